@@ -1,0 +1,125 @@
+// Package netns opens, makes and enters network namespaces.
+//
+// It owns the file descriptor of a namespace and nothing else: links,
+// addresses and routes belong to their callers. Entering or making a
+// namespace needs CAP_SYS_ADMIN in it; SO_NETNS_COOKIE, which identifies a
+// namespace to BPF programs, needs Linux 5.14.
+package netns
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// RunDir is where iproute2 keeps named namespaces, see ip-netns(8).
+const RunDir = "/run/netns"
+
+// NS is an open network namespace. The namespace lives at least as long as
+// the NS is not closed.
+type NS struct {
+	f      *os.File
+	cookie uint64
+}
+
+// Current opens the network namespace of the calling thread.
+func Current() (*NS, error) {
+	return open("/proc/thread-self/ns/net")
+}
+
+// Open opens a namespace by the name that ip-netns(8) gave it, by a process
+// id, or by a path (anything with a slash in it).
+func Open(name string) (*NS, error) {
+	path := name
+	if !strings.Contains(name, "/") {
+		path = filepath.Join(RunDir, name)
+		if _, err := strconv.ParseUint(name, 10, 31); err == nil {
+			if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
+				path = filepath.Join("/proc", name, "ns/net")
+			}
+		}
+	}
+	return open(path)
+}
+
+// New makes a network namespace whose only link is a loopback that is up.
+func New() (*NS, error) {
+	var ns *NS
+	err := onOwnThread(func() error {
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("make network namespace: %w", err)
+		}
+		lo, err := netlink.LinkByName("lo")
+		if err != nil {
+			return fmt.Errorf("find loopback of new namespace: %w", err)
+		}
+		if err := netlink.LinkSetUp(lo); err != nil {
+			return fmt.Errorf("set loopback of new namespace up: %w", err)
+		}
+		ns, err = Current()
+		return err
+	})
+	return ns, err
+}
+
+func open(path string) (*NS, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("open network namespace: %w", err)
+	}
+	ns := &NS{f: f}
+	err = ns.Do(func() error {
+		s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(s)
+		ns.cookie, err = unix.GetsockoptUint64(s, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+		return err
+	})
+	if err != nil {
+		f.Close()
+		return nil, fmt.Errorf("%s is no network namespace that can be entered: %w", path, err)
+	}
+	return ns, nil
+}
+
+// Do runs fn on a thread of its own that is in the namespace. What fn starts
+// in other goroutines is not in the namespace.
+func (ns *NS) Do(fn func() error) error {
+	return onOwnThread(func() error {
+		if err := unix.Setns(int(ns.f.Fd()), unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("enter network namespace: %w", err)
+		}
+		return fn()
+	})
+}
+
+// onOwnThread runs fn on a thread that ends with it, so that whatever fn does
+// to the thread's namespaces is never seen by other goroutines.
+func onOwnThread(fn func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread dies with the goroutine
+		done <- fn()
+	}()
+	return <-done
+}
+
+// Cookie is the namespace's SO_NETNS_COOKIE, unique until the machine restarts
+// (kernel commit e8b9eab99232).
+func (ns *NS) Cookie() uint64 { return ns.cookie }
+
+// File is the open namespace, for setns(2) or to hand to a child. It stays
+// owned by ns.
+func (ns *NS) File() *os.File { return ns.f }
+
+// Close lets go of the namespace.
+func (ns *NS) Close() error { return ns.f.Close() }
