@@ -1,0 +1,454 @@
+//go:build ignore
+
+// SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
+/*
+ * The security boundary of a grafted container.
+ *
+ * Theory of operation. A container's host sockets are made by its keeper, in
+ * the keeper's cgroup, and these programs are attached to that cgroup. The
+ * kernel runs them on the cgroup in which a socket was *created*, so they see
+ * every use of it, whoever holds it by then: after dup, fork, SCM_RIGHTS or
+ * connect(AF_UNSPEC), by raw system calls or io_uring, and with a sockaddr that
+ * another thread has changed since the supervisor looked at it.
+ *
+ * connect, sendmsg: the longest matching prefix of the destination must name an
+ *   endpoint of this container that lives in the socket's own namespace; the
+ *   endpoint's address becomes the source.
+ * bind: only what the supervisor wrote into binding_by_socket beforehand.
+ * recvmsg: remembers the peers of unconnected UDP servers, for whom there is no
+ *   egress rule, so that they can be answered.
+ * getsockname: tells the program the name that it bound.
+ * setsockopt: refuses what would lead a socket around the other hooks.
+ *
+ * Oldest kernel: 5.15. What is denied is EPERM for the program.
+ */
+#include <linux/bpf.h>
+#include <linux/in.h>
+#include <linux/in6.h>
+#include <linux/types.h>
+#include <stdbool.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "policy.h"
+
+#define AF_INET 2
+#define AF_INET6 10
+
+#define DENY 0
+#define ALLOW 1
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, EGRESS_PREFIXES_MAX);
+	__type(key, struct prefix);
+	__type(value, struct egress);
+} egress_by_prefix SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, ENDPOINTS_MAX);
+	__type(key, __u32);
+	__type(value, struct endpoint);
+} endpoint_by_index SEC(".maps");
+
+/* Inherited by accepted sockets, whose getsockname needs it too. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC | BPF_F_CLONE);
+	__type(key, int);
+	__type(value, struct binding);
+} binding_by_socket SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, UDP_PEERS_MAX);
+	__type(key, struct peer);
+	__type(value, __u8);
+} udp_peers SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, DENIALS);
+	__type(key, __u32);
+	__type(value, __u64);
+} denials SEC(".maps");
+
+
+static __always_inline int deny(__u32 what)
+{
+	__u64 *count = bpf_map_lookup_elem(&denials, &what);
+
+	if (count)
+		(*count)++;
+	return DENY;
+}
+
+static __always_inline struct addr mapped(__u32 ip4)
+{
+	return (struct addr){{0, 0, bpf_htonl(0xffff), ip4}};
+}
+
+static __always_inline bool same(const struct addr *a, const struct addr *b)
+{
+	return a->word[0] == b->word[0] && a->word[1] == b->word[1] &&
+	       a->word[2] == b->word[2] && a->word[3] == b->word[3];
+}
+
+/* True of ::, and of ::ffff:0.0.0.0, the wildcard of a mapped address. */
+static __always_inline bool wildcard(const struct addr *a)
+{
+	return !a->word[0] && !a->word[1] && !a->word[3] &&
+	       (!a->word[2] || a->word[2] == bpf_htonl(0xffff));
+}
+
+/* The endpoint through which this destination is reached, or NULL. */
+static __always_inline struct endpoint *egress(void *ctx, const struct addr *to,
+					       __u16 port)
+{
+	struct prefix key = {.bits = 128, .addr = *to};
+	struct endpoint *ep;
+	struct egress *e;
+	__u32 i;
+
+	e = bpf_map_lookup_elem(&egress_by_prefix, &key);
+	if (!e)
+		return NULL;
+	for (i = 0; i < EGRESS_RANGES_MAX; i++) {
+		__u32 index;
+
+		if (i >= e->count)
+			return NULL;
+		if (port < e->range[i].first || port > e->range[i].last)
+			continue;
+		index = e->range[i].endpoint;
+		ep = bpf_map_lookup_elem(&endpoint_by_index, &index);
+		if (!ep || ep->netns != bpf_get_netns_cookie(ctx))
+			return NULL;
+		return ep;
+	}
+	return NULL;
+}
+
+static __always_inline bool known_peer(struct bpf_sock_addr *ctx,
+				       const struct addr *to, __u16 port)
+{
+	struct peer key = {.socket = bpf_get_socket_cookie(ctx), .addr = *to, .port = port};
+
+	return bpf_map_lookup_elem(&udp_peers, &key);
+}
+
+SEC("cgroup/connect4")
+int connect4(struct bpf_sock_addr *ctx)
+{
+	struct sockaddr_in from = {.sin_family = AF_INET};
+	struct addr to = mapped(ctx->user_ip4);
+	struct endpoint *ep = egress(ctx, &to, bpf_ntohs(ctx->user_port));
+
+	if (!ep)
+		return deny(DENIED_CONNECT);
+	if (wildcard(&ep->addr) && !ep->port)
+		return ALLOW;
+	/* A socket that has a source got it here or by an allowed bind. */
+	if (!ctx->sk || ctx->sk->src_ip4)
+		return ALLOW;
+	from.sin_addr.s_addr = ep->addr.word[3];
+	from.sin_port = bpf_htons(ep->port);
+	if (bpf_bind(ctx, (struct sockaddr *)&from, sizeof(from)))
+		return deny(DENIED_CONNECT);
+	return ALLOW;
+}
+
+SEC("cgroup/connect6")
+int connect6(struct bpf_sock_addr *ctx)
+{
+	struct sockaddr_in6 from = {.sin6_family = AF_INET6};
+	struct addr to = {{ctx->user_ip6[0], ctx->user_ip6[1], ctx->user_ip6[2],
+			   ctx->user_ip6[3]}};
+	struct endpoint *ep = egress(ctx, &to, bpf_ntohs(ctx->user_port));
+	struct bpf_sock *sk = ctx->sk;
+
+	if (!ep)
+		return deny(DENIED_CONNECT);
+	if (wildcard(&ep->addr) && !ep->port)
+		return ALLOW;
+	if (!sk || sk->src_ip6[0] || sk->src_ip6[1] || sk->src_ip6[2] || sk->src_ip6[3])
+		return ALLOW;
+	__builtin_memcpy(&from.sin6_addr, &ep->addr, sizeof(from.sin6_addr));
+	from.sin6_port = bpf_htons(ep->port);
+	if (bpf_bind(ctx, (struct sockaddr *)&from, sizeof(from)))
+		return deny(DENIED_CONNECT);
+	return ALLOW;
+}
+
+static __always_inline int may_bind(struct bpf_sock_addr *ctx, const struct addr *to,
+				    __u16 port)
+{
+	struct bpf_sock *sk = ctx->sk;
+	struct binding *b;
+
+	if (!sk)
+		return deny(DENIED_BIND);
+	b = bpf_sk_storage_get(&binding_by_socket, sk, 0, 0);
+	if (!b || b->host_port != port || !same(&b->host, to))
+		return deny(DENIED_BIND);
+	return ALLOW;
+}
+
+SEC("cgroup/bind4")
+int bind4(struct bpf_sock_addr *ctx)
+{
+	struct addr to = mapped(ctx->user_ip4);
+
+	return may_bind(ctx, &to, bpf_ntohs(ctx->user_port));
+}
+
+SEC("cgroup/bind6")
+int bind6(struct bpf_sock_addr *ctx)
+{
+	struct addr to = {{ctx->user_ip6[0], ctx->user_ip6[1], ctx->user_ip6[2],
+			   ctx->user_ip6[3]}};
+
+	return may_bind(ctx, &to, bpf_ntohs(ctx->user_port));
+}
+
+/*
+ * A datagram without a destination of its own, on a connected socket: the hook
+ * runs because of a control message, which may name another source.
+ */
+static __always_inline bool to_connected_peer(struct bpf_sock_addr *ctx,
+					      struct bpf_sock *sk)
+{
+	return !ctx->user_port && sk->dst_port;
+}
+
+SEC("cgroup/sendmsg4")
+int sendmsg4(struct bpf_sock_addr *ctx)
+{
+	struct addr to = mapped(ctx->user_ip4);
+	__u16 port = bpf_ntohs(ctx->user_port);
+	struct bpf_sock *sk = ctx->sk;
+	struct endpoint *ep;
+	__u32 bound;
+
+	if (!sk)
+		return deny(DENIED_SENDMSG);
+	/*
+	 * An AF_INET6 socket that sends to a mapped address comes here too; its
+	 * src_ip4 is the address of which its src_ip6 is the mapped form.
+	 */
+	bound = sk->src_ip4;
+	if (!to_connected_peer(ctx, sk)) {
+		ep = egress(ctx, &to, port);
+		if (!ep && !known_peer(ctx, &to, port))
+			return deny(DENIED_SENDMSG);
+		if (!bound && ep && !wildcard(&ep->addr))
+			bound = ep->addr.word[3];
+	}
+	if (bound)
+		ctx->msg_src_ip4 = bound;
+	return ALLOW;
+}
+
+SEC("cgroup/sendmsg6")
+int sendmsg6(struct bpf_sock_addr *ctx)
+{
+	struct addr to = {{ctx->user_ip6[0], ctx->user_ip6[1], ctx->user_ip6[2],
+			   ctx->user_ip6[3]}};
+	__u16 port = bpf_ntohs(ctx->user_port);
+	struct bpf_sock *sk = ctx->sk;
+	struct endpoint *ep;
+	struct addr bound;
+
+	if (!sk)
+		return deny(DENIED_SENDMSG);
+	bound = (struct addr){{sk->src_ip6[0], sk->src_ip6[1], sk->src_ip6[2],
+			       sk->src_ip6[3]}};
+	if (!to_connected_peer(ctx, sk)) {
+		ep = egress(ctx, &to, port);
+		if (!ep && !known_peer(ctx, &to, port))
+			return deny(DENIED_SENDMSG);
+		if (wildcard(&bound) && ep)
+			bound = ep->addr;
+	}
+	if (!wildcard(&bound)) {
+		ctx->msg_src_ip6[0] = bound.word[0];
+		ctx->msg_src_ip6[1] = bound.word[1];
+		ctx->msg_src_ip6[2] = bound.word[2];
+		ctx->msg_src_ip6[3] = bound.word[3];
+	}
+	return ALLOW;
+}
+
+static __always_inline int remember(struct bpf_sock_addr *ctx, const struct addr *from)
+{
+	struct peer key = {.addr = *from, .port = bpf_ntohs(ctx->user_port)};
+	struct bpf_sock *sk = ctx->sk;
+	struct binding *b;
+	__u8 seen = 1;
+
+	if (!sk)
+		return ALLOW;
+	b = bpf_sk_storage_get(&binding_by_socket, sk, 0, 0);
+	if (!b || !b->ingress)
+		return ALLOW;
+	key.socket = bpf_get_socket_cookie(ctx);
+	if (!bpf_map_lookup_elem(&udp_peers, &key))
+		bpf_map_update_elem(&udp_peers, &key, &seen, BPF_ANY);
+	return ALLOW;
+}
+
+SEC("cgroup/recvmsg4")
+int recvmsg4(struct bpf_sock_addr *ctx)
+{
+	struct addr from = mapped(ctx->user_ip4);
+
+	return remember(ctx, &from);
+}
+
+SEC("cgroup/recvmsg6")
+int recvmsg6(struct bpf_sock_addr *ctx)
+{
+	struct addr from = {{ctx->user_ip6[0], ctx->user_ip6[1], ctx->user_ip6[2],
+			     ctx->user_ip6[3]}};
+
+	return remember(ctx, &from);
+}
+
+/*
+ * The name that the program shall see, or NULL for the socket's own. A port of
+ * 0 was the host's to choose. A socket that was bound to the wildcard shows,
+ * once connected, the address that its peer sees.
+ */
+static __always_inline struct binding *view(struct bpf_sock_addr *ctx, bool *keep_addr)
+{
+	struct bpf_sock *sk = ctx->sk;
+	struct binding *b;
+
+	if (!sk)
+		return NULL;
+	b = bpf_sk_storage_get(&binding_by_socket, sk, 0, 0);
+	if (!b)
+		return NULL;
+	*keep_addr = wildcard(&b->view) && sk->dst_port;
+	return b;
+}
+
+SEC("cgroup/getsockname4")
+int getsockname4(struct bpf_sock_addr *ctx)
+{
+	bool keep_addr = false;
+	struct binding *b = view(ctx, &keep_addr);
+
+	if (!b)
+		return ALLOW;
+	if (!keep_addr)
+		ctx->user_ip4 = b->view.word[3];
+	if (b->view_port)
+		ctx->user_port = bpf_htons(b->view_port);
+	return ALLOW;
+}
+
+SEC("cgroup/getsockname6")
+int getsockname6(struct bpf_sock_addr *ctx)
+{
+	bool keep_addr = false;
+	struct binding *b = view(ctx, &keep_addr);
+
+	if (!b)
+		return ALLOW;
+	if (!keep_addr) {
+		ctx->user_ip6[0] = b->view.word[0];
+		ctx->user_ip6[1] = b->view.word[1];
+		ctx->user_ip6[2] = b->view.word[2];
+		ctx->user_ip6[3] = b->view.word[3];
+	}
+	if (b->view_port)
+		ctx->user_port = bpf_htons(b->view_port);
+	return ALLOW;
+}
+
+/* Numbers from the uapi headers, which clash with one another. */
+static __always_inline bool refused_socket_option(int name)
+{
+	return name == 25 /* SO_BINDTODEVICE */ || name == 36 /* SO_MARK */ ||
+	       name == 62 /* SO_BINDTOIFINDEX */;
+}
+
+static __always_inline bool refused_ip_option(int name)
+{
+	switch (name) {
+	case 4:	 /* IP_OPTIONS: source routes */
+	case 16: /* IP_IPSEC_POLICY */
+	case 17: /* IP_XFRM_POLICY */
+	case 19: /* IP_TRANSPARENT */
+	case 32: /* IP_MULTICAST_IF */
+	case 35: /* IP_ADD_MEMBERSHIP */
+	case 39: /* IP_ADD_SOURCE_MEMBERSHIP */
+	case 41: /* IP_MSFILTER */
+	case 42: /* MCAST_JOIN_GROUP */
+	case 46: /* MCAST_JOIN_SOURCE_GROUP */
+	case 48: /* MCAST_MSFILTER */
+	case 50: /* IP_UNICAST_IF */
+		return true;
+	}
+	return false;
+}
+
+static __always_inline bool refused_ip6_option(int name)
+{
+	switch (name) {
+	case 2:	 /* IPV6_2292PKTINFO */
+	case 4:	 /* IPV6_2292DSTOPTS */
+	case 5:	 /* IPV6_2292RTHDR */
+	case 6:	 /* IPV6_2292PKTOPTIONS */
+	case 17: /* IPV6_MULTICAST_IF */
+	case 20: /* IPV6_ADD_MEMBERSHIP */
+	case 27: /* IPV6_JOIN_ANYCAST */
+	case 34: /* IPV6_IPSEC_POLICY */
+	case 35: /* IPV6_XFRM_POLICY */
+	case 42: /* MCAST_JOIN_GROUP */
+	case 46: /* MCAST_JOIN_SOURCE_GROUP */
+	case 48: /* MCAST_MSFILTER */
+	case 50: /* IPV6_PKTINFO: a sticky source and interface */
+	case 54: /* IPV6_HOPOPTS */
+	case 55: /* IPV6_RTHDRDSTOPTS */
+	case 57: /* IPV6_RTHDR */
+	case 59: /* IPV6_DSTOPTS */
+	case 75: /* IPV6_TRANSPARENT */
+	case 76: /* IPV6_UNICAST_IF */
+		return true;
+	}
+	return false;
+}
+
+SEC("cgroup/setsockopt")
+int setsockopt(struct bpf_sockopt *ctx)
+{
+	int name = ctx->optname;
+	bool refused;
+
+	/* The kernel need not see more of a value than the program passed. */
+	if (ctx->optlen > 4096)
+		ctx->optlen = 0;
+	switch (ctx->level) {
+	case 1: /* SOL_SOCKET */
+		refused = refused_socket_option(name);
+		break;
+	case 0: /* SOL_IP */
+		refused = refused_ip_option(name);
+		break;
+	case 41: /* SOL_IPV6 */
+		refused = refused_ip6_option(name);
+		break;
+	case 6:				/* SOL_TCP */
+		refused = name == 19; /* TCP_REPAIR */
+		break;
+	default:
+		refused = false;
+	}
+	return refused ? deny(DENIED_SETSOCKOPT) : ALLOW;
+}
+
+char LICENSE[] SEC("license") = "GPL";
