@@ -1,0 +1,186 @@
+package testkit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os/exec"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+const bridgeName = "br0"
+
+// engineRules is what container engines install for a bridge: source address
+// translation for what leaves it, and a forward chain that drops by default
+// and lets answers in by connection tracking.
+const engineRules = `table ip engine {
+	chain postrouting {
+		type nat hook postrouting priority srcnat; policy accept;
+		ip saddr 10.88.0.0/24 oifname != "br0" masquerade
+	}
+	chain forward {
+		type filter hook forward priority filter; policy drop;
+		ct state established,related accept
+		iifname "br0" accept
+	}
+}
+`
+
+func (t *Topology) build(ctx context.Context, o Options) error {
+	var err error
+	if t.Host, err = newNamespace("h", o); err != nil {
+		return err
+	}
+	for _, name := range []string{"net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"} {
+		if err := t.Host.SetSysctl(name, "1"); err != nil {
+			return err
+		}
+	}
+	if !o.NoRemote {
+		if t.Remote, err = newNamespace("srv", o); err != nil {
+			return err
+		}
+		if err := t.connectRemote(); err != nil {
+			return err
+		}
+	}
+	if o.Containers == 0 {
+		return nil
+	}
+	if err := t.buildBridge(ctx); err != nil {
+		return err
+	}
+	for i := range o.Containers {
+		c, err := newNamespace(fmt.Sprintf("c%d", i+1), o)
+		if err != nil {
+			return err
+		}
+		t.Containers = append(t.Containers, c)
+		if err := t.connectContainer(c, ContainerAddr4(i)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (t *Topology) connectRemote() error {
+	err := t.Host.Do(func() error {
+		if err := addVeth("srv", t.Remote, "h"); err != nil {
+			return err
+		}
+		return setUp("srv", netip.PrefixFrom(HostAddr4, 24), netip.PrefixFrom(HostAddr6, 64))
+	})
+	if err != nil {
+		return err
+	}
+	return t.Remote.Do(func() error {
+		return setUp("h", netip.PrefixFrom(RemoteAddr4, 24), netip.PrefixFrom(RemoteAddr6, 64))
+	})
+}
+
+func (t *Topology) buildBridge(ctx context.Context) error {
+	if _, err := exec.LookPath("nft"); err != nil {
+		return &NeedsError{"nft (Debian package nftables)"}
+	}
+	err := t.Host.Do(func() error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = bridgeName
+		if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}); err != nil {
+			if errors.Is(err, unix.EOPNOTSUPP) {
+				return &NeedsError{"bridges in the kernel (CONFIG_BRIDGE)"}
+			}
+			return fmt.Errorf("make bridge: %w", err)
+		}
+		return setUp(bridgeName, netip.PrefixFrom(BridgeAddr4, 24))
+	})
+	if err != nil {
+		return err
+	}
+	nft := t.Host.Command(ctx, "nft", "-f", "-")
+	nft.Stdin = strings.NewReader(engineRules)
+	if out, err := nft.CombinedOutput(); err != nil {
+		return fmt.Errorf("install address translation: %w: %s", err, out)
+	}
+	return nil
+}
+
+func (t *Topology) connectContainer(c *Namespace, addr netip.Addr) error {
+	err := t.Host.Do(func() error {
+		if err := addVeth(c.name, c, "eth0"); err != nil {
+			return err
+		}
+		bridge, err := netlink.LinkByName(bridgeName)
+		if err != nil {
+			return fmt.Errorf("find bridge: %w", err)
+		}
+		port, err := netlink.LinkByName(c.name)
+		if err != nil {
+			return fmt.Errorf("find link %s: %w", c.name, err)
+		}
+		if err := netlink.LinkSetMaster(port, bridge); err != nil {
+			return fmt.Errorf("attach %s to bridge: %w", c.name, err)
+		}
+		return setUp(c.name)
+	})
+	if err != nil {
+		return err
+	}
+	return c.Do(func() error {
+		if err := setUp("eth0", netip.PrefixFrom(addr, 24)); err != nil {
+			return err
+		}
+		route := &netlink.Route{Gw: BridgeAddr4.AsSlice()}
+		if err := netlink.RouteAdd(route); err != nil {
+			return fmt.Errorf("add default route of %s: %w", c.name, err)
+		}
+		return nil
+	})
+}
+
+// addVeth makes a pair of links, one in the calling thread's namespace and one
+// in peer, so that neither is ever seen elsewhere.
+func addVeth(name string, peer *Namespace, peerName string) error {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = name
+	err := netlink.LinkAdd(&netlink.Veth{
+		LinkAttrs:     attrs,
+		PeerName:      peerName,
+		PeerNamespace: netlink.NsFd(int(peer.ns.File().Fd())),
+	})
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return &NeedsError{"veth links in the kernel (CONFIG_VETH)"}
+	}
+	if err != nil {
+		return fmt.Errorf("make link %s: %w", name, err)
+	}
+	return nil
+}
+
+// setUp gives a link of the calling thread's namespace its addresses and sets
+// it up. Duplicate address detection is off (see newNamespace): an IPv6
+// address is usable when setUp returns, provided the peer's link is up.
+func setUp(name string, addrs ...netip.Prefix) error {
+	link, err := netlink.LinkByName(name)
+	if err != nil {
+		return fmt.Errorf("find link %s: %w", name, err)
+	}
+	for _, p := range addrs {
+		ipnet := &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+		addr := &netlink.Addr{IPNet: ipnet}
+		if p.Addr().Is6() {
+			addr.Flags = unix.IFA_F_NODAD
+		}
+		if err := netlink.AddrAdd(link, addr); err != nil {
+			return fmt.Errorf("add address %s to %s: %w", p, name, err)
+		}
+	}
+	if err := netlink.LinkSetUp(link); err != nil {
+		return fmt.Errorf("set link %s up: %w", name, err)
+	}
+	return nil
+}

@@ -1,0 +1,99 @@
+package testkit
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+)
+
+const pollInterval = 5 * time.Millisecond
+
+// socketTables are the kernel's lists of sockets, and the state that a socket
+// waiting for peers has in them (include/net/tcp_states.h: TCP_LISTEN, and
+// TCP_CLOSE for a UDP socket that is not connected).
+var socketTables = map[string]struct {
+	files []string
+	state string
+}{
+	"tcp":  {[]string{"tcp", "tcp6"}, "0A"},
+	"tcp4": {[]string{"tcp"}, "0A"},
+	"tcp6": {[]string{"tcp6"}, "0A"},
+	"udp":  {[]string{"udp", "udp6"}, "07"},
+	"udp4": {[]string{"udp"}, "07"},
+	"udp6": {[]string{"udp6"}, "07"},
+}
+
+// WaitListen waits until a socket of the namespace listens on a port, or for
+// udp is bound to it. Network is tcp, tcp4, tcp6, udp, udp4 or udp6; without a
+// digit either family does. Nothing is sent: servers that count connections
+// see none of it.
+func (n *Namespace) WaitListen(ctx context.Context, network string, port uint16) error {
+	table, ok := socketTables[network]
+	if !ok {
+		return fmt.Errorf("wait for listener: unknown network %q", network)
+	}
+	return n.Do(func() error {
+		tick := time.NewTicker(pollInterval)
+		defer tick.Stop()
+		for {
+			for _, file := range table.files {
+				found, err := hasSocket("/proc/thread-self/net/"+file, table.state, port)
+				if err != nil {
+					return err
+				}
+				if found {
+					return nil
+				}
+			}
+			select {
+			case <-tick.C:
+			case <-ctx.Done():
+				return fmt.Errorf("wait for %s port %d in %s: %w", network, port, n.name, ctx.Err())
+			}
+		}
+	})
+}
+
+// hasSocket looks for a socket with a local port and state. The columns are
+// "sl local_address rem_address st …", numbers in hexadecimal.
+func hasSocket(path, state string, port uint16) (bool, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return false, fmt.Errorf("list sockets: %w", err)
+	}
+	defer f.Close()
+	lines := bufio.NewScanner(f)
+	for lines.Scan() {
+		fields := strings.Fields(lines.Text())
+		if len(fields) < 4 || fields[3] != state {
+			continue
+		}
+		_, hex, _ := strings.Cut(fields[1], ":")
+		if p, err := strconv.ParseUint(hex, 16, 16); err == nil && uint16(p) == port {
+			return true, nil
+		}
+	}
+	return false, lines.Err()
+}
+
+// Eventually runs check until it returns nil, and fails the test with its last
+// error when that takes longer than limit.
+func Eventually(t TB, limit time.Duration, check func() error) {
+	t.Helper()
+	deadline := time.Now().Add(limit)
+	for {
+		err := check()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("still after %v: %v", limit, err)
+			return
+		}
+		time.Sleep(pollInterval)
+	}
+}
