@@ -13,16 +13,15 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-type PolicyBinding struct {
+type PolicyAddr struct {
 	_    structs.HostLayout
-	Host struct {
-		_    structs.HostLayout
-		Word [4]uint32
-	}
-	View struct {
-		_    structs.HostLayout
-		Word [4]uint32
-	}
+	Word [4]uint32
+}
+
+type PolicyBinding struct {
+	_        structs.HostLayout
+	Host     PolicyAddr
+	View     PolicyAddr
 	HostPort uint16
 	ViewPort uint16
 	Ingress  uint8
@@ -36,11 +35,8 @@ type PolicyEgress struct {
 }
 
 type PolicyEndpoint struct {
-	_    structs.HostLayout
-	Addr struct {
-		_    structs.HostLayout
-		Word [4]uint32
-	}
+	_     structs.HostLayout
+	Addr  PolicyAddr
 	Netns uint64
 	Port  uint16
 	Pad   [3]uint16
@@ -49,12 +45,9 @@ type PolicyEndpoint struct {
 type PolicyPeer struct {
 	_      structs.HostLayout
 	Socket uint64
-	Addr   struct {
-		_    structs.HostLayout
-		Word [4]uint32
-	}
-	Port uint16
-	Pad  [3]uint16
+	Addr   PolicyAddr
+	Port   uint16
+	Pad    [3]uint16
 }
 
 type PolicyPortRange struct {
@@ -67,10 +60,7 @@ type PolicyPortRange struct {
 type PolicyPrefix struct {
 	_    structs.HostLayout
 	Bits uint32
-	Addr struct {
-		_    structs.HostLayout
-		Word [4]uint32
-	}
+	Addr PolicyAddr
 }
 
 // LoadPolicy returns the embedded CollectionSpec for Policy.

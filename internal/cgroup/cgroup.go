@@ -1,0 +1,148 @@
+// Package cgroup makes and removes child groups in the cgroup v2 hierarchy,
+// which is mounted also on machines whose controllers are still v1 ("hybrid").
+//
+// It never changes a group that it did not make, nor a mount. It needs write
+// access to the group that it makes children of; Kill needs Linux 5.14.
+package cgroup
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrNoV2 says that no cgroup v2 hierarchy is mounted.
+var ErrNoV2 = errors.New("no cgroup v2 hierarchy is mounted; mount one: mount -t cgroup2 none /sys/fs/cgroup/unified")
+
+// removePatience is how long Remove waits for killed processes to be gone.
+const removePatience = 10 * time.Second
+
+// Own returns the directory of the calling process's group in the v2
+// hierarchy.
+func Own() (string, error) {
+	mount, root, err := findV2("/proc/self/mountinfo")
+	if err != nil {
+		return "", err
+	}
+	f, err := os.Open("/proc/self/cgroup")
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		if path, ok := strings.CutPrefix(lines.Text(), "0::"); ok {
+			rel, err := filepath.Rel(root, path)
+			if err != nil || strings.HasPrefix(rel, "..") {
+				rel = "."
+			}
+			return filepath.Join(mount, rel), nil
+		}
+	}
+	return "", ErrNoV2
+}
+
+// findV2 finds a mount of cgroup2 and which group is at its root.
+func findV2(mountinfo string) (mount, root string, err error) {
+	f, err := os.Open(mountinfo)
+	if err != nil {
+		return "", "", err
+	}
+	defer f.Close()
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		before, after, _ := strings.Cut(lines.Text(), " - ")
+		fields := strings.Fields(before)
+		if len(fields) >= 5 && strings.HasPrefix(after, "cgroup2 ") {
+			return fields[4], fields[3], nil
+		}
+	}
+	return "", "", ErrNoV2
+}
+
+// Group is a group that this package made.
+type Group struct {
+	path string
+}
+
+// Create makes the group NAME below the directory parent. A group of that name
+// that is there already is an error that wraps fs.ErrExist.
+func Create(parent, name string) (*Group, error) {
+	path := filepath.Join(parent, name)
+	if err := os.Mkdir(path, 0o755); err != nil {
+		return nil, fmt.Errorf("make cgroup: %w", err)
+	}
+	return &Group{path}, nil
+}
+
+// At is the group in a directory that an earlier process made.
+func At(path string) *Group { return &Group{path} }
+
+// Path is the group's directory.
+func (g *Group) Path() string { return g.path }
+
+// Open opens the group's directory, for clone3(2) or to attach programs.
+func (g *Group) Open() (*os.File, error) { return os.Open(g.path) }
+
+// Killer opens the file that kills the group's processes when "1" is written.
+func (g *Group) Killer() (*os.File, error) {
+	return os.OpenFile(filepath.Join(g.path, "cgroup.kill"), os.O_WRONLY, 0)
+}
+
+// Kill kills every process in the group and below it. One that is forking at
+// this moment does not get away (kernel commit 661ee6280931).
+func (g *Group) Kill() error {
+	f, err := g.Killer()
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // the group is gone
+	}
+	if err != nil {
+		return fmt.Errorf("kill cgroup %s: %w", g.path, err)
+	}
+	defer f.Close()
+	if _, err := io.WriteString(f, "1"); err != nil && !errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("kill cgroup %s: %w", g.path, err)
+	}
+	return nil
+}
+
+// Remove kills what is left in the group and removes it with its children. It
+// waits up to ten seconds for the processes to be gone. A group that is gone
+// already is no error.
+func (g *Group) Remove() error {
+	if err := g.Kill(); err != nil {
+		return err
+	}
+	deadline := time.Now().Add(removePatience)
+	for pause := 100 * time.Microsecond; ; pause = min(2*pause, 20*time.Millisecond) {
+		err := removeTree(g.path)
+		if err == nil || errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("remove cgroup: %w", err)
+		}
+		time.Sleep(pause)
+	}
+}
+
+func removeTree(path string) error {
+	entries, err := os.ReadDir(path)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if e.IsDir() {
+			if err := removeTree(filepath.Join(path, e.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	return unix.Rmdir(path)
+}

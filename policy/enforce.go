@@ -1,0 +1,192 @@
+package policy
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+
+	"github.com/tsugiki/tsugiki/bpf"
+	"github.com/tsugiki/tsugiki/endpoint"
+)
+
+// udpPeersWithoutServers is enough of a table where no rule lets the container
+// bind anything.
+const udpPeersWithoutServers = 64
+
+// Enforcement is a table at work in the kernel.
+type Enforcement struct {
+	objs bpf.PolicyObjects
+}
+
+// Binding is a bind(2) that a socket is allowed to make, and the name that the
+// program shall see afterwards.
+type Binding struct {
+	Host netip.AddrPort // what the kernel is asked for
+	View netip.AddrPort // what the program asked for; port 0: whatever it got
+	// Ingress marks what a rule lets the container serve. A UDP socket so
+	// bound may answer whoever sent it something.
+	Ingress bool
+}
+
+// Denied counts what the kernel refused a container, by the kind of call.
+type Denied struct {
+	Connect, Bind, Send, SetOption uint64
+}
+
+// Enforce loads the programs with the table's rules and attaches them to the
+// cgroup in which the container's host sockets are made. netnsOf gives the
+// SO_NETNS_COOKIE of the namespace in which an endpoint's sockets live.
+//
+// The programs stay attached until the cgroup is gone and the last of its
+// sockets is closed, whatever becomes of this process: they are attached by
+// BPF_PROG_ATTACH, not by a link that its owner's death would undo.
+func Enforce(cgroup *os.File, t *Table, netnsOf func(*endpoint.Endpoint) uint64) (*Enforcement, error) {
+	spec, err := bpf.LoadPolicy()
+	if err != nil {
+		return nil, fmt.Errorf("read policy programs: %w", err)
+	}
+	if len(t.ingress) == 0 {
+		spec.Maps["udp_peers"].MaxEntries = udpPeersWithoutServers
+	}
+	e := &Enforcement{}
+	if err := spec.LoadAndAssign(&e.objs, nil); err != nil {
+		return nil, fmt.Errorf("load policy programs: %w", err)
+	}
+	if err := e.fill(t, netnsOf); err != nil {
+		e.Close()
+		return nil, fmt.Errorf("fill policy maps: %w", err)
+	}
+	if err := e.attach(cgroup); err != nil {
+		e.Close()
+		return nil, fmt.Errorf("attach policy programs to cgroup %s: %w", cgroup.Name(), err)
+	}
+	return e, nil
+}
+
+func (e *Enforcement) fill(t *Table, netnsOf func(*endpoint.Endpoint) uint64) error {
+	for i, ep := range t.endpoints {
+		row := bpf.PolicyEndpoint{Netns: netnsOf(ep)}
+		if ep.Type == endpoint.Unix {
+			row.Netns = 0 // no namespace's cookie: IP sockets do not pass
+		} else {
+			row.Addr = wordsOf(ep.Addr)
+			row.Port = ep.Port.First
+		}
+		if err := e.objs.EndpointByIndex.Put(uint32(i), row); err != nil {
+			return fmt.Errorf("endpoint %s: %w", ep.Name, err)
+		}
+	}
+	for p, outlets := range t.outlets {
+		row := bpf.PolicyEgress{Count: uint32(len(outlets))}
+		for i, o := range outlets {
+			row.Range[i] = bpf.PolicyPortRange{
+				First:    o.ports.First,
+				Last:     o.ports.Last,
+				Endpoint: uint16(slices.Index(t.endpoints, o.endpoint)),
+			}
+		}
+		key := bpf.PolicyPrefix{Bits: uint32(p.Bits()), Addr: wordsOf(p.Addr())}
+		if p.Addr().Is4() {
+			key.Bits += 96
+		}
+		if err := e.objs.EgressByPrefix.Put(key, row); err != nil {
+			return fmt.Errorf("prefix %s: %w", p, err)
+		}
+	}
+	return nil
+}
+
+func (e *Enforcement) attach(cgroup *os.File) error {
+	programs := []struct {
+		program *ebpf.Program
+		at      ebpf.AttachType
+	}{
+		{e.objs.Connect4, ebpf.AttachCGroupInet4Connect},
+		{e.objs.Connect6, ebpf.AttachCGroupInet6Connect},
+		{e.objs.Bind4, ebpf.AttachCGroupInet4Bind},
+		{e.objs.Bind6, ebpf.AttachCGroupInet6Bind},
+		{e.objs.Sendmsg4, ebpf.AttachCGroupUDP4Sendmsg},
+		{e.objs.Sendmsg6, ebpf.AttachCGroupUDP6Sendmsg},
+		{e.objs.Recvmsg4, ebpf.AttachCGroupUDP4Recvmsg},
+		{e.objs.Recvmsg6, ebpf.AttachCGroupUDP6Recvmsg},
+		{e.objs.Getsockname4, ebpf.AttachCgroupInet4GetSockname},
+		{e.objs.Getsockname6, ebpf.AttachCgroupInet6GetSockname},
+		{e.objs.Setsockopt, ebpf.AttachCGroupSetsockopt},
+	}
+	for _, p := range programs {
+		err := link.RawAttachProgram(link.RawAttachProgramOptions{
+			Target:  int(cgroup.Fd()),
+			Program: p.program,
+			Attach:  p.at,
+			Flags:   flagAllowMulti,
+		})
+		if err != nil {
+			return fmt.Errorf("%s: %w", p.at, err)
+		}
+	}
+	return nil
+}
+
+// flagAllowMulti is BPF_F_ALLOW_MULTI: programs that others have attached to
+// this cgroup or above it stay in force too.
+const flagAllowMulti = 2
+
+// AllowBind lets a host socket make one bind, and tells it the name to show. It
+// is to be called before the bind, by whoever makes it for the program.
+func (e *Enforcement) AllowBind(sock int, b Binding) error {
+	row := bpf.PolicyBinding{
+		Host:     wordsOf(b.Host.Addr()),
+		View:     wordsOf(b.View.Addr()),
+		HostPort: b.Host.Port(),
+		ViewPort: b.View.Port(),
+	}
+	if b.Ingress {
+		row.Ingress = 1
+	}
+	if err := e.objs.BindingBySocket.Put(uint32(sock), row); err != nil {
+		return fmt.Errorf("allow bind to %s: %w", b.Host, err)
+	}
+	return nil
+}
+
+// ForgetBind takes back what AllowBind allowed, after a bind that failed.
+func (e *Enforcement) ForgetBind(sock int) error {
+	err := e.objs.BindingBySocket.Delete(uint32(sock))
+	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("forget allowed bind: %w", err)
+	}
+	return nil
+}
+
+// Denied returns what the kernel has refused the container so far.
+func (e *Enforcement) Denied() (Denied, error) {
+	var counts [4]uint64
+	for kind := range counts {
+		var perCPU []uint64
+		if err := e.objs.Denials.Lookup(uint32(kind), &perCPU); err != nil {
+			return Denied{}, fmt.Errorf("read denials: %w", err)
+		}
+		for _, n := range perCPU {
+			counts[kind] += n
+		}
+	}
+	return Denied{counts[0], counts[1], counts[2], counts[3]}, nil
+}
+
+// Close lets go of the programs and maps; those that are attached stay so.
+func (e *Enforcement) Close() error { return e.objs.Close() }
+
+// wordsOf is an address as the programs see it: network order, IPv4 mapped.
+func wordsOf(a netip.Addr) bpf.PolicyAddr {
+	var w bpf.PolicyAddr
+	b := a.As16()
+	for i := range w.Word {
+		w.Word[i] = uint32(b[4*i]) | uint32(b[4*i+1])<<8 | uint32(b[4*i+2])<<16 | uint32(b[4*i+3])<<24
+	}
+	return w
+}

@@ -1,0 +1,183 @@
+package policy
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"github.com/tsugiki/tsugiki/endpoint"
+)
+
+// ErrRule is wrapped by every error about how a rule is written or how rules
+// go together.
+var ErrRule = errors.New("bad rule")
+
+// Ingress says what host address a program gets that binds Addr and one of
+// Ports, for TCP and UDP alike.
+type Ingress struct {
+	// Addr is what the program binds. The unspecified address stands for any
+	// address of its family but loopback ones.
+	Addr     netip.Addr
+	Ports    endpoint.PortRange
+	Endpoint *endpoint.Endpoint
+}
+
+// Egress says through which endpoint a program reaches the addresses of Prefix
+// on Ports, for TCP and UDP alike.
+type Egress struct {
+	Prefix   netip.Prefix // masked
+	Ports    endpoint.PortRange
+	Endpoint *endpoint.Endpoint
+}
+
+var allPorts = endpoint.PortRange{First: 0, Last: 65535}
+
+// ParseIngress reads ADDR:PORT[-PORT]=ENDPOINT; an IPv6 address stands in
+// brackets. The endpoint must be in eps and take the ports of the rule.
+func ParseIngress(s string, eps *endpoint.Set) (Ingress, error) {
+	r, err := parseIngress(s, eps)
+	if err != nil {
+		return r, fmt.Errorf("%w -i %q: %w", ErrRule, s, err)
+	}
+	return r, nil
+}
+
+func parseIngress(s string, eps *endpoint.Set) (Ingress, error) {
+	var r Ingress
+	what, ep, err := splitEndpoint(s, eps)
+	if err != nil {
+		return r, err
+	}
+	r.Endpoint = ep
+	addr, ports, err := splitPorts(what)
+	if err != nil {
+		return r, err
+	}
+	if ports == "" {
+		return r, errors.New("the port is missing; write ADDR:PORT[-PORT]=ENDPOINT, [ADDR]:PORT for IPv6")
+	}
+	if r.Addr, err = netip.ParseAddr(addr); err != nil || r.Addr.Zone() != "" || r.Addr.Is4In6() {
+		return r, fmt.Errorf("%q is no IP address", addr)
+	}
+	if r.Ports, err = endpoint.ParsePortRange(ports); err != nil {
+		return r, err
+	}
+	if err := sameFamily(r.Addr, ep); err != nil {
+		return r, err
+	}
+	switch {
+	case ep.Type == endpoint.Unix || (!ep.Dynamic() && ep.Port.Size() == 1):
+		if r.Ports.Size() > 1 {
+			return r, fmt.Errorf("%d ports do not fit the one of endpoint %q; give it \"port dynamic\" or the same range", r.Ports.Size(), ep.Name)
+		}
+	case !ep.Dynamic():
+		if !ep.Port.Contains(r.Ports.First) || !ep.Port.Contains(r.Ports.Last) {
+			return r, fmt.Errorf("ports %s are not all in the range %s of endpoint %q", r.Ports, ep.Port, ep.Name)
+		}
+	}
+	return r, nil
+}
+
+// ParseEgress reads PREFIX[:PORT[-PORT]]=ENDPOINT; an IPv6 prefix with ports
+// stands in brackets, and an address without a length is the prefix of itself
+// alone. The endpoint must be in eps.
+func ParseEgress(s string, eps *endpoint.Set) (Egress, error) {
+	r, err := parseEgress(s, eps)
+	if err != nil {
+		return r, fmt.Errorf("%w -e %q: %w", ErrRule, s, err)
+	}
+	return r, nil
+}
+
+func parseEgress(s string, eps *endpoint.Set) (Egress, error) {
+	r := Egress{Ports: allPorts}
+	what, ep, err := splitEndpoint(s, eps)
+	if err != nil {
+		return r, err
+	}
+	r.Endpoint = ep
+	prefix, ports, err := splitPorts(what)
+	if err != nil {
+		return r, err
+	}
+	if ports != "" {
+		if r.Ports, err = endpoint.ParsePortRange(ports); err != nil {
+			return r, err
+		}
+	}
+	if r.Prefix, err = parsePrefix(prefix); err != nil {
+		return r, err
+	}
+	if err := sameFamily(r.Prefix.Addr(), ep); err != nil {
+		return r, err
+	}
+	if ep.Type != endpoint.Unix && ep.Port.Size() > 1 {
+		return r, fmt.Errorf("endpoint %q has the ports %s; to connect from it needs \"port dynamic\" or one port", ep.Name, ep.Port)
+	}
+	return r, nil
+}
+
+func parsePrefix(s string) (netip.Prefix, error) {
+	p, err := netip.ParsePrefix(s)
+	if err != nil {
+		addr, addrErr := netip.ParseAddr(s)
+		if addrErr != nil {
+			return p, fmt.Errorf("%q is neither an IP prefix nor an address", s)
+		}
+		p = netip.PrefixFrom(addr, addr.BitLen())
+	}
+	if p.Addr().Zone() != "" || p.Addr().Is4In6() {
+		return p, fmt.Errorf("%q is no IP prefix: write IPv4 as such, and leave zones out", s)
+	}
+	if p != p.Masked() {
+		return p, fmt.Errorf("%q has bits set beyond its length; %s is meant", s, p.Masked())
+	}
+	return p, nil
+}
+
+func splitEndpoint(s string, eps *endpoint.Set) (string, *endpoint.Endpoint, error) {
+	what, name, found := strings.Cut(s, "=")
+	if !found || what == "" || name == "" {
+		return "", nil, errors.New("\"=ENDPOINT\" is missing")
+	}
+	ep, err := eps.Get(name)
+	return what, ep, err
+}
+
+// splitPorts takes ADDR, ADDR:PORTS, [ADDR]:PORTS, or an IPv6 ADDR with its
+// colons, apart.
+func splitPorts(s string) (addr, ports string, err error) {
+	if inner, ok := strings.CutPrefix(s, "["); ok {
+		addr, rest, closed := strings.Cut(inner, "]")
+		if !closed {
+			return "", "", errors.New("\"]\" is missing")
+		}
+		if rest == "" {
+			return addr, "", nil
+		}
+		ports, ok := strings.CutPrefix(rest, ":")
+		if !ok || ports == "" {
+			return "", "", fmt.Errorf("%q after \"]\"; :PORT is meant", rest)
+		}
+		return addr, ports, nil
+	}
+	if strings.Count(s, ":") != 1 {
+		return s, "", nil
+	}
+	addr, ports, _ = strings.Cut(s, ":")
+	if ports == "" {
+		return "", "", errors.New("the port after \":\" is missing")
+	}
+	return addr, ports, nil
+}
+
+func sameFamily(addr netip.Addr, ep *endpoint.Endpoint) error {
+	switch {
+	case ep.Type == endpoint.Unix, addr.Is4() == (ep.Type == endpoint.IPv4):
+		return nil
+	case addr.Is4():
+		return fmt.Errorf("endpoint %q is ipv6, an IPv4 address needs an ipv4 or unix one", ep.Name)
+	}
+	return fmt.Errorf("endpoint %q is ipv4, an IPv6 address needs an ipv6 or unix one", ep.Name)
+}

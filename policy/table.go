@@ -1,0 +1,253 @@
+// Package policy owns the rules of a container: which host address it gets for
+// what it binds, through which endpoint it reaches what it connects to, and
+// what it does not reach at all.
+//
+// A Table gives the verdicts in Go, for the supervisor; Enforce compiles the
+// very same table into the maps of the BPF programs that enforce it in the
+// kernel, whatever the program does. The package opens and touches no socket.
+// Verdicts need no privilege; Enforce needs CAP_BPF and CAP_NET_ADMIN, and
+// Linux 5.15.
+package policy
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/tsugiki/tsugiki/endpoint"
+)
+
+// rangesMax is how many port ranges a prefix may have with those of its
+// parents: EGRESS_RANGES_MAX of the BPF programs.
+const rangesMax = 32
+
+// prefixesMax is EGRESS_PREFIXES_MAX of the BPF programs.
+const prefixesMax = 1024
+
+// special are the prefixes that a wider rule does not speak of: a rule that
+// shall cover them must name them, or a part of them. In the host's namespace
+// they would reach what only the host's own processes reach.
+var special = []netip.Prefix{
+	netip.MustParsePrefix("0.0.0.0/8"),
+	netip.MustParsePrefix("127.0.0.0/8"),
+	netip.MustParsePrefix("169.254.0.0/16"),
+	netip.MustParsePrefix("224.0.0.0/4"),
+	netip.MustParsePrefix("255.255.255.255/32"),
+	netip.MustParsePrefix("::/128"),
+	netip.MustParsePrefix("::1/128"),
+	netip.MustParsePrefix("fe80::/10"),
+	netip.MustParsePrefix("ff00::/8"),
+}
+
+var (
+	all4 = netip.MustParsePrefix("0.0.0.0/0")
+	all6 = netip.MustParsePrefix("::/0")
+)
+
+// outlet is where one range of ports of a prefix goes.
+type outlet struct {
+	ports    endpoint.PortRange
+	endpoint *endpoint.Endpoint
+}
+
+// Table holds the compiled rules of one container. It does not change, and may
+// be used by many goroutines at once.
+type Table struct {
+	ingress []Ingress
+	// outlets has, for every prefix that a rule names, for every special one
+	// and for both default routes, all that applies to an address of which
+	// this is the longest such prefix, in order of preference.
+	outlets   map[netip.Prefix][]outlet
+	lengths4  []int // of the prefixes in outlets, longest first
+	lengths6  []int
+	endpoints []*endpoint.Endpoint
+}
+
+// NewTable compiles rules. Rules that contradict each other, or that are more
+// than the kernel's tables hold, are an error that wraps ErrRule.
+func NewTable(ingress []Ingress, egress []Egress) (*Table, error) {
+	t := &Table{ingress: slices.Clone(ingress), outlets: map[netip.Prefix][]outlet{}}
+	if err := checkIngress(t.ingress); err != nil {
+		return nil, err
+	}
+	// An exact address goes before the unspecified one.
+	slices.SortStableFunc(t.ingress, func(a, b Ingress) int {
+		return boolCompare(a.Addr.IsUnspecified(), b.Addr.IsUnspecified())
+	})
+	egress = slices.Clone(egress)
+	slices.SortStableFunc(egress, func(a, b Egress) int {
+		if a.Prefix.Bits() != b.Prefix.Bits() {
+			return b.Prefix.Bits() - a.Prefix.Bits()
+		}
+		return a.Ports.Size() - b.Ports.Size()
+	})
+	if err := checkEgress(egress); err != nil {
+		return nil, err
+	}
+	prefixes := append([]netip.Prefix{all4, all6}, special...)
+	for _, r := range egress {
+		prefixes = append(prefixes, r.Prefix)
+	}
+	for _, p := range prefixes {
+		outlets := outletsOf(p, egress)
+		if len(outlets) > rangesMax {
+			return nil, fmt.Errorf("%w -e: %d port ranges apply to %s, at most %d may", ErrRule, len(outlets), p, rangesMax)
+		}
+		t.outlets[p] = outlets
+	}
+	if len(t.outlets) > prefixesMax {
+		return nil, fmt.Errorf("%w -e: %d prefixes, at most %d fit", ErrRule, len(t.outlets), prefixesMax)
+	}
+	t.index(egress)
+	return t, nil
+}
+
+func (t *Table) index(egress []Egress) {
+	for p := range t.outlets {
+		lengths := &t.lengths6
+		if p.Addr().Is4() {
+			lengths = &t.lengths4
+		}
+		if !slices.Contains(*lengths, p.Bits()) {
+			*lengths = append(*lengths, p.Bits())
+		}
+	}
+	descending := func(a, b int) int { return b - a }
+	slices.SortFunc(t.lengths4, descending)
+	slices.SortFunc(t.lengths6, descending)
+	add := func(e *endpoint.Endpoint) {
+		if !slices.Contains(t.endpoints, e) {
+			t.endpoints = append(t.endpoints, e)
+		}
+	}
+	for _, r := range t.ingress {
+		add(r.Endpoint)
+	}
+	for _, r := range egress {
+		add(r.Endpoint)
+	}
+}
+
+// outletsOf collects what applies to the addresses of p: the rules, most
+// specific first, of all prefixes that contain p, unless p is in a special
+// prefix that such a rule does not name.
+func outletsOf(p netip.Prefix, egress []Egress) []outlet {
+	var outlets []outlet
+	for _, r := range egress {
+		if !contains(r.Prefix, p) || passesOver(r.Prefix, p) {
+			continue
+		}
+		outlets = append(outlets, outlet{r.Ports, r.Endpoint})
+		if r.Ports == allPorts {
+			break // nothing after it can be reached
+		}
+	}
+	return outlets
+}
+
+func contains(wide, narrow netip.Prefix) bool {
+	return wide.Bits() <= narrow.Bits() && wide.Contains(narrow.Addr())
+}
+
+// passesOver tells whether a rule for the prefix wide leaves narrow alone,
+// because narrow is special and wide is wider than that.
+func passesOver(wide, narrow netip.Prefix) bool {
+	return slices.ContainsFunc(special, func(s netip.Prefix) bool {
+		return contains(s, narrow) && !contains(s, wide)
+	})
+}
+
+func checkEgress(egress []Egress) error {
+	for i, r := range egress[:max(len(egress)-1, 0)] {
+		if next := egress[i+1]; r.Prefix == next.Prefix && r.Ports == next.Ports {
+			return fmt.Errorf("%w -e: %s is given to endpoint %q and to %q", ErrRule, r.Prefix, r.Endpoint.Name, next.Endpoint.Name)
+		}
+	}
+	return nil
+}
+
+func checkIngress(ingress []Ingress) error {
+	for i, a := range ingress {
+		for _, b := range ingress[i+1:] {
+			if a.Addr == b.Addr && a.Ports.First <= b.Ports.Last && b.Ports.First <= a.Ports.Last {
+				return fmt.Errorf("%w -i: the ports %s and %s of %s overlap", ErrRule, a.Ports, b.Ports, a.Addr)
+			}
+		}
+	}
+	return nil
+}
+
+func boolCompare(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case b:
+		return -1
+	}
+	return 1
+}
+
+// Egress returns the endpoint through which a destination is reached, or nil
+// where the container's own namespace is to be used. An IPv4-mapped address is
+// the IPv4 address.
+func (t *Table) Egress(to netip.AddrPort) *endpoint.Endpoint {
+	addr, lengths := to.Addr().Unmap().WithZone(""), t.lengths6
+	if addr.Is4() {
+		lengths = t.lengths4
+	}
+	for _, bits := range lengths {
+		p, err := addr.Prefix(bits)
+		if err != nil {
+			continue
+		}
+		if outlets, found := t.outlets[p]; found {
+			for _, o := range outlets {
+				if o.ports.Contains(to.Port()) {
+					return o.endpoint
+				}
+			}
+			return nil
+		}
+	}
+	return nil
+}
+
+// Ingress returns the endpoint, and the host's port, for a program that binds
+// an address and port; nil where it is the container's own namespace that is
+// bound. The port 0 stands for whichever is free.
+func (t *Table) Ingress(bind netip.AddrPort) (*endpoint.Endpoint, uint16) {
+	addr := bind.Addr().WithZone("")
+	for _, r := range t.ingress {
+		if !r.Ports.Contains(bind.Port()) {
+			continue
+		}
+		any := r.Addr.IsUnspecified() && r.Addr.Is4() == addr.Is4() && !addr.IsLoopback()
+		if r.Addr != addr && !any {
+			continue
+		}
+		if e := r.Endpoint; !e.Dynamic() && e.Port.Size() == 1 {
+			return e, e.Port.First
+		}
+		return r.Endpoint, bind.Port()
+	}
+	return nil, 0
+}
+
+// Default returns the endpoint that reaches the rest of the world, that is the
+// widest prefix on every port, or nil.
+func (t *Table) Default(ip6 bool) *endpoint.Endpoint {
+	p := all4
+	if ip6 {
+		p = all6
+	}
+	if outlets := t.outlets[p]; len(outlets) > 0 && outlets[len(outlets)-1].ports == allPorts {
+		return outlets[len(outlets)-1].endpoint
+	}
+	return nil
+}
+
+// Endpoints are those that some rule names.
+func (t *Table) Endpoints() []*endpoint.Endpoint { return slices.Clone(t.endpoints) }
+
+// IngressRules are the ingress rules, exact addresses first.
+func (t *Table) IngressRules() []Ingress { return slices.Clone(t.ingress) }
