@@ -7,13 +7,18 @@ import (
 	"net"
 	"net/netip"
 	"os/exec"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
 const bridgeName = "br0"
+
+// readyLimit bounds the wait for links; the kernel takes some milliseconds.
+const readyLimit = 10 * time.Second
 
 // engineRules is what container engines install for a bridge: source address
 // translation for what leaves it, and a forward chain that drops by default
@@ -49,11 +54,10 @@ func (t *Topology) build(ctx context.Context, o Options) error {
 			return err
 		}
 	}
-	if o.Containers == 0 {
-		return nil
-	}
-	if err := t.buildBridge(ctx); err != nil {
-		return err
+	if o.Containers > 0 {
+		if err := t.buildBridge(ctx); err != nil {
+			return err
+		}
 	}
 	for i := range o.Containers {
 		c, err := newNamespace(fmt.Sprintf("c%d", i+1), o)
@@ -62,6 +66,13 @@ func (t *Topology) build(ctx context.Context, o Options) error {
 		}
 		t.Containers = append(t.Containers, c)
 		if err := t.connectContainer(c, ContainerAddr4(i)); err != nil {
+			return err
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, readyLimit)
+	defer cancel()
+	for _, ns := range t.Namespaces() {
+		if err := ns.waitLinks(ctx); err != nil {
 			return err
 		}
 	}
@@ -183,4 +194,44 @@ func setUp(name string, addrs ...netip.Prefix) error {
 		return fmt.Errorf("set link %s up: %w", name, err)
 	}
 	return nil
+}
+
+// waitLinks waits until every link of the namespace can carry IPv6. A veth
+// gets its carrier when its peer is set up, but the kernel's link watch tells
+// IPv6 of it later; until then neighbours are solicited in vain and a first
+// connection takes a second or two. The link-local address is the last thing
+// that IPv6 configures.
+func (n *Namespace) waitLinks(ctx context.Context) error {
+	return n.Do(func() error {
+		links, err := netlink.LinkList()
+		if err != nil {
+			return fmt.Errorf("list links of %s: %w", n.name, err)
+		}
+		tick := time.NewTicker(pollInterval)
+		defer tick.Stop()
+		for _, link := range links {
+			for !ready(link) {
+				select {
+				case <-tick.C:
+				case <-ctx.Done():
+					return fmt.Errorf("wait for link %s of %s: %w", link.Attrs().Name, n.name, ctx.Err())
+				}
+			}
+		}
+		return nil
+	})
+}
+
+func ready(link netlink.Link) bool {
+	if link.Attrs().Flags&net.FlagLoopback != 0 {
+		return true
+	}
+	now, err := netlink.LinkByIndex(link.Attrs().Index)
+	if err != nil || now.Attrs().OperState != netlink.OperUp {
+		return false
+	}
+	addrs, err := netlink.AddrList(link, netlink.FAMILY_V6)
+	return err == nil && slices.ContainsFunc(addrs, func(a netlink.Addr) bool {
+		return a.IP.IsLinkLocalUnicast() && a.Flags&unix.IFA_F_TENTATIVE == 0
+	})
 }
