@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * How the keeper becomes harmless, before it says a word to its supervisor.
+ * The order matters: the bounding set needs CAP_SETPCAP, the ids need theirs,
+ * so the capabilities themselves go last; stderr is closed when nothing can
+ * fail any more.
+ */
+#define _GNU_SOURCE
+#include "keeper.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* From linux/capability.h, which a C library need not come with. */
+#define KEEPER_CAP_VERSION_3 0x20080522
+#define KEEPER_CAP_SETPCAP 8
+
+#ifdef __SANITIZE_ADDRESS__
+/* The leak check traces the process, which is not dumpable. */
+const char *__asan_default_options(void);
+const char *__asan_default_options(void)
+{
+	return "detect_leaks=0";
+}
+#endif
+
+static void keeper_say(const char *text)
+{
+	/* Nobody is left to tell if stderr is closed. */
+	if (write(STDERR_FILENO, text, strlen(text)) < 0)
+		return;
+}
+
+static _Noreturn void keeper_die(const char *operation)
+{
+	const char *reason = strerror(errno);
+
+	keeper_say(operation);
+	keeper_say(": ");
+	keeper_say(reason);
+	keeper_say("\n");
+	_exit(1);
+}
+
+static _Noreturn void keeper_usage(void)
+{
+	keeper_say("usage: tsugiki-keeper [--kill] [--uid N --gid N], "
+		   "control socket at 3, cgroup.kill at 4\n");
+	_exit(2);
+}
+
+static uint32_t keeper_number(const char *text)
+{
+	unsigned long long value;
+	char *end;
+
+	if (text == NULL || *text < '0' || *text > '9')
+		keeper_usage();
+	errno = 0;
+	value = strtoull(text, &end, 10);
+	/* (uid_t)-1 means "leave it" to setresuid(2). */
+	if (errno != 0 || *end != '\0' || value >= UINT32_MAX)
+		keeper_usage();
+	return (uint32_t)value;
+}
+
+void keeper_arguments(struct keeper *k, int argc, char **argv)
+{
+	bool uid = false, gid = false;
+
+	for (int i = 1; i < argc; i++) {
+		if (strcmp(argv[i], "--kill") == 0) {
+			k->kill = 4;
+		} else if (strcmp(argv[i], "--uid") == 0 && !uid) {
+			k->uid = keeper_number(argv[++i]);
+			uid = true;
+		} else if (strcmp(argv[i], "--gid") == 0 && !gid) {
+			k->gid = keeper_number(argv[++i]);
+			gid = true;
+		} else {
+			keeper_usage();
+		}
+	}
+	if (uid != gid)
+		keeper_usage();
+	k->change_ids = uid;
+}
+
+static void keeper_check_fds(const struct keeper *k)
+{
+	int type = 0;
+	socklen_t length = sizeof(type);
+
+	if (getsockopt(k->control, SOL_SOCKET, SO_TYPE, &type, &length) != 0)
+		keeper_die("use control socket");
+	if (type != SOCK_SEQPACKET) {
+		errno = EPROTOTYPE;
+		keeper_die("use control socket");
+	}
+	if (k->kill >= 0) {
+		int flags = fcntl(k->kill, F_GETFL);
+
+		if (flags < 0)
+			keeper_die("use cgroup.kill");
+		if ((flags & O_ACCMODE) == O_RDONLY) {
+			errno = EBADF;
+			keeper_die("use cgroup.kill");
+		}
+	}
+}
+
+/*
+ * The keeper ends with its supervisor, not with the terminal or the session.
+ * What cannot be ignored (SIGKILL) or is the C library's own is refused and
+ * left alone, and so are the faults, which would only come again.
+ */
+static void keeper_ignore_signals(void)
+{
+	static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE,  SIGILL,
+				     SIGABRT, SIGSYS, SIGTRAP, 0};
+
+	for (int sig = 1; sig < NSIG; sig++) {
+		bool fault = false;
+
+		for (const int *f = faults; *f != 0; f++)
+			fault = fault || *f == sig;
+		if (!fault)
+			(void)signal(sig, SIG_IGN);
+	}
+}
+
+/*
+ * The soft limit bounds the numbers that epoll can be served with. It is also
+ * what the kernel measures the user's descriptors in flight against when a
+ * batch is sent (ETOOMANYREFS), and a container with our user id counts too:
+ * with our limit not below its own it cannot fill that up for us.
+ */
+static void keeper_raise_file_limit(void)
+{
+	struct rlimit limit;
+
+	if (getrlimit(RLIMIT_NOFILE, &limit) != 0)
+		keeper_die("read file limit");
+	limit.rlim_cur = limit.rlim_max;
+	if (setrlimit(RLIMIT_NOFILE, &limit) != 0)
+		keeper_die("raise file limit");
+}
+
+static void keeper_drop_capabilities(const struct keeper *k)
+{
+	struct {
+		uint32_t version;
+		int pid;
+	} header = {KEEPER_CAP_VERSION_3, 0};
+	struct {
+		uint32_t effective, permitted, inheritable;
+	} sets[2];
+
+	if (syscall(SYS_capget, &header, sets) != 0)
+		keeper_die("read capabilities");
+	/* Without CAP_SETPCAP the bounding set has to stay; no_new_privs
+	 * makes it moot. */
+	if (sets[0].effective & (1u << KEEPER_CAP_SETPCAP)) {
+		for (int cap = 0; prctl(PR_CAPBSET_READ, cap) >= 0; cap++)
+			if (prctl(PR_CAPBSET_DROP, cap) != 0)
+				keeper_die("drop bounding set");
+	}
+	if (k->change_ids) {
+		if (setgroups(0, NULL) != 0)
+			keeper_die("drop groups");
+		if (setresgid(k->gid, k->gid, k->gid) != 0)
+			keeper_die("become group");
+		if (setresuid(k->uid, k->uid, k->uid) != 0)
+			keeper_die("become user");
+	}
+	if (prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) != 0)
+		keeper_die("drop ambient capabilities");
+	memset(sets, 0, sizeof(sets));
+	if (syscall(SYS_capset, &header, sets) != 0)
+		keeper_die("drop capabilities");
+}
+
+static void keeper_drop_privileges(const struct keeper *k)
+{
+	if (prctl(PR_SET_DUMPABLE, 0) != 0)
+		keeper_die("become undumpable");
+	keeper_drop_capabilities(k);
+	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0)
+		keeper_die("give up new privileges");
+	/* Again: a change of ids sets it to fs.suid_dumpable. */
+	if (prctl(PR_SET_DUMPABLE, 0) != 0)
+		keeper_die("become undumpable");
+}
+
+static void keeper_close_others(const struct keeper *k)
+{
+	unsigned int first = k->kill < 0 ? 4 : 5;
+
+	if (syscall(SYS_close_range, first, ~0U, 0) != 0 ||
+	    syscall(SYS_close_range, 0, 2, 0) != 0)
+		keeper_die("close descriptors");
+}
+
+void keeper_start(const struct keeper *k)
+{
+	keeper_check_fds(k);
+	keeper_ignore_signals();
+	keeper_raise_file_limit();
+	keeper_drop_privileges(k);
+	keeper_close_others(k);
+}
