@@ -20,6 +20,9 @@
  * getsockname: tells the program the name that it bound.
  * setsockopt: refuses what would lead a socket around the other hooks.
  *
+ * A sockaddr of a family that the kernel will refuse anyway is passed on, so that
+ * the program gets the kernel's errno for it.
+ *
  * Oldest kernel: 5.15. What is denied is EPERM for the program.
  */
 #include <linux/bpf.h>
@@ -32,6 +35,7 @@
 
 #include "policy.h"
 
+#define AF_UNSPEC 0
 #define AF_INET 2
 #define AF_INET6 10
 
@@ -144,8 +148,11 @@ int connect4(struct bpf_sock_addr *ctx)
 {
 	struct sockaddr_in from = {.sin_family = AF_INET};
 	struct addr to = mapped(ctx->user_ip4);
-	struct endpoint *ep = egress(ctx, &to, bpf_ntohs(ctx->user_port));
+	struct endpoint *ep;
 
+	if (ctx->user_family != AF_INET)
+		return ALLOW;
+	ep = egress(ctx, &to, bpf_ntohs(ctx->user_port));
 	if (!ep)
 		return deny(DENIED_CONNECT);
 	if (wildcard(&ep->addr) && !ep->port)
@@ -166,9 +173,12 @@ int connect6(struct bpf_sock_addr *ctx)
 	struct sockaddr_in6 from = {.sin6_family = AF_INET6};
 	struct addr to = {{ctx->user_ip6[0], ctx->user_ip6[1], ctx->user_ip6[2],
 			   ctx->user_ip6[3]}};
-	struct endpoint *ep = egress(ctx, &to, bpf_ntohs(ctx->user_port));
 	struct bpf_sock *sk = ctx->sk;
+	struct endpoint *ep;
 
+	if (ctx->user_family != AF_INET6)
+		return ALLOW;
+	ep = egress(ctx, &to, bpf_ntohs(ctx->user_port));
 	if (!ep)
 		return deny(DENIED_CONNECT);
 	if (wildcard(&ep->addr) && !ep->port)
@@ -201,6 +211,9 @@ int bind4(struct bpf_sock_addr *ctx)
 {
 	struct addr to = mapped(ctx->user_ip4);
 
+	/* AF_UNSPEC passes for AF_INET where the address is the wildcard. */
+	if (ctx->user_family != AF_INET && ctx->user_family != AF_UNSPEC)
+		return ALLOW;
 	return may_bind(ctx, &to, bpf_ntohs(ctx->user_port));
 }
 
@@ -210,6 +223,8 @@ int bind6(struct bpf_sock_addr *ctx)
 	struct addr to = {{ctx->user_ip6[0], ctx->user_ip6[1], ctx->user_ip6[2],
 			   ctx->user_ip6[3]}};
 
+	if (ctx->user_family != AF_INET6)
+		return ALLOW;
 	return may_bind(ctx, &to, bpf_ntohs(ctx->user_port));
 }
 

@@ -1,0 +1,202 @@
+// Package filter builds the classic-BPF program by which seccomp hands the
+// supervisor those system calls that decide about a socket, and lets all others
+// pass untouched.
+//
+// It installs nothing and decides no policy. The programs need Linux 5.14 and
+// know the system calls of x86-64 and arm64, with those of the 32-bit ABIs that
+// such kernels also run.
+//
+// A seccomp filter sees numbers and arguments but no memory (seccomp(2)), so it
+// can tell an IP socket at socket(2) but not where connect(2) goes.
+package filter
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrArch says that the system call numbers of an architecture are not known.
+var ErrArch = errors.New("no system call table for this architecture; x86-64 and arm64 have one")
+
+// Options choose what the supervisor wants to see.
+type Options struct {
+	// Datagrams asks for every datagram that is sent to an address: only where
+	// rules divide destinations in a way that no earlier call can tell. It
+	// costs a round trip for each.
+	Datagrams bool
+}
+
+// Offsets in struct seccomp_data.
+const (
+	offNumber = 0
+	offArch   = 4
+	offArgs   = 16
+)
+
+// addrMin is the shortest address that names an IP destination: struct
+// sockaddr_in. With less, the kernel's own answer is the right one.
+const addrMin = 16
+
+type op int
+
+const (
+	equal    op = iota // the argument's low half is value
+	atLeast            // the low half, unsigned, is at least value
+	anyBits            // the low half has one of the bits of value
+	nonNull            // the whole argument is not 0
+	maskedIs           // the low half and 0xf is value
+)
+
+type cond struct {
+	arg   int
+	op    op
+	value uint32
+}
+
+// rule asks the supervisor about a call if all its conditions hold.
+type rule struct {
+	token  uint32
+	number uint32
+	call   Call
+	only   []cond
+}
+
+// Build returns the program for an architecture, by Go's name for it.
+func Build(goarch string, o Options) ([]unix.SockFilter, error) {
+	n, known := natives[goarch]
+	if !known {
+		return nil, fmt.Errorf("%w: %s", ErrArch, goarch)
+	}
+	return assemble(append(nativeRules(n, o), foreign[goarch]...)), nil
+}
+
+func nativeRules(n native, o Options) []rule {
+	var rules []rule
+	add := func(c Call, only ...cond) {
+		rules = append(rules, rule{n.token, n.numbers[c], c, only})
+	}
+	for _, family := range []uint32{unix.AF_INET, unix.AF_INET6} {
+		for _, typ := range []uint32{unix.SOCK_STREAM, unix.SOCK_DGRAM} {
+			add(Socket, cond{0, equal, family}, cond{1, maskedIs, typ})
+		}
+	}
+	add(Connect, cond{2, atLeast, addrMin})
+	add(Bind, cond{2, atLeast, addrMin})
+	add(Listen)
+	// A send with MSG_FASTOPEN is a connect(2).
+	add(SendTo, cond{3, anyBits, unix.MSG_FASTOPEN})
+	add(SendMsg, cond{2, anyBits, unix.MSG_FASTOPEN})
+	add(SendMMsg, cond{3, anyBits, unix.MSG_FASTOPEN})
+	if o.Datagrams {
+		add(SendTo, cond{4, nonNull, 0})
+		add(SendMsg)
+		add(SendMMsg)
+	}
+	return rules
+}
+
+// assemble lays the rules out one after another, by architecture and number:
+//
+//	arch != token ? next architecture
+//	number != nr  ? next number
+//	conditions of each rule of that number; one that fails: next rule
+//	return USER_NOTIF
+//
+// Jumps only go forward and stay within a rule or a block, which keeps them
+// below the 255 instructions that a conditional jump can span.
+func assemble(rules []rule) []unix.SockFilter {
+	var prog []unix.SockFilter
+	for _, token := range distinct(rules, func(r rule) uint32 { return r.token }) {
+		ofArch := slices.DeleteFunc(slices.Clone(rules), func(r rule) bool { return r.token != token })
+		block := []unix.SockFilter{load(offNumber)}
+		for _, number := range distinct(ofArch, func(r rule) uint32 { return r.number }) {
+			var body []unix.SockFilter
+			for _, r := range ofArch {
+				if r.number == number {
+					body = append(body, r.assemble()...)
+				}
+			}
+			body = append(body, ret(unix.SECCOMP_RET_ALLOW))
+			block = append(block, jump(unix.BPF_JEQ, number, 0, len(body)))
+			block = append(block, body...)
+		}
+		// io_uring's requests pass no filter: connect(2) and listen(2) made by
+		// it would go unseen. Programs fall back to system calls on ENOSYS.
+		block = append(block, refuse(ioUringSetup)...)
+		if token == archX8664 {
+			block = append(block, refuse(x32Bit|ioUringSetup)...)
+		}
+		block = append(block, ret(unix.SECCOMP_RET_ALLOW))
+		// The block may be longer than a conditional jump reaches.
+		prog = append(prog, load(offArch), jump(unix.BPF_JEQ, token, 1, 0), skip(len(block)))
+		prog = append(prog, block...)
+	}
+	return append(prog, ret(unix.SECCOMP_RET_ALLOW))
+}
+
+func (r rule) assemble() []unix.SockFilter {
+	code := []unix.SockFilter{ret(unix.SECCOMP_RET_USER_NOTIF)}
+	for _, c := range slices.Backward(r.only) {
+		code = append(c.assemble(len(code)), code...)
+	}
+	return code
+}
+
+// assemble returns code that falls through if the condition holds, and else
+// jumps over the n instructions that follow it.
+func (c cond) assemble(n int) []unix.SockFilter {
+	low := load(offArgs + 8*c.arg)
+	switch c.op {
+	case atLeast:
+		return []unix.SockFilter{low, jump(unix.BPF_JGE, c.value, 0, n)}
+	case anyBits:
+		return []unix.SockFilter{low, jump(unix.BPF_JSET, c.value, 0, n)}
+	case nonNull:
+		return []unix.SockFilter{
+			low, jump(unix.BPF_JEQ, 0, 0, 2),
+			load(offArgs + 8*c.arg + 4), jump(unix.BPF_JEQ, 0, n, 0),
+		}
+	case maskedIs:
+		mask := unix.SockFilter{Code: unix.BPF_ALU | unix.BPF_AND | unix.BPF_K, K: 0xf}
+		return []unix.SockFilter{low, mask, jump(unix.BPF_JEQ, c.value, 0, n)}
+	default:
+		return []unix.SockFilter{low, jump(unix.BPF_JEQ, c.value, 0, n)}
+	}
+}
+
+func refuse(number uint32) []unix.SockFilter {
+	return []unix.SockFilter{
+		jump(unix.BPF_JEQ, number, 0, 1),
+		ret(unix.SECCOMP_RET_ERRNO | uint32(unix.ENOSYS)),
+	}
+}
+
+func load(offset int) unix.SockFilter {
+	return unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: uint32(offset)}
+}
+
+func jump(test uint16, k uint32, ifTrue, ifFalse int) unix.SockFilter {
+	return unix.SockFilter{Code: unix.BPF_JMP | test | unix.BPF_K, Jt: uint8(ifTrue), Jf: uint8(ifFalse), K: k}
+}
+
+func skip(n int) unix.SockFilter {
+	return unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JA, K: uint32(n)}
+}
+
+func ret(value uint32) unix.SockFilter {
+	return unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: value}
+}
+
+// distinct lists the values of key over rules, in order of first appearance.
+func distinct(rules []rule, key func(rule) uint32) []uint32 {
+	var keys []uint32
+	for _, r := range rules {
+		if k := key(r); !slices.Contains(keys, k) {
+			keys = append(keys, k)
+		}
+	}
+	return keys
+}
