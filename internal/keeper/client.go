@@ -1,0 +1,215 @@
+package keeper
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"net"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// client is the supervisor's end of a control socket.
+//
+// Requests are written by whoever has one; replies are read by one goroutine,
+// read, which never waits for anybody else. At most one request for sockets is
+// under way at a time, the others wait in queue: so an epoll request, which is
+// written at once, is never behind more than one batch in the keeper.
+type client struct {
+	conn   *net.UnixConn
+	broken func() // ends the peer; called once, without mu
+
+	mu    sync.Mutex // guards what follows
+	gone  error      // not nil: nothing works any more
+	pools map[Kind]*pool
+	batch *batch  // under way; nil if none
+	queue []*pool // want a batch
+	calls map[uint32]chan epollAnswer
+	tag   uint32
+	tidy  *time.Timer
+	timed bool // whether tidy is running
+}
+
+type epollAnswer struct {
+	reply reply
+	err   error
+}
+
+func newClient(conn *net.UnixConn, broken func()) *client {
+	c := &client{
+		conn:   conn,
+		broken: broken,
+		pools:  make(map[Kind]*pool),
+		calls:  make(map[uint32]chan epollAnswer),
+	}
+	c.tidy = time.AfterFunc(time.Hour, c.shrink)
+	c.tidy.Stop()
+	return c
+}
+
+// nextTag numbers a request. With mu held. 0 is the greeting's.
+func (c *client) nextTag() uint32 {
+	c.tag++
+	if c.tag == 0 {
+		c.tag++
+	}
+	return c.tag
+}
+
+// send writes one request. If that shows that the peer is gone, so is the
+// client; any other error means that this request was not sent.
+func (c *client) send(r request, rights []byte) error {
+	var b [requestSize]byte
+	r.encode(&b)
+	_, _, err := c.conn.WriteMsgUnix(b[:], rights, nil)
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, unix.EBADF), errors.Is(err, unix.ETOOMANYREFS),
+		errors.Is(err, unix.ENOMEM), errors.Is(err, unix.ENOBUFS):
+		return fmt.Errorf("ask keeper: %w", err)
+	}
+	c.fail(fmt.Errorf("%w: %v", ErrGone, err))
+	return c.cause()
+}
+
+// cause is why the client is gone.
+func (c *client) cause() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.gone
+}
+
+// read takes replies until the connection ends.
+func (c *client) read() {
+	var buf [replySize + 1]byte
+	oob := make([]byte, rightsSize)
+	fds := make([]int, 0, batchMax)
+	for {
+		n, oobn, flags, _, err := c.conn.ReadMsgUnix(buf[:], oob)
+		if err != nil {
+			c.fail(fmt.Errorf("%w: %v", ErrGone, err))
+			return
+		}
+		fds = takeFiles(oob[:oobn], fds[:0])
+		if err := c.receive(buf[:n], fds, flags&unix.MSG_CTRUNC != 0); err != nil {
+			closeAll(fds)
+			c.fail(fmt.Errorf("%w: %w", ErrGone, err))
+			return
+		}
+	}
+}
+
+// receive acts on one reply. It owns fds unless it returns an error. cut means
+// that the kernel could not give us all that was sent.
+func (c *client) receive(b []byte, fds []int, cut bool) error {
+	r, err := parseReply(b)
+	if err != nil {
+		return err
+	}
+	if len(fds) > r.count || len(fds) < r.count && !cut {
+		return fmt.Errorf("%w: %d descriptors announced, %d received", errProtocol, r.count, len(fds))
+	}
+	if r.op == opSockets {
+		return c.complete(r, fds)
+	}
+	c.mu.Lock()
+	ch := c.calls[r.tag]
+	delete(c.calls, r.tag)
+	gone := c.gone != nil
+	c.mu.Unlock()
+	if ch == nil && !gone {
+		return fmt.Errorf("%w: answer to no request", errProtocol)
+	}
+	if ch != nil {
+		ch <- epollAnswer{reply: r} // has room for it
+	}
+	return nil
+}
+
+// fail ends the client: nobody waits any longer and nothing stays open but the
+// connection, which the peer's end must not see closed while it lives.
+func (c *client) fail(cause error) {
+	c.mu.Lock()
+	if c.gone != nil {
+		c.mu.Unlock()
+		return
+	}
+	c.gone = cause
+	pools, calls := c.pools, c.calls
+	c.pools, c.calls, c.queue, c.batch = nil, nil, nil, nil
+	c.tidy.Stop()
+	c.mu.Unlock()
+
+	for _, p := range pools {
+		closeAll(p.idle)
+		for _, w := range p.waiters {
+			w <- handed{-1, cause}
+		}
+	}
+	for _, ch := range calls {
+		ch <- epollAnswer{err: cause}
+	}
+	// Ends reads and writes under way.
+	_ = c.conn.SetDeadline(time.Unix(1, 0))
+	c.broken()
+}
+
+// EpollAdd registers the open socket sock with the epoll instance epfd as the
+// program would if sock were its descriptor number. Both are descriptors of
+// this process. A refusal of the kernel is an *EpollError.
+//
+// The container can hold up the call, see native/keeper: then it returns when
+// the keeper is closed.
+func (c *client) EpollAdd(epfd, sock, number int, events uint32, data uint64) error {
+	return c.epoll(request{op: opEpollAdd, events: events, data: data}, "add", epfd, sock, number)
+}
+
+// EpollDel undoes EpollAdd.
+func (c *client) EpollDel(epfd, sock, number int) error {
+	return c.epoll(request{op: opEpollDel}, "del", epfd, sock, number)
+}
+
+func (c *client) epoll(r request, op string, epfd, sock, number int) error {
+	if number < 0 || number > math.MaxInt32 {
+		return fmt.Errorf("epoll %s: %d is no descriptor number", op, number)
+	}
+	r.number = int32(number)
+	ch := make(chan epollAnswer, 1)
+	c.mu.Lock()
+	if err := c.gone; err != nil {
+		c.mu.Unlock()
+		return fmt.Errorf("epoll %s: %w", op, err)
+	}
+	r.tag = c.nextTag()
+	c.calls[r.tag] = ch
+	c.mu.Unlock()
+
+	if err := c.send(r, unix.UnixRights(epfd, sock)); err != nil {
+		c.mu.Lock()
+		delete(c.calls, r.tag)
+		c.mu.Unlock()
+		return fmt.Errorf("epoll %s: %w", op, err)
+	}
+	a := <-ch
+	switch {
+	case a.err != nil:
+		return fmt.Errorf("epoll %s: %w", op, a.err)
+	case a.reply.op != r.op:
+		c.fail(fmt.Errorf("%w: %w: answer to another request", ErrGone, errProtocol))
+		return fmt.Errorf("epoll %s: %w", op, c.cause())
+	case a.reply.status == statusRefused:
+		return &EpollError{Op: op, Errno: a.reply.errno}
+	case a.reply.status == statusFault:
+		return fmt.Errorf("epoll %s: keeper cannot put the socket at %d: %w", op, number, a.reply.errno)
+	}
+	return nil
+}
+
+func closeAll(fds []int) {
+	for _, fd := range fds {
+		unix.Close(fd)
+	}
+}

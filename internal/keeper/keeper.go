@@ -1,0 +1,272 @@
+// Package keeper starts tsugiki-keeper processes and gets sockets from them.
+//
+// A keeper makes sockets in a network namespace, a cgroup and under a user id
+// that are not the supervisor's: see native/keeper. This package owns the
+// process, its control socket and a pool of sockets per kind, filled ahead of
+// need so that Socket rarely waits. It does not decide what may be made, does
+// not restart a keeper that died, and never looks into a socket.
+//
+// Start needs CAP_SYS_ADMIN for another network namespace, and root (CAP_SETUID,
+// CAP_SETGID, CAP_SETPCAP) for another user; a cgroup of its own needs write
+// access to the cgroup. The oldest kernel is Linux 5.14 (cgroup.kill; starting
+// in a cgroup is 5.7).
+package keeper
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/netns"
+)
+
+// Program is the keeper's file name.
+const Program = "tsugiki-keeper"
+
+const (
+	helloWait = 10 * time.Second // for a keeper's start on a loaded machine
+	endWait   = 5 * time.Second  // for a killed keeper's end, see Close
+)
+
+var (
+	// ErrGone means that the keeper's process ended or is closed. No call of
+	// this Keeper will succeed any more.
+	ErrGone = errors.New("keeper is gone")
+	// ErrFiles means that the keeper made a socket which this process could
+	// not take, being at its limit of open files.
+	ErrFiles = errors.New("this process is out of file descriptors")
+	// ErrNoProgram means that no keeper binary was found.
+	ErrNoProgram = errors.New("no " + Program)
+)
+
+// SocketError is the kernel's own answer to socket(2): what the program would
+// have got. Every other error of Socket is a fault of ours.
+type SocketError struct{ Errno unix.Errno }
+
+func (e *SocketError) Error() string { return "make socket: " + e.Errno.Error() }
+
+// Unwrap gives the errno.
+func (e *SocketError) Unwrap() error { return e.Errno }
+
+// EpollError is the kernel's own answer to epoll_ctl(2).
+type EpollError struct {
+	Op    string // "add" or "del"
+	Errno unix.Errno
+}
+
+func (e *EpollError) Error() string { return "epoll " + e.Op + ": " + e.Errno.Error() }
+
+// Unwrap gives the errno.
+func (e *EpollError) Unwrap() error { return e.Errno }
+
+// Config says where and as whom a keeper lives. The files and the namespace
+// stay the caller's and may be closed after Start.
+type Config struct {
+	Binary    string       // "" looks in the usual places
+	Netns     *netns.NS    // nil: the caller's
+	CgroupDir *os.File     // cgroup2 directory it is born in; nil: the caller's
+	Kill      *os.File     // cgroup.kill, open for writing: what it kills when this process dies; nil: nothing
+	UID, GID  int          // both 0: stay root
+	Log       *slog.Logger // nil: none
+}
+
+// Keeper is a running keeper process. Its methods may be called at once by
+// many goroutines.
+type Keeper struct {
+	*client
+	cmd     *exec.Cmd
+	stderr  bytes.Buffer // the process's; complete when cmd.Wait has returned
+	log     *slog.Logger
+	closing atomic.Bool
+	reading chan struct{} // closed when the reader has ended
+	done    chan struct{}
+}
+
+// Start starts a keeper and waits until it has given up its privileges.
+func Start(cfg Config) (*Keeper, error) {
+	path, err := lookup(cfg.Binary)
+	if err != nil {
+		return nil, fmt.Errorf("start keeper: %w", err)
+	}
+	ours, theirs, err := controlPair()
+	if err != nil {
+		return nil, fmt.Errorf("start keeper: make control socket: %w", err)
+	}
+	k := &Keeper{
+		cmd:     command(path, theirs, cfg),
+		log:     cfg.Log,
+		reading: make(chan struct{}),
+		done:    make(chan struct{}),
+	}
+	if k.log == nil {
+		k.log = slog.New(slog.DiscardHandler)
+	}
+	k.cmd.Stderr = &k.stderr
+	// The child is in the namespace of the thread that forks it.
+	if cfg.Netns != nil {
+		err = cfg.Netns.Do(k.cmd.Start)
+	} else {
+		err = k.cmd.Start()
+	}
+	theirs.Close()
+	if err != nil {
+		ours.Close()
+		return nil, fmt.Errorf("start keeper: %w", err)
+	}
+	if err := awaitHello(ours); err != nil {
+		k.kill()
+		werr := k.cmd.Wait()
+		ours.Close()
+		if text := strings.TrimSpace(k.stderr.String()); text != "" {
+			return nil, fmt.Errorf("start keeper: %s (%w)", text, werr)
+		}
+		return nil, fmt.Errorf("start keeper: wait for its greeting: %w (%v)", err, werr)
+	}
+	k.client = newClient(ours, k.kill)
+	go func() {
+		k.read()
+		close(k.reading)
+	}()
+	go k.reap()
+	k.log.Debug("keeper started", "pid", k.PID())
+	return k, nil
+}
+
+// controlPair makes the control sockets; only ours is non-blocking.
+func controlPair() (ours *net.UnixConn, theirs *os.File, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	theirs = os.NewFile(uintptr(fds[1]), "keeper control")
+	f := os.NewFile(uintptr(fds[0]), "keeper control")
+	defer f.Close()
+	c, err := net.FileConn(f) // a duplicate
+	if err != nil {
+		theirs.Close()
+		return nil, nil, err
+	}
+	return c.(*net.UnixConn), theirs, nil
+}
+
+func command(path string, control *os.File, cfg Config) *exec.Cmd {
+	cmd := exec.Command(path)
+	cmd.Dir = "/"
+	cmd.Env = []string{}
+	cmd.ExtraFiles = []*os.File{control} // fd 3
+	// No Pdeathsig: it would fire when the forking thread ends, and that one
+	// is thrown away for having been in another namespace. The keeper sees
+	// the end of its control socket instead.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if cfg.Kill != nil {
+		cmd.ExtraFiles = append(cmd.ExtraFiles, cfg.Kill) // fd 4
+		cmd.Args = append(cmd.Args, "--kill")
+	}
+	if cfg.UID != 0 || cfg.GID != 0 {
+		cmd.Args = append(cmd.Args, "--uid", strconv.Itoa(cfg.UID), "--gid", strconv.Itoa(cfg.GID))
+	}
+	if cfg.CgroupDir != nil {
+		cmd.SysProcAttr.UseCgroupFD = true
+		cmd.SysProcAttr.CgroupFD = int(cfg.CgroupDir.Fd())
+	}
+	return cmd
+}
+
+// lookup finds the keeper's binary.
+func lookup(binary string) (string, error) {
+	if binary != "" {
+		return binary, nil
+	}
+	dirs := []string{"/usr/lib/tsugiki", "/usr/libexec/tsugiki"}
+	if self, err := os.Executable(); err == nil {
+		dirs = append([]string{filepath.Dir(self)}, dirs...)
+	}
+	for _, dir := range dirs {
+		path := filepath.Join(dir, Program)
+		if st, err := os.Stat(path); err == nil && st.Mode().IsRegular() && st.Mode()&0o111 != 0 {
+			return path, nil
+		}
+	}
+	return "", fmt.Errorf("%w in %s", ErrNoProgram, strings.Join(dirs, ", "))
+}
+
+// awaitHello reads the keeper's greeting, by which it says that it is ready
+// and which protocol it speaks.
+func awaitHello(conn *net.UnixConn) error {
+	if err := conn.SetReadDeadline(time.Now().Add(helloWait)); err != nil {
+		return err
+	}
+	var buf [replySize + 1]byte
+	n, err := conn.Read(buf[:])
+	if err != nil {
+		return err
+	}
+	r, err := parseReply(buf[:n])
+	if err != nil {
+		return err
+	}
+	if r.op != opHello {
+		return fmt.Errorf("%w: no greeting", errProtocol)
+	}
+	return conn.SetReadDeadline(time.Time{})
+}
+
+// kill ends the process; the control socket stays open until it has ended, so
+// that it cannot take this for the supervisor's death and kill the container.
+func (k *Keeper) kill() {
+	if err := k.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		k.log.Warn("kill keeper", "pid", k.PID(), "error", err)
+	}
+}
+
+// reap waits for the process's end and lets go of everything.
+func (k *Keeper) reap() {
+	_ = k.cmd.Wait() // how it ended is in ProcessState
+	k.fail(fmt.Errorf("%w: %v", ErrGone, k.cmd.ProcessState))
+	if !k.closing.Load() {
+		k.log.Warn("keeper ended", "pid", k.PID(), "state", k.cmd.ProcessState.String(), "cause", k.cause())
+	}
+	k.conn.Close()
+	<-k.reading
+	close(k.done)
+}
+
+// PID is the keeper's process id.
+func (k *Keeper) PID() int { return k.cmd.Process.Pid }
+
+// Done is closed when the process is gone and reaped, and all that belonged to
+// it here is closed.
+func (k *Keeper) Done() <-chan struct{} { return k.done }
+
+// Close ends the process and closes the sockets nobody asked for. Calls under
+// way return ErrGone at once. It does not kill the container: only this
+// process's death without Close does that.
+//
+// A container can hold up its keeper, unkillable, inside epoll_ctl (see
+// native/keeper). Close then gives up after some seconds and says so; the
+// process ends by itself as soon as the container does.
+func (k *Keeper) Close() error {
+	k.closing.Store(true)
+	k.fail(ErrGone)
+	k.kill()
+	t := time.NewTimer(endWait)
+	defer t.Stop()
+	select {
+	case <-k.done:
+		return nil
+	case <-t.C:
+		return fmt.Errorf("close keeper: process %d has not ended %v after its kill", k.PID(), endWait)
+	}
+}
