@@ -1,0 +1,227 @@
+// Package rig runs the same program as a process of the host, in a container
+// behind address translation and in a grafted container, against servers on a
+// remote host.
+//
+// It owns the topology of benches and demo and how a program is started in
+// each mode. What is run and what is read from its output is the callers'
+// business. It needs what testkit needs, the program taskset for pinning, and
+// for the mode graft the built tsugiki and what that needs.
+package rig
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/bench/measure"
+	"github.com/tsugiki/tsugiki/internal/testkit"
+)
+
+// Mode is a way to run a client.
+type Mode string
+
+const (
+	// Host is a process in the host's namespace, what others compare to.
+	Host Mode = "host"
+	// NAT is a process in a container whose packets pass veth, bridge and
+	// address translation.
+	NAT Mode = "nat"
+	// Graft is a process in a container, started by tsugiki run, all of
+	// whose IPv4 destinations belong to an endpoint on the host.
+	Graft Mode = "graft"
+)
+
+// Modes are all modes, in the order of tables.
+var Modes = []Mode{Host, NAT, Graft}
+
+// ParseModes reads a list of modes separated by commas.
+func ParseModes(list string) ([]Mode, error) {
+	var modes []Mode
+	for name := range strings.SplitSeq(list, ",") {
+		if !slices.Contains(Modes, Mode(name)) {
+			return nil, fmt.Errorf("unknown mode %q, want some of %v", name, Modes)
+		}
+		modes = append(modes, Mode(name))
+	}
+	return modes, nil
+}
+
+// Names are modes as strings, for reports.
+func Names(modes []Mode) []string {
+	var names []string
+	for _, m := range modes {
+		names = append(names, string(m))
+	}
+	return names
+}
+
+// Config says what to build.
+type Config struct {
+	Modes             []Mode
+	CongestionControl string // in every namespace
+	Pin               bool   // clients and servers to a CPU each, where there are two
+}
+
+// Rig is a topology and what is needed to start programs in it.
+type Rig struct {
+	Top *testkit.Topology
+	// Pinned is nil where programs are not pinned.
+	Pinned *measure.Pinned
+
+	modes   []Mode
+	tsugiki string
+}
+
+// The containers, by mode. They are not the same one, so that what a mode
+// leaves in the kernel's tables does not slow the other.
+const (
+	natContainer = iota
+	graftContainer
+	containers
+)
+
+// New builds a rig. The caller closes it.
+func New(ctx context.Context, c Config) (*Rig, error) {
+	r := &Rig{modes: c.Modes}
+	if slices.Contains(c.Modes, Graft) {
+		dir, err := testkit.Binaries()
+		if err != nil {
+			return nil, fmt.Errorf("find tsugiki for mode %s: %w", Graft, err)
+		}
+		r.tsugiki = filepath.Join(dir, "tsugiki")
+	}
+	if c.Pin {
+		if err := r.pin(); err != nil {
+			return nil, err
+		}
+	}
+	var err error
+	r.Top, err = testkit.New(ctx, testkit.Options{
+		Containers:        containers,
+		CongestionControl: c.CongestionControl,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+// pin chooses the first and the last CPU that we may use.
+func (r *Rig) pin() error {
+	var set unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &set); err != nil {
+		return fmt.Errorf("choose CPUs: %w", err)
+	}
+	var cpus []int
+	for cpu := range len(set) * strconv.IntSize {
+		if set.IsSet(cpu) {
+			cpus = append(cpus, cpu)
+		}
+	}
+	if len(cpus) < 2 {
+		return nil
+	}
+	if err := testkit.Programs("taskset"); err != nil {
+		return err
+	}
+	r.Pinned = &measure.Pinned{Client: cpus[0], Server: cpus[len(cpus)-1]}
+	return nil
+}
+
+// Close ends what still runs and takes the topology down.
+func (r *Rig) Close() error { return r.Top.Close() }
+
+// Shuffled are the rig's modes in random order.
+func (r *Rig) Shuffled(random *rand.Rand) []Mode {
+	order := slices.Clone(r.modes)
+	random.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
+	return order
+}
+
+// Client prepares a program to be run in a mode.
+func (r *Rig) Client(ctx context.Context, m Mode, argv ...string) *testkit.Cmd {
+	ns := r.Top.Host
+	switch m {
+	case NAT:
+		ns = r.Top.Containers[natContainer]
+	case Graft:
+		argv = append([]string{
+			r.tsugiki, "run", "--netns", r.Top.Containers[graftContainer].Path(),
+			"--endpoint", "out type ipv4 addr 0.0.0.0 port dynamic",
+			"-e", "0.0.0.0/0=out", "--",
+		}, argv...)
+	}
+	if r.Pinned != nil {
+		argv = pinned(r.Pinned.Client, argv)
+	}
+	cmd := ns.Command(ctx, argv[0], argv[1:]...)
+	if m == Graft {
+		// tsugiki ends its program and removes its cgroups on SIGTERM.
+		cmd.SysProcAttr.Pdeathsig = syscall.SIGTERM
+		cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	}
+	return cmd
+}
+
+// Serve starts a server on the remote. It runs until ctx ends or the rig is
+// closed.
+func (r *Rig) Serve(ctx context.Context, argv ...string) (*testkit.Cmd, error) {
+	if r.Pinned != nil {
+		argv = pinned(r.Pinned.Server, argv)
+	}
+	cmd := r.Top.Remote.Command(ctx, argv[0], argv[1:]...)
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start server %s: %w", argv[0], err)
+	}
+	return cmd, nil
+}
+
+// pinned runs argv on one CPU. taskset replaces itself by the program, which
+// keeps its process id.
+func pinned(cpu int, argv []string) []string {
+	return append([]string{"taskset", "--cpu-list", strconv.Itoa(cpu)}, argv...)
+}
+
+// Run is a client that has ended.
+type Run struct {
+	Stdout []byte
+	Wall   time.Duration
+	// CPU is what the client's process and those of its descendants used
+	// that were waited for; with Graft the supervisor is among them.
+	CPU time.Duration
+}
+
+// Run runs a program in a mode to its end.
+func (r *Rig) Run(ctx context.Context, m Mode, argv ...string) (Run, error) {
+	cmd := r.Client(ctx, m, argv...)
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	start := time.Now()
+	err := cmd.Run()
+	wall := time.Since(start)
+	if ctx.Err() != nil {
+		return Run{}, ctx.Err()
+	}
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		// Some programs, iperf3 -J among them, explain on standard output.
+		said := strings.TrimSpace(stderr.String() + stdout.String())
+		return Run{}, fmt.Errorf("run %s in mode %s: %w: %s", argv[0], m, err, said)
+	}
+	if err != nil {
+		return Run{}, fmt.Errorf("run %s in mode %s: %w", argv[0], m, err)
+	}
+	state := cmd.ProcessState
+	return Run{Stdout: stdout.Bytes(), Wall: wall, CPU: state.UserTime() + state.SystemTime()}, nil
+}

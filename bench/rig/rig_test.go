@@ -1,0 +1,124 @@
+package rig
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
+)
+
+func newRig(t *testing.T, c Config) *Rig {
+	t.Helper()
+	r, err := New(context.Background(), c)
+	var needs *testkit.NeedsError
+	if errors.As(err, &needs) {
+		t.Skipf("skip: %v", needs)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return r
+}
+
+func TestParseModes(t *testing.T) {
+	got, err := ParseModes("graft,host")
+	if diff := cmp.Diff([]Mode{Graft, Host}, got); diff != "" || err != nil {
+		t.Errorf("%v %s", err, diff)
+	}
+	for _, list := range []string{"", "host,", "bare"} {
+		if _, err := ParseModes(list); err == nil {
+			t.Errorf("ParseModes(%q) gives no error", list)
+		}
+	}
+}
+
+func TestRunsInItsMode(t *testing.T) {
+	r := newRig(t, Config{Modes: []Mode{Host, NAT}, Pin: true})
+	ctx := context.Background()
+	for mode, address := range map[Mode]string{Host: "198.51.100.1/24", NAT: "10.88.0.11/24"} {
+		run, err := r.Run(ctx, mode, "ip", "-4", "-o", "address")
+		if err != nil || !strings.Contains(string(run.Stdout), address) {
+			t.Errorf("mode %s has not %s: %v %s", mode, address, err, run.Stdout)
+		}
+		if run.Wall <= 0 {
+			t.Errorf("it took %v", run.Wall)
+		}
+	}
+	_, err := r.Run(ctx, NAT, "sh", "-c", "echo withered >&2; exit 1")
+	if err == nil || !strings.Contains(err.Error(), "withered") || !strings.Contains(err.Error(), "nat") {
+		t.Errorf("error does not explain: %v", err)
+	}
+	if r.Pinned != nil && r.Pinned.Client == r.Pinned.Server {
+		t.Errorf("both sides on CPU %d", r.Pinned.Client)
+	}
+}
+
+func TestRunCountsDescendants(t *testing.T) {
+	r := newRig(t, Config{Modes: []Mode{Host}})
+	run, err := r.Run(context.Background(), Host, "sh", "-c", "timeout 0.2 sh -c 'while :; do :; done'; true")
+	if err != nil || run.CPU < 20*time.Millisecond {
+		t.Errorf("a busy grandchild gave %v, %v", run.CPU, err)
+	}
+}
+
+func TestShuffled(t *testing.T) {
+	r := &Rig{modes: Modes}
+	random := rand.New(rand.NewPCG(1, 1))
+	first := make(map[Mode]int)
+	for range 300 {
+		order := r.Shuffled(random)
+		first[order[0]]++
+		slices.Sort(order)
+		if diff := cmp.Diff([]Mode{Graft, Host, NAT}, order); diff != "" {
+			t.Fatal(diff)
+		}
+	}
+	for _, m := range Modes {
+		if first[m] < 50 {
+			t.Errorf("mode %s is first %d times of 300", m, first[m])
+		}
+	}
+}
+
+func TestCPU(t *testing.T) {
+	machine, err := MachineCPU()
+	if err != nil {
+		t.Fatal(err)
+	}
+	self, err := ProcessCPU(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(150 * time.Millisecond); time.Now().Before(deadline); {
+	}
+	machineAfter, err := MachineCPU()
+	if err != nil {
+		t.Fatal(err)
+	}
+	selfAfter, err := ProcessCPU(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if machineAfter-machine < 20*time.Millisecond {
+		t.Errorf("the machine spent %v while we were busy", machineAfter-machine)
+	}
+	if selfAfter-self < 20*time.Millisecond {
+		t.Errorf("this process spent %v while it was busy", selfAfter-self)
+	}
+	if _, err := ProcessCPU(-1); err == nil {
+		t.Error("no error for a process that is not there")
+	}
+}
