@@ -23,7 +23,6 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -62,11 +61,7 @@ const einval = -int32(unix.EINVAL)
 
 func TestBPFBindChoosesSource(t *testing.T) {
 	enterNetns(t)
-	lo, err := netlink.LinkByName("lo")
-	try(t, "find loopback", err)
-	addr, err := netlink.ParseAddr("2001:db8::2/128")
-	try(t, "parse address", err)
-	try(t, "add address", netlink.AddrAdd(lo, addr))
+	addAddress(t, "2001:db8::2/128")
 	cg := newCgroup(t)
 	for _, a := range []string{"127.0.0.1:80", "127.0.0.1:81", "[::1]:80", "[::1]:81"} {
 		listenerAt(t, unix.SOCK_STREAM, a)

@@ -1,6 +1,7 @@
 package kerneltest
 
 import (
+	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"os"
@@ -34,6 +35,16 @@ func enterNetns(t *testing.T) {
 	lo, err := netlink.LinkByName("lo")
 	try(t, "find loopback", err)
 	try(t, "set loopback up", netlink.LinkSetUp(lo))
+}
+
+// addAddress gives the loopback of the test's namespace another address.
+func addAddress(t *testing.T, prefix string) {
+	t.Helper()
+	lo, err := netlink.LinkByName("lo")
+	try(t, "find loopback", err)
+	addr, err := netlink.ParseAddr(prefix)
+	try(t, "parse address", err)
+	try(t, "add address", netlink.AddrAdd(lo, addr))
 }
 
 // subtest runs fn in the caller's network namespace, which t.Run, using a
@@ -86,15 +97,16 @@ func newCgroup(t *testing.T) *cgroup {
 	try(t, "make cgroup", err)
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	try(t, "open cgroup", err)
+	cg := &cgroup{path: path, fd: fd}
 	t.Cleanup(func() {
-		unix.Close(fd)
+		unix.Close(cg.fd)
 		os.WriteFile(path+"/cgroup.kill", []byte("1"), 0)
 		eventually(t, "remove cgroup", func() bool {
 			err := unix.Rmdir(path)
 			return err == nil || err == unix.ENOENT
 		})
 	})
-	return &cgroup{path: path, fd: fd}
+	return cg
 }
 
 func cgroupRoot(t *testing.T) string {
@@ -215,13 +227,14 @@ func disconnect(t *testing.T, fd int) {
 
 // Offsets in struct bpf_sock_addr.
 const (
-	ctxFamily   = 0
-	ctxIP4      = 4
-	ctxIP6      = 8
-	ctxPort     = 24
-	ctxProtocol = 36
-	ctxMsgSrc4  = 40
-	ctxSock     = 64
+	ctxUserFamily = 0
+	ctxIP4        = 4
+	ctxIP6        = 8
+	ctxPort       = 24
+	ctxProtocol   = 36
+	ctxMsgSrc4    = 40
+	ctxMsgSrc6    = 44
+	ctxSock       = 64
 )
 
 // attach loads a program for a cgroup attach point and attaches it with
@@ -307,6 +320,16 @@ func (r record) ip4(t *testing.T, i int) string {
 	t.Helper()
 	w := r.word(t, i)
 	return netip.AddrFrom4(*(*[4]byte)(unsafe.Pointer(&w))).String()
+}
+
+// storeAddress writes an address to the context.
+func storeAddress(offset int16, address string) (insns asm.Instructions) {
+	for b := netip.MustParseAddr(address).AsSlice(); len(b) > 0; b, offset = b[4:], offset+4 {
+		insns = append(insns,
+			asm.Mov.Imm(asm.R2, int32(binary.NativeEndian.Uint32(b))),
+			asm.StoreMem(asm.R6, offset, asm.R2, asm.Word))
+	}
+	return insns
 }
 
 // program puts the context into R6, runs the parts, and returns verdict.

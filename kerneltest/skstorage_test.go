@@ -133,19 +133,17 @@ func TestNameProgramsRewriteWhatIsSeen(t *testing.T) {
 	cg := newCgroup(t)
 	var listener int
 	cg.run(t, func() { listener = listenerAt(t, unix.SOCK_STREAM, "127.0.0.1:80") })
-	rename := asm.Instructions{
+	rename := append(storeAddress(ctxIP4, "198.51.100.7"),
 		asm.Mov.Imm(asm.R2, 0),
-		asm.StoreMem(asm.R6, ctxIP4, asm.R2, asm.Word),
-		asm.StoreMem(asm.R6, ctxPort, asm.R2, asm.Word),
-	}
+		asm.StoreMem(asm.R6, ctxPort, asm.R2, asm.Word))
 	attach(t, cg, ebpf.AttachCgroupInet4GetSockname, program(1, rename))
 	attach(t, cg, ebpf.AttachCgroupInet4GetPeername, program(1, rename))
-	want(t, "listener's name", local(t, listener), "0.0.0.0:0")
+	want(t, "listener's name", local(t, listener), "198.51.100.7:0")
 
 	client := socket(t, unix.AF_INET, unix.SOCK_STREAM, 0)
 	try(t, "connect", unix.Connect(client, sockaddr("127.0.0.1:80")))
 	conn, peer := accept(t, listener)
-	want(t, "peer as accept tells it", peer, "0.0.0.0:0")
-	want(t, "accepted socket's name", local(t, conn), "0.0.0.0:0")
+	want(t, "peer as accept tells it", peer, "198.51.100.7:0")
+	want(t, "accepted socket's name", local(t, conn), "198.51.100.7:0")
 	want(t, "client's name, outside of the cgroup", hostOf(local(t, client)), "127.0.0.1")
 }

@@ -1,0 +1,110 @@
+// Relied upon, about the life of a listener:
+//
+//   - when its last descriptor is closed, calls that wait for an answer, and all
+//     later ones, fail with ENOSYS. So somebody has to hold it whenever the agent
+//     may be gone; while somebody does, they wait.
+//   - a signal whose handler is not SA_RESTART ends a blocked
+//     SECCOMP_IOCTL_NOTIF_RECV with EINTR. With SA_RESTART the call goes on, since
+//     Linux 6.6. Go's handlers are all SA_RESTART, SIGURG's included, so a
+//     receiver in Go cannot be stopped by a signal: it polls first, together with
+//     something that can be woken (poll(2) is never restarted).
+//   - when the last process that uses the filter is gone, poll(2) says POLLHUP.
+//
+// Since: Linux 5.0; POLLHUP 5.9.
+// By: keeper (holds a duplicate), intercept/notify (how its receivers stop, that
+// it ends with its container).
+
+package kerneltest
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+func init() {
+	roles["getsid twice"] = func(c *child) {
+		c.trap(0, unix.SYS_GETSID)
+		for range 2 {
+			_, err := unix.Getsid(0)
+			c.say("%v", err)
+		}
+		c.hear()
+	}
+}
+
+func TestCallsFailWhenTheListenerIsClosed(t *testing.T) {
+	p := start(t, "getsid twice", nil)
+	l := p.takeListener(t)
+	held, err := unix.Dup(int(l))
+	try(t, "duplicate listener", err)
+	l.next(t)
+	try(t, "close", unix.Dup2(p.pidfd, int(l))) // the cleanup closes this number again
+	select {
+	case said := <-p.heard:
+		t.Errorf("call did not wait while a duplicate was held: %s", said)
+	case <-time.After(100 * time.Millisecond):
+	}
+	try(t, "close duplicate", unix.Close(held))
+	want(t, "call that waited", p.hear(t), unix.ENOSYS.Error())
+	want(t, "next call", p.hear(t), unix.ENOSYS.Error())
+}
+
+func TestSignalInterruptsReceive(t *testing.T) {
+	p := start(t, "trap nothing", nil)
+	l := p.takeListener(t)
+
+	receive := func(role string) *process {
+		t.Helper()
+		r := start(t, role, nil, int(l))
+		var tid int
+		r.hearInts(t, &tid)
+		for range 10 { // it may not be blocked yet when the first comes
+			time.Sleep(10 * time.Millisecond)
+			try(t, "signal", unix.Tgkill(r.pid, tid, unix.SIGUSR1))
+		}
+		return r
+	}
+	want(t, "receive", receive("receive").hear(t), unix.EINTR.Error())
+	r := receive("receive, restarted")
+	select {
+	case said := <-r.heard:
+		want(t, "receive with SA_RESTART", said, unix.EINTR.Error())
+		t.Log("before Linux 6.6: receive is interrupted in spite of SA_RESTART")
+	default:
+	}
+}
+
+func init() {
+	receive := func(c *child) {
+		c.say("%d", unix.Gettid())
+		_, err := listener(firstFile).receive()
+		c.say("%v", err)
+		c.hear()
+	}
+	roles["receive, restarted"] = receive
+	roles["receive"] = func(c *child) {
+		c.check("set signal action", noRestart(unix.SIGUSR1))
+		receive(c)
+	}
+}
+
+func init() {
+	roles["trap nothing"] = func(c *child) {
+		c.trap(0)
+		c.hear()
+	}
+}
+
+func TestListenerHangsUpAfterTheLastProcess(t *testing.T) {
+	p := start(t, "trap nothing", nil)
+	l := p.takeListener(t)
+	want(t, "events while the process lives", l.poll(t, 0), 0)
+	p.kill()
+	want(t, "events after it", l.poll(t, int(patience.Milliseconds())), unix.POLLHUP)
+	if _, err := l.receive(); !errors.Is(err, unix.ENOENT) {
+		t.Errorf("receive: %v, want %v", err, unix.ENOENT)
+	}
+}
