@@ -66,11 +66,32 @@ func Names(modes []Mode) []string {
 	return names
 }
 
+// Placement says which CPUs clients and servers run on.
+type Placement string
+
+const (
+	// Apart gives clients a CPU and servers another, where there are two.
+	// Streams want it; round trips then wait for a sleeping CPU to wake,
+	// which virtual machines are slow at and which is the same in all modes.
+	Apart Placement = "apart"
+	// Together puts both on one CPU: round trips cost what their code costs.
+	Together Placement = "together"
+	// Anywhere leaves it to the scheduler.
+	Anywhere Placement = "anywhere"
+)
+
+// Placements are all placements.
+var Placements = []Placement{Apart, Together, Anywhere}
+
 // Config says what to build.
 type Config struct {
-	Modes             []Mode
-	CongestionControl string // in every namespace
-	Pin               bool   // clients and servers to a CPU each, where there are two
+	Modes []Mode
+	// CongestionControl is set in every namespace; empty chooses cubic, or
+	// reno where the machine does not allow cubic outside its initial
+	// namespace. The machine's default is not used: bbr paces, so that bulk
+	// figures would tell of pacing and not of the path.
+	CongestionControl string
+	Placement         Placement
 }
 
 // Rig is a topology and what is needed to start programs in it.
@@ -78,6 +99,8 @@ type Rig struct {
 	Top *testkit.Topology
 	// Pinned is nil where programs are not pinned.
 	Pinned *measure.Pinned
+	// CongestionControl is that of every namespace.
+	CongestionControl string
 
 	modes   []Mode
 	tsugiki string
@@ -101,15 +124,16 @@ func New(ctx context.Context, c Config) (*Rig, error) {
 		}
 		r.tsugiki = filepath.Join(dir, "tsugiki")
 	}
-	if c.Pin {
-		if err := r.pin(); err != nil {
-			return nil, err
-		}
+	if err := r.pin(c.Placement); err != nil {
+		return nil, err
 	}
 	var err error
+	if r.CongestionControl, err = chooseCongestionControl(c.CongestionControl); err != nil {
+		return nil, err
+	}
 	r.Top, err = testkit.New(ctx, testkit.Options{
 		Containers:        containers,
-		CongestionControl: c.CongestionControl,
+		CongestionControl: r.CongestionControl,
 	})
 	if err != nil {
 		return nil, err
@@ -117,8 +141,26 @@ func New(ctx context.Context, c Config) (*Rig, error) {
 	return r, nil
 }
 
-// pin chooses the first and the last CPU that we may use.
-func (r *Rig) pin() error {
+func chooseCongestionControl(asked string) (string, error) {
+	if asked != "" {
+		return asked, nil
+	}
+	allowed, err := testkit.AllowedCongestionControls()
+	if err != nil {
+		return "", err
+	}
+	if slices.Contains(allowed, "cubic") {
+		return "cubic", nil
+	}
+	return "reno", nil // which every kernel has and allows
+}
+
+// pin chooses among the CPUs that we may use: the first for clients, and that
+// or the last for servers.
+func (r *Rig) pin(p Placement) error {
+	if p == Anywhere {
+		return nil
+	}
 	var set unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &set); err != nil {
 		return fmt.Errorf("choose CPUs: %w", err)
@@ -129,13 +171,16 @@ func (r *Rig) pin() error {
 			cpus = append(cpus, cpu)
 		}
 	}
-	if len(cpus) < 2 {
+	if p == Apart && len(cpus) < 2 {
 		return nil
 	}
 	if err := testkit.Programs("taskset"); err != nil {
 		return err
 	}
-	r.Pinned = &measure.Pinned{Client: cpus[0], Server: cpus[len(cpus)-1]}
+	r.Pinned = &measure.Pinned{Client: cpus[0], Server: cpus[0]}
+	if p == Apart {
+		r.Pinned.Server = cpus[len(cpus)-1]
+	}
 	return nil
 }
 

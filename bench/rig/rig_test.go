@@ -46,7 +46,7 @@ func TestParseModes(t *testing.T) {
 }
 
 func TestRunsInItsMode(t *testing.T) {
-	r := newRig(t, Config{Modes: []Mode{Host, NAT}, Pin: true})
+	r := newRig(t, Config{Modes: []Mode{Host, NAT}, Placement: Apart})
 	ctx := context.Background()
 	for mode, address := range map[Mode]string{Host: "198.51.100.1/24", NAT: "10.88.0.11/24"} {
 		run, err := r.Run(ctx, mode, "ip", "-4", "-o", "address")
@@ -67,7 +67,10 @@ func TestRunsInItsMode(t *testing.T) {
 }
 
 func TestRunCountsDescendants(t *testing.T) {
-	r := newRig(t, Config{Modes: []Mode{Host}})
+	r := newRig(t, Config{Modes: []Mode{Host}, Placement: Together})
+	if r.Pinned == nil || r.Pinned.Client != r.Pinned.Server {
+		t.Errorf("pinned to %+v, want one CPU", r.Pinned)
+	}
 	run, err := r.Run(context.Background(), Host, "sh", "-c", "timeout 0.2 sh -c 'while :; do :; done'; true")
 	if err != nil || run.CPU < 20*time.Millisecond {
 		t.Errorf("a busy grandchild gave %v, %v", run.CPU, err)

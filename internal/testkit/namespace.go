@@ -65,10 +65,29 @@ func newNamespace(name string, o Options) (*Namespace, error) {
 	}
 	for _, s := range sysctls {
 		if err := n.SetSysctl(s[0], s[1]); err != nil {
-			return nil, errors.Join(err, n.close())
+			return nil, errors.Join(needsCongestionControl(err, o), n.close())
 		}
 	}
 	return n, nil
+}
+
+// needsCongestionControl explains that only the initial namespace may use an
+// algorithm that is not on the machine's list of allowed ones.
+func needsCongestionControl(err error, o Options) error {
+	if o.CongestionControl != "" && (errors.Is(err, unix.EPERM) || errors.Is(err, unix.ENOENT)) {
+		return &NeedsError{fmt.Sprintf("%s in net.ipv4.tcp_allowed_congestion_control", o.CongestionControl)}
+	}
+	return err
+}
+
+// AllowedCongestionControls lists what Options.CongestionControl can be on
+// this machine.
+func AllowedCongestionControls() ([]string, error) {
+	list, err := os.ReadFile(sysctlPath("net.ipv4.tcp_allowed_congestion_control"))
+	if err != nil {
+		return nil, fmt.Errorf("list congestion controls: %w", err)
+	}
+	return strings.Fields(string(list)), nil
 }
 
 // serveStarts runs what comes over n.starts on a thread that is in the

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -144,6 +145,15 @@ func TestCongestionControl(t *testing.T) {
 	}
 	if err := top.Host.SetSysctl("kernel.panic", "1"); err == nil {
 		t.Error("SetSysctl changes a setting of the whole machine")
+	}
+	allowed, err := AllowedCongestionControls()
+	if err != nil || !slices.Contains(allowed, "reno") {
+		t.Errorf("allowed congestion controls %v, %v; want reno among them", allowed, err)
+	}
+	_, err = New(context.Background(), Options{CongestionControl: "no-such-algorithm"})
+	var needs *NeedsError
+	if !errors.As(err, &needs) {
+		t.Errorf("unknown congestion control: %v", err)
 	}
 }
 

@@ -1,0 +1,148 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tsugiki/tsugiki/bench/measure"
+	"github.com/tsugiki/tsugiki/internal/testkit"
+)
+
+func TestUsage(t *testing.T) {
+	tests := []struct {
+		args string
+		want string
+	}{
+		{"-figure density", `unknown figure "density"`},
+		{"-tests tcp_rr,tcp_xyz", `unknown test "tcp_xyz"`},
+		{"-modes host,bare", `unknown mode "bare"`},
+		{"-pin 3", `unknown placement "3"`},
+		{"-rounds 0", "rounds and duration must be positive"},
+		{"-no-such-flag", "not defined"},
+		{"graft", `unexpected argument "graft"`},
+	}
+	for _, test := range tests {
+		t.Run(test.args, func(t *testing.T) {
+			var stdout, stderr bytes.Buffer
+			if code := run(strings.Fields(test.args), &stdout, &stderr); code != 2 {
+				t.Errorf("exit status %d, want 2", code)
+			}
+			if !strings.Contains(stderr.String(), test.want) || strings.Count(stderr.String(), "\n") != 1 {
+				t.Errorf("said %q, want one line with %q", stderr.String(), test.want)
+			}
+		})
+	}
+}
+
+func TestDecode(t *testing.T) {
+	s, err := decode([]byte(`{"test":"tcp_rr","ops":10,"bytes":20,"seconds":0.5,"p50_us":7.5}`))
+	if err != nil || s.Ops != 10 || s.Seconds != 0.5 || s.P50 != 7.5 {
+		t.Errorf("%+v, %v", s, err)
+	}
+	for _, line := range []string{"", "{}", `{"ops":0,"bytes":0,"seconds":1}`} {
+		if _, err := decode([]byte(line)); err == nil {
+			t.Errorf("decode(%q) gives no error", line)
+		}
+	}
+}
+
+// TestDriver runs every test of netdrive over IPv6 in a namespace.
+func TestDriver(t *testing.T) {
+	testkit.Program(t, "gcc")
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	driver, err := buildDriver(ctx, t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	top := testkit.Build(t, testkit.Options{})
+	for _, test := range tests {
+		if test.network == "" {
+			continue
+		}
+		t.Run(test.name, func(t *testing.T) {
+			address := []string{test.name, testkit.RemoteAddr6.String(), "7000", "-s", "100"}
+			server := top.Remote.Command(ctx, driver, append([]string{"server"}, address...)...)
+			if err := server.Start(); err != nil {
+				t.Fatal(err)
+			}
+			defer func() {
+				_ = server.Process.Kill()
+				_ = server.Wait() // killed
+			}()
+			if err := top.Remote.WaitListen(ctx, test.network, 7000); err != nil {
+				t.Fatal(err)
+			}
+			out, err := top.Host.Command(ctx, driver, append([]string{"client"}, append(address, "-t", "0.1", "-w", "0.05")...)...).Output()
+			if err != nil {
+				t.Fatal(err)
+			}
+			s, err := decode(out)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if s.Seconds < 0.1 || s.TotalBytes <= s.Bytes || s.P50 <= 0 || s.P99 < s.P50 || s.Connect <= 0 {
+				t.Errorf("not plausible: %s", out)
+			}
+		})
+	}
+}
+
+func TestDriverFails(t *testing.T) {
+	testkit.Program(t, "gcc")
+	ctx := context.Background()
+	driver, err := buildDriver(ctx, t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	top := testkit.Build(t, testkit.Options{})
+	out, err := top.Host.Command(ctx, driver, "client", "tcp_rr", testkit.RemoteAddr4.String(), "7001").CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "connect: Connection refused") {
+		t.Errorf("no server: %v, %s", err, out)
+	}
+	err = exec.Command(driver, "client", "tcp_rr", "nowhere", "1").Run()
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) || exit.ExitCode() != 2 {
+		t.Errorf("wrong usage: %v, want exit status 2", err)
+	}
+}
+
+// TestBench runs a short figure without the graft, whose program may not be
+// built.
+func TestBench(t *testing.T) {
+	testkit.Program(t, "gcc")
+	testkit.Build(t, testkit.Options{Containers: 1}) // skips what bench would fail at
+	var stdout, stderr bytes.Buffer
+	code := run([]string{
+		"-j", "-modes", "host,nat", "-tests", "tcp_crr,startup",
+		"-rounds", "2", "-duration", "100ms", "-warmup", "10ms", "-pin", "anywhere", "-seed", "7",
+	}, &stdout, &stderr)
+	if code != 0 {
+		t.Fatalf("exit status %d: %s", code, stderr.String())
+	}
+	var report measure.Report
+	if err := json.Unmarshal(stdout.Bytes(), &report); err != nil {
+		t.Fatal(err)
+	}
+	if report.Seed != 7 || report.Pinned != nil || report.Machine.CongestionControl == "" {
+		t.Errorf("the report does not say how it was made: %+v", report)
+	}
+	seen := make(map[string]bool)
+	for _, res := range report.Results {
+		seen[res.Test+" "+res.Metric+" "+res.Mode] = true
+		if len(res.Values) != 2 || len(res.Ratios) != 2 {
+			t.Errorf("%s %s %s: %d values, %d ratios; want 2", res.Test, res.Metric, res.Mode, len(res.Values), len(res.Ratios))
+		}
+	}
+	for _, want := range []string{"tcp_crr rate host", "tcp_crr p99 nat", "tcp_crr first_connect nat", "startup wall nat"} {
+		if !seen[want] {
+			t.Errorf("no result %s", want)
+		}
+	}
+}
