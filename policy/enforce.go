@@ -163,6 +163,13 @@ func (e *Enforcement) ForgetBind(sock int) error {
 	return nil
 }
 
+// BoundByIngress tells whether AllowBind let a host socket bind what a rule lets
+// the container serve.
+func (e *Enforcement) BoundByIngress(sock int) bool {
+	var row bpf.PolicyBinding
+	return e.objs.BindingBySocket.Lookup(uint32(sock), &row) == nil && row.Ingress != 0
+}
+
 // Denied returns what the kernel has refused the container so far.
 func (e *Enforcement) Denied() (Denied, error) {
 	var counts [4]uint64

@@ -251,3 +251,13 @@ func (t *Table) Endpoints() []*endpoint.Endpoint { return slices.Clone(t.endpoin
 
 // IngressRules are the ingress rules, exact addresses first.
 func (t *Table) IngressRules() []Ingress { return slices.Clone(t.ingress) }
+
+// HasEgress tells whether any destination lies on the host's side.
+func (t *Table) HasEgress() bool {
+	for _, outlets := range t.outlets {
+		if len(outlets) > 0 {
+			return true
+		}
+	}
+	return false
+}

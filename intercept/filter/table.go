@@ -85,21 +85,26 @@ var foreign = map[string][]rule{
 	},
 }
 
-// Lookup tells which call a notification is about.
-func Lookup(token uint32, number int32) (Call, bool) {
+// callKey is what a notification says of a call.
+type callKey struct {
+	token, number uint32
+}
+
+var calls = func() map[callKey]Call {
+	m := map[callKey]Call{}
 	for goarch, n := range natives {
-		if n.token == token {
-			for call, nr := range n.numbers {
-				if nr == uint32(number) {
-					return call, true
-				}
-			}
+		for call, number := range n.numbers {
+			m[callKey{n.token, number}] = call
 		}
 		for _, r := range foreign[goarch] {
-			if r.token == token && r.number == uint32(number) {
-				return r.call, true
-			}
+			m[callKey{r.token, r.number}] = r.call
 		}
 	}
-	return 0, false
+	return m
+}()
+
+// Lookup tells which call a notification is about.
+func Lookup(token uint32, number int32) (Call, bool) {
+	call, known := calls[callKey{token, uint32(number)}]
+	return call, known
 }

@@ -1,0 +1,148 @@
+package graft
+
+import (
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/policy"
+)
+
+// Bind answers bind(2). Where a rule names the address, the engine binds the
+// endpoint's address on the program's behalf: bind(2) of an IP socket never
+// waits. The engine acts on the file that it holds, so it does not matter what
+// the program does to its descriptor or its memory meanwhile.
+func (e *Engine) Bind(p Program, number int, addr netip.AddrPort) (Answer, error) {
+	file, err := p.File(number)
+	if err != nil {
+		return Answer{}, ignoreBadFile(err)
+	}
+	defer unix.Close(file)
+	s, err := inspect(file)
+	if err != nil || !s.movable() || s.is4() != addr.Addr().Is4() {
+		return Answer{}, err
+	}
+	ep, port := e.ingress(s, addr)
+	e.logDecision(p, "bind", addr, ep)
+	switch {
+	case s.local.Port() != 0:
+		return e.bindAgain(s), nil
+	case ep != nil && ep.Type == endpoint.Unix:
+		return e.listenAtPath(p, number, s, ep)
+	case ep != nil:
+		host := netip.AddrPortFrom(s.shape(ep.Addr), port)
+		return e.bindAt(p, number, s, e.Host(ep.Netns), policy.Binding{Host: host, View: addr, Ingress: true})
+	case e.places[s.netns] == nil:
+		return Answer{}, nil // its own socket, to its own address
+	case addr.Port() == 0 && addr.Addr().Unmap().IsUnspecified():
+		// Any address, any port: as clients do before they connect. Should it
+		// listen after all, Listen moves it.
+		host := netip.AddrPortFrom(e.clientSource(s), 0)
+		return e.bindAt(p, number, s, e.places[s.netns], policy.Binding{Host: host, View: addr})
+	}
+	moved, err := e.swap(p, number, s, e.Own, rebind{})
+	if err != nil {
+		return answerFor(err)
+	}
+	unix.Close(moved)
+	return Answer{}, nil
+}
+
+// ingress finds the rule for what a socket binds. The wildcard of an IPv6
+// socket that is not V6ONLY stands for IPv4's as well.
+func (e *Engine) ingress(s *socket, addr netip.AddrPort) (*endpoint.Endpoint, uint16) {
+	unmapped := netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())
+	ep, port := e.Table.Ingress(unmapped)
+	if ep == nil && addr.Addr() == netip.IPv6Unspecified() && !s.v6only() {
+		ep, port = e.Table.Ingress(netip.AddrPortFrom(netip.IPv4Unspecified(), addr.Port()))
+	}
+	return ep, port
+}
+
+// bindAgain is the answer for a socket that has a name already, whose second
+// bind(2) must not reach the kernel programs, for they would refuse it with
+// another errno than the kernel does.
+func (e *Engine) bindAgain(s *socket) Answer {
+	if e.places[s.netns] == nil {
+		return Answer{}
+	}
+	return fail(unix.EINVAL)
+}
+
+// clientSource is the source address of a socket that connects to it knows not
+// what yet.
+func (e *Engine) clientSource(s *socket) netip.Addr {
+	if ep := e.Table.Default(!s.is4()); ep != nil && ep.Type != endpoint.Unix {
+		return s.shape(ep.Addr)
+	}
+	if s.is4() {
+		return netip.IPv4Unspecified()
+	}
+	return netip.IPv6Unspecified()
+}
+
+// bindAt binds a socket of the place and makes it the program's.
+func (e *Engine) bindAt(p Program, number int, s *socket, place Place, b policy.Binding) (Answer, error) {
+	if s.netns == place.Cookie() {
+		if err := e.bindHost(s.file, b); err != nil {
+			return answerFor(err)
+		}
+		return Answer{Action: Succeed}, nil
+	}
+	moved, err := e.swap(p, number, s, place, rebind{wanted: true, exact: true, to: b.Host, view: b.View, ingress: b.Ingress})
+	if err != nil {
+		return answerFor(err)
+	}
+	unix.Close(moved)
+	return Answer{Action: Succeed}, nil
+}
+
+// bindHost makes the one bind that the kernel programs are told to allow.
+func (e *Engine) bindHost(file int, b policy.Binding) error {
+	if err := e.Enforcement.AllowBind(file, b); err != nil {
+		return err
+	}
+	if err := unix.Bind(file, sockaddrOf(b.Host)); err != nil {
+		if ferr := e.Enforcement.ForgetBind(file); ferr != nil {
+			return ferr
+		}
+		return refusal(err)
+	}
+	return nil
+}
+
+// Listen answers listen(2). The engine calls it itself on the file that it
+// holds: an unbound socket that listens is bound to any address of its
+// namespace and a port that the kernel picks, past every bind program, which
+// must not happen to a host socket. Only a socket that an ingress rule has
+// bound may listen on the host; another is moved to its own namespace first.
+//
+// A socket that is not IP is left to the kernel, which writes the caller's
+// identity into a unix one. Should the program put a host socket in its place
+// meanwhile, the kernel programs make that listener unreachable.
+func (e *Engine) Listen(p Program, number, backlog int) (Answer, error) {
+	file, err := p.File(number)
+	if err != nil {
+		return Answer{}, ignoreBadFile(err)
+	}
+	defer unix.Close(file)
+	s, err := inspect(file)
+	if err != nil || !s.isIP() {
+		return Answer{}, err
+	}
+	listener := s.file
+	if e.places[s.netns] != nil && s.movable() && !e.Enforcement.BoundByIngress(s.file) {
+		moved, err := e.swap(p, number, s, e.Own, e.nameAt(s, nil))
+		if err != nil {
+			return answerFor(err)
+		}
+		defer unix.Close(moved)
+		listener = moved
+	}
+	e.Log.Debug("listen", "pid", p.Thread(), "fd", number, "addr", s.local)
+	if err := unix.Listen(listener, backlog); err != nil {
+		return answerFor(refusal(err))
+	}
+	return Answer{Action: Succeed}, nil
+}

@@ -1,0 +1,310 @@
+// Package graft is the engine: for one socket call of a program it decides
+// which host socket takes the place of the program's own, with which options
+// and which source address, and whether the kernel then carries on with the
+// call or the engine has acted on the program's behalf.
+//
+// It does not know which front end asked, and it enforces nothing: a wrong
+// answer, or a program that changes its mind behind the engine's back, meets
+// the kernel programs of package policy. It needs CAP_SYS_PTRACE over the
+// program (to duplicate its descriptors) and CAP_NET_BIND_SERVICE.
+//
+// # How a socket gets its place
+//
+// A socket is of the namespace that it was made in, for good. So:
+//
+//   - socket(2) is answered with a host socket at once where most of what the
+//     program can reach lies on the host's side. Such a socket is born there:
+//     options, dup, fork and epoll work on it as on any other.
+//   - bind(2), listen(2) and connect(2) tell where the socket belongs. If that
+//     is not where it is, a new one is made there, everything that the old one
+//     was told is copied, and the program's descriptors are replaced: a swap.
+//   - bind(2) by a rule is made by the engine, to the host's address; connect(2)
+//     is left to the kernel, so that blocking, signals and errnos are its own.
+package graft
+
+import (
+	"context"
+	"log/slog"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/internal/keeper"
+	"github.com/tsugiki/tsugiki/policy"
+)
+
+// Place is a network namespace in which the engine can have sockets made.
+type Place interface {
+	// Keeper returns the maker of sockets, which it starts if need be.
+	Keeper() (*keeper.Keeper, error)
+	// Cookie is the namespace's SO_NETNS_COOKIE.
+	Cookie() uint64
+}
+
+// Program is the program's side of one call, as the front end sees it.
+type Program interface {
+	// Thread is the id of the calling thread, in the front end's pid namespace.
+	Thread() int
+	// File returns a duplicate of one of the program's descriptors. One that
+	// the program has not open is EBADF.
+	File(number int) (int, error)
+	// Descriptors lists all descriptors of the program's process that refer to
+	// the same file as the duplicate, with their registrations in epolls.
+	Descriptors(file int) ([]Descriptor, error)
+	// User is the effective user and group of the calling thread.
+	User() (uid, gid int, err error)
+	// Install replaces a descriptor of the program by another file.
+	Install(number, file int, closeOnExec bool) error
+}
+
+// Descriptor is one number under which a program has a file.
+type Descriptor struct {
+	Number      int
+	CloseOnExec bool
+	Watches     []Watch
+}
+
+// Watch is the registration of a descriptor in an epoll.
+type Watch struct {
+	Epoll  int // a duplicate, which the receiver has to close
+	Events uint32
+	Data   uint64
+}
+
+// Action is what is to become of a call.
+type Action int
+
+// The actions.
+const (
+	Proceed Action = iota // the kernel carries on with the call
+	Fail                  // the call fails with Errno
+	Succeed               // the call returns 0
+	Give                  // the call returns a new descriptor of File
+)
+
+// Answer is what the engine says of a call.
+type Answer struct {
+	Action      Action
+	Errno       unix.Errno // of Fail: the kernel's own, from a call of the engine
+	File        int        // of Give; the front end has to close it
+	CloseOnExec bool       // of Give
+}
+
+func fail(errno unix.Errno) Answer { return Answer{Action: Fail, Errno: errno} }
+
+// Config is what an engine works with.
+type Config struct {
+	Table       *policy.Table
+	Enforcement *policy.Enforcement
+	// Host gives the place of an endpoint, by its Netns; "" is the host's.
+	Host func(netns string) Place
+	// Own is the container's own namespace.
+	Own Place
+	// OwnIsLoopback says that the container's namespace has nothing but a
+	// loopback, so that all else lies on the host's side.
+	OwnIsLoopback bool
+	Log           *slog.Logger
+}
+
+// Engine answers the socket calls of one container. Its methods may be called
+// by many goroutines at once; none of them waits for a peer.
+type Engine struct {
+	Config
+	host   Place
+	places map[uint64]Place // by cookie, the host's side
+
+	// swapped is set once a socket has been moved to the container's own
+	// namespace. Until then, all born sockets are known to be the host's.
+	swapped atomic.Bool
+
+	// defaultValues has, by valuesKey, the values of a new socket.
+	defaultValues sync.Map
+
+	// paths are the unix sockets that were made in the file system.
+	pathsMu sync.Mutex
+	paths   []string
+
+	// sent remembers, by socket cookie, the UDP sockets whose place was decided
+	// by the first datagram.
+	sentMu sync.Mutex
+	sent   map[uint64]struct{}
+}
+
+// sentMax bounds Engine.sent. Where more sockets than that send, some are
+// decided anew, which costs time and changes nothing.
+const sentMax = 4096
+
+// New makes an engine.
+func New(c Config) *Engine {
+	e := &Engine{Config: c, host: c.Host(""), places: map[uint64]Place{}, sent: map[uint64]struct{}{}}
+	e.places[e.host.Cookie()] = e.host
+	for _, ep := range c.Table.Endpoints() {
+		p := c.Host(ep.Netns)
+		e.places[p.Cookie()] = p
+	}
+	return e
+}
+
+// Born tells whether sockets of a family are made on the host's side from the
+// start: where a default route leads there, or where the container has nothing
+// but a loopback of its own and some rule.
+func (c *Config) Born(family int) bool {
+	if c.OwnIsLoopback {
+		return len(c.Table.Endpoints()) > 0
+	}
+	return c.Table.Default(family == unix.AF_INET6) != nil
+}
+
+// SeesDatagrams tells whether the front end has to ask about each datagram that
+// is sent to an address: where UDP sockets are not born on the host's side but
+// some destinations lie there.
+func (c *Config) SeesDatagrams() bool {
+	return !(c.Born(unix.AF_INET) && c.Born(unix.AF_INET6)) && c.Table.HasEgress()
+}
+
+// Socket answers socket(2).
+func (e *Engine) Socket(p Program, family, typ, protocol int) (Answer, error) {
+	const flags = unix.SOCK_NONBLOCK | unix.SOCK_CLOEXEC
+	kind := keeper.Kind{Family: family, Type: typ &^ unix.SOCK_CLOEXEC, Protocol: protocol}
+	switch {
+	case typ&^(flags|sockTypeMask) != 0 || !e.Born(family):
+		return Answer{}, nil
+	case typ&sockTypeMask == unix.SOCK_STREAM && isTCP(protocol):
+		// The kernel programs do not see all that MPTCP does; TCP is what its
+		// callers fall back to.
+		kind.Protocol = unix.IPPROTO_TCP
+	case typ&sockTypeMask == unix.SOCK_DGRAM && isUDP(protocol):
+		kind.Protocol = unix.IPPROTO_UDP
+	default:
+		return Answer{}, nil
+	}
+	return e.give(p, kind, typ&unix.SOCK_CLOEXEC != 0)
+}
+
+const sockTypeMask = 0xf
+
+func isTCP(protocol int) bool {
+	return protocol == 0 || protocol == unix.IPPROTO_TCP || protocol == unix.IPPROTO_MPTCP
+}
+
+func isUDP(protocol int) bool { return protocol == 0 || protocol == unix.IPPROTO_UDP }
+
+func (e *Engine) give(p Program, kind keeper.Kind, closeOnExec bool) (Answer, error) {
+	k, err := e.host.Keeper()
+	if err != nil {
+		return Answer{}, err
+	}
+	file, err := k.Socket(kind)
+	if errno, refused := kernelRefusal(err); refused {
+		return fail(errno), nil
+	}
+	if err != nil {
+		return Answer{}, err
+	}
+	e.Log.Debug("born", "pid", p.Thread(), "syscall", "socket", "family", kind.Family, "type", kind.Type&sockTypeMask)
+	return Answer{Action: Give, File: file, CloseOnExec: closeOnExec}, nil
+}
+
+// reach tells where a destination lies: the endpoint and its place, or nil and
+// the container's own.
+func (e *Engine) reach(to netip.AddrPort) (*endpoint.Endpoint, Place) {
+	ep := e.Table.Egress(to)
+	if ep == nil {
+		return nil, e.Own
+	}
+	return ep, e.Host(ep.Netns)
+}
+
+// Connect answers connect(2). The kernel reads the address again when it goes
+// on; one that was changed in between meets the kernel programs, on a socket
+// that is the host's, or the container's own namespace.
+func (e *Engine) Connect(p Program, number int, to netip.AddrPort) (Answer, error) {
+	ep, place := e.reach(to)
+	if ep != nil && ep.Type != endpoint.Unix && place == e.host && e.allOnHost() {
+		e.logDecision(p, "connect", to, ep)
+		return Answer{}, nil
+	}
+	return e.move(p, "connect", number, to)
+}
+
+// allOnHost tells whether every IP socket of the container is the host's.
+func (e *Engine) allOnHost() bool {
+	return !e.swapped.Load() && e.Born(unix.AF_INET) && e.Born(unix.AF_INET6)
+}
+
+// Send answers a datagram that is sent to an address, and a TCP Fast Open. The
+// first decides about the socket.
+func (e *Engine) Send(p Program, number int, to netip.AddrPort) (Answer, error) {
+	return e.move(p, "send", number, to)
+}
+
+// move brings the socket of a call to where its destination lies.
+func (e *Engine) move(p Program, call string, number int, to netip.AddrPort) (Answer, error) {
+	file, err := p.File(number)
+	if err != nil {
+		return Answer{}, ignoreBadFile(err)
+	}
+	defer unix.Close(file)
+	s, err := inspect(file)
+	if err != nil || !s.movable() {
+		return Answer{}, err
+	}
+	if call == "send" && s.typ == unix.SOCK_DGRAM && e.decided(s) {
+		return Answer{}, nil
+	}
+	ep, place := e.reach(to)
+	e.logDecision(p, call, to, ep)
+	if ep != nil && ep.Type == endpoint.Unix {
+		return e.connectUnix(p, number, s, ep, place)
+	}
+	if s.netns == place.Cookie() || (ep == nil && e.places[s.netns] == nil) {
+		return Answer{}, nil
+	}
+	moved, err := e.swap(p, number, s, place, e.nameAt(s, ep))
+	if err != nil {
+		return answerFor(err)
+	}
+	unix.Close(moved)
+	return Answer{}, nil
+}
+
+// nameAt is what a socket that was bound already shall be bound to in its new
+// place, or the zero value.
+func (e *Engine) nameAt(s *socket, ep *endpoint.Endpoint) rebind {
+	if s.local.Port() == 0 {
+		return rebind{}
+	}
+	if ep == nil {
+		return rebind{wanted: true, to: s.local}
+	}
+	return rebind{wanted: true, to: netip.AddrPortFrom(s.shape(ep.Addr), s.local.Port()), view: s.local}
+}
+
+// decided tells whether a UDP socket has sent before, and notes that it has.
+func (e *Engine) decided(s *socket) bool {
+	e.sentMu.Lock()
+	defer e.sentMu.Unlock()
+	_, seen := e.sent[s.cookie]
+	if !seen {
+		if len(e.sent) >= sentMax {
+			clear(e.sent)
+		}
+		e.sent[s.cookie] = struct{}{}
+	}
+	return seen
+}
+
+func (e *Engine) logDecision(p Program, call string, addr netip.AddrPort, ep *endpoint.Endpoint) {
+	// The arguments would be allocated even where nobody wants them.
+	if !e.Log.Enabled(context.Background(), slog.LevelInfo) {
+		return
+	}
+	name := "-"
+	if ep != nil {
+		name = ep.Name
+	}
+	e.Log.Info("decided", "pid", p.Thread(), "syscall", call, "addr", addr, "endpoint", name)
+}

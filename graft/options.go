@@ -1,0 +1,187 @@
+package graft
+
+import (
+	"encoding/binary"
+	"fmt"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/keeper"
+)
+
+// option is a socket option that a program may have set before its socket is
+// moved, in the form in which getsockopt(2) gives what setsockopt(2) takes.
+type option struct {
+	level, name int
+	family      int // only for sockets of it; 0: any
+	typ         int // likewise
+	size        int
+	halve       bool // the kernel doubles what it is given (socket(7))
+}
+
+// optionSizeMax is the size of the largest of them.
+const optionSizeMax = 16
+
+// options are all that can be read back. Those that cannot, such as multicast
+// memberships and socket filters, do not survive a move; sockets that are born
+// where they belong have no need of one.
+var options = []option{
+	{level: unix.SOL_SOCKET, name: unix.SO_REUSEADDR, size: 4},
+	{level: unix.SOL_SOCKET, name: unix.SO_REUSEPORT, size: 4},
+	{level: unix.SOL_SOCKET, name: unix.SO_KEEPALIVE, size: 4},
+	{level: unix.SOL_SOCKET, name: unix.SO_DONTROUTE, size: 4},
+	{level: unix.SOL_SOCKET, name: unix.SO_BROADCAST, size: 4},
+	{level: unix.SOL_SOCKET, name: unix.SO_OOBINLINE, size: 4},
+	{level: unix.SOL_SOCKET, name: unix.SO_SNDBUF, size: 4, halve: true},
+	{level: unix.SOL_SOCKET, name: unix.SO_RCVBUF, size: 4, halve: true},
+	{level: unix.SOL_SOCKET, name: unix.SO_LINGER, size: 8},
+	{level: unix.SOL_SOCKET, name: unix.SO_RCVLOWAT, size: 4},
+	{level: unix.SOL_SOCKET, name: unix.SO_RCVTIMEO, size: 16},
+	{level: unix.SOL_SOCKET, name: unix.SO_SNDTIMEO, size: 16},
+	{level: unix.SOL_SOCKET, name: unix.SO_PRIORITY, size: 4},
+	{level: unix.SOL_SOCKET, name: unix.SO_TIMESTAMP, size: 4},
+	{level: unix.SOL_SOCKET, name: unix.SO_TIMESTAMPNS, size: 4},
+	{level: unix.SOL_SOCKET, name: unix.SO_RXQ_OVFL, size: 4},
+	{level: unix.SOL_SOCKET, name: unix.SO_INCOMING_CPU, size: 4},
+	{level: unix.SOL_SOCKET, name: unix.SO_ZEROCOPY, size: 4},
+	{level: unix.SOL_SOCKET, name: unix.SO_BUSY_POLL, size: 4},
+	{level: unix.SOL_SOCKET, name: unix.SO_MAX_PACING_RATE, size: 8},
+
+	{level: unix.SOL_IP, name: unix.IP_TOS, size: 4},
+	{level: unix.SOL_IP, name: unix.IP_TTL, size: 4},
+	{level: unix.SOL_IP, name: unix.IP_MTU_DISCOVER, size: 4},
+	{level: unix.SOL_IP, name: unix.IP_RECVERR, size: 4},
+	{level: unix.SOL_IP, name: unix.IP_PKTINFO, size: 4},
+	{level: unix.SOL_IP, name: unix.IP_RECVTTL, size: 4},
+	{level: unix.SOL_IP, name: unix.IP_RECVTOS, size: 4},
+	{level: unix.SOL_IP, name: unix.IP_FREEBIND, size: 4},
+	{level: unix.SOL_IP, name: unix.IP_BIND_ADDRESS_NO_PORT, size: 4},
+	{level: unix.SOL_IP, name: unix.IP_MINTTL, size: 4},
+	{level: unix.SOL_IP, name: unix.IP_RECVORIGDSTADDR, size: 4},
+
+	{level: unix.SOL_IPV6, name: unix.IPV6_V6ONLY, family: unix.AF_INET6, size: 4},
+	{level: unix.SOL_IPV6, name: unix.IPV6_UNICAST_HOPS, family: unix.AF_INET6, size: 4},
+	{level: unix.SOL_IPV6, name: unix.IPV6_TCLASS, family: unix.AF_INET6, size: 4},
+	{level: unix.SOL_IPV6, name: unix.IPV6_MTU_DISCOVER, family: unix.AF_INET6, size: 4},
+	{level: unix.SOL_IPV6, name: unix.IPV6_RECVERR, family: unix.AF_INET6, size: 4},
+	{level: unix.SOL_IPV6, name: unix.IPV6_RECVPKTINFO, family: unix.AF_INET6, size: 4},
+	{level: unix.SOL_IPV6, name: unix.IPV6_RECVHOPLIMIT, family: unix.AF_INET6, size: 4},
+	{level: unix.SOL_IPV6, name: unix.IPV6_RECVTCLASS, family: unix.AF_INET6, size: 4},
+	{level: unix.SOL_IPV6, name: unix.IPV6_FREEBIND, family: unix.AF_INET6, size: 4},
+
+	{level: unix.SOL_TCP, name: unix.TCP_NODELAY, typ: unix.SOCK_STREAM, size: 4},
+	{level: unix.SOL_TCP, name: unix.TCP_CORK, typ: unix.SOCK_STREAM, size: 4},
+	{level: unix.SOL_TCP, name: unix.TCP_MAXSEG, typ: unix.SOCK_STREAM, size: 4},
+	{level: unix.SOL_TCP, name: unix.TCP_KEEPIDLE, typ: unix.SOCK_STREAM, size: 4},
+	{level: unix.SOL_TCP, name: unix.TCP_KEEPINTVL, typ: unix.SOCK_STREAM, size: 4},
+	{level: unix.SOL_TCP, name: unix.TCP_KEEPCNT, typ: unix.SOCK_STREAM, size: 4},
+	{level: unix.SOL_TCP, name: unix.TCP_SYNCNT, typ: unix.SOCK_STREAM, size: 4},
+	{level: unix.SOL_TCP, name: unix.TCP_LINGER2, typ: unix.SOCK_STREAM, size: 4},
+	{level: unix.SOL_TCP, name: unix.TCP_DEFER_ACCEPT, typ: unix.SOCK_STREAM, size: 4},
+	{level: unix.SOL_TCP, name: unix.TCP_WINDOW_CLAMP, typ: unix.SOCK_STREAM, size: 4},
+	{level: unix.SOL_TCP, name: unix.TCP_QUICKACK, typ: unix.SOCK_STREAM, size: 4},
+	{level: unix.SOL_TCP, name: unix.TCP_CONGESTION, typ: unix.SOCK_STREAM, size: 16},
+	{level: unix.SOL_TCP, name: unix.TCP_USER_TIMEOUT, typ: unix.SOCK_STREAM, size: 4},
+	{level: unix.SOL_TCP, name: unix.TCP_NOTSENT_LOWAT, typ: unix.SOCK_STREAM, size: 4},
+	{level: unix.SOL_TCP, name: unix.TCP_FASTOPEN, typ: unix.SOCK_STREAM, size: 4},
+	{level: unix.SOL_TCP, name: unix.TCP_FASTOPEN_CONNECT, typ: unix.SOCK_STREAM, size: 4},
+	{level: unix.SOL_TCP, name: unix.TCP_SAVE_SYN, typ: unix.SOCK_STREAM, size: 4},
+
+	{level: unix.SOL_UDP, name: unix.UDP_SEGMENT, typ: unix.SOCK_DGRAM, size: 4},
+	{level: unix.SOL_UDP, name: unix.UDP_GRO, typ: unix.SOCK_DGRAM, size: 4},
+}
+
+// values are what the options of a socket are, in the order of options; one that
+// it does not have is empty.
+type values []string
+
+func (s *socket) values() values {
+	var buf [optionSizeMax]byte
+	vs := make(values, len(options))
+	for i, o := range options {
+		if (o.family != 0 && o.family != s.family) || (o.typ != 0 && o.typ != s.typ) {
+			continue
+		}
+		if n, err := getsockopt(s.file, o.level, o.name, buf[:o.size]); err == nil {
+			vs[i] = string(buf[:n])
+		}
+	}
+	return vs
+}
+
+type valuesKey struct {
+	netns uint64
+	kind  keeper.Kind
+}
+
+// defaults are the options of a new socket in the place where s is. Many come
+// from that namespace's sysctls, and shall be the new place's after a move.
+func (e *Engine) defaults(s *socket) (values, error) {
+	key := valuesKey{s.netns, s.kind()}
+	if vs, ok := e.defaultValues.Load(key); ok {
+		return vs.(values), nil
+	}
+	place := e.places[s.netns]
+	if place == nil {
+		place = e.Own
+	}
+	k, err := place.Keeper()
+	if err != nil {
+		return nil, err
+	}
+	file, err := k.Socket(key.kind)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(file)
+	fresh := *s
+	fresh.file = file
+	vs := fresh.values()
+	e.defaultValues.Store(key, vs)
+	return vs, nil
+}
+
+// copyOptions sets on the socket to what the program has set on s. An option
+// that the new place refuses is left out: on a host socket, the program could
+// not have set it either.
+func (e *Engine) copyOptions(s *socket, to int) error {
+	defaults, err := e.defaults(s)
+	if err != nil {
+		return fmt.Errorf("find default socket options: %w", err)
+	}
+	for i, v := range s.values() {
+		if v == defaults[i] || v == "" {
+			continue
+		}
+		o, value := options[i], []byte(v)
+		if o.halve {
+			native.PutUint32(value, native.Uint32(value)/2)
+		}
+		if err := setsockopt(to, o.level, o.name, value); err != nil {
+			e.Log.Debug("socket option not copied", "level", o.level, "name", o.name, "err", err)
+		}
+	}
+	return nil
+}
+
+var native = binary.NativeEndian
+
+func getsockopt(file, level, name int, value []byte) (int, error) {
+	size := uint32(len(value))
+	_, _, errno := unix.RawSyscall6(unix.SYS_GETSOCKOPT, uintptr(file), uintptr(level), uintptr(name),
+		uintptr(unsafe.Pointer(&value[0])), uintptr(unsafe.Pointer(&size)), 0)
+	if errno != 0 {
+		return 0, errno
+	}
+	return int(size), nil
+}
+
+func setsockopt(file, level, name int, value []byte) error {
+	_, _, errno := unix.RawSyscall6(unix.SYS_SETSOCKOPT, uintptr(file), uintptr(level), uintptr(name),
+		uintptr(unsafe.Pointer(&value[0])), uintptr(len(value)), 0)
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}

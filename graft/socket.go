@@ -1,0 +1,181 @@
+package graft
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/keeper"
+)
+
+// refusalError is an errno that the kernel gave the engine for a call that it
+// made on the program's behalf, and that therefore is the program's.
+type refusalError struct {
+	errno unix.Errno
+}
+
+func (r refusalError) Error() string { return "refused by the kernel: " + r.errno.Error() }
+
+func refusal(err error) error {
+	var errno unix.Errno
+	if errors.As(err, &errno) {
+		return refusalError{errno}
+	}
+	return err
+}
+
+// kernelRefusal tells whether an error is the kernel's answer to socket(2).
+func kernelRefusal(err error) (unix.Errno, bool) {
+	var s *keeper.SocketError
+	if errors.As(err, &s) {
+		return unix.Errno(s.Errno), true
+	}
+	return 0, false
+}
+
+// answerFor turns what went wrong into an answer, if it is the program's to
+// know, and else returns it as the fault of ours that it is.
+func answerFor(err error) (Answer, error) {
+	var r refusalError
+	if errors.As(err, &r) {
+		return fail(r.errno), nil
+	}
+	if errno, refused := kernelRefusal(err); refused {
+		return fail(errno), nil
+	}
+	return Answer{}, err
+}
+
+// ignoreBadFile drops EBADF: the kernel will say it itself.
+func ignoreBadFile(err error) error {
+	if errors.Is(err, unix.EBADF) {
+		return nil
+	}
+	return err
+}
+
+// socket is what the engine has to know of a file before it moves it.
+type socket struct {
+	file     int
+	family   int
+	typ      int
+	protocol int
+	state    uint8  // of TCP, linux/tcp_states.h
+	netns    uint64 // cookie of its namespace
+	cookie   uint64
+	local    netip.AddrPort
+}
+
+// inspect looks at a file. One that is no socket has the family 0.
+func inspect(file int) (*socket, error) {
+	s := &socket{file: file}
+	var err error
+	if s.family, err = unix.GetsockoptInt(file, unix.SOL_SOCKET, unix.SO_DOMAIN); err != nil {
+		if errors.Is(err, unix.ENOTSOCK) || errors.Is(err, unix.EBADF) {
+			return s, nil
+		}
+		return nil, fmt.Errorf("inspect socket: %w", err)
+	}
+	if s.family != unix.AF_INET && s.family != unix.AF_INET6 {
+		return s, nil
+	}
+	if s.typ, err = unix.GetsockoptInt(file, unix.SOL_SOCKET, unix.SO_TYPE); err == nil {
+		s.protocol, err = unix.GetsockoptInt(file, unix.SOL_SOCKET, unix.SO_PROTOCOL)
+	}
+	if err == nil {
+		s.netns, err = unix.GetsockoptUint64(file, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+	}
+	if err == nil {
+		s.cookie, err = unix.GetsockoptUint64(file, unix.SOL_SOCKET, unix.SO_COOKIE)
+	}
+	if err == nil && s.typ == unix.SOCK_STREAM {
+		s.state, err = tcpState(file)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("inspect socket: %w", err)
+	}
+	s.local, err = localName(file)
+	return s, err
+}
+
+const (
+	tcpClose  = 7
+	tcpListen = 10
+)
+
+// tcpState is the first byte of struct tcp_info. MPTCP and other protocols have
+// none; they count as closed, which is what a socket that nobody connected is.
+func tcpState(file int) (uint8, error) {
+	var buf [1]byte
+	n, err := getsockopt(file, unix.IPPROTO_TCP, unix.TCP_INFO, buf[:])
+	switch {
+	case errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.ENOPROTOOPT), err == nil && n < 1:
+		return tcpClose, nil
+	case err != nil:
+		return 0, err
+	}
+	return buf[0], nil
+}
+
+func localName(file int) (netip.AddrPort, error) {
+	sa, err := unix.Getsockname(file)
+	if err != nil {
+		return netip.AddrPort{}, fmt.Errorf("inspect socket: %w", err)
+	}
+	switch sa := sa.(type) {
+	case *unix.SockaddrInet4:
+		return netip.AddrPortFrom(netip.AddrFrom4(sa.Addr), uint16(sa.Port)), nil
+	case *unix.SockaddrInet6:
+		return netip.AddrPortFrom(netip.AddrFrom16(sa.Addr), uint16(sa.Port)), nil
+	}
+	return netip.AddrPort{}, nil
+}
+
+func (s *socket) isIP() bool { return s.family == unix.AF_INET || s.family == unix.AF_INET6 }
+func (s *socket) is4() bool  { return s.family == unix.AF_INET }
+
+// movable tells whether another socket can take this one's place: TCP that is
+// neither connected nor listening, and UDP.
+func (s *socket) movable() bool {
+	if !s.isIP() {
+		return false
+	}
+	switch s.typ {
+	case unix.SOCK_STREAM:
+		return isTCP(s.protocol) && s.state == tcpClose
+	case unix.SOCK_DGRAM:
+		return isUDP(s.protocol)
+	}
+	return false
+}
+
+func (s *socket) v6only() bool {
+	v, err := unix.GetsockoptInt(s.file, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY)
+	return err == nil && v != 0
+}
+
+// kind is what a socket in this one's place is made of.
+func (s *socket) kind() keeper.Kind {
+	k := keeper.Kind{Family: s.family, Type: s.typ, Protocol: unix.IPPROTO_UDP}
+	if s.typ == unix.SOCK_STREAM {
+		k.Protocol = unix.IPPROTO_TCP
+	}
+	return k
+}
+
+// shape writes an address as a socket of this family takes it.
+func (s *socket) shape(addr netip.Addr) netip.Addr {
+	if !s.is4() && addr.Is4() {
+		return netip.AddrFrom16(addr.As16())
+	}
+	return addr
+}
+
+func sockaddrOf(a netip.AddrPort) unix.Sockaddr {
+	if a.Addr().Is4() {
+		return &unix.SockaddrInet4{Port: int(a.Port()), Addr: a.Addr().As4()}
+	}
+	return &unix.SockaddrInet6{Port: int(a.Port()), Addr: a.Addr().As16()}
+}

@@ -1,0 +1,123 @@
+package graft
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/keeper"
+	"github.com/tsugiki/tsugiki/policy"
+)
+
+// rebind says what a socket is to be bound to in its new place.
+type rebind struct {
+	wanted  bool
+	exact   bool // else another port will do where this one is taken
+	ingress bool
+	to      netip.AddrPort
+	view    netip.AddrPort // on the host's side
+}
+
+// swap makes a socket in another place, tells it all that the old one was told,
+// and puts it under every number that the program's process has for the old.
+// The caller closes the file that it returns.
+//
+// Nothing of the program is touched before the new socket is complete, so that
+// a failure leaves it as it was. Replacing one number is atomic; a thread of
+// the program that uses the socket while it is being moved may use either.
+// Other processes that share the old socket keep it.
+func (e *Engine) swap(p Program, number int, s *socket, to Place, name rebind) (int, error) {
+	k, err := to.Keeper()
+	if err != nil {
+		return -1, err
+	}
+	file, err := k.Socket(s.kind())
+	if err != nil {
+		return -1, err
+	}
+	if err := e.prepare(s, file, to, name); err != nil {
+		unix.Close(file)
+		return -1, err
+	}
+	descriptors, err := p.Descriptors(s.file)
+	if err != nil {
+		unix.Close(file)
+		return -1, err
+	}
+	defer closeWatches(descriptors)
+	if e.places[to.Cookie()] == nil {
+		e.swapped.Store(true)
+	}
+	for _, d := range descriptors {
+		if err := e.replace(p, k, s, file, d); err != nil {
+			unix.Close(file)
+			return -1, err
+		}
+	}
+	e.Log.Debug("swapped", "pid", p.Thread(), "fd", number, "netns", to.Cookie())
+	return file, nil
+}
+
+func (e *Engine) prepare(s *socket, file int, to Place, name rebind) error {
+	if err := e.copyOptions(s, file); err != nil {
+		return err
+	}
+	flags, err := unix.FcntlInt(uintptr(s.file), unix.F_GETFL, 0)
+	if err == nil && flags&settable != 0 {
+		_, err = unix.FcntlInt(uintptr(file), unix.F_SETFL, flags&settable)
+	}
+	if err != nil {
+		return fmt.Errorf("copy file flags: %w", err)
+	}
+	if !name.wanted {
+		return nil
+	}
+	err = e.bindIn(file, to, name)
+	if err != nil && !name.exact {
+		name.to = netip.AddrPortFrom(name.to.Addr(), 0)
+		name.view = netip.AddrPortFrom(name.view.Addr(), 0)
+		err = e.bindIn(file, to, name)
+	}
+	return err
+}
+
+// settable are the flags that fcntl(F_SETFL) can set on a socket.
+const settable = unix.O_NONBLOCK | unix.O_ASYNC
+
+func (e *Engine) bindIn(file int, to Place, name rebind) error {
+	if e.places[to.Cookie()] == nil {
+		return refusal(unix.Bind(file, sockaddrOf(name.to)))
+	}
+	return e.bindHost(file, policy.Binding{Host: name.to, View: name.view, Ingress: name.ingress})
+}
+
+// replace puts the new socket under one number. An epoll knows a registration
+// by file and number, so it is made anew for the new file, under the number by
+// which the program will refer to it later; the old one goes now, for the old
+// file may live on under another process's numbers.
+func (e *Engine) replace(p Program, k *keeper.Keeper, s *socket, file int, d Descriptor) error {
+	for _, w := range d.Watches {
+		if err := k.EpollDel(w.Epoll, s.file, d.Number); err != nil && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("take descriptor %d out of its epoll: %w", d.Number, err)
+		}
+	}
+	if err := p.Install(d.Number, file, d.CloseOnExec); err != nil {
+		return err
+	}
+	for _, w := range d.Watches {
+		if err := k.EpollAdd(w.Epoll, file, d.Number, w.Events, w.Data); err != nil {
+			return fmt.Errorf("put descriptor %d back into its epoll: %w", d.Number, err)
+		}
+	}
+	return nil
+}
+
+func closeWatches(descriptors []Descriptor) {
+	for _, d := range descriptors {
+		for _, w := range d.Watches {
+			unix.Close(w.Epoll)
+		}
+	}
+}

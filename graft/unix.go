@@ -1,0 +1,172 @@
+package graft
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"runtime"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/internal/keeper"
+)
+
+// A unix endpoint carries TCP only: the program's stream socket is replaced by
+// a unix one, whose names and TCP options it then sees (or misses).
+
+// unixPatience is how long a connect waits while the listener's backlog is
+// full, before it fails as one whose SYNs are dropped does.
+const unixPatience = 2 * time.Second
+
+// connectUnix connects the program's socket to an endpoint's path, with the
+// program's user and group, which the listener may ask for (SO_PEERCRED).
+func (e *Engine) connectUnix(p Program, number int, s *socket, ep *endpoint.Endpoint, place Place) (Answer, error) {
+	if s.typ != unix.SOCK_STREAM {
+		return fail(unix.EPROTOTYPE), nil
+	}
+	file, err := e.unixSocket(place)
+	if err != nil {
+		return answerFor(err)
+	}
+	defer unix.Close(file)
+	err = asUserOf(p, func() error { return connectPatiently(file, ep.Path) })
+	if errors.Is(err, fs.ErrNotExist) {
+		return fail(unix.ECONNREFUSED), nil // nobody has ever listened there
+	}
+	if err != nil {
+		return answerFor(refusal(err))
+	}
+	return e.replaceByUnix(p, number, s, file)
+}
+
+func connectPatiently(file int, path string) error {
+	deadline := time.Now().Add(unixPatience)
+	for {
+		err := unix.Connect(file, &unix.SockaddrUnix{Name: path})
+		if !errors.Is(err, unix.EAGAIN) {
+			return err
+		}
+		if time.Now().After(deadline) {
+			return unix.ETIMEDOUT
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// listenAtPath makes a bind(2) one at an endpoint's path. A socket file that
+// nobody listens on any more, as a killed server leaves it, is replaced.
+func (e *Engine) listenAtPath(p Program, number int, s *socket, ep *endpoint.Endpoint) (Answer, error) {
+	if s.typ != unix.SOCK_STREAM {
+		return fail(unix.EPROTOTYPE), nil
+	}
+	file, err := e.unixSocket(e.Host(ep.Netns))
+	if err != nil {
+		return answerFor(err)
+	}
+	defer unix.Close(file)
+	err = asUserOf(p, func() error {
+		err := unix.Bind(file, &unix.SockaddrUnix{Name: ep.Path})
+		if errors.Is(err, unix.EADDRINUSE) && removeIfDead(ep.Path) {
+			err = unix.Bind(file, &unix.SockaddrUnix{Name: ep.Path})
+		}
+		return err
+	})
+	if err != nil {
+		return answerFor(refusal(err))
+	}
+	e.pathsMu.Lock()
+	e.paths = append(e.paths, ep.Path)
+	e.pathsMu.Unlock()
+	return e.replaceByUnix(p, number, s, file)
+}
+
+// Close removes the socket files that the container's listeners had.
+func (e *Engine) Close() error {
+	e.pathsMu.Lock()
+	defer e.pathsMu.Unlock()
+	var errs []error
+	for _, path := range e.paths {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	e.paths = nil
+	return errors.Join(errs...)
+}
+
+func removeIfDead(path string) bool {
+	info, err := os.Lstat(path)
+	if err != nil || info.Mode().Type() != fs.ModeSocket {
+		return false
+	}
+	probe, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(probe)
+	if !errors.Is(unix.Connect(probe, &unix.SockaddrUnix{Name: path}), unix.ECONNREFUSED) {
+		return false
+	}
+	return os.Remove(path) == nil
+}
+
+// unixSocket makes one that does not block, so that neither do we.
+func (e *Engine) unixSocket(place Place) (int, error) {
+	k, err := place.Keeper()
+	if err != nil {
+		return -1, err
+	}
+	return k.Socket(keeper.Kind{Family: unix.AF_UNIX, Type: unix.SOCK_STREAM | unix.SOCK_NONBLOCK})
+}
+
+func (e *Engine) replaceByUnix(p Program, number int, s *socket, file int) (Answer, error) {
+	flags, err := unix.FcntlInt(uintptr(s.file), unix.F_GETFL, 0)
+	if err == nil {
+		_, err = unix.FcntlInt(uintptr(file), unix.F_SETFL, flags&settable)
+	}
+	if err != nil {
+		return Answer{}, fmt.Errorf("copy file flags: %w", err)
+	}
+	k, err := e.host.Keeper()
+	if err != nil {
+		return Answer{}, err
+	}
+	descriptors, err := p.Descriptors(s.file)
+	if err != nil {
+		return Answer{}, err
+	}
+	defer closeWatches(descriptors)
+	for _, d := range descriptors {
+		if err := e.replace(p, k, s, file, d); err != nil {
+			return Answer{}, err
+		}
+	}
+	e.Log.Debug("swapped", "pid", p.Thread(), "fd", number, "type", endpoint.Unix)
+	return Answer{Action: Succeed}, nil
+}
+
+// asUserOf runs fn on a thread of its own that has the program's effective user
+// and group, in what it may open and in what its peers are told.
+func asUserOf(p Program, fn func() error) error {
+	uid, gid, err := p.User()
+	if err != nil {
+		return err
+	}
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread dies with the goroutine
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESGID, ^uintptr(0), uintptr(gid), ^uintptr(0)); errno != 0 {
+			done <- fmt.Errorf("take the program's group: %w", errno)
+			return
+		}
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), uintptr(uid), ^uintptr(0)); errno != 0 {
+			done <- fmt.Errorf("take the program's user: %w", errno)
+			return
+		}
+		done <- fn()
+	}()
+	return <-done
+}

@@ -1,0 +1,317 @@
+package notify
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/graft"
+)
+
+// kcmpEpollTFD is KCMP_EPOLL_TFD of linux/kcmp.h (4.13, CONFIG_KCMP).
+const kcmpEpollTFD = 7
+
+// pidfdThread is PIDFD_THREAD of linux/pidfd.h (6.9).
+const pidfdThread = unix.O_EXCL
+
+// processes finds the process of a thread and holds on to it. A pidfd refers to
+// one process for good, so an entry whose thread id is somebody else's by now
+// fails instead of hitting that one.
+type processes struct {
+	mu    sync.Mutex
+	pidfd map[int]int // by thread id
+}
+
+// processesMax bounds the pidfds that are kept open.
+const processesMax = 256
+
+// get returns the pidfd of a thread's process. It stays owned by ps, which
+// closes it only together with all others.
+func (ps *processes) get(tid int) (int, error) {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	if fd, ok := ps.pidfd[tid]; ok {
+		return fd, nil
+	}
+	fd, err := openProcess(tid)
+	if err != nil {
+		return -1, err
+	}
+	if len(ps.pidfd) >= processesMax {
+		ps.closeAll()
+	}
+	if ps.pidfd == nil {
+		ps.pidfd = map[int]int{}
+	}
+	ps.pidfd[tid] = fd
+	return fd, nil
+}
+
+func (ps *processes) forget(tid int) {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	if fd, ok := ps.pidfd[tid]; ok {
+		unix.Close(fd)
+		delete(ps.pidfd, tid)
+	}
+}
+
+func (ps *processes) closeAll() {
+	for tid, fd := range ps.pidfd {
+		unix.Close(fd)
+		delete(ps.pidfd, tid)
+	}
+}
+
+// getFile duplicates a descriptor of a thread's process. ps is locked meanwhile
+// so that nobody closes the pidfd.
+func (ps *processes) getFile(tid, number int) (int, error) {
+	fd, err := ps.tryGetFile(tid, number)
+	if errors.Is(err, unix.ESRCH) {
+		// What was kept is of a process that is gone.
+		ps.forget(tid)
+		fd, err = ps.tryGetFile(tid, number)
+	}
+	return fd, err
+}
+
+func (ps *processes) tryGetFile(tid, number int) (int, error) {
+	pidfd, err := ps.get(tid)
+	if err != nil {
+		return -1, err
+	}
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	if ps.pidfd[tid] != pidfd {
+		return -1, unix.ESRCH
+	}
+	return unix.PidfdGetfd(pidfd, number, 0)
+}
+
+// openProcess opens a thread, or where the kernel knows only processes (before
+// 6.9) the one that the thread is of.
+func openProcess(tid int) (int, error) {
+	fd, err := unix.PidfdOpen(tid, pidfdThread)
+	if err == nil || !errors.Is(err, unix.EINVAL) {
+		return fd, err
+	}
+	ids, err := status(tid, "Tgid:")
+	if err != nil {
+		return -1, err
+	}
+	return unix.PidfdOpen(ids[0], 0)
+}
+
+// status reads the numbers on a line of /proc/TID/status.
+func status(tid int, key string) ([]int, error) {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", tid))
+	if err != nil {
+		return nil, unix.ESRCH
+	}
+	for line := range strings.Lines(string(data)) {
+		rest, found := strings.CutPrefix(line, key)
+		if !found {
+			continue
+		}
+		var ids []int
+		for _, f := range strings.Fields(rest) {
+			id, err := strconv.Atoi(f)
+			if err != nil {
+				return nil, fmt.Errorf("read /proc/%d/status: %w", tid, err)
+			}
+			ids = append(ids, id)
+		}
+		if len(ids) > 0 {
+			return ids, nil
+		}
+	}
+	return nil, unix.ESRCH
+}
+
+// program is the caller of one notification, for the engine.
+type program struct {
+	s  *Supervisor
+	id uint64
+	// tid is the caller's only as long as the notification is valid, which
+	// every method asks after it has used it.
+	tid int
+}
+
+func (p *program) Thread() int { return p.tid }
+
+func (p *program) valid() error {
+	if !p.s.listener.valid(p.id) {
+		return errStale
+	}
+	return nil
+}
+
+func (p *program) File(number int) (int, error) {
+	fd, err := p.s.processes.getFile(p.tid, number)
+	if verr := p.valid(); verr != nil {
+		if err == nil {
+			unix.Close(fd)
+		}
+		return -1, verr
+	}
+	if err != nil {
+		return -1, fmt.Errorf("duplicate descriptor %d of thread %d: %w", number, p.tid, err)
+	}
+	return fd, nil
+}
+
+func (p *program) User() (uid, gid int, err error) {
+	uids, err := status(p.tid, "Uid:")
+	if err != nil {
+		return 0, 0, err
+	}
+	gids, err := status(p.tid, "Gid:")
+	if err != nil {
+		return 0, 0, err
+	}
+	if len(uids) < 2 || len(gids) < 2 {
+		return 0, 0, fmt.Errorf("read user of thread %d: status is cut short", p.tid)
+	}
+	return uids[1], gids[1], p.valid()
+}
+
+func (p *program) Install(number, file int, closeOnExec bool) error {
+	a := addFd{id: p.id, flags: unix.SECCOMP_ADDFD_FLAG_SETFD, srcFd: uint32(file), newFd: uint32(number)}
+	if closeOnExec {
+		a.newFdFlags = unix.O_CLOEXEC
+	}
+	if err := p.s.listener.addFd(&a); err != nil {
+		return fmt.Errorf("replace descriptor %d: %w", number, err)
+	}
+	return nil
+}
+
+// Descriptors goes through all that the process has open: it is asked only
+// where a socket is swapped.
+func (p *program) Descriptors(file int) ([]graft.Descriptor, error) {
+	want, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(file))
+	if err != nil {
+		return nil, fmt.Errorf("identify socket: %w", err)
+	}
+	dir := fmt.Sprintf("/proc/%d/fd", p.tid)
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, unix.ESRCH
+	}
+	var found []graft.Descriptor
+	var epolls []int
+	for _, entry := range entries {
+		link, err := os.Readlink(dir + "/" + entry.Name())
+		if err != nil {
+			continue // closed meanwhile
+		}
+		number, err := strconv.Atoi(entry.Name())
+		if err != nil {
+			continue
+		}
+		switch link {
+		case want:
+			found = append(found, graft.Descriptor{Number: number})
+		case "anon_inode:[eventpoll]":
+			epolls = append(epolls, number)
+		}
+	}
+	for i := range found {
+		if err := p.describe(&found[i], epolls); err != nil {
+			return nil, err
+		}
+	}
+	return found, p.valid()
+}
+
+func (p *program) describe(d *graft.Descriptor, epolls []int) error {
+	info, err := p.fdinfo(d.Number)
+	if err != nil {
+		return err
+	}
+	flags, err := strconv.ParseUint(field(info, "flags:"), 8, 32)
+	if err != nil {
+		return fmt.Errorf("read flags of descriptor %d: %w", d.Number, err)
+	}
+	d.CloseOnExec = flags&unix.O_CLOEXEC != 0
+	for _, epoll := range epolls {
+		if !p.watches(epoll, d.Number) {
+			continue
+		}
+		w, found, err := p.watch(epoll, d.Number)
+		if err != nil {
+			return err
+		}
+		if found {
+			d.Watches = append(d.Watches, w)
+		}
+	}
+	return nil
+}
+
+// watches tells, without going through its list, whether an epoll has the file
+// that a descriptor refers to, under that number.
+func (p *program) watches(epoll, number int) bool {
+	slot := struct{ efd, tfd, toff uint32 }{uint32(epoll), uint32(number), 0}
+	r, errno := kcmp(p.tid, p.tid, kcmpEpollTFD, number, &slot)
+	// Without kcmp(2) the list has to tell.
+	return errno == unix.ENOSYS || errno == unix.EPERM || (errno == 0 && r == 0)
+}
+
+func (p *program) watch(epoll, number int) (graft.Watch, bool, error) {
+	info, err := p.fdinfo(epoll)
+	if err != nil {
+		return graft.Watch{}, false, err
+	}
+	events, data, found := parseWatch(info, number)
+	if !found {
+		return graft.Watch{}, false, nil
+	}
+	fd, err := p.File(epoll)
+	if err != nil {
+		return graft.Watch{}, false, err
+	}
+	return graft.Watch{Epoll: fd, Events: events, Data: data}, true, nil
+}
+
+func (p *program) fdinfo(number int) ([]byte, error) {
+	info, err := os.ReadFile(fmt.Sprintf("/proc/%d/fdinfo/%d", p.tid, number))
+	if err != nil {
+		return nil, fmt.Errorf("read about descriptor %d: %w", number, err)
+	}
+	return info, nil
+}
+
+// parseWatch finds a registration in the fdinfo of an epoll, whose lines are
+// "tfd: N events: HEX data: HEX pos:D ino:HEX sdev:HEX" (proc(5)).
+func parseWatch(info []byte, number int) (events uint32, data uint64, found bool) {
+	for lines := bufio.NewScanner(bytes.NewReader(info)); lines.Scan(); {
+		f := strings.Fields(lines.Text())
+		if len(f) < 6 || f[0] != "tfd:" || f[2] != "events:" || f[4] != "data:" || f[1] != strconv.Itoa(number) {
+			continue
+		}
+		ev, err1 := strconv.ParseUint(f[3], 16, 32)
+		d, err2 := strconv.ParseUint(f[5], 16, 64)
+		if err1 == nil && err2 == nil {
+			return uint32(ev), d, true
+		}
+	}
+	return 0, 0, false
+}
+
+// field is the value behind a key at the start of a line.
+func field(info []byte, key string) string {
+	for line := range strings.Lines(string(info)) {
+		if rest, ok := strings.CutPrefix(line, key); ok {
+			return strings.TrimSpace(rest)
+		}
+	}
+	return ""
+}
