@@ -40,16 +40,17 @@ type sample struct {
 type test struct {
 	name    string
 	network string // of the server's port; empty: no server, no netdrive
+	place   rig.Placement
 	record  func(s sample, add func(metric, unit string, higher bool, value float64))
 }
 
 var tests = []test{
-	{"tcp_stream", "tcp", recordStream},
-	{"tcp_rr", "tcp", recordRoundTrips},
-	{"tcp_crr", "tcp", recordConnections},
-	{"udp_rr", "udp", recordRoundTrips},
-	{"udp_rr_unconnected", "udp", recordRoundTrips},
-	{startup, "", nil},
+	{"tcp_stream", "tcp", rig.Apart, recordStream},
+	{"tcp_rr", "tcp", rig.Together, recordRoundTrips},
+	{"tcp_crr", "tcp", rig.Together, recordConnections},
+	{"udp_rr", "udp", rig.Together, recordRoundTrips},
+	{"udp_rr_unconnected", "udp", rig.Together, recordRoundTrips},
+	{startup, "", rig.Together, nil},
 }
 
 // startup is the test that runs the program true: what a container costs
@@ -118,6 +119,14 @@ func (f *figure) chosen() []test {
 	return list
 }
 
+// place puts what is started next where the command line or the test wants it.
+func (f *figure) place(t test) (*measure.Pinned, error) {
+	if f.options.place != automatic {
+		return f.rig.Place(f.options.place)
+	}
+	return f.rig.Place(t.place)
+}
+
 // serve starts the servers of all tests and waits until they listen.
 func (f *figure) serve(ctx context.Context) error {
 	f.servers = make(map[load]server)
@@ -125,6 +134,9 @@ func (f *figure) serve(ctx context.Context) error {
 	for _, t := range f.chosen() {
 		if t.network == "" {
 			continue
+		}
+		if _, err := f.place(t); err != nil {
+			return err
 		}
 		for _, mode := range f.options.modes {
 			cmd, err := f.rig.Serve(ctx, f.netdrive("server", t, port, "-t", serverLimit)...)
@@ -162,10 +174,14 @@ func (f *figure) netdrive(side string, t test, port uint16, args ...string) []st
 // round runs every test once in every mode.
 func (f *figure) round(ctx context.Context, random *rand.Rand) error {
 	for _, t := range f.chosen() {
+		cpus, err := f.place(t)
+		if err != nil {
+			return err
+		}
 		for _, mode := range f.rig.Shuffled(random) {
 			add := func(metric, unit string, higher bool, value float64) {
 				f.report.Add(measure.Metric{
-					Test: t.name, Name: metric, Unit: unit, HigherIsBetter: higher,
+					Test: t.name, Name: metric, Unit: unit, HigherIsBetter: higher, CPUs: cpus,
 				}, string(mode), value)
 			}
 			if t.name == startup {
@@ -218,9 +234,6 @@ func (f *figure) note() {
 	f.report.Note("cpu_machine is all CPU time of the machine while measuring, other users' included; " +
 		"cpu_processes is that of the client's process tree, its start included, and of the server")
 	f.report.Note("%s is wall and CPU time of running true; first_connect is a process's first socket and connect", startup)
-	if f.options.place == rig.Apart && f.rig.Pinned == nil {
-		f.report.Note("not pinned: this machine has one CPU")
-	}
 	if f.lost > 0 {
 		f.report.Note("%d datagrams were lost and sent again", f.lost)
 	}

@@ -31,6 +31,11 @@ import (
 
 func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
 
+// automatic is the placement that each test asks for itself.
+const automatic rig.Placement = "auto"
+
+var placements = []rig.Placement{automatic, rig.Apart, rig.Together, rig.Anywhere}
+
 // options are the command line.
 type options struct {
 	figure   string
@@ -43,7 +48,7 @@ type options struct {
 	tests    []string
 	modes    []rig.Mode
 	cc       string
-	place    rig.Placement
+	place    rig.Placement // automatic: as each test wants
 	seed     uint64
 }
 
@@ -83,8 +88,8 @@ func parse(args []string, help io.Writer) (options, error) {
 	f.DurationVar(&o.warmup, "warmup", 200*time.Millisecond, "time before it that does not count")
 	f.IntVar(&o.size, "size", 0, "bytes per message; 0 is 1 for round trips and 131072 for streams")
 	f.StringVar(&o.cc, "cc", "", "congestion control in every namespace; by default cubic, or reno where cubic is not allowed")
-	f.StringVar((*string)(&o.place), "pin", string(rig.Apart),
-		"clients and servers on two CPUs (apart), on one (together), or anywhere")
+	f.StringVar((*string)(&o.place), "pin", string(automatic),
+		"CPUs of clients and servers: two (apart), one (together), anywhere, or auto: streams apart, others together")
 	f.Uint64Var(&o.seed, "seed", 0, "seed of the order of modes; 0 draws one")
 	testList := f.String("tests", strings.Join(testNames(), ","), "tests to run")
 	modeList := f.String("modes", strings.Join(rig.Names(rig.Modes), ","), "modes to run")
@@ -114,8 +119,8 @@ func (o options) check(rest []string) error {
 	if o.figure != "graft" {
 		return fmt.Errorf("unknown figure %q, want graft", o.figure)
 	}
-	if !slices.Contains(rig.Placements, o.place) {
-		return fmt.Errorf("unknown placement %q, want one of %v", o.place, rig.Placements)
+	if !slices.Contains(placements, o.place) {
+		return fmt.Errorf("unknown placement %q, want one of %v", o.place, placements)
 	}
 	if o.rounds < 1 || o.duration <= 0 || o.warmup < 0 || o.size < 0 {
 		return errors.New("rounds and duration must be positive, warmup and size not negative")
@@ -139,7 +144,7 @@ func measureFigure(ctx context.Context, o options, progress io.Writer) (report *
 	if err != nil {
 		return nil, err
 	}
-	r, err := rig.New(ctx, rig.Config{Modes: o.modes, CongestionControl: o.cc, Placement: o.place})
+	r, err := rig.New(ctx, rig.Config{Modes: o.modes, CongestionControl: o.cc})
 	if err != nil {
 		return nil, err
 	}
@@ -159,7 +164,6 @@ func measureFigure(ctx context.Context, o options, progress io.Writer) (report *
 		Rounds:    o.rounds,
 		DurationS: o.duration.Seconds(),
 		Seed:      o.seed,
-		Pinned:    r.Pinned,
 		Base:      string(rig.Host),
 	}
 	f := &figure{options: o, rig: r, driver: driver, report: report}

@@ -10,8 +10,8 @@
 
 #include "count.h"
 
-/* Latencies: 32 linear steps per power of two, an error of at most 3 %. */
-#define STEP_BITS 5
+/* Latencies: 128 linear steps per power of two, an error of at most 0.8 %. */
+#define STEP_BITS 7
 #define STEPS (1 << STEP_BITS)
 #define BUCKETS (64 * STEPS)
 

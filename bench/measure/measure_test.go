@@ -61,7 +61,7 @@ func TestRatios(t *testing.T) {
 // sample is a report of two rounds, nat run before host.
 func sample() *Report {
 	r := &Report{Figure: "graft", Command: []string{"bench"}, Rounds: 2, Base: "host"}
-	rate := Metric{Test: "tcp_rr", Name: "rate", Unit: "1/s", HigherIsBetter: true}
+	rate := Metric{Test: "tcp_rr", Name: "rate", Unit: "1/s", HigherIsBetter: true, CPUs: &Pinned{0, 1}}
 	for _, v := range []float64{75, 100} {
 		r.Add(rate, "nat", v)
 	}
@@ -77,13 +77,13 @@ func TestReport(t *testing.T) {
 	r.Finish([]string{"host", "nat", "graft"})
 	want := []*Result{
 		{
-			Test: "tcp_rr", Metric: "rate", Unit: "1/s", Better: "higher", Mode: "host",
+			Test: "tcp_rr", Metric: "rate", Unit: "1/s", Better: "higher", Mode: "host", CPUs: &Pinned{0, 1},
 			Values:  []float64{100, 200},
 			Summary: Summary{Median: 150, Q1: 125, Q3: 175, Min: 100, Max: 200},
 			Ratios:  []float64{1, 1}, RatioToHost: &Summary{1, 1, 1, 1, 1},
 		},
 		{
-			Test: "tcp_rr", Metric: "rate", Unit: "1/s", Better: "higher", Mode: "nat",
+			Test: "tcp_rr", Metric: "rate", Unit: "1/s", Better: "higher", Mode: "nat", CPUs: &Pinned{0, 1},
 			Values:  []float64{75, 100},
 			Summary: Summary{Median: 87.5, Q1: 81.25, Q3: 93.75, Min: 75, Max: 100},
 			// The ratio of the medians would be 87.5/150.
@@ -115,10 +115,10 @@ func TestJSONKeysAreStable(t *testing.T) {
 	if err := json.Unmarshal(data, &got); err != nil {
 		t.Fatal(err)
 	}
-	wantKeys(t, got, "figure command started machine rounds duration_s seed pinned base notes results")
+	wantKeys(t, got, "figure command started machine rounds duration_s seed base notes results")
 	wantKeys(t, got["machine"].(map[string]any), "kernel cpus cpu_model congestion_control")
 	first := got["results"].([]any)[0].(map[string]any)
-	wantKeys(t, first, "test metric unit better mode values summary ratios ratio_to_host")
+	wantKeys(t, first, "test metric unit better mode cpus values summary ratios ratio_to_host")
 	wantKeys(t, first["ratio_to_host"].(map[string]any), "median q1 q3 min max")
 	if left, _ := os.ReadDir(filepath.Dir(path)); len(left) != 1 {
 		t.Errorf("WriteFile left %d files, want 1", len(left))
@@ -147,9 +147,9 @@ func TestTable(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		"not pinned", "ratios are to host",
-		"tcp_rr      rate 1/s  host  150     [100..200]      50.0  1.00   [1.00..1.00]    0.000\n",
-		"\n                      nat   87.5    [75.0..100]     12.5  0.625  [0.500..0.750]  0.125\n",
+		"ratios are to host",
+		"tcp_rr      0,1   rate 1/s  host  150     [100..200]      50.0  1.00   [1.00..1.00]    0.000\n",
+		"\n                            nat   87.5    [75.0..100]     12.5  0.625  [0.500..0.750]  0.125\n",
 		"note: 2 datagrams were lost",
 	} {
 		if !strings.Contains(out.String(), want) {

@@ -16,15 +16,17 @@ type Metric struct {
 	Unit string
 	// HigherIsBetter says in which direction the ratio to the host is good.
 	HigherIsBetter bool
+	CPUs           *Pinned // where it was measured; nil: wherever the scheduler chose
 }
 
 // Result is what one mode gave for one metric.
 type Result struct {
-	Test   string `json:"test"`
-	Metric string `json:"metric"`
-	Unit   string `json:"unit"`
-	Better string `json:"better"` // "higher" or "lower"
-	Mode   string `json:"mode"`
+	Test   string  `json:"test"`
+	Metric string  `json:"metric"`
+	Unit   string  `json:"unit"`
+	Better string  `json:"better"` // "higher" or "lower"
+	Mode   string  `json:"mode"`
+	CPUs   *Pinned `json:"cpus"` // null: not pinned
 
 	Values  []float64 `json:"values"` // one per round
 	Summary Summary   `json:"summary"`
@@ -50,7 +52,6 @@ type Report struct {
 	Rounds    int       `json:"rounds"`
 	DurationS float64   `json:"duration_s"` // of one measurement
 	Seed      uint64    `json:"seed"`       // of the order of modes
-	Pinned    *Pinned   `json:"pinned"`     // null: not pinned
 	Base      string    `json:"base"`       // the mode that ratios refer to
 	Notes     []string  `json:"notes"`
 	Results   []*Result `json:"results"`
@@ -71,7 +72,7 @@ func (r *Report) Add(m Metric, mode string, value float64) {
 	}
 	r.Results = append(r.Results, &Result{
 		Test: m.Test, Metric: m.Name, Unit: m.Unit, Better: better,
-		Mode: mode, Values: []float64{value},
+		Mode: mode, CPUs: m.CPUs, Values: []float64{value},
 	})
 }
 

@@ -12,25 +12,23 @@ import (
 func (r *Report) WriteTable(w io.Writer) error {
 	fmt.Fprintf(w, "%s: %s\n", r.Figure, strings.Join(r.Command, " "))
 	fmt.Fprintf(w, "%s\n", r.Machine)
-	fmt.Fprintf(w, "%d rounds of %gs, modes in random order (seed %d), ", r.Rounds, r.DurationS, r.Seed)
-	if r.Pinned != nil {
-		fmt.Fprintf(w, "client on CPU %d, server on CPU %d\n", r.Pinned.Client, r.Pinned.Server)
-	} else {
-		fmt.Fprintln(w, "not pinned to CPUs")
-	}
-	fmt.Fprintf(w, "ratios are to %s in the same round; median [min..max]\n\n", r.Base)
+	fmt.Fprintf(w, "%d rounds of %gs, modes in random order (seed %d)\n", r.Rounds, r.DurationS, r.Seed)
+	fmt.Fprintf(w, "ratios are to %s in the same round; cpus are those of client and server\n\n", r.Base)
 
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "test\tmetric\tmode\tmedian\tspread\tiqr\tratio\tspread\tiqr")
+	fmt.Fprintln(t, "test\tcpus\tmetric\tmode\tmedian\tspread\tiqr\tratio\tspread\tiqr")
 	last := ""
 	for _, res := range r.Results {
-		test, metric := res.Test, res.Metric+" "+res.Unit
+		test, metric, cpus := res.Test, res.Metric+" "+res.Unit, "any"
+		if res.CPUs != nil {
+			cpus = fmt.Sprintf("%d,%d", res.CPUs.Client, res.CPUs.Server)
+		}
 		if last == test+metric {
-			test, metric = "", ""
+			test, metric, cpus = "", "", ""
 		} else {
 			last = test + metric
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s", test, metric, res.Mode, cells(res.Summary))
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s", test, cpus, metric, res.Mode, cells(res.Summary))
 		if res.RatioToHost != nil {
 			fmt.Fprintf(t, "\t%s", cells(*res.RatioToHost))
 		}

@@ -71,17 +71,15 @@ type Placement string
 
 const (
 	// Apart gives clients a CPU and servers another, where there are two.
-	// Streams want it; round trips then wait for a sleeping CPU to wake,
-	// which virtual machines are slow at and which is the same in all modes.
+	// Streams want it. A round trip then waits twice for a sleeping CPU to
+	// wake, which virtual machines are slow at, and which hides what the
+	// modes differ in.
 	Apart Placement = "apart"
 	// Together puts both on one CPU: round trips cost what their code costs.
 	Together Placement = "together"
 	// Anywhere leaves it to the scheduler.
 	Anywhere Placement = "anywhere"
 )
-
-// Placements are all placements.
-var Placements = []Placement{Apart, Together, Anywhere}
 
 // Config says what to build.
 type Config struct {
@@ -91,19 +89,18 @@ type Config struct {
 	// namespace. The machine's default is not used: bbr paces, so that bulk
 	// figures would tell of pacing and not of the path.
 	CongestionControl string
-	Placement         Placement
 }
 
 // Rig is a topology and what is needed to start programs in it.
 type Rig struct {
 	Top *testkit.Topology
-	// Pinned is nil where programs are not pinned.
-	Pinned *measure.Pinned
 	// CongestionControl is that of every namespace.
 	CongestionControl string
 
 	modes   []Mode
 	tsugiki string
+	cpus    []int           // that we may use
+	pinned  *measure.Pinned // see Place
 }
 
 // The containers, by mode. They are not the same one, so that what a mode
@@ -124,10 +121,10 @@ func New(ctx context.Context, c Config) (*Rig, error) {
 		}
 		r.tsugiki = filepath.Join(dir, "tsugiki")
 	}
-	if err := r.pin(c.Placement); err != nil {
+	var err error
+	if r.cpus, err = usableCPUs(); err != nil {
 		return nil, err
 	}
-	var err error
 	if r.CongestionControl, err = chooseCongestionControl(c.CongestionControl); err != nil {
 		return nil, err
 	}
@@ -155,15 +152,10 @@ func chooseCongestionControl(asked string) (string, error) {
 	return "reno", nil // which every kernel has and allows
 }
 
-// pin chooses among the CPUs that we may use: the first for clients, and that
-// or the last for servers.
-func (r *Rig) pin(p Placement) error {
-	if p == Anywhere {
-		return nil
-	}
+func usableCPUs() ([]int, error) {
 	var set unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &set); err != nil {
-		return fmt.Errorf("choose CPUs: %w", err)
+		return nil, fmt.Errorf("choose CPUs: %w", err)
 	}
 	var cpus []int
 	for cpu := range len(set) * strconv.IntSize {
@@ -171,17 +163,26 @@ func (r *Rig) pin(p Placement) error {
 			cpus = append(cpus, cpu)
 		}
 	}
-	if p == Apart && len(cpus) < 2 {
-		return nil
+	return cpus, nil
+}
+
+// Place says where the clients and servers run that are started from now on,
+// and returns their CPUs, nil if they are not pinned. A server has the same
+// CPU in both placements that pin.
+func (r *Rig) Place(p Placement) (*measure.Pinned, error) {
+	r.pinned = nil
+	if p == Anywhere || p == Apart && len(r.cpus) < 2 {
+		return nil, nil
 	}
 	if err := testkit.Programs("taskset"); err != nil {
-		return err
+		return nil, err
 	}
-	r.Pinned = &measure.Pinned{Client: cpus[0], Server: cpus[0]}
+	last := r.cpus[len(r.cpus)-1]
+	r.pinned = &measure.Pinned{Client: last, Server: last}
 	if p == Apart {
-		r.Pinned.Server = cpus[len(cpus)-1]
+		r.pinned.Client = r.cpus[0]
 	}
-	return nil
+	return r.pinned, nil
 }
 
 // Close ends what still runs and takes the topology down.
@@ -207,8 +208,8 @@ func (r *Rig) Client(ctx context.Context, m Mode, argv ...string) *testkit.Cmd {
 			"-e", "0.0.0.0/0=out", "--",
 		}, argv...)
 	}
-	if r.Pinned != nil {
-		argv = pinned(r.Pinned.Client, argv)
+	if r.pinned != nil {
+		argv = pinned(r.pinned.Client, argv)
 	}
 	cmd := ns.Command(ctx, argv[0], argv[1:]...)
 	if m == Graft {
@@ -222,8 +223,8 @@ func (r *Rig) Client(ctx context.Context, m Mode, argv ...string) *testkit.Cmd {
 // Serve starts a server on the remote. It runs until ctx ends or the rig is
 // closed.
 func (r *Rig) Serve(ctx context.Context, argv ...string) (*testkit.Cmd, error) {
-	if r.Pinned != nil {
-		argv = pinned(r.Pinned.Server, argv)
+	if r.pinned != nil {
+		argv = pinned(r.pinned.Server, argv)
 	}
 	cmd := r.Top.Remote.Command(ctx, argv[0], argv[1:]...)
 	if err := cmd.Start(); err != nil {

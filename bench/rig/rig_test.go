@@ -3,6 +3,7 @@ package rig
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -46,7 +47,7 @@ func TestParseModes(t *testing.T) {
 }
 
 func TestRunsInItsMode(t *testing.T) {
-	r := newRig(t, Config{Modes: []Mode{Host, NAT}, Placement: Apart})
+	r := newRig(t, Config{Modes: []Mode{Host, NAT}})
 	ctx := context.Background()
 	for mode, address := range map[Mode]string{Host: "198.51.100.1/24", NAT: "10.88.0.11/24"} {
 		run, err := r.Run(ctx, mode, "ip", "-4", "-o", "address")
@@ -61,16 +62,35 @@ func TestRunsInItsMode(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "withered") || !strings.Contains(err.Error(), "nat") {
 		t.Errorf("error does not explain: %v", err)
 	}
-	if r.Pinned != nil && r.Pinned.Client == r.Pinned.Server {
-		t.Errorf("both sides on CPU %d", r.Pinned.Client)
+}
+
+func TestPlace(t *testing.T) {
+	r := newRig(t, Config{Modes: []Mode{Host}})
+	if pinned, err := r.Place(Anywhere); pinned != nil || err != nil {
+		t.Errorf("anywhere: %+v, %v", pinned, err)
+	}
+	testkit.Program(t, "taskset")
+	for _, p := range []Placement{Apart, Together} {
+		pinned, err := r.Place(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if pinned == nil && p == Apart && len(r.cpus) < 2 {
+			continue
+		}
+		if (pinned.Client == pinned.Server) != (p == Together) {
+			t.Errorf("%s: %+v", p, pinned)
+		}
+		run, err := r.Run(context.Background(), Host, "grep", "Cpus_allowed_list", "/proc/self/status")
+		want := fmt.Sprintf("Cpus_allowed_list:\t%d\n", pinned.Client)
+		if err != nil || string(run.Stdout) != want {
+			t.Errorf("%s: client has %q, %v; want %q", p, run.Stdout, err, want)
+		}
 	}
 }
 
 func TestRunCountsDescendants(t *testing.T) {
-	r := newRig(t, Config{Modes: []Mode{Host}, Placement: Together})
-	if r.Pinned == nil || r.Pinned.Client != r.Pinned.Server {
-		t.Errorf("pinned to %+v, want one CPU", r.Pinned)
-	}
+	r := newRig(t, Config{Modes: []Mode{Host}})
 	run, err := r.Run(context.Background(), Host, "sh", "-c", "timeout 0.2 sh -c 'while :; do :; done'; true")
 	if err != nil || run.CPU < 20*time.Millisecond {
 		t.Errorf("a busy grandchild gave %v, %v", run.CPU, err)
