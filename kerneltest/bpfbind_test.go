@@ -104,35 +104,40 @@ func TestBPFBindChoosesSource(t *testing.T) {
 
 func TestBPFBindOnSocketThatHasAnAddress(t *testing.T) {
 	enterNetns(t)
+	const srcIP4 = 24 // in struct bpf_sock
 	listenerAt(t, unix.SOCK_STREAM, "127.0.0.1:80")
 	cg := newCgroup(t)
 	r := newRecord(t)
-	attach(t, cg, ebpf.AttachCGroupInet4Connect, program(1, bindTo("127.0.0.2"), r.keep(1, bindResult)))
+	attach(t, cg, ebpf.AttachCGroupInet4Connect, program(1, bindTo("127.0.0.2"), r.keep(1, bindResult), asm.Instructions{
+		asm.LoadMem(asm.R8, asm.R6, ctxSock, asm.DWord),
+		asm.LoadMem(asm.R8, asm.R8, srcIP4, asm.Word),
+	}, r.keep(2, asm.R8)))
 
 	bind := func(t *testing.T, fd int) { try(t, "bind", unix.Bind(fd, sockaddr("127.0.0.3:0"))) }
 	for _, c := range []struct {
 		name    string
 		prepare func(*testing.T, int)
 		result  int32
+		seen    string // the address that the program sees after bpf_bind()
 		source  string
 		udpOnly bool
 	}{
-		{"bound", bind, einval, "127.0.0.3", false},
+		{"bound", bind, einval, "127.0.0.3", "127.0.0.3", false},
 		{"bound to wildcard", func(t *testing.T, fd int) {
 			try(t, "bind", unix.Bind(fd, sockaddr("0.0.0.0:0")))
-		}, einval, "127.0.0.1", false},
+		}, einval, "0.0.0.0", "127.0.0.1", false},
 		{"bound without port", func(t *testing.T, fd int) {
 			try(t, "set option", unix.SetsockoptInt(fd, unix.IPPROTO_IP, ipBindAddressNoPort, 1))
 			bind(t, fd)
-		}, 0, "127.0.0.2", false},
+		}, 0, "127.0.0.2", "127.0.0.2", false},
 		{"bound, connected, disconnected", func(t *testing.T, fd int) {
 			bind(t, fd)
 			try(t, "connect", unix.Connect(fd, sockaddr("127.0.0.1:80")))
 			disconnect(t, fd)
-		}, 0, "127.0.0.2", false},
+		}, 0, "127.0.0.2", "127.0.0.2", false},
 		{"used by sendto", func(t *testing.T, fd int) {
 			try(t, "sendto", unix.Sendto(fd, nil, 0, sockaddr("127.0.0.1:9")))
-		}, einval, "127.0.0.1", true},
+		}, einval, "0.0.0.0", "127.0.0.1", true},
 	} {
 		for name, typ := range map[string]int{"TCP": unix.SOCK_STREAM, "UDP": unix.SOCK_DGRAM} {
 			if c.udpOnly && typ != unix.SOCK_DGRAM {
@@ -143,6 +148,7 @@ func TestBPFBindOnSocketThatHasAnAddress(t *testing.T) {
 				c.prepare(t, fd)
 				try(t, "connect", unix.Connect(fd, sockaddr("127.0.0.1:80")))
 				want(t, "bpf_bind", int32(r.word(t, 1)), c.result)
+				want(t, "bpf_sock.src_ip4", r.ip4(t, 2), c.seen)
 				want(t, "source", hostOf(local(t, fd)), c.source)
 			})
 		}

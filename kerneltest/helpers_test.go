@@ -2,6 +2,7 @@ package kerneltest
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -28,9 +29,7 @@ const patience = 10 * time.Second
 // namespace of its own with a loopback that is up.
 func enterNetns(t *testing.T) {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("skip: needs root")
-	}
+	needRoot(t)
 	moveThread(t, func() error { return unix.Unshare(unix.CLONE_NEWNET) })
 	lo, err := netlink.LinkByName("lo")
 	try(t, "find loopback", err)
@@ -44,6 +43,7 @@ func addAddress(t *testing.T, prefix string) {
 	try(t, "find loopback", err)
 	addr, err := netlink.ParseAddr(prefix)
 	try(t, "parse address", err)
+	addr.Flags = unix.IFA_F_NODAD // usable at once
 	try(t, "add address", netlink.AddrAdd(lo, addr))
 }
 
@@ -90,9 +90,7 @@ type cgroup struct {
 // when the test ends is killed.
 func newCgroup(t *testing.T) *cgroup {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("skip: needs root")
-	}
+	needRoot(t)
 	path, err := os.MkdirTemp(cgroupRoot(t), "kerneltest-")
 	try(t, "make cgroup", err)
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -103,7 +101,7 @@ func newCgroup(t *testing.T) *cgroup {
 		os.WriteFile(path+"/cgroup.kill", []byte("1"), 0)
 		eventually(t, "remove cgroup", func() bool {
 			err := unix.Rmdir(path)
-			return err == nil || err == unix.ENOENT
+			return err == nil || errors.Is(err, unix.ENOENT)
 		})
 	})
 	return cg
@@ -164,7 +162,7 @@ func sockaddr(s string) unix.Sockaddr {
 	return &unix.SockaddrInet6{Port: int(ap.Port()), Addr: ap.Addr().As16()}
 }
 
-// local and addrString print addresses the way sockaddr reads them.
+// local is the address of a socket, as sockaddr reads it.
 func local(t *testing.T, fd int) string {
 	t.Helper()
 	sa, err := unix.Getsockname(fd)
@@ -186,7 +184,7 @@ func hostOf(address string) string {
 	return netip.MustParseAddrPort(address).Addr().String()
 }
 
-// listener makes a TCP listener, or for SOCK_DGRAM a bound socket, at address.
+// listenerAt makes a TCP listener, or for SOCK_DGRAM a bound socket, at address.
 // Its accept and receive calls give up after patience.
 func listenerAt(t *testing.T, typ int, address string) int {
 	t.Helper()
@@ -350,6 +348,13 @@ func watch(t *testing.T, cg *cgroup, at ebpf.AttachType, offsets ...int16) recor
 }
 
 // ---- checks ----
+
+func needRoot(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("skip: needs root")
+	}
+}
 
 func try(t *testing.T, what string, err error) {
 	t.Helper()

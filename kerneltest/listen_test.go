@@ -24,8 +24,8 @@ func TestListenBindsWithoutBindProgram(t *testing.T) {
 
 	for wildcard, domain := range map[string]int{"0.0.0.0": unix.AF_INET, "::": unix.AF_INET6} {
 		fd := cg.socket(t, domain, unix.SOCK_STREAM, 0)
-		any := sockaddr(netip.AddrPortFrom(netip.MustParseAddr(wildcard), 0).String())
-		want(t, "bind", unix.Bind(fd, any), error(unix.EPERM))
+		wildcardAddr := sockaddr(netip.AddrPortFrom(netip.MustParseAddr(wildcard), 0).String())
+		want(t, "bind", unix.Bind(fd, wildcardAddr), error(unix.EPERM))
 		try(t, "listen", unix.Listen(fd, 1))
 		name := netip.MustParseAddrPort(local(t, fd))
 		want(t, "address", name.Addr().String(), wildcard)

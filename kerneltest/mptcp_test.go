@@ -5,7 +5,7 @@
 // A policy that knows a socket only by its storage would therefore take it for
 // an unknown one, which is one reason why IPPROTO_MPTCP is replaced by TCP.
 //
-// Since: Linux 5.6; the subflow is in its parent's cgroup since 5.11.
+// Since: Linux 5.6 (MPTCP); checked on 6.18.
 // By: bpf (every bind and connect program), graft (replaces the protocol).
 
 package kerneltest

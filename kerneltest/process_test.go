@@ -107,6 +107,7 @@ type process struct {
 // files get the numbers from firstFile on. It is killed when the test ends.
 func start(t *testing.T, role string, attr *unix.SysProcAttr, files ...int) *process {
 	t.Helper()
+	needRoot(t)
 	stdin, in, err := os.Pipe()
 	try(t, "make pipe", err)
 	out, stdout, err := os.Pipe()

@@ -7,7 +7,7 @@
 // given CAP_NET_RAW or CAP_NET_ADMIN in the namespace's user namespace. Marks
 // have to be kept out by a program that sees packets, or by those capabilities.
 //
-// Since: Linux 5.3; long options 5.4; SO_MARK by CAP_NET_RAW 5.17.
+// Since: Linux 5.3; SO_MARK by CAP_NET_RAW 5.17; long options checked on 6.18.
 // By: bpf (options a container may not use on the host's sockets).
 
 package kerneltest

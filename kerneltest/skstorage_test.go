@@ -4,8 +4,8 @@
 // the same tag, without it none. A getsockname4 program can rewrite what the
 // program sees, and accept(2) reports the peer as getpeername4 rewrote it.
 //
-// Since: Linux 5.8 (storage in address programs, getsockname and getpeername
-// programs); storage itself 5.2, BPF_F_CLONE 5.4.
+// Since: Linux 5.2 (storage), 5.4 (BPF_F_CLONE), 5.8 (getsockname and getpeername
+// programs); storage in all address programs checked on 6.18.
 // By: bpf (which endpoint a socket was made for, the name it shows), keeper
 // (sets the tag when it makes the socket).
 
