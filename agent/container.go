@@ -1,0 +1,273 @@
+// Package agent assembles the parts: it makes a container out of namespaces,
+// cgroups, kernel programs, keepers, the engine and its front ends, runs a
+// program in it, and takes all of it down again.
+//
+// It needs root (see kernel.Require) and Linux 5.15.
+//
+// # What is left when
+//
+// Everything that outlives a process by itself is in one cgroup per container,
+// which is written down before it is made (see claim). The keeper holds the
+// file that kills this cgroup and uses it as soon as its supervisor is gone, so
+// that nothing runs on without one; the empty cgroup is removed by the next
+// start. Kernel programs go with the cgroup and its last socket.
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"runtime"
+
+	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/graft"
+	"github.com/tsugiki/tsugiki/intercept/filter"
+	"github.com/tsugiki/tsugiki/intercept/notify"
+	"github.com/tsugiki/tsugiki/internal/cgroup"
+	"github.com/tsugiki/tsugiki/internal/kernel"
+	"github.com/tsugiki/tsugiki/internal/launch"
+	"github.com/tsugiki/tsugiki/internal/netns"
+	"github.com/tsugiki/tsugiki/policy"
+)
+
+// Spec describes a container.
+type Spec struct {
+	Name   string // empty: made from our process id
+	RunDir string
+	// Netns is the container's own network namespace, as netns.Open takes it;
+	// empty or "new" makes one that has only a loopback.
+	Netns   string
+	Ingress []policy.Ingress
+	Egress  []policy.Egress
+	Caps    launch.Capabilities
+	User    *launch.User // nil: who we are
+	Command []string
+	Log     *slog.Logger
+}
+
+// Container is a running program with all that belongs to it.
+type Container struct {
+	spec       Spec
+	table      *policy.Table
+	claim      *claim
+	group      *cgroup.Group // parent of the two below
+	programs   *cgroup.Group // where the program is
+	keepers    *cgroup.Group // where its host sockets are made
+	namespaces map[string]*netns.NS
+	ownNS      *netns.NS
+	host       map[string]*place
+	own        *place
+	enforced   *policy.Enforcement
+	engine     *graft.Engine
+	supervisor *notify.Supervisor
+	process    *launch.Process
+}
+
+// Start makes a container and starts its program. On an error nothing is left,
+// and the program has not run.
+func Start(spec Spec) (*Container, error) {
+	c := &Container{spec: spec, namespaces: map[string]*netns.NS{}, host: map[string]*place{}}
+	if err := c.start(); err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return c, nil
+}
+
+func (c *Container) start() error {
+	if err := kernel.Require(); err != nil {
+		return err
+	}
+	path, err := launch.Lookup(c.spec.Command[0])
+	if err != nil {
+		return err
+	}
+	for _, step := range []func() error{c.compile, c.openNamespaces, c.takeName, c.makeGroups, c.enforce, c.makeEngine} {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	return c.launch(path)
+}
+
+func (c *Container) compile() (err error) {
+	c.table, err = policy.NewTable(c.spec.Ingress, c.spec.Egress)
+	return err
+}
+
+func (c *Container) openNamespaces() (err error) {
+	if c.namespaces[""], err = netns.Current(); err != nil {
+		return err
+	}
+	if c.ownIsNew() {
+		c.ownNS, err = netns.New()
+	} else {
+		c.ownNS, err = netns.Open(c.spec.Netns)
+	}
+	if err != nil {
+		return err
+	}
+	if c.ownNS.Cookie() == c.namespaces[""].Cookie() {
+		return fmt.Errorf("network namespace %s is the host's, in which nothing needs grafting; name another, or \"new\"", c.spec.Netns)
+	}
+	for _, ep := range c.table.Endpoints() {
+		if c.namespaces[ep.Netns] != nil {
+			continue
+		}
+		if c.namespaces[ep.Netns], err = netns.Open(ep.Netns); err != nil {
+			return fmt.Errorf("endpoint %s: %w", ep.Name, err)
+		}
+	}
+	return checkEndpoints(c.table, func(name string) *netns.NS { return c.namespaces[name] })
+}
+
+func (c *Container) ownIsNew() bool { return c.spec.Netns == "" || c.spec.Netns == "new" }
+
+func (c *Container) takeName() error {
+	if err := Sweep(c.spec.RunDir); err != nil {
+		return err
+	}
+	name := c.spec.Name
+	if name == "" {
+		name = fmt.Sprintf("run-%d", os.Getpid())
+	}
+	var err error
+	c.claim, err = newClaim(c.spec.RunDir, name)
+	if err != nil {
+		return err
+	}
+	c.spec.Name = name
+	return nil
+}
+
+func (c *Container) makeGroups() error {
+	own, err := cgroup.Own()
+	if err != nil {
+		return err
+	}
+	group := cgroup.At(own + "/tsugiki-" + c.spec.Name)
+	if err := c.claim.record(leftovers{PID: os.Getpid(), Cgroup: group.Path()}); err != nil {
+		return err
+	}
+	if c.group, err = cgroup.Create(own, "tsugiki-"+c.spec.Name); err != nil {
+		return err
+	}
+	if c.programs, err = cgroup.Create(c.group.Path(), "programs"); err != nil {
+		return err
+	}
+	c.keepers, err = cgroup.Create(c.group.Path(), "keepers")
+	return err
+}
+
+func (c *Container) enforce() error {
+	dir, err := c.keepers.Open()
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	c.enforced, err = policy.Enforce(dir, c.table, func(ep *endpoint.Endpoint) uint64 {
+		return c.namespaces[ep.Netns].Cookie()
+	})
+	return err
+}
+
+func (c *Container) makeEngine() error {
+	log := c.spec.Log.With("container", c.spec.Name)
+	for name, ns := range c.namespaces {
+		c.host[name] = &place{ns: ns, cgroup: c.keepers, owner: c.group, user: c.spec.User, log: log}
+	}
+	// Sockets of the container's own namespace belong where its programs are.
+	c.own = &place{ns: c.ownNS, cgroup: c.programs, owner: c.group, user: c.spec.User, log: log}
+	c.engine = graft.New(graft.Config{
+		Table:         c.table,
+		Enforcement:   c.enforced,
+		Host:          func(name string) graft.Place { return c.host[name] },
+		Own:           c.own,
+		OwnIsLoopback: c.ownIsNew(),
+		Log:           log,
+	})
+	// Now, so that a fault of it is an error of Start; and because it guards the
+	// container against our own death.
+	_, err := c.host[""].Keeper()
+	return err
+}
+
+func (c *Container) launch(path string) error {
+	prog, err := filter.Build(runtime.GOARCH, filter.Options{Datagrams: c.engine.SeesDatagrams()})
+	if err != nil {
+		return err
+	}
+	dir, err := c.programs.Open()
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	spec := launch.Spec{
+		Path: path, Args: c.spec.Command, Netns: c.ownNS, CgroupDir: dir,
+		Filter: prog, Caps: c.spec.Caps, User: c.spec.User,
+	}
+	c.process, err = launch.Start(spec, func(listener *os.File) error {
+		c.supervisor = notify.New(listener, c.engine, c.spec.Log.With("container", c.spec.Name))
+		c.supervisor.Start()
+		return nil
+	})
+	return err
+}
+
+// PID is the program's process id.
+func (c *Container) PID() int { return c.process.PID }
+
+// Close kills what is left of the container and removes it. It may be called
+// for one that is only half made.
+func (c *Container) Close() error {
+	var errs []error
+	note := func(err error) {
+		if err != nil {
+			errs = append(errs, err)
+		}
+	}
+	if c.group != nil {
+		note(c.group.Kill())
+	}
+	if c.supervisor != nil {
+		c.supervisor.Stop()
+	}
+	if c.process != nil {
+		note(c.process.Listener.Close())
+	}
+	if c.own != nil {
+		note(c.own.close())
+	}
+	for _, p := range c.host {
+		note(p.close())
+	}
+	if c.engine != nil {
+		note(c.engine.Close())
+	}
+	if c.enforced != nil {
+		c.reportDenied()
+		note(c.enforced.Close())
+	}
+	if c.group != nil {
+		note(c.group.Remove())
+	}
+	if c.claim != nil {
+		note(c.claim.release())
+	}
+	for _, ns := range c.namespaces {
+		note(ns.Close())
+	}
+	if c.ownNS != nil {
+		note(c.ownNS.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// reportDenied says what the kernel refused, for the program itself may not.
+func (c *Container) reportDenied() {
+	d, err := c.enforced.Denied()
+	if err == nil && d != (policy.Denied{}) {
+		c.spec.Log.Info("refused by policy", "container", c.spec.Name,
+			"connect", d.Connect, "bind", d.Bind, "send", d.Send, "setsockopt", d.SetOption)
+	}
+}

@@ -1,0 +1,82 @@
+package agent
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+
+	"github.com/tsugiki/tsugiki/internal/cgroup"
+	"github.com/tsugiki/tsugiki/internal/keeper"
+	"github.com/tsugiki/tsugiki/internal/launch"
+	"github.com/tsugiki/tsugiki/internal/netns"
+)
+
+// place is a network namespace with the keeper that makes a container's sockets
+// in it. The keeper is started when it is first needed, and again if it was
+// killed: it holds nothing but sockets that nobody has yet.
+type place struct {
+	ns     *netns.NS
+	cgroup *cgroup.Group // whose sockets they are
+	owner  *cgroup.Group // killed by the keeper if we die
+	user   *launch.User
+	log    *slog.Logger
+
+	mu     sync.Mutex
+	keeper *keeper.Keeper
+	closed bool
+}
+
+func (p *place) Cookie() uint64 { return p.ns.Cookie() }
+
+func (p *place) Keeper() (*keeper.Keeper, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.keeper != nil {
+		select {
+		case <-p.keeper.Done():
+			p.log.Warn("keeper was killed, starting another", "pid", p.keeper.PID())
+			p.keeper.Close()
+			p.keeper = nil
+		default:
+			return p.keeper, nil
+		}
+	}
+	if p.closed {
+		return nil, fmt.Errorf("start keeper: %w", os.ErrClosed)
+	}
+	k, err := p.start()
+	if err != nil {
+		return nil, err
+	}
+	p.keeper = k
+	return k, nil
+}
+
+func (p *place) start() (*keeper.Keeper, error) {
+	dir, err := p.cgroup.Open()
+	if err != nil {
+		return nil, fmt.Errorf("open cgroup of keeper: %w", err)
+	}
+	defer dir.Close()
+	kill, err := p.owner.Killer()
+	if err != nil {
+		return nil, fmt.Errorf("open cgroup of container: %w", err)
+	}
+	defer kill.Close()
+	c := keeper.Config{Netns: p.ns, CgroupDir: dir, Kill: kill, Log: p.log}
+	if p.user != nil {
+		c.UID, c.GID = p.user.UID, p.user.GID
+	}
+	return keeper.Start(c)
+}
+
+func (p *place) close() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.closed = true
+	if p.keeper == nil {
+		return nil
+	}
+	return p.keeper.Close()
+}

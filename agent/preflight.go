@@ -1,0 +1,80 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/internal/netns"
+	"github.com/tsugiki/tsugiki/policy"
+)
+
+// checkEndpoints finds out, before a program is started, whether the host has
+// the addresses of its endpoints, and whether the ports that rules promise it
+// are free. Ranges are left to the program: it takes one of them.
+func checkEndpoints(t *policy.Table, netnsOf func(string) *netns.NS) error {
+	for _, ep := range t.Endpoints() {
+		if ep.Type == endpoint.Unix {
+			continue
+		}
+		err := netnsOf(ep.Netns).Do(func() error { return tryBind(ep.Addr, 0, unix.SOCK_DGRAM) })
+		switch {
+		case errors.Is(err, unix.EADDRNOTAVAIL):
+			return fmt.Errorf("endpoint %s: the host has no address %s; add it, or name one that it has", ep.Name, ep.Addr)
+		case errors.Is(err, unix.EAFNOSUPPORT):
+			return fmt.Errorf("endpoint %s: the host has no %s", ep.Name, ep.Type)
+		case err != nil:
+			return fmt.Errorf("endpoint %s: try address %s: %w", ep.Name, ep.Addr, err)
+		}
+	}
+	for _, r := range t.IngressRules() {
+		if r.Endpoint.Type == endpoint.Unix || r.Ports.Size() > 1 {
+			continue
+		}
+		_, port := t.Ingress(netip.AddrPortFrom(r.Addr, r.Ports.First))
+		for _, p := range []struct {
+			typ  int
+			name string
+		}{{unix.SOCK_STREAM, "TCP"}, {unix.SOCK_DGRAM, "UDP"}} {
+			err := netnsOf(r.Endpoint.Netns).Do(func() error { return tryBind(r.Endpoint.Addr, port, p.typ) })
+			if errors.Is(err, unix.EADDRINUSE) {
+				return fmt.Errorf("endpoint %s: %s port %d of %s is taken on the host; stop what listens there, or choose another port",
+					r.Endpoint.Name, p.name, port, r.Endpoint.Addr)
+			}
+			if err != nil {
+				return fmt.Errorf("endpoint %s: try %s port %d: %w", r.Endpoint.Name, p.name, port, err)
+			}
+		}
+	}
+	return nil
+}
+
+// tryBind binds a socket and closes it.
+func tryBind(addr netip.Addr, port uint16, typ int) error {
+	family := unix.AF_INET6
+	var sa unix.Sockaddr = &unix.SockaddrInet6{Port: int(port), Addr: addr.As16()}
+	if addr.Is4() {
+		family = unix.AF_INET
+		sa = &unix.SockaddrInet4{Port: int(port), Addr: addr.As4()}
+	}
+	s, err := unix.Socket(family, typ|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(s)
+	if typ == unix.SOCK_STREAM {
+		// Connections that linger in TIME_WAIT are in nobody's way.
+		if err := unix.SetsockoptInt(s, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
+			return err
+		}
+	}
+	if family == unix.AF_INET6 {
+		if err := unix.SetsockoptInt(s, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1); err != nil {
+			return err
+		}
+	}
+	return unix.Bind(s, sa)
+}

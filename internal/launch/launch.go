@@ -1,0 +1,243 @@
+// Package launch starts a program in a network namespace and a cgroup, under a
+// seccomp filter, with a container's capabilities, and takes the filter's
+// listener from it.
+//
+// It knows nothing of sockets or rules. Start needs CAP_SYS_ADMIN (namespace,
+// filter), CAP_SYS_PTRACE (listener) and CAP_SETPCAP, and Linux 5.7.
+//
+// # Theory of operation
+//
+// The parent starts itself again, as a child that is born in the cgroup. The
+// child enters the namespace, installs the filter on its one thread that will
+// execute the program, tells the parent the listener's number and waits; the
+// parent duplicates the listener by pidfd_getfd(2), which no filter can stand
+// in the way of, and lets the child go on: it drops its privileges and executes
+// the program. The control socket closes on exec, which is how the parent
+// learns that the program runs. All that fails before is an error of Start, and
+// the program has not run.
+package launch
+
+import (
+	"bufio"
+	"encoding/gob"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/netns"
+)
+
+// argv0 is by what name the parent calls itself for the child's part.
+const argv0 = "tsugiki: launch"
+
+// Spec says what to start and how.
+type Spec struct {
+	Path      string   // of the program, see Lookup
+	Args      []string // its first is the name that it sees
+	Netns     *netns.NS
+	CgroupDir *os.File // a directory of the cgroup v2 hierarchy
+	Filter    []unix.SockFilter
+	Caps      Capabilities
+	User      *User // nil: stay who we are
+}
+
+// User is who the program runs as.
+type User struct {
+	UID, GID int
+	Groups   []int
+}
+
+// order is what the child has to know, see Child.
+type order struct {
+	Path   string
+	Args   []string
+	Filter []unix.SockFilter
+	Caps   Capabilities
+	User   *User
+}
+
+// report is what the child says: first the listener's number, then nothing
+// until it has become the program, or what went wrong.
+type report struct {
+	Listener int
+	Error    string
+	Errno    syscall.Errno // of exec
+}
+
+// ExecError says that the program could not be executed.
+type ExecError struct {
+	Path  string
+	Errno syscall.Errno
+}
+
+func (e *ExecError) Error() string { return fmt.Sprintf("execute %s: %s", e.Path, e.Errno.Error()) }
+
+// Unwrap gives the errno.
+func (e *ExecError) Unwrap() error { return e.Errno }
+
+// Lookup finds a program as a shell does. What cannot be executed is an
+// ExecError.
+func Lookup(name string) (string, error) {
+	path, err := exec.LookPath(name)
+	if err == nil || errors.Is(err, exec.ErrDot) {
+		return path, nil
+	}
+	var errno syscall.Errno
+	switch {
+	case errors.As(err, &errno):
+	case errors.Is(err, fs.ErrPermission):
+		errno = syscall.EACCES
+	default:
+		errno = syscall.ENOENT
+	}
+	return "", &ExecError{name, errno}
+}
+
+// Process is the program that was started. It inherits the standard streams,
+// working directory, environment, process group and terminal, and all files
+// that were open without close-on-exec when this process was started.
+type Process struct {
+	PID      int
+	Listener *os.File
+}
+
+// Start starts a program and returns once it runs, or will not. serve is
+// called with the filter's listener while the child waits, before the program
+// can make its first call.
+func Start(spec Spec, serve func(listener *os.File) error) (*Process, error) {
+	control, child, err := start(spec)
+	if err != nil {
+		return nil, fmt.Errorf("start program: %w", err)
+	}
+	defer control.Close()
+	p := &Process{PID: child}
+	if err := p.handOver(control, serve); err != nil {
+		_ = unix.Kill(child, unix.SIGKILL)
+		_, _ = unix.Wait4(child, nil, 0, nil)
+		if p.Listener != nil {
+			p.Listener.Close()
+		}
+		var e *ExecError
+		if errors.As(err, &e) {
+			e.Path = spec.Path
+		}
+		return nil, err
+	}
+	return p, nil
+}
+
+func start(spec Spec) (control *os.File, pid int, err error) {
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, 0, err
+	}
+	control, theirs := os.NewFile(uintptr(pair[0]), "launch"), os.NewFile(uintptr(pair[1]), "launch")
+	defer theirs.Close()
+	orders, err := writeOrder(order{spec.Path, spec.Args, spec.Filter, spec.Caps, spec.User})
+	if err != nil {
+		control.Close()
+		return nil, 0, err
+	}
+	defer orders.Close()
+	ns, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", spec.Netns.File().Fd()))
+	if err != nil {
+		control.Close()
+		return nil, 0, err
+	}
+	defer ns.Close()
+	args := []string{argv0}
+	for _, f := range []*os.File{theirs, orders, ns} {
+		// Passed on under the numbers that they have here: those of files that
+		// our own caller passed on to the program are taken.
+		if _, err := unix.FcntlInt(f.Fd(), unix.F_SETFD, 0); err != nil {
+			control.Close()
+			return nil, 0, err
+		}
+		args = append(args, strconv.Itoa(int(f.Fd())))
+	}
+	proc, err := os.StartProcess("/proc/self/exe", args, &os.ProcAttr{
+		Files: []*os.File{os.Stdin, os.Stdout, os.Stderr},
+		Env:   os.Environ(),
+		Sys:   &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(spec.CgroupDir.Fd())},
+	})
+	if err != nil {
+		control.Close()
+		return nil, 0, err
+	}
+	pid = proc.Pid
+	_ = proc.Release()
+	return control, pid, nil
+}
+
+// writeOrder writes what the child has to do into a file of memory: arguments
+// may be larger than what a pipe or a socket holds.
+func writeOrder(o order) (*os.File, error) {
+	fd, err := unix.MemfdCreate("order", unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, err
+	}
+	f := os.NewFile(uintptr(fd), "order")
+	if err = gob.NewEncoder(f).Encode(o); err == nil {
+		_, err = f.Seek(0, io.SeekStart)
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+func (p *Process) handOver(control *os.File, serve func(*os.File) error) error {
+	lines := bufio.NewReader(control)
+	r, err := readReport(lines)
+	if err != nil {
+		return err
+	}
+	pidfd, err := unix.PidfdOpen(p.PID, 0)
+	if err != nil {
+		return fmt.Errorf("open child: %w", err)
+	}
+	defer unix.Close(pidfd)
+	fd, err := unix.PidfdGetfd(pidfd, r.Listener, 0)
+	if err != nil {
+		return fmt.Errorf("take seccomp listener from child: %w", err)
+	}
+	p.Listener = os.NewFile(uintptr(fd), "seccomp listener")
+	if err := serve(p.Listener); err != nil {
+		return err
+	}
+	if _, err := control.Write([]byte{'\n'}); err != nil {
+		return fmt.Errorf("release child: %w", err)
+	}
+	if _, err := readReport(lines); !errors.Is(err, io.EOF) {
+		return err
+	}
+	return nil
+}
+
+func readReport(lines *bufio.Reader) (report, error) {
+	var r report
+	line, err := lines.ReadBytes('\n')
+	if err != nil {
+		return r, fmt.Errorf("wait for child: %w", err)
+	}
+	if err := json.Unmarshal(line, &r); err != nil {
+		return r, fmt.Errorf("wait for child: %w", err)
+	}
+	if r.Errno != 0 {
+		return r, &ExecError{Errno: r.Errno}
+	}
+	if r.Error != "" {
+		return r, errors.New(strings.TrimSpace(r.Error))
+	}
+	return r, nil
+}
