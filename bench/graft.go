@@ -2,9 +2,10 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
-	"math/rand/v2"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/tsugiki/tsugiki/bench/measure"
@@ -17,6 +18,7 @@ const (
 	firstPort = 20000
 	// serverLimit ends a server that nobody ended, in seconds.
 	serverLimit = "7200"
+	startLimit  = 10 * time.Second
 	gigabyte    = 1e9
 )
 
@@ -36,12 +38,26 @@ type sample struct {
 	processes time.Duration
 }
 
-// test is one kind of load.
+// decode reads the line of JSON that netdrive prints.
+func decode(line []byte) (sample, error) {
+	var s sample
+	if err := json.Unmarshal(line, &s); err != nil {
+		return s, fmt.Errorf("read netdrive's result %q: %w", line, err)
+	}
+	if s.Ops == 0 || s.Bytes == 0 || s.Seconds <= 0 {
+		return s, fmt.Errorf("netdrive measured nothing: %s", line)
+	}
+	return s, nil
+}
+
+type addFunc = func(measure.Metric, float64)
+
+// test is one of netdrive's tests.
 type test struct {
 	name    string
-	network string // of the server's port; empty: no server, no netdrive
+	network string // of the server's port
 	place   rig.Placement
-	record  func(s sample, add func(metric, unit string, higher bool, value float64))
+	record  func(s sample, add addFunc)
 }
 
 var tests = []test{
@@ -50,7 +66,6 @@ var tests = []test{
 	{"tcp_crr", "tcp", rig.Together, recordConnections},
 	{"udp_rr", "udp", rig.Together, recordRoundTrips},
 	{"udp_rr_unconnected", "udp", rig.Together, recordRoundTrips},
-	{startup, "", rig.Together, nil},
 }
 
 // startup is the test that runs the program true: what a container costs
@@ -62,105 +77,89 @@ func testNames() []string {
 	for _, t := range tests {
 		names = append(names, t.name)
 	}
-	return names
+	return append(names, startup)
 }
 
-func recordStream(s sample, add func(string, string, bool, float64)) {
-	add("throughput", "Gbit/s", true, float64(s.Bytes)*8/s.Seconds/1e9)
-	add("cpu_machine", "s/GB", false, s.CPUMachine/(float64(s.Bytes)/gigabyte))
-	add("cpu_processes", "s/GB", false, s.processes.Seconds()/(float64(s.TotalBytes)/gigabyte))
+func recordStream(s sample, add addFunc) {
+	add(measure.Metric{Name: "throughput", Unit: "Gbit/s", HigherIsBetter: true}, float64(s.Bytes)*8/s.Seconds/1e9)
+	add(measure.Metric{Name: "cpu_machine", Unit: "s/GB"}, s.CPUMachine/(float64(s.Bytes)/gigabyte))
+	add(measure.Metric{Name: "cpu_processes", Unit: "s/GB"}, s.processes.Seconds()/(float64(s.TotalBytes)/gigabyte))
 }
 
-func recordRoundTrips(s sample, add func(string, string, bool, float64)) {
-	add("rate", "1/s", true, float64(s.Ops)/s.Seconds)
-	add("p50", "us", false, s.P50)
-	add("p99", "us", false, s.P99)
-	add("cpu_machine", "us/op", false, s.CPUMachine*1e6/float64(s.Ops))
+func recordRoundTrips(s sample, add addFunc) {
+	add(measure.Metric{Name: "rate", Unit: "1/s", HigherIsBetter: true}, float64(s.Ops)/s.Seconds)
+	add(measure.Metric{Name: "p50", Unit: "us"}, s.P50)
+	add(measure.Metric{Name: "p99", Unit: "us"}, s.P99)
+	add(measure.Metric{Name: "cpu_machine", Unit: "us/op"}, s.CPUMachine*1e6/float64(s.Ops))
 }
 
-func recordConnections(s sample, add func(string, string, bool, float64)) {
+func recordConnections(s sample, add addFunc) {
 	recordRoundTrips(s, add)
-	add("first_connect", "us", false, s.Connect)
+	add(measure.Metric{Name: "first_connect", Unit: "us"}, s.Connect)
 }
 
 // figure is a run of the figure graft.
 type figure struct {
-	options options
+	options *options
 	rig     *rig.Rig
 	driver  string
-	report  *measure.Report
-
-	servers map[load]server
 	lost    uint64
 }
 
-// load is a test in a mode. Each has a server port of its own: connections
-// that modes leave in TIME_WAIT or in connection tracking must not meet.
-type load struct {
-	test string
-	mode rig.Mode
-}
-
-type server struct {
-	cmd  *testkit.Cmd
-	port uint16
-}
-
-// chosen are the tests that the command line asks for, in its order.
-func (f *figure) chosen() []test {
-	var list []test
-	for _, name := range f.options.tests {
+// loads are the tests that the command line asks for, in its order.
+func (f *figure) loads() []rig.Load {
+	var list []rig.Load
+	port := uint16(firstPort)
+	for name := range strings.SplitSeq(f.options.tests, ",") {
 		for _, t := range tests {
 			if t.name == name {
-				list = append(list, t)
+				list = append(list, f.load(t, port))
+				port += uint16(len(f.options.session.Modes))
 			}
+		}
+		if name == startup {
+			list = append(list, rig.Load{Name: startup, Place: rig.Together, Run: f.startup})
 		}
 	}
 	return list
 }
 
-// place puts what is started next where the command line or the test wants it.
-func (f *figure) place(t test) (*measure.Pinned, error) {
-	if f.options.place != automatic {
-		return f.rig.Place(f.options.place)
-	}
-	return f.rig.Place(t.place)
+// server is where a test's client of one mode connects to.
+type server struct {
+	cmd  *testkit.Cmd
+	port uint16
 }
 
-// serve starts the servers of all tests and waits until they listen.
-func (f *figure) serve(ctx context.Context) error {
-	f.servers = make(map[load]server)
-	port := uint16(firstPort)
-	for _, t := range f.chosen() {
-		if t.network == "" {
-			continue
-		}
-		if _, err := f.place(t); err != nil {
-			return err
-		}
-		for _, mode := range f.options.modes {
+// load is a test with a server for each mode: connections that modes leave in
+// TIME_WAIT or in connection tracking must not meet.
+func (f *figure) load(t test, port uint16) rig.Load {
+	servers := make(map[rig.Mode]server)
+	start := func(ctx context.Context) error {
+		wait, cancel := context.WithTimeout(ctx, startLimit)
+		defer cancel()
+		for i, mode := range f.options.session.Modes {
+			port := port + uint16(i)
 			cmd, err := f.rig.Serve(ctx, f.netdrive("server", t, port, "-t", serverLimit)...)
 			if err != nil {
 				return err
 			}
-			f.servers[load{t.name, mode}] = server{cmd, port}
-			port++
-		}
-	}
-	wait, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
-	for _, t := range f.chosen() {
-		for _, mode := range f.options.modes {
-			s, ok := f.servers[load{t.name, mode}]
-			if !ok {
-				continue
-			}
-			if err := f.rig.Top.Remote.WaitListen(wait, t.network, s.port); err != nil {
+			if err := f.rig.Top.Remote.WaitListen(wait, t.network, port); err != nil {
 				return err
 			}
+			servers[mode] = server{cmd, port}
 		}
+		return nil
 	}
-	return nil
+	run := func(ctx context.Context, mode rig.Mode, add addFunc) error {
+		s, err := f.drive(ctx, t, mode, servers[mode])
+		if err != nil {
+			return err
+		}
+		f.lost += s.Lost
+		t.record(s, add)
+		return nil
+	}
+	return rig.Load{Name: t.name, Place: t.place, Start: start, Run: run}
 }
 
 func (f *figure) netdrive(side string, t test, port uint16, args ...string) []string {
@@ -171,48 +170,14 @@ func (f *figure) netdrive(side string, t test, port uint16, args ...string) []st
 	return append(argv, args...)
 }
 
-// round runs every test once in every mode.
-func (f *figure) round(ctx context.Context, random *rand.Rand) error {
-	for _, t := range f.chosen() {
-		cpus, err := f.place(t)
-		if err != nil {
-			return err
-		}
-		for _, mode := range f.rig.Shuffled(random) {
-			add := func(metric, unit string, higher bool, value float64) {
-				f.report.Add(measure.Metric{
-					Test: t.name, Name: metric, Unit: unit, HigherIsBetter: higher, CPUs: cpus,
-				}, string(mode), value)
-			}
-			if t.name == startup {
-				r, err := f.rig.Run(ctx, mode, "true")
-				if err != nil {
-					return err
-				}
-				add("wall", "ms", false, float64(r.Wall)/float64(time.Millisecond))
-				add("cpu_processes", "ms", false, float64(r.CPU)/float64(time.Millisecond))
-				continue
-			}
-			s, err := f.drive(ctx, t, mode)
-			if err != nil {
-				return fmt.Errorf("%s: %w", t.name, err)
-			}
-			f.lost += s.Lost
-			t.record(s, add)
-		}
-	}
-	return nil
-}
-
 // drive runs a test's client in a mode.
-func (f *figure) drive(ctx context.Context, t test, mode rig.Mode) (sample, error) {
-	srv := f.servers[load{t.name, mode}]
+func (f *figure) drive(ctx context.Context, t test, mode rig.Mode, srv server) (sample, error) {
 	before, err := rig.ProcessCPU(srv.cmd.Process.Pid)
 	if err != nil {
 		return sample{}, err
 	}
 	r, err := f.rig.Run(ctx, mode, f.netdrive("client", t, srv.port,
-		"-t", seconds(f.options.duration), "-w", seconds(f.options.warmup))...)
+		"-t", seconds(f.options.session.Duration), "-w", seconds(f.options.warmup))...)
 	if err != nil {
 		return sample{}, err
 	}
@@ -229,12 +194,24 @@ func seconds(d time.Duration) string {
 	return strconv.FormatFloat(d.Seconds(), 'f', -1, 64)
 }
 
+// startup runs a program that does nothing.
+func (f *figure) startup(ctx context.Context, mode rig.Mode, add addFunc) error {
+	r, err := f.rig.Run(ctx, mode, "true")
+	if err != nil {
+		return err
+	}
+	milliseconds := func(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+	add(measure.Metric{Name: "wall", Unit: "ms"}, milliseconds(r.Wall))
+	add(measure.Metric{Name: "cpu_processes", Unit: "ms"}, milliseconds(r.CPU))
+	return nil
+}
+
 // note adds what a reader of the figures should know.
-func (f *figure) note() {
-	f.report.Note("cpu_machine is all CPU time of the machine while measuring, other users' included; " +
+func (f *figure) note(report *measure.Report) {
+	report.Note("cpu_machine is all CPU time of the machine while measuring, other users' included; " +
 		"cpu_processes is that of the client's process tree, its start included, and of the server")
-	f.report.Note("%s is wall and CPU time of running true; first_connect is a process's first socket and connect", startup)
+	report.Note("%s is wall and CPU time of running true; first_connect is a process's first socket and connect", startup)
 	if f.lost > 0 {
-		f.report.Note("%d datagrams were lost and sent again", f.lost)
+		report.Note("%d datagrams were lost and sent again", f.lost)
 	}
 }

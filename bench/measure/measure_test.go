@@ -158,6 +158,22 @@ func TestTable(t *testing.T) {
 	}
 }
 
+func TestBrief(t *testing.T) {
+	r := sample()
+	modes := []string{"host", "nat", "graft"}
+	r.Finish(modes)
+	var out bytes.Buffer
+	if err := r.WriteBrief(&out, modes); err != nil {
+		t.Fatal(err)
+	}
+	want := "                      host        nat          graft\n" +
+		"tcp_rr rate     1/s   150 (1.00)  87.5 (0.62)  -\n" +
+		"tcp_stream cpu  s/GB  -           0.250        -\n"
+	if diff := cmp.Diff(want, out.String()); diff != "" {
+		t.Error(diff)
+	}
+}
+
 func TestThisMachine(t *testing.T) {
 	m, err := ThisMachine("cubic")
 	if err != nil || m.CPUs < 1 || m.Kernel == "" || !strings.Contains(m.String(), "cubic") {

@@ -17,16 +17,13 @@ func (r *Report) WriteTable(w io.Writer) error {
 
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "test\tcpus\tmetric\tmode\tmedian\tspread\tiqr\tratio\tspread\tiqr")
-	last := ""
-	for _, res := range r.Results {
+	for i, res := range r.Results {
 		test, metric, cpus := res.Test, res.Metric+" "+res.Unit, "any"
 		if res.CPUs != nil {
 			cpus = fmt.Sprintf("%d,%d", res.CPUs.Client, res.CPUs.Server)
 		}
-		if last == test+metric {
+		if i > 0 && sameMetric(res, r.Results[i-1]) {
 			test, metric, cpus = "", "", ""
-		} else {
-			last = test + metric
 		}
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s", test, cpus, metric, res.Mode, cells(res.Summary))
 		if res.RatioToHost != nil {
@@ -42,6 +39,43 @@ func (r *Report) WriteTable(w io.Writer) error {
 	}
 	return nil
 }
+
+// WriteBrief writes one line per metric: the median in every mode and, in
+// parentheses, that of the ratios to the base mode.
+func (r *Report) WriteBrief(w io.Writer, modes []string) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(t, "\t\t%s\n", strings.Join(modes, "\t"))
+	for i, res := range r.Results {
+		if i > 0 && sameMetric(res, r.Results[i-1]) {
+			continue
+		}
+		fmt.Fprintf(t, "%s %s\t%s", res.Test, res.Metric, res.Unit)
+		for _, mode := range modes {
+			fmt.Fprintf(t, "\t%s", brief(r.Results[i:], res, mode))
+		}
+		fmt.Fprintln(t)
+	}
+	if err := t.Flush(); err != nil {
+		return fmt.Errorf("write table: %w", err)
+	}
+	return nil
+}
+
+// brief is the cell of a mode in the line of the metric of like.
+func brief(results []*Result, like *Result, mode string) string {
+	for _, res := range results {
+		switch {
+		case res.Mode != mode || !sameMetric(res, like):
+		case res.RatioToHost == nil:
+			return number(res.Summary.Median)
+		default:
+			return fmt.Sprintf("%s (%.2f)", number(res.Summary.Median), res.RatioToHost.Median)
+		}
+	}
+	return "-"
+}
+
+func sameMetric(a, b *Result) bool { return a.Test == b.Test && a.Metric == b.Metric }
 
 // cells are the three columns of a summary.
 func cells(s Summary) string {

@@ -1,0 +1,154 @@
+package rig
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/tsugiki/tsugiki/bench/measure"
+)
+
+// Load is something that a session measures in every mode.
+type Load struct {
+	Name string
+	// Place is where it runs when the session's placement is Automatic.
+	Place Placement
+	// Start starts servers, once; nil where there are none.
+	Start func(ctx context.Context) error
+	// Run measures once. The test and the CPUs of a metric are filled in.
+	Run func(ctx context.Context, m Mode, add func(measure.Metric, float64)) error
+}
+
+// Automatic is the placement that each load asks for itself.
+const Automatic Placement = "auto"
+
+var placements = []Placement{Automatic, Apart, Together, Anywhere}
+
+// Session is a series of rounds, in each of which every load runs once in
+// every mode, the modes in random order.
+type Session struct {
+	Figure            string
+	Modes             []Mode
+	CongestionControl string // as in Config
+	Rounds            int
+	Duration          time.Duration // of one measurement, for the report
+	Placement         Placement
+	Seed              uint64 // of the order; 0 draws one
+}
+
+// flags defines the flags that set the session up, with what it holds as
+// defaults, and returns what reads them after parsing.
+func (s *Session) flags(f *flag.FlagSet) (read func() error) {
+	f.IntVar(&s.Rounds, "rounds", s.Rounds, "rounds, in each of which every mode runs everything once")
+	f.StringVar(&s.CongestionControl, "cc", "",
+		"congestion control in every namespace; by default cubic, or reno where cubic is not allowed")
+	f.StringVar((*string)(&s.Placement), "pin", string(Automatic),
+		"CPUs of clients and servers: two (apart), one (together), anywhere, or auto: streams apart, others together")
+	f.Uint64Var(&s.Seed, "seed", 0, "seed of the order of modes; 0 draws one")
+	modes := f.String("modes", strings.Join(Names(Modes), ","), "modes to run")
+	return func() (err error) {
+		if s.Rounds < 1 {
+			return fmt.Errorf("%d rounds, want at least one", s.Rounds)
+		}
+		if !slices.Contains(placements, s.Placement) {
+			return fmt.Errorf("unknown placement %q, want one of %v", s.Placement, placements)
+		}
+		if s.Seed == 0 {
+			s.Seed = rand.Uint64()
+		}
+		s.Modes, err = ParseModes(*modes)
+		return err
+	}
+}
+
+// Run builds a rig, measures and takes the rig down. The loads are asked for
+// when the rig stands.
+func (s *Session) Run(ctx context.Context, progress io.Writer,
+	loads func(context.Context, *Rig) ([]Load, error),
+) (report *measure.Report, err error) {
+	r, err := New(ctx, Config{Modes: s.Modes, CongestionControl: s.CongestionControl})
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if cerr := r.Close(); err == nil {
+			err = cerr
+		}
+	}()
+	machine, err := measure.ThisMachine(r.CongestionControl)
+	if err != nil {
+		return nil, err
+	}
+	report = &measure.Report{
+		Figure:    s.Figure,
+		Started:   time.Now().UTC().Truncate(time.Second),
+		Machine:   machine,
+		Rounds:    s.Rounds,
+		DurationS: s.Duration.Seconds(),
+		Seed:      s.Seed,
+		Base:      string(Host),
+	}
+	list, err := loads(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.start(ctx, r, list); err != nil {
+		return nil, err
+	}
+	random := rand.New(rand.NewPCG(s.Seed, 0))
+	for round := range s.Rounds {
+		fmt.Fprintf(progress, "round %d of %d\n", round+1, s.Rounds)
+		if err := s.round(ctx, r, list, random, report); err != nil {
+			return nil, err
+		}
+	}
+	report.Finish(Names(s.Modes))
+	return report, nil
+}
+
+// place puts what is started next where the session or the load wants it.
+func (s *Session) place(r *Rig, l Load) (*measure.Pinned, error) {
+	if s.Placement != Automatic {
+		return r.Place(s.Placement)
+	}
+	return r.Place(l.Place)
+}
+
+func (s *Session) start(ctx context.Context, r *Rig, loads []Load) error {
+	for _, l := range loads {
+		if l.Start == nil {
+			continue
+		}
+		if _, err := s.place(r, l); err != nil {
+			return err
+		}
+		if err := l.Start(ctx); err != nil {
+			return fmt.Errorf("%s: %w", l.Name, err)
+		}
+	}
+	return nil
+}
+
+func (s *Session) round(ctx context.Context, r *Rig, loads []Load, random *rand.Rand, report *measure.Report) error {
+	for _, l := range loads {
+		cpus, err := s.place(r, l)
+		if err != nil {
+			return err
+		}
+		for _, mode := range r.Shuffled(random) {
+			err := l.Run(ctx, mode, func(m measure.Metric, value float64) {
+				m.Test, m.CPUs = l.Name, cpus
+				report.Add(m, string(mode), value)
+			})
+			if err != nil {
+				return fmt.Errorf("%s: %w", l.Name, err)
+			}
+		}
+	}
+	return nil
+}
