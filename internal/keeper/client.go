@@ -14,9 +14,11 @@ import (
 // client is the supervisor's end of a control socket.
 //
 // Requests are written by whoever has one; replies are read by one goroutine,
-// read, which never waits for anybody else. At most one request for sockets is
-// under way at a time, the others wait in queue: so an epoll request, which is
-// written at once, is never behind more than one batch in the keeper.
+// read, which never waits for anything else, not even for a write: the keeper
+// takes no request while the answer to the one before has no room here. At
+// most one request for sockets is under way at a time, the others wait in
+// queue: so an epoll request, which is written at once, is never behind more
+// than one batch in the keeper.
 type client struct {
 	conn   *net.UnixConn
 	broken func() // ends the peer; called once, without mu

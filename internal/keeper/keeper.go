@@ -13,9 +13,9 @@
 package keeper
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -87,7 +87,6 @@ type Config struct {
 type Keeper struct {
 	*client
 	cmd     *exec.Cmd
-	stderr  bytes.Buffer // the process's; complete when cmd.Wait has returned
 	log     *slog.Logger
 	closing atomic.Bool
 	reading chan struct{} // closed when the reader has ended
@@ -96,16 +95,19 @@ type Keeper struct {
 
 // Start starts a keeper and waits until it has given up its privileges.
 func Start(cfg Config) (*Keeper, error) {
-	path, err := lookup(cfg.Binary)
+	path := cfg.Binary
+	if path == "" {
+		var err error
+		if path, err = lookup(places()); err != nil {
+			return nil, fmt.Errorf("start keeper: %w", err)
+		}
+	}
+	cmd, conn, err := launch(path, cfg)
 	if err != nil {
 		return nil, fmt.Errorf("start keeper: %w", err)
 	}
-	ours, theirs, err := controlPair()
-	if err != nil {
-		return nil, fmt.Errorf("start keeper: make control socket: %w", err)
-	}
 	k := &Keeper{
-		cmd:     command(path, theirs, cfg),
+		cmd:     cmd,
 		log:     cfg.Log,
 		reading: make(chan struct{}),
 		done:    make(chan struct{}),
@@ -113,28 +115,7 @@ func Start(cfg Config) (*Keeper, error) {
 	if k.log == nil {
 		k.log = slog.New(slog.DiscardHandler)
 	}
-	k.cmd.Stderr = &k.stderr
-	// The child is in the namespace of the thread that forks it.
-	if cfg.Netns != nil {
-		err = cfg.Netns.Do(k.cmd.Start)
-	} else {
-		err = k.cmd.Start()
-	}
-	theirs.Close()
-	if err != nil {
-		ours.Close()
-		return nil, fmt.Errorf("start keeper: %w", err)
-	}
-	if err := awaitHello(ours); err != nil {
-		k.kill()
-		werr := k.cmd.Wait()
-		ours.Close()
-		if text := strings.TrimSpace(k.stderr.String()); text != "" {
-			return nil, fmt.Errorf("start keeper: %s (%w)", text, werr)
-		}
-		return nil, fmt.Errorf("start keeper: wait for its greeting: %w (%v)", err, werr)
-	}
-	k.client = newClient(ours, k.kill)
+	k.client = newClient(conn, k.kill)
 	go func() {
 		k.read()
 		close(k.reading)
@@ -142,6 +123,47 @@ func Start(cfg Config) (*Keeper, error) {
 	go k.reap()
 	k.log.Debug("keeper started", "pid", k.PID())
 	return k, nil
+}
+
+// launch starts the process and waits for its greeting. On an error nothing is
+// left of it.
+func launch(path string, cfg Config) (*exec.Cmd, *net.UnixConn, error) {
+	ours, theirs, err := controlPair()
+	if err != nil {
+		return nil, nil, fmt.Errorf("make control socket: %w", err)
+	}
+	said, stderr, err := os.Pipe()
+	if err != nil {
+		ours.Close()
+		theirs.Close()
+		return nil, nil, err
+	}
+	defer said.Close()
+	cmd := command(path, theirs, cfg)
+	cmd.Stderr = stderr
+	// The child is in the namespace of the thread that forks it.
+	if cfg.Netns != nil {
+		err = cfg.Netns.Do(cmd.Start)
+	} else {
+		err = cmd.Start()
+	}
+	theirs.Close()
+	stderr.Close()
+	if err != nil {
+		ours.Close()
+		return nil, nil, err
+	}
+	if err := awaitHello(ours); err != nil {
+		_ = cmd.Process.Kill()
+		werr := cmd.Wait() // before the socket closes, see kill
+		ours.Close()
+		text, _ := io.ReadAll(io.LimitReader(said, 4096))
+		if len(text) > 0 {
+			return nil, nil, errors.New(strings.TrimSpace(string(text)))
+		}
+		return nil, nil, fmt.Errorf("wait for its greeting: %w (%v)", err, werr)
+	}
+	return cmd, ours, nil
 }
 
 // controlPair makes the control sockets; only ours is non-blocking.
@@ -184,15 +206,16 @@ func command(path string, control *os.File, cfg Config) *exec.Cmd {
 	return cmd
 }
 
-// lookup finds the keeper's binary.
-func lookup(binary string) (string, error) {
-	if binary != "" {
-		return binary, nil
-	}
+// places lists where the keeper's binary may be, best first.
+func places() []string {
 	dirs := []string{"/usr/lib/tsugiki", "/usr/libexec/tsugiki"}
 	if self, err := os.Executable(); err == nil {
 		dirs = append([]string{filepath.Dir(self)}, dirs...)
 	}
+	return dirs
+}
+
+func lookup(dirs []string) (string, error) {
 	for _, dir := range dirs {
 		path := filepath.Join(dir, Program)
 		if st, err := os.Stat(path); err == nil && st.Mode().IsRegular() && st.Mode()&0o111 != 0 {

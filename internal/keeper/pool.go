@@ -155,11 +155,12 @@ func (c *client) next() (request, bool) {
 		c.timed = true
 		c.tidy.Reset(tidyEvery)
 	}
-	count := len(p.waiters)
+	count := min(len(p.waiters), batchMax)
 	if p.ahead {
-		count = max(count, p.size)
+		p.size = max(p.size, count)
+		count = p.size
 	}
-	return request{op: opSockets, tag: c.batch.tag, kind: p.kind, count: uint32(min(count, batchMax))}, true
+	return request{op: opSockets, tag: c.batch.tag, kind: p.kind, count: uint32(count)}, true
 }
 
 // request writes a request for sockets. If it cannot be sent, its waiters get
@@ -210,7 +211,7 @@ func (c *client) complete(r reply, fds []int) error {
 	next, ok := c.next()
 	c.mu.Unlock()
 	if ok {
-		c.request(next)
+		go c.request(next) // read must not wait for a write, see client
 	}
 	return nil
 }

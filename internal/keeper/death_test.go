@@ -1,0 +1,215 @@
+package keeper
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
+)
+
+const (
+	supervisorEnv = "KEEPER_TEST_SUPERVISOR" // makes the test's program a supervisor, see supervise
+	deathWait     = 10 * time.Second
+)
+
+// supervise runs a keeper for the cgroup named in the environment until it is
+// killed.
+func supervise() int {
+	group, path, _ := strings.Cut(os.Getenv(supervisorEnv), "|")
+	kill, err := os.OpenFile(filepath.Join(group, "cgroup.kill"), os.O_WRONLY, 0)
+	if err != nil {
+		fmt.Println(err)
+		return 1
+	}
+	k, err := Start(Config{Binary: path, Kill: kill, UID: 12345, GID: 12345})
+	if err != nil {
+		fmt.Println(err)
+		return 1
+	}
+	fmt.Println("ready")
+	for time.Sleep(time.Millisecond); ; {
+		if fd, err := k.Socket(tcp); err == nil {
+			unix.Close(fd)
+		}
+	}
+}
+
+// sleeper runs a process in a cgroup; the channel is closed when it has ended.
+func sleeper(t *testing.T, group *os.File) <-chan struct{} {
+	t.Helper()
+	cmd := exec.Command("sleep", "60")
+	cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(group.Fd())}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() {
+		_ = cmd.Wait()
+		close(ended)
+	}()
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		<-ended
+	})
+	return ended
+}
+
+func mustEnd(t *testing.T, what string, ended <-chan struct{}) {
+	t.Helper()
+	select {
+	case <-ended:
+	case <-time.After(deathWait):
+		t.Errorf("%s still lives", what)
+	}
+}
+
+func TestSupervisorKilled(t *testing.T) {
+	testkit.CheckLeaks(t)
+	g := newGroup(t, "")
+	sleep := sleeper(t, open(t, g.Open))
+	sup := exec.Command("/proc/self/exe")
+	sup.Env = append(os.Environ(), supervisorEnv+"="+g.Path()+"|"+program(t))
+	out, err := sup.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := sup.Start(); err != nil {
+		t.Fatal(err)
+	}
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if line != "ready\n" {
+		t.Errorf("supervisor says %q (%v)", line, err)
+	}
+	select {
+	case <-sleep:
+		t.Error("container died before its supervisor")
+	case <-time.After(20 * time.Millisecond):
+	}
+	if err := sup.Process.Kill(); err != nil {
+		t.Error(err)
+	}
+	_ = sup.Wait()
+	mustEnd(t, "container", sleep)
+}
+
+// A control socket that is closed with answers unread does not read as an end
+// of file in the keeper.
+func TestSupervisorGoneWithAnswersUnread(t *testing.T) {
+	testkit.CheckLeaks(t)
+	for _, unread := range []int{0, 1, 3} {
+		g := newGroup(t, "")
+		sleep := sleeper(t, open(t, g.Open))
+		r := startRaw(t, program(t), Config{Kill: open(t, g.Killer)})
+		for range unread {
+			r.send(encode(request{op: opSockets, kind: tcp, count: 2}), nil)
+		}
+		unix.Close(r.fd)
+		r.fd = -1
+		mustEnd(t, fmt.Sprintf("container with %d answers unread", unread), sleep)
+		if err := r.cmd.Wait(); err != nil {
+			t.Errorf("%d answers unread: keeper: %v", unread, err)
+		}
+	}
+}
+
+func TestCloseDoesNotKillTheContainer(t *testing.T) {
+	testkit.CheckLeaks(t)
+	g := newGroup(t, "")
+	sleep := sleeper(t, open(t, g.Open))
+	k := start(t, Config{Kill: open(t, g.Killer)})
+	socket(t, k, tcp)
+	if err := k.Close(); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-sleep:
+		t.Error("Close killed the container")
+	case <-time.After(100 * time.Millisecond):
+	}
+}
+
+func isGone(t *testing.T, k *Keeper) {
+	t.Helper()
+	if _, err := k.Socket(tcp); !errors.Is(err, ErrGone) {
+		t.Errorf("socket: %v, want %v", err, ErrGone)
+	}
+	if err := k.EpollAdd(0, 0, 0, 0, 0); !errors.Is(err, ErrGone) {
+		t.Errorf("epoll add: %v, want %v", err, ErrGone)
+	}
+	if err := k.EpollDel(0, 0, 0); !errors.Is(err, ErrGone) {
+		t.Errorf("epoll del: %v, want %v", err, ErrGone)
+	}
+}
+
+func TestKeeperKilled(t *testing.T) {
+	testkit.CheckLeaks(t)
+	k := start(t, Config{})
+	for range 10 {
+		socket(t, k, tcp)
+	}
+	if err := unix.Kill(k.PID(), unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	mustEnd(t, "keeper", k.Done())
+	isGone(t, k)
+	if err := unix.Kill(k.PID(), 0); !errors.Is(err, unix.ESRCH) {
+		t.Errorf("process after Done: %v, want ESRCH", err)
+	}
+	for range 2 {
+		if err := k.Close(); err != nil {
+			t.Errorf("close: %v", err)
+		}
+	}
+}
+
+// A keeper that does not answer, as when a container holds it up in epoll_ctl.
+func TestCloseReleasesPendingCalls(t *testing.T) {
+	testkit.CheckLeaks(t)
+	for name, end := range map[string]func(*Keeper) error{
+		"close": (*Keeper).Close,
+		"kill":  func(k *Keeper) error { return unix.Kill(k.PID(), unix.SIGKILL) },
+	} {
+		k := start(t, Config{})
+		fd := socket(t, k, udp)
+		if err := unix.Kill(k.PID(), unix.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		const calls = 2000 // more than the control socket has room for
+		results := make(chan error, calls+2)
+		for range 2 {
+			go func() {
+				_, err := k.Socket(tcp)
+				results <- err
+			}()
+		}
+		for range calls {
+			go func() { results <- k.EpollAdd(fd, fd, 10, 0, 0) }()
+		}
+		time.Sleep(50 * time.Millisecond)
+		if err := end(k); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		limit := time.After(deathWait)
+		for range calls + 2 {
+			select {
+			case err := <-results:
+				if !errors.Is(err, ErrGone) {
+					t.Errorf("%s: pending call: %v, want %v", name, err, ErrGone)
+				}
+			case <-limit:
+				t.Fatalf("%s: a pending call still waits", name)
+			}
+		}
+		isGone(t, k)
+	}
+}
