@@ -1,0 +1,85 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/tsugiki/tsugiki/bench/measure"
+	"github.com/tsugiki/tsugiki/bench/rig"
+	"github.com/tsugiki/tsugiki/internal/testkit"
+)
+
+const iperfPort = 5201
+
+// iperf is one TCP stream of iperf3, from the client to the remote.
+func iperf(r *rig.Rig, duration time.Duration) rig.Load {
+	var server *testkit.Cmd
+	start := func(ctx context.Context) (err error) {
+		server, err = serve(ctx, r, "tcp", []uint16{iperfPort}, "iperf3", "--server", "--port", strconv.Itoa(iperfPort))
+		return err
+	}
+	run := func(ctx context.Context, mode rig.Mode, add func(measure.Metric, float64)) error {
+		before, err := readClocks(server)
+		if err != nil {
+			return err
+		}
+		client, err := r.Run(ctx, mode, "iperf3", "--client", testkit.RemoteAddr4.String(),
+			"--port", strconv.Itoa(iperfPort), "--time", strconv.Itoa(int(duration.Seconds())), "--json")
+		if err != nil {
+			return err
+		}
+		after, err := readClocks(server)
+		if err != nil {
+			return err
+		}
+		received, err := parseIperf(client.Stdout)
+		if err != nil {
+			return err
+		}
+		gigabytes := received.Bytes / 1e9
+		add(measure.Metric{Name: "throughput", Unit: "Gbit/s", HigherIsBetter: true}, received.BitsPerSecond/1e9)
+		add(measure.Metric{Name: "CPU of the machine", Unit: "s/GB"},
+			(after.machine-before.machine).Seconds()/gigabytes)
+		add(measure.Metric{Name: "CPU of both programs", Unit: "s/GB"},
+			(client.CPU+after.server-before.server).Seconds()/gigabytes)
+		return nil
+	}
+	return rig.Load{Name: "iperf3", Place: rig.Apart, Start: start, Run: run}
+}
+
+// clocks are CPU times.
+type clocks struct {
+	machine, server time.Duration
+}
+
+func readClocks(server *testkit.Cmd) (c clocks, err error) {
+	if c.server, err = rig.ProcessCPU(server.Process.Pid); err != nil {
+		return c, err
+	}
+	c.machine, err = rig.MachineCPU()
+	return c, err
+}
+
+// received is what arrived at iperf3's server.
+type received struct {
+	Bytes         float64 `json:"bytes"`
+	BitsPerSecond float64 `json:"bits_per_second"`
+}
+
+func parseIperf(output []byte) (received, error) {
+	var result struct {
+		End struct {
+			Received received `json:"sum_received"`
+		} `json:"end"`
+	}
+	if err := json.Unmarshal(output, &result); err != nil {
+		return received{}, fmt.Errorf("read output of iperf3: %w", err)
+	}
+	if result.End.Received.Bytes <= 0 {
+		return received{}, fmt.Errorf("read output of iperf3: nothing was received")
+	}
+	return result.End.Received, nil
+}

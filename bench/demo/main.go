@@ -1,0 +1,80 @@
+// Command demo shows what grafting does for ordinary programs: the same
+// unmodified iperf3, sockperf and curl run as processes of the host, in a
+// container behind address translation and in a grafted container, against
+// iperf3, sockperf and nginx on a remote host.
+//
+// It owns how these programs are called and what is read from their output,
+// and takes about a minute. It needs what bench/rig needs, and the programs.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/tsugiki/tsugiki/bench/measure"
+	"github.com/tsugiki/tsugiki/bench/rig"
+	"github.com/tsugiki/tsugiki/internal/testkit"
+)
+
+// startLimit bounds the wait for a server.
+const startLimit = 10 * time.Second
+
+func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
+
+func run(args []string, stdout, stderr io.Writer) int {
+	dir, err := os.MkdirTemp("", "tsugiki-demo-")
+	if err != nil {
+		fmt.Fprintf(stderr, "demo: make folder for nginx: %v\n", err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+
+	// One second each is what sockperf can at least; it takes two more to
+	// begin. Two rounds of everything take a minute.
+	session := &rig.Session{Figure: "demo", Rounds: 2, Duration: time.Second}
+	program := rig.Program{
+		Session: session,
+		Flags:   flag.NewFlagSet("demo", flag.ContinueOnError),
+		Check:   func() error { return nil },
+		Loads: func(_ context.Context, r *rig.Rig) ([]rig.Load, error) {
+			if err := testkit.Programs("iperf3", "sockperf", "nginx", "curl"); err != nil {
+				return nil, err
+			}
+			return []rig.Load{
+				iperf(r, session.Duration),
+				sockperf(r, "tcp", session.Duration),
+				sockperf(r, "udp", session.Duration),
+				web(r, dir, session.Modes),
+			}, nil
+		},
+		Notes: func(*measure.Report) {},
+		Print: func(report *measure.Report, w io.Writer) error {
+			fmt.Fprintf(w, "\n%s\n", report.Machine)
+			fmt.Fprintf(w, "The same programs, unmodified: a process of the host, a container behind NAT, a grafted\n"+
+				"container. Medians of %d rounds; in parentheses relative to the host in the same round.\n\n", report.Rounds)
+			return report.WriteBrief(w, rig.Names(session.Modes))
+		},
+	}
+	return program.Main(args, stdout, stderr)
+}
+
+// serve starts a server on the remote and waits until it listens.
+func serve(ctx context.Context, r *rig.Rig, network string, ports []uint16, argv ...string) (*testkit.Cmd, error) {
+	cmd, err := r.Serve(ctx, argv...)
+	if err != nil {
+		return nil, err
+	}
+	wait, cancel := context.WithTimeout(ctx, startLimit)
+	defer cancel()
+	for _, port := range ports {
+		if err := r.Top.Remote.WaitListen(wait, network, port); err != nil {
+			return nil, fmt.Errorf("start %s: %w", strings.Join(argv, " "), err)
+		}
+	}
+	return cmd, nil
+}

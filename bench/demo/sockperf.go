@@ -1,0 +1,58 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"regexp"
+	"strconv"
+	"time"
+
+	"github.com/tsugiki/tsugiki/bench/measure"
+	"github.com/tsugiki/tsugiki/bench/rig"
+	"github.com/tsugiki/tsugiki/internal/testkit"
+)
+
+// sockperfPorts are those of its servers.
+var sockperfPorts = map[string]uint16{"tcp": 11111, "udp": 11112}
+
+// sockperf is a ping-pong of 128-byte messages.
+func sockperf(r *rig.Rig, network string, duration time.Duration) rig.Load {
+	port := sockperfPorts[network]
+	args := []string{"--ip", testkit.RemoteAddr4.String(), "--port", strconv.Itoa(int(port)), "--msg-size", "128"}
+	if network == "tcp" {
+		args = append(args, "--tcp")
+	}
+	start := func(ctx context.Context) error {
+		_, err := serve(ctx, r, network, []uint16{port}, append([]string{"sockperf", "server"}, args...)...)
+		return err
+	}
+	run := func(ctx context.Context, mode rig.Mode, add func(measure.Metric, float64)) error {
+		client, err := r.Run(ctx, mode, append([]string{
+			"sockperf", "ping-pong", "--full-rtt", "--time", strconv.Itoa(int(duration.Seconds())),
+		}, args...)...)
+		if err != nil {
+			return err
+		}
+		for _, p := range []int{50, 99} {
+			us, err := parseSockperf(client.Stdout, p)
+			if err != nil {
+				return err
+			}
+			add(measure.Metric{Name: fmt.Sprintf("round trip p%d", p), Unit: "us"}, us)
+		}
+		return nil
+	}
+	return rig.Load{Name: "sockperf " + network, Place: rig.Together, Start: start, Run: run}
+}
+
+// percentileLine is "sockperf: ---> percentile 99.000 =  165.697".
+var percentileLine = regexp.MustCompile(`percentile (\d+)\.000 = +([0-9.]+)`)
+
+func parseSockperf(output []byte, percentile int) (float64, error) {
+	for _, m := range percentileLine.FindAllSubmatch(output, -1) {
+		if string(m[1]) == strconv.Itoa(percentile) {
+			return strconv.ParseFloat(string(m[2]), 64)
+		}
+	}
+	return 0, fmt.Errorf("read output of sockperf: no percentile %d in %q", percentile, output)
+}
