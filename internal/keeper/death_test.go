@@ -113,6 +113,9 @@ func TestSupervisorGoneWithAnswersUnread(t *testing.T) {
 		for range unread {
 			r.send(encode(request{op: opSockets, kind: tcp, count: 2}), nil)
 		}
+		if unread > 0 {
+			r.peek()
+		}
 		unix.Close(r.fd)
 		r.fd = -1
 		mustEnd(t, fmt.Sprintf("container with %d answers unread", unread), sleep)
@@ -168,6 +171,25 @@ func TestKeeperKilled(t *testing.T) {
 	for range 2 {
 		if err := k.Close(); err != nil {
 			t.Errorf("close: %v", err)
+		}
+	}
+}
+
+// A peer that takes nothing does not keep callers from leaving, those that wait
+// for room to write included.
+func TestFailReleasesWriters(t *testing.T) {
+	testkit.CheckLeaks(t)
+	p := newPeer(t)
+	const calls = 2000
+	results := make(chan error, calls)
+	for range calls {
+		go func() { results <- p.client.EpollAdd(p.fd, p.fd, 10, 0, 0) }()
+	}
+	time.Sleep(50 * time.Millisecond)
+	p.client.fail(ErrGone)
+	for range calls {
+		if err := p.result(results); !errors.Is(err, ErrGone) {
+			t.Errorf("pending call: %v, want %v", err, ErrGone)
 		}
 	}
 }

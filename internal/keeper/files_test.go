@@ -99,3 +99,48 @@ func TestOutOfFilesTakesFromOtherPools(t *testing.T) {
 	}
 }
 
+// A batch that comes in part, and that nobody waits for, is given back: others
+// in this process need the descriptors more.
+func TestOutOfFilesHoardsNothing(t *testing.T) {
+	testkit.CheckLeaks(t)
+	p := newPeer(t)
+	results := p.ask(tcp, 2)
+	r := p.request()
+	p.waiting(tcp, 2)
+	p.serve(r)
+	for range 2 {
+		if err := p.result(results); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r = p.request() // ahead of need
+	if r.count < 3 {
+		t.Fatalf("%d sockets asked for, want more", r.count)
+	}
+	restore := limitFiles(t, 2)
+	defer restore()
+	fds := make([]int, r.count)
+	for i := range fds {
+		fds[i] = p.fd
+	}
+	p.answerWith(reply{op: opSockets, tag: r.tag, count: len(fds)}, fds)
+	testkit.Eventually(t, deathWait, func() error {
+		p.client.mu.Lock()
+		defer p.client.mu.Unlock()
+		if p.client.batch != nil {
+			return errors.New("batch has not come")
+		}
+		return nil
+	})
+	if n := p.stock(tcp); n != 0 {
+		t.Errorf("%d sockets are kept", n)
+	}
+	for range 2 {
+		fd, err := unix.Open(os.DevNull, unix.O_CLOEXEC, 0)
+		if err != nil {
+			t.Errorf("open another file: %v", err)
+			continue
+		}
+		defer unix.Close(fd)
+	}
+}

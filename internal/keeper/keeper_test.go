@@ -4,11 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -178,6 +180,9 @@ func TestPrivilegesAreGone(t *testing.T) {
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("ids %v (-want +got):\n%s", id, diff)
 		}
+		if sid, err := unix.Getsid(k.PID()); err != nil || sid != k.PID() {
+			t.Errorf("ids %v: keeper is in session %d (%v), want its own", id, sid, err)
+		}
 		var st unix.Stat_t
 		// The files of a process that cannot be traced are root's.
 		if err := unix.Stat(fmt.Sprintf("/proc/%d/environ", k.PID()), &st); err != nil || st.Uid != 0 || st.Gid != 0 {
@@ -190,6 +195,31 @@ func TestPrivilegesAreGone(t *testing.T) {
 		if _, err := k.Socket(Kind{unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_ICMP}); !errors.As(err, &refused) || refused.Errno != unix.EPERM {
 			t.Errorf("ids %v: raw socket: %v, want EPERM", id, err)
 		}
+	}
+}
+
+func TestGroupsAreGone(t *testing.T) {
+	testkit.CheckLeaks(t)
+	needRoot(t)
+	r := startRaw(t, program(t), Config{UID: 12345, GID: 54321}, func(cmd *exec.Cmd) {
+		cmd.SysProcAttr.Credential = &syscall.Credential{Groups: []uint32{4242}}
+	})
+	if got := procStatus(t, r.cmd.Process.Pid)["Groups"]; got != "" {
+		t.Errorf("keeper is in groups %s", got)
+	}
+}
+
+func TestFileLimitIsRaised(t *testing.T) {
+	testkit.CheckLeaks(t)
+	script := filepath.Join(t.TempDir(), Program)
+	text := "#!/bin/sh\nulimit -S -n 50 && exec " + program(t) + " \"$@\"\n"
+	if err := os.WriteFile(script, []byte(text), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	k := start(t, Config{Binary: script})
+	var limit unix.Rlimit
+	if err := unix.Prlimit(k.PID(), unix.RLIMIT_NOFILE, nil, &limit); err != nil || limit.Cur != limit.Max {
+		t.Errorf("keeper's limit is %+v (%v), want soft = hard", limit, err)
 	}
 }
 

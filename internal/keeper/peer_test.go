@@ -74,14 +74,6 @@ func (p *peer) idle() {
 // answer sends a reply with sockets.
 func (p *peer) answer(r reply, sockets int) {
 	p.t.Helper()
-	var b [replySize]byte
-	e := binary.NativeEndian
-	e.PutUint16(b[0:], protocolVersion)
-	e.PutUint16(b[2:], uint16(r.op))
-	e.PutUint32(b[4:], r.tag)
-	e.PutUint32(b[8:], uint32(r.status))
-	e.PutUint32(b[12:], uint32(r.errno))
-	e.PutUint32(b[16:], uint32(r.count))
 	var fds []int
 	for range sockets {
 		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
@@ -90,8 +82,21 @@ func (p *peer) answer(r reply, sockets int) {
 		}
 		fds = append(fds, fd)
 	}
-	p.send(b[:], fds)
+	p.answerWith(r, fds)
 	closeAll(fds)
+}
+
+func (p *peer) answerWith(r reply, fds []int) {
+	p.t.Helper()
+	var b [replySize]byte
+	e := binary.NativeEndian
+	e.PutUint16(b[0:], protocolVersion)
+	e.PutUint16(b[2:], uint16(r.op))
+	e.PutUint32(b[4:], r.tag)
+	e.PutUint32(b[8:], uint32(r.status))
+	e.PutUint32(b[12:], uint32(r.errno))
+	e.PutUint32(b[16:], uint32(r.count))
+	p.send(b[:], fds)
 }
 
 func (p *peer) serve(r request) {
@@ -153,4 +158,3 @@ func (p *peer) stock(kind Kind) int {
 	}
 	return 0
 }
-

@@ -270,3 +270,17 @@ func TestNoSuchSocket(t *testing.T) {
 	}
 	socket(t, k, tcp)
 }
+
+func TestCloexecIsNoKind(t *testing.T) {
+	testkit.CheckLeaks(t)
+	p := newPeer(t)
+	for _, typ := range []int{tcp.Type, tcp.Type | unix.SOCK_CLOEXEC} {
+		results := p.ask(Kind{tcp.Family, typ, tcp.Protocol}, 1)
+		if typ == tcp.Type {
+			p.serve(p.request()) // both are in it
+		}
+		if err := p.result(results); err != nil {
+			t.Error(err)
+		}
+	}
+}

@@ -25,13 +25,16 @@ type raw struct {
 	fd  int
 }
 
-func startRaw(t testing.TB, path string, cfg Config) *raw {
+func startRaw(t testing.TB, path string, cfg Config, change ...func(*exec.Cmd)) *raw {
 	t.Helper()
 	ours, theirs, err := controlPair()
 	if err != nil {
 		t.Fatal(err)
 	}
 	r := &raw{t: t, cmd: command(path, theirs, cfg)}
+	for _, f := range change {
+		f(r.cmd)
+	}
 	if err := r.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -87,6 +90,20 @@ func (r *raw) receive() ([]byte, []int) {
 		r.t.Fatalf("keeper gives no answer: %d bytes, %v", n, err)
 	}
 	return buf[:n], takeFiles(oob[:oobn], nil)
+}
+
+// peek waits until there is an answer, and leaves it.
+func (r *raw) peek() {
+	r.t.Helper()
+	for {
+		_, _, _, _, err := unix.Recvmsg(r.fd, make([]byte, 1), nil, unix.MSG_PEEK)
+		if err == nil {
+			return
+		}
+		if !errors.Is(err, unix.EINTR) {
+			r.t.Fatalf("keeper gives no answer: %v", err)
+		}
+	}
 }
 
 func malformed() map[string]struct {
