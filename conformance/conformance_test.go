@@ -1,0 +1,275 @@
+package conformance
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
+)
+
+// runLimit is more than the probe's own watchdog takes.
+const runLimit = 40 * time.Second
+
+// Of the ports that the rules name, each case has its own.
+const (
+	firstPort = 8100
+	lastPort  = 8199
+)
+
+// column is one way to run every case.
+type column struct {
+	name string
+	// static runs the probe that has no dynamic loader.
+	static bool
+	// containers is the number of containers that the topology needs.
+	containers int
+	// command is what comes before the probe's own arguments.
+	command func(t *testing.T, top *testkit.Topology) []string
+}
+
+// everything are the rules that leave only the loopback to the container.
+var everything = []string{"-e", "0.0.0.0/0=out", "-e", "::/0=out6"}
+
+// remoteOnly are rules that name one network; a socket's side is not known
+// before it is bound or connected.
+var remoteOnly = []string{"-e", "198.51.100.0/24=out", "-e", "2001:db8:1::/64=out6"}
+
+var columns = []column{
+	{name: "static", static: true, command: bare},
+	{name: "grafted", command: graft("seccomp", everything)},
+	{name: "grafted-static", static: true, command: graft("seccomp", everything)},
+	{name: "partial", containers: 1, command: graft("seccomp", remoteOnly)},
+}
+
+func bare(*testing.T, *testkit.Topology) []string { return nil }
+
+// graft runs the probe under tsugiki run, in the topology's container if it
+// has one and in a new namespace otherwise.
+func graft(mode string, egress []string) func(*testing.T, *testkit.Topology) []string {
+	return func(t *testing.T, top *testkit.Topology) []string {
+		netns := "new"
+		if len(top.Containers) > 0 {
+			netns = top.Containers[0].Path()
+		}
+		ports := fmt.Sprintf("%d-%d", firstPort, lastPort)
+		args := []string{
+			filepath.Join(testkit.BuildTsugiki(t), "tsugiki"), "run",
+			"--mode", mode, "--netns", netns,
+			"--endpoint", "out type ipv4 addr 0.0.0.0 port dynamic",
+			"--endpoint", "out6 type ipv6 addr :: port dynamic",
+			"--endpoint", "in type ipv4 addr 0.0.0.0 port dynamic",
+			"--endpoint", "in6 type ipv6 addr :: port dynamic",
+			"-i", "0.0.0.0:" + ports + "=in", "-i", "[::]:" + ports + "=in6",
+		}
+		return append(append(args, egress...), "--")
+	}
+}
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	// Cases spend their time waiting, so more of them run at once than there
+	// are processors, unless the caller said how many.
+	set := false
+	flag.Visit(func(f *flag.Flag) { set = set || f.Name == "test.parallel" })
+	if !set {
+		if err := flag.Set("test.parallel", "6"); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+	}
+	os.Exit(m.Run())
+}
+
+// probeCase is a case and the first of its ports.
+type probeCase struct {
+	name string
+	port int
+}
+
+// line is a line of output; lines are equal or not, and reported whole.
+type line string
+
+// result is what a run can show of itself.
+type result struct {
+	Output []line
+	Status string
+	stderr string
+}
+
+func (r result) text() string {
+	var b strings.Builder
+	for _, l := range r.Output {
+		fmt.Fprintln(&b, string(l))
+	}
+	return b.String() + r.stderr
+}
+
+// rig is a topology in which one column runs.
+type rig struct {
+	top    *testkit.Topology
+	prefix []string
+	probe  string
+
+	mu   sync.Mutex // guards runs
+	runs map[string]func() result
+}
+
+func TestConformance(t *testing.T) {
+	dynamic, static := buildProbe(t)
+	cases := listCases(t, dynamic)
+	reference := newRig(t, column{command: bare}, dynamic)
+	t.Run("bare", func(t *testing.T) {
+		for _, c := range cases {
+			t.Run(c.name, func(t *testing.T) {
+				t.Parallel()
+				r := reference.run(c)
+				t.Logf("%s\n%s", r.Status, r.text())
+				if r.Status != "exit status 0" {
+					t.Error("a step got another answer than Linux gives")
+				}
+			})
+		}
+	})
+	for _, col := range columns {
+		t.Run(col.name, func(t *testing.T) {
+			probe := dynamic
+			if col.static {
+				probe = static
+			}
+			rig := newRig(t, col, probe)
+			for _, c := range cases {
+				t.Run(c.name, func(t *testing.T) {
+					t.Parallel()
+					compare(t, reference.run(c), rig.run(c))
+				})
+			}
+		})
+	}
+}
+
+func compare(t *testing.T, want, got result) {
+	t.Helper()
+	opts := cmp.Options{
+		cmp.Comparer(func(a, b line) bool { return a == b }),
+		cmpopts.IgnoreUnexported(result{}),
+	}
+	if diff := cmp.Diff(want, got, opts); diff != "" {
+		t.Errorf("the program noticed (-bare +grafted):\n%s%s", diff, got.stderr)
+	}
+}
+
+// buildProbe compiles the probe and links it with a dynamic loader and without.
+func buildProbe(t *testing.T) (dynamic, static string) {
+	t.Helper()
+	cc := testkit.Program(t, "gcc")
+	sources, err := filepath.Glob("probe/*.c")
+	if err != nil || len(sources) == 0 {
+		t.Fatalf("find sources of the probe: %v", err)
+	}
+	dir := t.TempDir()
+	run := func(args ...string) {
+		t.Helper()
+		cmd := exec.Command(cc, args...)
+		cmd.Dir = dir
+		if text, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("compile probe: %v\n%s", err, text)
+		}
+	}
+	flags := []string{"-std=gnu11", "-D_GNU_SOURCE", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-c"}
+	objects := []string{"-pthread"}
+	for _, s := range sources {
+		path, err := filepath.Abs(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		flags = append(flags, path)
+		objects = append(objects, strings.TrimSuffix(filepath.Base(s), ".c")+".o")
+	}
+	run(flags...)
+	run(append(objects, "-o", "probe")...)
+	run(append(objects, "-o", "probe-static", "-static")...)
+	return filepath.Join(dir, "probe"), filepath.Join(dir, "probe-static")
+}
+
+// listCases asks the probe for its cases and gives each its ports.
+func listCases(t *testing.T, probe string) []probeCase {
+	t.Helper()
+	out, err := exec.Command(probe, "list").Output()
+	if err != nil {
+		t.Fatalf("list cases: %v", err)
+	}
+	var cases []probeCase
+	next := firstPort
+	for _, entry := range strings.Split(strings.TrimSpace(string(out)), "\n") {
+		name, count, _ := strings.Cut(entry, " ")
+		n, err := strconv.Atoi(count)
+		if err != nil {
+			t.Fatalf("list cases: %q: %v", entry, err)
+		}
+		cases = append(cases, probeCase{name, next})
+		next += n
+	}
+	if next > lastPort+1 {
+		t.Fatalf("cases need ports up to %d, rules name them up to %d", next-1, lastPort)
+	}
+	return cases
+}
+
+func newRig(t *testing.T, col column, probe string) *rig {
+	t.Helper()
+	top := testkit.Build(t, testkit.Options{Containers: col.containers})
+	startPeer(t, top)
+	return &rig{top: top, prefix: col.command(t, top), probe: probe, runs: make(map[string]func() result)}
+}
+
+// run runs a case, once however often it is asked for.
+func (r *rig) run(c probeCase) result {
+	r.mu.Lock()
+	f := r.runs[c.name]
+	if f == nil {
+		f = sync.OnceValue(func() result { return r.execute(c) })
+		r.runs[c.name] = f
+	}
+	r.mu.Unlock()
+	return f()
+}
+
+func (r *rig) execute(c probeCase) result {
+	ctx, cancel := context.WithTimeout(context.Background(), runLimit)
+	defer cancel()
+	args := append(append([]string{}, r.prefix...), r.probe, c.name, fmt.Sprint("port=", c.port))
+	args = append(args, peerArgs()...)
+	cmd := r.top.Host.Command(ctx, args[0], args[1:]...)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	status := "exit status 0"
+	var exit *exec.ExitError
+	switch {
+	case ctx.Err() != nil:
+		status = "no end in sight"
+	case errors.As(err, &exit):
+		status = exit.String()
+	case err != nil:
+		status = err.Error()
+	}
+	res := result{Status: status, stderr: stderr.String()}
+	for _, l := range strings.Split(strings.TrimSpace(string(out)), "\n") {
+		res.Output = append(res.Output, line(l))
+	}
+	return res
+}

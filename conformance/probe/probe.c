@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The command line, the table of all cases and the watchdog; see probe.h. */
+#include "probe.h"
+
+#include <arpa/inet.h>
+
+struct probe_env env = {.fd = -1};
+char **probe_argv;
+
+static const struct probe_case *const themes[] = {
+    connect_cases,   progress_cases, bind_cases,    listen_cases,
+    accept_cases,    loopback_cases, options_cases, optargs_cases,
+    epoll_cases,     epollset_cases, dup_cases,	    inherit_cases,
+    threads_cases,   stream_cases,   udp_cases,	    udpmsg_cases,
+    udpserver_cases, badargs_cases,  badfd_cases,   kinds_cases,
+};
+
+#define THEMES (sizeof(themes) / sizeof(themes[0]))
+
+/* Longer than any case takes on a busy machine, shorter than a test's wait. */
+#define WATCHDOG_SECONDS 15
+
+static void probe_hung(int sig)
+{
+	static const char text[] = "hung: yes\n";
+
+	(void)sig;
+	if (write(1, text, sizeof(text) - 1) < 0)
+		_exit(4);
+	_exit(3);
+}
+
+static void probe_list(void)
+{
+	for (size_t i = 0; i < THEMES; i++)
+		for (const struct probe_case *c = themes[i]; c->name; c++)
+			if (c->name[0] != '@')
+				printf("%s %d\n", c->name, c->ports);
+}
+
+static const struct probe_case *probe_find(const char *name)
+{
+	for (size_t i = 0; i < THEMES; i++)
+		for (const struct probe_case *c = themes[i]; c->name; c++)
+			if (!strcmp(c->name, name))
+				return c;
+	return NULL;
+}
+
+static bool probe_set(const char *arg)
+{
+	static const struct {
+		const char *key;
+		int *value;
+	} ints[] = {
+	    {"tcp", &env.tcp},	 {"udp", &env.udp},
+	    {"udp2", &env.udp2}, {"closed", &env.closed},
+	    {"peer", &env.peer}, {"upeer", &env.upeer},
+	    {"half", &env.half}, {"reset", &env.reset},
+	    {"hole", &env.hole}, {"ctl", &env.ctl},
+	    {"port", &env.port}, {"fd", &env.fd},
+	};
+	const char *value = strchr(arg, '=');
+	size_t len;
+
+	if (!value)
+		return false;
+	len = value++ - arg;
+	if (len == 2 && !strncmp(arg, "v4", 2))
+		return inet_pton(AF_INET, value, &env.v4) == 1;
+	if (len == 2 && !strncmp(arg, "v6", 2))
+		return inet_pton(AF_INET6, value, &env.v6) == 1;
+	if (len == 3 && !strncmp(arg, "alt", 3))
+		return inet_pton(AF_INET, value, &env.alt) == 1;
+	for (size_t i = 0; i < sizeof(ints) / sizeof(ints[0]); i++) {
+		if (strlen(ints[i].key) == len &&
+		    !strncmp(arg, ints[i].key, len)) {
+			*ints[i].value = atoi(value);
+			return true;
+		}
+	}
+	return false;
+}
+
+int main(int argc, char **argv)
+{
+	const struct probe_case *c;
+
+	probe_argv = argv;
+	if (argc == 2 && !strcmp(argv[1], "list")) {
+		probe_list();
+		return 0;
+	}
+	c = argc > 1 ? probe_find(argv[1]) : NULL;
+	if (!c) {
+		fprintf(stderr,
+			"usage: probe list | probe CASE key=value...\n");
+		return 2;
+	}
+	for (int i = 2; i < argc; i++) {
+		if (!probe_set(argv[i])) {
+			fprintf(stderr, "probe: what is %s\n", argv[i]);
+			return 2;
+		}
+	}
+	signal(SIGALRM, probe_hung);
+	signal(SIGPIPE, SIG_IGN);
+	alarm(WATCHDOG_SECONDS);
+	c->run(c->family);
+	return probe_status();
+}
