@@ -20,7 +20,9 @@
  * socket put at the program's number for as long as the call takes.
  * Mind that epoll_ctl(2) takes the instance's mutex, which a program may hold
  * for as long as it likes (epoll_wait(2) into memory whose faults it serves
- * itself). Such a program stops its own keeper and nobody else's.
+ * itself). Such a program stops its own keeper and nobody else's. It also puts
+ * off its own death if the supervisor dies meanwhile; what the BPF programs of
+ * its cgroup enforce stays enforced.
  *
  * Started with
  *   fd 3      the control socket, see protocol.h
@@ -41,7 +43,8 @@
  *     any number: they move out of the way of a number that epoll needs.
  *   - No capability, no way to gain one, not dumpable, so that a container
  *     with the same user id can neither trace it nor take its descriptors.
- *   - One thread, no heap. Nothing waits but the reads of requests.
+ *   - One thread, no heap. Nothing waits but the reads of requests and the
+ *     writes of answers, and epoll_ctl(2) as said above.
  *
  * Needs Linux 5.14 (cgroup.kill; close_range is 5.9). Start it with
  * CAP_SETPCAP, CAP_SETUID and CAP_SETGID, or with no capabilities and no ids.
