@@ -207,8 +207,12 @@ func (c *Container) launch(path string) error {
 		Filter: prog, Caps: c.spec.Caps, User: c.spec.User,
 	}
 	c.process, err = launch.Start(spec, func(listener *os.File) error {
-		c.supervisor = notify.New(listener, c.engine, c.spec.Log.With("container", c.spec.Name))
-		c.supervisor.Start()
+		supervisor, err := notify.New(listener, c.engine, c.spec.Log.With("container", c.spec.Name))
+		if err != nil {
+			return err
+		}
+		c.supervisor = supervisor
+		supervisor.Start()
 		return nil
 	})
 	return err
@@ -226,14 +230,8 @@ func (c *Container) Close() error {
 			errs = append(errs, err)
 		}
 	}
-	if c.group != nil {
-		note(c.group.Kill())
-	}
 	if c.supervisor != nil {
 		c.supervisor.Stop()
-	}
-	if c.process != nil {
-		note(c.process.Listener.Close())
 	}
 	if c.own != nil {
 		note(c.own.close())
@@ -250,6 +248,10 @@ func (c *Container) Close() error {
 	}
 	if c.group != nil {
 		note(c.group.Remove())
+	}
+	if c.process != nil {
+		// Not before all are dead: a call that waits would fail with ENOSYS.
+		note(c.process.Listener.Close())
 	}
 	if c.claim != nil {
 		note(c.claim.release())

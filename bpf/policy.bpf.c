@@ -19,6 +19,9 @@
  *   egress rule, so that they can be answered.
  * getsockname: tells the program the name that it bound.
  * setsockopt: refuses what would lead a socket around the other hooks.
+ * listen: a socket that was never bound listens on any address and a port that
+ *   the kernel picks, past every bind hook. The supervisor never lets that
+ *   happen; should a program get there by a race, nobody can reach it.
  *
  * A sockaddr of a family that the kernel will refuse anyway is passed on, so that
  * the program gets the kernel's errno for it.
@@ -464,6 +467,27 @@ int setsockopt(struct bpf_sockopt *ctx)
 		refused = false;
 	}
 	return refused ? deny(DENIED_SETSOCKOPT) : ALLOW;
+}
+
+/*
+ * There is no way to refuse a listen(2), nor to end the socket, from here. Bound
+ * to the loopback device it is out of reach of all but the host's own processes.
+ */
+SEC("sockops")
+int guard_listen(struct bpf_sock_ops *ctx)
+{
+	static const char loopback[] = "lo";
+	struct bpf_sock *sk = ctx->sk;
+	struct binding *b;
+
+	if (ctx->op != BPF_SOCK_OPS_TCP_LISTEN_CB || !sk)
+		return 1;
+	b = bpf_sk_storage_get(&binding_by_socket, sk, 0, 0);
+	if (b && b->ingress)
+		return 1;
+	bpf_setsockopt(ctx, 1 /* SOL_SOCKET */, 25 /* SO_BINDTODEVICE */, (void *)loopback,
+		       sizeof(loopback));
+	return 1;
 }
 
 char LICENSE[] SEC("license") = "GPL";

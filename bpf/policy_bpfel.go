@@ -111,6 +111,7 @@ type PolicyProgramSpecs struct {
 	Connect6     *ebpf.ProgramSpec `ebpf:"connect6"`
 	Getsockname4 *ebpf.ProgramSpec `ebpf:"getsockname4"`
 	Getsockname6 *ebpf.ProgramSpec `ebpf:"getsockname6"`
+	GuardListen  *ebpf.ProgramSpec `ebpf:"guard_listen"`
 	Recvmsg4     *ebpf.ProgramSpec `ebpf:"recvmsg4"`
 	Recvmsg6     *ebpf.ProgramSpec `ebpf:"recvmsg6"`
 	Sendmsg4     *ebpf.ProgramSpec `ebpf:"sendmsg4"`
@@ -188,6 +189,7 @@ type PolicyPrograms struct {
 	Connect6     *ebpf.Program `ebpf:"connect6"`
 	Getsockname4 *ebpf.Program `ebpf:"getsockname4"`
 	Getsockname6 *ebpf.Program `ebpf:"getsockname6"`
+	GuardListen  *ebpf.Program `ebpf:"guard_listen"`
 	Recvmsg4     *ebpf.Program `ebpf:"recvmsg4"`
 	Recvmsg6     *ebpf.Program `ebpf:"recvmsg6"`
 	Sendmsg4     *ebpf.Program `ebpf:"sendmsg4"`
@@ -203,6 +205,7 @@ func (p *PolicyPrograms) Close() error {
 		p.Connect6,
 		p.Getsockname4,
 		p.Getsockname6,
+		p.GuardListen,
 		p.Recvmsg4,
 		p.Recvmsg6,
 		p.Sendmsg4,

@@ -117,6 +117,7 @@ func (e *Enforcement) attach(cgroup *os.File) error {
 		{e.objs.Getsockname4, ebpf.AttachCgroupInet4GetSockname},
 		{e.objs.Getsockname6, ebpf.AttachCgroupInet6GetSockname},
 		{e.objs.Setsockopt, ebpf.AttachCGroupSetsockopt},
+		{e.objs.GuardListen, ebpf.AttachCGroupSockOps},
 	}
 	for _, p := range programs {
 		err := link.RawAttachProgram(link.RawAttachProgramOptions{

@@ -75,6 +75,13 @@ func (l listener) valid(id uint64) bool {
 	return errno == 0
 }
 
+// abandoned tells whether the last process that the filter is on is gone.
+func (l listener) abandoned() bool {
+	fds := []unix.PollFd{{Fd: int32(l.fd)}}
+	n, err := unix.Poll(fds, 0)
+	return err == nil && n > 0 && fds[0].Revents&unix.POLLHUP != 0
+}
+
 func (l listener) send(r *response) error {
 	_, _, errno := unix.RawSyscall(unix.SYS_IOCTL, uintptr(l.fd), ioctlSend, uintptr(unsafe.Pointer(r)))
 	return staleIfGone(errno)

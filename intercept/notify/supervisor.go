@@ -7,9 +7,9 @@
 //
 // # Theory of operation
 //
-// Several threads receive at once. One is always left waiting: when the last
-// picks up a notification it first starts another, so that no call waits for
-// another call's answer, up to receiversMax.
+// Several threads wait for notifications. When the last one picks one up it
+// first starts another, so that no call waits for another call's answer, up to
+// receiversMax.
 //
 // A notification names its caller by thread id, which may be reused the moment
 // the caller dies. So everything that is read by that id is believed only after
@@ -25,7 +25,6 @@ import (
 	"errors"
 	"log/slog"
 	"os"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -37,12 +36,12 @@ import (
 )
 
 const (
-	// receiversMin threads wait even when nothing is asked for.
+	// receiversMin threads are there even when nothing is asked for.
 	receiversMin = 2
 	// receiversMax bounds the threads that a container whose memory is slow to
 	// read can make us have.
 	receiversMax = 64
-	// idleMax is how many may wait before one that is done ends itself.
+	// idleMax is how many may have nothing to do before one that is done ends.
 	idleMax = 4
 )
 
@@ -63,7 +62,10 @@ type Supervisor struct {
 }
 
 // New makes a supervisor for a listener, which stays the caller's.
-func New(l *os.File, engine *graft.Engine, log *slog.Logger) *Supervisor {
+func New(l *os.File, engine *graft.Engine, log *slog.Logger) (*Supervisor, error) {
+	if err := handleWakeSignal(); err != nil {
+		return nil, err
+	}
 	s := &Supervisor{
 		listener: listener{int(l.Fd())},
 		engine:   engine,
@@ -71,7 +73,7 @@ func New(l *os.File, engine *graft.Engine, log *slog.Logger) *Supervisor {
 		threads:  map[int]struct{}{},
 	}
 	s.listener.wakeSynchronously()
-	return s
+	return s, nil
 }
 
 // Start begins to serve.
@@ -81,8 +83,9 @@ func (s *Supervisor) Start() {
 	}
 }
 
-// Stop ends all receivers and waits for them. A call that waits then, or comes
-// later, waits for whoever serves the listener next.
+// Stop ends all receivers and waits for them. It is meant for a container whose
+// processes are gone or about to be killed: a call that is being answered may be
+// answered wrongly, see hearOnlyWakeSignal, and later ones wait.
 func (s *Supervisor) Stop() {
 	s.stopping.Store(true)
 	ended := make(chan struct{})
@@ -90,13 +93,12 @@ func (s *Supervisor) Stop() {
 		s.done.Wait()
 		close(ended)
 	}()
-	// A signal interrupts the wait for a notification; one that comes just
-	// before that wait is lost, so it is sent until it has worked. SIGURG means
-	// nothing to Go programs but "look up".
+	// A signal that comes just before the wait for a notification is lost, so it
+	// is sent until it has worked.
 	for {
 		s.mu.Lock()
 		for tid := range s.threads {
-			_ = unix.Tgkill(os.Getpid(), tid, unix.SIGURG)
+			_ = unix.Tgkill(os.Getpid(), tid, wakeSignal)
 		}
 		s.mu.Unlock()
 		select {
@@ -130,8 +132,7 @@ type receiver struct {
 }
 
 func (s *Supervisor) receive() {
-	// The thread ends with the goroutine, for Stop may yet send it a signal.
-	runtime.LockOSThread()
+	hearOnlyWakeSignal()
 	tid := unix.Gettid()
 	s.mu.Lock()
 	s.threads[tid] = struct{}{}
@@ -146,15 +147,21 @@ func (s *Supervisor) receive() {
 	}()
 	r := &receiver{s: s}
 	for !s.stopping.Load() && s.idle.Load() <= idleMax {
-		switch err := s.listener.receive(&r.n); {
+		err := s.listener.receive(&r.n)
+		switch {
 		case err == nil:
 			if s.idle.Add(-1) == 0 {
 				s.addReceiver()
 			}
 			r.handle()
 			s.idle.Add(1)
-		case errors.Is(err, unix.EINTR), errors.Is(err, unix.ENOENT):
-			// A signal, or a caller that died while we woke up.
+		case errors.Is(err, unix.EINTR):
+		case errors.Is(err, unix.ENOENT):
+			// The caller died before we had woken up; or all are gone (6.11,
+			// kernel commit 95036a79e707), and there is nothing more to receive.
+			if s.listener.abandoned() {
+				return
+			}
 		default:
 			s.log.Error("receive notification", "err", err)
 			return
