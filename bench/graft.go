@@ -63,7 +63,7 @@ type test struct {
 var tests = []test{
 	{"tcp_stream", "tcp", rig.Apart, recordStream},
 	{"tcp_rr", "tcp", rig.Together, recordRoundTrips},
-	{"tcp_crr", "tcp", rig.Together, recordConnections},
+	{"tcp_crr", "tcp", rig.Anywhere, recordConnections},
 	{"udp_rr", "udp", rig.Together, recordRoundTrips},
 	{"udp_rr_unconnected", "udp", rig.Together, recordRoundTrips},
 }
@@ -118,7 +118,7 @@ func (f *figure) loads() []rig.Load {
 			}
 		}
 		if name == startup {
-			list = append(list, rig.Load{Name: startup, Place: rig.Together, Run: f.startup})
+			list = append(list, rig.Load{Name: startup, Place: rig.Anywhere, Run: f.startup})
 		}
 	}
 	return list

@@ -88,7 +88,7 @@ func web(r *rig.Rig, dir string, modes []rig.Mode) rig.Load {
 		add(measure.Metric{Name: "new connections", Unit: "1/s", HigherIsBetter: true}, rate)
 		return nil
 	}
-	return rig.Load{Name: "curl/nginx", Place: rig.Together, Start: start, Run: run}
+	return rig.Load{Name: "curl/nginx", Place: rig.Anywhere, Start: start, Run: run}
 }
 
 // logRate waits until all requests are logged, which may be a moment after curl

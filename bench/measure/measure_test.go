@@ -116,7 +116,7 @@ func TestJSONKeysAreStable(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantKeys(t, got, "figure command started machine rounds duration_s seed base notes results")
-	wantKeys(t, got["machine"].(map[string]any), "kernel cpus cpu_model congestion_control")
+	wantKeys(t, got["machine"].(map[string]any), "kernel cpus cpu_model congestion_control load_1min")
 	first := got["results"].([]any)[0].(map[string]any)
 	wantKeys(t, first, "test metric unit better mode cpus values summary ratios ratio_to_host")
 	wantKeys(t, first["ratio_to_host"].(map[string]any), "median q1 q3 min max")

@@ -77,7 +77,9 @@ const (
 	Apart Placement = "apart"
 	// Together puts both on one CPU: round trips cost what their code costs.
 	Together Placement = "together"
-	// Anywhere leaves it to the scheduler.
+	// Anywhere leaves it to the scheduler. Loads want it in which every
+	// operation passes a third process, such as a supervisor: on one CPU it
+	// would take turns with client and server, which no machine makes it do.
 	Anywhere Placement = "anywhere"
 )
 

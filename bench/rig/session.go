@@ -48,7 +48,7 @@ func (s *Session) flags(f *flag.FlagSet) (read func() error) {
 	f.StringVar(&s.CongestionControl, "cc", "",
 		"congestion control in every namespace; by default cubic, or reno where cubic is not allowed")
 	f.StringVar((*string)(&s.Placement), "pin", string(Automatic),
-		"CPUs of clients and servers: two (apart), one (together), anywhere, or auto: streams apart, others together")
+		"CPUs of clients and servers: two (apart), one (together), anywhere, or auto: streams apart, round trips together, connections anywhere")
 	f.Uint64Var(&s.Seed, "seed", 0, "seed of the order of modes; 0 draws one")
 	modes := f.String("modes", strings.Join(Names(Modes), ","), "modes to run")
 	return func() (err error) {
