@@ -1,0 +1,221 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
+)
+
+const (
+	// testLimit bounds whatever one test runs.
+	testLimit = 30 * time.Second
+	// stopLimit is how long a server may take to end, with all that
+	// tsugiki has to take down.
+	stopLimit = 5 * time.Second
+)
+
+var (
+	// tsugiki is the command under test.
+	tsugiki string
+	// runDir is where the containers of these tests are written down. It is
+	// empty when they are gone. A test that kills tsugiki itself gives it
+	// another --run-dir.
+	runDir string
+)
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	os.Exit(run(m))
+}
+
+func run(m *testing.M) int {
+	dir, err := testkit.Binaries()
+	if err == nil {
+		tsugiki = filepath.Join(dir, "tsugiki")
+		runDir, err = os.MkdirTemp("", "tsugiki-e2e-")
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(runDir)
+	status := m.Run()
+	if left, err := os.ReadDir(runDir); err != nil || len(left) > 0 {
+		fmt.Fprintf(os.Stderr, "containers left behind: %v %v\n", left, err)
+		return 1
+	}
+	return status
+}
+
+// timeout is a context for what a test runs. Unlike t.Context it is still good
+// in cleanups.
+func timeout(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), testLimit)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// command prepares a program in a namespace. It is asked to end by SIGTERM
+// where others would be killed, for tsugiki passes that on and then cleans up.
+func command(t *testing.T, ns *testkit.Namespace, name string, args ...string) *testkit.Cmd {
+	t.Helper()
+	c := ns.Command(timeout(t), testkit.Program(t, name), args...)
+	c.SysProcAttr.Pdeathsig = unix.SIGTERM
+	c.Cancel = func() error { return c.Process.Signal(unix.SIGTERM) }
+	c.WaitDelay = stopLimit
+	return c
+}
+
+// graft prepares tsugiki run with the arguments, in the namespace that is to
+// be the host.
+func graft(t *testing.T, host *testkit.Namespace, args ...string) *testkit.Cmd {
+	t.Helper()
+	return command(t, host, tsugiki, append([]string{"run", "--run-dir", runDir}, args...)...)
+}
+
+// result is what a program left.
+type result struct {
+	stdout, stderr string
+	err            error
+}
+
+// try runs a command, however it may end. Output that the caller wants
+// elsewhere is not in the result.
+func try(t *testing.T, c *testkit.Cmd) result {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	if c.Stdout == nil {
+		c.Stdout = &stdout
+	}
+	if c.Stderr == nil {
+		c.Stderr = &stderr
+	}
+	err := c.Run()
+	checkLog(t, c, stderr.String())
+	return result{stdout.String(), stderr.String(), err}
+}
+
+// succeed runs a command that has to end with the status 0, and returns what
+// it printed.
+func succeed(t *testing.T, c *testkit.Cmd) string {
+	t.Helper()
+	r := try(t, c)
+	if r.err != nil {
+		t.Fatalf("%s: %v\nstandard output:\n%s\nstandard error:\n%s", line(c), r.err, r.stdout, r.stderr)
+	}
+	return r.stdout
+}
+
+// checkLog fails the test over faults that tsugiki has logged: a program may
+// work in spite of them.
+func checkLog(t *testing.T, c *testkit.Cmd, stderr string) {
+	t.Helper()
+	for l := range strings.Lines(stderr) {
+		if strings.Contains(l, "level=ERROR") || strings.Contains(l, "panic:") {
+			t.Errorf("%s: logged a fault:\n%s", line(c), stderr)
+			return
+		}
+	}
+}
+
+// line is the command as it would be typed, for messages.
+func line(c *testkit.Cmd) string { return strings.Join(c.Args, " ") }
+
+// server is a program that runs until its test ends.
+type server struct {
+	*testkit.Cmd
+	output *syncBuffer
+	ended  chan struct{}
+}
+
+// port is something that a server has to listen on before it is of use.
+type port struct {
+	ns      *testkit.Namespace
+	network string // as WaitListen has it
+	number  uint16
+}
+
+// start starts a server and stops it when the test ends.
+func start(t *testing.T, c *testkit.Cmd) *server {
+	t.Helper()
+	s := &server{Cmd: c, output: &syncBuffer{}, ended: make(chan struct{})}
+	c.Stdout, c.Stderr = s.output, s.output
+	if err := c.Start(); err != nil {
+		t.Fatalf("start %s: %v", line(c), err)
+	}
+	go func() {
+		_ = c.Wait()
+		close(s.ended)
+	}()
+	t.Cleanup(func() { s.stop(t) })
+	return s
+}
+
+// serve starts a server and waits until it listens on all of the ports.
+func serve(t *testing.T, c *testkit.Cmd, ports ...port) *server {
+	t.Helper()
+	s := start(t, c)
+	ctx, cancel := context.WithTimeout(timeout(t), 10*time.Second)
+	defer cancel()
+	go func() {
+		select {
+		case <-s.ended:
+			cancel() // it will never listen
+		case <-ctx.Done():
+		}
+	}()
+	for _, p := range ports {
+		if err := p.ns.WaitListen(ctx, p.network, p.number); err != nil {
+			t.Fatalf("%s: %v\n%s", line(c), err, s.output)
+		}
+	}
+	return s
+}
+
+// stop ends a server with SIGTERM. It may be called more than once.
+func (s *server) stop(t *testing.T) {
+	t.Helper()
+	select {
+	case <-s.ended:
+	default:
+		if err := s.Process.Signal(unix.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+			t.Errorf("stop %s: %v", line(s.Cmd), err)
+		}
+	}
+	select {
+	case <-s.ended:
+	case <-time.After(stopLimit):
+		_ = s.Process.Kill() // it has ended, or will
+		<-s.ended
+		t.Errorf("%s: still there %v after SIGTERM", line(s.Cmd), stopLimit)
+	}
+	checkLog(t, s.Cmd, s.output.String())
+	if t.Failed() {
+		t.Logf("%s printed:\n%s", line(s.Cmd), s.output)
+	}
+}
+
+// exitStatus is how a command ended: its status, or -1 for one that was killed.
+func exitStatus(err error) int {
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		return exit.ExitCode()
+	}
+	if err != nil {
+		return -2 // it never ran
+	}
+	return 0
+}
