@@ -22,10 +22,10 @@ const (
 )
 
 // nginxConfig makes nginx run in the foreground, with everything it writes in
-// its prefix. The blocks for the ports follow.
+// its prefix. One process is all it needs here, and nothing of it is left when
+// the demo is killed. The blocks for the ports follow.
 const nginxConfig = `daemon off;
-user root;
-worker_processes 1;
+master_process off;
 pid nginx.pid;
 error_log error.log;
 events {}

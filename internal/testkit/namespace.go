@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -155,8 +156,8 @@ func sysctlPath(name string) string {
 	return filepath.Join("/proc/sys", strings.ReplaceAll(name, ".", "/"))
 }
 
-// close kills and reaps the commands that still run and lets go of the
-// namespace.
+// close kills and reaps the commands that still run, kills what they left in
+// the namespace, and lets go of it.
 func (n *Namespace) close() error {
 	n.mu.Lock()
 	if n.closed {
@@ -177,8 +178,48 @@ func (n *Namespace) close() error {
 	}
 	close(n.starts)
 	<-n.ended
+	if err := n.killInhabitants(); err != nil {
+		return err
+	}
 	if err := n.ns.Close(); err != nil {
 		return fmt.Errorf("close namespace %s: %w", n.name, err)
 	}
 	return nil
+}
+
+// killInhabitants kills the processes that are still in the namespace: children
+// of commands, which nothing else ends (workers of a server that was killed).
+// Nobody else's process is in it, as it has no name that others would find.
+func (n *Namespace) killInhabitants() error {
+	var own unix.Stat_t
+	if err := unix.Fstat(int(n.ns.File().Fd()), &own); err != nil {
+		return fmt.Errorf("identify namespace %s: %w", n.name, err)
+	}
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return fmt.Errorf("list processes of namespace %s: %w", n.name, err)
+	}
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil || pid == os.Getpid() || !inNamespace(pid, own) {
+			continue
+		}
+		// The process may end, and its id go to another, at any time: look
+		// again when the pidfd says which process it is.
+		fd, err := unix.PidfdOpen(pid, 0)
+		if err != nil {
+			continue
+		}
+		if inNamespace(pid, own) {
+			_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0) // or it has ended
+		}
+		unix.Close(fd)
+	}
+	return nil
+}
+
+func inNamespace(pid int, ns unix.Stat_t) bool {
+	var st unix.Stat_t
+	err := unix.Stat(fmt.Sprintf("/proc/%d/ns/net", pid), &st)
+	return err == nil && st.Dev == ns.Dev && st.Ino == ns.Ino
 }

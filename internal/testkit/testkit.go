@@ -12,7 +12,8 @@
 // run side by side cannot collide, and a process that is killed leaves
 // nothing behind: its files close, its children get the signal that
 // [Namespace.Command] asks the kernel for, and the kernel then drops the
-// namespaces with every link in them. Other programs reach a namespace by
+// namespaces with every link in them. Only what those children started
+// themselves outlives a kill, as it does anywhere; Close finds it too. Other programs reach a namespace by
 // [Namespace.Path] while the process that built it lives.
 //
 // All links are made inside the namespaces they belong to; the namespace that
@@ -130,8 +131,9 @@ func (t *Topology) Namespaces() []*Namespace {
 	return all
 }
 
-// Close kills what [Namespace.Command] started and still runs, waits for it,
-// and lets go of the namespaces. It may be called more than once.
+// Close kills what still runs in the namespaces, waits for what
+// [Namespace.Command] started, and lets go of them. It may be called more than
+// once.
 func (t *Topology) Close() error {
 	var errs []error
 	for _, ns := range t.Namespaces() {

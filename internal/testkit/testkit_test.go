@@ -269,6 +269,15 @@ func TestCloseLeavesNothing(t *testing.T) {
 	if err := sleep.Start(); err != nil {
 		t.Fatal(err)
 	}
+	// A child of a command that has ended.
+	out, err := top.Containers[0].Command(context.Background(), "sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $!").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	orphan, err := strconv.Atoi(strings.TrimSpace(string(out)))
+	if err != nil {
+		t.Fatal(err)
+	}
 	path := top.Host.Path()
 	for range 2 {
 		if err := top.Close(); err != nil {
@@ -277,6 +286,9 @@ func TestCloseLeavesNothing(t *testing.T) {
 	}
 	if !gone(sleep.Process.Pid) {
 		t.Error("a command outlives its topology")
+	}
+	if !gone(orphan) {
+		t.Error("a child of a command outlives its topology")
 	}
 	if err := top.Host.Command(context.Background(), "true").Run(); !errors.Is(err, errClosed) {
 		t.Errorf("command in a closed topology: %v", err)
@@ -333,50 +345,6 @@ func TestKilledOwnerLeavesNothing(t *testing.T) {
 	}
 	if diff := cmp.Diff(named, dirNames("/run/netns")); diff != "" {
 		t.Errorf("named namespaces changed:\n%s", diff)
-	}
-}
-
-// recorder is a TB that remembers what a check reports.
-type recorder struct {
-	TB
-	cleanups []func()
-	errors   int
-}
-
-func (r *recorder) Helper()               {}
-func (r *recorder) Cleanup(f func())      { r.cleanups = append(r.cleanups, f) }
-func (r *recorder) Errorf(string, ...any) { r.errors++ }
-
-func TestCheckLeaksFindsLeaks(t *testing.T) {
-	r := &recorder{TB: t}
-	CheckLeaks(r)
-	f, err := os.Open("/dev/null")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	r.cleanups[0]()
-	if r.errors != 1 {
-		t.Errorf("an open file is reported %d times, want once", r.errors)
-	}
-}
-
-func TestProcessUsage(t *testing.T) {
-	before, err := ProcessUsage(os.Getpid())
-	if err != nil {
-		t.Fatal(err)
-	}
-	f, err := os.Open("/dev/null")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	after, err := ProcessUsage(os.Getpid())
-	if err != nil || after.FDs != before.FDs+1 || after.Threads < 1 {
-		t.Errorf("usage %+v, %v; was %+v", after, err, before)
-	}
-	if _, err := ProcessUsage(-1); err == nil {
-		t.Error("no error for a process that is not there")
 	}
 }
 
