@@ -113,8 +113,9 @@ type Config struct {
 // by many goroutines at once; none of them waits for a peer.
 type Engine struct {
 	Config
-	host   Place
-	places map[uint64]Place // by cookie, the host's side
+	host         Place
+	places       map[uint64]Place // by cookie, the host's side
+	born4, born6 bool
 
 	// swapped is set once a socket has been moved to the container's own
 	// namespace. Until then, all born sockets are known to be the host's.
@@ -140,6 +141,7 @@ const sentMax = 4096
 // New makes an engine.
 func New(c Config) *Engine {
 	e := &Engine{Config: c, host: c.Host(""), places: map[uint64]Place{}, sent: map[uint64]struct{}{}}
+	e.born4, e.born6 = c.Born(unix.AF_INET), c.Born(unix.AF_INET6)
 	e.places[e.host.Cookie()] = e.host
 	for _, ep := range c.Table.Endpoints() {
 		p := c.Host(ep.Netns)
@@ -159,10 +161,10 @@ func (c *Config) Born(family int) bool {
 }
 
 // SeesDatagrams tells whether the front end has to ask about each datagram that
-// is sent to an address: where UDP sockets are not born on the host's side but
-// some destinations lie there.
+// is sent to an address: where UDP sockets of a family are not born on the host's
+// side but some of that family's destinations lie there.
 func (c *Config) SeesDatagrams() bool {
-	return !(c.Born(unix.AF_INET) && c.Born(unix.AF_INET6)) && c.Table.HasEgress()
+	return c.Table.HasEgress(false) && !c.Born(unix.AF_INET) || c.Table.HasEgress(true) && !c.Born(unix.AF_INET6)
 }
 
 // Socket answers socket(2).
@@ -170,7 +172,7 @@ func (e *Engine) Socket(p Program, family, typ, protocol int) (Answer, error) {
 	const flags = unix.SOCK_NONBLOCK | unix.SOCK_CLOEXEC
 	kind := keeper.Kind{Family: family, Type: typ &^ unix.SOCK_CLOEXEC, Protocol: protocol}
 	switch {
-	case typ&^(flags|sockTypeMask) != 0 || !e.Born(family):
+	case typ&^(flags|sockTypeMask) != 0 || !e.born(family == unix.AF_INET):
 		return Answer{}, nil
 	case typ&sockTypeMask == unix.SOCK_STREAM && isTCP(protocol):
 		// The kernel programs do not see all that MPTCP does; TCP is what its
@@ -185,6 +187,14 @@ func (e *Engine) Socket(p Program, family, typ, protocol int) (Answer, error) {
 }
 
 const sockTypeMask = 0xf
+
+// born is Born of the family that an address is written in.
+func (e *Engine) born(is4 bool) bool {
+	if is4 {
+		return e.born4
+	}
+	return e.born6
+}
 
 func isTCP(protocol int) bool {
 	return protocol == 0 || protocol == unix.IPPROTO_TCP || protocol == unix.IPPROTO_MPTCP
@@ -223,16 +233,11 @@ func (e *Engine) reach(to netip.AddrPort) (*endpoint.Endpoint, Place) {
 // that is the host's, or the container's own namespace.
 func (e *Engine) Connect(p Program, number int, to netip.AddrPort) (Answer, error) {
 	ep, place := e.reach(to)
-	if ep != nil && ep.Type != endpoint.Unix && place == e.host && e.allOnHost() {
+	if ep != nil && ep.Type != endpoint.Unix && place == e.host && !e.swapped.Load() && e.born(to.Addr().Is4()) {
 		e.logDecision(p, "connect", to, ep)
 		return Answer{}, nil
 	}
 	return e.move(p, "connect", number, to)
-}
-
-// allOnHost tells whether every IP socket of the container is the host's.
-func (e *Engine) allOnHost() bool {
-	return !e.swapped.Load() && e.Born(unix.AF_INET) && e.Born(unix.AF_INET6)
 }
 
 // Send answers a datagram that is sent to an address, and a TCP Fast Open. The

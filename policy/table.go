@@ -252,10 +252,10 @@ func (t *Table) Endpoints() []*endpoint.Endpoint { return slices.Clone(t.endpoin
 // IngressRules are the ingress rules, exact addresses first.
 func (t *Table) IngressRules() []Ingress { return slices.Clone(t.ingress) }
 
-// HasEgress tells whether any destination lies on the host's side.
-func (t *Table) HasEgress() bool {
-	for _, outlets := range t.outlets {
-		if len(outlets) > 0 {
+// HasEgress tells whether any destination of a family lies on the host's side.
+func (t *Table) HasEgress(ip6 bool) bool {
+	for p, outlets := range t.outlets {
+		if len(outlets) > 0 && p.Addr().Is6() == ip6 {
 			return true
 		}
 	}

@@ -108,7 +108,14 @@ func onOwnThread(fn func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread() // never unlocked: the thread dies with the goroutine
-		done <- fn()
+		if unix.Gettid() != unix.Getpid() {
+			done <- fn()
+			return
+		}
+		// The main thread does not end, and what it is in is what /proc/PID shows
+		// of the process. Keep it busy while another thread does the work.
+		done <- onOwnThread(fn)
+		runtime.UnlockOSThread()
 	}()
 	return <-done
 }

@@ -1,0 +1,172 @@
+package filter
+
+import (
+	"errors"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// seccompData is what a filter sees of a call.
+type seccompData struct {
+	arch   uint32
+	number uint32
+	args   [6]uint64
+}
+
+// word is the 32-bit word at an offset of struct seccomp_data.
+func (d *seccompData) word(offset uint32) uint32 {
+	switch {
+	case offset == offNumber:
+		return d.number
+	case offset == offArch:
+		return d.arch
+	case offset >= offArgs && offset < offArgs+48 && offset%4 == 0:
+		arg := d.args[(offset-offArgs)/8]
+		return uint32(arg >> (8 * (offset % 8)))
+	}
+	panic("load outside of seccomp_data")
+}
+
+// evaluate is the kernel's interpreter for the instructions that we use.
+func evaluate(t *testing.T, prog []unix.SockFilter, d seccompData) uint32 {
+	t.Helper()
+	var a uint32
+	for pc := 0; pc < len(prog); pc++ {
+		in := prog[pc]
+		jump := func(taken bool) {
+			if taken {
+				pc += int(in.Jt)
+			} else {
+				pc += int(in.Jf)
+			}
+		}
+		switch in.Code {
+		case unix.BPF_LD | unix.BPF_W | unix.BPF_ABS:
+			a = d.word(in.K)
+		case unix.BPF_ALU | unix.BPF_AND | unix.BPF_K:
+			a &= in.K
+		case unix.BPF_JMP | unix.BPF_JA:
+			pc += int(in.K)
+		case unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K:
+			jump(a == in.K)
+		case unix.BPF_JMP | unix.BPF_JGE | unix.BPF_K:
+			jump(a >= in.K)
+		case unix.BPF_JMP | unix.BPF_JSET | unix.BPF_K:
+			jump(a&in.K != 0)
+		case unix.BPF_RET | unix.BPF_K:
+			return in.K
+		default:
+			t.Fatalf("instruction %d has the unknown code %#x", pc, in.Code)
+		}
+	}
+	t.Fatal("the program runs off its end")
+	return 0
+}
+
+const (
+	allow  = unix.SECCOMP_RET_ALLOW
+	ask    = unix.SECCOMP_RET_USER_NOTIF
+	enosys = unix.SECCOMP_RET_ERRNO | uint32(unix.ENOSYS)
+)
+
+func TestBuild(t *testing.T) {
+	const (
+		stream = unix.SOCK_STREAM
+		dgram  = unix.SOCK_DGRAM
+		flags  = unix.SOCK_CLOEXEC | unix.SOCK_NONBLOCK
+		ptr    = 0x7fff_0000_0000 // its low half is 0
+	)
+	tests := []struct {
+		name      string
+		goarch    string
+		datagrams bool
+		data      seccompData
+		want      uint32
+	}{
+		{"TCP socket", "amd64", false, seccompData{archX8664, 41, [6]uint64{unix.AF_INET, stream, 0}}, ask},
+		{"TCP6 socket with flags", "amd64", false, seccompData{archX8664, 41, [6]uint64{unix.AF_INET6, stream | flags, 6}}, ask},
+		{"UDP socket", "amd64", false, seccompData{archX8664, 41, [6]uint64{unix.AF_INET, dgram | flags, 17}}, ask},
+		{"family in the low half only", "amd64", false, seccompData{archX8664, 41, [6]uint64{1<<32 | unix.AF_INET, stream, 0}}, ask},
+		{"raw socket", "amd64", false, seccompData{archX8664, 41, [6]uint64{unix.AF_INET, unix.SOCK_RAW, 1}}, allow},
+		{"unix socket", "amd64", false, seccompData{archX8664, 41, [6]uint64{unix.AF_UNIX, stream, 0}}, allow},
+		{"netlink socket", "amd64", false, seccompData{archX8664, 41, [6]uint64{unix.AF_NETLINK, unix.SOCK_RAW, 0}}, allow},
+		{"connect", "amd64", false, seccompData{archX8664, 42, [6]uint64{3, ptr, 16}}, ask},
+		{"connect with a short address", "amd64", false, seccompData{archX8664, 42, [6]uint64{3, ptr, 15}}, allow},
+		{"connect with a negative length", "amd64", false, seccompData{archX8664, 42, [6]uint64{3, ptr, 0xffff_ffff}}, ask},
+		{"bind", "amd64", false, seccompData{archX8664, 49, [6]uint64{3, ptr, 28}}, ask},
+		{"listen", "amd64", false, seccompData{archX8664, 50, [6]uint64{3, 0}}, ask},
+		{"accept", "amd64", false, seccompData{archX8664, 43, [6]uint64{3}}, allow},
+		{"read", "amd64", false, seccompData{archX8664, 0, [6]uint64{3, ptr, 100}}, allow},
+		{"sendto with an address", "amd64", false, seccompData{archX8664, 44, [6]uint64{3, ptr, 1, 0, ptr, 16}}, allow},
+		{"sendto with Fast Open", "amd64", false, seccompData{archX8664, 44, [6]uint64{3, ptr, 1, unix.MSG_FASTOPEN, ptr, 16}}, ask},
+		{"sendmsg with Fast Open", "amd64", false, seccompData{archX8664, 46, [6]uint64{3, ptr, unix.MSG_FASTOPEN | unix.MSG_NOSIGNAL}}, ask},
+		{"sendmmsg with Fast Open", "amd64", false, seccompData{archX8664, 307, [6]uint64{3, ptr, 1, unix.MSG_FASTOPEN}}, ask},
+		{"sendmsg", "amd64", false, seccompData{archX8664, 46, [6]uint64{3, ptr, 0}}, allow},
+		{"datagrams: sendto with an address whose low half is 0", "amd64", true, seccompData{archX8664, 44, [6]uint64{3, ptr, 1, 0, ptr, 16}}, ask},
+		{"datagrams: sendto with an address below 4 GiB", "amd64", true, seccompData{archX8664, 44, [6]uint64{3, ptr, 1, 0, 0x1000, 16}}, ask},
+		{"datagrams: send", "amd64", true, seccompData{archX8664, 44, [6]uint64{3, ptr, 1, 0, 0, 0}}, allow},
+		{"datagrams: sendmsg", "amd64", true, seccompData{archX8664, 46, [6]uint64{3, ptr, 0}}, ask},
+		{"datagrams: sendmmsg", "amd64", true, seccompData{archX8664, 307, [6]uint64{3, ptr, 1, 0}}, ask},
+		{"io_uring_setup", "amd64", false, seccompData{archX8664, 425, [6]uint64{8, ptr}}, enosys},
+		{"x32 io_uring_setup", "amd64", false, seccompData{archX8664, x32Bit | 425, [6]uint64{8, ptr}}, enosys},
+		{"i386 io_uring_setup", "amd64", false, seccompData{archI386, 425, [6]uint64{8, 16}}, enosys},
+		{"x32 socket", "amd64", false, seccompData{archX8664, x32Bit | 41, [6]uint64{unix.AF_INET, stream, 0}}, allow},
+		{"x32 connect", "amd64", false, seccompData{archX8664, x32Bit | 42, [6]uint64{3, 16, 16}}, allow},
+		{"x32 listen", "amd64", false, seccompData{archX8664, x32Bit | 50, [6]uint64{3, 0}}, ask},
+		{"i386 listen", "amd64", false, seccompData{archI386, 363, [6]uint64{3, 0}}, ask},
+		{"i386 socketcall listen", "amd64", false, seccompData{archI386, 102, [6]uint64{socketcallListen, 16}}, ask},
+		{"i386 socketcall socket", "amd64", false, seccompData{archI386, 102, [6]uint64{1, 16}}, allow},
+		{"i386 socket", "amd64", false, seccompData{archI386, 359, [6]uint64{unix.AF_INET, stream, 0}}, allow},
+		{"i386 number 41 is dup", "amd64", false, seccompData{archI386, 41, [6]uint64{unix.AF_INET, stream, 0}}, allow},
+		{"unknown architecture", "amd64", false, seccompData{archAarch64, 198, [6]uint64{unix.AF_INET, stream, 0}}, allow},
+
+		{"arm64 TCP socket", "arm64", false, seccompData{archAarch64, 198, [6]uint64{unix.AF_INET, stream, 0}}, ask},
+		{"arm64 connect", "arm64", false, seccompData{archAarch64, 203, [6]uint64{3, ptr, 16}}, ask},
+		{"arm64 bind", "arm64", false, seccompData{archAarch64, 200, [6]uint64{3, ptr, 16}}, ask},
+		{"arm64 listen", "arm64", false, seccompData{archAarch64, 201, [6]uint64{3, 5}}, ask},
+		{"arm64 sendto with Fast Open", "arm64", false, seccompData{archAarch64, 206, [6]uint64{3, ptr, 1, unix.MSG_FASTOPEN, ptr, 16}}, ask},
+		{"arm64 datagrams: sendmsg", "arm64", true, seccompData{archAarch64, 211, [6]uint64{3, ptr, 0}}, ask},
+		{"arm64 datagrams: sendmmsg", "arm64", true, seccompData{archAarch64, 269, [6]uint64{3, ptr, 1, 0}}, ask},
+		{"arm64 accept", "arm64", false, seccompData{archAarch64, 202, [6]uint64{3}}, allow},
+		{"arm64 io_uring_setup", "arm64", false, seccompData{archAarch64, 425, [6]uint64{8, ptr}}, enosys},
+		{"arm listen", "arm64", false, seccompData{archArm, 284, [6]uint64{3, 5}}, ask},
+		{"arm connect", "arm64", false, seccompData{archArm, 283, [6]uint64{3, 16, 16}}, allow},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			prog, err := Build(tt.goarch, Options{Datagrams: tt.datagrams})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := evaluate(t, prog, tt.data); got != tt.want {
+				t.Errorf("the filter says %#x, want %#x", got, tt.want)
+			}
+			if _, known := Lookup(tt.data.arch, int32(tt.data.number)); tt.want == ask && !known {
+				t.Error("Lookup does not know the call")
+			}
+		})
+	}
+}
+
+func TestBuildUnknownArchitecture(t *testing.T) {
+	if _, err := Build("riscv64", Options{}); !errors.Is(err, ErrArch) {
+		t.Errorf("Build: %v, want ErrArch", err)
+	}
+}
+
+// Whatever a call looks like, the program ends with one of its three answers.
+func FuzzFilter(f *testing.F) {
+	f.Add(uint32(archX8664), uint32(41), uint64(2), uint64(1), uint64(0), uint64(0), uint64(0), true)
+	f.Fuzz(func(t *testing.T, arch, number uint32, a0, a1, a2, a3, a4 uint64, datagrams bool) {
+		prog, err := Build("amd64", Options{Datagrams: datagrams})
+		if err != nil {
+			t.Fatal(err)
+		}
+		switch got := evaluate(t, prog, seccompData{arch, number, [6]uint64{a0, a1, a2, a3, a4}}); got {
+		case allow, ask, enosys:
+		default:
+			t.Errorf("the filter says %#x", got)
+		}
+	})
+}
