@@ -1,7 +1,53 @@
+# make demo   shows what it is for; make test   runs all tests. Both install
+# what they need first (scripts/deps.sh). The rest is for working on it.
+
+export PATH := $(CURDIR)/.cache/go/bin:$(PATH)
+export CGO_ENABLED := 0
+SHELL := /bin/bash -o pipefail
+
+GO       ?= go
+ROUNDS   ?= 7
+FUZZTIME ?= 10s
+LINT     := $(GO) tool -modfile=tools/go.mod golangci-lint
+C_FILES   = $(shell git ls-files '*.c' '*.h')
+
 all: build
 
+deps: ; scripts/deps.sh
+
 build:
-	CGO_ENABLED=0 go build -trimpath -o bin/ ./cmd/...
+	$(GO) build -trimpath -o bin/ ./cmd/...
 	$(MAKE) -C native
 
-.PHONY: all build
+generate:
+	$(GO) generate ./...
+
+# What is generated must be what its source says.
+lint:
+	$(LINT) run ./...
+	clang-format --dry-run -Werror $(C_FILES)
+	$(GO) generate ./...
+	git diff --exit-code --stat -- bpf
+	GOARCH=arm64 $(GO) vet ./...
+
+# Tests make namespaces and share two CPUs with what they measure: one package
+# at a time.
+test: deps build lint
+	TSUGIKI_BIN=$(CURDIR)/bin $(GO) test -count=1 -p 1 -timeout 20m -json ./... | \
+		$(GO) run ./internal/testreport -skips .ci/skips
+
+fuzz:
+	@for p in $$($(GO) list ./...); do for f in $$($(GO) test -list '^Fuzz' $$p | grep ^Fuzz); do \
+		echo "$$p $$f"; $(GO) test -run '^$$' -fuzz "^$$f$$" -fuzztime $(FUZZTIME) $$p || exit 1; done; done
+	$(MAKE) -C native fuzz
+
+bench: deps build
+	$(GO) run ./bench -figure graft -rounds $(ROUNDS) -o bench.json
+
+demo: deps build
+	$(GO) run ./bench/demo
+
+clean:
+	rm -rf bin .cache bench.json
+
+.PHONY: all deps build generate lint test fuzz bench demo clean

@@ -1,0 +1,56 @@
+#!/bin/bash
+# Installs what building and testing need on Debian 12 or later: packages, a Go
+# new enough for go.mod, and all Go modules, so that the build is offline after.
+# Says nothing and changes nothing where all is there.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+packages=(
+	ca-certificates curl git make gcc libc6-dev musl-tools linux-libc-dev # build
+	clang llvm libclang-rt-14-dev libbpf-dev clang-format                 # generate, lint, sanitizers
+	iproute2 nftables procps util-linux libcap2-bin strace socat          # test topology
+	iperf3 sockperf nginx-light redis-server redis-tools wrk apache2-utils python3
+)
+
+missing=()
+for p in "${packages[@]}"; do
+	dpkg-query -W -f '${db:Status-Abbrev}' "$p" 2>/dev/null | grep -q '^ii' || missing+=("$p")
+done
+if ((${#missing[@]})); then
+	if ((EUID != 0)); then
+		echo "deps: run as root, or install: ${missing[*]}" >&2
+		exit 1
+	fi
+	export DEBIAN_FRONTEND=noninteractive
+	apt-get update -qq
+	# Servers are only wanted as programs.
+	policy=/usr/sbin/policy-rc.d
+	if [[ ! -e $policy ]]; then
+		printf '#!/bin/sh\nexit 101\n' >"$policy"
+		chmod +x "$policy"
+		trap 'rm -f "$policy"' EXIT
+	fi
+	apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+fi
+
+# Any Go from 1.21 fetches the version that go.mod asks for by itself, unless it
+# was told not to. Debian 12's is older: it can still fetch that Go as a module.
+want=$(awk '$1 == "go" { print $2 }' go.mod)
+have=$(go env GOVERSION 2>/dev/null | sed 's/^go//' || true)
+newer() { [[ $(printf '%s\n%s\n' "$1" "$2" | sort -V | tail -n 1) == "$2" ]]; }
+if [[ -z $have ]] || ! newer "$want" "$have"; then
+	if [[ -z $have ]]; then
+		apt-get update -qq
+		apt-get install -y -qq --no-install-recommends golang-go >/dev/null
+	fi
+	version="v0.0.1-go$want.linux-$(dpkg --print-architecture)"
+	dir=$(cd / && GOFLAGS=-mod=mod go mod download -json "golang.org/toolchain@$version" |
+		sed -n 's/^\t"Dir": "\(.*\)",$/\1/p')
+	chmod -R u+w "$dir"
+	chmod +x "$dir"/bin/* "$dir"/pkg/tool/*/*
+	mkdir -p .cache
+	ln -sfn "$dir" .cache/go
+	PATH=$PWD/.cache/go/bin:$PATH
+fi
+go mod download
+go mod download -modfile=tools/go.mod
