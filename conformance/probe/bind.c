@@ -41,9 +41,18 @@ static void bind_twice(int family)
 		   probe_bind(fd, probe_loopback(family, 0)), 0);
 	probe_want("then in the range",
 		   probe_bind(fd, probe_any(family, env.port + 1)), EINVAL);
-	fd = probe_echo_client(family);
-	probe_want("connected", probe_bind(fd, probe_any(family, env.port + 1)),
+}
+
+static void bind_connected(int family)
+{
+	int fd = probe_echo_client(family);
+
+	probe_want("in the range", probe_bind(fd, probe_any(family, env.port)),
 		   EINVAL);
+	probe_want("any port", probe_bind(fd, probe_any(family, 0)), EINVAL);
+	probe_want("loopback", probe_bind(fd, probe_loopback(family, 0)),
+		   EINVAL);
+	probe_echo("echo", fd, "unmoved");
 }
 
 static void bind_in_use(int family)
@@ -131,7 +140,8 @@ static void bind_reuseport_refused(int family)
 		   EADDRINUSE);
 }
 
-static void bind_nonlocal(int family)
+/* Addresses of other machines, and of none, with a port that is free. */
+static void bind_elsewhere(int port)
 {
 	static const struct {
 		const char *host;
@@ -143,19 +153,28 @@ static void bind_nonlocal(int family)
 	    {"2001:db8:1::2", AF_INET6},
 	};
 
-	(void)family;
 	for (size_t i = 0; i < sizeof(elsewhere) / sizeof(elsewhere[0]); i++) {
-		for (int port = 0; port <= env.port; port += env.port) {
-			int fd = probe_socket(elsewhere[i].family, SOCK_STREAM);
+		int family = elsewhere[i].family;
+		int fd = probe_socket(family, SOCK_STREAM);
 
-			probe_want(
-			    elsewhere[i].host,
-			    probe_bind(fd, probe_text(elsewhere[i].family,
-						      elsewhere[i].host, port)),
-			    EADDRNOTAVAIL);
-			close(fd);
-		}
+		probe_want(
+		    elsewhere[i].host,
+		    probe_bind(fd, probe_text(family, elsewhere[i].host, port)),
+		    EADDRNOTAVAIL);
+		close(fd);
 	}
+}
+
+static void bind_nonlocal(int family)
+{
+	(void)family;
+	bind_elsewhere(0);
+}
+
+static void bind_nonlocal_range(int family)
+{
+	(void)family;
+	bind_elsewhere(env.port);
 }
 
 /* Of the whole 127/8 every address is local. */
@@ -188,9 +207,23 @@ static void bind_loopback_range(int family)
 	probe_want("connect", probe_connect(c, a), 0);
 	probe_accept("accept", fd, NULL);
 	probe_line("dialled from outside", "%s", probe_dial(family, env.port));
-	fd = probe_socket(family, SOCK_STREAM);
+}
+
+/* A port that the loopback has is not free for any address, nor the other way
+ * round. */
+static void bind_loopback_conflict(int family)
+{
+	int a = probe_listener(probe_loopback(family, env.port));
+	int b = probe_socket(family, SOCK_STREAM);
+
 	probe_want("any address, same port",
-		   probe_bind(fd, probe_any(family, env.port)), EADDRINUSE);
+		   probe_bind(b, probe_any(family, env.port)), EADDRINUSE);
+	close(a);
+	b = probe_listener(probe_any(family, env.port + 1));
+	a = probe_socket(family, SOCK_STREAM);
+	probe_want("loopback, same port",
+		   probe_bind(a, probe_loopback(family, env.port + 1)),
+		   EADDRINUSE);
 }
 
 static void bind_privileged(int family)
@@ -238,6 +271,22 @@ static void bind_time_wait(int family)
 	probe_echo("talk", conn, "again");
 }
 
+/* A closed socket's port is free at once, every time. */
+static void bind_close_bind(int family)
+{
+	int taken = 0;
+
+	for (int i = 0; i < 200; i++) {
+		int fd = probe_socket(family, i % 2 ? SOCK_DGRAM : SOCK_STREAM);
+
+		taken += probe_bind(fd, probe_any(family, env.port)) != 0;
+		close(fd);
+	}
+	probe_line("not free", "%d", taken);
+	if (taken)
+		probe_fail();
+}
+
 /* TCP and UDP ports have nothing to do with each other. */
 static void bind_both_protocols(int family)
 {
@@ -256,6 +305,7 @@ const struct probe_case bind_cases[] = {
     {"bind-zero-v4", bind_zero, AF_INET, 0},
     {"bind-zero-v6", bind_zero, AF_INET6, 0},
     {"bind-twice", bind_twice, AF_INET, 2},
+    {"bind-connected", bind_connected, AF_INET, 1},
     {"bind-in-use-v4", bind_in_use, AF_INET, 2},
     {"bind-in-use-v6", bind_in_use, AF_INET6, 2},
     {"bind-in-use-loopback", bind_in_use_loopback, AF_INET, 0},
@@ -263,7 +313,10 @@ const struct probe_case bind_cases[] = {
     {"bind-reuseport-v4", bind_reuseport, AF_INET, 1},
     {"bind-reuseport-v6", bind_reuseport, AF_INET6, 1},
     {"bind-reuseport-refused", bind_reuseport_refused, AF_INET, 1},
-    {"bind-nonlocal", bind_nonlocal, 0, 1},
+    {"bind-nonlocal", bind_nonlocal, 0, 0},
+    {"bind-nonlocal-range", bind_nonlocal_range, 0, 1},
+    {"bind-loopback-conflict", bind_loopback_conflict, AF_INET, 2},
+    {"bind-close-bind", bind_close_bind, AF_INET, 1},
     {"bind-loopback-other", bind_loopback_other, AF_INET, 0},
     {"bind-loopback-range-v4", bind_loopback_range, AF_INET, 1},
     {"bind-loopback-range-v6", bind_loopback_range, AF_INET6, 1},

@@ -108,9 +108,16 @@ static void epollset_close(int family)
 	other = probe_socket(family, SOCK_STREAM);
 	probe_check("the number is used again", other == fd);
 	probe_want("delete", epoll_ctl(ep, EPOLL_CTL_DEL, other, NULL), ENOENT);
-	fd = probe_socket(family, SOCK_STREAM);
-	ep = epollset_make(fd, EPOLLIN | EPOLLOUT, 1);
-	probe_want("close unused", close(fd), 0);
+}
+
+/* So does one that was never used. */
+static void epollset_close_unused(int family)
+{
+	int fd = probe_socket(family, SOCK_STREAM);
+	int ep = epollset_make(fd, EPOLLIN | EPOLLOUT, 1);
+
+	epollset_see("open", ep, 0);
+	probe_want("close", close(fd), 0);
 	epollset_see("closed", ep, 50);
 }
 
@@ -241,6 +248,7 @@ const struct probe_case epollset_cases[] = {
     {"epollset-nested", epollset_nested, AF_INET, 0},
     {"epollset-dup", epollset_dup, AF_INET, 0},
     {"epollset-close", epollset_close, AF_INET, 0},
+    {"epollset-close-unused", epollset_close_unused, AF_INET, 0},
     {"epollset-removed", epollset_removed, AF_INET, 0},
     {"epollset-waiting", epollset_waiting, AF_INET, 0},
     {"epollset-fork", epollset_fork, AF_INET, 0},

@@ -263,9 +263,14 @@ static void options_udp(int family)
 	options_set(u, family, SOCK_DGRAM);
 	probe_want("sendto", sendto(u, "x", 1, 0, &a.sa, a.len), 0);
 	options_show("sent", u, family, SOCK_DGRAM);
-	fd = probe_socket(family, SOCK_DGRAM);
+}
+
+static void options_udp_loopback(int family)
+{
+	int fd = probe_socket(family, SOCK_DGRAM);
+	int u = probe_socket(family, SOCK_DGRAM);
+
 	probe_want("bind", probe_bind(fd, probe_loopback(family, 0)), 0);
-	u = probe_socket(family, SOCK_DGRAM);
 	options_set(u, family, SOCK_DGRAM);
 	probe_want("connect to loopback", probe_connect(u, probe_local(fd)), 0);
 	options_show("loopback", u, family, SOCK_DGRAM);
@@ -324,6 +329,8 @@ const struct probe_case options_cases[] = {
     {"options-bind-loopback", options_bind_loopback, AF_INET, 0},
     {"options-udp-v4", options_udp, AF_INET, 0},
     {"options-udp-v6", options_udp, AF_INET6, 0},
+    {"options-udp-loopback-v4", options_udp_loopback, AF_INET, 0},
+    {"options-udp-loopback-v6", options_udp_loopback, AF_INET6, 0},
     {"options-later", options_later, AF_INET, 0},
     {"options-filter", options_filter, AF_INET, 0},
     {0},

@@ -81,6 +81,7 @@ extern const struct probe_case loopback_cases[];
 extern const struct probe_case options_cases[];
 extern const struct probe_case optargs_cases[];
 extern const struct probe_case progress_cases[];
+extern const struct probe_case storm_cases[];
 extern const struct probe_case stream_cases[];
 extern const struct probe_case threads_cases[];
 extern const struct probe_case udp_cases[];
