@@ -29,6 +29,8 @@ const (
 var (
 	// tsugiki is the command under test.
 	tsugiki string
+	// tmpDir holds what tests share: runDir, and the programs that they build.
+	tmpDir string
 	// runDir is where the containers of these tests are written down. It is
 	// empty when they are gone. A test that kills tsugiki itself gives it
 	// another --run-dir.
@@ -37,26 +39,47 @@ var (
 
 func TestMain(m *testing.M) {
 	flag.Parse()
+	// Tests that run at once do so because their programs sleep, so there may
+	// be more of them than processors, unless the caller said how many.
+	set := false
+	flag.Visit(func(f *flag.Flag) { set = set || f.Name == "test.parallel" })
+	if !set {
+		if err := flag.Set("test.parallel", "6"); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+	}
 	os.Exit(run(m))
 }
 
 func run(m *testing.M) int {
-	dir, err := testkit.Binaries()
-	if err == nil {
-		tsugiki = filepath.Join(dir, "tsugiki")
-		runDir, err = os.MkdirTemp("", "tsugiki-e2e-")
-	}
-	if err != nil {
+	if err := setUp(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	defer os.RemoveAll(runDir)
+	defer os.RemoveAll(tmpDir)
 	status := m.Run()
 	if left, err := os.ReadDir(runDir); err != nil || len(left) > 0 {
 		fmt.Fprintf(os.Stderr, "containers left behind: %v %v\n", left, err)
 		return 1
 	}
 	return status
+}
+
+func setUp() error {
+	dir, err := testkit.Binaries()
+	if err != nil {
+		return err
+	}
+	tsugiki = filepath.Join(dir, "tsugiki")
+	if tmpDir, err = os.MkdirTemp("", "tsugiki-e2e-"); err != nil {
+		return err
+	}
+	runDir = filepath.Join(tmpDir, "run")
+	if err := os.Mkdir(runDir, 0o700); err != nil {
+		return err
+	}
+	return os.Chmod(tmpDir, 0o755) // programs of other users are in it
 }
 
 // timeout is a context for what a test runs. Unlike t.Context it is still good

@@ -1,0 +1,63 @@
+// Command fetch prints the answers to HTTP requests and to UDP datagrams, in
+// order: of http://… the body, of udp://ADDR:PORT the first datagram.
+package main
+
+import (
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"time"
+)
+
+const limit = 5 * time.Second
+
+func main() {
+	log.SetFlags(0)
+	for _, url := range os.Args[1:] {
+		get := overHTTP
+		if strings.HasPrefix(url, "udp") {
+			get = overUDP
+		}
+		answer, err := get(url)
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Print(answer)
+	}
+}
+
+func overHTTP(url string) (string, error) {
+	client := http.Client{Timeout: limit}
+	resp, err := client.Get(url)
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return "", fmt.Errorf("%s: %s", url, resp.Status)
+	}
+	body, err := io.ReadAll(resp.Body)
+	return string(body), err
+}
+
+func overUDP(url string) (string, error) {
+	network, addr, _ := strings.Cut(url, "://")
+	conn, err := net.Dial(network, addr)
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(limit)); err != nil {
+		return "", err
+	}
+	if _, err := conn.Write([]byte("who am I\n")); err != nil {
+		return "", err
+	}
+	buf := make([]byte, 2048)
+	n, err := conn.Read(buf)
+	return string(buf[:n]), err
+}
