@@ -14,17 +14,21 @@
 package agent
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"runtime"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/tsugiki/tsugiki/endpoint"
 	"github.com/tsugiki/tsugiki/graft"
 	"github.com/tsugiki/tsugiki/intercept/filter"
 	"github.com/tsugiki/tsugiki/intercept/notify"
 	"github.com/tsugiki/tsugiki/internal/cgroup"
+	"github.com/tsugiki/tsugiki/internal/gate"
 	"github.com/tsugiki/tsugiki/internal/kernel"
 	"github.com/tsugiki/tsugiki/internal/launch"
 	"github.com/tsugiki/tsugiki/internal/netns"
@@ -60,6 +64,7 @@ type Container struct {
 	own        *place
 	enforced   *policy.Enforcement
 	engine     *graft.Engine
+	gate       *gate.Gate
 	supervisor *notify.Supervisor
 	process    *launch.Process
 }
@@ -165,11 +170,11 @@ func (c *Container) enforce() error {
 		return err
 	}
 	defer dir.Close()
-	c.enforced, err = policy.Enforce(dir, c.table, func(ep *endpoint.Endpoint) uint64 {
-		return c.namespaces[ep.Netns].Cookie()
-	})
+	c.enforced, err = policy.Enforce(dir, c.table, c.netnsOf)
 	return err
 }
+
+func (c *Container) netnsOf(ep *endpoint.Endpoint) uint64 { return c.namespaces[ep.Netns].Cookie() }
 
 func (c *Container) makeEngine() error {
 	log := c.spec.Log.With("container", c.spec.Name)
@@ -183,6 +188,7 @@ func (c *Container) makeEngine() error {
 		Enforcement:   c.enforced,
 		Host:          func(name string) graft.Place { return c.host[name] },
 		Own:           c.own,
+		OwnSockets:    func() { c.gate.SetOwnSockets() },
 		OwnIsLoopback: c.ownIsNew(),
 		Log:           log,
 	})
@@ -206,16 +212,34 @@ func (c *Container) launch(path string) error {
 		Path: path, Args: c.spec.Command, Netns: c.ownNS, CgroupDir: dir,
 		Filter: prog, Caps: c.spec.Caps, User: c.spec.User,
 	}
-	c.process, err = launch.Start(spec, func(listener *os.File) error {
-		supervisor, err := notify.New(listener, c.engine, c.spec.Log.With("container", c.spec.Name))
-		if err != nil {
-			return err
-		}
-		c.supervisor = supervisor
-		supervisor.Start()
-		return nil
-	})
+	c.process, err = launch.Start(spec, c.serve)
 	return err
+}
+
+// serve starts the front end before the program can make its first call.
+func (c *Container) serve(listener *os.File) error {
+	dir, err := c.keepers.Open()
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	config := gate.Config{
+		CgroupDir: dir,
+		Listener:  listener,
+		Rules:     c.table.Snapshot(c.netnsOf),
+		Born4:     c.engine.Born(unix.AF_INET),
+		Born6:     c.engine.Born(unix.AF_INET6),
+		Report:    c.spec.Log.Enabled(context.Background(), slog.LevelInfo),
+	}
+	if u := c.spec.User; u != nil {
+		config.UID, config.GID = u.UID, u.GID
+	}
+	if c.gate, err = gate.Start(config); err != nil {
+		return err
+	}
+	c.supervisor = notify.New(listener, c.gate, c.engine, c.spec.Log.With("container", c.spec.Name))
+	c.supervisor.Start()
+	return nil
 }
 
 // PID is the program's process id.
@@ -230,8 +254,15 @@ func (c *Container) Close() error {
 			errs = append(errs, err)
 		}
 	}
+	if c.gate != nil {
+		note(c.gate.Close())
+	}
+	if c.programs != nil {
+		// What a call of theirs waits for is not to come any more.
+		note(c.programs.Kill())
+	}
 	if c.supervisor != nil {
-		c.supervisor.Stop()
+		c.supervisor.Wait()
 	}
 	if c.own != nil {
 		note(c.own.close())

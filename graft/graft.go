@@ -12,9 +12,10 @@
 //
 // A socket is of the namespace that it was made in, for good. So:
 //
-//   - socket(2) is answered with a host socket at once where most of what the
-//     program can reach lies on the host's side. Such a socket is born there:
-//     options, dup, fork and epoll work on it as on any other.
+//   - socket(2) is answered with a host socket at once, by the front end, where
+//     most of what the program can reach lies on the host's side (Born). Such a
+//     socket is born there: options, dup, fork and epoll work on it as on any
+//     other.
 //   - bind(2), listen(2) and connect(2) tell where the socket belongs. If that
 //     is not where it is, a new one is made there, everything that the old one
 //     was told is copied, and the program's descriptors are replaced: a swap.
@@ -27,7 +28,6 @@ import (
 	"log/slog"
 	"net/netip"
 	"sync"
-	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -82,15 +82,12 @@ const (
 	Proceed Action = iota // the kernel carries on with the call
 	Fail                  // the call fails with Errno
 	Succeed               // the call returns 0
-	Give                  // the call returns a new descriptor of File
 )
 
 // Answer is what the engine says of a call.
 type Answer struct {
-	Action      Action
-	Errno       unix.Errno // of Fail: the kernel's own, from a call of the engine
-	File        int        // of Give; the front end has to close it
-	CloseOnExec bool       // of Give
+	Action Action
+	Errno  unix.Errno // of Fail: the kernel's own, from a call of the engine
 }
 
 func fail(errno unix.Errno) Answer { return Answer{Action: Fail, Errno: errno} }
@@ -103,6 +100,9 @@ type Config struct {
 	Host func(netns string) Place
 	// Own is the container's own namespace.
 	Own Place
+	// OwnSockets is called before a socket is moved to the container's own
+	// namespace. Until the first, born sockets are known to be the host's.
+	OwnSockets func()
 	// OwnIsLoopback says that the container's namespace has nothing but a
 	// loopback, so that all else lies on the host's side.
 	OwnIsLoopback bool
@@ -113,13 +113,8 @@ type Config struct {
 // by many goroutines at once; none of them waits for a peer.
 type Engine struct {
 	Config
-	host         Place
-	places       map[uint64]Place // by cookie, the host's side
-	born4, born6 bool
-
-	// swapped is set once a socket has been moved to the container's own
-	// namespace. Until then, all born sockets are known to be the host's.
-	swapped atomic.Bool
+	host   Place
+	places map[uint64]Place // by cookie, the host's side
 
 	// defaultValues has, by valuesKey, the values of a new socket.
 	defaultValues sync.Map
@@ -141,7 +136,6 @@ const sentMax = 4096
 // New makes an engine.
 func New(c Config) *Engine {
 	e := &Engine{Config: c, host: c.Host(""), places: map[uint64]Place{}, sent: map[uint64]struct{}{}}
-	e.born4, e.born6 = c.Born(unix.AF_INET), c.Born(unix.AF_INET6)
 	e.places[e.host.Cookie()] = e.host
 	for _, ep := range c.Table.Endpoints() {
 		p := c.Host(ep.Netns)
@@ -167,56 +161,11 @@ func (c *Config) SeesDatagrams() bool {
 	return c.Table.HasEgress(false) && !c.Born(unix.AF_INET) || c.Table.HasEgress(true) && !c.Born(unix.AF_INET6)
 }
 
-// Socket answers socket(2).
-func (e *Engine) Socket(p Program, family, typ, protocol int) (Answer, error) {
-	const flags = unix.SOCK_NONBLOCK | unix.SOCK_CLOEXEC
-	kind := keeper.Kind{Family: family, Type: typ &^ unix.SOCK_CLOEXEC, Protocol: protocol}
-	switch {
-	case typ&^(flags|sockTypeMask) != 0 || !e.born(family == unix.AF_INET):
-		return Answer{}, nil
-	case typ&sockTypeMask == unix.SOCK_STREAM && isTCP(protocol):
-		// The kernel programs do not see all that MPTCP does; TCP is what its
-		// callers fall back to.
-		kind.Protocol = unix.IPPROTO_TCP
-	case typ&sockTypeMask == unix.SOCK_DGRAM && isUDP(protocol):
-		kind.Protocol = unix.IPPROTO_UDP
-	default:
-		return Answer{}, nil
-	}
-	return e.give(p, kind, typ&unix.SOCK_CLOEXEC != 0)
-}
-
-const sockTypeMask = 0xf
-
-// born is Born of the family that an address is written in.
-func (e *Engine) born(is4 bool) bool {
-	if is4 {
-		return e.born4
-	}
-	return e.born6
-}
-
 func isTCP(protocol int) bool {
 	return protocol == 0 || protocol == unix.IPPROTO_TCP || protocol == unix.IPPROTO_MPTCP
 }
 
 func isUDP(protocol int) bool { return protocol == 0 || protocol == unix.IPPROTO_UDP }
-
-func (e *Engine) give(p Program, kind keeper.Kind, closeOnExec bool) (Answer, error) {
-	k, err := e.host.Keeper()
-	if err != nil {
-		return Answer{}, err
-	}
-	file, err := k.Socket(kind)
-	if errno, refused := kernelRefusal(err); refused {
-		return fail(errno), nil
-	}
-	if err != nil {
-		return Answer{}, err
-	}
-	e.Log.Debug("born", "pid", p.Thread(), "syscall", "socket", "family", kind.Family, "type", kind.Type&sockTypeMask)
-	return Answer{Action: Give, File: file, CloseOnExec: closeOnExec}, nil
-}
 
 // reach tells where a destination lies: the endpoint and its place, or nil and
 // the container's own.
@@ -228,15 +177,9 @@ func (e *Engine) reach(to netip.AddrPort) (*endpoint.Endpoint, Place) {
 	return ep, e.Host(ep.Netns)
 }
 
-// Connect answers connect(2). The kernel reads the address again when it goes
-// on; one that was changed in between meets the kernel programs, on a socket
-// that is the host's, or the container's own namespace.
+// Connect answers connect(2), which the kernel then carries on with, on a socket
+// that is where the destination lies.
 func (e *Engine) Connect(p Program, number int, to netip.AddrPort) (Answer, error) {
-	ep, place := e.reach(to)
-	if ep != nil && ep.Type != endpoint.Unix && place == e.host && !e.swapped.Load() && e.born(to.Addr().Is4()) {
-		e.logDecision(p, "connect", to, ep)
-		return Answer{}, nil
-	}
 	return e.move(p, "connect", number, to)
 }
 
@@ -300,6 +243,11 @@ func (e *Engine) decided(s *socket) bool {
 		e.sent[s.cookie] = struct{}{}
 	}
 	return seen
+}
+
+// LogDecision logs what was decided about a destination without the engine.
+func (e *Engine) LogDecision(p Program, call string, to netip.AddrPort) {
+	e.logDecision(p, call, to, e.Table.Egress(to))
 }
 
 func (e *Engine) logDecision(p Program, call string, addr netip.AddrPort, ep *endpoint.Endpoint) {

@@ -48,7 +48,7 @@ func (e *Engine) swap(p Program, number int, s *socket, to Place, name rebind) (
 	}
 	defer closeWatches(descriptors)
 	if e.places[to.Cookie()] == nil {
-		e.swapped.Store(true)
+		e.OwnSockets()
 	}
 	for _, d := range descriptors {
 		if err := e.replace(p, k, s, file, d); err != nil {

@@ -90,10 +90,7 @@ func (e *Enforcement) fill(t *Table, netnsOf func(*endpoint.Endpoint) uint64) er
 				Endpoint: uint16(slices.Index(t.endpoints, o.endpoint)),
 			}
 		}
-		key := bpf.PolicyPrefix{Bits: uint32(p.Bits()), Addr: wordsOf(p.Addr())}
-		if p.Addr().Is4() {
-			key.Bits += 96
-		}
+		key := bpf.PolicyPrefix{Bits: uint32(mappedBits(p)), Addr: wordsOf(p.Addr())}
 		if err := e.objs.EgressByPrefix.Put(key, row); err != nil {
 			return fmt.Errorf("prefix %s: %w", p, err)
 		}

@@ -192,4 +192,3 @@ func exitStatus(err error) int {
 	}
 	return exitFailure
 }
-

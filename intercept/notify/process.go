@@ -45,7 +45,7 @@ func (ps *processes) get(tid int) (int, error) {
 		return -1, err
 	}
 	if len(ps.pidfd) >= processesMax {
-		ps.closeAll()
+		ps.clear()
 	}
 	if ps.pidfd == nil {
 		ps.pidfd = map[int]int{}
@@ -64,6 +64,13 @@ func (ps *processes) forget(tid int) {
 }
 
 func (ps *processes) closeAll() {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	ps.clear()
+}
+
+// clear is to be called with ps locked.
+func (ps *processes) clear() {
 	for tid, fd := range ps.pidfd {
 		unix.Close(fd)
 		delete(ps.pidfd, tid)

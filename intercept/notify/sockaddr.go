@@ -14,14 +14,7 @@ const (
 	sockaddrIn6Min = 24
 )
 
-// sockaddrRead is how much of a sockaddr is looked at; sockaddrMax is the
-// kernel's struct sockaddr_storage, beyond which it refuses.
-const (
-	sockaddrRead = 28
-	sockaddrMax  = 128
-)
-
-// parseSockaddr reads an IP destination out of a program's memory. What it does
+// parseSockaddr reads an IP destination out of what a program passed. What it does
 // not take is the kernel's to refuse, or not for IP sockets.
 func parseSockaddr(b []byte) (netip.AddrPort, bool) {
 	if len(b) < sockaddrIn4Min {

@@ -20,7 +20,6 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -30,6 +29,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/internal/netns"
+	"github.com/tsugiki/tsugiki/internal/programs"
 )
 
 // Program is the keeper's file name.
@@ -47,8 +47,6 @@ var (
 	// ErrFiles means that the keeper made a socket which this process could
 	// not take, being at its limit of open files.
 	ErrFiles = errors.New("this process is out of file descriptors")
-	// ErrNoProgram means that no keeper binary was found.
-	ErrNoProgram = errors.New("no " + Program)
 )
 
 // SocketError is the kernel's own answer to socket(2): what the program would
@@ -98,7 +96,7 @@ func Start(cfg Config) (*Keeper, error) {
 	path := cfg.Binary
 	if path == "" {
 		var err error
-		if path, err = lookup(places()); err != nil {
+		if path, err = programs.Find(Program); err != nil {
 			return nil, fmt.Errorf("start keeper: %w", err)
 		}
 	}
@@ -204,25 +202,6 @@ func command(path string, control *os.File, cfg Config) *exec.Cmd {
 		cmd.SysProcAttr.CgroupFD = int(cfg.CgroupDir.Fd())
 	}
 	return cmd
-}
-
-// places lists where the keeper's binary may be, best first.
-func places() []string {
-	dirs := []string{"/usr/lib/tsugiki", "/usr/libexec/tsugiki"}
-	if self, err := os.Executable(); err == nil {
-		dirs = append([]string{filepath.Dir(self)}, dirs...)
-	}
-	return dirs
-}
-
-func lookup(dirs []string) (string, error) {
-	for _, dir := range dirs {
-		path := filepath.Join(dir, Program)
-		if st, err := os.Stat(path); err == nil && st.Mode().IsRegular() && st.Mode()&0o111 != 0 {
-			return path, nil
-		}
-	}
-	return "", fmt.Errorf("%w in %s", ErrNoProgram, strings.Join(dirs, ", "))
 }
 
 // awaitHello reads the keeper's greeting, by which it says that it is ready

@@ -322,34 +322,6 @@ func TestManyAtOnce(t *testing.T) {
 	wg.Wait()
 }
 
-func TestNoProgram(t *testing.T) {
-	testkit.CheckLeaks(t)
-	none, some := t.TempDir(), t.TempDir()
-	want := filepath.Join(some, Program)
-	if err := os.WriteFile(want, nil, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(none, Program), nil, 0o644); err != nil { // cannot be run
-		t.Fatal(err)
-	}
-	if _, err := lookup([]string{none}); !errors.Is(err, ErrNoProgram) {
-		t.Errorf("no binary anywhere: %v, want %v", err, ErrNoProgram)
-	}
-	if got, err := lookup([]string{none, some}); got != want || err != nil {
-		t.Errorf("found %q (%v), want %q", got, err, want)
-	}
-	if self, _ := os.Executable(); places()[0] != filepath.Dir(self) {
-		t.Errorf("looks in %v, want the folder of %s first", places(), self)
-	}
-	if _, err := Start(Config{Binary: "/nonexistent/keeper"}); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("binary that is not there: %v", err)
-	}
-	// A program that is none of ours ends without a greeting.
-	if _, err := Start(Config{Binary: "/bin/true"}); err == nil {
-		t.Error("/bin/true was taken for a keeper")
-	}
-}
-
 func TestStartTellsWhatFailed(t *testing.T) {
 	testkit.CheckLeaks(t)
 	g := newGroup(t, "")
@@ -361,5 +333,16 @@ func TestStartTellsWhatFailed(t *testing.T) {
 	_, err = Start(Config{Binary: program(t), UID: -1})
 	if err == nil || !strings.Contains(err.Error(), "usage") {
 		t.Errorf("user -1: %v", err)
+	}
+}
+
+func TestNoProgram(t *testing.T) {
+	testkit.CheckLeaks(t)
+	if _, err := Start(Config{Binary: "/nonexistent/keeper"}); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("binary that is not there: %v", err)
+	}
+	// A program that is none of ours ends without a greeting.
+	if _, err := Start(Config{Binary: "/bin/true"}); err == nil {
+		t.Error("/bin/true was taken for a keeper")
 	}
 }

@@ -6,6 +6,7 @@
  * fail any more.
  */
 #define _GNU_SOURCE
+#include "../privilege/privilege.h"
 #include "keeper.h"
 
 #include <errno.h>
@@ -21,9 +22,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* From linux/capability.h, which a C library need not come with. */
-#define KEEPER_CAP_VERSION_3 0x20080522
-#define KEEPER_CAP_SETPCAP 8
+static const char keeper_usage_text[] = "usage: tsugiki-keeper [--kill] [--uid N --gid N], "
+					"control socket at 3, cgroup.kill at 4\n";
 
 #ifdef __SANITIZE_ADDRESS__
 /* The leak check traces the process, which is not dumpable. */
@@ -34,44 +34,10 @@ const char *__asan_default_options(void)
 }
 #endif
 
-static void keeper_say(const char *text)
-{
-	/* Nobody is left to tell if stderr is closed. */
-	if (write(STDERR_FILENO, text, strlen(text)) < 0)
-		return;
-}
-
-static _Noreturn void keeper_die(const char *operation)
-{
-	const char *reason = strerror(errno);
-
-	keeper_say(operation);
-	keeper_say(": ");
-	keeper_say(reason);
-	keeper_say("\n");
-	_exit(1);
-}
-
 static _Noreturn void keeper_usage(void)
 {
-	keeper_say("usage: tsugiki-keeper [--kill] [--uid N --gid N], "
-		   "control socket at 3, cgroup.kill at 4\n");
+	privilege_say(keeper_usage_text);
 	_exit(2);
-}
-
-static uint32_t keeper_number(const char *text)
-{
-	unsigned long long value;
-	char *end;
-
-	if (text == NULL || *text < '0' || *text > '9')
-		keeper_usage();
-	errno = 0;
-	value = strtoull(text, &end, 10);
-	/* (uid_t)-1 means "leave it" to setresuid(2). */
-	if (errno != 0 || *end != '\0' || value >= UINT32_MAX)
-		keeper_usage();
-	return (uint32_t)value;
 }
 
 void keeper_arguments(struct keeper *k, int argc, char **argv)
@@ -82,10 +48,10 @@ void keeper_arguments(struct keeper *k, int argc, char **argv)
 		if (strcmp(argv[i], "--kill") == 0) {
 			k->kill = 4;
 		} else if (strcmp(argv[i], "--uid") == 0 && !uid) {
-			k->uid = keeper_number(argv[++i]);
+			k->uid = privilege_number(argv[++i], keeper_usage_text);
 			uid = true;
 		} else if (strcmp(argv[i], "--gid") == 0 && !gid) {
-			k->gid = keeper_number(argv[++i]);
+			k->gid = privilege_number(argv[++i], keeper_usage_text);
 			gid = true;
 		} else {
 			keeper_usage();
@@ -102,19 +68,19 @@ static void keeper_check_fds(const struct keeper *k)
 	socklen_t length = sizeof(type);
 
 	if (getsockopt(k->control, SOL_SOCKET, SO_TYPE, &type, &length) != 0)
-		keeper_die("use control socket");
+		privilege_die("use control socket");
 	if (type != SOCK_SEQPACKET) {
 		errno = EPROTOTYPE;
-		keeper_die("use control socket");
+		privilege_die("use control socket");
 	}
 	if (k->kill >= 0) {
 		int flags = fcntl(k->kill, F_GETFL);
 
 		if (flags < 0)
-			keeper_die("use cgroup.kill");
+			privilege_die("use cgroup.kill");
 		if ((flags & O_ACCMODE) == O_RDONLY) {
 			errno = EBADF;
-			keeper_die("use cgroup.kill");
+			privilege_die("use cgroup.kill");
 		}
 	}
 }
@@ -150,56 +116,27 @@ static void keeper_raise_file_limit(void)
 	struct rlimit limit;
 
 	if (getrlimit(RLIMIT_NOFILE, &limit) != 0)
-		keeper_die("read file limit");
+		privilege_die("read file limit");
 	limit.rlim_cur = limit.rlim_max;
 	if (setrlimit(RLIMIT_NOFILE, &limit) != 0)
-		keeper_die("raise file limit");
-}
-
-static void keeper_drop_capabilities(const struct keeper *k)
-{
-	struct {
-		uint32_t version;
-		int pid;
-	} header = {KEEPER_CAP_VERSION_3, 0};
-	struct {
-		uint32_t effective, permitted, inheritable;
-	} sets[2];
-
-	if (syscall(SYS_capget, &header, sets) != 0)
-		keeper_die("read capabilities");
-	/* Without CAP_SETPCAP the bounding set has to stay; no_new_privs
-	 * makes it moot. */
-	if (sets[0].effective & (1u << KEEPER_CAP_SETPCAP)) {
-		for (int cap = 0; prctl(PR_CAPBSET_READ, cap) >= 0; cap++)
-			if (prctl(PR_CAPBSET_DROP, cap) != 0)
-				keeper_die("drop bounding set");
-	}
-	if (k->change_ids) {
-		if (setgroups(0, NULL) != 0)
-			keeper_die("drop groups");
-		if (setresgid(k->gid, k->gid, k->gid) != 0)
-			keeper_die("become group");
-		if (setresuid(k->uid, k->uid, k->uid) != 0)
-			keeper_die("become user");
-	}
-	if (prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) != 0)
-		keeper_die("drop ambient capabilities");
-	memset(sets, 0, sizeof(sets));
-	if (syscall(SYS_capset, &header, sets) != 0)
-		keeper_die("drop capabilities");
+		privilege_die("raise file limit");
 }
 
 static void keeper_drop_privileges(const struct keeper *k)
 {
 	if (prctl(PR_SET_DUMPABLE, 0) != 0)
-		keeper_die("become undumpable");
-	keeper_drop_capabilities(k);
-	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0)
-		keeper_die("give up new privileges");
-	/* Again: a change of ids sets it to fs.suid_dumpable. */
-	if (prctl(PR_SET_DUMPABLE, 0) != 0)
-		keeper_die("become undumpable");
+		privilege_die("become undumpable");
+	privilege_drop_bounding(0);
+	if (k->change_ids) {
+		if (setgroups(0, NULL) != 0)
+			privilege_die("drop groups");
+		if (setresgid(k->gid, k->gid, k->gid) != 0)
+			privilege_die("become group");
+		if (setresuid(k->uid, k->uid, k->uid) != 0)
+			privilege_die("become user");
+	}
+	privilege_drop_capabilities(0);
+	privilege_seal();
 }
 
 static void keeper_close_others(const struct keeper *k)
@@ -208,7 +145,7 @@ static void keeper_close_others(const struct keeper *k)
 
 	if (syscall(SYS_close_range, first, ~0U, 0) != 0 ||
 	    syscall(SYS_close_range, 0, 2, 0) != 0)
-		keeper_die("close descriptors");
+		privilege_die("close descriptors");
 }
 
 void keeper_start(const struct keeper *k)

@@ -1,0 +1,288 @@
+// Package gate starts tsugiki-gate processes and hears what they ask.
+//
+// A gate answers the notifications of one container's seccomp filter that need
+// no thought (see native/gate) and passes the others on as Asks. This package
+// owns the process and its control socket; it answers nothing and restarts
+// nothing.
+//
+// Start needs root (CAP_SETPCAP, CAP_SYS_PTRACE, and write access to the
+// cgroup), and Linux 5.14.
+package gate
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/netns"
+	"github.com/tsugiki/tsugiki/internal/programs"
+)
+
+// Program is the gate's file name.
+const Program = "tsugiki-gate"
+
+// helloWait is for a start on a loaded machine.
+const helloWait = 10 * time.Second
+
+// ErrProtocol says that the process is not the gate of this version.
+var ErrProtocol = errors.New("gate speaks another protocol")
+
+// Call is what a program called.
+type Call uint32
+
+// The calls, enum gate_call of native/gate/gate.h.
+const (
+	hello Call = iota
+	Socket
+	Connect
+	Bind
+	Listen
+	Send
+)
+
+func (c Call) String() string {
+	if int(c) < len(callNames) {
+		return callNames[c]
+	}
+	return "call " + strconv.Itoa(int(c))
+}
+
+var callNames = []string{"hello", "socket", "connect", "bind", "listen", "send"}
+
+// Ask is a call of a program that waits for an answer, or one that the gate has
+// answered itself.
+type Ask struct {
+	Call     Call
+	ID       uint64 // of the notification
+	Thread   int    // the caller, as long as the notification is valid
+	Number   int    // the descriptor; of Socket the address family
+	Backlog  int    // of Listen
+	Answered bool
+	Address  []byte // the sockaddr's beginning, as the program had it; may be cut short
+}
+
+// The layout of struct gate_ask.
+const (
+	version    = 1
+	askSize    = 64
+	offAddress = 36
+	addressMax = askSize - offAddress
+)
+
+func parse(b []byte) (Ask, error) {
+	e := binary.NativeEndian
+	if len(b) != askSize || e.Uint32(b) != version {
+		return Ask{}, fmt.Errorf("%w: message of %d bytes", ErrProtocol, len(b))
+	}
+	length := e.Uint32(b[32:])
+	if length > addressMax {
+		return Ask{}, fmt.Errorf("%w: address of %d bytes", ErrProtocol, length)
+	}
+	return Ask{
+		Call:     Call(e.Uint32(b[4:])),
+		ID:       e.Uint64(b[8:]),
+		Thread:   int(e.Uint32(b[16:])),
+		Number:   int(int32(e.Uint32(b[20:]))),
+		Backlog:  int(int32(e.Uint32(b[24:]))),
+		Answered: e.Uint32(b[28:]) != 0,
+		Address:  bytes.Clone(b[offAddress : offAddress+length]),
+	}, nil
+}
+
+// Config says where a gate lives and what it works with. The files and the
+// namespace stay the caller's and may be closed after Start.
+type Config struct {
+	Netns     *netns.NS // the host's; nil: the caller's
+	CgroupDir *os.File  // cgroup2 directory it is born in; nil: the caller's
+	Listener  *os.File  // of the container's seccomp filter
+	Rules     []byte    // policy.Table.Snapshot
+	Born4     bool      // AF_INET sockets are made on the host at socket(2)
+	Born6     bool      // AF_INET6 sockets likewise
+	UID, GID  int       // of the program
+	Report    bool      // also tell of calls that the gate answers itself
+}
+
+// Gate is a running gate process.
+type Gate struct {
+	cmd     *exec.Cmd
+	control *os.File
+	shared  []byte
+}
+
+// Start starts a gate and waits until it serves.
+func Start(c Config) (*Gate, error) {
+	g, err := start(c)
+	if err != nil {
+		return nil, fmt.Errorf("start gate: %w", err)
+	}
+	return g, nil
+}
+
+func start(c Config) (*Gate, error) {
+	path, err := programs.Find(Program)
+	if err != nil {
+		return nil, err
+	}
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	theirs := os.NewFile(uintptr(pair[1]), "gate control")
+	defer theirs.Close()
+	// Non-blocking, so that it can be waited for with a deadline and be closed.
+	if err := unix.SetNonblock(pair[0], true); err != nil {
+		unix.Close(pair[0])
+		return nil, err
+	}
+	g := &Gate{control: os.NewFile(uintptr(pair[0]), "gate control")}
+	rules, err := sealed(c.Rules)
+	if err != nil {
+		return nil, errors.Join(err, g.control.Close())
+	}
+	defer rules.Close()
+	shared, err := g.share()
+	if err != nil {
+		return nil, errors.Join(err, g.control.Close())
+	}
+	defer shared.Close()
+	g.cmd = command(path, c, theirs, c.Listener, rules, shared)
+	var stderr bytes.Buffer
+	g.cmd.Stderr = &stderr
+	if c.Netns != nil {
+		err = c.Netns.Do(g.cmd.Start)
+	} else {
+		err = g.cmd.Start()
+	}
+	theirs.Close()
+	if err != nil {
+		return nil, errors.Join(err, g.control.Close(), unix.Munmap(g.shared))
+	}
+	if err := g.awaitHello(); err != nil {
+		_ = g.Close()
+		if text := strings.TrimSpace(stderr.String()); text != "" {
+			err = errors.New(text)
+		}
+		return nil, err
+	}
+	return g, nil
+}
+
+func command(path string, c Config, files ...*os.File) *exec.Cmd {
+	born := 0
+	if c.Born4 {
+		born |= 1
+	}
+	if c.Born6 {
+		born |= 2
+	}
+	cmd := exec.Command(path, "--born", strconv.Itoa(born), "--uid", strconv.Itoa(c.UID), "--gid", strconv.Itoa(c.GID))
+	if c.Report {
+		cmd.Args = append(cmd.Args, "--report")
+	}
+	cmd.Dir = "/"
+	cmd.Env = []string{}
+	cmd.ExtraFiles = files // from 3
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if c.CgroupDir != nil {
+		cmd.SysProcAttr.UseCgroupFD = true
+		cmd.SysProcAttr.CgroupFD = int(c.CgroupDir.Fd())
+	}
+	return cmd
+}
+
+// sealed makes a file in memory that nobody can change any more.
+func sealed(content []byte) (*os.File, error) {
+	f, err := memoryFile("rules", unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return nil, err
+	}
+	_, err = f.Write(content)
+	if err == nil {
+		_, err = unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_SEAL|unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_WRITE)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("seal %s: %w", f.Name(), err), f.Close())
+	}
+	return f, nil
+}
+
+// share makes the page by which the gate learns of SetOwnSockets.
+func (g *Gate) share() (*os.File, error) {
+	f, err := memoryFile("shared page", 0)
+	if err != nil {
+		return nil, err
+	}
+	size := os.Getpagesize()
+	if err = f.Truncate(int64(size)); err == nil {
+		g.shared, err = unix.Mmap(int(f.Fd()), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("make shared page: %w", err), f.Close())
+	}
+	return f, nil
+}
+
+func memoryFile(name string, flags int) (*os.File, error) {
+	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC|flags)
+	if err != nil {
+		return nil, fmt.Errorf("make %s: %w", name, err)
+	}
+	return os.NewFile(uintptr(fd), name), nil
+}
+
+func (g *Gate) awaitHello() error {
+	if err := g.control.SetReadDeadline(time.Now().Add(helloWait)); err != nil {
+		return err
+	}
+	a, err := g.Next()
+	if err != nil {
+		return fmt.Errorf("wait for its greeting: %w", err)
+	}
+	if a.Call != hello {
+		return ErrProtocol
+	}
+	return g.control.SetReadDeadline(time.Time{})
+}
+
+// Next waits for the next Ask. It returns io.EOF once the gate has ended, and
+// os.ErrClosed after Close.
+func (g *Gate) Next() (Ask, error) {
+	var buf [askSize + 1]byte
+	n, err := g.control.Read(buf[:])
+	if err != nil {
+		return Ask{}, err
+	}
+	if n == 0 {
+		return Ask{}, io.EOF
+	}
+	return parse(buf[:n])
+}
+
+// SetOwnSockets lets the gate know that from now on some sockets of the
+// container are in its own namespace. It takes effect before it returns.
+func (g *Gate) SetOwnSockets() {
+	atomic.StoreUint32((*uint32)(unsafe.Pointer(&g.shared[0])), 1)
+}
+
+// PID is the gate's process id.
+func (g *Gate) PID() int { return g.cmd.Process.Pid }
+
+// Close ends the process. Calls that wait for it, or come later, wait for ever:
+// the container's processes are to be killed first, or at once after.
+func (g *Gate) Close() error {
+	_ = g.cmd.Process.Kill()
+	_ = g.cmd.Wait() // killed, or ended with its container
+	return errors.Join(g.control.Close(), unix.Munmap(g.shared))
+}

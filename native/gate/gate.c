@@ -1,0 +1,416 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The gate: answers the system calls of one container's seccomp filter that
+ * need no thought, and passes the others on to the supervisor.
+ *
+ * Theory of operation
+ *
+ * The gate is born in the host's network namespace and in the cgroup whose
+ * kernel programs police the container's host sockets. Its threads wait for
+ * notifications (seccomp_unotify(2)). For
+ *
+ *   socket	it makes the socket itself and gives it to the program, where the
+ *		rules say that sockets are born on the host;
+ *   connect,	it looks whether the socket is already where the destination
+ *   send	lies. If so, the kernel carries on with the call;
+ *   all else	it reads what the arguments point to and asks the supervisor,
+ *		who answers the notification itself.
+ *
+ * A thread that picks up a notification while no other waits starts another one
+ * first, so that a program whose memory takes for ever to read (it may be a file
+ * of a file system that answers when it likes) delays nobody else's calls.
+ *
+ * What may be believed. A notification names its caller by thread id, which is
+ * somebody else's once the caller is dead. So everything that was got by that
+ * id, memory or descriptor, counts only if NOTIF_ID_VALID says afterwards that
+ * the caller still waits. What the kernel reads again when it carries on may be
+ * another address by then: if that is not where the socket is, then on the host
+ * the kernel programs refuse it, and in the container's own namespace it reaches
+ * what the container reaches anyway.
+ *
+ * Signals. An ADDFD that a signal interrupts can leave the program with a call
+ * that returned 0 instead of a descriptor: the kernel takes the file back but
+ * not the reply that SECCOMP_ADDFD_FLAG_SEND made of it (seen on 6.18). The gate
+ * blocks all signals.
+ *
+ * The end. The gate ends with the last process of the container. If its
+ * supervisor ends before, it stays, so that calls wait instead of failing with
+ * ENOSYS, until the keeper has killed the container's cgroup, and it with that.
+ */
+#define _GNU_SOURCE
+#include "gate.h"
+
+#include <errno.h>
+#include <linux/audit.h>
+#include <linux/seccomp.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#if defined(__x86_64__)
+#define GATE_ARCH AUDIT_ARCH_X86_64
+#elif defined(__aarch64__)
+#define GATE_ARCH AUDIT_ARCH_AARCH64
+#else
+#error "the system calls of this architecture are not known here"
+#endif
+
+/* From linux/seccomp.h and linux/pidfd.h, where these are too old. */
+#ifndef SECCOMP_ADDFD_FLAG_SEND
+#define SECCOMP_ADDFD_FLAG_SEND 2
+#endif
+#ifndef SECCOMP_IOCTL_NOTIF_SET_FLAGS
+#define SECCOMP_IOCTL_NOTIF_SET_FLAGS SECCOMP_IOW(4, __u64)
+#endif
+#define GATE_SYNC_WAKE_UP 1
+#define GATE_PIDFD_THREAD 0200 /* O_EXCL */
+#ifndef SO_NETNS_COOKIE
+#define SO_NETNS_COOKIE 71
+#endif
+
+/* i386: socketcall(2) and its SYS_LISTEN. */
+#define GATE_I386_SOCKETCALL 102
+
+/* Beyond struct sockaddr_storage the kernel refuses an address. */
+#define GATE_SOCKADDR_MAX 128
+
+#define GATE_THREADS_MAX 64
+#define GATE_IDLE_MAX 4
+#define GATE_STACK (64 * 1024)
+
+static struct gate gate;
+static atomic_int gate_threads, gate_idle;
+
+/* What a thread keeps from one notification to the next. */
+struct gate_worker {
+	struct seccomp_notif n;
+	/* The last caller's pidfd: it refers to that thread for good, so that a
+	 * reused id fails instead of reaching somebody else. */
+	uint32_t thread;
+	int pidfd;
+};
+
+static void gate_answer(const struct seccomp_notif *n, int error, uint32_t flags)
+{
+	struct seccomp_notif_resp r = {.id = n->id, .error = -error, .flags = flags};
+
+	/* ENOENT: the caller is gone, and nobody is left to be told. */
+	(void)ioctl(gate.listener, SECCOMP_IOCTL_NOTIF_SEND, &r);
+}
+
+static void gate_proceed(const struct seccomp_notif *n)
+{
+	gate_answer(n, 0, SECCOMP_USER_NOTIF_FLAG_CONTINUE);
+}
+
+static bool gate_valid(const struct seccomp_notif *n)
+{
+	uint64_t id = n->id;
+
+	return ioctl(gate.listener, SECCOMP_IOCTL_NOTIF_ID_VALID, &id) == 0;
+}
+
+/* Returns how many bytes there were before the first that is not mapped. */
+static size_t gate_read(const struct seccomp_notif *n, uint64_t from, void *to, size_t size)
+{
+	struct iovec local = {to, size}, remote = {(void *)(uintptr_t)from, size};
+	ssize_t got = process_vm_readv((pid_t)n->pid, &local, 1, &remote, 1, 0);
+
+	return got < 0 ? 0 : (size_t)got;
+}
+
+static void gate_tell(const struct gate_ask *ask)
+{
+	/* If the supervisor is gone, the call waits until all are killed. */
+	(void)send(gate.control, ask, sizeof(*ask), MSG_NOSIGNAL);
+}
+
+static void gate_report(struct gate_ask *ask)
+{
+	if (!gate.report)
+		return;
+	ask->answered = 1;
+	gate_tell(ask);
+}
+
+static void gate_socket(const struct seccomp_notif *n, struct gate_ask *ask)
+{
+	struct seccomp_notif_addfd add = {.id = n->id, .flags = SECCOMP_ADDFD_FLAG_SEND};
+	struct gate_kind kind;
+	int file, added, error;
+
+	if (!gate_kind_of(gate.born, (int)n->data.args[0], (int)n->data.args[1],
+			  (int)n->data.args[2], &kind)) {
+		gate_proceed(n);
+		return;
+	}
+	ask->call = GATE_SOCKET;
+	gate_report(ask);
+	file = socket(kind.family, kind.type | SOCK_CLOEXEC, kind.protocol);
+	if (file < 0) {
+		/* The first two are about the gate, not about the program. */
+		if (errno == EMFILE || errno == ENFILE)
+			gate_proceed(n);
+		else
+			gate_answer(n, errno, 0);
+		return;
+	}
+	add.srcfd = (uint32_t)file;
+	add.newfd_flags = kind.close_on_exec ? SOCK_CLOEXEC : 0;
+	added = ioctl(gate.listener, SECCOMP_IOCTL_NOTIF_ADDFD, &add);
+	error = errno;
+	close(file);
+	if (added >= 0 || error == ENOENT)
+		return;
+	if (error == EMFILE || error == ENFILE || error == ENOMEM)
+		gate_answer(n, error, 0); /* the program's own limits */
+	else
+		gate_proceed(n);
+}
+
+/* The namespace of a descriptor of the caller; 0 if it is no socket. */
+static uint64_t gate_netns_of(struct gate_worker *w, int number)
+{
+	uint64_t cookie = 0;
+	socklen_t length = sizeof(cookie);
+	int file = -1;
+
+	for (int tries = 0; tries < 2 && file < 0; tries++) {
+		if (w->pidfd < 0 || w->thread != w->n.pid) {
+			if (w->pidfd >= 0)
+				close(w->pidfd);
+			w->thread = w->n.pid;
+			w->pidfd = (int)syscall(SYS_pidfd_open, w->n.pid, GATE_PIDFD_THREAD);
+		}
+		if (w->pidfd < 0)
+			return 0;
+		file = (int)syscall(SYS_pidfd_getfd, w->pidfd, number, 0);
+		if (file < 0 && errno != ESRCH)
+			return 0;
+		if (file < 0)
+			w->thread = 0; /* whose id this was is gone */
+	}
+	if (file < 0)
+		return 0;
+	if (getsockopt(file, SOL_SOCKET, SO_NETNS_COOKIE, &cookie, &length) != 0)
+		cookie = 0;
+	close(file);
+	return cookie;
+}
+
+static bool gate_on_host(uint64_t netns)
+{
+	const struct rules_endpoint *ep = rules_endpoints(gate.rules);
+
+	if (netns == gate.host)
+		return true;
+	for (uint32_t i = 0; i < gate.rules->endpoints; i++)
+		if (ep[i].netns == netns)
+			return true;
+	return false;
+}
+
+/* Whether a socket is already where the destination lies. */
+static bool gate_in_place(struct gate_worker *w, int number, const struct gate_address *to)
+{
+	unsigned int born = to->is4 ? GATE_BORN_4 : GATE_BORN_6;
+	uint64_t netns;
+
+	if (to->where == GATE_OTHER)
+		return false;
+	if (to->where == GATE_HOST && to->netns == gate.host && (gate.born & born) &&
+	    !atomic_load(&gate.shared->own_sockets))
+		return true;
+	netns = gate_netns_of(w, number);
+	if (netns == 0)
+		return false;
+	return to->where == GATE_HOST ? netns == to->netns : !gate_on_host(netns);
+}
+
+/* Reads a sockaddr into ASK. Returns whether the caller still waits. */
+static bool gate_read_address(const struct seccomp_notif *n, uint64_t from, uint32_t length,
+			      struct gate_ask *ask)
+{
+	if (length > GATE_SOCKADDR_MAX)
+		return true; /* the kernel refuses it */
+	if (length > GATE_ADDRESS_MAX)
+		length = GATE_ADDRESS_MAX;
+	ask->length = (uint32_t)gate_read(n, from, ask->address, length);
+	return gate_valid(n);
+}
+
+static void gate_destination(struct gate_worker *w, struct gate_ask *ask, uint64_t from,
+			     uint32_t length)
+{
+	struct gate_address to;
+
+	if (!gate_read_address(&w->n, from, length, ask))
+		return;
+	to = gate_look_up(gate.rules, ask->address, ask->length);
+	if (to.where == GATE_NO_IP) {
+		gate_proceed(&w->n);
+		return;
+	}
+	if (!gate_in_place(w, ask->number, &to)) {
+		gate_tell(ask);
+		return;
+	}
+	gate_report(ask);
+	gate_proceed(&w->n);
+}
+
+/*
+ * struct mmsghdr begins with a struct msghdr, and that with the pointer to the
+ * address and its length. The first message decides.
+ */
+static void gate_send_message(struct gate_worker *w, struct gate_ask *ask)
+{
+	struct {
+		uint64_t name;
+		uint32_t length;
+	} head;
+
+	if (gate_read(&w->n, w->n.data.args[1], &head, 12) < 12 || head.name == 0) {
+		gate_proceed(&w->n);
+		return;
+	}
+	gate_destination(w, ask, head.name, head.length);
+}
+
+/* Only what the filter asks about comes here, of any ABI it knows. */
+static void gate_listen(const struct seccomp_notif *n, struct gate_ask *ask)
+{
+	ask->call = GATE_LISTEN;
+	ask->backlog = (int32_t)n->data.args[1];
+	if (n->data.arch == AUDIT_ARCH_I386 && n->data.nr == GATE_I386_SOCKETCALL) {
+		int32_t args[2];
+
+		if (gate_read(n, (uint32_t)n->data.args[1], args, sizeof(args)) < sizeof(args)) {
+			gate_proceed(n);
+			return;
+		}
+		ask->number = args[0];
+		ask->backlog = args[1];
+	}
+	gate_tell(ask);
+}
+
+static void gate_handle(struct gate_worker *w)
+{
+	const struct seccomp_notif *n = &w->n;
+	struct gate_ask ask = {
+		.version = GATE_VERSION,
+		.id = n->id,
+		.thread = n->pid,
+		.number = (int32_t)n->data.args[0],
+	};
+
+	if (n->data.arch != GATE_ARCH) {
+		gate_listen(n, &ask);
+		return;
+	}
+	switch (n->data.nr) {
+	case SYS_socket:
+		gate_socket(n, &ask);
+		break;
+	case SYS_connect:
+		ask.call = GATE_CONNECT;
+		gate_destination(w, &ask, n->data.args[1], (uint32_t)n->data.args[2]);
+		break;
+	case SYS_sendto:
+		ask.call = GATE_SEND;
+		gate_destination(w, &ask, n->data.args[4], (uint32_t)n->data.args[5]);
+		break;
+	case SYS_sendmsg:
+	case SYS_sendmmsg:
+		ask.call = GATE_SEND;
+		gate_send_message(w, &ask);
+		break;
+	case SYS_bind:
+		ask.call = GATE_BIND;
+		if (gate_read_address(n, n->data.args[1], (uint32_t)n->data.args[2], &ask))
+			gate_tell(&ask);
+		break;
+	default:
+		gate_listen(n, &ask);
+	}
+}
+
+/* Whether the last process that the filter is on is gone. */
+static bool gate_abandoned(void)
+{
+	struct pollfd p = {.fd = gate.listener};
+
+	return poll(&p, 1, 0) > 0 && (p.revents & POLLHUP);
+}
+
+static void *gate_serve(void *unused);
+
+static void gate_add_thread(void)
+{
+	pthread_attr_t attr;
+	pthread_t thread;
+
+	if (atomic_fetch_add(&gate_threads, 1) >= GATE_THREADS_MAX) {
+		atomic_fetch_sub(&gate_threads, 1);
+		return;
+	}
+	atomic_fetch_add(&gate_idle, 1);
+	pthread_attr_init(&attr);
+	pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+	pthread_attr_setstacksize(&attr, GATE_STACK);
+	if (pthread_create(&thread, &attr, gate_serve, NULL) != 0) {
+		/* Those that there are have to do. */
+		atomic_fetch_sub(&gate_idle, 1);
+		atomic_fetch_sub(&gate_threads, 1);
+	}
+	pthread_attr_destroy(&attr);
+}
+
+static void *gate_serve(void *unused)
+{
+	struct gate_worker w = {.pidfd = -1};
+
+	(void)unused;
+	for (;;) {
+		memset(&w.n, 0, sizeof(w.n));
+		if (ioctl(gate.listener, SECCOMP_IOCTL_NOTIF_RECV, &w.n) != 0) {
+			/* ENOENT: the caller died before we woke up, or all
+			 * are gone (6.11; before, we are killed with them). */
+			if (errno == EINTR || (errno == ENOENT && !gate_abandoned()))
+				continue;
+			_exit(0);
+		}
+		if (atomic_fetch_sub(&gate_idle, 1) == 1)
+			gate_add_thread();
+		gate_handle(&w);
+		if (atomic_fetch_add(&gate_idle, 1) >= GATE_IDLE_MAX)
+			break;
+	}
+	atomic_fetch_sub(&gate_idle, 1);
+	atomic_fetch_sub(&gate_threads, 1);
+	if (w.pidfd >= 0)
+		close(w.pidfd);
+	return NULL;
+}
+
+int main(int argc, char **argv)
+{
+	struct gate_ask hello = {.version = GATE_VERSION, .call = GATE_HELLO};
+
+	gate_arguments(&gate, argc, argv);
+	gate_start(&gate);
+	/* Callers and the gate take turns: let them do so on one CPU (6.6). */
+	(void)ioctl(gate.listener, SECCOMP_IOCTL_NOTIF_SET_FLAGS, GATE_SYNC_WAKE_UP);
+	gate_tell(&hello);
+	atomic_store(&gate_threads, 1);
+	atomic_store(&gate_idle, 1);
+	gate_serve(NULL);
+	pthread_exit(NULL); /* others go on */
+}

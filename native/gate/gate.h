@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the gate, its start and its readers of memory share, and what it says to
+ * its supervisor. The Go side is package gate.
+ */
+#ifndef TSUGIKI_GATE_H
+#define TSUGIKI_GATE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "../rules/rules.h"
+
+#define GATE_VERSION 1
+
+/* struct sockaddr_in6; a longer address names nothing more. */
+#define GATE_ADDRESS_MAX 28
+
+enum gate_call {
+	GATE_HELLO, /* the first message: the gate is ready */
+	GATE_SOCKET,
+	GATE_CONNECT,
+	GATE_BIND,
+	GATE_LISTEN,
+	GATE_SEND,
+};
+
+/*
+ * A call that the supervisor has to answer, or, if `answered` is set, one that
+ * the gate has answered and tells of because it was asked to.
+ */
+struct gate_ask {
+	uint32_t version;
+	uint32_t call;
+	uint64_t id; /* of the notification */
+	uint32_t thread;
+	int32_t number; /* the descriptor; the family of a socket */
+	int32_t backlog;
+	uint32_t answered;
+	uint32_t length; /* of the address */
+	uint8_t address[GATE_ADDRESS_MAX];
+};
+
+_Static_assert(sizeof(struct gate_ask) == 64, "ask has no padding");
+
+/* What the supervisor lets the gate know while it serves. */
+struct gate_shared {
+	/* Set before the first socket is moved to the container's own
+	 * namespace: until then, sockets that are born on the host are there. */
+	_Atomic uint32_t own_sockets;
+};
+
+enum gate_born {
+	GATE_BORN_4 = 1, /* AF_INET sockets are made on the host at socket(2) */
+	GATE_BORN_6 = 2,
+};
+
+struct gate {
+	int control;
+	int listener;
+	const struct rules *rules;
+	struct gate_shared *shared;
+	uint64_t host; /* SO_NETNS_COOKIE of the gate's own namespace */
+	unsigned int born;
+	bool report;
+	uint32_t uid; /* of the program, for the files' owner */
+	uint32_t gid;
+};
+
+/* Reads the command line; a usage error ends the process. */
+void gate_arguments(struct gate *g, int argc, char **argv);
+
+/*
+ * Takes what the process was given and gives up everything else. Any failure
+ * ends the process.
+ */
+void gate_start(struct gate *g);
+
+/*
+ * Where an address that a program passed lies. GATE_NO_IP is one of another
+ * family, or too short: the kernel's to refuse, or not for an IP socket.
+ */
+enum gate_where { GATE_NO_IP, GATE_OWN, GATE_HOST, GATE_OTHER };
+
+struct gate_address {
+	enum gate_where where;
+	bool is4;	/* by its own family: a mapped address is not */
+	uint64_t netns; /* of GATE_HOST */
+};
+
+/* Looks up LENGTH bytes, at most GATE_ADDRESS_MAX, of a sockaddr. */
+struct gate_address gate_look_up(const struct rules *rules, const uint8_t *bytes, size_t length);
+
+/* What socket(2) is asked for, or false if it is nothing that is born here. */
+struct gate_kind {
+	int family;
+	int type; /* with SOCK_NONBLOCK, if asked for */
+	int protocol;
+	bool close_on_exec;
+};
+
+bool gate_kind_of(unsigned int born, int family, int type, int protocol, struct gate_kind *kind);
+
+#endif

@@ -1,0 +1,68 @@
+package policy
+
+import (
+	"cmp"
+	"encoding/binary"
+	"net/netip"
+	"slices"
+
+	"github.com/tsugiki/tsugiki/endpoint"
+)
+
+// The image of native/rules/rules.h.
+const (
+	snapshotMagic   = 0x6b747372
+	snapshotVersion = 1
+)
+
+// Snapshot is the egress part of the table as C programs read it, see
+// native/rules. netnsOf gives the SO_NETNS_COOKIE of the namespace in which an
+// endpoint's sockets live.
+func (t *Table) Snapshot(netnsOf func(*endpoint.Endpoint) uint64) []byte {
+	prefixes := make([]netip.Prefix, 0, len(t.outlets))
+	ranges := 0
+	for p, outlets := range t.outlets {
+		prefixes = append(prefixes, p)
+		ranges += len(outlets)
+	}
+	slices.SortFunc(prefixes, func(a, b netip.Prefix) int {
+		return cmp.Or(mappedBits(b)-mappedBits(a), a.Addr().Compare(b.Addr()))
+	})
+	e := binary.NativeEndian
+	var image []byte
+	for _, n := range []int{snapshotMagic, snapshotVersion, len(prefixes), len(t.endpoints), ranges, 0} {
+		image = e.AppendUint32(image, uint32(n))
+	}
+	first := 0
+	for _, p := range prefixes {
+		addr := p.Addr().As16()
+		image = append(image, addr[:]...)
+		for _, n := range []int{mappedBits(p), first, len(t.outlets[p]), 0} {
+			image = e.AppendUint32(image, uint32(n))
+		}
+		first += len(t.outlets[p])
+	}
+	for _, ep := range t.endpoints {
+		cookie := uint64(0)
+		if ep.Type != endpoint.Unix {
+			cookie = netnsOf(ep)
+		}
+		image = e.AppendUint64(image, cookie)
+	}
+	for _, p := range prefixes {
+		for _, o := range t.outlets[p] {
+			image = e.AppendUint16(image, o.ports.First)
+			image = e.AppendUint16(image, o.ports.Last)
+			image = e.AppendUint32(image, uint32(slices.Index(t.endpoints, o.endpoint)))
+		}
+	}
+	return image
+}
+
+// mappedBits is the length of a prefix among IPv6 ones, IPv4 mapped.
+func mappedBits(p netip.Prefix) int {
+	if p.Addr().Is4() {
+		return p.Bits() + 96
+	}
+	return p.Bits()
+}
