@@ -170,8 +170,8 @@ var sockperfTests = []struct {
 	{"tcp", "tcp", []string{"--tcp"}},
 }
 
-func sockperfClient(addr string, args ...string) []string {
-	return append([]string{"ping-pong", "--ip", addr, "--port", strconv.Itoa(sockperfPort), "--time", "1"}, args...)
+func sockperfClient(addr string, port int, args ...string) []string {
+	return append([]string{"ping-pong", "--ip", addr, "--port", strconv.Itoa(port), "--time", "1"}, args...)
 }
 
 func sockperfServer(addr string, args ...string) []string {
@@ -207,7 +207,7 @@ func TestSockperfClient(t *testing.T) {
 			for _, test := range sockperfTests {
 				t.Run(v.name+"-"+test.name, func(t *testing.T) {
 					t.Parallel()
-					client := append([]string{"--", "sockperf"}, sockperfClient(remoteAddr4, test.args...)...)
+					client := append([]string{"--", "sockperf"}, sockperfClient(remoteAddr4, sockperfPort, test.args...)...)
 					checkSockperf(t, succeed(t, v.run(t, w, client...)))
 				})
 			}

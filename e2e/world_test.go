@@ -219,3 +219,12 @@ func python(t *testing.T) string {
 	}
 	return testkit.Program(t, "python3")
 }
+
+func atoi(t *testing.T, s string) int {
+	t.Helper()
+	n, err := strconv.Atoi(strings.TrimSpace(s))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}

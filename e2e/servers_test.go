@@ -1,0 +1,244 @@
+package e2e
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
+)
+
+// Servers in the container, clients on the remote.
+
+func TestIperfServer(t *testing.T) {
+	testkit.Program(t, "iperf3")
+	each(t, func(t *testing.T, w *world, v variant) {
+		for _, six := range []bool{false, true} {
+			// The server binds [::] for both families, which an IPv4
+			// endpoint turns into one for IPv4 only.
+			flags := []string{"--endpoint", "in type ipv4 addr 198.51.100.1 port 5201", "-i", "0.0.0.0:5201=in"}
+			addr, source := hostAddr4, remoteAddr4
+			if six {
+				flags = []string{"--endpoint", "in type ipv6 addr 2001:db8:1::1 port 5201", "-i", "[::]:5201=in"}
+				addr, source = hostAddr6, remoteAddr6
+			}
+			t.Run(addr, func(t *testing.T) {
+				serve(t, v.run(t, w, append(flags, "--", "iperf3", "--server", "--json")...), port{w.h, "tcp", iperfPort})
+				for _, test := range iperfTests {
+					if test.six != six {
+						continue
+					}
+					t.Run(test.name, func(t *testing.T) {
+						client := iperfClient(addr, test.udp, test.args...)
+						out := succeed(t, command(t, w.srv, client[0], client[1:]...))
+						checkIperf(t, out, source, test.udp)
+					})
+				}
+			})
+		}
+	})
+}
+
+// TestSockperfServer runs all its clients at once, see TestSockperfClient.
+func TestSockperfServer(t *testing.T) {
+	testkit.Program(t, "sockperf")
+	w := newWorld(t)
+	for i, v := range variants {
+		for j, test := range sockperfTests {
+			// A port is one container's, for TCP and UDP alike.
+			host := 12000 + 10*i + j
+			args := []string{
+				"--endpoint", fmt.Sprintf("in type ipv4 addr 198.51.100.1 port %d", host),
+				"-i", fmt.Sprintf("0.0.0.0:%d=in", sockperfPort), "--", "sockperf",
+			}
+			serve(t, v.run(t, w, append(args, sockperfServer("0.0.0.0", test.args...)...)...), port{w.h, test.network, uint16(host)})
+		}
+	}
+	t.Run("all", func(t *testing.T) {
+		for i, v := range variants {
+			for j, test := range sockperfTests {
+				t.Run(v.name+"-"+test.name, func(t *testing.T) {
+					t.Parallel()
+					args := sockperfClient(hostAddr4, 12000+10*i+j, test.args...)
+					checkSockperf(t, succeed(t, command(t, w.srv, "sockperf", args...)))
+				})
+			}
+		}
+	})
+}
+
+// TestPythonServer serves with the threads and the log of http.server.
+func TestPythonServer(t *testing.T) {
+	tests := []struct {
+		name string
+		bind []string // "" binds what the program thinks best
+		in   string
+		rule string
+		url  string
+		says string
+		peer string
+	}{
+		{
+			name: "default",
+			in:   "in type ipv4 addr 198.51.100.1 port 8080", rule: "0.0.0.0:8000=in",
+			url: "http://198.51.100.1:8080/", says: "Serving HTTP on 0.0.0.0 port 8000 ", peer: remoteAddr4,
+		},
+		{
+			name: "ipv6", bind: []string{"--bind", "::"},
+			in: "in type ipv6 addr 2001:db8:1::1 port 8080", rule: "[::]:8000=in",
+			url: "http://[2001:db8:1::1]:8080/", says: "Serving HTTP on :: port 8000 ", peer: remoteAddr6,
+		},
+		{
+			name: "dual-stack", bind: []string{"--bind", "::"},
+			in: "in type ipv4 addr 198.51.100.1 port 8080", rule: "0.0.0.0:8000=in",
+			url: "http://198.51.100.1:8080/", says: "Serving HTTP on :: port 8000 ", peer: "::ffff:" + remoteAddr4,
+		},
+	}
+	each(t, func(t *testing.T, w *world, v variant) {
+		for _, test := range tests {
+			t.Run(test.name, func(t *testing.T) {
+				args := append([]string{"--endpoint", test.in, "-i", test.rule, "--", python(t), "-u", "-m", "http.server", "8000"}, test.bind...)
+				c := v.run(t, w, args...)
+				c.Dir = t.TempDir()
+				s := serve(t, c, port{w.h, "tcp", 8080})
+				curl(t, w.srv, test.url, test.url)
+				testkit.Eventually(t, time.Second, func() error {
+					log := s.output.String()
+					if !strings.Contains(log, test.says) || strings.Count(log, "\n"+test.peer+" - - ") != 2 {
+						return fmt.Errorf("printed %q, want %q and two requests of %s", log, test.says, test.peer)
+					}
+					return nil
+				})
+			})
+		}
+	})
+}
+
+// TestGoServer serves with a program that makes its system calls itself, asks
+// for MPTCP when it listens, and tells clients who they are.
+func TestGoServer(t *testing.T) {
+	serveProgram, fetch := static(t, "serve"), static(t, "fetch")
+	tests := []struct {
+		name   string
+		listen string
+		flags  []string
+		want   map[string]string // the client's address, by that of the host
+	}{
+		{
+			name: "ipv4", listen: "0.0.0.0:80",
+			flags: []string{"--endpoint", "in type ipv4 addr 198.51.100.1 port 8080", "-i", "0.0.0.0:80=in"},
+			want:  map[string]string{hostAddr4: remoteAddr4},
+		},
+		{
+			name: "second-address", listen: "0.0.0.0:80",
+			flags: []string{"--endpoint", "in type ipv4 addr 198.51.100.9 port 8080", "-i", "0.0.0.0:80=in"},
+			want:  map[string]string{sourceAddr4: remoteAddr4},
+		},
+		{
+			name: "dual-stack-as-ipv4", listen: ":80",
+			flags: []string{"--endpoint", "in type ipv4 addr 198.51.100.1 port 8080", "-i", "0.0.0.0:80=in"},
+			want:  map[string]string{hostAddr4: remoteAddr4},
+		},
+		{
+			name: "dual-stack", listen: ":80",
+			flags: []string{"--endpoint", "in type ipv6 addr :: port 8080", "-i", "[::]:80=in"},
+			want:  map[string]string{hostAddr4: remoteAddr4, hostAddr6: remoteAddr6},
+		},
+		{
+			name: "ipv6", listen: "[2001:db8::80]:80",
+			flags: []string{"--endpoint", "in type ipv6 addr 2001:db8:1::1 port 8080", "-i", "[2001:db8::80]:80=in"},
+			want:  map[string]string{hostAddr6: remoteAddr6},
+		},
+	}
+	each(t, func(t *testing.T, w *world, v variant) {
+		for _, test := range tests {
+			t.Run(test.name, func(t *testing.T) {
+				line := append(test.flags, "--", serveProgram, "udp://"+test.listen, "tcp://"+test.listen)
+				serve(t, v.run(t, w, line...), port{w.h, "udp", 8080}, port{w.h, "tcp", 8080})
+				for to, from := range test.want {
+					if strings.Contains(to, ":") {
+						to = "[" + to + "]"
+					}
+					// The UDP client is connected: an answer from elsewhere
+					// than where it sent to would be lost.
+					out := succeed(t, command(t, w.srv, fetch, "http://"+to+":8080", "udp://"+to+":8080", "udp://"+to+":8080"))
+					if want := strings.Repeat(from+"\n", 3); out != want {
+						t.Errorf("%s answered %q, want %q", to, out, want)
+					}
+				}
+			})
+		}
+	})
+}
+
+const redisPort = "6379"
+
+func redisServer(t *testing.T, bind string) []string {
+	t.Helper()
+	return []string{
+		"redis-server", "--port", redisPort, "--bind", bind, "--dir", t.TempDir(),
+		"--save", "''", "--appendonly", "no", "--protected-mode", "no",
+	}
+}
+
+func redisBenchmark(addr, port string) []string {
+	return []string{"redis-benchmark", "-h", addr, "-p", port, "-n", "2000", "-c", "10", "-t", "set,get", "--csv"}
+}
+
+var redisRates = regexp.MustCompile(`(?m)^"(SET|GET)","[1-9][0-9.]*",`)
+
+func checkRedisBenchmark(t *testing.T, report string) {
+	t.Helper()
+	if len(redisRates.FindAllString(report, -1)) != 2 || strings.Contains(report, "rror") {
+		t.Errorf("redis-benchmark printed:\n%s", report)
+	}
+}
+
+// redisTalk stores a value, reads it, and lists the clients.
+const redisTalk = "set key value\nget key\nclient list\n"
+
+// checkRedisTalk checks the answers to redisTalk, and whom the server sees.
+func checkRedisTalk(t *testing.T, answers, source string) {
+	t.Helper()
+	if !strings.HasPrefix(answers, "OK\nvalue\n") || !strings.Contains(answers, " addr="+source+":") {
+		t.Errorf("redis-cli printed %q, want a client at %s", answers, source)
+	}
+}
+
+func TestRedis(t *testing.T) {
+	testkit.Program(t, "redis-server")
+	testkit.Program(t, "redis-benchmark")
+	each(t, func(t *testing.T, w *world, v variant) {
+		t.Run("server", func(t *testing.T) {
+			flags := []string{"--endpoint", "in type ipv4 addr 198.51.100.1 port 16379", "-i", "0.0.0.0:" + redisPort + "=in", "--"}
+			serve(t, v.run(t, w, append(flags, redisServer(t, "0.0.0.0")...)...), port{w.h, "tcp4", 16379})
+			talk := command(t, w.srv, "redis-cli", "-h", hostAddr4, "-p", "16379")
+			talk.Stdin = strings.NewReader(redisTalk)
+			checkRedisTalk(t, succeed(t, talk), remoteAddr4)
+			bench := redisBenchmark(hostAddr4, "16379")
+			checkRedisBenchmark(t, succeed(t, command(t, w.srv, bench[0], bench[1:]...)))
+		})
+		t.Run("client", func(t *testing.T) {
+			line := redisServer(t, "0.0.0.0")
+			serve(t, command(t, w.srv, line[0], line[1:]...), port{w.srv, "tcp4", 6379})
+			talk := v.run(t, w, "--", "redis-cli", "-h", remoteAddr4, "-p", redisPort)
+			talk.Stdin = strings.NewReader(redisTalk)
+			checkRedisTalk(t, succeed(t, talk), sourceAddr4)
+			bench := redisBenchmark(remoteAddr4, redisPort)
+			checkRedisBenchmark(t, succeed(t, v.run(t, w, append([]string{"--"}, bench...)...)))
+		})
+		t.Run("inside", func(t *testing.T) {
+			// "127.0.0.1 -::1" is what redis comes with.
+			script := fmt.Sprintf(`%s >&2 &
+until redis-cli ping >/dev/null 2>&1; do sleep 0.02; done
+printf '%s' | redis-cli && %s`,
+				strings.Join(redisServer(t, "'127.0.0.1 -::1'"), " "),
+				strings.ReplaceAll(redisTalk, "\n", `\n`), strings.Join(redisBenchmark("127.0.0.1", redisPort), " "))
+			out := succeed(t, v.run(t, w, "--", "sh", "-c", script))
+			checkRedisTalk(t, out, "127.0.0.1")
+			checkRedisBenchmark(t, out)
+		})
+	})
+}
