@@ -225,6 +225,7 @@ func (c *Container) serve(listener *os.File) error {
 	defer dir.Close()
 	config := gate.Config{
 		CgroupDir: dir,
+		Own:       c.ownNS,
 		Listener:  listener,
 		Rules:     c.table.Snapshot(c.netnsOf),
 		Born4:     c.engine.Born(unix.AF_INET),

@@ -215,7 +215,7 @@ int bind4(struct bpf_sock_addr *ctx)
 	struct addr to = mapped(ctx->user_ip4);
 
 	/* AF_UNSPEC passes for AF_INET where the address is the wildcard. */
-	if (ctx->user_family != AF_INET && ctx->user_family != AF_UNSPEC)
+	if (ctx->user_family != AF_INET && (ctx->user_family != AF_UNSPEC || ctx->user_ip4))
 		return ALLOW;
 	return may_bind(ctx, &to, bpf_ntohs(ctx->user_port));
 }

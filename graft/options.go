@@ -20,6 +20,9 @@ type option struct {
 	halve       bool // the kernel doubles what it is given (socket(7))
 }
 
+// ipv6MulticastAll is IPV6_MULTICAST_ALL of linux/in6.h.
+const ipv6MulticastAll = 29
+
 // optionSizeMax is the size of the largest of them.
 const optionSizeMax = 16
 
@@ -58,6 +61,9 @@ var options = []option{
 	{level: unix.SOL_IP, name: unix.IP_FREEBIND, size: 4},
 	{level: unix.SOL_IP, name: unix.IP_BIND_ADDRESS_NO_PORT, size: 4},
 	{level: unix.SOL_IP, name: unix.IP_MINTTL, size: 4},
+	{level: unix.SOL_IP, name: unix.IP_MULTICAST_TTL, typ: unix.SOCK_DGRAM, size: 4},
+	{level: unix.SOL_IP, name: unix.IP_MULTICAST_LOOP, typ: unix.SOCK_DGRAM, size: 4},
+	{level: unix.SOL_IP, name: unix.IP_MULTICAST_ALL, typ: unix.SOCK_DGRAM, size: 4},
 	{level: unix.SOL_IP, name: unix.IP_RECVORIGDSTADDR, size: 4},
 
 	{level: unix.SOL_IPV6, name: unix.IPV6_V6ONLY, family: unix.AF_INET6, size: 4},
@@ -69,6 +75,9 @@ var options = []option{
 	{level: unix.SOL_IPV6, name: unix.IPV6_RECVHOPLIMIT, family: unix.AF_INET6, size: 4},
 	{level: unix.SOL_IPV6, name: unix.IPV6_RECVTCLASS, family: unix.AF_INET6, size: 4},
 	{level: unix.SOL_IPV6, name: unix.IPV6_FREEBIND, family: unix.AF_INET6, size: 4},
+	{level: unix.SOL_IPV6, name: unix.IPV6_MULTICAST_HOPS, family: unix.AF_INET6, typ: unix.SOCK_DGRAM, size: 4},
+	{level: unix.SOL_IPV6, name: unix.IPV6_MULTICAST_LOOP, family: unix.AF_INET6, typ: unix.SOCK_DGRAM, size: 4},
+	{level: unix.SOL_IPV6, name: ipv6MulticastAll, family: unix.AF_INET6, typ: unix.SOCK_DGRAM, size: 4},
 
 	{level: unix.SOL_TCP, name: unix.TCP_NODELAY, typ: unix.SOCK_STREAM, size: 4},
 	{level: unix.SOL_TCP, name: unix.TCP_CORK, typ: unix.SOCK_STREAM, size: 4},

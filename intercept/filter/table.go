@@ -17,57 +17,42 @@ const x32Bit = 0x40000000
 // socketcall(2).
 const socketcallListen = 4
 
-// ioUringSetup has this number in every ABI.
-const ioUringSetup = 425
-
-// Call is a system call that the supervisor is asked about.
-type Call int
-
-// The calls. SocketcallListen is listen(2) by way of i386's socketcall(2), whose
-// second argument points to the arguments.
+// These have the same number in every ABI.
 const (
-	Socket Call = iota + 1
-	Connect
-	Bind
-	Listen
-	SendTo
-	SendMsg
-	SendMMsg
-	SocketcallListen
+	ioUringSetup = 425
+	clone3       = 435
 )
 
-func (c Call) String() string {
-	switch c {
-	case Socket:
-		return "socket"
-	case Connect:
-		return "connect"
-	case Bind:
-		return "bind"
-	case Listen, SocketcallListen:
-		return "listen"
-	case SendTo:
-		return "sendto"
-	case SendMsg:
-		return "sendmsg"
-	case SendMMsg:
-		return "sendmmsg"
-	}
-	return "unknown call"
-}
+// call is a system call that the supervisor is asked about.
+type call int
+
+const (
+	socket call = iota + 1
+	connect
+	bind
+	listen
+	sendTo
+	sendMsg
+	sendMMsg
+	unshare
+	setNS
+	clone
+)
 
 // native are the system calls of a 64-bit ABI.
 type native struct {
 	token   uint32
-	numbers map[Call]uint32
+	numbers map[call]uint32
 }
 
 var natives = map[string]native{
-	"amd64": {archX8664, map[Call]uint32{
-		Socket: 41, Connect: 42, Bind: 49, Listen: 50, SendTo: 44, SendMsg: 46, SendMMsg: 307,
+	"amd64": {archX8664, map[call]uint32{
+		socket: 41, connect: 42, bind: 49, listen: 50, sendTo: 44, sendMsg: 46, sendMMsg: 307,
+		unshare: 272, setNS: 308, clone: 56,
 	}},
-	"arm64": {archAarch64, map[Call]uint32{
-		Socket: 198, Connect: 203, Bind: 200, Listen: 201, SendTo: 206, SendMsg: 211, SendMMsg: 269,
+	"arm64": {archAarch64, map[call]uint32{
+		socket: 198, connect: 203, bind: 200, listen: 201, sendTo: 206, sendMsg: 211, sendMMsg: 269,
+		unshare: 97, setNS: 268, clone: 220,
 	}},
 }
 
@@ -76,35 +61,11 @@ var natives = map[string]native{
 // program does stays in its own namespace, or is the kernel programs' to judge.
 var foreign = map[string][]rule{
 	"amd64": {
-		{token: archX8664, number: x32Bit | 50, call: Listen},
-		{token: archI386, number: 363, call: Listen},
-		{token: archI386, number: 102, call: SocketcallListen, only: []cond{{arg: 0, op: equal, value: socketcallListen}}},
+		{token: archX8664, number: x32Bit | 50},
+		{token: archI386, number: 363},
+		{token: archI386, number: 102, only: []cond{{arg: 0, op: equal, value: socketcallListen}}},
 	},
 	"arm64": {
-		{token: archArm, number: 284, call: Listen},
+		{token: archArm, number: 284},
 	},
-}
-
-// callKey is what a notification says of a call.
-type callKey struct {
-	token, number uint32
-}
-
-var calls = func() map[callKey]Call {
-	m := map[callKey]Call{}
-	for goarch, n := range natives {
-		for call, number := range n.numbers {
-			m[callKey{n.token, number}] = call
-		}
-		for _, r := range foreign[goarch] {
-			m[callKey{r.token, r.number}] = r.call
-		}
-	}
-	return m
-}()
-
-// Lookup tells which call a notification is about.
-func Lookup(token uint32, number int32) (Call, bool) {
-	call, known := calls[callKey{token, uint32(number)}]
-	return call, known
 }

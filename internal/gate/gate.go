@@ -105,6 +105,7 @@ func parse(b []byte) (Ask, error) {
 // namespace stay the caller's and may be closed after Start.
 type Config struct {
 	Netns     *netns.NS // the host's; nil: the caller's
+	Own       *netns.NS // the program's
 	CgroupDir *os.File  // cgroup2 directory it is born in; nil: the caller's
 	Listener  *os.File  // of the container's seccomp filter
 	Rules     []byte    // policy.Table.Snapshot
@@ -187,7 +188,8 @@ func command(path string, c Config, files ...*os.File) *exec.Cmd {
 	if c.Born6 {
 		born |= 2
 	}
-	cmd := exec.Command(path, "--born", strconv.Itoa(born), "--uid", strconv.Itoa(c.UID), "--gid", strconv.Itoa(c.GID))
+	cmd := exec.Command(path, "--born", strconv.Itoa(born), "--own", strconv.FormatUint(c.Own.Inode(), 10),
+		"--uid", strconv.Itoa(c.UID), "--gid", strconv.Itoa(c.GID))
 	if c.Report {
 		cmd.Args = append(cmd.Args, "--report")
 	}

@@ -27,6 +27,7 @@ const RunDir = "/run/netns"
 type NS struct {
 	f      *os.File
 	cookie uint64
+	inode  uint64
 }
 
 // Current opens the network namespace of the calling thread.
@@ -84,6 +85,11 @@ func open(path string) (*NS, error) {
 		ns.cookie, err = unix.GetsockoptUint64(s, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
 		return err
 	})
+	var st unix.Stat_t
+	if err == nil {
+		err = unix.Fstat(int(f.Fd()), &st)
+		ns.inode = st.Ino
+	}
 	if err != nil {
 		f.Close()
 		return nil, fmt.Errorf("%s is no network namespace that can be entered: %w", path, err)
@@ -123,6 +129,10 @@ func onOwnThread(fn func() error) error {
 // Cookie is the namespace's SO_NETNS_COOKIE, unique until the machine restarts
 // (kernel commit e8b9eab99232).
 func (ns *NS) Cookie() uint64 { return ns.cookie }
+
+// Inode is the number by which /proc/PID/ns/net shows the namespace
+// (namespaces(7)).
+func (ns *NS) Inode() uint64 { return ns.inode }
 
 // File is the open namespace, for setns(2) or to hand to a child. It stays
 // owned by ns.

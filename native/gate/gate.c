@@ -16,9 +16,12 @@
  *   all else	it reads what the arguments point to and asks the supervisor,
  *		who answers the notification itself.
  *
- * A thread that picks up a notification while no other waits starts another one
- * first, so that a program whose memory takes for ever to read (it may be a file
- * of a file system that answers when it likes) delays nobody else's calls.
+ * One thread serves: callers and it take turns on one CPU, and a second would
+ * only be woken on another. But a program's memory can take for ever to read (it
+ * may be a file of a file system that answers when it likes), and that must not
+ * delay other programs' calls. So a watchdog looks, while there is work, every
+ * GATE_TICK_MS; if no thread has finished what it was at the last time, it starts
+ * another. A thread that was given up so ends when it comes back.
  *
  * What may be believed. A notification names its caller by thread id, which is
  * somebody else's once the caller is dead. So everything that was got by that
@@ -42,15 +45,19 @@
 
 #include <errno.h>
 #include <linux/audit.h>
+#include <linux/futex.h>
 #include <linux/seccomp.h>
 #include <poll.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
+#include <time.h>
 #include <unistd.h>
 
 #if defined(__x86_64__)
@@ -81,20 +88,37 @@
 #define GATE_SOCKADDR_MAX 128
 
 #define GATE_THREADS_MAX 64
-#define GATE_IDLE_MAX 4
 #define GATE_STACK (64 * 1024)
+#define GATE_TICK_MS 2
+/* Ticks without work after which the watchdog sleeps until there is some. */
+#define GATE_QUIET_TICKS 16
 
 static struct gate gate;
-static atomic_int gate_threads, gate_idle;
 
 /* What a thread keeps from one notification to the next. */
 struct gate_worker {
+	/* Counts up when a notification is picked up and again when it has been
+	 * handled: odd while at work. */
+	atomic_uint turn;
+	/* Between the watchdog and the thread: */
+	atomic_bool given_up; /* another has taken over; end after this one */
+	atomic_bool free;     /* nobody uses this slot */
+	unsigned int seen;    /* turn at the last tick; the watchdog's own */
+
 	struct seccomp_notif n;
 	/* The last caller's pidfd: it refers to that thread for good, so that a
 	 * reused id fails instead of reaching somebody else. */
 	uint32_t thread;
 	int pidfd;
 };
+
+/* Whether some process may be in a namespace that the program made. */
+static atomic_bool gate_nested;
+
+static struct gate_worker gate_workers[GATE_THREADS_MAX];
+
+/* 1 while the watchdog sleeps; a futex. */
+static _Atomic uint32_t gate_watchdog_sleeps;
 
 static void gate_answer(const struct seccomp_notif *n, int error, uint32_t flags)
 {
@@ -280,6 +304,9 @@ static void gate_send_message(struct gate_worker *w, struct gate_ask *ask)
 		gate_proceed(&w->n);
 		return;
 	}
+	/* Unlike sendto(2), the kernel cuts off what is too long. */
+	if (head.length > GATE_SOCKADDR_MAX && head.length <= INT32_MAX)
+		head.length = GATE_SOCKADDR_MAX;
 	gate_destination(w, ask, head.name, head.length);
 }
 
@@ -301,9 +328,26 @@ static void gate_listen(const struct seccomp_notif *n, struct gate_ask *ask)
 	gate_tell(ask);
 }
 
+/*
+ * Programs that shut themselves off, in a network namespace of their own making,
+ * want no socket of the host's. They are only looked for once somebody has asked
+ * for such a namespace.
+ */
+static bool gate_is_elsewhere(const struct seccomp_notif *n)
+{
+	char path[sizeof("/proc/4294967295/ns/net")];
+	struct stat st;
+
+	if (!atomic_load(&gate_nested))
+		return false;
+	snprintf(path, sizeof(path), "/proc/%u/ns/net", n->pid);
+	return stat(path, &st) == 0 && st.st_ino != gate.own && gate_valid(n);
+}
+
 static void gate_handle(struct gate_worker *w)
 {
 	const struct seccomp_notif *n = &w->n;
+	bool elsewhere = gate_is_elsewhere(n);
 	struct gate_ask ask = {
 		.version = GATE_VERSION,
 		.id = n->id,
@@ -313,6 +357,22 @@ static void gate_handle(struct gate_worker *w)
 
 	if (n->data.arch != GATE_ARCH) {
 		gate_listen(n, &ask);
+		return;
+	}
+	switch (n->data.nr) {
+	case SYS_unshare:
+	case SYS_setns:
+	case SYS_clone:
+		atomic_store(&gate_nested, true);
+		gate_proceed(n);
+		return;
+	case SYS_listen:
+		/* Whoever asks: it may be a host socket that was inherited. */
+		gate_listen(n, &ask);
+		return;
+	}
+	if (elsewhere) {
+		gate_proceed(n);
 		return;
 	}
 	switch (n->data.nr) {
@@ -350,54 +410,106 @@ static bool gate_abandoned(void)
 	return poll(&p, 1, 0) > 0 && (p.revents & POLLHUP);
 }
 
-static void *gate_serve(void *unused);
-
-static void gate_add_thread(void)
+static void gate_wake_watchdog(void)
 {
-	pthread_attr_t attr;
-	pthread_t thread;
-
-	if (atomic_fetch_add(&gate_threads, 1) >= GATE_THREADS_MAX) {
-		atomic_fetch_sub(&gate_threads, 1);
-		return;
-	}
-	atomic_fetch_add(&gate_idle, 1);
-	pthread_attr_init(&attr);
-	pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-	pthread_attr_setstacksize(&attr, GATE_STACK);
-	if (pthread_create(&thread, &attr, gate_serve, NULL) != 0) {
-		/* Those that there are have to do. */
-		atomic_fetch_sub(&gate_idle, 1);
-		atomic_fetch_sub(&gate_threads, 1);
-	}
-	pthread_attr_destroy(&attr);
+	if (atomic_load(&gate_watchdog_sleeps) && atomic_exchange(&gate_watchdog_sleeps, 0))
+		syscall(SYS_futex, &gate_watchdog_sleeps, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
 }
 
-static void *gate_serve(void *unused)
+static void *gate_serve(void *worker)
 {
-	struct gate_worker w = {.pidfd = -1};
+	struct gate_worker *w = worker;
 
-	(void)unused;
-	for (;;) {
-		memset(&w.n, 0, sizeof(w.n));
-		if (ioctl(gate.listener, SECCOMP_IOCTL_NOTIF_RECV, &w.n) != 0) {
+	while (!atomic_load(&w->given_up)) {
+		memset(&w->n, 0, sizeof(w->n));
+		if (ioctl(gate.listener, SECCOMP_IOCTL_NOTIF_RECV, &w->n) != 0) {
 			/* ENOENT: the caller died before we woke up, or all
 			 * are gone (6.11; before, we are killed with them). */
 			if (errno == EINTR || (errno == ENOENT && !gate_abandoned()))
 				continue;
 			_exit(0);
 		}
-		if (atomic_fetch_sub(&gate_idle, 1) == 1)
-			gate_add_thread();
-		gate_handle(&w);
-		if (atomic_fetch_add(&gate_idle, 1) >= GATE_IDLE_MAX)
-			break;
+		atomic_fetch_add(&w->turn, 1);
+		gate_wake_watchdog();
+		gate_handle(w);
+		atomic_fetch_add(&w->turn, 1);
 	}
-	atomic_fetch_sub(&gate_idle, 1);
-	atomic_fetch_sub(&gate_threads, 1);
-	if (w.pidfd >= 0)
-		close(w.pidfd);
+	if (w->pidfd >= 0)
+		close(w->pidfd);
+	atomic_store(&w->free, true);
 	return NULL;
+}
+
+static void gate_start_thread(void)
+{
+	struct gate_worker *w = gate_workers;
+	pthread_attr_t attr;
+	pthread_t thread;
+
+	while (w < &gate_workers[GATE_THREADS_MAX] && !atomic_load(&w->free))
+		w++;
+	if (w == &gate_workers[GATE_THREADS_MAX])
+		return; /* those that there are have to do */
+	atomic_store(&w->free, false);
+	atomic_store(&w->given_up, false);
+	w->pidfd = -1;
+	w->seen = atomic_load(&w->turn);
+	pthread_attr_init(&attr);
+	pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+	pthread_attr_setstacksize(&attr, GATE_STACK);
+	if (pthread_create(&thread, &attr, gate_serve, w) != 0)
+		atomic_store(&w->free, true); /* at the next tick */
+	pthread_attr_destroy(&attr);
+}
+
+/* One look at all threads. Returns whether any has done something since the
+ * last. */
+static bool gate_tick(void)
+{
+	struct gate_worker *stuck = NULL;
+	bool serving = false, worked = false;
+
+	for (struct gate_worker *w = gate_workers; w < &gate_workers[GATE_THREADS_MAX]; w++) {
+		unsigned int turn = atomic_load(&w->turn);
+
+		if (atomic_load(&w->free))
+			continue;
+		worked = worked || turn != w->seen || turn % 2;
+		if (!atomic_load(&w->given_up)) {
+			if (turn % 2 && turn == w->seen)
+				stuck = w;
+			else
+				serving = true;
+		}
+		w->seen = turn;
+	}
+	if (!serving) {
+		if (stuck != NULL)
+			atomic_store(&stuck->given_up, true);
+		gate_start_thread();
+	}
+	return worked;
+}
+
+static _Noreturn void gate_watch(void)
+{
+	const struct timespec tick = {.tv_nsec = GATE_TICK_MS * 1000000};
+	int quiet = 0;
+
+	for (;;) {
+		quiet = gate_tick() ? 0 : quiet + 1;
+		if (quiet > GATE_QUIET_TICKS) {
+			atomic_store(&gate_watchdog_sleeps, 1);
+			/* A thread that began before it could see that is seen
+			 * here; one that begins after it wakes us. */
+			if (!gate_tick())
+				syscall(SYS_futex, &gate_watchdog_sleeps, FUTEX_WAIT_PRIVATE, 1,
+					NULL, NULL, 0);
+			atomic_store(&gate_watchdog_sleeps, 0);
+			quiet = 0;
+		}
+		nanosleep(&tick, NULL);
+	}
 }
 
 int main(int argc, char **argv)
@@ -408,9 +520,9 @@ int main(int argc, char **argv)
 	gate_start(&gate);
 	/* Callers and the gate take turns: let them do so on one CPU (6.6). */
 	(void)ioctl(gate.listener, SECCOMP_IOCTL_NOTIF_SET_FLAGS, GATE_SYNC_WAKE_UP);
+	for (struct gate_worker *w = gate_workers; w < &gate_workers[GATE_THREADS_MAX]; w++)
+		atomic_store(&w->free, true);
+	gate_start_thread();
 	gate_tell(&hello);
-	atomic_store(&gate_threads, 1);
-	atomic_store(&gate_idle, 1);
-	gate_serve(NULL);
-	pthread_exit(NULL); /* others go on */
+	gate_watch();
 }

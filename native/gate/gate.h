@@ -62,6 +62,7 @@ struct gate {
 	const struct rules *rules;
 	struct gate_shared *shared;
 	uint64_t host; /* SO_NETNS_COOKIE of the gate's own namespace */
+	uint64_t own;  /* inode of the program's namespace in nsfs */
 	unsigned int born;
 	bool report;
 	uint32_t uid; /* of the program, for the files' owner */

@@ -27,7 +27,7 @@
 enum { GATE_FD_CONTROL = 3, GATE_FD_LISTENER, GATE_FD_RULES, GATE_FD_SHARED, GATE_FDS };
 
 static const char gate_usage_text[] =
-	"usage: tsugiki-gate --born N --uid N --gid N [--report], control socket, seccomp "
+	"usage: tsugiki-gate --born N --uid N --gid N --own INODE [--report], control socket, seccomp "
 	"listener, rules and shared page at 3 to 6\n";
 
 void gate_arguments(struct gate *g, int argc, char **argv)
@@ -37,6 +37,8 @@ void gate_arguments(struct gate *g, int argc, char **argv)
 			g->report = true;
 		} else if (strcmp(argv[i], "--born") == 0) {
 			g->born = privilege_number(argv[++i], gate_usage_text);
+		} else if (strcmp(argv[i], "--own") == 0) {
+			g->own = privilege_number(argv[++i], gate_usage_text);
 		} else if (strcmp(argv[i], "--uid") == 0) {
 			g->uid = privilege_number(argv[++i], gate_usage_text);
 		} else if (strcmp(argv[i], "--gid") == 0) {
