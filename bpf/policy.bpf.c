@@ -11,6 +11,11 @@
  * connect(AF_UNSPEC), by raw system calls or io_uring, and with a sockaddr that
  * another thread has changed since the supervisor looked at it.
  *
+ * A container's own loopback is in its own namespace, where its servers are not
+ * that an ingress rule has brought here. A destination there that such a server
+ * has is rewritten to where the server is, if the socket that listens there is
+ * this container's indeed.
+ *
  * connect, sendmsg: the longest matching prefix of the destination must name an
  *   endpoint of this container that lives in the socket's own namespace; the
  *   endpoint's address becomes the source.
@@ -76,6 +81,14 @@ struct {
 } udp_peers SEC(".maps");
 
 struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, SERVICES_MAX);
+	__type(key, struct service);
+	__type(value, struct location);
+} location_by_service SEC(".maps");
+
+struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, DENIALS);
 	__type(key, __u32);
@@ -138,6 +151,69 @@ static __always_inline struct endpoint *egress(void *ctx, const struct addr *to,
 	return NULL;
 }
 
+static __always_inline bool loopback(const struct addr *a)
+{
+	if (a->word[0] || a->word[1])
+		return false;
+	if (a->word[2] == bpf_htonl(0xffff))
+		return bpf_ntohl(a->word[3]) >> 24 == 127;
+	return !a->word[2] && a->word[3] == bpf_htonl(1);
+}
+
+/* Whether the socket that is served at an address is this container's. */
+static __always_inline bool ours(struct bpf_sock_addr *ctx, __u8 protocol,
+				 const struct addr *at, __u16 port)
+{
+	struct bpf_sock_tuple tuple = {};
+	__u32 size = sizeof(tuple.ipv6);
+	struct binding *b = NULL;
+	struct bpf_sock *sk;
+
+	if (at->word[2] == bpf_htonl(0xffff)) {
+		size = sizeof(tuple.ipv4);
+		tuple.ipv4.saddr = bpf_htonl(0x7f000001);
+		tuple.ipv4.daddr = at->word[3];
+		tuple.ipv4.dport = bpf_htons(port);
+	} else {
+		tuple.ipv6.saddr[3] = bpf_htonl(1);
+		__builtin_memcpy(tuple.ipv6.daddr, at, sizeof(tuple.ipv6.daddr));
+		tuple.ipv6.dport = bpf_htons(port);
+	}
+	if (protocol == IPPROTO_TCP)
+		sk = bpf_sk_lookup_tcp(ctx, &tuple, size, BPF_F_CURRENT_NETNS, 0);
+	else
+		sk = bpf_sk_lookup_udp(ctx, &tuple, size, BPF_F_CURRENT_NETNS, 0);
+	if (!sk)
+		return false;
+	b = bpf_sk_storage_get(&binding_by_socket, sk, 0, 0);
+	bpf_sk_release(sk);
+	return b && b->ingress;
+}
+
+/*
+ * Whether a destination is one of the container's own servers on the host. If
+ * so, TO and PORT become its address there; port 0, where nobody listens, if it
+ * has gone.
+ */
+static __always_inline bool own_server(struct bpf_sock_addr *ctx, struct addr *to, __u16 *port)
+{
+	struct service key = {.port = *port, .protocol = ctx->protocol};
+	struct location *l;
+
+	if (!loopback(to))
+		return false;
+	key.is4 = to->word[2] == bpf_htonl(0xffff);
+	l = bpf_map_lookup_elem(&location_by_service, &key);
+	if (!l)
+		return false;
+	if (!wildcard(&l->addr))
+		*to = l->addr;
+	*port = l->port;
+	if (!ours(ctx, key.protocol, to, l->port))
+		*port = 0;
+	return true;
+}
+
 static __always_inline bool known_peer(struct bpf_sock_addr *ctx,
 				       const struct addr *to, __u16 port)
 {
@@ -151,13 +227,19 @@ int connect4(struct bpf_sock_addr *ctx)
 {
 	struct sockaddr_in from = {.sin_family = AF_INET};
 	struct addr to = mapped(ctx->user_ip4);
+	__u16 port = bpf_ntohs(ctx->user_port);
 	struct endpoint *ep;
 
 	if (ctx->user_family != AF_INET)
 		return ALLOW;
-	ep = egress(ctx, &to, bpf_ntohs(ctx->user_port));
-	if (!ep)
-		return deny(DENIED_CONNECT);
+	ep = egress(ctx, &to, port);
+	if (!ep) {
+		if (!own_server(ctx, &to, &port))
+			return deny(DENIED_CONNECT);
+		ctx->user_ip4 = to.word[3];
+		ctx->user_port = bpf_htons(port);
+		return ALLOW;
+	}
 	if (wildcard(&ep->addr) && !ep->port)
 		return ALLOW;
 	/* A socket that has a source got it here or by an allowed bind. */
@@ -170,20 +252,35 @@ int connect4(struct bpf_sock_addr *ctx)
 	return ALLOW;
 }
 
+static __always_inline void redirect6(struct bpf_sock_addr *ctx, const struct addr *to,
+				      __u16 port)
+{
+	ctx->user_ip6[0] = to->word[0];
+	ctx->user_ip6[1] = to->word[1];
+	ctx->user_ip6[2] = to->word[2];
+	ctx->user_ip6[3] = to->word[3];
+	ctx->user_port = bpf_htons(port);
+}
+
 SEC("cgroup/connect6")
 int connect6(struct bpf_sock_addr *ctx)
 {
 	struct sockaddr_in6 from = {.sin6_family = AF_INET6};
 	struct addr to = {{ctx->user_ip6[0], ctx->user_ip6[1], ctx->user_ip6[2],
 			   ctx->user_ip6[3]}};
+	__u16 port = bpf_ntohs(ctx->user_port);
 	struct bpf_sock *sk = ctx->sk;
 	struct endpoint *ep;
 
 	if (ctx->user_family != AF_INET6)
 		return ALLOW;
-	ep = egress(ctx, &to, bpf_ntohs(ctx->user_port));
-	if (!ep)
-		return deny(DENIED_CONNECT);
+	ep = egress(ctx, &to, port);
+	if (!ep) {
+		if (!own_server(ctx, &to, &port))
+			return deny(DENIED_CONNECT);
+		redirect6(ctx, &to, port);
+		return ALLOW;
+	}
 	if (wildcard(&ep->addr) && !ep->port)
 		return ALLOW;
 	if (!sk || sk->src_ip6[0] || sk->src_ip6[1] || sk->src_ip6[2] || sk->src_ip6[3])
@@ -259,8 +356,13 @@ int sendmsg4(struct bpf_sock_addr *ctx)
 	bound = sk->src_ip4;
 	if (!to_connected_peer(ctx, sk)) {
 		ep = egress(ctx, &to, port);
-		if (!ep && !known_peer(ctx, &to, port))
-			return deny(DENIED_SENDMSG);
+		if (!ep && !known_peer(ctx, &to, port)) {
+			if (!own_server(ctx, &to, &port))
+				return deny(DENIED_SENDMSG);
+			ctx->user_ip4 = to.word[3];
+			ctx->user_port = bpf_htons(port);
+			return ALLOW;
+		}
 		if (!bound && ep && !wildcard(&ep->addr))
 			bound = ep->addr.word[3];
 	}
@@ -285,8 +387,12 @@ int sendmsg6(struct bpf_sock_addr *ctx)
 			       sk->src_ip6[3]}};
 	if (!to_connected_peer(ctx, sk)) {
 		ep = egress(ctx, &to, port);
-		if (!ep && !known_peer(ctx, &to, port))
-			return deny(DENIED_SENDMSG);
+		if (!ep && !known_peer(ctx, &to, port)) {
+			if (!own_server(ctx, &to, &port))
+				return deny(DENIED_SENDMSG);
+			redirect6(ctx, &to, port);
+			return ALLOW;
+		}
 		if (wildcard(&bound) && ep)
 			bound = ep->addr;
 	}

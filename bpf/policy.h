@@ -16,6 +16,8 @@
 #define ENDPOINTS_MAX 256
 /* Peers of unconnected UDP servers that may be answered, least recently used. */
 #define UDP_PEERS_MAX 4096
+/* Ports that a container serves through ingress rules at a time. */
+#define SERVICES_MAX 4096
 
 struct addr {
 	__u32 word[4];
@@ -56,6 +58,20 @@ struct binding {
 	__u16 view_port;
 	__u8 ingress; /* bound by an ingress rule: may answer whoever asks */
 	__u8 pad[3];
+};
+
+/* A port that the container serves, as its programs know it. */
+struct service {
+	__u16 port;
+	__u8 protocol; /* IPPROTO_TCP or IPPROTO_UDP */
+	__u8 is4;
+};
+
+/* Where on the host it is served. */
+struct location {
+	struct addr addr;
+	__u16 port;
+	__u16 pad;
 };
 
 struct peer {

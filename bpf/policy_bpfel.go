@@ -42,6 +42,13 @@ type PolicyEndpoint struct {
 	Pad   [3]uint16
 }
 
+type PolicyLocation struct {
+	_    structs.HostLayout
+	Addr PolicyAddr
+	Port uint16
+	Pad  uint16
+}
+
 type PolicyPeer struct {
 	_      structs.HostLayout
 	Socket uint64
@@ -61,6 +68,13 @@ type PolicyPrefix struct {
 	_    structs.HostLayout
 	Bits uint32
 	Addr PolicyAddr
+}
+
+type PolicyService struct {
+	_        structs.HostLayout
+	Port     uint16
+	Protocol uint8
+	Is4      uint8
 }
 
 // LoadPolicy returns the embedded CollectionSpec for Policy.
@@ -123,11 +137,12 @@ type PolicyProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type PolicyMapSpecs struct {
-	BindingBySocket *ebpf.MapSpec `ebpf:"binding_by_socket"`
-	Denials         *ebpf.MapSpec `ebpf:"denials"`
-	EgressByPrefix  *ebpf.MapSpec `ebpf:"egress_by_prefix"`
-	EndpointByIndex *ebpf.MapSpec `ebpf:"endpoint_by_index"`
-	UdpPeers        *ebpf.MapSpec `ebpf:"udp_peers"`
+	BindingBySocket   *ebpf.MapSpec `ebpf:"binding_by_socket"`
+	Denials           *ebpf.MapSpec `ebpf:"denials"`
+	EgressByPrefix    *ebpf.MapSpec `ebpf:"egress_by_prefix"`
+	EndpointByIndex   *ebpf.MapSpec `ebpf:"endpoint_by_index"`
+	LocationByService *ebpf.MapSpec `ebpf:"location_by_service"`
+	UdpPeers          *ebpf.MapSpec `ebpf:"udp_peers"`
 }
 
 // PolicyVariableSpecs contains global variables before they are loaded into the kernel.
@@ -156,11 +171,12 @@ func (o *PolicyObjects) Close() error {
 //
 // It can be passed to LoadPolicyObjects or ebpf.CollectionSpec.LoadAndAssign.
 type PolicyMaps struct {
-	BindingBySocket *ebpf.Map `ebpf:"binding_by_socket"`
-	Denials         *ebpf.Map `ebpf:"denials"`
-	EgressByPrefix  *ebpf.Map `ebpf:"egress_by_prefix"`
-	EndpointByIndex *ebpf.Map `ebpf:"endpoint_by_index"`
-	UdpPeers        *ebpf.Map `ebpf:"udp_peers"`
+	BindingBySocket   *ebpf.Map `ebpf:"binding_by_socket"`
+	Denials           *ebpf.Map `ebpf:"denials"`
+	EgressByPrefix    *ebpf.Map `ebpf:"egress_by_prefix"`
+	EndpointByIndex   *ebpf.Map `ebpf:"endpoint_by_index"`
+	LocationByService *ebpf.Map `ebpf:"location_by_service"`
+	UdpPeers          *ebpf.Map `ebpf:"udp_peers"`
 }
 
 func (m *PolicyMaps) Close() error {
@@ -169,6 +185,7 @@ func (m *PolicyMaps) Close() error {
 		m.Denials,
 		m.EgressByPrefix,
 		m.EndpointByIndex,
+		m.LocationByService,
 		m.UdpPeers,
 	)
 }

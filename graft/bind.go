@@ -6,6 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/internal/keeper"
 	"github.com/tsugiki/tsugiki/policy"
 )
 
@@ -20,14 +21,18 @@ func (e *Engine) Bind(p Program, number int, addr netip.AddrPort) (Answer, error
 	}
 	defer unix.Close(file)
 	s, err := inspect(file)
-	if err != nil || !s.movable() || s.is4() != addr.Addr().Is4() {
+	if err != nil || !s.isIP() || s.is4() != addr.Addr().Is4() {
 		return Answer{}, err
 	}
-	ep, port := e.ingress(s, addr)
+	if !s.movable() || s.local.Port() != 0 {
+		return e.bindAgain(s), nil
+	}
+	ep, port, err := e.ingress(s, addr)
+	if err != nil {
+		return Answer{}, err
+	}
 	e.logDecision(p, "bind", addr, ep)
 	switch {
-	case s.local.Port() != 0:
-		return e.bindAgain(s), nil
 	case ep != nil && ep.Type == endpoint.Unix:
 		return e.listenAtPath(p, number, s, ep)
 	case ep != nil:
@@ -50,18 +55,45 @@ func (e *Engine) Bind(p Program, number int, addr netip.AddrPort) (Answer, error
 }
 
 // ingress finds the rule for what a socket binds. The wildcard of an IPv6
-// socket that is not V6ONLY stands for IPv4's as well.
-func (e *Engine) ingress(s *socket, addr netip.AddrPort) (*endpoint.Endpoint, uint16) {
+// socket that is not V6ONLY stands for IPv4's as well. A rule for any address
+// is for any that the container has: one that is nobody's stays the kernel's to
+// refuse.
+func (e *Engine) ingress(s *socket, addr netip.AddrPort) (*endpoint.Endpoint, uint16, error) {
 	unmapped := netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())
 	ep, port := e.Table.Ingress(unmapped)
 	if ep == nil && addr.Addr() == netip.IPv6Unspecified() && !s.v6only() {
 		ep, port = e.Table.Ingress(netip.AddrPortFrom(netip.IPv4Unspecified(), addr.Port()))
 	}
-	return ep, port
+	if ep == nil || unmapped.Addr().IsUnspecified() || unmapped.Addr() == ep.Addr {
+		return ep, port, nil
+	}
+	has, err := e.has(unmapped.Addr())
+	if !has {
+		return nil, 0, err
+	}
+	return ep, port, nil
 }
 
-// bindAgain is the answer for a socket that has a name already, whose second
-// bind(2) must not reach the kernel programs, for they would refuse it with
+// has tells whether an address is one of the container's own namespace.
+func (e *Engine) has(addr netip.Addr) (bool, error) {
+	k, err := e.Own.Keeper()
+	if err != nil {
+		return false, err
+	}
+	kind := keeper.Kind{Family: unix.AF_INET6, Type: unix.SOCK_DGRAM, Protocol: unix.IPPROTO_UDP}
+	if addr.Is4() {
+		kind.Family = unix.AF_INET
+	}
+	probe, err := k.Socket(kind)
+	if err != nil {
+		return false, err
+	}
+	defer unix.Close(probe)
+	return unix.Bind(probe, sockaddrOf(netip.AddrPortFrom(addr, 0))) == nil, nil
+}
+
+// bindAgain is the answer for a socket that has a name already, or is in use,
+// whose bind(2) must not reach the kernel programs, for they would refuse it with
 // another errno than the kernel does.
 func (e *Engine) bindAgain(s *socket) Answer {
 	if e.places[s.netns] == nil {
@@ -84,18 +116,41 @@ func (e *Engine) clientSource(s *socket) netip.Addr {
 
 // bindAt binds a socket of the place and makes it the program's.
 func (e *Engine) bindAt(p Program, number int, s *socket, place Place, b policy.Binding) (Answer, error) {
+	file := s.file
 	if s.netns == place.Cookie() {
-		if err := e.bindHost(s.file, b); err != nil {
+		if err := e.bindHost(file, b); err != nil {
 			return answerFor(err)
 		}
-		return Answer{Action: Succeed}, nil
+	} else {
+		moved, err := e.swap(p, number, s, place, rebind{wanted: true, exact: true, to: b.Host, view: b.View, ingress: b.Ingress})
+		if err != nil {
+			return answerFor(err)
+		}
+		defer unix.Close(moved)
+		file = moved
 	}
-	moved, err := e.swap(p, number, s, place, rebind{wanted: true, exact: true, to: b.Host, view: b.View, ingress: b.Ingress})
-	if err != nil {
-		return answerFor(err)
+	if b.Ingress {
+		if err := e.serve(file, s.kind().Protocol, place, b); err != nil {
+			// It serves the world all the same.
+			e.Log.Error("server not reachable on the container's loopback", "pid", p.Thread(), "addr", b.View, "err", err)
+		}
 	}
-	unix.Close(moved)
 	return Answer{Action: Succeed}, nil
+}
+
+// serve lets the container reach on its loopback what was bound on the host.
+func (e *Engine) serve(file, protocol int, place Place, b policy.Binding) error {
+	name, err := localName(file)
+	if err != nil {
+		return err
+	}
+	// Where a port was 0, the kernel has chosen.
+	b.View = netip.AddrPortFrom(b.View.Addr(), name.Port())
+	if b.Host.Port() == 0 {
+		b.Host = netip.AddrPortFrom(b.Host.Addr(), name.Port())
+	}
+	e.served.Store(service{protocol, b.View.Port(), b.Host.Addr().Unmap().Is4()}, place)
+	return e.Enforcement.Serve(protocol, b)
 }
 
 // bindHost makes the one bind that the kernel programs are told to allow.
@@ -133,7 +188,7 @@ func (e *Engine) Listen(p Program, number, backlog int) (Answer, error) {
 	}
 	listener := s.file
 	if e.places[s.netns] != nil && s.movable() && !e.Enforcement.BoundByIngress(s.file) {
-		moved, err := e.swap(p, number, s, e.Own, e.nameAt(s, nil))
+		moved, err := e.swap(p, number, s, e.Own, e.nameAt(s, nil, e.Own))
 		if err != nil {
 			return answerFor(err)
 		}

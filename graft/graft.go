@@ -119,6 +119,9 @@ type Engine struct {
 	// defaultValues has, by valuesKey, the values of a new socket.
 	defaultValues sync.Map
 
+	// served has, by service, the Place where it is.
+	served sync.Map
+
 	// paths are the unix sockets that were made in the file system.
 	pathsMu sync.Mutex
 	paths   []string
@@ -167,14 +170,26 @@ func isTCP(protocol int) bool {
 
 func isUDP(protocol int) bool { return protocol == 0 || protocol == unix.IPPROTO_UDP }
 
-// reach tells where a destination lies: the endpoint and its place, or nil and
-// the container's own.
-func (e *Engine) reach(to netip.AddrPort) (*endpoint.Endpoint, Place) {
-	ep := e.Table.Egress(to)
-	if ep == nil {
-		return nil, e.Own
+// reach tells where a destination lies: the endpoint, or nil where none is
+// needed, and the place. The container's own loopback has its servers too that
+// an ingress rule has brought to the host: the kernel programs lead there.
+func (e *Engine) reach(s *socket, to netip.AddrPort) (*endpoint.Endpoint, Place) {
+	if ep := e.Table.Egress(to); ep != nil {
+		return ep, e.Host(ep.Netns)
 	}
-	return ep, e.Host(ep.Netns)
+	if addr := to.Addr().Unmap(); addr.IsLoopback() {
+		if place, ok := e.served.Load(service{s.kind().Protocol, to.Port(), addr.Is4()}); ok {
+			return nil, place.(Place)
+		}
+	}
+	return nil, e.Own
+}
+
+// service is a port that the container serves on the host by an ingress rule.
+type service struct {
+	protocol int
+	port     uint16
+	is4      bool
 }
 
 // Connect answers connect(2), which the kernel then carries on with, on a socket
@@ -203,15 +218,15 @@ func (e *Engine) move(p Program, call string, number int, to netip.AddrPort) (An
 	if call == "send" && s.typ == unix.SOCK_DGRAM && e.decided(s) {
 		return Answer{}, nil
 	}
-	ep, place := e.reach(to)
+	ep, place := e.reach(s, to)
 	e.logDecision(p, call, to, ep)
 	if ep != nil && ep.Type == endpoint.Unix {
 		return e.connectUnix(p, number, s, ep, place)
 	}
-	if s.netns == place.Cookie() || (ep == nil && e.places[s.netns] == nil) {
+	if s.netns == place.Cookie() || (place == e.Own && e.places[s.netns] == nil) {
 		return Answer{}, nil
 	}
-	moved, err := e.swap(p, number, s, place, e.nameAt(s, ep))
+	moved, err := e.swap(p, number, s, place, e.nameAt(s, ep, place))
 	if err != nil {
 		return answerFor(err)
 	}
@@ -220,13 +235,14 @@ func (e *Engine) move(p Program, call string, number int, to netip.AddrPort) (An
 }
 
 // nameAt is what a socket that was bound already shall be bound to in its new
-// place, or the zero value.
-func (e *Engine) nameAt(s *socket, ep *endpoint.Endpoint) rebind {
-	if s.local.Port() == 0 {
+// place, or the zero value. One bound to a loopback address stays so, and then
+// reaches from there what the kernel says it does.
+func (e *Engine) nameAt(s *socket, ep *endpoint.Endpoint, place Place) rebind {
+	switch {
+	case s.local.Port() == 0:
 		return rebind{}
-	}
-	if ep == nil {
-		return rebind{wanted: true, to: s.local}
+	case place == e.Own, ep == nil, s.local.Addr().Unmap().IsLoopback():
+		return rebind{wanted: true, to: s.local, view: s.local}
 	}
 	return rebind{wanted: true, to: netip.AddrPortFrom(s.shape(ep.Addr), s.local.Port()), view: s.local}
 }

@@ -152,6 +152,20 @@ func (e *Enforcement) AllowBind(sock int, b Binding) error {
 	return nil
 }
 
+// Serve lets the container's programs reach, on their own loopback, a server
+// that AllowBind let bind the host's address.
+func (e *Enforcement) Serve(protocol int, b Binding) error {
+	key := bpf.PolicyService{Port: b.View.Port(), Protocol: uint8(protocol)}
+	if b.Host.Addr().Unmap().Is4() {
+		key.Is4 = 1
+	}
+	row := bpf.PolicyLocation{Addr: wordsOf(b.Host.Addr()), Port: b.Host.Port()}
+	if err := e.objs.LocationByService.Put(key, row); err != nil {
+		return fmt.Errorf("let programs reach their server at %s: %w", b.Host, err)
+	}
+	return nil
+}
+
 // ForgetBind takes back what AllowBind allowed, after a bind that failed.
 func (e *Enforcement) ForgetBind(sock int) error {
 	err := e.objs.BindingBySocket.Delete(uint32(sock))
