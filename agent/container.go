@@ -189,6 +189,7 @@ func (c *Container) makeEngine() error {
 		Host:          func(name string) graft.Place { return c.host[name] },
 		Own:           c.own,
 		OwnSockets:    func() { c.gate.SetOwnSockets() },
+		Services:      func() { c.gate.SetServices() },
 		OwnIsLoopback: c.ownIsNew(),
 		Log:           log,
 	})

@@ -149,6 +149,7 @@ func (e *Engine) serve(file, protocol int, place Place, b policy.Binding) error 
 	if b.Host.Port() == 0 {
 		b.Host = netip.AddrPortFrom(b.Host.Addr(), name.Port())
 	}
+	e.Services()
 	e.served.Store(service{protocol, b.View.Port(), b.Host.Addr().Unmap().Is4()}, place)
 	return e.Enforcement.Serve(protocol, b)
 }

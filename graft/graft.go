@@ -103,6 +103,9 @@ type Config struct {
 	// OwnSockets is called before a socket is moved to the container's own
 	// namespace. Until the first, born sockets are known to be the host's.
 	OwnSockets func()
+	// Services is called before the container serves a port on the host. Until
+	// then, its loopback is its own alone.
+	Services func()
 	// OwnIsLoopback says that the container's namespace has nothing but a
 	// loopback, so that all else lies on the host's side.
 	OwnIsLoopback bool

@@ -274,8 +274,15 @@ func (g *Gate) Next() (Ask, error) {
 
 // SetOwnSockets lets the gate know that from now on some sockets of the
 // container are in its own namespace. It takes effect before it returns.
-func (g *Gate) SetOwnSockets() {
-	atomic.StoreUint32((*uint32)(unsafe.Pointer(&g.shared[0])), 1)
+func (g *Gate) SetOwnSockets() { g.set(0) }
+
+// SetServices lets the gate know that from now on the container serves ports on
+// the host. It takes effect before it returns.
+func (g *Gate) SetServices() { g.set(1) }
+
+// set sets a word of struct gate_shared.
+func (g *Gate) set(word int) {
+	atomic.StoreUint32((*uint32)(unsafe.Pointer(&g.shared[4*word])), 1)
 }
 
 // PID is the gate's process id.

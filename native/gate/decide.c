@@ -18,6 +18,9 @@
 /* The shortest struct sockaddr_in6 that the kernel takes, RFC 2133's. */
 #define GATE_IN6_MIN 24
 
+static const uint8_t gate_loopback6[16] = {[15] = 1};
+static const uint8_t gate_mapped[12] = {[10] = 0xff, [11] = 0xff};
+
 struct gate_address gate_look_up(const struct rules *rules, const uint8_t *bytes, size_t length)
 {
 	struct gate_address a = {.where = GATE_NO_IP};
@@ -36,6 +39,8 @@ struct gate_address gate_look_up(const struct rules *rules, const uint8_t *bytes
 	} else {
 		return a;
 	}
+	a.loopback = memcmp(addr, gate_loopback6, sizeof(addr)) == 0 ||
+		     (memcmp(addr, gate_mapped, sizeof(gate_mapped)) == 0 && addr[12] == 127);
 	ep = rules_find(rules, addr, (uint16_t)(bytes[2] << 8 | bytes[3]));
 	if (ep == NULL) {
 		a.where = GATE_OWN;

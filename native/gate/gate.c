@@ -248,6 +248,9 @@ static bool gate_in_place(struct gate_worker *w, int number, const struct gate_a
 
 	if (to->where == GATE_OTHER)
 		return false;
+	/* One of its servers may be there, on the host. */
+	if (to->where == GATE_OWN && to->loopback && atomic_load(&gate.shared->services))
+		return false;
 	if (to->where == GATE_HOST && to->netns == gate.host && (gate.born & born) &&
 	    !atomic_load(&gate.shared->own_sockets))
 		return true;

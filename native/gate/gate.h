@@ -49,6 +49,9 @@ struct gate_shared {
 	/* Set before the first socket is moved to the container's own
 	 * namespace: until then, sockets that are born on the host are there. */
 	_Atomic uint32_t own_sockets;
+	/* Set before the container serves its first port on the host: from
+	 * then on, its own loopback may lead there. */
+	_Atomic uint32_t services;
 };
 
 enum gate_born {
@@ -87,6 +90,7 @@ enum gate_where { GATE_NO_IP, GATE_OWN, GATE_HOST, GATE_OTHER };
 struct gate_address {
 	enum gate_where where;
 	bool is4;	/* by its own family: a mapped address is not */
+	bool loopback;
 	uint64_t netns; /* of GATE_HOST */
 };
 
