@@ -49,6 +49,7 @@
 #include <linux/seccomp.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -521,8 +522,14 @@ int main(int argc, char **argv)
 
 	gate_arguments(&gate, argc, argv);
 	gate_start(&gate);
-	/* Callers and the gate take turns: let them do so on one CPU (6.6). */
+	/*
+	 * Callers and the gate take turns: let them do so on one CPU (6.6). And
+	 * when a caller has taken its descriptor, let it go on: the gate has
+	 * nothing to do but to wait for its next call. Together they save two of
+	 * six context switches per connection.
+	 */
 	(void)ioctl(gate.listener, SECCOMP_IOCTL_NOTIF_SET_FLAGS, GATE_SYNC_WAKE_UP);
+	(void)syscall(SYS_sched_setscheduler, 0, SCHED_BATCH, &(struct sched_param){0});
 	for (struct gate_worker *w = gate_workers; w < &gate_workers[GATE_THREADS_MAX]; w++)
 		atomic_store(&w->free, true);
 	gate_start_thread();
