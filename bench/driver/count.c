@@ -12,8 +12,8 @@
 
 /* Latencies: 128 linear steps per power of two, an error of at most 0.8 %. */
 #define STEP_BITS 7
-#define STEPS (1 << STEP_BITS)
-#define BUCKETS (64 * STEPS)
+#define STEPS	  (1 << STEP_BITS)
+#define BUCKETS	  (64 * STEPS)
 
 /* Since the process began, and at the beginning of the measurement. */
 struct count {
@@ -88,14 +88,13 @@ static double count_cpu_machine(void)
 
 	if (!f)
 		count_die("open /proc/stat");
-	if (fscanf(f, "cpu %llu %llu %llu %llu %llu %llu %llu", &v[0], &v[1],
-		   &v[2], &v[3], &v[4], &v[5], &v[6]) != 7) {
+	if (fscanf(f, "cpu %llu %llu %llu %llu %llu %llu %llu", &v[0], &v[1], &v[2], &v[3], &v[4],
+		   &v[5], &v[6]) != 7) {
 		errno = EPROTO;
 		count_die("read /proc/stat");
 	}
 	fclose(f);
-	return (double)(v[0] + v[1] + v[2] + v[5] + v[6]) /
-	       sysconf(_SC_CLK_TCK);
+	return (double)(v[0] + v[1] + v[2] + v[5] + v[6]) / sysconf(_SC_CLK_TCK);
 }
 
 static double count_seconds(struct timeval tv)
@@ -140,9 +139,8 @@ void count_report(const char *test, size_t size)
 	       "\"cpu_user\":%.6f,\"cpu_sys\":%.6f,\"cpu_machine\":%.2f,"
 	       "\"lost\":%llu,\"connect_us\":%.3f,\"total_bytes\":%llu}\n",
 	       test, size, (unsigned long long)(now.ops - start.ops),
-	       (unsigned long long)(now.bytes - start.bytes),
-	       (now.ns - start.ns) / 1e9, count_percentile_us(0.5),
-	       count_percentile_us(0.99), now.cpu_user - start.cpu_user,
+	       (unsigned long long)(now.bytes - start.bytes), (now.ns - start.ns) / 1e9,
+	       count_percentile_us(0.5), count_percentile_us(0.99), now.cpu_user - start.cpu_user,
 	       now.cpu_sys - start.cpu_sys, now.cpu_machine - start.cpu_machine,
 	       (unsigned long long)(now.lost - start.lost), connect_us,
 	       (unsigned long long)now.bytes);

@@ -49,13 +49,13 @@
 
 #include "count.h"
 
-#define SIZE_MAX_BYTES (1 << 20)
-#define RR_SIZE_MAX_BYTES (1 << 16) /* fits into the socket buffers of both */
-#define DATAGRAM_MAX_BYTES 1472	    /* of an Ethernet frame, over IPv4 */
-#define BACKLOG 512
-#define ALARM_GRACE 10 /* seconds that a client may take beyond its time */
-#define TICK_US 100000 /* two of them without an answer: it is lost */
-#define TRIES 50
+#define SIZE_MAX_BYTES	   (1 << 20)
+#define RR_SIZE_MAX_BYTES  (1 << 16) /* fits into the socket buffers of both */
+#define DATAGRAM_MAX_BYTES 1472	     /* of an Ethernet frame, over IPv4 */
+#define BACKLOG		   512
+#define ALARM_GRACE	   10	  /* seconds that a client may take beyond its time */
+#define TICK_US		   100000 /* two of them without an answer: it is lost */
+#define TRIES		   50
 
 struct test {
 	const char *name;
@@ -129,8 +129,7 @@ static void netdrive_drive_stream(void)
 	} while (count_op(since, size));
 	count_report(test->name, size);
 	shutdown(fd, SHUT_WR);
-	netdrive_read_all(fd,
-			  1); /* until the server has read it all and closes */
+	netdrive_read_all(fd, 1); /* until the server has read it all and closes */
 	close(fd);
 }
 
@@ -196,11 +195,10 @@ static void netdrive_on_tick(int sig)
 static void netdrive_start_ticks(void)
 {
 	const struct itimerval it = {
-	    .it_interval.tv_usec = TICK_US,
-	    .it_value.tv_usec = TICK_US,
+		.it_interval.tv_usec = TICK_US,
+		.it_value.tv_usec = TICK_US,
 	};
-	struct sigaction sa = {.sa_handler =
-				   netdrive_on_tick}; /* no SA_RESTART */
+	struct sigaction sa = {.sa_handler = netdrive_on_tick}; /* no SA_RESTART */
 
 	sigaction(SIGALRM, &sa, NULL);
 	setitimer(ITIMER_REAL, &it, NULL);
@@ -217,8 +215,7 @@ static bool netdrive_answered(int fd, bool connected, char number)
 	for (;;) {
 		len = sizeof(from);
 		n = connected ? recv(fd, answer, size, 0)
-			      : recvfrom(fd, answer, size, 0,
-					 (struct sockaddr *)&from, &len);
+			      : recvfrom(fd, answer, size, 0, (struct sockaddr *)&from, &len);
 		if (n > 0 && answer[0] == number)
 			return true;
 		if (n < 0 && errno != EINTR)
@@ -241,8 +238,7 @@ static void netdrive_datagram_rr(int fd, const struct sockaddr *to)
 
 	buf[0] = ++number;
 	for (unsigned tries = 0; tries < TRIES; tries++) {
-		n = to ? sendto(fd, buf, size, 0, to, addr_len)
-		       : send(fd, buf, size, 0);
+		n = to ? sendto(fd, buf, size, 0, to, addr_len) : send(fd, buf, size, 0);
 		if (n < 0 && errno != EINTR)
 			netdrive_die("send");
 		if (netdrive_answered(fd, to == NULL, number))
@@ -285,8 +281,7 @@ static void netdrive_serve_udp(int fd)
 
 	for (;;) {
 		len = sizeof(from);
-		n = recvfrom(fd, buf, sizeof(buf), 0, (struct sockaddr *)&from,
-			     &len);
+		n = recvfrom(fd, buf, sizeof(buf), 0, (struct sockaddr *)&from, &len);
 		if (n >= 0)
 			sendto(fd, buf, n, 0, (struct sockaddr *)&from, len);
 	}
@@ -317,16 +312,13 @@ static _Noreturn void netdrive_server(void)
 }
 
 static const struct test tests[] = {
-    {"tcp_stream", SOCK_STREAM, 1 << 17, SIZE_MAX_BYTES, netdrive_serve_stream,
-     netdrive_drive_stream},
-    {"tcp_rr", SOCK_STREAM, 1, RR_SIZE_MAX_BYTES, netdrive_serve_rr,
-     netdrive_drive_rr},
-    {"tcp_crr", SOCK_STREAM, 1, RR_SIZE_MAX_BYTES, netdrive_serve_crr,
-     netdrive_drive_crr},
-    {"udp_rr", SOCK_DGRAM, 1, DATAGRAM_MAX_BYTES, netdrive_serve_udp,
-     netdrive_drive_udp},
-    {"udp_rr_unconnected", SOCK_DGRAM, 1, DATAGRAM_MAX_BYTES,
-     netdrive_serve_udp, netdrive_drive_udp_unconnected},
+	{"tcp_stream", SOCK_STREAM, 1 << 17, SIZE_MAX_BYTES, netdrive_serve_stream,
+	 netdrive_drive_stream},
+	{"tcp_rr", SOCK_STREAM, 1, RR_SIZE_MAX_BYTES, netdrive_serve_rr, netdrive_drive_rr},
+	{"tcp_crr", SOCK_STREAM, 1, RR_SIZE_MAX_BYTES, netdrive_serve_crr, netdrive_drive_crr},
+	{"udp_rr", SOCK_DGRAM, 1, DATAGRAM_MAX_BYTES, netdrive_serve_udp, netdrive_drive_udp},
+	{"udp_rr_unconnected", SOCK_DGRAM, 1, DATAGRAM_MAX_BYTES, netdrive_serve_udp,
+	 netdrive_drive_udp_unconnected},
 };
 
 static _Noreturn void netdrive_usage(void)

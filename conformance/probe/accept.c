@@ -6,8 +6,7 @@
 
 static void accept_flags_are(const char *step, int fd)
 {
-	probe_line(step, "%s%s",
-		   fcntl(fd, F_GETFD) & FD_CLOEXEC ? "cloexec " : "",
+	probe_line(step, "%s%s", fcntl(fd, F_GETFD) & FD_CLOEXEC ? "cloexec " : "",
 		   fcntl(fd, F_GETFL) & O_NONBLOCK ? "nonblock" : "block");
 }
 
@@ -23,8 +22,7 @@ static void accept_flags(int family)
 	accept_flags_are("accept", accept(fd, NULL, NULL));
 	accept_flags_are("cloexec", accept4(fd, NULL, NULL, SOCK_CLOEXEC));
 	accept_flags_are("nonblock", accept4(fd, NULL, NULL, SOCK_NONBLOCK));
-	accept_flags_are("both",
-			 accept4(fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC));
+	accept_flags_are("both", accept4(fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC));
 	probe_want("all taken", accept(fd, NULL, NULL), EAGAIN);
 	probe_want("unknown flag", accept4(fd, NULL, NULL, 1), EINVAL);
 }
@@ -47,8 +45,8 @@ static void accept_lengths(int family)
 		for (size_t j = 0; j < sizeof(buf); j++)
 			if (buf[j] != 0xa5)
 				touched = j + 1;
-		probe_line("length", "%d of %d, within it %s", (int)len,
-			   lens[i], touched <= lens[i] ? "yes" : "no");
+		probe_line("length", "%d of %d, within it %s", (int)len, lens[i],
+			   touched <= lens[i] ? "yes" : "no");
 		close(conn);
 	}
 }
@@ -56,21 +54,17 @@ static void accept_lengths(int family)
 /* A connection that cannot be handed over is lost, and no descriptor left. */
 static void accept_bad_pointers(int family)
 {
-	int fd = probe_listener(probe_any(family, env.port)), next,
-	    negative = -1;
+	int fd = probe_listener(probe_any(family, env.port)), next, negative = -1;
 	socklen_t len = 16;
 
 	probe_dial(family, env.port);
 	next = dup(fd);
 	close(next);
-	probe_want("address unmapped", accept(fd, (struct sockaddr *)8, &len),
-		   EFAULT);
+	probe_want("address unmapped", accept(fd, (struct sockaddr *)8, &len), EFAULT);
 	probe_dial(family, env.port);
-	probe_want("length unmapped",
-		   accept(fd, (struct sockaddr *)&len, (socklen_t *)8), EFAULT);
+	probe_want("length unmapped", accept(fd, (struct sockaddr *)&len, (socklen_t *)8), EFAULT);
 	probe_dial(family, env.port);
-	probe_want("length negative",
-		   accept(fd, (struct sockaddr *)&len, (socklen_t *)&negative),
+	probe_want("length negative", accept(fd, (struct sockaddr *)&len, (socklen_t *)&negative),
 		   EINVAL);
 	probe_check("no descriptor was left", dup(fd) == next);
 	fcntl(fd, F_SETFL, O_NONBLOCK);
@@ -142,8 +136,7 @@ static void accept_timeout(int family)
 	struct timeval tv = {.tv_usec = 150000};
 	long start = probe_now();
 
-	probe_want("SO_RCVTIMEO",
-		   setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &tv, sizeof(tv)), 0);
+	probe_want("SO_RCVTIMEO", setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &tv, sizeof(tv)), 0);
 	probe_want("accept", accept(fd, NULL, NULL), EAGAIN);
 	probe_check("it took its time", probe_now() - start >= 140);
 }
@@ -161,14 +154,14 @@ static void accept_timeout_early(int family)
 }
 
 const struct probe_case accept_cases[] = {
-    {"accept-flags", accept_flags, AF_INET, 1},
-    {"accept-lengths-v4", accept_lengths, AF_INET, 1},
-    {"accept-lengths-v6", accept_lengths, AF_INET6, 1},
-    {"accept-bad-pointers", accept_bad_pointers, AF_INET, 1},
-    {"accept-shutdown", accept_shutdown, AF_INET, 1},
-    {"accept-waits", accept_waits, AF_INET, 1},
-    {"accept-interrupted", accept_interrupted, AF_INET, 1},
-    {"accept-timeout", accept_timeout, AF_INET, 1},
-    {"accept-timeout-early", accept_timeout_early, AF_INET, 1},
-    {0},
+	{"accept-flags", accept_flags, AF_INET, 1},
+	{"accept-lengths-v4", accept_lengths, AF_INET, 1},
+	{"accept-lengths-v6", accept_lengths, AF_INET6, 1},
+	{"accept-bad-pointers", accept_bad_pointers, AF_INET, 1},
+	{"accept-shutdown", accept_shutdown, AF_INET, 1},
+	{"accept-waits", accept_waits, AF_INET, 1},
+	{"accept-interrupted", accept_interrupted, AF_INET, 1},
+	{"accept-timeout", accept_timeout, AF_INET, 1},
+	{"accept-timeout-early", accept_timeout_early, AF_INET, 1},
+	{0},
 };

@@ -8,24 +8,19 @@
 
 #include <sys/mman.h>
 
-static const int badargs_lens[] = {0,  1,  2,	8,   15,  16, 24,
-				   27, 28, 110, 128, 129, -1, INT_MAX};
+static const int badargs_lens[] = {0, 1, 2, 8, 15, 16, 24, 27, 28, 110, 128, 129, -1, INT_MAX};
 
 #define LENS (sizeof(badargs_lens) / sizeof(badargs_lens[0]))
 
 enum badargs_call { BIND, CONNECT, SENDTO, SENDMSG };
 
-static const char *const badargs_names[] = {"bind", "connect", "sendto",
-					    "sendmsg"};
+static const char *const badargs_names[] = {"bind", "connect", "sendto", "sendmsg"};
 
-static long badargs_do(enum badargs_call call, int fd, const void *addr,
-		       int len)
+static long badargs_do(enum badargs_call call, int fd, const void *addr, int len)
 {
 	struct iovec iov = {"x", 1};
-	struct msghdr h = {.msg_name = (void *)addr,
-			   .msg_namelen = len,
-			   .msg_iov = &iov,
-			   .msg_iovlen = 1};
+	struct msghdr h = {
+		.msg_name = (void *)addr, .msg_namelen = len, .msg_iov = &iov, .msg_iovlen = 1};
 
 	switch (call) {
 	case BIND:
@@ -40,8 +35,8 @@ static long badargs_do(enum badargs_call call, int fd, const void *addr,
 }
 
 /* One call with an address on a new socket. */
-static void badargs_try(enum badargs_call call, int family, int type,
-			const void *addr, int len, const char *what)
+static void badargs_try(enum badargs_call call, int family, int type, const void *addr, int len,
+			const char *what)
 {
 	int fd = probe_socket(family, type);
 	char step[64];
@@ -51,8 +46,7 @@ static void badargs_try(enum badargs_call call, int family, int type,
 	close(fd);
 }
 
-static void badargs_lengths(enum badargs_call call, int family, int type,
-			    struct probe_addr a)
+static void badargs_lengths(enum badargs_call call, int family, int type, struct probe_addr a)
 {
 	char buf[256] = {0}, what[32];
 
@@ -65,20 +59,17 @@ static void badargs_lengths(enum badargs_call call, int family, int type,
 
 static void badargs_connect_tcp(int family)
 {
-	badargs_lengths(CONNECT, family, SOCK_STREAM,
-			probe_peer(family, env.tcp));
+	badargs_lengths(CONNECT, family, SOCK_STREAM, probe_peer(family, env.tcp));
 }
 
 static void badargs_connect_udp(int family)
 {
-	badargs_lengths(CONNECT, family, SOCK_DGRAM,
-			probe_peer(family, env.udp));
+	badargs_lengths(CONNECT, family, SOCK_DGRAM, probe_peer(family, env.udp));
 }
 
 static void badargs_connect_loopback(int family)
 {
-	badargs_lengths(CONNECT, family, SOCK_STREAM,
-			probe_loopback(family, env.closed));
+	badargs_lengths(CONNECT, family, SOCK_STREAM, probe_loopback(family, env.closed));
 }
 
 static void badargs_connect_unspec(int family)
@@ -96,10 +87,8 @@ static void badargs_bind(int family)
 
 static void badargs_send(int family)
 {
-	badargs_lengths(SENDTO, family, SOCK_DGRAM,
-			probe_peer(family, env.udp));
-	badargs_lengths(SENDMSG, family, SOCK_DGRAM,
-			probe_peer(family, env.udp));
+	badargs_lengths(SENDTO, family, SOCK_DGRAM, probe_peer(family, env.udp));
+	badargs_lengths(SENDMSG, family, SOCK_DGRAM, probe_peer(family, env.udp));
 }
 
 /* An address of another family than the socket's, long enough for any. */
@@ -110,9 +99,8 @@ static void badargs_family(int family)
 	char buf[256], what[32];
 
 	for (size_t i = 0; i < sizeof(families) / sizeof(families[0]); i++) {
-		struct probe_addr a = families[i] == AF_INET6
-					  ? probe_peer(AF_INET6, env.tcp)
-					  : probe_peer(AF_INET, env.tcp);
+		struct probe_addr a = families[i] == AF_INET6 ? probe_peer(AF_INET6, env.tcp)
+							      : probe_peer(AF_INET, env.tcp);
 
 		memset(buf, 0, sizeof(buf));
 		memcpy(buf, &a.ss, sizeof(a.ss));
@@ -144,8 +132,7 @@ static void badargs_bind_unspec(int family)
 /* A page that may not be touched, after one that may. */
 static char *badargs_page(void)
 {
-	char *p = mmap(NULL, 8192, PROT_READ | PROT_WRITE,
-		       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	char *p = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
 	if (p == MAP_FAILED || mprotect(p + 4096, 4096, PROT_NONE))
 		probe_die("mmap");
@@ -161,37 +148,33 @@ static void badargs_pointers(int family)
 		int len;
 		const char *what;
 	} bad[] = {
-	    {NULL, 0, "null of 0"},
-	    {NULL, 16, "null of 16"},
-	    {NULL, 28, "null of 28"},
-	    {(void *)1, 16, "low"},
-	    {(void *)-4096L, 28, "kernel"},
-	    {page, 0, "unmapped of 0"},
-	    {page, 16, "unmapped of 16"},
-	    {page, 28, "unmapped of 28"},
-	    {page - 8, 16, "half mapped of 16"},
-	    {page - 8, 28, "half mapped of 28"},
-	    {page - 8, 8, "to the page's end"},
-	    {page, -1, "unmapped of -1"},
-	    {page, 129, "unmapped of 129"},
+		{NULL, 0, "null of 0"},
+		{NULL, 16, "null of 16"},
+		{NULL, 28, "null of 28"},
+		{(void *)1, 16, "low"},
+		{(void *)-4096L, 28, "kernel"},
+		{page, 0, "unmapped of 0"},
+		{page, 16, "unmapped of 16"},
+		{page, 28, "unmapped of 28"},
+		{page - 8, 16, "half mapped of 16"},
+		{page - 8, 28, "half mapped of 28"},
+		{page - 8, 8, "to the page's end"},
+		{page, -1, "unmapped of -1"},
+		{page, 129, "unmapped of 129"},
 	};
 
 	memcpy(page - 8, &a.sa, 8);
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
 		for (int call = BIND; call <= SENDMSG; call++) {
-			badargs_try(call, family, SOCK_DGRAM, bad[i].addr,
-				    bad[i].len, bad[i].what);
+			badargs_try(call, family, SOCK_DGRAM, bad[i].addr, bad[i].len, bad[i].what);
 			if (call <= CONNECT)
-				badargs_try(call, family, SOCK_STREAM,
-					    bad[i].addr, bad[i].len,
+				badargs_try(call, family, SOCK_STREAM, bad[i].addr, bad[i].len,
 					    bad[i].what);
 		}
 	}
 	memcpy(page - a.len, &a.sa, a.len);
-	badargs_try(CONNECT, family, SOCK_DGRAM, page - a.len, a.len,
-		    "up to the page's end");
-	badargs_try(SENDTO, family, SOCK_DGRAM, page - a.len, a.len,
-		    "up to the page's end");
+	badargs_try(CONNECT, family, SOCK_DGRAM, page - a.len, a.len, "up to the page's end");
+	badargs_try(SENDTO, family, SOCK_DGRAM, page - a.len, a.len, "up to the page's end");
 }
 
 /* Messages whose other parts are wrong. */
@@ -201,10 +184,8 @@ static void badargs_messages(int family)
 	struct probe_addr a = probe_peer(family, env.udp);
 	char *page = badargs_page();
 	struct iovec iov = {"x", 1}, badiov = {page, 4};
-	struct msghdr h = {.msg_name = &a.ss,
-			   .msg_namelen = a.len,
-			   .msg_iov = &iov,
-			   .msg_iovlen = 1};
+	struct msghdr h = {
+		.msg_name = &a.ss, .msg_namelen = a.len, .msg_iov = &iov, .msg_iovlen = 1};
 	struct msghdr m = h;
 
 	probe_want("no message", sendmsg(fd, NULL, 0), EFAULT);
@@ -224,8 +205,7 @@ static void badargs_messages(int family)
 	m.msg_iovlen = 0;
 	probe_want("no data", sendmsg(fd, &m, 0), 0);
 	probe_want("unknown flag", sendmsg(fd, &h, MSG_OOB), EOPNOTSUPP);
-	probe_want("sendto, data unmapped",
-		   sendto(fd, page, 1, 0, &a.sa, a.len), EFAULT);
+	probe_want("sendto, data unmapped", sendto(fd, page, 1, 0, &a.sa, a.len), EFAULT);
 	probe_want("sendto after all", sendto(fd, "x", 1, 0, &a.sa, a.len), 0);
 }
 
@@ -239,8 +219,7 @@ static void badargs_name_of(const char *what, int fd,
 		int touched = 0;
 
 		memset(buf, 0xa5, sizeof(buf));
-		snprintf(step, sizeof(step), "%s length %d", what,
-			 badargs_lens[i]);
+		snprintf(step, sizeof(step), "%s length %d", what, badargs_lens[i]);
 		probe_rc(step, get(fd, (struct sockaddr *)buf, &len));
 		for (int j = 0; j < 256; j++)
 			if (buf[j] != 0xa5)
@@ -268,32 +247,30 @@ static void badargs_names_lengths(int family)
 
 	badargs_name_of("getsockname", fd, badargs_getsockname);
 	badargs_name_of("getpeername", fd, badargs_getpeername);
-	probe_want("address unmapped", getsockname(fd, (void *)8, &len),
-		   EFAULT);
-	probe_want("length unmapped", getsockname(fd, (void *)buf, (void *)8),
-		   EFAULT);
+	probe_want("address unmapped", getsockname(fd, (void *)8, &len), EFAULT);
+	probe_want("length unmapped", getsockname(fd, (void *)buf, (void *)8), EFAULT);
 	probe_want("both null", getpeername(fd, NULL, NULL), EFAULT);
 }
 
 const struct probe_case badargs_cases[] = {
-    {"badargs-connect-tcp-v4", badargs_connect_tcp, AF_INET, 0},
-    {"badargs-connect-tcp-v6", badargs_connect_tcp, AF_INET6, 0},
-    {"badargs-connect-udp-v4", badargs_connect_udp, AF_INET, 0},
-    {"badargs-connect-udp-v6", badargs_connect_udp, AF_INET6, 0},
-    {"badargs-connect-loopback", badargs_connect_loopback, AF_INET, 0},
-    {"badargs-connect-unspec-v4", badargs_connect_unspec, AF_INET, 0},
-    {"badargs-connect-unspec-v6", badargs_connect_unspec, AF_INET6, 0},
-    {"badargs-bind-v4", badargs_bind, AF_INET, 1},
-    {"badargs-bind-v6", badargs_bind, AF_INET6, 1},
-    {"badargs-send-v4", badargs_send, AF_INET, 0},
-    {"badargs-send-v6", badargs_send, AF_INET6, 0},
-    {"badargs-family-v4", badargs_family, AF_INET, 0},
-    {"badargs-family-v6", badargs_family, AF_INET6, 0},
-    {"badargs-bind-unspec", badargs_bind_unspec, AF_INET, 1},
-    {"badargs-pointers-v4", badargs_pointers, AF_INET, 0},
-    {"badargs-pointers-v6", badargs_pointers, AF_INET6, 0},
-    {"badargs-messages", badargs_messages, AF_INET, 0},
-    {"badargs-names-lengths-v4", badargs_names_lengths, AF_INET, 0},
-    {"badargs-names-lengths-v6", badargs_names_lengths, AF_INET6, 0},
-    {0},
+	{"badargs-connect-tcp-v4", badargs_connect_tcp, AF_INET, 0},
+	{"badargs-connect-tcp-v6", badargs_connect_tcp, AF_INET6, 0},
+	{"badargs-connect-udp-v4", badargs_connect_udp, AF_INET, 0},
+	{"badargs-connect-udp-v6", badargs_connect_udp, AF_INET6, 0},
+	{"badargs-connect-loopback", badargs_connect_loopback, AF_INET, 0},
+	{"badargs-connect-unspec-v4", badargs_connect_unspec, AF_INET, 0},
+	{"badargs-connect-unspec-v6", badargs_connect_unspec, AF_INET6, 0},
+	{"badargs-bind-v4", badargs_bind, AF_INET, 1},
+	{"badargs-bind-v6", badargs_bind, AF_INET6, 1},
+	{"badargs-send-v4", badargs_send, AF_INET, 0},
+	{"badargs-send-v6", badargs_send, AF_INET6, 0},
+	{"badargs-family-v4", badargs_family, AF_INET, 0},
+	{"badargs-family-v6", badargs_family, AF_INET6, 0},
+	{"badargs-bind-unspec", badargs_bind_unspec, AF_INET, 1},
+	{"badargs-pointers-v4", badargs_pointers, AF_INET, 0},
+	{"badargs-pointers-v6", badargs_pointers, AF_INET6, 0},
+	{"badargs-messages", badargs_messages, AF_INET, 0},
+	{"badargs-names-lengths-v4", badargs_names_lengths, AF_INET, 0},
+	{"badargs-names-lengths-v6", badargs_names_lengths, AF_INET6, 0},
+	{0},
 };

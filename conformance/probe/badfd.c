@@ -22,10 +22,8 @@ static void badfd_calls(const char *what, int fd)
 	struct probe_addr to = probe_peer(AF_INET, env.udp);
 	struct probe_addr a = {.len = sizeof(a.ss)};
 	struct iovec iov = {"x", 1};
-	struct msghdr h = {.msg_name = &to.ss,
-			   .msg_namelen = to.len,
-			   .msg_iov = &iov,
-			   .msg_iovlen = 1};
+	struct msghdr h = {
+		.msg_name = &to.ss, .msg_namelen = to.len, .msg_iov = &iov, .msg_iovlen = 1};
 	struct mmsghdr mm = {.msg_hdr = h};
 	int value = 1;
 	socklen_t len = sizeof(value);
@@ -34,16 +32,13 @@ static void badfd_calls(const char *what, int fd)
 	badfd_say("bind", what, probe_bind(fd, probe_any(AF_INET, 0)));
 	badfd_say("listen", what, listen(fd, 1));
 	badfd_say("accept", what, accept4(fd, NULL, NULL, SOCK_NONBLOCK));
-	badfd_say("sendto", what,
-		  sendto(fd, "x", 1, MSG_NOSIGNAL, &to.sa, to.len));
+	badfd_say("sendto", what, sendto(fd, "x", 1, MSG_NOSIGNAL, &to.sa, to.len));
 	badfd_say("sendmsg", what, sendmsg(fd, &h, MSG_NOSIGNAL));
 	badfd_say("sendmmsg", what, sendmmsg(fd, &mm, 1, MSG_NOSIGNAL));
 	badfd_say("getsockname", what, getsockname(fd, &a.sa, &a.len));
 	badfd_say("getpeername", what, getpeername(fd, &a.sa, &a.len));
-	badfd_say("getsockopt", what,
-		  getsockopt(fd, SOL_SOCKET, SO_TYPE, &value, &len));
-	badfd_say("setsockopt", what,
-		  setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &value, len));
+	badfd_say("getsockopt", what, getsockopt(fd, SOL_SOCKET, SO_TYPE, &value, &len));
+	badfd_say("setsockopt", what, setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &value, len));
 	badfd_say("shutdown", what, shutdown(fd, SHUT_WR));
 }
 
@@ -106,21 +101,19 @@ static void badfd_unix(int family)
 		if (types[i] != SOCK_DGRAM)
 			probe_want("listen", listen(s, 1), 0);
 		c = probe_socket(AF_UNIX, types[i]);
-		probe_want("connect", connect(c, (struct sockaddr *)&a, alen),
-			   0);
+		probe_want("connect", connect(c, (struct sockaddr *)&a, alen), 0);
 		if (types[i] != SOCK_DGRAM)
 			conn = probe_accept("accept", s, NULL);
 		probe_serve("talk", c, conn, "local");
 	}
 	probe_want("no such path",
 		   connect(probe_socket(AF_UNIX, SOCK_STREAM),
-			   (struct sockaddr *)&(struct sockaddr_un){
-			       AF_UNIX, "/nonexistent/socket"},
+			   (struct sockaddr *)&(struct sockaddr_un){AF_UNIX, "/nonexistent/socket"},
 			   sizeof(a)),
 		   ENOENT);
 	probe_want("SO_PEERCRED",
-		   getsockopt(probe_socket(AF_UNIX, SOCK_STREAM), SOL_SOCKET,
-			      SO_PEERCRED, &cred, &credlen),
+		   getsockopt(probe_socket(AF_UNIX, SOCK_STREAM), SOL_SOCKET, SO_PEERCRED, &cred,
+			      &credlen),
 		   0);
 }
 
@@ -139,20 +132,17 @@ static void badfd_netlink(int family)
 
 	(void)family;
 	probe_want("bind", bind(fd, (struct sockaddr *)&a, len), 0);
-	probe_want("getsockname", getsockname(fd, (struct sockaddr *)&a, &len),
-		   0);
+	probe_want("getsockname", getsockname(fd, (struct sockaddr *)&a, &len), 0);
 	probe_check("port nonzero", a.nl_pid != 0);
 	a.nl_pid = 0;
 	probe_want("sendto",
-		   sendto(fd, &request, sizeof(request), 0,
-			  (struct sockaddr *)&a, sizeof(a)),
-		   0);
+		   sendto(fd, &request, sizeof(request), 0, (struct sockaddr *)&a, sizeof(a)), 0);
 	probe_check("answer", recv(fd, buf, sizeof(buf), 0) > 100);
 	probe_want("connect", connect(fd, (struct sockaddr *)&a, sizeof(a)), 0);
 }
 
 const struct probe_case badfd_cases[] = {
-    {"badfd-none", badfd_none, 0, 0},	    {"badfd-files", badfd_files, 0, 0},
-    {"badfd-sockets", badfd_sockets, 0, 0}, {"badfd-unix", badfd_unix, 0, 0},
-    {"badfd-netlink", badfd_netlink, 0, 0}, {0},
+	{"badfd-none", badfd_none, 0, 0},	{"badfd-files", badfd_files, 0, 0},
+	{"badfd-sockets", badfd_sockets, 0, 0}, {"badfd-unix", badfd_unix, 0, 0},
+	{"badfd-netlink", badfd_netlink, 0, 0}, {0},
 };

@@ -20,8 +20,7 @@ static void bind_zero(int family)
 	probe_want("listen", listen(fd, 1), 0);
 	after = probe_local(fd);
 	probe_check("listen keeps the port", probe_same(&before, &after));
-	probe_want("getpeername", getpeername(fd, &after.sa, &after.len),
-		   ENOTCONN);
+	probe_want("getpeername", getpeername(fd, &after.sa, &after.len), ENOTCONN);
 }
 
 static void bind_twice(int family)
@@ -29,29 +28,22 @@ static void bind_twice(int family)
 	int fd = probe_socket(family, SOCK_STREAM);
 
 	probe_want("bind", probe_bind(fd, probe_any(family, env.port)), 0);
-	probe_want("same again", probe_bind(fd, probe_any(family, env.port)),
-		   EINVAL);
-	probe_want("another port",
-		   probe_bind(fd, probe_any(family, env.port + 1)), EINVAL);
-	probe_want("the loopback", probe_bind(fd, probe_loopback(family, 0)),
-		   EINVAL);
+	probe_want("same again", probe_bind(fd, probe_any(family, env.port)), EINVAL);
+	probe_want("another port", probe_bind(fd, probe_any(family, env.port + 1)), EINVAL);
+	probe_want("the loopback", probe_bind(fd, probe_loopback(family, 0)), EINVAL);
 	probe_names("after", fd);
 	fd = probe_socket(family, SOCK_STREAM);
-	probe_want("bind to the loopback",
-		   probe_bind(fd, probe_loopback(family, 0)), 0);
-	probe_want("then in the range",
-		   probe_bind(fd, probe_any(family, env.port + 1)), EINVAL);
+	probe_want("bind to the loopback", probe_bind(fd, probe_loopback(family, 0)), 0);
+	probe_want("then in the range", probe_bind(fd, probe_any(family, env.port + 1)), EINVAL);
 }
 
 static void bind_connected(int family)
 {
 	int fd = probe_echo_client(family);
 
-	probe_want("in the range", probe_bind(fd, probe_any(family, env.port)),
-		   EINVAL);
+	probe_want("in the range", probe_bind(fd, probe_any(family, env.port)), EINVAL);
 	probe_want("any port", probe_bind(fd, probe_any(family, 0)), EINVAL);
-	probe_want("loopback", probe_bind(fd, probe_loopback(family, 0)),
-		   EINVAL);
+	probe_want("loopback", probe_bind(fd, probe_loopback(family, 0)), EINVAL);
 	probe_echo("echo", fd, "unmoved");
 }
 
@@ -61,11 +53,9 @@ static void bind_in_use(int family)
 	int b = probe_socket(family, SOCK_STREAM);
 
 	probe_want("first", probe_bind(a, probe_any(family, env.port)), 0);
-	probe_want("second", probe_bind(b, probe_any(family, env.port)),
-		   EADDRINUSE);
+	probe_want("second", probe_bind(b, probe_any(family, env.port)), EADDRINUSE);
 	probe_names("second", b);
-	probe_want("second elsewhere",
-		   probe_bind(b, probe_any(family, env.port + 1)), 0);
+	probe_want("second elsewhere", probe_bind(b, probe_any(family, env.port + 1)), 0);
 	probe_want("close first", close(a), 0);
 	a = probe_socket(family, SOCK_STREAM);
 	probe_want("third", probe_bind(a, probe_any(family, env.port)), 0);
@@ -91,8 +81,7 @@ static void bind_reuseaddr(int family)
 	bind_option(b, SO_REUSEADDR);
 	probe_want("first", probe_bind(a, probe_any(family, env.port)), 0);
 	probe_want("second", probe_bind(b, probe_any(family, env.port)), 0);
-	probe_want("without", probe_bind(c, probe_any(family, env.port)),
-		   EADDRINUSE);
+	probe_want("without", probe_bind(c, probe_any(family, env.port)), EADDRINUSE);
 	probe_want("first listens", listen(a, 1), 0);
 	probe_want("second listens", listen(b, 1), EADDRINUSE);
 	probe_want("close first", close(a), 0);
@@ -105,10 +94,8 @@ static void bind_reuseport(int family)
 
 	for (int i = 0; i < 2; i++) {
 		fds[i] = probe_socket(family, SOCK_STREAM);
-		probe_want("SO_REUSEPORT", bind_option(fds[i], SO_REUSEPORT),
-			   0);
-		probe_want("bind",
-			   probe_bind(fds[i], probe_any(family, env.port)), 0);
+		probe_want("SO_REUSEPORT", bind_option(fds[i], SO_REUSEPORT), 0);
+		probe_want("bind", probe_bind(fds[i], probe_any(family, env.port)), 0);
 		probe_want("listen", listen(fds[i], 64), 0);
 	}
 	for (int i = 0; i < 24; i++)
@@ -131,13 +118,11 @@ static void bind_reuseport_refused(int family)
 
 	probe_want("first", probe_bind(a, probe_any(family, env.port)), 0);
 	bind_option(b, SO_REUSEPORT);
-	probe_want("second", probe_bind(b, probe_any(family, env.port)),
-		   EADDRINUSE);
+	probe_want("second", probe_bind(b, probe_any(family, env.port)), EADDRINUSE);
 	close(a);
 	probe_want("second now", probe_bind(b, probe_any(family, env.port)), 0);
 	a = probe_socket(family, SOCK_STREAM);
-	probe_want("without", probe_bind(a, probe_any(family, env.port)),
-		   EADDRINUSE);
+	probe_want("without", probe_bind(a, probe_any(family, env.port)), EADDRINUSE);
 }
 
 /* Addresses of other machines, and of none, with a port that is free. */
@@ -147,20 +132,19 @@ static void bind_elsewhere(int port)
 		const char *host;
 		int family;
 	} elsewhere[] = {
-	    {"203.0.113.99", AF_INET},
-	    {"198.51.100.2", AF_INET},
-	    {"2001:db8:ffff::99", AF_INET6},
-	    {"2001:db8:1::2", AF_INET6},
+		{"203.0.113.99", AF_INET},
+		{"198.51.100.2", AF_INET},
+		{"2001:db8:ffff::99", AF_INET6},
+		{"2001:db8:1::2", AF_INET6},
 	};
 
 	for (size_t i = 0; i < sizeof(elsewhere) / sizeof(elsewhere[0]); i++) {
 		int family = elsewhere[i].family;
 		int fd = probe_socket(family, SOCK_STREAM);
 
-		probe_want(
-		    elsewhere[i].host,
-		    probe_bind(fd, probe_text(family, elsewhere[i].host, port)),
-		    EADDRNOTAVAIL);
+		probe_want(elsewhere[i].host,
+			   probe_bind(fd, probe_text(family, elsewhere[i].host, port)),
+			   EADDRNOTAVAIL);
 		close(fd);
 	}
 }
@@ -184,16 +168,14 @@ static void bind_loopback_other(int family)
 	int c = probe_socket(family, SOCK_STREAM);
 	struct probe_addr a, b;
 
-	probe_want("bind", probe_bind(fd, probe_text(family, "127.0.0.77", 0)),
-		   0);
+	probe_want("bind", probe_bind(fd, probe_text(family, "127.0.0.77", 0)), 0);
 	probe_want("listen", listen(fd, 1), 0);
 	a = probe_local(fd);
 	probe_want("connect", probe_connect(c, a), 0);
 	b = probe_remote(c);
 	probe_check("peer is what was bound", probe_same(&a, &b));
 	a = probe_loopback(family, probe_port(&a));
-	probe_want("another loopback address",
-		   probe_connect(probe_socket(family, SOCK_STREAM), a),
+	probe_want("another loopback address", probe_connect(probe_socket(family, SOCK_STREAM), a),
 		   ECONNREFUSED);
 }
 
@@ -216,13 +198,12 @@ static void bind_loopback_conflict(int family)
 	int a = probe_listener(probe_loopback(family, env.port));
 	int b = probe_socket(family, SOCK_STREAM);
 
-	probe_want("any address, same port",
-		   probe_bind(b, probe_any(family, env.port)), EADDRINUSE);
+	probe_want("any address, same port", probe_bind(b, probe_any(family, env.port)),
+		   EADDRINUSE);
 	close(a);
 	b = probe_listener(probe_any(family, env.port + 1));
 	a = probe_socket(family, SOCK_STREAM);
-	probe_want("loopback, same port",
-		   probe_bind(a, probe_loopback(family, env.port + 1)),
+	probe_want("loopback, same port", probe_bind(a, probe_loopback(family, env.port + 1)),
 		   EADDRINUSE);
 }
 
@@ -237,10 +218,8 @@ static void bind_privileged(int family)
 		probe_die("setresuid");
 	fd = probe_socket(family, SOCK_STREAM);
 	probe_want("as nobody", probe_bind(fd, probe_any(family, 81)), EACCES);
-	probe_want("as nobody, loopback",
-		   probe_bind(fd, probe_loopback(family, 81)), EACCES);
-	probe_want("as nobody, in the range",
-		   probe_bind(fd, probe_any(family, env.port)), 0);
+	probe_want("as nobody, loopback", probe_bind(fd, probe_loopback(family, 81)), EACCES);
+	probe_want("as nobody, in the range", probe_bind(fd, probe_any(family, env.port)), 0);
 	probe_want("listen", listen(fd, 1), 0);
 }
 
@@ -261,8 +240,7 @@ static void bind_time_wait(int family)
 	probe_want("read to the end", read(conn, &byte, 1), 0);
 	close(conn);
 	fd = probe_socket(family, SOCK_STREAM);
-	probe_want("without SO_REUSEADDR",
-		   probe_bind(fd, probe_any(family, env.port)), EADDRINUSE);
+	probe_want("without SO_REUSEADDR", probe_bind(fd, probe_any(family, env.port)), EADDRINUSE);
 	bind_option(fd, SO_REUSEADDR);
 	probe_want("with", probe_bind(fd, probe_any(family, env.port)), 0);
 	probe_want("listen", listen(fd, 1), 0);
@@ -296,32 +274,31 @@ static void bind_both_protocols(int family)
 	probe_want("tcp", probe_bind(t, probe_any(family, env.port)), 0);
 	probe_want("udp", probe_bind(u, probe_any(family, env.port)), 0);
 	probe_want("udp again",
-		   probe_bind(probe_socket(family, SOCK_DGRAM),
-			      probe_any(family, env.port)),
+		   probe_bind(probe_socket(family, SOCK_DGRAM), probe_any(family, env.port)),
 		   EADDRINUSE);
 }
 
 const struct probe_case bind_cases[] = {
-    {"bind-zero-v4", bind_zero, AF_INET, 0},
-    {"bind-zero-v6", bind_zero, AF_INET6, 0},
-    {"bind-twice", bind_twice, AF_INET, 2},
-    {"bind-connected", bind_connected, AF_INET, 1},
-    {"bind-in-use-v4", bind_in_use, AF_INET, 2},
-    {"bind-in-use-v6", bind_in_use, AF_INET6, 2},
-    {"bind-in-use-loopback", bind_in_use_loopback, AF_INET, 0},
-    {"bind-reuseaddr", bind_reuseaddr, AF_INET, 1},
-    {"bind-reuseport-v4", bind_reuseport, AF_INET, 1},
-    {"bind-reuseport-v6", bind_reuseport, AF_INET6, 1},
-    {"bind-reuseport-refused", bind_reuseport_refused, AF_INET, 1},
-    {"bind-nonlocal", bind_nonlocal, 0, 0},
-    {"bind-nonlocal-range", bind_nonlocal_range, 0, 1},
-    {"bind-loopback-conflict", bind_loopback_conflict, AF_INET, 2},
-    {"bind-close-bind", bind_close_bind, AF_INET, 1},
-    {"bind-loopback-other", bind_loopback_other, AF_INET, 0},
-    {"bind-loopback-range-v4", bind_loopback_range, AF_INET, 1},
-    {"bind-loopback-range-v6", bind_loopback_range, AF_INET6, 1},
-    {"bind-privileged", bind_privileged, AF_INET, 1},
-    {"bind-time-wait", bind_time_wait, AF_INET, 1},
-    {"bind-both-protocols", bind_both_protocols, AF_INET, 1},
-    {0},
+	{"bind-zero-v4", bind_zero, AF_INET, 0},
+	{"bind-zero-v6", bind_zero, AF_INET6, 0},
+	{"bind-twice", bind_twice, AF_INET, 2},
+	{"bind-connected", bind_connected, AF_INET, 1},
+	{"bind-in-use-v4", bind_in_use, AF_INET, 2},
+	{"bind-in-use-v6", bind_in_use, AF_INET6, 2},
+	{"bind-in-use-loopback", bind_in_use_loopback, AF_INET, 0},
+	{"bind-reuseaddr", bind_reuseaddr, AF_INET, 1},
+	{"bind-reuseport-v4", bind_reuseport, AF_INET, 1},
+	{"bind-reuseport-v6", bind_reuseport, AF_INET6, 1},
+	{"bind-reuseport-refused", bind_reuseport_refused, AF_INET, 1},
+	{"bind-nonlocal", bind_nonlocal, 0, 0},
+	{"bind-nonlocal-range", bind_nonlocal_range, 0, 1},
+	{"bind-loopback-conflict", bind_loopback_conflict, AF_INET, 2},
+	{"bind-close-bind", bind_close_bind, AF_INET, 1},
+	{"bind-loopback-other", bind_loopback_other, AF_INET, 0},
+	{"bind-loopback-range-v4", bind_loopback_range, AF_INET, 1},
+	{"bind-loopback-range-v6", bind_loopback_range, AF_INET6, 1},
+	{"bind-privileged", bind_privileged, AF_INET, 1},
+	{"bind-time-wait", bind_time_wait, AF_INET, 1},
+	{"bind-both-protocols", bind_both_protocols, AF_INET, 1},
+	{0},
 };

@@ -48,27 +48,21 @@ static void epoll_level(int family)
 	int fd = probe_socket(family, SOCK_STREAM | SOCK_NONBLOCK);
 	int ep = epoll_make();
 
-	probe_want("add",
-		   epoll_do(ep, EPOLL_CTL_ADD, fd,
-			    EPOLLIN | EPOLLOUT | EPOLLRDHUP, COOKIE),
+	probe_want("add", epoll_do(ep, EPOLL_CTL_ADD, fd, EPOLLIN | EPOLLOUT | EPOLLRDHUP, COOKIE),
 		   0);
 	epoll_see("new", ep, 0, COOKIE);
-	probe_want("connect", probe_connect(fd, probe_peer(family, env.tcp)),
-		   EINPROGRESS);
+	probe_want("connect", probe_connect(fd, probe_peer(family, env.tcp)), EINPROGRESS);
 	epoll_see("established", ep, 8000, COOKIE);
 	epoll_see("level", ep, 0, COOKIE);
 	probe_want("modify", epoll_do(ep, EPOLL_CTL_MOD, fd, EPOLLIN, 5), 0);
 	epoll_see("nothing to read", ep, 50, 5);
 	probe_want("write", write(fd, "x", 1), 0);
 	epoll_see("readable", ep, 8000, 5);
-	probe_want("add again", epoll_do(ep, EPOLL_CTL_ADD, fd, EPOLLIN, 6),
-		   EEXIST);
+	probe_want("add again", epoll_do(ep, EPOLL_CTL_ADD, fd, EPOLLIN, 6), EEXIST);
 	probe_want("delete", epoll_do(ep, EPOLL_CTL_DEL, fd, 0, 0), 0);
 	epoll_see("deleted", ep, 50, 0);
-	probe_want("delete again", epoll_do(ep, EPOLL_CTL_DEL, fd, 0, 0),
-		   ENOENT);
-	probe_want("modify deleted",
-		   epoll_do(ep, EPOLL_CTL_MOD, fd, EPOLLIN, 0), ENOENT);
+	probe_want("delete again", epoll_do(ep, EPOLL_CTL_DEL, fd, 0, 0), ENOENT);
+	probe_want("modify deleted", epoll_do(ep, EPOLL_CTL_MOD, fd, EPOLLIN, 0), ENOENT);
 	probe_want("add anew", epoll_do(ep, EPOLL_CTL_ADD, fd, EPOLLIN, 7), 0);
 	epoll_see("readable", ep, 8000, 7);
 }
@@ -79,12 +73,8 @@ static void epoll_edge(int family)
 	int ep = epoll_make();
 	char buf[8];
 
-	probe_want("add",
-		   epoll_do(ep, EPOLL_CTL_ADD, fd, EPOLLIN | EPOLLOUT | EPOLLET,
-			    COOKIE),
-		   0);
-	probe_want("connect", probe_connect(fd, probe_peer(family, env.tcp)),
-		   EINPROGRESS);
+	probe_want("add", epoll_do(ep, EPOLL_CTL_ADD, fd, EPOLLIN | EPOLLOUT | EPOLLET, COOKIE), 0);
+	probe_want("connect", probe_connect(fd, probe_peer(family, env.tcp)), EINPROGRESS);
 	epoll_see("established", ep, 8000, COOKIE);
 	epoll_see("once", ep, 50, COOKIE);
 	probe_want("write", write(fd, "x", 1), 0);
@@ -103,18 +93,16 @@ static void epoll_edge_seen(int family)
 	int fd = probe_socket(family, SOCK_STREAM | SOCK_NONBLOCK);
 	int ep = epoll_make();
 
-	probe_want("add",
-		   epoll_do(ep, EPOLL_CTL_ADD, fd,
-			    EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, COOKIE),
-		   0);
+	probe_want(
+		"add",
+		epoll_do(ep, EPOLL_CTL_ADD, fd, EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, COOKIE),
+		0);
 	epoll_see("new", ep, 0, COOKIE);
 	epoll_see("once", ep, 0, COOKIE);
-	probe_want("connect", probe_connect(fd, probe_peer(family, env.hole)),
-		   EINPROGRESS);
+	probe_want("connect", probe_connect(fd, probe_peer(family, env.hole)), EINPROGRESS);
 	epoll_see("pending", ep, 100, COOKIE);
 	probe_want("dissolve", probe_connect(fd, probe_unspec()), 0);
-	probe_want("connect", probe_connect(fd, probe_peer(family, env.tcp)),
-		   EINPROGRESS);
+	probe_want("connect", probe_connect(fd, probe_peer(family, env.tcp)), EINPROGRESS);
 	probe_poll(fd, POLLOUT, 8000);
 	probe_echo("echo", fd, "edges");
 }
@@ -126,8 +114,7 @@ static void epoll_oneshot(int family)
 	int ep = epoll_make();
 
 	probe_want("add", epoll_do(ep, EPOLL_CTL_ADD, fd, mode, COOKIE), 0);
-	probe_want("connect", probe_connect(fd, probe_peer(family, env.tcp)),
-		   EINPROGRESS);
+	probe_want("connect", probe_connect(fd, probe_peer(family, env.tcp)), EINPROGRESS);
 	probe_poll(fd, POLLOUT, 8000);
 	epoll_see("established", ep, 8000, COOKIE);
 	epoll_see("disarmed", ep, 50, COOKIE);
@@ -148,8 +135,7 @@ static void epoll_oneshot_fired(int family)
 
 	probe_want("add", epoll_do(ep, EPOLL_CTL_ADD, fd, mode, COOKIE), 0);
 	epoll_see("new", ep, 0, COOKIE);
-	probe_want("connect", probe_connect(fd, probe_peer(family, env.tcp)),
-		   EINPROGRESS);
+	probe_want("connect", probe_connect(fd, probe_peer(family, env.tcp)), EINPROGRESS);
 	probe_poll(fd, POLLOUT, 8000);
 	epoll_see("disarmed", ep, 50, COOKIE);
 	probe_want("rearm", epoll_do(ep, EPOLL_CTL_MOD, fd, mode, COOKIE), 0);
@@ -162,14 +148,10 @@ static void epoll_exclusive(int family)
 	int ep = epoll_make();
 
 	probe_want("add",
-		   epoll_do(ep, EPOLL_CTL_ADD, fd,
-			    EPOLLIN | EPOLLOUT | EPOLLEXCLUSIVE, COOKIE),
-		   0);
-	probe_want("connect", probe_connect(fd, probe_peer(family, env.tcp)),
-		   EINPROGRESS);
+		   epoll_do(ep, EPOLL_CTL_ADD, fd, EPOLLIN | EPOLLOUT | EPOLLEXCLUSIVE, COOKIE), 0);
+	probe_want("connect", probe_connect(fd, probe_peer(family, env.tcp)), EINPROGRESS);
 	epoll_see("established", ep, 8000, COOKIE);
-	probe_want("modify", epoll_do(ep, EPOLL_CTL_MOD, fd, EPOLLIN, 1),
-		   EINVAL);
+	probe_want("modify", epoll_do(ep, EPOLL_CTL_MOD, fd, EPOLLIN, 1), EINVAL);
 	probe_want("delete", epoll_do(ep, EPOLL_CTL_DEL, fd, 0, 0), 0);
 	epoll_see("deleted", ep, 50, 0);
 }
@@ -181,11 +163,8 @@ static void epoll_refused(int family)
 	int ep = epoll_make();
 	socklen_t len = sizeof(err);
 
-	probe_want("add",
-		   epoll_do(ep, EPOLL_CTL_ADD, fd, EPOLLOUT | EPOLLET, COOKIE),
-		   0);
-	probe_want("connect", probe_connect(fd, probe_peer(family, env.closed)),
-		   EINPROGRESS);
+	probe_want("add", epoll_do(ep, EPOLL_CTL_ADD, fd, EPOLLOUT | EPOLLET, COOKIE), 0);
+	probe_want("connect", probe_connect(fd, probe_peer(family, env.closed)), EINPROGRESS);
 	epoll_see("refused", ep, 8000, COOKIE);
 	getsockopt(fd, SOL_SOCKET, SO_ERROR, &err, &len);
 	probe_line("SO_ERROR", "%s", probe_errno(err));
@@ -195,12 +174,9 @@ static void epoll_blocking(int family)
 {
 	int fd = probe_socket(family, SOCK_STREAM), ep = epoll_make();
 
-	probe_want("add",
-		   epoll_do(ep, EPOLL_CTL_ADD, fd,
-			    EPOLLIN | EPOLLRDHUP | EPOLLET, COOKIE),
+	probe_want("add", epoll_do(ep, EPOLL_CTL_ADD, fd, EPOLLIN | EPOLLRDHUP | EPOLLET, COOKIE),
 		   0);
-	probe_want("connect", probe_connect(fd, probe_peer(family, env.tcp)),
-		   0);
+	probe_want("connect", probe_connect(fd, probe_peer(family, env.tcp)), 0);
 	epoll_see("nothing", ep, 50, COOKIE);
 	probe_want("write", write(fd, "x", 1), 0);
 	epoll_see("readable", ep, 8000, COOKIE);
@@ -215,10 +191,7 @@ static void epoll_loopback(int family)
 	int fd = probe_socket(family, SOCK_STREAM | SOCK_NONBLOCK);
 	int ep = epoll_make();
 
-	probe_want("add",
-		   epoll_do(ep, EPOLL_CTL_ADD, fd, EPOLLIN | EPOLLOUT | EPOLLET,
-			    COOKIE),
-		   0);
+	probe_want("add", epoll_do(ep, EPOLL_CTL_ADD, fd, EPOLLIN | EPOLLOUT | EPOLLET, COOKIE), 0);
 	probe_want("connect", probe_connect(fd, probe_local(l)), EINPROGRESS);
 	epoll_see("established", ep, 8000, COOKIE);
 	conn = probe_accept("accept", l, NULL);
@@ -268,9 +241,7 @@ static void epoll_udp(int family)
 	int ep = epoll_make();
 	char buf[4];
 
-	probe_want("add",
-		   epoll_do(ep, EPOLL_CTL_ADD, fd, EPOLLIN | EPOLLET, COOKIE),
-		   0);
+	probe_want("add", epoll_do(ep, EPOLL_CTL_ADD, fd, EPOLLIN | EPOLLET, COOKIE), 0);
 	epoll_see("nothing", ep, 0, COOKIE);
 	probe_want("sendto", sendto(fd, "x", 1, 0, &a.sa, a.len), 0);
 	epoll_see("readable", ep, 8000, COOKIE);
@@ -279,27 +250,26 @@ static void epoll_udp(int family)
 	probe_want("send", send(fd, "y", 1, 0), 0);
 	epoll_see("readable", ep, 8000, COOKIE);
 	probe_want("recv", recv(fd, buf, 4, 0), 0);
-	probe_want("connect to closed",
-		   probe_connect(fd, probe_peer(family, env.closed)), 0);
+	probe_want("connect to closed", probe_connect(fd, probe_peer(family, env.closed)), 0);
 	probe_want("send", send(fd, "z", 1, 0), 0);
 	epoll_see("refused", ep, 8000, COOKIE);
 }
 
 const struct probe_case epoll_cases[] = {
-    {"epoll-level-v4", epoll_level, AF_INET, 0},
-    {"epoll-level-v6", epoll_level, AF_INET6, 0},
-    {"epoll-edge", epoll_edge, AF_INET, 0},
-    {"epoll-edge-seen", epoll_edge_seen, AF_INET, 0},
-    {"epoll-oneshot", epoll_oneshot, AF_INET, 0},
-    {"epoll-oneshot-fired", epoll_oneshot_fired, AF_INET, 0},
-    {"epoll-exclusive", epoll_exclusive, AF_INET, 0},
-    {"epoll-refused", epoll_refused, AF_INET, 0},
-    {"epoll-blocking", epoll_blocking, AF_INET, 0},
-    {"epoll-loopback-v4", epoll_loopback, AF_INET, 0},
-    {"epoll-loopback-v6", epoll_loopback, AF_INET6, 0},
-    {"epoll-listener", epoll_listener, AF_INET, 1},
-    {"epoll-listener-loopback", epoll_listener_loopback, AF_INET, 0},
-    {"epoll-udp-v4", epoll_udp, AF_INET, 0},
-    {"epoll-udp-v6", epoll_udp, AF_INET6, 0},
-    {0},
+	{"epoll-level-v4", epoll_level, AF_INET, 0},
+	{"epoll-level-v6", epoll_level, AF_INET6, 0},
+	{"epoll-edge", epoll_edge, AF_INET, 0},
+	{"epoll-edge-seen", epoll_edge_seen, AF_INET, 0},
+	{"epoll-oneshot", epoll_oneshot, AF_INET, 0},
+	{"epoll-oneshot-fired", epoll_oneshot_fired, AF_INET, 0},
+	{"epoll-exclusive", epoll_exclusive, AF_INET, 0},
+	{"epoll-refused", epoll_refused, AF_INET, 0},
+	{"epoll-blocking", epoll_blocking, AF_INET, 0},
+	{"epoll-loopback-v4", epoll_loopback, AF_INET, 0},
+	{"epoll-loopback-v6", epoll_loopback, AF_INET6, 0},
+	{"epoll-listener", epoll_listener, AF_INET, 1},
+	{"epoll-listener-loopback", epoll_listener_loopback, AF_INET, 0},
+	{"epoll-udp-v4", epoll_udp, AF_INET, 0},
+	{"epoll-udp-v6", epoll_udp, AF_INET6, 0},
+	{0},
 };

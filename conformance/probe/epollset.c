@@ -29,8 +29,8 @@ static void epollset_see(const char *step, int ep, int ms)
 	}
 	for (int i = 0; i < n; i++)
 		sum += e[i].data.u64;
-	probe_line(step, "%d ready, %s, data sum %llu", n,
-		   probe_events(e[0].events), (unsigned long long)sum);
+	probe_line(step, "%d ready, %s, data sum %llu", n, probe_events(e[0].events),
+		   (unsigned long long)sum);
 }
 
 static void epollset_several(int family)
@@ -40,8 +40,7 @@ static void epollset_several(int family)
 	int b = epollset_make(fd, EPOLLIN | EPOLLET, 200);
 	int c = epollset_make(fd, EPOLLIN | EPOLLOUT | EPOLLONESHOT, 300);
 
-	probe_want("connect", probe_connect(fd, probe_peer(family, env.tcp)),
-		   EINPROGRESS);
+	probe_want("connect", probe_connect(fd, probe_peer(family, env.tcp)), EINPROGRESS);
 	probe_poll(fd, POLLOUT, 8000);
 	epollset_see("first", a, 8000);
 	epollset_see("second", b, 0);
@@ -51,8 +50,7 @@ static void epollset_several(int family)
 	epollset_see("first", a, 8000);
 	epollset_see("second", b, 8000);
 	epollset_see("third", c, 50);
-	probe_want("delete from the second",
-		   epoll_ctl(b, EPOLL_CTL_DEL, fd, NULL), 0);
+	probe_want("delete from the second", epoll_ctl(b, EPOLL_CTL_DEL, fd, NULL), 0);
 	epollset_see("first", a, 0);
 	epollset_see("second", b, 0);
 }
@@ -64,8 +62,7 @@ static void epollset_nested(int family)
 	int inner = epollset_make(fd, EPOLLIN, 7);
 	int outer = epollset_make(inner, EPOLLIN, 8);
 
-	probe_want("connect", probe_connect(fd, probe_peer(family, env.tcp)),
-		   EINPROGRESS);
+	probe_want("connect", probe_connect(fd, probe_peer(family, env.tcp)), EINPROGRESS);
 	probe_poll(fd, POLLOUT, 8000);
 	epollset_see("outer", outer, 50);
 	probe_want("write", write(fd, "x", 1), 0);
@@ -80,10 +77,8 @@ static void epollset_dup(int family)
 	int twin = dup(fd), ep = epollset_make(fd, EPOLLOUT, 10);
 	struct epoll_event e = {.events = EPOLLOUT, .data.u64 = 1};
 
-	probe_want("add the duplicate", epoll_ctl(ep, EPOLL_CTL_ADD, twin, &e),
-		   0);
-	probe_want("connect", probe_connect(fd, probe_peer(family, env.tcp)),
-		   EINPROGRESS);
+	probe_want("add the duplicate", epoll_ctl(ep, EPOLL_CTL_ADD, twin, &e), 0);
+	probe_want("connect", probe_connect(fd, probe_peer(family, env.tcp)), EINPROGRESS);
 	probe_poll(fd, POLLOUT, 8000);
 	epollset_see("both", ep, 8000);
 	probe_want("delete one", epoll_ctl(ep, EPOLL_CTL_DEL, fd, NULL), 0);
@@ -100,8 +95,7 @@ static void epollset_close(int family)
 	int fd = probe_socket(family, SOCK_STREAM), other;
 	int ep = epollset_make(fd, EPOLLIN | EPOLLOUT, 1);
 
-	probe_want("connect", probe_connect(fd, probe_peer(family, env.tcp)),
-		   0);
+	probe_want("connect", probe_connect(fd, probe_peer(family, env.tcp)), 0);
 	epollset_see("open", ep, 0);
 	probe_want("close", close(fd), 0);
 	epollset_see("closed", ep, 50);
@@ -129,8 +123,7 @@ static void epollset_removed(int family)
 	struct epoll_event e = {.events = EPOLLOUT, .data.u64 = 2};
 
 	probe_want("delete", epoll_ctl(ep, EPOLL_CTL_DEL, fd, NULL), 0);
-	probe_want("connect", probe_connect(fd, probe_peer(family, env.tcp)),
-		   0);
+	probe_want("connect", probe_connect(fd, probe_peer(family, env.tcp)), 0);
 	epollset_see("removed", ep, 50);
 	probe_want("add", epoll_ctl(ep, EPOLL_CTL_ADD, fd, &e), 0);
 	epollset_see("added", ep, 0);
@@ -161,8 +154,7 @@ static void epollset_waiting(int family)
 	if (pthread_create(&t, NULL, epollset_wait, &w))
 		probe_die("pthread_create");
 	probe_sleep(100);
-	probe_want("connect", probe_connect(fd, probe_peer(family, env.udp)),
-		   0);
+	probe_want("connect", probe_connect(fd, probe_peer(family, env.udp)), 0);
 	probe_want("send", send(fd, "x", 1, 0), 0);
 	pthread_join(t, NULL);
 	probe_want("woken", w.n, 0);
@@ -178,8 +170,7 @@ static void epollset_fork(int family)
 	pid_t pid = probe_fork();
 
 	if (pid == 0)
-		_exit(probe_connect(fd, probe_peer(family, env.tcp)) ||
-		      write(fd, "x", 1) != 1);
+		_exit(probe_connect(fd, probe_peer(family, env.tcp)) || write(fd, "x", 1) != 1);
 	probe_wait("child", pid);
 	epollset_see("parent", ep, 4000);
 	probe_want("delete", epoll_ctl(ep, EPOLL_CTL_DEL, fd, NULL), 0);
@@ -191,11 +182,9 @@ static void epollset_poll(int family)
 	int events = POLLIN | POLLOUT | POLLRDHUP;
 
 	probe_line("new", "%s", probe_events(probe_poll(fd, events, 0)));
-	probe_want("connect", probe_connect(fd, probe_peer(family, env.tcp)),
-		   EINPROGRESS);
+	probe_want("connect", probe_connect(fd, probe_peer(family, env.tcp)), EINPROGRESS);
 	probe_poll(fd, POLLOUT, 8000);
-	probe_line("established", "%s",
-		   probe_events(probe_poll(fd, events, 0)));
+	probe_line("established", "%s", probe_events(probe_poll(fd, events, 0)));
 	probe_want("write", write(fd, "x", 1), 0);
 	probe_poll(fd, POLLIN, 8000);
 	probe_line("readable", "%s", probe_events(probe_poll(fd, events, 0)));
@@ -218,8 +207,8 @@ static void epollset_select_see(const char *step, int fd, int ms)
 	FD_SET(fd, &w);
 	FD_SET(fd, &x);
 	probe_rc(step, select(fd + 1, &r, &w, &x, &tv));
-	probe_line(step, "%s%s%s", FD_ISSET(fd, &r) ? "r" : "-",
-		   FD_ISSET(fd, &w) ? "w" : "-", FD_ISSET(fd, &x) ? "x" : "-");
+	probe_line(step, "%s%s%s", FD_ISSET(fd, &r) ? "r" : "-", FD_ISSET(fd, &w) ? "w" : "-",
+		   FD_ISSET(fd, &x) ? "x" : "-");
 }
 
 static void epollset_select(int family)
@@ -227,32 +216,29 @@ static void epollset_select(int family)
 	int fd = probe_socket(family, SOCK_STREAM | SOCK_NONBLOCK);
 
 	epollset_select_see("new", fd, 0);
-	probe_want("connect", probe_connect(fd, probe_peer(family, env.tcp)),
-		   EINPROGRESS);
+	probe_want("connect", probe_connect(fd, probe_peer(family, env.tcp)), EINPROGRESS);
 	epollset_select_see("established", fd, 8000);
 	probe_want("write", write(fd, "x", 1), 0);
 	probe_poll(fd, POLLIN, 8000);
 	epollset_select_see("readable", fd, 0);
 	fd = probe_socket(family, SOCK_STREAM | SOCK_NONBLOCK);
-	probe_want("connect", probe_connect(fd, probe_peer(family, env.closed)),
-		   EINPROGRESS);
+	probe_want("connect", probe_connect(fd, probe_peer(family, env.closed)), EINPROGRESS);
 	epollset_select_see("refused", fd, 8000);
 	fd = probe_socket(family, SOCK_STREAM | SOCK_NONBLOCK);
-	probe_want("connect", probe_connect(fd, probe_peer(family, env.hole)),
-		   EINPROGRESS);
+	probe_want("connect", probe_connect(fd, probe_peer(family, env.hole)), EINPROGRESS);
 	epollset_select_see("pending", fd, 100);
 }
 
 const struct probe_case epollset_cases[] = {
-    {"epollset-several", epollset_several, AF_INET, 0},
-    {"epollset-nested", epollset_nested, AF_INET, 0},
-    {"epollset-dup", epollset_dup, AF_INET, 0},
-    {"epollset-close", epollset_close, AF_INET, 0},
-    {"epollset-close-unused", epollset_close_unused, AF_INET, 0},
-    {"epollset-removed", epollset_removed, AF_INET, 0},
-    {"epollset-waiting", epollset_waiting, AF_INET, 0},
-    {"epollset-fork", epollset_fork, AF_INET, 0},
-    {"epollset-poll", epollset_poll, AF_INET, 0},
-    {"epollset-select", epollset_select, AF_INET, 0},
-    {0},
+	{"epollset-several", epollset_several, AF_INET, 0},
+	{"epollset-nested", epollset_nested, AF_INET, 0},
+	{"epollset-dup", epollset_dup, AF_INET, 0},
+	{"epollset-close", epollset_close, AF_INET, 0},
+	{"epollset-close-unused", epollset_close_unused, AF_INET, 0},
+	{"epollset-removed", epollset_removed, AF_INET, 0},
+	{"epollset-waiting", epollset_waiting, AF_INET, 0},
+	{"epollset-fork", epollset_fork, AF_INET, 0},
+	{"epollset-poll", epollset_poll, AF_INET, 0},
+	{"epollset-select", epollset_select, AF_INET, 0},
+	{0},
 };

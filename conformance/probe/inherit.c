@@ -15,9 +15,8 @@ static void inherit_flags_are(const char *step, int fd)
 {
 	int fl = fcntl(fd, F_GETFL);
 
-	probe_line(step, "cloexec %d nonblock %d mode %d",
-		   fcntl(fd, F_GETFD) & FD_CLOEXEC, !!(fl & O_NONBLOCK),
-		   fl & O_ACCMODE);
+	probe_line(step, "cloexec %d nonblock %d mode %d", fcntl(fd, F_GETFD) & FD_CLOEXEC,
+		   !!(fl & O_NONBLOCK), fl & O_ACCMODE);
 }
 
 /* Non-blocking and close-on-exec, in each way that they can be set. */
@@ -34,15 +33,13 @@ static void inherit_flags(int family)
 	fds[4] = probe_socket(family, SOCK_STREAM);
 	probe_want("FIOCLEX", ioctl(fds[4], FIOCLEX), 0);
 	probe_want("FIONBIO", ioctl(fds[4], FIONBIO, &on), 0);
-	fds[5] =
-	    probe_socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK);
+	fds[5] = probe_socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK);
 	on = 0;
 	probe_want("FIONCLEX", ioctl(fds[5], FIONCLEX), 0);
 	probe_want("FIONBIO off", ioctl(fds[5], FIONBIO, &on), 0);
 	for (int i = 0; i < 6; i++) {
 		inherit_flags_are("before", fds[i]);
-		probe_rc("connect",
-			 probe_connect(fds[i], probe_peer(family, env.tcp)));
+		probe_rc("connect", probe_connect(fds[i], probe_peer(family, env.tcp)));
 		inherit_flags_are("after", fds[i]);
 		probe_poll(fds[i], POLLOUT, 8000);
 		probe_echo("echo", fds[i], "flags");
@@ -51,8 +48,7 @@ static void inherit_flags(int family)
 
 static void inherit_flags_bind(int family)
 {
-	int fd =
-	    probe_socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK);
+	int fd = probe_socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK);
 
 	probe_want("bind", probe_bind(fd, probe_any(family, env.port)), 0);
 	inherit_flags_are("bound", fd);
@@ -60,8 +56,7 @@ static void inherit_flags_bind(int family)
 	probe_want("bind", probe_bind(fd, probe_loopback(family, 0)), 0);
 	inherit_flags_are("bound to loopback", fd);
 	fd = probe_socket(family, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK);
-	probe_want("connect", probe_connect(fd, probe_peer(family, env.udp)),
-		   0);
+	probe_want("connect", probe_connect(fd, probe_peer(family, env.udp)), 0);
 	inherit_flags_are("datagram", fd);
 }
 
@@ -74,8 +69,7 @@ static void inherit_owner(int family)
 	probe_want("F_SETSIG", fcntl(fd, F_SETSIG, SIGUSR2), 0);
 	signal(SIGUSR2, SIG_IGN);
 	probe_want("O_ASYNC", fcntl(fd, F_SETFL, O_ASYNC), 0);
-	probe_want("connect", probe_connect(fd, probe_peer(family, env.tcp)),
-		   0);
+	probe_want("connect", probe_connect(fd, probe_peer(family, env.tcp)), 0);
 	probe_check("owner", fcntl(fd, F_GETOWN) == getpid());
 	probe_check("signal", fcntl(fd, F_GETSIG) == SIGUSR2);
 	probe_check("async", fcntl(fd, F_GETFL) & O_ASYNC);
@@ -98,8 +92,7 @@ static void inherit_exec_cloexec(int family)
 {
 	int fd = probe_socket(family, SOCK_STREAM | SOCK_CLOEXEC);
 
-	probe_want("connect", probe_connect(fd, probe_peer(family, env.tcp)),
-		   0);
+	probe_want("connect", probe_connect(fd, probe_peer(family, env.tcp)), 0);
 	probe_exec("@closed", fd);
 }
 
@@ -108,8 +101,7 @@ static void inherit_exec_fcntl(int family)
 	int fd = probe_socket(family, SOCK_STREAM);
 
 	probe_want("F_SETFD", fcntl(fd, F_SETFD, FD_CLOEXEC), 0);
-	probe_want("connect", probe_connect(fd, probe_peer(family, env.tcp)),
-		   0);
+	probe_want("connect", probe_connect(fd, probe_peer(family, env.tcp)), 0);
 	probe_exec("@closed", fd);
 }
 
@@ -135,8 +127,8 @@ static void inherit_spawn(int family)
 
 	posix_spawn_file_actions_init(&actions);
 	posix_spawn_file_actions_adddup2(&actions, fd, 0);
-	err = posix_spawn(&pid, "/proc/self/exe", &actions, NULL,
-			  probe_exec_argv("@echo", 0), environ);
+	err = posix_spawn(&pid, "/proc/self/exe", &actions, NULL, probe_exec_argv("@echo", 0),
+			  environ);
 	if (err)
 		probe_line("posix_spawn", "%s", probe_errno(err));
 	else
@@ -168,8 +160,7 @@ static void inherit_at_echo(int family)
 
 static void inherit_at_connect(int family)
 {
-	probe_want("connect after exec",
-		   probe_connect(env.fd, probe_peer(family, env.tcp)), 0);
+	probe_want("connect after exec", probe_connect(env.fd, probe_peer(family, env.tcp)), 0);
 	probe_echo("after exec", env.fd, "new image");
 }
 
@@ -219,8 +210,7 @@ static void inherit_numbers(int family)
 	probe_want("bind", probe_bind(c, probe_any(family, env.port)), 0);
 	probe_want("listen", listen(c, 1), 0);
 	a = probe_socket(family, SOCK_STREAM);
-	probe_want("connect to loopback",
-		   probe_connect(a, probe_loopback(family, env.closed)),
+	probe_want("connect to loopback", probe_connect(a, probe_loopback(family, env.closed)),
 		   ECONNREFUSED);
 	probe_line("descriptors more", "%d", inherit_count() - start);
 }
@@ -238,8 +228,7 @@ static void inherit_limit(int family)
 	}
 	probe_want("one too many", fd, EMFILE);
 	probe_check("up to the limit", last == 23);
-	probe_want("connect the last",
-		   probe_connect(last, probe_peer(family, env.tcp)), 0);
+	probe_want("connect the last", probe_connect(last, probe_peer(family, env.tcp)), 0);
 	probe_echo("echo", last, "full");
 	close(last);
 	probe_fd("room again", socket(family, SOCK_STREAM, 0));
@@ -282,38 +271,36 @@ static void inherit_undumpable(int family)
 	if (setresgid(65534, 65534, 65534) || setresuid(65534, 65534, 65534))
 		probe_die("setresuid");
 	fd = probe_socket(family, SOCK_STREAM);
-	probe_want("connect", probe_connect(fd, probe_peer(family, env.tcp)),
-		   0);
+	probe_want("connect", probe_connect(fd, probe_peer(family, env.tcp)), 0);
 	probe_echo("echo", fd, "closed book");
 	fd = probe_listener(probe_any(family, env.port));
 	probe_line("dial", "%s", probe_dial(family, env.port));
 	probe_accept("accept", fd, NULL);
 	fd = probe_socket(family, SOCK_DGRAM);
-	probe_want("connect", probe_connect(fd, probe_peer(family, env.udp)),
-		   0);
+	probe_want("connect", probe_connect(fd, probe_peer(family, env.udp)), 0);
 	probe_echo("echo", fd, "datagram");
 }
 
 const struct probe_case inherit_cases[] = {
-    {"inherit-flags-v4", inherit_flags, AF_INET, 0},
-    {"inherit-flags-v6", inherit_flags, AF_INET6, 0},
-    {"inherit-flags-bind", inherit_flags_bind, AF_INET, 1},
-    {"inherit-owner", inherit_owner, AF_INET, 0},
-    {"inherit-exec", inherit_exec, AF_INET, 0},
-    {"inherit-exec-unconnected", inherit_exec_unconnected, AF_INET, 0},
-    {"inherit-exec-cloexec", inherit_exec_cloexec, AF_INET, 0},
-    {"inherit-exec-fcntl", inherit_exec_fcntl, AF_INET, 0},
-    {"inherit-exec-bound", inherit_exec_bound, AF_INET, 1},
-    {"inherit-exec-listener", inherit_exec_listener, AF_INET, 1},
-    {"inherit-spawn", inherit_spawn, AF_INET, 0},
-    {"inherit-vfork", inherit_vfork, AF_INET, 0},
-    {"inherit-numbers", inherit_numbers, AF_INET, 1},
-    {"inherit-limit", inherit_limit, AF_INET, 0},
-    {"inherit-stat", inherit_stat, AF_INET, 0},
-    {"inherit-undumpable", inherit_undumpable, AF_INET, 1},
-    {"@echo", inherit_at_echo, AF_INET, 0},
-    {"@connect", inherit_at_connect, AF_INET, 0},
-    {"@closed", inherit_at_closed, AF_INET, 0},
-    {"@accept", inherit_at_accept, AF_INET, 0},
-    {0},
+	{"inherit-flags-v4", inherit_flags, AF_INET, 0},
+	{"inherit-flags-v6", inherit_flags, AF_INET6, 0},
+	{"inherit-flags-bind", inherit_flags_bind, AF_INET, 1},
+	{"inherit-owner", inherit_owner, AF_INET, 0},
+	{"inherit-exec", inherit_exec, AF_INET, 0},
+	{"inherit-exec-unconnected", inherit_exec_unconnected, AF_INET, 0},
+	{"inherit-exec-cloexec", inherit_exec_cloexec, AF_INET, 0},
+	{"inherit-exec-fcntl", inherit_exec_fcntl, AF_INET, 0},
+	{"inherit-exec-bound", inherit_exec_bound, AF_INET, 1},
+	{"inherit-exec-listener", inherit_exec_listener, AF_INET, 1},
+	{"inherit-spawn", inherit_spawn, AF_INET, 0},
+	{"inherit-vfork", inherit_vfork, AF_INET, 0},
+	{"inherit-numbers", inherit_numbers, AF_INET, 1},
+	{"inherit-limit", inherit_limit, AF_INET, 0},
+	{"inherit-stat", inherit_stat, AF_INET, 0},
+	{"inherit-undumpable", inherit_undumpable, AF_INET, 1},
+	{"@echo", inherit_at_echo, AF_INET, 0},
+	{"@connect", inherit_at_connect, AF_INET, 0},
+	{"@closed", inherit_at_closed, AF_INET, 0},
+	{"@accept", inherit_at_accept, AF_INET, 0},
+	{0},
 };

@@ -40,8 +40,7 @@ static void listen_range_self(int family)
 	int c = probe_socket(family, SOCK_STREAM), conn;
 	struct probe_addr from = {.len = sizeof(from.ss)};
 
-	probe_want("connect over loopback",
-		   probe_connect(c, probe_loopback(family, env.port)), 0);
+	probe_want("connect over loopback", probe_connect(c, probe_loopback(family, env.port)), 0);
 	probe_names("client", c);
 	fcntl(fd, F_SETFL, O_NONBLOCK);
 	probe_line("poll", "%s", probe_events(probe_poll(fd, POLLIN, 2000)));
@@ -61,8 +60,7 @@ static void listen_unbound(int family)
 	probe_want("listen", listen(fd, 4), 0);
 	a = probe_local(fd);
 	probe_name("listening", &a);
-	probe_want("connect",
-		   probe_connect(c, probe_loopback(family, probe_port(&a))), 0);
+	probe_want("connect", probe_connect(c, probe_loopback(family, probe_port(&a))), 0);
 	conn = probe_accept("accept", fd, NULL);
 	probe_serve("talk", c, conn, "unbound");
 }
@@ -75,8 +73,7 @@ static void listen_zero(int family)
 	struct probe_addr a = probe_local(fd);
 
 	probe_name("listening", &a);
-	probe_want("connect",
-		   probe_connect(c, probe_loopback(family, probe_port(&a))), 0);
+	probe_want("connect", probe_connect(c, probe_loopback(family, probe_port(&a))), 0);
 	conn = probe_accept("accept", fd, NULL);
 	probe_serve("talk", c, conn, "any port");
 	probe_names("accepted", conn);
@@ -93,10 +90,8 @@ static void listen_states(int family)
 	probe_want("listen", listen(fd, 1), 0);
 	probe_want("listen again", listen(fd, 5), 0);
 	probe_want("negative backlog", listen(fd, -1), 0);
-	probe_want("bind again", probe_bind(fd, probe_any(family, env.port)),
-		   EINVAL);
-	probe_want("connect", probe_connect(fd, probe_peer(family, env.tcp)),
-		   EISCONN);
+	probe_want("bind again", probe_bind(fd, probe_any(family, env.port)), EINVAL);
+	probe_want("connect", probe_connect(fd, probe_peer(family, env.tcp)), EISCONN);
 	probe_want("send", send(fd, "x", 1, MSG_NOSIGNAL), EPIPE);
 	probe_want("recv", recv(fd, &a, 1, 0), ENOTCONN);
 	c = probe_echo_client(family);
@@ -136,8 +131,7 @@ static void listen_dual(int family)
 	probe_name("from", &from);
 	probe_echo("talk", conn, "six");
 	probe_want("the v4 port is taken",
-		   probe_bind(probe_socket(AF_INET, SOCK_STREAM),
-			      probe_any(AF_INET, env.port)),
+		   probe_bind(probe_socket(AF_INET, SOCK_STREAM), probe_any(AF_INET, env.port)),
 		   EADDRINUSE);
 }
 
@@ -159,10 +153,8 @@ static void listen_v6only(int family)
 	from.len = sizeof(from.ss);
 	probe_accept("accept", six, &from);
 	probe_name("from", &from);
-	probe_want(
-	    "V6ONLY after bind",
-	    setsockopt(six, IPPROTO_IPV6, IPV6_V6ONLY, &one, sizeof(one)),
-	    EINVAL);
+	probe_want("V6ONLY after bind",
+		   setsockopt(six, IPPROTO_IPV6, IPV6_V6ONLY, &one, sizeof(one)), EINVAL);
 }
 
 /* An IPv6 socket bound to the mapped any address serves IPv4. */
@@ -170,9 +162,7 @@ static void listen_mapped(int family)
 {
 	int fd = probe_socket(family, SOCK_STREAM), conn;
 
-	probe_want(
-	    "bind",
-	    probe_bind(fd, probe_text(family, "::ffff:0.0.0.0", env.port)), 0);
+	probe_want("bind", probe_bind(fd, probe_text(family, "::ffff:0.0.0.0", env.port)), 0);
 	probe_want("listen", listen(fd, 4), 0);
 	probe_line("dial over v4", "%s", probe_dial(AF_INET, env.port));
 	conn = probe_accept("accept", fd, NULL);
@@ -197,8 +187,7 @@ static void listen_prefork(int family)
 		for (;;) {
 			int conn = accept(fd, NULL, NULL);
 
-			if (conn < 0 || write(conn, "hi", 2) != 2 ||
-			    read(conn, &byte, 1) != 1 ||
+			if (conn < 0 || write(conn, "hi", 2) != 2 || read(conn, &byte, 1) != 1 ||
 			    write(both[1], &byte, 1) != 1)
 				_exit(1);
 			close(conn);
@@ -213,20 +202,20 @@ static void listen_prefork(int family)
 }
 
 const struct probe_case listen_cases[] = {
-    {"listen-range-v4", listen_range, AF_INET, 1},
-    {"listen-range-v6", listen_range, AF_INET6, 1},
-    {"listen-not-yet", listen_not_yet, AF_INET, 1},
-    {"listen-range-self-v4", listen_range_self, AF_INET, 1},
-    {"listen-range-self-v6", listen_range_self, AF_INET6, 1},
-    {"listen-unbound-v4", listen_unbound, AF_INET, 0},
-    {"listen-unbound-v6", listen_unbound, AF_INET6, 0},
-    {"listen-zero-v4", listen_zero, AF_INET, 0},
-    {"listen-zero-v6", listen_zero, AF_INET6, 0},
-    {"listen-states", listen_states, AF_INET, 1},
-    {"listen-unspec", listen_unspec, AF_INET, 1},
-    {"listen-dual", listen_dual, AF_INET6, 1},
-    {"listen-v6only", listen_v6only, AF_INET6, 1},
-    {"listen-mapped", listen_mapped, AF_INET6, 1},
-    {"listen-prefork", listen_prefork, AF_INET, 1},
-    {0},
+	{"listen-range-v4", listen_range, AF_INET, 1},
+	{"listen-range-v6", listen_range, AF_INET6, 1},
+	{"listen-not-yet", listen_not_yet, AF_INET, 1},
+	{"listen-range-self-v4", listen_range_self, AF_INET, 1},
+	{"listen-range-self-v6", listen_range_self, AF_INET6, 1},
+	{"listen-unbound-v4", listen_unbound, AF_INET, 0},
+	{"listen-unbound-v6", listen_unbound, AF_INET6, 0},
+	{"listen-zero-v4", listen_zero, AF_INET, 0},
+	{"listen-zero-v6", listen_zero, AF_INET6, 0},
+	{"listen-states", listen_states, AF_INET, 1},
+	{"listen-unspec", listen_unspec, AF_INET, 1},
+	{"listen-dual", listen_dual, AF_INET6, 1},
+	{"listen-v6only", listen_v6only, AF_INET6, 1},
+	{"listen-mapped", listen_mapped, AF_INET6, 1},
+	{"listen-prefork", listen_prefork, AF_INET, 1},
+	{0},
 };

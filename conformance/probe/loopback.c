@@ -47,12 +47,10 @@ static void loopback_refused(int family)
 	a = probe_local(l);
 	close(l);
 	probe_want("connect", probe_connect(fd, a), ECONNREFUSED);
-	probe_want("connect outside",
-		   probe_connect(fd, probe_peer(family, env.tcp)), 0);
+	probe_want("connect outside", probe_connect(fd, probe_peer(family, env.tcp)), 0);
 	probe_echo("echo", fd, "outside then");
 	fd = probe_socket(family, SOCK_STREAM);
-	probe_want("refused outside",
-		   probe_connect(fd, probe_peer(family, env.closed)),
+	probe_want("refused outside", probe_connect(fd, probe_peer(family, env.closed)),
 		   ECONNREFUSED);
 	l = probe_listener(probe_loopback(family, 0));
 	probe_want("then inside", probe_connect(fd, probe_local(l)), 0);
@@ -64,9 +62,7 @@ static void loopback_private(int family)
 {
 	int fd = probe_socket(family, SOCK_STREAM);
 
-	probe_want("connect",
-		   probe_connect(fd, probe_loopback(family, env.tcp)),
-		   ECONNREFUSED);
+	probe_want("connect", probe_connect(fd, probe_loopback(family, env.tcp)), ECONNREFUSED);
 }
 
 /* The any address as a destination means the loopback. */
@@ -76,8 +72,7 @@ static void loopback_any(int family)
 	struct probe_addr a = probe_local(l);
 	int c = probe_socket(family, SOCK_STREAM), conn;
 
-	probe_want("connect",
-		   probe_connect(c, probe_any(family, probe_port(&a))), 0);
+	probe_want("connect", probe_connect(c, probe_any(family, probe_port(&a))), 0);
 	probe_names("client", c);
 	conn = probe_accept("accept", l, NULL);
 	probe_serve("talk", c, conn, "anywhere is here");
@@ -90,9 +85,7 @@ static void loopback_mapped(int family)
 	int c = probe_socket(family, SOCK_STREAM);
 
 	probe_want("connect",
-		   probe_connect(c, probe_text(family, "::ffff:127.0.0.1",
-					       probe_port(&a))),
-		   0);
+		   probe_connect(c, probe_text(family, "::ffff:127.0.0.1", probe_port(&a))), 0);
 	probe_names("client", c);
 	conn = probe_accept("accept", l, NULL);
 	probe_serve("talk", c, conn, "mapped");
@@ -154,18 +147,12 @@ static void loopback_udp(int family)
 	probe_name("server", &a);
 	probe_want("sendto", sendto(c, "one", 3, 0, &a.sa, a.len), 0);
 	probe_poll(s, POLLIN, 2500);
-	probe_want(
-	    "recvfrom",
-	    recvfrom(s, buf, sizeof(buf), MSG_DONTWAIT, &from.sa, &from.len),
-	    0);
+	probe_want("recvfrom", recvfrom(s, buf, sizeof(buf), MSG_DONTWAIT, &from.sa, &from.len), 0);
 	probe_name("from", &from);
 	probe_want("answer", sendto(s, "two", 3, 0, &from.sa, from.len), 0);
 	from.len = sizeof(from.ss);
 	probe_poll(c, POLLIN, 2500);
-	probe_want(
-	    "recvfrom",
-	    recvfrom(c, buf, sizeof(buf), MSG_DONTWAIT, &from.sa, &from.len),
-	    0);
+	probe_want("recvfrom", recvfrom(c, buf, sizeof(buf), MSG_DONTWAIT, &from.sa, &from.len), 0);
 	probe_check("from the server", probe_same(&from, &a));
 	probe_line("heard", "%.3s", buf);
 }
@@ -196,29 +183,28 @@ static void loopback_udp_range(int family)
 	int c = probe_socket(family, SOCK_DGRAM);
 
 	probe_want("bind", probe_bind(s, probe_any(family, env.port)), 0);
-	probe_want("sendto over loopback",
-		   sendto(c, "self", 4, 0, &a.sa, a.len), 0);
+	probe_want("sendto over loopback", sendto(c, "self", 4, 0, &a.sa, a.len), 0);
 	probe_line("poll", "%s", probe_events(probe_poll(s, POLLIN, 2000)));
 }
 
 const struct probe_case loopback_cases[] = {
-    {"loopback-tcp-v4", loopback_tcp, AF_INET, 0},
-    {"loopback-tcp-v6", loopback_tcp, AF_INET6, 0},
-    {"loopback-nonblock-v4", loopback_nonblock, AF_INET, 0},
-    {"loopback-nonblock-v6", loopback_nonblock, AF_INET6, 0},
-    {"loopback-refused", loopback_refused, AF_INET, 0},
-    {"loopback-private-v4", loopback_private, AF_INET, 0},
-    {"loopback-private-v6", loopback_private, AF_INET6, 0},
-    {"loopback-any-v4", loopback_any, AF_INET, 0},
-    {"loopback-any-v6", loopback_any, AF_INET6, 0},
-    {"loopback-mapped", loopback_mapped, AF_INET6, 0},
-    {"loopback-bound-any", loopback_bound_any, AF_INET, 0},
-    {"loopback-bound", loopback_bound, AF_INET, 0},
-    {"loopback-self", loopback_self, AF_INET, 0},
-    {"loopback-udp-v4", loopback_udp, AF_INET, 0},
-    {"loopback-udp-v6", loopback_udp, AF_INET6, 0},
-    {"loopback-udp-connected-v4", loopback_udp_connected, AF_INET, 0},
-    {"loopback-udp-connected-v6", loopback_udp_connected, AF_INET6, 0},
-    {"loopback-udp-range", loopback_udp_range, AF_INET, 1},
-    {0},
+	{"loopback-tcp-v4", loopback_tcp, AF_INET, 0},
+	{"loopback-tcp-v6", loopback_tcp, AF_INET6, 0},
+	{"loopback-nonblock-v4", loopback_nonblock, AF_INET, 0},
+	{"loopback-nonblock-v6", loopback_nonblock, AF_INET6, 0},
+	{"loopback-refused", loopback_refused, AF_INET, 0},
+	{"loopback-private-v4", loopback_private, AF_INET, 0},
+	{"loopback-private-v6", loopback_private, AF_INET6, 0},
+	{"loopback-any-v4", loopback_any, AF_INET, 0},
+	{"loopback-any-v6", loopback_any, AF_INET6, 0},
+	{"loopback-mapped", loopback_mapped, AF_INET6, 0},
+	{"loopback-bound-any", loopback_bound_any, AF_INET, 0},
+	{"loopback-bound", loopback_bound, AF_INET, 0},
+	{"loopback-self", loopback_self, AF_INET, 0},
+	{"loopback-udp-v4", loopback_udp, AF_INET, 0},
+	{"loopback-udp-v6", loopback_udp, AF_INET6, 0},
+	{"loopback-udp-connected-v4", loopback_udp_connected, AF_INET, 0},
+	{"loopback-udp-connected-v6", loopback_udp_connected, AF_INET6, 0},
+	{"loopback-udp-range", loopback_udp_range, AF_INET, 1},
+	{0},
 };

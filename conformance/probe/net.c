@@ -59,8 +59,7 @@ struct probe_addr probe_any(int family, int port)
 
 struct probe_addr probe_loopback(int family, int port)
 {
-	return probe_text(family, family == AF_INET6 ? "::1" : "127.0.0.1",
-			  port);
+	return probe_text(family, family == AF_INET6 ? "::1" : "127.0.0.1", port);
 }
 
 struct probe_addr probe_text(int family, const char *host, int port)
@@ -82,18 +81,15 @@ struct probe_addr probe_unspec(void)
 
 int probe_port(const struct probe_addr *a)
 {
-	return ntohs(a->sa.sa_family == AF_INET6 ? a->in6.sin6_port
-						 : a->in.sin_port);
+	return ntohs(a->sa.sa_family == AF_INET6 ? a->in6.sin6_port : a->in.sin_port);
 }
 
 bool probe_same(const struct probe_addr *a, const struct probe_addr *b)
 {
-	if (a->sa.sa_family != b->sa.sa_family ||
-	    probe_port(a) != probe_port(b))
+	if (a->sa.sa_family != b->sa.sa_family || probe_port(a) != probe_port(b))
 		return false;
 	if (a->sa.sa_family == AF_INET6)
-		return !memcmp(&a->in6.sin6_addr, &b->in6.sin6_addr,
-			       sizeof(a->in6.sin6_addr));
+		return !memcmp(&a->in6.sin6_addr, &b->in6.sin6_addr, sizeof(a->in6.sin6_addr));
 	return a->in.sin_addr.s_addr == b->in.sin_addr.s_addr;
 }
 
@@ -151,14 +147,12 @@ static const char *name_host(const struct probe_addr *a)
 	if (!memcmp(&a->in6.sin6_addr, &mapped, sizeof(mapped)))
 		return "mapped peer";
 	if (IN6_IS_ADDR_V4MAPPED(&a->in6.sin6_addr))
-		return a->in6.sin6_addr.s6_addr[12] == 127 ? "mapped loopback"
-							   : "mapped own";
+		return a->in6.sin6_addr.s6_addr[12] == 127 ? "mapped loopback" : "mapped own";
 	if (IN6_IS_ADDR_UNSPECIFIED(&a->in6.sin6_addr))
 		return "any";
 	if (IN6_IS_ADDR_LOOPBACK(&a->in6.sin6_addr))
 		return "loopback";
-	return memcmp(&a->in6.sin6_addr, &env.v6, sizeof(env.v6)) ? "own"
-								  : "peer";
+	return memcmp(&a->in6.sin6_addr, &env.v6, sizeof(env.v6)) ? "own" : "peer";
 }
 
 static const char *name_port(int port)
@@ -185,17 +179,15 @@ void probe_name(const char *step, const struct probe_addr *a)
 {
 	switch (a->sa.sa_family) {
 	case AF_INET:
-		probe_line(step, "inet %s port %s len %d", name_host(a),
-			   name_port(probe_port(a)), (int)a->len);
+		probe_line(step, "inet %s port %s len %d", name_host(a), name_port(probe_port(a)),
+			   (int)a->len);
 		break;
 	case AF_INET6:
-		probe_line(step, "inet6 %s port %s len %d scope %u",
-			   name_host(a), name_port(probe_port(a)), (int)a->len,
-			   a->in6.sin6_scope_id);
+		probe_line(step, "inet6 %s port %s len %d scope %u", name_host(a),
+			   name_port(probe_port(a)), (int)a->len, a->in6.sin6_scope_id);
 		break;
 	default:
-		probe_line(step, "family %d len %d", a->sa.sa_family,
-			   (int)a->len);
+		probe_line(step, "family %d len %d", a->sa.sa_family, (int)a->len);
 	}
 }
 

@@ -8,12 +8,10 @@ struct probe_env env = {.fd = -1};
 char **probe_argv;
 
 static const struct probe_case *const themes[] = {
-    connect_cases, progress_cases,  bind_cases,	   listen_cases,
-    accept_cases,  loopback_cases,  options_cases, optargs_cases,
-    epoll_cases,   epollset_cases,  dup_cases,	   inherit_cases,
-    threads_cases, storm_cases,	    stream_cases,  udp_cases,
-    udpmsg_cases,  udpserver_cases, badargs_cases, badfd_cases,
-    kinds_cases,
+	connect_cases, progress_cases, bind_cases,   listen_cases,   accept_cases, loopback_cases,
+	options_cases, optargs_cases,  epoll_cases,  epollset_cases, dup_cases,	   inherit_cases,
+	threads_cases, storm_cases,    stream_cases, udp_cases,	     udpmsg_cases, udpserver_cases,
+	badargs_cases, badfd_cases,    kinds_cases,
 };
 
 #define THEMES (sizeof(themes) / sizeof(themes[0]))
@@ -54,12 +52,10 @@ static bool probe_set(const char *arg)
 		const char *key;
 		int *value;
 	} ints[] = {
-	    {"tcp", &env.tcp},	 {"udp", &env.udp},
-	    {"udp2", &env.udp2}, {"closed", &env.closed},
-	    {"peer", &env.peer}, {"upeer", &env.upeer},
-	    {"half", &env.half}, {"reset", &env.reset},
-	    {"hole", &env.hole}, {"ctl", &env.ctl},
-	    {"port", &env.port}, {"fd", &env.fd},
+		{"tcp", &env.tcp},	 {"udp", &env.udp},	{"udp2", &env.udp2},
+		{"closed", &env.closed}, {"peer", &env.peer},	{"upeer", &env.upeer},
+		{"half", &env.half},	 {"reset", &env.reset}, {"hole", &env.hole},
+		{"ctl", &env.ctl},	 {"port", &env.port},	{"fd", &env.fd},
 	};
 	const char *value = strchr(arg, '=');
 	size_t len;
@@ -74,8 +70,7 @@ static bool probe_set(const char *arg)
 	if (len == 3 && !strncmp(arg, "alt", 3))
 		return inet_pton(AF_INET, value, &env.alt) == 1;
 	for (size_t i = 0; i < sizeof(ints) / sizeof(ints[0]); i++) {
-		if (strlen(ints[i].key) == len &&
-		    !strncmp(arg, ints[i].key, len)) {
+		if (strlen(ints[i].key) == len && !strncmp(arg, ints[i].key, len)) {
 			*ints[i].value = atoi(value);
 			return true;
 		}
@@ -94,8 +89,7 @@ int main(int argc, char **argv)
 	}
 	c = argc > 1 ? probe_find(argv[1]) : NULL;
 	if (!c) {
-		fprintf(stderr,
-			"usage: probe list | probe CASE key=value...\n");
+		fprintf(stderr, "usage: probe list | probe CASE key=value...\n");
 		return 2;
 	}
 	for (int i = 2; i < argc; i++) {

@@ -39,20 +39,19 @@
 struct probe_env {
 	struct in_addr v4;
 	struct in6_addr v6;
-	struct in_addr
-	    alt;    /* the peer too, on a network that rules may not name */
-	int tcp;    /* echoes a stream */
-	int udp;    /* echoes datagrams */
-	int udp2;   /* echoes datagrams too */
-	int closed; /* nobody there: neither TCP nor UDP */
-	int peer;   /* sends "ADDR PORT\n" of the client it sees, then closes */
-	int upeer;  /* answers a datagram with "ADDR PORT" of its sender */
-	int half;  /* sends "half", closes its sending side, reads to the end */
-	int reset; /* resets the connection after the first byte */
-	int hole;  /* never answers a SYN: its accept queue is full */
-	int ctl;   /* makes the peer dial, see probe_dial and probe_gate */
-	int port;  /* first of the ports that this case may listen on */
-	int fd;	   /* the descriptor that a re-executed probe inherits */
+	struct in_addr alt; /* the peer too, on a network that rules may not name */
+	int tcp;	    /* echoes a stream */
+	int udp;	    /* echoes datagrams */
+	int udp2;	    /* echoes datagrams too */
+	int closed;	    /* nobody there: neither TCP nor UDP */
+	int peer;	    /* sends "ADDR PORT\n" of the client it sees, then closes */
+	int upeer;	    /* answers a datagram with "ADDR PORT" of its sender */
+	int half;	    /* sends "half", closes its sending side, reads to the end */
+	int reset;	    /* resets the connection after the first byte */
+	int hole;	    /* never answers a SYN: its accept queue is full */
+	int ctl;	    /* makes the peer dial, see probe_dial and probe_gate */
+	int port;	    /* first of the ports that this case may listen on */
+	int fd;		    /* the descriptor that a re-executed probe inherits */
 };
 
 struct probe_case {
@@ -89,8 +88,7 @@ extern const struct probe_case udpmsg_cases[];
 extern const struct probe_case udpserver_cases[];
 
 /* say.c: what is printed. All keep errno. */
-void probe_line(const char *step, const char *fmt, ...)
-    __attribute__((format(printf, 2, 3)));
+void probe_line(const char *step, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 long probe_rc(const char *step, long rc);
 long probe_want(const char *step, long rc, int err);
 int probe_fd(const char *step, int fd);

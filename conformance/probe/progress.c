@@ -34,8 +34,7 @@ static void progress_refused(int family)
 	struct probe_addr a = probe_peer(family, env.closed);
 
 	probe_want("connect", probe_connect(fd, a), EINPROGRESS);
-	probe_line("poll", "%s",
-		   probe_events(probe_poll(fd, POLLIN | POLLOUT, 8000)));
+	probe_line("poll", "%s", probe_events(probe_poll(fd, POLLIN | POLLOUT, 8000)));
 	progress_error("SO_ERROR", fd);
 	progress_error("SO_ERROR again", fd);
 	probe_want("connect again", probe_connect(fd, a), ECONNABORTED);
@@ -53,8 +52,7 @@ static void progress_pending(int family)
 
 	probe_want("connect", probe_connect(fd, a), EINPROGRESS);
 	probe_want("connect again", probe_connect(fd, a), EALREADY);
-	probe_want("connect elsewhere",
-		   probe_connect(fd, probe_peer(family, env.tcp)), EALREADY);
+	probe_want("connect elsewhere", probe_connect(fd, probe_peer(family, env.tcp)), EALREADY);
 	probe_line("poll", "%s", probe_events(probe_poll(fd, POLLOUT, 100)));
 	progress_error("SO_ERROR", fd);
 	probe_names("pending", fd);
@@ -62,8 +60,7 @@ static void progress_pending(int family)
 	probe_want("recv", recv(fd, &byte, 1, 0), EAGAIN);
 	probe_want("listen", listen(fd, 1), EINVAL);
 	probe_want("dissolve", probe_connect(fd, probe_unspec()), 0);
-	probe_want("connect anew",
-		   probe_connect(fd, probe_peer(family, env.tcp)), EINPROGRESS);
+	probe_want("connect anew", probe_connect(fd, probe_peer(family, env.tcp)), EINPROGRESS);
 	probe_line("poll", "%s", probe_events(probe_poll(fd, POLLOUT, 8000)));
 	probe_echo("echo", fd, "turned away");
 }
@@ -75,14 +72,11 @@ static void progress_sndtimeo(int family)
 	struct timeval tv = {.tv_usec = 200000};
 	long start = probe_now();
 
-	probe_want("SO_SNDTIMEO",
-		   setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &tv, sizeof(tv)), 0);
-	probe_want("connect", probe_connect(fd, probe_peer(family, env.hole)),
-		   EINPROGRESS);
+	probe_want("SO_SNDTIMEO", setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &tv, sizeof(tv)), 0);
+	probe_want("connect", probe_connect(fd, probe_peer(family, env.hole)), EINPROGRESS);
 	probe_check("it took its time", probe_now() - start >= 190);
 	start = probe_now();
-	probe_want("connect again",
-		   probe_connect(fd, probe_peer(family, env.hole)), EALREADY);
+	probe_want("connect again", probe_connect(fd, probe_peer(family, env.hole)), EALREADY);
 	probe_check("it took its time", probe_now() - start >= 190);
 }
 
@@ -91,15 +85,11 @@ static void progress_timeout(int family)
 {
 	int fd = probe_socket(family, SOCK_STREAM), retries = 1, ms = 500;
 
-	probe_want(
-	    "TCP_SYNCNT",
-	    setsockopt(fd, IPPROTO_TCP, TCP_SYNCNT, &retries, sizeof(retries)),
-	    0);
-	probe_want(
-	    "TCP_USER_TIMEOUT",
-	    setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &ms, sizeof(ms)), 0);
-	probe_want("connect", probe_connect(fd, probe_peer(family, env.hole)),
-		   ETIMEDOUT);
+	probe_want("TCP_SYNCNT", setsockopt(fd, IPPROTO_TCP, TCP_SYNCNT, &retries, sizeof(retries)),
+		   0);
+	probe_want("TCP_USER_TIMEOUT",
+		   setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &ms, sizeof(ms)), 0);
+	probe_want("connect", probe_connect(fd, probe_peer(family, env.hole)), ETIMEDOUT);
 	probe_names("after", fd);
 }
 
@@ -108,13 +98,11 @@ static void progress_interrupted(int family)
 	int fd = probe_socket(family, SOCK_STREAM);
 	pid_t ticker = probe_ticker(0);
 
-	probe_want("connect", probe_connect(fd, probe_peer(family, env.hole)),
-		   EINTR);
+	probe_want("connect", probe_connect(fd, probe_peer(family, env.hole)), EINTR);
 	probe_ticker_stop(ticker);
 	probe_check("signal came", probe_ticked());
 	probe_want("non-blocking", fcntl(fd, F_SETFL, O_NONBLOCK), 0);
-	probe_want("connect again",
-		   probe_connect(fd, probe_peer(family, env.hole)), EALREADY);
+	probe_want("connect again", probe_connect(fd, probe_peer(family, env.hole)), EALREADY);
 	progress_error("SO_ERROR", fd);
 }
 
@@ -125,8 +113,7 @@ static void progress_interrupted_completes(int family)
 	int gate = probe_gate(family, &port);
 	pid_t ticker = probe_ticker(0);
 
-	probe_want("connect", probe_connect(fd, probe_peer(family, port)),
-		   EINTR);
+	probe_want("connect", probe_connect(fd, probe_peer(family, port)), EINTR);
 	probe_ticker_stop(ticker);
 	probe_line("poll", "%s", probe_events(probe_poll(fd, POLLOUT, 0)));
 	probe_gate_open(gate);
@@ -142,12 +129,10 @@ static void progress_interrupted_waits(int family)
 	int gate = probe_gate(family, &port);
 	pid_t ticker = probe_ticker(0);
 
-	probe_want("connect", probe_connect(fd, probe_peer(family, port)),
-		   EINTR);
+	probe_want("connect", probe_connect(fd, probe_peer(family, port)), EINTR);
 	probe_ticker_stop(ticker);
 	probe_gate_open(gate);
-	probe_want("connect again", probe_connect(fd, probe_peer(family, port)),
-		   0);
+	probe_want("connect again", probe_connect(fd, probe_peer(family, port)), 0);
 	probe_echo("echo", fd, "waited");
 }
 
@@ -193,8 +178,7 @@ static void progress_killed(int family)
 	start = probe_now();
 	probe_want("kill", kill(pid, SIGKILL), 0);
 	probe_want("wait", waitpid(pid, &status, 0) == pid ? 0 : -1, 0);
-	probe_line("ended by", "signal %d",
-		   WIFSIGNALED(status) ? WTERMSIG(status) : 0);
+	probe_line("ended by", "signal %d", WIFSIGNALED(status) ? WTERMSIG(status) : 0);
 	probe_check("soon", probe_now() - start < 5000);
 }
 
@@ -261,20 +245,19 @@ static void progress_shutdown(int family)
 }
 
 const struct probe_case progress_cases[] = {
-    {"progress-connect-v4", progress_connect, AF_INET, 0},
-    {"progress-connect-v6", progress_connect, AF_INET6, 0},
-    {"progress-refused", progress_refused, AF_INET, 0},
-    {"progress-pending-v4", progress_pending, AF_INET, 0},
-    {"progress-pending-v6", progress_pending, AF_INET6, 0},
-    {"progress-sndtimeo", progress_sndtimeo, AF_INET, 0},
-    {"progress-timeout", progress_timeout, AF_INET, 0},
-    {"progress-interrupted", progress_interrupted, AF_INET, 0},
-    {"progress-interrupted-completes", progress_interrupted_completes, AF_INET,
-     0},
-    {"progress-interrupted-waits", progress_interrupted_waits, AF_INET6, 0},
-    {"progress-restarted", progress_restarted, AF_INET, 0},
-    {"progress-killed", progress_killed, AF_INET, 0},
-    {"progress-beside", progress_beside, AF_INET, 0},
-    {"progress-shutdown", progress_shutdown, AF_INET, 0},
-    {0},
+	{"progress-connect-v4", progress_connect, AF_INET, 0},
+	{"progress-connect-v6", progress_connect, AF_INET6, 0},
+	{"progress-refused", progress_refused, AF_INET, 0},
+	{"progress-pending-v4", progress_pending, AF_INET, 0},
+	{"progress-pending-v6", progress_pending, AF_INET6, 0},
+	{"progress-sndtimeo", progress_sndtimeo, AF_INET, 0},
+	{"progress-timeout", progress_timeout, AF_INET, 0},
+	{"progress-interrupted", progress_interrupted, AF_INET, 0},
+	{"progress-interrupted-completes", progress_interrupted_completes, AF_INET, 0},
+	{"progress-interrupted-waits", progress_interrupted_waits, AF_INET6, 0},
+	{"progress-restarted", progress_restarted, AF_INET, 0},
+	{"progress-killed", progress_killed, AF_INET, 0},
+	{"progress-beside", progress_beside, AF_INET, 0},
+	{"progress-shutdown", progress_shutdown, AF_INET, 0},
+	{0},
 };

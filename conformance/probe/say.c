@@ -39,44 +39,44 @@ void probe_line(const char *step, const char *fmt, ...)
 /* strerrorname_np is not in every libc. */
 const char *probe_errno(int err)
 {
-#define E(name)                                                                \
-	{                                                                      \
-		name, #name                                                    \
+#define E(name)                                                                                    \
+	{                                                                                          \
+		name, #name                                                                        \
 	}
 	static const struct {
 		int err;
 		const char *name;
 	} names[] = {
-	    {0, "0"},		E(EPERM),
-	    E(ENOENT),		E(ESRCH),
-	    E(EINTR),		E(EIO),
-	    E(EBADF),		E(ECHILD),
-	    E(EAGAIN),		E(ENOMEM),
-	    E(EACCES),		E(EFAULT),
-	    E(EBUSY),		E(EEXIST),
-	    E(ENODEV),		E(ENOTDIR),
-	    E(EISDIR),		E(EINVAL),
-	    E(ENFILE),		E(EMFILE),
-	    E(ENOTTY),		E(EFBIG),
-	    E(ESPIPE),		E(EROFS),
-	    E(EPIPE),		E(EDOM),
-	    E(ERANGE),		E(ENAMETOOLONG),
-	    E(ENOSYS),		E(ELOOP),
-	    E(EOVERFLOW),	E(ENOTSOCK),
-	    E(EDESTADDRREQ),	E(EMSGSIZE),
-	    E(EPROTOTYPE),	E(ENOPROTOOPT),
-	    E(EPROTONOSUPPORT), E(ESOCKTNOSUPPORT),
-	    E(EOPNOTSUPP),	E(EPFNOSUPPORT),
-	    E(EAFNOSUPPORT),	E(EADDRINUSE),
-	    E(EADDRNOTAVAIL),	E(ENETDOWN),
-	    E(ENETUNREACH),	E(ENETRESET),
-	    E(ECONNABORTED),	E(ECONNRESET),
-	    E(ENOBUFS),		E(EISCONN),
-	    E(ENOTCONN),	E(ESHUTDOWN),
-	    E(ETIMEDOUT),	E(ECONNREFUSED),
-	    E(EHOSTUNREACH),	E(EALREADY),
-	    E(EINPROGRESS),	E(ENOTUNIQ),
-	    E(ECANCELED),	E(EREMOTE),
+		{0, "0"},	    E(EPERM),
+		E(ENOENT),	    E(ESRCH),
+		E(EINTR),	    E(EIO),
+		E(EBADF),	    E(ECHILD),
+		E(EAGAIN),	    E(ENOMEM),
+		E(EACCES),	    E(EFAULT),
+		E(EBUSY),	    E(EEXIST),
+		E(ENODEV),	    E(ENOTDIR),
+		E(EISDIR),	    E(EINVAL),
+		E(ENFILE),	    E(EMFILE),
+		E(ENOTTY),	    E(EFBIG),
+		E(ESPIPE),	    E(EROFS),
+		E(EPIPE),	    E(EDOM),
+		E(ERANGE),	    E(ENAMETOOLONG),
+		E(ENOSYS),	    E(ELOOP),
+		E(EOVERFLOW),	    E(ENOTSOCK),
+		E(EDESTADDRREQ),    E(EMSGSIZE),
+		E(EPROTOTYPE),	    E(ENOPROTOOPT),
+		E(EPROTONOSUPPORT), E(ESOCKTNOSUPPORT),
+		E(EOPNOTSUPP),	    E(EPFNOSUPPORT),
+		E(EAFNOSUPPORT),    E(EADDRINUSE),
+		E(EADDRNOTAVAIL),   E(ENETDOWN),
+		E(ENETUNREACH),	    E(ENETRESET),
+		E(ECONNABORTED),    E(ECONNRESET),
+		E(ENOBUFS),	    E(EISCONN),
+		E(ENOTCONN),	    E(ESHUTDOWN),
+		E(ETIMEDOUT),	    E(ECONNREFUSED),
+		E(EHOSTUNREACH),    E(EALREADY),
+		E(EINPROGRESS),	    E(ENOTUNIQ),
+		E(ECANCELED),	    E(EREMOTE),
 	};
 #undef E
 	static _Thread_local char other[24];
@@ -106,8 +106,7 @@ long probe_want(const char *step, long rc, int err)
 	probe_rc(step, rc);
 	if (got != err) {
 		probe_fail();
-		probe_line(step, "not %s as Linux answers",
-			   err ? probe_errno(err) : "success");
+		probe_line(step, "not %s as Linux answers", err ? probe_errno(err) : "success");
 	}
 	return rc;
 }
@@ -142,9 +141,8 @@ const char *probe_events(unsigned int events)
 		unsigned int bit;
 		const char *name;
 	} names[] = {
-	    {EPOLLIN, "IN"},	{EPOLLPRI, "PRI"}, {EPOLLOUT, "OUT"},
-	    {EPOLLERR, "ERR"},	{EPOLLHUP, "HUP"}, {EPOLLRDHUP, "RDHUP"},
-	    {POLLNVAL, "NVAL"},
+		{EPOLLIN, "IN"},   {EPOLLPRI, "PRI"},	  {EPOLLOUT, "OUT"},  {EPOLLERR, "ERR"},
+		{EPOLLHUP, "HUP"}, {EPOLLRDHUP, "RDHUP"}, {POLLNVAL, "NVAL"},
 	};
 	static _Thread_local char text[64];
 

@@ -24,14 +24,12 @@ static void storm_signal(int sig)
 static timer_t storm_begin(int flags)
 {
 	struct sigaction sa = {.sa_handler = storm_signal, .sa_flags = flags};
-	struct sigevent ev = {.sigev_notify = SIGEV_SIGNAL,
-			      .sigev_signo = SIGUSR1};
+	struct sigevent ev = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGUSR1};
 	struct itimerspec every = {{0, 1000000}, {0, 1000000}};
 	timer_t timer;
 
 	sigaction(SIGUSR1, &sa, NULL);
-	if (timer_create(CLOCK_MONOTONIC, &ev, &timer) ||
-	    timer_settime(timer, 0, &every, NULL))
+	if (timer_create(CLOCK_MONOTONIC, &ev, &timer) || timer_settime(timer, 0, &every, NULL))
 		probe_die("timer");
 	return timer;
 }
@@ -59,8 +57,7 @@ enum { SOCKET, BIND, LISTEN, CONNECT, LOOPBACK, DGRAM, SENDTO, CALLS };
 static int storm_socket(int family, int type, struct storm_count *counts)
 {
 	for (;;) {
-		int fd =
-		    storm_mind(&counts[SOCKET], socket(family, type, 0), 0);
+		int fd = storm_mind(&counts[SOCKET], socket(family, type, 0), 0);
 
 		if (fd >= 0)
 			return fd;
@@ -74,16 +71,13 @@ static void storm_round(int family, struct storm_count *counts)
 
 	l = storm_socket(family, SOCK_STREAM, counts);
 	setsockopt(l, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
-	storm_mind(&counts[BIND], probe_bind(l, probe_any(family, env.port)),
-		   0);
+	storm_mind(&counts[BIND], probe_bind(l, probe_any(family, env.port)), 0);
 	storm_mind(&counts[LISTEN], listen(l, 1), 0);
 	c = storm_socket(family, SOCK_STREAM | SOCK_NONBLOCK, counts);
-	storm_mind(&counts[CONNECT],
-		   probe_connect(c, probe_peer(family, env.tcp)), EINPROGRESS);
+	storm_mind(&counts[CONNECT], probe_connect(c, probe_peer(family, env.tcp)), EINPROGRESS);
 	close(c);
 	c = storm_socket(family, SOCK_STREAM | SOCK_NONBLOCK, counts);
-	storm_mind(&counts[LOOPBACK],
-		   probe_connect(c, probe_loopback(family, env.closed)),
+	storm_mind(&counts[LOOPBACK], probe_connect(c, probe_loopback(family, env.closed)),
 		   EINPROGRESS);
 	close(c);
 	u = storm_socket(family, SOCK_DGRAM, counts);
@@ -96,13 +90,13 @@ static void storm_round(int family, struct storm_count *counts)
 static void storm_run(int family, int flags)
 {
 	struct storm_count counts[CALLS] = {
-	    [SOCKET] = {.call = "socket"},
-	    [BIND] = {.call = "bind"},
-	    [LISTEN] = {.call = "listen"},
-	    [CONNECT] = {.call = "connect"},
-	    [LOOPBACK] = {.call = "connect to loopback"},
-	    [DGRAM] = {.call = "connect a datagram socket"},
-	    [SENDTO] = {.call = "sendto"},
+		[SOCKET] = {.call = "socket"},
+		[BIND] = {.call = "bind"},
+		[LISTEN] = {.call = "listen"},
+		[CONNECT] = {.call = "connect"},
+		[LOOPBACK] = {.call = "connect to loopback"},
+		[DGRAM] = {.call = "connect a datagram socket"},
+		[SENDTO] = {.call = "sendto"},
 	};
 	timer_t timer = storm_begin(flags);
 
@@ -111,8 +105,7 @@ static void storm_run(int family, int flags)
 	timer_delete(timer);
 	for (int i = 0; i < CALLS; i++) {
 		probe_line(counts[i].call, "%s",
-			   counts[i].wrong ? probe_errno(counts[i].err)
-					   : "as in peace");
+			   counts[i].wrong ? probe_errno(counts[i].err) : "as in peace");
 		if (counts[i].wrong)
 			probe_fail();
 	}
@@ -138,8 +131,7 @@ static void *storm_own_table(void *arg)
 		probe_die("unshare");
 	fd = probe_socket(AF_INET, SOCK_STREAM);
 	probe_want("dup2", dup2(fd, number) == number ? 0 : -1, 0);
-	probe_want("connect",
-		   probe_connect(number, probe_peer(AF_INET, env.tcp)), 0);
+	probe_want("connect", probe_connect(number, probe_peer(AF_INET, env.tcp)), 0);
 	probe_names("in the thread", number);
 	probe_echo("echo", number, "mine alone");
 	fd = probe_socket(AF_INET, SOCK_STREAM);
@@ -151,8 +143,7 @@ static void *storm_own_table(void *arg)
 	fd = probe_socket(AF_INET, SOCK_STREAM);
 	probe_want("dup2", dup2(fd, number) == number ? 0 : -1, 0);
 	probe_want("connect to loopback",
-		   probe_connect(number, probe_loopback(AF_INET, env.closed)),
-		   ECONNREFUSED);
+		   probe_connect(number, probe_loopback(AF_INET, env.closed)), ECONNREFUSED);
 	return NULL;
 }
 
@@ -163,15 +154,13 @@ static void storm_table(int family)
 	struct probe_addr before, after;
 	pthread_t t;
 
-	probe_want("connect",
-		   probe_connect(number, probe_peer(family, env.udp)), 0);
+	probe_want("connect", probe_connect(number, probe_peer(family, env.udp)), 0);
 	before = probe_local(number);
 	if (pthread_create(&t, NULL, storm_own_table, &number))
 		probe_die("pthread_create");
 	pthread_join(t, NULL);
 	after = probe_local(number);
-	probe_check("the other table's socket is as it was",
-		    probe_same(&before, &after));
+	probe_check("the other table's socket is as it was", probe_same(&before, &after));
 	probe_echo("echo", number, "datagram");
 }
 
@@ -183,8 +172,7 @@ static void *storm_orphan(void *arg)
 	(void)arg;
 	probe_sleep(100);
 	fd = probe_socket(AF_INET, SOCK_STREAM);
-	probe_want("connect", probe_connect(fd, probe_peer(AF_INET, env.tcp)),
-		   0);
+	probe_want("connect", probe_connect(fd, probe_peer(AF_INET, env.tcp)), 0);
 	probe_echo("echo", fd, "without a leader");
 	fd = probe_socket(AF_INET, SOCK_STREAM);
 	probe_want("bind", probe_bind(fd, probe_any(AF_INET, env.port)), 0);
@@ -213,11 +201,10 @@ static void storm_sandbox(int family)
 	if (unshare(CLONE_NEWUSER | CLONE_NEWNET))
 		probe_die("unshare");
 	fd = probe_fd("socket", socket(family, SOCK_STREAM, 0));
-	probe_want("connect", probe_connect(fd, probe_peer(family, env.tcp)),
-		   ENETUNREACH);
+	probe_want("connect", probe_connect(fd, probe_peer(family, env.tcp)), ENETUNREACH);
 	fd = probe_fd("socket", socket(family, SOCK_DGRAM, 0));
-	probe_want("connect a datagram socket",
-		   probe_connect(fd, probe_peer(family, env.udp)), ENETUNREACH);
+	probe_want("connect a datagram socket", probe_connect(fd, probe_peer(family, env.udp)),
+		   ENETUNREACH);
 	fd = probe_fd("socket", socket(family, SOCK_STREAM, 0));
 	probe_want("bind", probe_bind(fd, probe_any(family, env.port)), 0);
 	probe_want("listen", listen(fd, 1), 0);
@@ -226,10 +213,10 @@ static void storm_sandbox(int family)
 }
 
 const struct probe_case storm_cases[] = {
-    {"storm-interrupting", storm_interrupting, AF_INET, 1},
-    {"storm-restarting", storm_restarting, AF_INET, 1},
-    {"storm-table", storm_table, AF_INET, 1},
-    {"storm-leader", storm_leader, AF_INET, 1},
-    {"storm-sandbox", storm_sandbox, AF_INET, 1},
-    {0},
+	{"storm-interrupting", storm_interrupting, AF_INET, 1},
+	{"storm-restarting", storm_restarting, AF_INET, 1},
+	{"storm-table", storm_table, AF_INET, 1},
+	{"storm-leader", storm_leader, AF_INET, 1},
+	{"storm-sandbox", storm_sandbox, AF_INET, 1},
+	{0},
 };

@@ -34,13 +34,10 @@ static void stream_half_closed(int family)
 	int fd = probe_socket(family, SOCK_STREAM);
 	char buf[16] = "";
 
-	probe_want("connect", probe_connect(fd, probe_peer(family, env.half)),
-		   0);
+	probe_want("connect", probe_connect(fd, probe_peer(family, env.half)), 0);
 	probe_want("read", probe_read(fd, buf, sizeof(buf)), 0);
 	probe_line("text", "%s", buf);
-	probe_line(
-	    "poll", "%s",
-	    probe_events(probe_poll(fd, POLLIN | POLLRDHUP | POLLOUT, 0)));
+	probe_line("poll", "%s", probe_events(probe_poll(fd, POLLIN | POLLRDHUP | POLLOUT, 0)));
 	probe_want("write", send(fd, "more", 4, MSG_NOSIGNAL), 0);
 	probe_want("write again", send(fd, "more", 4, MSG_NOSIGNAL), 0);
 	probe_want("read the end", read(fd, buf, sizeof(buf)), 0);
@@ -76,12 +73,9 @@ static void stream_unconnected(int family)
 	probe_line("SIGPIPE", "%d", stream_pipes);
 	probe_want("send quietly", send(fd, &byte, 1, MSG_NOSIGNAL), EPIPE);
 	probe_line("SIGPIPE", "%d", stream_pipes);
-	probe_want("connect", probe_connect(fd, probe_peer(family, env.tcp)),
-		   0);
+	probe_want("connect", probe_connect(fd, probe_peer(family, env.tcp)), 0);
 	probe_echo("echo", fd, "unspoilt");
-	probe_want("shutdown",
-		   shutdown(probe_socket(family, SOCK_STREAM), SHUT_WR),
-		   ENOTCONN);
+	probe_want("shutdown", shutdown(probe_socket(family, SOCK_STREAM), SHUT_WR), ENOTCONN);
 }
 
 static void stream_reset(int family)
@@ -90,13 +84,10 @@ static void stream_reset(int family)
 	char byte = 0;
 
 	signal(SIGPIPE, stream_sigpipe);
-	probe_want("connect", probe_connect(fd, probe_peer(family, env.reset)),
-		   0);
+	probe_want("connect", probe_connect(fd, probe_peer(family, env.reset)), 0);
 	probe_want("write", write(fd, "x", 1), 0);
 	probe_want("poll", probe_poll(fd, POLLIN, 8000) ? 0 : -1, 0);
-	probe_line(
-	    "poll", "%s",
-	    probe_events(probe_poll(fd, POLLIN | POLLOUT | POLLRDHUP, 0)));
+	probe_line("poll", "%s", probe_events(probe_poll(fd, POLLIN | POLLOUT | POLLRDHUP, 0)));
 	probe_want("read", read(fd, &byte, 1), ECONNRESET);
 	probe_want("read again", read(fd, &byte, 1), 0);
 	probe_want("write", write(fd, "x", 1), EPIPE);
@@ -110,11 +101,9 @@ static void stream_peek(int family)
 	char buf[16] = "";
 
 	probe_want("nothing yet", recv(fd, buf, 4, MSG_DONTWAIT), EAGAIN);
-	probe_want("peek at nothing", recv(fd, buf, 4, MSG_DONTWAIT | MSG_PEEK),
-		   EAGAIN);
+	probe_want("peek at nothing", recv(fd, buf, 4, MSG_DONTWAIT | MSG_PEEK), EAGAIN);
 	probe_want("write", write(fd, "peekaboo", 8), 0);
-	probe_want("wait for all, peeking",
-		   recv(fd, buf, 8, MSG_PEEK | MSG_WAITALL), 0);
+	probe_want("wait for all, peeking", recv(fd, buf, 8, MSG_PEEK | MSG_WAITALL), 0);
 	probe_line("text", "%.8s", buf);
 	memset(buf, 0, sizeof(buf));
 	probe_want("peek", recv(fd, buf, 4, MSG_PEEK), 0);
@@ -151,10 +140,8 @@ static void stream_timeout(int family)
 	long start;
 	char byte;
 
-	probe_want("SO_RCVTIMEO",
-		   setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &tv, sizeof(tv)), 0);
-	probe_want("connect", probe_connect(fd, probe_peer(family, env.tcp)),
-		   0);
+	probe_want("SO_RCVTIMEO", setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &tv, sizeof(tv)), 0);
+	probe_want("connect", probe_connect(fd, probe_peer(family, env.tcp)), 0);
 	start = probe_now();
 	probe_want("read", read(fd, &byte, 1), EAGAIN);
 	probe_check("it took its time", probe_now() - start >= 140);
@@ -185,8 +172,7 @@ static void stream_vectors(int family)
 	msg.msg_iov = in;
 	msg.msg_iovlen = 2;
 	probe_want("recvmsg", recvmsg(fd, &msg, MSG_WAITALL), 0);
-	probe_line("text", "%.3s %.8s name %d flags %d", a, b,
-		   (int)msg.msg_namelen, msg.msg_flags);
+	probe_line("text", "%.3s %.8s name %d flags %d", a, b, (int)msg.msg_namelen, msg.msg_flags);
 }
 
 /* An address given with data on a connected stream is not looked at. */
@@ -199,13 +185,11 @@ static void stream_sendto(int family)
 
 	probe_want("sendto", sendto(fd, "hello", 5, 0, &a.sa, a.len), 0);
 	probe_want("poll", probe_poll(fd, POLLIN, 8000) ? 0 : -1, 0);
-	probe_want("recvfrom",
-		   recvfrom(fd, buf, 5, MSG_WAITALL, &from.sa, &from.len), 0);
+	probe_want("recvfrom", recvfrom(fd, buf, 5, MSG_WAITALL, &from.sa, &from.len), 0);
 	probe_line("address length", "%d", (int)from.len);
 	fd = probe_socket(family, SOCK_STREAM);
 	a = probe_peer(family, env.tcp);
-	probe_want("unconnected",
-		   sendto(fd, "x", 1, MSG_NOSIGNAL, &a.sa, a.len), EPIPE);
+	probe_want("unconnected", sendto(fd, "x", 1, MSG_NOSIGNAL, &a.sa, a.len), EPIPE);
 }
 
 /* More than any buffer holds, in both directions at once. */
@@ -219,8 +203,7 @@ static void stream_bulk(int family)
 		out[i] = i * 7 + (i >> 8);
 	probe_connect(fd, probe_peer(family, env.tcp));
 	while (got < total) {
-		int events =
-		    probe_poll(fd, POLLIN | (sent < total ? POLLOUT : 0), 8000);
+		int events = probe_poll(fd, POLLIN | (sent < total ? POLLOUT : 0), 8000);
 		ssize_t n;
 
 		if (!events)
@@ -270,8 +253,7 @@ static void stream_urgent(int family)
 	probe_pair(family, pair);
 	probe_want("send", send(pair[0], "ab", 2, 0), 0);
 	probe_want("send urgent", send(pair[0], "!", 1, MSG_OOB), 0);
-	probe_line("poll", "%s",
-		   probe_events(probe_poll(pair[1], POLLPRI, 8000)));
+	probe_line("poll", "%s", probe_events(probe_poll(pair[1], POLLPRI, 8000)));
 	probe_want("urgent", recv(pair[1], &byte, 1, MSG_OOB), 0);
 	probe_line("byte", "%c", byte);
 	ioctl(pair[1], SIOCATMARK, &mark);
@@ -287,29 +269,27 @@ static void stream_linger(int family)
 	char byte;
 
 	probe_pair(family, pair);
-	probe_want(
-	    "SO_LINGER",
-	    setsockopt(pair[0], SOL_SOCKET, SO_LINGER, &now, sizeof(now)), 0);
+	probe_want("SO_LINGER", setsockopt(pair[0], SOL_SOCKET, SO_LINGER, &now, sizeof(now)), 0);
 	probe_want("close", close(pair[0]), 0);
 	probe_poll(pair[1], POLLIN, 8000);
 	probe_want("read", read(pair[1], &byte, 1), ECONNRESET);
 }
 
 const struct probe_case stream_cases[] = {
-    {"stream-half-close-v4", stream_half_close, AF_INET, 0},
-    {"stream-half-close-v6", stream_half_close, AF_INET6, 0},
-    {"stream-half-closed", stream_half_closed, AF_INET, 0},
-    {"stream-shut-rd", stream_shut_rd, AF_INET, 0},
-    {"stream-unconnected", stream_unconnected, AF_INET, 0},
-    {"stream-reset", stream_reset, AF_INET, 0},
-    {"stream-peek", stream_peek, AF_INET, 0},
-    {"stream-waitall", stream_waitall, AF_INET, 0},
-    {"stream-timeout", stream_timeout, AF_INET, 0},
-    {"stream-vectors", stream_vectors, AF_INET, 0},
-    {"stream-sendto", stream_sendto, AF_INET, 0},
-    {"stream-bulk", stream_bulk, AF_INET, 0},
-    {"stream-splice", stream_splice, AF_INET, 0},
-    {"stream-urgent", stream_urgent, AF_INET, 0},
-    {"stream-linger", stream_linger, AF_INET, 0},
-    {0},
+	{"stream-half-close-v4", stream_half_close, AF_INET, 0},
+	{"stream-half-close-v6", stream_half_close, AF_INET6, 0},
+	{"stream-half-closed", stream_half_closed, AF_INET, 0},
+	{"stream-shut-rd", stream_shut_rd, AF_INET, 0},
+	{"stream-unconnected", stream_unconnected, AF_INET, 0},
+	{"stream-reset", stream_reset, AF_INET, 0},
+	{"stream-peek", stream_peek, AF_INET, 0},
+	{"stream-waitall", stream_waitall, AF_INET, 0},
+	{"stream-timeout", stream_timeout, AF_INET, 0},
+	{"stream-vectors", stream_vectors, AF_INET, 0},
+	{"stream-sendto", stream_sendto, AF_INET, 0},
+	{"stream-bulk", stream_bulk, AF_INET, 0},
+	{"stream-splice", stream_splice, AF_INET, 0},
+	{"stream-urgent", stream_urgent, AF_INET, 0},
+	{"stream-linger", stream_linger, AF_INET, 0},
+	{0},
 };

@@ -104,8 +104,7 @@ static void threads_mixed(int family)
 	for (int i = 0; i < THREADS; i++) {
 		jobs[i].family = family;
 		jobs[i].number = i;
-		jobs[i].to =
-		    i % 2 ? probe_local(l) : probe_peer(family, env.tcp);
+		jobs[i].to = i % 2 ? probe_local(l) : probe_peer(family, env.tcp);
 	}
 	threads_all(jobs);
 	shutdown(l, SHUT_RD);
@@ -120,8 +119,7 @@ static void threads_processes(int family)
 	for (int i = 0; i < 16; i++) {
 		pids[i] = probe_fork();
 		if (pids[i] == 0)
-			_exit(threads_talk(family, probe_peer(family, env.tcp),
-					   i));
+			_exit(threads_talk(family, probe_peer(family, env.tcp), i));
 	}
 	for (int i = 0; i < 16; i++)
 		good += waitpid(pids[i], &status, 0) == pids[i] && !status;
@@ -182,8 +180,7 @@ static void *threads_recv(void *arg)
 
 static void threads_reader_result(struct threads_reader *r)
 {
-	probe_check("the reader heard it",
-		    r->n == 5 && !memcmp(r->buf, "reply", 5));
+	probe_check("the reader heard it", r->n == 5 && !memcmp(r->buf, "reply", 5));
 }
 
 /* A reader that waits on a datagram socket before anything was sent. */
@@ -195,8 +192,7 @@ static void threads_reader_connect(int family)
 	if (pthread_create(&t, NULL, threads_recv, &r))
 		probe_die("pthread_create");
 	probe_sleep(100);
-	probe_want("connect", probe_connect(r.fd, probe_peer(family, env.udp)),
-		   0);
+	probe_want("connect", probe_connect(r.fd, probe_peer(family, env.udp)), 0);
 	probe_want("send", send(r.fd, "reply", 5, 0), 0);
 	pthread_join(t, NULL);
 	threads_reader_result(&r);
@@ -217,13 +213,13 @@ static void threads_reader_sendto(int family)
 }
 
 const struct probe_case threads_cases[] = {
-    {"threads-connect-v4", threads_connect, AF_INET, 0},
-    {"threads-connect-v6", threads_connect, AF_INET6, 0},
-    {"threads-mixed", threads_mixed, AF_INET, 0},
-    {"threads-processes", threads_processes, AF_INET, 0},
-    {"threads-sequence", threads_sequence, AF_INET, 0},
-    {"threads-shared", threads_shared, AF_INET, 0},
-    {"threads-reader-connect", threads_reader_connect, AF_INET, 0},
-    {"threads-reader-sendto", threads_reader_sendto, AF_INET, 0},
-    {0},
+	{"threads-connect-v4", threads_connect, AF_INET, 0},
+	{"threads-connect-v6", threads_connect, AF_INET6, 0},
+	{"threads-mixed", threads_mixed, AF_INET, 0},
+	{"threads-processes", threads_processes, AF_INET, 0},
+	{"threads-sequence", threads_sequence, AF_INET, 0},
+	{"threads-shared", threads_shared, AF_INET, 0},
+	{"threads-reader-connect", threads_reader_connect, AF_INET, 0},
+	{"threads-reader-sendto", threads_reader_sendto, AF_INET, 0},
+	{0},
 };

@@ -23,10 +23,7 @@ static void udp_ask(const char *step, int fd, struct probe_addr a)
 		probe_check(step, false);
 		return;
 	}
-	probe_want(
-	    step,
-	    recvfrom(fd, buf, sizeof(buf), MSG_DONTWAIT, &from.sa, &from.len),
-	    0);
+	probe_want(step, recvfrom(fd, buf, sizeof(buf), MSG_DONTWAIT, &from.sa, &from.len), 0);
 	probe_check("from where it was sent", probe_same(&from, &a));
 }
 
@@ -36,14 +33,12 @@ static void udp_connected(int family)
 	struct probe_addr local, seen;
 
 	probe_names("before", fd);
-	probe_want("connect", probe_connect(fd, probe_peer(family, env.udp)),
-		   0);
+	probe_want("connect", probe_connect(fd, probe_peer(family, env.udp)), 0);
 	probe_names("after", fd);
 	probe_echo("echo", fd, "datagram");
 	probe_echo("echo again", fd, "another");
 	fd = probe_socket(family, SOCK_DGRAM);
-	probe_want("connect", probe_connect(fd, probe_peer(family, env.upeer)),
-		   0);
+	probe_want("connect", probe_connect(fd, probe_peer(family, env.upeer)), 0);
 	local = probe_local(fd);
 	seen = udp_seen(fd);
 	probe_check("local is the peer's view", probe_same(&local, &seen));
@@ -55,13 +50,12 @@ static void udp_refused(int family)
 	socklen_t len = sizeof(err);
 	char byte;
 
-	probe_want("connect", probe_connect(fd, probe_peer(family, env.closed)),
-		   0);
+	probe_want("connect", probe_connect(fd, probe_peer(family, env.closed)), 0);
 	probe_want("send", send(fd, "x", 1, 0), 0);
 	probe_line("poll", "%s",
 		   probe_events(probe_poll(fd, POLLIN | POLLOUT, 0) & POLLERR
-				    ? POLLERR
-				    : probe_poll(fd, POLLIN, 4000)));
+					? POLLERR
+					: probe_poll(fd, POLLIN, 4000)));
 	probe_want("recv", recv(fd, &byte, 1, MSG_DONTWAIT), ECONNREFUSED);
 	probe_want("recv again", recv(fd, &byte, 1, MSG_DONTWAIT), EAGAIN);
 	probe_want("send", send(fd, "x", 1, 0), 0);
@@ -69,8 +63,7 @@ static void udp_refused(int family)
 	probe_want("send gets it", send(fd, "x", 1, 0), ECONNREFUSED);
 	probe_poll(fd, POLLIN, 200);
 	getsockopt(fd, SOL_SOCKET, SO_ERROR, &err, &len);
-	probe_want("connect elsewhere",
-		   probe_connect(fd, probe_peer(family, env.udp)), 0);
+	probe_want("connect elsewhere", probe_connect(fd, probe_peer(family, env.udp)), 0);
 	probe_echo("echo", fd, "recovered");
 }
 
@@ -108,8 +101,7 @@ static void udp_bound(int family)
 	a = probe_local(fd);
 	probe_name("sent", &a);
 	probe_check("same port as before", probe_port(&a) == port);
-	probe_want("connect", probe_connect(fd, probe_peer(family, env.upeer)),
-		   0);
+	probe_want("connect", probe_connect(fd, probe_peer(family, env.upeer)), 0);
 	seen = udp_seen(fd);
 	probe_check("the peer sees it", probe_port(&seen) == port);
 	probe_want("bind again", probe_bind(fd, probe_any(family, 0)), EINVAL);
@@ -122,12 +114,10 @@ static void udp_unspec(int family)
 	struct probe_addr b = probe_peer(family, env.udp2);
 	char buf[8];
 
-	probe_want("connect", probe_connect(fd, probe_peer(family, env.udp)),
-		   0);
+	probe_want("connect", probe_connect(fd, probe_peer(family, env.udp)), 0);
 	probe_echo("echo", fd, "one");
 	probe_want("sendto another", sendto(fd, "x", 1, 0, &b.sa, b.len), 0);
-	probe_line("its answer", "%s",
-		   probe_events(probe_poll(fd, POLLIN, 150)));
+	probe_line("its answer", "%s", probe_events(probe_poll(fd, POLLIN, 150)));
 	probe_want("dissolve", probe_connect(fd, probe_unspec()), 0);
 	probe_names("dissolved", fd);
 	probe_want("send", send(fd, "x", 1, 0), EDESTADDRREQ);
@@ -135,8 +125,7 @@ static void udp_unspec(int family)
 	probe_want("connect to it", probe_connect(fd, b), 0);
 	probe_names("connected", fd);
 	probe_echo("echo", fd, "two");
-	probe_want("connect back",
-		   probe_connect(fd, probe_peer(family, env.udp)), 0);
+	probe_want("connect back", probe_connect(fd, probe_peer(family, env.udp)), 0);
 	probe_echo("echo", fd, "three");
 	probe_want("nothing left", recv(fd, buf, 8, MSG_DONTWAIT), EAGAIN);
 }
@@ -147,18 +136,15 @@ static void udp_source(int family)
 	int fd = probe_socket(family, SOCK_DGRAM);
 	struct probe_addr a, b;
 
-	probe_want("connect", probe_connect(fd, probe_peer(family, env.udp)),
-		   0);
+	probe_want("connect", probe_connect(fd, probe_peer(family, env.udp)), 0);
 	a = probe_local(fd);
 	probe_name("source", &a);
 	probe_want("dissolve", probe_connect(fd, probe_unspec()), 0);
-	probe_want("connect to loopback",
-		   probe_connect(fd, probe_loopback(family, 53)), 0);
+	probe_want("connect to loopback", probe_connect(fd, probe_loopback(family, 53)), 0);
 	b = probe_local(fd);
 	probe_name("source", &b);
 	probe_want("dissolve", probe_connect(fd, probe_unspec()), 0);
-	probe_want("connect again",
-		   probe_connect(fd, probe_peer(family, env.udp2)), 0);
+	probe_want("connect again", probe_connect(fd, probe_peer(family, env.udp2)), 0);
 	b = probe_local(fd);
 	probe_name("source", &b);
 	probe_echo("echo", fd, "sent after all");
@@ -170,8 +156,7 @@ static void udp_mapped(int family)
 
 	udp_ask("mapped", fd, probe_mapped(env.udp));
 	udp_ask("v6 on the same socket", fd, probe_peer(family, env.udp));
-	probe_want("connect mapped", probe_connect(fd, probe_mapped(env.udp)),
-		   0);
+	probe_want("connect mapped", probe_connect(fd, probe_mapped(env.udp)), 0);
 	probe_names("connected", fd);
 	probe_echo("echo", fd, "four in six");
 }
@@ -190,11 +175,9 @@ static void udp_mixed(int family)
 	udp_ask("outside", fd, probe_peer(family, env.udp));
 	probe_want("inside", sendto(fd, "in", 2, 0, &a.sa, a.len), 0);
 	probe_line("poll", "%s", probe_events(probe_poll(s, POLLIN, 1000)));
-	probe_want("recvfrom",
-		   recvfrom(s, buf, 8, MSG_DONTWAIT, &from.sa, &from.len), 0);
+	probe_want("recvfrom", recvfrom(s, buf, 8, MSG_DONTWAIT, &from.sa, &from.len), 0);
 	if (from.len == a.len)
-		probe_want("answer",
-			   sendto(s, "back", 4, 0, &from.sa, from.len), 0);
+		probe_want("answer", sendto(s, "back", 4, 0, &from.sa, from.len), 0);
 	probe_line("poll", "%s", probe_events(probe_poll(fd, POLLIN, 1000)));
 	probe_want("recv", recv(fd, buf, 8, MSG_DONTWAIT), 0);
 	udp_ask("outside again", fd, probe_peer(family, env.udp));
@@ -223,8 +206,7 @@ static void udp_alt(int family)
 	udp_ask("peer again", fd, probe_peer(family, env.udp));
 	probe_want("connect", probe_connect(fd, probe_alt(env.udp2)), 0);
 	probe_echo("echo", fd, "alt");
-	probe_want("connect back",
-		   probe_connect(fd, probe_peer(family, env.udp)), 0);
+	probe_want("connect back", probe_connect(fd, probe_peer(family, env.udp)), 0);
 	probe_echo("echo", fd, "peer");
 }
 
@@ -235,30 +217,28 @@ static void udp_broadcast(int family)
 
 	probe_want("sendto", sendto(fd, "x", 1, 0, &a.sa, a.len), EACCES);
 	probe_want("connect", probe_connect(fd, a), EACCES);
-	probe_want("SO_BROADCAST",
-		   setsockopt(fd, SOL_SOCKET, SO_BROADCAST, &one, sizeof(one)),
-		   0);
+	probe_want("SO_BROADCAST", setsockopt(fd, SOL_SOCKET, SO_BROADCAST, &one, sizeof(one)), 0);
 	probe_want("sendto", sendto(fd, "x", 1, 0, &a.sa, a.len), 0);
 	probe_want("connect", probe_connect(fd, a), 0);
 }
 
 const struct probe_case udp_cases[] = {
-    {"udp-connected-v4", udp_connected, AF_INET, 0},
-    {"udp-connected-v6", udp_connected, AF_INET6, 0},
-    {"udp-refused-v4", udp_refused, AF_INET, 0},
-    {"udp-refused-v6", udp_refused, AF_INET6, 0},
-    {"udp-unconnected-v4", udp_unconnected, AF_INET, 0},
-    {"udp-unconnected-v6", udp_unconnected, AF_INET6, 0},
-    {"udp-bound-v4", udp_bound, AF_INET, 0},
-    {"udp-bound-v6", udp_bound, AF_INET6, 0},
-    {"udp-unspec-v4", udp_unspec, AF_INET, 0},
-    {"udp-unspec-v6", udp_unspec, AF_INET6, 0},
-    {"udp-source-v4", udp_source, AF_INET, 0},
-    {"udp-source-v6", udp_source, AF_INET6, 0},
-    {"udp-mapped", udp_mapped, AF_INET6, 0},
-    {"udp-mixed", udp_mixed, AF_INET, 0},
-    {"udp-mixed-inside-first", udp_mixed_inside_first, AF_INET, 0},
-    {"udp-alt", udp_alt, AF_INET, 0},
-    {"udp-broadcast", udp_broadcast, AF_INET, 0},
-    {0},
+	{"udp-connected-v4", udp_connected, AF_INET, 0},
+	{"udp-connected-v6", udp_connected, AF_INET6, 0},
+	{"udp-refused-v4", udp_refused, AF_INET, 0},
+	{"udp-refused-v6", udp_refused, AF_INET6, 0},
+	{"udp-unconnected-v4", udp_unconnected, AF_INET, 0},
+	{"udp-unconnected-v6", udp_unconnected, AF_INET6, 0},
+	{"udp-bound-v4", udp_bound, AF_INET, 0},
+	{"udp-bound-v6", udp_bound, AF_INET6, 0},
+	{"udp-unspec-v4", udp_unspec, AF_INET, 0},
+	{"udp-unspec-v6", udp_unspec, AF_INET6, 0},
+	{"udp-source-v4", udp_source, AF_INET, 0},
+	{"udp-source-v6", udp_source, AF_INET6, 0},
+	{"udp-mapped", udp_mapped, AF_INET6, 0},
+	{"udp-mixed", udp_mixed, AF_INET, 0},
+	{"udp-mixed-inside-first", udp_mixed_inside_first, AF_INET, 0},
+	{"udp-alt", udp_alt, AF_INET, 0},
+	{"udp-broadcast", udp_broadcast, AF_INET, 0},
+	{0},
 };

@@ -48,8 +48,7 @@ static void udpmsg_collect(const char *step, int fd, struct udpmsg_batch *b)
 		got += n;
 	}
 	probe_line(step, "%d messages, %d bytes", got, bytes);
-	probe_want("no more", recvmmsg(fd, b->m, 1, MSG_DONTWAIT, NULL),
-		   EAGAIN);
+	probe_want("no more", recvmmsg(fd, b->m, 1, MSG_DONTWAIT, NULL), EAGAIN);
 }
 
 static void udpmsg_batch(int family)
@@ -63,11 +62,9 @@ static void udpmsg_batch(int family)
 	for (int i = 0; i < BATCH; i++)
 		b.iov[i].iov_len = i + 1;
 	probe_want("sendmmsg", sendmmsg(fd, b.m, BATCH, 0), 0);
-	probe_line("lengths", "%u %u %u", b.m[0].msg_len, b.m[1].msg_len,
-		   b.m[2].msg_len);
+	probe_line("lengths", "%u %u %u", b.m[0].msg_len, b.m[1].msg_len, b.m[2].msg_len);
 	udpmsg_collect("recvmmsg", fd, &b);
-	probe_want("connect", probe_connect(fd, probe_peer(family, env.udp)),
-		   0);
+	probe_want("connect", probe_connect(fd, probe_peer(family, env.udp)), 0);
 	udpmsg_prepare(&b, false);
 	for (int i = 0; i < BATCH; i++)
 		b.iov[i].iov_len = i + 4;
@@ -89,13 +86,11 @@ static void udpmsg_batch_fails(int family)
 	b.m[1].msg_hdr.msg_namelen = 3;
 	probe_want("sendmmsg", sendmmsg(fd, b.m, BATCH, 0), 0);
 	b.m[0].msg_hdr.msg_namelen = 3;
-	probe_want("sendmmsg, first is bad", sendmmsg(fd, b.m, BATCH, 0),
-		   EINVAL);
+	probe_want("sendmmsg, first is bad", sendmmsg(fd, b.m, BATCH, 0), EINVAL);
 	b.m[0].msg_hdr.msg_namelen = b.to[0].len;
 	b.m[1].msg_hdr.msg_name = (void *)8;
 	b.m[1].msg_hdr.msg_namelen = b.to[0].len;
-	probe_want("sendmmsg, second is unmapped", sendmmsg(fd, b.m, BATCH, 0),
-		   0);
+	probe_want("sendmmsg, second is unmapped", sendmmsg(fd, b.m, BATCH, 0), 0);
 	probe_want("sendmmsg of none", sendmmsg(fd, b.m, 0, 0), 0);
 }
 
@@ -115,19 +110,16 @@ static void udpmsg_control(int fd)
 	probe_poll(fd, POLLIN, 8000);
 	probe_want("recvmsg", recvmsg(fd, &h, MSG_DONTWAIT), 0);
 	for (struct cmsghdr *c = CMSG_FIRSTHDR(&h); c; c = CMSG_NXTHDR(&h, c)) {
-		probe_line("control", "level %d type %d len %zu", c->cmsg_level,
-			   c->cmsg_type, (size_t)c->cmsg_len);
+		probe_line("control", "level %d type %d len %zu", c->cmsg_level, c->cmsg_type,
+			   (size_t)c->cmsg_len);
 		info = (struct in_pktinfo *)CMSG_DATA(c);
 		info6 = (struct in6_pktinfo *)CMSG_DATA(c);
 		if (c->cmsg_level == IPPROTO_IP && c->cmsg_type == IP_PKTINFO)
 			probe_check("addressed to the local name",
-				    info->ipi_addr.s_addr ==
-					local.in.sin_addr.s_addr);
-		if (c->cmsg_level == IPPROTO_IPV6 &&
-		    c->cmsg_type == IPV6_PKTINFO)
+				    info->ipi_addr.s_addr == local.in.sin_addr.s_addr);
+		if (c->cmsg_level == IPPROTO_IPV6 && c->cmsg_type == IPV6_PKTINFO)
 			probe_check("addressed to the local name",
-				    !memcmp(&info6->ipi6_addr,
-					    &local.in6.sin6_addr, 16));
+				    !memcmp(&info6->ipi6_addr, &local.in6.sin6_addr, 16));
 		if (c->cmsg_level == IPPROTO_IP && c->cmsg_type == IP_TTL)
 			probe_line("TTL", "%d", *(int *)CMSG_DATA(c));
 	}
@@ -142,14 +134,11 @@ static void udpmsg_pktinfo(int family)
 		setsockopt(fd, IPPROTO_IP, IP_RECVTTL, &one, sizeof(one));
 		setsockopt(fd, IPPROTO_IP, IP_RECVTOS, &one, sizeof(one));
 	} else {
-		setsockopt(fd, IPPROTO_IPV6, IPV6_RECVPKTINFO, &one,
-			   sizeof(one));
-		setsockopt(fd, IPPROTO_IPV6, IPV6_RECVTCLASS, &one,
-			   sizeof(one));
+		setsockopt(fd, IPPROTO_IPV6, IPV6_RECVPKTINFO, &one, sizeof(one));
+		setsockopt(fd, IPPROTO_IPV6, IPV6_RECVTCLASS, &one, sizeof(one));
 	}
 	setsockopt(fd, SOL_SOCKET, SO_TIMESTAMP, &one, sizeof(one));
-	probe_want("connect", probe_connect(fd, probe_peer(family, env.udp)),
-		   0);
+	probe_want("connect", probe_connect(fd, probe_peer(family, env.udp)), 0);
 	probe_want("send", send(fd, "info", 4, 0), 0);
 	udpmsg_control(fd);
 }
@@ -203,18 +192,15 @@ static void udpmsg_error_queue(int family)
 	struct probe_addr a = probe_peer(family, env.closed), off;
 	struct sock_extended_err *e;
 
-	probe_want("IP_RECVERR",
-		   setsockopt(fd, IPPROTO_IP, IP_RECVERR, &one, sizeof(one)),
-		   0);
+	probe_want("IP_RECVERR", setsockopt(fd, IPPROTO_IP, IP_RECVERR, &one, sizeof(one)), 0);
 	probe_want("sendto", sendto(fd, "lost", 4, 0, &a.sa, a.len), 0);
 	probe_poll(fd, POLLIN, 4000);
 	probe_want("recvmsg", recvmsg(fd, &h, MSG_ERRQUEUE | MSG_DONTWAIT), 0);
 	if (!CMSG_FIRSTHDR(&h))
 		return;
 	e = (struct sock_extended_err *)CMSG_DATA(CMSG_FIRSTHDR(&h));
-	probe_line("error", "%s origin %d type %d code %d",
-		   probe_errno(e->ee_errno), e->ee_origin, e->ee_type,
-		   e->ee_code);
+	probe_line("error", "%s origin %d type %d code %d", probe_errno(e->ee_errno), e->ee_origin,
+		   e->ee_type, e->ee_code);
 	memset(&off, 0, sizeof(off));
 	memcpy(&off.in, SO_EE_OFFENDER(e), sizeof(off.in));
 	off.len = sizeof(off.in);
@@ -227,8 +213,7 @@ static void udpmsg_sizes(int family)
 	int fd = probe_socket(family, SOCK_DGRAM);
 	char buf[16] = "";
 
-	probe_want("connect", probe_connect(fd, probe_peer(family, env.udp)),
-		   0);
+	probe_want("connect", probe_connect(fd, probe_peer(family, env.udp)), 0);
 	probe_want("empty", send(fd, "", 0, 0), 0);
 	probe_poll(fd, POLLIN, 4000);
 	probe_want("recv empty", recv(fd, buf, sizeof(buf), MSG_DONTWAIT), 0);
@@ -236,8 +221,7 @@ static void udpmsg_sizes(int family)
 	probe_want("fragmented", send(fd, big, 5000, 0), 0);
 	probe_poll(fd, POLLIN, 4000);
 	probe_want("recv cut", recv(fd, buf, 4, MSG_PEEK | MSG_DONTWAIT), 0);
-	probe_want("recv, true length",
-		   recv(fd, buf, 4, MSG_TRUNC | MSG_DONTWAIT), 0);
+	probe_want("recv, true length", recv(fd, buf, 4, MSG_TRUNC | MSG_DONTWAIT), 0);
 	probe_want("write", write(fd, "write", 5), 0);
 	probe_poll(fd, POLLIN, 4000);
 	probe_want("read", read(fd, buf, sizeof(buf)), 0);
@@ -252,11 +236,8 @@ static void udpmsg_segment(int family)
 	int fd = probe_socket(family, SOCK_DGRAM), size = 4, n = 0;
 	char buf[16];
 
-	probe_want(
-	    "UDP_SEGMENT",
-	    setsockopt(fd, IPPROTO_UDP, UDP_SEGMENT, &size, sizeof(size)), 0);
-	probe_want("connect", probe_connect(fd, probe_peer(family, env.udp)),
-		   0);
+	probe_want("UDP_SEGMENT", setsockopt(fd, IPPROTO_UDP, UDP_SEGMENT, &size, sizeof(size)), 0);
+	probe_want("connect", probe_connect(fd, probe_peer(family, env.udp)), 0);
 	probe_want("send", send(fd, "onceupontime", 12, 0), 0);
 	while (n < 3 && probe_poll(fd, POLLIN, 4000) &&
 	       recv(fd, buf, sizeof(buf), MSG_DONTWAIT) == 4)
@@ -265,14 +246,14 @@ static void udpmsg_segment(int family)
 }
 
 const struct probe_case udpmsg_cases[] = {
-    {"udpmsg-batch-v4", udpmsg_batch, AF_INET, 0},
-    {"udpmsg-batch-v6", udpmsg_batch, AF_INET6, 0},
-    {"udpmsg-batch-fails", udpmsg_batch_fails, AF_INET, 0},
-    {"udpmsg-pktinfo-v4", udpmsg_pktinfo, AF_INET, 0},
-    {"udpmsg-pktinfo-v6", udpmsg_pktinfo, AF_INET6, 0},
-    {"udpmsg-pktinfo-send", udpmsg_pktinfo_send, AF_INET, 0},
-    {"udpmsg-error-queue", udpmsg_error_queue, AF_INET, 0},
-    {"udpmsg-sizes", udpmsg_sizes, AF_INET, 0},
-    {"udpmsg-segment", udpmsg_segment, AF_INET, 0},
-    {0},
+	{"udpmsg-batch-v4", udpmsg_batch, AF_INET, 0},
+	{"udpmsg-batch-v6", udpmsg_batch, AF_INET6, 0},
+	{"udpmsg-batch-fails", udpmsg_batch_fails, AF_INET, 0},
+	{"udpmsg-pktinfo-v4", udpmsg_pktinfo, AF_INET, 0},
+	{"udpmsg-pktinfo-v6", udpmsg_pktinfo, AF_INET6, 0},
+	{"udpmsg-pktinfo-send", udpmsg_pktinfo_send, AF_INET, 0},
+	{"udpmsg-error-queue", udpmsg_error_queue, AF_INET, 0},
+	{"udpmsg-sizes", udpmsg_sizes, AF_INET, 0},
+	{"udpmsg-segment", udpmsg_segment, AF_INET, 0},
+	{0},
 };

@@ -13,9 +13,7 @@ static struct probe_addr udpserver_hear(int fd, const char *text)
 		return from;
 	}
 	probe_want("recvfrom",
-		   recvfrom(fd, buf, sizeof(buf) - 1, MSG_DONTWAIT, &from.sa,
-			    &from.len),
-		   0);
+		   recvfrom(fd, buf, sizeof(buf) - 1, MSG_DONTWAIT, &from.sa, &from.len), 0);
 	probe_check("heard", !strcmp(buf, text));
 	probe_name("from", &from);
 	return from;
@@ -34,8 +32,7 @@ static void udpserver_sendto(int family)
 	probe_line("peer heard", "%s", probe_heard(asked));
 	asked = probe_dial_udp(family, env.port, "again");
 	from = udpserver_hear(fd, "again");
-	probe_want("sendto", sendto(fd, "and again", 9, 0, &from.sa, from.len),
-		   0);
+	probe_want("sendto", sendto(fd, "and again", 9, 0, &from.sa, from.len), 0);
 	probe_line("peer heard", "%s", probe_heard(asked));
 }
 
@@ -54,8 +51,7 @@ static void udpserver_sendmsg(int family)
 	asked = probe_dial_udp(family, env.port, "message");
 	probe_poll(fd, POLLIN, 2500);
 	iov.iov_len = sizeof(buf) - 1;
-	iov.iov_len =
-	    (size_t)probe_want("recvmsg", recvmsg(fd, &h, MSG_DONTWAIT), 0);
+	iov.iov_len = (size_t)probe_want("recvmsg", recvmsg(fd, &h, MSG_DONTWAIT), 0);
 	probe_line("name length", "%d", (int)h.msg_namelen);
 	probe_want("sendmsg", sendmsg(fd, &h, 0), 0);
 	probe_line("peer heard", "%s", probe_heard(asked));
@@ -68,8 +64,7 @@ static void udpserver_connect(int family)
 
 	probe_want("bind", probe_bind(fd, probe_any(family, env.port)), 0);
 	asked = probe_dial_udp(family, env.port, "session");
-	probe_want("connect", probe_connect(fd, udpserver_hear(fd, "session")),
-		   0);
+	probe_want("connect", probe_connect(fd, udpserver_hear(fd, "session")), 0);
 	probe_names("connected", fd);
 	probe_want("send", send(fd, "welcome", 7, 0), 0);
 	probe_line("peer heard", "%s", probe_heard(asked));
@@ -125,14 +120,11 @@ static void udpserver_pktinfo(int family)
 			   .msg_control = control,
 			   .msg_controllen = sizeof(control)};
 
-	probe_want("IP_PKTINFO",
-		   setsockopt(fd, IPPROTO_IP, IP_PKTINFO, &one, sizeof(one)),
-		   0);
+	probe_want("IP_PKTINFO", setsockopt(fd, IPPROTO_IP, IP_PKTINFO, &one, sizeof(one)), 0);
 	probe_want("bind", probe_bind(fd, probe_any(family, env.port)), 0);
 	asked = probe_dial_udp(family, env.port, "where");
 	probe_poll(fd, POLLIN, 2500);
-	iov.iov_len =
-	    (size_t)probe_want("recvmsg", recvmsg(fd, &h, MSG_DONTWAIT), 0);
+	iov.iov_len = (size_t)probe_want("recvmsg", recvmsg(fd, &h, MSG_DONTWAIT), 0);
 	probe_check("with control data", CMSG_FIRSTHDR(&h) != NULL);
 	probe_want("sendmsg with the same", sendmsg(fd, &h, 0), 0);
 	probe_line("peer heard", "%s", probe_heard(asked));
@@ -147,8 +139,7 @@ static void udpserver_reuseport(int family)
 	for (int i = 0; i < 2; i++) {
 		fds[i] = probe_socket(family, SOCK_DGRAM | SOCK_NONBLOCK);
 		setsockopt(fds[i], SOL_SOCKET, SO_REUSEPORT, &one, sizeof(one));
-		probe_want("bind",
-			   probe_bind(fds[i], probe_any(family, env.port)), 0);
+		probe_want("bind", probe_bind(fds[i], probe_any(family, env.port)), 0);
 	}
 	for (int i = 0; i < 8; i++)
 		asked[i] = probe_dial_udp(family, env.port, "x");
@@ -169,14 +160,14 @@ static void udpserver_reuseport(int family)
 }
 
 const struct probe_case udpserver_cases[] = {
-    {"udpserver-sendto-v4", udpserver_sendto, AF_INET, 1},
-    {"udpserver-sendto-v6", udpserver_sendto, AF_INET6, 1},
-    {"udpserver-sendmsg", udpserver_sendmsg, AF_INET, 1},
-    {"udpserver-connect-v4", udpserver_connect, AF_INET, 1},
-    {"udpserver-connect-v6", udpserver_connect, AF_INET6, 1},
-    {"udpserver-queue", udpserver_queue, AF_INET, 1},
-    {"udpserver-dual", udpserver_dual, AF_INET6, 1},
-    {"udpserver-pktinfo", udpserver_pktinfo, AF_INET, 1},
-    {"udpserver-reuseport", udpserver_reuseport, AF_INET, 1},
-    {0},
+	{"udpserver-sendto-v4", udpserver_sendto, AF_INET, 1},
+	{"udpserver-sendto-v6", udpserver_sendto, AF_INET6, 1},
+	{"udpserver-sendmsg", udpserver_sendmsg, AF_INET, 1},
+	{"udpserver-connect-v4", udpserver_connect, AF_INET, 1},
+	{"udpserver-connect-v6", udpserver_connect, AF_INET6, 1},
+	{"udpserver-queue", udpserver_queue, AF_INET, 1},
+	{"udpserver-dual", udpserver_dual, AF_INET6, 1},
+	{"udpserver-pktinfo", udpserver_pktinfo, AF_INET, 1},
+	{"udpserver-reuseport", udpserver_reuseport, AF_INET, 1},
+	{0},
 };

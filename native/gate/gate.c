@@ -89,8 +89,8 @@
 #define GATE_SOCKADDR_MAX 128
 
 #define GATE_THREADS_MAX 64
-#define GATE_STACK (64 * 1024)
-#define GATE_TICK_MS 2
+#define GATE_STACK	 (64 * 1024)
+#define GATE_TICK_MS	 2
 /* Ticks without work after which the watchdog sleeps until there is some. */
 #define GATE_QUIET_TICKS 16
 

@@ -89,7 +89,7 @@ enum gate_where { GATE_NO_IP, GATE_OWN, GATE_HOST, GATE_OTHER };
 
 struct gate_address {
 	enum gate_where where;
-	bool is4;	/* by its own family: a mapped address is not */
+	bool is4; /* by its own family: a mapped address is not */
 	bool loopback;
 	uint64_t netns; /* of GATE_HOST */
 };

@@ -26,9 +26,9 @@
 
 enum { GATE_FD_CONTROL = 3, GATE_FD_LISTENER, GATE_FD_RULES, GATE_FD_SHARED, GATE_FDS };
 
-static const char gate_usage_text[] =
-	"usage: tsugiki-gate --born N --uid N --gid N --own INODE [--report], control socket, seccomp "
-	"listener, rules and shared page at 3 to 6\n";
+static const char gate_usage_text[] = "usage: tsugiki-gate --born N --uid N --gid N --own INODE "
+				      "[--report], control socket, seccomp "
+				      "listener, rules and shared page at 3 to 6\n";
 
 void gate_arguments(struct gate *g, int argc, char **argv)
 {

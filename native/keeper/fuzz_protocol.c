@@ -14,8 +14,7 @@ static void fuzz_check(const struct keeper_request *request, unsigned int fds)
 {
 	switch (request->op) {
 	case KEEPER_SOCKETS:
-		if (request->count < 1 || request->count > KEEPER_BATCH_MAX ||
-		    fds != 0)
+		if (request->count < 1 || request->count > KEEPER_BATCH_MAX || fds != 0)
 			abort();
 		break;
 	case KEEPER_EPOLL_ADD:
@@ -38,8 +37,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		return 0;
 	fds = data[0] % (KEEPER_FDS_MAX + 1);
 	if (keeper_parse(data + 1, size - 1, fds, &request) == 0) {
-		if (size - 1 != sizeof(request) ||
-		    memcmp(&request, data + 1, sizeof(request)) != 0)
+		if (size - 1 != sizeof(request) || memcmp(&request, data + 1, sizeof(request)) != 0)
 			abort();
 		fuzz_check(&request, fds);
 	}

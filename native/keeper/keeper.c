@@ -73,12 +73,11 @@ static bool keeper_supervisor_gone(const struct keeper *k)
 {
 	struct pollfd p = {.fd = k->control};
 
-	return poll(&p, 1, 0) > 0 &&
-	       (p.revents & (POLLHUP | POLLERR | POLLNVAL)) != 0;
+	return poll(&p, 1, 0) > 0 && (p.revents & (POLLHUP | POLLERR | POLLNVAL)) != 0;
 }
 
-static int keeper_send(const struct keeper *k, const struct keeper_reply *reply,
-		       const int *fds, unsigned int fd_count)
+static int keeper_send(const struct keeper *k, const struct keeper_reply *reply, const int *fds,
+		       unsigned int fd_count)
 {
 	union {
 		char space[CMSG_SPACE(sizeof(int) * KEEPER_BATCH_MAX)];
@@ -112,8 +111,8 @@ static int keeper_send(const struct keeper *k, const struct keeper_reply *reply,
  * would wait for ever: leaving tells it. One that is gone is noticed by the
  * next read.
  */
-static void keeper_answer(const struct keeper *k, struct keeper_reply *reply,
-			  const int *fds, unsigned int fd_count)
+static void keeper_answer(const struct keeper *k, struct keeper_reply *reply, const int *fds,
+			  unsigned int fd_count)
 {
 	if (keeper_send(k, reply, fds, fd_count) == 0)
 		return;
@@ -134,8 +133,7 @@ static void keeper_close_all(const int *fds, unsigned int fd_count)
 		close(fds[i]);
 }
 
-static void keeper_serve_sockets(const struct keeper *k,
-				 const struct keeper_request *request,
+static void keeper_serve_sockets(const struct keeper *k, const struct keeper_request *request,
 				 struct keeper_reply *reply)
 {
 	int fds[KEEPER_BATCH_MAX];
@@ -143,13 +141,11 @@ static void keeper_serve_sockets(const struct keeper *k,
 
 	for (; made < request->count; made++) {
 		fds[made] =
-			socket(request->family, request->type | SOCK_CLOEXEC,
-			       request->protocol);
+			socket(request->family, request->type | SOCK_CLOEXEC, request->protocol);
 		if (fds[made] < 0) {
 			/* EMFILE is about our table, not the program's. */
 			reply->error = errno;
-			reply->status =
-				errno == EMFILE ? KEEPER_FAULT : KEEPER_REFUSED;
+			reply->status = errno == EMFILE ? KEEPER_FAULT : KEEPER_REFUSED;
 			break;
 		}
 	}
@@ -183,14 +179,11 @@ static int keeper_place(struct keeper *k, int fds[2], int number)
 	return dup3(fds[1], number, O_CLOEXEC) < 0 ? -1 : 0;
 }
 
-static void keeper_serve_epoll(struct keeper *k,
-			       const struct keeper_request *request, int fds[2],
+static void keeper_serve_epoll(struct keeper *k, const struct keeper_request *request, int fds[2],
 			       struct keeper_reply *reply)
 {
-	int op =
-		request->op == KEEPER_EPOLL_ADD ? EPOLL_CTL_ADD : EPOLL_CTL_DEL;
-	struct epoll_event event = {.events = request->events,
-				    .data.u64 = request->data};
+	int op = request->op == KEEPER_EPOLL_ADD ? EPOLL_CTL_ADD : EPOLL_CTL_DEL;
+	struct epoll_event event = {.events = request->events, .data.u64 = request->data};
 
 	if (keeper_place(k, fds, request->number) != 0) {
 		reply->status = KEEPER_FAULT;
@@ -212,8 +205,7 @@ static void keeper_serve_request(struct keeper *k, struct keeper_incoming *in)
 	struct keeper_request request;
 	struct keeper_reply reply = {.version = KEEPER_VERSION};
 
-	reply.error =
-		keeper_parse(in->bytes, in->length, in->fd_count, &request);
+	reply.error = keeper_parse(in->bytes, in->length, in->fd_count, &request);
 	reply.tag = request.tag;
 	if (reply.error != 0) {
 		reply.status = KEEPER_MALFORMED;
@@ -262,8 +254,7 @@ static bool keeper_receive(const struct keeper *k, struct keeper_incoming *in)
 	/* The kernel cuts what exceeds the space: at most this one header. */
 	cmsg = CMSG_FIRSTHDR(&msg);
 	in->fd_count = 0;
-	if (cmsg != NULL && cmsg->cmsg_level == SOL_SOCKET &&
-	    cmsg->cmsg_type == SCM_RIGHTS) {
+	if (cmsg != NULL && cmsg->cmsg_level == SOL_SOCKET && cmsg->cmsg_type == SCM_RIGHTS) {
 		size_t size = cmsg->cmsg_len - CMSG_LEN(0);
 
 		in->fd_count = (unsigned int)(size / sizeof(int));
@@ -291,8 +282,7 @@ static int keeper_kill_container(const struct keeper *k)
 int main(int argc, char **argv)
 {
 	struct keeper k = {.control = 3, .kill = -1};
-	struct keeper_reply hello = {.version = KEEPER_VERSION,
-				     .op = KEEPER_HELLO};
+	struct keeper_reply hello = {.version = KEEPER_VERSION, .op = KEEPER_HELLO};
 	struct keeper_incoming in;
 
 	keeper_arguments(&k, argc, argv);

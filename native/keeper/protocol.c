@@ -9,8 +9,7 @@
  * Family, type and protocol are whatever the program gave to socket(2):
  * judging them is the kernel's business, whose errno the program is owed.
  */
-static int keeper_parse_sockets(const struct keeper_request *request,
-				unsigned int fds)
+static int keeper_parse_sockets(const struct keeper_request *request, unsigned int fds)
 {
 	if (request->count < 1 || request->count > KEEPER_BATCH_MAX)
 		return EPROTO;
@@ -19,22 +18,18 @@ static int keeper_parse_sockets(const struct keeper_request *request,
 	return 0;
 }
 
-static int keeper_parse_epoll(const struct keeper_request *request,
-			      unsigned int fds)
+static int keeper_parse_epoll(const struct keeper_request *request, unsigned int fds)
 {
-	if (request->family || request->type || request->protocol ||
-	    request->count)
+	if (request->family || request->type || request->protocol || request->count)
 		return EPROTO;
 	if (request->number < 0 || fds != 2)
 		return EPROTO;
-	if (request->op == KEEPER_EPOLL_DEL &&
-	    (request->events || request->data))
+	if (request->op == KEEPER_EPOLL_DEL && (request->events || request->data))
 		return EPROTO;
 	return 0;
 }
 
-int keeper_parse(const void *bytes, size_t length, unsigned int fds,
-		 struct keeper_request *request)
+int keeper_parse(const void *bytes, size_t length, unsigned int fds, struct keeper_request *request)
 {
 	memset(request, 0, sizeof(*request));
 	if (length != sizeof(*request))

@@ -24,8 +24,8 @@
 #include <stdint.h>
 
 #define KEEPER_VERSION 1
-#define KEEPER_BATCH_MAX                                                       \
-	64		 /* descriptors in a reply; the kernel allows 253      \
+#define KEEPER_BATCH_MAX                                                                           \
+	64		 /* descriptors in a reply; the kernel allows 253                          \
 			  */
 #define KEEPER_FDS_MAX 2 /* descriptors beside a request */
 

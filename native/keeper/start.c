@@ -92,8 +92,7 @@ static void keeper_check_fds(const struct keeper *k)
  */
 static void keeper_ignore_signals(void)
 {
-	static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE,  SIGILL,
-				     SIGABRT, SIGSYS, SIGTRAP, 0};
+	static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGSYS, SIGTRAP, 0};
 
 	for (int sig = 1; sig < NSIG; sig++) {
 		bool fault = false;
@@ -143,8 +142,7 @@ static void keeper_close_others(const struct keeper *k)
 {
 	unsigned int first = k->kill < 0 ? 4 : 5;
 
-	if (syscall(SYS_close_range, first, ~0U, 0) != 0 ||
-	    syscall(SYS_close_range, 0, 2, 0) != 0)
+	if (syscall(SYS_close_range, first, ~0U, 0) != 0 || syscall(SYS_close_range, 0, 2, 0) != 0)
 		privilege_die("close descriptors");
 }
 

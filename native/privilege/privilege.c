@@ -11,7 +11,7 @@
 
 /* From linux/capability.h, which a C library need not come with. */
 #define PRIVILEGE_CAP_VERSION_3 0x20080522
-#define PRIVILEGE_CAP_SETPCAP 8
+#define PRIVILEGE_CAP_SETPCAP	8
 
 struct privilege_header {
 	uint32_t version;

@@ -14,7 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define RULES_MAGIC 0x6b747372u /* "rstk" */
+#define RULES_MAGIC   0x6b747372u /* "rstk" */
 #define RULES_VERSION 1
 
 struct rules {
