@@ -20,7 +20,7 @@ import (
 
 const (
 	// testLimit bounds whatever one test runs.
-	testLimit = 30 * time.Second
+	testLimit = 15 * time.Second
 	// stopLimit is how long a server may take to end, with all that
 	// tsugiki has to take down.
 	stopLimit = 5 * time.Second

@@ -159,7 +159,7 @@ func TestNginxServer(t *testing.T) {
 			peer:  remoteAddr4,
 		},
 	}
-	each(t, func(t *testing.T, w *world, v variant) {
+	each(t, serving, func(t *testing.T, w *world, v variant) {
 		for _, test := range tests {
 			t.Run(test.name, func(t *testing.T) {
 				n := newNginx(t, test.listen...)
@@ -186,7 +186,7 @@ func TestNginxServer(t *testing.T) {
 // TestNginxLoad has nginx serve many connections, and one large document.
 func TestNginxLoad(t *testing.T) {
 	testkit.Program(t, "nginx")
-	each(t, func(t *testing.T, w *world, v variant) {
+	each(t, serving, func(t *testing.T, w *world, v variant) {
 		n := newNginx(t, "listen 80;")
 		large := make([]byte, 8<<20)
 		_, _ = rand.Read(large)
@@ -207,12 +207,31 @@ func TestNginxLoad(t *testing.T) {
 	})
 }
 
+// TestOwnServer has a program reach, by the container's loopback, a server of the
+// same container that an ingress rule has brought to the host, as health checks
+// do.
+func TestOwnServer(t *testing.T) {
+	testkit.Program(t, "nginx")
+	each(t, serving, func(t *testing.T, w *world, v variant) {
+		for _, addr := range []string{"0.0.0.0", hostAddr4, sourceAddr4} {
+			t.Run(addr, func(t *testing.T) {
+				n := newNginx(t, "listen 80;")
+				script := strings.Join(n.line(), " ") + " & until curl -s -f -m 5 http://127.0.0.1/; do sleep 0.02; done"
+				out := succeed(t, v.run(t, w, "--endpoint", "in type ipv4 addr "+addr+" port 8080", "-i", "0.0.0.0:80=in", "--", "sh", "-c", script))
+				if out != "hello\n" {
+					t.Errorf("got %q", out)
+				}
+			})
+		}
+	})
+}
+
 // TestNginxProxy has nginx, which puts a socket into its epoll before it
 // connects it, pass requests on: to the remote, and to a program in the same
 // container, for which the socket has to be taken back from the host's side.
 func TestNginxProxy(t *testing.T) {
 	testkit.Program(t, "nginx")
-	each(t, func(t *testing.T, w *world, v variant) {
+	each(t, variants, func(t *testing.T, w *world, v variant) {
 		o := observe(t, w.srv)
 		n := newNginx(t, "listen 80;",
 			"location /remote { proxy_pass http://"+remoteAddr4+":7070; }",
@@ -272,7 +291,7 @@ func waitOK(t *testing.T, ns *testkit.Namespace, urls ...string) {
 // and makes one on the host for a server that listens on TCP.
 func TestUnixEndpoint(t *testing.T) {
 	testkit.Program(t, "nginx")
-	each(t, func(t *testing.T, w *world, v variant) {
+	each(t, variants, func(t *testing.T, w *world, v variant) {
 		path := filepath.Join(t.TempDir(), "socket")
 		flags := []string{"--endpoint", "un type unix path " + path}
 		t.Run("client", func(t *testing.T) {

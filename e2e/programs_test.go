@@ -107,6 +107,10 @@ var iperfTests = []struct {
 	{name: "udp4-reverse", udp: true, args: []string{"--reverse"}},
 }
 
+// iperfServer is the server's command line, for one client: before it serves
+// the next one, it listens anew, and a client may come in between.
+var iperfServer = []string{"--", "iperf3", "--server", "--one-off", "--json"}
+
 // iperfClient is the client's command line for one of the tests.
 func iperfClient(addr string, udp bool, args ...string) []string {
 	line := []string{"iperf3", "--client", addr, "--port", strconv.Itoa(iperfPort), "--bytes", strconv.Itoa(iperfBytes), "--json", "--get-server-output"}
@@ -145,14 +149,14 @@ func checkIperf(t *testing.T, report, source string, udp bool) {
 
 func TestIperfClient(t *testing.T) {
 	testkit.Program(t, "iperf3")
-	each(t, func(t *testing.T, w *world, v variant) {
-		serve(t, command(t, w.srv, "iperf3", "--server", "--json"), port{w.srv, "tcp", iperfPort})
+	each(t, variants, func(t *testing.T, w *world, v variant) {
 		for _, test := range iperfTests {
 			t.Run(test.name, func(t *testing.T) {
 				addr, source := remoteAddr4, sourceAddr4
 				if test.six {
 					addr, source = remoteAddr6, sourceAddr6
 				}
+				serve(t, command(t, w.srv, iperfServer[1], iperfServer[2:]...), port{w.srv, "tcp", iperfPort})
 				out := succeed(t, v.run(t, w, append([]string{"--"}, iperfClient(addr, test.udp, test.args...)...)...))
 				checkIperf(t, out, source, test.udp)
 			})
@@ -237,7 +241,7 @@ for url in sys.argv[1:]:
 // (curl), blocking (python) and without a C library (Go).
 func TestFetch(t *testing.T) {
 	programs := fetchers(t)
-	each(t, func(t *testing.T, w *world, v variant) {
+	each(t, variants, func(t *testing.T, w *world, v variant) {
 		o := observe(t, w.srv)
 		for name, program := range programs {
 			t.Run(name, func(t *testing.T) {
@@ -276,7 +280,7 @@ for addr, family in ((sys.argv[2], socket.AF_INET), (sys.argv[3], socket.AF_INET
             assert peer[:2] == (addr, port), peer
             sys.stdout.write(answer.decode())
 `
-	each(t, func(t *testing.T, w *world, v variant) {
+	each(t, variants, func(t *testing.T, w *world, v variant) {
 		observe(t, w.srv)
 		out := succeed(t, v.run(t, w, "--", python(t), "-c", script, strconv.Itoa(observerPort), remoteAddr4, remoteAddr6))
 		want := strings.Repeat(sourceAddr4+"\n", 6) + strings.Repeat(sourceAddr6+"\n", 6)
@@ -289,7 +293,7 @@ for addr, family in ((sys.argv[2], socket.AF_INET), (sys.argv[3], socket.AF_INET
 // TestLoad drives the remote with load generators, whose connections are many
 // and not blocking.
 func TestLoad(t *testing.T) {
-	each(t, func(t *testing.T, w *world, v variant) {
+	each(t, variants, func(t *testing.T, w *world, v variant) {
 		o := observe(t, w.srv)
 		url := fmt.Sprintf("http://%s:%d/", remoteAddr4, observerPort)
 		t.Run("wrk", func(t *testing.T) {

@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"fmt"
-	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -14,7 +13,7 @@ import (
 
 func TestIperfServer(t *testing.T) {
 	testkit.Program(t, "iperf3")
-	each(t, func(t *testing.T, w *world, v variant) {
+	each(t, serving, func(t *testing.T, w *world, v variant) {
 		for _, six := range []bool{false, true} {
 			// The server binds [::] for both families, which an IPv4
 			// endpoint turns into one for IPv4 only.
@@ -25,15 +24,18 @@ func TestIperfServer(t *testing.T) {
 				addr, source = hostAddr6, remoteAddr6
 			}
 			t.Run(addr, func(t *testing.T) {
-				serve(t, v.run(t, w, append(flags, "--", "iperf3", "--server", "--json")...), port{w.h, "tcp", iperfPort})
 				for _, test := range iperfTests {
 					if test.six != six {
 						continue
 					}
 					t.Run(test.name, func(t *testing.T) {
+						s := serve(t, v.run(t, w, append(flags, iperfServer...)...), port{w.h, "tcp", iperfPort})
 						client := iperfClient(addr, test.udp, test.args...)
 						out := succeed(t, command(t, w.srv, client[0], client[1:]...))
 						checkIperf(t, out, source, test.udp)
+						if err := s.Wait(); err != nil {
+							t.Errorf("the server: %v", err)
+						}
 					})
 				}
 			})
@@ -45,7 +47,7 @@ func TestIperfServer(t *testing.T) {
 func TestSockperfServer(t *testing.T) {
 	testkit.Program(t, "sockperf")
 	w := newWorld(t)
-	for i, v := range variants {
+	for i, v := range serving {
 		for j, test := range sockperfTests {
 			// A port is one container's, for TCP and UDP alike.
 			host := 12000 + 10*i + j
@@ -57,7 +59,7 @@ func TestSockperfServer(t *testing.T) {
 		}
 	}
 	t.Run("all", func(t *testing.T) {
-		for i, v := range variants {
+		for i, v := range serving {
 			for j, test := range sockperfTests {
 				t.Run(v.name+"-"+test.name, func(t *testing.T) {
 					t.Parallel()
@@ -96,7 +98,7 @@ func TestPythonServer(t *testing.T) {
 			url: "http://198.51.100.1:8080/", says: "Serving HTTP on :: port 8000 ", peer: "::ffff:" + remoteAddr4,
 		},
 	}
-	each(t, func(t *testing.T, w *world, v variant) {
+	each(t, serving, func(t *testing.T, w *world, v variant) {
 		for _, test := range tests {
 			t.Run(test.name, func(t *testing.T) {
 				args := append([]string{"--endpoint", test.in, "-i", test.rule, "--", python(t), "-u", "-m", "http.server", "8000"}, test.bind...)
@@ -132,6 +134,16 @@ func TestGoServer(t *testing.T) {
 			want:  map[string]string{hostAddr4: remoteAddr4},
 		},
 		{
+			name: "other-network", listen: "0.0.0.0:80",
+			flags: []string{"--endpoint", "in type ipv4 addr 203.0.113.1 port 8080", "-i", "0.0.0.0:80=in"},
+			want:  map[string]string{otherHostAddr4: otherRemoteAddr4},
+		},
+		{
+			name: "any-address", listen: "0.0.0.0:80",
+			flags: []string{"--endpoint", "in type ipv4 addr 0.0.0.0 port 8080", "-i", "0.0.0.0:80=in"},
+			want:  map[string]string{hostAddr4: remoteAddr4},
+		},
+		{
 			name: "second-address", listen: "0.0.0.0:80",
 			flags: []string{"--endpoint", "in type ipv4 addr 198.51.100.9 port 8080", "-i", "0.0.0.0:80=in"},
 			want:  map[string]string{sourceAddr4: remoteAddr4},
@@ -152,7 +164,7 @@ func TestGoServer(t *testing.T) {
 			want:  map[string]string{hostAddr6: remoteAddr6},
 		},
 	}
-	each(t, func(t *testing.T, w *world, v variant) {
+	each(t, serving, func(t *testing.T, w *world, v variant) {
 		for _, test := range tests {
 			t.Run(test.name, func(t *testing.T) {
 				line := append(test.flags, "--", serveProgram, "udp://"+test.listen, "tcp://"+test.listen)
@@ -170,75 +182,5 @@ func TestGoServer(t *testing.T) {
 				}
 			})
 		}
-	})
-}
-
-const redisPort = "6379"
-
-func redisServer(t *testing.T, bind string) []string {
-	t.Helper()
-	return []string{
-		"redis-server", "--port", redisPort, "--bind", bind, "--dir", t.TempDir(),
-		"--save", "''", "--appendonly", "no", "--protected-mode", "no",
-	}
-}
-
-func redisBenchmark(addr, port string) []string {
-	return []string{"redis-benchmark", "-h", addr, "-p", port, "-n", "2000", "-c", "10", "-t", "set,get", "--csv"}
-}
-
-var redisRates = regexp.MustCompile(`(?m)^"(SET|GET)","[1-9][0-9.]*",`)
-
-func checkRedisBenchmark(t *testing.T, report string) {
-	t.Helper()
-	if len(redisRates.FindAllString(report, -1)) != 2 || strings.Contains(report, "rror") {
-		t.Errorf("redis-benchmark printed:\n%s", report)
-	}
-}
-
-// redisTalk stores a value, reads it, and lists the clients.
-const redisTalk = "set key value\nget key\nclient list\n"
-
-// checkRedisTalk checks the answers to redisTalk, and whom the server sees.
-func checkRedisTalk(t *testing.T, answers, source string) {
-	t.Helper()
-	if !strings.HasPrefix(answers, "OK\nvalue\n") || !strings.Contains(answers, " addr="+source+":") {
-		t.Errorf("redis-cli printed %q, want a client at %s", answers, source)
-	}
-}
-
-func TestRedis(t *testing.T) {
-	testkit.Program(t, "redis-server")
-	testkit.Program(t, "redis-benchmark")
-	each(t, func(t *testing.T, w *world, v variant) {
-		t.Run("server", func(t *testing.T) {
-			flags := []string{"--endpoint", "in type ipv4 addr 198.51.100.1 port 16379", "-i", "0.0.0.0:" + redisPort + "=in", "--"}
-			serve(t, v.run(t, w, append(flags, redisServer(t, "0.0.0.0")...)...), port{w.h, "tcp4", 16379})
-			talk := command(t, w.srv, "redis-cli", "-h", hostAddr4, "-p", "16379")
-			talk.Stdin = strings.NewReader(redisTalk)
-			checkRedisTalk(t, succeed(t, talk), remoteAddr4)
-			bench := redisBenchmark(hostAddr4, "16379")
-			checkRedisBenchmark(t, succeed(t, command(t, w.srv, bench[0], bench[1:]...)))
-		})
-		t.Run("client", func(t *testing.T) {
-			line := redisServer(t, "0.0.0.0")
-			serve(t, command(t, w.srv, line[0], line[1:]...), port{w.srv, "tcp4", 6379})
-			talk := v.run(t, w, "--", "redis-cli", "-h", remoteAddr4, "-p", redisPort)
-			talk.Stdin = strings.NewReader(redisTalk)
-			checkRedisTalk(t, succeed(t, talk), sourceAddr4)
-			bench := redisBenchmark(remoteAddr4, redisPort)
-			checkRedisBenchmark(t, succeed(t, v.run(t, w, append([]string{"--"}, bench...)...)))
-		})
-		t.Run("inside", func(t *testing.T) {
-			// "127.0.0.1 -::1" is what redis comes with.
-			script := fmt.Sprintf(`%s >&2 &
-until redis-cli ping >/dev/null 2>&1; do sleep 0.02; done
-printf '%s' | redis-cli && %s`,
-				strings.Join(redisServer(t, "'127.0.0.1 -::1'"), " "),
-				strings.ReplaceAll(redisTalk, "\n", `\n`), strings.Join(redisBenchmark("127.0.0.1", redisPort), " "))
-			out := succeed(t, v.run(t, w, "--", "sh", "-c", script))
-			checkRedisTalk(t, out, "127.0.0.1")
-			checkRedisBenchmark(t, out)
-		})
 	})
 }

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -16,12 +17,15 @@ import (
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
-// Addresses of the host besides those of testkit: endpoints have them, so that
-// a source address that the host would choose by itself is told from the one
-// that the endpoint says.
+// Addresses besides those of testkit.
 const (
+	// The host's: endpoints have them, so that a source address that the
+	// host would choose by itself is told from the one that they say.
 	sourceAddr4 = "198.51.100.9"
 	sourceAddr6 = "2001:db8:1::9"
+	// The host's and the remote's, for which the rules of remoteOnly are not.
+	otherHostAddr4   = "203.0.113.1"
+	otherRemoteAddr4 = "203.0.113.2"
 )
 
 var (
@@ -41,9 +45,21 @@ func newWorld(t *testing.T) *world {
 	t.Helper()
 	top := testkit.Build(t, testkit.Options{Containers: 1})
 	w := &world{top, top.Host, top.Remote, top.Containers[0]}
-	succeed(t, command(t, w.h, "ip", "addr", "add", sourceAddr4+"/24", "dev", "srv"))
-	succeed(t, command(t, w.h, "ip", "addr", "add", sourceAddr6+"/64", "dev", "srv", "nodad"))
+	addAddr(t, w.h, sourceAddr4+"/24", "srv")
+	addAddr(t, w.h, sourceAddr6+"/64", "srv")
+	addAddr(t, w.h, otherHostAddr4+"/24", "srv")
+	addAddr(t, w.srv, otherRemoteAddr4+"/24", "h")
 	return w
+}
+
+func addAddr(t *testing.T, ns *testkit.Namespace, addr, link string) {
+	t.Helper()
+	// Not preferred: only who asks for it has it as a source.
+	args := []string{"addr", "add", addr, "dev", link, "preferred_lft", "0"}
+	if strings.Contains(addr, ":") {
+		args = append(args, "nodad")
+	}
+	succeed(t, command(t, ns, "ip", args...))
 }
 
 // variant is a kind of container and of egress rules for it, which decides how
@@ -65,6 +81,13 @@ var variants = []variant{
 	{name: "bridge-part", bridge: true, egress: remoteOnly}, // swapped when they connect
 }
 
+// serving are those in which a server has to work: also where there is no rule
+// for what it connects to.
+var serving = append(slices.Clone(variants),
+	variant{name: "new-ingress"},
+	variant{name: "bridge-ingress", bridge: true},
+)
+
 // run prepares a program in a container of the variant. What comes before "--"
 // in args are flags of tsugiki.
 func (v variant) run(t *testing.T, w *world, args ...string) *testkit.Cmd {
@@ -84,8 +107,8 @@ func (v variant) flags(w *world) []string {
 	}, v.egress...)
 }
 
-// each runs a test in a world of each variant.
-func each(t *testing.T, test func(t *testing.T, w *world, v variant)) {
+// each runs a test for each variant, in one world.
+func each(t *testing.T, variants []variant, test func(t *testing.T, w *world, v variant)) {
 	w := newWorld(t)
 	translated := w.countTranslated(t)
 	for _, v := range variants {
