@@ -155,7 +155,7 @@ func (a *arena) forbidden() (ip4, ip6 []string) {
 	ip4 = append(ip4, fmt.Sprintf("%s:%d", otherRemote4, allowedPort))
 	for _, s := range []string{
 		"::1", "::", hostAddr6, remoteAddr6, "::ffff:127.0.0.1", "::ffff:0.0.0.0", "::ffff:" + hostAddr4,
-		fmt.Sprintf("%s%%%d", a.remote, a.index), fmt.Sprintf("ff02::1%%%d", a.index), "ff02::1%1",
+		fmt.Sprintf("%s%%%d", a.remote, a.index), fmt.Sprintf("ff02::1%%%d", a.index),
 	} {
 		ip6 = append(ip6, fmt.Sprintf("[%s]:%d", s, secretPort))
 	}
@@ -259,6 +259,20 @@ func joinGroups(fd int) {
 
 // settle gives datagrams and connections on their way time to arrive.
 const settle = 200 * time.Millisecond
+
+// noticed waits until something has arrived, no longer than is usual.
+func (a *arena) noticed() bool {
+	for range 50 {
+		a.mu.Lock()
+		n := len(a.hits)
+		a.mu.Unlock()
+		if n > 0 {
+			return true
+		}
+		time.Sleep(settle / 10)
+	}
+	return false
+}
 
 // arrived returns what arrived somewhere else than where it may, and what did
 // where it may, and forgets it.
@@ -372,6 +386,16 @@ func (h *held) release() []string {
 	}
 	checkLog(h.t, h.Cmd, h.stderr.String())
 	return h.said
+}
+
+// scanLines reads what an attack prints, "step: result" on each line.
+func scanLines(r io.Reader, each func(step, result string)) {
+	for lines := bufio.NewScanner(r); lines.Scan(); {
+		i := strings.LastIndex(lines.Text(), ": ")
+		if i > 0 {
+			each(lines.Text()[:i], lines.Text()[i+2:])
+		}
+	}
 }
 
 // listeners are the TCP sockets that listen in a namespace.

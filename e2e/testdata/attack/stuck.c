@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Programs that let those wait who serve them: with memory that is never there,
+ * and by stopping them.
+ */
+#include "attack.h"
+
+#include <linux/userfaultfd.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+
+/* A page that nobody ever fills. */
+static void *stuck_page(void)
+{
+	struct uffdio_api api = {.api = UFFD_API};
+	struct uffdio_register r = {.mode = UFFDIO_REGISTER_MODE_MISSING};
+	int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC);
+	void *page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	attack_need("userfaultfd", fd);
+	attack_need("userfaultfd", ioctl(fd, UFFDIO_API, &api));
+	r.range.start = (uintptr_t)page;
+	r.range.len = 4096;
+	attack_need("userfaultfd", ioctl(fd, UFFDIO_REGISTER, &r));
+	return page;
+}
+
+static void *stuck_connect(void *page)
+{
+	connect(attack_socket(AF_INET, SOCK_STREAM), page, sizeof(struct sockaddr_in));
+	return NULL;
+}
+
+static void *stuck_bind(void *page)
+{
+	bind(attack_socket(AF_INET, SOCK_STREAM), page, sizeof(struct sockaddr_in));
+	return NULL;
+}
+
+/*
+ * "memory THREADS ADDR": that many threads wait for ever in connect or bind, and
+ * another one makes connections.
+ */
+static int stuck_memory(int argc, char **argv)
+{
+	struct attack_addr to = attack_addr(argv[argc - 1]);
+	void *page = stuck_page();
+	pthread_t thread;
+
+	for (int i = 0; i < atoi(argv[0]); i++)
+		pthread_create(&thread, NULL, i % 2 ? stuck_bind : stuck_connect, page);
+	usleep(100000);
+	for (int i = 0; i < 20; i++) {
+		int fd = socket(to.sa.sa_family, SOCK_STREAM, 0);
+
+		attack_say("connect", connect(fd, &to.sa, to.len));
+		close(fd);
+	}
+	_exit(0);
+}
+
+/* "orphan memory|stopped ADDR": leaves a child that waits for ever, and ends. */
+static void stuck_calls(const struct attack_addr *to)
+{
+	struct attack_addr own = {.len = sizeof(own.in)};
+	int fd;
+
+	own.in.sin_family = AF_INET;
+	for (;;) {
+		fd = socket(AF_INET, SOCK_STREAM, 0);
+		own.in.sin_port = htons((uint16_t)(1024 + fd % 30000));
+		bind(fd, &own.sa, own.len);
+		connect(fd, &to->sa, to->len);
+		fd = socket(AF_INET, SOCK_STREAM, 0);
+		listen(fd, 1);
+	}
+}
+
+static int stuck_orphan(int argc, char **argv)
+{
+	struct attack_addr to = attack_addr(argv[argc - 1]);
+	bool stop = strcmp(argv[0], "stopped") == 0;
+	pid_t pids[16];
+	int count = stop ? attack_helpers(pids, 16) : 0;
+
+	for (int i = 0; i < count; i++)
+		kill(pids[i], SIGSTOP);
+	if (fork() == 0) {
+		setsid();
+		if (stop)
+			stuck_calls(&to);
+		stuck_connect(stuck_page());
+	}
+	usleep(500000);
+	attack_note("end", "ok");
+	return 0;
+}
+
+const struct attack_case stuck_cases[] = {
+	{"memory", stuck_memory},
+	{"orphan", stuck_orphan},
+	{0},
+};
