@@ -26,9 +26,9 @@ const ipv6MulticastAll = 29
 // optionSizeMax is the size of the largest of them.
 const optionSizeMax = 16
 
-// options are all that can be read back. Those that cannot, such as multicast
-// memberships and socket filters, do not survive a move; sockets that are born
-// where they belong have no need of one.
+// options are all that can be read back, but for the socket filter, see
+// copyFilter. Those that cannot, such as multicast memberships, do not survive a
+// move; sockets that are born where they belong have no need of one.
 var options = []option{
 	{level: unix.SOL_SOCKET, name: unix.SO_REUSEADDR, size: 4},
 	{level: unix.SOL_SOCKET, name: unix.SO_REUSEPORT, size: 4},
@@ -171,10 +171,43 @@ func (e *Engine) copyOptions(s *socket, to int) error {
 			e.Log.Debug("socket option not copied", "level", o.level, "name", o.name, "err", err)
 		}
 	}
-	return nil
+	return copyFilter(s.file, to)
 }
 
 var native = binary.NativeEndian
+
+// copyFilter copies a classic BPF filter (SO_ATTACH_FILTER). An eBPF one cannot
+// be read back, and is left behind.
+func copyFilter(from, to int) error {
+	blocks, err := getFilter(from, nil)
+	if err != nil || blocks == 0 {
+		return nil //nolint:nilerr // EACCES says that it is an eBPF one
+	}
+	code := make([]unix.SockFilter, blocks)
+	if _, err := getFilter(from, code); err != nil {
+		return fmt.Errorf("read socket filter of %d instructions: %w", blocks, err)
+	}
+	prog := unix.SockFprog{Len: uint16(blocks), Filter: &code[0]}
+	if err := unix.SetsockoptSockFprog(to, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &prog); err != nil {
+		return fmt.Errorf("attach socket filter: %w", err)
+	}
+	return nil
+}
+
+// getFilter is getsockopt(SO_GET_FILTER), whose length counts instructions.
+func getFilter(file int, code []unix.SockFilter) (int, error) {
+	var first *unix.SockFilter
+	if len(code) > 0 {
+		first = &code[0]
+	}
+	size := uint32(len(code))
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(file), unix.SOL_SOCKET, unix.SO_GET_FILTER,
+		uintptr(unsafe.Pointer(first)), uintptr(unsafe.Pointer(&size)), 0)
+	if errno != 0 {
+		return 0, errno
+	}
+	return int(size), nil
+}
 
 func getsockopt(file, level, name int, value []byte) (int, error) {
 	size := uint32(len(value))
