@@ -33,6 +33,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/launch"
 	"github.com/tsugiki/tsugiki/internal/netns"
 	"github.com/tsugiki/tsugiki/policy"
+	"github.com/tsugiki/tsugiki/relay"
 )
 
 // Spec describes a container.
@@ -64,6 +65,7 @@ type Container struct {
 	own        *place
 	enforced   *policy.Enforcement
 	engine     *graft.Engine
+	relay      *relay.Relay
 	gate       *gate.Gate
 	supervisor *notify.Supervisor
 	process    *launch.Process
@@ -87,7 +89,7 @@ func (c *Container) start() error {
 	if err != nil {
 		return err
 	}
-	for _, step := range []func() error{c.compile, c.openNamespaces, c.takeName, c.makeGroups, c.enforce, c.makeEngine} {
+	for _, step := range []func() error{c.compile, c.openNamespaces, c.takeName, c.makeGroups, c.enforce, c.makeEngine, c.startRelay} {
 		if err := step(); err != nil {
 			return err
 		}
@@ -199,6 +201,18 @@ func (c *Container) makeEngine() error {
 	return err
 }
 
+// startRelay lets sockets that are born on the host send datagrams to servers on
+// the container's own loopback.
+func (c *Container) startRelay() (err error) {
+	if !c.engine.Born(unix.AF_INET) && !c.engine.Born(unix.AF_INET6) {
+		return nil
+	}
+	c.relay, err = relay.Start(relay.Config{
+		Enforcement: c.enforced, Host: c.host[""], Own: c.own, Log: c.spec.Log.With("container", c.spec.Name),
+	})
+	return err
+}
+
 func (c *Container) launch(path string) error {
 	prog, err := filter.Build(runtime.GOARCH, filter.Options{Datagrams: c.engine.SeesDatagrams()})
 	if err != nil {
@@ -271,6 +285,9 @@ func (c *Container) Close() error {
 	}
 	for _, p := range c.host {
 		note(p.close())
+	}
+	if c.relay != nil {
+		note(c.relay.Close())
 	}
 	if c.engine != nil {
 		note(c.engine.Close())

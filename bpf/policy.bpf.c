@@ -1,4 +1,6 @@
+/* clang-format off */
 //go:build ignore
+/* clang-format on */
 
 // SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
 /*
@@ -14,7 +16,8 @@
  * A container's own loopback is in its own namespace, where its servers are not
  * that an ingress rule has brought here. A destination there that such a server
  * has is rewritten to where the server is, if the socket that listens there is
- * this container's indeed.
+ * this container's indeed. Datagrams to the other servers there, from a socket
+ * that has not been moved, go by the relay: see relay.h.
  *
  * connect, sendmsg: the longest matching prefix of the destination must name an
  *   endpoint of this container that lives in the socket's own namespace; the
@@ -44,10 +47,10 @@
 #include "policy.h"
 
 #define AF_UNSPEC 0
-#define AF_INET 2
-#define AF_INET6 10
+#define AF_INET	  2
+#define AF_INET6  10
 
-#define DENY 0
+#define DENY  0
 #define ALLOW 1
 
 struct {
@@ -95,7 +98,6 @@ struct {
 	__type(value, __u64);
 } denials SEC(".maps");
 
-
 static __always_inline int deny(__u32 what)
 {
 	__u64 *count = bpf_map_lookup_elem(&denials, &what);
@@ -112,8 +114,8 @@ static __always_inline struct addr mapped(__u32 ip4)
 
 static __always_inline bool same(const struct addr *a, const struct addr *b)
 {
-	return a->word[0] == b->word[0] && a->word[1] == b->word[1] &&
-	       a->word[2] == b->word[2] && a->word[3] == b->word[3];
+	return a->word[0] == b->word[0] && a->word[1] == b->word[1] && a->word[2] == b->word[2] &&
+	       a->word[3] == b->word[3];
 }
 
 /* True of ::, and of ::ffff:0.0.0.0, the wildcard of a mapped address. */
@@ -124,8 +126,7 @@ static __always_inline bool wildcard(const struct addr *a)
 }
 
 /* The endpoint through which this destination is reached, or NULL. */
-static __always_inline struct endpoint *egress(void *ctx, const struct addr *to,
-					       __u16 port)
+static __always_inline struct endpoint *egress(void *ctx, const struct addr *to, __u16 port)
 {
 	struct prefix key = {.bits = 128, .addr = *to};
 	struct endpoint *ep;
@@ -160,14 +161,13 @@ static __always_inline bool loopback(const struct addr *a)
 	return !a->word[2] && a->word[3] == bpf_htonl(1);
 }
 
-/* Whether the socket that is served at an address is this container's. */
-static __always_inline bool ours(struct bpf_sock_addr *ctx, __u8 protocol,
-				 const struct addr *at, __u16 port)
+/* The socket, not a connected one, that hears what is sent to an address. The
+ * caller releases it. */
+static __always_inline struct bpf_sock *socket_at(struct bpf_sock_addr *ctx, __u8 protocol,
+						  const struct addr *at, __u16 port)
 {
 	struct bpf_sock_tuple tuple = {};
 	__u32 size = sizeof(tuple.ipv6);
-	struct binding *b = NULL;
-	struct bpf_sock *sk;
 
 	if (at->word[2] == bpf_htonl(0xffff)) {
 		size = sizeof(tuple.ipv4);
@@ -180,9 +180,17 @@ static __always_inline bool ours(struct bpf_sock_addr *ctx, __u8 protocol,
 		tuple.ipv6.dport = bpf_htons(port);
 	}
 	if (protocol == IPPROTO_TCP)
-		sk = bpf_sk_lookup_tcp(ctx, &tuple, size, BPF_F_CURRENT_NETNS, 0);
-	else
-		sk = bpf_sk_lookup_udp(ctx, &tuple, size, BPF_F_CURRENT_NETNS, 0);
+		return bpf_sk_lookup_tcp(ctx, &tuple, size, BPF_F_CURRENT_NETNS, 0);
+	return bpf_sk_lookup_udp(ctx, &tuple, size, BPF_F_CURRENT_NETNS, 0);
+}
+
+/* Whether the socket that is served at an address is this container's. */
+static __always_inline bool ours(struct bpf_sock_addr *ctx, __u8 protocol, const struct addr *at,
+				 __u16 port)
+{
+	struct bpf_sock *sk = socket_at(ctx, protocol, at, port);
+	struct binding *b;
+
 	if (!sk)
 		return false;
 	b = bpf_sk_storage_get(&binding_by_socket, sk, 0, 0);
@@ -214,13 +222,23 @@ static __always_inline bool own_server(struct bpf_sock_addr *ctx, struct addr *t
 	return true;
 }
 
-static __always_inline bool known_peer(struct bpf_sock_addr *ctx,
-				       const struct addr *to, __u16 port)
+static __always_inline bool known_peer(struct bpf_sock_addr *ctx, const struct addr *to, __u16 port)
 {
 	struct peer key = {.socket = bpf_get_socket_cookie(ctx), .addr = *to, .port = port};
 
 	return bpf_map_lookup_elem(&udp_peers, &key);
 }
+
+static __always_inline void redirect6(struct bpf_sock_addr *ctx, const struct addr *to, __u16 port)
+{
+	ctx->user_ip6[0] = to->word[0];
+	ctx->user_ip6[1] = to->word[1];
+	ctx->user_ip6[2] = to->word[2];
+	ctx->user_ip6[3] = to->word[3];
+	ctx->user_port = bpf_htons(port);
+}
+
+#include "relay.h"
 
 SEC("cgroup/connect4")
 int connect4(struct bpf_sock_addr *ctx)
@@ -252,22 +270,11 @@ int connect4(struct bpf_sock_addr *ctx)
 	return ALLOW;
 }
 
-static __always_inline void redirect6(struct bpf_sock_addr *ctx, const struct addr *to,
-				      __u16 port)
-{
-	ctx->user_ip6[0] = to->word[0];
-	ctx->user_ip6[1] = to->word[1];
-	ctx->user_ip6[2] = to->word[2];
-	ctx->user_ip6[3] = to->word[3];
-	ctx->user_port = bpf_htons(port);
-}
-
 SEC("cgroup/connect6")
 int connect6(struct bpf_sock_addr *ctx)
 {
 	struct sockaddr_in6 from = {.sin6_family = AF_INET6};
-	struct addr to = {{ctx->user_ip6[0], ctx->user_ip6[1], ctx->user_ip6[2],
-			   ctx->user_ip6[3]}};
+	struct addr to = {{ctx->user_ip6[0], ctx->user_ip6[1], ctx->user_ip6[2], ctx->user_ip6[3]}};
 	__u16 port = bpf_ntohs(ctx->user_port);
 	struct bpf_sock *sk = ctx->sk;
 	struct endpoint *ep;
@@ -292,8 +299,7 @@ int connect6(struct bpf_sock_addr *ctx)
 	return ALLOW;
 }
 
-static __always_inline int may_bind(struct bpf_sock_addr *ctx, const struct addr *to,
-				    __u16 port)
+static __always_inline int may_bind(struct bpf_sock_addr *ctx, const struct addr *to, __u16 port)
 {
 	struct bpf_sock *sk = ctx->sk;
 	struct binding *b;
@@ -320,8 +326,7 @@ int bind4(struct bpf_sock_addr *ctx)
 SEC("cgroup/bind6")
 int bind6(struct bpf_sock_addr *ctx)
 {
-	struct addr to = {{ctx->user_ip6[0], ctx->user_ip6[1], ctx->user_ip6[2],
-			   ctx->user_ip6[3]}};
+	struct addr to = {{ctx->user_ip6[0], ctx->user_ip6[1], ctx->user_ip6[2], ctx->user_ip6[3]}};
 
 	if (ctx->user_family != AF_INET6)
 		return ALLOW;
@@ -332,8 +337,7 @@ int bind6(struct bpf_sock_addr *ctx)
  * A datagram without a destination of its own, on a connected socket: the hook
  * runs because of a control message, which may name another source.
  */
-static __always_inline bool to_connected_peer(struct bpf_sock_addr *ctx,
-					      struct bpf_sock *sk)
+static __always_inline bool to_connected_peer(struct bpf_sock_addr *ctx, struct bpf_sock *sk)
 {
 	return !ctx->user_port && sk->dst_port;
 }
@@ -349,6 +353,8 @@ int sendmsg4(struct bpf_sock_addr *ctx)
 
 	if (!sk)
 		return deny(DENIED_SENDMSG);
+	if (is_relay(sk, relay_port4))
+		return relay_answer4(ctx);
 	/*
 	 * An AF_INET6 socket that sends to a mapped address comes here too; its
 	 * src_ip4 is the address of which its src_ip6 is the mapped form.
@@ -357,8 +363,11 @@ int sendmsg4(struct bpf_sock_addr *ctx)
 	if (!to_connected_peer(ctx, sk)) {
 		ep = egress(ctx, &to, port);
 		if (!ep && !known_peer(ctx, &to, port)) {
+			/* The kernel takes the wildcard for the loopback. */
+			if (wildcard(&to))
+				to = mapped(bpf_htonl(0x7f000001));
 			if (!own_server(ctx, &to, &port))
-				return deny(DENIED_SENDMSG);
+				return relay4(ctx, sk, &to, port) ? ALLOW : deny(DENIED_SENDMSG);
 			ctx->user_ip4 = to.word[3];
 			ctx->user_port = bpf_htons(port);
 			return ALLOW;
@@ -374,8 +383,7 @@ int sendmsg4(struct bpf_sock_addr *ctx)
 SEC("cgroup/sendmsg6")
 int sendmsg6(struct bpf_sock_addr *ctx)
 {
-	struct addr to = {{ctx->user_ip6[0], ctx->user_ip6[1], ctx->user_ip6[2],
-			   ctx->user_ip6[3]}};
+	struct addr to = {{ctx->user_ip6[0], ctx->user_ip6[1], ctx->user_ip6[2], ctx->user_ip6[3]}};
 	__u16 port = bpf_ntohs(ctx->user_port);
 	struct bpf_sock *sk = ctx->sk;
 	struct endpoint *ep;
@@ -383,13 +391,16 @@ int sendmsg6(struct bpf_sock_addr *ctx)
 
 	if (!sk)
 		return deny(DENIED_SENDMSG);
-	bound = (struct addr){{sk->src_ip6[0], sk->src_ip6[1], sk->src_ip6[2],
-			       sk->src_ip6[3]}};
+	if (is_relay(sk, relay_port6))
+		return relay_answer6(ctx);
+	bound = (struct addr){{sk->src_ip6[0], sk->src_ip6[1], sk->src_ip6[2], sk->src_ip6[3]}};
 	if (!to_connected_peer(ctx, sk)) {
 		ep = egress(ctx, &to, port);
 		if (!ep && !known_peer(ctx, &to, port)) {
+			if (wildcard(&to))
+				to = (struct addr){{0, 0, 0, bpf_htonl(1)}};
 			if (!own_server(ctx, &to, &port))
-				return deny(DENIED_SENDMSG);
+				return relay6(ctx, sk, &to, port) ? ALLOW : deny(DENIED_SENDMSG);
 			redirect6(ctx, &to, port);
 			return ALLOW;
 		}
@@ -427,16 +438,28 @@ SEC("cgroup/recvmsg4")
 int recvmsg4(struct bpf_sock_addr *ctx)
 {
 	struct addr from = mapped(ctx->user_ip4);
+	__u16 port = bpf_ntohs(ctx->user_port);
 
+	if (relayed(ctx, &from, &port)) {
+		/* Not to be remembered: on the host that is somebody else. */
+		ctx->user_ip4 = from.word[3];
+		ctx->user_port = bpf_htons(port);
+		return ALLOW;
+	}
 	return remember(ctx, &from);
 }
 
 SEC("cgroup/recvmsg6")
 int recvmsg6(struct bpf_sock_addr *ctx)
 {
-	struct addr from = {{ctx->user_ip6[0], ctx->user_ip6[1], ctx->user_ip6[2],
-			     ctx->user_ip6[3]}};
+	struct addr from = {
+		{ctx->user_ip6[0], ctx->user_ip6[1], ctx->user_ip6[2], ctx->user_ip6[3]}};
+	__u16 port = bpf_ntohs(ctx->user_port);
 
+	if (relayed(ctx, &from, &port)) {
+		redirect6(ctx, &from, port);
+		return ALLOW;
+	}
 	return remember(ctx, &from);
 }
 
@@ -558,7 +581,8 @@ int setsockopt(struct bpf_sockopt *ctx)
 		ctx->optlen = 0;
 	switch (ctx->level) {
 	case 1: /* SOL_SOCKET */
-		refused = refused_socket_option(name);
+		refused =
+			refused_socket_option(name) && !(ctx->sk && is_relay(ctx->sk, relay_port4));
 		break;
 	case 0: /* SOL_IP */
 		refused = refused_ip_option(name);
@@ -566,7 +590,7 @@ int setsockopt(struct bpf_sockopt *ctx)
 	case 41: /* SOL_IPV6 */
 		refused = refused_ip6_option(name);
 		break;
-	case 6:				/* SOL_TCP */
+	case 6:			      /* SOL_TCP */
 		refused = name == 19; /* TCP_REPAIR */
 		break;
 	default:

@@ -13,11 +13,13 @@
 #define EGRESS_RANGES_MAX 32
 /* Prefixes a container may name, the special ones included. */
 #define EGRESS_PREFIXES_MAX 1024
-#define ENDPOINTS_MAX 256
+#define ENDPOINTS_MAX	    256
 /* Peers of unconnected UDP servers that may be answered, least recently used. */
 #define UDP_PEERS_MAX 4096
 /* Ports that a container serves through ingress rules at a time. */
 #define SERVICES_MAX 4096
+/* Host sockets that sent to the container's own loopback, least recently used. */
+#define RELAY_SENDERS_MAX 1024
 
 struct addr {
 	__u32 word[4];
@@ -57,7 +59,8 @@ struct binding {
 	__u16 host_port;
 	__u16 view_port;
 	__u8 ingress; /* bound by an ingress rule: may answer whoever asks */
-	__u8 pad[3];
+	__u8 relay;   /* the relay's own, see relay.h */
+	__u8 pad[2];
 };
 
 /* A port that the container serves, as its programs know it. */
@@ -81,12 +84,13 @@ struct peer {
 	__u16 pad[3];
 };
 
-enum denial {
-	DENIED_CONNECT,
-	DENIED_BIND,
-	DENIED_SENDMSG,
-	DENIED_SETSOCKOPT,
-	DENIALS
+/* Whom the relay can answer, see relay.h. */
+struct sender {
+	__u16 port;
+	__u8 is4;
+	__u8 pad;
 };
+
+enum denial { DENIED_CONNECT, DENIED_BIND, DENIED_SENDMSG, DENIED_SETSOCKOPT, DENIALS };
 
 #endif

@@ -25,7 +25,8 @@ type PolicyBinding struct {
 	HostPort uint16
 	ViewPort uint16
 	Ingress  uint8
-	Pad      [3]uint8
+	Relay    uint8
+	Pad      [2]uint8
 }
 
 type PolicyEgress struct {
@@ -68,6 +69,13 @@ type PolicyPrefix struct {
 	_    structs.HostLayout
 	Bits uint32
 	Addr PolicyAddr
+}
+
+type PolicySender struct {
+	_    structs.HostLayout
+	Port uint16
+	Is4  uint8
+	Pad  uint8
 }
 
 type PolicyService struct {
@@ -137,11 +145,13 @@ type PolicyProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type PolicyMapSpecs struct {
+	AddressBySender   *ebpf.MapSpec `ebpf:"address_by_sender"`
 	BindingBySocket   *ebpf.MapSpec `ebpf:"binding_by_socket"`
 	Denials           *ebpf.MapSpec `ebpf:"denials"`
 	EgressByPrefix    *ebpf.MapSpec `ebpf:"egress_by_prefix"`
 	EndpointByIndex   *ebpf.MapSpec `ebpf:"endpoint_by_index"`
 	LocationByService *ebpf.MapSpec `ebpf:"location_by_service"`
+	RelayedSockets    *ebpf.MapSpec `ebpf:"relayed_sockets"`
 	UdpPeers          *ebpf.MapSpec `ebpf:"udp_peers"`
 }
 
@@ -149,6 +159,11 @@ type PolicyMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type PolicyVariableSpecs struct {
+	RelayFrom4 *ebpf.VariableSpec `ebpf:"relay_from4"`
+	RelayFrom6 *ebpf.VariableSpec `ebpf:"relay_from6"`
+	RelayNetns *ebpf.VariableSpec `ebpf:"relay_netns"`
+	RelayPort4 *ebpf.VariableSpec `ebpf:"relay_port4"`
+	RelayPort6 *ebpf.VariableSpec `ebpf:"relay_port6"`
 }
 
 // PolicyObjects contains all objects after they have been loaded into the kernel.
@@ -171,21 +186,25 @@ func (o *PolicyObjects) Close() error {
 //
 // It can be passed to LoadPolicyObjects or ebpf.CollectionSpec.LoadAndAssign.
 type PolicyMaps struct {
+	AddressBySender   *ebpf.Map `ebpf:"address_by_sender"`
 	BindingBySocket   *ebpf.Map `ebpf:"binding_by_socket"`
 	Denials           *ebpf.Map `ebpf:"denials"`
 	EgressByPrefix    *ebpf.Map `ebpf:"egress_by_prefix"`
 	EndpointByIndex   *ebpf.Map `ebpf:"endpoint_by_index"`
 	LocationByService *ebpf.Map `ebpf:"location_by_service"`
+	RelayedSockets    *ebpf.Map `ebpf:"relayed_sockets"`
 	UdpPeers          *ebpf.Map `ebpf:"udp_peers"`
 }
 
 func (m *PolicyMaps) Close() error {
 	return _PolicyClose(
+		m.AddressBySender,
 		m.BindingBySocket,
 		m.Denials,
 		m.EgressByPrefix,
 		m.EndpointByIndex,
 		m.LocationByService,
+		m.RelayedSockets,
 		m.UdpPeers,
 	)
 }
@@ -194,6 +213,11 @@ func (m *PolicyMaps) Close() error {
 //
 // It can be passed to LoadPolicyObjects or ebpf.CollectionSpec.LoadAndAssign.
 type PolicyVariables struct {
+	RelayFrom4 *ebpf.Variable `ebpf:"relay_from4"`
+	RelayFrom6 *ebpf.Variable `ebpf:"relay_from6"`
+	RelayNetns *ebpf.Variable `ebpf:"relay_netns"`
+	RelayPort4 *ebpf.Variable `ebpf:"relay_port4"`
+	RelayPort6 *ebpf.Variable `ebpf:"relay_port6"`
 }
 
 // PolicyPrograms contains all programs after they have been loaded into the kernel.

@@ -15,11 +15,12 @@ const module = "github.com/tsugiki/tsugiki"
 // folders below it. Every package may also import the leaves of internal/.
 var allowed = map[string][]string{
 	"cmd":              {"agent", "endpoint", "policy"},
-	"agent":            {"endpoint", "graft", "intercept", "policy"},
+	"agent":            {"endpoint", "graft", "intercept", "policy", "relay"},
 	"intercept/notify": {"graft", "intercept/filter"},
 	"intercept/filter": {},
 	"graft":            {"endpoint", "policy"},
 	"policy":           {"bpf", "endpoint"},
+	"relay":            {"policy"},
 	"endpoint":         {},
 	"bpf":              {},
 	"bench":            {"bench"},
@@ -32,7 +33,8 @@ var allowed = map[string][]string{
 // leaves of internal/ import nothing of ours but each other's namespaces and
 // cgroups, on which the keeper and the launcher are built.
 var leaves = []string{
-	"internal/cgroup", "internal/kernel", "internal/keeper", "internal/launch", "internal/netns", "internal/testkit",
+	"internal/cgroup", "internal/gate", "internal/kernel", "internal/keeper", "internal/launch", "internal/netns",
+	"internal/programs", "internal/testkit",
 }
 
 type pkg struct {

@@ -1,0 +1,223 @@
+package relay
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/keeper"
+)
+
+// socket is a UDP socket that Go's poller waits for.
+type socket struct {
+	file *os.File
+	raw  syscall.RawConn
+}
+
+// newSocket has a socket made at a place. On an error of use it is closed.
+func newSocket(at Place, ip6 bool, use func(fd int) error) (socket, error) {
+	k, err := at.Keeper()
+	if err != nil {
+		return socket{}, err
+	}
+	kind := keeper.Kind{Family: unix.AF_INET, Type: unix.SOCK_DGRAM | unix.SOCK_NONBLOCK, Protocol: unix.IPPROTO_UDP}
+	if ip6 {
+		kind.Family = unix.AF_INET6
+	}
+	fd, err := k.Socket(kind)
+	if err != nil {
+		return socket{}, err
+	}
+	s := socket{file: os.NewFile(uintptr(fd), "relay")}
+	if err = use(fd); err == nil {
+		s.raw, err = s.file.SyscallConn()
+	}
+	if err != nil {
+		s.file.Close()
+		return socket{}, err
+	}
+	return s, nil
+}
+
+// datagram is one that was received, and where to.
+type datagram struct {
+	data []byte
+	from netip.AddrPort
+	to   netip.Addr // of IPv4 with IP_PKTINFO, else invalid
+}
+
+// receive waits for a datagram; take gives the memory for it once there is one.
+// An error means that the socket is closed or its deadline over.
+func (s *socket) receive(take func() *buffer, drop func(*buffer)) (*buffer, datagram, error) {
+	var (
+		b   *buffer
+		d   datagram
+		oob [64]byte
+	)
+	err := s.raw.Read(func(fd uintptr) bool {
+		b = take()
+		n, oobn, flags, from, err := unix.Recvmsg(int(fd), b[:], oob[:], unix.MSG_DONTWAIT)
+		if errors.Is(err, unix.EAGAIN) {
+			drop(b)
+			b = nil
+			return false
+		}
+		if err == nil && flags&unix.MSG_TRUNC == 0 {
+			d = datagram{data: b[:n], from: addrPort(from), to: destination(oob[:oobn])}
+		}
+		return true // anything else is a fault of this one datagram
+	})
+	return b, d, err
+}
+
+// send never waits: what finds no room is lost.
+func (s *socket) send(data []byte, to netip.AddrPort) error {
+	var sendErr error
+	err := s.raw.Write(func(fd uintptr) bool {
+		sendErr = unix.Sendto(int(fd), data, unix.MSG_DONTWAIT, sockaddr(to))
+		return true
+	})
+	if err != nil {
+		return err
+	}
+	return sendErr
+}
+
+func addrPort(sa unix.Sockaddr) netip.AddrPort {
+	switch sa := sa.(type) {
+	case *unix.SockaddrInet4:
+		return netip.AddrPortFrom(netip.AddrFrom4(sa.Addr), uint16(sa.Port))
+	case *unix.SockaddrInet6:
+		return netip.AddrPortFrom(netip.AddrFrom16(sa.Addr), uint16(sa.Port))
+	}
+	return netip.AddrPort{}
+}
+
+func sockaddr(a netip.AddrPort) unix.Sockaddr {
+	if a.Addr().Is4() {
+		return &unix.SockaddrInet4{Addr: a.Addr().As4(), Port: int(a.Port())}
+	}
+	return &unix.SockaddrInet6{Addr: a.Addr().As16(), Port: int(a.Port())}
+}
+
+// destination is the last part of the struct in_pktinfo among control messages.
+func destination(oob []byte) netip.Addr {
+	for len(oob) > 0 {
+		h, data, rest, err := unix.ParseOneSocketControlMessage(oob)
+		if err != nil {
+			break
+		}
+		if h.Level == unix.SOL_IP && h.Type == unix.IP_PKTINFO && len(data) >= unix.SizeofInet4Pktinfo {
+			return netip.AddrFrom4([4]byte(data[8:12]))
+		}
+		oob = rest
+	}
+	return netip.Addr{}
+}
+
+// end is the host's end of the relay, for one family.
+type end struct {
+	socket
+	relay  *Relay
+	ip6    bool
+	secret netip.Addr
+	port   uint16
+}
+
+// newEnd makes the socket to which the kernel programs lead. That of IPv4 hears
+// all of 127.0.0.0/8, and by its device nothing from outside.
+func (r *Relay) newEnd(ip6 bool, secret netip.Addr) (*end, error) {
+	e := &end{relay: r, ip6: ip6, secret: secret}
+	at := netip.AddrPortFrom(netip.IPv4Unspecified(), 0)
+	if ip6 {
+		at = netip.AddrPortFrom(netip.IPv6Loopback(), 0)
+	}
+	var err error
+	e.socket, err = newSocket(r.config.Host, ip6, func(fd int) error {
+		if err := r.config.Enforcement.AllowRelay(fd, at); err != nil {
+			return err
+		}
+		// Without it, there is the room that a server has.
+		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, bufferSize)
+		if !ip6 {
+			if err := unix.BindToDevice(fd, "lo"); err != nil {
+				return fmt.Errorf("bind to loopback device: %w", err)
+			}
+			if err := unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_PKTINFO, 1); err != nil {
+				return fmt.Errorf("set IP_PKTINFO: %w", err)
+			}
+		}
+		if err := unix.Bind(fd, sockaddr(at)); err != nil {
+			return fmt.Errorf("bind %s: %w", at, err)
+		}
+		name, err := unix.Getsockname(fd)
+		if err != nil {
+			return fmt.Errorf("read port: %w", err)
+		}
+		e.port = addrPort(name).Port()
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return e, nil
+}
+
+// serve passes on what programs send.
+func (e *end) serve() {
+	defer e.relay.running.Done()
+	b := new(buffer)
+	for {
+		_, d, err := e.receive(func() *buffer { return b }, func(*buffer) {})
+		if err != nil {
+			return
+		}
+		to, proven := e.server(d)
+		if !proven {
+			continue
+		}
+		e.relay.pass(e, d, to)
+	}
+}
+
+// server tells which server a datagram is for; not for any, if it did not come
+// by the kernel programs.
+func (e *end) server(d datagram) (netip.AddrPort, bool) {
+	if e.ip6 {
+		from, secret := d.from.Addr().As16(), e.secret.As16()
+		return serverOf(d.from.Addr()), [14]byte(from[:14]) == [14]byte(secret[:14])
+	}
+	if d.from.Addr() != e.secret || !d.to.Is4() || !d.to.IsLoopback() {
+		return netip.AddrPort{}, false
+	}
+	return serverOf(d.to), true
+}
+
+// serverOf and aliasOf turn an address of the container's loopback into the one
+// that stands for it and its port on the host, and back.
+func serverOf(alias netip.Addr) netip.AddrPort {
+	if alias.Is4() {
+		a := alias.As4()
+		return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, a[1]}), uint16(a[2])<<8|uint16(a[3]))
+	}
+	a := alias.As16()
+	return netip.AddrPortFrom(netip.IPv6Loopback(), uint16(a[14])<<8|uint16(a[15]))
+}
+
+func (e *end) aliasOf(server netip.AddrPort) (netip.Addr, bool) {
+	high, low := byte(server.Port()>>8), byte(server.Port())
+	if e.ip6 {
+		a := e.secret.As16()
+		a[14], a[15] = high, low
+		return netip.AddrFrom16(a), server.Addr() == netip.IPv6Loopback()
+	}
+	if !server.Addr().Is4() {
+		return netip.Addr{}, false
+	}
+	a := server.Addr().As4()
+	return netip.AddrFrom4([4]byte{127, a[3], high, low}), a[0] == 127 && a[1] == 0 && a[2] == 0 && a[3] != 0 && a[3] != 255
+}

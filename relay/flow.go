@@ -1,0 +1,162 @@
+package relay
+
+import (
+	"errors"
+	"net/netip"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// flowKey is a socket of the container's programs on the host, by its port.
+type flowKey struct {
+	ip6  bool
+	port uint16
+}
+
+// flow is what stands for such a socket in the container's own namespace.
+type flow struct {
+	socket
+	key flowKey
+	end *end
+	// used is when something was last sent or received, since start.
+	used atomic.Int64
+}
+
+// start is what times of use are counted from.
+var start = time.Now()
+
+func (f *flow) use() { f.used.Store(int64(time.Since(start))) }
+
+func (f *flow) close() { _ = f.file.Close() }
+
+// pass sends a datagram to a server, by the flow of its sender.
+func (r *Relay) pass(e *end, d datagram, to netip.AddrPort) {
+	// A flow may end between its being found and being used.
+	for range 2 {
+		f, err := r.flowOf(e, d.from.Port())
+		if err != nil {
+			r.config.Log.Debug("datagram to own loopback lost", "addr", to, "err", err)
+			return
+		}
+		f.use()
+		if err := f.send(d.data, to); !errors.Is(err, os.ErrClosed) {
+			return // other errors are what a network does to datagrams
+		}
+	}
+}
+
+var errUnknown = errors.New("no socket of the container has sent from this port")
+
+// flowOf finds the flow of a sender, or makes it. Only the end's own goroutine
+// does that for its family.
+func (r *Relay) flowOf(e *end, port uint16) (*flow, error) {
+	key := flowKey{e.ip6, port}
+	r.mu.Lock()
+	f := r.flows[key]
+	r.mu.Unlock()
+	if f != nil {
+		return f, nil
+	}
+	if !r.config.Enforcement.SentToRelay(e.ip6, port) {
+		return nil, errUnknown
+	}
+	f = &flow{key: key, end: e}
+	f.use()
+	var err error
+	if f.socket, err = newSocket(r.config.Own, e.ip6, func(fd int) error { return bindNear(fd, e.ip6, port) }); err != nil {
+		return nil, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		f.close()
+		return nil, errClosed
+	}
+	if len(r.flows) >= flowsMax {
+		r.endOldest()
+	}
+	r.flows[key] = f
+	r.running.Add(1)
+	go f.serve()
+	return f, nil
+}
+
+// bindNear binds a loopback address and the port, or another where that is taken.
+func bindNear(fd int, ip6 bool, port uint16) error {
+	addr := netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	if ip6 {
+		addr = netip.IPv6Loopback()
+	}
+	err := unix.Bind(fd, sockaddr(netip.AddrPortFrom(addr, port)))
+	if err != nil {
+		err = unix.Bind(fd, sockaddr(netip.AddrPortFrom(addr, 0)))
+	}
+	return err
+}
+
+// endOldest ends the flow that was idle for longest. With mu held.
+func (r *Relay) endOldest() {
+	var oldest *flow
+	for _, f := range r.flows {
+		if oldest == nil || f.used.Load() < oldest.used.Load() {
+			oldest = f
+		}
+	}
+	delete(r.flows, oldest.key)
+	oldest.close()
+}
+
+// serve passes on what servers answer, until the flow is closed or idle, or its
+// sender gone.
+func (f *flow) serve() {
+	r := f.end.relay
+	defer r.running.Done()
+	defer r.forget(f)
+	for {
+		expires := time.Duration(f.used.Load()) + r.config.idle
+		if err := f.file.SetReadDeadline(start.Add(expires)); err != nil {
+			return
+		}
+		err := f.answer()
+		if errors.Is(err, os.ErrDeadlineExceeded) && time.Duration(f.used.Load())+r.config.idle > time.Since(start) {
+			continue
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// answer passes datagrams on until there is an error.
+func (f *flow) answer() error {
+	r := f.end.relay
+	take := func() *buffer { return r.buffers.Get().(*buffer) }
+	drop := func(b *buffer) { r.buffers.Put(b) }
+	for {
+		b, d, err := f.receive(take, drop)
+		if err != nil {
+			return err
+		}
+		if alias, ok := f.end.aliasOf(d.from); ok {
+			f.use()
+			err = f.end.send(d.data, netip.AddrPortFrom(alias, f.key.port))
+		}
+		drop(b)
+		// The kernel programs say that the sender is gone.
+		if errors.Is(err, unix.EPERM) {
+			return err
+		}
+	}
+}
+
+func (r *Relay) forget(f *flow) {
+	r.mu.Lock()
+	if r.flows[f.key] == f {
+		delete(r.flows, f.key)
+	}
+	r.mu.Unlock()
+	f.close()
+}
