@@ -73,12 +73,12 @@ func (n nginx) log(t *testing.T, lines int) []string {
 	var log []string
 	testkit.Eventually(t, time.Second, func() error {
 		text, err := os.ReadFile(filepath.Join(n.dir, "access.log"))
-		if log = strings.Split(strings.TrimSpace(string(text)), "\n"); err == nil && len(log) != lines {
-			err = fmt.Errorf("%d lines in the access log, want %d:\n%s", len(log), lines, text)
+		if log = strings.SplitAfter(string(text), "\n"); err == nil && len(log) != lines+1 {
+			err = fmt.Errorf("%d lines in the access log, want %d:\n%s", len(log)-1, lines, text)
 		}
 		return err
 	})
-	return log
+	return log[:lines]
 }
 
 // checkErrors fails the test over what nginx found worth an alert, or an error.
@@ -173,7 +173,7 @@ func TestNginxServer(t *testing.T) {
 					}
 				}
 				for _, l := range n.log(t, len(test.urls)) {
-					if want := test.peer + " 200 /"; l != want {
+					if want := test.peer + " 200 /\n"; l != want {
 						t.Errorf("logged %q, want %q", l, want)
 					}
 				}
@@ -186,7 +186,7 @@ func TestNginxServer(t *testing.T) {
 // TestNginxLoad has nginx serve many connections, and one large document.
 func TestNginxLoad(t *testing.T) {
 	testkit.Program(t, "nginx")
-	each(t, serving, func(t *testing.T, w *world, v variant) {
+	each(t, variants, func(t *testing.T, w *world, v variant) {
 		n := newNginx(t, "listen 80;")
 		large := make([]byte, 8<<20)
 		_, _ = rand.Read(large)
@@ -303,7 +303,7 @@ func TestUnixEndpoint(t *testing.T) {
 			if body := succeed(t, v.run(t, w, args...)); body != "hello\nhello\n" {
 				t.Errorf("got %q", body)
 			}
-			if log := n.log(t, 2); log[0] != "unix: 200 /" {
+			if log := n.log(t, 2); log[0] != "unix: 200 /\n" {
 				t.Errorf("logged %q", log)
 			}
 			s.stop(t)
@@ -317,7 +317,7 @@ func TestUnixEndpoint(t *testing.T) {
 					t.Errorf("got %q", body)
 				}
 			}
-			if log := n.log(t, 2); log[0] != "unix: 200 /" {
+			if log := n.log(t, 2); log[0] != "unix: 200 /\n" {
 				t.Errorf("logged %q", log)
 			}
 			n.checkErrors(t)

@@ -176,6 +176,33 @@ func TestForwardedSignals(t *testing.T) {
 	}
 }
 
+// TestSignalAtOnce sends a signal as soon as the program can be seen to run.
+func TestSignalAtOnce(t *testing.T) {
+	w := newWorld(t)
+	for range 10 {
+		c := plain(t, w, "--", "sh", "-c", "trap 'exit 7' USR1; echo; while :; do sleep 0.01; done")
+		out, err := c.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Start(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := out.Read(make([]byte, 1)); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Process.Signal(unix.SIGUSR1); err != nil {
+			t.Fatal(err)
+		}
+		late := time.AfterFunc(2*time.Second, func() { _ = c.Process.Signal(unix.SIGTERM) })
+		err = c.Wait()
+		late.Stop()
+		if status := exitStatus(err); status != 7 {
+			t.Fatalf("status %d (%v), want 7", status, err)
+		}
+	}
+}
+
 // TestStop checks that a program that stops is seen to, and goes on.
 func TestStop(t *testing.T) {
 	w := newWorld(t)

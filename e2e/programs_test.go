@@ -174,12 +174,14 @@ var sockperfTests = []struct {
 	{"tcp", "tcp", []string{"--tcp"}},
 }
 
+// sockperfClient sends few enough messages a second for many clients to share
+// two processors.
 func sockperfClient(addr string, port int, args ...string) []string {
-	return append([]string{"ping-pong", "--ip", addr, "--port", strconv.Itoa(port), "--time", "1"}, args...)
+	return append([]string{"ping-pong", "--ip", addr, "--port", strconv.Itoa(port), "--time", "1", "--mps", "200"}, args...)
 }
 
-func sockperfServer(addr string, args ...string) []string {
-	return append([]string{"server", "--ip", addr, "--port", strconv.Itoa(sockperfPort)}, args...)
+func sockperfServer(addr string, port int, args ...string) []string {
+	return append([]string{"server", "--ip", addr, "--port", strconv.Itoa(port)}, args...)
 }
 
 var sockperfValid = regexp.MustCompile(`\[Valid Duration\].*SentMessages=(\d+); ReceivedMessages=(\d+)`)
@@ -193,7 +195,7 @@ func checkSockperf(t *testing.T, report string) {
 	}
 	sent, _ := strconv.Atoi(found[1])
 	received, _ := strconv.Atoi(found[2])
-	if received < 100 || sent-received > 1 {
+	if received < 20 || sent-received > 1 {
 		t.Errorf("%d messages sent and %d received", sent, received)
 	}
 }
@@ -202,16 +204,15 @@ func checkSockperf(t *testing.T, report string) {
 func TestSockperfClient(t *testing.T) {
 	testkit.Program(t, "sockperf")
 	w := newWorld(t)
-	for _, test := range sockperfTests {
-		serve(t, command(t, w.srv, "sockperf", sockperfServer(remoteAddr4, test.args...)...),
-			port{w.srv, test.network, sockperfPort})
-	}
 	t.Run("all", func(t *testing.T) {
-		for _, v := range variants {
+		for i, v := range variants {
 			for _, test := range sockperfTests {
 				t.Run(v.name+"-"+test.name, func(t *testing.T) {
 					t.Parallel()
-					client := append([]string{"--", "sockperf"}, sockperfClient(remoteAddr4, sockperfPort, test.args...)...)
+					number := sockperfPort + i // over TCP it serves one client at a time
+					serve(t, command(t, w.srv, "sockperf", sockperfServer(remoteAddr4, number, test.args...)...),
+						port{w.srv, test.network, uint16(number)})
+					client := append([]string{"--", "sockperf"}, sockperfClient(remoteAddr4, number, test.args...)...)
 					checkSockperf(t, succeed(t, v.run(t, w, client...)))
 				})
 			}

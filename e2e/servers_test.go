@@ -47,24 +47,20 @@ func TestIperfServer(t *testing.T) {
 func TestSockperfServer(t *testing.T) {
 	testkit.Program(t, "sockperf")
 	w := newWorld(t)
-	for i, v := range serving {
-		for j, test := range sockperfTests {
-			// A port is one container's, for TCP and UDP alike.
-			host := 12000 + 10*i + j
-			args := []string{
-				"--endpoint", fmt.Sprintf("in type ipv4 addr 198.51.100.1 port %d", host),
-				"-i", fmt.Sprintf("0.0.0.0:%d=in", sockperfPort), "--", "sockperf",
-			}
-			serve(t, v.run(t, w, append(args, sockperfServer("0.0.0.0", test.args...)...)...), port{w.h, test.network, uint16(host)})
-		}
-	}
 	t.Run("all", func(t *testing.T) {
 		for i, v := range serving {
 			for j, test := range sockperfTests {
 				t.Run(v.name+"-"+test.name, func(t *testing.T) {
 					t.Parallel()
-					args := sockperfClient(hostAddr4, 12000+10*i+j, test.args...)
-					checkSockperf(t, succeed(t, command(t, w.srv, "sockperf", args...)))
+					// A port is one container's, for TCP and UDP alike.
+					host := 12000 + 10*i + j
+					args := append([]string{
+						"--endpoint", fmt.Sprintf("in type ipv4 addr 198.51.100.1 port %d", host),
+						"-i", fmt.Sprintf("0.0.0.0:%d=in", sockperfPort), "--", "sockperf",
+					}, sockperfServer("0.0.0.0", sockperfPort, test.args...)...)
+					serve(t, v.run(t, w, args...), port{w.h, test.network, uint16(host)})
+					client := sockperfClient(hostAddr4, host, test.args...)
+					checkSockperf(t, succeed(t, command(t, w.srv, "sockperf", client...)))
 				})
 			}
 		}

@@ -87,6 +87,18 @@ func (term *terminal) expect(t *testing.T, want string) {
 	waitOutput(t, term.server, want)
 }
 
+// expectTimes waits until the terminal has shown a text a number of times, and
+// no more than that.
+func (term *terminal) expectTimes(t *testing.T, want string, times int) {
+	t.Helper()
+	testkit.Eventually(t, 5*time.Second, func() error {
+		if n := strings.Count(term.output.String(), want); n != times {
+			return fmt.Errorf("%d times %q, want %d, in %q", n, want, times, term.output)
+		}
+		return nil
+	})
+}
+
 // wait waits for the end of the program.
 func (term *terminal) wait(t *testing.T) error {
 	t.Helper()
@@ -164,11 +176,13 @@ func TestJobControl(t *testing.T) {
 			term.expect(t, "prompt ")
 			term.press(t, quote(test.job)+"\n")
 			term.expect(t, "started")
-			term.press(t, ctrlZ)
-			term.expect(t, "Stopped")
-			term.press(t, `fg; echo st""atus $?`+"\n")
-			term.press(t, "typed\n")
-			term.expect(t, "<typed>")
+			for n := 1; n <= 5; n++ {
+				term.press(t, ctrlZ)
+				term.expectTimes(t, "Stopped", n)
+				term.press(t, `fg; echo st""atus $?`+"\n")
+				term.press(t, "typed\n")
+				term.expectTimes(t, "<typed>", n)
+			}
 			term.press(t, ctrlD)
 			term.expect(t, "status 0")
 			term.press(t, "exit 6\n")
