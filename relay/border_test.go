@@ -1,0 +1,199 @@
+package relay
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/netns"
+	"github.com/tsugiki/tsugiki/internal/testkit"
+)
+
+// families are what the tests of the border do for each.
+var families = []struct {
+	name   string
+	family int
+	loop   netip.Addr
+}{{"ipv4", unix.AF_INET, loop4}, {"ipv6", unix.AF_INET6, loop6}}
+
+// nothing fails the test if a server hears something before silence is over.
+func nothing(t *testing.T, who string, conn *net.UDPConn) {
+	t.Helper()
+	b := make([]byte, 64)
+	_ = conn.SetReadDeadline(time.Now().Add(silence))
+	if n, from, err := conn.ReadFromUDPAddrPort(b); err == nil {
+		t.Errorf("%s heard %q from %s", who, b[:n], from)
+	}
+}
+
+// The host's own servers at the very same addresses hear nothing of a container,
+// nor do another container's.
+func TestDatagramsStayInTheirContainer(t *testing.T) {
+	testkit.CheckLeaks(t)
+	host := newHost(t)
+	a := newContainer(t, host, "a", 0)
+	b := newContainer(t, host, "b", 0)
+	for _, f := range families {
+		t.Run(f.name, func(t *testing.T) {
+			at, _ := serve(t, a.own.ns, netip.AddrPortFrom(f.loop, 0))
+			ofHost := listen(t, host, at)
+			ofB := listen(t, b.own.ns, at)
+			fd := a.born(t, f.family)
+			if err := unix.Sendto(fd, []byte("for a"), 0, sockaddr(at)); err != nil {
+				t.Fatal(err)
+			}
+			if _, _, heard := hears(t, fd, soon); !heard {
+				t.Error("the container's own server did not answer")
+			}
+			nothing(t, "the host", ofHost)
+			nothing(t, "another container", ofB)
+		})
+	}
+}
+
+// Whoever else sends to a relay's port gets nothing through, whatever source it
+// takes, and be it one that the container had.
+func TestStrangersGetNothingThrough(t *testing.T) {
+	testkit.CheckLeaks(t)
+	host := newHost(t)
+	a := newContainer(t, host, "a", 0)
+	b := newContainer(t, host, "b", 0)
+	for _, f := range families {
+		t.Run(f.name, func(t *testing.T) {
+			server := listen(t, a.own.ns, netip.AddrPortFrom(f.loop, 0))
+			at := server.LocalAddr().(*net.UDPAddr).AddrPort()
+			end := a.end(t, f.family == unix.AF_INET6)
+			alias, _ := end.aliasOf(at)
+			to := netip.AddrPortFrom(alias, end.port)
+			if end.ip6 {
+				to = netip.AddrPortFrom(loop6, end.port)
+			}
+			// A port that the container has sent from.
+			fd := a.shortLived(t, f.family)
+			if err := unix.Sendto(fd, []byte("x"), 0, sockaddr(at)); err != nil {
+				t.Fatal(err)
+			}
+			if _, _, err := server.ReadFromUDPAddrPort(make([]byte, 8)); err != nil {
+				t.Fatal(err)
+			}
+			port := portOf(t, fd)
+			unix.Close(fd)
+			for _, from := range strangers(end, at) {
+				for _, p := range []uint16{0, port} {
+					sendFrom(t, host, netip.AddrPortFrom(from, p), to)
+				}
+			}
+			other := b.born(t, f.family)
+			if err := unix.Sendto(other, []byte("stranger"), 0, sockaddr(netip.AddrPortFrom(f.loop, end.port))); err != nil {
+				t.Fatal(err)
+			}
+			if err := unix.Sendto(other, []byte("stranger"), 0, sockaddr(to)); f.family == unix.AF_INET && !errors.Is(err, unix.EPERM) {
+				t.Errorf("another container sends to %s: %v, want EPERM", to, err)
+			}
+			nothing(t, "the container", server)
+		})
+	}
+	// The secret alone is not enough for a port that nobody of the container had.
+	end := a.end(t, false)
+	server := listen(t, a.own.ns, netip.AddrPortFrom(loop4, 0))
+	alias, _ := end.aliasOf(server.LocalAddr().(*net.UDPAddr).AddrPort())
+	sendFrom(t, host, netip.AddrPortFrom(end.secret, 1), netip.AddrPortFrom(alias, end.port))
+	nothing(t, "the container", server)
+}
+
+// strangers are source addresses that a process of the host can take.
+func strangers(e *end, server netip.AddrPort) []netip.Addr {
+	if e.ip6 {
+		// As the kernel programs write it but for one bit.
+		alias, _ := e.aliasOf(server)
+		near := alias.As16()
+		near[13] ^= 1
+		return []netip.Addr{loop6, host6, netip.AddrFrom16(near)}
+	}
+	return []netip.Addr{loop4, host4, e.secret.Next()}
+}
+
+// sendFrom sends from the host, from whatever address.
+func sendFrom(t *testing.T, ns *netns.NS, from, to netip.AddrPort) {
+	t.Helper()
+	err := ns.Do(func() error {
+		family, level, option := unix.AF_INET, unix.SOL_IP, unix.IP_FREEBIND
+		if from.Addr().Is6() {
+			family, level, option = unix.AF_INET6, unix.SOL_IPV6, unix.IPV6_FREEBIND
+		}
+		fd, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		if err := unix.SetsockoptInt(fd, level, option, 1); err != nil {
+			return err
+		}
+		if err := unix.Bind(fd, sockaddr(from)); err != nil {
+			return err
+		}
+		return unix.Sendto(fd, []byte("stranger"), 0, sockaddr(to))
+	})
+	if err != nil {
+		t.Errorf("send from %s to %s: %v", from, to, err)
+	}
+}
+
+// An answer that comes when the socket has been closed goes to nobody, though a
+// process of the host has its port by then.
+func TestLateAnswersReachNobodyElse(t *testing.T) {
+	testkit.CheckLeaks(t)
+	host := newHost(t)
+	c := newContainer(t, host, "a", 0)
+	for _, f := range families {
+		t.Run(f.name, func(t *testing.T) {
+			server := listen(t, c.own.ns, netip.AddrPortFrom(f.loop, 0))
+			fd := c.shortLived(t, f.family)
+			if err := unix.Sendto(fd, []byte("x"), 0, sockaddr(server.LocalAddr().(*net.UDPAddr).AddrPort())); err != nil {
+				t.Fatal(err)
+			}
+			_, client, err := server.ReadFromUDPAddrPort(make([]byte, 8))
+			if err != nil {
+				t.Fatal(err)
+			}
+			port := portOf(t, fd)
+			unix.Close(fd)
+			heir := listen(t, host, netip.AddrPortFrom(f.loop, port))
+			if _, err := server.WriteToUDPAddrPort([]byte("late"), client); err != nil {
+				t.Fatal(err)
+			}
+			nothing(t, "the host", heir)
+			testkit.Eventually(t, soon, func() error {
+				if n := c.flowCount(); n != 0 {
+					return errors.New("the flow goes on")
+				}
+				return nil
+			})
+		})
+	}
+}
+
+// A client may send and be gone before the relay has seen it.
+func TestSendAndClose(t *testing.T) {
+	testkit.CheckLeaks(t)
+	c := newContainer(t, newHost(t), "a", 0)
+	for _, f := range families {
+		server, seen := serve(t, c.own.ns, netip.AddrPortFrom(f.loop, 0))
+		for i := range 50 {
+			fd := c.shortLived(t, f.family)
+			if err := unix.Sendto(fd, []byte("count:1|c"), 0, sockaddr(server)); err != nil {
+				t.Fatal(err)
+			}
+			unix.Close(fd)
+			select {
+			case <-seen:
+			case <-time.After(soon):
+				t.Fatalf("%s: datagram %d did not arrive", f.name, i)
+			}
+		}
+	}
+}

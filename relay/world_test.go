@@ -1,0 +1,279 @@
+package relay
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/internal/cgroup"
+	"github.com/tsugiki/tsugiki/internal/keeper"
+	"github.com/tsugiki/tsugiki/internal/netns"
+	"github.com/tsugiki/tsugiki/internal/testkit"
+	"github.com/tsugiki/tsugiki/policy"
+)
+
+const (
+	// soon is more than a datagram takes, silence how long a test waits for one
+	// that shall not come.
+	soon    = 5 * time.Second
+	silence = 200 * time.Millisecond
+)
+
+var (
+	loop4 = netip.MustParseAddr("127.0.0.1")
+	loop6 = netip.IPv6Loopback()
+	// Addresses of the host besides those.
+	host4 = netip.MustParseAddr("198.51.100.7")
+	host6 = netip.MustParseAddr("2001:db8::7")
+)
+
+// place is a namespace with a keeper in it.
+type place struct {
+	ns     *netns.NS
+	keeper *keeper.Keeper
+}
+
+func (p *place) Keeper() (*keeper.Keeper, error) { return p.keeper, nil }
+func (p *place) Cookie() uint64                  { return p.ns.Cookie() }
+
+// container is what package agent makes of a container, as far as it matters to
+// a relay.
+type container struct {
+	enforced  *policy.Enforcement
+	host, own *place
+	relay     *Relay
+}
+
+func newNamespace(t *testing.T) *netns.NS {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("skip: needs root")
+	}
+	ns, err := netns.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ns.Close() })
+	return ns
+}
+
+// newHost makes a namespace that stands for the host's.
+func newHost(t *testing.T) *netns.NS {
+	t.Helper()
+	ns := newNamespace(t)
+	err := ns.Do(func() error {
+		lo, err := netlink.LinkByName("lo")
+		if err != nil {
+			return err
+		}
+		for _, a := range []netip.Addr{host4, host6} {
+			whole := &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}
+			if err := netlink.AddrAdd(lo, &netlink.Addr{IPNet: whole, Flags: unix.IFA_F_NODAD}); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ns
+}
+
+// newContainer makes a container on the host that may send anywhere outside.
+func newContainer(t *testing.T, host *netns.NS, name string, idle time.Duration) *container {
+	t.Helper()
+	own, err := cgroup.Own()
+	if err != nil {
+		t.Skipf("skip: needs cgroup v2 (%v)", err)
+	}
+	group, err := cgroup.Create(own, fmt.Sprintf("tsugiki-test-relay-%s-%d", name, os.Getpid()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := group.Remove(); err != nil {
+			t.Error(err)
+		}
+	})
+	dir, err := group.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	c := &container{
+		host: &place{ns: host},
+		own:  &place{ns: newNamespace(t)},
+	}
+	if c.enforced, err = policy.Enforce(dir, rules(t), func(*endpoint.Endpoint) uint64 { return host.Cookie() }); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.enforced.Close() })
+	binary := filepath.Join(testkit.BuildTsugiki(t), keeper.Program)
+	c.host.keeper = startKeeper(t, keeper.Config{Binary: binary, Netns: host, CgroupDir: dir})
+	c.own.keeper = startKeeper(t, keeper.Config{Binary: binary, Netns: c.own.ns})
+	c.relay, err = Start(Config{Enforcement: c.enforced, Host: c.host, Own: c.own, Log: slog.New(slog.DiscardHandler), idle: idle})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.relay.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return c
+}
+
+func startKeeper(t *testing.T, config keeper.Config) *keeper.Keeper {
+	t.Helper()
+	k, err := keeper.Start(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := k.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return k
+}
+
+func rules(t *testing.T) *policy.Table {
+	t.Helper()
+	eps := &endpoint.Set{}
+	for _, text := range []string{"any type ipv4 addr 0.0.0.0 port dynamic", "six type ipv6 addr :: port dynamic"} {
+		ep, err := endpoint.Parse(text)
+		if err == nil {
+			err = eps.Add(ep)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	var egress []policy.Egress
+	for _, text := range []string{"0.0.0.0/0=any", "::/0=six"} {
+		r, err := policy.ParseEgress(text, eps)
+		if err != nil {
+			t.Fatal(err)
+		}
+		egress = append(egress, r)
+	}
+	table, err := policy.NewTable(nil, egress)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return table
+}
+
+// end of the relay for a family.
+func (c *container) end(t *testing.T, ip6 bool) *end {
+	t.Helper()
+	for _, e := range c.relay.ends {
+		if e.ip6 == ip6 {
+			return e
+		}
+	}
+	t.Fatalf("relay has no end for IPv6 %v", ip6)
+	return nil
+}
+
+func (c *container) flowCount() int {
+	c.relay.mu.Lock()
+	defer c.relay.mu.Unlock()
+	return len(c.relay.flows)
+}
+
+// born makes a socket as the container's programs get it.
+func (c *container) born(t *testing.T, family int) int {
+	t.Helper()
+	fd := c.shortLived(t, family)
+	t.Cleanup(func() { unix.Close(fd) })
+	return fd
+}
+
+// shortLived is born for a test that closes the socket itself.
+func (c *container) shortLived(t *testing.T, family int) int {
+	t.Helper()
+	fd, err := c.host.keeper.Socket(keeper.Kind{Family: family, Type: unix.SOCK_DGRAM, Protocol: 0})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fd
+}
+
+// serve answers in a namespace what comes to an address, with the same data, and
+// tells who it was from.
+func serve(t *testing.T, ns *netns.NS, at netip.AddrPort) (netip.AddrPort, <-chan netip.AddrPort) {
+	t.Helper()
+	conn := listen(t, ns, at)
+	seen := make(chan netip.AddrPort, 1024)
+	go func() {
+		b := make([]byte, datagramMax)
+		for {
+			n, from, err := conn.ReadFromUDPAddrPort(b)
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			if err == nil {
+				seen <- from
+				_, _ = conn.WriteToUDPAddrPort(b[:n], from)
+			}
+		}
+	}()
+	return conn.LocalAddr().(*net.UDPAddr).AddrPort(), seen
+}
+
+func listen(t *testing.T, ns *netns.NS, at netip.AddrPort) *net.UDPConn {
+	t.Helper()
+	var conn *net.UDPConn
+	err := ns.Do(func() (err error) {
+		network := "udp6"
+		if at.Addr().Is4() {
+			network = "udp4"
+		}
+		conn, err = net.ListenUDP(network, net.UDPAddrFromAddrPort(at))
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// hears tells what comes to a socket within a time.
+func hears(t *testing.T, fd int, within time.Duration) ([]byte, netip.AddrPort, bool) {
+	t.Helper()
+	tv := unix.NsecToTimeval(int64(within))
+	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv); err != nil {
+		t.Fatal(err)
+	}
+	b := make([]byte, datagramMax)
+	n, from, err := unix.Recvfrom(fd, b, 0)
+	if errors.Is(err, unix.EAGAIN) {
+		return nil, netip.AddrPort{}, false
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b[:n], addrPort(from), true
+}
+
+func portOf(t *testing.T, fd int) uint16 {
+	t.Helper()
+	sa, err := unix.Getsockname(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return addrPort(sa).Port()
+}
