@@ -81,7 +81,7 @@ func TestStrangersGetNothingThrough(t *testing.T) {
 				t.Fatal(err)
 			}
 			port := portOf(t, fd)
-			unix.Close(fd)
+			a.closeLast(t, fd)
 			for _, from := range strangers(end, at) {
 				for _, p := range []uint16{0, port} {
 					sendFrom(t, host, netip.AddrPortFrom(from, p), to)
@@ -161,7 +161,7 @@ func TestLateAnswersReachNobodyElse(t *testing.T) {
 				t.Fatal(err)
 			}
 			port := portOf(t, fd)
-			unix.Close(fd)
+			c.closeLast(t, fd)
 			heir := listen(t, host, netip.AddrPortFrom(f.loop, port))
 			if _, err := server.WriteToUDPAddrPort([]byte("late"), client); err != nil {
 				t.Fatal(err)

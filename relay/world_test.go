@@ -260,6 +260,9 @@ func hears(t *testing.T, fd int, within time.Duration) ([]byte, netip.AddrPort, 
 	}
 	b := make([]byte, datagramMax)
 	n, from, err := unix.Recvfrom(fd, b, 0)
+	for errors.Is(err, unix.EINTR) {
+		n, from, err = unix.Recvfrom(fd, b, 0)
+	}
 	if errors.Is(err, unix.EAGAIN) {
 		return nil, netip.AddrPort{}, false
 	}
@@ -276,4 +279,24 @@ func portOf(t *testing.T, fd int) uint16 {
 		t.Fatal(err)
 	}
 	return addrPort(sa).Port()
+}
+
+// closeLast closes a short-lived socket and waits until its port is free: its
+// keeper may not have closed it yet.
+func (c *container) closeLast(t *testing.T, fd int) {
+	t.Helper()
+	sa, err := unix.Getsockname(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	unix.Close(fd)
+	testkit.Eventually(t, soon, func() error {
+		return c.host.ns.Do(func() error {
+			conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(addrPort(sa)))
+			if err != nil {
+				return err
+			}
+			return conn.Close()
+		})
+	})
 }
