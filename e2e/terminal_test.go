@@ -179,7 +179,11 @@ func TestJobControl(t *testing.T) {
 			for n := 1; n <= 5; n++ {
 				term.press(t, ctrlZ)
 				term.expectTimes(t, "Stopped", n)
+				// Keys may get lost while the shell sets the terminal up
+				// for itself or for the job.
+				term.expectTimes(t, "prompt ", n+1)
 				term.press(t, `fg; echo st""atus $?`+"\n")
+				term.expectTimes(t, "; done'", 1+2*n) // typed, stopped, continued
 				term.press(t, "typed\n")
 				term.expectTimes(t, "<typed>", n)
 			}
