@@ -398,6 +398,18 @@ func scanLines(r io.Reader, each func(step, result string)) {
 	}
 }
 
+// steps are the results that an attack printed, by step; of steps that came more
+// than once, all, once each.
+func steps(out string) map[string][]string {
+	found := map[string][]string{}
+	scanLines(strings.NewReader(out), func(step, result string) {
+		if !slices.Contains(found[step], result) {
+			found[step] = append(found[step], result)
+		}
+	})
+	return found
+}
+
 // listeners are the TCP sockets that listen in a namespace.
 func listeners(t *testing.T, ns *testkit.Namespace) []netip.AddrPort {
 	t.Helper()

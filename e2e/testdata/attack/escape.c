@@ -5,6 +5,7 @@
  */
 #include "attack.h"
 
+#include <dirent.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/ptrace.h>
@@ -20,6 +21,35 @@ static void escape_open(const char *who, pid_t pid, const char *what, int flags)
 	snprintf(path, sizeof(path), "/proc/%d/%s", pid, what);
 	snprintf(step, sizeof(step), "%s %s", who, what);
 	attack_say(step, open(path, flags));
+}
+
+/* What a directory of proc tells of the files that it lists. */
+static void escape_list(const char *who, pid_t pid, const char *what)
+{
+	char path[320], target[64], step[100];
+	struct dirent *e;
+	DIR *dir;
+	int entries = 0;
+
+	snprintf(path, sizeof(path), "/proc/%d/%s", pid, what);
+	snprintf(step, sizeof(step), "%s %s", who, what);
+	dir = opendir(path);
+	if (dir == NULL) {
+		attack_say(step, -1);
+		return;
+	}
+	while ((e = readdir(dir)) != NULL) {
+		if (e->d_name[0] == '.')
+			continue;
+		snprintf(path, sizeof(path), "/proc/%d/%s/%s", pid, what, e->d_name);
+		attack_say(step, readlink(path, target, sizeof(target)));
+		entries++;
+	}
+	if (entries == 0) {
+		errno = ENOENT;
+		attack_say(step, -1);
+	}
+	closedir(dir);
 }
 
 static void escape_trace(const char *who, pid_t pid)
@@ -41,9 +71,9 @@ static void escape_trace(const char *who, pid_t pid)
 	}
 	close(pidfd);
 	escape_open(who, pid, "mem", O_RDWR);
-	escape_open(who, pid, "fd", O_RDONLY | O_DIRECTORY);
+	escape_list(who, pid, "fd");
 	escape_open(who, pid, "fd/3", O_RDWR);
-	escape_open(who, pid, "map_files", O_RDONLY | O_DIRECTORY);
+	escape_list(who, pid, "map_files");
 	escape_open(who, pid, "environ", O_RDONLY);
 	escape_open(who, pid, "ns/net", O_RDONLY);
 }
@@ -70,16 +100,9 @@ static int escape_walls(int argc, char **argv)
 	if (unshare(CLONE_NEWUSER) == 0) {
 		escape_setns("setns as root of a user namespace", argv[argc - 1]);
 		for (int i = 0; i < count; i++)
-			escape_open("user namespace helper", pids[i], "fd", O_RDONLY | O_DIRECTORY);
+			escape_list("helper from a user namespace", pids[i], "fd");
 	}
 	return 0;
-}
-
-static int escape_listed(pid_t *pids)
-{
-	int count = attack_helpers(pids, ESCAPE_MAX);
-
-	return count;
 }
 
 /* "kill ROUNDS ADDR": kills the helpers, and then needs them. */
@@ -89,7 +112,7 @@ static int escape_kill(int argc, char **argv)
 	pid_t pids[ESCAPE_MAX];
 
 	for (int round = 0; round < atoi(argv[0]); round++) {
-		int count = escape_listed(pids);
+		int count = attack_helpers(pids, ESCAPE_MAX);
 
 		for (int i = 0; i < count; i++)
 			kill(pids[i], SIGKILL);
@@ -111,7 +134,7 @@ static int escape_move(int argc, char **argv)
 {
 	struct attack_addr to = attack_addr(argv[argc - 1]);
 	pid_t pids[ESCAPE_MAX];
-	int count = escape_listed(pids);
+	int count = attack_helpers(pids, ESCAPE_MAX);
 	long moved = 0;
 	char pid[16];
 
@@ -150,7 +173,7 @@ static int escape_limit(int argc, char **argv)
 
 	for (size_t i = 0; i < sizeof(fds) / sizeof(fds[0]); i++)
 		fds[i] = attack_socket(AF_INET, SOCK_STREAM);
-	count = escape_listed(pids);
+	count = attack_helpers(pids, ESCAPE_MAX);
 	pids[count++] = getppid();
 	for (int i = 0; i < count; i++)
 		attack_say("limit", prlimit(pids[i], RLIMIT_NOFILE, &none, NULL));

@@ -78,13 +78,44 @@ static int udp_source(int argc, char **argv)
 	int fd = attack_socket(to.sa.sa_family, SOCK_DGRAM);
 
 	udp_from(fd, "unconnected", &to, true, &source);
+	fd = attack_socket(to.sa.sa_family, SOCK_DGRAM);
 	attack_need("connect", connect(fd, &to.sa, to.len));
 	udp_from(fd, "connected", &to, false, &source);
 	udp_from(fd, "connected, named", &to, true, &source);
 	return 0;
 }
 
-/* "mine PORT": a datagram over the container's own loopback. */
+/* "udp-later TO": connects a socket that has sent before. */
+static int udp_later(int argc, char **argv)
+{
+	struct attack_addr to = attack_addr(argv[argc - 1]);
+	int fd = attack_socket(to.sa.sa_family, SOCK_DGRAM);
+
+	attack_say("sendto", sendto(fd, "first", 5, 0, &to.sa, to.len));
+	attack_say("connect", connect(fd, &to.sa, to.len));
+	attack_say("send", send(fd, "later", 5, 0));
+	return 0;
+}
+
+/* "udp-range PORT TO": asks for one port by the range of local ports. */
+static int udp_range(int argc, char **argv)
+{
+	struct attack_addr to = attack_addr(argv[argc - 1]);
+	struct sockaddr_in a = {.sin_family = AF_INET};
+	uint32_t port = (uint32_t)atoi(argv[0]), range = port | port << 16;
+	int fd = attack_socket(AF_INET, SOCK_DGRAM);
+	socklen_t len = sizeof(a);
+
+	attack_say("range",
+		   setsockopt(fd, IPPROTO_IP, 51 /* IP_LOCAL_PORT_RANGE */, &range, sizeof(range)));
+	attack_say("bind", bind(fd, (struct sockaddr *)&a, sizeof(a)));
+	attack_say("connect", connect(fd, &to.sa, to.len));
+	getsockname(fd, (struct sockaddr *)&a, &len);
+	attack_note("got the port", "%s", ntohs(a.sin_port) == port ? "yes" : "no");
+	return 0;
+}
+
+/* "udp-own AT": a datagram over the container's own loopback. */
 static int udp_own(int argc, char **argv)
 {
 	struct attack_addr at = attack_addr(argv[argc - 1]);
@@ -99,8 +130,6 @@ static int udp_own(int argc, char **argv)
 }
 
 const struct attack_case udp_cases[] = {
-	{"udp-server", udp_server},
-	{"udp-source", udp_source},
-	{"udp-own", udp_own},
-	{0},
+	{"udp-server", udp_server}, {"udp-source", udp_source}, {"udp-later", udp_later},
+	{"udp-range", udp_range},   {"udp-own", udp_own},	{0},
 };

@@ -1,0 +1,64 @@
+package e2e
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// Garbage from many threads breaks nothing: not the supervisor, and not the next
+// container.
+func TestAttackGarbage(t *testing.T) {
+	t.Parallel()
+	a := newArena(t)
+	for i, build := range []string{"dynamic", "static"} {
+		out := succeed(t, a.attack(build, withIngress(), "garbage", "3", strconv.Itoa(100*i+1), allowed4.String()))
+		if !strings.Contains(out, "survived: ok") {
+			t.Errorf("%s printed %q", build, out)
+		}
+	}
+	_, forbidden := a.arrived()
+	if len(forbidden) > 0 {
+		t.Errorf("reached what no rule allows:\n%s", strings.Join(forbidden, "\n"))
+	}
+	succeed(t, a.attack("static", minimal(), "reach", allowed4.String(), allowed4.String()))
+	if allowed, _ := a.arrived(); !slices.Contains(allowed, "tcp connect") {
+		t.Error("after that, nothing arrives any more")
+	}
+}
+
+// Random calls of one thread return what they return to a process of the host
+// that has the same capabilities.
+func TestAttackSequencesEqualBare(t *testing.T) {
+	t.Parallel()
+	a := newArena(t)
+	rules := []string{
+		"--endpoint", "out type ipv4 addr 0.0.0.0 port dynamic",
+		"--endpoint", "out6 type ipv6 addr :: port dynamic",
+		"-e", "0.0.0.0/0=out", "-e", "::/0=out6",
+	}
+	const limits = "--bounding-set=-all,+net_bind_service"
+	differences := map[string]int{}
+	for seed := range 24 {
+		args := []string{"sequence", strconv.Itoa(seed + 1), "250", allowed4.String()}
+		bare := succeed(t, command(t, a.Host, "setpriv", append([]string{limits, "--inh-caps=-all", attackProgram(t, "static")}, args...)...))
+		grafted := succeed(t, a.attack("static", rules, args...))
+		want, got := strings.Split(bare, "\n"), strings.Split(grafted, "\n")
+		for i := range min(len(want), len(got)) {
+			if want[i] != got[i] {
+				// What follows is a consequence.
+				differences[fmt.Sprintf("bare %q, grafted %q", want[i], got[i])]++
+				if differences[fmt.Sprintf("bare %q, grafted %q", want[i], got[i])] == 1 {
+					t.Errorf("seed %d, step %d: bare %q, grafted %q, after\n%s", seed+1, i+1, want[i], got[i],
+						strings.Join(want[max(0, i-12):i], "\n"))
+				}
+				break
+			}
+		}
+		if len(want) != len(got) {
+			t.Errorf("seed %d: %d steps bare, %d grafted", seed+1, len(want), len(got))
+		}
+	}
+}
