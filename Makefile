@@ -22,12 +22,10 @@ build:
 generate:
 	$(GO) generate ./...
 
-# What is generated must be what its source says.
 lint:
 	$(LINT) run ./...
 	clang-format --dry-run -Werror $(C_FILES)
-	$(GO) generate ./...
-	git diff --exit-code --stat -- bpf
+	scripts/check-generated.sh
 	GOARCH=arm64 $(GO) vet ./...
 
 # Tests make namespaces and share two CPUs with what they measure: one package

@@ -7,31 +7,38 @@ cd "$(dirname "$0")/.."
 
 packages=(
 	ca-certificates curl git make gcc libc6-dev musl-tools linux-libc-dev # build
-	clang llvm libclang-rt-14-dev libbpf-dev clang-format                 # generate, lint, sanitizers
+	clang llvm libbpf-dev clang-format                                     # generate, lint
 	iproute2 nftables procps util-linux libcap2-bin strace socat          # test topology
 	iperf3 sockperf nginx-light redis-server redis-tools wrk apache2-utils python3
 )
 
-missing=()
-for p in "${packages[@]}"; do
-	dpkg-query -W -f '${db:Status-Abbrev}' "$p" 2>/dev/null | grep -q '^ii' || missing+=("$p")
-done
-if ((${#missing[@]})); then
+# Installs those of its arguments that are not there.
+install() {
+	local missing=() p
+	for p in "$@"; do
+		dpkg-query -W -f '${db:Status-Abbrev}' "$p" 2>/dev/null | grep -q '^ii' || missing+=("$p")
+	done
+	((${#missing[@]})) || return 0
 	if ((EUID != 0)); then
 		echo "deps: run as root, or install: ${missing[*]}" >&2
 		exit 1
 	fi
 	export DEBIAN_FRONTEND=noninteractive
-	apt-get update -qq
-	# Servers are only wanted as programs.
-	policy=/usr/sbin/policy-rc.d
-	if [[ ! -e $policy ]]; then
-		printf '#!/bin/sh\nexit 101\n' >"$policy"
-		chmod +x "$policy"
-		trap 'rm -f "$policy"' EXIT
-	fi
+	[[ -n ${updated:-} ]] || apt-get update -qq
+	updated=yes
 	apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+}
+
+# Servers are only wanted as programs.
+policy=/usr/sbin/policy-rc.d
+if [[ ! -e $policy && -w /usr/sbin ]]; then
+	printf '#!/bin/sh\nexit 101\n' >"$policy"
+	chmod +x "$policy"
+	trap 'rm -f "$policy"' EXIT
 fi
+install "${packages[@]}"
+# The sanitizers and the fuzzer of whichever clang this is.
+install "libclang-rt-$(clang -dumpversion | cut -d. -f1)-dev"
 
 # Any Go from 1.21 fetches the version that go.mod asks for by itself, unless it
 # was told not to. Debian 12's is older: it can still fetch that Go as a module.
@@ -39,10 +46,7 @@ want=$(awk '$1 == "go" { print $2 }' go.mod)
 have=$(go env GOVERSION 2>/dev/null | sed 's/^go//' || true)
 newer() { [[ $(printf '%s\n%s\n' "$1" "$2" | sort -V | tail -n 1) == "$2" ]]; }
 if [[ -z $have ]] || ! newer "$want" "$have"; then
-	if [[ -z $have ]]; then
-		apt-get update -qq
-		apt-get install -y -qq --no-install-recommends golang-go >/dev/null
-	fi
+	[[ -n $have ]] || install golang-go
 	version="v0.0.1-go$want.linux-$(dpkg --print-architecture)"
 	dir=$(cd / && GOFLAGS=-mod=mod go mod download -json "golang.org/toolchain@$version" |
 		sed -n 's/^\t"Dir": "\(.*\)",$/\1/p')
