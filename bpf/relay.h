@@ -12,9 +12,10 @@
  *
  * where P is 16 bits of an address, and port the sender's own. 100::/64 is
  * nobody's (RFC 6666). The secrets are this container's: by them the relay knows
- * that a datagram came past here, and from nobody else on the host. A socket that
- * sent so is marked, for good, and where it can be answered is remembered by its
- * port.
+ * that a datagram came past here, and from nobody else on the host. (A program
+ * that names another device in IPV6_PKTINFO can send its own to the wire, where
+ * nobody takes ::1.) A socket that sent so is marked, for good, and where it can
+ * be answered is remembered by its port.
  *
  * The relay answers to the address that the sender is to see, in the same form,
  * 127.K.P or 100::SECRET:P, and the sender's port. Its own sockets are in this

@@ -16,6 +16,8 @@
 //     program's socket is closed and a last answer has come, or for idleLimit.
 //   - Of 127.0.0.0/8 only 127.0.0.1 to 127.0.0.254 are reached, by sockets that
 //     are not connected. TTL, TOS and control messages are not carried.
+//   - Nobody in the container's namespace reaches such a socket before it has
+//     sent something there.
 //   - A datagram that finds no room is lost, as on any loopback; so is one from
 //     a socket whose flow was ended for another's.
 //
