@@ -44,6 +44,7 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
+#include "options.h"
 #include "policy.h"
 
 #define AF_UNSPEC 0
@@ -476,7 +477,8 @@ static __always_inline struct binding *view(struct bpf_sock_addr *ctx, bool *kee
 	if (!sk)
 		return NULL;
 	b = bpf_sk_storage_get(&binding_by_socket, sk, 0, 0);
-	if (!b)
+	/* An accepted socket loses its name by connect(AF_UNSPEC). */
+	if (!b || b->host_port != sk->src_port)
 		return NULL;
 	*keep_addr = wildcard(&b->view) && sk->dst_port;
 	return b;
@@ -516,92 +518,24 @@ int getsockname6(struct bpf_sock_addr *ctx)
 	return ALLOW;
 }
 
-/* Numbers from the uapi headers, which clash with one another. */
-static __always_inline bool refused_socket_option(int name)
-{
-	return name == 25 /* SO_BINDTODEVICE */ || name == 36 /* SO_MARK */ ||
-	       name == 62 /* SO_BINDTOIFINDEX */;
-}
-
-static __always_inline bool refused_ip_option(int name)
-{
-	switch (name) {
-	case 4:	 /* IP_OPTIONS: source routes */
-	case 16: /* IP_IPSEC_POLICY */
-	case 17: /* IP_XFRM_POLICY */
-	case 19: /* IP_TRANSPARENT */
-	case 32: /* IP_MULTICAST_IF */
-	case 35: /* IP_ADD_MEMBERSHIP */
-	case 39: /* IP_ADD_SOURCE_MEMBERSHIP */
-	case 41: /* IP_MSFILTER */
-	case 42: /* MCAST_JOIN_GROUP */
-	case 46: /* MCAST_JOIN_SOURCE_GROUP */
-	case 48: /* MCAST_MSFILTER */
-	case 50: /* IP_UNICAST_IF */
-		return true;
-	}
-	return false;
-}
-
-static __always_inline bool refused_ip6_option(int name)
-{
-	switch (name) {
-	case 2:	 /* IPV6_2292PKTINFO */
-	case 4:	 /* IPV6_2292DSTOPTS */
-	case 5:	 /* IPV6_2292RTHDR */
-	case 6:	 /* IPV6_2292PKTOPTIONS */
-	case 17: /* IPV6_MULTICAST_IF */
-	case 20: /* IPV6_ADD_MEMBERSHIP */
-	case 27: /* IPV6_JOIN_ANYCAST */
-	case 34: /* IPV6_IPSEC_POLICY */
-	case 35: /* IPV6_XFRM_POLICY */
-	case 42: /* MCAST_JOIN_GROUP */
-	case 46: /* MCAST_JOIN_SOURCE_GROUP */
-	case 48: /* MCAST_MSFILTER */
-	case 50: /* IPV6_PKTINFO: a sticky source and interface */
-	case 54: /* IPV6_HOPOPTS */
-	case 55: /* IPV6_RTHDRDSTOPTS */
-	case 57: /* IPV6_RTHDR */
-	case 59: /* IPV6_DSTOPTS */
-	case 75: /* IPV6_TRANSPARENT */
-	case 76: /* IPV6_UNICAST_IF */
-		return true;
-	}
-	return false;
-}
-
 SEC("cgroup/setsockopt")
 int setsockopt(struct bpf_sockopt *ctx)
 {
-	int name = ctx->optname;
-	bool refused;
-
 	/* The kernel need not see more of a value than the program passed. */
 	if (ctx->optlen > 4096)
 		ctx->optlen = 0;
-	switch (ctx->level) {
-	case 1: /* SOL_SOCKET */
-		refused =
-			refused_socket_option(name) && !(ctx->sk && is_relay(ctx->sk, relay_port4));
-		break;
-	case 0: /* SOL_IP */
-		refused = refused_ip_option(name);
-		break;
-	case 41: /* SOL_IPV6 */
-		refused = refused_ip6_option(name);
-		break;
-	case 6:			      /* SOL_TCP */
-		refused = name == 19; /* TCP_REPAIR */
-		break;
-	default:
-		refused = false;
-	}
-	return refused ? deny(DENIED_SETSOCKOPT) : ALLOW;
+	if (!options_refused(ctx->level, ctx->optname))
+		return ALLOW;
+	if (ctx->level == 1 && ctx->sk && is_relay(ctx->sk, relay_port4))
+		return ALLOW; /* it has to be bound to the loopback device */
+	return deny(DENIED_SETSOCKOPT);
 }
 
 /*
- * There is no way to refuse a listen(2), nor to end the socket, from here. Bound
- * to the loopback device it is out of reach of all but the host's own processes.
+ * There is no way to refuse a listen(2), nor to end a socket, from here. Bound to
+ * the loopback device it is out of reach of all but the host's own processes. A
+ * connection that a listener took before it was bound so is cut off likewise:
+ * its packets do not find it any more.
  */
 SEC("sockops")
 int guard_listen(struct bpf_sock_ops *ctx)
@@ -610,10 +544,12 @@ int guard_listen(struct bpf_sock_ops *ctx)
 	struct bpf_sock *sk = ctx->sk;
 	struct binding *b;
 
-	if (ctx->op != BPF_SOCK_OPS_TCP_LISTEN_CB || !sk)
+	if (ctx->op != BPF_SOCK_OPS_TCP_LISTEN_CB && ctx->op != BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB)
+		return 1;
+	if (!sk)
 		return 1;
 	b = bpf_sk_storage_get(&binding_by_socket, sk, 0, 0);
-	if (b && b->ingress)
+	if (b && b->ingress && b->host_port == sk->src_port)
 		return 1;
 	bpf_setsockopt(ctx, 1 /* SOL_SOCKET */, 25 /* SO_BINDTODEVICE */, (void *)loopback,
 		       sizeof(loopback));

@@ -165,7 +165,15 @@ func (e *Engine) bindHost(file int, b policy.Binding) error {
 		}
 		return refusal(err)
 	}
-	return nil
+	if b.Host.Port() != 0 {
+		return nil
+	}
+	name, err := localName(file)
+	if err != nil {
+		return err
+	}
+	b.Host = netip.AddrPortFrom(b.Host.Addr(), name.Port())
+	return e.Enforcement.AllowBind(file, b)
 }
 
 // Listen answers listen(2). The engine calls it itself on the file that it
@@ -188,7 +196,7 @@ func (e *Engine) Listen(p Program, number, backlog int) (Answer, error) {
 		return Answer{}, err
 	}
 	listener := s.file
-	if e.places[s.netns] != nil && s.movable() && !e.Enforcement.BoundByIngress(s.file) {
+	if e.places[s.netns] != nil && s.movable() && (s.local.Port() == 0 || !e.Enforcement.BoundByIngress(s.file)) {
 		moved, err := e.swap(p, number, s, e.Own, e.nameAt(s, nil, e.Own))
 		if err != nil {
 			return answerFor(err)

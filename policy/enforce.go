@@ -9,6 +9,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/bpf"
 	"github.com/tsugiki/tsugiki/endpoint"
@@ -135,7 +136,9 @@ func (e *Enforcement) attach(cgroup *os.File) error {
 const flagAllowMulti = 2
 
 // AllowBind lets a host socket make one bind, and tells it the name to show. It
-// is to be called before the bind, by whoever makes it for the program.
+// is to be called before the bind, by whoever makes it for the program, and again
+// with the port that the kernel chose where that was 0: the binding counts only
+// as long as the socket has its port.
 func (e *Enforcement) AllowBind(sock int, b Binding) error {
 	row := bpf.PolicyBinding{
 		Host:     wordsOf(b.Host.Addr()),
@@ -146,11 +149,21 @@ func (e *Enforcement) AllowBind(sock int, b Binding) error {
 	if b.Ingress {
 		row.Ingress = 1
 	}
-	if err := e.objs.BindingBySocket.Put(uint32(sock), row); err != nil {
+	var err error
+	for range busyTries {
+		if err = e.objs.BindingBySocket.Put(uint32(sock), row); !errors.Is(err, unix.EAGAIN) {
+			break
+		}
+	}
+	if err != nil {
 		return fmt.Errorf("allow bind to %s: %w", b.Host, err)
 	}
 	return nil
 }
+
+// busyTries is how often a socket's storage is tried that another call of the
+// program on the same socket keeps busy.
+const busyTries = 100
 
 // Serve lets the container's programs reach, on their own loopback, a server
 // that AllowBind let bind the host's address.
@@ -176,7 +189,7 @@ func (e *Enforcement) ForgetBind(sock int) error {
 }
 
 // BoundByIngress tells whether AllowBind let a host socket bind what a rule lets
-// the container serve.
+// the container serve. It does not tell whether that was done, or undone.
 func (e *Enforcement) BoundByIngress(sock int) bool {
 	var row bpf.PolicyBinding
 	return e.objs.BindingBySocket.Lookup(uint32(sock), &row) == nil && row.Ingress != 0

@@ -123,6 +123,9 @@ func TestBuild(t *testing.T) {
 		{"x32 listen", "amd64", false, seccompData{archX8664, x32Bit | 50, [6]uint64{3, 0}}, ask},
 		{"i386 listen", "amd64", false, seccompData{archI386, 363, [6]uint64{3, 0}}, ask},
 		{"i386 socketcall listen", "amd64", false, seccompData{archI386, 102, [6]uint64{socketcallListen, 16}}, ask},
+		{"x32 setsockopt", "amd64", false, seccompData{archX8664, x32Bit | 541, [6]uint64{3, 1, 25}}, ask},
+		{"i386 setsockopt", "amd64", false, seccompData{archI386, 366, [6]uint64{3, 1, 25}}, ask},
+		{"i386 socketcall setsockopt", "amd64", false, seccompData{archI386, 102, [6]uint64{socketcallSetsockopt, 16}}, ask},
 		{"i386 socketcall socket", "amd64", false, seccompData{archI386, 102, [6]uint64{1, 16}}, allow},
 		{"i386 socket", "amd64", false, seccompData{archI386, 359, [6]uint64{unix.AF_INET, stream, 0}}, allow},
 		{"i386 number 41 is dup", "amd64", false, seccompData{archI386, 41, [6]uint64{unix.AF_INET, stream, 0}}, allow},
@@ -138,6 +141,7 @@ func TestBuild(t *testing.T) {
 		{"arm64 accept", "arm64", false, seccompData{archAarch64, 202, [6]uint64{3}}, allow},
 		{"arm64 io_uring_setup", "arm64", false, seccompData{archAarch64, 425, [6]uint64{8, ptr}}, enosys},
 		{"arm listen", "arm64", false, seccompData{archArm, 284, [6]uint64{3, 5}}, ask},
+		{"arm setsockopt", "arm64", false, seccompData{archArm, 294, [6]uint64{3, 1, 25}}, ask},
 		{"arm connect", "arm64", false, seccompData{archArm, 283, [6]uint64{3, 16, 16}}, allow},
 	}
 	for _, tt := range tests {

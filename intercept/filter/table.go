@@ -13,9 +13,11 @@ const (
 // x32Bit marks the system calls of the x32 ABI, which share AUDIT_ARCH_X86_64.
 const x32Bit = 0x40000000
 
-// socketcallListen is SYS_LISTEN of linux/net.h, the first argument of
-// socketcall(2).
-const socketcallListen = 4
+// These are the first argument of socketcall(2), linux/net.h.
+const (
+	socketcallListen     = 4
+	socketcallSetsockopt = 14
+)
 
 // These have the same number in every ABI.
 const (
@@ -56,16 +58,21 @@ var natives = map[string]native{
 	}},
 }
 
-// foreign are the calls by which a program of another ABI could open a host
-// socket to the world behind the supervisor's back. All else that such a
-// program does stays in its own namespace, or is the kernel programs' to judge.
+// foreign are the calls by which a program of another ABI could get around the
+// kernel programs: listen(2), for which there is none, and setsockopt(2), for
+// which they are not asked. All else that such a program does stays in its own
+// namespace, or is theirs to judge.
 var foreign = map[string][]rule{
 	"amd64": {
 		{token: archX8664, number: x32Bit | 50},
+		{token: archX8664, number: x32Bit | 541},
 		{token: archI386, number: 363},
+		{token: archI386, number: 366},
 		{token: archI386, number: 102, only: []cond{{arg: 0, op: equal, value: socketcallListen}}},
+		{token: archI386, number: 102, only: []cond{{arg: 0, op: equal, value: socketcallSetsockopt}}},
 	},
 	"arm64": {
 		{token: archArm, number: 284},
+		{token: archArm, number: 294},
 	},
 }

@@ -41,6 +41,7 @@
  * ENOSYS, until the keeper has killed the container's cgroup, and it with that.
  */
 #define _GNU_SOURCE
+#include "../../bpf/options.h"
 #include "gate.h"
 
 #include <errno.h>
@@ -82,8 +83,15 @@
 #define SO_NETNS_COOKIE 71
 #endif
 
-/* i386: socketcall(2) and its SYS_LISTEN. */
+/* System calls of the 32-bit ABIs, which the C library does not name here. */
+#define GATE_X32	     0x40000000
 #define GATE_I386_SOCKETCALL 102
+#define GATE_I386_SETSOCKOPT 366
+#define GATE_X32_SETSOCKOPT  (GATE_X32 | 541)
+#define GATE_ARM_SETSOCKOPT  294
+
+/* socketcall(2)'s first argument, linux/net.h. */
+#define GATE_SYS_LISTEN 4
 
 /* Beyond struct sockaddr_storage the kernel refuses an address. */
 #define GATE_SOCKADDR_MAX 128
@@ -92,7 +100,7 @@
 #define GATE_STACK	 (64 * 1024)
 #define GATE_TICK_MS	 2
 /* Ticks without work after which the watchdog sleeps until there is some. */
-#define GATE_QUIET_TICKS 16
+#define GATE_QUIET_TICKS 4
 
 static struct gate gate;
 
@@ -314,22 +322,53 @@ static void gate_send_message(struct gate_worker *w, struct gate_ask *ask)
 	gate_destination(w, ask, head.name, head.length);
 }
 
-/* Only what the filter asks about comes here, of any ABI it knows. */
-static void gate_listen(const struct seccomp_notif *n, struct gate_ask *ask)
+static void gate_listen(struct gate_ask *ask)
 {
 	ask->call = GATE_LISTEN;
-	ask->backlog = (int32_t)n->data.args[1];
-	if (n->data.arch == AUDIT_ARCH_I386 && n->data.nr == GATE_I386_SOCKETCALL) {
-		int32_t args[2];
+	gate_tell(ask);
+}
 
+static void gate_option(const struct seccomp_notif *n, int level, int name)
+{
+	if (options_refused(level, name))
+		gate_answer(n, EPERM, 0);
+	else
+		gate_proceed(n);
+}
+
+/*
+ * The calls of other ABIs that would get around the kernel programs: listen(2),
+ * which has none, and setsockopt(2), for which they are not asked. What
+ * socketcall(2) points to may be another option when the kernel reads it: then
+ * it is set, and the programs that judge destinations are still there.
+ */
+static void gate_foreign(const struct seccomp_notif *n, struct gate_ask *ask)
+{
+	int32_t args[3];
+
+	if (n->data.arch == AUDIT_ARCH_I386 && n->data.nr == GATE_I386_SOCKETCALL) {
 		if (gate_read(n, (uint32_t)n->data.args[1], args, sizeof(args)) < sizeof(args)) {
-			gate_proceed(n);
+			gate_proceed(n); /* which fails */
+			return;
+		}
+		if (!gate_valid(n))
+			return;
+		if (n->data.args[0] != GATE_SYS_LISTEN) {
+			gate_option(n, args[1], args[2]);
 			return;
 		}
 		ask->number = args[0];
 		ask->backlog = args[1];
+		gate_listen(ask);
+		return;
 	}
-	gate_tell(ask);
+	if ((n->data.arch == AUDIT_ARCH_I386 && n->data.nr == GATE_I386_SETSOCKOPT) ||
+	    (n->data.arch == AUDIT_ARCH_X86_64 && n->data.nr == GATE_X32_SETSOCKOPT) ||
+	    (n->data.arch == AUDIT_ARCH_ARM && n->data.nr == GATE_ARM_SETSOCKOPT)) {
+		gate_option(n, (int)n->data.args[1], (int)n->data.args[2]);
+		return;
+	}
+	gate_listen(ask);
 }
 
 /*
@@ -357,10 +396,11 @@ static void gate_handle(struct gate_worker *w)
 		.id = n->id,
 		.thread = n->pid,
 		.number = (int32_t)n->data.args[0],
+		.backlog = (int32_t)n->data.args[1], /* of listen(2) */
 	};
 
-	if (n->data.arch != GATE_ARCH) {
-		gate_listen(n, &ask);
+	if (n->data.arch != GATE_ARCH || n->data.nr >= GATE_X32) {
+		gate_foreign(n, &ask);
 		return;
 	}
 	switch (n->data.nr) {
@@ -372,7 +412,7 @@ static void gate_handle(struct gate_worker *w)
 		return;
 	case SYS_listen:
 		/* Whoever asks: it may be a host socket that was inherited. */
-		gate_listen(n, &ask);
+		gate_listen(&ask);
 		return;
 	}
 	if (elsewhere) {
@@ -402,7 +442,7 @@ static void gate_handle(struct gate_worker *w)
 			gate_tell(&ask);
 		break;
 	default:
-		gate_listen(n, &ask);
+		gate_proceed(n); /* the filter asks about nothing else */
 	}
 }
 
