@@ -17,6 +17,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"runtime"
@@ -69,6 +70,7 @@ type Container struct {
 	gate       *gate.Gate
 	supervisor *notify.Supervisor
 	process    *launch.Process
+	signals    chan os.Signal
 }
 
 // Start makes a container and starts its program. On an error nothing is left,
@@ -94,6 +96,7 @@ func (c *Container) start() error {
 			return err
 		}
 	}
+	c.catchSignals()
 	return c.launch(path)
 }
 
@@ -156,7 +159,7 @@ func (c *Container) makeGroups() error {
 	if err := c.claim.record(leftovers{PID: os.Getpid(), Cgroup: group.Path()}); err != nil {
 		return err
 	}
-	if c.group, err = cgroup.Create(own, "tsugiki-"+c.spec.Name); err != nil {
+	if c.group, err = makeGroup(own, "tsugiki-"+c.spec.Name); err != nil {
 		return err
 	}
 	if c.programs, err = cgroup.Create(c.group.Path(), "programs"); err != nil {
@@ -164,6 +167,19 @@ func (c *Container) makeGroups() error {
 	}
 	c.keepers, err = cgroup.Create(c.group.Path(), "keepers")
 	return err
+}
+
+// makeGroup makes a cgroup. One of that name that is empty is what a killed
+// process with another run directory has left.
+func makeGroup(parent, name string) (*cgroup.Group, error) {
+	g, err := cgroup.Create(parent, name)
+	if errors.Is(err, fs.ErrExist) && cgroup.At(parent+"/"+name).RemoveIfEmpty() == nil {
+		return cgroup.Create(parent, name)
+	}
+	if errors.Is(err, fs.ErrExist) {
+		return nil, fmt.Errorf("%w; a container of that name runs with another --run-dir, choose another --name", err)
+	}
+	return g, err
 }
 
 func (c *Container) enforce() error {

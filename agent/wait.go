@@ -5,7 +5,8 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"syscall"
+	"runtime"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -17,24 +18,32 @@ var forwarded = []os.Signal{
 	unix.SIGALRM, unix.SIGVTALRM, unix.SIGIO, unix.SIGPWR, unix.SIGWINCH,
 }
 
+// catchSignals begins to collect signals, before the program is there to take
+// them: one that came earlier would end us with the container half made.
+func (c *Container) catchSignals() {
+	c.signals = make(chan os.Signal, 32)
+	var caught []os.Signal
+	for _, sig := range forwarded {
+		if !signal.Ignored(sig) { // else the program ignores it too
+			caught = append(caught, sig)
+		}
+	}
+	signal.Notify(c.signals, caught...)
+	// The terminal stops the program; we stop when it has, see waitForEnd. These
+	// are not ignored, for the program would inherit that.
+	signal.Notify(make(chan os.Signal, 1), unix.SIGTSTP, unix.SIGTTIN, unix.SIGTTOU)
+}
+
 // Wait waits for the program to end, passes signals on to it meanwhile, and
 // returns how it ended.
 func (c *Container) Wait() (unix.WaitStatus, error) {
-	signals := make(chan os.Signal, 32)
-	var notify []os.Signal
-	for _, sig := range forwarded {
-		if !signal.Ignored(sig) { // else the program ignores it too
-			notify = append(notify, sig)
-		}
-	}
-	signal.Notify(signals, notify...)
 	ended := make(chan struct{})
 	forwarding := make(chan struct{})
 	go func() {
 		defer close(forwarding)
 		for {
 			select {
-			case sig := <-signals:
+			case sig := <-c.signals:
 				if !fromTerminal(sig) {
 					_ = unix.Kill(c.process.PID, sig.(unix.Signal))
 				}
@@ -46,13 +55,16 @@ func (c *Container) Wait() (unix.WaitStatus, error) {
 	status, err := c.waitForEnd()
 	close(ended)
 	<-forwarding
-	signal.Stop(signals)
+	signal.Stop(c.signals)
 	return status, err
 }
 
 // waitForEnd stops when the program is stopped, so that a shell's job control
 // sees it, and continues it when we are continued.
 func (c *Container) waitForEnd() (unix.WaitStatus, error) {
+	// A stop takes effect at once only on the thread that it is sent to.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	for {
 		var status unix.WaitStatus
 		_, err := unix.Wait4(c.process.PID, &status, unix.WUNTRACED, nil)
@@ -61,7 +73,7 @@ func (c *Container) waitForEnd() (unix.WaitStatus, error) {
 		case err != nil:
 			return 0, fmt.Errorf("wait for program: %w", err)
 		case status.Stopped():
-			_ = unix.Kill(os.Getpid(), unix.SIGSTOP)
+			_ = unix.Tgkill(os.Getpid(), unix.Gettid(), unix.SIGSTOP)
 			_ = unix.Kill(c.process.PID, unix.SIGCONT)
 		default:
 			return status, nil
@@ -87,8 +99,17 @@ func fromTerminal(sig os.Signal) bool {
 	return err == nil && foreground == unix.Getpgrp()
 }
 
+// sigaction is the kernel's struct on amd64 and arm64; all zero is SIG_DFL.
+type sigaction struct {
+	handler  uintptr
+	flags    uint64
+	restorer uintptr
+	mask     uint64
+}
+
 // Exit ends this process as the program ended: with its status, or by the
-// signal that killed it.
+// signal that killed it. Go's runtime keeps some signals to itself even where
+// nobody asked for them, so the kernel's default is put back by hand.
 func Exit(status unix.WaitStatus) {
 	if !status.Signaled() {
 		os.Exit(status.ExitStatus())
@@ -96,7 +117,11 @@ func Exit(status unix.WaitStatus) {
 	sig := status.Signal()
 	// The program has dumped its core, if any; ours is nobody's business.
 	_ = unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{})
-	signal.Reset(sig)
-	_ = unix.Kill(os.Getpid(), syscall.Signal(sig))
-	select {} // until it is delivered
+	runtime.LockOSThread()
+	var act sigaction
+	_, _, _ = unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(sig), uintptr(unsafe.Pointer(&act)), 0, unsafe.Sizeof(act.mask), 0, 0)
+	mask := uint64(1) << (sig - 1)
+	_, _, _ = unix.RawSyscall6(unix.SYS_RT_SIGPROCMASK, unix.SIG_UNBLOCK, uintptr(unsafe.Pointer(&mask)), 0, unsafe.Sizeof(mask), 0, 0)
+	_ = unix.Tgkill(os.Getpid(), unix.Gettid(), sig)
+	os.Exit(128 + int(sig)) // as a shell would have it
 }

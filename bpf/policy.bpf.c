@@ -241,6 +241,20 @@ static __always_inline void redirect6(struct bpf_sock_addr *ctx, const struct ad
 
 #include "relay.h"
 
+static __always_inline bool serves(struct bpf_sock *sk)
+{
+	struct binding *b = bpf_sk_storage_get(&binding_by_socket, sk, 0, 0);
+
+	return b && b->ingress;
+}
+
+/* A UDP server that connects to who has asked it, and keeps its own name. */
+static __always_inline bool answers(struct bpf_sock_addr *ctx, const struct addr *to, __u16 port)
+{
+	return ctx->protocol == IPPROTO_UDP && ctx->sk && serves(ctx->sk) &&
+	       known_peer(ctx, to, port);
+}
+
 SEC("cgroup/connect4")
 int connect4(struct bpf_sock_addr *ctx)
 {
@@ -249,7 +263,7 @@ int connect4(struct bpf_sock_addr *ctx)
 	__u16 port = bpf_ntohs(ctx->user_port);
 	struct endpoint *ep;
 
-	if (ctx->user_family != AF_INET)
+	if (ctx->user_family != AF_INET || answers(ctx, &to, port))
 		return ALLOW;
 	ep = egress(ctx, &to, port);
 	if (!ep) {
@@ -280,7 +294,7 @@ int connect6(struct bpf_sock_addr *ctx)
 	struct bpf_sock *sk = ctx->sk;
 	struct endpoint *ep;
 
-	if (ctx->user_family != AF_INET6)
+	if (ctx->user_family != AF_INET6 || answers(ctx, &to, port))
 		return ALLOW;
 	ep = egress(ctx, &to, port);
 	if (!ep) {
@@ -373,7 +387,7 @@ int sendmsg4(struct bpf_sock_addr *ctx)
 			ctx->user_port = bpf_htons(port);
 			return ALLOW;
 		}
-		if (!bound && ep && !wildcard(&ep->addr))
+		if (!bound && ep && !wildcard(&ep->addr) && !serves(sk))
 			bound = ep->addr.word[3];
 	}
 	if (bound)
@@ -405,7 +419,7 @@ int sendmsg6(struct bpf_sock_addr *ctx)
 			redirect6(ctx, &to, port);
 			return ALLOW;
 		}
-		if (wildcard(&bound) && ep)
+		if (wildcard(&bound) && ep && !serves(sk))
 			bound = ep->addr;
 	}
 	if (!wildcard(&bound)) {

@@ -64,7 +64,7 @@ func (e *Engine) ingress(s *socket, addr netip.AddrPort) (*endpoint.Endpoint, ui
 	if ep == nil && addr.Addr() == netip.IPv6Unspecified() && !s.v6only() {
 		ep, port = e.Table.Ingress(netip.AddrPortFrom(netip.IPv4Unspecified(), addr.Port()))
 	}
-	if ep == nil || unmapped.Addr().IsUnspecified() || unmapped.Addr() == ep.Addr {
+	if ep == nil || unmapped.Addr().IsUnspecified() || unmapped.Addr() == ep.Addr || e.Table.Names(unmapped.Addr()) {
 		return ep, port, nil
 	}
 	has, err := e.has(unmapped.Addr())

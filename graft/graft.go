@@ -221,6 +221,9 @@ func (e *Engine) move(p Program, call string, number int, to netip.AddrPort) (An
 	if call == "send" && s.typ == unix.SOCK_DGRAM && e.decided(s) {
 		return Answer{}, nil
 	}
+	if s.typ == unix.SOCK_DGRAM && e.places[s.netns] != nil && e.Enforcement.BoundByIngress(s.file) {
+		return Answer{}, nil // a server, which answers from where it is
+	}
 	ep, place := e.reach(s, to)
 	e.logDecision(p, call, to, ep)
 	if ep != nil && ep.Type == endpoint.Unix {

@@ -261,3 +261,8 @@ func (t *Table) HasEgress(ip6 bool) bool {
 	}
 	return false
 }
+
+// Names tells whether an ingress rule names exactly this address.
+func (t *Table) Names(addr netip.Addr) bool {
+	return slices.ContainsFunc(t.ingress, func(r Ingress) bool { return r.Addr == addr })
+}

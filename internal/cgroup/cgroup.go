@@ -132,6 +132,10 @@ func (g *Group) Remove() error {
 	}
 }
 
+// RemoveIfEmpty removes the group with its children if no process is in any of
+// them, and else returns an error and may have removed some of the children.
+func (g *Group) RemoveIfEmpty() error { return removeTree(g.path) }
+
 func removeTree(path string) error {
 	entries, err := os.ReadDir(path)
 	if err != nil {
