@@ -63,7 +63,6 @@ func TestDriver(t *testing.T) {
 	}
 	top := testkit.Build(t, testkit.Options{})
 	for _, test := range tests {
-
 		t.Run(test.name, func(t *testing.T) {
 			address := []string{test.name, testkit.RemoteAddr6.String(), "7000", "-s", "100"}
 			server := top.Remote.Command(ctx, driver, append([]string{"server"}, address...)...)

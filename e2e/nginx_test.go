@@ -280,7 +280,7 @@ func waitOK(t *testing.T, ns *testkit.Namespace, urls ...string) {
 			r := try(t, command(t, ns, "curl", args...))
 			if r.stdout != fmt.Sprint(http.StatusOK) {
 				time.Sleep(50 * time.Millisecond)
-				return fmt.Errorf("%s: status %s, %v %s", url, r.stdout, r.err, r.stderr)
+				return fmt.Errorf("%s: status %s, %w %s", url, r.stdout, r.err, r.stderr)
 			}
 			return nil
 		})

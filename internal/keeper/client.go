@@ -73,7 +73,7 @@ func (c *client) send(r request, rights []byte) error {
 		errors.Is(err, unix.ENOMEM), errors.Is(err, unix.ENOBUFS):
 		return fmt.Errorf("ask keeper: %w", err)
 	}
-	c.fail(fmt.Errorf("%w: %v", ErrGone, err))
+	c.fail(fmt.Errorf("%w: %w", ErrGone, err))
 	return c.cause()
 }
 
@@ -92,7 +92,7 @@ func (c *client) read() {
 	for {
 		n, oobn, flags, _, err := c.conn.ReadMsgUnix(buf[:], oob)
 		if err != nil {
-			c.fail(fmt.Errorf("%w: %v", ErrGone, err))
+			c.fail(fmt.Errorf("%w: %w", ErrGone, err))
 			return
 		}
 		fds = takeFiles(oob[:oobn], fds[:0])

@@ -43,8 +43,7 @@ int main(int argc, char **argv)
 		return program_fail("wait");
 	if (got.data.u64 != strtoull(argv[2], NULL, 0))
 		return program_fail("data of the registration");
-	if (epoll_ctl(epoll, EPOLL_CTL_ADD, number, &event) == 0 ||
-	    errno != EEXIST)
+	if (epoll_ctl(epoll, EPOLL_CTL_ADD, number, &event) == 0 || errno != EEXIST)
 		return program_fail("second add");
 	if (epoll_ctl(epoll, EPOLL_CTL_MOD, number, &event) != 0)
 		return program_fail("modify");
@@ -52,8 +51,7 @@ int main(int argc, char **argv)
 		return program_fail("wait after modify");
 	if (epoll_ctl(epoll, EPOLL_CTL_DEL, number, NULL) != 0)
 		return program_fail("delete");
-	if (epoll_ctl(epoll, EPOLL_CTL_DEL, number, NULL) == 0 ||
-	    errno != ENOENT)
+	if (epoll_ctl(epoll, EPOLL_CTL_DEL, number, NULL) == 0 || errno != ENOENT)
 		return program_fail("second delete");
 	return 0;
 }
