@@ -331,7 +331,7 @@ func (a *arena) attack(build string, flags []string, args ...string) *testkit.Cm
 type held struct {
 	*testkit.Cmd
 	t      *testing.T
-	stdin  io.Closer
+	stdin  io.WriteCloser
 	lines  *bufio.Scanner
 	stderr *syncBuffer
 	said   []string

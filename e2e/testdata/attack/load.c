@@ -6,127 +6,171 @@
 #include <signal.h>
 #include <stdatomic.h>
 
+/* Closed with a reset: ports that linger would have to be looked around for. */
 static int load_dial(const struct attack_addr *to)
 {
 	int fd = socket(to->sa.sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	int result = fd < 0 ? fd : connect(fd, &to->sa, to->len);
+	struct linger reset = {1, 0};
+
+	setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
 
 	close(fd);
 	return result;
 }
 
-static void load_report(const char *what, int done, int failed)
+/*
+ * A load that must leave nothing behind comes twice: a tenth of it first, for
+ * what is made once and kept. The test looks in between and at the end.
+ */
+static int load_twice(int argc, char **argv, int (*load)(int count, const struct attack_addr *to))
 {
-	attack_note(what, "%d", done);
-	attack_note("failed", "%d", failed);
+	struct attack_addr to = attack_addr(argv[argc - 1]);
+	int count = atoi(argv[0]), failed = load(count / 10, &to);
+	char c;
+
+	attack_note("warm", "ok");
+	attack_need("wait", read(STDIN_FILENO, &c, 1));
+	failed += load(count, &to);
+	attack_note("failed", "%d of %d", failed, count + count / 10);
+	attack_hold();
+	return 0;
 }
 
 /* "short COUNT ADDR": connections one after another, from four processes. */
-static int load_short(int argc, char **argv)
+static int load_connections(int count, const struct attack_addr *to)
 {
-	struct attack_addr to = attack_addr(argv[argc - 1]);
-	int count = atoi(argv[0]) / 4, failed = 0, status;
+	int failed = 0, status;
 
 	for (int p = 0; p < 4; p++) {
 		if (fork() != 0)
 			continue;
-		for (int i = 0; i < count; i++)
-			failed += load_dial(&to) < 0;
+		for (int i = 0; i < count / 4; i++)
+			failed += load_dial(to) < 0;
 		_exit(failed > 255 ? 255 : failed);
 	}
 	while (wait(&status) > 0)
 		failed += WEXITSTATUS(status);
-	load_report("connections", 4 * count, failed);
-	attack_hold();
-	return 0;
+	return failed;
 }
 
-/*
- * "killed COUNT ADDR": children that are killed at random moments while they
- * make sockets, connect to nowhere, bind and listen.
- */
-static int load_killed(int argc, char **argv)
+static int load_short(int argc, char **argv)
 {
-	struct attack_addr to = attack_addr(argv[argc - 1]), own = {.len = sizeof(own.in)};
-	unsigned int seed = 1;
+	return load_twice(argc, argv, load_connections);
+}
+
+/* Calls of every kind, without end. */
+static _Noreturn void load_calls(const struct attack_addr *to)
+{
+	struct attack_addr own = {.len = sizeof(own.in)};
 
 	own.in.sin_family = AF_INET;
 	own.in.sin_port = htons(9999);
-	for (int i = 0; i < atoi(argv[0]); i++) {
+	for (int n = 0;; n++) {
+		int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+
+		if (n % 4 == 1)
+			bind(fd, &own.sa, own.len);
+		if (n % 4 == 2)
+			listen(fd, 1);
+		connect(fd, &to->sa, to->len);
+		close(fd);
+	}
+}
+
+/* "killed COUNT ADDR": children that are killed in the middle of their calls. */
+static int load_victims(int count, const struct attack_addr *to)
+{
+	unsigned int seed = 1;
+
+	for (int i = 0; i < count; i++) {
 		pid_t child = fork();
 
-		if (child == 0) {
-			for (int n = 0;; n++) {
-				int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
-
-				if (n % 4 == 1)
-					bind(fd, &own.sa, own.len);
-				if (n % 4 == 2)
-					listen(fd, 1);
-				connect(fd, &to.sa, to.len);
-				close(fd);
-			}
-		}
-		usleep((useconds_t)(rand_r(&seed) % 3000));
+		if (child == 0)
+			load_calls(to);
+		usleep((useconds_t)(rand_r(&seed) % 2000));
 		kill(child, SIGKILL);
 		waitpid(child, NULL, 0);
 	}
-	load_report("killed", atoi(argv[0]), 0);
-	attack_hold();
 	return 0;
 }
 
-/* "exec COUNT ADDR": every process connects once and becomes the next. */
-static int load_exec(int argc, char **argv)
+static int load_killed(int argc, char **argv)
+{
+	return load_twice(argc, argv, load_victims);
+}
+
+/* "exec COUNT ADDR": a process connects and becomes another, again and again. */
+static int load_become(int argc, char **argv)
 {
 	struct attack_addr to = attack_addr(argv[argc - 1]);
 	char left[16];
 
 	if (load_dial(&to) < 0)
-		attack_die("connect");
-	if (atoi(argv[0]) == 0) {
-		load_report("execs", 0, 0);
-		attack_hold();
+		return 1;
+	if (atoi(argv[0]) == 0)
 		return 0;
-	}
 	snprintf(left, sizeof(left), "%d", atoi(argv[0]) - 1);
-	execl("/proc/self/exe", "attack", "exec", left, argv[argc - 1], NULL);
-	attack_die("exec");
+	execl("/proc/self/exe", "attack", "become", left, argv[argc - 1], NULL);
+	return 1;
 }
 
-static struct attack_addr load_to;
-static atomic_bool load_go;
+static int load_execs(int count, const struct attack_addr *to)
+{
+	char left[16];
+	int status = 1;
+
+	snprintf(left, sizeof(left), "%d", count);
+	if (fork() == 0) {
+		execl("/proc/self/exe", "attack", "become", left, to->text, NULL);
+		_exit(1);
+	}
+	wait(&status);
+	return status != 0;
+}
+
+static int load_exec(int argc, char **argv)
+{
+	return load_twice(argc, argv, load_execs);
+}
+
+static const struct attack_addr *load_to;
+static pthread_rwlock_t load_gate = PTHREAD_RWLOCK_INITIALIZER;
 static atomic_int load_failed;
 
 static void *load_thread(void *arg)
 {
-	while (!atomic_load(&load_go))
-		usleep(1000);
-	if (load_dial(&load_to) < 0)
+	pthread_rwlock_rdlock(&load_gate);
+	pthread_rwlock_unlock(&load_gate);
+	if (load_dial(load_to) < 0)
 		atomic_fetch_add(&load_failed, 1);
 	return arg;
 }
 
 /* "threads COUNT ADDR": that many threads connect at once. */
-static int load_threads(int argc, char **argv)
+static int load_crowd(int count, const struct attack_addr *to)
 {
-	int count = atoi(argv[0]);
 	pthread_t *threads = calloc((size_t)count, sizeof(*threads));
 	pthread_attr_t attr;
 
-	load_to = attack_addr(argv[argc - 1]);
+	load_to = to;
+	pthread_rwlock_wrlock(&load_gate);
+	atomic_store(&load_failed, 0);
 	pthread_attr_init(&attr);
 	pthread_attr_setstacksize(&attr, 65536);
 	for (int i = 0; threads != NULL && i < count; i++)
 		if (pthread_create(&threads[i], &attr, load_thread, NULL) != 0)
 			attack_die("make thread");
-	atomic_store(&load_go, true);
+	pthread_rwlock_unlock(&load_gate);
 	for (int i = 0; threads != NULL && i < count; i++)
 		pthread_join(threads[i], NULL);
-	load_report("threads", count, load_failed);
-	attack_hold();
 	free(threads);
-	return 0;
+	return load_failed;
+}
+
+static int load_threads(int argc, char **argv)
+{
+	return load_twice(argc, argv, load_crowd);
 }
 
 static void *load_blocked(void *arg)
@@ -199,8 +243,7 @@ static int load_family(int argc, char **argv)
 }
 
 const struct attack_case load_cases[] = {
-	{"short", load_short},	       {"killed", load_killed},
-	{"exec", load_exec},	       {"threads", load_threads},
-	{"blackhole", load_blackhole}, {"signals", load_signals},
-	{"family", load_family},       {0},
+	{"become", load_become},   {"short", load_short},     {"killed", load_killed},
+	{"exec", load_exec},	   {"threads", load_threads}, {"blackhole", load_blackhole},
+	{"signals", load_signals}, {"family", load_family},   {0},
 };

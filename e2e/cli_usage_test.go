@@ -1,0 +1,133 @@
+package e2e
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
+)
+
+func endpoints(list ...string) []string {
+	var args []string
+	for _, e := range list {
+		args = append(args, "--endpoint", e)
+	}
+	return args
+}
+
+// with adds to the endpoints that the cases share.
+func with(args ...string) []string {
+	return append(endpoints(outEndpoint, sixEndpoint, "web type ipv4 addr 0.0.0.0 port 8080",
+		"few type ipv4 addr 0.0.0.0 port 8000-8009", "un type unix path /nonexistent/un.sock"), args...)
+}
+
+// Whatever is wrong with how it is called, tsugiki says so in one line and ends
+// with 2.
+func TestCLIUsage(t *testing.T) {
+	top := testkit.Build(t, testkit.Options{NoRemote: true})
+	for _, r := range []refusal{
+		{"unknown endpoint, egress", with("-e", "0.0.0.0/0=nope"), 2, []string{"nope", "there is .*web"}},
+		{"unknown endpoint, ingress", with("-i", "0.0.0.0:80=nope"), 2, []string{"nope"}},
+		{"no endpoint in a rule", with("-e", "0.0.0.0/0"), 2, []string{"=ENDPOINT"}},
+		{"endpoint without type", endpoints("x addr 0.0.0.0 port 1"), 2, []string{"type", "ipv4, ipv6 or unix"}},
+		{"endpoint of an unknown type", endpoints("x type ipx addr 0 port 1"), 2, []string{"ipx", "ipv4, ipv6 or unix"}},
+		{"endpoint without port", endpoints("x type ipv4 addr 0.0.0.0"), 2, []string{"port", "dynamic"}},
+		{"endpoint with a bad port", endpoints("x type ipv4 addr 0.0.0.0 port 70000"), 2, []string{"70000", "65535"}},
+		{"endpoint with ports backwards", endpoints("x type ipv4 addr 0.0.0.0 port 9-8"), 2, []string{"9-8"}},
+		{"endpoint with an IPv6 address", endpoints("x type ipv4 addr ::1 port 1"), 2, []string{"::1"}},
+		{"endpoint with a name for an address", endpoints("x type ipv4 addr localhost port 1"), 2, []string{"localhost"}},
+		{"endpoint with an unknown word", endpoints("x type ipv4 address 0.0.0.0 port 1"), 2, []string{"address", "addr"}},
+		{"endpoint with a word twice", endpoints("x type ipv4 addr 0.0.0.0 addr 0.0.0.0 port 1"), 2, []string{"twice"}},
+		{"endpoint without a value", endpoints("x type"), 2, []string{"type", "value"}},
+		{"endpoint with a long name", endpoints("abcdefghijklmnop type ipv4 addr 0.0.0.0 port 1"), 2, []string{"15"}},
+		{"endpoint with a bad name", endpoints("a/b type ipv4 addr 0.0.0.0 port 1"), 2, []string{"a/b"}},
+		{"endpoint of nothing", endpoints(""), 2, []string{"empty", "NAME type"}},
+		{"unix endpoint without path", endpoints("x type unix"), 2, []string{"path"}},
+		{"unix endpoint with a relative path", endpoints("x type unix path un.sock"), 2, []string{"un.sock"}},
+		{"two endpoints of a name", endpoints(outEndpoint, outEndpoint), 2, []string{"out"}},
+
+		{"prefix too long", with("-e", "0.0.0.0/33=out"), 2, []string{"0.0.0.0/33"}},
+		{"prefix with bits beyond", with("-e", "10.1.2.3/8=out"), 2, []string{"10.0.0.0/8"}},
+		{"prefix of the other family", with("-e", "::/0=out"), 2, []string{"ipv4", "ipv6"}},
+		{"prefix of IPv4 in IPv6", with("-e", "::ffff:0:0/96=six"), 2, []string{"IPv4"}},
+		{"prefix with a bad port", with("-e", "10.0.0.0/8:x=out"), 2, []string{"port"}},
+		{"prefix without a closing bracket", with("-e", "[::/0:80=six"), 2, []string{"]"}},
+		{"prefix by a range of ports", with("-e", "10.0.0.0/8=few"), 2, []string{"dynamic"}},
+		{"ingress without port", with("-i", "0.0.0.0=out"), 2, []string{"port"}},
+		{"ingress of a name", with("-i", "localhost:80=out"), 2, []string{"localhost"}},
+		{"ingress of the other family", with("-i", "[::]:80=out"), 2, []string{"ipv4", "ipv6"}},
+		{"ingress of ports to one", with("-i", "0.0.0.0:80-90=web"), 2, []string{"80-90|11 ports", "dynamic"}},
+		{"ingress of ports not in the range", with("-i", "0.0.0.0:8005-8015=few"), 2, []string{"8000-8009"}},
+		{"ingress of ports that overlap", with("-i", "0.0.0.0:80=out", "-i", "0.0.0.0:70-90=out"), 2, []string{"overlap", "70-90"}},
+		{"ingress twice", with("-i", "0.0.0.0:80=out", "-i", "0.0.0.0:80=web"), 2, []string{"80"}},
+		{"egress twice", with("-e", "10.0.0.0/8=out", "-e", "10.0.0.0/8=out"), 2, []string{"10.0.0.0/8"}},
+
+		{"unknown flag", []string{"--bogus"}, 2, []string{"--bogus"}},
+		{"unknown short flag", []string{"-z"}, 2, []string{"z"}},
+		{"unknown mode", []string{"--mode", "magic"}, 2, []string{"magic", "seccomp"}},
+		{"no command", []string{"--"}, 2, []string{"command", "COMMAND"}},
+		{"unknown user", []string{"-u", "no-such-user"}, 2, []string{"no-such-user"}},
+		{"unknown group", []string{"-u", "0:no-such-group"}, 2, []string{"no-such-group"}},
+		{"negative user", []string{"-u", "-1"}, 2, []string{"-1"}},
+		{"user of nothing", []string{"-u", ":"}, 2, []string{"user"}},
+		{"bad name", []string{"--name", "a b"}, 2, []string{"a b", "letters"}},
+		{"name with a slash", []string{"--name", "../x"}, 2, []string{`\.\./x`}},
+		{"NET_ADMIN", []string{"--cap-add", "NET_ADMIN"}, 2, []string{"NET_ADMIN", "host's interfaces", "leave it out"}},
+		{"net_admin in the engines' notation", []string{"--cap-add", "cap_net_admin"}, 2, []string{"NET_ADMIN"}},
+		{"ALL", []string{"--cap-add", "ALL"}, 2, []string{"NET_ADMIN", "host's interfaces"}},
+		{"unknown capability", []string{"--cap-add", "FLY"}, 2, []string{"FLY", "capabilities"}},
+		{"unknown capability to drop", []string{"--cap-drop", "FLY"}, 2, []string{"FLY"}},
+	} {
+		t.Run(r.name, func(t *testing.T) { r.check(t, top.Host) })
+	}
+	for name, args := range map[string][]string{
+		"nothing": {}, "unknown command": {"graftle"}, "flag before the command": {"--bogus", "run"},
+		"flag without its value": {"run", "--name"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := try(t, command(t, top.Host, tsugiki, args...))
+			refusal{status: 2}.judge(t, got, "")
+		})
+	}
+}
+
+// ALL without NET_ADMIN is what remains of ALL.
+func TestCLIAllButNetAdmin(t *testing.T) {
+	top := testkit.Build(t, testkit.Options{NoRemote: true})
+	succeed(t, graft(t, top.Host, "--cap-add", "ALL", "--cap-drop", "net_admin", "--", "true"))
+}
+
+// A program that cannot be executed has the status that env(1) gives it.
+func TestCLIProgramStatus(t *testing.T) {
+	top := testkit.Build(t, testkit.Options{NoRemote: true})
+	dir := t.TempDir()
+	script := filepath.Join(dir, "script")
+	if err := os.WriteFile(script, []byte("#!/no/such/interpreter\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range []refusal{
+		{"not found", []string{"--", "no-such-program"}, 127, []string{"no-such-program", "no such file"}},
+		{"no such path", []string{"--", "/no/such/program"}, 127, []string{"/no/such/program"}},
+		{"empty", []string{"--", ""}, 127, nil},
+		{"interpreter not found", []string{"--", script}, 127, []string{"script"}},
+		{"not executable", []string{"--", "/etc/passwd"}, 126, []string{"/etc/passwd", "permission"}},
+		{"a directory", []string{"--", dir}, 126, []string{"directory|permission"}},
+		{"not for this user", []string{"-u", "65534", "--", filepath.Join(privateDir(t), "true")}, 126, []string{"permission"}},
+	} {
+		t.Run(r.name, func(t *testing.T) { r.check(t, top.Host) })
+	}
+}
+
+// privateDir is a folder of root's with a program true.
+func privateDir(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.Chmod(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := copyFile(filepath.Join(dir, "true"), testkit.Program(t, "true")); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}

@@ -1,0 +1,246 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
+)
+
+// goneLimit is how long what belonged to a container may take to go. The kernel
+// frees some of it later, on its own threads.
+const goneLimit = 8 * time.Second
+
+var names atomic.Int32
+
+// uniqueName is a container's name that nobody else on this machine has.
+func uniqueName(what string) string {
+	return fmt.Sprintf("e2e-%s-%d-%d", what, os.Getpid(), names.Add(1))
+}
+
+// container is a run of tsugiki, and all of it that has to go.
+type container struct {
+	*held
+	host         *testkit.Namespace
+	name, runDir string
+	cgroup       string
+	pids         []int // of programs and helpers
+	programs     []ebpf.ProgramID
+	link         string // of the host, whose peer is in the container's namespace
+	sockets      int    // of the host, before
+}
+
+// newContainer starts a program in a run directory of its own, waits for a line
+// that it prints and notes what there is.
+func newContainer(t *testing.T, host *testkit.Namespace, flags []string, until string, program ...string) *container {
+	t.Helper()
+	c := &container{host: host, name: uniqueName("life"), runDir: t.TempDir(), sockets: socketsOf(t, host)}
+	c.cgroup = filepath.Join(ownCgroup(t), "tsugiki-"+c.name)
+	args := append([]string{"run", "--run-dir", c.runDir, "--name", c.name}, flags...)
+	args = append(append(args, "--"), program...)
+	c.held = hold(t, command(t, host, tsugiki, args...), until)
+	c.note(t)
+	return c
+}
+
+// note remembers the container's parts.
+func (c *container) note(t *testing.T) {
+	t.Helper()
+	err := filepath.WalkDir(c.cgroup, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !d.IsDir() {
+			return err
+		}
+		procs, err := os.ReadFile(filepath.Join(path, "cgroup.procs"))
+		for _, pid := range strings.Fields(string(procs)) {
+			n, _ := strconv.Atoi(pid)
+			c.pids = append(c.pids, n)
+		}
+		c.programs = append(c.programs, attached(path)...)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(c.pids) < 2 || len(c.programs) == 0 {
+		t.Fatalf("found the processes %v and the kernel programs %v: not all", c.pids, c.programs)
+	}
+	// A network namespace has no name by which to ask whether it is gone, but
+	// its links go with it, and their peers with them.
+	c.link = fmt.Sprintf("t%d", c.Process.Pid)
+	succeed(t, command(t, c.host, "ip", "link", "add", c.link, "type", "veth",
+		"peer", "name", "peer", "netns", strconv.Itoa(c.program())))
+}
+
+// program is the process id of what tsugiki runs.
+func (c *container) program() int {
+	for _, pid := range c.pids {
+		stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		_, rest, _ := strings.Cut(string(stat), "(")
+		name, rest, _ := strings.Cut(rest, ") ")
+		fields := strings.Fields(rest)
+		if len(fields) > 1 && !strings.HasPrefix(name, "tsugiki") && fields[1] == strconv.Itoa(c.Process.Pid) {
+			return pid
+		}
+	}
+	return 0
+}
+
+// helpers are the processes that serve the program.
+func (c *container) helpers() []int {
+	return slices.DeleteFunc(slices.Clone(c.pids), func(pid int) bool {
+		comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+		return !strings.HasPrefix(string(comm), "tsugiki")
+	})
+}
+
+// attached are the kernel programs of a cgroup.
+func attached(dir string) []ebpf.ProgramID {
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+	var ids []ebpf.ProgramID
+	for at := range ebpf.AttachType(64) {
+		r, err := link.QueryPrograms(link.QueryOptions{Target: int(f.Fd()), Attach: at})
+		if err != nil {
+			continue // not one of cgroups
+		}
+		for _, p := range r.Programs {
+			ids = append(ids, p.ID)
+		}
+	}
+	return ids
+}
+
+// socketsOf counts the sockets of a namespace.
+func socketsOf(t *testing.T, ns *testkit.Namespace) int {
+	t.Helper()
+	used := 0
+	if _, err := fmt.Sscanf(readIn(t, ns, "/proc/thread-self/net/sockstat"), "sockets: used %d", &used); err != nil {
+		t.Fatal(err)
+	}
+	return used
+}
+
+// readIn reads a file of proc as a thread in a namespace sees it.
+func readIn(t *testing.T, ns *testkit.Namespace, path string) string {
+	t.Helper()
+	var content []byte
+	err := ns.Do(func() (err error) {
+		content, err = os.ReadFile(path)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(content)
+}
+
+// dead returns an error while there is something of the container that can do
+// something: a process, a socket on the host, or its namespace.
+func (c *container) dead(t *testing.T) error {
+	for _, pid := range c.pids {
+		if state(pid) != 0 {
+			cmdline, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+			return fmt.Errorf("process %d lives: %q", pid, cmdline)
+		}
+	}
+	// Not by ip(8), whose own sockets the kernel frees later.
+	if strings.Contains(readIn(t, c.host, "/proc/thread-self/net/dev"), c.link+":") {
+		return errors.New("the container's network namespace is there")
+	}
+	if n := socketsOf(t, c.host); n > c.sockets {
+		return fmt.Errorf("the host has %d sockets, had %d", n, c.sockets)
+	}
+	return nil
+}
+
+// gone returns an error while there is anything of the container.
+func (c *container) gone(t *testing.T) error {
+	if err := c.dead(t); err != nil {
+		return err
+	}
+	if _, err := os.Stat(c.cgroup); err == nil {
+		return fmt.Errorf("cgroup %s is there", c.cgroup)
+	}
+	if left, err := os.ReadDir(c.runDir); err != nil || len(left) > 0 {
+		return fmt.Errorf("run directory: %v %v", left, err)
+	}
+	for _, id := range c.programs {
+		p, err := ebpf.NewProgramFromID(id)
+		if err == nil {
+			p.Close()
+			return fmt.Errorf("kernel program %d is there", id)
+		}
+	}
+	return nil
+}
+
+// state is the letter of a process's state, 0 if it is gone or a zombie.
+func state(pid int) byte {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0
+	}
+	s := string(stat[strings.LastIndexByte(string(stat), ')')+2:])
+	if s[0] == 'Z' || s[0] == 'X' {
+		return 0
+	}
+	return s[0]
+}
+
+// waitEnd waits until tsugiki has ended, however, and fails the test if it does
+// not.
+func (c *container) waitEnd(t *testing.T) {
+	t.Helper()
+	ended := make(chan struct{})
+	go func() {
+		for c.lines.Scan() { // Wait is not to be called before all is read
+			c.said = append(c.said, c.lines.Text())
+		}
+		_ = c.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+	case <-time.After(goneLimit):
+		_ = unix.Kill(c.Process.Pid, unix.SIGKILL)
+		<-ended
+		t.Errorf("tsugiki did not end within %v", goneLimit)
+	}
+}
+
+// eventually is testkit.Eventually that goes on after a failure, so that what is
+// left can still be cleaned up.
+func eventually(t *testing.T, what string, check func() error) {
+	t.Helper()
+	deadline := time.Now().Add(goneLimit)
+	err := check()
+	for ; err != nil && time.Now().Before(deadline); err = check() {
+		time.Sleep(20 * time.Millisecond)
+	}
+	if err != nil {
+		t.Errorf("%s: %v", what, err)
+	}
+}
+
+// sweep runs the next container of a run directory, which cleans up after those
+// that were killed.
+func (c *container) sweep(t *testing.T) {
+	t.Helper()
+	succeed(t, command(t, c.host, tsugiki, "run", "--run-dir", c.runDir, "--", "true"))
+}
