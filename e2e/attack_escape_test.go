@@ -84,6 +84,25 @@ func TestAttackLimitHelpers(t *testing.T) {
 	_ = h.stdin.Close() // how tsugiki ends without files is another matter
 }
 
+// Sockets of the host that a program takes to a network namespace that it made,
+// where it is root, are what they were.
+func TestAttackNestedNamespace(t *testing.T) {
+	t.Parallel()
+	a := newArena(t)
+	ip4, ip6 := a.forbidden()
+	for name, flags := range users {
+		h := hold(t, a.attack("static", append(minimal(), flags...), append([]string{"nested", "srv"}, append(ip4, ip6...)...)...), "hold")
+		a.noListeners()
+		out := steps(strings.Join(h.release(), "\n"))
+		for step, want := range map[string]string{"SIOCSIFFLAGS": "EPERM", "SIOCGSKNS": "EPERM", "new sockets are the host's": "no"} {
+			if got := out[step]; !slices.Equal(got, []string{want}) {
+				t.Errorf("%s: %s: %v, want %s", name, step, got, want)
+			}
+		}
+		a.unharmed()
+	}
+}
+
 // A program is given no descriptor of those who serve it.
 func TestAttackFindsNoFiles(t *testing.T) {
 	t.Parallel()

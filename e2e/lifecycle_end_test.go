@@ -83,7 +83,8 @@ func TestLifecycleFailedStart(t *testing.T) {
 	}
 	name, dir := uniqueName("fail"), t.TempDir()
 	for _, args := range [][]string{
-		{"--", text}, {"--netns", "/no/such/namespace", "--", "true"},
+		{"--", text},
+		{"--netns", "/no/such/namespace", "--", "true"},
 		{"--endpoint", "x type ipv4 addr 203.0.113.5 port 1", "-e", "0.0.0.0/0=x", "--", "true"},
 	} {
 		before := socketsOf(t, top.Host)

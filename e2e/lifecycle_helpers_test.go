@@ -177,8 +177,12 @@ func (c *container) gone(t *testing.T) error {
 	if _, err := os.Stat(c.cgroup); err == nil {
 		return fmt.Errorf("cgroup %s is there", c.cgroup)
 	}
-	if left, err := os.ReadDir(c.runDir); err != nil || len(left) > 0 {
-		return fmt.Errorf("run directory: %v %v", left, err)
+	left, err := os.ReadDir(c.runDir)
+	if err != nil {
+		return err
+	}
+	if len(left) > 0 {
+		return fmt.Errorf("run directory: %v", left)
 	}
 	for _, id := range c.programs {
 		p, err := ebpf.NewProgramFromID(id)

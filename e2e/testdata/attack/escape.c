@@ -6,8 +6,11 @@
 #include "attack.h"
 
 #include <dirent.h>
+#include <linux/sockios.h>
+#include <net/if.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/ioctl.h>
 #include <sys/ptrace.h>
 #include <sys/resource.h>
 #include <sys/uio.h>
@@ -185,6 +188,46 @@ static int escape_limit(int argc, char **argv)
 	return 0;
 }
 
+/*
+ * "nested INTERFACE TARGET...": takes sockets along to a network namespace of its
+ * own, in which it is root, and tries what it can do with them there.
+ */
+enum { ESCAPE_TARGETS = 64 };
+
+static int escape_nested(int argc, char **argv)
+{
+	int tcp[ESCAPE_TARGETS], udp[ESCAPE_TARGETS], idle[2];
+	struct ifreq r = {.ifr_flags = 0};
+	uint64_t host;
+
+	for (int i = 1; i < argc && i < ESCAPE_TARGETS; i++) {
+		struct attack_addr to = attack_addr(argv[i]);
+
+		tcp[i] = attack_socket(to.sa.sa_family, SOCK_STREAM);
+		udp[i] = attack_socket(to.sa.sa_family, SOCK_DGRAM);
+	}
+	idle[0] = attack_socket(AF_INET, SOCK_STREAM);
+	idle[1] = attack_socket(AF_INET6, SOCK_STREAM);
+	host = attack_netns(idle[0]);
+	attack_need("unshare", unshare(CLONE_NEWUSER | CLONE_NEWNET));
+	attack_note("new sockets are the host's", "%s",
+		    attack_netns(attack_socket(AF_INET, SOCK_STREAM)) == host ? "yes" : "no");
+	for (int i = 1; i < argc && i < ESCAPE_TARGETS; i++) {
+		struct attack_addr to = attack_addr(argv[i]);
+
+		if (attack_say(argv[i], connect(tcp[i], &to.sa, to.len)) >= 0)
+			send(tcp[i], "nested", 6, MSG_NOSIGNAL);
+		attack_say(argv[i], sendto(udp[i], "nested", 6, 0, &to.sa, to.len));
+	}
+	strncpy(r.ifr_name, argv[0], IFNAMSIZ - 1);
+	attack_say("SIOCSIFFLAGS", ioctl(idle[0], SIOCSIFFLAGS, &r));
+	attack_say("SIOCGSKNS", ioctl(idle[0], SIOCGSKNS));
+	attack_say("listen", listen(idle[0], 5));
+	attack_say("i386 listen", attack_i386(363, idle[1], 5, 0, 0, 0));
+	attack_hold();
+	return 0;
+}
+
 /* Programs get no descriptor but those they had. */
 static int escape_files(int argc, char **argv)
 {
@@ -196,6 +239,11 @@ static int escape_files(int argc, char **argv)
 }
 
 const struct attack_case escape_cases[] = {
-	{"walls", escape_walls}, {"kill", escape_kill},	  {"move", escape_move},
-	{"limit", escape_limit}, {"files", escape_files}, {0},
+	{"walls", escape_walls},
+	{"kill", escape_kill},
+	{"move", escape_move},
+	{"limit", escape_limit},
+	{"files", escape_files},
+	{"nested", escape_nested},
+	{0},
 };
