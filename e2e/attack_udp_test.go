@@ -76,6 +76,30 @@ func TestAttackUDPServer(t *testing.T) {
 	}
 }
 
+// A container reaches its own server by its loopback. When that has gone and the
+// host has its port, what was connected to the one does not reach the other.
+func TestAttackOutlivedServer(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ endpoint, taker string }{{"0.0.0.0", "127.0.0.1"}, {hostAddr4, hostAddr4}} {
+		t.Run(tt.endpoint, func(t *testing.T) {
+			a := newArena(t)
+			rules := []string{
+				"--endpoint", fmt.Sprintf("in type ipv4 addr %s port %d", tt.endpoint, ingressPort),
+				"-i", fmt.Sprintf("0.0.0.0:%d=in", ingressPort),
+			}
+			at, by := fmt.Sprintf("0.0.0.0:%d", ingressPort), fmt.Sprintf("127.0.0.1:%d", ingressPort)
+			h := hold(t, a.attack("static", rules, "udp-outlive", at, by), "closed")
+			if !a.taken("udp", ingressPort) {
+				a.trapUDP(a.Host, tt.taker, ingressPort)
+			}
+			h.next()
+			h.await("hold")
+			h.release()
+			a.unharmed()
+		})
+	}
+}
+
 // A client's socket takes no datagrams at a port that it has chosen.
 func TestAttackUDPClientChoosesNoPort(t *testing.T) {
 	t.Parallel()

@@ -115,6 +115,26 @@ static int udp_range(int argc, char **argv)
 	return 0;
 }
 
+/* "udp-outlive AT BY": a client of an own server that is no more. */
+static int udp_outlive(int argc, char **argv)
+{
+	struct attack_addr at = attack_addr(argv[0]), by = attack_addr(argv[argc - 1]);
+	int server = attack_socket(at.sa.sa_family, SOCK_DGRAM);
+	int client = attack_socket(by.sa.sa_family, SOCK_DGRAM);
+	char data[16];
+
+	attack_need("bind", bind(server, &at.sa, at.len));
+	attack_need("connect", connect(client, &by.sa, by.len));
+	attack_need("send", send(client, "mine", 4, 0));
+	attack_need("receive", recv(server, data, sizeof(data), 0));
+	close(server);
+	attack_note("closed", "ok");
+	attack_need("wait", read(STDIN_FILENO, data, 1));
+	attack_say("send", send(client, "outlived", 8, 0));
+	attack_hold();
+	return 0;
+}
+
 /* "udp-own AT": a datagram over the container's own loopback. */
 static int udp_own(int argc, char **argv)
 {
@@ -130,6 +150,11 @@ static int udp_own(int argc, char **argv)
 }
 
 const struct attack_case udp_cases[] = {
-	{"udp-server", udp_server}, {"udp-source", udp_source}, {"udp-later", udp_later},
-	{"udp-range", udp_range},   {"udp-own", udp_own},	{0},
+	{"udp-server", udp_server},
+	{"udp-source", udp_source},
+	{"udp-later", udp_later},
+	{"udp-range", udp_range},
+	{"udp-outlive", udp_outlive},
+	{"udp-own", udp_own},
+	{0},
 };
