@@ -75,13 +75,20 @@ func TestAttackMoveHelpers(t *testing.T) {
 func TestAttackLimitHelpers(t *testing.T) {
 	t.Parallel()
 	a := newArena(t)
-	c := a.attack("static", minimal(), "limit", "0.0.0.0:9093")
-	h := hold(t, c, "hold")
+	name := uniqueName("limit")
+	h := hold(t, a.attack("static", append(minimal(), "--name", name), "limit", "0.0.0.0:9093"), "hold")
 	a.noListeners()
 	if a.taken("udp", 9093) || a.taken("tcp", 9093) {
 		t.Error("the container has the host's port 9093")
 	}
-	_ = h.stdin.Close() // how tsugiki ends without files is another matter
+	_ = h.stdin.Close()
+	for h.lines.Scan() {
+		continue
+	}
+	_ = h.Wait() // how tsugiki ends without files is another test's matter
+	if group := filepath.Join(ownCgroup(t), "tsugiki-"+name); exists(group) {
+		removeCgroup(t, group)
+	}
 }
 
 // Sockets of the host that a program takes to a network namespace that it made,

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -205,6 +206,7 @@ func TestLifecycleEndsInSpiteOf(t *testing.T) {
 	}{
 		{"memory that is never there", []string{"--cap-add", "SYS_PTRACE"}, []string{"orphan", "memory"}},
 		{"helpers that it stopped", nil, []string{"orphan", "stopped"}},
+		{"helpers that it took the files from", nil, []string{"orphan", "limited"}},
 		{"helpers that another user stopped", []string{"-u", "65534:65534"}, []string{"orphan", "stopped"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -232,11 +234,33 @@ func TestLifecycleEndsInSpiteOf(t *testing.T) {
 				<-ended
 				succeed(t, command(t, a.Host, tsugiki, "run", "--run-dir", dir, "--", "true"))
 			}
-			if _, err := os.Stat(filepath.Join(ownCgroup(t), "tsugiki-"+name)); err == nil {
-				t.Error("the cgroup is there")
+			if group := filepath.Join(ownCgroup(t), "tsugiki-"+name); exists(group) {
+				t.Errorf("cgroup %s is there", group)
+				removeCgroup(t, group)
 			}
 		})
 	}
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+// removeCgroup removes what tsugiki has left, so that a failed test does not.
+func removeCgroup(t *testing.T, group string) {
+	t.Helper()
+	_ = os.WriteFile(filepath.Join(group, "cgroup.kill"), []byte("1"), 0)
+	testkit.Eventually(t, goneLimit, func() error {
+		children, _ := filepath.Glob(filepath.Join(group, "*/"))
+		for _, child := range children {
+			_ = unix.Rmdir(child) // files are none of ours
+		}
+		if err := unix.Rmdir(group); err != nil && !errors.Is(err, unix.ENOENT) {
+			return err
+		}
+		return nil
+	})
 }
 
 // needsUserfaultfd skips the test where the kernel has none.

@@ -215,7 +215,8 @@ static int listen_host_socket(void)
 
 static int listen_swapped(int argc, char **argv)
 {
-	int won = 0, accepted = 0;
+	int won = 0, accepted = 0, heard = 0;
+	char word[8];
 	struct sockaddr_un name = {.sun_family = AF_UNIX};
 	uint64_t host;
 	pthread_t thread;
@@ -238,7 +239,12 @@ static int listen_swapped(int argc, char **argv)
 			usleep(500);
 			fcntl(old, F_SETFL, O_NONBLOCK);
 			conn = accept(old, NULL, NULL);
-			accepted += conn >= 0;
+			if (conn >= 0) {
+				/* What is asked may have come with the handshake. */
+				send(conn, "out", 3, MSG_NOSIGNAL);
+				heard += recv(conn, word, sizeof(word), 0) > 0;
+				accepted++;
+			}
 			close(conn);
 		}
 		atomic_store(&listen_swap.host, listen_host_socket());
@@ -246,10 +252,14 @@ static int listen_swapped(int argc, char **argv)
 	}
 	attack_note("won", "%d", won);
 	attack_note("accepted", "%d", accepted);
+	attack_note("heard", "%d", heard);
 	_exit(0);
 }
 
-/* "flood ADDR": connects to the ports that standard input names, until it ends. */
+/*
+ * "flood ADDR": connects to the ports that standard input names, until it ends,
+ * and says when somebody answers.
+ */
 static atomic_int listen_target;
 
 static void *listen_read_targets(void *arg)
@@ -265,8 +275,10 @@ static void *listen_read_targets(void *arg)
 static int listen_flood(int argc, char **argv)
 {
 	struct attack_addr to = attack_addr(argv[argc - 1]);
+	struct timeval patience = {.tv_usec = 200000};
 	struct linger reset = {1, 0};
 	pthread_t thread;
+	char word[8];
 
 	pthread_create(&thread, NULL, listen_read_targets, NULL);
 	for (;;) {
@@ -274,7 +286,12 @@ static int listen_flood(int argc, char **argv)
 
 		setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
 		to.in.sin_port = htons((uint16_t)atomic_load(&listen_target));
-		connect(fd, &to.sa, to.len);
+		setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+		if (connect(fd, &to.sa, to.len) == 0) {
+			send(fd, "in", 2, MSG_NOSIGNAL);
+			if (recv(fd, word, sizeof(word), 0) > 0)
+				attack_note("answered", "ok");
+		}
 		close(fd);
 	}
 	return 0;

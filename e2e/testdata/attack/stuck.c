@@ -10,6 +10,7 @@
 #include <signal.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 /* A page that nobody ever fills. */
 static void *stuck_page(void)
@@ -61,8 +62,8 @@ static int stuck_memory(int argc, char **argv)
 	_exit(0);
 }
 
-/* "orphan memory|stopped ADDR": leaves a child that waits for ever, and ends. */
-static void stuck_calls(const struct attack_addr *to)
+/* Calls of which each needs somebody else. */
+static _Noreturn void stuck_calls(const struct attack_addr *to)
 {
 	struct attack_addr own = {.len = sizeof(own.in)};
 	int fd;
@@ -78,18 +79,26 @@ static void stuck_calls(const struct attack_addr *to)
 	}
 }
 
+/*
+ * "orphan memory|stopped|limited ADDR": stops those who serve us, or takes the
+ * files from them, leaves a child that calls them for ever, and ends.
+ */
 static int stuck_orphan(int argc, char **argv)
 {
 	struct attack_addr to = attack_addr(argv[argc - 1]);
-	bool stop = strcmp(argv[0], "stopped") == 0;
-	pid_t pids[16];
-	int count = stop ? attack_helpers(pids, 16) : 0;
+	bool stop = strcmp(argv[0], "stopped") == 0, limit = strcmp(argv[0], "limited") == 0;
+	struct rlimit none = {0, 4096};
+	pid_t pids[17];
+	int count = attack_helpers(pids, 16);
 
-	for (int i = 0; i < count; i++)
+	pids[count] = getppid();
+	for (int i = 0; i < count && stop; i++)
 		kill(pids[i], SIGSTOP);
+	for (int i = 0; i <= count && limit; i++)
+		prlimit(pids[i], RLIMIT_NOFILE, &none, NULL);
 	if (fork() == 0) {
 		setsid();
-		if (stop)
+		if (stop || limit)
 			stuck_calls(&to);
 		stuck_connect(stuck_page());
 	}
