@@ -196,7 +196,9 @@ func command(path string, c Config, files ...*os.File) *exec.Cmd {
 	cmd.Dir = "/"
 	cmd.Env = []string{}
 	cmd.ExtraFiles = files // from 3
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	// Not a session of its own: the scheduler would take it for a group apart
+	// (autogroup, sched(7)), and it takes turns with the program.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if c.CgroupDir != nil {
 		cmd.SysProcAttr.UseCgroupFD = true
 		cmd.SysProcAttr.CgroupFD = int(c.CgroupDir.Fd())

@@ -98,7 +98,7 @@
 
 #define GATE_THREADS_MAX 64
 #define GATE_STACK	 (64 * 1024)
-#define GATE_TICK_MS	 2
+#define GATE_TICK_MS	 20
 /* Ticks without work after which the watchdog sleeps until there is some. */
 #define GATE_QUIET_TICKS 4
 
