@@ -44,13 +44,13 @@ func newClaim(dir, name string) (*claim, error) {
 		return nil, fmt.Errorf("%w %q: letters, digits, '_', '.' and '-', at most 63, a letter or digit first", ErrName, name)
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("make run directory: %w", err)
+		return nil, fmt.Errorf("make run directory: %w; choose another with --run-dir", err)
 	}
 	path := filepath.Join(dir, name+".json")
 	for {
 		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 		if err != nil {
-			return nil, fmt.Errorf("claim name: %w", err)
+			return nil, fmt.Errorf("claim name: %w; choose another directory with --run-dir", err)
 		}
 		held, err := lockIfCurrent(f, path)
 		switch {
@@ -67,7 +67,7 @@ func newClaim(dir, name string) (*claim, error) {
 		holder := readLeftovers(f)
 		f.Close()
 		if holder != nil {
-			return nil, fmt.Errorf("%w %q: it is in use by process %d; choose another with --name", ErrName, name, holder.PID)
+			return nil, fmt.Errorf("the name %q is in use by process %d; choose another with --name", name, holder.PID)
 		}
 	}
 }
@@ -100,7 +100,7 @@ func (c *claim) record(l leftovers) error {
 		_, err = c.file.WriteAt(data, 0)
 	}
 	if err != nil {
-		return fmt.Errorf("write down container: %w", err)
+		return fmt.Errorf("write down container: %w; make room, or choose another directory with --run-dir", err)
 	}
 	return nil
 }

@@ -84,6 +84,7 @@ func Start(spec Spec) (*Container, error) {
 }
 
 func (c *Container) start() error {
+	c.catchSignals()
 	if err := kernel.Require(); err != nil {
 		return err
 	}
@@ -96,7 +97,6 @@ func (c *Container) start() error {
 			return err
 		}
 	}
-	c.catchSignals()
 	return c.launch(path)
 }
 
@@ -196,6 +196,10 @@ func (c *Container) netnsOf(ep *endpoint.Endpoint) uint64 { return c.namespaces[
 
 func (c *Container) makeEngine() error {
 	log := c.spec.Log.With("container", c.spec.Name)
+	ephemeral, err := ephemeralPorts(c.namespaces[""])
+	if err != nil {
+		return err
+	}
 	for name, ns := range c.namespaces {
 		c.host[name] = &place{ns: ns, cgroup: c.keepers, owner: c.group, user: c.spec.User, log: log}
 	}
@@ -209,11 +213,12 @@ func (c *Container) makeEngine() error {
 		OwnSockets:    func() { c.gate.SetOwnSockets() },
 		Services:      func() { c.gate.SetServices() },
 		OwnIsLoopback: c.ownIsNew(),
+		Ephemeral:     ephemeral,
 		Log:           log,
 	})
 	// Now, so that a fault of it is an error of Start; and because it guards the
 	// container against our own death.
-	_, err := c.host[""].Keeper()
+	_, err = c.host[""].Keeper()
 	return err
 }
 
@@ -254,10 +259,16 @@ func (c *Container) serve(listener *os.File) error {
 		return err
 	}
 	defer dir.Close()
+	kill, err := c.group.Killer()
+	if err != nil {
+		return err
+	}
+	defer kill.Close()
 	config := gate.Config{
 		CgroupDir: dir,
 		Own:       c.ownNS,
 		Listener:  listener,
+		Kill:      kill,
 		Rules:     c.table.Snapshot(c.netnsOf),
 		Born4:     c.engine.Born(unix.AF_INET),
 		Born6:     c.engine.Born(unix.AF_INET6),
@@ -269,9 +280,20 @@ func (c *Container) serve(listener *os.File) error {
 	if c.gate, err = gate.Start(config); err != nil {
 		return err
 	}
-	c.supervisor = notify.New(listener, c.gate, c.engine, c.spec.Log.With("container", c.spec.Name))
+	c.supervisor = notify.New(listener, c.gate, c.engine, c.spec.Log.With("container", c.spec.Name), c.gateEnded)
 	c.supervisor.Start()
 	return nil
+}
+
+// gateEnded ends the container if it has lost its gate: nobody would answer its
+// calls any more.
+func (c *Container) gateEnded(cause error) {
+	if c.programs.Populated() {
+		c.spec.Log.Error("the gate was killed; the container ends", "container", c.spec.Name, "cause", cause)
+	}
+	if err := c.group.Kill(); err != nil {
+		c.spec.Log.Error("end container", "container", c.spec.Name, "err", err)
+	}
 }
 
 // PID is the program's process id.
@@ -286,21 +308,20 @@ func (c *Container) Close() error {
 			errs = append(errs, err)
 		}
 	}
-	if c.gate != nil {
-		note(c.gate.Close())
-	}
-	if c.programs != nil {
-		// What a call of theirs waits for is not to come any more.
-		note(c.programs.Kill())
-	}
 	if c.supervisor != nil {
-		c.supervisor.Wait()
+		note(c.supervisor.Close())
 	}
 	if c.own != nil {
 		note(c.own.close())
 	}
 	for _, p := range c.host {
 		note(p.close())
+	}
+	if c.group != nil {
+		note(c.group.Kill())
+	}
+	if c.supervisor != nil {
+		c.supervisor.Wait()
 	}
 	if c.relay != nil {
 		note(c.relay.Close())
@@ -312,18 +333,23 @@ func (c *Container) Close() error {
 		c.reportDenied()
 		note(c.enforced.Close())
 	}
+	removed := true
 	if c.group != nil {
-		note(c.group.Remove())
+		err := c.group.Remove()
+		removed = err == nil // else the next start tries again
+		note(err)
 	}
 	if c.process != nil {
 		// Not before all are dead: a call that waits would fail with ENOSYS.
 		note(c.process.Listener.Close())
 	}
-	if c.claim != nil {
+	if c.claim != nil && removed {
 		note(c.claim.release())
 	}
 	for _, ns := range c.namespaces {
-		note(ns.Close())
+		if ns != nil {
+			note(ns.Close())
+		}
 	}
 	if c.ownNS != nil {
 		note(c.ownNS.Close())

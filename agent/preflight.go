@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 
 	"golang.org/x/sys/unix"
 
@@ -50,6 +51,24 @@ func checkEndpoints(t *policy.Table, netnsOf func(string) *netns.NS) error {
 		}
 	}
 	return nil
+}
+
+// ephemeralPorts are those that the kernel gives in a namespace to sockets that
+// ask for none (ip(7), ip_local_port_range).
+func ephemeralPorts(ns *netns.NS) (endpoint.PortRange, error) {
+	var r endpoint.PortRange
+	err := ns.Do(func() error {
+		data, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
+		if err != nil {
+			return err
+		}
+		_, err = fmt.Sscan(string(data), &r.First, &r.Last)
+		return err
+	})
+	if err != nil {
+		return r, fmt.Errorf("find the host's ephemeral ports: %w", err)
+	}
+	return r, nil
 }
 
 // tryBind binds a socket and closes it.

@@ -13,6 +13,13 @@
 
 #include <stdbool.h>
 
+/*
+ * An option of SOL_IP that there is not. Where the programs are in force it is
+ * EPERM, else the kernel knows it not: so a socket is proved to be made where
+ * they are attached, though the keeper may have been moved to another cgroup.
+ */
+#define OPTIONS_PROOF 0x7473
+
 static inline __attribute__((always_inline)) bool options_refused_socket(int name)
 {
 	return name == 25 /* SO_BINDTODEVICE */ || name == 36 /* SO_MARK */ ||

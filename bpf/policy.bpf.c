@@ -538,6 +538,8 @@ int setsockopt(struct bpf_sockopt *ctx)
 	/* The kernel need not see more of a value than the program passed. */
 	if (ctx->optlen > 4096)
 		ctx->optlen = 0;
+	if (ctx->level == 0 && ctx->optname == OPTIONS_PROOF)
+		return DENY;
 	if (!options_refused(ctx->level, ctx->optname))
 		return ALLOW;
 	if (ctx->level == 1 && ctx->sk && is_relay(ctx->sk, relay_port4))

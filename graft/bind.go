@@ -192,7 +192,7 @@ func (e *Engine) Listen(p Program, number, backlog int) (Answer, error) {
 	}
 	defer unix.Close(file)
 	s, err := inspect(file)
-	if err != nil || !s.isIP() {
+	if err != nil || !s.isIP() || s.typ != unix.SOCK_STREAM {
 		return Answer{}, err
 	}
 	listener := s.file

@@ -106,6 +106,9 @@ type Config struct {
 	// Services is called before the container serves a port on the host. Until
 	// then, its loopback is its own alone.
 	Services func()
+	// Ephemeral are the ports that the host's kernel gives to whoever asks for
+	// none: a client may keep the one that it has of those, where it is free.
+	Ephemeral endpoint.PortRange
 	// OwnIsLoopback says that the container's namespace has nothing but a
 	// loopback, so that all else lies on the host's side.
 	OwnIsLoopback bool
@@ -250,7 +253,11 @@ func (e *Engine) nameAt(s *socket, ep *endpoint.Endpoint, place Place) rebind {
 	case place == e.Own, ep == nil, s.local.Addr().Unmap().IsLoopback():
 		return rebind{wanted: true, to: s.local, view: s.local}
 	}
-	return rebind{wanted: true, to: netip.AddrPortFrom(s.shape(ep.Addr), s.local.Port()), view: s.local}
+	port := s.local.Port()
+	if !e.Ephemeral.Contains(port) {
+		port = 0 // whose that port is on the host, only a rule can say
+	}
+	return rebind{wanted: true, to: netip.AddrPortFrom(s.shape(ep.Addr), port), view: s.local}
 }
 
 // decided tells whether a UDP socket has sent before, and notes that it has.

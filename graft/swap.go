@@ -61,6 +61,11 @@ func (e *Engine) swap(p Program, number int, s *socket, to Place, name rebind) (
 }
 
 func (e *Engine) prepare(s *socket, file int, to Place, name rebind) error {
+	if e.places[to.Cookie()] != nil {
+		if err := e.Enforcement.Prove(file); err != nil {
+			return err
+		}
+	}
 	if err := e.copyOptions(s, file); err != nil {
 		return err
 	}

@@ -158,6 +158,10 @@ func asUserOf(p Program, fn func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread() // never unlocked: the thread dies with the goroutine
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETGROUPS, 0, 0, 0); errno != 0 {
+			done <- fmt.Errorf("drop our groups: %w", errno)
+			return
+		}
 		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESGID, ^uintptr(0), uintptr(gid), ^uintptr(0)); errno != 0 {
 			done <- fmt.Errorf("take the program's group: %w", errno)
 			return

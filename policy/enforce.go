@@ -195,6 +195,21 @@ func (e *Enforcement) BoundByIngress(sock int) bool {
 	return e.objs.BindingBySocket.Lookup(uint32(sock), &row) == nil && row.Ingress != 0
 }
 
+// optionsProof is OPTIONS_PROOF of bpf/options.h.
+const optionsProof = 0x7473
+
+// ErrNotEnforced says that a socket was made where no policy is in force.
+var ErrNotEnforced = errors.New("socket is not policed: its maker has been moved out of its cgroup")
+
+// Prove returns nil if the programs police a host socket.
+func (e *Enforcement) Prove(sock int) error {
+	_, _, errno := unix.Syscall6(unix.SYS_SETSOCKOPT, uintptr(sock), unix.SOL_IP, optionsProof, 0, 0, 0)
+	if errno != unix.EPERM {
+		return ErrNotEnforced
+	}
+	return nil
+}
+
 // Denied returns what the kernel has refused the container so far.
 func (e *Enforcement) Denied() (Denied, error) {
 	var counts [4]uint64

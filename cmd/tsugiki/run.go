@@ -183,7 +183,7 @@ func exitStatus(err error) int {
 	var u usageError
 	var e *launch.ExecError
 	switch {
-	case errors.As(err, &u):
+	case errors.As(err, &u), errors.Is(err, policy.ErrRule), errors.Is(err, agent.ErrName):
 		return exitUsage
 	case errors.As(err, &e) && e.Errno == unix.ENOENT:
 		return 127

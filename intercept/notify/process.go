@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"strconv"
 	"strings"
@@ -230,12 +231,18 @@ func (p *program) Descriptors(file int) ([]graft.Descriptor, error) {
 			epolls = append(epolls, number)
 		}
 	}
-	for i := range found {
-		if err := p.describe(&found[i], epolls); err != nil {
+	described := found[:0]
+	for _, d := range found {
+		err := p.describe(&d, epolls)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // closed meanwhile
+		}
+		if err != nil {
 			return nil, err
 		}
+		described = append(described, d)
 	}
-	return found, p.valid()
+	return described, p.valid()
 }
 
 func (p *program) describe(d *graft.Descriptor, epolls []int) error {

@@ -16,10 +16,10 @@ package notify
 
 import (
 	"errors"
-	"io"
 	"log/slog"
 	"os"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -38,12 +38,22 @@ type Supervisor struct {
 	log       *slog.Logger
 	processes processes
 	done      sync.WaitGroup
+	closing   atomic.Bool
+	gone      func(error)
 }
 
 // New makes a supervisor for a filter's listener and its gate, which stay the
 // caller's.
-func New(l *os.File, g *gate.Gate, engine *graft.Engine, log *slog.Logger) *Supervisor {
-	return &Supervisor{listener: listener{int(l.Fd())}, gate: g, engine: engine, log: log}
+// gone is called if the gate ends before Close, as it does with the container's
+// last process, or when it is killed.
+func New(l *os.File, g *gate.Gate, engine *graft.Engine, log *slog.Logger, gone func(error)) *Supervisor {
+	return &Supervisor{listener: listener{int(l.Fd())}, gate: g, engine: engine, log: log, gone: gone}
+}
+
+// Close ends the gate. What is being handled then comes to nothing.
+func (s *Supervisor) Close() error {
+	s.closing.Store(true)
+	return s.gate.Close()
 }
 
 // Start begins to serve, until the gate is closed or ends.
@@ -55,8 +65,8 @@ func (s *Supervisor) Start() {
 		for {
 			a, err := s.gate.Next()
 			if err != nil {
-				if !errors.Is(err, io.EOF) && !errors.Is(err, os.ErrClosed) {
-					s.log.Error("hear the gate", "err", err)
+				if !s.closing.Load() && !errors.Is(err, os.ErrClosed) {
+					s.gone(err)
 				}
 				return
 			}
@@ -71,8 +81,8 @@ func (s *Supervisor) Start() {
 	}()
 }
 
-// Wait waits until the gate has been closed and all calls that it asked about
-// have been handled.
+// Wait waits until all calls that the gate has asked about have been handled. The
+// container's processes and keepers are to be gone by then.
 func (s *Supervisor) Wait() {
 	s.done.Wait()
 	s.processes.closeAll()
@@ -88,6 +98,8 @@ func (s *Supervisor) handle(a gate.Ask) {
 	switch {
 	case errors.Is(err, errStale), errors.Is(err, unix.ESRCH):
 		s.log.Debug("caller is gone", "pid", a.Thread, "syscall", a.Call)
+	case err != nil && s.closing.Load():
+		s.log.Debug("call not grafted at the end", "pid", a.Thread, "syscall", a.Call, "err", err)
 	case err != nil:
 		// A fault of ours. The call goes on as it is: in the container's own
 		// namespace, or as far as the kernel programs let it.

@@ -69,6 +69,7 @@ func findV2(mountinfo string) (mount, root string, err error) {
 // Group is a group that this package made.
 type Group struct {
 	path string
+	kill *os.File // open from the start, or nil
 }
 
 // Create makes the group NAME below the directory parent. A group of that name
@@ -76,13 +77,19 @@ type Group struct {
 func Create(parent, name string) (*Group, error) {
 	path := filepath.Join(parent, name)
 	if err := os.Mkdir(path, 0o755); err != nil {
-		return nil, fmt.Errorf("make cgroup: %w", err)
+		return nil, fmt.Errorf("make cgroup: %w; it takes write access to the cgroup v2 hierarchy", err)
 	}
-	return &Group{path}, nil
+	// Somebody may take from us, with prlimit(2), what it takes to open it when
+	// it is needed.
+	kill, err := os.OpenFile(filepath.Join(path, "cgroup.kill"), os.O_WRONLY, 0)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("make cgroup: %w", err), unix.Rmdir(path))
+	}
+	return &Group{path, kill}, nil
 }
 
 // At is the group in a directory that an earlier process made.
-func At(path string) *Group { return &Group{path} }
+func At(path string) *Group { return &Group{path: path} }
 
 // Path is the group's directory.
 func (g *Group) Path() string { return g.path }
@@ -98,6 +105,9 @@ func (g *Group) Killer() (*os.File, error) {
 // Kill kills every process in the group and below it. One that is forking at
 // this moment does not get away (kernel commit 661ee6280931).
 func (g *Group) Kill() error {
+	if g.kill != nil {
+		return g.killBy(g.kill)
+	}
 	f, err := g.Killer()
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil // the group is gone
@@ -106,10 +116,20 @@ func (g *Group) Kill() error {
 		return fmt.Errorf("kill cgroup %s: %w", g.path, err)
 	}
 	defer f.Close()
+	return g.killBy(f)
+}
+
+func (g *Group) killBy(f *os.File) error {
 	if _, err := io.WriteString(f, "1"); err != nil && !errors.Is(err, unix.ENODEV) {
 		return fmt.Errorf("kill cgroup %s: %w", g.path, err)
 	}
 	return nil
+}
+
+// Populated tells whether any process is in the group or below it.
+func (g *Group) Populated() bool {
+	events, err := os.ReadFile(filepath.Join(g.path, "cgroup.events"))
+	return err == nil && strings.Contains(string(events), "populated 1")
 }
 
 // Remove kills what is left in the group and removes it with its children. It
@@ -123,6 +143,10 @@ func (g *Group) Remove() error {
 	for pause := 100 * time.Microsecond; ; pause = min(2*pause, 20*time.Millisecond) {
 		err := removeTree(g.path)
 		if err == nil || errors.Is(err, fs.ErrNotExist) {
+			if g.kill != nil {
+				g.kill.Close()
+				g.kill = nil
+			}
 			return nil
 		}
 		if time.Now().After(deadline) {

@@ -108,6 +108,7 @@ type Config struct {
 	Own       *netns.NS // the program's
 	CgroupDir *os.File  // cgroup2 directory it is born in; nil: the caller's
 	Listener  *os.File  // of the container's seccomp filter
+	Kill      *os.File  // cgroup.kill of the container, used if this process dies
 	Rules     []byte    // policy.Table.Snapshot
 	Born4     bool      // AF_INET sockets are made on the host at socket(2)
 	Born6     bool      // AF_INET6 sockets likewise
@@ -158,7 +159,7 @@ func start(c Config) (*Gate, error) {
 		return nil, errors.Join(err, g.control.Close())
 	}
 	defer shared.Close()
-	g.cmd = command(path, c, theirs, c.Listener, rules, shared)
+	g.cmd = command(path, c, theirs, c.Listener, rules, shared, c.Kill)
 	var stderr bytes.Buffer
 	g.cmd.Stderr = &stderr
 	if c.Netns != nil {

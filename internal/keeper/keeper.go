@@ -159,7 +159,7 @@ func launch(path string, cfg Config) (*exec.Cmd, *net.UnixConn, error) {
 		if len(text) > 0 {
 			return nil, nil, errors.New(strings.TrimSpace(string(text)))
 		}
-		return nil, nil, fmt.Errorf("wait for its greeting: %w (%v)", err, werr)
+		return nil, nil, fmt.Errorf("wait for its greeting: %w", errors.Join(err, werr))
 	}
 	return cmd, ours, nil
 }

@@ -73,7 +73,7 @@ func New() (*NS, error) {
 func open(path string) (*NS, error) {
 	f, err := os.Open(path)
 	if err != nil {
-		return nil, fmt.Errorf("open network namespace: %w", err)
+		return nil, fmt.Errorf("open network namespace: %w; ip netns list shows those that have a name", err)
 	}
 	ns := &NS{f: f}
 	err = ns.Do(func() error {

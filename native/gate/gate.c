@@ -37,8 +37,7 @@
  * blocks all signals.
  *
  * The end. The gate ends with the last process of the container. If its
- * supervisor ends before, it stays, so that calls wait instead of failing with
- * ENOSYS, until the keeper has killed the container's cgroup, and it with that.
+ * supervisor ends before, it kills the container's cgroup, itself included.
  */
 #define _GNU_SOURCE
 #include "../../bpf/options.h"
@@ -172,6 +171,11 @@ static void gate_report(struct gate_ask *ask)
 	gate_tell(ask);
 }
 
+static bool gate_policed(int file)
+{
+	return setsockopt(file, 0 /* SOL_IP */, OPTIONS_PROOF, NULL, 0) != 0 && errno == EPERM;
+}
+
 static void gate_socket(const struct seccomp_notif *n, struct gate_ask *ask)
 {
 	struct seccomp_notif_addfd add = {.id = n->id, .flags = SECCOMP_ADDFD_FLAG_SEND};
@@ -192,6 +196,12 @@ static void gate_socket(const struct seccomp_notif *n, struct gate_ask *ask)
 			gate_proceed(n);
 		else
 			gate_answer(n, errno, 0);
+		return;
+	}
+	if (!gate_policed(file)) {
+		/* Somebody has moved the gate out of its cgroup. */
+		close(file);
+		gate_proceed(n);
 		return;
 	}
 	add.srcfd = (uint32_t)file;
@@ -535,6 +545,34 @@ static bool gate_tick(void)
 	return worked;
 }
 
+/*
+ * Kills the container, and the gate with it, when its supervisor is gone: the
+ * keeper does so too, but a program of its own user can stop that one.
+ */
+static void *gate_guard(void *unused)
+{
+	struct pollfd p = {.fd = gate.control, .events = POLLRDHUP};
+
+	(void)unused;
+	while (poll(&p, 1, -1) <= 0 || !(p.revents & (POLLRDHUP | POLLHUP | POLLERR)))
+		continue;
+	if (write(gate.kill, "1", 1) < 0)
+		_exit(1);
+	return NULL;
+}
+
+static void gate_start_guard(void)
+{
+	pthread_attr_t attr;
+	pthread_t thread;
+
+	pthread_attr_init(&attr);
+	pthread_attr_setstacksize(&attr, GATE_STACK);
+	if (pthread_create(&thread, &attr, gate_guard, NULL) != 0)
+		_exit(1);
+	pthread_attr_destroy(&attr);
+}
+
 static _Noreturn void gate_watch(void)
 {
 	const struct timespec tick = {.tv_nsec = GATE_TICK_MS * 1000000};
@@ -572,6 +610,7 @@ int main(int argc, char **argv)
 	(void)syscall(SYS_sched_setscheduler, 0, SCHED_BATCH, &(struct sched_param){0});
 	for (struct gate_worker *w = gate_workers; w < &gate_workers[GATE_THREADS_MAX]; w++)
 		atomic_store(&w->free, true);
+	gate_start_guard();
 	gate_start_thread();
 	gate_tell(&hello);
 	gate_watch();

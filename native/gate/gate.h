@@ -62,6 +62,7 @@ enum gate_born {
 struct gate {
 	int control;
 	int listener;
+	int kill; /* cgroup.kill of the container */
 	const struct rules *rules;
 	struct gate_shared *shared;
 	uint64_t host; /* SO_NETNS_COOKIE of the gate's own namespace */

@@ -24,11 +24,18 @@
 #define SO_NETNS_COOKIE 71
 #endif
 
-enum { GATE_FD_CONTROL = 3, GATE_FD_LISTENER, GATE_FD_RULES, GATE_FD_SHARED, GATE_FDS };
+enum {
+	GATE_FD_CONTROL = 3,
+	GATE_FD_LISTENER,
+	GATE_FD_RULES,
+	GATE_FD_SHARED,
+	GATE_FD_KILL,
+	GATE_FDS
+};
 
 static const char gate_usage_text[] = "usage: tsugiki-gate --born N --uid N --gid N --own INODE "
 				      "[--report], control socket, seccomp "
-				      "listener, rules and shared page at 3 to 6\n";
+				      "listener, rules, shared page and cgroup.kill at 3 to 7\n";
 
 void gate_arguments(struct gate *g, int argc, char **argv)
 {
@@ -68,6 +75,7 @@ static void gate_take(struct gate *g)
 
 	g->control = GATE_FD_CONTROL;
 	g->listener = GATE_FD_LISTENER;
+	g->kill = GATE_FD_KILL;
 	if (fstat(GATE_FD_RULES, &st) != 0)
 		privilege_die("look at rules");
 	g->rules = gate_map(GATE_FD_RULES, (size_t)st.st_size, "map rules");
