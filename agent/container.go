@@ -288,9 +288,10 @@ func (c *Container) serve(listener *os.File) error {
 // gateEnded ends the container if it has lost its gate: nobody would answer its
 // calls any more.
 func (c *Container) gateEnded(cause error) {
-	if c.programs.Populated() {
-		c.spec.Log.Error("the gate was killed; the container ends", "container", c.spec.Name, "cause", cause)
+	if c.gate.EndedWell() {
+		return
 	}
+	c.spec.Log.Error("the gate was killed; the container ends", "container", c.spec.Name, "cause", cause)
 	if err := c.group.Kill(); err != nil {
 		c.spec.Log.Error("end container", "container", c.spec.Name, "err", err)
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -53,6 +54,7 @@ func run(args []string, stderr io.Writer) int {
 	if err == nil {
 		return 0
 	}
-	fmt.Fprintf(stderr, "tsugiki: %v\n", err)
+	// What went wrong on the way back is joined by newlines; this is one line.
+	fmt.Fprintf(stderr, "tsugiki: %s\n", strings.ReplaceAll(err.Error(), "\n", "; "))
 	return exitStatus(err)
 }

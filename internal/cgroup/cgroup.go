@@ -126,12 +126,6 @@ func (g *Group) killBy(f *os.File) error {
 	return nil
 }
 
-// Populated tells whether any process is in the group or below it.
-func (g *Group) Populated() bool {
-	events, err := os.ReadFile(filepath.Join(g.path, "cgroup.events"))
-	return err == nil && strings.Contains(string(events), "populated 1")
-}
-
 // Remove kills what is left in the group and removes it with its children. It
 // waits up to ten seconds for the processes to be gone. A group that is gone
 // already is no error.

@@ -119,6 +119,7 @@ type Config struct {
 // Gate is a running gate process.
 type Gate struct {
 	cmd     *exec.Cmd
+	ended   chan struct{} // closed when cmd has ended
 	control *os.File
 	shared  []byte
 }
@@ -148,7 +149,7 @@ func start(c Config) (*Gate, error) {
 		unix.Close(pair[0])
 		return nil, err
 	}
-	g := &Gate{control: os.NewFile(uintptr(pair[0]), "gate control")}
+	g := &Gate{control: os.NewFile(uintptr(pair[0]), "gate control"), ended: make(chan struct{})}
 	rules, err := sealed(c.Rules)
 	if err != nil {
 		return nil, errors.Join(err, g.control.Close())
@@ -171,6 +172,10 @@ func start(c Config) (*Gate, error) {
 	if err != nil {
 		return nil, errors.Join(err, g.control.Close(), unix.Munmap(g.shared))
 	}
+	go func() {
+		_ = g.cmd.Wait() // how it ended is in ProcessState
+		close(g.ended)
+	}()
 	if err := g.awaitHello(); err != nil {
 		_ = g.Close()
 		if text := strings.TrimSpace(stderr.String()); text != "" {
@@ -291,10 +296,17 @@ func (g *Gate) set(word int) {
 // PID is the gate's process id.
 func (g *Gate) PID() int { return g.cmd.Process.Pid }
 
+// EndedWell waits for the process to end and tells whether it did so because
+// the last process of its container had.
+func (g *Gate) EndedWell() bool {
+	<-g.ended
+	return g.cmd.ProcessState.Success()
+}
+
 // Close ends the process. Calls that wait for it, or come later, wait for ever:
 // the container's processes are to be killed first, or at once after.
 func (g *Gate) Close() error {
 	_ = g.cmd.Process.Kill()
-	_ = g.cmd.Wait() // killed, or ended with its container
+	<-g.ended
 	return errors.Join(g.control.Close(), unix.Munmap(g.shared))
 }
