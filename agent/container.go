@@ -291,7 +291,7 @@ func (c *Container) gateEnded(cause error) {
 	if c.gate.EndedWell() {
 		return
 	}
-	c.spec.Log.Error("the gate was killed; the container ends", "container", c.spec.Name, "cause", cause)
+	c.spec.Log.Warn("the gate was killed; the container ends", "container", c.spec.Name, "cause", cause)
 	if err := c.group.Kill(); err != nil {
 		c.spec.Log.Error("end container", "container", c.spec.Name, "err", err)
 	}

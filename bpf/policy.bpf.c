@@ -255,6 +255,15 @@ static __always_inline bool answers(struct bpf_sock_addr *ctx, const struct addr
 	       known_peer(ctx, to, port);
 }
 
+/*
+ * A UDP socket that stayed connected would reach whoever has the address when the
+ * server has gone; one that is not connected is looked at with each datagram.
+ */
+static __always_inline bool connects_to_own(struct bpf_sock_addr *ctx, struct addr *to, __u16 *port)
+{
+	return ctx->protocol == IPPROTO_TCP && own_server(ctx, to, port);
+}
+
 SEC("cgroup/connect4")
 int connect4(struct bpf_sock_addr *ctx)
 {
@@ -267,7 +276,7 @@ int connect4(struct bpf_sock_addr *ctx)
 		return ALLOW;
 	ep = egress(ctx, &to, port);
 	if (!ep) {
-		if (!own_server(ctx, &to, &port))
+		if (!connects_to_own(ctx, &to, &port))
 			return deny(DENIED_CONNECT);
 		ctx->user_ip4 = to.word[3];
 		ctx->user_port = bpf_htons(port);
@@ -298,7 +307,7 @@ int connect6(struct bpf_sock_addr *ctx)
 		return ALLOW;
 	ep = egress(ctx, &to, port);
 	if (!ep) {
-		if (!own_server(ctx, &to, &port))
+		if (!connects_to_own(ctx, &to, &port))
 			return deny(DENIED_CONNECT);
 		redirect6(ctx, &to, port);
 		return ALLOW;

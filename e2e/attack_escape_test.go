@@ -39,8 +39,8 @@ func TestAttackWalls(t *testing.T) {
 	}
 }
 
-// A program may kill what serves it, if its user can. It goes on as if nothing
-// had happened, for what was killed held nothing that it needs.
+// A program may kill what serves it, if its user can. Without a keeper it goes on
+// as if nothing had happened; root, who can kill the gate as well, ends with it.
 func TestAttackKillHelpers(t *testing.T) {
 	t.Parallel()
 	a := newArena(t)
@@ -48,6 +48,12 @@ func TestAttackKillHelpers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := try(t, a.attack("static", append(minimal(), flags...), "kill", "15", allowed4.String()))
 			n := strings.Count(r.stdout, "connect: ok")
+			if name == "root" {
+				if r.err == nil || !strings.Contains(r.stderr, "the gate was killed") {
+					t.Errorf("%v: the container outlives its gate: %s", r.err, r.stderr)
+				}
+				return
+			}
 			if got := steps(r.stdout)["connect"]; r.err != nil || n != 60 {
 				t.Errorf("%v; connect: %v, ok %d times of 60", r.err, got, n)
 				succeed(t, graft(t, a.Host, "--", "true")) // removes what a killed one has left

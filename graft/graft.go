@@ -244,20 +244,28 @@ func (e *Engine) move(p Program, call string, number int, to netip.AddrPort) (An
 }
 
 // nameAt is what a socket that was bound already shall be bound to in its new
-// place, or the zero value. One bound to a loopback address stays so, and then
-// reaches from there what the kernel says it does.
+// place, or the zero value. On the host it keeps no port but an ephemeral one:
+// whose any other is, only a rule can say. One that was bound to a loopback
+// address stays so, and reaches from there what the kernel says it does.
 func (e *Engine) nameAt(s *socket, ep *endpoint.Endpoint, place Place) rebind {
-	switch {
-	case s.local.Port() == 0:
+	addr, port := s.local.Addr(), s.local.Port()
+	if port == 0 {
 		return rebind{}
-	case place == e.Own, ep == nil, s.local.Addr().Unmap().IsLoopback():
-		return rebind{wanted: true, to: s.local, view: s.local}
 	}
-	port := s.local.Port()
+	if place == e.Own {
+		return rebind{wanted: true, to: s.local}
+	}
 	if !e.Ephemeral.Contains(port) {
-		port = 0 // whose that port is on the host, only a rule can say
+		port = 0
 	}
-	return rebind{wanted: true, to: netip.AddrPortFrom(s.shape(ep.Addr), port), view: s.local}
+	switch {
+	case addr.Unmap().IsLoopback():
+	case ep == nil:
+		addr = e.clientSource(s)
+	default:
+		addr = s.shape(ep.Addr)
+	}
+	return rebind{wanted: true, to: netip.AddrPortFrom(addr, port), view: s.local}
 }
 
 // decided tells whether a UDP socket has sent before, and notes that it has.

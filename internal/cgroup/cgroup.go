@@ -143,7 +143,7 @@ func (g *Group) Remove() error {
 			}
 			return nil
 		}
-		if time.Now().After(deadline) {
+		if time.Now().After(deadline) || !errors.Is(err, unix.EBUSY) {
 			return fmt.Errorf("remove cgroup: %w", err)
 		}
 		time.Sleep(pause)

@@ -52,6 +52,9 @@ func Require() error {
 	if err := requirePrivilege(); err != nil {
 		return err
 	}
+	if err := requireFiles(); err != nil {
+		return err
+	}
 	if !actionAvailable(unix.SECCOMP_RET_USER_NOTIF) {
 		return &UnsupportedError{"seccomp user notification", "5.14"}
 	}
@@ -65,6 +68,24 @@ func Require() error {
 	defer unix.Close(s)
 	if _, err := unix.GetsockoptUint64(s, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE); err != nil {
 		return &UnsupportedError{"SO_NETNS_COOKIE", "5.14"}
+	}
+	return nil
+}
+
+// filesMin is how many files a container may have open at once here, with some
+// room. At the limit the kernel's answers no longer tell what is missing.
+const filesMin = 128
+
+// ErrFiles says that too few files may be open.
+var ErrFiles = errors.New("too many open files")
+
+func requireFiles() error {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return fmt.Errorf("read the limit of open files: %w", err)
+	}
+	if limit.Cur < filesMin {
+		return fmt.Errorf("%w: the limit is %d, at least %d are needed; raise it with ulimit -n", ErrFiles, limit.Cur, filesMin)
 	}
 	return nil
 }
