@@ -335,10 +335,12 @@ func (c *Container) Close() error {
 		note(c.enforced.Close())
 	}
 	removed := true
-	if c.group != nil {
-		err := c.group.Remove()
-		removed = err == nil // else the next start tries again
-		note(err)
+	for _, g := range []*cgroup.Group{c.programs, c.keepers, c.group} {
+		if g != nil {
+			err := g.Remove()
+			removed = err == nil // else the next start tries again
+			note(err)
+		}
 	}
 	if c.process != nil {
 		// Not before all are dead: a call that waits would fail with ENOSYS.

@@ -135,7 +135,11 @@ func (g *Group) Remove() error {
 	}
 	deadline := time.Now().Add(removePatience)
 	for pause := 100 * time.Microsecond; ; pause = min(2*pause, 20*time.Millisecond) {
-		err := removeTree(g.path)
+		// Without looking for children first: that takes a file.
+		err := unix.Rmdir(g.path)
+		if errors.Is(err, unix.EBUSY) {
+			err = removeTree(g.path)
+		}
 		if err == nil || errors.Is(err, fs.ErrNotExist) {
 			if g.kill != nil {
 				g.kill.Close()
@@ -143,7 +147,7 @@ func (g *Group) Remove() error {
 			}
 			return nil
 		}
-		if time.Now().After(deadline) || !errors.Is(err, unix.EBUSY) {
+		if time.Now().After(deadline) {
 			return fmt.Errorf("remove cgroup: %w", err)
 		}
 		time.Sleep(pause)

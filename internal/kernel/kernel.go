@@ -74,7 +74,7 @@ func Require() error {
 
 // filesMin is how many files a container may have open at once here, with some
 // room. At the limit the kernel's answers no longer tell what is missing.
-const filesMin = 128
+const filesMin = 64
 
 // ErrFiles says that too few files may be open.
 var ErrFiles = errors.New("too many open files")
