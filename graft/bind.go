@@ -24,7 +24,7 @@ func (e *Engine) Bind(p Program, number int, addr netip.AddrPort) (Answer, error
 	if err != nil || !s.isIP() || s.is4() != addr.Addr().Is4() {
 		return Answer{}, err
 	}
-	if !s.movable() || s.local.Port() != 0 {
+	if !s.movable() || e.bound(s) {
 		return e.bindAgain(s), nil
 	}
 	ep, port, err := e.ingress(s, addr)
@@ -90,6 +90,15 @@ func (e *Engine) has(addr netip.Addr) (bool, error) {
 	}
 	defer unix.Close(probe)
 	return unix.Bind(probe, sockaddrOf(netip.AddrPortFrom(addr, 0))) == nil, nil
+}
+
+// bound tells whether a socket has a port. A TCP socket shows the one of a
+// connection that was reset long after it has lost it.
+func (e *Engine) bound(s *socket) bool {
+	if s.local.Port() == 0 {
+		return false
+	}
+	return s.typ == unix.SOCK_DGRAM || e.places[s.netns] == nil || e.Enforcement.Bound(s.file)
 }
 
 // bindAgain is the answer for a socket that has a name already, or is in use,

@@ -165,6 +165,12 @@ func (e *Enforcement) AllowBind(sock int, b Binding) error {
 // program on the same socket keeps busy.
 const busyTries = 100
 
+// Bound tells whether AllowBind was called for a host socket, and not taken back.
+func (e *Enforcement) Bound(sock int) bool {
+	var row bpf.PolicyBinding
+	return e.objs.BindingBySocket.Lookup(uint32(sock), &row) == nil
+}
+
 // Serve lets the container's programs reach, on their own loopback, a server
 // that AllowBind let bind the host's address.
 func (e *Enforcement) Serve(protocol int, b Binding) error {

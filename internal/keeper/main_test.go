@@ -65,7 +65,7 @@ func build(t testing.TB, name string, compiler []string, sources ...string) stri
 // forgets a result when a source has changed.
 func readSources(t testing.TB) {
 	t.Helper()
-	for _, pattern := range []string{source + "/*.[ch]", "testdata/*.c"} {
+	for _, pattern := range []string{source + "/*.[ch]", source + "/../privilege/*.[ch]", "testdata/*.c"} {
 		files, err := filepath.Glob(pattern)
 		if err != nil || len(files) == 0 {
 			t.Fatalf("no sources in %s (%v)", pattern, err)
@@ -79,7 +79,7 @@ func readSources(t testing.TB) {
 }
 
 func sources() []string {
-	return []string{source + "/keeper.c", source + "/start.c", source + "/protocol.c"}
+	return []string{source + "/keeper.c", source + "/start.c", source + "/protocol.c", source + "/../privilege/privilege.c"}
 }
 
 func program(t testing.TB) string {
