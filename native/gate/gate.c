@@ -16,12 +16,7 @@
  *   all else	it reads what the arguments point to and asks the supervisor,
  *		who answers the notification itself.
  *
- * One thread serves: callers and it take turns on one CPU, and a second would
- * only be woken on another. But a program's memory can take for ever to read (it
- * may be a file of a file system that answers when it likes), and that must not
- * delay other programs' calls. So a watchdog looks, while there is work, every
- * GATE_TICK_MS; if no thread has finished what it was at the last time, it starts
- * another. A thread that was given up so ends when it comes back.
+ * Who does that, and what happens if it takes for ever, is threads.c's.
  *
  * What may be believed. A notification names its caller by thread id, which is
  * somebody else's once the caller is dead. So everything that was got by that
@@ -35,20 +30,15 @@
  * that returned 0 instead of a descriptor: the kernel takes the file back but
  * not the reply that SECCOMP_ADDFD_FLAG_SEND made of it (seen on 6.18). The gate
  * blocks all signals.
- *
- * The end. The gate ends with the last process of the container. If its
- * supervisor ends before, it kills the container's cgroup, itself included.
  */
 #define _GNU_SOURCE
 #include "../../bpf/options.h"
 #include "gate.h"
+#include "worker.h"
 
 #include <errno.h>
 #include <linux/audit.h>
-#include <linux/futex.h>
 #include <linux/seccomp.h>
-#include <poll.h>
-#include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdatomic.h>
@@ -58,7 +48,6 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
-#include <time.h>
 #include <unistd.h>
 
 #if defined(__x86_64__)
@@ -95,38 +84,10 @@
 /* Beyond struct sockaddr_storage the kernel refuses an address. */
 #define GATE_SOCKADDR_MAX 128
 
-#define GATE_THREADS_MAX 64
-#define GATE_STACK	 (64 * 1024)
-#define GATE_TICK_MS	 20
-/* Ticks without work after which the watchdog sleeps until there is some. */
-#define GATE_QUIET_TICKS 4
-
-static struct gate gate;
-
-/* What a thread keeps from one notification to the next. */
-struct gate_worker {
-	/* Counts up when a notification is picked up and again when it has been
-	 * handled: odd while at work. */
-	atomic_uint turn;
-	/* Between the watchdog and the thread: */
-	atomic_bool given_up; /* another has taken over; end after this one */
-	atomic_bool free;     /* nobody uses this slot */
-	unsigned int seen;    /* turn at the last tick; the watchdog's own */
-
-	struct seccomp_notif n;
-	/* The last caller's pidfd: it refers to that thread for good, so that a
-	 * reused id fails instead of reaching somebody else. */
-	uint32_t thread;
-	int pidfd;
-};
+struct gate gate;
 
 /* Whether some process may be in a namespace that the program made. */
 static atomic_bool gate_nested;
-
-static struct gate_worker gate_workers[GATE_THREADS_MAX];
-
-/* 1 while the watchdog sleeps; a futex. */
-static _Atomic uint32_t gate_watchdog_sleeps;
 
 static void gate_answer(const struct seccomp_notif *n, int error, uint32_t flags)
 {
@@ -397,7 +358,7 @@ static bool gate_is_elsewhere(const struct seccomp_notif *n)
 	return stat(path, &st) == 0 && st.st_ino != gate.own && gate_valid(n);
 }
 
-static void gate_handle(struct gate_worker *w)
+void gate_handle(struct gate_worker *w)
 {
 	const struct seccomp_notif *n = &w->n;
 	bool elsewhere = gate_is_elsewhere(n);
@@ -456,144 +417,6 @@ static void gate_handle(struct gate_worker *w)
 	}
 }
 
-/* Whether the last process that the filter is on is gone. */
-static bool gate_abandoned(void)
-{
-	struct pollfd p = {.fd = gate.listener};
-
-	return poll(&p, 1, 0) > 0 && (p.revents & POLLHUP);
-}
-
-static void gate_wake_watchdog(void)
-{
-	if (atomic_load(&gate_watchdog_sleeps) && atomic_exchange(&gate_watchdog_sleeps, 0))
-		syscall(SYS_futex, &gate_watchdog_sleeps, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
-}
-
-static void *gate_serve(void *worker)
-{
-	struct gate_worker *w = worker;
-
-	while (!atomic_load(&w->given_up)) {
-		memset(&w->n, 0, sizeof(w->n));
-		if (ioctl(gate.listener, SECCOMP_IOCTL_NOTIF_RECV, &w->n) != 0) {
-			/* ENOENT: the caller died before we woke up, or all
-			 * are gone (6.11; before, we are killed with them). */
-			if (errno == EINTR || (errno == ENOENT && !gate_abandoned()))
-				continue;
-			_exit(0);
-		}
-		atomic_fetch_add(&w->turn, 1);
-		gate_wake_watchdog();
-		gate_handle(w);
-		atomic_fetch_add(&w->turn, 1);
-	}
-	if (w->pidfd >= 0)
-		close(w->pidfd);
-	atomic_store(&w->free, true);
-	return NULL;
-}
-
-static void gate_start_thread(void)
-{
-	struct gate_worker *w = gate_workers;
-	pthread_attr_t attr;
-	pthread_t thread;
-
-	while (w < &gate_workers[GATE_THREADS_MAX] && !atomic_load(&w->free))
-		w++;
-	if (w == &gate_workers[GATE_THREADS_MAX])
-		return; /* those that there are have to do */
-	atomic_store(&w->free, false);
-	atomic_store(&w->given_up, false);
-	w->pidfd = -1;
-	w->seen = atomic_load(&w->turn);
-	pthread_attr_init(&attr);
-	pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-	pthread_attr_setstacksize(&attr, GATE_STACK);
-	if (pthread_create(&thread, &attr, gate_serve, w) != 0)
-		atomic_store(&w->free, true); /* at the next tick */
-	pthread_attr_destroy(&attr);
-}
-
-/* One look at all threads. Returns whether any has done something since the
- * last. */
-static bool gate_tick(void)
-{
-	struct gate_worker *stuck = NULL;
-	bool serving = false, worked = false;
-
-	for (struct gate_worker *w = gate_workers; w < &gate_workers[GATE_THREADS_MAX]; w++) {
-		unsigned int turn = atomic_load(&w->turn);
-
-		if (atomic_load(&w->free))
-			continue;
-		worked = worked || turn != w->seen || turn % 2;
-		if (!atomic_load(&w->given_up)) {
-			if (turn % 2 && turn == w->seen)
-				stuck = w;
-			else
-				serving = true;
-		}
-		w->seen = turn;
-	}
-	if (!serving) {
-		if (stuck != NULL)
-			atomic_store(&stuck->given_up, true);
-		gate_start_thread();
-	}
-	return worked;
-}
-
-/*
- * Kills the container, and the gate with it, when its supervisor is gone: the
- * keeper does so too, but a program of its own user can stop that one.
- */
-static void *gate_guard(void *unused)
-{
-	struct pollfd p = {.fd = gate.control, .events = POLLRDHUP};
-
-	(void)unused;
-	while (poll(&p, 1, -1) <= 0 || !(p.revents & (POLLRDHUP | POLLHUP | POLLERR)))
-		continue;
-	if (write(gate.kill, "1", 1) < 0)
-		_exit(1);
-	return NULL;
-}
-
-static void gate_start_guard(void)
-{
-	pthread_attr_t attr;
-	pthread_t thread;
-
-	pthread_attr_init(&attr);
-	pthread_attr_setstacksize(&attr, GATE_STACK);
-	if (pthread_create(&thread, &attr, gate_guard, NULL) != 0)
-		_exit(1);
-	pthread_attr_destroy(&attr);
-}
-
-static _Noreturn void gate_watch(void)
-{
-	const struct timespec tick = {.tv_nsec = GATE_TICK_MS * 1000000};
-	int quiet = 0;
-
-	for (;;) {
-		quiet = gate_tick() ? 0 : quiet + 1;
-		if (quiet > GATE_QUIET_TICKS) {
-			atomic_store(&gate_watchdog_sleeps, 1);
-			/* A thread that began before it could see that is seen
-			 * here; one that begins after it wakes us. */
-			if (!gate_tick())
-				syscall(SYS_futex, &gate_watchdog_sleeps, FUTEX_WAIT_PRIVATE, 1,
-					NULL, NULL, 0);
-			atomic_store(&gate_watchdog_sleeps, 0);
-			quiet = 0;
-		}
-		nanosleep(&tick, NULL);
-	}
-}
-
 int main(int argc, char **argv)
 {
 	struct gate_ask hello = {.version = GATE_VERSION, .call = GATE_HELLO};
@@ -608,10 +431,7 @@ int main(int argc, char **argv)
 	 */
 	(void)ioctl(gate.listener, SECCOMP_IOCTL_NOTIF_SET_FLAGS, GATE_SYNC_WAKE_UP);
 	(void)syscall(SYS_sched_setscheduler, 0, SCHED_BATCH, &(struct sched_param){0});
-	for (struct gate_worker *w = gate_workers; w < &gate_workers[GATE_THREADS_MAX]; w++)
-		atomic_store(&w->free, true);
-	gate_start_guard();
-	gate_start_thread();
+	gate_start_threads();
 	gate_tell(&hello);
 	gate_watch();
 }
