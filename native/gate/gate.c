@@ -67,9 +67,6 @@
 #endif
 #define GATE_SYNC_WAKE_UP 1
 #define GATE_PIDFD_THREAD 0200 /* O_EXCL */
-#ifndef SO_NETNS_COOKIE
-#define SO_NETNS_COOKIE 71
-#endif
 
 /* System calls of the 32-bit ABIs, which the C library does not name here. */
 #define GATE_X32	     0x40000000
@@ -426,8 +423,7 @@ int main(int argc, char **argv)
 	/*
 	 * Callers and the gate take turns: let them do so on one CPU (6.6). And
 	 * when a caller has taken its descriptor, let it go on: the gate has
-	 * nothing to do but to wait for its next call. Together they save two of
-	 * six context switches per connection.
+	 * nothing to do but to wait for its next call.
 	 */
 	(void)ioctl(gate.listener, SECCOMP_IOCTL_NOTIF_SET_FLAGS, GATE_SYNC_WAKE_UP);
 	(void)syscall(SYS_sched_setscheduler, 0, SCHED_BATCH, &(struct sched_param){0});
