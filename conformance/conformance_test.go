@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -79,16 +78,9 @@ func graft(mode string, egress []string) func(*testing.T, *testkit.Topology) []s
 }
 
 func TestMain(m *testing.M) {
-	flag.Parse()
-	// Cases spend their time waiting, so more of them run at once than there
-	// are processors, unless the caller said how many.
-	set := false
-	flag.Visit(func(f *flag.Flag) { set = set || f.Name == "test.parallel" })
-	if !set {
-		if err := flag.Set("test.parallel", "6"); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
+	if err := testkit.DefaultParallel("6"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
 	}
 	os.Exit(m.Run())
 }

@@ -167,8 +167,8 @@ const busyTries = 100
 
 // Bound tells whether AllowBind was called for a host socket, and not taken back.
 func (e *Enforcement) Bound(sock int) bool {
-	var row bpf.PolicyBinding
-	return e.objs.BindingBySocket.Lookup(uint32(sock), &row) == nil
+	_, found := e.binding(sock)
+	return found
 }
 
 // Serve lets the container's programs reach, on their own loopback, a server
@@ -197,8 +197,13 @@ func (e *Enforcement) ForgetBind(sock int) error {
 // BoundByIngress tells whether AllowBind let a host socket bind what a rule lets
 // the container serve. It does not tell whether that was done, or undone.
 func (e *Enforcement) BoundByIngress(sock int) bool {
-	var row bpf.PolicyBinding
-	return e.objs.BindingBySocket.Lookup(uint32(sock), &row) == nil && row.Ingress != 0
+	row, found := e.binding(sock)
+	return found && row.Ingress != 0
+}
+
+func (e *Enforcement) binding(sock int) (row bpf.PolicyBinding, found bool) {
+	err := e.objs.BindingBySocket.Lookup(uint32(sock), &row)
+	return row, err == nil
 }
 
 // optionsProof is OPTIONS_PROOF of bpf/options.h.

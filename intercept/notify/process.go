@@ -33,35 +33,37 @@ type processes struct {
 // processesMax bounds the pidfds that are kept open.
 const processesMax = 256
 
-// get returns the pidfd of a thread's process. It stays owned by ps, which
-// closes it only together with all others.
-func (ps *processes) get(tid int) (int, error) {
+// getFile duplicates a descriptor of a thread's process. ps is locked meanwhile,
+// so that nobody closes the pidfd.
+func (ps *processes) getFile(tid, number int) (int, error) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
-	if fd, ok := ps.pidfd[tid]; ok {
-		return fd, nil
+	if pidfd, kept := ps.pidfd[tid]; kept {
+		file, err := unix.PidfdGetfd(pidfd, number, 0)
+		if !errors.Is(err, unix.ESRCH) {
+			return file, err
+		}
+		// What was kept is of a process that is gone.
+		unix.Close(pidfd)
+		delete(ps.pidfd, tid)
 	}
-	fd, err := openProcess(tid)
+	pidfd, err := openProcess(tid)
 	if err != nil {
 		return -1, err
 	}
+	ps.keep(tid, pidfd)
+	return unix.PidfdGetfd(pidfd, number, 0)
+}
+
+// keep is to be called with ps locked.
+func (ps *processes) keep(tid, pidfd int) {
 	if len(ps.pidfd) >= processesMax {
 		ps.clear()
 	}
 	if ps.pidfd == nil {
 		ps.pidfd = map[int]int{}
 	}
-	ps.pidfd[tid] = fd
-	return fd, nil
-}
-
-func (ps *processes) forget(tid int) {
-	ps.mu.Lock()
-	defer ps.mu.Unlock()
-	if fd, ok := ps.pidfd[tid]; ok {
-		unix.Close(fd)
-		delete(ps.pidfd, tid)
-	}
+	ps.pidfd[tid] = pidfd
 }
 
 func (ps *processes) closeAll() {
@@ -76,31 +78,6 @@ func (ps *processes) clear() {
 		unix.Close(fd)
 		delete(ps.pidfd, tid)
 	}
-}
-
-// getFile duplicates a descriptor of a thread's process. ps is locked meanwhile
-// so that nobody closes the pidfd.
-func (ps *processes) getFile(tid, number int) (int, error) {
-	fd, err := ps.tryGetFile(tid, number)
-	if errors.Is(err, unix.ESRCH) {
-		// What was kept is of a process that is gone.
-		ps.forget(tid)
-		fd, err = ps.tryGetFile(tid, number)
-	}
-	return fd, err
-}
-
-func (ps *processes) tryGetFile(tid, number int) (int, error) {
-	pidfd, err := ps.get(tid)
-	if err != nil {
-		return -1, err
-	}
-	ps.mu.Lock()
-	defer ps.mu.Unlock()
-	if ps.pidfd[tid] != pidfd {
-		return -1, unix.ESRCH
-	}
-	return unix.PidfdGetfd(pidfd, number, 0)
 }
 
 // openProcess opens a thread, or where the kernel knows only processes (before

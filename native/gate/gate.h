@@ -14,6 +14,11 @@
 
 #define GATE_VERSION 1
 
+/* 5.14; a C library may not know it. */
+#ifndef SO_NETNS_COOKIE
+#define SO_NETNS_COOKIE 71
+#endif
+
 /* struct sockaddr_in6; a longer address names nothing more. */
 #define GATE_ADDRESS_MAX 28
 

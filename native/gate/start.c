@@ -20,10 +20,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#ifndef SO_NETNS_COOKIE
-#define SO_NETNS_COOKIE 71
-#endif
-
 enum {
 	GATE_FD_CONTROL = 3,
 	GATE_FD_LISTENER,
