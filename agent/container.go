@@ -44,8 +44,10 @@ type Spec struct {
 	// Netns is the container's own network namespace, as netns.Open takes it;
 	// empty or "new" makes one that has only a loopback.
 	Netns   string
-	Ingress []policy.Ingress
-	Egress  []policy.Egress
+	// Endpoints are all that the container is given, named by a rule or not.
+	Endpoints endpoint.Set
+	Ingress   []policy.Ingress
+	Egress    []policy.Egress
 	Caps    launch.Capabilities
 	User    *launch.User // nil: who we are
 	Command []string
@@ -192,6 +194,14 @@ func (c *Container) enforce() error {
 	return err
 }
 
+func (c *Container) endpointNamed(name string) *endpoint.Endpoint {
+	ep, err := c.spec.Endpoints.Get(name)
+	if err != nil {
+		return nil
+	}
+	return ep
+}
+
 func (c *Container) netnsOf(ep *endpoint.Endpoint) uint64 { return c.namespaces[ep.Netns].Cookie() }
 
 func (c *Container) makeEngine() error {
@@ -208,6 +218,7 @@ func (c *Container) makeEngine() error {
 	c.engine = graft.New(graft.Config{
 		Table:         c.table,
 		Enforcement:   c.enforced,
+		Endpoint:      c.endpointNamed,
 		Host:          func(name string) graft.Place { return c.host[name] },
 		Own:           c.own,
 		OwnSockets:    func() { c.gate.SetOwnSockets() },

@@ -96,6 +96,9 @@ func fail(errno unix.Errno) Answer { return Answer{Action: Fail, Errno: errno} }
 type Config struct {
 	Table       *policy.Table
 	Enforcement *policy.Enforcement
+	// Endpoint finds an endpoint that the container was given; nil if there is
+	// none of that name.
+	Endpoint func(name string) *endpoint.Endpoint
 	// Host gives the place of an endpoint, by its Netns; "" is the host's.
 	Host func(netns string) Place
 	// Own is the container's own namespace.

@@ -94,7 +94,7 @@ func (f *runFlags) spec(command []string, stderr io.Writer) (agent.Spec, error) 
 	if f.mode != "seccomp" {
 		return spec, fmt.Errorf("unknown mode %q; there is seccomp", f.mode)
 	}
-	var eps endpoint.Set
+	eps := &spec.Endpoints
 	for _, s := range f.endpoints {
 		e, err := endpoint.Parse(s)
 		if err == nil {
@@ -105,14 +105,14 @@ func (f *runFlags) spec(command []string, stderr io.Writer) (agent.Spec, error) 
 		}
 	}
 	for _, s := range f.ingress {
-		r, err := policy.ParseIngress(s, &eps)
+		r, err := policy.ParseIngress(s, eps)
 		if err != nil {
 			return spec, err
 		}
 		spec.Ingress = append(spec.Ingress, r)
 	}
 	for _, s := range f.egress {
-		r, err := policy.ParseEgress(s, &eps)
+		r, err := policy.ParseEgress(s, eps)
 		if err != nil {
 			return spec, err
 		}
