@@ -33,9 +33,13 @@ import (
 	"github.com/tsugiki/tsugiki/internal/kernel"
 	"github.com/tsugiki/tsugiki/internal/launch"
 	"github.com/tsugiki/tsugiki/internal/netns"
+	"github.com/tsugiki/tsugiki/internal/programs"
 	"github.com/tsugiki/tsugiki/policy"
 	"github.com/tsugiki/tsugiki/relay"
 )
+
+// shim is the file name of native/shim.
+const shim = "libtsugiki.so"
 
 // Spec describes a container.
 type Spec struct {
@@ -43,15 +47,17 @@ type Spec struct {
 	RunDir string
 	// Netns is the container's own network namespace, as netns.Open takes it;
 	// empty or "new" makes one that has only a loopback.
-	Netns   string
+	Netns string
 	// Endpoints are all that the container is given, named by a rule or not.
 	Endpoints endpoint.Set
 	Ingress   []policy.Ingress
 	Egress    []policy.Egress
-	Caps    launch.Capabilities
-	User    *launch.User // nil: who we are
-	Command []string
-	Log     *slog.Logger
+	Caps      launch.Capabilities
+	User      *launch.User // nil: who we are
+	Command   []string
+	Log       *slog.Logger
+	// Mode says by which front ends the calls of programs are seen.
+	Mode filter.Mode
 }
 
 // Container is a running program with all that belongs to it.
@@ -246,7 +252,7 @@ func (c *Container) startRelay() (err error) {
 }
 
 func (c *Container) launch(path string) error {
-	prog, err := filter.Build(runtime.GOARCH, filter.Options{Datagrams: c.engine.SeesDatagrams()})
+	prog, err := filter.Build(runtime.GOARCH, filter.Options{Mode: c.spec.Mode, Datagrams: c.engine.SeesDatagrams()})
 	if err != nil {
 		return err
 	}
@@ -258,6 +264,12 @@ func (c *Container) launch(path string) error {
 	spec := launch.Spec{
 		Path: path, Args: c.spec.Command, Netns: c.ownNS, CgroupDir: dir,
 		Filter: prog, Caps: c.spec.Caps, User: c.spec.User,
+	}
+	if c.spec.Mode != filter.Seccomp {
+		spec.NeedsPreload = c.spec.Mode == filter.Preload
+		if spec.Preload, err = programs.Find(shim); err != nil {
+			return err
+		}
 	}
 	c.process, err = launch.Start(spec, c.serve)
 	return err

@@ -49,7 +49,9 @@ var remoteOnly = []string{"-e", "198.51.100.0/24=out", "-e", "2001:db8:1::/64=ou
 
 var columns = []column{
 	{name: "static", static: true, command: bare},
-	{name: "grafted", command: graft("seccomp", everything)},
+	{name: "seccomp", command: graft("seccomp", everything)},
+	{name: "preload", command: graft("preload", everything)},
+	{name: "auto", command: graft("auto", everything)},
 	{name: "partial", static: true, containers: 1, command: graft("seccomp", remoteOnly)},
 }
 

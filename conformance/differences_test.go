@@ -20,14 +20,19 @@ var interrupted = difference{why: "a signal without SA_RESTART can interrupt a t
 // leaves to do after the program has gone on.
 var lingers = difference{why: "the gate closes its copy of a born socket a moment after the program has it", sometimes: true}
 
+// everywhere are those of all columns whose sockets are born on the host.
+var everywhere = map[string]difference{
+	"bind-loopback-conflict": {why: twoNamespaces},
+	"connect-mptcp":          {why: "MPTCP becomes TCP"},
+	"epollset-close-unused":  lingers,
+	"storm-interrupting":     interrupted,
+}
+
 // differences are by column and case.
 var differences = map[string]map[string]difference{
-	"grafted": {
-		"bind-loopback-conflict": {why: twoNamespaces},
-		"connect-mptcp":          {why: "MPTCP becomes TCP"},
-		"epollset-close-unused":  lingers,
-		"storm-interrupting":     interrupted,
-	},
+	"seccomp": everywhere,
+	"preload": everywhere,
+	"auto":    everywhere,
 	"partial": {
 		"bind-loopback-conflict":   {why: twoNamespaces},
 		"dup-fork-child-binds":     {why: otherProcess},

@@ -14,6 +14,7 @@ import (
 
 	"github.com/tsugiki/tsugiki/agent"
 	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/intercept/filter"
 	"github.com/tsugiki/tsugiki/internal/launch"
 	"github.com/tsugiki/tsugiki/policy"
 )
@@ -25,6 +26,8 @@ type runFlags struct {
 	capAdd, capDrop                 []string
 	verbose                         bool
 }
+
+var modes = map[string]filter.Mode{"auto": filter.Auto, "preload": filter.Preload, "seccomp": filter.Seccomp}
 
 func runCommand() *cobra.Command {
 	var f runFlags
@@ -80,7 +83,7 @@ that env(1) would give it. When it ends, what it left running is killed.`,
 	flags.StringArrayVar(&f.endpoints, "endpoint", nil, "define an endpoint; may be repeated")
 	flags.StringArrayVarP(&f.ingress, "ingress", "i", nil, "graft what the program binds; may be repeated")
 	flags.StringArrayVarP(&f.egress, "egress", "e", nil, "graft what the program connects to; may be repeated")
-	flags.StringVar(&f.mode, "mode", "seccomp", "how calls are intercepted: seccomp")
+	flags.StringVar(&f.mode, "mode", "auto", "how calls are intercepted: preload, by a library in dynamic programs; seccomp, in all programs, by the kernel; auto, both")
 	flags.StringVarP(&f.user, "user", "u", "", "run the program as USER[:GROUP], names or ids")
 	flags.StringArrayVar(&f.capAdd, "cap-add", nil, "add a capability, or ALL; may be repeated")
 	flags.StringArrayVar(&f.capDrop, "cap-drop", nil, "drop a capability, or ALL; may be repeated")
@@ -91,9 +94,11 @@ that env(1) would give it. When it ends, what it left running is killed.`,
 
 func (f *runFlags) spec(command []string, stderr io.Writer) (agent.Spec, error) {
 	spec := agent.Spec{Name: f.name, RunDir: f.runDir, Netns: f.netns, Command: command}
-	if f.mode != "seccomp" {
-		return spec, fmt.Errorf("unknown mode %q; there is seccomp", f.mode)
+	mode, known := modes[f.mode]
+	if !known {
+		return spec, fmt.Errorf("unknown mode %q; there are auto, preload and seccomp", f.mode)
 	}
+	spec.Mode = mode
 	eps := &spec.Endpoints
 	for _, s := range f.endpoints {
 		e, err := endpoint.Parse(s)

@@ -21,8 +21,27 @@ import (
 // ErrArch says that the system call numbers of an architecture are not known.
 var ErrArch = errors.New("no system call table for this architecture; x86-64 and arm64 have one")
 
+// Mode says whose calls the supervisor wants to see.
+type Mode int
+
+// The modes.
+const (
+	Seccomp Mode = iota // everybody's
+	Auto                // all but those that the shim has decided
+	Preload             // those that the shim asks about, and what is needed for safety
+)
+
+// The marks by which the shim speaks to the filter, native/shim/marks.h.
+const (
+	markPass   = 0x7473756769706173
+	markAsk    = 0x747375676961736b
+	markShim   = 0x747375677368696d
+	markFamily = 0xffffffff
+)
+
 // Options choose what the supervisor wants to see.
 type Options struct {
+	Mode Mode
 	// Datagrams asks for every datagram that is sent to an address: only where
 	// rules divide destinations in a way that no earlier call can tell. It
 	// costs a round trip for each.
@@ -43,18 +62,23 @@ const addrMin = 16
 type op int
 
 const (
-	equal    op = iota // the argument's low half is value
-	atLeast            // the low half, unsigned, is at least value
-	anyBits            // the low half has one of the bits of value
-	nonNull            // the whole argument is not 0
-	maskedIs           // the low half and 0xf is value
+	equal     op = iota // the argument's low half is value
+	atLeast             // the low half, unsigned, is at least value
+	anyBits             // the low half has one of the bits of value
+	nonNull             // the whole argument is not 0
+	maskedIs            // the low half and 0xf is value
+	marked              // the whole argument is value
+	notMarked           // it is not
 )
 
 type cond struct {
 	arg   int
 	op    op
-	value uint32
+	value uint64
 }
+
+// The mark is in the sixth argument, which none of these calls uses.
+const markArg = 5
 
 // rule asks the supervisor about a call if all its conditions hold.
 type rule struct {
@@ -77,27 +101,45 @@ func nativeRules(n native, o Options) []rule {
 	add := func(c call, only ...cond) {
 		rules = append(rules, rule{token: n.token, number: n.numbers[c], only: only})
 	}
-	for _, family := range []uint32{unix.AF_INET, unix.AF_INET6} {
-		for _, typ := range []uint32{unix.SOCK_STREAM, unix.SOCK_DGRAM} {
-			add(socket, cond{0, equal, family}, cond{1, maskedIs, typ})
+	// decided are calls about which the shim may have made up its mind.
+	decided := func(c call, only ...cond) {
+		switch o.Mode {
+		case Auto:
+			only = append(only, cond{markArg, notMarked, markPass})
+		case Preload:
+			only = append(only, cond{markArg, marked, markAsk})
+		}
+		add(c, only...)
+	}
+	for _, family := range []uint64{unix.AF_INET, unix.AF_INET6} {
+		for _, typ := range []uint64{unix.SOCK_STREAM, unix.SOCK_DGRAM} {
+			decided(socket, cond{0, equal, family}, cond{1, maskedIs, typ})
 		}
 	}
-	add(connect, cond{2, atLeast, addrMin})
-	add(bind, cond{2, atLeast, addrMin})
+	if o.Mode != Seccomp {
+		add(socket, cond{0, equal, markFamily}, cond{markArg, marked, markShim})
+	}
+	decided(connect, cond{2, atLeast, addrMin})
+	decided(bind, cond{2, atLeast, addrMin})
 	add(listen)
-	// A send with MSG_FASTOPEN is a connect(2).
-	add(sendTo, cond{3, anyBits, unix.MSG_FASTOPEN})
-	add(sendMsg, cond{2, anyBits, unix.MSG_FASTOPEN})
-	add(sendMMsg, cond{3, anyBits, unix.MSG_FASTOPEN})
+	// A send with MSG_FASTOPEN is a connect(2). sendto(2) has no argument left
+	// for a mark.
+	decided(sendMsg, cond{2, anyBits, unix.MSG_FASTOPEN})
+	decided(sendMMsg, cond{3, anyBits, unix.MSG_FASTOPEN})
+	if o.Mode != Preload {
+		add(sendTo, cond{3, anyBits, unix.MSG_FASTOPEN})
+	}
 	// Who makes itself a network namespace is not to get the host's sockets there.
 	add(unshare, cond{0, anyBits, unix.CLONE_NEWNET})
 	add(clone, cond{0, anyBits, unix.CLONE_NEWNET})
 	add(setNS, cond{1, anyBits, unix.CLONE_NEWNET})
 	add(setNS, cond{1, equal, 0}) // any kind of namespace
 	if o.Datagrams {
-		add(sendTo, cond{4, nonNull, 0})
-		add(sendMsg)
-		add(sendMMsg)
+		decided(sendMsg)
+		decided(sendMMsg)
+		if o.Mode != Preload {
+			add(sendTo, cond{4, nonNull, 0})
+		}
 	}
 	return rules
 }
@@ -155,12 +197,12 @@ func (r rule) assemble() []unix.SockFilter {
 // assemble returns code that falls through if the condition holds, and else
 // jumps over the n instructions that follow it.
 func (c cond) assemble(n int) []unix.SockFilter {
-	low := load(offArgs + 8*c.arg)
+	low, value := load(offArgs+8*c.arg), uint32(c.value)
 	switch c.op {
 	case atLeast:
-		return []unix.SockFilter{low, jump(unix.BPF_JGE, c.value, 0, n)}
+		return []unix.SockFilter{low, jump(unix.BPF_JGE, value, 0, n)}
 	case anyBits:
-		return []unix.SockFilter{low, jump(unix.BPF_JSET, c.value, 0, n)}
+		return []unix.SockFilter{low, jump(unix.BPF_JSET, value, 0, n)}
 	case nonNull:
 		return []unix.SockFilter{
 			low, jump(unix.BPF_JEQ, 0, 0, 2),
@@ -168,9 +210,19 @@ func (c cond) assemble(n int) []unix.SockFilter {
 		}
 	case maskedIs:
 		mask := unix.SockFilter{Code: unix.BPF_ALU | unix.BPF_AND | unix.BPF_K, K: 0xf}
-		return []unix.SockFilter{low, mask, jump(unix.BPF_JEQ, c.value, 0, n)}
+		return []unix.SockFilter{low, mask, jump(unix.BPF_JEQ, value, 0, n)}
+	case marked:
+		return []unix.SockFilter{
+			low, jump(unix.BPF_JEQ, value, 0, n+2),
+			load(offArgs + 8*c.arg + 4), jump(unix.BPF_JEQ, uint32(c.value>>32), 0, n),
+		}
+	case notMarked:
+		return []unix.SockFilter{
+			low, jump(unix.BPF_JEQ, value, 0, 2),
+			load(offArgs + 8*c.arg + 4), jump(unix.BPF_JEQ, uint32(c.value>>32), n, 0),
+		}
 	default:
-		return []unix.SockFilter{low, jump(unix.BPF_JEQ, c.value, 0, n)}
+		return []unix.SockFilter{low, jump(unix.BPF_JEQ, value, 0, n)}
 	}
 }
 

@@ -14,7 +14,7 @@ const module = "github.com/tsugiki/tsugiki"
 // allowed are the arrows of docs/ARCHITECTURE.md, by folder; a key covers the
 // folders below it. Every package may also import the leaves of internal/.
 var allowed = map[string][]string{
-	"cmd":              {"agent", "endpoint", "policy"},
+	"cmd":              {"agent", "endpoint", "intercept/filter", "policy"},
 	"agent":            {"endpoint", "graft", "intercept", "policy", "relay"},
 	"intercept/notify": {"graft", "intercept/filter"},
 	"intercept/filter": {},

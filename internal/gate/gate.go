@@ -19,10 +19,8 @@ import (
 	"os/exec"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -121,7 +119,7 @@ type Gate struct {
 	cmd     *exec.Cmd
 	ended   chan struct{} // closed when cmd has ended
 	control *os.File
-	shared  []byte
+	board   *board
 }
 
 // Start starts a gate and waits until it serves.
@@ -150,17 +148,13 @@ func start(c Config) (*Gate, error) {
 		return nil, err
 	}
 	g := &Gate{control: os.NewFile(uintptr(pair[0]), "gate control"), ended: make(chan struct{})}
-	rules, err := sealed(c.Rules)
-	if err != nil {
+	if g.board, err = newBoard(c.Own.Cookie(), c.Rules); err != nil {
 		return nil, errors.Join(err, g.control.Close())
 	}
-	defer rules.Close()
-	shared, err := g.share()
-	if err != nil {
-		return nil, errors.Join(err, g.control.Close())
+	if c.Report {
+		g.board.set(wordTraced)
 	}
-	defer shared.Close()
-	g.cmd = command(path, c, theirs, c.Listener, rules, shared, c.Kill)
+	g.cmd = command(path, c, theirs, c.Listener, g.board.file, c.Kill)
 	var stderr bytes.Buffer
 	g.cmd.Stderr = &stderr
 	if c.Netns != nil {
@@ -170,13 +164,17 @@ func start(c Config) (*Gate, error) {
 	}
 	theirs.Close()
 	if err != nil {
-		return nil, errors.Join(err, g.control.Close(), unix.Munmap(g.shared))
+		return nil, errors.Join(err, g.control.Close(), g.board.close())
 	}
 	go func() {
 		_ = g.cmd.Wait() // how it ended is in ProcessState
 		close(g.ended)
 	}()
-	if err := g.awaitHello(); err != nil {
+	err = g.awaitHello()
+	if err == nil {
+		err = g.board.seal() // the gate has mapped it
+	}
+	if err != nil {
 		_ = g.Close()
 		if text := strings.TrimSpace(stderr.String()); text != "" {
 			err = errors.New(text)
@@ -212,46 +210,6 @@ func command(path string, c Config, files ...*os.File) *exec.Cmd {
 	return cmd
 }
 
-// sealed makes a file in memory that nobody can change any more.
-func sealed(content []byte) (*os.File, error) {
-	f, err := memoryFile("rules", unix.MFD_ALLOW_SEALING)
-	if err != nil {
-		return nil, err
-	}
-	_, err = f.Write(content)
-	if err == nil {
-		_, err = unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_SEAL|unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_WRITE)
-	}
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("seal %s: %w", f.Name(), err), f.Close())
-	}
-	return f, nil
-}
-
-// share makes the page by which the gate learns of SetOwnSockets.
-func (g *Gate) share() (*os.File, error) {
-	f, err := memoryFile("shared page", 0)
-	if err != nil {
-		return nil, err
-	}
-	size := os.Getpagesize()
-	if err = f.Truncate(int64(size)); err == nil {
-		g.shared, err = unix.Mmap(int(f.Fd()), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	}
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("make shared page: %w", err), f.Close())
-	}
-	return f, nil
-}
-
-func memoryFile(name string, flags int) (*os.File, error) {
-	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC|flags)
-	if err != nil {
-		return nil, fmt.Errorf("make %s: %w", name, err)
-	}
-	return os.NewFile(uintptr(fd), name), nil
-}
-
 func (g *Gate) awaitHello() error {
 	if err := g.control.SetReadDeadline(time.Now().Add(helloWait)); err != nil {
 		return err
@@ -282,16 +240,19 @@ func (g *Gate) Next() (Ask, error) {
 
 // SetOwnSockets lets the gate know that from now on some sockets of the
 // container are in its own namespace. It takes effect before it returns.
-func (g *Gate) SetOwnSockets() { g.set(0) }
+func (g *Gate) SetOwnSockets() { g.board.set(wordOwnSockets) }
 
 // SetServices lets the gate know that from now on the container serves ports on
 // the host. It takes effect before it returns.
-func (g *Gate) SetServices() { g.set(1) }
+func (g *Gate) SetServices() { g.board.set(wordServices) }
 
-// set sets a word of struct gate_shared.
-func (g *Gate) set(word int) {
-	atomic.StoreUint32((*uint32)(unsafe.Pointer(&g.shared[4*word])), 1)
-}
+// SetAPI lets the gate and the shims know that from now on the container has
+// AF_GRAFT sockets. It takes effect before it returns.
+func (g *Gate) SetAPI() { g.board.set(wordAPI) }
+
+// SetRules changes the rules, a policy.Table.Snapshot. It takes effect before it
+// returns.
+func (g *Gate) SetRules(image []byte) error { return g.board.setRules(image) }
 
 // PID is the gate's process id.
 func (g *Gate) PID() int { return g.cmd.Process.Pid }
@@ -308,5 +269,5 @@ func (g *Gate) EndedWell() bool {
 func (g *Gate) Close() error {
 	_ = g.cmd.Process.Kill()
 	<-g.ended
-	return errors.Join(g.control.Close(), unix.Munmap(g.shared))
+	return errors.Join(g.control.Close(), g.board.close())
 }

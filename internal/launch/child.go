@@ -8,7 +8,9 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 	"unsafe"
 
@@ -68,12 +70,39 @@ func become(control, orders, ns *os.File) error {
 	if err := dropPrivileges(o); err != nil {
 		return err
 	}
-	err = syscall.Exec(o.Path, o.Args, os.Environ())
+	env, err := environment(o)
+	if err != nil {
+		return err
+	}
+	err = syscall.Exec(o.Path, o.Args, env)
 	var errno syscall.Errno
 	if !errors.As(err, &errno) {
 		return err
 	}
 	return &ExecError{o.Path, errno}
+}
+
+// environment is the program's, which is told to load the library. One that its
+// user cannot read would only make the dynamic loader complain.
+func environment(o order) ([]string, error) {
+	const name = "LD_PRELOAD="
+	if o.Preload == "" {
+		return os.Environ(), nil
+	}
+	if err := unix.Access(o.Preload, unix.R_OK); err != nil {
+		if o.NeedsPreload {
+			return nil, fmt.Errorf("the program's user cannot read %s: %w; install it where everybody can", o.Preload, err)
+		}
+		return os.Environ(), nil
+	}
+	env := slices.Clone(os.Environ())
+	for i, e := range env {
+		if value, is := strings.CutPrefix(e, name); is {
+			env[i] = strings.TrimSuffix(name+o.Preload+":"+value, ":")
+			return env, nil
+		}
+	}
+	return append(env, name+o.Preload), nil
 }
 
 // filterFlags: WAIT_KILLABLE_RECV (5.19, kernel commit c2aa2dfef243) keeps

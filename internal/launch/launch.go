@@ -48,6 +48,11 @@ type Spec struct {
 	Filter    []unix.SockFilter
 	Caps      Capabilities
 	User      *User // nil: stay who we are
+	// Preload is a library for the dynamic loader to load into the program,
+	// before those that LD_PRELOAD names already; empty: none.
+	Preload string
+	// NeedsPreload makes it an error if the program's user cannot read it.
+	NeedsPreload bool
 }
 
 // User is who the program runs as.
@@ -63,6 +68,9 @@ type order struct {
 	Filter []unix.SockFilter
 	Caps   Capabilities
 	User   *User
+
+	Preload      string
+	NeedsPreload bool
 }
 
 // report is what the child says: first the listener's number, then nothing
@@ -142,7 +150,7 @@ func start(spec Spec) (control *os.File, pid int, err error) {
 	}
 	control, theirs := os.NewFile(uintptr(pair[0]), "launch"), os.NewFile(uintptr(pair[1]), "launch")
 	defer theirs.Close()
-	orders, err := writeOrder(order{spec.Path, spec.Args, spec.Filter, spec.Caps, spec.User})
+	orders, err := writeOrder(order{spec.Path, spec.Args, spec.Filter, spec.Caps, spec.User, spec.Preload, spec.NeedsPreload})
 	if err != nil {
 		control.Close()
 		return nil, 0, err

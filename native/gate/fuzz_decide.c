@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What programs control: the bytes of a sockaddr, socket(2)'s arguments; and
- * the image of the rules, of which a broken one must be noticed. */
+/* What programs control: the bytes of a sockaddr, socket(2)'s arguments; and a
+ * board whose rules are changed while they are read. */
 #include "gate.h"
 
 #include <stdlib.h>
@@ -11,20 +11,19 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	struct gate_kind kind;
 	size_t length;
-	void *image;
+	void *board;
 	int args[3];
 
-	if (size < 1 + GATE_ADDRESS_MAX + sizeof(args))
+	if (size < 1 + BOARD_ADDRESS_MAX + sizeof(args) + BOARD_RULES)
 		return 0;
-	memcpy(args, &data[1 + GATE_ADDRESS_MAX], sizeof(args));
+	memcpy(args, &data[1 + BOARD_ADDRESS_MAX], sizeof(args));
 	gate_kind_of(data[0], args[0], args[1], args[2], &kind);
-	length = size - (1 + GATE_ADDRESS_MAX + sizeof(args));
-	image = malloc(length ? length : 1); /* of its exact size, for the sanitizer */
-	if (image == NULL)
+	length = size - (1 + BOARD_ADDRESS_MAX + sizeof(args));
+	board = malloc(length); /* of its exact size, for the sanitizer */
+	if (board == NULL)
 		return 0;
-	memcpy(image, &data[size - length], length);
-	if (rules_check(image, length))
-		gate_look_up(image, &data[1], data[0] % (GATE_ADDRESS_MAX + 1));
-	free(image);
+	memcpy(board, &data[size - length], length);
+	board_look_up(board, length, &data[1], data[0] % (BOARD_ADDRESS_MAX + 1));
+	free(board);
 	return 0;
 }

@@ -33,12 +33,14 @@
  */
 #define _GNU_SOURCE
 #include "../../bpf/options.h"
+#include "../shim/marks.h"
 #include "gate.h"
 #include "worker.h"
 
 #include <errno.h>
 #include <linux/audit.h>
 #include <linux/seccomp.h>
+#include <linux/sockios.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdatomic.h>
@@ -83,12 +85,14 @@
 
 struct gate gate;
 
-/* Whether some process may be in a namespace that the program made. */
-static atomic_bool gate_nested;
-
-static void gate_answer(const struct seccomp_notif *n, int error, uint32_t flags)
+static void gate_answer(const struct seccomp_notif *n, int64_t value, uint32_t flags)
 {
-	struct seccomp_notif_resp r = {.id = n->id, .error = -error, .flags = flags};
+	struct seccomp_notif_resp r = {.id = n->id, .flags = flags};
+
+	if (value < 0)
+		r.error = (int32_t)value;
+	else
+		r.val = value;
 
 	/* ENOENT: the caller is gone, and nobody is left to be told. */
 	(void)ioctl(gate.listener, SECCOMP_IOCTL_NOTIF_SEND, &r);
@@ -153,7 +157,7 @@ static void gate_socket(const struct seccomp_notif *n, struct gate_ask *ask)
 		if (errno == EMFILE || errno == ENFILE)
 			gate_proceed(n);
 		else
-			gate_answer(n, errno, 0);
+			gate_answer(n, -errno, 0);
 		return;
 	}
 	if (!gate_policed(file)) {
@@ -170,16 +174,14 @@ static void gate_socket(const struct seccomp_notif *n, struct gate_ask *ask)
 	if (added >= 0 || error == ENOENT)
 		return;
 	if (error == EMFILE || error == ENFILE || error == ENOMEM)
-		gate_answer(n, error, 0); /* the program's own limits */
+		gate_answer(n, -error, 0); /* the program's own limits */
 	else
 		gate_proceed(n);
 }
 
-/* The namespace of a descriptor of the caller; 0 if it is no socket. */
-static uint64_t gate_netns_of(struct gate_worker *w, int number)
+/* A duplicate of a descriptor of the caller, or -1. */
+static int gate_file_of(struct gate_worker *w, int number)
 {
-	uint64_t cookie = 0;
-	socklen_t length = sizeof(cookie);
 	int file = -1;
 
 	for (int tries = 0; tries < 2 && file < 0; tries++) {
@@ -190,13 +192,23 @@ static uint64_t gate_netns_of(struct gate_worker *w, int number)
 			w->pidfd = (int)syscall(SYS_pidfd_open, w->n.pid, GATE_PIDFD_THREAD);
 		}
 		if (w->pidfd < 0)
-			return 0;
+			return -1;
 		file = (int)syscall(SYS_pidfd_getfd, w->pidfd, number, 0);
 		if (file < 0 && errno != ESRCH)
-			return 0;
+			return -1;
 		if (file < 0)
 			w->thread = 0; /* whose id this was is gone */
 	}
+	return file;
+}
+
+/* The namespace of a descriptor of the caller; 0 if it is no socket. */
+static uint64_t gate_netns_of(struct gate_worker *w, int number)
+{
+	uint64_t cookie = 0;
+	socklen_t length = sizeof(cookie);
+	int file = gate_file_of(w, number);
+
 	if (file < 0)
 		return 0;
 	if (getsockopt(file, SOL_SOCKET, SO_NETNS_COOKIE, &cookie, &length) != 0)
@@ -205,36 +217,29 @@ static uint64_t gate_netns_of(struct gate_worker *w, int number)
 	return cookie;
 }
 
-static bool gate_on_host(uint64_t netns)
-{
-	const struct rules_endpoint *ep = rules_endpoints(gate.rules);
-
-	if (netns == gate.host)
-		return true;
-	for (uint32_t i = 0; i < gate.rules->endpoints; i++)
-		if (ep[i].netns == netns)
-			return true;
-	return false;
-}
-
 /* Whether a socket is already where the destination lies. */
-static bool gate_in_place(struct gate_worker *w, int number, const struct gate_address *to)
+static bool gate_in_place(struct gate_worker *w, int number, const struct board_address *to)
 {
 	unsigned int born = to->is4 ? GATE_BORN_4 : GATE_BORN_6;
-	uint64_t netns;
+	const struct board *b = gate.board;
 
-	if (to->where == GATE_OTHER)
+	/* What rules say is not all there is to an AF_GRAFT socket. */
+	if (to->where == BOARD_OWN && atomic_load(&b->api))
 		return false;
 	/* One of its servers may be there, on the host. */
-	if (to->where == GATE_OWN && to->loopback && atomic_load(&gate.shared->services))
+	if (to->where == BOARD_OWN && to->loopback && atomic_load(&b->services))
 		return false;
-	if (to->where == GATE_HOST && to->netns == gate.host && (gate.born & born) &&
-	    !atomic_load(&gate.shared->own_sockets))
+	if (to->where == BOARD_HOST && to->netns == gate.host && (gate.born & born) &&
+	    !atomic_load(&b->own_sockets))
 		return true;
-	netns = gate_netns_of(w, number);
-	if (netns == 0)
+	switch (to->where) {
+	case BOARD_HOST:
+		return gate_netns_of(w, number) == to->netns;
+	case BOARD_OWN:
+		return gate_netns_of(w, number) == b->own;
+	default:
 		return false;
-	return to->where == GATE_HOST ? netns == to->netns : !gate_on_host(netns);
+	}
 }
 
 /* Reads a sockaddr into ASK. Returns whether the caller still waits. */
@@ -243,8 +248,8 @@ static bool gate_read_address(const struct seccomp_notif *n, uint64_t from, uint
 {
 	if (length > GATE_SOCKADDR_MAX)
 		return true; /* the kernel refuses it */
-	if (length > GATE_ADDRESS_MAX)
-		length = GATE_ADDRESS_MAX;
+	if (length > BOARD_ADDRESS_MAX)
+		length = BOARD_ADDRESS_MAX;
 	ask->length = (uint32_t)gate_read(n, from, ask->address, length);
 	return gate_valid(n);
 }
@@ -252,12 +257,12 @@ static bool gate_read_address(const struct seccomp_notif *n, uint64_t from, uint
 static void gate_destination(struct gate_worker *w, struct gate_ask *ask, uint64_t from,
 			     uint32_t length)
 {
-	struct gate_address to;
+	struct board_address to;
 
 	if (!gate_read_address(&w->n, from, length, ask))
 		return;
-	to = gate_look_up(gate.rules, ask->address, ask->length);
-	if (to.where == GATE_NO_IP) {
+	to = board_look_up(gate.board, BOARD_SIZE, ask->address, ask->length);
+	if (to.where == BOARD_NO_IP) {
 		gate_proceed(&w->n);
 		return;
 	}
@@ -267,6 +272,129 @@ static void gate_destination(struct gate_worker *w, struct gate_ask *ask, uint64
 	}
 	gate_report(ask);
 	gate_proceed(&w->n);
+}
+
+/* Gives the shim a descriptor of the board, which nobody can write to. */
+static void gate_give_board(const struct seccomp_notif *n)
+{
+	struct seccomp_notif_addfd add = {
+		.id = n->id,
+		.flags = SECCOMP_ADDFD_FLAG_SEND,
+		.srcfd = (uint32_t)gate.board_file,
+		.newfd_flags = SOCK_CLOEXEC,
+	};
+
+	if (ioctl(gate.listener, SECCOMP_IOCTL_NOTIF_ADDFD, &add) < 0 && errno != ENOENT)
+		gate_proceed(n); /* which fails, as without a gate */
+}
+
+/*
+ * Whether FILE is one end of a socketpair(2) that the caller has made: what is
+ * sent there reaches nobody whom the caller could not send it to.
+ */
+static bool gate_is_pair_of(const struct seccomp_notif *n, int file)
+{
+	char path[sizeof("/proc/4294967295/task/4294967295")];
+	struct ucred maker;
+	int domain, type;
+	socklen_t length = sizeof(domain);
+
+	if (getsockopt(file, SOL_SOCKET, SO_DOMAIN, &domain, &length) != 0 || domain != AF_UNIX)
+		return false;
+	length = sizeof(type);
+	if (getsockopt(file, SOL_SOCKET, SO_TYPE, &type, &length) != 0 || type != SOCK_SEQPACKET)
+		return false;
+	length = sizeof(maker);
+	if (getsockopt(file, SOL_SOCKET, SO_PEERCRED, &maker, &length) != 0 || maker.pid <= 0)
+		return false;
+	snprintf(path, sizeof(path), "/proc/%u/task/%u", (unsigned int)maker.pid, n->pid);
+	return access(path, F_OK) == 0 && gate_valid(n);
+}
+
+/*
+ * Descriptors that are under way count against the sender's user, all over the
+ * machine. So there is one batch under way at most: a program that does not take
+ * its own gets no other, and leaves none for others.
+ */
+static bool gate_batch_is_taken(struct gate_worker *w)
+{
+	int queued;
+
+	if (w->batch < 0)
+		return true;
+	if (ioctl(w->batch, SIOCOUTQ, &queued) == 0 && queued > 0)
+		return false;
+	close(w->batch);
+	w->batch = -1;
+	return true;
+}
+
+static bool gate_send_files(int to, const int *files, unsigned int count)
+{
+	union {
+		char space[CMSG_SPACE(sizeof(int) * MARK_BATCH_MAX)];
+		struct cmsghdr align;
+	} control = {0};
+	struct iovec iov = {"", 1};
+	struct msghdr msg = {.msg_iov = &iov,
+			     .msg_iovlen = 1,
+			     .msg_control = control.space,
+			     .msg_controllen = CMSG_SPACE(sizeof(int) * count)};
+	struct cmsghdr *cmsg = CMSG_FIRSTHDR(&msg);
+
+	cmsg->cmsg_level = SOL_SOCKET;
+	cmsg->cmsg_type = SCM_RIGHTS;
+	cmsg->cmsg_len = CMSG_LEN(sizeof(int) * count);
+	memcpy(CMSG_DATA(cmsg), files, sizeof(int) * count);
+	return sendmsg(to, &msg, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0;
+}
+
+/* Makes sockets in advance for a shim, see marks.h. */
+static unsigned int gate_batch(struct gate_worker *w)
+{
+	const __u64 *args = w->n.data.args;
+	struct gate_kind kind;
+	int files[MARK_BATCH_MAX];
+	unsigned int made = 0;
+	bool sent;
+
+	if (args[4] < 1 || args[4] > MARK_BATCH_MAX || !gate_batch_is_taken(w) ||
+	    !gate_kind_of(gate.born, (int)(args[3] >> 8 & 0xff), (int)(args[3] & 0xff), 0, &kind))
+		return 0;
+	w->batch = gate_file_of(w, (int)args[2]);
+	if (w->batch < 0 || !gate_is_pair_of(&w->n, w->batch))
+		return 0;
+	for (; made < args[4]; made++) {
+		files[made] = socket(kind.family, kind.type | SOCK_CLOEXEC, kind.protocol);
+		if (files[made] < 0)
+			break;
+		if (!gate_policed(files[made])) {
+			close(files[made]);
+			break;
+		}
+	}
+	sent = made > 0 && gate_send_files(w->batch, files, made);
+	for (unsigned int i = 0; i < made; i++)
+		close(files[i]);
+	return sent ? made : 0;
+}
+
+static void gate_serve_shim(struct gate_worker *w)
+{
+	unsigned int made;
+
+	switch (w->n.data.args[1]) {
+	case MARK_BOARD:
+		gate_give_board(&w->n);
+		return;
+	case MARK_BATCH:
+		made = gate_batch(w);
+		if (made > 0) {
+			gate_answer(&w->n, made, 0);
+			return;
+		}
+	}
+	gate_proceed(&w->n); /* which fails, as without a gate */
 }
 
 /*
@@ -299,7 +427,7 @@ static void gate_listen(struct gate_ask *ask)
 static void gate_option(const struct seccomp_notif *n, int level, int name)
 {
 	if (options_refused(level, name))
-		gate_answer(n, EPERM, 0);
+		gate_answer(n, -EPERM, 0);
 	else
 		gate_proceed(n);
 }
@@ -349,7 +477,7 @@ static bool gate_is_elsewhere(const struct seccomp_notif *n)
 	char path[sizeof("/proc/4294967295/ns/net")];
 	struct stat st;
 
-	if (!atomic_load(&gate_nested))
+	if (!atomic_load(&gate.board->nested))
 		return false;
 	snprintf(path, sizeof(path), "/proc/%u/ns/net", n->pid);
 	return stat(path, &st) == 0 && st.st_ino != gate.own && gate_valid(n);
@@ -375,7 +503,7 @@ void gate_handle(struct gate_worker *w)
 	case SYS_unshare:
 	case SYS_setns:
 	case SYS_clone:
-		atomic_store(&gate_nested, true);
+		atomic_store(&gate.board->nested, 1);
 		gate_proceed(n);
 		return;
 	case SYS_listen:
@@ -389,7 +517,10 @@ void gate_handle(struct gate_worker *w)
 	}
 	switch (n->data.nr) {
 	case SYS_socket:
-		gate_socket(n, &ask);
+		if ((int)n->data.args[0] == MARK_FAMILY && n->data.args[5] == MARK_SHIM)
+			gate_serve_shim(w);
+		else
+			gate_socket(n, &ask);
 		break;
 	case SYS_connect:
 		ask.call = GATE_CONNECT;

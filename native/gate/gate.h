@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "../rules/rules.h"
+#include "../rules/board.h"
 
 #define GATE_VERSION 1
 
@@ -18,9 +18,6 @@
 #ifndef SO_NETNS_COOKIE
 #define SO_NETNS_COOKIE 71
 #endif
-
-/* struct sockaddr_in6; a longer address names nothing more. */
-#define GATE_ADDRESS_MAX 28
 
 enum gate_call {
 	GATE_HELLO, /* the first message: the gate is ready */
@@ -44,20 +41,10 @@ struct gate_ask {
 	int32_t backlog;
 	uint32_t answered;
 	uint32_t length; /* of the address */
-	uint8_t address[GATE_ADDRESS_MAX];
+	uint8_t address[BOARD_ADDRESS_MAX];
 };
 
 _Static_assert(sizeof(struct gate_ask) == 64, "ask has no padding");
-
-/* What the supervisor lets the gate know while it serves. */
-struct gate_shared {
-	/* Set before the first socket is moved to the container's own
-	 * namespace: until then, sockets that are born on the host are there. */
-	_Atomic uint32_t own_sockets;
-	/* Set before the container serves its first port on the host: from
-	 * then on, its own loopback may lead there. */
-	_Atomic uint32_t services;
-};
 
 enum gate_born {
 	GATE_BORN_4 = 1, /* AF_INET sockets are made on the host at socket(2) */
@@ -67,9 +54,9 @@ enum gate_born {
 struct gate {
 	int control;
 	int listener;
-	int kill; /* cgroup.kill of the container */
-	const struct rules *rules;
-	struct gate_shared *shared;
+	int kill;	/* cgroup.kill of the container */
+	int board_file; /* for programs that ask for it */
+	struct board *board;
 	uint64_t host; /* SO_NETNS_COOKIE of the gate's own namespace */
 	uint64_t own;  /* inode of the program's namespace in nsfs */
 	unsigned int born;
@@ -86,22 +73,6 @@ void gate_arguments(struct gate *g, int argc, char **argv);
  * ends the process.
  */
 void gate_start(struct gate *g);
-
-/*
- * Where an address that a program passed lies. GATE_NO_IP is one of another
- * family, or too short: the kernel's to refuse, or not for an IP socket.
- */
-enum gate_where { GATE_NO_IP, GATE_OWN, GATE_HOST, GATE_OTHER };
-
-struct gate_address {
-	enum gate_where where;
-	bool is4; /* by its own family: a mapped address is not */
-	bool loopback;
-	uint64_t netns; /* of GATE_HOST */
-};
-
-/* Looks up LENGTH bytes, at most GATE_ADDRESS_MAX, of a sockaddr. */
-struct gate_address gate_look_up(const struct rules *rules, const uint8_t *bytes, size_t length);
 
 /* What socket(2) is asked for, or false if it is nothing that is born here. */
 struct gate_kind {

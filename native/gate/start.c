@@ -20,18 +20,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum {
-	GATE_FD_CONTROL = 3,
-	GATE_FD_LISTENER,
-	GATE_FD_RULES,
-	GATE_FD_SHARED,
-	GATE_FD_KILL,
-	GATE_FDS
-};
+enum { GATE_FD_CONTROL = 3, GATE_FD_LISTENER, GATE_FD_BOARD, GATE_FD_KILL, GATE_FDS };
 
 static const char gate_usage_text[] = "usage: tsugiki-gate --born N --uid N --gid N --own INODE "
 				      "[--report], control socket, seccomp "
-				      "listener, rules, shared page and cgroup.kill at 3 to 7\n";
+				      "listener, board and cgroup.kill at 3 to 6\n";
 
 void gate_arguments(struct gate *g, int argc, char **argv)
 {
@@ -53,16 +46,6 @@ void gate_arguments(struct gate *g, int argc, char **argv)
 	}
 }
 
-static void *gate_map(int fd, size_t size, const char *what)
-{
-	void *p = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
-
-	if (p == MAP_FAILED)
-		privilege_die(what);
-	close(fd);
-	return p;
-}
-
 static void gate_take(struct gate *g)
 {
 	socklen_t length = sizeof(g->host);
@@ -72,14 +55,17 @@ static void gate_take(struct gate *g)
 	g->control = GATE_FD_CONTROL;
 	g->listener = GATE_FD_LISTENER;
 	g->kill = GATE_FD_KILL;
-	if (fstat(GATE_FD_RULES, &st) != 0)
-		privilege_die("look at rules");
-	g->rules = gate_map(GATE_FD_RULES, (size_t)st.st_size, "map rules");
-	if (!rules_check(g->rules, (size_t)st.st_size)) {
+	g->board_file = GATE_FD_BOARD;
+	if (fstat(GATE_FD_BOARD, &st) != 0)
+		privilege_die("look at board");
+	g->board = mmap(NULL, BOARD_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, GATE_FD_BOARD, 0);
+	if (g->board == MAP_FAILED)
+		privilege_die("map board");
+	if (st.st_size != BOARD_SIZE || g->board->magic != BOARD_MAGIC ||
+	    g->board->version != BOARD_VERSION) {
 		errno = EINVAL;
-		privilege_die("check rules");
+		privilege_die("read board");
 	}
-	g->shared = gate_map(GATE_FD_SHARED, sizeof(*g->shared), "map shared page");
 	s = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 	if (s < 0 || getsockopt(s, SOL_SOCKET, SO_NETNS_COOKIE, &g->host, &length) != 0)
 		privilege_die("identify network namespace");

@@ -1,45 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rules.h"
 
+#include <stdbool.h>
 #include <string.h>
 
-static const struct rules_prefix *rules_prefixes(const struct rules *r)
+/* Whether the array of COUNT entries fits, which becomes the offset after it. */
+static bool rules_fits(uint64_t *offset, uint32_t count, size_t entry, size_t size)
 {
-	return (const struct rules_prefix *)(r + 1);
-}
-
-const struct rules_endpoint *rules_endpoints(const struct rules *r)
-{
-	return (const struct rules_endpoint *)(rules_prefixes(r) + r->prefixes);
-}
-
-static const struct rules_range *rules_ranges(const struct rules *r)
-{
-	return (const struct rules_range *)(rules_endpoints(r) + r->endpoints);
-}
-
-bool rules_check(const void *image, size_t size)
-{
-	const struct rules *r = image;
-	uint64_t need = sizeof(*r);
-
-	if (size < sizeof(*r) || r->magic != RULES_MAGIC || r->version != RULES_VERSION)
-		return false;
-	need += (uint64_t)r->prefixes * sizeof(struct rules_prefix);
-	need += (uint64_t)r->endpoints * sizeof(struct rules_endpoint);
-	need += (uint64_t)r->ranges * sizeof(struct rules_range);
-	if (need != size)
-		return false;
-	for (uint32_t i = 0; i < r->prefixes; i++) {
-		const struct rules_prefix *p = &rules_prefixes(r)[i];
-
-		if (p->bits > 128 || p->first > r->ranges || p->count > r->ranges - p->first)
-			return false;
-	}
-	for (uint32_t i = 0; i < r->ranges; i++)
-		if (rules_ranges(r)[i].endpoint >= r->endpoints)
-			return false;
-	return true;
+	*offset += (uint64_t)count * entry;
+	return *offset <= size;
 }
 
 static bool rules_contains(const struct rules_prefix *p, const uint8_t addr[16])
@@ -51,19 +20,47 @@ static bool rules_contains(const struct rules_prefix *p, const uint8_t addr[16])
 	return rest == 0 || ((p->addr[bytes] ^ addr[bytes]) >> (8 - rest)) == 0;
 }
 
-const struct rules_endpoint *rules_find(const struct rules *r, const uint8_t addr[16],
-					uint16_t port)
+int64_t rules_find(const void *image, size_t size, const uint8_t addr[16], uint16_t port,
+		   struct rules_endpoint *found)
 {
-	for (uint32_t i = 0; i < r->prefixes; i++) {
-		const struct rules_prefix *p = &rules_prefixes(r)[i];
-		const struct rules_range *range = &rules_ranges(r)[p->first];
+	const struct rules_prefix *prefixes;
+	const struct rules_endpoint *endpoints;
+	const struct rules_range *ranges;
+	uint64_t offset = sizeof(struct rules);
+	struct rules r;
 
-		if (!rules_contains(p, addr))
+	if (size < sizeof(r))
+		return RULES_BROKEN;
+	memcpy(&r, image, sizeof(r));
+	if (r.magic != RULES_MAGIC || r.version != RULES_VERSION)
+		return RULES_BROKEN;
+	prefixes = (const void *)((const char *)image + offset);
+	if (!rules_fits(&offset, r.prefixes, sizeof(*prefixes), size))
+		return RULES_BROKEN;
+	endpoints = (const void *)((const char *)image + offset);
+	if (!rules_fits(&offset, r.endpoints, sizeof(*endpoints), size))
+		return RULES_BROKEN;
+	ranges = (const void *)((const char *)image + offset);
+	if (!rules_fits(&offset, r.ranges, sizeof(*ranges), size))
+		return RULES_BROKEN;
+	for (uint32_t i = 0; i < r.prefixes; i++) {
+		struct rules_prefix p = prefixes[i];
+
+		if (p.bits > 128 || p.first > r.ranges || p.count > r.ranges - p.first)
+			return RULES_BROKEN;
+		if (!rules_contains(&p, addr))
 			continue;
-		for (uint32_t n = p->count; n > 0; n--, range++)
-			if (range->first <= port && port <= range->last)
-				return &rules_endpoints(r)[range->endpoint];
-		return NULL;
+		for (uint32_t n = 0; n < p.count; n++) {
+			struct rules_range range = ranges[p.first + n];
+
+			if (port < range.first || range.last < port)
+				continue;
+			if (range.endpoint >= r.endpoints)
+				return RULES_BROKEN;
+			*found = endpoints[range.endpoint];
+			return range.endpoint;
+		}
+		return RULES_OWN;
 	}
-	return NULL;
+	return RULES_OWN;
 }

@@ -4,13 +4,12 @@
  * (snapshot.go) and C programs read: where a destination lies.
  *
  * The image is a header and three arrays, in the machine's byte order, without
- * pointers. It is made by ourselves and sealed; rules_check nevertheless proves
- * every index once, so that rules_find need not.
+ * pointers. It may be changed while it is read (see board.h), so that every index
+ * is checked when it is used.
  */
 #ifndef TSUGIKI_RULES_H
 #define TSUGIKI_RULES_H
 
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -49,17 +48,15 @@ _Static_assert(sizeof(struct rules) == 24, "rules has no padding");
 _Static_assert(sizeof(struct rules_prefix) == 32, "prefix has no padding");
 _Static_assert(sizeof(struct rules_range) == 8, "range has no padding");
 
-/* Whether SIZE bytes at IMAGE are rules in which every index is in range. */
-bool rules_check(const void *image, size_t size);
-
 /*
- * The endpoint through which ADDR and PORT (host byte order) are reached, or
- * NULL if they lie in the container's own namespace.
+ * Finds the endpoint through which ADDR and PORT (host byte order) are reached, in
+ * the SIZE bytes at IMAGE. Returns its index; RULES_OWN if they lie in the
+ * container's own namespace; RULES_BROKEN if the image makes no sense.
  */
-const struct rules_endpoint *rules_find(const struct rules *r, const uint8_t addr[16],
-					uint16_t port);
+int64_t rules_find(const void *image, size_t size, const uint8_t addr[16], uint16_t port,
+		   struct rules_endpoint *found);
 
-/* The endpoints themselves, r->endpoints of them. */
-const struct rules_endpoint *rules_endpoints(const struct rules *r);
+#define RULES_OWN    (-1)
+#define RULES_BROKEN (-2)
 
 #endif

@@ -8,27 +8,33 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 int main(int argc, char **argv)
 {
 	static uint64_t image[1 << 15];
-	const struct rules *rules = (const struct rules *)image;
 	uint8_t to[18];
+	void *exact; /* of its size, for the sanitizer */
 	size_t size;
 	FILE *f;
 
 	if (argc != 2 || (f = fopen(argv[1], "rb")) == NULL)
 		return 2;
 	size = fread(image, 1, sizeof(image), f);
-	if (!rules_check(image, size)) {
-		fputs("the image is broken\n", stderr);
-		return 1;
-	}
+	exact = malloc(size ? size : 1);
+	if (exact == NULL)
+		return 2;
+	memcpy(exact, image, size);
 	while (fread(to, sizeof(to), 1, stdin) == 1) {
-		const struct rules_endpoint *ep =
-			rules_find(rules, to, (uint16_t)(to[16] << 8 | to[17]));
+		struct rules_endpoint ep;
+		int64_t found = rules_find(exact, size, to, (uint16_t)(to[16] << 8 | to[17]), &ep);
 
-		printf("%ld\n", ep == NULL ? -1L : (long)(ep - rules_endpoints(rules)));
+		if (found == RULES_BROKEN) {
+			fputs("the image is broken\n", stderr);
+			return 1;
+		}
+		printf("%ld\n", (long)found);
 	}
+	free(exact);
 	return 0;
 }

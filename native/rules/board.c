@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Without a system call or a C library: it is part of programs, and fuzzed. */
+#include "board.h"
+
+#include <string.h>
+
+#include "rules.h"
+
+#define BOARD_INET  2
+#define BOARD_INET6 10
+
+/* struct sockaddr_in; and the shortest struct sockaddr_in6 that the kernel takes,
+ * RFC 2133's. */
+#define BOARD_IN_MIN  16
+#define BOARD_IN6_MIN 24
+
+static const uint8_t board_loopback6[16] = {[15] = 1};
+static const uint8_t board_mapped[12] = {[10] = 0xff, [11] = 0xff};
+
+static enum board_where board_find(const struct board *b, size_t size, const uint8_t addr[16],
+				   uint16_t port, uint64_t *netns)
+{
+	struct rules_endpoint ep = {0};
+	uint32_t before = atomic_load_explicit(&b->sequence, memory_order_acquire);
+	int64_t found =
+		rules_find((const char *)b + BOARD_RULES, size - BOARD_RULES, addr, port, &ep);
+
+	atomic_thread_fence(memory_order_acquire);
+	if (before % 2 || before != atomic_load_explicit(&b->sequence, memory_order_relaxed) ||
+	    found == RULES_BROKEN)
+		return BOARD_BUSY;
+	if (found == RULES_OWN)
+		return BOARD_OWN;
+	*netns = ep.netns;
+	return ep.netns == 0 ? BOARD_OTHER : BOARD_HOST;
+}
+
+struct board_address board_look_up(const struct board *b, size_t size, const uint8_t *bytes,
+				   size_t length)
+{
+	struct board_address a = {.where = BOARD_NO_IP};
+	uint8_t addr[16] = {[10] = 0xff, [11] = 0xff};
+	uint16_t family;
+
+	if (length < BOARD_IN_MIN)
+		return a;
+	memcpy(&family, bytes, sizeof(family));
+	if (family == BOARD_INET) {
+		a.is4 = true;
+		memcpy(&addr[12], &bytes[4], 4);
+	} else if (family == BOARD_INET6 && length >= BOARD_IN6_MIN) {
+		memcpy(addr, &bytes[8], sizeof(addr));
+	} else {
+		return a;
+	}
+	a.loopback = memcmp(addr, board_loopback6, sizeof(addr)) == 0 ||
+		     (memcmp(addr, board_mapped, sizeof(board_mapped)) == 0 && addr[12] == 127);
+	a.where = board_find(b, size, addr, (uint16_t)(bytes[2] << 8 | bytes[3]), &a.netns);
+	return a;
+}

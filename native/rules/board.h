@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The board: one file in memory per container, on which its supervisor and its
+ * gate write what others have to know at every call, and that all of its programs
+ * may read (the shim does). It is sealed against further writers before anybody
+ * else gets it. The Go side is board.go of package gate.
+ *
+ * The rules on it change while it is read: the supervisor counts `sequence` up
+ * before it changes them and again after. A reader that has seen another sequence
+ * afterwards, or an odd one, has read nothing and asks the supervisor.
+ */
+#ifndef TSUGIKI_BOARD_H
+#define TSUGIKI_BOARD_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define BOARD_MAGIC   0x6f627374u /* "tsbo" */
+#define BOARD_VERSION 1
+/* Of the file: the header, and the largest image of rules that there can be. */
+#define BOARD_SIZE  0x49000
+#define BOARD_RULES 64 /* where the image begins */
+
+struct board {
+	uint32_t magic;
+	uint32_t version;
+	uint64_t own; /* SO_NETNS_COOKIE of the container's own namespace */
+	_Atomic uint32_t sequence;
+	/* Set before the first socket is moved to the container's own namespace:
+	 * until then, sockets that are born on the host are there. */
+	_Atomic uint32_t own_sockets;
+	/* Set before the container serves its first port on the host: from then
+	 * on, its own loopback may lead there. */
+	_Atomic uint32_t services;
+	/* Set before a program makes or enters another network namespace. */
+	_Atomic uint32_t nested;
+	/* Set before the first AF_GRAFT socket is made: from then on, a socket's
+	 * own endpoint may count for more than the rules. */
+	_Atomic uint32_t api;
+	/* Set while somebody wants to be told of every decision. */
+	_Atomic uint32_t traced;
+	uint32_t zero[4];
+};
+
+_Static_assert(sizeof(struct board) <= BOARD_RULES, "the image has its place");
+
+/*
+ * Where an address that a program passed lies. BOARD_NO_IP is one of another
+ * family, or too short: the kernel's to refuse, or not for an IP socket.
+ */
+enum board_where { BOARD_NO_IP, BOARD_OWN, BOARD_HOST, BOARD_OTHER, BOARD_BUSY };
+
+struct board_address {
+	enum board_where where;
+	bool is4; /* by its own family: a mapped address is not */
+	bool loopback;
+	uint64_t netns; /* SO_NETNS_COOKIE, of BOARD_HOST */
+};
+
+/* The longest sockaddr that is looked at; a longer one names nothing more. */
+#define BOARD_ADDRESS_MAX 28
+
+/* Looks up LENGTH bytes of a sockaddr on a board of SIZE bytes. */
+struct board_address board_look_up(const struct board *b, size_t size, const uint8_t *bytes,
+				   size_t length);
+
+#endif
