@@ -36,6 +36,9 @@ type column struct {
 	static bool
 	// containers is the number of containers that the topology needs.
 	containers int
+	// warm is how often the probe makes sockets of all kinds before the case
+	// does: the shim gets to work only in programs that make many.
+	warm int
 	// command is what comes before the probe's own arguments.
 	command func(t *testing.T, top *testkit.Topology) []string
 }
@@ -50,8 +53,8 @@ var remoteOnly = []string{"-e", "198.51.100.0/24=out", "-e", "2001:db8:1::/64=ou
 var columns = []column{
 	{name: "static", static: true, command: bare},
 	{name: "seccomp", command: graft("seccomp", everything)},
-	{name: "preload", command: graft("preload", everything)},
-	{name: "auto", command: graft("auto", everything)},
+	{name: "preload", warm: 5, command: graft("preload", everything)},
+	{name: "auto", warm: 5, command: graft("auto", everything)},
 	{name: "partial", static: true, containers: 1, command: graft("seccomp", remoteOnly)},
 }
 
@@ -116,6 +119,7 @@ type rig struct {
 	top    *testkit.Topology
 	prefix []string
 	probe  string
+	warm   int
 
 	mu   sync.Mutex // guards runs
 	runs map[string]func() result
@@ -232,7 +236,7 @@ func newRig(t *testing.T, col column, probe string) *rig {
 	t.Helper()
 	top := testkit.Build(t, testkit.Options{Containers: col.containers})
 	startPeer(t, top)
-	return &rig{top: top, prefix: col.command(t, top), probe: probe, runs: make(map[string]func() result)}
+	return &rig{top: top, prefix: col.command(t, top), probe: probe, warm: col.warm, runs: make(map[string]func() result)}
 }
 
 // run runs a case, once however often it is asked for.
@@ -250,7 +254,7 @@ func (r *rig) run(c probeCase) result {
 func (r *rig) execute(c probeCase) result {
 	ctx, cancel := context.WithTimeout(context.Background(), runLimit)
 	defer cancel()
-	args := append(append([]string{}, r.prefix...), r.probe, c.name, fmt.Sprint("port=", c.port))
+	args := append(append([]string{}, r.prefix...), r.probe, c.name, fmt.Sprint("port=", c.port), fmt.Sprint("warm=", r.warm))
 	args = append(args, peerArgs()...)
 	cmd := r.top.Host.Command(ctx, args[0], args[1:]...)
 	var stderr bytes.Buffer

@@ -56,6 +56,7 @@ static bool probe_set(const char *arg)
 		{"closed", &env.closed}, {"peer", &env.peer},	{"upeer", &env.upeer},
 		{"half", &env.half},	 {"reset", &env.reset}, {"hole", &env.hole},
 		{"ctl", &env.ctl},	 {"port", &env.port},	{"fd", &env.fd},
+		{"warm", &env.warm},
 	};
 	const char *value = strchr(arg, '=');
 	size_t len;
@@ -76,6 +77,27 @@ static bool probe_set(const char *arg)
 		}
 	}
 	return false;
+}
+
+/* Makes and connects sockets of all kinds before the case does, so that a shim has
+ * got to work when the case begins. */
+static void probe_warm(int rounds)
+{
+	struct sockaddr_in v4 = {
+		.sin_family = AF_INET, .sin_addr = env.v4, .sin_port = htons(env.udp)};
+	struct sockaddr_in6 v6 = {
+		.sin6_family = AF_INET6, .sin6_addr = env.v6, .sin6_port = htons(env.udp)};
+
+	for (int i = 0; i < rounds; i++) {
+		int made[] = {socket(AF_INET, SOCK_STREAM, 0), socket(AF_INET6, SOCK_STREAM, 0),
+			      socket(AF_INET, SOCK_DGRAM, 0), socket(AF_INET6, SOCK_DGRAM, 0)};
+
+		if (connect(made[2], (struct sockaddr *)&v4, sizeof(v4)) != 0 ||
+		    connect(made[3], (struct sockaddr *)&v6, sizeof(v6)) != 0)
+			puts("warm: connect failed");
+		for (int k = 0; k < 4; k++)
+			close(made[k]);
+	}
 }
 
 int main(int argc, char **argv)
@@ -101,6 +123,7 @@ int main(int argc, char **argv)
 	signal(SIGALRM, probe_hung);
 	signal(SIGPIPE, SIG_IGN);
 	alarm(WATCHDOG_SECONDS);
+	probe_warm(env.warm);
 	c->run(c->family);
 	return probe_status();
 }

@@ -52,6 +52,7 @@ struct probe_env {
 	int ctl;	    /* makes the peer dial, see probe_dial and probe_gate */
 	int port;	    /* first of the ports that this case may listen on */
 	int fd;		    /* the descriptor that a re-executed probe inherits */
+	int warm;	    /* rounds of sockets before the case */
 };
 
 struct probe_case {
