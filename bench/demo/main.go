@@ -36,7 +36,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 
 	// One second each is what sockperf can at least; it takes two more to
 	// begin. Two rounds of everything take a minute.
-	session := &rig.Session{Figure: "demo", Rounds: 2, Duration: time.Second}
+	session := &rig.Session{Figure: "demo", Rounds: 2, Duration: time.Second, Modes: []rig.Mode{rig.Host, rig.NAT, rig.Auto}}
 	program := rig.Program{
 		Session: session,
 		Flags:   flag.NewFlagSet("demo", flag.ContinueOnError),

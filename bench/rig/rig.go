@@ -37,13 +37,19 @@ const (
 	// NAT is a process in a container whose packets pass veth, bridge and
 	// address translation.
 	NAT Mode = "nat"
-	// Graft is a process in a container, started by tsugiki run, all of
-	// whose IPv4 destinations belong to an endpoint on the host.
-	Graft Mode = "graft"
+	// The others are a process in a container, started by tsugiki run in the
+	// mode of that name, all of whose IPv4 destinations belong to an endpoint
+	// on the host.
+	Auto    Mode = "auto"
+	Preload Mode = "preload"
+	Seccomp Mode = "seccomp"
 )
 
 // Modes are all modes, in the order of tables.
-var Modes = []Mode{Host, NAT, Graft}
+var Modes = []Mode{Host, NAT, Auto, Preload, Seccomp}
+
+// IsGraft tells whether a mode's programs are started by tsugiki run.
+func (m Mode) IsGraft() bool { return m != Host && m != NAT }
 
 // ParseModes reads a list of modes separated by commas.
 func ParseModes(list string) ([]Mode, error) {
@@ -116,10 +122,10 @@ const (
 // New builds a rig. The caller closes it.
 func New(ctx context.Context, c Config) (*Rig, error) {
 	r := &Rig{modes: c.Modes}
-	if slices.Contains(c.Modes, Graft) {
+	if slices.ContainsFunc(c.Modes, Mode.IsGraft) {
 		dir, err := testkit.Binaries()
 		if err != nil {
-			return nil, fmt.Errorf("find tsugiki for mode %s: %w", Graft, err)
+			return nil, fmt.Errorf("find tsugiki: %w", err)
 		}
 		r.tsugiki = filepath.Join(dir, "tsugiki")
 	}
@@ -203,9 +209,9 @@ func (r *Rig) Client(ctx context.Context, m Mode, argv ...string) *testkit.Cmd {
 	switch m {
 	case NAT:
 		ns = r.Top.Containers[natContainer]
-	case Graft:
+	case Auto, Preload, Seccomp:
 		argv = append([]string{
-			r.tsugiki, "run", "--netns", r.Top.Containers[graftContainer].Path(),
+			r.tsugiki, "run", "--mode", string(m), "--netns", r.Top.Containers[graftContainer].Path(),
 			"--endpoint", "out type ipv4 addr 0.0.0.0 port dynamic",
 			"-e", "0.0.0.0/0=out", "--",
 		}, argv...)
@@ -214,7 +220,7 @@ func (r *Rig) Client(ctx context.Context, m Mode, argv ...string) *testkit.Cmd {
 		argv = pinned(r.pinned.Client, argv)
 	}
 	cmd := ns.Command(ctx, argv[0], argv[1:]...)
-	if m == Graft {
+	if m.IsGraft() {
 		// tsugiki ends its program and removes its cgroups on SIGTERM.
 		cmd.SysProcAttr.Pdeathsig = syscall.SIGTERM
 		cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
@@ -246,7 +252,7 @@ type Run struct {
 	Stdout []byte
 	Wall   time.Duration
 	// CPU is what the client's process and those of its descendants used
-	// that were waited for; with Graft the supervisor is among them.
+	// that were waited for; of tsugiki run the supervisor is among them.
 	CPU time.Duration
 }
 

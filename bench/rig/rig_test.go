@@ -35,8 +35,8 @@ func newRig(t *testing.T, c Config) *Rig {
 }
 
 func TestParseModes(t *testing.T) {
-	got, err := ParseModes("graft,host")
-	if diff := cmp.Diff([]Mode{Graft, Host}, got); diff != "" || err != nil {
+	got, err := ParseModes("auto,host")
+	if diff := cmp.Diff([]Mode{Auto, Host}, got); diff != "" || err != nil {
 		t.Errorf("%v %s", err, diff)
 	}
 	for _, list := range []string{"", "host,", "bare"} {
@@ -105,7 +105,7 @@ func TestShuffled(t *testing.T) {
 		order := r.Shuffled(random)
 		first[order[0]]++
 		slices.Sort(order)
-		if diff := cmp.Diff([]Mode{Graft, Host, NAT}, order); diff != "" {
+		if diff := cmp.Diff([]Mode{Auto, Host, NAT, Preload, Seccomp}, order); diff != "" {
 			t.Fatal(diff)
 		}
 	}

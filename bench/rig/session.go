@@ -50,7 +50,10 @@ func (s *Session) flags(f *flag.FlagSet) (read func() error) {
 	f.StringVar((*string)(&s.Placement), "pin", string(Automatic),
 		"CPUs of clients and servers: two (apart), one (together), anywhere, or auto: streams apart, round trips together, connections anywhere")
 	f.Uint64Var(&s.Seed, "seed", 0, "seed of the order of modes; 0 draws one")
-	modes := f.String("modes", strings.Join(Names(Modes), ","), "modes to run")
+	if s.Modes == nil {
+		s.Modes = Modes
+	}
+	modes := f.String("modes", strings.Join(Names(s.Modes), ","), "modes to run")
 	return func() (err error) {
 		if s.Rounds < 1 {
 			return fmt.Errorf("%d rounds, want at least one", s.Rounds)

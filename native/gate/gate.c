@@ -35,6 +35,7 @@
 #include "../../bpf/options.h"
 #include "../shim/marks.h"
 #include "gate.h"
+#include "stock.h"
 #include "worker.h"
 
 #include <errno.h>
@@ -131,11 +132,6 @@ static void gate_report(struct gate_ask *ask)
 		return;
 	ask->answered = 1;
 	gate_tell(ask);
-}
-
-static bool gate_policed(int file)
-{
-	return setsockopt(file, 0 /* SOL_IP */, OPTIONS_PROOF, NULL, 0) != 0 && errno == EPERM;
 }
 
 static void gate_socket(const struct seccomp_notif *n, struct gate_ask *ask)
@@ -355,7 +351,7 @@ static unsigned int gate_batch(struct gate_worker *w)
 	const __u64 *args = w->n.data.args;
 	struct gate_kind kind;
 	int files[MARK_BATCH_MAX];
-	unsigned int made = 0;
+	unsigned int made;
 	bool sent;
 
 	if (args[4] < 1 || args[4] > MARK_BATCH_MAX || !gate_batch_is_taken(w) ||
@@ -364,15 +360,7 @@ static unsigned int gate_batch(struct gate_worker *w)
 	w->batch = gate_file_of(w, (int)args[2]);
 	if (w->batch < 0 || !gate_is_pair_of(&w->n, w->batch))
 		return 0;
-	for (; made < args[4]; made++) {
-		files[made] = socket(kind.family, kind.type | SOCK_CLOEXEC, kind.protocol);
-		if (files[made] < 0)
-			break;
-		if (!gate_policed(files[made])) {
-			close(files[made]);
-			break;
-		}
-	}
+	made = gate_stock_take(&kind, files, (unsigned int)args[4]);
 	sent = made > 0 && gate_send_files(w->batch, files, made);
 	for (unsigned int i = 0; i < made; i++)
 		close(files[i]);
@@ -391,6 +379,7 @@ static void gate_serve_shim(struct gate_worker *w)
 		made = gate_batch(w);
 		if (made > 0) {
 			gate_answer(&w->n, made, 0);
+			gate_stock_refill();
 			return;
 		}
 	}

@@ -23,6 +23,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "stock.h"
 #include "worker.h"
 
 #define GATE_THREADS_MAX 64
@@ -144,14 +145,14 @@ static void *gate_guard(void *unused)
 	return NULL;
 }
 
-static void gate_start_guard(void)
+static void gate_start_helper(void *(*run)(void *))
 {
 	pthread_attr_t attr;
 	pthread_t thread;
 
 	pthread_attr_init(&attr);
 	pthread_attr_setstacksize(&attr, GATE_STACK);
-	if (pthread_create(&thread, &attr, gate_guard, NULL) != 0)
+	if (pthread_create(&thread, &attr, run, NULL) != 0)
 		_exit(1);
 	pthread_attr_destroy(&attr);
 }
@@ -181,6 +182,7 @@ void gate_start_threads(void)
 {
 	for (struct gate_worker *w = gate_workers; w < &gate_workers[GATE_THREADS_MAX]; w++)
 		atomic_store(&w->free, true);
-	gate_start_guard();
+	gate_start_helper(gate_guard);
+	gate_start_helper(gate_stock_run);
 	gate_start_thread();
 }

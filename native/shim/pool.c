@@ -2,21 +2,19 @@
 /*
  * Host sockets that were made in advance.
  *
- * They wait in a queue: one end of a socketpair(2) whose other end is closed, with
- * one socket in each message. recvmsg(2) then does what socket(2) does: it
- * installs a descriptor under the lowest number that is free. What waits in a queue
- * is in nobody's descriptor table, so a child that inherits the queue holds
- * nothing of its parent's, and no two processes ever take the same socket.
- * Nevertheless a child closes it after fork(2): who holds it could look at what is
- * in it (MSG_PEEK), and it may become another user.
+ * They are parked under high numbers of the process's descriptor table, with
+ * close-on-exec. To take one is to move it to the lowest number that is free, where
+ * socket(2) would have put it. (Queues of one socket per message in a socketpair(2),
+ * which would keep them out of the table, cost three times as much.)
  *
- * A queue is filled, when it has been emptied, by the process itself with what
- * the gate sends in one message. The descriptors under way so count against the
- * program's user and limits (unix(7), ETOOMANYREFS).
+ * Somebody may close a parked socket, with all others, or put something else in
+ * its place: so it is known by its SO_COOKIE, which is asked before it is used.
  *
- * The queue has a number of the program's descriptor table, a high one. A program
- * may close it, with all others, or put something else there: so it is known by
- * its SO_COOKIE, which is asked each time.
+ * A child of fork(2) has copies of what its parent has parked, which would keep
+ * connections open that the parent has closed: it closes them at once
+ * (pthread_atfork(3)). One that was made past the C library does so when it first
+ * calls in: it finds a page wiped (MADV_WIPEONFORK, 4.14). In no case does it use
+ * them.
  */
 #include "shim.h"
 
@@ -41,11 +39,11 @@
 #define POOL_SCM_RIGHTS	   1
 #define POOL_SO_COOKIE	   57
 #define POOL_MSG_DONTWAIT  0x40
-#define POOL_MSG_NOSIGNAL  0x4000
 #define POOL_CMSG_CLOEXEC  0x40000000
-#define POOL_F_GETFL	   3
 #define POOL_F_SETFL	   4
+#define POOL_F_DUPFD	   0
 #define POOL_DUPFD_CLOEXEC 1030
+#define POOL_F_SETFD	   2
 #define POOL_RLIMIT_NOFILE 7
 
 /* Sockets of a kind that a process makes before it gets some in advance. */
@@ -54,11 +52,11 @@
 #define POOL_REPENTANCE 1000
 /* How many at first; later, MARK_BATCH_MAX. */
 #define POOL_FIRST 8
-/* Where a queue's number is looked for: where few programs come, and small enough
- * for a table of 256. */
+/* Where sockets are parked: where few programs come, and small enough for a table
+ * of 256. */
 #define POOL_NUMBER 224
-/* Under a limit of fewer descriptors, none is to spare. */
-#define POOL_LIMIT_MIN 512
+/* Of the descriptors that a process may have, one in this many may be parked. */
+#define POOL_SHARE 64
 
 /* The kernel's struct msghdr and cmsghdr, on 64-bit machines. */
 struct pool_iovec {
@@ -85,27 +83,25 @@ struct pool_rights {
 
 #define POOL_RIGHTS(count) (offsetof(struct pool_rights, number) + sizeof(int) * (count))
 
-struct pool {
-	/* SO_COOKIE << POOL_SHIFT | number; 0: there is no queue. */
-	_Atomic uint64_t queue;
-	atomic_int calls;
-	atomic_bool filling;
-	atomic_bool filled; /* at least once */
+struct pool_place {
+	uint64_t cookie;
+	int number;
 };
 
-#define POOL_SHIFT 16
+struct pool {
+	/* A bit for each place that is taken, below a count of fillings. */
+	_Atomic uint64_t parked;
+	atomic_int calls;
+	atomic_bool filling;
+	struct pool_place place[MARK_BATCH_MAX];
+};
+
+#define POOL_FILLINGS 32 /* shift */
 
 static struct pool pools[2][2]; /* by family and type */
 
-static int pool_number(uint64_t queue)
-{
-	return (int)(queue & ((1 << POOL_SHIFT) - 1));
-}
-
-static bool pool_is_there(uint64_t queue)
-{
-	return shim_cookie(pool_number(queue), POOL_SO_COOKIE) == queue >> POOL_SHIFT;
-}
+/* In a page of its own: true unless the process is a child that does not know. */
+static _Atomic(atomic_bool *) pool_knows;
 
 /* Receives up to COUNT descriptors; returns how many, -1 if there is no message. */
 static int pool_receive(int from, int *numbers, unsigned int count, int flags)
@@ -130,22 +126,6 @@ static int pool_receive(int from, int *numbers, unsigned int count, int flags)
 	return (int)count;
 }
 
-static bool pool_send(int to, int number)
-{
-	struct pool_rights rights = {.length = POOL_RIGHTS(1),
-				     .level = POOL_SOL_SOCKET,
-				     .type = POOL_SCM_RIGHTS,
-				     .number = {number}};
-	char byte = 0;
-	struct pool_iovec iov = {&byte, 1};
-	struct pool_message msg = {.iov = &iov,
-				   .iov_count = 1,
-				   .control = &rights,
-				   .control_length = POOL_RIGHTS(1) + sizeof(int)};
-
-	return KERNEL3(__NR_sendmsg, to, &msg, POOL_MSG_DONTWAIT | POOL_MSG_NOSIGNAL) == 1;
-}
-
 /* Has the gate make COUNT sockets; returns how many there are now in NUMBERS. */
 static int pool_order(int family, int type, unsigned int count, int *numbers)
 {
@@ -161,65 +141,103 @@ static int pool_order(int family, int type, unsigned int count, int *numbers)
 	return got;
 }
 
-static bool pool_fill(struct pool *p, int family, int type)
+/* How many descriptors the process can spare. */
+static unsigned int pool_spare(void)
 {
-	unsigned int count = atomic_load(&p->filled) ? MARK_BATCH_MAX : POOL_FIRST;
-	int numbers[MARK_BATCH_MAX], pair[2], got;
-	uint64_t limit[2], cookie, none = 0;
-	long high;
+	uint64_t limit[2];
 
-	if (KERNEL4(__NR_prlimit64, 0, POOL_RLIMIT_NOFILE, NULL, limit) != 0 ||
-	    limit[0] < POOL_LIMIT_MIN)
+	if (KERNEL4(__NR_prlimit64, 0, POOL_RLIMIT_NOFILE, NULL, limit) != 0)
+		return 0;
+	limit[0] /= POOL_SHARE;
+	return limit[0] < MARK_BATCH_MAX ? (unsigned int)limit[0] : MARK_BATCH_MAX;
+}
+
+/* Makes the page that a child finds wiped. */
+static bool pool_prepare(void)
+{
+	enum { PAGE = 4096, READ_WRITE = 3, PRIVATE_ANONYMOUS = 0x22, WIPEONFORK = 18 };
+	atomic_bool *page, *none = NULL;
+	long at;
+
+	if (atomic_load(&pool_knows) != NULL)
+		return true;
+	at = KERNEL6(__NR_mmap, NULL, PAGE, READ_WRITE, PRIVATE_ANONYMOUS, -1, 0);
+	if (at < 0 && at > -PAGE)
 		return false;
-	got = pool_order(family, type, count, numbers);
-	if (got <= 0)
-		return false;
-	if (KERNEL4(__NR_socketpair, POOL_AF_UNIX, POOL_SEQPACKET | POOL_CLOEXEC, 0, pair) != 0)
-		pair[0] = pair[1] = -1;
-	for (int i = 0; i < got; i++) {
-		if (pair[1] >= 0)
-			pool_send(pair[1], numbers[i]);
-		KERNEL1(__NR_close, numbers[i]);
-	}
-	if (pair[0] < 0)
-		return false;
-	KERNEL1(__NR_close, pair[1]);
-	high = KERNEL3(__NR_fcntl, pair[0], POOL_DUPFD_CLOEXEC, POOL_NUMBER);
-	KERNEL1(__NR_close, pair[0]);
-	if (high < 0)
-		return false;
-	cookie = shim_cookie((int)high, POOL_SO_COOKIE);
-	if (high >> POOL_SHIFT || cookie == 0 ||
-	    !atomic_compare_exchange_strong(&p->queue, &none,
-					    cookie << POOL_SHIFT | (uint64_t)high)) {
-		KERNEL1(__NR_close, high);
+	page = (atomic_bool *)at;
+	if (KERNEL3(__NR_madvise, page, PAGE, WIPEONFORK) != 0) {
+		KERNEL2(__NR_munmap, page, PAGE);
 		return false;
 	}
-	atomic_store(&p->filled, true);
+	atomic_store(page, true);
+	if (!atomic_compare_exchange_strong(&pool_knows, &none, page))
+		KERNEL2(__NR_munmap, page, PAGE);
 	return true;
 }
 
-/* Takes a socket from the queue; one that is empty is closed. */
+/* Parks a socket. Returns false, and closes it, if it cannot. */
+static bool pool_park(struct pool_place *place, int number)
+{
+	long high = KERNEL3(__NR_fcntl, number, POOL_DUPFD_CLOEXEC, POOL_NUMBER);
+
+	KERNEL1(__NR_close, number);
+	if (high < 0)
+		return false;
+	place->number = (int)high;
+	place->cookie = shim_cookie((int)high, POOL_SO_COOKIE);
+	return true;
+}
+
+/* Only one thread does this at a time, and only when no place is taken. */
+static bool pool_fill(struct pool *p, int family, int type)
+{
+	uint64_t before = atomic_load(&p->parked), now = before + (1ull << POOL_FILLINGS);
+	unsigned int count = pool_spare(), places = 0;
+	int numbers[MARK_BATCH_MAX], got;
+
+	if (before >> POOL_FILLINGS == 0 && count > POOL_FIRST)
+		count = POOL_FIRST;
+	if (count == 0 || !pool_prepare())
+		return false;
+	got = pool_order(family, type, count, numbers);
+	for (int i = 0; i < got; i++)
+		if (pool_park(&p->place[places], numbers[i]))
+			now |= 1ull << places++;
+	atomic_store(&p->parked, now);
+	return places > 0;
+}
+
+/* Whether what is at a place is still what was put there. */
+static bool pool_is_there(const struct pool_place *place)
+{
+	return shim_cookie(place->number, POOL_SO_COOKIE) == place->cookie;
+}
+
+/* Takes a socket out of one of the places, or returns -1. */
 static int pool_take(struct pool *p, int type)
 {
-	uint64_t queue = atomic_load(&p->queue);
-	int number = -1;
+	uint64_t parked = atomic_load(&p->parked);
+	struct pool_place place;
+	long number;
 
-	if (queue == 0)
+	do {
+		if ((uint32_t)parked == 0)
+			return -1;
+		place = p->place[__builtin_ctz((uint32_t)parked)];
+	} while (!atomic_compare_exchange_weak(&p->parked, &parked, parked & (parked - 1)));
+	if (!pool_is_there(&place))
 		return -1;
-	if (!pool_is_there(queue)) {
-		atomic_compare_exchange_strong(&p->queue, &queue, 0);
-		return -1;
-	}
-	if (pool_receive(pool_number(queue), &number, 1,
-			 type & POOL_CLOEXEC ? POOL_CMSG_CLOEXEC : 0) < 0) {
-		if (atomic_compare_exchange_strong(&p->queue, &queue, 0))
-			KERNEL1(__NR_close, pool_number(queue));
-		return -1;
-	}
-	if (number >= 0 && type & POOL_NONBLOCK)
+	number = KERNEL3(__NR_fcntl, place.number,
+			 type & POOL_CLOEXEC ? POOL_DUPFD_CLOEXEC : POOL_F_DUPFD, 0);
+	if (number >= 0)
+		KERNEL1(__NR_close, place.number);
+	else if (!(type & POOL_CLOEXEC)) /* the table is full but for this one */
+		KERNEL3(__NR_fcntl, place.number, POOL_F_SETFD, 0);
+	if (number < 0)
+		number = place.number;
+	if (type & POOL_NONBLOCK)
 		KERNEL3(__NR_fcntl, number, POOL_F_SETFL, 2 /* O_RDWR */ | POOL_NONBLOCK);
-	return number;
+	return (int)number;
 }
 
 static struct pool *pool_of(int family, int type, int protocol)
@@ -239,16 +257,20 @@ static struct pool *pool_of(int family, int type, int protocol)
 int shim_take_socket(int family, int type, int protocol)
 {
 	struct pool *p = pool_of(family, type, protocol);
+	atomic_bool *knows = atomic_load(&pool_knows);
 	const struct board *b;
 	int number;
 
+	if (knows != NULL && !atomic_load(knows))
+		shim_forked();
 	if (p == NULL || atomic_fetch_add(&p->calls, 1) < POOL_PATIENCE)
 		return -1;
 	b = shim_board();
 	if (b == NULL || atomic_load(&b->nested) || atomic_load(&b->traced))
 		return -1;
 	number = pool_take(p, type);
-	if (number >= 0 || atomic_load(&p->queue) != 0 || atomic_exchange(&p->filling, true))
+	if (number >= 0 || (uint32_t)atomic_load(&p->parked) != 0 ||
+	    atomic_exchange(&p->filling, true))
 		return number;
 	if (!pool_fill(p, family, type & POOL_TYPE_MASK))
 		atomic_store(&p->calls, POOL_PATIENCE - POOL_REPENTANCE);
@@ -258,14 +280,20 @@ int shim_take_socket(int family, int type, int protocol)
 
 void shim_forked(void)
 {
+	atomic_bool *knows = atomic_load(&pool_knows);
+
+	if (knows == NULL)
+		return;
 	for (int i = 0; i < 4; i++) {
 		struct pool *p = &pools[i / 2][i % 2];
-		uint64_t queue = atomic_load(&p->queue);
+		uint64_t parked = atomic_load(&p->parked);
 
-		if (queue != 0 && pool_is_there(queue))
-			KERNEL1(__NR_close, pool_number(queue));
-		atomic_store(&p->queue, 0);
+		for (int k = 0; k < MARK_BATCH_MAX; k++)
+			if (parked >> k & 1 && pool_is_there(&p->place[k]))
+				KERNEL1(__NR_close, p->place[k].number);
+		atomic_store(&p->parked, 0);
 		atomic_store(&p->calls, 0);
 		atomic_store(&p->filling, false);
 	}
+	atomic_store(knows, true);
 }
