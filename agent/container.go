@@ -265,7 +265,7 @@ func (c *Container) launch(path string) error {
 		Path: path, Args: c.spec.Command, Netns: c.ownNS, CgroupDir: dir,
 		Filter: prog, Caps: c.spec.Caps, User: c.spec.User,
 	}
-	if c.spec.Mode != filter.Seccomp {
+	if c.spec.Mode != filter.Seccomp && len(c.table.Endpoints()) > 0 {
 		spec.NeedsPreload = c.spec.Mode == filter.Preload
 		if spec.Preload, err = programs.Find(shim); err != nil {
 			return err
@@ -295,6 +295,7 @@ func (c *Container) serve(listener *os.File) error {
 		Rules:     c.table.Snapshot(c.netnsOf),
 		Born4:     c.engine.Born(unix.AF_INET),
 		Born6:     c.engine.Born(unix.AF_INET6),
+		Datagrams: c.engine.SeesDatagrams(),
 		Report:    c.spec.Log.Enabled(context.Background(), slog.LevelInfo),
 	}
 	if u := c.spec.User; u != nil {

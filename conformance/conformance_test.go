@@ -56,6 +56,8 @@ var columns = []column{
 	{name: "preload", warm: 5, command: graft("preload", everything)},
 	{name: "auto", warm: 5, command: graft("auto", everything)},
 	{name: "partial", static: true, containers: 1, command: graft("seccomp", remoteOnly)},
+	{name: "partial-preload", warm: 5, containers: 1, command: graft("preload", remoteOnly)},
+	{name: "partial-auto", warm: 5, containers: 1, command: graft("auto", remoteOnly)},
 }
 
 func bare(*testing.T, *testkit.Topology) []string { return nil }

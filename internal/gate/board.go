@@ -24,6 +24,7 @@ const (
 	wordServices   = 6
 	wordAPI        = 8
 	wordTraced     = 9
+	wordDatagrams  = 10
 )
 
 // board is what the gate and the shims in the container's programs read at every

@@ -111,6 +111,7 @@ type Config struct {
 	Born4     bool      // AF_INET sockets are made on the host at socket(2)
 	Born6     bool      // AF_INET6 sockets likewise
 	UID, GID  int       // of the program
+	Datagrams bool      // each datagram with an address is decided about
 	Report    bool      // also tell of calls that the gate answers itself
 }
 
@@ -153,6 +154,9 @@ func start(c Config) (*Gate, error) {
 	}
 	if c.Report {
 		g.board.set(wordTraced)
+	}
+	if c.Datagrams {
+		g.board.set(wordDatagrams)
 	}
 	g.cmd = command(path, c, theirs, c.Listener, g.board.file, c.Kill)
 	var stderr bytes.Buffer

@@ -41,7 +41,9 @@ struct board {
 	_Atomic uint32_t api;
 	/* Set while somebody wants to be told of every decision. */
 	_Atomic uint32_t traced;
-	uint32_t zero[4];
+	/* Whether each datagram with an address is to be decided about. */
+	uint32_t datagrams;
+	uint32_t zero[3];
 };
 
 _Static_assert(sizeof(struct board) <= BOARD_RULES, "the image has its place");

@@ -12,7 +12,9 @@
  *   socket	by taking one of the host sockets that the gate has made in advance
  *		(pool.c);
  *   connect	by a system call with the mark MARK_PASS (marks.h), which the filter
- *		lets through, if the socket is where the destination lies.
+ *		lets through, if the socket is where the destination lies;
+ *   sendto and its kin, likewise, where rules divide the destinations of datagrams
+ *		(send.c).
  *
  * In all other cases, and whenever anything is not as it should be, it makes the
  * program's call as it is, with MARK_ASK, and that is trapped. So there is no
@@ -20,8 +22,8 @@
  * sockets on or makes system calls by itself is served by the filter, and what the
  * shim does not know it asks. Nothing that it does is a right (see marks.h).
  *
- * Calls on the data path are not replaced at all; neither are those that the
- * filter does not look at.
+ * Calls that the filter does not look at are not replaced; those on the data path
+ * that are go on at once where nothing is to be decided.
  *
  * Rules of the house. No C library: glibc and musl load the same file, and where a
  * function of theirs is used it is by a weak reference. No allocation and no lock.
@@ -35,14 +37,8 @@
 #include "kernel.h"
 #include "marks.h"
 
-#define SHIM_EXPORT __attribute__((visibility("default")))
-#define SHIM_WEAK   __attribute__((weak))
-
 /* linux/socket.h; the C library's headers are not for us. */
-#define SHIM_AF_INET	     2
-#define SHIM_AF_INET6	     10
 #define SHIM_SOL_SOCKET	     1
-#define SHIM_SO_COOKIE	     57
 #define SHIM_SO_NETNS_COOKIE 71
 #define SHIM_SOCKADDR_MIN    16 /* the filter's: struct sockaddr_in */
 
@@ -77,26 +73,25 @@ __attribute__((constructor)) static void shim_start(void)
 		pthread_atfork(NULL, NULL, shim_forked);
 }
 
-static int shim_result(long result)
+long shim_result(long result)
 {
 	if (result >= 0)
-		return (int)result;
+		return result;
 	if (__errno_location != NULL)
 		*__errno_location() = (int)-result;
 	return -1;
 }
 
-/* connect(2) and others that may wait are where a thread can be cancelled. */
-static long shim_waiting_call(long number, long a, long b, long c, uint64_t mark)
+long shim_waiting_call(long number, const long args[6])
 {
 	enum { ASYNCHRONOUS = 1 };
 	int old;
 	long result;
 
 	if (pthread_setcanceltype == NULL)
-		return KERNEL6(number, a, b, c, 0, 0, mark);
+		return kernel6(number, args[0], args[1], args[2], args[3], args[4], args[5]);
 	pthread_setcanceltype(ASYNCHRONOUS, &old);
-	result = KERNEL6(number, a, b, c, 0, 0, mark);
+	result = kernel6(number, args[0], args[1], args[2], args[3], args[4], args[5]);
 	pthread_setcanceltype(old, NULL);
 	return result;
 }
@@ -145,12 +140,7 @@ const struct board *shim_board(void)
 	return b;
 }
 
-/*
- * Whether LENGTH bytes at ADDRESS can be read: a bad pointer is the kernel's to
- * refuse. rt_sigprocmask(2) reads its set of eight bytes before it finds fault
- * with `how`.
- */
-static bool shim_readable(const void *address, size_t length)
+bool shim_readable(const void *address, size_t length)
 {
 	enum { PAGE = 4096, WORD = 8 };
 	uintptr_t first = (uintptr_t)address & ~(uintptr_t)(WORD - 1);
@@ -162,29 +152,37 @@ static bool shim_readable(const void *address, size_t length)
 	       KERNEL4(__NR_rt_sigprocmask, ~0U, last, NULL, WORD) == -SHIM_EINVAL;
 }
 
-/* Whether a socket is where the destination lies, as the gate would find. */
-static bool shim_in_place(int number, const void *address, size_t length)
+uint64_t shim_mark(int number, const void *address, size_t length)
 {
 	const struct board *b = shim_board();
 	struct board_address to;
+	bool pass = false;
 
+	if (length < SHIM_SOCKADDR_MIN)
+		return MARK_PASS;
+	if (length > BOARD_ADDRESS_MAX)
+		length = BOARD_ADDRESS_MAX;
 	if (b == NULL || atomic_load(&b->traced) || atomic_load(&b->nested) ||
 	    !shim_readable(address, length))
-		return false;
+		return MARK_ASK;
 	to = board_look_up(b, BOARD_SIZE, address, length);
 	switch (to.where) {
 	case BOARD_NO_IP:
-		return true;
+		pass = true;
+		break;
 	case BOARD_HOST:
-		return shim_cookie(number, SHIM_SO_NETNS_COOKIE) == to.netns;
+		pass = shim_cookie(number, SHIM_SO_NETNS_COOKIE) == to.netns;
+		break;
 	case BOARD_OWN:
 		/* A server of the container's own may be on the host; and a
 		 * socket may have an endpoint of its own. */
-		return !(to.loopback && atomic_load(&b->services)) && !atomic_load(&b->api) &&
+		pass = !(to.loopback && atomic_load(&b->services)) && !atomic_load(&b->api) &&
 		       shim_cookie(number, SHIM_SO_NETNS_COOKIE) == b->own;
+		break;
 	default:
-		return false;
+		break;
 	}
+	return pass ? MARK_PASS : MARK_ASK;
 }
 
 int socket(int family, int type, int protocol)
@@ -193,19 +191,18 @@ int socket(int family, int type, int protocol)
 
 	if (number >= 0)
 		return number;
-	return shim_result(KERNEL6(__NR_socket, family, type, protocol, 0, 0, MARK_ASK));
+	return (int)shim_result(KERNEL6(__NR_socket, family, type, protocol, 0, 0, MARK_ASK));
 }
 
 int connect(int number, const void *address, unsigned int length)
 {
-	size_t looked = length < BOARD_ADDRESS_MAX ? length : BOARD_ADDRESS_MAX;
-	bool pass = length < SHIM_SOCKADDR_MIN || shim_in_place(number, address, looked);
+	const long args[6] = {number, (long)address,
+			      length, [5] = (long)shim_mark(number, address, length)};
 
-	return shim_result(shim_waiting_call(__NR_connect, number, (long)address, length,
-					     pass ? MARK_PASS : MARK_ASK));
+	return (int)shim_result(shim_waiting_call(__NR_connect, args));
 }
 
 int bind(int number, const void *address, unsigned int length)
 {
-	return shim_result(KERNEL6(__NR_bind, number, address, length, 0, 0, MARK_ASK));
+	return (int)shim_result(KERNEL6(__NR_bind, number, address, length, 0, 0, MARK_ASK));
 }
