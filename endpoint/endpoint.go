@@ -13,6 +13,7 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+	"unicode"
 )
 
 // NameMax is the longest name in bytes: AF_GRAFT's 16, less the final zero.
@@ -138,6 +139,21 @@ func Parse(s string) (*Endpoint, error) {
 	return e, nil
 }
 
+// ParseWords reads an endpoint whose words come from somewhere else than a line,
+// and of which none can be taken for more than one.
+func ParseWords(words []string) (*Endpoint, error) {
+	for _, w := range words {
+		if w == "" || strings.ContainsFunc(w, func(r rune) bool { return unicode.IsSpace(r) || unicode.IsControl(r) }) {
+			return nil, fmt.Errorf("%w: %q is not one word", ErrGrammar, w)
+		}
+	}
+	e, err := parse(words)
+	if err != nil {
+		return nil, fmt.Errorf("%w %q: %w", ErrGrammar, strings.Join(words, " "), err)
+	}
+	return e, nil
+}
+
 func parse(words []string) (*Endpoint, error) {
 	if len(words) == 0 {
 		return nil, errors.New("it is empty; write NAME type ipv4|ipv6 addr ADDR port PORT|dynamic, or NAME type unix path PATH")
@@ -183,6 +199,9 @@ func parse(words []string) (*Endpoint, error) {
 func checkName(name string) error {
 	if len(name) > NameMax {
 		return fmt.Errorf("the name %q has %d bytes, at most %d fit", name, len(name), NameMax)
+	}
+	if name == "." || name == ".." {
+		return fmt.Errorf("the name %q is a path's, choose another", name)
 	}
 	for _, c := range name {
 		switch {

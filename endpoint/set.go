@@ -2,6 +2,7 @@ package endpoint
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 )
@@ -33,10 +34,29 @@ func (s *Set) Get(name string) (*Endpoint, error) {
 	if len(s.byName) == 0 {
 		return nil, fmt.Errorf("%w %q: none is defined; add one with --endpoint", ErrUnknown, name)
 	}
-	names := make([]string, 0, len(s.byName))
-	for n := range s.byName {
-		names = append(names, n)
-	}
-	slices.Sort(names)
-	return nil, fmt.Errorf("%w %q: there is %s", ErrUnknown, name, strings.Join(names, ", "))
+	return nil, fmt.Errorf("%w %q: there is %s", ErrUnknown, name, strings.Join(s.names(), ", "))
 }
+
+// Remove takes an endpoint out of the set. A name that is not there is an error
+// that wraps ErrUnknown.
+func (s *Set) Remove(name string) error {
+	if _, err := s.Get(name); err != nil {
+		return err
+	}
+	delete(s.byName, name)
+	return nil
+}
+
+// Clone is a set of the same endpoints that changes by itself.
+func (s *Set) Clone() Set { return Set{maps.Clone(s.byName)} }
+
+// All are the endpoints, by name.
+func (s *Set) All() []*Endpoint {
+	var all []*Endpoint
+	for _, n := range s.names() {
+		all = append(all, s.byName[n])
+	}
+	return all
+}
+
+func (s *Set) names() []string { return slices.Sorted(maps.Keys(s.byName)) }

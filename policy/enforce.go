@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"slices"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -21,7 +20,9 @@ const udpPeersWithoutServers = 64
 
 // Enforcement is a table at work in the kernel.
 type Enforcement struct {
-	objs bpf.PolicyObjects
+	objs  bpf.PolicyObjects
+	table *Table // in the maps
+	stuck error  // why the maps hold neither this table nor the next
 }
 
 // Binding is a bind(2) that a socket is allowed to make, and the name that the
@@ -54,11 +55,13 @@ func Enforce(cgroup *os.File, t *Table, netnsOf func(*endpoint.Endpoint) uint64)
 	if len(t.ingress) == 0 {
 		spec.Maps["udp_peers"].MaxEntries = udpPeersWithoutServers
 	}
-	e := &Enforcement{}
+	// For those of two tables while one takes the other's place, see Update.
+	spec.Maps["egress_by_prefix"].MaxEntries = 2 * prefixesMax
+	e := &Enforcement{table: t}
 	if err := spec.LoadAndAssign(&e.objs, nil); err != nil {
 		return nil, fmt.Errorf("load policy programs: %w", err)
 	}
-	if err := e.fill(t, netnsOf); err != nil {
+	if err := e.replace(&Table{}, t, netnsOf); err != nil {
 		e.Close()
 		return nil, fmt.Errorf("fill policy maps: %w", err)
 	}
@@ -67,36 +70,6 @@ func Enforce(cgroup *os.File, t *Table, netnsOf func(*endpoint.Endpoint) uint64)
 		return nil, fmt.Errorf("attach policy programs to cgroup %s: %w", cgroup.Name(), err)
 	}
 	return e, nil
-}
-
-func (e *Enforcement) fill(t *Table, netnsOf func(*endpoint.Endpoint) uint64) error {
-	for i, ep := range t.endpoints {
-		row := bpf.PolicyEndpoint{Netns: netnsOf(ep)}
-		if ep.Type == endpoint.Unix {
-			row.Netns = 0 // no namespace's cookie: IP sockets do not pass
-		} else {
-			row.Addr = wordsOf(ep.Addr)
-			row.Port = ep.Port.First
-		}
-		if err := e.objs.EndpointByIndex.Put(uint32(i), row); err != nil {
-			return fmt.Errorf("endpoint %s: %w", ep.Name, err)
-		}
-	}
-	for p, outlets := range t.outlets {
-		row := bpf.PolicyEgress{Count: uint32(len(outlets))}
-		for i, o := range outlets {
-			row.Range[i] = bpf.PolicyPortRange{
-				First:    o.ports.First,
-				Last:     o.ports.Last,
-				Endpoint: uint16(slices.Index(t.endpoints, o.endpoint)),
-			}
-		}
-		key := bpf.PolicyPrefix{Bits: uint32(mappedBits(p)), Addr: wordsOf(p.Addr())}
-		if err := e.objs.EgressByPrefix.Put(key, row); err != nil {
-			return fmt.Errorf("prefix %s: %w", p, err)
-		}
-	}
-	return nil
 }
 
 func (e *Enforcement) attach(cgroup *os.File) error {
@@ -183,6 +156,20 @@ func (e *Enforcement) Serve(protocol int, b Binding) error {
 		return fmt.Errorf("let programs reach their server at %s: %w", b.Host, err)
 	}
 	return nil
+}
+
+// Served tells whether Serve was called for an address of the host's, or for its
+// port on all addresses. Who has it by now is not known.
+func (e *Enforcement) Served(protocol int, host netip.AddrPort) bool {
+	var key bpf.PolicyService
+	var at bpf.PolicyLocation
+	for rows := e.objs.LocationByService.Iterate(); rows.Next(&key, &at); {
+		any := at.Addr == wordsOf(netip.IPv6Unspecified()) || at.Addr == wordsOf(netip.IPv4Unspecified())
+		if int(key.Protocol) == protocol && at.Port == host.Port() && (any || at.Addr == wordsOf(host.Addr())) {
+			return true
+		}
+	}
+	return false
 }
 
 // ForgetBind takes back what AllowBind allowed, after a bind that failed.

@@ -63,20 +63,43 @@ func parseIngress(s string, eps *endpoint.Set) (Ingress, error) {
 	if r.Ports, err = endpoint.ParsePortRange(ports); err != nil {
 		return r, err
 	}
+	return r, r.fits()
+}
+
+// With is the rule with another endpoint, which has to take its ports too.
+func (r Ingress) With(ep *endpoint.Endpoint) (Ingress, error) {
+	r.Endpoint = ep
+	if err := r.fits(); err != nil {
+		return r, fmt.Errorf("%w -i %q: %w", ErrRule, r, err)
+	}
+	return r, nil
+}
+
+// String is the rule as ParseIngress reads it.
+func (r Ingress) String() string {
+	addr := r.Addr.String()
+	if r.Addr.Is6() {
+		addr = "[" + addr + "]"
+	}
+	return fmt.Sprintf("%s:%s=%s", addr, r.Ports, r.Endpoint.Name)
+}
+
+func (r Ingress) fits() error {
+	ep := r.Endpoint
 	if err := sameFamily(r.Addr, ep); err != nil {
-		return r, err
+		return err
 	}
 	switch {
 	case ep.Type == endpoint.Unix || (!ep.Dynamic() && ep.Port.Size() == 1):
 		if r.Ports.Size() > 1 {
-			return r, fmt.Errorf("%d ports do not fit the one of endpoint %q; give it \"port dynamic\" or the same range", r.Ports.Size(), ep.Name)
+			return fmt.Errorf("%d ports do not fit the one of endpoint %q; give it \"port dynamic\" or the same range", r.Ports.Size(), ep.Name)
 		}
 	case !ep.Dynamic():
 		if !ep.Port.Contains(r.Ports.First) || !ep.Port.Contains(r.Ports.Last) {
-			return r, fmt.Errorf("ports %s are not all in the range %s of endpoint %q", r.Ports, ep.Port, ep.Name)
+			return fmt.Errorf("ports %s are not all in the range %s of endpoint %q", r.Ports, ep.Port, ep.Name)
 		}
 	}
-	return r, nil
+	return nil
 }
 
 // ParseEgress reads PREFIX[:PORT[-PORT]]=ENDPOINT; an IPv6 prefix with ports
@@ -109,13 +132,38 @@ func parseEgress(s string, eps *endpoint.Set) (Egress, error) {
 	if r.Prefix, err = parsePrefix(prefix); err != nil {
 		return r, err
 	}
-	if err := sameFamily(r.Prefix.Addr(), ep); err != nil {
-		return r, err
-	}
-	if ep.Type != endpoint.Unix && ep.Port.Size() > 1 {
-		return r, fmt.Errorf("endpoint %q has the ports %s; to connect from it needs \"port dynamic\" or one port", ep.Name, ep.Port)
+	return r, r.fits()
+}
+
+// With is the rule with another endpoint, which has to fit it too.
+func (r Egress) With(ep *endpoint.Endpoint) (Egress, error) {
+	r.Endpoint = ep
+	if err := r.fits(); err != nil {
+		return r, fmt.Errorf("%w -e %q: %w", ErrRule, r, err)
 	}
 	return r, nil
+}
+
+// String is the rule as ParseEgress reads it.
+func (r Egress) String() string {
+	switch {
+	case r.Ports == allPorts:
+		return fmt.Sprintf("%s=%s", r.Prefix, r.Endpoint.Name)
+	case r.Prefix.Addr().Is6():
+		return fmt.Sprintf("[%s]:%s=%s", r.Prefix, r.Ports, r.Endpoint.Name)
+	}
+	return fmt.Sprintf("%s:%s=%s", r.Prefix, r.Ports, r.Endpoint.Name)
+}
+
+func (r Egress) fits() error {
+	ep := r.Endpoint
+	if err := sameFamily(r.Prefix.Addr(), ep); err != nil {
+		return err
+	}
+	if ep.Type != endpoint.Unix && ep.Port.Size() > 1 {
+		return fmt.Errorf("endpoint %q has the ports %s; to connect from it needs \"port dynamic\" or one port", ep.Name, ep.Port)
+	}
+	return nil
 }
 
 func parsePrefix(s string) (netip.Prefix, error) {

@@ -3,6 +3,7 @@ package policy
 import (
 	"cmp"
 	"encoding/binary"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -17,20 +18,17 @@ const (
 
 // Snapshot is the egress part of the table as C programs read it, see
 // native/rules. netnsOf gives the SO_NETNS_COOKIE of the namespace in which an
-// endpoint's sockets live.
-func (t *Table) Snapshot(netnsOf func(*endpoint.Endpoint) uint64) []byte {
-	prefixes := make([]netip.Prefix, 0, len(t.outlets))
+// endpoint's sockets live; others are the cookies of namespaces that no rule leads
+// to and that are the host's side too.
+func (t *Table) Snapshot(netnsOf func(*endpoint.Endpoint) uint64, others ...uint64) []byte {
+	prefixes := t.prefixes()
 	ranges := 0
-	for p, outlets := range t.outlets {
-		prefixes = append(prefixes, p)
+	for _, outlets := range t.outlets {
 		ranges += len(outlets)
 	}
-	slices.SortFunc(prefixes, func(a, b netip.Prefix) int {
-		return cmp.Or(mappedBits(b)-mappedBits(a), a.Addr().Compare(b.Addr()))
-	})
 	e := binary.NativeEndian
 	var image []byte
-	for _, n := range []int{snapshotMagic, snapshotVersion, len(prefixes), len(t.endpoints), ranges, 0} {
+	for _, n := range []int{snapshotMagic, snapshotVersion, len(prefixes), len(t.endpoints) + len(others), ranges, 0} {
 		image = e.AppendUint32(image, uint32(n))
 	}
 	first := 0
@@ -44,9 +42,12 @@ func (t *Table) Snapshot(netnsOf func(*endpoint.Endpoint) uint64) []byte {
 	}
 	for _, ep := range t.endpoints {
 		cookie := uint64(0)
-		if ep.Type != endpoint.Unix {
+		if ep != nil && ep.Type != endpoint.Unix {
 			cookie = netnsOf(ep)
 		}
+		image = e.AppendUint64(image, cookie)
+	}
+	for _, cookie := range others {
 		image = e.AppendUint64(image, cookie)
 	}
 	for _, p := range prefixes {
@@ -57,6 +58,13 @@ func (t *Table) Snapshot(netnsOf func(*endpoint.Endpoint) uint64) []byte {
 		}
 	}
 	return image
+}
+
+// prefixes are those of the table, the longest first.
+func (t *Table) prefixes() []netip.Prefix {
+	return slices.SortedFunc(maps.Keys(t.outlets), func(a, b netip.Prefix) int {
+		return cmp.Or(mappedBits(b)-mappedBits(a), a.Addr().Compare(b.Addr()))
+	})
 }
 
 // mappedBits is the length of a prefix among IPv6 ones, IPv4 mapped.

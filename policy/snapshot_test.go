@@ -44,36 +44,42 @@ func TestSnapshotAgreesWithTable(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		image := filepath.Join(t.TempDir(), "image")
-		if err := os.WriteFile(image, tb.Snapshot(func(*endpoint.Endpoint) uint64 { return 1 }), 0o600); err != nil {
-			t.Fatal(err)
+		checkLookup(t, lookup, tb, rand.New(rand.NewPCG(2, uint64(i))))
+	}
+}
+
+// checkLookup asks C and the table about the same addresses.
+func checkLookup(t *testing.T, lookup string, tb *Table, random *rand.Rand) {
+	t.Helper()
+	image := filepath.Join(t.TempDir(), "image")
+	if err := os.WriteFile(image, tb.Snapshot(func(*endpoint.Endpoint) uint64 { return 1 }, 7, 8), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	tos := addressesNear(tb, random)
+	var in bytes.Buffer
+	for _, to := range tos {
+		addr := to.Addr().As16()
+		in.Write(addr[:])
+		in.Write(binary.BigEndian.AppendUint16(nil, to.Port()))
+	}
+	cmd := exec.Command(lookup, image)
+	cmd.Stdin = &in
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("lookup: %v", err)
+	}
+	answers := strings.Fields(string(out))
+	if len(answers) != len(tos) {
+		t.Fatalf("%d answers to %d destinations", len(answers), len(tos))
+	}
+	for j, to := range tos {
+		want := -1
+		if ep := tb.Egress(to); ep != nil {
+			want = slices.Index(tb.endpoints, ep)
 		}
-		tos := addressesNear(tb, rand.New(rand.NewPCG(2, uint64(i))))
-		var in bytes.Buffer
-		for _, to := range tos {
-			addr := to.Addr().As16()
-			in.Write(addr[:])
-			in.Write(binary.BigEndian.AppendUint16(nil, to.Port()))
-		}
-		cmd := exec.Command(lookup, image)
-		cmd.Stdin = &in
-		cmd.Stderr = os.Stderr
-		out, err := cmd.Output()
-		if err != nil {
-			t.Fatalf("rules %v: lookup: %v", rules, err)
-		}
-		answers := strings.Fields(string(out))
-		if len(answers) != len(tos) {
-			t.Fatalf("rules %v: %d answers to %d destinations", rules, len(answers), len(tos))
-		}
-		for j, to := range tos {
-			want := -1
-			if ep := tb.Egress(to); ep != nil {
-				want = slices.Index(tb.endpoints, ep)
-			}
-			if answers[j] != fmt.Sprint(want) {
-				t.Errorf("rules %v: %s: C says %s, the table %d", rules, to, answers[j], want)
-			}
+		if answers[j] != fmt.Sprint(want) {
+			t.Errorf("%s: C says %s, the table %d", to, answers[j], want)
 		}
 	}
 }

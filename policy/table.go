@@ -24,6 +24,9 @@ const rangesMax = 32
 // prefixesMax is EGRESS_PREFIXES_MAX of the BPF programs.
 const prefixesMax = 1024
 
+// endpointsMax is ENDPOINTS_MAX of the BPF programs.
+const endpointsMax = 256
+
 // special are the prefixes that a wider rule does not speak of: a rule that
 // shall cover them must name them, or a part of them. In the host's namespace
 // they would reach what only the host's own processes reach.
@@ -57,15 +60,27 @@ type Table struct {
 	// outlets has, for every prefix that a rule names, for every special one
 	// and for both default routes, all that applies to an address of which
 	// this is the longest such prefix, in order of preference.
-	outlets   map[netip.Prefix][]outlet
-	lengths4  []int // of the prefixes in outlets, longest first
-	lengths6  []int
+	outlets  map[netip.Prefix][]outlet
+	lengths4 []int // of the prefixes in outlets, longest first
+	lengths6 []int
+	// endpoints are those that some rule names, each at its number; nil: a number
+	// that is nobody's.
 	endpoints []*endpoint.Endpoint
 }
 
 // NewTable compiles rules. Rules that contradict each other, or that are more
 // than the kernel's tables hold, are an error that wraps ErrRule.
 func NewTable(ingress []Ingress, egress []Egress) (*Table, error) {
+	return compile(ingress, egress, nil)
+}
+
+// Next compiles rules into a table that can take this one's place: an endpoint
+// that both name has the same number, and a new one has none of this table's.
+func (t *Table) Next(ingress []Ingress, egress []Egress) (*Table, error) {
+	return compile(ingress, egress, t.endpoints)
+}
+
+func compile(ingress []Ingress, egress []Egress, before []*endpoint.Endpoint) (*Table, error) {
 	t := &Table{ingress: slices.Clone(ingress), outlets: map[netip.Prefix][]outlet{}}
 	if err := checkIngress(t.ingress); err != nil {
 		return nil, err
@@ -98,11 +113,15 @@ func NewTable(ingress []Ingress, egress []Egress) (*Table, error) {
 	if len(t.outlets) > prefixesMax {
 		return nil, fmt.Errorf("%w -e: %d prefixes, at most %d fit", ErrRule, len(t.outlets), prefixesMax)
 	}
-	t.index(egress)
+	t.sortLengths()
+	t.number(egress, before)
+	if len(t.endpoints) > endpointsMax {
+		return nil, fmt.Errorf("%w: %d endpoints are named, at most %d may", ErrRule, len(t.endpoints), endpointsMax)
+	}
 	return t, nil
 }
 
-func (t *Table) index(egress []Egress) {
+func (t *Table) sortLengths() {
 	for p := range t.outlets {
 		lengths := &t.lengths6
 		if p.Addr().Is4() {
@@ -115,16 +134,39 @@ func (t *Table) index(egress []Egress) {
 	descending := func(a, b int) int { return b - a }
 	slices.SortFunc(t.lengths4, descending)
 	slices.SortFunc(t.lengths6, descending)
-	add := func(e *endpoint.Endpoint) {
-		if !slices.Contains(t.endpoints, e) {
-			t.endpoints = append(t.endpoints, e)
-		}
-	}
+}
+
+// number gives each endpoint the number that it had before, or one that was
+// nobody's.
+func (t *Table) number(egress []Egress, before []*endpoint.Endpoint) {
+	var named []*endpoint.Endpoint
 	for _, r := range t.ingress {
-		add(r.Endpoint)
+		named = append(named, r.Endpoint)
 	}
 	for _, r := range egress {
-		add(r.Endpoint)
+		named = append(named, r.Endpoint)
+	}
+	t.endpoints = slices.Clone(before)
+	for i, ep := range t.endpoints {
+		if !slices.Contains(named, ep) {
+			t.endpoints[i] = nil
+		}
+	}
+	free := 0
+	for _, ep := range named {
+		if slices.Contains(t.endpoints, ep) {
+			continue
+		}
+		for free < len(before) && before[free] != nil || free < len(t.endpoints) && t.endpoints[free] != nil {
+			free++
+		}
+		if free == len(t.endpoints) {
+			t.endpoints = append(t.endpoints, nil)
+		}
+		t.endpoints[free] = ep
+	}
+	for n := len(t.endpoints); n > 0 && t.endpoints[n-1] == nil; n-- {
+		t.endpoints = t.endpoints[:n-1]
 	}
 }
 
@@ -247,7 +289,9 @@ func (t *Table) Default(ip6 bool) *endpoint.Endpoint {
 }
 
 // Endpoints are those that some rule names.
-func (t *Table) Endpoints() []*endpoint.Endpoint { return slices.Clone(t.endpoints) }
+func (t *Table) Endpoints() []*endpoint.Endpoint {
+	return slices.DeleteFunc(slices.Clone(t.endpoints), func(ep *endpoint.Endpoint) bool { return ep == nil })
+}
 
 // IngressRules are the ingress rules, exact addresses first.
 func (t *Table) IngressRules() []Ingress { return slices.Clone(t.ingress) }

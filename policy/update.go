@@ -1,0 +1,143 @@
+package policy
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/tsugiki/tsugiki/bpf"
+	"github.com/tsugiki/tsugiki/endpoint"
+)
+
+// How one table takes another's place while the programs read the maps.
+//
+// A program looks up the row of the longest matching prefix, and then the row of
+// an endpoint by the number that it finds there; it goes on reading that one
+// until it ends. Each row of a prefix is complete in itself and is replaced as
+// a whole (RCU); a row of an endpoint is not. So:
+//
+//  1. New endpoints get rows that no prefix refers to.
+//  2. The new table's prefixes are written, the longest first: whoever finds one
+//     finds the one that the new table says. All of the old ones are there yet.
+//  3. Prefixes that only the old table has go, the shortest first: whoever finds
+//     one finds the one that the old table says.
+//  4. All programs that may have seen an old row are waited for.
+//  5. The rows of endpoints that are gone are cleared. Their numbers are free.
+//
+// At each moment a destination so has the verdict of the old table or that of the
+// new one.
+
+// errStuck says that a table could not be changed, nor be put back.
+var errStuck = errors.New("the kernel's tables are half changed; start the container anew")
+
+// Update puts a table into the place of the one that is in force, of which it has
+// to be the Next. After an error the old one is in force. It is not to be called
+// by two at once.
+func (e *Enforcement) Update(t *Table, netnsOf func(*endpoint.Endpoint) uint64) error {
+	if e.stuck != nil {
+		return e.stuck
+	}
+	for i, ep := range e.table.endpoints {
+		if i < len(t.endpoints) && ep != nil && t.endpoints[i] != nil && ep != t.endpoints[i] {
+			return fmt.Errorf("change policy maps: number %d is endpoint %s's, and %s's in the next table", i, ep.Name, t.endpoints[i].Name)
+		}
+	}
+	if err := e.replace(e.table, t, netnsOf); err != nil {
+		if back := e.replace(t, e.table, netnsOf); back != nil {
+			e.stuck = fmt.Errorf("%w: %w", errStuck, back)
+		}
+		return errors.Join(fmt.Errorf("change policy maps: %w", err), e.stuck)
+	}
+	e.table = t
+	return nil
+}
+
+func (e *Enforcement) replace(from, to *Table, netnsOf func(*endpoint.Endpoint) uint64) error {
+	for i, ep := range to.endpoints {
+		if ep == nil || slices.Contains(from.endpoints, ep) {
+			continue
+		}
+		if err := e.objs.EndpointByIndex.Put(uint32(i), endpointRow(ep, netnsOf)); err != nil {
+			return fmt.Errorf("endpoint %s: %w", ep.Name, err)
+		}
+	}
+	for _, p := range to.prefixes() {
+		if err := e.objs.EgressByPrefix.Put(keyOf(p), to.egressRow(p)); err != nil {
+			return fmt.Errorf("prefix %s: %w", p, err)
+		}
+	}
+	for _, p := range slices.Backward(from.prefixes()) {
+		if _, stays := to.outlets[p]; stays {
+			continue
+		}
+		if err := e.objs.EgressByPrefix.Delete(keyOf(p)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("prefix %s: %w", p, err)
+		}
+	}
+	return e.clear(from, to)
+}
+
+// clear frees the rows of endpoints that only the first table has.
+func (e *Enforcement) clear(from, to *Table) error {
+	waited := false
+	for i, ep := range from.endpoints {
+		if ep == nil || slices.Contains(to.endpoints, ep) {
+			continue
+		}
+		if !waited {
+			if err := waitForPrograms(); err != nil {
+				return fmt.Errorf("wait for running programs: %w", err)
+			}
+			waited = true
+		}
+		if err := e.objs.EndpointByIndex.Put(uint32(i), bpf.PolicyEndpoint{}); err != nil {
+			return fmt.Errorf("endpoint %s: %w", ep.Name, err)
+		}
+	}
+	return nil
+}
+
+// waitForPrograms waits until every kernel program that runs now has ended: the
+// kernel does so before it returns from a change of a map of maps (commit
+// 1ae80cf31938, "bpf: wait for running BPF programs when updating map-in-map").
+func waitForPrograms() error {
+	spec := &ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1}
+	inner, err := ebpf.NewMap(spec)
+	if err != nil {
+		return err
+	}
+	defer inner.Close()
+	outer, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.ArrayOfMaps, KeySize: 4, ValueSize: 4, MaxEntries: 1, InnerMap: spec})
+	if err != nil {
+		return err
+	}
+	defer outer.Close()
+	return outer.Put(uint32(0), inner)
+}
+
+func endpointRow(ep *endpoint.Endpoint, netnsOf func(*endpoint.Endpoint) uint64) bpf.PolicyEndpoint {
+	if ep.Type == endpoint.Unix {
+		return bpf.PolicyEndpoint{} // no namespace's cookie: IP sockets do not pass
+	}
+	return bpf.PolicyEndpoint{Netns: netnsOf(ep), Addr: wordsOf(ep.Addr), Port: ep.Port.First}
+}
+
+func (t *Table) egressRow(p netip.Prefix) bpf.PolicyEgress {
+	outlets := t.outlets[p]
+	row := bpf.PolicyEgress{Count: uint32(len(outlets))}
+	for i, o := range outlets {
+		row.Range[i] = bpf.PolicyPortRange{
+			First:    o.ports.First,
+			Last:     o.ports.Last,
+			Endpoint: uint16(slices.Index(t.endpoints, o.endpoint)),
+		}
+	}
+	return row
+}
+
+func keyOf(p netip.Prefix) bpf.PolicyPrefix {
+	return bpf.PolicyPrefix{Bits: uint32(mappedBits(p)), Addr: wordsOf(p.Addr())}
+}
