@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -40,8 +41,8 @@ type leftovers struct {
 
 // newClaim takes a name, after it has removed what a killed holder left of it.
 func newClaim(dir, name string) (*claim, error) {
-	if !nameRE.MatchString(name) {
-		return nil, fmt.Errorf("%w %q: letters, digits, '_', '.' and '-', at most 63, a letter or digit first", ErrName, name)
+	if err := checkName(name); err != nil {
+		return nil, err
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make run directory: %w; choose another with --run-dir", err)
@@ -70,6 +71,13 @@ func newClaim(dir, name string) (*claim, error) {
 			return nil, fmt.Errorf("the name %q is in use by process %d; choose another with --name", name, holder.PID)
 		}
 	}
+}
+
+func checkName(name string) error {
+	if !nameRE.MatchString(name) {
+		return fmt.Errorf("%w %q: letters, digits, '_', '.' and '-', at most 63, a letter or digit first", ErrName, name)
+	}
+	return nil
 }
 
 // lockIfCurrent tries to lock a file and tells whether it then is the one that
@@ -125,6 +133,10 @@ func removeLeftovers(f *os.File) error {
 		if err := cgroup.At(l.Cgroup).Remove(); err != nil {
 			return fmt.Errorf("clean up after killed process %d: %w", l.PID, err)
 		}
+	}
+	socket := strings.TrimSuffix(f.Name(), ".json") + socketSuffix
+	if err := os.Remove(socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("clean up after killed process: %w", err)
 	}
 	return f.Truncate(0)
 }

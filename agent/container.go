@@ -19,8 +19,13 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
+	"net/netip"
 	"os"
 	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -62,29 +67,36 @@ type Spec struct {
 
 // Container is a running program with all that belongs to it.
 type Container struct {
-	spec       Spec
-	table      *policy.Table
-	claim      *claim
-	group      *cgroup.Group // parent of the two below
-	programs   *cgroup.Group // where the program is
-	keepers    *cgroup.Group // where its host sockets are made
-	namespaces map[string]*netns.NS
-	ownNS      *netns.NS
-	host       map[string]*place
-	own        *place
+	spec      Spec
+	claim     *claim
+	group     *cgroup.Group                // parent of the two below
+	programs  *cgroup.Group                // where the program is
+	keepers   *cgroup.Group                // where its host sockets are made
+	endpoints atomic.Pointer[endpoint.Set] // never changed, only replaced
+	ownNS     *netns.NS
+	own       *place
+
+	changes sync.Mutex // guards what follows once the program runs
+	table   *policy.Table
+	host    map[string]*place // by Endpoint.Netns
+	former  []*place          // what was in host, and sockets may still be there
+	closing bool
+
 	enforced   *policy.Enforcement
 	engine     *graft.Engine
 	relay      *relay.Relay
 	gate       *gate.Gate
 	supervisor *notify.Supervisor
 	process    *launch.Process
+	api        *server
 	signals    chan os.Signal
 }
 
 // Start makes a container and starts its program. On an error nothing is left,
 // and the program has not run.
 func Start(spec Spec) (*Container, error) {
-	c := &Container{spec: spec, namespaces: map[string]*netns.NS{}, host: map[string]*place{}}
+	c := &Container{spec: spec, host: map[string]*place{}}
+	c.endpoints.Store(&c.spec.Endpoints)
 	if err := c.start(); err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
@@ -100,12 +112,16 @@ func (c *Container) start() error {
 	if err != nil {
 		return err
 	}
-	for _, step := range []func() error{c.compile, c.openNamespaces, c.takeName, c.makeGroups, c.enforce, c.makeEngine, c.startRelay} {
+	for _, step := range []func() error{c.compile, c.openNamespaces, c.takeName, c.makeGroups, c.enforce, c.makeEngine, c.startRelay, c.listen} {
 		if err := step(); err != nil {
 			return err
 		}
 	}
-	return c.launch(path)
+	if err := c.launch(path); err != nil {
+		return err
+	}
+	c.api.start()
+	return nil
 }
 
 func (c *Container) compile() (err error) {
@@ -114,9 +130,11 @@ func (c *Container) compile() (err error) {
 }
 
 func (c *Container) openNamespaces() (err error) {
-	if c.namespaces[""], err = netns.Current(); err != nil {
+	host, err := netns.Current()
+	if err != nil {
 		return err
 	}
+	c.host[""] = c.newPlace(host)
 	if c.ownIsNew() {
 		c.ownNS, err = netns.New()
 	} else {
@@ -125,18 +143,23 @@ func (c *Container) openNamespaces() (err error) {
 	if err != nil {
 		return err
 	}
-	if c.ownNS.Cookie() == c.namespaces[""].Cookie() {
+	if c.ownNS.Cookie() == host.Cookie() {
 		return fmt.Errorf("network namespace %s is the host's, in which nothing needs grafting; name another, or \"new\"", c.spec.Netns)
 	}
-	for _, ep := range c.table.Endpoints() {
-		if c.namespaces[ep.Netns] != nil {
-			continue
+	for _, ep := range c.spec.Endpoints.All() {
+		p, err := c.placeOf(ep)
+		if err != nil {
+			return err
 		}
-		if c.namespaces[ep.Netns], err = netns.Open(ep.Netns); err != nil {
-			return fmt.Errorf("endpoint %s: %w", ep.Name, err)
+		c.host[ep.Netns] = p
+		if err := checkAddress(ep, p.ns); err != nil {
+			return err
+		}
+		if err := checkPorts(c.table, ep, p.ns, func(int, netip.AddrPort) bool { return false }); err != nil {
+			return err
 		}
 	}
-	return checkEndpoints(c.table, func(name string) *netns.NS { return c.namespaces[name] })
+	return nil
 }
 
 func (c *Container) ownIsNew() bool { return c.spec.Netns == "" || c.spec.Netns == "new" }
@@ -201,38 +224,79 @@ func (c *Container) enforce() error {
 }
 
 func (c *Container) endpointNamed(name string) *endpoint.Endpoint {
-	ep, err := c.spec.Endpoints.Get(name)
+	ep, err := c.endpoints.Load().Get(name)
 	if err != nil {
 		return nil
 	}
 	return ep
 }
 
-func (c *Container) netnsOf(ep *endpoint.Endpoint) uint64 { return c.namespaces[ep.Netns].Cookie() }
+// netnsOf and what follows are for who holds c.changes, or nobody does yet.
+func (c *Container) netnsOf(ep *endpoint.Endpoint) uint64 { return c.host[ep.Netns].Cookie() }
+
+func (c *Container) newPlace(ns *netns.NS) *place { return &place{ns: ns, user: c.spec.User} }
+
+// settle says where the keeper of a place goes.
+func (c *Container) settle(p *place) {
+	p.cgroup, p.owner, p.log = c.keepers, c.group, c.spec.Log.With("container", c.spec.Name)
+}
+
+// placeOf returns the place of an endpoint, which may be one that c.host has not.
+func (c *Container) placeOf(ep *endpoint.Endpoint) (*place, error) {
+	have := c.host[ep.Netns]
+	if ep.Netns == "" {
+		return have, nil
+	}
+	ns, err := netns.Open(ep.Netns)
+	if err != nil {
+		return nil, fmt.Errorf("endpoint %s: %w", ep.Name, err)
+	}
+	if have == nil {
+		return c.newPlace(ns), nil
+	}
+	if err := ns.Close(); err != nil {
+		return nil, err
+	}
+	if ns.Cookie() != have.Cookie() {
+		return nil, fmt.Errorf("endpoint %s: network namespace %s is another by now than the one of the container's other endpoints; delete those first",
+			ep.Name, ep.Netns)
+	}
+	return have, nil
+}
+
+// rules are what the engine decides by with a table.
+func (c *Container) rules(t *policy.Table) graft.Rules {
+	r := graft.Rules{Table: t, Host: map[string]graft.Place{}}
+	for name, p := range c.host {
+		r.Host[name] = p
+	}
+	for _, p := range c.former {
+		r.Former = append(r.Former, p)
+	}
+	return r
+}
 
 func (c *Container) makeEngine() error {
 	log := c.spec.Log.With("container", c.spec.Name)
-	ephemeral, err := ephemeralPorts(c.namespaces[""])
+	ephemeral, err := ephemeralPorts(c.host[""].ns)
 	if err != nil {
 		return err
 	}
-	for name, ns := range c.namespaces {
-		c.host[name] = &place{ns: ns, cgroup: c.keepers, owner: c.group, user: c.spec.User, log: log}
+	for _, p := range c.host {
+		c.settle(p)
 	}
 	// Sockets of the container's own namespace belong where its programs are.
 	c.own = &place{ns: c.ownNS, cgroup: c.programs, owner: c.group, user: c.spec.User, log: log}
 	c.engine = graft.New(graft.Config{
-		Table:         c.table,
 		Enforcement:   c.enforced,
 		Endpoint:      c.endpointNamed,
-		Host:          func(name string) graft.Place { return c.host[name] },
 		Own:           c.own,
 		OwnSockets:    func() { c.gate.SetOwnSockets() },
 		Services:      func() { c.gate.SetServices() },
 		OwnIsLoopback: c.ownIsNew(),
 		Ephemeral:     ephemeral,
 		Log:           log,
-	})
+	}, c.rules(c.table))
 	// Now, so that a fault of it is an error of Start; and because it guards the
 	// container against our own death.
 	_, err = c.host[""].Keeper()
@@ -324,7 +388,7 @@ func (c *Container) gateEnded(cause error) {
 // PID is the program's process id.
 func (c *Container) PID() int { return c.process.PID }
 
-// Close kills what is left of the container and removes it. It may be called
+// Close takes back the name by which others change the container, kills what is left of the container and removes it. It may be called
 // for one that is only half made.
 func (c *Container) Close() error {
 	var errs []error
@@ -333,13 +397,20 @@ func (c *Container) Close() error {
 			errs = append(errs, err)
 		}
 	}
+	if c.api != nil {
+		note(c.api.close())
+	}
+	c.changes.Lock()
+	defer c.changes.Unlock()
+	c.closing = true
+	places := append(slices.Collect(maps.Values(c.host)), c.former...)
 	if c.supervisor != nil {
 		note(c.supervisor.Close())
 	}
 	if c.own != nil {
 		note(c.own.close())
 	}
-	for _, p := range c.host {
+	for _, p := range places {
 		note(p.close())
 	}
 	if c.group != nil {
@@ -373,10 +444,8 @@ func (c *Container) Close() error {
 	if c.claim != nil && removed {
 		note(c.claim.release())
 	}
-	for _, ns := range c.namespaces {
-		if ns != nil {
-			note(ns.Close())
-		}
+	for _, p := range places {
+		note(p.ns.Close())
 	}
 	if c.ownNS != nil {
 		note(c.ownNS.Close())

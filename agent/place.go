@@ -6,6 +6,7 @@ import (
 	"os"
 	"sync"
 
+	"github.com/tsugiki/tsugiki/graft"
 	"github.com/tsugiki/tsugiki/internal/cgroup"
 	"github.com/tsugiki/tsugiki/internal/keeper"
 	"github.com/tsugiki/tsugiki/internal/launch"
@@ -22,9 +23,10 @@ type place struct {
 	user   *launch.User
 	log    *slog.Logger
 
-	mu     sync.Mutex
+	mu     sync.Mutex // guards what follows
 	keeper *keeper.Keeper
-	closed bool
+	used   bool  // a keeper was started: sockets may be there
+	closed error // why no keeper is started any more
 }
 
 func (p *place) Cookie() uint64 { return p.ns.Cookie() }
@@ -42,9 +44,10 @@ func (p *place) Keeper() (*keeper.Keeper, error) {
 			return p.keeper, nil
 		}
 	}
-	if p.closed {
-		return nil, fmt.Errorf("start keeper: %w", os.ErrClosed)
+	if p.closed != nil {
+		return nil, fmt.Errorf("start keeper: %w", p.closed)
 	}
+	p.used = true
 	k, err := p.start()
 	if err != nil {
 		return nil, err
@@ -74,9 +77,20 @@ func (p *place) start() (*keeper.Keeper, error) {
 func (p *place) close() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.closed = true
+	p.closed = os.ErrClosed
 	if p.keeper == nil {
 		return nil
 	}
 	return p.keeper.Close()
+}
+
+// closeUnused closes a place in which there never was a socket, and tells whether
+// it did.
+func (p *place) closeUnused() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.used {
+		p.closed = graft.ErrGone
+	}
+	return !p.used
 }

@@ -13,40 +13,47 @@ import (
 	"github.com/tsugiki/tsugiki/policy"
 )
 
-// checkEndpoints finds out, before a program is started, whether the host has
-// the addresses of its endpoints, and whether the ports that rules promise it
-// are free. Ranges are left to the program: it takes one of them.
-func checkEndpoints(t *policy.Table, netnsOf func(string) *netns.NS) error {
-	for _, ep := range t.Endpoints() {
-		if ep.Type == endpoint.Unix {
-			continue
-		}
-		err := netnsOf(ep.Netns).Do(func() error { return tryBind(ep.Addr, 0, unix.SOCK_DGRAM) })
-		switch {
-		case errors.Is(err, unix.EADDRNOTAVAIL):
-			return fmt.Errorf("endpoint %s: the host has no address %s; add it, or name one that it has", ep.Name, ep.Addr)
-		case errors.Is(err, unix.EAFNOSUPPORT):
-			return fmt.Errorf("endpoint %s: the host has no %s", ep.Name, ep.Type)
-		case err != nil:
-			return fmt.Errorf("endpoint %s: try address %s: %w", ep.Name, ep.Addr, err)
-		}
+// checkAddress finds out whether the host has the address of an endpoint.
+func checkAddress(ep *endpoint.Endpoint, ns *netns.NS) error {
+	if ep.Type == endpoint.Unix {
+		return nil
 	}
+	err := ns.Do(func() error { return tryBind(ep.Addr, 0, unix.SOCK_DGRAM) })
+	switch {
+	case errors.Is(err, unix.EADDRNOTAVAIL):
+		return fmt.Errorf("endpoint %s: the host has no address %s; add it, or name one that it has", ep.Name, ep.Addr)
+	case errors.Is(err, unix.EAFNOSUPPORT):
+		return fmt.Errorf("endpoint %s: the host has no %s", ep.Name, ep.Type)
+	case err != nil:
+		return fmt.Errorf("endpoint %s: try address %s: %w", ep.Name, ep.Addr, err)
+	}
+	return nil
+}
+
+// checkPorts finds out whether the ports are free that rules promise an endpoint,
+// but for those that the container itself has bound: ours tells. Ranges are left to
+// the program: it takes one of them.
+func checkPorts(t *policy.Table, ep *endpoint.Endpoint, ns *netns.NS, ours func(protocol int, at netip.AddrPort) bool) error {
 	for _, r := range t.IngressRules() {
-		if r.Endpoint.Type == endpoint.Unix || r.Ports.Size() > 1 {
+		if r.Endpoint != ep || ep.Type == endpoint.Unix || r.Ports.Size() > 1 {
 			continue
 		}
 		_, port := t.Ingress(netip.AddrPortFrom(r.Addr, r.Ports.First))
+		at := netip.AddrPortFrom(ep.Addr, port)
 		for _, p := range []struct {
-			typ  int
-			name string
-		}{{unix.SOCK_STREAM, "TCP"}, {unix.SOCK_DGRAM, "UDP"}} {
-			err := netnsOf(r.Endpoint.Netns).Do(func() error { return tryBind(r.Endpoint.Addr, port, p.typ) })
+			typ, protocol int
+			name          string
+		}{{unix.SOCK_STREAM, unix.IPPROTO_TCP, "TCP"}, {unix.SOCK_DGRAM, unix.IPPROTO_UDP, "UDP"}} {
+			err := ns.Do(func() error { return tryBind(ep.Addr, port, p.typ) })
+			if errors.Is(err, unix.EADDRINUSE) && ours(p.protocol, at) {
+				continue
+			}
 			if errors.Is(err, unix.EADDRINUSE) {
 				return fmt.Errorf("endpoint %s: %s port %d of %s is taken on the host; stop what listens there, or choose another port",
-					r.Endpoint.Name, p.name, port, r.Endpoint.Addr)
+					ep.Name, p.name, port, ep.Addr)
 			}
 			if err != nil {
-				return fmt.Errorf("endpoint %s: try %s port %d: %w", r.Endpoint.Name, p.name, port, err)
+				return fmt.Errorf("endpoint %s: try %s port %d: %w", ep.Name, p.name, port, err)
 			}
 		}
 	}

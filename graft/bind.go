@@ -15,6 +15,10 @@ import (
 // waits. The engine acts on the file that it holds, so it does not matter what
 // the program does to its descriptor or its memory meanwhile.
 func (e *Engine) Bind(p Program, number int, addr netip.AddrPort) (Answer, error) {
+	return e.begin().bind(p, number, addr)
+}
+
+func (e call) bind(p Program, number int, addr netip.AddrPort) (Answer, error) {
 	file, err := p.File(number)
 	if err != nil {
 		return Answer{}, ignoreBadFile(err)
@@ -37,7 +41,7 @@ func (e *Engine) Bind(p Program, number int, addr netip.AddrPort) (Answer, error
 		return e.listenAtPath(p, number, s, ep)
 	case ep != nil:
 		host := netip.AddrPortFrom(s.shape(ep.Addr), port)
-		return e.bindAt(p, number, s, e.Host(ep.Netns), policy.Binding{Host: host, View: addr, Ingress: true})
+		return e.bindAt(p, number, s, e.Host[ep.Netns], policy.Binding{Host: host, View: addr, Ingress: true})
 	case e.places[s.netns] == nil:
 		return Answer{}, nil // its own socket, to its own address
 	case addr.Port() == 0 && addr.Addr().Unmap().IsUnspecified():
@@ -58,7 +62,7 @@ func (e *Engine) Bind(p Program, number int, addr netip.AddrPort) (Answer, error
 // socket that is not V6ONLY stands for IPv4's as well. A rule for any address
 // is for any that the container has: one that is nobody's stays the kernel's to
 // refuse.
-func (e *Engine) ingress(s *socket, addr netip.AddrPort) (*endpoint.Endpoint, uint16, error) {
+func (e call) ingress(s *socket, addr netip.AddrPort) (*endpoint.Endpoint, uint16, error) {
 	unmapped := netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())
 	ep, port := e.Table.Ingress(unmapped)
 	if ep == nil && addr.Addr() == netip.IPv6Unspecified() && !s.v6only() {
@@ -94,7 +98,7 @@ func (e *Engine) has(addr netip.Addr) (bool, error) {
 
 // bound tells whether a socket has a port. A TCP socket shows the one of a
 // connection that was reset long after it has lost it.
-func (e *Engine) bound(s *socket) bool {
+func (e call) bound(s *socket) bool {
 	if s.local.Port() == 0 {
 		return false
 	}
@@ -104,7 +108,7 @@ func (e *Engine) bound(s *socket) bool {
 // bindAgain is the answer for a socket that has a name already, or is in use,
 // whose bind(2) must not reach the kernel programs, for they would refuse it with
 // another errno than the kernel does.
-func (e *Engine) bindAgain(s *socket) Answer {
+func (e call) bindAgain(s *socket) Answer {
 	if e.places[s.netns] == nil {
 		return Answer{}
 	}
@@ -113,7 +117,7 @@ func (e *Engine) bindAgain(s *socket) Answer {
 
 // clientSource is the source address of a socket that connects to it knows not
 // what yet.
-func (e *Engine) clientSource(s *socket) netip.Addr {
+func (e call) clientSource(s *socket) netip.Addr {
 	if ep := e.Table.Default(!s.is4()); ep != nil && ep.Type != endpoint.Unix {
 		return s.shape(ep.Addr)
 	}
@@ -124,7 +128,7 @@ func (e *Engine) clientSource(s *socket) netip.Addr {
 }
 
 // bindAt binds a socket of the place and makes it the program's.
-func (e *Engine) bindAt(p Program, number int, s *socket, place Place, b policy.Binding) (Answer, error) {
+func (e call) bindAt(p Program, number int, s *socket, place Place, b policy.Binding) (Answer, error) {
 	file := s.file
 	if s.netns == place.Cookie() {
 		if err := e.bindHost(file, b); err != nil {
@@ -195,6 +199,10 @@ func (e *Engine) bindHost(file int, b policy.Binding) error {
 // identity into a unix one. Should the program put a host socket in its place
 // meanwhile, the kernel programs make that listener unreachable.
 func (e *Engine) Listen(p Program, number, backlog int) (Answer, error) {
+	return e.begin().listen(p, number, backlog)
+}
+
+func (e call) listen(p Program, number, backlog int) (Answer, error) {
 	file, err := p.File(number)
 	if err != nil {
 		return Answer{}, ignoreBadFile(err)

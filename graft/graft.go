@@ -25,9 +25,11 @@ package graft
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -92,15 +94,27 @@ type Answer struct {
 
 func fail(errno unix.Errno) Answer { return Answer{Action: Fail, Errno: errno} }
 
+// Rules are what an engine decides by. They do not change; others may take their
+// place, see Engine.Update.
+type Rules struct {
+	Table *policy.Table
+	// Host has the places of endpoints, by their Netns; "" is the host's.
+	Host map[string]Place
+	// Former are those that no endpoint has any more, in which the container may
+	// still have sockets.
+	Former []Place
+}
+
+// ErrGone is what the keeper of a place is refused with when no endpoint is there
+// any more. A call that was about to use it goes on as it is.
+var ErrGone = errors.New("no endpoint is in this network namespace any more")
+
 // Config is what an engine works with.
 type Config struct {
-	Table       *policy.Table
 	Enforcement *policy.Enforcement
 	// Endpoint finds an endpoint that the container was given; nil if there is
 	// none of that name.
 	Endpoint func(name string) *endpoint.Endpoint
-	// Host gives the place of an endpoint, by its Netns; "" is the host's.
-	Host func(netns string) Place
 	// Own is the container's own namespace.
 	Own Place
 	// OwnSockets is called before a socket is moved to the container's own
@@ -122,8 +136,11 @@ type Config struct {
 // by many goroutines at once; none of them waits for a peer.
 type Engine struct {
 	Config
-	host   Place
-	places map[uint64]Place // by cookie, the host's side
+	host Place
+	now  atomic.Pointer[rules]
+
+	// What the front end was built with, which later rules do not change.
+	born4, born6, seesDatagrams bool
 
 	// defaultValues has, by valuesKey, the values of a new socket.
 	defaultValues sync.Map
@@ -145,33 +162,68 @@ type Engine struct {
 // decided anew, which costs time and changes nothing.
 const sentMax = 4096
 
-// New makes an engine.
-func New(c Config) *Engine {
-	e := &Engine{Config: c, host: c.Host(""), places: map[uint64]Place{}, sent: map[uint64]struct{}{}}
-	e.places[e.host.Cookie()] = e.host
-	for _, ep := range c.Table.Endpoints() {
-		p := c.Host(ep.Netns)
-		e.places[p.Cookie()] = p
-	}
+// rules are Rules with what follows from them.
+type rules struct {
+	Rules
+	places map[uint64]Place // by cookie, the host's side
+}
+
+// call is the engine with the rules by which one call is answered, from its
+// beginning to its end.
+type call struct {
+	*Engine
+	*rules
+}
+
+// New makes an engine that begins with the rules r.
+func New(c Config, r Rules) *Engine {
+	e := &Engine{Config: c, host: r.Host[""], sent: map[uint64]struct{}{}}
+	e.Update(r)
+	e.born4, e.born6 = c.born(r.Table, false), c.born(r.Table, true)
+	e.seesDatagrams = r.Table.HasEgress(false) && !e.born4 || r.Table.HasEgress(true) && !e.born6
 	return e
 }
 
-// Born tells whether sockets of a family are made on the host's side from the
-// start: where a default route leads there, or where the container has nothing
-// but a loopback of its own and some rule.
-func (c *Config) Born(family int) bool {
-	if c.OwnIsLoopback {
-		return len(c.Table.Endpoints()) > 0
+// Update makes the engine decide by other rules. A call that is being answered is
+// answered by those that it began with.
+func (e *Engine) Update(r Rules) {
+	now := &rules{r, map[uint64]Place{}}
+	for _, p := range r.Host {
+		now.places[p.Cookie()] = p
 	}
-	return c.Table.Default(family == unix.AF_INET6) != nil
+	for _, p := range r.Former {
+		now.places[p.Cookie()] = p
+	}
+	e.now.Store(now)
+	e.sentMu.Lock()
+	defer e.sentMu.Unlock()
+	clear(e.sent)
+}
+
+// begin is to be called once for each call that is answered.
+func (e *Engine) begin() call { return call{e, e.now.Load()} }
+
+func (c *Config) born(t *policy.Table, ip6 bool) bool {
+	if c.OwnIsLoopback {
+		return len(t.Endpoints()) > 0
+	}
+	return t.Default(ip6) != nil
+}
+
+// Born tells whether sockets of a family are made on the host's side from the
+// start: where a default route led there when the engine was made, or where the
+// container has nothing but a loopback of its own and some rule.
+func (e *Engine) Born(family int) bool {
+	if family == unix.AF_INET6 {
+		return e.born6
+	}
+	return e.born4
 }
 
 // SeesDatagrams tells whether the front end has to ask about each datagram that
 // is sent to an address: where UDP sockets of a family are not born on the host's
 // side but some of that family's destinations lie there.
-func (c *Config) SeesDatagrams() bool {
-	return c.Table.HasEgress(false) && !c.Born(unix.AF_INET) || c.Table.HasEgress(true) && !c.Born(unix.AF_INET6)
-}
+func (e *Engine) SeesDatagrams() bool { return e.seesDatagrams }
 
 func isTCP(protocol int) bool {
 	return protocol == 0 || protocol == unix.IPPROTO_TCP || protocol == unix.IPPROTO_MPTCP
@@ -182,9 +234,9 @@ func isUDP(protocol int) bool { return protocol == 0 || protocol == unix.IPPROTO
 // reach tells where a destination lies: the endpoint, or nil where none is
 // needed, and the place. The container's own loopback has its servers too that
 // an ingress rule has brought to the host: the kernel programs lead there.
-func (e *Engine) reach(s *socket, to netip.AddrPort) (*endpoint.Endpoint, Place) {
+func (e call) reach(s *socket, to netip.AddrPort) (*endpoint.Endpoint, Place) {
 	if ep := e.Table.Egress(to); ep != nil {
-		return ep, e.Host(ep.Netns)
+		return ep, e.Host[ep.Netns]
 	}
 	if addr := to.Addr().Unmap(); addr.IsLoopback() {
 		if place, ok := e.served.Load(service{s.kind().Protocol, to.Port(), addr.Is4()}); ok {
@@ -204,17 +256,17 @@ type service struct {
 // Connect answers connect(2), which the kernel then carries on with, on a socket
 // that is where the destination lies.
 func (e *Engine) Connect(p Program, number int, to netip.AddrPort) (Answer, error) {
-	return e.move(p, "connect", number, to)
+	return e.begin().move(p, "connect", number, to)
 }
 
 // Send answers a datagram that is sent to an address, and a TCP Fast Open. The
 // first decides about the socket.
 func (e *Engine) Send(p Program, number int, to netip.AddrPort) (Answer, error) {
-	return e.move(p, "send", number, to)
+	return e.begin().move(p, "send", number, to)
 }
 
 // move brings the socket of a call to where its destination lies.
-func (e *Engine) move(p Program, call string, number int, to netip.AddrPort) (Answer, error) {
+func (e call) move(p Program, syscall string, number int, to netip.AddrPort) (Answer, error) {
 	file, err := p.File(number)
 	if err != nil {
 		return Answer{}, ignoreBadFile(err)
@@ -224,14 +276,14 @@ func (e *Engine) move(p Program, call string, number int, to netip.AddrPort) (An
 	if err != nil || !s.movable() {
 		return Answer{}, err
 	}
-	if call == "send" && s.typ == unix.SOCK_DGRAM && e.decided(s) {
+	if syscall == "send" && s.typ == unix.SOCK_DGRAM && e.decided(s) {
 		return Answer{}, nil
 	}
 	if s.typ == unix.SOCK_DGRAM && e.places[s.netns] != nil && e.Enforcement.BoundByIngress(s.file) {
 		return Answer{}, nil // a server, which answers from where it is
 	}
 	ep, place := e.reach(s, to)
-	e.logDecision(p, call, to, ep)
+	e.logDecision(p, syscall, to, ep)
 	if ep != nil && ep.Type == endpoint.Unix {
 		return e.connectUnix(p, number, s, ep, place)
 	}
@@ -250,7 +302,7 @@ func (e *Engine) move(p Program, call string, number int, to netip.AddrPort) (An
 // place, or the zero value. On the host it keeps no port but an ephemeral one:
 // whose any other is, only a rule can say. One that was bound to a loopback
 // address stays so, and reaches from there what the kernel says it does.
-func (e *Engine) nameAt(s *socket, ep *endpoint.Endpoint, place Place) rebind {
+func (e call) nameAt(s *socket, ep *endpoint.Endpoint, place Place) rebind {
 	addr, port := s.local.Addr(), s.local.Port()
 	if port == 0 {
 		return rebind{}
@@ -286,11 +338,11 @@ func (e *Engine) decided(s *socket) bool {
 }
 
 // LogDecision logs what was decided about a destination without the engine.
-func (e *Engine) LogDecision(p Program, call string, to netip.AddrPort) {
-	e.logDecision(p, call, to, e.Table.Egress(to))
+func (e *Engine) LogDecision(p Program, syscall string, to netip.AddrPort) {
+	e.logDecision(p, syscall, to, e.begin().Table.Egress(to))
 }
 
-func (e *Engine) logDecision(p Program, call string, addr netip.AddrPort, ep *endpoint.Endpoint) {
+func (e *Engine) logDecision(p Program, syscall string, addr netip.AddrPort, ep *endpoint.Endpoint) {
 	// The arguments would be allocated even where nobody wants them.
 	if !e.Log.Enabled(context.Background(), slog.LevelInfo) {
 		return
@@ -299,5 +351,5 @@ func (e *Engine) logDecision(p Program, call string, addr netip.AddrPort, ep *en
 	if ep != nil {
 		name = ep.Name
 	}
-	e.Log.Info("decided", "pid", p.Thread(), "syscall", call, "addr", addr, "endpoint", name)
+	e.Log.Info("decided", "pid", p.Thread(), "syscall", syscall, "addr", addr, "endpoint", name)
 }

@@ -126,7 +126,7 @@ type valuesKey struct {
 
 // defaults are the options of a new socket in the place where s is. Many come
 // from that namespace's sysctls, and shall be the new place's after a move.
-func (e *Engine) defaults(s *socket) (values, error) {
+func (e call) defaults(s *socket) (values, error) {
 	key := valuesKey{s.netns, s.kind()}
 	if vs, ok := e.defaultValues.Load(key); ok {
 		return vs.(values), nil
@@ -154,7 +154,7 @@ func (e *Engine) defaults(s *socket) (values, error) {
 // copyOptions sets on the socket to what the program has set on s. An option
 // that the new place refuses is left out: on a host socket, the program could
 // not have set it either.
-func (e *Engine) copyOptions(s *socket, to int) error {
+func (e call) copyOptions(s *socket, to int) error {
 	defaults, err := e.defaults(s)
 	if err != nil {
 		return fmt.Errorf("find default socket options: %w", err)

@@ -45,6 +45,9 @@ func answerFor(err error) (Answer, error) {
 	if errno, refused := kernelRefusal(err); refused {
 		return fail(errno), nil
 	}
+	if errors.Is(err, ErrGone) {
+		return Answer{}, nil
+	}
 	return Answer{}, err
 }
 

@@ -28,7 +28,7 @@ type rebind struct {
 // a failure leaves it as it was. Replacing one number is atomic; a thread of
 // the program that uses the socket while it is being moved may use either.
 // Other processes that share the old socket keep it.
-func (e *Engine) swap(p Program, number int, s *socket, to Place, name rebind) (int, error) {
+func (e call) swap(p Program, number int, s *socket, to Place, name rebind) (int, error) {
 	k, err := to.Keeper()
 	if err != nil {
 		return -1, err
@@ -60,7 +60,7 @@ func (e *Engine) swap(p Program, number int, s *socket, to Place, name rebind) (
 	return file, nil
 }
 
-func (e *Engine) prepare(s *socket, file int, to Place, name rebind) error {
+func (e call) prepare(s *socket, file int, to Place, name rebind) error {
 	if e.places[to.Cookie()] != nil {
 		if err := e.Enforcement.Prove(file); err != nil {
 			return err
@@ -91,7 +91,7 @@ func (e *Engine) prepare(s *socket, file int, to Place, name rebind) error {
 // settable are the flags that fcntl(F_SETFL) can set on a socket.
 const settable = unix.O_NONBLOCK | unix.O_ASYNC
 
-func (e *Engine) bindIn(file int, to Place, name rebind) error {
+func (e call) bindIn(file int, to Place, name rebind) error {
 	if e.places[to.Cookie()] == nil {
 		return refusal(unix.Bind(file, sockaddrOf(name.to)))
 	}

@@ -58,11 +58,11 @@ func connectPatiently(file int, path string) error {
 
 // listenAtPath makes a bind(2) one at an endpoint's path. A socket file that
 // nobody listens on any more, as a killed server leaves it, is replaced.
-func (e *Engine) listenAtPath(p Program, number int, s *socket, ep *endpoint.Endpoint) (Answer, error) {
+func (e call) listenAtPath(p Program, number int, s *socket, ep *endpoint.Endpoint) (Answer, error) {
 	if s.typ != unix.SOCK_STREAM {
 		return fail(unix.EPROTOTYPE), nil
 	}
-	file, err := e.unixSocket(e.Host(ep.Netns))
+	file, err := e.unixSocket(e.Host[ep.Netns])
 	if err != nil {
 		return answerFor(err)
 	}

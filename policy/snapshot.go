@@ -18,9 +18,8 @@ const (
 
 // Snapshot is the egress part of the table as C programs read it, see
 // native/rules. netnsOf gives the SO_NETNS_COOKIE of the namespace in which an
-// endpoint's sockets live; others are the cookies of namespaces that no rule leads
-// to and that are the host's side too.
-func (t *Table) Snapshot(netnsOf func(*endpoint.Endpoint) uint64, others ...uint64) []byte {
+// endpoint's sockets live.
+func (t *Table) Snapshot(netnsOf func(*endpoint.Endpoint) uint64) []byte {
 	prefixes := t.prefixes()
 	ranges := 0
 	for _, outlets := range t.outlets {
@@ -28,7 +27,7 @@ func (t *Table) Snapshot(netnsOf func(*endpoint.Endpoint) uint64, others ...uint
 	}
 	e := binary.NativeEndian
 	var image []byte
-	for _, n := range []int{snapshotMagic, snapshotVersion, len(prefixes), len(t.endpoints) + len(others), ranges, 0} {
+	for _, n := range []int{snapshotMagic, snapshotVersion, len(prefixes), len(t.endpoints), ranges, 0} {
 		image = e.AppendUint32(image, uint32(n))
 	}
 	first := 0
@@ -45,9 +44,6 @@ func (t *Table) Snapshot(netnsOf func(*endpoint.Endpoint) uint64, others ...uint
 		if ep != nil && ep.Type != endpoint.Unix {
 			cookie = netnsOf(ep)
 		}
-		image = e.AppendUint64(image, cookie)
-	}
-	for _, cookie := range others {
 		image = e.AppendUint64(image, cookie)
 	}
 	for _, p := range prefixes {

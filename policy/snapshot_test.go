@@ -52,7 +52,7 @@ func TestSnapshotAgreesWithTable(t *testing.T) {
 func checkLookup(t *testing.T, lookup string, tb *Table, random *rand.Rand) {
 	t.Helper()
 	image := filepath.Join(t.TempDir(), "image")
-	if err := os.WriteFile(image, tb.Snapshot(func(*endpoint.Endpoint) uint64 { return 1 }, 7, 8), 0o600); err != nil {
+	if err := os.WriteFile(image, tb.Snapshot(func(*endpoint.Endpoint) uint64 { return 1 }), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	tos := addressesNear(tb, random)

@@ -1,0 +1,319 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/policy"
+)
+
+// The API by which others change running containers: HTTP with JSON on a unix
+// socket, RUN_DIR/NAME.sock.
+//
+//	GET    /v1/containers/NAME/endpoints            [Endpoint...]
+//	PUT    /v1/containers/NAME/endpoints/ENDPOINT   Definition; 201, 409 if there is one
+//	DELETE /v1/containers/NAME/endpoints/ENDPOINT   204
+//
+// What goes wrong is {"error": "..."}, with the status that HTTP has for it.
+//
+// The file system does not keep the container's own programs from the socket, for
+// they have the host's; checkPeer does.
+
+const (
+	socketSuffix = ".sock"
+	bodyMax      = 64 << 10
+	headerMax    = 16 << 10
+	// apiPatience is how long a request may take to come in, or its answer to be
+	// read; idlePatience how long a connection is kept without one.
+	apiPatience  = 10 * time.Second
+	idlePatience = 30 * time.Second
+	// closePatience is how long requests that are being answered hold up the end.
+	closePatience = 2 * time.Second
+)
+
+type server struct {
+	http     *http.Server
+	listener net.Listener
+	path     string
+}
+
+// listen opens the container's socket. Requests wait until the server is started.
+func (c *Container) listen() error {
+	find := func(name string) *Container {
+		if name == c.spec.Name {
+			return c
+		}
+		return nil
+	}
+	s := &server{http: newAPI(find, c.spec.Log), path: socketOf(c.spec.RunDir, c.spec.Name)}
+	var err error
+	if s.listener, err = listenAt(s.path); err != nil {
+		return fmt.Errorf("listen at %s: %w; choose another directory with --run-dir", s.path, err)
+	}
+	c.api = s
+	return nil
+}
+
+func (s *server) start() {
+	go func() { _ = s.http.Serve(s.listener) }() // until it is closed
+}
+
+func (s *server) close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), closePatience)
+	defer cancel()
+	if s.http.Shutdown(ctx) != nil {
+		_ = s.http.Close()
+	}
+	_ = s.listener.Close() // Shutdown does so only once it is served
+	if err := os.Remove(s.path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("remove API socket: %w", err)
+	}
+	return nil
+}
+
+// listenAt makes a socket that only its owner may connect to. What has its name
+// is a killed owner's: names are claimed.
+func listenAt(path string) (net.Listener, error) {
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	f := os.NewFile(uintptr(fd), path)
+	defer f.Close()
+	// The file gets the mode of the socket as it is when it is bound.
+	if err := f.Chmod(0o600); err != nil {
+		return nil, err
+	}
+	err = nearby(path, func(short string) error { return unix.Bind(fd, &unix.SockaddrUnix{Name: short}) })
+	if err == nil {
+		err = unix.Listen(fd, unix.SOMAXCONN)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return net.FileListener(f)
+}
+
+// nearby calls fn with another path to a file, which fits into a struct
+// sockaddr_un however long that of its directory is.
+func nearby(path string, fn func(short string) error) error {
+	dir, err := os.OpenFile(filepath.Dir(path), unix.O_PATH|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return fn(fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), filepath.Base(path)))
+}
+
+type connKey struct{}
+
+// newAPI makes the server of the containers that find finds.
+func newAPI(find func(name string) *Container, log *slog.Logger) *http.Server {
+	a := &api{find}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /v1/containers/{container}/endpoints", a.list)
+	mux.HandleFunc("PUT /v1/containers/{container}/endpoints/{endpoint}", a.add)
+	mux.HandleFunc("DELETE /v1/containers/{container}/endpoints/{endpoint}", a.delete)
+	return &http.Server{
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if err := checkPeer(r.Context().Value(connKey{})); err != nil {
+				log.Warn("request refused", "err", err)
+				answer(w, http.StatusForbidden, failure{err.Error()})
+				return
+			}
+			mux.ServeHTTP(w, r)
+		}),
+		ConnContext: func(ctx context.Context, conn net.Conn) context.Context {
+			return context.WithValue(ctx, connKey{}, conn)
+		},
+		ReadTimeout:    apiPatience,
+		WriteTimeout:   apiPatience,
+		IdleTimeout:    idlePatience,
+		MaxHeaderBytes: headerMax,
+		ErrorLog:       slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+	}
+}
+
+type api struct {
+	find func(name string) *Container
+}
+
+type failure struct {
+	Error string `json:"error"`
+}
+
+func answer(w http.ResponseWriter, status int, body any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(body) // a caller that is gone misses it
+}
+
+func refuse(w http.ResponseWriter, err error) {
+	status := http.StatusInternalServerError
+	var tooLarge *http.MaxBytesError
+	switch {
+	case errors.As(err, &tooLarge):
+		status = http.StatusRequestEntityTooLarge
+	case errors.Is(err, errRequest), errors.Is(err, endpoint.ErrGrammar):
+		status = http.StatusBadRequest
+	case errors.Is(err, errNoContainer), errors.Is(err, endpoint.ErrUnknown):
+		status = http.StatusNotFound
+	case errors.Is(err, ErrExists), errors.Is(err, policy.ErrRule):
+		status = http.StatusConflict
+	case errors.Is(err, os.ErrClosed):
+		status = http.StatusServiceUnavailable
+	}
+	answer(w, status, failure{strings.ReplaceAll(err.Error(), "\n", "; ")})
+}
+
+var (
+	errRequest     = errors.New("bad request")
+	errNoContainer = errors.New("no container of that name is here")
+)
+
+func (a *api) container(w http.ResponseWriter, r *http.Request) *Container {
+	c := a.find(r.PathValue("container"))
+	if c == nil {
+		refuse(w, errNoContainer)
+	}
+	return c
+}
+
+func (a *api) list(w http.ResponseWriter, r *http.Request) {
+	if c := a.container(w, r); c != nil {
+		answer(w, http.StatusOK, c.ListEndpoints())
+	}
+}
+
+func (a *api) add(w http.ResponseWriter, r *http.Request) {
+	c := a.container(w, r)
+	if c == nil {
+		return
+	}
+	d, err := readDefinition(http.MaxBytesReader(w, r.Body, bodyMax))
+	if err != nil {
+		refuse(w, err)
+		return
+	}
+	ep, err := d.parse(r.PathValue("endpoint"))
+	if err == nil {
+		err = c.AddEndpoint(ep)
+	}
+	if err != nil {
+		refuse(w, err)
+		return
+	}
+	answer(w, http.StatusCreated, definitionOf(ep))
+}
+
+func (a *api) delete(w http.ResponseWriter, r *http.Request) {
+	c := a.container(w, r)
+	if c == nil {
+		return
+	}
+	if err := c.DeleteEndpoint(r.PathValue("endpoint")); err != nil {
+		refuse(w, err)
+		return
+	}
+	w.WriteHeader(http.StatusNoContent)
+}
+
+// readDefinition reads one JSON object and nothing else.
+func readDefinition(body io.Reader) (Definition, error) {
+	var d Definition
+	decoder := json.NewDecoder(body)
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(&d); err != nil {
+		return d, fmt.Errorf("%w: %w", errRequest, err)
+	}
+	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
+		return d, fmt.Errorf("%w: something follows the object", errRequest)
+	}
+	return d, nil
+}
+
+// soPeerPidfd is SO_PEERPIDFD of asm/socket.h (6.5).
+const soPeerPidfd = 77
+
+// checkPeer returns an error unless the caller is root or our user, and may
+// configure the host's network: it has CAP_NET_ADMIN in our user namespace, which
+// no program of a container has (see launch.Capabilities), root or not.
+//
+// Before Linux 6.5, a caller that ends at once may be taken for one that gets its
+// process id right then.
+func checkPeer(conn any) error {
+	unixConn, ok := conn.(*net.UnixConn)
+	if !ok {
+		return errors.New("not a unix socket")
+	}
+	raw, err := unixConn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var cred *unix.Ucred
+	pidfd := -1
+	cerr := raw.Control(func(fd uintptr) {
+		if cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err != nil {
+			return
+		}
+		if pidfd, err = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, soPeerPidfd); errors.Is(err, unix.ENOPROTOOPT) {
+			pidfd, err = unix.PidfdOpen(int(cred.Pid), 0)
+		}
+	})
+	if err = errors.Join(cerr, err); err != nil {
+		return fmt.Errorf("find out who calls: %w", err)
+	}
+	defer unix.Close(pidfd)
+	if cred.Uid != 0 && int(cred.Uid) != os.Geteuid() {
+		return fmt.Errorf("user %d may not change endpoints; root may", cred.Uid)
+	}
+	may, err := mayConfigure(int(cred.Pid))
+	if err != nil {
+		return fmt.Errorf("find out what process %d may do: %w", cred.Pid, err)
+	}
+	// Alive now, it was the one whose files were read.
+	if err := unix.PidfdSendSignal(pidfd, 0, nil, 0); err != nil {
+		return fmt.Errorf("find out who calls: %w", err)
+	}
+	if !may {
+		return fmt.Errorf("process %d may not change endpoints; it needs CAP_NET_ADMIN, outside of containers", cred.Pid)
+	}
+	return nil
+}
+
+func mayConfigure(pid int) (bool, error) {
+	proc := fmt.Sprintf("/proc/%d/", pid)
+	theirs, err := os.Stat(proc + "ns/user")
+	if err != nil {
+		return false, err
+	}
+	ours, err := os.Stat("/proc/self/ns/user")
+	if err != nil || !os.SameFile(ours, theirs) {
+		return false, err
+	}
+	status, err := os.ReadFile(proc + "status")
+	if err != nil {
+		return false, err
+	}
+	_, rest, _ := strings.Cut(string(status), "\nCapEff:\t")
+	line, _, _ := strings.Cut(rest, "\n")
+	set, err := strconv.ParseUint(line, 16, 64)
+	return set&(1<<unix.CAP_NET_ADMIN) != 0, err
+}

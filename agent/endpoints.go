@@ -1,0 +1,228 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+
+	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/policy"
+)
+
+// ErrExists is wrapped where an endpoint is to be added whose name is taken.
+var ErrExists = errors.New("there is an endpoint of that name")
+
+// Endpoint is an endpoint of a running container.
+type Endpoint struct {
+	Container string `json:"container"`
+	Name      string `json:"name"`
+	Definition
+	Rules []string `json:"rules"` // those that name it, as tsugiki run takes them
+}
+
+// Definition is what an endpoint is, in the words of the grammar; what does not
+// go with its type is empty.
+type Definition struct {
+	Type  string `json:"type"`
+	Addr  string `json:"addr"`
+	Port  string `json:"port"`
+	Path  string `json:"path"`
+	Netns string `json:"netns"`
+}
+
+func definitionOf(ep *endpoint.Endpoint) Definition {
+	d := Definition{Type: ep.Type.String(), Path: ep.Path, Netns: ep.Netns}
+	if ep.Type != endpoint.Unix {
+		d.Addr, d.Port = ep.Addr.String(), "dynamic"
+	}
+	if ep.Type != endpoint.Unix && !ep.Dynamic() {
+		d.Port = ep.Port.String()
+	}
+	return d
+}
+
+func (d Definition) parse(name string) (*endpoint.Endpoint, error) {
+	words := []string{name}
+	for _, w := range [][2]string{{"type", d.Type}, {"addr", d.Addr}, {"port", d.Port}, {"path", d.Path}, {"netns", d.Netns}} {
+		if w[1] != "" {
+			words = append(words, w[:]...)
+		}
+	}
+	return endpoint.ParseWords(words)
+}
+
+// Line is the endpoint as tsugiki graft add takes it.
+func (e Endpoint) Line() (string, error) {
+	ep, err := e.parse(e.Name)
+	if err != nil {
+		return "", err
+	}
+	return ep.String(), nil
+}
+
+// ListEndpoints returns the endpoints that the container has now, by name.
+func (c *Container) ListEndpoints() []Endpoint {
+	list := []Endpoint{}
+	set := c.endpoints.Load()
+	for _, ep := range set.All() {
+		e := Endpoint{Container: c.spec.Name, Name: ep.Name, Definition: definitionOf(ep), Rules: []string{}}
+		for _, r := range c.spec.Ingress {
+			if r.Endpoint.Name == ep.Name {
+				e.Rules = append(e.Rules, "-i "+r.String())
+			}
+		}
+		for _, r := range c.spec.Egress {
+			if r.Endpoint.Name == ep.Name {
+				e.Rules = append(e.Rules, "-e "+r.String())
+			}
+		}
+		list = append(list, e)
+	}
+	return list
+}
+
+// AddEndpoint gives the container another endpoint. Rules that name it are in
+// force when it returns.
+func (c *Container) AddEndpoint(ep *endpoint.Endpoint) error {
+	c.changes.Lock()
+	defer c.changes.Unlock()
+	if c.closing {
+		return os.ErrClosed
+	}
+	if c.endpointNamed(ep.Name) != nil {
+		return fmt.Errorf("%w, %s; delete it first", ErrExists, ep.Name)
+	}
+	set := c.endpoints.Load().Clone()
+	if err := set.Add(ep); err != nil {
+		return err
+	}
+	table, err := c.nextTable(&set)
+	if err != nil {
+		return err
+	}
+	p, err := c.placeOf(ep)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(checkAddress(ep, p.ns), checkPorts(table, ep, p.ns, c.enforced.Served)); err != nil {
+		if p != c.host[ep.Netns] {
+			err = errors.Join(err, p.ns.Close())
+		}
+		return err
+	}
+	c.settle(p)
+	c.host[ep.Netns] = p
+	// The kernel first: what is led to the endpoint gets there.
+	if err := c.change(table, c.updateKernel, c.updateEngine, c.updateGate); err != nil {
+		return errors.Join(err, c.closeUnused())
+	}
+	c.endpoints.Store(&set)
+	return nil
+}
+
+// DeleteEndpoint takes an endpoint away. Rules that name it are as if they were
+// not there; connections that it has go on.
+func (c *Container) DeleteEndpoint(name string) error {
+	c.changes.Lock()
+	defer c.changes.Unlock()
+	if c.closing {
+		return os.ErrClosed
+	}
+	before := c.endpoints.Load()
+	set := before.Clone()
+	if err := set.Remove(name); err != nil {
+		return err
+	}
+	table, err := c.nextTable(&set)
+	if err != nil {
+		return err
+	}
+	c.endpoints.Store(&set)
+	// The kernel last: what is led elsewhere by then is not refused.
+	if err := c.change(table, c.updateEngine, c.updateGate, c.updateKernel); err != nil {
+		c.endpoints.Store(before)
+		return err
+	}
+	return c.closeUnused()
+}
+
+// nextTable compiles the rules whose endpoints are in the set.
+func (c *Container) nextTable(set *endpoint.Set) (*policy.Table, error) {
+	var ingress []policy.Ingress
+	for _, r := range c.spec.Ingress {
+		ep, err := set.Get(r.Endpoint.Name)
+		if err != nil {
+			continue
+		}
+		if r, err = r.With(ep); err != nil {
+			return nil, err
+		}
+		ingress = append(ingress, r)
+	}
+	var egress []policy.Egress
+	for _, r := range c.spec.Egress {
+		ep, err := set.Get(r.Endpoint.Name)
+		if err != nil {
+			continue
+		}
+		if r, err = r.With(ep); err != nil {
+			return nil, err
+		}
+		egress = append(egress, r)
+	}
+	return c.table.Next(ingress, egress)
+}
+
+// change puts a table in force by some steps. If one fails, those before it are
+// taken back.
+func (c *Container) change(t *policy.Table, steps ...func(*policy.Table) error) error {
+	for i, step := range steps {
+		err := step(t)
+		if err == nil {
+			continue
+		}
+		for _, done := range slices.Backward(steps[:i]) {
+			err = errors.Join(err, done(c.table))
+		}
+		return err
+	}
+	c.table = t
+	return nil
+}
+
+func (c *Container) updateKernel(t *policy.Table) error { return c.enforced.Update(t, c.netnsOf) }
+
+func (c *Container) updateGate(t *policy.Table) error { return c.gate.SetRules(t.Snapshot(c.netnsOf)) }
+
+func (c *Container) updateEngine(t *policy.Table) error {
+	c.engine.Update(c.rules(t))
+	return nil
+}
+
+// closeUnused lets go of the namespaces that no endpoint is in any more. Where
+// sockets of the container were made, some may still be: those stay open, and
+// count as the host's side, until its end.
+func (c *Container) closeUnused() error {
+	inUse := map[string]bool{"": true}
+	for _, ep := range c.endpoints.Load().All() {
+		inUse[ep.Netns] = true
+	}
+	var unused []*place
+	for name, p := range c.host {
+		if inUse[name] {
+			continue
+		}
+		delete(c.host, name)
+		if p.closeUnused() {
+			unused = append(unused, p)
+		} else {
+			c.former = append(c.former, p)
+		}
+	}
+	err := c.updateEngine(c.table)
+	for _, p := range unused {
+		err = errors.Join(err, p.ns.Close())
+	}
+	return err
+}
