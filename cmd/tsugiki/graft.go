@@ -1,0 +1,163 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tsugiki/tsugiki/agent"
+	"github.com/tsugiki/tsugiki/endpoint"
+)
+
+func graftCommand() *cobra.Command {
+	var runDir string
+	cmd := &cobra.Command{
+		Use:   "graft",
+		Short: "Add, delete and show the endpoints of a running container",
+		Long: `Graft changes what names the rules of a running container lead to.
+
+Without "for" it is the only container that is running. Connections that are
+established go on, whatever becomes of their endpoint.`,
+		Example: `  tsugiki graft show
+  tsugiki graft del out
+  tsugiki graft add out type ipv4 addr 198.51.100.7 port dynamic
+  tsugiki graft add db type unix path /run/db.sock for web-1`,
+		DisableFlagsInUseLine: true,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return usageError{fmt.Errorf("graft: unknown command %q; there are add, del and show", args[0])}
+			}
+			return usageError{errors.New("graft: a command is missing: add, del or show")}
+		},
+		Run: func(*cobra.Command, []string) {},
+	}
+	cmd.PersistentFlags().StringVar(&runDir, "run-dir", agent.RunDir, "directory for what is known of running containers")
+	cmd.AddCommand(graftAdd(&runDir), graftDel(&runDir), graftShow(&runDir))
+	return cmd
+}
+
+func graftAdd(runDir *string) *cobra.Command {
+	return &cobra.Command{
+		Use:   "add NAME type TYPE ... [for CONTAINER]",
+		Short: "Give a container an endpoint",
+		Long: `Add gives a running container an endpoint:
+  NAME type ipv4|ipv6 addr ADDR port PORT|FIRST-LAST|dynamic [netns PID|NAME] [for CONTAINER]
+  NAME type unix path PATH [netns PID|NAME] [for CONTAINER]
+Rules that name it are in force from then on, for what is bound or connected next.
+It has to fit them, and the host has to have its address.`,
+		Example: `  tsugiki graft add out type ipv4 addr 198.51.100.7 port dynamic
+  tsugiki graft add web type ipv6 addr 2001:db8::7 port 80 for web-1`,
+		DisableFlagsInUseLine: true,
+		RunE: func(_ *cobra.Command, args []string) error {
+			words, container, err := cutFor(args, 1)
+			if err != nil {
+				return usageError{fmt.Errorf("graft add: %w", err)}
+			}
+			ep, err := endpoint.Parse(strings.Join(words, " "))
+			if err != nil {
+				return usageError{fmt.Errorf("graft add: %w", err)}
+			}
+			return with(*runDir, container, "add", func(c *agent.Client) error { return c.Add(ep) })
+		},
+	}
+}
+
+func graftDel(runDir *string) *cobra.Command {
+	return &cobra.Command{
+		Use:   "del NAME [for CONTAINER]",
+		Short: "Take an endpoint away from a container",
+		Long: `Del takes an endpoint away from a running container. Rules that name it are as if
+they were not there, until an endpoint of that name is added: what is bound or
+connected next stays in the container, unless another rule leads it elsewhere.`,
+		Example: `  tsugiki graft del out
+  tsugiki graft del out for web-1`,
+		DisableFlagsInUseLine: true,
+		RunE: func(_ *cobra.Command, args []string) error {
+			words, container, err := cutFor(args, 1)
+			if err == nil && len(words) != 1 {
+				err = errors.New("write tsugiki graft del NAME [for CONTAINER]")
+			}
+			if err != nil {
+				return usageError{fmt.Errorf("graft del: %w", err)}
+			}
+			return with(*runDir, container, "del", func(c *agent.Client) error { return c.Delete(words[0]) })
+		},
+	}
+}
+
+func graftShow(runDir *string) *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "show [-j] [for CONTAINER]",
+		Short: "Show the endpoints of a container",
+		Long: `Show prints the endpoints of a running container, by name, each on a line as
+tsugiki graft add takes it; or as a JSON array of objects with the keys container,
+name, type, addr, port, path, netns and rules.`,
+		Example: `  tsugiki graft show
+  tsugiki graft show -j for web-1`,
+		DisableFlagsInUseLine: true,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			words, container, err := cutFor(args, 0)
+			if err == nil && len(words) > 0 {
+				err = errors.New("write tsugiki graft show [-j] [for CONTAINER]")
+			}
+			if err != nil {
+				return usageError{fmt.Errorf("graft show: %w", err)}
+			}
+			return with(*runDir, container, "show", func(c *agent.Client) error {
+				list, err := c.Endpoints()
+				if err != nil {
+					return err
+				}
+				return printEndpoints(cmd, list, asJSON)
+			})
+		},
+	}
+	cmd.Flags().BoolVarP(&asJSON, "json", "j", false, "print JSON")
+	return cmd
+}
+
+func printEndpoints(cmd *cobra.Command, list []agent.Endpoint, asJSON bool) error {
+	if asJSON {
+		e := json.NewEncoder(cmd.OutOrStdout())
+		e.SetIndent("", "  ")
+		return e.Encode(list)
+	}
+	for _, e := range list {
+		line, err := e.Line()
+		if err != nil {
+			return err
+		}
+		if _, err := fmt.Fprintln(cmd.OutOrStdout(), line); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func with(runDir, container, verb string, fn func(*agent.Client) error) error {
+	c, err := agent.Connect(runDir, container)
+	if err == nil {
+		err = fn(c)
+	}
+	if err != nil {
+		return fmt.Errorf("graft %s: %w", verb, err)
+	}
+	return nil
+}
+
+// cutFor takes "for CONTAINER" off the end of the arguments. Words come in pairs
+// after the first few, so that a value "for" is told from the key.
+func cutFor(args []string, first int) (words []string, container string, err error) {
+	words = strings.Fields(strings.Join(args, " "))
+	switch n := len(words); {
+	case n > first && (n-first)%2 == 1 && words[n-1] == "for":
+		return nil, "", errors.New(`"for" needs the name of a container`)
+	case n >= first+2 && (n-first)%2 == 0 && words[n-2] == "for":
+		return words[:n-2], words[n-1], nil
+	}
+	return words, "", nil
+}
