@@ -214,7 +214,7 @@ func (o *observer) take() []string {
 // buildPrograms builds the programs of testdata, static, once.
 var buildPrograms = sync.OnceValues(func() (string, error) {
 	dir := filepath.Join(tmpDir, "bin") + "/"
-	build := exec.Command("go", "build", "-o", dir, "./testdata/serve", "./testdata/fetch")
+	build := exec.Command("go", "build", "-o", dir, "./testdata/serve", "./testdata/fetch", "./testdata/obey")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build test programs: %w\n%s", err, out)

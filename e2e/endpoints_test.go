@@ -1,0 +1,388 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
+)
+
+// Endpoints that come and go while a program runs.
+
+// obedient is a container whose program does what it is told.
+type obedient struct {
+	*held
+	w            *world
+	name, runDir string
+}
+
+func (w *world) obey(t *testing.T, runDir string, flags ...string) *obedient {
+	t.Helper()
+	o := &obedient{w: w, name: uniqueName("obey"), runDir: runDir}
+	args := append([]string{"run", "--run-dir", runDir, "--name", o.name}, flags...)
+	o.held = hold(t, command(t, w.h, tsugiki, append(args, "--", static(t, "obey"))...), "ready")
+	return o
+}
+
+// do has the program do something and returns what it answers.
+func (o *obedient) do(format string, args ...any) string {
+	o.t.Helper()
+	if _, err := fmt.Fprintf(o.stdin, format+"\n", args...); err != nil {
+		o.t.Fatal(err)
+	}
+	if !o.lines.Scan() {
+		o.t.Fatalf("%s ended: %s", line(o.Cmd), o.stderr)
+	}
+	return o.lines.Text()
+}
+
+func (o *obedient) want(want, format string, args ...any) {
+	o.t.Helper()
+	if got := o.do(format, args...); got != want {
+		o.t.Errorf("%s: %s, want %s", fmt.Sprintf(format, args...), got, want)
+	}
+}
+
+// graft runs tsugiki graft for the container.
+func (o *obedient) graft(args string) string {
+	o.t.Helper()
+	return succeed(o.t, graftCommand(o.t, o.w, o.runDir, args+" for "+o.name))
+}
+
+func graftCommand(t *testing.T, w *world, runDir, args string) *testkit.Cmd {
+	t.Helper()
+	return command(t, w.h, tsugiki, append([]string{"graft", "--run-dir", runDir}, strings.Fields(args)...)...)
+}
+
+func remoteObserver() string { return fmt.Sprintf("%s:%d", remoteAddr4, observerPort) }
+
+func TestEndpointsOfClients(t *testing.T) {
+	const otherSource4 = "198.51.100.10"
+	w := newWorld(t)
+	addAddr(t, w.h, otherSource4+"/24", "srv")
+	observe(t, w.srv)
+	for _, v := range variants {
+		// What the container's own namespace says of the remote.
+		own := map[bool]string{false: "ENETUNREACH", true: hostAddr4}[v.bridge]
+		t.Run(v.name, func(t *testing.T) {
+			o := w.obey(t, t.TempDir(), v.flags(w)...)
+			for _, network := range []string{"tcp", "udp"} {
+				dial := func(want, name string) {
+					t.Helper()
+					o.want(want, "dial %s %s %s", name, network, remoteObserver())
+				}
+				dial(sourceAddr4, "first")
+				o.graft("del out")
+				o.want(sourceAddr4, "ask first")
+				dial(own, "own")
+				o.graft("add out type ipv4 addr " + otherSource4 + " port dynamic")
+				o.want(sourceAddr4, "ask first")
+				dial(otherSource4, "other")
+				o.graft("del out")
+				dial(own, "own")
+				o.graft("add out type ipv4 addr " + sourceAddr4 + " port dynamic")
+				dial(sourceAddr4, "again")
+				o.want(otherSource4, "ask other")
+				o.want(sourceAddr4, "ask first")
+			}
+			o.release()
+		})
+	}
+}
+
+// A socket that is not connected meets the kernel programs with each datagram.
+func TestEndpointsOfDatagrams(t *testing.T) {
+	w := newWorld(t)
+	observe(t, w.srv)
+	o := w.obey(t, t.TempDir(), variants[0].flags(w)...)
+	o.do("open socket")
+	for range 3 {
+		o.want(sourceAddr4, "send socket %s", remoteObserver())
+		o.graft("del out")
+		o.want("EPERM", "send socket %s", remoteObserver())
+		o.graft("add out type ipv4 addr " + sourceAddr4 + " port dynamic")
+	}
+	o.release()
+}
+
+// Where datagrams are looked at, a socket goes where its destination has gone.
+func TestEndpointsOfDatagramsInPart(t *testing.T) {
+	w := newWorld(t)
+	observe(t, w.srv)
+	o := w.obey(t, t.TempDir(), variants[2].flags(w)...)
+	o.do("open socket")
+	for range 3 {
+		o.want(sourceAddr4, "send socket %s", remoteObserver())
+		o.graft("del out")
+		o.want(hostAddr4, "send socket %s", remoteObserver())
+		o.graft("add out type ipv4 addr " + sourceAddr4 + " port dynamic")
+	}
+	o.release()
+}
+
+// A rule for the loopback that is no more leaves the container its own.
+func TestEndpointsOfLoopback(t *testing.T) {
+	w := newWorld(t)
+	observe(t, w.h)
+	local := fmt.Sprintf("127.0.0.1:%d", observerPort)
+	o := w.obey(t, t.TempDir(), "--endpoint", "lo type ipv4 addr 0.0.0.0 port dynamic", "-e", local+"=lo")
+	o.want("127.0.0.1", "dial a tcp %s", local)
+	o.graft("del lo")
+	o.want("ECONNREFUSED", "dial b tcp %s", local)
+	o.graft("add lo type ipv4 addr 0.0.0.0 port dynamic")
+	o.want("127.0.0.1", "dial c tcp %s", local)
+	o.release()
+}
+
+func TestEndpointsOfServers(t *testing.T) {
+	w := newWorld(t)
+	fetch := func(url string) string {
+		t.Helper()
+		r := try(t, command(t, w.srv, static(t, "fetch"), url))
+		if r.err != nil {
+			return "refused"
+		}
+		return strings.TrimSpace(r.stdout)
+	}
+	for _, v := range []variant{{name: "new"}, {name: "bridge", bridge: true}} {
+		t.Run(v.name, func(t *testing.T) {
+			first, second := "http://"+hostAddr4+":80/", "http://"+sourceAddr4+":81/"
+			reached := func(url, want string) {
+				t.Helper()
+				if got := fetch(url); got != want {
+					t.Errorf("%s: %s, want %s", url, got, want)
+				}
+			}
+			o := w.obey(t, t.TempDir(), append(v.flags(w), "--endpoint", "in type ipv4 addr "+hostAddr4+" port 80", "-i", "0.0.0.0:8080=in")...)
+			o.want("listens", "listen one 0.0.0.0:8080")
+			reached(first, remoteAddr4)
+			// It serves on, and so nobody else has the port.
+			o.graft("del in")
+			reached(first, remoteAddr4)
+			o.graft("add in type ipv4 addr " + hostAddr4 + " port 80")
+			reached(first, remoteAddr4)
+			o.graft("del in")
+			o.want("closed", "close one")
+			o.want("listens", "listen two 0.0.0.0:8080")
+			reached(first, "refused")
+			o.want("closed", "close two")
+			o.graft("add in type ipv4 addr " + sourceAddr4 + " port 81")
+			o.want("listens", "listen three 0.0.0.0:8080")
+			reached(first, "refused")
+			reached(second, remoteAddr4)
+			o.release()
+		})
+	}
+}
+
+// An endpoint's namespace may be another each time.
+func TestEndpointsOfOtherNamespaces(t *testing.T) {
+	w := newWorld(t)
+	far, near := observe(t, w.srv), observe(t, w.h)
+	local := fmt.Sprintf("127.0.0.1:%d", observerPort)
+	here, there := "ep type ipv4 addr 0.0.0.0 port dynamic", "ep type ipv4 addr 0.0.0.0 port dynamic netns "+w.srv.Path()
+	o := w.obey(t, t.TempDir(), "--endpoint", here, "-e", local+"=ep")
+	for i := range 6 {
+		o.want("127.0.0.1", "dial x tcp %s", local)
+		if n, f := near.take(), far.take(); len(n) != (i+1)%2 || len(f) != i%2 {
+			t.Errorf("round %d: here came %v, there %v", i, n, f)
+		}
+		o.graft("del ep")
+		o.graft("add " + []string{there, here}[i%2])
+	}
+	o.release()
+}
+
+func TestGraftShow(t *testing.T) {
+	w := newWorld(t)
+	dir := t.TempDir()
+	o := w.obey(t, dir,
+		"--endpoint", "out type ipv4 addr 0.0.0.0 port dynamic", "--endpoint", "in type ipv6 addr :: port 8000-8009",
+		"--endpoint", "un type unix path /run/some.sock netns "+w.srv.Path(),
+		"-i", "[::]:8000-8003=in", "-e", "10.0.0.0/8=out", "-e", "192.0.2.1:80=out")
+	want := "in type ipv6 addr :: port 8000-8009\nout type ipv4 addr 0.0.0.0 port dynamic\nun type unix path /run/some.sock netns " + w.srv.Path() + "\n"
+	// Without a name, it is the only one.
+	if got := succeed(t, graftCommand(t, w, dir, "show")); got != want {
+		t.Errorf("show printed\n%s, want\n%s", got, want)
+	}
+	var got []map[string]any
+	if err := json.Unmarshal([]byte(o.graft("show -j")), &got); err != nil {
+		t.Fatal(err)
+	}
+	object := func(name, typ, addr, port, path, netns string, rules ...any) map[string]any {
+		return map[string]any{
+			"container": o.name, "name": name, "type": typ, "addr": addr, "port": port, "path": path, "netns": netns,
+			"rules": append([]any{}, rules...),
+		}
+	}
+	if diff := cmp.Diff([]map[string]any{
+		object("in", "ipv6", "::", "8000-8009", "", "", "-i [::]:8000-8003=in"),
+		object("out", "ipv4", "0.0.0.0", "dynamic", "", "", "-e 10.0.0.0/8=out", "-e 192.0.2.1/32:80=out"),
+		object("un", "unix", "", "", "/run/some.sock", w.srv.Path()),
+	}, got); diff != "" {
+		t.Errorf("show -j, - is wanted:\n%s", diff)
+	}
+	// What is shown can be added.
+	for l := range strings.Lines(want) {
+		name, _, _ := strings.Cut(l, " ")
+		o.graft("del " + name)
+		o.graft("add " + strings.TrimSpace(l))
+	}
+	if got := o.graft("show"); got != want {
+		t.Errorf("after all was deleted and added, show printed\n%s, want\n%s", got, want)
+	}
+	for _, name := range []string{"in", "out", "un"} {
+		o.graft("del " + name)
+	}
+	if text, array := o.graft("show"), o.graft("show -j"); text != "" || array != "[]\n" {
+		t.Errorf("without endpoints, show printed %q, and as JSON %q", text, array)
+	}
+	o.release()
+}
+
+func TestGraftRefusals(t *testing.T) {
+	w := newWorld(t)
+	dir := t.TempDir()
+	one := w.obey(t, dir, with("-e", "0.0.0.0/0=out", "-i", "0.0.0.0:80=web", "-i", "0.0.0.0:8000-8009=few", "-i", "127.0.0.1:9=un")...)
+	serve(t, command(t, w.h, static(t, "serve"), "tcp4://:4444"), port{w.h, "tcp4", 4444})
+	check := func(args string, status int, says ...string) {
+		t.Helper()
+		t.Run(args, func(t *testing.T) {
+			before := one.graft("show -j")
+			refusal{status: status, says: says}.judge(t, try(t, graftCommand(t, w, dir, args)), "")
+			if after := one.graft("show -j"); after != before {
+				t.Errorf("the endpoints have changed to %s", after)
+			}
+		})
+	}
+	check("", 2, "add, del or show")
+	check("list", 2, "list", "add, del and show")
+	check("add", 2, "NAME type")
+	check("add x", 2, "type")
+	check("add x type ipv4 addr 0.0.0.0 port dynamic for", 2, "for.*container")
+	check("add x type ipv4 addr 0.0.0.0 port dynamic for ../x", 2, "name")
+	check("add x type ipv4 addr 0.0.0.0 port dynamic for a b", 2, "for")
+	check("add .. type ipv4 addr 0.0.0.0 port dynamic", 2, "name")
+	check("del", 2, "NAME")
+	check("del a b", 2, "NAME")
+	check("show it", 2, "show")
+	check("show --bogus", 2, "bogus")
+	check("show for nobody", 1, "nobody", "there is "+one.name)
+	check("del nope", 1, "nope", "there is few, out")
+	check("add out type ipv4 addr 0.0.0.0 port dynamic", 1, "there is an endpoint of that name", "delete")
+	check("add x type ipv4 addr 203.0.113.99 port dynamic", 1, "no address 203.0.113.99")
+	check("add x type ipv4 addr 0.0.0.0 port dynamic netns /no/such", 1, "/no/such")
+
+	for _, name := range []string{"out", "web", "few", "un"} {
+		one.graft("del " + name)
+	}
+	check("add out type ipv6 addr :: port dynamic", 1, "-e.*0.0.0.0/0=out", "ipv6")
+	check("add out type ipv4 addr 0.0.0.0 port 1-2", 1, "dynamic")
+	check("add web type ipv4 addr 0.0.0.0 port 4444", 1, "TCP port 4444.*taken")
+	check("add few type ipv4 addr 0.0.0.0 port 8000-8005", 1, "8000-8005")
+	check("add few type unix path /x", 1, "10 ports")
+
+	two := w.obey(t, dir, with()...)
+	check("show", 1, one.name, two.name, "for")
+	check("del out", 1, one.name, two.name, "for")
+	two.graft("del out")
+	if text := one.graft("show"); text != sixEndpoint+"\n" {
+		t.Errorf("of the first container is left %s", text)
+	}
+	two.release()
+	one.release()
+	refusal{status: 1, says: []string{"no container is running", "run-dir"}}.judge(t, try(t, graftCommand(t, w, dir, "show")), "")
+	refusal{status: 1, says: []string{one.name, "not running", "any other"}}.judge(t, try(t, graftCommand(t, w, dir, "show for "+one.name)), "")
+	refusal{status: 1, says: []string{"no container is running"}}.judge(t, try(t, graftCommand(t, w, dir+"/none", "show")), "")
+}
+
+// Of many who add one name, one does; and who adds others is not in the way.
+func TestGraftConcurrently(t *testing.T) {
+	w := newWorld(t)
+	observe(t, w.srv)
+	o := w.obey(t, t.TempDir(), variants[1].flags(w)...)
+	o.graft("del out")
+	const each = 8
+	results := make([]error, 2*each)
+	var group sync.WaitGroup
+	for i := range results {
+		name := "out"
+		if i >= each {
+			name = fmt.Sprintf("other%d", i)
+		}
+		c := graftCommand(t, w, o.runDir, "add "+name+" type ipv4 addr "+sourceAddr4+" port dynamic")
+		group.Add(1)
+		go func() {
+			defer group.Done()
+			results[i] = c.Run()
+		}()
+	}
+	// Meanwhile, a client has the one address or the other.
+	for i := range 20 {
+		if got := o.do("dial %d tcp %s", i, remoteObserver()); got != sourceAddr4 && got != hostAddr4 {
+			t.Errorf("dial: %s", got)
+		}
+	}
+	group.Wait()
+	added := func(results []error) int {
+		return len(slices.DeleteFunc(slices.Clone(results), func(err error) bool { return err != nil }))
+	}
+	if n := added(results[:each]); n != 1 {
+		t.Errorf("one name was added %d times: %v", n, results[:each])
+	}
+	if n := added(results[each:]); n != each {
+		t.Errorf("of %d other names %d were added: %v", each, n, results[each:])
+	}
+	if n := strings.Count(o.graft("show"), "\n"); n != each+2 {
+		t.Errorf("there are %d endpoints, want %d", n, each+2)
+	}
+	o.want(sourceAddr4, "dial last tcp %s", remoteObserver())
+	o.release()
+}
+
+// A killed owner is not running, and its socket goes at the next start.
+func TestGraftAfterKill(t *testing.T) {
+	w := newWorld(t)
+	// Longer than what fits into a struct sockaddr_un.
+	dir := filepath.Join(t.TempDir(), strings.Repeat("x", 120))
+	o := w.obey(t, dir, variants[0].flags(w)...)
+	o.graft("show")
+	socket := filepath.Join(dir, o.name+".sock")
+	info, err := os.Stat(socket)
+	if err != nil || info.Mode() != os.ModeSocket|0o600 {
+		t.Errorf("the socket: %v, %v", info, err)
+	}
+	_ = o.Process.Kill()
+	_ = o.Wait()
+	if !exists(socket) {
+		t.Fatal("the socket went with its owner; this test is about one that does not")
+	}
+	refusal{status: 1, says: []string{"no container is running"}}.judge(t, try(t, graftCommand(t, w, dir, "show")), "")
+	succeed(t, command(t, w.h, tsugiki, "run", "--run-dir", dir, "--", "true"))
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("after the next start: %v %v", left, err)
+	}
+}
+
+// A program of a container may be root and have the host's files, and still cannot
+// change what it may reach.
+func TestGraftFromWithin(t *testing.T) {
+	w := newWorld(t)
+	dir := t.TempDir()
+	for _, prefix := range [][]string{nil, {"unshare", "--user", "--map-root-user"}} {
+		program := append(prefix, tsugiki, "graft", "--run-dir", dir, "del", "out")
+		args := append([]string{"run", "--run-dir", dir}, variants[0].flags(w)...)
+		r := try(t, command(t, w.h, tsugiki, append(append(args, "--"), program...)...))
+		if exitStatus(r.err) != 1 || !strings.Contains(r.stderr, "may not change endpoints; it needs CAP_NET_ADMIN") {
+			t.Errorf("%v: %v\n%s", program, r.err, r.stderr)
+		}
+	}
+}

@@ -1,0 +1,116 @@
+// Command obey does what it reads on standard input, a line each, and answers
+// each with a line: what it got, or the name of the error.
+//
+//	dial NAME NETWORK ADDR   connects a socket, and asks as below
+//	ask NAME                 asks by a connected socket: over TCP by HTTP, or by a datagram
+//	open NAME                opens a UDP socket that is not connected
+//	send NAME ADDR           asks by it
+//	listen NAME ADDR         listens for TCP and tells callers their addresses, over HTTP
+//	close NAME
+package main
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const limit = 5 * time.Second
+
+var named = map[string]io.Closer{}
+
+func main() {
+	fmt.Println("ready")
+	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
+		words := strings.Fields(lines.Text())
+		answer, err := obey(words[0], words[1], words[2:])
+		var errno unix.Errno
+		switch {
+		case errors.As(err, &errno):
+			answer = unix.ErrnoName(errno)
+		case err != nil:
+			answer = err.Error()
+		}
+		fmt.Println(answer)
+	}
+}
+
+func obey(verb, name string, args []string) (string, error) {
+	switch verb {
+	case "dial":
+		conn, err := net.DialTimeout(args[0], args[1], limit)
+		if err != nil {
+			return "", err
+		}
+		named[name] = conn
+		return ask(conn)
+	case "ask":
+		return ask(named[name].(net.Conn))
+	case "open":
+		conn, err := net.ListenUDP("udp4", nil)
+		named[name] = conn
+		return "open", err
+	case "send":
+		to, err := net.ResolveUDPAddr("udp", args[0])
+		if err != nil {
+			return "", err
+		}
+		conn := named[name].(*net.UDPConn)
+		if _, err := conn.WriteTo([]byte("who am I\n"), to); err != nil {
+			return "", err
+		}
+		return read(conn)
+	case "listen":
+		l, err := net.Listen("tcp", args[0])
+		if err != nil {
+			return "", err
+		}
+		named[name] = l
+		go http.Serve(l, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			host, _, _ := net.SplitHostPort(r.RemoteAddr)
+			fmt.Fprintln(w, host)
+		}))
+		return "listens", nil
+	case "close":
+		return "closed", named[name].Close()
+	}
+	return "", fmt.Errorf("unknown verb %s", verb)
+}
+
+func ask(conn net.Conn) (string, error) {
+	if err := conn.SetDeadline(time.Now().Add(limit)); err != nil {
+		return "", err
+	}
+	if _, udp := conn.(*net.UDPConn); udp {
+		if _, err := conn.Write([]byte("who am I\n")); err != nil {
+			return "", err
+		}
+		return read(conn)
+	}
+	if _, err := io.WriteString(conn, "GET / HTTP/1.1\r\nHost: observer\r\n\r\n"); err != nil {
+		return "", err
+	}
+	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		return "", err
+	}
+	body, err := io.ReadAll(resp.Body)
+	return strings.TrimSpace(string(body)), err
+}
+
+func read(conn net.Conn) (string, error) {
+	if err := conn.SetReadDeadline(time.Now().Add(limit)); err != nil {
+		return "", err
+	}
+	buf := make([]byte, 2048)
+	n, err := conn.Read(buf)
+	return strings.TrimSpace(string(buf[:n])), err
+}
