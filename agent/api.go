@@ -243,10 +243,13 @@ func readDefinition(body io.Reader) (Definition, error) {
 	if err := decoder.Decode(&d); err != nil {
 		return d, fmt.Errorf("%w: %w", errRequest, err)
 	}
-	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
-		return d, fmt.Errorf("%w: something follows the object", errRequest)
+	switch _, err := decoder.Token(); {
+	case errors.Is(err, io.EOF):
+		return d, nil
+	case err != nil:
+		return d, fmt.Errorf("%w: %w", errRequest, err)
 	}
-	return d, nil
+	return d, fmt.Errorf("%w: something follows the object", errRequest)
 }
 
 // soPeerPidfd is SO_PEERPIDFD of asm/socket.h (6.5).

@@ -252,7 +252,11 @@ func (c *Container) placeOf(ep *endpoint.Endpoint) (*place, error) {
 		return nil, fmt.Errorf("endpoint %s: %w", ep.Name, err)
 	}
 	if have == nil {
-		return c.newPlace(ns), nil
+		i := slices.IndexFunc(c.former, func(p *place) bool { return p.Cookie() == ns.Cookie() })
+		if i < 0 {
+			return c.newPlace(ns), nil
+		}
+		have = c.former[i]
 	}
 	if err := ns.Close(); err != nil {
 		return nil, err

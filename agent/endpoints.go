@@ -106,13 +106,16 @@ func (c *Container) AddEndpoint(ep *endpoint.Endpoint) error {
 		return err
 	}
 	if err := errors.Join(checkAddress(ep, p.ns), checkPorts(table, ep, p.ns, c.enforced.Served)); err != nil {
-		if p != c.host[ep.Netns] {
+		if p != c.host[ep.Netns] && !slices.Contains(c.former, p) {
 			err = errors.Join(err, p.ns.Close())
 		}
 		return err
 	}
-	c.settle(p)
-	c.host[ep.Netns] = p
+	if p != c.host[ep.Netns] {
+		c.settle(p)
+		c.host[ep.Netns] = p
+		c.former = slices.DeleteFunc(c.former, func(f *place) bool { return f == p })
+	}
 	// The kernel first: what is led to the endpoint gets there.
 	if err := c.change(table, c.updateKernel, c.updateEngine, c.updateGate); err != nil {
 		return errors.Join(err, c.closeUnused())

@@ -201,6 +201,48 @@ func TestEndpointsOfOtherNamespaces(t *testing.T) {
 	o.release()
 }
 
+// What was opened for endpoints that are gone is closed, but for what sockets of
+// the container may be in, which is opened once.
+func TestEndpointsLeaveNothingOpen(t *testing.T) {
+	w := newWorld(t)
+	observe(t, w.srv)
+	local := fmt.Sprintf("127.0.0.1:%d", observerPort)
+	far := "far type ipv4 addr 0.0.0.0 port dynamic netns " + w.srv.Path()
+	o := w.obey(t, t.TempDir(), "--endpoint", far, "-e", local+"=far")
+	o.want("127.0.0.1", "dial x tcp %s", local)
+	o.want("closed", "close x")
+	round := func() {
+		t.Helper()
+		o.graft("del far")
+		o.graft("add " + far)
+		o.want("127.0.0.1", "dial x tcp %s", local)
+		o.want("closed", "close x")
+		o.graft("add unused type ipv4 addr 0.0.0.0 port dynamic netns " + w.c1.Path())
+		o.graft("del unused")
+		try(t, graftCommand(t, w, o.runDir, "add nowhere type ipv4 addr 203.0.113.99 port dynamic netns "+w.c1.Path()))
+	}
+	round()
+	open := func() int {
+		t.Helper()
+		usage, err := testkit.ProcessUsage(o.Process.Pid)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return usage.FDs
+	}
+	before := open()
+	for range 10 {
+		round()
+	}
+	eventually(t, "after ten rounds", func() error {
+		if n := open(); n > before {
+			return fmt.Errorf("the supervisor has %d files open, had %d", n, before)
+		}
+		return nil
+	})
+	o.release()
+}
+
 func TestGraftShow(t *testing.T) {
 	w := newWorld(t)
 	dir := t.TempDir()
