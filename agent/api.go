@@ -25,7 +25,7 @@ import (
 // socket, RUN_DIR/NAME.sock.
 //
 //	GET    /v1/containers/NAME/endpoints            [Endpoint...]
-//	PUT    /v1/containers/NAME/endpoints/ENDPOINT   Definition; 201, 409 if there is one
+//	PUT    /v1/containers/NAME/endpoints/ENDPOINT   Definition; 201, 409 if there is one or it does not fit
 //	DELETE /v1/containers/NAME/endpoints/ENDPOINT   204
 //
 // What goes wrong is {"error": "..."}, with the status that HTTP has for it.
@@ -168,6 +168,7 @@ func answer(w http.ResponseWriter, status int, body any) {
 func refuse(w http.ResponseWriter, err error) {
 	status := http.StatusInternalServerError
 	var tooLarge *http.MaxBytesError
+	var host hostError
 	switch {
 	case errors.As(err, &tooLarge):
 		status = http.StatusRequestEntityTooLarge
@@ -175,7 +176,7 @@ func refuse(w http.ResponseWriter, err error) {
 		status = http.StatusBadRequest
 	case errors.Is(err, errNoContainer), errors.Is(err, endpoint.ErrUnknown):
 		status = http.StatusNotFound
-	case errors.Is(err, ErrExists), errors.Is(err, policy.ErrRule):
+	case errors.Is(err, ErrExists), errors.Is(err, policy.ErrRule), errors.As(err, &host):
 		status = http.StatusConflict
 	case errors.Is(err, os.ErrClosed):
 		status = http.StatusServiceUnavailable

@@ -13,6 +13,11 @@ import (
 // ErrExists is wrapped where an endpoint is to be added whose name is taken.
 var ErrExists = errors.New("there is an endpoint of that name")
 
+// hostError says that the host has not, or has no longer, what an endpoint wants.
+type hostError struct{ error }
+
+func (e hostError) Unwrap() error { return e.error }
+
 // Endpoint is an endpoint of a running container.
 type Endpoint struct {
 	Container string `json:"container"`
@@ -103,13 +108,13 @@ func (c *Container) AddEndpoint(ep *endpoint.Endpoint) error {
 	}
 	p, err := c.placeOf(ep)
 	if err != nil {
-		return err
+		return hostError{err}
 	}
 	if err := errors.Join(checkAddress(ep, p.ns), checkPorts(table, ep, p.ns, c.enforced.Served)); err != nil {
 		if p != c.host[ep.Netns] && !slices.Contains(c.former, p) {
 			err = errors.Join(err, p.ns.Close())
 		}
-		return err
+		return hostError{err}
 	}
 	if p != c.host[ep.Netns] {
 		c.settle(p)

@@ -68,7 +68,7 @@ func TestAPIHostileInput(t *testing.T) {
 		{"a name with a space", "PUT", here + "/a%20type", strings.NewReader(good), 400},
 		{"a name with a zero", "PUT", here + "/a%00", strings.NewReader(good), 400},
 		{"a name that is there", "PUT", here + "/out", strings.NewReader(good), 409},
-		{"an address that is not there", "PUT", here + "/x", strings.NewReader(`{"type":"ipv4","addr":"203.0.113.99","port":"1"}`), 500},
+		{"an address that is not there", "PUT", here + "/x", strings.NewReader(`{"type":"ipv4","addr":"203.0.113.99","port":"1"}`), 409},
 		{"nobody's name", "DELETE", here + "/x", nil, 404},
 		{"nobody's container", "GET", "/v1/containers/x/endpoints", nil, 404},
 		{"nobody's container, added to", "PUT", "/v1/containers/x/endpoints/y", strings.NewReader(good), 404},

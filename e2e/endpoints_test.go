@@ -98,6 +98,50 @@ func TestEndpointsOfClients(t *testing.T) {
 	}
 }
 
+// asking connects for each line that it reads, and prints who it was to the
+// observer, or the name of the error.
+const asking = `
+import errno, socket, sys
+print("ready", flush=True)
+for line in sys.stdin:
+    try:
+        s = socket.create_connection((sys.argv[1], int(sys.argv[2])), 5)
+        s.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        print(s.makefile().read().split()[-1], flush=True)
+        s.close()
+    except OSError as e:
+        print(errno.errorcode.get(e.errno, e), flush=True)
+`
+
+// A program that is linked dynamically may have its calls answered within itself.
+func TestEndpointsOfPreloaded(t *testing.T) {
+	w := newWorld(t)
+	observe(t, w.srv)
+	for _, v := range variants {
+		own := map[bool]string{false: "ENETUNREACH", true: hostAddr4}[v.bridge]
+		for _, mode := range []string{"seccomp", "auto"} {
+			t.Run(v.name+"-"+mode, func(t *testing.T) {
+				o := &obedient{w: w, name: uniqueName("asking"), runDir: t.TempDir()}
+				args := append([]string{"run", "--run-dir", o.runDir, "--name", o.name, "--mode", mode}, v.flags(w)...)
+				args = append(args, "--", python(t), "-c", asking, remoteAddr4, fmt.Sprint(observerPort))
+				o.held = hold(t, command(t, w.h, tsugiki, args...), "ready")
+				for range 3 {
+					o.want(sourceAddr4, "connect")
+					o.want(sourceAddr4, "connect")
+					o.graft("del out")
+					o.want(own, "connect")
+					o.want(own, "connect")
+					o.graft("add out type ipv4 addr " + hostAddr4 + " port dynamic")
+					o.want(hostAddr4, "connect")
+					o.graft("del out")
+					o.graft("add out type ipv4 addr " + sourceAddr4 + " port dynamic")
+				}
+				o.release()
+			})
+		}
+	}
+}
+
 // A socket that is not connected meets the kernel programs with each datagram.
 func TestEndpointsOfDatagrams(t *testing.T) {
 	w := newWorld(t)
