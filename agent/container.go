@@ -147,7 +147,7 @@ func (c *Container) openNamespaces() (err error) {
 		return fmt.Errorf("network namespace %s is the host's, in which nothing needs grafting; name another, or \"new\"", c.spec.Netns)
 	}
 	for _, ep := range c.spec.Endpoints.All() {
-		p, err := c.placeOf(ep)
+		p, err := c.openPlace(ep)
 		if err != nil {
 			return err
 		}
@@ -241,8 +241,8 @@ func (c *Container) settle(p *place) {
 	p.cgroup, p.owner, p.log = c.keepers, c.group, c.spec.Log.With("container", c.spec.Name)
 }
 
-// placeOf returns the place of an endpoint, which may be one that c.host has not.
-func (c *Container) placeOf(ep *endpoint.Endpoint) (*place, error) {
+// openPlace returns the place of an endpoint, which may be one that c.host has not.
+func (c *Container) openPlace(ep *endpoint.Endpoint) (*place, error) {
 	have := c.host[ep.Netns]
 	if ep.Netns == "" {
 		return have, nil

@@ -106,7 +106,7 @@ func (c *Container) AddEndpoint(ep *endpoint.Endpoint) error {
 	if err != nil {
 		return err
 	}
-	p, err := c.placeOf(ep)
+	p, err := c.openPlace(ep)
 	if err != nil {
 		return hostError{err}
 	}
