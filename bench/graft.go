@@ -72,12 +72,18 @@ var tests = []test{
 // before its program does anything.
 const startup = "startup"
 
+// execs is the test that starts programs within a container, one after another.
+const execs = "exec"
+
+// execsPerRun is how many they are.
+const execsPerRun = 200
+
 func testNames() []string {
 	var names []string
 	for _, t := range tests {
 		names = append(names, t.name)
 	}
-	return append(names, startup)
+	return append(names, startup, execs)
 }
 
 func recordStream(s sample, add addFunc) {
@@ -119,6 +125,9 @@ func (f *figure) loads() []rig.Load {
 		}
 		if name == startup {
 			list = append(list, rig.Load{Name: startup, Place: rig.Anywhere, Run: f.startup})
+		}
+		if name == execs {
+			list = append(list, rig.Load{Name: execs, Place: rig.Together, Run: f.execs})
 		}
 	}
 	return list
@@ -206,11 +215,27 @@ func (f *figure) startup(ctx context.Context, mode rig.Mode, add addFunc) error 
 	return nil
 }
 
+// execs has a shell run the program true many times, and say how long that took.
+func (f *figure) execs(ctx context.Context, mode rig.Mode, add addFunc) error {
+	script := fmt.Sprintf(`TIMEFORMAT=%%R; { time for i in {1..%d}; do /bin/true; done; } 2>&1`, execsPerRun)
+	r, err := f.rig.Run(ctx, mode, "bash", "-c", script)
+	if err != nil {
+		return err
+	}
+	took, err := strconv.ParseFloat(strings.TrimSpace(string(r.Stdout)), 64)
+	if err != nil {
+		return fmt.Errorf("read what bash has timed: %w", err)
+	}
+	add(measure.Metric{Name: "per_program", Unit: "us"}, took*1e6/execsPerRun)
+	return nil
+}
+
 // note adds what a reader of the figures should know.
 func (f *figure) note(report *measure.Report) {
 	report.Note("cpu_machine is all CPU time of the machine while measuring, other users' included; " +
 		"cpu_processes is that of the client's process tree, its start included, and of the server")
-	report.Note("%s is wall and CPU time of running true; first_connect is a process's first socket and connect", startup)
+	report.Note("%s is wall and CPU time of running true; first_connect is a process's first socket and connect; "+
+		"%s is fork, exec, the loader and exit of true, within one container", startup, execs)
 	if f.lost > 0 {
 		report.Note("%d datagrams were lost and sent again", f.lost)
 	}

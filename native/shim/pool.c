@@ -263,8 +263,12 @@ int shim_take_socket(int family, int type, int protocol)
 
 	if (knows != NULL && !atomic_load(knows))
 		shim_forked();
-	if (p == NULL || atomic_fetch_add(&p->calls, 1) < POOL_PATIENCE)
+	if (p == NULL)
 		return -1;
+	if (atomic_load(&p->calls) < POOL_PATIENCE) {
+		atomic_fetch_add(&p->calls, 1);
+		return -1;
+	}
 	b = shim_board();
 	if (b == NULL || atomic_load(&b->nested) || atomic_load(&b->traced))
 		return -1;
