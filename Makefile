@@ -8,12 +8,14 @@ SHELL := /bin/bash -o pipefail
 GO       ?= go
 ROUNDS   ?= 7
 FUZZTIME ?= 10s
+SOAK     ?= 100000
 LINT     := $(GO) tool -modfile=tools/go.mod golangci-lint
 C_FILES   = $(shell git ls-files '*.c' '*.h')
 
 all: build
 
 deps: ; scripts/deps.sh
+deps-demo: ; scripts/deps.sh demo
 
 build:
 	$(GO) build -trimpath -o bin/ ./cmd/...
@@ -34,18 +36,22 @@ test: deps build lint
 	TSUGIKI_BIN=$(CURDIR)/bin $(GO) test -count=1 -p 1 -timeout 20m -json ./... | \
 		$(GO) run ./internal/testreport -skips .ci/skips
 
+# Many short connections through one container: nothing may fail, or grow.
+soak: deps build
+	TSUGIKI_BIN=$(CURDIR)/bin $(GO) test -count=1 -timeout 60m -run '^TestSoak$$' -v ./e2e -soak $(SOAK)
+
 fuzz:
 	@for p in $$($(GO) list ./...); do for f in $$($(GO) test -list '^Fuzz' $$p | grep ^Fuzz); do \
 		echo "$$p $$f"; $(GO) test -run '^$$' -fuzz "^$$f$$" -fuzztime $(FUZZTIME) $$p || exit 1; done; done
 	$(MAKE) -C native fuzz
 
-bench: deps build
+bench: deps-demo build
 	$(GO) run ./bench -figure graft -rounds $(ROUNDS) -o bench.json
 
-demo: deps build
+demo: deps-demo build
 	$(GO) run ./bench/demo
 
 clean:
 	rm -rf bin .cache bench.json
 
-.PHONY: all deps build generate lint test fuzz bench demo clean
+.PHONY: all deps deps-demo build generate lint test soak fuzz bench demo clean

@@ -1,7 +1,8 @@
 #!/bin/bash
 # Installs what building and testing need on Debian 12 or later: packages, a Go
 # new enough for go.mod, and all Go modules, so that the build is offline after.
-# Says nothing and changes nothing where all is there.
+# Says nothing and changes nothing where all is there. "deps.sh demo" leaves out
+# what only the end-to-end tests need.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -11,6 +12,19 @@ packages=(
 	iproute2 nftables procps util-linux libcap2-bin strace socat          # test topology
 	iperf3 sockperf nginx-light redis-server redis-tools wrk apache2-utils python3
 )
+
+programs=(
+	postgresql nodejs default-jdk-headless python3-uvloop apache2-bin haproxy memcached
+	openssh-server openssh-client dnsmasq-base bind9-dnsutils
+)
+# A Rust new enough for tokio, with the source of its standard library. Debian 12
+# has it under another name, which takes the place of the usual one.
+# shellcheck source=/dev/null
+if [[ $(. /etc/os-release && echo "${VERSION_ID:-}") == 12 ]]; then
+	programs+=(cargo-web rustc-web rust-web-src)
+else
+	programs+=(cargo rustc rust-src)
+fi
 
 # Installs those of its arguments that are not there.
 install() {
@@ -39,6 +53,13 @@ fi
 install "${packages[@]}"
 # The sanitizers and the fuzzer of whichever clang this is.
 install "libclang-rt-$(clang -dumpversion | cut -d. -f1)-dev"
+if [[ ${1:-} != demo ]]; then
+	install "${programs[@]}"
+	if [[ $(dpkg --print-architecture) == amd64 ]]; then
+		install libc6-dev-i386 "lib32gcc-$(gcc -dumpversion)-dev" # 32-bit programs
+	fi
+	e2e/testdata/tokio/build.sh "$PWD/.cache/tokio"
+fi
 
 # Any Go from 1.21 fetches the version that go.mod asks for by itself, unless it
 # was told not to. Debian 12's is older: it can still fetch that Go as a module.
