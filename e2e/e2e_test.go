@@ -87,7 +87,13 @@ func timeout(t *testing.T) context.Context {
 // where others would be killed, for tsugiki passes that on and then cleans up.
 func command(t *testing.T, ns *testkit.Namespace, name string, args ...string) *testkit.Cmd {
 	t.Helper()
-	c := ns.Command(timeout(t), testkit.Program(t, name), args...)
+	return commandIn(timeout(t), t, ns, name, args...)
+}
+
+// commandIn is command with a limit of the caller's.
+func commandIn(ctx context.Context, t *testing.T, ns *testkit.Namespace, name string, args ...string) *testkit.Cmd {
+	t.Helper()
+	c := ns.Command(ctx, testkit.Program(t, name), args...)
 	c.SysProcAttr.Pdeathsig = unix.SIGTERM
 	c.Cancel = func() error { return c.Process.Signal(unix.SIGTERM) }
 	c.WaitDelay = stopLimit

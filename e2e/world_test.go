@@ -68,6 +68,7 @@ type variant struct {
 	name   string
 	bridge bool // else a namespace of its own that has only a loopback
 	egress []string
+	mode   mode
 }
 
 var (
@@ -100,11 +101,11 @@ func (v variant) flags(w *world) []string {
 	if v.bridge {
 		netns = w.c1.Path()
 	}
-	return append([]string{
+	return slices.Concat([]string{
 		"--netns", netns,
 		"--endpoint", "out type ipv4 addr " + sourceAddr4 + " port dynamic",
 		"--endpoint", "out6 type ipv6 addr " + sourceAddr6 + " port dynamic",
-	}, v.egress...)
+	}, v.egress, v.mode.flags)
 }
 
 // each runs a test for each variant, in one world.
