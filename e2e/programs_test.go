@@ -291,6 +291,41 @@ for addr, family in ((sys.argv[2], socket.AF_INET), (sys.argv[3], socket.AF_INET
 	})
 }
 
+// TestBoundDatagrams connects UDP sockets that were bound to any address and port
+// before, as those of java.nio always are.
+func TestBoundDatagrams(t *testing.T) {
+	const script = `
+import socket, sys
+any, to, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
+s = socket.socket(socket.AF_INET6 if ":" in any else socket.AF_INET, socket.SOCK_DGRAM)
+s.settimeout(5)
+if ":" in any:
+    s.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+s.bind((any, 0))
+bound = s.getsockname()[1]
+s.connect((to, port))
+s.send(b"hello")
+sys.stdout.write(s.recv(100).decode())
+assert s.getsockname()[1] == bound, (s.getsockname(), bound)
+`
+	tests := []struct{ name, any, to, want string }{
+		{"ipv4", "0.0.0.0", remoteAddr4, sourceAddr4},
+		{"ipv6", "::", remoteAddr6, sourceAddr6},
+		{"dual-stack-to-ipv4", "::", "::ffff:" + remoteAddr4, sourceAddr4},
+	}
+	each(t, append(slices.Clone(variants), variant{name: "new-part", egress: remoteOnly}), func(t *testing.T, w *world, v variant) {
+		observe(t, w.srv)
+		for _, test := range tests {
+			t.Run(test.name, func(t *testing.T) {
+				out := succeed(t, v.run(t, w, "--", python(t), "-c", script, test.any, test.to, strconv.Itoa(observerPort)))
+				if out != test.want+"\n" {
+					t.Errorf("the remote answered %q, want %q", out, test.want)
+				}
+			})
+		}
+	})
+}
+
 // TestLoad drives the remote with load generators, whose connections are many
 // and not blocking.
 func TestLoad(t *testing.T) {
