@@ -1,0 +1,84 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
+)
+
+const haproxyPort = 8100
+
+// haproxyConfig has two servers, of which nobody serves the second.
+const haproxyConfig = `global
+	log stdout format raw local0
+	nbthread 2
+defaults
+	mode http
+	log global
+	option httplog
+	option httpchk GET /
+	timeout connect 2s
+	timeout client 10s
+	timeout server 10s
+	default-server check inter 100ms fall 2 rise 1
+frontend front
+	bind *:%d
+	option forwardfor
+	use_backend back6 if { path_beg /six }
+	default_backend back
+backend back
+	server up %s:%d
+	server gone %s:%d
+backend back6
+	server up6 [%s]:%d
+`
+
+// TestHaproxy has haproxy check servers on the remote and pass requests on to
+// the one that is there.
+func TestHaproxy(t *testing.T) {
+	testkit.Program(t, "haproxy")
+	eachMode(t, both, func(t *testing.T, w *world, v variant) {
+		o := observe(t, w.srv)
+		conf := filepath.Join(t.TempDir(), "haproxy.cfg")
+		text := fmt.Sprintf(haproxyConfig, haproxyPort, remoteAddr4, observerPort, remoteAddr4, observerPort+1, remoteAddr6, observerPort)
+		if err := os.WriteFile(conf, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		s := v.server(t, w, haproxyPort, "haproxy", "-db", "-f", conf)
+		testkit.Eventually(t, 5*time.Second, func() error {
+			if log := s.output.String(); !strings.Contains(log, "Server back/gone is DOWN") {
+				return fmt.Errorf("has not found out that a server is down:\n%s", log)
+			}
+			return nil
+		})
+		url := fmt.Sprintf("http://%s:%d", hostAddr4, haproxyPort)
+		if body := curl(t, w.srv, url+"/", url+"/"); body != strings.Repeat(sourceAddr4+"\n", 2) {
+			t.Errorf("the server behind it answered %q", body)
+		}
+		if body := curl(t, w.srv, url+"/six", url+"/six"); body != strings.Repeat(sourceAddr6+"\n", 2) {
+			t.Errorf("the server behind it answered %q", body)
+		}
+		checkAB(t, succeed(t, command(t, w.srv, "ab", "-q", "-n", fmt.Sprint(abRequests), "-c", "8", url+"/")))
+		s.stop(t)
+		log := s.output.String()
+		var clients []string
+		for _, found := range regexp.MustCompile(`(?m)^(\S+):\d+ \[[^]]*\] front back6?/up6? \S+ 200 `).FindAllStringSubmatch(log, -1) {
+			clients = append(clients, found[1])
+		}
+		checkAllFrom(t, clients, remoteAddr4)
+		if len(clients) != 4+abRequests || strings.Contains(log, "/up is DOWN") || strings.Contains(log, "/up6 is DOWN") {
+			t.Errorf("logged %d requests that were answered, want %d:\n%s", len(clients), 4+abRequests, log)
+		}
+		for _, seen := range o.take() {
+			if seen != sourceAddr4 && seen != sourceAddr6 {
+				t.Errorf("the remote saw %q", seen)
+			}
+		}
+	})
+}
