@@ -1,0 +1,131 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
+)
+
+var soak = flag.Int("soak", 5000, "connections of TestSoak")
+
+// soakChunks is how many runs of the load generator make up the soak, after the
+// first of which all there is has been used.
+const soakChunks = 5
+
+// soakLimit bounds the soak: a machine that serves 200 connections a second can
+// be waited for.
+func soakLimit() time.Duration { return time.Minute + time.Duration(*soak)*5*time.Millisecond }
+
+// usage is what a process holds.
+type usage struct {
+	name  string
+	files int
+	rss   int // in KiB
+}
+
+// usages are those of tsugiki itself, of its helpers, of nginx and its workers.
+func usages(t *testing.T, supervisor int, cgroup string) map[int]usage {
+	t.Helper()
+	pids := []int{supervisor}
+	for _, group := range []string{"programs", "keepers"} {
+		procs, err := os.ReadFile(filepath.Join(cgroup, group, "cgroup.procs"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, pid := range strings.Fields(string(procs)) {
+			pids = append(pids, atoi(t, pid))
+		}
+	}
+	all := map[int]usage{}
+	for _, pid := range pids {
+		comm, err1 := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+		statm, err2 := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
+		open, err3 := testkit.ProcessUsage(pid)
+		if err := errors.Join(err1, err2, err3); err != nil {
+			t.Fatal(err)
+		}
+		pages := atoi(t, strings.Fields(string(statm))[1])
+		all[pid] = usage{strings.TrimSpace(string(comm)), open.FDs, pages * os.Getpagesize() / 1024}
+	}
+	return all
+}
+
+// growth is by how much, in KiB, a process may grow that leaks nothing: one in
+// Go as its garbage collector pleases.
+func growth(name string) int {
+	if name == "tsugiki" {
+		return 8 << 10
+	}
+	return 512
+}
+
+// TestSoak makes many short connections through a grafted nginx, each of which
+// makes it connect to the remote. None may fail, and nothing may grow after the
+// first fifth. "make soak" has it make 100000.
+func TestSoak(t *testing.T) {
+	testkit.Program(t, "nginx")
+	testkit.Program(t, "ab")
+	eachMode(t, both, func(t *testing.T, w *world, v variant) {
+		for _, ns := range []*testkit.Namespace{w.h, w.srv} {
+			// A port whose last connection has just ended can be used again.
+			for name, value := range map[string]string{"net.ipv4.tcp_tw_reuse": "1", "net.ipv4.ip_local_port_range": "10000 65000"} {
+				if err := ns.SetSysctl(name, value); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), soakLimit())
+		defer cancel()
+		upstream := newNginx(t, "listen 9090;", "access_log off;")
+		up := upstream.line()
+		serve(t, commandIn(ctx, t, w.srv, up[0], up[1:]...), port{w.srv, "tcp", 9090})
+		n := newNginx(t, "listen 8080;", "access_log off;", "location / { proxy_pass http://"+remoteAddr4+":9090; }")
+		name := uniqueName("soak")
+		args := slices.Concat([]string{"run", "--run-dir", runDir, "--name", name}, v.flags(w), ingress(8080), []string{"--"}, n.line())
+		nginx := serve(t, commandIn(ctx, t, w.h, tsugiki, args...), port{w.h, "tcp", 8080})
+		cgroup := filepath.Join(ownCgroup(t), "tsugiki-"+name)
+		var before map[int]usage
+		for chunk := range soakChunks {
+			requests := *soak / soakChunks
+			out := succeed(t, commandIn(ctx, t, w.srv, "ab", "-q", "-n", strconv.Itoa(requests), "-c", "8", fmt.Sprintf("http://%s:8080/", hostAddr4)))
+			if !regexp.MustCompile(`Complete requests: +`+strconv.Itoa(requests)+`\n`).MatchString(out) ||
+				!strings.Contains(out, "Failed requests:        0\n") || strings.Contains(out, "Non-2xx") {
+				t.Fatalf("ab printed:\n%s", out)
+			}
+			if chunk == 0 {
+				before = usages(t, nginx.Process.Pid, cgroup)
+			}
+		}
+		after := usages(t, nginx.Process.Pid, cgroup)
+		if len(before) < 6 { // tsugiki, gate, keeper, nginx and two workers
+			t.Errorf("found only %v", before)
+		}
+		for pid, was := range before {
+			is := after[pid]
+			t.Logf("%-16s %3d files, then %3d; %6d KiB, then %6d", was.name, was.files, is.files, was.rss, is.rss)
+			if is.name != was.name {
+				t.Errorf("%s ended", was.name)
+			}
+			// A connection may be on its way out.
+			if is.files > was.files+2 {
+				t.Errorf("%s had %d files after a fifth of the connections, and %d at the end", was.name, was.files, is.files)
+			}
+			if is.rss > was.rss+growth(was.name) {
+				t.Errorf("%s had %d KiB after a fifth of the connections, and %d at the end", was.name, was.rss, is.rss)
+			}
+		}
+		n.checkErrors(t)
+		upstream.checkErrors(t)
+	})
+}
