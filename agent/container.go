@@ -296,6 +296,7 @@ func (c *Container) makeEngine() error {
 		Endpoint:      c.endpointNamed,
 		Own:           c.own,
 		OwnSockets:    func() { c.gate.SetOwnSockets() },
+		BoundClients:  func() { c.gate.SetBoundClients() },
 		Services:      func() { c.gate.SetServices() },
 		OwnIsLoopback: c.ownIsNew(),
 		Ephemeral:     ephemeral,

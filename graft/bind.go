@@ -47,6 +47,9 @@ func (e call) bind(p Program, number int, addr netip.AddrPort) (Answer, error) {
 	case addr.Port() == 0 && addr.Addr().Unmap().IsUnspecified():
 		// Any address, any port: as clients do before they connect. Should it
 		// listen after all, Listen moves it.
+		if e.hasSources() {
+			e.BoundClients()
+		}
 		host := netip.AddrPortFrom(e.clientSource(s), 0)
 		return e.bindAt(p, number, s, e.places[s.netns], policy.Binding{Host: host, View: addr})
 	}
@@ -116,8 +119,12 @@ func (e call) bindAgain(s *socket) Answer {
 }
 
 // clientSource is the source address of a socket that connects to it knows not
-// what yet.
+// what yet. One that can reach both families keeps that as long as it has neither's
+// address: the kernel makes a socket V6ONLY that is bound to an IPv6 one.
 func (e call) clientSource(s *socket) netip.Addr {
+	if !s.is4() && !s.v6only() {
+		return netip.IPv6Unspecified()
+	}
 	if ep := e.Table.Default(!s.is4()); ep != nil && ep.Type != endpoint.Unix {
 		return s.shape(ep.Addr)
 	}

@@ -28,6 +28,7 @@ import (
 	"errors"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -120,6 +121,9 @@ type Config struct {
 	// OwnSockets is called before a socket is moved to the container's own
 	// namespace. Until the first, born sockets are known to be the host's.
 	OwnSockets func()
+	// BoundClients is called before a client's socket is bound on the host
+	// where the endpoint that it will connect through may want another source.
+	BoundClients func()
 	// Services is called before the container serves a port on the host. Until
 	// then, its loopback is its own alone.
 	Services func()
@@ -287,7 +291,8 @@ func (e call) move(p Program, syscall string, number int, to netip.AddrPort) (An
 	if ep != nil && ep.Type == endpoint.Unix {
 		return e.connectUnix(p, number, s, ep, place)
 	}
-	if s.netns == place.Cookie() || (place == e.Own && e.places[s.netns] == nil) {
+	inPlace := s.netns == place.Cookie() || (place == e.Own && e.places[s.netns] == nil)
+	if inPlace && !(syscall == "connect" && e.hasOtherSource(s, ep)) {
 		return Answer{}, nil
 	}
 	moved, err := e.swap(p, number, s, place, e.nameAt(s, ep, place))
@@ -296,6 +301,28 @@ func (e call) move(p Program, syscall string, number int, to netip.AddrPort) (An
 	}
 	unix.Close(moved)
 	return Answer{}, nil
+}
+
+// hasOtherSource tells whether a client's socket that is bound on the host already
+// has not the address from which the endpoint is to be left. The kernel programs
+// give an address only to sockets without a port.
+func (e call) hasOtherSource(s *socket, ep *endpoint.Endpoint) bool {
+	if ep == nil || ep.Addr.IsUnspecified() || s.local.Port() == 0 {
+		return false
+	}
+	addr := s.local.Addr()
+	if bound, known := e.Enforcement.BoundTo(s.file); known {
+		addr = bound.Addr()
+	}
+	return addr.Unmap() != ep.Addr
+}
+
+// hasSources tells whether some endpoint is an address that the host does not
+// choose.
+func (e call) hasSources() bool {
+	return slices.ContainsFunc(e.Table.Endpoints(), func(ep *endpoint.Endpoint) bool {
+		return ep.Type != endpoint.Unix && !ep.Addr.IsUnspecified()
+	})
 }
 
 // nameAt is what a socket that was bound already shall be bound to in its new

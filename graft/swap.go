@@ -79,6 +79,13 @@ func (e call) prepare(s *socket, file int, to Place, name rebind) error {
 	if !name.wanted {
 		return nil
 	}
+	if s.netns == to.Cookie() {
+		restore, err := letTogether(s.file, file)
+		if err != nil {
+			return err
+		}
+		defer restore()
+	}
 	err = e.bindIn(file, to, name)
 	if err != nil && !name.exact {
 		name.to = netip.AddrPortFrom(name.to.Addr(), 0)
@@ -86,6 +93,29 @@ func (e call) prepare(s *socket, file int, to Place, name rebind) error {
 		err = e.bindIn(file, to, name)
 	}
 	return err
+}
+
+// letTogether lets two sockets of one namespace have the same port, until it is
+// restored that they may not.
+func letTogether(files ...int) (restore func(), err error) {
+	var changed []int
+	restore = func() {
+		for _, file := range changed {
+			_ = unix.SetsockoptInt(file, unix.SOL_SOCKET, unix.SO_REUSEADDR, 0)
+		}
+	}
+	for _, file := range files {
+		reuses, err := unix.GetsockoptInt(file, unix.SOL_SOCKET, unix.SO_REUSEADDR)
+		if err == nil && reuses == 0 {
+			changed = append(changed, file)
+			err = unix.SetsockoptInt(file, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+		}
+		if err != nil {
+			restore()
+			return nil, fmt.Errorf("let sockets share a port: %w", err)
+		}
+	}
+	return restore, nil
 }
 
 // settable are the flags that fcntl(F_SETFL) can set on a socket.
@@ -112,7 +142,8 @@ func (e *Engine) replace(p Program, k *keeper.Keeper, s *socket, file int, d Des
 		return err
 	}
 	for _, w := range d.Watches {
-		if err := k.EpollAdd(w.Epoll, file, d.Number, w.Events, w.Data); err != nil {
+		// Two of the program's descriptors may be of one epoll, which has it then.
+		if err := k.EpollAdd(w.Epoll, file, d.Number, w.Events, w.Data); err != nil && !errors.Is(err, unix.EEXIST) {
 			return fmt.Errorf("put descriptor %d back into its epoll: %w", d.Number, err)
 		}
 	}

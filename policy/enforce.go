@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -144,6 +145,12 @@ func (e *Enforcement) Bound(sock int) bool {
 	return found
 }
 
+// BoundTo is what AllowBind let a host socket bind.
+func (e *Enforcement) BoundTo(sock int) (netip.AddrPort, bool) {
+	row, found := e.binding(sock)
+	return netip.AddrPortFrom(addrOf(row.Host), row.HostPort), found
+}
+
 // Serve lets the container's programs reach, on their own loopback, a server
 // that AllowBind let bind the host's address.
 func (e *Enforcement) Serve(protocol int, b Binding) error {
@@ -225,6 +232,15 @@ func (e *Enforcement) Denied() (Denied, error) {
 
 // Close lets go of the programs and maps; those that are attached stay so.
 func (e *Enforcement) Close() error { return e.objs.Close() }
+
+// addrOf undoes wordsOf.
+func addrOf(w bpf.PolicyAddr) netip.Addr {
+	var b [16]byte
+	for i, word := range w.Word {
+		binary.LittleEndian.PutUint32(b[4*i:], word)
+	}
+	return netip.AddrFrom16(b)
+}
 
 // wordsOf is an address as the programs see it: network order, IPv4 mapped.
 func wordsOf(a netip.Addr) bpf.PolicyAddr {

@@ -25,6 +25,7 @@ const (
 	wordAPI        = 8
 	wordTraced     = 9
 	wordDatagrams  = 10
+	wordBound      = 11
 )
 
 // board is what the gate and the shims in the container's programs read at every

@@ -250,6 +250,10 @@ func (g *Gate) SetOwnSockets() { g.board.set(wordOwnSockets) }
 // the host. It takes effect before it returns.
 func (g *Gate) SetServices() { g.board.set(wordServices) }
 
+// SetBoundClients lets the gate and the shims know that from now on a client's
+// socket that is bound may need another source. It takes effect before it returns.
+func (g *Gate) SetBoundClients() { g.board.set(wordBound) }
+
 // SetAPI lets the gate and the shims know that from now on the container has
 // AF_GRAFT sockets. It takes effect before it returns.
 func (g *Gate) SetAPI() { g.board.set(wordAPI) }

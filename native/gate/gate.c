@@ -42,6 +42,7 @@
 #include <linux/audit.h>
 #include <linux/seccomp.h>
 #include <linux/sockios.h>
+#include <netinet/in.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdatomic.h>
@@ -198,8 +199,18 @@ static int gate_file_of(struct gate_worker *w, int number)
 	return file;
 }
 
-/* The namespace of a descriptor of the caller; 0 if it is no socket. */
-static uint64_t gate_netns_of(struct gate_worker *w, int number)
+/* Whether an IP socket has a port. */
+static bool gate_is_bound(int file)
+{
+	struct sockaddr_in6 name = {0}; /* the port is where AF_INET has it */
+	socklen_t length = sizeof(name);
+
+	return getsockname(file, (struct sockaddr *)&name, &length) != 0 || name.sin6_port != 0;
+}
+
+/* The namespace of a descriptor of the caller; 0 if it is no socket. BOUND is set,
+ * unless it is NULL. */
+static uint64_t gate_netns_of(struct gate_worker *w, int number, bool *bound)
 {
 	uint64_t cookie = 0;
 	socklen_t length = sizeof(cookie);
@@ -209,6 +220,8 @@ static uint64_t gate_netns_of(struct gate_worker *w, int number)
 		return 0;
 	if (getsockopt(file, SOL_SOCKET, SO_NETNS_COOKIE, &cookie, &length) != 0)
 		cookie = 0;
+	else if (bound != NULL)
+		*bound = gate_is_bound(file);
 	close(file);
 	return cookie;
 }
@@ -225,14 +238,19 @@ static bool gate_in_place(struct gate_worker *w, int number, const struct board_
 	/* One of its servers may be there, on the host. */
 	if (to->where == BOARD_OWN && to->loopback && atomic_load(&b->services))
 		return false;
+	if (to->where == BOARD_HOST && atomic_load(&b->bound_clients)) {
+		bool bound = true;
+
+		return gate_netns_of(w, number, &bound) == to->netns && !bound;
+	}
 	if (to->where == BOARD_HOST && to->netns == gate.host && (gate.born & born) &&
 	    !atomic_load(&b->own_sockets))
 		return true;
 	switch (to->where) {
 	case BOARD_HOST:
-		return gate_netns_of(w, number) == to->netns;
+		return gate_netns_of(w, number, NULL) == to->netns;
 	case BOARD_OWN:
-		return gate_netns_of(w, number) == b->own;
+		return gate_netns_of(w, number, NULL) == b->own;
 	default:
 		return false;
 	}

@@ -43,7 +43,10 @@ struct board {
 	_Atomic uint32_t traced;
 	/* Whether each datagram with an address is to be decided about. */
 	uint32_t datagrams;
-	uint32_t zero[3];
+	/* Set before a client's socket is bound on the host whose source may have
+	 * to be another once it is known where it connects to. */
+	_Atomic uint32_t bound_clients;
+	uint32_t zero[2];
 };
 
 _Static_assert(sizeof(struct board) <= BOARD_RULES, "the image has its place");

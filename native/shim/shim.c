@@ -152,6 +152,15 @@ bool shim_readable(const void *address, size_t length)
 	       KERNEL4(__NR_rt_sigprocmask, ~0U, last, NULL, WORD) == -SHIM_EINVAL;
 }
 
+/* Whether an IP socket has a port, which has its place in both families' names. */
+static bool shim_is_bound(int number)
+{
+	uint16_t name[14] = {0};
+	unsigned int length = sizeof(name);
+
+	return KERNEL3(__NR_getsockname, number, name, &length) != 0 || name[1] != 0;
+}
+
 uint64_t shim_mark(int number, const void *address, size_t length)
 {
 	const struct board *b = shim_board();
@@ -171,7 +180,8 @@ uint64_t shim_mark(int number, const void *address, size_t length)
 		pass = true;
 		break;
 	case BOARD_HOST:
-		pass = shim_cookie(number, SHIM_SO_NETNS_COOKIE) == to.netns;
+		pass = shim_cookie(number, SHIM_SO_NETNS_COOKIE) == to.netns &&
+		       !(atomic_load(&b->bound_clients) && shim_is_bound(number));
 		break;
 	case BOARD_OWN:
 		/* A server of the container's own may be on the host; and a
