@@ -39,7 +39,8 @@ bool gate_kind_of(unsigned int born, int family, int type, int protocol, struct 
 		return false;
 	}
 	kind->family = family;
-	kind->type = type & ~SOCK_CLOEXEC;
+	kind->type = type & GATE_TYPE_MASK;
+	kind->nonblock = type & SOCK_NONBLOCK;
 	kind->close_on_exec = type & SOCK_CLOEXEC;
 	return true;
 }

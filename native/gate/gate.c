@@ -39,6 +39,7 @@
 #include "worker.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/audit.h>
 #include <linux/seccomp.h>
 #include <linux/sockios.h>
@@ -135,11 +136,22 @@ static void gate_report(struct gate_ask *ask)
 	gate_tell(ask);
 }
 
+static bool gate_deliver(const struct seccomp_notif *n, int file, bool close_on_exec)
+{
+	struct seccomp_notif_addfd add = {
+		.id = n->id,
+		.flags = SECCOMP_ADDFD_FLAG_SEND,
+		.srcfd = (uint32_t)file,
+		.newfd_flags = close_on_exec ? SOCK_CLOEXEC : 0,
+	};
+
+	return ioctl(gate.listener, SECCOMP_IOCTL_NOTIF_ADDFD, &add) >= 0;
+}
+
 static void gate_socket(const struct seccomp_notif *n, struct gate_ask *ask)
 {
-	struct seccomp_notif_addfd add = {.id = n->id, .flags = SECCOMP_ADDFD_FLAG_SEND};
 	struct gate_kind kind;
-	int file, added, error;
+	int file, error;
 
 	if (!gate_kind_of(gate.born, (int)n->data.args[0], (int)n->data.args[1],
 			  (int)n->data.args[2], &kind)) {
@@ -148,31 +160,23 @@ static void gate_socket(const struct seccomp_notif *n, struct gate_ask *ask)
 	}
 	ask->call = GATE_SOCKET;
 	gate_report(ask);
-	file = socket(kind.family, kind.type | SOCK_CLOEXEC, kind.protocol);
+	file = gate_make(&kind);
 	if (file < 0) {
-		/* The first two are about the gate, not about the program. */
-		if (errno == EMFILE || errno == ENFILE)
+		/* The first two are about the gate, not about the program; with
+		 * the third, somebody has moved the gate out of its cgroup. */
+		if (errno == EMFILE || errno == ENFILE || errno == EXDEV)
 			gate_proceed(n);
 		else
 			gate_answer(n, -errno, 0);
 		return;
 	}
-	if (!gate_policed(file)) {
-		/* Somebody has moved the gate out of its cgroup. */
-		close(file);
-		gate_proceed(n);
-		return;
-	}
-	add.srcfd = (uint32_t)file;
-	add.newfd_flags = kind.close_on_exec ? SOCK_CLOEXEC : 0;
-	added = ioctl(gate.listener, SECCOMP_IOCTL_NOTIF_ADDFD, &add);
-	error = errno;
+	if (kind.nonblock)
+		fcntl(file, F_SETFL, O_RDWR | O_NONBLOCK);
+	error = gate_deliver(n, file, kind.close_on_exec) ? 0 : errno;
 	close(file);
-	if (added >= 0 || error == ENOENT)
-		return;
 	if (error == EMFILE || error == ENFILE || error == ENOMEM)
 		gate_answer(n, -error, 0); /* the program's own limits */
-	else
+	else if (error != 0 && error != ENOENT)
 		gate_proceed(n);
 }
 
@@ -291,14 +295,7 @@ static void gate_destination(struct gate_worker *w, struct gate_ask *ask, uint64
 /* Gives the shim a descriptor of the board, which nobody can write to. */
 static void gate_give_board(const struct seccomp_notif *n)
 {
-	struct seccomp_notif_addfd add = {
-		.id = n->id,
-		.flags = SECCOMP_ADDFD_FLAG_SEND,
-		.srcfd = (uint32_t)gate.board_file,
-		.newfd_flags = SOCK_CLOEXEC,
-	};
-
-	if (ioctl(gate.listener, SECCOMP_IOCTL_NOTIF_ADDFD, &add) < 0 && errno != ENOENT)
+	if (!gate_deliver(n, gate.board_file, true) && errno != ENOENT)
 		gate_proceed(n); /* which fails, as without a gate */
 }
 

@@ -77,8 +77,9 @@ void gate_start(struct gate *g);
 /* What socket(2) is asked for, or false if it is nothing that is born here. */
 struct gate_kind {
 	int family;
-	int type; /* with SOCK_NONBLOCK, if asked for */
+	int type;
 	int protocol;
+	bool nonblock;
 	bool close_on_exec;
 };
 

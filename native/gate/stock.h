@@ -6,9 +6,9 @@
 #include "../shim/marks.h"
 #include "gate.h"
 
-/* Whether the kernel programs police a socket, as they do not if somebody has moved
- * the gate out of its cgroup. */
-bool gate_policed(int file);
+/* Makes one. Fails as socket(2), and with EXDEV if the kernel programs do not police
+ * it: then somebody has moved the gate out of its cgroup. */
+int gate_make(const struct gate_kind *kind);
 
 /* Fills FILES with COUNT sockets, at most MARK_BATCH_MAX; returns how many it got. */
 unsigned int gate_stock_take(const struct gate_kind *kind, int *files, unsigned int count);
