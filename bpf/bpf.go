@@ -6,4 +6,4 @@
 // them again with clang.
 package bpf
 
-//go:generate go tool bpf2go -go-package bpf -output-dir . -target bpfel -type addr -type port_range -cflags "-O2 -g -Wall -Wextra -Werror -I/usr/include/x86_64-linux-gnu -I/usr/include/aarch64-linux-gnu" Policy policy.bpf.c
+//go:generate go tool bpf2go -go-package bpf -output-dir . -target bpfel -type addr -type port_range -type graft_option -cflags "-O2 -g -Wall -Wextra -Werror -I/usr/include/x86_64-linux-gnu -I/usr/include/aarch64-linux-gnu" Policy policy.bpf.c

@@ -22,6 +22,8 @@
  * connect, sendmsg: the longest matching prefix of the destination must name an
  *   endpoint of this container that lives in the socket's own namespace; the
  *   endpoint's address becomes the source.
+ *   A socket that was bound to an endpoint by its name (AF_GRAFT) reaches what no
+ *   rule speaks of through that one, but for special destinations.
  * bind: only what the supervisor wrote into binding_by_socket beforehand.
  * recvmsg: remembers the peers of unconnected UDP servers, for whom there is no
  *   egress rule, so that they can be answered.
@@ -77,6 +79,22 @@ struct {
 	__type(value, struct binding);
 } binding_by_socket SEC(".maps");
 
+/* Not inherited: what is accepted is an ordinary socket. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct graft_socket);
+} graft_by_socket SEC(".maps");
+
+/* Only for those that have had an option delayed. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct graft_queue);
+} queue_by_socket SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, UDP_PEERS_MAX);
@@ -119,6 +137,11 @@ static __always_inline bool same(const struct addr *a, const struct addr *b)
 	       a->word[3] == b->word[3];
 }
 
+static __always_inline bool is_mapped(const struct addr *a)
+{
+	return !a->word[0] && !a->word[1] && a->word[2] == bpf_htonl(0xffff);
+}
+
 /* True of ::, and of ::ffff:0.0.0.0, the wildcard of a mapped address. */
 static __always_inline bool wildcard(const struct addr *a)
 {
@@ -151,6 +174,37 @@ static __always_inline struct endpoint *egress(void *ctx, const struct addr *to,
 		return ep;
 	}
 	return NULL;
+}
+
+/*
+ * Whether a socket that the program has bound to an endpoint by its name may
+ * reach a destination through it: any but those that only a rule can cover. It
+ * must still have the endpoint's address, and its port unless it has none any
+ * more: the kernel takes one from a socket that it gave one to when that is
+ * disconnected.
+ */
+static __always_inline bool by_name(struct bpf_sock_addr *ctx, const struct addr *to,
+				    const struct addr *from)
+{
+	struct prefix key = {.bits = 128, .addr = *to};
+	struct bpf_sock *sk = ctx->sk;
+	struct binding *b;
+	struct egress *e;
+
+	if (!sk)
+		return false;
+	b = bpf_sk_storage_get(&binding_by_socket, sk, 0, 0);
+	if (!b || !b->named || b->netns != bpf_get_netns_cookie(ctx))
+		return false;
+	if (sk->src_port && sk->src_port != b->host_port)
+		return false;
+	if (!wildcard(&b->host) && !same(&b->host, from))
+		return false;
+	/* An IPv6 endpoint speaks for no IPv4 address. */
+	if (is_mapped(to) != is_mapped(&b->host))
+		return false;
+	e = bpf_map_lookup_elem(&egress_by_prefix, &key);
+	return e && !e->special;
 }
 
 static __always_inline bool loopback(const struct addr *a)
@@ -264,6 +318,24 @@ static __always_inline bool connects_to_own(struct bpf_sock_addr *ctx, struct ad
 	return ctx->protocol == IPPROTO_TCP && own_server(ctx, to, port);
 }
 
+static __always_inline bool by_name4(struct bpf_sock_addr *ctx, const struct addr *to)
+{
+	struct addr from = mapped(ctx->sk ? ctx->sk->src_ip4 : 0);
+
+	return by_name(ctx, to, &from);
+}
+
+static __always_inline bool by_name6(struct bpf_sock_addr *ctx, const struct addr *to)
+{
+	struct bpf_sock *sk = ctx->sk;
+	struct addr from;
+
+	if (!sk)
+		return false;
+	from = (struct addr){{sk->src_ip6[0], sk->src_ip6[1], sk->src_ip6[2], sk->src_ip6[3]}};
+	return by_name(ctx, to, &from);
+}
+
 SEC("cgroup/connect4")
 int connect4(struct bpf_sock_addr *ctx)
 {
@@ -275,6 +347,8 @@ int connect4(struct bpf_sock_addr *ctx)
 	if (ctx->user_family != AF_INET || answers(ctx, &to, port))
 		return ALLOW;
 	ep = egress(ctx, &to, port);
+	if (!ep && by_name4(ctx, &to))
+		return ALLOW;
 	if (!ep) {
 		if (!connects_to_own(ctx, &to, &port))
 			return deny(DENIED_CONNECT);
@@ -306,6 +380,8 @@ int connect6(struct bpf_sock_addr *ctx)
 	if (ctx->user_family != AF_INET6 || answers(ctx, &to, port))
 		return ALLOW;
 	ep = egress(ctx, &to, port);
+	if (!ep && by_name6(ctx, &to))
+		return ALLOW;
 	if (!ep) {
 		if (!connects_to_own(ctx, &to, &port))
 			return deny(DENIED_CONNECT);
@@ -386,7 +462,7 @@ int sendmsg4(struct bpf_sock_addr *ctx)
 	bound = sk->src_ip4;
 	if (!to_connected_peer(ctx, sk)) {
 		ep = egress(ctx, &to, port);
-		if (!ep && !known_peer(ctx, &to, port)) {
+		if (!ep && !known_peer(ctx, &to, port) && !by_name4(ctx, &to)) {
 			/* The kernel takes the wildcard for the loopback. */
 			if (wildcard(&to))
 				to = mapped(bpf_htonl(0x7f000001));
@@ -420,7 +496,7 @@ int sendmsg6(struct bpf_sock_addr *ctx)
 	bound = (struct addr){{sk->src_ip6[0], sk->src_ip6[1], sk->src_ip6[2], sk->src_ip6[3]}};
 	if (!to_connected_peer(ctx, sk)) {
 		ep = egress(ctx, &to, port);
-		if (!ep && !known_peer(ctx, &to, port)) {
+		if (!ep && !known_peer(ctx, &to, port) && !by_name6(ctx, &to)) {
 			if (wildcard(&to))
 				to = (struct addr){{0, 0, 0, bpf_htonl(1)}};
 			if (!own_server(ctx, &to, &port))

@@ -45,7 +45,9 @@ struct port_range {
 
 /* The ranges of one prefix in order of preference; none: denied. */
 struct egress {
-	__u32 count;
+	__u16 count;
+	__u8 special; /* only a rule that names it covers it */
+	__u8 pad;
 	struct port_range range[EGRESS_RANGES_MAX];
 };
 
@@ -60,7 +62,40 @@ struct binding {
 	__u16 view_port;
 	__u8 ingress; /* bound by an ingress rule: may answer whoever asks */
 	__u8 relay;   /* the relay's own, see relay.h */
+	__u8 named;   /* bound to an endpoint by its name: may connect through it */
+	__u8 pad;
+	__u64 netns; /* cookie of that endpoint's namespace, if named */
+};
+
+/*
+ * What belongs to an AF_GRAFT socket. The programs here do not read it: it is in
+ * the kernel so that it lives as long as the socket does, whoever holds it.
+ */
+#define GRAFT_NAME_MAX	  16
+#define GRAFT_OPTIONS_MAX 16
+#define GRAFT_VALUE_MAX	  128
+
+struct graft_socket {
+	__u8 name[GRAFT_NAME_MAX]; /* of its endpoint; empty: not bound yet */
+	__u8 delayed;		   /* GRAFT_SO_DELAYED */
+	__u8 name_transparent;	   /* GRAFT_NAME_TRANSPARENT */
+	__u8 pad[6];
+};
+
+/* An option to be set later, or the result of one that was. */
+struct graft_option {
+	__s32 level;
+	__s32 name;
+	__s32 result; /* 0 or a negative errno, once done */
+	__u8 done;
+	__u8 length; /* of value */
 	__u8 pad[2];
+	__u8 value[GRAFT_VALUE_MAX];
+};
+
+struct graft_queue {
+	__u32 count;
+	struct graft_option option[GRAFT_OPTIONS_MAX];
 };
 
 /* A port that the container serves, as its programs know it. */

@@ -26,13 +26,17 @@ type PolicyBinding struct {
 	ViewPort uint16
 	Ingress  uint8
 	Relay    uint8
-	Pad      [2]uint8
+	Named    uint8
+	Pad      uint8
+	Netns    uint64
 }
 
 type PolicyEgress struct {
-	_     structs.HostLayout
-	Count uint32
-	Range [32]PolicyPortRange
+	_       structs.HostLayout
+	Count   uint16
+	Special uint8
+	Pad     uint8
+	Range   [32]PolicyPortRange
 }
 
 type PolicyEndpoint struct {
@@ -41,6 +45,31 @@ type PolicyEndpoint struct {
 	Netns uint64
 	Port  uint16
 	Pad   [3]uint16
+}
+
+type PolicyGraftOption struct {
+	_      structs.HostLayout
+	Level  int32
+	Name   int32
+	Result int32
+	Done   uint8
+	Length uint8
+	Pad    [2]uint8
+	Value  [128]uint8
+}
+
+type PolicyGraftQueue struct {
+	_      structs.HostLayout
+	Count  uint32
+	Option [16]PolicyGraftOption
+}
+
+type PolicyGraftSocket struct {
+	_               structs.HostLayout
+	Name            [16]uint8
+	Delayed         uint8
+	NameTransparent uint8
+	Pad             [6]uint8
 }
 
 type PolicyLocation struct {
@@ -150,7 +179,9 @@ type PolicyMapSpecs struct {
 	Denials           *ebpf.MapSpec `ebpf:"denials"`
 	EgressByPrefix    *ebpf.MapSpec `ebpf:"egress_by_prefix"`
 	EndpointByIndex   *ebpf.MapSpec `ebpf:"endpoint_by_index"`
+	GraftBySocket     *ebpf.MapSpec `ebpf:"graft_by_socket"`
 	LocationByService *ebpf.MapSpec `ebpf:"location_by_service"`
+	QueueBySocket     *ebpf.MapSpec `ebpf:"queue_by_socket"`
 	RelayedSockets    *ebpf.MapSpec `ebpf:"relayed_sockets"`
 	UdpPeers          *ebpf.MapSpec `ebpf:"udp_peers"`
 }
@@ -191,7 +222,9 @@ type PolicyMaps struct {
 	Denials           *ebpf.Map `ebpf:"denials"`
 	EgressByPrefix    *ebpf.Map `ebpf:"egress_by_prefix"`
 	EndpointByIndex   *ebpf.Map `ebpf:"endpoint_by_index"`
+	GraftBySocket     *ebpf.Map `ebpf:"graft_by_socket"`
 	LocationByService *ebpf.Map `ebpf:"location_by_service"`
+	QueueBySocket     *ebpf.Map `ebpf:"queue_by_socket"`
 	RelayedSockets    *ebpf.Map `ebpf:"relayed_sockets"`
 	UdpPeers          *ebpf.Map `ebpf:"udp_peers"`
 }
@@ -203,7 +236,9 @@ func (m *PolicyMaps) Close() error {
 		m.Denials,
 		m.EgressByPrefix,
 		m.EndpointByIndex,
+		m.GraftBySocket,
 		m.LocationByService,
+		m.QueueBySocket,
 		m.RelayedSockets,
 		m.UdpPeers,
 	)

@@ -34,6 +34,10 @@ type Binding struct {
 	// Ingress marks what a rule lets the container serve. A UDP socket so
 	// bound may answer whoever sent it something.
 	Ingress bool
+	// Netns, if not 0, says that the program named the endpoint itself (AF_GRAFT):
+	// the socket may connect through it too, to all that is not special. It is the
+	// cookie of the endpoint's namespace.
+	Netns uint64
 }
 
 // Denied counts what the kernel refused a container, by the kind of call.
@@ -65,6 +69,10 @@ func Enforce(cgroup *os.File, t *Table, netnsOf func(*endpoint.Endpoint) uint64)
 	if err := e.replace(&Table{}, t, netnsOf); err != nil {
 		e.Close()
 		return nil, fmt.Errorf("fill policy maps: %w", err)
+	}
+	if err := e.keepGrafts(); err != nil {
+		e.Close()
+		return nil, err
 	}
 	if err := e.attach(cgroup); err != nil {
 		e.Close()
@@ -120,16 +128,8 @@ func (e *Enforcement) AllowBind(sock int, b Binding) error {
 		HostPort: b.Host.Port(),
 		ViewPort: b.View.Port(),
 	}
-	if b.Ingress {
-		row.Ingress = 1
-	}
-	var err error
-	for range busyTries {
-		if err = e.objs.BindingBySocket.Put(uint32(sock), row); !errors.Is(err, unix.EAGAIN) {
-			break
-		}
-	}
-	if err != nil {
+	row.Ingress, row.Named, row.Netns = boolByte(b.Ingress), boolByte(b.Netns != 0), b.Netns
+	if err := putInSocket(e.objs.BindingBySocket, sock, row); err != nil {
 		return fmt.Errorf("allow bind to %s: %w", b.Host, err)
 	}
 	return nil
@@ -138,6 +138,15 @@ func (e *Enforcement) AllowBind(sock int, b Binding) error {
 // busyTries is how often a socket's storage is tried that another call of the
 // program on the same socket keeps busy.
 const busyTries = 100
+
+func putInSocket(m *ebpf.Map, sock int, row any) (err error) {
+	for range busyTries {
+		if err = m.Put(uint32(sock), row); !errors.Is(err, unix.EAGAIN) {
+			break
+		}
+	}
+	return err
+}
 
 // Bound tells whether AllowBind was called for a host socket, and not taken back.
 func (e *Enforcement) Bound(sock int) bool {
@@ -232,6 +241,13 @@ func (e *Enforcement) Denied() (Denied, error) {
 
 // Close lets go of the programs and maps; those that are attached stay so.
 func (e *Enforcement) Close() error { return e.objs.Close() }
+
+func boolByte(b bool) uint8 {
+	if b {
+		return 1
+	}
+	return 0
+}
 
 // addrOf undoes wordsOf.
 func addrOf(w bpf.PolicyAddr) netip.Addr {

@@ -199,6 +199,12 @@ func passesOver(wide, narrow netip.Prefix) bool {
 	})
 }
 
+// isSpecial tells whether no address of a prefix is covered by a rule that does
+// not name it.
+func isSpecial(p netip.Prefix) bool {
+	return slices.ContainsFunc(special, func(s netip.Prefix) bool { return contains(s, p) })
+}
+
 func checkEgress(egress []Egress) error {
 	for i, r := range egress[:max(len(egress)-1, 0)] {
 		if next := egress[i+1]; r.Prefix == next.Prefix && r.Ports == next.Ports {

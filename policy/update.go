@@ -127,7 +127,7 @@ func endpointRow(ep *endpoint.Endpoint, netnsOf func(*endpoint.Endpoint) uint64)
 
 func (t *Table) egressRow(p netip.Prefix) bpf.PolicyEgress {
 	outlets := t.outlets[p]
-	row := bpf.PolicyEgress{Count: uint32(len(outlets))}
+	row := bpf.PolicyEgress{Count: uint16(len(outlets)), Special: boolByte(isSpecial(p))}
 	for i, o := range outlets {
 		row.Range[i] = bpf.PolicyPortRange{
 			First:    o.ports.First,

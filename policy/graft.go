@@ -1,0 +1,115 @@
+package policy
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/bpf"
+)
+
+// What belongs to an AF_GRAFT socket is kept in the kernel with the socket: it
+// goes where the socket goes, ends with it, and does not end with us. Whoever
+// changes it sees to it that nobody else does so at the same time.
+
+// Graft is what belongs to an AF_GRAFT socket.
+type Graft struct {
+	Name            string // of its endpoint; empty: not bound yet
+	Delayed         bool
+	NameTransparent bool
+}
+
+// GraftOption is a socket option that waits to be set, or that was.
+type GraftOption struct {
+	Level, Name int
+	Value       []byte
+	Done        bool
+	Result      int // 0 or a negative errno, once it is done
+}
+
+// ErrQueueFull says that more options wait, or a longer one, than there is room for.
+var ErrQueueFull = errors.New("no room for another delayed socket option")
+
+// keepGrafts makes the maps last as long as the programs do: these use none of
+// them, and would let them go, with what is in them, when we end.
+func (e *Enforcement) keepGrafts() error {
+	for _, m := range []*ebpf.Map{e.objs.GraftBySocket, e.objs.QueueBySocket} {
+		if err := e.objs.Setsockopt.BindMap(m); err != nil {
+			return fmt.Errorf("keep map %s with the policy programs: %w", m, err)
+		}
+	}
+	return nil
+}
+
+// Graft returns what belongs to an AF_GRAFT socket, or false if the file is none.
+func (e *Enforcement) Graft(sock int) (Graft, bool, error) {
+	var row bpf.PolicyGraftSocket
+	err := e.objs.GraftBySocket.Lookup(uint32(sock), &row)
+	if errors.Is(err, ebpf.ErrKeyNotExist) || errors.Is(err, unix.ENOTSOCK) || errors.Is(err, unix.EBADF) {
+		return Graft{}, false, nil
+	}
+	if err != nil {
+		return Graft{}, false, fmt.Errorf("look up AF_GRAFT socket: %w", err)
+	}
+	name, _, _ := bytes.Cut(row.Name[:], []byte{0})
+	return Graft{string(name), row.Delayed != 0, row.NameTransparent != 0}, true, nil
+}
+
+// SetGraft makes a socket an AF_GRAFT one, or changes what belongs to it.
+func (e *Enforcement) SetGraft(sock int, g Graft) error {
+	row := bpf.PolicyGraftSocket{Delayed: boolByte(g.Delayed), NameTransparent: boolByte(g.NameTransparent)}
+	copy(row.Name[:], g.Name)
+	if err := putInSocket(e.objs.GraftBySocket, sock, row); err != nil {
+		return fmt.Errorf("note AF_GRAFT socket: %w", err)
+	}
+	return nil
+}
+
+// GraftOptions returns the delayed options of a socket, in the order in which
+// they came.
+func (e *Enforcement) GraftOptions(sock int) ([]GraftOption, error) {
+	var row bpf.PolicyGraftQueue
+	err := e.objs.QueueBySocket.Lookup(uint32(sock), &row)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look up delayed options: %w", err)
+	}
+	var options []GraftOption
+	for _, o := range row.Option[:min(int(row.Count), len(row.Option))] {
+		options = append(options, GraftOption{
+			Level: int(o.Level), Name: int(o.Name), Done: o.Done != 0, Result: int(o.Result),
+			Value: slices.Clone(o.Value[:min(int(o.Length), len(o.Value))]),
+		})
+	}
+	return options, nil
+}
+
+// SetGraftOptions replaces the delayed options of a socket. More than there is
+// room for are ErrQueueFull, and change nothing.
+func (e *Enforcement) SetGraftOptions(sock int, options []GraftOption) error {
+	var row bpf.PolicyGraftQueue
+	if len(options) > len(row.Option) {
+		return ErrQueueFull
+	}
+	row.Count = uint32(len(options))
+	for i, o := range options {
+		if len(o.Value) > len(row.Option[i].Value) {
+			return ErrQueueFull
+		}
+		row.Option[i] = bpf.PolicyGraftOption{
+			Level: int32(o.Level), Name: int32(o.Name), Done: boolByte(o.Done), Result: int32(o.Result),
+			Length: uint8(len(o.Value)),
+		}
+		copy(row.Option[i].Value[:], o.Value)
+	}
+	if err := putInSocket(e.objs.QueueBySocket, sock, row); err != nil {
+		return fmt.Errorf("note delayed options: %w", err)
+	}
+	return nil
+}
