@@ -46,7 +46,16 @@ type Options struct {
 	// rules divide destinations in a way that no earlier call can tell. It
 	// costs a round trip for each.
 	Datagrams bool
+	// API asks for what programs written for AF_GRAFT need besides their own
+	// calls: all socket options that may have to be delayed, and all names.
+	API bool
 }
+
+// Programs written for AF_GRAFT use these (include/tsugiki/graft.h).
+const (
+	familyGraft = unix.AF_IPX
+	levelGraft  = 254
+)
 
 // Offsets in struct seccomp_data.
 const (
@@ -67,6 +76,7 @@ const (
 	anyBits             // the low half has one of the bits of value
 	nonNull             // the whole argument is not 0
 	maskedIs            // the low half and 0xf is value
+	differs             // the low half is not value
 	marked              // the whole argument is value
 	notMarked           // it is not
 )
@@ -115,6 +125,14 @@ func nativeRules(n native, o Options) []rule {
 		for _, typ := range []uint64{unix.SOCK_STREAM, unix.SOCK_DGRAM} {
 			decided(socket, cond{0, equal, family}, cond{1, maskedIs, typ})
 		}
+	}
+	add(socket, cond{0, equal, familyGraft})
+	add(setSockOpt, cond{1, equal, levelGraft})
+	add(getSockOpt, cond{1, equal, levelGraft})
+	if o.API {
+		// SOL_SOCKET's are never delayed.
+		add(setSockOpt, cond{1, differs, unix.SOL_SOCKET})
+		add(getSockName)
 	}
 	if o.Mode != Seccomp {
 		add(socket, cond{0, equal, markFamily}, cond{markArg, marked, markShim})
@@ -203,6 +221,8 @@ func (c cond) assemble(n int) []unix.SockFilter {
 		return []unix.SockFilter{low, jump(unix.BPF_JGE, value, 0, n)}
 	case anyBits:
 		return []unix.SockFilter{low, jump(unix.BPF_JSET, value, 0, n)}
+	case differs:
+		return []unix.SockFilter{low, jump(unix.BPF_JEQ, value, n, 0)}
 	case nonNull:
 		return []unix.SockFilter{
 			low, jump(unix.BPF_JEQ, 0, 0, 2),

@@ -157,6 +157,43 @@ func TestBuild(t *testing.T) {
 	}
 }
 
+func TestBuildForPrograms(t *testing.T) {
+	const ptr = 0x7fff_0000_0000
+	calls := map[string]struct{ socket, setsockopt, getsockopt, getsockname uint32 }{
+		"amd64": {41, 54, 55, 51},
+		"arm64": {198, 208, 209, 204},
+	}
+	for goarch, n := range calls {
+		token := natives[goarch].token
+		for _, tt := range []struct {
+			name      string
+			data      seccompData
+			want, api uint32
+		}{
+			{"AF_GRAFT stream", seccompData{token, n.socket, [6]uint64{4, unix.SOCK_STREAM | unix.SOCK_CLOEXEC, 0}}, ask, ask},
+			{"AF_GRAFT raw", seccompData{token, n.socket, [6]uint64{4, unix.SOCK_RAW, 0}}, ask, ask},
+			{"AF_APPLETALK", seccompData{token, n.socket, [6]uint64{5, unix.SOCK_DGRAM, 0}}, allow, allow},
+			{"set an AF_GRAFT option", seccompData{token, n.setsockopt, [6]uint64{3, 254, 4, ptr, 128}}, ask, ask},
+			{"get an AF_GRAFT option", seccompData{token, n.getsockopt, [6]uint64{3, 254, 3, ptr, ptr}}, ask, ask},
+			{"set a TCP option", seccompData{token, n.setsockopt, [6]uint64{3, unix.SOL_TCP, 1, ptr, 4}}, allow, ask},
+			{"set a socket option", seccompData{token, n.setsockopt, [6]uint64{3, unix.SOL_SOCKET, 2, ptr, 4}}, allow, allow},
+			{"set an IP option with a high half", seccompData{token, n.setsockopt, [6]uint64{3, 1 << 32, 2, ptr, 4}}, allow, ask},
+			{"get a TCP option", seccompData{token, n.getsockopt, [6]uint64{3, unix.SOL_TCP, 1, ptr, ptr}}, allow, allow},
+			{"getsockname", seccompData{token, n.getsockname, [6]uint64{3, ptr, ptr}}, allow, ask},
+		} {
+			for api, want := range map[bool]uint32{false: tt.want, true: tt.api} {
+				prog, err := Build(goarch, Options{API: api})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if got := evaluate(t, prog, tt.data); got != want {
+					t.Errorf("%s, %s, API: %v: the filter says %#x, want %#x", goarch, tt.name, api, got, want)
+				}
+			}
+		}
+	}
+}
+
 func TestBuildUnknownArchitecture(t *testing.T) {
 	if _, err := Build("riscv64", Options{}); !errors.Is(err, ErrArch) {
 		t.Errorf("Build: %v, want ErrArch", err)
@@ -167,7 +204,7 @@ func TestBuildUnknownArchitecture(t *testing.T) {
 func FuzzFilter(f *testing.F) {
 	f.Add(uint32(archX8664), uint32(41), uint64(2), uint64(1), uint64(0), uint64(0), uint64(0), true)
 	f.Fuzz(func(t *testing.T, arch, number uint32, a0, a1, a2, a3, a4 uint64, datagrams bool) {
-		prog, err := Build("amd64", Options{Datagrams: datagrams})
+		prog, err := Build("amd64", Options{Datagrams: datagrams, API: datagrams})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -48,6 +48,9 @@ const (
 	Bind
 	Listen
 	Send
+	SetOption
+	GetOption
+	GetName
 )
 
 func (c Call) String() string {
@@ -57,7 +60,9 @@ func (c Call) String() string {
 	return "call " + strconv.Itoa(int(c))
 }
 
-var callNames = []string{"hello", "socket", "connect", "bind", "listen", "send"}
+var callNames = []string{
+	"hello", "socket", "connect", "bind", "listen", "send", "setsockopt", "getsockopt", "getsockname",
+}
 
 // Ask is a call of a program that waits for an answer, or one that the gate has
 // answered itself.
@@ -68,15 +73,17 @@ type Ask struct {
 	Number   int    // the descriptor; of Socket the address family
 	Backlog  int    // of Listen
 	Answered bool
-	Address  []byte // the sockaddr's beginning, as the program had it; may be cut short
+	Address  []byte    // the sockaddr's beginning, as the program had it; may be cut short
+	Args     [6]uint64 // of the call, as the program passed them
 }
 
 // The layout of struct gate_ask.
 const (
-	version    = 1
-	askSize    = 64
+	version    = 2
+	askSize    = 112
 	offAddress = 36
-	addressMax = askSize - offAddress
+	offArgs    = 64
+	addressMax = offArgs - offAddress
 )
 
 func parse(b []byte) (Ask, error) {
@@ -88,7 +95,7 @@ func parse(b []byte) (Ask, error) {
 	if length > addressMax {
 		return Ask{}, fmt.Errorf("%w: address of %d bytes", ErrProtocol, length)
 	}
-	return Ask{
+	a := Ask{
 		Call:     Call(e.Uint32(b[4:])),
 		ID:       e.Uint64(b[8:]),
 		Thread:   int(e.Uint32(b[16:])),
@@ -96,7 +103,11 @@ func parse(b []byte) (Ask, error) {
 		Backlog:  int(int32(e.Uint32(b[24:]))),
 		Answered: e.Uint32(b[28:]) != 0,
 		Address:  bytes.Clone(b[offAddress : offAddress+length]),
-	}, nil
+	}
+	for i := range a.Args {
+		a.Args[i] = e.Uint64(b[offArgs+8*i:])
+	}
+	return a, nil
 }
 
 // Config says where a gate lives and what it works with. The files and the

@@ -14,7 +14,8 @@
  *   connect,	it looks whether the socket is already where the destination
  *   send	lies. If so, the kernel carries on with the call;
  *   all else	it reads what the arguments point to and asks the supervisor,
- *		who answers the notification itself.
+ *		who answers the notification itself. (It reads no option: the
+ *		supervisor does, where it needs one.)
  *
  * Who does that, and what happens if it takes for ever, is threads.c's.
  *
@@ -499,6 +500,9 @@ void gate_handle(struct gate_worker *w)
 		.backlog = (int32_t)n->data.args[1], /* of listen(2) */
 	};
 
+	_Static_assert(sizeof(ask.args) == sizeof(n->data.args), "all arguments");
+	memcpy(ask.args, n->data.args, sizeof(ask.args));
+
 	if (n->data.arch != GATE_ARCH || n->data.nr >= GATE_X32) {
 		gate_foreign(n, &ask);
 		return;
@@ -521,10 +525,26 @@ void gate_handle(struct gate_worker *w)
 	}
 	switch (n->data.nr) {
 	case SYS_socket:
-		if ((int)n->data.args[0] == MARK_FAMILY && n->data.args[5] == MARK_SHIM)
+		if (ask.number == GATE_AF_GRAFT) {
+			ask.call = GATE_SOCKET;
+			gate_tell(&ask);
+		} else if (ask.number == MARK_FAMILY && n->data.args[5] == MARK_SHIM) {
 			gate_serve_shim(w);
-		else
+		} else {
 			gate_socket(n, &ask);
+		}
+		break;
+	case SYS_setsockopt:
+		ask.call = GATE_SETSOCKOPT;
+		gate_tell(&ask);
+		break;
+	case SYS_getsockopt:
+		ask.call = GATE_GETSOCKOPT;
+		gate_tell(&ask);
+		break;
+	case SYS_getsockname:
+		ask.call = GATE_GETSOCKNAME;
+		gate_tell(&ask);
 		break;
 	case SYS_connect:
 		ask.call = GATE_CONNECT;

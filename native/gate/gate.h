@@ -12,7 +12,7 @@
 
 #include "../rules/board.h"
 
-#define GATE_VERSION 1
+#define GATE_VERSION 2
 
 /* 5.14; a C library may not know it. */
 #ifndef SO_NETNS_COOKIE
@@ -26,7 +26,14 @@ enum gate_call {
 	GATE_BIND,
 	GATE_LISTEN,
 	GATE_SEND,
+	GATE_SETSOCKOPT, /* of AF_GRAFT sockets, or what may be one */
+	GATE_GETSOCKOPT,
+	GATE_GETSOCKNAME,
 };
+
+/* The family of the sockets that programs bind to endpoints by name. */
+#define GATE_AF_GRAFT  4
+#define GATE_ARGUMENTS 6
 
 /*
  * A call that the supervisor has to answer, or, if `answered` is set, one that
@@ -42,9 +49,10 @@ struct gate_ask {
 	uint32_t answered;
 	uint32_t length; /* of the address */
 	uint8_t address[BOARD_ADDRESS_MAX];
+	uint64_t args[GATE_ARGUMENTS]; /* as the program passed them */
 };
 
-_Static_assert(sizeof(struct gate_ask) == 64, "ask has no padding");
+_Static_assert(sizeof(struct gate_ask) == 112, "ask has no padding");
 
 enum gate_born {
 	GATE_BORN_4 = 1, /* AF_INET sockets are made on the host at socket(2) */
