@@ -6,6 +6,9 @@ export CGO_ENABLED := 0
 SHELL := /bin/bash -o pipefail
 
 GO       ?= go
+BIN      ?= bin
+PREFIX   ?= /usr/local
+VERSION  ?= 0.1
 ROUNDS   ?= 7
 FUZZTIME ?= 10s
 SOAK     ?= 100000
@@ -20,6 +23,16 @@ deps-demo: ; scripts/deps.sh demo
 build:
 	$(GO) build -trimpath -o bin/ ./cmd/...
 	$(MAKE) -C native
+
+# After make build: the binaries, and what programs written for AF_GRAFT are
+# built with.
+install:
+	install -D -t $(DESTDIR)$(PREFIX)/bin $(BIN)/tsugiki
+	install -D -t $(DESTDIR)$(PREFIX)/lib/tsugiki $(BIN)/tsugiki-* $(BIN)/libtsugiki.so
+	install -D -m 644 -t $(DESTDIR)$(PREFIX)/include/tsugiki include/tsugiki/graft.h
+	install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig
+	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' tsugiki-graft.pc.in \
+		> $(DESTDIR)$(PREFIX)/lib/pkgconfig/tsugiki-graft.pc
 
 generate:
 	$(GO) generate ./...
@@ -54,4 +67,4 @@ demo: deps-demo build
 clean:
 	rm -rf bin .cache bench.json
 
-.PHONY: all deps deps-demo build generate lint test soak fuzz bench demo clean
+.PHONY: all deps deps-demo build install generate lint test soak fuzz bench demo clean

@@ -296,6 +296,7 @@ func (c *Container) makeEngine() error {
 		Endpoint:      c.endpointNamed,
 		Own:           c.own,
 		OwnSockets:    func() { c.gate.SetOwnSockets() },
+		GraftSockets:  func() { c.gate.SetAPI() },
 		BoundClients:  func() { c.gate.SetBoundClients() },
 		Services:      func() { c.gate.SetServices() },
 		OwnIsLoopback: c.ownIsNew(),
@@ -321,7 +322,7 @@ func (c *Container) startRelay() (err error) {
 }
 
 func (c *Container) launch(path string) error {
-	prog, err := filter.Build(runtime.GOARCH, filter.Options{Mode: c.spec.Mode, Datagrams: c.engine.SeesDatagrams()})
+	prog, err := filter.Build(runtime.GOARCH, c.filterOptions())
 	if err != nil {
 		return err
 	}
@@ -334,7 +335,7 @@ func (c *Container) launch(path string) error {
 		Path: path, Args: c.spec.Command, Netns: c.ownNS, CgroupDir: dir,
 		Filter: prog, Caps: c.spec.Caps, User: c.spec.User,
 	}
-	if c.spec.Mode != filter.Seccomp && len(c.table.Endpoints()) > 0 {
+	if c.spec.Mode != filter.Seccomp && len(c.spec.Endpoints.All()) > 0 {
 		spec.NeedsPreload = c.spec.Mode == filter.Preload
 		if spec.Preload, err = programs.Find(shim); err != nil {
 			return err
@@ -364,7 +365,7 @@ func (c *Container) serve(listener *os.File) error {
 		Rules:     c.table.Snapshot(c.netnsOf),
 		Born4:     c.engine.Born(unix.AF_INET),
 		Born6:     c.engine.Born(unix.AF_INET6),
-		Datagrams: c.engine.SeesDatagrams(),
+		Datagrams: c.seesDatagrams(),
 		Report:    c.spec.Log.Enabled(context.Background(), slog.LevelInfo),
 	}
 	if u := c.spec.User; u != nil {

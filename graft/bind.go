@@ -25,8 +25,14 @@ func (e call) bind(p Program, number int, addr netip.AddrPort) (Answer, error) {
 	}
 	defer unix.Close(file)
 	s, err := inspect(file)
-	if err != nil || !s.isIP() || s.is4() != addr.Addr().Is4() {
+	if err != nil || !s.isIP() {
 		return Answer{}, err
+	}
+	if _, is, err := e.Enforcement.Graft(file); is || err != nil {
+		return fail(unix.EAFNOSUPPORT), err // it has only names of endpoints
+	}
+	if s.is4() != addr.Addr().Is4() {
+		return Answer{}, nil
 	}
 	if !s.movable() || e.bound(s) {
 		return e.bindAgain(s), nil
@@ -218,6 +224,11 @@ func (e call) listen(p Program, number, backlog int) (Answer, error) {
 	s, err := inspect(file)
 	if err != nil || !s.isIP() || s.typ != unix.SOCK_STREAM {
 		return Answer{}, err
+	}
+	if _, is, err := e.Enforcement.Graft(file); err != nil {
+		return Answer{}, err
+	} else if is && (s.local.Port() == 0 || !e.Enforcement.BoundByIngress(s.file)) {
+		return fail(unix.EADDRNOTAVAIL), nil
 	}
 	listener := s.file
 	if e.places[s.netns] != nil && s.movable() && (s.local.Port() == 0 || !e.Enforcement.BoundByIngress(s.file)) {

@@ -61,6 +61,9 @@ type Program interface {
 	User() (uid, gid int, err error)
 	// Install replaces a descriptor of the program by another file.
 	Install(number, file int, closeOnExec bool) error
+	// Add gives the program a file under a new number, as socket(2) would. Where
+	// the program has no room for it, that is the error.
+	Add(file int, closeOnExec bool) (number int, err error)
 }
 
 // Descriptor is one number under which a program has a file.
@@ -84,13 +87,14 @@ type Action int
 const (
 	Proceed Action = iota // the kernel carries on with the call
 	Fail                  // the call fails with Errno
-	Succeed               // the call returns 0
+	Succeed               // the call returns Value
 )
 
 // Answer is what the engine says of a call.
 type Answer struct {
 	Action Action
 	Errno  unix.Errno // of Fail: the kernel's own, from a call of the engine
+	Value  int        // of Succeed
 }
 
 func fail(errno unix.Errno) Answer { return Answer{Action: Fail, Errno: errno} }
@@ -121,6 +125,8 @@ type Config struct {
 	// OwnSockets is called before a socket is moved to the container's own
 	// namespace. Until the first, born sockets are known to be the host's.
 	OwnSockets func()
+	// GraftSockets is called before the program gets an AF_GRAFT socket.
+	GraftSockets func()
 	// BoundClients is called before a client's socket is bound on the host
 	// where the endpoint that it will connect through may want another source.
 	BoundClients func()
@@ -151,6 +157,9 @@ type Engine struct {
 
 	// served has, by service, the Place where it is.
 	served sync.Map
+
+	// graftMu has, by cookie, who may change what belongs to an AF_GRAFT socket.
+	graftMu [graftLocks]sync.Mutex
 
 	// paths are the unix sockets that were made in the file system.
 	pathsMu sync.Mutex
@@ -280,6 +289,11 @@ func (e call) move(p Program, syscall string, number int, to netip.AddrPort) (An
 	if err != nil || !s.movable() {
 		return Answer{}, err
 	}
+	if g, is, err := e.Enforcement.Graft(file); err != nil {
+		return Answer{}, err
+	} else if is {
+		return e.leaveFrom(p, number, g)
+	}
 	if syscall == "send" && s.typ == unix.SOCK_DGRAM && e.decided(s) {
 		return Answer{}, nil
 	}
@@ -289,7 +303,7 @@ func (e call) move(p Program, syscall string, number int, to netip.AddrPort) (An
 	ep, place := e.reach(s, to)
 	e.logDecision(p, syscall, to, ep)
 	if ep != nil && ep.Type == endpoint.Unix {
-		return e.connectUnix(p, number, s, ep, place)
+		return e.connectUnix(p, number, s, ep)
 	}
 	inPlace := s.netns == place.Cookie() || (place == e.Own && e.places[s.netns] == nil)
 	if inPlace && !(syscall == "connect" && e.hasOtherSource(s, ep)) {

@@ -221,7 +221,7 @@ func getsockopt(file, level, name int, value []byte) (int, error) {
 
 func setsockopt(file, level, name int, value []byte) error {
 	_, _, errno := unix.RawSyscall6(unix.SYS_SETSOCKOPT, uintptr(file), uintptr(level), uintptr(name),
-		uintptr(unsafe.Pointer(&value[0])), uintptr(len(value)), 0)
+		uintptr(unsafe.Pointer(unsafe.SliceData(value))), uintptr(len(value)), 0)
 	if errno != 0 {
 		return errno
 	}

@@ -41,23 +41,31 @@ func (e call) swap(p Program, number int, s *socket, to Place, name rebind) (int
 		unix.Close(file)
 		return -1, err
 	}
-	descriptors, err := p.Descriptors(s.file)
-	if err != nil {
-		unix.Close(file)
-		return -1, err
-	}
-	defer closeWatches(descriptors)
 	if e.places[to.Cookie()] == nil {
 		e.OwnSockets()
 	}
-	for _, d := range descriptors {
-		if err := e.replace(p, k, s, file, d); err != nil {
-			unix.Close(file)
-			return -1, err
-		}
+	if err := e.replaceAll(p, k, s, file); err != nil {
+		unix.Close(file)
+		return -1, err
 	}
 	e.Log.Debug("swapped", "pid", p.Thread(), "fd", number, "netns", to.Cookie())
 	return file, nil
+}
+
+// replaceAll puts the new socket under every number that the program's process
+// has for the old one.
+func (e *Engine) replaceAll(p Program, k *keeper.Keeper, s *socket, file int) error {
+	descriptors, err := p.Descriptors(s.file)
+	if err != nil {
+		return err
+	}
+	defer closeWatches(descriptors)
+	for _, d := range descriptors {
+		if err := e.replace(p, k, s, file, d); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (e call) prepare(s *socket, file int, to Place, name rebind) error {
@@ -69,12 +77,8 @@ func (e call) prepare(s *socket, file int, to Place, name rebind) error {
 	if err := e.copyOptions(s, file); err != nil {
 		return err
 	}
-	flags, err := unix.FcntlInt(uintptr(s.file), unix.F_GETFL, 0)
-	if err == nil && flags&settable != 0 {
-		_, err = unix.FcntlInt(uintptr(file), unix.F_SETFL, flags&settable)
-	}
-	if err != nil {
-		return fmt.Errorf("copy file flags: %w", err)
+	if err := copyFlags(s, file); err != nil {
+		return err
 	}
 	if !name.wanted {
 		return nil
@@ -86,13 +90,24 @@ func (e call) prepare(s *socket, file int, to Place, name rebind) error {
 		}
 		defer restore()
 	}
-	err = e.bindIn(file, to, name)
+	err := e.bindIn(file, to, name)
 	if err != nil && !name.exact {
 		name.to = netip.AddrPortFrom(name.to.Addr(), 0)
 		name.view = netip.AddrPortFrom(name.view.Addr(), 0)
 		err = e.bindIn(file, to, name)
 	}
 	return err
+}
+
+func copyFlags(s *socket, file int) error {
+	flags, err := unix.FcntlInt(uintptr(s.file), unix.F_GETFL, 0)
+	if err == nil {
+		_, err = unix.FcntlInt(uintptr(file), unix.F_SETFL, flags&settable)
+	}
+	if err != nil {
+		return fmt.Errorf("copy file flags: %w", err)
+	}
+	return nil
 }
 
 // letTogether lets two sockets of one namespace have the same port, until it is

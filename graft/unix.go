@@ -23,11 +23,11 @@ const unixPatience = 2 * time.Second
 
 // connectUnix connects the program's socket to an endpoint's path, with the
 // program's user and group, which the listener may ask for (SO_PEERCRED).
-func (e *Engine) connectUnix(p Program, number int, s *socket, ep *endpoint.Endpoint, place Place) (Answer, error) {
+func (e *Engine) connectUnix(p Program, number int, s *socket, ep *endpoint.Endpoint) (Answer, error) {
 	if s.typ != unix.SOCK_STREAM {
 		return fail(unix.EPROTOTYPE), nil
 	}
-	file, err := e.unixSocket(place)
+	file, err := e.unixSocket(s.typ)
 	if err != nil {
 		return answerFor(err)
 	}
@@ -62,25 +62,33 @@ func (e call) listenAtPath(p Program, number int, s *socket, ep *endpoint.Endpoi
 	if s.typ != unix.SOCK_STREAM {
 		return fail(unix.EPROTOTYPE), nil
 	}
-	file, err := e.unixSocket(e.Host[ep.Netns])
+	file, err := e.unixSocket(s.typ)
 	if err != nil {
 		return answerFor(err)
 	}
 	defer unix.Close(file)
-	err = asUserOf(p, func() error {
-		err := unix.Bind(file, &unix.SockaddrUnix{Name: ep.Path})
-		if errors.Is(err, unix.EADDRINUSE) && removeIfDead(ep.Path) {
-			err = unix.Bind(file, &unix.SockaddrUnix{Name: ep.Path})
+	if err := e.bindPath(p, file, s.typ, ep.Path); err != nil {
+		return answerFor(err)
+	}
+	return e.replaceByUnix(p, number, s, file)
+}
+
+// bindPath binds a unix socket with the program's user and group.
+func (e *Engine) bindPath(p Program, file, typ int, path string) error {
+	err := asUserOf(p, func() error {
+		err := unix.Bind(file, &unix.SockaddrUnix{Name: path})
+		if errors.Is(err, unix.EADDRINUSE) && removeIfDead(path, typ) {
+			err = unix.Bind(file, &unix.SockaddrUnix{Name: path})
 		}
 		return err
 	})
 	if err != nil {
-		return answerFor(refusal(err))
+		return refusal(err)
 	}
 	e.pathsMu.Lock()
-	e.paths = append(e.paths, ep.Path)
+	e.paths = append(e.paths, path)
 	e.pathsMu.Unlock()
-	return e.replaceByUnix(p, number, s, file)
+	return nil
 }
 
 // Close removes the socket files that the container's listeners had.
@@ -97,12 +105,12 @@ func (e *Engine) Close() error {
 	return errors.Join(errs...)
 }
 
-func removeIfDead(path string) bool {
+func removeIfDead(path string, typ int) bool {
 	info, err := os.Lstat(path)
 	if err != nil || info.Mode().Type() != fs.ModeSocket {
 		return false
 	}
-	probe, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	probe, err := unix.Socket(unix.AF_UNIX, typ|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return false
 	}
@@ -113,36 +121,27 @@ func removeIfDead(path string) bool {
 	return os.Remove(path) == nil
 }
 
-// unixSocket makes one that does not block, so that neither do we.
-func (e *Engine) unixSocket(place Place) (int, error) {
-	k, err := place.Keeper()
+// unixSocket makes one that does not block, so that neither do we. It is of the
+// container's own namespace: a path is found from any, but in the host's the
+// program could connect it to the host's abstract sockets, which have none.
+func (e *Engine) unixSocket(typ int) (int, error) {
+	k, err := e.Own.Keeper()
 	if err != nil {
 		return -1, err
 	}
-	return k.Socket(keeper.Kind{Family: unix.AF_UNIX, Type: unix.SOCK_STREAM | unix.SOCK_NONBLOCK})
+	return k.Socket(keeper.Kind{Family: unix.AF_UNIX, Type: typ | unix.SOCK_NONBLOCK})
 }
 
 func (e *Engine) replaceByUnix(p Program, number int, s *socket, file int) (Answer, error) {
-	flags, err := unix.FcntlInt(uintptr(s.file), unix.F_GETFL, 0)
-	if err == nil {
-		_, err = unix.FcntlInt(uintptr(file), unix.F_SETFL, flags&settable)
-	}
-	if err != nil {
-		return Answer{}, fmt.Errorf("copy file flags: %w", err)
+	if err := copyFlags(s, file); err != nil {
+		return Answer{}, err
 	}
 	k, err := e.host.Keeper()
 	if err != nil {
 		return Answer{}, err
 	}
-	descriptors, err := p.Descriptors(s.file)
-	if err != nil {
+	if err := e.replaceAll(p, k, s, file); err != nil {
 		return Answer{}, err
-	}
-	defer closeWatches(descriptors)
-	for _, d := range descriptors {
-		if err := e.replace(p, k, s, file, d); err != nil {
-			return Answer{}, err
-		}
 	}
 	e.Log.Debug("swapped", "pid", p.Thread(), "fd", number, "type", endpoint.Unix)
 	return Answer{Action: Succeed}, nil

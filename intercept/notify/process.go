@@ -172,10 +172,22 @@ func (p *program) Install(number, file int, closeOnExec bool) error {
 	if closeOnExec {
 		a.newFdFlags = unix.O_CLOEXEC
 	}
-	if err := p.s.listener.addFd(&a); err != nil {
+	if _, err := p.s.listener.addFd(&a); err != nil {
 		return fmt.Errorf("replace descriptor %d: %w", number, err)
 	}
 	return nil
+}
+
+func (p *program) Add(file int, closeOnExec bool) (int, error) {
+	a := addFd{id: p.id, srcFd: uint32(file)}
+	if closeOnExec {
+		a.newFdFlags = unix.O_CLOEXEC
+	}
+	number, err := p.s.listener.addFd(&a)
+	if err != nil {
+		return -1, fmt.Errorf("add descriptor: %w", err)
+	}
+	return number, nil
 }
 
 // Descriptors goes through all that the process has open: it is asked only

@@ -46,22 +46,27 @@ func (l listener) send(r *response) error {
 // addFd installs a file in the program. A signal that interrupts it leaves the
 // program as it was, and Go's have it done again: without
 // SECCOMP_ADDFD_FLAG_SEND there is no reply that could go lost.
-func (l listener) addFd(a *addFd) error {
+func (l listener) addFd(a *addFd) (number int, err error) {
 	for {
-		err := l.ioctl(unix.SECCOMP_IOCTL_NOTIF_ADDFD, unsafe.Pointer(a))
+		number, err = l.ask(unix.SECCOMP_IOCTL_NOTIF_ADDFD, unsafe.Pointer(a))
 		if !errors.Is(err, unix.EINTR) {
-			return err
+			return number, err
 		}
 	}
 }
 
 func (l listener) ioctl(request uint, arg unsafe.Pointer) error {
-	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(l.fd), uintptr(request), uintptr(arg))
+	_, err := l.ask(request, arg)
+	return err
+}
+
+func (l listener) ask(request uint, arg unsafe.Pointer) (int, error) {
+	r, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(l.fd), uintptr(request), uintptr(arg))
 	switch errno {
 	case 0:
-		return nil
+		return int(r), nil
 	case unix.ENOENT, unix.EINPROGRESS:
-		return errStale
+		return -1, errStale
 	}
-	return errno
+	return -1, errno
 }

@@ -2,8 +2,9 @@
 // that the gate does not answer itself (seccomp_unotify(2), native/gate), asks
 // the engine and answers the notification.
 //
-// It decides no policy and reads no memory of programs. It needs CAP_SYS_PTRACE
-// over the container's processes and Linux 5.15.
+// It decides no policy, and touches memory of programs only for the options and
+// names of AF_GRAFT sockets (memory.go). It needs CAP_SYS_PTRACE over the
+// container's processes and Linux 5.15.
 //
 // # Theory of operation
 //
@@ -128,6 +129,9 @@ func (s *Supervisor) ask(p *program, a gate.Ask) (graft.Answer, error) {
 		}
 		return s.engine.Send(p, a.Number, to)
 	case gate.Bind:
+		if isGraftAddr(a.Address) {
+			return s.bindGraft(p, a)
+		}
 		addr, ok := parseBindAddr(a.Address)
 		if !ok {
 			return graft.Answer{}, nil
@@ -135,6 +139,14 @@ func (s *Supervisor) ask(p *program, a gate.Ask) (graft.Answer, error) {
 		return s.engine.Bind(p, a.Number, addr)
 	case gate.Listen:
 		return s.engine.Listen(p, a.Number, a.Backlog)
+	case gate.Socket:
+		return s.engine.Socket(p, int(int32(a.Args[1])), int(int32(a.Args[2])))
+	case gate.SetOption:
+		return s.setOption(p, a)
+	case gate.GetOption:
+		return s.getOption(p, a)
+	case gate.GetName:
+		return s.getName(p, a)
 	}
 	return graft.Answer{}, nil
 }
@@ -157,6 +169,8 @@ func (s *Supervisor) answer(a gate.Ask, answer graft.Answer) {
 		r.flags = unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE
 	case graft.Fail:
 		r.errno = -int32(answer.Errno)
+	case graft.Succeed:
+		r.value = int64(answer.Value)
 	}
 	if err := s.listener.send(&r); err != nil && !errors.Is(err, errStale) {
 		s.log.Error("answer notification", "err", err)

@@ -13,12 +13,13 @@ import (
 // ErrMissing says that a program is in none of the places where it may be.
 var ErrMissing = errors.New("program is missing")
 
-// Find returns the path of a program: beside this one's, or where packages put
-// it.
+// Find returns the path of a program: beside this one's, or where packages and
+// make install put it.
 func Find(name string) (string, error) {
 	dirs := []string{"/usr/lib/tsugiki", "/usr/libexec/tsugiki"}
 	if self, err := os.Executable(); err == nil {
-		dirs = append([]string{filepath.Dir(self)}, dirs...)
+		bin := filepath.Dir(self)
+		dirs = append([]string{bin, filepath.Join(bin, "../lib/tsugiki")}, dirs...)
 	}
 	return FindIn(name, dirs)
 }

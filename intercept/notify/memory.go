@@ -1,0 +1,93 @@
+package notify
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+
+	"golang.org/x/sys/unix"
+)
+
+// memory is that of a program which waits for an answer. It is opened before the
+// notification is found valid: so it is the caller's, and stays so. When the
+// caller is killed, or executes another program, it is nobody's any more.
+//
+// What is read may be another thing the next moment; each value is read once, and
+// what was read is what counts. A read or a write takes as long as the program's
+// memory does, which may be for ever (userfaultfd, a file of a slow file system):
+// it holds up calls of the same container only.
+type memory struct {
+	fd int
+}
+
+// errFault says that the program's pointer leads nowhere.
+var errFault = errors.New("bad address in the program")
+
+func (p *program) memory() (*memory, error) {
+	fd, err := unix.Open(fmt.Sprintf("/proc/%d/mem", p.tid), unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if verr := p.valid(); verr != nil {
+		if err == nil {
+			unix.Close(fd)
+		}
+		return nil, verr
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open memory of thread %d: %w", p.tid, err)
+	}
+	return &memory{fd}, nil
+}
+
+func (m *memory) close() { unix.Close(m.fd) }
+
+func (m *memory) read(at uint64, b []byte) error  { return transfer(m.fd, unix.Pread, at, b) }
+func (m *memory) write(at uint64, b []byte) error { return transfer(m.fd, unix.Pwrite, at, b) }
+
+func transfer(fd int, call func(int, []byte, int64) (int, error), at uint64, b []byte) error {
+	for len(b) > 0 {
+		if at == 0 || at > math.MaxInt64-uint64(len(b)) {
+			return errFault
+		}
+		n, err := call(fd, b, int64(at))
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case errors.Is(err, unix.EIO), errors.Is(err, unix.EFAULT), err == nil && n == 0:
+			return errFault
+		case err != nil:
+			return fmt.Errorf("access memory of a program: %w", err)
+		}
+		at, b = at+uint64(n), b[n:]
+	}
+	return nil
+}
+
+func (p *program) readAt(at uint64, b []byte) error {
+	m, err := p.memory()
+	if err != nil {
+		return err
+	}
+	defer m.close()
+	return m.read(at, b)
+}
+
+func (p *program) writeAt(at uint64, b []byte) error {
+	m, err := p.memory()
+	if err != nil {
+		return err
+	}
+	defer m.close()
+	return m.write(at, b)
+}
+
+// readInt and writeInt are for the lengths that getsockopt(2) and getsockname(2)
+// take by reference.
+func (p *program) readInt(at uint64) (int, error) {
+	var b [4]byte
+	err := p.readAt(at, b[:])
+	return int(int32(binary.NativeEndian.Uint32(b[:]))), err
+}
+
+func (p *program) writeInt(at uint64, n int) error {
+	return p.writeAt(at, binary.NativeEndian.AppendUint32(nil, uint32(n)))
+}
