@@ -219,8 +219,8 @@ int attack_helpers(pid_t *pids, int max)
 int main(int argc, char **argv)
 {
 	static const struct attack_case *const tables[] = {
-		abi_cases,     escape_cases, fuzz_cases,  listen_cases, load_cases,
-		options_cases, race_cases,   reach_cases, stuck_cases,	udp_cases,
+		abi_cases,     escape_cases, fuzz_cases,  graft_cases, listen_cases, load_cases,
+		options_cases, race_cases,   reach_cases, stuck_cases, udp_cases,
 	};
 
 	for (size_t i = 0; argc > 1 && i < sizeof(tables) / sizeof(tables[0]); i++)

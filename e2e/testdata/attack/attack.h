@@ -36,6 +36,7 @@ struct attack_case {
 extern const struct attack_case abi_cases[];
 extern const struct attack_case escape_cases[];
 extern const struct attack_case fuzz_cases[];
+extern const struct attack_case graft_cases[];
 extern const struct attack_case listen_cases[];
 extern const struct attack_case load_cases[];
 extern const struct attack_case options_cases[];

@@ -62,6 +62,54 @@ static int stuck_memory(int argc, char **argv)
 	_exit(0);
 }
 
+static int stuck_graft_socket;
+static char *stuck_there; /* a page that nobody ever fills */
+
+static void *stuck_graft(void *which)
+{
+	const int level = 254, transparent = 4, result = 3;
+
+	switch ((uintptr_t)which % 3) {
+	case 0:
+		setsockopt(stuck_graft_socket, level, transparent, stuck_there, 128);
+		break;
+	case 1:
+		getsockopt(stuck_graft_socket, level, result, stuck_there + 64,
+			   (socklen_t *)stuck_there);
+		break;
+	default:
+		getsockname(stuck_graft_socket, (struct sockaddr *)(stuck_there + 64),
+			    (socklen_t *)stuck_there);
+	}
+	return NULL;
+}
+
+/*
+ * "graft-memory THREADS ENDPOINT": that many threads wait for ever in calls on an
+ * AF_GRAFT socket, and another one uses it.
+ */
+static int stuck_graft_memory(int argc, char **argv)
+{
+	struct {
+		sa_family_t family;
+		char name[16];
+	} name = {.family = 4};
+	pthread_t thread;
+	int one = 1;
+
+	(void)argc;
+	memcpy(name.name, argv[1], strnlen(argv[1], sizeof(name.name)));
+	stuck_there = stuck_page();
+	stuck_graft_socket = (int)attack_need("make socket", socket(4, SOCK_STREAM, 0));
+	for (long i = 0; i < atoi(argv[0]); i++)
+		pthread_create(&thread, NULL, stuck_graft, (void *)i);
+	usleep(100000);
+	attack_say("set", setsockopt(stuck_graft_socket, 254, 1, &one, sizeof(one)));
+	attack_say("bind", bind(stuck_graft_socket, (struct sockaddr *)&name, sizeof(name)));
+	attack_say("listen", listen(stuck_graft_socket, 1));
+	_exit(0);
+}
+
 /* Calls of which each needs somebody else. */
 static _Noreturn void stuck_calls(const struct attack_addr *to)
 {
@@ -109,6 +157,7 @@ static int stuck_orphan(int argc, char **argv)
 
 const struct attack_case stuck_cases[] = {
 	{"memory", stuck_memory},
+	{"graft-memory", stuck_graft_memory},
 	{"orphan", stuck_orphan},
 	{0},
 };
