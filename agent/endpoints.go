@@ -152,7 +152,8 @@ func (c *Container) DeleteEndpoint(name string) error {
 		c.endpoints.Store(before)
 		return err
 	}
-	return c.closeUnused()
+	gone, _ := before.Get(name)
+	return errors.Join(c.enforced.Withdraw(gone), c.closeUnused())
 }
 
 // nextTable compiles the rules whose endpoints are in the set.

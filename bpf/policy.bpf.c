@@ -79,6 +79,14 @@ struct {
 	__type(value, struct binding);
 } binding_by_socket SEC(".maps");
 
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, NAMED_MAX);
+	__type(key, __u32);
+	__type(value, __u8);
+} named_endpoints SEC(".maps");
+
 /* Not inherited: what is accepted is an ordinary socket. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
@@ -196,6 +204,8 @@ static __always_inline bool by_name(struct bpf_sock_addr *ctx, const struct addr
 	b = bpf_sk_storage_get(&binding_by_socket, sk, 0, 0);
 	if (!b || !b->named || b->netns != bpf_get_netns_cookie(ctx))
 		return false;
+	if (!bpf_map_lookup_elem(&named_endpoints, &b->named))
+		return false; /* it has been deleted */
 	if (sk->src_port && sk->src_port != b->host_port)
 		return false;
 	if (!wildcard(&b->host) && !same(&b->host, from))

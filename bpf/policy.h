@@ -14,6 +14,8 @@
 /* Prefixes a container may name, the special ones included. */
 #define EGRESS_PREFIXES_MAX 1024
 #define ENDPOINTS_MAX	    256
+/* Endpoints that programs have bound by their names, and that are still there. */
+#define NAMED_MAX 1024
 /* Peers of unconnected UDP servers that may be answered, least recently used. */
 #define UDP_PEERS_MAX 4096
 /* Ports that a container serves through ingress rules at a time. */
@@ -62,8 +64,9 @@ struct binding {
 	__u16 view_port;
 	__u8 ingress; /* bound by an ingress rule: may answer whoever asks */
 	__u8 relay;   /* the relay's own, see relay.h */
-	__u8 named;   /* bound to an endpoint by its name: may connect through it */
-	__u8 pad;
+	__u8 pad[2];
+	__u32 named; /* key in named_endpoints: may connect through that one; or 0 */
+	__u32 pad2;
 	__u64 netns; /* cookie of that endpoint's namespace, if named */
 };
 

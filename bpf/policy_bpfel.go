@@ -26,8 +26,9 @@ type PolicyBinding struct {
 	ViewPort uint16
 	Ingress  uint8
 	Relay    uint8
-	Named    uint8
-	Pad      uint8
+	Pad      [2]uint8
+	Named    uint32
+	Pad2     uint32
 	Netns    uint64
 }
 
@@ -181,6 +182,7 @@ type PolicyMapSpecs struct {
 	EndpointByIndex   *ebpf.MapSpec `ebpf:"endpoint_by_index"`
 	GraftBySocket     *ebpf.MapSpec `ebpf:"graft_by_socket"`
 	LocationByService *ebpf.MapSpec `ebpf:"location_by_service"`
+	NamedEndpoints    *ebpf.MapSpec `ebpf:"named_endpoints"`
 	QueueBySocket     *ebpf.MapSpec `ebpf:"queue_by_socket"`
 	RelayedSockets    *ebpf.MapSpec `ebpf:"relayed_sockets"`
 	UdpPeers          *ebpf.MapSpec `ebpf:"udp_peers"`
@@ -224,6 +226,7 @@ type PolicyMaps struct {
 	EndpointByIndex   *ebpf.Map `ebpf:"endpoint_by_index"`
 	GraftBySocket     *ebpf.Map `ebpf:"graft_by_socket"`
 	LocationByService *ebpf.Map `ebpf:"location_by_service"`
+	NamedEndpoints    *ebpf.Map `ebpf:"named_endpoints"`
 	QueueBySocket     *ebpf.Map `ebpf:"queue_by_socket"`
 	RelayedSockets    *ebpf.Map `ebpf:"relayed_sockets"`
 	UdpPeers          *ebpf.Map `ebpf:"udp_peers"`
@@ -238,6 +241,7 @@ func (m *PolicyMaps) Close() error {
 		m.EndpointByIndex,
 		m.GraftBySocket,
 		m.LocationByService,
+		m.NamedEndpoints,
 		m.QueueBySocket,
 		m.RelayedSockets,
 		m.UdpPeers,

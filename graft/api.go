@@ -266,10 +266,25 @@ func (g *GraftSocket) socketFor(ep *endpoint.Endpoint) (int, error) {
 // bindNamed binds a socket to an endpoint's address and port, or to the first
 // that is free of its ports.
 func (e call) bindNamed(file int, ep *endpoint.Endpoint) error {
+	named, err := e.Enforcement.Name(ep)
+	if err != nil {
+		return err
+	}
+	if err := e.bindNamedPort(file, ep, named); err != nil {
+		return err
+	}
+	if e.Endpoint(ep.Name) != ep {
+		// It was deleted meanwhile, perhaps before it had a number.
+		return errors.Join(refusalError{unix.ENOENT}, e.Enforcement.Withdraw(ep))
+	}
+	return nil
+}
+
+func (e call) bindNamedPort(file int, ep *endpoint.Endpoint, named uint32) error {
 	netns := e.Host[ep.Netns].Cookie()
 	for port := int(ep.Port.First); ; port++ {
 		host := netip.AddrPortFrom(ep.Addr, uint16(port))
-		err := e.bindHost(file, policy.Binding{Host: host, View: host, Ingress: true, Netns: netns})
+		err := e.bindHost(file, policy.Binding{Host: host, View: host, Ingress: true, Named: named, Netns: netns})
 		var r refusalError
 		if port < int(ep.Port.Last) && errors.As(err, &r) && r.errno == unix.EADDRINUSE {
 			continue

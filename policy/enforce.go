@@ -24,6 +24,8 @@ type Enforcement struct {
 	objs  bpf.PolicyObjects
 	table *Table // in the maps
 	stuck error  // why the maps hold neither this table nor the next
+
+	named names
 }
 
 // Binding is a bind(2) that a socket is allowed to make, and the name that the
@@ -34,9 +36,11 @@ type Binding struct {
 	// Ingress marks what a rule lets the container serve. A UDP socket so
 	// bound may answer whoever sent it something.
 	Ingress bool
-	// Netns, if not 0, says that the program named the endpoint itself (AF_GRAFT):
-	// the socket may connect through it too, to all that is not special. It is the
-	// cookie of the endpoint's namespace.
+	// Named, if not 0, says that the program named the endpoint itself (AF_GRAFT):
+	// the socket may connect through it too, to all that is not special, until it
+	// is withdrawn. See Name.
+	Named uint32
+	// Netns is the cookie of that endpoint's namespace.
 	Netns uint64
 }
 
@@ -128,7 +132,7 @@ func (e *Enforcement) AllowBind(sock int, b Binding) error {
 		HostPort: b.Host.Port(),
 		ViewPort: b.View.Port(),
 	}
-	row.Ingress, row.Named, row.Netns = boolByte(b.Ingress), boolByte(b.Netns != 0), b.Netns
+	row.Ingress, row.Named, row.Netns = boolByte(b.Ingress), b.Named, b.Netns
 	if err := putInSocket(e.objs.BindingBySocket, sock, row); err != nil {
 		return fmt.Errorf("allow bind to %s: %w", b.Host, err)
 	}

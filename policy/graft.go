@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/bpf"
+	"github.com/tsugiki/tsugiki/endpoint"
 )
 
 // What belongs to an AF_GRAFT socket is kept in the kernel with the socket: it
@@ -42,6 +44,51 @@ func (e *Enforcement) keepGrafts() error {
 			return fmt.Errorf("keep map %s with the policy programs: %w", m, err)
 		}
 	}
+	return nil
+}
+
+// names are the numbers by which the programs know endpoints that were bound by
+// name. None is used twice: sockets keep them.
+type names struct {
+	mu     sync.Mutex
+	last   uint32
+	number map[*endpoint.Endpoint]uint32
+}
+
+// Name returns a Binding's number for an endpoint. It is good until the endpoint
+// is withdrawn.
+func (e *Enforcement) Name(ep *endpoint.Endpoint) (uint32, error) {
+	n := &e.named
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if number, known := n.number[ep]; known {
+		return number, nil
+	}
+	if err := e.objs.NamedEndpoints.Put(n.last+1, uint8(1)); err != nil {
+		return 0, fmt.Errorf("note endpoint %s: %w", ep.Name, err)
+	}
+	if n.number == nil {
+		n.number = map[*endpoint.Endpoint]uint32{}
+	}
+	n.last++
+	n.number[ep] = n.last
+	return n.last, nil
+}
+
+// Withdraw takes an endpoint from the sockets that were bound to it by name: they
+// connect and send through it no more, but for what a rule allows.
+func (e *Enforcement) Withdraw(ep *endpoint.Endpoint) error {
+	n := &e.named
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	number, known := n.number[ep]
+	if !known {
+		return nil
+	}
+	if err := e.objs.NamedEndpoints.Delete(number); err != nil {
+		return fmt.Errorf("withdraw endpoint %s: %w", ep.Name, err)
+	}
+	delete(n.number, ep)
 	return nil
 }
 

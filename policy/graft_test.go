@@ -9,6 +9,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/endpoint"
 )
 
 func empty(t *testing.T) *Table {
@@ -130,12 +132,18 @@ func TestGraftOptions(t *testing.T) {
 	})
 }
 
+var namedEndpoint = &endpoint.Endpoint{Name: "named"}
+
 // bindByName binds a socket as the engine does for a program that names an
 // endpoint.
 func bindByName(t *testing.T, e *Enforcement, s int, host netip.AddrPort, netns uint64) {
 	t.Helper()
-	b := Binding{Host: host, View: host, Ingress: true, Netns: netns}
-	err := e.AllowBind(s, b)
+	named, err := e.Name(namedEndpoint)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := Binding{Host: host, View: host, Ingress: true, Named: named, Netns: netns}
+	err = e.AllowBind(s, b)
 	if err == nil {
 		err = unix.Bind(s, sockaddrOf(host))
 	}
@@ -210,6 +218,42 @@ func familyOf(a netip.AddrPort) int {
 		return unix.AF_INET
 	}
 	return unix.AF_INET6
+}
+
+// What was bound by a name connects through it only as long as it is there; one
+// that is bound to its successor does.
+func TestWithdraw(t *testing.T) {
+	enforce(t, empty(t), func(e *Enforcement) {
+		probe := socketOf(t, unix.AF_UNIX, unix.SOCK_DGRAM)
+		here, err := unix.GetsockoptUint64(probe, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+		if err != nil {
+			t.Fatal(err)
+		}
+		to := sockaddrOf(netip.MustParseAddrPort("198.51.100.2:80"))
+		newSocket := func() int {
+			s := socketOf(t, unix.AF_INET, unix.SOCK_STREAM)
+			bindByName(t, e, s, netip.MustParseAddrPort("0.0.0.0:0"), here)
+			return s
+		}
+		old := newSocket()
+		if err := unix.Connect(old, to); !errors.Is(err, unix.ENETUNREACH) {
+			t.Errorf("connect: %v, want what the namespace says", err)
+		}
+		for range 2 { // a second time changes nothing
+			if err := e.Withdraw(namedEndpoint); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := unix.Connect(old, to); !errors.Is(err, unix.EPERM) {
+			t.Errorf("connect through an endpoint that is gone: %v, want EPERM", err)
+		}
+		if err := unix.Connect(newSocket(), to); !errors.Is(err, unix.ENETUNREACH) {
+			t.Errorf("connect through its successor: %v, want what the namespace says", err)
+		}
+		if err := unix.Connect(old, to); !errors.Is(err, unix.EPERM) {
+			t.Errorf("the old socket connects through the successor: %v, want EPERM", err)
+		}
+	})
 }
 
 // A special destination that a rule names is reached by that rule alone.
