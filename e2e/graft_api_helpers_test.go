@@ -19,7 +19,7 @@ import (
 
 // apiModes are the ways of interception that programs written for AF_GRAFT are
 // run with.
-var apiModes = []string{"seccomp"}
+var apiModes = []string{"seccomp", "auto", "preload"}
 
 // apiBuilds are the ways in which the test program is linked.
 var apiBuilds = []string{"dynamic", "static"}
@@ -110,6 +110,9 @@ func eachAPI(t *testing.T, test func(t *testing.T, w apiWorld)) {
 	w := newWorld(t)
 	for _, mode := range apiModes {
 		for _, build := range apiBuilds {
+			if mode == "preload" && build == "static" {
+				continue // which no library sees
+			}
 			t.Run(mode+"-"+build, func(t *testing.T) { test(t, apiWorld{w, build, mode}) })
 		}
 	}
