@@ -13,9 +13,9 @@ import (
 //go:embed driver/*.c driver/*.h
 var driverSource embed.FS
 
-// compilers link a static program, in order of preference. A static driver
-// runs the same in every mode, and none of it can be preloaded over.
-var compilers = []string{"musl-gcc", "gcc", "cc"}
+// compilers link programs, in order of preference. The driver is a dynamic one, as
+// most programs are: a static one would see nothing of a preloaded library.
+var compilers = []string{"gcc", "clang", "cc"}
 
 // buildDriver compiles netdrive into a folder and returns its path.
 func buildDriver(ctx context.Context, dir string) (string, error) {
@@ -42,11 +42,11 @@ func buildDriver(ctx context.Context, dir string) (string, error) {
 			continue
 		}
 		path := filepath.Join(dir, "netdrive")
-		args := append([]string{"-std=gnu11", "-O2", "-static", "-o", path}, sources...)
+		args := append([]string{"-std=gnu11", "-O2", "-o", path}, sources...)
 		if out, err := exec.CommandContext(ctx, cc, args...).CombinedOutput(); err != nil {
 			return "", fmt.Errorf("build netdrive with %s: %w\n%s", cc, err, out)
 		}
 		return path, nil
 	}
-	return "", errors.New("build netdrive: needs musl-gcc or gcc")
+	return "", errors.New("build netdrive: needs gcc or clang")
 }
