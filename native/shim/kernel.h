@@ -41,6 +41,7 @@ static inline long kernel6(long number, long a, long b, long c, long d, long e, 
 #endif
 }
 
+#define KERNEL0(n)	       kernel6(n, 0, 0, 0, 0, 0, 0)
 #define KERNEL1(n, a)	       kernel6(n, (long)(a), 0, 0, 0, 0, 0)
 #define KERNEL2(n, a, b)       kernel6(n, (long)(a), (long)(b), 0, 0, 0, 0)
 #define KERNEL3(n, a, b, c)    kernel6(n, (long)(a), (long)(b), (long)(c), 0, 0, 0)

@@ -12,9 +12,11 @@
  *
  * A child of fork(2) has copies of what its parent has parked, which would keep
  * connections open that the parent has closed: it closes them at once
- * (pthread_atfork(3)). One that was made past the C library does so when it first
- * calls in: it finds a page wiped (MADV_WIPEONFORK, 4.14). In no case does it use
- * them.
+ * (pthread_atfork(3)). So that it knows of all, the parent waits before until no
+ * thread is at it. A child that was made past the C library, or by _Fork(3), does
+ * so when it first calls in: it finds a page wiped (MADV_WIPEONFORK, 4.14). One of
+ * vfork(2), which shares the page, is told by its process id. In no case does a
+ * child use them.
  */
 #include "shim.h"
 
@@ -45,6 +47,11 @@
 #define POOL_DUPFD_CLOEXEC 1030
 #define POOL_F_SETFD	   2
 #define POOL_RLIMIT_NOFILE 7
+
+/* How long a fork waits for other threads, that may themselves wait for the gate:
+ * longer than a batch takes. One in a signal handler may wait for its own. */
+#define POOL_WAIT_NS 100000
+#define POOL_WAITS   2000
 
 /* Sockets of a kind that a process makes before it gets some in advance. */
 #define POOL_PATIENCE 3
@@ -100,8 +107,11 @@ struct pool {
 
 static struct pool pools[2][2]; /* by family and type */
 
-/* In a page of its own: true unless the process is a child that does not know. */
-static _Atomic(atomic_bool *) pool_knows;
+/* In a page of its own: the process, 0 if it is a child that does not know. */
+static _Atomic(atomic_int *) pool_owner;
+
+static atomic_uint pool_users; /* threads that are at the pools */
+static atomic_uint pool_forks; /* that are under way: leave the pools alone */
 
 /* Receives up to COUNT descriptors; returns how many, -1 if there is no message. */
 static int pool_receive(int from, int *numbers, unsigned int count, int flags)
@@ -156,21 +166,21 @@ static unsigned int pool_spare(void)
 static bool pool_prepare(void)
 {
 	enum { PAGE = 4096, READ_WRITE = 3, PRIVATE_ANONYMOUS = 0x22, WIPEONFORK = 18 };
-	atomic_bool *page, *none = NULL;
+	atomic_int *page, *none = NULL;
 	long at;
 
-	if (atomic_load(&pool_knows) != NULL)
+	if (atomic_load(&pool_owner) != NULL)
 		return true;
 	at = KERNEL6(__NR_mmap, NULL, PAGE, READ_WRITE, PRIVATE_ANONYMOUS, -1, 0);
 	if (at < 0 && at > -PAGE)
 		return false;
-	page = (atomic_bool *)at;
+	page = (atomic_int *)at;
 	if (KERNEL3(__NR_madvise, page, PAGE, WIPEONFORK) != 0) {
 		KERNEL2(__NR_munmap, page, PAGE);
 		return false;
 	}
-	atomic_store(page, true);
-	if (!atomic_compare_exchange_strong(&pool_knows, &none, page))
+	atomic_store(page, (int)KERNEL0(__NR_getpid));
+	if (!atomic_compare_exchange_strong(&pool_owner, &none, page))
 		KERNEL2(__NR_munmap, page, PAGE);
 	return true;
 }
@@ -213,19 +223,26 @@ static bool pool_is_there(const struct pool_place *place)
 	return shim_cookie(place->number, POOL_SO_COOKIE) == place->cookie;
 }
 
-/* Takes a socket out of one of the places, or returns -1. */
-static int pool_take(struct pool *p, int type)
+/* Takes one of the places, for whatever is there now. */
+static bool pool_remove(struct pool *p, struct pool_place *place)
 {
 	uint64_t parked = atomic_load(&p->parked);
-	struct pool_place place;
-	long number;
 
 	do {
 		if ((uint32_t)parked == 0)
-			return -1;
-		place = p->place[__builtin_ctz((uint32_t)parked)];
+			return false;
+		*place = p->place[__builtin_ctz((uint32_t)parked)];
 	} while (!atomic_compare_exchange_weak(&p->parked, &parked, parked & (parked - 1)));
-	if (!pool_is_there(&place))
+	return true;
+}
+
+/* Takes a socket out of one of the places, or returns -1. */
+static int pool_take(struct pool *p, int type)
+{
+	struct pool_place place;
+	long number;
+
+	if (!pool_remove(p, &place) || !pool_is_there(&place))
 		return -1;
 	number = KERNEL3(__NR_fcntl, place.number,
 			 type & POOL_CLOEXEC ? POOL_DUPFD_CLOEXEC : POOL_F_DUPFD, 0);
@@ -254,22 +271,12 @@ static struct pool *pool_of(int family, int type, int protocol)
 	return NULL;
 }
 
-int shim_take_socket(int family, int type, int protocol)
+/* Takes a socket, if need be after having got some. */
+static int pool_get(struct pool *p, int type, int family)
 {
-	struct pool *p = pool_of(family, type, protocol);
-	atomic_bool *knows = atomic_load(&pool_knows);
-	const struct board *b;
+	const struct board *b = shim_board();
 	int number;
 
-	if (knows != NULL && !atomic_load(knows))
-		shim_forked();
-	if (p == NULL)
-		return -1;
-	if (atomic_load(&p->calls) < POOL_PATIENCE) {
-		atomic_fetch_add(&p->calls, 1);
-		return -1;
-	}
-	b = shim_board();
 	if (b == NULL || atomic_load(&b->nested) || atomic_load(&b->traced))
 		return -1;
 	number = pool_take(p, type);
@@ -282,22 +289,91 @@ int shim_take_socket(int family, int type, int protocol)
 	return pool_take(p, type);
 }
 
+/* Whether what is parked is this process's. */
+static bool pool_is_ours(void)
+{
+	atomic_int *owner = atomic_load(&pool_owner);
+
+	if (owner == NULL)
+		return true;
+	if (atomic_load(owner) == 0)
+		shim_forked();
+	return atomic_load(owner) == KERNEL0(__NR_getpid);
+}
+
+int shim_take_socket(int family, int type, int protocol)
+{
+	struct pool *p = pool_of(family, type, protocol);
+	int number = -1;
+
+	if (p == NULL || !pool_is_ours())
+		return -1;
+	if (atomic_load(&p->calls) < POOL_PATIENCE) {
+		atomic_fetch_add(&p->calls, 1);
+		return -1;
+	}
+	atomic_fetch_add(&pool_users, 1);
+	if (atomic_load(&pool_forks) == 0)
+		number = pool_get(p, type, family);
+	atomic_fetch_sub(&pool_users, 1);
+	return number;
+}
+
+/* Closes what is parked in a pool. Returns whether that was anything. */
+static bool pool_drop(struct pool *p)
+{
+	struct pool_place place;
+	bool dropped = false;
+
+	while (pool_remove(p, &place)) {
+		if (pool_is_there(&place)) {
+			KERNEL1(__NR_close, place.number);
+			dropped = true;
+		}
+	}
+	return dropped;
+}
+
+bool shim_drop_sockets(void)
+{
+	bool dropped = false;
+
+	if (!pool_is_ours())
+		return false;
+	for (int i = 0; i < 4; i++)
+		dropped = pool_drop(&pools[i / 2][i % 2]) || dropped;
+	return dropped;
+}
+
+void shim_before_fork(void)
+{
+	const struct {
+		long seconds, nanoseconds;
+	} pause = {0, POOL_WAIT_NS};
+
+	atomic_fetch_add(&pool_forks, 1);
+	for (int i = 0; i < POOL_WAITS && atomic_load(&pool_users) > 0; i++)
+		KERNEL2(__NR_nanosleep, &pause, NULL);
+}
+
+void shim_after_fork(void)
+{
+	atomic_fetch_sub(&pool_forks, 1);
+}
+
 void shim_forked(void)
 {
-	atomic_bool *knows = atomic_load(&pool_knows);
+	atomic_int *owner = atomic_load(&pool_owner);
 
-	if (knows == NULL)
-		return;
+	atomic_store(&pool_forks, 0);
+	atomic_store(&pool_users, 0);
 	for (int i = 0; i < 4; i++) {
 		struct pool *p = &pools[i / 2][i % 2];
-		uint64_t parked = atomic_load(&p->parked);
 
-		for (int k = 0; k < MARK_BATCH_MAX; k++)
-			if (parked >> k & 1 && pool_is_there(&p->place[k]))
-				KERNEL1(__NR_close, p->place[k].number);
-		atomic_store(&p->parked, 0);
+		pool_drop(p);
 		atomic_store(&p->calls, 0);
 		atomic_store(&p->filling, false);
 	}
-	atomic_store(knows, true);
+	if (owner != NULL)
+		atomic_store(owner, (int)KERNEL0(__NR_getpid));
 }

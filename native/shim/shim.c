@@ -43,6 +43,7 @@
 #define SHIM_SOCKADDR_MIN    16 /* the filter's: struct sockaddr_in */
 
 #define SHIM_EINVAL 22
+#define SHIM_EMFILE 24
 
 /* Connects and binds that are worth a trap, before the board is asked for. */
 #define SHIM_PATIENCE 1
@@ -68,9 +69,9 @@ __attribute__((constructor)) static void shim_start(void)
 {
 	/* Now: it may allocate, which must not happen within another call. */
 	if (__register_atfork != NULL)
-		__register_atfork(NULL, NULL, shim_forked, NULL);
+		__register_atfork(shim_before_fork, shim_after_fork, shim_forked, NULL);
 	else if (pthread_atfork != NULL)
-		pthread_atfork(NULL, NULL, shim_forked);
+		pthread_atfork(shim_before_fork, shim_after_fork, shim_forked);
 }
 
 long shim_result(long result)
@@ -197,11 +198,15 @@ uint64_t shim_mark(int number, const void *address, size_t length)
 
 int socket(int family, int type, int protocol)
 {
-	int number = shim_take_socket(family, type, protocol);
+	long number = shim_take_socket(family, type, protocol);
 
 	if (number >= 0)
-		return number;
-	return (int)shim_result(KERNEL6(__NR_socket, family, type, protocol, 0, 0, MARK_ASK));
+		return (int)number;
+	number = KERNEL6(__NR_socket, family, type, protocol, 0, 0, MARK_ASK);
+	/* What is parked takes up room in the process's table. */
+	if (number == -SHIM_EMFILE && shim_drop_sockets())
+		number = KERNEL6(__NR_socket, family, type, protocol, 0, 0, MARK_ASK);
+	return (int)shim_result(number);
 }
 
 int connect(int number, const void *address, unsigned int length)

@@ -39,7 +39,13 @@ long shim_result(long result);
 /* A system call that may wait, which is where a thread can be cancelled. */
 long shim_waiting_call(long number, const long args[6]);
 
-/* Forgets, in the child of a fork(2), what is its parent's. */
+/* Closes the sockets that were made in advance; returns whether there were any. */
+bool shim_drop_sockets(void);
+
+/* Around a fork(2): in the parent, and in the child, which closes its copies of
+ * what is its parent's. */
+void shim_before_fork(void);
+void shim_after_fork(void);
 void shim_forked(void);
 
 #endif
