@@ -126,6 +126,32 @@ bool attack_listens(int fd)
 	return getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &on, &len) == 0 && on;
 }
 
+void attack_warm(void)
+{
+	for (int i = 0; i < 6; i++)
+		for (int kind = 0; kind < 4; kind++)
+			close(attack_socket(kind < 2 ? AF_INET : AF_INET6,
+					    kind % 2 ? SOCK_STREAM : SOCK_DGRAM));
+}
+
+uint64_t attack_cookie(int fd)
+{
+	uint64_t cookie = 0;
+	socklen_t len = sizeof(cookie);
+
+	getsockopt(fd, SOL_SOCKET, SO_COOKIE, &cookie, &len);
+	return cookie;
+}
+
+int attack_parked(void)
+{
+	int count = 0;
+
+	for (int fd = 224; fd < 1024; fd++)
+		count += attack_cookie(fd) != 0;
+	return count;
+}
+
 int attack_unspec(int fd)
 {
 	struct sockaddr_in6 a = {.sin6_family = AF_UNSPEC};
@@ -219,8 +245,9 @@ int attack_helpers(pid_t *pids, int max)
 int main(int argc, char **argv)
 {
 	static const struct attack_case *const tables[] = {
-		abi_cases,     escape_cases, fuzz_cases,  graft_cases, listen_cases, load_cases,
-		options_cases, race_cases,   reach_cases, stuck_cases, udp_cases,
+		abi_cases,    calls_cases, escape_cases, forks_cases,	fuzz_cases,    graft_cases,
+		listen_cases, load_cases,  marks_cases,	 numbers_cases, options_cases, pairs_cases,
+		race_cases,   reach_cases, stuck_cases,	 udp_cases,
 	};
 
 	for (size_t i = 0; argc > 1 && i < sizeof(tables) / sizeof(tables[0]); i++)

@@ -34,12 +34,17 @@ struct attack_case {
 
 /* The cases of each file; each table ends with one without a name. */
 extern const struct attack_case abi_cases[];
+extern const struct attack_case calls_cases[];
 extern const struct attack_case escape_cases[];
+extern const struct attack_case forks_cases[];
 extern const struct attack_case fuzz_cases[];
 extern const struct attack_case graft_cases[];
 extern const struct attack_case listen_cases[];
 extern const struct attack_case load_cases[];
+extern const struct attack_case marks_cases[];
+extern const struct attack_case numbers_cases[];
 extern const struct attack_case options_cases[];
+extern const struct attack_case pairs_cases[];
 extern const struct attack_case race_cases[];
 extern const struct attack_case reach_cases[];
 extern const struct attack_case stuck_cases[];
@@ -70,9 +75,16 @@ bool attack_late(int seconds);
 /* Waits until the test closes standard input. */
 void attack_hold(void);
 
+/* Makes so many sockets of all kinds that a shim will have made some in advance. */
+void attack_warm(void);
+
+/* How many sockets there are where it parks them. */
+int attack_parked(void);
+
 /* A socket on which nothing waits for longer than some 300 ms. */
 int attack_socket(int family, int type);
-uint64_t attack_netns(int fd); /* SO_NETNS_COOKIE */
+uint64_t attack_netns(int fd);	/* SO_NETNS_COOKIE */
+uint64_t attack_cookie(int fd); /* SO_COOKIE; 0 if it is no socket */
 bool attack_listens(int fd);
 int attack_unspec(int fd); /* connect(AF_UNSPEC) */
 void attack_send_fd(int channel, int fd);

@@ -10,6 +10,8 @@
 #include <pthread.h>
 #include <signal.h>
 
+#include "../../../native/shim/marks.h"
+
 enum { FUZZ_THREADS = 12, FUZZ_SLOTS = 6 };
 
 static struct attack_addr fuzz_to;
@@ -55,6 +57,8 @@ static void fuzz_fill(uint64_t *state, char *memory)
 	}
 }
 
+static const uint64_t fuzz_marks[] = {MARK_PASS, MARK_ASK, MARK_SHIM};
+
 static void *fuzz_garbage(void *arg)
 {
 	static const long numbers[] = {SYS_socket, SYS_connect, SYS_bind,    SYS_listen,
@@ -77,6 +81,15 @@ static void *fuzz_garbage(void *arg)
 		} else if (number != SYS_socket && r % 5 != 0) {
 			args[0] = fd;
 			args[1] = number == SYS_listen ? args[1] : (long)memory;
+		}
+		/* As if it were the shim's. */
+		if (r >> 32 & 1)
+			args[5] = (long)fuzz_marks[(r >> 33) % 3];
+		if (number == SYS_socket && (r >> 40) % 8 == 0) {
+			args[0] = MARK_FAMILY;
+			args[1] = (long)((r >> 43) % 4);
+			args[2] = fd;
+			args[5] = (long)MARK_SHIM;
 		}
 		fd = syscall(number, args[0], args[1], args[2], args[3], args[4], args[5]);
 		if (number == SYS_socket && fd >= 35)
