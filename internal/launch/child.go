@@ -98,7 +98,9 @@ func environment(o order) ([]string, error) {
 	env := slices.Clone(os.Environ())
 	for i, e := range env {
 		if value, is := strings.CutPrefix(e, name); is {
-			env[i] = strings.TrimSuffix(name+o.Preload+":"+value, ":")
+			// Those that are there already may wrap our functions, but
+			// would never be called by them.
+			env[i] = name + strings.TrimPrefix(value+":"+o.Preload, ":")
 			return env, nil
 		}
 	}

@@ -49,7 +49,7 @@ type Spec struct {
 	Caps      Capabilities
 	User      *User // nil: stay who we are
 	// Preload is a library for the dynamic loader to load into the program,
-	// before those that LD_PRELOAD names already; empty: none.
+	// after those that LD_PRELOAD names already; empty: none.
 	Preload string
 	// NeedsPreload makes it an error if the program's user cannot read it.
 	NeedsPreload bool
