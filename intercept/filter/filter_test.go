@@ -2,6 +2,10 @@ package filter
 
 import (
 	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -194,24 +198,132 @@ func TestBuildForPrograms(t *testing.T) {
 	}
 }
 
+// What each mode makes of the shim's marks: a call without any, with each of them,
+// and with half of one.
+func TestMarks(t *testing.T) {
+	const (
+		ptr    = 0x7fff_0000_0000
+		stream = unix.SOCK_STREAM
+		dgram  = unix.SOCK_DGRAM
+	)
+	marks := map[string]uint64{
+		"none": 0, "pass": markPass, "ask": markAsk, "shim": markShim,
+		"half": markPass & 0xffff_ffff, "other half": markPass &^ 0xffff_ffff,
+	}
+	type arg = [6]uint64
+	calls := []struct {
+		name      string
+		call      call
+		args      arg
+		datagrams bool
+		asked     map[Mode]string // the marks with which it is
+	}{
+		{"TCP socket", socket, arg{unix.AF_INET, stream}, false, decidedMarks},
+		{"UDP6 socket", socket, arg{unix.AF_INET6, dgram | unix.SOCK_CLOEXEC}, false, decidedMarks},
+		{"unix socket", socket, arg{unix.AF_UNIX, stream}, false, nil},
+		{"the shim's question", socket, arg{markFamily, 1}, false, map[Mode]string{Auto: "shim", Preload: "shim"}},
+		{"the same as a long", socket, arg{0xffff_ffff_ffff_ffff, 2}, false, map[Mode]string{Auto: "shim", Preload: "shim"}},
+		{"connect", connect, arg{3, ptr, 16}, false, decidedMarks},
+		{"short connect", connect, arg{3, ptr, 15}, false, nil},
+		{"bind", bind, arg{3, ptr, 28}, false, decidedMarks},
+		{"listen", listen, arg{3, 5}, false, everyMark},
+		{"sendmsg", sendMsg, arg{3, ptr}, false, nil},
+		{"sendmsg with Fast Open", sendMsg, arg{3, ptr, unix.MSG_FASTOPEN}, false, decidedMarks},
+		{"sendmmsg with Fast Open", sendMMsg, arg{3, ptr, 1, unix.MSG_FASTOPEN}, false, decidedMarks},
+		{"datagrams: sendmsg", sendMsg, arg{3, ptr}, true, decidedMarks},
+		{"datagrams: sendmmsg", sendMMsg, arg{3, ptr, 1}, true, decidedMarks},
+		// Its sixth argument is an address's length.
+		{"sendto with Fast Open", sendTo, arg{3, ptr, 1, unix.MSG_FASTOPEN, ptr}, false, map[Mode]string{Seccomp: every, Auto: every}},
+		{"datagrams: sendto", sendTo, arg{3, ptr, 1, 0, ptr}, true, map[Mode]string{Seccomp: every, Auto: every}},
+		{"unshare a network namespace", unshare, arg{unix.CLONE_NEWNET}, false, everyMark},
+		{"clone with a network namespace", clone, arg{unix.CLONE_NEWNET}, false, everyMark},
+		{"setns", setNS, arg{3}, false, everyMark},
+	}
+	for goarch, n := range natives {
+		for mode := Seccomp; mode <= Preload; mode++ {
+			for _, c := range calls {
+				prog, err := Build(goarch, Options{Mode: mode, Datagrams: c.datagrams})
+				if err != nil {
+					t.Fatal(err)
+				}
+				for name, mark := range marks {
+					d := seccompData{n.token, n.numbers[c.call], c.args}
+					d.args[markArg] = mark
+					want := uint32(allow)
+					if slices.Contains(strings.Split(c.asked[mode], ","), name) {
+						want = ask
+					}
+					if got := evaluate(t, prog, d); got != want {
+						t.Errorf("%s, mode %d: %s, mark %s: the filter says %#x, want %#x", goarch, mode, c.name, name, got, want)
+					}
+				}
+			}
+		}
+	}
+}
+
+const every = "none,pass,ask,shim,half,other half"
+
+var (
+	everyMark = map[Mode]string{Seccomp: every, Auto: every, Preload: every}
+	// Of calls that the shim may have decided.
+	decidedMarks = map[Mode]string{Seccomp: every, Auto: "none,ask,shim,half,other half", Preload: "ask"}
+)
+
+// The numbers are those of native/shim/marks.h.
+func TestMarksAreTheShims(t *testing.T) {
+	header, err := os.ReadFile("../../native/shim/marks.h")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, mark := range map[string]uint64{"PASS ": markPass, "ASK  ": markAsk, "SHIM ": markShim} {
+		if want := fmt.Sprintf("#define MARK_%s%#xull\n", name, mark); !strings.Contains(string(header), want) {
+			t.Errorf("marks.h has no %q", want)
+		}
+	}
+	if family := int32(-1); uint32(family) != markFamily || !strings.Contains(string(header), "#define MARK_FAMILY    (-1)\n") {
+		t.Error("MARK_FAMILY is not -1")
+	}
+}
+
 func TestBuildUnknownArchitecture(t *testing.T) {
 	if _, err := Build("riscv64", Options{}); !errors.Is(err, ErrArch) {
 		t.Errorf("Build: %v, want ErrArch", err)
 	}
 }
 
-// Whatever a call looks like, the program ends with one of its three answers.
+// Whatever a call looks like, the program ends with one of its three answers; and
+// what must not be decided by a program's marks is not.
 func FuzzFilter(f *testing.F) {
-	f.Add(uint32(archX8664), uint32(41), uint64(2), uint64(1), uint64(0), uint64(0), uint64(0), true)
-	f.Fuzz(func(t *testing.T, arch, number uint32, a0, a1, a2, a3, a4 uint64, datagrams bool) {
-		prog, err := Build("amd64", Options{Datagrams: datagrams, API: datagrams})
-		if err != nil {
-			t.Fatal(err)
-		}
-		switch got := evaluate(t, prog, seccompData{arch, number, [6]uint64{a0, a1, a2, a3, a4}}); got {
-		case allow, ask, enosys:
-		default:
-			t.Errorf("the filter says %#x", got)
+	f.Add(uint32(archX8664), uint32(41), uint64(2), uint64(1), uint64(0), uint64(0), uint64(0), uint64(markPass), uint8(1), true)
+	f.Add(uint32(archAarch64), uint32(201), uint64(3), uint64(5), uint64(0), uint64(0), uint64(0), uint64(markPass), uint8(2), false)
+	f.Add(uint32(archX8664), uint32(41), uint64(markFamily), uint64(2), uint64(0), uint64(0), uint64(0), uint64(markShim), uint8(2), false)
+	f.Fuzz(func(t *testing.T, arch, number uint32, a0, a1, a2, a3, a4, a5 uint64, mode uint8, datagrams bool) {
+		for goarch := range natives {
+			o := Options{Mode: Mode(mode % 3), Datagrams: datagrams, API: datagrams}
+			d := seccompData{arch, number, [6]uint64{a0, a1, a2, a3, a4, a5}}
+			got := answer(t, goarch, o, d)
+			if got != allow && got != ask && got != enosys {
+				t.Errorf("%s: the filter says %#x", goarch, got)
+			}
+			o.Mode = Seccomp
+			full := answer(t, goarch, o, d)
+			switch {
+			case got == full:
+			case got == ask && a5 == markShim: // its own question
+			case got == allow && full == ask && (a5 == markPass || Mode(mode%3) == Preload):
+			default:
+				t.Errorf("%s: mode %d says %#x where seccomp says %#x", goarch, mode%3, got, full)
+			}
 		}
 	})
+}
+
+func answer(t *testing.T, goarch string, o Options, d seccompData) uint32 {
+	t.Helper()
+	prog, err := Build(goarch, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return evaluate(t, prog, d)
 }
