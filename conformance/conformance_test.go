@@ -32,8 +32,10 @@ const (
 // column is one way to run every case.
 type column struct {
 	name string
-	// static runs the probe that has no dynamic loader.
-	static bool
+	// build is which probe runs; "" is the dynamic one. What a probe does on a
+	// bare host is asked of the same one, but for the static one, which is
+	// compared with the dynamic one.
+	build string
 	// containers is the number of containers that the topology needs.
 	containers int
 	// warm is how often the probe makes sockets of all kinds before the case
@@ -51,11 +53,12 @@ var everything = []string{"-e", "0.0.0.0/0=out", "-e", "::/0=out6"}
 var remoteOnly = []string{"-e", "198.51.100.0/24=out", "-e", "2001:db8:1::/64=out6"}
 
 var columns = []column{
-	{name: "static", static: true, command: bare},
+	{name: "static", build: "static", command: bare},
 	{name: "seccomp", command: graft("seccomp", everything)},
 	{name: "preload", warm: 5, command: graft("preload", everything)},
 	{name: "auto", warm: 5, command: graft("auto", everything)},
-	{name: "partial", static: true, containers: 1, command: graft("seccomp", remoteOnly)},
+	{name: "musl", build: "musl", warm: 5, command: graft("auto", everything)},
+	{name: "partial", build: "static", containers: 1, command: graft("seccomp", remoteOnly)},
 	{name: "partial-preload", warm: 5, containers: 1, command: graft("preload", remoteOnly)},
 	{name: "partial-auto", warm: 5, containers: 1, command: graft("auto", remoteOnly)},
 }
@@ -128,9 +131,12 @@ type rig struct {
 }
 
 func TestConformance(t *testing.T) {
-	dynamic, static := buildProbe(t)
-	cases := listCases(t, dynamic)
-	reference := newRig(t, column{command: bare}, dynamic)
+	probes := map[string]string{}
+	for _, build := range []string{"", "static", "musl"} {
+		probes[build] = buildProbe(t, build)
+	}
+	cases := listCases(t, probes[""])
+	reference := newRig(t, column{command: bare}, probes[""])
 	t.Run("bare", func(t *testing.T) {
 		for _, c := range cases {
 			t.Run(c.name, func(t *testing.T) {
@@ -145,9 +151,9 @@ func TestConformance(t *testing.T) {
 	})
 	for _, col := range columns {
 		t.Run(col.name, func(t *testing.T) {
-			probe := dynamic
-			if col.static {
-				probe = static
+			probe, reference := probes[col.build], reference
+			if col.build == "musl" {
+				reference = newRig(t, column{command: bare}, probe)
 			}
 			rig := newRig(t, col, probe)
 			for _, c := range cases {
@@ -177,37 +183,33 @@ func compare(t *testing.T, known difference, want, got result) {
 	}
 }
 
-// buildProbe compiles the probe and links it with a dynamic loader and without.
-func buildProbe(t *testing.T) (dynamic, static string) {
+// buildProbe compiles and links the probe: "" with glibc's dynamic loader, "musl"
+// with musl's, "static" with none.
+func buildProbe(t *testing.T, build string) string {
 	t.Helper()
-	cc := testkit.Program(t, "gcc")
+	compiler, flags := "gcc", []string{"-std=gnu11", "-D_GNU_SOURCE", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread"}
+	switch build {
+	case "static":
+		flags = append(flags, "-static")
+	case "musl":
+		compiler = "musl-gcc"
+		// It does not bring the kernel's headers.
+		multiarch, err := exec.Command(testkit.Program(t, "gcc"), "-print-multiarch").Output()
+		if err != nil {
+			t.Fatalf("find the kernel's headers: %v", err)
+		}
+		flags = append(flags, "-idirafter", "/usr/include", "-idirafter", "/usr/include/"+strings.TrimSpace(string(multiarch)))
+	}
 	sources, err := filepath.Glob("probe/*.c")
 	if err != nil || len(sources) == 0 {
 		t.Fatalf("find sources of the probe: %v", err)
 	}
-	dir := t.TempDir()
-	run := func(args ...string) {
-		t.Helper()
-		cmd := exec.Command(cc, args...)
-		cmd.Dir = dir
-		if text, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("compile probe: %v\n%s", err, text)
-		}
+	probe := filepath.Join(t.TempDir(), "probe")
+	args := append(append(flags, "-o", probe), sources...)
+	if text, err := exec.Command(testkit.Program(t, compiler), args...).CombinedOutput(); err != nil {
+		t.Fatalf("compile probe: %v\n%s", err, text)
 	}
-	flags := []string{"-std=gnu11", "-D_GNU_SOURCE", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-c"}
-	objects := []string{"-pthread"}
-	for _, s := range sources {
-		path, err := filepath.Abs(s)
-		if err != nil {
-			t.Fatal(err)
-		}
-		flags = append(flags, path)
-		objects = append(objects, strings.TrimSuffix(filepath.Base(s), ".c")+".o")
-	}
-	run(flags...)
-	run(append(objects, "-o", "probe")...)
-	run(append(objects, "-o", "probe-static", "-static")...)
-	return filepath.Join(dir, "probe"), filepath.Join(dir, "probe-static")
+	return probe
 }
 
 // listCases asks the probe for its cases and gives each its ports.

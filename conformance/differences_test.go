@@ -60,6 +60,7 @@ var differences = map[string]map[string]difference{
 	"seccomp":         everywhere,
 	"preload":         withShim,
 	"auto":            withShim,
+	"musl":            withShim,
 	"partial":         partial,
 	"partial-preload": partial,
 	"partial-auto":    partial,

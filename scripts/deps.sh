@@ -50,6 +50,7 @@ if [[ ! -e $policy && -w /usr/sbin ]]; then
 	chmod +x "$policy"
 	trap 'rm -f "$policy"' EXIT
 fi
+[[ $(dpkg --print-architecture) != amd64 ]] || packages+=(gcc-multilib) # 32-bit programs, in tests
 install "${packages[@]}"
 # The sanitizers and the fuzzer of whichever clang this is.
 install "libclang-rt-$(clang -dumpversion | cut -d. -f1)-dev"
