@@ -53,6 +53,15 @@ test: deps build lint
 soak: deps build
 	TSUGIKI_BIN=$(CURDIR)/bin $(GO) test -count=1 -timeout 60m -run '^TestSoak$$' -v ./e2e -soak $(SOAK)
 
+# The programs of the conformance suite, with sanitizers in the C parts.
+SANITIZED = $(CURDIR)/bin/sanitized
+test-sanitized: build
+	$(MAKE) -C native OUT=$(SANITIZED) SANITIZED=$(SANITIZED)/findings
+	cp bin/tsugiki $(SANITIZED)/
+	rm -rf $(SANITIZED)/findings && mkdir -m 1777 $(SANITIZED)/findings
+	TSUGIKI_BIN=$(SANITIZED) $(GO) test -count=1 -run 'TestConformance/(preload|auto)$$' ./conformance; \
+		status=$$?; cat $(SANITIZED)/findings/* 2>/dev/null && exit 1; exit $$status
+
 fuzz:
 	@for p in $$($(GO) list ./...); do for f in $$($(GO) test -list '^Fuzz' $$p | grep ^Fuzz); do \
 		echo "$$p $$f"; $(GO) test -run '^$$' -fuzz "^$$f$$" -fuzztime $(FUZZTIME) $$p || exit 1; done; done
@@ -67,4 +76,4 @@ demo: deps-demo build
 clean:
 	rm -rf bin .cache bench.json
 
-.PHONY: all deps deps-demo build install generate lint test soak fuzz bench demo clean
+.PHONY: all deps deps-demo build install generate lint test test-sanitized soak fuzz bench demo clean

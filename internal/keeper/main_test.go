@@ -91,7 +91,8 @@ func program(t testing.TB) string {
 func sanitized(t testing.TB) string {
 	t.Helper()
 	return build(t, Program+"-sanitized",
-		[]string{"gcc", "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"}, sources()...)
+		[]string{"gcc", "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"},
+		append(sources(), source+"/../sanitize/options.c")...)
 }
 
 // needRoot skips what only root can do.

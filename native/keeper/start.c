@@ -25,15 +25,6 @@
 static const char keeper_usage_text[] = "usage: tsugiki-keeper [--kill] [--uid N --gid N], "
 					"control socket at 3, cgroup.kill at 4\n";
 
-#ifdef __SANITIZE_ADDRESS__
-/* The leak check traces the process, which is not dumpable. */
-const char *__asan_default_options(void);
-const char *__asan_default_options(void)
-{
-	return "detect_leaks=0";
-}
-#endif
-
 static _Noreturn void keeper_usage(void)
 {
 	privilege_say(keeper_usage_text);
