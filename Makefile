@@ -48,6 +48,7 @@ lint:
 test: deps build lint
 	TSUGIKI_BIN=$(CURDIR)/bin $(GO) test -count=1 -p 1 -timeout 20m -json ./... | \
 		$(GO) run ./internal/testreport -skips .ci/skips
+	$(MAKE) test-sanitized
 
 # Many short connections through one container: nothing may fail, or grow.
 soak: deps build
