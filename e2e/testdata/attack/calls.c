@@ -19,6 +19,8 @@ static int calls_errno(int argc, char **argv)
 	int changed = 0;
 
 	calls_to = attack_addr(argv[argc - 1]);
+	attack_warm();
+	attack_note("parked", "%s", attack_parked() > 0 ? "yes" : "no");
 	for (int i = 0; i < 60; i++) {
 		int fd;
 
@@ -34,7 +36,6 @@ static int calls_errno(int argc, char **argv)
 		close(fd);
 	}
 	attack_note("changed", "%d", changed);
-	attack_note("parked", "%s", attack_parked() > 0 ? "yes" : "no");
 	return 0;
 }
 
@@ -171,11 +172,12 @@ static int calls_threads(int argc, char **argv)
 	int twice = 0;
 
 	calls_to = attack_addr(argv[argc - 1]);
+	attack_warm();
+	attack_note("parked", "%s", attack_parked() > 0 ? "yes" : "no");
 	for (int i = 0; i < 8; i++)
 		pthread_create(&threads[i], NULL, calls_thread, NULL);
 	for (int i = 0; i < 8; i++)
 		pthread_join(threads[i], NULL);
-	attack_note("parked", "%s", attack_parked() > 0 ? "yes" : "no");
 	qsort(calls_cookies, 16000, sizeof(calls_cookies[0]), calls_compare);
 	for (int i = 1; i < 16000; i++)
 		twice += calls_cookies[i] == calls_cookies[i - 1];
