@@ -45,6 +45,7 @@
 #include <linux/seccomp.h>
 #include <linux/sockios.h>
 #include <netinet/in.h>
+#include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdatomic.h>
@@ -325,19 +326,22 @@ static bool gate_is_pair_of(const struct seccomp_notif *n, int file)
 
 /*
  * Descriptors that are under way count against the sender's user, all over the
- * machine. So there is one batch under way at most: a program that does not take
- * its own gets no other, and leaves none for others.
+ * machine. So there is one batch under way at most, whichever thread has sent it: a
+ * program that does not take its own gets no other, and leaves none for others.
  */
-static bool gate_batch_is_taken(struct gate_worker *w)
+static pthread_mutex_t gate_batch_lock = PTHREAD_MUTEX_INITIALIZER;
+static int gate_batch_sent_to = -1;
+
+static bool gate_batch_is_taken(void)
 {
 	int queued;
 
-	if (w->batch < 0)
+	if (gate_batch_sent_to < 0)
 		return true;
-	if (ioctl(w->batch, SIOCOUTQ, &queued) == 0 && queued > 0)
+	if (ioctl(gate_batch_sent_to, SIOCOUTQ, &queued) == 0 && queued > 0)
 		return false;
-	close(w->batch);
-	w->batch = -1;
+	close(gate_batch_sent_to);
+	gate_batch_sent_to = -1;
 	return true;
 }
 
@@ -361,26 +365,39 @@ static bool gate_send_files(int to, const int *files, unsigned int count)
 	return sendmsg(to, &msg, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0;
 }
 
+static unsigned int gate_batch_to(int pair, const struct gate_kind *kind, unsigned int count)
+{
+	int files[MARK_BATCH_MAX];
+	unsigned int made = gate_stock_take(kind, files, count);
+	bool sent = made > 0 && gate_send_files(pair, files, made);
+
+	for (unsigned int i = 0; i < made; i++)
+		close(files[i]);
+	return sent ? made : 0;
+}
+
 /* Makes sockets in advance for a shim, see marks.h. */
 static unsigned int gate_batch(struct gate_worker *w)
 {
 	const __u64 *args = w->n.data.args;
 	struct gate_kind kind;
-	int files[MARK_BATCH_MAX];
-	unsigned int made;
-	bool sent;
+	unsigned int made = 0;
+	int pair;
 
-	if (args[4] < 1 || args[4] > MARK_BATCH_MAX || !gate_batch_is_taken(w) ||
+	if (args[4] < 1 || args[4] > MARK_BATCH_MAX ||
 	    !gate_kind_of(gate.born, (int)(args[3] >> 8 & 0xff), (int)(args[3] & 0xff), 0, &kind))
 		return 0;
-	w->batch = gate_file_of(w, (int)args[2]);
-	if (w->batch < 0 || !gate_is_pair_of(&w->n, w->batch))
+	if (pthread_mutex_trylock(&gate_batch_lock) != 0)
 		return 0;
-	made = gate_stock_take(&kind, files, (unsigned int)args[4]);
-	sent = made > 0 && gate_send_files(w->batch, files, made);
-	for (unsigned int i = 0; i < made; i++)
-		close(files[i]);
-	return sent ? made : 0;
+	pair = gate_batch_is_taken() ? gate_file_of(w, (int)args[2]) : -1;
+	if (pair >= 0 && gate_is_pair_of(&w->n, pair))
+		made = gate_batch_to(pair, &kind, (unsigned int)args[4]);
+	if (made > 0)
+		gate_batch_sent_to = pair;
+	else if (pair >= 0)
+		close(pair);
+	pthread_mutex_unlock(&gate_batch_lock);
+	return made;
 }
 
 static void gate_serve_shim(struct gate_worker *w)

@@ -71,8 +71,6 @@ static void *gate_serve(void *worker)
 	}
 	if (w->pidfd >= 0)
 		close(w->pidfd);
-	if (w->batch >= 0)
-		close(w->batch);
 	atomic_store(&w->free, true);
 	return NULL;
 }
@@ -90,7 +88,6 @@ static void gate_start_thread(void)
 	atomic_store(&w->free, false);
 	atomic_store(&w->given_up, false);
 	w->pidfd = -1;
-	w->batch = -1;
 	w->seen = atomic_load(&w->turn);
 	pthread_attr_init(&attr);
 	pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);

@@ -23,8 +23,6 @@ struct gate_worker {
 	 * reused id fails instead of reaching somebody else. */
 	uint32_t thread;
 	int pidfd;
-	/* Where the last batch of sockets was sent, or -1. */
-	int batch;
 };
 
 extern struct gate gate;
