@@ -152,6 +152,17 @@ func TestAttackOrdersNotTaken(t *testing.T) {
 	h.release()
 }
 
+// Not even if those who have sent it are held up, and others have taken over. What is
+// under way counts against a limit of the whole machine.
+func TestAttackOrdersNotTakenAndStuck(t *testing.T) {
+	t.Parallel()
+	a := newArena(t)
+	out := succeed(t, a.attack("static", append(born(), "--cap-add", "SYS_PTRACE"), "stuck-orders", "20"))
+	if out != "under way: 32\n" {
+		t.Errorf("printed %q, want one batch under way", out)
+	}
+}
+
 // Many orders, with pairs that are closed meanwhile, leave nothing in the gate.
 func TestAttackManyOrders(t *testing.T) {
 	t.Parallel()

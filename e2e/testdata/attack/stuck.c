@@ -12,6 +12,8 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 
+#include "../../../native/shim/marks.h"
+
 /* A page that nobody ever fills. */
 static void *stuck_page(void)
 {
@@ -110,6 +112,31 @@ static int stuck_graft_memory(int argc, char **argv)
 	_exit(0);
 }
 
+/*
+ * "stuck-orders TRIES": orders sockets that it does not take, and lets whoever has
+ * served it wait for ever, so that the next order meets somebody else.
+ */
+static int stuck_orders(int argc, char **argv)
+{
+	void *page = stuck_page();
+	long under_way = 0;
+	pthread_t thread;
+
+	for (int i = 0; i < atoi(argv[argc - 1]); i++) {
+		long sent = 0;
+		int pair[2];
+
+		attack_need("make pair", socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair));
+		sent = syscall(SYS_socket, MARK_FAMILY, MARK_BATCH, pair[1],
+			       AF_INET << 8 | SOCK_STREAM, MARK_BATCH_MAX, MARK_SHIM);
+		under_way += sent > 0 ? sent : 0;
+		pthread_create(&thread, NULL, stuck_connect, page);
+		close(attack_socket(AF_INET, SOCK_STREAM)); /* when another has taken over */
+	}
+	attack_note("under way", "%ld", under_way);
+	_exit(0);
+}
+
 /* Calls of which each needs somebody else. */
 static _Noreturn void stuck_calls(const struct attack_addr *to)
 {
@@ -159,5 +186,6 @@ const struct attack_case stuck_cases[] = {
 	{"memory", stuck_memory},
 	{"graft-memory", stuck_graft_memory},
 	{"orphan", stuck_orphan},
+	{"stuck-orders", stuck_orders},
 	{0},
 };
