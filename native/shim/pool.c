@@ -112,6 +112,7 @@ static _Atomic(atomic_int *) pool_owner;
 
 static atomic_uint pool_users; /* threads that are at the pools */
 static atomic_uint pool_forks; /* that are under way: leave the pools alone */
+static atomic_int pool_waits = POOL_WAITS;
 
 /* Receives up to COUNT descriptors; returns how many, -1 if there is no message. */
 static int pool_receive(int from, int *numbers, unsigned int count, int flags)
@@ -352,8 +353,10 @@ void shim_before_fork(void)
 	} pause = {0, POOL_WAIT_NS};
 
 	atomic_fetch_add(&pool_forks, 1);
-	for (int i = 0; i < POOL_WAITS && atomic_load(&pool_users) > 0; i++)
+	for (int i = atomic_load(&pool_waits); i > 0 && atomic_load(&pool_users) > 0; i--)
 		KERNEL2(__NR_nanosleep, &pause, NULL);
+	/* One that has left by longjmp(3) will never be gone: once is enough. */
+	atomic_store(&pool_waits, atomic_load(&pool_users) > 0 ? 1 : POOL_WAITS);
 }
 
 void shim_after_fork(void)
