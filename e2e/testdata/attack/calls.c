@@ -4,6 +4,7 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <setjmp.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
@@ -155,6 +156,64 @@ static int calls_signals(int argc, char **argv)
 		twice += calls_cookies[i] == calls_cookies[i - 1];
 	attack_note("failed", "%d", (int)calls_failed);
 	attack_note("twice", "%d", twice);
+	return 0;
+}
+
+/*
+ * "longjmp TO": a handler that never returns, in the middle of everything. The
+ * sockets whose numbers nobody got are left, with a shim and without.
+ */
+static sigjmp_buf calls_back;
+
+static void calls_jump(int sig)
+{
+	(void)sig;
+	siglongjmp(calls_back, 1);
+}
+
+/* Sockets of the process and of its children, afterwards. */
+static int calls_after(void)
+{
+	int failed = 0, status;
+
+	for (int i = 0; i < 20; i++) {
+		int before = calls_failed;
+
+		pid_t pid;
+
+		calls_once();
+		pid = fork();
+		if (pid == 0) {
+			calls_once();
+			_exit(calls_failed > before);
+		}
+		failed += calls_failed > before || waitpid(pid, &status, 0) != pid || status != 0;
+	}
+	return failed;
+}
+
+static int calls_longjmp(int argc, char **argv)
+{
+	struct sigaction act = {.sa_handler = calls_jump};
+	struct itimerval soon = {{0, 0}, {0, 60}}, off = {{0, 0}, {0, 0}};
+	volatile int jumps = 0;
+
+	calls_to = attack_addr(argv[argc - 1]);
+	attack_warm();
+	attack_note("parked", "%s", attack_parked() > 0 ? "yes" : "no");
+	sigaction(SIGALRM, &act, NULL);
+	if (sigsetjmp(calls_back, 1) != 0)
+		jumps++;
+	close_range(3, 200, 0);
+	if (jumps < 2000) {
+		soon.it_value.tv_usec = 20 + jumps % 150;
+		setitimer(ITIMER_REAL, &soon, NULL);
+		for (;;)
+			close(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+	}
+	setitimer(ITIMER_REAL, &off, NULL);
+	attack_note("jumps", "%d", jumps);
+	attack_note("failed", "%d", calls_after());
 	return 0;
 }
 
@@ -317,8 +376,7 @@ static int calls_sockets(int argc, char **argv)
 }
 
 const struct attack_case calls_cases[] = {
-	{"errno", calls_errno},	     {"pointers", calls_pointers},
-	{"signals", calls_signals},  {"threads", calls_threads},
-	{"cancel", calls_cancelled}, {"elsewhere", calls_elsewhere},
-	{"sockets", calls_sockets},  {0},
+	{"longjmp", calls_longjmp},	{"errno", calls_errno},	    {"pointers", calls_pointers},
+	{"signals", calls_signals},	{"threads", calls_threads}, {"cancel", calls_cancelled},
+	{"elsewhere", calls_elsewhere}, {"sockets", calls_sockets}, {0},
 };
