@@ -29,6 +29,7 @@ build:
 install:
 	install -D -t $(DESTDIR)$(PREFIX)/bin $(BIN)/tsugiki
 	install -D -t $(DESTDIR)$(PREFIX)/lib/tsugiki $(BIN)/tsugiki-* $(BIN)/libtsugiki.so
+	cp -a $(BIN)/preload $(DESTDIR)$(PREFIX)/lib/tsugiki/
 	install -D -m 644 -t $(DESTDIR)$(PREFIX)/include/tsugiki include/tsugiki/graft.h
 	install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' tsugiki-graft.pc.in \
