@@ -306,7 +306,8 @@ func (e call) move(p Program, syscall string, number int, to netip.AddrPort) (An
 		return e.connectUnix(p, number, s, ep)
 	}
 	inPlace := s.netns == place.Cookie() || (place == e.Own && e.places[s.netns] == nil)
-	if inPlace && !(syscall == "connect" && e.hasOtherSource(s, ep)) {
+	rebound := syscall == "connect" && e.hasOtherSource(s, ep)
+	if inPlace && !rebound {
 		return Answer{}, nil
 	}
 	moved, err := e.swap(p, number, s, place, e.nameAt(s, ep, place))
