@@ -172,8 +172,8 @@ func TestAttackManyOrders(t *testing.T) {
 	if got := strings.Join(h.said, "\n"); !strings.Contains(got, "served: some\nsocket: ok") {
 		t.Error(got)
 	}
-	// Of its own, a stock of four kinds, and what it keeps of callers.
-	const most = 16 + 4*32
+	// Of its own, and what it keeps of callers.
+	const most = 16
 	for _, pid := range membersOf(t, filepath.Join(ownCgroup(t), "tsugiki-"+name, "keepers")) {
 		files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
 		if err != nil || len(files) > most {

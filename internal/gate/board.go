@@ -26,6 +26,7 @@ const (
 	wordTraced     = 9
 	wordDatagrams  = 10
 	wordBound      = 11
+	wordBorn       = 12
 )
 
 // board is what the gate and the shims in the container's programs read at every

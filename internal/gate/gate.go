@@ -166,6 +166,12 @@ func start(c Config) (*Gate, error) {
 	if c.Report {
 		g.board.set(wordTraced)
 	}
+	if c.Born4 {
+		*g.board.word(wordBorn) |= 1
+	}
+	if c.Born6 {
+		*g.board.word(wordBorn) |= 2
+	}
 	if c.Datagrams {
 		g.board.set(wordDatagrams)
 	}
@@ -200,14 +206,7 @@ func start(c Config) (*Gate, error) {
 }
 
 func command(path string, c Config, files ...*os.File) *exec.Cmd {
-	born := 0
-	if c.Born4 {
-		born |= 1
-	}
-	if c.Born6 {
-		born |= 2
-	}
-	cmd := exec.Command(path, "--born", strconv.Itoa(born), "--own", strconv.FormatUint(c.Own.Inode(), 10),
+	cmd := exec.Command(path, "--own", strconv.FormatUint(c.Own.Inode(), 10),
 		"--uid", strconv.Itoa(c.UID), "--gid", strconv.Itoa(c.GID))
 	if c.Report {
 		cmd.Args = append(cmd.Args, "--report")

@@ -18,7 +18,7 @@ bool gate_kind_of(unsigned int born, int family, int type, int protocol, struct 
 {
 	const int flags = SOCK_NONBLOCK | SOCK_CLOEXEC;
 
-	if (!(born & (family == AF_INET ? GATE_BORN_4 : GATE_BORN_6)))
+	if (!(born & (family == AF_INET ? BOARD_BORN_4 : BOARD_BORN_6)))
 		return false;
 	if ((family != AF_INET && family != AF_INET6) || (type & ~(GATE_TYPE_MASK | flags)))
 		return false;

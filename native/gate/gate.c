@@ -36,7 +36,6 @@
 #include "../../bpf/options.h"
 #include "../shim/marks.h"
 #include "gate.h"
-#include "stock.h"
 #include "worker.h"
 
 #include <errno.h>
@@ -108,7 +107,7 @@ static void gate_proceed(const struct seccomp_notif *n)
 	gate_answer(n, 0, SECCOMP_USER_NOTIF_FLAG_CONTINUE);
 }
 
-static bool gate_valid(const struct seccomp_notif *n)
+bool gate_valid(const struct seccomp_notif *n)
 {
 	uint64_t id = n->id;
 
@@ -138,6 +137,24 @@ static void gate_report(struct gate_ask *ask)
 	gate_tell(ask);
 }
 
+/* Whether the kernel programs police a socket. */
+static bool gate_policed(int file)
+{
+	return setsockopt(file, 0 /* SOL_IP */, OPTIONS_PROOF, NULL, 0) != 0 && errno == EPERM;
+}
+
+int gate_make(const struct gate_kind *kind)
+{
+	int file = socket(kind->family, kind->type | SOCK_CLOEXEC, kind->protocol);
+
+	if (file >= 0 && !gate_policed(file)) {
+		close(file);
+		errno = EXDEV;
+		return -1;
+	}
+	return file;
+}
+
 static bool gate_deliver(const struct seccomp_notif *n, int file, bool close_on_exec)
 {
 	struct seccomp_notif_addfd add = {
@@ -155,7 +172,7 @@ static void gate_socket(const struct seccomp_notif *n, struct gate_ask *ask)
 	struct gate_kind kind;
 	int file, error;
 
-	if (!gate_kind_of(gate.born, (int)n->data.args[0], (int)n->data.args[1],
+	if (!gate_kind_of(gate.board->born, (int)n->data.args[0], (int)n->data.args[1],
 			  (int)n->data.args[2], &kind)) {
 		gate_proceed(n);
 		return;
@@ -182,8 +199,7 @@ static void gate_socket(const struct seccomp_notif *n, struct gate_ask *ask)
 		gate_proceed(n);
 }
 
-/* A duplicate of a descriptor of the caller, or -1. */
-static int gate_file_of(struct gate_worker *w, int number)
+int gate_file_of(struct gate_worker *w, int number)
 {
 	int file = -1;
 
@@ -235,7 +251,6 @@ static uint64_t gate_netns_of(struct gate_worker *w, int number, bool *bound)
 /* Whether a socket is already where the destination lies. */
 static bool gate_in_place(struct gate_worker *w, int number, const struct board_address *to)
 {
-	unsigned int born = to->is4 ? GATE_BORN_4 : GATE_BORN_6;
 	const struct board *b = gate.board;
 
 	/* What rules say is not all there is to an AF_GRAFT socket. */
@@ -244,14 +259,13 @@ static bool gate_in_place(struct gate_worker *w, int number, const struct board_
 	/* One of its servers may be there, on the host. */
 	if (to->where == BOARD_OWN && to->loopback && atomic_load(&b->services))
 		return false;
+	if (to->where == BOARD_HOST && board_says_in_place(b, to))
+		return true;
 	if (to->where == BOARD_HOST && atomic_load(&b->bound_clients)) {
 		bool bound = true;
 
 		return gate_netns_of(w, number, &bound) == to->netns && !bound;
 	}
-	if (to->where == BOARD_HOST && to->netns == gate.host && (gate.born & born) &&
-	    !atomic_load(&b->own_sockets))
-		return true;
 	switch (to->where) {
 	case BOARD_HOST:
 		return gate_netns_of(w, number, NULL) == to->netns;
@@ -301,105 +315,6 @@ static void gate_give_board(const struct seccomp_notif *n)
 		gate_proceed(n); /* which fails, as without a gate */
 }
 
-/*
- * Whether FILE is one end of a socketpair(2) that the caller has made: what is
- * sent there reaches nobody whom the caller could not send it to.
- */
-static bool gate_is_pair_of(const struct seccomp_notif *n, int file)
-{
-	char path[sizeof("/proc/4294967295/task/4294967295")];
-	struct ucred maker;
-	int domain, type;
-	socklen_t length = sizeof(domain);
-
-	if (getsockopt(file, SOL_SOCKET, SO_DOMAIN, &domain, &length) != 0 || domain != AF_UNIX)
-		return false;
-	length = sizeof(type);
-	if (getsockopt(file, SOL_SOCKET, SO_TYPE, &type, &length) != 0 || type != SOCK_SEQPACKET)
-		return false;
-	length = sizeof(maker);
-	if (getsockopt(file, SOL_SOCKET, SO_PEERCRED, &maker, &length) != 0 || maker.pid <= 0)
-		return false;
-	snprintf(path, sizeof(path), "/proc/%u/task/%u", (unsigned int)maker.pid, n->pid);
-	return access(path, F_OK) == 0 && gate_valid(n);
-}
-
-/*
- * Descriptors that are under way count against the sender's user, all over the
- * machine. So there is one batch under way at most, whichever thread has sent it: a
- * program that does not take its own gets no other, and leaves none for others.
- */
-static pthread_mutex_t gate_batch_lock = PTHREAD_MUTEX_INITIALIZER;
-static int gate_batch_sent_to = -1;
-
-static bool gate_batch_is_taken(void)
-{
-	int queued;
-
-	if (gate_batch_sent_to < 0)
-		return true;
-	if (ioctl(gate_batch_sent_to, SIOCOUTQ, &queued) == 0 && queued > 0)
-		return false;
-	close(gate_batch_sent_to);
-	gate_batch_sent_to = -1;
-	return true;
-}
-
-static bool gate_send_files(int to, const int *files, unsigned int count)
-{
-	union {
-		char space[CMSG_SPACE(sizeof(int) * MARK_BATCH_MAX)];
-		struct cmsghdr align;
-	} control = {0};
-	struct iovec iov = {"", 1};
-	struct msghdr msg = {.msg_iov = &iov,
-			     .msg_iovlen = 1,
-			     .msg_control = control.space,
-			     .msg_controllen = CMSG_SPACE(sizeof(int) * count)};
-	struct cmsghdr *cmsg = CMSG_FIRSTHDR(&msg);
-
-	cmsg->cmsg_level = SOL_SOCKET;
-	cmsg->cmsg_type = SCM_RIGHTS;
-	cmsg->cmsg_len = CMSG_LEN(sizeof(int) * count);
-	memcpy(CMSG_DATA(cmsg), files, sizeof(int) * count);
-	return sendmsg(to, &msg, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0;
-}
-
-static unsigned int gate_batch_to(int pair, const struct gate_kind *kind, unsigned int count)
-{
-	int files[MARK_BATCH_MAX];
-	unsigned int made = gate_stock_take(kind, files, count);
-	bool sent = made > 0 && gate_send_files(pair, files, made);
-
-	for (unsigned int i = 0; i < made; i++)
-		close(files[i]);
-	return sent ? made : 0;
-}
-
-/* Makes sockets in advance for a shim, see marks.h. */
-static unsigned int gate_batch(struct gate_worker *w)
-{
-	const __u64 *args = w->n.data.args;
-	struct gate_kind kind;
-	unsigned int made = 0;
-	int pair;
-
-	if (args[4] < 1 || args[4] > MARK_BATCH_MAX ||
-	    !gate_kind_of(gate.born, (int)(args[3] >> 8 & 0xff), (int)(args[3] & 0xff), 0, &kind))
-		return 0;
-	if (pthread_mutex_trylock(&gate_batch_lock) != 0)
-		return 0;
-	pair = gate_batch_is_taken() ? gate_file_of(w, (int)args[2]) : -1;
-	if (pair >= 0 && gate_is_pair_of(&w->n, pair))
-		made = gate_batch_to(pair, &kind, (unsigned int)args[4]);
-	if (made > 0)
-		gate_batch_sent_to = pair;
-	else if (pair >= 0)
-		close(pair);
-	pthread_mutex_unlock(&gate_batch_lock);
-	return made;
-}
-
 static void gate_serve_shim(struct gate_worker *w)
 {
 	unsigned int made;
@@ -412,7 +327,6 @@ static void gate_serve_shim(struct gate_worker *w)
 		made = gate_batch(w);
 		if (made > 0) {
 			gate_answer(&w->n, made, 0);
-			gate_stock_refill();
 			return;
 		}
 	}

@@ -54,20 +54,13 @@ struct gate_ask {
 
 _Static_assert(sizeof(struct gate_ask) == 112, "ask has no padding");
 
-enum gate_born {
-	GATE_BORN_4 = 1, /* AF_INET sockets are made on the host at socket(2) */
-	GATE_BORN_6 = 2,
-};
-
 struct gate {
 	int control;
 	int listener;
 	int kill;	/* cgroup.kill of the container */
 	int board_file; /* for programs that ask for it */
 	struct board *board;
-	uint64_t host; /* SO_NETNS_COOKIE of the gate's own namespace */
-	uint64_t own;  /* inode of the program's namespace in nsfs */
-	unsigned int born;
+	uint64_t own; /* inode of the program's namespace in nsfs */
 	bool report;
 	uint32_t uid; /* of the program, for the files' owner */
 	uint32_t gid;

@@ -22,7 +22,7 @@
 
 enum { GATE_FD_CONTROL = 3, GATE_FD_LISTENER, GATE_FD_BOARD, GATE_FD_KILL, GATE_FDS };
 
-static const char gate_usage_text[] = "usage: tsugiki-gate --born N --uid N --gid N --own INODE "
+static const char gate_usage_text[] = "usage: tsugiki-gate --uid N --gid N --own INODE "
 				      "[--report], control socket, seccomp "
 				      "listener, board and cgroup.kill at 3 to 6\n";
 
@@ -31,8 +31,6 @@ void gate_arguments(struct gate *g, int argc, char **argv)
 	for (int i = 1; i < argc; i++) {
 		if (strcmp(argv[i], "--report") == 0) {
 			g->report = true;
-		} else if (strcmp(argv[i], "--born") == 0) {
-			g->born = privilege_number(argv[++i], gate_usage_text);
 		} else if (strcmp(argv[i], "--own") == 0) {
 			g->own = privilege_number(argv[++i], gate_usage_text);
 		} else if (strcmp(argv[i], "--uid") == 0) {
@@ -48,7 +46,7 @@ void gate_arguments(struct gate *g, int argc, char **argv)
 
 static void gate_take(struct gate *g)
 {
-	socklen_t length = sizeof(g->host);
+	socklen_t length = sizeof(g->board->host);
 	struct stat st;
 	int s;
 
@@ -67,7 +65,7 @@ static void gate_take(struct gate *g)
 		privilege_die("read board");
 	}
 	s = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-	if (s < 0 || getsockopt(s, SOL_SOCKET, SO_NETNS_COOKIE, &g->host, &length) != 0)
+	if (s < 0 || getsockopt(s, SOL_SOCKET, SO_NETNS_COOKIE, &g->board->host, &length) != 0)
 		privilege_die("identify network namespace");
 	close(s);
 }

@@ -23,7 +23,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "stock.h"
 #include "worker.h"
 
 #define GATE_THREADS_MAX 64
@@ -180,6 +179,5 @@ void gate_start_threads(void)
 	for (struct gate_worker *w = gate_workers; w < &gate_workers[GATE_THREADS_MAX]; w++)
 		atomic_store(&w->free, true);
 	gate_start_helper(gate_guard);
-	gate_start_helper(gate_stock_run);
 	gate_start_thread();
 }

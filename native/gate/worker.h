@@ -30,6 +30,19 @@ extern struct gate gate;
 /* Answers the notification in W, or asks the supervisor to. */
 void gate_handle(struct gate_worker *w);
 
+/* Whether the caller still waits: else what was got by its id was another's. */
+bool gate_valid(const struct seccomp_notif *n);
+
+/* A duplicate of a descriptor of the caller, or -1. */
+int gate_file_of(struct gate_worker *w, int number);
+
+/* Makes a socket. Fails as socket(2), and with EXDEV if the kernel programs do not
+ * police it: then somebody has moved the gate out of its cgroup. */
+int gate_make(const struct gate_kind *kind);
+
+/* Answers an order of sockets with how many were sent; 0 if there are none. */
+unsigned int gate_batch(struct gate_worker *w);
+
 /* Starts to serve, and to look after the supervisor. */
 void gate_start_threads(void);
 

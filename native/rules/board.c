@@ -58,3 +58,11 @@ struct board_address board_look_up(const struct board *b, size_t size, const uin
 	a.where = board_find(b, size, addr, (uint16_t)(bytes[2] << 8 | bytes[3]), &a.netns);
 	return a;
 }
+
+bool board_says_in_place(const struct board *b, const struct board_address *to)
+{
+	uint32_t born = to->is4 ? BOARD_BORN_4 : BOARD_BORN_6;
+
+	return to->netns == b->host && (b->born & born) != 0 && !atomic_load(&b->own_sockets) &&
+	       !atomic_load(&b->bound_clients);
+}

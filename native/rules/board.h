@@ -46,8 +46,14 @@ struct board {
 	/* Set before a client's socket is bound on the host whose source may have
 	 * to be another once it is known where it connects to. */
 	_Atomic uint32_t bound_clients;
-	uint32_t zero[2];
+	uint32_t born; /* BOARD_BORN_ */
+	uint32_t zero;
+	uint64_t host; /* SO_NETNS_COOKIE of the host's namespace */
 };
+
+/* Of which families sockets are made on the host at socket(2). */
+#define BOARD_BORN_4 1
+#define BOARD_BORN_6 2
 
 _Static_assert(sizeof(struct board) <= BOARD_RULES, "the image has its place");
 
@@ -70,5 +76,11 @@ struct board_address {
 /* Looks up LENGTH bytes of a sockaddr on a board of SIZE bytes. */
 struct board_address board_look_up(const struct board *b, size_t size, const uint8_t *bytes,
 				   size_t length);
+
+/*
+ * Whether an IP socket is where a destination of BOARD_HOST lies, without a look at
+ * it: those of its family are born there, and none has been moved or bound.
+ */
+bool board_says_in_place(const struct board *b, const struct board_address *to);
 
 #endif

@@ -180,6 +180,14 @@ static long kernel6(long number, long a, long b, long c, long d, long e, long f)
 		assert(!model.file[a].given);
 		model.file[a].kind = MODEL_FREE;
 		return 0;
+	case __NR_close_range:
+		if (model_fails())
+			return -ENOSYS; /* as before 5.9 */
+		for (long number = a; number <= b; number++) {
+			assert(model_is_open(number) && !model.file[number].given);
+			model.file[number].kind = MODEL_FREE;
+		}
+		return 0;
 	case __NR_fcntl:
 		return model_fcntl(a, b, c);
 	case __NR_prlimit64:

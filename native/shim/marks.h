@@ -30,6 +30,6 @@
 #define MARK_FAMILY    (-1)
 #define MARK_BOARD     1
 #define MARK_BATCH     2
-#define MARK_BATCH_MAX 32
+#define MARK_BATCH_MAX 48
 
 #endif

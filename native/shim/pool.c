@@ -63,7 +63,7 @@
  * of 256. */
 #define POOL_NUMBER 224
 /* Of the descriptors that a process may have, one in this many may be parked. */
-#define POOL_SHARE 64
+#define POOL_SHARE 32
 
 /* The kernel's struct msghdr and cmsghdr, on 64-bit machines. */
 struct pool_iovec {
@@ -103,7 +103,10 @@ struct pool {
 	struct pool_place place[MARK_BATCH_MAX];
 };
 
-#define POOL_FILLINGS 32 /* shift */
+#define POOL_FILLINGS 48 /* shift */
+#define POOL_PLACES   ((1ull << POOL_FILLINGS) - 1)
+
+_Static_assert(MARK_BATCH_MAX <= POOL_FILLINGS, "a bit for each place");
 
 static struct pool pools[2][2]; /* by family and type */
 
@@ -186,17 +189,31 @@ static bool pool_prepare(void)
 	return true;
 }
 
-/* Parks a socket. Returns false, and closes it, if it cannot. */
+/* Parks a copy of a socket, if it can. */
 static bool pool_park(struct pool_place *place, int number)
 {
 	long high = KERNEL3(__NR_fcntl, number, POOL_DUPFD_CLOEXEC, POOL_NUMBER);
 
-	KERNEL1(__NR_close, number);
 	if (high < 0)
 		return false;
 	place->number = (int)high;
 	place->cookie = shim_cookie((int)high, POOL_SO_COOKIE);
 	return true;
+}
+
+/* Closes descriptors, which mostly have numbers one after another. */
+static void pool_close(const int *numbers, int count)
+{
+	int run = 1;
+
+	for (int first = 0; first < count; first += run) {
+		for (run = 1; first + run < count && numbers[first + run] == numbers[first] + run;)
+			run++;
+		if (run == 1 ||
+		    KERNEL3(__NR_close_range, numbers[first], numbers[first] + run - 1, 0) != 0)
+			for (int i = first; i < first + run; i++)
+				KERNEL1(__NR_close, numbers[i]);
+	}
 }
 
 /* Only one thread does this at a time, and only when no place is taken. */
@@ -214,6 +231,7 @@ static bool pool_fill(struct pool *p, int family, int type)
 	for (int i = 0; i < got; i++)
 		if (pool_park(&p->place[places], numbers[i]))
 			now |= 1ull << places++;
+	pool_close(numbers, got);
 	atomic_store(&p->parked, now);
 	return places > 0;
 }
@@ -230,9 +248,9 @@ static bool pool_remove(struct pool *p, struct pool_place *place)
 	uint64_t parked = atomic_load(&p->parked);
 
 	do {
-		if ((uint32_t)parked == 0)
+		if ((parked & POOL_PLACES) == 0)
 			return false;
-		*place = p->place[__builtin_ctz((uint32_t)parked)];
+		*place = p->place[__builtin_ctzll(parked)];
 	} while (!atomic_compare_exchange_weak(&p->parked, &parked, parked & (parked - 1)));
 	return true;
 }
@@ -281,7 +299,7 @@ static int pool_get(struct pool *p, int type, int family)
 	if (b == NULL || atomic_load(&b->nested) || atomic_load(&b->traced))
 		return -1;
 	number = pool_take(p, type);
-	if (number >= 0 || (uint32_t)atomic_load(&p->parked) != 0 ||
+	if (number >= 0 || (atomic_load(&p->parked) & POOL_PLACES) != 0 ||
 	    atomic_exchange(&p->filling, true))
 		return number;
 	if (!pool_fill(p, family, type & POOL_TYPE_MASK))

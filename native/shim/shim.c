@@ -181,8 +181,9 @@ uint64_t shim_mark(int number, const void *address, size_t length)
 		pass = true;
 		break;
 	case BOARD_HOST:
-		pass = shim_cookie(number, SHIM_SO_NETNS_COOKIE) == to.netns &&
-		       !(atomic_load(&b->bound_clients) && shim_is_bound(number));
+		pass = board_says_in_place(b, &to) ||
+		       (shim_cookie(number, SHIM_SO_NETNS_COOKIE) == to.netns &&
+			!(atomic_load(&b->bound_clients) && shim_is_bound(number)));
 		break;
 	case BOARD_OWN:
 		/* A server of the container's own may be on the host; and a

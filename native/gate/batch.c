@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Sockets in advance for shims, see shim/marks.h.
+ *
+ * (They are made when they are asked for. A thread that made the next ones meanwhile
+ * took more CPU time than it saved, and gained nothing: what one CPU has allocated,
+ * another then frees.)
+ */
+#define _GNU_SOURCE
+#include <linux/sockios.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "../shim/marks.h"
+#include "worker.h"
+
+/*
+ * Whether FILE is one end of a socketpair(2) that the caller has made: what is
+ * sent there reaches nobody whom the caller could not send it to.
+ */
+static bool gate_is_pair_of(const struct seccomp_notif *n, int file)
+{
+	char path[sizeof("/proc/4294967295/task/4294967295")];
+	struct ucred maker;
+	int domain, type;
+	socklen_t length = sizeof(domain);
+
+	if (getsockopt(file, SOL_SOCKET, SO_DOMAIN, &domain, &length) != 0 || domain != AF_UNIX)
+		return false;
+	length = sizeof(type);
+	if (getsockopt(file, SOL_SOCKET, SO_TYPE, &type, &length) != 0 || type != SOCK_SEQPACKET)
+		return false;
+	length = sizeof(maker);
+	if (getsockopt(file, SOL_SOCKET, SO_PEERCRED, &maker, &length) != 0 || maker.pid <= 0)
+		return false;
+	snprintf(path, sizeof(path), "/proc/%u/task/%u", (unsigned int)maker.pid, n->pid);
+	return access(path, F_OK) == 0 && gate_valid(n);
+}
+
+/*
+ * Descriptors that are under way count against the sender's user, all over the
+ * machine. So there is one batch under way at most, whichever thread has sent it: a
+ * program that does not take its own gets no other, and leaves none for others.
+ */
+static pthread_mutex_t gate_batch_lock = PTHREAD_MUTEX_INITIALIZER;
+static int gate_batch_sent_to = -1;
+
+static bool gate_batch_is_taken(void)
+{
+	int queued;
+
+	if (gate_batch_sent_to < 0)
+		return true;
+	if (ioctl(gate_batch_sent_to, SIOCOUTQ, &queued) == 0 && queued > 0)
+		return false;
+	close(gate_batch_sent_to);
+	gate_batch_sent_to = -1;
+	return true;
+}
+
+static bool gate_send_files(int to, const int *files, unsigned int count)
+{
+	union {
+		char space[CMSG_SPACE(sizeof(int) * MARK_BATCH_MAX)];
+		struct cmsghdr align;
+	} control = {0};
+	struct iovec iov = {"", 1};
+	struct msghdr msg = {.msg_iov = &iov,
+			     .msg_iovlen = 1,
+			     .msg_control = control.space,
+			     .msg_controllen = CMSG_SPACE(sizeof(int) * count)};
+	struct cmsghdr *cmsg = CMSG_FIRSTHDR(&msg);
+
+	cmsg->cmsg_level = SOL_SOCKET;
+	cmsg->cmsg_type = SCM_RIGHTS;
+	cmsg->cmsg_len = CMSG_LEN(sizeof(int) * count);
+	memcpy(CMSG_DATA(cmsg), files, sizeof(int) * count);
+	return sendmsg(to, &msg, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0;
+}
+
+static unsigned int gate_batch_to(int pair, const struct gate_kind *kind, unsigned int count)
+{
+	int files[MARK_BATCH_MAX];
+	unsigned int made = 0;
+	bool sent;
+
+	while (made < count && (files[made] = gate_make(kind)) >= 0)
+		made++;
+	sent = made > 0 && gate_send_files(pair, files, made);
+	for (unsigned int i = 0; i < made; i++)
+		close(files[i]);
+	return sent ? made : 0;
+}
+
+unsigned int gate_batch(struct gate_worker *w)
+{
+	const __u64 *args = w->n.data.args;
+	struct gate_kind kind;
+	unsigned int made = 0;
+	int pair;
+
+	if (args[4] < 1 || args[4] > MARK_BATCH_MAX ||
+	    !gate_kind_of(gate.board->born, (int)(args[3] >> 8 & 0xff), (int)(args[3] & 0xff), 0,
+			  &kind))
+		return 0;
+	if (pthread_mutex_trylock(&gate_batch_lock) != 0)
+		return 0;
+	pair = gate_batch_is_taken() ? gate_file_of(w, (int)args[2]) : -1;
+	if (pair >= 0 && gate_is_pair_of(&w->n, pair))
+		made = gate_batch_to(pair, &kind, (unsigned int)args[4]);
+	if (made > 0)
+		gate_batch_sent_to = pair;
+	else if (pair >= 0)
+		close(pair);
+	pthread_mutex_unlock(&gate_batch_lock);
+	return made;
+}
