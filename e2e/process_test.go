@@ -67,8 +67,12 @@ func TestEnvironment(t *testing.T) {
 	}
 	// exec.Cmd adds PWD for Dir.
 	bare := runIn(command(t, w.h, args[0], args[1:]...))
-	if got := runIn(plain(t, w, append([]string{"--"}, args...)...)); got != bare {
-		t.Errorf("printed\n%q, without tsugiki\n%q", got, bare)
+	for mode, more := range map[string]string{"seccomp": "", "auto": "LD_PRELOAD="} {
+		got := runIn(plain(t, w, append([]string{"--mode", mode, "--"}, args...)...))
+		added, same := strings.CutPrefix(got, bare)
+		if !same || !strings.HasPrefix(added, more) || strings.Count(added, "\x00") != len(strings.Fields(more)) {
+			t.Errorf("mode %s: printed\n%q, without tsugiki\n%q", mode, got, bare)
+		}
 	}
 	if !strings.HasPrefix(bare, dir+"\n") || !strings.Contains(bare, "\x00EMPTY=") {
 		t.Errorf("printed %q without tsugiki", bare)
