@@ -110,7 +110,8 @@ static void pairs_numbers(void)
 
 static void pairs_counts(void)
 {
-	static const long counts[] = {0, -1, 33, 255, 1L << 31, 1L << 32, INT64_MIN};
+	static const long counts[] = {0,	-1,	  MARK_BATCH_MAX + 1, 255,
+				      1L << 31, 1L << 32, INT64_MIN};
 	static const long kinds[] = {0,
 				     -1,
 				     AF_UNIX << 8 | SOCK_STREAM,
