@@ -158,7 +158,7 @@ func TestAttackOrdersNotTakenAndStuck(t *testing.T) {
 	t.Parallel()
 	a := newArena(t)
 	out := succeed(t, a.attack("static", append(born(), "--cap-add", "SYS_PTRACE"), "stuck-orders", "20"))
-	if out != "under way: 32\n" {
+	if out != "under way: 48\n" {
 		t.Errorf("printed %q, want one batch under way", out)
 	}
 }

@@ -19,7 +19,7 @@ import (
 
 const (
 	// testLimit bounds whatever one test runs.
-	testLimit = 15 * time.Second
+	testLimit = 60 * time.Second
 	// stopLimit is how long a server may take to end, with all that
 	// tsugiki has to take down.
 	stopLimit = 5 * time.Second

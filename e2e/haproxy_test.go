@@ -39,6 +39,9 @@ backend back6
 	server up6 [%s]:%d
 `
 
+// haproxyAnswered is a line of its log, with the client.
+var haproxyAnswered = regexp.MustCompile(`(?m)^(\S+):\d+ \[[^]]*\] front back6?/up6? \S+ 200 `)
+
 // TestHaproxy has haproxy check servers on the remote and pass requests on to
 // the one that is there.
 func TestHaproxy(t *testing.T) {
@@ -65,10 +68,17 @@ func TestHaproxy(t *testing.T) {
 			t.Errorf("the server behind it answered %q", body)
 		}
 		checkAB(t, succeed(t, command(t, w.srv, "ab", "-q", "-n", fmt.Sprint(abRequests), "-c", "8", url+"/")))
+		// It logs what it has answered a little later.
+		eventually(t, "haproxy", func() error {
+			if n := len(haproxyAnswered.FindAllString(s.output.String(), -1)); n < 4+abRequests {
+				return fmt.Errorf("it has logged %d requests, want %d", n, 4+abRequests)
+			}
+			return nil
+		})
 		s.stop(t)
 		log := s.output.String()
 		var clients []string
-		for _, found := range regexp.MustCompile(`(?m)^(\S+):\d+ \[[^]]*\] front back6?/up6? \S+ 200 `).FindAllStringSubmatch(log, -1) {
+		for _, found := range haproxyAnswered.FindAllStringSubmatch(log, -1) {
 			clients = append(clients, found[1])
 		}
 		checkAllFrom(t, clients, remoteAddr4)

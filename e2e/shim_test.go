@@ -158,7 +158,7 @@ func TestShimCalls(t *testing.T) {
 	for _, name := range []string{"errno", "pointers"} {
 		t.Run(name, func(t *testing.T) { a.likeBare(t, name, udp) })
 	}
-	for _, name := range []string{"signals", "longjmp", "threads"} {
+	for _, name := range []string{"call-signals", "longjmp", "call-threads"} {
 		t.Run(name, func(t *testing.T) { a.likeBare(t, name, udp) })
 	}
 	// Nobody has this address: its connections wait for an answer.

@@ -250,10 +250,21 @@ int main(int argc, char **argv)
 		race_cases,   reach_cases, stuck_cases,	 udp_cases,
 	};
 
-	for (size_t i = 0; argc > 1 && i < sizeof(tables) / sizeof(tables[0]); i++)
-		for (const struct attack_case *c = tables[i]; c->name != NULL; c++)
-			if (strcmp(c->name, argv[1]) == 0)
-				return c->run(argc - 2, argv + 2);
+	const struct attack_case *found = NULL;
+
+	for (size_t i = 0; argc > 1 && i < sizeof(tables) / sizeof(tables[0]); i++) {
+		for (const struct attack_case *c = tables[i]; c->name != NULL; c++) {
+			if (strcmp(c->name, argv[1]) != 0)
+				continue;
+			if (found != NULL) {
+				fprintf(stderr, "attack: two cases are called %s\n", argv[1]);
+				return 3;
+			}
+			found = c;
+		}
+	}
+	if (found != NULL)
+		return found->run(argc - 2, argv + 2);
 	fprintf(stderr, "attack: no such case\n");
 	return 3;
 }

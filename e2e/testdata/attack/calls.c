@@ -103,7 +103,7 @@ static int calls_pointers(int argc, char **argv)
 	return 0;
 }
 
-/* "signals TO": handlers that make and connect sockets while their thread does. */
+/* "call-signals TO": handlers that make and connect sockets while their thread does. */
 static volatile sig_atomic_t calls_handled, calls_failed;
 static uint64_t calls_cookies[20000];
 static atomic_int calls_count;
@@ -217,7 +217,7 @@ static int calls_longjmp(int argc, char **argv)
 	return 0;
 }
 
-/* "threads TO": that all make and connect sockets; none is made twice. */
+/* "call-threads TO": that all make and connect sockets; none is made twice. */
 static void *calls_thread(void *arg)
 {
 	for (int i = 0; i < 2000; i++)
@@ -376,7 +376,13 @@ static int calls_sockets(int argc, char **argv)
 }
 
 const struct attack_case calls_cases[] = {
-	{"longjmp", calls_longjmp},	{"errno", calls_errno},	    {"pointers", calls_pointers},
-	{"signals", calls_signals},	{"threads", calls_threads}, {"cancel", calls_cancelled},
-	{"elsewhere", calls_elsewhere}, {"sockets", calls_sockets}, {0},
+	{"longjmp", calls_longjmp},
+	{"errno", calls_errno},
+	{"pointers", calls_pointers},
+	{"call-signals", calls_signals},
+	{"call-threads", calls_threads},
+	{"cancel", calls_cancelled},
+	{"elsewhere", calls_elsewhere},
+	{"sockets", calls_sockets},
+	{0},
 };
