@@ -42,9 +42,6 @@
 #include <fcntl.h>
 #include <linux/audit.h>
 #include <linux/seccomp.h>
-#include <linux/sockios.h>
-#include <netinet/in.h>
-#include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdatomic.h>
@@ -53,7 +50,6 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 #if defined(__x86_64__)
@@ -64,7 +60,7 @@
 #error "the system calls of this architecture are not known here"
 #endif
 
-/* From linux/seccomp.h and linux/pidfd.h, where these are too old. */
+/* From linux/seccomp.h, where it is too old. */
 #ifndef SECCOMP_ADDFD_FLAG_SEND
 #define SECCOMP_ADDFD_FLAG_SEND 2
 #endif
@@ -72,7 +68,6 @@
 #define SECCOMP_IOCTL_NOTIF_SET_FLAGS SECCOMP_IOW(4, __u64)
 #endif
 #define GATE_SYNC_WAKE_UP 1
-#define GATE_PIDFD_THREAD 0200 /* O_EXCL */
 
 /* System calls of the 32-bit ABIs, which the C library does not name here. */
 #define GATE_X32	     0x40000000
@@ -86,8 +81,6 @@
 
 /* Beyond struct sockaddr_storage the kernel refuses an address. */
 #define GATE_SOCKADDR_MAX 128
-
-struct gate gate;
 
 static void gate_answer(const struct seccomp_notif *n, int64_t value, uint32_t flags)
 {
@@ -107,22 +100,6 @@ static void gate_proceed(const struct seccomp_notif *n)
 	gate_answer(n, 0, SECCOMP_USER_NOTIF_FLAG_CONTINUE);
 }
 
-bool gate_valid(const struct seccomp_notif *n)
-{
-	uint64_t id = n->id;
-
-	return ioctl(gate.listener, SECCOMP_IOCTL_NOTIF_ID_VALID, &id) == 0;
-}
-
-/* Returns how many bytes there were before the first that is not mapped. */
-static size_t gate_read(const struct seccomp_notif *n, uint64_t from, void *to, size_t size)
-{
-	struct iovec local = {to, size}, remote = {(void *)(uintptr_t)from, size};
-	ssize_t got = process_vm_readv((pid_t)n->pid, &local, 1, &remote, 1, 0);
-
-	return got < 0 ? 0 : (size_t)got;
-}
-
 static void gate_tell(const struct gate_ask *ask)
 {
 	/* If the supervisor is gone, the call waits until all are killed. */
@@ -135,24 +112,6 @@ static void gate_report(struct gate_ask *ask)
 		return;
 	ask->answered = 1;
 	gate_tell(ask);
-}
-
-/* Whether the kernel programs police a socket. */
-static bool gate_policed(int file)
-{
-	return setsockopt(file, 0 /* SOL_IP */, OPTIONS_PROOF, NULL, 0) != 0 && errno == EPERM;
-}
-
-int gate_make(const struct gate_kind *kind)
-{
-	int file = socket(kind->family, kind->type | SOCK_CLOEXEC, kind->protocol);
-
-	if (file >= 0 && !gate_policed(file)) {
-		close(file);
-		errno = EXDEV;
-		return -1;
-	}
-	return file;
 }
 
 static bool gate_deliver(const struct seccomp_notif *n, int file, bool close_on_exec)
@@ -197,55 +156,6 @@ static void gate_socket(const struct seccomp_notif *n, struct gate_ask *ask)
 		gate_answer(n, -error, 0); /* the program's own limits */
 	else if (error != 0 && error != ENOENT)
 		gate_proceed(n);
-}
-
-int gate_file_of(struct gate_worker *w, int number)
-{
-	int file = -1;
-
-	for (int tries = 0; tries < 2 && file < 0; tries++) {
-		if (w->pidfd < 0 || w->thread != w->n.pid) {
-			if (w->pidfd >= 0)
-				close(w->pidfd);
-			w->thread = w->n.pid;
-			w->pidfd = (int)syscall(SYS_pidfd_open, w->n.pid, GATE_PIDFD_THREAD);
-		}
-		if (w->pidfd < 0)
-			return -1;
-		file = (int)syscall(SYS_pidfd_getfd, w->pidfd, number, 0);
-		if (file < 0 && errno != ESRCH)
-			return -1;
-		if (file < 0)
-			w->thread = 0; /* whose id this was is gone */
-	}
-	return file;
-}
-
-/* Whether an IP socket has a port. */
-static bool gate_is_bound(int file)
-{
-	struct sockaddr_in6 name = {0}; /* the port is where AF_INET has it */
-	socklen_t length = sizeof(name);
-
-	return getsockname(file, (struct sockaddr *)&name, &length) != 0 || name.sin6_port != 0;
-}
-
-/* The namespace of a descriptor of the caller; 0 if it is no socket. BOUND is set,
- * unless it is NULL. */
-static uint64_t gate_netns_of(struct gate_worker *w, int number, bool *bound)
-{
-	uint64_t cookie = 0;
-	socklen_t length = sizeof(cookie);
-	int file = gate_file_of(w, number);
-
-	if (file < 0)
-		return 0;
-	if (getsockopt(file, SOL_SOCKET, SO_NETNS_COOKIE, &cookie, &length) != 0)
-		cookie = 0;
-	else if (bound != NULL)
-		*bound = gate_is_bound(file);
-	close(file);
-	return cookie;
 }
 
 /* Whether a socket is already where the destination lies. */

@@ -9,6 +9,7 @@
 #define _GNU_SOURCE
 #include "../privilege/privilege.h"
 #include "gate.h"
+#include "worker.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -21,6 +22,8 @@
 #include <unistd.h>
 
 enum { GATE_FD_CONTROL = 3, GATE_FD_LISTENER, GATE_FD_BOARD, GATE_FD_KILL, GATE_FDS };
+
+struct gate gate;
 
 static const char gate_usage_text[] = "usage: tsugiki-gate --uid N --gid N --own INODE "
 				      "[--report], control socket, seccomp "

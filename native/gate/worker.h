@@ -33,6 +33,14 @@ void gate_handle(struct gate_worker *w);
 /* Whether the caller still waits: else what was got by its id was another's. */
 bool gate_valid(const struct seccomp_notif *n);
 
+/* Reads the caller's memory; returns how many bytes there were before the first that
+ * is not mapped. */
+size_t gate_read(const struct seccomp_notif *n, uint64_t from, void *to, size_t size);
+
+/* The namespace of a descriptor of the caller; 0 if it is no socket. BOUND, unless
+ * it is NULL, is set to whether it has a port. */
+uint64_t gate_netns_of(struct gate_worker *w, int number, bool *bound);
+
 /* A duplicate of a descriptor of the caller, or -1. */
 int gate_file_of(struct gate_worker *w, int number);
 

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Sockets in advance for shims, see shim/marks.h.
+ * Making sockets, one for a program that waits, or many in advance for its shim
+ * (shim/marks.h).
  *
- * (They are made when they are asked for. A thread that made the next ones meanwhile
+ * (The latter are made when they are asked for. A thread that made the next ones meanwhile
  * took more CPU time than it saved, and gained nothing: what one CPU has allocated,
  * another then frees.)
  */
 #define _GNU_SOURCE
+#include <errno.h>
 #include <linux/sockios.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -15,8 +17,27 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "../../bpf/options.h"
 #include "../shim/marks.h"
 #include "worker.h"
+
+/* Whether the kernel programs police a socket. */
+static bool gate_policed(int file)
+{
+	return setsockopt(file, 0 /* SOL_IP */, OPTIONS_PROOF, NULL, 0) != 0 && errno == EPERM;
+}
+
+int gate_make(const struct gate_kind *kind)
+{
+	int file = socket(kind->family, kind->type | SOCK_CLOEXEC, kind->protocol);
+
+	if (file >= 0 && !gate_policed(file)) {
+		close(file);
+		errno = EXDEV;
+		return -1;
+	}
+	return file;
+}
 
 /*
  * Whether FILE is one end of a socketpair(2) that the caller has made: what is
