@@ -148,10 +148,7 @@ func nativeRules(n native, o Options) []rule {
 		add(sendTo, cond{3, anyBits, unix.MSG_FASTOPEN})
 	}
 	// Who makes itself a network namespace is not to get the host's sockets there.
-	add(unshare, cond{0, anyBits, unix.CLONE_NEWNET})
-	add(clone, cond{0, anyBits, unix.CLONE_NEWNET})
-	add(setNS, cond{1, anyBits, unix.CLONE_NEWNET})
-	add(setNS, cond{1, equal, 0}) // any kind of namespace
+	rules = append(rules, leaving(n.token, n.numbers[unshare], n.numbers[setNS], n.numbers[clone])...)
 	if o.Datagrams {
 		decided(sendMsg)
 		decided(sendMMsg)

@@ -1,6 +1,10 @@
 package filter
 
-import "golang.org/x/sys/unix"
+import (
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
 
 // Audit architecture tokens, linux/audit.h.
 const (
@@ -63,10 +67,11 @@ var natives = map[string]native{
 
 // foreign are the calls by which a program of another ABI could get around the
 // kernel programs: listen(2), for which there is none, and setsockopt(2), for
-// which they are not asked. All else that such a program does stays in its own
-// namespace, or is theirs to judge.
+// which they are not asked; and those by which it gets into another network
+// namespace. All else that such a program does stays in its own namespace, or is
+// theirs to judge.
 var foreign = map[string][]rule{
-	"amd64": {
+	"amd64": slices.Concat([]rule{
 		{token: archX8664, number: x32Bit | 50},
 		{token: archX8664, number: x32Bit | 541},
 		{token: archI386, number: 363},
@@ -74,8 +79,22 @@ var foreign = map[string][]rule{
 		{token: archI386, number: 102, only: []cond{{arg: 0, op: equal, value: socketcallListen}}},
 		{token: archI386, number: 102, only: []cond{{arg: 0, op: equal, value: socketcallSetsockopt}}},
 	},
-	"arm64": {
+		leaving(archX8664, x32Bit|272, x32Bit|308, x32Bit|56),
+		leaving(archI386, 310, 346, 120)),
+	"arm64": slices.Concat([]rule{
 		{token: archArm, number: 284},
 		{token: archArm, number: 294},
 	},
+		leaving(archArm, 337, 375, 120)),
+}
+
+// leaving are the rules for who makes itself a network namespace, or enters one, by
+// the numbers of these calls.
+func leaving(token, unshare, setNS, clone uint32) []rule {
+	return []rule{
+		{token, unshare, []cond{{0, anyBits, unix.CLONE_NEWNET}}},
+		{token, clone, []cond{{0, anyBits, unix.CLONE_NEWNET}}},
+		{token, setNS, []cond{{1, anyBits, unix.CLONE_NEWNET}}},
+		{token, setNS, []cond{{1, equal, 0}}}, // any kind of namespace
+	}
 }

@@ -76,6 +76,13 @@
 #define GATE_X32_SETSOCKOPT  (GATE_X32 | 541)
 #define GATE_ARM_SETSOCKOPT  294
 
+#define GATE_I386_UNSHARE 310
+#define GATE_I386_SETNS	  346
+#define GATE_I386_CLONE	  120
+#define GATE_ARM_UNSHARE  337
+#define GATE_ARM_SETNS	  375
+#define GATE_ARM_CLONE	  120
+
 /* socketcall(2)'s first argument, linux/net.h. */
 #define GATE_SYS_LISTEN 4
 
@@ -278,6 +285,27 @@ static void gate_option(const struct seccomp_notif *n, int level, int name)
 		gate_proceed(n);
 }
 
+/* Whether a call is one of those by which a program gets into another namespace: the
+ * filter asks about no others of them. */
+static bool gate_is_leaving(const struct seccomp_notif *n)
+{
+	switch (n->data.arch) {
+	case AUDIT_ARCH_I386:
+		return n->data.nr == GATE_I386_UNSHARE || n->data.nr == GATE_I386_SETNS ||
+		       n->data.nr == GATE_I386_CLONE;
+	case AUDIT_ARCH_ARM:
+		return n->data.nr == GATE_ARM_UNSHARE || n->data.nr == GATE_ARM_SETNS ||
+		       n->data.nr == GATE_ARM_CLONE;
+	}
+	switch (n->data.nr & ~GATE_X32) {
+	case SYS_unshare:
+	case SYS_setns:
+	case SYS_clone:
+		return true;
+	}
+	return false;
+}
+
 /*
  * The calls of other ABIs that would get around the kernel programs: listen(2),
  * which has none, and setsockopt(2), for which they are not asked. What
@@ -344,18 +372,16 @@ void gate_handle(struct gate_worker *w)
 	_Static_assert(sizeof(ask.args) == sizeof(n->data.args), "all arguments");
 	memcpy(ask.args, n->data.args, sizeof(ask.args));
 
+	if (gate_is_leaving(n)) {
+		atomic_store(&gate.board->nested, 1);
+		gate_proceed(n);
+		return;
+	}
 	if (n->data.arch != GATE_ARCH || n->data.nr >= GATE_X32) {
 		gate_foreign(n, &ask);
 		return;
 	}
-	switch (n->data.nr) {
-	case SYS_unshare:
-	case SYS_setns:
-	case SYS_clone:
-		atomic_store(&gate.board->nested, 1);
-		gate_proceed(n);
-		return;
-	case SYS_listen:
+	if (n->data.nr == SYS_listen) {
 		/* Whoever asks: it may be a host socket that was inherited. */
 		gate_listen(&ask);
 		return;
