@@ -89,9 +89,9 @@ func environment(o order) ([]string, error) {
 	if o.Preload == "" {
 		return os.Environ(), nil
 	}
-	if err := unix.Access(o.Preload, unix.R_OK); err != nil {
+	if err := preloadable(o.Preload); err != nil {
 		if o.NeedsPreload {
-			return nil, fmt.Errorf("the program's user cannot read %s: %w; install it where everybody can", o.Preload, err)
+			return nil, err
 		}
 		return os.Environ(), nil
 	}
@@ -105,6 +105,16 @@ func environment(o order) ([]string, error) {
 		}
 	}
 	return append(env, name+o.Preload), nil
+}
+
+func preloadable(path string) error {
+	if strings.ContainsAny(path, " :") {
+		return fmt.Errorf("the dynamic loader takes %q for several; install it where the path has no space or colon", path)
+	}
+	if err := unix.Access(path, unix.R_OK); err != nil {
+		return fmt.Errorf("the program's user cannot read %s: %w; install it where everybody can", path, err)
+	}
+	return nil
 }
 
 // filterFlags: WAIT_KILLABLE_RECV (5.19, kernel commit c2aa2dfef243) keeps
