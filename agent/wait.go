@@ -60,21 +60,29 @@ func (c *Container) Wait() (unix.WaitStatus, error) {
 }
 
 // waitForEnd stops when the program is stopped, so that a shell's job control
-// sees it, and continues it when we are continued.
+// sees it, and continues it when we are continued: unless whoever did that has
+// continued it too, for by now it may have been stopped again.
 func (c *Container) waitForEnd() (unix.WaitStatus, error) {
 	// A stop takes effect at once only on the thread that it is sent to.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
+	const next, now = unix.WUNTRACED, unix.WUNTRACED | unix.WCONTINUED | unix.WNOHANG
+	options := next
 	for {
 		var status unix.WaitStatus
-		_, err := unix.Wait4(c.process.PID, &status, unix.WUNTRACED, nil)
+		pid, err := unix.Wait4(c.process.PID, &status, options, nil)
 		switch {
 		case errors.Is(err, unix.EINTR):
 		case err != nil:
 			return 0, fmt.Errorf("wait for program: %w", err)
+		case pid == 0: // it is still stopped
+			_ = unix.Kill(c.process.PID, unix.SIGCONT)
+			options = next
+		case status.Continued():
+			options = next
 		case status.Stopped():
 			_ = unix.Tgkill(os.Getpid(), unix.Gettid(), unix.SIGSTOP)
-			_ = unix.Kill(c.process.PID, unix.SIGCONT)
+			options = now
 		default:
 			return status, nil
 		}
