@@ -1,17 +1,15 @@
 // Package kernel tells whether this machine can do what Tsugiki needs, in words
 // that say what is missing and what to do.
 //
-// It asks by trying, not by version, wherever trying changes nothing. It needs
-// no privilege to tell that some are missing.
+// It knows by trying, never by version: it makes the system call, loads a tiny
+// program. What that takes of the machine is given back before the answer.
+// It needs no privilege to tell what is missing where trying takes none.
 package kernel
 
 import (
 	"errors"
 	"fmt"
-	"os"
 	"strconv"
-	"strings"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -35,6 +33,28 @@ func (e *UnsupportedError) Unwrap() error { return ErrNotSupported }
 // ErrPrivilege says that the caller may not do what grafting takes.
 var ErrPrivilege = errors.New("not enough privilege")
 
+// ErrFiles says that too few files may be open.
+var ErrFiles = errors.New("too many open files")
+
+// Require returns why containers cannot be grafted here, or nil. It looks only at
+// what is found out at once and without a trace; what else is missing is said by
+// the step of a start that meets it.
+func Require() error {
+	for _, f := range features {
+		if !f.early {
+			continue
+		}
+		_, err := f.try(nil)
+		switch {
+		case errors.Is(err, ErrNotSupported), errors.Is(err, ErrPrivilege), errors.Is(err, ErrFiles):
+			return err
+		case err != nil:
+			return fmt.Errorf("%s: %w", f.Name, err)
+		}
+	}
+	return nil
+}
+
 // needed are the capabilities that grafting takes, and for what.
 var needed = []struct {
 	bit  int
@@ -47,76 +67,84 @@ var needed = []struct {
 	{unix.CAP_SETPCAP, "CAP_SETPCAP", "limiting the program's capabilities"},
 }
 
-// Require returns why containers cannot be grafted here, or nil.
-func Require() error {
-	if err := requirePrivilege(); err != nil {
-		return err
+func capabilities() []Feature {
+	var list []Feature
+	for _, c := range needed {
+		list = append(list, Feature{
+			Name: c.name, Required: true, Lost: c.what, early: true,
+			Probe: func(*Scratch) (string, error) {
+				have, err := effective()
+				if err == nil && have&(1<<c.bit) == 0 {
+					err = fmt.Errorf("%w: %s is needed for %s; run it as root", ErrPrivilege, c.name, c.what)
+				}
+				return "", err
+			},
+		})
 	}
-	if err := requireFiles(); err != nil {
-		return err
-	}
-	if !actionAvailable(unix.SECCOMP_RET_USER_NOTIF) {
-		return &UnsupportedError{"seccomp user notification", "5.14"}
-	}
-	if _, err := unix.PidfdGetfd(-1, 0, 0); errors.Is(err, unix.ENOSYS) {
-		return &UnsupportedError{"pidfd_getfd(2)", "5.6"}
-	}
-	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return fmt.Errorf("make socket: %w", err)
-	}
-	defer unix.Close(s)
-	if _, err := unix.GetsockoptUint64(s, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE); err != nil {
-		return &UnsupportedError{"SO_NETNS_COOKIE", "5.14"}
-	}
-	return nil
+	return list
 }
 
-// filesMin is how many files a container may have open at once here, with some
-// room. At the limit the kernel's answers no longer tell what is missing.
-const filesMin = 64
+// privileged tells whether we have all that is needed, in our user namespace.
+func privileged() bool {
+	have, err := effective()
+	for _, c := range needed {
+		if err != nil || have&(1<<c.bit) == 0 {
+			return false
+		}
+	}
+	return true
+}
 
-// ErrFiles says that too few files may be open.
-var ErrFiles = errors.New("too many open files")
+// effective are the capabilities of this thread.
+func effective() (uint64, error) {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var words [2]unix.CapUserData
+	if err := unix.Capget(&header, &words[0]); err != nil {
+		return 0, fmt.Errorf("read capabilities: %w", err)
+	}
+	return uint64(words[1].Effective)<<32 | uint64(words[0].Effective), nil
+}
 
-func requireFiles() error {
+const (
+	// filesMin is how many files a container may have open at once here, with some
+	// room. At the limit the kernel's answers no longer tell what is missing.
+	filesMin = 64
+	// filesPlenty is what Linux gives programs by default.
+	filesPlenty = 1024
+)
+
+func limits() []Feature {
+	return []Feature{
+		{
+			Name: "RLIMIT_NOFILE", Required: true, early: true,
+			Lost: "containers cannot be started",
+			Probe: func(*Scratch) (string, error) {
+				limit, err := filesLimit()
+				if err == nil && limit.Cur < filesMin {
+					err = fmt.Errorf("%w: the limit is %d, at least %d are needed; raise it with ulimit -n", ErrFiles, limit.Cur, filesMin)
+				}
+				return strconv.FormatUint(limit.Cur, 10), err
+			},
+		},
+		{
+			Name: "ample RLIMIT_NOFILE",
+			Lost: "dynamic programs get fewer sockets in advance, one for 32 files: more round trips",
+			Probe: func(*Scratch) (string, error) {
+				limit, err := filesLimit()
+				if err == nil && limit.Cur < filesPlenty {
+					err = fmt.Errorf("the limit is %d, less than %d; raise it with ulimit -n", limit.Cur, filesPlenty)
+				}
+				return "", err
+			},
+		},
+	}
+}
+
+// filesLimit is that of this process: Go has raised the soft one to the hard one.
+func filesLimit() (unix.Rlimit, error) {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		return fmt.Errorf("read the limit of open files: %w", err)
+		return limit, fmt.Errorf("read the limit of open files: %w", err)
 	}
-	if limit.Cur < filesMin {
-		return fmt.Errorf("%w: the limit is %d, at least %d are needed; raise it with ulimit -n", ErrFiles, limit.Cur, filesMin)
-	}
-	return nil
-}
-
-func requirePrivilege() error {
-	have, err := effective()
-	if err != nil {
-		return err
-	}
-	for _, c := range needed {
-		if have&(1<<c.bit) == 0 {
-			return fmt.Errorf("%w: %s is needed for %s; run it as root", ErrPrivilege, c.name, c.what)
-		}
-	}
-	return nil
-}
-
-func effective() (uint64, error) {
-	data, err := os.ReadFile("/proc/self/status")
-	if err != nil {
-		return 0, err
-	}
-	for line := range strings.Lines(string(data)) {
-		if rest, ok := strings.CutPrefix(line, "CapEff:"); ok {
-			return strconv.ParseUint(strings.TrimSpace(rest), 16, 64)
-		}
-	}
-	return 0, errors.New("read capabilities: /proc/self/status has no CapEff")
-}
-
-func actionAvailable(action uint32) bool {
-	_, _, errno := unix.RawSyscall(unix.SYS_SECCOMP, unix.SECCOMP_GET_ACTION_AVAIL, 0, uintptr(unsafe.Pointer(&action)))
-	return errno == 0
+	return limit, nil
 }

@@ -1,0 +1,180 @@
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	bpf "github.com/cilium/ebpf/features"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+)
+
+// programs are the kinds of kernel programs, each of which is loaded and attached.
+// Those of cgroups take CONFIG_CGROUP_BPF.
+func programs() []Feature {
+	var list []Feature
+	for _, p := range []struct {
+		name  string
+		at    ebpf.AttachType
+		typ   ebpf.ProgramType
+		since string
+		lost  string
+	}{
+		{"cgroup/connect4", ebpf.AttachCGroupInet4Connect, ebpf.CGroupSockAddr, "4.17", "destinations are not enforced"},
+		{"cgroup/connect6", ebpf.AttachCGroupInet6Connect, ebpf.CGroupSockAddr, "4.17", "destinations are not enforced"},
+		{"cgroup/bind4", ebpf.AttachCGroupInet4Bind, ebpf.CGroupSockAddr, "4.17", "ports are not enforced"},
+		{"cgroup/bind6", ebpf.AttachCGroupInet6Bind, ebpf.CGroupSockAddr, "4.17", "ports are not enforced"},
+		{"cgroup/sendmsg4", ebpf.AttachCGroupUDP4Sendmsg, ebpf.CGroupSockAddr, "4.18", "destinations of datagrams are not enforced"},
+		{"cgroup/sendmsg6", ebpf.AttachCGroupUDP6Sendmsg, ebpf.CGroupSockAddr, "4.18", "destinations of datagrams are not enforced"},
+		{"cgroup/recvmsg4", ebpf.AttachCGroupUDP4Recvmsg, ebpf.CGroupSockAddr, "5.2", "programs see other senders than they sent to"},
+		{"cgroup/recvmsg6", ebpf.AttachCGroupUDP6Recvmsg, ebpf.CGroupSockAddr, "5.2", "programs see other senders than they sent to"},
+		{"cgroup/getsockname4", ebpf.AttachCgroupInet4GetSockname, ebpf.CGroupSockAddr, "5.8", "programs see other names than they asked for"},
+		{"cgroup/getsockname6", ebpf.AttachCgroupInet6GetSockname, ebpf.CGroupSockAddr, "5.8", "programs see other names than they asked for"},
+		{"cgroup/setsockopt", ebpf.AttachCGroupSetsockopt, ebpf.CGroupSockopt, "5.3", "options that get around the rules are not refused"},
+		{"cgroup/sock_ops", ebpf.AttachCGroupSockOps, ebpf.SockOps, "4.13", "listeners that no rule allows are not confined"},
+	} {
+		list = append(list, Feature{
+			Name: "BPF " + p.name, Since: p.since, Required: true, Lost: p.lost,
+			Probe: func(s *Scratch) (string, error) { return "", attach(s, p.typ, p.at) },
+		})
+	}
+	return list
+}
+
+// attach loads a program that allows everything, and attaches it to an empty
+// cgroup, with which it goes.
+func attach(s *Scratch, typ ebpf.ProgramType, at ebpf.AttachType) error {
+	spec := ebpf.ProgramSpec{
+		Type: typ, AttachType: at, License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 1), asm.Return()},
+	}
+	p, err := ebpf.NewProgramWithOptions(&spec, ebpf.ProgramOptions{LogDisabled: true})
+	if err != nil {
+		return err
+	}
+	defer p.Close()
+	g, err := s.Trial()
+	if err != nil {
+		return err
+	}
+	dir, err := g.Open()
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	const allowMulti = 2 // BPF_F_ALLOW_MULTI: beside those of others, above it
+	return link.RawAttachProgram(link.RawAttachProgramOptions{Target: int(dir.Fd()), Program: p, Attach: at, Flags: allowMulti})
+}
+
+func maps() []Feature {
+	list := []Feature{{
+		Name: "BPF memory", Required: true, // RLIMIT_MEMLOCK counts before 5.11 only
+		Lost: "rules cannot be given to the kernel",
+		Probe: func(*Scratch) (string, error) {
+			// As much as all maps of a container, or more.
+			spec := ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4096, MaxEntries: 4096}
+			m, err := ebpf.NewMap(&spec)
+			if err == nil {
+				m.Close()
+			}
+			if errors.Is(err, unix.EPERM) && bpf.HaveMapType(ebpf.Array) == nil {
+				err = errors.New("a map of 16 MiB cannot be made; raise RLIMIT_MEMLOCK, with ulimit -l")
+			}
+			return memlock(), err
+		},
+	}}
+	for _, m := range []struct {
+		name  string
+		typ   ebpf.MapType
+		since string
+		lost  string
+	}{
+		{"array", ebpf.Array, "3.19", "endpoints cannot be given to the kernel"},
+		{"hash", ebpf.Hash, "3.19", "names cannot be given to the kernel"},
+		{"lru_hash", ebpf.LRUHash, "4.10", "who sent a datagram cannot be remembered"},
+		{"percpu_array", ebpf.PerCPUArray, "4.6", "refusals are not counted"},
+		{"lpm_trie", ebpf.LPMTrie, "4.11", "rules cannot be given to the kernel"},
+		{"sk_storage", ebpf.SkStorage, "5.2", "what a socket may do cannot be kept with it"},
+	} {
+		list = append(list, Feature{
+			Name: "BPF map " + m.name, Since: m.since, Required: true, Lost: m.lost,
+			Probe: func(*Scratch) (string, error) { return "", bpf.HaveMapType(m.typ) },
+		})
+	}
+	return list
+}
+
+func memlock() string {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &limit); err != nil || limit.Cur == unix.RLIM_INFINITY {
+		return "RLIMIT_MEMLOCK unlimited"
+	}
+	return fmt.Sprintf("RLIMIT_MEMLOCK %d KiB", limit.Cur>>10)
+}
+
+// helpers are what the kernel programs call, by kind of program. All that they call
+// is there since the kernel that the last one came with.
+func helpers() []Feature {
+	var list []Feature
+	for _, h := range []struct {
+		name  string
+		typ   ebpf.ProgramType
+		since string
+		calls []asm.BuiltinFunc
+		lost  string
+	}{
+		{
+			"sock_addr", ebpf.CGroupSockAddr, "5.15",
+			[]asm.BuiltinFunc{
+				asm.FnGetNetnsCookie, asm.FnSkStorageGet, asm.FnSkLookupTcp, asm.FnSkLookupUdp, asm.FnSkRelease,
+				asm.FnGetSocketCookie, asm.FnBind,
+			},
+			"endpoints cannot be enforced",
+		},
+		{
+			"sockopt", ebpf.CGroupSockopt, "5.15", []asm.BuiltinFunc{asm.FnSkStorageGet, asm.FnGetNetnsCookie}, // kernel commit f1248dee954c
+			"the relay's socket cannot be told from others",
+		},
+		{
+			"sock_ops", ebpf.SockOps, "5.15",
+			[]asm.BuiltinFunc{asm.FnSkStorageGet, asm.FnSetsockopt},
+			"listeners that no rule allows are not confined",
+		},
+	} {
+		list = append(list, Feature{
+			Name: "BPF helpers of " + h.name, Since: h.since, Required: true, Lost: h.lost,
+			Probe: func(*Scratch) (string, error) {
+				var names []string
+				for _, fn := range h.calls {
+					if err := bpf.HaveProgramHelper(h.typ, fn); err != nil {
+						return "", fmt.Errorf("%s: %w", fn, err)
+					}
+					names = append(names, strings.TrimPrefix(fn.String(), "Fn"))
+				}
+				return strings.Join(names, " "), nil
+			},
+		})
+	}
+	return list
+}
+
+// lsm loads a program of the security module, and attaches it to nothing.
+func lsm(*Scratch) (string, error) {
+	if err := bpf.HaveProgramType(ebpf.LSM); err != nil {
+		return "", err
+	}
+	active, err := os.ReadFile("/sys/kernel/security/lsm")
+	if err != nil {
+		return "", Untold("programs can be loaded; /sys/kernel/security/lsm, which says whether they run, cannot be read")
+	}
+	for name := range strings.SplitSeq(strings.TrimSpace(string(active)), ",") {
+		if name == "bpf" {
+			return "", nil
+		}
+	}
+	return "", errors.New("programs can be loaded, but do not run; start the kernel with bpf in its list lsm=")
+}

@@ -1,0 +1,96 @@
+package kernel
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/cgroup"
+)
+
+var cgroups = []Feature{
+	{
+		Name: "cgroup v2", Required: true,
+		Lost: "containers cannot be told apart, nor ended",
+		Probe: func(*Scratch) (string, error) {
+			own, err := cgroup.Own()
+			if err != nil {
+				return "", err
+			}
+			return layout() + ", " + own, nil
+		},
+	},
+	{
+		Name: "writable cgroup v2", Required: true,
+		Lost: "containers cannot be told apart, nor ended",
+		Probe: func(s *Scratch) (string, error) {
+			_, err := s.Cgroup()
+			switch {
+			case errors.Is(err, cgroup.ErrNoV2):
+				err = Untold("cannot be told: none is mounted")
+			case errors.Is(err, fs.ErrNotExist):
+				err = nil // made, and removed again, for it has no cgroup.kill
+			}
+			return "", err
+		},
+	},
+	{
+		Name: "cgroup.kill", Since: "5.14", Required: true, // kernel commit 661ee6280931
+		Lost: "containers cannot be ended for sure",
+		Probe: func(s *Scratch) (string, error) {
+			if _, err := s.Cgroup(); errors.Is(err, fs.ErrNotExist) {
+				return "", unix.ENOENT
+			}
+			g, err := s.Trial()
+			if err != nil {
+				return "", err
+			}
+			return "", g.Kill() // nobody is in it
+		},
+	},
+	{
+		Name: "CLONE_INTO_CGROUP", Since: "5.7", Required: true, // kernel commit ef2c41cf38a7
+		Lost: "programs cannot be born in their cgroup",
+		Probe: func(*Scratch) (string, error) {
+			null, err := os.Open(os.DevNull)
+			if err != nil {
+				return "", err
+			}
+			defer null.Close()
+			// No cgroup, and no program: it never gets as far as a process.
+			err = spawnNothing(&syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(null.Fd())})
+			if errors.Is(err, unix.EBADF) {
+				err = nil
+			}
+			return "", err
+		},
+	},
+}
+
+// spawnNothing starts a program that there is not, and returns why not even its
+// process could be made.
+func spawnNothing(attr *syscall.SysProcAttr) error {
+	p, err := os.StartProcess("/dev/null/nothing", []string{"nothing"}, &os.ProcAttr{Sys: attr})
+	if err == nil {
+		_ = p.Kill()
+		_, err = p.Wait()
+		return err
+	}
+	if errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	return err
+}
+
+// layout says how the hierarchies of cgroups are mounted.
+func layout() string {
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err == nil && strings.Contains(string(mounts), " - cgroup ") {
+		return "hybrid (v1 beside v2)"
+	}
+	return "v2 only"
+}
