@@ -9,6 +9,7 @@ GO       ?= go
 BIN      ?= bin
 PREFIX   ?= /usr/local
 VERSION  ?= 0.1
+ZSH      ?= site-functions
 ROUNDS   ?= 7
 FUZZTIME ?= 10s
 SOAK     ?= 100000
@@ -24,8 +25,13 @@ build:
 	$(GO) build -trimpath -o bin/ ./cmd/...
 	$(MAKE) -C native
 
-# After make build: the binaries, and what programs written for AF_GRAFT are
-# built with.
+# The pages of the built commands.
+man:
+	rm -rf man
+	$(BIN)/tsugiki manpages man
+
+# After make build: the binaries with their pages and completions, and what
+# programs written for AF_GRAFT are built with.
 install:
 	install -D -t $(DESTDIR)$(PREFIX)/bin $(BIN)/tsugiki
 	install -D -t $(DESTDIR)$(PREFIX)/lib/tsugiki $(BIN)/tsugiki-* $(BIN)/libtsugiki.so
@@ -34,6 +40,11 @@ install:
 	install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' tsugiki-graft.pc.in \
 		> $(DESTDIR)$(PREFIX)/lib/pkgconfig/tsugiki-graft.pc
+	$(BIN)/tsugiki manpages $(DESTDIR)$(PREFIX)/share/man/man1
+	install -d $(addprefix $(DESTDIR)$(PREFIX)/share/,bash-completion/completions zsh/$(ZSH) fish/vendor_completions.d)
+	$(BIN)/tsugiki completion bash > $(DESTDIR)$(PREFIX)/share/bash-completion/completions/tsugiki
+	$(BIN)/tsugiki completion zsh > $(DESTDIR)$(PREFIX)/share/zsh/$(ZSH)/_tsugiki
+	$(BIN)/tsugiki completion fish > $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/tsugiki.fish
 
 generate:
 	$(GO) generate ./...
@@ -76,6 +87,6 @@ demo: deps-demo build
 	$(GO) run ./bench/demo
 
 clean:
-	rm -rf bin .cache bench.json
+	rm -rf bin man .cache bench.json
 
-.PHONY: all deps deps-demo build install generate lint test test-sanitized soak fuzz bench demo clean
+.PHONY: all deps deps-demo build man install generate lint test test-sanitized soak fuzz bench demo clean

@@ -51,6 +51,7 @@ It has to fit them, and the host has to have its address.`,
 		Example: `  tsugiki graft add out type ipv4 addr 198.51.100.7 port dynamic
   tsugiki graft add web type ipv6 addr 2001:db8::7 port 80 for web-1`,
 		DisableFlagsInUseLine: true,
+		ValidArgsFunction:     completeGraft(runDir, noName, endpointKeys),
 		RunE: func(_ *cobra.Command, args []string) error {
 			words, container, err := cutFor(args, 1)
 			if err != nil {
@@ -75,6 +76,7 @@ connected next stays in the container, unless another rule leads it elsewhere.`,
 		Example: `  tsugiki graft del out
   tsugiki graft del out for web-1`,
 		DisableFlagsInUseLine: true,
+		ValidArgsFunction:     completeGraft(runDir, endpointNames, nil),
 		RunE: func(_ *cobra.Command, args []string) error {
 			words, container, err := cutFor(args, 1)
 			if err == nil && len(words) != 1 {
@@ -99,6 +101,7 @@ name, type, addr, port, path, netns and rules.`,
 		Example: `  tsugiki graft show
   tsugiki graft show -j for web-1`,
 		DisableFlagsInUseLine: true,
+		ValidArgsFunction:     completeGraft(runDir, nil, nil),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			words, container, err := cutFor(args, 0)
 			if err == nil && len(words) > 0 {

@@ -89,6 +89,7 @@ that env(1) would give it. When it ends, what it left running is killed.`,
 	flags.StringArrayVar(&f.capDrop, "cap-drop", nil, "drop a capability, or ALL; may be repeated")
 	flags.StringVar(&f.runDir, "run-dir", agent.RunDir, "directory for what is known of running containers")
 	flags.BoolVarP(&f.verbose, "verbose", "v", false, "log each decision to standard error")
+	completeRun(cmd)
 	return cmd
 }
 
