@@ -46,6 +46,10 @@ install:
 	$(BIN)/tsugiki completion zsh > $(DESTDIR)$(PREFIX)/share/zsh/$(ZSH)/_tsugiki
 	$(BIN)/tsugiki completion fish > $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/tsugiki.fish
 
+# A Debian package in dist/.
+deb: build
+	packaging/deb/build.sh $(BIN) dist $(VERSION)
+
 generate:
 	$(GO) generate ./...
 
@@ -87,6 +91,6 @@ demo: deps-demo build
 	$(GO) run ./bench/demo
 
 clean:
-	rm -rf bin man .cache bench.json
+	rm -rf bin dist man .cache bench.json
 
-.PHONY: all deps deps-demo build man install generate lint test test-sanitized soak fuzz bench demo clean
+.PHONY: all deps deps-demo build man install deb generate lint test test-sanitized soak fuzz bench demo clean
