@@ -29,13 +29,13 @@ var calls = []Feature{
 		},
 	},
 	{
-		// 5.14, kernel commit 0ae71c7720e3: no reply that could go lost.
+		// 5.14: no reply that could go lost.
 		Name: "SECCOMP_ADDFD_FLAG_SEND", Since: "5.14", Required: true,
 		Lost:  "sockets cannot be handed to programs",
 		Probe: func(*Scratch) (string, error) { return "", withListener(addfdSend) },
 	},
 	{
-		// Known flags get as far as the filter that is not there. Kernel commit c2aa2dfef243.
+		// Known flags get as far as the filter that is not there. See package launch.
 		Name: "SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV", Since: "5.19",
 		Lost: "a signal can interrupt a call that is being answered, so that it is made twice",
 		Probe: func(*Scratch) (string, error) {
@@ -45,7 +45,7 @@ var calls = []Feature{
 		},
 	},
 	{
-		Name: "SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP", Since: "6.6", // kernel commit 48a1084a8b74
+		Name: "SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP", Since: "6.6",
 		Lost: "new connections of static programs are slower",
 		Probe: func(*Scratch) (string, error) {
 			return "", withListener(func(l int) error {
@@ -55,7 +55,7 @@ var calls = []Feature{
 		},
 	},
 	{
-		Name: "pidfd_getfd(2)", Since: "5.6", Required: true, early: true, // kernel commit 8649c322f75c
+		Name: "pidfd_getfd(2)", Since: "5.6", Required: true, early: true,
 		Lost: "programs' sockets cannot be looked at",
 		Probe: func(*Scratch) (string, error) {
 			p, err := unix.PidfdOpen(os.Getpid(), 0)
@@ -71,7 +71,7 @@ var calls = []Feature{
 		},
 	},
 	{
-		Name: "PIDFD_THREAD", Since: "6.9", // kernel commit 64bef697d33b
+		Name: "PIDFD_THREAD", Since: "6.9",
 		Lost: "calls are slower where a socket has to be looked at; threads with descriptors of their own get their process's",
 		Probe: func(*Scratch) (string, error) {
 			const pidfdThread = unix.O_EXCL
@@ -107,12 +107,12 @@ var calls = []Feature{
 		},
 	},
 	{
-		Name: "kcmp(2)", Since: "4.13", // KCMP_EPOLL_TFD, kernel commit 0791e3644e5e; CONFIG_KCMP
+		Name: "kcmp(2)", Since: "4.13", // KCMP_EPOLL_TFD; CONFIG_KCMP
 		Lost:  "moving a socket that is registered with epoll takes longer: all registrations are read",
 		Probe: func(*Scratch) (string, error) { return "", compareEpoll() },
 	},
 	{
-		Name: "SO_NETNS_COOKIE", Since: "5.14", Required: true, early: true, // kernel commit e8b9eab99232
+		Name: "SO_NETNS_COOKIE", Since: "5.14", Required: true, early: true,
 		Lost: "where a socket is cannot be told",
 		Probe: func(*Scratch) (string, error) {
 			s, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
@@ -125,24 +125,24 @@ var calls = []Feature{
 		},
 	},
 	{
-		Name: "SO_PEERPIDFD", Since: "6.5", // kernel commit 7b26952a91cf
+		Name: "SO_PEERPIDFD", Since: "6.5",
 		Lost:  "a caller of tsugiki graft that ends at once may be taken for one that gets its process id right then",
 		Probe: func(*Scratch) (string, error) { return "", peerPidfd() },
 	},
 	{
-		Name: "F_SEAL_FUTURE_WRITE", Since: "5.1", Required: true, early: true, // kernel commit ab3948f58ff8
+		Name: "F_SEAL_FUTURE_WRITE", Since: "5.1", Required: true, early: true,
 		Lost:  "programs cannot be kept from writing their own rules",
 		Probe: func(*Scratch) (string, error) { return "", sealFutureWrite() },
 	},
 	{
-		Name: "close_range(2)", Since: "5.9", Required: true, early: true, // kernel commit 278a5fbaed89
+		Name: "close_range(2)", Since: "5.9", Required: true, early: true,
 		Lost: "keeper and gate cannot be started",
 		Probe: func(*Scratch) (string, error) {
 			return "", unix.CloseRange(1<<31-1, 1<<31-1, 0) // no such descriptor
 		},
 	},
 	{
-		Name: "MADV_WIPEONFORK", Since: "4.14", // kernel commit d2cd9ede6e19
+		Name: "MADV_WIPEONFORK", Since: "4.14",
 		Lost: "dynamic programs get no sockets in advance: more round trips",
 		Probe: func(*Scratch) (string, error) {
 			page, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)

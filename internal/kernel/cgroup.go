@@ -39,7 +39,7 @@ var cgroups = []Feature{
 		},
 	},
 	{
-		Name: "cgroup.kill", Since: "5.14", Required: true, // kernel commit 661ee6280931
+		Name: "cgroup.kill", Since: "5.14", Required: true,
 		Lost: "containers cannot be ended for sure",
 		Probe: func(s *Scratch) (string, error) {
 			if _, err := s.Cgroup(); errors.Is(err, fs.ErrNotExist) {
@@ -53,7 +53,7 @@ var cgroups = []Feature{
 		},
 	},
 	{
-		Name: "CLONE_INTO_CGROUP", Since: "5.7", Required: true, // kernel commit ef2c41cf38a7
+		Name: "CLONE_INTO_CGROUP", Since: "5.7", Required: true,
 		Lost: "programs cannot be born in their cgroup",
 		Probe: func(*Scratch) (string, error) {
 			null, err := os.Open(os.DevNull)
