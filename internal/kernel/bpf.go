@@ -136,7 +136,8 @@ func helpers() []Feature {
 			"endpoints cannot be enforced",
 		},
 		{
-			"sockopt", ebpf.CGroupSockopt, "5.15", []asm.BuiltinFunc{asm.FnSkStorageGet, asm.FnGetNetnsCookie},
+			"sockopt", ebpf.CGroupSockopt, "5.15",
+			[]asm.BuiltinFunc{asm.FnSkStorageGet, asm.FnGetNetnsCookie},
 			"the relay's socket cannot be told from others",
 		},
 		{
