@@ -15,7 +15,8 @@ import (
 // little: descriptors of sockets that are made ahead and of callers that are
 // remembered, and threads of the Go runtime.
 const (
-	slackFiles   = 96
+	// The supervisor keeps up to 256 files of programs that it has served.
+	slackFiles   = 256 + 32
 	slackThreads = 16
 )
 

@@ -33,8 +33,8 @@ const (
 // call.
 type board struct {
 	file *os.File
-	mem  []byte
-	mu   sync.Mutex // makes changes of the rules one after another
+	mu   sync.Mutex // makes changes one after another, guards mem
+	mem  []byte     // nil once it is closed: calls may be being answered yet
 }
 
 func newBoard(own uint64, rules []byte) (*board, error) {
@@ -79,6 +79,9 @@ func (b *board) setRules(image []byte) error {
 	padded := append(image[:len(image):len(image)], make([]byte, 4)...)
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if b.mem == nil {
+		return fmt.Errorf("change rules: %w", os.ErrClosed)
+	}
 	atomic.AddUint32(b.word(wordSequence), 1)
 	for at := 0; at < len(image); at += 4 {
 		atomic.StoreUint32(b.word((boardRules+at)/4), binary.NativeEndian.Uint32(padded[at:]))
@@ -87,8 +90,20 @@ func (b *board) setRules(image []byte) error {
 	return nil
 }
 
-func (b *board) set(word int) { atomic.StoreUint32(b.word(word), 1) }
+func (b *board) set(word int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.mem != nil {
+		atomic.StoreUint32(b.word(word), 1)
+	}
+}
 
 func (b *board) word(n int) *uint32 { return (*uint32)(unsafe.Pointer(&b.mem[4*n])) }
 
-func (b *board) close() error { return errors.Join(unix.Munmap(b.mem), b.file.Close()) }
+func (b *board) close() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	mem := b.mem
+	b.mem = nil
+	return errors.Join(unix.Munmap(mem), b.file.Close())
+}
