@@ -395,8 +395,8 @@ func (c *Container) gateEnded(cause error) {
 // PID is the program's process id.
 func (c *Container) PID() int { return c.process.PID }
 
-// Close takes back the name by which others change the container, kills what is left of the container and removes it. It may be called
-// for one that is only half made.
+// Close takes the API away, kills what is left of the container and removes it.
+// It may be called for one that is only half made.
 func (c *Container) Close() error {
 	var errs []error
 	note := func(err error) {

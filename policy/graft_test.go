@@ -132,6 +132,17 @@ func TestGraftOptions(t *testing.T) {
 	})
 }
 
+// namespaceHere is the SO_NETNS_COOKIE of the calling thread's namespace.
+func namespaceHere(t *testing.T) uint64 {
+	t.Helper()
+	probe := socketOf(t, unix.AF_UNIX, unix.SOCK_DGRAM)
+	here, err := unix.GetsockoptUint64(probe, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return here
+}
+
 var namedEndpoint = &endpoint.Endpoint{Name: "named"}
 
 // bindByName binds a socket as the engine does for a program that names an
@@ -169,11 +180,7 @@ func bindByName(t *testing.T, e *Enforcement, s int, host netip.AddrPort, netns 
 // and only in that endpoint's namespace.
 func TestByName(t *testing.T) {
 	enforce(t, empty(t), func(e *Enforcement) {
-		probe := socketOf(t, unix.AF_UNIX, unix.SOCK_DGRAM)
-		here, err := unix.GetsockoptUint64(probe, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
-		if err != nil {
-			t.Fatal(err)
-		}
+		here := namespaceHere(t)
 		for _, tt := range []struct {
 			name     string
 			bind, to string
@@ -224,11 +231,7 @@ func familyOf(a netip.AddrPort) int {
 // that is bound to its successor does.
 func TestWithdraw(t *testing.T) {
 	enforce(t, empty(t), func(e *Enforcement) {
-		probe := socketOf(t, unix.AF_UNIX, unix.SOCK_DGRAM)
-		here, err := unix.GetsockoptUint64(probe, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
-		if err != nil {
-			t.Fatal(err)
-		}
+		here := namespaceHere(t)
 		to := sockaddrOf(netip.MustParseAddrPort("198.51.100.2:80"))
 		newSocket := func() int {
 			s := socketOf(t, unix.AF_INET, unix.SOCK_STREAM)
@@ -266,11 +269,7 @@ func TestByNameBesideRules(t *testing.T) {
 		ep.Addr = netip.IPv4Unspecified()
 	}
 	enforce(t, tb, func(e *Enforcement) {
-		probe := socketOf(t, unix.AF_UNIX, unix.SOCK_DGRAM)
-		here, err := unix.GetsockoptUint64(probe, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
-		if err != nil {
-			t.Fatal(err)
-		}
+		here := namespaceHere(t)
 		for to, want := range map[string]error{
 			"127.0.0.5:80": unix.ECONNREFUSED, "127.0.0.5:81": unix.EPERM, "127.0.0.6:80": unix.EPERM,
 		} {

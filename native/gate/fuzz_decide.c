@@ -9,6 +9,7 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
+	struct board_address to;
 	struct gate_kind kind;
 	size_t length;
 	void *board;
@@ -23,7 +24,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	if (board == NULL)
 		return 0;
 	memcpy(board, &data[size - length], length);
-	board_look_up(board, length, &data[1], data[0] % (BOARD_ADDRESS_MAX + 1));
+	to = board_look_up(board, length, &data[1], data[0] % (BOARD_ADDRESS_MAX + 1));
+	board_place_for(board, &to);
 	free(board);
 	return 0;
 }

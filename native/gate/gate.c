@@ -168,29 +168,12 @@ static void gate_socket(const struct seccomp_notif *n, struct gate_ask *ask)
 /* Whether a socket is already where the destination lies. */
 static bool gate_in_place(struct gate_worker *w, int number, const struct board_address *to)
 {
-	const struct board *b = gate.board;
+	struct board_place place = board_place_for(gate.board, to);
+	bool bound = false;
 
-	/* What rules say is not all there is to an AF_GRAFT socket. */
-	if (to->where == BOARD_OWN && atomic_load(&b->api))
-		return false;
-	/* One of its servers may be there, on the host. */
-	if (to->where == BOARD_OWN && to->loopback && atomic_load(&b->services))
-		return false;
-	if (to->where == BOARD_HOST && board_says_in_place(b, to))
-		return true;
-	if (to->where == BOARD_HOST && atomic_load(&b->bound_clients)) {
-		bool bound = true;
-
-		return gate_netns_of(w, number, &bound) == to->netns && !bound;
-	}
-	switch (to->where) {
-	case BOARD_HOST:
-		return gate_netns_of(w, number, NULL) == to->netns;
-	case BOARD_OWN:
-		return gate_netns_of(w, number, NULL) == b->own;
-	default:
-		return false;
-	}
+	if (place.verdict != BOARD_LOOK)
+		return place.verdict == BOARD_IN_PLACE;
+	return gate_netns_of(w, number, place.unbound ? &bound : NULL) == place.netns && !bound;
 }
 
 /* Reads a sockaddr into ASK. Returns whether the caller still waits. */

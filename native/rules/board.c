@@ -59,10 +59,32 @@ struct board_address board_look_up(const struct board *b, size_t size, const uin
 	return a;
 }
 
-bool board_says_in_place(const struct board *b, const struct board_address *to)
+static bool board_all_are_on_host(const struct board *b, bool is4)
 {
-	uint32_t born = to->is4 ? BOARD_BORN_4 : BOARD_BORN_6;
+	return (b->born & (is4 ? BOARD_BORN_4 : BOARD_BORN_6)) != 0 &&
+	       !atomic_load(&b->own_sockets) && !atomic_load(&b->bound_clients);
+}
 
-	return to->netns == b->host && (b->born & born) != 0 && !atomic_load(&b->own_sockets) &&
-	       !atomic_load(&b->bound_clients);
+struct board_place board_place_for(const struct board *b, const struct board_address *to)
+{
+	struct board_place p = {.verdict = BOARD_LOOK};
+
+	switch (to->where) {
+	case BOARD_HOST:
+		if (to->netns == b->host && board_all_are_on_host(b, to->is4))
+			p.verdict = BOARD_IN_PLACE;
+		p.netns = to->netns;
+		p.unbound = atomic_load(&b->bound_clients);
+		return p;
+	case BOARD_OWN:
+		/* One of its servers may be on the host; and what rules say is not
+		 * all there is to an AF_GRAFT socket. */
+		if (atomic_load(&b->api) || (to->loopback && atomic_load(&b->services)))
+			p.verdict = BOARD_ASK;
+		p.netns = b->own;
+		return p;
+	default:
+		p.verdict = BOARD_ASK;
+		return p;
+	}
 }

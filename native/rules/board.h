@@ -78,9 +78,18 @@ struct board_address board_look_up(const struct board *b, size_t size, const uin
 				   size_t length);
 
 /*
- * Whether an IP socket is where a destination of BOARD_HOST lies, without a look at
- * it: those of its family are born there, and none has been moved or bound.
+ * Whether an IP socket is where a destination lies, as far as the board can tell.
+ * BOARD_LOOK: it is if its namespace is `netns` and, where it has to be `unbound`, it
+ * has no port. BOARD_ASK: only the supervisor knows.
  */
-bool board_says_in_place(const struct board *b, const struct board_address *to);
+enum board_verdict { BOARD_ASK, BOARD_IN_PLACE, BOARD_LOOK };
+
+struct board_place {
+	enum board_verdict verdict;
+	bool unbound;
+	uint64_t netns;
+};
+
+struct board_place board_place_for(const struct board *b, const struct board_address *to);
 
 #endif

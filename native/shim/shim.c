@@ -162,11 +162,20 @@ static bool shim_is_bound(int number)
 	return KERNEL3(__NR_getsockname, number, name, &length) != 0 || name[1] != 0;
 }
 
+static bool shim_in_place(int number, const struct board *b, const struct board_address *to)
+{
+	struct board_place place = board_place_for(b, to);
+
+	if (place.verdict != BOARD_LOOK)
+		return place.verdict == BOARD_IN_PLACE;
+	return shim_cookie(number, SHIM_SO_NETNS_COOKIE) == place.netns &&
+	       !(place.unbound && shim_is_bound(number));
+}
+
 uint64_t shim_mark(int number, const void *address, size_t length)
 {
 	const struct board *b = shim_board();
 	struct board_address to;
-	bool pass = false;
 
 	if (length < SHIM_SOCKADDR_MIN)
 		return MARK_PASS;
@@ -176,25 +185,9 @@ uint64_t shim_mark(int number, const void *address, size_t length)
 	    !shim_readable(address, length))
 		return MARK_ASK;
 	to = board_look_up(b, BOARD_SIZE, address, length);
-	switch (to.where) {
-	case BOARD_NO_IP:
-		pass = true;
-		break;
-	case BOARD_HOST:
-		pass = board_says_in_place(b, &to) ||
-		       (shim_cookie(number, SHIM_SO_NETNS_COOKIE) == to.netns &&
-			!(atomic_load(&b->bound_clients) && shim_is_bound(number)));
-		break;
-	case BOARD_OWN:
-		/* A server of the container's own may be on the host; and a
-		 * socket may have an endpoint of its own. */
-		pass = !(to.loopback && atomic_load(&b->services)) && !atomic_load(&b->api) &&
-		       shim_cookie(number, SHIM_SO_NETNS_COOKIE) == b->own;
-		break;
-	default:
-		break;
-	}
-	return pass ? MARK_PASS : MARK_ASK;
+	if (to.where == BOARD_NO_IP)
+		return MARK_PASS;
+	return shim_in_place(number, b, &to) ? MARK_PASS : MARK_ASK;
 }
 
 int socket(int family, int type, int protocol)
