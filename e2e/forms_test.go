@@ -79,8 +79,8 @@ type formTest struct {
 	flags []string // of tsugiki
 	line  []string
 	euid  string // that it prints, if it is testdata/client
-	// library says that its calls come by a library, if one is preloaded.
-	library bool
+	// preloaded says that its calls come by a library, if one is preloaded.
+	preloaded bool
 }
 
 func formTests(t *testing.T) []formTest {
@@ -138,7 +138,7 @@ func TestForms(t *testing.T) {
 					}
 					allowed := run(remoteAddr4)
 					seen := o.take()
-					if f.library || !v.mode.library {
+					if f.preloaded || !v.mode.preloaded {
 						if allowed.err != nil || allowed.stdout != head+sourceAddr4+"\n" || allowed.stderr != "" {
 							t.Errorf("%v, printed %q, want %q; standard error %q", allowed.err, allowed.stdout, head+sourceAddr4+"\n", allowed.stderr)
 						}

@@ -15,17 +15,17 @@ import (
 type mode struct {
 	name  string
 	flags []string
-	// library says that only calls that come by a preloaded library are seen:
+	// preloaded says that only calls that come by a preloaded library are seen:
 	// not those of static and setuid programs, of glibc's resolver, or made by
 	// syscall(2). They stay in the container's own namespace.
-	library bool
+	preloaded bool
 }
 
 // modes are those in which real programs have to work.
 var modes = []mode{
 	{name: "auto"}, // as who says nothing gets it
 	{name: "seccomp", flags: []string{"--mode", "seccomp"}},
-	{name: "preload", flags: []string{"--mode", "preload"}, library: true},
+	{name: "preload", flags: []string{"--mode", "preload"}, preloaded: true},
 }
 
 // both are the containers in which real programs run: their sockets are born on

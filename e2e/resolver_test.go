@@ -121,7 +121,7 @@ func TestResolver(t *testing.T) {
 		s := serve(t, command(t, w.srv, server[0], server[1:]...), port{w.srv, "udp", 53}, port{w.srv, "tcp", 53})
 		observe(t, w.srv)
 		for _, p := range programs {
-			if v.mode.library && p.by != "" {
+			if v.mode.preloaded && p.by != "" {
 				continue
 			}
 			t.Run(p.name, func(t *testing.T) {
@@ -192,7 +192,7 @@ until getent ahosts ` + serverName + ` >/dev/null; do sleep 0.02; done
 	eachMode(t, both, func(t *testing.T, w *world, v variant) {
 		observe(t, w.srv)
 		for _, p := range programs {
-			if v.mode.library && p.by == "static" {
+			if v.mode.preloaded && p.by == "static" {
 				continue
 			}
 			t.Run(p.name, func(t *testing.T) {

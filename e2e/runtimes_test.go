@@ -53,7 +53,7 @@ func TestRuntimeServer(t *testing.T) {
 	fetch := static(t, "fetch")
 	eachMode(t, both, func(t *testing.T, w *world, v variant) {
 		for _, p := range programs {
-			if p.static && v.mode.library {
+			if p.static && v.mode.preloaded {
 				continue // see TestForms
 			}
 			t.Run(p.name, func(t *testing.T) {
@@ -87,7 +87,7 @@ func TestRuntimeClient(t *testing.T) {
 	eachMode(t, both, func(t *testing.T, w *world, v variant) {
 		o := observe(t, w.srv)
 		for _, p := range programs {
-			if p.fetch == nil || p.static && v.mode.library {
+			if p.fetch == nil || p.static && v.mode.preloaded {
 				continue
 			}
 			schemes := []string{"http"}
