@@ -88,34 +88,43 @@ func (c *client) cause() error {
 func (c *client) read() {
 	var buf [replySize + 1]byte
 	oob := make([]byte, rightsSize)
-	fds := make([]int, 0, batchMax)
+	var sent files
 	for {
 		n, oobn, flags, _, err := c.conn.ReadMsgUnix(buf[:], oob)
 		if err != nil {
+			closeAll(sent.fds)
 			c.fail(fmt.Errorf("%w: %w", ErrGone, err))
 			return
 		}
-		fds = takeFiles(oob[:oobn], fds[:0])
-		if err := c.receive(buf[:n], fds, flags&unix.MSG_CTRUNC != 0); err != nil {
+		if fds := takeFiles(oob[:oobn], sent.fds); n == 1 && sent.fds == nil {
+			sent = files{fds, flags&unix.MSG_CTRUNC != 0}
+			continue
+		} else if err = c.receive(buf[:n], files{fds, sent.cut}); err != nil {
 			closeAll(fds)
 			c.fail(fmt.Errorf("%w: %w", ErrGone, err))
 			return
 		}
+		sent = files{}
 	}
 }
 
-// receive acts on one reply. It owns fds unless it returns an error. cut means
-// that the kernel could not give us all that was sent.
-func (c *client) receive(b []byte, fds []int, cut bool) error {
+// files are the descriptors that come before a reply.
+type files struct {
+	fds []int
+	cut bool // the kernel could not give us all that was sent
+}
+
+// receive acts on one reply. It owns the files unless it returns an error.
+func (c *client) receive(b []byte, sent files) error {
 	r, err := parseReply(b)
 	if err != nil {
 		return err
 	}
-	if len(fds) > r.count || len(fds) < r.count && !cut {
-		return fmt.Errorf("%w: %d descriptors announced, %d received", errProtocol, r.count, len(fds))
+	if len(sent.fds) > r.count || len(sent.fds) < r.count && !sent.cut {
+		return fmt.Errorf("%w: %d descriptors announced, %d received", errProtocol, r.count, len(sent.fds))
 	}
 	if r.op == opSockets {
-		return c.complete(r, fds)
+		return c.complete(r, sent.fds)
 	}
 	c.mu.Lock()
 	ch := c.calls[r.tag]

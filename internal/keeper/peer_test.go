@@ -96,7 +96,10 @@ func (p *peer) answerWith(r reply, fds []int) {
 	e.PutUint32(b[8:], uint32(r.status))
 	e.PutUint32(b[12:], uint32(r.errno))
 	e.PutUint32(b[16:], uint32(r.count))
-	p.send(b[:], fds)
+	if len(fds) > 0 {
+		p.send([]byte{0}, fds)
+	}
+	p.send(b[:], nil)
 }
 
 func (p *peer) serve(r request) {

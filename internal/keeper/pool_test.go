@@ -215,14 +215,16 @@ func TestUnusedPoolsShrink(t *testing.T) {
 func TestBrokenProtocol(t *testing.T) {
 	testkit.CheckLeaks(t)
 	for name, send := range map[string]func(p *peer, tag uint32){
-		"bytes":         func(p *peer, _ uint32) { p.send([]byte("hello"), nil) },
-		"a long one":    func(p *peer, _ uint32) { p.send(make([]byte, replySize+1), []int{p.fd, p.fd}) },
-		"another tag":   func(p *peer, tag uint32) { p.answer(reply{op: opSockets, tag: tag + 1, count: 2}, 2) },
-		"another op":    func(p *peer, tag uint32) { p.answer(reply{op: opEpollAdd, tag: tag}, 0) },
-		"too few files": func(p *peer, tag uint32) { p.answer(reply{op: opSockets, tag: tag, count: 2}, 1) },
-		"too many":      func(p *peer, tag uint32) { p.answer(reply{op: opSockets, tag: tag, count: 1}, 2) },
-		"malformed":     func(p *peer, tag uint32) { p.answer(reply{tag: tag, status: statusMalformed, errno: unix.EPROTO}, 0) },
-		"end of file":   func(p *peer, _ uint32) { _ = unix.Shutdown(p.fd, unix.SHUT_RDWR) },
+		"bytes":             func(p *peer, _ uint32) { p.send([]byte("hello"), nil) },
+		"a long one":        func(p *peer, _ uint32) { p.send(make([]byte, replySize+1), []int{p.fd, p.fd}) },
+		"another tag":       func(p *peer, tag uint32) { p.answer(reply{op: opSockets, tag: tag + 1, count: 2}, 2) },
+		"another op":        func(p *peer, tag uint32) { p.answer(reply{op: opEpollAdd, tag: tag}, 0) },
+		"too few files":     func(p *peer, tag uint32) { p.answer(reply{op: opSockets, tag: tag, count: 2}, 1) },
+		"too many":          func(p *peer, tag uint32) { p.answer(reply{op: opSockets, tag: tag, count: 1}, 2) },
+		"files twice":       func(p *peer, _ uint32) { p.send([]byte{0}, []int{p.fd}); p.send([]byte{0}, []int{p.fd}) },
+		"files, no sockets": func(p *peer, tag uint32) { p.answer(reply{op: opEpollAdd, tag: tag}, 1) },
+		"malformed":         func(p *peer, tag uint32) { p.answer(reply{tag: tag, status: statusMalformed, errno: unix.EPROTO}, 0) },
+		"end of file":       func(p *peer, _ uint32) { _ = unix.Shutdown(p.fd, unix.SHUT_RDWR) },
 	} {
 		p := newPeer(t)
 		results := p.ask(tcp, 1)

@@ -11,7 +11,7 @@ import (
 
 // The Go side of native/keeper/protocol.h, which explains the messages.
 const (
-	protocolVersion = 1
+	protocolVersion = 2
 	batchMax        = 64
 	requestSize     = 40
 	replySize       = 24
@@ -68,7 +68,7 @@ type reply struct {
 	tag    uint32
 	status status
 	errno  unix.Errno
-	count  int // descriptors sent along
+	count  int // descriptors sent before
 }
 
 // parseReply checks a message of the keeper. A reply it accepts is consistent

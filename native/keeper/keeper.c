@@ -76,55 +76,47 @@ static bool keeper_supervisor_gone(const struct keeper *k)
 	return poll(&p, 1, 0) > 0 && (p.revents & (POLLHUP | POLLERR | POLLNVAL)) != 0;
 }
 
-static int keeper_send(const struct keeper *k, const struct keeper_reply *reply, const int *fds,
-		       unsigned int fd_count)
+static int keeper_send(const struct keeper *k, struct msghdr *msg)
 {
-	union {
-		char space[CMSG_SPACE(sizeof(int) * KEEPER_BATCH_MAX)];
-		struct cmsghdr align;
-	} control;
-	struct iovec iov = {(void *)reply, sizeof(*reply)};
-	struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
 	ssize_t n;
 
-	if (fd_count > 0) {
-		struct cmsghdr *cmsg;
-
-		memset(&control, 0, sizeof(control));
-		msg.msg_control = control.space;
-		msg.msg_controllen = CMSG_SPACE(sizeof(int) * fd_count);
-		cmsg = CMSG_FIRSTHDR(&msg);
-		cmsg->cmsg_level = SOL_SOCKET;
-		cmsg->cmsg_type = SCM_RIGHTS;
-		cmsg->cmsg_len = CMSG_LEN(sizeof(int) * fd_count);
-		memcpy(CMSG_DATA(cmsg), fds, sizeof(int) * fd_count);
-	}
 	do {
-		n = sendmsg(k->control, &msg, MSG_NOSIGNAL);
+		n = sendmsg(k->control, msg, MSG_NOSIGNAL);
 	} while (n < 0 && errno == EINTR);
 	return n < 0 ? -1 : 0;
 }
 
 /*
- * Answers. If the descriptors cannot be sent (ETOOMANYREFS), the answer says
- * so without them. A supervisor that can no longer be answered but is there
- * would wait for ever: leaving tells it. One that is gone is noticed by the
- * next read.
+ * A supervisor that can no longer be answered but is there would wait for
+ * ever: leaving tells it. One that is gone is noticed by the next read.
  */
-static void keeper_answer(const struct keeper *k, struct keeper_reply *reply, const int *fds,
-			  unsigned int fd_count)
+static void keeper_answer(const struct keeper *k, struct keeper_reply *reply)
 {
-	if (keeper_send(k, reply, fds, fd_count) == 0)
-		return;
-	if (fd_count > 0) {
-		reply->status = KEEPER_FAULT;
-		reply->error = errno;
-		reply->count = 0;
-		if (keeper_send(k, reply, NULL, 0) == 0)
-			return;
-	}
-	if (!keeper_supervisor_gone(k))
+	struct iovec iov = {reply, sizeof(*reply)};
+	struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
+
+	if (keeper_send(k, &msg) != 0 && !keeper_supervisor_gone(k))
 		_exit(1);
+}
+
+static int keeper_send_files(const struct keeper *k, const int *fds, unsigned int fd_count)
+{
+	union {
+		char space[CMSG_SPACE(sizeof(int) * KEEPER_BATCH_MAX)];
+		struct cmsghdr align;
+	} control = {0};
+	struct iovec iov = {"", 1};
+	struct msghdr msg = {.msg_iov = &iov,
+			     .msg_iovlen = 1,
+			     .msg_control = control.space,
+			     .msg_controllen = CMSG_SPACE(sizeof(int) * fd_count)};
+	struct cmsghdr *cmsg = CMSG_FIRSTHDR(&msg);
+
+	cmsg->cmsg_level = SOL_SOCKET;
+	cmsg->cmsg_type = SCM_RIGHTS;
+	cmsg->cmsg_len = CMSG_LEN(sizeof(int) * fd_count);
+	memcpy(CMSG_DATA(cmsg), fds, sizeof(int) * fd_count);
+	return keeper_send(k, &msg);
 }
 
 static void keeper_close_all(const int *fds, unsigned int fd_count)
@@ -149,9 +141,18 @@ static void keeper_serve_sockets(const struct keeper *k, const struct keeper_req
 			break;
 		}
 	}
-	reply->count = made;
-	keeper_answer(k, reply, fds, made);
+	if (made > 0 && keeper_send_files(k, fds, made) != 0) {
+		reply->status = KEEPER_FAULT; /* ETOOMANYREFS */
+		reply->error = errno;
+	} else {
+		reply->count = made;
+	}
+	/*
+	 * Closed before the answer: once the program has a socket, closing it has
+	 * to end it. A reference of ours would keep its port for a moment more.
+	 */
 	keeper_close_all(fds, made);
+	keeper_answer(k, reply);
 }
 
 /*
@@ -209,7 +210,7 @@ static void keeper_serve_request(struct keeper *k, struct keeper_incoming *in)
 	reply.tag = request.tag;
 	if (reply.error != 0) {
 		reply.status = KEEPER_MALFORMED;
-		keeper_answer(k, &reply, NULL, 0);
+		keeper_answer(k, &reply);
 		keeper_close_all(in->fds, in->fd_count);
 		return;
 	}
@@ -221,7 +222,7 @@ static void keeper_serve_request(struct keeper *k, struct keeper_incoming *in)
 	keeper_serve_epoll(k, &request, in->fds, &reply);
 	/* Closed before the answer: the supervisor may look. */
 	keeper_close_all(in->fds, in->fd_count);
-	keeper_answer(k, &reply, NULL, 0);
+	keeper_answer(k, &reply);
 }
 
 /*
@@ -287,7 +288,7 @@ int main(int argc, char **argv)
 
 	keeper_arguments(&k, argc, argv);
 	keeper_start(&k);
-	keeper_answer(&k, &hello, NULL, 0);
+	keeper_answer(&k, &hello);
 	while (keeper_receive(&k, &in))
 		keeper_serve_request(&k, &in);
 	return keeper_kill_container(&k);

@@ -9,10 +9,14 @@
  * with the request's op and tag.
  *
  *   op          request                   beside it      reply
- *   SOCKETS     family, type, protocol,   -              count, and as many
- *               count                                    descriptors
+ *   SOCKETS     family, type, protocol,   -              count
+ *               count
  *   EPOLL_ADD   number, events, data      epoll, socket  -
  *   EPOLL_DEL   number                    epoll, socket  -
+ *
+ * The descriptors that SOCKETS counts come before the reply, all in one message
+ * of one byte; the keeper has closed its own when it replies. No other message
+ * has one byte or descriptors.
  *
  * Fields that an op does not use are zero. Change KEEPER_VERSION with any
  * change here; the Go side is protocol.go of package keeper.
@@ -23,9 +27,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define KEEPER_VERSION 1
+#define KEEPER_VERSION 2
 #define KEEPER_BATCH_MAX                                                                           \
-	64		 /* descriptors in a reply; the kernel allows 253                          \
+	64		 /* descriptors in a message; the kernel allows 253                        \
 			  */
 #define KEEPER_FDS_MAX 2 /* descriptors beside a request */
 
