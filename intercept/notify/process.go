@@ -126,10 +126,13 @@ type program struct {
 	id uint64
 	// tid is the caller's only as long as the notification is valid, which
 	// every method asks after it has used it.
-	tid int
+	tid   int
+	again bool
 }
 
 func (p *program) Thread() int { return p.tid }
+
+func (p *program) Again() bool { return p.again }
 
 func (p *program) valid() error {
 	if !p.s.listener.valid(p.id) {

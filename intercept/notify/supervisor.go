@@ -21,6 +21,7 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -44,7 +45,8 @@ type Supervisor struct {
 }
 
 // New makes a supervisor for a filter's listener and its gate, which stay the
-// caller's.
+// caller's: one that it has started, or adopted. What a former supervisor had not
+// answered then comes first.
 // gone is called if the gate ends before Close, as it does with the container's
 // last process, or when it is killed.
 func New(l *os.File, g *gate.Gate, engine *graft.Engine, log *slog.Logger, gone func(error)) *Supervisor {
@@ -55,6 +57,32 @@ func New(l *os.File, g *gate.Gate, engine *graft.Engine, log *slog.Logger, gone 
 func (s *Supervisor) Close() error {
 	s.closing.Store(true)
 	return s.gate.Close()
+}
+
+// releaseWait bounds how long Release waits for calls that are being handled: a
+// program's memory can take for ever to read.
+const releaseWait = 2 * time.Second
+
+// Release stops to serve and lets go of the gate, which goes on: what is being
+// handled is finished, or put to the next supervisor as all else is. The listener of
+// an adopted gate is closed.
+func (s *Supervisor) Release() error {
+	s.closing.Store(true)
+	s.gate.Stop()
+	handled := make(chan struct{})
+	go func() {
+		s.done.Wait()
+		close(handled)
+	}()
+	wait := time.NewTimer(releaseWait)
+	defer wait.Stop()
+	select {
+	case <-handled:
+		s.processes.closeAll()
+	case <-wait.C:
+		s.log.Warn("calls are still being handled; the next supervisor is asked again")
+	}
+	return s.gate.Release()
 }
 
 // Start begins to serve, until the gate is closed or ends.
@@ -90,7 +118,7 @@ func (s *Supervisor) Wait() {
 }
 
 func (s *Supervisor) handle(a gate.Ask) {
-	p := &program{s: s, id: a.ID, tid: a.Thread}
+	p := &program{s: s, id: a.ID, tid: a.Thread, again: a.Again}
 	if a.Answered {
 		s.tell(p, a)
 		return

@@ -1,9 +1,13 @@
-// Package gate starts tsugiki-gate processes and hears what they ask.
+// Package gate starts tsugiki-gate processes, hears what they ask, and gives them
+// orders.
 //
 // A gate answers the notifications of one container's seccomp filter that need
 // no thought (see native/gate) and passes the others on as Asks. This package
 // owns the process and its control socket; it answers nothing and restarts
 // nothing.
+//
+// A gate either kills its container when its supervisor is gone (Config.Kill), or
+// goes on without one and waits at its door for the next (Config.Door, Adopt).
 //
 // Start needs root (CAP_SETPCAP, CAP_SYS_PTRACE, and write access to the
 // cgroup), and Linux 5.14.
@@ -11,10 +15,10 @@ package gate
 
 import (
 	"bytes"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"strconv"
@@ -34,105 +38,67 @@ const Program = "tsugiki-gate"
 // helloWait is for a start on a loaded machine.
 const helloWait = 10 * time.Second
 
-// ErrProtocol says that the process is not the gate of this version.
-var ErrProtocol = errors.New("gate speaks another protocol")
-
-// Call is what a program called.
-type Call uint32
-
-// The calls, enum gate_call of native/gate/gate.h.
-const (
-	hello Call = iota
-	Socket
-	Connect
-	Bind
-	Listen
-	Send
-	SetOption
-	GetOption
-	GetName
+var (
+	// ErrProtocol says that the process is not the gate of this version.
+	ErrProtocol = errors.New("gate speaks another protocol; it was started by another version")
+	// ErrEnded says that the gate has ended because the last process of its
+	// container has.
+	ErrEnded = fmt.Errorf("the container has ended: %w", io.EOF)
 )
-
-func (c Call) String() string {
-	if int(c) < len(callNames) {
-		return callNames[c]
-	}
-	return "call " + strconv.Itoa(int(c))
-}
-
-var callNames = []string{
-	"hello", "socket", "connect", "bind", "listen", "send", "setsockopt", "getsockopt", "getsockname",
-}
-
-// Ask is a call of a program that waits for an answer, or one that the gate has
-// answered itself.
-type Ask struct {
-	Call     Call
-	ID       uint64 // of the notification
-	Thread   int    // the caller, as long as the notification is valid
-	Number   int    // the descriptor; of Socket the address family
-	Backlog  int    // of Listen
-	Answered bool
-	Address  []byte    // the sockaddr's beginning, as the program had it; may be cut short
-	Args     [6]uint64 // of the call, as the program passed them
-}
-
-// The layout of struct gate_ask.
-const (
-	version    = 2
-	askSize    = 112
-	offAddress = 36
-	offArgs    = 64
-	addressMax = offArgs - offAddress
-)
-
-func parse(b []byte) (Ask, error) {
-	e := binary.NativeEndian
-	if len(b) != askSize || e.Uint32(b) != version {
-		return Ask{}, fmt.Errorf("%w: message of %d bytes", ErrProtocol, len(b))
-	}
-	length := e.Uint32(b[32:])
-	if length > addressMax {
-		return Ask{}, fmt.Errorf("%w: address of %d bytes", ErrProtocol, length)
-	}
-	a := Ask{
-		Call:     Call(e.Uint32(b[4:])),
-		ID:       e.Uint64(b[8:]),
-		Thread:   int(e.Uint32(b[16:])),
-		Number:   int(int32(e.Uint32(b[20:]))),
-		Backlog:  int(int32(e.Uint32(b[24:]))),
-		Answered: e.Uint32(b[28:]) != 0,
-		Address:  bytes.Clone(b[offAddress : offAddress+length]),
-	}
-	for i := range a.Args {
-		a.Args[i] = e.Uint64(b[offArgs+8*i:])
-	}
-	return a, nil
-}
 
 // Config says where a gate lives and what it works with. The files and the
-// namespace stay the caller's and may be closed after Start.
+// namespaces stay the caller's and may be closed after Start.
 type Config struct {
+	Binary    string    // "" looks in the usual places
 	Netns     *netns.NS // the host's; nil: the caller's
 	Own       *netns.NS // the program's
 	CgroupDir *os.File  // cgroup2 directory it is born in; nil: the caller's
 	Listener  *os.File  // of the container's seccomp filter
-	Kill      *os.File  // cgroup.kill of the container, used if this process dies
-	Rules     []byte    // policy.Table.Snapshot
-	Born4     bool      // AF_INET sockets are made on the host at socket(2)
-	Born6     bool      // AF_INET6 sockets likewise
-	UID, GID  int       // of the program
-	Datagrams bool      // each datagram with an address is decided about
-	Report    bool      // also tell of calls that the gate answers itself
+	// Kill is cgroup.kill of the container, used if this process dies. Or else:
+	Kill *os.File
+	// Door is the path of a socket that is made, at which the gate waits for the
+	// next supervisor when this one is gone.
+	Door      string
+	Rules     []byte // policy.Table.Snapshot; nil: whatever it is, it is asked
+	Born4     bool   // AF_INET sockets are made on the host at socket(2)
+	Born6     bool   // AF_INET6 sockets likewise
+	UID, GID  int    // of the program
+	Datagrams bool   // each datagram with an address is decided about
+	Report    bool   // from the start, also tell of calls that the gate answers itself
 }
 
-// Gate is a running gate process.
+// Gate is a running gate process of which this one is the supervisor. Its methods
+// may be called at once by many goroutines.
 type Gate struct {
-	cmd     *exec.Cmd
-	ended   chan struct{} // closed when cmd has ended
-	control *os.File
-	board   *board
+	*control
+	process process
+	door    string // "": none
+
+	// Of an adopted one.
+	listener *os.File
+	own      *netns.NS
 }
+
+// process is a gate's: a child, or one that somebody else has started.
+type process interface {
+	pid() int
+	kill()
+	wait()      // until it has ended
+	well() bool // once it has ended: whether it ended with status 0, if that is known
+	close()
+}
+
+// child is a gate that this process has started.
+type child struct {
+	cmd   *exec.Cmd
+	ended chan struct{} // closed when cmd has ended
+}
+
+func (c *child) pid() int   { return c.cmd.Process.Pid }
+func (c *child) kill()      { _ = c.cmd.Process.Kill() } // or it has ended
+func (c *child) wait()      { <-c.ended }
+func (c *child) well() bool { return c.cmd.ProcessState.Success() }
+func (c *child) close()     {}
 
 // Start starts a gate and waits until it serves.
 func Start(c Config) (*Gate, error) {
@@ -144,56 +110,94 @@ func Start(c Config) (*Gate, error) {
 }
 
 func start(c Config) (*Gate, error) {
-	path, err := programs.Find(Program)
+	path := c.Binary
+	if path == "" {
+		var err error
+		if path, err = programs.Find(Program); err != nil {
+			return nil, err
+		}
+	}
+	if (c.Kill == nil) == (c.Door == "") {
+		return nil, errors.New("it needs either cgroup.kill or a door")
+	}
+	files := []*os.File{c.Listener, c.Kill}
+	if c.Door != "" {
+		door, err := makeDoor(c.Door)
+		if err != nil {
+			return nil, err
+		}
+		defer door.Close()
+		files = []*os.File{c.Listener, door, c.Own.File()}
+	}
+	g, err := launch(path, c, files)
+	if err != nil && c.Door != "" {
+		_ = os.Remove(c.Door)
+	}
+	return g, err
+}
+
+// makeDoor binds the socket; the gate listens, which until then nobody can reach.
+func makeDoor(path string) (*os.File, error) {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
 	}
-	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	f := os.NewFile(uintptr(fd), "gate door")
+	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: path}); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("make door %s: %w", path, err)
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		return nil, errors.Join(err, f.Close(), os.Remove(path))
+	}
+	return f, nil
+}
+
+// controlPair makes the control sockets; only ours is non-blocking.
+func controlPair() (ours *net.UnixConn, theirs *os.File, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	theirs = os.NewFile(uintptr(fds[1]), "gate control")
+	f := os.NewFile(uintptr(fds[0]), "gate control")
+	defer f.Close()
+	c, err := net.FileConn(f) // a duplicate
+	if err != nil {
+		theirs.Close()
+		return nil, nil, err
+	}
+	return c.(*net.UnixConn), theirs, nil
+}
+
+func launch(path string, c Config, files []*os.File) (*Gate, error) {
+	conn, theirs, err := controlPair()
 	if err != nil {
 		return nil, err
 	}
-	theirs := os.NewFile(uintptr(pair[1]), "gate control")
 	defer theirs.Close()
-	// Non-blocking, so that it can be waited for with a deadline and be closed.
-	if err := unix.SetNonblock(pair[0], true); err != nil {
-		unix.Close(pair[0])
-		return nil, err
-	}
-	g := &Gate{control: os.NewFile(uintptr(pair[0]), "gate control"), ended: make(chan struct{})}
-	if g.board, err = newBoard(c.Own.Cookie(), c.Rules); err != nil {
-		return nil, errors.Join(err, g.control.Close())
-	}
-	if c.Report {
-		g.board.set(wordTraced)
-	}
-	if c.Born4 {
-		*g.board.word(wordBorn) |= 1
-	}
-	if c.Born6 {
-		*g.board.word(wordBorn) |= 2
-	}
-	if c.Datagrams {
-		g.board.set(wordDatagrams)
-	}
-	g.cmd = command(path, c, theirs, c.Listener, g.board.file, c.Kill)
+	cmd := command(path, c, append([]*os.File{theirs}, files...))
 	var stderr bytes.Buffer
-	g.cmd.Stderr = &stderr
+	cmd.Stderr = &stderr
 	if c.Netns != nil {
-		err = c.Netns.Do(g.cmd.Start)
+		err = c.Netns.Do(cmd.Start)
 	} else {
-		err = g.cmd.Start()
+		err = cmd.Start()
 	}
 	theirs.Close()
 	if err != nil {
-		return nil, errors.Join(err, g.control.Close(), g.board.close())
+		return nil, errors.Join(err, conn.Close())
 	}
+	p := &child{cmd, make(chan struct{})}
 	go func() {
-		_ = g.cmd.Wait() // how it ended is in ProcessState
-		close(g.ended)
+		_ = cmd.Wait() // how it ended is in ProcessState
+		close(p.ended)
 	}()
-	err = g.awaitHello()
+	g := &Gate{control: newControl(conn), process: p, door: c.Door}
+	_, err = g.awaitHello()
+	go g.run()
 	if err == nil {
-		err = g.board.seal() // the gate has mapped it
+		err = g.prepare(c)
 	}
 	if err != nil {
 		_ = g.Close()
@@ -205,11 +209,17 @@ func start(c Config) (*Gate, error) {
 	return g, nil
 }
 
-func command(path string, c Config, files ...*os.File) *exec.Cmd {
+func command(path string, c Config, files []*os.File) *exec.Cmd {
 	cmd := exec.Command(path, "--own", strconv.FormatUint(c.Own.Inode(), 10),
+		"--cookie", strconv.FormatUint(c.Own.Cookie(), 10),
 		"--uid", strconv.Itoa(c.UID), "--gid", strconv.Itoa(c.GID))
-	if c.Report {
-		cmd.Args = append(cmd.Args, "--report")
+	for _, flag := range []struct {
+		is   bool
+		name string
+	}{{c.Born4, "--born4"}, {c.Born6, "--born6"}, {c.Datagrams, "--datagrams"}, {c.Door != "", "--door"}} {
+		if flag.is {
+			cmd.Args = append(cmd.Args, flag.name)
+		}
 	}
 	cmd.Dir = "/"
 	cmd.Env = []string{}
@@ -224,68 +234,156 @@ func command(path string, c Config, files ...*os.File) *exec.Cmd {
 	return cmd
 }
 
-func (g *Gate) awaitHello() error {
-	if err := g.control.SetReadDeadline(time.Now().Add(helloWait)); err != nil {
-		return err
+// awaitHello reads the gate's greeting and the files that come with it.
+func (g *Gate) awaitHello() ([]*os.File, error) {
+	if err := g.conn.SetReadDeadline(time.Now().Add(helloWait)); err != nil {
+		return nil, err
 	}
-	a, err := g.Next()
+	buf, space := make([]byte, messageMax+1), make([]byte, unix.CmsgSpace(4*2))
+	n, oobn, _, _, err := g.conn.ReadMsgUnix(buf, space)
+	files := receivedFiles(space[:oobn])
+	if err == nil {
+		err = g.conn.SetReadDeadline(time.Time{})
+	}
 	if err != nil {
-		return fmt.Errorf("wait for its greeting: %w", err)
+		closeAll(files)
+		return nil, fmt.Errorf("wait for its greeting: %w", err)
 	}
-	if a.Call != hello {
-		return ErrProtocol
+	a, err := parse(buf[:n])
+	if err == nil {
+		switch a.Call {
+		case hello:
+			return files, nil
+		case taken:
+			err = ErrTaken
+		case refused:
+			err = ErrRefused
+		default:
+			err = ErrProtocol
+		}
 	}
-	return g.control.SetReadDeadline(time.Time{})
+	closeAll(files)
+	return nil, err
 }
 
-// Next waits for the next Ask. It returns io.EOF once the gate has ended, and
-// os.ErrClosed after Close.
-func (g *Gate) Next() (Ask, error) {
-	var buf [askSize + 1]byte
-	n, err := g.control.Read(buf[:])
-	if err != nil {
-		return Ask{}, err
+// prepare tells a new gate what it does not learn from its command line.
+func (g *Gate) prepare(c Config) error {
+	if c.Report {
+		g.SetTraced(true)
 	}
-	if n == 0 {
-		return Ask{}, io.EOF
+	if c.Rules == nil {
+		return nil
 	}
-	return parse(buf[:n])
+	return g.SetRules(c.Rules)
 }
+
+// Listener is the file of the container's seccomp filter that an adopted gate has
+// given, nil of others. It is closed with the Gate.
+func (g *Gate) Listener() *os.File { return g.listener }
+
+// Own is the program's network namespace, likewise.
+func (g *Gate) Own() *netns.NS { return g.own }
+
+// Next waits for the next Ask. It returns ErrEnded once the gate has ended with its
+// container, io.EOF if it was killed, and os.ErrClosed after Close, Stop or Release.
+func (g *Gate) Next() (Ask, error) { return g.next() }
 
 // SetOwnSockets lets the gate know that from now on some sockets of the
 // container are in its own namespace. It takes effect before it returns.
-func (g *Gate) SetOwnSockets() { g.board.set(wordOwnSockets) }
+func (g *Gate) SetOwnSockets() { g.set(wordOwnSockets) }
 
 // SetServices lets the gate know that from now on the container serves ports on
 // the host. It takes effect before it returns.
-func (g *Gate) SetServices() { g.board.set(wordServices) }
+func (g *Gate) SetServices() { g.set(wordServices) }
 
 // SetBoundClients lets the gate and the shims know that from now on a client's
 // socket that is bound may need another source. It takes effect before it returns.
-func (g *Gate) SetBoundClients() { g.board.set(wordBound) }
+func (g *Gate) SetBoundClients() { g.set(wordBoundClients) }
 
 // SetAPI lets the gate and the shims know that from now on the container has
 // AF_GRAFT sockets. It takes effect before it returns.
-func (g *Gate) SetAPI() { g.board.set(wordAPI) }
+func (g *Gate) SetAPI() { g.set(wordAPI) }
+
+// SetTraced makes the gate tell also of calls that it answers itself, and the shims
+// decide nothing, or no longer so. It takes effect before it returns, and ends with
+// this supervisor.
+func (g *Gate) SetTraced(on bool) {
+	var value uint32
+	if on {
+		value = 1
+	}
+	_, _ = g.order(opSet, uint32(wordTraced), value) // a gate that is gone tells nothing
+}
 
 // SetRules changes the rules, a policy.Table.Snapshot. It takes effect before it
-// returns.
-func (g *Gate) SetRules(image []byte) error { return g.board.setRules(image) }
+// returns. On an error the gate asks about all that rules would tell.
+func (g *Gate) SetRules(image []byte) error {
+	if err := g.setRules(image); err != nil {
+		return fmt.Errorf("change rules of gate: %w", err)
+	}
+	return nil
+}
+
+// Stats asks for what the gate has counted.
+func (g *Gate) Stats() (Stats, error) {
+	a, err := g.order(opStats, 0, 0)
+	if err == nil && a.stats == nil {
+		err = ErrProtocol
+	}
+	if err != nil {
+		return Stats{}, fmt.Errorf("ask gate for statistics: %w", err)
+	}
+	return *a.stats, nil
+}
 
 // PID is the gate's process id.
-func (g *Gate) PID() int { return g.cmd.Process.Pid }
+func (g *Gate) PID() int { return g.process.pid() }
 
 // EndedWell waits for the process to end and tells whether it did so because
 // the last process of its container had.
 func (g *Gate) EndedWell() bool {
-	<-g.ended
-	return g.cmd.ProcessState.Success()
+	g.process.wait()
+	<-g.read // its last words may be on the way
+	return g.bye.Load() || g.process.well()
 }
 
-// Close ends the process. Calls that wait for it, or come later, wait for ever:
-// the container's processes are to be killed first, or at once after.
+// Stop makes Next return os.ErrClosed. Orders are carried out as before. Asks that
+// nobody has taken are put to the next supervisor.
+func (g *Gate) Stop() { g.stop(os.ErrClosed) }
+
+// Release lets go of a gate that has a door: it goes on, and waits there.
+func (g *Gate) Release() error {
+	if g.door == "" {
+		return errors.New("release gate: it has no door, and would kill its container")
+	}
+	return g.letGo()
+}
+
+// Close ends the process and removes its door. Calls that wait for it, or come
+// later, wait for ever: the container's processes are to be killed first, or at
+// once after.
 func (g *Gate) Close() error {
-	_ = g.cmd.Process.Kill()
-	<-g.ended
-	return errors.Join(g.control.Close(), g.board.close())
+	g.Stop()
+	g.process.kill()
+	g.process.wait()
+	err := g.letGo()
+	if g.door != "" {
+		if rerr := os.Remove(g.door); !errors.Is(rerr, os.ErrNotExist) {
+			err = errors.Join(err, rerr)
+		}
+	}
+	return err
+}
+
+func (g *Gate) letGo() error {
+	g.stop(os.ErrClosed)
+	err := g.control.close()
+	g.process.close()
+	if g.listener != nil {
+		err = errors.Join(err, g.listener.Close())
+	}
+	if g.own != nil {
+		err = errors.Join(err, g.own.Close())
+	}
+	return err
 }

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
-	"os"
 	"testing"
 )
 
@@ -49,21 +48,4 @@ func FuzzParse(f *testing.F) {
 			t.Errorf("an address of %d bytes", len(a.Address))
 		}
 	})
-}
-
-// Calls that are still being answered when a gate is closed change nothing any
-// more, and nobody's memory.
-func TestClosedBoard(t *testing.T) {
-	b, err := newBoard(1, []byte("rules"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	b.set(wordServices)
-	if err := b.close(); err != nil {
-		t.Fatal(err)
-	}
-	b.set(wordOwnSockets)
-	if err := b.setRules([]byte("others")); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("setRules: %v, want os.ErrClosed", err)
-	}
 }

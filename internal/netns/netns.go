@@ -75,8 +75,14 @@ func open(path string) (*NS, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open network namespace: %w; ip netns list shows those that have a name", err)
 	}
+	return FromFile(f)
+}
+
+// FromFile makes an NS of an open namespace, which is its own from then on, and is
+// closed on an error.
+func FromFile(f *os.File) (*NS, error) {
 	ns := &NS{f: f}
-	err = ns.Do(func() error {
+	err := ns.Do(func() error {
 		s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 		if err != nil {
 			return err
@@ -92,7 +98,7 @@ func open(path string) (*NS, error) {
 	}
 	if err != nil {
 		f.Close()
-		return nil, fmt.Errorf("%s is no network namespace that can be entered: %w", path, err)
+		return nil, fmt.Errorf("%s is no network namespace that can be entered: %w", f.Name(), err)
 	}
 	return ns, nil
 }

@@ -20,11 +20,14 @@
 /* PIDFD_THREAD of linux/pidfd.h (6.9): O_EXCL. */
 #define GATE_PIDFD_THREAD 0200
 
+bool gate_valid_id(uint64_t id)
+{
+	return ioctl(gate.listener, SECCOMP_IOCTL_NOTIF_ID_VALID, &id) == 0;
+}
+
 bool gate_valid(const struct seccomp_notif *n)
 {
-	uint64_t id = n->id;
-
-	return ioctl(gate.listener, SECCOMP_IOCTL_NOTIF_ID_VALID, &id) == 0;
+	return gate_valid_id(n->id);
 }
 
 size_t gate_read(const struct seccomp_notif *n, uint64_t from, void *to, size_t size)

@@ -6,6 +6,7 @@
 #include "gate.h"
 
 #include <netinet/in.h>
+#include <string.h>
 #include <sys/socket.h>
 
 #ifndef IPPROTO_MPTCP
@@ -43,4 +44,16 @@ bool gate_kind_of(unsigned int born, int family, int type, int protocol, struct 
 	kind->nonblock = type & SOCK_NONBLOCK;
 	kind->close_on_exec = type & SOCK_CLOEXEC;
 	return true;
+}
+
+bool gate_bind_is_asked(const uint8_t *address, size_t length)
+{
+	uint16_t family;
+
+	if (length < sizeof(struct sockaddr_in))
+		return false;
+	memcpy(&family, address, sizeof(family));
+	/* An IPv4 socket takes the wildcard with AF_UNSPEC too. */
+	return family == AF_INET || family == AF_INET6 || family == AF_UNSPEC ||
+	       family == GATE_AF_GRAFT;
 }

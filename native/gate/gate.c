@@ -17,7 +17,12 @@
  *		who answers the notification itself. (It reads no option: the
  *		supervisor does, where it needs one.)
  *
- * Who does that, and what happens if it takes for ever, is threads.c's.
+ * What is no socket of IP's or AF_GRAFT's goes on as it is: container engines
+ * compose our filter with their own, which may ask about more.
+ *
+ * Who does that, and what happens if it takes for ever, is threads.c's. What becomes of
+ * what the supervisor is asked, and of the gate without one, is asks.c's and
+ * control.c's.
  *
  * What may be believed. A notification names its caller by thread id, which is
  * somebody else's once the caller is dead. So everything that was got by that
@@ -40,7 +45,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/audit.h>
 #include <linux/seccomp.h>
 #include <sched.h>
 #include <stdio.h>
@@ -52,14 +56,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#if defined(__x86_64__)
-#define GATE_ARCH AUDIT_ARCH_X86_64
-#elif defined(__aarch64__)
-#define GATE_ARCH AUDIT_ARCH_AARCH64
-#else
-#error "the system calls of this architecture are not known here"
-#endif
-
 /* From linux/seccomp.h, where it is too old. */
 #ifndef SECCOMP_ADDFD_FLAG_SEND
 #define SECCOMP_ADDFD_FLAG_SEND 2
@@ -69,100 +65,77 @@
 #endif
 #define GATE_SYNC_WAKE_UP 1
 
-/* System calls of the 32-bit ABIs, which the C library does not name here. */
-#define GATE_X32	     0x40000000
-#define GATE_I386_SOCKETCALL 102
-#define GATE_I386_SETSOCKOPT 366
-#define GATE_X32_SETSOCKOPT  (GATE_X32 | 541)
-#define GATE_ARM_SETSOCKOPT  294
-
-#define GATE_I386_UNSHARE 310
-#define GATE_I386_SETNS	  346
-#define GATE_I386_CLONE	  120
-#define GATE_ARM_UNSHARE  337
-#define GATE_ARM_SETNS	  375
-#define GATE_ARM_CLONE	  120
-
-/* socketcall(2)'s first argument, linux/net.h. */
-#define GATE_SYS_LISTEN 4
-
 /* Beyond struct sockaddr_storage the kernel refuses an address. */
 #define GATE_SOCKADDR_MAX 128
 
-static void gate_answer(const struct seccomp_notif *n, int64_t value, uint32_t flags)
+static void gate_reply(struct gate_worker *w, int64_t value, uint32_t flags)
 {
-	struct seccomp_notif_resp r = {.id = n->id, .flags = flags};
+	struct seccomp_notif_resp r = {.id = w->n.id, .flags = flags};
 
 	if (value < 0)
 		r.error = (int32_t)value;
 	else
 		r.val = value;
+	w->outcome = value < 0 ? GATE_BY_GATE_REFUSED : GATE_BY_GATE;
 
 	/* ENOENT: the caller is gone, and nobody is left to be told. */
 	(void)ioctl(gate.listener, SECCOMP_IOCTL_NOTIF_SEND, &r);
 }
 
-static void gate_proceed(const struct seccomp_notif *n)
+void gate_answer(struct gate_worker *w, int64_t value)
 {
-	gate_answer(n, 0, SECCOMP_USER_NOTIF_FLAG_CONTINUE);
+	gate_reply(w, value, 0);
 }
 
-static void gate_tell(const struct gate_ask *ask)
+void gate_proceed(struct gate_worker *w)
 {
-	/* If the supervisor is gone, the call waits until all are killed. */
-	(void)send(gate.control, ask, sizeof(*ask), MSG_NOSIGNAL);
+	gate_reply(w, 0, SECCOMP_USER_NOTIF_FLAG_CONTINUE);
 }
 
-static void gate_report(struct gate_ask *ask)
-{
-	if (!gate.report)
-		return;
-	ask->answered = 1;
-	gate_tell(ask);
-}
-
-static bool gate_deliver(const struct seccomp_notif *n, int file, bool close_on_exec)
+static bool gate_deliver(struct gate_worker *w, int file, bool close_on_exec)
 {
 	struct seccomp_notif_addfd add = {
-		.id = n->id,
+		.id = w->n.id,
 		.flags = SECCOMP_ADDFD_FLAG_SEND,
 		.srcfd = (uint32_t)file,
 		.newfd_flags = close_on_exec ? SOCK_CLOEXEC : 0,
 	};
 
+	w->outcome = GATE_BY_GATE;
 	return ioctl(gate.listener, SECCOMP_IOCTL_NOTIF_ADDFD, &add) >= 0;
 }
 
-static void gate_socket(const struct seccomp_notif *n, struct gate_ask *ask)
+static void gate_socket(struct gate_worker *w)
 {
+	const __u64 *args = w->n.data.args;
 	struct gate_kind kind;
 	int file, error;
 
-	if (!gate_kind_of(gate.board->born, (int)n->data.args[0], (int)n->data.args[1],
-			  (int)n->data.args[2], &kind)) {
-		gate_proceed(n);
+	if (!gate_kind_of(gate.board->born, (int)args[0], (int)args[1], (int)args[2], &kind)) {
+		gate_proceed(w);
 		return;
 	}
-	ask->call = GATE_SOCKET;
-	gate_report(ask);
+	gate_report(w);
 	file = gate_make(&kind);
 	if (file < 0) {
 		/* The first two are about the gate, not about the program; with
 		 * the third, somebody has moved the gate out of its cgroup. */
 		if (errno == EMFILE || errno == ENFILE || errno == EXDEV)
-			gate_proceed(n);
+			gate_proceed(w);
 		else
-			gate_answer(n, -errno, 0);
+			gate_answer(w, -errno);
 		return;
 	}
 	if (kind.nonblock)
 		fcntl(file, F_SETFL, O_RDWR | O_NONBLOCK);
-	error = gate_deliver(n, file, kind.close_on_exec) ? 0 : errno;
+	error = gate_deliver(w, file, kind.close_on_exec) ? 0 : errno;
 	close(file);
+	GATE_COUNT(born, error == 0);
+	GATE_COUNT(born_asked, error == 0 && args[5] == MARK_ASK);
 	if (error == EMFILE || error == ENFILE || error == ENOMEM)
-		gate_answer(n, -error, 0); /* the program's own limits */
+		gate_answer(w, -error); /* the program's own limits */
 	else if (error != 0 && error != ENOENT)
-		gate_proceed(n);
+		gate_proceed(w);
 }
 
 /* Whether a socket is already where the destination lies. */
@@ -176,43 +149,51 @@ static bool gate_in_place(struct gate_worker *w, int number, const struct board_
 	return gate_netns_of(w, number, place.unbound ? &bound : NULL) == place.netns && !bound;
 }
 
-/* Reads a sockaddr into ASK. Returns whether the caller still waits. */
-static bool gate_read_address(const struct seccomp_notif *n, uint64_t from, uint32_t length,
-			      struct gate_ask *ask)
+/* Reads a sockaddr into what is asked. Returns whether the caller still waits. */
+static bool gate_read_address(struct gate_worker *w, uint64_t from, uint32_t length)
 {
 	if (length > GATE_SOCKADDR_MAX)
 		return true; /* the kernel refuses it */
 	if (length > BOARD_ADDRESS_MAX)
 		length = BOARD_ADDRESS_MAX;
-	ask->length = (uint32_t)gate_read(n, from, ask->address, length);
-	return gate_valid(n);
+	w->ask.length = (uint32_t)gate_read(&w->n, from, w->ask.address, length);
+	return gate_valid(&w->n);
 }
 
-static void gate_destination(struct gate_worker *w, struct gate_ask *ask, uint64_t from,
-			     uint32_t length)
+static void gate_destination(struct gate_worker *w, uint64_t from, uint32_t length)
 {
 	struct board_address to;
 
-	if (!gate_read_address(&w->n, from, length, ask))
+	if (!gate_read_address(w, from, length))
 		return;
-	to = board_look_up(gate.board, BOARD_SIZE, ask->address, ask->length);
+	to = board_look_up(gate.board, BOARD_SIZE, w->ask.address, w->ask.length);
 	if (to.where == BOARD_NO_IP) {
-		gate_proceed(&w->n);
+		gate_proceed(w);
 		return;
 	}
-	if (!gate_in_place(w, ask->number, &to)) {
-		gate_tell(ask);
+	if (!gate_in_place(w, w->ask.number, &to)) {
+		gate_pass(w);
 		return;
 	}
-	gate_report(ask);
-	gate_proceed(&w->n);
+	gate_report(w);
+	gate_proceed(w);
+}
+
+static void gate_bind(struct gate_worker *w)
+{
+	if (!gate_read_address(w, w->n.data.args[1], (uint32_t)w->n.data.args[2]))
+		return;
+	if (gate_bind_is_asked(w->ask.address, w->ask.length))
+		gate_pass(w);
+	else
+		gate_proceed(w);
 }
 
 /* Gives the shim a descriptor of the board, which nobody can write to. */
-static void gate_give_board(const struct seccomp_notif *n)
+static void gate_give_board(struct gate_worker *w)
 {
-	if (!gate_deliver(n, gate.board_file, true) && errno != ENOENT)
-		gate_proceed(n); /* which fails, as without a gate */
+	if (!gate_deliver(w, gate.board_file, true) && errno != ENOENT)
+		gate_proceed(w); /* which fails, as without a gate */
 }
 
 static void gate_serve_shim(struct gate_worker *w)
@@ -221,23 +202,23 @@ static void gate_serve_shim(struct gate_worker *w)
 
 	switch (w->n.data.args[1]) {
 	case MARK_BOARD:
-		gate_give_board(&w->n);
+		gate_give_board(w);
 		return;
 	case MARK_BATCH:
 		made = gate_batch(w);
 		if (made > 0) {
-			gate_answer(&w->n, made, 0);
+			gate_answer(w, made);
 			return;
 		}
 	}
-	gate_proceed(&w->n); /* which fails, as without a gate */
+	gate_proceed(w); /* which fails, as without a gate */
 }
 
 /*
  * struct mmsghdr begins with a struct msghdr, and that with the pointer to the
  * address and its length. The first message decides.
  */
-static void gate_send_message(struct gate_worker *w, struct gate_ask *ask)
+static void gate_send_message(struct gate_worker *w)
 {
 	struct {
 		uint64_t name;
@@ -245,83 +226,31 @@ static void gate_send_message(struct gate_worker *w, struct gate_ask *ask)
 	} head;
 
 	if (gate_read(&w->n, w->n.data.args[1], &head, 12) < 12 || head.name == 0) {
-		gate_proceed(&w->n);
+		gate_proceed(w);
 		return;
 	}
 	/* Unlike sendto(2), the kernel cuts off what is too long. */
 	if (head.length > GATE_SOCKADDR_MAX && head.length <= INT32_MAX)
 		head.length = GATE_SOCKADDR_MAX;
-	gate_destination(w, ask, head.name, head.length);
+	gate_destination(w, head.name, head.length);
 }
 
-static void gate_listen(struct gate_ask *ask)
+void gate_option(struct gate_worker *w, int level, int name)
 {
-	ask->call = GATE_LISTEN;
-	gate_tell(ask);
-}
-
-static void gate_option(const struct seccomp_notif *n, int level, int name)
-{
+	w->ask.call = GATE_SETSOCKOPT;
 	if (options_refused(level, name))
-		gate_answer(n, -EPERM, 0);
+		gate_answer(w, -EPERM);
 	else
-		gate_proceed(n);
+		gate_proceed(w);
 }
 
-/* Whether a call is one of those by which a program gets into another namespace: the
- * filter asks about no others of them. */
-static bool gate_is_leaving(const struct seccomp_notif *n)
+/* Options and names of sockets that may be AF_GRAFT ones. */
+static void gate_api(struct gate_worker *w, bool asked)
 {
-	switch (n->data.arch) {
-	case AUDIT_ARCH_I386:
-		return n->data.nr == GATE_I386_UNSHARE || n->data.nr == GATE_I386_SETNS ||
-		       n->data.nr == GATE_I386_CLONE;
-	case AUDIT_ARCH_ARM:
-		return n->data.nr == GATE_ARM_UNSHARE || n->data.nr == GATE_ARM_SETNS ||
-		       n->data.nr == GATE_ARM_CLONE;
-	}
-	switch (n->data.nr & ~GATE_X32) {
-	case SYS_unshare:
-	case SYS_setns:
-	case SYS_clone:
-		return true;
-	}
-	return false;
-}
-
-/*
- * The calls of other ABIs that would get around the kernel programs: listen(2),
- * which has none, and setsockopt(2), for which they are not asked. What
- * socketcall(2) points to may be another option when the kernel reads it: then
- * it is set, and the programs that judge destinations are still there.
- */
-static void gate_foreign(const struct seccomp_notif *n, struct gate_ask *ask)
-{
-	int32_t args[3];
-
-	if (n->data.arch == AUDIT_ARCH_I386 && n->data.nr == GATE_I386_SOCKETCALL) {
-		if (gate_read(n, (uint32_t)n->data.args[1], args, sizeof(args)) < sizeof(args)) {
-			gate_proceed(n); /* which fails */
-			return;
-		}
-		if (!gate_valid(n))
-			return;
-		if (n->data.args[0] != GATE_SYS_LISTEN) {
-			gate_option(n, args[1], args[2]);
-			return;
-		}
-		ask->number = args[0];
-		ask->backlog = args[1];
-		gate_listen(ask);
-		return;
-	}
-	if ((n->data.arch == AUDIT_ARCH_I386 && n->data.nr == GATE_I386_SETSOCKOPT) ||
-	    (n->data.arch == AUDIT_ARCH_X86_64 && n->data.nr == GATE_X32_SETSOCKOPT) ||
-	    (n->data.arch == AUDIT_ARCH_ARM && n->data.nr == GATE_ARM_SETSOCKOPT)) {
-		gate_option(n, (int)n->data.args[1], (int)n->data.args[2]);
-		return;
-	}
-	gate_listen(ask);
+	if (asked)
+		gate_pass(w);
+	else
+		gate_proceed(w);
 }
 
 /*
@@ -340,89 +269,116 @@ static bool gate_is_elsewhere(const struct seccomp_notif *n)
 	return stat(path, &st) == 0 && st.st_ino != gate.own && gate_valid(n);
 }
 
+static enum gate_call gate_call_of(int number)
+{
+	switch (number) {
+	case SYS_socket:
+		return GATE_SOCKET;
+	case SYS_connect:
+		return GATE_CONNECT;
+	case SYS_bind:
+		return GATE_BIND;
+	case SYS_listen:
+		return GATE_LISTEN;
+	case SYS_sendto:
+	case SYS_sendmsg:
+	case SYS_sendmmsg:
+		return GATE_SEND;
+	case SYS_setsockopt:
+		return GATE_SETSOCKOPT;
+	case SYS_getsockopt:
+		return GATE_GETSOCKOPT;
+	case SYS_getsockname:
+		return GATE_GETSOCKNAME;
+	}
+	return GATE_OTHER;
+}
+
+static void gate_handle_socket(struct gate_worker *w)
+{
+	if (w->ask.number == GATE_AF_GRAFT)
+		gate_pass(w);
+	else if (w->ask.number == MARK_FAMILY && w->n.data.args[5] == MARK_SHIM)
+		gate_serve_shim(w);
+	else
+		gate_socket(w);
+}
+
+static void gate_handle_native(struct gate_worker *w)
+{
+	const __u64 *args = w->n.data.args;
+	bool api = atomic_load(&gate.board->api);
+
+	switch (w->n.data.nr) {
+	case SYS_socket:
+		gate_handle_socket(w);
+		break;
+	case SYS_setsockopt:
+		/* SOL_SOCKET's are never delayed. */
+		gate_api(w, (int)args[1] == GATE_LEVEL || (api && (int)args[1] != SOL_SOCKET));
+		break;
+	case SYS_getsockopt:
+		gate_api(w, (int)args[1] == GATE_LEVEL);
+		break;
+	case SYS_getsockname:
+		gate_api(w, api);
+		break;
+	case SYS_connect:
+		gate_destination(w, args[1], (uint32_t)args[2]);
+		break;
+	case SYS_sendto:
+		gate_destination(w, args[4], (uint32_t)args[5]);
+		break;
+	case SYS_sendmsg:
+	case SYS_sendmmsg:
+		gate_send_message(w);
+		break;
+	case SYS_bind:
+		gate_bind(w);
+		break;
+	default:
+		gate_proceed(w);
+	}
+}
+
 void gate_handle(struct gate_worker *w)
 {
 	const struct seccomp_notif *n = &w->n;
 	bool elsewhere = gate_is_elsewhere(n);
-	struct gate_ask ask = {
+
+	w->outcome = GATE_BY_NOBODY;
+	w->ask = (struct gate_ask){
 		.version = GATE_VERSION,
+		.call = GATE_OTHER,
 		.id = n->id,
 		.thread = n->pid,
 		.number = (int32_t)n->data.args[0],
 		.backlog = (int32_t)n->data.args[1], /* of listen(2) */
 	};
-
-	_Static_assert(sizeof(ask.args) == sizeof(n->data.args), "all arguments");
-	memcpy(ask.args, n->data.args, sizeof(ask.args));
+	_Static_assert(sizeof(w->ask.args) == sizeof(n->data.args), "all arguments");
+	memcpy(w->ask.args, n->data.args, sizeof(w->ask.args));
 
 	if (gate_is_leaving(n)) {
 		atomic_store(&gate.board->nested, 1);
-		gate_proceed(n);
+		gate_proceed(w);
 		return;
 	}
 	if (n->data.arch != GATE_ARCH || n->data.nr >= GATE_X32) {
-		gate_foreign(n, &ask);
+		gate_foreign(w);
 		return;
 	}
-	if (n->data.nr == SYS_listen) {
+	w->ask.call = gate_call_of(n->data.nr);
+	if (n->data.nr == SYS_listen)
 		/* Whoever asks: it may be a host socket that was inherited. */
-		gate_listen(&ask);
-		return;
-	}
-	if (elsewhere) {
-		gate_proceed(n);
-		return;
-	}
-	switch (n->data.nr) {
-	case SYS_socket:
-		if (ask.number == GATE_AF_GRAFT) {
-			ask.call = GATE_SOCKET;
-			gate_tell(&ask);
-		} else if (ask.number == MARK_FAMILY && n->data.args[5] == MARK_SHIM) {
-			gate_serve_shim(w);
-		} else {
-			gate_socket(n, &ask);
-		}
-		break;
-	case SYS_setsockopt:
-		ask.call = GATE_SETSOCKOPT;
-		gate_tell(&ask);
-		break;
-	case SYS_getsockopt:
-		ask.call = GATE_GETSOCKOPT;
-		gate_tell(&ask);
-		break;
-	case SYS_getsockname:
-		ask.call = GATE_GETSOCKNAME;
-		gate_tell(&ask);
-		break;
-	case SYS_connect:
-		ask.call = GATE_CONNECT;
-		gate_destination(w, &ask, n->data.args[1], (uint32_t)n->data.args[2]);
-		break;
-	case SYS_sendto:
-		ask.call = GATE_SEND;
-		gate_destination(w, &ask, n->data.args[4], (uint32_t)n->data.args[5]);
-		break;
-	case SYS_sendmsg:
-	case SYS_sendmmsg:
-		ask.call = GATE_SEND;
-		gate_send_message(w, &ask);
-		break;
-	case SYS_bind:
-		ask.call = GATE_BIND;
-		if (gate_read_address(n, n->data.args[1], (uint32_t)n->data.args[2], &ask))
-			gate_tell(&ask);
-		break;
-	default:
-		gate_proceed(n); /* the filter asks about nothing else */
-	}
+		gate_pass(w);
+	else if (elsewhere)
+		gate_proceed(w);
+	else
+		gate_handle_native(w);
 }
 
 int main(int argc, char **argv)
 {
-	struct gate_ask hello = {.version = GATE_VERSION, .call = GATE_HELLO};
-
 	gate_arguments(&gate, argc, argv);
 	gate_start(&gate);
 	/*
@@ -432,7 +388,10 @@ int main(int argc, char **argv)
 	 */
 	(void)ioctl(gate.listener, SECCOMP_IOCTL_NOTIF_SET_FLAGS, GATE_SYNC_WAKE_UP);
 	(void)syscall(SYS_sched_setscheduler, 0, SCHED_BATCH, &(struct sched_param){0});
+	gate_asks_start();
+	/* First of all that it hears: calls may be waiting by now. */
+	gate_greet();
 	gate_start_threads();
-	gate_tell(&hello);
+	gate_start_control();
 	gate_watch();
 }

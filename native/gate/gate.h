@@ -12,7 +12,7 @@
 
 #include "../rules/board.h"
 
-#define GATE_VERSION 2
+#define GATE_VERSION 3
 
 /* 5.14; a C library may not know it. */
 #ifndef SO_NETNS_COOKIE
@@ -29,15 +29,26 @@ enum gate_call {
 	GATE_SETSOCKOPT, /* of AF_GRAFT sockets, or what may be one */
 	GATE_GETSOCKOPT,
 	GATE_GETSOCKNAME,
+	GATE_OTHER, /* only counted: what the gate has no part in */
+	GATE_CALLS,
+	/* Messages that are no calls: */
+	GATE_DONE = GATE_CALLS, /* the order `id` is carried out; `number` is an errno */
+	GATE_STATS,		/* struct gate_stats */
+	GATE_BYE,		/* the last: the container's last process is gone */
+	GATE_TAKEN,		/* at the door: there is a supervisor already */
+	GATE_REFUSED,		/* at the door: not to this process */
 };
 
-/* The family of the sockets that programs bind to endpoints by name. */
+/* The family of the sockets that programs bind to endpoints by name, and the level of
+ * their options. */
 #define GATE_AF_GRAFT  4
+#define GATE_LEVEL     254
 #define GATE_ARGUMENTS 6
 
 /*
  * A call that the supervisor has to answer, or, if `answered` is set, one that
- * the gate has answered and tells of because it was asked to.
+ * the gate has answered and tells of because it was asked to. With `again`, a
+ * supervisor that is gone may have begun to answer it.
  */
 struct gate_ask {
 	uint32_t version;
@@ -46,7 +57,8 @@ struct gate_ask {
 	uint32_t thread;
 	int32_t number; /* the descriptor; the family of a socket */
 	int32_t backlog;
-	uint32_t answered;
+	uint16_t answered;
+	uint16_t again;
 	uint32_t length; /* of the address */
 	uint8_t address[BOARD_ADDRESS_MAX];
 	uint64_t args[GATE_ARGUMENTS]; /* as the program passed them */
@@ -54,14 +66,73 @@ struct gate_ask {
 
 _Static_assert(sizeof(struct gate_ask) == 112, "ask has no padding");
 
+/* What the supervisor wants of the gate. Each is answered by GATE_DONE, or by
+ * GATE_STATS. */
+enum gate_order_op {
+	GATE_ORDER_SET = 1, /* `word` of the board to `value` */
+	GATE_ORDER_RULES,   /* `value` bytes of rules, in the file that comes with it */
+	GATE_ORDER_STATS,
+};
+
+/* Those words of the board that a supervisor sets. */
+enum gate_word {
+	GATE_WORD_OWN_SOCKETS,
+	GATE_WORD_SERVICES,
+	GATE_WORD_API,
+	GATE_WORD_BOUND_CLIENTS,
+	GATE_WORD_TRACED,
+};
+
+struct gate_order {
+	uint32_t version;
+	uint32_t op;
+	uint64_t tag; /* comes back with the answer */
+	uint32_t word;
+	uint32_t value;
+};
+
+_Static_assert(sizeof(struct gate_order) == 24, "order has no padding");
+
+/* Of times: below 2^N nanoseconds for N = 0, 1, ..., the last for all that is longer. */
+#define GATE_TIMES 32
+
+struct gate_call_stats {
+	uint64_t answered; /* by the gate, refused ones included */
+	uint64_t passed;   /* on to the supervisor */
+	uint64_t refused;  /* with an errno of the gate's */
+	uint64_t time[GATE_TIMES];
+};
+
+struct gate_counters {
+	struct gate_call_stats calls[GATE_CALLS];
+	uint64_t batches; /* that shims have ordered and got */
+	uint64_t batch_sockets;
+	uint64_t born;	     /* sockets that were made one at a time */
+	uint64_t born_asked; /* of these, those that a shim had none left for */
+	uint64_t again;	     /* asks of a former supervisor's that were passed on */
+	uint64_t full;	     /* calls that had to wait for room in the table */
+	uint64_t unreported; /* that a supervisor was too slow to be told of */
+};
+
+struct gate_stats {
+	uint32_t version;
+	uint32_t call; /* GATE_STATS */
+	uint64_t tag;
+	struct gate_counters counters;
+};
+
 struct gate {
 	int control;
 	int listener;
-	int kill;	/* cgroup.kill of the container */
+	int kill;	/* cgroup.kill of the container, or -1 */
+	int door;	/* where the next supervisor knocks, or -1 */
+	int netns;	/* the program's namespace, for the next supervisor; or -1 */
 	int board_file; /* for programs that ask for it */
 	struct board *board;
 	uint64_t own; /* inode of the program's namespace in nsfs */
-	bool report;
+	uint64_t cookie;
+	uint32_t born; /* BOARD_BORN_ */
+	bool datagrams;
 	uint32_t uid; /* of the program, for the files' owner */
 	uint32_t gid;
 };
@@ -85,5 +156,17 @@ struct gate_kind {
 };
 
 bool gate_kind_of(unsigned int born, int family, int type, int protocol, struct gate_kind *kind);
+
+/* Whether bind(2) to an address may be more than the kernel's to answer. */
+bool gate_bind_is_asked(const uint8_t *address, size_t length);
+
+/*
+ * Orders. What is wrong with one is an errno; it has then changed nothing, but that
+ * rules which could not be read are gone: all that they would have told is asked.
+ */
+int gate_order_parse(const void *bytes, size_t length, unsigned int files,
+		     struct gate_order *order);
+int gate_order_set(struct board *b, const struct gate_order *order);
+int gate_order_rules(struct board *b, int file, uint32_t length);
 
 #endif

@@ -83,26 +83,6 @@ static bool gate_batch_is_taken(void)
 	return true;
 }
 
-static bool gate_send_files(int to, const int *files, unsigned int count)
-{
-	union {
-		char space[CMSG_SPACE(sizeof(int) * MARK_BATCH_MAX)];
-		struct cmsghdr align;
-	} control = {0};
-	struct iovec iov = {"", 1};
-	struct msghdr msg = {.msg_iov = &iov,
-			     .msg_iovlen = 1,
-			     .msg_control = control.space,
-			     .msg_controllen = CMSG_SPACE(sizeof(int) * count)};
-	struct cmsghdr *cmsg = CMSG_FIRSTHDR(&msg);
-
-	cmsg->cmsg_level = SOL_SOCKET;
-	cmsg->cmsg_type = SCM_RIGHTS;
-	cmsg->cmsg_len = CMSG_LEN(sizeof(int) * count);
-	memcpy(CMSG_DATA(cmsg), files, sizeof(int) * count);
-	return sendmsg(to, &msg, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0;
-}
-
 static unsigned int gate_batch_to(int pair, const struct gate_kind *kind, unsigned int count)
 {
 	int files[MARK_BATCH_MAX];
@@ -111,7 +91,7 @@ static unsigned int gate_batch_to(int pair, const struct gate_kind *kind, unsign
 
 	while (made < count && (files[made] = gate_make(kind)) >= 0)
 		made++;
-	sent = made > 0 && gate_send_files(pair, files, made);
+	sent = made > 0 && gate_send_files(pair, "", 1, files, made, MSG_DONTWAIT);
 	for (unsigned int i = 0; i < made; i++)
 		close(files[i]);
 	return sent ? made : 0;
@@ -138,5 +118,8 @@ unsigned int gate_batch(struct gate_worker *w)
 	else if (pair >= 0)
 		close(pair);
 	pthread_mutex_unlock(&gate_batch_lock);
+	if (made > 0)
+		GATE_COUNT(batches, 1);
+	GATE_COUNT(batch_sockets, made);
 	return made;
 }

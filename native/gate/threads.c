@@ -9,8 +9,7 @@
  * GATE_TICK_MS; if no thread has finished what it was at the last time, it starts
  * another. A thread that was given up so ends when it comes back.
  *
- * The end. The gate ends with the last process of the container. If its
- * supervisor ends before, it kills the container's cgroup, itself included.
+ * The gate ends with the last process of the container.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -50,22 +49,35 @@ static void gate_wake_watchdog(void)
 		syscall(SYS_futex, &gate_watchdog_sleeps, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
 }
 
+static uint64_t gate_now(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
+}
+
 static void *gate_serve(void *worker)
 {
 	struct gate_worker *w = worker;
+	uint64_t came;
 
 	while (!atomic_load(&w->given_up)) {
 		memset(&w->n, 0, sizeof(w->n));
 		if (ioctl(gate.listener, SECCOMP_IOCTL_NOTIF_RECV, &w->n) != 0) {
 			/* ENOENT: the caller died before we woke up, or all
-			 * are gone (6.11; before, we are killed with them). */
+			 * are gone (6.11; before, the control thread sees it). */
 			if (errno == EINTR || (errno == ENOENT && !gate_abandoned()))
 				continue;
-			_exit(0);
+			if (errno == ENOENT)
+				gate_end();
+			_exit(1);
 		}
+		came = gate_now();
 		atomic_fetch_add(&w->turn, 1);
 		gate_wake_watchdog();
 		gate_handle(w);
+		gate_count(w, w->outcome == GATE_BY_SUPERVISOR ? 0 : gate_now() - came);
 		atomic_fetch_add(&w->turn, 1);
 	}
 	if (w->pidfd >= 0)
@@ -110,7 +122,7 @@ static bool gate_tick(void)
 			continue;
 		worked = worked || turn != w->seen || turn % 2;
 		if (!atomic_load(&w->given_up)) {
-			if (turn % 2 && turn == w->seen)
+			if (turn % 2 && turn == w->seen && !atomic_load(&w->waits))
 				stuck = w;
 			else
 				serving = true;
@@ -125,23 +137,7 @@ static bool gate_tick(void)
 	return worked;
 }
 
-/*
- * Kills the container, and the gate with it, when its supervisor is gone: the
- * keeper does so too, but a program of its own user can stop that one.
- */
-static void *gate_guard(void *unused)
-{
-	struct pollfd p = {.fd = gate.control, .events = POLLRDHUP};
-
-	(void)unused;
-	while (poll(&p, 1, -1) <= 0 || !(p.revents & (POLLRDHUP | POLLHUP | POLLERR)))
-		continue;
-	if (write(gate.kill, "1", 1) < 0)
-		_exit(1);
-	return NULL;
-}
-
-static void gate_start_helper(void *(*run)(void *))
+void gate_start_helper(void *(*run)(void *))
 {
 	pthread_attr_t attr;
 	pthread_t thread;
@@ -178,6 +174,5 @@ void gate_start_threads(void)
 {
 	for (struct gate_worker *w = gate_workers; w < &gate_workers[GATE_THREADS_MAX]; w++)
 		atomic_store(&w->free, true);
-	gate_start_helper(gate_guard);
 	gate_start_thread();
 }

@@ -3,10 +3,28 @@
 #ifndef TSUGIKI_GATE_WORKER_H
 #define TSUGIKI_GATE_WORKER_H
 
+#include <linux/audit.h>
 #include <linux/seccomp.h>
 #include <stdatomic.h>
 
 #include "gate.h"
+
+#if defined(__x86_64__)
+#define GATE_ARCH AUDIT_ARCH_X86_64
+#elif defined(__aarch64__)
+#define GATE_ARCH AUDIT_ARCH_AARCH64
+#else
+#error "the system calls of this architecture are not known here"
+#endif
+#define GATE_X32 0x40000000
+
+/* Who has answered a notification. */
+enum gate_outcome {
+	GATE_BY_NOBODY, /* the caller is gone */
+	GATE_BY_GATE,
+	GATE_BY_GATE_REFUSED,
+	GATE_BY_SUPERVISOR, /* or will */
+};
 
 /* What a thread keeps from one notification to the next. */
 struct gate_worker {
@@ -16,9 +34,12 @@ struct gate_worker {
 	/* Between the watchdog and the thread: */
 	atomic_bool given_up; /* another has taken over; end after this one */
 	atomic_bool free;     /* nobody uses this slot */
+	atomic_bool waits;    /* for room: another thread would only wait too */
 	unsigned int seen;    /* turn at the last tick; the watchdog's own */
 
 	struct seccomp_notif n;
+	struct gate_ask ask; /* what the supervisor is asked, if it is */
+	enum gate_outcome outcome;
 	/* The last caller's pidfd: it refers to that thread for good, so that a
 	 * reused id fails instead of reaching somebody else. */
 	uint32_t thread;
@@ -30,8 +51,20 @@ extern struct gate gate;
 /* Answers the notification in W, or asks the supervisor to. */
 void gate_handle(struct gate_worker *w);
 
+void gate_answer(struct gate_worker *w, int64_t value);
+void gate_proceed(struct gate_worker *w);
+
+/* Handles a call of another ABI than the machine's own. */
+void gate_foreign(struct gate_worker *w);
+
+/* Whether a call is one by which a program gets into another network namespace. */
+bool gate_is_leaving(const struct seccomp_notif *n);
+
+void gate_option(struct gate_worker *w, int level, int name);
+
 /* Whether the caller still waits: else what was got by its id was another's. */
 bool gate_valid(const struct seccomp_notif *n);
+bool gate_valid_id(uint64_t id);
 
 /* Reads the caller's memory; returns how many bytes there were before the first that
  * is not mapped. */
@@ -51,8 +84,45 @@ int gate_make(const struct gate_kind *kind);
 /* Answers an order of sockets with how many were sent; 0 if there are none. */
 unsigned int gate_batch(struct gate_worker *w);
 
-/* Starts to serve, and to look after the supervisor. */
+/* Has the supervisor answer the notification in W: this one, or the next. */
+void gate_pass(struct gate_worker *w);
+
+/* Tells the supervisor of what the gate answers itself, if it wants to know. */
+void gate_report(struct gate_worker *w);
+
+/* For the thread that talks with the supervisor. */
+void gate_asks_start(void);
+int gate_asks_event(void); /* readable when there is something to send */
+bool gate_asks_wait(void); /* whether there is */
+void gate_asks_send(void);
+
+/* Greets the supervisor that has started us. */
+void gate_greet(void);
+
+/* Makes FILE the supervisor's end, with FILES files of ours in the greeting. */
+bool gate_supervisor_came(int file, const int *files, unsigned int count);
+void gate_supervisor_left(void);
+bool gate_supervisor_is_there(void);
+
+/* Sends a message, with files; fails as sendmsg(2). */
+bool gate_send_files(int to, const void *bytes, size_t length, const int *files, unsigned int count,
+		     int flags);
+
+/* Says good-bye and ends the process: no program is left. */
+_Noreturn void gate_end(void);
+
+/* Talks with the supervisor. */
+void gate_start_control(void);
+
+/* Counts what has become of the notification in W, NANOSECONDS after it came. */
+void gate_count(const struct gate_worker *w, uint64_t nanoseconds);
+#define GATE_COUNT(field, n) gate_count_at(offsetof(struct gate_counters, field), n)
+void gate_count_at(size_t offset, uint64_t n);
+void gate_read_counters(struct gate_counters *to);
+
+/* Starts to serve. */
 void gate_start_threads(void);
+void gate_start_helper(void *(*run)(void *));
 
 /* Looks after the threads for ever. */
 _Noreturn void gate_watch(void);

@@ -40,7 +40,7 @@ _Noreturn void privilege_die(const char *operation)
 	_exit(1);
 }
 
-uint32_t privilege_number(const char *text, const char *usage)
+uint64_t privilege_number64(const char *text, const char *usage)
 {
 	unsigned long long value = 0;
 	char *end = NULL;
@@ -48,8 +48,19 @@ uint32_t privilege_number(const char *text, const char *usage)
 	errno = 0;
 	if (text != NULL && *text >= '0' && *text <= '9')
 		value = strtoull(text, &end, 10);
+	if (end == NULL || errno != 0 || *end != '\0') {
+		privilege_say(usage);
+		_exit(2);
+	}
+	return value;
+}
+
+uint32_t privilege_number(const char *text, const char *usage)
+{
+	uint64_t value = privilege_number64(text, usage);
+
 	/* (uid_t)-1 means "leave it" to setresuid(2). */
-	if (end == NULL || errno != 0 || *end != '\0' || value >= UINT32_MAX) {
+	if (value >= UINT32_MAX) {
 		privilege_say(usage);
 		_exit(2);
 	}

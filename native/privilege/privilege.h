@@ -15,7 +15,8 @@ void privilege_say(const char *text);
 /* Says what failed and errno's reason, and ends the process with status 1. */
 _Noreturn void privilege_die(const char *operation);
 
-/* Reads a decimal number below 2^32 - 1; else says USAGE and exits with 2. */
+/* Reads a decimal number, or one below 2^32 - 1; else says USAGE and exits with 2. */
+uint64_t privilege_number64(const char *text, const char *usage);
 uint32_t privilege_number(const char *text, const char *usage);
 
 /*

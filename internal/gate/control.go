@@ -1,0 +1,204 @@
+package gate
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+)
+
+// reportsMax bounds the calls that the gate has answered and that nobody has yet
+// taken notice of. What waits for an answer is bounded by the gate.
+const reportsMax = 1 << 14
+
+// control is a supervisor's end of a gate's control socket. One goroutine reads all
+// that comes, so that an order is answered also while nobody asks for the next Ask.
+type control struct {
+	conn *net.UnixConn
+	read chan struct{} // closed when the reader has ended
+	bye  atomic.Bool   // the gate has ended because its container has
+
+	mu     sync.Mutex // guards what follows
+	came   *sync.Cond // with mu: asks or end have changed
+	asks   []Ask
+	end    error // why no Ask comes any more
+	gone   error // why no answer comes any more
+	tag    uint64
+	orders map[uint64]chan answer
+
+	flags [words]flag
+}
+
+// flag is a word of the board that is set once and for good.
+type flag struct {
+	mu  sync.Mutex // held while it is being set
+	set atomic.Bool
+}
+
+func newControl(conn *net.UnixConn) *control {
+	c := &control{conn: conn, read: make(chan struct{}), orders: map[uint64]chan answer{}}
+	c.came = sync.NewCond(&c.mu)
+	return c
+}
+
+// run reads until the gate or this end is closed.
+func (c *control) run() {
+	defer close(c.read)
+	buf := make([]byte, messageMax+1)
+	for {
+		n, err := c.conn.Read(buf)
+		if err == nil {
+			err = c.receive(buf[:n])
+		}
+		if err != nil {
+			c.fail(err)
+			return
+		}
+	}
+}
+
+func (c *control) receive(b []byte) error {
+	order, is, err := parseAnswer(b)
+	if err != nil {
+		return err
+	}
+	if is {
+		c.mu.Lock()
+		waiter := c.orders[order.tag]
+		delete(c.orders, order.tag)
+		c.mu.Unlock()
+		if waiter != nil {
+			waiter <- order
+		}
+		return nil
+	}
+	a, err := parse(b)
+	switch {
+	case err != nil:
+		return err
+	case a.Call == bye:
+		c.bye.Store(true)
+		return ErrEnded
+	case a.Call == hello || a.Call >= Other:
+		return fmt.Errorf("%w: message %d", ErrProtocol, a.Call)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !a.Answered || len(c.asks) < reportsMax {
+		c.asks = append(c.asks, a)
+		c.came.Signal()
+	}
+	return nil
+}
+
+// fail releases all who wait.
+func (c *control) fail(err error) {
+	if errors.Is(err, net.ErrClosed) {
+		err = os.ErrClosed
+	}
+	// The gate had not read all that we sent.
+	if errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE) {
+		err = io.EOF
+	}
+	c.stop(err)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.gone = err
+	for tag, waiter := range c.orders {
+		waiter <- answer{err: err}
+		delete(c.orders, tag)
+	}
+}
+
+// stop ends the Asks.
+func (c *control) stop(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.end == nil {
+		c.end = err
+	}
+	c.came.Broadcast()
+}
+
+func (c *control) next() (Ask, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for len(c.asks) == 0 && c.end == nil {
+		c.came.Wait()
+	}
+	// Whose end is ours leaves what waits to another supervisor.
+	if c.end != nil && (len(c.asks) == 0 || errors.Is(c.end, os.ErrClosed)) {
+		return Ask{}, c.end
+	}
+	a := c.asks[0]
+	c.asks = c.asks[1:]
+	return a, nil
+}
+
+// order sends an order and waits until it is carried out.
+func (c *control) order(o op, word, value uint32, files ...int) (answer, error) {
+	waiter := make(chan answer, 1)
+	c.mu.Lock()
+	if c.gone != nil {
+		c.mu.Unlock()
+		return answer{}, c.gone
+	}
+	c.tag++
+	tag := c.tag
+	c.orders[tag] = waiter
+	c.mu.Unlock()
+	var rights []byte
+	if len(files) > 0 {
+		rights = unix.UnixRights(files...)
+	}
+	if _, _, err := c.conn.WriteMsgUnix(encodeOrder(o, tag, word, value), rights, nil); err != nil {
+		c.mu.Lock()
+		delete(c.orders, tag)
+		c.mu.Unlock()
+		return answer{}, err
+	}
+	a := <-waiter
+	return a, a.err
+}
+
+// set sets a word of the board, once.
+func (c *control) set(w word) {
+	f := &c.flags[w]
+	if f.set.Load() {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.set.Load() {
+		return
+	}
+	// A gate that is gone decides nothing any more.
+	if _, err := c.order(opSet, uint32(w), 1); err == nil {
+		f.set.Store(true)
+	}
+}
+
+func (c *control) setRules(image []byte) error {
+	fd, err := unix.MemfdCreate("rules", unix.MFD_CLOEXEC)
+	if err != nil {
+		return err
+	}
+	f := os.NewFile(uintptr(fd), "rules")
+	defer f.Close()
+	if _, err := f.Write(image); err != nil {
+		return err
+	}
+	_, err = c.order(opRules, 0, uint32(len(image)), fd)
+	return err
+}
+
+func (c *control) close() error {
+	err := c.conn.Close()
+	<-c.read
+	return err
+}

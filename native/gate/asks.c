@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Calls that the supervisor has to answer.
+ *
+ * Theory of operation
+ *
+ * A notification that was received is never received again. So each that is passed on
+ * is written down, and stays so until nobody waits for it any more. An entry is
+ *
+ *   free
+ *   due	the supervisor that is there, or the next one, has to be asked
+ *   asked	the supervisor that is there has been asked
+ *
+ * The supervisor answers the kernel and not us, so nobody says when an entry is done
+ * with: it is found out (NOTIF_ID_VALID) when its place is needed.
+ *
+ * When a supervisor is gone, what it was asked is due again, marked as `again`: it may
+ * have begun to answer. What is sent is what was read when the call came, so that both
+ * act on the same.
+ *
+ * One lock covers an entry's change and its sending, and the change of the supervisor:
+ * so each supervisor is asked once. Nothing waits while it holds the lock; where the
+ * socket has no room, the entry stays due, and the thread that talks with the
+ * supervisor sends it when there is some. (gate_end waits, when no program is left.)
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "../shim/marks.h"
+#include "worker.h"
+
+#define GATE_ASKS_MAX 1024
+/* How many entries are looked at for one that is over, before a new one is used. */
+#define GATE_ASKS_LOOK 8
+/* After how long a thread looks again for room: the supervisor works, or callers
+ * may die. */
+#define GATE_ROOM_MS	  20
+#define GATE_ROOM_IDLE_MS 1000
+/* How long a call waits until the supervisor has room to be told of it. */
+#define GATE_REPORT_MS 100
+
+enum gate_state { GATE_FREE, GATE_DUE, GATE_ASKED };
+
+struct gate_entry {
+	struct gate_ask ask;
+	enum gate_state state;
+};
+
+/* All of these are covered by the lock. */
+static struct {
+	struct gate_entry entries[GATE_ASKS_MAX]; /* pages that are not used cost nothing */
+	unsigned int used;			  /* entries that ever were */
+	unsigned int hand;			  /* where to look next */
+	unsigned int due;
+	bool supervised;
+} gate_asks;
+
+static pthread_mutex_t gate_asks_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t gate_asks_room; /* a supervisor has come */
+static int gate_asks_due;	      /* eventfd: there is something to send */
+
+void gate_asks_start(void)
+{
+	pthread_condattr_t attr;
+
+	pthread_condattr_init(&attr);
+	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+	pthread_cond_init(&gate_asks_room, &attr);
+	pthread_condattr_destroy(&attr);
+	gate_asks_due = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	gate_asks.supervised = true; /* by whoever has started us */
+}
+
+bool gate_send_files(int to, const void *bytes, size_t length, const int *files, unsigned int count,
+		     int flags)
+{
+	union {
+		char space[CMSG_SPACE(sizeof(int) * MARK_BATCH_MAX)];
+		struct cmsghdr align;
+	} control = {0};
+	struct iovec iov = {(void *)(uintptr_t)bytes, length};
+	struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
+	struct cmsghdr *cmsg;
+
+	if (count > 0) {
+		msg.msg_control = control.space;
+		msg.msg_controllen = CMSG_SPACE(sizeof(int) * count);
+		cmsg = CMSG_FIRSTHDR(&msg);
+		cmsg->cmsg_level = SOL_SOCKET;
+		cmsg->cmsg_type = SCM_RIGHTS;
+		cmsg->cmsg_len = CMSG_LEN(sizeof(int) * count);
+		memcpy(CMSG_DATA(cmsg), files, sizeof(int) * count);
+	}
+	return sendmsg(to, &msg, flags | MSG_NOSIGNAL) >= 0;
+}
+
+static bool gate_send(const struct gate_ask *ask, int flags)
+{
+	return send(gate.control, ask, sizeof(*ask), flags | MSG_NOSIGNAL) >= 0;
+}
+
+static void gate_set(struct gate_entry *e, enum gate_state state)
+{
+	gate_asks.due += state == GATE_DUE;
+	gate_asks.due -= e->state == GATE_DUE;
+	e->state = state;
+}
+
+/* Frees an entry if nobody waits for it any more. */
+static bool gate_is_free(struct gate_entry *e)
+{
+	if (e->state != GATE_FREE && !gate_valid_id(e->ask.id))
+		gate_set(e, GATE_FREE);
+	return e->state == GATE_FREE;
+}
+
+static struct gate_entry *gate_look(unsigned int count)
+{
+	for (; count > 0; count--) {
+		gate_asks.hand = (gate_asks.hand + 1) % gate_asks.used;
+		if (gate_is_free(&gate_asks.entries[gate_asks.hand]))
+			return &gate_asks.entries[gate_asks.hand];
+	}
+	return NULL;
+}
+
+/* A free entry, or NULL. */
+static struct gate_entry *gate_find(void)
+{
+	unsigned int used = gate_asks.used;
+	struct gate_entry *e = gate_look(used < GATE_ASKS_LOOK ? used : GATE_ASKS_LOOK);
+
+	if (e != NULL)
+		return e;
+	if (used < GATE_ASKS_MAX)
+		return &gate_asks.entries[gate_asks.used++];
+	return gate_look(used);
+}
+
+/* Waits for a while, without the lock. */
+static void gate_wait_for_room(struct gate_worker *w)
+{
+	long ms = gate_asks.supervised ? GATE_ROOM_MS : GATE_ROOM_IDLE_MS;
+	struct timespec until;
+
+	clock_gettime(CLOCK_MONOTONIC, &until);
+	until.tv_sec += ms / 1000;
+	until.tv_nsec += ms % 1000 * 1000000;
+	if (until.tv_nsec >= 1000000000) {
+		until.tv_sec++;
+		until.tv_nsec -= 1000000000;
+	}
+	atomic_store(&w->waits, true);
+	pthread_cond_timedwait(&gate_asks_room, &gate_asks_lock, &until);
+	atomic_store(&w->waits, false);
+}
+
+void gate_pass(struct gate_worker *w)
+{
+	struct gate_entry *e;
+
+	w->outcome = GATE_BY_SUPERVISOR;
+	pthread_mutex_lock(&gate_asks_lock);
+	e = gate_find();
+	if (e == NULL)
+		GATE_COUNT(full, 1);
+	while (e == NULL) {
+		gate_wait_for_room(w);
+		e = gate_find();
+	}
+	e->ask = w->ask;
+	gate_set(e, GATE_DUE);
+	if (gate_asks.supervised && gate_asks.due == 1 && gate_send(&e->ask, MSG_DONTWAIT))
+		gate_set(e, GATE_ASKED);
+	else if (gate_asks.supervised)
+		eventfd_write(gate_asks_due, 1);
+	pthread_mutex_unlock(&gate_asks_lock);
+}
+
+/* A slow supervisor makes those calls slow that it wants to be told of; one that takes
+ * nothing is not told. */
+void gate_report(struct gate_worker *w)
+{
+	struct pollfd p = {.fd = gate.control, .events = POLLOUT};
+	bool told, again;
+
+	if (!atomic_load_explicit(&gate.board->traced, memory_order_relaxed))
+		return;
+	w->ask.answered = 1;
+	do {
+		pthread_mutex_lock(&gate_asks_lock);
+		told = !gate_asks.supervised || gate_send(&w->ask, MSG_DONTWAIT);
+		again = !told && (errno == EAGAIN || errno == ENOBUFS);
+		pthread_mutex_unlock(&gate_asks_lock);
+	} while (again && poll(&p, 1, GATE_REPORT_MS) > 0);
+	if (!told)
+		GATE_COUNT(unreported, 1);
+	w->ask.answered = 0;
+}
+
+bool gate_asks_wait(void)
+{
+	bool wait;
+
+	pthread_mutex_lock(&gate_asks_lock);
+	wait = gate_asks.due > 0;
+	pthread_mutex_unlock(&gate_asks_lock);
+	return wait;
+}
+
+/* With the lock. */
+static void gate_send_due(void)
+{
+	for (unsigned int i = 0; i < gate_asks.used && gate_asks.due > 0; i++) {
+		struct gate_entry *e = &gate_asks.entries[i];
+
+		if (e->state != GATE_DUE || gate_is_free(e))
+			continue;
+		if (!gate_send(&e->ask, MSG_DONTWAIT))
+			return; /* when there is room, or another supervisor */
+		if (e->ask.again)
+			GATE_COUNT(again, 1);
+		gate_set(e, GATE_ASKED);
+	}
+}
+
+void gate_asks_send(void)
+{
+	pthread_mutex_lock(&gate_asks_lock);
+	if (gate_asks.supervised)
+		gate_send_due();
+	pthread_mutex_unlock(&gate_asks_lock);
+}
+
+int gate_asks_event(void)
+{
+	return gate_asks_due;
+}
+
+bool gate_supervisor_is_there(void)
+{
+	bool there;
+
+	pthread_mutex_lock(&gate_asks_lock);
+	there = gate_asks.supervised;
+	pthread_mutex_unlock(&gate_asks_lock);
+	return there;
+}
+
+static const struct gate_ask gate_hello = {.version = GATE_VERSION, .call = GATE_HELLO};
+
+void gate_greet(void)
+{
+	(void)gate_send(&gate_hello, 0);
+}
+
+bool gate_supervisor_came(int file, const int *files, unsigned int count)
+{
+	pthread_mutex_lock(&gate_asks_lock);
+	gate_asks.supervised = gate_send_files(file, &gate_hello, sizeof(gate_hello), files, count,
+					       MSG_DONTWAIT) &&
+			       dup3(file, gate.control, O_CLOEXEC) >= 0;
+	if (gate_asks.supervised) {
+		gate_send_due();
+		pthread_cond_broadcast(&gate_asks_room);
+	}
+	pthread_mutex_unlock(&gate_asks_lock);
+	return gate_asks.supervised;
+}
+
+void gate_supervisor_left(void)
+{
+	pthread_mutex_lock(&gate_asks_lock);
+	gate_asks.supervised = false;
+	for (unsigned int i = 0; i < gate_asks.used; i++) {
+		struct gate_entry *e = &gate_asks.entries[i];
+
+		if (e->state != GATE_ASKED || gate_is_free(e))
+			continue;
+		e->ask.again = 1;
+		gate_set(e, GATE_DUE);
+	}
+	pthread_mutex_unlock(&gate_asks_lock);
+}
+
+_Noreturn void gate_end(void)
+{
+	const struct gate_ask bye = {.version = GATE_VERSION, .call = GATE_BYE};
+
+	pthread_mutex_lock(&gate_asks_lock);
+	if (gate_asks.supervised)
+		(void)gate_send(&bye, 0);
+	_exit(0);
+}

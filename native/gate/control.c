@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The gate and its supervisor.
+ *
+ * One thread carries out what the supervisor orders, sends what could not be sent at
+ * once, and notices when the supervisor is gone. Then there are two ways:
+ *
+ *   kill	the container ends with its supervisor: the gate kills its cgroup,
+ *		itself included. (The keeper does so too, but a program of its own
+ *		user can stop that one.)
+ *   door	nothing ends. The gate goes on with what it answers itself; other calls
+ *		wait. Whoever knocks next is the supervisor, if it is root and lives in
+ *		the host's namespace, where no program of the container is. It gets the
+ *		listener and the container's namespace with the greeting.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "worker.h"
+
+/* An order as it came, before anything about it is believed. */
+struct gate_incoming {
+	unsigned char bytes[sizeof(struct gate_order) + 1];
+	size_t length;
+	int file; /* -1: none */
+	unsigned int files;
+};
+
+static bool gate_hung_up(void)
+{
+	struct pollfd p = {.fd = gate.control};
+
+	return poll(&p, 1, 0) > 0 && (p.revents & (POLLHUP | POLLERR | POLLNVAL)) != 0;
+}
+
+/* Receives a message. Returns false if there is none. */
+static bool gate_receive(struct gate_incoming *in)
+{
+	union {
+		char space[CMSG_SPACE(sizeof(int))];
+		struct cmsghdr align;
+	} control;
+	struct iovec iov = {in->bytes, sizeof(in->bytes)};
+	struct msghdr msg = {.msg_iov = &iov,
+			     .msg_iovlen = 1,
+			     .msg_control = control.space,
+			     .msg_controllen = sizeof(control.space)};
+	ssize_t got = recvmsg(gate.control, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+	struct cmsghdr *cmsg;
+
+	if (got < 0)
+		return false;
+	in->length = (size_t)got;
+	in->file = -1;
+	in->files = 0;
+	/* The kernel cuts what exceeds the space: at most this one header and file. */
+	cmsg = CMSG_FIRSTHDR(&msg);
+	if (cmsg != NULL && cmsg->cmsg_level == SOL_SOCKET && cmsg->cmsg_type == SCM_RIGHTS &&
+	    cmsg->cmsg_len == CMSG_LEN(sizeof(int))) {
+		memcpy(&in->file, CMSG_DATA(cmsg), sizeof(int));
+		in->files = 1;
+	}
+	if (msg.msg_flags & MSG_CTRUNC)
+		in->files++;
+	return got > 0 || in->files > 0 || !gate_hung_up();
+}
+
+/* A supervisor takes its answers: where it does not, it waits for itself. */
+static void gate_done(const struct gate_order *order, int error)
+{
+	const struct gate_ask done = {
+		.version = GATE_VERSION, .call = GATE_DONE, .id = order->tag, .number = error};
+
+	(void)send(gate.control, &done, sizeof(done), MSG_NOSIGNAL);
+}
+
+static void gate_give_stats(const struct gate_order *order)
+{
+	struct gate_stats stats = {.version = GATE_VERSION, .call = GATE_STATS, .tag = order->tag};
+
+	gate_read_counters(&stats.counters);
+	(void)send(gate.control, &stats, sizeof(stats), MSG_NOSIGNAL);
+}
+
+static void gate_carry_out(const struct gate_incoming *in)
+{
+	struct gate_order order;
+	int error = gate_order_parse(in->bytes, in->length, in->files, &order);
+
+	if (error == 0) {
+		switch (order.op) {
+		case GATE_ORDER_SET:
+			error = gate_order_set(gate.board, &order);
+			break;
+		case GATE_ORDER_RULES:
+			error = gate_order_rules(gate.board, in->file, order.value);
+			break;
+		case GATE_ORDER_STATS:
+			gate_give_stats(&order);
+			return;
+		default:
+			error = ENOSYS;
+		}
+	}
+	gate_done(&order, error);
+}
+
+static void gate_left(void)
+{
+	gate_supervisor_left();
+	/* Nobody is there to be told of decisions. */
+	atomic_store(&gate.board->traced, 0);
+	if (gate.kill >= 0 && write(gate.kill, "1", 1) < 0)
+		_exit(1);
+}
+
+static void gate_listen_to_supervisor(void)
+{
+	struct gate_incoming in;
+
+	if (gate_receive(&in)) {
+		gate_carry_out(&in);
+		if (in.file >= 0)
+			close(in.file);
+	} else if (gate_hung_up()) {
+		gate_left();
+	}
+}
+
+/* Whether a process is in the namespace that we are in. */
+static bool gate_is_neighbour(pid_t pid)
+{
+	char path[sizeof("/proc/4294967295/ns/net")];
+	struct stat theirs, ours;
+
+	snprintf(path, sizeof(path), "/proc/%u/ns/net", (unsigned int)pid);
+	return stat(path, &theirs) == 0 && stat("/proc/self/ns/net", &ours) == 0 &&
+	       theirs.st_dev == ours.st_dev && theirs.st_ino == ours.st_ino;
+}
+
+/* Whether who knocks may supervise. A process that has died since is nobody. */
+static bool gate_may_enter(int file)
+{
+	struct ucred peer = {0};
+	socklen_t length = sizeof(peer);
+
+	return getsockopt(file, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && peer.pid > 0 &&
+	       peer.uid == 0 && gate_is_neighbour(peer.pid);
+}
+
+static void gate_turn_away(int file, uint32_t why)
+{
+	const struct gate_ask no = {.version = GATE_VERSION, .call = why};
+
+	(void)send(file, &no, sizeof(no), MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+static void gate_open_door(void)
+{
+	const int files[] = {gate.listener, gate.netns};
+	int file = accept4(gate.door, NULL, NULL, SOCK_CLOEXEC);
+
+	if (file < 0)
+		return;
+	/* The former one may have gone since we looked. */
+	while (gate_supervisor_is_there() && gate_hung_up())
+		gate_listen_to_supervisor();
+	if (!gate_may_enter(file))
+		gate_turn_away(file, GATE_REFUSED);
+	else if (gate_supervisor_is_there())
+		gate_turn_away(file, GATE_TAKEN);
+	else
+		gate_supervisor_came(file, files, 2);
+	close(file);
+}
+
+static void *gate_converse(void *unused)
+{
+	(void)unused;
+	for (;;) {
+		bool there = gate_supervisor_is_there();
+		struct pollfd p[] = {
+			{.fd = there ? gate.control : -1,
+			 .events = POLLIN | (there && gate_asks_wait() ? POLLOUT : 0)},
+			{.fd = gate.door, .events = POLLIN},
+			{.fd = gate_asks_event(), .events = POLLIN},
+			{.fd = gate.listener}, /* its end alone */
+		};
+		eventfd_t events;
+
+		if (poll(p, sizeof(p) / sizeof(*p), -1) < 0)
+			continue;
+		if (p[3].revents & POLLHUP)
+			gate_end();
+		if (p[2].revents)
+			eventfd_read(gate_asks_event(), &events);
+		if (p[0].revents & POLLOUT)
+			gate_asks_send();
+		if (p[0].revents & ~POLLOUT)
+			gate_listen_to_supervisor();
+		if (p[1].revents)
+			gate_open_door();
+	}
+	return NULL;
+}
+
+void gate_start_control(void)
+{
+	gate_start_helper(gate_converse);
+}

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What the gate counts. Sums of words that several threads add to: each is right, and
+ * two that are read together may be a notification apart. */
+#include "worker.h"
+
+static _Atomic uint64_t gate_counter[sizeof(struct gate_counters) / sizeof(uint64_t)];
+
+void gate_count_at(size_t offset, uint64_t n)
+{
+	atomic_fetch_add_explicit(&gate_counter[offset / sizeof(uint64_t)], n,
+				  memory_order_relaxed);
+}
+
+void gate_read_counters(struct gate_counters *to)
+{
+	uint64_t *words = (uint64_t *)to;
+
+	for (size_t i = 0; i < sizeof(gate_counter) / sizeof(*gate_counter); i++)
+		words[i] = atomic_load_explicit(&gate_counter[i], memory_order_relaxed);
+}
+
+static unsigned int gate_bucket(uint64_t nanoseconds)
+{
+	unsigned int bits = nanoseconds == 0 ? 0 : 64 - (unsigned int)__builtin_clzll(nanoseconds);
+
+	return bits < GATE_TIMES ? bits : GATE_TIMES - 1;
+}
+
+void gate_count(const struct gate_worker *w, uint64_t nanoseconds)
+{
+	uint32_t call = w->ask.call;
+
+	switch (w->outcome) {
+	case GATE_BY_NOBODY:
+		return;
+	case GATE_BY_SUPERVISOR:
+		GATE_COUNT(calls[call].passed, 1);
+		return;
+	case GATE_BY_GATE_REFUSED:
+		GATE_COUNT(calls[call].refused, 1);
+		break;
+	case GATE_BY_GATE:
+		break;
+	}
+	GATE_COUNT(calls[call].answered, 1);
+	GATE_COUNT(calls[call].time[gate_bucket(nanoseconds)], 1);
+}
