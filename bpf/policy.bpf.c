@@ -84,7 +84,7 @@ struct {
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__uint(max_entries, NAMED_MAX);
 	__type(key, __u32);
-	__type(value, __u8);
+	__type(value, struct endpoint_name);
 } named_endpoints SEC(".maps");
 
 /* Not inherited: what is accepted is an ordinary socket. */
@@ -124,6 +124,22 @@ struct {
 	__type(key, __u32);
 	__type(value, __u64);
 } denials SEC(".maps");
+
+/* Indexed by enum connection. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, CONNECTIONS);
+	__type(key, __u32);
+	__type(value, __u64);
+} connections SEC(".maps");
+
+static __always_inline void count_connection(__u32 direction)
+{
+	__u64 *count = bpf_map_lookup_elem(&connections, &direction);
+
+	if (count)
+		(*count)++;
+}
 
 static __always_inline int deny(__u32 what)
 {
@@ -655,7 +671,13 @@ int guard_listen(struct bpf_sock_ops *ctx)
 	struct bpf_sock *sk = ctx->sk;
 	struct binding *b;
 
-	if (ctx->op != BPF_SOCK_OPS_TCP_LISTEN_CB && ctx->op != BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB)
+	if (ctx->op == BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB) {
+		count_connection(CONNECTION_OUT);
+		return 1;
+	}
+	if (ctx->op == BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB)
+		count_connection(CONNECTION_IN);
+	else if (ctx->op != BPF_SOCK_OPS_TCP_LISTEN_CB)
 		return 1;
 	if (!sk)
 		return 1;

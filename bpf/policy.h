@@ -113,6 +113,13 @@ struct location {
 	struct addr addr;
 	__u16 port;
 	__u16 pad;
+	__u32 pad2;
+	__u64 netns; /* cookie; for the supervisor's own use */
+};
+
+/* The value of named_endpoints, for the supervisor's own use. */
+struct endpoint_name {
+	__u8 text[GRAFT_NAME_MAX];
 };
 
 struct peer {
@@ -130,5 +137,8 @@ struct sender {
 };
 
 enum denial { DENIED_CONNECT, DENIED_BIND, DENIED_SENDMSG, DENIED_SETSOCKOPT, DENIALS };
+
+/* TCP connections of host sockets that were established, by who began. */
+enum connection { CONNECTION_OUT, CONNECTION_IN, CONNECTIONS };
 
 #endif

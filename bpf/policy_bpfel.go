@@ -48,6 +48,11 @@ type PolicyEndpoint struct {
 	Pad   [3]uint16
 }
 
+type PolicyEndpointName struct {
+	_    structs.HostLayout
+	Text [16]uint8
+}
+
 type PolicyGraftOption struct {
 	_      structs.HostLayout
 	Level  int32
@@ -74,10 +79,12 @@ type PolicyGraftSocket struct {
 }
 
 type PolicyLocation struct {
-	_    structs.HostLayout
-	Addr PolicyAddr
-	Port uint16
-	Pad  uint16
+	_     structs.HostLayout
+	Addr  PolicyAddr
+	Port  uint16
+	Pad   uint16
+	Pad2  uint32
+	Netns uint64
 }
 
 type PolicyPeer struct {
@@ -177,6 +184,7 @@ type PolicyProgramSpecs struct {
 type PolicyMapSpecs struct {
 	AddressBySender   *ebpf.MapSpec `ebpf:"address_by_sender"`
 	BindingBySocket   *ebpf.MapSpec `ebpf:"binding_by_socket"`
+	Connections       *ebpf.MapSpec `ebpf:"connections"`
 	Denials           *ebpf.MapSpec `ebpf:"denials"`
 	EgressByPrefix    *ebpf.MapSpec `ebpf:"egress_by_prefix"`
 	EndpointByIndex   *ebpf.MapSpec `ebpf:"endpoint_by_index"`
@@ -221,6 +229,7 @@ func (o *PolicyObjects) Close() error {
 type PolicyMaps struct {
 	AddressBySender   *ebpf.Map `ebpf:"address_by_sender"`
 	BindingBySocket   *ebpf.Map `ebpf:"binding_by_socket"`
+	Connections       *ebpf.Map `ebpf:"connections"`
 	Denials           *ebpf.Map `ebpf:"denials"`
 	EgressByPrefix    *ebpf.Map `ebpf:"egress_by_prefix"`
 	EndpointByIndex   *ebpf.Map `ebpf:"endpoint_by_index"`
@@ -236,6 +245,7 @@ func (m *PolicyMaps) Close() error {
 	return _PolicyClose(
 		m.AddressBySender,
 		m.BindingBySocket,
+		m.Connections,
 		m.Denials,
 		m.EgressByPrefix,
 		m.EndpointByIndex,

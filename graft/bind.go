@@ -177,7 +177,7 @@ func (e *Engine) serve(file, protocol int, place Place, b policy.Binding) error 
 	}
 	e.Services()
 	e.served.Store(service{protocol, b.View.Port(), b.Host.Addr().Unmap().Is4()}, place)
-	return e.Enforcement.Serve(protocol, b)
+	return e.Enforcement.Serve(protocol, b, place.Cookie())
 }
 
 // bindHost makes the one bind that the kernel programs are told to allow.

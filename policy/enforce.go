@@ -82,28 +82,16 @@ func Enforce(cgroup *os.File, t *Table, netnsOf func(*endpoint.Endpoint) uint64)
 		e.Close()
 		return nil, fmt.Errorf("attach policy programs to cgroup %s: %w", cgroup.Name(), err)
 	}
+	// The cgroup has them now, and they have the maps.
+	if err := e.objs.PolicyPrograms.Close(); err != nil {
+		e.Close()
+		return nil, fmt.Errorf("let go of policy programs: %w", err)
+	}
 	return e, nil
 }
 
 func (e *Enforcement) attach(cgroup *os.File) error {
-	programs := []struct {
-		program *ebpf.Program
-		at      ebpf.AttachType
-	}{
-		{e.objs.Connect4, ebpf.AttachCGroupInet4Connect},
-		{e.objs.Connect6, ebpf.AttachCGroupInet6Connect},
-		{e.objs.Bind4, ebpf.AttachCGroupInet4Bind},
-		{e.objs.Bind6, ebpf.AttachCGroupInet6Bind},
-		{e.objs.Sendmsg4, ebpf.AttachCGroupUDP4Sendmsg},
-		{e.objs.Sendmsg6, ebpf.AttachCGroupUDP6Sendmsg},
-		{e.objs.Recvmsg4, ebpf.AttachCGroupUDP4Recvmsg},
-		{e.objs.Recvmsg6, ebpf.AttachCGroupUDP6Recvmsg},
-		{e.objs.Getsockname4, ebpf.AttachCgroupInet4GetSockname},
-		{e.objs.Getsockname6, ebpf.AttachCgroupInet6GetSockname},
-		{e.objs.Setsockopt, ebpf.AttachCGroupSetsockopt},
-		{e.objs.GuardListen, ebpf.AttachCGroupSockOps},
-	}
-	for _, p := range programs {
+	for _, p := range hooks(&e.objs.PolicyPrograms) {
 		err := link.RawAttachProgram(link.RawAttachProgramOptions{
 			Target:  int(cgroup.Fd()),
 			Program: p.program,
@@ -115,6 +103,29 @@ func (e *Enforcement) attach(cgroup *os.File) error {
 		}
 	}
 	return nil
+}
+
+// hook is where a program is attached.
+type hook struct {
+	program *ebpf.Program
+	at      ebpf.AttachType
+}
+
+func hooks(p *bpf.PolicyPrograms) []hook {
+	return []hook{
+		{p.Connect4, ebpf.AttachCGroupInet4Connect},
+		{p.Connect6, ebpf.AttachCGroupInet6Connect},
+		{p.Bind4, ebpf.AttachCGroupInet4Bind},
+		{p.Bind6, ebpf.AttachCGroupInet6Bind},
+		{p.Sendmsg4, ebpf.AttachCGroupUDP4Sendmsg},
+		{p.Sendmsg6, ebpf.AttachCGroupUDP6Sendmsg},
+		{p.Recvmsg4, ebpf.AttachCGroupUDP4Recvmsg},
+		{p.Recvmsg6, ebpf.AttachCGroupUDP6Recvmsg},
+		{p.Getsockname4, ebpf.AttachCgroupInet4GetSockname},
+		{p.Getsockname6, ebpf.AttachCgroupInet6GetSockname},
+		{p.Setsockopt, ebpf.AttachCGroupSetsockopt},
+		{p.GuardListen, ebpf.AttachCGroupSockOps},
+	}
 }
 
 // flagAllowMulti is BPF_F_ALLOW_MULTI: programs that others have attached to
@@ -165,17 +176,40 @@ func (e *Enforcement) BoundTo(sock int) (netip.AddrPort, bool) {
 }
 
 // Serve lets the container's programs reach, on their own loopback, a server
-// that AllowBind let bind the host's address.
-func (e *Enforcement) Serve(protocol int, b Binding) error {
+// that AllowBind let bind the host's address, in the namespace with a cookie.
+func (e *Enforcement) Serve(protocol int, b Binding, netns uint64) error {
 	key := bpf.PolicyService{Port: b.View.Port(), Protocol: uint8(protocol)}
 	if b.Host.Addr().Unmap().Is4() {
 		key.Is4 = 1
 	}
-	row := bpf.PolicyLocation{Addr: wordsOf(b.Host.Addr()), Port: b.Host.Port()}
+	row := bpf.PolicyLocation{Addr: wordsOf(b.Host.Addr()), Port: b.Host.Port(), Netns: netns}
 	if err := e.objs.LocationByService.Put(key, row); err != nil {
 		return fmt.Errorf("let programs reach their server at %s: %w", b.Host, err)
 	}
 	return nil
+}
+
+// Service is a port that Serve was called for, as the container's programs know it.
+type Service struct {
+	Protocol int
+	Port     uint16
+	Is4      bool
+	Netns    uint64 // cookie of the namespace where it is
+}
+
+// Services are those that Serve was called for, by this process or an earlier one.
+func (e *Enforcement) Services() ([]Service, error) {
+	var list []Service
+	var key bpf.PolicyService
+	var at bpf.PolicyLocation
+	rows := e.objs.LocationByService.Iterate()
+	for rows.Next(&key, &at) {
+		list = append(list, Service{int(key.Protocol), key.Port, key.Is4 != 0, at.Netns})
+	}
+	if err := rows.Err(); err != nil {
+		return nil, fmt.Errorf("read services: %w", err)
+	}
+	return list, nil
 }
 
 // Served tells whether Serve was called for an address of the host's, or for its
@@ -230,17 +264,40 @@ func (e *Enforcement) Prove(sock int) error {
 
 // Denied returns what the kernel has refused the container so far.
 func (e *Enforcement) Denied() (Denied, error) {
-	var counts [4]uint64
+	var n [4]uint64
+	if err := sum(e.objs.Denials, n[:]); err != nil {
+		return Denied{}, fmt.Errorf("read denials: %w", err)
+	}
+	return Denied{n[0], n[1], n[2], n[3]}, nil
+}
+
+// Connections counts the TCP connections of the container's host sockets that
+// were established, by who began.
+type Connections struct {
+	Out, In uint64
+}
+
+// Connections returns how many there have been so far.
+func (e *Enforcement) Connections() (Connections, error) {
+	var n [2]uint64
+	if err := sum(e.objs.Connections, n[:]); err != nil {
+		return Connections{}, fmt.Errorf("read connections: %w", err)
+	}
+	return Connections{n[0], n[1]}, nil
+}
+
+// sum adds up the counters of all CPUs.
+func sum(m *ebpf.Map, counts []uint64) error {
 	for kind := range counts {
 		var perCPU []uint64
-		if err := e.objs.Denials.Lookup(uint32(kind), &perCPU); err != nil {
-			return Denied{}, fmt.Errorf("read denials: %w", err)
+		if err := m.Lookup(uint32(kind), &perCPU); err != nil {
+			return err
 		}
 		for _, n := range perCPU {
 			counts[kind] += n
 		}
 	}
-	return Denied{counts[0], counts[1], counts[2], counts[3]}, nil
+	return nil
 }
 
 // Close lets go of the programs and maps; those that are attached stay so.

@@ -64,7 +64,9 @@ func (e *Enforcement) Name(ep *endpoint.Endpoint) (uint32, error) {
 	if number, known := n.number[ep]; known {
 		return number, nil
 	}
-	if err := e.objs.NamedEndpoints.Put(n.last+1, uint8(1)); err != nil {
+	var row bpf.PolicyEndpointName
+	copy(row.Text[:], ep.Name)
+	if err := e.objs.NamedEndpoints.Put(n.last+1, row); err != nil {
 		return 0, fmt.Errorf("note endpoint %s: %w", ep.Name, err)
 	}
 	if n.number == nil {

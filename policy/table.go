@@ -80,6 +80,16 @@ func (t *Table) Next(ingress []Ingress, egress []Egress) (*Table, error) {
 	return compile(ingress, egress, t.endpoints)
 }
 
+// Restore compiles the rules of a table that an earlier process had in force, of
+// which numbered are the endpoints at their numbers.
+func Restore(ingress []Ingress, egress []Egress, numbered []*endpoint.Endpoint) (*Table, error) {
+	return compile(ingress, egress, numbered)
+}
+
+// Numbered are the endpoints that some rule names, each at its number; nil is a
+// number that is nobody's.
+func (t *Table) Numbered() []*endpoint.Endpoint { return slices.Clone(t.endpoints) }
+
 func compile(ingress []Ingress, egress []Egress, before []*endpoint.Endpoint) (*Table, error) {
 	t := &Table{ingress: slices.Clone(ingress), outlets: map[netip.Prefix][]outlet{}}
 	if err := checkIngress(t.ingress); err != nil {
