@@ -154,6 +154,8 @@ func (g *GraftSocket) Bind(name string) (Answer, error) {
 	switch {
 	case name == "" || ep == nil || g.e.Host[ep.Netns] == nil:
 		return fail(unix.ENOENT), nil
+	case g.bound() && g.state.Name == name && g.p.Again():
+		return Answer{Action: Succeed}, nil
 	case g.bound():
 		return fail(unix.EINVAL), nil
 	}

@@ -26,7 +26,7 @@ func (e call) bind(p Program, number int, addr netip.AddrPort) (Answer, error) {
 	defer unix.Close(file)
 	s, err := inspect(file)
 	if err != nil || !s.isIP() {
-		return Answer{}, err
+		return s.again(p), err
 	}
 	if _, is, err := e.Enforcement.Graft(file); is || err != nil {
 		return fail(unix.EAFNOSUPPORT), err // it has only names of endpoints
@@ -35,6 +35,9 @@ func (e call) bind(p Program, number int, addr netip.AddrPort) (Answer, error) {
 		return Answer{}, nil
 	}
 	if !s.movable() || e.bound(s) {
+		if p.Again() && e.Enforcement.BoundAs(s.file, addr) {
+			return Answer{Action: Succeed}, nil
+		}
 		return e.bindAgain(s), nil
 	}
 	ep, port, err := e.ingress(s, addr)

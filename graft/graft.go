@@ -215,6 +215,21 @@ func (e *Engine) Update(r Rules) {
 	clear(e.sent)
 }
 
+// Recover learns from the kernel what an earlier engine of the container knew.
+func (e *Engine) Recover() error {
+	services, err := e.Enforcement.Services()
+	if err != nil {
+		return err
+	}
+	places := e.now.Load().places
+	for _, s := range services {
+		if place := places[s.Netns]; place != nil {
+			e.served.Store(service{s.Protocol, s.Port, s.Is4}, place)
+		}
+	}
+	return nil
+}
+
 // begin is to be called once for each call that is answered.
 func (e *Engine) begin() call { return call{e, e.now.Load()} }
 
@@ -289,7 +304,7 @@ func (e call) move(p Program, syscall string, number int, to netip.AddrPort) (An
 	defer unix.Close(file)
 	s, err := inspect(file)
 	if err != nil || !s.movable() {
-		return Answer{}, err
+		return s.again(p), err
 	}
 	if g, is, err := e.Enforcement.Graft(file); err != nil {
 		return Answer{}, err

@@ -71,6 +71,16 @@ type socket struct {
 	local    netip.AddrPort
 }
 
+// again is the answer for a file that is nothing to us. Where a call to an IP
+// address meets a unix socket, and somebody has begun to answer it, they had put
+// that socket there and were done.
+func (s *socket) again(p Program) Answer {
+	if s != nil && s.family == unix.AF_UNIX && p.Again() {
+		return Answer{Action: Succeed}
+	}
+	return Answer{}
+}
+
 // inspect looks at a file. One that is no socket has the family 0.
 func inspect(file int) (*socket, error) {
 	s := &socket{file: file}

@@ -144,22 +144,23 @@ func (e call) bindIn(file int, to Place, name rebind) error {
 }
 
 // replace puts the new socket under one number. An epoll knows a registration
-// by file and number, so it is made anew for the new file, under the number by
-// which the program will refer to it later; the old one goes now, for the old
-// file may live on under another process's numbers.
+// by file and number, so it is made for the new file first, under the number by
+// which the program will refer to it: should we die in between, there is one too
+// many and not one too few. The old one goes at the end, for the old file may live
+// on under another process's numbers.
 func (e *Engine) replace(p Program, k *keeper.Keeper, s *socket, file int, d Descriptor) error {
 	for _, w := range d.Watches {
-		if err := k.EpollDel(w.Epoll, s.file, d.Number); err != nil && !errors.Is(err, unix.ENOENT) {
-			return fmt.Errorf("take descriptor %d out of its epoll: %w", d.Number, err)
+		// Two of the program's descriptors may be of one epoll, which has it then.
+		if err := k.EpollAdd(w.Epoll, file, d.Number, w.Events, w.Data); err != nil && !errors.Is(err, unix.EEXIST) {
+			return fmt.Errorf("put descriptor %d into its epoll: %w", d.Number, err)
 		}
 	}
 	if err := p.Install(d.Number, file, d.CloseOnExec); err != nil {
 		return err
 	}
 	for _, w := range d.Watches {
-		// Two of the program's descriptors may be of one epoll, which has it then.
-		if err := k.EpollAdd(w.Epoll, file, d.Number, w.Events, w.Data); err != nil && !errors.Is(err, unix.EEXIST) {
-			return fmt.Errorf("put descriptor %d back into its epoll: %w", d.Number, err)
+		if err := k.EpollDel(w.Epoll, s.file, d.Number); err != nil && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("take descriptor %d out of its epoll: %w", d.Number, err)
 		}
 	}
 	return nil

@@ -175,6 +175,12 @@ func (e *Enforcement) BoundTo(sock int) (netip.AddrPort, bool) {
 	return netip.AddrPortFrom(addrOf(row.Host), row.HostPort), found
 }
 
+// BoundAs tells whether AllowBind let a host socket bind what a program calls view.
+func (e *Enforcement) BoundAs(sock int, view netip.AddrPort) bool {
+	row, found := e.binding(sock)
+	return found && row.View == wordsOf(view.Addr()) && (view.Port() == 0 || row.ViewPort == view.Port())
+}
+
 // Serve lets the container's programs reach, on their own loopback, a server
 // that AllowBind let bind the host's address, in the namespace with a cookie.
 func (e *Enforcement) Serve(protocol int, b Binding, netns uint64) error {
