@@ -44,12 +44,21 @@ func ParseIngress(s string, eps *endpoint.Set) (Ingress, error) {
 }
 
 func parseIngress(s string, eps *endpoint.Set) (Ingress, error) {
-	var r Ingress
 	what, ep, err := splitEndpoint(s, eps)
+	if err != nil {
+		return Ingress{}, err
+	}
+	r, err := ingressOf(what)
 	if err != nil {
 		return r, err
 	}
 	r.Endpoint = ep
+	return r, r.fits()
+}
+
+// ingressOf reads what stands before the "=".
+func ingressOf(what string) (Ingress, error) {
+	var r Ingress
 	addr, ports, err := splitPorts(what)
 	if err != nil {
 		return r, err
@@ -60,10 +69,8 @@ func parseIngress(s string, eps *endpoint.Set) (Ingress, error) {
 	if r.Addr, err = netip.ParseAddr(addr); err != nil || r.Addr.Zone() != "" || r.Addr.Is4In6() {
 		return r, fmt.Errorf("%q is no IP address", addr)
 	}
-	if r.Ports, err = endpoint.ParsePortRange(ports); err != nil {
-		return r, err
-	}
-	return r, r.fits()
+	r.Ports, err = endpoint.ParsePortRange(ports)
+	return r, err
 }
 
 // With is the rule with another endpoint, which has to take its ports too.
@@ -114,12 +121,21 @@ func ParseEgress(s string, eps *endpoint.Set) (Egress, error) {
 }
 
 func parseEgress(s string, eps *endpoint.Set) (Egress, error) {
-	r := Egress{Ports: allPorts}
 	what, ep, err := splitEndpoint(s, eps)
+	if err != nil {
+		return Egress{}, err
+	}
+	r, err := egressOf(what)
 	if err != nil {
 		return r, err
 	}
 	r.Endpoint = ep
+	return r, r.fits()
+}
+
+// egressOf reads what stands before the "=".
+func egressOf(what string) (Egress, error) {
+	r := Egress{Ports: allPorts}
 	prefix, ports, err := splitPorts(what)
 	if err != nil {
 		return r, err
@@ -129,10 +145,8 @@ func parseEgress(s string, eps *endpoint.Set) (Egress, error) {
 			return r, err
 		}
 	}
-	if r.Prefix, err = parsePrefix(prefix); err != nil {
-		return r, err
-	}
-	return r, r.fits()
+	r.Prefix, err = parsePrefix(prefix)
+	return r, err
 }
 
 // With is the rule with another endpoint, which has to fit it too.
@@ -185,12 +199,20 @@ func parsePrefix(s string) (netip.Prefix, error) {
 }
 
 func splitEndpoint(s string, eps *endpoint.Set) (string, *endpoint.Endpoint, error) {
-	what, name, found := strings.Cut(s, "=")
-	if !found || what == "" || name == "" {
-		return "", nil, errors.New("\"=ENDPOINT\" is missing")
+	what, name, err := splitRule(s)
+	if err != nil {
+		return "", nil, err
 	}
 	ep, err := eps.Get(name)
 	return what, ep, err
+}
+
+func splitRule(s string) (what, name string, err error) {
+	what, name, found := strings.Cut(s, "=")
+	if !found || what == "" || name == "" {
+		return "", "", errors.New("\"=ENDPOINT\" is missing")
+	}
+	return what, name, nil
 }
 
 // splitPorts takes ADDR, ADDR:PORTS, [ADDR]:PORTS, or an IPv6 ADDR with its
