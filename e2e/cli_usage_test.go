@@ -61,6 +61,12 @@ func TestCLIUsage(t *testing.T) {
 		{"ingress of ports not in the range", with("-i", "0.0.0.0:8005-8015=few"), 2, []string{"8000-8009"}},
 		{"ingress of ports that overlap", with("-i", "0.0.0.0:80=out", "-i", "0.0.0.0:70-90=out"), 2, []string{"overlap", "70-90"}},
 		{"ingress twice", with("-i", "0.0.0.0:80=out", "-i", "0.0.0.0:80=web"), 2, []string{"80"}},
+		{"ingress at an address of the other family", with("-i", "0.0.0.0:80=[::1]:80"), 2, []string{"IPv6 address"}},
+		{"ingress of ports to one of an address", with("-i", "0.0.0.0:80-90=198.51.100.1:80"), 2, []string{"80-90", "same range"}},
+		{"ingress at something else", with("-i", "0.0.0.0:80=host:80"), 2, []string{"neither an endpoint nor a host address"}},
+		{"egress from an address and port", with("-e", "0.0.0.0/0=0.0.0.0:80"), 2, []string{"port", "endpoint"}},
+		{"an endpoint with the name of an address's", append(endpoints("e-1 type unix path /x"), "-e", "0.0.0.0/0=0.0.0.0"), 2, []string{"e-1", "taken"}},
+		{"several faults", with("-e", "0.0.0.0/0", "-i", "0.0.0.0=out"), 2, []string{"-i .*; .*-e"}},
 		{"egress twice", with("-e", "10.0.0.0/8=out", "-e", "10.0.0.0/8=out"), 2, []string{"10.0.0.0/8"}},
 
 		{"unknown flag", []string{"--bogus"}, 2, []string{"--bogus"}},

@@ -63,6 +63,11 @@ func TestCompletion(t *testing.T) {
 			t.Errorf("%s: %q, want %q", tt.words, got, tt.want)
 		}
 	}
+	for flag, says := range map[string]string{"-i": "ADDR:PORT[-PORT]=ENDPOINT", "-e": "PREFIX[:PORT[-PORT]]=ENDPOINT"} {
+		if out := succeed(t, command(t, top.Host, tsugiki, "__complete", "run", flag, "")); !strings.Contains(out, says) {
+			t.Errorf("help for %s: %q", flag, out)
+		}
+	}
 	if got := completions(t, top.Host, ""); !slices.Equal(got, []string{"completion", "doctor", "graft", "help", "run"}) {
 		t.Errorf("commands: %v", got)
 	}

@@ -465,3 +465,37 @@ func TestGraftFromWithin(t *testing.T) {
 		}
 	}
 }
+
+// A rule may name a host address. It makes an endpoint, which comes and goes as
+// others do.
+func TestRulesByAddress(t *testing.T) {
+	w := newWorld(t)
+	observe(t, w.srv)
+	flags := []string{
+		"-i", "0.0.0.0:80=" + hostAddr4 + ":8080", "-i", "[::]:7081=" + hostAddr6,
+		"-e", "0.0.0.0/0=" + sourceAddr4, "-e", "::/0=" + sourceAddr6,
+	}
+	o := w.obey(t, t.TempDir(), flags...)
+	o.want(sourceAddr4, "dial four tcp %s", remoteObserver())
+	o.want(sourceAddr6, "dial six tcp [%s]:%d", remoteAddr6, observerPort)
+	want := strings.Join([]string{
+		"e-1 type ipv4 addr " + sourceAddr4 + " port dynamic", "e-2 type ipv6 addr " + sourceAddr6 + " port dynamic",
+		"i-1 type ipv4 addr " + hostAddr4 + " port 8080", "i-2 type ipv6 addr " + hostAddr6 + " port 7081",
+	}, "\n") + "\n"
+	if got := o.graft("show"); got != want {
+		t.Errorf("endpoints:\n%s, want:\n%s", got, want)
+	}
+	o.graft("del e-1")
+	o.want("ENETUNREACH", "dial gone tcp %s", remoteObserver())
+	o.graft("add e-1 type ipv4 addr " + hostAddr4 + " port dynamic")
+	o.want(hostAddr4, "dial back tcp %s", remoteObserver())
+	o.release()
+
+	serve(t, graft(t, w.h, append(flags, "--", static(t, "serve"), "tcp://0.0.0.0:80", "udp://0.0.0.0:80", "tcp://[::]:7081")...),
+		port{w.h, "tcp", 8080}, port{w.h, "udp", 8080}, port{w.h, "tcp", 7081})
+	answers := succeed(t, command(t, w.srv, static(t, "fetch"),
+		"http://"+hostAddr4+":8080", "udp://"+hostAddr4+":8080", "http://["+hostAddr6+"]:7081"))
+	if want := strings.Join([]string{remoteAddr4, remoteAddr4, remoteAddr6}, "\n") + "\n"; answers != want {
+		t.Errorf("clients are %q, want %q", answers, want)
+	}
+}

@@ -47,13 +47,18 @@ of containers and endpoints. make install puts it where shells look for it.`,
 func completeRun(cmd *cobra.Command) {
 	fixed := cobra.FixedCompletions
 	nothing := cobra.NoFileCompletions
+	help := func(text string) cobra.CompletionFunc {
+		return fixed(cobra.AppendActiveHelp(nil, text), cobra.ShellCompDirectiveNoFileComp)
+	}
 	for flag, complete := range map[string]cobra.CompletionFunc{
-		"mode": fixed(slices.Sorted(maps.Keys(modes)), cobra.ShellCompDirectiveNoFileComp),
+		"mode": fixed(agent.Modes(), cobra.ShellCompDirectiveNoFileComp),
 		// Also a path.
 		"netns": func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 			return append(namespaces(), "new"), cobra.ShellCompDirectiveDefault
 		},
-		"name": nothing, "endpoint": nothing, "ingress": nothing, "egress": nothing,
+		"ingress": help("ADDR:PORT[-PORT]=ENDPOINT, or =HOST[:PORT] of an address of the host"),
+		"egress":  help("PREFIX[:PORT[-PORT]]=ENDPOINT, or =HOST of an address of the host"),
+		"name":    nothing, "endpoint": nothing,
 		"user": nothing, "cap-add": nothing, "cap-drop": nothing,
 	} {
 		_ = cmd.RegisterFlagCompletionFunc(flag, complete) // there is that flag, and only once

@@ -13,8 +13,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/agent"
-	"github.com/tsugiki/tsugiki/endpoint"
-	"github.com/tsugiki/tsugiki/intercept/filter"
 	"github.com/tsugiki/tsugiki/internal/launch"
 	"github.com/tsugiki/tsugiki/policy"
 )
@@ -26,8 +24,6 @@ type runFlags struct {
 	capAdd, capDrop                 []string
 	verbose                         bool
 }
-
-var modes = map[string]filter.Mode{"auto": filter.Auto, "preload": filter.Preload, "seccomp": filter.Seccomp}
 
 func runCommand() *cobra.Command {
 	var f runFlags
@@ -48,9 +44,16 @@ Rules say which sockets are grafted; what no rule names stays in the container:
 IPv6 with ports is written [ADDR]:PORT. Loopback, link-local, multicast and
 unspecified addresses are covered only by rules that name them.
 
+A host address may stand for ENDPOINT, and makes one, i-N or e-N for the N-th
+-i or -e:
+  -i ADDR:PORT[-PORT]=HOST[:PORT]    at that port of the host, or at the same
+  -e PREFIX[:PORT[-PORT]]=HOST       from any port
+
 COMMAND has the exit status, signals, standard streams, terminal and directory
 that env(1) would give it. When it ends, what it left running is killed.`,
-		Example: `  tsugiki run --endpoint "out type ipv4 addr 0.0.0.0 port dynamic" -e 0.0.0.0/0=out -- curl http://198.51.100.2/
+		Example: `  tsugiki run -e 0.0.0.0/0=0.0.0.0 -- curl http://198.51.100.2/
+  tsugiki run -i 0.0.0.0:8080=198.51.100.1:80 -- ./server -listen :8080
+  tsugiki run --endpoint "out type ipv4 addr 0.0.0.0 port dynamic" -e 0.0.0.0/0=out -- curl http://198.51.100.2/
   tsugiki run --endpoint "web type ipv4 addr 198.51.100.1 port 80" -i 0.0.0.0:8080=web -- ./server -listen :8080`,
 		DisableFlagsInUseLine: true,
 		Args: func(_ *cobra.Command, args []string) error {
@@ -95,36 +98,11 @@ that env(1) would give it. When it ends, what it left running is killed.`,
 
 func (f *runFlags) spec(command []string, stderr io.Writer) (agent.Spec, error) {
 	spec := agent.Spec{Name: f.name, RunDir: f.runDir, Netns: f.netns, Command: command}
-	mode, known := modes[f.mode]
-	if !known {
-		return spec, fmt.Errorf("unknown mode %q; there are auto, preload and seccomp", f.mode)
+	rules, err := agent.RuleTexts{Mode: f.mode, Endpoints: f.endpoints, Ingress: f.ingress, Egress: f.egress}.Parse()
+	if err != nil {
+		return spec, err
 	}
-	spec.Mode = mode
-	eps := &spec.Endpoints
-	for _, s := range f.endpoints {
-		e, err := endpoint.Parse(s)
-		if err == nil {
-			err = eps.Add(e)
-		}
-		if err != nil {
-			return spec, err
-		}
-	}
-	for _, s := range f.ingress {
-		r, err := policy.ParseIngress(s, eps)
-		if err != nil {
-			return spec, err
-		}
-		spec.Ingress = append(spec.Ingress, r)
-	}
-	for _, s := range f.egress {
-		r, err := policy.ParseEgress(s, eps)
-		if err != nil {
-			return spec, err
-		}
-		spec.Egress = append(spec.Egress, r)
-	}
-	var err error
+	spec.Mode, spec.Endpoints, spec.Ingress, spec.Egress = rules.Mode, rules.Endpoints, rules.Ingress, rules.Egress
 	if spec.Caps, err = launch.Default.Edit(f.capAdd, f.capDrop); err != nil {
 		return spec, err
 	}

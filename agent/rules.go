@@ -1,0 +1,160 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/intercept/filter"
+	"github.com/tsugiki/tsugiki/policy"
+)
+
+// RuleTexts are what a container is given, as users write it: on the command line
+// of tsugiki run, in a container's annotations, in the configuration.
+type RuleTexts struct {
+	Mode                       string // one of Modes; empty is auto
+	Endpoints, Ingress, Egress []string
+}
+
+// Rules are what rule texts say. Endpoints also holds those of rules that name a
+// host address.
+type Rules struct {
+	Mode      filter.Mode
+	Endpoints endpoint.Set
+	Ingress   []policy.Ingress
+	Egress    []policy.Egress
+}
+
+// TextError is an error in one of the rule texts.
+type TextError struct {
+	Key   string // mode, endpoints, ingress or egress
+	Index int    // in the list of that name
+	Err   error
+}
+
+func (e *TextError) Error() string { return e.Err.Error() }
+
+func (e *TextError) Unwrap() error { return e.Err }
+
+var modes = map[string]filter.Mode{"auto": filter.Auto, "preload": filter.Preload, "seccomp": filter.Seccomp}
+
+// Modes are the names of the modes.
+func Modes() []string { return slices.Sorted(maps.Keys(modes)) }
+
+// Parse reads the texts. Its error joins a TextError for each that is wrong;
+// rules are looked at only where all endpoints are right. Rules may still
+// contradict each other (policy.NewTable).
+func (t RuleTexts) Parse() (Rules, error) {
+	r := Rules{Mode: filter.Auto}
+	var errs []error
+	if t.Mode != "" {
+		mode, known := modes[t.Mode]
+		if !known {
+			err := fmt.Errorf("unknown mode %q; there are %s", t.Mode, enumerate(Modes()))
+			errs = append(errs, &TextError{"mode", 0, err})
+		}
+		r.Mode = mode
+	}
+	_, bad := parseList("endpoints", t.Endpoints, func(s string) (*endpoint.Endpoint, error) {
+		e, err := endpoint.Parse(s)
+		if err == nil {
+			err = r.Endpoints.Add(e)
+		}
+		return e, err
+	})
+	errs = append(errs, bad...)
+	if len(bad) == 0 {
+		p := policy.Parser{Endpoints: &r.Endpoints}
+		r.Ingress, bad = parseList("ingress", t.Ingress, p.Ingress)
+		errs = append(errs, bad...)
+		r.Egress, bad = parseList("egress", t.Egress, p.Egress)
+		errs = append(errs, bad...)
+	}
+	if len(errs) > 0 {
+		return Rules{}, errors.Join(errs...)
+	}
+	return r, nil
+}
+
+func parseList[T any](key string, texts []string, parse func(string) (T, error)) (list []T, errs []error) {
+	for i, s := range texts {
+		v, err := parse(s)
+		if err != nil {
+			errs = append(errs, &TextError{key, i, err})
+			continue
+		}
+		list = append(list, v)
+	}
+	return list, errs
+}
+
+// What a container's annotations may hold: they come from whoever may start one.
+const (
+	annotationPrefix = "tsugiki.dev/"
+	annotationMax    = 16 << 10 // bytes of a value
+	annotationList   = 64       // entries of a list
+)
+
+// AnnotationRules reads the annotations tsugiki.dev/mode, and, as lists,
+// tsugiki.dev/endpoints, /ingress and /egress. Commas, semicolons and newlines
+// separate the entries of a list. It tells whether there is one of these;
+// tsugiki.dev/name is somebody else's, and so is all without the prefix.
+func AnnotationRules(annotations map[string]string) (RuleTexts, bool, error) {
+	var t RuleTexts
+	lists := map[string]*[]string{"endpoints": &t.Endpoints, "ingress": &t.Ingress, "egress": &t.Egress}
+	found := false
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(annotations)) {
+		key, ours := strings.CutPrefix(name, annotationPrefix)
+		if !ours || key == "name" {
+			continue
+		}
+		found = true
+		value := annotations[name]
+		list, isList := lists[key]
+		switch {
+		case key != "mode" && !isList:
+			errs = append(errs, fmt.Errorf("unknown annotation %q; there are %s", name, enumerate(annotationNames())))
+		case len(value) > annotationMax:
+			errs = append(errs, fmt.Errorf("annotation %s has %d bytes, at most %d may be", name, len(value), annotationMax))
+		case key == "mode":
+			t.Mode = strings.TrimSpace(value)
+		default:
+			if *list = splitList(value); len(*list) > annotationList {
+				errs = append(errs, fmt.Errorf("annotation %s has %d entries, at most %d may be", name, len(*list), annotationList))
+			}
+		}
+	}
+	if len(errs) > 0 {
+		return RuleTexts{}, found, errors.Join(errs...)
+	}
+	return t, found, nil
+}
+
+func annotationNames() []string {
+	var names []string
+	for _, key := range []string{"egress", "endpoints", "ingress", "mode", "name"} {
+		names = append(names, annotationPrefix+key)
+	}
+	return names
+}
+
+// splitList leaves out what is blank.
+func splitList(s string) []string {
+	var list []string
+	for _, entry := range strings.FieldsFunc(s, func(r rune) bool { return strings.ContainsRune(",;\n", r) }) {
+		if entry = strings.TrimSpace(entry); entry != "" {
+			list = append(list, entry)
+		}
+	}
+	return list
+}
+
+// enumerate writes "a, b and c".
+func enumerate(list []string) string {
+	last := len(list) - 1
+	return strings.Join(list[:last], ", ") + " and " + list[last]
+}
