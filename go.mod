@@ -5,6 +5,7 @@ go 1.24.0
 require (
 	github.com/cilium/ebpf v0.19.0
 	github.com/google/go-cmp v0.7.0
+	github.com/pelletier/go-toml/v2 v2.2.4
 	github.com/spf13/cobra v1.9.1
 	github.com/vishvananda/netlink v1.3.1
 	golang.org/x/sys v0.36.0

@@ -48,8 +48,20 @@ func Modes() []string { return slices.Sorted(maps.Keys(modes)) }
 // rules are looked at only where all endpoints are right. Rules may still
 // contradict each other (policy.NewTable).
 func (t RuleTexts) Parse() (Rules, error) {
-	r := Rules{Mode: filter.Auto}
+	r, bad := t.parse()
+	if len(bad) == 0 {
+		return r, nil
+	}
 	var errs []error
+	for _, e := range bad {
+		errs = append(errs, e)
+	}
+	return Rules{}, errors.Join(errs...)
+}
+
+func (t RuleTexts) parse() (Rules, []*TextError) {
+	r := Rules{Mode: filter.Auto}
+	var errs []*TextError
 	if t.Mode != "" {
 		mode, known := modes[t.Mode]
 		if !known {
@@ -73,13 +85,10 @@ func (t RuleTexts) Parse() (Rules, error) {
 		r.Egress, bad = parseList("egress", t.Egress, p.Egress)
 		errs = append(errs, bad...)
 	}
-	if len(errs) > 0 {
-		return Rules{}, errors.Join(errs...)
-	}
-	return r, nil
+	return r, errs
 }
 
-func parseList[T any](key string, texts []string, parse func(string) (T, error)) (list []T, errs []error) {
+func parseList[T any](key string, texts []string, parse func(string) (T, error)) (list []T, errs []*TextError) {
 	for i, s := range texts {
 		v, err := parse(s)
 		if err != nil {

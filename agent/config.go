@@ -1,0 +1,64 @@
+package agent
+
+import (
+	"errors"
+
+	"github.com/tsugiki/tsugiki/internal/config"
+	"github.com/tsugiki/tsugiki/policy"
+)
+
+// ConfigTexts are the rule texts that the configuration has for a container of a
+// name; false if it has none.
+func ConfigTexts(cfg *config.Config, name string) (RuleTexts, bool) {
+	c := cfg.For(name)
+	if c == nil {
+		return RuleTexts{}, false
+	}
+	return textsOf(c), true
+}
+
+func textsOf(c *config.Container) RuleTexts {
+	return RuleTexts{Mode: c.Mode, Endpoints: plain(c.Endpoints), Ingress: plain(c.Ingress), Egress: plain(c.Egress)}
+}
+
+func plain(list []config.Text) []string {
+	var texts []string
+	for _, t := range list {
+		texts = append(texts, t.Text)
+	}
+	return texts
+}
+
+// CheckConfig looks at the rules of a configuration, which config.Load leaves
+// alone. Its error joins a config.Error for each that is wrong, and for each
+// container whose rules contradict each other.
+func CheckConfig(cfg *config.Config) error {
+	var errs []error
+	for i := range cfg.Containers {
+		c := &cfg.Containers[i]
+		rules, bad := textsOf(c).parse()
+		for _, e := range bad {
+			errs = append(errs, &config.Error{File: cfg.Path, Line: lineOf(c, e), Err: e})
+		}
+		if len(bad) > 0 {
+			continue
+		}
+		if _, err := policy.NewTable(rules.Ingress, rules.Egress); err != nil {
+			errs = append(errs, &config.Error{File: cfg.Path, Line: c.Line, Err: err})
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// lineOf is that of the text in which an error is.
+func lineOf(c *config.Container, e *TextError) int {
+	switch e.Key {
+	case "endpoints":
+		return c.Endpoints[e.Index].Line
+	case "ingress":
+		return c.Ingress[e.Index].Line
+	case "egress":
+		return c.Egress[e.Index].Line
+	}
+	return c.Line
+}

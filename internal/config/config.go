@@ -1,0 +1,125 @@
+// Package config owns the configuration of the node daemon: what
+// /etc/tsugiki/agent.toml may hold, and saying where it is wrong.
+//
+// It reads one file and nothing else; it needs no privilege and no particular
+// kernel. How rules are written is not its own: it keeps their texts, with their
+// lines, for who can read them.
+package config
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path"
+)
+
+// Where things are, unless the configuration says otherwise.
+const (
+	DefaultPath     = "/etc/tsugiki/agent.toml"
+	DefaultRunDir   = "/run/tsugiki"
+	DefaultStateDir = "/var/lib/tsugiki"
+)
+
+// sizeMax is the largest file that is read, in bytes.
+const sizeMax = 1 << 20
+
+// Config is what the file says, with defaults for the rest.
+type Config struct {
+	Path       string // of the file
+	RunDir     string
+	StateDir   string
+	Log        Log
+	Metrics    Metrics
+	Runtime    Runtime
+	Containers []Container // in the order of the file
+}
+
+// Log says what the daemon logs, and how.
+type Log struct {
+	Level  slog.Level
+	Format string // text or json
+}
+
+// Metrics says where the daemon's metrics are read.
+type Metrics struct {
+	Listen string // ADDR:PORT; empty: nowhere
+}
+
+// Runtime says which OCI runtime makes containers.
+type Runtime struct {
+	Path string // empty: the first one that is found
+}
+
+// Container is what containers are given whose names Match.
+type Container struct {
+	Match                      string // a pattern of path.Match
+	Mode                       string // auto, preload, seccomp; empty is auto
+	Endpoints, Ingress, Egress []Text
+	Line                       int
+}
+
+// Text is a rule or an endpoint as it is written, and its line.
+type Text struct {
+	Text string
+	Line int
+}
+
+// Error is something wrong in a file.
+type Error struct {
+	File string
+	Line int // 0: of the whole file
+	Err  error
+}
+
+func (e *Error) Error() string {
+	if e.Line == 0 {
+		return fmt.Sprintf("%s: %v", e.File, e.Err)
+	}
+	return fmt.Sprintf("%s:%d: %v", e.File, e.Line, e.Err)
+}
+
+func (e *Error) Unwrap() error { return e.Err }
+
+// Load reads a configuration; an empty path is DefaultPath, where none need be. If
+// something in it is wrong, the error joins an Error for each fault.
+func Load(file string) (*Config, error) {
+	optional := file == ""
+	if optional {
+		file = DefaultPath
+	}
+	data, err := read(file)
+	if optional && errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read configuration: %w", err)
+	}
+	return parse(file, data)
+}
+
+func read(file string) ([]byte, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, sizeMax+1))
+	if err == nil && len(data) > sizeMax {
+		err = fmt.Errorf("%s is larger than %d bytes", file, sizeMax)
+	}
+	return data, err
+}
+
+// For returns what a container of a name is given: the first entry that matches,
+// or nil.
+func (c *Config) For(name string) *Container {
+	for i := range c.Containers {
+		if ok, _ := path.Match(c.Containers[i].Match, name); ok {
+			return &c.Containers[i]
+		}
+	}
+	return nil
+}

@@ -1,0 +1,306 @@
+package config
+
+import (
+	"errors"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/pelletier/go-toml/v2"
+)
+
+func write(t *testing.T, text string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "agent.toml")
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+// defaults is an empty configuration, with changes.
+func defaults(change func(*Config)) *Config {
+	c := &Config{RunDir: "/run/tsugiki", StateDir: "/var/lib/tsugiki", Log: Log{slog.LevelInfo, "text"}}
+	change(c)
+	return c
+}
+
+func TestLoad(t *testing.T) {
+	for _, tt := range []struct {
+		name, text string
+		want       *Config
+	}{
+		{"empty", "", defaults(func(*Config) {})},
+		{"comments", "# nothing\n\n[log]\n# level = \"x\"\n", defaults(func(*Config) {})},
+		{
+			"all",
+			`run_dir = "/r"
+state_dir = '/s'
+[log]
+level = "debug"
+format = "json"
+[metrics]
+listen = "[::1]:9100"
+[runtime]
+path = "/usr/bin/crun"
+[[container]]
+match = "web-*"
+mode = "seccomp"
+endpoints = ["a type unix path /a"]
+ingress = [
+	"0.0.0.0:80=198.51.100.1", # the first
+	'''
+b''',
+
+	"c",
+]
+egress = []
+[[container]]
+match = "*"
+`,
+			defaults(func(c *Config) {
+				c.RunDir, c.StateDir = "/r", "/s"
+				c.Log, c.Metrics.Listen, c.Runtime.Path = Log{slog.LevelDebug, "json"}, "[::1]:9100", "/usr/bin/crun"
+				c.Containers = []Container{
+					{
+						Match: "web-*", Mode: "seccomp", Line: 10, Endpoints: []Text{{"a type unix path /a", 13}},
+						Ingress: []Text{{"0.0.0.0:80=198.51.100.1", 15}, {"b", 16}, {"c", 19}},
+					},
+					{Match: "*", Line: 22},
+				}
+			}),
+		},
+		{
+			"other ways to write it",
+			"log.level = \"warn\"\nmetrics = { listen = \"127.0.0.1:1\" }\n\"run_dir\" = \"/\\u0061\"\r\n" +
+				"container = [{match = \"a\", egress = ['x']}, {match = \"b\"},\n {match = \"c\"}]\n",
+			defaults(func(c *Config) {
+				c.Log.Level, c.Metrics.Listen, c.RunDir = slog.LevelWarn, "127.0.0.1:1", "/a"
+				c.Containers = []Container{{Match: "a", Egress: []Text{{"x", 4}}, Line: 4}, {Match: "b", Line: 4}, {Match: "c", Line: 5}}
+			}),
+		},
+	} {
+		file := write(t, tt.text)
+		got, err := Load(file)
+		if err != nil {
+			t.Errorf("%s: %v", tt.name, err)
+			continue
+		}
+		tt.want.Path = file
+		if diff := cmp.Diff(tt.want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
+		}
+	}
+}
+
+// All that is wrong is said, each with its line.
+func TestLoadSaysWhatIsWrong(t *testing.T) {
+	for _, tt := range []struct {
+		name, text string
+		want       []string
+	}{
+		{"syntax", "run_dir = \"/r\"\nlog = [\n", []string{":2: array is incomplete"}},
+		{"no value", "\n\nrun_dir =\n", []string{":3: "}},
+		{"unknown key", "run-dirr = \"/r\"", []string{`:1: unknown key "run-dirr"; did you mean run_dir?`}},
+		{"unknown key, nothing like it", "[log]\ncolour = true", []string{`:2: unknown key "colour"; there are format and level`}},
+		{"key of a table", "level = \"info\"", []string{`:1: unknown key "level"; it belongs below [log]`}},
+		{"dotted unknown key", "log.levell = \"info\"\na.b = 1", []string{`:1: unknown key "levell"; did you mean level?`, `:2: unknown key "a.b"; there are run_dir and state_dir`}},
+		{"unknown table", "[logs]\nlevel = 3\n[log]\nlevel = 3", []string{`:1: unknown table "logs"; there are container, log, metrics and runtime`, ":4: log.level has to be a string, not an integer"}},
+		{"table of a key", "[log.level]\n", []string{`:1: unknown table "log.level"`}},
+		{"key for a table", "log = \"info\"\ncontainer = 3", []string{":1: log is a table; write [log]", ":2: container is an array of tables; write [[container]]"}},
+		{"one container", "[container]\nmatch = \"*\"", []string{":1: [container] is one of several; write [[container]]"}},
+		{"dotted container", "container.match = \"*\"", []string{":1: container is an array of tables"}},
+		{"container of something else", "container = [\n3]", []string{":2: container is an array of tables"}},
+		{"several logs", "[[log]]", []string{":1: there is one table log; write [log]"}},
+		{"twice", "run_dir = \"/a\"\nrun_dir = \"/b\"", []string{":2: run_dir is there twice, first on line 1"}},
+		{"table twice", "[log]\n[log]", []string{":2: [log] is there twice, first on line 1"}},
+		{"twice in a container", "[[container]]\nmatch = \"*\"\nmode = \"auto\"\nmode = \"auto\"", []string{":4: container.mode is there twice, first on line 3"}},
+		{
+			"types",
+			"run_dir = 1\nstate_dir = true\n[log]\nlevel = 1.5\nformat = [\"text\"]\n[metrics]\nlisten = {a = 1}\n[runtime]\npath = 2026-01-01\n[[container]]\nmatch = \"*\"\negress = \"x\"\ningress = [\n\"a\",\n3,\n[\"b\"]]",
+			[]string{
+				":1: run_dir has to be a string, not an integer", ":2: state_dir has to be a string, not a boolean",
+				":4: log.level has to be a string, not a number", ":5: log.format has to be a string, not an array",
+				":7: metrics.listen has to be a string, not a table", ":9: runtime.path has to be a string, not a date",
+				":12: container.egress has to be an array of strings, not a string",
+				":13: container.ingress has to be an array of strings; in it is an array",
+				":15: container.ingress has to be an array of strings; in it is an integer",
+			},
+		},
+		{
+			"values",
+			"run_dir = \"run\"\nstate_dir = \"/a\\u0000b\"\n[log]\nlevel = \"loud\"\nformat = \"xml\"\n[metrics]\nlisten = \":9100\"\n[runtime]\npath = \"runc\"\n[[container]]\nmatch = \"[\"\nmode = \"magic\"",
+			[]string{
+				`:1: run_dir "run" is no absolute path`, `:2: state_dir "/a\x00b" has a control character`,
+				`:4: log.level "loud" is unknown; there are debug, info, warn and error`, `:5: log.format "xml" is unknown; there are text and json`,
+				`:7: metrics.listen ":9100" is not ADDR:PORT`, `:9: runtime.path "runc" is no absolute path`,
+				`:11: container.match "[" is no pattern`, `:12: container.mode "magic" is unknown; there are auto, preload and seccomp`,
+			},
+		},
+		{"ports", "[metrics]\nlisten = \"127.0.0.1:65536\"", []string{":2: metrics.listen"}},
+		{"no port", "[metrics]\nlisten = \"127.0.0.1:0\"", []string{":2: metrics.listen"}},
+		{"no match", "[[container]]\nmode = \"auto\"\n\n[[container]]\nmatch = \"\"", []string{":1: [[container]] has no match", `:5: container.match "" matches nothing`}},
+		{"not UTF-8", "run_dir = \"/\xff\"", []string{":1: "}},
+		{"nested for ever", "a = " + strings.Repeat("[", sizeMax-4), []string{": there are more than 100000 brackets"}},
+	} {
+		file := write(t, tt.text)
+		c, err := Load(file)
+		if err == nil || c != nil {
+			t.Errorf("%s: %+v, %v", tt.name, c, err)
+			continue
+		}
+		got := strings.Split(err.Error(), "\n")
+		if len(got) != len(tt.want) {
+			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)
+			continue
+		}
+		for i := range got {
+			if !strings.HasPrefix(got[i], file+tt.want[i]) {
+				t.Errorf("%s: %q, want %q", tt.name, got[i], tt.want[i])
+			}
+		}
+	}
+}
+
+func TestLoadFile(t *testing.T) {
+	missing := filepath.Join(t.TempDir(), "agent.toml")
+	if _, err := Load(missing); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), missing) {
+		t.Errorf("a missing file: %v", err)
+	}
+	if _, err := Load(t.TempDir()); err == nil {
+		t.Error("a folder is no error")
+	}
+	if _, err := Load(write(t, strings.Repeat("#", sizeMax))); err != nil {
+		t.Errorf("a file as large as may be: %v", err)
+	}
+	if _, err := Load(write(t, strings.Repeat("#", sizeMax+1))); err == nil || !strings.Contains(err.Error(), "larger") {
+		t.Errorf("a larger file: %v", err)
+	}
+}
+
+func TestFor(t *testing.T) {
+	c := &Config{Containers: []Container{{Match: "web-?", Line: 1}, {Match: "w*", Line: 2}, {Match: "[a-c]*", Line: 3}}}
+	for name, line := range map[string]int{"web-1": 1, "web-10": 2, "w": 2, "db": 0, "cache": 3, "": 0, "W": 0} {
+		got := 0
+		if found := c.For(name); found != nil {
+			got = found.Line
+		}
+		if got != line {
+			t.Errorf("%s: the entry on line %d, want %d", name, got, line)
+		}
+	}
+}
+
+// What is packaged is accepted, says nothing, and neither is anything wrong with
+// what it has in comments.
+func TestPackagedFile(t *testing.T) {
+	data, err := os.ReadFile("../../packaging/agent.toml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := parse("agent.toml", data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(defaults(func(c *Config) { c.Path = "agent.toml" }), c); diff != "" {
+		t.Errorf("it changes something (-default +packaged):\n%s", diff)
+	}
+	var examples []string
+	for l := range strings.Lines(string(data)) {
+		if example, is := strings.CutPrefix(l, "#"); is && !strings.HasPrefix(example, " ") {
+			l = example
+		}
+		examples = append(examples, l)
+	}
+	c, err = parse("agent.toml", []byte(strings.Join(examples, "")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.RunDir != DefaultRunDir || c.StateDir != DefaultStateDir || c.Log != (Log{slog.LevelInfo, "text"}) {
+		t.Errorf("what it says to be the defaults is %+v", c)
+	}
+	if c.Metrics.Listen == "" || c.Runtime.Path == "" || len(c.Containers) == 0 || len(c.Containers[0].Ingress) == 0 {
+		t.Errorf("not all keys are in it: %+v", c)
+	}
+}
+
+// mirror is the file as the library reads it.
+type mirror struct {
+	RunDir   *string `toml:"run_dir"`
+	StateDir *string `toml:"state_dir"`
+	Log      struct {
+		Level, Format *string
+	}
+	Metrics   struct{ Listen *string }
+	Runtime   struct{ Path *string }
+	Container []struct {
+		Match                      string
+		Mode                       string
+		Endpoints, Ingress, Egress []string
+	}
+}
+
+// Whatever a file holds, it is read or refused. What is read, the library reads as
+// the same, and each fault has a line that there is.
+func FuzzParse(f *testing.F) {
+	f.Add([]byte("run_dir = \"/r\"\n[log]\nlevel = \"debug\"\n[[container]]\nmatch = \"*\"\negress = [\n'''\na''', \"b\"]\n"))
+	f.Add([]byte("container = [{match = \"a\", egress = ['x']}, {match = \"b\"}]\nmetrics.listen = \"[::]:1\"\n"))
+	f.Add([]byte("runtime = { path = \"/a\" }\r\nlogs = 3\n[x.y]\n[[z]]\n"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		c, err := parse("f", data)
+		lines := strings.Count(string(data), "\n") + 1
+		if err != nil {
+			errs := []error{err}
+			if joined, is := err.(interface{ Unwrap() []error }); is {
+				errs = joined.Unwrap()
+			}
+			for _, err := range errs {
+				var e *Error
+				if !errors.As(err, &e) || e.Line < 0 || e.Line > lines {
+					t.Errorf("%v is not of one of %d lines", err, lines)
+				}
+			}
+			return
+		}
+		var m mirror
+		if err := toml.NewDecoder(strings.NewReader(string(data))).DisallowUnknownFields().Decode(&m); err != nil {
+			t.Fatalf("the library refuses it: %v", err)
+		}
+		same := func(what string, got string, want *string) {
+			if want != nil && got != *want {
+				t.Errorf("%s is %q, want %q", what, got, *want)
+			}
+		}
+		same("run_dir", c.RunDir, m.RunDir)
+		same("state_dir", c.StateDir, m.StateDir)
+		same("format", c.Log.Format, m.Log.Format)
+		same("listen", c.Metrics.Listen, m.Metrics.Listen)
+		same("path", c.Runtime.Path, m.Runtime.Path)
+		if len(c.Containers) != len(m.Container) {
+			t.Fatalf("%d containers, want %d", len(c.Containers), len(m.Container))
+		}
+		for i, want := range m.Container {
+			got := c.Containers[i]
+			same("match", got.Match, &want.Match)
+			same("mode", got.Mode, &want.Mode)
+			for _, l := range []struct {
+				got  []Text
+				want []string
+			}{{got.Endpoints, want.Endpoints}, {got.Ingress, want.Ingress}, {got.Egress, want.Egress}} {
+				if len(l.got) != len(l.want) {
+					t.Fatalf("container %d: %v, want %q", i, l.got, l.want)
+				}
+				for j := range l.got {
+					same("entry", l.got[j].Text, &l.want[j])
+					if l.got[j].Line < got.Line || l.got[j].Line > lines {
+						t.Errorf("entry %v of a container on line %d of %d", l.got[j], got.Line, lines)
+					}
+				}
+			}
+		}
+	})
+}

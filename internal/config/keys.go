@@ -1,0 +1,151 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"unicode"
+
+	"github.com/pelletier/go-toml/v2/unstable"
+)
+
+// setter takes the value of a key into a Config, and says what is wrong with it.
+type setter func(*Config, value) []Error
+
+// tables are the keys that there are, by table. Those of container are of the
+// last one.
+var tables = map[string]map[string]setter{
+	"": {
+		"run_dir":   text(func(c *Config) *string { return &c.RunDir }, absolute),
+		"state_dir": text(func(c *Config) *string { return &c.StateDir }, absolute),
+	},
+	"log": {
+		"level":  logLevel,
+		"format": text(func(c *Config) *string { return &c.Log.Format }, oneOf("text", "json")),
+	},
+	"metrics": {
+		"listen": text(func(c *Config) *string { return &c.Metrics.Listen }, addrPort),
+	},
+	"runtime": {
+		"path": text(func(c *Config) *string { return &c.Runtime.Path }, absolute),
+	},
+	"container": {
+		"match":     text(func(c *Config) *string { return &last(c).Match }, pattern),
+		"mode":      text(func(c *Config) *string { return &last(c).Mode }, oneOf("auto", "preload", "seccomp")),
+		"endpoints": texts(func(c *Config) *[]Text { return &last(c).Endpoints }),
+		"ingress":   texts(func(c *Config) *[]Text { return &last(c).Ingress }),
+		"egress":    texts(func(c *Config) *[]Text { return &last(c).Egress }),
+	},
+}
+
+func last(c *Config) *Container { return &c.Containers[len(c.Containers)-1] }
+
+// tableNames are those that have one.
+func tableNames() []string {
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(tables)), func(name string) bool { return name == "" })
+}
+
+// value is a value, and where it is.
+type value struct {
+	node   *unstable.Node
+	line   int // of its key
+	lineOf func(n *unstable.Node, otherwise int) int
+}
+
+// kinds are what values can be.
+var kinds = map[unstable.Kind]string{
+	unstable.String: "a string", unstable.Bool: "a boolean", unstable.Integer: "an integer", unstable.Float: "a number",
+	unstable.Array: "an array", unstable.InlineTable: "a table", unstable.LocalDate: "a date", unstable.LocalTime: "a time",
+	unstable.LocalDateTime: "a date", unstable.DateTime: "a date",
+}
+
+// text takes a string that a check allows.
+func text(field func(*Config) *string, check func(string) error) setter {
+	return func(c *Config, v value) []Error {
+		if v.node.Kind != unstable.String {
+			return []Error{{Line: v.line, Err: fmt.Errorf("has to be a string, not %s", kinds[v.node.Kind])}}
+		}
+		s := string(v.node.Data)
+		if err := check(s); err != nil {
+			return []Error{{Line: v.line, Err: fmt.Errorf("%q %w", s, err)}}
+		}
+		*field(c) = s
+		return nil
+	}
+}
+
+// texts takes an array of strings.
+func texts(field func(*Config) *[]Text) setter {
+	return func(c *Config, v value) (errs []Error) {
+		if v.node.Kind != unstable.Array {
+			return []Error{{Line: v.line, Err: fmt.Errorf("has to be an array of strings, not %s", kinds[v.node.Kind])}}
+		}
+		for it := v.node.Children(); it.Next(); {
+			n := it.Node()
+			line := v.lineOf(n, v.line)
+			if n.Kind != unstable.String {
+				errs = append(errs, Error{Line: line, Err: fmt.Errorf("has to be an array of strings; in it is %s", kinds[n.Kind])})
+				continue
+			}
+			*field(c) = append(*field(c), Text{string(n.Data), line})
+		}
+		return errs
+	}
+}
+
+var levels = map[string]slog.Level{"debug": slog.LevelDebug, "info": slog.LevelInfo, "warn": slog.LevelWarn, "error": slog.LevelError}
+
+func logLevel(c *Config, v value) []Error {
+	var name string
+	errs := text(func(*Config) *string { return &name }, oneOf("debug", "info", "warn", "error"))(c, v)
+	if errs == nil {
+		c.Log.Level = levels[name]
+	}
+	return errs
+}
+
+func oneOf(names ...string) func(string) error {
+	return func(s string) error {
+		if !slices.Contains(names, s) {
+			return fmt.Errorf("is unknown; there are %s", list(names))
+		}
+		return nil
+	}
+}
+
+func absolute(s string) error {
+	switch {
+	case !filepath.IsAbs(s):
+		return errors.New("is no absolute path; it has to start with a slash")
+	case strings.ContainsFunc(s, unicode.IsControl):
+		return errors.New("has a control character in it")
+	}
+	return nil
+}
+
+// addrPort allows nothing, or where to listen.
+func addrPort(s string) error {
+	if s == "" {
+		return nil
+	}
+	if a, err := netip.ParseAddrPort(s); err != nil || a.Port() == 0 {
+		return errors.New("is not ADDR:PORT, an IP address (IPv6 in brackets) and a port of 1 to 65535")
+	}
+	return nil
+}
+
+func pattern(s string) error {
+	if s == "" {
+		return errors.New("matches nothing; * is for all containers")
+	}
+	if _, err := path.Match(s, ""); err != nil {
+		return errors.New("is no pattern; * is any letters, ? one, [a-z] one of these, and \\ takes their meaning from them")
+	}
+	return nil
+}
