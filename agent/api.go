@@ -10,13 +10,13 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/agent/api"
 	"github.com/tsugiki/tsugiki/endpoint"
 	"github.com/tsugiki/tsugiki/policy"
 )
@@ -59,13 +59,17 @@ func (c *Container) listen() error {
 		}
 		return nil
 	}
-	s := &server{http: newAPI(find, c.spec.Log), path: socketOf(c.spec.RunDir, c.spec.Name)}
 	var err error
-	if s.listener, err = listenAt(s.path); err != nil {
-		return fmt.Errorf("listen at %s: %w; choose another directory with --run-dir", s.path, err)
+	c.api, err = newServer(socketOf(c.spec.RunDir, c.spec.Name), newAPI(endpointRoutes(find), c.spec.Log))
+	return err
+}
+
+func newServer(path string, h *http.Server) (*server, error) {
+	l, err := listenAt(path)
+	if err != nil {
+		return nil, fmt.Errorf("listen at %s: %w; choose another directory with --run-dir", path, err)
 	}
-	c.api = s
-	return nil
+	return &server{h, l, path}, nil
 }
 
 func (s *server) start() {
@@ -101,7 +105,7 @@ func listenAt(path string) (net.Listener, error) {
 	if err := f.Chmod(0o600); err != nil {
 		return nil, err
 	}
-	err = nearby(path, func(short string) error { return unix.Bind(fd, &unix.SockaddrUnix{Name: short}) })
+	err = api.Nearby(path, func(short string) error { return unix.Bind(fd, &unix.SockaddrUnix{Name: short}) })
 	if err == nil {
 		err = unix.Listen(fd, unix.SOMAXCONN)
 	}
@@ -111,31 +115,25 @@ func listenAt(path string) (net.Listener, error) {
 	return net.FileListener(f)
 }
 
-// nearby calls fn with another path to a file, which fits into a struct
-// sockaddr_un however long that of its directory is.
-func nearby(path string, fn func(short string) error) error {
-	dir, err := os.OpenFile(filepath.Dir(path), unix.O_PATH|unix.O_DIRECTORY, 0)
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	return fn(fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), filepath.Base(path)))
-}
-
 type connKey struct{}
 
-// newAPI makes the server of the containers that find finds.
-func newAPI(find func(name string) *Container, log *slog.Logger) *http.Server {
-	a := &api{find}
+// endpointRoutes serve the endpoints of the containers that find finds.
+func endpointRoutes(find func(name string) *Container) *http.ServeMux {
+	e := &endpointHandlers{find}
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /v1/containers/{container}/endpoints", a.list)
-	mux.HandleFunc("PUT /v1/containers/{container}/endpoints/{endpoint}", a.add)
-	mux.HandleFunc("DELETE /v1/containers/{container}/endpoints/{endpoint}", a.delete)
+	mux.HandleFunc("GET /v1/containers/{container}/endpoints", e.list)
+	mux.HandleFunc("PUT /v1/containers/{container}/endpoints/{endpoint}", e.add)
+	mux.HandleFunc("DELETE /v1/containers/{container}/endpoints/{endpoint}", e.delete)
+	return mux
+}
+
+// newAPI makes a server that lets nobody in who may not change a container.
+func newAPI(mux *http.ServeMux, log *slog.Logger) *http.Server {
 	return &http.Server{
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if err := checkPeer(r.Context().Value(connKey{})); err != nil {
 				log.Warn("request refused", "err", err)
-				answer(w, http.StatusForbidden, failure{err.Error()})
+				answer(w, http.StatusForbidden, api.Failure{Error: err.Error()})
 				return
 			}
 			mux.ServeHTTP(w, r)
@@ -151,12 +149,8 @@ func newAPI(find func(name string) *Container, log *slog.Logger) *http.Server {
 	}
 }
 
-type api struct {
+type endpointHandlers struct {
 	find func(name string) *Container
-}
-
-type failure struct {
-	Error string `json:"error"`
 }
 
 func answer(w http.ResponseWriter, status int, body any) {
@@ -178,18 +172,22 @@ func refuse(w http.ResponseWriter, err error) {
 		status = http.StatusNotFound
 	case errors.Is(err, ErrExists), errors.Is(err, policy.ErrRule), errors.As(err, &host):
 		status = http.StatusConflict
+	case errors.Is(err, ErrState):
+		status = http.StatusInsufficientStorage
 	case errors.Is(err, os.ErrClosed):
 		status = http.StatusServiceUnavailable
 	}
-	answer(w, status, failure{strings.ReplaceAll(err.Error(), "\n", "; ")})
+	answer(w, status, api.Failure{Error: oneLine(err)})
 }
+
+func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
 
 var (
 	errRequest     = errors.New("bad request")
 	errNoContainer = errors.New("no container of that name is here")
 )
 
-func (a *api) container(w http.ResponseWriter, r *http.Request) *Container {
+func (a *endpointHandlers) container(w http.ResponseWriter, r *http.Request) *Container {
 	c := a.find(r.PathValue("container"))
 	if c == nil {
 		refuse(w, errNoContainer)
@@ -197,19 +195,19 @@ func (a *api) container(w http.ResponseWriter, r *http.Request) *Container {
 	return c
 }
 
-func (a *api) list(w http.ResponseWriter, r *http.Request) {
+func (a *endpointHandlers) list(w http.ResponseWriter, r *http.Request) {
 	if c := a.container(w, r); c != nil {
 		answer(w, http.StatusOK, c.ListEndpoints())
 	}
 }
 
-func (a *api) add(w http.ResponseWriter, r *http.Request) {
+func (a *endpointHandlers) add(w http.ResponseWriter, r *http.Request) {
 	c := a.container(w, r)
 	if c == nil {
 		return
 	}
-	d, err := readDefinition(http.MaxBytesReader(w, r.Body, bodyMax))
-	if err != nil {
+	var d Definition
+	if err := readObject(http.MaxBytesReader(w, r.Body, bodyMax), &d); err != nil {
 		refuse(w, err)
 		return
 	}
@@ -224,7 +222,7 @@ func (a *api) add(w http.ResponseWriter, r *http.Request) {
 	answer(w, http.StatusCreated, definitionOf(ep))
 }
 
-func (a *api) delete(w http.ResponseWriter, r *http.Request) {
+func (a *endpointHandlers) delete(w http.ResponseWriter, r *http.Request) {
 	c := a.container(w, r)
 	if c == nil {
 		return
@@ -236,21 +234,20 @@ func (a *api) delete(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// readDefinition reads one JSON object and nothing else.
-func readDefinition(body io.Reader) (Definition, error) {
-	var d Definition
+// readObject reads one JSON object and nothing else.
+func readObject(body io.Reader, into any) error {
 	decoder := json.NewDecoder(body)
 	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(&d); err != nil {
-		return d, fmt.Errorf("%w: %w", errRequest, err)
+	if err := decoder.Decode(into); err != nil {
+		return fmt.Errorf("%w: %w", errRequest, err)
 	}
 	switch _, err := decoder.Token(); {
 	case errors.Is(err, io.EOF):
-		return d, nil
+		return nil
 	case err != nil:
-		return d, fmt.Errorf("%w: %w", errRequest, err)
+		return fmt.Errorf("%w: %w", errRequest, err)
 	}
-	return d, fmt.Errorf("%w: something follows the object", errRequest)
+	return fmt.Errorf("%w: something follows the object", errRequest)
 }
 
 // soPeerPidfd is SO_PEERPIDFD of asm/socket.h (6.5).

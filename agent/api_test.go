@@ -14,7 +14,8 @@ import (
 
 func TestReadDefinition(t *testing.T) {
 	const good = `{"type":"ipv4","addr":"192.0.2.1","port":"80"}`
-	d, err := readDefinition(strings.NewReader(good + "\n"))
+	var d Definition
+	err := readObject(strings.NewReader(good+"\n"), &d)
 	if want := (Definition{Type: "ipv4", Addr: "192.0.2.1", Port: "80"}); err != nil || d != want {
 		t.Errorf("%s: %+v, %v", good, d, err)
 	}
@@ -23,7 +24,7 @@ func TestReadDefinition(t *testing.T) {
 		"unknown field": `{"type":"ipv4","address":"192.0.2.1"}`, "a name": `{"name":"x","type":"ipv4"}`,
 		"number": `{"type":"ipv4","port":80}`, "array": "[" + good + "]", "text": `"ipv4"`, "deep": strings.Repeat("[", 1<<20),
 	} {
-		if _, err := readDefinition(strings.NewReader(body)); !errors.Is(err, errRequest) {
+		if err := readObject(strings.NewReader(body), new(Definition)); !errors.Is(err, errRequest) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -40,8 +41,8 @@ func FuzzDefinition(f *testing.F) {
 		f.Add("out", body)
 	}
 	f.Fuzz(func(t *testing.T, name, body string) {
-		d, err := readDefinition(strings.NewReader(body))
-		if err != nil {
+		var d Definition
+		if readObject(strings.NewReader(body), &d) != nil {
 			return
 		}
 		ep, err := d.parse(name)

@@ -77,6 +77,9 @@ func checkName(name string) error {
 	if !nameRE.MatchString(name) {
 		return fmt.Errorf("%w %q: letters, digits, '_', '.' and '-', at most 63, a letter or digit first", ErrName, name)
 	}
+	if name == agentName || name+socketSuffix == listenerSocket {
+		return fmt.Errorf("%w %q: it is one of the agent's own", ErrName, name)
+	}
 	return nil
 }
 

@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/agent/api"
 	"github.com/tsugiki/tsugiki/endpoint"
 )
 
@@ -107,7 +108,7 @@ func Running(runDir string) ([]string, error) {
 func socketOf(runDir, name string) string { return filepath.Join(runDir, name+socketSuffix) }
 
 func dial(ctx context.Context, path string) (conn net.Conn, err error) {
-	err = nearby(path, func(short string) (err error) {
+	err = api.Nearby(path, func(short string) (err error) {
 		conn, err = new(net.Dialer).DialContext(ctx, "unix", short)
 		return err
 	})
@@ -155,7 +156,7 @@ func (c *Client) request(method, name string, send, receive any) error {
 		return fmt.Errorf("ask container %s: %w", c.container, err)
 	}
 	if resp.StatusCode >= 300 {
-		var f failure
+		var f api.Failure
 		if json.Unmarshal(data, &f) != nil || f.Error == "" {
 			f.Error = resp.Status
 		}

@@ -54,50 +54,74 @@ type Spec struct {
 	// Netns is the container's own network namespace, as netns.Open takes it;
 	// empty or "new" makes one that has only a loopback.
 	Netns string
-	// Endpoints are all that the container is given, named by a rule or not.
-	Endpoints endpoint.Set
-	Ingress   []policy.Ingress
-	Egress    []policy.Egress
-	Caps      launch.Capabilities
-	User      *launch.User // nil: who we are
-	Command   []string
-	Log       *slog.Logger
-	// Mode says by which front ends the calls of programs are seen.
-	Mode filter.Mode
+	// Endpoints of the rules are all that the container is given, named by a rule
+	// or not.
+	Rules
+	Caps    launch.Capabilities
+	User    *launch.User // nil: who we are
+	Command []string
+	Log     *slog.Logger
 }
 
-// Container is a running program with all that belongs to it.
+// Container is a container with all that belongs to it. Its program is started by
+// Start, or by others, who give the listener of its filter to a Daemon.
 type Container struct {
-	spec      Spec
+	spec Spec
+	log  *slog.Logger // says which container
+	// decisions takes what is decided about calls, below the level of a warning.
+	decisions *slog.Logger
+	// doors is the directory of its gates' doors; nil if gates and keepers end the
+	// container should this process end.
+	doors     *os.File
 	claim     *claim
 	group     *cgroup.Group                // parent of the two below
-	programs  *cgroup.Group                // where the program is
+	programs  *cgroup.Group                // where the program is; nil if others have put it elsewhere
 	keepers   *cgroup.Group                // where its host sockets are made
 	endpoints atomic.Pointer[endpoint.Set] // never changed, only replaced
 	ownNS     *netns.NS
 	own       *place
+	loopback  bool // ownNS has only a loopback
 
 	changes sync.Mutex // guards what follows once the program runs
 	table   *policy.Table
 	host    map[string]*place // by Endpoint.Netns
 	former  []*place          // what was in host, and sockets may still be there
 	closing bool
+	// changed is called with a table and the endpoints that are about to be in
+	// force; nil if nobody wants to know.
+	changed func(*policy.Table, *endpoint.Set) error
 
-	enforced   *policy.Enforcement
-	engine     *graft.Engine
-	relay      *relay.Relay
-	gate       *gate.Gate
-	supervisor *notify.Supervisor
-	process    *launch.Process
-	api        *server
-	signals    chan os.Signal
+	enforced *policy.Enforcement
+	engine   *graft.Engine
+	relay    *relay.Relay
+	gates    gates
+	process  *launch.Process
+	api      *server
+	signals  chan os.Signal
+	// ended is called when the last gate has ended with the last program; nil if
+	// somebody waits for the program itself.
+	ended func()
+	// killAll ends all programs of the container.
+	killAll func() error
+}
+
+func newContainer(spec Spec) *Container {
+	c := &Container{spec: spec, host: map[string]*place{}}
+	c.log = spec.Log.With("container", spec.Name)
+	c.decisions = c.log
+	c.endpoints.Store(&c.spec.Endpoints)
+	return c
 }
 
 // Start makes a container and starts its program. On an error nothing is left,
 // and the program has not run.
 func Start(spec Spec) (*Container, error) {
-	c := &Container{spec: spec, host: map[string]*place{}}
-	c.endpoints.Store(&c.spec.Endpoints)
+	if spec.Name == "" {
+		spec.Name = fmt.Sprintf("run-%d", os.Getpid())
+	}
+	c := newContainer(spec)
+	c.loopback = c.ownIsNew()
+	c.killAll = func() error { return c.group.Kill() }
 	if err := c.start(); err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
@@ -105,7 +129,7 @@ func Start(spec Spec) (*Container, error) {
 }
 
 func (c *Container) start() error {
-	c.catchSignals()
+	c.signals = catchSignals()
 	if err := kernel.Require(); err != nil {
 		return err
 	}
@@ -113,7 +137,9 @@ func (c *Container) start() error {
 	if err != nil {
 		return err
 	}
-	for _, step := range []func() error{c.compile, c.openNamespaces, c.takeName, c.makeGroups, c.enforce, c.makeEngine, c.startRelay, c.listen} {
+	for _, step := range []func() error{
+		c.compile, c.openHost, c.openOwn, c.takeName, c.makeGroups, c.makePrograms, c.enforce, c.makeEngine, c.guard, c.startRelay, c.listen,
+	} {
 		if err := step(); err != nil {
 			return err
 		}
@@ -130,24 +156,13 @@ func (c *Container) compile() (err error) {
 	return err
 }
 
-func (c *Container) openNamespaces() (err error) {
+func (c *Container) openHost() error {
 	host, err := netns.Current()
 	if err != nil {
 		return err
 	}
 	c.host[""] = c.newPlace(host)
-	if c.ownIsNew() {
-		c.ownNS, err = netns.New()
-	} else {
-		c.ownNS, err = netns.Open(c.spec.Netns)
-	}
-	if err != nil {
-		return err
-	}
-	if c.ownNS.Cookie() == host.Cookie() {
-		return fmt.Errorf("network namespace %s is the host's, in which nothing needs grafting; name another, or \"new\"", c.spec.Netns)
-	}
-	for _, ep := range c.spec.Endpoints.All() {
+	for _, ep := range c.endpoints.Load().All() {
 		p, err := c.openPlace(ep)
 		if err != nil {
 			return err
@@ -163,23 +178,33 @@ func (c *Container) openNamespaces() (err error) {
 	return nil
 }
 
-func (c *Container) ownIsNew() bool { return c.spec.Netns == "" || c.spec.Netns == "new" }
-
-func (c *Container) takeName() error {
-	if err := Sweep(c.spec.RunDir); err != nil {
-		return err
+func (c *Container) openOwn() (err error) {
+	if c.ownIsNew() {
+		c.ownNS, err = netns.New()
+	} else {
+		c.ownNS, err = netns.Open(c.spec.Netns)
 	}
-	name := c.spec.Name
-	if name == "" {
-		name = fmt.Sprintf("run-%d", os.Getpid())
-	}
-	var err error
-	c.claim, err = newClaim(c.spec.RunDir, name)
 	if err != nil {
 		return err
 	}
-	c.spec.Name = name
+	return c.checkOwn()
+}
+
+func (c *Container) checkOwn() error {
+	if c.ownNS.Cookie() == c.host[""].Cookie() {
+		return fmt.Errorf("network namespace %s is the host's, in which nothing needs grafting; name another, or \"new\"", c.spec.Netns)
+	}
 	return nil
+}
+
+func (c *Container) ownIsNew() bool { return c.spec.Netns == "" || c.spec.Netns == "new" }
+
+func (c *Container) takeName() (err error) {
+	if err := Sweep(c.spec.RunDir); err != nil {
+		return err
+	}
+	c.claim, err = newClaim(c.spec.RunDir, c.spec.Name)
+	return err
 }
 
 func (c *Container) makeGroups() error {
@@ -187,19 +212,31 @@ func (c *Container) makeGroups() error {
 	if err != nil {
 		return err
 	}
-	group := cgroup.At(own + "/tsugiki-" + c.spec.Name)
-	if err := c.claim.record(leftovers{PID: os.Getpid(), Cgroup: group.Path()}); err != nil {
+	if c.claim != nil {
+		l := leftovers{PID: os.Getpid(), Cgroup: own + "/" + groupOf(c.spec.Name)}
+		if err := c.claim.record(l); err != nil {
+			return err
+		}
+	}
+	if c.group, err = makeGroup(own, groupOf(c.spec.Name)); err != nil {
 		return err
 	}
-	if c.group, err = makeGroup(own, "tsugiki-"+c.spec.Name); err != nil {
-		return err
-	}
-	if c.programs, err = cgroup.Create(c.group.Path(), "programs"); err != nil {
-		return err
-	}
-	c.keepers, err = cgroup.Create(c.group.Path(), "keepers")
+	c.keepers, err = cgroup.Create(c.group.Path(), keepersGroup)
 	return err
 }
+
+func (c *Container) makePrograms() (err error) {
+	c.programs, err = cgroup.Create(c.group.Path(), programsGroup)
+	return err
+}
+
+// The cgroups of a container.
+const (
+	keepersGroup  = "keepers"
+	programsGroup = "programs"
+)
+
+func groupOf(name string) string { return "tsugiki-" + name }
 
 // makeGroup makes a cgroup. One of that name that is empty is what a killed
 // process with another run directory has left.
@@ -239,7 +276,10 @@ func (c *Container) newPlace(ns *netns.NS) *place { return &place{ns: ns, user: 
 
 // settle says where the keeper of a place goes.
 func (c *Container) settle(p *place) {
-	p.cgroup, p.owner, p.log = c.keepers, c.group, c.spec.Log.With("container", c.spec.Name)
+	p.cgroup, p.log = c.keepers, c.decisions
+	if c.doors == nil {
+		p.owner = c.group
+	}
 }
 
 // openPlace returns the place of an endpoint, which may be one that c.host has not.
@@ -282,7 +322,6 @@ func (c *Container) rules(t *policy.Table) graft.Rules {
 }
 
 func (c *Container) makeEngine() error {
-	log := c.spec.Log.With("container", c.spec.Name)
 	ephemeral, err := ephemeralPorts(c.host[""].ns)
 	if err != nil {
 		return err
@@ -290,23 +329,32 @@ func (c *Container) makeEngine() error {
 	for _, p := range c.host {
 		c.settle(p)
 	}
-	// Sockets of the container's own namespace belong where its programs are.
-	c.own = &place{ns: c.ownNS, cgroup: c.programs, owner: c.group, user: c.spec.User, log: log}
+	// Sockets of the container's own namespace belong where its programs are, if
+	// that is known.
+	c.own = c.newPlace(c.ownNS)
+	c.settle(c.own)
+	if c.programs != nil {
+		c.own.cgroup = c.programs
+	}
 	c.engine = graft.New(graft.Config{
 		Enforcement:   c.enforced,
 		Endpoint:      c.endpointNamed,
 		Own:           c.own,
-		OwnSockets:    func() { c.gate.SetOwnSockets() },
-		GraftSockets:  func() { c.gate.SetAPI() },
-		BoundClients:  func() { c.gate.SetBoundClients() },
-		Services:      func() { c.gate.SetServices() },
-		OwnIsLoopback: c.ownIsNew(),
+		OwnSockets:    func() { c.gates.note(hasOwnSockets) },
+		GraftSockets:  func() { c.gates.note(hasGraftSockets) },
+		BoundClients:  func() { c.gates.note(hasBoundClients) },
+		Services:      func() { c.gates.note(hasServices) },
+		OwnIsLoopback: c.loopback,
 		Ephemeral:     ephemeral,
-		Log:           log,
+		Log:           c.decisions,
 	}, c.rules(c.table))
-	// Now, so that a fault of it is an error of Start; and because it guards the
-	// container against our own death.
-	_, err = c.host[""].Keeper()
+	return nil
+}
+
+// guard starts the keeper now, so that a fault of it is an error of Start; and
+// because it guards the container against our own death.
+func (c *Container) guard() error {
+	_, err := c.host[""].Keeper()
 	return err
 }
 
@@ -317,7 +365,7 @@ func (c *Container) startRelay() (err error) {
 		return nil
 	}
 	c.relay, err = relay.Start(relay.Config{
-		Enforcement: c.enforced, Host: c.host[""], Own: c.own, Log: c.spec.Log.With("container", c.spec.Name),
+		Enforcement: c.enforced, Host: c.host[""], Own: c.own, Log: c.decisions,
 	})
 	return err
 }
@@ -336,59 +384,90 @@ func (c *Container) launch(path string) error {
 		Path: path, Args: c.spec.Command, Netns: c.ownNS, CgroupDir: dir,
 		Filter: prog, Caps: c.spec.Caps, User: c.spec.User,
 	}
-	if c.spec.Mode != filter.Seccomp && len(c.spec.Endpoints.All()) > 0 {
+	if c.preloads() {
 		spec.NeedsPreload = c.spec.Mode == filter.Preload
 		if spec.Preload, err = programs.Find(shim); err != nil {
 			return err
 		}
 	}
-	c.process, err = launch.Start(spec, c.serve)
+	c.process, err = launch.Start(spec, func(listener *os.File, _ int) error { return c.serve(listener) })
 	return err
 }
 
-// serve starts the front end before the program can make its first call.
+// preloads tells whether the container's programs get the shim.
+func (c *Container) preloads() bool {
+	return c.spec.Mode != filter.Seccomp && len(c.spec.Endpoints.All()) > 0
+}
+
+// serve starts the front end for a filter's listener, before programs under the
+// filter can make their first call. The listener stays the caller's.
 func (c *Container) serve(listener *os.File) error {
-	dir, err := c.keepers.Open()
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	kill, err := c.group.Killer()
-	if err != nil {
-		return err
-	}
-	defer kill.Close()
+	c.changes.Lock()
+	defer c.changes.Unlock()
 	config := gate.Config{
-		CgroupDir: dir,
 		Own:       c.ownNS,
 		Listener:  listener,
-		Kill:      kill,
 		Rules:     c.table.Snapshot(c.netnsOf),
 		Born4:     c.engine.Born(unix.AF_INET),
 		Born6:     c.engine.Born(unix.AF_INET6),
 		Datagrams: c.seesDatagrams(),
-		Report:    c.spec.Log.Enabled(context.Background(), slog.LevelInfo),
+		Report:    c.decisions.Enabled(context.Background(), slog.LevelInfo),
+	}
+	var err error
+	if config.CgroupDir, err = c.keepers.Open(); err != nil {
+		return err
+	}
+	defer config.CgroupDir.Close()
+	if c.doors != nil {
+		config.Door, err = newDoor(c.doors)
+	} else {
+		config.Kill, err = c.group.Killer()
+	}
+	if err != nil {
+		return err
+	}
+	if config.Kill != nil {
+		defer config.Kill.Close()
 	}
 	if u := c.spec.User; u != nil {
 		config.UID, config.GID = u.UID, u.GID
 	}
-	if c.gate, err = gate.Start(config); err != nil {
+	g, err := gate.Start(config)
+	if err != nil {
 		return err
 	}
-	c.supervisor = notify.New(listener, c.gate, c.engine, c.spec.Log.With("container", c.spec.Name), c.gateEnded)
-	c.supervisor.Start()
+	c.supervise(&supervised{gate: g, listener: listener}, listener)
 	return nil
 }
 
-// gateEnded ends the container if it has lost its gate: nobody would answer its
+// supervise answers what a gate asks from now on.
+func (c *Container) supervise(s *supervised, listener *os.File) {
+	s.supervisor = notify.New(listener, s.gate, c.engine, c.decisions, func(cause error) { c.gateEnded(s, cause) })
+	c.gates.add(s)
+	s.supervisor.Start()
+}
+
+// gateEnded ends the container if it has lost a gate: nobody would answer its
 // calls any more.
-func (c *Container) gateEnded(cause error) {
-	if c.gate.EndedWell() {
-		return
+func (c *Container) gateEnded(s *supervised, cause error) {
+	if !s.gate.EndedWell() {
+		c.log.Warn("the gate was killed; the container ends", "cause", cause)
+		if err := c.killAll(); err != nil {
+			c.log.Error("end container", "err", err)
+		}
 	}
-	c.spec.Log.Warn("the gate was killed; the container ends", "container", c.spec.Name, "cause", cause)
-	if err := c.group.Kill(); err != nil {
-		c.spec.Log.Error("end container", "container", c.spec.Name, "err", err)
+	if c.ended == nil {
+		return // Close does the rest
+	}
+	if found, last := c.gates.remove(s); found {
+		go func() { // we are called by its supervisor, which has to end
+			if err := s.close(); err != nil {
+				c.log.Error("close gate", "err", err)
+			}
+			if last {
+				c.ended()
+			}
+		}()
 	}
 }
 
@@ -410,52 +489,77 @@ func (c *Container) Close() error {
 	c.changes.Lock()
 	defer c.changes.Unlock()
 	c.closing = true
-	places := append(slices.Collect(maps.Values(c.host)), c.former...)
-	if c.supervisor != nil {
-		note(c.supervisor.Close())
+	gates := c.gates.take()
+	for _, s := range gates {
+		note(s.supervisor.Close())
 	}
-	if c.own != nil {
-		note(c.own.close())
-	}
-	for _, p := range places {
-		note(p.close())
-	}
+	note(c.closeKeepers())
 	if c.group != nil {
 		note(c.group.Kill())
 	}
-	if c.supervisor != nil {
-		c.supervisor.Wait()
-	}
-	if c.relay != nil {
-		note(c.relay.Close())
+	for _, s := range gates {
+		s.supervisor.Wait()
 	}
 	if c.engine != nil {
 		note(c.engine.Close())
 	}
 	if c.enforced != nil {
 		c.reportDenied()
-		note(c.enforced.Close())
 	}
 	removed := true
+	note(c.letGo())
 	for _, g := range []*cgroup.Group{c.programs, c.keepers, c.group} {
 		if g != nil {
 			err := g.Remove()
-			removed = err == nil // else the next start tries again
+			removed = removed && err == nil // else the next start tries again
 			note(err)
 		}
 	}
-	if c.process != nil {
+	for _, s := range gates {
 		// Not before all are dead: a call that waits would fail with ENOSYS.
-		note(c.process.Listener.Close())
+		if s.listener != nil {
+			note(s.listener.Close())
+		}
 	}
 	if c.claim != nil && removed {
 		note(c.claim.release())
 	}
-	for _, p := range places {
-		note(p.ns.Close())
+	return errors.Join(errs...)
+}
+
+func (c *Container) closeKeepers() error {
+	var errs []error
+	if c.own != nil {
+		errs = append(errs, c.own.close())
+	}
+	for _, p := range c.places() {
+		errs = append(errs, p.close())
+	}
+	return errors.Join(errs...)
+}
+
+// places are all of the host's side.
+func (c *Container) places() []*place {
+	return append(slices.Collect(maps.Values(c.host)), c.former...)
+}
+
+// letGo closes what is only this process's, once nobody uses it any more.
+func (c *Container) letGo() error {
+	var errs []error
+	if c.relay != nil {
+		errs = append(errs, c.relay.Close())
+	}
+	if c.enforced != nil {
+		errs = append(errs, c.enforced.Close())
+	}
+	for _, p := range c.places() {
+		errs = append(errs, p.ns.Close())
 	}
 	if c.ownNS != nil {
-		note(c.ownNS.Close())
+		errs = append(errs, c.ownNS.Close())
+	}
+	if c.doors != nil {
+		errs = append(errs, c.doors.Close())
 	}
 	return errors.Join(errs...)
 }

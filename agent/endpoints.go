@@ -121,12 +121,23 @@ func (c *Container) AddEndpoint(ep *endpoint.Endpoint) error {
 		c.host[ep.Netns] = p
 		c.former = slices.DeleteFunc(c.former, func(f *place) bool { return f == p })
 	}
-	// The kernel first: what is led to the endpoint gets there.
-	if err := c.change(table, c.updateKernel, c.updateEngine, c.updateGate); err != nil {
+	if err := c.announce(table, &set); err != nil {
 		return errors.Join(err, c.closeUnused())
+	}
+	// The kernel first: what is led to the endpoint gets there.
+	if err := c.change(table, c.updateKernel, c.updateEngine, c.updateGates); err != nil {
+		return errors.Join(err, c.announce(c.table, c.endpoints.Load()), c.closeUnused())
 	}
 	c.endpoints.Store(&set)
 	return nil
+}
+
+// announce says what is about to be in force.
+func (c *Container) announce(t *policy.Table, set *endpoint.Set) error {
+	if c.changed == nil {
+		return nil
+	}
+	return c.changed(t, set)
 }
 
 // DeleteEndpoint takes an endpoint away. Rules that name it are as if they were
@@ -146,11 +157,14 @@ func (c *Container) DeleteEndpoint(name string) error {
 	if err != nil {
 		return err
 	}
+	if err := c.announce(table, &set); err != nil {
+		return err
+	}
 	c.endpoints.Store(&set)
 	// The kernel last: what is led elsewhere by then is not refused.
-	if err := c.change(table, c.updateEngine, c.updateGate, c.updateKernel); err != nil {
+	if err := c.change(table, c.updateEngine, c.updateGates, c.updateKernel); err != nil {
 		c.endpoints.Store(before)
-		return err
+		return errors.Join(err, c.announce(c.table, before))
 	}
 	gone, _ := before.Get(name)
 	return errors.Join(c.enforced.Withdraw(gone), c.closeUnused())
@@ -158,29 +172,36 @@ func (c *Container) DeleteEndpoint(name string) error {
 
 // nextTable compiles the rules whose endpoints are in the set.
 func (c *Container) nextTable(set *endpoint.Set) (*policy.Table, error) {
-	var ingress []policy.Ingress
+	ingress, egress, err := c.rulesFor(set)
+	if err != nil {
+		return nil, err
+	}
+	return c.table.Next(ingress, egress)
+}
+
+// rulesFor are the rules whose endpoints are in the set.
+func (c *Container) rulesFor(set *endpoint.Set) (ingress []policy.Ingress, egress []policy.Egress, err error) {
 	for _, r := range c.spec.Ingress {
 		ep, err := set.Get(r.Endpoint.Name)
 		if err != nil {
 			continue
 		}
 		if r, err = r.With(ep); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		ingress = append(ingress, r)
 	}
-	var egress []policy.Egress
 	for _, r := range c.spec.Egress {
 		ep, err := set.Get(r.Endpoint.Name)
 		if err != nil {
 			continue
 		}
 		if r, err = r.With(ep); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		egress = append(egress, r)
 	}
-	return c.table.Next(ingress, egress)
+	return ingress, egress, nil
 }
 
 // change puts a table in force by some steps. If one fails, those before it are
@@ -202,10 +223,12 @@ func (c *Container) change(t *policy.Table, steps ...func(*policy.Table) error) 
 
 func (c *Container) updateKernel(t *policy.Table) error { return c.enforced.Update(t, c.netnsOf) }
 
-func (c *Container) updateGate(t *policy.Table) error { return c.gate.SetRules(t.Snapshot(c.netnsOf)) }
+func (c *Container) updateGates(t *policy.Table) error { return c.gates.setRules(t.Snapshot(c.netnsOf)) }
 
 func (c *Container) updateEngine(t *policy.Table) error {
-	c.engine.Update(c.rules(t))
+	if c.engine != nil { // it has had a program
+		c.engine.Update(c.rules(t))
+	}
 	return nil
 }
 

@@ -25,7 +25,7 @@ func (c *Container) filterOptions() filter.Options {
 // seesDatagrams tells whether each datagram with an address is looked at. An
 // AF_GRAFT socket that sends before it is bound leaves by the endpoint for that.
 func (c *Container) seesDatagrams() bool {
-	return c.engine.SeesDatagrams() || c.endpointNamed(graft.DefaultSource) != nil
+	return graft.SeesDatagrams(c.table, c.loopback) || c.endpointNamed(graft.DefaultSource) != nil
 }
 
 // programsName tells whether to expect programs that name endpoints.

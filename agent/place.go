@@ -19,7 +19,7 @@ import (
 type place struct {
 	ns     *netns.NS
 	cgroup *cgroup.Group // whose sockets they are
-	owner  *cgroup.Group // killed by the keeper if we die
+	owner  *cgroup.Group // killed by the keeper if we die, or nil
 	user   *launch.User
 	log    *slog.Logger
 
@@ -62,12 +62,13 @@ func (p *place) start() (*keeper.Keeper, error) {
 		return nil, fmt.Errorf("open cgroup of keeper: %w", err)
 	}
 	defer dir.Close()
-	kill, err := p.owner.Killer()
-	if err != nil {
-		return nil, fmt.Errorf("open cgroup of container: %w", err)
+	c := keeper.Config{Netns: p.ns, CgroupDir: dir, Log: p.log}
+	if p.owner != nil {
+		if c.Kill, err = p.owner.Killer(); err != nil {
+			return nil, fmt.Errorf("open cgroup of container: %w", err)
+		}
+		defer c.Kill.Close()
 	}
-	defer kill.Close()
-	c := keeper.Config{Netns: p.ns, CgroupDir: dir, Kill: kill, Log: p.log}
 	if p.user != nil {
 		c.UID, c.GID = p.user.UID, p.user.GID
 	}

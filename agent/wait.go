@@ -20,49 +20,52 @@ var forwarded = []os.Signal{
 
 // catchSignals begins to collect signals, before the program is there to take
 // them: one that came earlier would end us with the container half made.
-func (c *Container) catchSignals() {
-	c.signals = make(chan os.Signal, 32)
+func catchSignals() chan os.Signal {
+	signals := make(chan os.Signal, 32)
 	var caught []os.Signal
 	for _, sig := range forwarded {
 		if !signal.Ignored(sig) { // else the program ignores it too
 			caught = append(caught, sig)
 		}
 	}
-	signal.Notify(c.signals, caught...)
+	signal.Notify(signals, caught...)
 	// The terminal stops the program; we stop when it has, see waitForEnd. These
 	// are not ignored, for the program would inherit that.
 	signal.Notify(make(chan os.Signal, 1), unix.SIGTSTP, unix.SIGTTIN, unix.SIGTTOU)
+	return signals
 }
 
 // Wait waits for the program to end, passes signals on to it meanwhile, and
 // returns how it ended.
-func (c *Container) Wait() (unix.WaitStatus, error) {
+func (c *Container) Wait() (unix.WaitStatus, error) { return wait(c.process.PID, c.signals) }
+
+func wait(pid int, signals chan os.Signal) (unix.WaitStatus, error) {
 	ended := make(chan struct{})
 	forwarding := make(chan struct{})
 	go func() {
 		defer close(forwarding)
 		for {
 			select {
-			case sig := <-c.signals:
+			case sig := <-signals:
 				if !fromTerminal(sig) {
-					_ = unix.Kill(c.process.PID, sig.(unix.Signal))
+					_ = unix.Kill(pid, sig.(unix.Signal))
 				}
 			case <-ended:
 				return
 			}
 		}
 	}()
-	status, err := c.waitForEnd()
+	status, err := waitForEnd(pid)
 	close(ended)
 	<-forwarding
-	signal.Stop(c.signals)
+	signal.Stop(signals)
 	return status, err
 }
 
 // waitForEnd stops when the program is stopped, so that a shell's job control
 // sees it, and continues it when we are continued: unless whoever did that has
 // continued it too, for by now it may have been stopped again.
-func (c *Container) waitForEnd() (unix.WaitStatus, error) {
+func waitForEnd(child int) (unix.WaitStatus, error) {
 	// A stop takes effect at once only on the thread that it is sent to.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -70,13 +73,13 @@ func (c *Container) waitForEnd() (unix.WaitStatus, error) {
 	options := next
 	for {
 		var status unix.WaitStatus
-		pid, err := unix.Wait4(c.process.PID, &status, options, nil)
+		pid, err := unix.Wait4(child, &status, options, nil)
 		switch {
 		case errors.Is(err, unix.EINTR):
 		case err != nil:
 			return 0, fmt.Errorf("wait for program: %w", err)
 		case pid == 0: // it is still stopped
-			_ = unix.Kill(c.process.PID, unix.SIGCONT)
+			_ = unix.Kill(child, unix.SIGCONT)
 			options = next
 		case status.Continued():
 			options = next

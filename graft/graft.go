@@ -152,7 +152,7 @@ type Engine struct {
 	now  atomic.Pointer[rules]
 
 	// What the front end was built with, which later rules do not change.
-	born4, born6, seesDatagrams bool
+	born4, born6 bool
 
 	// defaultValues has, by valuesKey, the values of a new socket.
 	defaultValues sync.Map
@@ -194,8 +194,7 @@ type call struct {
 func New(c Config, r Rules) *Engine {
 	e := &Engine{Config: c, host: r.Host[""], sent: map[uint64]struct{}{}}
 	e.Update(r)
-	e.born4, e.born6 = c.born(r.Table, false), c.born(r.Table, true)
-	e.seesDatagrams = r.Table.HasEgress(false) && !e.born4 || r.Table.HasEgress(true) && !e.born6
+	e.born4, e.born6 = born(r.Table, c.OwnIsLoopback, false), born(r.Table, c.OwnIsLoopback, true)
 	return e
 }
 
@@ -233,8 +232,8 @@ func (e *Engine) Recover() error {
 // begin is to be called once for each call that is answered.
 func (e *Engine) begin() call { return call{e, e.now.Load()} }
 
-func (c *Config) born(t *policy.Table, ip6 bool) bool {
-	if c.OwnIsLoopback {
+func born(t *policy.Table, ownIsLoopback, ip6 bool) bool {
+	if ownIsLoopback {
 		return len(t.Endpoints()) > 0
 	}
 	return t.Default(ip6) != nil
@@ -252,8 +251,11 @@ func (e *Engine) Born(family int) bool {
 
 // SeesDatagrams tells whether the front end has to ask about each datagram that
 // is sent to an address: where UDP sockets of a family are not born on the host's
-// side but some of that family's destinations lie there.
-func (e *Engine) SeesDatagrams() bool { return e.seesDatagrams }
+// side but some of that family's destinations lie there. ownIsLoopback is that of
+// Config.
+func SeesDatagrams(t *policy.Table, ownIsLoopback bool) bool {
+	return t.HasEgress(false) && !born(t, ownIsLoopback, false) || t.HasEgress(true) && !born(t, ownIsLoopback, true)
+}
 
 func isTCP(protocol int) bool {
 	return protocol == 0 || protocol == unix.IPPROTO_TCP || protocol == unix.IPPROTO_MPTCP

@@ -96,6 +96,10 @@ func Start(c Config) (*Relay, error) {
 	}
 	r := &Relay{config: c, flows: map[flowKey]*flow{}}
 	r.buffers.New = func() any { return new(buffer) }
+	// Where another process has led datagrams before, that one is gone.
+	if err := c.Enforcement.LeadToRelay(policy.Relay{}); err != nil {
+		return nil, fmt.Errorf("start relay: %w", err)
+	}
 	lead, err := r.open()
 	if err == nil {
 		err = c.Enforcement.LeadToRelay(lead)

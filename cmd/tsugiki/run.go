@@ -13,13 +13,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/agent"
+	"github.com/tsugiki/tsugiki/agent/api"
 	"github.com/tsugiki/tsugiki/internal/launch"
 	"github.com/tsugiki/tsugiki/policy"
 )
 
 // runFlags are the flags of tsugiki run as they are written.
 type runFlags struct {
-	name, netns, mode, user, runDir string
+	name, netns, mode, user, runDir, agent string
 	endpoints, ingress, egress      []string
 	capAdd, capDrop                 []string
 	verbose                         bool
@@ -67,7 +68,7 @@ that env(1) would give it. When it ends, what it left running is killed.`,
 			if err != nil {
 				return usageError{fmt.Errorf("run: %w", err)}
 			}
-			c, err := agent.Start(spec)
+			c, err := f.start(spec)
 			if err != nil {
 				return fmt.Errorf("run: %w", err)
 			}
@@ -91,18 +92,39 @@ that env(1) would give it. When it ends, what it left running is killed.`,
 	flags.StringArrayVar(&f.capAdd, "cap-add", nil, "add a capability, or ALL; may be repeated")
 	flags.StringArrayVar(&f.capDrop, "cap-drop", nil, "drop a capability, or ALL; may be repeated")
 	flags.StringVar(&f.runDir, "run-dir", agent.RunDir, "directory for what is known of running containers")
+	flags.StringVar(&f.agent, "agent", "", "socket of the agent that is to have the container, or none for an agent of its own (default the one of --run-dir, if it runs)")
 	flags.BoolVarP(&f.verbose, "verbose", "v", false, "log each decision to standard error")
 	completeRun(cmd)
 	return cmd
 }
 
+// container is one of ours, or of the agent's.
+type container interface {
+	Wait() (unix.WaitStatus, error)
+	Close() error
+}
+
+func (f *runFlags) start(spec agent.Spec) (container, error) {
+	socket := f.agent
+	if socket == "" {
+		socket = agent.AgentAt(f.runDir)
+	}
+	if socket == "" || socket == "none" {
+		return agent.Start(spec)
+	}
+	return agent.Join(api.Dial(socket), spec, f.texts())
+}
+
+func (f *runFlags) texts() agent.RuleTexts {
+	return agent.RuleTexts{Mode: f.mode, Endpoints: f.endpoints, Ingress: f.ingress, Egress: f.egress}
+}
+
 func (f *runFlags) spec(command []string, stderr io.Writer) (agent.Spec, error) {
 	spec := agent.Spec{Name: f.name, RunDir: f.runDir, Netns: f.netns, Command: command}
-	rules, err := agent.RuleTexts{Mode: f.mode, Endpoints: f.endpoints, Ingress: f.ingress, Egress: f.egress}.Parse()
-	if err != nil {
+	var err error
+	if spec.Rules, err = f.texts().Parse(); err != nil {
 		return spec, err
 	}
-	spec.Mode, spec.Endpoints, spec.Ingress, spec.Egress = rules.Mode, rules.Endpoints, rules.Ingress, rules.Egress
 	if spec.Caps, err = launch.Default.Edit(f.capAdd, f.capDrop); err != nil {
 		return spec, err
 	}

@@ -119,9 +119,9 @@ type Process struct {
 }
 
 // Start starts a program and returns once it runs, or will not. serve is
-// called with the filter's listener while the child waits, before the program
+// called with the filter's listener and the child's pid while the child waits, before the program
 // can make its first call.
-func Start(spec Spec, serve func(listener *os.File) error) (*Process, error) {
+func Start(spec Spec, serve func(listener *os.File, pid int) error) (*Process, error) {
 	control, child, err := start(spec)
 	if err != nil {
 		return nil, fmt.Errorf("start program: %w", err)
@@ -204,7 +204,7 @@ func writeOrder(o order) (*os.File, error) {
 	return f, nil
 }
 
-func (p *Process) handOver(control *os.File, serve func(*os.File) error) error {
+func (p *Process) handOver(control *os.File, serve func(*os.File, int) error) error {
 	lines := bufio.NewReader(control)
 	r, err := readReport(lines)
 	if err != nil {
@@ -220,7 +220,7 @@ func (p *Process) handOver(control *os.File, serve func(*os.File) error) error {
 		return fmt.Errorf("take seccomp listener from child: %w", err)
 	}
 	p.Listener = os.NewFile(uintptr(fd), "seccomp listener")
-	if err := serve(p.Listener); err != nil {
+	if err := serve(p.Listener, p.PID); err != nil {
 		return err
 	}
 	if _, err := control.Write([]byte{'\n'}); err != nil {

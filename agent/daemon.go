@@ -1,0 +1,392 @@
+package agent
+
+import (
+	"bytes"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/agent/api"
+	"github.com/tsugiki/tsugiki/intercept/filter"
+	"github.com/tsugiki/tsugiki/internal/config"
+	"github.com/tsugiki/tsugiki/internal/gate"
+	"github.com/tsugiki/tsugiki/internal/keeper"
+	"github.com/tsugiki/tsugiki/internal/kernel"
+	"github.com/tsugiki/tsugiki/internal/programs"
+)
+
+// attachPatience is how long a container may be registered without a program.
+const attachPatience = 2 * time.Minute
+
+// agentName is the name of the daemon's own files in its run directory.
+const agentName = "agent"
+
+// Daemon is the node daemon: it has containers that others start, and leaves them
+// running when it ends.
+type Daemon struct {
+	runDir string
+	config atomic.Pointer[config.Config]
+	log    *slog.Logger
+	boot   string
+	lock   *os.File
+	store  *store
+
+	api       *server
+	listeners *listeners
+
+	// changes makes registrations and removals one after another. Container.changes
+	// may be taken while it is held, not the other way round.
+	changes sync.Mutex
+
+	mu      sync.RWMutex // guards what follows
+	byName  map[string]*managed
+	byToken map[string]*managed
+
+	promisedMu sync.Mutex           // guards promised
+	promised   map[string][]promise // by container
+}
+
+// StartDaemon takes over what an earlier daemon left running, and begins to serve.
+// A container that cannot be taken over is left alone, and said so.
+func StartDaemon(cfg *config.Config, log *slog.Logger) (*Daemon, error) {
+	d := &Daemon{
+		runDir: cfg.RunDir, log: log,
+		byName: map[string]*managed{}, byToken: map[string]*managed{}, promised: map[string][]promise{},
+	}
+	d.config.Store(cfg)
+	if err := d.start(); err != nil {
+		return nil, errors.Join(err, d.Close())
+	}
+	return d, nil
+}
+
+func (d *Daemon) start() (err error) {
+	if err := kernel.Require(); err != nil {
+		return err
+	}
+	for _, program := range []string{gate.Program, keeper.Program} {
+		if _, err := programs.Find(program); err != nil {
+			return err
+		}
+	}
+	if d.boot, err = bootID(); err != nil {
+		return err
+	}
+	if err := d.takeRunDir(); err != nil {
+		return err
+	}
+	if d.store, err = openStore(d.config.Load().StateDir); err != nil {
+		return err
+	}
+	if err := d.adoptAll(); err != nil {
+		return err
+	}
+	if d.listeners, err = d.listenForFilters(); err != nil {
+		return err
+	}
+	d.api, err = d.serveAPI()
+	return err
+}
+
+func bootID() (string, error) {
+	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	return string(bytes.TrimSpace(id)), err
+}
+
+// takeRunDir makes the run directory this daemon's.
+func (d *Daemon) takeRunDir() error {
+	if err := os.MkdirAll(d.runDir, 0o700); err != nil {
+		return fmt.Errorf("make run directory: %w; choose another with --run-dir", err)
+	}
+	path := filepath.Join(d.runDir, agentName+".lock")
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return fmt.Errorf("lock run directory: %w; choose another with --run-dir", err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		holder, _ := os.ReadFile(path)
+		f.Close()
+		return fmt.Errorf("another agent, process %s, uses the run directory %s; stop that one, or choose another with --run-dir",
+			bytes.TrimSpace(holder), d.runDir)
+	}
+	d.lock = f
+	err = f.Truncate(0)
+	if err == nil {
+		_, err = fmt.Fprintln(f, os.Getpid())
+	}
+	if err != nil {
+		return fmt.Errorf("lock run directory: %w; make room, or choose another with --run-dir", err)
+	}
+	return nil
+}
+
+// adoptAll takes over the containers of an earlier daemon.
+func (d *Daemon) adoptAll() error {
+	records, err := d.store.all()
+	if err != nil {
+		return err
+	}
+	for _, r := range records {
+		if r.Boot != d.boot {
+			d.log.Info("container ended with the machine", "container", r.Name)
+			if err := d.store.delete(r.Name); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := d.adopt(r); err != nil {
+			d.log.Error("container not taken over; it runs on without an agent", "container", r.Name, "err", err)
+		}
+	}
+	return nil
+}
+
+func (d *Daemon) adopt(r *record) error {
+	rules, err := RuleTexts{Mode: r.Mode, Endpoints: r.Given, Ingress: r.Ingress, Egress: r.Egress}.Parse()
+	if err != nil {
+		return err
+	}
+	m := d.newManaged(r, rules)
+	d.insert(m)
+	lives, err := m.adopt()
+	if err != nil {
+		d.drop(m)
+		return errors.Join(err, m.release())
+	}
+	if !lives {
+		d.end(m)
+		return nil
+	}
+	if m.record.PID == 0 {
+		d.awaitProgram(m)
+	}
+	d.log.Info("container taken over", "container", r.Name, "gates", m.gates.count())
+	return nil
+}
+
+func (d *Daemon) insert(m *managed) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.byName[m.spec.Name], d.byToken[m.record.Token] = m, m
+}
+
+func (d *Daemon) drop(m *managed) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.byName, m.spec.Name)
+	delete(d.byToken, m.record.Token)
+}
+
+func (d *Daemon) find(name string) *managed {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	return d.byName[name]
+}
+
+func (d *Daemon) findToken(token string) *managed {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	return d.byToken[token]
+}
+
+// all are the containers at this moment, by name.
+func (d *Daemon) all() []*managed {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	var list []*managed
+	for _, m := range d.byName {
+		list = append(list, m)
+	}
+	slices.SortFunc(list, func(a, b *managed) int { return strings.Compare(a.spec.Name, b.spec.Name) })
+	return list
+}
+
+// rulesFor finds out what a container is given.
+func (d *Daemon) rulesFor(r api.Registration) (RuleTexts, bool, error) {
+	if r.Rules != nil {
+		return RuleTexts{Mode: r.Rules.Mode, Endpoints: r.Rules.Endpoints, Ingress: r.Rules.Ingress, Egress: r.Rules.Egress}, true, nil
+	}
+	texts, found, err := AnnotationRules(r.Annotations)
+	if found || err != nil {
+		return texts, found, err
+	}
+	texts, found = ConfigTexts(d.config.Load(), r.Name)
+	return texts, found, nil
+}
+
+// register makes a container that has no program yet. On an error nothing is left.
+func (d *Daemon) register(r api.Registration) (*managed, error) {
+	if err := checkName(r.Name); err != nil {
+		return nil, fmt.Errorf("%w: %w", errRequest, err)
+	}
+	texts, found, err := d.rulesFor(r)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errRequest, err)
+	}
+	if !found {
+		return nil, nil
+	}
+	rules, err := texts.Parse()
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errRequest, err)
+	}
+	d.changes.Lock()
+	defer d.changes.Unlock()
+	if err := d.makeWay(r); err != nil {
+		return nil, err
+	}
+	m := d.newManaged(d.newRecord(r, rules), rules)
+	if err := m.create(); err != nil {
+		d.takeBack(r.Name)
+		return nil, errors.Join(err, m.remove(), d.store.delete(r.Name))
+	}
+	d.insert(m)
+	d.awaitProgram(m)
+	d.log.Info("container registered", "container", r.Name, "id", r.ID)
+	return m, nil
+}
+
+// makeWay sees to it that a name is free. The same container registered again is
+// one that was never started, or whose end was not told.
+func (d *Daemon) makeWay(r api.Registration) error {
+	m := d.find(r.Name)
+	if m == nil {
+		return nil
+	}
+	if m.record.ID != r.ID || m.gates.count() > 0 {
+		return fmt.Errorf("%w: a container %s runs, with the id %s; choose another name", ErrExists, r.Name, m.record.ID)
+	}
+	return d.removeLocked(m)
+}
+
+func (d *Daemon) newRecord(r api.Registration, rules Rules) *record {
+	var token [16]byte
+	rand.Read(token[:])
+	rec := &record{
+		ID: r.ID, Name: r.Name, Token: hex.EncodeToString(token[:]), Boot: d.boot, Created: time.Now().UTC(),
+		UID: r.UID, GID: r.GID, LoopbackOnly: r.LoopbackOnly, Programs: r.Programs,
+		Mode: modeName(rules.Mode), Given: lines(&rules.Endpoints),
+	}
+	for _, i := range rules.Ingress {
+		rec.Ingress = append(rec.Ingress, i.String())
+	}
+	for _, e := range rules.Egress {
+		rec.Egress = append(rec.Egress, e.String())
+	}
+	return rec
+}
+
+func modeName(mode filter.Mode) string {
+	for name, m := range modes {
+		if m == mode {
+			return name
+		}
+	}
+	return ""
+}
+
+// awaitProgram removes a container whose program never came.
+func (d *Daemon) awaitProgram(m *managed) {
+	time.AfterFunc(attachPatience, func() {
+		d.changes.Lock()
+		defer d.changes.Unlock()
+		if d.find(m.spec.Name) != m || m.started() {
+			return
+		}
+		d.log.Warn("container was registered and never started; it is removed", "container", m.spec.Name)
+		if err := d.removeLocked(m); err != nil {
+			d.log.Error("remove container", "container", m.spec.Name, "err", err)
+		}
+	})
+}
+
+func (m *managed) started() bool {
+	m.changes.Lock()
+	defer m.changes.Unlock()
+	return m.record.PID != 0
+}
+
+// end removes a container whose programs have ended.
+func (d *Daemon) end(m *managed) {
+	d.changes.Lock()
+	defer d.changes.Unlock()
+	if d.find(m.spec.Name) != m {
+		return
+	}
+	d.log.Info("container ended", "container", m.spec.Name)
+	if err := d.removeLocked(m); err != nil {
+		d.log.Error("remove container", "container", m.spec.Name, "err", err)
+	}
+}
+
+// removeLocked ends a container and forgets it. With d.changes held.
+func (d *Daemon) removeLocked(m *managed) error {
+	d.drop(m)
+	d.takeBack(m.spec.Name)
+	return errors.Join(m.remove(), d.store.delete(m.spec.Name))
+}
+
+// promise promises a container ports instead of those that it was promised, unless
+// one is another's.
+func (d *Daemon) promise(name string, ports []promise) error {
+	d.promisedMu.Lock()
+	defer d.promisedMu.Unlock()
+	for other, theirs := range d.promised {
+		for _, t := range theirs {
+			for _, p := range ports {
+				if other != name && p.breaks(t) {
+					return hostError{fmt.Errorf("port %d of %s is promised to container %s (%s); stop that one, or choose another port",
+						p.at.Port(), p.at.Addr(), other, t.at)}
+				}
+			}
+		}
+	}
+	d.promised[name] = ports
+	return nil
+}
+
+func (d *Daemon) takeBack(name string) {
+	d.promisedMu.Lock()
+	defer d.promisedMu.Unlock()
+	delete(d.promised, name)
+}
+
+// Reload makes a configuration the one that containers are registered by from now
+// on. The directories stay those of the first.
+func (d *Daemon) Reload(cfg *config.Config) { d.config.Store(cfg) }
+
+// Close stops to serve. The containers go on, and wait for the next daemon where
+// they need one.
+func (d *Daemon) Close() error {
+	var errs []error
+	if d.api != nil {
+		errs = append(errs, d.api.close())
+	}
+	if d.listeners != nil {
+		errs = append(errs, d.listeners.close())
+	}
+	d.changes.Lock()
+	defer d.changes.Unlock()
+	for _, m := range d.all() {
+		d.drop(m)
+		errs = append(errs, m.release())
+	}
+	if d.store != nil {
+		errs = append(errs, d.store.close())
+	}
+	if d.lock != nil {
+		errs = append(errs, d.lock.Close())
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,162 @@
+package agent
+
+import (
+	"fmt"
+	"net/http"
+	"net/netip"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/tsugiki/tsugiki/agent/api"
+	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/internal/programs"
+	"github.com/tsugiki/tsugiki/policy"
+)
+
+// registrationMax is the largest registration, in bytes: annotations may be many.
+const registrationMax = 1 << 20
+
+// serveAPI serves the messages of package api, and those of endpoints.
+func (d *Daemon) serveAPI() (*server, error) {
+	mux := endpointRoutes(func(name string) *Container {
+		if m := d.find(name); m != nil {
+			return m.Container
+		}
+		return nil
+	})
+	mux.HandleFunc("POST /v1/containers", d.handleRegister)
+	mux.HandleFunc("GET /v1/containers", d.handleList)
+	mux.HandleFunc("GET /v1/containers/{container}", d.handleShow)
+	mux.HandleFunc("DELETE /v1/containers/{container}", d.handleRemove)
+	s, err := newServer(socketOf(d.runDir, agentName), newAPI(mux, d.log))
+	if err != nil {
+		return nil, err
+	}
+	s.start()
+	return s, nil
+}
+
+func (d *Daemon) handleRegister(w http.ResponseWriter, r *http.Request) {
+	var reg api.Registration
+	if err := readObject(http.MaxBytesReader(w, r.Body, registrationMax), &reg); err != nil {
+		refuse(w, err)
+		return
+	}
+	m, err := d.register(reg)
+	if err != nil {
+		refuse(w, err)
+		return
+	}
+	if m == nil {
+		answer(w, http.StatusOK, api.Registered{Name: reg.Name})
+		return
+	}
+	result, err := m.registered()
+	if err != nil {
+		refuse(w, err)
+		return
+	}
+	answer(w, http.StatusCreated, result)
+}
+
+func (m *managed) registered() (api.Registered, error) {
+	o := m.filterOptions()
+	r := api.Registered{
+		Graft: true, Name: m.spec.Name, Token: m.record.Token,
+		Listener: filepath.Join(m.spec.RunDir, listenerSocket),
+		Filter:   api.Filter{Mode: modeName(o.Mode), Datagrams: o.Datagrams, API: o.API},
+	}
+	if m.programs != nil {
+		r.Cgroup = m.programs.Path()
+	}
+	if m.preloads() {
+		library, err := programs.Find(shim)
+		if err != nil {
+			return r, err
+		}
+		r.Library = strings.TrimSuffix(library, "/"+shim)
+	}
+	return r, nil
+}
+
+func (d *Daemon) handleList(w http.ResponseWriter, _ *http.Request) {
+	list := []api.Container{}
+	for _, m := range d.all() {
+		list = append(list, m.show())
+	}
+	answer(w, http.StatusOK, list)
+}
+
+func (d *Daemon) handleShow(w http.ResponseWriter, r *http.Request) {
+	m := d.find(r.PathValue("container"))
+	if m == nil {
+		refuse(w, errNoContainer)
+		return
+	}
+	answer(w, http.StatusOK, m.show())
+}
+
+func (d *Daemon) handleRemove(w http.ResponseWriter, r *http.Request) {
+	d.changes.Lock()
+	defer d.changes.Unlock()
+	m := d.find(r.PathValue("container"))
+	if m == nil {
+		refuse(w, errNoContainer)
+		return
+	}
+	d.log.Info("container is removed", "container", m.spec.Name)
+	if err := d.removeLocked(m); err != nil {
+		refuse(w, err)
+		return
+	}
+	w.WriteHeader(http.StatusNoContent)
+}
+
+func (m *managed) show() api.Container {
+	m.changes.Lock()
+	defer m.changes.Unlock()
+	c := api.Container{
+		ID: m.record.ID, Name: m.record.Name, State: "created", PID: m.record.PID, Mode: m.record.Mode,
+		Created: m.record.Created.Format(time.RFC3339), Ports: []string{}, Egress: []string{},
+	}
+	if c.PID != 0 {
+		c.State = "running"
+	}
+	for _, r := range m.table.IngressRules() {
+		bound, _, _ := strings.Cut(r.String(), "=")
+		c.Ports = append(c.Ports, served(m.table, r)+"->"+bound)
+	}
+	for _, r := range m.spec.Egress {
+		if ep := m.endpointNamed(r.Endpoint.Name); ep != nil {
+			target, _, _ := strings.Cut(r.String(), "=")
+			c.Egress = append(c.Egress, target+"->"+source(ep))
+		}
+	}
+	return c
+}
+
+// served is where on the host a rule leads what a program binds.
+func served(t *policy.Table, r policy.Ingress) string {
+	ep := r.Endpoint
+	if ep.Type == endpoint.Unix {
+		return ep.Path
+	}
+	_, first := t.Ingress(netip.AddrPortFrom(r.Addr, r.Ports.First))
+	at := netip.AddrPortFrom(ep.Addr, first).String()
+	if size := r.Ports.Size(); size > 1 {
+		at += fmt.Sprintf("-%d", int(first)+size-1)
+	}
+	return at
+}
+
+// source is from where on the host an endpoint connects.
+func source(ep *endpoint.Endpoint) string {
+	switch {
+	case ep.Type == endpoint.Unix:
+		return ep.Path
+	case ep.Dynamic():
+		return ep.Addr.String()
+	}
+	return netip.AddrPortFrom(ep.Addr, ep.Port.First).String()
+}

@@ -1,0 +1,127 @@
+package agent
+
+import (
+	"errors"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/tsugiki/tsugiki/intercept/notify"
+	"github.com/tsugiki/tsugiki/internal/gate"
+)
+
+// fact is something that all gates and shims of a container have to know from some
+// moment on, and that stays so.
+type fact int
+
+const (
+	hasOwnSockets fact = iota
+	hasServices
+	hasBoundClients
+	hasGraftSockets
+	facts
+)
+
+func (f fact) tell(g *gate.Gate) {
+	switch f {
+	case hasOwnSockets:
+		g.SetOwnSockets()
+	case hasServices:
+		g.SetServices()
+	case hasBoundClients:
+		g.SetBoundClients()
+	case hasGraftSockets:
+		g.SetAPI()
+	}
+}
+
+// gates are a container's: one for the filter of its first program, and one for
+// each program that an engine has executed in it since.
+type gates struct {
+	known [facts]atomic.Bool
+
+	mu   sync.Mutex // guards what follows
+	list []*supervised
+}
+
+// supervised is a gate with the one who answers what it asks.
+type supervised struct {
+	gate       *gate.Gate
+	supervisor *notify.Supervisor
+	listener   *os.File // nil if it is the gate's
+}
+
+// close ends a gate, whose programs have ended.
+func (s *supervised) close() error {
+	err := s.supervisor.Close()
+	s.supervisor.Wait()
+	if s.listener != nil {
+		err = errors.Join(err, s.listener.Close())
+	}
+	return err
+}
+
+// note makes a fact known to all gates before it returns.
+func (g *gates) note(f fact) {
+	if g.known[f].Load() {
+		return
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, s := range g.list {
+		f.tell(s.gate)
+	}
+	g.known[f].Store(true)
+}
+
+// add makes a gate one of the container's, which knows by then what all know.
+func (g *gates) add(s *supervised) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for f := range facts {
+		if g.known[f].Load() {
+			f.tell(s.gate)
+		}
+	}
+	g.list = append(g.list, s)
+}
+
+// remove takes a gate away, if it is there, and tells whether it was the last.
+func (g *gates) remove(s *supervised) (found, last bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	i := slices.Index(g.list, s)
+	if i < 0 {
+		return false, false
+	}
+	g.list = slices.Delete(g.list, i, i+1)
+	return true, len(g.list) == 0
+}
+
+// take takes all gates away.
+func (g *gates) take() []*supervised {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	list := g.list
+	g.list = nil
+	return list
+}
+
+// count is how many there are.
+func (g *gates) count() int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return len(g.list)
+}
+
+// setRules gives all gates other rules.
+func (g *gates) setRules(image []byte) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	var errs []error
+	for _, s := range g.list {
+		errs = append(errs, s.gate.SetRules(image))
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,176 @@
+package agent
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"runtime"
+	"time"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/agent/api"
+	"github.com/tsugiki/tsugiki/intercept/filter"
+	"github.com/tsugiki/tsugiki/internal/cgroup"
+	"github.com/tsugiki/tsugiki/internal/launch"
+	"github.com/tsugiki/tsugiki/internal/netns"
+	"github.com/tsugiki/tsugiki/internal/programs"
+)
+
+// joinPatience is how long the daemon may take to attach a program.
+const joinPatience = 30 * time.Second
+
+// Joined is a program of ours in a container of the daemon.
+type Joined struct {
+	client  *api.Client
+	name    string
+	group   *cgroup.Group
+	process *launch.Process
+	signals chan os.Signal
+}
+
+// AgentAt finds the daemon of a run directory, or returns "" if there is none.
+func AgentAt(runDir string) string {
+	socket := socketOf(runDir, agentName)
+	conn, err := net.Dial("unix", socket)
+	if err != nil {
+		return ""
+	}
+	conn.Close()
+	return socket
+}
+
+// Join starts a program in a new container of the daemon, whose host namespace then
+// is the host. On an error nothing is left, and the program has not run.
+func Join(client *api.Client, spec Spec, texts RuleTexts) (*Joined, error) {
+	if spec.Name == "" {
+		spec.Name = fmt.Sprintf("run-%d", os.Getpid())
+	}
+	j := &Joined{client: client, name: spec.Name, signals: catchSignals()}
+	path, err := launch.Lookup(spec.Command[0])
+	if err != nil {
+		return nil, err
+	}
+	c := newContainer(spec)
+	own := netns.New
+	if !c.ownIsNew() {
+		own = func() (*netns.NS, error) { return netns.Open(spec.Netns) }
+	}
+	ns, err := own()
+	if err != nil {
+		return nil, err
+	}
+	defer ns.Close()
+	r := api.Registration{
+		ID: fmt.Sprintf("run-%d-%x", os.Getpid(), time.Now().UnixNano()), Name: spec.Name,
+		Rules:        &api.Rules{Mode: texts.Mode, Endpoints: texts.Endpoints, Ingress: texts.Ingress, Egress: texts.Egress},
+		LoopbackOnly: c.ownIsNew(), Programs: true,
+	}
+	if spec.User != nil {
+		r.UID, r.GID = spec.User.UID, spec.User.GID
+	}
+	registered, err := client.Register(r)
+	if err != nil {
+		return nil, err
+	}
+	j.group = cgroup.At(registered.Cgroup)
+	if err := j.launch(spec, path, ns, registered); err != nil {
+		return nil, errors.Join(err, j.Close())
+	}
+	return j, nil
+}
+
+func (j *Joined) launch(spec Spec, path string, ns *netns.NS, r api.Registered) error {
+	prog, err := filter.Build(runtime.GOARCH, filter.Options{
+		Mode: modes[r.Filter.Mode], Datagrams: r.Filter.Datagrams, API: r.Filter.API,
+	})
+	if err != nil {
+		return err
+	}
+	dir, err := j.group.Open()
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	l := launch.Spec{
+		Path: path, Args: spec.Command, Netns: ns, CgroupDir: dir, Filter: prog, Caps: spec.Caps, User: spec.User,
+		NeedsPreload: modes[r.Filter.Mode] == filter.Preload,
+	}
+	if r.Library != "" {
+		if l.Preload, err = programs.FindIn(shim, []string{r.Library}); err != nil {
+			return err
+		}
+	}
+	j.process, err = launch.Start(l, func(listener *os.File, pid int) error {
+		return handListener(r.Listener, r.Token, listener, pid)
+	})
+	if err != nil {
+		return err
+	}
+	// The daemon has its own.
+	return j.process.Listener.Close()
+}
+
+// handListener gives a filter's listener to the daemon, and waits until the program
+// is attached.
+func handListener(socket, token string, listener *os.File, pid int) error {
+	state, err := json.Marshal(specs.ContainerProcessState{
+		Version: specs.Version, Fds: []string{specs.SeccompFdName}, Pid: pid, Metadata: token,
+		State: specs.State{Version: specs.Version, Status: specs.StateCreating, Pid: pid},
+	})
+	if err != nil {
+		return err
+	}
+	var conn *net.UnixConn
+	err = api.Nearby(socket, func(short string) (err error) {
+		conn, err = net.DialUnix("unix", nil, &net.UnixAddr{Name: short, Net: "unix"})
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("hand seccomp listener to the agent: %w", err)
+	}
+	defer conn.Close()
+	err = conn.SetDeadline(time.Now().Add(joinPatience))
+	if err == nil {
+		_, _, err = conn.WriteMsgUnix(state, unix.UnixRights(int(listener.Fd())), nil)
+	}
+	if err == nil {
+		err = conn.CloseWrite()
+	}
+	var answer []byte
+	if err == nil {
+		answer, err = io.ReadAll(io.LimitReader(conn, stateMax))
+	}
+	var failed api.Failure
+	if err == nil {
+		err = json.Unmarshal(answer, &failed)
+	}
+	if err != nil {
+		return fmt.Errorf("hand seccomp listener to the agent: %w", err)
+	}
+	if failed.Error != "" {
+		return errors.New(failed.Error)
+	}
+	return nil
+}
+
+// Wait waits for the program to end, passes signals on to it meanwhile, and
+// returns how it ended.
+func (j *Joined) Wait() (unix.WaitStatus, error) { return wait(j.process.PID, j.signals) }
+
+// Close kills what the program has left running and has the daemon remove the
+// container. If there is no daemon now, the next one does.
+func (j *Joined) Close() error {
+	err := j.client.Unregister(j.name)
+	if errors.Is(err, api.ErrNotFound) {
+		return nil
+	}
+	if errors.Is(err, api.ErrNoAgent) {
+		return j.group.Kill()
+	}
+	return err
+}

@@ -1,0 +1,216 @@
+package agent
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/agent/api"
+	"github.com/tsugiki/tsugiki/internal/netns"
+)
+
+// OCI runtimes send the listener of a container's filter to a unix socket, as soon
+// as the program is under the filter and before it runs; and so does tsugiki run.
+// With it comes one JSON object, the container process state of the runtime
+// specification (config-linux.md, "Seccomp"), whose metadata is the token that the
+// container got when it was registered. Nothing is answered to a runtime, which
+// does not wait; whoever closes its side reads {} or {"error": "..."}.
+
+const (
+	listenerSocket   = "seccomp" + socketSuffix
+	listenerPatience = 10 * time.Second // for a message to come in
+	stateMax         = 1 << 20          // of a message, in bytes
+	filesMax         = 8                // beside a message
+	listenersAtOnce  = 64
+)
+
+// listeners takes listeners.
+type listeners struct {
+	d       *Daemon
+	socket  net.Listener
+	path    string
+	serving sync.WaitGroup
+}
+
+func (d *Daemon) listenForFilters() (*listeners, error) {
+	l := &listeners{d: d, path: filepath.Join(d.runDir, listenerSocket)}
+	var err error
+	if l.socket, err = listenAt(l.path); err != nil {
+		return nil, fmt.Errorf("listen at %s: %w; choose another directory with --run-dir", l.path, err)
+	}
+	l.serving.Add(1)
+	go l.serve()
+	return l, nil
+}
+
+func (l *listeners) serve() {
+	defer l.serving.Done()
+	places := make(chan struct{}, listenersAtOnce)
+	for {
+		conn, err := l.socket.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil { // out of files: those that come meanwhile wait
+			l.d.log.Error("take seccomp listener", "err", err)
+			time.Sleep(10 * time.Millisecond)
+			continue
+		}
+		places <- struct{}{}
+		l.serving.Add(1)
+		go func() {
+			defer l.serving.Done()
+			defer conn.Close()
+			l.take(conn.(*net.UnixConn))
+			<-places
+		}()
+	}
+}
+
+func (l *listeners) close() error {
+	err := l.socket.Close()
+	l.serving.Wait()
+	if rm := os.Remove(l.path); !errors.Is(rm, os.ErrNotExist) {
+		err = errors.Join(err, rm)
+	}
+	return err
+}
+
+func (l *listeners) take(conn *net.UnixConn) {
+	err := checkPeer(conn)
+	if err == nil {
+		err = l.attach(conn)
+	}
+	var result any = struct{}{}
+	if err != nil {
+		l.d.log.Error("container not attached", "err", err)
+		result = api.Failure{Error: oneLine(err)}
+	}
+	_ = json.NewEncoder(conn).Encode(result) // who does not wait misses it
+}
+
+// attach reads a message and acts on it. A program that cannot be attached is
+// killed: its calls would fail for no reason that it could know.
+func (l *listeners) attach(conn *net.UnixConn) error {
+	if err := conn.SetReadDeadline(time.Now().Add(listenerPatience)); err != nil {
+		return err
+	}
+	data, files, err := receive(conn)
+	defer func() {
+		for _, f := range files {
+			f.Close()
+		}
+	}()
+	if err != nil {
+		return fmt.Errorf("receive seccomp listener: %w", err)
+	}
+	state, at, err := parseState(data)
+	if err != nil {
+		return err
+	}
+	if at >= len(files) || !isListener(files[at]) {
+		return errors.New("no seccomp listener came with the container's state")
+	}
+	program, err := openProcess(state.Pid)
+	if err != nil {
+		return err
+	}
+	defer program.close()
+	m := l.d.findToken(state.Metadata)
+	if m == nil {
+		return errors.Join(fmt.Errorf("process %d: no container is registered by that token", state.Pid), program.kill())
+	}
+	listener := files[at]
+	files = slices.Delete(files, at, at+1)
+	if err := m.attachProgram(listener, program.pid); err != nil {
+		err = errors.Join(err, program.kill(), listener.Close())
+		return fmt.Errorf("container %s: %w; its program is killed", m.spec.Name, err)
+	}
+	return nil
+}
+
+func (m *managed) attachProgram(listener *os.File, pid int) error {
+	own, err := netns.Open(strconv.Itoa(pid))
+	if err != nil {
+		return err
+	}
+	if err := m.attach(listener, own, pid); err != nil {
+		return err
+	}
+	m.log.Info("program attached", "pid", pid)
+	return nil
+}
+
+// receive reads until the sender closes its side, or has said one JSON object.
+func receive(conn *net.UnixConn) (data []byte, files []*os.File, err error) {
+	buf, oob := make([]byte, 64<<10), make([]byte, unix.CmsgSpace(4*filesMax))
+	for {
+		n, oobn, _, _, err := conn.ReadMsgUnix(buf, oob)
+		files = append(files, filesIn(oob[:oobn])...)
+		data = append(data, buf[:n]...)
+		switch {
+		case len(data) > stateMax || len(files) > filesMax:
+			return nil, files, fmt.Errorf("more than %d bytes or %d files", stateMax, filesMax)
+		case json.Valid(data):
+			return data, files, nil
+		case errors.Is(err, io.EOF) || err == nil && n == 0:
+			return nil, files, io.ErrUnexpectedEOF
+		case err != nil:
+			return nil, files, err
+		}
+	}
+}
+
+// filesIn are the descriptors in control data. The kernel has made them ours, close
+// on exec (Go asks for it).
+func filesIn(oob []byte) []*os.File {
+	var files []*os.File
+	for len(oob) >= unix.SizeofCmsghdr {
+		h, data, rest, err := unix.ParseOneSocketControlMessage(oob)
+		if err != nil {
+			break
+		}
+		if h.Level == unix.SOL_SOCKET && h.Type == unix.SCM_RIGHTS {
+			for ; len(data) >= 4; data = data[4:] {
+				files = append(files, os.NewFile(uintptr(binary.NativeEndian.Uint32(data)), "received"))
+			}
+		}
+		oob = rest
+	}
+	return files
+}
+
+// parseState reads a container process state, and finds which of the files that
+// came with it is the listener.
+func parseState(data []byte) (*specs.ContainerProcessState, int, error) {
+	var s specs.ContainerProcessState
+	if err := json.Unmarshal(data, &s); err != nil {
+		return nil, 0, fmt.Errorf("read container process state: %w", err)
+	}
+	at := slices.Index(s.Fds, specs.SeccompFdName)
+	if at < 0 {
+		return nil, 0, errors.New("read container process state: it names no " + specs.SeccompFdName)
+	}
+	if s.Pid <= 0 {
+		return nil, 0, fmt.Errorf("read container process state: %d is no process", s.Pid)
+	}
+	return &s, at, nil
+}
+
+// isListener tells whether a file is a seccomp listener.
+func isListener(f *os.File) bool {
+	name, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
+	return err == nil && name == "anon_inode:seccomp notify"
+}

@@ -1,0 +1,372 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/internal/cgroup"
+	"github.com/tsugiki/tsugiki/internal/gate"
+	"github.com/tsugiki/tsugiki/internal/launch"
+	"github.com/tsugiki/tsugiki/internal/netns"
+	"github.com/tsugiki/tsugiki/policy"
+)
+
+// # Containers of a daemon
+//
+// Nothing of them ends with the daemon. Their programs are somebody else's
+// children; their gates go on and wait at their doors; the kernel programs are in
+// their cgroup; established connections are sockets. All that is only in the
+// daemon's memory is in its record, or in the kernel, or made anew: keepers, which
+// hold nothing, and the relay.
+
+// managed is a container of a daemon.
+type managed struct {
+	*Container
+	record *record // Container.changes guards it
+	d      *Daemon
+	init   *process // the first program; nil before there is one
+}
+
+// aboveInfo is a log of a daemon's for its containers' calls: nobody wants to see
+// them all.
+type aboveInfo struct{ slog.Handler }
+
+func (h aboveInfo) Enabled(ctx context.Context, level slog.Level) bool {
+	return level > slog.LevelInfo && h.Handler.Enabled(ctx, level)
+}
+
+// doorsOf is where the doors of a container's gates are.
+func doorsOf(runDir, name string) string { return filepath.Join(runDir, "gates", name) }
+
+func (d *Daemon) newManaged(r *record, rules Rules) *managed {
+	spec := Spec{Name: r.Name, RunDir: d.runDir, Rules: rules, Log: d.log}
+	if r.UID != 0 || r.GID != 0 {
+		spec.User = &launch.User{UID: r.UID, GID: r.GID}
+	}
+	m := &managed{Container: newContainer(spec), record: r, d: d}
+	m.decisions = slog.New(aboveInfo{m.log.Handler()})
+	m.loopback = r.LoopbackOnly
+	m.ended = func() { d.end(m) }
+	m.killAll = m.killPrograms
+	m.changed = m.write
+	return m
+}
+
+// create makes what is there before the container has a program.
+func (m *managed) create() error {
+	for _, step := range []func() error{m.compile, m.openHost, m.claimPorts, m.openDoors, m.makeGroups} {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	if m.record.Programs {
+		if err := m.makePrograms(); err != nil {
+			return err
+		}
+	}
+	m.record.Cgroup = m.group.Path()
+	if err := m.enforce(); err != nil {
+		return err
+	}
+	return m.write(m.table, m.endpoints.Load())
+}
+
+// claimPorts refuses ports that another container was promised before.
+func (m *managed) claimPorts() error { return m.d.promise(m.spec.Name, m.promises(m.table)) }
+
+func (m *managed) openDoors() error {
+	dir := doorsOf(m.spec.RunDir, m.spec.Name)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("make directory of doors: %w", err)
+	}
+	var err error
+	m.doors, err = os.OpenFile(dir, unix.O_PATH|unix.O_DIRECTORY, 0)
+	return err
+}
+
+// newDoor is the path of a door that is not there yet.
+func newDoor(dir *os.File) (string, error) {
+	for n := 1; ; n++ {
+		path := fmt.Sprintf("/proc/self/fd/%d/%d", dir.Fd(), n)
+		if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
+			return path, nil
+		} else if err != nil {
+			return "", fmt.Errorf("find a place for a door: %w", err)
+		}
+	}
+}
+
+// write makes a record durable that says what is about to be in force.
+func (m *managed) write(t *policy.Table, set *endpoint.Set) error {
+	if err := m.d.promise(m.spec.Name, m.promises(t)); err != nil {
+		return err
+	}
+	r := *m.record
+	r.Endpoints, r.Numbered = lines(set), names(t.Numbered())
+	if err := m.d.store.put(&r); err != nil {
+		return err
+	}
+	*m.record = r
+	return nil
+}
+
+// attach makes the filter of a program one of the container's. own is where the
+// program is; both files are the container's from then on, unless it fails.
+func (m *managed) attach(listener *os.File, own *netns.NS, pid int) error {
+	if err := m.enter(own, pid); err != nil {
+		return err
+	}
+	return m.serve(listener)
+}
+
+// enter makes the first program's namespace the container's own; later ones have to
+// be there.
+func (m *managed) enter(own *netns.NS, pid int) error {
+	m.changes.Lock()
+	defer m.changes.Unlock()
+	if m.closing {
+		return os.ErrClosed
+	}
+	if m.ownNS != nil {
+		if own.Cookie() != m.ownNS.Cookie() {
+			return errors.New("the program is in another network namespace than the container")
+		}
+		return own.Close()
+	}
+	first, err := openProcess(pid)
+	if err != nil {
+		return err
+	}
+	m.ownNS, m.init = own, first
+	r := *m.record
+	r.PID, r.Started = first.pid, first.started
+	for _, step := range []func() error{
+		m.checkOwn, m.makeEngine, m.startRelay,
+		func() error { return m.d.store.put(&r) },
+	} {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	*m.record = r
+	return nil
+}
+
+// killPrograms ends the container's programs: all of them end with the first, if
+// that is the first of a pid namespace; and those of tsugiki run are in a cgroup.
+func (m *managed) killPrograms() error {
+	if m.programs != nil {
+		return m.programs.Kill()
+	}
+	if m.init == nil {
+		return nil
+	}
+	return m.init.kill()
+}
+
+// adopt takes over what an earlier daemon has made, and tells whether it is still
+// there.
+func (m *managed) adopt() (bool, error) {
+	if err := m.restore(); err != nil {
+		return true, err
+	}
+	gates, err := m.adoptGates()
+	if err != nil {
+		return true, err
+	}
+	if len(gates) == 0 {
+		// Registered and never attached, as long as there was no program.
+		return m.record.PID == 0, nil
+	}
+	if m.init, err = reopenProcess(m.record.PID, m.record.Started); err != nil {
+		m.log.Debug("the first program is gone, others are not", "pid", m.record.PID)
+	}
+	if m.ownNS, err = netns.Open(fmt.Sprintf("/proc/self/fd/%d", gates[0].Own().File().Fd())); err != nil {
+		return true, err
+	}
+	for _, step := range []func() error{m.makeEngine, m.engineRecover, m.startRelay} {
+		if err := step(); err != nil {
+			return true, err
+		}
+	}
+	for _, g := range gates {
+		m.supervise(&supervised{gate: g}, g.Listener())
+	}
+	return true, nil
+}
+
+func (m *managed) engineRecover() error { return m.engine.Recover() }
+
+// restore makes what create has made, out of the record and the kernel.
+func (m *managed) restore() error {
+	var set endpoint.Set
+	byName := map[string]*endpoint.Endpoint{}
+	for _, line := range m.record.Endpoints {
+		ep, err := endpoint.Parse(line)
+		if err == nil {
+			err = set.Add(ep)
+		}
+		if err != nil {
+			return err
+		}
+		byName[ep.Name] = ep
+	}
+	var numbered []*endpoint.Endpoint
+	for _, name := range m.record.Numbered {
+		numbered = append(numbered, byName[name])
+	}
+	m.endpoints.Store(&set)
+	host, err := netns.Current()
+	if err != nil {
+		return err
+	}
+	m.host[""] = m.newPlace(host)
+	for _, ep := range set.All() {
+		if m.host[ep.Netns], err = m.openPlace(ep); err != nil {
+			return err
+		}
+	}
+	ingress, egress, err := m.rulesFor(&set)
+	if err != nil {
+		return err
+	}
+	if m.table, err = policy.Restore(ingress, egress, numbered); err != nil {
+		return err
+	}
+	m.group = cgroup.At(m.record.Cgroup)
+	m.keepers = cgroup.At(filepath.Join(m.record.Cgroup, keepersGroup))
+	if m.record.Programs {
+		m.programs = cgroup.At(filepath.Join(m.record.Cgroup, programsGroup))
+	}
+	dir, err := m.keepers.Open()
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	if m.enforced, err = policy.Adopt(dir, m.table, m.endpointNamed); err != nil {
+		return err
+	}
+	if err := m.claimPorts(); err != nil {
+		return err
+	}
+	return m.openDoors()
+}
+
+// adoptGates connects to the gates that wait at their doors.
+func (m *managed) adoptGates() ([]*gate.Gate, error) {
+	entries, err := os.ReadDir(doorsOf(m.spec.RunDir, m.spec.Name))
+	if err != nil {
+		return nil, fmt.Errorf("find gates: %w", err)
+	}
+	var gates []*gate.Gate
+	for _, e := range entries {
+		if _, err := strconv.Atoi(e.Name()); err != nil {
+			continue
+		}
+		door := fmt.Sprintf("/proc/self/fd/%d/%s", m.doors.Fd(), e.Name())
+		g, err := gate.Adopt(door)
+		if errors.Is(err, gate.ErrGone) {
+			if err := os.Remove(door); err != nil {
+				return gates, err
+			}
+			continue
+		}
+		if err != nil {
+			for _, g := range gates {
+				err = errors.Join(err, g.Release())
+			}
+			return nil, err
+		}
+		gates = append(gates, g)
+	}
+	return gates, nil
+}
+
+// release lets go of the container, which goes on without a daemon.
+func (m *managed) release() error {
+	m.changes.Lock()
+	defer m.changes.Unlock()
+	m.closing = true
+	var errs []error
+	for _, s := range m.gates.take() {
+		errs = append(errs, s.supervisor.Release())
+		if s.listener != nil {
+			errs = append(errs, s.listener.Close())
+		}
+	}
+	errs = append(errs, m.closeKeepers())
+	if m.init != nil {
+		errs = append(errs, m.init.close())
+	}
+	return errors.Join(append(errs, m.letGo())...)
+}
+
+// remove ends the container, if it has not, and removes all that belongs to it.
+func (m *managed) remove() error {
+	err := errors.Join(m.killAll(), m.Close())
+	if m.init != nil {
+		err = errors.Join(err, m.init.close())
+	}
+	if dir := doorsOf(m.spec.RunDir, m.spec.Name); err == nil {
+		err = os.RemoveAll(dir)
+	}
+	return err
+}
+
+// promise is a port of the host's that a container shall get when it asks for it.
+type promise struct {
+	netns uint64
+	at    netip.AddrPort
+}
+
+// promises are those of a table: ranges are not, of which a program takes what is
+// free.
+func (c *Container) promises(t *policy.Table) []promise {
+	var list []promise
+	for _, r := range t.IngressRules() {
+		place := c.host[r.Endpoint.Netns]
+		if r.Endpoint.Type == endpoint.Unix || r.Ports.Size() > 1 || place == nil {
+			continue
+		}
+		if _, port := t.Ingress(netip.AddrPortFrom(r.Addr, r.Ports.First)); port != 0 {
+			list = append(list, promise{place.Cookie(), netip.AddrPortFrom(r.Endpoint.Addr, port)})
+		}
+	}
+	return list
+}
+
+func (p promise) breaks(other promise) bool {
+	a, b := p.at.Addr(), other.at.Addr()
+	return p.netns == other.netns && p.at.Port() == other.at.Port() && a.Is4() == b.Is4() &&
+		(a == b || a.IsUnspecified() || b.IsUnspecified())
+}
+
+func lines(set *endpoint.Set) []string {
+	var list []string
+	for _, ep := range set.All() {
+		list = append(list, ep.String())
+	}
+	return list
+}
+
+func names(eps []*endpoint.Endpoint) []string {
+	var list []string
+	for _, ep := range eps {
+		if ep == nil {
+			list = append(list, "")
+			continue
+		}
+		list = append(list, ep.Name)
+	}
+	return list
+}
