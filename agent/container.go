@@ -138,7 +138,7 @@ func (c *Container) start() error {
 		return err
 	}
 	for _, step := range []func() error{
-		c.compile, c.openHost, c.openOwn, c.takeName, c.makeGroups, c.makePrograms, c.enforce, c.makeEngine, c.guard, c.startRelay, c.listen,
+		c.compile, c.openHost, c.checkHost, c.openOwn, c.takeName, c.makeGroups, c.makePrograms, c.enforce, c.makeEngine, c.guard, c.startRelay, c.listen,
 	} {
 		if err := step(); err != nil {
 			return err
@@ -168,10 +168,18 @@ func (c *Container) openHost() error {
 			return err
 		}
 		c.host[ep.Netns] = p
-		if err := checkAddress(ep, p.ns); err != nil {
+	}
+	return nil
+}
+
+// checkHost finds out whether the host has what endpoints and rules promise.
+func (c *Container) checkHost() error {
+	for _, ep := range c.endpoints.Load().All() {
+		ns := c.host[ep.Netns].ns
+		if err := checkAddress(ep, ns); err != nil {
 			return err
 		}
-		if err := checkPorts(c.table, ep, p.ns, func(int, netip.AddrPort) bool { return false }); err != nil {
+		if err := checkPorts(c.table, ep, ns, func(int, netip.AddrPort) bool { return false }); err != nil {
 			return err
 		}
 	}

@@ -64,7 +64,7 @@ func (d *Daemon) newManaged(r *record, rules Rules) *managed {
 
 // create makes what is there before the container has a program.
 func (m *managed) create() error {
-	for _, step := range []func() error{m.compile, m.openHost, m.claimPorts, m.openDoors, m.makeGroups} {
+	for _, step := range []func() error{m.compile, m.openHost, m.claimPorts, m.checkHost, m.openDoors, m.makeGroups} {
 		if err := step(); err != nil {
 			return err
 		}
