@@ -49,10 +49,10 @@ func parseIngress(s string, eps *endpoint.Set) (Ingress, error) {
 		return Ingress{}, err
 	}
 	r, err := ingressOf(what)
+	r.Endpoint = ep
 	if err != nil {
 		return r, err
 	}
-	r.Endpoint = ep
 	return r, r.fits()
 }
 
@@ -126,10 +126,10 @@ func parseEgress(s string, eps *endpoint.Set) (Egress, error) {
 		return Egress{}, err
 	}
 	r, err := egressOf(what)
+	r.Endpoint = ep
 	if err != nil {
 		return r, err
 	}
-	r.Endpoint = ep
 	return r, r.fits()
 }
 
