@@ -30,17 +30,25 @@ man:
 	rm -rf man
 	$(BIN)/tsugiki manpages man
 
-# After make build: the binaries with their pages and completions, and what
-# programs written for AF_GRAFT are built with.
+# What users call is what cmd/ has; the rest is called by that.
+COMMANDS = $(addprefix $(BIN)/,$(notdir $(wildcard cmd/*)))
+HELPERS  = $(filter-out $(COMMANDS),$(wildcard $(BIN)/tsugiki-*))
+
+# After make build: the binaries with their pages and completions, the daemon's
+# unit and configuration, unless there is one, and what programs written for
+# AF_GRAFT are built with.
 install:
-	install -D -t $(DESTDIR)$(PREFIX)/bin $(BIN)/tsugiki
-	install -D -t $(DESTDIR)$(PREFIX)/lib/tsugiki $(BIN)/tsugiki-* $(BIN)/libtsugiki.so
+	install -D -t $(DESTDIR)$(PREFIX)/bin $(COMMANDS)
+	install -D -t $(DESTDIR)$(PREFIX)/lib/tsugiki $(HELPERS) $(BIN)/libtsugiki.so
 	cp -a $(BIN)/preload $(DESTDIR)$(PREFIX)/lib/tsugiki/
 	install -D -m 644 -t $(DESTDIR)$(PREFIX)/include/tsugiki include/tsugiki/graft.h
-	install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig
+	install -d $(DESTDIR)$(PREFIX)/share/pkgconfig
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' tsugiki-graft.pc.in \
-		> $(DESTDIR)$(PREFIX)/lib/pkgconfig/tsugiki-graft.pc
-	$(BIN)/tsugiki manpages $(DESTDIR)$(PREFIX)/share/man/man1
+		> $(DESTDIR)$(PREFIX)/share/pkgconfig/tsugiki-graft.pc
+	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
+	sed 's|/usr/bin/|$(PREFIX)/bin/|' packaging/systemd/tsugiki.service > $(DESTDIR)$(PREFIX)/lib/systemd/system/tsugiki.service
+	[ -e $(DESTDIR)/etc/tsugiki/agent.toml ] || install -D -m 644 -t $(DESTDIR)/etc/tsugiki packaging/agent.toml
+	$(BIN)/tsugiki manpages $(DESTDIR)$(PREFIX)/share/man
 	install -d $(addprefix $(DESTDIR)$(PREFIX)/share/,bash-completion/completions zsh/$(ZSH) fish/vendor_completions.d)
 	$(BIN)/tsugiki completion bash > $(DESTDIR)$(PREFIX)/share/bash-completion/completions/tsugiki
 	$(BIN)/tsugiki completion zsh > $(DESTDIR)$(PREFIX)/share/zsh/$(ZSH)/_tsugiki

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tsugiki/tsugiki/internal/config"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
@@ -90,7 +91,8 @@ func TestCompletionScripts(t *testing.T) {
 	}
 }
 
-// Each command has a page that man(1) has nothing to say against.
+// Each command has a page that man(1) has nothing to say against, and so has the
+// configuration.
 func TestManualPages(t *testing.T) {
 	testkit.Program(t, "man")
 	dir := t.TempDir()
@@ -98,22 +100,26 @@ func TestManualPages(t *testing.T) {
 		t.Fatalf("%v %s", err, out)
 	}
 	pages := map[string][]string{ // and what they have to say
-		"tsugiki":            {"COMMANDS", "tsugiki-doctor(1)"},
-		"tsugiki-run":        {"OPTIONS", "-e, --egress VALUE", "NAME type unix path PATH", `-e 0.0.0.0/0=out -- curl`},
-		"tsugiki-graft":      {"tsugiki graft add NAME type TYPE ... [for CONTAINER]", "tsugiki-graft-show(1)"},
-		"tsugiki-graft-add":  {"NAME type unix path PATH", "--run-dir VALUE"},
-		"tsugiki-graft-del":  {"tsugiki graft del out for web-1"},
-		"tsugiki-graft-show": {"-j, --json"},
-		"tsugiki-doctor":     {"-j, --json", "exit status"},
-		"tsugiki-completion": {"bash|zsh|fish"},
+		"tsugiki.1":            {"COMMANDS", "tsugiki-doctor(1)"},
+		"tsugiki-run.1":        {"OPTIONS", "-i ADDR:PORT[-PORT]=HOST[:PORT]", "-e, --egress VALUE", "NAME type unix path PATH", `-e 0.0.0.0/0=out -- curl`},
+		"tsugiki-graft.1":      {"tsugiki graft add NAME type TYPE ... [for CONTAINER]", "tsugiki-graft-show(1)"},
+		"tsugiki-graft-add.1":  {"NAME type unix path PATH", "--run-dir VALUE"},
+		"tsugiki-graft-del.1":  {"tsugiki graft del out for web-1"},
+		"tsugiki-graft-show.1": {"-j, --json"},
+		"tsugiki-doctor.1":     {"-j, --json", "exit status"},
+		"tsugiki-completion.1": {"bash|zsh|fish"},
+		"tsugiki-agent.toml.5": append(configKeys(),
+			"[log]", "[[container]]", "/etc/tsugiki/agent.toml", "The default is /run/tsugiki.", `match = "web-*"`, "tsugiki-run(1)"),
 	}
-	files, err := filepath.Glob(filepath.Join(dir, "*"))
+	files, err := filepath.Glob(filepath.Join(dir, "man[15]", "*.[15]"))
 	if err != nil || len(files) != len(pages) {
 		t.Errorf("pages: %v %v", files, err)
 	}
-	for name, says := range pages {
+	for file, says := range pages {
+		section := strings.TrimPrefix(filepath.Ext(file), ".")
+		name := strings.TrimSuffix(file, "."+section)
 		var text, warnings bytes.Buffer
-		c := exec.CommandContext(timeout(t), "man", "--warnings", "-E", "UTF-8", "-l", "-Tutf8", filepath.Join(dir, name+".1"))
+		c := exec.CommandContext(timeout(t), "man", "--warnings", "-E", "UTF-8", "-l", "-Tutf8", filepath.Join(dir, "man"+section, file))
 		c.Env = append(os.Environ(), "MANWIDTH=200", "LC_ALL=C.UTF-8", "MANROFFOPT=-c")
 		c.Stdout, c.Stderr = &text, &warnings
 		if err := c.Run(); err != nil || warnings.Len() > 0 {
@@ -127,4 +133,13 @@ func TestManualPages(t *testing.T) {
 			}
 		}
 	}
+}
+
+// configKeys are the keys of the configuration, as its page has them.
+func configKeys() []string {
+	var list []string
+	for _, k := range config.Keys() {
+		list = append(list, k.Name+" = "+k.Kind)
+	}
+	return list
 }

@@ -47,7 +47,7 @@ var apiFlags = sync.OnceValues(func() ([]string, error) {
 	c := exec.Command("pkg-config", "--cflags", "tsugiki-graft")
 	// Without the first, it leaves out what compilers look into anyway.
 	c.Env = append(os.Environ(), "PKG_CONFIG_ALLOW_SYSTEM_CFLAGS=1",
-		"PKG_CONFIG_SYSROOT_DIR="+dir, "PKG_CONFIG_PATH="+filepath.Join(dir, "usr/lib/pkgconfig"))
+		"PKG_CONFIG_SYSROOT_DIR="+dir, "PKG_CONFIG_PATH="+filepath.Join(dir, "usr/share/pkgconfig"))
 	out, err := c.Output()
 	if err != nil {
 		return nil, fmt.Errorf("pkg-config: %w", err)

@@ -15,7 +15,7 @@ packages=(
 
 programs=(
 	postgresql nodejs default-jdk-headless python3-uvloop apache2-bin haproxy memcached
-	openssh-server openssh-client dnsmasq-base bind9-dnsutils man-db
+	openssh-server openssh-client dnsmasq-base bind9-dnsutils man-db systemd
 )
 # A Rust new enough for tokio, with the source of its standard library. Debian 12
 # has it under another name, which takes the place of the usual one.

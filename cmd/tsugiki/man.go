@@ -12,7 +12,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// manCommand writes manual pages, for make man. Their texts are those of --help.
+// manCommand writes manual pages, for make man. Their texts are those of --help, and
+// of the keys of the configuration.
 func manCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:                   "manpages DIRECTORY",
@@ -26,7 +27,11 @@ func manCommand() *cobra.Command {
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := writePages(cmd.Root(), args[0]); err != nil {
+			err := writePages(cmd.Root(), filepath.Join(args[0], "man1"))
+			if err == nil {
+				err = writeConfigPage(filepath.Join(args[0], "man5"))
+			}
+			if err != nil {
 				return fmt.Errorf("manpages: %w", err)
 			}
 			return nil

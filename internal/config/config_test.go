@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -225,6 +226,34 @@ func TestPackagedFile(t *testing.T) {
 	}
 	if c.Metrics.Listen == "" || c.Runtime.Path == "" || len(c.Containers) == 0 || len(c.Containers[0].Ingress) == 0 {
 		t.Errorf("not all keys are in it: %+v", c)
+	}
+}
+
+// Each key is in docs/CONFIG.md, as it is in the manual page.
+func TestDocumented(t *testing.T) {
+	data, err := os.ReadFile("../../docs/CONFIG.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := regexp.MustCompile("(?m)^\\| (`\\[+[a-z]+\\]+` )?\\| `[a-z_]+` \\|").FindAll(data, -1)
+	if len(rows) != len(Keys()) {
+		t.Errorf("%d rows for %d keys", len(rows), len(Keys()))
+	}
+	for _, k := range Keys() {
+		table, value := "", ""
+		if k.Table != "" {
+			table = "`[" + k.Table + "]` "
+		}
+		if k.Table == "container" {
+			table = "`[[container]]` "
+		}
+		if k.Default != "" {
+			value = "`" + k.Default + "` "
+		}
+		row := "| " + table + "| `" + k.Name + "` | " + k.Kind + " | " + value + "| " + k.Text + " |\n"
+		if !strings.Contains(string(data), row) {
+			t.Errorf("there is no %s", row)
+		}
 	}
 }
 

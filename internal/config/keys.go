@@ -15,34 +15,88 @@ import (
 	"github.com/pelletier/go-toml/v2/unstable"
 )
 
+// Key is a key of the file.
+type Key struct {
+	Table   string // empty: of none
+	Name    string
+	Kind    string // what its value is
+	Default string // empty: there is none, or it is an empty list
+	Text    string // what it says
+	set     setter
+}
+
 // setter takes the value of a key into a Config, and says what is wrong with it.
 type setter func(*Config, value) []Error
 
-// tables are the keys that there are, by table. Those of container are of the
-// last one.
-var tables = map[string]map[string]setter{
-	"": {
-		"run_dir":   text(func(c *Config) *string { return &c.RunDir }, absolute),
-		"state_dir": text(func(c *Config) *string { return &c.StateDir }, absolute),
+// Keys are all that there are. Those of container are there once for each of
+// them.
+func Keys() []Key { return keys }
+
+var keys = []Key{
+	{
+		"", "run_dir", "directory", DefaultRunDir,
+		"What is known of running containers, and the sockets at which the agent and they are reached.",
+		text(func(c *Config) *string { return &c.RunDir }, absolute),
 	},
-	"log": {
-		"level":  logLevel,
-		"format": text(func(c *Config) *string { return &c.Log.Format }, oneOf("text", "json")),
+	{
+		"", "state_dir", "directory", DefaultStateDir,
+		"What has to outlive the agent.",
+		text(func(c *Config) *string { return &c.StateDir }, absolute),
 	},
-	"metrics": {
-		"listen": text(func(c *Config) *string { return &c.Metrics.Listen }, addrPort),
+	{"log", "level", "debug, info, warn or error", "info", "The least of what is logged.", logLevel},
+	{
+		"log", "format", "text or json", "text",
+		"How a line of the log is written.",
+		text(func(c *Config) *string { return &c.Log.Format }, oneOf("text", "json")),
 	},
-	"runtime": {
-		"path": text(func(c *Config) *string { return &c.Runtime.Path }, absolute),
+	{
+		"metrics", "listen", "ADDR:PORT", "",
+		"Where Prometheus reads metrics over HTTP, and anybody else who can reach it. Without it, nowhere.",
+		text(func(c *Config) *string { return &c.Metrics.Listen }, addrPort),
 	},
-	"container": {
-		"match":     text(func(c *Config) *string { return &last(c).Match }, pattern),
-		"mode":      text(func(c *Config) *string { return &last(c).Mode }, oneOf("auto", "preload", "seccomp")),
-		"endpoints": texts(func(c *Config) *[]Text { return &last(c).Endpoints }),
-		"ingress":   texts(func(c *Config) *[]Text { return &last(c).Ingress }),
-		"egress":    texts(func(c *Config) *[]Text { return &last(c).Egress }),
+	{
+		"runtime", "path", "file", "",
+		"The OCI runtime by which tsugiki-runtime makes containers. Without it, runc or crun, whichever is found first.",
+		text(func(c *Config) *string { return &c.Runtime.Path }, absolute),
+	},
+	{
+		"container", "match", "pattern", "",
+		"Which containers, by name: * is any letters, ? is one, [a-z] one of these. It may not be left out.",
+		text(func(c *Config) *string { return &last(c).Match }, pattern),
+	},
+	{
+		"container", "mode", "auto, preload or seccomp", "auto",
+		"How calls are intercepted, as --mode of tsugiki run.",
+		text(func(c *Config) *string { return &last(c).Mode }, oneOf("auto", "preload", "seccomp")),
+	},
+	{
+		"container", "endpoints", "list", "",
+		"Endpoints that rules, or programs, name: each as --endpoint of tsugiki run.",
+		texts(func(c *Config) *[]Text { return &last(c).Endpoints }),
+	},
+	{
+		"container", "ingress", "list", "",
+		"Rules for what is bound: each as -i of tsugiki run.",
+		texts(func(c *Config) *[]Text { return &last(c).Ingress }),
+	},
+	{
+		"container", "egress", "list", "",
+		"Rules for what is connected to: each as -e of tsugiki run.",
+		texts(func(c *Config) *[]Text { return &last(c).Egress }),
 	},
 }
+
+// tables are the setters of the keys, by table.
+var tables = func() map[string]map[string]setter {
+	tables := map[string]map[string]setter{}
+	for _, k := range keys {
+		if tables[k.Table] == nil {
+			tables[k.Table] = map[string]setter{}
+		}
+		tables[k.Table][k.Name] = k.set
+	}
+	return tables
+}()
 
 func last(c *Config) *Container { return &c.Containers[len(c.Containers)-1] }
 

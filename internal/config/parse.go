@@ -232,8 +232,8 @@ func join(keys []key) string {
 
 // hint says what may have been meant by a key of a table.
 func hint(table, name string) string {
-	keys := slices.Sorted(maps.Keys(tables[table]))
-	for _, known := range keys {
+	names := slices.Sorted(maps.Keys(tables[table]))
+	for _, known := range names {
 		if distance(known, name) <= 2 {
 			return fmt.Sprintf("; did you mean %s?", known)
 		}
@@ -243,7 +243,7 @@ func hint(table, name string) string {
 			return fmt.Sprintf("; it belongs below [%s]", other)
 		}
 	}
-	return "; there are " + list(keys)
+	return "; there are " + list(names)
 }
 
 // distance is how many letters have to be put in, left out or replaced to make one

@@ -21,10 +21,16 @@ licenses() {
 	(
 		cd "$source"
 		echo "std $(go env GOROOT)"
-		go list -deps -f '{{with .Module}}{{if not .Main}}{{.Path}} {{.Dir}}{{end}}{{end}}' ./cmd/tsugiki | sort -u
+		go list -deps -f '{{with .Module}}{{if not .Main}}{{.Path}} {{.Dir}}{{end}}{{end}}' ./cmd/... | sort -u
 	) | while read -r path dir; do
 		printf '\n== Go: %s\n\n' "$path"
-		cat "$dir"/LICENSE* || cat "$dir"/COPYING*
+		# A package refers to what all systems have, but for who wrote it.
+		if grep -q '^ *Apache License$' "$dir"/LICENSE* 2>/dev/null; then
+			sed -n 's/^ *\(Copyright [0-9(]\)/\1/p' "$dir"/LICENSE*
+			echo "Apache-2.0, see /usr/share/common-licenses/Apache-2.0."
+		else
+			cat "$dir"/LICENSE* || cat "$dir"/COPYING*
+		fi
 	done
 	printf '\n== musl, in tsugiki-keeper and tsugiki-gate\n\n'
 	cat /usr/share/doc/musl/copyright
@@ -48,7 +54,9 @@ trap 'rm -rf "$work"' EXIT
 root=$work/root
 mkdir "$root"
 make -s --no-print-directory -C "$source" install BIN="$bin" DESTDIR="$root" PREFIX=/usr VERSION="$version" ZSH=vendor-completions
-gzip -9n "$root"/usr/share/man/man1/*
+strip --strip-unneeded "$root"/usr/bin/*
+install -D -m 644 "$here/lintian-overrides" "$root/usr/share/lintian/overrides/tsugiki"
+gzip -9n "$root"/usr/share/man/man?/*
 doc=$root/usr/share/doc/tsugiki
 mkdir -p "$doc"
 {
@@ -79,6 +87,8 @@ while read -r library; do
 done < <(find "$root" -type f -perm /111 -print0 | xargs -0 objdump -p 2>/dev/null | awk '$1 == "NEEDED" { print $2 }' | sort -u)
 
 mkdir "$root/DEBIAN"
+install -t "$root/DEBIAN" "$here/postinst" "$here/prerm" "$here/postrm"
+echo /etc/tsugiki/agent.toml >"$root/DEBIAN/conffiles"
 (cd "$root" && find usr -type f -print0 | sort -z | xargs -0 md5sum) >"$root/DEBIAN/md5sums"
 {
 	cat <<END
@@ -89,14 +99,14 @@ Maintainer: $maintainer
 Section: net
 Priority: optional
 Homepage: https://github.com/tsugiki/tsugiki
-Installed-Size: $(du -sk --apparent-size "$root/usr" | cut -f1)
+Installed-Size: $(du -sk --apparent-size --exclude DEBIAN "$root" | cut -f1)
 END
 	((${#depends[@]} == 0)) || echo "Depends: ${depends[*]}"
 	cat <<END
 Description: host networking for containers, without handing them the host's network
- Sockets of programs in containers are replaced by sockets that were made in the
- host's network namespace, and nothing is left in the data path. What a container
- may bind and reach is enforced in the kernel.
+ Sockets of programs in containers are replaced by sockets that were made in
+ the host's network namespace, and nothing is left in the data path. What a
+ container may bind and reach is enforced in the kernel.
  .
  tsugiki doctor tells whether this machine has what it takes.
 END
