@@ -89,10 +89,11 @@ func (s *server) close() error {
 	return nil
 }
 
-// listenAt makes a socket that only its owner may connect to. What has its name
-// is a killed owner's: names are claimed.
+// listenAt makes a socket that only its owner may connect to. It takes the place of
+// what a killed owner left: names are claimed. At every moment there is one.
 func listenAt(path string) (net.Listener, error) {
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+	next := path + ".new"
+	if err := os.Remove(next); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
@@ -105,11 +106,15 @@ func listenAt(path string) (net.Listener, error) {
 	if err := f.Chmod(0o600); err != nil {
 		return nil, err
 	}
-	err = api.Nearby(path, func(short string) error { return unix.Bind(fd, &unix.SockaddrUnix{Name: short}) })
+	err = api.Nearby(next, func(short string) error { return unix.Bind(fd, &unix.SockaddrUnix{Name: short}) })
 	if err == nil {
 		err = unix.Listen(fd, unix.SOMAXCONN)
 	}
+	if err == nil {
+		err = os.Rename(next, path)
+	}
 	if err != nil {
+		_ = os.Remove(next) // if it is there
 		return nil, err
 	}
 	return net.FileListener(f)

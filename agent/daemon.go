@@ -149,6 +149,11 @@ func (d *Daemon) adoptAll() error {
 			d.log.Error("container not taken over; it runs on without an agent", "container", r.Name, "err", err)
 		}
 	}
+	// Not before: while a helper of another container is being started, it has a
+	// copy of every file that we have, and so of what a program is about to close.
+	for _, m := range d.all() {
+		m.resume()
+	}
 	return nil
 }
 
@@ -171,7 +176,7 @@ func (d *Daemon) adopt(r *record) error {
 	if m.record.PID == 0 {
 		d.awaitProgram(m)
 	}
-	d.log.Info("container taken over", "container", r.Name, "gates", m.gates.count())
+	d.log.Info("container taken over", "container", r.Name, "gates", len(m.adopted))
 	return nil
 }
 

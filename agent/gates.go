@@ -7,6 +7,8 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/tsugiki/tsugiki/intercept/notify"
 	"github.com/tsugiki/tsugiki/internal/gate"
 )
@@ -106,6 +108,27 @@ func (g *gates) take() []*supervised {
 	list := g.list
 	g.list = nil
 	return list
+}
+
+// serve tells whether one of the gates has a listener.
+func (g *gates) serve(listener *os.File) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return slices.ContainsFunc(g.list, func(s *supervised) bool {
+		theirs := s.listener
+		if theirs == nil {
+			theirs = s.gate.Listener()
+		}
+		return sameFile(theirs, listener)
+	})
+}
+
+// sameFile tells whether two descriptors of ours are of one open file: seccomp
+// listeners are all of one inode.
+func sameFile(a, b *os.File) bool {
+	self := uintptr(os.Getpid())
+	order, _, errno := unix.Syscall6(unix.SYS_KCMP, self, self, 0 /* KCMP_FILE */, a.Fd(), b.Fd(), 0)
+	return errno == 0 && order == 0
 }
 
 // count is how many there are.

@@ -33,14 +33,13 @@ type Joined struct {
 	signals chan os.Signal
 }
 
-// AgentAt finds the daemon of a run directory, or returns "" if there is none.
+// AgentAt finds the daemon of a run directory, or returns "" if there is none. One that
+// was killed is still found, for another will take over what it had.
 func AgentAt(runDir string) string {
 	socket := socketOf(runDir, agentName)
-	conn, err := net.Dial("unix", socket)
-	if err != nil {
+	if _, err := os.Lstat(socket); err != nil {
 		return ""
 	}
-	conn.Close()
 	return socket
 }
 
@@ -106,7 +105,7 @@ func (j *Joined) launch(spec Spec, path string, ns *netns.NS, r api.Registered) 
 		}
 	}
 	j.process, err = launch.Start(l, func(listener *os.File, pid int) error {
-		return handListener(r.Listener, r.Token, listener, pid)
+		return api.Patiently(r.Listener, func() error { return handListener(r.Listener, r.Token, listener, pid) })
 	})
 	if err != nil {
 		return err
@@ -146,6 +145,9 @@ func handListener(socket, token string, listener *os.File, pid int) error {
 		answer, err = io.ReadAll(io.LimitReader(conn, stateMax))
 	}
 	var failed api.Failure
+	if err == nil && len(answer) == 0 {
+		err = io.ErrUnexpectedEOF
+	}
 	if err == nil {
 		err = json.Unmarshal(answer, &failed)
 	}

@@ -35,6 +35,8 @@ type managed struct {
 	record *record // Container.changes guards it
 	d      *Daemon
 	init   *process // the first program; nil before there is one
+	// adopted are the gates that nobody has answered yet.
+	adopted []*gate.Gate
 }
 
 // aboveInfo is a log of a daemon's for its containers' calls: nobody wants to see
@@ -126,6 +128,9 @@ func (m *managed) attach(listener *os.File, own *netns.NS, pid int) error {
 	if err := m.enter(own, pid); err != nil {
 		return err
 	}
+	if m.gates.serve(listener) {
+		return listener.Close() // the sender was not told, and has sent it again
+	}
 	return m.serve(listener)
 }
 
@@ -175,23 +180,23 @@ func (m *managed) killPrograms() error {
 }
 
 // adopt takes over what an earlier daemon has made, and tells whether it is still
-// there.
+// there. Its calls wait until it is resumed.
 func (m *managed) adopt() (bool, error) {
 	if err := m.restore(); err != nil {
 		return true, err
 	}
-	gates, err := m.adoptGates()
-	if err != nil {
+	var err error
+	if m.adopted, err = m.adoptGates(); err != nil {
 		return true, err
 	}
-	if len(gates) == 0 {
+	if len(m.adopted) == 0 {
 		// Registered and never attached, as long as there was no program.
 		return m.record.PID == 0, nil
 	}
 	if m.init, err = reopenProcess(m.record.PID, m.record.Started); err != nil {
 		m.log.Debug("the first program is gone, others are not", "pid", m.record.PID)
 	}
-	if m.ownNS, err = netns.Open(fmt.Sprintf("/proc/self/fd/%d", gates[0].Own().File().Fd())); err != nil {
+	if m.ownNS, err = netns.Open(fmt.Sprintf("/proc/self/fd/%d", m.adopted[0].Own().File().Fd())); err != nil {
 		return true, err
 	}
 	for _, step := range []func() error{m.makeEngine, m.engineRecover, m.startRelay} {
@@ -199,10 +204,15 @@ func (m *managed) adopt() (bool, error) {
 			return true, err
 		}
 	}
-	for _, g := range gates {
+	return true, nil
+}
+
+// resume answers the calls of a container that was adopted.
+func (m *managed) resume() {
+	for _, g := range m.adopted {
 		m.supervise(&supervised{gate: g}, g.Listener())
 	}
-	return true, nil
+	m.adopted = nil
 }
 
 func (m *managed) engineRecover() error { return m.engine.Recover() }
@@ -298,6 +308,9 @@ func (m *managed) release() error {
 	defer m.changes.Unlock()
 	m.closing = true
 	var errs []error
+	for _, g := range m.adopted {
+		errs = append(errs, g.Release())
+	}
 	for _, s := range m.gates.take() {
 		errs = append(errs, s.supervisor.Release())
 		if s.listener != nil {
@@ -313,7 +326,11 @@ func (m *managed) release() error {
 
 // remove ends the container, if it has not, and removes all that belongs to it.
 func (m *managed) remove() error {
-	err := errors.Join(m.killAll(), m.Close())
+	m.changes.Lock()
+	m.closing = true
+	err := m.closeKeepers() // else they are found dead, and said so
+	m.changes.Unlock()
+	err = errors.Join(err, m.killAll(), m.Close())
 	if m.init != nil {
 		err = errors.Join(err, m.init.close())
 	}

@@ -68,6 +68,7 @@ struct binding {
 	__u32 named; /* key in named_endpoints: may connect through that one; or 0 */
 	__u32 pad2;
 	__u64 netns; /* cookie of that endpoint's namespace, if named */
+	__u64 call;  /* that was answered by binding it; for the supervisor's own use */
 };
 
 /*

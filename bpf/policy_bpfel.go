@@ -30,6 +30,7 @@ type PolicyBinding struct {
 	Named    uint32
 	Pad2     uint32
 	Netns    uint64
+	Call     uint64
 }
 
 type PolicyEgress struct {

@@ -154,7 +154,7 @@ func (g *GraftSocket) Bind(name string) (Answer, error) {
 	switch {
 	case name == "" || ep == nil || g.e.Host[ep.Netns] == nil:
 		return fail(unix.ENOENT), nil
-	case g.bound() && g.state.Name == name && g.p.Again():
+	case g.bound() && g.e.Enforcement.BoundBy(g.s.file, g.p.Call()):
 		return Answer{Action: Succeed}, nil
 	case g.bound():
 		return fail(unix.EINVAL), nil
@@ -205,7 +205,7 @@ func (g *GraftSocket) moveTo(ep *endpoint.Endpoint) error {
 	if ep.Type == endpoint.Unix {
 		err = e.bindPath(g.p, file, g.s.typ, ep.Path)
 	} else {
-		err = e.bindNamed(file, ep)
+		err = e.bindNamed(file, ep, g.p.Call())
 	}
 	if err != nil {
 		return err
@@ -267,12 +267,12 @@ func (g *GraftSocket) socketFor(ep *endpoint.Endpoint) (int, error) {
 
 // bindNamed binds a socket to an endpoint's address and port, or to the first
 // that is free of its ports.
-func (e call) bindNamed(file int, ep *endpoint.Endpoint) error {
+func (e call) bindNamed(file int, ep *endpoint.Endpoint, by uint64) error {
 	named, err := e.Enforcement.Name(ep)
 	if err != nil {
 		return err
 	}
-	if err := e.bindNamedPort(file, ep, named); err != nil {
+	if err := e.bindNamedPort(file, policy.Binding{Ingress: true, Named: named, Call: by}, ep); err != nil {
 		return err
 	}
 	if e.Endpoint(ep.Name) != ep {
@@ -282,11 +282,12 @@ func (e call) bindNamed(file int, ep *endpoint.Endpoint) error {
 	return nil
 }
 
-func (e call) bindNamedPort(file int, ep *endpoint.Endpoint, named uint32) error {
-	netns := e.Host[ep.Netns].Cookie()
+func (e call) bindNamedPort(file int, b policy.Binding, ep *endpoint.Endpoint) error {
+	b.Netns = e.Host[ep.Netns].Cookie()
 	for port := int(ep.Port.First); ; port++ {
-		host := netip.AddrPortFrom(ep.Addr, uint16(port))
-		err := e.bindHost(file, policy.Binding{Host: host, View: host, Ingress: true, Named: named, Netns: netns})
+		b.Host = netip.AddrPortFrom(ep.Addr, uint16(port))
+		b.View = b.Host
+		err := e.bindHost(file, b)
 		var r refusalError
 		if port < int(ep.Port.Last) && errors.As(err, &r) && r.errno == unix.EADDRINUSE {
 			continue

@@ -35,7 +35,7 @@ func (e call) bind(p Program, number int, addr netip.AddrPort) (Answer, error) {
 		return Answer{}, nil
 	}
 	if !s.movable() || e.bound(s) {
-		if p.Again() && e.Enforcement.BoundAs(s.file, addr) {
+		if e.Enforcement.BoundBy(s.file, p.Call()) {
 			return Answer{Action: Succeed}, nil
 		}
 		return e.bindAgain(s), nil
@@ -50,7 +50,7 @@ func (e call) bind(p Program, number int, addr netip.AddrPort) (Answer, error) {
 		return e.listenAtPath(p, number, s, ep)
 	case ep != nil:
 		host := netip.AddrPortFrom(s.shape(ep.Addr), port)
-		return e.bindAt(p, number, s, e.Host[ep.Netns], policy.Binding{Host: host, View: addr, Ingress: true})
+		return e.bindAt(p, number, s, e.Host[ep.Netns], policy.Binding{Host: host, View: addr, Ingress: true, Call: p.Call()})
 	case e.places[s.netns] == nil:
 		return Answer{}, nil // its own socket, to its own address
 	case addr.Port() == 0 && addr.Addr().Unmap().IsUnspecified():
@@ -60,7 +60,7 @@ func (e call) bind(p Program, number int, addr netip.AddrPort) (Answer, error) {
 			e.BoundClients()
 		}
 		host := netip.AddrPortFrom(e.clientSource(s), 0)
-		return e.bindAt(p, number, s, e.places[s.netns], policy.Binding{Host: host, View: addr})
+		return e.bindAt(p, number, s, e.places[s.netns], policy.Binding{Host: host, View: addr, Call: p.Call()})
 	}
 	moved, err := e.swap(p, number, s, e.Own, rebind{})
 	if err != nil {
@@ -151,7 +151,7 @@ func (e call) bindAt(p Program, number int, s *socket, place Place, b policy.Bin
 			return answerFor(err)
 		}
 	} else {
-		moved, err := e.swap(p, number, s, place, rebind{wanted: true, exact: true, to: b.Host, view: b.View, ingress: b.Ingress})
+		moved, err := e.swap(p, number, s, place, rebind{wanted: true, exact: true, to: b.Host, view: b.View, ingress: b.Ingress, call: b.Call})
 		if err != nil {
 			return answerFor(err)
 		}

@@ -51,6 +51,8 @@ type Place interface {
 type Program interface {
 	// Thread is the id of the calling thread, in the front end's pid namespace.
 	Thread() int
+	// Call is an id of the call, which no other of the container has.
+	Call() uint64
 	// Again tells that an earlier supervisor may have begun to answer this call.
 	Again() bool
 	// File returns a duplicate of one of the program's descriptors. One that

@@ -18,6 +18,7 @@ type rebind struct {
 	ingress bool
 	to      netip.AddrPort
 	view    netip.AddrPort // on the host's side
+	call    uint64         // the bind(2) that is answered so, or 0
 }
 
 // swap makes a socket in another place, tells it all that the old one was told,
@@ -140,7 +141,7 @@ func (e call) bindIn(file int, to Place, name rebind) error {
 	if e.places[to.Cookie()] == nil {
 		return refusal(unix.Bind(file, sockaddrOf(name.to)))
 	}
-	return e.bindHost(file, policy.Binding{Host: name.to, View: name.view, Ingress: name.ingress})
+	return e.bindHost(file, policy.Binding{Host: name.to, View: name.view, Ingress: name.ingress, Call: name.call})
 }
 
 // replace puts the new socket under one number. An epoll knows a registration

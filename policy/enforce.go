@@ -42,6 +42,8 @@ type Binding struct {
 	Named uint32
 	// Netns is the cookie of that endpoint's namespace.
 	Netns uint64
+	// Call is the id of the bind(2) that this answers, or 0.
+	Call uint64
 }
 
 // Denied counts what the kernel refused a container, by the kind of call.
@@ -143,7 +145,7 @@ func (e *Enforcement) AllowBind(sock int, b Binding) error {
 		HostPort: b.Host.Port(),
 		ViewPort: b.View.Port(),
 	}
-	row.Ingress, row.Named, row.Netns = boolByte(b.Ingress), b.Named, b.Netns
+	row.Ingress, row.Named, row.Netns, row.Call = boolByte(b.Ingress), b.Named, b.Netns, b.Call
 	if err := putInSocket(e.objs.BindingBySocket, sock, row); err != nil {
 		return fmt.Errorf("allow bind to %s: %w", b.Host, err)
 	}
@@ -175,10 +177,10 @@ func (e *Enforcement) BoundTo(sock int) (netip.AddrPort, bool) {
 	return netip.AddrPortFrom(addrOf(row.Host), row.HostPort), found
 }
 
-// BoundAs tells whether AllowBind let a host socket bind what a program calls view.
-func (e *Enforcement) BoundAs(sock int, view netip.AddrPort) bool {
+// BoundBy tells whether AllowBind let a host socket bind in answer to a call.
+func (e *Enforcement) BoundBy(sock int, call uint64) bool {
 	row, found := e.binding(sock)
-	return found && row.View == wordsOf(view.Addr()) && (view.Port() == 0 || row.ViewPort == view.Port())
+	return found && row.Call == call
 }
 
 // Serve lets the container's programs reach, on their own loopback, a server

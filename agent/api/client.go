@@ -13,6 +13,8 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // DefaultSocket is where the daemon listens unless told otherwise.
@@ -66,15 +68,39 @@ func Nearby(path string, fn func(short string) error) error {
 	return fn(fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), filepath.Base(path)))
 }
 
-// Register announces a container.
-func (c *Client) Register(r Registration) (Registered, error) {
-	var answer Registered
-	return answer, c.Do(http.MethodPost, "/v1/containers", r, &answer)
+// Register announces a container. If the daemon is being restarted, it waits for
+// the next one.
+func (c *Client) Register(r Registration) (answer Registered, err error) {
+	err = Patiently(c.Socket, func() error { return c.Do(http.MethodPost, "/v1/containers", r, &answer) })
+	return answer, err
 }
 
-// Unregister removes a container. One that there is not is ErrNotFound.
+// Unregister removes a container. One that there is not is ErrNotFound. If the
+// daemon is being restarted, it waits for the next one.
 func (c *Client) Unregister(name string) error {
-	return c.Do(http.MethodDelete, "/v1/containers/"+url.PathEscape(name), nil, nil)
+	return Patiently(c.Socket, func() error {
+		return c.Do(http.MethodDelete, "/v1/containers/"+url.PathEscape(name), nil, nil)
+	})
+}
+
+// restartPatience is how long a daemon that was killed may take to be there again.
+const restartPatience = 10 * time.Second
+
+// Patiently does something again that failed because the daemon was killed: its
+// socket is still there, which one that was stopped takes away. What is done has to
+// be such that it can be done again.
+func Patiently(socket string, do func() error) error {
+	for deadline := time.Now().Add(restartPatience); ; time.Sleep(20 * time.Millisecond) {
+		err := do()
+		cut := errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE) ||
+			errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
+		if !cut || time.Now().After(deadline) {
+			return err
+		}
+		if _, gone := os.Lstat(socket); gone != nil {
+			return err
+		}
+	}
 }
 
 // Containers lists all containers.
@@ -126,12 +152,23 @@ func (c *Client) Do(method, path string, send, receive any) error {
 }
 
 // ErrNoAgent says that no daemon listens.
-var ErrNoAgent = errors.New("no agent")
+var ErrNoAgent = errors.New("tsugiki agent is not running")
+
+type noAgentError struct {
+	socket string
+	cause  error
+}
+
+func (e noAgentError) Error() string {
+	return fmt.Sprintf("%v at %s; start it, or name its socket with --agent", ErrNoAgent, e.socket)
+}
+
+func (e noAgentError) Unwrap() []error { return []error{ErrNoAgent, e.cause} }
 
 func (c *Client) unreachable(err error) error {
 	var op *net.OpError
 	if errors.Is(err, os.ErrNotExist) || errors.As(err, &op) && op.Op == "dial" {
-		return fmt.Errorf("%w: tsugiki agent is not running at %s; start it, or name its socket with --agent", ErrNoAgent, c.Socket)
+		return noAgentError{c.Socket, err}
 	}
 	return fmt.Errorf("ask the agent at %s: %w", c.Socket, err)
 }

@@ -132,6 +132,8 @@ type program struct {
 
 func (p *program) Thread() int { return p.tid }
 
+func (p *program) Call() uint64 { return p.id }
+
 func (p *program) Again() bool { return p.again }
 
 func (p *program) valid() error {
