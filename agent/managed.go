@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -284,7 +285,7 @@ func (m *managed) adoptGates() ([]*gate.Gate, error) {
 			continue
 		}
 		door := fmt.Sprintf("/proc/self/fd/%d/%s", m.doors.Fd(), e.Name())
-		g, err := gate.Adopt(door)
+		g, err := adoptPatiently(door)
 		if errors.Is(err, gate.ErrGone) {
 			if err := os.Remove(door); err != nil {
 				return gates, err
@@ -300,6 +301,19 @@ func (m *managed) adoptGates() ([]*gate.Gate, error) {
 		gates = append(gates, g)
 	}
 	return gates, nil
+}
+
+// adoptPatience is how long a helper that a killed daemon was about to start may hold
+// that one's files, and with them the gate.
+const adoptPatience = 5 * time.Second
+
+func adoptPatiently(door string) (*gate.Gate, error) {
+	for deadline := time.Now().Add(adoptPatience); ; time.Sleep(5 * time.Millisecond) {
+		g, err := gate.Adopt(door)
+		if !errors.Is(err, gate.ErrTaken) || time.Now().After(deadline) {
+			return g, err
+		}
+	}
 }
 
 // release lets go of the container, which goes on without a daemon.

@@ -129,7 +129,7 @@ func start(c Config) (*Gate, error) {
 		defer door.Close()
 		files = []*os.File{c.Listener, door, c.Own.File()}
 	}
-	g, err := launch(path, c, files)
+	g, err := startProcess(path, c, files)
 	if err != nil && c.Door != "" {
 		_ = os.Remove(c.Door)
 	}
@@ -170,7 +170,7 @@ func controlPair() (ours *net.UnixConn, theirs *os.File, err error) {
 	return c.(*net.UnixConn), theirs, nil
 }
 
-func launch(path string, c Config, files []*os.File) (*Gate, error) {
+func startProcess(path string, c Config, files []*os.File) (*Gate, error) {
 	conn, theirs, err := controlPair()
 	if err != nil {
 		return nil, err

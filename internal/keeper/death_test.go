@@ -125,6 +125,24 @@ func TestSupervisorGoneWithAnswersUnread(t *testing.T) {
 	}
 }
 
+// Without cgroup.kill the keeper ends with its supervisor, and nothing else does.
+func TestSupervisorGoneKillsNothing(t *testing.T) {
+	testkit.CheckLeaks(t)
+	g := newGroup(t, "")
+	sleep := sleeper(t, open(t, g.Open))
+	r := startRaw(t, program(t), Config{CgroupDir: open(t, g.Open)})
+	unix.Close(r.fd)
+	r.fd = -1
+	if err := r.cmd.Wait(); err != nil {
+		t.Errorf("keeper: %v", err)
+	}
+	select {
+	case <-sleep:
+		t.Error("the keeper killed its cgroup")
+	case <-time.After(100 * time.Millisecond):
+	}
+}
+
 func TestCloseDoesNotKillTheContainer(t *testing.T) {
 	testkit.CheckLeaks(t)
 	g := newGroup(t, "")

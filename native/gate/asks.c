@@ -25,6 +25,7 @@
  */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <string.h>
@@ -145,7 +146,7 @@ static struct gate_entry *gate_find(void)
 }
 
 /* Waits for a while, without the lock. */
-static void gate_wait_for_room(struct gate_worker *w)
+static void gate_wait_for_room(void)
 {
 	long ms = gate_asks.supervised ? GATE_ROOM_MS : GATE_ROOM_IDLE_MS;
 	struct timespec until;
@@ -157,9 +158,22 @@ static void gate_wait_for_room(struct gate_worker *w)
 		until.tv_sec++;
 		until.tv_nsec -= 1000000000;
 	}
-	atomic_store(&w->waits, true);
 	pthread_cond_timedwait(&gate_asks_room, &gate_asks_lock, &until);
+}
+
+/* Waits until there is a free entry. */
+static struct gate_entry *gate_wait_for_entry(struct gate_worker *w)
+{
+	struct gate_entry *e = NULL;
+
+	GATE_COUNT(full, 1);
+	atomic_store(&w->waits, true);
+	while (e == NULL) {
+		gate_wait_for_room();
+		e = gate_find();
+	}
 	atomic_store(&w->waits, false);
+	return e;
 }
 
 void gate_pass(struct gate_worker *w)
@@ -170,11 +184,7 @@ void gate_pass(struct gate_worker *w)
 	pthread_mutex_lock(&gate_asks_lock);
 	e = gate_find();
 	if (e == NULL)
-		GATE_COUNT(full, 1);
-	while (e == NULL) {
-		gate_wait_for_room(w);
-		e = gate_find();
-	}
+		e = gate_wait_for_entry(w);
 	e->ask = w->ask;
 	gate_set(e, GATE_DUE);
 	if (gate_asks.supervised && gate_asks.due == 1 && gate_send(&e->ask, MSG_DONTWAIT))

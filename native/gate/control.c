@@ -29,7 +29,7 @@
 struct gate_incoming {
 	unsigned char bytes[sizeof(struct gate_order) + 1];
 	size_t length;
-	int file; /* -1: none */
+	int file; /* the last that came, or -1 */
 	unsigned int files;
 };
 
@@ -38,6 +38,25 @@ static bool gate_hung_up(void)
 	struct pollfd p = {.fd = gate.control};
 
 	return poll(&p, 1, 0) > 0 && (p.revents & (POLLHUP | POLLERR | POLLNVAL)) != 0;
+}
+
+/* Takes the files of a message. The kernel cuts what exceeds the space, which for its
+ * alignment is that of two. */
+static void gate_take_files(const struct msghdr *msg, struct gate_incoming *in)
+{
+	const struct cmsghdr *cmsg = CMSG_FIRSTHDR(msg);
+	size_t size = cmsg == NULL ? 0 : cmsg->cmsg_len - CMSG_LEN(0);
+
+	in->file = -1;
+	in->files = 0;
+	if (cmsg == NULL || cmsg->cmsg_level != SOL_SOCKET || cmsg->cmsg_type != SCM_RIGHTS)
+		return;
+	for (size_t at = 0; at + sizeof(int) <= size; at += sizeof(int)) {
+		if (in->file >= 0)
+			close(in->file);
+		memcpy(&in->file, CMSG_DATA(cmsg) + at, sizeof(int));
+		in->files++;
+	}
 }
 
 /* Receives a message. Returns false if there is none. */
@@ -53,22 +72,11 @@ static bool gate_receive(struct gate_incoming *in)
 			     .msg_control = control.space,
 			     .msg_controllen = sizeof(control.space)};
 	ssize_t got = recvmsg(gate.control, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-	struct cmsghdr *cmsg;
 
 	if (got < 0)
 		return false;
 	in->length = (size_t)got;
-	in->file = -1;
-	in->files = 0;
-	/* The kernel cuts what exceeds the space: at most this one header and file. */
-	cmsg = CMSG_FIRSTHDR(&msg);
-	if (cmsg != NULL && cmsg->cmsg_level == SOL_SOCKET && cmsg->cmsg_type == SCM_RIGHTS &&
-	    cmsg->cmsg_len == CMSG_LEN(sizeof(int))) {
-		memcpy(&in->file, CMSG_DATA(cmsg), sizeof(int));
-		in->files = 1;
-	}
-	if (msg.msg_flags & MSG_CTRUNC)
-		in->files++;
+	gate_take_files(&msg, in);
 	return got > 0 || in->files > 0 || !gate_hung_up();
 }
 

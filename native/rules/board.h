@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The board: one file in memory per container, on which its supervisor and its
- * gate write what others have to know at every call, and that all of its programs
- * may read (the shim does). It is sealed against further writers before anybody
- * else gets it. The Go side is board.go of package gate.
+ * The board: one file in memory per container, on which its gate writes what others
+ * have to know at every call, much of it by order of the supervisor, and that all of
+ * its programs may read (the shim does). It is sealed against further writers before
+ * anybody else gets it.
  *
- * The rules on it change while it is read: the supervisor counts `sequence` up
+ * The rules on it change while it is read: the gate counts `sequence` up
  * before it changes them and again after. A reader that has seen another sequence
  * afterwards, or an odd one, has read nothing and asks the supervisor.
  */

@@ -1,0 +1,219 @@
+package gate
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
+)
+
+// killings is how many supervisors die, at whatever they are about.
+const killings = 250
+
+func TestSupervisorsAreKilled(t *testing.T) {
+	testkit.CheckLeaks(t)
+	c := newContainer(t)
+	journal := filepath.Join(c.dir, "journal")
+	g := c.start(4, nil)
+	c.must(g.Release())
+	c.releaseListener()
+	for i := range killings {
+		h := c.helper(c.top.Host, "answer", journal)
+		if i%4 != 0 { // else it is killed as it starts
+			h.says("adopted")
+		}
+		if n := rand.Uint64N(60); i%4 > 1 {
+			c.moves("asked", &c.progress.asked, n)
+		}
+		h.kill()
+	}
+	h := c.helper(c.top.Host, "answer", journal)
+	h.says("adopted")
+	c.moves("asked", &c.progress.asked, 100)
+	c.progress.stop.Store(1)
+	<-c.ended // no call hangs
+	h.says("ended true")
+	c.must(h.cmd.Wait())
+	c.allRight()
+	checkJournal(t, journal)
+	if !g.EndedWell() {
+		t.Error("the gate did not end by itself")
+	}
+}
+
+// checkJournal checks that each supervisor was asked once, and that a call which
+// another has been asked about says so.
+func checkJournal(t *testing.T, path string) {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	askedOf := map[uint64]int{} // by notification, who was asked last
+	asks, again := 0, 0
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		var pid int
+		var id uint64
+		var isAgain bool
+		var call string
+		if _, err := fmt.Sscan(lines.Text(), &pid, &id, &isAgain, &call); err != nil {
+			t.Fatalf("journal %q: %v", lines.Text(), err)
+		}
+		last, before := askedOf[id]
+		switch {
+		case before && last == pid:
+			t.Errorf("supervisor %d was asked about %d twice", pid, id)
+		case before && !isAgain:
+			t.Errorf("supervisor %d was asked about %d as if %d had not been", pid, id, last)
+		case call != Bind.String():
+			t.Errorf("asked about %s", call)
+		}
+		askedOf[id] = pid
+		asks++
+		if isAgain {
+			again++
+		}
+	}
+	t.Logf("%d calls, %d asks, %d again", len(askedOf), asks, again)
+	if again == 0 {
+		t.Error("no supervisor was killed with a call in hand: this has tested nothing")
+	}
+}
+
+func TestWithoutSupervisor(t *testing.T) {
+	c := newContainer(t)
+	g := c.start(2, nil)
+	if err := g.Release(); err != nil {
+		t.Fatal(err)
+	}
+	c.releaseListener()
+	c.moves("own", &c.progress.own, 1000)
+	if n := c.progress.asked.Load(); n != 0 {
+		t.Errorf("%d calls were answered by nobody", n)
+	}
+	c.allRight()
+	c.must(c.programs.Kill())
+	<-c.ended
+	if !g.EndedWell() {
+		t.Error("the gate did not end with its container")
+	}
+	if _, err := Adopt(c.door); !errors.Is(err, ErrGone) {
+		t.Errorf("adopt: %v, want %v", err, ErrGone)
+	}
+	if _, err := Adopt(c.door + "-other"); !errors.Is(err, ErrGone) {
+		t.Errorf("adopt where no door is: %v, want %v", err, ErrGone)
+	}
+}
+
+func TestDoor(t *testing.T) {
+	c := newContainer(t)
+	journal := filepath.Join(c.dir, "journal")
+	g := c.start(1, nil)
+	st, err := os.Stat(c.door)
+	c.must(err)
+	if st.Mode().Perm() != 0o600 {
+		t.Errorf("the door's mode is %v", st.Mode())
+	}
+	c.helper(c.top.Host, "answer", journal).says("taken")
+	c.must(g.Release())
+	c.releaseListener()
+	for _, ns := range []*testkit.Namespace{nil, c.top.Remote} {
+		if ns == nil { // this process, in the namespace that the tests were started in
+			if _, err := Adopt(c.door); !errors.Is(err, ErrRefused) {
+				t.Errorf("adopt from another namespace: %v, want %v", err, ErrRefused)
+			}
+			continue
+		}
+		c.helper(ns, "answer", journal).says("refused")
+	}
+	first := c.helper(c.top.Host, "answer", journal)
+	first.says("adopted")
+	c.helper(c.top.Host, "answer", journal).says("taken")
+	c.moves("asked", &c.progress.asked, 10)
+	first.kill()
+	second := c.helper(c.top.Host, "answer", journal)
+	second.says("adopted")
+	c.moves("asked", &c.progress.asked, 10)
+	// A gate that was killed has not ended well, and its supervisor knows.
+	c.must(unix.Kill(g.PID(), unix.SIGKILL))
+	second.says("EOF")
+	c.must(c.group.Kill())
+	c.helper(c.top.Host, "answer", journal).says("gone")
+	c.allRight()
+}
+
+// More calls wait than the gate can keep: none is lost, and no thread is started for
+// each.
+func TestTableIsFull(t *testing.T) {
+	c := newContainer(t)
+	const threads = 1100
+	g := c.start(threads, nil)
+	pid := g.PID()
+	c.must(g.Release())
+	c.releaseListener()
+	c.eventually("started", func() bool { return c.progress.started.Load() == threads+1 })
+	mute := c.helper(c.top.Host, "mute", filepath.Join(c.dir, "muted"))
+	mute.says("adopted")
+	mute.says("full 1024 <nil>")
+	// The watchdog looks every 20 ms.
+	for end := time.Now().Add(300 * time.Millisecond); time.Now().Before(end); {
+		usage, err := testkit.ProcessUsage(pid)
+		c.must(err)
+		if usage.Threads > 6 {
+			t.Fatalf("the gate has %d threads", usage.Threads)
+		}
+	}
+	mute.kill()
+	h := c.helper(c.top.Host, "answer", filepath.Join(c.dir, "journal"))
+	h.says("adopted")
+	c.moves("asked", &c.progress.asked, 3*threads)
+	c.moves("own", &c.progress.own, 10)
+	c.progress.stop.Store(1)
+	<-c.ended
+	h.says("ended true")
+	c.allRight()
+	checkJournal(t, filepath.Join(c.dir, "journal"))
+}
+
+// With cgroup.kill, nothing outlives the supervisor.
+func TestKill(t *testing.T) {
+	c := newContainer(t)
+	g := c.start(1, func(config *Config) {
+		kill, err := c.group.Killer()
+		c.must(err)
+		t.Cleanup(func() { kill.Close() })
+		config.Kill, config.Door = kill, ""
+	})
+	if err := g.Release(); err == nil {
+		t.Error("a gate that kills was released")
+	}
+	c.moves("own", &c.progress.own, 10)
+	c.must(g.conn.Close())
+	<-c.ended
+	if g.EndedWell() {
+		t.Error("the gate was not killed")
+	}
+}
+
+func TestStartRefuses(t *testing.T) {
+	c := newContainer(t)
+	g := c.start(1, nil)
+	c.must(g.Release())
+	config := c.config(c.process.Listener, nil)
+	if _, err := Start(config); !errors.Is(err, unix.EADDRINUSE) {
+		t.Errorf("start at a door that is there: %v, want %v", err, unix.EADDRINUSE)
+	}
+	config.Door = ""
+	if _, err := Start(config); err == nil {
+		t.Error("a gate was started without an end")
+	}
+}
