@@ -95,6 +95,7 @@ type Container struct {
 	engine   *graft.Engine
 	relay    *relay.Relay
 	gates    gates
+	retiring sync.WaitGroup // gates that have ended and are being closed
 	process  *launch.Process
 	api      *server
 	signals  chan os.Signal
@@ -468,10 +469,12 @@ func (c *Container) gateEnded(s *supervised, cause error) {
 		return // Close does the rest
 	}
 	if found, last := c.gates.remove(s); found {
+		c.retiring.Add(1)
 		go func() { // we are called by its supervisor, which has to end
 			if err := s.close(); err != nil {
 				c.log.Error("close gate", "err", err)
 			}
+			c.retiring.Done()
 			if last {
 				c.ended()
 			}
@@ -553,6 +556,7 @@ func (c *Container) places() []*place {
 
 // letGo closes what is only this process's, once nobody uses it any more.
 func (c *Container) letGo() error {
+	c.retiring.Wait()
 	var errs []error
 	if c.relay != nil {
 		errs = append(errs, c.relay.Close())

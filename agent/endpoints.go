@@ -223,7 +223,9 @@ func (c *Container) change(t *policy.Table, steps ...func(*policy.Table) error) 
 
 func (c *Container) updateKernel(t *policy.Table) error { return c.enforced.Update(t, c.netnsOf) }
 
-func (c *Container) updateGates(t *policy.Table) error { return c.gates.setRules(t.Snapshot(c.netnsOf)) }
+func (c *Container) updateGates(t *policy.Table) error {
+	return c.gates.setRules(t.Snapshot(c.netnsOf))
+}
 
 func (c *Container) updateEngine(t *policy.Table) error {
 	if c.engine != nil { // it has had a program
