@@ -17,6 +17,8 @@ programs=(
 	postgresql nodejs default-jdk-headless python3-uvloop apache2-bin haproxy memcached
 	openssh-server openssh-client dnsmasq-base bind9-dnsutils man-db systemd
 )
+# Container engines, and what their images are made of.
+engines=(docker.io containerd runc podman containernetworking-plugins iptables busybox-static)
 # A Rust new enough for tokio, with the source of its standard library. Debian 12
 # has it under another name, which takes the place of the usual one.
 # shellcheck source=/dev/null
@@ -24,6 +26,7 @@ if [[ $(. /etc/os-release && echo "${VERSION_ID:-}") == 12 ]]; then
 	programs+=(cargo-web rustc-web rust-web-src)
 else
 	programs+=(cargo rustc rust-src)
+	engines+=(docker-cli)
 fi
 
 # Installs those of its arguments that are not there.
@@ -55,7 +58,7 @@ install "${packages[@]}"
 # The sanitizers and the fuzzer of whichever clang this is.
 install "libclang-rt-$(clang -dumpversion | cut -d. -f1)-dev"
 if [[ ${1:-} != demo ]]; then
-	install "${programs[@]}"
+	install "${programs[@]}" "${engines[@]}"
 	if [[ $(dpkg --print-architecture) == amd64 ]]; then
 		install libc6-dev-i386 "lib32gcc-$(gcc -dumpversion)-dev" # 32-bit programs
 	fi

@@ -1,0 +1,178 @@
+package engines
+
+import (
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// cli is an engine that is driven as Docker is.
+type cli struct {
+	*Rig
+	name    string
+	command []string                 // with its global flags
+	create  func(Container) []string // flags of its run, besides those that all have
+}
+
+// startDocker starts dockerd, which starts a containerd of its own.
+func startDocker(t testing.TB, r *Rig) Engine {
+	t.Helper()
+	need(t, r, "dockerd", "docker", "containerd", "runc", "iptables")
+	runtimes := map[string]any{}
+	for name, path := range r.Runtimes {
+		runtimes[name] = map[string]string{"path": path}
+	}
+	config, err := json.Marshal(map[string]any{
+		"runtimes":      runtimes,
+		"data-root":     filepath.Join(r.dir, "docker"),
+		"cgroup-parent": "/" + r.name,
+		"exec-opts":     []string{"native.cgroupdriver=cgroupfs"},
+		// Lowering it needs CAP_SYS_RESOURCE, which machines for tests lack.
+		"oom-score-adjust": 0,
+		"storage-driver":   "overlay2",
+	})
+	if err != nil {
+		t.Fatalf("%v", err)
+	}
+	if err := r.write("/etc/docker/daemon.json", string(config)); err != nil {
+		t.Fatalf("configure dockerd: %v", err)
+	}
+	d := &cli{r, "docker", []string{"docker"}, func(c Container) []string {
+		f := flags("--label", pairs(c.Annotations)...)
+		if c.Runtime != "" {
+			f = append(f, "--runtime", c.Runtime)
+		}
+		if c.DNS != "" {
+			f = append(f, "--dns", c.DNS)
+		}
+		return f
+	}}
+	r.daemon(t, func() error {
+		_, err := d.do("version")
+		return err
+	}, "dockerd")
+	if _, err := d.do("load", "-q", "-i", r.Image.path); err != nil {
+		t.Fatalf("%v", err)
+	}
+	return d
+}
+
+// startPodman makes podman ready: it has no daemon.
+func startPodman(t testing.TB, r *Rig) Engine {
+	t.Helper()
+	need(t, r, "podman", "conmon", "runc")
+	// What conmon, and so the runtime, finds in its environment.
+	env := append([]string{"PATH=" + searchPath}, r.Env...)
+	config := fmt.Sprintf(`[containers]
+default_ulimits = []
+[engine]
+cgroup_manager = "cgroupfs"
+conmon_env_vars = %s
+events_logger = "none"
+runtime = "runc"
+`, tomlList(env))
+	storage := fmt.Sprintf("[storage]\ndriver = \"overlay\"\ngraphroot = %q\nrunroot = \"/run/containers/storage\"\n",
+		filepath.Join(r.dir, "podman"))
+	for path, text := range map[string]string{"containers.conf": config, "storage.conf": storage} {
+		if err := r.write("/etc/containers/"+path, text); err != nil {
+			t.Fatalf("configure podman: %v", err)
+		}
+	}
+	p := &cli{r, "podman", []string{"podman"}, func(c Container) []string {
+		// Its defaults are more than a machine for tests may allow itself.
+		f := append(flags("--annotation", pairs(c.Annotations)...), "--cgroup-parent", "/"+r.name, "--ulimit", "host")
+		if c.DNS != "" { // --dns is refused without a network
+			f = append(f, "--volume", r.resolvConf(c)+":/etc/resolv.conf:ro")
+		}
+		return f
+	}}
+	if _, err := p.do("load", "-q", "-i", r.Image.path); err != nil {
+		t.Fatalf("%v", err)
+	}
+	return p
+}
+
+func tomlList(values []string) string {
+	var quoted []string
+	for _, v := range values {
+		quoted = append(quoted, fmt.Sprintf("%q", v))
+	}
+	return "[" + strings.Join(quoted, ", ") + "]"
+}
+
+func (e *cli) Name() string { return e.name }
+
+func (e *cli) do(args ...string) (string, error) {
+	return e.run(e.command[0], append(e.command[1:], args...)...)
+}
+
+func (e *cli) on(verb, name string, flags ...string) error {
+	_, err := e.do(append(append([]string{verb}, flags...), name)...)
+	return err
+}
+
+func (e *cli) Run(c Container) error {
+	command := e
+	if e.name == "podman" && c.Runtime != "" {
+		with := *e
+		with.command = []string{"podman", "--runtime", e.Runtimes[c.Runtime]}
+		command = &with
+	}
+	args := append([]string{"run", "-d", "--name", c.Name}, e.create(c)...)
+	args = append(args, flags("--env", c.Env...)...)
+	args = append(args, flags("--cap-add", c.CapAdd...)...)
+	if c.None {
+		args = append(args, "--network", "none")
+	}
+	if c.Privileged {
+		args = append(args, "--privileged")
+	}
+	if c.Publish != "" {
+		args = append(args, "--publish", c.Publish)
+	}
+	args = append(append(args, ImageName), c.Args...)
+	_, err := command.do(args...)
+	return err
+}
+
+func (e *cli) Exec(name string, args ...string) (string, error) {
+	return e.do(append([]string{"exec", name}, args...)...)
+}
+
+func (e *cli) Logs(name string) (string, error) { return e.do("logs", name) }
+
+func (e *cli) IP(name string) (string, error) {
+	out, err := e.do("inspect", "-f", "{{.NetworkSettings.IPAddress}}", name)
+	return strings.TrimSpace(out), err
+}
+
+func (e *cli) Running(name string) (bool, error) {
+	out, err := e.do("inspect", "-f", "{{.State.Running}}", name)
+	return strings.TrimSpace(out) == "true", err
+}
+
+func (e *cli) Stop(name string) error    { return e.on("stop", name, "-t", "5") }
+func (e *cli) Start(name string) error   { return e.on("start", name) }
+func (e *cli) Kill(name string) error    { return e.on("kill", name) }
+func (e *cli) Pause(name string) error   { return e.on("pause", name) }
+func (e *cli) Unpause(name string) error { return e.on("unpause", name) }
+
+func (e *cli) Remove(name string) error {
+	if _, err := e.do("inspect", "-f", "{{.Id}}", name); err != nil {
+		return err // rm -f says nothing of it
+	}
+	if e.name == "podman" { // rm -f stops it first
+		return e.on("rm", name, "-f", "-v", "-t", "0")
+	}
+	return e.on("rm", name, "-f", "-v")
+}
+
+// resolvConf writes a resolv.conf for a container, and returns its path in the
+// rig.
+func (r *Rig) resolvConf(c Container) string {
+	path := filepath.Join(r.dir, "resolv", c.Name)
+	_ = r.write(path, "nameserver "+c.DNS+"\n") // or the engine finds no such file
+	return path
+}

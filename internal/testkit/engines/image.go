@@ -1,0 +1,213 @@
+package engines
+
+import (
+	"archive/tar"
+	"bytes"
+	"crypto/sha256"
+	_ "embed"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
+)
+
+// ImageName is what the engines know the image by.
+const ImageName = "localhost/tsugiki:test"
+
+// Image is an archive that all of the engines can load, as docker save makes it:
+// busybox (static), nginx, redis-server and redis-cli (dynamic) and denied, see
+// testdata. Without arguments its containers do nothing until they are stopped.
+type Image struct {
+	path string
+}
+
+// Commands of the image.
+var (
+	// Nginx answers at port 80 and writes "CLIENT STATUS URI" to its log.
+	Nginx = []string{"nginx", "-e", "stderr", "-c", "/etc/nginx.conf"}
+	// Redis answers at port 6379.
+	Redis = []string{"redis-server", "--port", "6379", "--bind", "0.0.0.0", "--save", "", "--protected-mode", "no"}
+	idle  = []string{"tail", "-f", "/dev/null"}
+)
+
+// imageFiles are its small files.
+var imageFiles = map[string]string{
+	"etc/passwd":        "root:x:0:0:root:/:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n",
+	"etc/group":         "root:x:0:\nnogroup:x:65534:\n",
+	"etc/nsswitch.conf": "hosts: files dns\n",
+	"etc/services":      "http 80/tcp\nredis 6379/tcp\n",
+	"srv/index.html":    "hello\n",
+	"etc/nginx.conf": `daemon off;
+user root;
+worker_processes 2;
+pid /tmp/nginx.pid;
+error_log stderr info;
+events { }
+http {
+	log_format peer '$remote_addr $status $request_uri';
+	access_log /dev/stdout peer;
+	client_body_temp_path /tmp/body;
+	proxy_temp_path /tmp/proxy;
+	fastcgi_temp_path /tmp/fastcgi;
+	uwsgi_temp_path /tmp/uwsgi;
+	scgi_temp_path /tmp/scgi;
+	server {
+		listen 80;
+		root /srv;
+	}
+}
+`,
+}
+
+var imageFolders = []string{"bin", "dev", "etc", "lib", "lib64", "proc", "run", "srv", "sys", "tmp", "usr", "usr/bin", "var"}
+
+// imagePrograms are those of the machine that it has, where their packages put
+// them.
+var imagePrograms = []string{"nginx", "redis-server", "redis-cli"}
+
+//go:embed testdata/denied.c
+var deniedSource []byte
+
+// BuildImage makes the image's archive in a folder. Build it once and share it.
+func BuildImage(dir string) (*Image, error) {
+	if err := testkit.Programs(append([]string{"busybox", "gcc", "ldd"}, imagePrograms...)...); err != nil {
+		return nil, err
+	}
+	denied := filepath.Join(dir, "denied")
+	compile := exec.Command("gcc", "-static", "-O1", "-Wall", "-Werror", "-o", denied, "-x", "c", "-")
+	compile.Stdin = bytes.NewReader(deniedSource)
+	if out, err := compile.CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("build denied: %w\n%s", err, out)
+	}
+	files := map[string]string{"usr/bin/denied": denied}
+	if err := collect(files); err != nil {
+		return nil, err
+	}
+	layer, err := makeLayer(files)
+	if err != nil {
+		return nil, err
+	}
+	i := &Image{filepath.Join(dir, "image.tar")}
+	return i, i.write(layer)
+}
+
+// libraries are the absolute paths in what ldd prints.
+var libraries = regexp.MustCompile(`(?m)(?:^\t|=> )(/\S+) \(0x`)
+
+// collect finds the programs and their libraries: files of the image by those of
+// the machine.
+func collect(files map[string]string) error {
+	busybox, err := exec.LookPath("busybox")
+	if err != nil {
+		return err
+	}
+	files["bin/busybox"] = busybox
+	for _, name := range imagePrograms {
+		path, err := exec.LookPath(name)
+		if err != nil {
+			return err
+		}
+		files["usr/bin/"+name] = path
+		out, err := exec.Command("ldd", path).Output()
+		if err != nil {
+			return fmt.Errorf("find the libraries of %s: %w", name, err)
+		}
+		for _, found := range libraries.FindAllSubmatch(out, -1) {
+			files[string(found[1][1:])] = string(found[1])
+		}
+	}
+	return nil
+}
+
+// makeLayer makes the archive of the image's files.
+func makeLayer(files map[string]string) ([]byte, error) {
+	var layer bytes.Buffer
+	w := tar.NewWriter(&layer)
+	for _, f := range imageFolders {
+		mode := int64(0o755)
+		if f == "tmp" {
+			mode = 0o1777
+		}
+		if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: f + "/", Mode: mode}); err != nil {
+			return nil, err
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(imageFiles)) {
+		if err := add(w, name, 0o644, []byte(imageFiles[name])); err != nil {
+			return nil, err
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		text, err := os.ReadFile(files[name])
+		if err != nil {
+			return nil, err
+		}
+		if err := add(w, name, 0o755, text); err != nil {
+			return nil, err
+		}
+	}
+	applets, err := exec.Command("busybox", "--list").Output()
+	if err != nil {
+		return nil, fmt.Errorf("list the applets of busybox: %w", err)
+	}
+	for name := range bytes.Lines(applets) {
+		link := &tar.Header{Typeflag: tar.TypeSymlink, Name: "bin/" + string(bytes.TrimSpace(name)), Linkname: "busybox", Mode: 0o777}
+		if link.Name == "bin/busybox" {
+			continue
+		}
+		if err := w.WriteHeader(link); err != nil {
+			return nil, err
+		}
+	}
+	return layer.Bytes(), w.Close()
+}
+
+func add(w *tar.Writer, name string, mode int64, text []byte) error {
+	if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: mode, Size: int64(len(text))}); err != nil {
+		return err
+	}
+	_, err := w.Write(text)
+	return err
+}
+
+// write makes the archive of an image with one layer.
+func (i *Image) write(layer []byte) error {
+	config, err := json.Marshal(map[string]any{
+		"architecture": runtime.GOARCH,
+		"os":           "linux",
+		"config":       map[string]any{"Cmd": idle, "Env": []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}},
+		"rootfs":       map[string]any{"type": "layers", "diff_ids": []string{fmt.Sprintf("sha256:%x", sha256.Sum256(layer))}},
+		"history":      []any{map[string]string{"created_by": "test"}},
+	})
+	if err != nil {
+		return err
+	}
+	manifest, err := json.Marshal([]any{map[string]any{
+		"Config": "config.json", "RepoTags": []string{ImageName}, "Layers": []string{"layer.tar"},
+	}})
+	if err != nil {
+		return err
+	}
+	f, err := os.Create(i.path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	w := tar.NewWriter(f)
+	for _, part := range []struct {
+		name string
+		text []byte
+	}{{"config.json", config}, {"layer.tar", layer}, {"manifest.json", manifest}} {
+		if err := add(w, part.name, 0o644, part.text); err != nil {
+			return err
+		}
+	}
+	return w.Close()
+}

@@ -1,0 +1,210 @@
+package engines
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
+)
+
+const (
+	// commandLimit bounds each command of an engine.
+	commandLimit = 30 * time.Second
+	// closeLimit is how long the janitor may take.
+	closeLimit = 30 * time.Second
+	// searchPath is that of the distribution: a daemon must not find a shim
+	// or a client of another version that somebody has put before it.
+	searchPath = "/usr/sbin:/usr/bin:/sbin:/bin"
+)
+
+// pollInterval is between two looks at something that is waited for.
+const pollInterval = 20 * time.Millisecond
+
+//go:embed testdata/janitor.sh
+var janitorScript string
+
+// Options say what a rig's engines are given.
+type Options struct {
+	Image *Image
+	// Runtimes are OCI runtimes by the name that Container.Runtime has, as
+	// paths. The engine's own runc needs no entry.
+	Runtimes map[string]string
+	// Env is set for daemons, and so for the runtimes that they call.
+	Env []string
+}
+
+// Rig is the place in which engines run.
+type Rig struct {
+	Options
+	dir     string // in the rig's mount namespace
+	name    string // of its cgroups
+	host    *testkit.Namespace
+	group   *os.File // where its processes are
+	janitor *exec.Cmd
+	stdin   io.Closer
+	stderr  bytes.Buffer
+}
+
+// NewRig makes a rig in the namespace that stands for the host, and takes it
+// down when the test ends. Make it after the topology.
+func NewRig(t testing.TB, host *testkit.Namespace, o Options) *Rig {
+	t.Helper()
+	r, err := newRig(host, o)
+	if err != nil {
+		t.Fatalf("make rig: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := r.Close(); err != nil {
+			t.Errorf("%v", err)
+		}
+	})
+	return r
+}
+
+func newRig(host *testkit.Namespace, o Options) (*Rig, error) {
+	mount, err := exec.Command("findmnt", "-n", "-f", "-t", "cgroup2", "-o", "TARGET").Output()
+	if err != nil {
+		return nil, fmt.Errorf("find the cgroup v2 hierarchy: %w", err)
+	}
+	// Paths of unix sockets are short: so is this one.
+	dir, err := os.MkdirTemp("/tmp", "rig-")
+	if err != nil {
+		return nil, err
+	}
+	r := &Rig{Options: o, dir: dir, name: "tsugiki-" + filepath.Base(dir), host: host}
+	group := filepath.Join(strings.TrimSpace(string(mount)), r.name)
+	// The engines make groups of containers beside that of the processes: in
+	// v2, a group that has children with controllers has no processes.
+	if err := os.MkdirAll(filepath.Join(group, "engine"), 0o755); err != nil {
+		return nil, errors.Join(err, os.Remove(dir))
+	}
+	if r.group, err = os.Open(filepath.Join(group, "engine")); err == nil {
+		err = r.startJanitor(group)
+	}
+	if err != nil {
+		_ = os.Remove(filepath.Join(group, "engine"))
+		_ = os.Remove(group)
+		_ = os.Remove(dir) // the janitor may have been here before
+		return nil, err
+	}
+	return r, nil
+}
+
+func (r *Rig) startJanitor(group string) error {
+	r.janitor = exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-c", janitorScript, "janitor", r.dir, group)
+	r.janitor.Env = []string{"PATH=" + searchPath}
+	r.janitor.Stderr = &r.stderr
+	r.janitor.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // no signals from a terminal
+	stdout, err := r.janitor.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if r.stdin, err = r.janitor.StdinPipe(); err != nil {
+		return err
+	}
+	if err := r.janitor.Start(); err != nil {
+		return err
+	}
+	if line, _ := bufio.NewReader(stdout).ReadString('\n'); line != "ready\n" {
+		return errors.Join(errors.New("no mount namespace"), r.Close())
+	}
+	return nil
+}
+
+// Close kills all that runs in the rig and removes it. The tests' own cleanup
+// calls it; it may be called before.
+func (r *Rig) Close() error {
+	if r.stdin == nil {
+		return nil
+	}
+	r.stdin.Close()
+	r.stdin = nil
+	r.group.Close()
+	late := time.AfterFunc(closeLimit, func() { _ = r.janitor.Process.Kill() })
+	defer late.Stop()
+	if err := r.janitor.Wait(); err != nil || r.stderr.Len() > 0 {
+		return fmt.Errorf("take down rig %s: %w: %s", r.dir, err, r.stderr.String())
+	}
+	return nil
+}
+
+// Command prepares a program in the rig's namespaces and cgroup.
+func (r *Rig) Command(ctx context.Context, name string, args ...string) *testkit.Cmd {
+	mounts := fmt.Sprintf("--mount=/proc/%d/ns/mnt", r.janitor.Process.Pid)
+	c := r.host.Command(ctx, "nsenter", append([]string{mounts, "--", name}, args...)...)
+	c.Env = append([]string{"PATH=" + searchPath, "HOME=" + r.dir, "TMPDIR=" + r.dir}, r.Env...)
+	c.SysProcAttr.UseCgroupFD, c.SysProcAttr.CgroupFD = true, int(r.group.Fd())
+	return c
+}
+
+// run runs a program in the rig and returns what it printed. An error has what it
+// said.
+func (r *Rig) run(name string, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), commandLimit)
+	defer cancel()
+	var stdout, stderr bytes.Buffer
+	c := r.Command(ctx, name, args...)
+	c.Stdout, c.Stderr = &stdout, &stderr
+	if err := c.Run(); err != nil {
+		return stdout.String(), fmt.Errorf("%s %s: %w: %s", name, strings.Join(args, " "), err, stderr.String())
+	}
+	return stdout.String(), nil
+}
+
+// outside is a path of the rig as the test's own process finds it.
+func (r *Rig) outside(path string) string {
+	return fmt.Sprintf("/proc/%d/root%s", r.janitor.Process.Pid, path)
+}
+
+// write writes a file in the rig.
+func (r *Rig) write(path, text string) error {
+	path = r.outside(path)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(path, []byte(text), 0o644)
+}
+
+// daemon starts a daemon and waits until it is ready. Its log is shown if the
+// test fails.
+func (r *Rig) daemon(t testing.TB, ready func() error, name string, args ...string) {
+	t.Helper()
+	log := filepath.Join(r.dir, filepath.Base(name)+".log")
+	f, err := os.Create(r.outside(log))
+	if err != nil {
+		t.Fatalf("%v", err)
+	}
+	defer f.Close()
+	c := r.Command(context.Background(), name, args...)
+	c.Stdout, c.Stderr = f, f
+	if err := c.Start(); err != nil {
+		t.Fatalf("start %s: %v", name, err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- c.Wait() }()
+	t.Cleanup(func() {
+		if text, err := os.ReadFile(r.outside(log)); err == nil && t.Failed() {
+			t.Logf("%s said:\n%s", name, text)
+		}
+	})
+	testkit.Eventually(t, commandLimit, func() error {
+		select {
+		case err := <-ended:
+			t.Fatalf("%s has ended: %v", name, err)
+		default:
+		}
+		return ready()
+	})
+}
