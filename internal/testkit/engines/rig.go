@@ -21,7 +21,7 @@ import (
 
 const (
 	// commandLimit bounds each command of an engine.
-	commandLimit = 30 * time.Second
+	commandLimit = 60 * time.Second
 	// closeLimit is how long the janitor may take.
 	closeLimit = 30 * time.Second
 	// searchPath is that of the distribution: a daemon must not find a shim
@@ -41,8 +41,11 @@ type Options struct {
 	// Runtimes are OCI runtimes by the name that Container.Runtime has, as
 	// paths. The engine's own runc needs no entry.
 	Runtimes map[string]string
-	// Env is set for daemons, and so for the runtimes that they call.
+	// Env is set for daemons, and so for the runtimes that they call. Podman
+	// calls its own with next to no environment.
 	Env []string
+	// Files are what the rig's /etc has besides the machine's, by path.
+	Files map[string]string
 }
 
 // Rig is the place in which engines run.
@@ -119,6 +122,11 @@ func (r *Rig) startJanitor(group string) error {
 	}
 	if line, _ := bufio.NewReader(stdout).ReadString('\n'); line != "ready\n" {
 		return errors.Join(errors.New("no mount namespace"), r.Close())
+	}
+	for path, text := range r.Files {
+		if err := r.write(path, text); err != nil {
+			return errors.Join(err, r.Close())
+		}
 	}
 	return nil
 }

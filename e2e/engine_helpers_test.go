@@ -1,0 +1,260 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
+	"github.com/tsugiki/tsugiki/internal/testkit/engines"
+)
+
+// engineCase is an engine, and what its container is.
+type engineCase struct {
+	engine string
+	none   bool // no network but a loopback; else the engine's bridge
+	redis  bool // instead of nginx
+}
+
+var engineCases = []engineCase{
+	{engine: "docker", none: true},
+	{engine: "docker"},
+	{engine: "cri"},
+	{engine: "ctr", none: true, redis: true},
+	{engine: "podman", none: true, redis: true},
+}
+
+func (c engineCase) String() string {
+	if c.none {
+		return c.engine + "-none"
+	}
+	return c.engine + "-bridge"
+}
+
+// servedPort is the host's port that the rules give to servers.
+const servedPort = 8080
+
+// node is a machine with an agent and an engine, which runs containers by
+// tsugiki-runtime.
+type node struct {
+	*world
+	engineCase
+	engines.Engine
+	t     *testing.T // of all that is done with it: what ends the agent
+	dir   string     // of the agent's files
+	agent *server
+}
+
+func newNode(t *testing.T, c engineCase) *node {
+	t.Helper()
+	needsNode(t)
+	image, err := engineImage()
+	var needs *testkit.NeedsError
+	if errors.As(err, &needs) {
+		t.Skipf("skip: %v", needs)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	top := testkit.Build(t, testkit.Options{}) // the bridge is the engine's
+	n := &node{world: &world{Topology: top, h: top.Host, srv: top.Remote}, engineCase: c, t: t}
+	addAddr(t, n.h, sourceAddr4+"/24", "srv")
+	addAddr(t, n.h, otherHostAddr4+"/24", "srv")
+	addAddr(t, n.srv, otherRemoteAddr4+"/24", "h")
+	// Paths of unix sockets are short: so is this one.
+	if n.dir, err = os.MkdirTemp("/tmp", "agent-"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(n.dir) })
+	n.startAgent(t)
+	rig := engines.NewRig(t, n.h, engines.Options{
+		Image:    image,
+		Runtimes: map[string]string{"tsugiki": filepath.Join(filepath.Dir(tsugiki), "tsugiki-runtime")},
+		Env:      []string{"TSUGIKI_AGENT=" + n.socket()},
+		// For podman, which does not pass its environment on.
+		Files: map[string]string{"/etc/tsugiki/agent.toml": fmt.Sprintf("run_dir = %q\n", filepath.Dir(n.socket()))},
+	})
+	n.Engine = rig.Start(t, c.engine)
+	return n
+}
+
+// needsNode skips the test where the agent or the runtime is not built.
+//
+// TODO: to be removed, with its line in .ci/skips, when both are merged.
+func needsNode(t *testing.T) {
+	t.Helper()
+	_, err := os.Stat(filepath.Join(filepath.Dir(tsugiki), "tsugiki-runtime"))
+	if err == nil {
+		err = exec.Command(tsugiki, "agent", "--help").Run()
+	}
+	if err != nil {
+		t.Skipf("skip: needs tsugiki agent and tsugiki-runtime: %v", err)
+	}
+}
+
+var engineImage = sync.OnceValues(func() (*engines.Image, error) {
+	dir := filepath.Join(tmpDir, "image")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return nil, err
+	}
+	return engines.BuildImage(dir)
+})
+
+func (n *node) socket() string { return filepath.Join(n.dir, "run", "agent.sock") }
+
+// startAgent starts the agent, which may have run before, and waits until it
+// answers.
+func (n *node) startAgent(t *testing.T) {
+	t.Helper()
+	n.agent = start(n.t, commandIn(context.Background(), t, n.h, tsugiki, "agent",
+		"--run-dir", filepath.Join(n.dir, "run"), "--state-dir", filepath.Join(n.dir, "state")))
+	testkit.Eventually(t, 10*time.Second, func() error {
+		select {
+		case <-n.agent.ended:
+			t.Fatalf("the agent has ended:\n%s", n.agent.output)
+		default:
+		}
+		c, err := net.Dial("unix", n.socket())
+		if err == nil {
+			c.Close()
+		}
+		return err
+	})
+}
+
+// container is a grafted one, which serves at servedPort once its program runs,
+// and may connect to wherever the prefix is.
+func (n *node) container(name, prefix string, port int) engines.Container {
+	c := engines.Container{Name: name, Runtime: "tsugiki", None: n.none, Args: engines.Nginx}
+	inside := "80"
+	if n.redis {
+		c.Args, inside = engines.Redis, redisPort
+	}
+	c.Annotations = map[string]string{
+		"tsugiki.dev/ingress": fmt.Sprintf("0.0.0.0:%s=%s:%d", inside, hostAddr4, port),
+		"tsugiki.dev/egress":  prefix + "=" + sourceAddr4,
+	}
+	if n.engine == "podman" { // tells its runtime no name
+		c.Annotations["tsugiki.dev/name"] = name
+	}
+	return c
+}
+
+// run runs a container, which is removed with the engine at the latest.
+func (n *node) run(t *testing.T, c engines.Container) {
+	t.Helper()
+	if err := n.Run(c); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// exec runs a program in a container.
+func (n *node) exec(t *testing.T, container string, args ...string) string {
+	t.Helper()
+	out, err := n.Exec(container, args...)
+	if err != nil {
+		t.Fatalf("%v\nstandard output:\n%s", err, out)
+	}
+	return out
+}
+
+// remove removes a container and checks that the agent knows it no more.
+func (n *node) remove(t *testing.T, name string) {
+	t.Helper()
+	if err := n.Remove(name); err != nil {
+		t.Fatal(err)
+	}
+	n.waitForgotten(t, name)
+}
+
+func (n *node) waitForgotten(t *testing.T, name string) {
+	t.Helper()
+	testkit.Eventually(t, 5*time.Second, func() error {
+		if known := n.known(t, name); known != "" {
+			return fmt.Errorf("the agent still knows %s:\n%s", name, known)
+		}
+		return nil
+	})
+}
+
+// known is the agent's list of containers, if one of the name is on it.
+func (n *node) known(t *testing.T, name string) string {
+	t.Helper()
+	out := succeed(t, command(t, n.h, tsugiki, "ps", "--agent", n.socket()))
+	if n.engine == "cri" {
+		name = "default." + name + ".main" // namespace, pod, container
+	}
+	for _, word := range strings.Fields(out) {
+		if word == name {
+			return out
+		}
+	}
+	return ""
+}
+
+// refused runs a container that must not start, and returns what the engine
+// says of it.
+func (n *node) refused(t *testing.T, c engines.Container) string {
+	t.Helper()
+	err := n.Run(c)
+	if err == nil {
+		t.Errorf("%s has started", c.Name)
+	}
+	_ = n.Remove(c.Name) // some engines keep what has not started
+	n.waitForgotten(t, c.Name)
+	return fmt.Sprint(err)
+}
+
+// checkServed asks the server of a container, from the remote, and checks whom it
+// has seen.
+func (n *node) checkServed(t *testing.T, container string, port int) {
+	t.Helper()
+	if n.redis {
+		n.waitRedis(t, port)
+		talk := command(t, n.srv, "redis-cli", "-h", hostAddr4, "-p", fmt.Sprint(port))
+		talk.Stdin = strings.NewReader(redisTalk)
+		checkRedisTalk(t, succeed(t, talk), remoteAddr4)
+		return
+	}
+	url := fmt.Sprintf("http://%s:%d/", hostAddr4, port)
+	waitOK(t, n.srv, url)
+	if body := curl(t, n.srv, url+"?seen"); body != "hello\n" {
+		t.Errorf("got %q", body)
+	}
+	testkit.Eventually(t, 5*time.Second, func() error {
+		log, err := n.Logs(container)
+		if err == nil && !strings.Contains(log, remoteAddr4+" 200 /?seen\n") {
+			err = fmt.Errorf("logged:\n%s", log)
+		}
+		return err
+	})
+}
+
+func (n *node) waitRedis(t *testing.T, port int) {
+	t.Helper()
+	testkit.Eventually(t, 10*time.Second, func() error {
+		r := try(t, command(t, n.srv, "redis-cli", "-h", hostAddr4, "-p", fmt.Sprint(port), "ping"))
+		if r.stdout != "PONG\n" {
+			return fmt.Errorf("redis answers %q, %w", r.stdout, r.err)
+		}
+		return nil
+	})
+}
+
+// checkRefused checks that nobody listens on a port of the host.
+func (n *node) checkRefused(t *testing.T, port int) {
+	t.Helper()
+	const couldNotConnect = 7 // of curl
+	r := try(t, command(t, n.srv, "curl", "-sS", "-m", "5", fmt.Sprintf("http://%s:%d/", hostAddr4, port)))
+	if exitStatus(r.err) != couldNotConnect {
+		t.Errorf("the remote connects to port %d of the host: %v: %s%s", port, r.err, r.stdout, r.stderr)
+	}
+}
