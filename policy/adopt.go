@@ -37,7 +37,7 @@ func Adopt(cgroup *os.File, t *Table, find func(name string) *endpoint.Endpoint)
 }
 
 func (e *Enforcement) adopt(cgroup *os.File) error {
-	spec, err := bpf.LoadPolicy()
+	spec, err := programs()
 	if err != nil {
 		return err
 	}

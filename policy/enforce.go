@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"sync"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -59,7 +60,7 @@ type Denied struct {
 // sockets is closed, whatever becomes of this process: they are attached by
 // BPF_PROG_ATTACH, not by a link that its owner's death would undo.
 func Enforce(cgroup *os.File, t *Table, netnsOf func(*endpoint.Endpoint) uint64) (*Enforcement, error) {
-	spec, err := bpf.LoadPolicy()
+	spec, err := programs()
 	if err != nil {
 		return nil, fmt.Errorf("read policy programs: %w", err)
 	}
@@ -90,6 +91,18 @@ func Enforce(cgroup *os.File, t *Table, netnsOf func(*endpoint.Endpoint) uint64)
 		return nil, fmt.Errorf("let go of policy programs: %w", err)
 	}
 	return e, nil
+}
+
+// parsed is the object, which takes longer to read than to load.
+var parsed = sync.OnceValues(bpf.LoadPolicy)
+
+// programs are those of the object, for the caller to change.
+func programs() (*ebpf.CollectionSpec, error) {
+	spec, err := parsed()
+	if err != nil {
+		return nil, err
+	}
+	return spec.Copy(), nil
 }
 
 func (e *Enforcement) attach(cgroup *os.File) error {

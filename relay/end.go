@@ -50,19 +50,19 @@ type datagram struct {
 	to   netip.Addr // of IPv4 with IP_PKTINFO, else invalid
 }
 
-// receive waits for a datagram; take gives the memory for it once there is one.
-// An error means that the socket is closed or its deadline over.
-func (s *socket) receive(take func() *buffer, drop func(*buffer)) (*buffer, datagram, error) {
+// receive waits for a datagram, whose buffer the caller has to drop. An error means
+// that the socket is closed or its deadline over.
+func (s *socket) receive() (*buffer, datagram, error) {
 	var (
 		b   *buffer
 		d   datagram
 		oob [64]byte
 	)
 	err := s.raw.Read(func(fd uintptr) bool {
-		b = take()
+		b = takeBuffer()
 		n, oobn, flags, from, err := unix.Recvmsg(int(fd), b[:], oob[:], unix.MSG_DONTWAIT)
 		if errors.Is(err, unix.EAGAIN) {
-			drop(b)
+			dropBuffer(b)
 			b = nil
 			return false
 		}
@@ -170,17 +170,15 @@ func (r *Relay) newEnd(ip6 bool, secret netip.Addr) (*end, error) {
 // serve passes on what programs send.
 func (e *end) serve() {
 	defer e.relay.running.Done()
-	b := new(buffer)
 	for {
-		_, d, err := e.receive(func() *buffer { return b }, func(*buffer) {})
+		b, d, err := e.receive()
 		if err != nil {
 			return
 		}
-		to, proven := e.server(d)
-		if !proven {
-			continue
+		if to, proven := e.server(d); proven {
+			e.relay.pass(e, d, to)
 		}
-		e.relay.pass(e, d, to)
+		dropBuffer(b)
 	}
 }
 

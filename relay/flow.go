@@ -132,11 +132,8 @@ func (f *flow) serve() {
 
 // answer passes datagrams on until there is an error.
 func (f *flow) answer() error {
-	r := f.end.relay
-	take := func() *buffer { return r.buffers.Get().(*buffer) }
-	drop := func(b *buffer) { r.buffers.Put(b) }
 	for {
-		b, d, err := f.receive(take, drop)
+		b, d, err := f.receive()
 		if err != nil {
 			return err
 		}
@@ -144,7 +141,7 @@ func (f *flow) answer() error {
 			f.use()
 			err = f.end.send(d.data, netip.AddrPortFrom(alias, f.key.port))
 		}
-		drop(b)
+		dropBuffer(b)
 		// The kernel programs say that the sender is gone.
 		if errors.Is(err, unix.EPERM) {
 			return err

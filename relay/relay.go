@@ -55,6 +55,12 @@ const (
 
 type buffer [datagramMax]byte
 
+// buffers are those of all relays: most have nothing to carry most of the time.
+var buffers = sync.Pool{New: func() any { return new(buffer) }}
+
+func takeBuffer() *buffer  { return buffers.Get().(*buffer) }
+func dropBuffer(b *buffer) { buffers.Put(b) }
+
 // Place is a network namespace in which sockets can be had.
 type Place interface {
 	Keeper() (*keeper.Keeper, error)
@@ -77,7 +83,6 @@ type Config struct {
 type Relay struct {
 	config  Config
 	ends    []*end
-	buffers sync.Pool
 	running sync.WaitGroup
 
 	mu     sync.Mutex // guards what follows
@@ -95,7 +100,6 @@ func Start(c Config) (*Relay, error) {
 		c.idle = idleLimit
 	}
 	r := &Relay{config: c, flows: map[flowKey]*flow{}}
-	r.buffers.New = func() any { return new(buffer) }
 	// Where another process has led datagrams before, that one is gone.
 	if err := c.Enforcement.LeadToRelay(policy.Relay{}); err != nil {
 		return nil, fmt.Errorf("start relay: %w", err)

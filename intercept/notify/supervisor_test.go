@@ -130,7 +130,7 @@ func (w *world) start(own *netns.NS, group *os.File) {
 	defer os.Unsetenv(programEnv)
 	w.process, err = launch.Start(launch.Spec{
 		Path: exe, Args: []string{"program"}, Netns: own, CgroupDir: group, Filter: prog, Caps: launch.Default,
-	}, func(listener *os.File) (err error) {
+	}, func(listener *os.File, _ int) (err error) {
 		w.gate, err = gate.Start(gate.Config{
 			Binary: filepath.Join(testkit.BuildTsugiki(w.t), gate.Program), Own: own, CgroupDir: group,
 			Listener: listener, Door: w.door,

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/internal/netns"
+	"github.com/tsugiki/tsugiki/internal/programs"
 )
 
 var (
@@ -120,15 +121,14 @@ func openPeer(conn *net.UnixConn) (*peer, error) {
 	if err = errors.Join(cerr, err); err != nil {
 		return nil, err
 	}
-	// Non-blocking, so that waiting for it takes no thread.
-	fd, err := unix.PidfdOpen(int(cred.Pid), unix.PIDFD_NONBLOCK)
+	process, err := programs.Open(int(cred.Pid))
 	if errors.Is(err, unix.ESRCH) {
 		return nil, ErrGone
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open process %d: %w", cred.Pid, err)
 	}
-	return &peer{int(cred.Pid), os.NewFile(uintptr(fd), "gate process")}, nil
+	return &peer{int(cred.Pid), process}, nil
 }
 
 func (p *peer) pid() int { return p.id }
@@ -141,16 +141,7 @@ func (p *peer) kill() {
 	}
 }
 
-func (p *peer) wait() {
-	raw, err := p.pidfd.SyscallConn()
-	if err != nil {
-		return
-	}
-	_ = raw.Read(func(fd uintptr) bool { // or it is closed
-		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
-		return n > 0 && err == nil
-	})
-}
+func (p *peer) wait() { programs.Await(p.pidfd) }
 
 // well is not known of another's child: it says good-bye.
 func (p *peer) well() bool { return false }

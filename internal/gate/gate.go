@@ -189,7 +189,10 @@ func startProcess(path string, c Config, files []*os.File) (*Gate, error) {
 		return nil, errors.Join(err, conn.Close())
 	}
 	p := &child{cmd, make(chan struct{})}
+	process, _ := programs.Open(cmd.Process.Pid) // without, a thread waits
 	go func() {
+		programs.Await(process)
+		process.Close()
 		_ = cmd.Wait() // how it ended is in ProcessState
 		close(p.ended)
 	}()

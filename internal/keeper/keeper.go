@@ -118,7 +118,8 @@ func Start(cfg Config) (*Keeper, error) {
 		k.read()
 		close(k.reading)
 	}()
-	go k.reap()
+	process, _ := programs.Open(k.PID()) // without, a thread waits
+	go k.reap(process)
 	k.log.Debug("keeper started", "pid", k.PID())
 	return k, nil
 }
@@ -234,7 +235,9 @@ func (k *Keeper) kill() {
 }
 
 // reap waits for the process's end and lets go of everything.
-func (k *Keeper) reap() {
+func (k *Keeper) reap(process *os.File) {
+	programs.Await(process)
+	process.Close()
 	_ = k.cmd.Wait() // how it ended is in ProcessState
 	k.fail(fmt.Errorf("%w: %v", ErrGone, k.cmd.ProcessState))
 	if !k.closing.Load() {

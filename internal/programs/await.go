@@ -1,0 +1,36 @@
+package programs
+
+import (
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// Open opens a process, so that Await can wait for it: a pidfd (Linux 5.10 for one
+// that does not block).
+func Open(pid int) (*os.File, error) {
+	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), "process"), nil
+}
+
+// Await waits until a process has ended, or the file is closed. It takes no thread
+// for that, as os.Process.Wait does: one who has many children then waits for each
+// without one.
+//
+// Of a process that could not be opened, nil, it knows nothing and waits for nothing.
+func Await(process *os.File) {
+	if process == nil {
+		return
+	}
+	raw, err := process.SyscallConn()
+	if err != nil {
+		return
+	}
+	_ = raw.Read(func(fd uintptr) bool { // or it is closed
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+		return n > 0 && err == nil
+	})
+}
