@@ -1,12 +1,9 @@
 package agent
 
 import (
-	"bytes"
-	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/url"
@@ -14,7 +11,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -22,94 +18,91 @@ import (
 	"github.com/tsugiki/tsugiki/endpoint"
 )
 
-// Client speaks to the supervisor of a running container.
+// Client changes a running container.
 type Client struct {
 	container string
-	http      http.Client
+	api       *api.Client
 }
 
-// requestLimit is how long a request may take: what is waited for is the kernel
-// and other requests.
-const requestLimit = 30 * time.Second
+// Where says where containers are looked for.
+type Where struct {
+	RunDir string
+	Agent  string // socket of the daemon; empty: that of RunDir
+}
 
-// answerMax is more than all endpoints of a container take.
-const answerMax = 4 << 20
+func (w Where) agent() string {
+	if w.Agent != "" {
+		return w.Agent
+	}
+	return socketOf(w.RunDir, agentName)
+}
 
-// Connect finds a running container of a run directory. With an empty name it is
-// the only one.
-func Connect(runDir, name string) (*Client, error) {
-	if name == "" {
-		names, err := Running(runDir)
-		switch {
-		case err != nil:
+// Connect finds a running container: one of the daemon's, or of a tsugiki run of its
+// own. With an empty name it is the only one.
+func Connect(w Where, name string) (*Client, error) {
+	if name != "" {
+		if err := checkName(name); err != nil {
 			return nil, err
-		case len(names) == 0:
-			return nil, fmt.Errorf("no container is running; start one with tsugiki run, or say with --run-dir where its directory is (here %s)", runDir)
-		case len(names) > 1:
-			return nil, fmt.Errorf("%d containers are running, choose one with \"for NAME\": %s", len(names), strings.Join(names, ", "))
 		}
-		name = names[0]
 	}
-	if err := checkName(name); err != nil {
-		return nil, err
-	}
-	path := socketOf(runDir, name)
-	conn, err := dial(context.Background(), path)
+	sockets, err := Running(w)
 	if err != nil {
-		if !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ECONNREFUSED) {
-			return nil, fmt.Errorf("connect to container %s: %w", name, err)
-		}
-		names, err := Running(runDir)
-		if err == nil && len(names) == 0 {
-			err = fmt.Errorf("container %s is not running, nor is any other", name)
-		} else if err == nil {
-			err = fmt.Errorf("container %s is not running; there is %s", name, strings.Join(names, ", "))
-		}
 		return nil, err
 	}
-	conn.Close()
-	c := &Client{container: name}
-	c.http.Timeout = requestLimit
-	c.http.Transport = &http.Transport{
-		DisableKeepAlives: true,
-		DialContext:       func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx, path) },
+	names := slices.Sorted(maps.Keys(sockets))
+	switch {
+	case name == "" && len(names) == 0:
+		return nil, fmt.Errorf("no container is running; start one with tsugiki run, or say with --run-dir where its directory is (here %s)", w.RunDir)
+	case name == "" && len(names) > 1:
+		return nil, fmt.Errorf("%d containers are running, choose one with \"for NAME\": %s", len(names), strings.Join(names, ", "))
+	case name == "":
+		name = names[0]
+	case sockets[name] == "" && len(names) == 0:
+		return nil, fmt.Errorf("container %s is not running, nor is any other", name)
+	case sockets[name] == "":
+		return nil, fmt.Errorf("container %s is not running; there is %s", name, strings.Join(names, ", "))
 	}
-	return c, nil
+	return &Client{name, api.Dial(sockets[name])}, nil
 }
 
-// Running lists the containers of a run directory that are running, by name.
-func Running(runDir string) ([]string, error) {
-	entries, err := os.ReadDir(runDir)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil
+// Running finds the containers that are running: by name, the sockets of those who
+// can change them.
+func Running(w Where) (map[string]string, error) {
+	sockets := map[string]string{}
+	list, err := api.Dial(w.agent()).Containers()
+	if err != nil && (w.Agent != "" || !errors.Is(err, api.ErrNoAgent)) {
+		return nil, err
 	}
-	if err != nil {
+	for _, c := range list {
+		sockets[c.Name] = w.agent()
+	}
+	entries, err := os.ReadDir(w.RunDir)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("find running containers: %w", err)
 	}
-	var names []string
 	for _, e := range entries {
 		name, isSocket := strings.CutSuffix(e.Name(), socketSuffix)
 		if !isSocket || e.Type() != os.ModeSocket || checkName(name) != nil {
 			continue
 		}
-		conn, err := dial(context.Background(), filepath.Join(runDir, e.Name()))
+		path := filepath.Join(w.RunDir, e.Name())
+		conn, err := dial(path)
 		if errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, os.ErrNotExist) {
 			continue // killed, or gone meanwhile
 		}
 		if err == nil {
 			conn.Close()
 		}
-		names = append(names, name)
+		sockets[name] = path
 	}
-	slices.Sort(names)
-	return names, nil
+	return sockets, nil
 }
 
 func socketOf(runDir, name string) string { return filepath.Join(runDir, name+socketSuffix) }
 
-func dial(ctx context.Context, path string) (conn net.Conn, err error) {
+func dial(path string) (conn net.Conn, err error) {
 	err = api.Nearby(path, func(short string) (err error) {
-		conn, err = new(net.Dialer).DialContext(ctx, "unix", short)
+		conn, err = net.Dial("unix", short)
 		return err
 	})
 	return conn, err
@@ -134,39 +127,9 @@ func (c *Client) request(method, name string, send, receive any) error {
 	if name != "" {
 		path += "/" + url.PathEscape(name)
 	}
-	var body io.Reader
-	if send != nil {
-		data, err := json.Marshal(send)
-		if err != nil {
-			return err
-		}
-		body = bytes.NewReader(data)
-	}
-	req, err := http.NewRequest(method, "http://tsugiki"+path, body)
+	err := c.api.Do(method, path, send, receive)
 	if err != nil {
-		return err
-	}
-	resp, err := c.http.Do(req)
-	if err != nil {
-		return fmt.Errorf("ask container %s: %w", c.container, errors.Unwrap(err))
-	}
-	defer resp.Body.Close()
-	data, err := io.ReadAll(io.LimitReader(resp.Body, answerMax))
-	if err != nil {
-		return fmt.Errorf("ask container %s: %w", c.container, err)
-	}
-	if resp.StatusCode >= 300 {
-		var f api.Failure
-		if json.Unmarshal(data, &f) != nil || f.Error == "" {
-			f.Error = resp.Status
-		}
-		return fmt.Errorf("container %s: %s", c.container, f.Error)
-	}
-	if receive == nil {
-		return nil
-	}
-	if err := json.Unmarshal(data, receive); err != nil {
-		return fmt.Errorf("ask container %s: %w", c.container, err)
+		return fmt.Errorf("container %s: %w", c.container, err)
 	}
 	return nil
 }

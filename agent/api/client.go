@@ -27,8 +27,13 @@ const requestLimit = 30 * time.Second
 // answerMax is more than any list of ours takes.
 const answerMax = 16 << 20
 
-// ErrNotFound says that the daemon has no container of that name.
+// ErrNotFound says that there is no such container, or endpoint.
 var ErrNotFound = errors.New("not found")
+
+type notFoundError string
+
+func (e notFoundError) Error() string        { return string(e) }
+func (e notFoundError) Is(target error) bool { return target == ErrNotFound }
 
 // Client speaks to a daemon.
 type Client struct {
@@ -138,7 +143,7 @@ func (c *Client) Do(method, path string, send, receive any) error {
 			f.Error = resp.Status
 		}
 		if resp.StatusCode == http.StatusNotFound {
-			return fmt.Errorf("%w: %s", ErrNotFound, f.Error)
+			return notFoundError(f.Error)
 		}
 		return errors.New(f.Error)
 	}
@@ -166,8 +171,7 @@ func (e noAgentError) Error() string {
 func (e noAgentError) Unwrap() []error { return []error{ErrNoAgent, e.cause} }
 
 func (c *Client) unreachable(err error) error {
-	var op *net.OpError
-	if errors.Is(err, os.ErrNotExist) || errors.As(err, &op) && op.Op == "dial" {
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ECONNREFUSED) {
 		return noAgentError{c.Socket, err}
 	}
 	return fmt.Errorf("ask the agent at %s: %w", c.Socket, err)

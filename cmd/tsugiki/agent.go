@@ -69,7 +69,7 @@ func (f *agentFlags) load() (*config.Config, error) {
 		err = agent.CheckConfig(cfg)
 	}
 	if err != nil {
-		return nil, err
+		return nil, usageError{err}
 	}
 	if f.runDir != "" {
 		cfg.RunDir = f.runDir

@@ -78,12 +78,12 @@ func namespaces() []string {
 
 // completeGraft completes the words that follow an endpoint's name by what a
 // command takes, and "for CONTAINER" at the end.
-func completeGraft(runDir *string, first func(runDir string) []string, grammar func() map[string][]string) cobra.CompletionFunc {
+func completeGraft(where *agent.Where, first func(agent.Where) []string, grammar func() map[string][]string) cobra.CompletionFunc {
 	return func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 		const directive = cobra.ShellCompDirectiveNoFileComp
 		if first != nil {
 			if len(args) == 0 {
-				return first(*runDir), directive
+				return first(*where), directive
 			}
 			args = args[1:]
 		}
@@ -94,8 +94,8 @@ func completeGraft(runDir *string, first func(runDir string) []string, grammar f
 		last := len(args) - 1
 		switch {
 		case len(args)%2 == 1 && args[last] == "for":
-			names, _ := agent.Running(*runDir)
-			return names, directive
+			names, _ := agent.Running(*where)
+			return slices.Sorted(maps.Keys(names)), directive
 		case len(args)%2 == 1 && args[last] == "path":
 			return nil, cobra.ShellCompDirectiveDefault
 		case len(args)%2 == 1:
@@ -109,11 +109,11 @@ func completeGraft(runDir *string, first func(runDir string) []string, grammar f
 }
 
 // endpointNames are those of all running containers.
-func endpointNames(runDir string) []string {
-	containers, _ := agent.Running(runDir)
+func endpointNames(where agent.Where) []string {
+	containers, _ := agent.Running(where)
 	var names []string
-	for _, container := range containers {
-		c, err := agent.Connect(runDir, container)
+	for container := range containers {
+		c, err := agent.Connect(where, container)
 		if err != nil {
 			continue // it has ended meanwhile
 		}
@@ -134,4 +134,4 @@ func endpointKeys() map[string][]string {
 }
 
 // noName is for what a user has to think of.
-func noName(string) []string { return nil }
+func noName(agent.Where) []string { return nil }

@@ -13,7 +13,7 @@ import (
 )
 
 func graftCommand() *cobra.Command {
-	var runDir string
+	var where agent.Where
 	cmd := &cobra.Command{
 		Use:   "graft",
 		Short: "Add, delete and show the endpoints of a running container",
@@ -34,12 +34,13 @@ established go on, whatever becomes of their endpoint.`,
 		},
 		Run: func(*cobra.Command, []string) {},
 	}
-	cmd.PersistentFlags().StringVar(&runDir, "run-dir", agent.RunDir, "directory for what is known of running containers")
-	cmd.AddCommand(graftAdd(&runDir), graftDel(&runDir), graftShow(&runDir))
+	cmd.PersistentFlags().StringVar(&where.RunDir, "run-dir", agent.RunDir, "directory for what is known of running containers")
+	cmd.PersistentFlags().StringVar(&where.Agent, "agent", "", "socket of the agent (default the one of --run-dir)")
+	cmd.AddCommand(graftAdd(&where), graftDel(&where), graftShow(&where))
 	return cmd
 }
 
-func graftAdd(runDir *string) *cobra.Command {
+func graftAdd(where *agent.Where) *cobra.Command {
 	return &cobra.Command{
 		Use:   "add NAME type TYPE ... [for CONTAINER]",
 		Short: "Give a container an endpoint",
@@ -51,7 +52,7 @@ It has to fit them, and the host has to have its address.`,
 		Example: `  tsugiki graft add out type ipv4 addr 198.51.100.7 port dynamic
   tsugiki graft add web type ipv6 addr 2001:db8::7 port 80 for web-1`,
 		DisableFlagsInUseLine: true,
-		ValidArgsFunction:     completeGraft(runDir, noName, endpointKeys),
+		ValidArgsFunction:     completeGraft(where, noName, endpointKeys),
 		RunE: func(_ *cobra.Command, args []string) error {
 			words, container, err := cutFor(args, 1)
 			if err != nil {
@@ -61,12 +62,12 @@ It has to fit them, and the host has to have its address.`,
 			if err != nil {
 				return usageError{fmt.Errorf("graft add: %w", err)}
 			}
-			return with(*runDir, container, "add", func(c *agent.Client) error { return c.Add(ep) })
+			return with(*where, container, "add", func(c *agent.Client) error { return c.Add(ep) })
 		},
 	}
 }
 
-func graftDel(runDir *string) *cobra.Command {
+func graftDel(where *agent.Where) *cobra.Command {
 	return &cobra.Command{
 		Use:   "del NAME [for CONTAINER]",
 		Short: "Take an endpoint away from a container",
@@ -76,7 +77,7 @@ connected next stays in the container, unless another rule leads it elsewhere.`,
 		Example: `  tsugiki graft del out
   tsugiki graft del out for web-1`,
 		DisableFlagsInUseLine: true,
-		ValidArgsFunction:     completeGraft(runDir, endpointNames, nil),
+		ValidArgsFunction:     completeGraft(where, endpointNames, nil),
 		RunE: func(_ *cobra.Command, args []string) error {
 			words, container, err := cutFor(args, 1)
 			if err == nil && len(words) != 1 {
@@ -85,12 +86,12 @@ connected next stays in the container, unless another rule leads it elsewhere.`,
 			if err != nil {
 				return usageError{fmt.Errorf("graft del: %w", err)}
 			}
-			return with(*runDir, container, "del", func(c *agent.Client) error { return c.Delete(words[0]) })
+			return with(*where, container, "del", func(c *agent.Client) error { return c.Delete(words[0]) })
 		},
 	}
 }
 
-func graftShow(runDir *string) *cobra.Command {
+func graftShow(where *agent.Where) *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "show [-j] [for CONTAINER]",
@@ -101,7 +102,7 @@ name, type, addr, port, path, netns and rules.`,
 		Example: `  tsugiki graft show
   tsugiki graft show -j for web-1`,
 		DisableFlagsInUseLine: true,
-		ValidArgsFunction:     completeGraft(runDir, nil, nil),
+		ValidArgsFunction:     completeGraft(where, nil, nil),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			words, container, err := cutFor(args, 0)
 			if err == nil && len(words) > 0 {
@@ -110,7 +111,7 @@ name, type, addr, port, path, netns and rules.`,
 			if err != nil {
 				return usageError{fmt.Errorf("graft show: %w", err)}
 			}
-			return with(*runDir, container, "show", func(c *agent.Client) error {
+			return with(*where, container, "show", func(c *agent.Client) error {
 				list, err := c.Endpoints()
 				if err != nil {
 					return err
@@ -141,8 +142,8 @@ func printEndpoints(cmd *cobra.Command, list []agent.Endpoint, asJSON bool) erro
 	return nil
 }
 
-func with(runDir, container, verb string, fn func(*agent.Client) error) error {
-	c, err := agent.Connect(runDir, container)
+func with(where agent.Where, container, verb string, fn func(*agent.Client) error) error {
+	c, err := agent.Connect(where, container)
 	if err == nil {
 		err = fn(c)
 	}

@@ -15,7 +15,7 @@ const module = "github.com/tsugiki/tsugiki"
 // folders below it. Every package may also import the leaves of internal/.
 var allowed = map[string][]string{
 	"cmd":              {"agent", "endpoint", "intercept/filter", "policy"},
-	"agent":            {"endpoint", "graft", "intercept", "policy", "relay"},
+	"agent":            {"agent/api", "endpoint", "graft", "intercept", "policy", "relay"},
 	"intercept/notify": {"graft", "intercept/filter"},
 	"intercept/filter": {},
 	"graft":            {"endpoint", "policy"},
