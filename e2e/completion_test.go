@@ -106,6 +106,8 @@ func TestManualPages(t *testing.T) {
 		"tsugiki-graft-add.1":  {"NAME type unix path PATH", "--run-dir VALUE"},
 		"tsugiki-graft-del.1":  {"tsugiki graft del out for web-1"},
 		"tsugiki-graft-show.1": {"-j, --json"},
+		"tsugiki-agent.1":      {"--state-dir", "SIGHUP"},
+		"tsugiki-ps.1":         {"--agent", "-j, --json"},
 		"tsugiki-doctor.1":     {"-j, --json", "exit status"},
 		"tsugiki-completion.1": {"bash|zsh|fish"},
 		"tsugiki-agent.toml.5": append(configKeys(),

@@ -127,12 +127,13 @@ type program struct {
 	// tid is the caller's only as long as the notification is valid, which
 	// every method asks after it has used it.
 	tid   int
+	call  uint64 // p.id, or that of the call which a signal interrupted and the kernel restarts
 	again bool
 }
 
 func (p *program) Thread() int { return p.tid }
 
-func (p *program) Call() uint64 { return p.id }
+func (p *program) Call() uint64 { return p.call }
 
 func (p *program) Again() bool { return p.again }
 

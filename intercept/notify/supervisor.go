@@ -39,9 +39,11 @@ type Supervisor struct {
 	engine    *graft.Engine
 	log       *slog.Logger
 	processes processes
-	done      sync.WaitGroup
-	closing   atomic.Bool
-	gone      func(error)
+	// interrupted are calls that were carried out, and not answered.
+	interrupted interruptions
+	done        sync.WaitGroup
+	closing     atomic.Bool
+	gone        func(error)
 }
 
 // New makes a supervisor for a filter's listener and its gate, which stay the
@@ -118,10 +120,13 @@ func (s *Supervisor) Wait() {
 }
 
 func (s *Supervisor) handle(a gate.Ask) {
-	p := &program{s: s, id: a.ID, tid: a.Thread, again: a.Again}
+	p := &program{s: s, id: a.ID, tid: a.Thread, call: a.ID, again: a.Again}
 	if a.Answered {
 		s.tell(p, a)
 		return
+	}
+	if id, found := s.interrupted.take(a); found {
+		p.call, p.again = id, true
 	}
 	answer, err := s.ask(p, a)
 	switch {
@@ -137,7 +142,9 @@ func (s *Supervisor) handle(a gate.Ask) {
 	if err != nil {
 		answer = graft.Answer{}
 	}
-	s.answer(a, answer)
+	if errors.Is(s.answer(a, answer), errStale) && a.Call == gate.Bind && answer.Action == graft.Succeed {
+		s.interrupted.note(a, p.call)
+	}
 }
 
 // ask puts a call to the engine. What a sockaddr held when the gate read it is
@@ -190,7 +197,7 @@ func (s *Supervisor) tell(p *program, a gate.Ask) {
 	}
 }
 
-func (s *Supervisor) answer(a gate.Ask, answer graft.Answer) {
+func (s *Supervisor) answer(a gate.Ask, answer graft.Answer) error {
 	r := response{id: a.ID}
 	switch answer.Action {
 	case graft.Proceed:
@@ -200,7 +207,9 @@ func (s *Supervisor) answer(a gate.Ask, answer graft.Answer) {
 	case graft.Succeed:
 		r.value = int64(answer.Value)
 	}
-	if err := s.listener.send(&r); err != nil && !errors.Is(err, errStale) {
+	err := s.listener.send(&r)
+	if err != nil && !errors.Is(err, errStale) {
 		s.log.Error("answer notification", "err", err)
 	}
+	return err
 }
