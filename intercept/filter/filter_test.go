@@ -32,7 +32,7 @@ func (d *seccompData) word(offset uint32) uint32 {
 	panic("load outside of seccomp_data")
 }
 
-// evaluate is the kernel's interpreter for the instructions that we use.
+// evaluate is the kernel's interpreter for the instructions that we and libseccomp use.
 func evaluate(t *testing.T, prog []unix.SockFilter, d seccompData) uint32 {
 	t.Helper()
 	var a uint32
@@ -56,6 +56,8 @@ func evaluate(t *testing.T, prog []unix.SockFilter, d seccompData) uint32 {
 			jump(a == in.K)
 		case unix.BPF_JMP | unix.BPF_JGE | unix.BPF_K:
 			jump(a >= in.K)
+		case unix.BPF_JMP | unix.BPF_JGT | unix.BPF_K:
+			jump(a > in.K)
 		case unix.BPF_JMP | unix.BPF_JSET | unix.BPF_K:
 			jump(a&in.K != 0)
 		case unix.BPF_RET | unix.BPF_K:

@@ -1,0 +1,338 @@
+package filter
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"runtime"
+	"slices"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+)
+
+// ErrProfile says that a seccomp profile cannot be composed with ours so that it
+// stays in force.
+var ErrProfile = errors.New("the seccomp profile cannot be composed")
+
+// ruleMax is how many rules a call may come to. The kernel takes 4096 instructions,
+// and each condition is some four.
+const ruleMax = 128
+
+// Compose returns the profile of an OCI runtime with our calls handed to the
+// supervisor that listens at a socket, and metadata told to it. A nil profile is
+// that of an unconfined container.
+//
+// The profile stays in force: what it refuses is refused as before, and what is
+// allowed by it, or logged, is that or asked about. More is asked about than by the
+// program of Build, and never less, except that marks are looked at for sockets of
+// AF_GRAFT as for others. What rules cannot say exactly is an error.
+//
+// The x32 ABI is left out of the profile, so that its calls end their program: its
+// programs are as good as none, and rules cannot tell its calls from those of the
+// 64-bit ABI.
+func Compose(profile *specs.LinuxSeccomp, o Options, listener, metadata string) (*specs.LinuxSeccomp, error) {
+	return compose(runtime.GOARCH, profile, o, listener, metadata)
+}
+
+// abis are an architecture's own ABI and the 32-bit one that comes with it.
+var abis = map[string][2]specs.Arch{
+	"amd64": {specs.ArchX86_64, specs.ArchX86},
+	"arm64": {specs.ArchAARCH64, specs.ArchARM},
+}
+
+func compose(goarch string, profile *specs.LinuxSeccomp, o Options, listener, metadata string) (*specs.LinuxSeccomp, error) {
+	abi, known := abis[goarch]
+	if !known {
+		return nil, fmt.Errorf("%w: %s", ErrArch, goarch)
+	}
+	if profile == nil {
+		profile = &specs.LinuxSeccomp{
+			DefaultAction: specs.ActAllow, Architectures: abi[:],
+			Flags: []specs.LinuxSeccompFlag{specs.LinuxSeccompFlagSpecAllow},
+		}
+	}
+	if err := composable(profile); err != nil {
+		return nil, err
+	}
+	composed := *profile
+	composed.ListenerPath, composed.ListenerMetadata = listener, metadata
+	composed.Architectures = slices.DeleteFunc(slices.Clone(profile.Architectures), func(a specs.Arch) bool { return a == specs.ArchX32 })
+	composed.Syscalls = nil
+	foreign32 := slices.Contains(composed.Architectures, abi[1])
+	trapped := traps(o, foreign32)
+	named, others := divide(profile.Syscalls, trapped)
+	composed.Syscalls = others
+	for _, name := range slices.Sorted(maps.Keys(trapped)) {
+		rules, err := composeCall(profile, name, named[name], trapped[name])
+		if err == nil && foreign32 && slices.ContainsFunc(rules, truncated) {
+			err = errors.New("its conditions come to some that mean another thing for 32-bit programs")
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%w: %s: %w", ErrProfile, name, err)
+		}
+		composed.Syscalls = append(composed.Syscalls, rules...)
+	}
+	if foreign32 {
+		if err := composeSocketcall(&composed, trapped); err != nil {
+			return nil, fmt.Errorf("%w: %s: %w", ErrProfile, socketcall, err)
+		}
+	}
+	return &composed, nil
+}
+
+// divide takes the calls that are in a table out of the rules.
+func divide[T any](rules []specs.LinuxSyscall, table map[string]T) (named map[string][]specs.LinuxSyscall, others []specs.LinuxSyscall) {
+	named = map[string][]specs.LinuxSyscall{}
+	for _, s := range rules {
+		var left []string
+		for _, name := range s.Names {
+			if _, is := table[name]; is {
+				named[name] = append(named[name], s)
+			} else {
+				left = append(left, name)
+			}
+		}
+		if s.Names = left; len(left) > 0 {
+			others = append(others, s)
+		}
+	}
+	return named, others
+}
+
+func composable(p *specs.LinuxSeccomp) error {
+	if p.ListenerPath != "" || p.ListenerMetadata != "" {
+		return fmt.Errorf("%w: it has a listener of its own (listenerPath)", ErrProfile)
+	}
+	if !verdictOf(p.DefaultAction, nil).keepable() {
+		return fmt.Errorf("%w: its default action is %s", ErrProfile, p.DefaultAction)
+	}
+	for _, s := range p.Syscalls {
+		if s.Action == specs.ActNotify {
+			return fmt.Errorf("%w: it has a listener of its own (%s)", ErrProfile, s.Action)
+		}
+	}
+	return nil
+}
+
+// verdict is an action with its errno.
+type verdict struct {
+	action specs.LinuxSeccompAction
+	errno  uint
+}
+
+func verdictOf(action specs.LinuxSeccompAction, errno *uint) verdict {
+	v := verdict{action: action}
+	if action == specs.ActErrno {
+		v.errno = uint(unix.EPERM)
+		if errno != nil {
+			v.errno = *errno
+		}
+	}
+	return v
+}
+
+// allows tells whether the kernel carries on with the call.
+func (v verdict) allows() bool { return v.action == specs.ActAllow || v.action == specs.ActLog }
+
+// keepable tells whether it is known what becomes of the call. Who traces could let
+// it pass.
+func (v verdict) keepable() bool {
+	switch v.action {
+	case specs.ActErrno, specs.ActTrap, specs.ActKill, specs.ActKillThread, specs.ActKillProcess:
+		return true
+	}
+	return v.allows()
+}
+
+// part is what a profile says about some of a call's forms.
+type part struct {
+	verdict
+	regions []region
+}
+
+// composeCall returns the rules for one of our calls, given those of the profile.
+func composeCall(profile *specs.LinuxSeccomp, name string, old []specs.LinuxSyscall, t trap) ([]specs.LinuxSyscall, error) {
+	def := verdictOf(profile.DefaultAction, profile.DefaultErrnoRet)
+	parts, err := partsOf(old, def)
+	if err != nil {
+		return nil, err
+	}
+	if err := checkArguments(name, parts, t); err != nil {
+		return nil, err
+	}
+	pass, err := outside(t.regions)
+	if err != nil {
+		return nil, err
+	}
+	if def.allows() {
+		var said []region
+		for _, p := range parts {
+			said = append(said, p.regions...)
+		}
+		rest, err := outside(said)
+		if err != nil {
+			return nil, err
+		}
+		parts = append(parts, part{def, rest})
+	}
+	var composed []specs.LinuxSyscall
+	add := func(v verdict, rs, within []region) {
+		if err == nil && v != def { // else it is as all that no rule names
+			rs, err = intersection(rs, within)
+			composed = append(composed, rulesOf(name, v, rs)...)
+		}
+	}
+	for _, p := range parts {
+		if !p.allows() {
+			add(p.verdict, p.regions, []region{everything})
+			continue
+		}
+		add(p.verdict, p.regions, pass)
+		add(t.verdict, p.regions, t.regions)
+	}
+	if err == nil && len(composed) > ruleMax {
+		err = errTooMany
+	}
+	slices.SortStableFunc(composed, inTreeOrder)
+	return composed, err
+}
+
+// truncated tells whether a rule allows more to programs of a 32-bit ABI, for which
+// libseccomp compares lower halves only. Of marks those will do, and of the address
+// in setsockopt(2) nothing is allowed to them.
+func truncated(s specs.LinuxSyscall) bool {
+	return verdictOf(s.Action, nil).allows() && slices.ContainsFunc(s.Args, func(c specs.LinuxSeccompArg) bool {
+		return datum(c)>>32 != 0 && c.Index != markArg && (c.Index != 3 || s.Names[0] != "setsockopt")
+	})
+}
+
+func datum(c specs.LinuxSeccompArg) uint64 {
+	if c.Op == specs.OpMaskedEqual {
+		return c.ValueTwo
+	}
+	return c.Value
+}
+
+// inTreeOrder compares rules as libseccomp does in its tree. What it has to put
+// before others may be lost, or never end: it goes astray where rules share a
+// condition that is not met by equality (2.5.4).
+func inTreeOrder(a, b specs.LinuxSyscall) int {
+	return slices.CompareFunc(a.Args, b.Args, func(c, d specs.LinuxSeccompArg) int {
+		return cmp.Or(cmp.Compare(d.Index, c.Index), cmp.Compare(datum(d), datum(c)))
+	})
+}
+
+// checkArguments refuses what libseccomp 2.5 loses rules of: different arguments in
+// the rules of one call. Those of socket(2) that engines look at are known to do.
+func checkArguments(name string, parts []part, t trap) error {
+	theirs, all := map[int]bool{}, map[int]bool{}
+	note := func(rs []region, in ...map[int]bool) {
+		for _, r := range rs {
+			for arg, s := range r {
+				for _, m := range in {
+					if s != anyValue {
+						m[arg] = true
+					}
+				}
+			}
+		}
+	}
+	note(t.regions, all)
+	for _, p := range parts {
+		note(p.regions, theirs, all)
+	}
+	if name == "socket" {
+		delete(theirs, 0)
+		delete(theirs, 2)
+		all = theirs
+	}
+	if len(theirs) > 0 && (name == "socket" || len(all) > 1) {
+		return fmt.Errorf("its rules look at arguments (%v) that cannot be told from ours", slices.Sorted(maps.Keys(theirs)))
+	}
+	return nil
+}
+
+func rulesOf(name string, v verdict, rs []region) []specs.LinuxSyscall {
+	var all []specs.LinuxSyscall
+	for _, conditions := range rules(rs) {
+		s := specs.LinuxSyscall{Names: []string{name}, Action: v.action, Args: conditions}
+		if v.action == specs.ActErrno {
+			s.ErrnoRet = &v.errno
+		}
+		all = append(all, s)
+	}
+	return all
+}
+
+// partsOf returns what the rules of one call come to, as libseccomp takes them: one
+// that says the default is left out, and the first one without conditions is the
+// only one. Those that say different things about one form of the call have no
+// order there, so nobody knows which holds.
+func partsOf(rules []specs.LinuxSyscall, def verdict) ([]part, error) {
+	var parts []part
+	for _, s := range rules {
+		v := verdictOf(s.Action, s.ErrnoRet)
+		if v == def {
+			continue
+		}
+		if !v.keepable() {
+			return nil, fmt.Errorf("what %s does cannot be kept", s.Action)
+		}
+		if len(s.Args) == 0 {
+			return []part{{v, []region{everything}}}, nil
+		}
+		rs, err := regionsOf(s.Args)
+		if err != nil {
+			return nil, err
+		}
+		for _, p := range parts {
+			if p.verdict == v {
+				continue
+			}
+			both, err := intersection(p.regions, rs)
+			if err != nil {
+				return nil, err
+			}
+			if len(both) > 0 {
+				return nil, fmt.Errorf("its rules contradict each other: %s and %s", p.action, v.action)
+			}
+		}
+		parts = append(parts, part{v, rs})
+	}
+	return parts, nil
+}
+
+// regionsOf returns what conditions say. Several of one argument are alternatives,
+// as runc has it, and then so are all of them.
+func regionsOf(conditions []specs.LinuxSeccompArg) ([]region, error) {
+	all, either := []region{everything}, []region(nil)
+	var seen [6]int
+	repeated := false
+	for _, c := range conditions {
+		if c.Index >= uint(len(seen)) {
+			return nil, fmt.Errorf("a call has no argument %d", c.Index)
+		}
+		spans, err := parse(c)
+		if err != nil {
+			return nil, err
+		}
+		seen[c.Index]++
+		repeated = repeated || seen[c.Index] > 1
+		var one []region
+		for _, s := range spans {
+			one = append(one, everything.where(int(c.Index), s))
+		}
+		if !repeated {
+			if all, err = intersection(all, one); err != nil {
+				return nil, err
+			}
+		}
+		either = append(either, one...)
+	}
+	if repeated {
+		return either, nil
+	}
+	return all, nil
+}

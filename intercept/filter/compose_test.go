@@ -1,0 +1,517 @@
+package filter
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+)
+
+// The profiles of testdata are what the engines of Debian 12 wrote into the
+// config.json of a container without options: docker.io 20.10.24 (the default
+// profile of moby), containerd 1.6.20 (contrib/seccomp) and podman 4.3.1
+// (containers/common). All three are under the Apache License 2.0.
+func profiles(t testing.TB) map[string]*specs.LinuxSeccomp {
+	t.Helper()
+	all := map[string]*specs.LinuxSeccomp{"unconfined": nil}
+	for _, engine := range []string{"docker", "podman", "containerd"} {
+		data, err := os.ReadFile("testdata/" + engine + ".json")
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := &specs.LinuxSeccomp{}
+		if err := json.Unmarshal(data, p); err != nil {
+			t.Fatal(err)
+		}
+		all[engine] = p
+	}
+	einval, eacces := uint(unix.EINVAL), uint(unix.EACCES)
+	vsock := []specs.LinuxSeccompArg{{Index: 0, Value: unix.AF_VSOCK, Op: specs.OpNotEqual}}
+	all["no vsock"] = &specs.LinuxSeccomp{ // as newer engines have it
+		DefaultAction: specs.ActErrno, DefaultErrnoRet: &einval, Architectures: []specs.Arch{specs.ArchX86_64, specs.ArchX86},
+		Syscalls: []specs.LinuxSyscall{
+			{Names: []string{"socket"}, Action: specs.ActAllow, Args: vsock},
+			{Names: []string{"connect", "read", "socketcall", "clone3"}, Action: specs.ActAllow},
+			{Names: []string{"setsockopt"}, Action: specs.ActLog},
+		},
+	}
+	all["some refused"] = &specs.LinuxSeccomp{
+		DefaultAction: specs.ActAllow,
+		Syscalls: []specs.LinuxSyscall{
+			{Names: []string{"socket"}, Action: specs.ActErrno, ErrnoRet: &eacces, Args: []specs.LinuxSeccompArg{
+				{Index: 0, Value: unix.AF_INET6, Op: specs.OpEqualTo}, {Index: 2, Value: 0xff, ValueTwo: unix.IPPROTO_UDP, Op: specs.OpMaskedEqual},
+			}},
+			{Names: []string{"bind", "keyctl"}, Action: specs.ActKillProcess},
+			{Names: []string{"clone"}, Action: specs.ActErrno, Args: []specs.LinuxSeccompArg{{Index: 0, Value: 1 << 40, Op: specs.OpGreaterEqual}}},
+			{Names: []string{"listen"}, Action: specs.ActErrno, Args: []specs.LinuxSeccompArg{ // alternatives
+				{Index: 1, Value: 10, Op: specs.OpLessThan}, {Index: 1, Value: 100, Op: specs.OpGreaterEqual},
+			}},
+			{Names: []string{"unshare"}, Action: specs.ActErrno, Args: []specs.LinuxSeccompArg{
+				{Index: 0, Value: unix.CLONE_NEWUSER, ValueTwo: unix.CLONE_NEWUSER, Op: specs.OpMaskedEqual},
+			}},
+		},
+	}
+	return all
+}
+
+// choices are all options.
+func choices() []Options {
+	var all []Options
+	for mode := Seccomp; mode <= Preload; mode++ {
+		for i := range 4 {
+			all = append(all, Options{Mode: mode, Datagrams: i&1 != 0, API: i&2 != 0})
+		}
+	}
+	return all
+}
+
+// numbers are those of calls on amd64.
+func numbers() map[string]uint32 {
+	n := natives["amd64"].numbers
+	return map[string]uint32{
+		"socket": n[socket], "connect": n[connect], "bind": n[bind], "listen": n[listen], "sendto": n[sendTo],
+		"sendmsg": n[sendMsg], "sendmmsg": n[sendMMsg], "unshare": n[unshare], "setns": n[setNS], "clone": n[clone],
+		"setsockopt": n[setSockOpt], "getsockopt": n[getSockOpt], "getsockname": n[getSockName],
+		"io_uring_setup": ioUringSetup, "clone3": clone3, "read": 0, "keyctl": 250, "accept": 43,
+	}
+}
+
+// interesting are values around which rules divide calls.
+var interesting = []uint64{
+	0, 1, 2, 3, 4, 5, 9, 10, 14, 15, 16, 17, 31, 32, 39, 40, 41, 100, 110, 111, 254, 255, 0x1fe, unix.SOCK_DGRAM | unix.SOCK_CLOEXEC,
+	unix.MSG_FASTOPEN, unix.MSG_FASTOPEN | unix.MSG_NOSIGNAL, unix.CLONE_NEWNET, unix.CLONE_NEWNET | unix.CLONE_NEWNS, unix.CLONE_NEWUSER,
+	unix.CLONE_NEWNS, 1 << 31, 1<<32 - 1, 1 << 32, 1<<32 | 4, 1<<32 | 254, 0x7ffd_1234_5678, 1<<63 | 2, top,
+	markPass, markAsk, markShim, markPass &^ 0xffff_ffff, markPass & 0xffff_ffff,
+}
+
+// calls are those with each interesting value in one argument, and random ones of
+// them and of others.
+func calls(r *rand.Rand, random int) [][6]uint64 {
+	var all [][6]uint64
+	for i := range 6 {
+		for _, a := range interesting {
+			var args [6]uint64
+			args[i] = a
+			all = append(all, args)
+		}
+	}
+	for range random {
+		var args [6]uint64
+		for i := range args {
+			switch r.IntN(4) {
+			case 0:
+				args[i] = r.Uint64() >> r.IntN(64)
+			case 1: // 0
+			default:
+				args[i] = interesting[r.IntN(len(interesting))]
+			}
+		}
+		all = append(all, args)
+	}
+	return all
+}
+
+// seccompReturn is what a filter returns for an action.
+func seccompReturn(v verdict) uint32 {
+	switch v.action {
+	case specs.ActNotify:
+		return unix.SECCOMP_RET_USER_NOTIF
+	case specs.ActErrno:
+		return unix.SECCOMP_RET_ERRNO | uint32(v.errno)
+	case specs.ActLog:
+		return unix.SECCOMP_RET_LOG
+	case specs.ActKillProcess:
+		return unix.SECCOMP_RET_KILL_PROCESS
+	case specs.ActTrap:
+		return unix.SECCOMP_RET_TRAP
+	case specs.ActKill, specs.ActKillThread:
+		return unix.SECCOMP_RET_KILL_THREAD
+	}
+	return unix.SECCOMP_RET_ALLOW
+}
+
+func matches(c specs.LinuxSeccompArg, v uint64) bool {
+	switch c.Op {
+	case specs.OpEqualTo:
+		return v == c.Value
+	case specs.OpNotEqual:
+		return v != c.Value
+	case specs.OpLessThan:
+		return v < c.Value
+	case specs.OpLessEqual:
+		return v <= c.Value
+	case specs.OpGreaterEqual:
+		return v >= c.Value
+	case specs.OpGreaterThan:
+		return v > c.Value
+	}
+	return v&c.Value == c.ValueTwo
+}
+
+// interpret is what a profile says of a call by itself, without libseccomp.
+// Different answers of rules that match are an error; in a profile of ours two of
+// one argument in a rule are too.
+func interpret(p *specs.LinuxSeccomp, name string, args [6]uint64, composed bool) (uint32, error) {
+	if p == nil {
+		return allow, nil
+	}
+	def := verdictOf(p.DefaultAction, p.DefaultErrnoRet)
+	var found []verdict
+	for _, s := range p.Syscalls {
+		v := verdictOf(s.Action, s.ErrnoRet)
+		if !slices.Contains(s.Names, name) || v == def {
+			continue
+		}
+		if len(s.Args) == 0 {
+			return seccompReturn(v), nil // the first one is all there is
+		}
+		seen := map[uint]int{}
+		all, either := true, false
+		for _, c := range s.Args {
+			seen[c.Index]++
+			is := matches(c, args[c.Index])
+			all, either = all && is, either || is
+		}
+		repeated := len(seen) < len(s.Args)
+		if repeated && composed {
+			return 0, fmt.Errorf("a rule has two conditions of one argument: %+v", s)
+		}
+		if (all || repeated && either) && !slices.Contains(found, v) {
+			found = append(found, v)
+		}
+	}
+	switch len(found) {
+	case 0:
+		return seccompReturn(def), nil
+	case 1:
+		return seccompReturn(found[0]), nil
+	}
+	return 0, fmt.Errorf("rules overlap: %v", found)
+}
+
+func carriesOn(answer uint32) bool { return answer == allow || answer == unix.SECCOMP_RET_LOG }
+
+// judge says what is wrong with an answer of a composed profile, given that of the
+// profile alone and that of our own program.
+func judge(o Options, name string, args [6]uint64, alone, raw, composed uint32) error {
+	marked := args[markArg] == markPass
+	switch {
+	case !carriesOn(alone):
+		if composed != alone {
+			return errors.New("the profile refuses it otherwise")
+		}
+	case composed == ask || composed == enosys:
+		decidable := slices.Contains([]string{"socket", "connect", "bind", "sendmsg", "sendmmsg"}, name)
+		if o.Mode == Auto && marked && decidable {
+			return errors.New("the shim has decided it")
+		}
+		if o.Mode == Preload && raw == allow && decidable && args[markArg]&1 == 0 {
+			return errors.New("only the shim's questions are asked")
+		}
+	case raw == ask && name == "socket" && o.Mode != Seccomp && uint32(args[0]) == familyGraft &&
+		args[markArg] != markAsk && (marked || o.Mode == Preload): // see Compose
+	case raw != allow:
+		return errors.New("our own program asks about it")
+	case composed != alone:
+		return errors.New("the profile allows it otherwise")
+	}
+	return nil
+}
+
+func TestComposeKeepsProfile(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	for engine, profile := range profiles(t) {
+		for _, o := range choices() {
+			composed, err := compose("amd64", profile, o, "/l", "m")
+			if err != nil {
+				t.Fatalf("%s, %+v: %v", engine, o, err)
+			}
+			if composed.ListenerPath != "/l" || composed.ListenerMetadata != "m" {
+				t.Errorf("listener %q, %q", composed.ListenerPath, composed.ListenerMetadata)
+			}
+			prog, err := Build("amd64", o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for name, number := range numbers() {
+				for _, args := range calls(r, 1000) {
+					alone, err := interpret(profile, name, args, false)
+					if err != nil {
+						t.Fatal(err)
+					}
+					got, err := interpret(composed, name, args, true)
+					if err == nil {
+						err = judge(o, name, args, alone, evaluate(t, prog, seccompData{archX8664, number, args}), got)
+					}
+					if err != nil {
+						t.Fatalf("%s, %+v: %s%#x: %#x alone, %#x composed: %v", engine, o, name, args, alone, got, err)
+					}
+				}
+			}
+		}
+	}
+}
+
+// libseccomp compiles profiles by the library that runc uses; nil for those that it
+// does not take.
+func libseccomp(t *testing.T, profiles []*specs.LinuxSeccomp) [][]unix.SockFilter {
+	t.Helper()
+	var in bytes.Buffer
+	for _, p := range profiles {
+		if err := json.NewEncoder(&in).Encode(p); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cmd := exec.Command("python3", "testdata/libseccomp.py")
+	var stderr bytes.Buffer
+	cmd.Stdin, cmd.Stderr = &in, &stderr
+	out, err := cmd.Output()
+	if strings.Contains(stderr.String(), "libseccomp.so.2: cannot open") || errors.Is(err, exec.ErrNotFound) {
+		t.Skip("skip: needs python3 and libseccomp2")
+	}
+	if err != nil {
+		t.Fatalf("%v: %s", err, &stderr)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("not taken:\n%s", &stderr)
+		}
+	})
+	var all [][]unix.SockFilter
+	for len(out) > 0 {
+		size := binary.LittleEndian.Uint32(out)
+		prog := make([]unix.SockFilter, size/8)
+		if err := binary.Read(bytes.NewReader(out[4:4+size]), binary.LittleEndian, prog); err != nil {
+			t.Fatal(err)
+		}
+		all, out = append(all, prog), out[4+size:]
+	}
+	return all
+}
+
+// What the library makes of a composed profile, run as the kernel would.
+func TestComposeThroughLibrary(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 4))
+	for engine, profile := range profiles(t) {
+		t.Run(engine, func(t *testing.T) {
+			alone := profile
+			if alone == nil {
+				alone = &specs.LinuxSeccomp{DefaultAction: specs.ActAllow, Architectures: []specs.Arch{specs.ArchX86}}
+			}
+			all := []*specs.LinuxSeccomp{alone}
+			for _, o := range choices() {
+				composed, err := compose("amd64", profile, o, "/l", "m")
+				if err != nil {
+					t.Fatal(err)
+				}
+				all = append(all, composed)
+			}
+			progs := libseccomp(t, all)
+			for i, o := range choices() {
+				raw, err := Build("amd64", o)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if n := len(progs[i+1]); n == 0 || n > 4000 {
+					t.Fatalf("%+v: %d instructions; the kernel takes 4096", o, n)
+				}
+				compare := func(name string, d seccompData) {
+					one, both := evaluate(t, progs[0], d), evaluate(t, progs[i+1], d)
+					if err := judge(o, name, d.args, one, evaluate(t, raw, d), both); err != nil {
+						t.Fatalf("%+v: %s%#x: %#x alone, %#x composed: %v", o, name, d.args, one, both, err)
+					}
+				}
+				for name, number := range numbers() {
+					for _, args := range calls(r, 500) {
+						compare(name, seccompData{archX8664, number, args})
+					}
+				}
+				checkForeign(t, o, progs[0], progs[i+1], raw)
+			}
+		})
+	}
+}
+
+// checkForeign looks at the calls of other ABIs that our own program asks about.
+func checkForeign(t *testing.T, o Options, alone, composed, raw []unix.SockFilter) {
+	t.Helper()
+	for _, rule := range foreign["amd64"] {
+		for _, args := range calls(rand.New(rand.NewPCG(5, 6)), 500) {
+			for i := range args {
+				if rule.token == archI386 {
+					args[i] &= 0xffff_ffff
+				}
+			}
+			d := seccompData{rule.token, rule.number, args}
+			one, own, both := evaluate(t, alone, d), evaluate(t, raw, d), evaluate(t, composed, d)
+			switch {
+			case both == unix.SECCOMP_RET_KILL_THREAD && rule.number&x32Bit != 0:
+			case carriesOn(one) && own == ask && both != ask, !carriesOn(one) && both != one:
+				t.Fatalf("%+v: %#x %d%#x: %#x alone, %#x by our own program, %#x composed", o, rule.token, rule.number, args, one, own, both)
+			}
+		}
+	}
+}
+
+// randomProfile has two rules for one of our calls, of the operators that profiles
+// use.
+func randomProfile(r *rand.Rand, name string) *specs.LinuxSeccomp {
+	actions := []specs.LinuxSeccompAction{specs.ActAllow, specs.ActErrno, specs.ActKillProcess, specs.ActLog}
+	values := []uint64{0, 1, 2, 9, 10, 16, 40, unix.CLONE_NEWNET, unix.CLONE_NEWUSER, 254}
+	condition := func() specs.LinuxSeccompArg {
+		v := values[r.IntN(len(values))]
+		ops := []specs.LinuxSeccompOperator{specs.OpNotEqual, specs.OpEqualTo, specs.OpMaskedEqual}
+		return specs.LinuxSeccompArg{Index: uint(r.IntN(2)) * 2 % 3, Value: v, ValueTwo: v * r.Uint64N(2), Op: ops[r.IntN(3)]}
+	}
+	p := &specs.LinuxSeccomp{DefaultAction: actions[r.IntN(2)], Architectures: []specs.Arch{specs.ArchX86}}
+	for i := range 2 {
+		s := specs.LinuxSyscall{Names: []string{name}, Action: actions[r.IntN(4)], Args: []specs.LinuxSeccompArg{condition()}}
+		if i > 0 {
+			s.Args = append(s.Args, condition())
+		}
+		p.Syscalls = append(p.Syscalls, s)
+	}
+	if r.IntN(2) == 0 {
+		p.Syscalls = append(p.Syscalls, specs.LinuxSyscall{Names: []string{socketcall}, Action: actions[r.IntN(4)]})
+	}
+	return p
+}
+
+// Whatever profile the library takes and we compose, it stays in force, and nothing
+// passes us by. The library takes most of them; with others a container does not start.
+func TestComposeRandomThroughLibrary(t *testing.T) {
+	r := rand.New(rand.NewPCG(7, 8))
+	names := []string{"socket", "listen", "unshare", "setns", "clone", "clone3", "getsockopt", "getsockname", "bind"}
+	var all []*specs.LinuxSeccomp
+	var of []string
+	var options []Options
+	for range 600 {
+		name := names[r.IntN(len(names))]
+		o := choices()[r.IntN(len(choices()))]
+		p := randomProfile(r, name)
+		composed, err := compose("amd64", p, o, "/l", "m")
+		if err == nil {
+			all, of, options = append(all, p, composed), append(of, name), append(options, o)
+		}
+	}
+	progs := libseccomp(t, all)
+	possible, tried := 0, 0
+	for i, name := range of {
+		alone, composed, p := progs[2*i], progs[2*i+1], all[2*i]
+		if len(alone) == 0 {
+			continue
+		}
+		raw, err := Build("amd64", options[i])
+		if err != nil {
+			t.Fatal(err)
+		}
+		possible++
+		if len(composed) == 0 {
+			continue
+		}
+		tried++
+		for _, args := range calls(r, 500) {
+			want, err := interpret(p, name, args, false)
+			d := seccompData{archX8664, numbers()[name], args}
+			if got := evaluate(t, alone, d); err == nil && got != want {
+				break // the library has it otherwise
+			}
+			got := evaluate(t, composed, d)
+			if got == seccompReturn(verdictOf(p.DefaultAction, nil)) && got != allow {
+				continue // it refuses too much then: it loses rules, see inTreeOrder
+			}
+			if err := judge(options[i], name, args, evaluate(t, alone, d), evaluate(t, raw, d), got); err != nil {
+				t.Fatalf("%+v: %s%#x: %#x by %+v: %v", options[i], name, args, got, p, err)
+			}
+		}
+		checkForeign(t, options[i], alone, composed, raw)
+	}
+	if tried < 100 || tried < possible*9/10 {
+		t.Errorf("of %d profiles the library takes %d alone and %d composed", len(of), possible, tried)
+	}
+}
+
+func TestComposeRefuses(t *testing.T) {
+	eacces := uint(unix.EACCES)
+	rule := func(a specs.LinuxSeccompAction, args ...specs.LinuxSeccompArg) []specs.LinuxSyscall {
+		return []specs.LinuxSyscall{{Names: []string{"read", "socket"}, Action: a, Args: args}}
+	}
+	equals := func(arg uint, v uint64) specs.LinuxSeccompArg {
+		return specs.LinuxSeccompArg{Index: arg, Value: v, Op: specs.OpEqualTo}
+	}
+	for name, p := range map[string]specs.LinuxSeccomp{
+		"a listener":               {DefaultAction: specs.ActAllow, ListenerPath: "/other"},
+		"metadata for a listener":  {DefaultAction: specs.ActAllow, ListenerMetadata: "m"},
+		"notifications":            {DefaultAction: specs.ActAllow, Syscalls: []specs.LinuxSyscall{{Names: []string{"mount"}, Action: specs.ActNotify}}},
+		"notifications by default": {DefaultAction: specs.ActNotify},
+		"a tracer":                 {DefaultAction: specs.ActAllow, Syscalls: rule(specs.ActTrace)},
+		"a tracer by default":      {DefaultAction: specs.ActTrace},
+		"an unknown action":        {DefaultAction: specs.ActAllow, Syscalls: rule("SCMP_ACT_PANIC")},
+		"an unknown default":       {DefaultAction: "SCMP_ACT_PANIC"},
+		"an unknown operator":      {DefaultAction: specs.ActErrno, Syscalls: rule(specs.ActAllow, specs.LinuxSeccompArg{Op: "SCMP_CMP_ODD"})},
+		"a seventh argument":       {DefaultAction: specs.ActErrno, Syscalls: rule(specs.ActAllow, equals(6, 1))},
+		"arguments that the library mixes up": {DefaultAction: specs.ActErrno, Syscalls: rule(specs.ActAllow, equals(1, unix.SOCK_STREAM))},
+		"what is more to 32-bit programs": {DefaultAction: specs.ActErrno, Architectures: []specs.Arch{specs.ArchX86}, Syscalls: []specs.LinuxSyscall{
+			{Names: []string{"clone"}, Action: specs.ActAllow, Args: []specs.LinuxSeccompArg{{Value: 40, Op: specs.OpNotEqual}}},
+		}},
+		"a contradiction": {DefaultAction: specs.ActErrno, DefaultErrnoRet: &eacces, Syscalls: append(
+			rule(specs.ActAllow, equals(0, unix.AF_INET)), rule(specs.ActErrno, equals(2, unix.IPPROTO_UDP))...)},
+		"too many rules": {DefaultAction: specs.ActErrno, Syscalls: rule(specs.ActAllow,
+			specs.LinuxSeccompArg{Index: 0, Value: 5, Op: specs.OpGreaterThan}, specs.LinuxSeccompArg{Index: 2, Value: 5, Op: specs.OpLessThan})},
+	} {
+		if composed, err := compose("amd64", &p, Options{Mode: Preload}, "/l", "m"); !errors.Is(err, ErrProfile) {
+			t.Errorf("%s: composed to %+v, %v", name, composed, err)
+		}
+	}
+	if _, err := compose("riscv64", nil, Options{}, "/l", "m"); !errors.Is(err, ErrArch) {
+		t.Errorf("riscv64: %v", err)
+	}
+}
+
+// FuzzCompose composes whatever conditions a profile has for socket(2).
+func FuzzCompose(f *testing.F) {
+	f.Add(uint8(0), uint8(3), uint8(0), uint64(40), uint64(0), uint8(1), uint8(2), uint64(9), uint64(0), uint64(2), uint64(1), uint64(0), uint64(markAsk))
+	f.Add(uint8(5), uint8(6), uint8(5), uint64(markPass), uint64(markPass), uint8(4), uint8(5), uint64(9), uint64(0), uint64(2), uint64(1), uint64(0), uint64(markPass))
+	ops := []specs.LinuxSeccompOperator{
+		specs.OpNotEqual, specs.OpLessThan, specs.OpLessEqual, specs.OpEqualTo, specs.OpGreaterEqual, specs.OpGreaterThan, specs.OpMaskedEqual,
+	}
+	actions := []specs.LinuxSeccompAction{specs.ActAllow, specs.ActErrno, specs.ActLog, specs.ActKillProcess}
+	f.Fuzz(func(t *testing.T, how, op1, arg1 uint8, v1, w1 uint64, op2, arg2 uint8, v2, w2, a0, a1, a2, a5 uint64) {
+		condition := func(op, arg uint8, v, w uint64) specs.LinuxSeccompArg {
+			return specs.LinuxSeccompArg{Index: uint(arg % 6), Value: v, ValueTwo: w & v, Op: ops[op%7]}
+		}
+		p := &specs.LinuxSeccomp{DefaultAction: actions[how%4], Syscalls: []specs.LinuxSyscall{
+			{Names: []string{"socket"}, Action: actions[how/4%4], Args: []specs.LinuxSeccompArg{condition(op1, arg1, v1, w1)}},
+			{Names: []string{"socket"}, Action: actions[how/16%4], Args: []specs.LinuxSeccompArg{condition(op1, arg1, v1, w1), condition(op2, arg2, v2, w2)}},
+		}}
+		for _, o := range choices() {
+			composed, err := compose("amd64", p, o, "/l", "m")
+			if err != nil {
+				continue
+			}
+			for _, args := range [][6]uint64{{a0, a1, a2, 0, 0, a5}, {v1, v2, a2, 0, 0, a5}, {a0, v1, v2, v1, v2, markPass}, {v2, v1, 0, 0, 0, v1}} {
+				alone, err := interpret(p, "socket", args, false)
+				if err != nil {
+					t.Fatal(err)
+				}
+				got, err := interpret(composed, "socket", args, true)
+				if err == nil {
+					err = judge(o, "socket", args, alone, answer(t, "amd64", o, seccompData{archX8664, 41, args}), got)
+				}
+				if err != nil {
+					t.Fatalf("%+v: socket%#x: %#x alone, %#x composed of %+v: %v", o, args, alone, got, p, err)
+				}
+			}
+		}
+	})
+}
