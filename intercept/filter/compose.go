@@ -48,10 +48,7 @@ func compose(goarch string, profile *specs.LinuxSeccomp, o Options, listener, me
 		return nil, fmt.Errorf("%w: %s", ErrArch, goarch)
 	}
 	if profile == nil {
-		profile = &specs.LinuxSeccomp{
-			DefaultAction: specs.ActAllow, Architectures: abi[:],
-			Flags: []specs.LinuxSeccompFlag{specs.LinuxSeccompFlagSpecAllow},
-		}
+		profile = &specs.LinuxSeccomp{DefaultAction: specs.ActAllow, Architectures: abi[:]}
 	}
 	if err := composable(profile); err != nil {
 		return nil, err

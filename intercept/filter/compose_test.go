@@ -450,16 +450,16 @@ func TestComposeRefuses(t *testing.T) {
 		return specs.LinuxSeccompArg{Index: arg, Value: v, Op: specs.OpEqualTo}
 	}
 	for name, p := range map[string]specs.LinuxSeccomp{
-		"a listener":               {DefaultAction: specs.ActAllow, ListenerPath: "/other"},
-		"metadata for a listener":  {DefaultAction: specs.ActAllow, ListenerMetadata: "m"},
-		"notifications":            {DefaultAction: specs.ActAllow, Syscalls: []specs.LinuxSyscall{{Names: []string{"mount"}, Action: specs.ActNotify}}},
-		"notifications by default": {DefaultAction: specs.ActNotify},
-		"a tracer":                 {DefaultAction: specs.ActAllow, Syscalls: rule(specs.ActTrace)},
-		"a tracer by default":      {DefaultAction: specs.ActTrace},
-		"an unknown action":        {DefaultAction: specs.ActAllow, Syscalls: rule("SCMP_ACT_PANIC")},
-		"an unknown default":       {DefaultAction: "SCMP_ACT_PANIC"},
-		"an unknown operator":      {DefaultAction: specs.ActErrno, Syscalls: rule(specs.ActAllow, specs.LinuxSeccompArg{Op: "SCMP_CMP_ODD"})},
-		"a seventh argument":       {DefaultAction: specs.ActErrno, Syscalls: rule(specs.ActAllow, equals(6, 1))},
+		"a listener":                          {DefaultAction: specs.ActAllow, ListenerPath: "/other"},
+		"metadata for a listener":             {DefaultAction: specs.ActAllow, ListenerMetadata: "m"},
+		"notifications":                       {DefaultAction: specs.ActAllow, Syscalls: []specs.LinuxSyscall{{Names: []string{"mount"}, Action: specs.ActNotify}}},
+		"notifications by default":            {DefaultAction: specs.ActNotify},
+		"a tracer":                            {DefaultAction: specs.ActAllow, Syscalls: rule(specs.ActTrace)},
+		"a tracer by default":                 {DefaultAction: specs.ActTrace},
+		"an unknown action":                   {DefaultAction: specs.ActAllow, Syscalls: rule("SCMP_ACT_PANIC")},
+		"an unknown default":                  {DefaultAction: "SCMP_ACT_PANIC"},
+		"an unknown operator":                 {DefaultAction: specs.ActErrno, Syscalls: rule(specs.ActAllow, specs.LinuxSeccompArg{Op: "SCMP_CMP_ODD"})},
+		"a seventh argument":                  {DefaultAction: specs.ActErrno, Syscalls: rule(specs.ActAllow, equals(6, 1))},
 		"arguments that the library mixes up": {DefaultAction: specs.ActErrno, Syscalls: rule(specs.ActAllow, equals(1, unix.SOCK_STREAM))},
 		"what is more to 32-bit programs": {DefaultAction: specs.ActErrno, Architectures: []specs.Arch{specs.ArchX86}, Syscalls: []specs.LinuxSyscall{
 			{Names: []string{"clone"}, Action: specs.ActAllow, Args: []specs.LinuxSeccompArg{{Value: 40, Op: specs.OpNotEqual}}},

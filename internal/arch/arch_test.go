@@ -14,8 +14,9 @@ const module = "github.com/tsugiki/tsugiki"
 // allowed are the arrows of docs/ARCHITECTURE.md, by folder; a key covers the
 // folders below it. Every package may also import the leaves of internal/.
 var allowed = map[string][]string{
-	"cmd":              {"agent", "endpoint", "intercept/filter", "policy"},
+	"cmd":              {"agent", "endpoint", "intercept/filter", "oci", "policy"},
 	"agent":            {"agent/api", "endpoint", "graft", "intercept", "policy", "relay"},
+	"oci":              {"agent/api", "intercept/filter"},
 	"intercept/notify": {"graft", "intercept/filter"},
 	"intercept/filter": {},
 	"graft":            {"endpoint", "policy"},

@@ -1,0 +1,208 @@
+package oci
+
+import (
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/agent/api"
+	"github.com/tsugiki/tsugiki/intercept/filter"
+)
+
+const (
+	configFile = "config.json"
+	// originalFile is what config.json was before it was edited.
+	originalFile = "config.json.tsugiki"
+	// The library's folder is mounted where nothing of the container's file system
+	// has to be changed for it: /dev is a file system in memory that the runtime
+	// makes; but where the host's is mounted, it is not touched either.
+	libraryInDev = "/dev/tsugiki"
+	libraryInRun = "/run/tsugiki/library"
+	// library is the file as the dynamic loader finds the one that fits a program.
+	library = "preload/$LIB/libtsugiki.so"
+)
+
+var modes = map[string]filter.Mode{"auto": filter.Auto, "preload": filter.Preload, "seccomp": filter.Seccomp}
+
+// refuse says why a container cannot be grafted, or nil.
+func (s *spec) refuse() error {
+	for _, kind := range []string{"windows", "vm"} {
+		if _, is := s.all[kind]; is {
+			return fmt.Errorf("a container of the kind %q cannot be grafted", kind)
+		}
+	}
+	for _, kind := range []string{"linux", "process"} {
+		if _, is := s.all[kind]; !is {
+			return fmt.Errorf("a container without %q cannot be grafted", kind)
+		}
+	}
+	if s.isOurs(specs.NetworkNamespace, "net") {
+		return errors.New("a container in the host's network namespace cannot be grafted; give it one of its own, or no rules")
+	}
+	if s.isOurs(specs.UserNamespace, "user") {
+		return refuseCaps(s.caps)
+	}
+	return nil
+}
+
+// refuseCaps says what is wrong with capabilities that are good for the host: with
+// CAP_NET_ADMIN a program could configure the host's interfaces through its host
+// sockets (SIOCSIFADDR acts on the socket's namespace).
+func refuseCaps(c *specs.LinuxCapabilities) error {
+	if c == nil {
+		return nil
+	}
+	for _, set := range [][]string{c.Bounding, c.Effective, c.Inheritable, c.Permitted, c.Ambient} {
+		if slices.ContainsFunc(set, isNetAdmin) {
+			return errNetAdmin
+		}
+	}
+	return nil
+}
+
+var errNetAdmin = errors.New("a container with CAP_NET_ADMIN could configure the host's network and cannot be grafted; " +
+	"run it without --privileged and --cap-add NET_ADMIN, or give it a user namespace")
+
+func isNetAdmin(name string) bool {
+	name = strings.TrimPrefix(strings.ToUpper(name), "CAP_")
+	return name == "NET_ADMIN" || name == "ALL"
+}
+
+// edit returns the config.json of a container that is grafted, and the path by which
+// its programs load the library; empty if they do not.
+func (s *spec) edit(r api.Registered) (config []byte, preload string, err error) {
+	mode, known := modes[r.Filter.Mode]
+	if !known {
+		return nil, "", fmt.Errorf("the agent says the unknown mode %q", r.Filter.Mode)
+	}
+	options := filter.Options{Mode: mode, Datagrams: r.Filter.Datagrams, API: r.Filter.API}
+	profile, err := filter.Compose(s.seccomp, options, r.Listener, r.Token)
+	if err != nil {
+		return nil, "", err
+	}
+	if err := s.linux.set("seccomp", profile); err != nil {
+		return nil, "", err
+	}
+	if r.Library != "" {
+		if preload, err = s.addLibrary(r.Library); err != nil {
+			return nil, "", err
+		}
+	}
+	if err := errors.Join(s.all.set("process", s.process), s.all.set("linux", s.linux)); err != nil {
+		return nil, "", err
+	}
+	config, err = json.Marshal(s.all)
+	return config, preload, err
+}
+
+func (s *spec) addLibrary(folder string) (preload string, err error) {
+	at := libraryInRun
+	for _, m := range s.mounts {
+		if filepath.Clean(m.Destination) == "/dev" && m.Type == "tmpfs" {
+			at = libraryInDev
+		}
+	}
+	mount, err := json.Marshal(specs.Mount{
+		Destination: at, Type: "bind", Source: folder, Options: []string{"bind", "ro", "nosuid", "nodev"},
+	})
+	if err != nil {
+		return "", err
+	}
+	var mounts []json.RawMessage
+	if err := s.all.get("mounts", &mounts); err != nil {
+		return "", err
+	}
+	preload = filepath.Join(at, library)
+	return preload, errors.Join(s.all.set("mounts", append(mounts, mount)), addPreload(s.process, preload))
+}
+
+// addPreload names the library to a process, after those that LD_PRELOAD names
+// already: they may wrap our functions, but would never be called by them.
+func addPreload(process object, preload string) error {
+	const variable = "LD_PRELOAD="
+	var env []string
+	if err := process.get("env", &env); err != nil {
+		return err
+	}
+	found := false
+	for i, e := range env {
+		value, is := strings.CutPrefix(e, variable)
+		if !is {
+			continue
+		}
+		found = true
+		if !slices.Contains(strings.FieldsFunc(value, func(r rune) bool { return r == ':' || r == ' ' }), preload) {
+			env[i] = variable + strings.TrimPrefix(value+":"+preload, ":")
+		}
+	}
+	if !found {
+		env = append(env, variable+preload)
+	}
+	return process.set("env", env)
+}
+
+// replaceConfig writes a bundle's config.json and keeps what it was.
+func replaceConfig(bundle string, config []byte) error {
+	path, original := filepath.Join(bundle, configFile), filepath.Join(bundle, originalFile)
+	if err := os.Remove(original); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := os.Link(path, original); err != nil {
+		return err
+	}
+	return replaceFile(path, config)
+}
+
+// restoreConfig puts back what config.json was, unless it is not the one that we wrote.
+func restoreConfig(bundle, edited string) error {
+	path, original := filepath.Join(bundle, configFile), filepath.Join(bundle, originalFile)
+	data, err := readFile(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist): // the engine has removed the bundle
+	case err != nil:
+		return err
+	case hash(data) == edited:
+		err = os.Rename(original, path)
+	default:
+		err = os.Remove(original)
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+func hash(data []byte) string { return fmt.Sprintf("%x", sha256.Sum256(data)) }
+
+// replaceFile writes a file aside and puts it in the place of one, with the owner and
+// the mode of that.
+func replaceFile(path string, data []byte) (err error) {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return &fs.PathError{Op: "stat", Path: path, Err: err}
+	}
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			_ = os.Remove(f.Name())
+		}
+	}()
+	_, err = f.Write(data)
+	err = errors.Join(err, f.Chown(int(st.Uid), int(st.Gid)), f.Chmod(fs.FileMode(st.Mode&0o777)), f.Sync(), f.Close())
+	if err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), path)
+}

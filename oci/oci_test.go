@@ -1,0 +1,406 @@
+package oci
+
+import (
+	"encoding/json"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/tsugiki/tsugiki/agent/api"
+)
+
+func TestParseCommand(t *testing.T) {
+	for line, want := range map[string]command{
+		"": {}, "--version": {}, "features": {name: "features"},
+		"--root /r --log /l --log-format json create --bundle /b --pid-file /p ID": {root: "/r", log: "/l", logFormat: "json", name: "create", bundle: "/b", id: "ID"},
+		"--root=/r --systemd-cgroup -log /l run -b /b --preserve-fds 2 -d ID":      {root: "/r", log: "/l", name: "run", bundle: "/b", detach: true, id: "ID"},
+		"create --no-pivot --console-socket /c ID":                                 {name: "create", id: "ID"},
+		"create -- ID":       {name: "create", id: "ID"},
+		"run ID --bundle /b": {name: "run", id: "ID"},
+		"exec --process /p --detach --pid-file /q ID":                   {name: "exec", process: "/p", processAt: 2, id: "ID"},
+		"exec --process=/p ID":                                          {name: "exec", process: "/p", processAt: 1, processPrefix: "--process=", id: "ID"},
+		"--debug exec -t -e A=B --cap NET_ADMIN -c=CAP_KILL ID sh -p x": {name: "exec", caps: []string{"NET_ADMIN", "CAP_KILL"}, id: "ID"},
+		"delete --force ID":                                             {name: "delete", force: true, id: "ID"},
+		"delete -f=false ID":                                            {name: "delete", id: "ID"},
+		"--cgroup-manager cgroupfs --log-level debug kill ID 9":         {name: "debug", id: "kill"},
+		"--root /r state ID":                                            {root: "/r", name: "state", id: "ID"},
+		"--log":                                                         {}, "create --bundle": {name: "create"}, "create -": {name: "create", id: "-"},
+	} {
+		got := parseCommand(strings.Fields(line))
+		if diff := cmp.Diff(want, got, cmp.AllowUnexported(command{})); diff != "" {
+			t.Errorf("%s: (-want +got)\n%s", line, diff)
+		}
+	}
+}
+
+// dockerDir makes what dockerd keeps of a container.
+func dockerDir(t *testing.T, id, config, host string) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "containers", id)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{"config.v2.json": config, "hostconfig.json": host} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func TestFacts(t *testing.T) {
+	const id = "0123456789abcdef0123456789abcdef"
+	newNetns := `"linux":{"namespaces":[{"type":"network"}]}`
+	annotated := func(pairs string) string { return `{"annotations":{` + pairs + `},` + newNetns + `}` }
+	docker := dockerDir(t, id, `{"ID":"`+id+`","Name":"/web","Config":{"Labels":{"tsugiki.dev/ingress":"a","tsugiki.dev/mode":"auto","other":"x"}},"State":{"Pid":0}}`,
+		`{"NetworkMode":"none"}`)
+	bridged := dockerDir(t, id, `{"ID":"`+id+`","Name":"/two words","Config":{"Labels":null}}`, `{"NetworkMode":"default"}`)
+	other := dockerDir(t, id, `{"ID":"another","Name":"/web"}`, `{"NetworkMode":"none"}`)
+	from := func(dir string) string {
+		return `"mounts":[{"destination":"/etc/hosts","source":"` + dir + `/hosts"}],"hooks":{"prestart":[{"path":"/x"}]},` + newNetns + `}`
+	}
+	storage := t.TempDir()
+	if err := os.WriteFile(filepath.Join(storage, "containers.json"), []byte(`[{"id":"x"},{"id":"`+id+`","names":["pod","man"]}]`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	long := strings.Repeat("x", 70)
+	for name, tt := range map[string]struct {
+		config, bundle string
+		want           facts
+	}{
+		"nothing known": {`{` + newNetns + `}`, "", facts{name: "0123456789ab", loopback: true}},
+		"no namespace":  {`{}`, "", facts{name: "0123456789ab"}},
+		"a namespace of another's": {
+			`{"linux":{"namespaces":[{"type":"network","path":"/x"}]}}`, "", facts{name: "0123456789ab"},
+		},
+		"hooks":     {`{"hooks":{"createRuntime":[{"path":"/x"}]},` + newNetns + `}`, "", facts{name: "0123456789ab"}},
+		"annotated": {annotated(`"tsugiki.dev/name":"me","nerdctl/name":"you","a":"b"`), "", facts{name: "me", annotations: map[string]string{"tsugiki.dev/name": "me"}, loopback: true}},
+		"pod": {
+			annotated(`"io.kubernetes.cri.sandbox-namespace":"ns","io.kubernetes.cri.sandbox-name":"pod","io.kubernetes.cri.container-name":"c","io.kubernetes.cri.container-type":"container"`),
+			"",
+			facts{name: "ns.pod.c", loopback: true},
+		},
+		"sandbox": {annotated(`"io.kubernetes.cri.container-type":"sandbox"`), "", facts{name: "0123456789ab", loopback: true, sandbox: true}},
+		"nerdctl": {annotated(`"nerdctl/name":"n","nerdctl/networks":"[\"bridge\"]"`), "", facts{name: "n"}},
+		"docker": {
+			`{"annotations":{"tsugiki.dev/mode":"seccomp"},` + from(docker), "",
+			facts{name: "web", annotations: map[string]string{"tsugiki.dev/ingress": "a", "tsugiki.dev/mode": "seccomp"}, loopback: true},
+		},
+		"docker's bridge":      {`{` + from(bridged), "", facts{name: "two-words"}},
+		"another's of docker":  {`{` + from(other), "", facts{name: "0123456789ab"}},
+		"not docker's":         {`{` + from("/etc"), "", facts{name: "0123456789ab"}},
+		"podman":               {annotated(`"io.container.manager":"libpod"`), filepath.Join(storage, id, "userdata"), facts{name: "pod", loopback: true}},
+		"podman without names": {annotated(`"io.container.manager":"libpod"`), filepath.Join(t.TempDir(), id, "userdata"), facts{name: "0123456789ab", loopback: true}},
+		"a long name":          {annotated(`"nerdctl/name":"` + long + `"`), "", facts{name: strings.Repeat("x", 54) + "-6bf30aef", loopback: true}},
+		"an illegal name":      {annotated(`"nerdctl/name":"../a b"`), "", facts{name: "a-b", loopback: true}},
+	} {
+		s, err := parseSpec([]byte(tt.config))
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		got := factsOf(s, id, tt.bundle)
+		if tt.want.annotations == nil {
+			tt.want.annotations = map[string]string{}
+		}
+		if name == "a long name" { // its hash
+			if len(got.name) != nameMax || !strings.HasPrefix(got.name, strings.Repeat("x", 54)+"-") {
+				t.Errorf("a long name became %q", got.name)
+			}
+			continue
+		}
+		if strings.HasPrefix(name, "nerdctl") || name == "annotated" {
+			got.annotations = maps.Clone(got.annotations)
+		}
+		if diff := cmp.Diff(tt.want, got, cmp.AllowUnexported(facts{})); diff != "" {
+			t.Errorf("%s: (-want +got)\n%s", name, diff)
+		}
+	}
+}
+
+// grafted is an answer of the agent's.
+var grafted = api.Registered{
+	Graft: true, Name: "web", Token: "token", Listener: "/run/l.sock", Filter: api.Filter{Mode: "auto"}, Library: "/usr/lib/tsugiki",
+}
+
+func TestEdit(t *testing.T) {
+	s, err := parseSpec([]byte(`{"ociVersion":"1.0","new":{"b":1.0,"a":1e3},"process":{"args":["x"],"env":["A=B","LD_PRELOAD=a.so"],"later":7},
+		"mounts":[{"destination":"/dev","type":"tmpfs","later":true}],"linux":{"later":[1],"namespaces":[{"type":"network"}],
+		"seccomp":{"defaultAction":"SCMP_ACT_ERRNO","syscalls":[{"names":["read","connect"],"action":"SCMP_ACT_ALLOW"}]}}}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.refuse(); err != nil {
+		t.Fatal(err)
+	}
+	config, preload, err := s.edit(grafted)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if preload != "/dev/tsugiki/preload/$LIB/libtsugiki.so" {
+		t.Errorf("preload is %q", preload)
+	}
+	var got map[string]any
+	if err := json.Unmarshal(config, &got); err != nil {
+		t.Fatal(err)
+	}
+	seccomp := got["linux"].(map[string]any)["seccomp"].(map[string]any)
+	if seccomp["listenerPath"] != "/run/l.sock" || seccomp["listenerMetadata"] != "token" {
+		t.Errorf("seccomp: %v", seccomp)
+	}
+	delete(got["linux"].(map[string]any), "seccomp")
+	want := map[string]any{
+		"ociVersion": "1.0", "new": map[string]any{"b": 1.0, "a": 1e3},
+		"process": map[string]any{"args": []any{"x"}, "env": []any{"A=B", "LD_PRELOAD=a.so:" + preload}, "later": 7.0},
+		"mounts": []any{
+			map[string]any{"destination": "/dev", "type": "tmpfs", "later": true},
+			map[string]any{"destination": "/dev/tsugiki", "type": "bind", "source": "/usr/lib/tsugiki", "options": []any{"bind", "ro", "nosuid", "nodev"}},
+		},
+		"linux": map[string]any{"later": []any{1.0}, "namespaces": []any{map[string]any{"type": "network"}}},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+	if !strings.Contains(string(config), `"new":{"b":1.0,"a":1e3}`) {
+		t.Errorf("what we do not know was written anew: %s", config)
+	}
+}
+
+func TestRefuse(t *testing.T) {
+	linux := func(more string) string { return `"linux":{"namespaces":[{"type":"network"}` + more + `]}}` }
+	caps := func(set, name string) string {
+		return `"process":{"capabilities":{"` + set + `":["CAP_KILL","` + name + `"]}},`
+	}
+	for name, tt := range map[string]struct{ config, want string }{
+		"fine":                     {`{"process":{},` + linux(""), ""},
+		"host network":             {`{"process":{},"linux":{}}`, "host's network namespace"},
+		"host network by its path": {`{"process":{},"linux":{"namespaces":[{"type":"network","path":"/proc/self/ns/net"}]}}`, "host's network namespace"},
+		"bounding":                 {`{` + caps("bounding", "CAP_NET_ADMIN") + linux(""), "CAP_NET_ADMIN"},
+		"ambient, in short":        {`{` + caps("ambient", "net_admin") + linux(""), "CAP_NET_ADMIN"},
+		"inheritable":              {`{` + caps("inheritable", "CAP_NET_ADMIN") + linux(""), "CAP_NET_ADMIN"},
+		"the host's users by path": {`{` + caps("effective", "CAP_NET_ADMIN") + linux(`,{"type":"user","path":"/proc/self/ns/user"}`), "CAP_NET_ADMIN"},
+		"users of its own":         {`{` + caps("permitted", "CAP_NET_ADMIN") + linux(`,{"type":"user"}`), ""},
+		"windows":                  {`{"windows":{},"process":{},` + linux(""), `"windows"`},
+		"a machine":                {`{"vm":{},"process":{},` + linux(""), `"vm"`},
+		"not linux":                {`{"process":{}}`, `without "linux"`},
+		"no process":               {`{` + linux(""), `without "process"`},
+	} {
+		s, err := parseSpec([]byte(tt.config))
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		switch err := s.refuse(); {
+		case err == nil && tt.want != "", err != nil && (tt.want == "" || !strings.Contains(err.Error(), tt.want)):
+			t.Errorf("%s: %v, want %q", name, err, tt.want)
+		}
+	}
+	for name, config := range map[string]string{
+		"two of a name":      `{"linux":{},"Linux":{}}`,
+		"env in two ways":    `{"process":{"ENV":[]}}`,
+		"unknown in seccomp": `{"linux":{"seccomp":{"defaultAction":"SCMP_ACT_ALLOW","deny":["all"]}}}`,
+		"no object":          `[]`, "null": `null`, "nothing": ``, "half": `{"linux":`,
+	} {
+		if _, err := parseSpec([]byte(config)); err == nil {
+			t.Errorf("%s: was read", name)
+		}
+	}
+}
+
+func TestIDs(t *testing.T) {
+	for config, want := range map[string][2]int{
+		`{}`:                                     {0, 0},
+		`{"process":{"user":{"uid":7,"gid":8}}}`: {7, 8},
+		`{"process":{"user":{"uid":7,"gid":8}},"linux":{"namespaces":[{"type":"user"}],"uidMappings":[{"containerID":0,"hostID":1000,"size":5},{"containerID":5,"hostID":2000,"size":5}],"gidMappings":[{"containerID":8,"hostID":3000,"size":1}]}}`: {2002, 3000},
+		`{"process":{"user":{"uid":7}},"linux":{"namespaces":[{"type":"user"}],"uidMappings":[{"containerID":0,"hostID":1000,"size":5}]}}`:                                                                                                           {-1, -1},
+	} {
+		s, err := parseSpec([]byte(config))
+		if err != nil {
+			t.Fatal(err)
+		}
+		uid, gid, err := s.ids()
+		if err != nil {
+			uid, gid = -1, -1
+		}
+		if uid != want[0] || gid != want[1] {
+			t.Errorf("%s: %d %d %v, want %v", config, uid, gid, err, want)
+		}
+	}
+}
+
+func TestFindRuntime(t *testing.T) {
+	dir := t.TempDir()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errorsOf(os.Symlink(self, filepath.Join(dir, "runc")), os.Symlink("/bin/true", filepath.Join(dir, "crun"))); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", dir)
+	for _, tt := range []struct{ configured, environment, want string }{
+		{"", "", filepath.Join(dir, "crun")}, // the other is ourselves
+		{"/bin/true", "crun", "/bin/true"},
+		{"", "crun", filepath.Join(dir, "crun")},
+		{"runc", "", ""},
+		{"/nonexistent", "crun", ""},
+	} {
+		got, err := findRuntime(tt.configured, tt.environment)
+		if got != tt.want || (err == nil) != (tt.want != "") {
+			t.Errorf("%q, %q: %q, %v; want %q", tt.configured, tt.environment, got, err, tt.want)
+		}
+	}
+	t.Setenv("PATH", t.TempDir())
+	if got, err := findRuntime("", ""); err == nil {
+		t.Errorf("found %q in an empty PATH", got)
+	}
+}
+
+func errorsOf(errs ...error) error {
+	i := slices.IndexFunc(errs, func(err error) bool { return err != nil })
+	if i < 0 {
+		return nil
+	}
+	return errs[i]
+}
+
+func TestRestoreConfig(t *testing.T) {
+	for name, tt := range map[string]struct {
+		after func(path string) error
+		want  string
+	}{
+		"ours":      {func(string) error { return nil }, "old"},
+		"another's": {func(path string) error { return os.WriteFile(path, []byte("newer"), 0o600) }, "newer"},
+		"removed":   {os.Remove, ""},
+	} {
+		dir := t.TempDir()
+		path := filepath.Join(dir, configFile)
+		if err := os.WriteFile(path, []byte("old"), 0o640); err != nil {
+			t.Fatal(err)
+		}
+		if err := replaceConfig(dir, []byte("new")); err != nil {
+			t.Fatal(err)
+		}
+		st, err := os.Stat(path)
+		if got, _ := os.ReadFile(path); err != nil || string(got) != "new" || st.Mode().Perm() != 0o640 {
+			t.Fatalf("%s: replaced by %q, %v, %v", name, got, st.Mode(), err)
+		}
+		if err := tt.after(path); err != nil {
+			t.Fatal(err)
+		}
+		if err := restoreConfig(dir, hash([]byte("new"))); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if got, _ := os.ReadFile(path); string(got) != tt.want {
+			t.Errorf("%s: restored %q, want %q", name, got, tt.want)
+		}
+		if left, _ := filepath.Glob(filepath.Join(dir, "*tsugiki*")); name != "removed" && left != nil {
+			t.Errorf("%s: left behind: %v", name, left)
+		}
+	}
+}
+
+func TestExecProcess(t *testing.T) {
+	st := &state{Preload: "/x.so", HostUser: true}
+	for in, want := range map[string]string{
+		`{"args":["a"],"later":1.0}`:                      `{"args":["a"],"env":["LD_PRELOAD=/x.so"],"later":1.0}`,
+		`{"env":["LD_PRELOAD=/x.so"]}`:                    `{"env":["LD_PRELOAD=/x.so"]}`,
+		`{"env":["LD_PRELOAD="]}`:                         `{"env":["LD_PRELOAD=/x.so"]}`,
+		`{"capabilities":{"effective":["CAP_NET_RAW"]}}`:  `{"capabilities":{"effective":["CAP_NET_RAW"]},"env":["LD_PRELOAD=/x.so"]}`,
+		`{"capabilities":{"bounding":["CAP_NET_ADMIN"]}}`: "",
+		`{"Env":[]}`: "", `7`: "",
+	} {
+		o, err := parseProcess([]byte(in), st)
+		got, _ := json.Marshal(o)
+		if err != nil {
+			got = nil
+		}
+		if string(got) != want {
+			t.Errorf("%s: became %s, %v; want %s", in, got, err, want)
+		}
+	}
+}
+
+// FuzzSpec edits whatever an engine writes: what comes out is read again, and refuses
+// all that the profile did.
+func FuzzSpec(f *testing.F) {
+	f.Add([]byte(`{"process":{"env":["A=B"]},"linux":{"namespaces":[{"type":"network"}],"seccomp":{"defaultAction":"SCMP_ACT_ERRNO","syscalls":[{"names":["read","socket"],"action":"SCMP_ACT_ALLOW"}]}}}`))
+	f.Add([]byte(`{"annotations":{"tsugiki.dev/name":"x"},"mounts":[{"destination":"/dev","type":"tmpfs"}],"process":{},"linux":{"seccomp":null}}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		s, err := parseSpec(data)
+		if err != nil {
+			return
+		}
+		before := s.seccomp
+		factsOf(s, "0123456789abcdef", "/nonexistent/bundle")
+		_ = s.refuse()
+		_, _, _ = s.ids()
+		config, _, err := s.edit(grafted)
+		if err != nil {
+			return
+		}
+		after, err := parseSpec(config)
+		if err != nil {
+			t.Fatalf("%s: edited to %s, %v", data, config, err)
+		}
+		if after.seccomp == nil || after.seccomp.ListenerPath != grafted.Listener {
+			t.Fatalf("%s: edited to %s", data, config)
+		}
+		if before != nil {
+			checkNotWeaker(t, before, after.seccomp)
+		}
+	})
+}
+
+// checkNotWeaker compares the calls that are allowed at all.
+func checkNotWeaker(t *testing.T, before, after *specs.LinuxSeccomp) {
+	t.Helper()
+	if before.DefaultAction != after.DefaultAction {
+		t.Fatalf("the default action was %s and is %s", before.DefaultAction, after.DefaultAction)
+	}
+	allowed := map[string]bool{}
+	for _, s := range before.Syscalls {
+		for _, name := range s.Names {
+			allowed[name] = allowed[name] || s.Action == specs.ActAllow || s.Action == specs.ActLog
+		}
+	}
+	defaults := before.DefaultAction == specs.ActAllow || before.DefaultAction == specs.ActLog
+	for _, s := range after.Syscalls {
+		for _, name := range s.Names {
+			opens := s.Action == specs.ActAllow || s.Action == specs.ActLog || s.Action == specs.ActNotify
+			if opens && !allowed[name] && !defaults {
+				t.Fatalf("%s was not allowed: %+v became %+v", name, before, after)
+			}
+		}
+	}
+}
+
+func FuzzDocker(f *testing.F) {
+	f.Add([]byte(`{"ID":"id","Name":"/web","Config":{"Labels":{"a":"b"}}}`), []byte(`{"NetworkMode":"none"}`))
+	f.Fuzz(func(t *testing.T, config, host []byte) {
+		if c, ok := parseDocker(config, host, "id"); ok && c.ID != "id" {
+			t.Errorf("another's: %+v", c)
+		}
+	})
+}
+
+func FuzzName(f *testing.F) {
+	f.Add("ns.pod.container")
+	f.Add("/../ä" + strings.Repeat("x", 100))
+	f.Fuzz(func(t *testing.T, name string) {
+		s := &spec{annotations: map[string]string{prefix + "name": name, prefix + name: name, name: name}}
+		got := factsOf(s, "0123456789abcdef", "/")
+		if len(got.name) == 0 || len(got.name) > nameMax || illegal.MatchString(got.name) || strings.ContainsRune("_.-", rune(got.name[0])) {
+			t.Errorf("%q became %q", name, got.name)
+		}
+		for key := range got.annotations {
+			if !strings.HasPrefix(key, prefix) {
+				t.Errorf("%q is none of ours", key)
+			}
+		}
+	})
+}

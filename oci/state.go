@@ -1,0 +1,67 @@
+package oci
+
+import (
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+)
+
+// state is what is remembered of a container that is, or may be, registered.
+type state struct {
+	Name     string `json:"name"`
+	Bundle   string `json:"bundle"`
+	Preload  string `json:"preload,omitempty"` // LD_PRELOAD of its processes
+	HostUser bool   `json:"hostUser"`          // its capabilities are good for the host
+	Edited   string `json:"edited"`            // the hash of the config.json that we wrote
+	path     string
+}
+
+// statePath is where a container's state is. Ids are unique below one root.
+func (w *Wrapper) statePath(c command) string {
+	sum := sha256.Sum256([]byte(c.root + "\x00" + c.id))
+	return filepath.Join(filepath.Dir(w.socket), "runtime", fmt.Sprintf("%x.json", sum[:16]))
+}
+
+// loadState returns nil for a container that was not registered.
+func (w *Wrapper) loadState(c command) (*state, error) {
+	s := &state{path: w.statePath(c)}
+	data, err := readFile(s.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(data, s)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read what is known of container %s: %w", c.id, err)
+	}
+	return s, nil
+}
+
+// save writes the state; what a power cut leaves of it is gone with /run anyway.
+func (s *state) save() error {
+	data, err := json.Marshal(s)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(s.path), 0o700); err != nil {
+		return err
+	}
+	aside := s.path + ".new"
+	if err := os.WriteFile(aside, data, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(aside, s.path)
+}
+
+func (s *state) forget() error {
+	err := os.Remove(s.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
