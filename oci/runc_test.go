@@ -3,6 +3,7 @@ package oci
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -361,11 +362,11 @@ func TestKilledWrapper(t *testing.T) {
 		"state written": func() error { st.Edited = hash(edited); return st.save() },
 		"linked": func() error {
 			st.Edited = hash(edited)
-			return errorsOf(st.save(), os.Link(filepath.Join(r.bundle, configFile), filepath.Join(r.bundle, originalFile)))
+			return errors.Join(st.save(), os.Link(filepath.Join(r.bundle, configFile), filepath.Join(r.bundle, originalFile)))
 		},
 		"edited": func() error {
 			st.Edited = hash(edited)
-			return errorsOf(st.save(), replaceConfig(r.bundle, edited))
+			return errors.Join(st.save(), replaceConfig(r.bundle, edited))
 		},
 	} {
 		if err := reached(); err != nil {

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/programs"
 )
 
 // findRuntime returns the real runtime: the path of the configuration, or of the
@@ -26,7 +28,7 @@ func findRuntime(configured, environment string) (string, error) {
 		if named == "" {
 			continue
 		}
-		path, err := exec.LookPath(named)
+		path, err := lookPath(named)
 		if err != nil {
 			return "", fmt.Errorf("find OCI runtime: %w", err)
 		}
@@ -36,7 +38,7 @@ func findRuntime(configured, environment string) (string, error) {
 		return path, nil
 	}
 	for _, name := range []string{"runc", "crun"} {
-		path, err := exec.LookPath(name)
+		path, err := lookPath(name)
 		if err != nil {
 			continue
 		}
@@ -44,8 +46,23 @@ func findRuntime(configured, environment string) (string, error) {
 			return path, nil
 		}
 	}
-	return "", errors.New("find OCI runtime: neither runc nor crun is in PATH; install one, or name it as runtime.path in /etc/tsugiki/agent.toml")
+	return "", errors.New("find OCI runtime: neither runc nor crun is there; install one, or name it as runtime.path in /etc/tsugiki/agent.toml")
 }
+
+// lookPath finds a program in PATH, or where programs usually are: podman calls runtimes
+// without any PATH.
+func lookPath(name string) (string, error) {
+	path, err := exec.LookPath(name)
+	if err == nil || strings.ContainsRune(name, '/') {
+		return path, err
+	}
+	if found, missing := programs.FindIn(name, usualDirs); missing == nil {
+		return found, nil
+	}
+	return "", err
+}
+
+var usualDirs = []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
 
 // become turns this process into the runtime.
 func (w *Wrapper) become(args []string) error {
