@@ -1,0 +1,88 @@
+package oci
+
+import (
+	"strings"
+	"testing"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+)
+
+// FuzzSpec edits whatever an engine writes: what comes out is read again, and refuses
+// all that the profile did.
+func FuzzSpec(f *testing.F) {
+	f.Add([]byte(`{"process":{"env":["A=B"]},"linux":{"namespaces":[{"type":"network"}],"seccomp":{"defaultAction":"SCMP_ACT_ERRNO","syscalls":[{"names":["read","socket"],"action":"SCMP_ACT_ALLOW"}]}}}`))
+	f.Add([]byte(`{"annotations":{"tsugiki.dev/name":"x"},"mounts":[{"destination":"/dev","type":"tmpfs"}],"process":{},"linux":{"seccomp":null}}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		s, err := parseSpec(data)
+		if err != nil {
+			return
+		}
+		before := s.seccomp
+		factsOf(s, "0123456789abcdef", "/nonexistent/bundle")
+		_ = s.refuse()
+		_, _, _ = s.ids()
+		config, _, err := s.edit(grafted)
+		if err != nil {
+			return
+		}
+		after, err := parseSpec(config)
+		if err != nil {
+			t.Fatalf("%s: edited to %s, %v", data, config, err)
+		}
+		if after.seccomp == nil || after.seccomp.ListenerPath != grafted.Listener {
+			t.Fatalf("%s: edited to %s", data, config)
+		}
+		if before != nil {
+			checkNotWeaker(t, before, after.seccomp)
+		}
+	})
+}
+
+// checkNotWeaker compares the calls that are allowed at all.
+func checkNotWeaker(t *testing.T, before, after *specs.LinuxSeccomp) {
+	t.Helper()
+	if before.DefaultAction != after.DefaultAction {
+		t.Fatalf("the default action was %s and is %s", before.DefaultAction, after.DefaultAction)
+	}
+	allowed := map[string]bool{}
+	for _, s := range before.Syscalls {
+		for _, name := range s.Names {
+			allowed[name] = allowed[name] || s.Action == specs.ActAllow || s.Action == specs.ActLog
+		}
+	}
+	defaults := before.DefaultAction == specs.ActAllow || before.DefaultAction == specs.ActLog
+	for _, s := range after.Syscalls {
+		for _, name := range s.Names {
+			opens := s.Action == specs.ActAllow || s.Action == specs.ActLog || s.Action == specs.ActNotify
+			if opens && !allowed[name] && !defaults {
+				t.Fatalf("%s was not allowed: %+v became %+v", name, before, after)
+			}
+		}
+	}
+}
+
+func FuzzDocker(f *testing.F) {
+	f.Add([]byte(`{"ID":"id","Name":"/web","Config":{"Labels":{"a":"b"}}}`), []byte(`{"NetworkMode":"none"}`))
+	f.Fuzz(func(t *testing.T, config, host []byte) {
+		if c, ok := parseDocker(config, host, "id"); ok && c.ID != "id" {
+			t.Errorf("another's: %+v", c)
+		}
+	})
+}
+
+func FuzzName(f *testing.F) {
+	f.Add("ns.pod.container")
+	f.Add("/../ä" + strings.Repeat("x", 100))
+	f.Fuzz(func(t *testing.T, name string) {
+		s := &spec{annotations: map[string]string{prefix + "name": name, prefix + name: name, name: name}}
+		got := factsOf(s, "0123456789abcdef", "/")
+		if len(got.name) == 0 || len(got.name) > nameMax || illegal.MatchString(got.name) || strings.ContainsRune("_.-", rune(got.name[0])) {
+			t.Errorf("%q became %q", name, got.name)
+		}
+		for key := range got.annotations {
+			if !strings.HasPrefix(key, prefix) {
+				t.Errorf("%q is none of ours", key)
+			}
+		}
+	})
+}
