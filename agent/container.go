@@ -67,6 +67,7 @@ type Spec struct {
 // Start, or by others, who give the listener of its filter to a Daemon.
 type Container struct {
 	spec Spec
+	mark string       // makes the name of its cgroup unique where names are not; or empty
 	log  *slog.Logger // says which container
 	// decisions takes what is decided about calls, below the level of a warning.
 	decisions *slog.Logger
@@ -75,7 +76,7 @@ type Container struct {
 	doors     *os.File
 	claim     *claim
 	group     *cgroup.Group                // parent of the two below
-	programs  *cgroup.Group                // where the program is; nil if others have put it elsewhere
+	programs  *cgroup.Group                // where the program is, unless others have put it elsewhere, and the sockets of its own namespace
 	keepers   *cgroup.Group                // where its host sockets are made
 	endpoints atomic.Pointer[endpoint.Set] // never changed, only replaced
 	ownNS     *netns.NS
@@ -222,12 +223,12 @@ func (c *Container) makeGroups() error {
 		return err
 	}
 	if c.claim != nil {
-		l := leftovers{PID: os.Getpid(), Cgroup: own + "/" + groupOf(c.spec.Name)}
+		l := leftovers{PID: os.Getpid(), Cgroup: own + "/" + c.groupName()}
 		if err := c.claim.record(l); err != nil {
 			return err
 		}
 	}
-	if c.group, err = makeGroup(own, groupOf(c.spec.Name)); err != nil {
+	if c.group, err = makeGroup(own, c.groupName()); err != nil {
 		return err
 	}
 	c.keepers, err = cgroup.Create(c.group.Path(), keepersGroup)
@@ -245,7 +246,7 @@ const (
 	programsGroup = "programs"
 )
 
-func groupOf(name string) string { return "tsugiki-" + name }
+func (c *Container) groupName() string { return "tsugiki-" + c.spec.Name + c.mark }
 
 // makeGroup makes a cgroup. One of that name that is empty is what a killed
 // process with another run directory has left.
@@ -338,13 +339,10 @@ func (c *Container) makeEngine() error {
 	for _, p := range c.host {
 		c.settle(p)
 	}
-	// Sockets of the container's own namespace belong where its programs are, if
-	// that is known.
+	// Sockets of the container's own namespace are not policed.
 	c.own = c.newPlace(c.ownNS)
 	c.settle(c.own)
-	if c.programs != nil {
-		c.own.cgroup = c.programs
-	}
+	c.own.cgroup = c.programs
 	c.engine = graft.New(graft.Config{
 		Enforcement:   c.enforced,
 		Endpoint:      c.endpointNamed,

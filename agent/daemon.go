@@ -29,6 +29,9 @@ import (
 // attachPatience is how long a container may be registered without a program.
 const attachPatience = 2 * time.Minute
 
+// endPatience is how long a container may be ending that is started again.
+const endPatience = 2 * time.Second
+
 // agentName is the name of the daemon's own files in its run directory.
 const agentName = "agent"
 

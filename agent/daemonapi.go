@@ -67,7 +67,7 @@ func (m *managed) registered() (api.Registered, error) {
 		Listener: filepath.Join(m.spec.RunDir, listenerSocket),
 		Filter:   api.Filter{Mode: modeName(o.Mode), Datagrams: o.Datagrams, API: o.API},
 	}
-	if m.programs != nil {
+	if m.record.Programs {
 		r.Cgroup = m.programs.Path()
 	}
 	if m.preloads() {

@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
 
@@ -18,7 +17,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/agent/api"
-	"github.com/tsugiki/tsugiki/internal/netns"
 )
 
 // OCI runtimes send the listener of a container's filter to a unix socket, as soon
@@ -89,7 +87,7 @@ func (l *listeners) close() error {
 }
 
 func (l *listeners) take(conn *net.UnixConn) {
-	err := checkPeer(conn)
+	err := checkSender(conn)
 	if err == nil {
 		err = l.attach(conn)
 	}
@@ -99,6 +97,27 @@ func (l *listeners) take(conn *net.UnixConn) {
 		result = api.Failure{Error: oneLine(err)}
 	}
 	_ = json.NewEncoder(conn).Encode(result) // who does not wait misses it
+}
+
+// checkSender refuses all but root and our user. More cannot be asked of a runtime,
+// which does not wait to be looked at; who may attach to which container, the token
+// says.
+func checkSender(conn *net.UnixConn) error {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var cred *unix.Ucred
+	cerr := raw.Control(func(fd uintptr) {
+		cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	})
+	if err = errors.Join(cerr, err); err != nil {
+		return fmt.Errorf("find out who sends a seccomp listener: %w", err)
+	}
+	if cred.Uid != 0 && int(cred.Uid) != os.Geteuid() {
+		return fmt.Errorf("user %d may not attach programs; root may", cred.Uid)
+	}
+	return nil
 }
 
 // attach reads a message and acts on it. A program that cannot be attached is
@@ -123,33 +142,24 @@ func (l *listeners) attach(conn *net.UnixConn) error {
 	if at >= len(files) || !isListener(files[at]) {
 		return errors.New("no seccomp listener came with the container's state")
 	}
+	// A program may have left its work to a child, and be gone.
 	program, err := openProcess(state.Pid)
-	if err != nil {
+	if err == nil {
+		defer program.close()
+	} else if !errors.Is(err, unix.ESRCH) && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	defer program.close()
 	m := l.d.findToken(state.Metadata)
 	if m == nil {
 		return errors.Join(fmt.Errorf("process %d: no container is registered by that token", state.Pid), program.kill())
 	}
 	listener := files[at]
 	files = slices.Delete(files, at, at+1)
-	if err := m.attachProgram(listener, program.pid); err != nil {
+	if err := m.attach(listener, state.Pid); err != nil {
 		err = errors.Join(err, program.kill(), listener.Close())
 		return fmt.Errorf("container %s: %w; its program is killed", m.spec.Name, err)
 	}
-	return nil
-}
-
-func (m *managed) attachProgram(listener *os.File, pid int) error {
-	own, err := netns.Open(strconv.Itoa(pid))
-	if err != nil {
-		return err
-	}
-	if err := m.attach(listener, own, pid); err != nil {
-		return err
-	}
-	m.log.Info("program attached", "pid", pid)
+	m.log.Info("program attached", "pid", state.Pid)
 	return nil
 }
 

@@ -58,6 +58,7 @@ func (d *Daemon) newManaged(r *record, rules Rules) *managed {
 	}
 	m := &managed{Container: newContainer(spec), record: r, d: d}
 	m.decisions = slog.New(aboveInfo{m.log.Handler()})
+	m.mark = "-" + r.Token[:8] // other daemons may have the same names
 	m.loopback = r.LoopbackOnly
 	m.ended = func() { d.end(m) }
 	m.killAll = m.killPrograms
@@ -67,13 +68,8 @@ func (d *Daemon) newManaged(r *record, rules Rules) *managed {
 
 // create makes what is there before the container has a program.
 func (m *managed) create() error {
-	for _, step := range []func() error{m.compile, m.openHost, m.claimPorts, m.checkHost, m.openDoors, m.makeGroups} {
+	for _, step := range []func() error{m.compile, m.openHost, m.claimPorts, m.checkHost, m.openDoors, m.makeGroups, m.makePrograms} {
 		if err := step(); err != nil {
-			return err
-		}
-	}
-	if m.record.Programs {
-		if err := m.makePrograms(); err != nil {
 			return err
 		}
 	}
@@ -123,35 +119,51 @@ func (m *managed) write(t *policy.Table, set *endpoint.Set) error {
 	return nil
 }
 
-// attach makes the filter of a program one of the container's. own is where the
-// program is; both files are the container's from then on, unless it fails.
-func (m *managed) attach(listener *os.File, own *netns.NS, pid int) error {
-	if err := m.enter(own, pid); err != nil {
+// attach makes the filter of a program one of the container's. The listener is the
+// container's from then on, unless it fails.
+func (m *managed) attach(listener *os.File, pid int) error {
+	if err := m.enter(pid); err != nil {
 		return err
 	}
 	if m.gates.serve(listener) {
 		return listener.Close() // the sender was not told, and has sent it again
 	}
-	return m.serve(listener)
+	err := m.serve(listener)
+	if errors.Is(err, gate.ErrEnded) {
+		m.log.Debug("the program ended at once", "pid", pid)
+		return listener.Close()
+	}
+	return err
 }
 
 // enter makes the first program's namespace the container's own; later ones have to
-// be there.
-func (m *managed) enter(own *netns.NS, pid int) error {
+// be there, as long as they are anywhere.
+func (m *managed) enter(pid int) error {
 	m.changes.Lock()
 	defer m.changes.Unlock()
 	if m.closing {
 		return os.ErrClosed
 	}
-	if m.ownNS != nil {
-		if own.Cookie() != m.ownNS.Cookie() {
-			return errors.New("the program is in another network namespace than the container")
+	own, err := netns.Open(strconv.Itoa(pid))
+	if m.ownNS == nil {
+		if err == nil {
+			err = m.enterFirst(own, pid)
 		}
-		return own.Close()
+		return err
 	}
+	if err != nil {
+		return nil
+	}
+	if own.Cookie() != m.ownNS.Cookie() {
+		err = errors.New("the program is in another network namespace than the container")
+	}
+	return errors.Join(err, own.Close())
+}
+
+func (m *managed) enterFirst(own *netns.NS, pid int) error {
 	first, err := openProcess(pid)
 	if err != nil {
-		return err
+		return errors.Join(err, own.Close())
 	}
 	m.ownNS, m.init = own, first
 	r := *m.record
@@ -171,11 +183,8 @@ func (m *managed) enter(own *netns.NS, pid int) error {
 // killPrograms ends the container's programs: all of them end with the first, if
 // that is the first of a pid namespace; and those of tsugiki run are in a cgroup.
 func (m *managed) killPrograms() error {
-	if m.programs != nil {
+	if m.record.Programs && m.programs != nil {
 		return m.programs.Kill()
-	}
-	if m.init == nil {
-		return nil
 	}
 	return m.init.kill()
 }
@@ -256,9 +265,7 @@ func (m *managed) restore() error {
 	}
 	m.group = cgroup.At(m.record.Cgroup)
 	m.keepers = cgroup.At(filepath.Join(m.record.Cgroup, keepersGroup))
-	if m.record.Programs {
-		m.programs = cgroup.At(filepath.Join(m.record.Cgroup, programsGroup))
-	}
+	m.programs = cgroup.At(filepath.Join(m.record.Cgroup, programsGroup))
 	dir, err := m.keepers.Open()
 	if err != nil {
 		return err

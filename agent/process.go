@@ -55,6 +55,9 @@ func startOf(pid int) (string, error) {
 }
 
 func (p *process) kill() error {
+	if p == nil {
+		return nil // it was gone
+	}
 	if err := unix.PidfdSendSignal(p.pidfd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("kill process %d: %w", p.pid, err)
 	}

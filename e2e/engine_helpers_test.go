@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -55,7 +54,6 @@ type node struct {
 
 func newNode(t *testing.T, c engineCase) *node {
 	t.Helper()
-	needsNode(t)
 	image, err := engineImage()
 	var needs *testkit.NeedsError
 	if errors.As(err, &needs) {
@@ -84,20 +82,6 @@ func newNode(t *testing.T, c engineCase) *node {
 	})
 	n.Engine = rig.Start(t, c.engine)
 	return n
-}
-
-// needsNode skips the test where the agent or the runtime is not built.
-//
-// TODO: to be removed, with its line in .ci/skips, when both are merged.
-func needsNode(t *testing.T) {
-	t.Helper()
-	_, err := os.Stat(filepath.Join(filepath.Dir(tsugiki), "tsugiki-runtime"))
-	if err == nil {
-		err = exec.Command(tsugiki, "agent", "--help").Run()
-	}
-	if err != nil {
-		t.Skipf("skip: needs tsugiki agent and tsugiki-runtime: %v", err)
-	}
 }
 
 var engineImage = sync.OnceValues(func() (*engines.Image, error) {

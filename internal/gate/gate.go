@@ -100,7 +100,8 @@ func (c *child) wait()      { <-c.ended }
 func (c *child) well() bool { return c.cmd.ProcessState.Success() }
 func (c *child) close()     {}
 
-// Start starts a gate and waits until it serves.
+// Start starts a gate and waits until it serves. If the program has ended by then, that
+// is ErrEnded.
 func Start(c Config) (*Gate, error) {
 	g, err := start(c)
 	if err != nil {
@@ -204,6 +205,9 @@ func startProcess(path string, c Config, files []*os.File) (*Gate, error) {
 	}
 	if err != nil {
 		_ = g.Close()
+		if g.bye.Load() {
+			return nil, ErrEnded
+		}
 		if text := strings.TrimSpace(stderr.String()); text != "" {
 			err = errors.New(text)
 		}

@@ -29,11 +29,16 @@ func Await(process *os.File) {
 	if err != nil {
 		return
 	}
-	// Not asked by poll(2), which somebody can take from us with prlimit(2): what is
-	// there when the runtime begins to wait, it finds.
-	woken := true
-	_ = raw.Read(func(uintptr) bool { // or it is closed
-		woken = !woken
-		return woken
+	again := false
+	_ = raw.Read(func(fd uintptr) bool { // or it is closed
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+		if err != nil {
+			// Somebody has taken poll(2) from us with prlimit(2). What is there when
+			// the runtime begins to wait, it finds, once.
+			was := again
+			again = true
+			return was
+		}
+		return n > 0
 	})
 }
