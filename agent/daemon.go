@@ -272,6 +272,10 @@ func (d *Daemon) makeWay(r api.Registration) error {
 	if m == nil {
 		return nil
 	}
+	// It may just be ending.
+	for deadline := time.Now().Add(endPatience); m.record.ID == r.ID && m.gates.count() > 0 && time.Now().Before(deadline); {
+		time.Sleep(10 * time.Millisecond)
+	}
 	if m.record.ID != r.ID || m.gates.count() > 0 {
 		return fmt.Errorf("%w: a container %s runs, with the id %s; choose another name", ErrExists, r.Name, m.record.ID)
 	}

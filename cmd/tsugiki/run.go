@@ -21,9 +21,9 @@ import (
 // runFlags are the flags of tsugiki run as they are written.
 type runFlags struct {
 	name, netns, mode, user, runDir, agent string
-	endpoints, ingress, egress      []string
-	capAdd, capDrop                 []string
-	verbose                         bool
+	endpoints, ingress, egress             []string
+	capAdd, capDrop                        []string
+	verbose                                bool
 }
 
 func runCommand() *cobra.Command {
