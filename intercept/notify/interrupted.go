@@ -2,7 +2,6 @@ package notify
 
 import (
 	"sync"
-	"sync/atomic"
 
 	"github.com/tsugiki/tsugiki/internal/gate"
 )
@@ -13,15 +12,20 @@ import (
 // the program makes the same call next, as a notification of its own; what was done for
 // the first is what it gets.
 
+// The second may come while the first is still being carried out. So calls of one
+// thread are answered one after another.
+
 // interruptionsMax bounds the calls that are remembered: a program that is not
 // restarted makes another call, or ends.
 const interruptionsMax = 256
 
-// interruptions are those calls, by thread.
-type interruptions struct {
-	count atomic.Int32 // of calls; most of the time none
-	mu    sync.Mutex   // guards calls
-	calls map[int]interruption
+// threads keep the calls of each thread apart.
+type threads struct {
+	mu   sync.Mutex // guards what follows
+	free sync.Cond  // a thread's call has been answered
+	busy map[int]struct{}
+	// interrupted are calls that were carried out, and not answered.
+	interrupted map[int]interruption
 }
 
 type interruption struct {
@@ -30,27 +34,43 @@ type interruption struct {
 	id     uint64
 }
 
-// note remembers a call that was carried out in answer to a notification.
-func (i *interruptions) note(a gate.Ask, id uint64) {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	if i.calls == nil || len(i.calls) >= interruptionsMax {
-		i.calls = map[int]interruption{}
-	}
-	i.calls[a.Thread] = interruption{a.Call, a.Number, id}
-	i.count.Store(int32(len(i.calls)))
+func newThreads() *threads {
+	t := &threads{busy: map[int]struct{}{}, interrupted: map[int]interruption{}}
+	t.free.L = &t.mu
+	return t
 }
 
-// take returns the notification in answer to which a call was carried out that its
-// thread makes again, and forgets what the thread made before.
-func (i *interruptions) take(a gate.Ask) (id uint64, found bool) {
-	if i.count.Load() == 0 {
-		return 0, false
+// begin waits until the thread's last call has been answered. If that was this one,
+// carried out in answer to another notification, it returns that one.
+func (t *threads) begin(a gate.Ask) (id uint64, found bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for {
+		if _, busy := t.busy[a.Thread]; !busy {
+			break
+		}
+		t.free.Wait()
 	}
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	was, found := i.calls[a.Thread]
-	delete(i.calls, a.Thread)
-	i.count.Store(int32(len(i.calls)))
+	t.busy[a.Thread] = struct{}{}
+	was, found := t.interrupted[a.Thread]
+	delete(t.interrupted, a.Thread)
 	return was.id, found && was.call == a.Call && was.number == a.Number
+}
+
+// end ends what begin began.
+func (t *threads) end(a gate.Ask) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.busy, a.Thread)
+	t.free.Broadcast()
+}
+
+// interrupt remembers a call that was carried out in answer to a notification.
+func (t *threads) interrupt(a gate.Ask, id uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(t.interrupted) >= interruptionsMax {
+		clear(t.interrupted)
+	}
+	t.interrupted[a.Thread] = interruption{a.Call, a.Number, id}
 }

@@ -39,11 +39,10 @@ type Supervisor struct {
 	engine    *graft.Engine
 	log       *slog.Logger
 	processes processes
-	// interrupted are calls that were carried out, and not answered.
-	interrupted interruptions
-	done        sync.WaitGroup
-	closing     atomic.Bool
-	gone        func(error)
+	threads   *threads
+	done      sync.WaitGroup
+	closing   atomic.Bool
+	gone      func(error)
 }
 
 // New makes a supervisor for a filter's listener and its gate, which stay the
@@ -52,7 +51,7 @@ type Supervisor struct {
 // gone is called if the gate ends before Close, as it does with the container's
 // last process, or when it is killed.
 func New(l *os.File, g *gate.Gate, engine *graft.Engine, log *slog.Logger, gone func(error)) *Supervisor {
-	return &Supervisor{listener: listener{int(l.Fd())}, gate: g, engine: engine, log: log, gone: gone}
+	return &Supervisor{listener: listener{int(l.Fd())}, gate: g, engine: engine, log: log, threads: newThreads(), gone: gone}
 }
 
 // Close ends the gate. What is being handled then comes to nothing.
@@ -125,9 +124,10 @@ func (s *Supervisor) handle(a gate.Ask) {
 		s.tell(p, a)
 		return
 	}
-	if id, found := s.interrupted.take(a); found {
+	if id, found := s.threads.begin(a); found {
 		p.call, p.again = id, true
 	}
+	defer s.threads.end(a)
 	answer, err := s.ask(p, a)
 	switch {
 	case errors.Is(err, errStale), errors.Is(err, unix.ESRCH):
@@ -142,8 +142,9 @@ func (s *Supervisor) handle(a gate.Ask) {
 	if err != nil {
 		answer = graft.Answer{}
 	}
-	if errors.Is(s.answer(a, answer), errStale) && a.Call == gate.Bind && answer.Action == graft.Succeed {
-		s.interrupted.note(a, p.call)
+	stale := errors.Is(s.answer(a, answer), errStale)
+	if stale && a.Call == gate.Bind && (answer.Action == graft.Succeed || p.call != a.ID) {
+		s.threads.interrupt(a, p.call)
 	}
 }
 

@@ -4,7 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"crypto/sha256"
-	_ "embed"
+	"embed"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -22,7 +22,7 @@ import (
 const ImageName = "localhost/tsugiki:test"
 
 // Image is an archive that all of the engines can load, as docker save makes it:
-// busybox (static), nginx, redis-server and redis-cli (dynamic) and denied, see
+// busybox (static), nginx, redis-server and redis-cli (dynamic), denied and interrupted, see
 // testdata. Without arguments its containers do nothing until they are stopped.
 type Image struct {
 	path string
@@ -72,21 +72,27 @@ var imageFolders = []string{"bin", "dev", "etc", "lib", "lib64", "proc", "run", 
 // them.
 var imagePrograms = []string{"nginx", "redis-server", "redis-cli"}
 
-//go:embed testdata/denied.c
-var deniedSource []byte
+//go:embed testdata/*.c
+var sources embed.FS
 
 // BuildImage makes the image's archive in a folder. Build it once and share it.
 func BuildImage(dir string) (*Image, error) {
 	if err := testkit.Programs(append([]string{"busybox", "gcc", "ldd"}, imagePrograms...)...); err != nil {
 		return nil, err
 	}
-	denied := filepath.Join(dir, "denied")
-	compile := exec.Command("gcc", "-static", "-O1", "-Wall", "-Werror", "-o", denied, "-x", "c", "-")
-	compile.Stdin = bytes.NewReader(deniedSource)
-	if out, err := compile.CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("build denied: %w\n%s", err, out)
+	files := map[string]string{}
+	for _, name := range []string{"denied", "interrupted"} {
+		source, err := sources.ReadFile("testdata/" + name + ".c")
+		if err != nil {
+			return nil, err
+		}
+		files["usr/bin/"+name] = filepath.Join(dir, name)
+		compile := exec.Command("gcc", "-static", "-O1", "-Wall", "-Werror", "-D_GNU_SOURCE", "-o", filepath.Join(dir, name), "-x", "c", "-")
+		compile.Stdin = bytes.NewReader(source)
+		if out, err := compile.CombinedOutput(); err != nil {
+			return nil, fmt.Errorf("build %s: %w\n%s", name, err, out)
+		}
 	}
-	files := map[string]string{"usr/bin/denied": denied}
 	if err := collect(files); err != nil {
 		return nil, err
 	}

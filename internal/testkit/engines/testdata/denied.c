@@ -3,7 +3,6 @@
  * without CAP_SYS_ADMIN, and prints what becomes of each: "ok" or the error.
  * Without a profile, none of them needs a capability.
  */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <sched.h>
 #include <stdio.h>

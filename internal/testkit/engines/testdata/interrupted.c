@@ -1,0 +1,47 @@
+/*
+ * Binds sockets while signals come at all times, whose handler lets calls be
+ * restarted, and prints how many binds went otherwise than they have to.
+ */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+#define ROUNDS 3000
+
+static volatile sig_atomic_t signals;
+
+static void count(int sig)
+{
+	(void)sig;
+	signals++;
+}
+
+int main(void)
+{
+	struct sigaction act = {.sa_handler = count, .sa_flags = SA_RESTART};
+	struct itimerval often = {{0, 150}, {0, 150}};
+	int wrong = 0;
+
+	if (sigaction(SIGALRM, &act, NULL) != 0 || setitimer(ITIMER_REAL, &often, NULL) != 0)
+		return 1;
+	for (int i = 0; i < ROUNDS; i++) {
+		struct sockaddr_in any = {.sin_family = AF_INET};
+		socklen_t length = sizeof(any);
+		int s = socket(AF_INET, SOCK_STREAM, 0);
+
+		if (s < 0 || bind(s, (struct sockaddr *)&any, length) != 0 ||
+		    getsockname(s, (struct sockaddr *)&any, &length) != 0 || any.sin_port == 0) {
+			fprintf(stderr, "round %d: %s\n", i, strerrorname_np(errno));
+			wrong++;
+		}
+		close(s);
+	}
+	printf("%d wrong, %s\n", wrong, signals > ROUNDS / 100 ? "interrupted" : "not interrupted");
+	return 0;
+}
