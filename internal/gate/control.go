@@ -20,8 +20,9 @@ const reportsMax = 1 << 14
 // that comes, so that an order is answered also while nobody asks for the next Ask.
 type control struct {
 	conn *net.UnixConn
-	read chan struct{} // closed when the reader has ended
-	bye  atomic.Bool   // the gate has ended because its container has
+	read chan struct{}         // closed when the reader has ended
+	bye  atomic.Bool           // the gate has ended because its container has
+	last atomic.Pointer[Stats] // what a gate had counted when it ended so
 
 	mu     sync.Mutex // guards what follows
 	came   *sync.Cond // with mu: asks or end have changed
@@ -66,6 +67,10 @@ func (c *control) receive(b []byte) error {
 	order, is, err := parseAnswer(b)
 	if err != nil {
 		return err
+	}
+	if is && order.tag == 0 {
+		c.last.Store(order.stats)
+		return nil
 	}
 	if is {
 		c.mu.Lock()

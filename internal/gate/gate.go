@@ -331,9 +331,13 @@ func (g *Gate) SetRules(image []byte) error {
 	return nil
 }
 
-// Stats asks for what the gate has counted.
+// Stats asks for what the gate has counted. Of one that has ended with its container
+// it is what it had counted by then.
 func (g *Gate) Stats() (Stats, error) {
 	a, err := g.order(opStats, 0, 0)
+	if last := g.last.Load(); err != nil && last != nil {
+		return *last, nil
+	}
 	if err == nil && a.stats == nil {
 		err = ErrProtocol
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"math/bits"
 	"strconv"
 	"time"
 
@@ -161,6 +162,32 @@ type Stats struct {
 	Full         uint64           // calls that had to wait to be put to a supervisor
 	Unreported   uint64           // calls that a traced gate could not tell of
 }
+
+// Add adds what another gate, or the same at another time, has counted.
+func (s *Stats) Add(o *Stats) {
+	for i := range s.Calls {
+		s.Calls[i].add(&o.Calls[i])
+	}
+	s.Batches += o.Batches
+	s.BatchSockets += o.BatchSockets
+	s.Born += o.Born
+	s.BornAsked += o.BornAsked
+	s.Again += o.Again
+	s.Full += o.Full
+	s.Unreported += o.Unreported
+}
+
+func (c *CallStats) add(o *CallStats) {
+	c.Answered += o.Answered
+	c.Passed += o.Passed
+	c.Refused += o.Refused
+	for i := range c.Time {
+		c.Time[i] += o.Time[i]
+	}
+}
+
+// Bucket is the one that a time belongs to, see CallStats.Time.
+func Bucket(d time.Duration) int { return min(bits.Len64(uint64(max(d, 0))), TimeBuckets-1) }
 
 // answer is a message that says what has become of an order.
 type answer struct {

@@ -303,9 +303,14 @@ void gate_supervisor_left(void)
 _Noreturn void gate_end(void)
 {
 	const struct gate_ask bye = {.version = GATE_VERSION, .call = GATE_BYE};
+	/* Nobody has asked, or can ask any more: no tag. */
+	struct gate_stats stats = {.version = GATE_VERSION, .call = GATE_STATS};
 
 	pthread_mutex_lock(&gate_asks_lock);
-	if (gate_asks.supervised)
+	if (gate_asks.supervised) {
+		gate_read_counters(&stats.counters);
+		(void)send(gate.control, &stats, sizeof(stats), MSG_NOSIGNAL);
 		(void)gate_send(&bye, 0);
+	}
 	_exit(0);
 }

@@ -33,7 +33,7 @@ enum gate_call {
 	GATE_CALLS,
 	/* Messages that are no calls: */
 	GATE_DONE = GATE_CALLS, /* the order `id` is carried out; `number` is an errno */
-	GATE_STATS,		/* struct gate_stats */
+	GATE_STATS,		/* struct gate_stats; also comes right before GATE_BYE */
 	GATE_BYE,		/* the last: the container's last process is gone */
 	GATE_TAKEN,		/* at the door: there is a supervisor already */
 	GATE_REFUSED,		/* at the door: not to this process */
