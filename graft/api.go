@@ -159,7 +159,7 @@ func (g *GraftSocket) Bind(name string) (Answer, error) {
 	case g.bound():
 		return fail(unix.EINVAL), nil
 	}
-	g.e.Log.Info("decided", "pid", g.p.Thread(), "syscall", "bind", "endpoint", name)
+	g.e.Log.Info("decided", "pid", g.p.Thread(), "syscall", "bind", "fd", g.number, "endpoint", name)
 	if err := g.moveTo(ep); err != nil {
 		return answerFor(err)
 	}

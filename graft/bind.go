@@ -44,7 +44,7 @@ func (e call) bind(p Program, number int, addr netip.AddrPort) (Answer, error) {
 	if err != nil {
 		return Answer{}, err
 	}
-	e.logDecision(p, "bind", addr, ep)
+	e.logDecision(p, "bind", number, addr, ep)
 	switch {
 	case ep != nil && ep.Type == endpoint.Unix:
 		return e.listenAtPath(p, number, s, ep)

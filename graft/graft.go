@@ -322,7 +322,7 @@ func (e call) move(p Program, syscall string, number int, to netip.AddrPort) (An
 		return Answer{}, nil // a server, which answers from where it is
 	}
 	ep, place := e.reach(s, to)
-	e.logDecision(p, syscall, to, ep)
+	e.logDecision(p, syscall, number, to, ep)
 	if ep != nil && ep.Type == endpoint.Unix {
 		return e.connectUnix(p, number, s, ep)
 	}
@@ -401,11 +401,11 @@ func (e *Engine) decided(s *socket) bool {
 }
 
 // LogDecision logs what was decided about a destination without the engine.
-func (e *Engine) LogDecision(p Program, syscall string, to netip.AddrPort) {
-	e.logDecision(p, syscall, to, e.begin().Table.Egress(to))
+func (e *Engine) LogDecision(p Program, syscall string, number int, to netip.AddrPort) {
+	e.logDecision(p, syscall, number, to, e.begin().Table.Egress(to))
 }
 
-func (e *Engine) logDecision(p Program, syscall string, addr netip.AddrPort, ep *endpoint.Endpoint) {
+func (e *Engine) logDecision(p Program, syscall string, number int, addr netip.AddrPort, ep *endpoint.Endpoint) {
 	// The arguments would be allocated even where nobody wants them.
 	if !e.Log.Enabled(context.Background(), slog.LevelInfo) {
 		return
@@ -414,5 +414,5 @@ func (e *Engine) logDecision(p Program, syscall string, addr netip.AddrPort, ep 
 	if ep != nil {
 		name = ep.Name
 	}
-	e.Log.Info("decided", "pid", p.Thread(), "syscall", syscall, "addr", addr, "endpoint", name)
+	e.Log.Info("decided", "pid", p.Thread(), "syscall", syscall, "fd", number, "addr", addr, "endpoint", name)
 }

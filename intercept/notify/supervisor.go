@@ -43,6 +43,9 @@ type Supervisor struct {
 	done      sync.WaitGroup
 	closing   atomic.Bool
 	gone      func(error)
+
+	countMu sync.Mutex // guards counted
+	counted gate.Stats
 }
 
 // New makes a supervisor for a filter's listener and its gate, which stay the
@@ -94,6 +97,7 @@ func (s *Supervisor) Start() {
 		places := make(chan struct{}, asksMax)
 		for {
 			a, err := s.gate.Next()
+			came := time.Now()
 			if err != nil {
 				if !s.closing.Load() && !errors.Is(err, os.ErrClosed) {
 					s.gone(err)
@@ -104,7 +108,7 @@ func (s *Supervisor) Start() {
 			s.done.Add(1)
 			go func() {
 				defer s.done.Done()
-				s.handle(a)
+				s.handle(a, came)
 				<-places
 			}()
 		}
@@ -118,7 +122,26 @@ func (s *Supervisor) Wait() {
 	s.processes.closeAll()
 }
 
-func (s *Supervisor) handle(a gate.Ask) {
+// Stats are the calls that this supervisor has answered, by the gate.Call, with how
+// long that took from when the gate had asked; the rest of it is the gate's.
+func (s *Supervisor) Stats() gate.Stats {
+	s.countMu.Lock()
+	defer s.countMu.Unlock()
+	return s.counted
+}
+
+func (s *Supervisor) count(a gate.Ask, answer graft.Answer, took time.Duration) {
+	s.countMu.Lock()
+	defer s.countMu.Unlock()
+	c := &s.counted.Calls[a.Call]
+	c.Answered++
+	c.Time[gate.Bucket(took)]++
+	if answer.Action == graft.Fail {
+		c.Refused++
+	}
+}
+
+func (s *Supervisor) handle(a gate.Ask, came time.Time) {
 	p := &program{s: s, id: a.ID, tid: a.Thread, call: a.ID, again: a.Again}
 	if a.Answered {
 		s.tell(p, a)
@@ -142,6 +165,8 @@ func (s *Supervisor) handle(a gate.Ask) {
 	if err != nil {
 		answer = graft.Answer{}
 	}
+	// Before the program goes on, which may ask what has been counted.
+	s.count(a, answer, time.Since(came))
 	stale := errors.Is(s.answer(a, answer), errStale)
 	if stale && a.Call == gate.Bind && (answer.Action == graft.Succeed || p.call != a.ID) {
 		s.threads.interrupt(a, p.call)
@@ -194,7 +219,7 @@ func (s *Supervisor) tell(p *program, a gate.Ask) {
 		return
 	}
 	if to, ok := parseSockaddr(a.Address); ok {
-		s.engine.LogDecision(p, a.Call.String(), to)
+		s.engine.LogDecision(p, a.Call.String(), a.Number, to)
 	}
 }
 
@@ -210,7 +235,7 @@ func (s *Supervisor) answer(a gate.Ask, answer graft.Answer) error {
 	}
 	err := s.listener.send(&r)
 	if err != nil && !errors.Is(err, errStale) {
-		s.log.Error("answer notification", "err", err)
+		s.log.Error("answer notification", "pid", a.Thread, "syscall", a.Call, "err", err)
 	}
 	return err
 }
