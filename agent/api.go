@@ -41,6 +41,10 @@ const (
 	// read; idlePatience how long a connection is kept without one.
 	apiPatience  = 10 * time.Second
 	idlePatience = 30 * time.Second
+	// headerPatience is how long a connection may take to say what it wants.
+	headerPatience = 2 * time.Second
+	// connectionsMax are those at once; see limit.
+	connectionsMax = 256
 	// closePatience is how long requests that are being answered hold up the end.
 	closePatience = 2 * time.Second
 )
@@ -73,7 +77,8 @@ func newServer(path string, h *http.Server) (*server, error) {
 }
 
 func (s *server) start() {
-	go func() { _ = s.http.Serve(s.listener) }() // until it is closed
+	l := limit(s.listener, s.http, connectionsMax)
+	go func() { _ = s.http.Serve(l) }() // until it is closed
 }
 
 func (s *server) close() error {
@@ -123,35 +128,57 @@ func listenAt(path string) (net.Listener, error) {
 type connKey struct{}
 
 // endpointRoutes serve the endpoints of the containers that find finds.
-func endpointRoutes(find func(name string) *Container) *http.ServeMux {
+func endpointRoutes(find func(name string) *Container) []route {
 	e := &endpointHandlers{find}
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET /v1/containers/{container}/endpoints", e.list)
-	mux.HandleFunc("PUT /v1/containers/{container}/endpoints/{endpoint}", e.add)
-	mux.HandleFunc("DELETE /v1/containers/{container}/endpoints/{endpoint}", e.delete)
-	return mux
+	return []route{
+		{"GET /v1/containers/{container}/endpoints", e.list},
+		{"PUT /v1/containers/{container}/endpoints/{endpoint}", e.add},
+		{"DELETE /v1/containers/{container}/endpoints/{endpoint}", e.delete},
+	}
+}
+
+// route is something that can be asked for, as http.ServeMux has it.
+type route struct {
+	pattern string
+	handle  http.HandlerFunc
 }
 
 // newAPI makes a server that lets nobody in who may not change a container.
-func newAPI(mux *http.ServeMux, log *slog.Logger) *http.Server {
-	return &http.Server{
-		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if err := checkPeer(r.Context().Value(connKey{})); err != nil {
-				log.Warn("request refused", "err", err)
-				answer(w, http.StatusForbidden, api.Failure{Error: err.Error()})
-				return
-			}
-			mux.ServeHTTP(w, r)
-		}),
-		ConnContext: func(ctx context.Context, conn net.Conn) context.Context {
-			return context.WithValue(ctx, connKey{}, conn)
-		},
-		ReadTimeout:    apiPatience,
-		WriteTimeout:   apiPatience,
-		IdleTimeout:    idlePatience,
-		MaxHeaderBytes: headerMax,
-		ErrorLog:       slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+func newAPI(routes []route, log *slog.Logger) *http.Server {
+	mux := http.NewServeMux()
+	for _, r := range routes {
+		mux.HandleFunc(r.pattern, r.handle)
 	}
+	s := newHTTP(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if err := checkPeer(r.Context().Value(connKey{})); err != nil {
+			log.Warn("request refused", "err", err)
+			answer(w, http.StatusForbidden, api.Failure{Error: err.Error()})
+			return
+		}
+		mux.ServeHTTP(w, r)
+	}), log)
+	s.ConnContext = func(ctx context.Context, conn net.Conn) context.Context {
+		return context.WithValue(ctx, connKey{}, conn)
+	}
+	return s
+}
+
+// newHTTP makes a server that waits for nobody for long. The context of a request
+// ends when the server is being closed.
+func newHTTP(h http.Handler, log *slog.Logger) *http.Server {
+	ctx, cancel := context.WithCancel(context.Background())
+	s := &http.Server{
+		Handler:           h,
+		BaseContext:       func(net.Listener) context.Context { return ctx },
+		ReadHeaderTimeout: headerPatience,
+		ReadTimeout:       apiPatience,
+		WriteTimeout:      apiPatience,
+		IdleTimeout:       idlePatience,
+		MaxHeaderBytes:    headerMax,
+		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+	}
+	s.RegisterOnShutdown(cancel)
+	return s
 }
 
 type endpointHandlers struct {
@@ -177,6 +204,8 @@ func refuse(w http.ResponseWriter, err error) {
 		status = http.StatusNotFound
 	case errors.Is(err, ErrExists), errors.Is(err, policy.ErrRule), errors.As(err, &host):
 		status = http.StatusConflict
+	case errors.Is(err, errTraces):
+		status = http.StatusTooManyRequests
 	case errors.Is(err, ErrState):
 		status = http.StatusInsufficientStorage
 	case errors.Is(err, os.ErrClosed):

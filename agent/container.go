@@ -93,13 +93,16 @@ type Container struct {
 	changed func(*policy.Table, *endpoint.Set) error
 
 	enforced *policy.Enforcement
-	engine   *graft.Engine
-	relay    *relay.Relay
-	gates    gates
-	retiring sync.WaitGroup // gates that have ended and are being closed
-	process  *launch.Process
-	api      *server
-	signals  chan os.Signal
+	counting sync.Mutex // held while enforced is closed, or read by who does not hold changes
+	// uncounted says that enforced is closed; guarded by counting.
+	uncounted bool
+	engine    *graft.Engine
+	relay     *relay.Relay
+	gates     gates
+	retiring  sync.WaitGroup // gates that have ended and are being closed
+	process   *launch.Process
+	api       *server
+	signals   chan os.Signal
 	// ended is called when the last gate has ended with the last program; nil if
 	// somebody waits for the program itself.
 	ended func()
@@ -123,6 +126,7 @@ func Start(spec Spec) (*Container, error) {
 	}
 	c := newContainer(spec)
 	c.loopback = c.ownIsNew()
+	c.gates.trace(c.log.Enabled(context.Background(), slog.LevelInfo))
 	c.killAll = func() error { return c.group.Kill() }
 	if err := c.start(); err != nil {
 		return nil, errors.Join(err, c.Close())
@@ -418,7 +422,6 @@ func (c *Container) serve(listener *os.File) error {
 		Born4:     c.engine.Born(unix.AF_INET),
 		Born6:     c.engine.Born(unix.AF_INET6),
 		Datagrams: c.seesDatagrams(),
-		Report:    c.decisions.Enabled(context.Background(), slog.LevelInfo),
 	}
 	var err error
 	if config.CgroupDir, err = c.keepers.Open(); err != nil {
@@ -458,7 +461,7 @@ func (c *Container) supervise(s *supervised, listener *os.File) {
 // calls any more.
 func (c *Container) gateEnded(s *supervised, cause error) {
 	if !s.gate.EndedWell() {
-		c.log.Warn("the gate was killed; the container ends", "cause", cause)
+		c.decisions.Warn("the gate was killed; the container ends", "cause", cause)
 		if err := c.killAll(); err != nil {
 			c.log.Error("end container", "err", err)
 		}
@@ -560,7 +563,10 @@ func (c *Container) letGo() error {
 		errs = append(errs, c.relay.Close())
 	}
 	if c.enforced != nil {
+		c.counting.Lock()
+		c.uncounted = true
 		errs = append(errs, c.enforced.Close())
+		c.counting.Unlock()
 	}
 	for _, p := range c.places() {
 		errs = append(errs, p.ns.Close())
@@ -578,7 +584,7 @@ func (c *Container) letGo() error {
 func (c *Container) reportDenied() {
 	d, err := c.enforced.Denied()
 	if err == nil && d != (policy.Denied{}) {
-		c.spec.Log.Info("refused by policy", "container", c.spec.Name,
+		c.decisions.Info("refused by policy",
 			"connect", d.Connect, "bind", d.Bind, "send", d.Send, "setsockopt", d.SetOption)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -46,7 +47,11 @@ type Daemon struct {
 	store  *store
 
 	api       *server
+	metrics   *http.Server // of the configuration; or nil
 	listeners *listeners
+
+	traces atomic.Int32  // that are open
+	silent atomic.Uint64 // gates that did not answer in time
 
 	// changes makes registrations and removals one after another. Container.changes
 	// may be taken while it is held, not the other way round.
@@ -97,6 +102,11 @@ func (d *Daemon) start() (err error) {
 	}
 	if d.listeners, err = d.listenForFilters(); err != nil {
 		return err
+	}
+	if addr := d.config.Load().Metrics.Listen; addr != "" {
+		if d.metrics, err = d.serveMetrics(addr); err != nil {
+			return err
+		}
 	}
 	d.api, err = d.serveAPI()
 	return err
@@ -375,7 +385,7 @@ func (d *Daemon) takeBack(name string) {
 }
 
 // Reload makes a configuration the one that containers are registered by from now
-// on. The directories stay those of the first.
+// on. The directories, and where metrics are, stay those of the first.
 func (d *Daemon) Reload(cfg *config.Config) { d.config.Store(cfg) }
 
 // Close stops to serve. The containers go on, and wait for the next daemon where
@@ -384,6 +394,9 @@ func (d *Daemon) Close() error {
 	var errs []error
 	if d.api != nil {
 		errs = append(errs, d.api.close())
+	}
+	if d.metrics != nil {
+		errs = append(errs, d.metrics.Close())
 	}
 	if d.listeners != nil {
 		errs = append(errs, d.listeners.close())

@@ -19,23 +19,38 @@ const registrationMax = 1 << 20
 
 // serveAPI serves the messages of package api, and those of endpoints.
 func (d *Daemon) serveAPI() (*server, error) {
-	mux := endpointRoutes(func(name string) *Container {
-		if m := d.find(name); m != nil {
-			return m.Container
-		}
-		return nil
-	})
-	mux.HandleFunc("POST /v1/containers", d.handleRegister)
-	mux.HandleFunc("GET /v1/containers", d.handleList)
-	mux.HandleFunc("GET /v1/containers/{container}", d.handleShow)
-	mux.HandleFunc("DELETE /v1/containers/{container}", d.handleRemove)
-	s, err := newServer(socketOf(d.runDir, agentName), newAPI(mux, d.log))
+	s, err := newServer(socketOf(d.runDir, agentName), newAPI(d.routes(), d.log))
 	if err != nil {
 		return nil, err
 	}
 	s.start()
 	return s, nil
 }
+
+// routes are those of docs/API.md.
+func (d *Daemon) routes() []route {
+	endpoints := endpointRoutes(func(name string) *Container {
+		if m := d.find(name); m != nil {
+			return m.Container
+		}
+		return nil
+	})
+	return append(endpoints,
+		route{"POST /v1/containers", d.handleRegister},
+		route{"GET /v1/containers", d.handleList},
+		route{"GET /v1/containers/{container}", d.handleShow},
+		route{"DELETE /v1/containers/{container}", d.handleRemove},
+		route{"GET /v1/containers/{container}/trace", d.handleTrace},
+		route{"GET /v1/stats", d.handleStats},
+		route{"GET /metrics", d.metricsHandler().ServeHTTP},
+	)
+}
+
+// What a container can be.
+const (
+	stateCreated = "created"
+	stateRunning = "running"
+)
 
 func (d *Daemon) handleRegister(w http.ResponseWriter, r *http.Request) {
 	var reg api.Registration
@@ -117,11 +132,11 @@ func (m *managed) show() api.Container {
 	m.changes.Lock()
 	defer m.changes.Unlock()
 	c := api.Container{
-		ID: m.record.ID, Name: m.record.Name, State: "created", PID: m.record.PID, Mode: m.record.Mode,
+		ID: m.record.ID, Name: m.record.Name, State: stateCreated, PID: m.record.PID, Mode: m.record.Mode,
 		Created: m.record.Created.Format(time.RFC3339), Ports: []string{}, Egress: []string{},
 	}
 	if c.PID != 0 {
-		c.State = "running"
+		c.State = stateRunning
 	}
 	for _, r := range m.table.IngressRules() {
 		bound, _, _ := strings.Cut(r.String(), "=")

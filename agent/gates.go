@@ -43,8 +43,14 @@ func (f fact) tell(g *gate.Gate) {
 type gates struct {
 	known [facts]atomic.Bool
 
-	mu   sync.Mutex // guards what follows
-	list []*supervised
+	// telling is held while gates are told something, which takes as long as they take:
+	// a gate that is stopped holds up nobody but who tells. Taken before mu.
+	telling sync.Mutex
+	traced  bool // guarded by telling
+
+	mu    sync.Mutex // guards what follows
+	list  []*supervised
+	ended counted // by gates that are not in the list any more
 }
 
 // supervised is a gate with the one who answers what it asks.
@@ -52,6 +58,10 @@ type supervised struct {
 	gate       *gate.Gate
 	supervisor *notify.Supervisor
 	listener   *os.File // nil if it is the gate's
+
+	mu     sync.Mutex    // guards what follows
+	stats  gate.Stats    // as it last said
+	asking chan struct{} // closed when it has answered; nil unless it is asked
 }
 
 // close ends a gate, whose programs have ended.
@@ -69,28 +79,45 @@ func (g *gates) note(f fact) {
 	if g.known[f].Load() {
 		return
 	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	for _, s := range g.list {
+	g.telling.Lock()
+	defer g.telling.Unlock()
+	for _, s := range g.all() {
 		f.tell(s.gate)
 	}
 	g.known[f].Store(true)
 }
 
+// trace makes all gates tell of each decision, or no longer.
+func (g *gates) trace(on bool) {
+	g.telling.Lock()
+	defer g.telling.Unlock()
+	g.traced = on
+	for _, s := range g.all() {
+		s.gate.SetTraced(on)
+	}
+}
+
 // add makes a gate one of the container's, which knows by then what all know.
 func (g *gates) add(s *supervised) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
+	g.telling.Lock()
+	defer g.telling.Unlock()
 	for f := range facts {
 		if g.known[f].Load() {
 			f.tell(s.gate)
 		}
 	}
+	if g.traced {
+		s.gate.SetTraced(true)
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
 	g.list = append(g.list, s)
 }
 
-// remove takes a gate away, if it is there, and tells whether it was the last.
+// remove takes a gate that has ended away, if it is there, and tells whether it was
+// the last. What it has counted stays counted.
 func (g *gates) remove(s *supervised) (found, last bool) {
+	<-s.ask() // it answers at once, by its last words
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	i := slices.Index(g.list, s)
@@ -98,6 +125,7 @@ func (g *gates) remove(s *supervised) (found, last bool) {
 		return false, false
 	}
 	g.list = slices.Delete(g.list, i, i+1)
+	g.ended.add(s.counted())
 	return true, len(g.list) == 0
 }
 
@@ -131,19 +159,22 @@ func sameFile(a, b *os.File) bool {
 	return errno == 0 && order == 0
 }
 
-// count is how many there are.
-func (g *gates) count() int {
+// all are those that there are.
+func (g *gates) all() []*supervised {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return len(g.list)
+	return slices.Clone(g.list)
 }
+
+// count is how many there are.
+func (g *gates) count() int { return len(g.all()) }
 
 // setRules gives all gates other rules.
 func (g *gates) setRules(image []byte) error {
-	g.mu.Lock()
-	defer g.mu.Unlock()
+	g.telling.Lock()
+	defer g.telling.Unlock()
 	var errs []error
-	for _, s := range g.list {
+	for _, s := range g.all() {
 		errs = append(errs, s.gate.SetRules(image))
 	}
 	return errors.Join(errs...)

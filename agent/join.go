@@ -1,10 +1,12 @@
 package agent
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"os"
 	"runtime"
@@ -24,6 +26,13 @@ import (
 // joinPatience is how long the daemon may take to attach a program.
 const joinPatience = 30 * time.Second
 
+// retracePause is how often it is tried to follow a container again; followPatience how
+// long the daemon may take to say the last that it has decided.
+const (
+	retracePause   = 200 * time.Millisecond
+	followPatience = 2 * time.Second
+)
+
 // Joined is a program of ours in a container of the daemon.
 type Joined struct {
 	client  *api.Client
@@ -31,6 +40,10 @@ type Joined struct {
 	group   *cgroup.Group
 	process *launch.Process
 	signals chan os.Signal
+	// followed is closed when all has been said that is decided about it; nil if
+	// nobody wants to know. unfollow makes an end of it.
+	followed chan struct{}
+	unfollow func()
 }
 
 // AgentAt finds the daemon of a run directory, or returns "" if there is none. One that
@@ -77,7 +90,13 @@ func Join(client *api.Client, spec Spec, texts RuleTexts) (*Joined, error) {
 		return nil, err
 	}
 	j.group = cgroup.At(registered.Cgroup)
-	if err := j.launch(spec, path, ns, registered); err != nil {
+	if spec.Log.Enabled(context.Background(), slog.LevelInfo) {
+		err = j.follow(spec.Log.Handler())
+	}
+	if err == nil {
+		err = j.launch(spec, path, ns, registered)
+	}
+	if err != nil {
 		return nil, errors.Join(err, j.Close())
 	}
 	return j, nil
@@ -164,9 +183,62 @@ func handListener(socket, token string, listener *os.File, pid int) error {
 // returns how it ended.
 func (j *Joined) Wait() (unix.WaitStatus, error) { return wait(j.process.PID, j.signals) }
 
+// follow logs what the daemon decides about the container, also when another daemon
+// takes over.
+func (j *Joined) follow(log slog.Handler) error {
+	ctx, cancel := context.WithCancel(context.Background())
+	lines, err := j.client.Trace(ctx, j.name)
+	if err != nil {
+		cancel()
+		return err
+	}
+	j.unfollow, j.followed = cancel, make(chan struct{})
+	go func() {
+		defer close(j.followed)
+		for err := Relog(lines, log); err != nil && ctx.Err() == nil; err = Relog(lines, log) {
+			if lines, err = j.retrace(ctx); err != nil {
+				return
+			}
+		}
+	}()
+	return nil
+}
+
+// retrace waits for a daemon that has the container.
+func (j *Joined) retrace(ctx context.Context) (io.ReadCloser, error) {
+	again := time.NewTicker(retracePause)
+	defer again.Stop()
+	for {
+		lines, err := j.client.Trace(ctx, j.name)
+		if err == nil || !errors.Is(err, api.ErrNoAgent) {
+			return lines, err
+		}
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
 // Close kills what the program has left running and has the daemon remove the
 // container. If there is no daemon now, the next one does.
 func (j *Joined) Close() error {
+	err := j.close()
+	if j.followed == nil {
+		return err
+	}
+	defer j.unfollow()
+	wait := time.NewTimer(followPatience)
+	defer wait.Stop()
+	select {
+	case <-j.followed:
+	case <-wait.C: // no daemon is there to say the rest
+	}
+	return err
+}
+
+func (j *Joined) close() error {
 	err := j.client.Unregister(j.name)
 	if errors.Is(err, api.ErrNotFound) {
 		return nil

@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -35,17 +34,11 @@ type managed struct {
 	*Container
 	record *record // Container.changes guards it
 	d      *Daemon
+	id     string
 	init   *process // the first program; nil before there is one
 	// adopted are the gates that nobody has answered yet.
 	adopted []*gate.Gate
-}
-
-// aboveInfo is a log of a daemon's for its containers' calls: nobody wants to see
-// them all.
-type aboveInfo struct{ slog.Handler }
-
-func (h aboveInfo) Enabled(ctx context.Context, level slog.Level) bool {
-	return level > slog.LevelInfo && h.Handler.Enabled(ctx, level)
+	tracer  *tracer
 }
 
 // doorsOf is where the doors of a container's gates are.
@@ -56,8 +49,9 @@ func (d *Daemon) newManaged(r *record, rules Rules) *managed {
 	if r.UID != 0 || r.GID != 0 {
 		spec.User = &launch.User{UID: r.UID, GID: r.GID}
 	}
-	m := &managed{Container: newContainer(spec), record: r, d: d}
-	m.decisions = slog.New(aboveInfo{m.log.Handler()})
+	m := &managed{Container: newContainer(spec), record: r, d: d, id: r.ID}
+	m.tracer = newTracer(m.gates.trace)
+	m.decisions = slog.New(m.tracer.handler(m.spec.Log.Handler())).With("container", r.Name)
 	m.mark = "-" + r.Token[:8] // other daemons may have the same names
 	m.loopback = r.LoopbackOnly
 	m.ended = func() { d.end(m) }
@@ -339,6 +333,7 @@ func (m *managed) release() error {
 		}
 	}
 	errs = append(errs, m.closeKeepers())
+	m.tracer.close()
 	if m.init != nil {
 		errs = append(errs, m.init.close())
 	}
@@ -352,6 +347,7 @@ func (m *managed) remove() error {
 	err := m.closeKeepers() // else they are found dead, and said so
 	m.changes.Unlock()
 	err = errors.Join(err, m.killAll(), m.Close())
+	m.tracer.close()
 	if m.init != nil {
 		err = errors.Join(err, m.init.close())
 	}

@@ -77,3 +77,73 @@ type Container struct {
 type Failure struct {
 	Error string `json:"error"`
 }
+
+// Stats is what the daemon and its containers have counted.
+//
+//	GET /v1/stats
+type Stats struct {
+	Time       string           `json:"time"`       // RFC 3339, with nanoseconds
+	Containers []ContainerStats `json:"containers"` // by name
+}
+
+// ContainerStats are those of one container. What is not said to be the agent's is
+// counted by the kernel or by the container's gates, and goes on when the agent is
+// restarted.
+type ContainerStats struct {
+	ID    string `json:"id"`
+	Name  string `json:"name"`
+	State string `json:"state"` // created, running
+	// Gates are its gates; Silent those of them that did not say in time what they
+	// have counted: for them stands what they said last.
+	Gates  int `json:"gates"`
+	Silent int `json:"silent"`
+	// Connections are the TCP connections of its host sockets that were established.
+	Connections Connections `json:"connections"`
+	Denied      Denied      `json:"denied"` // by the kernel programs
+	// Gate are the calls that its gates have answered themselves, Agent those that
+	// they have put to the agent.
+	Gate  Decisions `json:"gate"`
+	Agent Decisions `json:"agent"`
+	Pool  Pool      `json:"pool"`
+	// AskedAgain are calls that were put to another agent again after a restart,
+	// Delayed those that had to wait to be put to one, and Unreported those that no
+	// trace was told of, for want of time.
+	AskedAgain uint64 `json:"askedAgain"`
+	Delayed    uint64 `json:"delayed"`
+	Unreported uint64 `json:"unreported"`
+	// Memory is what its gates and keepers have in memory, in bytes.
+	Memory uint64 `json:"memory"`
+}
+
+// Connections are counted by who began.
+type Connections struct {
+	Out uint64 `json:"out"`
+	In  uint64 `json:"in"`
+}
+
+// Denied are calls that the kernel programs refused.
+type Denied struct {
+	Connect    uint64 `json:"connect"`
+	Bind       uint64 `json:"bind"`
+	Send       uint64 `json:"send"`
+	SetSockOpt uint64 `json:"setsockopt"`
+}
+
+// Decisions are calls that were answered.
+type Decisions struct {
+	Calls map[string]uint64 `json:"calls"` // by name
+	// Refused are those that got an error for an answer. The agent's begin at 0
+	// with the agent.
+	Refused uint64 `json:"refused"`
+	// Times are how many took less than 2^N ns, but not less than 2^(N-1), for N =
+	// 0, 1, ...; the last, how many took longer. The agent's begin at 0 with it.
+	Times []uint64 `json:"times"`
+}
+
+// Pool are sockets that were made before or when programs asked for one.
+type Pool struct {
+	Batches uint64 `json:"batches"` // that were handed to programs in advance
+	Sockets uint64 `json:"sockets"` // in these
+	Single  uint64 `json:"single"`  // made one at a time
+	Misses  uint64 `json:"misses"`  // of these, those of which a program had none left
+}

@@ -39,6 +39,7 @@ func (e notFoundError) Is(target error) bool { return target == ErrNotFound }
 type Client struct {
 	Socket string
 	http   http.Client
+	stream http.Client // for answers that take as long as they take
 }
 
 // Dial makes a client for the daemon at a socket, "" being DefaultSocket. It
@@ -50,7 +51,8 @@ func Dial(socket string) *Client {
 	c := &Client{Socket: socket}
 	c.http.Timeout = requestLimit
 	c.http.Transport = &http.Transport{
-		DisableKeepAlives: true,
+		DisableKeepAlives:     true,
+		ResponseHeaderTimeout: requestLimit,
 		DialContext: func(ctx context.Context, _, _ string) (conn net.Conn, err error) {
 			err = Nearby(socket, func(short string) (err error) {
 				conn, err = new(net.Dialer).DialContext(ctx, "unix", short)
@@ -59,6 +61,7 @@ func Dial(socket string) *Client {
 			return conn, err
 		},
 	}
+	c.stream.Transport = c.http.Transport
 	return c
 }
 
@@ -114,6 +117,48 @@ func (c *Client) Containers() ([]Container, error) {
 	return list, c.Do(http.MethodGet, "/v1/containers", nil, &list)
 }
 
+// Stats are what the daemon and its containers have counted.
+func (c *Client) Stats() (Stats, error) {
+	var s Stats
+	return s, c.Do(http.MethodGet, "/v1/stats", nil, &s)
+}
+
+// Trace gives a line of JSON for each decision about a container that is made from
+// now on: until the container ends, which is io.EOF. An answer that ends before that
+// is io.ErrUnexpectedEOF, or as ctx says.
+func (c *Client) Trace(ctx context.Context, name string) (io.ReadCloser, error) {
+	path := "/v1/containers/" + url.PathEscape(name) + "/trace"
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://tsugiki"+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := c.stream.Do(req)
+	if err != nil {
+		return nil, c.unreachable(err)
+	}
+	if resp.StatusCode == http.StatusOK {
+		return resp.Body, nil
+	}
+	defer resp.Body.Close()
+	data, err := io.ReadAll(io.LimitReader(resp.Body, answerMax))
+	if err != nil {
+		return nil, c.unreachable(err)
+	}
+	return nil, failure(resp, data)
+}
+
+// failure is what an answer says that is none of success.
+func failure(resp *http.Response, data []byte) error {
+	var f Failure
+	if json.Unmarshal(data, &f) != nil || f.Error == "" {
+		f.Error = resp.Status
+	}
+	if resp.StatusCode == http.StatusNotFound {
+		return notFoundError(f.Error)
+	}
+	return errors.New(f.Error)
+}
+
 // Do makes a request. send and receive are JSON; nil is nothing.
 func (c *Client) Do(method, path string, send, receive any) error {
 	var body io.Reader
@@ -138,14 +183,7 @@ func (c *Client) Do(method, path string, send, receive any) error {
 		return c.unreachable(err)
 	}
 	if resp.StatusCode >= 300 {
-		var f Failure
-		if json.Unmarshal(data, &f) != nil || f.Error == "" {
-			f.Error = resp.Status
-		}
-		if resp.StatusCode == http.StatusNotFound {
-			return notFoundError(f.Error)
-		}
-		return errors.New(f.Error)
+		return failure(resp, data)
 	}
 	if receive == nil {
 		return nil

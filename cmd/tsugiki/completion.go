@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tsugiki/tsugiki/agent"
+	"github.com/tsugiki/tsugiki/agent/api"
 	"github.com/tsugiki/tsugiki/internal/netns"
 )
 
@@ -130,6 +131,20 @@ func endpointNames(where agent.Where) []string {
 func endpointKeys() map[string][]string {
 	return map[string][]string{
 		"type": {"ipv4", "ipv6", "unix"}, "addr": nil, "port": {"dynamic"}, "path": nil, "netns": namespaces(),
+	}
+}
+
+// completeContainers completes the name of a container of the agent.
+func completeContainers(socket *string) cobra.CompletionFunc {
+	return func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+		var names []string
+		if len(args) == 0 {
+			list, _ := api.Dial(*socket).Containers() // none is an answer too
+			for _, c := range list {
+				names = append(names, c.Name)
+			}
+		}
+		return names, cobra.ShellCompDirectiveNoFileComp
 	}
 }
 

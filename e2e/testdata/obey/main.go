@@ -7,6 +7,8 @@
 //	send NAME ADDR           asks by it
 //	listen NAME ADDR         listens for TCP and tells callers their addresses, over HTTP
 //	close NAME
+//	mark NAME                sets the mark of a connected socket's packets
+//	storm NAME COUNT ADDR    connects so many UDP sockets, one after the other
 package main
 
 import (
@@ -17,7 +19,9 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -81,8 +85,32 @@ func obey(verb, name string, args []string) (string, error) {
 		return "listens", nil
 	case "close":
 		return "closed", named[name].Close()
+	case "mark":
+		return "marked", mark(named[name].(syscall.Conn))
+	case "storm":
+		return args[0], storm(args[0], args[1])
 	}
 	return "", fmt.Errorf("unknown verb %s", verb)
+}
+
+func mark(conn syscall.Conn) error {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	cerr := raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, 1) })
+	return errors.Join(cerr, err)
+}
+
+func storm(count, addr string) error {
+	n, err := strconv.Atoi(count)
+	for ; n > 0 && err == nil; n-- {
+		var conn net.Conn
+		if conn, err = net.Dial("udp", addr); err == nil {
+			err = conn.Close()
+		}
+	}
+	return err
 }
 
 func ask(conn net.Conn) (string, error) {

@@ -1,0 +1,145 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/agent"
+	"github.com/tsugiki/tsugiki/agent/api"
+)
+
+// delayMin is the shortest time between two tables, in seconds.
+const delayMin = 0.1
+
+// silentMark is behind the name of a container with a gate that does not answer.
+const silentMark = "*"
+
+type topFlags struct {
+	socket string
+	asJSON bool
+	count  int
+	delay  float64
+}
+
+func topCommand() *cobra.Command {
+	var f topFlags
+	cmd := &cobra.Command{
+		Use:   "top [-n N] [-d SECONDS] | -j",
+		Short: "Show what the agent's containers do, the busiest first",
+		Long: `Top shows a table of the agent's containers, and again every few seconds what they
+did meanwhile: on a terminal in the same place, until q or Ctrl-C is pressed. Per second:
+  OUT, IN      TCP connections of host sockets that were established
+  GATE, AGENT  calls that were trapped, by who answered them
+  DENIED       calls that the kernel refused
+  MISSES       sockets that a program had to wait for, its pool being empty
+P50 and P99 are what half and 99 % of the answers took no longer than, and MEMORY is
+that of the container's helpers. A "*" behind a name says that a gate does not say what
+it has counted. Calls that a preloaded library decides about are not trapped.
+
+-j prints what was counted since the beginning, once, as GET /v1/stats of the agent
+has it.`,
+		Example: `  tsugiki top
+  tsugiki top -n 1 -d 10`,
+		DisableFlagsInUseLine: true,
+		Args:                  noArguments("top"),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if f.count < 0 || f.delay < delayMin {
+				return usageError{fmt.Errorf("top: -n is at least 0 and -d at least %v", delayMin)}
+			}
+			if err := f.run(cmd.OutOrStdout()); err != nil {
+				return fmt.Errorf("top: %w", err)
+			}
+			return nil
+		},
+	}
+	addAgentFlag(cmd, &f.socket)
+	flags := cmd.Flags()
+	flags.BoolVarP(&f.asJSON, "json", "j", false, "print JSON, once")
+	flags.IntVarP(&f.count, "count", "n", 0, "end after so many tables (default never)")
+	flags.Float64VarP(&f.delay, "delay", "d", 2, "seconds between two tables")
+	return cmd
+}
+
+func (f *topFlags) run(out io.Writer) error {
+	client := api.Dial(f.socket)
+	before, err := client.Stats()
+	if err != nil {
+		return err
+	}
+	if f.asJSON {
+		e := json.NewEncoder(out)
+		e.SetIndent("", "  ")
+		return e.Encode(before)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
+	defer stop()
+	s := openScreen(out, os.Stdin, stop)
+	err = f.show(ctx, client, before, s)
+	return errors.Join(orInterrupted(ctx, err), s.close())
+}
+
+func (f *topFlags) show(ctx context.Context, client *api.Client, before api.Stats, s *screen) error {
+	tick := time.NewTicker(time.Duration(f.delay * float64(time.Second)))
+	defer tick.Stop()
+	for shown := 0; f.count == 0 || shown < f.count; shown++ {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil
+		}
+		after, err := client.Stats()
+		if err != nil {
+			return err
+		}
+		rates, err := agent.Rates(&before, &after)
+		if err != nil {
+			return err
+		}
+		if err := s.show(table(rates)); err != nil {
+			return err
+		}
+		before = after
+	}
+	return nil
+}
+
+func table(rates []agent.Rate) []byte {
+	name := len("NAME")
+	for _, r := range rates {
+		name = max(name, len(r.Name)+len(silentMark))
+	}
+	const row = "%-*s  %8s  %8s  %8s  %8s  %6s  %6s  %8s  %8s  %7s\n"
+	b := fmt.Appendf(nil, row, name, "NAME", "OUT", "IN", "GATE", "AGENT", "P50", "P99", "DENIED", "MISSES", "MEMORY")
+	for _, r := range rates {
+		if r.Silent > 0 {
+			r.Name += silentMark
+		}
+		b = fmt.Appendf(b, row, name, r.Name, per(r.Out), per(r.In), per(r.Gate), per(r.Agent),
+			short(r.P50), short(r.P99), per(r.Denied), per(r.Misses), fmt.Sprintf("%dK", r.Memory>>10))
+	}
+	return b
+}
+
+func per(rate float64) string { return fmt.Sprintf("%.1f", rate) }
+
+// short is a time with three digits.
+func short(d time.Duration) string {
+	switch {
+	case d == 0:
+		return "-"
+	case d < time.Millisecond:
+		return fmt.Sprintf("%.3gus", float64(d)/float64(time.Microsecond))
+	case d < time.Second:
+		return fmt.Sprintf("%.3gms", float64(d)/float64(time.Millisecond))
+	}
+	return fmt.Sprintf("%.3gs", d.Seconds())
+}
