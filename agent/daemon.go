@@ -103,11 +103,6 @@ func (d *Daemon) start() (err error) {
 	if d.listeners, err = d.listenForFilters(); err != nil {
 		return err
 	}
-	if addr := d.config.Load().Metrics.Listen; addr != "" {
-		if d.metrics, err = d.serveMetrics(addr); err != nil {
-			return err
-		}
-	}
 	d.api, err = d.serveAPI()
 	return err
 }

@@ -17,8 +17,15 @@ import (
 // registrationMax is the largest registration, in bytes: annotations may be many.
 const registrationMax = 1 << 20
 
-// serveAPI serves the messages of package api, and those of endpoints.
+// serveAPI serves the messages of package api, and those of endpoints; and metrics,
+// if the configuration says where.
 func (d *Daemon) serveAPI() (*server, error) {
+	if addr := d.config.Load().Metrics.Listen; addr != "" {
+		var err error
+		if d.metrics, err = d.serveMetrics(addr); err != nil {
+			return nil, err
+		}
+	}
 	s, err := newServer(socketOf(d.runDir, agentName), newAPI(d.routes(), d.log))
 	if err != nil {
 		return nil, err
