@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -87,13 +88,14 @@ func (l *listeners) close() error {
 }
 
 func (l *listeners) take(conn *net.UnixConn) {
+	log := l.d.log
 	err := checkSender(conn)
 	if err == nil {
-		err = l.attach(conn)
+		log, err = l.attach(conn)
 	}
 	var result any = struct{}{}
 	if err != nil {
-		l.d.log.Error("container not attached", "err", err)
+		log.Error("program not attached", "err", err)
 		result = api.Failure{Error: oneLine(err)}
 	}
 	_ = json.NewEncoder(conn).Encode(result) // who does not wait misses it
@@ -121,10 +123,12 @@ func checkSender(conn *net.UnixConn) error {
 }
 
 // attach reads a message and acts on it. A program that cannot be attached is
-// killed: its calls would fail for no reason that it could know.
-func (l *listeners) attach(conn *net.UnixConn) error {
+// killed: its calls would fail for no reason that it could know. The log says which it
+// is, as far as that is known.
+func (l *listeners) attach(conn *net.UnixConn) (*slog.Logger, error) {
+	log := l.d.log
 	if err := conn.SetReadDeadline(time.Now().Add(listenerPatience)); err != nil {
-		return err
+		return log, err
 	}
 	data, files, err := receive(conn)
 	defer func() {
@@ -133,34 +137,36 @@ func (l *listeners) attach(conn *net.UnixConn) error {
 		}
 	}()
 	if err != nil {
-		return fmt.Errorf("receive seccomp listener: %w", err)
+		return log, fmt.Errorf("receive seccomp listener: %w", err)
 	}
 	state, at, err := parseState(data)
 	if err != nil {
-		return err
+		return log, err
 	}
 	if at >= len(files) || !isListener(files[at]) {
-		return errors.New("no seccomp listener came with the container's state")
+		return log, errors.New("no seccomp listener came with the container's state")
 	}
+	log = log.With("pid", state.Pid)
 	// A program may have left its work to a child, and be gone.
 	program, err := openProcess(state.Pid)
 	if err == nil {
 		defer program.close()
 	} else if !errors.Is(err, unix.ESRCH) && !errors.Is(err, os.ErrNotExist) {
-		return err
+		return log, err
 	}
 	m := l.d.findToken(state.Metadata)
 	if m == nil {
-		return errors.Join(fmt.Errorf("process %d: no container is registered by that token", state.Pid), program.kill())
+		return log, errors.Join(fmt.Errorf("process %d: no container is registered by that token", state.Pid), program.kill())
 	}
+	log = log.With("container", m.spec.Name)
 	listener := files[at]
 	files = slices.Delete(files, at, at+1)
 	if err := m.attach(listener, state.Pid); err != nil {
 		err = errors.Join(err, program.kill(), listener.Close())
-		return fmt.Errorf("container %s: %w; its program is killed", m.spec.Name, err)
+		return log, fmt.Errorf("container %s: %w; its program is killed", m.spec.Name, err)
 	}
 	m.log.Info("program attached", "pid", state.Pid)
-	return nil
+	return log, nil
 }
 
 // receive reads until the sender closes its side, or has said one JSON object.
