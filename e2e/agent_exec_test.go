@@ -1,0 +1,102 @@
+package e2e
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
+)
+
+// filtered prepares a program in the container's namespace as an engine would.
+func (n *node) filtered(t *testing.T, token string) *testkit.Cmd {
+	t.Helper()
+	return command(t, n.w.c1, python(t), "testdata/filtered/filtered.py", filepath.Join(n.dir, "seccomp.sock"), token,
+		remoteAddr4, fmt.Sprint(observerPort))
+}
+
+// Each program that an engine executes in a container has a gate of its own. What that
+// has counted is the container's, also when it has ended; a trace is of all.
+func TestProgramsOfAnEngine(t *testing.T) {
+	w := newWorld(t)
+	observe(t, w.srv)
+	n := startAgent(t, w)
+	const name = "engine-1"
+	body, err := json.Marshal(map[string]any{"id": "1", "name": name, "rules": map[string]any{
+		"mode": "seccomp", "endpoints": []string{}, "ingress": []string{}, "egress": []string{"0.0.0.0/0=" + hostAddr4},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := n.http.Post("http://tsugiki/v1/containers", "application/json", bytes.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var registered struct{ Token string }
+	if err := json.NewDecoder(resp.Body).Decode(&registered); err != nil || resp.StatusCode != http.StatusCreated {
+		t.Fatalf("%s %v", resp.Status, err)
+	}
+	if s := n.stats(t, name); s.State != "created" || s.Gates != 0 {
+		t.Errorf("before its program: %+v", s)
+	}
+	call := func(p *held, times int) {
+		t.Helper()
+		fmt.Fprintln(p.stdin, times)
+		p.await("done")
+	}
+	first := hold(t, n.filtered(t, registered.Token), "{}")
+	call(first, 3)
+	stream := n.follow(t, name) // before there is the second gate
+	second := hold(t, n.filtered(t, registered.Token), "{}")
+	call(second, 5)
+	if s := n.stats(t, name); s.Gates != 2 || s.Gate.Calls["connect"] != 8 || s.Gate.Calls["socket"] != 8 {
+		t.Errorf("with two programs: %+v", s)
+	}
+	call(second, 5) // of which nobody has asked before it ends
+	second.release()
+	testkit.Eventually(t, stopLimit, func() error {
+		if s := n.stats(t, name); s.Gates != 1 {
+			return fmt.Errorf("%d gates", s.Gates)
+		}
+		return nil
+	})
+	call(first, 2)
+	if s := n.stats(t, name); s.Gate.Calls["connect"] != 15 || s.Gate.Calls["socket"] != 15 {
+		t.Errorf("with one of two: %+v", s)
+	}
+	first.release()
+	var trace bytes.Buffer
+	if _, err := trace.ReadFrom(stream.Body); err != nil {
+		t.Error(err)
+	}
+	if got := strings.Count(trace.String(), `"syscall":"connect"`); got != 12 {
+		t.Errorf("%d connects are in the trace, want 12:\n%s", got, &trace)
+	}
+	for _, l := range []string{"program attached\" container=" + name + " pid=", "container ended\" container=" + name} {
+		if !strings.Contains(n.output.String(), l) {
+			t.Errorf("the agent's log has no %q:\n%s", l, n.output)
+		}
+	}
+}
+
+// A program whose token is nobody's is killed: its calls would wait for ever.
+func TestProgramOfNobody(t *testing.T) {
+	w := newWorld(t)
+	n := startBesieged(t, w)
+	files := n.warm(t)
+	if sig := signalOf(try(t, n.filtered(t, "nobody's")).err); sig != unix.SIGKILL {
+		t.Errorf("it was ended by %v, want SIGKILL", sig)
+	}
+	if log := n.output.String(); !strings.Contains(log, `no container is registered by that token`) || !strings.Contains(log, `"msg":"program not attached","pid":`) {
+		t.Errorf("the agent says %s", log)
+	}
+	observe(t, w.srv)
+	n.unharmed(t, files)
+}
