@@ -117,7 +117,10 @@ func (g *gates) add(s *supervised) {
 // remove takes a gate that has ended away, if it is there, and tells whether it was
 // the last. What it has counted stays counted.
 func (g *gates) remove(s *supervised) (found, last bool) {
-	<-s.ask() // it answers at once, by its last words
+	// By its last words, which are there by now; what it was asked before, it may have
+	// answered before.
+	<-s.ask()
+	<-s.ask()
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	i := slices.Index(g.list, s)

@@ -210,7 +210,7 @@ func (j *Joined) retrace(ctx context.Context) (io.ReadCloser, error) {
 	defer again.Stop()
 	for {
 		lines, err := j.client.Trace(ctx, j.name)
-		if err == nil || !errors.Is(err, api.ErrNoAgent) {
+		if err == nil || errors.Is(err, api.ErrNotFound) {
 			return lines, err
 		}
 		select {

@@ -15,9 +15,9 @@ import (
 )
 
 // filtered prepares a program in the container's namespace as an engine would.
-func (n *node) filtered(t *testing.T, token string) *testkit.Cmd {
+func (n *asked) filtered(t *testing.T, token string) *testkit.Cmd {
 	t.Helper()
-	return command(t, n.w.c1, python(t), "testdata/filtered/filtered.py", filepath.Join(n.dir, "seccomp.sock"), token,
+	return command(t, n.w.c1, python(t), "testdata/filtered/filtered.py", filepath.Join(n.run, "seccomp.sock"), token,
 		remoteAddr4, fmt.Sprint(observerPort))
 }
 
@@ -80,8 +80,8 @@ func TestProgramsOfAnEngine(t *testing.T) {
 		t.Errorf("%d connects are in the trace, want 12:\n%s", got, &trace)
 	}
 	for _, l := range []string{"program attached\" container=" + name + " pid=", "container ended\" container=" + name} {
-		if !strings.Contains(n.output.String(), l) {
-			t.Errorf("the agent's log has no %q:\n%s", l, n.output)
+		if !strings.Contains(n.log.String(), l) {
+			t.Errorf("the agent's log has no %q:\n%s", l, n.log)
 		}
 	}
 }
@@ -94,7 +94,7 @@ func TestProgramOfNobody(t *testing.T) {
 	if sig := signalOf(try(t, n.filtered(t, "nobody's")).err); sig != unix.SIGKILL {
 		t.Errorf("it was ended by %v, want SIGKILL", sig)
 	}
-	if log := n.output.String(); !strings.Contains(log, `no container is registered by that token`) || !strings.Contains(log, `"msg":"program not attached","pid":`) {
+	if log := n.log.String(); !strings.Contains(log, `no container is registered by that token`) || !strings.Contains(log, `"msg":"program not attached","pid":`) {
 		t.Errorf("the agent says %s", log)
 	}
 	observe(t, w.srv)

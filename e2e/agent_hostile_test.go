@@ -20,36 +20,36 @@ import (
 
 // startBesieged starts an agent whose log says what was wrong with what came, which
 // is not a fault of its own: in JSON, which checkLog does not read.
-func startBesieged(t *testing.T, w *world) *node {
+func startBesieged(t *testing.T, w *world) *asked {
 	t.Helper()
 	return startAgent(t, w, "[log]", `format = "json"`)
 }
 
 // unharmed checks that an agent serves, has as many files open as before, and has
 // never had much memory.
-func (n *node) unharmed(t *testing.T, files int) {
+func (n *asked) unharmed(t *testing.T, files int) {
 	t.Helper()
 	testkit.Eventually(t, testLimit/2, func() error {
 		if now := n.files(t); now > files {
-			open, _ := testkit.OpenFiles(n.Process.Pid)
+			open, _ := testkit.OpenFiles(n.cmd.Process.Pid)
 			return fmt.Errorf("it had %d files open, has %d: %v", files, now, open)
 		}
 		return nil
 	})
-	if kB := peakMemory(t, n.Process.Pid); kB > 200<<10 {
+	if kB := peakMemory(t, n.cmd.Process.Pid); kB > 200<<10 {
 		t.Errorf("the agent has had up to %d kB of memory", kB)
 	}
 	o := n.obey(t, variants[0].flags(n.w)...)
 	o.want(sourceAddr4, "dial a tcp %s", remoteObserver())
 	o.release()
-	if strings.Contains(n.output.String(), "panic") {
-		t.Errorf("the agent says %s", n.output)
+	if strings.Contains(n.log.String(), "panic") {
+		t.Errorf("the agent says %s", n.log)
 	}
 }
 
-func (n *node) files(t *testing.T) int {
+func (n *asked) files(t *testing.T) int {
 	t.Helper()
-	open, err := testkit.OpenFiles(n.Process.Pid)
+	open, err := testkit.OpenFiles(n.cmd.Process.Pid)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,7 +57,7 @@ func (n *node) files(t *testing.T) int {
 }
 
 // warm starts and ends a container, after which an agent has open what it keeps open.
-func (n *node) warm(t *testing.T) int {
+func (n *asked) warm(t *testing.T) int {
 	t.Helper()
 	n.obey(t, variants[0].flags(n.w)...).release()
 	n.get(t, "/metrics")
@@ -147,7 +147,7 @@ func TestAgentOfOtherUsers(t *testing.T) {
 	observe(t, w.srv)
 	n := startBesieged(t, w)
 	files := n.warm(t)
-	if err := os.Chmod(filepath.Dir(n.dir), 0o755); err != nil {
+	if err := os.Chmod(filepath.Dir(n.run), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	asNobody := func(args ...string) string {
@@ -156,11 +156,11 @@ func TestAgentOfOtherUsers(t *testing.T) {
 		r := try(t, c)
 		return r.stdout + r.stderr
 	}
-	agent, seccomp := filepath.Join(n.dir, "agent.sock"), filepath.Join(n.dir, "seccomp.sock")
+	agent, seccomp := n.socket(), filepath.Join(n.run, "seccomp.sock")
 	get := func(path string) string {
 		return asNobody("curl", "-sS", "-m", "5", "--unix-socket", agent, "http://tsugiki"+path)
 	}
-	for _, path := range []string{n.dir, agent} {
+	for _, path := range []string{n.run, agent} {
 		if out := get("/v1/stats"); !strings.Contains(out, "ouldn't connect") {
 			t.Errorf("it is let in: %s", out)
 		}

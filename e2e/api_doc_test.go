@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"os"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -22,7 +21,7 @@ func TestAgentAPIExamples(t *testing.T) {
 	var traces []*server
 	examples := 0
 	for _, block := range regexp.MustCompile("(?s)```sh\n(.*?)```").FindAllStringSubmatch(string(doc), -1) {
-		text := strings.ReplaceAll(block[1], "/run/tsugiki/agent.sock", filepath.Join(n.dir, "agent.sock"))
+		text := strings.ReplaceAll(block[1], "/run/tsugiki/agent.sock", n.socket())
 		for _, example := range regexp.MustCompile(`(?m)^curl `).Split(text, -1)[1:] {
 			examples++
 			c := command(t, w.h, "sh", "-c", "exec curl --fail-with-body "+strings.TrimSpace(example))

@@ -69,9 +69,27 @@ func TestCompletion(t *testing.T) {
 			t.Errorf("help for %s: %q", flag, out)
 		}
 	}
-	if got := completions(t, top.Host, ""); !slices.Equal(got, []string{"agent", "completion", "doctor", "graft", "help", "ps", "run"}) {
+	if got := completions(t, top.Host, ""); !slices.Equal(got, []string{"agent", "completion", "doctor", "graft", "help", "ps", "run", "top", "trace"}) {
 		t.Errorf("commands: %v", got)
 	}
+}
+
+func TestCompletionOfContainers(t *testing.T) {
+	w := newWorld(t)
+	n := startAgent(t, w)
+	o := n.obey(t, variants[0].flags(w)...)
+	for words, want := range map[string][]string{o.name[:5]: {o.name}, "": {o.name}, "x": nil} {
+		if got := completions(t, w.h, "trace", "--agent", n.socket(), words); !slices.Equal(got, want) {
+			t.Errorf("%q: %q, want %q", words, got, want)
+		}
+	}
+	if got := completions(t, w.h, "trace", "--agent", n.socket(), o.name, ""); len(got) > 0 {
+		t.Errorf("after a container: %q", got)
+	}
+	if got := completions(t, w.h, "trace", "--agent", "/nonexistent/agent.sock", ""); len(got) > 0 {
+		t.Errorf("without an agent: %q", got)
+	}
+	o.release()
 }
 
 func TestCompletionScripts(t *testing.T) {
@@ -106,10 +124,12 @@ func TestManualPages(t *testing.T) {
 		"tsugiki-graft-add.1":  {"NAME type unix path PATH", "--run-dir VALUE"},
 		"tsugiki-graft-del.1":  {"tsugiki graft del out for web-1"},
 		"tsugiki-graft-show.1": {"-j, --json"},
-		"tsugiki-agent.1":      {"--state-dir", "SIGHUP"},
-		"tsugiki-ps.1":         {"--agent", "-j, --json"},
 		"tsugiki-doctor.1":     {"-j, --json", "exit status"},
 		"tsugiki-completion.1": {"bash|zsh|fish"},
+		"tsugiki-agent.1":      {"Nothing ends with it", "--config VALUE"},
+		"tsugiki-ps.1":         {"-j, --json", "--agent VALUE"},
+		"tsugiki-trace.1":      {"tsugiki trace [-j] CONTAINER", "time, level, msg, container and pid", "--agent VALUE"},
+		"tsugiki-top.1":        {"tsugiki top [-n N] [-d SECONDS] | -j", "q or Ctrl-C", "-d, --delay VALUE"},
 		"tsugiki-agent.toml.5": append(configKeys(),
 			"[log]", "[[container]]", "/etc/tsugiki/agent.toml", "The default is /run/tsugiki.", `match = "web-*"`, "tsugiki-run(1)"),
 	}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -37,7 +38,7 @@ type containerStats struct {
 }
 
 // stats are a container's.
-func (n *node) stats(t *testing.T, name string) containerStats {
+func (n *asked) stats(t *testing.T, name string) containerStats {
 	t.Helper()
 	var all struct{ Containers []containerStats }
 	n.getJSON(t, "/v1/stats", &all)
@@ -97,7 +98,7 @@ func (samples) checkHistogram(t *testing.T, key string, h *dto.Histogram) {
 	}
 }
 
-func (n *node) metrics(t *testing.T) samples {
+func (n *asked) metrics(t *testing.T) samples {
 	t.Helper()
 	return parseMetrics(t, n.get(t, "/metrics"))
 }
@@ -190,9 +191,9 @@ func TestMetricsOverRestart(t *testing.T) {
 	o.want(sourceAddr4, "dial a tcp %s", remoteObserver())
 	o.want("EPERM", "mark a")
 	before := n.stats(t, o.name)
-	n.stop(t)
+	n.stop()
 	o.want(sourceAddr4, "dial b tcp %s", remoteObserver())
-	n.again(t)
+	n.start()
 	after := n.stats(t, o.name)
 	if after.Connections.Out != before.Connections.Out+1 || after.Denied != before.Denied ||
 		after.Gate.Calls["connect"] != before.Gate.Calls["connect"]+1 || after.Agent.Calls["bind"] != before.Agent.Calls["bind"] {
@@ -220,12 +221,13 @@ func TestMetricsListen(t *testing.T) {
 			t.Errorf("%s: %s", path, out)
 		}
 	}
-	n.stop(t)
-	n.args[2] = filepath.Join(t.TempDir(), "agent.toml")
-	if err := os.WriteFile(n.args[2], []byte("[metrics]\nlisten = \"203.0.113.99:9469\"\n"), 0o600); err != nil {
+	n.stop()
+	args := slices.Clone(n.args)
+	config := args[len(args)-1]
+	if err := os.WriteFile(config, []byte("[metrics]\nlisten = \"203.0.113.99:9469\"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	refusal{status: 1, says: []string{`serve metrics: .*203\.0\.113\.99`, `\[metrics\] listen`}}.judge(t, try(t, command(t, w.h, tsugiki, n.args...)), "")
+	refusal{status: 1, says: []string{`serve metrics: .*203\.0\.113\.99`, `\[metrics\] listen`}}.judge(t, try(t, command(t, w.h, tsugiki, args...)), "")
 }
 
 // A gate that does not answer holds up nobody, is said to be silent, and what it
@@ -267,7 +269,7 @@ func TestMetricsSilentGate(t *testing.T) {
 }
 
 // gateOf is the process of a container's gate.
-func (n *node) gateOf(t *testing.T, name string) int {
+func (n *asked) gateOf(t *testing.T, name string) int {
 	t.Helper()
 	pids, err := os.ReadFile(filepath.Join(ownCgroup(t), "tsugiki-"+name, "keepers", "cgroup.procs"))
 	if err != nil {
@@ -330,7 +332,7 @@ func TestTop(t *testing.T) {
 	refusal{status: 2, says: []string{"-d at least"}}.judge(t, try(t, n.command(t, "top", "-d", "0")), "")
 	idle.release()
 	busy.release()
-	n.stop(t)
+	n.stop()
 	refusal{status: 1, says: []string{"agent is not running"}}.judge(t, try(t, n.command(t, "top")), "")
 }
 

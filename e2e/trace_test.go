@@ -24,7 +24,7 @@ type event struct {
 }
 
 // follow opens a trace of a container: what comes after is in it.
-func (n *node) follow(t *testing.T, name string) *http.Response {
+func (n *asked) follow(t *testing.T, name string) *http.Response {
 	t.Helper()
 	req, err := http.NewRequestWithContext(timeout(t), http.MethodGet, "http://tsugiki/v1/containers/"+name+"/trace", nil)
 	if err != nil {
@@ -105,7 +105,7 @@ func TestTrace(t *testing.T) {
 			})
 		}
 	}
-	if log := n.output.String(); strings.Contains(log, "msg=decided") {
+	if log := n.log.String(); strings.Contains(log, "msg=decided") {
 		t.Errorf("decisions are in the agent's log:\n%s", log)
 	}
 }
@@ -117,7 +117,7 @@ func TestTraceStopsToCost(t *testing.T) {
 	observe(t, w.srv)
 	n := startAgent(t, w)
 	name := uniqueName("shim")
-	args := append([]string{"run", "--run-dir", n.dir, "--name", name}, variants[0].flags(w)...)
+	args := append([]string{"run", "--run-dir", n.run, "--name", name}, variants[0].flags(w)...)
 	const script = `
 import socket, sys
 print("ready", flush=True)
@@ -221,11 +221,12 @@ func TestTraceWithoutAgent(t *testing.T) {
 	n := startAgent(t, w)
 	o := n.obey(t, variants[0].flags(w)...)
 	stream := n.follow(t, o.name)
-	n.stop(t)
+	n.stop()
 	if _, err := io.ReadAll(stream.Body); err == nil {
 		t.Error("the trace ends as if the container had ended")
 	}
-	o.release() // which kills it, as nobody else does
+	n.start() // which removes the container
+	o.release()
 }
 
 // As many traces as there can be of a container.
@@ -253,7 +254,7 @@ func TestRunVerbose(t *testing.T) {
 	url := "http://" + remoteObserver() + "/"
 	volatile := regexp.MustCompile(`time=\S+|pid=\d+`)
 	said := func(agent string) string {
-		args := []string{"run", "--run-dir", n.dir, "--agent", agent, "--name", "verbose", "-v"}
+		args := []string{"run", "--run-dir", n.run, "--agent", agent, "--name", "verbose", "-v"}
 		c := command(t, w.h, tsugiki, append(append(args, variants[0].flags(w)...), "--", static(t, "fetch"), url)...)
 		r := try(t, c)
 		if r.err != nil {
@@ -261,7 +262,7 @@ func TestRunVerbose(t *testing.T) {
 		}
 		return volatile.ReplaceAllString(r.stderr, "X")
 	}
-	own, agents := said("none"), said(n.dir+"/agent.sock")
+	own, agents := said("none"), said(n.socket())
 	if !strings.Contains(own, "syscall=connect") || decisionsIn(own) != decisionsIn(agents) {
 		t.Errorf("without an agent it says\n%s\nwith one\n%s", own, agents)
 	}
@@ -284,8 +285,8 @@ func TestRunVerboseOverRestart(t *testing.T) {
 	n := startAgent(t, w)
 	o := n.obey(t, append(variants[0].flags(w), "-v")...)
 	o.want(sourceAddr4, "dial a tcp %s", remoteObserver())
-	n.stop(t)
-	n.again(t)
+	n.stop()
+	n.start()
 	seen := func() int { return strings.Count(o.stderr.String(), "syscall=connect") }
 	before := seen()
 	testkit.Eventually(t, stopLimit, func() error {

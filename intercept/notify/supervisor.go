@@ -104,6 +104,10 @@ func (s *Supervisor) Start() {
 				}
 				return
 			}
+			if a.Answered {
+				s.tell(a) // in order
+				continue
+			}
 			places <- struct{}{}
 			s.done.Add(1)
 			go func() {
@@ -143,10 +147,6 @@ func (s *Supervisor) count(a gate.Ask, answer graft.Answer, took time.Duration) 
 
 func (s *Supervisor) handle(a gate.Ask, came time.Time) {
 	p := &program{s: s, id: a.ID, tid: a.Thread, call: a.ID, again: a.Again}
-	if a.Answered {
-		s.tell(p, a)
-		return
-	}
 	if id, found := s.threads.begin(a); found {
 		p.call, p.again = id, true
 	}
@@ -213,7 +213,8 @@ func (s *Supervisor) ask(p *program, a gate.Ask) (graft.Answer, error) {
 }
 
 // tell logs what the gate has answered.
-func (s *Supervisor) tell(p *program, a gate.Ask) {
+func (s *Supervisor) tell(a gate.Ask) {
+	p := &program{s: s, id: a.ID, tid: a.Thread, call: a.ID}
 	if a.Call == gate.Socket {
 		s.log.Debug("born", "pid", a.Thread, "syscall", a.Call, "family", a.Number)
 		return
