@@ -30,6 +30,7 @@ type daemon struct {
 	args []string
 	log  *syncBuffer
 	cmd  *testkit.Cmd
+	ctx  context.Context // of what it grafts; nil: timeout's
 }
 
 // startDaemon starts one with directories of its own, which are short enough for
@@ -104,7 +105,11 @@ func (d *daemon) stop() {
 // graft prepares tsugiki run with a container of the daemon.
 func (d *daemon) graft(args ...string) *testkit.Cmd {
 	d.t.Helper()
-	return command(d.t, d.ns, tsugiki, append([]string{"run", "--run-dir", d.run}, args...)...)
+	ctx := d.ctx
+	if ctx == nil {
+		ctx = timeout(d.t)
+	}
+	return commandIn(ctx, d.t, d.ns, tsugiki, append([]string{"run", "--run-dir", d.run}, args...)...)
 }
 
 // ps is what tsugiki ps prints.
@@ -122,13 +127,16 @@ func TestDaemonKilledUnderLoad(t *testing.T) {
 	}
 	w := newWorld(t)
 	d := startDaemon(t, w.h)
-	echo := startEcho(t, w.srv)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute+time.Duration(*kills)*5*time.Second)
+	t.Cleanup(cancel)
+	d.ctx = ctx
+	echo := startEcho(ctx, t, w.srv)
 
 	redis := []string{"--endpoint", "in type ipv4 addr 198.51.100.1 port 16379", "-i", "0.0.0.0:" + redisPort + "=in", "--"}
 	serve(t, d.graft(append(redis, redisServer(t, "0.0.0.0")...)...), port{w.h, "tcp4", 16379})
 	upstream := newNginx(t, "listen 9090;", "access_log off;")
 	up := upstream.line()
-	serve(t, command(t, w.srv, up[0], up[1:]...), port{w.srv, "tcp", 9090})
+	serve(t, commandIn(ctx, t, w.srv, up[0], up[1:]...), port{w.srv, "tcp", 9090})
 	proxy := newNginx(t, "listen 8080;", "access_log off;", "location / { proxy_pass http://"+remoteAddr4+":9090; }")
 	serve(t, d.graft(slices.Concat(variants[0].flags(w), ingress(8080), []string{"--"}, proxy.line())...), port{w.h, "tcp", 8080})
 
@@ -175,7 +183,7 @@ func TestDaemonKilledUnderLoad(t *testing.T) {
 	}
 	once := []string{"-t", "1", "-c", "4", "-d", "2s", "--timeout", "60s", "-H", "Connection: close", "--latency"}
 	again(noErrors, func() *testkit.Cmd {
-		return command(t, w.srv, "wrk", append(once, "http://"+hostAddr4+":8080/")...)
+		return commandIn(ctx, t, w.srv, "wrk", append(once, "http://"+hostAddr4+":8080/")...)
 	})
 	again(noErrors, func() *testkit.Cmd { // each of its connections is moved by the daemon
 		v := both[1]
@@ -184,7 +192,7 @@ func TestDaemonKilledUnderLoad(t *testing.T) {
 	})
 	again(checkRedisBenchmark, func() *testkit.Cmd {
 		bench := redisBenchmark(hostAddr4, "16379")
-		return command(t, w.srv, bench[0], bench[1:]...)
+		return commandIn(ctx, t, w.srv, bench[0], bench[1:]...)
 	})
 
 	for range *kills {
@@ -214,7 +222,7 @@ func noErrors(t *testing.T, report string) {
 }
 
 // startEcho echoes streams and datagrams at one port, which it returns.
-func startEcho(t *testing.T, ns *testkit.Namespace) int {
+func startEcho(ctx context.Context, t *testing.T, ns *testkit.Namespace) int {
 	t.Helper()
 	const number = 9007
 	code := `
@@ -231,6 +239,6 @@ u = socketserver.UDPServer(("", 9007), U)
 threading.Thread(target=u.serve_forever, daemon=True).start()
 t.serve_forever()
 `
-	serve(t, command(t, ns, "python3", "-c", code), port{ns, "tcp", number}, port{ns, "udp", number})
+	serve(t, commandIn(ctx, t, ns, "python3", "-c", code), port{ns, "tcp", number}, port{ns, "udp", number})
 	return number
 }

@@ -271,7 +271,11 @@ func TestMetricsSilentGate(t *testing.T) {
 // gateOf is the process of a container's gate.
 func (n *asked) gateOf(t *testing.T, name string) int {
 	t.Helper()
-	pids, err := os.ReadFile(filepath.Join(ownCgroup(t), "tsugiki-"+name, "keepers", "cgroup.procs"))
+	found, err := filepath.Glob(filepath.Join(ownCgroup(t), "tsugiki-"+name+"-*", "keepers", "cgroup.procs"))
+	if err != nil || len(found) != 1 {
+		t.Fatalf("cgroups of %s: %v, %v", name, found, err)
+	}
+	pids, err := os.ReadFile(found[0])
 	if err != nil {
 		t.Fatal(err)
 	}
