@@ -126,8 +126,6 @@ func TestManualPages(t *testing.T) {
 		"tsugiki-graft-show.1": {"-j, --json"},
 		"tsugiki-doctor.1":     {"-j, --json", "exit status"},
 		"tsugiki-completion.1": {"bash|zsh|fish"},
-		"tsugiki-agent.1":      {"Nothing ends with it", "--config VALUE"},
-		"tsugiki-ps.1":         {"-j, --json", "--agent VALUE"},
 		"tsugiki-trace.1":      {"tsugiki trace [-j] CONTAINER", "time, level, msg, container and pid", "--agent VALUE"},
 		"tsugiki-top.1":        {"tsugiki top [-n N] [-d SECONDS] | -j", "q or Ctrl-C", "-d, --delay VALUE"},
 		"tsugiki-agent.toml.5": append(configKeys(),

@@ -51,6 +51,20 @@ func (n *asked) stats(t *testing.T, name string) containerStats {
 	return containerStats{}
 }
 
+// connects waits until a container's gates have counted so many connects: a gate counts
+// a call once it has answered it.
+func (n *asked) connects(t *testing.T, name string, want int) containerStats {
+	t.Helper()
+	var s containerStats
+	testkit.Eventually(t, stopLimit, func() error {
+		if s = n.stats(t, name); s.Gate.Calls["connect"] != want {
+			return fmt.Errorf("its gates have counted %d connects, want %d", s.Gate.Calls["connect"], want)
+		}
+		return nil
+	})
+	return s
+}
+
 // samples are what is exposed to Prometheus, by name and labels.
 type samples map[string]float64
 
@@ -103,6 +117,23 @@ func (n *asked) metrics(t *testing.T) samples {
 	return parseMetrics(t, n.get(t, "/metrics"))
 }
 
+// counted are metrics that nothing more has come to: a gate counts a call once it has
+// answered it.
+func (n *asked) counted(t *testing.T) samples {
+	t.Helper()
+	var last, now samples
+	testkit.Eventually(t, stopLimit, func() error {
+		last, now = now, n.metrics(t)
+		for k, v := range now {
+			if strings.HasPrefix(k, "tsugiki_decision") && last[k] != v {
+				return fmt.Errorf("%s has moved from %v to %v", k, last[k], v)
+			}
+		}
+		return nil
+	})
+	return now
+}
+
 // A counter moves by what a program does.
 func TestMetrics(t *testing.T) {
 	w := newWorld(t)
@@ -113,7 +144,7 @@ func TestMetrics(t *testing.T) {
 			o := n.obey(t, append(v.flags(w), "--endpoint", "in type ipv4 addr "+hostAddr4+" port 8081", "-i", "0.0.0.0:8080=in")...)
 			o.want("listens", "listen l 0.0.0.0:8080")
 			o.want(sourceAddr4, "dial a tcp %s", remoteObserver())
-			before := n.metrics(t)
+			before := n.counted(t)
 			for i := range 10 {
 				o.want(sourceAddr4, "dial a%d tcp %s", i, remoteObserver())
 			}
@@ -121,7 +152,7 @@ func TestMetrics(t *testing.T) {
 				succeed(t, command(t, w.srv, "curl", "-sS", "-m", "5", "http://"+hostAddr4+":8081/"))
 			}
 			o.want("EPERM", "mark a")
-			after := n.metrics(t)
+			after := n.counted(t)
 			moved := func(name, format string) float64 {
 				k := fmt.Sprintf("tsugiki_%s{"+format+"}", name, o.name)
 				if _, found := after[k]; !found {
@@ -190,13 +221,12 @@ func TestMetricsOverRestart(t *testing.T) {
 	o := n.obey(t, variants[0].flags(w)...)
 	o.want(sourceAddr4, "dial a tcp %s", remoteObserver())
 	o.want("EPERM", "mark a")
-	before := n.stats(t, o.name)
+	before := n.connects(t, o.name, 1)
 	n.stop()
 	o.want(sourceAddr4, "dial b tcp %s", remoteObserver())
 	n.start()
-	after := n.stats(t, o.name)
-	if after.Connections.Out != before.Connections.Out+1 || after.Denied != before.Denied ||
-		after.Gate.Calls["connect"] != before.Gate.Calls["connect"]+1 || after.Agent.Calls["bind"] != before.Agent.Calls["bind"] {
+	after := n.connects(t, o.name, 2)
+	if after.Connections.Out != before.Connections.Out+1 || after.Denied != before.Denied || after.Agent.Calls["bind"] != before.Agent.Calls["bind"] {
 		t.Errorf("before %+v\nafter %+v", before, after)
 	}
 	o.release()
@@ -271,11 +301,11 @@ func TestMetricsSilentGate(t *testing.T) {
 // gateOf is the process of a container's gate.
 func (n *asked) gateOf(t *testing.T, name string) int {
 	t.Helper()
-	found, err := filepath.Glob(filepath.Join(ownCgroup(t), "tsugiki-"+name+"-*", "keepers", "cgroup.procs"))
-	if err != nil || len(found) != 1 {
-		t.Fatalf("cgroups of %s: %v, %v", name, found, err)
+	groups, err := filepath.Glob(filepath.Join(ownCgroup(t), "tsugiki-"+name+"-*", "keepers", "cgroup.procs"))
+	if err != nil || len(groups) != 1 {
+		t.Fatal(groups, err)
 	}
-	pids, err := os.ReadFile(found[0])
+	pids, err := os.ReadFile(groups[0])
 	if err != nil {
 		t.Fatal(err)
 	}
