@@ -172,6 +172,10 @@ func (d *Daemon) adopt(r *record) error {
 	}
 	m := d.newManaged(r, rules)
 	d.insert(m)
+	if m.isGone() {
+		d.end(m) // the last agent was about to forget it
+		return nil
+	}
 	lives, err := m.adopt()
 	if err != nil {
 		d.drop(m)

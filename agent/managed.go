@@ -211,6 +211,14 @@ func (m *managed) adopt() (bool, error) {
 	return true, nil
 }
 
+// isGone tells whether what the container lives in is gone already.
+func (m *managed) isGone() bool {
+	m.group = cgroup.At(m.record.Cgroup)
+	m.keepers = cgroup.At(filepath.Join(m.record.Cgroup, keepersGroup))
+	_, err := os.Stat(m.keepers.Path())
+	return errors.Is(err, fs.ErrNotExist)
+}
+
 // resume answers the calls of a container that was adopted.
 func (m *managed) resume() {
 	for _, g := range m.adopted {
@@ -257,8 +265,6 @@ func (m *managed) restore() error {
 	if m.table, err = policy.Restore(ingress, egress, numbered); err != nil {
 		return err
 	}
-	m.group = cgroup.At(m.record.Cgroup)
-	m.keepers = cgroup.At(filepath.Join(m.record.Cgroup, keepersGroup))
 	m.programs = cgroup.At(filepath.Join(m.record.Cgroup, programsGroup))
 	dir, err := m.keepers.Open()
 	if err != nil {
