@@ -29,14 +29,14 @@ func Await(process *os.File) {
 	if err != nil {
 		return
 	}
-	again := false
+	woken := false
 	_ = raw.Read(func(fd uintptr) bool { // or it is closed
+		was := woken
+		woken = true
 		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
 		if err != nil {
-			// Somebody has taken poll(2) from us with prlimit(2). What is there when
-			// the runtime begins to wait, it finds, once.
-			was := again
-			again = true
+			// Somebody has taken poll(2) from us with prlimit(2). What the runtime
+			// wakes us for is the end.
 			return was
 		}
 		return n > 0
