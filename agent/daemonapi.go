@@ -123,6 +123,10 @@ func (d *Daemon) handleRemove(w http.ResponseWriter, r *http.Request) {
 	d.changes.Lock()
 	defer d.changes.Unlock()
 	m := d.find(r.PathValue("container"))
+	// The name may be another's by now.
+	if id := r.URL.Query().Get("id"); m != nil && id != "" && id != m.record.ID {
+		m = nil
+	}
 	if m == nil {
 		refuse(w, errNoContainer)
 		return

@@ -37,6 +37,7 @@ const (
 type Joined struct {
 	client  *api.Client
 	name    string
+	id      string
 	group   *cgroup.Group
 	process *launch.Process
 	signals chan os.Signal
@@ -77,8 +78,9 @@ func Join(client *api.Client, spec Spec, texts RuleTexts) (*Joined, error) {
 		return nil, err
 	}
 	defer ns.Close()
+	j.id = fmt.Sprintf("run-%d-%x", os.Getpid(), time.Now().UnixNano())
 	r := api.Registration{
-		ID: fmt.Sprintf("run-%d-%x", os.Getpid(), time.Now().UnixNano()), Name: spec.Name,
+		ID: j.id, Name: spec.Name,
 		Rules:        &api.Rules{Mode: texts.Mode, Endpoints: texts.Endpoints, Ingress: texts.Ingress, Egress: texts.Egress},
 		LoopbackOnly: c.ownIsNew(), Programs: true,
 	}
@@ -239,7 +241,7 @@ func (j *Joined) Close() error {
 }
 
 func (j *Joined) close() error {
-	err := j.client.Unregister(j.name)
+	err := j.client.Unregister(j.name, j.id)
 	if errors.Is(err, api.ErrNotFound) {
 		return nil
 	}

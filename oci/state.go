@@ -12,6 +12,7 @@ import (
 
 // state is what is remembered of a container that is, or may be, registered.
 type state struct {
+	ID       string `json:"id"`
 	Name     string `json:"name"`
 	Bundle   string `json:"bundle"`
 	Preload  string `json:"preload,omitempty"` // LD_PRELOAD of its processes

@@ -131,7 +131,7 @@ func (w *Wrapper) prepare(c command, s *spec, f facts, bundle string) (*state, e
 	if err != nil || !answer.Graft {
 		return nil, w.explain(err)
 	}
-	st := &state{Name: answer.Name, Bundle: bundle, HostUser: s.isOurs(specs.UserNamespace, "user"), path: w.statePath(c)}
+	st := &state{ID: c.id, Name: answer.Name, Bundle: bundle, HostUser: s.isOurs(specs.UserNamespace, "user"), path: w.statePath(c)}
 	var edited []byte
 	if err = s.refuse(); err == nil {
 		edited, st.Preload, err = s.edit(answer)
@@ -159,7 +159,7 @@ func (w *Wrapper) explain(err error) error {
 
 // undo makes it as if the container had never been registered.
 func (w *Wrapper) undo(st *state) error {
-	err := w.agent.Unregister(st.Name)
+	err := w.agent.Unregister(st.Name, st.ID)
 	if errors.Is(err, api.ErrNotFound) {
 		err = nil
 	}

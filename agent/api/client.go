@@ -83,12 +83,15 @@ func (c *Client) Register(r Registration) (answer Registered, err error) {
 	return answer, err
 }
 
-// Unregister removes a container. One that there is not is ErrNotFound. If the
-// daemon is being restarted, it waits for the next one.
-func (c *Client) Unregister(name string) error {
-	return Patiently(c.Socket, func() error {
-		return c.Do(http.MethodDelete, "/v1/containers/"+url.PathEscape(name), nil, nil)
-	})
+// Unregister removes the container of a name that was registered with an id; ""
+// is any. One that there is not is ErrNotFound. If the daemon is being restarted, it
+// waits for the next one.
+func (c *Client) Unregister(name, id string) error {
+	path := "/v1/containers/" + url.PathEscape(name)
+	if id != "" {
+		path += "?id=" + url.QueryEscape(id)
+	}
+	return Patiently(c.Socket, func() error { return c.Do(http.MethodDelete, path, nil, nil) })
 }
 
 // restartPatience is how long a daemon that was killed may take to be there again.
