@@ -446,13 +446,13 @@ func (c *Container) serve(listener *os.File) error {
 	if err != nil {
 		return err
 	}
-	c.supervise(&supervised{gate: g, listener: listener}, listener)
+	c.supervise(&supervised{gate: g, listener: listener})
 	return nil
 }
 
 // supervise answers what a gate asks from now on.
-func (c *Container) supervise(s *supervised, listener *os.File) {
-	s.supervisor = notify.New(listener, s.gate, c.engine, c.decisions, func(cause error) { c.gateEnded(s, cause) })
+func (c *Container) supervise(s *supervised) {
+	s.supervisor = notify.New(s.listener, s.gate, c.engine, c.decisions, func(cause error) { c.gateEnded(s, cause) })
 	c.gates.add(s)
 	s.supervisor.Start()
 }
@@ -469,8 +469,7 @@ func (c *Container) gateEnded(s *supervised, cause error) {
 	if c.ended == nil {
 		return // Close does the rest
 	}
-	if found, last := c.gates.remove(s); found {
-		c.retiring.Add(1)
+	if found, last := c.gates.remove(s, &c.retiring); found {
 		go func() { // we are called by its supervisor, which has to end
 			if err := s.close(); err != nil {
 				c.log.Error("close gate", "err", err)
@@ -529,9 +528,7 @@ func (c *Container) Close() error {
 	}
 	for _, s := range gates {
 		// Not before all are dead: a call that waits would fail with ENOSYS.
-		if s.listener != nil {
-			note(s.listener.Close())
-		}
+		note(s.listener.Close())
 	}
 	if c.claim != nil && removed {
 		note(c.claim.release())

@@ -122,7 +122,7 @@ func (d *Daemon) takeRunDir() error {
 	if err != nil {
 		return fmt.Errorf("lock run directory: %w; choose another with --run-dir", err)
 	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+	if err := lockPatiently(f); err != nil {
 		holder, _ := os.ReadFile(path)
 		f.Close()
 		return fmt.Errorf("another agent, process %s, uses the run directory %s; stop that one, or choose another with --run-dir",
@@ -137,6 +137,17 @@ func (d *Daemon) takeRunDir() error {
 		return fmt.Errorf("lock run directory: %w; make room, or choose another with --run-dir", err)
 	}
 	return nil
+}
+
+// lockPatiently waits for what a killed daemon was about to start: until it is
+// executed, it has that one's files, and the lock with them.
+func lockPatiently(f *os.File) error {
+	for deadline := time.Now().Add(storeWait); ; time.Sleep(5 * time.Millisecond) {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if !errors.Is(err, unix.EWOULDBLOCK) || time.Now().After(deadline) {
+			return err
+		}
+	}
 }
 
 // adoptAll takes over the containers of an earlier daemon.
@@ -172,18 +183,16 @@ func (d *Daemon) adopt(r *record) error {
 	}
 	m := d.newManaged(r, rules)
 	d.insert(m)
-	if m.isGone() {
-		d.end(m) // the last agent was about to forget it
-		return nil
-	}
 	lives, err := m.adopt()
-	if err != nil {
-		d.drop(m)
-		return errors.Join(err, m.release())
-	}
-	if !lives {
+	switch {
+	case !lives:
+		// Ended, or half made or half removed when the earlier daemon was killed.
+		m.log.Debug("nothing to take over", "err", err)
 		d.end(m)
 		return nil
+	case err != nil:
+		d.drop(m)
+		return errors.Join(err, m.release())
 	}
 	if m.record.PID == 0 {
 		d.awaitProgram(m)
@@ -244,15 +253,15 @@ func (d *Daemon) rulesFor(r api.Registration) (RuleTexts, bool, error) {
 
 // register makes a container that has no program yet. On an error nothing is left.
 func (d *Daemon) register(r api.Registration) (*managed, error) {
-	if err := checkName(r.Name); err != nil {
-		return nil, fmt.Errorf("%w: %w", errRequest, err)
-	}
 	texts, found, err := d.rulesFor(r)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errRequest, err)
 	}
 	if !found {
-		return nil, nil
+		return nil, nil // whatever its name is
+	}
+	if err := checkName(r.Name); err != nil {
+		return nil, fmt.Errorf("%w: %w", errRequest, err)
 	}
 	rules, err := texts.Parse()
 	if err != nil {
@@ -265,8 +274,7 @@ func (d *Daemon) register(r api.Registration) (*managed, error) {
 	}
 	m := d.newManaged(d.newRecord(r, rules), rules)
 	if err := m.create(); err != nil {
-		d.takeBack(r.Name)
-		return nil, errors.Join(err, m.remove(), d.store.delete(r.Name))
+		return nil, errors.Join(err, d.removeLocked(m))
 	}
 	d.insert(m)
 	d.awaitProgram(m)
@@ -355,7 +363,10 @@ func (d *Daemon) end(m *managed) {
 func (d *Daemon) removeLocked(m *managed) error {
 	d.drop(m)
 	d.takeBack(m.spec.Name)
-	return errors.Join(m.remove(), d.store.delete(m.spec.Name))
+	if err := m.remove(); err != nil {
+		return err // the next daemon finds the record and tries again
+	}
+	return d.store.delete(m.spec.Name)
 }
 
 // promise promises a container ports instead of those that it was promised, unless

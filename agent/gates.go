@@ -57,7 +57,7 @@ type gates struct {
 type supervised struct {
 	gate       *gate.Gate
 	supervisor *notify.Supervisor
-	listener   *os.File // nil if it is the gate's
+	listener   *os.File
 
 	mu     sync.Mutex    // guards what follows
 	stats  gate.Stats    // as it last said
@@ -68,10 +68,7 @@ type supervised struct {
 func (s *supervised) close() error {
 	err := s.supervisor.Close()
 	s.supervisor.Wait()
-	if s.listener != nil {
-		err = errors.Join(err, s.listener.Close())
-	}
-	return err
+	return errors.Join(err, s.listener.Close())
 }
 
 // note makes a fact known to all gates before it returns.
@@ -115,8 +112,9 @@ func (g *gates) add(s *supervised) {
 }
 
 // remove takes a gate that has ended away, if it is there, and tells whether it was
-// the last. What it has counted stays counted.
-func (g *gates) remove(s *supervised) (found, last bool) {
+// the last. What it has counted stays counted. It is one of retiring from then on: who
+// takes all gates after that waits for it.
+func (g *gates) remove(s *supervised, retiring *sync.WaitGroup) (found, last bool) {
 	// By its last words, which are there by now; what it was asked before, it may have
 	// answered before.
 	<-s.ask()
@@ -127,6 +125,7 @@ func (g *gates) remove(s *supervised) (found, last bool) {
 	if i < 0 {
 		return false, false
 	}
+	retiring.Add(1)
 	g.list = slices.Delete(g.list, i, i+1)
 	g.ended.add(s.counted())
 	return true, len(g.list) == 0
@@ -146,11 +145,7 @@ func (g *gates) serve(listener *os.File) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return slices.ContainsFunc(g.list, func(s *supervised) bool {
-		theirs := s.listener
-		if theirs == nil {
-			theirs = s.gate.Listener()
-		}
-		return sameFile(theirs, listener)
+		return sameFile(s.listener, listener)
 	})
 }
 

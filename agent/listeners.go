@@ -143,9 +143,6 @@ func (l *listeners) attach(conn *net.UnixConn) (*slog.Logger, error) {
 	if err != nil {
 		return log, err
 	}
-	if at >= len(files) || !isListener(files[at]) {
-		return log, errors.New("no seccomp listener came with the container's state")
-	}
 	log = log.With("pid", state.Pid)
 	// A program may have left its work to a child, and be gone.
 	program, err := openProcess(state.Pid)
@@ -159,6 +156,9 @@ func (l *listeners) attach(conn *net.UnixConn) (*slog.Logger, error) {
 		return log, errors.Join(fmt.Errorf("process %d: no container is registered by that token", state.Pid), program.kill())
 	}
 	log = log.With("container", m.spec.Name)
+	if at >= len(files) || !isListener(files[at]) { // out of files, the kernel drops it
+		return log, errors.Join(errors.New("no seccomp listener came with its state; its program is killed"), program.kill())
+	}
 	listener := files[at]
 	files = slices.Delete(files, at, at+1)
 	if err := m.attach(listener, state.Pid); err != nil {

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -32,10 +33,11 @@ import (
 // managed is a container of a daemon.
 type managed struct {
 	*Container
-	record *record // Container.changes guards it
-	d      *Daemon
-	id     string
-	init   *process // the first program; nil before there is one
+	record    *record // Container.changes guards it
+	d         *Daemon
+	id        string
+	init      *process     // the first program; nil before there is one
+	attaching atomic.Int32 // programs
 	// adopted are the gates that nobody has answered yet.
 	adopted []*gate.Gate
 	tracer  *tracer
@@ -62,15 +64,23 @@ func (d *Daemon) newManaged(r *record, rules Rules) *managed {
 
 // create makes what is there before the container has a program.
 func (m *managed) create() error {
-	for _, step := range []func() error{m.compile, m.openHost, m.claimPorts, m.checkHost, m.openDoors, m.makeGroups, m.makePrograms} {
+	for _, step := range []func() error{
+		m.compile, m.openHost, m.claimPorts, m.checkHost, m.writeDown, m.openDoors, m.makeGroups, m.makePrograms, m.enforce,
+	} {
 		if err := step(); err != nil {
 			return err
 		}
 	}
-	m.record.Cgroup = m.group.Path()
-	if err := m.enforce(); err != nil {
+	return nil
+}
+
+// writeDown makes the record durable, before anything is made that outlives us.
+func (m *managed) writeDown() error {
+	own, err := cgroup.Own()
+	if err != nil {
 		return err
 	}
+	m.record.Cgroup = filepath.Join(own, m.groupName())
 	return m.write(m.table, m.endpoints.Load())
 }
 
@@ -107,7 +117,7 @@ func (m *managed) write(t *policy.Table, set *endpoint.Set) error {
 	r := *m.record
 	r.Endpoints, r.Numbered = lines(set), names(t.Numbered())
 	if err := m.d.store.put(&r); err != nil {
-		return err
+		return errors.Join(err, m.d.promise(m.spec.Name, m.promises(m.table)))
 	}
 	*m.record = r
 	return nil
@@ -116,6 +126,15 @@ func (m *managed) write(t *policy.Table, set *endpoint.Set) error {
 // attach makes the filter of a program one of the container's. The listener is the
 // container's from then on, unless it fails.
 func (m *managed) attach(listener *os.File, pid int) error {
+	m.attaching.Add(1)
+	err := m.tryAttach(listener, pid)
+	if m.attaching.Add(-1) == 0 && m.gates.count() == 0 {
+		go m.ended() // with the program, or because that is killed; no gate will say so
+	}
+	return err
+}
+
+func (m *managed) tryAttach(listener *os.File, pid int) error {
 	if err := m.enter(pid); err != nil {
 		return err
 	}
@@ -167,6 +186,7 @@ func (m *managed) enterFirst(own *netns.NS, pid int) error {
 		func() error { return m.d.store.put(&r) },
 	} {
 		if err := step(); err != nil {
+			m.closing = true // half of what other programs would need is missing
 			return err
 		}
 	}
@@ -186,19 +206,24 @@ func (m *managed) killPrograms() error {
 // adopt takes over what an earlier daemon has made, and tells whether it is still
 // there. Its calls wait until it is resumed.
 func (m *managed) adopt() (bool, error) {
-	if err := m.restore(); err != nil {
-		return true, err
-	}
+	m.group = cgroup.At(m.record.Cgroup)
+	m.keepers = cgroup.At(filepath.Join(m.record.Cgroup, keepersGroup))
+	m.programs = cgroup.At(filepath.Join(m.record.Cgroup, programsGroup))
 	var err error
+	if m.record.PID != 0 {
+		if m.init, err = reopenProcess(m.record.PID, m.record.Started); err != nil {
+			m.log.Debug("the first program is gone", "pid", m.record.PID)
+		}
+	}
+	if err := m.restore(); err != nil {
+		// Whatever the reason is: of what has no gate, nothing is left to lose.
+		return m.keepers.Populated(), err
+	}
 	if m.adopted, err = m.adoptGates(); err != nil {
 		return true, err
 	}
 	if len(m.adopted) == 0 {
-		// Registered and never attached, as long as there was no program.
-		return m.record.PID == 0, nil
-	}
-	if m.init, err = reopenProcess(m.record.PID, m.record.Started); err != nil {
-		m.log.Debug("the first program is gone, others are not", "pid", m.record.PID)
+		return m.awaits(), nil
 	}
 	if m.ownNS, err = netns.Open(fmt.Sprintf("/proc/self/fd/%d", m.adopted[0].Own().File().Fd())); err != nil {
 		return true, err
@@ -211,18 +236,21 @@ func (m *managed) adopt() (bool, error) {
 	return true, nil
 }
 
-// isGone tells whether what the container lives in is gone already.
-func (m *managed) isGone() bool {
-	m.group = cgroup.At(m.record.Cgroup)
-	m.keepers = cgroup.At(filepath.Join(m.record.Cgroup, keepersGroup))
-	_, err := os.Stat(m.keepers.Path())
-	return errors.Is(err, fs.ErrNotExist)
+// awaits tells whether a container without a gate still gets one: it was never
+// attached, or who was just attaching it will ask again, as tsugiki run does. An
+// OCI runtime does not: its program has lost its listener, and ends.
+func (m *managed) awaits() bool {
+	if m.record.PID != 0 && m.record.Programs && m.init != nil {
+		_ = m.init.close() // it is opened again
+		m.init, m.record.PID = nil, 0
+	}
+	return m.record.PID == 0
 }
 
 // resume answers the calls of a container that was adopted.
 func (m *managed) resume() {
 	for _, g := range m.adopted {
-		m.supervise(&supervised{gate: g}, g.Listener())
+		m.supervise(&supervised{gate: g, listener: g.TakeListener()})
 	}
 	m.adopted = nil
 }
@@ -254,9 +282,11 @@ func (m *managed) restore() error {
 	}
 	m.host[""] = m.newPlace(host)
 	for _, ep := range set.All() {
-		if m.host[ep.Netns], err = m.openPlace(ep); err != nil {
+		p, err := m.openPlace(ep)
+		if err != nil {
 			return err
 		}
+		m.host[ep.Netns] = p
 	}
 	ingress, egress, err := m.rulesFor(&set)
 	if err != nil {
@@ -265,7 +295,6 @@ func (m *managed) restore() error {
 	if m.table, err = policy.Restore(ingress, egress, numbered); err != nil {
 		return err
 	}
-	m.programs = cgroup.At(filepath.Join(m.record.Cgroup, programsGroup))
 	dir, err := m.keepers.Open()
 	if err != nil {
 		return err
@@ -333,10 +362,7 @@ func (m *managed) release() error {
 		errs = append(errs, g.Release())
 	}
 	for _, s := range m.gates.take() {
-		errs = append(errs, s.supervisor.Release())
-		if s.listener != nil {
-			errs = append(errs, s.listener.Close())
-		}
+		errs = append(errs, s.supervisor.Release(), s.listener.Close())
 	}
 	errs = append(errs, m.closeKeepers())
 	m.tracer.close()

@@ -68,8 +68,7 @@ func (s *Supervisor) Close() error {
 const releaseWait = 2 * time.Second
 
 // Release stops to serve and lets go of the gate, which goes on: what is being
-// handled is finished, or put to the next supervisor as all else is. The listener of
-// an adopted gate is closed.
+// handled is finished, or put to the next supervisor as all else is.
 func (s *Supervisor) Release() error {
 	s.closing.Store(true)
 	s.gate.Stop()

@@ -178,7 +178,9 @@ func TestRelease(t *testing.T) {
 		var err error
 		g, err = gate.Adopt(w.door)
 		w.must(err)
-		s = w.supervise(g.Listener(), g)
+		listener := g.TakeListener()
+		defer listener.Close()
+		s = w.supervise(listener, g)
 		w.works()
 		if i < 19 {
 			w.must(s.Release())

@@ -154,6 +154,14 @@ func (g *Group) Remove() error {
 	}
 }
 
+// Populated tells whether a process is in the group or below it, as far as is known:
+// of a group that is gone, none is.
+func (g *Group) Populated() bool {
+	events, err := os.ReadFile(filepath.Join(g.path, "cgroup.events"))
+	return err == nil && strings.Contains(string(events), "populated 1") ||
+		err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENODEV)
+}
+
 // RemoveIfEmpty removes the group with its children if no process is in any of
 // them, and else returns an error and may have removed some of the children.
 func (g *Group) RemoveIfEmpty() error { return removeTree(g.path) }

@@ -371,6 +371,8 @@ func supervise(args []string) int {
 			time.Sleep(time.Millisecond)
 		}
 	}
+	listener := g.TakeListener()
+	defer listener.Close()
 	for {
 		a, err := g.Next()
 		if errors.Is(err, ErrEnded) {
@@ -385,7 +387,7 @@ func supervise(args []string) int {
 		fmt.Fprintf(journal, "%-63s\n", fmt.Sprint(os.Getpid(), a.ID, a.Again, " ", a.Call))
 		go func() {
 			runtime.Gosched() // others are taken meanwhile
-			if err := reply(g.Listener(), a.ID, answered, 0); err != nil && !errors.Is(err, unix.ENOENT) {
+			if err := reply(listener, a.ID, answered, 0); err != nil && !errors.Is(err, unix.ENOENT) {
 				fmt.Println(err)
 			}
 		}()

@@ -204,6 +204,9 @@ func startProcess(path string, c Config, files []*os.File) (*Gate, error) {
 		err = g.prepare(c)
 	}
 	if err != nil {
+		p.kill()
+		p.wait()
+		<-g.read // its last words may be on the way
 		_ = g.Close()
 		if g.bye.Load() {
 			return nil, ErrEnded
@@ -284,11 +287,17 @@ func (g *Gate) prepare(c Config) error {
 	return g.SetRules(c.Rules)
 }
 
-// Listener is the file of the container's seccomp filter that an adopted gate has
-// given, nil of others. It is closed with the Gate.
-func (g *Gate) Listener() *os.File { return g.listener }
+// TakeListener is the file of the container's seccomp filter that an adopted gate has
+// given, nil of others. It is the caller's from then on: who answers calls may do so
+// for longer than the Gate is open.
+func (g *Gate) TakeListener() *os.File {
+	l := g.listener
+	g.listener = nil
+	return l
+}
 
-// Own is the program's network namespace, likewise.
+// Own is the program's network namespace, likewise of an adopted gate. It is closed
+// with the Gate.
 func (g *Gate) Own() *netns.NS { return g.own }
 
 // Next waits for the next Ask. It returns ErrEnded once the gate has ended with its
