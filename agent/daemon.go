@@ -30,6 +30,11 @@ import (
 // attachPatience is how long a container may be registered without a program.
 const attachPatience = 2 * time.Minute
 
+// adoptedPatience is how long a container may be without a program that was registered
+// with a daemon that has ended since: who was about to start it may have been told that
+// there is none, and could not take it back.
+const adoptedPatience = 10 * time.Second
+
 // endPatience is how long a container may be ending that is started again.
 const endPatience = 2 * time.Second
 
@@ -195,7 +200,7 @@ func (d *Daemon) adopt(r *record) error {
 		return errors.Join(err, m.release())
 	}
 	if m.record.PID == 0 {
-		d.awaitProgram(m)
+		d.awaitProgram(m, adoptedPatience)
 	}
 	d.log.Info("container taken over", "container", r.Name, "gates", len(m.adopted))
 	return nil
@@ -204,14 +209,14 @@ func (d *Daemon) adopt(r *record) error {
 func (d *Daemon) insert(m *managed) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.byName[m.spec.Name], d.byToken[m.record.Token] = m, m
+	d.byName[m.spec.Name], d.byToken[m.token] = m, m
 }
 
 func (d *Daemon) drop(m *managed) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	delete(d.byName, m.spec.Name)
-	delete(d.byToken, m.record.Token)
+	delete(d.byToken, m.token)
 }
 
 func (d *Daemon) find(name string) *managed {
@@ -277,7 +282,7 @@ func (d *Daemon) register(r api.Registration) (*managed, error) {
 		return nil, errors.Join(err, d.removeLocked(m))
 	}
 	d.insert(m)
-	d.awaitProgram(m)
+	d.awaitProgram(m, attachPatience)
 	d.log.Info("container registered", "container", r.Name, "id", r.ID)
 	return m, nil
 }
@@ -290,11 +295,11 @@ func (d *Daemon) makeWay(r api.Registration) error {
 		return nil
 	}
 	// It may just be ending.
-	for deadline := time.Now().Add(endPatience); m.record.ID == r.ID && m.gates.count() > 0 && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(endPatience); m.id == r.ID && m.gates.count() > 0 && time.Now().Before(deadline); {
 		time.Sleep(10 * time.Millisecond)
 	}
-	if m.record.ID != r.ID || m.gates.count() > 0 {
-		return fmt.Errorf("%w: a container %s runs, with the id %s; choose another name", ErrExists, r.Name, m.record.ID)
+	if m.id != r.ID || m.gates.count() > 0 {
+		return fmt.Errorf("%w: a container %s runs, with the id %s; choose another name", ErrExists, r.Name, m.id)
 	}
 	return d.removeLocked(m)
 }
@@ -326,8 +331,8 @@ func modeName(mode filter.Mode) string {
 }
 
 // awaitProgram removes a container whose program never came.
-func (d *Daemon) awaitProgram(m *managed) {
-	time.AfterFunc(attachPatience, func() {
+func (d *Daemon) awaitProgram(m *managed, patience time.Duration) {
+	time.AfterFunc(patience, func() {
 		d.changes.Lock()
 		defer d.changes.Unlock()
 		if d.find(m.spec.Name) != m || m.started() {

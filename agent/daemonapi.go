@@ -85,11 +85,11 @@ func (d *Daemon) handleRegister(w http.ResponseWriter, r *http.Request) {
 func (m *managed) registered() (api.Registered, error) {
 	o := m.filterOptions()
 	r := api.Registered{
-		Graft: true, Name: m.spec.Name, Token: m.record.Token,
+		Graft: true, Name: m.spec.Name, Token: m.token,
 		Listener: filepath.Join(m.spec.RunDir, listenerSocket),
 		Filter:   api.Filter{Mode: modeName(o.Mode), Datagrams: o.Datagrams, API: o.API},
 	}
-	if m.record.Programs {
+	if m.ownGroup {
 		r.Cgroup = m.programs.Path()
 	}
 	if m.preloads() {
@@ -124,7 +124,7 @@ func (d *Daemon) handleRemove(w http.ResponseWriter, r *http.Request) {
 	defer d.changes.Unlock()
 	m := d.find(r.PathValue("container"))
 	// The name may be another's by now.
-	if id := r.URL.Query().Get("id"); m != nil && id != "" && id != m.record.ID {
+	if id := r.URL.Query().Get("id"); m != nil && id != "" && id != m.id {
 		m = nil
 	}
 	if m == nil {

@@ -33,11 +33,12 @@ import (
 // managed is a container of a daemon.
 type managed struct {
 	*Container
-	record    *record // Container.changes guards it
+	record    *record // Container.changes guards it; these are of it and never change:
+	id, token string
+	ownGroup  bool // for its programs
 	d         *Daemon
-	id        string
-	init      *process     // the first program; nil before there is one
-	attaching atomic.Int32 // programs
+	init      atomic.Pointer[process] // the first program; nil before there is one
+	attaching atomic.Int32            // programs
 	// adopted are the gates that nobody has answered yet.
 	adopted []*gate.Gate
 	tracer  *tracer
@@ -51,7 +52,7 @@ func (d *Daemon) newManaged(r *record, rules Rules) *managed {
 	if r.UID != 0 || r.GID != 0 {
 		spec.User = &launch.User{UID: r.UID, GID: r.GID}
 	}
-	m := &managed{Container: newContainer(spec), record: r, d: d, id: r.ID}
+	m := &managed{Container: newContainer(spec), record: r, id: r.ID, token: r.Token, ownGroup: r.Programs, d: d}
 	m.tracer = newTracer(m.gates.trace)
 	m.decisions = slog.New(m.tracer.handler(m.spec.Log.Handler())).With("container", r.Name)
 	m.mark = "-" + r.Token[:8] // other daemons may have the same names
@@ -178,7 +179,8 @@ func (m *managed) enterFirst(own *netns.NS, pid int) error {
 	if err != nil {
 		return errors.Join(err, own.Close())
 	}
-	m.ownNS, m.init = own, first
+	m.ownNS = own
+	m.init.Store(first)
 	r := *m.record
 	r.PID, r.Started = first.pid, first.started
 	for _, step := range []func() error{
@@ -197,10 +199,10 @@ func (m *managed) enterFirst(own *netns.NS, pid int) error {
 // killPrograms ends the container's programs: all of them end with the first, if
 // that is the first of a pid namespace; and those of tsugiki run are in a cgroup.
 func (m *managed) killPrograms() error {
-	if m.record.Programs && m.programs != nil {
+	if m.ownGroup && m.programs != nil {
 		return m.programs.Kill()
 	}
-	return m.init.kill()
+	return m.init.Load().kill()
 }
 
 // adopt takes over what an earlier daemon has made, and tells whether it is still
@@ -211,9 +213,11 @@ func (m *managed) adopt() (bool, error) {
 	m.programs = cgroup.At(filepath.Join(m.record.Cgroup, programsGroup))
 	var err error
 	if m.record.PID != 0 {
-		if m.init, err = reopenProcess(m.record.PID, m.record.Started); err != nil {
+		first, err := reopenProcess(m.record.PID, m.record.Started)
+		if err != nil {
 			m.log.Debug("the first program is gone", "pid", m.record.PID)
 		}
+		m.init.Store(first)
 	}
 	if err := m.restore(); err != nil {
 		// Whatever the reason is: of what has no gate, nothing is left to lose.
@@ -240,9 +244,10 @@ func (m *managed) adopt() (bool, error) {
 // attached, or who was just attaching it will ask again, as tsugiki run does. An
 // OCI runtime does not: its program has lost its listener, and ends.
 func (m *managed) awaits() bool {
-	if m.record.PID != 0 && m.record.Programs && m.init != nil {
-		_ = m.init.close() // it is opened again
-		m.init, m.record.PID = nil, 0
+	if first := m.init.Load(); m.record.PID != 0 && m.ownGroup && first != nil {
+		_ = first.close() // it is opened again
+		m.init.Store(nil)
+		m.record.PID = 0
 	}
 	return m.record.PID == 0
 }
@@ -366,8 +371,8 @@ func (m *managed) release() error {
 	}
 	errs = append(errs, m.closeKeepers())
 	m.tracer.close()
-	if m.init != nil {
-		errs = append(errs, m.init.close())
+	if first := m.init.Load(); first != nil {
+		errs = append(errs, first.close())
 	}
 	return errors.Join(append(errs, m.letGo())...)
 }
@@ -380,8 +385,8 @@ func (m *managed) remove() error {
 	m.changes.Unlock()
 	err = errors.Join(err, m.killAll(), m.Close())
 	m.tracer.close()
-	if m.init != nil {
-		err = errors.Join(err, m.init.close())
+	if first := m.init.Load(); first != nil {
+		err = errors.Join(err, first.close())
 	}
 	if dir := doorsOf(m.spec.RunDir, m.spec.Name); err == nil {
 		err = os.RemoveAll(dir)

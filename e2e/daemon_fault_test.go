@@ -141,6 +141,23 @@ func TestRemovedByID(t *testing.T) {
 	}
 }
 
+// What was registered with a daemon that is stopped before there is a program does not
+// keep its name and ports for long.
+func TestRegisteredAndForgotten(t *testing.T) {
+	testkit.Program(t, "curl")
+	w := newWorld(t)
+	d := startDaemon(t, w.h)
+	d.registered(t, "box", "1")
+	d.stop()
+	d.start()
+	testkit.Eventually(t, testLimit, func() error {
+		if ps := d.ps(); strings.Contains(ps, "box ") {
+			return fmt.Errorf("the container is there:\n%s", ps)
+		}
+		return nil
+	})
+}
+
 // A program that cannot be attached is killed, and a container that has no other ends.
 func TestNotAttached(t *testing.T) {
 	testkit.Program(t, "curl")
