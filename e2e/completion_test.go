@@ -124,6 +124,8 @@ func TestManualPages(t *testing.T) {
 		"tsugiki-graft-add.1":  {"NAME type unix path PATH", "--run-dir VALUE"},
 		"tsugiki-graft-del.1":  {"tsugiki graft del out for web-1"},
 		"tsugiki-graft-show.1": {"-j, --json"},
+		"tsugiki-agent.1":      {"Nothing ends with it", "--config VALUE"},
+		"tsugiki-ps.1":         {"-j, --json", "--agent VALUE"},
 		"tsugiki-doctor.1":     {"-j, --json", "exit status"},
 		"tsugiki-completion.1": {"bash|zsh|fish"},
 		"tsugiki-trace.1":      {"tsugiki trace [-j] CONTAINER", "time, level, msg, container and pid", "--agent VALUE"},

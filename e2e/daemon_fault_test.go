@@ -84,10 +84,13 @@ func TestDaemonMissesNetns(t *testing.T) {
 	await := func(name string) {
 		t.Helper()
 		testkit.Eventually(t, testLimit, func() error {
-			if ps := d.ps(); !strings.Contains(ps, name+" ") {
-				return fmt.Errorf("no container %s:\n%s", name, ps)
+			ps := d.ps()
+			for l := range strings.Lines(ps) {
+				if f := strings.Fields(l); f[0] == name && f[2] == "running" {
+					return nil
+				}
 			}
-			return nil
+			return fmt.Errorf("no container %s:\n%s", name, ps)
 		})
 	}
 	await("far")
