@@ -152,12 +152,16 @@ func (l *listeners) attach(conn *net.UnixConn) (*slog.Logger, error) {
 		return log, err
 	}
 	m := l.d.findToken(state.Metadata)
-	if m == nil {
+	came := at < len(files) && isListener(files[at]) // out of files, the kernel drops it
+	switch {
+	case m == nil && came:
 		return log, errors.Join(fmt.Errorf("process %d: no container is registered by that token", state.Pid), program.kill())
+	case m == nil: // nor has anybody shown that the process is a container's
+		return log, errors.New("no seccomp listener came with the container's state")
 	}
 	log = log.With("container", m.spec.Name)
-	if at >= len(files) || !isListener(files[at]) { // out of files, the kernel drops it
-		return log, errors.Join(errors.New("no seccomp listener came with its state; its program is killed"), program.kill())
+	if !came {
+		return log, errors.Join(errors.New("no seccomp listener came with the container's state; its program is killed"), program.kill())
 	}
 	listener := files[at]
 	files = slices.Delete(files, at, at+1)
