@@ -17,12 +17,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"maps"
 	"net/netip"
 	"os"
-	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -31,14 +29,10 @@ import (
 
 	"github.com/tsugiki/tsugiki/endpoint"
 	"github.com/tsugiki/tsugiki/graft"
-	"github.com/tsugiki/tsugiki/intercept/filter"
-	"github.com/tsugiki/tsugiki/intercept/notify"
 	"github.com/tsugiki/tsugiki/internal/cgroup"
-	"github.com/tsugiki/tsugiki/internal/gate"
 	"github.com/tsugiki/tsugiki/internal/kernel"
 	"github.com/tsugiki/tsugiki/internal/launch"
 	"github.com/tsugiki/tsugiki/internal/netns"
-	"github.com/tsugiki/tsugiki/internal/programs"
 	"github.com/tsugiki/tsugiki/policy"
 	"github.com/tsugiki/tsugiki/relay"
 )
@@ -213,57 +207,11 @@ func (c *Container) checkOwn() error {
 
 func (c *Container) ownIsNew() bool { return c.spec.Netns == "" || c.spec.Netns == "new" }
 
-func (c *Container) takeName() (err error) {
-	if err := Sweep(c.spec.RunDir); err != nil {
-		return err
-	}
-	c.claim, err = newClaim(c.spec.RunDir, c.spec.Name)
-	return err
-}
-
-func (c *Container) makeGroups() error {
-	own, err := cgroup.Own()
-	if err != nil {
-		return err
-	}
-	if c.claim != nil {
-		l := leftovers{PID: os.Getpid(), Cgroup: own + "/" + c.groupName()}
-		if err := c.claim.record(l); err != nil {
-			return err
-		}
-	}
-	if c.group, err = makeGroup(own, c.groupName()); err != nil {
-		return err
-	}
-	c.keepers, err = cgroup.Create(c.group.Path(), keepersGroup)
-	return err
-}
-
-func (c *Container) makePrograms() (err error) {
-	c.programs, err = cgroup.Create(c.group.Path(), programsGroup)
-	return err
-}
-
 // The cgroups of a container.
 const (
 	keepersGroup  = "keepers"
 	programsGroup = "programs"
 )
-
-func (c *Container) groupName() string { return "tsugiki-" + c.spec.Name + c.mark }
-
-// makeGroup makes a cgroup. One of that name that is empty is what a killed
-// process with another run directory has left.
-func makeGroup(parent, name string) (*cgroup.Group, error) {
-	g, err := cgroup.Create(parent, name)
-	if errors.Is(err, fs.ErrExist) && cgroup.At(parent+"/"+name).RemoveIfEmpty() == nil {
-		return cgroup.Create(parent, name)
-	}
-	if errors.Is(err, fs.ErrExist) {
-		return nil, fmt.Errorf("%w; a container of that name runs with another --run-dir, choose another --name", err)
-	}
-	return g, err
-}
 
 func (c *Container) enforce() error {
 	dir, err := c.keepers.Open()
@@ -379,107 +327,6 @@ func (c *Container) startRelay() (err error) {
 		Enforcement: c.enforced, Host: c.host[""], Own: c.own, Log: c.decisions,
 	})
 	return err
-}
-
-func (c *Container) launch(path string) error {
-	prog, err := filter.Build(runtime.GOARCH, c.filterOptions())
-	if err != nil {
-		return err
-	}
-	dir, err := c.programs.Open()
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	spec := launch.Spec{
-		Path: path, Args: c.spec.Command, Netns: c.ownNS, CgroupDir: dir,
-		Filter: prog, Caps: c.spec.Caps, User: c.spec.User,
-	}
-	if c.preloads() {
-		spec.NeedsPreload = c.spec.Mode == filter.Preload
-		if spec.Preload, err = programs.Find(shim); err != nil {
-			return err
-		}
-	}
-	c.process, err = launch.Start(spec, func(listener *os.File, _ int) error { return c.serve(listener) })
-	return err
-}
-
-// preloads tells whether the container's programs get the shim.
-func (c *Container) preloads() bool {
-	return c.spec.Mode != filter.Seccomp && len(c.spec.Endpoints.All()) > 0
-}
-
-// serve starts the front end for a filter's listener, before programs under the
-// filter can make their first call. The listener stays the caller's.
-func (c *Container) serve(listener *os.File) error {
-	c.changes.Lock()
-	defer c.changes.Unlock()
-	config := gate.Config{
-		Own:       c.ownNS,
-		Listener:  listener,
-		Rules:     c.table.Snapshot(c.netnsOf),
-		Born4:     c.engine.Born(unix.AF_INET),
-		Born6:     c.engine.Born(unix.AF_INET6),
-		Datagrams: c.seesDatagrams(),
-	}
-	var err error
-	if config.CgroupDir, err = c.keepers.Open(); err != nil {
-		return err
-	}
-	defer config.CgroupDir.Close()
-	if c.doors != nil {
-		config.Door, err = newDoor(c.doors)
-	} else {
-		config.Kill, err = c.group.Killer()
-	}
-	if err != nil {
-		return err
-	}
-	if config.Kill != nil {
-		defer config.Kill.Close()
-	}
-	if u := c.spec.User; u != nil {
-		config.UID, config.GID = u.UID, u.GID
-	}
-	g, err := gate.Start(config)
-	if err != nil {
-		return err
-	}
-	c.supervise(&supervised{gate: g, listener: listener})
-	return nil
-}
-
-// supervise answers what a gate asks from now on.
-func (c *Container) supervise(s *supervised) {
-	s.supervisor = notify.New(s.listener, s.gate, c.engine, c.decisions, func(cause error) { c.gateEnded(s, cause) })
-	c.gates.add(s)
-	s.supervisor.Start()
-}
-
-// gateEnded ends the container if it has lost a gate: nobody would answer its
-// calls any more.
-func (c *Container) gateEnded(s *supervised, cause error) {
-	if !s.gate.EndedWell() {
-		c.decisions.Warn("the gate was killed; the container ends", "cause", cause)
-		if err := c.killAll(); err != nil {
-			c.log.Error("end container", "err", err)
-		}
-	}
-	if c.ended == nil {
-		return // Close does the rest
-	}
-	if found, last := c.gates.remove(s, &c.retiring); found {
-		go func() { // we are called by its supervisor, which has to end
-			if err := s.close(); err != nil {
-				c.log.Error("close gate", "err", err)
-			}
-			c.retiring.Done()
-			if last {
-				c.ended()
-			}
-		}()
-	}
 }
 
 // PID is the program's process id.

@@ -1,0 +1,168 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/internal/cgroup"
+	"github.com/tsugiki/tsugiki/internal/gate"
+	"github.com/tsugiki/tsugiki/internal/netns"
+	"github.com/tsugiki/tsugiki/policy"
+)
+
+// adopt takes over what an earlier daemon has made, and tells whether it is still
+// there. Its calls wait until it is resumed.
+func (m *managed) adopt() (bool, error) {
+	m.group = cgroup.At(m.record.Cgroup)
+	m.keepers = cgroup.At(filepath.Join(m.record.Cgroup, keepersGroup))
+	m.programs = cgroup.At(filepath.Join(m.record.Cgroup, programsGroup))
+	var err error
+	if m.record.PID != 0 {
+		first, err := reopenProcess(m.record.PID, m.record.Started)
+		if err != nil {
+			m.log.Debug("the first program is gone", "pid", m.record.PID)
+		}
+		m.init.Store(first)
+	}
+	if err := m.restore(); err != nil {
+		// Whatever the reason is: of what has no gate, nothing is left to lose.
+		return m.keepers.Populated(), err
+	}
+	if m.adopted, err = m.adoptGates(); err != nil {
+		return true, err
+	}
+	if len(m.adopted) == 0 {
+		return m.awaits(), nil
+	}
+	if m.ownNS, err = netns.Open(fmt.Sprintf("/proc/self/fd/%d", m.adopted[0].Own().File().Fd())); err != nil {
+		return true, err
+	}
+	for _, step := range []func() error{m.makeEngine, m.engineRecover, m.startRelay} {
+		if err := step(); err != nil {
+			return true, err
+		}
+	}
+	return true, nil
+}
+
+// awaits tells whether a container without a gate still gets one: it was never
+// attached, or who was just attaching it will ask again, as tsugiki run does. An
+// OCI runtime does not: its program has lost its listener, and ends.
+func (m *managed) awaits() bool {
+	if first := m.init.Load(); m.record.PID != 0 && m.ownGroup && first != nil {
+		_ = first.close() // it is opened again
+		m.init.Store(nil)
+		m.record.PID = 0
+	}
+	return m.record.PID == 0
+}
+
+// resume answers the calls of a container that was adopted.
+func (m *managed) resume() {
+	for _, g := range m.adopted {
+		m.supervise(&supervised{gate: g, listener: g.TakeListener()})
+	}
+	m.adopted = nil
+}
+
+func (m *managed) engineRecover() error { return m.engine.Recover() }
+
+// restore makes what create has made, out of the record and the kernel.
+func (m *managed) restore() error {
+	var set endpoint.Set
+	byName := map[string]*endpoint.Endpoint{}
+	for _, line := range m.record.Endpoints {
+		ep, err := endpoint.Parse(line)
+		if err == nil {
+			err = set.Add(ep)
+		}
+		if err != nil {
+			return err
+		}
+		byName[ep.Name] = ep
+	}
+	var numbered []*endpoint.Endpoint
+	for _, name := range m.record.Numbered {
+		numbered = append(numbered, byName[name])
+	}
+	m.endpoints.Store(&set)
+	host, err := netns.Current()
+	if err != nil {
+		return err
+	}
+	m.host[""] = m.newPlace(host)
+	for _, ep := range set.All() {
+		p, err := m.openPlace(ep)
+		if err != nil {
+			return err
+		}
+		m.host[ep.Netns] = p
+	}
+	ingress, egress, err := m.rulesFor(&set)
+	if err != nil {
+		return err
+	}
+	if m.table, err = policy.Restore(ingress, egress, numbered); err != nil {
+		return err
+	}
+	dir, err := m.keepers.Open()
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	if m.enforced, err = policy.Adopt(dir, m.table, m.endpointNamed); err != nil {
+		return err
+	}
+	if err := m.claimPorts(); err != nil {
+		return err
+	}
+	return m.openDoors()
+}
+
+// adoptGates connects to the gates that wait at their doors.
+func (m *managed) adoptGates() ([]*gate.Gate, error) {
+	entries, err := os.ReadDir(doorsOf(m.spec.RunDir, m.spec.Name))
+	if err != nil {
+		return nil, fmt.Errorf("find gates: %w", err)
+	}
+	var gates []*gate.Gate
+	for _, e := range entries {
+		if _, err := strconv.Atoi(e.Name()); err != nil {
+			continue
+		}
+		door := fmt.Sprintf("/proc/self/fd/%d/%s", m.doors.Fd(), e.Name())
+		g, err := adoptPatiently(door)
+		if errors.Is(err, gate.ErrGone) {
+			if err := os.Remove(door); err != nil {
+				return gates, err
+			}
+			continue
+		}
+		if err != nil {
+			for _, g := range gates {
+				err = errors.Join(err, g.Release())
+			}
+			return nil, err
+		}
+		gates = append(gates, g)
+	}
+	return gates, nil
+}
+
+// adoptPatience is how long a helper that a killed daemon was about to start may hold
+// that one's files, and with them the gate.
+const adoptPatience = 5 * time.Second
+
+func adoptPatiently(door string) (*gate.Gate, error) {
+	for deadline := time.Now().Add(adoptPatience); ; time.Sleep(5 * time.Millisecond) {
+		g, err := gate.Adopt(door)
+		if !errors.Is(err, gate.ErrTaken) || time.Now().After(deadline) {
+			return g, err
+		}
+	}
+}

@@ -1,0 +1,115 @@
+package agent
+
+import (
+	"os"
+	"runtime"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/intercept/filter"
+	"github.com/tsugiki/tsugiki/intercept/notify"
+	"github.com/tsugiki/tsugiki/internal/gate"
+	"github.com/tsugiki/tsugiki/internal/launch"
+	"github.com/tsugiki/tsugiki/internal/programs"
+)
+
+func (c *Container) launch(path string) error {
+	prog, err := filter.Build(runtime.GOARCH, c.filterOptions())
+	if err != nil {
+		return err
+	}
+	dir, err := c.programs.Open()
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	spec := launch.Spec{
+		Path: path, Args: c.spec.Command, Netns: c.ownNS, CgroupDir: dir,
+		Filter: prog, Caps: c.spec.Caps, User: c.spec.User,
+	}
+	if c.preloads() {
+		spec.NeedsPreload = c.spec.Mode == filter.Preload
+		if spec.Preload, err = programs.Find(shim); err != nil {
+			return err
+		}
+	}
+	c.process, err = launch.Start(spec, func(listener *os.File, _ int) error { return c.serve(listener) })
+	return err
+}
+
+// preloads tells whether the container's programs get the shim.
+func (c *Container) preloads() bool {
+	return c.spec.Mode != filter.Seccomp && len(c.spec.Endpoints.All()) > 0
+}
+
+// serve starts the front end for a filter's listener, before programs under the
+// filter can make their first call. The listener stays the caller's.
+func (c *Container) serve(listener *os.File) error {
+	c.changes.Lock()
+	defer c.changes.Unlock()
+	config := gate.Config{
+		Own:       c.ownNS,
+		Listener:  listener,
+		Rules:     c.table.Snapshot(c.netnsOf),
+		Born4:     c.engine.Born(unix.AF_INET),
+		Born6:     c.engine.Born(unix.AF_INET6),
+		Datagrams: c.seesDatagrams(),
+	}
+	var err error
+	if config.CgroupDir, err = c.keepers.Open(); err != nil {
+		return err
+	}
+	defer config.CgroupDir.Close()
+	if c.doors != nil {
+		config.Door, err = newDoor(c.doors)
+	} else {
+		config.Kill, err = c.group.Killer()
+	}
+	if err != nil {
+		return err
+	}
+	if config.Kill != nil {
+		defer config.Kill.Close()
+	}
+	if u := c.spec.User; u != nil {
+		config.UID, config.GID = u.UID, u.GID
+	}
+	g, err := gate.Start(config)
+	if err != nil {
+		return err
+	}
+	c.supervise(&supervised{gate: g, listener: listener})
+	return nil
+}
+
+// supervise answers what a gate asks from now on.
+func (c *Container) supervise(s *supervised) {
+	s.supervisor = notify.New(s.listener, s.gate, c.engine, c.decisions, func(cause error) { c.gateEnded(s, cause) })
+	c.gates.add(s)
+	s.supervisor.Start()
+}
+
+// gateEnded ends the container if it has lost a gate: nobody would answer its
+// calls any more.
+func (c *Container) gateEnded(s *supervised, cause error) {
+	if !s.gate.EndedWell() {
+		c.decisions.Warn("the gate was killed; the container ends", "cause", cause)
+		if err := c.killAll(); err != nil {
+			c.log.Error("end container", "err", err)
+		}
+	}
+	if c.ended == nil {
+		return // Close does the rest
+	}
+	if found, last := c.gates.remove(s, &c.retiring); found {
+		go func() { // we are called by its supervisor, which has to end
+			if err := s.close(); err != nil {
+				c.log.Error("close gate", "err", err)
+			}
+			c.retiring.Done()
+			if last {
+				c.ended()
+			}
+		}()
+	}
+}

@@ -1,0 +1,56 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"github.com/tsugiki/tsugiki/internal/cgroup"
+)
+
+func (c *Container) takeName() (err error) {
+	if err := Sweep(c.spec.RunDir); err != nil {
+		return err
+	}
+	c.claim, err = newClaim(c.spec.RunDir, c.spec.Name)
+	return err
+}
+
+func (c *Container) makeGroups() error {
+	own, err := cgroup.Own()
+	if err != nil {
+		return err
+	}
+	if c.claim != nil {
+		l := leftovers{PID: os.Getpid(), Cgroup: own + "/" + c.groupName()}
+		if err := c.claim.record(l); err != nil {
+			return err
+		}
+	}
+	if c.group, err = makeGroup(own, c.groupName()); err != nil {
+		return err
+	}
+	c.keepers, err = cgroup.Create(c.group.Path(), keepersGroup)
+	return err
+}
+
+func (c *Container) makePrograms() (err error) {
+	c.programs, err = cgroup.Create(c.group.Path(), programsGroup)
+	return err
+}
+
+func (c *Container) groupName() string { return "tsugiki-" + c.spec.Name + c.mark }
+
+// makeGroup makes a cgroup. One of that name that is empty is what a killed
+// process with another run directory has left.
+func makeGroup(parent, name string) (*cgroup.Group, error) {
+	g, err := cgroup.Create(parent, name)
+	if errors.Is(err, fs.ErrExist) && cgroup.At(parent+"/"+name).RemoveIfEmpty() == nil {
+		return cgroup.Create(parent, name)
+	}
+	if errors.Is(err, fs.ErrExist) {
+		return nil, fmt.Errorf("%w; a container of that name runs with another --run-dir, choose another --name", err)
+	}
+	return g, err
+}
