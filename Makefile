@@ -11,6 +11,7 @@ PREFIX   ?= /usr/local
 VERSION  ?= 0.1
 ZSH      ?= site-functions
 ROUNDS   ?= 7
+CONTAINERS ?= 300
 FUZZTIME ?= 10s
 SOAK     ?= 100000
 LINT     := $(GO) tool -modfile=tools/go.mod golangci-lint
@@ -95,10 +96,14 @@ fuzz:
 bench: deps-demo build
 	$(GO) run ./bench -figure graft -rounds $(ROUNDS) -o bench.json
 
+# What many containers cost: start and stop, memory, connections, a new agent.
+bench-agent: deps build
+	$(GO) run ./bench/agent -n $(CONTAINERS) -o bench-agent.json
+
 demo: deps-demo build
 	$(GO) run ./bench/demo
 
 clean:
-	rm -rf bin dist man .cache bench.json
+	rm -rf bin dist man .cache bench.json bench-agent.json
 
-.PHONY: all deps deps-demo build man install deb generate lint test test-sanitized soak fuzz bench demo clean
+.PHONY: all deps deps-demo build man install deb generate lint test test-sanitized soak fuzz bench bench-agent demo clean

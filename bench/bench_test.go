@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/tsugiki/tsugiki/bench/measure"
+	"github.com/tsugiki/tsugiki/bench/netdrive"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
@@ -57,7 +58,7 @@ func TestDriver(t *testing.T) {
 	testkit.Program(t, "gcc")
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
-	driver, err := buildDriver(ctx, t.TempDir())
+	driver, err := netdrive.Build(ctx, t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,7 +95,7 @@ func TestDriver(t *testing.T) {
 func TestDriverFails(t *testing.T) {
 	testkit.Program(t, "gcc")
 	ctx := context.Background()
-	driver, err := buildDriver(ctx, t.TempDir())
+	driver, err := netdrive.Build(ctx, t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}

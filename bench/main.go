@@ -4,7 +4,7 @@
 //	go run ./bench -figure graft -o graft.json
 //
 // It owns which tests a figure has; what is measured comes from netdrive
-// (driver/), which it builds with the C compiler at each start. Modes take
+// (netdrive/), which it builds with the C compiler at each start. Modes take
 // turns in random order and are compared within a round, because figures of a
 // shared machine mean nothing by themselves. It needs what bench/rig needs,
 // and musl-gcc or gcc with a static libc.
@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/tsugiki/tsugiki/bench/measure"
+	"github.com/tsugiki/tsugiki/bench/netdrive"
 	"github.com/tsugiki/tsugiki/bench/rig"
 )
 
@@ -58,7 +59,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 		Loads: func(ctx context.Context, r *rig.Rig) ([]rig.Load, error) {
 			var err error
 			fig.rig = r
-			fig.driver, err = buildDriver(ctx, dir)
+			fig.driver, err = netdrive.Build(ctx, dir)
 			return fig.loads(), err
 		},
 		Notes: fig.note,

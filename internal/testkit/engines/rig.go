@@ -64,7 +64,7 @@ type Rig struct {
 // down when the test ends. Make it after the topology.
 func NewRig(t testing.TB, host *testkit.Namespace, o Options) *Rig {
 	t.Helper()
-	r, err := newRig(host, o)
+	r, err := New(host, o)
 	if err != nil {
 		t.Fatalf("make rig: %v", err)
 	}
@@ -76,7 +76,8 @@ func NewRig(t testing.TB, host *testkit.Namespace, o Options) *Rig {
 	return r
 }
 
-func newRig(host *testkit.Namespace, o Options) (*Rig, error) {
+// New is NewRig for programs that are no tests. The caller closes the rig.
+func New(host *testkit.Namespace, o Options) (*Rig, error) {
 	mount, err := exec.Command("findmnt", "-n", "-f", "-t", "cgroup2", "-o", "TARGET").Output()
 	if err != nil {
 		return nil, fmt.Errorf("find the cgroup v2 hierarchy: %w", err)
@@ -130,6 +131,10 @@ func (r *Rig) startJanitor(group string) error {
 	}
 	return nil
 }
+
+// Group is the rig's cgroup in the v2 hierarchy. Groups of the same name in the other
+// hierarchies are the rig's too, if there are any.
+func (r *Rig) Group() string { return filepath.Dir(r.group.Name()) }
 
 // Close kills all that runs in the rig and removes it. The tests' own cleanup
 // calls it; it may be called before.

@@ -25,7 +25,7 @@ func ownRig() int {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	r, err := newRig(top.Host, Options{})
+	r, err := New(top.Host, Options{})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1

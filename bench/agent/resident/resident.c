@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * resident: what runs in the containers of bench/agent.
+ *
+ *	resident serve PORT		listens, and takes what connects
+ *	resident bind PORT		makes a listening socket, again and again
+ *	resident connect ADDR PORT	makes a connection, again and again
+ *
+ * It says "ready" when it does what it is for. Whoever does something again and
+ * again pauses between two times, and says on SIGUSR1 how long the longest has
+ * taken, in microseconds, and how often it was done, and forgets both.
+ */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#define PAUSE_US 1000
+
+static struct sockaddr_in addr = {.sin_family = AF_INET};
+static volatile sig_atomic_t asked;
+
+static _Noreturn void resident_die(const char *what)
+{
+	fprintf(stderr, "resident: %s: %s\n", what, strerror(errno));
+	exit(1);
+}
+
+static void resident_say(const char *what)
+{
+	puts(what);
+	fflush(stdout);
+}
+
+static void resident_on_ask(int sig)
+{
+	(void)sig;
+	asked = 1;
+}
+
+static int resident_socket(void)
+{
+	int fd = socket(AF_INET, SOCK_STREAM, 0);
+
+	if (fd < 0)
+		resident_die("socket");
+	return fd;
+}
+
+static int resident_listen(void)
+{
+	int fd = resident_socket();
+
+	if (bind(fd, (struct sockaddr *)&addr, sizeof(addr)) < 0)
+		resident_die("bind");
+	if (listen(fd, 16) < 0)
+		resident_die("listen");
+	return fd;
+}
+
+static void resident_bind(void)
+{
+	close(resident_listen());
+}
+
+static void resident_connect(void)
+{
+	/* Reset, not closed: else connections in TIME_WAIT would use up the ports. */
+	const struct linger now = {.l_onoff = 1};
+	int fd = resident_socket();
+
+	if (connect(fd, (struct sockaddr *)&addr, sizeof(addr)) < 0)
+		resident_die("connect");
+	setsockopt(fd, SOL_SOCKET, SO_LINGER, &now, sizeof(now));
+	close(fd);
+}
+
+static _Noreturn void resident_serve(void)
+{
+	int fd = resident_listen();
+
+	resident_say("ready");
+	for (;;)
+		close(accept(fd, NULL, NULL));
+}
+
+static uint64_t resident_clock_us(void)
+{
+	struct timespec ts;
+
+	clock_gettime(CLOCK_MONOTONIC, &ts);
+	return (uint64_t)ts.tv_sec * 1000000 + ts.tv_nsec / 1000;
+}
+
+static _Noreturn void resident_repeat(void (*act)(void))
+{
+	/* SA_RESTART: a call that is waiting is not the one that fails. */
+	struct sigaction sa = {.sa_handler = resident_on_ask, .sa_flags = SA_RESTART};
+	uint64_t since, took, longest = 0, times = 0;
+	char line[64];
+
+	sigaction(SIGUSR1, &sa, NULL);
+	act();
+	resident_say("ready");
+	for (;;) {
+		since = resident_clock_us();
+		act();
+		took = resident_clock_us() - since;
+		longest = took > longest ? took : longest;
+		times++;
+		if (asked) {
+			asked = 0;
+			snprintf(line, sizeof(line), "%llu %llu", (unsigned long long)longest,
+				 (unsigned long long)times);
+			resident_say(line);
+			longest = times = 0;
+		}
+		usleep(PAUSE_US);
+	}
+}
+
+int main(int argc, char **argv)
+{
+	if (argc == 4 && !strcmp(argv[1], "connect") &&
+	    inet_pton(AF_INET, argv[2], &addr.sin_addr) == 1) {
+		addr.sin_port = htons(atoi(argv[3]));
+		resident_repeat(resident_connect);
+	}
+	if (argc == 3) {
+		addr.sin_port = htons(atoi(argv[2]));
+		if (!strcmp(argv[1], "serve"))
+			resident_serve();
+		if (!strcmp(argv[1], "bind"))
+			resident_repeat(resident_bind);
+	}
+	fprintf(stderr, "usage: resident serve PORT | bind PORT | connect ADDR PORT\n");
+	return 2;
+}
