@@ -55,9 +55,9 @@ type container struct {
 	kind   kind
 	port   int // of the host, at which it is reached; 0: it is not
 	bundle string
-	pid    int
 	init   int       // a pidfd of its first program
 	ns     *netns.NS // of a bridge's
+	stdin  *os.File // of those that are asked
 	stdout *os.File
 	lines  *bufio.Reader
 }
@@ -95,6 +95,12 @@ func (n *node) launch(ctx context.Context, c *container, args ...string) error {
 	}
 	defer theirs.Close()
 	c.stdout, c.lines = stdout, bufio.NewReader(stdout)
+	stdin, questions, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer stdin.Close()
+	c.stdin = questions
 	if c.kind == bridge {
 		if err := n.connectBridge(ctx, c); err != nil {
 			return fmt.Errorf("container %s: %w", c.id, err)
@@ -106,32 +112,45 @@ func (n *node) launch(ctx context.Context, c *container, args ...string) error {
 	pidFile := filepath.Join(c.bundle, "pid")
 	cmd := n.rig.Command(ctx, n.runtimes[c.kind], "--root", n.root(),
 		"run", "--detach", "--pid-file", pidFile, "--bundle", c.bundle, c.id)
-	said, err := os.Create(filepath.Join(c.bundle, "said"))
+	said, err := os.Create(c.errors())
 	if err != nil {
 		return err
 	}
 	defer said.Close()
-	cmd.Stdout, cmd.Stderr = theirs, said
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = stdin, theirs, said
 	if err := cmd.Run(); err != nil {
-		why, _ := os.ReadFile(said.Name())
-		return fmt.Errorf("container %s: %w: %s\n%s", c.id, err, why, n.lastSaid())
+		return fmt.Errorf("container %s: %w%s\n%s", c.id, err, c.said(), n.lastSaid())
 	}
 	theirs.Close() // now the container's alone
-	if line, err := c.line(); err != nil || line != "ready" {
-		why, _ := os.ReadFile(said.Name())
-		return fmt.Errorf("container %s says %q, %w: %s", c.id, line, err, why)
+	if line, err := c.line(); err != nil {
+		return err
+	} else if line != "ready" {
+		return fmt.Errorf("container %s says %q, want ready", c.id, line)
 	}
 	pid, err := os.ReadFile(pidFile)
 	if err != nil {
 		return err
 	}
-	if c.pid, err = strconv.Atoi(string(pid)); err != nil {
+	number, err := strconv.Atoi(string(pid))
+	if err != nil {
 		return err
 	}
-	if c.init, err = unix.PidfdOpen(c.pid, 0); err != nil {
+	if c.init, err = unix.PidfdOpen(number, 0); err != nil {
 		return fmt.Errorf("container %s has ended: %w", c.id, err)
 	}
 	return nil
+}
+
+// errors is the file of what the runtime and the program complain of, said what they
+// have complained of.
+func (c *container) errors() string { return filepath.Join(c.bundle, "errors") }
+
+func (c *container) said() string {
+	data, err := os.ReadFile(c.errors())
+	if err != nil {
+		return ": " + err.Error()
+	}
+	return ": " + strings.TrimSpace(string(data))
 }
 
 // line reads what the container says.
@@ -140,20 +159,23 @@ func (c *container) line() (string, error) {
 		return "", err
 	}
 	line, err := c.lines.ReadString('\n')
-	return strings.TrimSpace(line), err
+	if err != nil {
+		return "", fmt.Errorf("container %s says nothing: %w%s", c.id, err, c.said())
+	}
+	return strings.TrimSpace(line), nil
 }
 
 // longest asks a caller how long the longest call took since the last question.
 func (c *container) longest() (time.Duration, error) {
-	if err := unix.PidfdSendSignal(c.init, unix.SIGUSR1, nil, 0); err != nil {
+	if _, err := c.stdin.Write([]byte{'?'}); err != nil {
 		return 0, fmt.Errorf("container %s: %w", c.id, err)
 	}
 	line, err := c.line()
 	if err != nil {
-		return 0, fmt.Errorf("container %s: %w", c.id, err)
+		return 0, err
 	}
 	var us, times int64
-	if _, err := fmt.Sscan(line, &us, &times); err != nil || times == 0 {
+	if _, err := fmt.Sscan(line, &us, &times); err != nil {
 		return 0, fmt.Errorf("container %s says %q: %w", c.id, line, err)
 	}
 	return time.Duration(us) * time.Microsecond, nil
@@ -178,7 +200,7 @@ func (n *node) stop(ctx context.Context, c *container) (time.Duration, error) {
 		err = n.disconnectBridge(ctx, c)
 	}
 	took := time.Since(since)
-	err = errors.Join(err, unix.Close(c.init), c.stdout.Close())
+	err = errors.Join(err, unix.Close(c.init), c.stdin.Close(), c.stdout.Close())
 	if err == nil {
 		err = os.RemoveAll(c.bundle)
 	}

@@ -7,13 +7,15 @@
  *	resident connect ADDR PORT	makes a connection, again and again
  *
  * It says "ready" when it does what it is for. Whoever does something again and
- * again pauses between two times, and says on SIGUSR1 how long the longest has
- * taken, in microseconds, and how often it was done, and forgets both.
+ * again pauses between two times. Asked by a byte on standard input, it says how
+ * long the longest has taken since the last question, in microseconds, and how
+ * often it was done. A signal would interrupt what is measured.
  */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/in.h>
-#include <signal.h>
+#include <poll.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,7 +27,6 @@
 #define PAUSE_US 1000
 
 static struct sockaddr_in addr = {.sin_family = AF_INET};
-static volatile sig_atomic_t asked;
 
 static _Noreturn void resident_die(const char *what)
 {
@@ -39,10 +40,12 @@ static void resident_say(const char *what)
 	fflush(stdout);
 }
 
-static void resident_on_ask(int sig)
+static bool resident_asked(void)
 {
-	(void)sig;
-	asked = 1;
+	struct pollfd in = {.fd = STDIN_FILENO, .events = POLLIN};
+	char byte;
+
+	return poll(&in, 1, 0) == 1 && read(STDIN_FILENO, &byte, 1) == 1;
 }
 
 static int resident_socket(void)
@@ -101,12 +104,9 @@ static uint64_t resident_clock_us(void)
 
 static _Noreturn void resident_repeat(void (*act)(void))
 {
-	/* SA_RESTART: a call that is waiting is not the one that fails. */
-	struct sigaction sa = {.sa_handler = resident_on_ask, .sa_flags = SA_RESTART};
 	uint64_t since, took, longest = 0, times = 0;
 	char line[64];
 
-	sigaction(SIGUSR1, &sa, NULL);
 	act();
 	resident_say("ready");
 	for (;;) {
@@ -115,8 +115,7 @@ static _Noreturn void resident_repeat(void (*act)(void))
 		took = resident_clock_us() - since;
 		longest = took > longest ? took : longest;
 		times++;
-		if (asked) {
-			asked = 0;
+		if (resident_asked()) {
 			snprintf(line, sizeof(line), "%llu %llu", (unsigned long long)longest,
 				 (unsigned long long)times);
 			resident_say(line);
