@@ -21,6 +21,7 @@ all: build
 
 deps: ; scripts/deps.sh
 deps-demo: ; scripts/deps.sh demo
+deps-bench-agent: ; scripts/deps.sh bench-agent
 
 build:
 	$(GO) build -trimpath -o bin/ ./cmd/...
@@ -97,7 +98,7 @@ bench: deps-demo build
 	$(GO) run ./bench -figure graft -rounds $(ROUNDS) -o bench.json
 
 # What many containers cost: start and stop, memory, connections, a new agent.
-bench-agent: deps build
+bench-agent: deps-bench-agent build
 	$(GO) run ./bench/agent -n $(CONTAINERS) -o bench-agent.json
 
 demo: deps-demo build
@@ -106,4 +107,4 @@ demo: deps-demo build
 clean:
 	rm -rf bin dist man .cache bench.json bench-agent.json
 
-.PHONY: all deps deps-demo build man install deb generate lint test test-sanitized soak fuzz bench bench-agent demo clean
+.PHONY: all deps deps-demo deps-bench-agent build man install deb generate lint test test-sanitized soak fuzz bench bench-agent demo clean

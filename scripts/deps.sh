@@ -2,7 +2,8 @@
 # Installs what building and testing need on Debian 12 or later: packages, a Go
 # new enough for go.mod, and all Go modules, so that the build is offline after.
 # Says nothing and changes nothing where all is there. "deps.sh demo" leaves out
-# what only the end-to-end tests need.
+# what only the end-to-end tests need, "deps.sh bench-agent" all of that but what
+# containers are made with.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -57,7 +58,9 @@ fi
 install "${packages[@]}"
 # The sanitizers and the fuzzer of whichever clang this is.
 install "libclang-rt-$(clang -dumpversion | cut -d. -f1)-dev"
-if [[ ${1:-} != demo ]]; then
+if [[ ${1:-} == bench-agent ]]; then
+	install runc containernetworking-plugins iptables
+elif [[ ${1:-} != demo ]]; then
 	install "${programs[@]}" "${engines[@]}"
 	if [[ $(dpkg --print-architecture) == amd64 ]]; then
 		install libc6-dev-i386 "lib32gcc-$(gcc -dumpversion)-dev" # 32-bit programs

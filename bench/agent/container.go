@@ -57,7 +57,7 @@ type container struct {
 	bundle string
 	init   int       // a pidfd of its first program
 	ns     *netns.NS // of a bridge's
-	stdin  *os.File // of those that are asked
+	stdin  *os.File  // of those that are asked
 	stdout *os.File
 	lines  *bufio.Reader
 }

@@ -24,7 +24,7 @@ var allowed = map[string][]string{
 	"relay":            {"policy"},
 	"endpoint":         {},
 	"bpf":              {},
-	"bench":            {"bench"},
+	"bench":            {"agent/api", "bench"},
 	"conformance":      {},
 	"e2e":              {},
 	"kerneltest":       {},
