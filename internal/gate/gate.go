@@ -208,7 +208,7 @@ func startProcess(path string, c Config, files []*os.File) (*Gate, error) {
 		p.wait()
 		<-g.read // its last words may be on the way
 		_ = g.Close()
-		if g.bye.Load() {
+		if g.bye.Load() || p.well() {
 			return nil, ErrEnded
 		}
 		if text := strings.TrimSpace(stderr.String()); text != "" {
