@@ -28,8 +28,8 @@ trap '' HUP INT TERM PIPE
 trap clean EXIT
 mount -t tmpfs -o mode=755 rig "$dir"
 for d in etc var/lib; do
-	mkdir -p "$dir/written/$d" "$dir/work/$d"
-	mount -t overlay -o "lowerdir=/$d,upperdir=$dir/written/$d,workdir=$dir/work/$d" rig "/$d"
+	mkdir -p "$dir/written/$d" "$dir/scratch/$d"
+	mount -t overlay -o "lowerdir=/$d,upperdir=$dir/written/$d,workdir=$dir/scratch/$d" rig "/$d"
 done
 mount -t tmpfs -o mode=755 rig /run
 echo ready
