@@ -91,17 +91,8 @@ func (m *managed) restore() error {
 		numbered = append(numbered, byName[name])
 	}
 	m.endpoints.Store(&set)
-	host, err := netns.Current()
-	if err != nil {
+	if err := m.openHost(); err != nil {
 		return err
-	}
-	m.host[""] = m.newPlace(host)
-	for _, ep := range set.All() {
-		p, err := m.openPlace(ep)
-		if err != nil {
-			return err
-		}
-		m.host[ep.Netns] = p
 	}
 	ingress, egress, err := m.rulesFor(&set)
 	if err != nil {
