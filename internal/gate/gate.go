@@ -18,7 +18,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"os/exec"
 	"strconv"
@@ -154,25 +153,8 @@ func makeDoor(path string) (*os.File, error) {
 	return f, nil
 }
 
-// controlPair makes the control sockets; only ours is non-blocking.
-func controlPair() (ours *net.UnixConn, theirs *os.File, err error) {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return nil, nil, err
-	}
-	theirs = os.NewFile(uintptr(fds[1]), "gate control")
-	f := os.NewFile(uintptr(fds[0]), "gate control")
-	defer f.Close()
-	c, err := net.FileConn(f) // a duplicate
-	if err != nil {
-		theirs.Close()
-		return nil, nil, err
-	}
-	return c.(*net.UnixConn), theirs, nil
-}
-
 func startProcess(path string, c Config, files []*os.File) (*Gate, error) {
-	conn, theirs, err := controlPair()
+	conn, theirs, err := programs.ControlPair("gate control")
 	if err != nil {
 		return nil, err
 	}

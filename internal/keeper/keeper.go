@@ -127,7 +127,7 @@ func Start(cfg Config) (*Keeper, error) {
 // launch starts the process and waits for its greeting. On an error nothing is
 // left of it.
 func launch(path string, cfg Config) (*exec.Cmd, *net.UnixConn, error) {
-	ours, theirs, err := controlPair()
+	ours, theirs, err := programs.ControlPair("keeper control")
 	if err != nil {
 		return nil, nil, fmt.Errorf("make control socket: %w", err)
 	}
@@ -163,23 +163,6 @@ func launch(path string, cfg Config) (*exec.Cmd, *net.UnixConn, error) {
 		return nil, nil, fmt.Errorf("wait for its greeting: %w", errors.Join(err, werr))
 	}
 	return cmd, ours, nil
-}
-
-// controlPair makes the control sockets; only ours is non-blocking.
-func controlPair() (ours *net.UnixConn, theirs *os.File, err error) {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return nil, nil, err
-	}
-	theirs = os.NewFile(uintptr(fds[1]), "keeper control")
-	f := os.NewFile(uintptr(fds[0]), "keeper control")
-	defer f.Close()
-	c, err := net.FileConn(f) // a duplicate
-	if err != nil {
-		theirs.Close()
-		return nil, nil, err
-	}
-	return c.(*net.UnixConn), theirs, nil
 }
 
 func command(path string, control *os.File, cfg Config) *exec.Cmd {

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/internal/programs"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
@@ -21,7 +22,7 @@ type peer struct {
 
 func newPeer(t testing.TB) *peer {
 	t.Helper()
-	conn, theirs, err := controlPair()
+	conn, theirs, err := programs.ControlPair("keeper control")
 	if err != nil {
 		t.Fatal(err)
 	}

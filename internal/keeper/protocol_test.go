@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/internal/programs"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
@@ -27,7 +28,7 @@ type raw struct {
 
 func startRaw(t testing.TB, path string, cfg Config, change ...func(*exec.Cmd)) *raw {
 	t.Helper()
-	ours, theirs, err := controlPair()
+	ours, theirs, err := programs.ControlPair("keeper control")
 	if err != nil {
 		t.Fatal(err)
 	}
