@@ -68,11 +68,11 @@ func TestTrace(t *testing.T) {
 	n := startAgent(t, w)
 	for _, v := range []variant{variants[0], variants[2]} {
 		for _, m := range modes {
+			if m.preloaded { // the program is static: the shim does not see its calls
+				continue
+			}
 			t.Run(v.name+"-"+m.name, func(t *testing.T) {
 				v.mode = m
-				if m.preloaded {
-					t.Skip("skip: a static program is not seen in mode preload")
-				}
 				other := n.obey(t, v.flags(w)...)
 				o := n.obey(t, append(v.flags(w), "--endpoint", "in type ipv4 addr "+hostAddr4+" port 8081", "-i", "0.0.0.0:8080=in")...)
 				stream := n.follow(t, o.name)
