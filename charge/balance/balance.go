@@ -1,0 +1,2 @@
+// Package balance decides how much of its CPU quota a container may still use.
+package balance
