@@ -15,7 +15,8 @@
 // written meanwhile is never overwritten.
 //
 // It does not decide what to change, and changes nothing itself. It needs root
-// (CAP_DAC_OVERRIDE where a cgroup is delegated to a user) and Linux 5.10 (pidfd_open with PIDFD_NONBLOCK).
+// (CAP_DAC_OVERRIDE where a cgroup is delegated to a user) and Linux 5.10
+// (PIDFD_NONBLOCK).
 package journal
 
 import (
@@ -60,6 +61,8 @@ var (
 	ErrBusy = mapped.ErrBusy
 	// ErrFull means that the journal has no room for another entry.
 	ErrFull = errors.New("undo journal is full")
+	// ErrClosed means that Close has been called.
+	ErrClosed = errors.New("undo journal is closed")
 )
 
 // slot is struct guardian_entry of native/guardian/journal.h.
@@ -86,11 +89,16 @@ const slotSize = 2048
 
 // Journal is an open undo journal. Its methods may be called by several goroutines.
 type Journal struct {
+	// Guardian is the path of tsugiki-guardian; empty looks in the usual places.
+	// It is for before the first call of another method.
+	Guardian string
+
 	file  *mapped.File
 	guard guard
 
-	mu   sync.Mutex // guards what follows
-	free []uint32   // slots below used that are free
+	mu     sync.Mutex // guards what follows
+	free   []uint32   // slots below used that are free
+	closed bool
 }
 
 // Open maps the journal, made if there is none; only root can read it. While the
@@ -145,6 +153,9 @@ func (j *Journal) Write(order Order, file, original string, ours ...string) (*En
 		return nil, fmt.Errorf("note how to undo %s: order %d with %d texts of ours", file, order, len(ours))
 	}
 	return j.add(file, "", order, func(e *Entry, s *slot) error {
+		if original == "" {
+			return errors.New("there is nothing to go back to")
+		}
 		if err := mapped.SetText(s.originals[0][:], original); err != nil {
 			return err
 		}
@@ -182,6 +193,9 @@ func (j *Journal) add(path, to string, order Order, fill func(*Entry, *slot) err
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
+	if j.closed {
+		return nil, fmt.Errorf("note how to undo %s: %w", path, ErrClosed)
+	}
 	e := &Entry{journal: j}
 	n := len(j.free)
 	if n > 0 {
@@ -230,6 +244,9 @@ func (t *text) is(other string) bool {
 // from now on.
 func (e *Entry) Original(text string) error {
 	s := e.journal.slot(e.index)
+	if text == "" {
+		return errors.New("note what to go back to: nothing")
+	}
 	other := 1 - s.original.Load()&1
 	if err := mapped.SetText(s.originals[other][:], text); err != nil {
 		return fmt.Errorf("note what to go back to: %w", err)
@@ -244,7 +261,7 @@ func (e *Entry) Done() {
 	j := e.journal
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if e.index == Capacity || j.file == nil {
+	if e.index == Capacity || j.closed {
 		return
 	}
 	j.slot(e.index).valid.Store(0)

@@ -23,6 +23,10 @@ var allowed = map[string][]string{
 	"policy":           {"bpf", "endpoint"},
 	"relay":            {"policy"},
 	"endpoint":         {},
+	"charge/journal":   {},
+	"charge/ledger":    {},
+	"charge/helper":    {"charge/journal"},
+	"charge/discover":  {},
 	"bpf":              {},
 	"charge/bandwidth": {},
 	"charge/balance":   {},
@@ -37,7 +41,7 @@ var allowed = map[string][]string{
 // leaves of internal/ import nothing of ours but each other's namespaces and
 // cgroups, on which the keeper and the launcher are built.
 var leaves = []string{
-	"internal/cgroup", "internal/config", "internal/gate", "internal/kernel", "internal/keeper", "internal/launch", "internal/netns",
+	"internal/cgroup", "internal/config", "internal/gate", "internal/kernel", "internal/keeper", "internal/launch", "internal/mapped", "internal/netns",
 	"internal/programs", "internal/testkit",
 }
 
