@@ -25,7 +25,7 @@ var allowed = map[string][]string{
 	"endpoint":         {},
 	"charge/journal":   {},
 	"charge/ledger":    {},
-	"charge/helper":    {"charge/journal"},
+	"charge/helper":    {"charge/bandwidth", "charge/journal"},
 	"charge/discover":  {},
 	"bpf":              {},
 	"charge/bandwidth": {},

@@ -21,6 +21,8 @@
 #define JOURNAL_CAPACITY 16384
 #define JOURNAL_PATH	 880
 #define JOURNAL_TEXT	 64
+/* charge/bandwidth's HelperGroup. */
+#define JOURNAL_SHELF "tsugiki-helpers"
 
 /* In which order entries are undone. */
 enum { JOURNAL_THAW = 1, JOURNAL_QUOTA, JOURNAL_BURST, JOURNAL_MOVE };

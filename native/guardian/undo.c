@@ -239,6 +239,14 @@ static bool undo_empty(int parent, const char *name, int group, struct undo_home
 	return false;
 }
 
+/* Removes the group that groups to move from are made in, unless there are others
+ * in it. */
+static void undo_remove_shelf(const char *path)
+{
+	if (strcmp(strrchr(path, '/') + 1, JOURNAL_SHELF) == 0)
+		(void)rmdir(path);
+}
+
 static enum undo_outcome undo_move(const struct journal_entry *entry)
 {
 	enum undo_outcome outcome = UNDO_FAILED;
@@ -259,6 +267,7 @@ static enum undo_outcome undo_move(const struct journal_entry *entry)
 	} else if (undo_open_home(&home, st.st_dev) &&
 		   undo_empty(parent, name, group, &home, st.st_dev)) {
 		outcome = UNDO_DONE;
+		undo_remove_shelf(place);
 	}
 	if (home.procs >= 0)
 		close(home.procs);
