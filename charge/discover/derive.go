@@ -23,7 +23,7 @@ func (s *Scanner) derive() Changes {
 	children := map[int][]*proc{}
 	for _, pid := range sortedKeys(s.table) {
 		p := s.table[pid]
-		if parent := s.table[p.ppid]; parent != nil && (parent.role == shim || parent.role == monitor) {
+		if parent := s.table[p.ppid]; !p.ended && parent != nil && (parent.role == shim || parent.role == monitor) {
 			children[p.ppid] = append(children[p.ppid], p)
 		}
 	}

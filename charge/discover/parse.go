@@ -16,6 +16,7 @@ type stat struct {
 	comm  string
 	ppid  int
 	start uint64
+	ended bool // a zombie
 }
 
 // parseStat reads /proc/PID/stat. The name in it is the process's own choice and
@@ -33,6 +34,8 @@ func parseStat(text []byte) (stat, bool) {
 		rest = after
 		var err error
 		switch field++; field {
+		case 3:
+			s.ended = string(value) == "Z" || string(value) == "X"
 		case 4:
 			s.ppid, err = strconv.Atoi(string(value))
 		case 22:

@@ -10,9 +10,10 @@ const hex = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 func TestParseStat(t *testing.T) {
 	const rest = " S 7 1 1 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 12 0 4711 9 9 9\n"
 	for text, want := range map[string]stat{
-		"12 (containerd-shim)" + rest: {"containerd-shim", 7, 4711},
-		"12 (a) R 1 (b)" + rest:       {"a) R 1 (b", 7, 4711},
-		"12 ()" + rest:                {"", 7, 4711},
+		"12 (containerd-shim)" + rest:                 {"containerd-shim", 7, 4711, false},
+		"12 (a) R 1 (b)" + rest:                       {"a) R 1 (b", 7, 4711, false},
+		"12 (x)" + strings.Replace(rest, "S", "Z", 1): {"x", 7, 4711, true},
+		"12 ()" + rest:                                {"", 7, 4711, false},
 	} {
 		if got, ok := parseStat([]byte(text)); !ok || got != want {
 			t.Errorf("%q: %v, %v", text, got, ok)
