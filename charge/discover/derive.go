@@ -104,7 +104,7 @@ func (s *Scanner) log(c *proc, ids []string, next map[string]*found) {
 	if err != nil {
 		return
 	}
-	if id := variable(environ, "CONTAINER_ID"); slices.Contains(ids, id) {
+	if id := loggedID(environ); slices.Contains(ids, id) {
 		ids = []string{id}
 	}
 	help(next, Helper{c.Process, Logger, c.name, ids})

@@ -127,10 +127,11 @@ func argument(cmdline []byte, flag string) string {
 	return ""
 }
 
-// variable finds one in /proc/PID/environ.
-func variable(environ []byte, name string) string {
+// loggedID finds the container of a logging driver, which containerd starts with it in
+// /proc/PID/environ.
+func loggedID(environ []byte) string {
 	for v := range bytes.SplitSeq(environ, []byte{0}) {
-		if value, found := bytes.CutPrefix(v, []byte(name+"=")); found {
+		if value, found := bytes.CutPrefix(v, []byte("CONTAINER_ID=")); found {
 			return validID(string(value))
 		}
 	}

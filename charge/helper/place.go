@@ -22,8 +22,10 @@ import (
 var ErrNotPlaceable = errors.New("helper cannot be placed")
 
 const (
-	undoRounds = 500
+	// Who is ending cannot be moved and is gone soon, on an idle machine.
+	undoRounds = 1000
 	undoPause  = 2 * time.Millisecond
+	undoTries  = 10 // of such rounds, after the end of a process
 )
 
 // Placement is a helper below a container's group, in the group
@@ -31,9 +33,10 @@ const (
 type Placement struct {
 	group, from string
 	entry       *journal.Entry
-	undone      sync.Once
-	err         error
 	done        chan struct{}
+
+	mu     sync.Mutex // held while it is undone
+	undone bool
 }
 
 // Place puts a helper and what it will fork under the quota of a container's group,
@@ -72,7 +75,11 @@ func Place(j *journal.Journal, p, init *Process, container *bandwidth.Group) (*P
 	for _, end := range []*Process{p, init} {
 		go func() {
 			end.Await()
-			_ = l.Undo() // the journal keeps what could not be done
+			for range undoTries {
+				if l.Undo() == nil {
+					return
+				}
+			} // the journal still knows of it
 		}()
 	}
 	return l, nil
@@ -128,17 +135,21 @@ func enter(group string, pid int) error {
 func (l *Placement) Done() <-chan struct{} { return l.done }
 
 // Undo moves the helper and its descendants back to where it was (or, if that is
-// gone, to the nearest group above), and removes their group. It may be called again.
+// gone, to the nearest group above), and removes their group. After an error it may
+// be called again; after it has been done it does nothing.
 func (l *Placement) Undo() error {
-	l.undone.Do(func() {
-		defer close(l.done)
-		if l.err = l.remove(); l.err != nil {
-			l.err = fmt.Errorf("undo placement in %s: %w", l.group, l.err)
-			return
-		}
-		l.entry.Done()
-	})
-	return l.err
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.undone {
+		return nil
+	}
+	if err := l.remove(); err != nil {
+		return fmt.Errorf("undo placement in %s: %w", l.group, err)
+	}
+	l.undone = true
+	l.entry.Done()
+	close(l.done)
+	return nil
 }
 
 // remove empties the group until it can be removed: what is moved may be forking.
@@ -152,8 +163,7 @@ func (l *Placement) remove() error {
 		if err != nil {
 			return err
 		}
-		pids := strings.Fields(string(procs))
-		for _, text := range pids {
+		for text := range strings.FieldsSeq(string(procs)) {
 			pid, _ := strconv.Atoi(text)
 			if to, err = moveBack(to, pid); err != nil {
 				return err
@@ -166,7 +176,7 @@ func (l *Placement) remove() error {
 		if !errors.Is(err, unix.EBUSY) || round == undoRounds {
 			return err
 		}
-		if len(pids) == 0 {
+		if round > 0 {
 			time.Sleep(undoPause)
 		}
 	}

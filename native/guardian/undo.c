@@ -24,8 +24,8 @@
 #include <unistd.h>
 
 /* How often processes are moved out of a group that does not become empty, and the
- * pause between: about a second. */
-#define UNDO_ROUNDS 500
+ * pause between: about two seconds. */
+#define UNDO_ROUNDS 1000
 #define UNDO_PAUSE  2000000L /* ns */
 
 static bool undo_is_gone(int error)
@@ -233,7 +233,8 @@ static bool undo_empty(int parent, const char *name, int group, struct undo_home
 			return true;
 		if (errno != EBUSY)
 			return false;
-		if (n == 0)
+		/* Who is ending cannot be moved, and is gone soon. */
+		if (round > 0)
 			(void)nanosleep(&pause, NULL);
 	}
 	return false;
