@@ -54,10 +54,14 @@ func TestPlacedShim(t *testing.T) {
 		if err := e.Run(engines.Container{Name: name, None: true, Args: []string{"sleep", "98765"}}); err != nil {
 			t.Fatal(err)
 		}
-		shims, inits := pidsOf(t, "containerd-shim", "-id "+name+" "), pidsOf(t, "sleep 98765")
-		if len(shims) != 1 || len(inits) != 1 {
-			t.Fatalf("shims %v, inits %v", shims, inits)
-		}
+		var shims, inits []int
+		testkit.Eventually(t, limit, func() error { // it becomes that only by exec
+			shims, inits = pidsOf(t, "containerd-shim", "-id "+name+" "), pidsOf(t, "sleep 98765")
+			if len(shims) != 1 || len(inits) != 1 {
+				return fmt.Errorf("shims %v, inits %v", shims, inits)
+			}
+			return nil
+		})
 		g, err := bandwidth.OfProcess(inits[0])
 		if err != nil {
 			t.Fatal(err)
