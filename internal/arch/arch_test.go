@@ -15,15 +15,30 @@ const module = "github.com/tsugiki/tsugiki"
 // folders below it. Every package may also import the leaves of internal/.
 var allowed = map[string][]string{
 	"cmd":              {"agent", "endpoint", "intercept/filter", "oci", "policy"},
-	"agent":            {"agent/api", "endpoint", "graft", "intercept", "policy", "relay"},
+	"agent":            {"agent/api", "charge/accounts", "charge/bandwidth", "endpoint", "graft", "intercept", "policy", "relay"},
+	"charge":           {"agent/api"},
 	"oci":              {"agent/api", "intercept/filter"},
 	"intercept/notify": {"graft", "intercept/filter"},
 	"intercept/filter": {},
 	"graft":            {"endpoint", "policy"},
 	"policy":           {"bpf", "endpoint"},
 	"relay":            {"policy"},
+	"charge/marks":     {"bpf", "charge/slots"},
+	"charge/softirq":   {"bpf", "charge/slots"},
+	"charge/slots":     {},
 	"endpoint":         {},
+	"charge/journal":   {},
+	"charge/ledger":    {},
+	"charge/helper":    {"charge/bandwidth", "charge/journal"},
+	"charge/discover":  {},
 	"bpf":              {},
+	"charge/accounts": {
+		"charge/bandwidth", "charge/discover", "charge/enforce", "charge/helper", "charge/journal", "charge/ledger", "charge/marks",
+		"charge/softirq",
+	},
+	"charge/bandwidth": {},
+	"charge/balance":   {},
+	"charge/enforce":   {"charge/balance", "charge/bandwidth", "charge/journal", "charge/ledger"},
 	"bench":            {"agent/api", "bench"},
 	"conformance":      {},
 	"e2e":              {},
@@ -34,7 +49,8 @@ var allowed = map[string][]string{
 // leaves of internal/ import nothing of ours but each other's namespaces and
 // cgroups, on which the keeper and the launcher are built.
 var leaves = []string{
-	"internal/cgroup", "internal/config", "internal/cputime", "internal/gate", "internal/kernel", "internal/keeper", "internal/launch", "internal/netns",
+	"internal/cgroup", "internal/config", "internal/cputime", "internal/gate", "internal/kernel", "internal/keeper", "internal/launch",
+	"internal/mapped", "internal/netns",
 	"internal/programs", "internal/testkit",
 }
 

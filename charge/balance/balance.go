@@ -1,0 +1,261 @@
+// Package balance decides what a container may still use of its CPU quota when
+// others spend CPU time for it. It is arithmetic: no input or output, no clock, no
+// cgroup; it runs anywhere.
+//
+// Theory of operation. A container has a balance, which rises by the quota in each
+// period and falls by what the container used (own) and by what others used for it
+// (borrowed). At the beginning of a period the balance is what both together may use
+// in it: the container's quota is made its own usual part of that. Helpers are not
+// under the quota, and with a container that needs little itself and makes others
+// work much (yes | logger) no quota is low enough. So a container whose balance is
+// below zero is held (frozen) until it is above zero by what it earns in a Pulse.
+//
+// A hold ends after HoldLimit. What it cannot pay for is carried, and while something
+// is carried half of what is earned goes there: the container runs at no less than
+// half its quota for as long as it takes, rather than not at all. Of what is carried,
+// all above a limit is forgiven.
+//
+// A balance at rest is one to which nothing was charged lately. The kernel by itself
+// keeps such a container to its quota, so its own use does not lower the balance.
+package balance
+
+import "time"
+
+const (
+	// Pulse is how often to look at a container that is held or soon may be.
+	Pulse = 10 * time.Millisecond
+	// HoldLimit is how long a container is held at most, but for a Pulse.
+	HoldLimit = time.Second
+	// MinQuota is the smallest quota that the kernel takes.
+	MinQuota = time.Millisecond
+	// Tolerance is how far what container and helpers together get may be from the
+	// right amount without the quota being written.
+	Tolerance = MinQuota / 2
+
+	weight    = 0.3 // of the last period in the usual parts
+	restAfter = 10  // periods in which nothing worth mentioning was charged
+	headroom  = 0.1 // of a quota, which an idle container has above one
+)
+
+// Limit is what the container may use by itself: Quota per Period, and up to Burst
+// of what it left unused. A negative quota is none.
+type Limit struct {
+	Quota, Period, Burst time.Duration
+}
+
+// Input is what happened since the step before.
+type Input struct {
+	Elapsed  time.Duration
+	Own      time.Duration
+	Borrowed time.Duration // negative: credit
+	Boundary bool          // a period has just begun
+	Held     bool          // the container was held all the time
+}
+
+// Output is what to do now.
+type Output struct {
+	Quota    time.Duration // that the container should have now; negative: none
+	Hold     bool
+	Protect  bool          // it owes nothing: it may have burst
+	Next     time.Duration // look again by then, and at the beginning of a period; 0: only then
+	Forgiven time.Duration // by this step
+}
+
+// Balance is the state of one container. Its zero value is of no use: see New.
+type Balance struct {
+	limit     Limit
+	debtLimit int // quotas
+
+	b       float64 // the balance, nanoseconds
+	carried float64
+	pending float64 // charged at rest
+	rest    bool
+	calm    int // periods without charges worth mentioning
+
+	own, borrowed           float64 // in this period
+	usualOwn, usualBorrowed float64 // per period
+	quota                   time.Duration
+	hold                    bool
+	held                    time.Duration // how long by now
+}
+
+// New is the balance of a container that owes nothing. Of a debt more than debtLimit
+// quotas are forgiven.
+func New(l Limit, debtLimit int) *Balance {
+	b := &Balance{debtLimit: debtLimit, rest: true, b: float64(max(0, l.Quota))}
+	b.SetLimit(l)
+	return b
+}
+
+// SetLimit says that the container has another limit now, and that as its quota.
+// What it owes stays.
+func (b *Balance) SetLimit(l Limit) {
+	b.limit = l
+	b.quota = l.Quota
+	if l.Quota < 0 {
+		b.b, b.carried, b.pending, b.rest, b.hold, b.held = 0, 0, 0, true, false, 0
+		return
+	}
+	b.b = min(b.b, b.most())
+}
+
+// Owe charges a debt of former times. It is carried: nobody is held for it.
+func (b *Balance) Owe(d time.Duration) {
+	if b.limit.Quota >= 0 && d > 0 {
+		b.carried += float64(d)
+		b.rest = false
+	}
+}
+
+// Debt is what the container has yet to pay for; what is carried is a part of it.
+func (b *Balance) Debt() time.Duration {
+	return time.Duration(max(0, -b.b) + b.carried + max(0, b.pending))
+}
+
+// Carried is the part of the debt that is paid by running at a lower quota.
+func (b *Balance) Carried() time.Duration { return time.Duration(b.carried) }
+
+// Rest tells whether nothing was charged lately, and nothing is to be done but to
+// look now and then.
+func (b *Balance) Rest() bool { return b.rest }
+
+// Bound is how long a container may be held at most, if it is looked at in time.
+func Bound() time.Duration { return HoldLimit + Pulse }
+
+// most is the highest balance: what the kernel lets a container save, and a little.
+func (b *Balance) most() float64 {
+	quota := float64(b.limit.Quota)
+	return quota + max(headroom, float64(Pulse)/float64(b.limit.Period))*quota + float64(b.limit.Burst)
+}
+
+// rate is what is earned and not at once used to pay what is carried, per nanosecond.
+func (b *Balance) rate() float64 {
+	r := float64(b.limit.Quota) / float64(b.limit.Period)
+	if b.carried > 0 {
+		r /= 2
+	}
+	return r
+}
+
+// Step accounts for what happened and says what to do.
+func (b *Balance) Step(in Input) Output {
+	if b.limit.Quota < 0 {
+		return Output{Quota: b.limit.Quota}
+	}
+	if b.hold && in.Held {
+		b.held += in.Elapsed
+	}
+	if !b.rest {
+		b.earn(in)
+	} else if !b.wake(in) {
+		return Output{Quota: b.quota, Protect: true}
+	}
+	forgiven := b.carry()
+	b.decideHold()
+	if in.Boundary {
+		b.period()
+	}
+	out := Output{
+		Quota: b.quota, Hold: b.hold, Forgiven: forgiven,
+		Protect: b.quota == b.limit.Quota && b.b >= 0 && b.carried == 0,
+	}
+	if b.hold || b.b < float64(b.limit.Quota)/2 {
+		out.Next = min(Pulse, b.limit.Period)
+	}
+	return out
+}
+
+// threshold is what may be charged before a balance at rest is looked at closely.
+func (b *Balance) threshold() float64 {
+	return min(float64(Tolerance), float64(b.limit.Quota)/100)
+}
+
+// wake does a step at rest, and tells whether rest has ended.
+func (b *Balance) wake(in Input) bool {
+	quota := float64(b.limit.Quota)
+	b.pending = max(b.pending+float64(in.Borrowed), -headroom*quota)
+	saved := b.b + b.rate()*float64(in.Elapsed) - float64(in.Own)
+	b.b = min(max(saved, quota), b.most())
+	if b.pending < b.threshold() {
+		return false
+	}
+	b.rest, b.calm = false, 0
+	b.b -= b.pending
+	b.pending = 0
+	b.own, b.borrowed = float64(in.Own), float64(in.Borrowed)
+	b.usualOwn, b.usualBorrowed = 0, 0
+	return true
+}
+
+// earn does a step of a balance that is not at rest.
+func (b *Balance) earn(in Input) {
+	b.own += float64(in.Own)
+	b.borrowed += float64(in.Borrowed)
+	earned := float64(b.limit.Quota) / float64(b.limit.Period) * float64(in.Elapsed)
+	pay := min(earned/2, b.carried)
+	b.carried -= pay
+	b.b += earned - pay - float64(in.Own) - float64(in.Borrowed)
+	if over := b.b - b.most(); over > 0 {
+		b.b -= over
+		b.carried = max(0, b.carried-over)
+	}
+}
+
+// release is the balance from which on a container is not held any more.
+func (b *Balance) release() float64 { return b.rate() * float64(Pulse) }
+
+// floor is the balance from which the container gets out of a hold in time.
+func (b *Balance) floor() float64 {
+	return b.release() - b.rate()*float64(Bound()-b.held)
+}
+
+// carry moves what no hold can pay for, and returns what is forgiven.
+func (b *Balance) carry() time.Duration {
+	// Twice, because with something to carry less is earned.
+	for range 2 {
+		if excess := b.floor() - b.b; excess > 0 {
+			b.b += excess
+			b.carried += excess
+		}
+	}
+	forgiven := max(0, b.carried-float64(b.debtLimit)*float64(b.limit.Quota))
+	b.carried -= forgiven
+	return time.Duration(forgiven)
+}
+
+func (b *Balance) decideHold() {
+	switch {
+	case b.hold && b.b >= b.release():
+		b.hold, b.held = false, 0
+	case !b.hold && b.b < 0:
+		b.hold = true
+	}
+}
+
+// period decides on the quota of the period that begins.
+func (b *Balance) period() {
+	full := b.limit.Quota
+	share := 1.0
+	if borrowed := max(0, b.borrowed); b.own+borrowed > 0 {
+		b.usualOwn += weight * (b.own - b.usualOwn)
+		b.usualBorrowed += weight * (borrowed - b.usualBorrowed)
+	}
+	if sum := b.usualOwn + b.usualBorrowed; sum > 0 {
+		share = b.usualOwn / sum
+	}
+	want := min(max(time.Duration(b.b*share), MinQuota), full).Truncate(time.Microsecond)
+	if want == full || float64((want-b.quota).Abs()) > share*float64(Tolerance) {
+		b.quota = want
+	}
+	b.calm++
+	if b.borrowed > float64(full)/200 {
+		b.calm = 0
+	}
+	b.own, b.borrowed = 0, 0
+	missing := float64(full) - b.b
+	if b.calm >= restAfter && !b.hold && b.carried == 0 && b.quota == full && missing < b.threshold() {
+		b.rest = true
+		b.pending = max(0, missing)
+		b.b = max(b.b, float64(full))
+	}
+}

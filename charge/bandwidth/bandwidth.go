@@ -1,0 +1,227 @@
+// Package bandwidth is the CPU bandwidth of one cgroup, whichever hierarchy the
+// cpu controller is in: quota, period and burst, how much the group has used, how
+// it was throttled, and the freezer that stops its processes.
+//
+// It changes what it is told to change and nothing by itself, makes no group and
+// moves no process; what has to be undone is written down by others. A group is
+// held by its directory's descriptor: one that is made anew under the same name is
+// another group. Reading needs access to the hierarchy, writing needs root.
+//
+// It needs Linux 5.6 (openat2). Burst is there since 5.14, in v2 and in v1.
+package bandwidth
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+var (
+	// ErrNotAGroup says that a path is no cgroup with a cpu controller.
+	ErrNotAGroup = errors.New("not a cgroup with a cpu controller")
+	// ErrNoFreezer says that a group's processes cannot be stopped, or not
+	// without stopping others.
+	ErrNoFreezer = errors.New("no freezer of its own")
+	// ErrGone says that the group was removed.
+	ErrGone = errors.New("the cgroup is gone")
+)
+
+// HelperGroup is the name of the child in which helpers of a container are placed
+// in the cpu hierarchy alone: they are under its quota, but not of the container.
+const HelperGroup = "tsugiki-helpers"
+
+// Group is one group of the cpu hierarchy. It may be used from several goroutines.
+type Group struct {
+	all  *hierarchies
+	path string // absolute
+	rel  string // below the root of the hierarchy, "/" first
+	id   uint64
+	dir  int // O_PATH
+
+	mu      sync.Mutex // guards what follows
+	files   map[string]*os.File
+	account string // where the usage is read, once found
+	period  string // what was last read, for FormatQuota
+	closed  bool
+}
+
+// Open opens the group at path: an absolute directory in the cpu hierarchy, or a
+// path relative to its mount, "/docker/ID". A path with "..", one that leaves the
+// hierarchy by a symlink or a mount, and one that is no group are ErrNotAGroup.
+func Open(path string) (*Group, error) {
+	all, err := findHierarchies("/proc/self/mountinfo")
+	if err != nil {
+		return nil, err
+	}
+	rel, err := all.cpu.relative(path)
+	if err != nil {
+		return nil, err
+	}
+	return open(all, rel)
+}
+
+// OfProcess opens the group of the cpu hierarchy that a process is in.
+func OfProcess(pid int) (*Group, error) {
+	all, err := findHierarchies("/proc/self/mountinfo")
+	if err != nil {
+		return nil, err
+	}
+	rel, err := all.cpu.of(pid)
+	if err != nil {
+		return nil, err
+	}
+	return open(all, rel)
+}
+
+func open(all *hierarchies, rel string) (*Group, error) {
+	rel = filepath.Clean("/" + rel)
+	top, err := unix.Open(all.cpu.mount, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open cgroup hierarchy %s: %w", all.cpu.mount, err)
+	}
+	defer unix.Close(top)
+	dir, err := unix.Openat2(top, "."+rel, &unix.OpenHow{
+		Flags:   unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_XDEV,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("open cgroup %s in %s: %w: %w", rel, all.cpu.mount, ErrNotAGroup, err)
+	}
+	g := &Group{all: all, path: filepath.Join(all.cpu.mount, rel), rel: rel, dir: dir, files: map[string]*os.File{}}
+	var st unix.Stat_t
+	if err := unix.Fstat(dir, &st); err != nil {
+		return nil, errors.Join(fmt.Errorf("open cgroup %s: %w", rel, err), g.Close())
+	}
+	g.id = st.Ino
+	if !g.Root() {
+		if err := unix.Faccessat(dir, g.quotaName(), unix.F_OK, 0); err != nil {
+			return nil, errors.Join(fmt.Errorf("open cgroup %s: %w: it has no %s: %w; "+
+				"in cgroup v2 its parent has to delegate cpu", g.path, ErrNotAGroup, g.quotaName(), err), g.Close())
+		}
+	}
+	return g, nil
+}
+
+// Path is the group's absolute directory.
+func (g *Group) Path() string { return g.path }
+
+// ID is the directory's inode, which is the kernel's id of the group.
+func (g *Group) ID() uint64 { return g.id }
+
+// rootInode is the inode of every hierarchy's root (kernfs).
+const rootInode = 1
+
+// Root tells whether it is the root of the hierarchy, which has no quota.
+func (g *Group) Root() bool { return g.id == rootInode }
+
+// Version is the kind of hierarchy: "v1", "hybrid" (the cpu controller is v1's, and
+// cgroup v2 is mounted too), or "v2".
+func (g *Group) Version() string {
+	switch {
+	case g.all.cpu.v2:
+		return "v2"
+	case g.all.unified.mount != "":
+		return "hybrid"
+	}
+	return "v1"
+}
+
+// Gone tells whether the group has been removed.
+func (g *Group) Gone() bool {
+	var st unix.Stat_t
+	if err := unix.Stat(g.path, &st); err != nil {
+		return errors.Is(err, fs.ErrNotExist)
+	}
+	return st.Ino != g.id
+}
+
+// Close gives the descriptors back. It changes nothing of the group.
+func (g *Group) Close() error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed {
+		return nil
+	}
+	g.closed = true
+	errs := []error{unix.Close(g.dir)}
+	for _, f := range g.files {
+		errs = append(errs, f.Close())
+	}
+	clear(g.files)
+	return errors.Join(errs...)
+}
+
+// file opens one of the group's files, once: most are read many times a second.
+func (g *Group) file(name string) (*os.File, error) {
+	if f := g.files[name]; f != nil {
+		return f, nil
+	}
+	if g.closed {
+		return nil, os.ErrClosed
+	}
+	f, err := openAt(g.dir, name, g.path)
+	if err != nil {
+		return nil, err
+	}
+	g.files[name] = f
+	return f, nil
+}
+
+// openAt opens a file of a group for reading and, where it can be, for writing.
+func openAt(dir int, name, path string) (*os.File, error) {
+	fd, err := unix.Openat(dir, name, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM) || errors.Is(err, unix.EROFS) {
+		fd, err = unix.Openat(dir, name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), filepath.Join(path, name)), nil
+}
+
+// readSize is more than any file read here has, but the lists of processes.
+const readSize = 4096
+
+// read is a file's text, trimmed.
+func (g *Group) read(name string) (string, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	f, err := g.file(name)
+	if err != nil {
+		return "", g.fault("read "+name, err)
+	}
+	var buf [readSize]byte
+	// Not ReadAt: that reads on until the end, which is a second system call.
+	n, err := unix.Pread(int(f.Fd()), buf[:], 0)
+	if err != nil {
+		return "", g.fault("read "+name, err)
+	}
+	return strings.TrimSpace(string(buf[:n])), nil
+}
+
+func (g *Group) write(name, text string) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	f, err := g.file(name)
+	if err != nil {
+		return g.fault("write "+name, err)
+	}
+	if _, err := unix.Pwrite(int(f.Fd()), []byte(text), 0); err != nil {
+		return g.fault(fmt.Sprintf("write %q to %s", text, name), err)
+	}
+	return nil
+}
+
+// fault says what of which group went wrong; ErrGone when that is why.
+func (g *Group) fault(what string, err error) error {
+	if (errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENOENT)) && g.Gone() {
+		return fmt.Errorf("%s of %s: %w: %w", what, g.path, ErrGone, err)
+	}
+	return fmt.Errorf("%s of %s: %w", what, g.path, err)
+}

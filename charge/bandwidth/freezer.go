@@ -1,0 +1,130 @@
+package bandwidth
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+// Freezer stops and resumes all of a container's processes.
+//
+// On a hybrid machine engines pause by the v1 freezer. Where the container has a v2
+// group of its own, its cgroup.freeze is nobody else's business, and SIGKILL ends a
+// process that it has stopped. Else the engine's own freezer serves: then somebody
+// else's pause may come between Freeze and Thaw, and it is for the caller to notice.
+type Freezer struct {
+	group   *Group
+	dir     string // of the group that is frozen, absolute
+	rel     string
+	file    *os.File
+	v2      bool
+	private bool
+	checked time.Time // that nobody else is in it
+}
+
+// recheck is how long a look at who is in the frozen group is trusted.
+const recheck = time.Second
+
+// Freezer finds the group's freezer. ErrNoFreezer: there is none, the group has no
+// process yet, or others would be stopped too. Close it when it is done with.
+func (g *Group) Freezer() (*Freezer, error) {
+	if g.Root() {
+		return nil, fmt.Errorf("%s: %w: it is the root", g.path, ErrNoFreezer)
+	}
+	if g.all.cpu.v2 {
+		return g.freezer(&g.all.cpu, g.rel, false)
+	}
+	reasons := []error{ErrNoFreezer}
+	for _, h := range []*hierarchy{&g.all.unified, &g.all.freezer} {
+		if h.mount == "" {
+			continue
+		}
+		rel, err := g.counterpart(h)
+		if err == nil {
+			f, err := g.freezer(h, rel, h.v2)
+			if err == nil {
+				return f, nil
+			}
+			reasons = append(reasons, err)
+			continue
+		}
+		reasons = append(reasons, err)
+	}
+	return nil, errors.Join(reasons...)
+}
+
+func (g *Group) freezer(h *hierarchy, rel string, private bool) (*Freezer, error) {
+	f := &Freezer{group: g, dir: filepath.Join(h.mount, rel), rel: rel, v2: h.v2, private: private}
+	name := "freezer.state"
+	if f.v2 {
+		name = "cgroup.freeze"
+	}
+	var err error
+	f.file, err = os.OpenFile(filepath.Join(f.dir, name), os.O_RDWR, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open freezer: %w: %w", ErrNoFreezer, err)
+	}
+	return f, nil
+}
+
+// File is what Freeze and Thaw write.
+func (f *Freezer) File() string { return f.file.Name() }
+
+// Texts are what File says.
+func (f *Freezer) Texts() (thawed string, frozen []string) {
+	if f.v2 {
+		return "0", []string{"1"}
+	}
+	return "THAWED", []string{"FROZEN", "FREEZING"}
+}
+
+// Private tells whether nobody but this program has a reason to use it.
+func (f *Freezer) Private() bool { return f.private }
+
+// Freeze orders all processes in the group to stop, and does not wait for the last.
+// ErrNoFreezer: by now others are in the group, who would be stopped too.
+func (f *Freezer) Freeze() error {
+	if now := time.Now(); now.Sub(f.checked) > recheck {
+		// In v2 they are the cpu group's by definition.
+		if !f.group.all.cpu.v2 {
+			if err := f.group.alone(f.dir, f.rel); err != nil {
+				return fmt.Errorf("freeze: %w", err)
+			}
+		}
+		f.checked = now
+	}
+	_, frozen := f.Texts()
+	return f.write(frozen[0])
+}
+
+// Thaw lets them go on.
+func (f *Freezer) Thaw() error {
+	thawed, _ := f.Texts()
+	return f.write(thawed)
+}
+
+func (f *Freezer) write(text string) error {
+	if _, err := f.file.WriteAt([]byte(text), 0); err != nil {
+		return f.group.fault(fmt.Sprintf("write %q to %s", text, f.File()), err)
+	}
+	return nil
+}
+
+// Frozen tells whether somebody has ordered this group to stop, whoever it was. A
+// parent's order is not seen: it is none of this group's.
+func (f *Freezer) Frozen() (bool, error) {
+	file := f.File()
+	if !f.v2 {
+		file = filepath.Join(f.dir, "freezer.self_freezing")
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return false, f.group.fault("read freezer", err)
+	}
+	return len(text) > 0 && text[0] == '1', nil
+}
+
+// Close gives the descriptor back, and thaws nothing.
+func (f *Freezer) Close() error { return f.file.Close() }

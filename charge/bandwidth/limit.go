@@ -1,0 +1,173 @@
+package bandwidth
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// MinQuota is the smallest quota that the kernel takes (min_cfs_quota_period).
+const MinQuota = time.Millisecond
+
+// None is the quota of a group that has none.
+const None time.Duration = -1
+
+// Limit is what a group may use: Quota in each Period, and up to Burst of what it
+// left unused before. A negative quota is none.
+type Limit struct {
+	Quota, Period, Burst time.Duration
+}
+
+func (g *Group) quotaName() string {
+	if g.all.cpu.v2 {
+		return "cpu.max"
+	}
+	return "cpu.cfs_quota_us"
+}
+
+func (g *Group) burstName() string {
+	if g.all.cpu.v2 {
+		return "cpu.max.burst"
+	}
+	return "cpu.cfs_burst_us"
+}
+
+// Limit reads the group's limit. A kernel without burst, before 5.14, has Burst 0.
+func (g *Group) Limit() (Limit, error) {
+	l, err := g.Quota()
+	if err != nil || g.Root() {
+		return l, err
+	}
+	l.Burst, err = g.Burst()
+	if errors.Is(err, fs.ErrNotExist) && !errors.Is(err, ErrGone) {
+		return l, nil
+	}
+	return l, err
+}
+
+// Quota reads the group's quota and period alone.
+func (g *Group) Quota() (Limit, error) {
+	if g.Root() {
+		return Limit{Quota: None}, nil
+	}
+	text, err := g.read(g.quotaName())
+	if err != nil {
+		return Limit{}, err
+	}
+	period := ""
+	if !g.all.cpu.v2 {
+		if period, err = g.read("cpu.cfs_period_us"); err != nil {
+			return Limit{}, err
+		}
+		text += " " + period
+	} else {
+		_, period, _ = strings.Cut(text, " ")
+	}
+	l, err := parseLimit(text)
+	if err != nil {
+		return Limit{}, fmt.Errorf("read %s: %w", g.QuotaFile(), err)
+	}
+	g.mu.Lock()
+	g.period = period
+	g.mu.Unlock()
+	return l, nil
+}
+
+// Burst reads the group's burst. fs.ErrNotExist: the kernel has none.
+func (g *Group) Burst() (time.Duration, error) {
+	text, err := g.read(g.burstName())
+	if err != nil {
+		return 0, err
+	}
+	return micros(text)
+}
+
+// parseLimit reads "QUOTA PERIOD" in microseconds, the quota "max" or "-1" for none.
+func parseLimit(text string) (Limit, error) {
+	quota, period, _ := strings.Cut(text, " ")
+	l := Limit{Quota: None}
+	var err error
+	if l.Period, err = micros(period); err != nil {
+		return Limit{}, err
+	}
+	if l.Period == 0 {
+		return Limit{}, errors.New("a period of zero")
+	}
+	if quota == "max" || quota == "-1" {
+		return l, nil
+	}
+	l.Quota, err = micros(quota)
+	return l, err
+}
+
+// micros reads microseconds, not negative.
+func micros(text string) (time.Duration, error) {
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil {
+		return 0, err
+	}
+	if n < 0 || n > int64(1<<63-1)/int64(time.Microsecond) {
+		return 0, fmt.Errorf("%d microseconds are out of range", n)
+	}
+	return time.Duration(n) * time.Microsecond, nil
+}
+
+// SetQuota writes the quota, in whole microseconds; the period stays. The kernel
+// refuses (EINVAL) less than MinQuota, less than the burst, and in v1 less than a
+// child has or more than a parent; a group without quota has a negative one.
+func (g *Group) SetQuota(d time.Duration) error {
+	if !g.all.cpu.v2 {
+		return g.write(g.quotaName(), g.FormatQuota(d))
+	}
+	burst, err := g.Burst()
+	hasBurst := err == nil
+	if err := g.write(g.quotaName(), g.FormatQuota(d)); err != nil || !hasBurst || burst == 0 {
+		return err
+	}
+	// Before kernel commit 49217ea147df (6.11) writing cpu.max wrote a thousandth of
+	// the burst.
+	return g.SetBurst(burst)
+}
+
+// SetBurst writes the burst, in whole microseconds. The kernel refuses (EINVAL) more
+// than the quota. fs.ErrNotExist: the kernel has none.
+func (g *Group) SetBurst(d time.Duration) error {
+	return g.write(g.burstName(), FormatBurst(d))
+}
+
+// QuotaFile is the file that SetQuota writes.
+func (g *Group) QuotaFile() string { return filepath.Join(g.path, g.quotaName()) }
+
+// BurstFile is the file that SetBurst writes.
+func (g *Group) BurstFile() string { return filepath.Join(g.path, g.burstName()) }
+
+// FormatQuota is what QuotaFile has to be written, and says when it is read, for a
+// quota. In v2 it has the period that was read last.
+func (g *Group) FormatQuota(d time.Duration) string {
+	if !g.all.cpu.v2 {
+		if d < 0 {
+			return "-1"
+		}
+		return strconv.FormatInt(d.Microseconds(), 10)
+	}
+	g.mu.Lock()
+	period := g.period
+	g.mu.Unlock()
+	if period == "" {
+		if _, err := g.Quota(); err == nil {
+			return g.FormatQuota(d)
+		}
+		period = "100000" // the group is gone, and so is what this is for
+	}
+	if d < 0 {
+		return "max " + period
+	}
+	return strconv.FormatInt(d.Microseconds(), 10) + " " + period
+}
+
+// FormatBurst is what BurstFile says for a burst.
+func FormatBurst(d time.Duration) string { return strconv.FormatInt(d.Microseconds(), 10) }

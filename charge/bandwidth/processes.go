@@ -1,0 +1,158 @@
+package bandwidth
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Processes are those in the group and below it, helpers that were placed there
+// among them.
+func (g *Group) Processes() ([]int, error) {
+	pids, err := processes(g.path, "")
+	if err != nil {
+		return nil, g.fault("list processes", err)
+	}
+	return pids, nil
+}
+
+// own are the container's processes alone.
+func (g *Group) own() ([]int, error) {
+	pids, err := processes(g.path, filepath.Join(g.path, HelperGroup))
+	if err != nil {
+		return nil, g.fault("list processes", err)
+	}
+	return pids, nil
+}
+
+// processes lists those of a tree of groups but of one branch. Groups that are
+// removed meanwhile had none.
+func processes(top, but string) ([]int, error) {
+	var pids []int
+	err := filepath.WalkDir(top, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			if path != top && errors.Is(err, fs.ErrNotExist) {
+				return nil
+			}
+			return err
+		}
+		if !d.IsDir() {
+			return nil
+		}
+		if path == but {
+			return fs.SkipDir
+		}
+		some, err := processesOf(path)
+		if path != top && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV)) {
+			return nil
+		}
+		pids = append(pids, some...)
+		return err
+	})
+	return pids, err
+}
+
+func processesOf(dir string) ([]int, error) {
+	text, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+	if errors.Is(err, unix.EOPNOTSUPP) { // a threaded group: its root has them
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var pids []int
+	for line := range strings.Lines(string(text)) {
+		pid, err := strconv.Atoi(strings.TrimSpace(line))
+		if err != nil {
+			return nil, fmt.Errorf("read cgroup.procs of %s: %w", dir, err)
+		}
+		if pid > 0 { // 0: of a pid namespace that is not ours
+			pids = append(pids, pid)
+		}
+	}
+	return pids, nil
+}
+
+// counterpart is the path of the group in another hierarchy that has all of the
+// container's processes and nobody else in it and below it.
+func (g *Group) counterpart(h *hierarchy) (string, error) {
+	mine, err := g.own()
+	if err != nil {
+		return "", err
+	}
+	rel := ""
+	for _, pid := range mine {
+		path, err := h.of(pid)
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
+			continue // it has ended
+		}
+		if err != nil {
+			return "", err
+		}
+		if rel == "" {
+			rel = path
+		}
+		rel = common(rel, path)
+	}
+	if rel == "" {
+		return "", fmt.Errorf("%s: %w: no process is in it", g.path, ErrNoFreezer)
+	}
+	return rel, g.alone(filepath.Join(h.mount, rel), rel)
+}
+
+// alone checks that nobody but the container's processes is in a group.
+func (g *Group) alone(dir, rel string) error {
+	if rel == "/" {
+		return fmt.Errorf("%s: %w: its processes are in the root of %s", g.path, ErrNoFreezer, dir)
+	}
+	// Theirs first: one that is forked meanwhile is only in mine.
+	theirs, err := processes(dir, "")
+	if err != nil {
+		return err
+	}
+	mine, err := g.own()
+	if err != nil {
+		return err
+	}
+	known := make(map[int]bool, len(mine))
+	for _, pid := range mine {
+		known[pid] = true
+	}
+	for _, pid := range theirs {
+		if known[pid] {
+			continue
+		}
+		if unix.Kill(pid, 0) == nil && !ended(pid) {
+			return fmt.Errorf("%s: %w: process %d in %s is not in it", g.path, ErrNoFreezer, pid, dir)
+		}
+	}
+	return nil
+}
+
+// ended tells whether a process is a zombie: which hierarchy still lists one differs.
+func ended(pid int) bool {
+	text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return true
+	}
+	_, after, _ := strings.Cut(string(text[strings.LastIndexByte(string(text), ')')+1:]), " ")
+	return strings.HasPrefix(after, "Z") || strings.HasPrefix(after, "X")
+}
+
+// common is the nearest group above both.
+func common(a, b string) string {
+	for a != b {
+		if len(a) >= len(b) {
+			a = filepath.Dir(a)
+		} else {
+			b = filepath.Dir(b)
+		}
+	}
+	return a
+}

@@ -1,0 +1,170 @@
+package bandwidth
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Throttling is how often the limit was felt, since the group was made.
+type Throttling struct {
+	Periods   uint64 // in which the group ran
+	Throttled uint64 // of these, in which it was stopped for the rest
+	Bursts    uint64 // of these, in which it used burst
+	Time      time.Duration
+	BurstTime time.Duration
+}
+
+// Throttled reads the group's cpu.stat.
+func (g *Group) Throttled() (Throttling, error) {
+	text, err := g.read("cpu.stat")
+	if err != nil {
+		return Throttling{}, err
+	}
+	return parseThrottling(text), nil
+}
+
+func parseThrottling(text string) Throttling {
+	var t Throttling
+	for line := range strings.Lines(text) {
+		key, value, _ := strings.Cut(strings.TrimSpace(line), " ")
+		n, err := strconv.ParseUint(value, 10, 63)
+		if err != nil {
+			continue
+		}
+		switch key {
+		case "nr_periods":
+			t.Periods = n
+		case "nr_throttled":
+			t.Throttled = n
+		case "nr_bursts":
+			t.Bursts = n
+		case "throttled_time":
+			t.Time = time.Duration(n)
+		case "burst_time":
+			t.BurstTime = time.Duration(n)
+		case "throttled_usec":
+			t.Time = time.Duration(n) * time.Microsecond
+		case "burst_usec":
+			t.BurstTime = time.Duration(n) * time.Microsecond
+		}
+	}
+	return t
+}
+
+// OneHierarchy tells whether Usage counts exactly what is in the group, also helpers
+// that were placed in HelperGroup. Where cpu and cpuacct are mounted apart, it
+// counts the container's processes alone.
+func (g *Group) OneHierarchy() bool {
+	return g.all.cpu.v2 || g.all.cpu.mount == g.all.cpuacct.mount
+}
+
+// Usage is the CPU time that the group and those below it have used since they were
+// made. The kernel brings it up to date at each tick and each switch.
+func (g *Group) Usage() (time.Duration, error) {
+	if g.all.cpu.v2 {
+		text, err := g.read("cpu.stat")
+		if err != nil {
+			return 0, err
+		}
+		value, _, _ := strings.Cut(strings.TrimPrefix(text, "usage_usec "), "\n")
+		d, err := micros(value)
+		if err != nil {
+			return 0, fmt.Errorf("read usage of %s: %w", g.path, err)
+		}
+		return d, nil
+	}
+	name := "cpuacct.usage"
+	if g.all.cpu.mount != g.all.cpuacct.mount {
+		dir, err := g.accounting()
+		if err != nil {
+			return 0, err
+		}
+		name = dir
+	}
+	text, err := g.read(name)
+	if err != nil {
+		return 0, err
+	}
+	n, err := strconv.ParseUint(text, 10, 63)
+	if err != nil {
+		return 0, fmt.Errorf("read usage of %s: %w", g.path, err)
+	}
+	return time.Duration(n), nil
+}
+
+// accounting finds the group's cpuacct.usage in another hierarchy. Engines give the
+// groups of a container the same path everywhere; a process knows better.
+func (g *Group) accounting() (string, error) {
+	g.mu.Lock()
+	known := g.account
+	g.mu.Unlock()
+	if known != "" {
+		return known, nil
+	}
+	rel, err := g.counterpart(&g.all.cpuacct)
+	if err != nil {
+		same := filepath.Join(g.all.cpuacct.mount, g.rel)
+		if _, statErr := os.Stat(same); g.Root() || statErr != nil {
+			return "", fmt.Errorf("find the cpuacct group of %s: %w", g.path, err)
+		}
+		rel = g.rel
+	}
+	file := filepath.Join(g.all.cpuacct.mount, rel, "cpuacct.usage")
+	f, err := os.Open(file)
+	if err != nil {
+		return "", err
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed || g.files[file] != nil {
+		f.Close()
+	} else {
+		g.files[file] = f
+	}
+	g.account = file
+	return file, nil
+}
+
+// Pressure is how much the group's processes waited for a CPU: the share of the last
+// 10, 60 and 300 seconds in percent, and the sum.
+type Pressure struct {
+	Avg10, Avg60, Avg300 float64
+	Total                time.Duration
+}
+
+// Pressure is the group's own; false where the kernel knows none (no cgroup v2, no
+// PSI), for that of the machine says nothing about a group.
+func (g *Group) Pressure() (Pressure, bool, error) {
+	dir := g.path
+	if !g.all.cpu.v2 {
+		if g.all.unified.mount == "" {
+			return Pressure{}, false, nil
+		}
+		rel, err := g.counterpart(&g.all.unified)
+		if err != nil {
+			return Pressure{}, false, nil //nolint:nilerr // it has none of its own
+		}
+		dir = filepath.Join(g.all.unified.mount, rel)
+	}
+	text, err := os.ReadFile(filepath.Join(dir, "cpu.pressure"))
+	if err != nil {
+		return Pressure{}, false, nil //nolint:nilerr // a kernel without PSI
+	}
+	p, err := parsePressure(string(text))
+	return p, err == nil, err
+}
+
+func parsePressure(text string) (Pressure, error) {
+	var p Pressure
+	var total int64
+	_, err := fmt.Sscanf(text, "some avg10=%g avg60=%g avg300=%g total=%d", &p.Avg10, &p.Avg60, &p.Avg300, &total)
+	if err != nil {
+		return Pressure{}, fmt.Errorf("read pressure %q: %w", text, err)
+	}
+	p.Total = time.Duration(total) * time.Microsecond
+	return p, nil
+}

@@ -1,0 +1,142 @@
+package discover
+
+import (
+	"cmp"
+	"maps"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// logsPerScan is how many log files a scan looks at, whether they have been rotated:
+// with more containers it takes that many scans more until it is noticed.
+const logsPerScan = 64
+
+type identity struct{ device, inode uint64 }
+
+// identify is the identity of the file that a path leads to, and whether it is a FIFO.
+func identify(path string) (id identity, fifo bool, err error) {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return identity{}, false, err
+	}
+	return identity{uint64(st.Dev), st.Ino}, st.Mode&unix.S_IFMT == syscall.S_IFIFO, nil
+}
+
+// addFiles finds the files of all containers, unless they are known.
+func (s *Scanner) addFiles(next map[string]*found) {
+	if !s.stale {
+		for id, f := range next {
+			f.stdio, f.Files = s.containers[id].stdio, s.containers[id].Files
+		}
+		return
+	}
+	s.stale = false
+	for id, f := range next {
+		if old := s.containers[id]; old != nil && old.Init == f.Init && old.stdio != nil {
+			f.stdio = old.stdio
+		} else {
+			f.stdio = s.stdio(f.Init)
+		}
+		f.Files = slices.Clone(f.stdio)
+	}
+	for _, pid := range sortedKeys(s.table) {
+		if p := s.table[pid]; p.role == daemon {
+			s.daemonFiles(p, next)
+		}
+	}
+	claims := map[identity]map[string]bool{}
+	for id, f := range next {
+		for _, file := range f.Files {
+			key := identity{file.Device, file.Inode}
+			if claims[key] == nil {
+				claims[key] = map[string]bool{}
+			}
+			claims[key][id] = true
+		}
+	}
+	for _, f := range next {
+		f.Files = slices.DeleteFunc(f.Files, func(file File) bool {
+			return len(claims[identity{file.Device, file.Inode}]) > 1
+		})
+		slices.SortFunc(f.Files, func(a, b File) int {
+			return cmp.Or(cmp.Compare(a.Device, b.Device), cmp.Compare(a.Inode, b.Inode), cmp.Compare(a.Daemon.PID, b.Daemon.PID))
+		})
+		f.Files = slices.Compact(f.Files)
+	}
+}
+
+// stdio are the pipes at a container's first three descriptors. A file or a device
+// there may be one that others use as well.
+func (s *Scanner) stdio(init Process) []File {
+	files := []File{}
+	for fd := range 3 {
+		path := "/proc/" + strconv.Itoa(init.PID) + "/fd/" + strconv.Itoa(fd)
+		id, fifo, err := identify(path)
+		link, linkErr := os.Readlink(path)
+		if err != nil || linkErr != nil || !fifo || !strings.HasPrefix(link, "pipe:[") {
+			continue
+		}
+		files = append(files, File{Device: id.device, Inode: id.inode, Path: link})
+	}
+	return files
+}
+
+// daemonFiles finds what a daemon has open under a container's id: FIFOs of its
+// output, and its log.
+func (s *Scanner) daemonFiles(p *proc, next map[string]*found) {
+	dir := p.path("fd")
+	fds, err := os.ReadDir(dir)
+	if err != nil {
+		return
+	}
+	for _, fd := range fds {
+		path := dir + "/" + fd.Name()
+		link, err := os.Readlink(path)
+		if err != nil || !strings.HasPrefix(link, "/") {
+			continue
+		}
+		f := containerIn(link, next)
+		if f == nil {
+			continue
+		}
+		if id, _, err := identify(path); err == nil {
+			f.Files = append(f.Files, File{id.device, id.inode, p.Process, link})
+		}
+	}
+}
+
+// containerIn finds the container whose id is a directory of a path. Only root's
+// daemons make such paths.
+func containerIn(path string, next map[string]*found) *found {
+	for part := range strings.SplitSeq(path, "/") {
+		if f := next[part]; f != nil && part != "" {
+			return f
+		}
+	}
+	return nil
+}
+
+// rotated says whether some container's log is another file than it was, or may not
+// have been there yet.
+func (s *Scanner) rotated() bool {
+	ids := slices.Sorted(maps.Keys(s.containers))
+	for range min(logsPerScan, len(ids)) {
+		s.nextLog = (s.nextLog + 1) % len(ids)
+		f := s.containers[ids[s.nextLog]]
+		for _, file := range f.Files {
+			if !strings.HasSuffix(file.Path, ".log") {
+				continue
+			}
+			id, _, err := identify("/proc/" + strconv.Itoa(file.Daemon.PID) + "/root" + file.Path)
+			if err == nil && id != (identity{file.Device, file.Inode}) {
+				return true
+			}
+		}
+	}
+	return false
+}

@@ -1,0 +1,3 @@
+// Package enforce takes CPU time that others spend for a container out of the
+// container's CPU quota.
+package enforce

@@ -1,0 +1,382 @@
+package helper
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/charge/bandwidth"
+	"github.com/tsugiki/tsugiki/charge/journal"
+	"github.com/tsugiki/tsugiki/internal/testkit"
+)
+
+const (
+	agentEnv = "TSUGIKI_TEST_AGENT"
+	limit    = 10 * time.Second
+	spin     = "while :; do :; done"
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv(agentEnv) != "" {
+		fmt.Fprintln(os.Stderr, agent(os.Args[1:]))
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
+
+// agent places a helper and waits to be killed. Its arguments are the journal, the
+// guardian, the pids of the helper and of init, and the group.
+func agent(args []string) error {
+	j, err := journal.Open(args[0])
+	if err != nil {
+		return err
+	}
+	j.Guardian = args[1]
+	if err := j.Guard(slog.Default()); err != nil {
+		return err
+	}
+	var both [2]*Process
+	for i := range both {
+		pid, err := strconv.Atoi(args[2+i])
+		if err != nil {
+			return err
+		}
+		if both[i], err = Open(pid); err != nil {
+			return err
+		}
+	}
+	g, err := bandwidth.Open(args[4])
+	if err != nil {
+		return err
+	}
+	if _, err := Place(j, both[0], both[1], g); err != nil {
+		return err
+	}
+	fmt.Println("placed")
+	time.Sleep(time.Minute)
+	return errors.New("nobody has killed it")
+}
+
+// shell starts a script, in a group if one is named.
+func shell(t *testing.T, script, group string) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command("sh", "-c", script)
+	cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL)
+		_ = cmd.Wait()
+	})
+	if group != "" {
+		if err := enter(group, cmd.Process.Pid); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return cmd
+}
+
+func process(t *testing.T, pid int) *Process {
+	t.Helper()
+	p, err := Open(pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Close() })
+	return p
+}
+
+// newGroup makes a group of the cpu hierarchy, with a quota of so many microseconds
+// in 100 ms.
+func newGroup(t *testing.T, quota int) *bandwidth.Group {
+	t.Helper()
+	root, err := bandwidth.Open("/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	path, err := os.MkdirTemp(root.Path(), "tsugiki-test-helper-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { testkit.Eventually(t, limit, func() error { return unix.Rmdir(path) }) })
+	g, err := bandwidth.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { g.Close() })
+	if err := g.SetQuota(time.Duration(quota) * time.Microsecond); err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+func newJournal(t *testing.T) *journal.Journal {
+	t.Helper()
+	j, err := journal.Open(filepath.Join(t.TempDir(), "undo"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	j.Guardian = filepath.Join(testkit.BuildTsugiki(t), journal.Program)
+	t.Cleanup(func() {
+		if err := j.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return j
+}
+
+func groupOf(t *testing.T, pid int) string {
+	t.Helper()
+	g, err := bandwidth.OfProcess(pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Close()
+	return g.Path()
+}
+
+func goneSoon(t *testing.T, path string) {
+	t.Helper()
+	testkit.Eventually(t, limit, func() error {
+		if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("%s is still there (%w)", path, err)
+		}
+		return nil
+	})
+}
+
+func TestElapsed(t *testing.T) {
+	cmd := shell(t, "x=0; while [ $x -lt 100000 ]; do x=$((x+1)); done; exec sleep 1000", "")
+	p := process(t, cmd.Process.Pid)
+	if p.PID() != cmd.Process.Pid || p.Name() != "sh" && p.Name() != "helper.test" { // it may not have begun
+		t.Errorf("it is %q, %d", p.Name(), p.PID())
+	}
+	var before time.Duration
+	testkit.Eventually(t, limit, func() error {
+		d, err := p.Elapsed()
+		if err != nil || d < before {
+			t.Fatalf("%v after %v (%v)", d, before, err)
+		}
+		before = d
+		if comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", p.PID())); string(comm) != "sleep\n" {
+			return fmt.Errorf("it is still %q", comm)
+		}
+		return nil
+	})
+	// The kernel's other count of it, in ticks of 10 ms that are scaled to the same sum.
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.PID()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	fields := strings.Fields(string(stat))
+	user, err1 := strconv.Atoi(fields[13])
+	system, err2 := strconv.Atoi(fields[14])
+	if err := errors.Join(err1, err2); err != nil {
+		t.Fatal(err)
+	}
+	got, err := p.Elapsed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ticks := time.Duration(user+system) * 10 * time.Millisecond
+	if got < 10*time.Millisecond || got-ticks > 50*time.Millisecond || ticks-got > 50*time.Millisecond {
+		t.Errorf("its clock says %v, its ticks %v", got, ticks)
+	}
+
+	_ = cmd.Process.Kill()
+	p.Await()
+	last, err := p.Elapsed() // nobody has waited for it yet
+	if err != nil || last < got {
+		t.Errorf("after its end: %v (%v), want %v at least", last, err, got)
+	}
+	_ = cmd.Wait()
+	if again, err := p.Elapsed(); !errors.Is(err, os.ErrProcessDone) || again != last {
+		t.Errorf("after Wait: %v (%v), want %v and %v", again, err, last, os.ErrProcessDone)
+	}
+	if _, err := Open(cmd.Process.Pid); !errors.Is(err, os.ErrProcessDone) {
+		t.Errorf("open it again: %v, want %v", err, os.ErrProcessDone)
+	}
+	if _, err := Open(0); !errors.Is(err, os.ErrProcessDone) {
+		t.Errorf("open 0: %v, want %v", err, os.ErrProcessDone)
+	}
+}
+
+func TestOfGroup(t *testing.T) {
+	g := newGroup(t, 50000)
+	path := g.Path()
+	// Where the CPU time is in another hierarchy, the group has to be there too.
+	if !g.OneHierarchy() {
+		twin := strings.Replace(path, "/cpu/", "/cpuacct/", 1)
+		if err := os.Mkdir(twin, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { testkit.Eventually(t, limit, func() error { return unix.Rmdir(twin) }) })
+		cmd := shell(t, spin, path)
+		if err := enter(twin, cmd.Process.Pid); err != nil {
+			t.Fatal(err)
+		}
+	} else {
+		shell(t, spin, path)
+	}
+	h, err := OfGroup(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	if h.Name() != filepath.Base(path) {
+		t.Errorf("it is called %q", h.Name())
+	}
+	testkit.Eventually(t, limit, func() error {
+		d, err := h.Elapsed()
+		if err == nil && d < 20*time.Millisecond {
+			err = fmt.Errorf("it has used %v", d)
+		}
+		return err
+	})
+	if _, err := OfGroup("/"); err == nil {
+		t.Error("the root is a helper's group")
+	}
+}
+
+func TestPlace(t *testing.T) {
+	old, g := newGroup(t, 90000), newGroup(t, 20000)
+	init, cmd := shell(t, spin, g.Path()), shell(t, "sh -c '"+spin+"' & "+spin, old.Path())
+	child := cmd.Process.Pid
+	p := process(t, cmd.Process.Pid)
+	l, err := Place(newJournal(t), p, process(t, init.Process.Pid), g)
+	if err != nil {
+		t.Fatal(err)
+	}
+	placed := filepath.Join(g.Path(), bandwidth.HelperGroup, strconv.Itoa(p.PID()))
+	if got := groupOf(t, child); got != placed {
+		t.Errorf("the helper is in %s, want %s", got, placed)
+	}
+	before, err := p.Elapsed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	clock := process(t, init.Process.Pid)
+	own, err := clock.Elapsed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now()
+	time.Sleep(time.Second)
+	after, err1 := p.Elapsed()
+	ownAfter, err2 := clock.Elapsed()
+	if err := errors.Join(err1, err2); err != nil {
+		t.Fatal(err)
+	}
+	if share := float64(after-before+ownAfter-own) / float64(time.Since(start)); share > 0.3 {
+		t.Errorf("helper and container have used %.2f of a CPU, their quota is 0.2", share)
+	}
+	if _, err := Place(newJournal(t), p, p, g); !errors.Is(err, ErrNotPlaceable) {
+		t.Errorf("place it again: %v, want %v", err, ErrNotPlaceable)
+	}
+	// The container ends.
+	_ = init.Process.Kill()
+	select {
+	case <-l.Done():
+	case <-time.After(limit):
+		t.Fatal("it is not undone after init's end")
+	}
+	if err := l.Undo(); err != nil {
+		t.Error(err)
+	}
+	if got := groupOf(t, p.PID()); got != old.Path() {
+		t.Errorf("the helper is in %s, want %s", got, old.Path())
+	}
+	goneSoon(t, filepath.Dir(placed))
+}
+
+// What a helper forks while it is moved back is moved back too, and a group of its
+// own that is gone does not matter.
+func TestUndoWhileItForks(t *testing.T) {
+	old, g := newGroup(t, 90000), newGroup(t, 80000)
+	lost := filepath.Join(old.Path(), "lost")
+	if err := os.Mkdir(lost, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	init := shell(t, "exec sleep 1000", g.Path())
+	cmd := shell(t, "while :; do sleep 0.01 & sleep 0.02 & sleep 0.005; done", lost)
+	l, err := Place(newJournal(t), process(t, cmd.Process.Pid), process(t, init.Process.Pid), g)
+	if err != nil {
+		t.Fatal(err)
+	}
+	testkit.Eventually(t, limit, func() error { return unix.Rmdir(lost) }) // children that were left behind
+	if err := l.Undo(); err != nil {
+		t.Fatal(err)
+	}
+	if got := groupOf(t, cmd.Process.Pid); got != old.Path() {
+		t.Errorf("the helper is in %s, want %s", got, old.Path())
+	}
+	goneSoon(t, filepath.Join(g.Path(), bandwidth.HelperGroup))
+}
+
+// The guardian undoes what a killed agent has placed, several helpers at once.
+func TestKilledAgent(t *testing.T) {
+	guardian := filepath.Join(testkit.BuildTsugiki(t), journal.Program)
+	old, g := newGroup(t, 90000), newGroup(t, 80000)
+	init := shell(t, "exec sleep 1000", g.Path())
+	helper := shell(t, "while :; do sleep 0.01 & sleep 0.02; done", old.Path())
+	cmd := exec.Command("/proc/self/exe", filepath.Join(t.TempDir(), "undo"), guardian,
+		strconv.Itoa(helper.Process.Pid), strconv.Itoa(init.Process.Pid), g.Path())
+	cmd.Env = append(os.Environ(), agentEnv+"=1")
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := out.Read(make([]byte, 10)); err != nil {
+		t.Error(err)
+	}
+	placed := groupOf(t, helper.Process.Pid)
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+	if !strings.HasPrefix(placed, g.Path()) {
+		t.Fatalf("it was in %s", placed)
+	}
+	goneSoon(t, filepath.Join(g.Path(), bandwidth.HelperGroup))
+	if got := groupOf(t, helper.Process.Pid); got != old.Path() {
+		t.Errorf("the helper is in %s, want %s", got, old.Path())
+	}
+}
+
+func TestNotPlaceable(t *testing.T) {
+	root, err := bandwidth.Open("/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	p := process(t, shell(t, "exec sleep 1000", "").Process.Pid)
+	if _, err := Place(nil, p, p, root); !errors.Is(err, ErrNotPlaceable) {
+		t.Errorf("below the root: %v, want %v", err, ErrNotPlaceable)
+	}
+}
+
+func BenchmarkElapsed(b *testing.B) {
+	p, err := Open(os.Getpid())
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer p.Close()
+	for b.Loop() {
+		if _, err := p.Elapsed(); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,45 @@
+package journal
+
+import (
+	"path/filepath"
+	"testing"
+)
+
+// BenchmarkOurs is what each change of a quota costs more for being undoable.
+func BenchmarkOurs(b *testing.B) {
+	j, err := Open(filepath.Join(b.TempDir(), "undo"))
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer j.Close()
+	e, err := j.Write(Quota, filepath.Join(group(b, "cpu"), quotaFile), "80000")
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer e.Done()
+	texts := []string{"30000", "40000"}
+	for i := 0; b.Loop(); i++ {
+		if err := e.Ours(texts[i&1]); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// BenchmarkKillToThawed is how long a container stays frozen when its agent is
+// killed , from the signal on.
+func BenchmarkKillToThawed(b *testing.B) {
+	quota, freezer, dir := group(b, "cpu"), group(b, "freezer"), b.TempDir()
+	sleeper(b, freezer)
+	for b.Loop() {
+		b.StopTimer()
+		cmd, _ := startAgent(b, "hold", guardianPath(b), filepath.Join(dir, "undo"), quota, freezer)
+		b.StartTimer()
+		if err := cmd.Process.Kill(); err != nil {
+			b.Fatal(err)
+		}
+		await(b, "thawed", func() bool { return read(b, freezer, "freezer.state") == "THAWED" })
+		b.StopTimer()
+		_ = cmd.Wait()
+		b.StartTimer()
+	}
+}

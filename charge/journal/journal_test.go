@@ -1,0 +1,286 @@
+package journal
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"unsafe"
+
+	"github.com/tsugiki/tsugiki/internal/mapped"
+)
+
+const quotaFile = "cpu.cfs_quota_us"
+
+// The C side's constants and offsets are those of this package.
+func TestLayoutIsTheGuardians(t *testing.T) {
+	if _, err := exec.LookPath("cc"); err != nil {
+		t.Skip("skip: needs cc")
+	}
+	header, err := os.ReadFile("../../native/guardian/journal.h") // known to go test's cache
+	if err != nil {
+		t.Fatal(err)
+	}
+	var s slot
+	source := string(header)
+	for c, want := range map[string]uintptr{
+		"JOURNAL_HEADER":                            mapped.HeaderSize,
+		"JOURNAL_CAPACITY":                          Capacity,
+		"JOURNAL_THAW":                              uintptr(Thaw),
+		"JOURNAL_QUOTA":                             uintptr(Quota),
+		"JOURNAL_BURST":                             uintptr(Burst),
+		"JOURNAL_MOVE":                              uintptr(move),
+		"offsetof(struct journal_header, used)":     mapped.Spare,
+		"sizeof(struct journal_entry)":              slotSize,
+		"offsetof(struct journal_entry, valid)":     unsafe.Offsetof(s.valid),
+		"offsetof(struct journal_entry, order)":     unsafe.Offsetof(s.order),
+		"offsetof(struct journal_entry, inode)":     unsafe.Offsetof(s.inode),
+		"offsetof(struct journal_entry, original)":  unsafe.Offsetof(s.original),
+		"offsetof(struct journal_entry, originals)": unsafe.Offsetof(s.originals),
+		"offsetof(struct journal_entry, ours)":      unsafe.Offsetof(s.ours),
+		"offsetof(struct journal_entry, path)":      unsafe.Offsetof(s.path),
+		"offsetof(struct journal_entry, to)":        unsafe.Offsetof(s.to),
+		"sizeof(struct journal_text)":               unsafe.Sizeof(s.ours[0]),
+		"offsetof(struct journal_text, bytes)":      unsafe.Offsetof(s.ours[0].bytes),
+		"JOURNAL_TEXT":                              textSize,
+		"JOURNAL_PATH":                              pathSize,
+	} {
+		source += fmt.Sprintf("_Static_assert(%s == %d, %q);\n", c, want, c)
+	}
+	source += fmt.Sprintf("_Static_assert(__builtin_memcmp(JOURNAL_MAGIC, %q, 8) == 0, \"magic\");\n", magic)
+	if unsafe.Sizeof(s) != slotSize {
+		t.Errorf("an entry has %d bytes, want %d", unsafe.Sizeof(s), slotSize)
+	}
+	cmd := exec.Command("cc", "-fsyntax-only", "-std=gnu11", "-x", "c", "-")
+	cmd.Stdin = strings.NewReader(source)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+func TestRestore(t *testing.T) {
+	for name, c := range map[string]struct {
+		do     func(e *Entry, file string) error
+		want   string
+		undone int
+	}{
+		"the latest of ours": {func(e *Entry, file string) error {
+			return errors.Join(e.Ours("30000"), os.WriteFile(file, []byte("30000"), 0))
+		}, "80000", 1},
+		"killed before the write": {func(e *Entry, file string) error {
+			return errors.Join(os.WriteFile(file, []byte("50000"), 0), e.Ours("30000"))
+		}, "80000", 1},
+		"two writes before": {func(e *Entry, file string) error {
+			return errors.Join(os.WriteFile(file, []byte("50000"), 0), e.Ours("30000"), e.Ours("20000"))
+		}, "50000", 0},
+		"the same again": {func(e *Entry, file string) error {
+			return errors.Join(os.WriteFile(file, []byte("50000"), 0), e.Ours("30000"), e.Ours("30000"), e.Ours("30000"))
+		}, "80000", 1},
+		"somebody else's value": {func(_ *Entry, file string) error {
+			return os.WriteFile(file, []byte("66000"), 0)
+		}, "66000", 0},
+		"another original": {func(e *Entry, file string) error {
+			return errors.Join(e.Original("70000"), os.WriteFile(file, []byte("50000"), 0))
+		}, "70000", 1},
+		"original changed twice": {func(e *Entry, file string) error {
+			return errors.Join(e.Original("70000"), e.Original("-1"), os.WriteFile(file, []byte("50000"), 0))
+		}, "-1", 1},
+		"done": {func(e *Entry, file string) error {
+			e.Done()
+			e.Done()
+			return os.WriteFile(file, []byte("50000"), 0)
+		}, "50000", 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			file := filepath.Join(group(t, "cpu"), quotaFile)
+			write(t, "80000", file)
+			j := open(t, filepath.Join(t.TempDir(), "undo"))
+			defer j.Close()
+			e, err := j.Write(Quota, file, "80000", "50000")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := c.do(e, file); err != nil {
+				t.Fatal(err)
+			}
+			if n, got := restore(t, j), read(t, file); n != c.undone || got != c.want {
+				t.Errorf("%d undone, quota %s; want %d, %s", n, got, c.undone, c.want)
+			}
+			if n := j.pending(); n != 0 {
+				t.Errorf("%d entries are left", n)
+			}
+		})
+	}
+}
+
+// A group that was made anew is another one.
+func TestRestoreLeavesAnotherGroupAlone(t *testing.T) {
+	parent := group(t, "cpu")
+	g := filepath.Join(parent, "c")
+	file := filepath.Join(g, quotaFile)
+	j := open(t, filepath.Join(t.TempDir(), "undo"))
+	defer j.Close()
+	for range 2 {
+		if err := os.Mkdir(g, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		write(t, "50000", file)
+		if _, err := j.Write(Quota, file, "80000", "50000"); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := j.Move(g, parent); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Remove(g); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Mkdir(g, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	write(t, "50000", file)
+	if n, got := restore(t, j), read(t, file); n != 0 || got != "50000" {
+		t.Errorf("%d undone, quota %s; want none, 50000", n, got)
+	}
+}
+
+func TestRestoreGoesByOrder(t *testing.T) {
+	quota := group(t, "cpu")
+	write(t, "50000", quota, quotaFile)
+	write(t, "50000", quota, "cpu.cfs_burst_us")
+	j := open(t, filepath.Join(t.TempDir(), "undo"))
+	defer j.Close()
+	// The burst is too large for the quota as it is: it has to come second.
+	for _, e := range []struct {
+		order Order
+		file  string
+		texts [2]string
+	}{{Burst, "cpu.cfs_burst_us", [2]string{"80000", "50000"}}, {Quota, quotaFile, [2]string{"80000", "50000"}}} {
+		if _, err := j.Write(e.order, filepath.Join(quota, e.file), e.texts[0], e.texts[1]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := restore(t, j); n != 2 || read(t, quota, quotaFile) != "80000" || read(t, quota, "cpu.cfs_burst_us") != "80000" {
+		t.Errorf("%d undone, quota %s, burst %s; want 2, 80000, 80000", n, read(t, quota, quotaFile), read(t, quota, "cpu.cfs_burst_us"))
+	}
+}
+
+// Whatever is in a damaged journal, no file outside of the cgroups is written, and
+// what is whole is undone all the same.
+func TestRestoreOfDamagedJournal(t *testing.T) {
+	dir := t.TempDir()
+	precious := filepath.Join(dir, "precious")
+	if err := os.WriteFile(precious, []byte("50000\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(group(t, "cpu"), quotaFile)
+	// What is whole may be undone another time.
+	outside := map[string]int{"outside": 1, "removes": 1}
+	for name, damage := range map[string]func(s *slot){
+		"outside": func(s *slot) { _ = mapped.SetText(s.path[:], precious) },
+		"climbs":  func(s *slot) { _ = mapped.SetText(s.path[:], "/sys/fs/cgroup/cpu/../../../.."+precious) },
+		"endless": func(s *slot) {
+			for i := range s.path {
+				s.path[i] = '/'
+			}
+		},
+		"relative": func(s *slot) { _ = mapped.SetText(s.path[:], "tmp") },
+		"original": func(s *slot) { s.original.Store(1 << 20) },
+		"nothing":  func(s *slot) { s.originals[0][0] = 0 },
+		"length":   func(s *slot) { s.ours[1].length.Store(1 << 31) },
+		"order":    func(s *slot) { s.order = 77 },
+		"removes": func(s *slot) {
+			s.order = move
+			_ = mapped.SetText(s.path[:], dir)
+			_ = mapped.SetText(s.to[:], "/sys/fs/cgroup/cpu")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			write(t, "50000", file)
+			j := open(t, filepath.Join(t.TempDir(), "undo"))
+			defer j.Close()
+			var first uint32
+			for i := range 2 {
+				e, err := j.Write(Quota, file, "80000", "50000")
+				if err != nil {
+					t.Fatal(err)
+				}
+				if i == 0 {
+					first = e.index
+				}
+			}
+			damage(j.slot(first))
+			n, err := j.Restore(testLog(t))
+			if n != 1 || err == nil || read(t, file) != "80000" {
+				t.Errorf("%d undone (%v), quota %s; want 1, an error, 80000", n, err, read(t, file))
+			}
+			if left, want := j.pending(), outside[name]; left != want {
+				t.Errorf("%d entries are left, want %d", left, want)
+			}
+			if got := read(t, precious); got != "50000" {
+				t.Errorf("a file outside was written: %q", got)
+			}
+		})
+	}
+}
+
+func TestWriteRefuses(t *testing.T) {
+	g := group(t, "cpu")
+	file := filepath.Join(g, quotaFile)
+	j := open(t, filepath.Join(t.TempDir(), "undo"))
+	defer j.Close()
+	long := strings.Repeat("1", textSize)
+	for name, err := range map[string]error{
+		"relative path":       second(j.Write(Quota, "cpu/x", "1", "2")),
+		"unclean path":        second(j.Write(Quota, g+"/../x", "1", "2")),
+		"missing file":        second(j.Write(Quota, file+"x", "1", "2")),
+		"no original":         second(j.Write(Quota, file, "", "2")),
+		"long original":       second(j.Write(Quota, file, long, "2")),
+		"long text of ours":   second(j.Write(Quota, file, "1", long)),
+		"three texts":         second(j.Write(Quota, file, "1", "2", "3", "4")),
+		"order of moves":      second(j.Write(move, file, "1", "2")),
+		"relative target":     second(j.Move(g, "cpu")),
+		"target with a zero":  second(j.Move(g, "/cpu\x00")),
+		"group that is a dot": second(j.Move(g+"/.", "/sys/fs/cgroup/cpu")),
+	} {
+		if err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+	if n := j.pending(); n != 0 {
+		t.Errorf("%d entries were made all the same", n)
+	}
+}
+
+func second(_ *Entry, err error) error { return err }
+
+func TestCapacity(t *testing.T) {
+	file := filepath.Join(group(t, "cpu"), quotaFile)
+	j := open(t, filepath.Join(t.TempDir(), "undo"))
+	defer j.Close()
+	var last *Entry
+	for range Capacity {
+		e, err := j.Write(Quota, file, "80000", "50000")
+		if err != nil {
+			t.Fatal(err)
+		}
+		last = e
+	}
+	if _, err := j.Write(Quota, file, "80000", "50000"); !errors.Is(err, ErrFull) {
+		t.Errorf("one more: %v, want %v", err, ErrFull)
+	}
+	last.Done()
+	if _, err := j.Write(Quota, file, "80000", "50000"); err != nil {
+		t.Errorf("after one is done: %v", err)
+	}
+	write(t, "50000", file)
+	if n := restore(t, j); n != 1 {
+		t.Errorf("%d undone, want 1", n)
+	}
+	if n := j.pending(); n != 0 {
+		t.Errorf("%d entries are left", n)
+	}
+}

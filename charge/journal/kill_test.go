@@ -1,0 +1,284 @@
+package journal
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// hold is an agent that has lowered a quota and frozen a group, says its guardian's
+// pid, and waits for its death.
+func hold(j *Journal, quota, freezer string) error {
+	file, state := filepath.Join(quota, quotaFile), filepath.Join(freezer, "freezer.state")
+	_, err1 := j.Write(Quota, file, "80000", "20000")
+	_, err2 := j.Write(Thaw, state, "THAWED", "FROZEN", "FREEZING")
+	err := errors.Join(err1, err2, os.WriteFile(file, []byte("20000"), 0), os.WriteFile(state, []byte("FROZEN"), 0))
+	if err != nil {
+		return err
+	}
+	fmt.Println(j.PID())
+	time.Sleep(time.Minute)
+	return errors.New("nobody has killed it")
+}
+
+// scribe is an agent that is always writing one thing or other.
+func scribe(j *Journal, quota, _ string) error {
+	file := filepath.Join(quota, quotaFile)
+	fmt.Println("ready")
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); {
+		e, err := j.Write(Quota, file, "80000")
+		if err != nil {
+			return err
+		}
+		for range rand.N(4) {
+			text := strconv.Itoa(10000 + rand.N(60000))
+			if err := errors.Join(e.Ours(text), os.WriteFile(file, []byte(text), 0), e.Original("80000")); err != nil {
+				return err
+			}
+		}
+		if err := os.WriteFile(file, []byte("80000"), 0); err != nil {
+			return err
+		}
+		e.Done()
+	}
+	return errors.New("nobody has killed it")
+}
+
+func TestKilledAgent(t *testing.T) {
+	dir, quota, freezer := t.TempDir(), group(t, "cpu"), group(t, "freezer")
+	write(t, "80000", quota, quotaFile)
+	sleeper(t, quota, freezer)
+	path := filepath.Join(dir, "undo")
+	cmd, _ := startAgent(t, "hold", guardianPath(t), path, quota, freezer)
+	await(t, "frozen", func() bool { return read(t, freezer, "freezer.state") == "FROZEN" })
+	if _, err := openNow(path); !errors.Is(err, ErrBusy) {
+		t.Errorf("open a living agent's journal: %v, want %v", err, ErrBusy)
+	}
+	start := time.Now()
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "thawed", func() bool { return read(t, freezer, "freezer.state") == "THAWED" })
+	t.Logf("thawed %v after the kill", time.Since(start))
+	_ = cmd.Wait()
+	// The next agent gets the journal only when the guardian is through.
+	j := open(t, path)
+	defer j.Close()
+	if got := read(t, quota, quotaFile); got != "80000" {
+		t.Errorf("quota %s when the journal is free, want 80000", got)
+	}
+	if n := restore(t, j); n != 0 {
+		t.Errorf("%d things were left to undo", n)
+	}
+}
+
+// openNow is Open without the patience.
+func openNow(path string) (*Journal, error) {
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); errors.Is(err, unix.EWOULDBLOCK) {
+		return nil, ErrBusy
+	} else if err != nil {
+		return nil, err
+	}
+	return nil, nil
+}
+
+// A killed guardian is replaced, and the other one does the work.
+func TestKilledGuardian(t *testing.T) {
+	quota, freezer := group(t, "cpu"), group(t, "freezer")
+	write(t, "80000", quota, quotaFile)
+	sleeper(t, freezer)
+	path := filepath.Join(t.TempDir(), "undo")
+	cmd, said := startAgent(t, "hold", guardianPath(t), path, quota, freezer)
+	first, err := strconv.Atoi(said)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, sig := range []unix.Signal{unix.SIGTERM, unix.SIGINT, unix.SIGHUP, unix.SIGKILL} {
+		if err := unix.Kill(first, sig); err != nil {
+			t.Fatalf("%v: %v", sig, err) // it has ended before its time
+		}
+	}
+	await(t, "another guardian", func() bool {
+		pid := guardianOf(t, cmd.Process.Pid)
+		return pid != 0 && pid != first
+	})
+	if got := read(t, quota, quotaFile); got != "20000" {
+		t.Errorf("quota %s after the guardian's death, want 20000 still", got)
+	}
+	kill(t, cmd)
+	await(t, "undone", func() bool {
+		return read(t, quota, quotaFile) == "80000" && read(t, freezer, "freezer.state") == "THAWED"
+	})
+}
+
+// guardianOf finds the guardian that a process has started.
+func guardianOf(t *testing.T, pid int) int {
+	t.Helper()
+	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range tasks {
+		text, _ := os.ReadFile(file) // the thread may have ended
+		for _, child := range strings.Fields(string(text)) {
+			comm, _ := os.ReadFile("/proc/" + child + "/comm")
+			if strings.HasPrefix(string(comm), Program[:15]) {
+				n, _ := strconv.Atoi(child)
+				return n
+			}
+		}
+	}
+	return 0
+}
+
+// If both are killed, the next agent undoes.
+func TestKilledWithoutGuardian(t *testing.T) {
+	quota, freezer := group(t, "cpu"), group(t, "freezer")
+	write(t, "80000", quota, quotaFile)
+	sleeper(t, freezer)
+	path := filepath.Join(t.TempDir(), "undo")
+	cmd, _ := startAgent(t, "hold", "", path, quota, freezer)
+	kill(t, cmd)
+	if got := read(t, freezer, "freezer.state"); got != "FROZEN" {
+		t.Fatalf("%s before the restore", got)
+	}
+	j := open(t, path)
+	defer j.Close()
+	if n := restore(t, j); n != 2 || read(t, freezer, "freezer.state") != "THAWED" || read(t, quota, quotaFile) != "80000" {
+		t.Errorf("%d undone, %s, quota %s", n, read(t, freezer, "freezer.state"), read(t, quota, quotaFile))
+	}
+}
+
+// A kill at any moment leaves the quota as it was.
+func TestKilledAnywhere(t *testing.T) {
+	quota, dir := group(t, "cpu"), t.TempDir()
+	write(t, "80000", quota, quotaFile)
+	undone := 0
+	for i := range 30 {
+		path := filepath.Join(dir, "undo")
+		cmd, _ := startAgent(t, "scribe", "", path, quota, "")
+		time.Sleep(time.Duration(rand.N(int64(3 * time.Millisecond))))
+		kill(t, cmd)
+		j := open(t, path)
+		undone += restore(t, j)
+		if got := read(t, quota, quotaFile); got != "80000" {
+			t.Errorf("kill %d: quota %s, want 80000", i, got)
+		}
+		if err := j.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if undone == 0 {
+		t.Error("no kill came at a time when there was something to undo")
+	}
+}
+
+func TestMove(t *testing.T) {
+	from, to := group(t, "cpu"), group(t, "cpu")
+	for name, target := range map[string]string{
+		"back":                    to,
+		"to the nearest ancestor": filepath.Join(to, "gone", "too"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			j := open(t, filepath.Join(t.TempDir(), "undo"))
+			defer j.Close()
+			g := filepath.Join(from, "helpers")
+			if err := os.Mkdir(g, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := j.Move(g, target); err != nil {
+				t.Fatal(err)
+			}
+			pids := map[int]bool{}
+			for range 20 {
+				pids[sleeper(t, g)] = true
+			}
+			if n := restore(t, j); n != 1 {
+				t.Errorf("%d undone, want 1", n)
+			}
+			for _, line := range strings.Fields(read(t, to, "cgroup.procs")) {
+				pid, _ := strconv.Atoi(line)
+				delete(pids, pid)
+			}
+			if len(pids) > 0 {
+				t.Errorf("not moved: %v", pids)
+			}
+			if _, err := os.Stat(g); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("the group is still there (%v)", err)
+			}
+		})
+	}
+}
+
+// Close undoes what is not Done, also if the guardian dies at that moment.
+func TestClose(t *testing.T) {
+	for _, guarded := range []bool{false, true} {
+		t.Run(fmt.Sprintf("guarded %v", guarded), func(t *testing.T) {
+			quota := group(t, "cpu")
+			write(t, "80000", quota, quotaFile)
+			path := filepath.Join(t.TempDir(), "undo")
+			j := open(t, path)
+			if guarded {
+				if err := j.Guard(testLog(t)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			e, err := j.Write(Quota, filepath.Join(quota, quotaFile), "80000", "20000")
+			if err != nil {
+				t.Fatal(err)
+			}
+			write(t, "20000", quota, quotaFile)
+			if guarded {
+				if err := unix.Kill(j.PID(), unix.SIGKILL); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := j.Close(); err != nil {
+				t.Error(err)
+			}
+			e.Done()
+			if got := read(t, quota, quotaFile); got != "80000" {
+				t.Errorf("quota %s after Close, want 80000", got)
+			}
+			if _, err := j.Write(Quota, filepath.Join(quota, quotaFile), "1", "2"); !errors.Is(err, ErrClosed) {
+				t.Errorf("write: %v, want %v", err, ErrClosed)
+			}
+			open(t, path).Close()
+		})
+	}
+}
+
+func TestGuardianIsMissing(t *testing.T) {
+	j := open(t, filepath.Join(t.TempDir(), "undo"))
+	defer j.Close()
+	for _, path := range []string{"/nowhere", "/bin/true"} {
+		j.Guardian = path
+		if err := j.Guard(slog.New(slog.DiscardHandler)); err == nil {
+			t.Errorf("%s: no error", path)
+		}
+	}
+	j.Guardian = guardianPath(t)
+}
+
+func await(t testing.TB, what string, done func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); !done(); time.Sleep(100 * time.Microsecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not %s after %v", what, patience)
+		}
+	}
+}

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * tsugiki-guardian: undoes what the agent did to cgroups when the agent ends.
+ *
+ * Theory of operation. The agent starts it with one end of a socket, of which only
+ * the agent has the other, and with the undo journal, whose lock is that
+ * of the open file and so held by both. The guardian greets, and sleeps until the
+ * socket ends. Then it undoes every entry, those first that cannot wait, says how
+ * many (to an agent that is still there: it only shut its side down), and ends.
+ *
+ * It is in a session of its own and ignores signals: only SIGKILL ends it early,
+ * and then the agent, or the next one, starts another.
+ */
+#define _GNU_SOURCE
+#include "../privilege/privilege.h"
+#include "guardian.h"
+#include "undo.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define GUARDIAN_CONTROL 3
+#define GUARDIAN_FILE	 4
+
+/* Groups that were delegated to a user are that user's, and moving somebody else's
+ * process between groups that have a cpuset takes the right to say where it runs. */
+#define GUARDIAN_CAP_DAC_OVERRIDE 1
+#define GUARDIAN_CAP_SYS_NICE	  23
+#define GUARDIAN_KEEP		  (1ull << GUARDIAN_CAP_DAC_OVERRIDE | 1ull << GUARDIAN_CAP_SYS_NICE)
+
+/* What happened, and the first failure of all. */
+struct guardian_work {
+	struct guardian_report report;
+	int error;
+	char path[JOURNAL_PATH];
+};
+
+static struct journal_header *guardian_map(void)
+{
+	const size_t size = JOURNAL_HEADER + JOURNAL_CAPACITY * sizeof(struct journal_entry);
+	struct journal_header *header;
+	struct stat st;
+
+	if (fstat(GUARDIAN_FILE, &st) != 0)
+		privilege_die("use journal");
+	errno = EINVAL;
+	if (!S_ISREG(st.st_mode) || st.st_size < (off_t)size)
+		privilege_die("use journal");
+	header = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, GUARDIAN_FILE, 0);
+	if (header == MAP_FAILED)
+		privilege_die("map journal");
+	errno = EINVAL;
+	if (memcmp(header->magic, JOURNAL_MAGIC, sizeof(header->magic)) != 0)
+		privilege_die("use journal");
+	return header;
+}
+
+/* Ends with the agent, not with the terminal, the session or the service. */
+static void guardian_ignore_signals(void)
+{
+	static const int ignored[] = {SIGHUP,  SIGINT,	SIGQUIT, SIGTERM, SIGPIPE, SIGUSR1,
+				      SIGUSR2, SIGALRM, SIGTSTP, SIGTTIN, SIGTTOU, 0};
+
+	for (const int *sig = ignored; *sig != 0; sig++)
+		(void)signal(*sig, SIG_IGN);
+}
+
+static void guardian_await_end(void)
+{
+	struct guardian_report hello = {.version = GUARDIAN_VERSION};
+	char byte;
+	ssize_t n;
+
+	if (send(GUARDIAN_CONTROL, &hello, sizeof(hello), MSG_NOSIGNAL) < 0 && errno != EPIPE)
+		privilege_die("greet");
+	do {
+		n = read(GUARDIAN_CONTROL, &byte, 1);
+	} while (n > 0 || (n < 0 && errno == EINTR));
+}
+
+static void guardian_undo(struct journal_entry *shared, struct guardian_work *work)
+{
+	struct journal_entry entry;
+	enum undo_outcome outcome = UNDO_FAILED;
+
+	bool whole = journal_read(shared, &entry);
+
+	errno = EBADMSG;
+	if (whole)
+		outcome = undo_entry(&entry);
+	if (outcome == UNDO_FAILED) {
+		if (work->report.failed++ == 0) {
+			work->error = errno;
+			memcpy(work->path, entry.path, sizeof(work->path));
+			work->path[sizeof(work->path) - 1] = '\0';
+		}
+		if (whole)
+			return; /* the next agent tries again */
+	}
+	if (outcome == UNDO_DONE)
+		work->report.undone++;
+	atomic_store(&shared->valid, 0);
+}
+
+static void guardian_undo_all(struct journal_header *header, struct guardian_work *work)
+{
+	struct journal_entry *entries = (void *)((char *)header + JOURNAL_HEADER);
+	uint32_t used = atomic_load(&header->used);
+
+	if (used > JOURNAL_CAPACITY)
+		used = JOURNAL_CAPACITY;
+	/* Damaged entries, of no known order, come last. */
+	for (uint32_t order = JOURNAL_THAW; order <= JOURNAL_MOVE + 1; order++) {
+		for (uint32_t i = 0; i < used; i++) {
+			uint32_t turn = entries[i].order;
+
+			if (turn < JOURNAL_THAW || turn > JOURNAL_MOVE)
+				turn = JOURNAL_MOVE + 1;
+			if (turn == order && atomic_load(&entries[i].valid) != 0)
+				guardian_undo(&entries[i], work);
+		}
+	}
+}
+
+static void guardian_say(const struct guardian_work *work)
+{
+	char text[JOURNAL_PATH + 128];
+
+	/* An agent that is there reads it, and says it itself. If it is not, the next
+	 * one need not wait until somebody reads what is said here. */
+	if (send(GUARDIAN_CONTROL, &work->report, sizeof(work->report), MSG_NOSIGNAL) < 0) {
+		(void)flock(GUARDIAN_FILE, LOCK_UN);
+		(void)snprintf(text, sizeof(text), "tsugiki-guardian: agent ended; undone: %u\n",
+			       work->report.undone);
+		privilege_say(text);
+	}
+	if (work->report.failed > 0) {
+		(void)snprintf(text, sizeof(text), "tsugiki-guardian: undo %s: %s (failed: %u)\n",
+			       work->path, strerror(work->error), work->report.failed);
+		privilege_say(text);
+	}
+}
+
+int main(void)
+{
+	struct guardian_work work = {.report.version = GUARDIAN_VERSION};
+	struct journal_header *header;
+
+	guardian_ignore_signals();
+	header = guardian_map();
+	privilege_drop_bounding(GUARDIAN_KEEP);
+	privilege_drop_capabilities(GUARDIAN_KEEP);
+	privilege_seal();
+	if (syscall(SYS_close_range, GUARDIAN_FILE + 1, ~0U, 0) != 0 ||
+	    syscall(SYS_close_range, 0, 1, 0) != 0)
+		privilege_die("close descriptors");
+	guardian_await_end();
+	guardian_undo_all(header, &work);
+	guardian_say(&work);
+	return work.report.failed > 0;
+}
