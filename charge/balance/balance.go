@@ -99,6 +99,9 @@ func (b *Balance) SetLimit(l Limit) {
 	b.b = min(b.b, b.most())
 }
 
+// SetBurst says how much of what it leaves unused the container can use later.
+func (b *Balance) SetBurst(d time.Duration) { b.limit.Burst = d }
+
 // Owe charges a debt of former times. It is carried: nobody is held for it.
 func (b *Balance) Owe(d time.Duration) {
 	if b.limit.Quota >= 0 && d > 0 {
