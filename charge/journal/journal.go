@@ -105,7 +105,7 @@ type Journal struct {
 // guardian of an agent that died still works, Open waits. ErrBusy: another agent
 // uses it.
 func Open(path string) (*Journal, error) {
-	f, err := mapped.Open(path, magic, mapped.HeaderSize+Capacity*slotSize, busyWait)
+	f, err := mapped.Open(path, magic, mapped.HeaderSize+Capacity*slotSize, busyWait, nil)
 	if err != nil {
 		return nil, fmt.Errorf("open undo journal: %w", err)
 	}

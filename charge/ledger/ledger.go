@@ -13,8 +13,10 @@ package ledger
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 	"unsafe"
 
@@ -41,52 +43,42 @@ var (
 	ErrBusy = mapped.ErrBusy
 	// ErrFull means that the ledger has no room for another container.
 	ErrFull = errors.New("ledger is full")
-	// ErrForgotten means that the entry has been forgotten.
-	ErrForgotten = errors.New("container is no longer in the ledger")
+	// ErrClosed means that Close has been called.
+	ErrClosed = errors.New("ledger is closed")
 )
-
-// slot is how a container is on file.
-type slot struct {
-	valid               atomic.Uint32 // stored last; 0 is free
-	_                   uint32
-	id                  uint64
-	debt, own, forgiven atomic.Int64
-	name                [NameSize + 1]byte
-	sources             [Sources + 1]source // the last one is Other
-}
-
-type source struct {
-	time  atomic.Int64
-	valid atomic.Uint32 // stored after the name
-	name  [SourceSize + 1]byte
-	_     uint32
-}
-
-const slotSize = int(unsafe.Sizeof(slot{}))
 
 // Ledger is an open ledger. Its methods may be called by several goroutines.
 type Ledger struct {
-	mu    sync.Mutex // guards which slots and sources are in use
-	file  *mapped.File
-	names map[string]*Entry
-}
+	file *mapped.File
 
-// Entry is one container's account. Its methods may be called by several
-// goroutines; after Forget they do nothing and return zero.
-type Entry struct {
-	ledger *Ledger
-	slot   *slot
-	opened bool // since the start
+	mu    sync.Mutex // guards what follows, and which slots are in use
+	names map[string]*Entry
+	free  []*slot // those below used
 }
 
 // Open maps the ledger, made if there is none. What it knew of containers is there
-// as unopened entries.
+// as unopened entries. ErrBusy: another agent uses it.
 func Open(path string) (*Ledger, error) {
-	f, err := mapped.Open(path, magic, mapped.HeaderSize+Capacity*slotSize, busyWait)
+	f, err := mapped.Open(path, magic, mapped.HeaderSize+Capacity*slotSize, busyWait, check)
 	if err != nil {
 		return nil, fmt.Errorf("open ledger: %w", err)
 	}
-	return &Ledger{file: f, names: map[string]*Entry{}}, nil
+	return load(f), nil
+}
+
+// load makes the entries of a file that check has found good.
+func load(f *mapped.File) *Ledger {
+	l := &Ledger{file: f, names: map[string]*Entry{}}
+	for i := range used(f.Data).Load() {
+		s := slotOf(f.Data, i)
+		if s.valid.Load() == 0 {
+			l.free = append(l.free, s)
+			continue
+		}
+		name, _ := mapped.Text(s.name[:])
+		l.names[name] = &Entry{ledger: l, name: name, id: s.id, slot: s}
+	}
+	return l
 }
 
 // Aside says, when it is not empty, where an older or corrupt file has been moved,
@@ -95,49 +87,100 @@ func (l *Ledger) Aside() string { return l.file.Aside }
 
 // Entry opens the account of the container with this name whose cgroup has this
 // inode. It is fresh if the ledger did not know it: another id under the same name
-// starts at zero.
+// starts at zero. A full ledger forgets a container that nobody has opened since
+// the start; if there is none, ErrFull.
 func (l *Ledger) Entry(name string, id uint64) (e *Entry, fresh bool, err error) {
-	return nil, false, errors.ErrUnsupported
+	if err := new(slot).setName(name); err != nil {
+		return nil, false, fmt.Errorf("open account: %w", err)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	e = l.names[name]
+	if e != nil && e.id == id {
+		e.opened.Store(true)
+		return e, false, nil
+	}
+	if e != nil {
+		l.forget(e)
+	}
+	s, err := l.take()
+	if err != nil {
+		return nil, false, fmt.Errorf("open account of %s: %w", name, err)
+	}
+	*(*[slotSize]byte)(unsafe.Pointer(s)) = [slotSize]byte{}
+	_ = s.setName(name) // it fits
+	s.id = id
+	_ = mapped.SetText(s.sources[Sources].name[:], Other)
+	s.sources[Sources].valid.Store(1)
+	s.valid.Store(1)
+	e = &Entry{ledger: l, name: name, id: id, slot: s}
+	e.opened.Store(true)
+	l.names[name] = e
+	return e, true, nil
 }
 
-// Entries are all containers, also those that nobody has opened since the start.
-func (l *Ledger) Entries() []*Entry { return nil }
+// take finds a free slot; mu is held.
+func (l *Ledger) take() (*slot, error) {
+	if l.names == nil {
+		return nil, ErrClosed
+	}
+	if n := used(l.file.Data); len(l.free) == 0 && n.Load() < Capacity {
+		n.Add(1)
+		return slotOf(l.file.Data, n.Load()-1), nil
+	}
+	for _, e := range l.names {
+		if len(l.free) > 0 {
+			break
+		}
+		if !e.opened.Load() {
+			l.forget(e)
+		}
+	}
+	n := len(l.free)
+	if n == 0 {
+		return nil, ErrFull
+	}
+	s := l.free[n-1]
+	l.free = l.free[:n-1]
+	return s, nil
+}
 
-// Close unmaps the file; no entry may be used after it.
-func (l *Ledger) Close() error { return l.file.Close() }
+// forget frees an entry's slot; mu is held.
+func (l *Ledger) forget(e *Entry) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.slot == nil {
+		return
+	}
+	e.slot.valid.Store(0)
+	l.free = append(l.free, e.slot)
+	delete(l.names, e.name)
+	e.slot = nil
+}
 
-// Name is the container's.
-func (e *Entry) Name() string { return "" }
+// Entries are all containers by name, also those that nobody has opened since the
+// start.
+func (l *Ledger) Entries() []*Entry {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.SortedFunc(maps.Values(l.names), func(a, b *Entry) int { return strings.Compare(a.name, b.name) })
+}
 
-// ID is the inode of the container's cgroup.
-func (e *Entry) ID() uint64 { return e.slot.id }
-
-// Opened says whether somebody has opened it since the start.
-func (e *Entry) Opened() bool { return e.opened }
-
-// Add adds CPU time that a source has used for the container; it may be negative.
-func (e *Entry) Add(source string, d time.Duration) {}
-
-// Sources are the sums by source.
-func (e *Entry) Sources() map[string]time.Duration { return nil }
-
-// SetDebt stores what is still to be taken from the container.
-func (e *Entry) SetDebt(d time.Duration) {}
-
-// Debt is what SetDebt stored.
-func (e *Entry) Debt() time.Duration { return 0 }
-
-// AddOwn adds CPU time that the container has used itself.
-func (e *Entry) AddOwn(d time.Duration) {}
-
-// Own is the sum of AddOwn.
-func (e *Entry) Own() time.Duration { return 0 }
-
-// AddForgiven adds debt that nobody will ask for any more.
-func (e *Entry) AddForgiven(d time.Duration) {}
-
-// Forgiven is the sum of AddForgiven.
-func (e *Entry) Forgiven() time.Duration { return 0 }
-
-// Forget frees the container's place.
-func (e *Entry) Forget() {}
+// Close unmaps the file. Entries are as if forgotten from then on, but are on file.
+func (l *Ledger) Close() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.names == nil {
+		return nil
+	}
+	for _, e := range l.names {
+		e.mu.Lock()
+		e.slot = nil
+		e.mu.Unlock()
+	}
+	l.names = nil
+	if err := l.file.Close(); err != nil {
+		return fmt.Errorf("close ledger: %w", err)
+	}
+	return nil
+}

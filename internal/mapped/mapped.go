@@ -47,9 +47,10 @@ type File struct {
 
 // Open maps a file of size bytes, header included, whose content is known by magic
 // (8 characters; another layout has another). The file is made if there is none,
-// emptied if it is of another boot, and put aside if it is anything else. While
-// another process has it, Open waits as long as told, then returns ErrBusy.
-func Open(path, magic string, size int, wait time.Duration) (*File, error) {
+// emptied if it is of another boot, and put aside if it is anything else or check,
+// where there is one, finds fault with its data. While another process has it, Open
+// waits as long as told, then returns ErrBusy.
+func Open(path, magic string, size int, wait time.Duration, check func(data []byte) error) (*File, error) {
 	if len(magic) != magicSize || size < HeaderSize {
 		return nil, fmt.Errorf("open %s: magic %q or size %d is of no use", path, magic, size)
 	}
@@ -67,24 +68,34 @@ func Open(path, magic string, size int, wait time.Duration) (*File, error) {
 		if err != nil {
 			return nil, err
 		}
-		why, err := prepare(f, header, size)
-		if err == nil && why == "" {
-			data, err := unix.Mmap(int(f.Fd()), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-			if err == nil {
-				return &File{Data: data, Aside: aside, File: f}, nil
-			}
-			f.Close()
-			return nil, fmt.Errorf("map %s: %w", path, err)
+		data, why, err := mapIn(f, header, size, check)
+		if err == nil && why == nil {
+			return &File{Data: data, Aside: aside, File: f}, nil
 		}
 		if err == nil {
 			err = os.Rename(path, path+".bad")
-			aside = fmt.Sprintf("%s.bad: %s", path, why)
+			aside = fmt.Sprintf("%s.bad: %v", path, why)
 		}
 		f.Close()
 		if err != nil {
 			return nil, fmt.Errorf("open %s: %w", path, err)
 		}
 	}
+}
+
+// mapIn maps a locked file, or says why it is not to be used.
+func mapIn(f *os.File, header []byte, size int, check func([]byte) error) (data []byte, why, err error) {
+	if why, err := prepare(f, header, size); why != nil || err != nil {
+		return nil, why, err
+	}
+	data, err = unix.Mmap(int(f.Fd()), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil || check == nil {
+		return data, nil, err
+	}
+	if why := check(data); why != nil {
+		return nil, why, unix.Munmap(data)
+	}
+	return data, nil, nil
 }
 
 // lock opens the file and takes its lock. Whoever had it may have put the file
@@ -119,36 +130,36 @@ func lock(path string, end time.Time) (*os.File, error) {
 }
 
 // prepare makes a locked file ready for use, or says why it is not to be used.
-func prepare(f *os.File, header []byte, size int) (why string, err error) {
+func prepare(f *os.File, header []byte, size int) (why, err error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
-		return "", err
+		return nil, err
 	}
-	switch {
-	case st.Mode&unix.S_IFMT != unix.S_IFREG:
-		return "", errors.New("it is not a regular file")
-	case int(st.Uid) != os.Geteuid() || st.Mode&0o077 != 0:
-		return "others than its owner could write or read it", nil
+	if st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return nil, errors.New("it is not a regular file")
+	}
+	if int(st.Uid) != os.Geteuid() || st.Mode&0o077 != 0 {
+		return errors.New("others than its owner could write or read it"), nil
 	}
 	found := make([]byte, len(header))
 	if st.Size != 0 {
 		if _, err := f.ReadAt(found, 0); err != nil || st.Size != int64(size) {
-			return fmt.Sprintf("it has %d bytes instead of %d", st.Size, size), nil
+			return fmt.Errorf("it has %d bytes instead of %d", st.Size, size), nil
 		}
 	}
 	empty := len(bytes.Trim(found, "\x00")) == 0 // a start that was killed
 	switch {
 	case bytes.Equal(found, header):
-		return "", nil
+		return nil, nil
 	case !empty && !bytes.HasPrefix(found, header[:magicSize]):
-		return fmt.Sprintf("it begins with %q instead of %q", found[:magicSize], header[:magicSize]), nil
+		return fmt.Errorf("it begins with %q instead of %q", found[:magicSize], header[:magicSize]), nil
 	}
 	// The header comes last: without it, all this is done again.
 	if err := errors.Join(f.Truncate(0), f.Truncate(int64(size))); err != nil {
-		return "", err
+		return nil, err
 	}
 	_, err = f.WriteAt(header, 0)
-	return "", err
+	return nil, err
 }
 
 // Close unmaps the file and lets go of the lock, unless another process has

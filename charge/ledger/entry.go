@@ -1,0 +1,133 @@
+package ledger
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/tsugiki/tsugiki/internal/mapped"
+)
+
+// Entry is one container's account. Its methods may be called by several
+// goroutines; when it is forgotten they do nothing and return zero.
+type Entry struct {
+	ledger *Ledger
+	name   string
+	id     uint64
+	opened atomic.Bool
+
+	mu   sync.Mutex // guards what follows, and the names of sources
+	slot *slot      // nil: forgotten
+}
+
+// Name is the container's.
+func (e *Entry) Name() string { return e.name }
+
+// ID is the inode of the container's cgroup.
+func (e *Entry) ID() uint64 { return e.id }
+
+// Opened says whether somebody has opened it since the start.
+func (e *Entry) Opened() bool { return e.opened.Load() }
+
+// Add adds CPU time that a source has used for the container; it may be negative.
+// Sources that have no room, or a name of no use, are added to Other.
+func (e *Entry) Add(source string, d time.Duration) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.slot != nil {
+		e.slot.source(source).time.Add(int64(d))
+	}
+}
+
+// source finds the sum of a source, a new one if need be.
+func (s *slot) source(name string) *source {
+	for i := range s.sources[:Sources] {
+		src := &s.sources[i]
+		if src.valid.Load() == 0 {
+			if name == "" || name == Other || mapped.SetText(src.name[:], name) != nil {
+				break
+			}
+			src.valid.Store(1)
+			return src
+		}
+		if src.is(name) {
+			return src
+		}
+	}
+	return &s.sources[Sources]
+}
+
+func (s *source) is(name string) bool {
+	return len(name) <= SourceSize && s.name[len(name)] == 0 && string(s.name[:len(name)]) == name
+}
+
+// Sources are the sums by source; Other only where there is any.
+func (e *Entry) Sources() map[string]time.Duration {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	sums := map[string]time.Duration{}
+	if e.slot == nil {
+		return sums
+	}
+	for i := range e.slot.sources {
+		src := &e.slot.sources[i]
+		if d := src.time.Load(); src.valid.Load() != 0 && (i < Sources || d != 0) {
+			name, _ := mapped.Text(src.name[:])
+			sums[name] = time.Duration(d)
+		}
+	}
+	return sums
+}
+
+// SetDebt stores what is still to be taken from the container.
+func (e *Entry) SetDebt(d time.Duration) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.slot != nil {
+		e.slot.debt.Store(max(0, int64(d)))
+	}
+}
+
+// Debt is what SetDebt stored.
+func (e *Entry) Debt() time.Duration { return e.sum((*slot).debtSum) }
+
+// AddOwn adds CPU time that the container has used itself.
+func (e *Entry) AddOwn(d time.Duration) { e.add((*slot).ownSum, d) }
+
+// Own is the sum of AddOwn.
+func (e *Entry) Own() time.Duration { return e.sum((*slot).ownSum) }
+
+// AddForgiven adds debt that nobody will ask for any more.
+func (e *Entry) AddForgiven(d time.Duration) { e.add((*slot).forgivenSum, d) }
+
+// Forgiven is the sum of AddForgiven.
+func (e *Entry) Forgiven() time.Duration { return e.sum((*slot).forgivenSum) }
+
+func (s *slot) debtSum() *atomic.Int64     { return &s.debt }
+func (s *slot) ownSum() *atomic.Int64      { return &s.own }
+func (s *slot) forgivenSum() *atomic.Int64 { return &s.forgiven }
+
+// add adds to a sum that only grows.
+func (e *Entry) add(which func(*slot) *atomic.Int64, d time.Duration) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.slot != nil {
+		which(e.slot).Add(max(0, int64(d)))
+	}
+}
+
+func (e *Entry) sum(which func(*slot) *atomic.Int64) time.Duration {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.slot == nil {
+		return 0
+	}
+	return time.Duration(which(e.slot).Load())
+}
+
+// Forget frees the container's place.
+func (e *Entry) Forget() {
+	e.ledger.mu.Lock()
+	defer e.ledger.mu.Unlock()
+	e.ledger.forget(e)
+}
