@@ -163,9 +163,26 @@ func (b *Balance) Step(in Input) Output {
 		Protect: b.quota == b.limit.Quota && b.b >= 0 && b.carried == 0,
 	}
 	if b.hold || b.b < float64(b.limit.Quota)/2 {
-		out.Next = min(Pulse, b.limit.Period)
+		out.Next = b.next(in)
 	}
 	return out
+}
+
+// next is when the container may have to be held, or need not be any more, if it goes
+// on like this: half of the way to it, when that is not too near.
+func (b *Balance) next(in Input) time.Duration {
+	wait := float64(b.limit.Period)
+	if b.hold {
+		wait = max((b.release()-b.b)/b.rate(), float64(Pulse))
+		return min(time.Duration(wait), Bound()-b.held, b.limit.Period)
+	}
+	if in.Elapsed > 0 {
+		used := max(float64(in.Own+in.Borrowed)/float64(in.Elapsed), (b.usualOwn+b.usualBorrowed)/float64(b.limit.Period))
+		if drain := used - b.rate(); drain > 0 {
+			wait = b.b / drain / 2
+		}
+	}
+	return min(max(time.Duration(wait), Pulse), b.limit.Period)
 }
 
 // threshold is what may be charged before a balance at rest is looked at closely.

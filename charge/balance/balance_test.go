@@ -227,7 +227,7 @@ func TestSteps(t *testing.T) {
 		{
 			"owed, held", l,
 			[]Input{{Elapsed: 100 * ms, Own: 50 * ms, Borrowed: 80 * ms, Boundary: true}},
-			Output{Quota: 1 * ms, Hold: true, Next: 10 * ms}, 30 * ms, 0,
+			Output{Quota: 1 * ms, Hold: true, Next: 70 * ms}, 30 * ms, 0,
 		},
 		{
 			"released", l,
@@ -236,17 +236,17 @@ func TestSteps(t *testing.T) {
 				{Elapsed: 10 * ms, Held: true},
 				{Elapsed: 2 * ms, Held: true},
 			},
-			Output{Quota: 1 * ms, Next: 10 * ms}, 0, 0,
+			Output{Quota: 1 * ms, Next: 100 * ms}, 0, 0,
 		},
 		{
 			"too much for a hold", l,
 			[]Input{{Elapsed: 100 * ms, Own: 50 * ms, Borrowed: 2 * time.Second, Boundary: true}},
-			Output{Quota: 1 * ms, Hold: true, Next: 10 * ms}, 1950 * ms, 1700 * ms,
+			Output{Quota: 1 * ms, Hold: true, Next: 100 * ms}, 1950 * ms, 1700 * ms,
 		},
 		{
 			"more than is ever asked for", l,
 			[]Input{{Elapsed: 100 * ms, Borrowed: time.Hour, Boundary: true}},
-			Output{Quota: 1 * ms, Hold: true, Next: 10 * ms, Forgiven: time.Hour - 55*ms - 250*ms - 30*time.Second},
+			Output{Quota: 1 * ms, Hold: true, Next: 100 * ms, Forgiven: time.Hour - 55*ms - 250*ms - 30*time.Second},
 			30250 * ms, 30 * time.Second,
 		},
 		{

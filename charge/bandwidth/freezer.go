@@ -19,6 +19,7 @@ type Freezer struct {
 	dir     string // of the group that is frozen, absolute
 	rel     string
 	file    *os.File
+	state   *os.File // what tells of this group's own order
 	v2      bool
 	private bool
 	checked time.Time // that nobody else is in it
@@ -57,14 +58,15 @@ func (g *Group) Freezer() (*Freezer, error) {
 
 func (g *Group) freezer(h *hierarchy, rel string, private bool) (*Freezer, error) {
 	f := &Freezer{group: g, dir: filepath.Join(h.mount, rel), rel: rel, v2: h.v2, private: private}
-	name := "freezer.state"
+	name, state := "freezer.state", "freezer.self_freezing"
 	if f.v2 {
-		name = "cgroup.freeze"
+		name, state = "cgroup.freeze", "cgroup.freeze"
 	}
-	var err error
+	var err, stateErr error
 	f.file, err = os.OpenFile(filepath.Join(f.dir, name), os.O_RDWR, 0)
-	if err != nil {
-		return nil, fmt.Errorf("open freezer: %w: %w", ErrNoFreezer, err)
+	f.state, stateErr = os.Open(filepath.Join(f.dir, state))
+	if err := errors.Join(err, stateErr); err != nil {
+		return nil, errors.Join(fmt.Errorf("open freezer: %w: %w", ErrNoFreezer, err), f.Close())
 	}
 	return f, nil
 }
@@ -115,16 +117,20 @@ func (f *Freezer) write(text string) error {
 // Frozen tells whether somebody has ordered this group to stop, whoever it was. A
 // parent's order is not seen: it is none of this group's.
 func (f *Freezer) Frozen() (bool, error) {
-	file := f.File()
-	if !f.v2 {
-		file = filepath.Join(f.dir, "freezer.self_freezing")
-	}
-	text, err := os.ReadFile(file)
-	if err != nil {
+	var text [1]byte
+	if _, err := f.state.ReadAt(text[:], 0); err != nil {
 		return false, f.group.fault("read freezer", err)
 	}
-	return len(text) > 0 && text[0] == '1', nil
+	return text[0] == '1', nil
 }
 
-// Close gives the descriptor back, and thaws nothing.
-func (f *Freezer) Close() error { return f.file.Close() }
+// Close gives the descriptors back, and thaws nothing.
+func (f *Freezer) Close() error {
+	var errs []error
+	for _, file := range []*os.File{f.file, f.state} {
+		if file != nil {
+			errs = append(errs, file.Close())
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -236,8 +236,11 @@ func (a *Account) restore() error {
 	a.clocks = nil
 	err := errors.Join(a.release(a.c.now()), a.putBack())
 	a.closeFreezer()
-	if isGone(err) {
+	if isGone(err) || err != nil && a.group.Gone() {
+		done(&a.limits.quota)
+		done(&a.limits.burst)
+		done(&a.hold.entry)
 		return nil
 	}
-	return err
+	return err // the journal knows what is left
 }

@@ -66,10 +66,12 @@ type Config struct {
 type Controller struct {
 	cfg   Config
 	start time.Time
-	wake  int // eventfd
 	ended chan struct{}
-	watch *watch // nil: fanotify does not work, for the reason below
-	blind error
+	timer *os.File // by which the loop sleeps
+
+	timerFD int
+	watch   *watch // nil: fanotify does not work, for the reason below
+	blind   error
 
 	mu       sync.Mutex // guards what follows, and all of the accounts but their charges
 	accounts []*Account
@@ -77,20 +79,23 @@ type Controller struct {
 }
 
 // New starts a controller. It ends with Close.
-func New(cfg Config) *Controller {
+func New(cfg Config) (*Controller, error) {
 	if cfg.DebtLimit <= 0 {
 		cfg.DebtLimit = DebtLimit
 	}
-	c := &Controller{cfg: cfg, start: time.Now(), ended: make(chan struct{})}
-	var err error
-	if c.wake, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
-		c.wake = -1 // it wakes up by time alone
+	fd, err := unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_CLOEXEC|unix.TFD_NONBLOCK)
+	if err != nil {
+		return nil, fmt.Errorf("start charging: make a timer: %w", err)
 	}
-	if c.watch, c.blind = newWatch(); c.blind != nil {
+	c := &Controller{
+		cfg: cfg, start: time.Now(), ended: make(chan struct{}),
+		timerFD: fd, timer: os.NewFile(uintptr(fd), "timerfd"),
+	}
+	if c.watch, c.blind = newWatch(c); c.blind != nil {
 		cfg.Log.Warn("containers whose freezer is their engine's are not held", "error", c.blind)
 	}
 	go c.run()
-	return c
+	return c, nil
 }
 
 // Add makes an account for the container of a group, which stays the caller's. What
@@ -165,20 +170,15 @@ func (c *Controller) Close() error {
 	if c.watch != nil {
 		errs = append(errs, c.watch.close())
 	}
-	if c.wake >= 0 {
-		errs = append(errs, unix.Close(c.wake))
-	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, c.timer.Close())...)
 }
 
 // now is the time since the start, which is a monotonic clock's.
 func (c *Controller) now() time.Duration { return time.Since(c.start) }
 
-// kick makes the loop look at what is due.
+// kick makes the loop look at what is due. The mutex is held.
 func (c *Controller) kick() {
-	if c.wake >= 0 {
-		_, _ = unix.Write(c.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0})
-	}
+	c.alarm(0)
 }
 
 // limitOf is a limit for package balance.

@@ -248,7 +248,9 @@ func newRig(t testing.TB, change func(*Config)) *rig {
 	if change != nil {
 		change(&cfg)
 	}
-	r.Controller = New(cfg)
+	if r.Controller, err = New(cfg); err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(func() {
 		if err := errors.Join(r.Controller.Close(), l.Close(), j.Close()); err != nil {
 			t.Error(err)

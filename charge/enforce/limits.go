@@ -39,6 +39,20 @@ func (l *limits) noQuota(g *bandwidth.Group) {
 	}
 }
 
+// foreign tells whether somebody else has written a quota where ours is or would be
+// now, and takes that over. Other changes are found by check, within a second.
+func (a *Account) foreign(now, quota time.Duration) (bool, error) {
+	l := &a.limits
+	if quota == l.written.Quota && l.written.Quota == l.original.Quota {
+		return false, nil
+	}
+	text, err := a.group.QuotaText()
+	if err != nil || text == a.group.FormatQuota(l.written.Quota) {
+		return false, err
+	}
+	return true, a.check(now)
+}
+
 // check reads what is in the files, and makes what somebody else has written the
 // original.
 func (a *Account) check(now time.Duration) error {
@@ -103,6 +117,9 @@ func (a *Account) control(out balance.Output) error {
 	l, now := &a.limits, a.c.now()
 	if l.reason != "" {
 		return nil
+	}
+	if foreign, err := a.foreign(now, out.Quota); foreign || err != nil {
+		return err
 	}
 	lowered := out.Quota < l.original.Quota
 	if lowered || !out.Protect {

@@ -18,8 +18,7 @@ func (a *Account) look(now time.Duration) error {
 	if err := a.learn(now); err != nil {
 		return err
 	}
-	// Where something may be written, the limit has to be known.
-	if boundary || now >= a.checked+checkEvery {
+	if now >= a.checked+checkEvery {
 		if err := a.check(now); err != nil {
 			return err
 		}
@@ -97,7 +96,7 @@ func (a *Account) plan(now time.Duration, out balance.Output) {
 		return
 	}
 	if now+early >= a.begin {
-		a.begin = a.phase.after(now) + afterBegin
+		a.begin = a.gather(a.phase.after(now) + afterBegin)
 		// Woken a little early, this period's has just been looked at.
 		if a.begin <= now+early {
 			a.begin += a.phase.period
@@ -110,4 +109,15 @@ func (a *Account) plan(now time.Duration, out balance.Output) {
 	if next := a.phase.next(now); next > 0 {
 		a.due = min(a.due, max(next, now+finest))
 	}
+}
+
+// gather puts off a time so that several accounts are looked at together, the more of
+// them there are: waking up costs more than a look. What a container gets too much by
+// a quota that is written late is taken from the next.
+func (a *Account) gather(t time.Duration) time.Duration {
+	every := min(time.Duration(len(a.c.accounts))*gatherEach, gatherMost)
+	if every == 0 {
+		return t
+	}
+	return nextTick(t, every)
 }

@@ -1,7 +1,6 @@
 package enforce
 
 import (
-	"runtime"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -12,19 +11,19 @@ const (
 	checkEvery  = time.Second            // whether somebody else has changed what is at rest
 	afterBegin  = 300 * time.Microsecond // looks come this long after a period's begin
 	early       = 150 * time.Microsecond // or by so much sooner, if there is something to do now
+	gatherEach  = 50 * time.Microsecond  // looks are put off by this at most, per account,
+	gatherMost  = 5 * time.Millisecond   // and by this
 	priority    = -10                    // nice
 	longestWait = 10 * time.Second
 )
 
-// run looks at what is due until Close. The thread is its own: a Go timer is a
-// millisecond late, and when the machine is loaded this has to come before others.
+// run looks at what is due until Close. It waits for a timerfd, which is exact: a Go
+// timer is up to a millisecond late, and a thread that blocks in a system call has the
+// runtime watch it, which costs more than the looks.
 func (c *Controller) run() {
 	defer close(c.ended)
-	runtime.LockOSThread() // for good: the thread ends with its priority
-	// Without CAP_SYS_NICE it goes on as it is.
-	_ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), priority)
 	for {
-		next, gone, closed := c.pass()
+		gone, closed := c.pass()
 		for _, a := range gone {
 			if c.cfg.Gone != nil {
 				c.cfg.Gone(a)
@@ -33,22 +32,22 @@ func (c *Controller) run() {
 		if closed {
 			return
 		}
-		c.sleep(next)
+		var count [8]byte
+		if _, err := c.timer.Read(count[:]); err != nil {
+			time.Sleep(time.Millisecond) // not to spin, whatever that may be
+		}
 	}
 }
 
-// pass looks at every account that is due, and returns when the next one will be.
-func (c *Controller) pass() (next time.Duration, gone []*Account, closed bool) {
+// pass looks at every account that is due, and sets the timer for the next one.
+func (c *Controller) pass() (gone []*Account, closed bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
-		return 0, nil, true
-	}
-	if c.watch != nil {
-		c.drain()
+		return nil, true
 	}
 	now := c.now()
-	next = now + longestWait
+	next := now + longestWait
 	for _, a := range c.accounts {
 		if a.due <= now+early {
 			if err := a.look(c.now()); isGone(err) {
@@ -64,24 +63,14 @@ func (c *Controller) pass() (next time.Duration, gone []*Account, closed bool) {
 		c.drop(a)
 		a.bury()
 	}
-	return next, gone, false
+	c.alarm(next - c.now())
+	return gone, false
 }
 
-// sleep waits until a time, a kick, or somebody's write to a watched freezer.
-func (c *Controller) sleep(until time.Duration) {
-	wait := until - c.now()
-	if wait <= 0 {
-		return
-	}
-	fds := []unix.PollFd{{Fd: int32(c.wake), Events: unix.POLLIN}, {Fd: -1}}
-	if c.watch != nil {
-		fds[1] = unix.PollFd{Fd: int32(c.watch.fd), Events: unix.POLLIN}
-	}
-	ts := unix.NsecToTimespec(int64(wait))
-	if _, err := unix.Ppoll(fds, &ts, nil); err == nil && fds[0].Revents != 0 {
-		var buf [8]byte
-		_, _ = unix.Read(c.wake, buf[:])
-	}
+// alarm has the timer go off.
+func (c *Controller) alarm(in time.Duration) {
+	ts := unix.ItimerSpec{Value: unix.NsecToTimespec(int64(max(in, 1)))}
+	_ = unix.TimerfdSettime(c.timerFD, 0, &ts, nil)
 }
 
 // nextTick is the next common multiple of an interval.

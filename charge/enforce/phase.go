@@ -16,7 +16,8 @@ type phase struct {
 	at        time.Duration // of the last look, at which there were
 	count     uint64
 	looked    bool
-	unchanged int           // looks, while it is being learnt
+	running   int           // looks a period apart, each of which found more periods
+	unchanged int           // looks since there were more
 	check     time.Duration // when to see whether it is still right
 }
 
@@ -36,18 +37,27 @@ func (p *phase) known() bool { return p.width <= precise }
 func (p *phase) look(now time.Duration, count uint64) {
 	at, before, looked := p.at, p.count, p.looked
 	p.at, p.count, p.looked = now, count, true
-	passed := now - at
-	if !looked || passed <= 0 || passed >= p.period {
+	if !looked {
 		return
 	}
-	p.unchanged++
+	passed := now - at
 	if count == before {
+		// A group that hardly runs has no periods: the kernel's timer rests.
+		if p.unchanged++; passed >= p.period/2 || p.unchanged > 2*rounds {
+			p.running = 0
+		}
 		return
 	}
 	p.unchanged = 0
+	if passed >= p.period/2 {
+		p.running++
+	}
+	if passed <= 0 || passed >= p.period {
+		return
+	}
 	switch start := p.after(at); {
 	case start-p.width >= now: // a period has begun, but not where it should have
-		*p = phase{period: p.period, from: at, width: passed, at: now, count: count, looked: true}
+		*p = phase{period: p.period, from: at, width: passed, at: now, count: count, looked: true, running: p.running}
 	case count == before+1 && passed < p.width:
 		p.from, p.width = at, passed
 	}
@@ -76,8 +86,8 @@ func (p *phase) next(now time.Duration) time.Duration {
 		p.check = now + checkPhase
 		return p.after(now) - p.width - afterBegin
 	}
-	if p.unchanged > 3*rounds { // it is idle
-		return now + p.period
+	if p.running < 2 {
+		return 0
 	}
 	step := max(p.width/rounds, finest)
 	end := p.after(now)

@@ -16,6 +16,7 @@ import (
 // open. An event is queued before the write returns, with the writer's process.
 type watch struct {
 	fd    int
+	wait  *os.File // fd, for the runtime to wait for
 	pid   int32
 	files map[file]*Account // guarded by the controller's mutex
 }
@@ -23,16 +24,37 @@ type watch struct {
 // file is what a descriptor leads to.
 type file struct{ dev, ino uint64 }
 
-func newWatch() (*watch, error) {
+func newWatch(c *Controller) (*watch, error) {
 	fd, err := unix.FanotifyInit(unix.FAN_CLASS_NOTIF|unix.FAN_CLOEXEC|unix.FAN_NONBLOCK|unix.FAN_UNLIMITED_QUEUE,
 		unix.O_RDONLY|unix.O_CLOEXEC)
 	if err != nil {
 		return nil, fmt.Errorf("start fanotify: %w", err)
 	}
-	return &watch{fd: fd, pid: int32(os.Getpid()), files: map[file]*Account{}}, nil
+	w := &watch{fd: fd, wait: os.NewFile(uintptr(fd), "fanotify"), pid: int32(os.Getpid()), files: map[file]*Account{}}
+	raw, err := w.wait.SyscallConn()
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("start fanotify: %w", err), w.wait.Close())
+	}
+	go func() {
+		// Nothing is read but with the mutex held: who thaws has seen all.
+		for raw.Read(readable) == nil {
+			c.mu.Lock()
+			if !c.closed {
+				c.drain()
+			}
+			c.mu.Unlock()
+		}
+	}()
+	return w, nil
 }
 
-func (w *watch) close() error { return unix.Close(w.fd) }
+func readable(fd uintptr) bool {
+	fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+	n, err := unix.Poll(fds, 0)
+	return n > 0 && err == nil
+}
+
+func (w *watch) close() error { return w.wait.Close() }
 
 func (w *watch) add(path string, a *Account) error {
 	var st unix.Stat_t
