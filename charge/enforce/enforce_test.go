@@ -341,5 +341,3 @@ func TestContainerAndHelperTogetherKeepToTheQuota(t *testing.T) {
 		}
 	}
 }
-
-func beController() int { return 1 }
