@@ -17,6 +17,7 @@ import (
 	"github.com/tsugiki/tsugiki/charge/bandwidth"
 	"github.com/tsugiki/tsugiki/charge/journal"
 	"github.com/tsugiki/tsugiki/charge/ledger"
+	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
 const busy = "while :; do :; done"
@@ -307,6 +308,7 @@ const killed = "TSUGIKI_TEST_KILLED"
 func beController() int {
 	j, err := journal.Open(filepath.Join(os.Getenv(killed), "journal"))
 	if err == nil {
+		j.Guardian = os.Args[2]
 		err = j.Guard(slog.Default())
 	}
 	l, ledgerErr := ledger.Open(filepath.Join(os.Getenv(killed), "ledger"))
@@ -335,7 +337,7 @@ func TestKilledControllerIsUndone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(self, p.group.Path())
+	cmd := exec.Command(self, p.group.Path(), filepath.Join(testkit.BuildTsugiki(t), journal.Program))
 	cmd.Env = append(os.Environ(), role+"=controller", killed+"="+dir)
 	cmd.Stderr = os.Stderr
 	begin(t, cmd)

@@ -43,7 +43,7 @@ func (p *phase) look(now time.Duration, count uint64) {
 	passed := now - at
 	if count == before {
 		// A group that hardly runs has no periods: the kernel's timer rests.
-		if p.unchanged++; passed >= p.period/2 || p.unchanged > 2*rounds {
+		if p.unchanged++; passed >= p.period || p.unchanged > 3*rounds {
 			p.running = 0
 		}
 		return
@@ -59,10 +59,7 @@ func (p *phase) look(now time.Duration, count uint64) {
 	case start-p.width >= now: // a period has begun, but not where it should have
 		*p = phase{period: p.period, from: at, width: passed, at: now, count: count, looked: true, running: p.running}
 	case count == before+1 && passed < p.width:
-		p.from, p.width = at, passed
-	}
-	if p.known() {
-		p.check = now + checkPhase
+		p.from, p.width, p.check = at, passed, now+checkPhase
 	}
 }
 
@@ -91,7 +88,8 @@ func (p *phase) next(now time.Duration) time.Duration {
 	}
 	step := max(p.width/rounds, finest)
 	end := p.after(now)
-	if start := end - p.width; now < start {
+	// A step early: it may begin right at the start, and a look is a little late.
+	if start := end - p.width - step; now < start {
 		return start
 	}
 	return now + step
