@@ -37,7 +37,8 @@ type Account struct {
 	hold     hold
 	phase    phase
 	due      time.Duration // when to look next
-	begin    time.Duration // when the next period begins, and a little later
+	begin    time.Duration // when the next period begins, and a little later;
+	easy     bool          // or about then, because nothing will have to be written
 	last     time.Duration // when the usage was read,
 	usage    time.Duration // which it was then
 	checked  time.Duration // when the limit was read

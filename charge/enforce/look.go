@@ -30,7 +30,7 @@ func (a *Account) look(now time.Duration) error {
 	in.Boundary, in.Held = boundary, a.hold.on
 	out := a.balance.Step(in)
 	a.settle(out)
-	if boundary || rest && a.balance.Rest() {
+	if boundary && !a.easy || out.Easy {
 		err = a.control(out)
 	}
 	if out.Hold {
@@ -68,7 +68,7 @@ func (a *Account) idle() bool {
 // learn follows the kernel's periods while something may have to be done at their
 // begin.
 func (a *Account) learn(now time.Duration) error {
-	if a.balance.Rest() || a.phase.known() && now+a.phase.period < a.phase.check {
+	if a.balance.Rest() || a.easy || a.phase.known() && now+a.phase.period < a.phase.check {
 		return nil
 	}
 	t, err := a.group.Throttled()
@@ -95,7 +95,9 @@ func (a *Account) plan(now time.Duration, out balance.Output) {
 		a.due, a.begin = nextTick(now, restEvery), 0
 		return
 	}
-	if now+early >= a.begin {
+	if a.easy = out.Easy && a.limits.written.Quota == out.Quota; a.easy && a.phase.period >= restEvery {
+		a.begin = nextTick(now+early, restEvery)
+	} else if now+early >= a.begin {
 		a.begin = a.gather(a.phase.after(now) + afterBegin)
 		// Woken a little early, this period's has just been looked at.
 		if a.begin <= now+early {

@@ -11,8 +11,8 @@ const (
 	checkEvery  = time.Second            // whether somebody else has changed what is at rest
 	afterBegin  = 300 * time.Microsecond // looks come this long after a period's begin
 	early       = 150 * time.Microsecond // or by so much sooner, if there is something to do now
-	gatherEach  = 50 * time.Microsecond  // looks are put off by this at most, per account,
-	gatherMost  = 5 * time.Millisecond   // and by this
+	gatherEach  = 100 * time.Microsecond // looks are put off by this at most, per account,
+	gatherMost  = 10 * time.Millisecond  // and by this
 	priority    = -10                    // nice
 	longestWait = 10 * time.Second
 )
