@@ -35,25 +35,27 @@ func (g *Group) Freezer() (*Freezer, error) {
 		return nil, fmt.Errorf("%s: %w: it is the root", g.path, ErrNoFreezer)
 	}
 	if g.all.cpu.v2 {
-		return g.freezer(&g.all.cpu, g.rel, false)
+		f, err := g.freezer(&g.all.cpu, g.rel, false)
+		if err != nil {
+			return nil, fmt.Errorf("%w: %w", ErrNoFreezer, err)
+		}
+		return f, nil
 	}
-	reasons := []error{ErrNoFreezer}
+	reason := ErrNoFreezer
 	for _, h := range []*hierarchy{&g.all.unified, &g.all.freezer} {
 		if h.mount == "" {
 			continue
 		}
 		rel, err := g.counterpart(h)
 		if err == nil {
-			f, err := g.freezer(h, rel, h.v2)
-			if err == nil {
+			var f *Freezer
+			if f, err = g.freezer(h, rel, h.v2); err == nil {
 				return f, nil
 			}
-			reasons = append(reasons, err)
-			continue
 		}
-		reasons = append(reasons, err)
+		reason = fmt.Errorf("%w: %w", reason, err)
 	}
-	return nil, errors.Join(reasons...)
+	return nil, reason
 }
 
 func (g *Group) freezer(h *hierarchy, rel string, private bool) (*Freezer, error) {
@@ -66,7 +68,7 @@ func (g *Group) freezer(h *hierarchy, rel string, private bool) (*Freezer, error
 	f.file, err = os.OpenFile(filepath.Join(f.dir, name), os.O_RDWR, 0)
 	f.state, stateErr = os.Open(filepath.Join(f.dir, state))
 	if err := errors.Join(err, stateErr); err != nil {
-		return nil, errors.Join(fmt.Errorf("open freezer: %w: %w", ErrNoFreezer, err), f.Close())
+		return nil, errors.Join(fmt.Errorf("open freezer: %w", err), f.Close())
 	}
 	return f, nil
 }
@@ -92,7 +94,7 @@ func (f *Freezer) Freeze() error {
 		// In v2 they are the cpu group's by definition.
 		if !f.group.all.cpu.v2 {
 			if err := f.group.alone(f.dir, f.rel); err != nil {
-				return fmt.Errorf("freeze: %w", err)
+				return fmt.Errorf("freeze: %w: %w", ErrNoFreezer, err)
 			}
 		}
 		f.checked = now

@@ -55,6 +55,7 @@ func (c *Controller) pass() (gone []*Account, closed bool) {
 				continue
 			} else if err != nil {
 				a.complain(err)
+				_ = a.release(c.now()) // who cannot see must not hold
 			}
 		}
 		next = min(next, a.due)
