@@ -32,9 +32,10 @@ const (
 	// right amount without the quota being written.
 	Tolerance = MinQuota / 2
 
-	weight    = 0.3 // of the last period in the usual parts
-	restAfter = 10  // periods in which nothing worth mentioning was charged
-	headroom  = 0.1 // of a quota, which an idle container has above one
+	longest   = 100 * time.Millisecond // between looks, for a period may last a second
+	weight    = 0.3                    // of the last period in the usual parts
+	restAfter = 10                     // periods in which nothing worth mentioning was charged
+	headroom  = 0.1                    // of a quota, which an idle container has above one
 )
 
 // Limit is what the container may use by itself: Quota per Period, and up to Burst
@@ -57,6 +58,7 @@ type Output struct {
 	Quota    time.Duration // that the container should have now; negative: none
 	Hold     bool
 	Protect  bool          // it owes nothing: it may have burst
+	Easy     bool          // it leaves some of its quota: when exactly a look comes does not matter
 	Next     time.Duration // look again by then, and at the beginning of a period; 0: only then
 	Forgiven time.Duration // by this step
 }
@@ -98,6 +100,9 @@ func (b *Balance) SetLimit(l Limit) {
 	}
 	b.b = min(b.b, b.most())
 }
+
+// SetBurst says how much of what it leaves unused the container can use later.
+func (b *Balance) SetBurst(d time.Duration) { b.limit.Burst = d }
 
 // Owe charges a debt of former times. It is carried: nobody is held for it.
 func (b *Balance) Owe(d time.Duration) {
@@ -148,7 +153,7 @@ func (b *Balance) Step(in Input) Output {
 	if !b.rest {
 		b.earn(in)
 	} else if !b.wake(in) {
-		return Output{Quota: b.quota, Protect: true}
+		return Output{Quota: b.quota, Protect: true, Easy: true}
 	}
 	forgiven := b.carry()
 	b.decideHold()
@@ -159,10 +164,28 @@ func (b *Balance) Step(in Input) Output {
 		Quota: b.quota, Hold: b.hold, Forgiven: forgiven,
 		Protect: b.quota == b.limit.Quota && b.b >= 0 && b.carried == 0,
 	}
-	if b.hold || b.b < float64(b.limit.Quota)/2 {
-		out.Next = min(Pulse, b.limit.Period)
+	out.Easy = out.Protect && b.b >= float64(b.limit.Quota)
+	if b.hold || b.b < float64(b.limit.Quota)/2 || b.limit.Period > longest && !out.Easy {
+		out.Next = b.next(in)
 	}
 	return out
+}
+
+// next is when the container may have to be held, or need not be any more, if it goes
+// on like this: half of the way to it, when that is not too near.
+func (b *Balance) next(in Input) time.Duration {
+	wait := float64(b.limit.Period)
+	if b.hold {
+		wait = max((b.release()-b.b)/b.rate(), float64(Pulse))
+		return min(time.Duration(wait), Bound()-b.held, longest, b.limit.Period)
+	}
+	if in.Elapsed > 0 {
+		used := max(float64(in.Own+in.Borrowed)/float64(in.Elapsed), (b.usualOwn+b.usualBorrowed)/float64(b.limit.Period))
+		if drain := used - b.rate(); drain > 0 {
+			wait = b.b / drain / 2
+		}
+	}
+	return min(max(time.Duration(wait), Pulse), longest, b.limit.Period)
 }
 
 // threshold is what may be charged before a balance at rest is looked at closely.
@@ -237,10 +260,16 @@ func (b *Balance) period() {
 	full := b.limit.Quota
 	share := 1.0
 	if borrowed := max(0, b.borrowed); b.own+borrowed > 0 {
-		b.usualOwn += weight * (b.own - b.usualOwn)
-		b.usualBorrowed += weight * (borrowed - b.usualBorrowed)
+		w := weight
+		if b.usualOwn+b.usualBorrowed == 0 {
+			w = 1 // there is nothing usual yet
+		}
+		b.usualOwn += w * (b.own - b.usualOwn)
+		b.usualBorrowed += w * (borrowed - b.usualBorrowed)
 	}
-	if sum := b.usualOwn + b.usualBorrowed; sum > 0 {
+	// One that together with its helpers leaves half of its quota may need it at any
+	// time; if its helpers do too then, that is taken from the periods after.
+	if sum := b.usualOwn + b.usualBorrowed; sum > 0 && (sum > float64(full)/2 || b.b < float64(full)) {
 		share = b.usualOwn / sum
 	}
 	want := min(max(time.Duration(b.b*share), MinQuota), full).Truncate(time.Microsecond)

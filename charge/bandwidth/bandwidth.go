@@ -45,7 +45,7 @@ type Group struct {
 	dir  int // O_PATH
 
 	mu      sync.Mutex // guards what follows
-	files   map[string]*os.File
+	files   map[string]int
 	account string // where the usage is read, once found
 	period  string // what was last read, for FormatQuota
 	closed  bool
@@ -93,7 +93,7 @@ func open(all *hierarchies, rel string) (*Group, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open cgroup %s in %s: %w: %w", rel, all.cpu.mount, ErrNotAGroup, err)
 	}
-	g := &Group{all: all, path: filepath.Join(all.cpu.mount, rel), rel: rel, dir: dir, files: map[string]*os.File{}}
+	g := &Group{all: all, path: filepath.Join(all.cpu.mount, rel), rel: rel, dir: dir, files: map[string]int{}}
 	var st unix.Stat_t
 	if err := unix.Fstat(dir, &st); err != nil {
 		return nil, errors.Join(fmt.Errorf("open cgroup %s: %w", rel, err), g.Close())
@@ -150,39 +150,37 @@ func (g *Group) Close() error {
 	}
 	g.closed = true
 	errs := []error{unix.Close(g.dir)}
-	for _, f := range g.files {
-		errs = append(errs, f.Close())
+	for _, fd := range g.files {
+		errs = append(errs, unix.Close(fd))
 	}
 	clear(g.files)
 	return errors.Join(errs...)
 }
 
-// file opens one of the group's files, once: most are read many times a second.
-func (g *Group) file(name string) (*os.File, error) {
-	if f := g.files[name]; f != nil {
-		return f, nil
+// file opens one of the group's files, once: most are read many times a second. A
+// bare descriptor, because os.File.Fd is a system call.
+func (g *Group) file(name string) (int, error) {
+	if fd, open := g.files[name]; open {
+		return fd, nil
 	}
 	if g.closed {
-		return nil, os.ErrClosed
+		return -1, os.ErrClosed
 	}
-	f, err := openAt(g.dir, name, g.path)
+	fd, err := openAt(g.dir, name)
 	if err != nil {
-		return nil, err
+		return -1, err
 	}
-	g.files[name] = f
-	return f, nil
+	g.files[name] = fd
+	return fd, nil
 }
 
 // openAt opens a file of a group for reading and, where it can be, for writing.
-func openAt(dir int, name, path string) (*os.File, error) {
+func openAt(dir int, name string) (int, error) {
 	fd, err := unix.Openat(dir, name, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM) || errors.Is(err, unix.EROFS) {
 		fd, err = unix.Openat(dir, name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	}
-	if err != nil {
-		return nil, err
-	}
-	return os.NewFile(uintptr(fd), filepath.Join(path, name)), nil
+	return fd, err
 }
 
 // readSize is more than any file read here has, but the lists of processes.
@@ -192,13 +190,13 @@ const readSize = 4096
 func (g *Group) read(name string) (string, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	f, err := g.file(name)
+	fd, err := g.file(name)
 	if err != nil {
 		return "", g.fault("read "+name, err)
 	}
 	var buf [readSize]byte
-	// Not ReadAt: that reads on until the end, which is a second system call.
-	n, err := unix.Pread(int(f.Fd()), buf[:], 0)
+	// Once: reading on until the end is a second system call.
+	n, err := unix.Pread(fd, buf[:], 0)
 	if err != nil {
 		return "", g.fault("read "+name, err)
 	}
@@ -208,11 +206,11 @@ func (g *Group) read(name string) (string, error) {
 func (g *Group) write(name, text string) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	f, err := g.file(name)
+	fd, err := g.file(name)
 	if err != nil {
 		return g.fault("write "+name, err)
 	}
-	if _, err := unix.Pwrite(int(f.Fd()), []byte(text), 0); err != nil {
+	if _, err := unix.Pwrite(fd, []byte(text), 0); err != nil {
 		return g.fault(fmt.Sprintf("write %q to %s", text, name), err)
 	}
 	return nil

@@ -19,6 +19,7 @@ type Freezer struct {
 	dir     string // of the group that is frozen, absolute
 	rel     string
 	file    *os.File
+	state   *os.File // what tells of this group's own order
 	v2      bool
 	private bool
 	checked time.Time // that nobody else is in it
@@ -34,37 +35,40 @@ func (g *Group) Freezer() (*Freezer, error) {
 		return nil, fmt.Errorf("%s: %w: it is the root", g.path, ErrNoFreezer)
 	}
 	if g.all.cpu.v2 {
-		return g.freezer(&g.all.cpu, g.rel, false)
+		f, err := g.freezer(&g.all.cpu, g.rel, false)
+		if err != nil {
+			return nil, fmt.Errorf("%w: %w", ErrNoFreezer, err)
+		}
+		return f, nil
 	}
-	reasons := []error{ErrNoFreezer}
+	reason := ErrNoFreezer
 	for _, h := range []*hierarchy{&g.all.unified, &g.all.freezer} {
 		if h.mount == "" {
 			continue
 		}
 		rel, err := g.counterpart(h)
 		if err == nil {
-			f, err := g.freezer(h, rel, h.v2)
-			if err == nil {
+			var f *Freezer
+			if f, err = g.freezer(h, rel, h.v2); err == nil {
 				return f, nil
 			}
-			reasons = append(reasons, err)
-			continue
 		}
-		reasons = append(reasons, err)
+		reason = fmt.Errorf("%w: %w", reason, err)
 	}
-	return nil, errors.Join(reasons...)
+	return nil, reason
 }
 
 func (g *Group) freezer(h *hierarchy, rel string, private bool) (*Freezer, error) {
 	f := &Freezer{group: g, dir: filepath.Join(h.mount, rel), rel: rel, v2: h.v2, private: private}
-	name := "freezer.state"
+	name, state := "freezer.state", "freezer.self_freezing"
 	if f.v2 {
-		name = "cgroup.freeze"
+		name, state = "cgroup.freeze", "cgroup.freeze"
 	}
-	var err error
+	var err, stateErr error
 	f.file, err = os.OpenFile(filepath.Join(f.dir, name), os.O_RDWR, 0)
-	if err != nil {
-		return nil, fmt.Errorf("open freezer: %w: %w", ErrNoFreezer, err)
+	f.state, stateErr = os.Open(filepath.Join(f.dir, state))
+	if err := errors.Join(err, stateErr); err != nil {
+		return nil, errors.Join(fmt.Errorf("open freezer: %w", err), f.Close())
 	}
 	return f, nil
 }
@@ -90,7 +94,7 @@ func (f *Freezer) Freeze() error {
 		// In v2 they are the cpu group's by definition.
 		if !f.group.all.cpu.v2 {
 			if err := f.group.alone(f.dir, f.rel); err != nil {
-				return fmt.Errorf("freeze: %w", err)
+				return fmt.Errorf("freeze: %w: %w", ErrNoFreezer, err)
 			}
 		}
 		f.checked = now
@@ -115,16 +119,20 @@ func (f *Freezer) write(text string) error {
 // Frozen tells whether somebody has ordered this group to stop, whoever it was. A
 // parent's order is not seen: it is none of this group's.
 func (f *Freezer) Frozen() (bool, error) {
-	file := f.File()
-	if !f.v2 {
-		file = filepath.Join(f.dir, "freezer.self_freezing")
-	}
-	text, err := os.ReadFile(file)
-	if err != nil {
+	var text [1]byte
+	if _, err := f.state.ReadAt(text[:], 0); err != nil {
 		return false, f.group.fault("read freezer", err)
 	}
-	return len(text) > 0 && text[0] == '1', nil
+	return text[0] == '1', nil
 }
 
-// Close gives the descriptor back, and thaws nothing.
-func (f *Freezer) Close() error { return f.file.Close() }
+// Close gives the descriptors back, and thaws nothing.
+func (f *Freezer) Close() error {
+	var errs []error
+	for _, file := range []*os.File{f.file, f.state} {
+		if file != nil {
+			errs = append(errs, file.Close())
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -88,7 +88,7 @@ func unescape(s string) string {
 // relative is the group's path in the hierarchy of what a person wrote.
 func (h *hierarchy) relative(path string) (string, error) {
 	if !strings.HasPrefix(path, "/") || strings.ContainsRune(path, 0) || slices.Contains(strings.Split(path, "/"), "..") {
-		return "", fmt.Errorf("open cgroup %q: %w: it takes a path from / without ..", path, ErrNotAGroup)
+		return "", fmt.Errorf("open cgroup %q: %w: it takes a path that starts with / and has no .. in it", path, ErrNotAGroup)
 	}
 	// /sys/fs/cgroup/cpu is a symlink where cpu and cpuacct are one hierarchy.
 	if real, err := filepath.EvalSymlinks(path); err == nil {

@@ -77,6 +77,9 @@ func (g *Group) Quota() (Limit, error) {
 	return l, nil
 }
 
+// QuotaText is what QuotaFile says.
+func (g *Group) QuotaText() (string, error) { return g.read(g.quotaName()) }
+
 // Burst reads the group's burst. fs.ErrNotExist: the kernel has none.
 func (g *Group) Burst() (time.Duration, error) {
 	text, err := g.read(g.burstName())

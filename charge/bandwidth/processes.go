@@ -12,6 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// errShared says that the container has no group of its own in another hierarchy.
+var errShared = errors.New("no group of its own")
+
 // Processes are those in the group and below it, helpers that were placed there
 // among them.
 func (g *Group) Processes() ([]int, error) {
@@ -101,7 +104,7 @@ func (g *Group) counterpart(h *hierarchy) (string, error) {
 		rel = common(rel, path)
 	}
 	if rel == "" {
-		return "", fmt.Errorf("%s: %w: no process is in it", g.path, ErrNoFreezer)
+		return "", fmt.Errorf("%s: %w: no process is in it", g.path, errShared)
 	}
 	return rel, g.alone(filepath.Join(h.mount, rel), rel)
 }
@@ -109,7 +112,7 @@ func (g *Group) counterpart(h *hierarchy) (string, error) {
 // alone checks that nobody but the container's processes is in a group.
 func (g *Group) alone(dir, rel string) error {
 	if rel == "/" {
-		return fmt.Errorf("%s: %w: its processes are in the root of %s", g.path, ErrNoFreezer, dir)
+		return fmt.Errorf("%s: %w: its processes are in the root of %s", g.path, errShared, dir)
 	}
 	// Theirs first: one that is forked meanwhile is only in mine.
 	theirs, err := processes(dir, "")
@@ -129,7 +132,7 @@ func (g *Group) alone(dir, rel string) error {
 			continue
 		}
 		if unix.Kill(pid, 0) == nil && !ended(pid) {
-			return fmt.Errorf("%s: %w: process %d in %s is not in it", g.path, ErrNoFreezer, pid, dir)
+			return fmt.Errorf("%s: %w: process %d in %s is not in it", g.path, errShared, pid, dir)
 		}
 	}
 	return nil

@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Throttling is how often the limit was felt, since the group was made.
@@ -114,16 +116,13 @@ func (g *Group) accounting() (string, error) {
 		rel = g.rel
 	}
 	file := filepath.Join(g.all.cpuacct.mount, rel, "cpuacct.usage")
-	f, err := os.Open(file)
-	if err != nil {
-		return "", err
-	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.closed || g.files[file] != nil {
-		f.Close()
-	} else {
-		g.files[file] = f
+	if g.files[file] == 0 && !g.closed {
+		if g.files[file], err = openAt(unix.AT_FDCWD, file); err != nil {
+			delete(g.files, file)
+			return "", err
+		}
 	}
 	g.account = file
 	return file, nil

@@ -1,0 +1,337 @@
+package bandwidth
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+)
+
+const ms = time.Millisecond
+
+var groups int
+
+// container makes groups of one name in several hierarchies, and a process in all of
+// them.
+func container(t *testing.T, hierarchies ...string) (name string, pid int) {
+	t.Helper()
+	groups++
+	name = fmt.Sprintf("/tsugiki-test-bandwidth-%d-%d", os.Getpid(), groups)
+	join := ""
+	for _, h := range hierarchies {
+		dir := "/sys/fs/cgroup/" + h + name
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(5 * ms) {
+				_ = unix.Rmdir(filepath.Join(dir, HelperGroup))
+				if err := unix.Rmdir(dir); err == nil || errors.Is(err, fs.ErrNotExist) {
+					return
+				} else if time.Now().After(deadline) {
+					t.Errorf("remove %s: %v", dir, err)
+					return
+				}
+			}
+		})
+		join += "echo $$ > " + dir + "/cgroup.procs; "
+	}
+	cmd := exec.Command("sh", "-c", join+"echo; i=0; while [ $i -lt 30000 ]; do i=$((i+1)); done; exec sleep 1000")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	if _, err := out.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	return name, cmd.Process.Pid
+}
+
+func openGroup(t *testing.T, path string) *Group {
+	t.Helper()
+	g, err := Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { g.Close() })
+	return g
+}
+
+func TestLimit(t *testing.T) {
+	name, _ := container(t, "cpu")
+	g := openGroup(t, name)
+	want := func(l Limit) {
+		t.Helper()
+		got, err := g.Limit()
+		if err != nil || got != l {
+			t.Errorf("%+v, %v; want %+v", got, err, l)
+		}
+	}
+	want(Limit{Quota: None, Period: 100 * ms})
+	for _, step := range []error{g.SetQuota(50 * ms), g.SetBurst(20 * ms)} {
+		if step != nil {
+			t.Fatal(step)
+		}
+	}
+	want(Limit{Quota: 50 * ms, Period: 100 * ms, Burst: 20 * ms})
+	if err := g.SetQuota(10 * ms); !errors.Is(err, unix.EINVAL) {
+		t.Errorf("a quota below the burst: %v", err)
+	}
+	if err := g.SetBurst(0); err != nil {
+		t.Error(err)
+	}
+	if err := g.SetQuota(MinQuota - time.Microsecond); !errors.Is(err, unix.EINVAL) {
+		t.Errorf("less than the smallest quota: %v", err)
+	}
+	for _, d := range []time.Duration{1500 * time.Microsecond, None} {
+		if err := g.SetQuota(d); err != nil {
+			t.Error(err)
+		}
+		text, err := os.ReadFile(g.QuotaFile())
+		if err != nil || strings.TrimSpace(string(text)) != g.FormatQuota(d) {
+			t.Errorf("%q, %v; want %q", text, err, g.FormatQuota(d))
+		}
+	}
+	if g.Version() != "hybrid" || g.Root() || g.Path() != "/sys/fs/cgroup/cpu"+name {
+		t.Errorf("%s, root %v, %s", g.Version(), g.Root(), g.Path())
+	}
+}
+
+func TestOpenRefuses(t *testing.T) {
+	name, _ := container(t, "cpu")
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink("/sys/fs/cgroup/memory", link); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{
+		"", "relative", name + "/..", "/.." + name, "/sys/fs/cgroup/cpu/../cpu" + name, "/nowhere", "/sys/fs/cgroup/memory",
+		"/sys/fs/cgroup/cpu" + name + "/cpu.stat", link, "/etc", "/x\x00y",
+	} {
+		if g, err := Open(path); !errors.Is(err, ErrNotAGroup) {
+			t.Errorf("%q: %v, %v", path, g, err)
+		}
+	}
+	into := filepath.Join(t.TempDir(), "into")
+	if err := os.Symlink("/sys/fs/cgroup/cpu"+name, into); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{name, "/sys/fs/cgroup/cpu" + name, into, name + "/"} {
+		if g := openGroup(t, path); g.Path() != "/sys/fs/cgroup/cpu"+name {
+			t.Errorf("%q is %s", path, g.Path())
+		}
+	}
+}
+
+func TestAGroupMadeAnewIsAnother(t *testing.T) {
+	dir := fmt.Sprintf("/sys/fs/cgroup/cpu/tsugiki-test-anew-%d", os.Getpid())
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Rmdir(dir) })
+	g := openGroup(t, dir)
+	if err := errors.Join(unix.Rmdir(dir), os.Mkdir(dir, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	if err := g.SetQuota(50 * ms); !errors.Is(err, ErrGone) || !g.Gone() {
+		t.Errorf("%v, gone %v", err, g.Gone())
+	}
+	if other := openGroup(t, dir); other.ID() == g.ID() || other.Gone() {
+		t.Error("it is the same")
+	}
+}
+
+func TestOfProcess(t *testing.T) {
+	name, pid := container(t, "cpu", "cpuacct")
+	g, err := OfProcess(pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Close()
+	if g.Path() != "/sys/fs/cgroup/cpu"+name {
+		t.Error(g.Path())
+	}
+	pids, err := g.Processes()
+	if err != nil || !slices.Contains(pids, pid) {
+		t.Errorf("%v, %v", pids, err)
+	}
+	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(10 * ms) {
+		used, err := g.Usage()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if used > 5*ms {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("it used %v", used)
+		}
+	}
+	root, err := OfProcess(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	if l, err := root.Limit(); root.Root() && (err != nil || l.Quota >= 0) {
+		t.Errorf("%+v, %v", l, err)
+	}
+	if _, err := OfProcess(1 << 30); err == nil {
+		t.Error("a process that is not there")
+	}
+}
+
+func TestFreezer(t *testing.T) {
+	tests := []struct {
+		hierarchies []string
+		file        string
+		private     bool
+	}{
+		{[]string{"cpu", "unified", "freezer"}, "/sys/fs/cgroup/unified%s/cgroup.freeze", true},
+		{[]string{"cpu", "unified"}, "/sys/fs/cgroup/unified%s/cgroup.freeze", true},
+		{[]string{"cpu", "freezer"}, "/sys/fs/cgroup/freezer%s/freezer.state", false},
+		{[]string{"cpu"}, "", false},
+	}
+	for _, tt := range tests {
+		t.Run(strings.Join(tt.hierarchies, ","), func(t *testing.T) {
+			name, pid := container(t, tt.hierarchies...)
+			g := openGroup(t, name)
+			f, err := g.Freezer()
+			if tt.file == "" {
+				if !errors.Is(err, ErrNoFreezer) {
+					t.Errorf("%v", err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			if f.File() != fmt.Sprintf(tt.file, name) || f.Private() != tt.private {
+				t.Errorf("%s, private %v", f.File(), f.Private())
+			}
+			tryFreezer(t, f)
+			// A helper that was placed is no reason against it; anybody else is.
+			if err := os.Mkdir(filepath.Join(g.Path(), HelperGroup), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			_, helper := container(t, "cpuacct")
+			join(t, filepath.Join(g.Path(), HelperGroup), helper)
+			if again, err := g.Freezer(); err != nil || again.File() != f.File() {
+				t.Errorf("with a helper: %v", err)
+			} else {
+				again.Close()
+			}
+			join(t, filepath.Dir(f.File()), helper)
+			f.checked = time.Time{}
+			if err := f.Freeze(); !errors.Is(err, ErrNoFreezer) {
+				t.Errorf("with another process in it: %v", err)
+			}
+			_ = pid
+		})
+	}
+}
+
+func join(t *testing.T, dir string, pid int) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(fmt.Sprint(pid)), 0); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func tryFreezer(t *testing.T, f *Freezer) {
+	t.Helper()
+	thawed, frozen := f.Texts()
+	for _, want := range []bool{true, false} {
+		step, texts := f.Thaw, []string{thawed}
+		if want {
+			step, texts = f.Freeze, frozen
+		}
+		if err := step(); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := f.Frozen(); err != nil || got != want {
+			t.Errorf("frozen %v, %v", got, err)
+		}
+		text, err := os.ReadFile(f.File())
+		if err != nil || !slices.Contains(texts, strings.TrimSpace(string(text))) {
+			t.Errorf("%q, %v; want one of %q", text, err, texts)
+		}
+	}
+}
+
+func TestPressureIsTheGroupsOwn(t *testing.T) {
+	with, _ := container(t, "cpu", "unified")
+	if _, ok, err := openGroup(t, with).Pressure(); !ok || err != nil {
+		t.Errorf("%v, %v", ok, err)
+	}
+	without, _ := container(t, "cpu")
+	if p, ok, err := openGroup(t, without).Pressure(); ok || err != nil {
+		t.Errorf("%+v, %v, %v", p, ok, err)
+	}
+}
+
+func TestParseMounts(t *testing.T) {
+	hybrid := "31 30 0:27 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n" +
+		"32 30 0:28 / /sys/fs/cgroup/freezer rw - cgroup cgroup rw,freezer\n" +
+		"33 30 0:29 /docker/x /mnt/cpu rw - cgroup cgroup rw,cpu,cpuacct\n" +
+		"42 30 0:28 / /sys/fs/cgroup/unified rw shared:9 - cgroup2 cgroup2 rw,nsdelegate\n" +
+		"43 30 0:28 / /a\\040b rw - tmpfs none rw\nshort\n"
+	got := parseMounts(hybrid)
+	want := &hierarchies{
+		cpu:     hierarchy{"/sys/fs/cgroup/cpu,cpuacct", "/", "cpu", false},
+		cpuacct: hierarchy{"/sys/fs/cgroup/cpu,cpuacct", "/", "cpuacct", false},
+		freezer: hierarchy{"/sys/fs/cgroup/freezer", "/", "freezer", false},
+		unified: hierarchy{"/sys/fs/cgroup/unified", "/", "", true},
+	}
+	if *got != *want {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+	text := "9:name=systemd:/a\n2:cpu,cpuacct:/docker/x:y\n0::/u\nshort\n"
+	for h, path := range map[hierarchy]string{want.cpu: "/docker/x:y", want.cpuacct: "/docker/x:y", want.unified: "/u", want.freezer: ""} {
+		if got, found := h.line(text); got != path || found != (path != "") {
+			t.Errorf("%s: %q", h.id, got)
+		}
+	}
+}
+
+func TestParse(t *testing.T) {
+	for text, want := range map[string]Limit{
+		"max 100000": {None, 100 * ms, 0}, "-1 100000": {None, 100 * ms, 0}, "1500 50000": {1500 * time.Microsecond, 50 * ms, 0},
+	} {
+		if got, err := parseLimit(text); got != want || err != nil {
+			t.Errorf("%q: %+v, %v", text, got, err)
+		}
+	}
+	for _, text := range []string{"", "max", "5 0", "5 -5", "-2 100", "x 5", "5 9223372036854775807", "5  5"} {
+		if got, err := parseLimit(text); err == nil {
+			t.Errorf("%q: %+v", text, got)
+		}
+	}
+	v1 := parseThrottling("nr_periods 5\nnr_throttled 3\nthrottled_time 7000\nnr_bursts 2\nburst_time 9000\n")
+	v2 := parseThrottling("usage_usec 1\nnr_periods 5\nnr_throttled 3\nthrottled_usec 7\nnr_bursts 2\nburst_usec 9\nodd\n")
+	if diff := cmp.Diff(v1, v2); diff != "" || v1.Time != 7*time.Microsecond || v1.Bursts != 2 {
+		t.Error(diff)
+	}
+	p, err := parsePressure("some avg10=1.50 avg60=2.00 avg300=0.25 total=12\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n")
+	if want := (Pressure{1.5, 2, .25, 12 * time.Microsecond}); err != nil || p != want {
+		t.Errorf("%+v, %v", p, err)
+	}
+	if _, err := parsePressure("some avg10=x"); err == nil {
+		t.Error("nonsense was read")
+	}
+}

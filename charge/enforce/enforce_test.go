@@ -1,0 +1,343 @@
+package enforce
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/charge/balance"
+	"github.com/tsugiki/tsugiki/charge/bandwidth"
+	"github.com/tsugiki/tsugiki/charge/journal"
+	"github.com/tsugiki/tsugiki/charge/ledger"
+)
+
+// role has the test's program be something else.
+const role = "TSUGIKI_TEST_ROLE"
+
+func TestMain(m *testing.M) {
+	switch os.Getenv(role) {
+	case "logger":
+		os.Exit(beLogger())
+	case "controller":
+		os.Exit(beController())
+	}
+	os.Exit(m.Run())
+}
+
+// beLogger writes each line as one JSON object, as container engines do.
+func beLogger() int {
+	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
+		text, err := json.Marshal(struct {
+			Log, Stream string
+			Time        time.Time
+		}{lines.Text() + "\n", "stdout", time.Now()})
+		if err != nil {
+			return 1
+		}
+		if _, err := os.Stdout.Write(append(text, '\n')); err != nil {
+			return 1
+		}
+	}
+	return 0
+}
+
+// processClock is the CPU time of a process, all of its threads.
+type processClock int
+
+func (p processClock) Elapsed() (time.Duration, error) {
+	var ts unix.Timespec
+	// CPUCLOCK_SCHED of the process: see clock_getcpuclockid(3).
+	err := unix.ClockGettime(^int32(p)<<3|2, &ts)
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ESRCH) {
+		return 0, os.ErrProcessDone
+	}
+	return time.Duration(ts.Nano()), err
+}
+
+// place is where a container runs: groups of the same name in several hierarchies.
+type place struct {
+	group *bandwidth.Group
+	dirs  []string
+}
+
+var places int
+
+// newPlace makes a container's groups. freezer: in which hierarchy it can be frozen.
+func newPlace(t testing.TB, freezer string, l bandwidth.Limit) *place {
+	t.Helper()
+	places++
+	name := fmt.Sprintf("tsugiki-test-%d-%d", os.Getpid(), places)
+	p := &place{}
+	t.Cleanup(func() { p.remove(t) })
+	for _, h := range []string{"cpu", "cpuacct", freezer} {
+		if h == "" {
+			continue
+		}
+		dir := filepath.Join("/sys/fs/cgroup", h, name)
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		p.dirs = append(p.dirs, dir)
+	}
+	g, err := bandwidth.Open("/" + name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.group = g
+	p.write(t, "cpu.cfs_period_us", "100000")
+	if l.Quota > 0 {
+		p.write(t, "cpu.cfs_quota_us", strconv.FormatInt(l.Quota.Microseconds(), 10))
+	}
+	if l.Burst > 0 {
+		p.write(t, "cpu.cfs_burst_us", strconv.FormatInt(l.Burst.Microseconds(), 10))
+	}
+	return p
+}
+
+// write writes to a file of the cpu group, as an engine would.
+func (p *place) write(t testing.TB, file, text string) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(p.dirs[0], file), []byte(text), 0); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (p *place) read(t testing.TB, file string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(p.dirs[0], file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(string(text))
+}
+
+// remove kills what is in the groups and removes them.
+func (p *place) remove(t testing.TB) {
+	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		left := 0
+		for _, dir := range p.dirs {
+			for _, file := range []string{"freezer.state", "cgroup.freeze"} {
+				if _, err := os.Stat(filepath.Join(dir, file)); err == nil {
+					_ = os.WriteFile(filepath.Join(dir, file), []byte(map[bool]string{true: "THAWED", false: "0"}[file[0] == 'f']), 0)
+				}
+			}
+			for _, pid := range pidsOf(dir) {
+				_ = unix.Kill(pid, unix.SIGKILL)
+			}
+			if err := unix.Rmdir(dir); err != nil && !errors.Is(err, unix.ENOENT) {
+				left++
+			}
+		}
+		if left == 0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Errorf("groups are left: %v", p.dirs)
+			break
+		}
+	}
+	if p.group != nil {
+		p.group.Close()
+	}
+}
+
+func pidsOf(dir string) []int {
+	text, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+	var pids []int
+	for _, f := range strings.Fields(string(text)) {
+		if pid, err := strconv.Atoi(f); err == nil {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// start runs a command in the groups; its own and its children's output goes to out.
+func (p *place) start(t testing.TB, out *os.File, command string) *exec.Cmd {
+	t.Helper()
+	join := ""
+	for _, dir := range p.dirs {
+		join += "echo $$ > " + dir + "/cgroup.procs; "
+	}
+	cmd := exec.Command("taskset", "-c", "1", "sh", "-c", join+command)
+	cmd.Stdout, cmd.Stderr = out, os.Stderr
+	begin(t, cmd)
+	return cmd
+}
+
+func begin(t testing.TB, cmd *exec.Cmd) {
+	t.Helper()
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() { _ = cmd.Wait(); close(ended) }()
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		select {
+		case <-ended:
+		case <-time.After(5 * time.Second):
+			// It is frozen; removing its groups thaws it.
+		}
+	})
+}
+
+// logged runs a command in the groups, with a logger outside of them.
+func (p *place) logged(t testing.TB, command string) (logger processClock) {
+	t.Helper()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer w.Close()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("taskset", "-c", "1", self)
+	cmd.Env = append(os.Environ(), role+"=logger", "GOMAXPROCS=1")
+	cmd.Stdin = r
+	begin(t, cmd)
+	p.start(t, w, command)
+	return processClock(cmd.Process.Pid)
+}
+
+type rig struct {
+	*Controller
+	journal *journal.Journal
+	ledger  *ledger.Ledger
+	log     *log
+}
+
+// log is what the controller says.
+type log struct{ buf strings.Builder }
+
+func (l *log) Write(p []byte) (int, error) { return l.buf.Write(p) }
+
+func newRig(t testing.TB, change func(*Config)) *rig {
+	t.Helper()
+	dir := t.TempDir()
+	j, err := journal.Open(filepath.Join(dir, "journal"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := ledger.Open(filepath.Join(dir, "ledger"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &rig{journal: j, ledger: l, log: &log{}}
+	var out io.Writer = r.log
+	if testing.Verbose() {
+		out = os.Stderr
+	}
+	cfg := Config{Journal: j, Ledger: l, Log: slog.New(slog.NewTextHandler(out, nil))}
+	if change != nil {
+		change(&cfg)
+	}
+	if r.Controller, err = New(cfg); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(r.Controller.Close(), l.Close(), j.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	return r
+}
+
+func (r *rig) add(t testing.TB, p *place) *Account {
+	t.Helper()
+	a, err := r.Add(filepath.Base(p.group.Path()), p.group)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+// share is how much of a CPU a group and a helper used during a time.
+func share(t testing.TB, g *bandwidth.Group, helper Clock, during time.Duration) (own, help float64) {
+	t.Helper()
+	read := func() (o, h time.Duration) {
+		o, err := g.Usage()
+		if err != nil {
+			t.Fatal(err)
+		}
+		h, err = helper.Elapsed()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return o, h
+	}
+	start := time.Now()
+	o, h := read()
+	time.Sleep(during)
+	o2, h2 := read()
+	passed := time.Since(start)
+	return float64(o2-o) / float64(passed), float64(h2-h) / float64(passed)
+}
+
+const ms = time.Millisecond
+
+func limit(quota time.Duration) bandwidth.Limit {
+	return bandwidth.Limit{Quota: quota, Period: 100 * ms}
+}
+
+// loads are the paper's: a container that only writes, one that forks and writes 3 KB
+// at a time, one that writes short lines.
+var loads = []struct{ name, command string }{
+	{"yes", "exec yes"},
+	{"lsmod", "while :; do /bin/cat /proc/self/maps; done"},
+	{"echo", "while :; do echo 1; done"},
+}
+
+func TestContainerAndHelperTogetherKeepToTheQuota(t *testing.T) {
+	for _, freezer := range []string{"unified", "freezer"} {
+		for _, quota := range []time.Duration{50 * ms, 20 * ms} {
+			for _, load := range loads {
+				t.Run(fmt.Sprint(freezer, "/", quota, "/", load.name), func(t *testing.T) {
+					r := newRig(t, nil)
+					p := newPlace(t, freezer, limit(quota))
+					a := r.add(t, p)
+					logger := p.logged(t, load.command)
+					a.Attach("logger", logger, false)
+					time.Sleep(time.Second)
+					own, help := share(t, p.group, logger, 3*time.Second)
+					s := a.Status()
+					t.Logf("own %.4f, logger %.4f, together %.4f; holds %d, longest %v", own, help, own+help, s.Holds, s.LongestHold)
+					if off := own + help - quota.Seconds()*10; math.Abs(off) > .03 {
+						t.Errorf("together %.3f of a CPU of %.3f", own+help, quota.Seconds()*10)
+					}
+					if s.Mode != "quota" {
+						t.Errorf("mode %q", s.Mode)
+					}
+					if b := s.Borrowed["logger"]; b < 10*ms {
+						t.Errorf("the logger used %v", b)
+					}
+					if s.LongestHold > balance.Bound()+200*ms {
+						t.Errorf("held for %v", s.LongestHold)
+					}
+					if err := r.Remove(a); err != nil {
+						t.Error(err)
+					}
+					if got := p.read(t, "cpu.cfs_quota_us"); got != strconv.FormatInt(quota.Microseconds(), 10) {
+						t.Errorf("the quota is %s", got)
+					}
+				})
+			}
+		}
+	}
+}

@@ -1,0 +1,366 @@
+package enforce
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/charge/balance"
+	"github.com/tsugiki/tsugiki/charge/bandwidth"
+	"github.com/tsugiki/tsugiki/charge/journal"
+	"github.com/tsugiki/tsugiki/charge/ledger"
+	"github.com/tsugiki/tsugiki/internal/testkit"
+)
+
+const busy = "while :; do :; done"
+
+// eventually waits for something to become true.
+func eventually(t testing.TB, what string, is func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); !is(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not in 10 seconds: %s", what)
+		}
+	}
+}
+
+func (p *place) frozen(t testing.TB) bool {
+	t.Helper()
+	dir := p.dirs[len(p.dirs)-1]
+	text, err := os.ReadFile(filepath.Join(dir, "freezer.state"))
+	if errors.Is(err, os.ErrNotExist) {
+		text, err = os.ReadFile(filepath.Join(dir, "cgroup.freeze"))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text[0] == 'F' || text[0] == '1'
+}
+
+// outside writes to a file from another process, as an engine does.
+func outside(t testing.TB, file, text string) {
+	t.Helper()
+	if out, err := exec.Command("sh", "-c", "echo "+text+" > "+file).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+}
+
+// held has a container held, for about a second.
+func held(t testing.TB, r *rig, p *place) *Account {
+	t.Helper()
+	a := r.add(t, p)
+	p.start(t, nil, busy)
+	eventually(t, "the container runs", func() bool { return a.Status().Own > 20*ms })
+	a.Charge("test", 10*time.Second)
+	eventually(t, "the container is held", func() bool { return p.frozen(t) })
+	return a
+}
+
+func TestHoldEndsInTime(t *testing.T) {
+	for _, freezer := range []string{"unified", "freezer"} {
+		t.Run(freezer, func(t *testing.T) {
+			r := newRig(t, nil)
+			p := newPlace(t, freezer, limit(20*ms))
+			a := held(t, r, p)
+			if now := a.Status().HeldNow; now <= 0 {
+				t.Error("the status does not tell")
+			}
+			eventually(t, "it goes on", func() bool { return !p.frozen(t) })
+			s := a.Status()
+			if s.LongestHold < 500*ms || s.LongestHold > balance.Bound()+500*ms {
+				t.Errorf("held for %v", s.LongestHold)
+			}
+			if s.Carried < 5*time.Second || s.After.Quota > 11*ms {
+				t.Errorf("%v carried, the quota is %v", s.Carried, s.After.Quota)
+			}
+		})
+	}
+}
+
+func TestPauseWhileHeldStays(t *testing.T) {
+	r := newRig(t, nil)
+	p := newPlace(t, "freezer", limit(20*ms))
+	a := held(t, r, p)
+	state := filepath.Join(p.dirs[2], "freezer.state")
+	outside(t, state, "FROZEN")
+	eventually(t, "the hold ends", func() bool { return a.Status().HeldNow == 0 })
+	// It would have ended by itself meanwhile, and others would have begun.
+	for end := time.Now().Add(2 * time.Second); time.Now().Before(end); time.Sleep(10 * ms) {
+		if !p.frozen(t) {
+			t.Fatal("somebody's pause was undone")
+		}
+	}
+	if holds := a.Status().Holds; holds != 1 {
+		t.Errorf("%d holds", holds)
+	}
+	outside(t, state, "THAWED")
+	own := a.Status().Own
+	eventually(t, "it runs", func() bool { return a.Status().Own > own+5*ms })
+	if err := r.Remove(a); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestThawByOthersIsRespected(t *testing.T) {
+	r := newRig(t, nil)
+	p := newPlace(t, "freezer", limit(20*ms))
+	a := held(t, r, p)
+	outside(t, filepath.Join(p.dirs[2], "freezer.state"), "THAWED")
+	for end := time.Now().Add(thawedByOthers / 2); time.Now().Before(end); time.Sleep(10 * ms) {
+		if p.frozen(t) {
+			t.Fatal("frozen again at once")
+		}
+	}
+	if s := a.Status(); s.Holds != 1 || s.HeldNow != 0 {
+		t.Errorf("%d holds, held now for %v", s.Holds, s.HeldNow)
+	}
+}
+
+func TestPausedBeforeIsNotThawed(t *testing.T) {
+	r := newRig(t, nil)
+	p := newPlace(t, "freezer", limit(20*ms))
+	a := r.add(t, p)
+	p.start(t, nil, busy)
+	eventually(t, "the container runs", func() bool { return a.Status().Own > 20*ms })
+	outside(t, filepath.Join(p.dirs[2], "freezer.state"), "FROZEN")
+	a.Charge("test", time.Second)
+	time.Sleep(1500 * ms)
+	if s := a.Status(); s.Holds != 0 || !p.frozen(t) {
+		t.Errorf("%d holds, frozen %v", s.Holds, p.frozen(t))
+	}
+}
+
+func TestLetGo(t *testing.T) {
+	r := newRig(t, func(c *Config) { c.Burst = true })
+	p := newPlace(t, "unified", limit(20*ms))
+	a := r.add(t, p)
+	p.start(t, nil, busy)
+	eventually(t, "it has burst", func() bool { return p.read(t, "cpu.cfs_burst_us") == "20000" })
+	a.LetGo(10 * ms)
+	outside(t, filepath.Join(p.dirs[0], "cpu.cfs_quota_us"), "10000") // refused with the burst
+	a.Charge("test", time.Second)
+	eventually(t, "the container is held", func() bool { return p.frozen(t) })
+	a.LetGo(time.Second)
+	if p.frozen(t) {
+		t.Error("it is not let go")
+	}
+	time.Sleep(300 * ms)
+	if p.frozen(t) {
+		t.Error("it is held again")
+	}
+}
+
+func TestKilledWhileHeld(t *testing.T) {
+	for _, freezer := range []string{"unified", "freezer"} {
+		t.Run(freezer, func(t *testing.T) {
+			r := newRig(t, nil)
+			p := newPlace(t, freezer, limit(20*ms))
+			held(t, r, p)
+			for _, pid := range pidsOf(p.dirs[0]) {
+				if err := unix.Kill(pid, unix.SIGKILL); err != nil {
+					t.Error(err)
+				}
+			}
+			eventually(t, "the process is gone", func() bool { return len(pidsOf(p.dirs[0])) == 0 })
+		})
+	}
+}
+
+func TestGroupIsRemovedWhileHeld(t *testing.T) {
+	gone := make(chan *Account, 1)
+	r := newRig(t, func(c *Config) { c.Gone = func(a *Account) { gone <- a } })
+	p := newPlace(t, "unified", limit(20*ms))
+	a := held(t, r, p)
+	for _, pid := range pidsOf(p.dirs[0]) {
+		_ = unix.Kill(pid, unix.SIGKILL)
+	}
+	eventually(t, "the group is removed", func() bool { return unix.Rmdir(p.dirs[0]) == nil })
+	select {
+	case got := <-gone:
+		if got != a {
+			t.Error("another account has ended")
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("the account has not ended")
+	}
+	a.LetGo(time.Second)
+	a.Charge("test", time.Second)
+	if err := r.Remove(a); err != nil {
+		t.Error(err)
+	}
+	if left := r.ledger.Entries(); len(left) != 0 {
+		t.Errorf("%d in the ledger", len(left))
+	}
+}
+
+func TestUpdateOfTheLimitIsAdopted(t *testing.T) {
+	r := newRig(t, nil)
+	p := newPlace(t, "unified", limit(50*ms))
+	a := r.add(t, p)
+	a.Attach("helper", rateClock{time.Now(), .2}, false)
+	p.start(t, nil, busy)
+	lowered := func(to time.Duration) func() bool {
+		return func() bool {
+			q := a.Status().After.Quota
+			return q > to-8*ms && q < to+8*ms
+		}
+	}
+	eventually(t, "the quota is lowered", lowered(30*ms))
+	p.write(t, "cpu.cfs_quota_us", "70000")
+	eventually(t, "it is adopted", func() bool { return a.Status().Before.Quota == 70*ms })
+	eventually(t, "the new quota is lowered", lowered(50*ms))
+	p.write(t, "cpu.cfs_period_us", "200000")
+	eventually(t, "the period is adopted", func() bool { return a.Status().Before == bandwidth.Limit{Quota: 70 * ms, Period: 200 * ms} })
+	eventually(t, "it is lowered", lowered(30*ms))
+	p.write(t, "cpu.cfs_quota_us", "-1")
+	eventually(t, "it has no quota", func() bool { return a.Status().Mode == "account only: no quota" })
+	p.write(t, "cpu.cfs_quota_us", "60000")
+	eventually(t, "it has one again", func() bool { s := a.Status(); return s.Mode == "quota" && s.After.Quota < 55*ms })
+	if err := r.Remove(a); err != nil {
+		t.Error(err)
+	}
+	if got := p.read(t, "cpu.cfs_quota_us"); got != "60000" {
+		t.Errorf("the quota is %s", got)
+	}
+}
+
+func TestRefusedQuotaLeavesItAlone(t *testing.T) {
+	r := newRig(t, nil)
+	p := newPlace(t, "unified", limit(50*ms))
+	child := filepath.Join(p.dirs[0], "child")
+	if err := os.Mkdir(child, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Rmdir(child) })
+	if err := os.WriteFile(filepath.Join(child, "cpu.cfs_quota_us"), []byte("40000"), 0); err != nil {
+		t.Fatal(err)
+	}
+	a := r.add(t, p)
+	p.start(t, nil, busy)
+	a.Attach("helper", rateClock{time.Now(), .2}, false)
+	eventually(t, "it is left alone", func() bool { return strings.HasPrefix(a.Status().Mode, "account only: ") })
+	if got := p.read(t, "cpu.cfs_quota_us"); got != "50000" {
+		t.Errorf("the quota is %s", got)
+	}
+	before := a.Status().Borrowed["helper"]
+	eventually(t, "the helper is still counted", func() bool { return a.Status().Borrowed["helper"] > before })
+}
+
+func TestBurstIsGivenAndTakenAway(t *testing.T) {
+	r := newRig(t, func(c *Config) { c.Burst = true })
+	p := newPlace(t, "unified", bandwidth.Limit{Quota: 50 * ms, Burst: 5 * ms})
+	a := r.add(t, p)
+	p.start(t, nil, busy)
+	burst := func(is string) func() bool {
+		return func() bool { return p.read(t, "cpu.cfs_burst_us") == is }
+	}
+	eventually(t, "burst", burst("50000"))
+	x := a.Attach("helper", rateClock{time.Now(), .2}, false)
+	eventually(t, "none with a lower quota", burst("0"))
+	x.Detach()
+	eventually(t, "burst again", burst("50000"))
+	if err := r.Remove(a); err != nil {
+		t.Error(err)
+	}
+	if !burst("5000")() {
+		t.Errorf("the burst is %s", p.read(t, "cpu.cfs_burst_us"))
+	}
+}
+
+func TestManyAccountsComeAndGo(t *testing.T) {
+	r := newRig(t, nil)
+	accounts := make(map[*Account]*place)
+	for range 200 {
+		p := newPlace(t, "", limit(20*ms))
+		a := r.add(t, p)
+		a.Attach("helper", rateClock{time.Now(), .05}, false)
+		accounts[a] = p
+	}
+	time.Sleep(500 * ms)
+	for a, p := range accounts {
+		if a.Status().Borrowed["helper"] == 0 {
+			t.Errorf("%s was not looked at", a.Name())
+		}
+		if err := r.Remove(a); err != nil {
+			t.Error(err)
+		}
+		if got := p.read(t, "cpu.cfs_quota_us"); got != "20000" {
+			t.Errorf("the quota is %s", got)
+		}
+	}
+	if left := r.ledger.Entries(); len(left) != 0 {
+		t.Errorf("%d in the ledger", len(left))
+	}
+}
+
+// killed are the files of the controller that is killed.
+const killed = "TSUGIKI_TEST_KILLED"
+
+// beController charges a container that never stops owing.
+func beController() int {
+	j, err := journal.Open(filepath.Join(os.Getenv(killed), "journal"))
+	if err == nil {
+		j.Guardian = os.Args[2]
+		err = j.Guard(slog.Default())
+	}
+	l, ledgerErr := ledger.Open(filepath.Join(os.Getenv(killed), "ledger"))
+	g, groupErr := bandwidth.Open(os.Args[1])
+	if err := errors.Join(err, ledgerErr, groupErr); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	c, err := New(Config{Journal: j, Ledger: l, Log: slog.Default()})
+	if err != nil {
+		return 1
+	}
+	a, err := c.Add("killed", g)
+	if err != nil {
+		return 1
+	}
+	a.Attach("helper", rateClock{time.Now(), 1}, false)
+	select {}
+}
+
+func TestKilledControllerIsUndone(t *testing.T) {
+	p := newPlace(t, "unified", limit(20*ms))
+	p.start(t, nil, busy)
+	dir := t.TempDir()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(self, p.group.Path(), filepath.Join(testkit.BuildTsugiki(t), journal.Program))
+	cmd.Env = append(os.Environ(), role+"=controller", killed+"="+dir)
+	cmd.Stderr = os.Stderr
+	begin(t, cmd)
+	eventually(t, "held at the lowest quota", func() bool {
+		return p.frozen(t) && p.read(t, "cpu.cfs_quota_us") == "1000"
+	})
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "undone", func() bool { return !p.frozen(t) && p.read(t, "cpu.cfs_quota_us") == "20000" })
+
+	// The next one knows what it owes.
+	l, err := ledger.Open(filepath.Join(dir, "ledger"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := newRig(t, func(c *Config) { c.Ledger = l })
+	t.Cleanup(func() { l.Close() })
+	a, err := r.Add("killed", p.group)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s := a.Status(); s.Carried < 10*ms || s.Borrowed["helper"] < 10*ms {
+		t.Errorf("%+v", s)
+	}
+}

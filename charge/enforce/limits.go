@@ -1,0 +1,243 @@
+package enforce
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/charge/balance"
+	"github.com/tsugiki/tsugiki/charge/bandwidth"
+	"github.com/tsugiki/tsugiki/charge/journal"
+)
+
+// limits is what the container's group has, and should have.
+type limits struct {
+	original  bandwidth.Limit // whoever runs the container wants
+	written   bandwidth.Limit // is in the files, as far as is known
+	quota     *journal.Entry  // undoes the quota; nil: it is the original
+	burst     *journal.Entry
+	reason    string        // why nothing is taken; empty: something is
+	owesSince time.Duration // when it was last seen to owe, or with another quota than its own
+	noBurst   bool          // the kernel has none
+}
+
+// protectAfter is how long a container has to owe nothing before it has burst: with
+// it the kernel gives it a quota at once.
+const protectAfter = time.Second
+
+// noQuota finds out why nothing can be taken from the group.
+func (l *limits) noQuota(g *bandwidth.Group) {
+	l.reason = ""
+	switch {
+	case g.Root():
+		l.reason = "it is the root group"
+	case l.original.Quota < 0:
+		l.reason = "no quota"
+	}
+}
+
+// foreign tells whether somebody else has written a quota where ours is or would be
+// now, and takes that over. Other changes are found by check, within a second.
+func (a *Account) foreign(now, quota time.Duration) (bool, error) {
+	l := &a.limits
+	if quota == l.written.Quota && l.written.Quota == l.original.Quota {
+		return false, nil
+	}
+	text, err := a.group.QuotaText()
+	if err != nil || text == a.group.FormatQuota(l.written.Quota) {
+		return false, err
+	}
+	return true, a.check(now)
+}
+
+// check reads what is in the files, and makes what somebody else has written the
+// original.
+func (a *Account) check(now time.Duration) error {
+	a.checked = now
+	have, err := a.group.Quota()
+	if err != nil || a.group.Root() {
+		return err
+	}
+	have.Burst = a.limits.written.Burst
+	if !a.limits.noBurst {
+		if have.Burst, err = a.group.Burst(); errors.Is(err, fs.ErrNotExist) && !isGone(err) {
+			a.limits.noBurst, have.Burst = true, 0
+		} else if err != nil {
+			return err
+		}
+	}
+	if have != a.limits.written {
+		a.adopt(have)
+	}
+	return nil
+}
+
+// adopt takes over what somebody else has written.
+func (a *Account) adopt(have bandwidth.Limit) {
+	l := &a.limits
+	original := have
+	if have.Quota == l.written.Quota {
+		original.Quota = l.original.Quota // this is still ours
+	}
+	if have.Burst == l.written.Burst {
+		original.Burst = l.original.Burst
+	}
+	if have.Quota == original.Quota {
+		done(&l.quota)
+	}
+	if have.Burst == original.Burst {
+		done(&l.burst)
+	}
+	if have.Period != l.written.Period {
+		a.phase = newPhase(have.Period)
+		// In v2 the period is in the text that undoes the quota.
+		done(&l.quota)
+	}
+	a.c.cfg.Log.Info("somebody changed a container's CPU limit", "container", a.name,
+		"quota", original.Quota, "period", original.Period, "burst", original.Burst)
+	l.original, l.written = original, have
+	l.noQuota(a.group)
+	a.balance.SetLimit(limitOf(original))
+}
+
+// done ends an entry of the journal.
+func done(e **journal.Entry) {
+	if *e != nil {
+		(*e).Done()
+		*e = nil
+	}
+}
+
+// control gives the group the quota and the burst that it should have. A burst above
+// the quota is refused, so it goes down before the quota and up after it.
+func (a *Account) control(out balance.Output) error {
+	l, now := &a.limits, a.c.now()
+	if l.reason != "" {
+		return nil
+	}
+	if foreign, err := a.foreign(now, out.Quota); foreign || err != nil {
+		return err
+	}
+	lowered := out.Quota < l.original.Quota
+	if lowered || !out.Protect {
+		l.owesSince = now
+	}
+	burst := l.original.Burst
+	switch {
+	case lowered:
+		burst = 0
+	case a.protected(now):
+		burst = max(burst, l.original.Quota)
+	case l.written.Burst > burst && out.Protect:
+		burst = l.written.Burst
+	}
+	var err error
+	if burst < l.written.Burst {
+		err = a.setBurst(burst)
+	}
+	if err == nil {
+		err = a.setQuota(out.Quota)
+	}
+	if err == nil && burst > l.written.Burst {
+		err = a.setBurst(burst)
+	}
+	if errors.Is(err, unix.EINVAL) {
+		a.giveUp(err)
+	}
+	return err
+}
+
+// protected tells whether the container has been without debt for long enough.
+func (a *Account) protected(now time.Duration) bool {
+	return a.c.cfg.Burst && !a.limits.noBurst && now >= a.hold.letGo && now-a.limits.owesSince >= protectAfter
+}
+
+// unprotected is the burst that the container has without ours.
+func (a *Account) unprotected() time.Duration {
+	return min(a.limits.written.Burst, a.limits.original.Burst)
+}
+
+// giveUp leaves a group alone whose limits the kernel does not let us write.
+func (a *Account) giveUp(err error) {
+	_ = a.putBack()
+	a.limits.reason = err.Error()
+	a.balance.SetLimit(balance.Limit{Quota: bandwidth.None, Period: a.limits.original.Period})
+}
+
+func (a *Account) setQuota(d time.Duration) error {
+	l := &a.limits
+	if d == l.written.Quota {
+		return nil
+	}
+	text := a.group.FormatQuota
+	if err := a.undo(&l.quota, journal.Quota, a.group.QuotaFile(), text(l.original.Quota), text(l.written.Quota), text(d)); err != nil {
+		return err
+	}
+	if err := a.group.SetQuota(d); err != nil {
+		return err
+	}
+	l.written.Quota = d
+	if d == l.original.Quota {
+		done(&l.quota)
+	}
+	return nil
+}
+
+func (a *Account) setBurst(d time.Duration) error {
+	l := &a.limits
+	if d == l.written.Burst || l.noBurst {
+		return nil
+	}
+	text := bandwidth.FormatBurst
+	if err := a.undo(&l.burst, journal.Burst, a.group.BurstFile(), text(l.original.Burst), text(l.written.Burst), text(d)); err != nil {
+		return err
+	}
+	if err := a.group.SetBurst(d); err != nil {
+		return err
+	}
+	l.written.Burst = d
+	if d == l.original.Burst {
+		done(&l.burst)
+	}
+	// What the kernel lets it save is not to be held against it.
+	a.balance.SetBurst(max(d, l.original.Burst))
+	return nil
+}
+
+// undo has the journal know, before a file says now what was and is next, what it
+// said at first.
+func (a *Account) undo(e **journal.Entry, order journal.Order, file, original, now, next string) error {
+	if *e != nil {
+		return (*e).Ours(next)
+	}
+	ours := []string{next}
+	if now != original {
+		ours = []string{now, next}
+	}
+	var err error
+	if *e, err = a.c.cfg.Journal.Write(order, file, original, ours...); err != nil {
+		return fmt.Errorf("charge container %s: %w", a.name, err)
+	}
+	return nil
+}
+
+// putBack gives the group its quota and its burst back, unless somebody else has
+// changed them.
+func (a *Account) putBack() error {
+	if a.limits.quota == nil && a.limits.burst == nil {
+		return nil
+	}
+	if err := a.check(a.c.now()); err != nil {
+		return err
+	}
+	l := &a.limits
+	var errs []error
+	if l.written.Burst > l.original.Burst {
+		errs = append(errs, a.setBurst(l.original.Burst))
+	}
+	errs = append(errs, a.setQuota(l.original.Quota), a.setBurst(l.original.Burst))
+	return errors.Join(errs...)
+}
