@@ -192,6 +192,7 @@ static __always_inline struct thread *thread_made(struct task_struct *task, stru
 		t->since = bpf_ktime_get_ns();
 		t->undecided = 0;
 		t->owner = MARK_UNDECIDED;
+		t->call = MARK_NONE;
 		t->watch = p->watch;
 	}
 	return t;
@@ -230,23 +231,21 @@ int BPF_PROG(marks_enter, struct pt_regs *regs, long id)
 {
 	struct mark_process *p = watched(bpf_get_current_pid_tgid() >> 32);
 	struct task_struct *task;
-	__u32 call, target = 0;
+	__u32 call, target = MARK_OWN;
 	struct thread *t;
 
 	if (!p || id < 0 || id >= CALLS_MAX)
 		return 0;
-	call = call_by_number[id];
-	if (call == MARK_NONE)
-		return 0;
 	task = bpf_get_current_task_btf();
+	t = thread_made(task, p);
+	call = call_by_number[id];
+	if (!t || call == MARK_NONE)
+		return 0;
 	if (call != MARK_WAIT) {
 		target = target_of(task, regs, call);
 		if (target == MARK_OVERHEAD)
 			return 0;
 	}
-	t = thread_made(task, p);
-	if (!t)
-		return 0;
 	advance(t, p);
 	t->call = call;
 	t->target = target;

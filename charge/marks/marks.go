@@ -159,7 +159,7 @@ func (m *Meter) Disown(file File) error {
 }
 
 // Take returns what the watched processes have spent since the last Take, by
-// owner. 0 is the daemons themselves: files that nobody owns. Up to 20 ms of a
+// owner. 0 is the daemons themselves: files that nobody owns. Up to 500 ms of a
 // process are left for the next time if no mark tells yet whose they are. An error
 // is of some process, and what the others have spent is returned with it.
 func (m *Meter) Take() (map[uint32]time.Duration, error) {
@@ -167,7 +167,7 @@ func (m *Meter) Take() (map[uint32]time.Duration, error) {
 	defer m.mu.Unlock()
 	err := m.broken
 	for _, p := range m.processes {
-		switch e := p.divide(m.owners, m.taken); {
+		switch e := p.divide(m.owners, m.taken, false); {
 		case errors.Is(e, os.ErrProcessDone):
 			err = errors.Join(err, m.forget(p))
 		case e != nil:

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/bits"
 	"os"
 	"sync/atomic"
 	"time"
@@ -15,10 +14,6 @@ import (
 	"github.com/tsugiki/tsugiki/charge/slots"
 )
 
-// patience is how much CPU time may be left for a later Take, because the marks do
-// not tell yet whose it is: a thread is accounted at its next mark.
-const patience = 20 * time.Millisecond
-
 // process is a watched daemon.
 type process struct {
 	pid   int
@@ -26,10 +21,10 @@ type process struct {
 	row   uint32
 	sums  slots.Sums // its row
 	seen  []uint64   // sums at the last division
+	at    time.Time  // of the last division
 	clock time.Duration
-	// rest is CPU time that is not divided yet.
-	rest  time.Duration
 	total Process
+	division
 }
 
 func openProcess(pid int, row uint32, sums slots.Sums) (*process, error) {
@@ -37,7 +32,7 @@ func openProcess(pid int, row uint32, sums slots.Sums) (*process, error) {
 	if err != nil {
 		return nil, fmt.Errorf("watch process %d: %w", pid, err)
 	}
-	p := &process{pid: pid, fd: fd, row: row, sums: sums, total: Process{PID: pid}}
+	p := &process{pid: pid, fd: fd, row: row, sums: sums, at: time.Now(), total: Process{PID: pid}}
 	if err = native(pid); err == nil {
 		p.clock, err = p.elapsed()
 	}
@@ -87,46 +82,35 @@ func (p *process) elapsed() (time.Duration, error) {
 	return time.Duration(ts.Nano()), nil
 }
 
-// divide adds what the process has spent since the last time to its owners' sums.
-// It returns os.ErrProcessDone, having divided everything, if that was the last time.
-func (p *process) divide(owners *slots.Table, to map[uint32]time.Duration) error {
-	own := p.since(uint32(bpf.MarksMarkSlotMARK_OWN))
-	owned, marked := own, own+p.since(uint32(bpf.MarksMarkSlotMARK_OVERHEAD))
-	weights := make(map[uint32]time.Duration)
+// divide adds what the process has spent since the last time to its owners' sums,
+// and leaves nothing undivided if that is the last time. It returns
+// os.ErrProcessDone, having done that, if the process has ended.
+func (p *process) divide(owners *slots.Table, to map[uint32]time.Duration, last bool) error {
+	now, err := p.elapsed()
+	gone := errors.Is(err, os.ErrProcessDone)
+	if err != nil && !gone {
+		return err
+	}
+	overhead := p.since(uint32(bpf.MarksMarkSlotMARK_OVERHEAD))
+	marked, sum := map[uint32]time.Duration{0: p.since(uint32(bpf.MarksMarkSlotMARK_OWN))}, overhead
 	for owner, slot := range owners.All() {
-		if w := p.since(slot); w > 0 {
-			weights[owner] = w
-			owned, marked = owned+w, marked+w
+		marked[owner] = p.since(slot)
+		sum += marked[owner]
+	}
+	gained := now - p.clock
+	if gone { // and its clock with it: the marks know the last bit
+		gained = max(sum+marked[0]-p.rest, 0)
+	}
+	p.clock = now
+	at := time.Now()
+	for owner, d := range p.step(gained, at.Sub(p.at), marked, overhead, last || gone) {
+		to[owner] += d
+		p.total.CPU += d
+		if owner == 0 {
+			p.total.Unowned += d
 		}
 	}
-	now, err := p.elapsed()
-	switch {
-	case errors.Is(err, os.ErrProcessDone):
-		p.rest = max(p.rest, marked) // its clock went with it: the marks know the last bit
-	case err != nil:
-		return err
-	default:
-		p.rest += now - p.clock
-		p.clock = now
-	}
-	due := min(p.rest, marked)
-	if left := p.rest - due; err != nil {
-		due = p.rest
-	} else if left > patience {
-		due += left - patience
-	}
-	given := due
-	for owner, w := range weights {
-		part := share(due, w, owned)
-		to[owner] += part
-		given -= part
-	}
-	// What is left is the daemon's own, and all of it if nobody gave it work; and some
-	// nanoseconds of the division.
-	to[0] += given
-	p.rest -= due
-	p.total.CPU += due
-	p.total.Unowned += given
+	p.at = at
 	return err
 }
 
@@ -136,11 +120,4 @@ func (p *process) since(slot uint32) time.Duration {
 	ns := sum - p.seen[slot]
 	p.seen[slot] = sum
 	return time.Duration(ns)
-}
-
-// share is due·part/all, where part is not more than all.
-func share(due, part, all time.Duration) time.Duration {
-	high, low := bits.Mul64(uint64(due), uint64(part))
-	q, _ := bits.Div64(high, low, uint64(all))
-	return time.Duration(q)
 }

@@ -62,10 +62,9 @@ func (m *Meter) Unwatch(pid int) error {
 
 // part takes what a process has spent and forgets it. m.mu is held.
 func (m *Meter) part(p *process) error {
-	if err := p.divide(m.owners, m.taken); err != nil && !errors.Is(err, os.ErrProcessDone) {
+	if err := p.divide(m.owners, m.taken, true); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		m.broken = errors.Join(m.broken, err)
 	}
-	m.taken[0] += p.rest
 	return m.forget(p)
 }
 
