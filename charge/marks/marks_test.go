@@ -270,7 +270,7 @@ func TestLateMarks(t *testing.T) {
 		}
 		time.Sleep(300 * time.Millisecond)
 	})
-	wantShare(t, sums, 1, 0.95, 0.05)
+	wantShare(t, sums, 1, 0.92, 0.08)
 	wantOwned(t, sums, 0.9)
 }
 
