@@ -11,16 +11,18 @@
  * the next mark. What comes after a wait is work for nobody yet: a thread of a Go
  * program takes up whatever goroutine can run. It is decided by the next call on
  * a file, or by the next wait, which makes it overhead. A call that had nothing
- * to do (EAGAIN) is overhead too.
+ * to do (EAGAIN) is like a wait.
  *
- *	what happens		time until then is		and after it
- *	call on a file		as before			undecided
- *	  its return		the undecided: the owner's	the owner's
- *	  its EAGAIN		the undecided: overhead		undecided
- *	epoll, poll, select	the undecided: overhead		overhead
- *	  its return		overhead			undecided
- *	sleeps elsewhere	the undecided: overhead		undecided
- *	any other call		nothing happens
+ *	a system call ends		time since the last mark	time after it
+ *	that begins work (read)		as before, undecided: owner's	the owner's
+ *	that ends work (write)		the owner's			the owner's
+ *	  likewise, on nobody's file	as before, undecided: nobody's	nobody's
+ *	with EAGAIN, epoll, poll	as before, undecided: overhead	undecided
+ *	any other that has slept	as before, undecided: overhead	undecided
+ *	any other			nothing happens
+ *
+ * Calls are seen only where they end, because every mark costs everybody. The
+ * kernel's part of a call is so told to whom the time before it is told.
  *
  * The times are of a clock that runs on while a thread does not: it is stopped at
  * every switch. The sums are weights: user space divides the exact CPU clock of
@@ -51,12 +53,13 @@
 
 #define EAGAIN 11
 
-/* What a system call is to us: which argument is a file. */
+/* What a system call is to us, and which argument is a file. */
 enum mark_call {
 	MARK_NONE,
-	MARK_FILE,   /* the first */
-	MARK_FILE_2, /* the first or the second */
-	MARK_FILE_3, /* the first or the third */
+	MARK_READ,    /* the first; work begins */
+	MARK_WRITE,   /* the first; work ends */
+	MARK_WRITE_2, /* the first or the second */
+	MARK_WRITE_3, /* the first or the third */
 	MARK_WAIT,
 };
 
@@ -80,16 +83,15 @@ struct mark_process {
 };
 
 struct thread {
-	__u64 since;	       /* when its time was last accounted, or when it was let run */
-	__u64 undecided;       /* ns */
-	enum mark_slot owner;  /* that its time is for now */
-	enum mark_call call;   /* that it is in */
-	enum mark_slot target; /* owner of the file of this call */
-	__u32 watch;	       /* of its process, when this was true */
+	__u64 since;	      /* when its time was last accounted, or when it was let run */
+	__u64 undecided;      /* ns */
+	enum mark_slot owner; /* that its time is for now */
+	__u32 watch;	      /* of its process, when this was true */
+	bool slept;	      /* since the last mark */
 };
 
-/* Set by user space before the programs are loaded: enum mark_call. */
-const volatile __u8 call_by_number[CALLS_MAX];
+/* Set by user space before the programs are loaded. */
+const volatile enum mark_call call_by_number[CALLS_MAX];
 
 /* One bit for each watched process, shared by those whose numbers are alike. */
 __u64 watched_bits[TGID_BITS / 64];
@@ -163,6 +165,18 @@ static __always_inline void decide(struct thread *t, struct mark_process *p, __u
 	t->undecided = 0;
 }
 
+static __always_inline long number(struct pt_regs *regs)
+{
+	struct pt_regs___x86_64 *x86 = (void *)regs;
+	struct pt_regs___arm64 *arm = (void *)regs;
+
+	if (bpf_core_field_exists(x86->orig_ax))
+		return x86->orig_ax;
+	if (bpf_core_field_exists(arm->syscallno))
+		return arm->syscallno;
+	return -1;
+}
+
 static __always_inline __u64 argument(struct pt_regs *regs, int n)
 {
 	struct pt_regs___x86_64 *x86 = (void *)regs;
@@ -170,8 +184,8 @@ static __always_inline __u64 argument(struct pt_regs *regs, int n)
 
 	if (bpf_core_field_exists(x86->di))
 		return n == 0 ? x86->di : n == 1 ? x86->si : x86->dx;
-	if (bpf_core_field_exists(arm->regs))
-		return n == 0 ? arm->regs[0] : n == 1 ? arm->regs[1] : arm->regs[2];
+	if (bpf_core_field_exists(arm->orig_x0))
+		return n == 0 ? arm->orig_x0 : n == 1 ? arm->regs[1] : arm->regs[2];
 	return ~0ULL;
 }
 
@@ -192,7 +206,7 @@ static __always_inline struct thread *thread_made(struct task_struct *task, stru
 		t->since = bpf_ktime_get_ns();
 		t->undecided = 0;
 		t->owner = MARK_UNDECIDED;
-		t->call = MARK_NONE;
+		t->slept = false;
 		t->watch = p->watch;
 	}
 	return t;
@@ -221,63 +235,54 @@ static __always_inline __u32 target_of(struct task_struct *task, struct pt_regs 
 {
 	__u32 slot = owner_of(task, argument(regs, 0));
 
-	if (slot != MARK_OWN || call == MARK_FILE)
+	if (slot != MARK_OWN || (call != MARK_WRITE_2 && call != MARK_WRITE_3))
 		return slot;
-	return owner_of(task, argument(regs, call == MARK_FILE_2 ? 1 : 2));
+	return owner_of(task, argument(regs, call == MARK_WRITE_2 ? 1 : 2));
 }
 
-SEC("tp_btf/sys_enter")
-int BPF_PROG(marks_enter, struct pt_regs *regs, long id)
+/* The thread has nothing more to do for whom it worked. */
+static __always_inline void wait(struct thread *t, struct mark_process *p)
 {
-	struct mark_process *p = watched(bpf_get_current_pid_tgid() >> 32);
-	struct task_struct *task;
-	__u32 call, target = MARK_OWN;
-	struct thread *t;
-
-	if (!p || id < 0 || id >= CALLS_MAX)
-		return 0;
-	task = bpf_get_current_task_btf();
-	t = thread_made(task, p);
-	call = call_by_number[id];
-	if (!t || call == MARK_NONE)
-		return 0;
-	if (call != MARK_WAIT) {
-		target = target_of(task, regs, call);
-		if (target == MARK_OVERHEAD)
-			return 0;
-	}
 	advance(t, p);
-	t->call = call;
-	t->target = target;
+	decide(t, p, MARK_OVERHEAD);
 	t->owner = MARK_UNDECIDED;
-	if (call == MARK_WAIT) {
-		decide(t, p, MARK_OVERHEAD);
-		t->owner = MARK_OVERHEAD;
-	}
-	return 0;
+	t->slept = false;
+}
+
+static __always_inline void work(struct thread *t, struct mark_process *p, __u32 call, __u32 slot)
+{
+	if (call != MARK_READ && slot != MARK_OWN)
+		t->owner = MARK_UNDECIDED;
+	advance(t, p);
+	decide(t, p, slot);
+	t->owner = slot;
+	t->slept = false;
 }
 
 SEC("tp_btf/sys_exit")
 int BPF_PROG(marks_exit, struct pt_regs *regs, long ret)
 {
 	struct mark_process *p = watched(bpf_get_current_pid_tgid() >> 32);
+	__u32 call = MARK_NONE, slot = MARK_OVERHEAD;
+	struct task_struct *task;
 	struct thread *t;
+	long id;
 
 	if (!p)
 		return 0;
-	t = thread(bpf_get_current_task_btf(), p);
-	if (!t || t->call == MARK_NONE)
+	task = bpf_get_current_task_btf();
+	t = thread_made(task, p);
+	if (!t)
 		return 0;
-	advance(t, p);
-	if (t->call == MARK_WAIT) {
-		t->owner = MARK_UNDECIDED;
-	} else if (ret == -EAGAIN) {
-		decide(t, p, MARK_OVERHEAD);
-	} else {
-		decide(t, p, t->target);
-		t->owner = t->target;
-	}
-	t->call = MARK_NONE;
+	id = number(regs);
+	if (id >= 0 && id < CALLS_MAX)
+		call = call_by_number[id];
+	if (call != MARK_NONE && call != MARK_WAIT && ret != -EAGAIN)
+		slot = target_of(task, regs, call);
+	if (slot != MARK_OVERHEAD)
+		work(t, p, call, slot);
+	else if (call == MARK_WAIT || ret == -EAGAIN || t->slept)
+		wait(t, p);
 	return 0;
 }
 
@@ -292,10 +297,8 @@ static __always_inline void leave(struct task_struct *prev, bool sleeps)
 	if (!t)
 		return;
 	advance(t, p);
-	if (!sleeps || t->call != MARK_NONE)
-		return;
-	decide(t, p, MARK_OVERHEAD);
-	t->owner = MARK_UNDECIDED;
+	if (sleeps)
+		t->slept = true;
 }
 
 static __always_inline void arrive(struct task_struct *next)

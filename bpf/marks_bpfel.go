@@ -16,11 +16,12 @@ import (
 type MarksMarkCall uint32
 
 const (
-	MarksMarkCallMARK_NONE   MarksMarkCall = 0
-	MarksMarkCallMARK_FILE   MarksMarkCall = 1
-	MarksMarkCallMARK_FILE_2 MarksMarkCall = 2
-	MarksMarkCallMARK_FILE_3 MarksMarkCall = 3
-	MarksMarkCallMARK_WAIT   MarksMarkCall = 4
+	MarksMarkCallMARK_NONE    MarksMarkCall = 0
+	MarksMarkCallMARK_READ    MarksMarkCall = 1
+	MarksMarkCallMARK_WRITE   MarksMarkCall = 2
+	MarksMarkCallMARK_WRITE_2 MarksMarkCall = 3
+	MarksMarkCallMARK_WRITE_3 MarksMarkCall = 4
+	MarksMarkCallMARK_WAIT    MarksMarkCall = 5
 )
 
 type MarksMarkFile struct {
@@ -50,9 +51,9 @@ type MarksThread struct {
 	Since     uint64
 	Undecided uint64
 	Owner     MarksMarkSlot
-	Call      MarksMarkCall
-	Target    MarksMarkSlot
 	Watch     uint32
+	Slept     bool
+	_         [7]byte
 }
 
 // LoadMarks returns the embedded CollectionSpec for Marks.
@@ -97,7 +98,6 @@ type MarksSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type MarksProgramSpecs struct {
-	MarksEnter  *ebpf.ProgramSpec `ebpf:"marks_enter"`
 	MarksExit   *ebpf.ProgramSpec `ebpf:"marks_exit"`
 	MarksSwitch *ebpf.ProgramSpec `ebpf:"marks_switch"`
 }
@@ -167,14 +167,12 @@ type MarksVariables struct {
 //
 // It can be passed to LoadMarksObjects or ebpf.CollectionSpec.LoadAndAssign.
 type MarksPrograms struct {
-	MarksEnter  *ebpf.Program `ebpf:"marks_enter"`
 	MarksExit   *ebpf.Program `ebpf:"marks_exit"`
 	MarksSwitch *ebpf.Program `ebpf:"marks_switch"`
 }
 
 func (p *MarksPrograms) Close() error {
 	return _MarksClose(
-		p.MarksEnter,
 		p.MarksExit,
 		p.MarksSwitch,
 	)

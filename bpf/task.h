@@ -64,11 +64,13 @@ struct pt_regs {
 };
 
 struct pt_regs___x86_64 {
-	unsigned long di, si, dx;
+	unsigned long di, si, dx, orig_ax;
 };
 
 struct pt_regs___arm64 {
 	__u64 regs[31];
+	__u64 orig_x0;
+	int syscallno;
 };
 
 #pragma clang attribute pop

@@ -96,12 +96,13 @@ func (m *Meter) setBits() error {
 	return m.objects.WatchedBits.Set(words)
 }
 
-// attach sets the marks, those last that begin what the others end. m.mu is held.
+// attach sets the marks, those of switches first: an open time has to stop there.
+// m.mu is held.
 func (m *Meter) attach() error {
 	if len(m.links) > 0 {
 		return nil
 	}
-	for _, p := range []*ebpf.Program{m.objects.MarksSwitch, m.objects.MarksExit, m.objects.MarksEnter} {
+	for _, p := range []*ebpf.Program{m.objects.MarksSwitch, m.objects.MarksExit} {
 		l, err := link.AttachTracing(link.TracingOptions{Program: p})
 		if err != nil {
 			return errors.Join(fmt.Errorf("attach %s: %w", p, err), m.detach())
