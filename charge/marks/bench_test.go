@@ -5,6 +5,7 @@ import (
 	"runtime"
 	"slices"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -90,6 +91,45 @@ func timeOf(call func()) float64 {
 	}
 	_ = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &after)
 	return float64(after.Nano()-before.Nano()) / calls
+}
+
+// BenchmarkLines is what a line costs a collector of 10000 a second in CPU time, and
+// how much more of it while it is watched. Its collector is the only thing measured:
+// the writer's calls cost more too, as BenchmarkCall tells.
+func BenchmarkLines(b *testing.B) {
+	const rounds, length, every = 8, time.Second / 2, 100
+	m, r := open(b), newRig(b)
+	for i := range r.pipes {
+		own(b, m, r.pipes[i], uint32(i+1))
+		own(b, m, r.logs[i], uint32(i+1))
+	}
+	pid := start(b, "plain", r.args()...)
+	costOf := func() float64 {
+		before := clockOf(b, pid)
+		r.produce(b, length, every/2, every/2)
+		return float64(clockOf(b, pid)-before) / float64(length/(10*time.Millisecond)*every)
+	}
+	costOf()
+	for range b.N {
+		var off, more []float64
+		for range rounds {
+			without := costOf()
+			if err := m.Watch(pid); err != nil {
+				b.Fatal(err)
+			}
+			with := costOf()
+			if err := m.Unwatch(pid); err != nil {
+				b.Fatal(err)
+			}
+			off, more = append(off, without), append(more, with-without)
+		}
+		slices.Sort(off)
+		slices.Sort(more)
+		b.ReportMetric(off[rounds/2], "ns/line")
+		b.ReportMetric(more[rounds/2], "more-ns/line")
+		b.ReportMetric(more[rounds/4], "more-ns/line-25%")
+		b.ReportMetric(more[rounds*3/4], "more-ns/line-75%")
+	}
 }
 
 // BenchmarkTake is one look at one daemon with a hundred owners.

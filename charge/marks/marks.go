@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/features"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
@@ -78,6 +79,9 @@ func New() (*Meter, error) {
 }
 
 func (m *Meter) load() error {
+	if err := features.HaveMapType(ebpf.TaskStorage); err != nil {
+		return err
+	}
 	spec, err := bpf.LoadMarks()
 	if err != nil {
 		return err

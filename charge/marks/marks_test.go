@@ -21,7 +21,7 @@ import (
 
 func lockThread() { runtime.LockOSThread() }
 
-func open(t *testing.T) *Meter {
+func open(t testing.TB) *Meter {
 	t.Helper()
 	m, err := New()
 	if err != nil {
@@ -36,7 +36,7 @@ func open(t *testing.T) *Meter {
 }
 
 // start starts a daemon, which is killed when the test ends.
-func start(t *testing.T, role string, args ...string) int {
+func start(t testing.TB, role string, args ...string) int {
 	t.Helper()
 	return run(t, command(role, args...))
 }
@@ -52,7 +52,7 @@ func command(role string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-func run(t *testing.T, cmd *exec.Cmd) int {
+func run(t testing.TB, cmd *exec.Cmd) int {
 	t.Helper()
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -70,7 +70,7 @@ type rig struct {
 	writers     []*os.File
 }
 
-func newRig(t *testing.T) *rig {
+func newRig(t testing.TB) *rig {
 	t.Helper()
 	dir, r := t.TempDir(), &rig{}
 	for _, name := range []string{"a", "b"} {
@@ -97,7 +97,7 @@ func (r *rig) args() []string {
 	return []string{r.pipes[0], r.logs[0], r.pipes[1], r.logs[1]}
 }
 
-func own(t *testing.T, m *Meter, path string, owner uint32) File {
+func own(t testing.TB, m *Meter, path string, owner uint32) File {
 	t.Helper()
 	f, err := Identify(path)
 	if err == nil {
@@ -110,7 +110,7 @@ func own(t *testing.T, m *Meter, path string, owner uint32) File {
 }
 
 // produce has the containers write so many lines each, every 10 ms, for a while.
-func (r *rig) produce(t *testing.T, length time.Duration, lines ...int) {
+func (r *rig) produce(t testing.TB, length time.Duration, lines ...int) {
 	t.Helper()
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
@@ -138,7 +138,7 @@ func take(t *testing.T, m *Meter, to map[uint32]time.Duration) {
 	}
 }
 
-func clockOf(t *testing.T, pid int) time.Duration {
+func clockOf(t testing.TB, pid int) time.Duration {
 	t.Helper()
 	var ts unix.Timespec
 	if err := unix.ClockGettime(int32(^pid<<3|2), &ts); err != nil {
@@ -416,5 +416,21 @@ func TestFull(t *testing.T) {
 	take(t, m, make(map[uint32]time.Duration))
 	if err := m.Own(File{1, uint64(n)}, n); err != nil {
 		t.Errorf("a slot that is free again: %v", err)
+	}
+}
+
+func TestClosed(t *testing.T) {
+	m, err := New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(m.Watch(os.Getpid()), m.Close(), m.Close()); err != nil {
+		t.Error(err)
+	}
+	if err := m.Watch(os.Getpid()); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("watch after the end: %v", err)
+	}
+	if _, err := m.Take(); err != nil {
+		t.Error(err)
 	}
 }

@@ -94,8 +94,10 @@ func (p *process) divide(owners *slots.Table, to map[uint32]time.Duration, last 
 	overhead := p.since(uint32(bpf.MarksMarkSlotMARK_OVERHEAD))
 	marked, sum := map[uint32]time.Duration{0: p.since(uint32(bpf.MarksMarkSlotMARK_OWN))}, overhead
 	for owner, slot := range owners.All() {
-		marked[owner] = p.since(slot)
-		sum += marked[owner]
+		if d := p.since(slot); d > 0 {
+			marked[owner] = d
+			sum += d
+		}
 	}
 	gained := now - p.clock
 	if gone { // and its clock with it: the marks know the last bit

@@ -16,6 +16,9 @@ import (
 func (m *Meter) Watch(pid int) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.sums == nil {
+		return fmt.Errorf("watch process %d: %w", pid, os.ErrClosed)
+	}
 	if old := m.processes[pid]; old != nil {
 		if _, err := old.elapsed(); !errors.Is(err, os.ErrProcessDone) {
 			return err

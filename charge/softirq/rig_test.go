@@ -44,8 +44,9 @@ func play(role, cpu string, args []string) error {
 	}
 	switch role {
 	case "burn":
-		for {
+		for begin := time.Now(); time.Since(begin) < time.Minute; {
 		}
+		return nil
 	case "flood":
 		return flood(args[0])
 	case "sink":

@@ -125,6 +125,9 @@ func (m *Meter) Billed() bool { return m.billed }
 func (m *Meter) Take() (map[uint32]Work, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.sums == nil {
+		return nil, fmt.Errorf("take the work at softirqs: %w", os.ErrClosed)
+	}
 	taken := make(map[uint32]Work)
 	for owner, slot := range m.owners.All() {
 		// As in struct receive_work.

@@ -1,10 +1,13 @@
 package softirq
 
 import (
+	"errors"
+	"maps"
 	"os"
 	"testing"
 	"time"
 
+	"github.com/tsugiki/tsugiki/charge/slots"
 	"github.com/tsugiki/tsugiki/internal/cgroup"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
@@ -164,4 +167,79 @@ func v2Group(t *testing.T, owner uint32) *os.File {
 	}
 	t.Cleanup(func() { dir.Close() })
 	return dir
+}
+
+func TestRegister(t *testing.T) {
+	m := open(t)
+	dir := v2Group(t, 9)
+	id := inodeOf(t, dir.Name())
+	if err := errors.Join(m.Interface(1, 2, 7), m.Interface(1, 2, 8), m.CPUGroup(3, 7), m.CPUGroup(3, 8), m.Group(dir, 7), m.Group(dir, 8)); err != nil {
+		t.Fatal(err)
+	}
+	if len(m.links) == 0 {
+		t.Error("nothing is attached")
+	}
+	if _, err := m.Take(); err != nil {
+		t.Fatal(err)
+	}
+	if owners := maps.Collect(m.owners.All()); len(owners) != 1 || owners[8] == 0 {
+		t.Errorf("owners %v, want 8 only", owners)
+	}
+	for range 2 {
+		if err := errors.Join(m.ForgetInterface(1, 2), m.ForgetCPUGroup(3), m.ForgetGroup(id)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(m.links) != 0 {
+		t.Error("still attached, for nobody")
+	}
+	if err := m.Interface(1, 2, 0); !errors.Is(err, slots.ErrOwner) || len(m.links) != 0 {
+		t.Errorf("an interface of nobody: %v; attached: %v", err, m.links)
+	}
+	if err := m.CPUGroup(3, 0); !errors.Is(err, slots.ErrOwner) {
+		t.Errorf("a cpu group of nobody: %v", err)
+	}
+	v1, err := os.Open("/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer v1.Close()
+	if err := m.Group(v1, 5); err == nil || len(m.links) != 0 {
+		t.Errorf("a folder that is no cgroup: %v; attached: %v", err, m.links)
+	}
+}
+
+// A group that is gone takes its program along; forgetting it is no error.
+func TestGroupGone(t *testing.T) {
+	m := open(t)
+	own, err := cgroup.Own()
+	if err != nil {
+		t.Fatal(err)
+	}
+	g, err := cgroup.Create(own, "tsugiki-test-sockets-gone")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := g.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	id := inodeOf(t, dir.Name())
+	if err := errors.Join(m.Group(dir, 1), g.Remove(), m.ForgetGroup(id)); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestClosed(t *testing.T) {
+	m, err := New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(m.Interface(1, 2, 3), m.Close(), m.Close()); err != nil {
+		t.Error(err)
+	}
+	if _, err := m.Take(); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("take after the end: %v", err)
+	}
 }
