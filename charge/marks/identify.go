@@ -3,6 +3,7 @@ package marks
 import (
 	"bufio"
 	"fmt"
+	"io"
 	"os"
 	"strconv"
 	"strings"
@@ -57,17 +58,19 @@ func identifyMounted(fd int) (File, error) {
 			}
 		}
 	}
-	file.Dev, err = mountDevice(mount)
+	mounts, err := os.Open("/proc/thread-self/mountinfo")
+	if err != nil {
+		return File{}, err
+	}
+	defer mounts.Close()
+	file.Dev, err = mountDevice(mounts, mount)
 	return file, err
 }
 
-func mountDevice(id string) (uint64, error) {
-	f, err := os.Open("/proc/thread-self/mountinfo")
-	if err != nil {
-		return 0, err
-	}
-	defer f.Close()
-	lines := bufio.NewScanner(f)
+// mountDevice looks a mount's device up. The names in the list are whoever mounted's
+// choice; the kernel escapes white space in them.
+func mountDevice(mounts io.Reader, id string) (uint64, error) {
+	lines := bufio.NewScanner(mounts)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
 		fields := strings.Fields(lines.Text())

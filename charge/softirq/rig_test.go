@@ -48,7 +48,9 @@ func play(role, cpu string, args []string) error {
 		}
 		return nil
 	case "flood":
-		return flood(args[0])
+		return flood(args[0], 5*time.Millisecond)
+	case "drip":
+		return flood(args[0], 200*time.Microsecond)
 	case "sink":
 		return sink(args[0])
 	}
@@ -64,20 +66,21 @@ func everyThread(f func(tid int) error) error {
 	return err
 }
 
-// flood sends datagrams, with a rest now and then: the machine is not ours alone.
-func flood(to string) error {
+// flood sends datagrams, and rests as long as it has sent: the machine is not ours
+// alone.
+func flood(to string, burst time.Duration) error {
 	conn, err := net.Dial("udp", to)
 	if err != nil {
 		return err
 	}
 	payload := make([]byte, 64)
 	for {
-		for begin := time.Now(); time.Since(begin) < 5*time.Millisecond; {
+		for begin := time.Now(); time.Since(begin) < burst; {
 			if _, err := conn.Write(payload); err != nil && !errors.Is(err, unix.ECONNREFUSED) {
 				return err
 			}
 		}
-		time.Sleep(5 * time.Millisecond)
+		time.Sleep(burst)
 	}
 }
 
@@ -121,6 +124,18 @@ func newContainer(t *testing.T, m *Meter, owner uint32, ns *testkit.Namespace) *
 		t.Fatal(err)
 	}
 	return c
+}
+
+// favour has the container's programs run whenever they can.
+func (c *container) favour(t *testing.T) {
+	t.Helper()
+	file, most := c.group+"/cpu.shares", "262144"
+	if _, err := os.Stat(file); err != nil {
+		file, most = c.group+"/cpu.weight", "10000"
+	}
+	if err := os.WriteFile(file, []byte(most), 0); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // own registers the container's interface.

@@ -100,13 +100,15 @@ func TestInterruptedIsCredited(t *testing.T) {
 	outside := newContainer(t, m, 3, top.Host)
 	flooded.own(t, m)
 	busy.own(t, m)
+	flooded.favour(t)
+	busy.favour(t)
 	flooded.steer(t, 0)
 	addr := testkit.ContainerAddr4(0).String() + ":9"
 	flooded.run(t, nil, "sink", 1, addr)
 	stop := busy.run(t, nil, "burn", 0)
-	outside.run(t, nil, "flood", 1, addr)
+	outside.run(t, nil, "drip", 1, addr)
 	works := measure(t, m)
-	wantBilled(t, m, "the credit of who was interrupted", works[2].Credit, works[1].For/10, works[1].For)
+	wantBilled(t, m, "the credit of who was interrupted", works[2].Credit, works[1].For/4, works[1].For)
 	if works[1].For == 0 || works[2].For > works[1].For/10 {
 		t.Errorf("received for the flooded %v, for the busy %v", works[1].For, works[2].For)
 	}
@@ -114,7 +116,7 @@ func TestInterruptedIsCredited(t *testing.T) {
 	stop()
 	flooded.run(t, nil, "burn", 0)
 	works = measure(t, m)
-	wantBilled(t, m, "what the receiver has paid itself", works[1].Own, works[1].For/10, works[1].For)
+	wantBilled(t, m, "what the receiver has paid itself", works[1].Own, works[1].For/4, works[1].For)
 	if works[2] != (Work{}) {
 		t.Errorf("who does nothing has %+v", works[2])
 	}
