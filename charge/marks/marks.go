@@ -2,7 +2,7 @@
 // among those containers, by the files that the daemons read and write.
 //
 // The sum is the exact CPU clock of the process. The parts are by marks in the
-// kernel, at the system calls of the watched processes and where their threads are
+// kernel, where system calls of the watched processes end and where their threads are
 // switched (bpf/marks.bpf.c says how). What cannot be said to be for somebody,
 // such as waiting for the next thing to do, is each one's in proportion. Work that
 // io_uring does, and work for files that are not told by Own, is divided likewise
@@ -10,8 +10,8 @@
 //
 // It does not find daemons or files, and charges nobody. It takes CAP_BPF,
 // CAP_PERFMON and CAP_SYS_PTRACE; Linux 5.15 with BTF, on x86-64 or arm64. While
-// anything is watched, every system call of the machine costs some ten nanoseconds
-// more.
+// anything is watched, every system call of the machine costs more: some ten
+// nanoseconds, or more than a hundred where the processor's mitigations are dear.
 package marks
 
 import (

@@ -10,7 +10,8 @@
 // namespaces, cgroups whose sockets are a container's, and groups of the cpu
 // controller. It charges nobody. It takes CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN;
 // Linux 5.15 with BTF. While anything is registered, softirqs and received packets
-// cost some ten nanoseconds more, machine-wide.
+// cost more, machine-wide: some ten nanoseconds each, or some hundred where the
+// processor's mitigations are dear.
 package softirq
 
 import (
