@@ -20,6 +20,7 @@
  *	with EAGAIN, epoll, poll	as before, undecided: overhead	undecided
  *	any other that has slept	as before, undecided: overhead	undecided
  *	any other			nothing happens
+ *	a thread sleeps			as before			undecided
  *
  * Calls are seen only where they end, because every mark costs everybody. The
  * kernel's part of a call is so told to whom the time before it is told.
@@ -297,8 +298,10 @@ static __always_inline void leave(struct task_struct *prev, bool sleeps)
 	if (!t)
 		return;
 	advance(t, p);
-	if (sleeps)
-		t->slept = true;
+	if (!sleeps)
+		return;
+	t->slept = true;
+	t->owner = MARK_UNDECIDED; /* the call that it sleeps in tells who woke it */
 }
 
 static __always_inline void arrive(struct task_struct *next)
