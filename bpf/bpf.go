@@ -2,8 +2,10 @@
 // compiler made of them, with Go types generated from the C ones.
 //
 // It loads and attaches nothing: that is for the package that owns the
-// purpose, such as policy. The objects are committed; `make generate` makes
+// purpose: policy, charge/marks, charge/softirq. The objects are committed; `make generate` makes
 // them again with clang.
 package bpf
 
 //go:generate go tool bpf2go -go-package bpf -output-dir . -target bpfel -type addr -type port_range -type graft_option -cflags "-O2 -g -Wall -Wextra -Werror -I/usr/include/x86_64-linux-gnu -I/usr/include/aarch64-linux-gnu" Policy policy.bpf.c
+//go:generate go tool bpf2go -go-package bpf -output-dir . -target bpfel -type mark_slot -type mark_file -type mark_process -cflags "-O2 -g -Wall -Wextra -Wno-unused-parameter -Werror -I/usr/include/x86_64-linux-gnu -I/usr/include/aarch64-linux-gnu" Marks marks.bpf.c
+//go:generate go tool bpf2go -go-package bpf -output-dir . -target bpfel -type receive_slot -type receive_work -type receive_device -cflags "-O2 -g -Wall -Wextra -Wno-unused-parameter -Werror -I/usr/include/x86_64-linux-gnu -I/usr/include/aarch64-linux-gnu" Softirq softirq.bpf.c

@@ -1,0 +1,3 @@
+package marks
+
+var oldWaits []int

@@ -1,0 +1,66 @@
+package softirq
+
+import (
+	"net"
+	"runtime"
+	"slices"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
+)
+
+// BenchmarkPacket is what a datagram to a container costs more while it is measured:
+// its sender receives it on its own time. Rounds with and without take turns; the
+// figures are medians of the differences.
+func BenchmarkPacket(b *testing.B) {
+	const rounds, packets = 41, 5000
+	top := testkit.Build(b, testkit.Options{Containers: 1, NoRemote: true})
+	m, err := New()
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer m.Close()
+	var conn net.Conn
+	if err := top.Host.Do(func() error {
+		conn, err = net.Dial("udp", testkit.ContainerAddr4(0).String()+":9")
+		return err
+	}); err != nil {
+		b.Fatal(err)
+	}
+	defer conn.Close()
+	netns, index := place(b, top.Containers[0])
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	payload := make([]byte, 64)
+	timeOf := func() float64 {
+		var before, after unix.Timespec
+		_ = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &before)
+		for range packets {
+			_, _ = conn.Write(payload)
+		}
+		_ = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &after)
+		return float64(after.Nano()-before.Nano()) / packets
+	}
+	for range b.N {
+		var off, more []float64
+		for range rounds {
+			without := timeOf()
+			if err := m.Interface(netns, index, 1); err != nil {
+				b.Fatal(err)
+			}
+			with := timeOf()
+			if err := m.ForgetInterface(netns, index); err != nil {
+				b.Fatal(err)
+			}
+			off, more = append(off, without), append(more, with-without)
+		}
+		slices.Sort(off)
+		slices.Sort(more)
+		b.ReportMetric(off[rounds/2], "ns/packet")
+		b.ReportMetric(more[rounds/2], "more-ns/packet")
+		b.ReportMetric(more[rounds/4], "more-ns/packet-25%")
+		b.ReportMetric(more[rounds*3/4], "more-ns/packet-75%")
+	}
+}

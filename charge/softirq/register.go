@@ -1,0 +1,170 @@
+package softirq
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/bpf"
+)
+
+// group is a cgroup whose sockets are an owner's.
+type group struct {
+	owner uint32
+	link  link.Link
+}
+
+// Interface makes what is received on a network interface the owner's. netns is the
+// inode of its network namespace, ifindex its number there: of a veth, the end that
+// is in the container.
+func (m *Meter) Interface(netns uint64, ifindex int, owner uint32) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	key := bpf.SoftirqReceiveDevice{Netns: uint32(netns), Ifindex: uint32(ifindex)}
+	slot, err := m.owners.Hold(owner)
+	if err == nil {
+		err = m.attach()
+	}
+	if err == nil {
+		err = m.objects.SlotByDevice.Put(key, slot)
+	}
+	if err != nil {
+		m.owners.Release(owner)
+		return fmt.Errorf("measure interface %d of namespace %d: %w", ifindex, netns, errors.Join(err, m.rest()))
+	}
+	m.owners.Release(m.interfaces[key])
+	m.interfaces[key] = owner
+	return nil
+}
+
+// ForgetInterface makes it nobody's.
+func (m *Meter) ForgetInterface(netns uint64, ifindex int) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	key := bpf.SoftirqReceiveDevice{Netns: uint32(netns), Ifindex: uint32(ifindex)}
+	owner, known := m.interfaces[key]
+	if !known {
+		return nil
+	}
+	if err := m.objects.SlotByDevice.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("forget interface %d of namespace %d: %w", ifindex, netns, err)
+	}
+	delete(m.interfaces, key)
+	m.owners.Release(owner)
+	return m.rest()
+}
+
+// CPUGroup makes receiving that interrupts the tasks of a group of the cpu
+// controller, or of groups up to seven levels below it, billed to the owner. ino is
+// the inode of the group's directory, in a v1 hierarchy or in cgroup2 alike.
+func (m *Meter) CPUGroup(ino uint64, owner uint32) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	slot, err := m.owners.Hold(owner)
+	if err == nil {
+		err = m.objects.SlotByCpuGroup.Put(ino, slot)
+	}
+	if err != nil {
+		m.owners.Release(owner)
+		return fmt.Errorf("measure cpu group %d: %w", ino, err)
+	}
+	m.owners.Release(m.cpuGroups[ino])
+	m.cpuGroups[ino] = owner
+	return nil
+}
+
+// ForgetCPUGroup makes it nobody's.
+func (m *Meter) ForgetCPUGroup(ino uint64) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	owner, known := m.cpuGroups[ino]
+	if !known {
+		return nil
+	}
+	if err := m.objects.SlotByCpuGroup.Delete(ino); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("forget cpu group %d: %w", ino, err)
+	}
+	delete(m.cpuGroups, ino)
+	m.owners.Release(owner)
+	return nil
+}
+
+// Group makes what reaches the sockets of a cgroup the owner's, whatever the
+// interface: a grafted container's are on the host's. dir is a directory of cgroup2.
+// A socket is of the group in which it was made.
+func (m *Meter) Group(dir *os.File, owner uint32) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	id, err := inode(dir)
+	if err != nil {
+		return fmt.Errorf("measure group %s: %w", dir.Name(), err)
+	}
+	if err := m.dropGroup(id); err != nil {
+		return err
+	}
+	slot, err := m.owners.Hold(owner)
+	if err != nil {
+		return fmt.Errorf("measure group %s: %w", dir.Name(), err)
+	}
+	l, err := m.attachGroup(dir, id, slot)
+	if err != nil {
+		m.owners.Release(owner)
+		return fmt.Errorf("measure group %s: %w", dir.Name(), err)
+	}
+	m.groups[id] = group{owner, l}
+	return nil
+}
+
+func (m *Meter) attachGroup(dir *os.File, id uint64, slot uint32) (link.Link, error) {
+	l, err := link.AttachCgroup(link.CgroupOptions{
+		Path: fmt.Sprintf("/proc/self/fd/%d", dir.Fd()), Attach: ebpf.AttachCGroupInetIngress, Program: m.objects.ReceiveSocket,
+	})
+	if err != nil {
+		return nil, err
+	}
+	// The storage is made by attaching, with nobody in it.
+	if err = m.objects.SlotOfGroup.Put(id, slot); err == nil {
+		err = m.attach()
+	}
+	if err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	return l, nil
+}
+
+// ForgetGroup makes the group nobody's. It may be gone: ino is its inode.
+func (m *Meter) ForgetGroup(ino uint64) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err := m.dropGroup(ino); err != nil {
+		return err
+	}
+	return m.rest()
+}
+
+// dropGroup detaches the program. m.mu is held.
+func (m *Meter) dropGroup(ino uint64) error {
+	g, known := m.groups[ino]
+	if !known {
+		return nil
+	}
+	delete(m.groups, ino)
+	m.owners.Release(g.owner)
+	if err := g.link.Close(); err != nil {
+		return fmt.Errorf("forget group %d: %w", ino, err)
+	}
+	return nil
+}
+
+// inode is the number by which the kernel knows a cgroup too.
+func inode(dir *os.File) (uint64, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(dir.Fd()), &st); err != nil {
+		return 0, err
+	}
+	return st.Ino, nil
+}
