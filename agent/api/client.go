@@ -156,7 +156,9 @@ func failure(resp *http.Response, data []byte) error {
 	if json.Unmarshal(data, &f) != nil || f.Error == "" {
 		f.Error = resp.Status
 	}
-	if resp.StatusCode == http.StatusNotFound {
+	if resp.StatusCode == http.StatusNotFound && len(f.Unknown) > 0 {
+		return &UnknownError{f.Error, f.Unknown}
+	} else if resp.StatusCode == http.StatusNotFound {
 		return notFoundError(f.Error)
 	}
 	return errors.New(f.Error)
