@@ -323,7 +323,7 @@ type UnknownError struct {
 func (e *UnknownError) Error() string { return e.Message }
 
 // Is makes it ErrNotFound.
-func (e *UnknownError) Is(target error) bool { return target == ErrNotFound }
+func (e *UnknownError) Is(target error) bool { return target == ErrNotFound || target == ErrRefused }
 
 // Charge charges a container. No such container is ErrNotFound.
 func (c *Client) Charge(container, source string, d time.Duration) error {
@@ -339,7 +339,8 @@ func (c *Client) ChargeBatch(charges []Charge) error {
 
 // AttachHelper has a helper measured. Neither container nor process is ErrNotFound.
 func (c *Client) AttachHelper(h ChargeHelper) (answer ChargeAttached, err error) {
-	return answer, c.Do(http.MethodPost, "/v1/charge/helpers", h, &answer)
+	err = c.Do(http.MethodPost, "/v1/charge/helpers", h, &answer)
+	return answer, err
 }
 
 // DetachHelper ends that. No such helper is ErrNotFound.
@@ -348,9 +349,9 @@ func (c *Client) DetachHelper(id string) error {
 }
 
 // Charges is what has been charged.
-func (c *Client) Charges() (Charges, error) {
-	var all Charges
-	return all, c.Do(http.MethodGet, "/v1/charge", nil, &all)
+func (c *Client) Charges() (all Charges, err error) {
+	err = c.Do(http.MethodGet, "/v1/charge", nil, &all)
+	return all, err
 }
 
 // LetGo has a container not held for a while. A daemon that ends thaws what it holds:
