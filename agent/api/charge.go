@@ -106,19 +106,19 @@ func (c *Charge) Duration() time.Duration { return time.Duration(c.Microseconds)
 // ParseCharge reads a time to charge as in 1500us or 1.5ms: whole microseconds, more
 // than 0 and at most ChargeMax.
 func ParseCharge(text string) (time.Duration, error) {
-	if _, err := strconv.ParseFloat(text, 64); err == nil {
-		return 0, fmt.Errorf("charge %q: give a unit, as in %sus", text, text)
+	if _, err := strconv.ParseFloat(text, 64); err == nil && strings.ContainsAny(text[len(text)-1:], "0123456789.") {
+		return 0, fmt.Errorf("duration %q: give a unit, as in %sus", text, text)
 	}
 	d, err := time.ParseDuration(text)
 	switch {
 	case err != nil:
-		return 0, fmt.Errorf("charge %q: write a time as in 1500us or 1.5ms", text)
+		return 0, fmt.Errorf("duration %q: write a time as in 1500us or 1.5ms", text)
 	case d <= 0:
-		return 0, fmt.Errorf("charge %q: it takes more than 0", text)
+		return 0, fmt.Errorf("duration %q: it takes more than 0", text)
 	case d > ChargeMax:
-		return 0, fmt.Errorf("charge %q: it takes at most %v", text, ChargeMax)
+		return 0, fmt.Errorf("duration %q: it takes at most %v", text, ChargeMax)
 	case d%time.Microsecond != 0:
-		return 0, fmt.Errorf("charge %q: it takes whole microseconds", text)
+		return 0, fmt.Errorf("duration %q: it takes whole microseconds", text)
 	}
 	return d, nil
 }
@@ -129,19 +129,19 @@ func CheckChargeTarget(name string) error {
 	const longest = 4095 // PATH_MAX
 	switch {
 	case name == "":
-		return errors.New("charge: a container is missing: its name, or its cgroup's path")
+		return errors.New("a container is missing: its name, or its cgroup's path")
 	case len(name) > longest:
-		return fmt.Errorf("charge: the name of a container is longer than %d bytes", longest)
+		return fmt.Errorf("the name of a container is longer than %d bytes", longest)
 	case strings.ContainsFunc(name, func(r rune) bool { return r < ' ' || r == 0x7f || r == '\uFFFD' }):
-		return fmt.Errorf("charge %q: no name of a container", name)
+		return fmt.Errorf("%q is no name of a container", name)
 	case name[0] == '/':
 		if name != "/" && slices.ContainsFunc(strings.Split(name[1:], "/"), func(part string) bool {
 			return part == "" || part == "." || part == ".."
 		}) {
-			return fmt.Errorf("charge %s: write the path of a cgroup without empty parts, \".\" and \"..\"", name)
+			return fmt.Errorf("container %s: write the path of a cgroup without empty parts, \".\" and \"..\"", name)
 		}
 	case strings.Contains(name, "/"):
-		return fmt.Errorf("charge %s: the path of a cgroup begins with /", name)
+		return fmt.Errorf("container %s: the path of a cgroup begins with /", name)
 	}
 	return nil
 }

@@ -16,6 +16,7 @@ const module = "github.com/tsugiki/tsugiki"
 var allowed = map[string][]string{
 	"cmd":              {"agent", "endpoint", "intercept/filter", "oci", "policy"},
 	"agent":            {"agent/api", "endpoint", "graft", "intercept", "policy", "relay"},
+	"charge":           {"agent/api"},
 	"oci":              {"agent/api", "intercept/filter"},
 	"intercept/notify": {"graft", "intercept/filter"},
 	"intercept/filter": {},
