@@ -98,7 +98,8 @@ void announce_try(struct announce *a)
 		a->known_to = 0;
 		return;
 	}
-	if (st.st_ino == a->known_to)
+	if (st.st_ino == a->known_to && st.st_ctim.tv_sec == a->known_since.tv_sec &&
+	    st.st_ctim.tv_nsec == a->known_since.tv_nsec)
 		return;
 	if (a->tries < TRIES_SOON) {
 		a->tries++;
@@ -121,6 +122,7 @@ void announce_answer(struct announce *a)
 	if (n >= 12 && memcmp(text, "HTTP/1.", 7) == 0 && text[9] == '2' &&
 	    stat(a->options->agent, &st) == 0) {
 		a->known_to = st.st_ino;
+		a->known_since = st.st_ctim;
 		a->tries = 0;
 	}
 	announce_hang_up(a);

@@ -101,10 +101,12 @@ void file_close(struct file *f);
 
 struct announce {
 	const struct options *options;
-	int fd;		/* of a request that is not answered; -1: none */
-	time_t next;	/* when to look again */
-	int tries;	/* since the agent is there */
-	ino_t known_to; /* the agent's socket where it was heard; 0: none */
+	int fd;	     /* of a request that is not answered; -1: none */
+	time_t next; /* when to look again */
+	int tries;   /* since the agent is there */
+	/* The agent's socket where it was heard: its number, 0 for none, and its age. */
+	ino_t known_to;
+	struct timespec known_since;
 };
 
 void announce_begin(struct announce *a, const struct options *o);
