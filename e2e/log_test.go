@@ -170,8 +170,10 @@ func TestLogOldestGoes(t *testing.T) {
 func TestLogDiskFull(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	l := startLogger(t, filepath.Join(dir, "log.json"), []string{"unshare", "--mount", "--propagation", "private",
-		"sh", "-c", `mount -t tmpfs -o size=256k tmpfs "$0" && touch "$0/ballast" && exec "$@"`, dir})
+	l := startLogger(t, filepath.Join(dir, "log.json"), []string{
+		"unshare", "--mount", "--propagation", "private",
+		"sh", "-c", `mount -t tmpfs -o size=256k tmpfs "$0" && touch "$0/ballast" && exec "$@"`, dir,
+	})
 	inside := fmt.Sprintf("/proc/%d/root%s", l.Process.Pid, dir)
 	const lines = 10000
 	if err := numbers(l.stdout, "stdout", lines); err != nil { // which does not wait for room
