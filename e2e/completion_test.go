@@ -69,7 +69,7 @@ func TestCompletion(t *testing.T) {
 			t.Errorf("help for %s: %q", flag, out)
 		}
 	}
-	if got := completions(t, top.Host, ""); !slices.Equal(got, []string{"agent", "completion", "doctor", "graft", "help", "ps", "run", "top", "trace"}) {
+	if got := completions(t, top.Host, ""); !slices.Equal(got, []string{"agent", "charge", "completion", "doctor", "graft", "help", "ps", "run", "top", "trace"}) {
 		t.Errorf("commands: %v", got)
 	}
 }
@@ -118,18 +118,23 @@ func TestManualPages(t *testing.T) {
 		t.Fatalf("%v %s", err, out)
 	}
 	pages := map[string][]string{ // and what they have to say
-		"tsugiki.1":            {"COMMANDS", "tsugiki-doctor(1)"},
-		"tsugiki-run.1":        {"OPTIONS", "-i ADDR:PORT[-PORT]=HOST[:PORT]", "-e, --egress VALUE", "NAME type unix path PATH", `-e 0.0.0.0/0=out -- curl`},
-		"tsugiki-graft.1":      {"tsugiki graft add NAME type TYPE ... [for CONTAINER]", "tsugiki-graft-show(1)"},
-		"tsugiki-graft-add.1":  {"NAME type unix path PATH", "--run-dir VALUE"},
-		"tsugiki-graft-del.1":  {"tsugiki graft del out for web-1"},
-		"tsugiki-graft-show.1": {"-j, --json"},
-		"tsugiki-agent.1":      {"Nothing ends with it", "--config VALUE"},
-		"tsugiki-ps.1":         {"-j, --json", "--agent VALUE"},
-		"tsugiki-doctor.1":     {"-j, --json", "exit status"},
-		"tsugiki-completion.1": {"bash|zsh|fish"},
-		"tsugiki-trace.1":      {"tsugiki trace [-j] CONTAINER", "time, level, msg, container and pid", "--agent VALUE"},
-		"tsugiki-top.1":        {"tsugiki top [-n N] [-d SECONDS] | -j", "q or Ctrl-C", "-d, --delay VALUE"},
+		"tsugiki.1":               {"COMMANDS", "tsugiki-doctor(1)"},
+		"tsugiki-run.1":           {"OPTIONS", "-i ADDR:PORT[-PORT]=HOST[:PORT]", "-e, --egress VALUE", "NAME type unix path PATH", `-e 0.0.0.0/0=out -- curl`},
+		"tsugiki-graft.1":         {"tsugiki graft add NAME type TYPE ... [for CONTAINER]", "tsugiki-graft-show(1)"},
+		"tsugiki-graft-add.1":     {"NAME type unix path PATH", "--run-dir VALUE"},
+		"tsugiki-graft-del.1":     {"tsugiki graft del out for web-1"},
+		"tsugiki-graft-show.1":    {"-j, --json"},
+		"tsugiki-agent.1":         {"Nothing ends with it", "--config VALUE"},
+		"tsugiki-ps.1":            {"-j, --json", "--agent VALUE"},
+		"tsugiki-doctor.1":        {"-j, --json", "exit status"},
+		"tsugiki-completion.1":    {"bash|zsh|fish"},
+		"tsugiki-trace.1":         {"tsugiki trace [-j] CONTAINER", "time, level, msg, container and pid", "--agent VALUE"},
+		"tsugiki-charge.1":        {"tsugiki-charge-attach(1)", "the path of its cgroup"},
+		"tsugiki-charge-add.1":    {"CONTAINER|CGROUP DURATION", "1500us", "--source VALUE", "--agent VALUE"},
+		"tsugiki-charge-attach.1": {"--shared --helper PID", "--by VALUE", "--to VALUE"},
+		"tsugiki-charge-detach.1": {"charge show has the ids"},
+		"tsugiki-charge-show.1":   {"THROTTLED", "--over VALUE", "-j, --json"},
+		"tsugiki-top.1":           {"tsugiki top [-n N] [-d SECONDS] | -j", "q or Ctrl-C", "-d, --delay VALUE"},
 		"tsugiki-agent.toml.5": append(configKeys(),
 			"[log]", "[[container]]", "/etc/tsugiki/agent.toml", "The default is /run/tsugiki.", `match = "web-*"`, "tsugiki-run(1)"),
 	}

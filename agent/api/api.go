@@ -76,6 +76,8 @@ type Container struct {
 // Failure is every other answer.
 type Failure struct {
 	Error string `json:"error"`
+	// Unknown are the containers that there are not, of a request that charges some.
+	Unknown []string `json:"unknown,omitempty"`
 }
 
 // Stats is what the daemon and its containers have counted.

@@ -33,7 +33,7 @@ var ErrNotFound = errors.New("not found")
 type notFoundError string
 
 func (e notFoundError) Error() string        { return string(e) }
-func (e notFoundError) Is(target error) bool { return target == ErrNotFound }
+func (e notFoundError) Is(target error) bool { return target == ErrNotFound || target == ErrRefused }
 
 // Client speaks to a daemon.
 type Client struct {
@@ -156,10 +156,12 @@ func failure(resp *http.Response, data []byte) error {
 	if json.Unmarshal(data, &f) != nil || f.Error == "" {
 		f.Error = resp.Status
 	}
-	if resp.StatusCode == http.StatusNotFound {
+	if resp.StatusCode == http.StatusNotFound && len(f.Unknown) > 0 {
+		return &UnknownError{f.Error, f.Unknown}
+	} else if resp.StatusCode == http.StatusNotFound {
 		return notFoundError(f.Error)
 	}
-	return errors.New(f.Error)
+	return refusedError(f.Error)
 }
 
 // Do makes a request. send and receive are JSON; nil is nothing.
@@ -209,11 +211,28 @@ func (e noAgentError) Error() string {
 	return fmt.Sprintf("%v at %s; start it, or name its socket with --agent", ErrNoAgent, e.socket)
 }
 
-func (e noAgentError) Unwrap() []error { return []error{ErrNoAgent, e.cause} }
+func (e noAgentError) Unwrap() []error { return []error{ErrNoAgent, ErrRefused, e.cause} }
+
+// ErrRefused says that the daemon was not asked, or has answered that it did nothing.
+// After another error it may have done what it was asked to.
+var ErrRefused = errors.New("refused")
+
+type refusedError string
+
+func (e refusedError) Error() string        { return string(e) }
+func (e refusedError) Is(target error) bool { return target == ErrRefused }
+
+type undialedError struct{ error }
+
+func (e undialedError) Unwrap() error        { return e.error }
+func (e undialedError) Is(target error) bool { return target == ErrRefused }
 
 func (c *Client) unreachable(err error) error {
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ECONNREFUSED) {
 		return noAgentError{c.Socket, err}
+	}
+	if dial := (*net.OpError)(nil); errors.As(err, &dial) && dial.Op == "dial" {
+		return undialedError{fmt.Errorf("ask the agent at %s: %w", c.Socket, err)}
 	}
 	return fmt.Errorf("ask the agent at %s: %w", c.Socket, err)
 }

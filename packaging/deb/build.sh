@@ -32,7 +32,7 @@ licenses() {
 			cat "$dir"/LICENSE* || cat "$dir"/COPYING*
 		fi
 	done
-	printf '\n== musl, in tsugiki-keeper and tsugiki-gate\n\n'
+	printf '\n== musl, in tsugiki-keeper, tsugiki-gate and tsugiki-log\n\n'
 	cat /usr/share/doc/musl/copyright
 }
 

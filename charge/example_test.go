@@ -1,0 +1,29 @@
+package charge_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"time"
+
+	"github.com/tsugiki/tsugiki/agent/api"
+	"github.com/tsugiki/tsugiki/charge"
+)
+
+// A daemon that checks what containers upload charges each for its own.
+func Example() {
+	check := func(container string, upload []byte) uint32 {
+		defer charge.Begin(container).End()
+		return crc32.ChecksumIEEE(upload)
+	}
+	fmt.Println(check("web-1", []byte("hello")))
+
+	// Before it ends. Without an agent there is nobody to tell.
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	if err := charge.Flush(ctx); err != nil && !errors.Is(err, api.ErrRefused) {
+		fmt.Println(err)
+	}
+	// Output: 907060870
+}

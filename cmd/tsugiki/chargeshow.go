@@ -1,0 +1,236 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tsugiki/tsugiki/agent/api"
+)
+
+func chargeShow(socket *string) *cobra.Command {
+	var asJSON bool
+	var over time.Duration
+	cmd := &cobra.Command{
+		Use:   "show [--over DURATION] [-j] [CONTAINER|CGROUP]",
+		Short: "Show what containers are charged",
+		Long: `Show prints for each container that is charged:
+  QUOTA      what it was given, in percent of a CPU; behind "->" what is left of it now
+  OWN        what it spends itself, in percent of a CPU
+  BORROWED   what others spend for it, by source; "*" marks what the kernel counts to
+             its quota by itself, as its helper was moved there
+  DEBT       what is still to be taken from the quota of the next periods
+  FORGIVEN   what was too much, and never will be
+  HELD       how often, and how long in all, it was stopped for debt; "!" if it is now
+  THROTTLED  the part of its periods in which it used all of its quota
+  PRESSURE   the part of the last 10 seconds in which a program of it waited for a CPU
+and then the helpers that were attached, and processes that work for many containers.
+
+OWN, BORROWED and THROTTLED are of all the time since the container has its account;
+--over says to look for so long now, and to show what they are of that time.
+
+-j prints JSON, once, as GET /v1/charge of the agent has it.`,
+		Example: `  tsugiki charge show
+  tsugiki charge show --over 2s web-1`,
+		DisableFlagsInUseLine: true,
+		ValidArgsFunction:     completeCharged(socket),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 1 {
+				return usageError{errors.New("charge show: write tsugiki charge show [CONTAINER|CGROUP]")}
+			}
+			if over < 0 || (over > 0 && asJSON) {
+				return usageError{errors.New("charge show: --over is more than 0, and not for -j")}
+			}
+			if err := showCharges(cmd.OutOrStdout(), api.Dial(*socket), slices.Concat(args, []string{""})[0], over, asJSON); err != nil {
+				return fmt.Errorf("charge show: %w", err)
+			}
+			return nil
+		},
+	}
+	cmd.Flags().BoolVarP(&asJSON, "json", "j", false, "print JSON")
+	cmd.Flags().DurationVar(&over, "over", 0, "show what happens in so long a time from now")
+	return cmd
+}
+
+// showCharges shows all, or one container and its helpers.
+func showCharges(out io.Writer, client *api.Client, one string, over time.Duration, asJSON bool) error {
+	before, err := charges(client, one)
+	if err != nil {
+		return err
+	}
+	if asJSON {
+		e := json.NewEncoder(out)
+		e.SetIndent("", "  ")
+		return e.Encode(before)
+	}
+	if over == 0 {
+		return printCharges(out, nil, &before)
+	}
+	time.Sleep(over)
+	after, err := charges(client, one)
+	if err != nil {
+		return err
+	}
+	return printCharges(out, &before, &after)
+}
+
+// charges asks for all; of one container if it is not "".
+func charges(client *api.Client, one string) (api.Charges, error) {
+	all, err := client.Charges()
+	if err != nil || one == "" {
+		return all, err
+	}
+	all.Containers = slices.DeleteFunc(all.Containers, func(c api.Charged) bool {
+		return c.Container != one && c.ID != one && c.Group != one
+	})
+	if len(all.Containers) == 0 {
+		return all, fmt.Errorf("%s is not charged: %w", one, api.ErrNotFound)
+	}
+	all.Helpers = slices.DeleteFunc(all.Helpers, func(h api.ChargeAttached) bool {
+		return h.Container != all.Containers[0].Container
+	})
+	all.Shared = nil
+	return all, nil
+}
+
+func printCharges(out io.Writer, before, after *api.Charges) error {
+	w := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
+	fmt.Fprintln(w, "CONTAINER\tQUOTA\tOWN\tBORROWED\tDEBT\tFORGIVEN\tHELD\tTHROTTLED\tPRESSURE")
+	for i := range after.Containers {
+		c := &after.Containers[i]
+		s, err := spent(before, after, c)
+		if err != nil {
+			return err
+		}
+		pressure := "-"
+		if c.Pressure != nil {
+			pressure = fmt.Sprintf("%.1f%%", c.Pressure.Some10)
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", c.Container, quota(c), percent(s.own, s.of),
+			borrowed(s.borrowed, s.of), micro(c.DebtUS), micro(c.ForgivenUS), held(c.Held), percent(s.throttled, s.periods), pressure)
+	}
+	if len(after.Helpers) > 0 {
+		fmt.Fprintln(w, "\nID\tHELPER\tCONTAINER\tSOURCE\tBY")
+	}
+	for _, h := range after.Helpers {
+		who := h.Helper.Group
+		if who == "" {
+			who = fmt.Sprint(h.Helper.PID)
+		}
+		by := h.By
+		if h.Reason != "" {
+			by += ": " + h.Reason
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", h.ID, who, h.Container, h.Source, by)
+	}
+	if len(after.Shared) > 0 {
+		fmt.Fprintln(w, "\nSHARED\tPROCESS\tSPENT\tFOR NO CONTAINER")
+	}
+	for _, p := range after.Shared {
+		fmt.Fprintf(w, "%d\t%q\t%s\t%s\n", p.PID, p.Comm, micro(p.US), percent(p.UnownedUS, p.US))
+	}
+	return w.Flush()
+}
+
+// spending is what was spent in a time, in microseconds.
+type spending struct {
+	of, own            int64
+	borrowed           []api.Borrowed
+	throttled, periods int64
+}
+
+// spent is what a container of after has spent, since before or since its beginning. One
+// that has come between, or come again, has its own beginning.
+func spent(before, after *api.Charges, c *api.Charged) (spending, error) {
+	var old api.Charged
+	begin := c.Since
+	if before != nil {
+		for i := range before.Containers {
+			if b := &before.Containers[i]; b.Container == c.Container && b.Since == c.Since {
+				old, begin = *b, before.Time
+			}
+		}
+	}
+	from, err := time.Parse(time.RFC3339Nano, begin)
+	if err != nil {
+		return spending{}, fmt.Errorf("answer of the agent: %w", err)
+	}
+	to, err := time.Parse(time.RFC3339Nano, after.Time)
+	if err != nil {
+		return spending{}, fmt.Errorf("answer of the agent: %w", err)
+	}
+	s := spending{
+		of: to.Sub(from).Microseconds(), own: c.OwnUS - old.OwnUS, borrowed: slices.Clone(c.Borrowed),
+		throttled: int64(c.Throttled.Throttled - old.Throttled.Throttled), periods: int64(c.Throttled.Periods - old.Throttled.Periods),
+	}
+	for i := range s.borrowed {
+		for _, b := range old.Borrowed {
+			if b.Source == s.borrowed[i].Source && b.By == s.borrowed[i].By {
+				s.borrowed[i].US -= b.US
+			}
+		}
+	}
+	return s, nil
+}
+
+// quota is a container's, before and now; or why nothing is taken from it.
+func quota(c *api.Charged) string {
+	before := limited(c.Before)
+	switch after := limited(c.After); {
+	case c.Mode != "quota":
+		return before + " (" + c.Mode + ")"
+	case after != before:
+		return before + " -> " + after
+	}
+	return before
+}
+
+func limited(l api.ChargeLimit) string {
+	if l.QuotaUS < 0 {
+		return "none"
+	}
+	return percent(l.QuotaUS, l.PeriodUS)
+}
+
+func borrowed(list []api.Borrowed, of int64) string {
+	var parts []string
+	for _, b := range list {
+		part := b.Source + " " + percent(b.US, of)
+		if b.By == api.ByPlace {
+			part += "*"
+		}
+		parts = append(parts, part)
+	}
+	if len(parts) == 0 {
+		return "-"
+	}
+	return strings.Join(parts, ", ")
+}
+
+func held(h api.ChargeHeld) string {
+	if h.Count == 0 && !h.Now {
+		return "-"
+	}
+	text := fmt.Sprintf("%dx %s", h.Count, micro(h.TotalUS))
+	if h.Now {
+		text += " !"
+	}
+	return text
+}
+
+func percent(part, of int64) string {
+	if of <= 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.1f%%", 100*float64(part)/float64(of))
+}
+
+// micro is a time of so many microseconds.
+func micro(us int64) string { return short(time.Duration(us) * time.Microsecond) }
