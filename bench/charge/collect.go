@@ -1,0 +1,5 @@
+package main
+
+const collector = "collect"
+
+func collect([]string) int { return 0 }
