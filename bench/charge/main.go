@@ -36,15 +36,15 @@ import (
 
 func main() { os.Exit(dispatch(os.Args[1:])) }
 
-// dispatch runs the bench, or what the bench starts of itself.
+// programs are what the bench starts of itself, by their first argument.
+var programs = map[string]func(args []string) int{
+	lineLogger: logLines, collector: collect, flooder: flood, caller: call,
+}
+
+// dispatch runs the bench or one of its programs.
 func dispatch(args []string) int {
-	if len(args) > 0 {
-		switch args[0] {
-		case lineLogger:
-			return logLines(args[1:])
-		case collector:
-			return collect(args[1:])
-		}
+	if len(args) > 0 && programs[args[0]] != nil {
+		return programs[args[0]](args[1:])
 	}
 	return run(args, os.Stdout, os.Stderr)
 }

@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -76,7 +77,11 @@ func newNode(ctx context.Context, o *options) (n *node, err error) {
 	if n.log, err = os.Create(filepath.Join(n.dir, "log")); err != nil {
 		return n, err
 	}
-	if n.top, err = testkit.New(ctx, testkit.Options{}); err != nil {
+	var top testkit.Options
+	if slices.Contains(o.figures, "softirq") {
+		top.Containers = 2
+	}
+	if n.top, err = testkit.New(ctx, top); err != nil {
 		return n, err
 	}
 	n.rig, err = engines.New(n.top.Host, engines.Options{Files: map[string]string{"/etc/containerd/config.toml": containerdConfig}})
