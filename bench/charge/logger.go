@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -93,7 +94,7 @@ func logLines(args []string) int {
 					}
 				}
 				if err != nil {
-					if err != io.EOF {
+					if !errors.Is(err, io.EOF) {
 						fmt.Fprintf(os.Stderr, "charge %s: %v\n", lineLogger, err)
 					}
 					return
