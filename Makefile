@@ -33,8 +33,8 @@ man:
 	rm -rf man
 	$(BIN)/tsugiki manpages man
 
-# What users call is what cmd/ has; the rest is called by that.
-COMMANDS = $(addprefix $(BIN)/,$(notdir $(wildcard cmd/*)))
+# What users name is what cmd/ has, and the logging driver; the rest is called by those.
+COMMANDS = $(addprefix $(BIN)/,$(notdir $(wildcard cmd/*)) tsugiki-log)
 HELPERS  = $(filter-out $(COMMANDS),$(wildcard $(BIN)/tsugiki-*))
 
 # After make build: the binaries with their pages and completions, the daemon's

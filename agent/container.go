@@ -30,6 +30,7 @@ import (
 	"github.com/tsugiki/tsugiki/endpoint"
 	"github.com/tsugiki/tsugiki/graft"
 	"github.com/tsugiki/tsugiki/internal/cgroup"
+	"github.com/tsugiki/tsugiki/internal/cputime"
 	"github.com/tsugiki/tsugiki/internal/kernel"
 	"github.com/tsugiki/tsugiki/internal/launch"
 	"github.com/tsugiki/tsugiki/internal/netns"
@@ -76,6 +77,8 @@ type Container struct {
 	ownNS     *netns.NS
 	own       *place
 	loopback  bool // ownNS has only a loopback
+	// What this process has worked for it.
+	intercepted, relayed cputime.Meter
 
 	changes sync.Mutex // guards what follows once the program runs
 	table   *policy.Table
@@ -324,7 +327,7 @@ func (c *Container) startRelay() (err error) {
 		return nil
 	}
 	c.relay, err = relay.Start(relay.Config{
-		Enforcement: c.enforced, Host: c.host[""], Own: c.own, Log: c.decisions,
+		Enforcement: c.enforced, Host: c.host[""], Own: c.own, Log: c.decisions, Work: &c.relayed,
 	})
 	return err
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -40,6 +41,9 @@ func TestMain(m *testing.M) {
 	if err := testkit.DefaultParallel("10"); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
+	}
+	if signal.Ignored(unix.SIGHUP) { // by nohup(1): then by the programs of tests, too
+		signal.Notify(make(chan os.Signal, 1), unix.SIGHUP)
 	}
 	os.Exit(run(m))
 }

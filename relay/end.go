@@ -176,7 +176,7 @@ func (e *end) serve() {
 			return
 		}
 		if to, proven := e.server(d); proven {
-			e.relay.pass(e, d, to)
+			e.relay.config.Work.Do(func() { e.relay.pass(e, d, to) })
 		}
 		dropBuffer(b)
 	}

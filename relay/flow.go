@@ -137,10 +137,12 @@ func (f *flow) answer() error {
 		if err != nil {
 			return err
 		}
-		if alias, ok := f.end.aliasOf(d.from); ok {
-			f.use()
-			err = f.end.send(d.data, netip.AddrPortFrom(alias, f.key.port))
-		}
+		f.end.relay.config.Work.Do(func() {
+			if alias, ok := f.end.aliasOf(d.from); ok {
+				f.use()
+				err = f.end.send(d.data, netip.AddrPortFrom(alias, f.key.port))
+			}
+		})
 		dropBuffer(b)
 		// The kernel programs say that the sender is gone.
 		if errors.Is(err, unix.EPERM) {

@@ -36,6 +36,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/internal/cputime"
 	"github.com/tsugiki/tsugiki/internal/keeper"
 	"github.com/tsugiki/tsugiki/policy"
 )
@@ -75,6 +76,8 @@ type Config struct {
 	// Own is the container's own namespace.
 	Own Place
 	Log *slog.Logger
+	// Work measures what it takes to carry datagrams; nil: nothing does.
+	Work *cputime.Meter
 
 	idle time.Duration // tests: instead of idleLimit
 }

@@ -26,6 +26,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/graft"
+	"github.com/tsugiki/tsugiki/internal/cputime"
 	"github.com/tsugiki/tsugiki/internal/gate"
 )
 
@@ -43,6 +44,7 @@ type Supervisor struct {
 	done      sync.WaitGroup
 	closing   atomic.Bool
 	gone      func(error)
+	work      *cputime.Meter
 
 	countMu sync.Mutex // guards counted
 	counted gate.Stats
@@ -52,9 +54,12 @@ type Supervisor struct {
 // caller's: one that it has started, or adopted. What a former supervisor had not
 // answered then comes first.
 // gone is called if the gate ends before Close, as it does with the container's
-// last process, or when it is killed.
-func New(l *os.File, g *gate.Gate, engine *graft.Engine, log *slog.Logger, gone func(error)) *Supervisor {
-	return &Supervisor{listener: listener{int(l.Fd())}, gate: g, engine: engine, log: log, threads: newThreads(), gone: gone}
+// last process, or when it is killed. work, if it is not nil, measures what it takes
+// to answer calls.
+func New(l *os.File, g *gate.Gate, engine *graft.Engine, log *slog.Logger, gone func(error), work *cputime.Meter) *Supervisor {
+	return &Supervisor{
+		listener: listener{int(l.Fd())}, gate: g, engine: engine, log: log, threads: newThreads(), gone: gone, work: work,
+	}
 }
 
 // Close ends the gate. What is being handled then comes to nothing.
@@ -111,7 +116,7 @@ func (s *Supervisor) Start() {
 			s.done.Add(1)
 			go func() {
 				defer s.done.Done()
-				s.handle(a, came)
+				s.work.Do(func() { s.handle(a, came) })
 				<-places
 			}()
 		}

@@ -34,7 +34,7 @@ var allowed = map[string][]string{
 // leaves of internal/ import nothing of ours but each other's namespaces and
 // cgroups, on which the keeper and the launcher are built.
 var leaves = []string{
-	"internal/cgroup", "internal/config", "internal/gate", "internal/kernel", "internal/keeper", "internal/launch", "internal/netns",
+	"internal/cgroup", "internal/config", "internal/cputime", "internal/gate", "internal/kernel", "internal/keeper", "internal/launch", "internal/netns",
 	"internal/programs", "internal/testkit",
 }
 

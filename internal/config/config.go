@@ -34,6 +34,7 @@ type Config struct {
 	Log        Log
 	Metrics    Metrics
 	Runtime    Runtime
+	Charge     Charge
 	Containers []Container // in the order of the file
 }
 
@@ -51,6 +52,16 @@ type Metrics struct {
 // Runtime says which OCI runtime makes containers.
 type Runtime struct {
 	Path string // empty: the first one that is found
+}
+
+// Charge says how CPU time that others spend for containers is charged to them.
+type Charge struct {
+	Enabled   bool
+	Placement bool
+	Burst     bool
+	Discovery bool
+	Softirq   bool
+	Shared    []Text // names of programs
 }
 
 // Container is what containers are given whose names Match.

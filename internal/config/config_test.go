@@ -25,7 +25,10 @@ func write(t *testing.T, text string) string {
 
 // defaults is an empty configuration, with changes.
 func defaults(change func(*Config)) *Config {
-	c := &Config{RunDir: "/run/tsugiki", StateDir: "/var/lib/tsugiki", Log: Log{slog.LevelInfo, "text"}}
+	c := &Config{
+		RunDir: "/run/tsugiki", StateDir: "/var/lib/tsugiki", Log: Log{slog.LevelInfo, "text"},
+		Charge: Charge{Enabled: true, Placement: true, Burst: true, Discovery: true},
+	}
 	change(c)
 	return c
 }
@@ -77,11 +80,12 @@ match = "*"
 		},
 		{
 			"other ways to write it",
-			"log.level = \"warn\"\nmetrics = { listen = \"127.0.0.1:1\" }\n\"run_dir\" = \"/\\u0061\"\r\n" +
+			"log.level = \"warn\"\ncharge = { placement = false, shared = [\"dockerd\"] }\nmetrics = { listen = \"127.0.0.1:1\" }\n\"run_dir\" = \"/\\u0061\"\r\n" +
 				"container = [{match = \"a\", egress = ['x']}, {match = \"b\"},\n {match = \"c\"}]\n",
 			defaults(func(c *Config) {
 				c.Log.Level, c.Metrics.Listen, c.RunDir = slog.LevelWarn, "127.0.0.1:1", "/a"
-				c.Containers = []Container{{Match: "a", Egress: []Text{{"x", 4}}, Line: 4}, {Match: "b", Line: 4}, {Match: "c", Line: 5}}
+				c.Containers = []Container{{Match: "a", Egress: []Text{{"x", 5}}, Line: 5}, {Match: "b", Line: 5}, {Match: "c", Line: 6}}
+				c.Charge.Placement, c.Charge.Shared = false, []Text{{"dockerd", 2}}
 			}),
 		},
 	} {
@@ -110,7 +114,7 @@ func TestLoadSaysWhatIsWrong(t *testing.T) {
 		{"unknown key, nothing like it", "[log]\ncolour = true", []string{`:2: unknown key "colour"; there are format and level`}},
 		{"key of a table", "level = \"info\"", []string{`:1: unknown key "level"; it belongs below [log]`}},
 		{"dotted unknown key", "log.levell = \"info\"\na.b = 1", []string{`:1: unknown key "levell"; did you mean level?`, `:2: unknown key "a.b"; there are run_dir and state_dir`}},
-		{"unknown table", "[logs]\nlevel = 3\n[log]\nlevel = 3", []string{`:1: unknown table "logs"; there are container, log, metrics and runtime`, ":4: log.level has to be a string, not an integer"}},
+		{"unknown table", "[logs]\nlevel = 3\n[log]\nlevel = 3", []string{`:1: unknown table "logs"; there are charge, container, log, metrics and runtime`, ":4: log.level has to be a string, not an integer"}},
 		{"table of a key", "[log.level]\n", []string{`:1: unknown table "log.level"`}},
 		{"key for a table", "log = \"info\"\ncontainer = 3", []string{":1: log is a table; write [log]", ":2: container is an array of tables; write [[container]]"}},
 		{"one container", "[container]\nmatch = \"*\"", []string{":1: [container] is one of several; write [[container]]"}},
@@ -146,6 +150,7 @@ func TestLoadSaysWhatIsWrong(t *testing.T) {
 		{"no port", "[metrics]\nlisten = \"127.0.0.1:0\"", []string{":2: metrics.listen"}},
 		{"no match", "[[container]]\nmode = \"auto\"\n\n[[container]]\nmatch = \"\"", []string{":1: [[container]] has no match", `:5: container.match "" matches nothing`}},
 		{"not UTF-8", "run_dir = \"/\xff\"", []string{":1: "}},
+		{"no boolean", "[charge]\nburst = \"yes\"\nsoftirq = 1", []string{":2: charge.burst has to be true or false, not a string", ":3: charge.softirq has to be true or false, not an integer"}},
 		{"nested for ever", "a = " + strings.Repeat("[", sizeMax-4), []string{": there are more than 100000 brackets"}},
 	} {
 		file := write(t, tt.text)
@@ -221,10 +226,11 @@ func TestPackagedFile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c.RunDir != DefaultRunDir || c.StateDir != DefaultStateDir || c.Log != (Log{slog.LevelInfo, "text"}) {
+	if c.RunDir != DefaultRunDir || c.StateDir != DefaultStateDir || c.Log != (Log{slog.LevelInfo, "text"}) ||
+		!c.Charge.Enabled || !c.Charge.Placement || !c.Charge.Burst || !c.Charge.Discovery || c.Charge.Softirq {
 		t.Errorf("what it says to be the defaults is %+v", c)
 	}
-	if c.Metrics.Listen == "" || c.Runtime.Path == "" || len(c.Containers) == 0 || len(c.Containers[0].Ingress) == 0 {
+	if c.Metrics.Listen == "" || c.Runtime.Path == "" || len(c.Charge.Shared) == 0 || len(c.Containers) == 0 || len(c.Containers[0].Ingress) == 0 {
 		t.Errorf("not all keys are in it: %+v", c)
 	}
 }

@@ -60,6 +60,36 @@ var keys = []Key{
 		text(func(c *Config) *string { return &c.Runtime.Path }, absolute),
 	},
 	{
+		"charge", "enabled", "true or false", "true",
+		"Whether CPU time that others spend for a container is taken from its CPU quota.",
+		flag(func(c *Config) *bool { return &c.Charge.Enabled }),
+	},
+	{
+		"charge", "placement", "true or false", "true",
+		"Whether processes that work for one container are moved under its quota where that can be done: it is exact. Else quotas are lowered.",
+		flag(func(c *Config) *bool { return &c.Charge.Placement }),
+	},
+	{
+		"charge", "burst", "true or false", "true",
+		"Whether containers without debts may use later what they could not use of their quota (cfs_burst), one period's at most: while others ran ahead of theirs.",
+		flag(func(c *Config) *bool { return &c.Charge.Burst }),
+	},
+	{
+		"charge", "discovery", "true or false", "true",
+		"Whether containers, and the shims, loggers and conmons that work for them, are found by themselves.",
+		flag(func(c *Config) *bool { return &c.Charge.Discovery }),
+	},
+	{
+		"charge", "softirq", "true or false", "false",
+		"Whether the receiving of packets is charged, which costs some tenths of a microsecond for each packet of the machine.",
+		flag(func(c *Config) *bool { return &c.Charge.Softirq }),
+	},
+	{
+		"charge", "shared", "list", "",
+		"Names of programs that work for many containers, such as dockerd: their time is divided by the containers' files that they read and write. It costs some tens of nanoseconds for each system call of the machine while such a program serves a container that has a quota.",
+		texts(func(c *Config) *[]Text { return &c.Charge.Shared }),
+	},
+	{
 		"container", "match", "pattern", "",
 		"Which containers, by name: * is any letters, ? is one, [a-z] one of these. It may not be left out.",
 		text(func(c *Config) *string { return &last(c).Match }, pattern),
@@ -130,6 +160,17 @@ func text(field func(*Config) *string, check func(string) error) setter {
 			return []Error{{Line: v.line, Err: fmt.Errorf("%q %w", s, err)}}
 		}
 		*field(c) = s
+		return nil
+	}
+}
+
+// flag takes a boolean.
+func flag(field func(*Config) *bool) setter {
+	return func(c *Config, v value) []Error {
+		if v.node.Kind != unstable.Bool {
+			return []Error{{Line: v.line, Err: fmt.Errorf("has to be true or false, not %s", kinds[v.node.Kind])}}
+		}
+		*field(c) = string(v.node.Data) == "true"
 		return nil
 	}
 }

@@ -39,7 +39,8 @@ func parse(file string, data []byte) (*Config, error) {
 	p := &parser{
 		config: &Config{
 			Path: file, RunDir: DefaultRunDir, StateDir: DefaultStateDir,
-			Log: Log{Format: "text"},
+			Log:    Log{Format: "text"},
+			Charge: Charge{Enabled: true, Placement: true, Burst: true, Discovery: true},
 		},
 		seen: map[string]int{},
 	}
