@@ -102,7 +102,7 @@ func (n *node) findLogger(name string) error {
 		if _, err := os.Stat(program); err != nil {
 			return fmt.Errorf("find the logger: %w", err)
 		}
-		n.logger = "binary://" + program + "?max-size=16m&max-file=2&path="
+		n.logger = "binary://" + program + "?max-size=16m&max-file=2&agent=" + url.QueryEscape(n.socket()) + "&path="
 		return nil
 	}
 	self, err := os.Executable()
@@ -113,7 +113,12 @@ func (n *node) findLogger(name string) error {
 	return nil
 }
 
+// logFolder is for logs, in memory: in the rig, whose /run it is.
+const logFolder = "/run/logs"
+
 func (n *node) rootfs() string { return filepath.Join(n.dir, "rootfs") }
+func (n *node) runDir() string { return filepath.Join(n.dir, "run") }
+func (n *node) socket() string { return filepath.Join(n.runDir(), "agent.sock") }
 
 // What processes may be in, below the group of all: containers and the daemons that
 // work for them get as much as each other, as the paper has it.
@@ -130,13 +135,10 @@ func (n *node) prepare(ctx context.Context) error {
 	if err := n.groups.weigh(n.name, weight); err != nil {
 		return err
 	}
-	// Where the agent is looked for; the rig's /run is empty.
-	run := filepath.Join(n.dir, "run")
-	script := `mkdir -p "$1" /run/logs && ln -s "$1" /run/tsugiki`
-	if err := n.do(ctx, "sh", "-c", script, "prepare", run); err != nil {
+	if err := n.do(ctx, "mkdir", logFolder); err != nil {
 		return err
 	}
-	n.client = api.Dial(filepath.Join(run, "agent.sock"))
+	n.client = api.Dial(n.socket())
 	if err := n.startDaemon(ctx, n.daemons(), "containerd", "--root", "/run/bench/containerd").Start(); err != nil {
 		return fmt.Errorf("start containerd: %w", err)
 	}
@@ -197,7 +199,7 @@ func (n *node) lastSaid() string {
 
 // logURI is what has containerd log a container by the driver.
 func (n *node) logURI(id string) string {
-	return n.logger + url.QueryEscape("/run/logs/"+id+".json")
+	return n.logger + url.QueryEscape(logFolder+"/"+id+".json")
 }
 
 // close ends everything and removes it.

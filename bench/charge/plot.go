@@ -86,7 +86,7 @@ func (o *options) plotAccuracy(r *measure.Report, c command, file string) error 
 	ideal.Color = color.Gray{0xa0}
 	p.Add(ideal)
 	p.Legend.Add("the quota", ideal)
-	p.X.Min, p.X.Max, p.Y.Min = 15, 55, 0
+	p.X.Min, p.X.Max, p.Y.Min, p.Y.Max = 15, 55, 0, 105
 	return p.Save(plotWidth, plotHeight, file)
 }
 
@@ -124,6 +124,7 @@ func newPlot(title, x, y string) *plot.Plot {
 	p.Title.Text, p.X.Label.Text, p.Y.Label.Text = title, x, y
 	p.BackgroundColor = color.White
 	p.Legend.ThumbnailWidth = vg.Centimeter
+	p.Legend.XOffs, p.Legend.YOffs = -vg.Points(6), vg.Points(6)
 	p.Add(plotter.NewGrid())
 	return p
 }

@@ -158,7 +158,7 @@ func parent(pid int) (int, error) {
 }
 
 // sharedFolder is where the collector has its files, in the rig.
-const sharedFolder = "/run/logs/shared"
+const sharedFolder = logFolder + "/shared"
 
 // collect starts a collector.
 func (n *node) collect(ctx context.Context, ids []string) (*collection, error) {

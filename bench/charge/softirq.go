@@ -53,6 +53,7 @@ func (s *session) softirq(ctx context.Context) error {
 		return errors.New("needs two CPUs: one to send from")
 	}
 	for _, v := range shuffled(s, s.variants) {
+		v.config += "softirq = true\n" // it costs something, and has to be asked for
 		quiet, err := s.measureSoftirq(ctx, v, false)
 		if err != nil {
 			return fmt.Errorf("%s: %w", v.name, err)

@@ -14,14 +14,14 @@ import (
 type variant struct {
 	name   string
 	agent  bool
-	config string // of the agent
+	config string // of the agent, in [charge]
 }
 
 // The variants. Off is a machine without the agent.
 var variants = []variant{
 	{name: "off"},
 	{name: "placed", agent: true},
-	{name: "quota", agent: true, config: "[charge]\nplacement = false\n"},
+	{name: "quota", agent: true, config: "placement = false\n"},
 }
 
 // enter starts the agent of a variant, if it has one. The agent is not on the CPU of
@@ -31,11 +31,11 @@ func (n *node) enter(ctx context.Context, v variant) error {
 		return nil
 	}
 	config := filepath.Join(n.dir, "agent.toml")
-	if err := os.WriteFile(config, []byte(v.config), 0o600); err != nil {
+	if err := os.WriteFile(config, []byte("[charge]\n"+v.config), 0o600); err != nil {
 		return err
 	}
 	agent := n.startDaemon(ctx, "", filepath.Join(n.bin, "tsugiki"), "agent",
-		"--config", config, "--run-dir", filepath.Join(n.dir, "run"), "--state-dir", filepath.Join(n.dir, "state"))
+		"--config", config, "--run-dir", n.runDir(), "--state-dir", filepath.Join(n.dir, "state"))
 	if err := agent.Start(); err != nil {
 		return fmt.Errorf("start agent: %w", err)
 	}
