@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -33,6 +34,9 @@ func (s *session) measureAccuracy(ctx context.Context, v variant, c command, quo
 		return err
 	}
 	before, after, err := s.observe(ctx, box)
+	if err == nil && v.agent {
+		err = s.saidHow(v, box)
+	}
 	if err := errors.Join(err, box.stop()); err != nil {
 		return err
 	}
@@ -54,7 +58,7 @@ func (s *session) measureAccuracy(ctx context.Context, v variant, c command, quo
 
 // observe reads a container's clocks at both ends of a measurement.
 func (s *session) observe(ctx context.Context, c *container) (before, after clocks, err error) {
-	if err = sleep(ctx, s.settle); err != nil {
+	if err = s.ready(ctx, c); err != nil {
 		return before, after, err
 	}
 	if before, err = c.read(); err != nil {
@@ -65,4 +69,22 @@ func (s *session) observe(ctx context.Context, c *container) (before, after cloc
 	}
 	after, err = c.read()
 	return before, after, err
+}
+
+// ready waits until the agent, if there is one, charges containers, and then for things
+// to settle.
+func (s *session) ready(ctx context.Context, boxes ...*container) error {
+	if err := s.node.awaitCharged(ctx, boxes...); err != nil {
+		return err
+	}
+	return sleep(ctx, s.settle)
+}
+
+// saidHow notes, once, by what means a variant charges.
+func (s *session) saidHow(v variant, box *container) error {
+	how, err := box.how()
+	if err == nil && !slices.Contains(s.hows, v.name+": "+how) {
+		s.hows = append(s.hows, v.name+": "+how)
+	}
+	return err
 }

@@ -155,11 +155,12 @@ func (c *container) read() (clocks, error) {
 		if inside {
 			now.container -= now.logger
 		}
+		if c.node.agent != nil {
+			now.charged, err = c.charged()
+		}
+		return now, err
 	}
-	if c.node.agent != nil {
-		now.charged, err = c.node.charged(c.id)
-	}
-	return now, err
+	return now, nil
 }
 
 // share is a part of a CPU in percent.

@@ -85,6 +85,9 @@ func (s *session) measureMany(ctx context.Context, v variant) (err error) {
 			return err
 		}
 	}
+	if err := s.node.awaitCharged(ctx, boxes...); err != nil {
+		return err
+	}
 	pid := s.node.agent.Process.Pid
 	idle, err := s.agentShare(ctx, pid)
 	if err != nil {

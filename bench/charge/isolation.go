@@ -82,7 +82,7 @@ func (s *session) measureIsolation(ctx context.Context, c command, n int) (r res
 			return r, err
 		}
 	}
-	if err := sleep(ctx, s.settle); err != nil {
+	if err := s.ready(ctx, noisy...); err != nil {
 		return r, err
 	}
 	return s.node.sysbench(ctx, quota, s.duration)

@@ -18,6 +18,7 @@ type session struct {
 	progress io.Writer
 	random   *rand.Rand
 	report   measure.Report
+	hows     []string // by what means variants charge, as the agent says
 }
 
 // run measures every figure, round by round.
@@ -60,6 +61,9 @@ func (s *session) note() {
 	s.report.Note("the paper's lsmod is a cat of %d bytes here, one process each time as lsmod is; the paper's machine was another", pageSize)
 	s.report.Note("containers and their loggers (%s) share CPU %d, quota 1/N of each %v, and all of them have %d times the weight of another program there",
 		s.logger, s.cpu, period, weight)
+	for _, how := range s.hows {
+		s.report.Note("the agent says of the loggers: %s", how)
+	}
 	s.report.Note("share is CPU time by the kernel's accounts, in %% of one CPU; charged is what the agent says")
 }
 

@@ -80,7 +80,7 @@ type parts struct{ own, shim, daemon time.Duration }
 // compareShared measures what each container takes by itself, by its shim, and by its
 // part of the daemon.
 func (s *session) compareShared(ctx context.Context, v variant, boxes []*container, daemon *collection) error {
-	if err := sleep(ctx, s.settle); err != nil {
+	if err := s.ready(ctx, boxes...); err != nil {
 		return err
 	}
 	started := time.Now()

@@ -133,7 +133,7 @@ func (s *session) sysbenches(ctx context.Context) (results []result, err error) 
 		box, err := s.node.start(ctx, containerOptions{
 			id: id, quota: softirqQuota, log: "file://" + filepath.Join(logs, id),
 			flags: []string{"--with-ns", "network:" + ns.Path()},
-			args:  sysbenchArgs(s.settle + s.duration + time.Second),
+			args:  sysbenchArgs(s.settle + s.duration + 3*time.Second),
 		})
 		if box != nil {
 			boxes = append(boxes, box)
@@ -143,7 +143,7 @@ func (s *session) sysbenches(ctx context.Context) (results []result, err error) 
 		}
 	}
 	var before []clocks
-	if err := sleep(ctx, s.settle); err != nil {
+	if err := s.ready(ctx, boxes...); err != nil {
 		return nil, err
 	}
 	for _, box := range boxes {

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"syscall"
 	"time"
+
+	"github.com/tsugiki/tsugiki/agent/api"
 )
 
 // variant is a way to deal with what others spend for containers.
@@ -73,24 +75,81 @@ func (n *node) in(ctx context.Context, v variant, do func() error) error {
 	return errors.Join(err, n.leave())
 }
 
-// charged is all that the agent says others have spent for a container, but for its
-// shim: what is compared is the logger.
-func (n *node) charged(id string) (time.Duration, error) {
-	all, err := n.client.Charges()
+// helperOf is how the agent charges for a process; nil if it does not.
+func helperOf(all api.Charges, pid int) *api.ChargeAttached {
+	for i := range all.Helpers {
+		if all.Helpers[i].Helper.PID == pid {
+			return &all.Helpers[i]
+		}
+	}
+	return nil
+}
+
+// account is that of a container; nil if there is none.
+func account(all api.Charges, id string) *api.Charged {
+	for i := range all.Containers {
+		if all.Containers[i].Container == id || all.Containers[i].ID == id {
+			return &all.Containers[i]
+		}
+	}
+	return nil
+}
+
+// awaitCharged waits until the agent, if there is one, knows containers and their
+// loggers.
+func (n *node) awaitCharged(ctx context.Context, boxes ...*container) error {
+	if n.agent == nil {
+		return nil
+	}
+	return n.await(ctx, "the agent to charge all containers", func() error {
+		all, err := n.client.Charges()
+		if err != nil {
+			return err
+		}
+		for _, box := range boxes {
+			if account(all, box.id) == nil {
+				return fmt.Errorf("it has no account of container %s", box.id)
+			}
+			if box.logger != 0 && helperOf(all, box.logger) == nil {
+				return fmt.Errorf("it does not know the logger of container %s", box.id)
+			}
+		}
+		return nil
+	})
+}
+
+// charged is what the agent says that a container's logger has spent.
+func (c *container) charged() (time.Duration, error) {
+	all, err := c.node.client.Charges()
 	if err != nil {
 		return 0, err
 	}
-	for _, c := range all.Containers {
-		if c.Container != id && c.ID != id {
-			continue
-		}
-		var sum time.Duration
-		for _, b := range c.Borrowed {
-			if b.Source == "logger" {
-				sum += time.Duration(b.US) * time.Microsecond
-			}
-		}
-		return sum, nil
+	charged, logger := account(all, c.id), helperOf(all, c.logger)
+	if charged == nil || logger == nil {
+		return 0, fmt.Errorf("the agent does not charge container %s for its logger any more", c.id)
 	}
-	return 0, fmt.Errorf("the agent charges no container %s", id)
+	var sum time.Duration
+	for _, b := range charged.Borrowed {
+		if b.Source == logger.Source {
+			sum += time.Duration(b.US) * time.Microsecond
+		}
+	}
+	return sum, nil
+}
+
+// how is by what means the agent charges for a container's logger.
+func (c *container) how() (string, error) {
+	all, err := c.node.client.Charges()
+	if err != nil {
+		return "", err
+	}
+	charged, logger := account(all, c.id), helperOf(all, c.logger)
+	if charged == nil || logger == nil {
+		return "", fmt.Errorf("the agent does not charge container %s for its logger any more", c.id)
+	}
+	how := logger.By + ", " + charged.Mode
+	if logger.Reason != "" {
+		how += ": " + logger.Reason
+	}
+	return how, nil
 }
