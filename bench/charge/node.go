@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/tsugiki/tsugiki/agent/api"
+	"github.com/tsugiki/tsugiki/bench/folder"
 	"github.com/tsugiki/tsugiki/bench/measure"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 	"github.com/tsugiki/tsugiki/internal/testkit/engines"
@@ -41,6 +42,7 @@ type node struct {
 	rig    *engines.Rig
 	cpu    int
 	dir    string // of what we and the rig both see
+	folder *folder.Folder
 	bin    string
 	logger string // the URI of the logging driver, but for its file
 	groups hierarchies
@@ -68,9 +70,10 @@ func newNode(ctx context.Context, o *options) (n *node, err error) {
 	if n.groups, err = findHierarchies(); err != nil {
 		return n, err
 	}
-	if n.dir, err = os.MkdirTemp("", "tsugiki-bc-"); err != nil {
+	if n.folder, err = folder.Make("tsugiki-bc-*"); err != nil {
 		return n, err
 	}
+	n.dir = n.folder.Path
 	if err := makeRootfs(n.rootfs()); err != nil {
 		return n, err
 	}
@@ -214,8 +217,8 @@ func (n *node) close() error {
 	if n.log != nil {
 		errs = append(errs, n.log.Close())
 	}
-	if n.dir != "" {
-		errs = append(errs, os.RemoveAll(n.dir))
+	if n.folder != nil {
+		errs = append(errs, n.folder.Remove())
 	}
 	return errors.Join(errs...)
 }
