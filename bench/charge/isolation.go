@@ -88,11 +88,12 @@ func (s *session) measureIsolation(ctx context.Context, c command, n int) (r res
 	return s.node.sysbench(ctx, quota, s.duration)
 }
 
-// sysbench runs the benchmark in a container that runc makes.
+// sysbench runs the benchmark in a container that runc makes, a second longer than it
+// is looked at.
 func (n *node) sysbench(ctx context.Context, quota, d time.Duration) (r result, err error) {
 	const id = "bench"
 	bundle := filepath.Join(n.dir, id)
-	if err := n.bundle(ctx, bundle, id, quota, sysbenchArgs(d)); err != nil {
+	if err := n.bundle(ctx, bundle, id, quota, sysbenchArgs(d+time.Second)); err != nil {
 		return r, err
 	}
 	cmd := n.rig.Command(ctx, "runc", "run", "--bundle", bundle, id)
@@ -115,27 +116,16 @@ func sysbenchArgs(d time.Duration) []string {
 	}
 }
 
-// follow reads what sysbench prints: between its start and its end the clock of its
-// group is read.
+// follow reads what sysbench prints, and the clock of its group while it runs.
 func (n *node) follow(stdout io.Reader, group string, d time.Duration) (r result, err error) {
-	var before time.Duration
-	var started time.Time
 	lines := bufio.NewScanner(stdout)
 	for lines.Scan() {
 		key, value, _ := strings.Cut(strings.TrimSpace(lines.Text()), ":")
 		switch key {
 		case "Threads started!":
-			if before, err = n.groups.usage(group); err != nil {
+			if r.share, err = n.observeShare(group, d); err != nil {
 				return r, err
 			}
-			started = time.Now()
-			// A little before the end, when the group may be gone.
-			time.Sleep(d - 50*time.Millisecond)
-			after, err := n.groups.usage(group)
-			if err != nil {
-				return r, err
-			}
-			r.share = share(before, after, time.Since(started))
 		case "events per second":
 			if r.events, err = strconv.ParseFloat(strings.TrimSpace(value), 64); err != nil {
 				return r, fmt.Errorf("sysbench says %q: %w", lines.Text(), err)
@@ -146,6 +136,18 @@ func (n *node) follow(stdout io.Reader, group string, d time.Duration) (r result
 		return r, errors.Join(lines.Err(), fmt.Errorf("sysbench measured nothing\n%s", n.lastSaid()))
 	}
 	return r, lines.Err()
+}
+
+// observeShare is what a group takes of the CPU from now on.
+func (n *node) observeShare(group string, d time.Duration) (float64, error) {
+	started := time.Now()
+	before, err := n.groups.usage(group)
+	if err != nil {
+		return 0, err
+	}
+	time.Sleep(d)
+	after, err := n.groups.usage(group)
+	return share(before, after, time.Since(started)), err
 }
 
 // bundle makes what runc runs, from what it proposes.

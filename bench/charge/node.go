@@ -185,7 +185,7 @@ func (n *node) await(ctx context.Context, what string, ready func() error) error
 		select {
 		case <-time.After(pollInterval):
 		case <-ctx.Done():
-			return fmt.Errorf("wait for %s: %w: %w\n%s", what, ctx.Err(), err, n.lastSaid())
+			return fmt.Errorf("wait for %s: %w: %w\n%s", what, context.Cause(ctx), err, n.lastSaid())
 		}
 	}
 }

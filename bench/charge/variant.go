@@ -42,6 +42,9 @@ func (n *node) enter(ctx context.Context, v variant) error {
 		return fmt.Errorf("start agent: %w", err)
 	}
 	n.agent = agent
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go func() { cancel(errors.Join(errors.New("it has ended"), agent.Wait())) }()
 	return n.await(ctx, "the agent", func() error {
 		_, err := n.client.Charges()
 		return err
