@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -74,7 +75,7 @@ func TestProcessCPU(t *testing.T) {
 	}
 }
 
-// TestBench measures one container and two, for a second each.
+// TestBench measures one container and two, for a second each, without charging.
 func TestBench(t *testing.T) {
 	for _, program := range []string{"containerd", "ctr", "runc", "busybox", "sysbench"} {
 		testkit.Program(t, program)
@@ -82,7 +83,7 @@ func TestBench(t *testing.T) {
 	testkit.Build(t, testkit.Options{}) // skips what the bench would fail at
 	file := filepath.Join(t.TempDir(), "charge.json")
 	var stdout, stderr bytes.Buffer
-	args := []string{"-quick", "-figure", "accuracy,isolation", "-variants", "off", "-commands", "yes", "-logger", "line", "-o", file, "-seed", "7"}
+	args := []string{"-quick", "-figure", "accuracy,isolation,shared,softirq", "-variants", "off", "-commands", "yes", "-logger", "line", "-o", file, "-seed", "7"}
 	if code := run(args, &stdout, &stderr); code != 0 {
 		t.Fatalf("exit status %d: %s", code, stderr.String())
 	}
@@ -106,6 +107,10 @@ func TestBench(t *testing.T) {
 	wantBetween(t, &report, accuracyTest(yes, 20*time.Millisecond), "container", 0, 25)
 	wantBetween(t, &report, isolationTest(yes, 2), "share_to_dd", 0.1, 0.9)
 	wantBetween(t, &report, isolationTest(baseline, 1), "events", 1, 1e6)
+	wantBetween(t, &report, "shared yes", "daemon's part", 5, 100)
+	wantBetween(t, &report, "shared cat", "container", 5, 50)
+	wantBetween(t, &report, "softirq flooded", "share", 10, 60)
+	wantBetween(t, &report, "softirq other", "events_to_quiet", 0.05, 3)
 	for _, name := range []string{"accuracy-yes", "isolation-yes"} {
 		plot, err := os.ReadFile(strings.TrimSuffix(file, ".json") + "-" + name + ".svg")
 		if errors.Is(err, os.ErrNotExist) || !bytes.Contains(plot, []byte("</svg>")) {
@@ -121,5 +126,33 @@ func wantBetween(t *testing.T, r *measure.Report, test, metric string, low, high
 		t.Errorf("%s: no %s", test, metric)
 	} else if s.Median < low || s.Median > high {
 		t.Errorf("%s: %s is %v, want %v to %v", test, metric, s.Median, low, high)
+	}
+}
+
+// TestTables prints what no machine has to measure first.
+func TestTables(t *testing.T) {
+	o, err := parse([]string{"-quick", "-rounds", "2", "-figure", "accuracy,isolation", "-variants", "quota", "-commands", "cat"}, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &session{options: o}
+	cat, quota := o.commands[0], o.variants[0]
+	for i := range o.rounds {
+		more := float64(i)
+		s.add(quota, accuracyTest(cat, 20*time.Millisecond), "logger", "%", 7+more)
+		s.add(quota, isolationTest(cat, 2), "share_to_dd", "ratio", 0.5+more/4)
+	}
+	s.report.Finish([]string{quota.name})
+	var out bytes.Buffer
+	if err := o.writeTables(&s.report, &out); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"Table 6: cat, quota, %", "20ms   7.50 [7.00..8.00]  7.52   -          4.71",
+		"Table 9: ", "2  -           0.625 [0.500..0.750]  0.93",
+	} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("no %q in\n%s", want, out.String())
+		}
 	}
 }

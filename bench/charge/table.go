@@ -96,9 +96,9 @@ func (t *tables) accuracy() {
 			t.row(row...)
 		}
 	}
-	for i, c := range t.commands {
+	for i, c := range commands {
 		for _, v := range t.variants {
-			if v.agent {
+			if v.agent && slices.Contains(t.commands, c) {
 				t.accuracyOf(5+i, c, v)
 			}
 		}
