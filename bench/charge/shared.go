@@ -74,8 +74,9 @@ func (s *session) measureShared(ctx context.Context, v variant) (err error) {
 	return s.compareShared(ctx, v, boxes, daemon)
 }
 
-// parts are the CPU times of a container and of what works for it.
-type parts struct{ own, shim, daemon time.Duration }
+// parts are the CPU times of a container and of what works for it; marked is what the
+// agent says that the daemon's part is.
+type parts struct{ own, shim, daemon, marked time.Duration }
 
 // compareShared measures what each container takes by itself, by its shim, and by its
 // part of the daemon.
@@ -102,6 +103,9 @@ func (s *session) compareShared(ctx context.Context, v variant, boxes []*contain
 		s.add(v, test, "container", "%", share(b.own, a.own, wall))
 		s.add(v, test, "shim", "%", share(b.shim, a.shim, wall))
 		s.add(v, test, "daemon's part", "%", share(b.daemon, a.daemon, wall))
+		if v.agent {
+			s.add(v, test, "daemon's part, charged", "%", share(b.marked, a.marked, wall))
+		}
 		s.add(v, test, "sum", "%", share(b.own+b.shim+b.daemon, a.own+a.shim+a.daemon, wall))
 	}
 	s.add(v, "shared", "daemon", "%", share(all, allAfter, wall))
@@ -138,7 +142,13 @@ func readParts(boxes []*container, daemon *collection) (list []parts, all time.D
 		if inside {
 			now.container -= spent
 		}
-		list = append(list, parts{now.container, spent, time.Duration(worked[box.id])})
+		p := parts{own: now.container, shim: spent, daemon: time.Duration(worked[box.id])}
+		if box.node.agent != nil {
+			if p.marked, err = box.marked(); err != nil {
+				return nil, 0, err
+			}
+		}
+		list = append(list, p)
 	}
 	return list, all, nil
 }

@@ -156,3 +156,22 @@ func (c *container) how() (string, error) {
 	}
 	return how, nil
 }
+
+// marked is what the agent says that shared daemons have spent for a container.
+func (c *container) marked() (time.Duration, error) {
+	all, err := c.node.client.Charges()
+	if err != nil {
+		return 0, err
+	}
+	charged := account(all, c.id)
+	if charged == nil {
+		return 0, fmt.Errorf("the agent does not charge container %s any more", c.id)
+	}
+	var sum time.Duration
+	for _, b := range charged.Borrowed {
+		if b.By == api.ByMarks {
+			sum += time.Duration(b.US) * time.Microsecond
+		}
+	}
+	return sum, nil
+}
