@@ -22,6 +22,7 @@ all: build
 deps: ; scripts/deps.sh
 deps-demo: ; scripts/deps.sh demo
 deps-bench-agent: ; scripts/deps.sh bench-agent
+deps-bench-charge: ; scripts/deps.sh bench-charge
 
 build:
 	$(GO) build -trimpath -o bin/ ./cmd/...
@@ -101,10 +102,14 @@ bench: deps-demo build
 bench-agent: deps-bench-agent build
 	$(GO) run ./bench/agent -n $(CONTAINERS) -o bench-agent.json
 
+# What becomes of CPU time that others spend for containers: the paper's tables.
+bench-charge: deps-bench-charge build
+	$(GO) run ./bench/charge -o bench-charge.json
+
 demo: deps-demo build
 	$(GO) run ./bench/demo
 
 clean:
-	rm -rf bin dist man .cache bench.json bench-agent.json
+	rm -rf bin dist man .cache bench.json bench-agent.json bench-charge*
 
-.PHONY: all deps deps-demo deps-bench-agent build man install deb generate lint test test-sanitized soak fuzz bench bench-agent demo clean
+.PHONY: all deps deps-demo deps-bench-agent deps-bench-charge build man install deb generate lint test test-sanitized soak fuzz bench bench-agent bench-charge demo clean

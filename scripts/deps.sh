@@ -3,7 +3,7 @@
 # new enough for go.mod, and all Go modules, so that the build is offline after.
 # Says nothing and changes nothing where all is there. "deps.sh demo" leaves out
 # what only the end-to-end tests need, "deps.sh bench-agent" all of that but what
-# containers are made with.
+# containers are made with, "deps.sh bench-charge" all but what runs and loads them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -18,8 +18,8 @@ programs=(
 	postgresql nodejs default-jdk-headless python3-uvloop apache2-bin haproxy memcached
 	openssh-server openssh-client dnsmasq-base bind9-dnsutils man-db systemd
 )
-# Container engines, and what their images are made of.
-engines=(docker.io containerd runc podman containernetworking-plugins iptables busybox-static)
+# Container engines, what their images are made of, and what benches load them with.
+engines=(docker.io containerd runc podman containernetworking-plugins iptables busybox-static sysbench)
 # A Rust new enough for tokio, with the source of its standard library. Debian 12
 # has it under another name, which takes the place of the usual one.
 # shellcheck source=/dev/null
@@ -60,6 +60,8 @@ install "${packages[@]}"
 install "libclang-rt-$(clang -dumpversion | cut -d. -f1)-dev"
 if [[ ${1:-} == bench-agent ]]; then
 	install runc containernetworking-plugins iptables
+elif [[ ${1:-} == bench-charge ]]; then
+	install containerd runc busybox-static sysbench
 elif [[ ${1:-} != demo ]]; then
 	install "${programs[@]}" "${engines[@]}"
 	if [[ $(dpkg --print-architecture) == amd64 ]]; then

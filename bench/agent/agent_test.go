@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -42,38 +40,6 @@ func TestP99(t *testing.T) {
 	}
 	if got := p99([]float64{7}); got != 7 {
 		t.Errorf("of one value it is %v, want that", got)
-	}
-}
-
-// What killed runs have left is removed, and nothing of those that live.
-func TestMakeFolder(t *testing.T) {
-	t.Setenv("TMPDIR", t.TempDir())
-	first, lock, err := makeFolder()
-	if err != nil {
-		t.Fatal(err)
-	}
-	second, other, err := makeFolder()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := os.Stat(first); err != nil {
-		t.Errorf("the folder of a run that lives: %v", err)
-	}
-	if err := errors.Join(os.WriteFile(filepath.Join(first, "left"), nil, 0o600), lock.Close()); err != nil {
-		t.Fatal(err)
-	}
-	_, third, err := makeFolder()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := os.Stat(first); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the folder of a killed run is still there: %v", err)
-	}
-	if _, err := os.Stat(second); err != nil {
-		t.Errorf("the folder of a run that lives: %v", err)
-	}
-	if err := errors.Join(other.Close(), third.Close()); err != nil {
-		t.Error(err)
 	}
 }
 

@@ -10,12 +10,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/tsugiki/tsugiki/agent/api"
+	"github.com/tsugiki/tsugiki/bench/folder"
 	"github.com/tsugiki/tsugiki/bench/measure"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 	"github.com/tsugiki/tsugiki/internal/testkit/engines"
@@ -35,7 +35,7 @@ type node struct {
 	top      *testkit.Topology
 	rig      *engines.Rig
 	dir      string // of files, on a disk: the agent's state is written through
-	lock     *os.File
+	folder   *folder.Folder
 	runtimes map[kind]string
 	plugins  string // the folder of CNI's
 	spec     *specs.Spec
@@ -57,9 +57,10 @@ func newNode(ctx context.Context, o *options) (n *node, err error) {
 	if err := n.findPrograms(o.runtime); err != nil {
 		return n, err
 	}
-	if n.dir, n.lock, err = makeFolder(); err != nil {
+	if n.folder, err = folder.Make(folderPattern); err != nil {
 		return n, err
 	}
+	n.dir = n.folder.Path
 	if n.top, err = testkit.New(ctx, testkit.Options{}); err != nil {
 		return n, err
 	}
@@ -107,41 +108,6 @@ func (n *node) findPrograms(runtime string) error {
 // sockets are.
 const folderPattern = "tsugiki-ba-*"
 
-// makeFolder makes a folder that is ours as long as we live, and removes those of
-// runs that were killed.
-func makeFolder() (string, *os.File, error) {
-	old, err := filepath.Glob(filepath.Join(os.TempDir(), folderPattern))
-	if err != nil {
-		return "", nil, err
-	}
-	for _, dir := range old {
-		f, err := lockFolder(dir)
-		if err != nil {
-			continue // somebody's who lives
-		}
-		if err := errors.Join(os.RemoveAll(dir), f.Close()); err != nil {
-			return "", nil, fmt.Errorf("remove what a killed run has left: %w", err)
-		}
-	}
-	dir, err := os.MkdirTemp("", folderPattern)
-	if err != nil {
-		return "", nil, err
-	}
-	f, err := lockFolder(dir)
-	return dir, f, err
-}
-
-func lockFolder(dir string) (*os.File, error) {
-	f, err := os.Open(dir)
-	if err != nil {
-		return nil, err
-	}
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	return f, nil
-}
-
 func (n *node) runDir() string { return filepath.Join(n.dir, "run") }
 func (n *node) socket() string { return filepath.Join(n.runDir(), "agent.sock") }
 
@@ -157,8 +123,8 @@ func (n *node) close() error {
 	if n.log != nil {
 		errs = append(errs, n.log.Close())
 	}
-	if n.lock != nil {
-		errs = append(errs, os.RemoveAll(n.dir), n.lock.Close())
+	if n.folder != nil {
+		errs = append(errs, n.folder.Remove())
 	}
 	return errors.Join(errs...)
 }

@@ -1,0 +1,158 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tsugiki/tsugiki/bench/measure"
+	"github.com/tsugiki/tsugiki/internal/testkit"
+)
+
+// TestMain is also what the bench starts of itself.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && programs[os.Args[1]] != nil {
+		os.Exit(dispatch(os.Args[1:]))
+	}
+	os.Exit(m.Run())
+}
+
+func TestUsage(t *testing.T) {
+	for args, want := range map[string]string{
+		"-rounds 0":             "must be positive",
+		"-many 0":               "must be positive",
+		"-seconds 0":            "must be positive",
+		"-figure nothing":       `unknown figure "nothing"`,
+		"-variants off,nothing": `unknown variant "nothing"`,
+		"-commands nothing":     `unknown command "nothing"`,
+		"-logger nothing":       `unknown logger "nothing"`,
+		"-no-such-flag":         "not defined",
+		"-quick accuracy":       `unexpected argument "accuracy"`,
+	} {
+		var stdout, stderr bytes.Buffer
+		if code := run(strings.Fields(args), &stdout, &stderr); code != 2 {
+			t.Errorf("%s: exit status %d, want 2", args, code)
+		}
+		if !strings.Contains(stderr.String(), want) || strings.Count(stderr.String(), "\n") != 1 {
+			t.Errorf("%s: said %q, want one line with %q", args, stderr.String(), want)
+		}
+	}
+}
+
+// The clock of a process counts what it does, and not the time that passes.
+func TestProcessCPU(t *testing.T) {
+	const enough = 50 * time.Millisecond
+	for program, want := range map[string]func(time.Duration) bool{
+		"while :; do :; done": func(d time.Duration) bool { return d > enough },
+		"exec sleep 60":       func(d time.Duration) bool { return d > 0 && d < enough },
+	} {
+		cmd := exec.Command("sh", "-c", program)
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		testkit.Eventually(t, 10*time.Second, func() error {
+			d, err := processCPU(cmd.Process.Pid)
+			if err == nil && !want(d) {
+				err = fmt.Errorf("%s took %v", program, d)
+			}
+			return err
+		})
+		if err := cmd.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		_ = cmd.Wait() // killed
+		if d, err := processCPU(cmd.Process.Pid); err == nil {
+			t.Errorf("%s has ended, and took %v", program, d)
+		}
+	}
+}
+
+// TestBench measures one container and two, for a second each, without charging.
+func TestBench(t *testing.T) {
+	for _, program := range []string{"containerd", "ctr", "runc", "busybox", "sysbench"} {
+		testkit.Program(t, program)
+	}
+	testkit.Build(t, testkit.Options{}) // skips what the bench would fail at
+	file := filepath.Join(t.TempDir(), "charge.json")
+	var stdout, stderr bytes.Buffer
+	args := []string{"-quick", "-figure", "accuracy,isolation,shared,softirq", "-variants", "off", "-commands", "yes", "-logger", "line", "-o", file, "-seed", "7"}
+	if code := run(args, &stdout, &stderr); code != 0 {
+		t.Fatalf("exit status %d: %s", code, stderr.String())
+	}
+	for _, want := range []string{"Table 2: ", "Table 3: ", "Table 4: ", "96.04", "0.50"} {
+		if !strings.Contains(stdout.String(), want) {
+			t.Errorf("no %q in\n%s", want, stdout.String())
+		}
+	}
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var report measure.Report
+	if err := json.Unmarshal(data, &report); err != nil {
+		t.Fatal(err)
+	}
+	// A logger that nobody holds takes far more than its container's quota, and so
+	// from the neighbour.
+	yes := commands[0]
+	wantBetween(t, &report, accuracyTest(yes, 20*time.Millisecond), "sum", 30, 110)
+	wantBetween(t, &report, accuracyTest(yes, 20*time.Millisecond), "container", 0, 25)
+	wantBetween(t, &report, isolationTest(yes, 2), "share_to_dd", 0.1, 0.9)
+	wantBetween(t, &report, isolationTest(baseline, 1), "events", 1, 1e6)
+	wantBetween(t, &report, "shared yes", "daemon's part", 5, 100)
+	wantBetween(t, &report, "shared cat", "container", 5, 50)
+	wantBetween(t, &report, "softirq flooded", "share", 10, 60)
+	wantBetween(t, &report, "softirq other", "events_to_quiet", 0.05, 3)
+	for _, name := range []string{"accuracy-yes", "isolation-yes"} {
+		plot, err := os.ReadFile(strings.TrimSuffix(file, ".json") + "-" + name + ".svg")
+		if errors.Is(err, os.ErrNotExist) || !bytes.Contains(plot, []byte("</svg>")) {
+			t.Errorf("plot %s: %d bytes, %v", name, len(plot), err)
+		}
+	}
+}
+
+func wantBetween(t *testing.T, r *measure.Report, test, metric string, low, high float64) {
+	t.Helper()
+	s := find(r, test, metric, "off")
+	if s == nil {
+		t.Errorf("%s: no %s", test, metric)
+	} else if s.Median < low || s.Median > high {
+		t.Errorf("%s: %s is %v, want %v to %v", test, metric, s.Median, low, high)
+	}
+}
+
+// TestTables prints what no machine has to measure first.
+func TestTables(t *testing.T) {
+	o, err := parse([]string{"-quick", "-rounds", "2", "-figure", "accuracy,isolation", "-variants", "quota", "-commands", "cat"}, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &session{options: o}
+	cat, quota := o.commands[0], o.variants[0]
+	for i := range o.rounds {
+		more := float64(i)
+		s.add(quota, accuracyTest(cat, 20*time.Millisecond), "logger", "%", 7+more)
+		s.add(quota, isolationTest(cat, 2), "share_to_dd", "ratio", 0.5+more/4)
+	}
+	s.report.Finish([]string{quota.name})
+	var out bytes.Buffer
+	if err := o.writeTables(&s.report, &out); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"Table 6: cat, quota, %", "20ms   7.50 [7.00..8.00]  7.52   -          4.71",
+		"Table 9: ", "2  -           0.625 [0.500..0.750]  0.93",
+	} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("no %q in\n%s", want, out.String())
+		}
+	}
+}

@@ -1,0 +1,196 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/agent/api"
+)
+
+// caller is the argument that makes this program read a byte of /dev/zero callsAtOnce
+// times for each line of standard input, and print how many nanoseconds each took.
+const (
+	caller      = "call"
+	callsAtOnce = 200_000
+)
+
+// call is what does that.
+func call(args []string) int {
+	zero, err := os.Open("/dev/zero")
+	if err != nil || len(args) > 0 {
+		fmt.Fprintf(os.Stderr, "charge %s: %v, %q\n", caller, err, args)
+		return 1
+	}
+	fd, buffer := int(zero.Fd()), make([]byte, 1)
+	for asked := bufio.NewScanner(os.Stdin); asked.Scan(); {
+		before := threadCPU()
+		for range callsAtOnce {
+			if _, err := unix.Read(fd, buffer); err != nil {
+				fmt.Fprintf(os.Stderr, "charge %s: %v\n", caller, err)
+				return 1
+			}
+		}
+		fmt.Println(float64(threadCPU()-before) / callsAtOnce)
+	}
+	return 0
+}
+
+// cost measures what the agent itself takes with many containers, all of whose loggers
+// are busy, and what a system call costs that it has marked.
+func (s *session) cost(ctx context.Context) error {
+	for _, v := range shuffled(s, s.variants) {
+		if !v.agent {
+			continue
+		}
+		err := s.node.in(ctx, v, func() error {
+			return errors.Join(s.measureMany(ctx, v), s.measureCalls(ctx, v))
+		})
+		if err != nil {
+			return fmt.Errorf("%s: %w", v.name, err)
+		}
+	}
+	return nil
+}
+
+// measureMany starts containers that wait for a file, so that one does not hold up the
+// start of the next, and then all write.
+func (s *session) measureMany(ctx context.Context, v variant) (err error) {
+	gate := filepath.Join(s.node.dir, "gate")
+	if err := os.Mkdir(gate, 0o755); err != nil {
+		return err
+	}
+	var boxes []*container
+	defer func() { err = errors.Join(err, stopAll(boxes), os.RemoveAll(gate)) }()
+	quota := max(period/time.Duration(s.many), time.Millisecond) // the least that there is
+	for i := range s.many {
+		box, err := s.node.start(ctx, containerOptions{
+			id: fmt.Sprintf("many%d", i), quota: quota,
+			flags: []string{"--mount", "type=bind,src=" + gate + ",dst=/tmp,options=rbind:ro"},
+			args:  []string{"/bin/sh", "-c", "until [ -e /tmp/open ]; do sleep 1; done; while true; do echo 1; done"},
+		})
+		if box != nil {
+			boxes = append(boxes, box)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if err := s.node.awaitCharged(ctx, boxes...); err != nil {
+		return err
+	}
+	pid := s.node.agent.Process.Pid
+	idle, err := s.agentShare(ctx, pid)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(gate, "open"), nil, 0o600); err != nil {
+		return err
+	}
+	busy, err := s.agentShare(ctx, pid)
+	if err != nil {
+		return err
+	}
+	test := fmt.Sprintf("cost %d containers", s.many)
+	s.add(v, test, "agent, idle containers", "%", idle)
+	s.add(v, test, "agent, all busy", "%", busy)
+	return nil
+}
+
+// agentShare is what the agent takes of a CPU.
+func (s *session) agentShare(ctx context.Context, pid int) (float64, error) {
+	if err := sleep(ctx, s.settle); err != nil {
+		return 0, err
+	}
+	started := time.Now()
+	before, err := processCPU(pid)
+	if err == nil {
+		err = sleep(ctx, s.duration)
+	}
+	if err != nil {
+		return 0, err
+	}
+	wall := time.Since(started)
+	after, err := processCPU(pid)
+	return share(before, after, wall), err
+}
+
+// callRounds is how often each kind of system call is measured, in turns.
+const callRounds = 5
+
+// measureCalls measures one system call of a process while no process is divided among
+// containers, while another is, and while it is itself.
+func (s *session) measureCalls(ctx context.Context, v variant) (err error) {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	var ask [2]io.Writer
+	var answers *bufio.Reader
+	var pids [2]int
+	for i := range pids { // the first is measured
+		cmd := s.node.startDaemon(ctx, "", self, caller)
+		cmd.Stdout = nil
+		stdout, err := cmd.StdoutPipe()
+		if err != nil {
+			return err
+		}
+		if ask[i], err = cmd.StdinPipe(); err != nil {
+			return err
+		}
+		if err := cmd.Start(); err != nil {
+			return err
+		}
+		defer func() {
+			_ = cmd.Process.Kill() // it would end with its input, too
+			_ = cmd.Wait()
+		}()
+		pids[i] = cmd.Process.Pid
+		if i == 0 {
+			answers = bufio.NewReader(stdout)
+		}
+	}
+	for range callRounds {
+		for _, state := range []struct {
+			name string
+			pid  int // of who is divided
+		}{{"nobody is divided", 0}, {"another is divided", pids[1]}, {"it is divided", pids[0]}} {
+			took, err := s.timeCall(state.pid, ask[0], answers)
+			if err != nil {
+				return err
+			}
+			s.add(v, "cost read(2)", state.name, "ns", took)
+		}
+	}
+	return nil
+}
+
+// timeCall measures a system call while a process is divided.
+func (s *session) timeCall(divided int, ask io.Writer, answers *bufio.Reader) (took float64, err error) {
+	if divided != 0 {
+		helper, err := s.node.client.AttachHelper(api.ChargeHelper{
+			Helper: api.HelperProcess{PID: divided}, Shared: true, Source: caller,
+		})
+		if err != nil {
+			return 0, err
+		}
+		defer func() { err = errors.Join(err, s.node.client.DetachHelper(helper.ID)) }()
+	}
+	if _, err := io.WriteString(ask, "\n"); err != nil {
+		return 0, err
+	}
+	line, err := answers.ReadString('\n')
+	if err != nil {
+		return 0, err
+	}
+	return strconv.ParseFloat(strings.TrimSpace(line), 64)
+}
