@@ -86,6 +86,9 @@ func (p *Process) Elapsed() (time.Duration, error) {
 	}
 	var now unix.Timespec
 	err := unix.ClockGettime(p.clock, &now)
+	if err == nil && p.last != 0 && time.Duration(now.Nano()) == p.last {
+		return p.last, nil // of another process it would be another time
+	}
 	// As long as it is there, if only as a zombie, the number was its own while the
 	// clock was read; EPERM is of one that is there.
 	switch gone := unix.PidfdSendSignal(p.fd, 0, nil, 0); {
