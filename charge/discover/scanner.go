@@ -44,6 +44,7 @@ const (
 type Scanner struct {
 	table      map[int]*proc
 	young      map[int]time.Time // until when they are looked at again
+	named      map[int]bool      // daemons that we were told of
 	containers map[string]*found
 	namespaces [2]string // ours
 	latest     []byte    // process, of /proc/loadavg
@@ -60,6 +61,7 @@ func New() *Scanner {
 	return &Scanner{
 		table:      map[int]*proc{},
 		young:      map[int]time.Time{},
+		named:      map[int]bool{},
 		containers: map[string]*found{},
 		buffer:     make([]byte, textMax),
 	}
@@ -148,6 +150,7 @@ func (s *Scanner) forget(p *proc) {
 	s.orphans = true
 	p.close()
 	delete(s.table, p.PID)
+	delete(s.named, p.PID)
 	delete(s.young, p.PID)
 }
 
@@ -224,6 +227,7 @@ func (s *Scanner) look(p *proc) bool {
 	before := s.matters(p)
 	p.stat, p.Start = st, st.start
 	s.dirty = s.dirty || before || s.matters(p)
+	s.serveMany(p)
 	_, found := executables[st.comm]
 	return found && p.role == nobody
 }
