@@ -25,7 +25,14 @@ const (
 	// Pulse is how often to look at a container that is held or soon may be.
 	Pulse = 10 * time.Millisecond
 	// HoldLimit is how long a container is held at most, but for a Pulse.
-	HoldLimit = time.Second
+	//
+	// Freezing a container does not stop its helpers at once: what it has written
+	// waits for them in pipes. A logger that takes 3 us for a line of two bytes works
+	// for 0.1 s on a pipe of 64 KiB, and so for 0.2 s on that of a container whose shim
+	// copies it into another. With a quota of a tenth of a CPU it takes 2 s to pay for
+	// that, and what a hold is too short for is never paid by one that needs next to
+	// no CPU itself.
+	HoldLimit = 3 * time.Second
 	// MinQuota is the smallest quota that the kernel takes.
 	MinQuota = time.Millisecond
 	// Tolerance is how far what container and helpers together get may be from the
@@ -48,14 +55,17 @@ type Limit struct {
 type Input struct {
 	Elapsed  time.Duration
 	Own      time.Duration
-	Borrowed time.Duration // negative: credit
+	Borrowed time.Duration
+	Credit   time.Duration // of Own, what the kernel billed to it that was another's
 	Boundary bool          // a period has just begun
 	Held     bool          // the container was held all the time
 }
 
 // Output is what to do now.
 type Output struct {
-	Quota    time.Duration // that the container should have now; negative: none
+	// Quota is what the container should have now; negative: none. It is more than its
+	// limit as far as the kernel takes from it what is another's.
+	Quota    time.Duration
 	Hold     bool
 	Protect  bool          // it owes nothing: it may have burst
 	Easy     bool          // it leaves some of its quota: when exactly a look comes does not matter
@@ -74,9 +84,10 @@ type Balance struct {
 	rest    bool
 	calm    int // periods without charges worth mentioning
 
-	own, borrowed           float64 // in this period
+	own, borrowed, credit   float64 // in this period
 	usualOwn, usualBorrowed float64 // per period
-	quota                   time.Duration
+	usualCredit             float64
+	quota, raise            time.Duration // raise comes on top of the quota
 	hold                    bool
 	held                    time.Duration // how long by now
 }
@@ -95,7 +106,7 @@ func (b *Balance) SetLimit(l Limit) {
 	b.limit = l
 	b.quota = l.Quota
 	if l.Quota < 0 {
-		b.b, b.carried, b.pending, b.rest, b.hold, b.held = 0, 0, 0, true, false, 0
+		b.b, b.carried, b.pending, b.rest, b.hold, b.held, b.raise = 0, 0, 0, true, false, 0, 0
 		return
 	}
 	b.b = min(b.b, b.most())
@@ -150,6 +161,8 @@ func (b *Balance) Step(in Input) Output {
 	if b.hold && in.Held {
 		b.held += in.Elapsed
 	}
+	in.Own = max(0, in.Own-in.Credit)
+	b.credit += float64(in.Credit)
 	if !b.rest {
 		b.earn(in)
 	} else if !b.wake(in) {
@@ -161,10 +174,10 @@ func (b *Balance) Step(in Input) Output {
 		b.period()
 	}
 	out := Output{
-		Quota: b.quota, Hold: b.hold, Forgiven: forgiven,
+		Quota: b.quota + b.raise, Hold: b.hold, Forgiven: forgiven,
 		Protect: b.quota == b.limit.Quota && b.b >= 0 && b.carried == 0,
 	}
-	out.Easy = out.Protect && b.b >= float64(b.limit.Quota)
+	out.Easy = out.Protect && b.raise == 0 && b.b >= float64(b.limit.Quota)
 	if b.hold || b.b < float64(b.limit.Quota)/2 || b.limit.Period > longest && !out.Easy {
 		out.Next = b.next(in)
 	}
@@ -199,14 +212,16 @@ func (b *Balance) wake(in Input) bool {
 	b.pending = max(b.pending+float64(in.Borrowed), -headroom*quota)
 	saved := b.b + b.rate()*float64(in.Elapsed) - float64(in.Own)
 	b.b = min(max(saved, quota), b.most())
-	if b.pending < b.threshold() {
+	credit := b.credit * float64(b.limit.Period) / float64(max(in.Elapsed, b.limit.Period))
+	if b.pending < b.threshold() && credit < b.threshold() {
+		b.credit = 0
 		return false
 	}
-	b.rest, b.calm = false, 0
-	b.b -= b.pending
+	b.rest, b.calm, b.credit = false, 0, credit
+	b.b -= max(0, b.pending)
 	b.pending = 0
 	b.own, b.borrowed = float64(in.Own), float64(in.Borrowed)
-	b.usualOwn, b.usualBorrowed = 0, 0
+	b.usualOwn, b.usualBorrowed, b.usualCredit = 0, 0, 0
 	return true
 }
 
@@ -255,6 +270,18 @@ func (b *Balance) decideHold() {
 	}
 }
 
+// repay raises the quota by what of it the kernel usually takes for others: at most to
+// twice the container's own.
+func (b *Balance) repay() {
+	b.usualCredit += weight * (b.credit - b.usualCredit)
+	raise := min(time.Duration(b.usualCredit), b.limit.Quota).Truncate(time.Microsecond)
+	if raise < Tolerance/2 {
+		b.raise = 0
+	} else if (raise - b.raise).Abs() >= Tolerance/2 {
+		b.raise = raise
+	}
+}
+
 // period decides on the quota of the period that begins.
 func (b *Balance) period() {
 	full := b.limit.Quota
@@ -276,11 +303,12 @@ func (b *Balance) period() {
 	if want == full || float64((want-b.quota).Abs()) > share*float64(Tolerance) {
 		b.quota = want
 	}
+	b.repay()
 	b.calm++
-	if b.borrowed > float64(full)/200 {
+	if b.borrowed > float64(full)/200 || b.raise > 0 {
 		b.calm = 0
 	}
-	b.own, b.borrowed = 0, 0
+	b.own, b.borrowed, b.credit = 0, 0, 0
 	missing := float64(full) - b.b
 	if b.calm >= restAfter && !b.hold && b.carried == 0 && b.quota == full && missing < b.threshold() {
 		b.rest = true

@@ -180,7 +180,11 @@ func (a *Account) collect(now time.Duration) (balance.Input, error) {
 	})
 	a.mu.Lock()
 	for source, d := range a.charges {
-		in.Borrowed += d
+		if d < 0 {
+			in.Credit -= d
+		} else {
+			in.Borrowed += d
+		}
 		a.note(source, d)
 	}
 	clear(a.charges)

@@ -54,9 +54,9 @@ type Config struct {
 	Journal *journal.Journal
 	Ledger  *ledger.Ledger
 	Log     *slog.Logger
-	// Burst gives accounts that owe nothing a burst of their quota: they catch up
-	// after a neighbour's helpers ran ahead. While it is there, the kernel refuses
-	// (EINVAL) to lower the quota below it: LetGo before that.
+	// Burst gives accounts that owe nothing a burst of their quota while others'
+	// quotas are lowered: they catch up after those's helpers ran ahead. While it is
+	// there, the kernel refuses (EINVAL) to lower the quota below it: LetGo before that.
 	Burst     bool
 	DebtLimit int            // in quotas; 0: the constant
 	Gone      func(*Account) // the account's group is gone, and so is the account
@@ -76,6 +76,7 @@ type Controller struct {
 	mu       sync.Mutex // guards what follows, and all of the accounts but their charges
 	accounts []*Account
 	closed   bool
+	lowered  time.Duration // when any quota last was, or 0
 }
 
 // New starts a controller. It ends with Close.

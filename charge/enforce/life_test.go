@@ -143,6 +143,7 @@ func TestLetGo(t *testing.T) {
 	p := newPlace(t, "unified", limit(20*ms))
 	a := r.add(t, p)
 	p.start(t, nil, busy)
+	r.neighbour(t)
 	eventually(t, "it has burst", func() bool { return p.read(t, "cpu.cfs_burst_us") == "20000" })
 	a.LetGo(10 * ms)
 	outside(t, filepath.Join(p.dirs[0], "cpu.cfs_quota_us"), "10000") // refused with the burst
@@ -254,6 +255,14 @@ func TestRefusedQuotaLeavesItAlone(t *testing.T) {
 	eventually(t, "the helper is still counted", func() bool { return a.Status().Borrowed["helper"] > before })
 }
 
+// neighbour adds a container whose quota is lowered for its helper.
+func (r *rig) neighbour(t *testing.T) *Attachment {
+	p := newPlace(t, "unified", limit(20*ms))
+	a := r.add(t, p)
+	p.start(t, nil, busy)
+	return a.Attach("helper", rateClock{time.Now(), .1}, false)
+}
+
 func TestBurstIsGivenAndTakenAway(t *testing.T) {
 	r := newRig(t, func(c *Config) { c.Burst = true })
 	p := newPlace(t, "unified", bandwidth.Limit{Quota: 50 * ms, Burst: 5 * ms})
@@ -262,11 +271,18 @@ func TestBurstIsGivenAndTakenAway(t *testing.T) {
 	burst := func(is string) func() bool {
 		return func() bool { return p.read(t, "cpu.cfs_burst_us") == is }
 	}
+	time.Sleep(2 * protectAfter)
+	if !burst("5000")() {
+		t.Errorf("with no neighbour in debt the burst is %s", p.read(t, "cpu.cfs_burst_us"))
+	}
+	neighbour := r.neighbour(t)
 	eventually(t, "burst", burst("50000"))
 	x := a.Attach("helper", rateClock{time.Now(), .2}, false)
 	eventually(t, "none with a lower quota", burst("0"))
 	x.Detach()
 	eventually(t, "burst again", burst("50000"))
+	neighbour.Detach()
+	eventually(t, "burst as it was", burst("5000"))
 	if err := r.Remove(a); err != nil {
 		t.Error(err)
 	}

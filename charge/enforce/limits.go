@@ -22,11 +22,16 @@ type limits struct {
 	reason    string        // why nothing is taken; empty: something is
 	owesSince time.Duration // when it was last seen to owe, or with another quota than its own
 	noBurst   bool          // the kernel has none
+	noRaise   bool          // the quota cannot be more than the original
 }
 
 // protectAfter is how long a container has to owe nothing before it has burst: with
 // it the kernel gives it a quota at once.
 const protectAfter = time.Second
+
+// pressedFor is how long others keep their burst after the last time that a quota was
+// lowered.
+const pressedFor = 2 * time.Second
 
 // noQuota finds out why nothing can be taken from the group.
 func (l *limits) noQuota(g *bandwidth.Group) {
@@ -121,9 +126,15 @@ func (a *Account) control(out balance.Output) error {
 	if foreign, err := a.foreign(now, out.Quota); foreign || err != nil {
 		return err
 	}
+	if l.noRaise {
+		out.Quota = min(out.Quota, l.original.Quota)
+	}
 	lowered := out.Quota < l.original.Quota
 	if lowered || !out.Protect {
 		l.owesSince = now
+	}
+	if lowered {
+		a.c.lowered = now
 	}
 	burst := l.original.Burst
 	switch {
@@ -131,7 +142,7 @@ func (a *Account) control(out balance.Output) error {
 		burst = 0
 	case a.protected(now):
 		burst = max(burst, l.original.Quota)
-	case l.written.Burst > burst && out.Protect:
+	case l.written.Burst > burst && out.Protect && a.c.pressed(now):
 		burst = l.written.Burst
 	}
 	var err error
@@ -144,7 +155,11 @@ func (a *Account) control(out balance.Output) error {
 	if err == nil && burst > l.written.Burst {
 		err = a.setBurst(burst)
 	}
-	if errors.Is(err, unix.EINVAL) {
+	switch {
+	case errors.Is(err, unix.EINVAL) && out.Quota > l.original.Quota:
+		l.noRaise = true // in v1, a group above has no more
+		return nil
+	case errors.Is(err, unix.EINVAL):
 		a.giveUp(err)
 	}
 	return err
@@ -152,7 +167,14 @@ func (a *Account) control(out balance.Output) error {
 
 // protected tells whether the container has been without debt for long enough.
 func (a *Account) protected(now time.Duration) bool {
-	return a.c.cfg.Burst && !a.limits.noBurst && now >= a.hold.letGo && now-a.limits.owesSince >= protectAfter
+	return a.c.cfg.Burst && !a.limits.noBurst && now >= a.hold.letGo && a.c.pressed(now) && now-a.limits.owesSince >= protectAfter
+}
+
+// pressed tells whether somebody's helpers run ahead of a quota, so that others may
+// have to catch up. Nobody has our burst for nothing: while a group has it, the kernel
+// refuses to lower its quota below it, and so an engine's update.
+func (c *Controller) pressed(now time.Duration) bool {
+	return c.lowered > 0 && now-c.lowered < pressedFor
 }
 
 // unprotected is the burst that the container has without ours.

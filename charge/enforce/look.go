@@ -58,11 +58,20 @@ func firstOf(errs ...error) error {
 	return nil
 }
 
-// idle tells whether nothing runs for the account, so that its own time can wait.
+// idle tells whether nothing has run for the account that is to be paid for, so that
+// its own time can wait.
 func (a *Account) idle() bool {
+	for _, x := range a.clocks {
+		if x.placed {
+			continue
+		}
+		if t, err := x.clock.Elapsed(); err != nil || t != x.last {
+			return false
+		}
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return len(a.clocks) == 0 && len(a.charges) == 0
+	return len(a.charges) == 0
 }
 
 // learn follows the kernel's periods while something may have to be done at their
