@@ -1,0 +1,170 @@
+package accounts
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/charge/bandwidth"
+	"github.com/tsugiki/tsugiki/charge/enforce"
+	"github.com/tsugiki/tsugiki/charge/helper"
+	"github.com/tsugiki/tsugiki/charge/marks"
+)
+
+// shortID is the length of a prefix by which engines show a container.
+const shortID = 12
+
+// account is that of one cgroup.
+type account struct {
+	*enforce.Account
+	group   *bandwidth.Group
+	init    *helper.Process // the container's first, once it was asked for
+	lock    *os.File        // held while we are who charges it
+	owner   uint32          // in meters of the kernel
+	names   []string        // of byName; the first is shown
+	id      string          // as its engine calls it; or empty
+	opened  time.Time
+	by      map[string]string   // how a source is charged, if not by quota
+	network *network            // nil: receiving is not charged
+	files   map[marks.File]bool // work on which is for the container
+}
+
+func (acct *account) close() error {
+	var err error
+	if acct.init != nil {
+		err = acct.init.Close()
+	}
+	return errors.Join(err, acct.lock.Close(), acct.group.Close())
+}
+
+// limited tells whether the container has a quota that something can be taken from.
+func (acct *account) limited() bool { return acct.Status().Before.Quota > 0 }
+
+// resolve finds the account of a container by name, id or the beginning of its id,
+// or that of a cgroup by its path, which is opened if there is none. With mu held.
+func (a *Accounts) resolve(name string) (*account, error) {
+	if acct := a.byName[name]; acct != nil {
+		return acct, nil
+	}
+	if isGroup(name) {
+		g, err := openGroup(name)
+		if err != nil {
+			return nil, err
+		}
+		return a.open(g, name, "")
+	}
+	var found *account
+	for full, acct := range a.byName {
+		if len(name) >= shortID && strings.HasPrefix(full, name) && acct != found {
+			if found != nil {
+				return nil, fmt.Errorf("%w: %s is the beginning of several containers' ids", ErrRequest, name)
+			}
+			found = acct
+		}
+	}
+	if found == nil {
+		return nil, fmt.Errorf("%w: no container %s; tsugiki charge show lists those that are known", ErrUnknown, name)
+	}
+	return found, nil
+}
+
+// open opens the account of a cgroup, which is the account's from then on, or gives
+// another name to it. With mu held.
+func (a *Accounts) open(g *bandwidth.Group, name, id string) (*account, error) {
+	if acct := a.byGroup[g.ID()]; acct != nil {
+		a.name(acct, name, id)
+		return acct, g.Close()
+	}
+	if a.closed {
+		return nil, errors.Join(os.ErrClosed, g.Close())
+	}
+	if g.Root() {
+		return nil, errors.Join(fmt.Errorf("%w: the root of the cpu hierarchy is no container's cgroup", ErrRequest), g.Close())
+	}
+	lock, err := lockGroup(g.Path())
+	if err != nil {
+		return nil, errors.Join(err, g.Close())
+	}
+	acct := &account{group: g, lock: lock, opened: time.Now(), by: map[string]string{}}
+	if acct.Account, err = a.controller.Add(g.Path(), g); err != nil {
+		return nil, errors.Join(err, acct.close())
+	}
+	a.lastSlot++
+	acct.owner = a.lastSlot
+	a.byGroup[g.ID()], a.byOwner[acct.owner] = acct, acct
+	a.name(acct, name, id)
+	return acct, nil
+}
+
+// lockGroup makes this process the one that charges a cgroup.
+func lockGroup(path string) (*os.File, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrUnknown, err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		f.Close()
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, fmt.Errorf("%w: another agent charges %s", ErrRequest, path)
+		}
+		return nil, fmt.Errorf("lock cgroup %s: %w", path, err)
+	}
+	return f, nil
+}
+
+// name gives an account another name. The first is kept, unless that was a path.
+func (a *Accounts) name(acct *account, name, id string) {
+	if id != "" && acct.id == "" {
+		acct.id = id
+		a.byName[id] = acct
+		acct.names = append(acct.names, id)
+	}
+	a.byName[name] = acct
+	switch at := slices.Index(acct.names, name); {
+	case at >= 0:
+	case len(acct.names) > 0 && (isGroup(acct.names[0]) || acct.names[0] == acct.id) && !isGroup(name):
+		acct.names = slices.Insert(acct.names, 0, name)
+	default:
+		acct.names = append(acct.names, name)
+	}
+}
+
+// gone forgets the account of a cgroup that is no more.
+func (a *Accounts) gone(ended *enforce.Account) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, acct := range a.byGroup {
+		if acct.Account == ended {
+			a.forget(acct)
+			return
+		}
+	}
+}
+
+// forget drops an account that the controller has ended. With mu held.
+func (a *Accounts) forget(acct *account) {
+	for _, h := range a.helpers {
+		if h.account == acct {
+			if err := a.detach(h); err != nil {
+				a.log.Error("detach helper", "helper", h.id, "err", err)
+			}
+		}
+	}
+	delete(a.byGroup, acct.group.ID())
+	delete(a.byOwner, acct.owner)
+	for _, name := range acct.names {
+		if a.byName[name] == acct {
+			delete(a.byName, name)
+		}
+	}
+	a.forgetNetwork(acct)
+	a.forgetFiles(acct)
+	if err := acct.close(); err != nil {
+		a.log.Error("close account", "container", acct.names[0], "err", err)
+	}
+}

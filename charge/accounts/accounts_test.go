@@ -1,0 +1,314 @@
+package accounts
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/charge/bandwidth"
+	"github.com/tsugiki/tsugiki/charge/journal"
+	"github.com/tsugiki/tsugiki/internal/testkit"
+)
+
+const patience = 10 * time.Second
+
+// start starts the accounts of a directory of their own, without discovery.
+func start(t *testing.T, change func(*Config)) *Accounts {
+	t.Helper()
+	dir := t.TempDir()
+	c := Config{
+		Journal: filepath.Join(dir, "journal"), Ledger: filepath.Join(dir, "ledger"),
+		Guardian:  filepath.Join(testkit.BuildTsugiki(t), journal.Program),
+		Placement: true, Log: slog.New(slog.DiscardHandler),
+	}
+	if change != nil {
+		change(&c)
+	}
+	a, err := Start(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := a.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return a
+}
+
+// group makes a cgroup with a quota in 100 ms, for as long as the test.
+func group(t *testing.T, quota time.Duration) *cgroups {
+	t.Helper()
+	groups := testkit.NewGroups(t)
+	g, err := bandwidth.Open(groups.Name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { g.Close() })
+	if err := g.SetQuota(quota); err != nil {
+		t.Fatal(err)
+	}
+	return &cgroups{g, groups}
+}
+
+// cgroups are a container's, of which that of the cpu controller is the first.
+type cgroups struct {
+	*bandwidth.Group
+	*testkit.Groups
+}
+
+// run runs a shell script, in a group if there is one, until the test ends.
+func run(t *testing.T, g *cgroups, script string) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command("sh", "-c", script)
+	cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL)
+		_ = cmd.Wait()
+	})
+	if g != nil {
+		g.Enter(t, cmd.Process.Pid)
+	}
+	return cmd
+}
+
+func groupOfProcess(t *testing.T, pid int) string {
+	t.Helper()
+	g, err := groupOf(pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Close()
+	return g.Path()
+}
+
+func quotaOf(t *testing.T, g *cgroups) time.Duration {
+	t.Helper()
+	l, err := g.Limit()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l.Quota
+}
+
+// one is the account of a container, of which there has to be one only.
+func one(t *testing.T, a *Accounts) Shown {
+	t.Helper()
+	shown, _, _ := a.Show()
+	if len(shown) != 1 {
+		t.Fatalf("there are %d accounts: %+v", len(shown), shown)
+	}
+	return shown[0]
+}
+
+const spin = "while :; do :; done"
+
+func TestHelperIsPlacedAndPutBack(t *testing.T) {
+	a := start(t, nil)
+	g := group(t, 20*time.Millisecond)
+	run(t, g, "exec sleep 60")
+	h := run(t, nil, spin)
+	before := groupOfProcess(t, h.Process.Pid)
+	attached, err := a.Attach(Helper{PID: h.Process.Pid, Container: g.Name, Source: "spin"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if attached.By != byPlace || !strings.HasPrefix(groupOfProcess(t, h.Process.Pid), g.Path()+"/") {
+		t.Errorf("it is charged by %s (%s), in %s", attached.By, attached.Reason, groupOfProcess(t, h.Process.Pid))
+	}
+	again, err := a.Attach(Helper{PID: h.Process.Pid, Container: g.Name})
+	if err != nil || again != attached {
+		t.Errorf("attached again it is %+v, %v, and was %+v", again, err, attached)
+	}
+	testkit.Eventually(t, patience, func() error {
+		if spent := one(t, a).Borrowed["spin"]; spent < 20*time.Millisecond {
+			return fmt.Errorf("borrowed: %v", spent)
+		}
+		return nil
+	})
+	if got := one(t, a).By["spin"]; got != byPlace {
+		t.Errorf("the source is charged by %q", got)
+	}
+	if err := a.Detach(strconv.Itoa(attached.ID)); err != nil {
+		t.Error(err)
+	}
+	if after := groupOfProcess(t, h.Process.Pid); after != before {
+		t.Errorf("it was in %s and is put back to %s", before, after)
+	}
+	if err := a.Detach(strconv.Itoa(attached.ID)); !errors.Is(err, ErrUnknown) {
+		t.Errorf("detached again: %v", err)
+	}
+}
+
+// The quota falls by what a helper spends that stays where it is, and is restored.
+func TestQuotaPaysForHelper(t *testing.T) {
+	a := start(t, func(c *Config) { c.Placement = false })
+	g := group(t, 50*time.Millisecond)
+	run(t, g, spin)
+	h := run(t, nil, spin)
+	attached, err := a.Attach(Helper{PID: h.Process.Pid, Container: g.Name})
+	if err != nil || attached.By != byQuota || attached.Reason == "" || attached.Source != "sh" {
+		t.Fatalf("%+v, %v", attached, err)
+	}
+	testkit.Eventually(t, patience, func() error {
+		if q := quotaOf(t, g); q > 25*time.Millisecond {
+			return fmt.Errorf("the quota is %v", q)
+		}
+		return nil
+	})
+	if s := one(t, a); s.Before.Quota != 50*time.Millisecond || s.After.Quota > 25*time.Millisecond {
+		t.Errorf("shown are the quotas %v and %v", s.Before.Quota, s.After.Quota)
+	}
+	if err := a.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if q := quotaOf(t, g); q != 50*time.Millisecond {
+		t.Errorf("the quota is left at %v", q)
+	}
+}
+
+func TestWhatCannotBeCharged(t *testing.T) {
+	a := start(t, nil)
+	g := group(t, 20*time.Millisecond)
+	inside := run(t, g, "exec sleep 60")
+	outside := run(t, nil, "exec sleep 60")
+	for _, tt := range []struct {
+		name string
+		h    Helper
+		want error
+		text string
+	}{
+		{"a process of its own", Helper{PID: inside.Process.Pid, Container: g.Name}, ErrRequest, "is in the container"},
+		{"no process", Helper{PID: 1 << 22, Container: g.Name}, ErrUnknown, ""},
+		{"no container", Helper{PID: outside.Process.Pid, Container: "nobody"}, ErrUnknown, "no container nobody"},
+		{"no cgroup", Helper{PID: outside.Process.Pid, Container: "/tsugiki-test-none"}, ErrUnknown, ""},
+		{"the root", Helper{PID: outside.Process.Pid, Container: "/"}, ErrRequest, "root"},
+		{"another file system", Helper{PID: outside.Process.Pid, Container: "/proc/self"}, ErrUnknown, ""},
+		{"out of the hierarchy", Helper{PID: outside.Process.Pid, Container: "/../.."}, ErrUnknown, ""},
+		{"its own group", Helper{Group: g.Name, Container: g.Name}, ErrRequest, "in the other"},
+		{"a group to be placed", Helper{Group: g.Name, Container: g.Name, Place: true}, ErrRequest, "cannot be placed"},
+	} {
+		_, err := a.Attach(tt.h)
+		if !errors.Is(err, tt.want) || !strings.Contains(fmt.Sprint(err), tt.text) {
+			t.Errorf("%s: %v", tt.name, err)
+		}
+	}
+	if _, attached, _ := a.Show(); len(attached) != 0 {
+		t.Errorf("attached are %+v", attached)
+	}
+	var unknown *UnknownError
+	err := a.Charge([]Charge{{g.Name, "x", time.Second}, {"nobody", "x", time.Second}})
+	if !errors.As(err, &unknown) || len(unknown.Containers) != 1 || unknown.Containers[0] != "nobody" {
+		t.Errorf("charge: %v", err)
+	}
+	time.Sleep(200 * time.Millisecond) // what is charged is seen at the next look
+	if debt := one(t, a).Borrowed["x"]; debt != 0 {
+		t.Errorf("one of two containers was charged: %v", debt)
+	}
+}
+
+func TestNames(t *testing.T) {
+	a := start(t, nil)
+	g := group(t, 20*time.Millisecond)
+	first := run(t, g, "exec sleep 60")
+	id := strings.Repeat("0123456789abcdef", 4)
+	if err := a.Open(Container{Name: "web", ID: id, PID: first.Process.Pid}); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"web", id, id[:shortID], g.Name, g.Path()} {
+		if err := a.Charge([]Charge{{name, "x", time.Millisecond}}); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for _, name := range []string{"we", id[:shortID-1], ""} {
+		if err := a.Charge([]Charge{{name, "x", time.Millisecond}}); !errors.Is(err, ErrUnknown) {
+			t.Errorf("%q: %v", name, err)
+		}
+	}
+	if s := one(t, a); s.Name != "web" || s.ID != id {
+		t.Errorf("it is shown as %s, %s", s.Name, s.ID)
+	}
+	testkit.Eventually(t, patience, func() error {
+		if spent := one(t, a).Borrowed["x"]; spent != 5*time.Millisecond {
+			return fmt.Errorf("borrowed: %v", spent)
+		}
+		return nil
+	})
+}
+
+func TestOneAgentCharges(t *testing.T) {
+	a, b := start(t, nil), start(t, nil)
+	g := group(t, 20*time.Millisecond)
+	charge := []Charge{{g.Name, "x", time.Millisecond}}
+	if err := a.Charge(charge); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Charge(charge); !errors.Is(err, ErrRequest) || !strings.Contains(fmt.Sprint(err), "another agent") {
+		t.Errorf("another agent charges it as well: %v", err)
+	}
+	if err := a.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Charge(charge); err != nil {
+		t.Errorf("after the first has ended: %v", err)
+	}
+}
+
+// An account ends with its cgroup, and what it had.
+func TestGroupIsGone(t *testing.T) {
+	a := start(t, nil)
+	g := group(t, 20*time.Millisecond)
+	first := run(t, g, "exec sleep 60")
+	h := run(t, nil, "exec sleep 60")
+	if _, err := a.Attach(Helper{PID: h.Process.Pid, Container: g.Name}); err != nil {
+		t.Fatal(err)
+	}
+	if err := first.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = first.Wait()
+	testkit.Eventually(t, patience, func() error { return unix.Rmdir(g.Path()) })
+	testkit.Eventually(t, patience, func() error {
+		if shown, attached, _ := a.Show(); len(shown)+len(attached) > 0 {
+			return fmt.Errorf("there are still %+v, %+v", shown, attached)
+		}
+		return nil
+	})
+}
+
+func TestSourceName(t *testing.T) {
+	for text, want := range map[string]string{
+		"logger": "logger", "": "helper", "a b\n\x00/é": "a-b----", strings.Repeat("x", 100): strings.Repeat("x", sourceMax),
+	} {
+		if got := sourceName(text); got != want {
+			t.Errorf("%q is %q, want %q", text, got, want)
+		}
+	}
+}
+
+// Whatever somebody asks for, nothing breaks.
+func FuzzNames(f *testing.F) {
+	f.Add("web", "/x")
+	f.Fuzz(func(t *testing.T, name, path string) {
+		a := &Accounts{byName: map[string]*account{}, byGroup: map[uint64]*account{}, closed: true, log: slog.New(slog.DiscardHandler)}
+		for _, n := range []string{name, path, "/" + path} {
+			if acct, err := a.resolve(n); acct != nil || err == nil {
+				t.Errorf("%q is %v", n, acct)
+			}
+		}
+		if s := sourceName(name); len(s) > sourceMax || s == "" {
+			t.Errorf("%q", s)
+		}
+	})
+}

@@ -1,0 +1,290 @@
+package accounts
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/tsugiki/tsugiki/charge/bandwidth"
+	"github.com/tsugiki/tsugiki/charge/enforce"
+	"github.com/tsugiki/tsugiki/charge/helper"
+)
+
+// How a source's time is taken, as package api names it.
+const (
+	byPlace = "place"
+	byQuota = "quota"
+	byMarks = "marks"
+)
+
+// Clock is CPU time since any moment.
+type Clock = enforce.Clock
+
+// Helper is what works for a container, or, if it is shared, for many.
+type Helper struct {
+	PID            int    // or
+	Group          string // the path of a cgroup
+	Container      string // as for Charge
+	Source         string // empty: what the process or the cgroup is called
+	Place, NoPlace bool   // by no other means, by other means
+	Shared         bool
+}
+
+// Attached is a helper that is measured.
+type Attached struct {
+	Helper
+	ID         int
+	By, Reason string // place, quota or marks; why not place
+}
+
+// helping is a helper with what measures it.
+type helping struct {
+	Attached
+	id         int
+	account    *account // nil: shared
+	process    *helper.Process
+	group      *helper.Group
+	placement  *helper.Placement
+	attachment *enforce.Attachment
+}
+
+// Container is one that the agent itself has.
+type Container struct {
+	Name, ID string
+	PID      int    // of its first program
+	Sockets  string // directory of the v2 cgroup that its host sockets belong to
+	Sources  map[string]Clock
+}
+
+// Open opens the account of a container, until its cgroup is gone, and measures what
+// works for it.
+func (a *Accounts) Open(c Container) error {
+	g, err := groupOf(c.PID)
+	if err != nil {
+		return err
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	acct, err := a.open(g, c.Name, c.ID)
+	if err != nil {
+		return err
+	}
+	for source, clock := range c.Sources {
+		acct.Attach(source, clock, false)
+	}
+	a.openNetwork(acct, c.PID, c.Sockets)
+	return nil
+}
+
+// Attach begins to measure a helper, until it ends. One that is attached already to
+// that container stays as it is.
+func (a *Accounts) Attach(h Helper) (Attached, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.closed {
+		return Attached{}, os.ErrClosed
+	}
+	if h.Shared {
+		return a.share(h)
+	}
+	acct, err := a.resolve(h.Container)
+	if err != nil {
+		return Attached{}, err
+	}
+	return a.attach(acct, h)
+}
+
+func (a *Accounts) attach(acct *account, h Helper) (Attached, error) {
+	for _, known := range a.helpers {
+		if known.account == acct && known.PID == h.PID && known.Group == h.Group && known.alive() {
+			return known.Attached, nil
+		}
+	}
+	x := &helping{account: acct}
+	var err error
+	if h.PID != 0 {
+		err = a.attachProcess(x, &h)
+	} else {
+		err = a.attachGroup(x, &h)
+	}
+	if err != nil {
+		return Attached{}, err
+	}
+	a.keep(x, h)
+	return x.Attached, nil
+}
+
+func (a *Accounts) keep(x *helping, h Helper) {
+	a.lastID++
+	x.id = a.lastID
+	x.ID, x.Helper = x.id, h
+	if x.account != nil {
+		x.Container = x.account.names[0]
+		x.account.by[h.Source] = x.By
+	}
+	a.helpers[x.id] = x
+	a.log.Info("helper is charged", "helper", x.id, "container", x.Container, "pid", h.PID, "source", h.Source, "by", x.By, "reason", x.Reason)
+}
+
+func (a *Accounts) attachProcess(x *helping, h *Helper) (err error) {
+	if x.process, err = helper.Open(h.PID); err != nil {
+		return fmt.Errorf("%w: %w", ErrUnknown, err)
+	}
+	if inside, err := isInside(h.PID, x.account.group.Path()); err != nil || inside {
+		if inside {
+			err = fmt.Errorf("%w: process %d is in the container; its time is the container's own", ErrRequest, h.PID)
+		}
+		return errors.Join(err, x.process.Close())
+	}
+	if h.Source == "" {
+		h.Source = sourceName(x.process.Name())
+	}
+	x.By = byQuota
+	switch {
+	case h.NoPlace:
+	case !a.config.Placement && !h.Place:
+		x.Reason = "the configuration has no placement"
+	default:
+		err = a.place(x)
+		if err != nil && h.Place {
+			return errors.Join(fmt.Errorf("%w: %w", ErrRequest, err), x.process.Close())
+		} else if err != nil {
+			x.Reason = err.Error()
+		} else {
+			x.By = byPlace
+		}
+	}
+	x.attachment = x.account.Attach(h.Source, x.process, x.By == byPlace)
+	return nil
+}
+
+// place moves a helper under the quota of its container, until the container's first
+// program ends, whose runtime then removes the cgroup.
+func (a *Accounts) place(x *helping) error {
+	if x.account.init == nil {
+		first, err := firstOf(x.account.group)
+		if err != nil {
+			return err
+		}
+		x.account.init = first
+	}
+	var err error
+	x.placement, err = helper.Place(a.journal, x.process, x.account.init, x.account.group)
+	return err
+}
+
+// firstOf opens the process of a cgroup that is taken for its container's first: the
+// one with the lowest number.
+func firstOf(g *bandwidth.Group) (*helper.Process, error) {
+	pids, err := g.Processes()
+	if err != nil {
+		return nil, err
+	}
+	if len(pids) == 0 {
+		return nil, fmt.Errorf("%w: nothing runs in %s", helper.ErrNotPlaceable, g.Path())
+	}
+	return helper.Open(slices.Min(pids))
+}
+
+func (a *Accounts) attachGroup(x *helping, h *Helper) (err error) {
+	if h.Place {
+		return fmt.Errorf("%w: a cgroup cannot be placed, only a process", ErrRequest)
+	}
+	g, err := helper.OfGroup(h.Group)
+	if errors.Is(err, bandwidth.ErrNotAGroup) {
+		err = fmt.Errorf("%w: %w", ErrUnknown, err)
+	}
+	if err != nil {
+		return err
+	}
+	below := strings.HasPrefix(g.Path()+"/", x.account.group.Path()+"/")
+	above := strings.HasPrefix(x.account.group.Path()+"/", g.Path()+"/")
+	if below || above {
+		return errors.Join(fmt.Errorf("%w: one of the cgroups is in the other", ErrRequest), g.Close())
+	}
+	if h.Source == "" {
+		h.Source = sourceName(g.Name())
+	}
+	x.group = g
+	x.By, x.Reason = byQuota, "a cgroup is not moved"
+	x.attachment = x.account.Attach(h.Source, x.group, false)
+	return nil
+}
+
+// Detach ends measuring a helper, and puts it back where it was.
+func (a *Accounts) Detach(id string) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	n, err := strconv.Atoi(id)
+	h := a.helpers[n]
+	if err != nil || h == nil {
+		return fmt.Errorf("%w: no helper %s; tsugiki charge show lists them", ErrUnknown, id)
+	}
+	return a.detach(h)
+}
+
+// detach ends measuring. With mu held.
+func (a *Accounts) detach(h *helping) error {
+	delete(a.helpers, h.id)
+	var errs []error
+	if h.attachment != nil {
+		h.attachment.Detach()
+	}
+	if h.placement != nil {
+		errs = append(errs, h.placement.Undo())
+	}
+	if h.process != nil {
+		errs = append(errs, h.process.Close())
+	}
+	if h.group != nil {
+		errs = append(errs, h.group.Close())
+	}
+	if h.Shared {
+		errs = append(errs, a.marks.Unwatch(h.PID))
+	}
+	return errors.Join(errs...)
+}
+
+// reap forgets helpers that have ended. With mu held.
+func (a *Accounts) reap() {
+	for _, h := range a.helpers {
+		if h.alive() {
+			continue
+		}
+		if err := a.detach(h); err != nil {
+			a.log.Error("forget helper that has ended", "helper", h.id, "err", err)
+		}
+	}
+}
+
+func (h *helping) alive() bool {
+	if h.process == nil {
+		return true
+	}
+	_, err := h.process.Elapsed()
+	return !errors.Is(err, os.ErrProcessDone)
+}
+
+// sourceName makes the name of a source of what a process or a cgroup is called,
+// which is anything: what package api allows, and no more.
+func sourceName(text string) string {
+	name := strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("_.-", r) {
+			return r
+		}
+		return '-'
+	}, text)
+	if len(name) > sourceMax {
+		name = name[:sourceMax]
+	}
+	if name == "" {
+		name = "helper"
+	}
+	return name
+}
+
+// sourceMax is ledger.SourceSize.
+const sourceMax = 31

@@ -1,0 +1,146 @@
+package accounts
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/netns"
+)
+
+// Receiving packets.
+
+const sourceSoftirq = "softirq"
+
+// interfacesPatience is how many scans a container may take to get its interfaces.
+const interfacesPatience = 10
+
+// network is what of the network is a container's.
+type network struct {
+	pid        int // of a program in the container
+	netns      uint64
+	interfaces []int
+	looks      int
+	cpuGroup   uint64
+	sockets    uint64 // inode of the v2 cgroup; 0: none
+}
+
+// openNetwork makes an account pay for what its container's interfaces and sockets
+// receive. With mu held.
+func (a *Accounts) openNetwork(acct *account, pid int, sockets string) {
+	if a.softirq == nil {
+		return
+	}
+	if acct.network == nil {
+		acct.network = &network{pid: pid, cpuGroup: acct.group.ID()}
+		a.findInterfaces(acct)
+		if err := a.softirq.CPUGroup(acct.network.cpuGroup, acct.owner); err != nil {
+			a.log.Warn("receiving is not credited", "container", acct.names[0], "err", err)
+		}
+	}
+	if sockets != "" && acct.network.sockets == 0 {
+		if err := a.openSockets(acct, sockets); err != nil {
+			a.log.Warn("receiving by host sockets is not charged", "container", acct.names[0], "err", err)
+		}
+	}
+}
+
+func (a *Accounts) openSockets(acct *account, dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return err
+	}
+	acct.network.sockets = st.Ino
+	return a.softirq.Group(f, acct.owner)
+}
+
+// findInterfaces looks for the interfaces of a container's own namespace, until there
+// is one besides its loopback.
+func (a *Accounts) findInterfaces(acct *account) {
+	n := acct.network
+	if n == nil || len(n.interfaces) > 0 || n.looks >= interfacesPatience {
+		return
+	}
+	n.looks++
+	if err := a.tryInterfaces(acct); err != nil && !errors.Is(err, os.ErrNotExist) {
+		a.log.Warn("receiving is not charged", "container", acct.names[0], "err", err)
+	}
+}
+
+func (a *Accounts) tryInterfaces(acct *account) error {
+	n := acct.network
+	own, err := netns.Open(strconv.Itoa(n.pid))
+	if err != nil {
+		return err
+	}
+	defer own.Close()
+	host, err := netns.Current()
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+	if own.Inode() == host.Inode() {
+		n.looks = interfacesPatience // they are everybody's
+		return nil
+	}
+	var found []net.Interface
+	err = own.Do(func() (err error) {
+		found, err = net.Interfaces()
+		return err
+	})
+	n.netns = own.Inode()
+	for _, i := range found {
+		if err != nil || i.Flags&net.FlagLoopback != 0 {
+			continue
+		}
+		if err = a.softirq.Interface(n.netns, i.Index, acct.owner); err == nil {
+			n.interfaces = append(n.interfaces, i.Index)
+		}
+	}
+	return err
+}
+
+// forgetNetwork makes a container's network nobody's. With mu held.
+func (a *Accounts) forgetNetwork(acct *account) {
+	n := acct.network
+	if a.softirq == nil || n == nil {
+		return
+	}
+	var errs []error
+	for _, i := range n.interfaces {
+		errs = append(errs, a.softirq.ForgetInterface(n.netns, i))
+	}
+	errs = append(errs, a.softirq.ForgetCPUGroup(n.cpuGroup))
+	if n.sockets != 0 {
+		errs = append(errs, a.softirq.ForgetGroup(n.sockets))
+	}
+	if err := errors.Join(errs...); err != nil {
+		a.log.Error("forget a container's network", "container", acct.names[0], "err", fmt.Errorf("charge: %w", err))
+	}
+	acct.network = nil
+}
+
+// takeSoftirq charges what was received. With mu held.
+func (a *Accounts) takeSoftirq() {
+	if a.softirq == nil {
+		return
+	}
+	work, err := a.softirq.Take()
+	if err != nil {
+		a.complain("the receiving of packets is not charged", err)
+	}
+	for owner, w := range work {
+		if acct := a.byOwner[owner]; acct != nil {
+			acct.Charge(sourceSoftirq, w.Charge())
+		}
+	}
+}

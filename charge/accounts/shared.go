@@ -1,0 +1,142 @@
+package accounts
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+
+	"github.com/tsugiki/tsugiki/charge/discover"
+	"github.com/tsugiki/tsugiki/charge/helper"
+	"github.com/tsugiki/tsugiki/charge/marks"
+)
+
+// share begins to divide the time of a daemon that works for many containers. With mu
+// held.
+func (a *Accounts) share(h Helper) (Attached, error) {
+	for _, known := range a.helpers {
+		if known.Shared && known.PID == h.PID && known.alive() {
+			return known.Attached, nil
+		}
+	}
+	p, err := helper.Open(h.PID)
+	if err != nil {
+		return Attached{}, fmt.Errorf("%w: %w", ErrUnknown, err)
+	}
+	if err := a.watch(h.PID); err != nil {
+		return Attached{}, errors.Join(err, p.Close())
+	}
+	if h.Source == "" {
+		h.Source = sourceName(p.Name())
+	}
+	x := &helping{process: p}
+	x.By = byMarks
+	a.keep(x, h)
+	return x.Attached, nil
+}
+
+func (a *Accounts) watch(pid int) error {
+	if a.marks == nil {
+		var err error
+		if a.marks, err = marks.New(); err != nil {
+			a.marks = nil
+			return err
+		}
+		for _, acct := range a.byGroup {
+			a.ownFiles(acct)
+		}
+		a.meter()
+	}
+	if a.scanner != nil {
+		a.scanner.Daemon(pid)
+	}
+	return a.marks.Watch(pid)
+}
+
+// shareKnown shares the daemons that the configuration names, as soon as they work
+// for a container that has a quota. With mu held.
+func (a *Accounts) shareKnown() {
+	daemons := a.scanner.Daemons()
+	for _, c := range a.scanner.Containers() {
+		acct := a.byName[c.ID]
+		if acct == nil || !acct.limited() {
+			continue
+		}
+		for _, f := range c.Files {
+			if !slices.Contains(a.config.Shared, daemons[f.Daemon.PID]) {
+				continue
+			}
+			if _, err := a.share(Helper{PID: f.Daemon.PID, Shared: true}); err != nil && !errors.Is(err, ErrUnknown) {
+				a.complain("the time of a daemon is not divided", err)
+			}
+		}
+	}
+}
+
+// setFiles says which files daemons read and write for a container. With mu held.
+func (a *Accounts) setFiles(acct *account, files []discover.File) {
+	next := map[marks.File]bool{}
+	for _, f := range files {
+		next[identify(f)] = true
+	}
+	for f := range acct.files {
+		if !next[f] {
+			a.disown(f)
+		}
+	}
+	acct.files = next
+	a.ownFiles(acct)
+}
+
+// identify finds out how the kernel knows a file: on btrfs or overlayfs not as stat(2)
+// has it.
+func identify(f discover.File) marks.File {
+	if f.Daemon.PID != 0 {
+		if known, err := marks.Identify(fmt.Sprintf("/proc/%d/root%s", f.Daemon.PID, f.Path)); err == nil {
+			return known
+		}
+	}
+	return marks.File{Dev: f.Device, Ino: f.Inode}
+}
+
+func (a *Accounts) ownFiles(acct *account) {
+	if a.marks == nil {
+		return
+	}
+	for f := range acct.files {
+		if err := a.marks.Own(f, acct.owner); err != nil {
+			a.complain("work on a file is not charged", err)
+		}
+	}
+}
+
+func (a *Accounts) disown(f marks.File) {
+	if a.marks == nil {
+		return
+	}
+	if err := a.marks.Disown(f); err != nil {
+		a.complain("work on a file that is nobody's is charged", err)
+	}
+}
+
+func (a *Accounts) forgetFiles(acct *account) { a.setFiles(acct, nil) }
+
+// takeMarks charges what daemons have spent. With mu held.
+func (a *Accounts) takeMarks() {
+	if a.marks == nil {
+		return
+	}
+	spent, err := a.marks.Take()
+	if err != nil && !errors.Is(err, os.ErrProcessDone) {
+		a.complain("the time of a daemon is not divided", err)
+	}
+	for owner, d := range spent {
+		if acct := a.byOwner[owner]; acct != nil {
+			acct.Charge(sourceShared, d)
+			acct.by[sourceShared] = byMarks
+		}
+	}
+}
+
+// sourceShared is the source of what daemons spend that work for many.
+const sourceShared = "shared"

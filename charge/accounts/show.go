@@ -1,0 +1,59 @@
+package accounts
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/tsugiki/tsugiki/charge/enforce"
+	"github.com/tsugiki/tsugiki/charge/marks"
+)
+
+// Shown is an account as it is now.
+type Shown struct {
+	enforce.Status
+	Name, ID, Group, Version string
+	Opened                   time.Time
+	By                       map[string]string // how a source is charged, if not by quota
+}
+
+// Shared is a daemon whose time is divided.
+type Shared struct {
+	marks.Process
+	Name string
+}
+
+// Show lists accounts by name, helpers by id and shared daemons by pid.
+func (a *Accounts) Show() ([]Shown, []Attached, []Shared) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var shown []Shown
+	for _, acct := range a.byGroup {
+		s := Shown{
+			Status: acct.Status(), Name: acct.names[0], ID: acct.id, Group: acct.group.Path(), Version: acct.group.Version(),
+			Opened: acct.opened, By: map[string]string{},
+		}
+		for source, by := range acct.by {
+			s.By[source] = by
+		}
+		shown = append(shown, s)
+	}
+	var attached []Attached
+	names := map[int]string{}
+	for _, h := range a.helpers {
+		attached = append(attached, h.Attached)
+		if h.Shared {
+			names[h.PID] = h.Source
+		}
+	}
+	var shared []Shared
+	if a.marks != nil {
+		for _, p := range a.marks.Processes() {
+			shared = append(shared, Shared{p, names[p.PID]})
+		}
+	}
+	slices.SortFunc(shown, func(x, y Shown) int { return cmp.Compare(x.Name, y.Name) })
+	slices.SortFunc(attached, func(x, y Attached) int { return cmp.Compare(x.ID, y.ID) })
+	slices.SortFunc(shared, func(x, y Shared) int { return cmp.Compare(x.PID, y.PID) })
+	return shown, attached, shared
+}
