@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/agent/api"
+	"github.com/tsugiki/tsugiki/charge/accounts"
 	"github.com/tsugiki/tsugiki/intercept/filter"
 	"github.com/tsugiki/tsugiki/internal/config"
 	"github.com/tsugiki/tsugiki/internal/gate"
@@ -54,6 +55,7 @@ type Daemon struct {
 	api       *server
 	metrics   *http.Server // of the configuration; or nil
 	listeners *listeners
+	accounts  *accounts.Accounts // nil: CPU time is not charged
 
 	traces atomic.Int32  // that are open
 	silent atomic.Uint64 // gates that did not answer in time
@@ -102,6 +104,7 @@ func (d *Daemon) start() (err error) {
 	if d.store, err = openStore(d.config.Load().StateDir); err != nil {
 		return err
 	}
+	d.startCharging() // first what a killed agent held goes on
 	if err := d.adoptAll(); err != nil {
 		return err
 	}
@@ -415,6 +418,9 @@ func (d *Daemon) Close() error {
 	}
 	if d.listeners != nil {
 		errs = append(errs, d.listeners.close())
+	}
+	if d.accounts != nil {
+		errs = append(errs, d.accounts.Close())
 	}
 	d.changes.Lock()
 	defer d.changes.Unlock()

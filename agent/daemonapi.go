@@ -42,7 +42,7 @@ func (d *Daemon) routes() []route {
 		}
 		return nil
 	})
-	return append(endpoints,
+	return append(append(endpoints, d.chargeRoutes()...),
 		route{"POST /v1/containers", d.handleRegister},
 		route{"GET /v1/containers", d.handleList},
 		route{"GET /v1/containers/{container}", d.handleShow},

@@ -191,6 +191,7 @@ func (m *managed) enterFirst(own *netns.NS, pid int) error {
 		}
 	}
 	*m.record = r
+	m.charge()
 	return nil
 }
 

@@ -75,6 +75,9 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 	for state, n := range states {
 		out <- prometheus.MustNewConstMetric(descContainers, prometheus.GaugeValue, float64(n), state)
 	}
+	if c.d.accounts != nil {
+		collectCharges(out, c.d.charges())
+	}
 	out <- prometheus.MustNewConstMetric(descSilent, prometheus.CounterValue, float64(c.d.silent.Load()))
 }
 

@@ -153,7 +153,7 @@ func TestDocumented(t *testing.T) {
 	}
 	doc := text("API.md")
 	for _, r := range new(Daemon).routes() {
-		if !strings.Contains(doc, "`"+strings.NewReplacer("{container}", "NAME", "{endpoint}", "ENDPOINT").Replace(r.pattern)+"`") {
+		if !strings.Contains(doc, "`"+strings.NewReplacer("{container}", "NAME", "{endpoint}", "ENDPOINT", "{helper}", "ID", "{account}", "CONTAINER").Replace(r.pattern)+"`") {
 			t.Errorf("docs/API.md does not have %s", r.pattern)
 		}
 	}
