@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"time"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
@@ -58,6 +59,9 @@ func (w *Wrapper) call(c command, args []string) (int, error) {
 	if c.id == "" {
 		return 1, w.become(args)
 	}
+	if slices.Contains(stopped, c.name) {
+		w.letGo(c)
+	}
 	switch c.name {
 	case "create", "run":
 		return w.create(c, args)
@@ -68,6 +72,17 @@ func (w *Wrapper) call(c command, args []string) (int, error) {
 	}
 	return 1, w.become(args)
 }
+
+// stopped are the commands that a frozen container is in the way of. (Limits that are
+// set while it has burst are, too, but runc's update has too many options to be known.)
+var stopped = []string{"exec", "pause", "resume", "kill", "delete"}
+
+// letGoFor is how long a container is then not held for what it owes.
+const letGoFor = 2 * time.Second
+
+// letGo has the agent thaw the container, if it is held for what it owes. An agent
+// that cannot be asked holds nothing: it thaws all when it ends.
+func (w *Wrapper) letGo(c command) { _ = w.agent.LetGo(c.id, letGoFor) }
 
 func (w *Wrapper) create(c command, args []string) (int, error) {
 	bundle, err := filepath.Abs(c.bundle) // of "" it is the current directory
