@@ -7,9 +7,11 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/charge/accounts"
 	"github.com/tsugiki/tsugiki/internal/gate"
 	"github.com/tsugiki/tsugiki/internal/keeper"
 	"github.com/tsugiki/tsugiki/internal/kernel"
@@ -20,7 +22,7 @@ import (
 // Examine finds out what containers need of this machine and is not there: of its
 // kernel, and of what is installed. It leaves nothing behind.
 func Examine(runDir string) ([]kernel.Result, error) {
-	return kernel.Examine(append(kernel.Features(), installation(runDir)...))
+	return kernel.Examine(slices.Concat(kernel.Features(), installation(runDir), accounts.Features()))
 }
 
 func installation(runDir string) []kernel.Feature {

@@ -13,6 +13,7 @@ import (
 func TestAgentAPIExamples(t *testing.T) {
 	testkit.Program(t, "curl")
 	w := newWorld(t)
+	charged := testkit.NewGroups(t)
 	n := startAgent(t, w)
 	doc, err := os.ReadFile("../docs/API.md")
 	if err != nil {
@@ -21,7 +22,7 @@ func TestAgentAPIExamples(t *testing.T) {
 	var traces []*server
 	examples := 0
 	for _, block := range regexp.MustCompile("(?s)```sh\n(.*?)```").FindAllStringSubmatch(string(doc), -1) {
-		text := strings.ReplaceAll(block[1], "/run/tsugiki/agent.sock", n.socket())
+		text := strings.NewReplacer("/run/tsugiki/agent.sock", n.socket(), "/kubepods/web-1", charged.Name).Replace(block[1])
 		for _, example := range regexp.MustCompile(`(?m)^curl `).Split(text, -1)[1:] {
 			examples++
 			c := command(t, w.h, "sh", "-c", "exec curl --fail-with-body "+strings.TrimSpace(example))

@@ -52,7 +52,7 @@ var host = []Feature{
 	},
 	{
 		Name: "BTF", Since: "5.4",
-		Lost: "nothing today; kernel programs that read the kernel's own structures could not be loaded",
+		Lost: "shared daemons and the receiving of packets are not charged",
 		Probe: func(*Scratch) (string, error) {
 			f, err := os.Open("/sys/kernel/btf/vmlinux")
 			if err == nil {

@@ -1,0 +1,52 @@
+package accounts
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/tsugiki/tsugiki/charge/bandwidth"
+	"github.com/tsugiki/tsugiki/charge/journal"
+	"github.com/tsugiki/tsugiki/charge/marks"
+	"github.com/tsugiki/tsugiki/charge/softirq"
+	"github.com/tsugiki/tsugiki/internal/kernel"
+	"github.com/tsugiki/tsugiki/internal/programs"
+)
+
+// Features are what charging needs, all of it or some.
+func Features() []kernel.Feature {
+	return []kernel.Feature{
+		{Name: "cpu controller", Lost: "CPU time is not charged", Probe: probeController},
+		{
+			Name: journal.Program, Lost: "CPU time is not charged",
+			Probe: func(*kernel.Scratch) (string, error) { return programs.Find(journal.Program) },
+		},
+		{
+			Name: "division of shared daemons", Lost: "what daemons do that work for many containers is not charged",
+			Probe: func(*kernel.Scratch) (string, error) {
+				m, err := marks.New()
+				if err != nil {
+					return "", err
+				}
+				return "", m.Close()
+			},
+		},
+		{
+			Name: "metering of softirqs", Lost: "the receiving of packets is not charged",
+			Probe: func(*kernel.Scratch) (string, error) {
+				m, err := softirq.New()
+				if err != nil {
+					return "", err
+				}
+				return "", m.Close()
+			},
+		},
+	}
+}
+
+func probeController(*kernel.Scratch) (string, error) {
+	root, err := bandwidth.Open("/")
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%s, %s", root.Version(), root.Path()), errors.Join(err, root.Close())
+}
