@@ -229,6 +229,11 @@ static __always_inline __u32 owner_of(struct task_struct *task, __u32 fd)
 	key.ino = BPF_CORE_READ(inode, i_ino);
 	key.dev = BPF_CORE_READ(inode, i_sb, s_dev);
 	slot = bpf_map_lookup_elem(&slot_by_file, &key);
+	if (slot)
+		return *slot;
+	/* In an owned directory: a log that was rotated is known at once. */
+	key.ino = BPF_CORE_READ(file, f_path.dentry, d_parent, d_inode, i_ino);
+	slot = bpf_map_lookup_elem(&slot_by_file, &key);
 	return slot ? *slot : MARK_OWN;
 }
 

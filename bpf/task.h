@@ -20,8 +20,18 @@ struct inode {
 	unsigned long i_ino;
 };
 
+struct dentry {
+	struct dentry *d_parent;
+	struct inode *d_inode;
+};
+
+struct path {
+	struct dentry *dentry;
+};
+
 struct file {
 	struct inode *f_inode;
+	struct path f_path;
 };
 
 struct fdtable {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 
 	"github.com/tsugiki/tsugiki/charge/discover"
@@ -16,7 +17,7 @@ import (
 func (a *Accounts) share(h Helper) (Attached, error) {
 	for _, known := range a.helpers {
 		if known.Shared && known.PID == h.PID && known.alive() {
-			return known.Attached, nil
+			return known.again(), nil
 		}
 	}
 	p, err := helper.Open(h.PID)
@@ -78,6 +79,12 @@ func (a *Accounts) setFiles(acct *account, files []discover.File) {
 	next := map[marks.File]bool{}
 	for _, f := range files {
 		next[identify(f)] = true
+		// What is made in the container's directory later is as much for it.
+		if dir := filepath.Dir(f.Path); f.Daemon.PID != 0 && acct.id != "" && filepath.Base(dir) == acct.id {
+			if known, err := marks.Identify(fmt.Sprintf("/proc/%d/root%s", f.Daemon.PID, dir)); err == nil {
+				next[known] = true
+			}
+		}
 	}
 	for f := range acct.files {
 		if !next[f] {

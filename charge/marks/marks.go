@@ -129,6 +129,8 @@ func key(f File) bpf.MarksMarkFile {
 // Own makes work on a file the owner's: that of any watched process, from now on.
 // The file may be a regular file, a pipe or a socket. What was owned by another
 // owner is this one's now. Owner 0 is nobody: see Disown.
+//
+// A directory owns what is directly in it and has no owner itself.
 func (m *Meter) Own(file File, owner uint32) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
