@@ -13,7 +13,8 @@ type Kind string
 const (
 	// Shim is a containerd-shim, which may serve several containers.
 	Shim Kind = "shim"
-	// Logger is another child of a shim: a logging driver, or what works for it.
+	// Logger is a logging driver, or what works for it: a child of a shim that was told
+	// for which container it is.
 	Logger Kind = "logger"
 	// Monitor is conmon, of podman and CRI-O.
 	Monitor Kind = "monitor"

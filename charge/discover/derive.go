@@ -95,7 +95,7 @@ func containerOf(pid int, g, own groups, shimID string) string {
 	return ""
 }
 
-// log adds a logger. What ends at once is the runtime at work, and not worth it.
+// log adds a logger.
 func (s *Scanner) log(c *proc, ids []string, next map[string]*found) {
 	if !c.settled || !s.isHosts(c) {
 		return
@@ -104,10 +104,12 @@ func (s *Scanner) log(c *proc, ids []string, next map[string]*found) {
 	if err != nil {
 		return
 	}
-	if id := loggedID(environ); slices.Contains(ids, id) {
-		ids = []string{id}
+	// The runtime is a shim's child as well, for long where the container is held.
+	id := loggedID(environ)
+	if !slices.Contains(ids, id) {
+		return
 	}
-	help(next, Helper{c.Process, Logger, c.name, ids})
+	help(next, Helper{c.Process, Logger, c.name, []string{id}})
 	c.watch()
 }
 
