@@ -47,7 +47,8 @@ type Account struct {
 	borrowed map[string]time.Duration
 	placed   map[string]bool
 	forgiven time.Duration
-	fault    string // that was logged last
+	warn     time.Duration // when to log that next
+	fault    string        // that was logged last
 
 	mu      sync.Mutex // guards what follows
 	charges map[string]time.Duration
@@ -200,7 +201,8 @@ func (a *Account) collect(now time.Duration) (balance.Input, error) {
 	return in, nil
 }
 
-// LetGo thaws the container now and does not hold it for a time, nor give it burst:
+// LetGo thaws the container now and does not hold it for a time, nor lower its quota,
+// nor give it burst:
 // before an exec, a pause, an update of its limits, its end.
 func (a *Account) LetGo(d time.Duration) {
 	a.c.mu.Lock()
@@ -213,9 +215,18 @@ func (a *Account) LetGo(d time.Duration) {
 	if err := a.release(now); err != nil {
 		a.complain(err)
 	}
-	if err := a.setBurst(a.unprotected()); err != nil {
+	if err := errors.Join(a.setBurst(a.unprotected()), a.fullQuota(now)); err != nil {
 		a.complain(err)
 	}
+}
+
+// fullQuota gives the container back what it was given, for now.
+func (a *Account) fullQuota(now time.Duration) error {
+	original := a.limits.original.Quota
+	if foreign, err := a.foreign(now, original); foreign || err != nil || a.limits.reason != "" {
+		return err
+	}
+	return a.setQuota(original)
 }
 
 // complain logs what went wrong, once until something else does.

@@ -123,6 +123,9 @@ func (a *Account) control(out balance.Output) error {
 	if l.reason != "" {
 		return nil
 	}
+	if now < a.hold.letGo {
+		out.Quota = l.original.Quota // what it uses more is owed
+	}
 	if foreign, err := a.foreign(now, out.Quota); foreign || err != nil {
 		return err
 	}

@@ -88,13 +88,19 @@ func (a *Account) learn(now time.Duration) error {
 	return nil
 }
 
+// warnEvery is how often it is logged that a container does not pay for all.
+const warnEvery = time.Minute
+
 // settle writes down what the step has decided.
 func (a *Account) settle(out balance.Output) {
 	a.entry.SetDebt(a.balance.Debt())
 	if out.Forgiven > 0 {
 		a.forgiven += out.Forgiven
 		a.entry.AddForgiven(out.Forgiven)
-		a.c.cfg.Log.Warn("a container owed too much", "container", a.name, "forgiven", out.Forgiven)
+		if now := a.c.now(); now >= a.warn {
+			a.warn = now + warnEvery
+			a.c.cfg.Log.Warn("a container owes too much", "container", a.name, "forgiven", a.forgiven)
+		}
 	}
 }
 
