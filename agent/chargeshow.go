@@ -42,7 +42,7 @@ func showHelper(h accounts.Attached) api.ChargeAttached {
 func showAccount(s accounts.Shown) api.Charged {
 	c := api.Charged{
 		Container: s.Name, ID: s.ID, Group: s.Group, Version: s.Version, Mode: s.Mode,
-		Since: s.Opened.UTC().Format(time.RFC3339Nano), Before: showLimit(s.Before), After: showLimit(s.After),
+		Since: s.Since.UTC().Format(time.RFC3339Nano), Before: showLimit(s.Before), After: showLimit(s.After),
 		OwnUS: s.Own.Microseconds(), Borrowed: []api.Borrowed{},
 		DebtUS: s.Debt.Microseconds(), CarriedUS: s.Carried.Microseconds(), ForgivenUS: s.Forgiven.Microseconds(),
 		Held: api.ChargeHeld{

@@ -235,8 +235,8 @@ type Charged struct {
 	Version   string `json:"version"`   // of cgroups: v1, hybrid or v2
 	// Mode is quota, or "account only: " and why nothing is taken.
 	Mode string `json:"mode"`
-	// Since is when the account was opened, RFC 3339 with nanoseconds: OwnUS and
-	// Borrowed are of the time since.
+	// Since is when the container was first charged, maybe by a former agent, RFC 3339
+	// with nanoseconds: OwnUS and Borrowed are of the time since.
 	Since string `json:"since"`
 	// Before is what the container was given, After what of it the helpers leave now.
 	Before ChargeLimit `json:"before"`

@@ -3,7 +3,6 @@ package accounts
 import (
 	"cmp"
 	"slices"
-	"time"
 
 	"github.com/tsugiki/tsugiki/charge/enforce"
 	"github.com/tsugiki/tsugiki/charge/marks"
@@ -13,7 +12,6 @@ import (
 type Shown struct {
 	enforce.Status
 	Name, ID, Group, Version string
-	Opened                   time.Time
 	By                       map[string]string // how a source is charged, if not by quota
 }
 
@@ -31,7 +29,7 @@ func (a *Accounts) Show() ([]Shown, []Attached, []Shared) {
 	for _, acct := range a.byGroup {
 		s := Shown{
 			Status: acct.Status(), Name: acct.names[0], ID: acct.id, Group: acct.group.Path(), Version: acct.group.Version(),
-			Opened: acct.opened, By: map[string]string{},
+			By: map[string]string{},
 		}
 		for source, by := range acct.by {
 			s.By[source] = by

@@ -11,6 +11,7 @@ import (
 // container.
 type Status struct {
 	Name     string
+	Since    time.Time                // of the sums
 	Own      time.Duration            // used by the container itself
 	Borrowed map[string]time.Duration // used for it, by source
 	Placed   map[string]bool          // sources whose helpers run under its quota
@@ -40,7 +41,7 @@ func (a *Account) Status() Status {
 	a.c.mu.Lock()
 	h := &a.hold
 	s := Status{
-		Name: a.name, Own: a.own, Borrowed: maps.Clone(a.borrowed), Placed: maps.Clone(a.placed),
+		Name: a.name, Since: a.entry.Since(), Own: a.own, Borrowed: maps.Clone(a.borrowed), Placed: maps.Clone(a.placed),
 		Debt: a.balance.Debt(), Carried: a.balance.Carried(), Forgiven: a.forgiven,
 		Before: a.limits.original, After: a.limits.written,
 		Held: h.total, LongestHold: h.longest, Holds: h.count, HeldTooLong: h.late,

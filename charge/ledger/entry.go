@@ -26,6 +26,17 @@ func (e *Entry) Name() string { return e.name }
 // ID is the inode of the container's cgroup.
 func (e *Entry) ID() uint64 { return e.id }
 
+// Since is when the account was made: the sums are of the time since, by the wall
+// clock.
+func (e *Entry) Since() time.Time {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.slot == nil {
+		return time.Time{}
+	}
+	return time.Unix(0, e.slot.since)
+}
+
 // Opened says whether somebody has opened it since the start.
 func (e *Entry) Opened() bool { return e.opened.Load() }
 

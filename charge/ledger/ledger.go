@@ -109,7 +109,7 @@ func (l *Ledger) Entry(name string, id uint64) (e *Entry, fresh bool, err error)
 	}
 	*(*[slotSize]byte)(unsafe.Pointer(s)) = [slotSize]byte{}
 	_ = s.setName(name) // it fits
-	s.id = id
+	s.id, s.since = id, time.Now().UnixNano()
 	_ = mapped.SetText(s.sources[Sources].name[:], Other)
 	s.sources[Sources].valid.Store(1)
 	s.valid.Store(1)

@@ -14,6 +14,7 @@ type slot struct {
 	valid               atomic.Uint32 // stored last; 0 is free
 	_                   uint32
 	id                  uint64
+	since               int64 // nanoseconds since 1970
 	debt, own, forgiven atomic.Int64
 	name                [NameSize + 1]byte
 	sources             [Sources + 1]source // the last one is Other
@@ -69,6 +70,9 @@ func check(data []byte) error {
 func (s *slot) check() error {
 	if name, whole := mapped.Text(s.name[:]); !whole || name == "" || s.valid.Load() != 1 {
 		return fmt.Errorf("its name is %q", s.name)
+	}
+	if s.since <= 0 {
+		return fmt.Errorf("it began at %d", s.since)
 	}
 	// No sum gets anywhere near these in the life of a machine.
 	const most = math.MaxInt64 / 16
