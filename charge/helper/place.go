@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -55,6 +56,10 @@ func Place(j *journal.Journal, p, init *Process, container *bandwidth.Group) (*P
 	defer from.Close()
 	if strings.HasPrefix(from.Path()+"/", container.Path()+"/") {
 		return nil, fmt.Errorf("place process %d: %w: it is in the container's group already", p.pid, ErrNotPlaceable)
+	}
+	// Where it was would be gone when it is put back there.
+	if slices.Contains(strings.Split(from.Path(), "/"), bandwidth.HelperGroup) {
+		return nil, fmt.Errorf("place process %d: %w: it is placed already, in %s", p.pid, ErrNotPlaceable, from.Path())
 	}
 	l := &Placement{
 		group: filepath.Join(container.Path(), bandwidth.HelperGroup, strconv.Itoa(p.pid)),
