@@ -35,7 +35,7 @@ func (d *Daemon) startCharging() {
 	d.accounts, err = accounts.Start(accounts.Config{
 		Journal:   filepath.Join(c.RunDir, "charge.journal"),
 		Ledger:    filepath.Join(c.StateDir, "charge.ledger"),
-		Placement: c.Charge.Placement, Burst: c.Charge.Burst, Discovery: c.Charge.Discovery, Softirq: c.Charge.Softirq,
+		Placement: c.Charge.Placement, Burst: c.Charge.Burst, Discovery: c.Charge.Discovery, Within: c.Charge.Within, Softirq: c.Charge.Softirq,
 		Shared: plain(c.Charge.Shared), Log: d.log,
 	})
 	if err != nil {
@@ -152,7 +152,11 @@ func (d *Daemon) handleHelper(w http.ResponseWriter, r *http.Request) {
 			Place: request.By == api.ByPlace, NoPlace: request.By == api.ByQuota, Shared: request.Shared,
 		}
 		attached, err := d.accounts.Attach(h)
-		return http.StatusCreated, showHelper(attached), err
+		status := http.StatusCreated
+		if attached.Known {
+			status = http.StatusOK
+		}
+		return status, showHelper(attached), err
 	})
 }
 

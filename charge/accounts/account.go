@@ -1,18 +1,20 @@
 package accounts
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
 	"slices"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/charge/bandwidth"
 	"github.com/tsugiki/tsugiki/charge/enforce"
 	"github.com/tsugiki/tsugiki/charge/helper"
+	"github.com/tsugiki/tsugiki/charge/ledger"
 	"github.com/tsugiki/tsugiki/charge/marks"
 )
 
@@ -23,12 +25,11 @@ const shortID = 12
 type account struct {
 	*enforce.Account
 	group   *bandwidth.Group
-	init    *helper.Process // the container's first, once it was asked for
-	lock    *os.File        // held while we are who charges it
-	owner   uint32          // in meters of the kernel
-	names   []string        // of byName; the first is shown
-	id      string          // as its engine calls it; or empty
-	opened  time.Time
+	init    *helper.Process     // the container's first, once it was asked for
+	lock    *os.File            // held while we are who charges it
+	owner   uint32              // in meters of the kernel
+	names   []string            // of byName; the first is shown
+	id      string              // as its engine calls it; or empty
 	by      map[string]string   // how a source is charged, if not by quota
 	network *network            // nil: receiving is not charged
 	files   map[marks.File]bool // work on which is for the container
@@ -90,8 +91,8 @@ func (a *Accounts) open(g *bandwidth.Group, name, id string) (*account, error) {
 	if err != nil {
 		return nil, errors.Join(err, g.Close())
 	}
-	acct := &account{group: g, lock: lock, opened: time.Now(), by: map[string]string{}}
-	if acct.Account, err = a.controller.Add(g.Path(), g); err != nil {
+	acct := &account{group: g, lock: lock, by: map[string]string{}}
+	if acct.Account, err = a.controller.Add(ledgerName(g.Path()), g); err != nil {
 		return nil, errors.Join(err, acct.close())
 	}
 	a.lastSlot++
@@ -99,6 +100,16 @@ func (a *Accounts) open(g *bandwidth.Group, name, id string) (*account, error) {
 	a.byGroup[g.ID()], a.byOwner[acct.owner] = acct, acct
 	a.name(acct, name, id)
 	return acct, nil
+}
+
+// ledgerName is what the ledger calls a cgroup: its path, or what stands for one that
+// is too long, as of a node within a container.
+func ledgerName(path string) string {
+	if len(path) <= ledger.NameSize {
+		return path
+	}
+	sum := sha256.Sum256([]byte(path))
+	return hex.EncodeToString(sum[:])
 }
 
 // lockGroup makes this process the one that charges a cgroup.

@@ -47,6 +47,7 @@ type Config struct {
 	Placement       bool   // helpers are moved under quotas where that can be done
 	Burst           bool
 	Discovery       bool
+	Within          string // where containers are looked for: a path in the cpu hierarchy; empty is all of it
 	Softirq         bool
 	Shared          []string // command names of daemons that work for many containers
 	Log             *slog.Logger

@@ -15,6 +15,7 @@ import (
 
 	"github.com/tsugiki/tsugiki/charge/bandwidth"
 	"github.com/tsugiki/tsugiki/charge/journal"
+	"github.com/tsugiki/tsugiki/charge/ledger"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
@@ -128,6 +129,7 @@ func TestHelperIsPlacedAndPutBack(t *testing.T) {
 		t.Errorf("it is charged by %s (%s), in %s", attached.By, attached.Reason, groupOfProcess(t, h.Process.Pid))
 	}
 	again, err := a.Attach(Helper{PID: h.Process.Pid, Container: g.Name})
+	attached.Known = true
 	if err != nil || again != attached {
 		t.Errorf("attached again it is %+v, %v, and was %+v", again, err, attached)
 	}
@@ -311,4 +313,44 @@ func FuzzNames(f *testing.F) {
 			t.Errorf("%q", s)
 		}
 	})
+}
+
+func TestLedgerName(t *testing.T) {
+	for _, path := range []string{"/docker/web", "/" + strings.Repeat("x", ledger.NameSize-1)} {
+		if got := ledgerName(path); got != path {
+			t.Errorf("%s is %s", path, got)
+		}
+	}
+	long := strings.Repeat("/pods", ledger.NameSize)
+	a, b := ledgerName(long+"/a"), ledgerName(long+"/b")
+	if a == b || len(a) > ledger.NameSize || a != ledgerName(long+"/a") {
+		t.Errorf("long paths are %s and %s", a, b)
+	}
+}
+
+// A helper of one container that is placed stays where it is when another asks for it.
+func TestPlacedTwice(t *testing.T) {
+	a := start(t, nil)
+	one, other := group(t, 20*time.Millisecond), group(t, 20*time.Millisecond)
+	run(t, one, "sleep 1000")
+	run(t, other, "sleep 1000")
+	h := run(t, nil, "sleep 1000")
+	home := groupOfProcess(t, h.Process.Pid)
+	first, err := a.Attach(Helper{PID: h.Process.Pid, Container: one.Name})
+	if err != nil || first.By != byPlace {
+		t.Fatalf("%+v, %v", first, err)
+	}
+	second, err := a.Attach(Helper{PID: h.Process.Pid, Container: other.Name})
+	if err != nil || second.By != byQuota || second.Reason == "" {
+		t.Errorf("%+v, %v", second, err)
+	}
+	if _, err := a.Attach(Helper{PID: h.Process.Pid, Container: other.Name, Place: true}); err != nil {
+		t.Errorf("one that is attached: %v", err)
+	}
+	if err := a.Detach(strconv.Itoa(first.ID)); err != nil {
+		t.Error(err)
+	}
+	if now := groupOfProcess(t, h.Process.Pid); now != home {
+		t.Errorf("it is in %s, and was in %s", now, home)
+	}
 }

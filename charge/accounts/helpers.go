@@ -38,6 +38,7 @@ type Attached struct {
 	Helper
 	ID         int
 	By, Reason string // place, quota or marks; why not place
+	Known      bool   // it was measured before it was asked for
 }
 
 // helping is a helper with what measures it.
@@ -100,7 +101,7 @@ func (a *Accounts) Attach(h Helper) (Attached, error) {
 func (a *Accounts) attach(acct *account, h Helper) (Attached, error) {
 	for _, known := range a.helpers {
 		if known.account == acct && known.PID == h.PID && known.Group == h.Group && known.alive() {
-			return known.Attached, nil
+			return known.again(), nil
 		}
 	}
 	x := &helping{account: acct}
@@ -115,6 +116,13 @@ func (a *Accounts) attach(acct *account, h Helper) (Attached, error) {
 	}
 	a.keep(x, h)
 	return x.Attached, nil
+}
+
+// again is what is said of a helper that is attached once more.
+func (h *helping) again() Attached {
+	attached := h.Attached
+	attached.Known = true
+	return attached
 }
 
 func (a *Accounts) keep(x *helping, h Helper) {

@@ -52,6 +52,10 @@ func (a *Accounts) follow(c discover.Container) {
 		_ = g.Close() // it has no cgroup of its own
 		return
 	}
+	if a.config.Within != "" && !g.Within(a.config.Within) {
+		_ = g.Close()
+		return
+	}
 	acct, err := a.open(g, c.ID, c.ID)
 	if err != nil {
 		if !errors.Is(err, ErrUnknown) {

@@ -111,6 +111,13 @@ func open(all *hierarchies, rel string) (*Group, error) {
 // Path is the group's absolute directory.
 func (g *Group) Path() string { return g.path }
 
+// Within tells whether the group is that at a path relative to the mount, "/docker",
+// or below it.
+func (g *Group) Within(path string) bool {
+	_, inside := below(g.rel, filepath.Clean(path))
+	return inside
+}
+
 // ID is the directory's inode, which is the kernel's id of the group.
 func (g *Group) ID() uint64 { return g.id }
 

@@ -60,6 +60,7 @@ type Charge struct {
 	Placement bool
 	Burst     bool
 	Discovery bool
+	Within    string // path of a cgroup; empty: all
 	Softirq   bool
 	Shared    []Text // names of programs
 }

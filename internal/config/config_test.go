@@ -27,7 +27,7 @@ func write(t *testing.T, text string) string {
 func defaults(change func(*Config)) *Config {
 	c := &Config{
 		RunDir: "/run/tsugiki", StateDir: "/var/lib/tsugiki", Log: Log{slog.LevelInfo, "text"},
-		Charge: Charge{Enabled: true, Placement: true, Burst: true, Discovery: true},
+		Charge: Charge{Enabled: true, Placement: true, Discovery: true},
 	}
 	change(c)
 	return c
@@ -227,10 +227,10 @@ func TestPackagedFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	if c.RunDir != DefaultRunDir || c.StateDir != DefaultStateDir || c.Log != (Log{slog.LevelInfo, "text"}) ||
-		!c.Charge.Enabled || !c.Charge.Placement || !c.Charge.Burst || !c.Charge.Discovery || c.Charge.Softirq {
+		!c.Charge.Enabled || !c.Charge.Placement || c.Charge.Burst || !c.Charge.Discovery || c.Charge.Softirq {
 		t.Errorf("what it says to be the defaults is %+v", c)
 	}
-	if c.Metrics.Listen == "" || c.Runtime.Path == "" || len(c.Charge.Shared) == 0 || len(c.Containers) == 0 || len(c.Containers[0].Ingress) == 0 {
+	if c.Metrics.Listen == "" || c.Runtime.Path == "" || len(c.Charge.Shared) == 0 || c.Charge.Within == "" || len(c.Containers) == 0 || len(c.Containers[0].Ingress) == 0 {
 		t.Errorf("not all keys are in it: %+v", c)
 	}
 }

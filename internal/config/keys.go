@@ -70,14 +70,19 @@ var keys = []Key{
 		flag(func(c *Config) *bool { return &c.Charge.Placement }),
 	},
 	{
-		"charge", "burst", "true or false", "true",
-		"Whether containers without debts may use later what they could not use of their quota (cfs_burst), one period's at most: while others ran ahead of theirs.",
+		"charge", "burst", "true or false", "false",
+		"Whether containers without debts may use later what they could not use of their quota (cfs_burst), one period's at most: while others ran ahead of theirs. The kernel then refuses to lower their quota: docker update --cpus fails, if it does not come after let-go.",
 		flag(func(c *Config) *bool { return &c.Charge.Burst }),
 	},
 	{
 		"charge", "discovery", "true or false", "true",
 		"Whether containers, and the shims, loggers and conmons that work for them, are found by themselves.",
 		flag(func(c *Config) *bool { return &c.Charge.Discovery }),
+	},
+	{
+		"charge", "within", "path", "",
+		"The cgroup in or below which containers are looked for, as in /docker or /kubepods.slice: its path in the hierarchy of the cpu controller. Without it, all are.",
+		text(func(c *Config) *string { return &c.Charge.Within }, absolute),
 	},
 	{
 		"charge", "softirq", "true or false", "false",

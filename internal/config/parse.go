@@ -40,7 +40,7 @@ func parse(file string, data []byte) (*Config, error) {
 		config: &Config{
 			Path: file, RunDir: DefaultRunDir, StateDir: DefaultStateDir,
 			Log:    Log{Format: "text"},
-			Charge: Charge{Enabled: true, Placement: true, Burst: true, Discovery: true},
+			Charge: Charge{Enabled: true, Placement: true, Discovery: true},
 		},
 		seen: map[string]int{},
 	}
