@@ -6,9 +6,7 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/tsugiki/tsugiki/internal/testkit"
@@ -24,11 +22,7 @@ type asked struct {
 // startAgent starts an agent in the host's namespace, with lines of configuration.
 func startAgent(t *testing.T, w *world, config ...string) *asked {
 	t.Helper()
-	file := filepath.Join(t.TempDir(), "agent.toml")
-	if err := os.WriteFile(file, []byte(strings.Join(config, "\n")), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	n := &asked{daemon: startDaemon(t, w.h, "--config", file), w: w}
+	n := &asked{daemon: startDaemon(t, w.h, "--config", configure(t, t.TempDir(), config...)), w: w}
 	n.http.Transport = &http.Transport{
 		DisableKeepAlives: true,
 		DialContext:       func(context.Context, string, string) (net.Conn, error) { return n.dial("agent") },

@@ -42,6 +42,9 @@ func startDaemon(t *testing.T, ns *testkit.Namespace, args ...string) *daemon {
 		t.Fatal(err)
 	}
 	d := &daemon{t: t, ns: ns, run: filepath.Join(dir, "run"), log: &syncBuffer{}}
+	if !slices.Contains(args, "--config") {
+		args = append(args, "--config", configure(t, dir))
+	}
 	d.args = append([]string{"agent", "--run-dir", d.run, "--state-dir", filepath.Join(dir, "state")}, args...)
 	t.Cleanup(func() {
 		d.stop()
@@ -55,6 +58,20 @@ func startDaemon(t *testing.T, ns *testkit.Namespace, args ...string) *daemon {
 	})
 	d.start()
 	return d
+}
+
+// configure writes the configuration of an agent. One that charges looks for
+// containers only where it says so: other tests have theirs on the same machine.
+func configure(t *testing.T, dir string, lines ...string) string {
+	t.Helper()
+	if !slices.Contains(lines, "[charge]") {
+		lines = append(lines, "[charge]", "discovery = false")
+	}
+	file := filepath.Join(dir, "agent.toml")
+	if err := os.WriteFile(file, []byte(strings.Join(lines, "\n")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
 }
 
 // start starts the daemon, and waits until it serves.

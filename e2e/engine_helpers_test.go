@@ -49,10 +49,12 @@ type node struct {
 	engines.Engine
 	t     *testing.T // of all that is done with it: what ends the agent
 	dir   string     // of the agent's files
+	rig   *engines.Rig
 	agent *server
 }
 
-func newNode(t *testing.T, c engineCase) *node {
+// newNode starts both. The configuration may name the rig's cgroup, as %s.
+func newNode(t *testing.T, c engineCase, config ...string) *node {
 	t.Helper()
 	image, err := engineImage()
 	var needs *testkit.NeedsError
@@ -72,15 +74,16 @@ func newNode(t *testing.T, c engineCase) *node {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(n.dir) })
-	n.startAgent(t)
-	rig := engines.NewRig(t, n.h, engines.Options{
+	n.rig = engines.NewRig(t, n.h, engines.Options{
 		Image:    image,
 		Runtimes: map[string]string{"tsugiki": filepath.Join(filepath.Dir(tsugiki), "tsugiki-runtime")},
 		Env:      []string{"TSUGIKI_AGENT=" + n.socket()},
 		// For podman, which does not pass its environment on.
 		Files: map[string]string{"/etc/tsugiki/agent.toml": fmt.Sprintf("run_dir = %q\n", filepath.Dir(n.socket()))},
 	})
-	n.Engine = rig.Start(t, c.engine)
+	configure(t, n.dir, strings.Split(strings.ReplaceAll(strings.Join(config, "\n"), "%s", "/"+filepath.Base(n.rig.Group())), "\n")...)
+	n.startAgent(t)
+	n.Engine = n.rig.Start(t, c.engine)
 	return n
 }
 
@@ -99,7 +102,7 @@ func (n *node) socket() string { return filepath.Join(n.dir, "run", "agent.sock"
 func (n *node) startAgent(t *testing.T) {
 	t.Helper()
 	n.agent = start(n.t, commandIn(context.Background(), t, n.h, tsugiki, "agent",
-		"--run-dir", filepath.Join(n.dir, "run"), "--state-dir", filepath.Join(n.dir, "state")))
+		"--config", filepath.Join(n.dir, "agent.toml"), "--run-dir", filepath.Join(n.dir, "run"), "--state-dir", filepath.Join(n.dir, "state")))
 	testkit.Eventually(t, 10*time.Second, func() error {
 		select {
 		case <-n.agent.ended:

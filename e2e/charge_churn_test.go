@@ -1,0 +1,233 @@
+package e2e
+
+import (
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/agent/api"
+	"github.com/tsugiki/tsugiki/charge/bandwidth"
+	"github.com/tsugiki/tsugiki/internal/testkit"
+)
+
+var churn = flag.Int("charge-churn", 100, "how many containers TestChargeChurn makes")
+
+// bundles is where runc's containers of a test are.
+type bundles struct {
+	t      *testing.T
+	dir    string
+	prefix string // of their names, which are their cgroups' too
+	rootfs string
+}
+
+func newBundles(t *testing.T) *bundles {
+	t.Helper()
+	busybox := testkit.Program(t, "busybox")
+	testkit.Program(t, "runc")
+	b := &bundles{t: t, dir: t.TempDir(), prefix: fmt.Sprintf("tsugiki-test-churn%d-", os.Getpid())}
+	b.rootfs = filepath.Join(b.dir, "rootfs")
+	for _, dir := range []string{"bin", "proc"} {
+		if err := os.MkdirAll(filepath.Join(b.rootfs, dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	data, err := os.ReadFile(busybox)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(b.rootfs, "bin", "sleep"), data, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// runc calls it, with a bundle for the container.
+func (b *bundles) runc(args ...string) error {
+	c := exec.Command("runc", append([]string{"--root", filepath.Join(b.dir, "state")}, args...)...)
+	// Nobody waits for the end of what the container inherits.
+	said, err := os.CreateTemp(b.dir, "said")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(said.Name())
+	defer said.Close()
+	c.Stdout, c.Stderr = said, said
+	if err := c.Run(); err != nil {
+		text, _ := os.ReadFile(said.Name())
+		return fmt.Errorf("runc %s: %w: %s", strings.Join(args, " "), err, text)
+	}
+	return nil
+}
+
+// start starts a container that sleeps, with a quota.
+func (b *bundles) start(name string, quota time.Duration) error {
+	bundle := filepath.Join(b.dir, name)
+	if err := os.Mkdir(bundle, 0o755); err != nil {
+		return err
+	}
+	type object = map[string]any
+	spec, err := json.Marshal(object{
+		"ociVersion": "1.0.2",
+		"process":    object{"args": []string{"sleep", "1000"}, "cwd": "/", "env": []string{"PATH=/bin"}},
+		"root":       object{"path": b.rootfs, "readonly": true},
+		"mounts":     []object{{"destination": "/proc", "type": "proc", "source": "proc"}},
+		"linux": object{
+			"cgroupsPath": "/" + name,
+			"namespaces":  []object{{"type": "pid"}, {"type": "mount"}, {"type": "ipc"}},
+			"resources":   object{"cpu": object{"quota": quota.Microseconds(), "period": 100000}},
+		},
+	})
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(bundle, "config.json"), spec, 0o600); err != nil {
+		return err
+	}
+	return b.runc("run", "-d", "-b", bundle, name)
+}
+
+// live has a container made, charged in each way, and removed, whether the agent is
+// there or not. It returns how often the agent has heard it.
+func (b *bundles) live(agent *api.Client, name string) (heard int, err error) {
+	if err := b.start(name, 20*time.Millisecond); err != nil {
+		return 0, err
+	}
+	helper := exec.Command("sleep", "1000")
+	if err := helper.Start(); err != nil {
+		return 0, err
+	}
+	defer func() { _ = helper.Wait() }()
+	defer func() { _ = helper.Process.Kill() }()
+	by := []string{api.ByPlace, api.ByQuota, api.ByAuto}[rand.IntN(3)]
+	_, err1 := agent.AttachHelper(api.ChargeHelper{Helper: api.HelperProcess{PID: helper.Process.Pid}, To: "/" + name, By: by})
+	err2 := agent.Charge("/"+name, "test", time.Duration(1+rand.IntN(500))*time.Millisecond)
+	for _, err := range []error{err1, err2} {
+		switch {
+		case err == nil:
+			heard++
+		case errors.Is(err, api.ErrNotFound):
+			return heard, errors.Join(err, b.runc("delete", "--force", name))
+		}
+	}
+	time.Sleep(time.Duration(rand.IntN(100)) * time.Millisecond)
+	if err := b.runc("delete", "--force", name); err != nil {
+		return heard, err
+	}
+	return heard, os.RemoveAll(filepath.Join(b.dir, name))
+}
+
+// left are cgroups of its containers, in all hierarchies.
+func (b *bundles) left() []string {
+	one, _ := filepath.Glob("/sys/fs/cgroup/" + b.prefix + "*")
+	each, _ := filepath.Glob("/sys/fs/cgroup/*/" + b.prefix + "*")
+	return append(one, each...)
+}
+
+// TestChargeChurn makes and removes many containers, while the agent is killed again
+// and again. The runtime can remove each, and nothing of it is left, in the agent
+// either.
+func TestChargeChurn(t *testing.T) {
+	n := startAgent(t, newWorld(t))
+	b := newBundles(t)
+	t.Cleanup(func() { b.removeLeft() })
+	if _, err := b.live(n.client(), b.prefix+"first"); err != nil {
+		t.Fatal(err)
+	}
+	names := make(chan string)
+	var workers sync.WaitGroup
+	var mu sync.Mutex
+	var heard int // guarded by mu
+	for range 3 {
+		workers.Add(1)
+		go func() {
+			defer workers.Done()
+			for name := range names {
+				count, err := b.live(n.client(), name)
+				if err != nil {
+					t.Errorf("%s: %v", name, err)
+				}
+				mu.Lock()
+				heard += count
+				mu.Unlock()
+			}
+		}()
+	}
+	next := time.Now().Add(time.Second)
+	for i := range *churn {
+		names <- fmt.Sprintf("%s%d", b.prefix, i)
+		if time.Now().After(next) && i < *churn*2/3 { // the last third has one agent
+			n.kill()
+			time.Sleep(time.Duration(rand.IntN(100)) * time.Millisecond)
+			n.start()
+			next = time.Now().Add(time.Duration(300+rand.IntN(700)) * time.Millisecond)
+		}
+	}
+	close(names)
+	workers.Wait()
+	if heard < *churn {
+		t.Errorf("the agent has heard %d requests for %d containers", heard, *churn)
+	}
+	if left := b.left(); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+	n.checkForgotten(t)
+}
+
+// removeLeft thaws, kills and removes what a failed test leaves.
+func (b *bundles) removeLeft() {
+	for _, dir := range b.left() {
+		_ = os.WriteFile(filepath.Join(dir, "freezer.state"), []byte("THAWED"), 0)
+		b.t.Logf("removing %s", dir)
+	}
+	states, _ := filepath.Glob(filepath.Join(b.dir, "state", "*"))
+	for _, s := range states {
+		_ = b.runc("delete", "--force", filepath.Base(s))
+	}
+	for _, dir := range b.left() {
+		_ = unix.Rmdir(filepath.Join(dir, bandwidth.HelperGroup))
+		_ = unix.Rmdir(dir)
+	}
+}
+
+// checkForgotten checks that the agent holds nothing for containers that are gone.
+func (n *asked) checkForgotten(t *testing.T) {
+	t.Helper()
+	testkit.Eventually(t, chargePatience, func() error {
+		all := n.charges(t)
+		if len(all.Containers)+len(all.Helpers) > 0 {
+			return fmt.Errorf("the agent still has %+v", all)
+		}
+		files, err := testkit.OpenFiles(n.cmd.Process.Pid)
+		for _, name := range files {
+			if strings.HasPrefix(name, "/sys/fs/cgroup") && strings.Contains(name, "tsugiki-test") || strings.Contains(name, "(deleted)") {
+				return fmt.Errorf("the agent has %s open", name)
+			}
+		}
+		return err
+	})
+	pid := n.cmd.Process.Pid
+	u, err := testkit.ProcessUsage(pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	statm, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	rss := atoi(t, strings.Fields(string(statm))[1]) * os.Getpagesize() >> 20
+	t.Logf("the agent has %+v, %d MiB", u, rss)
+	if u.FDs > 60 || rss > 128 {
+		t.Errorf("the agent has %+v, %d MiB", u, rss)
+	}
+}

@@ -1,0 +1,196 @@
+package e2e
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tsugiki/tsugiki/agent/api"
+	"github.com/tsugiki/tsugiki/charge/bandwidth"
+	"github.com/tsugiki/tsugiki/internal/testkit"
+)
+
+const chargePatience = 15 * time.Second
+
+// paying is a container as an engine makes one, but for the engine: cgroups with a
+// quota, and a program in them.
+type paying struct {
+	*testkit.Groups
+	*bandwidth.Group
+	given bandwidth.Limit
+}
+
+// newPaying makes one whose quota is for the usual period.
+func newPaying(t *testing.T, quota time.Duration) *paying {
+	t.Helper()
+	p := &paying{Groups: testkit.NewGroups(t, "freezer")}
+	var err error
+	if p.Group, err = bandwidth.Open(p.Name); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Close() })
+	if err := p.SetQuota(quota); err != nil {
+		t.Fatal(err)
+	}
+	if p.given, err = p.Limit(); err != nil {
+		t.Fatal(err)
+	}
+	sleeper := program(t, "sleep", "1000")
+	p.Enter(t, sleeper.Process.Pid)
+	return p
+}
+
+// program starts one outside of containers, which ends with the test.
+func program(t *testing.T, name string, args ...string) *exec.Cmd {
+	t.Helper()
+	c := exec.Command(name, args...)
+	start1(t, c)
+	return c
+}
+
+func start1(t *testing.T, c *exec.Cmd) {
+	t.Helper()
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = c.Process.Kill()
+		_ = c.Wait()
+	})
+}
+
+// print has a program of the container print without end to one outside, which is
+// returned.
+func (p *paying) print(t *testing.T) *exec.Cmd {
+	t.Helper()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer w.Close()
+	reader, printer := exec.Command("cat"), exec.Command("yes")
+	reader.Stdin, printer.Stdout = r, w
+	start1(t, reader)
+	start1(t, printer)
+	p.Enter(t, printer.Process.Pid)
+	return reader
+}
+
+// frozen tells whether the container is frozen, by whomever, by one freezer or the
+// other.
+func (p *paying) frozen() (bool, error) {
+	if state, err := os.ReadFile("/sys/fs/cgroup/freezer" + p.Name + "/freezer.state"); err == nil && string(state) != "THAWED\n" {
+		return true, nil
+	}
+	f, err := p.Freezer()
+	if err != nil {
+		return false, err
+	}
+	defer f.Close()
+	return f.Frozen()
+}
+
+// untouched tells what is not as the container was given.
+func (p *paying) untouched() error {
+	now, err := p.Limit()
+	if err != nil {
+		return err
+	}
+	frozen, err := p.frozen()
+	if err != nil {
+		return err
+	}
+	helpers := filepath.Join(p.Path(), bandwidth.HelperGroup)
+	if now != p.given || frozen || exists(helpers) {
+		return fmt.Errorf("%s: limit %+v, given %+v; frozen: %v, group of helpers: %v", p.Name, now, p.given, frozen, exists(helpers))
+	}
+	return nil
+}
+
+// cpuGroup is the cgroup of a process in the cpu hierarchy.
+func cpuGroup(t *testing.T, pid int) string {
+	t.Helper()
+	g, err := bandwidth.OfProcess(pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Close()
+	return g.Path()
+}
+
+// charges is what the agent says it has charged.
+func (n *asked) charges(t *testing.T) api.Charges {
+	t.Helper()
+	all, err := n.client().Charges()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+func (n *asked) client() *api.Client { return api.Dial(n.socket()) }
+
+// account is that of a container, by its cgroup; nil if there is none.
+func (n *asked) account(t *testing.T, group string) *api.Charged {
+	t.Helper()
+	return accountOf(n.charges(t), group)
+}
+
+func accountOf(all api.Charges, group string) *api.Charged {
+	i := slices.IndexFunc(all.Containers, func(c api.Charged) bool { return c.Group == group })
+	if i < 0 {
+		return nil
+	}
+	return &all.Containers[i]
+}
+
+// borrowedFrom is what a source has spent for the container.
+func borrowedFrom(c *api.Charged, source string) time.Duration {
+	if c != nil {
+		for _, b := range c.Borrowed {
+			if b.Source == source {
+				return time.Duration(b.US) * time.Microsecond
+			}
+		}
+	}
+	return 0
+}
+
+// guardian is the pid of the agent's guardian; 0 while there is none.
+func (d *daemon) guardian() int {
+	children, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%[1]d/children", d.cmd.Process.Pid))
+	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", d.cmd.Process.Pid))
+	for _, file := range threads {
+		more, _ := os.ReadFile(file)
+		children = append(append(children, ' '), more...)
+	}
+	for _, text := range bytes.Fields(children) {
+		if comm, _ := os.ReadFile("/proc/" + string(text) + "/comm"); strings.HasPrefix(string(comm), "tsugiki-guardia") {
+			pid, _ := strconv.Atoi(string(text))
+			return pid
+		}
+	}
+	return 0
+}
+
+// awaitGuardian waits until there is a guardian.
+func (d *daemon) awaitGuardian(t *testing.T) int {
+	t.Helper()
+	var pid int
+	testkit.Eventually(t, chargePatience, func() error {
+		if pid = d.guardian(); pid == 0 {
+			return errors.New("the agent has no guardian")
+		}
+		return nil
+	})
+	return pid
+}

@@ -1,0 +1,174 @@
+package e2e
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/agent/api"
+	"github.com/tsugiki/tsugiki/internal/testkit"
+)
+
+var chargeKills = flag.Int("charge-kills", 30, "how often TestChargeKilled kills the agent, its guardian, or both")
+
+// indebted is what an agent is killed over: a container that is held, one whose quota
+// is lowered, and one with a helper below it.
+type indebted struct {
+	*asked
+	t                    *testing.T
+	held, lowered, below *paying
+	reader, helper       *exec.Cmd // of lowered and below
+	home                 string    // the helper's own cgroup
+	seen                 map[string]api.Charged
+	slowest              time.Duration // guardian
+}
+
+// TestChargeKilled kills the agent, its guardian, and both, at any moment. What they
+// leave is what the containers were given, and the next agent knows what they owe.
+func TestChargeKilled(t *testing.T) {
+	w := newWorld(t)
+	d := &indebted{
+		asked: startAgent(t, w), t: t, seen: map[string]api.Charged{},
+		held: newPaying(t, 20*time.Millisecond), lowered: newPaying(t, 30*time.Millisecond), below: newPaying(t, 25*time.Millisecond),
+	}
+	d.reader = d.lowered.print(t)
+	d.helper = program(t, "sleep", "1000")
+	d.home = cpuGroup(t, d.helper.Process.Pid)
+	d.owe()
+	if d.account(t, d.held.Path()).Held.Count == 0 {
+		testkit.Eventually(t, chargePatience, func() error {
+			if d.account(t, d.held.Path()).Held.Count == 0 {
+				return fmt.Errorf("it was never held: %+v", d.account(t, d.held.Path()))
+			}
+			return nil
+		})
+	}
+	for i := range *chargeKills {
+		time.Sleep(time.Duration(rand.IntN(250)) * time.Millisecond)
+		d.look()
+		switch kind := i % 3; kind {
+		case 0:
+			d.killAgent()
+		case 1:
+			d.killGuardian()
+		case 2:
+			d.killBoth()
+		}
+		d.owe()
+	}
+	d.stop()
+	d.checkUntouched("after the end")
+	t.Logf("the guardian ended within %v of the agent", d.slowest)
+}
+
+// owe has all three owe something.
+func (d *indebted) owe() {
+	d.t.Helper()
+	c := d.client()
+	for _, h := range []api.ChargeHelper{
+		{Helper: api.HelperProcess{PID: d.reader.Process.Pid}, To: d.lowered.Name, Source: "reader", By: api.ByQuota},
+		{Helper: api.HelperProcess{PID: d.helper.Process.Pid}, To: d.below.Name, Source: "helper", By: api.ByPlace},
+	} {
+		if _, err := c.AttachHelper(h); err != nil {
+			d.t.Fatal(err)
+		}
+	}
+	if group := cpuGroup(d.t, d.helper.Process.Pid); group == d.home {
+		d.t.Fatalf("the helper is in %s", group)
+	}
+	if err := c.Charge(d.held.Name, "test", 200*time.Millisecond); err != nil {
+		d.t.Fatal(err)
+	}
+	d.look()
+}
+
+// look checks that no sum has fallen.
+func (d *indebted) look() {
+	d.t.Helper()
+	for _, c := range d.charges(d.t).Containers {
+		old := d.seen[c.Group]
+		if c.OwnUS < old.OwnUS || c.ForgivenUS < old.ForgivenUS {
+			d.t.Errorf("sums have fallen: %+v, before %+v", c, old)
+		}
+		for _, b := range old.Borrowed {
+			if us := borrowedFrom(&c, b.Source).Microseconds(); us < b.US {
+				d.t.Errorf("%s: %s has spent %d us, but %d before", c.Group, b.Source, us, b.US)
+			}
+		}
+		if old.Since != "" && old.Since != c.Since {
+			d.t.Errorf("%s: since %s, but %s before", c.Group, c.Since, old.Since)
+		}
+		d.seen[c.Group] = c
+	}
+}
+
+func (d *indebted) checkUntouched(when string) {
+	d.t.Helper()
+	for _, p := range []*paying{d.held, d.lowered, d.below} {
+		if err := p.untouched(); err != nil {
+			d.t.Errorf("%s: %v", when, err)
+		}
+	}
+	if group := cpuGroup(d.t, d.helper.Process.Pid); group != d.home {
+		d.t.Errorf("%s: the helper is in %s, not in %s", when, group, d.home)
+	}
+}
+
+// killAgent has the guardian put everything back.
+func (d *indebted) killAgent() {
+	d.t.Helper()
+	guardian := d.awaitGuardian(d.t)
+	began := time.Now()
+	d.kill()
+	testkit.Eventually(d.t, chargePatience, func() error {
+		if !ended(guardian) {
+			return fmt.Errorf("the guardian, %d, is there", guardian)
+		}
+		return nil
+	})
+	d.slowest = max(d.slowest, time.Since(began))
+	d.checkUntouched("the agent was killed")
+	d.start()
+}
+
+// ended tells whether a process has, if nobody has asked for its status either.
+func ended(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return err != nil || bytes.Contains(stat, []byte(") Z "))
+}
+
+// killGuardian has the agent start another, which guards.
+func (d *indebted) killGuardian() {
+	d.t.Helper()
+	guardian := d.awaitGuardian(d.t)
+	if err := unix.Kill(guardian, unix.SIGKILL); err != nil {
+		d.t.Fatal(err)
+	}
+	testkit.Eventually(d.t, chargePatience, func() error {
+		if next := d.guardian(); next == 0 || next == guardian {
+			return fmt.Errorf("the guardian is %d, after %d was killed", next, guardian)
+		}
+		return nil
+	})
+}
+
+// killBoth has the next agent put everything back before it serves.
+func (d *indebted) killBoth() {
+	d.t.Helper()
+	guardian := d.awaitGuardian(d.t)
+	// In turn, that neither sees the other's end.
+	for _, pid := range []int{d.cmd.Process.Pid, guardian} {
+		_ = unix.Kill(pid, unix.SIGSTOP)
+	}
+	_ = unix.Kill(guardian, unix.SIGKILL)
+	d.kill()
+	d.start()
+	d.checkUntouched("both were killed")
+}
