@@ -15,9 +15,9 @@ import (
 	"github.com/tsugiki/tsugiki/internal/testkit/engines"
 )
 
-// chargeSeconds is how long an engine may take for what it is asked, while it has to
+// engineWait is how long an engine may take for what it is asked, while it has to
 // wait for a container that is held, on a loaded machine.
-const chargeSeconds = 10 * time.Second
+const engineWait = 10 * time.Second
 
 // docker runs a command of the rig's engine, and returns what it prints.
 func (n *node) docker(t *testing.T, args ...string) (string, error) {
@@ -26,7 +26,7 @@ func (n *node) docker(t *testing.T, args ...string) (string, error) {
 	defer cancel()
 	began := time.Now()
 	out, err := n.rig.Command(ctx, "docker", args...).CombinedOutput()
-	if took := time.Since(began); took > chargeSeconds {
+	if took := time.Since(began); took > engineWait {
 		t.Errorf("docker %s took %v", strings.Join(args, " "), took)
 	}
 	if err != nil {
