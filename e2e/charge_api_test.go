@@ -38,7 +38,7 @@ func TestChargeRefused(t *testing.T) {
 	n := startAgent(t, newWorld(t))
 	p := newPaying(t, 20*time.Millisecond)
 	inside := exec.Command("sleep", "1000")
-	start1(t, inside)
+	launch(t, inside)
 	p.Enter(t, inside.Process.Pid)
 	over := exec.Command("true")
 	if err := over.Run(); err != nil {
@@ -165,7 +165,7 @@ func TestChargeHelpers(t *testing.T) {
 	ids := map[string]bool{}
 	for i := range helpers {
 		s := exec.Command("sleep", "1000")
-		start1(t, s)
+		launch(t, s)
 		sleepers = append(sleepers, s)
 		by := []string{api.ByPlace, api.ByQuota}[i%2]
 		h := attach(s.Process.Pid, p, by)

@@ -52,11 +52,12 @@ func newPaying(t *testing.T, quota time.Duration) *paying {
 func program(t *testing.T, name string, args ...string) *exec.Cmd {
 	t.Helper()
 	c := exec.Command(name, args...)
-	start1(t, c)
+	launch(t, c)
 	return c
 }
 
-func start1(t *testing.T, c *exec.Cmd) {
+// launch starts a program, which ends with the test.
+func launch(t *testing.T, c *exec.Cmd) {
 	t.Helper()
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
@@ -79,8 +80,8 @@ func (p *paying) print(t *testing.T) *exec.Cmd {
 	defer w.Close()
 	reader, printer := exec.Command("cat"), exec.Command("yes")
 	reader.Stdin, printer.Stdout = r, w
-	start1(t, reader)
-	start1(t, printer)
+	launch(t, reader)
+	launch(t, printer)
 	p.Enter(t, printer.Process.Pid)
 	return reader
 }
