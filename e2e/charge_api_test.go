@@ -230,12 +230,12 @@ func TestChargeHelpers(t *testing.T) {
 }
 
 // TestChargeRepaid charges more than the container has in many periods. It is held for
-// a second at most at a time, runs in between, and pays for all of it.
+// three seconds at most at a time, runs in between, and pays for all of it.
 func TestChargeRepaid(t *testing.T) {
 	n := startAgent(t, newWorld(t))
 	p := newPaying(t, 50*time.Millisecond)
 	p.print(t)
-	const charge = 1500 * time.Millisecond
+	const charge = 3 * time.Second
 	if err := n.client().Charge(p.Name, "test", charge); err != nil {
 		t.Fatal(err)
 	}
@@ -251,7 +251,7 @@ func TestChargeRepaid(t *testing.T) {
 	took := time.Since(start)
 	c := n.account(t, p.Path())
 	t.Logf("paid within %v: held %+v", took, c.Held)
-	if c.Held.Count == 0 || c.Held.TooLong != 0 || c.Held.LongestUS > 2e6 || c.ForgivenUS != 0 {
+	if c.Held.Count == 0 || c.Held.TooLong != 0 || c.Held.LongestUS > 4e6 || c.ForgivenUS != 0 {
 		t.Errorf("%+v", c)
 	}
 	// Nobody pays for it faster than the quota is given.

@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"time"
 
@@ -186,6 +187,7 @@ func (a *Accounts) Close() error {
 	for _, acct := range a.byGroup {
 		errs = append(errs, acct.close())
 	}
+	clear(a.byGroup) // for a late gone
 	if a.marks != nil {
 		errs = append(errs, a.marks.Close())
 	}
@@ -211,7 +213,7 @@ type Charge struct {
 type UnknownError struct{ Containers []string }
 
 func (e *UnknownError) Error() string {
-	return fmt.Sprintf("no such container: %s; tsugiki charge show lists those that are known", e.Containers)
+	return fmt.Sprintf("no such container: %s; tsugiki charge show lists those that are known", strings.Join(e.Containers, ", "))
 }
 
 func (e *UnknownError) Is(target error) bool { return target == ErrUnknown }
