@@ -63,7 +63,8 @@ type Accounts struct {
 	ledger     *ledger.Ledger
 	controller *enforce.Controller
 
-	scanner *discover.Scanner // nil: nothing is looked for
+	scanner *discover.Scanner             // nil: nothing is looked for
+	missed  map[string]discover.Container // found, and not followed yet
 	stop    chan struct{}
 	loops   sync.WaitGroup
 
@@ -126,7 +127,7 @@ func (a *Accounts) start() (err error) {
 		}
 	}
 	if a.config.Discovery {
-		a.scanner = discover.New()
+		a.scanner, a.missed = discover.New(), map[string]discover.Container{}
 	}
 	a.every(scanEvery, a.scan)
 	if a.softirq != nil {

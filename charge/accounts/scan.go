@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/tsugiki/tsugiki/charge/bandwidth"
@@ -27,41 +28,44 @@ func (a *Accounts) scan() {
 		return
 	}
 	for _, c := range changes.Ended {
+		delete(a.missed, c.ID)
 		if acct := a.byName[c.ID]; acct != nil {
 			a.setFiles(acct, nil) // its cgroup may outlive it, its files do not
 		}
 	}
-	for _, c := range changes.Started {
-		a.follow(c)
+	for _, c := range slices.Concat(changes.Started, changes.Changed) {
+		a.missed[c.ID] = c
 	}
-	for _, c := range changes.Changed {
-		a.follow(c)
+	for id, c := range a.missed {
+		if a.follow(c) {
+			delete(a.missed, id)
+		}
 	}
 	if len(a.config.Shared) > 0 {
 		a.shareKnown()
 	}
 }
 
-// follow has an account for a container, and measures who works for it.
-func (a *Accounts) follow(c discover.Container) {
+// follow has an account for a container, and measures who works for it. It tells
+// whether that is done: another agent may charge the container, which may just have
+// been killed.
+func (a *Accounts) follow(c discover.Container) bool {
 	g, err := groupOf(c.Init.PID)
 	if err != nil {
-		return // it has just ended
+		return true // it has just ended
 	}
-	if g.Root() {
-		_ = g.Close() // it has no cgroup of its own
-		return
-	}
-	if a.config.Within != "" && !g.Within(a.config.Within) {
+	// It may have no cgroup of its own.
+	if g.Root() || a.config.Within != "" && !g.Within(a.config.Within) {
 		_ = g.Close()
-		return
+		return true
 	}
 	acct, err := a.open(g, c.ID, c.ID)
+	if errors.Is(err, ErrUnknown) {
+		return true
+	}
 	if err != nil {
-		if !errors.Is(err, ErrUnknown) {
-			a.complain("a container is not charged", err)
-		}
-		return
+		a.complain("a container is not charged", err)
+		return false
 	}
 	for _, h := range c.Helpers {
 		// Only of one container's alone is known for whom it works. Shims are not
@@ -76,6 +80,7 @@ func (a *Accounts) follow(c discover.Container) {
 	}
 	a.setFiles(acct, c.Files)
 	a.openNetwork(acct, c.Init.PID, "")
+	return true
 }
 
 // groupOf opens the cpu cgroup of a process.
