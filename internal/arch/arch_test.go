@@ -26,6 +26,8 @@ var allowed = map[string][]string{
 	"bpf":              {},
 	"bench":            {"agent/api", "bench"},
 	"conformance":      {},
+	"density/result":   {},
+	"density/report":   {"density/result"},
 	"e2e":              {},
 	"kerneltest":       {},
 	"internal":         {},
