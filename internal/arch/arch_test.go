@@ -14,7 +14,7 @@ const module = "github.com/tsugiki/tsugiki"
 // allowed are the arrows of docs/ARCHITECTURE.md, by folder; a key covers the
 // folders below it. Every package may also import the leaves of internal/.
 var allowed = map[string][]string{
-	"cmd":              {"agent", "endpoint", "intercept/filter", "oci", "policy"},
+	"cmd":              {"agent", "density", "endpoint", "intercept/filter", "oci", "policy"},
 	"agent":            {"agent/api", "endpoint", "graft", "intercept", "policy", "relay"},
 	"oci":              {"agent/api", "intercept/filter"},
 	"intercept/notify": {"graft", "intercept/filter"},
@@ -28,6 +28,8 @@ var allowed = map[string][]string{
 	"conformance":      {},
 	"density/result":   {},
 	"density/report":   {"density/result"},
+	"density/rig":      {"agent/api"},
+	"density/sweep":    {"density/result", "density/rig"},
 	"e2e":              {},
 	"kerneltest":       {},
 	"internal":         {},
