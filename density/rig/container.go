@@ -257,22 +257,26 @@ func (c *Container) awaitUp(ctx context.Context) error {
 	if len(c.spec.Ports) == 0 {
 		return nil
 	}
-	return c.in(func() error {
-		var dialer net.Dialer
-		for {
-			conn, err := dialer.DialContext(ctx, "tcp4", c.Address(c.spec.Ports[0]))
-			if err == nil {
-				return conn.Close()
-			}
-			if c.ended() {
-				return fmt.Errorf("its program has ended, and did not listen on port %d", c.spec.Ports[0])
-			}
-			if ctx.Err() != nil {
-				return fmt.Errorf("port %d: %w", c.spec.Ports[0], err)
-			}
-			time.Sleep(pollInterval)
+	err := c.in(func() error { return c.dial(ctx, c.spec.Ports[0]) })
+	if err != nil && c.ended() {
+		return fmt.Errorf("its program has ended, and did not listen on port %d", c.spec.Ports[0])
+	}
+	return err
+}
+
+// dial tries to connect to a port until it is listened on.
+func (c *Container) dial(ctx context.Context, port uint16) error {
+	var dialer net.Dialer
+	for {
+		conn, err := dialer.DialContext(ctx, "tcp4", c.Address(port))
+		if err == nil {
+			return conn.Close()
 		}
-	})
+		if ctx.Err() != nil || c.ended() {
+			return fmt.Errorf("port %d: %w", port, err)
+		}
+		time.Sleep(pollInterval)
+	}
 }
 
 // in runs fn in the network namespace in which Address is.

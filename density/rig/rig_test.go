@@ -100,7 +100,7 @@ func TestContainers(t *testing.T) {
 					t.Errorf("from inside: %q, %v", out, err)
 				}
 				s, err := c.Stats()
-				if err != nil || s.CPU <= 0 || s.PSS <= 0 || s.Processes != 1 || (s.HelpersPSS > 0) != (network == Graft) {
+				if err != nil || s.CPU <= 0 || s.PSS <= 0 || s.Processes < 1 || (s.HelpersPSS > 0) != (network == Graft) {
 					t.Errorf("stats: %+v, %v", s, err)
 				}
 				stopped, err := c.Stop(ctx)

@@ -38,8 +38,16 @@ func (c *Container) Stats() (s Stats, err error) {
 	if s.PSS, s.Processes, err = pssBelow(filepath.Join(filepath.Dir(c.rig.group), c.Cgroup())); err != nil {
 		return s, err
 	}
-	// The agent makes groups of its own in its own, named after containers.
-	s.HelpersPSS, _, err = pssBelow(filepath.Join(c.rig.group, helpersGroup, "tsugiki-"+c.spec.Name))
+	// The agent makes groups in its own, named after containers, with a mark of eight
+	// characters.
+	groups, err := filepath.Glob(filepath.Join(c.rig.group, helpersGroup, "tsugiki-"+c.spec.Name+"-????????"))
+	for _, group := range groups {
+		pss, _, err := pssBelow(group)
+		if err != nil {
+			return s, err
+		}
+		s.HelpersPSS += pss
+	}
 	return s, err
 }
 
