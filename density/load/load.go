@@ -22,11 +22,13 @@ const Program = "tsugiki-load"
 // ErrForeign says that something that was printed is not a result.
 var ErrForeign = errors.New("not a result of " + Program)
 
-// Idle are the arguments of a container's first program that does nothing. It prints
-// Ready when it runs, and ends by SIGTERM.
+// Idle are the arguments of a container's first program that does nothing.
 func Idle() []string { return []string{"idle"} }
 
-// Ready is the line of Idle.
+// Serve are the arguments of the least web server, which Web may ask.
+func Serve(port uint16) []string { return []string{"serve", strconv.Itoa(int(port))} }
+
+// Ready is the line that Idle and Serve print when they run. They end by SIGTERM.
 const Ready = "ready"
 
 // At are the arguments with which a command is executed when a barrier opens. The

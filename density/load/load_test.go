@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -106,7 +107,7 @@ func TestStencilCounts(t *testing.T) {
 
 func TestUsage(t *testing.T) {
 	for _, args := range []string{
-		"", "nothing", "idle 1", "at", "at file", "stencil -g 3x4x4", "stencil -g 4x4", "stencil -g 4x4x4x4", "stencil -i 0",
+		"", "nothing", "idle 1", "serve", "serve 0", "serve 1 2", "at", "at file", "stencil -g 3x4x4", "stencil -g 4x4", "stencil -g 4x4x4x4", "stencil -i 0",
 		"stencil -s 1h", "stencil 4", "web", "web 127.0.0.1:80", "web -n 1", "web -n 1 localhost:80", "web -n 1 127.0.0.1",
 		"web -n 1 127.0.0.1:0", "web -n 1 127.0.0.1:65536", "web -n -1 127.0.0.1:80",
 	} {
@@ -147,6 +148,36 @@ func TestWebAsksAllServers(t *testing.T) {
 		if n < 60 { // of 100
 			t.Errorf("server %d was asked %d times", i, n)
 		}
+	}
+}
+
+func TestServe(t *testing.T) {
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := l.Addr().(*net.TCPAddr)
+	l.Close()
+	server := command(t, Serve(uint16(addr.Port))...)
+	stdout, err := server.StdoutPipe()
+	if err == nil {
+		err = server.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if line, err := bufio.NewReader(stdout).ReadString('\n'); line != Ready+"\n" {
+		t.Fatalf("said %q, %v", line, err)
+	}
+	got, err := ParseWeb(output(t, Web(50, 1, addr.String())...))
+	if err != nil || got.Failed != 0 {
+		t.Errorf("%d requests failed, %v", got.Failed, err)
+	}
+	if err := server.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := server.Wait(); err != nil {
+		t.Errorf("ended with %v", err)
 	}
 }
 

@@ -87,10 +87,21 @@ func (j Job) Run() (Timing, error) {
 }
 
 // inThread calls f in a thread that is nobody else's and ends with it: it has other
-// mounts than the process.
+// mounts than the process. The main thread does not end, and is what /proc shows of
+// the process, so it is left alone.
 func inThread(f func()) {
-	runtime.LockOSThread()
-	f()
+	runtime.LockOSThread() // the thread ends with the goroutine
+	if unix.Gettid() != unix.Getpid() {
+		f()
+		return
+	}
+	done := make(chan struct{})
+	go inThread(func() {
+		defer close(done)
+		f()
+	})
+	<-done
+	runtime.UnlockOSThread()
 }
 
 func (j Job) run(root string) (Timing, error) {

@@ -19,7 +19,7 @@ void load_die(const char *what)
 void load_usage(void)
 {
 	fputs("usage: load stencil [-g XxYxZ] [-s SECONDS | -i ITERATIONS] | "
-	      "web -n REQUESTS [-r SEED] ADDR:PORT... | at FILE COMMAND... | idle\n",
+	      "web -n REQUESTS [-r SEED] ADDR:PORT... | serve PORT | at FILE COMMAND... | idle\n",
 	      stderr);
 	exit(2);
 }
@@ -51,16 +51,26 @@ static void load_end(int signal)
 }
 
 /*
- * A container's first program, in which others are executed. The kernel does not
- * end the first program of a PID namespace by a signal that it has no handler for,
- * and what others leave behind becomes its child.
+ * The kernel does not end the first program of a PID namespace by a signal that it
+ * has no handler for, and what others leave behind becomes its child.
  */
-static _Noreturn void load_idle(void)
+void load_handle_end(void)
 {
 	signal(SIGTERM, load_end);
 	signal(SIGCHLD, SIG_IGN);
+}
+
+void load_say_ready(void)
+{
 	puts("ready");
 	fflush(stdout);
+}
+
+/* A container's first program, in which others are executed. */
+static _Noreturn void load_idle(void)
+{
+	load_handle_end();
+	load_say_ready();
 	for (;;)
 		pause();
 }
@@ -73,6 +83,8 @@ int main(int argc, char **argv)
 		return load_stencil(argc - 1, argv + 1);
 	if (!strcmp(argv[1], "web"))
 		return load_web(argc - 1, argv + 1);
+	if (!strcmp(argv[1], "serve"))
+		return load_serve(argc - 1, argv + 1);
 	if (!strcmp(argv[1], "at"))
 		return load_at(argc - 1, argv + 1);
 	if (!strcmp(argv[1], "idle") && argc == 2)

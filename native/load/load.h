@@ -5,6 +5,7 @@
  *
  *	load stencil [-g XxYxZ] [-s SECONDS | -i ITERATIONS]	stencil.c
  *	load web -n REQUESTS [-r SEED] ADDR:PORT...		web.c
+ *	load serve PORT						serve.c
  *	load at FILE COMMAND...					barrier.c
  *	load idle						load.c
  *
@@ -18,7 +19,11 @@
 
 int load_stencil(int argc, char **argv);
 int load_web(int argc, char **argv);
+int load_serve(int argc, char **argv);
 int load_at(int argc, char **argv);
+
+void load_handle_end(void); /* SIGTERM ends, children are not waited for */
+void load_say_ready(void);
 
 _Noreturn void load_die(const char *what); /* with errno's text */
 _Noreturn void load_usage(void);
