@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"syscall"
 	"time"
 )
 
@@ -68,6 +69,9 @@ func openJournal(dir string, h header, resume bool) (*journal, error) {
 	var err error
 	if j.file, err = os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o644); err != nil {
 		return nil, err
+	}
+	if err := syscall.Flock(int(j.file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		return nil, errors.Join(fmt.Errorf("%s is another sweep's that runs: %w", dir, err), j.file.Close())
 	}
 	// What was written last may be half a line.
 	if err = j.file.Truncate(int64(len(before))); err == nil {

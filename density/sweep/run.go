@@ -94,7 +94,7 @@ func (s *Sweep) plan() error {
 	for _, e := range s.Experiments {
 		p, err := e.Plan(&s.Options)
 		if err != nil {
-			missing = append(missing, fmt.Errorf("%s: %w", e.Name(), err))
+			missing = append(missing, err)
 			continue
 		}
 		if s.Options.Rounds > 0 {

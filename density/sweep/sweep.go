@@ -40,7 +40,7 @@ type Experiment interface {
 	// Name is what --figure calls it: lower-case letters and "-".
 	Name() string
 	// Plan says what is to be measured. It checks first that what it needs is
-	// installed (rig.ErrMissing).
+	// installed (rig.ErrMissing). An error names the experiment.
 	Plan(o *Options) (*Plan, error)
 }
 
