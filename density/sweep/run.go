@@ -44,14 +44,19 @@ type Sweep struct {
 // Run makes all steps and returns the results, with an error also: those that there are
 // then, or nil if nothing was measured. Everything that it has made is removed when it
 // returns. It ends when ctx does.
-func (s *Sweep) Run(ctx context.Context) (*result.Results, error) {
+func (s *Sweep) Run(ctx context.Context) (_ *result.Results, err error) {
 	s.events = make(map[*result.Point][]float64)
 	s.results = &result.Results{Started: time.Now().UTC().Truncate(time.Second)}
 	if err := s.open(); err != nil {
 		return nil, err
 	}
 	defer s.journal.close()
-	err := s.plan()
+	defer func() {
+		if s.journal.count() == 0 { // there is nothing to resume
+			err = errors.Join(err, s.journal.remove())
+		}
+	}()
+	err = s.plan()
 	if err == nil {
 		err = s.check(ctx)
 	}
