@@ -100,7 +100,7 @@ func (s *study) checkGone() {
 // TestDensity interrupts a study, which is then resumed.
 func TestDensity(t *testing.T) {
 	s := newStudy(t)
-	flags := []string{"--figure", "memory,overlay-create", "--max", "3", "--rounds", "3"}
+	flags := []string{"--figure", "start,overlay-create", "--max", "2", "--rounds", "3"}
 	cmd := s.command(flags...)
 	var said bytes.Buffer
 	cmd.Stderr = &said
@@ -139,7 +139,7 @@ func TestDensity(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"report.html", "results.csv", "results.md"} {
-		if data, err := os.ReadFile(filepath.Join(s.out, name)); err != nil || !bytes.Contains(data, []byte("memory")) {
+		if data, err := os.ReadFile(filepath.Join(s.out, name)); err != nil || !bytes.Contains(data, []byte("overlay-create")) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -148,7 +148,7 @@ func TestDensity(t *testing.T) {
 // TestDensityKilled kills a study, after which the next removes what it has left.
 func TestDensityKilled(t *testing.T) {
 	s := newStudy(t)
-	cmd := s.command("--figure", "memory", "--rounds", "50")
+	cmd := s.command("--figure", "start", "--max", "2", "--rounds", "50")
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -173,7 +173,7 @@ func TestDensityFullDisk(t *testing.T) {
 	script := `mount -t tmpfs -o size=256m small "$1"; shift
 "$@" & while ! grep -qs '"round":0' ` + filepath.Join(s.out, "journal.jsonl") + `; do sleep 0.05; done
 dd if=/dev/zero of=` + s.dir + `/full bs=1M 2>/dev/null; wait $!; status=$?; rm ` + s.dir + `/full; ls -A ` + s.dir + `; exit $status`
-	cmd := s.command("--figure", "memory", "--rounds", "50")
+	cmd := s.command("--figure", "start", "--max", "2", "--rounds", "50")
 	args := append([]string{"--mount", "sh", "-c", script, "sh", s.dir}, cmd.Args...)
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()

@@ -29,7 +29,8 @@ type progress struct {
 	past     float64       // of expected: those of steps that were made
 	took     time.Duration // what those took
 	step     string
-	since    time.Time // when the step began
+	guess    float64   // seconds that the step is expected to take
+	since    time.Time // when it began
 	said     time.Time // when the last line was written
 }
 
@@ -61,10 +62,10 @@ func (p *progress) tick() {
 }
 
 // show says which step is being made.
-func (p *progress) show(step string) {
+func (p *progress) show(step string, expected float64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.step, p.since = step, time.Now()
+	p.step, p.guess, p.since = step, expected, time.Now()
 	p.draw()
 }
 
@@ -76,26 +77,26 @@ func (p *progress) done(expected float64, took time.Duration) {
 	p.took += took
 }
 
-// left is what is expected to be left: as much longer, or shorter, than was expected as
-// what is past.
-func (p *progress) left() time.Duration {
+// state is the share that is made, and the time that is left: as much longer, or
+// shorter, than was expected as what is past. A step is not over before it is.
+func (p *progress) state() (share float64, left time.Duration) {
 	factor := 1.0
 	if p.past > 0 {
 		factor = p.took.Seconds() / p.past
 	}
-	left := (p.expected-p.past)*factor - time.Since(p.since).Seconds()
-	return max(0, time.Duration(left*float64(time.Second)))
+	past := p.past + min(time.Since(p.since).Seconds()/factor, p.guess)
+	if p.expected > 0 {
+		share = min(1, past/p.expected)
+	}
+	left = time.Duration((p.expected - past) * factor * float64(time.Second))
+	return share, max(0, left).Round(time.Second)
 }
 
 func (p *progress) draw() {
 	if p.step == "" {
 		return
 	}
-	share := 0.0
-	if p.expected > 0 {
-		share = min(1, p.past/p.expected)
-	}
-	left := p.left().Round(time.Second)
+	share, left := p.state()
 	if p.width == 0 {
 		if time.Since(p.said) >= lineEvery {
 			p.said = time.Now()

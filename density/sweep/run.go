@@ -191,7 +191,7 @@ func (s *Sweep) figure(ctx context.Context, p *Plan) (err error) {
 	}
 	for round, steps := range rounds {
 		for _, step := range steps {
-			s.bar.show(fmt.Sprintf("%s, round %d of %d: %s", p.Figure.Name, round+1, p.Rounds, step.Key))
+			s.bar.show(fmt.Sprintf("%s, round %d of %d: %s", p.Figure.Name, round+1, p.Rounds, step.Key), step.Seconds)
 			if err := s.step(ctx, p, step, &Env{Rig: r, Round: round, Log: s.Log}); err != nil {
 				return fmt.Errorf("%s: %w", step.Key, err)
 			}
