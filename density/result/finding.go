@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// conclude words what the series of a figure do, one sentence for each.
+// conclude words what the series of a figure do, a line for each.
 func (f *Figure) conclude() string {
 	var sentences []string
 	for _, s := range f.Series {
@@ -15,7 +15,7 @@ func (f *Figure) conclude() string {
 			sentences = append(sentences, text)
 		}
 	}
-	return strings.Join(sentences, " ")
+	return strings.Join(sentences, "\n")
 }
 
 func (s *Series) conclude(f *Figure) string {

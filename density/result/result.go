@@ -58,7 +58,7 @@ type Figure struct {
 	Name    string    `json:"name"` // as given to --figure
 	Title   string    `json:"title"`
 	Study   string    `json:"study"`   // the study's finding in words; empty beyond it
-	Finding string    `json:"finding"` // ours, made by Finish
+	Finding string    `json:"finding"` // ours, made by Finish, a line for each sentence
 	X       Axis      `json:"x"`
 	Y       Axis      `json:"y"`
 	Series  []*Series `json:"series"`

@@ -88,7 +88,10 @@ func (a *agent) check() error {
 	select {
 	case err := <-a.ended:
 		a.ended <- err
-		return fmt.Errorf("the agent has ended: %v%s", err, a.said())
+		if err == nil {
+			err = errors.New("exit status 0")
+		}
+		return fmt.Errorf("the agent has ended: %w%s", err, a.said())
 	default:
 		return nil
 	}

@@ -41,11 +41,11 @@ func claim(parent string) (dir string, f *os.File, err error) {
 	if err := syscall.Flock(int(all.Fd()), syscall.LOCK_EX); err != nil {
 		return "", nil, fmt.Errorf("lock %s: %w", Registry, err)
 	}
-	if err := removeLeftovers(); err != nil {
-		return "", nil, fmt.Errorf("remove what a killed run has left: %w", err)
-	}
 	if parent, err = filepath.Abs(parent); err != nil {
 		return "", nil, err
+	}
+	if err := removeLeftovers(parent); err != nil {
+		return "", nil, fmt.Errorf("remove what a killed run has left: %w", err)
 	}
 	dir = filepath.Join(parent, fmt.Sprintf("%s%08x", namePrefix, rand.Uint32()))
 	file := filepath.Join(Registry, filepath.Base(dir))
@@ -72,7 +72,8 @@ func lock(path string) (*os.File, error) {
 	return f, nil
 }
 
-func removeLeftovers() error {
+// removeLeftovers is called with Registry locked.
+func removeLeftovers(parent string) error {
 	files, err := filepath.Glob(filepath.Join(Registry, namePrefix+"*"))
 	if err != nil {
 		return err
@@ -88,6 +89,18 @@ func removeLeftovers() error {
 		}
 		if err := errors.Join(err, f.Close()); err != nil {
 			return err
+		}
+	}
+	// A folder that is not written down is of before the machine was started.
+	folders, err := filepath.Glob(filepath.Join(parent, namePrefix+"????????"))
+	if err != nil {
+		return err
+	}
+	for _, dir := range folders {
+		if _, err := os.Stat(filepath.Join(Registry, filepath.Base(dir))); errors.Is(err, fs.ErrNotExist) {
+			if err := os.RemoveAll(dir); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

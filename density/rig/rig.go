@@ -24,10 +24,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -154,6 +156,21 @@ func (r *Rig) name() string { return filepath.Base(r.dir) }
 // Dir is the rig's folder, for files of the caller's; on the file system that the
 // containers' storage is on.
 func (r *Rig) Dir() string { return filepath.Join(r.dir, "files") }
+
+// Running are the names of the containers that were started and not stopped.
+func (r *Rig) Running() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Sorted(maps.Keys(r.containers))
+}
+
+// Cgroups says which hierarchies the machine has: v2, or v1 beside it (hybrid).
+func (r *Rig) Cgroups() string {
+	if len(r.v1) > 0 {
+		return "hybrid"
+	}
+	return "v2"
+}
 
 // makeGroup makes the rig's group, with one for its own processes: in v2, a group that
 // has children with controllers has no processes.

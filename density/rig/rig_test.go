@@ -118,7 +118,7 @@ func TestProgram(t *testing.T) {
 	ctx := limited(t)
 	r := newRig(t, Options{})
 	c, err := r.Start(ctx, Spec{
-		Name: "echo", Quota: 0.5, Memory: 64 << 20, Ready: "up", Env: []string{"GREETING=hello"},
+		Name: "echo", Quota: 0.1, Memory: 64 << 20, Ready: "up", Env: []string{"GREETING=hello"},
 		Args: []string{"sh", "-c", `echo up; read line; echo "$GREETING $line"; timeout 1 yes >/dev/null; echo done`},
 	})
 	if err != nil {
@@ -139,8 +139,8 @@ func TestProgram(t *testing.T) {
 		t.Errorf("after the end: %v", err)
 	}
 	s, err := c.Stats()
-	if err != nil || s.Throttled == 0 || s.ThrottledBy == 0 || s.Periods < s.Throttled || s.CPU > 800*time.Millisecond {
-		t.Errorf("with half a CPU: %+v, %v", s, err)
+	if err != nil || s.Throttled == 0 || s.ThrottledBy == 0 || s.Periods < s.Throttled || s.CPU > 400*time.Millisecond {
+		t.Errorf("with a tenth of a CPU: %+v, %v", s, err)
 	}
 	if _, err := c.Stop(ctx); err != nil {
 		t.Error(err)

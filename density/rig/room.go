@@ -55,8 +55,10 @@ func (r *Rig) CheckRoom(containers int, network, storage string, program Room) (
 		what  string
 		short bool
 	}{
-		{"memory", need.Memory > have.Memory}, {"disk in " + r.Options.Dir, need.Disk > have.Disk},
-		{"processes", need.Processes > have.Processes}, {"open files", need.Files > have.Files},
+		{"memory", need.Memory > have.Memory},
+		{"disk in " + r.Options.Dir, need.Disk > have.Disk},
+		{"processes", need.Processes > have.Processes},
+		{"open files", need.Files > have.Files},
 		{fmt.Sprintf("links of a bridge, %d", bridgeMax), network == Bridge && containers > bridgeMax},
 	} {
 		if s.short {

@@ -6,11 +6,17 @@
 // progress that a terminal shows. What is measured is an Experiment's; what containers
 // are, density/rig's; statistics and reports are density/result's and density/report's.
 // It needs what density/rig needs.
+//
+// Theory of operation: a sweep is first planned, and its plans are checked against what
+// the machine has, before anything is measured. Each figure then has a rig of its own.
+// A step that was made is appended to the journal in the folder of the results, and is
+// what a sweep consists of: an interrupted one has all steps but the last, and one that
+// is resumed makes those that the journal has not. Orders are drawn from the seed, which
+// the journal has, the round and the figure.
 package sweep
 
 import (
 	"context"
-	"io"
 	"log/slog"
 
 	"github.com/tsugiki/tsugiki/density/result"
@@ -19,14 +25,14 @@ import (
 
 // Options are those of a sweep that experiments look at.
 type Options struct {
-	Max      int      // containers at most; 0: as many as the study had in that figure
-	Quick    bool     // little of everything, to see that it works
-	Rounds   int      // how often everything is measured; 0: the experiment's choice
-	Networks []string // to compare; empty: the experiment's choice
-	Runtimes []string // to compare; never empty
-	Storages []string // to compare; empty: the experiment's choice
-	Files    int      // of file I/O, per container; 0: the experiment's choice
-	Seed     uint64
+	Max      int      `json:"max"`      // containers at most; 0: as many as the study had in that figure
+	Quick    bool     `json:"quick"`    // little of everything, to see that it works
+	Rounds   int      `json:"rounds"`   // how often everything is measured; 0: the experiment's choice
+	Networks []string `json:"networks"` // to compare; empty: the experiment's choice
+	Runtimes []string `json:"runtimes"` // to compare; never empty
+	Storages []string `json:"storages"` // to compare; empty: the experiment's choice
+	Files    int      `json:"files"`    // of file I/O, for each container; 0: the experiment's choice
+	Seed     uint64   `json:"seed"`
 }
 
 // Experiment is one figure.
@@ -34,7 +40,7 @@ type Experiment interface {
 	// Name is what --figure calls it: lower-case letters and "-".
 	Name() string
 	// Plan says what is to be measured. It checks first that what it needs is
-	// installed (rig.ErrMissing).
+	// installed (rig.ErrMissing). An error names the experiment.
 	Plan(o *Options) (*Plan, error)
 }
 
@@ -43,19 +49,22 @@ type Plan struct {
 	// Figure has everything but points: they are added to the series that samples
 	// name. Series that are there already stay in that order.
 	Figure *result.Figure
-	Rounds int // how often each step is made
+	Rounds int // how often each step is made; that of Options goes over it
 	Rig    rig.Options
-	// Room is checked before anything is started; see rig.CheckRoom.
+	// What is checked for before anything is measured, see rig.CheckRoom.
 	Containers       int
-	Network, Storage string // that take most
+	Network, Storage string // those that take most
 	Room             rig.Room
-	// Prepare installs what containers need into a rig that was just made.
+	// Tools are the versions of what makes the load.
+	Tools map[string]string
+	// Prepare installs what containers need into a rig that was just made. It may be
+	// nil.
 	Prepare func(ctx context.Context, r *rig.Rig) error
 	Steps   []Step // of one round
 }
 
-// Step is what is measured in one go. It is made once per round, leaves nothing
-// running, and what it has measured is kept if the sweep is interrupted after it.
+// Step is what is measured in one go. It is made once per round and leaves nothing
+// running; what it has measured is kept if the sweep is interrupted after it.
 type Step struct {
 	Key     string  // unique in the plan, the same in each run with the same options
 	Seconds float64 // how long it is expected to take, to guess the time left
@@ -65,31 +74,35 @@ type Step struct {
 // Env is where a step is made.
 type Env struct {
 	Rig   *rig.Rig
-	Round int
+	Round int // counted from 0
 	Log   *slog.Logger
 }
 
-// Sample is one measured value, which belongs to one point.
+// Sample is one measured value of one point, and what was measured beside it.
 type Sample struct {
 	Series   string             `json:"series"`
 	Labels   map[string]string  `json:"labels,omitempty"` // of the series
 	X        float64            `json:"x"`
 	Category string             `json:"category,omitempty"` // in the place of X
 	Value    float64            `json:"value"`
-	Extra    map[string]float64 `json:"extra,omitempty"` // the medians of the rounds are kept
+	Each     []float64          `json:"each,omitempty"`   // the containers' own values, for their fairness
+	Events   []float64          `json:"events,omitempty"` // single latencies, for percentiles over all rounds
+	Extra    map[string]float64 `json:"extra,omitempty"`  // the medians of the rounds are kept
 }
 
-// Sweep is a study: some experiments, and where their results go.
-type Sweep struct {
-	Experiments []Experiment
-	Options     Options
-	Dir         string // of the results
-	WorkDir     string // for the rigs' folders; empty: the system's for temporary files
-	Resume      bool
-	Progress    io.Writer
-	Log         *slog.Logger
+// addTo adds the sample to its point.
+func (s *Sample) addTo(f *result.Figure) *result.Point {
+	line := f.Line(s.Series, s.Labels)
+	p := line.At(s.X)
+	if s.Category != "" {
+		p = line.In(s.Category)
+	}
+	p.Add(s.Value)
+	if len(s.Each) > 0 {
+		p.AddEach(s.Each)
+	}
+	for name, value := range s.Extra {
+		p.AddExtra(name, value)
+	}
+	return p
 }
-
-// Run makes all steps and returns the results, also with an error: those that there
-// are then.
-func (s *Sweep) Run(ctx context.Context) (*result.Results, error) { return nil, nil }
