@@ -25,6 +25,7 @@ const arriveLimit = 10 * time.Minute
 type crowd struct {
 	rig     *rig.Rig
 	members []*rig.Container
+	limited bool   // they have quotas
 	file    string // of the barrier
 	barrier *load.Barrier
 }
@@ -39,6 +40,9 @@ func gather(ctx context.Context, r *rig.Rig, n int, spec func(i int) rig.Spec) (
 	}
 	err = each(n, func(i int) error {
 		s := spec(i)
+		if s.Quota > 0 && i == 0 {
+			c.limited = true
+		}
 		s.Mounts = append(s.Mounts, rig.Mount{From: c.file, To: barrierInside})
 		m, err := r.Start(ctx, s)
 		if err == nil {
@@ -161,11 +165,11 @@ func (c *crowd) together(ctx context.Context, where []runner, args func(i int) [
 func (c *crowd) watch() (observation, error) {
 	o, err := observe()
 	for _, m := range c.members {
-		if err != nil {
+		if err != nil || !c.limited {
 			break
 		}
 		var s rig.Stats
-		s, err = m.Throttling()
+		s, err = m.Stats()
 		o.throttled += s.Throttled
 		o.throttledFor += s.ThrottledBy
 	}

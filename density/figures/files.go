@@ -62,7 +62,9 @@ func (j fileJob) args(dir string) []string {
 }
 
 // makeArgs make the files, and write them to disk.
-func (j fileJob) makeArgs(dir string) []string { return append(j.args(dir), "--create_only=1", "--create_fsync=1") }
+func (j fileJob) makeArgs(dir string) []string {
+	return append(j.args(dir), "--create_only=1", "--create_fsync=1")
+}
 
 func (j fileJob) bytes() int64 { return int64(j.files) * fileBytes }
 
@@ -113,7 +115,7 @@ func parseFio(out []byte) (fioRead, error) {
 
 // mixture is who reads at the same time.
 type mixture struct {
-	category         string
+	category          string
 	hosts, containers int
 }
 
