@@ -206,3 +206,15 @@ func TestNetwork(t *testing.T) {
 		wantExtra(t, find(t, samples, "start", 0, network), "memory_kib", "pss_kib", "kernel_kib", "stop_p99_ms")
 	}
 }
+
+// What a neighbour's logger takes is less with charging: the container that computes
+// then has about its quota.
+func TestNoisyLogger(t *testing.T) {
+	samples := measure(t, "noisy-logger", options(0))
+	given := func(others neighbours) float64 {
+		return find(t, samples, string(others), 2, "").Extra["cpu_of_quota"]
+	}
+	if off, on := given(uncharged), given(charged); on < off || on < 0.7 {
+		t.Errorf("the container that computes was given %.2f of its quota with charging, %.2f without", on, off)
+	}
+}
