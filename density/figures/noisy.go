@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -66,7 +67,8 @@ func planNoisy(o *sweep.Options) (*sweep.Plan, error) {
 		Notes: []string{
 			"All containers, and their loggers, share one CPU; each container's quota is its part of that. One runs the stencil kernel. " +
 				"The others run yes, what they print goes through tsugiki-log into files of at most 16 MB; or dd, which prints nothing and uses up its quota.",
-			"cpu_of_quota is the part of its quota that the container which computes was given; its others are throttled by theirs (nr_throttled of all).",
+			"cpu_of_quota is the part of its quota that the container which computes was given; others_of_quota what each other one and its logger have used, " +
+				"in parts of its quota. nr_throttled is of all.",
 			"Charging: the agent, once with enabled = true below [charge] and each logger attached to its container, once with false.",
 		},
 	}
@@ -97,6 +99,7 @@ type noise struct {
 	rig    *rig.Rig
 	dir    string
 	ended  []chan struct{}
+	pids   []int // of the loggers
 }
 
 func (j noisyJob) run(ctx context.Context, e *sweep.Env) (_ []sweep.Sample, err error) {
@@ -174,10 +177,11 @@ func (j noisyJob) startHelpers(h *noise, c *crowd) error {
 		if err != nil {
 			return err
 		}
+		h.pids = append(h.pids, pid)
 		if j.others != charged {
 			continue
 		}
-		_, err = h.rig.Host(h.ctx, j.tsugiki, "charge", "attach", "--agent", socket, "--helper", pid, "--to", c.members[i].Cgroup())
+		_, err = h.rig.Host(h.ctx, j.tsugiki, "charge", "attach", "--agent", socket, "--helper", strconv.Itoa(pid), "--to", c.members[i].Cgroup())
 		if err != nil {
 			return fmt.Errorf("charge a container for its logger: %w; does this agent charge?", h.cause(err))
 		}
@@ -206,12 +210,14 @@ const loggerScript = `echo $$ >"$1.new" && mv "$1.new" "$1"
 exec env CONTAINER_ID=density CONTAINER_NAMESPACE=density taskset -c 0 \
 	"$2" path "$3" max-size 16m max-file 1 agent none 3<"$4" 4</dev/null 5>/dev/null`
 
-func (j noisyJob) startLogger(h *noise, i int) (pid string, err error) {
+func (j noisyJob) startLogger(h *noise, i int) (pid int, err error) {
 	file := filepath.Join(h.dir, fmt.Sprintf("pid-%d", i))
 	h.start("sh", "-c", loggerScript, "sh", file, j.logger, filepath.Join(h.dir, fmt.Sprintf("log-%d.json", i)), pipeOf(h.dir, i))
 	err = h.await("a logger", func() bool {
 		data, err := os.ReadFile(file)
-		pid = strings.TrimSpace(string(data))
+		if err == nil {
+			pid, err = strconv.Atoi(strings.TrimSpace(string(data)))
+		}
 		return err == nil
 	})
 	return pid, err
@@ -224,7 +230,7 @@ func (j noisyJob) compute(h *noise, c *crowd) ([]sweep.Sample, error) {
 	case <-h.ctx.Done():
 		return nil, context.Cause(h.ctx)
 	}
-	before, err := c.members[0].Stats()
+	before, err := j.spent(h, c)
 	if err != nil {
 		return nil, err
 	}
@@ -234,7 +240,7 @@ func (j noisyJob) compute(h *noise, c *crowd) ([]sweep.Sample, error) {
 	if err != nil {
 		return nil, h.cause(err)
 	}
-	after, err := c.members[0].Stats()
+	after, err := j.spent(h, c)
 	if err != nil {
 		return nil, err
 	}
@@ -242,8 +248,44 @@ func (j noisyJob) compute(h *noise, c *crowd) ([]sweep.Sample, error) {
 	if err != nil {
 		return nil, err
 	}
-	extra["cpu_of_quota"] = (after.CPU - before.CPU).Seconds() / took.Seconds() * float64(j.n)
+	quota := took.Seconds() / float64(j.n)
+	extra["cpu_of_quota"] = (after.own - before.own).Seconds() / quota
+	extra["others_of_quota"] = (after.others - before.others).Seconds() / quota / float64(j.n-1)
 	return []sweep.Sample{{Series: string(j.others), X: float64(j.n), Value: r.MFLOPS, Extra: extra}}, nil
+}
+
+// spending is the CPU time of the container that computes, and of all others with their
+// loggers.
+type spending struct{ own, others time.Duration }
+
+// spent reads it. The others are one process each, so that a logger does not count
+// twice that was moved into a container's group.
+func (j noisyJob) spent(h *noise, c *crowd) (s spending, err error) {
+	stats, err := c.members[0].Stats()
+	if err != nil {
+		return s, err
+	}
+	s.own = stats.CPU
+	pids := slices.Clone(h.pids)
+	for _, m := range c.members[1:] {
+		pids = append(pids, m.PID())
+	}
+	for _, pid := range pids {
+		d, err := processTime(pid)
+		if err != nil {
+			return s, fmt.Errorf("read the CPU time of process %d: %w", pid, err)
+		}
+		s.others += d
+	}
+	return s, nil
+}
+
+// processTime is the CPU time of a process, by its clock (clock_getcpuclockid(3)).
+func processTime(pid int) (time.Duration, error) {
+	const scheduler = 2
+	var t unix.Timespec
+	err := unix.ClockGettime(int32(^pid<<3|scheduler), &t)
+	return time.Duration(t.Nano()), err
 }
 
 // start starts a program on the host. If it ends by itself, all is over.
