@@ -98,10 +98,9 @@ func cpuStep(o *sweep.Options, v variant, n int, quota bool) sweep.Step {
 // sharedOut are the samples of something that containers share: the sum, and what each
 // got, with its fairness.
 func sharedOut(labels map[string]string, n int, values []float64, extra map[string]float64) []sweep.Sample {
-	extra["jain"] = result.Jain(values)
 	x := float64(n)
 	return []sweep.Sample{
-		{Series: "total", Labels: labels, X: x, Value: sum(values), Extra: extra},
+		{Series: "total", Labels: labels, X: x, Value: sum(values), Each: values, Extra: extra},
 		{Series: "each", Labels: labels, X: x, Value: mean(values)},
 	}
 }

@@ -21,6 +21,9 @@ const barrierInside = "/run/barrier"
 // of a second each, on slow machines.
 const arriveLimit = 10 * time.Minute
 
+// runLimit is how long programs may take, far above what any does.
+const runLimit = 30 * time.Minute
+
 // crowd is some containers that do the same at the same time.
 type crowd struct {
 	rig     *rig.Rig
@@ -128,6 +131,8 @@ func (c *crowd) onHost(loader string) runner {
 // together runs a program in each at the same time, and returns what they printed and
 // what the machine was like meanwhile.
 func (c *crowd) together(ctx context.Context, where []runner, args func(i int) []string) ([][]byte, map[string]float64, error) {
+	ctx, stop := context.WithTimeoutCause(ctx, runLimit, errors.New("programs do not come to an end"))
+	defer stop()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	out := make([][]byte, len(where))
@@ -142,8 +147,8 @@ func (c *crowd) together(ctx context.Context, where []runner, args func(i int) [
 			}
 		}()
 	}
-	arrive, stop := context.WithTimeout(ctx, arriveLimit)
-	defer stop()
+	arrive, enough := context.WithTimeout(ctx, arriveLimit)
+	defer enough()
 	err := c.barrier.Await(arrive, len(where))
 	if err != nil {
 		cancel(err)

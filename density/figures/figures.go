@@ -17,7 +17,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/tsugiki/tsugiki/density/load"
@@ -207,16 +206,5 @@ func sum(values []float64) float64 {
 }
 
 func mean(values []float64) float64 { return sum(values) / float64(len(values)) }
-
-// networksSaid is for the notes.
-func networksSaid(list []variant) string {
-	var names []string
-	for _, v := range list {
-		if !slices.Contains(names, v.network) {
-			names = append(names, v.network)
-		}
-	}
-	return strings.Join(names, ", ")
-}
 
 var errUnreachable = errors.New("containers without a network cannot be reached from outside; choose another with --network")

@@ -149,9 +149,10 @@ func lives(ctx context.Context, r *rig.Rig, v variant, stages []int) (samples []
 	all := ramp{rig: r, variant: v}
 	defer func() { err = errors.Join(err, all.end(ctx)) }()
 	add := func(series string, n int, took []float64) {
-		extra := percentiles(took)
-		extra["rate_per_s"] = 1000 / mean(took)
-		samples = append(samples, sweep.Sample{Series: series, Labels: v.labels(), X: float64(n), Value: result.Median(took), Extra: extra})
+		samples = append(samples, sweep.Sample{
+			Series: series, Labels: v.labels(), X: float64(n), Value: result.Median(took), Events: took,
+			Extra: map[string]float64{"rate_per_s": 1000 / mean(took)},
+		})
 	}
 	for _, n := range stages {
 		before := len(all.members)
@@ -301,7 +302,6 @@ func networkCost(ctx context.Context, r *rig.Rig, v variant, n int) (_ []sweep.S
 		return nil, err
 	}
 	memory, extra := after.each(before, n)
-	merge(extra, percentiles(all.started))
 	extra["memory_kib"] = memory
 	stopped, err := all.shrink(ctx, 0)
 	if err != nil {
@@ -310,5 +310,5 @@ func networkCost(ctx context.Context, r *rig.Rig, v variant, n int) (_ []sweep.S
 	extra["stop_p50_ms"], extra["stop_p99_ms"] = result.Median(stopped), result.Percentile(stopped, 99)
 	labels := v.labels()
 	delete(labels, "network")
-	return []sweep.Sample{{Series: "start", Labels: labels, Category: v.network, Value: result.Percentile(all.started, 99), Extra: extra}}, nil
+	return []sweep.Sample{{Series: "start", Labels: labels, Category: v.network, Value: result.Percentile(all.started, 99), Events: all.started, Extra: extra}}, nil
 }

@@ -173,11 +173,10 @@ func webStep(o *sweep.Options, server webServer, v variant, n, requests int) swe
 			longest, answered = max(longest, r.Seconds), answered+len(r.Took)
 		}
 		merge(extra, percentiles(took))
-		extra["jain"] = result.Jain(rates)
 		x, labels := float64(n), v.labels()
 		return []sweep.Sample{
 			// Until the last has ended: some run alone at the end.
-			{Series: "total", Labels: labels, X: x, Value: float64(answered) / longest, Extra: extra},
+			{Series: "total", Labels: labels, X: x, Value: float64(answered) / longest, Each: rates, Extra: extra},
 			{Series: "each", Labels: labels, X: x, Value: mean(rates)},
 		}, nil
 	}
@@ -258,9 +257,8 @@ func randomStep(o *sweep.Options, server webServer, v variant, n, requests int) 
 			return nil, err
 		}
 		extra := after.since(before)
-		merge(extra, percentiles(r.Took))
 		extra["requests_per_s"] = float64(len(r.Took)) / r.Seconds
-		return []sweep.Sample{{Series: "response", Labels: v.labels(), X: float64(n), Value: mean(r.Took), Extra: extra}}, nil
+		return []sweep.Sample{{Series: "response", Labels: v.labels(), X: float64(n), Value: mean(r.Took), Events: r.Took, Extra: extra}}, nil
 	}
 	return sweep.Step{Key: v.key(n), Seconds: 1 + 2*seconds(n) + float64(requests)/3000, Run: run}
 }

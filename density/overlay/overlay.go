@@ -113,13 +113,12 @@ func (j Job) run(root string) (Timing, error) {
 		}
 	}
 	dir := f.plain
-	switch {
-	case j.Place == Present:
+	if j.Place == Present {
 		if err := j.fill(f.lower); err != nil {
 			return Timing{}, err
 		}
-		fallthrough
-	case j.Place == Absent:
+	}
+	if j.Place == Present || j.Place == Absent {
 		if err := f.mount(); err != nil {
 			return Timing{}, err
 		}
