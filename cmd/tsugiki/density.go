@@ -26,6 +26,6 @@ Consolidated Environment Using Container"), and adds what that left open.`,
 		},
 		Run: func(*cobra.Command, []string) {},
 	}
-	cmd.AddCommand(densityRun())
+	cmd.AddCommand(densityRun(), densityCompare())
 	return cmd
 }
