@@ -19,7 +19,7 @@ programs=(
 	openssh-server openssh-client dnsmasq-base bind9-dnsutils man-db systemd
 )
 # Container engines, and what their images are made of.
-engines=(docker.io containerd runc podman containernetworking-plugins iptables busybox-static)
+engines=(docker.io containerd runc podman containernetworking-plugins iptables busybox-static fio)
 # A Rust new enough for tokio, with the source of its standard library. Debian 12
 # has it under another name, which takes the place of the usual one.
 # shellcheck source=/dev/null
