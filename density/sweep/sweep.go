@@ -93,9 +93,11 @@ type Sample struct {
 // addTo adds the sample to its point.
 func (s *Sample) addTo(f *result.Figure) *result.Point {
 	line := f.Line(s.Series, s.Labels)
-	p := line.At(s.X)
+	var p *result.Point
 	if s.Category != "" {
 		p = line.In(s.Category)
+	} else {
+		p = line.At(s.X)
 	}
 	p.Add(s.Value)
 	if len(s.Each) > 0 {

@@ -160,6 +160,20 @@ func TestResume(t *testing.T) {
 	}
 }
 
+func TestCategories(t *testing.T) {
+	f := &result.Figure{}
+	for _, s := range []Sample{{Series: "a", Category: "host", Value: 1}, {Series: "a", Category: "host", Value: 2}, {Series: "a", X: 3, Value: 3}} {
+		s.addTo(f)
+	}
+	var got []string
+	for _, p := range f.Line("a", nil).Points {
+		got = append(got, fmt.Sprintf("%s at %v: %v", p.Category, p.X, p.Samples))
+	}
+	if diff := cmp.Diff([]string{"host at 0: [1 2]", " at 3: [3]"}, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
 // TestFailure keeps what there is, and goes on with the next figure.
 func TestFailure(t *testing.T) {
 	bad, good := &counting{name: "bad", fail: "b"}, &counting{name: "good"}
