@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"runtime"
 	"time"
 
@@ -44,6 +45,9 @@ func planCPU(o *sweep.Options) (*sweep.Plan, error) {
 		},
 	}
 	for _, v := range list {
+		for _, quota := range []bool{false, true} {
+			order(p.Figure, []variant{{labels: withQuota(v, quota)}}, "total", "each")
+		}
 		for _, size := range doubling(n) {
 			for _, quota := range []bool{false, true} {
 				p.Steps = append(p.Steps, cpuStep(o, v, size, quota))
@@ -51,6 +55,15 @@ func planCPU(o *sweep.Options) (*sweep.Plan, error) {
 		}
 	}
 	return p, nil
+}
+
+func withQuota(v variant, quota bool) map[string]string {
+	labels := maps.Clone(v.labels)
+	labels["quota"] = "none"
+	if quota {
+		labels["quota"] = "its part"
+	}
+	return labels
 }
 
 func cpuTime(o *sweep.Options, n int) time.Duration {
@@ -61,12 +74,9 @@ func cpuTime(o *sweep.Options, n int) time.Duration {
 }
 
 func cpuStep(o *sweep.Options, v variant, n int, quota bool) sweep.Step {
-	took, labels, key := cpuTime(o, n), v.labels(), v.key(n)
-	labels["quota"], key = "none", key+"/free"
-	share := 0.0
+	took, labels, key, share := cpuTime(o, n), withQuota(v, quota), v.key(n)+"/free", 0.0
 	if quota {
-		share = min(1, float64(runtime.NumCPU())/float64(n))
-		labels["quota"], key = "its part", key+"/quota"
+		key, share = v.key(n)+"/quota", min(1, float64(runtime.NumCPU())/float64(n))
 	}
 	run := func(ctx context.Context, e *sweep.Env) (samples []sweep.Sample, err error) {
 		c, err := gather(ctx, e.Rig, n, func(i int) rig.Spec {

@@ -100,7 +100,10 @@ func doubling(largest int) []int {
 }
 
 // variant is what differs between the containers that are compared.
-type variant struct{ network, runtime, storage string }
+type variant struct {
+	network, runtime, storage string
+	labels                    map[string]string // of its series: those of the three that are compared
+}
 
 // variants are all that were asked for, or some usual ones.
 func variants(o *sweep.Options, networks, storages []string) []variant {
@@ -114,15 +117,22 @@ func variants(o *sweep.Options, networks, storages []string) []variant {
 	for _, network := range networks {
 		for _, runtime := range o.Runtimes {
 			for _, storage := range storages {
-				list = append(list, variant{network, runtime, storage})
+				v := variant{network: network, runtime: runtime, storage: storage, labels: make(map[string]string)}
+				for _, l := range []struct {
+					name, value string
+					compared    int
+				}{
+					{"network", network, len(networks)}, {"runtime", filepath.Base(runtime), len(o.Runtimes)}, {"storage", storage, len(storages)},
+				} {
+					if l.compared > 1 {
+						v.labels[l.name] = l.value
+					}
+				}
+				list = append(list, v)
 			}
 		}
 	}
 	return list
-}
-
-func (v variant) labels() map[string]string {
-	return map[string]string{"network": v.network, "runtime": filepath.Base(v.runtime), "storage": v.storage}
 }
 
 func (v variant) key(n int) string {
@@ -131,6 +141,16 @@ func (v variant) key(n int) string {
 
 func (v variant) spec(i int, args ...string) rig.Spec {
 	return rig.Spec{Name: fmt.Sprintf("c%d", i), Args: args, Network: v.network, Runtime: v.runtime, Storage: v.storage}
+}
+
+// order makes the series that samples are to have, in the order of the variants and not
+// in the one in which they are drawn.
+func order(f *result.Figure, list []variant, series ...string) {
+	for _, v := range list {
+		for _, name := range series {
+			f.Line(name, v.labels)
+		}
+	}
 }
 
 // most is the variant that takes most of the machine, for the check of its limits.

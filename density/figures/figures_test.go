@@ -132,7 +132,7 @@ func TestIO(t *testing.T) {
 	o.Storages = []string{rig.Overlay}
 	samples := measure(t, "io", o)
 	for _, m := range mixtures {
-		wantExtra(t, find(t, samples, "reading", 0, m.category, "storage", rig.Overlay), "p50", "p99", "psi_io")
+		wantExtra(t, find(t, samples, "reading", 0, m.category), "p50", "p99", "psi_io")
 	}
 }
 
@@ -141,8 +141,8 @@ func TestIODensity(t *testing.T) {
 	o := options(2)
 	o.Storages = []string{rig.Dir}
 	samples := measure(t, "io-density", o)
-	find(t, samples, "total", 2, "", "storage", rig.Dir)
-	find(t, samples, "each", 1, "", "storage", rig.Dir)
+	find(t, samples, "total", 2, "")
+	find(t, samples, "each", 1, "")
 }
 
 func TestWeb(t *testing.T) {

@@ -154,8 +154,9 @@ func planIO(o *sweep.Options) (*sweep.Plan, error) {
 	}
 	for _, v := range list {
 		for _, m := range mixtures {
+			p.Figure.Line("reading", v.labels).In(m.category)
 			p.Steps = append(p.Steps, j.step(v, loader, m, func(speeds []float64, extra map[string]float64) []sweep.Sample {
-				return []sweep.Sample{{Series: "reading", Labels: v.labels(), Category: m.category, Value: sum(speeds), Each: speeds, Extra: extra}}
+				return []sweep.Sample{{Series: "reading", Labels: v.labels, Category: m.category, Value: sum(speeds), Each: speeds, Extra: extra}}
 			}))
 		}
 	}
@@ -175,10 +176,11 @@ func planIODensity(o *sweep.Options) (*sweep.Plan, error) {
 		Y:     result.Axis{Label: "speed", Unit: "MB/s", Log: true, Better: result.Higher},
 		Notes: j.notes(),
 	}
+	order(p.Figure, list, "total", "each")
 	for _, v := range list {
 		for _, size := range doubling(n) {
 			p.Steps = append(p.Steps, j.step(v, loader, mixture{strconv.Itoa(size), 0, size}, func(speeds []float64, extra map[string]float64) []sweep.Sample {
-				return sharedOut(v.labels(), size, speeds, extra)
+				return sharedOut(v.labels, size, speeds, extra)
 			}))
 		}
 	}

@@ -53,6 +53,7 @@ func planLayers(o *sweep.Options, operation overlay.Operation, places []overlay.
 		},
 	}
 	for _, place := range places {
+		p.Figure.Line(string(place), nil)
 		for _, files := range layerFiles(o) {
 			p.Steps = append(p.Steps, layerStep(overlay.Job{Operation: operation, Place: place, Files: files, Bytes: layerBytes}))
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -133,6 +134,7 @@ func planStart(o *sweep.Options) (*sweep.Plan, error) {
 			"Stopping is from the kill until container, network and root file system are removed, the last started first.",
 		},
 	}
+	order(p.Figure, list, "start", "stop")
 	for _, v := range list {
 		p.Steps = append(p.Steps, sweep.Step{Key: v.key(p.Containers), Seconds: 2 * seconds(p.Containers), Run: func(ctx context.Context, e *sweep.Env) ([]sweep.Sample, error) {
 			return lives(ctx, e.Rig, v, stages(p.Containers))
@@ -150,7 +152,7 @@ func lives(ctx context.Context, r *rig.Rig, v variant, stages []int) (samples []
 	defer func() { err = errors.Join(err, all.end(ctx)) }()
 	add := func(series string, n int, took []float64) {
 		samples = append(samples, sweep.Sample{
-			Series: series, Labels: v.labels(), X: float64(n), Value: result.Median(took), Events: took,
+			Series: series, Labels: v.labels, X: float64(n), Value: result.Median(took), Events: took,
 			Extra: map[string]float64{"rate_per_s": 1000 / mean(took)},
 		})
 	}
@@ -225,6 +227,7 @@ func planMemory(o *sweep.Options) (*sweep.Plan, error) {
 	}
 	// The first few containers are less than what the rest of a machine changes meanwhile.
 	marks := slices.DeleteFunc(stages(p.Containers), func(n int) bool { return n < min(p.Containers, 10) })
+	order(p.Figure, list, "memory")
 	for _, v := range list {
 		p.Steps = append(p.Steps, sweep.Step{Key: v.key(p.Containers), Seconds: 2*seconds(p.Containers) + float64(len(marks)), Run: func(ctx context.Context, e *sweep.Env) ([]sweep.Sample, error) {
 			return memories(ctx, e.Rig, v, marks)
@@ -252,7 +255,7 @@ func memories(ctx context.Context, r *rig.Rig, v variant, marks []int) (samples 
 			return nil, err
 		}
 		value, extra := after.each(before, n)
-		samples = append(samples, sweep.Sample{Series: "memory", Labels: v.labels(), X: float64(n), Value: value, Extra: extra})
+		samples = append(samples, sweep.Sample{Series: "memory", Labels: v.labels, X: float64(n), Value: value, Extra: extra})
 	}
 	return samples, nil
 }
@@ -274,11 +277,19 @@ func planNetwork(o *sweep.Options) (*sweep.Plan, error) {
 		},
 	}
 	for _, v := range list {
+		p.Figure.Line("start", v.withoutNetwork()).In(v.network)
 		p.Steps = append(p.Steps, sweep.Step{Key: v.key(n), Seconds: 2*seconds(n) + 2, Run: func(ctx context.Context, e *sweep.Env) ([]sweep.Sample, error) {
 			return networkCost(ctx, e.Rig, v, n)
 		}})
 	}
 	return p, nil
+}
+
+// withoutNetwork are the labels where networks are categories.
+func (v variant) withoutNetwork() map[string]string {
+	labels := maps.Clone(v.labels)
+	delete(labels, "network")
+	return labels
 }
 
 func networkCost(ctx context.Context, r *rig.Rig, v variant, n int) (_ []sweep.Sample, err error) {
@@ -308,7 +319,5 @@ func networkCost(ctx context.Context, r *rig.Rig, v variant, n int) (_ []sweep.S
 		return nil, err
 	}
 	extra["stop_p50_ms"], extra["stop_p99_ms"] = result.Median(stopped), result.Percentile(stopped, 99)
-	labels := v.labels()
-	delete(labels, "network")
-	return []sweep.Sample{{Series: "start", Labels: labels, Category: v.network, Value: result.Percentile(all.started, 99), Events: all.started, Extra: extra}}, nil
+	return []sweep.Sample{{Series: "start", Labels: v.withoutNetwork(), Category: v.network, Value: result.Percentile(all.started, 99), Events: all.started, Extra: extra}}, nil
 }

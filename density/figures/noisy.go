@@ -36,7 +36,8 @@ const (
 	// helperLimit is how long an agent or a logger may take until it is there.
 	helperLimit = 30 * time.Second
 	// learn is what charging is given to find its pace: some of its averages' lengths.
-	learn = 2 * time.Second
+	learn      = 2 * time.Second
+	quickLearn = 300 * time.Millisecond
 )
 
 func planNoisy(o *sweep.Options) (*sweep.Plan, error) {
@@ -54,7 +55,10 @@ func planNoisy(o *sweep.Options) (*sweep.Plan, error) {
 	if o.Quick {
 		n = 2
 	}
-	took := cpuTime(o, 1)
+	took, lesson := cpuTime(o, 1), learn
+	if o.Quick {
+		lesson = quickLearn
+	}
 	p := &sweep.Plan{
 		Rounds: rounds(o), Containers: n, Network: rig.None, Storage: rig.Overlay,
 		Room:    rig.Room{Memory: stencilMemory, Disk: 32 << 20, Processes: 4},
@@ -72,11 +76,14 @@ func planNoisy(o *sweep.Options) (*sweep.Plan, error) {
 			"Charging: the agent, once with enabled = true below [charge] and each logger attached to its container, once with false.",
 		},
 	}
+	for _, others := range []neighbours{quiet, uncharged, charged} {
+		p.Figure.Line(string(others), nil)
+	}
 	for size := 2; size <= n; size++ {
 		for _, others := range []neighbours{quiet, uncharged, charged} {
-			j := noisyJob{n: size, others: others, seconds: took, runtime: o.Runtimes[0], logger: found[loggerName], tsugiki: found[tsugikiName]}
+			j := noisyJob{n: size, learn: lesson, others: others, seconds: took, runtime: o.Runtimes[0], logger: found[loggerName], tsugiki: found[tsugikiName]}
 			p.Steps = append(p.Steps, sweep.Step{
-				Key: fmt.Sprintf("%s/%d", others, size), Seconds: took.Seconds() + learn.Seconds() + 1 + seconds(size), Run: j.run,
+				Key: fmt.Sprintf("%s/%d", others, size), Seconds: took.Seconds() + lesson.Seconds() + 1 + seconds(size), Run: j.run,
 			})
 		}
 	}
@@ -86,6 +93,7 @@ func planNoisy(o *sweep.Options) (*sweep.Plan, error) {
 // noisyJob is one run.
 type noisyJob struct {
 	n               int
+	learn           time.Duration
 	others          neighbours
 	seconds         time.Duration
 	runtime         string
@@ -226,7 +234,7 @@ func (j noisyJob) startLogger(h *noise, i int) (pid int, err error) {
 // compute has the first container compute while the others go on.
 func (j noisyJob) compute(h *noise, c *crowd) ([]sweep.Sample, error) {
 	select {
-	case <-time.After(learn):
+	case <-time.After(j.learn):
 	case <-h.ctx.Done():
 		return nil, context.Cause(h.ctx)
 	}

@@ -131,6 +131,7 @@ func planWeb(o *sweep.Options) (*sweep.Plan, error) {
 			"Percentiles are of the single requests of all containers, in milliseconds.",
 		},
 	}
+	order(p.Figure, list, "total", "each")
 	for _, v := range list {
 		for _, n := range doubling(p.Containers) {
 			p.Steps = append(p.Steps, webStep(o, server, v, n, requests))
@@ -173,7 +174,7 @@ func webStep(o *sweep.Options, server webServer, v variant, n, requests int) swe
 			longest, answered = max(longest, r.Seconds), answered+len(r.Took)
 		}
 		merge(extra, percentiles(took))
-		x, labels := float64(n), v.labels()
+		x, labels := float64(n), v.labels
 		return []sweep.Sample{
 			// Until the last has ended: some run alone at the end.
 			{Series: "total", Labels: labels, X: x, Value: float64(answered) / longest, Each: rates, Extra: extra},
@@ -216,6 +217,7 @@ func planWebRandom(o *sweep.Options) (*sweep.Plan, error) {
 			"Percentiles are of the single requests, in milliseconds.",
 		},
 	}
+	order(p.Figure, list, "response")
 	for _, v := range list {
 		for _, n := range doubling(p.Containers) {
 			p.Steps = append(p.Steps, randomStep(o, server, v, n, requests))
@@ -258,7 +260,7 @@ func randomStep(o *sweep.Options, server webServer, v variant, n, requests int) 
 		}
 		extra := after.since(before)
 		extra["requests_per_s"] = float64(len(r.Took)) / r.Seconds
-		return []sweep.Sample{{Series: "response", Labels: v.labels(), X: float64(n), Value: mean(r.Took), Events: r.Took, Extra: extra}}, nil
+		return []sweep.Sample{{Series: "response", Labels: v.labels, X: float64(n), Value: mean(r.Took), Events: r.Took, Extra: extra}}, nil
 	}
 	return sweep.Step{Key: v.key(n), Seconds: 1 + 2*seconds(n) + float64(requests)/3000, Run: run}
 }
