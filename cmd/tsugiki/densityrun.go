@@ -127,7 +127,8 @@ func (f *densityFlags) check() (list []sweep.Experiment, err error) {
 		has, list []string
 	}{
 		{"figure", f.figures, append(figureNames(), allFigures)},
-		{"network", o.Networks, densityNetworks}, {"storage", o.Storages, densityStorages},
+		{"network", o.Networks, densityNetworks},
+		{"storage", o.Storages, densityStorages},
 	} {
 		for _, v := range values.has {
 			if !slices.Contains(values.list, v) {

@@ -120,7 +120,8 @@ func commandLine(args []string) string {
 	for i, a := range args {
 		quoted[i] = a
 		if a == "" || strings.ContainsFunc(a, func(r rune) bool {
-			return !strings.ContainsRune("-_./:=,@%+", r) && !('0' <= r && r <= '9' || 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z')
+			plain := strings.ContainsRune("-_./:=,@%+", r) || '0' <= r && r <= '9' || 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z'
+			return !plain
 		}) {
 			quoted[i] = "'" + strings.ReplaceAll(a, "'", `'\''`) + "'"
 		}
