@@ -153,13 +153,13 @@ func TestDensityKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.awaitStep()
+	if len(s.groups()) != 1 {
+		t.Error("it has no rig")
+	}
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
 	_ = cmd.Wait() // killed
-	if len(s.groups()) != 1 {
-		t.Fatal("it had no rig")
-	}
 	if out, err := s.run("--figure", "overlay-create"); err != nil {
 		t.Fatalf("the next: %v: %s", err, out)
 	}

@@ -66,17 +66,16 @@ func TestKilled(t *testing.T) {
 	}
 	line, err := bufio.NewReader(stdout).ReadString('\n')
 	dir := strings.TrimSpace(line)
+	if err != nil || !filepath.IsAbs(dir) {
+		t.Fatalf("it says %q: %v", line, err)
+	}
+	if there := inhabitants(t, filepath.Base(dir)); len(there) < 7 {
+		t.Errorf("four containers, an agent, a gate and a keeper are %v", there)
+	}
 	if err := killed.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
 	_ = killed.Wait() // killed
-	if err != nil || !filepath.IsAbs(dir) {
-		t.Fatalf("it says %q: %v", line, err)
-	}
-	pids := inhabitants(t, filepath.Base(dir))
-	if len(pids) < 4 {
-		t.Fatalf("containers did not survive: %v", pids)
-	}
 	newRig(t, Options{})
 	checkGone(t, filepath.Base(dir), dir)
 	if left := inhabitants(t, filepath.Base(dir)); len(left) > 0 {
