@@ -48,7 +48,6 @@ type Container struct {
 	process   *os.File // its first one
 	started   time.Duration
 
-	stdin  *os.File
 	stdout *os.File // nil with Spec.Output
 	lines  *bufio.Reader
 }
@@ -182,15 +181,10 @@ func (c *Container) start(ctx context.Context) error {
 
 // run has the runtime make and start it.
 func (c *Container) run(ctx context.Context) error {
-	stdin, questions, err := os.Pipe()
-	if err != nil {
-		return err
-	}
-	defer stdin.Close()
-	c.stdin = questions
 	output := c.spec.Output
 	if output == nil {
 		var theirs *os.File
+		var err error
 		if c.stdout, theirs, err = os.Pipe(); err != nil {
 			return err
 		}
@@ -204,7 +198,7 @@ func (c *Container) run(ctx context.Context) error {
 	defer said.Close()
 	pidFile := filepath.Join(c.dir(), "pid")
 	cmd := c.command(ctx, "run", "--detach", "--pid-file", pidFile, "--bundle", c.dir(), c.spec.Name)
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = stdin, output, said
+	cmd.Stdout, cmd.Stderr = output, said
 	c.created = true
 	err = c.rig.host.start(cmd)
 	if err == nil {
@@ -325,12 +319,6 @@ func (c *Container) Address(port uint16) string {
 		return fmt.Sprintf("127.0.0.1:%d", port)
 	}
 	return fmt.Sprintf("%s:%d", hostAddr.Addr(), c.hostPorts[port])
-}
-
-// Say writes a line to the standard input of the container's program.
-func (c *Container) Say(line string) error {
-	_, err := io.WriteString(c.stdin, line+"\n")
-	return err
 }
 
 // Line reads the next line of what the program prints, after that of Spec.Ready. At the

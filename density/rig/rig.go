@@ -97,7 +97,6 @@ type Rig struct {
 	ports      map[uint16]string // of the host's: by whom they are taken
 	agent      *agent            // nil until a container is grafted
 	bridge     *bridge           // nil until a container is connected to it
-	overlays   int
 }
 
 // New makes a rig, after it has removed what killed ones have left.

@@ -152,7 +152,7 @@ func librariesOf(program string) ([]string, error) {
 func (c *Container) makeRoot() (string, error) {
 	switch c.spec.Storage {
 	case Overlay:
-		merged, _, err := c.rig.mountOverlay(c.dir(), c.rig.rootfs())
+		merged, err := c.rig.mountOverlay(c.dir(), c.rig.rootfs())
 		if err == nil {
 			c.mounted = merged
 		}
@@ -195,25 +195,25 @@ func copyTree(to, from string) error {
 
 // mountOverlay mounts an overlay in a folder, where only the rig's commands and the
 // containers see it.
-func (r *Rig) mountOverlay(dir, lower string) (merged, upper string, err error) {
+func (r *Rig) mountOverlay(dir, lower string) (merged string, err error) {
 	merged, upper, work := filepath.Join(dir, "merged"), filepath.Join(dir, "upper"), filepath.Join(dir, "work")
 	for _, d := range []string{merged, upper, work} {
 		if err := os.MkdirAll(d, 0o755); err != nil {
-			return "", "", err
+			return "", err
 		}
 	}
 	options := fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s", lower, upper, work)
 	err = r.host.do(func() error { return unix.Mount("overlay", merged, "overlay", 0, options) })
 	if errors.Is(err, unix.ENODEV) {
-		return "", "", fmt.Errorf("mount overlay: %w; the kernel has no overlayfs, choose --storage dir", err)
+		return "", fmt.Errorf("mount overlay: %w; the kernel has no overlayfs, choose --storage dir", err)
 	}
 	if errors.Is(err, unix.EINVAL) {
-		return "", "", fmt.Errorf("mount overlay: %w; %s may be on an overlay itself, choose another folder with --work-dir", err, dir)
+		return "", fmt.Errorf("mount overlay: %w; %s may be on an overlay itself, choose another folder with --work-dir", err, dir)
 	}
 	if err != nil {
-		return "", "", fmt.Errorf("mount overlay: %w", err)
+		return "", fmt.Errorf("mount overlay: %w", err)
 	}
-	return merged, upper, nil
+	return merged, nil
 }
 
 func (r *Rig) unmount(merged string) error {
@@ -222,26 +222,6 @@ func (r *Rig) unmount(merged string) error {
 		return fmt.Errorf("unmount %s: %w", merged, err)
 	}
 	return nil
-}
-
-// OverlayMount mounts an overlay for Host's commands: over lower, a folder, or over an
-// empty one if that is empty. It returns the folder that it is mounted on, the one that
-// takes what is written, and what unmounts the overlay and removes both.
-func (r *Rig) OverlayMount(lower string) (merged, upper string, undo func() error, err error) {
-	r.mu.Lock()
-	r.overlays++
-	dir := filepath.Join(r.dir, fmt.Sprintf("overlay-%d", r.overlays))
-	r.mu.Unlock()
-	if lower == "" {
-		lower = filepath.Join(dir, "lower")
-		if err := os.MkdirAll(lower, 0o755); err != nil {
-			return "", "", nil, err
-		}
-	}
-	if merged, upper, err = r.mountOverlay(dir, lower); err != nil {
-		return "", "", nil, errors.Join(err, os.RemoveAll(dir))
-	}
-	return merged, upper, func() error { return errors.Join(r.unmount(merged), os.RemoveAll(dir)) }, nil
 }
 
 // In runs fn on a thread that sees the rig's mounts, and is in the namespace that stands

@@ -67,7 +67,7 @@ func (c *Container) kill(ctx context.Context) error {
 // close closes what the container has open. What else there is of it goes with the
 // rig.
 func (c *Container) close() {
-	for _, f := range []*os.File{c.process, c.stdin, c.stdout} {
+	for _, f := range []*os.File{c.process, c.stdout} {
 		if f != nil {
 			f.Close()
 		}
