@@ -77,6 +77,11 @@ test: deps build lint
 		$(GO) run ./internal/testreport -skips .ci/skips
 	$(MAKE) test-sanitized
 
+# The density study's own tests: containers by the dozen, for minutes.
+test-density: deps build
+	TSUGIKI_BIN=$(CURDIR)/bin $(GO) test -count=1 -p 1 -timeout 30m -tags density ./density/...
+	TSUGIKI_BIN=$(CURDIR)/bin $(GO) test -count=1 -timeout 30m -tags density -run '^TestDensity' ./e2e
+
 # Many short connections through one container: nothing may fail, or grow.
 soak: deps build
 	TSUGIKI_BIN=$(CURDIR)/bin $(GO) test -count=1 -timeout 60m -run '^TestSoak$$' -v ./e2e -soak $(SOAK)
@@ -112,4 +117,4 @@ demo: deps-demo build
 clean:
 	rm -rf bin dist man .cache bench.json bench-agent.json bench-charge*
 
-.PHONY: all deps deps-demo deps-bench-agent deps-bench-charge build man install deb generate lint test test-sanitized soak fuzz bench bench-agent bench-charge demo clean
+.PHONY: all deps deps-demo deps-bench-agent deps-bench-charge build man install deb generate lint test test-sanitized test-density soak fuzz bench bench-agent bench-charge demo clean

@@ -69,7 +69,7 @@ func TestCompletion(t *testing.T) {
 			t.Errorf("help for %s: %q", flag, out)
 		}
 	}
-	if got := completions(t, top.Host, ""); !slices.Equal(got, []string{"agent", "charge", "completion", "doctor", "graft", "help", "ps", "run", "top", "trace"}) {
+	if got := completions(t, top.Host, ""); !slices.Equal(got, []string{"agent", "charge", "completion", "density", "doctor", "graft", "help", "ps", "run", "top", "trace"}) {
 		t.Errorf("commands: %v", got)
 	}
 }

@@ -11,7 +11,7 @@ packages=(
 	ca-certificates curl git make gcc libc6-dev musl-tools linux-libc-dev pkg-config # build
 	clang llvm libbpf-dev clang-format                                     # generate, lint
 	iproute2 nftables procps util-linux libcap2-bin strace socat          # test topology
-	iperf3 sockperf nginx-light redis-server redis-tools wrk apache2-utils python3
+	fio iperf3 sockperf nginx-light redis-server redis-tools wrk apache2-utils python3
 )
 
 programs=(

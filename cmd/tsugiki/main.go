@@ -48,7 +48,7 @@ func run(args []string, stderr io.Writer) int {
 	}
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(runCommand(), agentCommand(), psCommand(), topCommand(), traceCommand(), graftCommand(), chargeCommand(), doctorCommand(), completionCommand(), manCommand())
+	root.AddCommand(runCommand(), agentCommand(), psCommand(), topCommand(), traceCommand(), graftCommand(), chargeCommand(), densityCommand(), doctorCommand(), completionCommand(), manCommand())
 	root.SetArgs(args)
 	err := root.Execute()
 	if err == nil {

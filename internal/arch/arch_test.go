@@ -14,7 +14,7 @@ const module = "github.com/tsugiki/tsugiki"
 // allowed are the arrows of docs/ARCHITECTURE.md, by folder; a key covers the
 // folders below it. Every package may also import the leaves of internal/.
 var allowed = map[string][]string{
-	"cmd":              {"agent", "endpoint", "intercept/filter", "oci", "policy"},
+	"cmd":              {"agent", "density", "endpoint", "intercept/filter", "oci", "policy"},
 	"agent":            {"agent/api", "charge/accounts", "charge/bandwidth", "endpoint", "graft", "intercept", "policy", "relay"},
 	"charge":           {"agent/api"},
 	"oci":              {"agent/api", "intercept/filter"},
@@ -41,6 +41,13 @@ var allowed = map[string][]string{
 	"charge/enforce":   {"charge/balance", "charge/bandwidth", "charge/journal", "charge/ledger"},
 	"bench":            {"agent/api", "bench"},
 	"conformance":      {},
+	"density/load":     {},
+	"density/overlay":  {},
+	"density/figures":  {"density/load", "density/overlay", "density/result", "density/rig", "density/sweep"},
+	"density/result":   {},
+	"density/report":   {"density/result"},
+	"density/rig":      {"agent/api"},
+	"density/sweep":    {"density/result", "density/rig"},
 	"e2e":              {},
 	"kerneltest":       {},
 	"internal":         {},

@@ -49,6 +49,12 @@ func Own() (string, error) {
 	return "", ErrNoV2
 }
 
+// Mounted is where the v2 hierarchy is mounted.
+func Mounted() (string, error) {
+	mount, _, err := findV2("/proc/self/mountinfo")
+	return mount, err
+}
+
 // findV2 finds a mount of cgroup2 and which group is at its root.
 func findV2(mountinfo string) (mount, root string, err error) {
 	f, err := os.Open(mountinfo)

@@ -1,7 +1,7 @@
-// Package netns opens, makes and enters network namespaces.
+// Package netns opens, makes, enters and connects network namespaces.
 //
-// It owns the file descriptor of a namespace and nothing else: links,
-// addresses and routes belong to their callers. Entering or making a
+// It owns the file descriptor of a namespace and nothing else: the links of a
+// pair, their addresses and routes belong to their callers. Entering or making a
 // namespace needs CAP_SYS_ADMIN in it; SO_NETNS_COOKIE, which identifies a
 // namespace to BPF programs, needs Linux 5.14.
 package netns

@@ -1,0 +1,31 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+)
+
+func densityCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "density",
+		Short: "Measure what many containers on this machine cost",
+		Long: `Density makes a study of many containers on one machine: what CPU, files, network and
+starts become when there are up to 300 of them, with and without tsugiki. It repeats
+the experiments of a published one (Umezawa and Yamaguchi, "A Study on Highly
+Consolidated Environment Using Container"), and adds what that left open.`,
+		Example: `  tsugiki density run --quick -o /tmp/quick
+  tsugiki density compare /tmp/quick /tmp/other`,
+		DisableFlagsInUseLine: true,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return usageError{fmt.Errorf("density: unknown command %q; there are run and compare", args[0])}
+			}
+			return usageError{errors.New("density: a command is missing: run or compare")}
+		},
+		Run: func(*cobra.Command, []string) {},
+	}
+	cmd.AddCommand(densityRun(), densityCompare())
+	return cmd
+}

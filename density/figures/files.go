@@ -1,0 +1,258 @@
+package figures
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"github.com/tsugiki/tsugiki/density/load"
+	"github.com/tsugiki/tsugiki/density/result"
+	"github.com/tsugiki/tsugiki/density/rig"
+	"github.com/tsugiki/tsugiki/density/sweep"
+)
+
+const (
+	studyFiles = 4096
+	// usualFiles are what a container reads if nobody says how many: a quarter of the
+	// study's, for they are written anew in every container.
+	usualFiles = 1024
+	// denseFiles are the same in a crowd: the study's number in 64 containers together.
+	denseFiles  = 64
+	quickFiles  = 16
+	studyIO     = 64
+	ioSeconds   = 5
+	dataInside  = "/data"
+	fileBytes   = 1 << 20
+	usualWrites = 200 << 20 // bytes per second at which files may be expected to be made
+)
+
+func files(o *sweep.Options, usual int) int {
+	switch {
+	case o.Files > 0:
+		return o.Files
+	case o.Quick:
+		return quickFiles
+	}
+	return usual
+}
+
+// fileJob is reading files as the study did.
+type fileJob struct{ files, seconds int }
+
+func newFileJob(o *sweep.Options, usual int) fileJob {
+	j := fileJob{files(o, usual), ioSeconds}
+	if o.Quick {
+		j.seconds = 1
+	}
+	return j
+}
+
+// args are those of fio, in a folder. The page cache is bypassed. There is no
+// ramp_time: with files in random order, fio 3.33 does not come to an end then.
+func (j fileJob) args(dir string) []string {
+	return []string{
+		"fio", "--name=read", "--directory=" + dir, "--nrfiles=" + strconv.Itoa(j.files), "--filesize=1m", "--bs=1m",
+		"--rw=read", "--file_service_type=random", "--openfiles=16", "--ioengine=psync", "--direct=1", "--thread", "--fallocate=none",
+		"--time_based", "--runtime=" + strconv.Itoa(j.seconds), "--output-format=json",
+	}
+}
+
+// makeArgs make the files, and write them to disk.
+func (j fileJob) makeArgs(dir string) []string {
+	return append(j.args(dir), "--create_only=1", "--create_fsync=1")
+}
+
+func (j fileJob) bytes() int64 { return int64(j.files) * fileBytes }
+
+// notes are the conditions.
+func (j fileJob) notes() []string {
+	return []string{
+		fmt.Sprintf("fio: %d files of 1 MB for each reader (the study had %d), whole files in random order, one at a time, for %d s.",
+			j.files, studyFiles, j.seconds),
+		"Page cache: bypassed by all readers (O_DIRECT), and files were written to disk (fsync) before.",
+		"A container's files are in its own root file system, made by itself: with overlay, in its upper layer.",
+	}
+}
+
+// fioRead is what one reader did.
+type fioRead struct {
+	MBps        float64
+	percentiles map[string]float64 // of single reads, in milliseconds
+}
+
+// parseFio reads fio's report.
+func parseFio(out []byte) (fioRead, error) {
+	var report struct {
+		Jobs []struct {
+			Error int
+			Read  struct {
+				BwBytes float64 `json:"bw_bytes"`
+				ClatNs  struct {
+					Percentile map[string]float64
+				} `json:"clat_ns"`
+			}
+		}
+	}
+	if err := json.Unmarshal(out, &report); err != nil {
+		return fioRead{}, fmt.Errorf("read fio's report: %w", err)
+	}
+	if len(report.Jobs) != 1 || report.Jobs[0].Error != 0 || report.Jobs[0].Read.BwBytes <= 0 {
+		return fioRead{}, fmt.Errorf("read fio's report: nothing was read: %.200q", out)
+	}
+	read := report.Jobs[0].Read
+	r := fioRead{MBps: read.BwBytes / 1e6, percentiles: make(map[string]float64)}
+	for name, fio := range map[string]string{"p50": "50.000000", "p95": "95.000000", "p99": "99.000000"} {
+		if ns, found := read.ClatNs.Percentile[fio]; found && ns > 0 && !math.IsInf(ns, 0) {
+			r.percentiles[name] = ns / 1e6
+		}
+	}
+	return r, nil
+}
+
+// mixture is who reads at the same time.
+type mixture struct {
+	category          string
+	hosts, containers int
+}
+
+var mixtures = []mixture{{"host", 1, 0}, {"container", 0, 1}, {"2 on the host", 2, 0}, {"2 containers", 0, 2}, {"host + container", 1, 1}}
+
+func planFiles(o *sweep.Options, j fileJob, containers int) (*sweep.Plan, []variant, string, error) {
+	if err := need("fio", "fio"); err != nil {
+		return nil, nil, "", err
+	}
+	loader, err := findLoad()
+	if err != nil {
+		return nil, nil, "", err
+	}
+	list := variants(o, []string{rig.None}, []string{rig.Overlay, rig.Dir})
+	p := &sweep.Plan{Rounds: rounds(o), Containers: containers, Room: rig.Room{Memory: 32 << 20, Disk: j.bytes(), Processes: 6}}
+	p.Network, p.Storage = most(list)
+	p.Prepare = func(_ context.Context, r *rig.Rig) error {
+		return errors.Join(r.Install(loader, "fio"), r.Put(dataInside+"/README", []byte("The files of fio are here.\n"), 0o644))
+	}
+	return p, list, loader, nil
+}
+
+func planIO(o *sweep.Options) (*sweep.Plan, error) {
+	j := newFileJob(o, usualFiles)
+	p, list, loader, err := planFiles(o, j, 4) // the host's two have room too
+	if err != nil {
+		return nil, err
+	}
+	p.Figure = &result.Figure{
+		Title: "File reading: on the host, in containers, and both",
+		Study: "Containers were far slower than the host, which the authors put down to the devicemapper storage driver.",
+		X:     result.Axis{Label: "readers"},
+		Y:     result.Axis{Label: "all together", Unit: "MB/s", Better: result.Higher},
+		Notes: j.notes(),
+	}
+	for _, v := range list {
+		for _, m := range mixtures {
+			p.Figure.Line("reading", v.labels).In(m.category)
+			p.Steps = append(p.Steps, j.step(v, loader, m, func(speeds []float64, extra map[string]float64) []sweep.Sample {
+				return []sweep.Sample{{Series: "reading", Labels: v.labels, Category: m.category, Value: sum(speeds), Each: speeds, Extra: extra}}
+			}))
+		}
+	}
+	return p, nil
+}
+
+func planIODensity(o *sweep.Options) (*sweep.Plan, error) {
+	j, n := newFileJob(o, denseFiles), largest(o, studyIO)
+	p, list, loader, err := planFiles(o, j, n)
+	if err != nil {
+		return nil, err
+	}
+	p.Figure = &result.Figure{
+		Title: "File reading in many containers at once",
+		Study: "The total fell as containers were added.",
+		X:     result.Axis{Label: "containers", Log: true},
+		Y:     result.Axis{Label: "speed", Unit: "MB/s", Log: true, Better: result.Higher},
+		Notes: j.notes(),
+	}
+	order(p.Figure, list, "total", "each")
+	for _, v := range list {
+		for _, size := range doubling(n) {
+			p.Steps = append(p.Steps, j.step(v, loader, mixture{strconv.Itoa(size), 0, size}, func(speeds []float64, extra map[string]float64) []sweep.Sample {
+				return sharedOut(v.labels, size, speeds, extra)
+			}))
+		}
+	}
+	return p, nil
+}
+
+// step has a mixture of readers read.
+func (j fileJob) step(v variant, loader string, m mixture, samples func(speeds []float64, extra map[string]float64) []sweep.Sample) sweep.Step {
+	run := func(ctx context.Context, e *sweep.Env) (_ []sweep.Sample, err error) {
+		c, err := gather(ctx, e.Rig, m.containers, func(i int) rig.Spec {
+			s := v.spec(i, inside(load.Idle())...)
+			s.Ready = load.Ready
+			return s
+		})
+		if err != nil {
+			return nil, err
+		}
+		defer func() { err = errors.Join(err, c.disperse(ctx)) }()
+		where, dirs := c.runners(), make([]string, m.containers)
+		for i, member := range c.members {
+			dirs[i] = dataInside
+			if _, err := member.Exec(ctx, j.makeArgs(dataInside)...); err != nil {
+				return nil, fmt.Errorf("make files: %w", err)
+			}
+		}
+		for i := range m.hosts {
+			dir, err := j.makeOnHost(ctx, e.Rig, i)
+			if err != nil {
+				return nil, err
+			}
+			where, dirs = append(where, c.onHost(loader)), append(dirs, dir)
+		}
+		out, extra, err := c.together(ctx, where, func(i int) []string { return j.args(dirs[i]) })
+		if err != nil {
+			return nil, err
+		}
+		speeds, reads, err := parseReaders(out)
+		merge(extra, reads)
+		return samples(speeds, extra), err
+	}
+	write := float64(m.containers) * float64(j.bytes()) / usualWrites
+	return sweep.Step{Key: v.key(m.containers) + "/" + m.category, Seconds: float64(j.seconds) + write + seconds(m.containers), Run: run}
+}
+
+// parseReaders has the percentiles of the slowest.
+func parseReaders(out [][]byte) (speeds []float64, worst map[string]float64, err error) {
+	worst = make(map[string]float64)
+	for _, o := range out {
+		r, err := parseFio(o)
+		if err != nil {
+			return nil, nil, err
+		}
+		speeds = append(speeds, r.MBps)
+		for name, ms := range r.percentiles {
+			worst[name] = max(worst[name], ms)
+		}
+	}
+	return speeds, worst, nil
+}
+
+// makeOnHost makes the files of a reader on the host, which later steps find there.
+func (j fileJob) makeOnHost(ctx context.Context, r *rig.Rig, i int) (string, error) {
+	dir := filepath.Join(r.Dir(), fmt.Sprintf("host-%d", i))
+	err := os.Mkdir(dir, 0o700)
+	if errors.Is(err, os.ErrExist) {
+		return dir, nil
+	}
+	if err == nil {
+		_, err = r.Host(ctx, j.makeArgs(dir)...)
+	}
+	if err != nil {
+		return "", errors.Join(fmt.Errorf("make files on the host: %w", err), os.RemoveAll(dir))
+	}
+	return dir, nil
+}

@@ -1,0 +1,323 @@
+package figures
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/tsugiki/tsugiki/density/load"
+	"github.com/tsugiki/tsugiki/density/result"
+	"github.com/tsugiki/tsugiki/density/rig"
+	"github.com/tsugiki/tsugiki/density/sweep"
+)
+
+// studyMost is the most containers that the study had.
+const studyMost = 300
+
+// ramp is containers that are started one after the other, and stay: each the least
+// web server, with its port on the network.
+type ramp struct {
+	rig     *rig.Rig
+	variant variant
+	members []*rig.Container
+	started []float64 // milliseconds
+}
+
+// grow starts containers until there are n.
+func (r *ramp) grow(ctx context.Context, n int) error {
+	for i := len(r.members); i < n; i++ {
+		port := portOf(r.variant, i)
+		s := r.variant.spec(i, inside(load.Serve(port))...)
+		s.Ready, s.Ports = load.Ready, []uint16{port}
+		c, err := r.rig.Start(ctx, s)
+		if err != nil {
+			return err
+		}
+		r.members, r.started = append(r.members, c), append(r.started, milliseconds(c.Started()))
+	}
+	return nil
+}
+
+// check asks all containers from outside, in the mean, so that no network counts that
+// does not work.
+func (r *ramp) check(ctx context.Context) error {
+	if r.variant.network == rig.None {
+		return nil
+	}
+	loader, err := findLoad()
+	if err != nil {
+		return err
+	}
+	args := append([]string{loader}, load.Web(2*len(r.members), 1)...)
+	for i, c := range r.members {
+		args = append(args, c.Address(portOf(r.variant, i)))
+	}
+	out, err := r.rig.Outside(ctx, args...)
+	if err == nil {
+		_, err = answers(out)
+	}
+	if err != nil {
+		return fmt.Errorf("ask %d containers from outside: %w", len(r.members), err)
+	}
+	return nil
+}
+
+// shrink stops the containers above n, the last one first, and says how long each took
+// in milliseconds, in that order.
+func (r *ramp) shrink(ctx context.Context, n int) ([]float64, error) {
+	var took []float64
+	for i := len(r.members) - 1; i >= n; i-- {
+		d, err := r.members[i].Stop(ctx)
+		if err != nil {
+			return nil, err
+		}
+		r.members = r.members[:i]
+		took = append(took, milliseconds(d))
+	}
+	return took, nil
+}
+
+// end stops those that are left after an error; the rig's end does that faster.
+func (r *ramp) end(ctx context.Context) error {
+	if ctx.Err() != nil {
+		return nil
+	}
+	_, err := r.shrink(ctx, 0)
+	return err
+}
+
+// warm has what all containers of a variant share made before anything is measured:
+// the agent, the bridge.
+func warm(ctx context.Context, r *rig.Rig, v variant) error {
+	one := ramp{rig: r, variant: v}
+	return errors.Join(one.grow(ctx, 1), one.end(ctx))
+}
+
+// stages are up to how many containers a ramp goes before it is looked at.
+func stages(most int) []int {
+	list := slices.DeleteFunc([]int{1, 10, 50, 100, 200, 300}, func(n int) bool { return n >= most })
+	return append(list, most)
+}
+
+// allNetworks are in the order of what they are expected to cost.
+var allNetworks = []string{rig.None, rig.Host, rig.Graft, rig.Bridge}
+
+func planRamp(o *sweep.Options, usual []string) (*sweep.Plan, []variant, error) {
+	loader, err := findLoad()
+	if err != nil {
+		return nil, nil, err
+	}
+	list, n := variants(o, usual, []string{rig.Overlay}), largest(o, studyMost)
+	p := &sweep.Plan{Rounds: rounds(o), Containers: n, Room: rig.Room{Memory: 1 << 20, Processes: 2}, Prepare: prepare(loader)}
+	p.Network, p.Storage = most(list)
+	return p, list, nil
+}
+
+const rampNote = "Containers are started one after the other and stay. In each is a static web server of 70 KB, and it has started when that " +
+	"says that it listens. Afterwards all are asked from another network namespace. Docker's seccomp profile and capabilities."
+
+func planStart(o *sweep.Options) (*sweep.Plan, error) {
+	p, list, err := planRamp(o, []string{rig.None, rig.Graft, rig.Bridge})
+	if err != nil {
+		return nil, err
+	}
+	p.Figure = &result.Figure{
+		Title: "Starting and stopping containers while others are there",
+		X:     result.Axis{Label: "containers", Log: true},
+		Y:     result.Axis{Label: "median", Unit: "ms", Better: result.Lower},
+		Notes: []string{
+			rampNote,
+			"A point is about the containers since the point before. rate_per_s is how many were started, or stopped, in a second of the runtime's.",
+			"Stopping is from the kill until container, network and root file system are removed, the last started first.",
+		},
+	}
+	order(p.Figure, list, "start", "stop")
+	for _, v := range list {
+		p.Steps = append(p.Steps, sweep.Step{Key: v.key(p.Containers), Seconds: 2 * seconds(p.Containers), Run: func(ctx context.Context, e *sweep.Env) ([]sweep.Sample, error) {
+			return lives(ctx, e.Rig, v, stages(p.Containers))
+		}})
+	}
+	return p, nil
+}
+
+// lives starts and stops containers in stages.
+func lives(ctx context.Context, r *rig.Rig, v variant, stages []int) (samples []sweep.Sample, err error) {
+	if err := warm(ctx, r, v); err != nil {
+		return nil, err
+	}
+	all := ramp{rig: r, variant: v}
+	defer func() { err = errors.Join(err, all.end(ctx)) }()
+	add := func(series string, n int, took []float64) {
+		samples = append(samples, sweep.Sample{
+			Series: series, Labels: v.labels, X: float64(n), Value: result.Median(took), Events: took,
+			Extra: map[string]float64{"rate_per_s": 1000 / mean(took)},
+		})
+	}
+	for _, n := range stages {
+		before := len(all.members)
+		if err := all.grow(ctx, n); err != nil {
+			return nil, err
+		}
+		add("start", n, all.started[before:])
+	}
+	if err := all.check(ctx); err != nil {
+		return nil, err
+	}
+	for i := len(stages) - 1; i >= 0; i-- {
+		below := 0
+		if i > 0 {
+			below = stages[i-1]
+		}
+		took, err := all.shrink(ctx, below)
+		if err != nil {
+			return nil, err
+		}
+		add("stop", stages[i], took)
+	}
+	return samples, nil
+}
+
+// settle is how long the kernel is given to free what was left for after a grace
+// period of RCU, and programs to do what they do after they have begun.
+const settle = time.Second
+
+// usage is what memory is used for by a machine, in KiB.
+type usage struct{ processes, agent, slab, kernel, available float64 }
+
+func measureMemory(ctx context.Context, r *rig.Rig) (usage, error) {
+	select {
+	case <-time.After(settle):
+	case <-ctx.Done():
+		return usage{}, ctx.Err()
+	}
+	m, err := r.Memory()
+	kib := func(bytes int64) float64 { return float64(bytes) / 1024 }
+	return usage{kib(m.Processes), kib(m.Agent), kib(m.Slab), kib(m.Kernel), kib(m.Available)}, err
+}
+
+// each is what n containers have added, for one of them. The sum of processes and
+// kernel is what a container costs: slab is in kernel, but for what can be reclaimed,
+// and available is the whole machine's view of the same.
+func (u usage) each(before usage, n int) (float64, map[string]float64) {
+	of := func(after, before float64) float64 { return (after - before) / float64(n) }
+	pss, kernel := of(u.processes, before.processes), of(u.kernel, before.kernel)
+	return pss + kernel, map[string]float64{
+		"pss_kib": pss, "agent_kib": of(u.agent, before.agent), "slab_kib": of(u.slab, before.slab), "kernel_kib": kernel,
+		"available_kib": of(before.available, u.available),
+	}
+}
+
+const memoryNote = "Memory is what all containers have added, divided by their number: PSS of all processes that are there for them " +
+	"(pss_kib; the agent's part is agent_kib), and what the kernel cannot give back (kernel_kib: unreclaimable slab, stacks, page tables, per-CPU, vmalloc). " +
+	"slab_kib is all slab; available_kib is how much less memory the machine then has available. What the first container alone brings, agent or bridge, is there before."
+
+func planMemory(o *sweep.Options) (*sweep.Plan, error) {
+	p, list, err := planRamp(o, allNetworks)
+	if err != nil {
+		return nil, err
+	}
+	p.Figure = &result.Figure{
+		Title: "Memory for each container",
+		X:     result.Axis{Label: "containers", Log: true},
+		Y:     result.Axis{Label: "processes and kernel", Unit: "KiB", Better: result.Lower},
+		Notes: []string{rampNote, memoryNote},
+	}
+	// The first few containers are less than what the rest of a machine changes meanwhile.
+	marks := slices.DeleteFunc(stages(p.Containers), func(n int) bool { return n < min(p.Containers, 10) })
+	order(p.Figure, list, "memory")
+	for _, v := range list {
+		p.Steps = append(p.Steps, sweep.Step{Key: v.key(p.Containers), Seconds: 2*seconds(p.Containers) + float64(len(marks)), Run: func(ctx context.Context, e *sweep.Env) ([]sweep.Sample, error) {
+			return memories(ctx, e.Rig, v, marks)
+		}})
+	}
+	return p, nil
+}
+
+func memories(ctx context.Context, r *rig.Rig, v variant, marks []int) (samples []sweep.Sample, err error) {
+	if err := warm(ctx, r, v); err != nil {
+		return nil, err
+	}
+	before, err := measureMemory(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	all := ramp{rig: r, variant: v}
+	defer func() { err = errors.Join(err, all.end(ctx)) }()
+	for _, n := range marks {
+		if err := all.grow(ctx, n); err != nil {
+			return nil, err
+		}
+		after, err := measureMemory(ctx, r)
+		if err != nil {
+			return nil, err
+		}
+		value, extra := after.each(before, n)
+		samples = append(samples, sweep.Sample{Series: "memory", Labels: v.labels, X: float64(n), Value: value, Extra: extra})
+	}
+	return samples, nil
+}
+
+func planNetwork(o *sweep.Options) (*sweep.Plan, error) {
+	p, list, err := planRamp(o, allNetworks)
+	if err != nil {
+		return nil, err
+	}
+	n := p.Containers
+	p.Figure = &result.Figure{
+		Title: fmt.Sprintf("What networking costs %d containers", n),
+		X:     result.Axis{Label: "network"},
+		Y:     result.Axis{Label: "p99 of starting", Unit: "ms", Better: result.Lower},
+		Notes: []string{
+			rampNote, memoryNote,
+			"bridge is veth, bridge and NAT with a published port by the CNI plugins; graft is Tsugiki's runtime and agent; host is the host's own " +
+				"namespace; none has a loopback only.",
+		},
+	}
+	for _, v := range list {
+		p.Figure.Line("start", v.withoutNetwork()).In(v.network)
+		p.Steps = append(p.Steps, sweep.Step{Key: v.key(n), Seconds: 2*seconds(n) + 2, Run: func(ctx context.Context, e *sweep.Env) ([]sweep.Sample, error) {
+			return networkCost(ctx, e.Rig, v, n)
+		}})
+	}
+	return p, nil
+}
+
+// withoutNetwork are the labels where networks are categories.
+func (v variant) withoutNetwork() map[string]string {
+	labels := maps.Clone(v.labels)
+	delete(labels, "network")
+	return labels
+}
+
+func networkCost(ctx context.Context, r *rig.Rig, v variant, n int) (_ []sweep.Sample, err error) {
+	if err := warm(ctx, r, v); err != nil {
+		return nil, err
+	}
+	before, err := measureMemory(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	all := ramp{rig: r, variant: v}
+	defer func() { err = errors.Join(err, all.end(ctx)) }()
+	if err := all.grow(ctx, n); err != nil {
+		return nil, err
+	}
+	after, err := measureMemory(ctx, r)
+	if err == nil {
+		err = all.check(ctx)
+	}
+	if err != nil {
+		return nil, err
+	}
+	memory, extra := after.each(before, n)
+	extra["memory_kib"] = memory
+	stopped, err := all.shrink(ctx, 0)
+	if err != nil {
+		return nil, err
+	}
+	extra["stop_p50_ms"], extra["stop_p99_ms"] = result.Median(stopped), result.Percentile(stopped, 99)
+	return []sweep.Sample{{Series: "start", Labels: v.withoutNetwork(), Category: v.network, Value: result.Percentile(all.started, 99), Events: all.started, Extra: extra}}, nil
+}

@@ -1,0 +1,266 @@
+package figures
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"strconv"
+
+	"github.com/tsugiki/tsugiki/density/load"
+	"github.com/tsugiki/tsugiki/density/result"
+	"github.com/tsugiki/tsugiki/density/rig"
+	"github.com/tsugiki/tsugiki/density/sweep"
+)
+
+const (
+	studyWeb       = 128
+	studyWebRandom = 300
+	webRequests    = 1000  // of each container's client
+	randomRequests = 10000 // of the client outside
+	webPort        = 80
+	// firstHostPort is the first container's in the host's network, where they share
+	// the ports. It is below those that the kernel gives to clients.
+	firstHostPort = 10000
+	page          = "<!doctype html><title>density</title><p>A small page, as a server's own start page is.\n"
+)
+
+// nginxConfig is for one port. A worker and a master, as distributions have it.
+const nginxConfig = `user nobody nogroup;
+worker_processes 1;
+pid /run/nginx.pid;
+events { worker_connections 128; }
+http {
+	access_log off;
+	client_body_temp_path /tmp/body;
+	proxy_temp_path /tmp/proxy;
+	fastcgi_temp_path /tmp/fastcgi;
+	uwsgi_temp_path /tmp/uwsgi;
+	scgi_temp_path /tmp/scgi;
+	server { listen 0.0.0.0:%d; root /www; }
+}
+`
+
+// webServer is the server in the containers.
+type webServer struct{ nginx bool }
+
+func findServer() webServer {
+	_, err := exec.LookPath("nginx")
+	return webServer{nginx: err == nil}
+}
+
+func (s webServer) args(port uint16) []string {
+	if s.nginx {
+		return []string{"nginx", "-e", "stderr", "-c", configFile(port), "-g", "daemon off;"}
+	}
+	return []string{"httpd", "-f", "-p", strconv.Itoa(int(port)), "-h", "/www"}
+}
+
+func (s webServer) note() string {
+	if s.nginx {
+		return "Server: nginx, one worker, no access log."
+	}
+	return "Server: busybox httpd, for there is no nginx on this machine (Debian package nginx-light)."
+}
+
+func configFile(port uint16) string { return fmt.Sprintf("/etc/nginx/%d.conf", port) }
+
+// portOf is where container i serves.
+func portOf(v variant, i int) uint16 {
+	if v.network == rig.Host {
+		return uint16(firstHostPort + i)
+	}
+	return webPort
+}
+
+// prepare installs the server, and what it needs for as many containers.
+func (s webServer) prepare(loader string, list []variant, n int) func(context.Context, *rig.Rig) error {
+	return func(_ context.Context, r *rig.Rig) error {
+		if err := errors.Join(r.Install(loader), r.Put("/www/index.html", []byte(page), 0o644)); err != nil || !s.nginx {
+			return err
+		}
+		if err := r.Install("nginx"); err != nil {
+			return err
+		}
+		ports := []uint16{webPort}
+		for i := range n {
+			if has(list, rig.Host) {
+				ports = append(ports, uint16(firstHostPort+i))
+			}
+		}
+		for _, port := range ports {
+			if err := r.Put(configFile(port), fmt.Appendf(nil, nginxConfig, port), 0o644); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+func planServers(o *sweep.Options, study int) (*sweep.Plan, []variant, webServer, error) {
+	server := findServer()
+	loader, err := findLoad()
+	if err != nil {
+		return nil, nil, server, err
+	}
+	list, n := variants(o, []string{rig.Bridge, rig.Graft}, []string{rig.Overlay}), largest(o, study)
+	p := &sweep.Plan{Rounds: rounds(o), Containers: n, Room: rig.Room{Memory: 12 << 20, Processes: 6}}
+	p.Network, p.Storage = most(list)
+	p.Prepare = server.prepare(loader, list, n)
+	return p, list, server, nil
+}
+
+func planWeb(o *sweep.Options) (*sweep.Plan, error) {
+	p, list, server, err := planServers(o, studyWeb)
+	if err != nil {
+		return nil, err
+	}
+	requests := webRequests
+	if o.Quick {
+		requests /= 10
+	}
+	p.Figure = &result.Figure{
+		Title: "Web servers, each asked from inside its container at once",
+		Study: "Each container's response time got worse as containers were added, the total throughput little.",
+		X:     result.Axis{Label: "containers", Log: true},
+		Y:     result.Axis{Label: "throughput", Unit: "requests/s", Log: true, Better: result.Higher},
+		Notes: []string{
+			server.note(),
+			fmt.Sprintf("%d requests in each container, one after the other, each on a new connection, from the container to itself. "+
+				"All begin at the same time.", requests),
+			"Percentiles are of the single requests of all containers, in milliseconds.",
+		},
+	}
+	order(p.Figure, list, "total", "each")
+	for _, v := range list {
+		for _, n := range doubling(p.Containers) {
+			p.Steps = append(p.Steps, webStep(o, server, v, n, requests))
+		}
+	}
+	return p, nil
+}
+
+// serve starts servers.
+func (s webServer) serve(ctx context.Context, r *rig.Rig, v variant, n int) (*crowd, error) {
+	return gather(ctx, r, n, func(i int) rig.Spec {
+		port := portOf(v, i)
+		spec := v.spec(i, s.args(port)...)
+		spec.Ports = []uint16{port}
+		return spec
+	})
+}
+
+func webStep(o *sweep.Options, server webServer, v variant, n, requests int) sweep.Step {
+	run := func(ctx context.Context, e *sweep.Env) (_ []sweep.Sample, err error) {
+		c, err := server.serve(ctx, e.Rig, v, n)
+		if err != nil {
+			return nil, err
+		}
+		defer func() { err = errors.Join(err, c.disperse(ctx)) }()
+		out, extra, err := c.together(ctx, c.runners(), func(i int) []string {
+			return inside(load.Web(requests, o.Seed+uint64(i), fmt.Sprintf("127.0.0.1:%d", portOf(v, i))))
+		})
+		if err != nil {
+			return nil, err
+		}
+		var rates, took []float64
+		longest, answered := 0.0, 0
+		for i, o := range out {
+			r, err := answers(o)
+			if err != nil {
+				return nil, fmt.Errorf("container %d: %w", i, err)
+			}
+			rates, took = append(rates, float64(len(r.Took))/r.Seconds), append(took, r.Took...)
+			longest, answered = max(longest, r.Seconds), answered+len(r.Took)
+		}
+		merge(extra, percentiles(took))
+		x, labels := float64(n), v.labels
+		return []sweep.Sample{
+			// Until the last has ended: some run alone at the end.
+			{Series: "total", Labels: labels, X: x, Value: float64(answered) / longest, Each: rates, Extra: extra},
+			{Series: "each", Labels: labels, X: x, Value: mean(rates)},
+		}, nil
+	}
+	return sweep.Step{Key: v.key(n), Seconds: 1 + 2*seconds(n) + float64(n*requests)/3000, Run: run}
+}
+
+// answers reads what a client has seen. Requests that were refused make all others
+// look fast, so that none may be.
+func answers(out []byte) (load.WebResult, error) {
+	r, err := load.ParseWeb(out)
+	if err == nil && r.Failed > 0 {
+		err = fmt.Errorf("%d of %d requests failed", r.Failed, r.Failed+len(r.Took))
+	}
+	return r, err
+}
+
+func planWebRandom(o *sweep.Options) (*sweep.Plan, error) {
+	p, list, server, err := planServers(o, studyWebRandom)
+	if err != nil {
+		return nil, err
+	}
+	if has(list, rig.None) {
+		return nil, errUnreachable
+	}
+	requests := randomRequests
+	if o.Quick {
+		requests /= 10
+	}
+	p.Figure = &result.Figure{
+		Title: "Web servers drawn at random, asked from outside",
+		Study: "Up to 128 containers there was no great loss; from 256 on it got worse.",
+		X:     result.Axis{Label: "containers", Log: true},
+		Y:     result.Axis{Label: "mean response time", Unit: "ms", Better: result.Lower},
+		Notes: []string{
+			server.note(),
+			fmt.Sprintf("%d requests from another network namespace, one after the other, each on a new connection to a server drawn at random.", requests),
+			"Percentiles are of the single requests, in milliseconds.",
+		},
+	}
+	order(p.Figure, list, "response")
+	for _, v := range list {
+		for _, n := range doubling(p.Containers) {
+			p.Steps = append(p.Steps, randomStep(o, server, v, n, requests))
+		}
+	}
+	return p, nil
+}
+
+func randomStep(o *sweep.Options, server webServer, v variant, n, requests int) sweep.Step {
+	run := func(ctx context.Context, e *sweep.Env) (_ []sweep.Sample, err error) {
+		loader, err := findLoad()
+		if err != nil {
+			return nil, err
+		}
+		c, err := server.serve(ctx, e.Rig, v, n)
+		if err != nil {
+			return nil, err
+		}
+		defer func() { err = errors.Join(err, c.disperse(ctx)) }()
+		var servers []string
+		for i, m := range c.members {
+			servers = append(servers, m.Address(portOf(v, i)))
+		}
+		before, err := c.watch()
+		if err != nil {
+			return nil, err
+		}
+		seed := o.Seed + uint64(e.Round)
+		out, err := e.Rig.Outside(ctx, append([]string{loader}, load.Web(requests, seed, servers...)...)...)
+		if err != nil {
+			return nil, err
+		}
+		after, err := c.watch()
+		if err != nil {
+			return nil, err
+		}
+		r, err := answers(out)
+		if err != nil {
+			return nil, err
+		}
+		extra := after.since(before)
+		extra["requests_per_s"] = float64(len(r.Took)) / r.Seconds
+		return []sweep.Sample{{Series: "response", Labels: v.labels, X: float64(n), Value: mean(r.Took), Events: r.Took, Extra: extra}}, nil
+	}
+	return sweep.Step{Key: v.key(n), Seconds: 1 + 2*seconds(n) + float64(requests)/3000, Run: run}
+}

@@ -1,0 +1,213 @@
+// Package overlay measures how long it takes to create and to delete files on an
+// overlay file system, and on the plain one that is below it.
+//
+// It owns the mounts, which are in a mount namespace of its own, so that nothing is
+// left mounted whatever ends it, and the files. Repeating, and what becomes of the
+// figures, is density/figures' business. It needs CAP_SYS_ADMIN and a file system
+// that takes an overlay's upper layer. Linux 5.15.
+package overlay
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Operation is what is measured.
+type Operation string
+
+// The operations of the study.
+const (
+	Create Operation = "create" // open with O_CREAT|O_TRUNC, write, close
+	Delete Operation = "delete" // unlink
+)
+
+// Place is where files are created and deleted.
+type Place string
+
+// The places. There is no file of the same name in Plain and Absent before one is
+// created. In Existing there is one, on the plain file system; Present has it in the
+// overlay's lower layer: it is then copied up to be written, without its data, and
+// a whiteout is put over it to delete it.
+const (
+	Plain    Place = "plain"
+	Existing Place = "plain, over an old file"
+	Absent   Place = "overlay, lower layer absent"
+	Present  Place = "overlay, lower layer present"
+)
+
+// Job is one run.
+type Job struct {
+	// Dir is for the run's files, all of which are removed. It is on the file
+	// system to measure, and must be there.
+	Dir       string
+	Operation Operation
+	Place     Place
+	Files     int
+	Bytes     int // of each file
+}
+
+// Timing is what one run took.
+type Timing struct {
+	Each []time.Duration // one for each file
+	All  time.Duration
+	Sync time.Duration // syncfs(2) after it
+}
+
+// folders of a run.
+type folders struct{ plain, lower, upper, work, merged string }
+
+// Run measures. Before, everything is written to disk, and what is not measured is
+// in the caches: it was just made.
+func (j Job) Run() (Timing, error) {
+	root, err := os.MkdirTemp(j.Dir, "overlay-")
+	if err != nil {
+		return Timing{}, fmt.Errorf("measure overlay: %w", err)
+	}
+	type outcome struct {
+		timing Timing
+		err    error
+	}
+	done := make(chan outcome)
+	go inThread(func() {
+		timing, err := j.run(root)
+		done <- outcome{timing, err}
+	})
+	o := <-done
+	if err := errors.Join(o.err, os.RemoveAll(root)); err != nil {
+		return Timing{}, fmt.Errorf("measure %s %s: %w", j.Operation, j.Place, err)
+	}
+	return o.timing, nil
+}
+
+// inThread calls f in a thread that is nobody else's and ends with it: it has other
+// mounts than the process. The main thread does not end, and is what /proc shows of
+// the process, so it is left alone.
+func inThread(f func()) {
+	runtime.LockOSThread() // the thread ends with the goroutine
+	if unix.Gettid() != unix.Getpid() {
+		f()
+		return
+	}
+	done := make(chan struct{})
+	go inThread(func() {
+		defer close(done)
+		f()
+	})
+	<-done
+	runtime.UnlockOSThread()
+}
+
+func (j Job) run(root string) (Timing, error) {
+	f := folders{}
+	for name, path := range map[string]*string{"plain": &f.plain, "lower": &f.lower, "upper": &f.upper, "work": &f.work, "merged": &f.merged} {
+		*path = filepath.Join(root, name)
+		if err := os.Mkdir(*path, 0o700); err != nil {
+			return Timing{}, err
+		}
+	}
+	dir := f.plain
+	if j.Place == Present {
+		if err := j.fill(f.lower); err != nil {
+			return Timing{}, err
+		}
+	}
+	if j.Place == Present || j.Place == Absent {
+		if err := f.mount(); err != nil {
+			return Timing{}, err
+		}
+		dir = f.merged
+	}
+	if j.Place == Existing || j.Operation == Delete && j.Place != Present {
+		if err := j.fill(dir); err != nil {
+			return Timing{}, err
+		}
+	}
+	timing, err := j.measure(dir)
+	if dir == f.merged {
+		err = errors.Join(err, unix.Unmount(f.merged, unix.MNT_DETACH))
+	}
+	return timing, err
+}
+
+func (f folders) mount() error {
+	if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
+		return fmt.Errorf("make a mount namespace: %w", err)
+	}
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("make mounts private: %w", err)
+	}
+	// From here the names of the layers have no comma or colon in them.
+	if err := unix.Chdir(filepath.Dir(f.merged)); err != nil {
+		return err
+	}
+	if err := unix.Mount("overlay", f.merged, "overlay", 0, "lowerdir=lower,upperdir=upper,workdir=work"); err != nil {
+		return fmt.Errorf("mount overlay on %s: %w", f.merged, err)
+	}
+	return nil
+}
+
+// fill makes the files that are there before.
+func (j Job) fill(dir string) error {
+	data := make([]byte, j.Bytes)
+	for i := range j.Files {
+		if err := os.WriteFile(filepath.Join(dir, strconv.Itoa(i)), data, 0o600); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (j Job) measure(dir string) (Timing, error) {
+	d, err := os.Open(dir)
+	if err != nil {
+		return Timing{}, err
+	}
+	defer d.Close()
+	sync := func() error { return unix.Syncfs(int(d.Fd())) }
+	if err := sync(); err != nil {
+		return Timing{}, fmt.Errorf("write everything to disk: %w", err)
+	}
+	do := func(path string) error { return unix.Unlink(path) }
+	if j.Operation == Create {
+		data := make([]byte, j.Bytes)
+		do = func(path string) error { return write(path, data) }
+	}
+	t := Timing{Each: make([]time.Duration, j.Files)}
+	begin := time.Now()
+	for i := range j.Files {
+		path := filepath.Join(dir, strconv.Itoa(i))
+		since := time.Now()
+		if err := do(path); err != nil {
+			return Timing{}, fmt.Errorf("%s %s: %w", j.Operation, path, err)
+		}
+		t.Each[i] = time.Since(since)
+	}
+	t.All = time.Since(begin)
+	since := time.Now()
+	err = sync()
+	t.Sync = time.Since(since)
+	return t, err
+}
+
+// write is without the runtime's poller, which would add a system call for each.
+func write(path string, data []byte) error {
+	fd, err := unix.Open(path, unix.O_CREAT|unix.O_TRUNC|unix.O_WRONLY|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return err
+	}
+	for len(data) > 0 {
+		n, err := unix.Write(fd, data)
+		if err != nil {
+			return errors.Join(err, unix.Close(fd))
+		}
+		data = data[n:]
+	}
+	return unix.Close(fd)
+}

@@ -1,0 +1,75 @@
+package overlay
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+)
+
+// TestRun makes every run there is, and looks that nothing is left of it.
+func TestRun(t *testing.T) {
+	mounts := func() string {
+		out, err := exec.Command("findmnt", "-rn", "-o", "TARGET,FSTYPE").Output()
+		if err != nil {
+			t.Fatalf("list mounts: %v", err)
+		}
+		return string(out)
+	}
+	before := mounts()
+	for _, operation := range []Operation{Create, Delete} {
+		for _, place := range []Place{Plain, Existing, Absent, Present} {
+			t.Run(fmt.Sprint(operation, " ", place), func(t *testing.T) {
+				dir := t.TempDir()
+				timing, err := Job{Dir: dir, Operation: operation, Place: place, Files: 32, Bytes: 4096}.Run()
+				if err != nil {
+					t.Fatal(err)
+				}
+				if len(timing.Each) != 32 || timing.All <= 0 {
+					t.Errorf("%d files took %v", len(timing.Each), timing.All)
+				}
+				for i, d := range timing.Each {
+					if d <= 0 || d > timing.All {
+						t.Errorf("file %d took %v of %v", i, d, timing.All)
+					}
+				}
+				if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+					t.Errorf("left behind: %v, %v", left, err)
+				}
+			})
+		}
+	}
+	if after := mounts(); after != before {
+		t.Errorf("mounts before:\n%s\nafter:\n%s", before, after)
+	}
+}
+
+// What is measured is what it is called: the lower layer is not changed, and a
+// whiteout or a copy is in the upper one.
+func TestLayers(t *testing.T) {
+	for operation, want := range map[Operation]string{Create: "regular file", Delete: "character special file"} {
+		root := t.TempDir()
+		j := Job{Dir: root, Operation: operation, Place: Present, Files: 1, Bytes: 10}
+		done := make(chan error)
+		go inThread(func() { _, err := j.run(root); done <- err })
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+		out, err := exec.Command("stat", "-c", "%F %s", root+"/lower/0", root+"/upper/0").Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		lines := strings.Split(string(out), "\n")
+		if lines[0] != "regular file 10" || !strings.HasPrefix(lines[1], want) {
+			t.Errorf("%s: lower and upper layer have %q, want a %s in the upper one", operation, lines, want)
+		}
+	}
+}
+
+func TestRefused(t *testing.T) {
+	_, err := Job{Dir: "/dev/shm/no such folder", Operation: Create, Place: Absent, Files: 1}.Run()
+	if err == nil || !strings.Contains(err.Error(), "measure overlay") {
+		t.Errorf("a folder that is not there: %v", err)
+	}
+}

@@ -1,0 +1,190 @@
+package report
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"text/tabwriter"
+
+	"github.com/tsugiki/tsugiki/density/result"
+)
+
+// Verdicts of a Difference.
+const (
+	Better  = "better"
+	Worse   = "worse"
+	More    = "more" // where neither is better
+	Less    = "less"
+	Same    = "no difference" // the intervals overlap
+	Unknown = "cannot tell"   // too few runs, or they differ too much
+)
+
+// Difference is what became of one point from one sweep to another.
+type Difference struct {
+	Figure  string        `json:"figure"`
+	Series  string        `json:"series"`
+	At      string        `json:"at"`
+	Unit    string        `json:"unit"`
+	Before  *result.Point `json:"before"`
+	After   *result.Point `json:"after"`
+	Ratio   float64       `json:"ratio"` // of the medians, After to Before; 0: there is none
+	Verdict string        `json:"verdict"`
+}
+
+// Comparison is one sweep beside another.
+type Comparison struct {
+	// Differ are what makes the sweeps hard to compare: machines, options.
+	Differ []string `json:"differ"`
+	// Only are figures and points that one of them has not.
+	Only        []string     `json:"only"`
+	Differences []Difference `json:"differences"`
+}
+
+// Compare puts two sweeps side by side. They are not changed.
+func Compare(before, after *result.Results) *Comparison {
+	c := &Comparison{Differ: []string{}, Only: []string{}, Differences: []Difference{}}
+	a, b := append(facts(before), options(before)...), append(facts(after), options(after)...)
+	c.differ(a, b)
+	for _, f := range before.Figures {
+		c.figure(f, after.Figure(f.Name))
+	}
+	for _, f := range after.Figures {
+		if before.Figure(f.Name) == nil {
+			c.Only = append(c.Only, f.Name+": only after")
+		}
+	}
+	return c
+}
+
+// differ compares what the sweeps were made with. The load always differs.
+func (c *Comparison) differ(before, after []fact) {
+	is := make(map[string][2]string)
+	for i, list := range [][]fact{before, after} {
+		for _, f := range list {
+			both := is[f.Name]
+			both[i] = f.Value
+			is[f.Name] = both
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(is)) {
+		if both := is[name]; both[0] != both[1] && name != "Load before the run" {
+			c.Differ = append(c.Differ, fmt.Sprintf("%s: %q, %q", name, both[0], both[1]))
+		}
+	}
+}
+
+func (c *Comparison) figure(before, after *result.Figure) {
+	if after == nil {
+		c.Only = append(c.Only, before.Name+": only before")
+		return
+	}
+	had := points(before)
+	has := points(after)
+	for _, key := range slices.SortedFunc(maps.Keys(had), comparePlaces) {
+		if has[key] == nil {
+			c.Only = append(c.Only, fmt.Sprintf("%s, %s at %s: only before", before.Name, key.series, key.at()))
+			continue
+		}
+		c.Differences = append(c.Differences, compare(before, key, had[key], has[key]))
+	}
+	for _, key := range slices.SortedFunc(maps.Keys(has), comparePlaces) {
+		if had[key] == nil {
+			c.Only = append(c.Only, fmt.Sprintf("%s, %s at %s: only after", before.Name, key.series, key.at()))
+		}
+	}
+}
+
+// where is a point in any sweep.
+type where struct {
+	series   string
+	x        float64
+	category string
+	better   string
+}
+
+func (w where) at() string { return place(&result.Point{X: w.x, Category: w.category}) }
+
+func comparePlaces(a, b where) int {
+	switch {
+	case a.series != b.series && a.series < b.series, a.series == b.series && a.x < b.x,
+		a.series == b.series && a.x == b.x && a.category < b.category:
+		return -1
+	case a == b:
+		return 0
+	}
+	return 1
+}
+
+func points(f *result.Figure) map[where]*result.Point {
+	all := make(map[where]*result.Point)
+	for _, s := range f.Series {
+		better := s.Better
+		if better == "" {
+			better = f.Y.Better
+		}
+		for _, p := range s.Points {
+			all[where{seriesName(s), p.X, p.Category, better}] = p
+		}
+	}
+	return all
+}
+
+func compare(f *result.Figure, key where, before, after *result.Point) Difference {
+	d := Difference{
+		Figure: f.Name, Series: key.series, At: key.at(), Unit: f.Y.Unit,
+		Before: before, After: after, Verdict: Unknown,
+	}
+	if len(before.Samples) == 0 || len(after.Samples) == 0 {
+		return d
+	}
+	if before.Median != 0 {
+		d.Ratio = after.Median / before.Median
+	}
+	if before.Wide || after.Wide || !before.HasInterval() || !after.HasInterval() {
+		return d
+	}
+	switch rises := after.Low > before.High; {
+	case !rises && after.High >= before.Low:
+		d.Verdict = Same
+	case key.better == "":
+		d.Verdict = map[bool]string{true: More, false: Less}[rises]
+	case rises == (key.better == result.Higher):
+		d.Verdict = Better
+	default:
+		d.Verdict = Worse
+	}
+	return d
+}
+
+// Write prints the comparison as a table.
+func (c *Comparison) Write(out io.Writer) error {
+	for _, line := range c.Differ {
+		fmt.Fprintf(out, "the sweeps differ in %s\n", printable(line))
+	}
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "FIGURE\tSERIES\tAT\tBEFORE\tAFTER\tRATIO\tVERDICT")
+	for _, d := range c.Differences {
+		ratio := "-"
+		if d.Ratio != 0 {
+			ratio = fmt.Sprintf("%.2f", d.Ratio)
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", printable(d.Figure), printable(d.Series), printable(d.At),
+			printable(value(d.Before, d.Unit)), printable(value(d.After, d.Unit)), ratio, d.Verdict)
+	}
+	for _, line := range c.Only {
+		fmt.Fprintln(w, printable(line))
+	}
+	return w.Flush()
+}
+
+// printable text does nothing to a terminal or a table, whoever wrote the results.
+func printable(text string) string {
+	clean := []rune(text)
+	for i, r := range clean {
+		if r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 {
+			clean[i] = '?'
+		}
+	}
+	return string(clean)
+}

@@ -1,0 +1,114 @@
+package rig
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+
+	"github.com/tsugiki/tsugiki/agent/api"
+	"github.com/tsugiki/tsugiki/internal/programs"
+)
+
+// agentLimit is how long an agent may take until it serves.
+const agentLimit = 60 * time.Second
+
+// binEnv names the folder of built binaries for tests.
+const binEnv = "TSUGIKI_BIN"
+
+// agent is the daemon for grafted containers. It is killed with the rig.
+type agent struct {
+	cmd   *exec.Cmd
+	log   *os.File
+	ended chan error
+}
+
+// useAgent starts the agent before the first container is grafted.
+func (r *Rig) useAgent(ctx context.Context) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.agent != nil {
+		return r.agent.check()
+	}
+	tsugiki, err := findTsugiki("tsugiki")
+	if err != nil {
+		return err
+	}
+	a := &agent{ended: make(chan error, 1)}
+	if a.log, err = os.Create(filepath.Join(r.dir, "agent.log")); err != nil {
+		return err
+	}
+	// It is to stay longer than what it was started for: it has no context.
+	a.cmd = r.command(context.WithoutCancel(ctx), tsugiki, "agent", "--config", os.DevNull,
+		"--run-dir", filepath.Dir(r.socket()), "--state-dir", filepath.Join(r.dir, "agent"))
+	a.cmd.Stdout, a.cmd.Stderr = a.log, a.log
+	if err := r.host.start(a.cmd); err != nil {
+		return errors.Join(fmt.Errorf("start agent: %w", err), a.log.Close())
+	}
+	go func() { a.ended <- a.cmd.Wait() }()
+	r.agent = a
+	return a.await(ctx, r.socket())
+}
+
+func (r *Rig) socket() string { return filepath.Join(r.dir, "run", "agent.sock") }
+
+func findTsugiki(name string) (string, error) {
+	if dir := os.Getenv(binEnv); dir != "" {
+		return programs.FindIn(name, []string{dir})
+	}
+	return programs.Find(name)
+}
+
+// await waits until the agent answers.
+func (a *agent) await(ctx context.Context, socket string) error {
+	ctx, cancel := context.WithTimeout(ctx, agentLimit)
+	defer cancel()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		if _, err := api.Dial(socket).Containers(); err == nil {
+			return nil
+		}
+		if err := a.check(); err != nil {
+			return err
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return fmt.Errorf("wait for the agent: %w%s", ctx.Err(), a.said())
+		}
+	}
+}
+
+// check says whether the agent has ended, which it does not by itself.
+func (a *agent) check() error {
+	select {
+	case err := <-a.ended:
+		a.ended <- err
+		if err == nil {
+			err = errors.New("exit status 0")
+		}
+		return fmt.Errorf("the agent has ended: %w%s", err, a.said())
+	default:
+		return nil
+	}
+}
+
+// said is the end of the agent's log, to append to an error.
+func (a *agent) said() string {
+	data, err := os.ReadFile(a.log.Name())
+	if err != nil {
+		return ""
+	}
+	return complaint(data)
+}
+
+// close waits for the end of an agent that was killed.
+func (a *agent) close() {
+	_ = a.cmd.Process.Kill()
+	<-a.ended
+	a.log.Close()
+}

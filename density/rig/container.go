@@ -1,0 +1,364 @@
+package rig
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/netns"
+	"github.com/tsugiki/tsugiki/internal/programs"
+)
+
+const (
+	// startLimit is how long a container may take until it is up, and stopLimit until
+	// it is gone.
+	startLimit = 60 * time.Second
+	stopLimit  = 30 * time.Second
+	// pollInterval is between two connections to a port that is waited for.
+	pollInterval = 2 * time.Millisecond
+	// firstPort is the first of the host's ports that lead to containers. The kernel
+	// gives those from 32768 to clients.
+	firstPort, lastPort = 10000, 32000
+)
+
+// Container is one that was started. Its methods may be called by several goroutines,
+// but for those that read and write its lines.
+type Container struct {
+	rig       *Rig
+	spec      Spec
+	runtime   string            // the program
+	env       []string          // of the program, besides the machine's
+	hostPorts map[uint16]uint16 // of the host's, by its own
+	net       *netns.NS         // behind a bridge
+	connected bool              // to the bridge
+	mounted   string            // its overlay
+	created   bool              // the runtime knows it
+	pid       int
+	process   *os.File // its first one
+	started   time.Duration
+
+	stdout *os.File // nil with Spec.Output
+	lines  *bufio.Reader
+}
+
+// Start makes and starts a container, and waits until it is up. One that fails is
+// removed.
+func (r *Rig) Start(ctx context.Context, spec Spec) (*Container, error) {
+	spec, err := r.complete(spec)
+	if err != nil {
+		return nil, err
+	}
+	c := &Container{rig: r, spec: spec}
+	if err := c.prepare(ctx); err != nil {
+		return nil, fmt.Errorf("container %s: %w", spec.Name, err)
+	}
+	since := time.Now()
+	err = c.start(ctx)
+	c.started = time.Since(since)
+	if err != nil {
+		err = fmt.Errorf("start container %s: %w%s", spec.Name, err, c.said())
+		// It is removed also if ctx has ended.
+		_, stopped := c.stop(context.WithoutCancel(ctx))
+		return nil, errors.Join(err, stopped)
+	}
+	return c, nil
+}
+
+// prepare does what does not count: it finds the runtime, has what the network needs
+// running, and takes the name and the ports.
+func (c *Container) prepare(ctx context.Context) (err error) {
+	r := c.rig
+	made, err := findRuntime(c.spec.Runtime)
+	if err != nil {
+		return err
+	}
+	c.runtime = made
+	switch c.spec.Network {
+	case Graft:
+		if c.runtime, err = findTsugiki("tsugiki-runtime"); err != nil {
+			return err
+		}
+		c.env = []string{"TSUGIKI_AGENT=" + r.socket(), "TSUGIKI_OCI_RUNTIME=" + made}
+		err = r.useAgent(ctx)
+	case Bridge:
+		_, err = r.useBridge()
+	}
+	if err != nil {
+		return err
+	}
+	return r.add(c)
+}
+
+// add takes the container's name and ports.
+func (r *Rig) add(c *Container) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.host == nil {
+		return errClosed
+	}
+	if r.containers[c.spec.Name] != nil {
+		return fmt.Errorf("the name %w", ErrTaken)
+	}
+	c.hostPorts = make(map[uint16]uint16)
+	next := uint16(firstPort)
+	for _, port := range c.spec.Ports {
+		if c.spec.Network == Host || c.spec.Network == None {
+			c.hostPorts[port] = port
+		} else {
+			for ; r.ports[next] != "" && next < lastPort; next++ {
+			}
+			c.hostPorts[port] = next
+			next++
+		}
+	}
+	if c.spec.Network != None {
+		for _, port := range c.hostPorts {
+			if by := r.ports[port]; by != "" {
+				return fmt.Errorf("port %d of the host %w by container %s", port, ErrTaken, by)
+			}
+		}
+		for _, port := range c.hostPorts {
+			r.ports[port] = c.spec.Name
+		}
+	}
+	r.containers[c.spec.Name] = c
+	return nil
+}
+
+// drop gives the container's name and ports back.
+func (r *Rig) drop(c *Container) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, port := range c.hostPorts {
+		if r.ports[port] == c.spec.Name {
+			delete(r.ports, port)
+		}
+	}
+	delete(r.containers, c.spec.Name)
+}
+
+// dir is the container's bundle.
+func (c *Container) dir() string { return filepath.Join(c.rig.dir, "bundles", c.spec.Name) }
+
+// start is what is measured: all that an engine would do for a container.
+func (c *Container) start(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, startLimit)
+	defer cancel()
+	if err := os.Mkdir(c.dir(), 0o755); err != nil {
+		return err
+	}
+	root, err := c.makeRoot()
+	if err != nil {
+		return err
+	}
+	if c.spec.Network == Bridge {
+		if err := c.rig.bridge.connect(ctx, c); err != nil {
+			return err
+		}
+	}
+	if err := c.writeBundle(root); err != nil {
+		return err
+	}
+	if err := c.run(ctx); err != nil {
+		return err
+	}
+	if c.process, err = programs.Open(c.pid); err != nil {
+		return fmt.Errorf("its program has ended: %w", err)
+	}
+	return c.awaitUp(ctx)
+}
+
+// run has the runtime make and start it.
+func (c *Container) run(ctx context.Context) error {
+	output := c.spec.Output
+	if output == nil {
+		var theirs *os.File
+		var err error
+		if c.stdout, theirs, err = os.Pipe(); err != nil {
+			return err
+		}
+		defer theirs.Close()
+		c.lines, output = bufio.NewReader(c.stdout), theirs
+	}
+	said, err := os.Create(c.errors())
+	if err != nil {
+		return err
+	}
+	defer said.Close()
+	pidFile := filepath.Join(c.dir(), "pid")
+	cmd := c.command(ctx, "run", "--detach", "--pid-file", pidFile, "--bundle", c.dir(), c.spec.Name)
+	cmd.Stdout, cmd.Stderr = output, said
+	c.created = true
+	err = c.rig.host.start(cmd)
+	if err == nil {
+		err = cmd.Wait()
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", filepath.Base(c.runtime), err)
+	}
+	text, err := os.ReadFile(pidFile)
+	if err == nil {
+		c.pid, err = strconv.Atoi(strings.TrimSpace(string(text)))
+	}
+	return err
+}
+
+// command is a call of the container's runtime.
+func (c *Container) command(ctx context.Context, args ...string) *exec.Cmd {
+	cmd := c.rig.command(ctx, c.runtime, append([]string{"--root", c.rig.state()}, args...)...)
+	cmd.Env = append(cmd.Env, c.env...)
+	return cmd
+}
+
+func (c *Container) call(ctx context.Context, args ...string) ([]byte, error) {
+	return c.rig.host.output(ctx, c.command(ctx, args...))
+}
+
+// errors is the file of what the runtime and the program complain of, said its end.
+func (c *Container) errors() string { return filepath.Join(c.dir(), "errors") }
+
+func (c *Container) said() string {
+	data, err := os.ReadFile(c.errors())
+	if err != nil {
+		return ""
+	}
+	return complaint(data)
+}
+
+// awaitUp waits until the program says that it is up, or its port does.
+func (c *Container) awaitUp(ctx context.Context) error {
+	if c.spec.Ready != "" && c.lines != nil {
+		line, err := c.Line(ctx)
+		if err == nil && line != c.spec.Ready {
+			err = fmt.Errorf("it says %q, want %q", line, c.spec.Ready)
+		}
+		return err
+	}
+	if len(c.spec.Ports) == 0 {
+		return nil
+	}
+	err := c.in(func() error { return c.dial(ctx, c.spec.Ports[0]) })
+	if err != nil && c.ended() {
+		return fmt.Errorf("its program has ended, and did not listen on port %d", c.spec.Ports[0])
+	}
+	return err
+}
+
+// dial tries to connect to a port until it is listened on.
+func (c *Container) dial(ctx context.Context, port uint16) error {
+	var dialer net.Dialer
+	for {
+		conn, err := dialer.DialContext(ctx, "tcp4", c.Address(port))
+		if err == nil {
+			return conn.Close()
+		}
+		if ctx.Err() != nil || c.ended() {
+			return fmt.Errorf("port %d: %w", port, err)
+		}
+		time.Sleep(pollInterval)
+	}
+}
+
+// in runs fn in the network namespace in which Address is.
+func (c *Container) in(fn func() error) error {
+	if c.spec.Network != None {
+		return c.rig.host.net.Do(fn)
+	}
+	own, err := netns.Open(strconv.Itoa(c.pid))
+	if err != nil {
+		return err
+	}
+	defer own.Close()
+	return own.Do(fn)
+}
+
+// ended tells whether the first process has ended.
+func (c *Container) ended() bool {
+	raw, err := c.process.SyscallConn()
+	ended := false
+	if err == nil {
+		err = raw.Control(func(fd uintptr) {
+			n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+			ended = err == nil && n > 0
+		})
+	}
+	return ended || err != nil
+}
+
+// Name is that of its Spec.
+func (c *Container) Name() string { return c.spec.Name }
+
+// Started is how long it took to start: from making its file system and its network,
+// as an engine would have to, until its program was up.
+func (c *Container) Started() time.Duration { return c.started }
+
+// PID is the first process, as the machine numbers it.
+func (c *Container) PID() int { return c.pid }
+
+// Cgroup is the path of its group below the mount of each hierarchy, with a slash first.
+func (c *Container) Cgroup() string { return "/" + c.rig.name() + "/" + c.spec.Name }
+
+// Address is where one of its Ports is reached from the host and from the remote side,
+// as ADDR:PORT; of a container with network None it is that in itself.
+func (c *Container) Address(port uint16) string {
+	if c.spec.Network == None {
+		return fmt.Sprintf("127.0.0.1:%d", port)
+	}
+	return fmt.Sprintf("%s:%d", hostAddr.Addr(), c.hostPorts[port])
+}
+
+// Line reads the next line of what the program prints, after that of Spec.Ready. At the
+// end it is io.EOF. A program that prints much is held up until it is read.
+func (c *Container) Line(ctx context.Context) (string, error) {
+	if c.lines == nil {
+		return "", fmt.Errorf("container %s has another output", c.spec.Name)
+	}
+	if err := c.stdout.SetReadDeadline(time.Time{}); err != nil {
+		return "", err
+	}
+	stop := context.AfterFunc(ctx, func() { _ = c.stdout.SetReadDeadline(time.Now()) })
+	defer stop()
+	line, err := c.lines.ReadString('\n')
+	if ctx.Err() != nil {
+		return "", ctx.Err()
+	}
+	if err != nil && (line == "" || !errors.Is(err, io.EOF)) {
+		return "", fmt.Errorf("container %s says nothing: %w%s", c.spec.Name, err, c.said())
+	}
+	return strings.TrimSuffix(line, "\n"), nil
+}
+
+// Exec runs a program in the container, by the runtime, and returns what it printed. An
+// error has what it complained of.
+func (c *Container) Exec(ctx context.Context, args ...string) ([]byte, error) {
+	return c.call(ctx, append([]string{"exec", c.spec.Name}, args...)...)
+}
+
+// Wait waits until the container's first process has ended.
+func (c *Container) Wait(ctx context.Context) error {
+	ended := make(chan struct{})
+	go func() {
+		programs.Await(c.process) // returns also when Stop closes the file
+		close(ended)
+	}()
+	select {
+	case <-ended:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("wait for the end of container %s: %w", c.spec.Name, ctx.Err())
+	}
+}

@@ -1,0 +1,191 @@
+package rig
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/netns"
+)
+
+// waitDelay bounds the wait for the output of a command that has ended, when children
+// of its still hold the pipe.
+const waitDelay = 2 * time.Second
+
+var errClosed = errors.New("the rig is closed")
+
+// place is a network namespace, together with the rig's mount namespace. Commands are
+// forked by its thread, which stays until the place is closed: what a thread is in its
+// children are in, and a child's parent-death signal is sent when the thread ends that
+// forked it.
+type place struct {
+	net    *netns.NS
+	work   chan func()
+	ended  chan struct{} // closed when the thread is about to end
+	closed chan struct{} // no more work
+}
+
+// newPlace makes a network namespace and a thread that is in it, and in a mount
+// namespace: that of the file, or a new one if it is nil.
+func newPlace(mounts *os.File) (*place, error) {
+	ns, err := netns.New()
+	if err != nil {
+		return nil, err
+	}
+	p := &place{net: ns, work: make(chan func()), ended: make(chan struct{}), closed: make(chan struct{})}
+	ready := make(chan error)
+	onThread(func() { p.serve(mounts, ready) })
+	if err := <-ready; err != nil {
+		return nil, errors.Join(err, ns.Close())
+	}
+	return p, nil
+}
+
+// onThread runs fn on a thread that ends with it. It is never the process's main
+// thread, which does not end, and whose namespaces /proc/PID shows.
+func onThread(fn func()) {
+	go func() {
+		runtime.LockOSThread() // the thread dies with the goroutine
+		if unix.Gettid() != unix.Getpid() {
+			fn()
+			return
+		}
+		done := make(chan struct{})
+		onThread(func() {
+			defer close(done)
+			fn()
+		})
+		<-done
+		runtime.UnlockOSThread()
+	}()
+}
+
+func (p *place) serve(mounts *os.File, ready chan<- error) {
+	defer close(p.ended)
+	if err := p.enter(mounts); err != nil {
+		ready <- err
+		return
+	}
+	ready <- nil
+	for {
+		select {
+		case fn := <-p.work:
+			fn()
+		case <-p.closed:
+			return
+		}
+	}
+}
+
+// enter moves the calling thread. What is unmounted on the machine is unmounted here
+// too, and nothing goes the other way (MS_SLAVE).
+func (p *place) enter(mounts *os.File) error {
+	if err := unix.Unshare(unix.CLONE_FS); err != nil {
+		return fmt.Errorf("make mount namespace: %w", err)
+	}
+	if mounts != nil {
+		if err := unix.Setns(int(mounts.Fd()), unix.CLONE_NEWNS); err != nil {
+			return fmt.Errorf("enter mount namespace: %w", err)
+		}
+	} else {
+		err := unix.Unshare(unix.CLONE_NEWNS)
+		if err == nil {
+			err = unix.Mount("", "/", "", unix.MS_SLAVE|unix.MS_REC, "")
+		}
+		if err != nil {
+			return fmt.Errorf("make mount namespace: %w", err)
+		}
+	}
+	return unix.Setns(int(p.net.File().Fd()), unix.CLONE_NEWNET)
+}
+
+// do runs fn on the place's thread.
+func (p *place) do(fn func() error) error {
+	done := make(chan error, 1)
+	select {
+	case p.work <- func() { done <- fn() }:
+		return <-done
+	case <-p.closed:
+		return errClosed
+	}
+}
+
+// mounts opens the mount namespace.
+func (p *place) mounts() (f *os.File, err error) {
+	err = p.do(func() error {
+		f, err = os.Open("/proc/thread-self/ns/mnt")
+		return err
+	})
+	return f, err
+}
+
+// close ends the thread, and so kills what it has started, and lets go of the namespaces.
+func (p *place) close() error {
+	close(p.closed)
+	<-p.ended
+	return p.net.Close()
+}
+
+// command prepares a program that runs in a place, as one of the rig's own processes. It
+// is killed when ctx ends and when this process does; a Ctrl-C of the terminal's does
+// not reach it.
+func (r *Rig) command(ctx context.Context, name string, args ...string) *exec.Cmd {
+	c := exec.CommandContext(ctx, name, args...)
+	c.Env = os.Environ()
+	c.SysProcAttr = &syscall.SysProcAttr{
+		Setsid: true, Pdeathsig: unix.SIGKILL, UseCgroupFD: true, CgroupFD: int(r.helpers.Fd()),
+	}
+	c.WaitDelay = waitDelay
+	return c
+}
+
+// start starts a command in a place.
+func (p *place) start(c *exec.Cmd) error { return p.do(c.Start) }
+
+// output runs a command in a place and returns what it printed. An error has what it
+// complained of.
+func (p *place) output(ctx context.Context, c *exec.Cmd) ([]byte, error) {
+	var stdout, stderr bytes.Buffer
+	c.Stdout, c.Stderr = &stdout, &stderr
+	err := p.start(c)
+	if err == nil {
+		err = c.Wait()
+	}
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	if err != nil {
+		return stdout.Bytes(), fmt.Errorf("%s: %w%s", strings.Join(c.Args, " "), err, complaint(stderr.Bytes()))
+	}
+	return stdout.Bytes(), nil
+}
+
+// complaint is the end of what a program has said, to append to an error.
+func complaint(said []byte) string {
+	lines := strings.Split(strings.TrimSpace(string(said)), "\n")
+	if last := strings.Join(lines[max(0, len(lines)-4):], "; "); last != "" {
+		return ": " + last
+	}
+	return ""
+}
+
+// Host runs a program in the namespace that stands for the host, and returns what it
+// printed. It is killed when ctx ends.
+func (r *Rig) Host(ctx context.Context, args ...string) ([]byte, error) {
+	return r.host.output(ctx, r.command(ctx, args[0], args[1:]...))
+}
+
+// Outside runs a program in the namespace of the remote side, and returns what it
+// printed. It is killed when ctx ends.
+func (r *Rig) Outside(ctx context.Context, args ...string) ([]byte, error) {
+	return r.remote.output(ctx, r.command(ctx, args[0], args[1:]...))
+}

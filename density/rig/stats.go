@@ -1,0 +1,169 @@
+package rig
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Stats is what a container has used, and uses.
+type Stats struct {
+	CPU         time.Duration // of all its processes
+	Periods     int64         // in which it ran, if it has a quota
+	Throttled   int64         // of those: in which it was held back
+	ThrottledBy time.Duration // for how long
+	Processes   int
+	PSS         int64 // bytes, of its processes; what several share is divided among them
+	HelpersPSS  int64 // bytes, of the processes that work for it alone: gate and keepers
+}
+
+// Stats reads what the container uses.
+func (c *Container) Stats() (s Stats, err error) {
+	if s.CPU, err = c.cpu(); err != nil {
+		return s, fmt.Errorf("read the CPU time of container %s: %w", c.spec.Name, err)
+	}
+	stat, err := readFields(filepath.Join(c.rig.hierarchy("cpu"), c.Cgroup(), "cpu.stat"))
+	if err != nil {
+		return s, fmt.Errorf("read how container %s was throttled: %w", c.spec.Name, err)
+	}
+	s.Periods, s.Throttled = stat["nr_periods"], stat["nr_throttled"]
+	s.ThrottledBy = time.Duration(stat["throttled_time"]) + time.Duration(stat["throttled_usec"])*time.Microsecond
+	if s.PSS, s.Processes, err = pssBelow(filepath.Join(filepath.Dir(c.rig.group), c.Cgroup())); err != nil {
+		return s, err
+	}
+	// The agent makes groups in its own, named after containers, with a mark of eight
+	// characters.
+	groups, err := filepath.Glob(filepath.Join(c.rig.group, helpersGroup, "tsugiki-"+c.spec.Name+"-????????"))
+	for _, group := range groups {
+		pss, _, err := pssBelow(group)
+		if err != nil {
+			return s, err
+		}
+		s.HelpersPSS += pss
+	}
+	return s, err
+}
+
+func (c *Container) cpu() (time.Duration, error) {
+	if mount, ok := c.rig.v1["cpuacct"]; ok {
+		ns, err := readNumber(filepath.Join(mount, c.Cgroup(), "cpuacct.usage"))
+		return time.Duration(ns), err
+	}
+	stat, err := readFields(filepath.Join(c.rig.hierarchy("cpu"), c.Cgroup(), "cpu.stat"))
+	return time.Duration(stat["usage_usec"]) * time.Microsecond, err
+}
+
+// hierarchy is where that of a controller is mounted.
+func (r *Rig) hierarchy(controller string) string {
+	if mount, ok := r.v1[controller]; ok {
+		return mount
+	}
+	return filepath.Dir(r.group)
+}
+
+// pssBelow sums the memory of the processes in a group and below. Of a group that is
+// not there, and of a process that has just ended, it is nothing.
+func pssBelow(group string) (sum int64, processes int, err error) {
+	err = filepath.WalkDir(group, func(path string, d fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil || d.Name() != "cgroup.procs" {
+			return err
+		}
+		pids, err := os.ReadFile(path)
+		if err != nil && !errors.Is(err, unix.ENODEV) {
+			return err
+		}
+		for pid := range strings.FieldsSeq(string(pids)) {
+			pss, err := pssOf(pid)
+			if err != nil {
+				return err
+			}
+			sum, processes = sum+pss, processes+1
+		}
+		return nil
+	})
+	return sum, processes, err
+}
+
+func pssOf(pid string) (int64, error) {
+	fields, err := readFields(filepath.Join("/proc", pid, "smaps_rollup"))
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
+		return 0, nil
+	}
+	return fields["Pss"] << 10, err
+}
+
+// Memory is what the machine's memory is used for, in bytes. All but Processes and Agent
+// are the whole machine's.
+type Memory struct {
+	Available, Free, Cached, Anonymous       int64
+	Slab, Unreclaimable                      int64 // Unreclaimable is part of Slab
+	KernelStack, PageTables, PerCPU, Vmalloc int64
+	// Kernel is what the kernel does not give back: Unreclaimable, KernelStack,
+	// PageTables, PerCPU and Vmalloc. Stacks may be counted twice, by Vmalloc too.
+	Kernel    int64
+	Processes int64 // PSS of all processes of the rig's and of its containers, the agent's too
+	Agent     int64 // PSS of the agent
+}
+
+// Memory reads what memory is used for.
+func (r *Rig) Memory() (m Memory, err error) {
+	info, err := readFields("/proc/meminfo")
+	if err != nil {
+		return m, err
+	}
+	for name, to := range map[string]*int64{
+		"MemAvailable": &m.Available, "MemFree": &m.Free, "Cached": &m.Cached, "AnonPages": &m.Anonymous,
+		"Slab": &m.Slab, "SUnreclaim": &m.Unreclaimable, "KernelStack": &m.KernelStack, "PageTables": &m.PageTables,
+		"Percpu": &m.PerCPU, "VmallocUsed": &m.Vmalloc,
+	} {
+		*to = info[name] << 10
+	}
+	m.Kernel = m.Unreclaimable + m.KernelStack + m.PageTables + m.PerCPU + m.Vmalloc
+	if m.Processes, _, err = pssBelow(r.group); err != nil {
+		return m, err
+	}
+	r.mu.Lock()
+	a := r.agent
+	r.mu.Unlock()
+	if a != nil {
+		m.Agent, err = pssOf(strconv.Itoa(a.cmd.Process.Pid))
+	}
+	return m, err
+}
+
+// readFields reads a file of lines with a name and a number.
+func readFields(file string) (map[string]int64, error) {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	fields := make(map[string]int64)
+	for line := range strings.Lines(string(data)) {
+		words := strings.Fields(line)
+		if len(words) < 2 {
+			continue
+		}
+		if n, err := strconv.ParseInt(words[1], 10, 64); err == nil {
+			fields[strings.TrimSuffix(words[0], ":")] = n
+		}
+	}
+	return fields, nil
+}
+
+func readNumber(file string) (int64, error) {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return 0, err
+	}
+	return strconv.ParseInt(strings.TrimSpace(string(data)), 10, 64)
+}

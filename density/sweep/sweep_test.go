@@ -1,0 +1,203 @@
+package sweep
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tsugiki/tsugiki/density/result"
+	"github.com/tsugiki/tsugiki/density/rig"
+)
+
+// counting is an experiment that starts a container in each step and counts.
+type counting struct {
+	name   string
+	fail   string // a step that fails
+	cancel func() // called by the step that is called last, if any
+	made   []string
+}
+
+func (c *counting) Name() string { return c.name }
+
+func (c *counting) Plan(o *Options) (*Plan, error) {
+	p := &Plan{
+		Figure: &result.Figure{Name: c.name, Title: "Counting", Y: result.Axis{Unit: "1"}},
+		Rounds: 3, Containers: 1, Network: rig.None, Storage: rig.Overlay,
+		Tools: map[string]string{"abacus": "1"},
+		Prepare: func(_ context.Context, r *rig.Rig) error {
+			return r.Put("/number", []byte("42\n"), 0o644)
+		},
+	}
+	for _, key := range []string{"a", "b"} {
+		p.Steps = append(p.Steps, Step{Key: key, Seconds: 1, Run: func(ctx context.Context, e *Env) ([]Sample, error) {
+			return c.measure(ctx, e, key)
+		}})
+	}
+	return p, nil
+}
+
+func (c *counting) measure(ctx context.Context, e *Env, key string) ([]Sample, error) {
+	if key == c.fail {
+		return nil, errors.New("told to fail")
+	}
+	one, err := e.Rig.Start(ctx, rig.Spec{Name: key, Args: []string{"cat", "/number"}})
+	if err != nil {
+		return nil, err
+	}
+	line, err := one.Line(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := one.Stop(ctx); err != nil {
+		return nil, err
+	}
+	c.made = append(c.made, fmt.Sprintf("%s%d", key, e.Round))
+	if c.cancel != nil && len(c.made) == 4 {
+		c.cancel()
+		return nil, ctx.Err()
+	}
+	var value float64
+	_, err = fmt.Sscan(line, &value)
+	return []Sample{{Series: key, X: 1, Value: value, Each: []float64{1, 1}, Events: []float64{1, 2, 3}, Extra: map[string]float64{"psi": 5}}}, err
+}
+
+func run(t *testing.T, s *Sweep) (*result.Results, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	return runIn(ctx, t, s)
+}
+
+func runIn(ctx context.Context, t *testing.T, s *Sweep) (*result.Results, error) {
+	t.Helper()
+	var out bytes.Buffer
+	s.Options.Runtimes = []string{"runc"}
+	s.WorkDir, s.Progress, s.Log = t.TempDir(), &out, slog.New(slog.DiscardHandler)
+	r, err := s.Run(ctx)
+	if left, _ := os.ReadDir(s.WorkDir); len(left) > 0 {
+		t.Errorf("%v is left", left)
+	}
+	return r, err
+}
+
+func TestRun(t *testing.T) {
+	one, two, dir := &counting{name: "one"}, &counting{name: "two"}, t.TempDir()
+	r, err := run(t, &Sweep{Experiments: []Experiment{one, two}, Dir: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(one.made) != 6 || len(two.made) != 6 {
+		t.Errorf("made %v and %v", one.made, two.made)
+	}
+	for round := range 3 { // in each, all steps take turns
+		got := slices.Sorted(slices.Values(one.made[2*round : 2*round+2]))
+		if want := []string{fmt.Sprint("a", round), fmt.Sprint("b", round)}; !slices.Equal(got, want) {
+			t.Errorf("round %d: %v", round, got)
+		}
+	}
+	p := r.Figure("two").Line("b", nil).At(1)
+	if diff := cmp.Diff([]float64{42, 42, 42}, p.Samples); diff != "" || p.Median != 42 || p.Extra["psi"] != 5 || p.Extra["jain"] != 1 || p.Extra["p50"] != 2 {
+		t.Errorf("point: %+v %s", p, diff)
+	}
+	if len(r.Limits) != 2 || r.Incomplete != "" || r.Machine.Tools["abacus"] != "1" || r.Machine.Kernel == "" ||
+		!strings.HasPrefix(r.Machine.Runtime, "runc ") || r.Machine.CongestionControl == "" {
+		t.Errorf("results: %+v", r)
+	}
+	if err := r.Save(dir); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, JournalFile)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the journal of a complete sweep: %v", err)
+	}
+}
+
+func TestResume(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	one, dir := &counting{name: "one", cancel: cancel}, t.TempDir()
+	r, err := runIn(ctx, t, &Sweep{Experiments: []Experiment{one}, Dir: dir})
+	if !errors.Is(err, context.Canceled) || r == nil || !strings.Contains(r.Incomplete, "3 of 6") {
+		t.Fatalf("interrupted: %+v, %v", r, err)
+	}
+	before := one.made[:3]
+
+	_, err = run(t, &Sweep{Experiments: []Experiment{&counting{name: "other"}}, Dir: dir, Resume: true})
+	if !errors.Is(err, ErrOther) {
+		t.Errorf("resumed as another: %v", err)
+	}
+	// A step that was being written down when the machine stopped.
+	f, err := os.OpenFile(filepath.Join(dir, JournalFile), os.O_WRONLY|os.O_APPEND, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.WriteString(`{"figure":"one","ke`); err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+	again := &counting{name: "one"}
+	if r, err = run(t, &Sweep{Experiments: []Experiment{again}, Dir: dir, Resume: true}); err != nil {
+		t.Fatal(err)
+	}
+	all := slices.Sorted(slices.Values(append(slices.Clone(before), again.made...)))
+	if want := []string{"a0", "a1", "a2", "b0", "b1", "b2"}; !slices.Equal(all, want) {
+		t.Errorf("made %v, then %v", before, again.made)
+	}
+	if p := r.Figure("one").Line("a", nil).At(1); len(p.Samples) != 3 || r.Incomplete != "" {
+		t.Errorf("point: %+v, %q", p, r.Incomplete)
+	}
+	if _, err := run(t, &Sweep{Experiments: []Experiment{again}, Dir: dir, Resume: true}); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("resumed when nothing was left: %v", err)
+	}
+}
+
+func TestCategories(t *testing.T) {
+	f := &result.Figure{}
+	for _, s := range []Sample{{Series: "a", Category: "host", Value: 1}, {Series: "a", Category: "host", Value: 2}, {Series: "a", X: 3, Value: 3}} {
+		s.addTo(f)
+	}
+	var got []string
+	for _, p := range f.Line("a", nil).Points {
+		got = append(got, fmt.Sprintf("%s at %v: %v", p.Category, p.X, p.Samples))
+	}
+	if diff := cmp.Diff([]string{"host at 0: [1 2]", " at 3: [3]"}, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// TestFailure keeps what there is, and goes on with the next figure.
+func TestFailure(t *testing.T) {
+	bad, good := &counting{name: "bad", fail: "b"}, &counting{name: "good"}
+	r, err := run(t, &Sweep{Experiments: []Experiment{bad, good}, Dir: t.TempDir()})
+	if err == nil || !strings.Contains(err.Error(), "bad: b: told to fail") {
+		t.Fatalf("error: %v", err)
+	}
+	if r == nil || r.Figure("good") == nil || len(good.made) != 6 || !strings.Contains(r.Incomplete, "told to fail") {
+		t.Errorf("results: %+v", r)
+	}
+	if _, err := run(t, &Sweep{Experiments: []Experiment{&counting{name: "bad", fail: "a"}}, Dir: "/no/such/folder"}); err == nil {
+		t.Error("no error without a folder")
+	}
+}
+
+func FuzzJournal(f *testing.F) {
+	f.Add([]byte(`{"version":1,"figures":["one"],"options":{"seed":7}}` + "\n" + `{"figure":"one","key":"a","round":0,"samples":[]}` + "\n"))
+	f.Add([]byte("{}\n"))
+	f.Add([]byte(""))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		j := &journal{header: header{Figures: []string{"one"}}, steps: map[string][]entry{}, keys: map[string]bool{}}
+		used, err := j.parse(data)
+		if err == nil && (len(used) == 0 || used[len(used)-1] != '\n' || !bytes.HasPrefix(data, used)) {
+			t.Errorf("used %q of %q", used, data)
+		}
+	})
+}

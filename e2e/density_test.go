@@ -1,0 +1,219 @@
+//go:build density
+
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
+)
+
+// study is a density study with folders of its own.
+type study struct {
+	t        *testing.T
+	out, dir string
+	tsugiki  string
+}
+
+func newStudy(t *testing.T) *study {
+	t.Helper()
+	s := &study{t: t, out: filepath.Join(t.TempDir(), "out"), dir: t.TempDir()}
+	s.tsugiki = filepath.Join(testkit.BuildTsugiki(t), "tsugiki")
+	t.Cleanup(s.checkGone)
+	return s
+}
+
+// run makes one, or a part; it returns what was printed.
+func (s *study) run(args ...string) (string, error) {
+	out, err := s.command(args...).CombinedOutput()
+	return string(out), err
+}
+
+func (s *study) command(args ...string) *exec.Cmd {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	s.t.Cleanup(cancel)
+	return exec.CommandContext(ctx, s.tsugiki, append([]string{"density", "run", "--quick", "-o", s.out, "--work-dir", s.dir}, args...)...)
+}
+
+// results are some of what results.json has.
+func (s *study) results() (r struct {
+	Incomplete string
+	Figures    []struct {
+		Name   string
+		Series []struct{ Points []struct{ Samples []float64 } }
+	}
+},
+) {
+	s.t.Helper()
+	data, err := os.ReadFile(filepath.Join(s.out, "results.json"))
+	if err == nil {
+		err = json.Unmarshal(data, &r)
+	}
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return r
+}
+
+// awaitStep waits until a step was made.
+func (s *study) awaitStep() {
+	s.t.Helper()
+	testkit.Eventually(s.t, time.Minute, func() error {
+		data, err := os.ReadFile(filepath.Join(s.out, "journal.jsonl"))
+		if err == nil && bytes.Count(data, []byte("\n")) < 2 {
+			err = errors.New("nothing was measured")
+		}
+		return err
+	})
+}
+
+// groups are those of rigs whose folders were in ours.
+func (s *study) groups() (left []string) {
+	files, _ := filepath.Glob("/run/tsugiki-density/*")
+	for _, file := range files {
+		if dir, err := os.ReadFile(file); err == nil && strings.HasPrefix(string(dir), s.dir) {
+			left = append(left, filepath.Base(file))
+		}
+	}
+	return left
+}
+
+func (s *study) checkGone() {
+	if left := s.groups(); len(left) > 0 {
+		s.t.Errorf("rigs are left: %v", left)
+	}
+	entries, err := os.ReadDir(s.dir)
+	if err != nil || len(entries) > 0 {
+		s.t.Errorf("in the folder is %v (%v)", entries, err)
+	}
+}
+
+// TestDensity interrupts a study, which is then resumed.
+func TestDensity(t *testing.T) {
+	s := newStudy(t)
+	flags := []string{"--figure", "start,overlay-create", "--max", "2", "--rounds", "3"}
+	cmd := s.command(flags...)
+	var said bytes.Buffer
+	cmd.Stderr = &said
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	s.awaitStep()
+	if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	err := cmd.Wait()
+	if cmd.ProcessState.ExitCode() != 1 || !strings.Contains(said.String(), "--resume continues") {
+		t.Fatalf("interrupted: %v: %s", err, said.String())
+	}
+	if r := s.results(); !strings.Contains(r.Incomplete, "interrupted") || len(r.Figures) == 0 {
+		t.Errorf("results: %+v", r)
+	}
+	s.checkGone()
+	if out, err := s.run(append(flags, "--resume", "--max", "4")...); err == nil || !strings.Contains(out, "other options") {
+		t.Errorf("resumed with another size: %v: %s", err, out)
+	}
+	if out, err := s.run(append(flags, "--resume")...); err != nil {
+		t.Fatalf("resume: %v: %s", err, out)
+	}
+	r := s.results()
+	if r.Incomplete != "" || len(r.Figures) != 2 {
+		t.Errorf("results: %+v", r)
+	}
+	for _, f := range r.Figures {
+		for _, line := range f.Series {
+			for _, p := range line.Points {
+				if len(p.Samples) != 3 {
+					t.Errorf("%s: %d samples, want one of each round", f.Name, len(p.Samples))
+				}
+			}
+		}
+	}
+	for _, name := range []string{"report.html", "results.csv", "results.md"} {
+		if data, err := os.ReadFile(filepath.Join(s.out, name)); err != nil || !bytes.Contains(data, []byte("overlay-create")) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestDensityKilled kills a study, after which the next removes what it has left.
+func TestDensityKilled(t *testing.T) {
+	s := newStudy(t)
+	cmd := s.command("--figure", "start", "--max", "2", "--rounds", "50")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	s.awaitStep()
+	if len(s.groups()) != 1 {
+		t.Error("it has no rig")
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait() // killed
+	if out, err := s.run("--figure", "overlay-create"); err != nil {
+		t.Fatalf("the next: %v: %s", err, out)
+	}
+	s.checkGone()
+}
+
+// TestDensityFullDisk fills the disk under a study. What it has measured stays.
+func TestDensityFullDisk(t *testing.T) {
+	s := newStudy(t)
+	// In a mount namespace of its own is a disk of a size that is enough.
+	script := `mount -t tmpfs -o size=256m small "$1"; shift
+"$@" & while ! grep -qs '"round":0' ` + filepath.Join(s.out, "journal.jsonl") + `; do sleep 0.05; done
+dd if=/dev/zero of=` + s.dir + `/full bs=1M 2>/dev/null; wait $!; status=$?; rm ` + s.dir + `/full; ls -A ` + s.dir + `; exit $status`
+	cmd := s.command("--figure", "start", "--max", "2", "--rounds", "50")
+	args := append([]string{"--mount", "sh", "-c", script, "sh", s.dir}, cmd.Args...)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	var stdout, stderr bytes.Buffer
+	full := exec.CommandContext(ctx, "unshare", args...)
+	full.Stdout, full.Stderr = &stdout, &stderr
+	err := full.Run()
+	if full.ProcessState.ExitCode() != 1 || !strings.Contains(stderr.String(), "no space left on device") || stdout.Len() > 0 {
+		t.Fatalf("on a full disk: %v: %s%s", err, stdout.String(), stderr.String())
+	}
+	if r := s.results(); !strings.Contains(r.Incomplete, "no space left") || len(r.Figures) != 1 {
+		t.Errorf("results: %+v", r)
+	}
+}
+
+func TestDensityErrors(t *testing.T) {
+	s := newStudy(t)
+	for _, tt := range []struct {
+		flags  string
+		status int
+		want   string
+	}{
+		{"--figure ship", 2, `there is no figure "ship"`},
+		{"--network ether", 2, `there is no network "ether"`},
+		{"--storage floppy", 2, `there is no storage "floppy"`},
+		{"--max -1", 2, "not negative"},
+		{"--figure memory --runtime no-such-runtime", 1, "no-such-runtime is missing: install the package"},
+		{"--figure memory --max 1000000", 1, "no room for memory"},
+		{"--figure memory --resume", 1, "nothing to resume"},
+		{"--figure memory --work-dir /no/such/folder", 1, "/no/such/folder"},
+	} {
+		cmd := s.command(strings.Fields(tt.flags)...)
+		out, err := cmd.CombinedOutput()
+		if cmd.ProcessState.ExitCode() != tt.status || !strings.Contains(string(out), tt.want) || bytes.Count(out, []byte("\n")) != 1 {
+			t.Errorf("%s: %v: %s", tt.flags, err, out)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(s.out, "results.json")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("results of nothing: %v", err)
+	}
+}
