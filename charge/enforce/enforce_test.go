@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -318,7 +317,8 @@ func TestContainerAndHelperTogetherKeepToTheQuota(t *testing.T) {
 					own, help := share(t, p.group, logger, 3*time.Second)
 					s := a.Status()
 					t.Logf("own %.4f, logger %.4f, together %.4f; holds %d, longest %v", own, help, own+help, s.Holds, s.LongestHold)
-					if off := own + help - quota.Seconds()*10; math.Abs(off) > .03 {
+					// A busy machine may leave them less; more is our fault.
+					if off := own + help - quota.Seconds()*10; off > .03 || off < -.15 {
 						t.Errorf("together %.3f of a CPU of %.3f", own+help, quota.Seconds()*10)
 					}
 					if s.Mode != "quota" {
