@@ -68,7 +68,6 @@ func (m *managed) resume() {
 		m.supervise(&supervised{gate: g, listener: g.TakeListener()})
 	}
 	m.adopted = nil
-	m.charge()
 }
 
 func (m *managed) engineRecover() error { return m.engine.Recover() }

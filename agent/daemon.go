@@ -104,9 +104,12 @@ func (d *Daemon) start() (err error) {
 	if d.store, err = openStore(d.config.Load().StateDir); err != nil {
 		return err
 	}
-	d.startCharging() // first what a killed agent held goes on
 	if err := d.adoptAll(); err != nil {
 		return err
+	}
+	d.startCharging() // calls that wait come first: what a killed agent held, its guardian has let go
+	for _, m := range d.all() {
+		m.charge()
 	}
 	if d.listeners, err = d.listenForFilters(); err != nil {
 		return err

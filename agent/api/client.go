@@ -95,7 +95,7 @@ func (c *Client) Unregister(name, id string) error {
 }
 
 // restartPatience is how long a daemon that was killed may take to be there again.
-const restartPatience = 10 * time.Second
+const restartPatience = 20 * time.Second
 
 // Patiently does something again that failed because the daemon was killed: its
 // socket is still there, which one that was stopped takes away. What is done has to
