@@ -246,6 +246,37 @@ func TestFreezer(t *testing.T) {
 	}
 }
 
+// In v1 a process is said to be in the root once it exits.
+func TestFreezerWhileProcessesEnd(t *testing.T) {
+	name, _ := container(t, "cpu", "freezer")
+	loop := exec.Command("sh", "-c", "read go; while :; do /bin/true & /bin/true; done")
+	start, err := loop.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := loop.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = loop.Process.Kill()
+		_ = loop.Wait()
+	}()
+	for _, h := range []string{"cpu", "freezer"} {
+		join(t, "/sys/fs/cgroup/"+h+name, loop.Process.Pid)
+	}
+	if _, err := start.Write([]byte("\n")); err != nil {
+		t.Fatal(err)
+	}
+	g := openGroup(t, name)
+	for i := range 2000 {
+		f, err := g.Freezer()
+		if err != nil {
+			t.Fatalf("after %d: %v", i, err)
+		}
+		f.Close()
+	}
+}
+
 func join(t *testing.T, dir string, pid int) {
 	t.Helper()
 	if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(fmt.Sprint(pid)), 0); err != nil {

@@ -1,6 +1,7 @@
 package bandwidth
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -98,6 +99,9 @@ func (g *Group) counterpart(h *hierarchy) (string, error) {
 		if err != nil {
 			return "", err
 		}
+		if path == "/" && ended(pid) {
+			continue // in v1 a process is said to be in the root from its exit on
+		}
 		if rel == "" {
 			rel = path
 		}
@@ -138,14 +142,23 @@ func (g *Group) alone(dir, rel string) error {
 	return nil
 }
 
-// ended tells whether a process is a zombie: which hierarchy still lists one differs.
+// exiting is PF_EXITING of linux/sched.h.
+const exiting = 0x4
+
+// ended tells whether a process exits, is a zombie or gone: which hierarchy still
+// lists one differs.
 func ended(pid int) bool {
 	text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
 		return true
 	}
-	_, after, _ := strings.Cut(string(text[strings.LastIndexByte(string(text), ')')+1:]), " ")
-	return strings.HasPrefix(after, "Z") || strings.HasPrefix(after, "X")
+	// After the name, which may hold anything: state, five numbers, flags.
+	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
+	if len(fields) < 7 {
+		return false
+	}
+	flags, err := strconv.ParseUint(fields[6], 10, 64)
+	return err == nil && flags&exiting != 0
 }
 
 // common is the nearest group above both.
