@@ -33,7 +33,9 @@ func (n *node) enter(ctx context.Context, v variant) error {
 		return nil
 	}
 	config := filepath.Join(n.dir, "agent.toml")
-	if err := os.WriteFile(config, []byte("[charge]\n"+v.config), 0o600); err != nil {
+	// No other containers of the machine than ours.
+	text := fmt.Sprintf("[charge]\nwithin = %q\n%s", n.name, v.config)
+	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		return err
 	}
 	agent := n.startDaemon(ctx, "", filepath.Join(n.bin, "tsugiki"), "agent",
