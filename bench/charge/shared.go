@@ -79,7 +79,7 @@ func (s *session) measureShared(ctx context.Context, v variant) (err error) {
 type parts struct{ own, shim, daemon, marked time.Duration }
 
 // compareShared measures what each container takes by itself, by its shim, and by its
-// part of the daemon.
+// part of the daemon: what that did for it, and in proportion what it did for nobody.
 func (s *session) compareShared(ctx context.Context, v variant, boxes []*container, daemon *collection) error {
 	if err := s.ready(ctx, boxes...); err != nil {
 		return err
@@ -97,9 +97,16 @@ func (s *session) compareShared(ctx context.Context, v variant, boxes []*contain
 	if err != nil {
 		return err
 	}
+	var known time.Duration
+	for i := range boxes {
+		known += after[i].daemon - before[i].daemon
+	}
 	for i, c := range sharedCommands {
 		b, a := before[i], after[i]
 		test := "shared " + c.name
+		// What it does for nobody in particular is done for all, as far as it works for each.
+		rest := float64(allAfter-all-known) * float64(a.daemon-b.daemon) / float64(max(known, 1))
+		a.daemon += time.Duration(rest)
 		s.add(v, test, "container", "%", share(b.own, a.own, wall))
 		s.add(v, test, "shim", "%", share(b.shim, a.shim, wall))
 		s.add(v, test, "daemon's part", "%", share(b.daemon, a.daemon, wall))
