@@ -122,8 +122,8 @@ func (n *node) flood(ctx context.Context) (stop func(), err error) {
 	}, nil
 }
 
-// sysbenches runs one in each container's namespace, all at once. CPU time is read when
-// they have settled, and before any of them ends.
+// sysbenches runs one in each container's namespace, all at once, and takes what they do
+// when they have settled, and before any of them ends.
 func (s *session) sysbenches(ctx context.Context) (results []result, err error) {
 	var boxes []*container
 	defer func() { err = errors.Join(err, stopAll(boxes)) }()
@@ -133,7 +133,7 @@ func (s *session) sysbenches(ctx context.Context) (results []result, err error) 
 		box, err := s.node.start(ctx, containerOptions{
 			id: id, quota: softirqQuota, log: "file://" + filepath.Join(logs, id),
 			flags: []string{"--with-ns", "network:" + ns.Path()},
-			args:  sysbenchArgs(s.settle + s.duration + 3*time.Second),
+			args:  append(sysbenchArgs(startLimit+s.settle+s.duration), "--report-interval=1"),
 		})
 		if box != nil {
 			boxes = append(boxes, box)
@@ -142,16 +142,21 @@ func (s *session) sysbenches(ctx context.Context) (results []result, err error) 
 			return nil, err
 		}
 	}
-	var before []clocks
 	if err := s.ready(ctx, boxes...); err != nil {
 		return nil, err
 	}
+	var before []clocks
+	var done []int
 	for _, box := range boxes {
 		now, err := box.read()
 		if err != nil {
 			return nil, err
 		}
-		before = append(before, now)
+		seconds, err := eventsOfSeconds(filepath.Join(logs, box.id))
+		if err != nil {
+			return nil, err
+		}
+		before, done = append(before, now), append(done, len(seconds))
 	}
 	if err := sleep(ctx, s.duration); err != nil {
 		return nil, err
@@ -161,31 +166,44 @@ func (s *session) sysbenches(ctx context.Context) (results []result, err error) 
 		if err != nil {
 			return nil, err
 		}
-		results = append(results, result{share: share(before[i].container, now.container, now.at.Sub(before[i].at))})
-	}
-	for i, box := range boxes {
-		if results[i].events, err = s.node.printedEvents(ctx, filepath.Join(logs, box.id)); err != nil {
+		seconds, err := eventsOfSeconds(filepath.Join(logs, box.id))
+		if err != nil {
 			return nil, err
 		}
+		if len(seconds) <= done[i] {
+			return nil, fmt.Errorf("sysbench of %s said nothing in %v\n%s", box.id, s.duration, s.node.lastSaid())
+		}
+		results = append(results, result{
+			share:  share(before[i].container, now.container, now.at.Sub(before[i].at)),
+			events: mean(seconds[done[i]:]),
+		})
 	}
 	return results, os.RemoveAll(logs)
 }
 
-var eventsPerSecond = regexp.MustCompile(`events per second: +([0-9.]+)`)
+var eventsPerSecond = regexp.MustCompile(`eps: ([0-9.]+)`)
 
-// printedEvents waits for what a sysbench prints when it ends.
-func (n *node) printedEvents(ctx context.Context, log string) (events float64, err error) {
-	err = n.await(ctx, "sysbench", func() error {
-		data, err := os.ReadFile(log)
+// eventsOfSeconds is what a sysbench has printed of each second by now.
+func eventsOfSeconds(log string) ([]float64, error) {
+	data, err := os.ReadFile(log)
+	if err != nil {
+		return nil, err
+	}
+	var events []float64
+	for _, found := range eventsPerSecond.FindAllSubmatch(data, -1) {
+		n, err := strconv.ParseFloat(string(found[1]), 64)
 		if err != nil {
-			return err
+			return nil, fmt.Errorf("sysbench says %q: %w", found[0], err)
 		}
-		found := eventsPerSecond.FindSubmatch(data)
-		if found == nil {
-			return fmt.Errorf("it has said %q", data)
-		}
-		events, err = strconv.ParseFloat(string(found[1]), 64)
-		return err
-	})
-	return events, err
+		events = append(events, n)
+	}
+	return events, nil
+}
+
+func mean(list []float64) float64 {
+	var sum float64
+	for _, n := range list {
+		sum += n
+	}
+	return sum / float64(len(list))
 }
