@@ -39,7 +39,20 @@ var (
 	ErrUnknown = errors.New("unknown")
 	// ErrRequest says that what was asked for makes no sense.
 	ErrRequest = errors.New("cannot be charged")
+	// ErrFull says that there is no room for one more in a file of a fixed size.
+	ErrFull = errors.New("no room")
 )
+
+// full says what to do about a file that is full, if that is what has gone wrong.
+func full(err error) error {
+	switch {
+	case errors.Is(err, ledger.ErrFull):
+		return fmt.Errorf("%w: all %d accounts of the ledger are in use; remove cgroups that nobody needs, or restart the agent, which forgets those that nobody charges", ErrFull, ledger.Capacity)
+	case errors.Is(err, journal.ErrFull):
+		return fmt.Errorf("%w: all %d entries of the undo journal are in use; detach helpers that nobody needs, or attach this one by quota", ErrFull, journal.Capacity)
+	}
+	return err
+}
 
 // Config says what is charged, and where that is kept.
 type Config struct {

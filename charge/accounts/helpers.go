@@ -156,9 +156,12 @@ func (a *Accounts) attachProcess(x *helping, h *Helper) (err error) {
 	case !a.config.Placement && !h.Place:
 		x.Reason = "the configuration has no placement"
 	default:
-		err = a.place(x)
+		err = full(a.place(x))
 		if err != nil && h.Place {
-			return errors.Join(fmt.Errorf("%w: %w", ErrRequest, err), x.process.Close())
+			if !errors.Is(err, ErrFull) {
+				err = fmt.Errorf("%w: %w", ErrRequest, err)
+			}
+			return errors.Join(err, x.process.Close())
 		} else if err != nil {
 			x.Reason = err.Error()
 		} else {
