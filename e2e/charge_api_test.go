@@ -266,6 +266,44 @@ func TestChargeRepaid(t *testing.T) {
 	}
 }
 
+// TestChargeEmpty charges a container that is being made: it has a cgroup with a quota and
+// nothing else yet. Its quota is lowered, and it is held once there is something to hold.
+func TestChargeEmpty(t *testing.T) {
+	n := startAgent(t, newWorld(t))
+	p := limit(t, testkit.NewGroupsIn(t, "cpu"), 20*time.Millisecond)
+	charge := func() {
+		t.Helper()
+		if err := n.client().Charge(p.Name, "test", 100*time.Millisecond); err != nil {
+			t.Fatal(err)
+		}
+	}
+	charge()
+	testkit.Eventually(t, chargePatience, func() error {
+		if c := n.account(t, p.Path()); c.After.QuotaUS >= c.Before.QuotaUS || !strings.HasPrefix(c.Mode, "quota") {
+			return fmt.Errorf("its quota is not lowered: %+v", c)
+		}
+		return nil
+	})
+	if c := n.account(t, p.Path()); c.OwnUS != 0 || c.Held.Count != 0 || strings.Contains(c.Mode, "no group of its own") {
+		t.Errorf("while nothing is in it: %+v", c)
+	}
+	p.Add(t, "cpuacct", "freezer")
+	busy := exec.Command("sh", "-c", "while :; do :; done")
+	launch(t, busy)
+	p.Enter(t, busy.Process.Pid)
+	testkit.Eventually(t, chargePatience, func() error {
+		charge()
+		if c := n.account(t, p.Path()); c.Held.Count == 0 || c.OwnUS == 0 || c.Mode != "quota" {
+			return fmt.Errorf("it is not held: %+v", c)
+		}
+		return nil
+	})
+	n.stop()
+	if err := p.untouched(); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestChargeFull fills the files in which the agent has what is owed, and what has to be
 // undone: it says so, has done nothing, and goes on.
 func TestChargeFull(t *testing.T) {
