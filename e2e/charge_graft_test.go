@@ -18,7 +18,7 @@ func TestChargeGrafted(t *testing.T) {
 	n.checkServed(t, "web", servedPort)
 	line := dnsmasq(t, 53)
 	serve(t, command(t, n.h, line[0], line[1:]...), port{n.h, "udp4", 53})
-	group := "/" + n.mustDocker(t, "inspect", "-f", "{{.Id}}", "web")
+	group := "/" + n.ask(t, "inspect", "-f", "{{.Id}}", "web")
 	testkit.Eventually(t, chargePatience, func() error {
 		n.exec(t, "web", "sh", "-c", "for i in 1 2 3 4 5 6 7 8 9 10; do wget -q -O - http://127.0.0.1/ >/dev/null; nslookup "+
 			serverName+" "+hostAddr4+" >/dev/null; nslookup "+serverName+" 127.0.0.1 >/dev/null; done; true")

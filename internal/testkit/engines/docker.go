@@ -132,7 +132,7 @@ func (e *cli) Run(c Container) error {
 	if c.Publish != "" {
 		args = append(args, "--publish", c.Publish)
 	}
-	args = append(append(args, ImageName), c.Args...)
+	args = append(append(append(args, c.Flags...), ImageName), c.Args...)
 	_, err := command.do(args...)
 	return err
 }
