@@ -81,18 +81,19 @@ type Accounts struct {
 	stop    chan struct{}
 	loops   sync.WaitGroup
 
-	mu       sync.Mutex // guards what follows
-	closed   bool
-	byGroup  map[uint64]*account // by inode of the cgroup
-	byOwner  map[uint32]*account
-	byName   map[string]*account
-	helpers  map[int]*helping
-	marks    *marks.Meter   // nil until a daemon is shared
-	softirq  *softirq.Meter // nil: not charged
-	metering bool
-	fault    string // that was logged last
-	lastID   int
-	lastSlot uint32
+	mu        sync.Mutex // guards what follows
+	closed    bool
+	byGroup   map[uint64]*account // by inode of the cgroup
+	byOwner   map[uint32]*account
+	byName    map[string]*account
+	helpers   map[int]*helping
+	divisions map[int]*division // by pid
+	marks     *marks.Meter      // nil until a daemon is shared
+	softirq   *softirq.Meter    // nil: not charged
+	metering  bool
+	fault     string // that was logged last
+	lastID    int
+	lastSlot  uint32
 }
 
 // Start restores what a killed agent left, and begins to charge.
@@ -100,6 +101,7 @@ func Start(c Config) (*Accounts, error) {
 	a := &Accounts{
 		config: c, log: c.Log, stop: make(chan struct{}),
 		byGroup: map[uint64]*account{}, byOwner: map[uint32]*account{}, byName: map[string]*account{}, helpers: map[int]*helping{},
+		divisions: map[int]*division{},
 	}
 	if err := a.start(); err != nil {
 		return nil, errors.Join(fmt.Errorf("charge: %w", err), a.Close())
