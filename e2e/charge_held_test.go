@@ -15,28 +15,31 @@ import (
 // what reads that is charged to them by quota.
 type heldCase struct {
 	engine string
-	quota  time.Duration // of its containers, for the usual period
-	config string        // below [charge]
-	flags  []string      // of its run
-	group  string        // of a container, below the rig's; %s is its id
-	source string        // of what they are held for
-	again  bool          // it can restart them, and change their quota
+	config string   // below [charge]
+	flags  []string // of its run
+	group  string   // of a container, below the rig's; %s is its id
+	source string   // of what they are held for
+	again  bool     // it can restart them, and change their quota
 }
 
 var heldCases = []heldCase{
 	{
-		engine: "docker", quota: 25 * time.Millisecond, config: `shared = ["dockerd"]`, flags: []string{"--log-opt", "max-size=10m"},
+		engine: "docker", config: `shared = ["dockerd"]`, flags: []string{"--log-opt", "max-size=10m"},
 		group: "%s", source: "shared", again: true,
 	},
 	{ // else its logger would be placed
-		engine: "ctr", quota: 25 * time.Millisecond, config: "placement = false", flags: []string{"--log-uri", "binary://%s?agent=none&max-size=10m&max-file=2"},
+		engine: "ctr", config: "placement = false", flags: []string{"--log-uri", "binary://%s?agent=none&max-size=10m&max-file=2"},
 		group: "%s", source: "logger",
 	},
 	{
-		engine: "podman", quota: 10 * time.Millisecond, flags: []string{"--log-driver", "k8s-file", "--log-opt", "max-size=10mb"},
+		engine: "podman", flags: []string{"--log-driver", "k8s-file", "--log-opt", "max-size=10mb"},
 		group: "libpod-%s", source: "monitor", again: true,
 	},
 }
+
+// heldQuota is that of their containers, for the usual period: less than what they are
+// held for takes on a busy machine.
+const heldQuota = 10 * time.Millisecond
 
 // holding is a node whose container is held most of the time.
 type holding struct {
@@ -70,7 +73,7 @@ func (n holding) run(t *testing.T, runtime string) *paying {
 		flags = append(flags, strings.ReplaceAll(f, "%s", filepath.Join(filepath.Dir(tsugiki), "tsugiki-log")))
 	}
 	n.does(t, n.Run(engines.Container{
-		Name: "yes", Runtime: runtime, None: true, Flags: append(flags, "--cpus", fmt.Sprint(float64(n.quota)/1e8)), Args: []string{"yes"},
+		Name: "yes", Runtime: runtime, None: true, CPUs: float64(heldQuota) / 1e8, Flags: flags, Args: []string{"yes"},
 	}))
 	p := n.find(t)
 	n.awaitHeld(t, p)
@@ -85,7 +88,7 @@ func (n holding) find(t *testing.T) *paying {
 		id = n.ask(t, "inspect", "-f", "{{.Id}}", "yes")
 	}
 	p := n.node.group(t, fmt.Sprintf(n.heldCase.group, id))
-	p.given.Quota = n.quota // the agent may have lowered it
+	p.given.Quota = heldQuota // the agent may have lowered it
 	return p
 }
 
@@ -208,7 +211,7 @@ func (n holding) testUpdate(t *testing.T) {
 	n.remove(t, p)
 	// A fresh one, without debts.
 	n.does(t, n.Run(engines.Container{
-		Name: "yes", None: true, Flags: []string{"--log-driver", "none", "--cpus", "0.5"}, Args: []string{"sleep", "1000"},
+		Name: "yes", None: true, CPUs: 0.5, Flags: []string{"--log-driver", "none"}, Args: []string{"sleep", "1000"},
 	}))
 	p = n.find(t)
 	if err := n.asked().client().Charge(p.Name, "test", time.Millisecond); err != nil {

@@ -105,6 +105,9 @@ func (e *ctr) Run(c Container) error {
 	if c.Privileged {
 		args = append(args, "--privileged")
 	}
+	if c.CPUs != 0 {
+		args = append(args, "--cpus", fmt.Sprint(c.CPUs))
+	}
 	if c.DNS != "" {
 		args = append(args, "--mount", "type=bind,src="+e.resolvConf(c)+",dst=/etc/resolv.conf,options=rbind:ro")
 	}

@@ -129,6 +129,9 @@ func (e *cli) Run(c Container) error {
 	if c.Privileged {
 		args = append(args, "--privileged")
 	}
+	if c.CPUs != 0 {
+		args = append(args, "--cpus", fmt.Sprint(c.CPUs))
+	}
 	if c.Publish != "" {
 		args = append(args, "--publish", c.Publish)
 	}

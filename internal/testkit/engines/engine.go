@@ -21,7 +21,8 @@ type Container struct {
 	Privileged  bool
 	DNS         string   // the address of the name server that it is told of
 	Publish     string   // HOSTPORT:PORT, where the engine can
-	Flags       []string // more of the engine's own run; not for pods
+	CPUs        float64  // its quota; without one if it is 0
+	Flags       []string // more of the run of the engine's command; not for pods
 }
 
 // Engine is a running engine, or podman. Its methods return what the engine has
