@@ -111,6 +111,8 @@ func (d *Daemon) charging(w http.ResponseWriter, r *http.Request, request any, d
 		answer(w, http.StatusNotFound, api.Failure{Error: unknown.Error(), Unknown: unknown.Containers})
 	case errors.Is(err, accounts.ErrUnknown), errors.Is(err, os.ErrProcessDone):
 		answer(w, http.StatusNotFound, api.Failure{Error: err.Error()})
+	case errors.Is(err, accounts.ErrFull):
+		answer(w, http.StatusInsufficientStorage, api.Failure{Error: err.Error()})
 	case errors.Is(err, accounts.ErrRequest):
 		refuse(w, fmt.Errorf("%w: %w", errRequest, err))
 	case err != nil:

@@ -1,18 +1,24 @@
 package e2e
 
 import (
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/tsugiki/tsugiki/agent/api"
+	"github.com/tsugiki/tsugiki/charge/journal"
+	"github.com/tsugiki/tsugiki/charge/ledger"
+	"github.com/tsugiki/tsugiki/internal/mapped"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
@@ -258,4 +264,135 @@ func TestChargeRepaid(t *testing.T) {
 	if own := time.Duration(c.OwnUS) * time.Microsecond; own+charge > took/2+time.Second {
 		t.Errorf("it used %v itself while it paid, in %v", own, took)
 	}
+}
+
+// TestChargeEmpty charges a container that is being made: it has a cgroup with a quota and
+// nothing else yet. Its quota is lowered, and it is held once there is something to hold.
+func TestChargeEmpty(t *testing.T) {
+	n := startAgent(t, newWorld(t))
+	p := limit(t, testkit.NewGroupsIn(t, "cpu"), 20*time.Millisecond)
+	charge := func() {
+		t.Helper()
+		if err := n.client().Charge(p.Name, "test", 100*time.Millisecond); err != nil {
+			t.Fatal(err)
+		}
+	}
+	charge()
+	testkit.Eventually(t, chargePatience, func() error {
+		if c := n.account(t, p.Path()); c.After.QuotaUS >= c.Before.QuotaUS || !strings.HasPrefix(c.Mode, "quota") {
+			return fmt.Errorf("its quota is not lowered: %+v", c)
+		}
+		return nil
+	})
+	if c := n.account(t, p.Path()); c.OwnUS != 0 || c.Held.Count != 0 || strings.Contains(c.Mode, "no group of its own") {
+		t.Errorf("while nothing is in it: %+v", c)
+	}
+	p.Add(t, "cpuacct", "freezer")
+	busy := exec.Command("sh", "-c", "while :; do :; done")
+	launch(t, busy)
+	p.Enter(t, busy.Process.Pid)
+	testkit.Eventually(t, chargePatience, func() error {
+		charge()
+		if c := n.account(t, p.Path()); c.Held.Count == 0 || c.OwnUS == 0 || c.Mode != "quota" {
+			return fmt.Errorf("it is not held: %+v", c)
+		}
+		return nil
+	})
+	n.stop()
+	if err := p.untouched(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestChargeFull fills the files in which the agent has what is owed, and what has to be
+// undone: it says so, has done nothing, and goes on.
+func TestChargeFull(t *testing.T) {
+	n := startAgent(t, newWorld(t))
+	known, other := newPaying(t, 20*time.Millisecond), newPaying(t, 20*time.Millisecond)
+	charge := func(p *paying) (int, string) {
+		t.Helper()
+		return n.asks(t, "POST", "/v1/charge", strings.NewReader(fmt.Sprintf(
+			`{"charges":[{"container":%q,"microseconds":1000},{"container":%q,"microseconds":1000}]}`, known.Name, p.Name)))
+	}
+	if status, said := charge(known); status != http.StatusNoContent {
+		t.Fatalf("%d %s", status, said)
+	}
+	helper := program(t, "sleep", "1000")
+	home := cpuGroup(t, helper.Process.Pid)
+	attach := func(by string) (int, string) {
+		t.Helper()
+		return n.asks(t, "POST", "/v1/charge/helpers", strings.NewReader(fmt.Sprintf(
+			`{"helper":{"pid":%d},"to":%q,"by":%q}`, helper.Process.Pid, known.Name, by)))
+	}
+	refuses := func(status int, said string, limit int, what string) {
+		t.Helper()
+		var failure api.Failure
+		if err := json.Unmarshal([]byte(said), &failure); err != nil {
+			t.Fatal(err)
+		}
+		if status != http.StatusInsufficientStorage || !strings.Contains(failure.Error, fmt.Sprintf("all %d ", limit)) ||
+			!strings.Contains(failure.Error, what) || strings.Contains(failure.Error, "\n") {
+			t.Errorf("%d %q", status, failure.Error)
+		}
+	}
+
+	free := fill(t, filepath.Join(filepath.Dir(n.run), "state", "charge.ledger"), ledger.Capacity)
+	status, said := charge(other)
+	refuses(status, said, ledger.Capacity, "ledger")
+	if c := n.account(t, known.Path()); borrowedFrom(c, api.SourceDefault) > 2*time.Millisecond || n.account(t, other.Path()) != nil {
+		t.Errorf("half of it is charged: %+v", n.charges(t))
+	}
+	r := try(t, n.command(t, "charge", "add", other.Name, "1ms"))
+	if exitStatus(r.err) != 1 || strings.Count(r.stderr, "\n") != 1 || !strings.Contains(r.stderr, "ledger") || r.stdout != "" {
+		t.Errorf("charge add: %v\n%s%s", r.err, r.stdout, r.stderr)
+	}
+	free()
+
+	free = fill(t, filepath.Join(n.run, "charge.journal"), journal.Capacity)
+	status, said = attach(api.ByPlace)
+	refuses(status, said, journal.Capacity, "undo journal")
+	if group := cpuGroup(t, helper.Process.Pid); group != home || len(n.charges(t).Helpers) != 0 {
+		t.Errorf("half of it is done: it is in %s, %+v", group, n.charges(t).Helpers)
+	}
+	if err := known.untouched(); err != nil {
+		t.Error(err)
+	}
+	status, said = attach(api.ByAuto)
+	if hs := n.charges(t).Helpers; status != http.StatusCreated || len(hs) != 1 || hs[0].By != api.ByQuota || !strings.Contains(hs[0].Reason, "undo journal") {
+		t.Errorf("otherwise: %d %s", status, said)
+	}
+	free()
+
+	if status, said := charge(other); status != http.StatusNoContent {
+		t.Errorf("with room again: %d %s", status, said)
+	}
+	n.stop()
+	for _, p := range []*paying{known, other} {
+		if err := p.untouched(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// fill makes a mapped file of a running agent look as if all its places were taken, until
+// it is undone.
+func fill(t *testing.T, path string, capacity uint32) (undo func()) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	before := make([]byte, 4)
+	if _, err := f.ReadAt(before, mapped.Spare); err != nil {
+		t.Fatal(err)
+	}
+	write := func(used []byte) {
+		t.Helper()
+		if _, err := f.WriteAt(used, mapped.Spare); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(binary.NativeEndian.AppendUint32(nil, capacity))
+	return func() { t.Helper(); write(before) }
 }

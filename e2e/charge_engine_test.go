@@ -15,34 +15,17 @@ import (
 	"github.com/tsugiki/tsugiki/internal/testkit/engines"
 )
 
-// engineWait is how long an engine may take for what it is asked, while it has to
-// wait for a container that is held, on a loaded machine.
-const engineWait = 10 * time.Second
-
-// docker runs a command of the rig's engine, and returns what it prints.
-func (n *node) docker(t *testing.T, args ...string) (string, error) {
+// ask runs the command of the rig's engine, which has to succeed, and returns what it
+// prints.
+func (n *node) ask(t *testing.T, args ...string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), testLimit)
 	defer cancel()
-	began := time.Now()
-	out, err := n.rig.Command(ctx, "docker", args...).CombinedOutput()
-	if took := time.Since(began); took > engineWait {
-		t.Errorf("docker %s took %v", strings.Join(args, " "), took)
-	}
+	out, err := n.rig.Command(ctx, n.engine, args...).CombinedOutput()
 	if err != nil {
-		err = fmt.Errorf("docker %s: %w: %s", strings.Join(args, " "), err, out)
+		t.Fatalf("%s %s: %v: %s", n.engine, strings.Join(args, " "), err, out)
 	}
-	return strings.TrimSpace(string(out)), err
-}
-
-// mustDocker is docker for what has to succeed.
-func (n *node) mustDocker(t *testing.T, args ...string) string {
-	t.Helper()
-	out, err := n.docker(t, args...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return out
+	return strings.TrimSpace(string(out))
 }
 
 // asked is the node's agent.
@@ -50,10 +33,10 @@ func (n *node) asked() *asked {
 	return &asked{daemon: &daemon{run: filepath.Dir(n.socket())}, w: n.world}
 }
 
-// group opens the cgroup of a container by its id.
-func (n *node) group(t *testing.T, id string) *paying {
+// group opens the cgroup of a container by its name below the rig's.
+func (n *node) group(t *testing.T, name string) *paying {
 	t.Helper()
-	p := &paying{Groups: &testkit.Groups{Name: "/" + filepath.Base(n.rig.Group()) + "/" + id}}
+	p := &paying{Groups: &testkit.Groups{Name: "/" + filepath.Base(n.rig.Group()) + "/" + name}}
 	var err error
 	if p.Group, err = bandwidth.Open(p.Name); err != nil {
 		t.Fatal(err)
@@ -65,126 +48,6 @@ func (n *node) group(t *testing.T, id string) *paying {
 	return p
 }
 
-// awaitHeld waits until a container is held.
-func (n *node) awaitHeld(t *testing.T, p *paying) {
-	t.Helper()
-	testkit.Eventually(t, chargePatience, func() error {
-		if c := n.asked().account(t, p.Path()); c == nil || !c.Held.Now {
-			return fmt.Errorf("it is not held: %+v", c)
-		}
-		return nil
-	})
-}
-
-// TestChargeHeldDocker has users work with a container that is held most of the time.
-func TestChargeHeldDocker(t *testing.T) {
-	n := newNode(t, engineCase{engine: "docker", none: true}, "[charge]", "within = \"%s\"", "shared = [\"dockerd\"]")
-	run := func(t *testing.T, runtime string) *paying {
-		t.Helper()
-		id := n.mustDocker(t, "run", "-d", "--runtime", runtime, "--name", "yes", "--network", "none", "--log-opt", "max-size=10m", "--cpus", "0.25", engines.ImageName, "yes")
-		p := n.group(t, id)
-		n.awaitHeld(t, p)
-		return p
-	}
-	gone := func(t *testing.T, p *paying) {
-		t.Helper()
-		testkit.Eventually(t, chargePatience, func() error {
-			if c := n.asked().account(t, p.Path()); c != nil {
-				return fmt.Errorf("it still has an account: %+v", c)
-			}
-			return nil
-		})
-	}
-	t.Run("exec", func(t *testing.T) {
-		p := run(t, "tsugiki") // has the container let go; without, it takes what little CPU time is left
-		for range 3 {
-			if out := n.mustDocker(t, "exec", "yes", "echo", "hello"); out != "hello" {
-				t.Errorf("exec printed %q", out)
-			}
-		}
-		// Docker has no logger: the runtime, which waits for the container, is none.
-		if c := n.asked().account(t, p.Path()); borrowedFrom(c, "logger") != 0 {
-			t.Errorf("it is charged for a logger: %+v", c)
-		}
-	})
-	t.Run("pause", func(t *testing.T) {
-		p := n.group(t, n.mustDocker(t, "inspect", "-f", "{{.Id}}", "yes"))
-		for range 2 {
-			n.awaitHeld(t, p)
-			n.mustDocker(t, "pause", "yes")
-			began := time.Now()
-			for end := time.Now().Add(1500 * time.Millisecond); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-				if frozen, err := p.frozen(); err != nil || !frozen {
-					t.Fatalf("a paused container is frozen: %v, %v, after %v; %+v", frozen, err, time.Since(began), n.asked().account(t, p.Path()))
-				}
-			}
-			n.mustDocker(t, "unpause", "yes")
-			if out := n.mustDocker(t, "exec", "yes", "echo", "hello"); out != "hello" {
-				t.Errorf("exec printed %q", out)
-			}
-		}
-		n.mustDocker(t, "rm", "-f", "yes")
-		gone(t, p)
-	})
-	t.Run("restart", func(t *testing.T) {
-		p := run(t, "runc")
-		n.mustDocker(t, "restart", "-t", "1", "yes")
-		n.mustDocker(t, "exec", "yes", "true")
-		n.mustDocker(t, "stop", "-t", "1", "yes")
-		n.mustDocker(t, "rm", "yes")
-		gone(t, p)
-	})
-	t.Run("kill", func(t *testing.T) {
-		p := run(t, "runc")
-		n.mustDocker(t, "kill", "yes")
-		n.mustDocker(t, "start", "yes")
-		n.awaitHeld(t, p)
-		n.mustDocker(t, "rm", "-f", "yes")
-		gone(t, p)
-	})
-	t.Run("update", func(t *testing.T) { n.testChargeUpdate(t, run(t, "runc")) })
-}
-
-// testChargeUpdate has a container's quota changed by its user: while it is held, while
-// its quota is lowered, and while it owes nothing.
-func (n *node) testChargeUpdate(t *testing.T, p *paying) {
-	adopted := func(quota time.Duration) {
-		t.Helper()
-		testkit.Eventually(t, chargePatience, func() error {
-			if c := n.asked().account(t, p.Path()); c == nil || c.Before.QuotaUS != quota.Microseconds() {
-				return fmt.Errorf("the account of the container with %v is %+v", quota, c)
-			}
-			return nil
-		})
-	}
-	for _, cpus := range []float64{0.4, 0.1, 0.3} {
-		n.mustDocker(t, "update", "--cpus", fmt.Sprint(cpus), "yes")
-		adopted(time.Duration(cpus * float64(100*time.Millisecond)))
-	}
-	// A fresh one, without debts.
-	n.mustDocker(t, "rm", "-f", "yes")
-	p = n.group(t, n.mustDocker(t, "run", "-d", "--name", "yes", "--network", "none", "--log-driver", "none", "--cpus", "0.5", engines.ImageName, "sleep", "1000"))
-	if err := n.asked().client().Charge(p.Name, "test", time.Millisecond); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := n.docker(t, "update", "--cpus", "0.2", "yes"); err != nil {
-		t.Errorf("an update of one without debts: %v", err)
-	} else {
-		adopted(20 * time.Millisecond)
-	}
-	now, err := p.Limit()
-	if err != nil {
-		t.Fatal(err)
-	}
-	n.agent.stop(t)
-	after, err := p.Limit()
-	if err != nil || after.Quota != now.Quota || after.Burst != 0 {
-		t.Errorf("the agent leaves %+v, %v", after, err)
-	}
-	n.mustDocker(t, "rm", "-f", "yes")
-	n.startAgent(t)
-}
-
 // TestChargeShared divides dockerd's time between two containers that print at
 // different rates: each gets its quota and no more.
 func TestChargeShared(t *testing.T) {
@@ -193,7 +56,7 @@ func TestChargeShared(t *testing.T) {
 	const line = "0123456789012345678901234567890123456789012345678901234567890123"
 	run := func(name, script string) *paying {
 		t.Helper()
-		return n.group(t, n.mustDocker(t, "run", "-d", "--name", name, "--network", "none", "--cpus", fmt.Sprint(cpus),
+		return n.group(t, n.ask(t, "run", "-d", "--name", name, "--network", "none", "--cpus", fmt.Sprint(cpus),
 			"--log-opt", "max-size=1m", "--log-opt", "max-file=2", engines.ImageName, "sh", "-c", script))
 	}
 	noisy := run("noisy", "yes "+line)
@@ -267,5 +130,5 @@ func TestChargeShared(t *testing.T) {
 
 func (n *node) logFile(t *testing.T, name string) string {
 	t.Helper()
-	return n.mustDocker(t, "inspect", "-f", "{{.LogPath}}", name)
+	return n.ask(t, "inspect", "-f", "{{.LogPath}}", name)
 }

@@ -31,7 +31,16 @@ type paying struct {
 // newPaying makes one whose quota is for the usual period.
 func newPaying(t *testing.T, quota time.Duration) *paying {
 	t.Helper()
-	p := &paying{Groups: testkit.NewGroups(t, "freezer")}
+	p := limit(t, testkit.NewGroups(t, "freezer"), quota)
+	sleeper := program(t, "sleep", "1000")
+	p.Enter(t, sleeper.Process.Pid)
+	return p
+}
+
+// limit gives cgroups a quota.
+func limit(t *testing.T, groups *testkit.Groups, quota time.Duration) *paying {
+	t.Helper()
+	p := &paying{Groups: groups}
 	var err error
 	if p.Group, err = bandwidth.Open(p.Name); err != nil {
 		t.Fatal(err)
@@ -43,8 +52,6 @@ func newPaying(t *testing.T, quota time.Duration) *paying {
 	if p.given, err = p.Limit(); err != nil {
 		t.Fatal(err)
 	}
-	sleeper := program(t, "sleep", "1000")
-	p.Enter(t, sleeper.Process.Pid)
 	return p
 }
 

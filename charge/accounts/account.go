@@ -93,7 +93,7 @@ func (a *Accounts) open(g *bandwidth.Group, name, id string) (*account, error) {
 	}
 	acct := &account{group: g, lock: lock, by: map[string]string{}}
 	if acct.Account, err = a.controller.Add(ledgerName(g.Path()), g); err != nil {
-		return nil, errors.Join(err, acct.close())
+		return nil, errors.Join(full(err), acct.close())
 	}
 	a.lastSlot++
 	acct.owner = a.lastSlot

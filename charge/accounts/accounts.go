@@ -39,7 +39,20 @@ var (
 	ErrUnknown = errors.New("unknown")
 	// ErrRequest says that what was asked for makes no sense.
 	ErrRequest = errors.New("cannot be charged")
+	// ErrFull says that there is no room for one more in a file of a fixed size.
+	ErrFull = errors.New("no room")
 )
+
+// full says what to do about a file that is full, if that is what has gone wrong.
+func full(err error) error {
+	switch {
+	case errors.Is(err, ledger.ErrFull):
+		return fmt.Errorf("%w: all %d accounts of the ledger are in use; remove cgroups that nobody needs, or restart the agent, which forgets those that nobody charges", ErrFull, ledger.Capacity)
+	case errors.Is(err, journal.ErrFull):
+		return fmt.Errorf("%w: all %d entries of the undo journal are in use; detach helpers that nobody needs, or attach this one by quota", ErrFull, journal.Capacity)
+	}
+	return err
+}
 
 // Config says what is charged, and where that is kept.
 type Config struct {
@@ -68,18 +81,19 @@ type Accounts struct {
 	stop    chan struct{}
 	loops   sync.WaitGroup
 
-	mu       sync.Mutex // guards what follows
-	closed   bool
-	byGroup  map[uint64]*account // by inode of the cgroup
-	byOwner  map[uint32]*account
-	byName   map[string]*account
-	helpers  map[int]*helping
-	marks    *marks.Meter   // nil until a daemon is shared
-	softirq  *softirq.Meter // nil: not charged
-	metering bool
-	fault    string // that was logged last
-	lastID   int
-	lastSlot uint32
+	mu        sync.Mutex // guards what follows
+	closed    bool
+	byGroup   map[uint64]*account // by inode of the cgroup
+	byOwner   map[uint32]*account
+	byName    map[string]*account
+	helpers   map[int]*helping
+	divisions map[int]*division // by pid
+	marks     *marks.Meter      // nil until a daemon is shared
+	softirq   *softirq.Meter    // nil: not charged
+	metering  bool
+	fault     string // that was logged last
+	lastID    int
+	lastSlot  uint32
 }
 
 // Start restores what a killed agent left, and begins to charge.
@@ -87,6 +101,7 @@ func Start(c Config) (*Accounts, error) {
 	a := &Accounts{
 		config: c, log: c.Log, stop: make(chan struct{}),
 		byGroup: map[uint64]*account{}, byOwner: map[uint32]*account{}, byName: map[string]*account{}, helpers: map[int]*helping{},
+		divisions: map[int]*division{},
 	}
 	if err := a.start(); err != nil {
 		return nil, errors.Join(fmt.Errorf("charge: %w", err), a.Close())

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/charge/bandwidth"
+	"github.com/tsugiki/tsugiki/charge/helper"
 	"github.com/tsugiki/tsugiki/charge/journal"
 	"github.com/tsugiki/tsugiki/charge/ledger"
 	"github.com/tsugiki/tsugiki/internal/testkit"
@@ -352,5 +353,76 @@ func TestPlacedTwice(t *testing.T) {
 	}
 	if now := groupOfProcess(t, h.Process.Pid); now != home {
 		t.Errorf("it is in %s, and was in %s", now, home)
+	}
+}
+
+func TestDividedHelper(t *testing.T) {
+	a := start(t, nil)
+	busy, idle := group(t, 50*time.Millisecond), group(t, 50*time.Millisecond)
+	run(t, busy, spin)
+	run(t, idle, "exec sleep 60")
+	h := run(t, nil, spin)
+	attach := func(g *cgroups) Attached {
+		t.Helper()
+		attached, err := a.Attach(Helper{PID: h.Process.Pid, Container: g.Name, Source: "shim", NoPlace: true, divided: true})
+		if err != nil || attached.By != byQuota {
+			t.Fatalf("%+v, %v", attached, err)
+		}
+		return attached
+	}
+	spent := func(g *cgroups) time.Duration {
+		t.Helper()
+		shown, _, _ := a.Show()
+		for _, s := range shown {
+			if s.Group == g.Path() {
+				return s.Borrowed["shim"]
+			}
+		}
+		return 0
+	}
+	more := func(g *cgroups) time.Duration {
+		t.Helper()
+		before := spent(g)
+		testkit.Eventually(t, patience, func() error {
+			if s := spent(g); s < before+50*time.Millisecond {
+				return fmt.Errorf("borrowed: %v", s)
+			}
+			return nil
+		})
+		return spent(g)
+	}
+	attach(idle) // alone, it pays for all
+	paid := more(idle)
+	at := attach(busy)
+	more(busy)
+	if all := spent(busy); spent(idle)-paid > all/2 {
+		t.Errorf("the busy one is charged %v, the idle one %v", all, spent(idle)-paid)
+	}
+	p, err := helper.Open(h.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	sum := spent(idle) + spent(busy)
+	if elapsed, err := p.Elapsed(); err != nil || sum > elapsed {
+		t.Errorf("both are charged %v, and it has spent %v, %v", sum, elapsed, err)
+	}
+	if err := a.Detach(strconv.Itoa(at.ID)); err != nil {
+		t.Error(err)
+	}
+	more(idle) // alone again
+	_ = h.Process.Kill()
+	_ = h.Wait()
+	testkit.Eventually(t, patience, func() error {
+		if _, attached, _ := a.Show(); len(attached) != 0 {
+			a.scan()
+			return fmt.Errorf("it has ended, and there is %+v", attached)
+		}
+		return nil
+	})
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(a.divisions) != 0 {
+		t.Errorf("divisions are left: %+v", a.divisions)
 	}
 }

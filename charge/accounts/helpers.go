@@ -31,6 +31,7 @@ type Helper struct {
 	Source         string // empty: what the process or the cgroup is called
 	Place, NoPlace bool   // by no other means, by other means
 	Shared         bool
+	divided        bool // it may work for several, which it is attached to one by one
 }
 
 // Attached is a helper that is measured.
@@ -49,6 +50,7 @@ type helping struct {
 	process    *helper.Process
 	group      *helper.Group
 	placement  *helper.Placement
+	share      *share // of a divided one
 	attachment *enforce.Attachment
 }
 
@@ -151,21 +153,30 @@ func (a *Accounts) attachProcess(x *helping, h *Helper) (err error) {
 		h.Source = sourceName(x.process.Name())
 	}
 	x.By = byQuota
+	var clock Clock = x.process
 	switch {
+	case h.divided:
+		if x.share, err = a.join(x.account, x.process); err != nil {
+			return errors.Join(fmt.Errorf("%w: %w", ErrUnknown, err), x.process.Close())
+		}
+		clock = x.share
 	case h.NoPlace:
 	case !a.config.Placement && !h.Place:
 		x.Reason = "the configuration has no placement"
 	default:
-		err = a.place(x)
+		err = full(a.place(x))
 		if err != nil && h.Place {
-			return errors.Join(fmt.Errorf("%w: %w", ErrRequest, err), x.process.Close())
+			if !errors.Is(err, ErrFull) {
+				err = fmt.Errorf("%w: %w", ErrRequest, err)
+			}
+			return errors.Join(err, x.process.Close())
 		} else if err != nil {
 			x.Reason = err.Error()
 		} else {
 			x.By = byPlace
 		}
 	}
-	x.attachment = x.account.Attach(h.Source, x.process, x.By == byPlace)
+	x.attachment = x.account.Attach(h.Source, clock, x.By == byPlace)
 	return nil
 }
 
@@ -240,6 +251,9 @@ func (a *Accounts) detach(h *helping) error {
 	var errs []error
 	if h.attachment != nil {
 		h.attachment.Detach()
+	}
+	if h.share != nil {
+		errs = append(errs, a.leave(h.account, h.share))
 	}
 	if h.placement != nil {
 		errs = append(errs, h.placement.Undo())

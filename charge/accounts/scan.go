@@ -68,12 +68,10 @@ func (a *Accounts) follow(c discover.Container) bool {
 		return false
 	}
 	for _, h := range c.Helpers {
-		// Only of one container's alone is known for whom it works. Shims are not
-		// moved: they start what removes the cgroup.
-		if len(h.Containers) != 1 {
-			continue
-		}
-		_, err := a.attach(acct, Helper{PID: h.PID, Source: string(h.Kind), NoPlace: h.Kind != discover.Logger})
+		// Shims are not moved: they start what removes the cgroup. One may come to
+		// serve more containers than it does now.
+		alone := h.Kind == discover.Logger
+		_, err := a.attach(acct, Helper{PID: h.PID, Source: string(h.Kind), NoPlace: !alone, divided: !alone})
 		if err != nil && !errors.Is(err, ErrUnknown) {
 			a.complain("a helper is not charged", err)
 		}

@@ -28,6 +28,9 @@ var (
 	// ErrNoFreezer says that a group's processes cannot be stopped, or not
 	// without stopping others.
 	ErrNoFreezer = errors.New("no freezer of its own")
+	// ErrEmpty says that what only processes can tell about a group is not known, as
+	// none is in it yet.
+	ErrEmpty = errors.New("no process is in it yet")
 	// ErrGone says that the group was removed.
 	ErrGone = errors.New("the cgroup is gone")
 )
@@ -47,6 +50,8 @@ type Group struct {
 	mu      sync.Mutex // guards what follows
 	files   map[string]int
 	account string // where the usage is read, once found
+	unused  bool   // the usage was asked for before that
+	before  uint64 // what the usage was when it was found
 	period  string // what was last read, for FormatQuota
 	closed  bool
 }

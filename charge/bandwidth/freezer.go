@@ -28,8 +28,8 @@ type Freezer struct {
 // recheck is how long a look at who is in the frozen group is trusted.
 const recheck = time.Second
 
-// Freezer finds the group's freezer. ErrNoFreezer: there is none, the group has no
-// process yet, or others would be stopped too. Close it when it is done with.
+// Freezer finds the group's freezer. ErrNoFreezer: there is none, or others would be
+// stopped too. ErrEmpty: it cannot be known which it is. Close it when it is done with.
 func (g *Group) Freezer() (*Freezer, error) {
 	if g.Root() {
 		return nil, fmt.Errorf("%s: %w: it is the root", g.path, ErrNoFreezer)
@@ -52,6 +52,9 @@ func (g *Group) Freezer() (*Freezer, error) {
 			if f, err = g.freezer(h, rel, h.v2); err == nil {
 				return f, nil
 			}
+		}
+		if errors.Is(err, ErrEmpty) {
+			return nil, err
 		}
 		reason = fmt.Errorf("%w: %w", reason, err)
 	}

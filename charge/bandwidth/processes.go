@@ -108,7 +108,7 @@ func (g *Group) counterpart(h *hierarchy) (string, error) {
 		rel = common(rel, path)
 	}
 	if rel == "" {
-		return "", fmt.Errorf("%s: %w: no process is in it", g.path, errShared)
+		return "", fmt.Errorf("%s: %w", g.path, ErrEmpty)
 	}
 	return rel, g.alone(filepath.Join(h.mount, rel), rel)
 }

@@ -1,6 +1,7 @@
 package bandwidth
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -65,7 +66,8 @@ func (g *Group) OneHierarchy() bool {
 }
 
 // Usage is the CPU time that the group and those below it have used since they were
-// made. The kernel brings it up to date at each tick and each switch.
+// made. The kernel brings it up to date at each tick and each switch. Where a process
+// has to tell which group counts it, it is 0 until there is one, and then the time since.
 func (g *Group) Usage() (time.Duration, error) {
 	if g.all.cpu.v2 {
 		text, err := g.read("cpu.stat")
@@ -82,6 +84,12 @@ func (g *Group) Usage() (time.Duration, error) {
 	name := "cpuacct.usage"
 	if g.all.cpu.mount != g.all.cpuacct.mount {
 		dir, err := g.accounting()
+		if errors.Is(err, ErrEmpty) {
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			g.unused = true
+			return 0, nil
+		}
 		if err != nil {
 			return 0, err
 		}
@@ -95,7 +103,12 @@ func (g *Group) Usage() (time.Duration, error) {
 	if err != nil {
 		return 0, fmt.Errorf("read usage of %s: %w", g.path, err)
 	}
-	return time.Duration(n), nil
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.unused {
+		g.unused, g.before = false, n
+	}
+	return time.Duration(n - g.before), nil
 }
 
 // accounting finds the group's cpuacct.usage in another hierarchy. Engines give the

@@ -27,7 +27,7 @@ type Helper struct {
 	// Name is that of its executable.
 	Name string
 	// Containers are those that it works for, sorted. The time of a helper with
-	// several, a pod's shim, is to be split evenly among them: for which one
+	// several, a pod's shim, is to be split among them by their own: for which one
 	// it works cannot be seen from outside.
 	Containers []string
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -13,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Groups are the cgroups of a container: one of the same name in the hierarchy of
-// each of its controllers, or the one in cgroup2 if that has the controllers.
+// Groups are the cgroups of a container: one of the same name in each of some
+// hierarchies, or the one in cgroup2 if that has all controllers.
 type Groups struct {
 	Name string // as a path below the mounts: "/NAME"
 	dirs []string
@@ -28,13 +29,26 @@ var groupsMade atomic.Int32
 // with whatever is in them.
 func NewGroups(t TB, controllers ...string) *Groups {
 	t.Helper()
+	return NewGroupsIn(t, append([]string{"cpu", "cpuacct"}, controllers...)...)
+}
+
+// NewGroupsIn is NewGroups for these hierarchies alone: controllers, or "unified".
+func NewGroupsIn(t TB, hierarchies ...string) *Groups {
+	t.Helper()
 	g := &Groups{Name: fmt.Sprintf("/tsugiki-test-%d-%d", os.Getpid(), groupsMade.Add(1))}
 	t.Cleanup(func() { Eventually(t, groupsPatience, g.remove) })
+	g.Add(t, hierarchies...)
+	return g
+}
+
+// Add makes them in more hierarchies. Who is in them already is not in the new ones.
+func (g *Groups) Add(t TB, hierarchies ...string) {
+	t.Helper()
 	roots := []string{"/sys/fs/cgroup"}
 	if _, err := os.Stat("/sys/fs/cgroup/cpu"); err == nil {
 		roots = nil
-		for _, c := range append([]string{"cpu", "cpuacct"}, controllers...) {
-			roots = append(roots, filepath.Join("/sys/fs/cgroup", c))
+		for _, h := range hierarchies {
+			roots = append(roots, filepath.Join("/sys/fs/cgroup", h))
 		}
 	}
 	for _, root := range roots {
@@ -42,9 +56,10 @@ func NewGroups(t TB, controllers ...string) *Groups {
 		if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, os.ErrExist) { // cpu,cpuacct are one
 			t.Fatalf("%v", err)
 		}
-		g.dirs = append(g.dirs, dir)
+		if !slices.Contains(g.dirs, dir) {
+			g.dirs = append(g.dirs, dir)
+		}
 	}
-	return g
 }
 
 // Enter moves a process into the groups.

@@ -105,10 +105,13 @@ func (e *ctr) Run(c Container) error {
 	if c.Privileged {
 		args = append(args, "--privileged")
 	}
+	if c.CPUs != 0 {
+		args = append(args, "--cpus", fmt.Sprint(c.CPUs))
+	}
 	if c.DNS != "" {
 		args = append(args, "--mount", "type=bind,src="+e.resolvConf(c)+",dst=/etc/resolv.conf,options=rbind:ro")
 	}
-	_, err := e.run("ctr", append(append(args, ImageName, c.Name), c.Args...)...)
+	_, err := e.run("ctr", append(append(append(args, c.Flags...), ImageName, c.Name), c.Args...)...)
 	return err
 }
 

@@ -114,6 +114,10 @@ func (e *kube) describe(c Container) *pod {
 			},
 		},
 	}
+	if c.CPUs != 0 {
+		const period = 100000
+		p.spec.Linux.Resources = &cri.LinuxContainerResources{CpuPeriod: period, CpuQuota: int64(c.CPUs * period)}
+	}
 	if c.DNS != "" {
 		p.config.DnsConfig = &cri.DNSConfig{Servers: []string{c.DNS}}
 	}

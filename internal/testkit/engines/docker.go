@@ -129,10 +129,13 @@ func (e *cli) Run(c Container) error {
 	if c.Privileged {
 		args = append(args, "--privileged")
 	}
+	if c.CPUs != 0 {
+		args = append(args, "--cpus", fmt.Sprint(c.CPUs))
+	}
 	if c.Publish != "" {
 		args = append(args, "--publish", c.Publish)
 	}
-	args = append(append(args, ImageName), c.Args...)
+	args = append(append(append(args, c.Flags...), ImageName), c.Args...)
 	_, err := command.do(args...)
 	return err
 }

@@ -19,8 +19,10 @@ type Container struct {
 	Env         []string // KEY=VALUE
 	CapAdd      []string // as in NET_ADMIN
 	Privileged  bool
-	DNS         string // the address of the name server that it is told of
-	Publish     string // HOSTPORT:PORT, where the engine can
+	DNS         string   // the address of the name server that it is told of
+	Publish     string   // HOSTPORT:PORT, where the engine can
+	CPUs        float64  // its quota; without one if it is 0
+	Flags       []string // more of the run of the engine's command; not for pods
 }
 
 // Engine is a running engine, or podman. Its methods return what the engine has
