@@ -239,7 +239,11 @@ func pagesToSee(t *testing.T, dir string) map[string]int {
 		}
 		pages[name] = plots
 	}
-	for name, r := range samples() {
+	all := samples()
+	if r := loadCommitted(t); r != nil {
+		all["committed"] = r
+	}
+	for name, r := range all {
 		data, err := HTML(r)
 		plots := 0
 		for _, f := range r.Figures {

@@ -296,7 +296,12 @@ func smallPlots(f *result.Figure, lines []line) (plots []small, constant string)
 			one.knee, one.points = 0, nil
 			for _, p := range l.points {
 				if v, there := p.Extra[key]; there {
-					one.points = append(one.points, &result.Point{X: p.X, Samples: []float64{v}, Median: v, Low: v, High: v})
+					samples := p.ExtraSamples[key]
+					if len(samples) == 0 { // of all runs together
+						samples = []float64{v}
+					}
+					low, high := result.Interval(samples)
+					one.points = append(one.points, &result.Point{X: p.X, Samples: samples, Median: v, Low: min(low, v), High: max(high, v)})
 					values = append(values, v)
 				}
 			}

@@ -219,7 +219,11 @@ func (p *plot) markers(l line) {
 		}
 		x, y := p.x.pixel(point.X), p.y.pixel(point.Median)
 		p.open(fmt.Sprintf("point hue%d", l.hue))
-		p.hint(l.name + " at " + place(point) + ": " + value(point, p.figure.Y.Unit))
+		told := value(point, p.figure.Y.Unit)
+		if p.class == smallSheet.class && !point.HasInterval() {
+			told = result.Number(point.Median) // may be of all runs together
+		}
+		p.hint(l.name + " at " + place(point) + ": " + told)
 		if point.HasInterval() && !banded(l.points, i) {
 			p.line("whisker", x, p.y.pixel(point.Low), x, p.y.pixel(point.High))
 		}

@@ -1,6 +1,7 @@
 package result
 
 import (
+	"fmt"
 	"maps"
 	"math"
 	"slices"
@@ -47,12 +48,16 @@ func (s *Series) conclude(f *Figure) string {
 		return s.FullName() + ": " + s.untold()
 	}
 	first, last := told[0], told[len(told)-1]
-	if first.Category != "" {
-		return s.FullName() + ": " + categories(told, f.Y.Unit)
+	lost := ""
+	if n := len(s.Points) - len(told); n > 0 {
+		lost = fmt.Sprintf(" %d of %d points cannot be told: no run succeeded there, or they differ too much.", n, len(s.Points))
 	}
-	text := s.FullName() + ": " + withUnit(first.Median, f.Y.Unit) + " at " + Number(first.X)
+	if first.Category != "" {
+		return s.FullName() + ": " + categories(told, f.Y.Unit) + lost
+	}
+	text := withUnit(first.Median, f.Y.Unit) + " at " + Number(first.X)
 	if first != last {
-		text += ", " + withUnit(last.Median, f.Y.Unit) + " at " + Number(last.X)
+		text = "from " + text + " to " + withUnit(last.Median, f.Y.Unit) + " at " + Number(last.X)
 	}
 	text += f.X.counted(last)
 	if first != last {
@@ -61,7 +66,7 @@ func (s *Series) conclude(f *Figure) string {
 	if s.Knee > 0 {
 		text += "; the knee is at " + Number(s.Knee)
 	}
-	return text + "."
+	return s.FullName() + ": " + text + "." + lost
 }
 
 // untold is why a series has no number.

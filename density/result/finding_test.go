@@ -21,8 +21,8 @@ func TestFindingsHaveLabels(t *testing.T) {
 	f.Line("lost", map[string]string{"network": "lost"}).At(1).Failed = "it is gone"
 	r := &Results{Figures: []*Figure{f}}
 	r.Finish()
-	const want = `response, network graft: 10 ms at 1, 20 ms at 64 containers (2 times that).
-response, network bridge: 11 ms at 1, 11 ms at 64 containers (not significantly different).
+	const want = `response, network graft: from 10 ms at 1 to 20 ms at 64 containers (2 times that).
+response, network bridge: from 11 ms at 1 to 11 ms at 64 containers (not significantly different).
 response, network host: 10 ms at 1 container.
 response, network none: the runs differ too much to say.
 lost: no run succeeded.`
@@ -45,7 +45,7 @@ func TestFindingsOfCategories(t *testing.T) {
 	s.In("both").Failed = "no"
 	r := &Results{Figures: []*Figure{f}}
 	r.Finish()
-	if want := "reading: host 400 MB/s, container 100 MB/s. Different from host: container (0.25 times that)."; f.Finding != want {
+	if want := "reading: host 400 MB/s, container 100 MB/s. Different from host: container (0.25 times that). 1 of 3 points cannot be told: no run succeeded there, or they differ too much."; f.Finding != want {
 		t.Errorf("the finding is %q, want %q", f.Finding, want)
 	}
 }
