@@ -17,6 +17,7 @@ packages=(
 programs=(
 	postgresql nodejs default-jdk-headless python3-uvloop apache2-bin haproxy memcached
 	openssh-server openssh-client dnsmasq-base bind9-dnsutils man-db systemd
+	chromium # opens the pages of reports
 )
 # Container engines, what their images are made of, and what benches load them with.
 engines=(docker.io containerd runc podman containernetworking-plugins iptables busybox-static sysbench)

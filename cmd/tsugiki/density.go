@@ -20,12 +20,12 @@ Consolidated Environment Using Container"), and adds what that left open.`,
 		DisableFlagsInUseLine: true,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return usageError{fmt.Errorf("density: unknown command %q; there are run and compare", args[0])}
+				return usageError{fmt.Errorf("density: unknown command %q; there are run, report and compare", args[0])}
 			}
-			return usageError{errors.New("density: a command is missing: run or compare")}
+			return usageError{errors.New("density: a command is missing: run, report or compare")}
 		},
 		Run: func(*cobra.Command, []string) {},
 	}
-	cmd.AddCommand(densityRun(), densityCompare())
+	cmd.AddCommand(densityRun(), densityReport(), densityCompare())
 	return cmd
 }

@@ -14,17 +14,21 @@ import (
 
 func densityCompare() *cobra.Command {
 	var asJSON bool
+	var page string
 	cmd := &cobra.Command{
-		Use:   "compare [-j] DIR DIR",
+		Use:   "compare [-j] [-o FILE] DIR DIR",
 		Short: "Put two studies side by side",
 		Long: `Compare prints what became of each point from the first study to the second: both
 medians with their intervals, their ratio, and whether it is better or worse. It is
-neither where the intervals overlap, and nothing is said where there were fewer than
-three runs, or their spread was too wide. What makes the studies hard to compare, such
-as another machine, is said first.
+not significantly different where the intervals overlap, and nothing is said where there
+were fewer than three runs, or their spread was too wide. What makes the studies hard to
+compare, such as another machine, is said first.
+
+-o writes all of that, with plots, into a page of one file.
 
 -j prints a JSON object with the keys differ, only and differences.`,
-		Example:               `  tsugiki density compare /tmp/before /tmp/after`,
+		Example: `  tsugiki density compare /tmp/before /tmp/after
+  tsugiki density compare -o /tmp/compare.html /tmp/before /tmp/after`,
 		DisableFlagsInUseLine: true,
 		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 			return nil, cobra.ShellCompDirectiveFilterDirs
@@ -36,17 +40,18 @@ as another machine, is said first.
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := compareStudies(cmd.OutOrStdout(), args[0], args[1], asJSON); err != nil {
+			if err := compareStudies(cmd.OutOrStdout(), args[0], args[1], page, asJSON); err != nil {
 				return fmt.Errorf("density compare: %w", err)
 			}
 			return nil
 		},
 	}
+	cmd.Flags().StringVarP(&page, "output", "o", "", "write a page also")
 	cmd.Flags().BoolVarP(&asJSON, "json", "j", false, "print JSON")
 	return cmd
 }
 
-func compareStudies(out io.Writer, before, after string, asJSON bool) error {
+func compareStudies(out io.Writer, before, after, page string, asJSON bool) error {
 	a, err := result.Load(before)
 	if err != nil {
 		return err
@@ -54,6 +59,15 @@ func compareStudies(out io.Writer, before, after string, asJSON bool) error {
 	b, err := result.Load(after)
 	if err != nil {
 		return err
+	}
+	if page != "" {
+		data, err := report.ComparisonHTML(a, b)
+		if err == nil {
+			err = result.WriteFile(page, data)
+		}
+		if err != nil {
+			return fmt.Errorf("write the page: %w", err)
+		}
 	}
 	c := report.Compare(a, b)
 	if !asJSON {

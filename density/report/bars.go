@@ -18,12 +18,14 @@ const (
 // its category, so that both may be long also on a telephone.
 func drawBars(f *result.Figure, lines []line, on sheet) string {
 	groups := categories(lines)
-	height := 24 + 30.0
+	label := on.label(f.Y)
+	top := 9 + labelLine*float64(len(label))
+	height := top + 30
 	for _, g := range groups {
 		height += groupHead + groupGap - barGap + float64(len(barsOf(lines, g)))*(barHeight+barGap)
 	}
 	d := newDrawing(on.class, on.width, height, f.Title, f.Finding)
-	d.text("label", "start", 2, 14, fit(axisLabel(f.Y), on.width, on.letter))
+	d.labels(label)
 
 	// The longest text beside a bar needs its room.
 	room := 0.0
@@ -34,19 +36,19 @@ func drawBars(f *result.Figure, lines []line, on sheet) string {
 			if p.HasInterval() {
 				values = append(values, p.Low, p.High)
 			}
-			room = max(room, on.letter*0.9*float64(len([]rune(barText(p)))))
+			room = max(room, textWidth(barText(p), on.font))
 		}
 	}
 	inner := on.width - 2 - min(room+14, on.width/2)
 	x := newScale(values, false, 2, inner, int(inner/70))
 	for _, t := range x.ticks {
 		at := x.pixel(t.value)
-		d.line("grid", at, 24, at, height-24)
-		d.text("tick", edge(at, on.width), at, height-8, t.label)
+		d.line("grid", at, top, at, height-24)
+		d.tick(at, height-8, on.width, on.font, t.label)
 	}
-	y := 24.0
+	y := top
 	for _, g := range groups {
-		d.text("group", "start", 2, y+14, fit(g, on.width, on.letter))
+		d.text("group", "start", 2, y+14, fit(g, on.width, on.font*bold))
 		y += groupHead
 		for _, b := range barsOf(lines, g) {
 			drawBar(d, b, x, y, f.Y.Unit)
@@ -57,15 +59,10 @@ func drawBars(f *result.Figure, lines []line, on sheet) string {
 	return d.close()
 }
 
-// edge keeps the first tick's label on the sheet.
-func edge(at, width float64) string {
-	if at < 12 {
-		return "start"
-	}
-	if at > width-12 {
-		return "end"
-	}
-	return "middle"
+// tick writes a tick's label around a place, but on the sheet.
+func (d *drawing) tick(at, y, width, font float64, label string) {
+	half := textWidth(label, font)/2 + 1
+	d.text("tick", "middle", max(half, min(at, width-half)), y, label)
 }
 
 type bar struct {

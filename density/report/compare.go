@@ -5,6 +5,7 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"strings"
 	"text/tabwriter"
 
 	"github.com/tsugiki/tsugiki/density/result"
@@ -16,20 +17,25 @@ const (
 	Worse   = "worse"
 	More    = "more" // where neither is better
 	Less    = "less"
-	Same    = "no difference" // the intervals overlap
-	Unknown = "cannot tell"   // too few runs, or they differ too much
+	Same    = "not significantly different" // the intervals overlap
+	Unknown = "cannot tell"                 // too few runs, or they differ too much
 )
 
 // Difference is what became of one point from one sweep to another.
 type Difference struct {
-	Figure  string        `json:"figure"`
-	Series  string        `json:"series"`
-	At      string        `json:"at"`
-	Unit    string        `json:"unit"`
-	Before  *result.Point `json:"before"`
-	After   *result.Point `json:"after"`
-	Ratio   float64       `json:"ratio"` // of the medians, After to Before; 0: there is none
-	Verdict string        `json:"verdict"`
+	Figure string        `json:"figure"`
+	Series string        `json:"series"`
+	At     string        `json:"at"`
+	Unit   string        `json:"unit"`
+	Before *result.Point `json:"before"`
+	After  *result.Point `json:"after"`
+	// Ratio of the medians, After to Before, and its bounds: those of both intervals
+	// at their worst, so that 1 is between them exactly where the intervals overlap.
+	// All are 0 where there is none.
+	Ratio   float64 `json:"ratio"`
+	Low     float64 `json:"ratio_low"`
+	High    float64 `json:"ratio_high"`
+	Verdict string  `json:"verdict"`
 }
 
 // Comparison is one sweep beside another.
@@ -124,7 +130,7 @@ func points(f *result.Figure) map[where]*result.Point {
 			better = f.Y.Better
 		}
 		for _, p := range s.Points {
-			all[where{seriesName(s), p.X, p.Category, better}] = p
+			all[where{s.FullName(), p.X, p.Category, better}] = p
 		}
 	}
 	return all
@@ -140,6 +146,9 @@ func compare(f *result.Figure, key where, before, after *result.Point) Differenc
 	}
 	if before.Median != 0 {
 		d.Ratio = after.Median / before.Median
+	}
+	if before.Low > 0 && after.Low >= 0 && before.HasInterval() && after.HasInterval() {
+		d.Low, d.High = after.Low/before.High, after.High/before.Low
 	}
 	if before.Wide || after.Wide || !before.HasInterval() || !after.HasInterval() {
 		return d
@@ -157,7 +166,36 @@ func compare(f *result.Figure, key where, before, after *result.Point) Differenc
 	return d
 }
 
-// Write prints the comparison as a table.
+// Counts says how many points are how, in words.
+func (c *Comparison) Counts() string {
+	counts := make(map[string]int)
+	for _, d := range c.Differences {
+		counts[d.Verdict]++
+	}
+	var words []string
+	for _, verdict := range []string{Better, Worse, More, Less, Same, Unknown} {
+		if n := counts[verdict]; n > 0 {
+			words = append(words, fmt.Sprintf("%d %s", n, verdict))
+		}
+	}
+	if len(words) == 0 {
+		return "The studies have no point in common."
+	}
+	return fmt.Sprintf("%s in both studies: %s.", count(len(c.Differences), "point"), strings.Join(words, ", "))
+}
+
+// ratioText is the ratio with its bounds.
+func (d *Difference) ratioText() string {
+	switch {
+	case d.Ratio == 0:
+		return "–"
+	case d.High == 0:
+		return result.Number(d.Ratio)
+	}
+	return fmt.Sprintf("%s (%s to %s)", result.Number(d.Ratio), result.Number(d.Low), result.Number(d.High))
+}
+
+// Write prints the comparison: what differs first, then a table, then the sum.
 func (c *Comparison) Write(out io.Writer) error {
 	for _, line := range c.Differ {
 		fmt.Fprintf(out, "the sweeps differ in %s\n", printable(line))
@@ -165,26 +203,15 @@ func (c *Comparison) Write(out io.Writer) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "FIGURE\tSERIES\tAT\tBEFORE\tAFTER\tRATIO\tVERDICT")
 	for _, d := range c.Differences {
-		ratio := "-"
-		if d.Ratio != 0 {
-			ratio = fmt.Sprintf("%.2f", d.Ratio)
-		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", printable(d.Figure), printable(d.Series), printable(d.At),
-			printable(value(d.Before, d.Unit)), printable(value(d.After, d.Unit)), ratio, d.Verdict)
+			printable(value(d.Before, d.Unit)), printable(value(d.After, d.Unit)), d.ratioText(), d.Verdict)
+	}
+	if err := w.Flush(); err != nil {
+		return err
 	}
 	for _, line := range c.Only {
-		fmt.Fprintln(w, printable(line))
+		fmt.Fprintln(out, printable(line))
 	}
-	return w.Flush()
-}
-
-// printable text does nothing to a terminal or a table, whoever wrote the results.
-func printable(text string) string {
-	clean := []rune(text)
-	for i, r := range clean {
-		if r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 {
-			clean[i] = '?'
-		}
-	}
-	return string(clean)
+	_, err := fmt.Fprintln(out, c.Counts())
+	return err
 }

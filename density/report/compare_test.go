@@ -37,7 +37,7 @@ func TestCompare(t *testing.T) {
 		{"", 50, Less},
 	} {
 		c := Compare(sweepOf(tt.better, 100), sweepOf(tt.better, tt.after))
-		if len(c.Differences) != 1 || c.Differences[0].Verdict != tt.want || c.Differences[0].Ratio != tt.after/100 {
+		if len(c.Differences) != 1 || c.Differences[0].Verdict != tt.want || c.Differences[0].Ratio != tt.after/100 || between(c.Differences[0]) != (tt.want == Same) {
 			t.Errorf("from 100 to %v, %q is better: %+v, want %s", tt.after, tt.better, c.Differences, tt.want)
 		}
 	}
@@ -57,5 +57,41 @@ func TestCompareDifferent(t *testing.T) {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("the table has no %q:\n%s", want, out.String())
 		}
+	}
+}
+
+// between says whether no change is within the bounds of a ratio.
+func between(d Difference) bool { return d.Low <= 1 && 1 <= d.High }
+
+// TestRatioBounds checks that a ratio has bounds if it has a meaning.
+func TestRatioBounds(t *testing.T) {
+	d := Compare(sweepOf("", 100), sweepOf("", 200)).Differences[0]
+	if got, want := d.ratioText(), "2 (1.96 to 2.04)"; got != want {
+		t.Errorf("twice as much is %q, want %q", got, want)
+	}
+	few, many := sweepOf("", 100), sweepOf("", 200)
+	few.Figures[0].Series[0].Points[0].Samples = []float64{100}
+	few.Finish()
+	d = Compare(few, many).Differences[0]
+	if d.ratioText() != "2" || d.Verdict != Unknown {
+		t.Errorf("with one run: %q, %s", d.ratioText(), d.Verdict)
+	}
+	if got, want := Compare(sweepOf("", 1, 2), sweepOf("", 1, 4)).Counts(), "2 points in both studies: 1 more, 1 not significantly different."; got != want {
+		t.Errorf("counts are %q, want %q", got, want)
+	}
+}
+
+// TestLabelsAreTold checks that points of series that have the same name are compared
+// with those of the same labels.
+func TestLabelsAreTold(t *testing.T) {
+	c := Compare(full(1), full(1.5))
+	for _, d := range c.Differences {
+		want := map[string]string{"start": Better, "network": Better, "memory": Same, "cpu": Same}[d.Figure]
+		if want != "" && d.Verdict != want {
+			t.Errorf("%s, %s at %s: %s, want %s", d.Figure, d.Series, d.At, d.Verdict, want)
+		}
+	}
+	if len(c.Only) != 0 || len(c.Differ) != 0 {
+		t.Errorf("two studies of the same: %v, %v", c.Only, c.Differ)
 	}
 }

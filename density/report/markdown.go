@@ -68,9 +68,9 @@ var plainer = strings.NewReplacer(
 	"[", "\\[", "]", "\\]", "\r", " ", "\n", " ",
 )
 
-func plain(text string) string { return plainer.Replace(text) }
+func plain(text string) string { return printable(plainer.Replace(text)) }
 
 // code is a block that its text cannot end: indented, on one line.
 func code(text string) string {
-	return "    " + strings.NewReplacer("\r", " ", "\n", " ").Replace(text)
+	return "    " + printable(strings.NewReplacer("\r", " ", "\n", " ").Replace(text))
 }

@@ -2,10 +2,13 @@ package report
 
 import (
 	"bytes"
+	"crypto/sha256"
 	_ "embed"
 	"encoding/base64"
 	"fmt"
 	"html/template"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -18,17 +21,35 @@ var (
 	//go:embed style.css
 	styleText string
 
-	pages = template.Must(template.New("page").Parse(pageText))
+	//go:embed compare.html
+	compareText string
+
+	pages    = template.Must(template.New("page").Parse(pageText))
+	compares = template.Must(template.Must(pages.Clone()).New("compare").Parse(compareText))
 )
+
+// head is what both pages begin with. Their policy forbids everything but their style.
+type head struct {
+	Title, Policy string
+	Style         template.CSS
+}
+
+func newHead(title string) head {
+	sum := sha256.Sum256([]byte(styleText))
+	return head{
+		Title: title, Style: template.CSS(styleText),
+		Policy: "default-src 'none'; style-src 'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) + "'; base-uri 'none'; form-action 'none'",
+	}
+}
 
 // page is what page.html shows.
 type page struct {
-	Title, Lead, Command, Incomplete string
-	Style                            template.CSS
-	Facts, Options                   []fact
-	Limits, HowToRead                []string
-	Files                            []fact // name and what it is
-	Figures                          []figure
+	Head                      head
+	Lead, Command, Incomplete string
+	Facts, Options            []fact
+	Limits, HowToRead         []string
+	Files                     []fact // name and what it is
+	Figures                   []figure
 }
 
 type figure struct {
@@ -39,7 +60,9 @@ type figure struct {
 	Legend                 []legend
 	Hollow                 string // in words, if a point is
 	Plots                  []template.HTML
+	Lines                  bool // not bars
 	Small                  []small
+	Constant               string // measures that are not worth a plot, in words
 	Table                  table
 	Download               template.URL
 	DownloadName           string
@@ -58,7 +81,7 @@ type small struct {
 // HTML is the page of r.
 func HTML(r *result.Results) ([]byte, error) {
 	p := page{
-		Title: title, Style: template.CSS(styleText), Lead: lead(r),
+		Head: newHead(title), Lead: lead(r),
 		Command: commandLine(r.Command), Incomplete: r.Incomplete,
 		Facts: facts(r), Options: options(r), Limits: r.Limits, HowToRead: howToRead,
 		Files: []fact{{result.File, "everything, as JSON"}, {CSVFile, "one row for each measure"}, {MarkdownFile, "the tables, as Markdown"}},
@@ -83,26 +106,81 @@ func lead(r *result.Results) string {
 		count(r.Machine.Cores, "core"), gibibytes(r.Machine.MemoryBytes))
 }
 
-// palette gives a series the same colour in all figures, as long as there are
-// enough for all series of a figure to differ.
+// palette gives what is compared (a network, a storage) the same colour in all figures,
+// as long as there are enough for all of a figure to differ.
 type palette map[string]int
 
+// lines have a shape each. Those of the same variant share a colour and differ by
+// their dashes also.
 func (p palette) lines(f *result.Figure) []line {
+	keys := variantKeys(f)
 	taken := make(map[int]bool)
+	for _, key := range keys {
+		if hue, known := p[key]; known {
+			taken[hue] = true
+		}
+	}
+	here := make(map[string]int)
+	used := make(map[int]int) // how many lines have a colour
 	var lines []line
-	for _, s := range f.Series {
-		name := seriesName(s)
-		if _, known := p[name]; !known {
-			p[name] = len(p)
+	for i, s := range f.Series {
+		key := keys[i]
+		hue, drawn := here[key]
+		if !drawn {
+			hue = p.hue(key, here, taken)
+			here[key] = hue
 		}
-		hue := p[name] % hues
-		for i := 0; taken[hue] && i < hues; i++ {
-			hue = (hue + 1) % hues
-		}
-		taken[hue] = true
-		lines = append(lines, line{name: name, hue: hue, points: s.Points, knee: s.Knee})
+		lines = append(lines, line{name: s.FullName(), hue: hue, shape: i % hues, dash: used[hue] % dashes, points: s.Points, knee: s.Knee})
+		used[hue]++
 	}
 	return lines
+}
+
+// variantKeys are what colours go by: the labels, if these are not the same for all
+// series, or the names.
+func variantKeys(f *result.Figure) []string {
+	var labels, names []string
+	differ := false
+	for i, s := range f.Series {
+		var text strings.Builder
+		for _, key := range slices.Sorted(maps.Keys(s.Labels)) {
+			text.WriteString(key + "\x00" + s.Labels[key] + "\x00")
+		}
+		labels, names = append(labels, text.String()), append(names, s.Name)
+		differ = differ || labels[i] != labels[0]
+	}
+	if differ {
+		return labels
+	}
+	return names
+}
+
+// hue is that which the key has in other figures, unless another one of this figure
+// has that; or the first that nobody here has.
+func (p palette) hue(key string, here map[string]int, taken map[int]bool) int {
+	free := func(hue int) bool {
+		for _, other := range here {
+			if other == hue {
+				return false
+			}
+		}
+		return true
+	}
+	if hue, known := p[key]; known && free(hue) {
+		return hue
+	}
+	hue := len(here) % hues // if there are not enough
+	for i := range hues {
+		if free(i) && !taken[i] {
+			hue = i
+			break
+		}
+	}
+	taken[hue] = true
+	if _, known := p[key]; !known {
+		p[key] = hue
+	}
+	return hue
 }
 
 func newFigure(i int, f *result.Figure, colours palette) figure {
@@ -126,9 +204,10 @@ func newFigure(i int, f *result.Figure, colours palette) figure {
 	if categorical(f) {
 		draw = drawBars
 	} else {
-		v.Small = smallPlots(f, lines)
+		v.Small, v.Constant = smallPlots(f, lines)
 	}
-	if len(v.Table.Rows) > 0 {
+	v.Lines = !categorical(f)
+	if measured(f) {
 		v.Plots = []template.HTML{template.HTML(draw(f, lines, wideSheet)), template.HTML(draw(f, lines, narrowSheet))}
 	}
 	return v
@@ -145,10 +224,25 @@ func categorical(f *result.Figure) bool {
 	return false
 }
 
+// measured says whether there is anything to draw.
+func measured(f *result.Figure) bool {
+	for _, s := range f.Series {
+		for _, p := range s.Points {
+			if len(p.Samples) > 0 {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 func newLegend(l line) legend {
 	d := &drawing{}
-	fmt.Fprintf(d, `<svg class="key point hue%d" viewBox="-8 -8 16 16" aria-hidden="true">`, l.hue)
-	d.marker("marker", l.hue, 0, 0, 5)
+	fmt.Fprintf(d, `<svg class="key point hue%d" viewBox="-14 -8 28 16" aria-hidden="true">`, l.hue)
+	if len(l.points) > 0 && l.points[0].Category == "" {
+		d.line(l.stroke(), -14, 0, 14, 0)
+	}
+	d.marker("marker", l.shape, 0, 0, 5)
 	entry := legend{Marker: template.HTML(d.close()), Name: l.name}
 	if l.knee > 0 {
 		entry.Knee = "knee at " + result.Number(l.knee)
@@ -188,32 +282,54 @@ func doubts(f *result.Figure) string {
 	return strings.Join(words, " ")
 }
 
-// smallPlots show what else was measured at the same points.
-func smallPlots(f *result.Figure, lines []line) []small {
-	var plots []small
+// smallPlots show what else was measured at the same points; what is the same at all
+// of them is said.
+func smallPlots(f *result.Figure, lines []line) (plots []small, constant string) {
+	var same []string
 	for _, key := range extras(f) {
-		title, about := measureTitle(key)
+		m := measureOf(f, key)
 		var of []line
-		points := 0
+		var values []float64
+		most := 0
 		for _, l := range lines {
-			one := line{name: l.name, hue: l.hue}
+			one := l
+			one.knee, one.points = 0, nil
 			for _, p := range l.points {
 				if v, there := p.Extra[key]; there {
-					one.points = append(one.points, &result.Point{X: p.X, Samples: []float64{v}, Median: v, Low: v, High: v})
+					samples := p.ExtraSamples[key]
+					if len(samples) == 0 { // of all runs together
+						samples = []float64{v}
+					}
+					low, high := result.Interval(samples)
+					one.points = append(one.points, &result.Point{X: p.X, Samples: samples, Median: v, Low: min(low, v), High: max(high, v)})
+					values = append(values, v)
 				}
 			}
-			if points = max(points, len(one.points)); len(one.points) > 0 {
+			if most = max(most, len(one.points)); len(one.points) > 0 {
 				of = append(of, one)
 			}
 		}
-		if points < 2 {
-			continue // the table has it
+		low, high := slices.Min(values), slices.Max(values)
+		switch {
+		case low == high:
+			name, unit, _ := strings.Cut(m.title, ", ")
+			same = append(same, strings.TrimSpace(name+" "+result.Number(low)+" "+unit))
+		case most > 1: // otherwise the table has it
+			what := &result.Figure{Title: f.Title + ": " + m.title, Finding: m.about, X: f.X}
+			if what.Y.Log = low > 0 && high > logFrom*low; what.Y.Log {
+				m.title += " (log scale)"
+			}
+			plots = append(plots, small{m.title, m.about, template.HTML(drawLines(what, of, smallSheet))})
 		}
-		what := &result.Figure{Title: f.Title + ": " + title, Finding: about, X: f.X}
-		plots = append(plots, small{title, about, template.HTML(drawLines(what, of, smallSheet))})
 	}
-	return plots
+	if len(same) > 0 {
+		constant = "The same at all points: " + strings.Join(same, "; ") + "."
+	}
+	return plots, constant
 }
+
+// logFrom is from how many times the least on the largest would hide it.
+const logFrom = 100
 
 // fileName keeps what no file system and no shell minds.
 func fileName(name string) string {

@@ -1,8 +1,10 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/tsugiki/tsugiki/density/result"
 )
@@ -13,24 +15,33 @@ type sheet struct {
 	width, height            float64
 	left, right, top, bottom float64
 	radius                   float64 // of markers
-	letter                   float64 // width of a letter, on average
+	font                     float64 // size of the letters, as the style has it
 }
 
 var (
 	// A plot is drawn twice: letters that are readable on a desk are not when
 	// the picture is shrunk to a telephone. The style shows one of them.
-	wideSheet   = sheet{class: "plot wide", width: 860, height: 380, left: 58, right: 22, top: 44, bottom: 46, radius: 4.5, letter: 7}
-	narrowSheet = sheet{class: "plot narrow", width: 360, height: 290, left: 46, right: 14, top: 44, bottom: 44, radius: 4, letter: 7}
-	smallSheet  = sheet{class: "plot small", width: 270, height: 150, left: 42, right: 10, top: 12, bottom: 24, radius: 2.6, letter: 6.4}
+	wideSheet   = sheet{class: "plot wide", width: 860, height: 388, left: 58, right: 22, top: 52, bottom: 46, radius: 4.5, font: plotFont}
+	narrowSheet = sheet{class: "plot narrow", width: 360, height: 298, left: 46, right: 14, top: 52, bottom: 44, radius: 4, font: plotFont}
+	smallSheet  = sheet{class: "plot small", width: 270, height: 150, left: 44, right: 12, top: 12, bottom: 24, radius: 2.6, font: 12}
 )
+
+const plotFont = 13
 
 // line is one series as it is drawn.
 type line struct {
 	name   string
 	hue    int
+	shape  int // of the markers
+	dash   int // of the stroke
 	points []*result.Point
 	knee   float64
 }
+
+// dashes are how many kinds of strokes there are: the style has as many.
+const dashes = 3
+
+func (l line) stroke() string { return fmt.Sprintf("stroke hue%d dash%d", l.hue, l.dash) }
 
 // plot draws lines over a numeric axis.
 type plot struct {
@@ -43,9 +54,16 @@ type plot struct {
 
 // drawLines is a plot of lines with their bands and knees.
 func drawLines(f *result.Figure, lines []line, on sheet) string {
+	if on.class != smallSheet.class && len(on.label(f.Y)) > 1 {
+		on.top += labelLine
+		on.height += labelLine
+	}
 	p := &plot{
 		drawing: newDrawing(on.class, on.width, on.height, f.Title, f.Finding),
 		sheet:   on, figure: f, lines: lines,
+	}
+	if p.named() {
+		p.right = p.nameRoom()
 	}
 	p.scales()
 	p.grid()
@@ -59,6 +77,7 @@ func drawLines(f *result.Figure, lines []line, on sheet) string {
 	for _, l := range lines {
 		p.markers(l)
 	}
+	p.names()
 	return p.close()
 }
 
@@ -76,7 +95,7 @@ func (p *plot) scales() {
 	inner := p.width - p.left - p.right
 	p.x = newScale(xs, p.figure.X.Log, p.left, inner, int(inner/60))
 	if p.x.log {
-		p.x.measured(xs, p.letter)
+		p.x.measured(xs, p.font*.63)
 	}
 	tall := p.height - p.top - p.bottom
 	p.y = newScale(ys, p.figure.Y.Log, p.height-p.bottom, -tall, int(tall/44))
@@ -93,24 +112,54 @@ func (p *plot) grid() {
 	for _, t := range p.x.ticks {
 		x := p.x.pixel(t.value)
 		p.line("axis", x, bottom, x, bottom+4)
-		p.text("tick", "middle", x, bottom+17, t.label)
+		p.tick(x, bottom+17, p.width, p.font, t.label)
 	}
 	if p.class == smallSheet.class {
 		return
 	}
-	p.text("label", "start", 2, 14, fit(axisLabel(p.figure.Y), p.width, p.letter))
-	p.text("label", "middle", (p.left+p.width-p.right)/2, p.height-6, fit(axisLabel(p.figure.X), p.width, p.letter))
+	p.labels(p.label(p.figure.Y))
+	x := strings.Join(axisLabel(p.figure.X), " ")
+	p.text("label", "middle", (p.left+p.width-p.right)/2, p.height-6, fit(x, p.width-p.left, p.font))
 }
 
-func axisLabel(a result.Axis) string {
+const labelLine = 15 // pixels
+
+// label is that of an axis in one line, or two where it must be.
+func (s sheet) label(a result.Axis) []string {
+	lines := axisLabel(a)
+	if one := strings.Join(lines, " "); textWidth(one, s.font) <= s.width-4 {
+		return []string{one}
+	}
+	for i := range lines {
+		lines[i] = fit(lines[i], s.width-4, s.font)
+	}
+	return lines
+}
+
+// labels are at the top of the sheet.
+func (d *drawing) labels(lines []string) {
+	for i, text := range lines {
+		d.text("label", "start", 2, 14+labelLine*float64(i), text)
+	}
+}
+
+// axisLabel is what an axis shows, and how.
+func axisLabel(a result.Axis) []string {
 	text := a.Label
 	if a.Unit != "" && a.Unit != a.Label {
 		text += ", " + a.Unit
 	}
-	if a.Better != "" {
-		text += " (" + a.Better + " is better)"
+	var more []string
+	if a.Log {
+		more = append(more, "log scale")
 	}
-	return text
+	if a.Better != "" {
+		more = append(more, a.Better+" is better")
+	}
+	if len(more) > 0 {
+		return []string{text, "(" + strings.Join(more, ", ") + ")"}
+	}
+	return []string{text}
 }
 
 // banded says whether a point is part of a band; all others with an interval
@@ -152,11 +201,11 @@ func (p *plot) stroke(l line) {
 			continue
 		}
 		if last != nil {
-			class := "stroke"
+			class := l.stroke()
 			if last.Wide || point.Wide {
-				class = "stroke doubtful"
+				class += " doubtful"
 			}
-			p.line(fmt.Sprintf("%s hue%d", class, l.hue),
+			p.line(class,
 				p.x.pixel(last.X), p.y.pixel(last.Median), p.x.pixel(point.X), p.y.pixel(point.Median))
 		}
 		last = point
@@ -170,18 +219,22 @@ func (p *plot) markers(l line) {
 		}
 		x, y := p.x.pixel(point.X), p.y.pixel(point.Median)
 		p.open(fmt.Sprintf("point hue%d", l.hue))
-		p.hint(l.name + " at " + place(point) + ": " + value(point, p.figure.Y.Unit))
+		told := value(point, p.figure.Y.Unit)
+		if p.class == smallSheet.class && !point.HasInterval() {
+			told = result.Number(point.Median) // may be of all runs together
+		}
+		p.hint(l.name + " at " + place(point) + ": " + told)
 		if point.HasInterval() && !banded(l.points, i) {
 			p.line("whisker", x, p.y.pixel(point.Low), x, p.y.pixel(point.High))
 		}
 		if l.knee > 0 && point.X == l.knee {
-			p.marker("ring", l.hue, x, y, p.radius*2.1)
+			p.marker("ring", l.shape, x, y, p.radius*2.1)
 		}
 		class := "marker"
 		if point.Wide {
 			class = "marker hollow"
 		}
-		p.marker(class, l.hue, x, y, p.radius)
+		p.marker(class, l.shape, x, y, p.radius)
 		p.end()
 	}
 }
@@ -202,7 +255,7 @@ func (p *plot) knees() {
 		x := p.x.pixel(knee)
 		p.line("knee", x, p.top-6, x, p.height-p.bottom)
 		text := "knee at " + short(knee)
-		width := p.letter * float64(len(text)) * 0.95
+		width := textWidth(text, 12*bold)
 		from := min(max(x-width/2, 2), p.width-width-2)
 		row := slices.IndexFunc(used[:], func(end float64) bool { return end <= from })
 		if row < 0 {
@@ -210,5 +263,62 @@ func (p *plot) knees() {
 		}
 		used[row] = from + width + 8
 		p.text("kneelabel", "start", from, p.top-9-float64(row)*13, text)
+	}
+}
+
+// Names beside the ends of lines spare the eye the way to the legend. There is room for
+// them on a wide sheet.
+const (
+	nameLeast = 2   // lines
+	nameWidth = 240 // pixels at most
+	nameLine  = 16
+)
+
+func (p *plot) named() bool { return p.class == wideSheet.class && len(p.lines) >= nameLeast }
+
+func (p *plot) nameRoom() float64 {
+	longest := 0.0
+	for _, l := range p.lines {
+		longest = max(longest, textWidth(l.name, p.font))
+	}
+	return min(longest+30, nameWidth)
+}
+
+// names are written beside the last point of each line, as far apart as they must be.
+func (p *plot) names() {
+	if !p.named() {
+		return
+	}
+	type end struct {
+		line
+		from position
+		y    float64
+	}
+	var ends []end
+	for _, l := range p.lines {
+		for _, point := range slices.Backward(l.points) {
+			if len(point.Samples) > 0 {
+				at := position{p.x.pixel(point.X), p.y.pixel(point.Median)}
+				ends = append(ends, end{l, at, at.y})
+				break
+			}
+		}
+	}
+	slices.SortStableFunc(ends, func(a, b end) int { return cmp.Compare(a.y, b.y) })
+	for i := range ends {
+		if i > 0 {
+			ends[i].y = max(ends[i].y, ends[i-1].y+nameLine)
+		}
+	}
+	// What went over the bottom is pushed back up.
+	below := p.height - p.bottom - 4
+	for i := range slices.Backward(ends) {
+		ends[i].y = min(ends[i].y, below)
+		below = ends[i].y - nameLine
+	}
+	x := p.width - p.right + 26
+	for _, e := range ends {
+		p.path(fmt.Sprintf("leader hue%d", e.hue), []position{{e.from.x + p.radius + 2, e.from.y}, {x - 5, e.y}}, false)
+		p.text("name", "start", x, e.y+4.5, fit(e.name, p.width-x, p.font))
 	}
 }

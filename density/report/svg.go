@@ -108,15 +108,37 @@ func coordinate(v float64) string {
 	return strings.TrimSuffix(text, ".0")
 }
 
-// fit cuts text to a width in pixels, of letters that are as wide as given.
-func fit(text string, width, letter float64) string {
-	letters := []rune(text)
-	room := int(width / letter)
-	if len(letters) <= room {
+// textWidth is about how wide text is in a font of that size: in one of the wider ones
+// that pages are shown with, so that others leave room.
+func textWidth(text string, size float64) float64 {
+	em := 0.0
+	for _, r := range text {
+		switch {
+		case strings.ContainsRune("iljI.,:;'|!()[]/ -", r):
+			em += .37
+		case strings.ContainsRune("mwMW%…", r) || r > 0x2000:
+			em += 1
+		case 'A' <= r && r <= 'Z':
+			em += .72
+		default:
+			em += .63
+		}
+	}
+	return em * size
+}
+
+// bold text is wider by this.
+const bold = 1.13
+
+// fit cuts text to a width in pixels.
+func fit(text string, width, size float64) string {
+	if textWidth(text, size) <= width {
 		return text
 	}
-	if room < 2 {
-		return "…"
+	for letters := []rune(text); len(letters) > 0; letters = letters[:len(letters)-1] {
+		if cut := string(letters) + "…"; textWidth(cut, size) <= width {
+			return cut
+		}
 	}
-	return string(letters[:room-1]) + "…"
+	return "…"
 }

@@ -28,8 +28,7 @@ func tabulate(f *result.Figure) table {
 	}
 	t := table{Columns: []string{"Series", at, "Runs", median, "Interval"}}
 	for _, key := range keys {
-		title, _ := measureTitle(key)
-		t.Columns = append(t.Columns, title)
+		t.Columns = append(t.Columns, measureOf(f, key).title)
 	}
 	for _, s := range f.Series {
 		for _, p := range s.Points {
@@ -41,7 +40,7 @@ func tabulate(f *result.Figure) table {
 
 func rowOf(s *result.Series, p *result.Point, keys []string) row {
 	r := row{
-		Series: seriesName(s), At: place(p), Runs: result.Number(float64(len(p.Samples))),
+		Series: s.FullName(), At: place(p), Runs: result.Number(float64(len(p.Samples))),
 		Median: result.Number(p.Median), Interval: "–", Wide: p.Wide,
 	}
 	if p.HasInterval() {

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/tsugiki/tsugiki/density/result"
 )
@@ -42,41 +43,61 @@ func count(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// seriesName has the labels that the name does not tell already.
-func seriesName(s *result.Series) string {
-	var more []string
-	for _, key := range slices.Sorted(maps.Keys(s.Labels)) {
-		if v := s.Labels[key]; v != "" && !strings.Contains(s.Name, v) {
-			more = append(more, key+" "+v)
-		}
-	}
-	name := s.Name
-	if len(more) > 0 {
-		name = strings.TrimPrefix(name+", "+strings.Join(more, ", "), ", ")
-	}
-	return name
-}
+// measure is what Point.Extra may hold.
+type measure struct{ key, title, about string }
 
-// measures are what Point.Extra is known to hold, in the order of the report.
-var measures = []struct{ key, title, about string }{
-	{"p50", "p50", "median of the single events"},
+// measures are those that are known, in the order of the report. Percentiles are of
+// the single events, whose unit measureOf adds.
+var measures = []measure{
+	{"p50", "p50", "Median of the single events."},
 	{"p90", "p90", ""},
 	{"p95", "p95", ""},
 	{"p99", "p99", ""},
 	{"p999", "p99.9", ""},
-	{"jain", "Jain fairness", "1: all containers got the same; 1/n: one got all"},
-	{"psi_some10", "CPU pressure, %", "PSI some, average over 10 s"},
-	{"nr_throttled", "Throttled periods", "nr_throttled"},
-	{"softirq_share", "Softirq share", "part of the CPU time spent in softirqs"},
+	{"jain", "Jain's fairness", "1: all containers got the same; 1/n: one got all."},
+	{"psi_cpu", "CPU pressure, %", "PSI: part of the time in which some program waited for a CPU."},
+	{"psi_io", "I/O pressure, %", "PSI: part of the time in which some program waited for a disk."},
+	{"psi_memory", "Memory pressure, %", "PSI: part of the time in which some program waited for memory."},
+	{"nr_throttled", "Throttled periods", "nr_throttled: periods in which a container had used up its quota, of all containers."},
+	{"throttled_ms", "Throttled, ms", "How long containers were held for that, added up."},
+	{"softirq_share", "Softirq share", "Part of the used CPU time that was spent in softirqs: 0.1 is a tenth."},
+	{"requests_per_s", "Requests, 1/s", ""},
+	{"rate_per_s", "Rate, 1/s", "Containers in a second of the runtime's."},
+	{"stop_p50_ms", "p50 of stopping, ms", ""},
+	{"stop_p99_ms", "p99 of stopping, ms", ""},
+	{"sync_ms", "Writing to disk after, ms", "syncfs, once for all files."},
+	{"memory_kib", "Memory each, KiB", "Processes (PSS) and kernel."},
+	{"pss_kib", "Processes (PSS), KiB", "Each container's part, with that of the agent."},
+	{"agent_kib", "Agent (PSS), KiB", "Of that, the agent's."},
+	{"kernel_kib", "Kernel, KiB", "Unreclaimable slab, stacks, page tables, per-CPU, vmalloc."},
+	{"slab_kib", "Slab, KiB", "All of it, also what can be reclaimed."},
+	{"available_kib", "Less available, KiB", "By how much the machine's available memory fell."},
+	{"cpu_of_quota", "CPU, of its quota", "What the container that computes was given: 1 is all of it."},
+	{"others_of_quota", "CPU of the others, of theirs", "Each other container with its logger: 1 is all of its quota."},
 }
 
-func measureTitle(key string) (title, about string) {
+// measureOf a figure's points, by its key.
+func measureOf(f *result.Figure, key string) measure {
 	for _, m := range measures {
-		if m.key == key {
-			return m.title, m.about
+		if m.key != key {
+			continue
 		}
+		if key[0] == 'p' && key[1] >= '0' && key[1] <= '9' {
+			m.title += ", " + eventUnit(f)
+		}
+		return m
 	}
-	return strings.ReplaceAll(key, "_", " "), ""
+	return measure{key: key, title: strings.ReplaceAll(key, "_", " ")}
+}
+
+// eventUnit is in what single events are told: that of the figure if it is a time, or
+// milliseconds.
+func eventUnit(f *result.Figure) string {
+	switch f.Y.Unit {
+	case "s", "µs", "ns":
+		return f.Y.Unit
+	}
+	return "ms"
 }
 
 // extras of a figure: known ones in their order, then the others by name.
@@ -159,4 +180,14 @@ func options(r *result.Results) []fact {
 		all = append(all, fact{name, r.Options[name]})
 	}
 	return all
+}
+
+// printable text does nothing to a terminal or a table, whoever wrote the results.
+func printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if r == ' ' || unicode.IsPrint(r) {
+			return r
+		}
+		return '?'
+	}, text)
 }

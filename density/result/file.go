@@ -69,7 +69,7 @@ func (r *Results) Save(dir string) error {
 	if err := r.check(); err != nil {
 		return fmt.Errorf("save results: %w", err)
 	}
-	data, err := json.MarshalIndent(r, "", " ")
+	data, err := json.Marshal(r)
 	if err != nil {
 		return fmt.Errorf("save results: %w", err)
 	}

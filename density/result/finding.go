@@ -2,7 +2,9 @@ package result
 
 import (
 	"fmt"
+	"maps"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -18,6 +20,20 @@ func (f *Figure) conclude() string {
 	return strings.Join(sentences, "\n")
 }
 
+// FullName is the name with the labels that it does not tell already.
+func (s *Series) FullName() string {
+	var parts []string
+	if s.Name != "" {
+		parts = append(parts, s.Name)
+	}
+	for _, key := range slices.Sorted(maps.Keys(s.Labels)) {
+		if v := s.Labels[key]; v != "" && !strings.Contains(s.Name, v) {
+			parts = append(parts, key+" "+v)
+		}
+	}
+	return strings.Join(parts, ", ")
+}
+
 func (s *Series) conclude(f *Figure) string {
 	var told []*Point
 	for _, p := range s.Points {
@@ -29,24 +45,89 @@ func (s *Series) conclude(f *Figure) string {
 		if len(s.Points) == 0 {
 			return ""
 		}
-		return s.Name + ": the runs differ too much to say."
+		return s.FullName() + ": " + s.untold()
 	}
 	first, last := told[0], told[len(told)-1]
-	text := fmt.Sprintf("%s: %s at %s", s.Name, withUnit(first.Median, f.Y.Unit), first.place())
+	lost := ""
+	if n := len(s.Points) - len(told); n > 0 {
+		lost = fmt.Sprintf(" %d of %d points cannot be told: no run succeeded there, or they differ too much.", n, len(s.Points))
+	}
+	if first.Category != "" {
+		return s.FullName() + ": " + categories(told, f.Y.Unit) + lost
+	}
+	text := withUnit(first.Median, f.Y.Unit) + " at " + Number(first.X)
 	if first != last {
-		text += fmt.Sprintf(", %s at %s", withUnit(last.Median, f.Y.Unit), last.place())
+		text = "from " + text + " to " + withUnit(last.Median, f.Y.Unit) + " at " + Number(last.X)
+	}
+	text += f.X.counted(last)
+	if first != last {
+		text += " (" + against(first, last) + ")"
 	}
 	if s.Knee > 0 {
-		text += fmt.Sprintf("; the knee is at %s", Number(s.Knee))
+		text += "; the knee is at " + Number(s.Knee)
 	}
-	return text + "."
+	return s.FullName() + ": " + text + "." + lost
 }
 
-func (p *Point) place() string {
-	if p.Category != "" {
-		return p.Category
+// untold is why a series has no number.
+func (s *Series) untold() string {
+	for _, p := range s.Points {
+		if len(p.Samples) > 0 {
+			return "the runs differ too much to say."
+		}
 	}
-	return Number(p.X)
+	return "no run succeeded."
+}
+
+// against words a point beside the first of its series.
+func against(first, p *Point) string {
+	switch {
+	case !first.HasInterval() || !p.HasInterval():
+		return "too few runs to compare"
+	case p.Low <= first.High && first.Low <= p.High:
+		return alike
+	case first.Median == 0:
+		return "from nothing"
+	}
+	return strconv.FormatFloat(p.Median/first.Median, 'g', 2, 64) + " times that"
+}
+
+// categories words all points, and which of them differ from the first.
+func categories(told []*Point, unit string) string {
+	first := told[0]
+	var values, differ []string
+	compared := 0
+	for _, p := range told {
+		values = append(values, p.Category+" "+withUnit(p.Median, unit))
+		if p == first || !first.HasInterval() || !p.HasInterval() {
+			continue
+		}
+		compared++
+		if how := against(first, p); how != alike {
+			differ = append(differ, p.Category+" ("+how+")")
+		}
+	}
+	text := strings.Join(values, ", ") + "."
+	switch {
+	case len(differ) > 0:
+		text += " Different from " + first.Category + ": " + strings.Join(differ, ", ") + "."
+	case compared > 0:
+		text += " None is significantly different from " + first.Category + "."
+	}
+	return text
+}
+
+const alike = "not significantly different"
+
+// counted is what the X of a point is a number of.
+func (a Axis) counted(p *Point) string {
+	if a.Label == "" {
+		return ""
+	}
+	if rest, many := strings.CutPrefix(a.Label, "containers"); many && p.X == 1 {
+		return " container" + rest
+	}
+	return " " + a.Label
 }
 
 func withUnit(v float64, unit string) string {
