@@ -61,7 +61,8 @@ func (r *Relay) flowOf(e *end, port uint16) (*flow, error) {
 		return f, nil
 	}
 	if !r.config.Enforcement.SentToRelay(e.ip6, port) {
-		return nil, errUnknown
+		// There may be no room for those that send now.
+		return nil, errors.Join(errUnknown, r.config.Enforcement.ForgetSenders(r.has))
 	}
 	f = &flow{key: key, end: e}
 	f.use()
@@ -82,6 +83,13 @@ func (r *Relay) flowOf(e *end, port uint16) (*flow, error) {
 	r.running.Add(1)
 	go f.serve()
 	return f, nil
+}
+
+// has tells whether a sender has a flow.
+func (r *Relay) has(ip6 bool, port uint16) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.flows[flowKey{ip6, port}] != nil
 }
 
 // bindNear binds a loopback address and the port, or another where that is taken.
@@ -156,6 +164,14 @@ func (r *Relay) forget(f *flow) {
 	if r.flows[f.key] == f {
 		delete(r.flows, f.key)
 	}
+	known := r.closed || r.flows[f.key] != nil
 	r.mu.Unlock()
 	f.close()
+	if known {
+		return
+	}
+	// A datagram that comes meanwhile is lost.
+	if err := r.config.Enforcement.ForgetSender(f.key.ip6, f.key.port); err != nil {
+		r.config.Log.Warn("relay", "err", err)
+	}
 }
