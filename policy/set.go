@@ -37,6 +37,7 @@ type set struct {
 	bpf.PolicyMaps
 	programs bpf.PolicyPrograms // none, if others have loaded them
 	users    int                // guarded by sets.mu
+	next     uint32             // number that nobody has had; prepare's own
 	ready    chan prepared      // closed when there are no more numbers; nil if others have loaded it
 	unused   chan struct{}      // closed when ready is not read any more
 }
@@ -117,7 +118,7 @@ func loadSet() (*set, error) {
 	if err := spec.LoadAndAssign(&objs, nil); err != nil {
 		return nil, err
 	}
-	s := &set{PolicyMaps: objs.PolicyMaps, programs: objs.PolicyPrograms, ready: make(chan prepared, preparedMax), unused: make(chan struct{})}
+	s := &set{PolicyMaps: objs.PolicyMaps, programs: objs.PolicyPrograms, next: 1, ready: make(chan prepared, preparedMax), unused: make(chan struct{})}
 	// The programs use none of these, and would let them go, with what is in them, when
 	// we end.
 	for _, m := range []*ebpf.Map{s.GraftBySocket, s.QueueBySocket} {
@@ -132,7 +133,8 @@ func loadSet() (*set, error) {
 // one container's, and the next is tried.
 func (s *set) prepare() {
 	defer close(s.ready)
-	for id := uint32(1); id < containersMax; id++ {
+	for ; s.next < containersMax; s.next++ {
+		id := s.next
 		p := prepared{id: id}
 		var making sync.WaitGroup
 		var errs [4]error

@@ -113,7 +113,7 @@ func (r *Relay) endOldest() {
 			oldest = f
 		}
 	}
-	delete(r.flows, oldest.key)
+	r.end(oldest)
 	oldest.close()
 }
 
@@ -162,16 +162,17 @@ func (f *flow) answer() error {
 func (r *Relay) forget(f *flow) {
 	r.mu.Lock()
 	if r.flows[f.key] == f {
-		delete(r.flows, f.key)
+		r.end(f)
 	}
-	known := r.closed || r.flows[f.key] != nil
 	r.mu.Unlock()
 	f.close()
-	if known {
-		return
-	}
-	// A datagram that comes meanwhile is lost.
+}
+
+// end takes a flow away, and its sender's row, so that who sends again gets another. With
+// mu held.
+func (r *Relay) end(f *flow) {
 	if err := r.config.Enforcement.ForgetSender(f.key.ip6, f.key.port); err != nil {
-		r.config.Log.Warn("relay", "err", err)
+		r.config.Log.Warn("end flow to own loopback", "err", err)
 	}
+	delete(r.flows, f.key)
 }
