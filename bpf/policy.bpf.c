@@ -328,8 +328,7 @@ static __always_inline bool ours(struct bpf_sock_addr *ctx, __u8 protocol, const
  */
 static __always_inline bool own_server(struct bpf_sock_addr *ctx, struct addr *to, __u16 *port)
 {
-	struct service key = {
-		.bits = KEY_BITS(key), .port = *port, .protocol = ctx->protocol};
+	struct service key = {.bits = KEY_BITS(key), .port = *port, .protocol = ctx->protocol};
 	struct location *l;
 
 	if (!loopback(to))

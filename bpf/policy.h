@@ -94,10 +94,10 @@ struct binding {
 	__u8 ingress; /* bound by an ingress rule: may answer whoever asks */
 	__u8 relay;   /* the relay's own, see relay.h */
 	__u8 pad[2];
-	__u32 named; /* number in name_tables: may connect through that one; or 0 */
+	__u32 named;	 /* number in name_tables: may connect through that one; or 0 */
 	__u32 container; /* whose binding it is: sockets are passed around */
-	__u64 netns; /* cookie of that endpoint's namespace, if named */
-	__u64 call;  /* that was answered by binding it; for the supervisor's own use */
+	__u64 netns;	 /* cookie of that endpoint's namespace, if named */
+	__u64 call;	 /* that was answered by binding it; for the supervisor's own use */
 };
 
 /*
