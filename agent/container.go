@@ -368,6 +368,9 @@ func (c *Container) Close() error {
 		c.reportDenied()
 	}
 	removed := true
+	if c.enforced != nil {
+		c.enforced.End()
+	}
 	note(c.letGo())
 	for _, g := range []*cgroup.Group{c.programs, c.keepers, c.group} {
 		if g != nil {

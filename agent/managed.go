@@ -127,6 +127,7 @@ func (m *managed) write(t *policy.Table, set *endpoint.Set) error {
 func (m *managed) attach(listener *os.File, pid int) error {
 	m.attaching.Add(1)
 	err := m.tryAttach(listener, pid)
+	m.d.tidy.Reset(tidyAfter)
 	if m.attaching.Add(-1) == 0 && m.gates.count() == 0 {
 		go m.ended() // with the program, or because that is killed; no gate will say so
 	}
@@ -182,7 +183,7 @@ func (m *managed) enterFirst(own *netns.NS, pid int) error {
 	r := *m.record
 	r.PID, r.Started = first.pid, first.started
 	for _, step := range []func() error{
-		m.checkOwn, m.makeEngine, m.startRelay,
+		m.checkOwn, m.makeEngine, m.startRelay, m.rest,
 		func() error { return m.d.store.put(&r) },
 	} {
 		if err := step(); err != nil {
@@ -192,6 +193,13 @@ func (m *managed) enterFirst(own *netns.NS, pid int) error {
 	}
 	*m.record = r
 	m.charge()
+	return nil
+}
+
+// rest ends the keeper that has made the relay's sockets: most programs never need one
+// where sockets are born on the host.
+func (m *managed) rest() error {
+	m.host[""].rest()
 	return nil
 }
 

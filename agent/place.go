@@ -85,6 +85,22 @@ func (p *place) close() error {
 	return p.keeper.Close()
 }
 
+// rest ends the keeper, while nobody can be using it, until one is needed: it costs as
+// much memory as the rest of a container's network.
+func (p *place) rest() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.keeper == nil {
+		return
+	}
+	go func(k *keeper.Keeper) {
+		if err := k.Close(); err != nil {
+			p.log.Warn("end keeper", "err", err)
+		}
+	}(p.keeper)
+	p.keeper = nil
+}
+
 // closeUnused closes a place in which there never was a socket, and tells whether
 // it did.
 func (p *place) closeUnused() bool {

@@ -56,20 +56,79 @@
 #define DENY  0
 #define ALLOW 1
 
+/*
+ * What belongs to one container. The programs are loaded once for many, and find
+ * theirs by the cgroup that they were called for: its storage ends with the cgroup
+ * and its last socket, as their being attached does.
+ */
 struct {
-	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, EGRESS_PREFIXES_MAX);
-	__type(key, struct prefix);
-	__type(value, struct egress);
-} egress_by_prefix SEC(".maps");
+	__uint(type, BPF_MAP_TYPE_CGROUP_STORAGE);
+	__type(key, __u64);
+	__type(value, struct container);
+} container_by_cgroup SEC(".maps");
 
 struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, ENDPOINTS_MAX);
-	__type(key, __u32);
-	__type(value, struct endpoint);
-} endpoint_by_index SEC(".maps");
+	__uint(type, BPF_MAP_TYPE_PERCPU_CGROUP_STORAGE);
+	__type(key, __u64);
+	__type(value, struct counts);
+} counts_by_cgroup SEC(".maps");
+
+/* Of types that only tables in tables have, the compiler writes down no more than the
+ * names, unless a variable has them too. */
+const union {
+	struct prefix prefix;
+	struct egress egress;
+	struct number number;
+	struct endpoint endpoint;
+	struct endpoint_name endpoint_name;
+	struct service service;
+	struct location location;
+	struct sender sender;
+	struct peer peer;
+} types = {};
+
+/*
+ * The tables of each container, by its id: none can fill another's, or find what is
+ * in it.
+ */
+#define TABLES(name, table)                                                                        \
+	struct {                                                                                   \
+		__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);                                          \
+		__uint(max_entries, CONTAINERS_MAX);                                               \
+		__type(key, __u32);                                                                \
+		__array(values, struct table);                                                     \
+	} name SEC(".maps")
+
+#define TRIE(table, entries, from, to)                                                             \
+	struct table {                                                                             \
+		__uint(type, BPF_MAP_TYPE_LPM_TRIE);                                               \
+		__uint(map_flags, BPF_F_NO_PREALLOC);                                              \
+		__uint(max_entries, entries);                                                      \
+		__type(key, struct from);                                                          \
+		__type(value, struct to);                                                          \
+	}
+
+/* Twice, for those of two tables while one takes the other's place. */
+TRIE(egress_by_prefix, 2 * EGRESS_PREFIXES_MAX, prefix, egress);
+TRIE(endpoint_by_number, ENDPOINTS_MAX, number, endpoint);
+TRIE(name_by_number, NAMED_MAX, number, endpoint_name);
+TRIE(location_by_service, SERVICES_MAX, service, location);
+TRIE(address_by_sender, RELAY_SENDERS_MAX, sender, addr);
+
+/* Only of containers that have had a UDP server. */
+struct udp_peers {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, UDP_PEERS_MAX);
+	__type(key, struct peer);
+	__type(value, __u8);
+};
+
+TABLES(egress_tables, egress_by_prefix);
+TABLES(endpoint_tables, endpoint_by_number);
+TABLES(name_tables, name_by_number);
+TABLES(service_tables, location_by_service);
+TABLES(sender_tables, address_by_sender);
+TABLES(peer_tables, udp_peers);
 
 /* Inherited by accepted sockets, whose getsockname needs it too. */
 struct {
@@ -78,14 +137,6 @@ struct {
 	__type(key, int);
 	__type(value, struct binding);
 } binding_by_socket SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, NAMED_MAX);
-	__type(key, __u32);
-	__type(value, struct endpoint_name);
-} named_endpoints SEC(".maps");
 
 /* Not inherited: what is accepted is an ordinary socket. */
 struct {
@@ -103,50 +154,39 @@ struct {
 	__type(value, struct graft_queue);
 } queue_by_socket SEC(".maps");
 
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, UDP_PEERS_MAX);
-	__type(key, struct peer);
-	__type(value, __u8);
-} udp_peers SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, SERVICES_MAX);
-	__type(key, struct service);
-	__type(value, struct location);
-} location_by_service SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, DENIALS);
-	__type(key, __u32);
-	__type(value, __u64);
-} denials SEC(".maps");
-
-/* Indexed by enum connection. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, CONNECTIONS);
-	__type(key, __u32);
-	__type(value, __u64);
-} connections SEC(".maps");
-
-static __always_inline void count_connection(__u32 direction)
+static __always_inline struct container *container(void)
 {
-	__u64 *count = bpf_map_lookup_elem(&connections, &direction);
-
-	if (count)
-		(*count)++;
+	return bpf_get_local_storage(&container_by_cgroup, 0);
 }
 
-static __always_inline int deny(__u32 what)
+static __always_inline void *find(void *tables, const void *key)
 {
-	__u64 *count = bpf_map_lookup_elem(&denials, &what);
+	__u32 id = container()->id;
+	void *table = bpf_map_lookup_elem(tables, &id);
 
-	if (count)
-		(*count)++;
+	return table ? bpf_map_lookup_elem(table, key) : NULL;
+}
+
+/* What the supervisor of this container has noted about a socket, or NULL. */
+static __always_inline struct binding *binding_of(struct bpf_sock *sk)
+{
+	struct binding *b = bpf_sk_storage_get(&binding_by_socket, sk, 0, 0);
+
+	return b && b->container == container()->id ? b : NULL;
+}
+
+static __always_inline void count_connection(enum connection direction)
+{
+	struct counts *counts = bpf_get_local_storage(&counts_by_cgroup, 0);
+
+	counts->connections[direction]++;
+}
+
+static __always_inline int deny(enum denial what)
+{
+	struct counts *counts = bpf_get_local_storage(&counts_by_cgroup, 0);
+
+	counts->denials[what]++;
 	return DENY;
 }
 
@@ -181,18 +221,18 @@ static __always_inline struct endpoint *egress(void *ctx, const struct addr *to,
 	struct egress *e;
 	__u32 i;
 
-	e = bpf_map_lookup_elem(&egress_by_prefix, &key);
+	e = find(&egress_tables, &key);
 	if (!e)
 		return NULL;
 	for (i = 0; i < EGRESS_RANGES_MAX; i++) {
-		__u32 index;
+		struct number index = {.bits = KEY_BITS(index)};
 
 		if (i >= e->count)
 			return NULL;
 		if (port < e->range[i].first || port > e->range[i].last)
 			continue;
-		index = e->range[i].endpoint;
-		ep = bpf_map_lookup_elem(&endpoint_by_index, &index);
+		index.number = e->range[i].endpoint;
+		ep = find(&endpoint_tables, &index);
 		if (!ep || ep->netns != bpf_get_netns_cookie(ctx))
 			return NULL;
 		return ep;
@@ -211,16 +251,18 @@ static __always_inline bool by_name(struct bpf_sock_addr *ctx, const struct addr
 				    const struct addr *from)
 {
 	struct prefix key = {.bits = 128, .addr = *to};
+	struct number name = {.bits = KEY_BITS(name)};
 	struct bpf_sock *sk = ctx->sk;
 	struct binding *b;
 	struct egress *e;
 
 	if (!sk)
 		return false;
-	b = bpf_sk_storage_get(&binding_by_socket, sk, 0, 0);
+	b = binding_of(sk);
 	if (!b || !b->named || b->netns != bpf_get_netns_cookie(ctx))
 		return false;
-	if (!bpf_map_lookup_elem(&named_endpoints, &b->named))
+	name.number = b->named;
+	if (!find(&name_tables, &name))
 		return false; /* it has been deleted */
 	if (sk->src_port && sk->src_port != b->host_port)
 		return false;
@@ -229,7 +271,7 @@ static __always_inline bool by_name(struct bpf_sock_addr *ctx, const struct addr
 	/* An IPv6 endpoint speaks for no IPv4 address. */
 	if (is_mapped(to) != is_mapped(&b->host))
 		return false;
-	e = bpf_map_lookup_elem(&egress_by_prefix, &key);
+	e = find(&egress_tables, &key);
 	return e && !e->special;
 }
 
@@ -274,7 +316,7 @@ static __always_inline bool ours(struct bpf_sock_addr *ctx, __u8 protocol, const
 
 	if (!sk)
 		return false;
-	b = bpf_sk_storage_get(&binding_by_socket, sk, 0, 0);
+	b = binding_of(sk);
 	bpf_sk_release(sk);
 	return b && b->ingress;
 }
@@ -286,13 +328,13 @@ static __always_inline bool ours(struct bpf_sock_addr *ctx, __u8 protocol, const
  */
 static __always_inline bool own_server(struct bpf_sock_addr *ctx, struct addr *to, __u16 *port)
 {
-	struct service key = {.port = *port, .protocol = ctx->protocol};
+	struct service key = {.bits = KEY_BITS(key), .port = *port, .protocol = ctx->protocol};
 	struct location *l;
 
 	if (!loopback(to))
 		return false;
 	key.is4 = to->word[2] == bpf_htonl(0xffff);
-	l = bpf_map_lookup_elem(&location_by_service, &key);
+	l = find(&service_tables, &key);
 	if (!l)
 		return false;
 	if (!wildcard(&l->addr))
@@ -307,7 +349,7 @@ static __always_inline bool known_peer(struct bpf_sock_addr *ctx, const struct a
 {
 	struct peer key = {.socket = bpf_get_socket_cookie(ctx), .addr = *to, .port = port};
 
-	return bpf_map_lookup_elem(&udp_peers, &key);
+	return find(&peer_tables, &key);
 }
 
 static __always_inline void redirect6(struct bpf_sock_addr *ctx, const struct addr *to, __u16 port)
@@ -323,7 +365,7 @@ static __always_inline void redirect6(struct bpf_sock_addr *ctx, const struct ad
 
 static __always_inline bool serves(struct bpf_sock *sk)
 {
-	struct binding *b = bpf_sk_storage_get(&binding_by_socket, sk, 0, 0);
+	struct binding *b = binding_of(sk);
 
 	return b && b->ingress;
 }
@@ -432,7 +474,7 @@ static __always_inline int may_bind(struct bpf_sock_addr *ctx, const struct addr
 
 	if (!sk)
 		return deny(DENIED_BIND);
-	b = bpf_sk_storage_get(&binding_by_socket, sk, 0, 0);
+	b = binding_of(sk);
 	if (!b || b->host_port != port || !same(&b->host, to))
 		return deny(DENIED_BIND);
 	return ALLOW;
@@ -479,7 +521,7 @@ int sendmsg4(struct bpf_sock_addr *ctx)
 
 	if (!sk)
 		return deny(DENIED_SENDMSG);
-	if (is_relay(sk, relay_port4))
+	if (is_relay(sk, container()->relay_port4))
 		return relay_answer4(ctx);
 	/*
 	 * An AF_INET6 socket that sends to a mapped address comes here too; its
@@ -517,7 +559,7 @@ int sendmsg6(struct bpf_sock_addr *ctx)
 
 	if (!sk)
 		return deny(DENIED_SENDMSG);
-	if (is_relay(sk, relay_port6))
+	if (is_relay(sk, container()->relay_port6))
 		return relay_answer6(ctx);
 	bound = (struct addr){{sk->src_ip6[0], sk->src_ip6[1], sk->src_ip6[2], sk->src_ip6[3]}};
 	if (!to_connected_peer(ctx, sk)) {
@@ -546,17 +588,18 @@ static __always_inline int remember(struct bpf_sock_addr *ctx, const struct addr
 {
 	struct peer key = {.addr = *from, .port = bpf_ntohs(ctx->user_port)};
 	struct bpf_sock *sk = ctx->sk;
-	struct binding *b;
+	__u32 id = container()->id;
 	__u8 seen = 1;
+	void *peers;
 
-	if (!sk)
+	if (!sk || !serves(sk))
 		return ALLOW;
-	b = bpf_sk_storage_get(&binding_by_socket, sk, 0, 0);
-	if (!b || !b->ingress)
+	peers = bpf_map_lookup_elem(&peer_tables, &id);
+	if (!peers)
 		return ALLOW;
 	key.socket = bpf_get_socket_cookie(ctx);
-	if (!bpf_map_lookup_elem(&udp_peers, &key))
-		bpf_map_update_elem(&udp_peers, &key, &seen, BPF_ANY);
+	if (!bpf_map_lookup_elem(peers, &key))
+		bpf_map_update_elem(peers, &key, &seen, BPF_ANY);
 	return ALLOW;
 }
 
@@ -601,7 +644,7 @@ static __always_inline struct binding *view(struct bpf_sock_addr *ctx, bool *kee
 
 	if (!sk)
 		return NULL;
-	b = bpf_sk_storage_get(&binding_by_socket, sk, 0, 0);
+	b = binding_of(sk);
 	/* An accepted socket loses its name by connect(AF_UNSPEC). */
 	if (!b || b->host_port != sk->src_port)
 		return NULL;
@@ -653,7 +696,7 @@ int setsockopt(struct bpf_sockopt *ctx)
 		return DENY;
 	if (!options_refused(ctx->level, ctx->optname))
 		return ALLOW;
-	if (ctx->level == 1 && ctx->sk && is_relay(ctx->sk, relay_port4))
+	if (ctx->level == 1 && ctx->sk && is_relay(ctx->sk, container()->relay_port4))
 		return ALLOW; /* it has to be bound to the loopback device */
 	return deny(DENIED_SETSOCKOPT);
 }
@@ -681,7 +724,7 @@ int guard_listen(struct bpf_sock_ops *ctx)
 		return 1;
 	if (!sk)
 		return 1;
-	b = bpf_sk_storage_get(&binding_by_socket, sk, 0, 0);
+	b = binding_of(sk);
 	if (b && b->ingress && b->host_port == sk->src_port)
 		return 1;
 	bpf_setsockopt(ctx, 1 /* SOL_SOCKET */, 25 /* SO_BINDTODEVICE */, (void *)loopback,

@@ -16,15 +16,44 @@
 #define ENDPOINTS_MAX	    256
 /* Endpoints that programs have bound by their names, and that are still there. */
 #define NAMED_MAX 1024
+/* Containers that one set of programs serves, one after the other or together. */
+#define CONTAINERS_MAX 1024
 /* Peers of unconnected UDP servers that may be answered, least recently used. */
 #define UDP_PEERS_MAX 4096
 /* Ports that a container serves through ingress rules at a time. */
 #define SERVICES_MAX 4096
-/* Host sockets that sent to the container's own loopback, least recently used. */
-#define RELAY_SENDERS_MAX 1024
+/* Host sockets that sent to the container's own loopback. */
+#define RELAY_SENDERS_MAX 4096
 
 struct addr {
 	__u32 word[4];
+};
+
+/*
+ * What the programs know of the container whose socket they were called for. All
+ * zero until the supervisor has written it: then nothing is allowed.
+ */
+struct container {
+	__u32 id; /* index into the tables of tables; one that is used only once */
+	/* The relay, see relay.h. All zero without one, and for a family that has
+	 * none. */
+	__u16 relay_port4;
+	__u16 relay_port6;
+	__u64 relay_netns;
+	struct addr relay_from6; /* with P = 0 */
+	__u32 relay_from4;	 /* network order */
+	__u32 pad;
+};
+
+/*
+ * Tables that are empty or nearly so in most containers are tries, whatever their
+ * keys are: those have no buckets. All bits of a key count.
+ */
+#define KEY_BITS(key) (8 * (sizeof(key) - sizeof(__u32)))
+
+struct number {
+	__u32 bits;
+	__u32 number;
 };
 
 struct endpoint {
@@ -42,7 +71,7 @@ struct prefix {
 struct port_range {
 	__u16 first;
 	__u16 last;
-	__u16 endpoint; /* index into endpoint_by_index */
+	__u16 endpoint; /* number in endpoint_tables */
 };
 
 /* The ranges of one prefix in order of preference; none: denied. */
@@ -65,10 +94,10 @@ struct binding {
 	__u8 ingress; /* bound by an ingress rule: may answer whoever asks */
 	__u8 relay;   /* the relay's own, see relay.h */
 	__u8 pad[2];
-	__u32 named; /* key in named_endpoints: may connect through that one; or 0 */
-	__u32 pad2;
-	__u64 netns; /* cookie of that endpoint's namespace, if named */
-	__u64 call;  /* that was answered by binding it; for the supervisor's own use */
+	__u32 named;	 /* number in name_tables: may connect through that one; or 0 */
+	__u32 container; /* whose binding it is: sockets are passed around */
+	__u64 netns;	 /* cookie of that endpoint's namespace, if named */
+	__u64 call;	 /* that was answered by binding it; for the supervisor's own use */
 };
 
 /*
@@ -83,7 +112,8 @@ struct graft_socket {
 	__u8 name[GRAFT_NAME_MAX]; /* of its endpoint; empty: not bound yet */
 	__u8 delayed;		   /* GRAFT_SO_DELAYED */
 	__u8 name_transparent;	   /* GRAFT_NAME_TRANSPARENT */
-	__u8 pad[6];
+	__u8 pad[2];
+	__u32 container;
 };
 
 /* An option to be set later, or the result of one that was. */
@@ -98,12 +128,14 @@ struct graft_option {
 };
 
 struct graft_queue {
+	__u32 container;
 	__u32 count;
 	struct graft_option option[GRAFT_OPTIONS_MAX];
 };
 
 /* A port that the container serves, as its programs know it. */
 struct service {
+	__u32 bits;
 	__u16 port;
 	__u8 protocol; /* IPPROTO_TCP or IPPROTO_UDP */
 	__u8 is4;
@@ -118,7 +150,7 @@ struct location {
 	__u64 netns; /* cookie; for the supervisor's own use */
 };
 
-/* The value of named_endpoints, for the supervisor's own use. */
+/* The value of name_tables, for the supervisor's own use. */
 struct endpoint_name {
 	__u8 text[GRAFT_NAME_MAX];
 };
@@ -132,6 +164,7 @@ struct peer {
 
 /* Whom the relay can answer, see relay.h. */
 struct sender {
+	__u32 bits;
 	__u16 port;
 	__u8 is4;
 	__u8 pad;
@@ -141,5 +174,11 @@ enum denial { DENIED_CONNECT, DENIED_BIND, DENIED_SENDMSG, DENIED_SETSOCKOPT, DE
 
 /* TCP connections of host sockets that were established, by who began. */
 enum connection { CONNECTION_OUT, CONNECTION_IN, CONNECTIONS };
+
+/* Of one container, on one CPU. */
+struct counts {
+	__u64 denials[DENIALS];
+	__u64 connections[CONNECTIONS];
+};
 
 #endif

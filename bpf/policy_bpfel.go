@@ -19,18 +19,35 @@ type PolicyAddr struct {
 }
 
 type PolicyBinding struct {
-	_        structs.HostLayout
-	Host     PolicyAddr
-	View     PolicyAddr
-	HostPort uint16
-	ViewPort uint16
-	Ingress  uint8
-	Relay    uint8
-	Pad      [2]uint8
-	Named    uint32
-	Pad2     uint32
-	Netns    uint64
-	Call     uint64
+	_         structs.HostLayout
+	Host      PolicyAddr
+	View      PolicyAddr
+	HostPort  uint16
+	ViewPort  uint16
+	Ingress   uint8
+	Relay     uint8
+	Pad       [2]uint8
+	Named     uint32
+	Container uint32
+	Netns     uint64
+	Call      uint64
+}
+
+type PolicyContainer struct {
+	_          structs.HostLayout
+	Id         uint32
+	RelayPort4 uint16
+	RelayPort6 uint16
+	RelayNetns uint64
+	RelayFrom6 PolicyAddr
+	RelayFrom4 uint32
+	Pad        uint32
+}
+
+type PolicyCounts struct {
+	_           structs.HostLayout
+	Denials     [4]uint64
+	Connections [2]uint64
 }
 
 type PolicyEgress struct {
@@ -66,9 +83,10 @@ type PolicyGraftOption struct {
 }
 
 type PolicyGraftQueue struct {
-	_      structs.HostLayout
-	Count  uint32
-	Option [16]PolicyGraftOption
+	_         structs.HostLayout
+	Container uint32
+	Count     uint32
+	Option    [16]PolicyGraftOption
 }
 
 type PolicyGraftSocket struct {
@@ -76,7 +94,8 @@ type PolicyGraftSocket struct {
 	Name            [16]uint8
 	Delayed         uint8
 	NameTransparent uint8
-	Pad             [6]uint8
+	Pad             [2]uint8
+	Container       uint32
 }
 
 type PolicyLocation struct {
@@ -86,6 +105,12 @@ type PolicyLocation struct {
 	Pad   uint16
 	Pad2  uint32
 	Netns uint64
+}
+
+type PolicyNumber struct {
+	_      structs.HostLayout
+	Bits   uint32
+	Number uint32
 }
 
 type PolicyPeer struct {
@@ -111,6 +136,7 @@ type PolicyPrefix struct {
 
 type PolicySender struct {
 	_    structs.HostLayout
+	Bits uint32
 	Port uint16
 	Is4  uint8
 	Pad  uint8
@@ -118,6 +144,7 @@ type PolicySender struct {
 
 type PolicyService struct {
 	_        structs.HostLayout
+	Bits     uint32
 	Port     uint16
 	Protocol uint8
 	Is4      uint8
@@ -183,29 +210,25 @@ type PolicyProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type PolicyMapSpecs struct {
-	AddressBySender   *ebpf.MapSpec `ebpf:"address_by_sender"`
 	BindingBySocket   *ebpf.MapSpec `ebpf:"binding_by_socket"`
-	Connections       *ebpf.MapSpec `ebpf:"connections"`
-	Denials           *ebpf.MapSpec `ebpf:"denials"`
-	EgressByPrefix    *ebpf.MapSpec `ebpf:"egress_by_prefix"`
-	EndpointByIndex   *ebpf.MapSpec `ebpf:"endpoint_by_index"`
+	ContainerByCgroup *ebpf.MapSpec `ebpf:"container_by_cgroup"`
+	CountsByCgroup    *ebpf.MapSpec `ebpf:"counts_by_cgroup"`
+	EgressTables      *ebpf.MapSpec `ebpf:"egress_tables"`
+	EndpointTables    *ebpf.MapSpec `ebpf:"endpoint_tables"`
 	GraftBySocket     *ebpf.MapSpec `ebpf:"graft_by_socket"`
-	LocationByService *ebpf.MapSpec `ebpf:"location_by_service"`
-	NamedEndpoints    *ebpf.MapSpec `ebpf:"named_endpoints"`
+	NameTables        *ebpf.MapSpec `ebpf:"name_tables"`
+	PeerTables        *ebpf.MapSpec `ebpf:"peer_tables"`
 	QueueBySocket     *ebpf.MapSpec `ebpf:"queue_by_socket"`
 	RelayedSockets    *ebpf.MapSpec `ebpf:"relayed_sockets"`
-	UdpPeers          *ebpf.MapSpec `ebpf:"udp_peers"`
+	SenderTables      *ebpf.MapSpec `ebpf:"sender_tables"`
+	ServiceTables     *ebpf.MapSpec `ebpf:"service_tables"`
 }
 
 // PolicyVariableSpecs contains global variables before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type PolicyVariableSpecs struct {
-	RelayFrom4 *ebpf.VariableSpec `ebpf:"relay_from4"`
-	RelayFrom6 *ebpf.VariableSpec `ebpf:"relay_from6"`
-	RelayNetns *ebpf.VariableSpec `ebpf:"relay_netns"`
-	RelayPort4 *ebpf.VariableSpec `ebpf:"relay_port4"`
-	RelayPort6 *ebpf.VariableSpec `ebpf:"relay_port6"`
+	Types *ebpf.VariableSpec `ebpf:"types"`
 }
 
 // PolicyObjects contains all objects after they have been loaded into the kernel.
@@ -228,34 +251,34 @@ func (o *PolicyObjects) Close() error {
 //
 // It can be passed to LoadPolicyObjects or ebpf.CollectionSpec.LoadAndAssign.
 type PolicyMaps struct {
-	AddressBySender   *ebpf.Map `ebpf:"address_by_sender"`
 	BindingBySocket   *ebpf.Map `ebpf:"binding_by_socket"`
-	Connections       *ebpf.Map `ebpf:"connections"`
-	Denials           *ebpf.Map `ebpf:"denials"`
-	EgressByPrefix    *ebpf.Map `ebpf:"egress_by_prefix"`
-	EndpointByIndex   *ebpf.Map `ebpf:"endpoint_by_index"`
+	ContainerByCgroup *ebpf.Map `ebpf:"container_by_cgroup"`
+	CountsByCgroup    *ebpf.Map `ebpf:"counts_by_cgroup"`
+	EgressTables      *ebpf.Map `ebpf:"egress_tables"`
+	EndpointTables    *ebpf.Map `ebpf:"endpoint_tables"`
 	GraftBySocket     *ebpf.Map `ebpf:"graft_by_socket"`
-	LocationByService *ebpf.Map `ebpf:"location_by_service"`
-	NamedEndpoints    *ebpf.Map `ebpf:"named_endpoints"`
+	NameTables        *ebpf.Map `ebpf:"name_tables"`
+	PeerTables        *ebpf.Map `ebpf:"peer_tables"`
 	QueueBySocket     *ebpf.Map `ebpf:"queue_by_socket"`
 	RelayedSockets    *ebpf.Map `ebpf:"relayed_sockets"`
-	UdpPeers          *ebpf.Map `ebpf:"udp_peers"`
+	SenderTables      *ebpf.Map `ebpf:"sender_tables"`
+	ServiceTables     *ebpf.Map `ebpf:"service_tables"`
 }
 
 func (m *PolicyMaps) Close() error {
 	return _PolicyClose(
-		m.AddressBySender,
 		m.BindingBySocket,
-		m.Connections,
-		m.Denials,
-		m.EgressByPrefix,
-		m.EndpointByIndex,
+		m.ContainerByCgroup,
+		m.CountsByCgroup,
+		m.EgressTables,
+		m.EndpointTables,
 		m.GraftBySocket,
-		m.LocationByService,
-		m.NamedEndpoints,
+		m.NameTables,
+		m.PeerTables,
 		m.QueueBySocket,
 		m.RelayedSockets,
-		m.UdpPeers,
+		m.SenderTables,
+		m.ServiceTables,
 	)
 }
 
@@ -263,11 +286,7 @@ func (m *PolicyMaps) Close() error {
 //
 // It can be passed to LoadPolicyObjects or ebpf.CollectionSpec.LoadAndAssign.
 type PolicyVariables struct {
-	RelayFrom4 *ebpf.Variable `ebpf:"relay_from4"`
-	RelayFrom6 *ebpf.Variable `ebpf:"relay_from6"`
-	RelayNetns *ebpf.Variable `ebpf:"relay_netns"`
-	RelayPort4 *ebpf.Variable `ebpf:"relay_port4"`
-	RelayPort6 *ebpf.Variable `ebpf:"relay_port6"`
+	Types *ebpf.Variable `ebpf:"types"`
 }
 
 // PolicyPrograms contains all programs after they have been loaded into the kernel.

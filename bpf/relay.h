@@ -28,25 +28,12 @@
 #ifndef TSUGIKI_RELAY_H
 #define TSUGIKI_RELAY_H
 
-/* All zero without a relay, and for a family that has none. */
-__u64 relay_netns;
-__u16 relay_port4;
-__u16 relay_port6;
-__u32 relay_from4;	 /* network order */
-struct addr relay_from6; /* with P = 0 */
-
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, RELAY_SENDERS_MAX);
-	__type(key, struct sender);
-	__type(value, struct addr);
-} address_by_sender SEC(".maps");
-
+/* Of the container whose programs have sent by it. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, int);
-	__type(value, __u8);
+	__type(value, __u32);
 } relayed_sockets SEC(".maps");
 
 /* Whether this is one of the relay's own sockets, PORT being theirs: 0 until all
@@ -57,28 +44,38 @@ static __always_inline bool is_relay(struct bpf_sock *sk, __u16 port)
 
 	if (sk->src_port != port)
 		return false;
-	b = bpf_sk_storage_get(&binding_by_socket, sk, 0, 0);
+	b = binding_of(sk);
 	return b && b->relay;
 }
 
+/*
+ * Notes where a sender can be answered. Where there is no room its datagram goes all
+ * the same: the relay, which knows who is gone, drops it and makes room.
+ */
 static __always_inline bool note_sender(struct bpf_sock *sk, const struct addr *at, __u8 is4)
 {
-	struct sender key = {.port = sk->src_port, .is4 = is4};
+	struct sender key = {.bits = KEY_BITS(key), .port = sk->src_port, .is4 = is4};
+	__u32 id = container()->id;
 	struct addr *known;
+	void *senders;
+	__u32 *whose;
 
-	if (!bpf_sk_storage_get(&relayed_sockets, sk, 0, BPF_SK_STORAGE_GET_F_CREATE))
+	whose = bpf_sk_storage_get(&relayed_sockets, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	senders = bpf_map_lookup_elem(&sender_tables, &id);
+	if (!whose || !senders)
 		return false;
-	known = bpf_map_lookup_elem(&address_by_sender, &key);
-	if (known && same(known, at))
-		return true;
-	return !bpf_map_update_elem(&address_by_sender, &key, at, BPF_ANY);
+	*whose = id;
+	known = bpf_map_lookup_elem(senders, &key);
+	if (!known || !same(known, at))
+		bpf_map_update_elem(senders, &key, at, BPF_ANY);
+	return true;
 }
 
 /* Whether there is a relay that a socket can send to: one that is connected
  * could not hear an answer, nor be found. */
 static __always_inline bool relay_for(struct bpf_sock_addr *ctx, struct bpf_sock *sk, __u16 port)
 {
-	return port && !sk->dst_port && bpf_get_netns_cookie(ctx) == relay_netns;
+	return port && !sk->dst_port && bpf_get_netns_cookie(ctx) == container()->relay_netns;
 }
 
 /* Leads a datagram to the relay, if that is where it belongs. */
@@ -86,20 +83,21 @@ static __always_inline bool relay4(struct bpf_sock_addr *ctx, struct bpf_sock *s
 				   const struct addr *to, __u16 port)
 {
 	__u32 host = bpf_ntohl(to->word[3]) & 0xff;
+	const struct container *c = container();
 	struct addr at = mapped(sk->src_ip4);
 
 	/* The last one, with port 65535, would be a broadcast. */
 	if (to->word[3] != bpf_htonl(0x7f000000 | host) || host == 0 || host == 255)
 		return false;
-	if (!relay_for(ctx, sk, relay_port4))
+	if (!relay_for(ctx, sk, c->relay_port4))
 		return false;
 	if (wildcard(&at))
 		at = mapped(bpf_htonl(0x7f000001));
 	if (!note_sender(sk, &at, 1))
 		return false;
-	ctx->msg_src_ip4 = relay_from4;
+	ctx->msg_src_ip4 = c->relay_from4;
 	ctx->user_ip4 = bpf_htonl(0x7f000000 | host << 16 | port);
-	ctx->user_port = bpf_htons(relay_port4);
+	ctx->user_port = bpf_htons(c->relay_port4);
 	return true;
 }
 
@@ -107,27 +105,29 @@ static __always_inline bool relay6(struct bpf_sock_addr *ctx, struct bpf_sock *s
 				   const struct addr *to, __u16 port)
 {
 	struct addr at = {{sk->src_ip6[0], sk->src_ip6[1], sk->src_ip6[2], sk->src_ip6[3]}};
+	const struct container *c = container();
 
-	if (!loopback(to) || !relay_for(ctx, sk, relay_port6))
+	if (!loopback(to) || !relay_for(ctx, sk, c->relay_port6))
 		return false;
 	if (wildcard(&at))
 		at = *to;
 	if (!note_sender(sk, &at, 0))
 		return false;
-	ctx->msg_src_ip6[0] = relay_from6.word[0];
-	ctx->msg_src_ip6[1] = relay_from6.word[1];
-	ctx->msg_src_ip6[2] = relay_from6.word[2];
-	ctx->msg_src_ip6[3] = relay_from6.word[3] | bpf_htonl(port);
-	redirect6(ctx, to, relay_port6);
+	ctx->msg_src_ip6[0] = c->relay_from6.word[0];
+	ctx->msg_src_ip6[1] = c->relay_from6.word[1];
+	ctx->msg_src_ip6[2] = c->relay_from6.word[2];
+	ctx->msg_src_ip6[3] = c->relay_from6.word[3] | bpf_htonl(port);
+	redirect6(ctx, to, c->relay_port6);
 	return true;
 }
 
 /* Where a sender can be answered, or NULL if it is gone. */
 static __always_inline struct addr *sender_at(struct bpf_sock_addr *ctx, __u16 port, __u8 is4)
 {
-	struct sender key = {.port = port, .is4 = is4};
-	struct addr *at = bpf_map_lookup_elem(&address_by_sender, &key);
+	struct sender key = {.bits = KEY_BITS(key), .port = port, .is4 = is4};
+	struct addr *at = find(&sender_tables, &key);
 	struct bpf_sock *sk;
+	__u32 *whose;
 	bool lives;
 
 	if (!at)
@@ -135,7 +135,8 @@ static __always_inline struct addr *sender_at(struct bpf_sock_addr *ctx, __u16 p
 	sk = socket_at(ctx, IPPROTO_UDP, at, port);
 	if (!sk)
 		return NULL;
-	lives = bpf_sk_storage_get(&relayed_sockets, sk, 0, 0);
+	whose = bpf_sk_storage_get(&relayed_sockets, sk, 0, 0);
+	lives = whose && *whose == container()->id;
 	bpf_sk_release(sk);
 	return lives ? at : NULL;
 }
@@ -172,16 +173,17 @@ static __always_inline int relay_answer6(struct bpf_sock_addr *ctx)
  */
 static __always_inline bool relayed(struct bpf_sock_addr *ctx, struct addr *from, __u16 *port)
 {
+	const struct container *c = container();
 	__u32 low = bpf_ntohl(from->word[3]);
 
-	if (*port != relay_port4 && *port != relay_port6)
+	if (*port != c->relay_port4 && *port != c->relay_port6)
 		return false;
-	if (bpf_get_netns_cookie(ctx) != relay_netns)
+	if (bpf_get_netns_cookie(ctx) != c->relay_netns)
 		return false;
-	if (*port == relay_port4 && from->word[2] == bpf_htonl(0xffff) && low >> 24 == 127)
+	if (*port == c->relay_port4 && from->word[2] == bpf_htonl(0xffff) && low >> 24 == 127)
 		from->word[3] = bpf_htonl(0x7f000000 | ((low >> 16) & 0xff));
-	else if (*port == relay_port6 && from->word[0] == relay_from6.word[0] &&
-		 from->word[2] == relay_from6.word[2])
+	else if (*port == c->relay_port6 && from->word[0] == c->relay_from6.word[0] &&
+		 from->word[2] == c->relay_from6.word[2])
 		*from = (struct addr){{0, 0, 0, bpf_htonl(1)}};
 	else
 		return false;

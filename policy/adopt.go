@@ -25,22 +25,42 @@ const mapNameMax = 15
 //
 // It needs CAP_SYS_ADMIN, to open programs and maps by their ids.
 func Adopt(cgroup *os.File, t *Table, find func(name string) *endpoint.Endpoint) (*Enforcement, error) {
-	e := &Enforcement{table: t}
-	if err := e.adopt(cgroup); err != nil {
-		return nil, fmt.Errorf("take over policy of cgroup %s: %w", cgroup.Name(), err)
+	e, err := adopt(cgroup, t)
+	if err == nil {
+		if err = e.named.restore(e.tables.names, find); err != nil {
+			err = errors.Join(err, e.Close())
+		}
 	}
-	if err := e.named.restore(e.objs.NamedEndpoints, find); err != nil {
-		e.Close()
+	if err != nil {
 		return nil, fmt.Errorf("take over policy of cgroup %s: %w", cgroup.Name(), err)
 	}
 	return e, nil
 }
 
-func (e *Enforcement) adopt(cgroup *os.File) error {
-	spec, err := programs()
+func adopt(cgroup *os.File, t *Table) (*Enforcement, error) {
+	cgroupID, err := idOf(cgroup)
 	if err != nil {
-		return err
+		return nil, err
 	}
+	s, err := adoptSet(cgroup)
+	if err != nil {
+		return nil, err
+	}
+	var row bpf.PolicyContainer
+	var own tables
+	if err = s.ContainerByCgroup.Lookup(cgroupID, &row); err == nil {
+		own, err = s.openTables(row.Id)
+	}
+	if err != nil {
+		return nil, errors.Join(err, s.leave())
+	}
+	e := enforcement(s, row.Id, own, t)
+	e.cgroup = cgroupID
+	return e, nil
+}
+
+// adoptSet opens the set that is attached to a cgroup. The caller is a user of it.
+func adoptSet(cgroup *os.File) (*set, error) {
 	found, err := mapsOf(cgroup)
 	defer func() {
 		for _, m := range found {
@@ -48,27 +68,52 @@ func (e *Enforcement) adopt(cgroup *os.File) error {
 		}
 	}()
 	if err != nil {
-		return err
+		return nil, err
+	}
+	sets.mu.Lock()
+	defer sets.mu.Unlock()
+	containers := found["container_by_cgroup"[:mapNameMax]]
+	if containers == nil {
+		return nil, fmt.Errorf("%w: no map container_by_cgroup", ErrNotAdopted)
+	}
+	info, err := containers.Info()
+	if err != nil {
+		return nil, err
+	}
+	id, _ := info.ID()
+	if s := sets.adopted[id]; s != nil {
+		s.users++
+		return s, nil
+	}
+	s := &set{users: 1}
+	if s.PolicyMaps, err = openMaps(found); err != nil {
+		return nil, err
+	}
+	if sets.adopted == nil {
+		sets.adopted = map[ebpf.MapID]*set{}
+	}
+	sets.adopted[id] = s
+	return s, nil
+}
+
+func openMaps(found map[string]*ebpf.Map) (maps bpf.PolicyMaps, err error) {
+	spec, err := parsed()
+	if err != nil {
+		return maps, err
 	}
 	theirs := map[string]*ebpf.Map{}
-	for name, m := range spec.Maps {
+	for name := range spec.Maps {
 		have := found[name[:min(len(name), mapNameMax)]]
 		if have == nil {
-			return fmt.Errorf("%w: no map %s", ErrNotAdopted, name)
+			return maps, fmt.Errorf("%w: no map %s", ErrNotAdopted, name)
 		}
-		m.MaxEntries = have.MaxEntries() // Enforce changes some
 		theirs[name] = have
 	}
-	var kept struct {
-		bpf.PolicyMaps
-		bpf.PolicyVariables
-	}
-	err = spec.LoadAndAssign(&kept, &ebpf.CollectionOptions{MapReplacements: theirs})
+	err = spec.LoadAndAssign(&maps, &ebpf.CollectionOptions{MapReplacements: theirs})
 	if errors.Is(err, ebpf.ErrMapIncompatible) {
-		return fmt.Errorf("%w: %w", ErrNotAdopted, err)
+		return maps, fmt.Errorf("%w: %w", ErrNotAdopted, err)
 	}
-	e.objs.PolicyMaps, e.objs.PolicyVariables = kept.PolicyMaps, kept.PolicyVariables
-	return err
+	return maps, err
 }
 
 // mapsOf opens the maps of the programs that are attached to a cgroup, by the names
@@ -122,14 +167,17 @@ func addMapsOf(id ebpf.ProgramID, maps map[string]*ebpf.Map) error {
 // restore reads the numbers that an earlier process gave out.
 func (n *names) restore(rows *ebpf.Map, find func(name string) *endpoint.Endpoint) error {
 	n.number = map[*endpoint.Endpoint]uint32{}
-	var number uint32
+	if rows == nil {
+		return nil // no program has named one
+	}
+	var key bpf.PolicyNumber
 	var row bpf.PolicyEndpointName
 	each := rows.Iterate()
-	for each.Next(&number, &row) {
-		n.last = max(n.last, number)
+	for each.Next(&key, &row) {
+		n.last = max(n.last, key.Number)
 		text, _, _ := bytes.Cut(row.Text[:], []byte{0})
 		if ep := find(string(text)); ep != nil {
-			n.number[ep] = number
+			n.number[ep] = key.Number
 		}
 	}
 	return each.Err()

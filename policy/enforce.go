@@ -9,24 +9,24 @@ import (
 	"sync"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/bpf"
 	"github.com/tsugiki/tsugiki/endpoint"
 )
 
-// udpPeersWithoutServers is enough of a table where no rule lets the container
-// bind anything.
-const udpPeersWithoutServers = 64
-
 // Enforcement is a table at work in the kernel.
 type Enforcement struct {
-	objs  bpf.PolicyObjects
-	table *Table // in the maps
-	stuck error  // why the maps hold neither this table nor the next
+	set    *set
+	cgroup uint64 // its id
+	id     uint32 // the container's number in the set
+	tables tables
+	table  *Table // in the maps
+	stuck  error  // why the maps hold neither this table nor the next
 
 	named names
+	peers sync.Mutex // guards tables.peers
+	close func() error
 }
 
 // Binding is a bind(2) that a socket is allowed to make, and the name that the
@@ -52,100 +52,56 @@ type Denied struct {
 	Connect, Bind, Send, SetOption uint64
 }
 
-// Enforce loads the programs with the table's rules and attaches them to the
-// cgroup in which the container's host sockets are made. netnsOf gives the
-// SO_NETNS_COOKIE of the namespace in which an endpoint's sockets live.
+// Enforce attaches the programs, with the table's rules, to the cgroup in which the
+// container's host sockets are made. netnsOf gives the SO_NETNS_COOKIE of the namespace
+// in which an endpoint's sockets live.
 //
-// The programs stay attached until the cgroup is gone and the last of its
-// sockets is closed, whatever becomes of this process: they are attached by
-// BPF_PROG_ATTACH, not by a link that its owner's death would undo.
+// They stay in force until the cgroup is gone and the last of its sockets is closed,
+// whatever becomes of this process; see End.
 func Enforce(cgroup *os.File, t *Table, netnsOf func(*endpoint.Endpoint) uint64) (*Enforcement, error) {
-	spec, err := programs()
+	cgroupID, err := idOf(cgroup)
 	if err != nil {
-		return nil, fmt.Errorf("read policy programs: %w", err)
-	}
-	if len(t.ingress) == 0 {
-		spec.Maps["udp_peers"].MaxEntries = udpPeersWithoutServers
-	}
-	// For those of two tables while one takes the other's place, see Update.
-	spec.Maps["egress_by_prefix"].MaxEntries = 2 * prefixesMax
-	e := &Enforcement{table: t}
-	if err := spec.LoadAndAssign(&e.objs, nil); err != nil {
-		return nil, fmt.Errorf("load policy programs: %w", err)
-	}
-	if err := e.replace(&Table{}, t, netnsOf); err != nil {
-		e.Close()
-		return nil, fmt.Errorf("fill policy maps: %w", err)
-	}
-	if err := e.keepGrafts(); err != nil {
-		e.Close()
 		return nil, err
 	}
-	if err := e.attach(cgroup); err != nil {
-		e.Close()
-		return nil, fmt.Errorf("attach policy programs to cgroup %s: %w", cgroup.Name(), err)
+	s, p, err := takePrepared()
+	if err != nil {
+		return nil, err
 	}
-	// The cgroup has them now, and they have the maps.
-	if err := e.objs.PolicyPrograms.Close(); err != nil {
-		e.Close()
-		return nil, fmt.Errorf("let go of policy programs: %w", err)
+	e := enforcement(s, p.id, p.tables, t)
+	e.cgroup = cgroupID
+	if err := e.replace(&Table{}, t, netnsOf); err != nil {
+		return nil, errors.Join(fmt.Errorf("fill policy maps: %w", err), e.Close())
+	}
+	if err := s.attach(cgroup); err != nil {
+		return nil, errors.Join(fmt.Errorf("attach policy programs to cgroup %s: %w", cgroup.Name(), err), e.Close())
+	}
+	// The cgroup has its storage now. Until its number is there, all is refused.
+	if err := e.LeadToRelay(Relay{}); err != nil {
+		return nil, errors.Join(err, e.Close())
 	}
 	return e, nil
 }
 
-// parsed is the object, which takes longer to read than to load.
-var parsed = sync.OnceValues(bpf.LoadPolicy)
-
-// programs are those of the object, for the caller to change.
-func programs() (*ebpf.CollectionSpec, error) {
-	spec, err := parsed()
-	if err != nil {
-		return nil, err
+// idOf is how the kernel calls a cgroup.
+func idOf(cgroup *os.File) (uint64, error) {
+	var stat unix.Stat_t
+	if err := unix.Fstat(int(cgroup.Fd()), &stat); err != nil {
+		return 0, fmt.Errorf("identify cgroup %s: %w", cgroup.Name(), err)
 	}
-	return spec.Copy(), nil
+	return stat.Ino, nil
 }
 
-func (e *Enforcement) attach(cgroup *os.File) error {
-	for _, p := range hooks(&e.objs.PolicyPrograms) {
-		err := link.RawAttachProgram(link.RawAttachProgramOptions{
-			Target:  int(cgroup.Fd()),
-			Program: p.program,
-			Attach:  p.at,
-			Flags:   flagAllowMulti,
-		})
-		if err != nil {
-			return fmt.Errorf("%s: %w", p.at, err)
-		}
-	}
-	return nil
+// End takes away what the programs know of a container that is no more: sockets of its
+// that are still there, with whomever, are refused all that is looked at. It does not
+// wait until that is done.
+func (e *Enforcement) End() {
+	e.set.use()
+	go func() {
+		// What remains is empty tables, as long as the set is there.
+		_ = e.set.clear(e.id)
+		_ = e.set.leave()
+	}()
 }
-
-// hook is where a program is attached.
-type hook struct {
-	program *ebpf.Program
-	at      ebpf.AttachType
-}
-
-func hooks(p *bpf.PolicyPrograms) []hook {
-	return []hook{
-		{p.Connect4, ebpf.AttachCGroupInet4Connect},
-		{p.Connect6, ebpf.AttachCGroupInet6Connect},
-		{p.Bind4, ebpf.AttachCGroupInet4Bind},
-		{p.Bind6, ebpf.AttachCGroupInet6Bind},
-		{p.Sendmsg4, ebpf.AttachCGroupUDP4Sendmsg},
-		{p.Sendmsg6, ebpf.AttachCGroupUDP6Sendmsg},
-		{p.Recvmsg4, ebpf.AttachCGroupUDP4Recvmsg},
-		{p.Recvmsg6, ebpf.AttachCGroupUDP6Recvmsg},
-		{p.Getsockname4, ebpf.AttachCgroupInet4GetSockname},
-		{p.Getsockname6, ebpf.AttachCgroupInet6GetSockname},
-		{p.Setsockopt, ebpf.AttachCGroupSetsockopt},
-		{p.GuardListen, ebpf.AttachCGroupSockOps},
-	}
-}
-
-// flagAllowMulti is BPF_F_ALLOW_MULTI: programs that others have attached to
-// this cgroup or above it stay in force too.
-const flagAllowMulti = 2
 
 // AllowBind lets a host socket make one bind, and tells it the name to show. It
 // is to be called before the bind, by whoever makes it for the program, and again
@@ -159,10 +115,42 @@ func (e *Enforcement) AllowBind(sock int, b Binding) error {
 		ViewPort: b.View.Port(),
 	}
 	row.Ingress, row.Named, row.Netns, row.Call = boolByte(b.Ingress), b.Named, b.Netns, b.Call
-	if err := putInSocket(e.objs.BindingBySocket, sock, row); err != nil {
+	err := e.remember(sock, b)
+	if err == nil {
+		err = e.bind(sock, row)
+	}
+	if err != nil {
 		return fmt.Errorf("allow bind to %s: %w", b.Host, err)
 	}
 	return nil
+}
+
+// bind notes what a socket may bind, unless it is another container's: what that one's
+// supervisor has noted is in force for it.
+func (e *Enforcement) bind(sock int, row bpf.PolicyBinding) error {
+	var there bpf.PolicyBinding
+	if err := e.set.BindingBySocket.Lookup(uint32(sock), &there); err == nil && there.Container != e.id {
+		return fmt.Errorf("the socket is another container's: %w", unix.EPERM)
+	}
+	row.Container = e.id
+	return putInSocket(e.set.BindingBySocket, sock, row)
+}
+
+// remember makes the table of those whom a UDP server may answer, before it is bound.
+func (e *Enforcement) remember(sock int, b Binding) error {
+	if !b.Ingress {
+		return nil
+	}
+	protocol, err := unix.GetsockoptInt(sock, unix.SOL_SOCKET, unix.SO_PROTOCOL)
+	if err != nil || protocol != unix.IPPROTO_UDP {
+		return err
+	}
+	e.peers.Lock()
+	defer e.peers.Unlock()
+	if e.tables.peers == nil {
+		e.tables.peers, err = e.set.makeTable(peersTable, e.id)
+	}
+	return err
 }
 
 // busyTries is how often a socket's storage is tried that another call of the
@@ -199,16 +187,23 @@ func (e *Enforcement) BoundBy(sock int, call uint64) bool {
 // Serve lets the container's programs reach, on their own loopback, a server
 // that AllowBind let bind the host's address, in the namespace with a cookie.
 func (e *Enforcement) Serve(protocol int, b Binding, netns uint64) error {
-	key := bpf.PolicyService{Port: b.View.Port(), Protocol: uint8(protocol)}
+	key := bpf.PolicyService{Bits: serviceBits, Port: b.View.Port(), Protocol: uint8(protocol)}
 	if b.Host.Addr().Unmap().Is4() {
 		key.Is4 = 1
 	}
 	row := bpf.PolicyLocation{Addr: wordsOf(b.Host.Addr()), Port: b.Host.Port(), Netns: netns}
-	if err := e.objs.LocationByService.Put(key, row); err != nil {
+	if err := e.tables.services.Put(key, row); err != nil {
 		return fmt.Errorf("let programs reach their server at %s: %w", b.Host, err)
 	}
 	return nil
 }
+
+// KEY_BITS of the BPF programs, of the keys that are looked up as a whole.
+const (
+	numberBits  = 32
+	serviceBits = 32
+	senderBits  = 32
+)
 
 // Service is a port that Serve was called for, as the container's programs know it.
 type Service struct {
@@ -223,7 +218,7 @@ func (e *Enforcement) Services() ([]Service, error) {
 	var list []Service
 	var key bpf.PolicyService
 	var at bpf.PolicyLocation
-	rows := e.objs.LocationByService.Iterate()
+	rows := e.tables.services.Iterate()
 	for rows.Next(&key, &at) {
 		list = append(list, Service{int(key.Protocol), key.Port, key.Is4 != 0, at.Netns})
 	}
@@ -238,7 +233,7 @@ func (e *Enforcement) Services() ([]Service, error) {
 func (e *Enforcement) Served(protocol int, host netip.AddrPort) bool {
 	var key bpf.PolicyService
 	var at bpf.PolicyLocation
-	for rows := e.objs.LocationByService.Iterate(); rows.Next(&key, &at); {
+	for rows := e.tables.services.Iterate(); rows.Next(&key, &at); {
 		any := at.Addr == wordsOf(netip.IPv6Unspecified()) || at.Addr == wordsOf(netip.IPv4Unspecified())
 		if int(key.Protocol) == protocol && at.Port == host.Port() && (any || at.Addr == wordsOf(host.Addr())) {
 			return true
@@ -249,7 +244,10 @@ func (e *Enforcement) Served(protocol int, host netip.AddrPort) bool {
 
 // ForgetBind takes back what AllowBind allowed, after a bind that failed.
 func (e *Enforcement) ForgetBind(sock int) error {
-	err := e.objs.BindingBySocket.Delete(uint32(sock))
+	if !e.Bound(sock) {
+		return nil
+	}
+	err := e.set.BindingBySocket.Delete(uint32(sock))
 	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return fmt.Errorf("forget allowed bind: %w", err)
 	}
@@ -264,8 +262,11 @@ func (e *Enforcement) BoundByIngress(sock int) bool {
 }
 
 func (e *Enforcement) binding(sock int) (row bpf.PolicyBinding, found bool) {
-	err := e.objs.BindingBySocket.Lookup(uint32(sock), &row)
-	return row, err == nil
+	err := e.set.BindingBySocket.Lookup(uint32(sock), &row)
+	if err != nil || row.Container != e.id {
+		return bpf.PolicyBinding{}, false
+	}
+	return row, true
 }
 
 // optionsProof is OPTIONS_PROOF of bpf/options.h.
@@ -285,11 +286,11 @@ func (e *Enforcement) Prove(sock int) error {
 
 // Denied returns what the kernel has refused the container so far.
 func (e *Enforcement) Denied() (Denied, error) {
-	var n [4]uint64
-	if err := sum(e.objs.Denials, n[:]); err != nil {
+	n, err := e.counts()
+	if err != nil {
 		return Denied{}, fmt.Errorf("read denials: %w", err)
 	}
-	return Denied{n[0], n[1], n[2], n[3]}, nil
+	return Denied{n.Denials[0], n.Denials[1], n.Denials[2], n.Denials[3]}, nil
 }
 
 // Connections counts the TCP connections of the container's host sockets that
@@ -300,29 +301,39 @@ type Connections struct {
 
 // Connections returns how many there have been so far.
 func (e *Enforcement) Connections() (Connections, error) {
-	var n [2]uint64
-	if err := sum(e.objs.Connections, n[:]); err != nil {
+	n, err := e.counts()
+	if err != nil {
 		return Connections{}, fmt.Errorf("read connections: %w", err)
 	}
-	return Connections{n[0], n[1]}, nil
+	return Connections{n.Connections[0], n.Connections[1]}, nil
 }
 
-// sum adds up the counters of all CPUs.
-func sum(m *ebpf.Map, counts []uint64) error {
-	for kind := range counts {
-		var perCPU []uint64
-		if err := m.Lookup(uint32(kind), &perCPU); err != nil {
-			return err
+// counts adds up the counters of all CPUs.
+func (e *Enforcement) counts() (total bpf.PolicyCounts, err error) {
+	var perCPU []bpf.PolicyCounts
+	if err := e.set.CountsByCgroup.Lookup(e.cgroup, &perCPU); err != nil {
+		return total, err
+	}
+	for _, n := range perCPU {
+		for i := range n.Denials {
+			total.Denials[i] += n.Denials[i]
 		}
-		for _, n := range perCPU {
-			counts[kind] += n
+		for i := range n.Connections {
+			total.Connections[i] += n.Connections[i]
 		}
 	}
-	return nil
+	return total, nil
 }
 
 // Close lets go of the programs and maps; those that are attached stay so.
-func (e *Enforcement) Close() error { return e.objs.Close() }
+func (e *Enforcement) Close() error { return e.close() }
+
+// enforcement is one that is closed once, however often Close is called.
+func enforcement(s *set, id uint32, own tables, t *Table) *Enforcement {
+	e := &Enforcement{set: s, id: id, tables: own, table: t}
+	e.close = sync.OnceValue(func() error { return errors.Join(e.tables.close(), e.set.leave()) })
+	return e
+}
 
 func boolByte(b bool) uint8 {
 	if b {

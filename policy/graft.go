@@ -36,21 +36,10 @@ type GraftOption struct {
 // ErrQueueFull says that more options wait, or a longer one, than there is room for.
 var ErrQueueFull = errors.New("no room for another delayed socket option")
 
-// keepGrafts makes the maps last as long as the programs do: these use none of
-// them, and would let them go, with what is in them, when we end.
-func (e *Enforcement) keepGrafts() error {
-	for _, m := range []*ebpf.Map{e.objs.GraftBySocket, e.objs.QueueBySocket} {
-		if err := e.objs.Setsockopt.BindMap(m); err != nil {
-			return fmt.Errorf("keep map %s with the policy programs: %w", m, err)
-		}
-	}
-	return nil
-}
-
 // names are the numbers by which the programs know endpoints that were bound by
 // name. None is used twice: sockets keep them.
 type names struct {
-	mu     sync.Mutex
+	mu     sync.Mutex // guards what follows, and tables.names
 	last   uint32
 	number map[*endpoint.Endpoint]uint32
 }
@@ -66,7 +55,13 @@ func (e *Enforcement) Name(ep *endpoint.Endpoint) (uint32, error) {
 	}
 	var row bpf.PolicyEndpointName
 	copy(row.Text[:], ep.Name)
-	if err := e.objs.NamedEndpoints.Put(n.last+1, row); err != nil {
+	if e.tables.names == nil {
+		var err error
+		if e.tables.names, err = e.set.makeTable(namesTable, e.id); err != nil {
+			return 0, fmt.Errorf("note endpoint %s: %w", ep.Name, err)
+		}
+	}
+	if err := e.tables.names.Put(bpf.PolicyNumber{Bits: numberBits, Number: n.last + 1}, row); err != nil {
 		return 0, fmt.Errorf("note endpoint %s: %w", ep.Name, err)
 	}
 	if n.number == nil {
@@ -87,7 +82,7 @@ func (e *Enforcement) Withdraw(ep *endpoint.Endpoint) error {
 	if !known {
 		return nil
 	}
-	if err := e.objs.NamedEndpoints.Delete(number); err != nil {
+	if err := e.tables.names.Delete(bpf.PolicyNumber{Bits: numberBits, Number: number}); err != nil {
 		return fmt.Errorf("withdraw endpoint %s: %w", ep.Name, err)
 	}
 	delete(n.number, ep)
@@ -97,9 +92,12 @@ func (e *Enforcement) Withdraw(ep *endpoint.Endpoint) error {
 // Graft returns what belongs to an AF_GRAFT socket, or false if the file is none.
 func (e *Enforcement) Graft(sock int) (Graft, bool, error) {
 	var row bpf.PolicyGraftSocket
-	err := e.objs.GraftBySocket.Lookup(uint32(sock), &row)
+	err := e.set.GraftBySocket.Lookup(uint32(sock), &row)
 	if errors.Is(err, ebpf.ErrKeyNotExist) || errors.Is(err, unix.ENOTSOCK) || errors.Is(err, unix.EBADF) {
 		return Graft{}, false, nil
+	}
+	if err == nil && row.Container != e.id {
+		return Graft{}, false, nil // of another container's; here it is an IP socket
 	}
 	if err != nil {
 		return Graft{}, false, fmt.Errorf("look up AF_GRAFT socket: %w", err)
@@ -110,9 +108,9 @@ func (e *Enforcement) Graft(sock int) (Graft, bool, error) {
 
 // SetGraft makes a socket an AF_GRAFT one, or changes what belongs to it.
 func (e *Enforcement) SetGraft(sock int, g Graft) error {
-	row := bpf.PolicyGraftSocket{Delayed: boolByte(g.Delayed), NameTransparent: boolByte(g.NameTransparent)}
+	row := bpf.PolicyGraftSocket{Container: e.id, Delayed: boolByte(g.Delayed), NameTransparent: boolByte(g.NameTransparent)}
 	copy(row.Name[:], g.Name)
-	if err := putInSocket(e.objs.GraftBySocket, sock, row); err != nil {
+	if err := putInSocket(e.set.GraftBySocket, sock, row); err != nil {
 		return fmt.Errorf("note AF_GRAFT socket: %w", err)
 	}
 	return nil
@@ -122,8 +120,8 @@ func (e *Enforcement) SetGraft(sock int, g Graft) error {
 // they came.
 func (e *Enforcement) GraftOptions(sock int) ([]GraftOption, error) {
 	var row bpf.PolicyGraftQueue
-	err := e.objs.QueueBySocket.Lookup(uint32(sock), &row)
-	if errors.Is(err, ebpf.ErrKeyNotExist) {
+	err := e.set.QueueBySocket.Lookup(uint32(sock), &row)
+	if errors.Is(err, ebpf.ErrKeyNotExist) || err == nil && row.Container != e.id {
 		return nil, nil
 	}
 	if err != nil {
@@ -146,7 +144,7 @@ func (e *Enforcement) SetGraftOptions(sock int, options []GraftOption) error {
 	if len(options) > len(row.Option) {
 		return ErrQueueFull
 	}
-	row.Count = uint32(len(options))
+	row.Container, row.Count = e.id, uint32(len(options))
 	for i, o := range options {
 		if len(o.Value) > len(row.Option[i].Value) {
 			return ErrQueueFull
@@ -157,7 +155,7 @@ func (e *Enforcement) SetGraftOptions(sock int, options []GraftOption) error {
 		}
 		copy(row.Option[i].Value[:], o.Value)
 	}
-	if err := putInSocket(e.objs.QueueBySocket, sock, row); err != nil {
+	if err := putInSocket(e.set.QueueBySocket, sock, row); err != nil {
 		return fmt.Errorf("note delayed options: %w", err)
 	}
 	return nil

@@ -10,6 +10,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/bpf"
 	"github.com/tsugiki/tsugiki/endpoint"
 )
 
@@ -84,7 +85,7 @@ func TestGraftOutlivesItsMaker(t *testing.T) {
 		if err := e.SetGraft(s, Graft{Name: "ep"}); err != nil {
 			t.Fatal(err)
 		}
-		info, err := e.objs.GraftBySocket.Info()
+		info, err := e.set.GraftBySocket.Info()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -97,8 +98,7 @@ func TestGraftOutlivesItsMaker(t *testing.T) {
 			t.Fatalf("the map is gone: %v", err)
 		}
 		defer m.Close()
-		again := &Enforcement{}
-		again.objs.GraftBySocket = m
+		again := &Enforcement{id: e.id, set: &set{PolicyMaps: bpf.PolicyMaps{GraftBySocket: m}}}
 		if g, is, err := again.Graft(s); !is || g.Name != "ep" || err != nil {
 			t.Errorf("Graft: %+v, %v, %v", g, is, err)
 		}

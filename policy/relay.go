@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 
@@ -22,7 +23,7 @@ type Relay struct {
 // be bound to a device, and answer those who sent to it.
 func (e *Enforcement) AllowRelay(sock int, host netip.AddrPort) error {
 	row := bpf.PolicyBinding{Host: wordsOf(host.Addr()), View: wordsOf(host.Addr()), HostPort: host.Port(), Relay: 1}
-	if err := e.objs.BindingBySocket.Put(uint32(sock), row); err != nil {
+	if err := e.bind(sock, row); err != nil {
 		return fmt.Errorf("allow relay at %s: %w", host, err)
 	}
 	return nil
@@ -31,20 +32,13 @@ func (e *Enforcement) AllowRelay(sock int, host netip.AddrPort) error {
 // LeadToRelay makes the kernel programs send to the relay what is for the
 // container's own loopback.
 func (e *Enforcement) LeadToRelay(r Relay) error {
-	// The namespace last: without it the programs look at nothing else.
-	for _, v := range []struct {
-		variable *ebpf.Variable
-		value    any
-	}{
-		{e.objs.RelayFrom4, wordsOf(r.From4).Word[3]},
-		{e.objs.RelayFrom6, wordsOf(r.From6)},
-		{e.objs.RelayPort4, r.Port4},
-		{e.objs.RelayPort6, r.Port6},
-		{e.objs.RelayNetns, r.Netns},
-	} {
-		if err := v.variable.Set(v.value); err != nil {
-			return fmt.Errorf("lead datagrams to relay: %w", err)
-		}
+	row := bpf.PolicyContainer{
+		Id: e.id, RelayNetns: r.Netns, RelayPort4: r.Port4, RelayPort6: r.Port6,
+		RelayFrom4: wordsOf(r.From4).Word[3], RelayFrom6: wordsOf(r.From6),
+	}
+	// The programs see the old row or the new one.
+	if err := e.set.ContainerByCgroup.Update(e.cgroup, row, ebpf.UpdateExist); err != nil {
+		return fmt.Errorf("lead datagrams to relay: %w", err)
 	}
 	return nil
 }
@@ -52,10 +46,38 @@ func (e *Enforcement) LeadToRelay(r Relay) error {
 // SentToRelay tells whether a socket of the container's has lately sent to the
 // relay from a port.
 func (e *Enforcement) SentToRelay(ip6 bool, port uint16) bool {
-	key := bpf.PolicySender{Port: port, Is4: 1}
-	if ip6 {
-		key.Is4 = 0
-	}
 	var at bpf.PolicyAddr
-	return e.objs.AddressBySender.Lookup(key, &at) == nil
+	return e.tables.senders.Lookup(senderKey(ip6, port), &at) == nil
+}
+
+// ForgetSender frees the room of a socket that has sent to the relay: it is answered
+// again once it has sent again.
+func (e *Enforcement) ForgetSender(ip6 bool, port uint16) error {
+	err := e.tables.senders.Delete(senderKey(ip6, port))
+	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("forget sender to relay: %w", err)
+	}
+	return nil
+}
+
+// ForgetSenders forgets all but some.
+func (e *Enforcement) ForgetSenders(but func(ip6 bool, port uint16) bool) error {
+	var gone []bpf.PolicySender
+	var key bpf.PolicySender
+	var at bpf.PolicyAddr
+	rows := e.tables.senders.Iterate()
+	for rows.Next(&key, &at) {
+		if !but(key.Is4 == 0, key.Port) {
+			gone = append(gone, key)
+		}
+	}
+	err := rows.Err()
+	for _, key := range gone {
+		err = errors.Join(err, e.ForgetSender(key.Is4 == 0, key.Port))
+	}
+	return err
+}
+
+func senderKey(ip6 bool, port uint16) bpf.PolicySender {
+	return bpf.PolicySender{Bits: senderBits, Port: port, Is4: boolByte(!ip6)}
 }

@@ -60,12 +60,12 @@ func (e *Enforcement) replace(from, to *Table, netnsOf func(*endpoint.Endpoint) 
 		if ep == nil || slices.Contains(from.endpoints, ep) {
 			continue
 		}
-		if err := e.objs.EndpointByIndex.Put(uint32(i), endpointRow(ep, netnsOf)); err != nil {
+		if err := e.tables.endpoints.Put(numberKey(i), endpointRow(ep, netnsOf)); err != nil {
 			return fmt.Errorf("endpoint %s: %w", ep.Name, err)
 		}
 	}
 	for _, p := range to.prefixes() {
-		if err := e.objs.EgressByPrefix.Put(keyOf(p), to.egressRow(p)); err != nil {
+		if err := e.tables.egress.Put(keyOf(p), to.egressRow(p)); err != nil {
 			return fmt.Errorf("prefix %s: %w", p, err)
 		}
 	}
@@ -73,7 +73,7 @@ func (e *Enforcement) replace(from, to *Table, netnsOf func(*endpoint.Endpoint) 
 		if _, stays := to.outlets[p]; stays {
 			continue
 		}
-		if err := e.objs.EgressByPrefix.Delete(keyOf(p)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		if err := e.tables.egress.Delete(keyOf(p)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return fmt.Errorf("prefix %s: %w", p, err)
 		}
 	}
@@ -93,7 +93,7 @@ func (e *Enforcement) clear(from, to *Table) error {
 			}
 			waited = true
 		}
-		if err := e.objs.EndpointByIndex.Put(uint32(i), bpf.PolicyEndpoint{}); err != nil {
+		if err := e.tables.endpoints.Delete(numberKey(i)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return fmt.Errorf("endpoint %s: %w", ep.Name, err)
 		}
 	}
@@ -117,6 +117,8 @@ func waitForPrograms() error {
 	defer outer.Close()
 	return outer.Put(uint32(0), inner)
 }
+
+func numberKey(i int) bpf.PolicyNumber { return bpf.PolicyNumber{Bits: numberBits, Number: uint32(i)} }
 
 func endpointRow(ep *endpoint.Endpoint, netnsOf func(*endpoint.Endpoint) uint64) bpf.PolicyEndpoint {
 	if ep.Type == endpoint.Unix {

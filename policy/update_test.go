@@ -9,6 +9,7 @@ import (
 	"testing"
 	"unsafe"
 
+	"github.com/cilium/ebpf"
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
@@ -59,13 +60,11 @@ func fresh(t *testing.T, name string, last int) *endpoint.Endpoint {
 func dump(t *testing.T, e *Enforcement) (rows map[string]string, unnamed []uint32) {
 	t.Helper()
 	eps := map[uint32]bpf.PolicyEndpoint{}
-	var number uint32
+	var at bpf.PolicyNumber
 	var ep bpf.PolicyEndpoint
-	it := e.objs.EndpointByIndex.Iterate()
-	for it.Next(&number, &ep) {
-		if ep != (bpf.PolicyEndpoint{}) {
-			eps[number] = ep
-		}
+	it := e.tables.endpoints.Iterate()
+	for it.Next(&at, &ep) {
+		eps[at.Number] = ep
 	}
 	if err := it.Err(); err != nil {
 		t.Fatal(err)
@@ -73,7 +72,7 @@ func dump(t *testing.T, e *Enforcement) (rows map[string]string, unnamed []uint3
 	rows, named := map[string]string{}, map[uint32]bool{}
 	var key bpf.PolicyPrefix
 	var row bpf.PolicyEgress
-	it = e.objs.EgressByPrefix.Iterate()
+	it = e.tables.egress.Iterate()
 	for it.Next(&key, &row) {
 		var says []string
 		for _, r := range row.Range[:row.Count] {
@@ -144,15 +143,13 @@ func TestUpdateEqualsFresh(t *testing.T) {
 // enforceMaps fills maps with a table, without attaching programs.
 func enforceMaps(t *testing.T, tb *Table, netnsOf func(*endpoint.Endpoint) uint64, fn func(*Enforcement)) {
 	t.Helper()
-	spec, err := bpf.LoadPolicy()
+	s, p, err := takePrepared()
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := &Enforcement{table: tb}
-	if err := spec.LoadAndAssign(&e.objs, nil); err != nil {
-		t.Fatal(err)
-	}
+	e := enforcement(s, p.id, p.tables, tb)
 	defer e.Close()
+	defer e.End()
 	if err := e.replace(&Table{}, tb, netnsOf); err != nil {
 		t.Fatal(err)
 	}
@@ -306,16 +303,25 @@ func TestUpdateThatFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	netnsOf := func(*endpoint.Endpoint) uint64 { return 1 }
-	spec, err := bpf.LoadPolicy()
+	specs, err := tableSpecs()
 	if err != nil {
 		t.Fatal(err)
 	}
-	spec.Maps["egress_by_prefix"].MaxEntries = 500
-	e := &Enforcement{table: tb}
-	if err := spec.LoadAndAssign(&e.objs, nil); err != nil {
+	small := specs[0]
+	small.MaxEntries = 500
+	s, p, err := takePrepared()
+	if err != nil {
 		t.Fatal(err)
 	}
+	e := enforcement(s, p.id, p.tables, tb)
 	defer e.Close()
+	defer e.End()
+	if err := e.tables.egress.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if e.tables.egress, err = ebpf.NewMap(small); err != nil {
+		t.Fatal(err)
+	}
 	if err := e.replace(&Table{}, tb, netnsOf); err != nil {
 		t.Fatal(err)
 	}

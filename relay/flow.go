@@ -61,7 +61,8 @@ func (r *Relay) flowOf(e *end, port uint16) (*flow, error) {
 		return f, nil
 	}
 	if !r.config.Enforcement.SentToRelay(e.ip6, port) {
-		return nil, errUnknown
+		// There may be no room for those that send now.
+		return nil, errors.Join(errUnknown, r.config.Enforcement.ForgetSenders(r.has))
 	}
 	f = &flow{key: key, end: e}
 	f.use()
@@ -82,6 +83,13 @@ func (r *Relay) flowOf(e *end, port uint16) (*flow, error) {
 	r.running.Add(1)
 	go f.serve()
 	return f, nil
+}
+
+// has tells whether a sender has a flow.
+func (r *Relay) has(ip6 bool, port uint16) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.flows[flowKey{ip6, port}] != nil
 }
 
 // bindNear binds a loopback address and the port, or another where that is taken.
@@ -105,7 +113,7 @@ func (r *Relay) endOldest() {
 			oldest = f
 		}
 	}
-	delete(r.flows, oldest.key)
+	r.end(oldest)
 	oldest.close()
 }
 
@@ -154,8 +162,17 @@ func (f *flow) answer() error {
 func (r *Relay) forget(f *flow) {
 	r.mu.Lock()
 	if r.flows[f.key] == f {
-		delete(r.flows, f.key)
+		r.end(f)
 	}
 	r.mu.Unlock()
 	f.close()
+}
+
+// end takes a flow away, and its sender's row, so that who sends again gets another. With
+// mu held.
+func (r *Relay) end(f *flow) {
+	if err := r.config.Enforcement.ForgetSender(f.key.ip6, f.key.port); err != nil {
+		r.config.Log.Warn("end flow to own loopback", "err", err)
+	}
+	delete(r.flows, f.key)
 }

@@ -42,6 +42,9 @@ func TestIdleFlowsEnd(t *testing.T) {
 		}
 		return nil
 	})
+	if c.enforced.SentToRelay(false, portOf(t, fd)) {
+		t.Error("the sender takes up room though its flow has ended")
+	}
 	if !ask(t, fd, server) {
 		t.Error("no answer after the flow had ended")
 	}

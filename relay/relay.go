@@ -103,8 +103,12 @@ func Start(c Config) (*Relay, error) {
 		c.idle = idleLimit
 	}
 	r := &Relay{config: c, flows: map[flowKey]*flow{}}
-	// Where another process has led datagrams before, that one is gone.
-	if err := c.Enforcement.LeadToRelay(policy.Relay{}); err != nil {
+	// Where another process has led datagrams before, that one is gone, and its flows.
+	err := c.Enforcement.LeadToRelay(policy.Relay{})
+	if err == nil {
+		err = c.Enforcement.ForgetSenders(r.has)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("start relay: %w", err)
 	}
 	lead, err := r.open()

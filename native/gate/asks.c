@@ -65,7 +65,7 @@ static struct {
 
 static pthread_mutex_t gate_asks_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t gate_asks_room; /* a supervisor has come */
-static int gate_asks_due;	      /* eventfd: there is something to send */
+static int gate_asks_due;	      /* eventfd: there is something to send, or to watch */
 
 void gate_asks_start(void)
 {
@@ -176,6 +176,11 @@ static struct gate_entry *gate_wait_for_entry(struct gate_worker *w)
 	return e;
 }
 
+void gate_wake_control(void)
+{
+	eventfd_write(gate_asks_due, 1);
+}
+
 void gate_pass(struct gate_worker *w)
 {
 	struct gate_entry *e;
@@ -190,7 +195,7 @@ void gate_pass(struct gate_worker *w)
 	if (gate_asks.supervised && gate_asks.due == 1 && gate_send(&e->ask, MSG_DONTWAIT))
 		gate_set(e, GATE_ASKED);
 	else if (gate_asks.supervised)
-		eventfd_write(gate_asks_due, 1);
+		gate_wake_control();
 	pthread_mutex_unlock(&gate_asks_lock);
 }
 

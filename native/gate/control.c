@@ -2,7 +2,7 @@
 /*
  * The gate and its supervisor.
  *
- * One thread carries out what the supervisor orders, sends what could not be sent at
+ * The first thread carries out what the supervisor orders, sends what could not be sent at
  * once, and notices when the supervisor is gone. Then there are two ways:
  *
  *   kill	the container ends with its supervisor: the gate kills its cgroup,
@@ -189,9 +189,8 @@ static void gate_open_door(void)
 	close(file);
 }
 
-static void *gate_converse(void *unused)
+_Noreturn void gate_converse(void)
 {
-	(void)unused;
 	for (;;) {
 		bool there = gate_supervisor_is_there();
 		struct pollfd p[] = {
@@ -203,7 +202,7 @@ static void *gate_converse(void *unused)
 		};
 		eventfd_t events;
 
-		if (poll(p, sizeof(p) / sizeof(*p), -1) < 0)
+		if (poll(p, sizeof(p) / sizeof(*p), gate_watch()) < 0)
 			continue;
 		if (p[3].revents & POLLHUP)
 			gate_end();
@@ -216,10 +215,4 @@ static void *gate_converse(void *unused)
 		if (p[1].revents)
 			gate_open_door();
 	}
-	return NULL;
-}
-
-void gate_start_control(void)
-{
-	gate_start_helper(gate_converse);
 }

@@ -391,7 +391,6 @@ int main(int argc, char **argv)
 	gate_asks_start();
 	/* First of all that it hears: calls may be waiting by now. */
 	gate_greet();
-	gate_start_threads();
-	gate_start_control();
-	gate_watch();
+	gate_start_thread();
+	gate_converse();
 }

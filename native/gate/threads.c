@@ -5,20 +5,19 @@
  * One thread serves: callers and it take turns on one CPU, and a second would
  * only be woken on another. But a program's memory can take for ever to read (it
  * may be a file of a file system that answers when it likes), and that must not
- * delay other programs' calls. So a watchdog looks, while there is work, every
- * GATE_TICK_MS; if no thread has finished what it was at the last time, it starts
- * another. A thread that was given up so ends when it comes back.
+ * delay other programs' calls. So the thread that talks with the supervisor is a watchdog
+ * too, as a thread of its own costs each container some 50 KiB: it looks, while there is
+ * work, every GATE_TICK_MS; if no thread has finished what it was at the last time, it
+ * starts another. A thread that was given up so ends when it comes back.
  *
  * The gate ends with the last process of the container.
  */
 #define _GNU_SOURCE
 #include <errno.h>
-#include <linux/futex.h>
 #include <poll.h>
 #include <pthread.h>
 #include <string.h>
 #include <sys/ioctl.h>
-#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -32,8 +31,7 @@
 
 static struct gate_worker gate_workers[GATE_THREADS_MAX];
 
-/* 1 while the watchdog sleeps; a futex. */
-static _Atomic uint32_t gate_watchdog_sleeps;
+static atomic_bool gate_watchdog_sleeps;
 
 /* Whether the last process that the filter is on is gone. */
 static bool gate_abandoned(void)
@@ -45,8 +43,8 @@ static bool gate_abandoned(void)
 
 static void gate_wake_watchdog(void)
 {
-	if (atomic_load(&gate_watchdog_sleeps) && atomic_exchange(&gate_watchdog_sleeps, 0))
-		syscall(SYS_futex, &gate_watchdog_sleeps, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+	if (atomic_load(&gate_watchdog_sleeps) && atomic_exchange(&gate_watchdog_sleeps, false))
+		gate_wake_control();
 }
 
 static uint64_t gate_now(void)
@@ -82,21 +80,21 @@ static void *gate_serve(void *worker)
 	}
 	if (w->pidfd >= 0)
 		close(w->pidfd);
-	atomic_store(&w->free, true);
+	atomic_store(&w->used, false);
 	return NULL;
 }
 
-static void gate_start_thread(void)
+void gate_start_thread(void)
 {
 	struct gate_worker *w = gate_workers;
 	pthread_attr_t attr;
 	pthread_t thread;
 
-	while (w < &gate_workers[GATE_THREADS_MAX] && !atomic_load(&w->free))
+	while (w < &gate_workers[GATE_THREADS_MAX] && atomic_load(&w->used))
 		w++;
 	if (w == &gate_workers[GATE_THREADS_MAX])
 		return; /* those that there are have to do */
-	atomic_store(&w->free, false);
+	atomic_store(&w->used, true);
 	atomic_store(&w->given_up, false);
 	w->pidfd = -1;
 	w->seen = atomic_load(&w->turn);
@@ -104,7 +102,7 @@ static void gate_start_thread(void)
 	pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
 	pthread_attr_setstacksize(&attr, GATE_STACK);
 	if (pthread_create(&thread, &attr, gate_serve, w) != 0)
-		atomic_store(&w->free, true); /* at the next tick */
+		atomic_store(&w->used, false); /* at the next tick */
 	pthread_attr_destroy(&attr);
 }
 
@@ -118,7 +116,7 @@ static bool gate_tick(void)
 	for (struct gate_worker *w = gate_workers; w < &gate_workers[GATE_THREADS_MAX]; w++) {
 		unsigned int turn = atomic_load(&w->turn);
 
-		if (atomic_load(&w->free))
+		if (!atomic_load(&w->used))
 			continue;
 		worked = worked || turn != w->seen || turn % 2;
 		if (!atomic_load(&w->given_up)) {
@@ -137,42 +135,24 @@ static bool gate_tick(void)
 	return worked;
 }
 
-void gate_start_helper(void *(*run)(void *))
+int gate_watch(void)
 {
-	pthread_attr_t attr;
-	pthread_t thread;
+	static uint64_t next;
+	static int quiet;
+	uint64_t now = gate_now();
 
-	pthread_attr_init(&attr);
-	pthread_attr_setstacksize(&attr, GATE_STACK);
-	if (pthread_create(&thread, &attr, run, NULL) != 0)
-		_exit(1);
-	pthread_attr_destroy(&attr);
-}
-
-_Noreturn void gate_watch(void)
-{
-	const struct timespec tick = {.tv_nsec = GATE_TICK_MS * 1000000};
-	int quiet = 0;
-
-	for (;;) {
-		quiet = gate_tick() ? 0 : quiet + 1;
-		if (quiet > GATE_QUIET_TICKS) {
-			atomic_store(&gate_watchdog_sleeps, 1);
-			/* A thread that began before it could see that is seen
-			 * here; one that begins after it wakes us. */
-			if (!gate_tick())
-				syscall(SYS_futex, &gate_watchdog_sleeps, FUTEX_WAIT_PRIVATE, 1,
-					NULL, NULL, 0);
-			atomic_store(&gate_watchdog_sleeps, 0);
-			quiet = 0;
-		}
-		nanosleep(&tick, NULL);
+	if (now < next)
+		return (int)((next - now) / 1000000) + 1;
+	next = now + GATE_TICK_MS * 1000000ull;
+	quiet = gate_tick() ? 0 : quiet + 1;
+	if (quiet > GATE_QUIET_TICKS) {
+		atomic_store(&gate_watchdog_sleeps, true);
+		/* A thread that began before it could see that is seen here; one that
+		 * begins after it wakes us. */
+		if (!gate_tick())
+			return -1;
+		atomic_store(&gate_watchdog_sleeps, false);
+		quiet = 0;
 	}
-}
-
-void gate_start_threads(void)
-{
-	for (struct gate_worker *w = gate_workers; w < &gate_workers[GATE_THREADS_MAX]; w++)
-		atomic_store(&w->free, true);
-	gate_start_thread();
+	return GATE_TICK_MS;
 }

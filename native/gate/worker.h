@@ -33,7 +33,7 @@ struct gate_worker {
 	atomic_uint turn;
 	/* Between the watchdog and the thread: */
 	atomic_bool given_up; /* another has taken over; end after this one */
-	atomic_bool free;     /* nobody uses this slot */
+	atomic_bool used;     /* this slot is some thread's */
 	atomic_bool waits;    /* for room: another thread would only wait too */
 	unsigned int seen;    /* turn at the last tick; the watchdog's own */
 
@@ -92,7 +92,8 @@ void gate_report(struct gate_worker *w);
 
 /* For the thread that talks with the supervisor. */
 void gate_asks_start(void);
-int gate_asks_event(void); /* readable when there is something to send */
+int gate_asks_event(void); /* readable when there is something to do */
+void gate_wake_control(void);
 bool gate_asks_wait(void); /* whether there is */
 void gate_asks_send(void);
 
@@ -111,8 +112,8 @@ bool gate_send_files(int to, const void *bytes, size_t length, const int *files,
 /* Says good-bye and ends the process: no program is left. */
 _Noreturn void gate_end(void);
 
-/* Talks with the supervisor. */
-void gate_start_control(void);
+/* Talks with the supervisor, and looks after the threads, for ever. */
+_Noreturn void gate_converse(void);
 
 /* Counts what has become of the notification in W, NANOSECONDS after it came. */
 void gate_count(const struct gate_worker *w, uint64_t nanoseconds);
@@ -120,11 +121,11 @@ void gate_count(const struct gate_worker *w, uint64_t nanoseconds);
 void gate_count_at(size_t offset, uint64_t n);
 void gate_read_counters(struct gate_counters *to);
 
-/* Starts to serve. */
-void gate_start_threads(void);
-void gate_start_helper(void *(*run)(void *));
+/* Starts a thread that serves. */
+void gate_start_thread(void);
 
-/* Looks after the threads for ever. */
-_Noreturn void gate_watch(void);
+/* Looks after the threads, if it is time. Returns in how many milliseconds it will be
+ * again; -1: when gate_wake_control is called. */
+int gate_watch(void);
 
 #endif

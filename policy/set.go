@@ -1,0 +1,312 @@
+package policy
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"sync"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+
+	"github.com/tsugiki/tsugiki/bpf"
+)
+
+// How containers share programs.
+//
+// To load and verify the programs takes more time, and to keep them more memory, than
+// all else that a container needs in the kernel. So a set of them is loaded once and
+// attached to the cgroups of many containers. What is one container's own is in tables
+// that the programs find by its number, which is in the storage of its cgroup: no
+// number is given twice, and a set that has no more is succeeded by another.
+//
+// A set lasts as long as one of its programs is attached somewhere, with all that is
+// in its tables; so it does not matter what a process that is killed leaves there.
+
+// containersMax is CONTAINERS_MAX of the BPF programs. 0 is no container's number.
+const containersMax = 1024
+
+// preparedMax is for how many containers there are tables in advance: the kernel takes a
+// grace period of RCU to enter one.
+const preparedMax = 4
+
+// set is programs, and the maps that all of their containers share. What this process
+// holds of it, it lets go with the last container that uses it.
+type set struct {
+	bpf.PolicyMaps
+	programs bpf.PolicyPrograms // none, if others have loaded them
+	users    int                // guarded by sets.mu
+	next     uint32             // number that nobody has had; prepare's own
+	ready    chan prepared      // closed when there are no more numbers; nil if others have loaded it
+	unused   chan struct{}      // closed when ready is not read any more
+}
+
+// sets are those that this process uses.
+var sets struct {
+	mu      sync.Mutex          // guards what follows
+	current *set                // what new containers get; nil: has to be loaded
+	adopted map[ebpf.MapID]*set // loaded by others; by their map of containers
+}
+
+// prepared is a container that there is not yet.
+type prepared struct {
+	id     uint32
+	tables tables
+	err    error
+}
+
+// tables are one container's own.
+type tables struct {
+	egress, endpoints, services, senders *ebpf.Map
+	names, peers                         *ebpf.Map // nil until they are needed
+}
+
+func (t *tables) all() []**ebpf.Map {
+	return []**ebpf.Map{&t.egress, &t.endpoints, &t.services, &t.senders, &t.names, &t.peers}
+}
+
+// first are those that each container needs, or may need in a hurry.
+func (t *tables) first() []**ebpf.Map { return t.all()[:4] }
+
+func (t *tables) close() error {
+	var errs []error
+	for _, m := range t.all() {
+		errs = append(errs, (*m).Close())
+	}
+	return errors.Join(errs...)
+}
+
+// parsed is the object, which takes longer to read than to load.
+var parsed = sync.OnceValues(bpf.LoadPolicy)
+
+// takePrepared returns what a new container gets. The caller is a user of its set.
+func takePrepared() (*set, prepared, error) {
+	sets.mu.Lock()
+	defer sets.mu.Unlock()
+	for {
+		if sets.current == nil {
+			var err error
+			if sets.current, err = loadSet(); err != nil {
+				return nil, prepared{}, fmt.Errorf("load policy programs: %w", err)
+			}
+			go sets.current.prepare()
+		}
+		s := sets.current
+		p, more := <-s.ready
+		switch {
+		case !more:
+			sets.current = nil
+			if err := s.closeUnused(); err != nil {
+				return nil, p, err
+			}
+		case p.err != nil:
+			return nil, p, errors.Join(fmt.Errorf("make policy maps: %w", p.err), s.closeUnused())
+		default:
+			s.users++
+			return s, p, nil
+		}
+	}
+}
+
+func loadSet() (*set, error) {
+	spec, err := parsed()
+	if err != nil {
+		return nil, err
+	}
+	var objs bpf.PolicyObjects
+	if err := spec.LoadAndAssign(&objs, nil); err != nil {
+		return nil, err
+	}
+	s := &set{PolicyMaps: objs.PolicyMaps, programs: objs.PolicyPrograms, next: 1, ready: make(chan prepared, preparedMax), unused: make(chan struct{})}
+	// The programs use none of these, and would let them go, with what is in them, when
+	// we end.
+	for _, m := range []*ebpf.Map{s.GraftBySocket, s.QueueBySocket} {
+		if err := s.programs.Setsockopt.BindMap(m); err != nil {
+			return nil, errors.Join(fmt.Errorf("keep map %s with the policy programs: %w", m, err), objs.Close())
+		}
+	}
+	return s, nil
+}
+
+// prepare gives out what containers get, until there are no more numbers. An error is
+// one container's, and the next is tried.
+func (s *set) prepare() {
+	defer close(s.ready)
+	for ; s.next < containersMax; s.next++ {
+		id := s.next
+		p := prepared{id: id}
+		var making sync.WaitGroup
+		var errs [4]error
+		// Together they wait for one grace period.
+		for i, m := range p.tables.first() {
+			making.Add(1)
+			go func() {
+				defer making.Done()
+				*m, errs[i] = s.makeTable(i, id)
+			}()
+		}
+		making.Wait()
+		if p.err = errors.Join(errs[:]...); p.err != nil {
+			p.err = errors.Join(p.err, p.tables.close())
+		}
+		select {
+		case s.ready <- p:
+		case <-s.unused:
+			_ = p.tables.close()
+			return
+		}
+	}
+}
+
+// outer are the maps that have the containers' tables, in the order of tables.all.
+func (s *set) outer() []*ebpf.Map {
+	return []*ebpf.Map{s.EgressTables, s.EndpointTables, s.ServiceTables, s.SenderTables, s.NameTables, s.PeerTables}
+}
+
+// tableSpecs are what is in those, in the same order.
+func tableSpecs() ([]*ebpf.MapSpec, error) {
+	spec, err := parsed()
+	if err != nil {
+		return nil, err
+	}
+	var list []*ebpf.MapSpec
+	for _, name := range []string{"egress_tables", "endpoint_tables", "service_tables", "sender_tables", "name_tables", "peer_tables"} {
+		inner := spec.Maps[name].InnerMap.Copy()
+		inner.Key, inner.Value = nil, nil // the kernel would keep a copy of them for each
+		list = append(list, inner)
+	}
+	return list, nil
+}
+
+// The places of tables that are made when they are needed.
+const (
+	namesTable = 4
+	peersTable = 5
+)
+
+func (s *set) makeTable(kind int, id uint32) (*ebpf.Map, error) {
+	specs, err := tableSpecs()
+	if err != nil {
+		return nil, err
+	}
+	m, err := ebpf.NewMap(specs[kind])
+	if err != nil {
+		return nil, err
+	}
+	if err := s.outer()[kind].Put(id, m); err != nil {
+		return nil, errors.Join(err, m.Close())
+	}
+	return m, nil
+}
+
+// openTables opens those that there are for a container.
+func (s *set) openTables(id uint32) (t tables, err error) {
+	specs, err := tableSpecs()
+	if err != nil {
+		return t, err
+	}
+	list := t.all()
+	for i, outer := range s.outer() {
+		err := outer.Lookup(id, list[i])
+		switch {
+		case errors.Is(err, ebpf.ErrKeyNotExist) && i >= len(t.first()):
+			continue
+		case err == nil:
+			err = specs[i].Compatible(*list[i])
+		}
+		if err != nil {
+			return tables{}, errors.Join(fmt.Errorf("%w: %w", ErrNotAdopted, err), t.close())
+		}
+	}
+	return t, nil
+}
+
+// clear takes the tables of a container away. It takes some grace periods.
+func (s *set) clear(id uint32) error {
+	var errs []error
+	for _, outer := range s.outer() {
+		if err := outer.Delete(id); !errors.Is(err, ebpf.ErrKeyNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (s *set) use() {
+	sets.mu.Lock()
+	defer sets.mu.Unlock()
+	s.users++
+}
+
+func (s *set) leave() error {
+	sets.mu.Lock()
+	defer sets.mu.Unlock()
+	s.users--
+	return s.closeUnused()
+}
+
+// closeUnused lets go of a set that has no user. With sets.mu held.
+func (s *set) closeUnused() error {
+	if s.users > 0 {
+		return nil
+	}
+	if sets.current == s {
+		sets.current = nil
+	}
+	maps.DeleteFunc(sets.adopted, func(_ ebpf.MapID, other *set) bool { return other == s })
+	var errs []error
+	if s.ready != nil {
+		close(s.unused)
+		for p := range s.ready {
+			errs = append(errs, p.tables.close())
+		}
+	}
+	return errors.Join(append(errs, s.PolicyMaps.Close(), s.programs.Close())...)
+}
+
+// attach puts the programs in force for the sockets of a cgroup. They stay so until the
+// cgroup is gone and the last of its sockets is closed, whatever becomes of this
+// process: they are attached by BPF_PROG_ATTACH, not by a link that its owner's death
+// would undo.
+func (s *set) attach(cgroup *os.File) error {
+	for _, p := range hooks(&s.programs) {
+		err := link.RawAttachProgram(link.RawAttachProgramOptions{
+			Target:  int(cgroup.Fd()),
+			Program: p.program,
+			Attach:  p.at,
+			Flags:   flagAllowMulti,
+		})
+		if err != nil {
+			return fmt.Errorf("%s: %w", p.at, err)
+		}
+	}
+	return nil
+}
+
+// hook is where a program is attached.
+type hook struct {
+	program *ebpf.Program
+	at      ebpf.AttachType
+}
+
+func hooks(p *bpf.PolicyPrograms) []hook {
+	return []hook{
+		{p.Connect4, ebpf.AttachCGroupInet4Connect},
+		{p.Connect6, ebpf.AttachCGroupInet6Connect},
+		{p.Bind4, ebpf.AttachCGroupInet4Bind},
+		{p.Bind6, ebpf.AttachCGroupInet6Bind},
+		{p.Sendmsg4, ebpf.AttachCGroupUDP4Sendmsg},
+		{p.Sendmsg6, ebpf.AttachCGroupUDP6Sendmsg},
+		{p.Recvmsg4, ebpf.AttachCGroupUDP4Recvmsg},
+		{p.Recvmsg6, ebpf.AttachCGroupUDP6Recvmsg},
+		{p.Getsockname4, ebpf.AttachCgroupInet4GetSockname},
+		{p.Getsockname6, ebpf.AttachCgroupInet6GetSockname},
+		{p.Setsockopt, ebpf.AttachCGroupSetsockopt},
+		{p.GuardListen, ebpf.AttachCGroupSockOps},
+	}
+}
+
+// flagAllowMulti is BPF_F_ALLOW_MULTI: programs that others have attached to
+// this cgroup or above it stay in force too.
+const flagAllowMulti = 2
