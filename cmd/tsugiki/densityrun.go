@@ -166,12 +166,12 @@ func (f *densityFlags) run(experiments []sweep.Experiment, stdout, stderr io.Wri
 	}()
 	s := &sweep.Sweep{
 		Experiments: experiments, Options: f.options, Dir: f.out, WorkDir: f.workDir, Resume: f.resume,
+		Command:  commandAgain(os.Args),
 		Progress: stderr, Log: slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: level})),
 	}
 	results, err := s.Run(ctx)
 	if results != nil {
-		results.Command = commandAgain(os.Args)
-		err = errors.Join(err, results.Save(f.out), report.Write(results, f.out))
+		err = errors.Join(err, report.Write(results, f.out))
 	}
 	switch {
 	case errors.Is(err, context.Canceled) && results == nil:
@@ -187,9 +187,18 @@ func (f *densityFlags) run(experiments []sweep.Experiment, stdout, stderr io.Wri
 	return nil
 }
 
-// commandAgain is the command that makes the same study from the beginning.
+// commandAgain is the command that makes the same study from the beginning, but for the
+// seed, which only the sweep knows.
 func commandAgain(args []string) []string {
-	again := slices.DeleteFunc(slices.Clone(args), func(arg string) bool { return arg == "--resume" })
+	var again []string
+	for i := 0; i < len(args); i++ {
+		switch {
+		case args[i] == "--seed":
+			i++
+		case args[i] != "--resume" && !strings.HasPrefix(args[i], "--seed="):
+			again = append(again, args[i])
+		}
+	}
 	again[0] = filepath.Base(again[0])
 	return again
 }

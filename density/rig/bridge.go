@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -21,9 +22,8 @@ type bridge struct {
 	data    string // where addresses are written down
 }
 
-// bridgeMax is how many links a bridge of the kernel's can have (BR_MAX_PORTS), less
-// some.
-const bridgeMax = 1000
+// bridgeMax is how many links a bridge of the kernel's can have (BR_MAX_PORTS).
+const bridgeMax = 1023
 
 // pluginFolders are where CNI plugins are installed: by Debian, and by all others.
 var pluginFolders = []string{"/usr/lib/cni", "/opt/cni/bin"}
@@ -46,6 +46,10 @@ func findPlugins() (string, error) {
 	return "", fmt.Errorf("a CNI plugin (bridge, host-local or portmap) %w: install the package containernetworking-plugins", ErrMissing)
 }
 
+// trackedFor is how long the kernel remembers a connection that has ended, instead of
+// two minutes: thousands of short ones follow each other, and the table is full then.
+const trackedFor = "1"
+
 // useBridge finds the plugins before the first container is connected.
 func (r *Rig) useBridge() (*bridge, error) {
 	r.mu.Lock()
@@ -55,7 +59,13 @@ func (r *Rig) useBridge() (*bridge, error) {
 		if err != nil {
 			return nil, err
 		}
-		err = r.host.do(func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0) })
+		err = r.bridged.do(func() error {
+			err := os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_time_wait", []byte(trackedFor), 0)
+			if errors.Is(err, fs.ErrNotExist) {
+				err = nil // the module comes with the first rule, and has its default
+			}
+			return errors.Join(err, os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0))
+		})
 		if err != nil {
 			return nil, fmt.Errorf("let the host forward: %w", err)
 		}
@@ -130,7 +140,7 @@ func (b *bridge) disconnect(ctx context.Context, c *Container) error {
 	return errors.Join(errs...)
 }
 
-// plugin calls a CNI plugin in the host's namespace.
+// plugin calls a CNI plugin in the namespace that has the bridge.
 func (b *bridge) plugin(ctx context.Context, c *Container, command string, config object) (object, error) {
 	stdin, err := json.Marshal(config)
 	if err != nil {
@@ -140,7 +150,7 @@ func (b *bridge) plugin(ctx context.Context, c *Container, command string, confi
 	cmd.Stdin = bytes.NewReader(stdin)
 	cmd.Env = append(cmd.Env, "CNI_COMMAND="+command, "CNI_CONTAINERID="+c.spec.Name, "CNI_NETNS="+nsPath(c.net),
 		"CNI_IFNAME=eth0", "CNI_PATH="+b.plugins)
-	out, err := c.rig.host.output(ctx, cmd)
+	out, err := c.rig.bridged.output(ctx, cmd)
 	if err != nil {
 		// Plugins complain on standard output.
 		return nil, fmt.Errorf("%w%s", err, complaint(out))

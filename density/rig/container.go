@@ -275,7 +275,10 @@ func (c *Container) dial(ctx context.Context, port uint16) error {
 
 // in runs fn in the network namespace in which Address is.
 func (c *Container) in(fn func() error) error {
-	if c.spec.Network != None {
+	switch c.spec.Network {
+	case Bridge:
+		return c.rig.bridged.net.Do(fn)
+	case Graft, Host:
 		return c.rig.host.net.Do(fn)
 	}
 	own, err := netns.Open(strconv.Itoa(c.pid))
@@ -312,13 +315,18 @@ func (c *Container) PID() int { return c.pid }
 // Cgroup is the path of its group below the mount of each hierarchy, with a slash first.
 func (c *Container) Cgroup() string { return "/" + c.rig.name() + "/" + c.spec.Name }
 
-// Address is where one of its Ports is reached from the host and from the remote side,
-// as ADDR:PORT; of a container with network None it is that in itself.
+// Address is where one of its Ports is reached from the remote side and from the host,
+// of a container behind a bridge from the host that has it, as ADDR:PORT; of a container
+// with network None it is that in itself.
 func (c *Container) Address(port uint16) string {
 	if c.spec.Network == None {
 		return fmt.Sprintf("127.0.0.1:%d", port)
 	}
-	return fmt.Sprintf("%s:%d", hostAddr.Addr(), c.hostPorts[port])
+	host := hostAddr
+	if c.spec.Network == Bridge {
+		host = bridgedAddr
+	}
+	return fmt.Sprintf("%s:%d", host.Addr(), c.hostPorts[port])
 }
 
 // Line reads the next line of what the program prints, after that of Spec.Ready. At the
