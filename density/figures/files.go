@@ -18,14 +18,14 @@ import (
 
 const (
 	studyFiles = 4096
-	// usualFiles are what a container reads if nobody says how many: a quarter of the
+	// usualFiles are what a container reads if nobody says how many: fewer than the
 	// study's, for they are written anew in every container.
-	usualFiles = 1024
-	// denseFiles are the same in a crowd: the study's number in 64 containers together.
-	denseFiles  = 64
-	quickFiles  = 16
+	usualFiles = 256
+	// denseFiles are the same in a crowd.
+	denseFiles  = 16
+	quickFiles  = 4
 	studyIO     = 64
-	ioSeconds   = 5
+	ioSeconds   = 3
 	dataInside  = "/data"
 	fileBytes   = 1 << 20
 	usualWrites = 200 << 20 // bytes per second at which files may be expected to be made
@@ -133,6 +133,8 @@ func planFiles(o *sweep.Options, j fileJob, containers int) (*sweep.Plan, []vari
 	list := variants(o, []string{rig.None}, []string{rig.Overlay, rig.Dir})
 	p := &sweep.Plan{Rounds: rounds(o), Containers: containers, Room: rig.Room{Memory: 32 << 20, Disk: j.bytes(), Processes: 6}}
 	p.Network, p.Storage = most(list)
+	p.Tools = make(map[string]string)
+	addVersion(p.Tools, "fio", "fio", "--version")
 	p.Prepare = func(_ context.Context, r *rig.Rig) error {
 		return errors.Join(r.Install(loader, "fio"), r.Put(dataInside+"/README", []byte("The files of fio are here.\n"), 0o644))
 	}

@@ -28,7 +28,9 @@ const bridgeMax = 1023
 // pluginFolders are where CNI plugins are installed: by Debian, and by all others.
 var pluginFolders = []string{"/usr/lib/cni", "/opt/cni/bin"}
 
-func findPlugins() (string, error) {
+// FindPlugins finds the folder of the CNI plugins, and checks that what a bridge needs is
+// installed.
+func FindPlugins() (string, error) {
 	for _, dir := range pluginFolders {
 		missing := false
 		for _, name := range []string{"bridge", "host-local", "portmap"} {
@@ -55,7 +57,7 @@ func (r *Rig) useBridge() (*bridge, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.bridge == nil {
-		plugins, err := findPlugins()
+		plugins, err := FindPlugins()
 		if err != nil {
 			return nil, err
 		}
