@@ -1,5 +1,3 @@
-//go:build density
-
 package figures
 
 import (

@@ -122,11 +122,15 @@ func planRamp(o *sweep.Options, f *result.Figure) (*sweep.Plan, []variant, error
 		Room: rig.Room{Memory: 1 << 20, Processes: 2, Connections: 2},
 	}
 	p.Network, p.Storage = most(list)
+	wait := settle
+	if o.Quick {
+		wait = quickSettle
+	}
 	for _, v := range list {
 		p.Steps = append(p.Steps, sweep.Step{
 			Key: v.key(n), Same: "ramp/" + v.key(n), Seconds: 2*seconds(n) + float64(len(stages(n))),
 			Run: func(ctx context.Context, e *sweep.Env) ([]sweep.Sample, error) {
-				return climb(ctx, e.Rig, v, stages(n))
+				return climb(ctx, e.Rig, v, stages(n), wait)
 			},
 		})
 	}
@@ -158,11 +162,11 @@ func planStart(o *sweep.Options) (*sweep.Plan, error) {
 const figureStart, figureMemory, figureNetwork = "start", "memory", "network"
 
 // climb starts containers in stages, looks at what they take, and stops them.
-func climb(ctx context.Context, r *rig.Rig, v variant, stages []int) (samples []sweep.Sample, err error) {
+func climb(ctx context.Context, r *rig.Rig, v variant, stages []int, wait time.Duration) (samples []sweep.Sample, err error) {
 	if err := warm(ctx, r, v); err != nil {
 		return nil, err
 	}
-	before, err := measureMemory(ctx, r)
+	before, err := measureMemory(ctx, r, wait)
 	if err != nil {
 		return nil, err
 	}
@@ -185,7 +189,7 @@ func climb(ctx context.Context, r *rig.Rig, v variant, stages []int) (samples []
 		if n < min(most, fewest) {
 			continue
 		}
-		after, err := measureMemory(ctx, r)
+		after, err := measureMemory(ctx, r, wait)
 		if err != nil {
 			return nil, err
 		}
@@ -221,14 +225,17 @@ const fewest = 10
 
 // settle is how long the kernel is given to free what was left for after a grace
 // period of RCU, and programs to do what they do after they have begun.
-const settle = time.Second
+const (
+	settle      = time.Second
+	quickSettle = 100 * time.Millisecond
+)
 
 // usage is what memory is used for by a machine, in KiB.
 type usage struct{ processes, agent, slab, kernel, available float64 }
 
-func measureMemory(ctx context.Context, r *rig.Rig) (usage, error) {
+func measureMemory(ctx context.Context, r *rig.Rig, wait time.Duration) (usage, error) {
 	select {
-	case <-time.After(settle):
+	case <-time.After(wait):
 	case <-ctx.Done():
 		return usage{}, ctx.Err()
 	}
