@@ -19,7 +19,7 @@ programs=(
 	openssh-server openssh-client dnsmasq-base bind9-dnsutils man-db systemd
 )
 # Container engines, what their images are made of, and what benches load them with.
-engines=(docker.io containerd runc podman containernetworking-plugins iptables busybox-static sysbench)
+engines=(docker.io containerd runc crun podman containernetworking-plugins iptables busybox-static sysbench)
 # A Rust new enough for tokio, with the source of its standard library. Debian 12
 # has it under another name, which takes the place of the usual one.
 # shellcheck source=/dev/null

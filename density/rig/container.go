@@ -27,6 +27,9 @@ const (
 	stopLimit  = 30 * time.Second
 	// pollInterval is between two connections to a port that is waited for.
 	pollInterval = 2 * time.Millisecond
+	// crun refuses to work where v2 has controllers and v1 has others. A container of its
+	// stays in the rig's own v2 group then.
+	crun = "crun"
 	// firstPort is the first of the host's ports that lead to containers. The kernel
 	// gives those from 32768 to clients.
 	firstPort, lastPort = 10000, 32000
@@ -37,6 +40,7 @@ const (
 type Container struct {
 	rig       *Rig
 	spec      Spec
+	at        *place            // where the runtime runs
 	runtime   string            // the program
 	env       []string          // of the program, besides the machine's
 	hostPorts map[uint16]uint16 // of the host's, by its own
@@ -83,7 +87,10 @@ func (c *Container) prepare(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	c.runtime = made
+	c.runtime, c.at = made, r.host
+	if r.pureV1 != nil && filepath.Base(made) == crun {
+		c.at = r.pureV1
+	}
 	switch c.spec.Network {
 	case Graft:
 		if c.runtime, err = findTsugiki("tsugiki-runtime"); err != nil {
@@ -200,7 +207,7 @@ func (c *Container) run(ctx context.Context) error {
 	cmd := c.command(ctx, "run", "--detach", "--pid-file", pidFile, "--bundle", c.dir(), c.spec.Name)
 	cmd.Stdout, cmd.Stderr = output, said
 	c.created = true
-	err = c.rig.host.start(cmd)
+	err = c.at.start(cmd)
 	if err == nil {
 		err = cmd.Wait()
 	}
@@ -225,7 +232,7 @@ func (c *Container) command(ctx context.Context, args ...string) *exec.Cmd {
 }
 
 func (c *Container) call(ctx context.Context, args ...string) ([]byte, error) {
-	return c.rig.host.output(ctx, c.command(ctx, args...))
+	return c.at.output(ctx, c.command(ctx, args...))
 }
 
 // errors is the file of what the runtime and the program complain of, said its end.

@@ -95,6 +95,7 @@ type Rig struct {
 	mounts  *os.File
 	host    *place
 	bridged *place // the host that has the bridge
+	pureV1  *place // the host without the v2 hierarchy; nil if all is v2
 	remote  *place
 
 	mu         sync.Mutex // guards what follows
@@ -209,6 +210,11 @@ func (r *Rig) makePlaces() (err error) {
 			return err
 		}
 	}
+	if len(r.v1) > 0 {
+		if r.pureV1, err = r.host.without(filepath.Dir(r.group)); err != nil {
+			return err
+		}
+	}
 	err = netns.Connect(netns.End{NS: r.host.net, Name: "remote", Addr: hostAddr}, netns.End{NS: r.remote.net, Name: "host", Addr: remoteAddr})
 	if err != nil {
 		return err
@@ -233,7 +239,7 @@ func (r *Rig) Close() error {
 		r.agent.close()
 		r.agent = nil
 	}
-	for _, p := range []**place{&r.remote, &r.bridged, &r.host} {
+	for _, p := range []**place{&r.remote, &r.bridged, &r.pureV1, &r.host} {
 		if *p != nil {
 			errs = append(errs, (*p).close())
 			*p = nil

@@ -118,6 +118,28 @@ func TestContainers(t *testing.T) {
 	}
 }
 
+// TestCrun has another runtime make containers, with a limit, on each network.
+func TestCrun(t *testing.T) {
+	testkit.Program(t, crun)
+	ctx := limited(t)
+	r := newRig(t, Options{Runtime: crun})
+	for _, network := range []string{Bridge, Host, Graft, None} {
+		c, err := r.Start(ctx, Spec{Name: network, Network: network, Quota: 0.5, Ports: []uint16{80}, Args: []string{"httpd", "-f", "-p", "0.0.0.0:80"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if out, err := c.Exec(ctx, "echo", "hello"); err != nil || string(out) != "hello\n" {
+			t.Errorf("%s: it says %q: %v", network, out, err)
+		}
+		if s, err := c.Stats(); err != nil || s.CPU <= 0 || s.PSS <= 0 || s.Processes < 1 {
+			t.Errorf("%s: stats: %+v, %v", network, s, err)
+		}
+		if _, err := c.Stop(ctx); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // TestProgram reads what a program in a container prints, and uses.
 func TestProgram(t *testing.T) {
 	ctx := limited(t)
