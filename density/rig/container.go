@@ -45,7 +45,6 @@ type Container struct {
 	env       []string          // of the program, besides the machine's
 	hostPorts map[uint16]uint16 // of the host's, by its own
 	net       *netns.NS         // behind a bridge
-	connected bool              // to the bridge
 	mounted   string            // its overlay
 	created   bool              // the runtime knows it
 	pid       int
@@ -99,7 +98,7 @@ func (c *Container) prepare(ctx context.Context) (err error) {
 		c.env = []string{"TSUGIKI_AGENT=" + r.socket(), "TSUGIKI_OCI_RUNTIME=" + made}
 		err = r.useAgent(ctx)
 	case Bridge:
-		_, err = r.useBridge()
+		err = r.useBridge()
 	}
 	if err != nil {
 		return err
@@ -170,7 +169,10 @@ func (c *Container) start(ctx context.Context) error {
 		return err
 	}
 	if c.spec.Network == Bridge {
-		if err := c.rig.bridge.connect(ctx, c); err != nil {
+		if c.net, err = netns.New(); err != nil {
+			return err
+		}
+		if err := c.rig.bridge.Connect(ctx, c.link()); err != nil {
 			return err
 		}
 	}

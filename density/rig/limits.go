@@ -11,6 +11,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/cni"
 )
 
 // limit is one that the machine has.
@@ -46,7 +48,7 @@ func (r *Rig) limits(containers int, network string, need Room) (list []limit, e
 	if network != Bridge {
 		return list, nil
 	}
-	list = append(list, limit{what: "links of a bridge", remedy: "the kernel has no more", need: int64(containers), have: bridgeMax})
+	list = append(list, limit{what: "links of a bridge", remedy: "the kernel has no more", need: int64(containers), have: cni.LinksMax})
 	tracked, err := readLimit("/proc/sys/net/netfilter/nf_conntrack_max")
 	list = append(list, limit{
 		what: "tracked connections", remedy: "sysctl -w net.netfilter.nf_conntrack_max=N",

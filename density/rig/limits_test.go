@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/cni"
 )
 
 func TestRoom(t *testing.T) {
@@ -25,7 +27,7 @@ func TestRoom(t *testing.T) {
 		want             string
 	}{
 		{1_000_000, Graft, Dir, Room{}, "sysctl -w user.max_net_namespaces=N"},
-		{bridgeMax + 1, Bridge, Overlay, Room{}, "links of a bridge, there are 1023"},
+		{cni.LinksMax + 1, Bridge, Overlay, Room{}, "links of a bridge, there are 1023"},
 		{1, Bridge, Overlay, Room{Connections: 1 << 40}, "sysctl -w net.netfilter.nf_conntrack_max=N"},
 		{1, None, Overlay, Room{Disk: 1 << 50}, "--work-dir"},
 		{1, None, Overlay, Room{Memory: 1 << 50}, "of memory, there are"},

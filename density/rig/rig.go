@@ -36,6 +36,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/internal/cgroup"
+	"github.com/tsugiki/tsugiki/internal/cni"
 	"github.com/tsugiki/tsugiki/internal/netns"
 )
 
@@ -102,7 +103,7 @@ type Rig struct {
 	containers map[string]*Container
 	ports      map[uint16]string // of the host's: by whom they are taken
 	agent      *agent            // nil until a container is grafted
-	bridge     *bridge           // nil until a container is connected to it
+	bridge     *cni.Network      // nil until a container is connected to it
 }
 
 // New makes a rig, after it has removed what killed ones have left.
