@@ -186,8 +186,10 @@ func (s sharing) Plan(*Options) (*Plan, error) {
 	step := Step{Key: "step of " + s.name, Same: "all", Seconds: 1, Run: func(context.Context, *Env) ([]Sample, error) {
 		*s.made++
 		return []Sample{
-			{Figure: "one", Series: "a", X: 1, Value: 1}, {Figure: "two", Series: "a", X: 1, Value: 2},
-			{Figure: "other", Series: "a", X: 1, Value: 3}, {Series: "own", X: 1, Value: 4},
+			{Figure: "one", Series: "a", X: 1, Value: 1},
+			{Figure: "two", Series: "a", X: 1, Value: 2},
+			{Figure: "other", Series: "a", X: 1, Value: 3},
+			{Series: "own", X: 1, Value: 4},
 		}, nil
 	}}
 	return &Plan{Figure: &result.Figure{Name: s.name}, Rounds: 3, Network: rig.None, Storage: rig.Overlay, Steps: []Step{step}}, nil
