@@ -1,5 +1,3 @@
-//go:build density
-
 package e2e
 
 import (
@@ -8,9 +6,11 @@ import (
 	"encoding/json"
 	"errors"
 	"io/fs"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -102,7 +102,7 @@ func (s *study) checkGone() {
 // TestDensity interrupts a study, which is then resumed.
 func TestDensity(t *testing.T) {
 	s := newStudy(t)
-	flags := []string{"--figure", "start,overlay-create", "--max", "2", "--rounds", "3"}
+	flags := []string{"--figure", "start,overlay-create", "--network", "none,graft", "--max", "2", "--rounds", "3"}
 	cmd := s.command(flags...)
 	var said bytes.Buffer
 	cmd.Stderr = &said
@@ -191,6 +191,114 @@ dd if=/dev/zero of=` + s.dir + `/full bs=1M 2>/dev/null; wait $!; status=$?; rm 
 	}
 }
 
+// TestDensityFullOutput has no room for what is measured. When it has, the study goes on.
+func TestDensityFullOutput(t *testing.T) {
+	s := newStudy(t)
+	const rounds = 8 // more than the disk has room for
+	script := `mkdir "$1" && mount -t tmpfs -o size=8k small "$1" && shift || exit 9
+"$@"; test $? = 1 || exit 9
+mount -o remount,size=16m small "$0" && "$@" --resume && cp "$0/results.json" "$0/.."`
+	cmd := s.command("--figure", "overlay-create", "--rounds", strconv.Itoa(rounds))
+	full := exec.Command("unshare", append([]string{"--mount", "sh", "-c", script, s.out, s.out}, cmd.Args...)...)
+	var said bytes.Buffer
+	full.Stderr = &said
+	if err := full.Run(); err != nil || !strings.Contains(said.String(), "no space left on device") {
+		t.Fatalf("on a full disk: %v: %s", err, said.String())
+	}
+	s.out = filepath.Dir(s.out)
+	r := s.results()
+	if r.Incomplete != "" || len(r.Figures) != 1 {
+		t.Fatalf("results: %+v", r)
+	}
+	for _, line := range r.Figures[0].Series {
+		for _, p := range line.Points {
+			if len(p.Samples) != rounds {
+				t.Errorf("%d samples, want %d", len(p.Samples), rounds)
+			}
+		}
+	}
+}
+
+// TestDensityInterrupted interrupts a study at moments that nobody chose.
+func TestDensityInterrupted(t *testing.T) {
+	for range 6 {
+		s := newStudy(t)
+		cmd := s.command("--figure", "network", "--max", "2", "--rounds", "20")
+		var said bytes.Buffer
+		cmd.Stderr = &said
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		moment := rand.N(4 * time.Second)
+		time.Sleep(moment) // it is what is tested
+		if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Wait(); moment > time.Second && cmd.ProcessState.ExitCode() != 1 {
+			t.Errorf("interrupted after %v: %v: %s", moment, err, said.String())
+		}
+		s.checkGone()
+	}
+}
+
+// TestDensityTwice runs one study beside another: in the same folder it is refused, in
+// another one it does not notice the first.
+func TestDensityTwice(t *testing.T) {
+	first := newStudy(t)
+	cmd := first.command("--figure", "start", "--max", "2", "--rounds", "50")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	first.awaitStep()
+	for _, resume := range []string{"--resume=false", "--resume"} {
+		if out, err := first.run("--figure", "start", "--max", "2", "--rounds", "50", resume); err == nil || !strings.Contains(out, "is another sweep's that runs") {
+			t.Errorf("in the same folder with %s: %v: %s", resume, err, out)
+		}
+	}
+	second := newStudy(t)
+	if out, err := second.run("--figure", "start", "--max", "2", "--network", "bridge"); err != nil {
+		t.Errorf("in another folder: %v: %s", err, out)
+	}
+	if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait() // interrupted
+	if r := first.results(); !strings.Contains(r.Incomplete, "interrupted") {
+		t.Errorf("the first: %+v", r)
+	}
+}
+
+// TestDensityLimits has a study look at limits that are too low.
+func TestDensityLimits(t *testing.T) {
+	s := newStudy(t)
+	group := filepath.Join("/sys/fs/cgroup/pids", "tsugiki-test-"+strconv.Itoa(os.Getpid()))
+	if err := os.Mkdir(group, 0o755); errors.Is(err, fs.ErrNotExist) {
+		t.Skip("skip: needs the v1 controller pids")
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := syscall.Rmdir(group); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := os.WriteFile(filepath.Join(group, "pids.max"), []byte("45"), 0); err != nil {
+		t.Fatal(err)
+	}
+	for want, wrap := range map[string][]string{
+		"ulimit -Hn N":       {"prlimit", "--nofile=300:300"},
+		"raise its pids.max": {"sh", "-c", `echo $$ >"$0" && exec "$@"`, filepath.Join(group, "cgroup.procs")},
+		"--work-dir":         {"unshare", "--mount", "sh", "-c", `mount -t tmpfs -o size=12m small "$0" && exec "$@"`, s.dir},
+	} {
+		args := append(wrap, s.command("--figure", "network", "--max", "100").Args...)
+		cmd := exec.Command(args[0], args[1:]...)
+		out, err := cmd.CombinedOutput()
+		if cmd.ProcessState.ExitCode() != 1 || !strings.Contains(string(out), want) || !strings.Contains(string(out), "no room") || bytes.Count(out, []byte("\n")) != 1 {
+			t.Errorf("%v: %v: %s", wrap, err, out)
+		}
+	}
+}
+
 func TestDensityErrors(t *testing.T) {
 	s := newStudy(t)
 	for _, tt := range []struct {
@@ -203,7 +311,7 @@ func TestDensityErrors(t *testing.T) {
 		{"--storage floppy", 2, `there is no storage "floppy"`},
 		{"--max -1", 2, "not negative"},
 		{"--figure memory --runtime no-such-runtime", 1, "no-such-runtime is missing: install the package"},
-		{"--figure memory --max 1000000", 1, "no room for memory"},
+		{"--figure memory --max 1000000", 1, "no room: "},
 		{"--figure memory --resume", 1, "nothing to resume"},
 		{"--figure memory --work-dir /no/such/folder", 1, "/no/such/folder"},
 	} {

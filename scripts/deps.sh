@@ -20,7 +20,7 @@ programs=(
 	chromium # opens the pages of reports
 )
 # Container engines, what their images are made of, and what benches load them with.
-engines=(docker.io containerd runc podman containernetworking-plugins iptables busybox-static sysbench)
+engines=(docker.io containerd runc crun podman containernetworking-plugins iptables busybox-static sysbench)
 # A Rust new enough for tokio, with the source of its standard library. Debian 12
 # has it under another name, which takes the place of the usual one.
 # shellcheck source=/dev/null

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/tsugiki/tsugiki/bench/measure"
+	"github.com/tsugiki/tsugiki/internal/cni"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
@@ -50,7 +51,7 @@ func TestBench(t *testing.T) {
 	}
 	testkit.Build(t, testkit.Options{}) // skips what the bench would fail at
 	var needs *testkit.NeedsError
-	if _, err := findPlugins(); errors.As(err, &needs) {
+	if _, err := cni.Find(); errors.As(err, &needs) {
 		t.Skipf("skip: %v", needs)
 	}
 	var stdout, stderr bytes.Buffer

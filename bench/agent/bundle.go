@@ -7,15 +7,15 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/tsugiki/tsugiki/bench/netdrive"
+	"github.com/tsugiki/tsugiki/internal/cni"
+	"github.com/tsugiki/tsugiki/internal/programs"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
@@ -57,19 +57,16 @@ func (n *node) prepare(ctx context.Context) error {
 
 func (n *node) rootfs() string { return filepath.Join(n.dir, "rootfs") }
 
-// libraries are the absolute paths in what ldd prints.
-var libraries = regexp.MustCompile(`(?m)(?:^\t|=> )(/\S+) \(0x`)
-
 // install copies a program into the root of the containers' file system, and its
 // libraries to where they are on the machine.
 func (n *node) install(program string) error {
-	out, err := exec.Command("ldd", program).Output()
+	libraries, err := programs.Libraries(program)
 	if err != nil {
-		return fmt.Errorf("find the libraries of %s: %w", program, err)
+		return err
 	}
 	files := map[string]string{program: filepath.Base(program)}
-	for _, found := range libraries.FindAllSubmatch(out, -1) {
-		files[string(found[1])] = string(found[1])
+	for _, library := range libraries {
+		files[library] = library
 	}
 	for from, to := range files {
 		data, err := os.ReadFile(from)
@@ -146,7 +143,7 @@ func (n *node) bundle(c *container, args []string, edit func(*specs.Spec)) error
 func (c *container) joinNetwork(s *specs.Spec) {
 	for i := range s.Linux.Namespaces {
 		if s.Linux.Namespaces[i].Type == specs.NetworkNamespace && c.ns != nil {
-			s.Linux.Namespaces[i].Path = c.path()
+			s.Linux.Namespaces[i].Path = cni.NSPath(c.ns)
 		}
 	}
 }

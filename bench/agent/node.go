@@ -17,6 +17,7 @@ import (
 	"github.com/tsugiki/tsugiki/agent/api"
 	"github.com/tsugiki/tsugiki/bench/folder"
 	"github.com/tsugiki/tsugiki/bench/measure"
+	"github.com/tsugiki/tsugiki/internal/cni"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 	"github.com/tsugiki/tsugiki/internal/testkit/engines"
 )
@@ -37,7 +38,7 @@ type node struct {
 	dir      string // of files, on a disk: the agent's state is written through
 	folder   *folder.Folder
 	runtimes map[kind]string
-	plugins  string // the folder of CNI's
+	bridge   *cni.Network
 	spec     *specs.Spec
 	servers  map[string]uint16 // ports of the remote's, by client
 
@@ -61,6 +62,7 @@ func newNode(ctx context.Context, o *options) (n *node, err error) {
 		return n, err
 	}
 	n.dir = n.folder.Path
+	n.bridge.Data = filepath.Join(n.dir, "ipam")
 	if n.top, err = testkit.New(ctx, testkit.Options{}); err != nil {
 		return n, err
 	}
@@ -100,7 +102,8 @@ func (n *node) findPrograms(runtime string) error {
 		return err
 	}
 	n.runtimes = map[kind]string{bare: path, bridge: path, graft: filepath.Join(dir, "tsugiki-runtime")}
-	n.plugins, err = findPlugins()
+	plugins, err := cni.Find()
+	n.bridge = &cni.Network{Plugins: plugins, Run: n.plugin}
 	return err
 }
 
@@ -139,8 +142,14 @@ func (n *node) machine() (measure.Machine, error) {
 
 // startAgent starts an agent, which may have run before.
 func (n *node) startAgent(ctx context.Context) error {
+	// No other containers of the machine than ours.
+	config := filepath.Join(n.dir, "agent.toml")
+	text := fmt.Sprintf("[charge]\nwithin = %q\n", "/"+filepath.Base(n.rig.Group()))
+	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+		return err
+	}
 	n.agent = n.rig.Command(ctx, filepath.Join(filepath.Dir(n.runtimes[graft]), "tsugiki"), "agent",
-		"--config", os.DevNull, "--run-dir", n.runDir(), "--state-dir", filepath.Join(n.dir, "state"))
+		"--config", config, "--run-dir", n.runDir(), "--state-dir", filepath.Join(n.dir, "state"))
 	n.agent.Stdout, n.agent.Stderr = n.log, n.log
 	if err := n.agent.Start(); err != nil {
 		return fmt.Errorf("start agent: %w", err)

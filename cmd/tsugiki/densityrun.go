@@ -48,7 +48,8 @@ this machine is not touched. All of that is removed in the end, also after an er
 Ctrl-C; what a killed run has left, the next run removes.
 
 What was measured when a run ends early is kept, and --resume measures what is
-missing.
+missing. Limits of the machine are looked at first: one that is too low is said, with
+how it is raised.
 
 Figures: ` + strings.Join(figureNames(), ", ") + `.
 Networks: bridge, veth links to a bridge with address translation, by CNI's plugins
@@ -76,7 +77,7 @@ Storages: overlay, layers that containers share; dir, a copy for each.`,
 	flags.StringSliceVar(&f.figures, "figure", []string{allFigures}, "what to measure; may be repeated")
 	flags.IntVar(&f.options.Max, "max", 0, "containers at most (default as many as the study had)")
 	flags.BoolVar(&f.options.Quick, "quick", false, "little of everything, with 4 containers, to see that it works")
-	flags.IntVar(&f.options.Rounds, "rounds", 0, "how often everything is measured (default 5, with --quick 1)")
+	flags.IntVar(&f.options.Rounds, "rounds", 0, "how often everything is measured (default 3, with --quick 1)")
 	flags.StringSliceVar(&f.options.Networks, "network", nil, "network of the containers; may be repeated, to compare (default what the figure is about)")
 	flags.StringSliceVar(&f.options.Runtimes, "runtime", []string{"runc"}, "runtime that makes the containers, runc, crun or a path; may be repeated, to compare")
 	flags.StringSliceVar(&f.options.Storages, "storage", nil, "root file system of the containers; may be repeated, to compare (default what the figure is about)")
@@ -166,12 +167,12 @@ func (f *densityFlags) run(experiments []sweep.Experiment, stdout, stderr io.Wri
 	}()
 	s := &sweep.Sweep{
 		Experiments: experiments, Options: f.options, Dir: f.out, WorkDir: f.workDir, Resume: f.resume,
+		Command:  commandAgain(os.Args),
 		Progress: stderr, Log: slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: level})),
 	}
 	results, err := s.Run(ctx)
 	if results != nil {
-		results.Command = commandAgain(os.Args)
-		err = errors.Join(err, results.Save(f.out), report.Write(results, f.out))
+		err = errors.Join(err, report.Write(results, f.out))
 	}
 	switch {
 	case errors.Is(err, context.Canceled) && results == nil:
@@ -187,9 +188,18 @@ func (f *densityFlags) run(experiments []sweep.Experiment, stdout, stderr io.Wri
 	return nil
 }
 
-// commandAgain is the command that makes the same study from the beginning.
+// commandAgain is the command that makes the same study from the beginning, but for the
+// seed, which only the sweep knows.
 func commandAgain(args []string) []string {
-	again := slices.DeleteFunc(slices.Clone(args), func(arg string) bool { return arg == "--resume" })
+	var again []string
+	for i := 0; i < len(args); i++ {
+		switch {
+		case args[i] == "--seed":
+			i++
+		case args[i] != "--resume" && !strings.HasPrefix(args[i], "--seed="):
+			again = append(again, args[i])
+		}
+	}
 	again[0] = filepath.Base(again[0])
 	return again
 }

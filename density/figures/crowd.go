@@ -27,6 +27,7 @@ const runLimit = 30 * time.Minute
 // crowd is some containers that do the same at the same time.
 type crowd struct {
 	rig     *rig.Rig
+	spec    func(i int) rig.Spec
 	members []*rig.Container
 	limited bool   // they have quotas
 	file    string // of the barrier
@@ -36,27 +37,33 @@ type crowd struct {
 // gather starts n containers, which have the barrier mounted. It leaves none if one
 // does not start.
 func gather(ctx context.Context, r *rig.Rig, n int, spec func(i int) rig.Spec) (*crowd, error) {
-	c := &crowd{rig: r, members: make([]*rig.Container, n), file: filepath.Join(r.Dir(), "barrier")}
+	c := &crowd{rig: r, spec: spec, file: filepath.Join(r.Dir(), "barrier")}
 	var err error
 	if c.barrier, err = load.NewBarrier(c.file); err != nil {
 		return nil, err
 	}
-	err = each(n, func(i int) error {
-		s := spec(i)
-		if s.Quota > 0 && i == 0 {
-			c.limited = true
-		}
-		s.Mounts = append(s.Mounts, rig.Mount{From: c.file, To: barrierInside})
-		m, err := r.Start(ctx, s)
-		if err == nil {
-			c.members[i] = m
-		}
-		return err
-	})
-	if err != nil {
+	if err = c.grow(ctx, n); err != nil {
 		return nil, errors.Join(err, c.disperse(ctx))
 	}
 	return c, nil
+}
+
+// grow starts containers until there are n.
+func (c *crowd) grow(ctx context.Context, n int) error {
+	first := len(c.members)
+	c.members = append(c.members, make([]*rig.Container, n-first)...)
+	return each(n-first, func(i int) error {
+		s := c.spec(first + i)
+		if s.Quota > 0 && first+i == 0 {
+			c.limited = true
+		}
+		s.Mounts = append(s.Mounts, rig.Mount{From: c.file, To: barrierInside})
+		m, err := c.rig.Start(ctx, s)
+		if err == nil {
+			c.members[first+i] = m
+		}
+		return err
+	})
 }
 
 // disperse ends them. When the sweep is interrupted it leaves that to the rig's end,

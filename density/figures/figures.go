@@ -56,16 +56,16 @@ func All() []sweep.Experiment {
 		experiment{"web-random", planWebRandom},
 		experiment{"overlay-create", planOverlayCreate},
 		experiment{"overlay-delete", planOverlayDelete},
-		experiment{"start", planStart},
-		experiment{"memory", planMemory},
-		experiment{"network", planNetwork},
+		experiment{figureStart, planStart},
+		experiment{figureMemory, planMemory},
+		experiment{figureNetwork, planNetwork},
 		experiment{"noisy-logger", planNoisy},
 	}
 }
 
 // Rounds, if nobody says how many: an interval takes three.
 const (
-	usualRounds = 5
+	usualRounds = result.IntervalFrom
 	quickRounds = 1
 )
 

@@ -1,5 +1,3 @@
-//go:build density
-
 package figures
 
 import (
@@ -50,7 +48,7 @@ func measure(t *testing.T, name string, o *sweep.Options) []sweep.Sample {
 		}
 		for _, m := range more {
 			// A few containers' memory is less than what the machine's changes by.
-			if m.Value <= 0 && name != "memory" {
+			if m.Value <= 0 && m.Figure != figureMemory {
 				t.Errorf("step %s: %+v", s.Key, m)
 			}
 		}
@@ -177,33 +175,31 @@ func TestOverlay(t *testing.T) {
 	}
 }
 
-func TestStart(t *testing.T) {
-	samples := measure(t, "start", options(2))
-	for _, network := range []string{rig.None, rig.Graft, rig.Bridge} {
+// TestRamp has three figures measured at once.
+func TestRamp(t *testing.T) {
+	samples := measure(t, figureNetwork, options(2))
+	for _, network := range allNetworks {
 		for _, series := range []string{"start", "stop"} {
 			wantExtra(t, find(t, samples, series, 2, "", "network", network), "rate_per_s")
 			find(t, samples, series, 1, "", "network", network)
 		}
-	}
-}
-
-func TestMemory(t *testing.T) {
-	o := options(2)
-	o.Networks = []string{rig.Graft, rig.Bridge}
-	samples := measure(t, "memory", o)
-	for _, network := range o.Networks {
 		s := find(t, samples, "memory", 2, "", "network", network)
 		wantExtra(t, s, "pss_kib", "slab_kib", "kernel_kib", "available_kib")
 		if s.Extra["pss_kib"] <= 0 {
 			t.Errorf("%s: processes take %v KiB", network, s.Extra["pss_kib"])
 		}
-	}
-}
-
-func TestNetwork(t *testing.T) {
-	samples := measure(t, "network", options(2))
-	for _, network := range allNetworks {
 		wantExtra(t, find(t, samples, "start", 0, network), "memory_kib", "pss_kib", "kernel_kib", "stop_p99_ms")
+	}
+	steps := plan(t, figureNetwork, options(2)).Steps
+	for _, name := range []string{figureStart, figureMemory} {
+		for i, step := range plan(t, name, options(2)).Steps {
+			if step.Same == "" || step.Same != steps[i].Same || step.Key != steps[i].Key {
+				t.Errorf("%s has step %s, %s has %s", name, step.Key, figureNetwork, steps[i].Key)
+			}
+		}
+		if !slices.ContainsFunc(samples, func(s sweep.Sample) bool { return s.Figure == name }) {
+			t.Errorf("%s has no sample", name)
+		}
 	}
 }
 

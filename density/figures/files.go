@@ -8,6 +8,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 
 	"github.com/tsugiki/tsugiki/density/load"
@@ -18,14 +19,14 @@ import (
 
 const (
 	studyFiles = 4096
-	// usualFiles are what a container reads if nobody says how many: a quarter of the
+	// usualFiles are what a container reads if nobody says how many: fewer than the
 	// study's, for they are written anew in every container.
-	usualFiles = 1024
-	// denseFiles are the same in a crowd: the study's number in 64 containers together.
-	denseFiles  = 64
-	quickFiles  = 16
+	usualFiles = 256
+	// denseFiles are the same in a crowd.
+	denseFiles  = 16
+	quickFiles  = 4
 	studyIO     = 64
-	ioSeconds   = 5
+	ioSeconds   = 3
 	dataInside  = "/data"
 	fileBytes   = 1 << 20
 	usualWrites = 200 << 20 // bytes per second at which files may be expected to be made
@@ -133,6 +134,8 @@ func planFiles(o *sweep.Options, j fileJob, containers int) (*sweep.Plan, []vari
 	list := variants(o, []string{rig.None}, []string{rig.Overlay, rig.Dir})
 	p := &sweep.Plan{Rounds: rounds(o), Containers: containers, Room: rig.Room{Memory: 32 << 20, Disk: j.bytes(), Processes: 6}}
 	p.Network, p.Storage = most(list)
+	p.Tools = make(map[string]string)
+	addVersion(p.Tools, "fio", "fio", "--version")
 	p.Prepare = func(_ context.Context, r *rig.Rig) error {
 		return errors.Join(r.Install(loader, "fio"), r.Put(dataInside+"/README", []byte("The files of fio are here.\n"), 0o644))
 	}
@@ -155,9 +158,7 @@ func planIO(o *sweep.Options) (*sweep.Plan, error) {
 	for _, v := range list {
 		for _, m := range mixtures {
 			p.Figure.Line("reading", v.labels).In(m.category)
-			p.Steps = append(p.Steps, j.step(v, loader, m, func(speeds []float64, extra map[string]float64) []sweep.Sample {
-				return []sweep.Sample{{Series: "reading", Labels: v.labels, Category: m.category, Value: sum(speeds), Each: speeds, Extra: extra}}
-			}))
+			p.Steps = append(p.Steps, j.step(v, loader, m))
 		}
 	}
 	return p, nil
@@ -165,7 +166,7 @@ func planIO(o *sweep.Options) (*sweep.Plan, error) {
 
 func planIODensity(o *sweep.Options) (*sweep.Plan, error) {
 	j, n := newFileJob(o, denseFiles), largest(o, studyIO)
-	p, list, loader, err := planFiles(o, j, n)
+	p, list, _, err := planFiles(o, j, n)
 	if err != nil {
 		return nil, err
 	}
@@ -177,35 +178,80 @@ func planIODensity(o *sweep.Options) (*sweep.Plan, error) {
 		Notes: j.notes(),
 	}
 	order(p.Figure, list, "total", "each")
+	p.Figure.Notes = append(p.Figure.Notes, "In each round, containers are started until there are as many as the first point has, "+
+		"read, then more are started for the next.")
 	for _, v := range list {
-		for _, size := range doubling(n) {
-			p.Steps = append(p.Steps, j.step(v, loader, mixture{strconv.Itoa(size), 0, size}, func(speeds []float64, extra map[string]float64) []sweep.Sample {
-				return sharedOut(v.labels, size, speeds, extra)
-			}))
-		}
+		p.Steps = append(p.Steps, j.dense(v, doubling(n)))
 	}
 	return p, nil
 }
 
-// step has a mixture of readers read.
-func (j fileJob) step(v variant, loader string, m mixture, samples func(speeds []float64, extra map[string]float64) []sweep.Sample) sweep.Step {
-	run := func(ctx context.Context, e *sweep.Env) (_ []sweep.Sample, err error) {
-		c, err := gather(ctx, e.Rig, m.containers, func(i int) rig.Spec {
-			s := v.spec(i, inside(load.Idle())...)
-			s.Ready = load.Ready
-			return s
-		})
+// dense has more and more containers read.
+func (j fileJob) dense(v variant, sizes []int) sweep.Step {
+	run := func(ctx context.Context, e *sweep.Env) (samples []sweep.Sample, err error) {
+		c, err := gather(ctx, e.Rig, 0, idle(v))
 		if err != nil {
 			return nil, err
 		}
 		defer func() { err = errors.Join(err, c.disperse(ctx)) }()
-		where, dirs := c.runners(), make([]string, m.containers)
-		for i, member := range c.members {
-			dirs[i] = dataInside
-			if _, err := member.Exec(ctx, j.makeArgs(dataInside)...); err != nil {
-				return nil, fmt.Errorf("make files: %w", err)
+		for _, n := range sizes {
+			there := len(c.members)
+			if err := c.grow(ctx, n); err != nil {
+				return nil, err
 			}
+			if err := j.makeInside(ctx, c.members[there:]); err != nil {
+				return nil, err
+			}
+			out, extra, err := c.together(ctx, c.runners(), func(int) []string { return j.args(dataInside) })
+			if err != nil {
+				return nil, err
+			}
+			speeds, reads, err := parseReaders(out)
+			if err != nil {
+				return nil, err
+			}
+			merge(extra, reads)
+			samples = append(samples, sharedOut(v.labels, n, speeds, extra)...)
 		}
+		return samples, nil
+	}
+	most := sizes[len(sizes)-1]
+	return sweep.Step{
+		Key: v.key(most), Seconds: float64(len(sizes)*(j.seconds+1)) + 2*seconds(most) + float64(most)*float64(j.bytes())/usualWrites, Run: run,
+	}
+}
+
+// idle containers are those in which programs are executed.
+func idle(v variant) func(i int) rig.Spec {
+	return func(i int) rig.Spec {
+		s := v.spec(i, inside(load.Idle())...)
+		s.Ready = load.Ready
+		return s
+	}
+}
+
+// makeInside has containers make their files.
+func (j fileJob) makeInside(ctx context.Context, members []*rig.Container) error {
+	return each(len(members), func(i int) error {
+		if _, err := members[i].Exec(ctx, j.makeArgs(dataInside)...); err != nil {
+			return fmt.Errorf("make files: %w", err)
+		}
+		return nil
+	})
+}
+
+// step has a mixture of readers read.
+func (j fileJob) step(v variant, loader string, m mixture) sweep.Step {
+	run := func(ctx context.Context, e *sweep.Env) (_ []sweep.Sample, err error) {
+		c, err := gather(ctx, e.Rig, m.containers, idle(v))
+		if err != nil {
+			return nil, err
+		}
+		defer func() { err = errors.Join(err, c.disperse(ctx)) }()
+		if err := j.makeInside(ctx, c.members); err != nil {
+			return nil, err
+		}
+		where, dirs := c.runners(), slices.Repeat([]string{dataInside}, m.containers)
 		for i := range m.hosts {
 			dir, err := j.makeOnHost(ctx, e.Rig, i)
 			if err != nil {
@@ -219,7 +265,7 @@ func (j fileJob) step(v variant, loader string, m mixture, samples func(speeds [
 		}
 		speeds, reads, err := parseReaders(out)
 		merge(extra, reads)
-		return samples(speeds, extra), err
+		return []sweep.Sample{{Series: "reading", Labels: v.labels, Category: m.category, Value: sum(speeds), Each: speeds, Extra: extra}}, err
 	}
 	write := float64(m.containers) * float64(j.bytes()) / usualWrites
 	return sweep.Step{Key: v.key(m.containers) + "/" + m.category, Seconds: float64(j.seconds) + write + seconds(m.containers), Run: run}

@@ -105,26 +105,44 @@ func stages(most int) []int {
 // allNetworks are in the order of what they are expected to cost.
 var allNetworks = []string{rig.None, rig.Host, rig.Graft, rig.Bridge}
 
-func planRamp(o *sweep.Options, usual []string) (*sweep.Plan, []variant, error) {
+// planRamp is for a figure about containers that are started one after the other. All
+// of them have the same steps, which are made once for all.
+func planRamp(o *sweep.Options, f *result.Figure) (*sweep.Plan, []variant, error) {
 	loader, err := findLoad()
 	if err != nil {
 		return nil, nil, err
 	}
-	list, n := variants(o, usual, []string{rig.Overlay}), largest(o, studyMost)
-	p := &sweep.Plan{Rounds: rounds(o), Containers: n, Room: rig.Room{Memory: 1 << 20, Processes: 2}, Prepare: prepare(loader)}
+	list, n := variants(o, allNetworks, []string{rig.Overlay}), largest(o, studyMost)
+	tools, err := networkTools(list)
+	if err != nil {
+		return nil, nil, err
+	}
+	p := &sweep.Plan{
+		Figure: f, Rounds: rounds(o), Containers: n, Prepare: prepare(loader), Tools: tools,
+		Room: rig.Room{Memory: 1 << 20, Processes: 2, Connections: 2},
+	}
 	p.Network, p.Storage = most(list)
+	wait := settle
+	if o.Quick {
+		wait = quickSettle
+	}
+	for _, v := range list {
+		p.Steps = append(p.Steps, sweep.Step{
+			Key: v.key(n), Same: "ramp/" + v.key(n), Seconds: 2*seconds(n) + float64(len(stages(n))),
+			Run: func(ctx context.Context, e *sweep.Env) ([]sweep.Sample, error) {
+				return climb(ctx, e.Rig, v, stages(n), wait)
+			},
+		})
+	}
 	return p, list, nil
 }
 
 const rampNote = "Containers are started one after the other and stay. In each is a static web server of 70 KB, and it has started when that " +
-	"says that it listens. Afterwards all are asked from another network namespace. Docker's seccomp profile and capabilities."
+	"says that it listens. Afterwards all are asked from another network namespace, and stopped. Docker's seccomp profile and capabilities. " +
+	"The figures start, memory and network are about the same containers."
 
 func planStart(o *sweep.Options) (*sweep.Plan, error) {
-	p, list, err := planRamp(o, []string{rig.None, rig.Graft, rig.Bridge})
-	if err != nil {
-		return nil, err
-	}
-	p.Figure = &result.Figure{
+	p, list, err := planRamp(o, &result.Figure{
 		Title: "Starting and stopping containers while others are there",
 		X:     result.Axis{Label: "containers", Log: true},
 		Y:     result.Axis{Label: "median", Unit: "ms", Better: result.Lower},
@@ -133,39 +151,57 @@ func planStart(o *sweep.Options) (*sweep.Plan, error) {
 			"A point is about the containers since the point before. rate_per_s is how many were started, or stopped, in a second of the runtime's.",
 			"Stopping is from the kill until container, network and root file system are removed, the last started first.",
 		},
+	})
+	if err == nil {
+		order(p.Figure, list, "start", "stop")
 	}
-	order(p.Figure, list, "start", "stop")
-	for _, v := range list {
-		p.Steps = append(p.Steps, sweep.Step{Key: v.key(p.Containers), Seconds: 2 * seconds(p.Containers), Run: func(ctx context.Context, e *sweep.Env) ([]sweep.Sample, error) {
-			return lives(ctx, e.Rig, v, stages(p.Containers))
-		}})
-	}
-	return p, nil
+	return p, err
 }
 
-// lives starts and stops containers in stages.
-func lives(ctx context.Context, r *rig.Rig, v variant, stages []int) (samples []sweep.Sample, err error) {
+// The figures that a ramp has samples of.
+const figureStart, figureMemory, figureNetwork = "start", "memory", "network"
+
+// climb starts containers in stages, looks at what they take, and stops them.
+func climb(ctx context.Context, r *rig.Rig, v variant, stages []int, wait time.Duration) (samples []sweep.Sample, err error) {
 	if err := warm(ctx, r, v); err != nil {
+		return nil, err
+	}
+	before, err := measureMemory(ctx, r, wait)
+	if err != nil {
 		return nil, err
 	}
 	all := ramp{rig: r, variant: v}
 	defer func() { err = errors.Join(err, all.end(ctx)) }()
 	add := func(series string, n int, took []float64) {
 		samples = append(samples, sweep.Sample{
-			Series: series, Labels: v.labels, X: float64(n), Value: result.Median(took), Events: took,
+			Figure: figureStart, Series: series, Labels: v.labels, X: float64(n), Value: result.Median(took), Events: took,
 			Extra: map[string]float64{"rate_per_s": 1000 / mean(took)},
 		})
 	}
+	most := stages[len(stages)-1]
+	network := sweep.Sample{Figure: figureNetwork, Series: "start", Labels: v.withoutNetwork(), Category: v.network}
 	for _, n := range stages {
-		before := len(all.members)
+		there := len(all.members)
 		if err := all.grow(ctx, n); err != nil {
 			return nil, err
 		}
-		add("start", n, all.started[before:])
+		add("start", n, all.started[there:])
+		if n < min(most, fewest) {
+			continue
+		}
+		after, err := measureMemory(ctx, r, wait)
+		if err != nil {
+			return nil, err
+		}
+		value, extra := after.each(before, n)
+		samples = append(samples, sweep.Sample{Figure: figureMemory, Series: "memory", Labels: v.labels, X: float64(n), Value: value, Extra: extra})
+		network.Extra = maps.Clone(extra)
+		network.Extra["memory_kib"] = value
 	}
 	if err := all.check(ctx); err != nil {
 		return nil, err
 	}
+	var stopped []float64
 	for i := len(stages) - 1; i >= 0; i-- {
 		below := 0
 		if i > 0 {
@@ -176,20 +212,30 @@ func lives(ctx context.Context, r *rig.Rig, v variant, stages []int) (samples []
 			return nil, err
 		}
 		add("stop", stages[i], took)
+		stopped = append(stopped, took...)
 	}
-	return samples, nil
+	network.Value, network.Events = result.Percentile(all.started, 99), all.started
+	network.Extra["stop_p50_ms"], network.Extra["stop_p99_ms"] = result.Median(stopped), result.Percentile(stopped, 99)
+	return append(samples, network), nil
 }
+
+// fewest containers are looked at for memory: fewer take less than what the rest of a
+// machine changes by meanwhile.
+const fewest = 10
 
 // settle is how long the kernel is given to free what was left for after a grace
 // period of RCU, and programs to do what they do after they have begun.
-const settle = time.Second
+const (
+	settle      = time.Second
+	quickSettle = 100 * time.Millisecond
+)
 
 // usage is what memory is used for by a machine, in KiB.
 type usage struct{ processes, agent, slab, kernel, available float64 }
 
-func measureMemory(ctx context.Context, r *rig.Rig) (usage, error) {
+func measureMemory(ctx context.Context, r *rig.Rig, wait time.Duration) (usage, error) {
 	select {
-	case <-time.After(settle):
+	case <-time.After(wait):
 	case <-ctx.Done():
 		return usage{}, ctx.Err()
 	}
@@ -215,59 +261,21 @@ const memoryNote = "Memory is what all containers have added, divided by their n
 	"slab_kib is all slab; available_kib is how much less memory the machine then has available. What the first container alone brings, agent or bridge, is there before."
 
 func planMemory(o *sweep.Options) (*sweep.Plan, error) {
-	p, list, err := planRamp(o, allNetworks)
-	if err != nil {
-		return nil, err
-	}
-	p.Figure = &result.Figure{
+	p, list, err := planRamp(o, &result.Figure{
 		Title: "Memory for each container",
 		X:     result.Axis{Label: "containers", Log: true},
 		Y:     result.Axis{Label: "processes and kernel", Unit: "KiB", Better: result.Lower},
 		Notes: []string{rampNote, memoryNote},
+	})
+	if err == nil {
+		order(p.Figure, list, "memory")
 	}
-	// The first few containers are less than what the rest of a machine changes meanwhile.
-	marks := slices.DeleteFunc(stages(p.Containers), func(n int) bool { return n < min(p.Containers, 10) })
-	order(p.Figure, list, "memory")
-	for _, v := range list {
-		p.Steps = append(p.Steps, sweep.Step{Key: v.key(p.Containers), Seconds: 2*seconds(p.Containers) + float64(len(marks)), Run: func(ctx context.Context, e *sweep.Env) ([]sweep.Sample, error) {
-			return memories(ctx, e.Rig, v, marks)
-		}})
-	}
-	return p, nil
-}
-
-func memories(ctx context.Context, r *rig.Rig, v variant, marks []int) (samples []sweep.Sample, err error) {
-	if err := warm(ctx, r, v); err != nil {
-		return nil, err
-	}
-	before, err := measureMemory(ctx, r)
-	if err != nil {
-		return nil, err
-	}
-	all := ramp{rig: r, variant: v}
-	defer func() { err = errors.Join(err, all.end(ctx)) }()
-	for _, n := range marks {
-		if err := all.grow(ctx, n); err != nil {
-			return nil, err
-		}
-		after, err := measureMemory(ctx, r)
-		if err != nil {
-			return nil, err
-		}
-		value, extra := after.each(before, n)
-		samples = append(samples, sweep.Sample{Series: "memory", Labels: v.labels, X: float64(n), Value: value, Extra: extra})
-	}
-	return samples, nil
+	return p, err
 }
 
 func planNetwork(o *sweep.Options) (*sweep.Plan, error) {
-	p, list, err := planRamp(o, allNetworks)
-	if err != nil {
-		return nil, err
-	}
-	n := p.Containers
-	p.Figure = &result.Figure{
-		Title: fmt.Sprintf("What networking costs %d containers", n),
+	p, list, err := planRamp(o, &result.Figure{
+		Title: fmt.Sprintf("What networking costs %d containers", largest(o, studyMost)),
 		X:     result.Axis{Label: "network"},
 		Y:     result.Axis{Label: "p99 of starting", Unit: "ms", Better: result.Lower},
 		Notes: []string{
@@ -275,12 +283,12 @@ func planNetwork(o *sweep.Options) (*sweep.Plan, error) {
 			"bridge is veth, bridge and NAT with a published port by the CNI plugins; graft is Tsugiki's runtime and agent; host is the host's own " +
 				"namespace; none has a loopback only.",
 		},
+	})
+	if err != nil {
+		return nil, err
 	}
 	for _, v := range list {
 		p.Figure.Line("start", v.withoutNetwork()).In(v.network)
-		p.Steps = append(p.Steps, sweep.Step{Key: v.key(n), Seconds: 2*seconds(n) + 2, Run: func(ctx context.Context, e *sweep.Env) ([]sweep.Sample, error) {
-			return networkCost(ctx, e.Rig, v, n)
-		}})
 	}
 	return p, nil
 }
@@ -290,34 +298,4 @@ func (v variant) withoutNetwork() map[string]string {
 	labels := maps.Clone(v.labels)
 	delete(labels, "network")
 	return labels
-}
-
-func networkCost(ctx context.Context, r *rig.Rig, v variant, n int) (_ []sweep.Sample, err error) {
-	if err := warm(ctx, r, v); err != nil {
-		return nil, err
-	}
-	before, err := measureMemory(ctx, r)
-	if err != nil {
-		return nil, err
-	}
-	all := ramp{rig: r, variant: v}
-	defer func() { err = errors.Join(err, all.end(ctx)) }()
-	if err := all.grow(ctx, n); err != nil {
-		return nil, err
-	}
-	after, err := measureMemory(ctx, r)
-	if err == nil {
-		err = all.check(ctx)
-	}
-	if err != nil {
-		return nil, err
-	}
-	memory, extra := after.each(before, n)
-	extra["memory_kib"] = memory
-	stopped, err := all.shrink(ctx, 0)
-	if err != nil {
-		return nil, err
-	}
-	extra["stop_p50_ms"], extra["stop_p99_ms"] = result.Median(stopped), result.Percentile(stopped, 99)
-	return []sweep.Sample{{Series: "start", Labels: v.withoutNetwork(), Category: v.network, Value: result.Percentile(all.started, 99), Events: all.started, Extra: extra}}, nil
 }

@@ -16,7 +16,8 @@ import (
 const (
 	studyWeb       = 128
 	studyWebRandom = 300
-	webRequests    = 1000  // of each container's client
+	webRequests    = 1000  // of each container's client in the study
+	webTotal       = 16000 // of all clients at most
 	randomRequests = 10000 // of the client outside
 	webPort        = 80
 	// firstHostPort is the first container's in the host's network, where they share
@@ -63,6 +64,14 @@ func (s webServer) note() string {
 	return "Server: busybox httpd, for there is no nginx on this machine (Debian package nginx-light)."
 }
 
+func (s webServer) addVersion(tools map[string]string) {
+	if s.nginx {
+		addVersion(tools, "web server", "nginx", "-v")
+	} else {
+		addVersion(tools, "web server", "busybox")
+	}
+}
+
 func configFile(port uint16) string { return fmt.Sprintf("/etc/nginx/%d.conf", port) }
 
 // portOf is where container i serves.
@@ -104,7 +113,12 @@ func planServers(o *sweep.Options, study int) (*sweep.Plan, []variant, webServer
 		return nil, nil, server, err
 	}
 	list, n := variants(o, []string{rig.Bridge, rig.Graft}, []string{rig.Overlay}), largest(o, study)
-	p := &sweep.Plan{Rounds: rounds(o), Containers: n, Room: rig.Room{Memory: 12 << 20, Processes: 6}}
+	tools, err := networkTools(list)
+	if err != nil {
+		return nil, nil, server, err
+	}
+	server.addVersion(tools)
+	p := &sweep.Plan{Rounds: rounds(o), Containers: n, Tools: tools, Room: rig.Room{Memory: 12 << 20, Processes: 6, Connections: 1}}
 	p.Network, p.Storage = most(list)
 	p.Prepare = server.prepare(loader, list, n)
 	return p, list, server, nil
@@ -126,18 +140,47 @@ func planWeb(o *sweep.Options) (*sweep.Plan, error) {
 		Y:     result.Axis{Label: "throughput", Unit: "requests/s", Log: true, Better: result.Higher},
 		Notes: []string{
 			server.note(),
-			fmt.Sprintf("%d requests in each container, one after the other, each on a new connection, from the container to itself. "+
-				"All begin at the same time.", requests),
+			fmt.Sprintf("%d requests in each container, or fewer where all would make more than %d (the study made %d in each), one after the other, "+
+				"each on a new connection, from the container to itself. All begin at the same time.", requests, webTotal, webRequests),
+			grownNote,
 			"Percentiles are of the single requests of all containers, in milliseconds.",
 		},
 	}
 	order(p.Figure, list, "total", "each")
 	for _, v := range list {
-		for _, n := range doubling(p.Containers) {
-			p.Steps = append(p.Steps, webStep(o, server, v, n, requests))
+		measure := func(ctx context.Context, _ *sweep.Env, c *crowd) ([]sweep.Sample, error) {
+			return askInside(ctx, o.Seed, c, v, min(requests, max(1, webTotal/len(c.members))))
 		}
+		p.Steps = append(p.Steps, server.step(v, doubling(p.Containers), min(requests*p.Containers, webTotal), measure))
 	}
 	return p, nil
+}
+
+// grownNote is about how servers come to be so many.
+const grownNote = "In each round, a network's containers are started until there are as many as the first point has, asked, then more are started for the next."
+
+// step has servers asked at each size.
+func (s webServer) step(v variant, sizes []int, requests int, ask func(ctx context.Context, e *sweep.Env, c *crowd) ([]sweep.Sample, error)) sweep.Step {
+	run := func(ctx context.Context, e *sweep.Env) (samples []sweep.Sample, err error) {
+		c, err := s.serve(ctx, e.Rig, v, 0)
+		if err != nil {
+			return nil, err
+		}
+		defer func() { err = errors.Join(err, c.disperse(ctx)) }()
+		for _, n := range sizes {
+			if err := c.grow(ctx, n); err != nil {
+				return nil, err
+			}
+			more, err := ask(ctx, e, c)
+			if err != nil {
+				return nil, fmt.Errorf("%d containers: %w", n, err)
+			}
+			samples = append(samples, more...)
+		}
+		return samples, nil
+	}
+	most := sizes[len(sizes)-1]
+	return sweep.Step{Key: v.key(most), Seconds: 1 + 2*seconds(most) + float64(len(sizes)*requests)/3000, Run: run}
 }
 
 // serve starts servers.
@@ -150,38 +193,31 @@ func (s webServer) serve(ctx context.Context, r *rig.Rig, v variant, n int) (*cr
 	})
 }
 
-func webStep(o *sweep.Options, server webServer, v variant, n, requests int) sweep.Step {
-	run := func(ctx context.Context, e *sweep.Env) (_ []sweep.Sample, err error) {
-		c, err := server.serve(ctx, e.Rig, v, n)
-		if err != nil {
-			return nil, err
-		}
-		defer func() { err = errors.Join(err, c.disperse(ctx)) }()
-		out, extra, err := c.together(ctx, c.runners(), func(i int) []string {
-			return inside(load.Web(requests, o.Seed+uint64(i), fmt.Sprintf("127.0.0.1:%d", portOf(v, i))))
-		})
-		if err != nil {
-			return nil, err
-		}
-		var rates, took []float64
-		longest, answered := 0.0, 0
-		for i, o := range out {
-			r, err := answers(o)
-			if err != nil {
-				return nil, fmt.Errorf("container %d: %w", i, err)
-			}
-			rates, took = append(rates, float64(len(r.Took))/r.Seconds), append(took, r.Took...)
-			longest, answered = max(longest, r.Seconds), answered+len(r.Took)
-		}
-		merge(extra, percentiles(took))
-		x, labels := float64(n), v.labels
-		return []sweep.Sample{
-			// Until the last has ended: some run alone at the end.
-			{Series: "total", Labels: labels, X: x, Value: float64(answered) / longest, Each: rates, Extra: extra},
-			{Series: "each", Labels: labels, X: x, Value: mean(rates)},
-		}, nil
+// askInside has all containers ask themselves.
+func askInside(ctx context.Context, seed uint64, c *crowd, v variant, requests int) ([]sweep.Sample, error) {
+	out, extra, err := c.together(ctx, c.runners(), func(i int) []string {
+		return inside(load.Web(requests, seed+uint64(i), fmt.Sprintf("127.0.0.1:%d", portOf(v, i))))
+	})
+	if err != nil {
+		return nil, err
 	}
-	return sweep.Step{Key: v.key(n), Seconds: 1 + 2*seconds(n) + float64(n*requests)/3000, Run: run}
+	var rates, took []float64
+	longest := 0.0
+	for i, o := range out {
+		r, err := answers(o)
+		if err != nil {
+			return nil, fmt.Errorf("container %d: %w", i, err)
+		}
+		rates, took = append(rates, float64(len(r.Took))/r.Seconds), append(took, r.Took...)
+		longest = max(longest, r.Seconds)
+	}
+	merge(extra, percentiles(took))
+	x := float64(len(c.members))
+	return []sweep.Sample{
+		// Until the last has ended: some run alone at the end.
+		{Series: "total", Labels: v.labels, X: x, Value: float64(len(took)) / longest, Each: rates, Extra: extra},
+		{Series: "each", Labels: v.labels, X: x, Value: mean(rates)},
+	}, nil
 }
 
 // answers reads what a client has seen. Requests that were refused make all others
@@ -214,53 +250,48 @@ func planWebRandom(o *sweep.Options) (*sweep.Plan, error) {
 		Notes: []string{
 			server.note(),
 			fmt.Sprintf("%d requests from another network namespace, one after the other, each on a new connection to a server drawn at random.", requests),
+			grownNote,
 			"Percentiles are of the single requests, in milliseconds.",
 		},
 	}
 	order(p.Figure, list, "response")
+	p.Room.Connections = requests/p.Containers + 1
+	loader, err := findLoad()
+	if err != nil {
+		return nil, err
+	}
 	for _, v := range list {
-		for _, n := range doubling(p.Containers) {
-			p.Steps = append(p.Steps, randomStep(o, server, v, n, requests))
+		measure := func(ctx context.Context, e *sweep.Env, c *crowd) ([]sweep.Sample, error) {
+			return askOutside(ctx, e, loader, o.Seed, c, v, requests)
 		}
+		p.Steps = append(p.Steps, server.step(v, doubling(p.Containers), requests, measure))
 	}
 	return p, nil
 }
 
-func randomStep(o *sweep.Options, server webServer, v variant, n, requests int) sweep.Step {
-	run := func(ctx context.Context, e *sweep.Env) (_ []sweep.Sample, err error) {
-		loader, err := findLoad()
-		if err != nil {
-			return nil, err
-		}
-		c, err := server.serve(ctx, e.Rig, v, n)
-		if err != nil {
-			return nil, err
-		}
-		defer func() { err = errors.Join(err, c.disperse(ctx)) }()
-		var servers []string
-		for i, m := range c.members {
-			servers = append(servers, m.Address(portOf(v, i)))
-		}
-		before, err := c.watch()
-		if err != nil {
-			return nil, err
-		}
-		seed := o.Seed + uint64(e.Round)
-		out, err := e.Rig.Outside(ctx, append([]string{loader}, load.Web(requests, seed, servers...)...)...)
-		if err != nil {
-			return nil, err
-		}
-		after, err := c.watch()
-		if err != nil {
-			return nil, err
-		}
-		r, err := answers(out)
-		if err != nil {
-			return nil, err
-		}
-		extra := after.since(before)
-		extra["requests_per_s"] = float64(len(r.Took)) / r.Seconds
-		return []sweep.Sample{{Series: "response", Labels: v.labels, X: float64(n), Value: mean(r.Took), Events: r.Took, Extra: extra}}, nil
+// askOutside has the remote side ask containers at random.
+func askOutside(ctx context.Context, e *sweep.Env, loader string, seed uint64, c *crowd, v variant, requests int) ([]sweep.Sample, error) {
+	var servers []string
+	for i, m := range c.members {
+		servers = append(servers, m.Address(portOf(v, i)))
 	}
-	return sweep.Step{Key: v.key(n), Seconds: 1 + 2*seconds(n) + float64(requests)/3000, Run: run}
+	before, err := c.watch()
+	if err != nil {
+		return nil, err
+	}
+	out, err := e.Rig.Outside(ctx, append([]string{loader}, load.Web(requests, seed+uint64(e.Round), servers...)...)...)
+	if err != nil {
+		return nil, err
+	}
+	after, err := c.watch()
+	if err != nil {
+		return nil, err
+	}
+	r, err := answers(out)
+	if err != nil {
+		return nil, err
+	}
+	extra := after.since(before)
+	extra["requests_per_s"] = float64(len(r.Took)) / r.Seconds
+	return []sweep.Sample{{Series: "response", Labels: v.labels, X: float64(len(servers)), Value: mean(r.Took), Events: r.Took, Extra: extra}}, nil
 }

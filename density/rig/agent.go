@@ -41,8 +41,14 @@ func (r *Rig) useAgent(ctx context.Context) error {
 	if a.log, err = os.Create(filepath.Join(r.dir, "agent.log")); err != nil {
 		return err
 	}
+	// As it is without a configuration, but that it leaves the machine's other containers
+	// alone.
+	config := filepath.Join(r.dir, "agent.toml")
+	if err := os.WriteFile(config, fmt.Appendf(nil, "[charge]\nwithin = %q\n", "/"+r.name()), 0o600); err != nil {
+		return errors.Join(err, a.log.Close())
+	}
 	// It is to stay longer than what it was started for: it has no context.
-	a.cmd = r.command(context.WithoutCancel(ctx), tsugiki, "agent", "--config", os.DevNull,
+	a.cmd = r.command(context.WithoutCancel(ctx), tsugiki, "agent", "--config", config,
 		"--run-dir", filepath.Dir(r.socket()), "--state-dir", filepath.Join(r.dir, "agent"))
 	a.cmd.Stdout, a.cmd.Stderr = a.log, a.log
 	if err := r.host.start(a.cmd); err != nil {

@@ -27,6 +27,9 @@ const (
 	stopLimit  = 30 * time.Second
 	// pollInterval is between two connections to a port that is waited for.
 	pollInterval = 2 * time.Millisecond
+	// crun refuses to work where v2 has controllers and v1 has others. A container of its
+	// stays in the rig's own v2 group then.
+	crun = "crun"
 	// firstPort is the first of the host's ports that lead to containers. The kernel
 	// gives those from 32768 to clients.
 	firstPort, lastPort = 10000, 32000
@@ -37,11 +40,11 @@ const (
 type Container struct {
 	rig       *Rig
 	spec      Spec
+	at        *place            // where the runtime runs
 	runtime   string            // the program
 	env       []string          // of the program, besides the machine's
 	hostPorts map[uint16]uint16 // of the host's, by its own
 	net       *netns.NS         // behind a bridge
-	connected bool              // to the bridge
 	mounted   string            // its overlay
 	created   bool              // the runtime knows it
 	pid       int
@@ -83,7 +86,10 @@ func (c *Container) prepare(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	c.runtime = made
+	c.runtime, c.at = made, r.host
+	if r.pureV1 != nil && filepath.Base(made) == crun {
+		c.at = r.pureV1
+	}
 	switch c.spec.Network {
 	case Graft:
 		if c.runtime, err = findTsugiki("tsugiki-runtime"); err != nil {
@@ -92,7 +98,7 @@ func (c *Container) prepare(ctx context.Context) (err error) {
 		c.env = []string{"TSUGIKI_AGENT=" + r.socket(), "TSUGIKI_OCI_RUNTIME=" + made}
 		err = r.useAgent(ctx)
 	case Bridge:
-		_, err = r.useBridge()
+		err = r.useBridge()
 	}
 	if err != nil {
 		return err
@@ -163,7 +169,10 @@ func (c *Container) start(ctx context.Context) error {
 		return err
 	}
 	if c.spec.Network == Bridge {
-		if err := c.rig.bridge.connect(ctx, c); err != nil {
+		if c.net, err = netns.New(); err != nil {
+			return err
+		}
+		if err := c.rig.bridge.Connect(ctx, c.link()); err != nil {
 			return err
 		}
 	}
@@ -200,7 +209,7 @@ func (c *Container) run(ctx context.Context) error {
 	cmd := c.command(ctx, "run", "--detach", "--pid-file", pidFile, "--bundle", c.dir(), c.spec.Name)
 	cmd.Stdout, cmd.Stderr = output, said
 	c.created = true
-	err = c.rig.host.start(cmd)
+	err = c.at.start(cmd)
 	if err == nil {
 		err = cmd.Wait()
 	}
@@ -225,7 +234,7 @@ func (c *Container) command(ctx context.Context, args ...string) *exec.Cmd {
 }
 
 func (c *Container) call(ctx context.Context, args ...string) ([]byte, error) {
-	return c.rig.host.output(ctx, c.command(ctx, args...))
+	return c.at.output(ctx, c.command(ctx, args...))
 }
 
 // errors is the file of what the runtime and the program complain of, said its end.
@@ -275,7 +284,10 @@ func (c *Container) dial(ctx context.Context, port uint16) error {
 
 // in runs fn in the network namespace in which Address is.
 func (c *Container) in(fn func() error) error {
-	if c.spec.Network != None {
+	switch c.spec.Network {
+	case Bridge:
+		return c.rig.bridged.net.Do(fn)
+	case Graft, Host:
 		return c.rig.host.net.Do(fn)
 	}
 	own, err := netns.Open(strconv.Itoa(c.pid))
@@ -312,13 +324,18 @@ func (c *Container) PID() int { return c.pid }
 // Cgroup is the path of its group below the mount of each hierarchy, with a slash first.
 func (c *Container) Cgroup() string { return "/" + c.rig.name() + "/" + c.spec.Name }
 
-// Address is where one of its Ports is reached from the host and from the remote side,
-// as ADDR:PORT; of a container with network None it is that in itself.
+// Address is where one of its Ports is reached from the remote side and from the host,
+// of a container behind a bridge from the host that has it, as ADDR:PORT; of a container
+// with network None it is that in itself.
 func (c *Container) Address(port uint16) string {
 	if c.spec.Network == None {
 		return fmt.Sprintf("127.0.0.1:%d", port)
 	}
-	return fmt.Sprintf("%s:%d", hostAddr.Addr(), c.hostPorts[port])
+	host := hostAddr
+	if c.spec.Network == Bridge {
+		host = bridgedAddr
+	}
+	return fmt.Sprintf("%s:%d", host.Addr(), c.hostPorts[port])
 }
 
 // Line reads the next line of what the program prints, after that of Spec.Ready. At the

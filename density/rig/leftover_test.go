@@ -1,5 +1,3 @@
-//go:build density
-
 package rig
 
 import (
@@ -20,10 +18,27 @@ import (
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
+// limitEnv makes the test's program one that says how many processes its group allows.
+const limitEnv = "TSUGIKI_TEST_LIMIT"
+
 // killedEnv makes the test's program one that makes containers and is killed.
 const killedEnv = "TSUGIKI_TEST_KILLED"
 
 func TestMain(m *testing.M) {
+	if os.Getenv(limitEnv) != "" {
+		r := &Rig{}
+		var err error
+		var left int64
+		if r.v1, err = controllers(); err == nil {
+			left, err = r.groupLimit("pids", "pids.max", "pids.current", "pids.max", "pids.current")
+		}
+		if err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+		fmt.Println(left)
+		os.Exit(0)
+	}
 	if dir := os.Getenv(killedEnv); dir != "" {
 		if err := makeAndWait(dir); err != nil {
 			fmt.Println(err)

@@ -29,6 +29,7 @@ var errClosed = errors.New("the rig is closed")
 // forked it.
 type place struct {
 	net    *netns.NS
+	shared bool // another place's namespace, which that closes
 	work   chan func()
 	ended  chan struct{} // closed when the thread is about to end
 	closed chan struct{} // no more work
@@ -41,13 +42,46 @@ func newPlace(mounts *os.File) (*place, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &place{net: ns, work: make(chan func()), ended: make(chan struct{}), closed: make(chan struct{})}
-	ready := make(chan error)
-	onThread(func() { p.serve(mounts, ready) })
-	if err := <-ready; err != nil {
+	p := &place{net: ns}
+	if err := p.open(func() error { return enter(ns, mounts) }); err != nil {
 		return nil, errors.Join(err, ns.Close())
 	}
 	return p, nil
+}
+
+// without is a place in the same network namespace that sees all mounts but one.
+func (p *place) without(path string) (*place, error) {
+	mounts, err := p.mounts()
+	if err != nil {
+		return nil, err
+	}
+	defer mounts.Close()
+	other := &place{net: p.net, shared: true}
+	err = other.open(func() error {
+		err := enter(p.net, mounts)
+		if err == nil {
+			err = ownMounts(unix.MS_SLAVE)
+		}
+		if err == nil {
+			err = unix.Unmount(path, unix.MNT_DETACH)
+		}
+		if err != nil {
+			return fmt.Errorf("hide %s: %w", path, err)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return other, nil
+}
+
+// open starts the place's thread.
+func (p *place) open(enter func() error) error {
+	p.work, p.ended, p.closed = make(chan func()), make(chan struct{}), make(chan struct{})
+	ready := make(chan error)
+	onThread(func() { p.serve(enter, ready) })
+	return <-ready
 }
 
 // onThread runs fn on a thread that ends with it. It is never the process's main
@@ -69,9 +103,9 @@ func onThread(fn func()) {
 	}()
 }
 
-func (p *place) serve(mounts *os.File, ready chan<- error) {
+func (p *place) serve(enter func() error, ready chan<- error) {
 	defer close(p.ended)
-	if err := p.enter(mounts); err != nil {
+	if err := enter(); err != nil {
 		ready <- err
 		return
 	}
@@ -88,7 +122,7 @@ func (p *place) serve(mounts *os.File, ready chan<- error) {
 
 // enter moves the calling thread. What is unmounted on the machine is unmounted here
 // too, and nothing goes the other way (MS_SLAVE).
-func (p *place) enter(mounts *os.File) error {
+func enter(ns *netns.NS, mounts *os.File) error {
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return fmt.Errorf("make mount namespace: %w", err)
 	}
@@ -96,16 +130,24 @@ func (p *place) enter(mounts *os.File) error {
 		if err := unix.Setns(int(mounts.Fd()), unix.CLONE_NEWNS); err != nil {
 			return fmt.Errorf("enter mount namespace: %w", err)
 		}
-	} else {
-		err := unix.Unshare(unix.CLONE_NEWNS)
+	} else if err := ownMounts(unix.MS_SLAVE, unix.MS_SHARED); err != nil {
+		return err
+	}
+	return unix.Setns(int(ns.File().Fd()), unix.CLONE_NEWNET)
+}
+
+// ownMounts gives the calling thread a mount namespace of its own.
+func ownMounts(propagation ...uintptr) error {
+	err := unix.Unshare(unix.CLONE_NEWNS)
+	for _, p := range propagation {
 		if err == nil {
-			err = unix.Mount("", "/", "", unix.MS_SLAVE|unix.MS_REC, "")
-		}
-		if err != nil {
-			return fmt.Errorf("make mount namespace: %w", err)
+			err = unix.Mount("", "/", "", p|unix.MS_REC, "")
 		}
 	}
-	return unix.Setns(int(p.net.File().Fd()), unix.CLONE_NEWNET)
+	if err != nil {
+		return fmt.Errorf("make mount namespace: %w", err)
+	}
+	return nil
 }
 
 // do runs fn on the place's thread.
@@ -132,6 +174,9 @@ func (p *place) mounts() (f *os.File, err error) {
 func (p *place) close() error {
 	close(p.closed)
 	<-p.ended
+	if p.shared {
+		return nil
+	}
 	return p.net.Close()
 }
 

@@ -2,9 +2,9 @@
 // an OCI runtime from a file system of the machine's own programs, without a daemon
 // but the agent's, and with nothing downloaded.
 //
-// It owns two network namespaces, one that stands for the host and one for a remote
-// side, a mount namespace, one cgroup, one folder, and the agent for grafted
-// containers. It measures how long containers take to start and to stop, and reads what
+// It owns network namespaces, one that stands for the host, one that stands for a host
+// with a bridge and one for a remote side, a mount namespace, one cgroup, one folder, and
+// the agent for grafted containers. It measures how long containers take to start and to stop, and reads what
 // they use; what runs in them, and what it means, is the caller's. It does not touch the
 // machine's own network, mounts or other groups. It needs root, cgroups (v1, v2 or
 // both, v2 at least without controllers), Linux 5.14, a runtime, and for bridges the CNI
@@ -12,8 +12,9 @@
 //
 // Theory of operation: all commands of a rig are forked by one thread that is in the
 // rig's mount namespace and in that of its network namespaces which stands for the host.
-// So what is mounted is seen by nobody else, and goes with the last process; a bridge
-// is a link of the namespace, and goes with it. All processes are in one cgroup of the
+// So what is mounted is seen by nobody else, and goes with the last process. A bridge
+// and its rules go with a namespace of their own: else what other containers send would
+// be tracked, and translated, as soon as one was behind a bridge. All processes are in one cgroup of the
 // v2 hierarchy: to take a rig down is to kill that. What a killed rig leaves is that
 // cgroup with what runs in it, groups of the same name in the v1 hierarchies, and the
 // folder; it is written down in Registry before it is made, and the next rig, of
@@ -35,6 +36,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/internal/cgroup"
+	"github.com/tsugiki/tsugiki/internal/cni"
 	"github.com/tsugiki/tsugiki/internal/netns"
 )
 
@@ -65,6 +67,9 @@ var (
 var (
 	hostAddr   = netip.MustParsePrefix("198.51.100.1/24")
 	remoteAddr = netip.MustParsePrefix("198.51.100.2/24")
+	// Of the host that has the bridge, and of the remote side's link to it.
+	bridgedAddr       = netip.MustParsePrefix("203.0.113.1/24")
+	remoteBridgedAddr = netip.MustParsePrefix("203.0.113.2/24")
 )
 
 // helpersGroup has the rig's own processes, below its group.
@@ -90,13 +95,15 @@ type Rig struct {
 	v1      map[string]string
 	mounts  *os.File
 	host    *place
+	bridged *place // the host that has the bridge
+	pureV1  *place // the host without the v2 hierarchy; nil if all is v2
 	remote  *place
 
 	mu         sync.Mutex // guards what follows
 	containers map[string]*Container
 	ports      map[uint16]string // of the host's: by whom they are taken
 	agent      *agent            // nil until a container is grafted
-	bridge     *bridge           // nil until a container is connected to it
+	bridge     *cni.Network      // nil until a container is connected to it
 }
 
 // New makes a rig, after it has removed what killed ones have left.
@@ -199,10 +206,22 @@ func (r *Rig) makePlaces() (err error) {
 	if r.mounts, err = r.host.mounts(); err != nil {
 		return err
 	}
-	if r.remote, err = newPlace(r.mounts); err != nil {
+	for _, p := range []**place{&r.bridged, &r.remote} {
+		if *p, err = newPlace(r.mounts); err != nil {
+			return err
+		}
+	}
+	if len(r.v1) > 0 {
+		if r.pureV1, err = r.host.without(filepath.Dir(r.group)); err != nil {
+			return err
+		}
+	}
+	err = netns.Connect(netns.End{NS: r.host.net, Name: "remote", Addr: hostAddr}, netns.End{NS: r.remote.net, Name: "host", Addr: remoteAddr})
+	if err != nil {
 		return err
 	}
-	return netns.Connect(netns.End{NS: r.host.net, Name: "remote", Addr: hostAddr}, netns.End{NS: r.remote.net, Name: "host", Addr: remoteAddr})
+	return netns.Connect(netns.End{NS: r.bridged.net, Name: "remote", Addr: bridgedAddr},
+		netns.End{NS: r.remote.net, Name: "bridged", Addr: remoteBridgedAddr})
 }
 
 // Close ends everything and removes it. It may be called again after an error.
@@ -221,7 +240,7 @@ func (r *Rig) Close() error {
 		r.agent.close()
 		r.agent = nil
 	}
-	for _, p := range []**place{&r.remote, &r.host} {
+	for _, p := range []**place{&r.remote, &r.bridged, &r.pureV1, &r.host} {
 		if *p != nil {
 			errs = append(errs, (*p).close())
 			*p = nil

@@ -1,17 +1,16 @@
 package rig
 
 import (
-	"debug/elf"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
-	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/programs"
 )
 
 // applets of busybox have links in /bin; the others are called as "busybox NAME".
@@ -72,13 +71,13 @@ func (r *Rig) Put(path string, data []byte, mode os.FileMode) error {
 // Install copies programs of the machine, by name or path, into /bin of the rootfs
 // that containers are made of, and their libraries to where they are on the machine.
 // Busybox is there from the beginning, with links for the applets of use.
-func (r *Rig) Install(programs ...string) error {
-	for _, program := range programs {
+func (r *Rig) Install(list ...string) error {
+	for _, program := range list {
 		path, err := exec.LookPath(program)
 		if err != nil {
 			return fmt.Errorf("install %s in containers: it %w", program, ErrMissing)
 		}
-		libraries, err := librariesOf(path)
+		libraries, err := programs.Libraries(path)
 		if err != nil {
 			return err
 		}
@@ -115,37 +114,6 @@ func copyFile(to, from string, mode os.FileMode) error {
 	}
 	_, err = io.Copy(out, in)
 	return errors.Join(err, out.Chmod(mode), out.Close())
-}
-
-// absolute are the paths in what ldd prints.
-var absolute = regexp.MustCompile(`(?m)(?:^\t|=> )(/\S+) \(0x`)
-
-// librariesOf lists what a program loads; nothing if it is static.
-func librariesOf(program string) ([]string, error) {
-	f, err := elf.Open(program)
-	if err != nil {
-		return nil, fmt.Errorf("find the libraries of %s: %w", program, err)
-	}
-	defer f.Close()
-	dynamic := false
-	for _, p := range f.Progs {
-		dynamic = dynamic || p.Type == elf.PT_INTERP
-	}
-	if !dynamic {
-		return nil, nil
-	}
-	out, err := exec.Command("ldd", program).Output()
-	if err != nil {
-		return nil, fmt.Errorf("find the libraries of %s: %w", program, err)
-	}
-	if strings.Contains(string(out), "not found") {
-		return nil, fmt.Errorf("find the libraries of %s: one is missing: %s", program, strings.TrimSpace(string(out)))
-	}
-	var list []string
-	for _, found := range absolute.FindAllSubmatch(out, -1) {
-		list = append(list, string(found[1]))
-	}
-	return list, nil
 }
 
 // makeRoot makes the root file system of a container, and says where it is.

@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/tsugiki/tsugiki/internal/cni"
 )
 
 // dockerProfile is the seccomp profile of Docker 20.10, which all engines have much
@@ -133,7 +135,7 @@ func (c *Container) namespaces() []specs.LinuxNamespace {
 	switch c.spec.Network {
 	case Host: // that of the runtime
 	case Bridge:
-		list = append(list, specs.LinuxNamespace{Type: specs.NetworkNamespace, Path: nsPath(c.net)})
+		list = append(list, specs.LinuxNamespace{Type: specs.NetworkNamespace, Path: cni.NSPath(c.net)})
 	default:
 		list = append(list, specs.LinuxNamespace{Type: specs.NetworkNamespace})
 	}

@@ -35,7 +35,7 @@ func (c *Container) Stats() (s Stats, err error) {
 	}
 	s.Periods, s.Throttled = stat["nr_periods"], stat["nr_throttled"]
 	s.ThrottledBy = time.Duration(stat["throttled_time"]) + time.Duration(stat["throttled_usec"])*time.Microsecond
-	if s.PSS, s.Processes, err = pssBelow(filepath.Join(filepath.Dir(c.rig.group), c.Cgroup())); err != nil {
+	if s.PSS, s.Processes, err = pssBelow(filepath.Join(c.rig.hierarchy("cpu"), c.Cgroup())); err != nil {
 		return s, err
 	}
 	// The agent makes groups in its own, named after containers, with a mark of eight

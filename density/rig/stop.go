@@ -28,7 +28,7 @@ func (c *Container) stop(ctx context.Context) (time.Duration, error) {
 		errs = append(errs, c.kill(ctx))
 	}
 	if c.spec.Network == Bridge && c.net != nil {
-		errs = append(errs, c.rig.bridge.disconnect(ctx, c))
+		errs = append(errs, c.rig.bridge.Disconnect(ctx, c.link()))
 	}
 	if c.mounted != "" {
 		errs = append(errs, c.rig.unmount(c.mounted))

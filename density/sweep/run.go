@@ -10,6 +10,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -28,9 +29,10 @@ const (
 type Sweep struct {
 	Experiments []Experiment
 	Options     Options
-	Dir         string // of the results; it exists
-	WorkDir     string // for the rigs' folders; empty: the system's for temporary files
-	Resume      bool   // what the journal in Dir has is not measured again
+	Dir         string   // of the results; it exists
+	WorkDir     string   // for the rigs' folders; empty: the system's for temporary files
+	Resume      bool     // what the journal in Dir has is not measured again
+	Command     []string // runs it again, but for the seed
 	Progress    io.Writer
 	Log         *slog.Logger
 
@@ -41,9 +43,9 @@ type Sweep struct {
 	events  map[*result.Point][]float64
 }
 
-// Run makes all steps and returns the results, with an error also: those that there are
-// then, or nil if nothing was measured. Everything that it has made is removed when it
-// returns. It ends when ctx does.
+// Run makes all steps, writes the results into Dir and returns them, with an error also:
+// those that there are then, or nil if nothing was measured. Everything else that it has
+// made is removed when it returns. It ends when ctx does.
 func (s *Sweep) Run(ctx context.Context) (_ *result.Results, err error) {
 	s.events = make(map[*result.Point][]float64)
 	s.results = &result.Results{Started: time.Now().UTC().Truncate(time.Second)}
@@ -143,12 +145,17 @@ func (s *Sweep) check(ctx context.Context) (err error) {
 
 // left is how long the steps are expected to take that have not been made.
 func (s *Sweep) left() (seconds float64) {
+	shared := make(map[string]bool)
 	for _, p := range s.plans {
 		for round := range p.Rounds {
 			for i := range p.Steps {
-				if !s.journal.made(p.Figure.Name, p.Steps[i].Key, round) {
-					seconds += p.Steps[i].Seconds
+				step := &p.Steps[i]
+				same := fmt.Sprint(step.Same, round)
+				if s.journal.made(p.Figure.Name, step.Key, round) || step.Same != "" && shared[same] {
+					continue
 				}
+				shared[same] = true
+				seconds += step.Seconds
 			}
 		}
 	}
@@ -219,10 +226,31 @@ func (s *Sweep) step(ctx context.Context, p *Plan, step *Step, e *Env) error {
 	if left := e.Rig.Running(); len(left) > 0 {
 		return fmt.Errorf("it has left containers running: %s", strings.Join(left, ", "))
 	}
-	made := entry{Figure: p.Figure.Name, Key: step.Key, Round: e.Round, Seconds: took.Seconds(), Samples: samples}
 	s.bar.done(step.Seconds, took)
-	s.add(p, made)
-	return s.journal.append(made)
+	return s.keep(p, step, entry{Round: e.Round, Seconds: took.Seconds(), Samples: samples})
+}
+
+// keep writes down what a step has measured, for each figure that has the step.
+func (s *Sweep) keep(p *Plan, step *Step, made entry) error {
+	samples := made.Samples
+	for _, other := range s.plans {
+		for i := range other.Steps {
+			same := &other.Steps[i]
+			if same != step && (step.Same == "" || same.Same != step.Same) ||
+				made.Round >= other.Rounds || s.journal.made(other.Figure.Name, same.Key, made.Round) {
+				continue
+			}
+			made.Figure, made.Key = other.Figure.Name, same.Key
+			made.Samples = slices.DeleteFunc(slices.Clone(samples), func(m Sample) bool {
+				return m.Figure != other.Figure.Name && (m.Figure != "" || other != p)
+			})
+			s.add(other, made)
+			if err := s.journal.append(made); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 func (s *Sweep) add(p *Plan, made entry) {
@@ -264,10 +292,12 @@ func (s *Sweep) finish(ctx context.Context, failed []error) (*result.Results, er
 	if made == 0 {
 		return nil, errors.Join(failed...)
 	}
-	if len(failed) == 0 {
-		return r, s.journal.remove()
+	r.Command = append(s.Command, "--seed", strconv.FormatUint(s.Options.Seed, 10))
+	err := r.Save(s.Dir)
+	if err == nil && len(failed) == 0 { // else there would be nothing that has it
+		err = s.journal.remove()
 	}
-	return r, errors.Join(failed...)
+	return r, errors.Join(append(failed, err)...)
 }
 
 // options are what two sweeps have to share to be compared.

@@ -11,8 +11,9 @@
 // the machine has, before anything is measured. Each figure then has a rig of its own.
 // A step that was made is appended to the journal in the folder of the results, and is
 // what a sweep consists of: an interrupted one has all steps but the last, and one that
-// is resumed makes those that the journal has not. Orders are drawn from the seed, which
-// the journal has, the round and the figure.
+// is resumed makes those that the journal has not. It is removed when the results of a
+// whole sweep are written. Orders are drawn from the seed, which the journal and the
+// command in the results have, the round and the figure.
 package sweep
 
 import (
@@ -68,7 +69,10 @@ type Plan struct {
 type Step struct {
 	Key     string  // unique in the plan, the same in each run with the same options
 	Seconds float64 // how long it is expected to take, to guess the time left
-	Run     func(ctx context.Context, e *Env) ([]Sample, error)
+	// Same, if it is not empty, names what other figures of the same sweep measure
+	// too: such steps are made once in a round, for all figures that have one.
+	Same string
+	Run  func(ctx context.Context, e *Env) ([]Sample, error)
 }
 
 // Env is where a step is made.
@@ -80,6 +84,7 @@ type Env struct {
 
 // Sample is one measured value of one point, and what was measured beside it.
 type Sample struct {
+	Figure   string             `json:"figure,omitempty"` // whose it is, of a step with Same; empty: that of the step
 	Series   string             `json:"series"`
 	Labels   map[string]string  `json:"labels,omitempty"` // of the series
 	X        float64            `json:"x"`

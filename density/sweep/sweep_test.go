@@ -92,7 +92,7 @@ func runIn(ctx context.Context, t *testing.T, s *Sweep) (*result.Results, error)
 
 func TestRun(t *testing.T) {
 	one, two, dir := &counting{name: "one"}, &counting{name: "two"}, t.TempDir()
-	r, err := run(t, &Sweep{Experiments: []Experiment{one, two}, Dir: dir})
+	r, err := run(t, &Sweep{Experiments: []Experiment{one, two}, Dir: dir, Command: []string{"again"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -113,8 +113,8 @@ func TestRun(t *testing.T) {
 		!strings.HasPrefix(r.Machine.Runtime, "runc ") || r.Machine.CongestionControl == "" {
 		t.Errorf("results: %+v", r)
 	}
-	if err := r.Save(dir); err != nil {
-		t.Error(err)
+	if saved, err := result.Load(dir); err != nil || len(saved.Figures) != 2 || len(saved.Command) != 3 {
+		t.Errorf("saved: %+v, %v", saved, err)
 	}
 	if _, err := os.Stat(filepath.Join(dir, JournalFile)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the journal of a complete sweep: %v", err)
@@ -171,6 +171,111 @@ func TestCategories(t *testing.T) {
 	}
 	if diff := cmp.Diff([]string{"host at 0: [1 2]", " at 3: [3]"}, got); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// sharing is a figure about what another one measures too.
+type sharing struct {
+	name string
+	made *int
+}
+
+func (s sharing) Name() string { return s.name }
+
+func (s sharing) Plan(*Options) (*Plan, error) {
+	step := Step{Key: "step of " + s.name, Same: "all", Seconds: 1, Run: func(context.Context, *Env) ([]Sample, error) {
+		*s.made++
+		return []Sample{
+			{Figure: "one", Series: "a", X: 1, Value: 1},
+			{Figure: "two", Series: "a", X: 1, Value: 2},
+			{Figure: "other", Series: "a", X: 1, Value: 3},
+			{Series: "own", X: 1, Value: 4},
+		}, nil
+	}}
+	return &Plan{Figure: &result.Figure{Name: s.name}, Rounds: 3, Network: rig.None, Storage: rig.Overlay, Steps: []Step{step}}, nil
+}
+
+// TestShared makes a step once in a round, for two figures.
+func TestShared(t *testing.T) {
+	made, dir := 0, t.TempDir()
+	r, err := run(t, &Sweep{Experiments: []Experiment{sharing{"one", &made}, sharing{"two", &made}}, Dir: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if made != 3 {
+		t.Errorf("made %d times in three rounds", made)
+	}
+	got := make(map[string][]float64)
+	for _, f := range r.Figures {
+		for _, line := range f.Series {
+			got[f.Name+" "+line.Name] = line.At(1).Samples
+		}
+	}
+	want := map[string][]float64{"one a": {1, 1, 1}, "one own": {4, 4, 4}, "two a": {2, 2, 2}}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// varying is a figure whose runs differ.
+type varying struct{ values []float64 }
+
+func (v varying) Name() string { return "varying" }
+
+func (v varying) Plan(*Options) (*Plan, error) {
+	step := Step{Key: "a", Run: func(_ context.Context, e *Env) ([]Sample, error) {
+		return []Sample{{Series: "a", X: 1, Value: v.values[e.Round]}}, nil
+	}}
+	return &Plan{
+		Figure: &result.Figure{Name: "varying", Y: result.Axis{Unit: "ms"}}, Rounds: len(v.values), Network: rig.None, Storage: rig.Overlay, Steps: []Step{step},
+	}, nil
+}
+
+// Runs that differ too much have no number, and say so.
+func TestWide(t *testing.T) {
+	for _, tt := range []struct {
+		values []float64
+		wide   bool
+		want   string
+	}{
+		{[]float64{100, 101, 102}, false, "a: 101 ms at 1."},
+		{[]float64{50, 101, 300}, true, "a: the runs differ too much to say."},
+	} {
+		r, err := run(t, &Sweep{Experiments: []Experiment{varying{tt.values}}, Dir: t.TempDir()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		f := r.Figure("varying")
+		p := f.Line("a", nil).At(1)
+		if p.Wide != tt.wide || p.Low != tt.values[0] || p.High != tt.values[2] || f.Finding != tt.want {
+			t.Errorf("%v: %+v, %q", tt.values, p, f.Finding)
+		}
+	}
+}
+
+// The order is drawn anew in each round, and is the seed's.
+func TestOrder(t *testing.T) {
+	p := &Plan{Figure: &result.Figure{Name: "one"}}
+	for i := range 10 {
+		p.Steps = append(p.Steps, Step{Key: fmt.Sprint(i)})
+	}
+	orders := func(seed uint64) (list []string) {
+		s := &Sweep{Options: Options{Seed: seed}, journal: &journal{}}
+		for round := range 2 {
+			order := ""
+			for _, step := range s.todo(p, round) {
+				order += step.Key
+			}
+			list = append(list, order)
+		}
+		return list
+	}
+	one := orders(1)
+	if !slices.Equal(one, orders(1)) {
+		t.Error("the same seed has another order")
+	}
+	if other := orders(2); one[0] == one[1] || one[0] == other[0] {
+		t.Errorf("orders %v and %v", one, other)
 	}
 }
 

@@ -11,10 +11,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"runtime"
 	"slices"
 
+	"github.com/tsugiki/tsugiki/internal/programs"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
@@ -104,9 +104,6 @@ func BuildImage(dir string) (*Image, error) {
 	return i, i.write(layer)
 }
 
-// libraries are the absolute paths in what ldd prints.
-var libraries = regexp.MustCompile(`(?m)(?:^\t|=> )(/\S+) \(0x`)
-
 // collect finds the programs and their libraries: files of the image by those of
 // the machine.
 func collect(files map[string]string) error {
@@ -121,12 +118,12 @@ func collect(files map[string]string) error {
 			return err
 		}
 		files["usr/bin/"+name] = path
-		out, err := exec.Command("ldd", path).Output()
+		libraries, err := programs.Libraries(path)
 		if err != nil {
-			return fmt.Errorf("find the libraries of %s: %w", name, err)
+			return err
 		}
-		for _, found := range libraries.FindAllSubmatch(out, -1) {
-			files[string(found[1][1:])] = string(found[1])
+		for _, library := range libraries {
+			files[library[1:]] = library
 		}
 	}
 	return nil

@@ -1,0 +1,216 @@
+package rig
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/cni"
+)
+
+// limit is one that the machine has.
+type limit struct {
+	what, remedy string
+	need, have   int64
+	bytes        bool
+}
+
+func (l limit) print(n int64) string {
+	if l.bytes {
+		return size(n)
+	}
+	return strconv.FormatInt(n, 10)
+}
+
+// share is how much of it is taken.
+func (l limit) share() float64 { return float64(l.need) / max(1, float64(l.have)) }
+
+// limits are all that containers meet, with what is left of each.
+func (r *Rig) limits(containers int, network string, need Room) (list []limit, err error) {
+	for _, look := range []func() ([]limit, error){
+		func() ([]limit, error) { return r.storageLimits(need, r.inGroup("memory", containers, network, need)) },
+		func() ([]limit, error) { return r.processLimits(need, r.inGroup("pids", containers, network, need)) },
+		func() ([]limit, error) { return namespaceLimits(containers) },
+	} {
+		more, err := look()
+		if err != nil {
+			return nil, fmt.Errorf("look at the machine's limits: %w", err)
+		}
+		list = append(list, more...)
+	}
+	if network != Bridge {
+		return list, nil
+	}
+	list = append(list, limit{what: "links of a bridge", remedy: "the kernel has no more", need: int64(containers), have: cni.LinksMax})
+	tracked, err := readLimit("/proc/sys/net/netfilter/nf_conntrack_max")
+	list = append(list, limit{
+		what: "tracked connections", remedy: "sysctl -w net.netfilter.nf_conntrack_max=N",
+		need: int64(need.Connections), have: tracked,
+	})
+	return list, err
+}
+
+// inGroup is what is taken of the limits of the group that the rig's own processes are
+// in: with v1, runtimes make the containers' groups elsewhere.
+func (r *Rig) inGroup(controller string, containers int, network string, need Room) Room {
+	switch {
+	case r.v1[controller] == "":
+		return need
+	case network == Graft:
+		return rigRoom.plus(graftRoom, containers)
+	}
+	return rigRoom
+}
+
+func (r *Rig) storageLimits(need, inGroup Room) ([]limit, error) {
+	info, err := readFields("/proc/meminfo")
+	if err != nil {
+		return nil, err
+	}
+	group, err := r.groupLimit("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "memory.max", "memory.current")
+	if err != nil {
+		return nil, err
+	}
+	var disk unix.Statfs_t
+	if err := unix.Statfs(r.dir, &disk); err != nil {
+		return nil, fmt.Errorf("disk of %s: %w", r.dir, err)
+	}
+	return []limit{
+		{what: "memory", remedy: "end what else takes it", need: need.Memory, have: info["MemAvailable"] << 10, bytes: true},
+		{what: "memory of the cgroup", remedy: "raise its limit", need: inGroup.Memory, have: group, bytes: true},
+		{what: "disk in " + r.Options.Dir, remedy: "choose another folder with --work-dir", need: need.Disk, have: int64(disk.Bavail) * disk.Bsize, bytes: true},
+	}, nil
+}
+
+func (r *Rig) processLimits(need, inGroup Room) ([]limit, error) {
+	running, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		return nil, err
+	}
+	ids, err := readLimit("/proc/sys/kernel/pid_max")
+	if err != nil {
+		return nil, err
+	}
+	threads, err := readLimit("/proc/sys/kernel/threads-max")
+	if err != nil {
+		return nil, err
+	}
+	group, err := r.groupLimit("pids", "pids.max", "pids.current", "pids.max", "pids.current")
+	if err != nil {
+		return nil, err
+	}
+	files, err := raiseFiles()
+	if err != nil {
+		return nil, err
+	}
+	now, want := int64(len(running)), int64(need.Processes)
+	return []limit{
+		{what: "process ids", remedy: "sysctl -w kernel.pid_max=N", need: want, have: ids - now},
+		{what: "threads", remedy: "sysctl -w kernel.threads-max=N", need: want, have: threads - now},
+		{what: "processes of the cgroup", remedy: "raise its pids.max, or systemd's TasksMax", need: int64(inGroup.Processes), have: group},
+		{what: "open files", remedy: "raise the hard limit, ulimit -Hn N", need: int64(need.Files), have: files},
+	}, nil
+}
+
+// namespaceLimits are those of namespaces, which containers have one of each kind of, and
+// of mounts: a container's begin as a copy of all.
+func namespaceLimits(containers int) (list []limit, err error) {
+	for _, kind := range []string{"net", "mnt", "pid", "ipc", "uts"} {
+		name := "max_" + kind + "_namespaces"
+		most, err := readLimit("/proc/sys/user/" + name)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, limit{
+			what: kind + " namespaces", remedy: "sysctl -w user." + name + "=N", need: int64(containers + rigNamespaces), have: most,
+		})
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return nil, err
+	}
+	most, err := readLimit("/proc/sys/fs/mount-max")
+	return append(list, limit{
+		what: "mounts", remedy: "sysctl -w fs.mount-max=N",
+		need: int64(strings.Count(string(mounts), "\n") + containers + rigMounts), have: most,
+	}), err
+}
+
+// readLimit reads a limit; the kernel may have none.
+func readLimit(file string) (int64, error) {
+	n, err := readNumber(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return math.MaxInt64, nil
+	}
+	return n, err
+}
+
+// groupLimit is what is left to the rig's own processes by the groups of a controller
+// that they are in: with v1 those of this process, which it has from who started it.
+func (r *Rig) groupLimit(controller, maxV1, nowV1, maxV2, nowV2 string) (int64, error) {
+	root, group, most, now := filepath.Dir(r.group), r.group, maxV2, nowV2
+	if mount, v1 := r.v1[controller]; v1 {
+		own, err := ownGroup(controller)
+		if err != nil {
+			return 0, err
+		}
+		root, group, most, now = mount, filepath.Join(mount, own), maxV1, nowV1
+	}
+	left := int64(math.MaxInt64)
+	for ; strings.HasPrefix(group, root); group = filepath.Dir(group) {
+		text, err := os.ReadFile(filepath.Join(group, most))
+		if errors.Is(err, fs.ErrNotExist) || err == nil && strings.TrimSpace(string(text)) == "max" {
+			continue // the hierarchy's first group has none; or it is the machine's, as this namespace does not see it
+		}
+		if err != nil {
+			return 0, err
+		}
+		allowed, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("read %s of %s: %w", most, group, err)
+		}
+		taken, err := readNumber(filepath.Join(group, now))
+		if err != nil {
+			return 0, err
+		}
+		left = min(left, allowed-taken)
+	}
+	return left, nil
+}
+
+// ownGroup is the group of this process below the mount of a v1 controller.
+func ownGroup(controller string) (string, error) {
+	data, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		return "", err
+	}
+	for line := range strings.Lines(string(data)) {
+		fields := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		if len(fields) == 3 && strings.Contains(","+fields[1]+",", ","+controller+",") {
+			return fields[2], nil
+		}
+	}
+	return "/", nil
+}
+
+// raiseFiles raises the limit of open files to the highest that this process may have,
+// for its children too.
+func raiseFiles() (int64, error) {
+	var files unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
+		return 0, fmt.Errorf("limit of open files: %w", err)
+	}
+	// Go has done so, but only for us: children get what was before, until it is set.
+	files.Cur = files.Max
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
+		return 0, fmt.Errorf("raise the limit of open files: %w", err)
+	}
+	return int64(min(files.Cur, 1<<30)), nil
+}
