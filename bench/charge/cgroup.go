@@ -129,6 +129,16 @@ func (h hierarchies) weigh(group string, weight int) error {
 	return os.WriteFile(filepath.Join(dir, file), []byte(strconv.Itoa(value)), 0)
 }
 
+// limit sets the quota of a group.
+func (h hierarchies) limit(group string, quota time.Duration) error {
+	dir := filepath.Join(h["cpu"], group)
+	file, value := "cpu.cfs_quota_us", strconv.FormatInt(quota.Microseconds(), 10)
+	if v2(dir) {
+		file, value = "cpu.max", value+" "+strconv.FormatInt(period.Microseconds(), 10)
+	}
+	return os.WriteFile(filepath.Join(dir, file), []byte(value), 0)
+}
+
 // procs are the files that move a process into a group, one for each hierarchy.
 func (h hierarchies) procs(group string) []string {
 	var files []string

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 
 	"github.com/tsugiki/tsugiki/charge/bandwidth"
 	"github.com/tsugiki/tsugiki/charge/enforce"
@@ -52,6 +53,7 @@ type helping struct {
 	placement  *helper.Placement
 	share      *share // of a divided one
 	attachment *enforce.Attachment
+	ended      atomic.Bool // the process
 }
 
 // Container is one that the agent itself has.
@@ -136,6 +138,12 @@ func (a *Accounts) keep(x *helping, h Helper) {
 		x.account.by[h.Source] = x.By
 	}
 	a.helpers[x.id] = x
+	if p := x.process; p != nil {
+		go func() {
+			p.Await() // which its being closed ends, too
+			x.ended.Store(true)
+		}()
+	}
 	a.log.Info("helper is charged", "helper", x.id, "container", x.Container, "pid", h.PID, "source", h.Source, "by", x.By, "reason", x.Reason)
 }
 
@@ -282,13 +290,7 @@ func (a *Accounts) reap() {
 	}
 }
 
-func (h *helping) alive() bool {
-	if h.process == nil {
-		return true
-	}
-	_, err := h.process.Elapsed()
-	return !errors.Is(err, os.ErrProcessDone)
-}
+func (h *helping) alive() bool { return !h.ended.Load() }
 
 // sourceName makes the name of a source of what a process or a cgroup is called,
 // which is anything: what package api allows, and no more.

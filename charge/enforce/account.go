@@ -6,6 +6,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/tsugiki/tsugiki/charge/balance"
@@ -21,6 +22,14 @@ type Clock interface {
 	// Elapsed is the CPU time since any origin. os.ErrProcessDone: there will be no
 	// more, and what it says is the last.
 	Elapsed() (time.Duration, error)
+}
+
+// Waker is a clock that says by itself that it goes on, and has not to be read for that.
+type Waker interface {
+	Clock
+	// Wake has call run, once, some milliseconds after the clock has gone on by that
+	// much. If it is set already it stays as it is. An error: the clock has to be read.
+	Wake(after time.Duration, call func()) error
 }
 
 // Account is one container's. Its methods may be called by several goroutines, and
@@ -49,6 +58,8 @@ type Account struct {
 	forgiven time.Duration
 	warn     time.Duration // when to log that next
 	fault    string        // that was logged last
+
+	asleep atomic.Bool // it is looked at only now and then, unless it is roused
 
 	mu      sync.Mutex // guards what follows
 	charges map[string]time.Duration
@@ -88,6 +99,7 @@ func (a *Account) Charge(source string, d time.Duration) {
 	a.mu.Lock()
 	a.charges[source] = min(max(a.charges[source]+min(max(d, -maxCharge), maxCharge), -maxCharge), maxCharge)
 	a.mu.Unlock()
+	a.rouse()
 }
 
 // Attachment is a clock that runs for an account.
@@ -110,6 +122,7 @@ func (a *Account) Attach(source string, clock Clock, placed bool) *Attachment {
 	if placed {
 		a.placed[source] = true
 	}
+	a.rouse() // it is not known to wake
 	return x
 }
 
@@ -249,6 +262,7 @@ func (a *Account) bury() {
 // restore puts everything back, and ends what runs for the account.
 func (a *Account) restore() error {
 	a.due = 1<<63 - 1
+	a.asleep.Store(false)
 	a.clocks = nil
 	err := errors.Join(a.release(a.c.now()), a.putBack())
 	a.closeFreezer()

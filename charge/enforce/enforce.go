@@ -6,8 +6,10 @@
 // measure: clocks and charges come from outside, and package balance decides.
 //
 // Theory of operation. One goroutine, on a thread of its own, looks at all accounts.
-// One to which nothing was charged lately is looked at every 100 ms, together with
-// all others at rest. An active one is looked at 0.3 ms after the beginning of each
+// One to which nothing was charged lately is looked at every second, together with
+// all others at rest, and at the next tenth of a second when something is charged. The
+// kernel says so of processes (see Waker): they get no farther than wakeAfter unseen,
+// but for its tick. Where it does not, the clocks are read every 100 ms. An active one is looked at 0.3 ms after the beginning of each
 // of its periods, where a quota that is written counts for a whole period: a write
 // elsewhere gives what was not used of the period twice (the kernel refills at each
 // write). If it may have to be held soon, it is looked at every 10 ms, again all such
@@ -29,6 +31,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"os"
 	"slices"
 	"sync"
@@ -77,6 +80,10 @@ type Controller struct {
 	accounts []*Account
 	closed   bool
 	lowered  time.Duration // when any quota last was, or 0
+
+	sleep  sync.Mutex // guards what follows; taken after mu
+	alarm  time.Duration
+	roused []roused
 }
 
 // New starts a controller. It ends with Close.
@@ -171,6 +178,9 @@ func (c *Controller) Close() error {
 	if c.watch != nil {
 		errs = append(errs, c.watch.close())
 	}
+	c.sleep.Lock()
+	defer c.sleep.Unlock()
+	c.alarm = math.MinInt64 // nobody sets the timer any more
 	return errors.Join(append(errs, c.timer.Close())...)
 }
 
@@ -178,9 +188,7 @@ func (c *Controller) Close() error {
 func (c *Controller) now() time.Duration { return time.Since(c.start) }
 
 // kick makes the loop look at what is due. The mutex is held.
-func (c *Controller) kick() {
-	c.alarm(0)
-}
+func (c *Controller) kick() { c.wakeBy(0) }
 
 // limitOf is a limit for package balance.
 func limitOf(l bandwidth.Limit) balance.Limit {

@@ -29,7 +29,7 @@ const (
 	// thawedByOthers is how long somebody has to do what he thawed the container for.
 	thawedByOthers = time.Second
 	// slack is how much later than it should a hold may end on a busy machine.
-	slack = 2 * balance.Pulse
+	slack = balance.Pulse + gatherMost
 )
 
 // freeze holds the container, if it can be and nobody else has frozen it.

@@ -9,8 +9,9 @@ import (
 // look brings an account up to date, and does what follows from that.
 func (a *Account) look(now time.Duration) error {
 	rest := a.balance.Rest()
-	if rest && a.idle() && now < a.checked+checkEvery {
-		a.due = nextTick(now, restEvery)
+	a.asleep.Store(false)
+	if rest && now < a.checked+checkAfter && a.idle() {
+		a.rest(now)
 		return nil
 	}
 	a.due = nextTick(now, restEvery) // should something fail
@@ -18,7 +19,7 @@ func (a *Account) look(now time.Duration) error {
 	if err := a.learn(now); err != nil {
 		return err
 	}
-	if now >= a.checked+checkEvery {
+	if now >= a.checked+checkAfter {
 		if err := a.check(now); err != nil {
 			return err
 		}
@@ -74,6 +75,29 @@ func (a *Account) idle() bool {
 	return len(a.charges) == 0
 }
 
+// rest says when to look next at an account at rest: soon, unless what has to be seen
+// rouses it.
+func (a *Account) rest(now time.Duration) {
+	a.due = nextTick(now+early, restEvery)
+	for _, x := range a.clocks {
+		if x.placed {
+			continue
+		}
+		if w, wakes := x.clock.(Waker); !wakes || w.Wake(wakeAfter, a.rouse) != nil {
+			return
+		}
+	}
+	a.asleep.Store(true)
+	a.mu.Lock()
+	charged := len(a.charges) > 0
+	a.mu.Unlock()
+	if charged { // before it slept
+		a.rouse()
+		return
+	}
+	a.due = nextTick(now+early, checkEvery)
+}
+
 // learn follows the kernel's periods while something may have to be done at their
 // begin.
 func (a *Account) learn(now time.Duration) error {
@@ -107,7 +131,8 @@ func (a *Account) settle(out balance.Output) {
 // plan says when to look next.
 func (a *Account) plan(now time.Duration, out balance.Output) {
 	if a.balance.Rest() {
-		a.due, a.begin = nextTick(now, restEvery), 0
+		a.begin = 0
+		a.rest(now)
 		return
 	}
 	if a.easy = out.Easy && a.limits.written.Quota == out.Quota; a.easy && a.phase.period >= restEvery {
@@ -121,20 +146,29 @@ func (a *Account) plan(now time.Duration, out balance.Output) {
 	}
 	a.due = a.begin
 	if out.Next > 0 {
-		a.due = min(a.due, nextTick(now+early, out.Next))
+		a.due = min(a.due, a.gather(now+out.Next))
 	}
+	a.phase.enough = a.c.gathering() * 5 / 4 // a look at each, which come a little late
 	if next := a.phase.next(now); next > 0 {
-		a.due = min(a.due, max(next, now+finest))
+		next = max(next, now+finest)
+		if a.phase.enough > precise && !a.phase.known() {
+			next = a.gather(next)
+		}
+		a.due = min(a.due, next)
 	}
 }
 
-// gather puts off a time so that several accounts are looked at together, the more of
-// them there are: waking up costs more than a look. What a container gets too much by
-// a quota that is written late is taken from the next.
+// gathering is by how much looks are put off so that several accounts are looked at
+// together, the more of them there are: waking up costs more than a look.
+func (c *Controller) gathering() time.Duration {
+	return min(time.Duration(len(c.accounts))*gatherEach, gatherMost)
+}
+
+// gather puts off a time by that. What a container gets too much by a quota that is
+// written late, or before it is held, is taken from the next.
 func (a *Account) gather(t time.Duration) time.Duration {
-	every := min(time.Duration(len(a.c.accounts))*gatherEach, gatherMost)
-	if every == 0 {
-		return t
+	if every := a.c.gathering(); every > 0 {
+		return nextTick(t, every)
 	}
-	return nextTick(t, every)
+	return t
 }

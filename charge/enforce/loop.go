@@ -7,12 +7,14 @@ import (
 )
 
 const (
-	restEvery   = 100 * time.Millisecond // accounts at rest
-	checkEvery  = time.Second            // whether somebody else has changed what is at rest
+	restEvery   = 100 * time.Millisecond // accounts at rest, of which something is to be seen
+	checkEvery  = time.Second            // whether somebody else has changed what is at rest,
+	checkAfter  = checkEvery - restEvery // for one look may come late, and the next in time
+	wakeAfter   = time.Millisecond       // of a helper's time an account at rest is looked at
 	afterBegin  = 300 * time.Microsecond // looks come this long after a period's begin
 	early       = 150 * time.Microsecond // or by so much sooner, if there is something to do now
-	gatherEach  = 100 * time.Microsecond // looks are put off by this at most, per account,
-	gatherMost  = 10 * time.Millisecond  // and by this
+	gatherEach  = 200 * time.Microsecond // looks are put off by this at most, per account,
+	gatherMost  = 20 * time.Millisecond  // and by this
 	priority    = -10                    // nice
 	longestWait = 10 * time.Second
 )
@@ -47,6 +49,7 @@ func (c *Controller) pass() (gone []*Account, closed bool) {
 		return nil, true
 	}
 	now := c.now()
+	c.dueRoused()
 	next := now + longestWait
 	for _, a := range c.accounts {
 		if a.due <= now+early {
@@ -64,14 +67,64 @@ func (c *Controller) pass() (gone []*Account, closed bool) {
 		c.drop(a)
 		a.bury()
 	}
-	c.alarm(next - c.now())
+	c.sleepUntil(next)
 	return gone, false
 }
 
-// alarm has the timer go off.
-func (c *Controller) alarm(in time.Duration) {
-	ts := unix.ItimerSpec{Value: unix.NsecToTimespec(int64(max(in, 1)))}
+// sleepUntil has the timer go off then, or sooner for whom is roused by now.
+func (c *Controller) sleepUntil(t time.Duration) {
+	c.sleep.Lock()
+	defer c.sleep.Unlock()
+	if len(c.roused) > 0 {
+		t = min(t, c.roused[0].due)
+	}
+	c.setTimer(t)
+}
+
+// wakeBy has the timer go off no later than then.
+func (c *Controller) wakeBy(t time.Duration) {
+	c.sleep.Lock()
+	defer c.sleep.Unlock()
+	if t < c.alarm {
+		c.setTimer(t)
+	}
+}
+
+// setTimer is called with sleep held.
+func (c *Controller) setTimer(t time.Duration) {
+	c.alarm = t
+	ts := unix.ItimerSpec{Value: unix.NsecToTimespec(int64(max(t-c.now(), 1)))}
 	_ = unix.TimerfdSettime(c.timerFD, 0, &ts, nil)
+}
+
+// roused is an account that is to be looked at.
+type roused struct {
+	*Account
+	due time.Duration
+}
+
+// rouse has an account looked at at the next tick of those at rest, if it sleeps. It
+// takes neither the controller's mutex nor the account's.
+func (a *Account) rouse() {
+	if !a.asleep.Swap(false) {
+		return
+	}
+	tick := nextTick(a.c.now(), restEvery)
+	a.c.sleep.Lock()
+	a.c.roused = append(a.c.roused, roused{a, tick})
+	a.c.sleep.Unlock()
+	a.c.wakeBy(tick)
+}
+
+// dueRoused makes due who was roused.
+func (c *Controller) dueRoused() {
+	c.sleep.Lock()
+	defer c.sleep.Unlock()
+	for _, r := range c.roused {
+		r.Account.due = min(r.Account.due, r.due)
+	}
+	clear(c.roused)
+	c.roused = c.roused[:0]
 }
 
 // nextTick is the next common multiple of an interval.

@@ -19,6 +19,7 @@ type phase struct {
 	running   int           // looks a period apart, each of which found more periods
 	unchanged int           // looks since there were more
 	check     time.Duration // when to see whether it is still right
+	enough    time.Duration // how well it has to be known, for looks that come late anyway
 }
 
 const (
@@ -31,7 +32,7 @@ const (
 func newPhase(period time.Duration) phase { return phase{period: period, width: period} }
 
 // known tells whether it is known well enough.
-func (p *phase) known() bool { return p.width <= precise }
+func (p *phase) known() bool { return p.width <= max(precise, p.enough) }
 
 // look is told how many periods there were by now.
 func (p *phase) look(now time.Duration, count uint64) {

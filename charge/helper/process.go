@@ -36,9 +36,10 @@ type Process struct {
 	fd    int // of file
 	file  *os.File
 
-	mu   sync.Mutex // guards what follows
-	last time.Duration
-	shut bool
+	mu    sync.Mutex // guards what follows
+	last  time.Duration
+	alarm alarm
+	shut  bool
 }
 
 // Open opens a process; os.ErrProcessDone if there is none.
@@ -112,7 +113,7 @@ func (p *Process) Close() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.shut = true
-	return p.file.Close()
+	return errors.Join(p.closeAlarm(), p.file.Close())
 }
 
 // Group is a cgroup whose processes all work for one container.

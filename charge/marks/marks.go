@@ -203,7 +203,7 @@ func (m *Meter) Close() error {
 	defer m.mu.Unlock()
 	err := m.detach()
 	for _, p := range m.processes {
-		p.close()
+		err = errors.Join(err, p.of.Close())
 	}
 	clear(m.processes)
 	if m.sums != nil {

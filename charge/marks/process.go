@@ -8,16 +8,15 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/tsugiki/tsugiki/bpf"
+	"github.com/tsugiki/tsugiki/charge/helper"
 	"github.com/tsugiki/tsugiki/charge/slots"
 )
 
 // process is a watched daemon.
 type process struct {
 	pid   int
-	fd    int // pidfd
+	of    *helper.Process
 	row   uint32
 	sums  slots.Sums // its row
 	seen  []uint64   // sums at the last division
@@ -28,17 +27,16 @@ type process struct {
 }
 
 func openProcess(pid int, row uint32, sums slots.Sums) (*process, error) {
-	fd, err := unix.PidfdOpen(pid, 0)
+	of, err := helper.Open(pid)
 	if err != nil {
-		return nil, fmt.Errorf("watch process %d: %w", pid, err)
+		return nil, fmt.Errorf("watch process: %w", err)
 	}
-	p := &process{pid: pid, fd: fd, row: row, sums: sums, at: time.Now(), total: Process{PID: pid}}
+	p := &process{pid: pid, of: of, row: row, sums: sums, at: time.Now(), total: Process{PID: pid}}
 	if err = native(pid); err == nil {
-		p.clock, err = p.elapsed()
+		p.clock, err = of.Elapsed()
 	}
 	if err != nil {
-		p.close()
-		return nil, fmt.Errorf("watch process %d: %w", pid, err)
+		return nil, errors.Join(fmt.Errorf("watch process %d: %w", pid, err), of.Close())
 	}
 	p.seen = make([]uint64, len(sums))
 	for i := range sums {
@@ -46,8 +44,6 @@ func openProcess(pid int, row uint32, sums slots.Sums) (*process, error) {
 	}
 	return p, nil
 }
-
-func (p *process) close() { unix.Close(p.fd) }
 
 // native refuses programs of a 32-bit ABI, whose system calls have other numbers.
 func native(pid int) error {
@@ -66,27 +62,11 @@ func native(pid int) error {
 	return nil
 }
 
-// elapsed is the CPU time of all threads that the process has and had, or
-// os.ErrProcessDone.
-func (p *process) elapsed() (time.Duration, error) {
-	const cpuClockSched = 2 // of the process, in linux/posix-timers.h
-	var ts unix.Timespec
-	err := unix.ClockGettime(int32(^p.pid<<3|cpuClockSched), &ts)
-	// Another process may have the number by now.
-	if gone := unix.PidfdSendSignal(p.fd, 0, nil, 0); errors.Is(gone, unix.ESRCH) {
-		return 0, os.ErrProcessDone
-	}
-	if err != nil {
-		return 0, fmt.Errorf("read the CPU clock of process %d: %w", p.pid, err)
-	}
-	return time.Duration(ts.Nano()), nil
-}
-
 // divide adds what the process has spent since the last time to its owners' sums,
 // and leaves nothing undivided if that is the last time. It returns
 // os.ErrProcessDone, having done that, if the process has ended.
 func (p *process) divide(owners *slots.Table, to map[uint32]time.Duration, last bool) error {
-	now, err := p.elapsed()
+	now, err := p.of.Elapsed()
 	gone := errors.Is(err, os.ErrProcessDone)
 	if err != nil && !gone {
 		return err

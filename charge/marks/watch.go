@@ -20,7 +20,7 @@ func (m *Meter) Watch(pid int) error {
 		return fmt.Errorf("watch process %d: %w", pid, os.ErrClosed)
 	}
 	if old := m.processes[pid]; old != nil {
-		if _, err := old.elapsed(); !errors.Is(err, os.ErrProcessDone) {
+		if _, err := old.of.Elapsed(); !errors.Is(err, os.ErrProcessDone) {
 			return err
 		}
 		if err := m.part(old); err != nil {
@@ -77,7 +77,7 @@ func (m *Meter) forget(p *process) error {
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
 		err = nil
 	}
-	p.close()
+	err = errors.Join(err, p.of.Close())
 	delete(m.processes, p.pid)
 	m.rows = append(m.rows, p.row)
 	if err := errors.Join(err, m.setBits()); err != nil {

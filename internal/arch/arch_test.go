@@ -23,7 +23,7 @@ var allowed = map[string][]string{
 	"graft":            {"endpoint", "policy"},
 	"policy":           {"bpf", "endpoint"},
 	"relay":            {"policy"},
-	"charge/marks":     {"bpf", "charge/slots"},
+	"charge/marks":     {"bpf", "charge/helper", "charge/slots"},
 	"charge/softirq":   {"bpf", "charge/slots"},
 	"charge/slots":     {},
 	"endpoint":         {},

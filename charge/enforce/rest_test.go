@@ -1,0 +1,94 @@
+package enforce
+
+import (
+	"errors"
+	"sync"
+	"testing"
+	"time"
+)
+
+// wakingClock is a clock that a test has going on.
+type wakingClock struct {
+	mu      sync.Mutex // guards what follows
+	elapsed time.Duration
+	call    func()
+	broken  bool // it does not say that it goes on
+}
+
+func (w *wakingClock) Elapsed() (time.Duration, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.elapsed, nil
+}
+
+func (w *wakingClock) Wake(_ time.Duration, call func()) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.broken {
+		return errors.New("no timers are left")
+	}
+	w.call = call
+	return nil
+}
+
+func (w *wakingClock) advance(d time.Duration) (call func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.elapsed += d
+	return w.call
+}
+
+func borrowed(a *Account, want time.Duration) func() bool {
+	return func() bool { return a.Status().Borrowed["helper"] == want }
+}
+
+// What rouses an account that sleeps has it looked at at the next tenth of a second.
+func TestRoused(t *testing.T) {
+	r := newRig(t, nil)
+	a := r.add(t, newPlace(t, "unified", limit(20*ms)))
+	clock := &wakingClock{}
+	a.Attach("helper", clock, false)
+	for i, rouse := range []func(){
+		func() { clock.advance(5 * ms)() },
+		func() { a.Charge("helper", 5*ms) },
+	} {
+		r.mu.Lock() // the loop cannot look meanwhile
+		for !a.asleep.Load() {
+			r.mu.Unlock()
+			eventually(t, "it sleeps", a.asleep.Load)
+			r.mu.Lock()
+		}
+		rouse()
+		r.dueRoused()
+		if now := r.now(); a.due > now+restEvery {
+			t.Errorf("rouse %d: it is looked at in %v", i, a.due-now)
+		}
+		r.sleep.Lock()
+		if r.alarm > a.due {
+			t.Errorf("rouse %d: the loop sleeps for %v more", i, r.alarm-a.due)
+		}
+		r.sleep.Unlock()
+		r.mu.Unlock()
+		eventually(t, "it is charged", borrowed(a, time.Duration(i+1)*5*ms))
+	}
+}
+
+// An account that something can be charged to unseen does not sleep.
+func TestNotAsleep(t *testing.T) {
+	r := newRig(t, nil)
+	a := r.add(t, newPlace(t, "unified", limit(20*ms)))
+	clock := &wakingClock{}
+	a.Attach("helper", clock, false)
+	eventually(t, "it sleeps", a.asleep.Load)
+	clock.mu.Lock()
+	clock.broken = true
+	clock.mu.Unlock()
+	a.Attach("other", &wakingClock{}, false) // it is looked at
+	for range 3 {
+		clock.advance(5 * ms)
+		eventually(t, "it is charged", borrowed(a, clock.elapsed))
+		if a.asleep.Load() {
+			t.Fatal("it sleeps")
+		}
+	}
+}

@@ -1,0 +1,133 @@
+package helper
+
+import (
+	"errors"
+	"os"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+func awaitRing(t *testing.T, rung <-chan struct{}) {
+	t.Helper()
+	select {
+	case <-rung:
+	case <-time.After(limit):
+		t.Fatal("no alarm")
+	}
+}
+
+// The alarm of a process that waits rings when it works, and not before that.
+func TestWake(t *testing.T) {
+	cmd := shell(t, "kill -STOP $$; "+spin, "")
+	p := process(t, cmd.Process.Pid)
+	var status unix.WaitStatus
+	if _, err := unix.Wait4(p.PID(), &status, unix.WUNTRACED, nil); err != nil || !status.Stopped() {
+		t.Fatalf("it does not stop: %v, %v", status, err)
+	}
+	for range 3 { // a timer is set again and again
+		stopped, err := p.Elapsed()
+		if err != nil {
+			t.Fatal(err)
+		}
+		rung := make(chan struct{}, 1)
+		const after = 20 * time.Millisecond
+		if err := p.Wake(after, func() { rung <- struct{}{} }); err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Wake(after, func() { t.Error("an alarm that is set already was set") }); err != nil {
+			t.Fatal(err)
+		}
+		if len(rung) > 0 {
+			t.Fatal("it has rung while the process was stopped")
+		}
+		if err := cmd.Process.Signal(unix.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+		awaitRing(t, rung)
+		if now, err := p.Elapsed(); err != nil || now-stopped < after {
+			t.Errorf("it rang after %v (%v)", now-stopped, err)
+		}
+		if err := cmd.Process.Signal(unix.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := unix.Wait4(p.PID(), &status, unix.WUNTRACED, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestWakeOfMany(t *testing.T) {
+	const many = 20
+	rung := make(chan int, many)
+	for i := range many {
+		cmd := shell(t, "kill -STOP $$; x=0; while [ $x -lt 100000 ]; do x=$((x+1)); done; exec sleep 1000", "")
+		p := process(t, cmd.Process.Pid)
+		var status unix.WaitStatus
+		if _, err := unix.Wait4(p.PID(), &status, unix.WUNTRACED, nil); err != nil || !status.Stopped() {
+			t.Fatalf("it does not stop: %v, %v", status, err)
+		}
+		if err := p.Wake(time.Millisecond, func() { rung <- i }); err != nil {
+			t.Fatal(err)
+		}
+		if i%2 > 0 {
+			continue
+		}
+		if err := cmd.Process.Signal(unix.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+	}
+	seen := map[int]bool{}
+	for late := time.After(limit); len(seen) < many/2; {
+		select {
+		case i := <-rung:
+			if seen[i] || i%2 > 0 {
+				t.Errorf("%d has rung, again: %v", i, seen[i])
+			}
+			seen[i] = true
+		case <-late:
+			t.Fatalf("only %d have rung", len(seen))
+		}
+	}
+}
+
+func TestWakeOfNobody(t *testing.T) {
+	cmd := shell(t, "sleep 1000", "")
+	p := process(t, cmd.Process.Pid)
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+	never := func() { t.Error("it rang") }
+	if err := p.Wake(time.Millisecond, never); !errors.Is(err, unix.ESRCH) && !errors.Is(err, unix.EINVAL) {
+		t.Errorf("of a process that is gone: %v", err)
+	}
+	p.Close()
+	if err := p.Wake(time.Millisecond, never); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("after Close: %v", err)
+	}
+}
+
+// BenchmarkElapsedOfManyThreads is what it takes to read the clock of a process with many threads,
+// as a shim is, and of one that has an alarm set.
+func BenchmarkElapsedOfManyThreads(b *testing.B) {
+	for _, alarm := range []bool{false, true} {
+		name := map[bool]string{false: "no alarm", true: "alarm"}[alarm]
+		b.Run(name, func(b *testing.B) {
+			p, err := Open(os.Getppid()) // go test, or a shell
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer p.Close()
+			if alarm {
+				if err := p.Wake(time.Hour, func() {}); err != nil {
+					b.Fatal(err)
+				}
+			}
+			for b.Loop() {
+				if _, err := p.Elapsed(); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
