@@ -17,35 +17,62 @@ import (
 // each of its controllers, or the one in cgroup2 if that has the controllers.
 type Groups struct {
 	Name string // as a path below the mounts: "/NAME"
-	dirs []string
+	dirs map[string]string
 }
 
-const groupsPatience = 10 * time.Second
+const (
+	groupsPatience = 10 * time.Second
+	cgroupMount    = "/sys/fs/cgroup"
+)
 
 var groupsMade atomic.Int32
+
+// CgroupVersion is how cgroups are mounted: "v2", "hybrid" (the controllers are v1's,
+// and cgroup2 is mounted too) or "v1".
+func CgroupVersion() string {
+	var st unix.Statfs_t
+	switch {
+	case unix.Statfs(cgroupMount, &st) == nil && st.Type == unix.CGROUP2_SUPER_MAGIC:
+		return "v2"
+	case unix.Statfs(cgroupMount+"/unified", &st) == nil && st.Type == unix.CGROUP2_SUPER_MAGIC:
+		return "hybrid"
+	}
+	return "v1"
+}
+
+// CgroupRoot is where the hierarchy of a controller is mounted; "unified" is cgroup2.
+func CgroupRoot(controller string) (string, error) {
+	if CgroupVersion() == "v2" {
+		return cgroupMount, nil
+	}
+	return filepath.EvalSymlinks(filepath.Join(cgroupMount, controller)) // cpu -> cpu,cpuacct
+}
 
 // NewGroups makes groups for the cpu controller, and others, which end with the test,
 // with whatever is in them.
 func NewGroups(t TB, controllers ...string) *Groups {
 	t.Helper()
-	g := &Groups{Name: fmt.Sprintf("/tsugiki-test-%d-%d", os.Getpid(), groupsMade.Add(1))}
-	t.Cleanup(func() { Eventually(t, groupsPatience, g.remove) })
-	roots := []string{"/sys/fs/cgroup"}
-	if _, err := os.Stat("/sys/fs/cgroup/cpu"); err == nil {
-		roots = nil
-		for _, c := range append([]string{"cpu", "cpuacct"}, controllers...) {
-			roots = append(roots, filepath.Join("/sys/fs/cgroup", c))
-		}
+	g := &Groups{
+		Name: fmt.Sprintf("/tsugiki-test-%d-%d", os.Getpid(), groupsMade.Add(1)),
+		dirs: map[string]string{},
 	}
-	for _, root := range roots {
-		dir := root + g.Name
-		if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, os.ErrExist) { // cpu,cpuacct are one
+	t.Cleanup(func() { Eventually(t, groupsPatience, g.remove) })
+	for _, c := range append([]string{"cpu", "cpuacct"}, controllers...) {
+		root, err := CgroupRoot(c)
+		if err != nil {
 			t.Fatalf("%v", err)
 		}
-		g.dirs = append(g.dirs, dir)
+		dir := root + g.Name
+		if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, os.ErrExist) { // several are one
+			t.Fatalf("%v", err)
+		}
+		g.dirs[c] = dir
 	}
 	return g
 }
+
+// Dir is the group's directory in the hierarchy of one of its controllers.
+func (g *Groups) Dir(controller string) string { return g.dirs[controller] }
 
 // Enter moves a process into the groups.
 func (g *Groups) Enter(t TB, pid int) {
@@ -61,17 +88,30 @@ func (g *Groups) Enter(t TB, pid int) {
 func (g *Groups) remove() error {
 	var errs []error
 	for _, dir := range g.dirs {
-		_ = os.WriteFile(filepath.Join(dir, "freezer.state"), []byte("THAWED"), 0)
-		_ = os.WriteFile(filepath.Join(dir, "cgroup.freeze"), []byte("0"), 0)
-		procs, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
-		for _, text := range strings.Fields(string(procs)) {
-			if pid, err := strconv.Atoi(text); err == nil && pid > 1 {
-				_ = unix.Kill(pid, unix.SIGKILL)
-			}
-		}
-		if err := unix.Rmdir(dir); err != nil && !errors.Is(err, unix.ENOENT) {
-			errs = append(errs, fmt.Errorf("remove %s: %w", dir, err))
-		}
+		errs = append(errs, removeGroup(dir))
 	}
 	return errors.Join(errs...)
+}
+
+func removeGroup(dir string) error {
+	_ = os.WriteFile(filepath.Join(dir, "freezer.state"), []byte("THAWED"), 0)
+	_ = os.WriteFile(filepath.Join(dir, "cgroup.freeze"), []byte("0"), 0)
+	entries, _ := os.ReadDir(dir) // it may be gone
+	for _, e := range entries {
+		if e.IsDir() {
+			if err := removeGroup(filepath.Join(dir, e.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	procs, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+	for _, text := range strings.Fields(string(procs)) {
+		if pid, err := strconv.Atoi(text); err == nil && pid > 1 {
+			_ = unix.Kill(pid, unix.SIGKILL)
+		}
+	}
+	if err := unix.Rmdir(dir); err != nil && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("remove %s: %w", dir, err)
+	}
+	return nil
 }
