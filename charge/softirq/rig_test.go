@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -109,17 +108,7 @@ type container struct {
 
 func newContainer(t *testing.T, m *Meter, owner uint32, ns *testkit.Namespace) *container {
 	t.Helper()
-	root := "/sys/fs/cgroup/cpu"
-	if _, err := os.Stat(root); err != nil {
-		root = "/sys/fs/cgroup"
-	}
-	c := &container{owner, ns, filepath.Join(root, fmt.Sprintf("tsugiki-test-softirq-%d-%d", os.Getpid(), owner))}
-	if err := os.Mkdir(c.group, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		testkit.Eventually(t, 5*time.Second, func() error { return os.Remove(c.group) })
-	})
+	c := &container{owner, ns, testkit.NewGroups(t).Dir("cpu")}
 	if err := m.CPUGroup(inodeOf(t, c.group), owner); err != nil {
 		t.Fatal(err)
 	}
