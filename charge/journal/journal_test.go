@@ -117,6 +117,9 @@ func TestRestore(t *testing.T) {
 // A group that was made anew is another one.
 func TestRestoreLeavesAnotherGroupAlone(t *testing.T) {
 	parent := group(t, "cpu")
+	if v2 {
+		write(t, "+cpu", parent, "cgroup.subtree_control")
+	}
 	g := filepath.Join(parent, "c")
 	file := filepath.Join(g, quotaFile)
 	j := open(t, filepath.Join(t.TempDir(), "undo"))
