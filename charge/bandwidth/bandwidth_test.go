@@ -327,6 +327,24 @@ func TestPressureIsTheGroupsOwn(t *testing.T) {
 	}
 }
 
+// cgroup2 beside the hierarchies of v1 has no cpu controller.
+func TestControllerIsElsewhere(t *testing.T) {
+	v2, want := "/sys/fs/cgroup", error(nil)
+	switch testkit.CgroupVersion() {
+	case "hybrid":
+		v2, want = "/sys/fs/cgroup/unified", errNoController
+	case "v1":
+		want = errNoController
+	}
+	mounts := filepath.Join(t.TempDir(), "mountinfo")
+	if err := os.WriteFile(mounts, []byte("42 30 0:28 / "+v2+" rw - cgroup2 cgroup2 rw\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := findHierarchies(mounts); !errors.Is(err, want) {
+		t.Errorf("%v, want %v", err, want)
+	}
+}
+
 func TestParseMounts(t *testing.T) {
 	hybrid := "31 30 0:27 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n" +
 		"32 30 0:28 / /sys/fs/cgroup/freezer rw - cgroup cgroup rw,freezer\n" +
