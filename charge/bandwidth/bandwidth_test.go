@@ -205,8 +205,10 @@ func TestFreezer(t *testing.T) {
 		"v2": {{nil, "cpu", false}},
 		"v1": {{[]string{"freezer"}, "freezer", false}, {nil, "", false}},
 		"hybrid": {
-			{[]string{"unified", "freezer"}, "unified", true}, {[]string{"unified"}, "unified", true},
-			{[]string{"freezer"}, "freezer", false}, {nil, "", false},
+			{[]string{"unified", "freezer"}, "unified", true},
+			{[]string{"unified"}, "unified", true},
+			{[]string{"freezer"}, "freezer", false},
+			{nil, "", false},
 		},
 	}[testkit.CgroupVersion()]
 	for _, tt := range tests {

@@ -3,7 +3,7 @@
 # directory of its package, and writes what go test -json would.
 tests=$PWD/.cache/kernels/tests
 for package in "$@"; do
-	(cd "$package" && "$tests/test2json" -t -p "$package" \
-		"$tests/$package.test" -test.v=test2json -test.timeout "${TIMEOUT:-600s}" ${RUN:+-test.run "$RUN"}) || status=1
+	(cd "$package" && "$tests/test2json" -t -p "$package" "$tests/$package.test" -test.v=test2json \
+		-test.timeout "${TIMEOUT:-50m}" ${RUN:+-test.run "$RUN"} ${SHORT:+-test.short}) || status=1
 done
 exit "${status:-0}"
