@@ -144,7 +144,7 @@ func TestLetGo(t *testing.T) {
 	r.neighbour(t)
 	eventually(t, "it has burst", func() bool { return p.burst(t) == "20000" })
 	a.LetGo(10 * ms)
-	outside(t, p.group.QuotaFile(), "10000") // refused with the burst
+	p.setQuota(t, "10000") // refused with the burst
 	a.Charge("test", time.Second)
 	eventually(t, "the container is held", func() bool { return p.frozen(t) })
 	a.LetGo(time.Second)
