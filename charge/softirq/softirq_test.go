@@ -29,7 +29,6 @@ func open(t *testing.T) *Meter {
 // measure returns the work of a second.
 func measure(t *testing.T, m *Meter) map[uint32]Work {
 	t.Helper()
-	time.Sleep(200 * time.Millisecond) // the programs have started
 	if _, err := m.Take(); err != nil {
 		t.Fatal(err)
 	}
