@@ -52,16 +52,11 @@ done
 	echo
 } >"$work/command"
 
-# Time there is counted in instructions, so that a busy machine here is no slow one
-# there, and waiting takes no time.
-accel=(-accel tcg,thread=single -icount shift=2,sleep=off)
-[[ ${TSUGIKI_VM_ACCEL:-tcg} == tcg ]] || accel=(-accel "$TSUGIKI_VM_ACCEL")
-
 # The output is the second serial port. The status is written to a port, which ends
 # qemu with 2 * status + 3; it ends with 0 if the kernel panics, with 1 if it cannot start.
 status=0
 nice -n 19 timeout --foreground -k 5 "${TSUGIKI_VM_SECONDS:-3600}" qemu-system-x86_64 \
-	"${accel[@]}" -cpu max -smp "${TSUGIKI_VM_CPUS:-2}" -m "${TSUGIKI_VM_MEMORY:-3072}" \
+	-accel "${TSUGIKI_VM_ACCEL:-tcg}" -cpu max -smp "${TSUGIKI_VM_CPUS:-2}" -m "${TSUGIKI_VM_MEMORY:-3072}" \
 	-nodefaults -display none -no-reboot \
 	-serial "file:$work/console" -serial stdio \
 	-device isa-debug-exit,iobase=0xf4,iosize=1 \
