@@ -81,6 +81,11 @@ test: deps build lint
 test-density: deps build
 	rm -rf density-test && $(BIN)/tsugiki density run --rounds 1 -o density-test
 
+# On other kernels and with cgroups mounted in other ways, in a virtual machine.
+# KERNELS="5.10 6.1 6.12" MODES="v2 v1 hybrid" PACKAGES="charge/journal policy"
+test-kernels: deps build
+	scripts/kernels/test.sh
+
 # Many short connections through one container: nothing may fail, or grow.
 soak: deps build
 	TSUGIKI_BIN=$(CURDIR)/bin $(GO) test -count=1 -timeout 60m -run '^TestSoak$$' -v ./e2e -soak $(SOAK)
@@ -116,4 +121,4 @@ demo: deps-demo build
 clean:
 	rm -rf bin dist man .cache bench.json bench-agent.json bench-charge* density-test
 
-.PHONY: all deps deps-demo deps-bench-agent deps-bench-charge build man install deb generate lint test test-sanitized test-density soak fuzz bench bench-agent bench-charge demo clean
+.PHONY: all deps deps-demo deps-bench-agent deps-bench-charge build man install deb generate lint test test-sanitized test-density test-kernels soak fuzz bench bench-agent bench-charge demo clean

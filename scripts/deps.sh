@@ -3,7 +3,8 @@
 # new enough for go.mod, and all Go modules, so that the build is offline after.
 # Says nothing and changes nothing where all is there. "deps.sh demo" leaves out
 # what only the end-to-end tests need, "deps.sh bench-agent" all of that but what
-# containers are made with, "deps.sh bench-charge" all but what runs and loads them.
+# containers are made with, "deps.sh bench-charge" all but what runs and loads them;
+# "deps.sh kernels" installs what a virtual machine takes, too.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -64,6 +65,7 @@ if [[ ${1:-} == bench-agent ]]; then
 elif [[ ${1:-} == bench-charge ]]; then
 	install containerd runc busybox-static sysbench
 elif [[ ${1:-} != demo ]]; then
+	[[ ${1:-} != kernels ]] || install qemu-system-x86 kmod xz-utils busybox-static
 	install "${programs[@]}" "${engines[@]}"
 	if [[ $(dpkg --print-architecture) == amd64 ]]; then
 		install libc6-dev-i386 "lib32gcc-$(gcc -dumpversion)-dev" # 32-bit programs

@@ -1,7 +1,6 @@
 package accounts
 
 import (
-	"errors"
 	"fmt"
 
 	"github.com/tsugiki/tsugiki/charge/bandwidth"
@@ -48,5 +47,9 @@ func probeController(*kernel.Scratch) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("%s, %s", root.Version(), root.Path()), errors.Join(err, root.Close())
+	detail := fmt.Sprintf("%s, %s", root.Version(), root.Path())
+	if root.Version() == "v2" {
+		detail += "; helpers are charged by quota, unless what has the quota has its processes in groups below"
+	}
+	return detail, root.Close()
 }

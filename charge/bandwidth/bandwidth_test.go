@@ -14,39 +14,19 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
 const ms = time.Millisecond
 
-var groups int
-
-// container makes groups of one name in several hierarchies, and a process in all of
-// them.
-func container(t *testing.T, hierarchies ...string) (name string, pid int) {
+// container makes a container's groups, in the hierarchies of the cpu controller and
+// of others, and a process in all of them.
+func container(t *testing.T, others ...string) (*testkit.Groups, int) {
 	t.Helper()
-	groups++
-	name = fmt.Sprintf("/tsugiki-test-bandwidth-%d-%d", os.Getpid(), groups)
-	join := ""
-	for _, h := range hierarchies {
-		dir := "/sys/fs/cgroup/" + h + name
-		if err := os.Mkdir(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(5 * ms) {
-				_ = unix.Rmdir(filepath.Join(dir, HelperGroup))
-				if err := unix.Rmdir(dir); err == nil || errors.Is(err, fs.ErrNotExist) {
-					return
-				} else if time.Now().After(deadline) {
-					t.Errorf("remove %s: %v", dir, err)
-					return
-				}
-			}
-		})
-		join += "echo $$ > " + dir + "/cgroup.procs; "
-	}
-	cmd := exec.Command("sh", "-c", join+"echo; i=0; while [ $i -lt 30000 ]; do i=$((i+1)); done; exec sleep 1000")
-	out, err := cmd.StdoutPipe()
+	groups := testkit.NewGroups(t, others...)
+	cmd := exec.Command("sh", "-c", "read go; i=0; while [ $i -lt 30000 ]; do i=$((i+1)); done; exec sleep 1000")
+	in, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,10 +37,21 @@ func container(t *testing.T, hierarchies ...string) (name string, pid int) {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	})
-	if _, err := out.Read(make([]byte, 1)); err != nil {
+	groups.Enter(t, cmd.Process.Pid)
+	if _, err := in.Write([]byte("\n")); err != nil {
 		t.Fatal(err)
 	}
-	return name, cmd.Process.Pid
+	return groups, cmd.Process.Pid
+}
+
+// cpuRoot is where the hierarchy of the cpu controller is mounted.
+func cpuRoot(t *testing.T) string {
+	t.Helper()
+	root, err := testkit.CgroupRoot("cpu")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return root
 }
 
 func openGroup(t *testing.T, path string) *Group {
@@ -74,8 +65,8 @@ func openGroup(t *testing.T, path string) *Group {
 }
 
 func TestLimit(t *testing.T) {
-	name, _ := container(t, "cpu")
-	g := openGroup(t, name)
+	groups, _ := container(t)
+	g := openGroup(t, groups.Name)
 	want := func(l Limit) {
 		t.Helper()
 		got, err := g.Limit()
@@ -84,17 +75,21 @@ func TestLimit(t *testing.T) {
 		}
 	}
 	want(Limit{Quota: None, Period: 100 * ms})
-	for _, step := range []error{g.SetQuota(50 * ms), g.SetBurst(20 * ms)} {
-		if step != nil {
-			t.Fatal(step)
+	if err := g.SetQuota(50 * ms); err != nil {
+		t.Fatal(err)
+	}
+	if err := g.SetBurst(20 * ms); errors.Is(err, fs.ErrNotExist) {
+		want(Limit{Quota: 50 * ms, Period: 100 * ms}) // before 5.14
+	} else if err != nil {
+		t.Fatal(err)
+	} else {
+		want(Limit{Quota: 50 * ms, Period: 100 * ms, Burst: 20 * ms})
+		if err := g.SetQuota(10 * ms); !errors.Is(err, unix.EINVAL) {
+			t.Errorf("a quota below the burst: %v", err)
 		}
-	}
-	want(Limit{Quota: 50 * ms, Period: 100 * ms, Burst: 20 * ms})
-	if err := g.SetQuota(10 * ms); !errors.Is(err, unix.EINVAL) {
-		t.Errorf("a quota below the burst: %v", err)
-	}
-	if err := g.SetBurst(0); err != nil {
-		t.Error(err)
+		if err := g.SetBurst(0); err != nil {
+			t.Error(err)
+		}
 	}
 	if err := g.SetQuota(MinQuota - time.Microsecond); !errors.Is(err, unix.EINVAL) {
 		t.Errorf("less than the smallest quota: %v", err)
@@ -108,42 +103,47 @@ func TestLimit(t *testing.T) {
 			t.Errorf("%q, %v; want %q", text, err, g.FormatQuota(d))
 		}
 	}
-	if g.Version() != "hybrid" || g.Root() || g.Path() != "/sys/fs/cgroup/cpu"+name {
+	if g.Version() != testkit.CgroupVersion() || g.Root() || g.Path() != groups.Dir("cpu") {
 		t.Errorf("%s, root %v, %s", g.Version(), g.Root(), g.Path())
 	}
 }
 
 func TestOpenRefuses(t *testing.T) {
-	name, _ := container(t, "cpu")
+	groups, _ := container(t)
+	name, dir, root := groups.Name, groups.Dir("cpu"), cpuRoot(t)
+	// Another hierarchy, or what is in v2 a group without a cpu controller.
+	elsewhere := "/sys/fs/cgroup/memory"
+	if testkit.CgroupVersion() == "v2" {
+		elsewhere = filepath.Join(dir, "without")
+		if err := os.Mkdir(elsewhere, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
 	link := filepath.Join(t.TempDir(), "link")
-	if err := os.Symlink("/sys/fs/cgroup/memory", link); err != nil {
+	if err := os.Symlink(elsewhere, link); err != nil {
 		t.Fatal(err)
 	}
 	for _, path := range []string{
-		"", "relative", name + "/..", "/.." + name, "/sys/fs/cgroup/cpu/../cpu" + name, "/nowhere", "/sys/fs/cgroup/memory",
-		"/sys/fs/cgroup/cpu" + name + "/cpu.stat", link, "/etc", "/x\x00y",
+		"", "relative", name + "/..", "/.." + name, root + "/../" + filepath.Base(root) + name, "/nowhere", elsewhere,
+		dir + "/cpu.stat", link, "/etc", "/x\x00y",
 	} {
 		if g, err := Open(path); !errors.Is(err, ErrNotAGroup) {
 			t.Errorf("%q: %v, %v", path, g, err)
 		}
 	}
 	into := filepath.Join(t.TempDir(), "into")
-	if err := os.Symlink("/sys/fs/cgroup/cpu"+name, into); err != nil {
+	if err := os.Symlink(dir, into); err != nil {
 		t.Fatal(err)
 	}
-	for _, path := range []string{name, "/sys/fs/cgroup/cpu" + name, into, name + "/"} {
-		if g := openGroup(t, path); g.Path() != "/sys/fs/cgroup/cpu"+name {
+	for _, path := range []string{name, dir, into, name + "/"} {
+		if g := openGroup(t, path); g.Path() != dir {
 			t.Errorf("%q is %s", path, g.Path())
 		}
 	}
 }
 
 func TestAGroupMadeAnewIsAnother(t *testing.T) {
-	dir := fmt.Sprintf("/sys/fs/cgroup/cpu/tsugiki-test-anew-%d", os.Getpid())
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = unix.Rmdir(dir) })
+	dir := testkit.NewGroups(t).Dir("cpu")
 	g := openGroup(t, dir)
 	if err := errors.Join(unix.Rmdir(dir), os.Mkdir(dir, 0o755)); err != nil {
 		t.Fatal(err)
@@ -157,13 +157,13 @@ func TestAGroupMadeAnewIsAnother(t *testing.T) {
 }
 
 func TestOfProcess(t *testing.T) {
-	name, pid := container(t, "cpu", "cpuacct")
+	groups, pid := container(t)
 	g, err := OfProcess(pid)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer g.Close()
-	if g.Path() != "/sys/fs/cgroup/cpu"+name {
+	if g.Path() != groups.Dir("cpu") {
 		t.Error(g.Path())
 	}
 	pids, err := g.Processes()
@@ -196,22 +196,27 @@ func TestOfProcess(t *testing.T) {
 }
 
 func TestFreezer(t *testing.T) {
-	tests := []struct {
-		hierarchies []string
-		file        string
-		private     bool
-	}{
-		{[]string{"cpu", "unified", "freezer"}, "/sys/fs/cgroup/unified%s/cgroup.freeze", true},
-		{[]string{"cpu", "unified"}, "/sys/fs/cgroup/unified%s/cgroup.freeze", true},
-		{[]string{"cpu", "freezer"}, "/sys/fs/cgroup/freezer%s/freezer.state", false},
-		{[]string{"cpu"}, "", false},
+	type freezer struct {
+		others  []string
+		in      string // the hierarchy whose freezer it is, if there is one
+		private bool
 	}
+	tests := map[string][]freezer{
+		"v2": {{nil, "cpu", false}},
+		"v1": {{[]string{"freezer"}, "freezer", false}, {nil, "", false}},
+		"hybrid": {
+			{[]string{"unified", "freezer"}, "unified", true},
+			{[]string{"unified"}, "unified", true},
+			{[]string{"freezer"}, "freezer", false},
+			{nil, "", false},
+		},
+	}[testkit.CgroupVersion()]
 	for _, tt := range tests {
-		t.Run(strings.Join(tt.hierarchies, ","), func(t *testing.T) {
-			name, pid := container(t, tt.hierarchies...)
-			g := openGroup(t, name)
+		t.Run(strings.Join(append(tt.others, "cpu"), ","), func(t *testing.T) {
+			groups, _ := container(t, tt.others...)
+			g := openGroup(t, groups.Name)
 			f, err := g.Freezer()
-			if tt.file == "" {
+			if tt.in == "" {
 				if !errors.Is(err, ErrNoFreezer) {
 					t.Errorf("%v", err)
 				}
@@ -221,34 +226,40 @@ func TestFreezer(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer f.Close()
-			if f.File() != fmt.Sprintf(tt.file, name) || f.Private() != tt.private {
+			if filepath.Dir(f.File()) != groups.Dir(tt.in) || f.Private() != tt.private {
 				t.Errorf("%s, private %v", f.File(), f.Private())
 			}
 			tryFreezer(t, f)
-			// A helper that was placed is no reason against it; anybody else is.
-			if err := os.Mkdir(filepath.Join(g.Path(), HelperGroup), 0o755); err != nil {
-				t.Fatal(err)
+			if testkit.CgroupVersion() != "v2" { // there who is frozen is who has the quota
+				tryFreezerWithOthers(t, g, f)
 			}
-			_, helper := container(t, "cpuacct")
-			join(t, filepath.Join(g.Path(), HelperGroup), helper)
-			if again, err := g.Freezer(); err != nil || again.File() != f.File() {
-				t.Errorf("with a helper: %v", err)
-			} else {
-				again.Close()
-			}
-			join(t, filepath.Dir(f.File()), helper)
-			f.checked = time.Time{}
-			if err := f.Freeze(); !errors.Is(err, ErrNoFreezer) {
-				t.Errorf("with another process in it: %v", err)
-			}
-			_ = pid
 		})
+	}
+}
+
+// A helper that was placed is no reason against freezing; anybody else is.
+func tryFreezerWithOthers(t *testing.T, g *Group, f *Freezer) {
+	t.Helper()
+	if err := os.Mkdir(filepath.Join(g.Path(), HelperGroup), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	_, helper := container(t)
+	join(t, filepath.Join(g.Path(), HelperGroup), helper)
+	if again, err := g.Freezer(); err != nil || again.File() != f.File() {
+		t.Errorf("with a helper: %v", err)
+	} else {
+		again.Close()
+	}
+	join(t, filepath.Dir(f.File()), helper)
+	f.checked = time.Time{}
+	if err := f.Freeze(); !errors.Is(err, ErrNoFreezer) {
+		t.Errorf("with another process in it: %v", err)
 	}
 }
 
 // In v1 a process is said to be in the root once it exits.
 func TestFreezerWhileProcessesEnd(t *testing.T) {
-	name, _ := container(t, "cpu", "freezer")
+	groups, _ := container(t, "freezer")
 	loop := exec.Command("sh", "-c", "read go; while :; do /bin/true & /bin/true; done")
 	start, err := loop.StdinPipe()
 	if err != nil {
@@ -261,13 +272,11 @@ func TestFreezerWhileProcessesEnd(t *testing.T) {
 		_ = loop.Process.Kill()
 		_ = loop.Wait()
 	}()
-	for _, h := range []string{"cpu", "freezer"} {
-		join(t, "/sys/fs/cgroup/"+h+name, loop.Process.Pid)
-	}
+	groups.Enter(t, loop.Process.Pid)
 	if _, err := start.Write([]byte("\n")); err != nil {
 		t.Fatal(err)
 	}
-	g := openGroup(t, name)
+	g := openGroup(t, groups.Name)
 	for i := range 2000 {
 		f, err := g.Freezer()
 		if err != nil {
@@ -306,13 +315,35 @@ func tryFreezer(t *testing.T, f *Freezer) {
 }
 
 func TestPressureIsTheGroupsOwn(t *testing.T) {
-	with, _ := container(t, "cpu", "unified")
-	if _, ok, err := openGroup(t, with).Pressure(); !ok || err != nil {
+	version := testkit.CgroupVersion()
+	others := map[string][]string{"hybrid": {"unified"}}[version]
+	with, _ := container(t, others...)
+	if _, ok, err := openGroup(t, with.Name).Pressure(); ok != (version != "v1") || err != nil {
 		t.Errorf("%v, %v", ok, err)
 	}
-	without, _ := container(t, "cpu")
-	if p, ok, err := openGroup(t, without).Pressure(); ok || err != nil {
-		t.Errorf("%+v, %v, %v", p, ok, err)
+	if version == "hybrid" {
+		without, _ := container(t)
+		if p, ok, err := openGroup(t, without.Name).Pressure(); ok || err != nil {
+			t.Errorf("%+v, %v, %v", p, ok, err)
+		}
+	}
+}
+
+// cgroup2 beside the hierarchies of v1 has no cpu controller.
+func TestControllerIsElsewhere(t *testing.T) {
+	v2, want := "/sys/fs/cgroup", error(nil)
+	switch testkit.CgroupVersion() {
+	case "hybrid":
+		v2, want = "/sys/fs/cgroup/unified", errNoController
+	case "v1":
+		want = errNoController
+	}
+	mounts := filepath.Join(t.TempDir(), "mountinfo")
+	if err := os.WriteFile(mounts, []byte("42 30 0:28 / "+v2+" rw - cgroup2 cgroup2 rw\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := findHierarchies(mounts); !errors.Is(err, want) {
+		t.Errorf("%v, want %v", err, want)
 	}
 }
 

@@ -11,6 +11,8 @@ import (
 	"strings"
 )
 
+var errNoController = errors.New("no cgroup hierarchy with a cpu controller is mounted")
+
 // hierarchy is where a controller's groups are; without a mount there is none.
 type hierarchy struct {
 	mount string
@@ -37,13 +39,20 @@ func findHierarchies(mountinfo string) (*hierarchies, error) {
 		return nil, err
 	}
 	all := parseMounts(string(text))
-	if all.cpu.mount == "" && all.unified.mount != "" {
+	if all.cpu.mount == "" && all.unified.hasCPU() {
 		all.cpu = all.unified
 	}
 	if all.cpu.mount == "" {
-		return nil, errors.New("no cgroup hierarchy with a cpu controller is mounted")
+		return nil, errNoController
 	}
 	return all, nil
+}
+
+// hasCPU tells whether the cpu controller is in a hierarchy of v2: it may be in one of
+// v1 that is mounted nowhere here, or switched off (cgroup_disable=cpu).
+func (h *hierarchy) hasCPU() bool {
+	text, err := os.ReadFile(filepath.Join(h.mount, "cgroup.controllers"))
+	return h.mount != "" && err == nil && slices.Contains(strings.Fields(string(text)), "cpu")
 }
 
 func parseMounts(text string) *hierarchies {

@@ -43,7 +43,7 @@ func BenchmarkHundredAccounts(b *testing.B) {
 			r := newRig(b, nil)
 			var accounts []*Account
 			for range 100 {
-				p := newPlace(b, "unified", limit(10*ms))
+				p := newPlace(b, freezers[0], limit(10*ms))
 				p.start(b, nil, `exec perl -e 'select(undef, undef, undef, .05) while 1'`)
 				a := r.add(b, p)
 				a.Attach("logger", rateClock{time.Now(), part}, false)
@@ -71,7 +71,7 @@ func BenchmarkAccuracy(b *testing.B) {
 		for _, quota := range []time.Duration{50 * ms, 33 * ms, 25 * ms, 20 * ms} {
 			b.Run(strings.Join([]string{load.name, quota.String()}, "/"), func(b *testing.B) {
 				r := newRig(b, nil)
-				p := newPlace(b, "unified", limit(quota))
+				p := newPlace(b, freezers[0], limit(quota))
 				a := r.add(b, p)
 				logger := p.logged(b, load.command)
 				a.Attach("logger", logger, false)

@@ -21,6 +21,7 @@ import (
 	"github.com/tsugiki/tsugiki/charge/bandwidth"
 	"github.com/tsugiki/tsugiki/charge/journal"
 	"github.com/tsugiki/tsugiki/charge/ledger"
+	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
 // role has the test's program be something else.
@@ -68,40 +69,50 @@ func (p processClock) Elapsed() (time.Duration, error) {
 
 // place is where a container runs: groups of the same name in several hierarchies.
 type place struct {
-	group *bandwidth.Group
-	dirs  []string
+	group   *bandwidth.Group
+	dirs    []string // that of the cpu controller first
+	freezer string   // the directory of what can freeze it
 }
 
-var places int
+// freezers are the hierarchies in which a container can be frozen.
+var freezers = map[string][]string{
+	"hybrid": {"unified", "freezer"},
+	"v1":     {"freezer"},
+	"v2":     {"unified"},
+}[testkit.CgroupVersion()]
+
+var v2 = testkit.CgroupVersion() == "v2"
+
+func byVersion(v1, other string) string {
+	if v2 {
+		return other
+	}
+	return v1
+}
 
 // newPlace makes a container's groups. freezer: in which hierarchy it can be frozen.
 func newPlace(t testing.TB, freezer string, l bandwidth.Limit) *place {
 	t.Helper()
-	places++
-	name := fmt.Sprintf("tsugiki-test-%d-%d", os.Getpid(), places)
-	p := &place{}
-	t.Cleanup(func() { p.remove(t) })
-	for _, h := range []string{"cpu", "cpuacct", freezer} {
-		if h == "" {
-			continue
-		}
-		dir := filepath.Join("/sys/fs/cgroup", h, name)
-		if err := os.Mkdir(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		p.dirs = append(p.dirs, dir)
+	var others []string
+	if freezer != "" {
+		others = []string{freezer}
 	}
-	g, err := bandwidth.Open("/" + name)
+	groups := testkit.NewGroups(t, others...)
+	p := &place{dirs: []string{groups.Dir("cpu"), groups.Dir("cpuacct")}, freezer: groups.Dir(freezer)}
+	if freezer != "" {
+		p.dirs = append(p.dirs, p.freezer)
+	}
+	g, err := bandwidth.Open(groups.Name)
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { g.Close() })
 	p.group = g
-	p.write(t, "cpu.cfs_period_us", "100000")
 	if l.Quota > 0 {
-		p.write(t, "cpu.cfs_quota_us", strconv.FormatInt(l.Quota.Microseconds(), 10))
+		p.setQuota(t, strconv.FormatInt(l.Quota.Microseconds(), 10))
 	}
 	if l.Burst > 0 {
-		p.write(t, "cpu.cfs_burst_us", strconv.FormatInt(l.Burst.Microseconds(), 10))
+		p.write(t, byVersion("cpu.cfs_burst_us", "cpu.max.burst"), strconv.FormatInt(l.Burst.Microseconds(), 10))
 	}
 	return p
 }
@@ -123,34 +134,46 @@ func (p *place) read(t testing.TB, file string) string {
 	return strings.TrimSpace(string(text))
 }
 
-// remove kills what is in the groups and removes them.
-func (p *place) remove(t testing.TB) {
-	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-		left := 0
-		for _, dir := range p.dirs {
-			for _, file := range []string{"freezer.state", "cgroup.freeze"} {
-				if _, err := os.Stat(filepath.Join(dir, file)); err == nil {
-					_ = os.WriteFile(filepath.Join(dir, file), []byte(map[bool]string{true: "THAWED", false: "0"}[file[0] == 'f']), 0)
-				}
-			}
-			for _, pid := range pidsOf(dir) {
-				_ = unix.Kill(pid, unix.SIGKILL)
-			}
-			if err := unix.Rmdir(dir); err != nil && !errors.Is(err, unix.ENOENT) {
-				left++
-			}
-		}
-		if left == 0 {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Errorf("groups are left: %v", p.dirs)
-			break
-		}
+// The quota and its parts are in microseconds; -1 is none.
+func (p *place) quota(t testing.TB) string {
+	t.Helper()
+	quota, _, _ := strings.Cut(p.read(t, byVersion("cpu.cfs_quota_us", "cpu.max")), " ")
+	if quota == "max" {
+		return "-1"
 	}
-	if p.group != nil {
-		p.group.Close()
+	return quota
+}
+
+func (p *place) setQuota(t testing.TB, quota string) {
+	t.Helper()
+	if v2 && quota == "-1" {
+		quota = "max"
 	}
+	p.write(t, byVersion("cpu.cfs_quota_us", "cpu.max"), quota)
+}
+
+func (p *place) setLimit(t testing.TB, quota, period string) {
+	t.Helper()
+	if v2 {
+		p.write(t, "cpu.max", quota+" "+period)
+		return
+	}
+	p.write(t, "cpu.cfs_period_us", period)
+	p.write(t, "cpu.cfs_quota_us", quota)
+}
+
+func (p *place) burst(t testing.TB) string {
+	t.Helper()
+	return p.read(t, byVersion("cpu.cfs_burst_us", "cpu.max.burst"))
+}
+
+// pause and unpause are an engine's.
+func (p *place) pause(t testing.TB)   { p.freezeBy(t, "FROZEN", "1") }
+func (p *place) unpause(t testing.TB) { p.freezeBy(t, "THAWED", "0") }
+
+func (p *place) freezeBy(t testing.TB, v1, other string) {
+	t.Helper()
+	outside(t, filepath.Join(p.freezer, byVersion("freezer.state", "cgroup.freeze")), byVersion(v1, other))
 }
 
 func pidsOf(dir string) []int {
@@ -304,7 +327,7 @@ var loads = []struct{ name, command string }{
 }
 
 func TestContainerAndHelperTogetherKeepToTheQuota(t *testing.T) {
-	for _, freezer := range []string{"unified", "freezer"} {
+	for _, freezer := range freezers {
 		for _, quota := range []time.Duration{50 * ms, 20 * ms} {
 			for _, load := range loads {
 				t.Run(fmt.Sprint(freezer, "/", quota, "/", load.name), func(t *testing.T) {
@@ -333,7 +356,7 @@ func TestContainerAndHelperTogetherKeepToTheQuota(t *testing.T) {
 					if err := r.Remove(a); err != nil {
 						t.Error(err)
 					}
-					if got := p.read(t, "cpu.cfs_quota_us"); got != strconv.FormatInt(quota.Microseconds(), 10) {
+					if got := p.quota(t); got != strconv.FormatInt(quota.Microseconds(), 10) {
 						t.Errorf("the quota is %s", got)
 					}
 				})

@@ -34,10 +34,9 @@ func eventually(t testing.TB, what string, is func() bool) {
 
 func (p *place) frozen(t testing.TB) bool {
 	t.Helper()
-	dir := p.dirs[len(p.dirs)-1]
-	text, err := os.ReadFile(filepath.Join(dir, "freezer.state"))
+	text, err := os.ReadFile(filepath.Join(p.freezer, "freezer.state"))
 	if errors.Is(err, os.ErrNotExist) {
-		text, err = os.ReadFile(filepath.Join(dir, "cgroup.freeze"))
+		text, err = os.ReadFile(filepath.Join(p.freezer, "cgroup.freeze"))
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -65,7 +64,7 @@ func held(t testing.TB, r *rig, p *place) *Account {
 }
 
 func TestHoldEndsInTime(t *testing.T) {
-	for _, freezer := range []string{"unified", "freezer"} {
+	for _, freezer := range freezers {
 		t.Run(freezer, func(t *testing.T) {
 			r := newRig(t, nil)
 			p := newPlace(t, freezer, limit(20*ms))
@@ -87,10 +86,9 @@ func TestHoldEndsInTime(t *testing.T) {
 
 func TestPauseWhileHeldStays(t *testing.T) {
 	r := newRig(t, nil)
-	p := newPlace(t, "freezer", limit(20*ms))
+	p := newPlace(t, freezers[len(freezers)-1], limit(20*ms))
 	a := held(t, r, p)
-	state := filepath.Join(p.dirs[2], "freezer.state")
-	outside(t, state, "FROZEN")
+	p.pause(t)
 	eventually(t, "the hold ends", func() bool { return a.Status().HeldNow == 0 })
 	// It would have ended by itself meanwhile, and others would have begun.
 	for end := time.Now().Add(2 * time.Second); time.Now().Before(end); time.Sleep(10 * ms) {
@@ -101,7 +99,7 @@ func TestPauseWhileHeldStays(t *testing.T) {
 	if holds := a.Status().Holds; holds != 1 {
 		t.Errorf("%d holds", holds)
 	}
-	outside(t, state, "THAWED")
+	p.unpause(t)
 	own := a.Status().Own
 	eventually(t, "it runs", func() bool { return a.Status().Own > own+5*ms })
 	if err := r.Remove(a); err != nil {
@@ -111,9 +109,9 @@ func TestPauseWhileHeldStays(t *testing.T) {
 
 func TestThawByOthersIsRespected(t *testing.T) {
 	r := newRig(t, nil)
-	p := newPlace(t, "freezer", limit(20*ms))
+	p := newPlace(t, freezers[len(freezers)-1], limit(20*ms))
 	a := held(t, r, p)
-	outside(t, filepath.Join(p.dirs[2], "freezer.state"), "THAWED")
+	p.unpause(t)
 	for end := time.Now().Add(thawedByOthers / 2); time.Now().Before(end); time.Sleep(10 * ms) {
 		if p.frozen(t) {
 			t.Fatal("frozen again at once")
@@ -126,11 +124,11 @@ func TestThawByOthersIsRespected(t *testing.T) {
 
 func TestPausedBeforeIsNotThawed(t *testing.T) {
 	r := newRig(t, nil)
-	p := newPlace(t, "freezer", limit(20*ms))
+	p := newPlace(t, freezers[len(freezers)-1], limit(20*ms))
 	a := r.add(t, p)
 	p.start(t, nil, busy)
 	eventually(t, "the container runs", func() bool { return a.Status().Own > 20*ms })
-	outside(t, filepath.Join(p.dirs[2], "freezer.state"), "FROZEN")
+	p.pause(t)
 	a.Charge("test", time.Second)
 	time.Sleep(1500 * ms)
 	if s := a.Status(); s.Holds != 0 || !p.frozen(t) {
@@ -140,13 +138,13 @@ func TestPausedBeforeIsNotThawed(t *testing.T) {
 
 func TestLetGo(t *testing.T) {
 	r := newRig(t, func(c *Config) { c.Burst = true })
-	p := newPlace(t, "unified", limit(20*ms))
+	p := newPlace(t, freezers[0], limit(20*ms))
 	a := r.add(t, p)
 	p.start(t, nil, busy)
 	r.neighbour(t)
-	eventually(t, "it has burst", func() bool { return p.read(t, "cpu.cfs_burst_us") == "20000" })
+	eventually(t, "it has burst", func() bool { return p.burst(t) == "20000" })
 	a.LetGo(10 * ms)
-	outside(t, filepath.Join(p.dirs[0], "cpu.cfs_quota_us"), "10000") // refused with the burst
+	p.setQuota(t, "10000") // refused with the burst
 	a.Charge("test", time.Second)
 	eventually(t, "the container is held", func() bool { return p.frozen(t) })
 	a.LetGo(time.Second)
@@ -160,7 +158,7 @@ func TestLetGo(t *testing.T) {
 }
 
 func TestKilledWhileHeld(t *testing.T) {
-	for _, freezer := range []string{"unified", "freezer"} {
+	for _, freezer := range freezers {
 		t.Run(freezer, func(t *testing.T) {
 			r := newRig(t, nil)
 			p := newPlace(t, freezer, limit(20*ms))
@@ -178,7 +176,7 @@ func TestKilledWhileHeld(t *testing.T) {
 func TestGroupIsRemovedWhileHeld(t *testing.T) {
 	gone := make(chan *Account, 1)
 	r := newRig(t, func(c *Config) { c.Gone = func(a *Account) { gone <- a } })
-	p := newPlace(t, "unified", limit(20*ms))
+	p := newPlace(t, freezers[0], limit(20*ms))
 	a := held(t, r, p)
 	for _, pid := range pidsOf(p.dirs[0]) {
 		_ = unix.Kill(pid, unix.SIGKILL)
@@ -204,7 +202,7 @@ func TestGroupIsRemovedWhileHeld(t *testing.T) {
 
 func TestUpdateOfTheLimitIsAdopted(t *testing.T) {
 	r := newRig(t, nil)
-	p := newPlace(t, "unified", limit(50*ms))
+	p := newPlace(t, freezers[0], limit(50*ms))
 	a := r.add(t, p)
 	a.Attach("helper", rateClock{time.Now(), .2}, false)
 	p.start(t, nil, busy)
@@ -215,27 +213,30 @@ func TestUpdateOfTheLimitIsAdopted(t *testing.T) {
 		}
 	}
 	eventually(t, "the quota is lowered", lowered(30*ms))
-	p.write(t, "cpu.cfs_quota_us", "70000")
+	p.setQuota(t, "70000")
 	eventually(t, "it is adopted", func() bool { return a.Status().Before.Quota == 70*ms })
 	eventually(t, "the new quota is lowered", lowered(50*ms))
-	p.write(t, "cpu.cfs_period_us", "200000")
+	p.setLimit(t, "70000", "200000")
 	eventually(t, "the period is adopted", func() bool { return a.Status().Before == bandwidth.Limit{Quota: 70 * ms, Period: 200 * ms} })
 	eventually(t, "it is lowered", lowered(30*ms))
-	p.write(t, "cpu.cfs_quota_us", "-1")
+	p.setQuota(t, "-1")
 	eventually(t, "it has no quota", func() bool { return a.Status().Mode == "account only: no quota" })
-	p.write(t, "cpu.cfs_quota_us", "60000")
+	p.setQuota(t, "60000")
 	eventually(t, "it has one again", func() bool { s := a.Status(); return s.Mode == "quota" && s.After.Quota < 55*ms })
 	if err := r.Remove(a); err != nil {
 		t.Error(err)
 	}
-	if got := p.read(t, "cpu.cfs_quota_us"); got != "60000" {
+	if got := p.quota(t); got != "60000" {
 		t.Errorf("the quota is %s", got)
 	}
 }
 
 func TestRefusedQuotaLeavesItAlone(t *testing.T) {
+	if v2 {
+		t.Skip("skip: needs the cpu controller of cgroup v1, which refuses less than a child has")
+	}
 	r := newRig(t, nil)
-	p := newPlace(t, "unified", limit(50*ms))
+	p := newPlace(t, freezers[0], limit(50*ms))
 	child := filepath.Join(p.dirs[0], "child")
 	if err := os.Mkdir(child, 0o755); err != nil {
 		t.Fatal(err)
@@ -248,7 +249,7 @@ func TestRefusedQuotaLeavesItAlone(t *testing.T) {
 	p.start(t, nil, busy)
 	a.Attach("helper", rateClock{time.Now(), .2}, false)
 	eventually(t, "it is left alone", func() bool { return strings.HasPrefix(a.Status().Mode, "account only: ") })
-	if got := p.read(t, "cpu.cfs_quota_us"); got != "50000" {
+	if got := p.quota(t); got != "50000" {
 		t.Errorf("the quota is %s", got)
 	}
 	before := a.Status().Borrowed["helper"]
@@ -257,7 +258,7 @@ func TestRefusedQuotaLeavesItAlone(t *testing.T) {
 
 // neighbour adds a container whose quota is lowered for its helper.
 func (r *rig) neighbour(t *testing.T) *Attachment {
-	p := newPlace(t, "unified", limit(20*ms))
+	p := newPlace(t, freezers[0], limit(20*ms))
 	a := r.add(t, p)
 	p.start(t, nil, busy)
 	return a.Attach("helper", rateClock{time.Now(), .1}, false)
@@ -265,15 +266,15 @@ func (r *rig) neighbour(t *testing.T) *Attachment {
 
 func TestBurstIsGivenAndTakenAway(t *testing.T) {
 	r := newRig(t, func(c *Config) { c.Burst = true })
-	p := newPlace(t, "unified", bandwidth.Limit{Quota: 50 * ms, Burst: 5 * ms})
+	p := newPlace(t, freezers[0], bandwidth.Limit{Quota: 50 * ms, Burst: 5 * ms})
 	a := r.add(t, p)
 	p.start(t, nil, busy)
 	burst := func(is string) func() bool {
-		return func() bool { return p.read(t, "cpu.cfs_burst_us") == is }
+		return func() bool { return p.burst(t) == is }
 	}
 	time.Sleep(2 * protectAfter)
 	if !burst("5000")() {
-		t.Errorf("with no neighbour in debt the burst is %s", p.read(t, "cpu.cfs_burst_us"))
+		t.Errorf("with no neighbour in debt the burst is %s", p.burst(t))
 	}
 	neighbour := r.neighbour(t)
 	eventually(t, "burst", burst("50000"))
@@ -287,7 +288,7 @@ func TestBurstIsGivenAndTakenAway(t *testing.T) {
 		t.Error(err)
 	}
 	if !burst("5000")() {
-		t.Errorf("the burst is %s", p.read(t, "cpu.cfs_burst_us"))
+		t.Errorf("the burst is %s", p.burst(t))
 	}
 }
 
@@ -308,7 +309,7 @@ func TestManyAccountsComeAndGo(t *testing.T) {
 		if err := r.Remove(a); err != nil {
 			t.Error(err)
 		}
-		if got := p.read(t, "cpu.cfs_quota_us"); got != "20000" {
+		if got := p.quota(t); got != "20000" {
 			t.Errorf("the quota is %s", got)
 		}
 	}
@@ -346,7 +347,7 @@ func beController() int {
 }
 
 func TestKilledControllerIsUndone(t *testing.T) {
-	p := newPlace(t, "unified", limit(20*ms))
+	p := newPlace(t, freezers[0], limit(20*ms))
 	p.start(t, nil, busy)
 	dir := t.TempDir()
 	self, err := os.Executable()
@@ -358,12 +359,12 @@ func TestKilledControllerIsUndone(t *testing.T) {
 	cmd.Stderr = os.Stderr
 	begin(t, cmd)
 	eventually(t, "held at the lowest quota", func() bool {
-		return p.frozen(t) && p.read(t, "cpu.cfs_quota_us") == "1000"
+		return p.frozen(t) && p.quota(t) == "1000"
 	})
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "undone", func() bool { return !p.frozen(t) && p.read(t, "cpu.cfs_quota_us") == "20000" })
+	eventually(t, "undone", func() bool { return !p.frozen(t) && p.quota(t) == "20000" })
 
 	// The next one knows what it owes.
 	l, err := ledger.Open(filepath.Join(dir, "ledger"))

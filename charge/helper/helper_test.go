@@ -109,7 +109,12 @@ func newGroup(t *testing.T, quota int) *bandwidth.Group {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { testkit.Eventually(t, limit, func() error { return unix.Rmdir(path) }) })
+	t.Cleanup(func() {
+		testkit.Eventually(t, limit, func() error {
+			_ = unix.Rmdir(filepath.Join(path, "container"))
+			return unix.Rmdir(path)
+		})
+	})
 	g, err := bandwidth.Open(path)
 	if err != nil {
 		t.Fatal(err)
@@ -119,6 +124,23 @@ func newGroup(t *testing.T, quota int) *bandwidth.Group {
 		t.Fatal(err)
 	}
 	return g
+}
+
+// inside is where the processes of a container are that has a group's quota: in cgroup
+// v2 not where helpers are to be placed.
+func inside(t *testing.T, g *bandwidth.Group) string {
+	t.Helper()
+	if g.Version() != "v2" {
+		return g.Path()
+	}
+	if err := os.WriteFile(filepath.Join(g.Path(), "cgroup.subtree_control"), []byte("+cpu"), 0); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(g.Path(), "container")
+	if err := os.Mkdir(path, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return path
 }
 
 func newJournal(t *testing.T) *journal.Journal {
@@ -163,7 +185,7 @@ func TestElapsed(t *testing.T) {
 		t.Errorf("it is %q, %d", p.Name(), p.PID())
 	}
 	var before time.Duration
-	testkit.Eventually(t, limit, func() error {
+	testkit.Eventually(t, 6*limit, func() error { // an emulated machine is slow
 		d, err := p.Elapsed()
 		if err != nil || d < before {
 			t.Fatalf("%v after %v (%v)", d, before, err)
@@ -251,7 +273,7 @@ func TestOfGroup(t *testing.T) {
 
 func TestPlace(t *testing.T) {
 	old, g := newGroup(t, 90000), newGroup(t, 20000)
-	init, cmd := shell(t, spin, g.Path()), shell(t, "sh -c '"+spin+"' & "+spin, old.Path())
+	init, cmd := shell(t, spin, inside(t, g)), shell(t, "sh -c '"+spin+"' & "+spin, old.Path())
 	child := cmd.Process.Pid
 	p := process(t, cmd.Process.Pid)
 	l, err := Place(newJournal(t), p, process(t, init.Process.Pid), g)
@@ -308,7 +330,7 @@ func TestUndoWhileItForks(t *testing.T) {
 	if err := os.Mkdir(lost, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	init := shell(t, "exec sleep 1000", g.Path())
+	init := shell(t, "exec sleep 1000", inside(t, g))
 	cmd := shell(t, "while :; do sleep 0.01 & sleep 0.02 & sleep 0.005; done", lost)
 	l, err := Place(newJournal(t), process(t, cmd.Process.Pid), process(t, init.Process.Pid), g)
 	if err != nil {
@@ -328,7 +350,7 @@ func TestUndoWhileItForks(t *testing.T) {
 func TestKilledAgent(t *testing.T) {
 	guardian := filepath.Join(testkit.BuildTsugiki(t), journal.Program)
 	old, g := newGroup(t, 90000), newGroup(t, 80000)
-	init := shell(t, "exec sleep 1000", g.Path())
+	init := shell(t, "exec sleep 1000", inside(t, g))
 	helper := shell(t, "while :; do sleep 0.01 & sleep 0.02; done", old.Path())
 	cmd := exec.Command("/proc/self/exe", filepath.Join(t.TempDir(), "undo"), guardian,
 		strconv.Itoa(helper.Process.Pid), strconv.Itoa(init.Process.Pid), g.Path())
@@ -365,6 +387,17 @@ func TestNotPlaceable(t *testing.T) {
 	p := process(t, shell(t, "exec sleep 1000", "").Process.Pid)
 	if _, err := Place(nil, p, p, root); !errors.Is(err, ErrNotPlaceable) {
 		t.Errorf("below the root: %v, want %v", err, ErrNotPlaceable)
+	}
+	if root.Version() != "v2" {
+		return
+	}
+	g := newGroup(t, 50000)
+	if _, err := Place(nil, p, p, g); !errors.Is(err, ErrNotPlaceable) {
+		t.Errorf("below a group that does not delegate cpu: %v, want %v", err, ErrNotPlaceable)
+	}
+	shell(t, "exec sleep 1000", g.Path())
+	if _, err := Place(nil, p, p, g); !errors.Is(err, ErrNotPlaceable) {
+		t.Errorf("below a group that has processes: %v, want %v", err, ErrNotPlaceable)
 	}
 }
 

@@ -12,12 +12,12 @@ func BenchmarkOurs(b *testing.B) {
 		b.Fatal(err)
 	}
 	defer j.Close()
-	e, err := j.Write(Quota, filepath.Join(group(b, "cpu"), quotaFile), "80000")
+	e, err := j.Write(Quota, filepath.Join(group(b, "cpu"), quotaFile), ms80)
 	if err != nil {
 		b.Fatal(err)
 	}
 	defer e.Done()
-	texts := []string{"30000", "40000"}
+	texts := []string{ms30, ms40}
 	for i := 0; b.Loop(); i++ {
 		if err := e.Ours(texts[i&1]); err != nil {
 			b.Fatal(err)
@@ -37,7 +37,7 @@ func BenchmarkKillToThawed(b *testing.B) {
 		if err := cmd.Process.Kill(); err != nil {
 			b.Fatal(err)
 		}
-		await(b, "thawed", func() bool { return read(b, freezer, "freezer.state") == "THAWED" })
+		await(b, "thawed", func() bool { return read(b, freezer, freezeFile) == thawed })
 		b.StopTimer()
 		_ = cmd.Wait()
 		b.StartTimer()

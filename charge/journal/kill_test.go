@@ -18,10 +18,10 @@ import (
 // hold is an agent that has lowered a quota and frozen a group, says its guardian's
 // pid, and waits for its death.
 func hold(j *Journal, quota, freezer string) error {
-	file, state := filepath.Join(quota, quotaFile), filepath.Join(freezer, "freezer.state")
-	_, err1 := j.Write(Quota, file, "80000", "20000")
-	_, err2 := j.Write(Thaw, state, "THAWED", "FROZEN", "FREEZING")
-	err := errors.Join(err1, err2, os.WriteFile(file, []byte("20000"), 0), os.WriteFile(state, []byte("FROZEN"), 0))
+	file, state := filepath.Join(quota, quotaFile), filepath.Join(freezer, freezeFile)
+	_, err1 := j.Write(Quota, file, ms80, ms20)
+	_, err2 := j.Write(Thaw, state, thawed, frozen, freezing)
+	err := errors.Join(err1, err2, os.WriteFile(file, []byte(ms20), 0), os.WriteFile(state, []byte(frozen), 0))
 	if err != nil {
 		return err
 	}
@@ -35,17 +35,17 @@ func scribe(j *Journal, quota, _ string) error {
 	file := filepath.Join(quota, quotaFile)
 	fmt.Println("ready")
 	for end := time.Now().Add(time.Minute); time.Now().Before(end); {
-		e, err := j.Write(Quota, file, "80000")
+		e, err := j.Write(Quota, file, ms80)
 		if err != nil {
 			return err
 		}
 		for range rand.N(4) {
-			text := strconv.Itoa(10000 + rand.N(60000))
-			if err := errors.Join(e.Ours(text), os.WriteFile(file, []byte(text), 0), e.Original("80000")); err != nil {
+			text := quotaOf(strconv.Itoa(10000 + rand.N(60000)))
+			if err := errors.Join(e.Ours(text), os.WriteFile(file, []byte(text), 0), e.Original(ms80)); err != nil {
 				return err
 			}
 		}
-		if err := os.WriteFile(file, []byte("80000"), 0); err != nil {
+		if err := os.WriteFile(file, []byte(ms80), 0); err != nil {
 			return err
 		}
 		e.Done()
@@ -55,11 +55,11 @@ func scribe(j *Journal, quota, _ string) error {
 
 func TestKilledAgent(t *testing.T) {
 	dir, quota, freezer := t.TempDir(), group(t, "cpu"), group(t, "freezer")
-	write(t, "80000", quota, quotaFile)
+	write(t, ms80, quota, quotaFile)
 	sleeper(t, quota, freezer)
 	path := filepath.Join(dir, "undo")
 	cmd, _ := startAgent(t, "hold", guardianPath(t), path, quota, freezer)
-	await(t, "frozen", func() bool { return read(t, freezer, "freezer.state") == "FROZEN" })
+	await(t, "frozen", func() bool { return read(t, freezer, freezeFile) == frozen })
 	if _, err := openNow(path); !errors.Is(err, ErrBusy) {
 		t.Errorf("open a living agent's journal: %v, want %v", err, ErrBusy)
 	}
@@ -67,13 +67,13 @@ func TestKilledAgent(t *testing.T) {
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "thawed", func() bool { return read(t, freezer, "freezer.state") == "THAWED" })
+	await(t, "thawed", func() bool { return read(t, freezer, freezeFile) == thawed })
 	t.Logf("thawed %v after the kill", time.Since(start))
 	_ = cmd.Wait()
 	// The next agent gets the journal only when the guardian is through.
 	j := open(t, path)
 	defer j.Close()
-	if got := read(t, quota, quotaFile); got != "80000" {
+	if got := read(t, quota, quotaFile); got != ms80 {
 		t.Errorf("quota %s when the journal is free, want 80000", got)
 	}
 	if n := restore(t, j); n != 0 {
@@ -99,7 +99,7 @@ func openNow(path string) (*Journal, error) {
 // A killed guardian is replaced, and the other one does the work.
 func TestKilledGuardian(t *testing.T) {
 	quota, freezer := group(t, "cpu"), group(t, "freezer")
-	write(t, "80000", quota, quotaFile)
+	write(t, ms80, quota, quotaFile)
 	sleeper(t, freezer)
 	path := filepath.Join(t.TempDir(), "undo")
 	cmd, said := startAgent(t, "hold", guardianPath(t), path, quota, freezer)
@@ -116,12 +116,12 @@ func TestKilledGuardian(t *testing.T) {
 		pid := guardianOf(t, cmd.Process.Pid)
 		return pid != 0 && pid != first
 	})
-	if got := read(t, quota, quotaFile); got != "20000" {
+	if got := read(t, quota, quotaFile); got != ms20 {
 		t.Errorf("quota %s after the guardian's death, want 20000 still", got)
 	}
 	kill(t, cmd)
 	await(t, "undone", func() bool {
-		return read(t, quota, quotaFile) == "80000" && read(t, freezer, "freezer.state") == "THAWED"
+		return read(t, quota, quotaFile) == ms80 && read(t, freezer, freezeFile) == thawed
 	})
 }
 
@@ -148,25 +148,25 @@ func guardianOf(t *testing.T, pid int) int {
 // If both are killed, the next agent undoes.
 func TestKilledWithoutGuardian(t *testing.T) {
 	quota, freezer := group(t, "cpu"), group(t, "freezer")
-	write(t, "80000", quota, quotaFile)
+	write(t, ms80, quota, quotaFile)
 	sleeper(t, freezer)
 	path := filepath.Join(t.TempDir(), "undo")
 	cmd, _ := startAgent(t, "hold", "", path, quota, freezer)
 	kill(t, cmd)
-	if got := read(t, freezer, "freezer.state"); got != "FROZEN" {
+	if got := read(t, freezer, freezeFile); got != frozen {
 		t.Fatalf("%s before the restore", got)
 	}
 	j := open(t, path)
 	defer j.Close()
-	if n := restore(t, j); n != 2 || read(t, freezer, "freezer.state") != "THAWED" || read(t, quota, quotaFile) != "80000" {
-		t.Errorf("%d undone, %s, quota %s", n, read(t, freezer, "freezer.state"), read(t, quota, quotaFile))
+	if n := restore(t, j); n != 2 || read(t, freezer, freezeFile) != thawed || read(t, quota, quotaFile) != ms80 {
+		t.Errorf("%d undone, %s, quota %s", n, read(t, freezer, freezeFile), read(t, quota, quotaFile))
 	}
 }
 
 // A kill at any moment leaves the quota as it was.
 func TestKilledAnywhere(t *testing.T) {
 	quota, dir := group(t, "cpu"), t.TempDir()
-	write(t, "80000", quota, quotaFile)
+	write(t, ms80, quota, quotaFile)
 	undone := 0
 	for i := range 30 {
 		path := filepath.Join(dir, "undo")
@@ -175,7 +175,7 @@ func TestKilledAnywhere(t *testing.T) {
 		kill(t, cmd)
 		j := open(t, path)
 		undone += restore(t, j)
-		if got := read(t, quota, quotaFile); got != "80000" {
+		if got := read(t, quota, quotaFile); got != ms80 {
 			t.Errorf("kill %d: quota %s, want 80000", i, got)
 		}
 		if err := j.Close(); err != nil {
@@ -229,7 +229,7 @@ func TestClose(t *testing.T) {
 	for _, guarded := range []bool{false, true} {
 		t.Run(fmt.Sprintf("guarded %v", guarded), func(t *testing.T) {
 			quota := group(t, "cpu")
-			write(t, "80000", quota, quotaFile)
+			write(t, ms80, quota, quotaFile)
 			path := filepath.Join(t.TempDir(), "undo")
 			j := open(t, path)
 			if guarded {
@@ -237,11 +237,11 @@ func TestClose(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			e, err := j.Write(Quota, filepath.Join(quota, quotaFile), "80000", "20000")
+			e, err := j.Write(Quota, filepath.Join(quota, quotaFile), ms80, ms20)
 			if err != nil {
 				t.Fatal(err)
 			}
-			write(t, "20000", quota, quotaFile)
+			write(t, ms20, quota, quotaFile)
 			if guarded {
 				if err := unix.Kill(j.PID(), unix.SIGKILL); err != nil {
 					t.Fatal(err)
@@ -251,7 +251,7 @@ func TestClose(t *testing.T) {
 				t.Error(err)
 			}
 			e.Done()
-			if got := read(t, quota, quotaFile); got != "80000" {
+			if got := read(t, quota, quotaFile); got != ms80 {
 				t.Errorf("quota %s after Close, want 80000", got)
 			}
 			if _, err := j.Write(Quota, filepath.Join(quota, quotaFile), "1", "2"); !errors.Is(err, ErrClosed) {

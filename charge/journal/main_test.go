@@ -1,7 +1,6 @@
 package journal
 
 import (
-	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -11,8 +10,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
@@ -89,47 +86,36 @@ func guardianPath(t testing.TB) string {
 	return filepath.Join(testkit.BuildTsugiki(t), Program)
 }
 
-// group makes a child group of a hierarchy, which is removed after the test, with
-// groups below it.
-func group(t testing.TB, hierarchy string) string {
-	t.Helper()
-	mount := filepath.Join("/sys/fs/cgroup", hierarchy)
-	var fs unix.Statfs_t
-	if err := unix.Statfs(mount, &fs); err != nil || fs.Type != unix.CGROUP_SUPER_MAGIC {
-		t.Skipf("skip: needs the cgroup v1 hierarchy %s", hierarchy)
+// How the files of a cgroup are called, and what they say, depends on the version.
+var (
+	v2         = testkit.CgroupVersion() == "v2"
+	quotaFile  = byVersion("cpu.cfs_quota_us", "cpu.max")
+	burstFile  = byVersion("cpu.cfs_burst_us", "cpu.max.burst")
+	freezeFile = byVersion("freezer.state", "cgroup.freeze")
+	thawed     = byVersion("THAWED", "0")
+	frozen     = byVersion("FROZEN", "1")
+	freezing   = byVersion("FREEZING", "1")
+
+	noQuota                            = quotaOf(byVersion("-1", "max"))
+	ms20, ms30, ms40, ms50, ms66, ms70 = quotaOf("20000"), quotaOf("30000"), quotaOf("40000"), quotaOf("50000"), quotaOf("66000"), quotaOf("70000")
+	ms80                               = quotaOf("80000")
+)
+
+func byVersion(v1, other string) string {
+	if v2 {
+		return other
 	}
-	path, err := os.MkdirTemp(mount, "tsugiki-test-journal-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := remove(path); err != nil {
-			t.Error(err)
-		}
-	})
-	return path
+	return v1
 }
 
-func remove(group string) error {
-	below, err := filepath.Glob(filepath.Join(group, "*/"))
-	if err != nil {
-		return err
-	}
-	for _, path := range below {
-		if st, err := os.Lstat(path); err == nil && st.IsDir() {
-			if err := remove(path); err != nil {
-				return err
-			}
-		}
-	}
-	end := time.Now().Add(patience)
-	for {
-		err := unix.Rmdir(group)
-		if !errors.Is(err, unix.EBUSY) || time.Now().After(end) {
-			return err
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
+// quotaOf is what the file of the quota says.
+func quotaOf(micros string) string { return micros + byVersion("", " 100000") }
+
+// group makes a group in the hierarchy of a controller, which is removed after the
+// test, with groups below it.
+func group(t testing.TB, controller string) string {
+	t.Helper()
+	return testkit.NewGroups(t, controller).Dir(controller)
 }
 
 func read(t testing.TB, path ...string) string {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -44,6 +43,7 @@ func play(role, cpu string, args []string) error {
 	}
 	switch role {
 	case "burn":
+		fmt.Println("ready")
 		for begin := time.Now(); time.Since(begin) < time.Minute; {
 		}
 		return nil
@@ -73,6 +73,7 @@ func flood(to string, burst time.Duration) error {
 	if err != nil {
 		return err
 	}
+	fmt.Println("ready")
 	payload := make([]byte, 64)
 	for {
 		for begin := time.Now(); time.Since(begin) < burst; {
@@ -90,6 +91,7 @@ func sink(at string) error {
 	if err != nil {
 		return err
 	}
+	fmt.Println("ready")
 	b := make([]byte, 2048)
 	for {
 		if _, _, err := conn.ReadFrom(b); err != nil {
@@ -109,17 +111,7 @@ type container struct {
 
 func newContainer(t *testing.T, m *Meter, owner uint32, ns *testkit.Namespace) *container {
 	t.Helper()
-	root := "/sys/fs/cgroup/cpu"
-	if _, err := os.Stat(root); err != nil {
-		root = "/sys/fs/cgroup"
-	}
-	c := &container{owner, ns, filepath.Join(root, fmt.Sprintf("tsugiki-test-softirq-%d-%d", os.Getpid(), owner))}
-	if err := os.Mkdir(c.group, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		testkit.Eventually(t, 5*time.Second, func() error { return os.Remove(c.group) })
-	})
+	c := &container{owner, ns, testkit.NewGroups(t).Dir("cpu")}
 	if err := m.CPUGroup(inodeOf(t, c.group), owner); err != nil {
 		t.Fatal(err)
 	}
@@ -163,12 +155,17 @@ func place(t testing.TB, ns *testkit.Namespace) (netns uint64, index int) {
 	return inodeOf(t, ns.Path()), index
 }
 
-// run runs a program of the container on a CPU, until stop or the test's end.
+// run runs a program of the container on a CPU, until stop or the test's end, and
+// waits until it is ready.
 func (c *container) run(t *testing.T, v2 *os.File, role string, cpu int, args ...string) (stop func()) {
 	t.Helper()
 	cmd := c.ns.Command(t.Context(), "/proc/self/exe", args...)
 	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s@%d", roleVar, role, cpu), "GOMAXPROCS=1")
 	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
 	if v2 != nil {
 		if cmd.SysProcAttr == nil {
 			cmd.SysProcAttr = &syscall.SysProcAttr{}
@@ -189,6 +186,9 @@ func (c *container) run(t *testing.T, v2 *os.File, role string, cpu int, args ..
 	t.Cleanup(stop)
 	if err := os.WriteFile(c.group+"/cgroup.procs", fmt.Appendln(nil, cmd.Process.Pid), 0); err != nil {
 		t.Fatal(err)
+	}
+	if _, err := out.Read(make([]byte, 1)); err != nil {
+		t.Fatalf("%s: %v", role, err)
 	}
 	return stop
 }

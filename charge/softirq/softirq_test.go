@@ -29,7 +29,6 @@ func open(t *testing.T) *Meter {
 // measure returns the work of a second.
 func measure(t *testing.T, m *Meter) map[uint32]Work {
 	t.Helper()
-	time.Sleep(200 * time.Millisecond) // the programs have started
 	if _, err := m.Take(); err != nil {
 		t.Fatal(err)
 	}
@@ -75,7 +74,7 @@ func TestReceiverOwesSender(t *testing.T) {
 	packets := c[0].packets(t) - before
 
 	received := works[1].For
-	if each := received / time.Duration(max(packets, 1)); each < 100*time.Nanosecond || each > 20*time.Microsecond {
+	if each := received / time.Duration(max(packets, 1)); each < 100*time.Nanosecond {
 		t.Errorf("%v for %d packets, %v each", received, packets, each)
 	}
 	if received > 800*time.Millisecond { // the sender rests half of the time, or more
@@ -128,7 +127,8 @@ func TestSocketsOfGroups(t *testing.T) {
 	m := open(t)
 	sender := newContainer(t, m, 3, top.Remote)
 	for owner := uint32(1); owner <= 2; owner++ {
-		c, dir := newContainer(t, m, owner, top.Host), v2Group(t, owner)
+		c := newContainer(t, m, owner, top.Host)
+		dir := c.v2Group(t)
 		if err := m.Group(dir, owner); err != nil {
 			t.Fatal(err)
 		}
@@ -146,6 +146,20 @@ func TestSocketsOfGroups(t *testing.T) {
 	if works = measure(t, m); works[2].For == 0 || works[1].For > works[2].For/10 {
 		t.Errorf("received for the flooded %v, for the other %v", works[2].For, works[1].For)
 	}
+}
+
+// v2Group is the group of cgroup2 that the container's programs are in.
+func (c *container) v2Group(t *testing.T) *os.File {
+	t.Helper()
+	if testkit.CgroupVersion() != "v2" {
+		return v2Group(t, c.owner)
+	}
+	dir, err := os.Open(c.group)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { dir.Close() })
+	return dir
 }
 
 func v2Group(t *testing.T, owner uint32) *os.File {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -18,12 +17,36 @@ import (
 // hierarchies, or the one in cgroup2 if that has all controllers.
 type Groups struct {
 	Name string // as a path below the mounts: "/NAME"
-	dirs []string
+	dirs map[string]string
 }
 
-const groupsPatience = 10 * time.Second
+const (
+	groupsPatience = 10 * time.Second
+	cgroupMount    = "/sys/fs/cgroup"
+)
 
 var groupsMade atomic.Int32
+
+// CgroupVersion is how cgroups are mounted: "v2", "hybrid" (the controllers are v1's,
+// and cgroup2 is mounted too) or "v1".
+func CgroupVersion() string {
+	var st unix.Statfs_t
+	switch {
+	case unix.Statfs(cgroupMount, &st) == nil && st.Type == unix.CGROUP2_SUPER_MAGIC:
+		return "v2"
+	case unix.Statfs(cgroupMount+"/unified", &st) == nil && st.Type == unix.CGROUP2_SUPER_MAGIC:
+		return "hybrid"
+	}
+	return "v1"
+}
+
+// CgroupRoot is where the hierarchy of a controller is mounted; "unified" is cgroup2.
+func CgroupRoot(controller string) (string, error) {
+	if CgroupVersion() == "v2" {
+		return cgroupMount, nil
+	}
+	return filepath.EvalSymlinks(filepath.Join(cgroupMount, controller)) // cpu -> cpu,cpuacct
+}
 
 // NewGroups makes groups for the cpu controller, and others, which end with the test,
 // with whatever is in them.
@@ -35,7 +58,10 @@ func NewGroups(t TB, controllers ...string) *Groups {
 // NewGroupsIn is NewGroups for these hierarchies alone: controllers, or "unified".
 func NewGroupsIn(t TB, hierarchies ...string) *Groups {
 	t.Helper()
-	g := &Groups{Name: fmt.Sprintf("/tsugiki-test-%d-%d", os.Getpid(), groupsMade.Add(1))}
+	g := &Groups{
+		Name: fmt.Sprintf("/tsugiki-test-%d-%d", os.Getpid(), groupsMade.Add(1)),
+		dirs: map[string]string{},
+	}
 	t.Cleanup(func() { Eventually(t, groupsPatience, g.remove) })
 	g.Add(t, hierarchies...)
 	return g
@@ -44,23 +70,21 @@ func NewGroupsIn(t TB, hierarchies ...string) *Groups {
 // Add makes them in more hierarchies. Who is in them already is not in the new ones.
 func (g *Groups) Add(t TB, hierarchies ...string) {
 	t.Helper()
-	roots := []string{"/sys/fs/cgroup"}
-	if _, err := os.Stat("/sys/fs/cgroup/cpu"); err == nil {
-		roots = nil
-		for _, h := range hierarchies {
-			roots = append(roots, filepath.Join("/sys/fs/cgroup", h))
-		}
-	}
-	for _, root := range roots {
-		dir := root + g.Name
-		if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, os.ErrExist) { // cpu,cpuacct are one
+	for _, h := range hierarchies {
+		root, err := CgroupRoot(h)
+		if err != nil {
 			t.Fatalf("%v", err)
 		}
-		if !slices.Contains(g.dirs, dir) {
-			g.dirs = append(g.dirs, dir)
+		dir := root + g.Name
+		if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, os.ErrExist) { // several are one
+			t.Fatalf("%v", err)
 		}
+		g.dirs[h] = dir
 	}
 }
+
+// Dir is the group's directory in the hierarchy of one of its controllers.
+func (g *Groups) Dir(controller string) string { return g.dirs[controller] }
 
 // Enter moves a process into the groups.
 func (g *Groups) Enter(t TB, pid int) {
@@ -76,17 +100,30 @@ func (g *Groups) Enter(t TB, pid int) {
 func (g *Groups) remove() error {
 	var errs []error
 	for _, dir := range g.dirs {
-		_ = os.WriteFile(filepath.Join(dir, "freezer.state"), []byte("THAWED"), 0)
-		_ = os.WriteFile(filepath.Join(dir, "cgroup.freeze"), []byte("0"), 0)
-		procs, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
-		for _, text := range strings.Fields(string(procs)) {
-			if pid, err := strconv.Atoi(text); err == nil && pid > 1 {
-				_ = unix.Kill(pid, unix.SIGKILL)
-			}
-		}
-		if err := unix.Rmdir(dir); err != nil && !errors.Is(err, unix.ENOENT) {
-			errs = append(errs, fmt.Errorf("remove %s: %w", dir, err))
-		}
+		errs = append(errs, removeGroup(dir))
 	}
 	return errors.Join(errs...)
+}
+
+func removeGroup(dir string) error {
+	_ = os.WriteFile(filepath.Join(dir, "freezer.state"), []byte("THAWED"), 0)
+	_ = os.WriteFile(filepath.Join(dir, "cgroup.freeze"), []byte("0"), 0)
+	entries, _ := os.ReadDir(dir) // it may be gone
+	for _, e := range entries {
+		if e.IsDir() {
+			if err := removeGroup(filepath.Join(dir, e.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	procs, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+	for _, text := range strings.Fields(string(procs)) {
+		if pid, err := strconv.Atoi(text); err == nil && pid > 1 {
+			_ = unix.Kill(pid, unix.SIGKILL)
+		}
+	}
+	if err := unix.Rmdir(dir); err != nil && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("remove %s: %w", dir, err)
+	}
+	return nil
 }
