@@ -67,7 +67,8 @@ func TestBench(t *testing.T) {
 	for _, res := range report.Results {
 		key := res.Test + " " + res.Metric + " " + res.Mode
 		counts[key] = len(res.Values)
-		if res.Summary.Min <= 0 {
+		// There is a keeper only while one is needed.
+		if res.Summary.Min <= 0 && !strings.Contains(res.Metric, "keeper") {
 			t.Errorf("%s: %v", key, res.Values)
 		}
 	}

@@ -19,7 +19,7 @@ import (
 )
 
 // What a container of each kind together takes at most, to check for before they are
-// started: three programs, a gate, one or two keepers, links and rules.
+// started: three programs, a gate, a keeper for a while, links and rules.
 const (
 	roomKiB       = 8 << 10
 	roomProcesses = 8

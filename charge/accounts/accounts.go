@@ -91,7 +91,7 @@ type Accounts struct {
 	marks     *marks.Meter      // nil until a daemon is shared
 	softirq   *softirq.Meter    // nil: not charged
 	metering  bool
-	fault     string // that was logged last
+	faults    map[string]time.Time // when each was logged last
 	lastID    int
 	lastSlot  uint32
 }
@@ -101,7 +101,7 @@ func Start(c Config) (*Accounts, error) {
 	a := &Accounts{
 		config: c, log: c.Log, stop: make(chan struct{}),
 		byGroup: map[uint64]*account{}, byOwner: map[uint32]*account{}, byName: map[string]*account{}, helpers: map[int]*helping{},
-		divisions: map[int]*division{},
+		divisions: map[int]*division{}, faults: map[string]time.Time{},
 	}
 	if err := a.start(); err != nil {
 		return nil, errors.Join(fmt.Errorf("charge: %w", err), a.Close())

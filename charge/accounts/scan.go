@@ -3,9 +3,11 @@ package accounts
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/tsugiki/tsugiki/charge/bandwidth"
 	"github.com/tsugiki/tsugiki/charge/discover"
@@ -100,10 +102,15 @@ func isInside(pid int, group string) (bool, error) {
 	return below && !strings.HasPrefix(rest, bandwidth.HelperGroup+"/"), g.Close()
 }
 
-// complain logs a fault once, until there is another one.
+// complainEvery is how often a fault that stays is logged.
+const complainEvery = 10 * time.Minute
+
+// complain logs a fault, which may be found at every look.
 func (a *Accounts) complain(what string, err error) {
-	if text := what + err.Error(); text != a.fault {
-		a.fault = text
+	now, text := time.Now(), what+err.Error()
+	maps.DeleteFunc(a.faults, func(_ string, at time.Time) bool { return now.Sub(at) > complainEvery })
+	if _, logged := a.faults[text]; !logged {
+		a.faults[text] = now
 		a.log.Warn(what, "err", err)
 	}
 }
