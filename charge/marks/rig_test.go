@@ -106,14 +106,19 @@ func own(t testing.TB, m *Meter, path string, owner uint32) File {
 	return f
 }
 
-// produce has the containers write so many lines each, every 10 ms, for a while.
+// produce has the containers write so many lines each, every 10 ms, for a while. They
+// take turns in being the first, whose lines find the daemon asleep and are read in
+// smaller pieces.
 func (r *rig) produce(t testing.TB, length time.Duration, lines ...int) {
 	t.Helper()
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	for n := 0; n < int(length/(10*time.Millisecond)); n++ {
-		for i, count := range lines {
-			for range count {
+		for i := range lines {
+			if n%2 == 1 {
+				i = len(lines) - 1 - i
+			}
+			for range lines[i] {
 				if _, err := fmt.Fprintf(r.writers[i], "line %d of eighty bytes or so, as programs print them %s\n", n, strings.Repeat("x", 20)); err != nil {
 					t.Fatal(err)
 				}
