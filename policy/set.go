@@ -37,8 +37,8 @@ type set struct {
 	bpf.PolicyMaps
 	programs bpf.PolicyPrograms // none, if others have loaded them
 	users    int                // guarded by sets.mu
-	next     uint32             // number that nobody has had; prepare's own
-	ready    chan prepared      // closed when there are no more numbers; nil if others have loaded it
+	next     uint32             // number that nobody has had; prepare's own, once that runs
+	ready    chan prepared      // what it has made, closed when there are no more numbers; nil: it does not run
 	unused   chan struct{}      // closed when ready is not read any more
 }
 
@@ -90,10 +90,9 @@ func takePrepared() (*set, prepared, error) {
 			if sets.current, err = loadSet(); err != nil {
 				return nil, prepared{}, fmt.Errorf("load policy programs: %w", err)
 			}
-			go sets.current.prepare()
 		}
 		s := sets.current
-		p, more := <-s.ready
+		p, more := s.take()
 		switch {
 		case !more:
 			sets.current = nil
@@ -118,7 +117,7 @@ func loadSet() (*set, error) {
 	if err := spec.LoadAndAssign(&objs, nil); err != nil {
 		return nil, err
 	}
-	s := &set{PolicyMaps: objs.PolicyMaps, programs: objs.PolicyPrograms, next: 1, ready: make(chan prepared, preparedMax), unused: make(chan struct{})}
+	s := &set{PolicyMaps: objs.PolicyMaps, programs: objs.PolicyPrograms, next: 1}
 	// The programs use none of these, and would let them go, with what is in them, when
 	// we end.
 	for _, m := range []*ebpf.Map{s.GraftBySocket, s.QueueBySocket} {
@@ -129,27 +128,46 @@ func loadSet() (*set, error) {
 	return s, nil
 }
 
-// prepare gives out what containers get, until there are no more numbers. An error is
-// one container's, and the next is tried.
+// take is what another container gets, unless there are no more numbers. It is made in
+// advance from the second one on, because many programs have but one.
+func (s *set) take() (p prepared, more bool) {
+	if s.ready == nil {
+		if s.next == 1 {
+			return s.makeNext(), true
+		}
+		s.ready, s.unused = make(chan prepared, preparedMax), make(chan struct{})
+		go s.prepare()
+	}
+	p, more = <-s.ready
+	return p, more
+}
+
+// makeNext makes what the next container gets. An error is that one's alone.
+func (s *set) makeNext() prepared {
+	p := prepared{id: s.next}
+	s.next++
+	var making sync.WaitGroup
+	var errs [4]error
+	// Together they wait for one grace period.
+	for i, m := range p.tables.first() {
+		making.Add(1)
+		go func() {
+			defer making.Done()
+			*m, errs[i] = s.makeTable(i, p.id)
+		}()
+	}
+	making.Wait()
+	if p.err = errors.Join(errs[:]...); p.err != nil {
+		p.err = errors.Join(p.err, p.tables.close())
+	}
+	return p
+}
+
+// prepare makes what containers get, until there are no more numbers.
 func (s *set) prepare() {
 	defer close(s.ready)
-	for ; s.next < containersMax; s.next++ {
-		id := s.next
-		p := prepared{id: id}
-		var making sync.WaitGroup
-		var errs [4]error
-		// Together they wait for one grace period.
-		for i, m := range p.tables.first() {
-			making.Add(1)
-			go func() {
-				defer making.Done()
-				*m, errs[i] = s.makeTable(i, id)
-			}()
-		}
-		making.Wait()
-		if p.err = errors.Join(errs[:]...); p.err != nil {
-			p.err = errors.Join(p.err, p.tables.close())
-		}
+	for s.next < containersMax {
+		p := s.makeNext()
 		select {
 		case s.ready <- p:
 		case <-s.unused:

@@ -201,7 +201,6 @@ func TestSetIsUsedUp(t *testing.T) {
 	}
 	sets.current = almost
 	sets.mu.Unlock()
-	go almost.prepare()
 	all := []string{"0.0.0.0/0=any"}
 	containers(t, func(_ uint64, list []*contained) {
 		if list[0].set != almost || list[1].set == almost || list[1].set != list[2].set {
