@@ -2,7 +2,9 @@ package accounts
 
 import (
 	"errors"
+	"maps"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -24,6 +26,7 @@ type division struct {
 	last    time.Duration
 	divided time.Time
 	members map[*account]*share
+	calls   map[*share]func() // whom to wake
 }
 
 // share is what of a division is one container's, as a Clock.
@@ -47,7 +50,7 @@ func (a *Accounts) join(acct *account, p *helper.Process) (*share, error) {
 		if err != nil {
 			return nil, err
 		}
-		d = &division{process: own, members: map[*account]*share{}}
+		d = &division{process: own, members: map[*account]*share{}, calls: map[*share]func(){}}
 		if d.last, err = own.Elapsed(); err != nil {
 			return nil, errors.Join(err, own.Close())
 		}
@@ -67,6 +70,7 @@ func (a *Accounts) leave(acct *account, s *share) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	delete(d.members, acct)
+	delete(d.calls, s)
 	if len(d.members) > 0 {
 		return nil
 	}
@@ -82,6 +86,28 @@ func (s *share) Elapsed() (time.Duration, error) {
 	defer s.of.mu.Unlock()
 	err := s.of.divide()
 	return s.sum, err
+}
+
+// Wake is as of the process: it may have worked for another.
+func (s *share) Wake(after time.Duration, call func()) error {
+	d := s.of
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.process.Wake(after, d.wake); err != nil {
+		return err
+	}
+	d.calls[s] = call
+	return nil
+}
+
+func (d *division) wake() {
+	d.mu.Lock()
+	calls := slices.Collect(maps.Values(d.calls))
+	clear(d.calls)
+	d.mu.Unlock()
+	for _, call := range calls {
+		call()
+	}
 }
 
 // divide gives the members what was spent since the last time. With the mutex held.
