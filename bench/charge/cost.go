@@ -62,11 +62,15 @@ func (s *session) cost(ctx context.Context) error {
 	return nil
 }
 
-// measureMany starts containers that wait for a file, so that one does not hold up the
-// start of the next, and then all write.
+// measureMany starts containers that wait, so that one does not hold up the start of the
+// next, and then all write.
 func (s *session) measureMany(ctx context.Context, v variant) (err error) {
 	gate := filepath.Join(s.node.dir, "gate")
 	if err := os.Mkdir(gate, 0o755); err != nil {
+		return err
+	}
+	pipe := filepath.Join(gate, "open") // who opens it to read waits for one that writes
+	if err := unix.Mkfifo(pipe, 0o600); err != nil {
 		return err
 	}
 	var boxes []*container
@@ -75,7 +79,7 @@ func (s *session) measureMany(ctx context.Context, v variant) (err error) {
 		box, err := s.node.start(ctx, containerOptions{
 			id: fmt.Sprintf("many%d", i), quota: period,
 			flags: []string{"--mount", "type=bind,src=" + gate + ",dst=/tmp,options=rbind:ro"},
-			args:  []string{"/bin/sh", "-c", "until [ -e /tmp/open ]; do sleep 1; done; while true; do echo 1; done"},
+			args:  []string{"/bin/sh", "-c", "read never </tmp/open; while true; do echo 1; done"},
 		})
 		if box != nil {
 			boxes = append(boxes, box)
@@ -95,7 +99,7 @@ func (s *session) measureMany(ctx context.Context, v variant) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(gate, "open"), nil, 0o600); err != nil {
+	if err := os.WriteFile(pipe, nil, 0); err != nil {
 		return err
 	}
 	busy, err := s.agentShare(ctx, pid)
