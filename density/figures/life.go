@@ -257,7 +257,7 @@ func (u usage) each(before usage, n int) (float64, map[string]float64) {
 }
 
 const memoryNote = "Memory is what all containers have added, divided by their number: PSS of all processes that are there for them " +
-	"(pss_kib; the agent's part is agent_kib), and what the kernel cannot give back (kernel_kib: unreclaimable slab, stacks, page tables, per-CPU, vmalloc). " +
+	"(pss_kib; the agent's part is agent_kib), and what the kernel cannot give back (kernel_kib: unreclaimable slab, page tables, per-CPU, vmalloc with stacks). " +
 	"slab_kib is all slab; available_kib is how much less memory the machine then has available. What the first container alone brings, agent or bridge, is there before."
 
 func planMemory(o *sweep.Options) (*sweep.Plan, error) {

@@ -69,7 +69,7 @@ var measures = []measure{
 	{"memory_kib", "Memory each, KiB", "Processes (PSS) and kernel."},
 	{"pss_kib", "Processes (PSS), KiB", "Each container's part, with that of the agent."},
 	{"agent_kib", "Agent (PSS), KiB", "Of that, the agent's."},
-	{"kernel_kib", "Kernel, KiB", "Unreclaimable slab, stacks, page tables, per-CPU, vmalloc."},
+	{"kernel_kib", "Kernel, KiB", "Unreclaimable slab, page tables, per-CPU, vmalloc with stacks."},
 	{"slab_kib", "Slab, KiB", "All of it, also what can be reclaimed."},
 	{"available_kib", "Less available, KiB", "By how much the machine's available memory fell."},
 	{"cpu_of_quota", "CPU, of its quota", "What the container that computes was given: 1 is all of it."},

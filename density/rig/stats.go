@@ -108,8 +108,9 @@ type Memory struct {
 	Available, Free, Cached, Anonymous       int64
 	Slab, Unreclaimable                      int64 // Unreclaimable is part of Slab
 	KernelStack, PageTables, PerCPU, Vmalloc int64
-	// Kernel is what the kernel does not give back: Unreclaimable, KernelStack,
-	// PageTables, PerCPU and Vmalloc. Stacks may be counted twice, by Vmalloc too.
+	// Kernel is what the kernel does not give back: Unreclaimable, PageTables, PerCPU
+	// and Vmalloc, which KernelStack is a part of (CONFIG_VMAP_STACK, the default of
+	// x86-64 and arm64).
 	Kernel    int64
 	Processes int64 // PSS of all processes of the rig's and of its containers, the agent's too
 	Agent     int64 // PSS of the agent
@@ -128,7 +129,7 @@ func (r *Rig) Memory() (m Memory, err error) {
 	} {
 		*to = info[name] << 10
 	}
-	m.Kernel = m.Unreclaimable + m.KernelStack + m.PageTables + m.PerCPU + m.Vmalloc
+	m.Kernel = m.Unreclaimable + m.PageTables + m.PerCPU + m.Vmalloc
 	if m.Processes, _, err = pssBelow(r.group); err != nil {
 		return m, err
 	}
