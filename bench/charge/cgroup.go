@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/cputime"
 )
 
 // hierarchies are the mounts of the controllers that are used: the same folder for
@@ -168,13 +170,11 @@ func (h hierarchies) contains(group string, pid int) (bool, error) {
 	return false, errors.New("no group with a CPU clock in /proc/PID/cgroup")
 }
 
-// processCPU is the CPU time of all threads of a process, also of those that have
-// ended, to the nanosecond: its CPU clock, as clock_getcpuclockid(3) makes it.
+// processCPU is the CPU time of all threads of a process.
 func processCPU(pid int) (time.Duration, error) {
-	const schedClock = 2
-	var ts unix.Timespec
-	if err := unix.ClockGettime(int32(^pid<<3|schedClock), &ts); err != nil {
+	d, err := cputime.Process(pid)
+	if err != nil {
 		return 0, fmt.Errorf("read the CPU clock of process %d: %w", pid, err)
 	}
-	return time.Duration(ts.Nano()), nil
+	return d, nil
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/tsugiki/tsugiki/charge/bandwidth"
 	"github.com/tsugiki/tsugiki/charge/journal"
 	"github.com/tsugiki/tsugiki/charge/ledger"
+	"github.com/tsugiki/tsugiki/internal/cputime"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
@@ -58,13 +59,11 @@ func beLogger() int {
 type processClock int
 
 func (p processClock) Elapsed() (time.Duration, error) {
-	var ts unix.Timespec
-	// CPUCLOCK_SCHED of the process: see clock_getcpuclockid(3).
-	err := unix.ClockGettime(^int32(p)<<3|2, &ts)
+	d, err := cputime.Process(int(p))
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ESRCH) {
 		return 0, os.ErrProcessDone
 	}
-	return time.Duration(ts.Nano()), err
+	return d, err
 }
 
 // place is where a container runs: groups of the same name in several hierarchies.

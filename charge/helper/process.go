@@ -24,6 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/charge/bandwidth"
+	"github.com/tsugiki/tsugiki/internal/cputime"
 	"github.com/tsugiki/tsugiki/internal/programs"
 )
 
@@ -51,9 +52,7 @@ func Open(pid int) (*Process, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open process %d: %w", pid, err)
 	}
-	// A process clock's id is made of the complement of the pid and the kind of
-	// clock: 2 is what the scheduler counted, exact and for all threads.
-	p := &Process{pid: pid, clock: int32(^pid)<<3 | 2, file: file}
+	p := &Process{pid: pid, clock: cputime.ProcessClock(pid), file: file}
 	raw, err := file.SyscallConn()
 	if err == nil {
 		err = raw.Control(func(fd uintptr) { p.fd = int(fd) })

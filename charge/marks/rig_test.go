@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/cputime"
 )
 
 func lockThread() { runtime.LockOSThread() }
@@ -142,11 +144,11 @@ func take(t *testing.T, m *Meter, to map[uint32]time.Duration) {
 
 func clockOf(t testing.TB, pid int) time.Duration {
 	t.Helper()
-	var ts unix.Timespec
-	if err := unix.ClockGettime(int32(^pid<<3|2), &ts); err != nil {
+	d, err := cputime.Process(pid)
+	if err != nil {
 		t.Fatal(err)
 	}
-	return time.Duration(ts.Nano())
+	return d
 }
 
 // measure watches a daemon during work, taking every 50 ms, and returns what each

@@ -17,6 +17,7 @@ import (
 	"github.com/tsugiki/tsugiki/density/result"
 	"github.com/tsugiki/tsugiki/density/rig"
 	"github.com/tsugiki/tsugiki/density/sweep"
+	"github.com/tsugiki/tsugiki/internal/cputime"
 	"github.com/tsugiki/tsugiki/internal/programs"
 )
 
@@ -279,21 +280,13 @@ func (j noisyJob) spent(h *noise, c *crowd) (s spending, err error) {
 		pids = append(pids, m.PID())
 	}
 	for _, pid := range pids {
-		d, err := processTime(pid)
+		d, err := cputime.Process(pid)
 		if err != nil {
 			return s, fmt.Errorf("read the CPU time of process %d: %w", pid, err)
 		}
 		s.others += d
 	}
 	return s, nil
-}
-
-// processTime is the CPU time of a process, by its clock (clock_getcpuclockid(3)).
-func processTime(pid int) (time.Duration, error) {
-	const scheduler = 2
-	var t unix.Timespec
-	err := unix.ClockGettime(int32(^pid<<3|scheduler), &t)
-	return time.Duration(t.Nano()), err
 }
 
 // start starts a program on the host. If it ends by itself, all is over.
