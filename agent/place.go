@@ -85,8 +85,8 @@ func (p *place) close() error {
 	return p.keeper.Close()
 }
 
-// rest ends the keeper, while nobody can be using it, until one is needed: it costs as
-// much memory as the rest of a container's network.
+// rest ends the keeper, while nobody can be using it, until one is needed: it costs each
+// container a process.
 func (p *place) rest() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -105,12 +105,11 @@ func pssOf(pid string) (int64, error) {
 // Memory is what the machine's memory is used for, in bytes. All but Processes and Agent
 // are the whole machine's.
 type Memory struct {
-	Available, Free, Cached, Anonymous       int64
-	Slab, Unreclaimable                      int64 // Unreclaimable is part of Slab
-	KernelStack, PageTables, PerCPU, Vmalloc int64
-	// Kernel is what the kernel does not give back: Unreclaimable, PageTables, PerCPU
-	// and Vmalloc, which KernelStack is a part of (CONFIG_VMAP_STACK, the default of
-	// x86-64 and arm64).
+	Available int64
+	Slab      int64
+	// Kernel is what the kernel does not give back: the unreclaimable part of Slab, page
+	// tables, what each CPU has of its own, and vmalloc, which stacks are a part of
+	// (CONFIG_VMAP_STACK, the default of x86-64 and arm64).
 	Kernel    int64
 	Processes int64 // PSS of all processes of the rig's and of its containers, the agent's too
 	Agent     int64 // PSS of the agent
@@ -122,14 +121,10 @@ func (r *Rig) Memory() (m Memory, err error) {
 	if err != nil {
 		return m, err
 	}
-	for name, to := range map[string]*int64{
-		"MemAvailable": &m.Available, "MemFree": &m.Free, "Cached": &m.Cached, "AnonPages": &m.Anonymous,
-		"Slab": &m.Slab, "SUnreclaim": &m.Unreclaimable, "KernelStack": &m.KernelStack, "PageTables": &m.PageTables,
-		"Percpu": &m.PerCPU, "VmallocUsed": &m.Vmalloc,
-	} {
-		*to = info[name] << 10
+	m.Available, m.Slab = info["MemAvailable"]<<10, info["Slab"]<<10
+	for _, name := range []string{"SUnreclaim", "PageTables", "Percpu", "VmallocUsed"} {
+		m.Kernel += info[name] << 10
 	}
-	m.Kernel = m.Unreclaimable + m.PageTables + m.PerCPU + m.Vmalloc
 	if m.Processes, _, err = pssBelow(r.group); err != nil {
 		return m, err
 	}

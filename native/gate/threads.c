@@ -6,7 +6,7 @@
  * only be woken on another. But a program's memory can take for ever to read (it
  * may be a file of a file system that answers when it likes), and that must not
  * delay other programs' calls. So the thread that talks with the supervisor is a watchdog
- * too, as a thread of its own costs each container some 50 KiB: it looks, while there is
+ * too, as a thread of its own costs each container a stack and a task: it looks, while there is
  * work, every GATE_TICK_MS; if no thread has finished what it was at the last time, it
  * starts another. A thread that was given up so ends when it comes back.
  *
