@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -60,6 +61,8 @@ type progress struct {
 	own     atomic.Uint64 // calls that the gate alone has answered
 	wrong   atomic.Uint64 // calls that were not answered as they should
 	stop    atomic.Uint64
+	quiet   atomic.Uint64 // no calls
+	pause   atomic.Uint64 // milliseconds, at most, before each call; as they fall
 }
 
 func openProgress(path string) (*progress, error) {
@@ -90,6 +93,13 @@ func program(args []string) int {
 	run := func(call func() bool, count *atomic.Uint64) {
 		p.started.Add(1)
 		for p.stop.Load() == 0 {
+			if pause := p.pause.Load(); pause > 0 {
+				time.Sleep(time.Millisecond * time.Duration(rand.Uint64N(pause)))
+			}
+			if p.quiet.Load() != 0 {
+				time.Sleep(time.Millisecond)
+				continue
+			}
 			if call() {
 				count.Add(1)
 			} else {
@@ -163,6 +173,9 @@ type container struct {
 	host     *netns.NS
 	own      *netns.NS
 	rules    []byte
+	porter   *Porter
+	rest     time.Duration
+	pause    uint64 // of progress
 	progress *progress
 	process  *launch.Process
 	ended    chan struct{} // closed when the program is gone
@@ -170,7 +183,7 @@ type container struct {
 
 func newContainer(t *testing.T) *container {
 	t.Helper()
-	c := &container{t: t, top: testkit.Build(t, testkit.Options{}), dir: t.TempDir()}
+	c := &container{t: t, rest: RestAfter, top: testkit.Build(t, testkit.Options{}), dir: t.TempDir()}
 	c.door = filepath.Join(c.dir, "door")
 	own, err := cgroup.Own()
 	c.must(err)
@@ -235,6 +248,7 @@ func (c *container) start(threads int, edit func(*Config)) *Gate {
 	var err error
 	c.progress, err = openProgress(path)
 	c.must(err)
+	c.progress.pause.Store(c.pause)
 	prog, err := filter.Build(runtime.GOARCH, filter.Options{Mode: filter.Seccomp})
 	c.must(err)
 	exe, err := os.Executable()
@@ -271,9 +285,15 @@ func (c *container) config(listener *os.File, edit func(*Config)) Config {
 	dir, err := c.keepers.Open()
 	c.must(err)
 	c.t.Cleanup(func() { dir.Close() })
+	binary := filepath.Join(testkit.BuildTsugiki(c.t), Program)
+	if c.porter == nil {
+		c.porter, err = StartPorter(binary, c.host, c.rest)
+		c.must(err)
+		c.t.Cleanup(func() { c.porter.Close() })
+	}
 	config := Config{
-		Binary: filepath.Join(testkit.BuildTsugiki(c.t), Program), Netns: c.host, Own: c.own, CgroupDir: dir,
-		Listener: listener, Door: c.door, Rules: c.rules, Born4: true, Datagrams: true,
+		Binary: binary, Netns: c.host, Own: c.own, CgroupDir: dir,
+		Listener: listener, Door: c.door, Porter: c.porter, Rules: c.rules, Born4: true, Datagrams: true,
 	}
 	if edit != nil {
 		edit(&config)

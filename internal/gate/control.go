@@ -22,7 +22,10 @@ type control struct {
 	conn *net.UnixConn
 	read chan struct{}         // closed when the reader has ended
 	bye  atomic.Bool           // the gate has ended because its container has
-	last atomic.Pointer[Stats] // what a gate had counted when it ended so
+	last atomic.Pointer[Stats] // what a gate had counted when it ended so, or went to rest
+
+	resting atomic.Bool  // it has no process, and last is what it has counted
+	awake   atomic.Int32 // its process; 0: it rests
 
 	mu     sync.Mutex // guards what follows
 	came   *sync.Cond // with mu: asks or end have changed
@@ -89,6 +92,14 @@ func (c *control) receive(b []byte) error {
 	case a.Call == bye:
 		c.bye.Store(true)
 		return ErrEnded
+	case a.Call == rests:
+		c.awake.Store(0)
+		c.resting.Store(true)
+		return nil
+	case a.Call == awake:
+		c.resting.Store(false)
+		c.awake.Store(int32(a.Thread))
+		return nil
 	case a.Call == hello || a.Call >= Other:
 		return fmt.Errorf("%w: message %d", ErrProtocol, a.Call)
 	}
@@ -169,6 +180,12 @@ func (c *control) order(o op, word, value uint32, files ...int) (answer, error) 
 	}
 	a := <-waiter
 	return a, a.err
+}
+
+// tell sends an order that nobody answers.
+func (c *control) tell(o op, value uint32) error {
+	_, err := c.conn.Write(encodeOrder(o, 0, 0, value))
+	return err
 }
 
 // set sets a word of the board, once.

@@ -67,7 +67,7 @@ static pthread_mutex_t gate_asks_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t gate_asks_room; /* a supervisor has come */
 static int gate_asks_due;	      /* eventfd: there is something to send, or to watch */
 
-void gate_asks_start(void)
+void gate_asks_start(bool supervised)
 {
 	pthread_condattr_t attr;
 
@@ -76,7 +76,7 @@ void gate_asks_start(void)
 	pthread_cond_init(&gate_asks_room, &attr);
 	pthread_condattr_destroy(&attr);
 	gate_asks_due = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	gate_asks.supervised = true; /* by whoever has started us */
+	gate_asks.supervised = supervised;
 }
 
 bool gate_send_files(int to, const void *bytes, size_t length, const int *files, unsigned int count,
@@ -269,17 +269,26 @@ bool gate_supervisor_is_there(void)
 	return there;
 }
 
-static const struct gate_ask gate_hello = {.version = GATE_VERSION, .call = GATE_HELLO};
-
-void gate_greet(void)
+static struct gate_ask gate_greeting(enum gate_call call)
 {
-	(void)gate_send(&gate_hello, 0);
+	return (struct gate_ask){
+		.version = GATE_VERSION, .call = call, .thread = (uint32_t)getpid()};
+}
+
+void gate_greet(enum gate_call call)
+{
+	const struct gate_ask greeting = gate_greeting(call);
+
+	if (gate_supervisor_is_there())
+		(void)gate_send(&greeting, 0);
 }
 
 bool gate_supervisor_came(int file, const int *files, unsigned int count)
 {
+	const struct gate_ask hello = gate_greeting(GATE_HELLO);
+
 	pthread_mutex_lock(&gate_asks_lock);
-	gate_asks.supervised = gate_send_files(file, &gate_hello, sizeof(gate_hello), files, count,
+	gate_asks.supervised = gate_send_files(file, &hello, sizeof(hello), files, count,
 					       MSG_DONTWAIT) &&
 			       dup3(file, gate.control, O_CLOEXEC) >= 0;
 	if (gate_asks.supervised) {
@@ -305,17 +314,43 @@ void gate_supervisor_left(void)
 	pthread_mutex_unlock(&gate_asks_lock);
 }
 
-_Noreturn void gate_end(void)
+/* With the lock. Says what was counted, which nobody has asked for: it has no tag. Then
+ * why. */
+static bool gate_last_words(enum gate_call call, int flags)
 {
-	const struct gate_ask bye = {.version = GATE_VERSION, .call = GATE_BYE};
-	/* Nobody has asked, or can ask any more: no tag. */
+	const struct gate_ask why = {.version = GATE_VERSION, .call = call};
 	struct gate_stats stats = {.version = GATE_VERSION, .call = GATE_STATS};
 
+	gate_read_counters(&stats.counters);
+	return send(gate.control, &stats, sizeof(stats), flags | MSG_NOSIGNAL) >= 0 &&
+	       gate_send(&why, flags);
+}
+
+/* With the lock. */
+static bool gate_nothing_waits(void)
+{
+	for (unsigned int i = 0; i < gate_asks.used; i++)
+		if (!gate_is_free(&gate_asks.entries[i]))
+			return false;
+	return true;
+}
+
+void gate_asks_rest(bool (*hand_over)(bool supervised))
+{
 	pthread_mutex_lock(&gate_asks_lock);
-	if (gate_asks.supervised) {
-		gate_read_counters(&stats.counters);
-		(void)send(gate.control, &stats, sizeof(stats), MSG_NOSIGNAL);
-		(void)gate_send(&bye, 0);
+	if (gate_nothing_waits() && hand_over(gate_asks.supervised)) {
+		/* A supervisor that does not hear it asks, and so wakes us. */
+		if (gate_asks.supervised)
+			(void)gate_last_words(GATE_RESTS, MSG_DONTWAIT);
+		_exit(0);
 	}
+	pthread_mutex_unlock(&gate_asks_lock);
+}
+
+_Noreturn void gate_end(void)
+{
+	pthread_mutex_lock(&gate_asks_lock);
+	if (gate_asks.supervised)
+		(void)gate_last_words(GATE_BYE, 0);
 	_exit(0);
 }

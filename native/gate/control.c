@@ -113,6 +113,8 @@ static void gate_carry_out(const struct gate_incoming *in)
 		case GATE_ORDER_STATS:
 			gate_give_stats(&order);
 			return;
+		case GATE_ORDER_END:
+			_exit(0);
 		default:
 			error = ENOSYS;
 		}
