@@ -61,7 +61,9 @@ type progress struct {
 	own     atomic.Uint64 // calls that the gate alone has answered
 	wrong   atomic.Uint64 // calls that were not answered as they should
 	stop    atomic.Uint64
-	quiet   atomic.Uint64 // no calls
+	quiet   atomic.Uint64 // no calls,
+	once    atomic.Uint64 // but one
+	took    atomic.Uint64 // nanoseconds, of the last call of the gate's own
 	pause   atomic.Uint64 // milliseconds, at most, before each call; as they fall
 }
 
@@ -96,7 +98,7 @@ func program(args []string) int {
 			if pause := p.pause.Load(); pause > 0 {
 				time.Sleep(time.Millisecond * time.Duration(rand.Uint64N(pause)))
 			}
-			if p.quiet.Load() != 0 {
+			if p.quiet.Load() != 0 && !p.once.CompareAndSwap(1, 0) {
 				time.Sleep(time.Millisecond)
 				continue
 			}
@@ -111,7 +113,7 @@ func program(args []string) int {
 	for range threads {
 		go run(callAsked, &p.asked)
 	}
-	go run(callOwn, &p.own)
+	go run(p.callOwn, &p.own)
 	for range threads + 1 {
 		<-ended
 	}
@@ -131,12 +133,14 @@ func callAsked() bool {
 }
 
 // callOwn has a socket born on the host, which the gate finds in place.
-func callOwn() bool {
+func (p *progress) callOwn() bool {
+	began := time.Now()
 	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
 	if err != nil {
 		return false
 	}
 	defer unix.Close(s)
+	p.took.Store(uint64(time.Since(began)))
 	if unix.Connect(s, &unix.SockaddrInet4{Port: 9, Addr: testkit.RemoteAddr4.As4()}) != nil {
 		return false
 	}
@@ -163,7 +167,7 @@ var ownCookie = sync.OnceValue(func() uint64 {
 
 // container is a program under a filter, with what its gate needs.
 type container struct {
-	t        *testing.T
+	t        testing.TB
 	top      *testkit.Topology
 	dir      string
 	door     string
@@ -181,7 +185,7 @@ type container struct {
 	ended    chan struct{} // closed when the program is gone
 }
 
-func newContainer(t *testing.T) *container {
+func newContainer(t testing.TB) *container {
 	t.Helper()
 	c := &container{t: t, rest: RestAfter, top: testkit.Build(t, testkit.Options{}), dir: t.TempDir()}
 	c.door = filepath.Join(c.dir, "door")

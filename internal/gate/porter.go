@@ -30,8 +30,8 @@ const RestAfter = 3 * time.Second
 
 // StartPorter starts one in the network namespace of the host, nil for the caller's. Its gates
 // rest when they have had nothing to do for a time, in milliseconds; what they need to find
-// that out, a tenth of a second, comes first. What it complains of goes to standard error. binary is
-// as in Config. It needs what Start does.
+// that out, a tenth of a second, comes first. Why it cannot start it says to standard error. binary
+// is as in Config. It needs what Start does.
 func StartPorter(binary string, host *netns.NS, rest time.Duration) (*Porter, error) {
 	p, err := startPorter(binary, host, rest)
 	if err != nil {

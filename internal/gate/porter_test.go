@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -258,6 +259,33 @@ func TestPorterRefuses(t *testing.T) {
 	if c.porter.Ended() {
 		t.Error("the porter has ended")
 	}
+	c.must(c.group.Kill())
+	c.must(g.Close())
+}
+
+// BenchmarkWake is how long socket(2) takes that wakes its gate, and one right after it.
+func BenchmarkWake(b *testing.B) {
+	c := newContainer(b)
+	c.rest = 0
+	g := c.start(0, nil)
+	serve(c, g, nil)
+	var wakes, others []float64
+	took := func(list *[]float64) {
+		want := c.progress.own.Load() + 1
+		c.progress.once.Store(1)
+		c.eventually("own", func() bool { return c.progress.own.Load() >= want })
+		*list = append(*list, float64(c.progress.took.Load())/1000)
+	}
+	c.quiet(true)
+	for b.Loop() {
+		c.rests(g)
+		took(&wakes)
+		took(&others)
+	}
+	slices.Sort(wakes)
+	slices.Sort(others)
+	b.ReportMetric(wakes[len(wakes)/2], "µs/wake")
+	b.ReportMetric(others[len(others)/2], "µs/call")
 	c.must(c.group.Kill())
 	c.must(g.Close())
 }

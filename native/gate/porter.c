@@ -469,6 +469,9 @@ static void porter_start(void)
 	privilege_drop_bounding(PORTER_KEEP);
 	privilege_drop_capabilities(PORTER_KEEP);
 	privilege_seal();
+	/* Who reads what the agent prints is not to wait for us: standard input is /dev/null. */
+	if (dup2(STDIN_FILENO, STDERR_FILENO) < 0)
+		privilege_die("let go of standard error");
 }
 
 /* Waits for an event, at most until those that are late are tried again. */
