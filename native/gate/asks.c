@@ -288,9 +288,9 @@ bool gate_supervisor_came(int file, const int *files, unsigned int count)
 	const struct gate_ask hello = gate_greeting(GATE_HELLO);
 
 	pthread_mutex_lock(&gate_asks_lock);
-	gate_asks.supervised = gate_send_files(file, &hello, sizeof(hello), files, count,
-					       MSG_DONTWAIT) &&
-			       dup3(file, gate.control, O_CLOEXEC) >= 0;
+	gate_asks.supervised =
+		gate_send_files(file, &hello, sizeof(hello), files, count, MSG_DONTWAIT) &&
+		dup3(file, gate.control, O_CLOEXEC) >= 0;
 	if (gate_asks.supervised) {
 		gate_send_due();
 		pthread_cond_broadcast(&gate_asks_room);

@@ -37,8 +37,8 @@ enum gate_call {
 	GATE_BYE,		/* the last: the container's last process is gone */
 	GATE_TAKEN,		/* at the door: there is a supervisor already */
 	GATE_REFUSED,		/* at the door: not to this process */
-	GATE_RESTS,		/* its process ends, right after GATE_STATS: there is nothing to do */
-	GATE_AWAKE,		/* there is, and its process is `thread` from now on */
+	GATE_RESTS, /* its process ends, right after GATE_STATS: there is nothing to do */
+	GATE_AWAKE, /* there is, and its process is `thread` from now on */
 };
 
 /* The family of the sockets that programs bind to endpoints by name, and the level of

@@ -11,8 +11,8 @@ static bool gate_hand_over(bool supervised)
 {
 	const struct gate_rest rest = {.version = GATE_VERSION, .supervised = supervised};
 	const int files[GATE_FILES] = {
-		[GATE_FILE_CONTROL] = gate.control, [GATE_FILE_LISTENER] = gate.listener,
-		[GATE_FILE_DOOR] = gate.door,	    [GATE_FILE_NETNS] = gate.netns,
+		[GATE_FILE_CONTROL] = gate.control,  [GATE_FILE_LISTENER] = gate.listener,
+		[GATE_FILE_DOOR] = gate.door,	     [GATE_FILE_NETNS] = gate.netns,
 		[GATE_FILE_BOARD] = gate.board_file,
 	};
 

@@ -37,7 +37,7 @@
 #define GATE_TICK_MS	 20
 /* Ticks without work after which the watchdog sleeps until there is some. */
 #define GATE_QUIET_TICKS 4
-#define GATE_WAKE_UP SIGUSR1
+#define GATE_WAKE_UP	 SIGUSR1
 /* A thread that is just about to wait misses a signal. */
 #define GATE_STOP_TRIES 50
 
