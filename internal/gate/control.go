@@ -22,10 +22,7 @@ type control struct {
 	conn *net.UnixConn
 	read chan struct{}         // closed when the reader has ended
 	bye  atomic.Bool           // the gate has ended because its container has
-	last atomic.Pointer[Stats] // what a gate had counted when it ended so, or went to rest
-
-	resting atomic.Bool  // it has no process, and last is what it has counted
-	awake   atomic.Int32 // its process; 0: it rests
+	last atomic.Pointer[Stats] // what a gate had counted when it ended so
 
 	mu     sync.Mutex // guards what follows
 	came   *sync.Cond // with mu: asks or end have changed
@@ -92,14 +89,6 @@ func (c *control) receive(b []byte) error {
 	case a.Call == bye:
 		c.bye.Store(true)
 		return ErrEnded
-	case a.Call == rests:
-		c.awake.Store(0)
-		c.resting.Store(true)
-		return nil
-	case a.Call == awake:
-		c.resting.Store(false)
-		c.awake.Store(int32(a.Thread))
-		return nil
 	case a.Call == hello || a.Call >= Other:
 		return fmt.Errorf("%w: message %d", ErrProtocol, a.Call)
 	}

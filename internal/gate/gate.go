@@ -82,7 +82,6 @@ type Gate struct {
 
 // process is a gate's: a child, or whatever a porter has for it.
 type process interface {
-	pid() int
 	kill()
 	wait()      // until it has ended
 	well() bool // once it has ended: whether it ended with status 0, if that is known
@@ -94,7 +93,6 @@ type child struct {
 	ended chan struct{} // closed when cmd has ended
 }
 
-func (c *child) pid() int   { return c.cmd.Process.Pid }
 func (c *child) kill()      { _ = c.cmd.Process.Kill() } // or it has ended
 func (c *child) wait()      { <-c.ended }
 func (c *child) well() bool { return c.cmd.ProcessState.Success() }
@@ -102,8 +100,6 @@ func (c *child) well() bool { return c.cmd.ProcessState.Success() }
 // kept is a gate that a porter keeps, whose processes come and go. It ends with its end of
 // the control socket, which nobody else has.
 type kept struct{ *control }
-
-func (k kept) pid() int { return int(k.awake.Load()) }
 
 // kill is an order: so it reaches also a gate that rests. One that somebody has stopped
 // is killed with its cgroup, and that is up to the caller.
@@ -268,7 +264,6 @@ func (g *Gate) awaitHello() ([]*os.File, error) {
 	if err == nil {
 		switch a.Call {
 		case hello:
-			g.awake.Store(int32(a.Thread))
 			return files, nil
 		case taken:
 			err = ErrTaken
@@ -347,11 +342,8 @@ func (g *Gate) SetRules(image []byte) error {
 }
 
 // Stats asks for what the gate has counted. Of one that has ended with its container
-// it is what it had counted by then, and so of one that rests: it stays at rest.
+// it is what it had counted by then.
 func (g *Gate) Stats() (Stats, error) {
-	if last := g.last.Load(); last != nil && g.resting.Load() {
-		return *last, nil
-	}
 	a, err := g.order(opStats, 0, 0)
 	if last := g.last.Load(); err != nil && last != nil {
 		return *last, nil
@@ -364,9 +356,6 @@ func (g *Gate) Stats() (Stats, error) {
 	}
 	return *a.stats, nil
 }
-
-// PID is the gate's process id; 0 while it rests.
-func (g *Gate) PID() int { return g.process.pid() }
 
 // EndedWell waits for the process to end and tells whether it did so because
 // the last process of its container had.
@@ -416,7 +405,7 @@ func (g *Gate) awaitEnd() error {
 	case <-g.read:
 		return nil
 	case <-late.C:
-		return fmt.Errorf("gate %d does not end", g.PID())
+		return fmt.Errorf("gate at %s does not end", g.door)
 	}
 }
 

@@ -109,7 +109,7 @@ func (c *container) garbage(g *Gate) {
 		}
 	}
 	c.stats(g) // behind all of these
-	usage, err := testkit.ProcessUsage(g.PID())
+	usage, err := testkit.ProcessUsage(c.gatePID())
 	c.must(err)
 	if usage.FDs > 20 {
 		c.t.Errorf("the gate has %d files open", usage.FDs)

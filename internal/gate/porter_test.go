@@ -17,15 +17,8 @@ import (
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
-// rests waits until the gate rests: until then it may still be asked for something.
-func (c *container) rests(g *Gate) {
-	c.t.Helper()
-	c.eventually("rest", func() bool { return g.PID() == 0 })
-	c.empty()
-}
-
-// empty waits until no process is where gates are.
-func (c *container) empty() {
+// rests waits until no process is where gates are.
+func (c *container) rests() {
 	c.t.Helper()
 	c.eventually("no process", func() bool {
 		procs, err := os.ReadFile(filepath.Join(c.keepers.Path(), "cgroup.procs"))
@@ -51,9 +44,9 @@ func TestRest(t *testing.T) {
 	ended := serve(c, g, nil)
 	c.moves("asked", &c.progress.asked, 10)
 	c.quiet(true)
-	c.rests(g)
+	c.rests()
 	before := c.stats(g)
-	if g.PID() != 0 {
+	if len(c.gatePIDs()) != 0 {
 		t.Error("to be asked what it has counted has woken it")
 	}
 	checkSums(t, c, &before)
@@ -61,11 +54,9 @@ func TestRest(t *testing.T) {
 	c.quiet(false)
 	c.moves("asked", &c.progress.asked, 100)
 	c.moves("own", &c.progress.own, 110)
-	if g.PID() == 0 {
-		t.Error("it works, and has no process")
-	}
+	c.gatePID()
 	c.quiet(true)
-	c.rests(g)
+	c.rests()
 	after := c.stats(g)
 	checkStats(t, &before, &after)
 	checkSums(t, c, &after)
@@ -73,13 +64,13 @@ func TestRest(t *testing.T) {
 	// What an order sets stays set.
 	g.SetTraced(true)
 	c.must(g.SetRules(c.rules))
-	c.rests(g)
+	c.rests()
 	g.SetTraced(false)
-	c.rests(g)
+	c.rests()
 	c.quiet(false)
 	c.moves("own", &c.progress.own, 10)
 	c.quiet(true)
-	c.rests(g)
+	c.rests()
 	c.allRight()
 	c.must(c.programs.Kill())
 	<-ended
@@ -109,7 +100,7 @@ func TestRestWithoutSupervisor(t *testing.T) {
 	journal := filepath.Join(c.dir, "journal")
 	g := c.start(2, nil)
 	c.quiet(true)
-	c.rests(g)
+	c.rests()
 	c.must(g.Release())
 	c.releaseListener()
 	c.must(c.porter.Close())
@@ -119,17 +110,17 @@ func TestRestWithoutSupervisor(t *testing.T) {
 	// Two calls wait for a supervisor, so it does not rest.
 	h := c.helper(c.top.Host, "answer", journal)
 	h.says("adopted")
-	c.empty()
+	c.rests()
 	h.kill()
 	c.helper(c.top.Remote, "answer", journal).says("refused")
-	c.empty()
+	c.rests()
 	h = c.helper(c.top.Host, "answer", journal)
 	h.says("adopted")
 	c.helper(c.top.Host, "answer", journal).says("taken")
 	c.quiet(false)
 	c.moves("asked", &c.progress.asked, 10)
 	c.quiet(true)
-	c.empty()
+	c.rests()
 	c.allRight()
 	c.must(c.programs.Kill())
 	h.says("ended true")
@@ -152,13 +143,11 @@ func TestRestKilled(t *testing.T) {
 			c.moves("asked", &c.progress.asked, 10)
 			if who != "porter at work" {
 				c.quiet(true)
-				c.rests(g)
+				c.rests()
 			}
 			if who == "gate" {
 				g.SetTraced(true)
-				for _, pid := range c.gatePIDs() {
-					c.must(unix.Kill(pid, unix.SIGKILL))
-				}
+				c.must(unix.Kill(c.gatePID(), unix.SIGKILL))
 			} else {
 				c.must(unix.Kill(c.porter.pid, unix.SIGKILL))
 			}
@@ -189,6 +178,15 @@ func TestRestKilled(t *testing.T) {
 	}
 }
 
+func (c *container) gatePID() int {
+	c.t.Helper()
+	pids := c.gatePIDs()
+	if len(pids) != 1 {
+		c.t.Fatalf("processes of gates: %v, want one", pids)
+	}
+	return pids[0]
+}
+
 func (c *container) gatePIDs() (list []int) {
 	procs, err := os.ReadFile(filepath.Join(c.keepers.Path(), "cgroup.procs"))
 	c.must(err)
@@ -214,11 +212,11 @@ func TestRestLosesNothing(t *testing.T) {
 	ended := serve(c, g, nil)
 	rested := 0
 	for was := 0; rested < restings; {
-		pid := g.PID()
-		if pid == 0 && was != 0 {
+		is := len(c.gatePIDs())
+		if is < was {
 			rested++
 		}
-		was = pid
+		was = is
 		if n := rand.IntN(200); n == 0 {
 			g.SetTraced(rested%2 == 0) // an order may come at any moment as well
 		}
@@ -278,7 +276,7 @@ func BenchmarkWake(b *testing.B) {
 	}
 	c.quiet(true)
 	for b.Loop() {
-		c.rests(g)
+		c.rests()
 		took(&wakes)
 		took(&others)
 	}

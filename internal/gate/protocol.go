@@ -36,8 +36,6 @@ const (
 	bye
 	taken
 	refused
-	rests
-	awake
 )
 
 func (c Call) String() string {

@@ -141,7 +141,7 @@ func TestDoor(t *testing.T) {
 	c.allRight()
 	// A gate that was killed has not ended well, and its supervisor knows. When that one
 	// ends too, nobody has the listener any more, and what is called then fails.
-	c.must(unix.Kill(g.PID(), unix.SIGKILL))
+	c.must(unix.Kill(c.gatePID(), unix.SIGKILL))
 	second.says("EOF")
 	c.must(c.group.Kill())
 	c.helper(c.top.Host, "answer", journal).says("gone")
@@ -153,7 +153,7 @@ func TestTableIsFull(t *testing.T) {
 	c := newContainer(t)
 	const threads = 1100
 	g := c.start(threads, nil)
-	pid := g.PID()
+	pid := c.gatePID()
 	c.must(g.Release())
 	c.releaseListener()
 	c.eventually("started", func() bool { return c.progress.started.Load() == threads+1 })

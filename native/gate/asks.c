@@ -269,28 +269,19 @@ bool gate_supervisor_is_there(void)
 	return there;
 }
 
-static struct gate_ask gate_greeting(enum gate_call call)
-{
-	return (struct gate_ask){
-		.version = GATE_VERSION, .call = call, .thread = (uint32_t)getpid()};
-}
+static const struct gate_ask gate_hello = {.version = GATE_VERSION, .call = GATE_HELLO};
 
-void gate_greet(enum gate_call call)
+void gate_greet(void)
 {
-	const struct gate_ask greeting = gate_greeting(call);
-
-	if (gate_supervisor_is_there())
-		(void)gate_send(&greeting, 0);
+	(void)gate_send(&gate_hello, 0);
 }
 
 bool gate_supervisor_came(int file, const int *files, unsigned int count)
 {
-	const struct gate_ask hello = gate_greeting(GATE_HELLO);
-
 	pthread_mutex_lock(&gate_asks_lock);
-	gate_asks.supervised =
-		gate_send_files(file, &hello, sizeof(hello), files, count, MSG_DONTWAIT) &&
-		dup3(file, gate.control, O_CLOEXEC) >= 0;
+	gate_asks.supervised = gate_send_files(file, &gate_hello, sizeof(gate_hello), files, count,
+					       MSG_DONTWAIT) &&
+			       dup3(file, gate.control, O_CLOEXEC) >= 0;
 	if (gate_asks.supervised) {
 		gate_send_due();
 		pthread_cond_broadcast(&gate_asks_room);
@@ -314,18 +305,6 @@ void gate_supervisor_left(void)
 	pthread_mutex_unlock(&gate_asks_lock);
 }
 
-/* With the lock. Says what was counted, which nobody has asked for: it has no tag. Then
- * why. */
-static bool gate_last_words(enum gate_call call, int flags)
-{
-	const struct gate_ask why = {.version = GATE_VERSION, .call = call};
-	struct gate_stats stats = {.version = GATE_VERSION, .call = GATE_STATS};
-
-	gate_read_counters(&stats.counters);
-	return send(gate.control, &stats, sizeof(stats), flags | MSG_NOSIGNAL) >= 0 &&
-	       gate_send(&why, flags);
-}
-
 /* With the lock. */
 static bool gate_nothing_waits(void)
 {
@@ -338,19 +317,32 @@ static bool gate_nothing_waits(void)
 void gate_asks_rest(bool (*hand_over)(bool supervised))
 {
 	pthread_mutex_lock(&gate_asks_lock);
-	if (gate_nothing_waits() && hand_over(gate_asks.supervised)) {
-		/* A supervisor that does not hear it asks, and so wakes us. */
-		if (gate_asks.supervised)
-			(void)gate_last_words(GATE_RESTS, MSG_DONTWAIT);
+	if (gate_nothing_waits() && hand_over(gate_asks.supervised))
 		_exit(0);
-	}
 	pthread_mutex_unlock(&gate_asks_lock);
+}
+
+void gate_say_stats(int to, uint64_t tag, int flags)
+{
+	struct gate_stats stats = {.version = GATE_VERSION, .call = GATE_STATS, .tag = tag};
+
+	gate_read_counters(&stats.counters);
+	(void)send(to, &stats, sizeof(stats), flags | MSG_NOSIGNAL);
+}
+
+void gate_say_bye(int to, int flags)
+{
+	const struct gate_ask bye = {.version = GATE_VERSION, .call = GATE_BYE};
+
+	/* Nobody has asked, or can ask any more: no tag. */
+	gate_say_stats(to, 0, flags);
+	(void)send(to, &bye, sizeof(bye), flags | MSG_NOSIGNAL);
 }
 
 _Noreturn void gate_end(void)
 {
 	pthread_mutex_lock(&gate_asks_lock);
 	if (gate_asks.supervised)
-		(void)gate_last_words(GATE_BYE, 0);
+		gate_say_bye(gate.control, 0);
 	_exit(0);
 }

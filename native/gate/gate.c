@@ -377,8 +377,17 @@ void gate_handle(struct gate_worker *w)
 		gate_handle_native(w);
 }
 
-static void gate_begin(bool supervised, enum gate_call greeting)
+int main(int argc, char **argv)
 {
+	static _Atomic uint64_t counters[sizeof(struct gate_counters) / sizeof(uint64_t)];
+	struct gate_life life = {.first = true, .supervised = true};
+
+	if (gate_is_porter(&gate, argc, argv)) {
+		life = gate_porter(&gate);
+	} else {
+		gate_arguments(&gate, argc, argv);
+		gate_count_in(counters);
+	}
 	gate_give_up(&gate);
 	/*
 	 * Callers and the gate take turns: let them do so on one CPU (6.6). And
@@ -387,24 +396,10 @@ static void gate_begin(bool supervised, enum gate_call greeting)
 	 */
 	(void)ioctl(gate.listener, SECCOMP_IOCTL_NOTIF_SET_FLAGS, GATE_SYNC_WAKE_UP);
 	(void)syscall(SYS_sched_setscheduler, 0, SCHED_BATCH, &(struct sched_param){0});
-	gate_asks_start(supervised);
+	gate_asks_start(life.supervised);
 	/* First of all that it hears: calls may be waiting by now. */
-	gate_greet(greeting);
+	if (life.first)
+		gate_greet();
 	gate_start_serving();
-}
-
-int main(int argc, char **argv)
-{
-	static _Atomic uint64_t counters[sizeof(struct gate_counters) / sizeof(uint64_t)];
-	enum gate_call greeting = GATE_HELLO;
-	bool supervised = true;
-
-	if (gate_is_porter(&gate, argc, argv)) {
-		supervised = gate_porter(&gate, &greeting);
-	} else {
-		gate_arguments(&gate, argc, argv);
-		gate_count_in(counters);
-	}
-	gate_begin(supervised, greeting);
 	gate_converse();
 }

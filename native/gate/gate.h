@@ -20,7 +20,7 @@
 #endif
 
 enum gate_call {
-	GATE_HELLO, /* the first message: the gate is ready, its process is `thread` */
+	GATE_HELLO, /* the first message: the gate is ready */
 	GATE_SOCKET,
 	GATE_CONNECT,
 	GATE_BIND,
@@ -37,8 +37,6 @@ enum gate_call {
 	GATE_BYE,		/* the last: the container's last process is gone */
 	GATE_TAKEN,		/* at the door: there is a supervisor already */
 	GATE_REFUSED,		/* at the door: not to this process */
-	GATE_RESTS, /* its process ends, right after GATE_STATS: there is nothing to do */
-	GATE_AWAKE, /* there is, and its process is `thread` from now on */
 };
 
 /* The family of the sockets that programs bind to endpoints by name, and the level of
@@ -184,12 +182,17 @@ void gate_give_up(const struct gate *g);
 /* Makes the board. Nobody but who has it mapped by then can ever write on it. */
 bool gate_make_board(struct gate *g);
 
+/* In what state a process of a gate begins. */
+struct gate_life {
+	bool first;	 /* it has to greet */
+	bool supervised; /* somebody supervises it */
+};
+
 /*
  * Keeps the gates of an agent's containers, until there are none and no agent any more;
- * then it ends the process. Returns in the process of each gate that has something to do:
- * whether that has a supervisor, and what to say to it.
+ * then it ends the process. Returns in the process of each gate that has something to do.
  */
-bool gate_porter(struct gate *g, enum gate_call *greeting);
+struct gate_life gate_porter(struct gate *g);
 
 /* Whether the command line is a porter's; it is in G then. */
 bool gate_is_porter(struct gate *g, int argc, char **argv);

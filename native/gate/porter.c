@@ -307,33 +307,50 @@ static bool porter_has(int file, short events)
 	return poll(&p, 1, 0) > 0 && (p.revents & events) != 0;
 }
 
-/* Does what needs no gate: the end of the container, and that of the supervisor. */
-static bool porter_ends(struct lodger *l)
+/* Tells the supervisor what was counted, if that is all that it wants to know; false if not. */
+static bool porter_tells(struct lodger *l)
 {
-	const struct gate_ask bye = {.version = GATE_VERSION, .call = GATE_BYE};
+	struct gate_order order;
+	int control = l->files[GATE_FILE_CONTROL];
+	ssize_t got = recv(control, &order, sizeof(order), MSG_PEEK | MSG_TRUNC | MSG_DONTWAIT);
+
+	if (got != sizeof(order) || order.version != GATE_VERSION || order.op != GATE_ORDER_STATS)
+		return false;
+	(void)recv(control, &order, sizeof(order), MSG_DONTWAIT);
+	gate_count_in(l->counters);
+	gate_say_stats(control, order.tag, MSG_DONTWAIT);
+	return true;
+}
+
+/* Does what needs no gate: the end of the container, what the supervisor asks for and its end. */
+static bool porter_settles(struct lodger *l)
+{
 	int control = l->files[GATE_FILE_CONTROL];
 
 	if (porter_has(l->files[GATE_FILE_LISTENER], POLLHUP)) {
-		/* It was told what had been counted when the gate went to rest. */
+		gate_count_in(l->counters);
 		if (l->supervised)
-			(void)send(control, &bye, sizeof(bye), MSG_NOSIGNAL | MSG_DONTWAIT);
+			gate_say_bye(control, MSG_DONTWAIT);
 		porter_unlisten(l);
 		porter_dismiss(l);
 		return true;
 	}
-	if (l->supervised && porter_has(control, POLLHUP) && !porter_has(control, POLLIN)) {
-		porter_ignore(control);
-		l->supervised = false;
-		atomic_store(&l->gate.board->traced, 0); /* there is nobody to be told */
-		return true;
-	}
-	return false;
+	if (!l->supervised)
+		return false;
+	if (porter_has(control, POLLIN))
+		return porter_tells(l);
+	if (!porter_has(control, POLLHUP))
+		return false;
+	porter_ignore(control);
+	l->supervised = false;
+	atomic_store(&l->gate.board->traced, 0); /* there is nobody to be told */
+	return true;
 }
 
 /* Something has come for a gate that rests. */
 static struct lodger *porter_called(struct lodger *l)
 {
-	if (porter_ends(l))
+	if (porter_settles(l))
 		return NULL;
 	porter_unlisten(l);
 	return porter_wake(l);
@@ -494,33 +511,30 @@ static bool porter_wait(struct epoll_event *e)
 }
 
 /* One event. Returns the gate that is to be, in the process that is to be it. */
-static struct lodger *porter_turn(enum gate_call *greeting)
+static struct lodger *porter_turn(void)
 {
 	struct epoll_event e;
 	struct lodger *l;
 
-	*greeting = GATE_AWAKE;
 	if (!porter_wait(&e))
 		return porter_lates > 0 ? porter_try_again() : NULL;
 	l = e.data.ptr;
-	if (l == NULL) {
-		*greeting = GATE_HELLO;
+	if (l == NULL)
 		return porter_hear_agent();
-	}
 	if (l->line < 0)
 		return porter_called(l);
 	porter_line_ended(l);
 	return NULL;
 }
 
-bool gate_porter(struct gate *g, enum gate_call *greeting)
+struct gate_life gate_porter(struct gate *g)
 {
 	struct lodger *l;
 
 	porter_start();
-	while ((l = porter_turn(greeting)) == NULL)
+	while ((l = porter_turn()) == NULL)
 		if (porter_alone && porter_lodgers == NULL)
 			_exit(0);
 	porter_move_in(l, g);
-	return l->supervised;
+	return (struct gate_life){.first = l->errors >= 0, .supervised = l->supervised};
 }

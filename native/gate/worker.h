@@ -98,8 +98,12 @@ void gate_wake_control(void);
 bool gate_asks_wait(void); /* whether there is */
 void gate_asks_send(void);
 
-/* Says GATE_HELLO or GATE_AWAKE to the supervisor that is there. */
-void gate_greet(enum gate_call call);
+/* Greets the supervisor that has started us. */
+void gate_greet(void);
+
+/* Tell a supervisor what was counted, and that the container has ended. */
+void gate_say_stats(int to, uint64_t tag, int flags);
+void gate_say_bye(int to, int flags);
 
 /* Makes FILE the supervisor's end, with FILES files of ours in the greeting. */
 bool gate_supervisor_came(int file, const int *files, unsigned int count);
@@ -119,8 +123,8 @@ _Noreturn void gate_converse(void);
 /* Ends the process for as long as there is nothing to do; returns if there is. */
 void gate_rest(void);
 
-/* Has HAND_OVER carried out, tells the supervisor and ends the process; returns if a call
- * waits for an answer of the supervisor's, or if HAND_OVER fails. */
+/* Has HAND_OVER carried out and ends the process; returns if a call waits for an answer of
+ * the supervisor's, or if HAND_OVER fails. */
 void gate_asks_rest(bool (*hand_over)(bool supervised));
 
 /* Ends the one thread that serves, if it has nothing to do; false if it had. */
