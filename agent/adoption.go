@@ -30,8 +30,8 @@ func (m *managed) adopt() (bool, error) {
 		m.init.Store(first)
 	}
 	if err := m.restore(); err != nil {
-		// Whatever the reason is: of what has no gate, nothing is left to lose.
-		return m.keepers.Populated(), err
+		// Whatever the reason is: of what has no program, nothing is left to lose.
+		return m.init.Load() != nil || m.group.Populated(), err
 	}
 	if m.adopted, err = m.adoptGates(); err != nil {
 		return true, err

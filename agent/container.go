@@ -31,6 +31,7 @@ import (
 	"github.com/tsugiki/tsugiki/graft"
 	"github.com/tsugiki/tsugiki/internal/cgroup"
 	"github.com/tsugiki/tsugiki/internal/cputime"
+	"github.com/tsugiki/tsugiki/internal/gate"
 	"github.com/tsugiki/tsugiki/internal/kernel"
 	"github.com/tsugiki/tsugiki/internal/launch"
 	"github.com/tsugiki/tsugiki/internal/netns"
@@ -69,6 +70,7 @@ type Container struct {
 	// doors is the directory of its gates' doors; nil if gates and keepers end the
 	// container should this process end.
 	doors     *os.File
+	porter    func() (*gate.Porter, error) // where there are doors
 	claim     *claim
 	group     *cgroup.Group                // parent of the two below
 	programs  *cgroup.Group                // where the program is, unless others have put it elsewhere, and the sockets of its own namespace

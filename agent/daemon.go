@@ -62,6 +62,9 @@ type Daemon struct {
 	// started for tidyAfter.
 	tidy *time.Timer
 
+	porterMu sync.Mutex   // guards porter
+	porter   *gate.Porter // of new gates; nil before the first one
+
 	traces atomic.Int32  // that are open
 	silent atomic.Uint64 // gates that did not answer in time
 
@@ -131,6 +134,23 @@ func (d *Daemon) start() (err error) {
 func bootID() (string, error) {
 	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	return string(bytes.TrimSpace(id)), err
+}
+
+// keptBy is who keeps gates while they have nothing to do. One that was killed has taken
+// those with it that had nothing to do, and their containers end.
+func (d *Daemon) keptBy() (*gate.Porter, error) {
+	d.porterMu.Lock()
+	defer d.porterMu.Unlock()
+	if d.porter != nil && !d.porter.Ended() {
+		return d.porter, nil
+	}
+	if d.porter != nil {
+		d.log.Warn("the porter of gates was killed, starting another")
+		_ = d.porter.Close() // nobody is at its other end
+	}
+	var err error
+	d.porter, err = gate.StartPorter("", nil, gate.RestAfter)
+	return d.porter, err
 }
 
 // takeRunDir makes the run directory this daemon's.
@@ -441,6 +461,9 @@ func (d *Daemon) Close() error {
 	for _, m := range d.all() {
 		d.drop(m)
 		errs = append(errs, m.release())
+	}
+	if d.porter != nil {
+		errs = append(errs, d.porter.Close())
 	}
 	if d.store != nil {
 		errs = append(errs, d.store.close())

@@ -57,6 +57,7 @@ func (d *Daemon) newManaged(r *record, rules Rules) *managed {
 	m.loopback = r.LoopbackOnly
 	m.ended = func() { d.end(m) }
 	m.killAll = m.killPrograms
+	m.porter = d.keptBy
 	m.changed = m.write
 	return m
 }

@@ -73,6 +73,7 @@ func (ownPlace) Keeper() (*keeper.Keeper, error) { return nil, errors.New("no ke
 type world struct {
 	t       *testing.T
 	door    string
+	porter  *gate.Porter
 	done    string
 	group   *cgroup.Group
 	engine  *graft.Engine
@@ -131,9 +132,14 @@ func (w *world) start(own *netns.NS, group *os.File) {
 	w.process, err = launch.Start(launch.Spec{
 		Path: exe, Args: []string{"program"}, Netns: own, CgroupDir: group, Filter: prog, Caps: launch.Default,
 	}, func(listener *os.File, _ int) (err error) {
+		binary := filepath.Join(testkit.BuildTsugiki(w.t), gate.Program)
+		if w.porter, err = gate.StartPorter(binary, nil, gate.RestAfter); err != nil {
+			return err
+		}
+		w.t.Cleanup(func() { w.porter.Close() })
 		w.gate, err = gate.Start(gate.Config{
-			Binary: filepath.Join(testkit.BuildTsugiki(w.t), gate.Program), Own: own, CgroupDir: group,
-			Listener: listener, Door: w.door,
+			Binary: binary, Own: own, CgroupDir: group,
+			Listener: listener, Door: w.door, Porter: w.porter,
 		})
 		return err
 	})

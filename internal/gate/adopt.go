@@ -10,7 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/internal/netns"
-	"github.com/tsugiki/tsugiki/internal/programs"
 )
 
 var (
@@ -41,17 +40,13 @@ func adopt(door string) (*Gate, error) {
 		return nil, err
 	}
 	g := &Gate{control: newControl(conn), door: door}
-	process, err := openPeer(conn)
-	if err != nil {
-		return nil, errors.Join(err, conn.Close())
-	}
-	g.process = process
+	g.process = kept{g.control}
 	files, err := g.awaitHello()
 	go g.run()
 	if err == nil {
 		err = g.takeFiles(files)
 	}
-	// Whose id it was when the process was opened has ended since, or answers now.
+	// Its container may end while it lets us in.
 	if err == nil {
 		_, err = g.Stats()
 	}
@@ -101,49 +96,3 @@ func closeAll(files []*os.File) {
 		f.Close()
 	}
 }
-
-// peer is a gate that another process has started.
-type peer struct {
-	id    int
-	pidfd *os.File
-}
-
-// openPeer opens the process that listens at the door.
-func openPeer(conn *net.UnixConn) (*peer, error) {
-	raw, err := conn.SyscallConn()
-	if err != nil {
-		return nil, err
-	}
-	var cred *unix.Ucred
-	cerr := raw.Control(func(fd uintptr) {
-		cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	})
-	if err = errors.Join(cerr, err); err != nil {
-		return nil, err
-	}
-	process, err := programs.Open(int(cred.Pid))
-	if errors.Is(err, unix.ESRCH) {
-		return nil, ErrGone
-	}
-	if err != nil {
-		return nil, fmt.Errorf("open process %d: %w", cred.Pid, err)
-	}
-	return &peer{int(cred.Pid), process}, nil
-}
-
-func (p *peer) pid() int { return p.id }
-
-func (p *peer) kill() {
-	if raw, err := p.pidfd.SyscallConn(); err == nil {
-		_ = raw.Control(func(fd uintptr) {
-			_ = unix.PidfdSendSignal(int(fd), unix.SIGKILL, nil, 0) // or it has ended
-		})
-	}
-}
-
-func (p *peer) wait() { programs.Await(p.pidfd) }
-
-// well is not known of another's child: it says good-bye.
-func (p *peer) well() bool { return false }
-
-func (p *peer) close() { p.pidfd.Close() }

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -60,6 +61,10 @@ type progress struct {
 	own     atomic.Uint64 // calls that the gate alone has answered
 	wrong   atomic.Uint64 // calls that were not answered as they should
 	stop    atomic.Uint64
+	quiet   atomic.Uint64 // no calls,
+	once    atomic.Uint64 // but one
+	took    atomic.Uint64 // nanoseconds, of the last call of the gate's own
+	pause   atomic.Uint64 // milliseconds, at most, before each call; as they fall
 }
 
 func openProgress(path string) (*progress, error) {
@@ -90,6 +95,13 @@ func program(args []string) int {
 	run := func(call func() bool, count *atomic.Uint64) {
 		p.started.Add(1)
 		for p.stop.Load() == 0 {
+			if pause := p.pause.Load(); pause > 0 {
+				time.Sleep(time.Millisecond * time.Duration(rand.Uint64N(pause)))
+			}
+			if p.quiet.Load() != 0 && !p.once.CompareAndSwap(1, 0) {
+				time.Sleep(time.Millisecond)
+				continue
+			}
 			if call() {
 				count.Add(1)
 			} else {
@@ -101,7 +113,7 @@ func program(args []string) int {
 	for range threads {
 		go run(callAsked, &p.asked)
 	}
-	go run(callOwn, &p.own)
+	go run(p.callOwn, &p.own)
 	for range threads + 1 {
 		<-ended
 	}
@@ -121,12 +133,14 @@ func callAsked() bool {
 }
 
 // callOwn has a socket born on the host, which the gate finds in place.
-func callOwn() bool {
+func (p *progress) callOwn() bool {
+	began := time.Now()
 	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
 	if err != nil {
 		return false
 	}
 	defer unix.Close(s)
+	p.took.Store(uint64(time.Since(began)))
 	if unix.Connect(s, &unix.SockaddrInet4{Port: 9, Addr: testkit.RemoteAddr4.As4()}) != nil {
 		return false
 	}
@@ -153,7 +167,7 @@ var ownCookie = sync.OnceValue(func() uint64 {
 
 // container is a program under a filter, with what its gate needs.
 type container struct {
-	t        *testing.T
+	t        testing.TB
 	top      *testkit.Topology
 	dir      string
 	door     string
@@ -163,14 +177,17 @@ type container struct {
 	host     *netns.NS
 	own      *netns.NS
 	rules    []byte
+	porter   *Porter
+	rest     time.Duration
+	pause    uint64 // of progress
 	progress *progress
 	process  *launch.Process
 	ended    chan struct{} // closed when the program is gone
 }
 
-func newContainer(t *testing.T) *container {
+func newContainer(t testing.TB) *container {
 	t.Helper()
-	c := &container{t: t, top: testkit.Build(t, testkit.Options{}), dir: t.TempDir()}
+	c := &container{t: t, rest: RestAfter, top: testkit.Build(t, testkit.Options{}), dir: t.TempDir()}
 	c.door = filepath.Join(c.dir, "door")
 	own, err := cgroup.Own()
 	c.must(err)
@@ -235,6 +252,7 @@ func (c *container) start(threads int, edit func(*Config)) *Gate {
 	var err error
 	c.progress, err = openProgress(path)
 	c.must(err)
+	c.progress.pause.Store(c.pause)
 	prog, err := filter.Build(runtime.GOARCH, filter.Options{Mode: filter.Seccomp})
 	c.must(err)
 	exe, err := os.Executable()
@@ -271,9 +289,15 @@ func (c *container) config(listener *os.File, edit func(*Config)) Config {
 	dir, err := c.keepers.Open()
 	c.must(err)
 	c.t.Cleanup(func() { dir.Close() })
+	binary := filepath.Join(testkit.BuildTsugiki(c.t), Program)
+	if c.porter == nil {
+		c.porter, err = StartPorter(binary, c.host, c.rest)
+		c.must(err)
+		c.t.Cleanup(func() { c.porter.Close() })
+	}
 	config := Config{
-		Binary: filepath.Join(testkit.BuildTsugiki(c.t), Program), Netns: c.host, Own: c.own, CgroupDir: dir,
-		Listener: listener, Door: c.door, Rules: c.rules, Born4: true, Datagrams: true,
+		Binary: binary, Netns: c.host, Own: c.own, CgroupDir: dir,
+		Listener: listener, Door: c.door, Porter: c.porter, Rules: c.rules, Born4: true, Datagrams: true,
 	}
 	if edit != nil {
 		edit(&config)

@@ -171,6 +171,12 @@ func (c *control) order(o op, word, value uint32, files ...int) (answer, error) 
 	return a, a.err
 }
 
+// tell sends an order that nobody answers.
+func (c *control) tell(o op, value uint32) error {
+	_, err := c.conn.Write(encodeOrder(o, 0, 0, value))
+	return err
+}
+
 // set sets a word of the board, once.
 func (c *control) set(w word) {
 	f := &c.flags[w]

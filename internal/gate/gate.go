@@ -7,7 +7,8 @@
 // nothing.
 //
 // A gate either kills its container when its supervisor is gone (Config.Kill), or
-// goes on without one and waits at its door for the next (Config.Door, Adopt).
+// goes on without one and waits at its door for the next (Config.Door, Adopt). The
+// latter has a Porter, and a process only while there is something to do.
 //
 // Start needs root (CAP_SETPCAP, CAP_SYS_PTRACE, and write access to the
 // cgroup), and Linux 5.14.
@@ -58,12 +59,13 @@ type Config struct {
 	// Door is the path of a socket that is made, at which the gate waits for the
 	// next supervisor when this one is gone.
 	Door      string
-	Rules     []byte // policy.Table.Snapshot; nil: whatever it is, it is asked
-	Born4     bool   // AF_INET sockets are made on the host at socket(2)
-	Born6     bool   // AF_INET6 sockets likewise
-	UID, GID  int    // of the program
-	Datagrams bool   // each datagram with an address is decided about
-	Report    bool   // from the start, also tell of calls that the gate answers itself
+	Porter    *Porter // with a Door; Binary and Netns are its then
+	Rules     []byte  // policy.Table.Snapshot; nil: whatever it is, it is asked
+	Born4     bool    // AF_INET sockets are made on the host at socket(2)
+	Born6     bool    // AF_INET6 sockets likewise
+	UID, GID  int     // of the program
+	Datagrams bool    // each datagram with an address is decided about
+	Report    bool    // from the start, also tell of calls that the gate answers itself
 }
 
 // Gate is a running gate process of which this one is the supervisor. Its methods
@@ -71,20 +73,18 @@ type Config struct {
 type Gate struct {
 	*control
 	process process
-	door    string // "": none
+	door    string // "": none, and else it is kept by a porter
 
 	// Of an adopted one.
 	listener *os.File
 	own      *netns.NS
 }
 
-// process is a gate's: a child, or one that somebody else has started.
+// process is a gate's: a child, or whatever a porter has for it.
 type process interface {
-	pid() int
 	kill()
 	wait()      // until it has ended
 	well() bool // once it has ended: whether it ended with status 0, if that is known
-	close()
 }
 
 // child is a gate that this process has started.
@@ -93,11 +93,25 @@ type child struct {
 	ended chan struct{} // closed when cmd has ended
 }
 
-func (c *child) pid() int   { return c.cmd.Process.Pid }
 func (c *child) kill()      { _ = c.cmd.Process.Kill() } // or it has ended
 func (c *child) wait()      { <-c.ended }
 func (c *child) well() bool { return c.cmd.ProcessState.Success() }
-func (c *child) close()     {}
+
+// kept is a gate that a porter keeps, whose processes come and go. It ends with its end of
+// the control socket, which nobody else has.
+type kept struct{ *control }
+
+// kill is an order: so it reaches also a gate that rests. One that somebody has stopped
+// is killed with its cgroup, and that is up to the caller.
+func (k kept) kill() { _ = k.tell(opEnd, 0) }
+
+// endPatience is for a gate to end that has been told to.
+const endPatience = 5 * time.Second
+
+func (k kept) wait() { <-k.read }
+
+// well is not known of another's child: it says good-bye.
+func (k kept) well() bool { return false }
 
 // Start starts a gate and waits until it serves. If the program has ended by then, that
 // is ErrEnded.
@@ -110,33 +124,27 @@ func Start(c Config) (*Gate, error) {
 }
 
 func start(c Config) (*Gate, error) {
-	path := c.Binary
-	if path == "" {
-		var err error
-		if path, err = programs.Find(Program); err != nil {
-			return nil, err
-		}
+	if (c.Kill == nil) == (c.Door == "") || (c.Porter == nil) != (c.Door == "") {
+		return nil, errors.New("it needs either cgroup.kill, or a door and a porter")
 	}
-	if (c.Kill == nil) == (c.Door == "") {
-		return nil, errors.New("it needs either cgroup.kill or a door")
-	}
-	files := []*os.File{c.Listener, c.Kill}
 	if c.Door != "" {
-		door, err := makeDoor(c.Door)
-		if err != nil {
-			return nil, err
-		}
-		defer door.Close()
-		files = []*os.File{c.Listener, door, c.Own.File()}
+		return c.Porter.start(c)
 	}
-	g, err := startProcess(path, c, files)
-	if err != nil && c.Door != "" {
-		_ = os.Remove(c.Door)
+	path, err := find(c.Binary)
+	if err != nil {
+		return nil, err
 	}
-	return g, err
+	return startProcess(path, c)
 }
 
-// makeDoor binds the socket; the gate listens, which until then nobody can reach.
+func find(binary string) (string, error) {
+	if binary != "" {
+		return binary, nil
+	}
+	return programs.Find(Program)
+}
+
+// makeDoor binds the socket; the porter listens, and until then nobody can reach it.
 func makeDoor(path string) (*os.File, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -153,20 +161,16 @@ func makeDoor(path string) (*os.File, error) {
 	return f, nil
 }
 
-func startProcess(path string, c Config, files []*os.File) (*Gate, error) {
+func startProcess(path string, c Config) (*Gate, error) {
 	conn, theirs, err := programs.ControlPair("gate control")
 	if err != nil {
 		return nil, err
 	}
 	defer theirs.Close()
-	cmd := command(path, c, append([]*os.File{theirs}, files...))
+	cmd := command(path, c, theirs)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
-	if c.Netns != nil {
-		err = c.Netns.Do(cmd.Start)
-	} else {
-		err = cmd.Start()
-	}
+	err = startIn(c.Netns, cmd)
 	theirs.Close()
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
@@ -179,51 +183,66 @@ func startProcess(path string, c Config, files []*os.File) (*Gate, error) {
 		_ = cmd.Wait() // how it ended is in ProcessState
 		close(p.ended)
 	}()
-	g := &Gate{control: newControl(conn), process: p, door: c.Door}
-	_, err = g.awaitHello()
+	g := &Gate{control: newControl(conn), process: p}
+	return g, g.begin(c, stderr.String)
+}
+
+func startIn(ns *netns.NS, cmd *exec.Cmd) error {
+	if ns != nil {
+		return ns.Do(cmd.Start)
+	}
+	return cmd.Start()
+}
+
+// begin waits until a new gate serves, and closes it if it does not. What it says why
+// it could not is what complaint returns once it has ended.
+func (g *Gate) begin(c Config, complaint func() string) error {
+	_, err := g.awaitHello()
 	go g.run()
 	if err == nil {
 		err = g.prepare(c)
 	}
-	if err != nil {
-		p.kill()
-		p.wait()
-		<-g.read // its last words may be on the way
-		_ = g.Close()
-		if g.bye.Load() || p.well() {
-			return nil, ErrEnded
-		}
-		if text := strings.TrimSpace(stderr.String()); text != "" {
-			err = errors.New(text)
-		}
-		return nil, err
+	if err == nil {
+		return nil
 	}
-	return g, nil
+	_ = g.Close()
+	if g.EndedWell() {
+		return ErrEnded
+	}
+	if text := strings.TrimSpace(complaint()); text != "" {
+		return errors.New(text)
+	}
+	return err
 }
 
-func command(path string, c Config, files []*os.File) *exec.Cmd {
+func command(path string, c Config, control *os.File) *exec.Cmd {
 	cmd := exec.Command(path, "--own", strconv.FormatUint(c.Own.Inode(), 10),
 		"--cookie", strconv.FormatUint(c.Own.Cookie(), 10),
 		"--uid", strconv.Itoa(c.UID), "--gid", strconv.Itoa(c.GID))
 	for _, flag := range []struct {
 		is   bool
 		name string
-	}{{c.Born4, "--born4"}, {c.Born6, "--born6"}, {c.Datagrams, "--datagrams"}, {c.Door != "", "--door"}} {
+	}{{c.Born4, "--born4"}, {c.Born6, "--born6"}, {c.Datagrams, "--datagrams"}} {
 		if flag.is {
 			cmd.Args = append(cmd.Args, flag.name)
 		}
 	}
-	cmd.Dir = "/"
-	cmd.Env = []string{}
-	cmd.ExtraFiles = files // from 3
-	// Not a session of its own: the scheduler would take it for a group apart
-	// (autogroup, sched(7)), and it takes turns with the program.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	apart(cmd, control, c.Listener, c.Kill)
 	if c.CgroupDir != nil {
 		cmd.SysProcAttr.UseCgroupFD = true
 		cmd.SysProcAttr.CgroupFD = int(c.CgroupDir.Fd())
 	}
 	return cmd
+}
+
+// apart gives a process nothing of ours but files, from 3 on.
+func apart(cmd *exec.Cmd, files ...*os.File) {
+	cmd.Dir = "/"
+	cmd.Env = []string{}
+	cmd.ExtraFiles = files
+	// Not a session of its own: the scheduler would take it for a group apart
+	// (autogroup, sched(7)), and it takes turns with the program.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 }
 
 // awaitHello reads the gate's greeting and the files that come with it.
@@ -338,9 +357,6 @@ func (g *Gate) Stats() (Stats, error) {
 	return *a.stats, nil
 }
 
-// PID is the gate's process id.
-func (g *Gate) PID() int { return g.process.pid() }
-
 // EndedWell waits for the process to end and tells whether it did so because
 // the last process of its container had.
 func (g *Gate) EndedWell() bool {
@@ -367,8 +383,8 @@ func (g *Gate) Release() error {
 func (g *Gate) Close() error {
 	g.Stop()
 	g.process.kill()
-	g.process.wait()
-	err := g.letGo()
+	err := g.awaitEnd()
+	err = errors.Join(err, g.letGo())
 	if g.door != "" {
 		if rerr := os.Remove(g.door); !errors.Is(rerr, os.ErrNotExist) {
 			err = errors.Join(err, rerr)
@@ -377,10 +393,25 @@ func (g *Gate) Close() error {
 	return err
 }
 
+// awaitEnd waits for the end of a gate that has been told to, or killed, and for its last
+// words.
+func (g *Gate) awaitEnd() error {
+	if g.door == "" {
+		g.process.wait()
+	}
+	late := time.NewTimer(endPatience)
+	defer late.Stop()
+	select {
+	case <-g.read:
+		return nil
+	case <-late.C:
+		return fmt.Errorf("gate at %s does not end", g.door)
+	}
+}
+
 func (g *Gate) letGo() error {
 	g.stop(os.ErrClosed)
 	err := g.control.close()
-	g.process.close()
 	if g.listener != nil {
 		err = errors.Join(err, g.listener.Close())
 	}

@@ -68,7 +68,7 @@ func TestOrders(t *testing.T) {
 	if _, err := g.order(opRules, 0, 64); !errors.Is(err, unix.EBADF) {
 		t.Errorf("rules without a file: %v, want %v", err, unix.EBADF)
 	}
-	if _, err := g.order(opStats+1, 0, 0); !errors.Is(err, unix.ENOSYS) {
+	if _, err := g.order(opEnd+1, 0, 0); !errors.Is(err, unix.ENOSYS) {
 		t.Errorf("an unknown order: %v, want %v", err, unix.ENOSYS)
 	}
 	if _, err := g.order(opSet, uint32(words), 1); !errors.Is(err, unix.EINVAL) {
@@ -109,7 +109,7 @@ func (c *container) garbage(g *Gate) {
 		}
 	}
 	c.stats(g) // behind all of these
-	usage, err := testkit.ProcessUsage(g.PID())
+	usage, err := testkit.ProcessUsage(c.gatePID())
 	c.must(err)
 	if usage.FDs > 20 {
 		c.t.Errorf("the gate has %d files open", usage.FDs)

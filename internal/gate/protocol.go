@@ -65,7 +65,7 @@ type Ask struct {
 
 // The layouts of struct gate_ask, gate_order and gate_stats.
 const (
-	version    = 3
+	version    = 4
 	askSize    = 112
 	offAddress = 36
 	offArgs    = 64
@@ -86,6 +86,7 @@ const (
 	opSet op = iota + 1
 	opRules
 	opStats
+	opEnd
 )
 
 // word is one of the board's, enum gate_word.
@@ -132,6 +133,28 @@ func encodeOrder(o op, tag uint64, word, value uint32) []byte {
 	b = e.AppendUint64(b, tag)
 	b = e.AppendUint32(b, word)
 	return e.AppendUint32(b, value)
+}
+
+// encodeAdmission is struct gate_admission.
+func encodeAdmission(c Config) []byte {
+	e := binary.NativeEndian
+	var born, datagrams uint32
+	for bit, is := range []bool{c.Born4, c.Born6} {
+		if is {
+			born |= 1 << bit
+		}
+	}
+	if c.Datagrams {
+		datagrams = 1
+	}
+	b := e.AppendUint32(nil, version)
+	b = e.AppendUint32(b, uint32(c.UID))
+	b = e.AppendUint32(b, uint32(c.GID))
+	b = e.AppendUint32(b, born)
+	b = e.AppendUint64(b, c.Own.Inode())
+	b = e.AppendUint64(b, c.Own.Cookie())
+	b = e.AppendUint32(b, datagrams)
+	return e.AppendUint32(b, 0)
 }
 
 // TimeBuckets is how many classes of times there are, see CallStats.Time.

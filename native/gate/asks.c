@@ -67,7 +67,7 @@ static pthread_mutex_t gate_asks_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t gate_asks_room; /* a supervisor has come */
 static int gate_asks_due;	      /* eventfd: there is something to send, or to watch */
 
-void gate_asks_start(void)
+void gate_asks_start(bool supervised)
 {
 	pthread_condattr_t attr;
 
@@ -76,7 +76,7 @@ void gate_asks_start(void)
 	pthread_cond_init(&gate_asks_room, &attr);
 	pthread_condattr_destroy(&attr);
 	gate_asks_due = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	gate_asks.supervised = true; /* by whoever has started us */
+	gate_asks.supervised = supervised;
 }
 
 bool gate_send_files(int to, const void *bytes, size_t length, const int *files, unsigned int count,
@@ -305,17 +305,44 @@ void gate_supervisor_left(void)
 	pthread_mutex_unlock(&gate_asks_lock);
 }
 
-_Noreturn void gate_end(void)
+/* With the lock. */
+static bool gate_nothing_waits(void)
+{
+	for (unsigned int i = 0; i < gate_asks.used; i++)
+		if (!gate_is_free(&gate_asks.entries[i]))
+			return false;
+	return true;
+}
+
+void gate_asks_rest(bool (*hand_over)(bool supervised))
+{
+	pthread_mutex_lock(&gate_asks_lock);
+	if (gate_nothing_waits() && hand_over(gate_asks.supervised))
+		_exit(0);
+	pthread_mutex_unlock(&gate_asks_lock);
+}
+
+void gate_say_stats(int to, uint64_t tag, int flags)
+{
+	struct gate_stats stats = {.version = GATE_VERSION, .call = GATE_STATS, .tag = tag};
+
+	gate_read_counters(&stats.counters);
+	(void)send(to, &stats, sizeof(stats), flags | MSG_NOSIGNAL);
+}
+
+void gate_say_bye(int to, int flags)
 {
 	const struct gate_ask bye = {.version = GATE_VERSION, .call = GATE_BYE};
-	/* Nobody has asked, or can ask any more: no tag. */
-	struct gate_stats stats = {.version = GATE_VERSION, .call = GATE_STATS};
 
+	/* Nobody has asked, or can ask any more: no tag. */
+	gate_say_stats(to, 0, flags);
+	(void)send(to, &bye, sizeof(bye), flags | MSG_NOSIGNAL);
+}
+
+_Noreturn void gate_end(void)
+{
 	pthread_mutex_lock(&gate_asks_lock);
-	if (gate_asks.supervised) {
-		gate_read_counters(&stats.counters);
-		(void)send(gate.control, &stats, sizeof(stats), MSG_NOSIGNAL);
-		(void)gate_send(&bye, 0);
-	}
+	if (gate_asks.supervised)
+		gate_say_bye(gate.control, 0);
 	_exit(0);
 }

@@ -89,14 +89,6 @@ static void gate_done(const struct gate_order *order, int error)
 	(void)send(gate.control, &done, sizeof(done), MSG_NOSIGNAL);
 }
 
-static void gate_give_stats(const struct gate_order *order)
-{
-	struct gate_stats stats = {.version = GATE_VERSION, .call = GATE_STATS, .tag = order->tag};
-
-	gate_read_counters(&stats.counters);
-	(void)send(gate.control, &stats, sizeof(stats), MSG_NOSIGNAL);
-}
-
 static void gate_carry_out(const struct gate_incoming *in)
 {
 	struct gate_order order;
@@ -111,8 +103,10 @@ static void gate_carry_out(const struct gate_incoming *in)
 			error = gate_order_rules(gate.board, in->file, order.value);
 			break;
 		case GATE_ORDER_STATS:
-			gate_give_stats(&order);
+			gate_say_stats(gate.control, order.tag, 0);
 			return;
+		case GATE_ORDER_END:
+			_exit(0);
 		default:
 			error = ENOSYS;
 		}

@@ -379,8 +379,16 @@ void gate_handle(struct gate_worker *w)
 
 int main(int argc, char **argv)
 {
-	gate_arguments(&gate, argc, argv);
-	gate_start(&gate);
+	static _Atomic uint64_t counters[sizeof(struct gate_counters) / sizeof(uint64_t)];
+	struct gate_life life = {.first = true, .supervised = true};
+
+	if (gate_is_porter(&gate, argc, argv)) {
+		life = gate_porter(&gate);
+	} else {
+		gate_arguments(&gate, argc, argv);
+		gate_count_in(counters);
+	}
+	gate_give_up(&gate);
 	/*
 	 * Callers and the gate take turns: let them do so on one CPU (6.6). And
 	 * when a caller has taken its descriptor, let it go on: the gate has
@@ -388,9 +396,10 @@ int main(int argc, char **argv)
 	 */
 	(void)ioctl(gate.listener, SECCOMP_IOCTL_NOTIF_SET_FLAGS, GATE_SYNC_WAKE_UP);
 	(void)syscall(SYS_sched_setscheduler, 0, SCHED_BATCH, &(struct sched_param){0});
-	gate_asks_start();
+	gate_asks_start(life.supervised);
 	/* First of all that it hears: calls may be waiting by now. */
-	gate_greet();
-	gate_start_thread();
+	if (life.first)
+		gate_greet();
+	gate_start_serving();
 	gate_converse();
 }

@@ -12,7 +12,7 @@
 
 #include "../rules/board.h"
 
-#define GATE_VERSION 3
+#define GATE_VERSION 4
 
 /* 5.14; a C library may not know it. */
 #ifndef SO_NETNS_COOKIE
@@ -72,6 +72,7 @@ enum gate_order_op {
 	GATE_ORDER_SET = 1, /* `word` of the board to `value` */
 	GATE_ORDER_RULES,   /* `value` bytes of rules, in the file that comes with it */
 	GATE_ORDER_STATS,
+	GATE_ORDER_END, /* the process ends at once, and says nothing */
 };
 
 /* Those words of the board that a supervisor sets. */
@@ -121,6 +122,39 @@ struct gate_stats {
 	struct gate_counters counters;
 };
 
+/* What a gate holds on to while it rests, as descriptors. */
+enum gate_file {
+	GATE_FILE_CONTROL, /* the supervisor's other end; or, if that is gone, nobody's */
+	GATE_FILE_LISTENER,
+	GATE_FILE_DOOR,
+	GATE_FILE_NETNS,
+	GATE_FILE_BOARD,
+	GATE_FILES,
+};
+
+/* What comes with them when a gate goes to rest. */
+struct gate_rest {
+	uint32_t version;
+	uint32_t supervised;
+};
+
+/* What comes with an agent's order to keep a gate: its files are those that write what
+ * went wrong, then GATE_FILE_CONTROL to GATE_FILE_NETNS, then the cgroup's directory. */
+struct gate_admission {
+	uint32_t version;
+	uint32_t uid;
+	uint32_t gid;
+	uint32_t born;
+	uint64_t own;
+	uint64_t cookie;
+	uint32_t datagrams;
+	uint32_t zero;
+};
+
+#define GATE_ADMISSION_FILES 6
+
+_Static_assert(sizeof(struct gate_admission) == 40, "admission has no padding");
+
 struct gate {
 	int control;
 	int listener;
@@ -128,6 +162,7 @@ struct gate {
 	int door;	/* where the next supervisor knocks, or -1 */
 	int netns;	/* the program's namespace, for the next supervisor; or -1 */
 	int board_file; /* for programs that ask for it */
+	int porter;	/* who keeps all that while there is nothing to do, or -1 */
 	struct board *board;
 	uint64_t own; /* inode of the program's namespace in nsfs */
 	uint64_t cookie;
@@ -135,16 +170,32 @@ struct gate {
 	bool datagrams;
 	uint32_t uid; /* of the program, for the files' owner */
 	uint32_t gid;
+	uint32_t rest_ms; /* for how long nobody calls before its process ends, where it may */
 };
 
-/* Reads the command line; a usage error ends the process. */
+/* Reads the command line, and takes what the process was given; an error ends it. */
 void gate_arguments(struct gate *g, int argc, char **argv);
 
+/* Gives up everything that a gate does not need. Any failure ends the process. */
+void gate_give_up(const struct gate *g);
+
+/* Makes the board. Nobody but who has it mapped by then can ever write on it. */
+bool gate_make_board(struct gate *g);
+
+/* In what state a process of a gate begins. */
+struct gate_life {
+	bool first;	 /* it has to greet */
+	bool supervised; /* somebody supervises it */
+};
+
 /*
- * Takes what the process was given and gives up everything else. Any failure
- * ends the process.
+ * Keeps the gates of an agent's containers, until there are none and no agent any more;
+ * then it ends the process. Returns in the process of each gate that has something to do.
  */
-void gate_start(struct gate *g);
+struct gate_life gate_porter(struct gate *g);
+
+/* Whether the command line is a porter's; it is in G then. */
+bool gate_is_porter(struct gate *g, int argc, char **argv);
 
 /* What socket(2) is asked for, or false if it is nothing that is born here. */
 struct gate_kind {
@@ -166,6 +217,8 @@ bool gate_bind_is_asked(const uint8_t *address, size_t length);
  */
 int gate_order_parse(const void *bytes, size_t length, unsigned int files,
 		     struct gate_order *order);
+int gate_admission_parse(const void *bytes, size_t length, unsigned int files,
+			 struct gate_admission *a);
 int gate_order_set(struct board *b, const struct gate_order *order);
 int gate_order_rules(struct board *b, int file, uint32_t length);
 

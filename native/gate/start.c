@@ -20,10 +20,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { GATE_FD_CONTROL = 3, GATE_FD_LISTENER, GATE_FD_END, GATE_FD_NETNS };
-
-/* Of those that may knock at once; one is let in. */
-#define GATE_BACKLOG 8
+enum { GATE_FD_CONTROL = 3, GATE_FD_LISTENER, GATE_FD_KILL };
 
 /* From linux/fcntl.h, which a C library need not come with (5.1). */
 #ifndef F_SEAL_FUTURE_WRITE
@@ -34,8 +31,8 @@ struct gate gate;
 
 static const char gate_usage_text[] =
 	"usage: tsugiki-gate --uid N --gid N --own INODE --cookie N [--born4] [--born6] "
-	"[--datagrams] [--door], control socket at 3, seccomp listener at 4, cgroup.kill at 5, "
-	"or with --door a bound socket at 5 and the program's network namespace at 6\n";
+	"[--datagrams], control socket at 3, seccomp listener at 4, cgroup.kill at 5; or "
+	"tsugiki-gate --porter REST-MS, control socket at 3\n";
 
 static bool gate_flag(struct gate *g, const char *name)
 {
@@ -45,16 +42,33 @@ static bool gate_flag(struct gate *g, const char *name)
 		g->born |= BOARD_BORN_6;
 	else if (strcmp(name, "--datagrams") == 0)
 		g->datagrams = true;
-	else if (strcmp(name, "--door") == 0)
-		g->door = GATE_FD_END;
 	else
 		return false;
 	return true;
 }
 
+bool gate_is_porter(struct gate *g, int argc, char **argv)
+{
+	if (argc < 2 || strcmp(argv[1], "--porter") != 0)
+		return false;
+	g->rest_ms = privilege_number(argv[2], gate_usage_text);
+	return true;
+}
+
+static void gate_take(struct gate *g)
+{
+	g->control = GATE_FD_CONTROL;
+	g->listener = GATE_FD_LISTENER;
+	g->kill = GATE_FD_KILL;
+	g->door = g->netns = g->porter = -1;
+	if (syscall(SYS_close_range, GATE_FD_KILL + 1, ~0U, 0) != 0)
+		privilege_die("close descriptors");
+	if (!gate_make_board(g))
+		privilege_die("make board");
+}
+
 void gate_arguments(struct gate *g, int argc, char **argv)
 {
-	g->door = -1;
 	for (int i = 1; i < argc; i++) {
 		if (gate_flag(g, argv[i]))
 			continue;
@@ -71,66 +85,47 @@ void gate_arguments(struct gate *g, int argc, char **argv)
 			_exit(2);
 		}
 	}
+	gate_take(g);
 }
 
-static uint64_t gate_cookie(void)
+static bool gate_cookie(uint64_t *cookie)
 {
-	uint64_t cookie = 0;
-	socklen_t length = sizeof(cookie);
+	socklen_t length = sizeof(*cookie);
 	int s = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	bool ok = s >= 0 && getsockopt(s, SOL_SOCKET, SO_NETNS_COOKIE, cookie, &length) == 0;
 
-	if (s < 0 || getsockopt(s, SOL_SOCKET, SO_NETNS_COOKIE, &cookie, &length) != 0)
-		privilege_die("identify network namespace");
-	close(s);
-	return cookie;
+	if (s >= 0)
+		close(s);
+	return ok;
 }
 
-/* Nobody but us can write on it, a supervisor that comes later included. */
-static void gate_make_board(struct gate *g)
+bool gate_make_board(struct gate *g)
 {
 	const int seals = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE;
-	struct board *b;
+	int file = memfd_create("board", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	uint64_t host = 0;
+	struct board *b = MAP_FAILED;
 
-	g->board_file = memfd_create("board", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-	if (g->board_file < 0 || ftruncate(g->board_file, BOARD_SIZE) != 0)
-		privilege_die("make board");
-	b = mmap(NULL, BOARD_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, g->board_file, 0);
-	if (b == MAP_FAILED)
-		privilege_die("map board");
-	if (fcntl(g->board_file, F_ADD_SEALS, seals) != 0)
-		privilege_die("seal board");
+	if (file >= 0 && ftruncate(file, BOARD_SIZE) == 0 && gate_cookie(&host))
+		b = mmap(NULL, BOARD_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+	g->board_file = file;
+	g->board = b == MAP_FAILED ? NULL : b;
+	if (g->board == NULL || fcntl(file, F_ADD_SEALS, seals) != 0)
+		return false;
 	b->magic = BOARD_MAGIC;
 	b->version = BOARD_VERSION;
 	b->own = g->cookie;
-	b->host = gate_cookie();
+	b->host = host;
 	b->born = g->born;
 	b->datagrams = g->datagrams;
-	g->board = b;
+	return true;
 }
 
-static void gate_take(struct gate *g)
-{
-	bool door = g->door >= 0;
-
-	g->control = GATE_FD_CONTROL;
-	g->listener = GATE_FD_LISTENER;
-	g->kill = door ? -1 : GATE_FD_END;
-	g->netns = door ? GATE_FD_NETNS : -1;
-	if (syscall(SYS_close_range, door ? GATE_FD_NETNS + 1 : GATE_FD_NETNS, ~0U, 0) != 0)
-		privilege_die("close descriptors");
-	/* Here and not by who has bound it: so SO_PEERCRED tells who knocks that it
-	 * is us. */
-	if (door && listen(g->door, GATE_BACKLOG) != 0)
-		privilege_die("listen at door");
-	gate_make_board(g);
-}
-
-void gate_start(struct gate *g)
+void gate_give_up(const struct gate *g)
 {
 	const uint64_t keep = 1ull << PRIVILEGE_CAP_SYS_PTRACE;
 	sigset_t all;
 
-	gate_take(g);
 	sigfillset(&all);
 	if (sigprocmask(SIG_SETMASK, &all, NULL) != 0)
 		privilege_die("block signals");

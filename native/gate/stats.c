@@ -3,7 +3,14 @@
  * two that are read together may be a notification apart. */
 #include "worker.h"
 
-static _Atomic uint64_t gate_counter[sizeof(struct gate_counters) / sizeof(uint64_t)];
+#define GATE_COUNTERS (sizeof(struct gate_counters) / sizeof(uint64_t))
+
+static _Atomic uint64_t *gate_counter;
+
+void gate_count_in(void *memory)
+{
+	gate_counter = memory;
+}
 
 void gate_count_at(size_t offset, uint64_t n)
 {
@@ -15,7 +22,7 @@ void gate_read_counters(struct gate_counters *to)
 {
 	uint64_t *words = (uint64_t *)to;
 
-	for (size_t i = 0; i < sizeof(gate_counter) / sizeof(*gate_counter); i++)
+	for (size_t i = 0; i < GATE_COUNTERS; i++)
 		words[i] = atomic_load_explicit(&gate_counter[i], memory_order_relaxed);
 }
 

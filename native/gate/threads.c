@@ -11,13 +11,22 @@
  * starts another. A thread that was given up so ends when it comes back.
  *
  * The gate ends with the last process of the container.
+ *
+ * Where a porter keeps it, the process ends also when nobody has called for a while. It must
+ * not do so with a notification received: that would never be received again. So the
+ * thread that serves is told to end, and a signal gets it out of its wait; it looks whether it
+ * was told so after it has counted its turn up, and is sent the signal only while it has not,
+ * so one of the two sees the other. The signal is open only while it waits, for no
+ * ADDFD may be interrupted (see gate.c).
  */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -28,6 +37,9 @@
 #define GATE_TICK_MS	 20
 /* Ticks without work after which the watchdog sleeps until there is some. */
 #define GATE_QUIET_TICKS 4
+#define GATE_WAKE_UP	 SIGUSR1
+/* A thread that is just about to wait misses a signal. */
+#define GATE_STOP_TRIES 50
 
 static struct gate_worker gate_workers[GATE_THREADS_MAX];
 
@@ -55,11 +67,28 @@ static uint64_t gate_now(void)
 	return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
 }
 
+static void gate_wakes_up(int sig)
+{
+	(void)sig;
+}
+
+/* Whether the signal gets this thread out of a wait. */
+static void gate_open_signal(bool open)
+{
+	sigset_t set;
+
+	sigemptyset(&set);
+	sigaddset(&set, GATE_WAKE_UP);
+	pthread_sigmask(open ? SIG_UNBLOCK : SIG_BLOCK, &set, NULL);
+}
+
 static void *gate_serve(void *worker)
 {
 	struct gate_worker *w = worker;
 	uint64_t came;
 
+	atomic_store(&w->id, (int)syscall(SYS_gettid));
+	gate_open_signal(gate.porter >= 0);
 	while (!atomic_load(&w->given_up)) {
 		memset(&w->n, 0, sizeof(w->n));
 		if (ioctl(gate.listener, SECCOMP_IOCTL_NOTIF_RECV, &w->n) != 0) {
@@ -73,6 +102,8 @@ static void *gate_serve(void *worker)
 		}
 		came = gate_now();
 		atomic_fetch_add(&w->turn, 1);
+		if (atomic_load(&w->given_up))
+			gate_open_signal(false);
 		gate_wake_watchdog();
 		gate_handle(w);
 		gate_count(w, w->outcome == GATE_BY_SUPERVISOR ? 0 : gate_now() - came);
@@ -84,7 +115,7 @@ static void *gate_serve(void *worker)
 	return NULL;
 }
 
-void gate_start_thread(void)
+static void gate_start_thread(void)
 {
 	struct gate_worker *w = gate_workers;
 	pthread_attr_t attr;
@@ -96,6 +127,7 @@ void gate_start_thread(void)
 		return; /* those that there are have to do */
 	atomic_store(&w->used, true);
 	atomic_store(&w->given_up, false);
+	atomic_store(&w->id, 0);
 	w->pidfd = -1;
 	w->seen = atomic_load(&w->turn);
 	pthread_attr_init(&attr);
@@ -135,24 +167,81 @@ static bool gate_tick(void)
 	return worked;
 }
 
+bool gate_stop_thread(void)
+{
+	const struct timespec pause = {.tv_nsec = 200000};
+	struct gate_worker *serving = NULL;
+	unsigned int turn;
+
+	for (struct gate_worker *w = gate_workers; w < &gate_workers[GATE_THREADS_MAX]; w++) {
+		if (!atomic_load(&w->used))
+			continue;
+		if (serving != NULL)
+			return false;
+		serving = w;
+	}
+	if (serving == NULL)
+		return false;
+	turn = serving->seen;
+	atomic_store(&serving->given_up, true);
+	for (int i = 0; i < GATE_STOP_TRIES && atomic_load(&serving->used); i++) {
+		int id = atomic_load(&serving->id);
+
+		if (turn % 2 || atomic_load(&serving->turn) != turn)
+			return false; /* it ends when it has handled that */
+		if (id != 0)
+			(void)syscall(SYS_tgkill, getpid(), id, GATE_WAKE_UP);
+		nanosleep(&pause, NULL);
+	}
+	return !atomic_load(&serving->used) && atomic_load(&serving->turn) == turn;
+}
+
+void gate_start_serving(void)
+{
+	const struct sigaction wake_up = {.sa_handler = gate_wakes_up};
+
+	(void)sigaction(GATE_WAKE_UP, &wake_up, NULL);
+	gate_start_thread();
+}
+
+/* In how many milliseconds the process may end, if nobody calls before; -1: never. */
+static int gate_until_rest(uint64_t now, uint64_t worked)
+{
+	const uint64_t rest = gate.rest_ms * 1000000ull;
+
+	if (gate.porter < 0)
+		return -1;
+	return now - worked >= rest ? 0 : (int)((rest - (now - worked)) / 1000000) + 1;
+}
+
 int gate_watch(void)
 {
-	static uint64_t next;
+	static uint64_t next, worked;
 	static int quiet;
 	uint64_t now = gate_now();
+	int left;
 
 	if (now < next)
 		return (int)((next - now) / 1000000) + 1;
 	next = now + GATE_TICK_MS * 1000000ull;
 	quiet = gate_tick() ? 0 : quiet + 1;
-	if (quiet > GATE_QUIET_TICKS) {
+	if (quiet == 0 || worked == 0)
+		worked = now;
+	if (quiet <= GATE_QUIET_TICKS)
+		return GATE_TICK_MS;
+	left = gate_until_rest(now, worked);
+	if (left == 0) {
+		gate_rest();
+		(void)gate_tick(); /* starts a thread, as ours has ended or is about to */
+		worked = now;
+	} else {
 		atomic_store(&gate_watchdog_sleeps, true);
 		/* A thread that began before it could see that is seen here; one that
 		 * begins after it wakes us. */
 		if (!gate_tick())
-			return -1;
+			return left;
 		atomic_store(&gate_watchdog_sleeps, false);
-		quiet = 0;
 	}
+	quiet = 0;
 	return GATE_TICK_MS;
 }

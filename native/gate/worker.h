@@ -34,6 +34,7 @@ struct gate_worker {
 	/* Between the watchdog and the thread: */
 	atomic_bool given_up; /* another has taken over; end after this one */
 	atomic_bool used;     /* this slot is some thread's */
+	atomic_int id;	      /* of that thread, once it runs */
 	atomic_bool waits;    /* for room: another thread would only wait too */
 	unsigned int seen;    /* turn at the last tick; the watchdog's own */
 
@@ -91,7 +92,7 @@ void gate_pass(struct gate_worker *w);
 void gate_report(struct gate_worker *w);
 
 /* For the thread that talks with the supervisor. */
-void gate_asks_start(void);
+void gate_asks_start(bool supervised);
 int gate_asks_event(void); /* readable when there is something to do */
 void gate_wake_control(void);
 bool gate_asks_wait(void); /* whether there is */
@@ -99,6 +100,10 @@ void gate_asks_send(void);
 
 /* Greets the supervisor that has started us. */
 void gate_greet(void);
+
+/* Tell a supervisor what was counted, and that the container has ended. */
+void gate_say_stats(int to, uint64_t tag, int flags);
+void gate_say_bye(int to, int flags);
 
 /* Makes FILE the supervisor's end, with FILES files of ours in the greeting. */
 bool gate_supervisor_came(int file, const int *files, unsigned int count);
@@ -115,14 +120,27 @@ _Noreturn void gate_end(void);
 /* Talks with the supervisor, and looks after the threads, for ever. */
 _Noreturn void gate_converse(void);
 
+/* Ends the process for as long as there is nothing to do; returns if there is. */
+void gate_rest(void);
+
+/* Has HAND_OVER carried out and ends the process; returns if a call waits for an answer of
+ * the supervisor's, or if HAND_OVER fails. */
+void gate_asks_rest(bool (*hand_over)(bool supervised));
+
+/* Ends the one thread that serves, if it has nothing to do; false if it had. */
+bool gate_stop_thread(void);
+
+/* Where to count: memory of struct gate_counters' size, zeroed at first. */
+void gate_count_in(void *memory);
+
 /* Counts what has become of the notification in W, NANOSECONDS after it came. */
 void gate_count(const struct gate_worker *w, uint64_t nanoseconds);
 #define GATE_COUNT(field, n) gate_count_at(offsetof(struct gate_counters, field), n)
 void gate_count_at(size_t offset, uint64_t n);
 void gate_read_counters(struct gate_counters *to);
 
-/* Starts a thread that serves. */
-void gate_start_thread(void);
+/* Starts the first thread that serves. */
+void gate_start_serving(void);
 
 /* Looks after the threads, if it is time. Returns in how many milliseconds it will be
  * again; -1: when gate_wake_control is called. */

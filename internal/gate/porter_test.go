@@ -1,0 +1,289 @@
+package gate
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
+)
+
+// rests waits until no process is where gates are.
+func (c *container) rests() {
+	c.t.Helper()
+	c.eventually("no process", func() bool {
+		procs, err := os.ReadFile(filepath.Join(c.keepers.Path(), "cgroup.procs"))
+		return err == nil && len(procs) == 0
+	})
+}
+
+func (c *container) quiet(is bool) {
+	var value uint64
+	if is {
+		value = 1
+	}
+	c.progress.quiet.Store(value)
+}
+
+// A gate that has nothing to do has no process, and is the same as before when there is
+// something: a call, an order, a supervisor, the end.
+func TestRest(t *testing.T) {
+	testkit.CheckLeaks(t)
+	c := newContainer(t)
+	c.rest = 100 * time.Millisecond
+	g := c.start(2, nil)
+	ended := serve(c, g, nil)
+	c.moves("asked", &c.progress.asked, 10)
+	c.quiet(true)
+	c.rests()
+	before := c.stats(g)
+	if len(c.gatePIDs()) != 0 {
+		t.Error("to be asked what it has counted has woken it")
+	}
+	checkSums(t, c, &before)
+
+	c.quiet(false)
+	c.moves("asked", &c.progress.asked, 100)
+	c.moves("own", &c.progress.own, 110)
+	c.gatePID()
+	c.quiet(true)
+	c.rests()
+	after := c.stats(g)
+	checkStats(t, &before, &after)
+	checkSums(t, c, &after)
+
+	// What an order sets stays set.
+	g.SetTraced(true)
+	c.must(g.SetRules(c.rules))
+	c.rests()
+	g.SetTraced(false)
+	c.rests()
+	c.quiet(false)
+	c.moves("own", &c.progress.own, 10)
+	c.quiet(true)
+	c.rests()
+	c.allRight()
+	c.must(c.programs.Kill())
+	<-ended
+	if !g.EndedWell() {
+		t.Error("it did not say good-bye")
+	}
+	last := c.stats(g)
+	checkSums(t, c, &last)
+	c.must(g.Close())
+}
+
+// checkSums checks that nothing that was counted is lost with a process.
+func checkSums(t *testing.T, c *container, s *Stats) {
+	t.Helper()
+	if own, counted := c.progress.own.Load(), s.Calls[Connect].Answered; own != counted {
+		t.Errorf("the program has connected %d times, the gate has counted %d", own, counted)
+	}
+	if asked, counted := c.progress.asked.Load(), s.Calls[Bind].Passed; asked != counted {
+		t.Errorf("the program has bound %d times, the gate has counted %d", asked, counted)
+	}
+}
+
+// What a gate is without a supervisor, it is at rest too.
+func TestRestWithoutSupervisor(t *testing.T) {
+	c := newContainer(t)
+	c.rest = 100 * time.Millisecond
+	journal := filepath.Join(c.dir, "journal")
+	g := c.start(2, nil)
+	c.quiet(true)
+	c.rests()
+	c.must(g.Release())
+	c.releaseListener()
+	c.must(c.porter.Close())
+	c.quiet(false)
+	c.moves("own", &c.progress.own, 10)
+	c.quiet(true)
+	// Two calls wait for a supervisor, so it does not rest.
+	h := c.helper(c.top.Host, "answer", journal)
+	h.says("adopted")
+	c.rests()
+	h.kill()
+	c.helper(c.top.Remote, "answer", journal).says("refused")
+	c.rests()
+	h = c.helper(c.top.Host, "answer", journal)
+	h.says("adopted")
+	c.helper(c.top.Host, "answer", journal).says("taken")
+	c.quiet(false)
+	c.moves("asked", &c.progress.asked, 10)
+	c.quiet(true)
+	c.rests()
+	c.allRight()
+	c.must(c.programs.Kill())
+	h.says("ended true")
+	c.helper(c.top.Host, "answer", journal).says("gone")
+	select {
+	case <-c.porter.ended:
+	case <-time.After(testLimit):
+		t.Error("a porter without agent and gates has not ended")
+	}
+}
+
+// Whoever is killed takes with it what it held, and its supervisor knows.
+func TestRestKilled(t *testing.T) {
+	for _, who := range []string{"gate", "porter at rest", "porter at work"} {
+		t.Run(who, func(t *testing.T) {
+			c := newContainer(t)
+			c.rest = 100 * time.Millisecond
+			g := c.start(1, nil)
+			ended := serve(c, g, nil)
+			c.moves("asked", &c.progress.asked, 10)
+			if who != "porter at work" {
+				c.quiet(true)
+				c.rests()
+			}
+			if who == "gate" {
+				g.SetTraced(true)
+				c.must(unix.Kill(c.gatePID(), unix.SIGKILL))
+			} else {
+				c.must(unix.Kill(c.porter.pid, unix.SIGKILL))
+			}
+			if who == "porter at work" {
+				<-c.porter.ended
+				c.moves("asked", &c.progress.asked, 10)
+				c.quiet(true)
+				// It cannot rest any more, and goes on.
+				time.Sleep(5 * c.rest)
+				c.quiet(false)
+				c.moves("asked", &c.progress.asked, 10)
+				c.moves("own", &c.progress.own, 10)
+				c.allRight()
+				c.must(c.programs.Kill())
+			}
+			<-ended
+			if well := g.EndedWell(); well != (who == "porter at work") {
+				t.Errorf("it ended well: %v", well)
+			}
+			if _, err := g.Stats(); err != nil && !errors.Is(err, io.EOF) {
+				t.Error(err)
+			}
+			c.must(g.Close())
+			if _, err := os.Stat(c.door); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("the door after Close: %v", err)
+			}
+		})
+	}
+}
+
+func (c *container) gatePID() int {
+	c.t.Helper()
+	pids := c.gatePIDs()
+	if len(pids) != 1 {
+		c.t.Fatalf("processes of gates: %v, want one", pids)
+	}
+	return pids[0]
+}
+
+func (c *container) gatePIDs() (list []int) {
+	procs, err := os.ReadFile(filepath.Join(c.keepers.Path(), "cgroup.procs"))
+	c.must(err)
+	for _, word := range strings.Fields(string(procs)) {
+		var pid int
+		_, err := fmt.Sscan(word, &pid)
+		c.must(err)
+		list = append(list, pid)
+	}
+	return list
+}
+
+// restings is how often gates go to rest, at least, while calls come at any moment.
+const restings = 40
+
+// A call that comes when its gate is about to rest is answered like any other, and asked
+// about once.
+func TestRestLosesNothing(t *testing.T) {
+	c := newContainer(t)
+	c.rest = 0
+	c.pause = 320 // it finds out after a tenth of a second
+	g := c.start(1, nil)
+	ended := serve(c, g, nil)
+	rested := 0
+	for was := 0; rested < restings; {
+		is := len(c.gatePIDs())
+		if is < was {
+			rested++
+		}
+		was = is
+		if n := rand.IntN(200); n == 0 {
+			g.SetTraced(rested%2 == 0) // an order may come at any moment as well
+		}
+		time.Sleep(time.Millisecond)
+	}
+	c.progress.pause.Store(0)
+	c.moves("asked", &c.progress.asked, 100)
+	c.moves("own", &c.progress.own, 100)
+	c.progress.stop.Store(1)
+	<-c.ended // no call hangs
+	<-ended
+	c.allRight()
+	last := c.stats(g)
+	checkSums(t, c, &last)
+	c.must(g.Close())
+}
+
+// A porter keeps many, and each has what is its own.
+func TestPorterRefuses(t *testing.T) {
+	c := newContainer(t)
+	g := c.start(1, nil)
+	c.moves("own", &c.progress.own, 1)
+	for _, message := range [][]byte{{1}, make([]byte, 40), make([]byte, 400), encodeAdmission(Config{Own: c.own})} {
+		c.must(c.porter.send(message))
+		c.must(c.porter.send(message, os.Stdin, os.Stdin, os.Stdin))
+	}
+	config := c.config(c.process.Listener, func(config *Config) {
+		config.Door += "-other"
+		config.CgroupDir = os.Stdin
+	})
+	if _, err := Start(config); err == nil || !strings.Contains(err.Error(), "start gate: ") {
+		t.Errorf("start in what is no cgroup: %v", err)
+	}
+	if _, err := os.Stat(config.Door); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the door of a gate that was not started: %v", err)
+	}
+	c.moves("own", &c.progress.own, 10)
+	if c.porter.Ended() {
+		t.Error("the porter has ended")
+	}
+	c.must(c.group.Kill())
+	c.must(g.Close())
+}
+
+// BenchmarkWake is how long socket(2) takes that wakes its gate, and one right after it.
+func BenchmarkWake(b *testing.B) {
+	c := newContainer(b)
+	c.rest = 0
+	g := c.start(0, nil)
+	serve(c, g, nil)
+	var wakes, others []float64
+	took := func(list *[]float64) {
+		want := c.progress.own.Load() + 1
+		c.progress.once.Store(1)
+		c.eventually("own", func() bool { return c.progress.own.Load() >= want })
+		*list = append(*list, float64(c.progress.took.Load())/1000)
+	}
+	c.quiet(true)
+	for b.Loop() {
+		c.rests()
+		took(&wakes)
+		took(&others)
+	}
+	slices.Sort(wakes)
+	slices.Sort(others)
+	b.ReportMetric(wakes[len(wakes)/2], "µs/wake")
+	b.ReportMetric(others[len(others)/2], "µs/call")
+	c.must(c.group.Kill())
+	c.must(g.Close())
+}
