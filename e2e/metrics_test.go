@@ -267,7 +267,7 @@ func TestMetricsSilentGate(t *testing.T) {
 	observe(t, w.srv)
 	n := startAgent(t, w)
 	trapped := variants[0]
-	trapped.mode = "seccomp"
+	trapped.mode = modes[1]
 	stopped, other := n.obey(t, trapped.flags(w)...), n.obey(t, variants[0].flags(w)...)
 	stopped.want(sourceAddr4, "dial a tcp %s", remoteObserver()) // its gate does not rest then
 	before := n.stats(t, stopped.name)
