@@ -34,7 +34,7 @@ struct addr {
  * zero until the supervisor has written it: then nothing is allowed.
  */
 struct container {
-	__u32 id; /* index into the tables of tables; one that is used only once */
+	__u32 id; /* in the keys of its rows; one that is used only once */
 	/* The relay, see relay.h. All zero without one, and for a family that has
 	 * none. */
 	__u16 relay_port4;
@@ -46,13 +46,17 @@ struct container {
 };
 
 /*
- * Tables that are empty or nearly so in most containers are tries, whatever their
- * keys are: those have no buckets. All bits of a key count.
+ * Tables are tries, whatever their keys are: those have no buckets. All bits of a key
+ * count.
  */
 #define KEY_BITS(key) (8 * (sizeof(key) - sizeof(__u32)))
 
+/* Before the rest of a key: the container whose row it is. */
+#define OWNER_BITS 32
+
 struct number {
 	__u32 bits;
+	__u32 container;
 	__u32 number;
 };
 
@@ -64,20 +68,21 @@ struct endpoint {
 };
 
 struct prefix {
-	__u32 bits; /* of addr, 0..128 */
+	__u32 bits; /* OWNER_BITS, and those of addr, 0..128 */
+	__u32 container;
 	struct addr addr;
 };
 
 struct port_range {
 	__u16 first;
 	__u16 last;
-	__u16 endpoint; /* number in endpoint_tables */
+	__u16 endpoint; /* number in endpoint_by_number */
 };
 
 /* The ranges of one prefix in order of preference; none: denied. */
 struct egress {
 	__u16 count;
-	__u8 special; /* only a rule that names it covers it */
+	__u8 special; /* covers special destinations: a rule has named them */
 	__u8 pad;
 	struct port_range range[EGRESS_RANGES_MAX];
 };
@@ -94,7 +99,7 @@ struct binding {
 	__u8 ingress; /* bound by an ingress rule: may answer whoever asks */
 	__u8 relay;   /* the relay's own, see relay.h */
 	__u8 pad[2];
-	__u32 named;	 /* number in name_tables: may connect through that one; or 0 */
+	__u32 named;	 /* number in name_by_number: may connect through that one; or 0 */
 	__u32 container; /* whose binding it is: sockets are passed around */
 	__u64 netns;	 /* cookie of that endpoint's namespace, if named */
 	__u64 call;	 /* that was answered by binding it; for the supervisor's own use */
@@ -136,6 +141,7 @@ struct graft_queue {
 /* A port that the container serves, as its programs know it. */
 struct service {
 	__u32 bits;
+	__u32 container;
 	__u16 port;
 	__u8 protocol; /* IPPROTO_TCP or IPPROTO_UDP */
 	__u8 is4;
@@ -150,7 +156,7 @@ struct location {
 	__u64 netns; /* cookie; for the supervisor's own use */
 };
 
-/* The value of name_tables, for the supervisor's own use. */
+/* The value of name_by_number, for the supervisor's own use. */
 struct endpoint_name {
 	__u8 text[GRAFT_NAME_MAX];
 };
