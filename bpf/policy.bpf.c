@@ -236,6 +236,20 @@ static __always_inline bool special(const struct addr *a)
 	       (a->word[0] & bpf_htonl(0xff000000)) == bpf_htonl(0xff000000);
 }
 
+/*
+ * The endpoint of a number that was found just now. It is looked up anew where it is: what
+ * was known of the container before may be from before the number was given.
+ */
+static __always_inline struct endpoint *endpoint_of(__u32 number)
+{
+	struct number key = {.bits = KEY_BITS(key), .number = number};
+
+	if (number < ENDPOINTS_AT_HAND)
+		return &container()->endpoint[number];
+	key.container = container()->id;
+	return bpf_map_lookup_elem(&endpoint_by_number, &key);
+}
+
 /* The endpoint through which this destination is reached, or NULL. */
 static __always_inline struct endpoint *egress(void *ctx, const struct addr *to, __u16 port)
 {
@@ -248,14 +262,11 @@ static __always_inline struct endpoint *egress(void *ctx, const struct addr *to,
 	if (!e || (!e->special && special(to)))
 		return NULL;
 	for (i = 0; i < EGRESS_RANGES_MAX; i++) {
-		struct number index = {.bits = KEY_BITS(index), .container = key.container};
-
 		if (i >= e->count)
 			return NULL;
 		if (port < e->range[i].first || port > e->range[i].last)
 			continue;
-		index.number = e->range[i].endpoint;
-		ep = bpf_map_lookup_elem(&endpoint_by_number, &index);
+		ep = endpoint_of(e->range[i].endpoint);
 		if (!ep || ep->netns != bpf_get_netns_cookie(ctx))
 			return NULL;
 		return ep;

@@ -14,6 +14,8 @@
 /* Prefixes a container may name, the special ones included. */
 #define EGRESS_PREFIXES_MAX 1024
 #define ENDPOINTS_MAX	    256
+/* Of those, the first are with the container: most have no more. */
+#define ENDPOINTS_AT_HAND 4
 /* Endpoints that programs have bound by their names, and that are still there. */
 #define NAMED_MAX 1024
 /* Containers that one set of programs serves, one after the other or together. */
@@ -27,6 +29,13 @@
 
 struct addr {
 	__u32 word[4];
+};
+
+struct endpoint {
+	struct addr addr; /* all zero, or ::ffff:0.0.0.0: the host chooses */
+	__u64 netns;	  /* cookie of the namespace that its sockets live in */
+	__u16 port;	  /* source port to connect from, 0: any */
+	__u16 pad[3];
 };
 
 /*
@@ -43,6 +52,7 @@ struct container {
 	struct addr relay_from6; /* with P = 0 */
 	__u32 relay_from4;	 /* network order */
 	__u32 pad;
+	struct endpoint endpoint[ENDPOINTS_AT_HAND]; /* by number */
 };
 
 /*
@@ -60,13 +70,6 @@ struct number {
 	__u32 number;
 };
 
-struct endpoint {
-	struct addr addr; /* all zero, or ::ffff:0.0.0.0: the host chooses */
-	__u64 netns;	  /* cookie of the namespace that its sockets live in */
-	__u16 port;	  /* source port to connect from, 0: any */
-	__u16 pad[3];
-};
-
 struct prefix {
 	__u32 bits; /* OWNER_BITS, and those of addr, 0..128 */
 	__u32 container;
@@ -76,7 +79,7 @@ struct prefix {
 struct port_range {
 	__u16 first;
 	__u16 last;
-	__u16 endpoint; /* number in endpoint_by_number */
+	__u16 endpoint; /* its number, see endpoint_of */
 };
 
 /* The ranges of one prefix in order of preference; none: denied. */

@@ -42,6 +42,7 @@ type PolicyContainer struct {
 	RelayFrom6 PolicyAddr
 	RelayFrom4 uint32
 	Pad        uint32
+	Endpoint   [4]PolicyEndpoint
 }
 
 type PolicyCounts struct {

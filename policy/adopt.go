@@ -62,6 +62,7 @@ func adopt(cgroup *os.File, t *Table) (*Enforcement, error) {
 	}
 	e := enforcement(s, row.Id, own, t)
 	e.rows = written
+	e.own.row, e.own.attached = row, true
 	e.cgroup = cgroupID
 	return e, nil
 }

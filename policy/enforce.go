@@ -25,6 +25,11 @@ type Enforcement struct {
 	table  *Table // in the maps
 	stuck  error  // why the maps hold neither this table nor the next
 
+	own struct {
+		sync.Mutex                     // guards what follows
+		row        bpf.PolicyContainer // what the programs know of the container
+		attached   bool                // whether they do
+	}
 	named names
 	peers sync.Mutex // guards tables.peers
 	close func() error
@@ -84,8 +89,12 @@ func (e *Enforcement) begin(cgroup *os.File, netnsOf func(*endpoint.Endpoint) ui
 	if err := e.set.attach(cgroup); err != nil {
 		return fmt.Errorf("attach policy programs to cgroup %s: %w", cgroup.Name(), err)
 	}
-	// The cgroup has its storage now. Until its number is there, all is refused.
-	return e.LeadToRelay(Relay{})
+	// The cgroup has its storage now. Until the container's number is there, all is refused.
+	e.own.attached = true
+	if err := e.change(func(*bpf.PolicyContainer) {}); err != nil {
+		return fmt.Errorf("number container of cgroup %s: %w", cgroup.Name(), err)
+	}
+	return nil
 }
 
 // idOf is how the kernel calls a cgroup.
@@ -111,13 +120,12 @@ func (e *Enforcement) End() {
 	}()
 }
 
-// forgetNumber makes the cgroup one of no container.
+// forgetNumber makes the cgroup one of no container, for good.
 func (e *Enforcement) forgetNumber() error {
-	var row bpf.PolicyContainer
-	err := e.set.ContainerByCgroup.Lookup(e.cgroup, &row)
-	if err == nil && row.Id == e.id {
-		err = e.set.ContainerByCgroup.Update(e.cgroup, bpf.PolicyContainer{}, ebpf.UpdateExist)
-	}
+	err := e.change(func(c *bpf.PolicyContainer) { *c = bpf.PolicyContainer{} })
+	e.own.Lock()
+	defer e.own.Unlock()
+	e.own.attached = false
 	return err
 }
 
@@ -350,6 +358,7 @@ func (e *Enforcement) Close() error { return e.close() }
 // enforcement is one that is closed once, however often Close is called.
 func enforcement(s *set, id uint32, own tables, t *Table) *Enforcement {
 	e := &Enforcement{set: s, id: id, rows: s.newShared(), tables: own, table: t}
+	e.own.row.Id = id
 	e.close = sync.OnceValue(func() error { return errors.Join(e.tables.close(), e.set.leave()) })
 	return e
 }

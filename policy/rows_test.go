@@ -90,8 +90,8 @@ func TestSharedTablesAreApart(t *testing.T) {
 			}
 		}
 		// Endpoints of one number are each one's own, too.
-		elsewhere := bpf.PolicyEndpoint{Netns: here + 1}
-		if err := other.rows.endpoints.put(other.numberKey(0), elsewhere); err != nil {
+		elsewhere := map[int]bpf.PolicyEndpoint{0: {Netns: here + 1}}
+		if err := other.writeEndpoints(elsewhere); err != nil {
 			t.Fatal(err)
 		}
 		for to := range verdicts[other] {

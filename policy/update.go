@@ -20,7 +20,7 @@ import (
 // prefix has a row where a rule names it; where not, the programs know themselves that no
 // wider row covers it. So:
 //
-//  1. New endpoints get rows that no prefix refers to.
+//  1. New endpoints get rows that no prefix refers to, in a table or in the cgroup's storage.
 //  2. The new table's prefixes are written, the longest first: whoever finds one
 //     finds the one that the new table says. All of the old ones are there yet.
 //  3. Prefixes that only the old table has go, the shortest first: whoever finds
@@ -57,13 +57,14 @@ func (e *Enforcement) Update(t *Table, netnsOf func(*endpoint.Endpoint) uint64) 
 }
 
 func (e *Enforcement) replace(from, to *Table, netnsOf func(*endpoint.Endpoint) uint64) error {
+	added := map[int]bpf.PolicyEndpoint{}
 	for i, ep := range to.endpoints {
-		if ep == nil || slices.Contains(from.endpoints, ep) {
-			continue
+		if ep != nil && !slices.Contains(from.endpoints, ep) {
+			added[i] = endpointRow(ep, netnsOf)
 		}
-		if err := e.rows.endpoints.put(e.numberKey(uint32(i)), endpointRow(ep, netnsOf)); err != nil {
-			return fmt.Errorf("endpoint %s: %w", ep.Name, err)
-		}
+	}
+	if err := e.writeEndpoints(added); err != nil {
+		return err
 	}
 	for _, p := range to.prefixes() {
 		if !to.hasRow(p) {
@@ -86,21 +87,62 @@ func (e *Enforcement) replace(from, to *Table, netnsOf func(*endpoint.Endpoint) 
 
 // clear frees the rows of endpoints that only the first table has.
 func (e *Enforcement) clear(from, to *Table) error {
-	waited := false
+	gone := map[int]bpf.PolicyEndpoint{}
 	for i, ep := range from.endpoints {
-		if ep == nil || slices.Contains(to.endpoints, ep) {
-			continue
-		}
-		if !waited {
-			if err := waitForPrograms(); err != nil {
-				return fmt.Errorf("wait for running programs: %w", err)
-			}
-			waited = true
-		}
-		if err := e.rows.endpoints.delete(e.numberKey(uint32(i))); err != nil {
-			return fmt.Errorf("endpoint %s: %w", ep.Name, err)
+		if ep != nil && !slices.Contains(to.endpoints, ep) {
+			gone[i] = bpf.PolicyEndpoint{}
 		}
 	}
+	if len(gone) == 0 {
+		return nil
+	}
+	if err := waitForPrograms(); err != nil {
+		return fmt.Errorf("wait for running programs: %w", err)
+	}
+	return e.writeEndpoints(gone)
+}
+
+// writeEndpoints writes rows of endpoints by their numbers. An empty one is no endpoint's.
+func (e *Enforcement) writeEndpoints(rows map[int]bpf.PolicyEndpoint) error {
+	atHand := false
+	for i, row := range rows {
+		var err error
+		switch {
+		case i < endpointsAtHand:
+			atHand = true
+		case row == bpf.PolicyEndpoint{}:
+			err = e.rows.endpoints.delete(e.numberKey(uint32(i)))
+		default:
+			err = e.rows.endpoints.put(e.numberKey(uint32(i)), row)
+		}
+		if err != nil {
+			return fmt.Errorf("endpoint %d: %w", i, err)
+		}
+	}
+	if !atHand {
+		return nil
+	}
+	return e.change(func(c *bpf.PolicyContainer) {
+		for i, row := range rows {
+			if i < endpointsAtHand {
+				c.Endpoint[i] = row
+			}
+		}
+	})
+}
+
+// change changes what the programs know of the container: they see all of it or nothing.
+func (e *Enforcement) change(fn func(*bpf.PolicyContainer)) error {
+	e.own.Lock()
+	defer e.own.Unlock()
+	row := e.own.row
+	fn(&row)
+	if e.own.attached {
+		if err := e.set.ContainerByCgroup.Update(e.cgroup, row, ebpf.UpdateExist); err != nil {
+			return err
+		}
+	}
+	e.own.row = row
 	return nil
 }
 

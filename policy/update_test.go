@@ -74,6 +74,17 @@ func dump(t *testing.T, e *Enforcement) (rows map[string]string, unnamed []uint3
 		}
 		eps[at.Number] = ep
 	}
+	c := e.own.row
+	if e.own.attached {
+		if err := e.set.ContainerByCgroup.Lookup(e.cgroup, &c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, ep := range c.Endpoint {
+		if (ep != bpf.PolicyEndpoint{}) {
+			eps[uint32(i)] = ep
+		}
+	}
 	rows, named := map[string]string{}, map[uint32]bool{}
 	for _, key := range written[e.id].egress.list() {
 		var row bpf.PolicyEgress
