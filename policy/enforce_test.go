@@ -100,6 +100,8 @@ func TestKernelAgreesWithTable(t *testing.T) {
 		{"::/0=six"},
 		{"[::/64]:80=six", "[::1/128]:80=six"},
 		{"0.0.0.0/0=any", "224.0.0.0/4=any", "255.255.255.255=any"},
+		// More endpoints than are at hand.
+		{"10.0.0.0/16=a", "10.1.0.0/16=b", "10.2.0.0/24=any", "10.2.1.0/24=web", "2001:db8::/32=six"},
 		{"169.254.169.254:80=any", "[fe80::/64]:80=six", "224.0.0.0/24=any"},
 	}
 	for i, rules := range ruleSets {

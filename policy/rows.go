@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -73,9 +74,10 @@ func (r *rows[K]) list() []K {
 	return slices.Collect(maps.Keys(r.keys))
 }
 
-func (r *rows[K]) clear() error {
+// clear deletes rows that list has given.
+func (r *rows[K]) clear(keys []K) error {
 	var errs []error
-	for _, key := range r.list() {
+	for _, key := range keys {
 		errs = append(errs, r.delete(key))
 	}
 	return errors.Join(errs...)
@@ -100,9 +102,17 @@ func (s *set) newShared() *shared {
 	}
 }
 
-// clear takes all of them away. Without endpoints, whatever else there is allows nothing.
+// clear takes all of them away. The shortest prefixes go first: until the last has gone,
+// whoever finds one finds the one that was in force.
 func (r *shared) clear() error {
-	return errors.Join(r.endpoints.clear(), r.names.clear(), r.services.clear(), r.egress.clear())
+	prefixes := r.egress.list()
+	slices.SortFunc(prefixes, func(a, b bpf.PolicyPrefix) int { return cmp.Compare(a.Bits, b.Bits) })
+	return errors.Join(
+		r.egress.clear(prefixes),
+		r.services.clear(r.services.list()),
+		r.names.clear(r.names.list()),
+		r.endpoints.clear(r.endpoints.list()),
+	)
 }
 
 // findShared finds those that another process has written for a container. All are read at
