@@ -73,23 +73,47 @@ struct {
 	__type(value, struct counts);
 } counts_by_cgroup SEC(".maps");
 
+#define TRIE(entries, from, to)                                                                    \
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);                                                       \
+	__uint(map_flags, BPF_F_NO_PREALLOC);                                                      \
+	__uint(max_entries, entries);                                                              \
+	__type(key, struct from);                                                                  \
+	__type(value, struct to)
+
+/*
+ * What the supervisors write is in tables that all containers share: a table of its own
+ * for each took 20 KiB, most of it for rows to come. A row's key begins with the number of
+ * its container, which is always looked up whole: so a container finds its own rows and no
+ * others, whatever the rest of the key is. How many rows each may have, package policy sees
+ * to; there is room for all of them.
+ *
+ * They are tries for one more reason. What a running program has found stays what it was
+ * until the program ends: the kernel waits a grace period before the memory of a trie's row
+ * becomes another row, which it does not for a hash table's. That other row may be another
+ * container's.
+ */
+#define ALL(each) (CONTAINERS_MAX * (each))
+#define SHARED(name, entries, from, to)                                                            \
+	struct {                                                                                   \
+		TRIE(entries, from, to);                                                           \
+	} name SEC(".maps")
+
+/* Twice, for those of two tables while one takes the other's place. */
+SHARED(egress_by_prefix, ALL(2 * EGRESS_PREFIXES_MAX), prefix, egress);
+SHARED(endpoint_by_number, ALL(ENDPOINTS_MAX), number, endpoint);
+SHARED(name_by_number, ALL(NAMED_MAX), number, endpoint_name);
+SHARED(location_by_service, ALL(SERVICES_MAX), service, location);
+
 /* Of types that only tables in tables have, the compiler writes down no more than the
  * names, unless a variable has them too. */
 const union {
-	struct prefix prefix;
-	struct egress egress;
-	struct number number;
-	struct endpoint endpoint;
-	struct endpoint_name endpoint_name;
-	struct service service;
-	struct location location;
 	struct sender sender;
 	struct peer peer;
 } types = {};
 
 /*
- * The tables of each container, by its id: none can fill another's, or find what is
- * in it.
+ * What the programs write themselves is in tables of each container, by its id: none can
+ * fill another's.
  */
 #define TABLES(name, table)                                                                        \
 	struct {                                                                                   \
@@ -99,21 +123,9 @@ const union {
 		__array(values, struct table);                                                     \
 	} name SEC(".maps")
 
-#define TRIE(table, entries, from, to)                                                             \
-	struct table {                                                                             \
-		__uint(type, BPF_MAP_TYPE_LPM_TRIE);                                               \
-		__uint(map_flags, BPF_F_NO_PREALLOC);                                              \
-		__uint(max_entries, entries);                                                      \
-		__type(key, struct from);                                                          \
-		__type(value, struct to);                                                          \
-	}
-
-/* Twice, for those of two tables while one takes the other's place. */
-TRIE(egress_by_prefix, 2 * EGRESS_PREFIXES_MAX, prefix, egress);
-TRIE(endpoint_by_number, ENDPOINTS_MAX, number, endpoint);
-TRIE(name_by_number, NAMED_MAX, number, endpoint_name);
-TRIE(location_by_service, SERVICES_MAX, service, location);
-TRIE(address_by_sender, RELAY_SENDERS_MAX, sender, addr);
+struct address_by_sender {
+	TRIE(RELAY_SENDERS_MAX, sender, addr);
+};
 
 /* Only of containers that have had a UDP server. */
 struct udp_peers {
@@ -123,10 +135,6 @@ struct udp_peers {
 	__type(value, __u8);
 };
 
-TABLES(egress_tables, egress_by_prefix);
-TABLES(endpoint_tables, endpoint_by_number);
-TABLES(name_tables, name_by_number);
-TABLES(service_tables, location_by_service);
 TABLES(sender_tables, address_by_sender);
 TABLES(peer_tables, udp_peers);
 
@@ -213,26 +221,52 @@ static __always_inline bool wildcard(const struct addr *a)
 	       (!a->word[2] || a->word[2] == bpf_htonl(0xffff));
 }
 
+/* Whether only a rule that names a destination, or a part of these, covers it: `special`
+ * of package policy. */
+static __always_inline bool special(const struct addr *a)
+{
+	__u32 low = bpf_ntohl(a->word[3]);
+
+	if (is_mapped(a))
+		return low >> 24 == 0 || low >> 24 == 127 || low >> 16 == 0xa9fe ||
+		       low >> 28 == 0xe || low == 0xffffffff;
+	if (!a->word[0] && !a->word[1] && !a->word[2])
+		return low <= 1;
+	return (a->word[0] & bpf_htonl(0xffc00000)) == bpf_htonl(0xfe800000) ||
+	       (a->word[0] & bpf_htonl(0xff000000)) == bpf_htonl(0xff000000);
+}
+
+/*
+ * The endpoint of a number that was found just now. It is looked up anew where it is: what
+ * was known of the container before may be from before the number was given.
+ */
+static __always_inline struct endpoint *endpoint_of(__u32 number)
+{
+	struct number key = {.bits = KEY_BITS(key), .number = number};
+
+	if (number < ENDPOINTS_AT_HAND)
+		return &container()->endpoint[number];
+	key.container = container()->id;
+	return bpf_map_lookup_elem(&endpoint_by_number, &key);
+}
+
 /* The endpoint through which this destination is reached, or NULL. */
 static __always_inline struct endpoint *egress(void *ctx, const struct addr *to, __u16 port)
 {
-	struct prefix key = {.bits = 128, .addr = *to};
+	struct prefix key = {.bits = KEY_BITS(key), .container = container()->id, .addr = *to};
 	struct endpoint *ep;
 	struct egress *e;
 	__u32 i;
 
-	e = find(&egress_tables, &key);
-	if (!e)
+	e = bpf_map_lookup_elem(&egress_by_prefix, &key);
+	if (!e || (!e->special && special(to)))
 		return NULL;
 	for (i = 0; i < EGRESS_RANGES_MAX; i++) {
-		struct number index = {.bits = KEY_BITS(index)};
-
 		if (i >= e->count)
 			return NULL;
 		if (port < e->range[i].first || port > e->range[i].last)
 			continue;
-		index.number = e->range[i].endpoint;
-		ep = find(&endpoint_tables, &index);
+		ep = endpoint_of(e->range[i].endpoint);
 		if (!ep || ep->netns != bpf_get_netns_cookie(ctx))
 			return NULL;
 		return ep;
@@ -250,11 +284,9 @@ static __always_inline struct endpoint *egress(void *ctx, const struct addr *to,
 static __always_inline bool by_name(struct bpf_sock_addr *ctx, const struct addr *to,
 				    const struct addr *from)
 {
-	struct prefix key = {.bits = 128, .addr = *to};
-	struct number name = {.bits = KEY_BITS(name)};
+	struct number name = {.bits = KEY_BITS(name), .container = container()->id};
 	struct bpf_sock *sk = ctx->sk;
 	struct binding *b;
-	struct egress *e;
 
 	if (!sk)
 		return false;
@@ -262,7 +294,7 @@ static __always_inline bool by_name(struct bpf_sock_addr *ctx, const struct addr
 	if (!b || !b->named || b->netns != bpf_get_netns_cookie(ctx))
 		return false;
 	name.number = b->named;
-	if (!find(&name_tables, &name))
+	if (!bpf_map_lookup_elem(&name_by_number, &name))
 		return false; /* it has been deleted */
 	if (sk->src_port && sk->src_port != b->host_port)
 		return false;
@@ -271,8 +303,7 @@ static __always_inline bool by_name(struct bpf_sock_addr *ctx, const struct addr
 	/* An IPv6 endpoint speaks for no IPv4 address. */
 	if (is_mapped(to) != is_mapped(&b->host))
 		return false;
-	e = find(&egress_tables, &key);
-	return e && !e->special;
+	return !special(to);
 }
 
 static __always_inline bool loopback(const struct addr *a)
@@ -328,13 +359,16 @@ static __always_inline bool ours(struct bpf_sock_addr *ctx, __u8 protocol, const
  */
 static __always_inline bool own_server(struct bpf_sock_addr *ctx, struct addr *to, __u16 *port)
 {
-	struct service key = {.bits = KEY_BITS(key), .port = *port, .protocol = ctx->protocol};
+	struct service key = {.bits = KEY_BITS(key),
+			      .container = container()->id,
+			      .port = *port,
+			      .protocol = ctx->protocol};
 	struct location *l;
 
 	if (!loopback(to))
 		return false;
 	key.is4 = to->word[2] == bpf_htonl(0xffff);
-	l = find(&service_tables, &key);
+	l = bpf_map_lookup_elem(&location_by_service, &key);
 	if (!l)
 		return false;
 	if (!wildcard(&l->addr))

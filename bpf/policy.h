@@ -14,6 +14,8 @@
 /* Prefixes a container may name, the special ones included. */
 #define EGRESS_PREFIXES_MAX 1024
 #define ENDPOINTS_MAX	    256
+/* Of those, the first are with the container: most have no more. */
+#define ENDPOINTS_AT_HAND 4
 /* Endpoints that programs have bound by their names, and that are still there. */
 #define NAMED_MAX 1024
 /* Containers that one set of programs serves, one after the other or together. */
@@ -29,12 +31,19 @@ struct addr {
 	__u32 word[4];
 };
 
+struct endpoint {
+	struct addr addr; /* all zero, or ::ffff:0.0.0.0: the host chooses */
+	__u64 netns;	  /* cookie of the namespace that its sockets live in */
+	__u16 port;	  /* source port to connect from, 0: any */
+	__u16 pad[3];
+};
+
 /*
  * What the programs know of the container whose socket they were called for. All
  * zero until the supervisor has written it: then nothing is allowed.
  */
 struct container {
-	__u32 id; /* index into the tables of tables; one that is used only once */
+	__u32 id; /* in the keys of its rows; one that is used only once */
 	/* The relay, see relay.h. All zero without one, and for a family that has
 	 * none. */
 	__u16 relay_port4;
@@ -43,41 +52,40 @@ struct container {
 	struct addr relay_from6; /* with P = 0 */
 	__u32 relay_from4;	 /* network order */
 	__u32 pad;
+	struct endpoint endpoint[ENDPOINTS_AT_HAND]; /* by number */
 };
 
 /*
- * Tables that are empty or nearly so in most containers are tries, whatever their
- * keys are: those have no buckets. All bits of a key count.
+ * Tables are tries, whatever their keys are: those have no buckets. All bits of a key
+ * count.
  */
 #define KEY_BITS(key) (8 * (sizeof(key) - sizeof(__u32)))
 
+/* Before the rest of a key: the container whose row it is. */
+#define OWNER_BITS 32
+
 struct number {
 	__u32 bits;
+	__u32 container;
 	__u32 number;
 };
 
-struct endpoint {
-	struct addr addr; /* all zero, or ::ffff:0.0.0.0: the host chooses */
-	__u64 netns;	  /* cookie of the namespace that its sockets live in */
-	__u16 port;	  /* source port to connect from, 0: any */
-	__u16 pad[3];
-};
-
 struct prefix {
-	__u32 bits; /* of addr, 0..128 */
+	__u32 bits; /* OWNER_BITS, and those of addr, 0..128 */
+	__u32 container;
 	struct addr addr;
 };
 
 struct port_range {
 	__u16 first;
 	__u16 last;
-	__u16 endpoint; /* number in endpoint_tables */
+	__u16 endpoint; /* its number, see endpoint_of */
 };
 
 /* The ranges of one prefix in order of preference; none: denied. */
 struct egress {
 	__u16 count;
-	__u8 special; /* only a rule that names it covers it */
+	__u8 special; /* covers special destinations: a rule has named them */
 	__u8 pad;
 	struct port_range range[EGRESS_RANGES_MAX];
 };
@@ -94,7 +102,7 @@ struct binding {
 	__u8 ingress; /* bound by an ingress rule: may answer whoever asks */
 	__u8 relay;   /* the relay's own, see relay.h */
 	__u8 pad[2];
-	__u32 named;	 /* number in name_tables: may connect through that one; or 0 */
+	__u32 named;	 /* number in name_by_number: may connect through that one; or 0 */
 	__u32 container; /* whose binding it is: sockets are passed around */
 	__u64 netns;	 /* cookie of that endpoint's namespace, if named */
 	__u64 call;	 /* that was answered by binding it; for the supervisor's own use */
@@ -136,6 +144,7 @@ struct graft_queue {
 /* A port that the container serves, as its programs know it. */
 struct service {
 	__u32 bits;
+	__u32 container;
 	__u16 port;
 	__u8 protocol; /* IPPROTO_TCP or IPPROTO_UDP */
 	__u8 is4;
@@ -150,7 +159,7 @@ struct location {
 	__u64 netns; /* cookie; for the supervisor's own use */
 };
 
-/* The value of name_tables, for the supervisor's own use. */
+/* The value of name_by_number, for the supervisor's own use. */
 struct endpoint_name {
 	__u8 text[GRAFT_NAME_MAX];
 };

@@ -42,6 +42,7 @@ type PolicyContainer struct {
 	RelayFrom6 PolicyAddr
 	RelayFrom4 uint32
 	Pad        uint32
+	Endpoint   [4]PolicyEndpoint
 }
 
 type PolicyCounts struct {
@@ -108,9 +109,10 @@ type PolicyLocation struct {
 }
 
 type PolicyNumber struct {
-	_      structs.HostLayout
-	Bits   uint32
-	Number uint32
+	_         structs.HostLayout
+	Bits      uint32
+	Container uint32
+	Number    uint32
 }
 
 type PolicyPeer struct {
@@ -129,9 +131,10 @@ type PolicyPortRange struct {
 }
 
 type PolicyPrefix struct {
-	_    structs.HostLayout
-	Bits uint32
-	Addr PolicyAddr
+	_         structs.HostLayout
+	Bits      uint32
+	Container uint32
+	Addr      PolicyAddr
 }
 
 type PolicySender struct {
@@ -143,11 +146,12 @@ type PolicySender struct {
 }
 
 type PolicyService struct {
-	_        structs.HostLayout
-	Bits     uint32
-	Port     uint16
-	Protocol uint8
-	Is4      uint8
+	_         structs.HostLayout
+	Bits      uint32
+	Container uint32
+	Port      uint16
+	Protocol  uint8
+	Is4       uint8
 }
 
 // LoadPolicy returns the embedded CollectionSpec for Policy.
@@ -213,15 +217,15 @@ type PolicyMapSpecs struct {
 	BindingBySocket   *ebpf.MapSpec `ebpf:"binding_by_socket"`
 	ContainerByCgroup *ebpf.MapSpec `ebpf:"container_by_cgroup"`
 	CountsByCgroup    *ebpf.MapSpec `ebpf:"counts_by_cgroup"`
-	EgressTables      *ebpf.MapSpec `ebpf:"egress_tables"`
-	EndpointTables    *ebpf.MapSpec `ebpf:"endpoint_tables"`
+	EgressByPrefix    *ebpf.MapSpec `ebpf:"egress_by_prefix"`
+	EndpointByNumber  *ebpf.MapSpec `ebpf:"endpoint_by_number"`
 	GraftBySocket     *ebpf.MapSpec `ebpf:"graft_by_socket"`
-	NameTables        *ebpf.MapSpec `ebpf:"name_tables"`
+	LocationByService *ebpf.MapSpec `ebpf:"location_by_service"`
+	NameByNumber      *ebpf.MapSpec `ebpf:"name_by_number"`
 	PeerTables        *ebpf.MapSpec `ebpf:"peer_tables"`
 	QueueBySocket     *ebpf.MapSpec `ebpf:"queue_by_socket"`
 	RelayedSockets    *ebpf.MapSpec `ebpf:"relayed_sockets"`
 	SenderTables      *ebpf.MapSpec `ebpf:"sender_tables"`
-	ServiceTables     *ebpf.MapSpec `ebpf:"service_tables"`
 }
 
 // PolicyVariableSpecs contains global variables before they are loaded into the kernel.
@@ -254,15 +258,15 @@ type PolicyMaps struct {
 	BindingBySocket   *ebpf.Map `ebpf:"binding_by_socket"`
 	ContainerByCgroup *ebpf.Map `ebpf:"container_by_cgroup"`
 	CountsByCgroup    *ebpf.Map `ebpf:"counts_by_cgroup"`
-	EgressTables      *ebpf.Map `ebpf:"egress_tables"`
-	EndpointTables    *ebpf.Map `ebpf:"endpoint_tables"`
+	EgressByPrefix    *ebpf.Map `ebpf:"egress_by_prefix"`
+	EndpointByNumber  *ebpf.Map `ebpf:"endpoint_by_number"`
 	GraftBySocket     *ebpf.Map `ebpf:"graft_by_socket"`
-	NameTables        *ebpf.Map `ebpf:"name_tables"`
+	LocationByService *ebpf.Map `ebpf:"location_by_service"`
+	NameByNumber      *ebpf.Map `ebpf:"name_by_number"`
 	PeerTables        *ebpf.Map `ebpf:"peer_tables"`
 	QueueBySocket     *ebpf.Map `ebpf:"queue_by_socket"`
 	RelayedSockets    *ebpf.Map `ebpf:"relayed_sockets"`
 	SenderTables      *ebpf.Map `ebpf:"sender_tables"`
-	ServiceTables     *ebpf.Map `ebpf:"service_tables"`
 }
 
 func (m *PolicyMaps) Close() error {
@@ -270,15 +274,15 @@ func (m *PolicyMaps) Close() error {
 		m.BindingBySocket,
 		m.ContainerByCgroup,
 		m.CountsByCgroup,
-		m.EgressTables,
-		m.EndpointTables,
+		m.EgressByPrefix,
+		m.EndpointByNumber,
 		m.GraftBySocket,
-		m.NameTables,
+		m.LocationByService,
+		m.NameByNumber,
 		m.PeerTables,
 		m.QueueBySocket,
 		m.RelayedSockets,
 		m.SenderTables,
-		m.ServiceTables,
 	)
 }
 

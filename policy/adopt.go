@@ -27,7 +27,7 @@ const mapNameMax = 15
 func Adopt(cgroup *os.File, t *Table, find func(name string) *endpoint.Endpoint) (*Enforcement, error) {
 	e, err := adopt(cgroup, t)
 	if err == nil {
-		if err = e.named.restore(e.tables.names, find); err != nil {
+		if err = e.named.restore(&e.rows.names, find); err != nil {
 			err = errors.Join(err, e.Close())
 		}
 	}
@@ -48,13 +48,21 @@ func adopt(cgroup *os.File, t *Table) (*Enforcement, error) {
 	}
 	var row bpf.PolicyContainer
 	var own tables
+	var written *shared
 	if err = s.ContainerByCgroup.Lookup(cgroupID, &row); err == nil {
 		own, err = s.openTables(row.Id)
+	}
+	if err == nil {
+		if written, err = s.findShared(row.Id); err != nil {
+			err = errors.Join(err, own.close())
+		}
 	}
 	if err != nil {
 		return nil, errors.Join(err, s.leave())
 	}
 	e := enforcement(s, row.Id, own, t)
+	e.rows = written
+	e.own.row, e.own.attached = row, true
 	e.cgroup = cgroupID
 	return e, nil
 }
@@ -165,20 +173,18 @@ func addMapsOf(id ebpf.ProgramID, maps map[string]*ebpf.Map) error {
 }
 
 // restore reads the numbers that an earlier process gave out.
-func (n *names) restore(rows *ebpf.Map, find func(name string) *endpoint.Endpoint) error {
+func (n *names) restore(rows *rows[bpf.PolicyNumber], find func(name string) *endpoint.Endpoint) error {
 	n.number = map[*endpoint.Endpoint]uint32{}
-	if rows == nil {
-		return nil // no program has named one
-	}
-	var key bpf.PolicyNumber
-	var row bpf.PolicyEndpointName
-	each := rows.Iterate()
-	for each.Next(&key, &row) {
+	for _, key := range rows.list() {
+		var row bpf.PolicyEndpointName
+		if err := rows.table.Lookup(key, &row); err != nil {
+			return err
+		}
 		n.last = max(n.last, key.Number)
 		text, _, _ := bytes.Cut(row.Text[:], []byte{0})
 		if ep := find(string(text)); ep != nil {
 			n.number[ep] = key.Number
 		}
 	}
-	return each.Err()
+	return nil
 }

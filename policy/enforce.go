@@ -20,10 +20,16 @@ type Enforcement struct {
 	set    *set
 	cgroup uint64 // its id
 	id     uint32 // the container's number in the set
+	rows   *shared
 	tables tables
 	table  *Table // in the maps
 	stuck  error  // why the maps hold neither this table nor the next
 
+	own struct {
+		sync.Mutex                     // guards what follows
+		row        bpf.PolicyContainer // what the programs know of the container
+		attached   bool                // whether they do
+	}
 	named names
 	peers sync.Mutex // guards tables.peers
 	close func() error
@@ -69,17 +75,26 @@ func Enforce(cgroup *os.File, t *Table, netnsOf func(*endpoint.Endpoint) uint64)
 	}
 	e := enforcement(s, p.id, p.tables, t)
 	e.cgroup = cgroupID
-	if err := e.replace(&Table{}, t, netnsOf); err != nil {
-		return nil, errors.Join(fmt.Errorf("fill policy maps: %w", err), e.Close())
-	}
-	if err := s.attach(cgroup); err != nil {
-		return nil, errors.Join(fmt.Errorf("attach policy programs to cgroup %s: %w", cgroup.Name(), err), e.Close())
-	}
-	// The cgroup has its storage now. Until its number is there, all is refused.
-	if err := e.LeadToRelay(Relay{}); err != nil {
+	if err = e.begin(cgroup, netnsOf); err != nil {
+		e.End()
 		return nil, errors.Join(err, e.Close())
 	}
 	return e, nil
+}
+
+func (e *Enforcement) begin(cgroup *os.File, netnsOf func(*endpoint.Endpoint) uint64) error {
+	if err := e.replace(&Table{}, e.table, netnsOf); err != nil {
+		return fmt.Errorf("fill policy maps: %w", err)
+	}
+	if err := e.set.attach(cgroup); err != nil {
+		return fmt.Errorf("attach policy programs to cgroup %s: %w", cgroup.Name(), err)
+	}
+	// The cgroup has its storage now. Until the container's number is there, all is refused.
+	e.own.attached = true
+	if err := e.change(func(*bpf.PolicyContainer) {}); err != nil {
+		return fmt.Errorf("number container of cgroup %s: %w", cgroup.Name(), err)
+	}
+	return nil
 }
 
 // idOf is how the kernel calls a cgroup.
@@ -97,10 +112,21 @@ func idOf(cgroup *os.File) (uint64, error) {
 func (e *Enforcement) End() {
 	e.set.use()
 	go func() {
-		// What remains is empty tables, as long as the set is there.
+		// What remains, the programs do not find, and it goes with the set.
+		_ = e.forgetNumber()
+		_ = e.rows.clear()
 		_ = e.set.clear(e.id)
 		_ = e.set.leave()
 	}()
+}
+
+// forgetNumber makes the cgroup one of no container, for good.
+func (e *Enforcement) forgetNumber() error {
+	err := e.change(func(c *bpf.PolicyContainer) { *c = bpf.PolicyContainer{} })
+	e.own.Lock()
+	defer e.own.Unlock()
+	e.own.attached = false
+	return err
 }
 
 // AllowBind lets a host socket make one bind, and tells it the name to show. It
@@ -187,21 +213,22 @@ func (e *Enforcement) BoundBy(sock int, call uint64) bool {
 // Serve lets the container's programs reach, on their own loopback, a server
 // that AllowBind let bind the host's address, in the namespace with a cookie.
 func (e *Enforcement) Serve(protocol int, b Binding, netns uint64) error {
-	key := bpf.PolicyService{Bits: serviceBits, Port: b.View.Port(), Protocol: uint8(protocol)}
+	key := bpf.PolicyService{Bits: serviceBits, Container: e.id, Port: b.View.Port(), Protocol: uint8(protocol)}
 	if b.Host.Addr().Unmap().Is4() {
 		key.Is4 = 1
 	}
 	row := bpf.PolicyLocation{Addr: wordsOf(b.Host.Addr()), Port: b.Host.Port(), Netns: netns}
-	if err := e.tables.services.Put(key, row); err != nil {
+	if err := e.rows.services.put(key, row); err != nil {
 		return fmt.Errorf("let programs reach their server at %s: %w", b.Host, err)
 	}
 	return nil
 }
 
-// KEY_BITS of the BPF programs, of the keys that are looked up as a whole.
+// OWNER_BITS of the BPF programs, and KEY_BITS of the keys that are looked up as a whole.
 const (
-	numberBits  = 32
-	serviceBits = 32
+	ownerBits   = 32
+	numberBits  = ownerBits + 32
+	serviceBits = ownerBits + 32
 	senderBits  = 32
 )
 
@@ -216,14 +243,12 @@ type Service struct {
 // Services are those that Serve was called for, by this process or an earlier one.
 func (e *Enforcement) Services() ([]Service, error) {
 	var list []Service
-	var key bpf.PolicyService
-	var at bpf.PolicyLocation
-	rows := e.tables.services.Iterate()
-	for rows.Next(&key, &at) {
+	for _, key := range e.rows.services.list() {
+		var at bpf.PolicyLocation
+		if err := e.rows.services.table.Lookup(key, &at); err != nil {
+			return nil, fmt.Errorf("read services: %w", err)
+		}
 		list = append(list, Service{int(key.Protocol), key.Port, key.Is4 != 0, at.Netns})
-	}
-	if err := rows.Err(); err != nil {
-		return nil, fmt.Errorf("read services: %w", err)
 	}
 	return list, nil
 }
@@ -231,11 +256,13 @@ func (e *Enforcement) Services() ([]Service, error) {
 // Served tells whether Serve was called for an address of the host's, or for its
 // port on all addresses. Who has it by now is not known.
 func (e *Enforcement) Served(protocol int, host netip.AddrPort) bool {
-	var key bpf.PolicyService
-	var at bpf.PolicyLocation
-	for rows := e.tables.services.Iterate(); rows.Next(&key, &at); {
+	for _, key := range e.rows.services.list() {
+		var at bpf.PolicyLocation
+		if int(key.Protocol) != protocol || e.rows.services.table.Lookup(key, &at) != nil {
+			continue
+		}
 		any := at.Addr == wordsOf(netip.IPv6Unspecified()) || at.Addr == wordsOf(netip.IPv4Unspecified())
-		if int(key.Protocol) == protocol && at.Port == host.Port() && (any || at.Addr == wordsOf(host.Addr())) {
+		if at.Port == host.Port() && (any || at.Addr == wordsOf(host.Addr())) {
 			return true
 		}
 	}
@@ -330,7 +357,8 @@ func (e *Enforcement) Close() error { return e.close() }
 
 // enforcement is one that is closed once, however often Close is called.
 func enforcement(s *set, id uint32, own tables, t *Table) *Enforcement {
-	e := &Enforcement{set: s, id: id, tables: own, table: t}
+	e := &Enforcement{set: s, id: id, rows: s.newShared(), tables: own, table: t}
+	e.own.row.Id = id
 	e.close = sync.OnceValue(func() error { return errors.Join(e.tables.close(), e.set.leave()) })
 	return e
 }

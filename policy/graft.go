@@ -39,7 +39,7 @@ var ErrQueueFull = errors.New("no room for another delayed socket option")
 // names are the numbers by which the programs know endpoints that were bound by
 // name. None is used twice: sockets keep them.
 type names struct {
-	mu     sync.Mutex // guards what follows, and tables.names
+	mu     sync.Mutex // guards what follows
 	last   uint32
 	number map[*endpoint.Endpoint]uint32
 }
@@ -55,13 +55,7 @@ func (e *Enforcement) Name(ep *endpoint.Endpoint) (uint32, error) {
 	}
 	var row bpf.PolicyEndpointName
 	copy(row.Text[:], ep.Name)
-	if e.tables.names == nil {
-		var err error
-		if e.tables.names, err = e.set.makeTable(namesTable, e.id); err != nil {
-			return 0, fmt.Errorf("note endpoint %s: %w", ep.Name, err)
-		}
-	}
-	if err := e.tables.names.Put(bpf.PolicyNumber{Bits: numberBits, Number: n.last + 1}, row); err != nil {
+	if err := e.rows.names.put(e.numberKey(n.last+1), row); err != nil {
 		return 0, fmt.Errorf("note endpoint %s: %w", ep.Name, err)
 	}
 	if n.number == nil {
@@ -82,7 +76,7 @@ func (e *Enforcement) Withdraw(ep *endpoint.Endpoint) error {
 	if !known {
 		return nil
 	}
-	if err := e.tables.names.Delete(bpf.PolicyNumber{Bits: numberBits, Number: number}); err != nil {
+	if err := e.rows.names.delete(e.numberKey(number)); err != nil {
 		return fmt.Errorf("withdraw endpoint %s: %w", ep.Name, err)
 	}
 	delete(n.number, ep)

@@ -32,12 +32,11 @@ func (e *Enforcement) AllowRelay(sock int, host netip.AddrPort) error {
 // LeadToRelay makes the kernel programs send to the relay what is for the
 // container's own loopback.
 func (e *Enforcement) LeadToRelay(r Relay) error {
-	row := bpf.PolicyContainer{
-		Id: e.id, RelayNetns: r.Netns, RelayPort4: r.Port4, RelayPort6: r.Port6,
-		RelayFrom4: wordsOf(r.From4).Word[3], RelayFrom6: wordsOf(r.From6),
-	}
-	// The programs see the old row or the new one.
-	if err := e.set.ContainerByCgroup.Update(e.cgroup, row, ebpf.UpdateExist); err != nil {
+	err := e.change(func(c *bpf.PolicyContainer) {
+		c.RelayNetns, c.RelayPort4, c.RelayPort6 = r.Netns, r.Port4, r.Port6
+		c.RelayFrom4, c.RelayFrom6 = wordsOf(r.From4).Word[3], wordsOf(r.From6)
+	})
+	if err != nil {
 		return fmt.Errorf("lead datagrams to relay: %w", err)
 	}
 	return nil

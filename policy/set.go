@@ -17,9 +17,9 @@ import (
 //
 // To load and verify the programs takes more time, and to keep them more memory, than
 // all else that a container needs in the kernel. So a set of them is loaded once and
-// attached to the cgroups of many containers. What is one container's own is in tables
-// that the programs find by its number, which is in the storage of its cgroup: no
-// number is given twice, and a set that has no more is succeeded by another.
+// attached to the cgroups of many containers. What is one container's own is in rows, and
+// in tables, that the programs find by its number, which is in the storage of its cgroup:
+// no number is given twice, and a set that has no more is succeeded by another.
 //
 // A set lasts as long as one of its programs is attached somewhere, with all that is
 // in its tables; so it does not matter what a process that is killed leaves there.
@@ -40,6 +40,9 @@ type set struct {
 	next     uint32             // number that nobody has had; prepare's own, once that runs
 	ready    chan prepared      // what it has made, closed when there are no more numbers; nil: it does not run
 	unused   chan struct{}      // closed when ready is not read any more
+
+	finding sync.Mutex         // guards what follows
+	found   map[uint32]*shared // by number: what others have written, and nobody has taken over yet
 }
 
 // sets are those that this process uses.
@@ -58,16 +61,16 @@ type prepared struct {
 
 // tables are one container's own.
 type tables struct {
-	egress, endpoints, services, senders *ebpf.Map
-	names, peers                         *ebpf.Map // nil until they are needed
+	senders *ebpf.Map
+	peers   *ebpf.Map // nil until it is needed
 }
 
 func (t *tables) all() []**ebpf.Map {
-	return []**ebpf.Map{&t.egress, &t.endpoints, &t.services, &t.senders, &t.names, &t.peers}
+	return []**ebpf.Map{&t.senders, &t.peers}
 }
 
 // first are those that each container needs, or may need in a hurry.
-func (t *tables) first() []**ebpf.Map { return t.all()[:4] }
+func (t *tables) first() []**ebpf.Map { return t.all()[:1] }
 
 func (t *tables) close() error {
 	var errs []error
@@ -146,20 +149,7 @@ func (s *set) take() (p prepared, more bool) {
 func (s *set) makeNext() prepared {
 	p := prepared{id: s.next}
 	s.next++
-	var making sync.WaitGroup
-	var errs [4]error
-	// Together they wait for one grace period.
-	for i, m := range p.tables.first() {
-		making.Add(1)
-		go func() {
-			defer making.Done()
-			*m, errs[i] = s.makeTable(i, p.id)
-		}()
-	}
-	making.Wait()
-	if p.err = errors.Join(errs[:]...); p.err != nil {
-		p.err = errors.Join(p.err, p.tables.close())
-	}
+	p.tables.senders, p.err = s.makeTable(sendersTable, p.id)
 	return p
 }
 
@@ -179,7 +169,7 @@ func (s *set) prepare() {
 
 // outer are the maps that have the containers' tables, in the order of tables.all.
 func (s *set) outer() []*ebpf.Map {
-	return []*ebpf.Map{s.EgressTables, s.EndpointTables, s.ServiceTables, s.SenderTables, s.NameTables, s.PeerTables}
+	return []*ebpf.Map{s.SenderTables, s.PeerTables}
 }
 
 // tableSpecs are what is in those, in the same order.
@@ -189,7 +179,7 @@ func tableSpecs() ([]*ebpf.MapSpec, error) {
 		return nil, err
 	}
 	var list []*ebpf.MapSpec
-	for _, name := range []string{"egress_tables", "endpoint_tables", "service_tables", "sender_tables", "name_tables", "peer_tables"} {
+	for _, name := range []string{"sender_tables", "peer_tables"} {
 		inner := spec.Maps[name].InnerMap.Copy()
 		inner.Key, inner.Value = nil, nil // the kernel would keep a copy of them for each
 		list = append(list, inner)
@@ -197,10 +187,10 @@ func tableSpecs() ([]*ebpf.MapSpec, error) {
 	return list, nil
 }
 
-// The places of tables that are made when they are needed.
+// The places of tables in tables.all.
 const (
-	namesTable = 4
-	peersTable = 5
+	sendersTable = 0
+	peersTable   = 1
 )
 
 func (s *set) makeTable(kind int, id uint32) (*ebpf.Map, error) {

@@ -27,6 +27,9 @@ const prefixesMax = 1024
 // endpointsMax is ENDPOINTS_MAX of the BPF programs.
 const endpointsMax = 256
 
+// endpointsAtHand is ENDPOINTS_AT_HAND of the BPF programs.
+const endpointsAtHand = 4
+
 // special are the prefixes that a wider rule does not speak of: a rule that
 // shall cover them must name them, or a part of them. In the host's namespace
 // they would reach what only the host's own processes reach.

@@ -16,16 +16,17 @@ import (
 //
 // A program looks up the row of the longest matching prefix, and then the row of
 // an endpoint by the number that it finds there; it goes on reading that one
-// until it ends. Each row of a prefix is complete in itself and is replaced as
-// a whole (RCU); a row of an endpoint is not. So:
+// until it ends. A row is complete in itself and is replaced as a whole (RCU). A special
+// prefix has a row where a rule names it; where not, the programs know themselves that no
+// wider row covers it. So:
 //
-//  1. New endpoints get rows that no prefix refers to.
+//  1. New endpoints get rows that no prefix refers to, in a table or in the cgroup's storage.
 //  2. The new table's prefixes are written, the longest first: whoever finds one
 //     finds the one that the new table says. All of the old ones are there yet.
 //  3. Prefixes that only the old table has go, the shortest first: whoever finds
 //     one finds the one that the old table says.
 //  4. All programs that may have seen an old row are waited for.
-//  5. The rows of endpoints that are gone are cleared. Their numbers are free.
+//  5. The rows of endpoints that are gone are deleted. Their numbers are free.
 //
 // At each moment a destination so has the verdict of the old table or that of the
 // new one.
@@ -56,24 +57,28 @@ func (e *Enforcement) Update(t *Table, netnsOf func(*endpoint.Endpoint) uint64) 
 }
 
 func (e *Enforcement) replace(from, to *Table, netnsOf func(*endpoint.Endpoint) uint64) error {
+	added := map[int]bpf.PolicyEndpoint{}
 	for i, ep := range to.endpoints {
-		if ep == nil || slices.Contains(from.endpoints, ep) {
-			continue
-		}
-		if err := e.tables.endpoints.Put(numberKey(i), endpointRow(ep, netnsOf)); err != nil {
-			return fmt.Errorf("endpoint %s: %w", ep.Name, err)
+		if ep != nil && !slices.Contains(from.endpoints, ep) {
+			added[i] = endpointRow(ep, netnsOf)
 		}
 	}
+	if err := e.writeEndpoints(added); err != nil {
+		return err
+	}
 	for _, p := range to.prefixes() {
-		if err := e.tables.egress.Put(keyOf(p), to.egressRow(p)); err != nil {
+		if !to.hasRow(p) {
+			continue
+		}
+		if err := e.rows.egress.put(e.prefixKey(p), to.egressRow(p)); err != nil {
 			return fmt.Errorf("prefix %s: %w", p, err)
 		}
 	}
 	for _, p := range slices.Backward(from.prefixes()) {
-		if _, stays := to.outlets[p]; stays {
+		if !from.hasRow(p) || to.hasRow(p) {
 			continue
 		}
-		if err := e.tables.egress.Delete(keyOf(p)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		if err := e.rows.egress.delete(e.prefixKey(p)); err != nil {
 			return fmt.Errorf("prefix %s: %w", p, err)
 		}
 	}
@@ -82,21 +87,62 @@ func (e *Enforcement) replace(from, to *Table, netnsOf func(*endpoint.Endpoint) 
 
 // clear frees the rows of endpoints that only the first table has.
 func (e *Enforcement) clear(from, to *Table) error {
-	waited := false
+	gone := map[int]bpf.PolicyEndpoint{}
 	for i, ep := range from.endpoints {
-		if ep == nil || slices.Contains(to.endpoints, ep) {
-			continue
-		}
-		if !waited {
-			if err := waitForPrograms(); err != nil {
-				return fmt.Errorf("wait for running programs: %w", err)
-			}
-			waited = true
-		}
-		if err := e.tables.endpoints.Delete(numberKey(i)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return fmt.Errorf("endpoint %s: %w", ep.Name, err)
+		if ep != nil && !slices.Contains(to.endpoints, ep) {
+			gone[i] = bpf.PolicyEndpoint{}
 		}
 	}
+	if len(gone) == 0 {
+		return nil
+	}
+	if err := waitForPrograms(); err != nil {
+		return fmt.Errorf("wait for running programs: %w", err)
+	}
+	return e.writeEndpoints(gone)
+}
+
+// writeEndpoints writes rows of endpoints by their numbers. An empty one is no endpoint's.
+func (e *Enforcement) writeEndpoints(rows map[int]bpf.PolicyEndpoint) error {
+	atHand := false
+	for i, row := range rows {
+		var err error
+		switch {
+		case i < endpointsAtHand:
+			atHand = true
+		case row == bpf.PolicyEndpoint{}:
+			err = e.rows.endpoints.delete(e.numberKey(uint32(i)))
+		default:
+			err = e.rows.endpoints.put(e.numberKey(uint32(i)), row)
+		}
+		if err != nil {
+			return fmt.Errorf("endpoint %d: %w", i, err)
+		}
+	}
+	if !atHand {
+		return nil
+	}
+	return e.change(func(c *bpf.PolicyContainer) {
+		for i, row := range rows {
+			if i < endpointsAtHand {
+				c.Endpoint[i] = row
+			}
+		}
+	})
+}
+
+// change changes what the programs know of the container: they see all of it or nothing.
+func (e *Enforcement) change(fn func(*bpf.PolicyContainer)) error {
+	e.own.Lock()
+	defer e.own.Unlock()
+	row := e.own.row
+	fn(&row)
+	if e.own.attached {
+		if err := e.set.ContainerByCgroup.Update(e.cgroup, row, ebpf.UpdateExist); err != nil {
+			return err
+		}
+	}
+	e.own.row = row
 	return nil
 }
 
@@ -118,7 +164,16 @@ func waitForPrograms() error {
 	return outer.Put(uint32(0), inner)
 }
 
-func numberKey(i int) bpf.PolicyNumber { return bpf.PolicyNumber{Bits: numberBits, Number: uint32(i)} }
+// hasRow tells whether the programs need a row for a prefix. Where they find none, and for
+// special destinations where they find only that of a wider prefix, they refuse. That of
+// IPv4 keeps its addresses, which are mapped, from what is IPv6's.
+func (t *Table) hasRow(p netip.Prefix) bool {
+	return len(t.outlets[p]) > 0 || p == all4 && t.outlets != nil
+}
+
+func (e *Enforcement) numberKey(number uint32) bpf.PolicyNumber {
+	return bpf.PolicyNumber{Bits: numberBits, Container: e.id, Number: number}
+}
 
 func endpointRow(ep *endpoint.Endpoint, netnsOf func(*endpoint.Endpoint) uint64) bpf.PolicyEndpoint {
 	if ep.Type == endpoint.Unix {
@@ -140,6 +195,6 @@ func (t *Table) egressRow(p netip.Prefix) bpf.PolicyEgress {
 	return row
 }
 
-func keyOf(p netip.Prefix) bpf.PolicyPrefix {
-	return bpf.PolicyPrefix{Bits: uint32(mappedBits(p)), Addr: wordsOf(p.Addr())}
+func (e *Enforcement) prefixKey(p netip.Prefix) bpf.PolicyPrefix {
+	return bpf.PolicyPrefix{Bits: uint32(ownerBits + mappedBits(p)), Container: e.id, Addr: wordsOf(p.Addr())}
 }

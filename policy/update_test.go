@@ -60,29 +60,43 @@ func fresh(t *testing.T, name string, last int) *endpoint.Endpoint {
 func dump(t *testing.T, e *Enforcement) (rows map[string]string, unnamed []uint32) {
 	t.Helper()
 	eps := map[uint32]bpf.PolicyEndpoint{}
-	var at bpf.PolicyNumber
-	var ep bpf.PolicyEndpoint
-	it := e.tables.endpoints.Iterate()
-	for it.Next(&at, &ep) {
-		eps[at.Number] = ep
-	}
-	if err := it.Err(); err != nil {
+	written, err := e.set.readShared() // not what we think is there
+	if err != nil {
 		t.Fatal(err)
 	}
+	if written[e.id] == nil {
+		t.Fatalf("container %d has no rows", e.id)
+	}
+	for _, at := range written[e.id].endpoints.list() {
+		var ep bpf.PolicyEndpoint
+		if err := e.set.EndpointByNumber.Lookup(at, &ep); err != nil {
+			t.Fatal(err)
+		}
+		eps[at.Number] = ep
+	}
+	c := e.own.row
+	if e.own.attached {
+		if err := e.set.ContainerByCgroup.Lookup(e.cgroup, &c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, ep := range c.Endpoint {
+		if (ep != bpf.PolicyEndpoint{}) {
+			eps[uint32(i)] = ep
+		}
+	}
 	rows, named := map[string]string{}, map[uint32]bool{}
-	var key bpf.PolicyPrefix
-	var row bpf.PolicyEgress
-	it = e.tables.egress.Iterate()
-	for it.Next(&key, &row) {
+	for _, key := range written[e.id].egress.list() {
+		var row bpf.PolicyEgress
+		if err := e.set.EgressByPrefix.Lookup(key, &row); err != nil {
+			t.Fatal(err)
+		}
 		var says []string
 		for _, r := range row.Range[:row.Count] {
 			named[uint32(r.Endpoint)] = true
 			says = append(says, fmt.Sprintf("%d-%d: %v", r.First, r.Last, eps[uint32(r.Endpoint)]))
 		}
 		rows[fmt.Sprintf("%x/%d", key.Addr.Word, key.Bits)] = strings.Join(says, "; ")
-	}
-	if err := it.Err(); err != nil {
-		t.Fatal(err)
 	}
 	for number := range eps {
 		if !named[number] {
@@ -303,25 +317,20 @@ func TestUpdateThatFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	netnsOf := func(*endpoint.Endpoint) uint64 { return 1 }
-	specs, err := tableSpecs()
+	spec, err := parsed()
 	if err != nil {
 		t.Fatal(err)
 	}
-	small := specs[0]
-	small.MaxEntries = 500
-	s, p, err := takePrepared()
-	if err != nil {
-		t.Fatal(err)
+	small := &set{users: 1}
+	for name, m := range map[string]**ebpf.Map{"egress_by_prefix": &small.EgressByPrefix, "endpoint_by_number": &small.EndpointByNumber, "name_by_number": &small.NameByNumber, "location_by_service": &small.LocationByService} {
+		of := spec.Maps[name].Copy()
+		of.MaxEntries = 500
+		if *m, err = ebpf.NewMap(of); err != nil {
+			t.Fatal(err)
+		}
 	}
-	e := enforcement(s, p.id, p.tables, tb)
+	e := enforcement(small, 1, tables{}, tb)
 	defer e.Close()
-	defer e.End()
-	if err := e.tables.egress.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if e.tables.egress, err = ebpf.NewMap(small); err != nil {
-		t.Fatal(err)
-	}
 	if err := e.replace(&Table{}, tb, netnsOf); err != nil {
 		t.Fatal(err)
 	}
