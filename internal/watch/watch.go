@@ -24,8 +24,8 @@ type Watch struct {
 }
 
 // Start calls ready when a file can be read, on a goroutine of its own, and again until it
-// returns false; one call after another. A file is closed after Stop, or is watched for
-// longer if another process has it too. It need not be one that Go's poller waits for.
+// returns false; one call after another. The file is closed after Stop, or by a ready that
+// then returns false. It need not be one that Go's poller waits for.
 func Start(f *os.File, ready func() (again bool)) (*Watch, error) {
 	raw, err := f.SyscallConn()
 	if err != nil {
