@@ -58,9 +58,9 @@ type Daemon struct {
 	listeners *listeners
 	accounts  *accounts.Accounts // nil: CPU time is not charged
 
-	// tidy gives back the memory that starting containers took, when none has been
-	// started for tidyAfter.
-	tidy *time.Timer
+	// tidy is for when no container has been started for tidyAfter, see rest.
+	tidy    *time.Timer
+	resting atomic.Bool
 
 	porterMu sync.Mutex   // guards porter
 	porter   *gate.Porter // of new gates; nil before the first one
@@ -84,14 +84,35 @@ type Daemon struct {
 // memory back takes some milliseconds of CPU time.
 const tidyAfter = 500 * time.Millisecond
 
+// restGrowth is by how many percent the heap may grow before it is collected while no
+// container is started, unless GOGC says (see runtime). Starting makes much garbage, and
+// to collect it more often takes CPU time: then it is startGrowth, Go's own.
+const restGrowth, startGrowth = 50, 100
+
+// rest gives back the memory that starting containers took.
+func (d *Daemon) rest() {
+	if os.Getenv("GOGC") == "" && !d.resting.Swap(true) {
+		debug.SetGCPercent(restGrowth)
+	}
+	debug.FreeOSMemory()
+}
+
+// stir is for who begins to start a container.
+func (d *Daemon) stir() {
+	if d.resting.Swap(false) {
+		debug.SetGCPercent(startGrowth)
+	}
+	d.tidy.Reset(tidyAfter)
+}
+
 // StartDaemon takes over what an earlier daemon left running, and begins to serve.
 // A container that cannot be taken over is left alone, and said so.
 func StartDaemon(cfg *config.Config, log *slog.Logger) (*Daemon, error) {
 	d := &Daemon{
-		tidy:   time.AfterFunc(tidyAfter, debug.FreeOSMemory),
 		runDir: cfg.RunDir, log: log,
 		byName: map[string]*managed{}, byToken: map[string]*managed{}, promised: map[string][]promise{},
 	}
+	d.tidy = time.AfterFunc(tidyAfter, d.rest)
 	d.config.Store(cfg)
 	if err := d.start(); err != nil {
 		return nil, errors.Join(err, d.Close())
@@ -313,6 +334,7 @@ func (d *Daemon) register(r api.Registration) (*managed, error) {
 	if err := d.makeWay(r); err != nil {
 		return nil, err
 	}
+	d.stir()
 	m := d.newManaged(d.newRecord(r, rules), rules)
 	if err := m.create(); err != nil {
 		return nil, errors.Join(err, d.removeLocked(m))

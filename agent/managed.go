@@ -127,6 +127,7 @@ func (m *managed) write(t *policy.Table, set *endpoint.Set) error {
 // container's from then on, unless it fails.
 func (m *managed) attach(listener *os.File, pid int) error {
 	m.attaching.Add(1)
+	m.d.stir()
 	err := m.tryAttach(listener, pid)
 	m.d.tidy.Reset(tidyAfter)
 	if m.attaching.Add(-1) == 0 && m.gates.count() == 0 {

@@ -51,7 +51,7 @@ func startOf(pid int) (string, error) {
 	if len(fields) < 20 {
 		return "", fmt.Errorf("/proc/%d/stat has %d fields", pid, len(fields))
 	}
-	return fields[19], nil
+	return strings.Clone(fields[19]), nil // else all of the text is kept
 }
 
 func (p *process) kill() error {

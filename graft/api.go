@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"runtime"
 	"slices"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -130,6 +131,7 @@ func (e *Engine) graft(p Program, number, file int) (*GraftSocket, error) {
 	if s.cookie, err = unix.GetsockoptUint64(file, unix.SOL_SOCKET, unix.SO_COOKIE); err != nil {
 		return nil, fmt.Errorf("inspect socket: %w", err)
 	}
+	e.makeGraft.Do(func() { e.graftMu = new([graftLocks]sync.Mutex) })
 	mu := &e.graftMu[s.cookie%graftLocks]
 	mu.Lock()
 	state, _, err := e.Enforcement.Graft(file)

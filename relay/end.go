@@ -10,21 +10,23 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/internal/keeper"
+	"github.com/tsugiki/tsugiki/internal/watch"
 )
 
-// socket is a UDP socket that Go's poller waits for.
+// socket is a UDP socket.
 type socket struct {
 	file *os.File
 	raw  syscall.RawConn
 }
 
-// newSocket has a socket made at a place. On an error of use it is closed.
-func newSocket(at Place, ip6 bool, use func(fd int) error) (socket, error) {
+// newSocket has a socket made at a place. On an error of use it is closed. Go's poller waits
+// only for one of which flags say that it does not block.
+func newSocket(at Place, ip6 bool, flags int, use func(fd int) error) (socket, error) {
 	k, err := at.Keeper()
 	if err != nil {
 		return socket{}, err
 	}
-	kind := keeper.Kind{Family: unix.AF_INET, Type: unix.SOCK_DGRAM | unix.SOCK_NONBLOCK, Protocol: unix.IPPROTO_UDP}
+	kind := keeper.Kind{Family: unix.AF_INET, Type: unix.SOCK_DGRAM | flags, Protocol: unix.IPPROTO_UDP}
 	if ip6 {
 		kind.Family = unix.AF_INET6
 	}
@@ -52,26 +54,33 @@ type datagram struct {
 
 // receive waits for a datagram, whose buffer the caller has to drop. An error means
 // that the socket is closed or its deadline over.
-func (s *socket) receive() (*buffer, datagram, error) {
-	var (
-		b   *buffer
-		d   datagram
-		oob [64]byte
-	)
-	err := s.raw.Read(func(fd uintptr) bool {
-		b = takeBuffer()
-		n, oobn, flags, from, err := unix.Recvmsg(int(fd), b[:], oob[:], unix.MSG_DONTWAIT)
-		if errors.Is(err, unix.EAGAIN) {
-			dropBuffer(b)
-			b = nil
-			return false
-		}
-		if err == nil && flags&unix.MSG_TRUNC == 0 {
-			d = datagram{data: b[:n], from: addrPort(from), to: destination(oob[:oobn])}
-		}
-		return true // anything else is a fault of this one datagram
+func (s *socket) receive() (b *buffer, d datagram, err error) {
+	err = s.raw.Read(func(fd uintptr) (received bool) {
+		b, d, received = receive(fd)
+		return received
 	})
 	return b, d, err
+}
+
+// poll does not wait: nil if there is no datagram, or the socket is closed.
+func (s *socket) poll() (b *buffer, d datagram) {
+	_ = s.raw.Control(func(fd uintptr) { b, d, _ = receive(fd) })
+	return b, d
+}
+
+// receive tells whether there was a datagram, and what it was, if that can be told.
+func receive(fd uintptr) (*buffer, datagram, bool) {
+	var oob [64]byte
+	b := takeBuffer()
+	n, oobn, flags, from, err := unix.Recvmsg(int(fd), b[:], oob[:], unix.MSG_DONTWAIT)
+	if errors.Is(err, unix.EAGAIN) {
+		dropBuffer(b)
+		return nil, datagram{}, false
+	}
+	if err != nil || flags&unix.MSG_TRUNC != 0 {
+		return b, datagram{}, true // a fault of this one datagram
+	}
+	return b, datagram{data: b[:n], from: addrPort(from), to: destination(oob[:oobn])}, true
 }
 
 // send never waits: what finds no room is lost.
@@ -123,6 +132,7 @@ func destination(oob []byte) netip.Addr {
 type end struct {
 	socket
 	relay  *Relay
+	watch  *watch.Watch
 	ip6    bool
 	secret netip.Addr
 	port   uint16
@@ -137,7 +147,7 @@ func (r *Relay) newEnd(ip6 bool, secret netip.Addr) (*end, error) {
 		at = netip.AddrPortFrom(netip.IPv6Loopback(), 0)
 	}
 	var err error
-	e.socket, err = newSocket(r.config.Host, ip6, func(fd int) error {
+	e.socket, err = newSocket(r.config.Host, ip6, 0, func(fd int) error {
 		if err := r.config.Enforcement.AllowRelay(fd, at); err != nil {
 			return err
 		}
@@ -164,16 +174,18 @@ func (r *Relay) newEnd(ip6 bool, secret netip.Addr) (*end, error) {
 	if err != nil {
 		return nil, err
 	}
+	if e.watch, err = watch.Start(e.file, e.serve); err != nil {
+		return nil, errors.Join(err, e.file.Close())
+	}
 	return e, nil
 }
 
-// serve passes on what programs send.
-func (e *end) serve() {
-	defer e.relay.running.Done()
+// serve passes on what programs have sent by now, and is called again when there is more.
+func (e *end) serve() bool {
 	for {
-		b, d, err := e.receive()
-		if err != nil {
-			return
+		b, d := e.poll()
+		if b == nil {
+			return true
 		}
 		if to, proven := e.server(d); proven {
 			e.relay.config.Work.Do(func() { e.relay.pass(e, d, to) })

@@ -50,7 +50,7 @@ func (r *Relay) pass(e *end, d datagram, to netip.AddrPort) {
 
 var errUnknown = errors.New("no socket of the container has sent from this port")
 
-// flowOf finds the flow of a sender, or makes it. Only the end's own goroutine
+// flowOf finds the flow of a sender, or makes it. Only the one call of end.serve
 // does that for its family.
 func (r *Relay) flowOf(e *end, port uint16) (*flow, error) {
 	key := flowKey{e.ip6, port}
@@ -67,7 +67,7 @@ func (r *Relay) flowOf(e *end, port uint16) (*flow, error) {
 	f = &flow{key: key, end: e}
 	f.use()
 	var err error
-	if f.socket, err = newSocket(r.config.Own, e.ip6, func(fd int) error { return bindNear(fd, e.ip6, port) }); err != nil {
+	if f.socket, err = newSocket(r.config.Own, e.ip6, unix.SOCK_NONBLOCK, func(fd int) error { return bindNear(fd, e.ip6, port) }); err != nil {
 		return nil, err
 	}
 	r.mu.Lock()

@@ -86,7 +86,7 @@ type Config struct {
 type Relay struct {
 	config  Config
 	ends    []*end
-	running sync.WaitGroup
+	running sync.WaitGroup // flows
 
 	mu     sync.Mutex // guards what follows
 	flows  map[flowKey]*flow
@@ -117,10 +117,6 @@ func Start(c Config) (*Relay, error) {
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("start relay: %w", err), r.Close())
-	}
-	for _, e := range r.ends {
-		r.running.Add(1)
-		go e.serve()
 	}
 	return r, nil
 }
@@ -173,7 +169,9 @@ func (r *Relay) Close() error {
 	r.mu.Unlock()
 	var errs []error
 	for _, e := range r.ends {
+		e.watch.Stop()
 		errs = append(errs, e.file.Close())
+		e.watch.Wait()
 	}
 	r.running.Wait()
 	return errors.Join(errs...)

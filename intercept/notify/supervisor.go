@@ -47,7 +47,8 @@ type Supervisor struct {
 	work      *cputime.Meter
 
 	countMu sync.Mutex // guards counted
-	counted gate.Stats
+	// counted has only the calls that there were: the counters of all take 3 KiB.
+	counted map[gate.Call]*gate.CallStats
 }
 
 // New makes a supervisor for a filter's listener and its gate, which stay the
@@ -135,13 +136,24 @@ func (s *Supervisor) Wait() {
 func (s *Supervisor) Stats() gate.Stats {
 	s.countMu.Lock()
 	defer s.countMu.Unlock()
-	return s.counted
+	var stats gate.Stats
+	for call, c := range s.counted {
+		stats.Calls[call] = *c
+	}
+	return stats
 }
 
 func (s *Supervisor) count(a gate.Ask, answer graft.Answer, took time.Duration) {
 	s.countMu.Lock()
 	defer s.countMu.Unlock()
-	c := &s.counted.Calls[a.Call]
+	c := s.counted[a.Call]
+	if c == nil {
+		if s.counted == nil {
+			s.counted = map[gate.Call]*gate.CallStats{}
+		}
+		c = &gate.CallStats{}
+		s.counted[a.Call] = c
+	}
 	c.Answered++
 	c.Time[gate.Bucket(took)]++
 	if answer.Action == graft.Fail {

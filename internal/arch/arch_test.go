@@ -58,7 +58,7 @@ var allowed = map[string][]string{
 var leaves = []string{
 	"internal/cgroup", "internal/cni", "internal/config", "internal/cputime", "internal/gate", "internal/kernel", "internal/keeper", "internal/launch",
 	"internal/mapped", "internal/netns",
-	"internal/programs", "internal/testkit",
+	"internal/programs", "internal/testkit", "internal/watch",
 }
 
 type pkg struct {

@@ -118,8 +118,7 @@ func Start(cfg Config) (*Keeper, error) {
 		k.read()
 		close(k.reading)
 	}()
-	process, _ := programs.Open(k.PID()) // without, a thread waits
-	go k.reap(process)
+	programs.OnEnd(k.PID(), k.reap)
 	k.log.Debug("keeper started", "pid", k.PID())
 	return k, nil
 }
@@ -218,9 +217,7 @@ func (k *Keeper) kill() {
 }
 
 // reap waits for the process's end and lets go of everything.
-func (k *Keeper) reap(process *os.File) {
-	programs.Await(process)
-	process.Close()
+func (k *Keeper) reap() {
 	_ = k.cmd.Wait() // how it ended is in ProcessState
 	k.fail(fmt.Errorf("%w: %v", ErrGone, k.cmd.ProcessState))
 	if !k.closing.Load() {

@@ -4,6 +4,8 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/watch"
 )
 
 // Open opens a process, so that Await can wait for it: a pidfd (Linux 5.10 for one
@@ -14,6 +16,24 @@ func Open(pid int) (*os.File, error) {
 		return nil, err
 	}
 	return os.NewFile(uintptr(fd), "process"), nil
+}
+
+// OnEnd calls reap, which waits for a child, on a goroutine of its own when the child has
+// ended; where nobody tells when that is, at once.
+func OnEnd(pid int, reap func()) {
+	process, err := Open(pid)
+	if err == nil {
+		_, err = watch.Start(process, func() bool {
+			process.Close()
+			reap()
+			return false
+		})
+		if err == nil {
+			return
+		}
+		process.Close()
+	}
+	go reap()
 }
 
 // Await waits until a process has ended, or the file is closed. It takes no thread
