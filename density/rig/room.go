@@ -115,5 +115,9 @@ func size(n int64) string {
 	return fmt.Sprintf("%.0f KiB", float64(n)/(1<<10))
 }
 
-// DiskFull tells whether an error comes from a disk without room.
-func DiskFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
+// DiskFull tells whether an error comes from a disk without room, which a program may
+// have met.
+func DiskFull(err error) bool {
+	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) ||
+		err != nil && strings.Contains(strings.ToLower(err.Error()), unix.ENOSPC.Error())
+}
