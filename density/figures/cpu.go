@@ -116,4 +116,6 @@ func sharedOut(labels map[string]string, n int, values []float64, extra map[stri
 }
 
 // seconds is about what starting and stopping containers takes.
-func seconds(n int) float64 { return 0.5 + 0.25*float64(n) }
+func seconds(n int) float64 { return 0.5 + secondsEach*float64(n) }
+
+const secondsEach = 0.25

@@ -128,7 +128,7 @@ func planRamp(o *sweep.Options, f *result.Figure) (*sweep.Plan, []variant, error
 	wait := waitOf(o)
 	for _, v := range list {
 		p.Steps = append(p.Steps, sweep.Step{
-			Key: v.key(n), Same: "ramp/" + v.key(n), Seconds: 2*seconds(n) + float64(looks(n))*wait.Seconds(),
+			Key: v.key(n), Same: "ramp/" + v.key(n), Seconds: rampSeconds(n, wait),
 			Run: func(ctx context.Context, e *sweep.Env) ([]sweep.Sample, error) {
 				return climb(ctx, e, v, stages(n), wait)
 			},
@@ -171,13 +171,10 @@ func climb(ctx context.Context, e *sweep.Env, v variant, stages []int, wait time
 	if err != nil {
 		return nil, err
 	}
+	turns, waited := 0, wait
 	all := ramp{rig: r, variant: v, said: func(doing string, containers int) {
-		part := float64(containers) / float64(most)
-		share := starting * part
-		if doing == "stopped" {
-			share = starting + (1-starting)*part
-		}
-		e.Say(fmt.Sprintf("%d of %d containers %s", containers, most, doing), share)
+		turns++
+		e.Say(fmt.Sprintf("%d of %d containers %s", containers, most, doing), (waited.Seconds()+secondsEach*float64(turns))/rampSeconds(most, wait))
 	}}
 	defer func() { err = errors.Join(err, all.end(ctx)) }()
 	add := func(series string, n int, took []float64) {
@@ -200,6 +197,7 @@ func climb(ctx context.Context, e *sweep.Env, v variant, stages []int, wait time
 		if err != nil {
 			return samples, err
 		}
+		waited += wait
 		value, extra := after.each(before, n)
 		samples = append(samples, sweep.Sample{Figure: figureMemory, Series: "memory", Labels: v.labels, X: float64(n), Value: value, Extra: extra})
 		network.Extra = maps.Clone(extra)
@@ -230,9 +228,6 @@ func climb(ctx context.Context, e *sweep.Env, v variant, stages []int, wait time
 // machine changes by meanwhile.
 const fewest = 10
 
-// starting is the part of a ramp's time that starting takes, about.
-const starting = 0.6
-
 // settle is how long nothing is started or stopped before memory is read: the kernel
 // frees what it left for after a grace period of RCU, and what helpers end when they
 // have rested is gone. A gate rests for 3 s.
@@ -241,15 +236,15 @@ const (
 	quickSettle = 100 * time.Millisecond
 )
 
-// looks are how often a ramp waits for that.
-func looks(most int) int {
-	n := 1
+// rampSeconds is about what a ramp takes: starting, stopping, and the waits.
+func rampSeconds(most int, wait time.Duration) float64 {
+	looks := 1
 	for _, stage := range stages(most) {
 		if stage >= min(most, fewest) {
-			n++
+			looks++
 		}
 	}
-	return n
+	return 2*seconds(most) + float64(looks)*wait.Seconds()
 }
 
 func waitOf(o *sweep.Options) time.Duration {

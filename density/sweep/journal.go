@@ -13,6 +13,8 @@ import (
 	"reflect"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/tsugiki/tsugiki/density/result"
 	"github.com/tsugiki/tsugiki/internal/filelock"
 )
@@ -27,7 +29,7 @@ const journalVersion = 1
 var (
 	// ErrOther says that a journal is another sweep's.
 	ErrOther = errors.New("is of a sweep with other options")
-	// ErrThere says that a folder has what a new sweep would replace.
+	// ErrThere says that a folder has what a sweep would replace, or is another's now.
 	ErrThere = errors.New("choose another folder")
 	// errJournal says that a step cannot be written down.
 	errJournal = errors.New("write journal")
@@ -87,8 +89,10 @@ func openJournal(dir string, h header, do earlier) (_ *journal, err error) {
 			err = errors.Join(err, j.file.Close())
 		}
 	}()
-	if err := filelock.Take(j.file); err != nil {
-		return nil, fmt.Errorf("%s is another run's that lives: %w", dir, err)
+	if err := filelock.Take(j.file); errors.Is(err, unix.EWOULDBLOCK) {
+		return nil, fmt.Errorf("another run measures into %s: wait for its end, or %w", dir, ErrThere)
+	} else if err != nil {
+		return nil, fmt.Errorf("lock %s: %w", j.file.Name(), err)
 	}
 	length, err := j.before(dir, do)
 	if err != nil {

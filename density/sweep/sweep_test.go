@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/density/result"
 	"github.com/tsugiki/tsugiki/density/rig"
@@ -197,7 +196,7 @@ func TestEarlier(t *testing.T) {
 	defer j.close()
 	for _, s := range []*Sweep{{Resume: true}, {Force: true}, {}} {
 		s.Experiments, s.Dir = one, dir
-		if _, err := run(t, s); !errors.Is(err, unix.EWOULDBLOCK) {
+		if _, err := run(t, s); !errors.Is(err, ErrThere) || !strings.Contains(err.Error(), "another run") {
 			t.Errorf("beside another run: %v", err)
 		}
 	}
