@@ -10,7 +10,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"syscall"
+
+	"github.com/tsugiki/tsugiki/internal/filelock"
 )
 
 // Folder is one that is ours as long as we live.
@@ -27,7 +28,7 @@ func Make(pattern string) (*Folder, error) {
 		return nil, err
 	}
 	for _, path := range old {
-		lock, err := lockFolder(path)
+		lock, err := filelock.Open(path)
 		if err != nil {
 			continue // somebody's who lives
 		}
@@ -39,7 +40,7 @@ func Make(pattern string) (*Folder, error) {
 	if err != nil {
 		return nil, err
 	}
-	lock, err := lockFolder(path)
+	lock, err := filelock.Open(path)
 	if err != nil {
 		return nil, errors.Join(err, os.Remove(path))
 	}
@@ -48,14 +49,3 @@ func Make(pattern string) (*Folder, error) {
 
 // Remove removes the folder with all that is in it.
 func (f *Folder) Remove() error { return errors.Join(os.RemoveAll(f.Path), f.lock.Close()) }
-
-func lockFolder(path string) (*os.File, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	return f, nil
-}

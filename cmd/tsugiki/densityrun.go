@@ -30,6 +30,7 @@ type densityFlags struct {
 	options      sweep.Options
 	out, workDir string
 	resume       bool
+	force        bool
 	verbose      bool
 }
 
@@ -48,7 +49,9 @@ this machine is not touched. All of that is removed in the end, also after an er
 Ctrl-C; what a killed run has left, the next run removes.
 
 What was measured when a run ends early is kept, and --resume measures what is
-missing. Limits of the machine are looked at first: one that is too low is said, with
+missing. A DIR that has a study is left as it is, without --resume or --force. What
+fails, as a network whose plugin is missing, does not end the rest: it is tried twice,
+and the report and the error name it. Limits of the machine are looked at first: one that is too low is said, with
 how it is raised.
 
 Figures: ` + strings.Join(figureNames(), ", ") + `.
@@ -84,6 +87,7 @@ Storages: overlay, layers that containers share; dir, a copy for each.`,
 	flags.IntVar(&f.options.Files, "files", 0, "files of 1 MB in file I/O; the study had 4096 (default fewer, which the report says)")
 	flags.Uint64Var(&f.options.Seed, "seed", 0, "seed of the order of measurements (default drawn)")
 	flags.BoolVar(&f.resume, "resume", false, "measure what is missing in DIR, with the same other flags")
+	flags.BoolVar(&f.force, "force", false, "replace the study that DIR has, complete or not")
 	flags.StringVar(&f.workDir, "work-dir", "", "folder for the containers' files, while it runs (default "+os.TempDir()+")")
 	flags.BoolVarP(&f.verbose, "verbose", "v", false, "log what is done to standard error")
 	completeDensity(cmd)
@@ -123,6 +127,9 @@ func (f *densityFlags) check() (list []sweep.Experiment, err error) {
 	if o.Max < 0 || o.Rounds < 0 || o.Files < 0 {
 		return nil, errors.New("--max, --rounds and --files are not negative")
 	}
+	if f.resume && f.force {
+		return nil, errors.New("--resume goes on with the study in DIR, --force begins anew: choose one")
+	}
 	for _, values := range []struct {
 		flag      string
 		has, list []string
@@ -156,17 +163,21 @@ func (f *densityFlags) run(experiments []sweep.Experiment, stdout, stderr io.Wri
 	if f.verbose {
 		level = slog.LevelDebug
 	}
-	// One is enough: cleaning up is not interrupted.
+	// One is enough: removing is not interrupted.
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
 	go func() {
 		<-signals
+		fmt.Fprintln(stderr, "\ninterrupted; removing what was made")
 		cancel()
+		for range signals {
+			fmt.Fprintln(stderr, "still removing; what a killed run leaves, the next one removes")
+		}
 	}()
 	s := &sweep.Sweep{
-		Experiments: experiments, Options: f.options, Dir: f.out, WorkDir: f.workDir, Resume: f.resume,
+		Experiments: experiments, Options: f.options, Dir: f.out, WorkDir: f.workDir, Resume: f.resume, Force: f.force,
 		Command:  commandAgain(os.Args),
 		Progress: stderr, Log: slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: level})),
 	}
@@ -188,15 +199,15 @@ func (f *densityFlags) run(experiments []sweep.Experiment, stdout, stderr io.Wri
 	return nil
 }
 
-// commandAgain is the command that makes the same study from the beginning, but for the
-// seed, which only the sweep knows.
+// commandAgain is the command that makes the same study from the beginning in a folder
+// that has none, but for the seed, which only the sweep knows.
 func commandAgain(args []string) []string {
 	var again []string
 	for i := 0; i < len(args); i++ {
 		switch {
 		case args[i] == "--seed":
 			i++
-		case args[i] != "--resume" && !strings.HasPrefix(args[i], "--seed="):
+		case args[i] != "--resume" && args[i] != "--force" && !strings.HasPrefix(args[i], "--seed="):
 			again = append(again, args[i])
 		}
 	}

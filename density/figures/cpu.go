@@ -79,7 +79,7 @@ func cpuStep(o *sweep.Options, v variant, n int, quota bool) sweep.Step {
 		key, share = v.key(n)+"/quota", min(1, float64(runtime.NumCPU())/float64(n))
 	}
 	run := func(ctx context.Context, e *sweep.Env) (samples []sweep.Sample, err error) {
-		c, err := gather(ctx, e.Rig, n, func(i int) rig.Spec {
+		c, err := gather(ctx, e, n, func(i int) rig.Spec {
 			s := v.spec(i, inside(load.Idle())...)
 			s.Ready, s.Quota = load.Ready, share
 			return s
@@ -102,7 +102,7 @@ func cpuStep(o *sweep.Options, v variant, n int, quota bool) sweep.Step {
 		}
 		return sharedOut(labels, n, speeds, extra), nil
 	}
-	return sweep.Step{Key: key, Seconds: took.Seconds() + seconds(n), Run: run}
+	return sweep.Step{Key: key, Variant: v.String(), Seconds: took.Seconds() + seconds(n), Run: run}
 }
 
 // sharedOut are the samples of something that containers share: the sum, and what each
@@ -116,4 +116,6 @@ func sharedOut(labels map[string]string, n int, values []float64, extra map[stri
 }
 
 // seconds is about what starting and stopping containers takes.
-func seconds(n int) float64 { return 0.5 + 0.25*float64(n) }
+func seconds(n int) float64 { return 0.5 + secondsEach*float64(n) }
+
+const secondsEach = 0.25

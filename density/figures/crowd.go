@@ -8,10 +8,12 @@ import (
 	"path/filepath"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/tsugiki/tsugiki/density/load"
 	"github.com/tsugiki/tsugiki/density/rig"
+	"github.com/tsugiki/tsugiki/density/sweep"
 )
 
 // barrierInside is where containers of a crowd have the barrier.
@@ -26,7 +28,7 @@ const runLimit = 30 * time.Minute
 
 // crowd is some containers that do the same at the same time.
 type crowd struct {
-	rig     *rig.Rig
+	env     *sweep.Env
 	spec    func(i int) rig.Spec
 	members []*rig.Container
 	limited bool   // they have quotas
@@ -36,8 +38,8 @@ type crowd struct {
 
 // gather starts n containers, which have the barrier mounted. It leaves none if one
 // does not start.
-func gather(ctx context.Context, r *rig.Rig, n int, spec func(i int) rig.Spec) (*crowd, error) {
-	c := &crowd{rig: r, spec: spec, file: filepath.Join(r.Dir(), "barrier")}
+func gather(ctx context.Context, e *sweep.Env, n int, spec func(i int) rig.Spec) (*crowd, error) {
+	c := &crowd{env: e, spec: spec, file: filepath.Join(e.Rig.Dir(), "barrier")}
 	var err error
 	if c.barrier, err = load.NewBarrier(c.file); err != nil {
 		return nil, err
@@ -52,15 +54,18 @@ func gather(ctx context.Context, r *rig.Rig, n int, spec func(i int) rig.Spec) (
 func (c *crowd) grow(ctx context.Context, n int) error {
 	first := len(c.members)
 	c.members = append(c.members, make([]*rig.Container, n-first)...)
+	var started atomic.Int64
+	started.Store(int64(first))
 	return each(n-first, func(i int) error {
 		s := c.spec(first + i)
 		if s.Quota > 0 && first+i == 0 {
 			c.limited = true
 		}
 		s.Mounts = append(s.Mounts, rig.Mount{From: c.file, To: barrierInside})
-		m, err := c.rig.Start(ctx, s)
+		m, err := c.env.Rig.Start(ctx, s)
 		if err == nil {
 			c.members[first+i] = m
+			c.env.Say(fmt.Sprintf("%d of %d containers started", started.Add(1), n), 0)
 		}
 		return err
 	})
@@ -131,7 +136,7 @@ func (c *crowd) runners() []runner {
 // onHost is one on the host.
 func (c *crowd) onHost(loader string) runner {
 	return func(ctx context.Context, args ...string) ([]byte, error) {
-		return c.rig.Host(ctx, append([]string{loader}, load.At(c.file, args...)...)...)
+		return c.env.Rig.Host(ctx, append([]string{loader}, load.At(c.file, args...)...)...)
 	}
 }
 

@@ -135,9 +135,11 @@ func variants(o *sweep.Options, networks, storages []string) []variant {
 	return list
 }
 
-func (v variant) key(n int) string {
-	return fmt.Sprintf("%s/%s/%s/%d", v.network, filepath.Base(v.runtime), v.storage, n)
+func (v variant) String() string {
+	return fmt.Sprintf("%s/%s/%s", v.network, filepath.Base(v.runtime), v.storage)
 }
+
+func (v variant) key(n int) string { return fmt.Sprintf("%v/%d", v, n) }
 
 func (v variant) spec(i int, args ...string) rig.Spec {
 	return rig.Spec{Name: fmt.Sprintf("c%d", i), Args: args, Network: v.network, Runtime: v.runtime, Storage: v.storage}

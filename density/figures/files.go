@@ -189,7 +189,7 @@ func planIODensity(o *sweep.Options) (*sweep.Plan, error) {
 // dense has more and more containers read.
 func (j fileJob) dense(v variant, sizes []int) sweep.Step {
 	run := func(ctx context.Context, e *sweep.Env) (samples []sweep.Sample, err error) {
-		c, err := gather(ctx, e.Rig, 0, idle(v))
+		c, err := gather(ctx, e, 0, idle(v))
 		if err != nil {
 			return nil, err
 		}
@@ -197,18 +197,18 @@ func (j fileJob) dense(v variant, sizes []int) sweep.Step {
 		for _, n := range sizes {
 			there := len(c.members)
 			if err := c.grow(ctx, n); err != nil {
-				return nil, err
+				return samples, err
 			}
 			if err := j.makeInside(ctx, c.members[there:]); err != nil {
-				return nil, err
+				return samples, err
 			}
 			out, extra, err := c.together(ctx, c.runners(), func(int) []string { return j.args(dataInside) })
 			if err != nil {
-				return nil, err
+				return samples, err
 			}
 			speeds, reads, err := parseReaders(out)
 			if err != nil {
-				return nil, err
+				return samples, err
 			}
 			merge(extra, reads)
 			samples = append(samples, sharedOut(v.labels, n, speeds, extra)...)
@@ -243,7 +243,7 @@ func (j fileJob) makeInside(ctx context.Context, members []*rig.Container) error
 // step has a mixture of readers read.
 func (j fileJob) step(v variant, loader string, m mixture) sweep.Step {
 	run := func(ctx context.Context, e *sweep.Env) (_ []sweep.Sample, err error) {
-		c, err := gather(ctx, e.Rig, m.containers, idle(v))
+		c, err := gather(ctx, e, m.containers, idle(v))
 		if err != nil {
 			return nil, err
 		}
@@ -268,7 +268,9 @@ func (j fileJob) step(v variant, loader string, m mixture) sweep.Step {
 		return []sweep.Sample{{Series: "reading", Labels: v.labels, Category: m.category, Value: sum(speeds), Each: speeds, Extra: extra}}, err
 	}
 	write := float64(m.containers) * float64(j.bytes()) / usualWrites
-	return sweep.Step{Key: v.key(m.containers) + "/" + m.category, Seconds: float64(j.seconds) + write + seconds(m.containers), Run: run}
+	return sweep.Step{
+		Key: v.key(m.containers) + "/" + m.category, Variant: v.String(), Seconds: float64(j.seconds) + write + seconds(m.containers), Run: run,
+	}
 }
 
 // parseReaders has the percentiles of the slowest.

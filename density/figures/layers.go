@@ -77,5 +77,7 @@ func layerStep(j overlay.Job) sweep.Step {
 		value := float64(t.All) / float64(time.Microsecond) / float64(j.Files)
 		return []sweep.Sample{{Series: string(j.Place), X: float64(j.Files), Value: value, Extra: extra}}, nil
 	}
-	return sweep.Step{Key: fmt.Sprintf("%s/%d", j.Place, j.Files), Seconds: 0.2 + float64(j.Files)/4000, Run: run}
+	return sweep.Step{
+		Key: fmt.Sprintf("%s/%d", j.Place, j.Files), Variant: string(j.Place), Seconds: 0.2 + float64(j.Files)/4000, Run: run,
+	}
 }

@@ -22,6 +22,7 @@ const studyMost = 300
 type ramp struct {
 	rig     *rig.Rig
 	variant variant
+	said    func(doing string, containers int)
 	members []*rig.Container
 	started []float64 // milliseconds
 }
@@ -37,6 +38,7 @@ func (r *ramp) grow(ctx context.Context, n int) error {
 			return err
 		}
 		r.members, r.started = append(r.members, c), append(r.started, milliseconds(c.Started()))
+		r.said("started", len(r.members))
 	}
 	return nil
 }
@@ -76,6 +78,7 @@ func (r *ramp) shrink(ctx context.Context, n int) ([]float64, error) {
 		}
 		r.members = r.members[:i]
 		took = append(took, milliseconds(d))
+		r.said("stopped", len(r.started)-i)
 	}
 	return took, nil
 }
@@ -92,7 +95,7 @@ func (r *ramp) end(ctx context.Context) error {
 // warm has what all containers of a variant share made before anything is measured:
 // the agent, the bridge.
 func warm(ctx context.Context, r *rig.Rig, v variant) error {
-	one := ramp{rig: r, variant: v}
+	one := ramp{rig: r, variant: v, said: func(string, int) {}}
 	return errors.Join(one.grow(ctx, 1), one.end(ctx))
 }
 
@@ -122,15 +125,12 @@ func planRamp(o *sweep.Options, f *result.Figure) (*sweep.Plan, []variant, error
 		Room: rig.Room{Memory: 1 << 20, Processes: 2, Connections: 2},
 	}
 	p.Network, p.Storage = most(list)
-	wait := settle
-	if o.Quick {
-		wait = quickSettle
-	}
+	wait := waitOf(o)
 	for _, v := range list {
 		p.Steps = append(p.Steps, sweep.Step{
-			Key: v.key(n), Same: "ramp/" + v.key(n), Seconds: 2*seconds(n) + float64(len(stages(n))),
+			Key: v.key(n), Same: "ramp/" + v.key(n), Seconds: rampSeconds(n, wait),
 			Run: func(ctx context.Context, e *sweep.Env) ([]sweep.Sample, error) {
-				return climb(ctx, e.Rig, v, stages(n), wait)
+				return climb(ctx, e, v, stages(n), wait)
 			},
 		})
 	}
@@ -162,7 +162,8 @@ func planStart(o *sweep.Options) (*sweep.Plan, error) {
 const figureStart, figureMemory, figureNetwork = "start", "memory", "network"
 
 // climb starts containers in stages, looks at what they take, and stops them.
-func climb(ctx context.Context, r *rig.Rig, v variant, stages []int, wait time.Duration) (samples []sweep.Sample, err error) {
+func climb(ctx context.Context, e *sweep.Env, v variant, stages []int, wait time.Duration) (samples []sweep.Sample, err error) {
+	r, most := e.Rig, stages[len(stages)-1]
 	if err := warm(ctx, r, v); err != nil {
 		return nil, err
 	}
@@ -170,7 +171,11 @@ func climb(ctx context.Context, r *rig.Rig, v variant, stages []int, wait time.D
 	if err != nil {
 		return nil, err
 	}
-	all := ramp{rig: r, variant: v}
+	turns, waited := 0, wait
+	all := ramp{rig: r, variant: v, said: func(doing string, containers int) {
+		turns++
+		e.Say(fmt.Sprintf("%d of %d containers %s", containers, most, doing), (waited.Seconds()+secondsEach*float64(turns))/rampSeconds(most, wait))
+	}}
 	defer func() { err = errors.Join(err, all.end(ctx)) }()
 	add := func(series string, n int, took []float64) {
 		samples = append(samples, sweep.Sample{
@@ -178,12 +183,11 @@ func climb(ctx context.Context, r *rig.Rig, v variant, stages []int, wait time.D
 			Extra: map[string]float64{"rate_per_s": 1000 / mean(took)},
 		})
 	}
-	most := stages[len(stages)-1]
 	network := sweep.Sample{Figure: figureNetwork, Series: "start", Labels: v.withoutNetwork(), Category: v.network}
 	for _, n := range stages {
 		there := len(all.members)
 		if err := all.grow(ctx, n); err != nil {
-			return nil, err
+			return samples, err
 		}
 		add("start", n, all.started[there:])
 		if n < min(most, fewest) {
@@ -191,15 +195,16 @@ func climb(ctx context.Context, r *rig.Rig, v variant, stages []int, wait time.D
 		}
 		after, err := measureMemory(ctx, r, wait)
 		if err != nil {
-			return nil, err
+			return samples, err
 		}
+		waited += wait
 		value, extra := after.each(before, n)
 		samples = append(samples, sweep.Sample{Figure: figureMemory, Series: "memory", Labels: v.labels, X: float64(n), Value: value, Extra: extra})
 		network.Extra = maps.Clone(extra)
 		network.Extra["memory_kib"] = value
 	}
 	if err := all.check(ctx); err != nil {
-		return nil, err
+		return samples, err
 	}
 	var stopped []float64
 	for i := len(stages) - 1; i >= 0; i-- {
@@ -209,7 +214,7 @@ func climb(ctx context.Context, r *rig.Rig, v variant, stages []int, wait time.D
 		}
 		took, err := all.shrink(ctx, below)
 		if err != nil {
-			return nil, err
+			return samples, err
 		}
 		add("stop", stages[i], took)
 		stopped = append(stopped, took...)
@@ -223,12 +228,31 @@ func climb(ctx context.Context, r *rig.Rig, v variant, stages []int, wait time.D
 // machine changes by meanwhile.
 const fewest = 10
 
-// settle is how long the kernel is given to free what was left for after a grace
-// period of RCU, and programs to do what they do after they have begun.
+// settle is how long nothing is started or stopped before memory is read: the kernel
+// frees what it left for after a grace period of RCU, and what helpers end when they
+// have rested is gone. A gate rests for 3 s.
 const (
-	settle      = time.Second
+	settle      = 5 * time.Second
 	quickSettle = 100 * time.Millisecond
 )
+
+// rampSeconds is about what a ramp takes: starting, stopping, and the waits.
+func rampSeconds(most int, wait time.Duration) float64 {
+	looks := 1
+	for _, stage := range stages(most) {
+		if stage >= min(most, fewest) {
+			looks++
+		}
+	}
+	return 2*seconds(most) + float64(looks)*wait.Seconds()
+}
+
+func waitOf(o *sweep.Options) time.Duration {
+	if o.Quick {
+		return quickSettle
+	}
+	return settle
+}
 
 // usage is what memory is used for by a machine, in KiB.
 type usage struct{ processes, agent, slab, kernel, available float64 }
@@ -256,16 +280,19 @@ func (u usage) each(before usage, n int) (float64, map[string]float64) {
 	}
 }
 
-const memoryNote = "Memory is what all containers have added, divided by their number: PSS of all processes that are there for them " +
-	"(pss_kib; the agent's part is agent_kib), and what the kernel cannot give back (kernel_kib: unreclaimable slab, page tables, per-CPU, vmalloc with stacks). " +
-	"slab_kib is all slab; available_kib is how much less memory the machine then has available. What the first container alone brings, agent or bridge, is there before."
+func memoryNote(o *sweep.Options) string {
+	return "Memory is what all containers have added, divided by their number: PSS of all processes that are there for them " +
+		"(pss_kib; the agent's part is agent_kib), and what the kernel cannot give back (kernel_kib: unreclaimable slab, page tables, per-CPU, vmalloc with stacks). " +
+		"slab_kib is all slab; available_kib is how much less memory the machine then has available. What the first container alone brings, agent or bridge, is there before. " +
+		fmt.Sprintf("It is read %v after the last start, before as after and with all networks.", waitOf(o))
+}
 
 func planMemory(o *sweep.Options) (*sweep.Plan, error) {
 	p, list, err := planRamp(o, &result.Figure{
 		Title: "Memory for each container",
 		X:     result.Axis{Label: "containers", Log: true},
 		Y:     result.Axis{Label: "processes and kernel", Unit: "KiB", Better: result.Lower},
-		Notes: []string{rampNote, memoryNote},
+		Notes: []string{rampNote, memoryNote(o)},
 	})
 	if err == nil {
 		order(p.Figure, list, "memory")
@@ -279,7 +306,7 @@ func planNetwork(o *sweep.Options) (*sweep.Plan, error) {
 		X:     result.Axis{Label: "network"},
 		Y:     result.Axis{Label: "p99 of starting", Unit: "ms", Better: result.Lower},
 		Notes: []string{
-			rampNote, memoryNote,
+			rampNote, memoryNote(o),
 			"bridge is veth, bridge and NAT with a published port by the CNI plugins; graft is Tsugiki's runtime and agent; host is the host's own " +
 				"namespace; none has a loopback only.",
 		},

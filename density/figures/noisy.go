@@ -84,7 +84,7 @@ func planNoisy(o *sweep.Options) (*sweep.Plan, error) {
 		for _, others := range []neighbours{quiet, uncharged, charged} {
 			j := noisyJob{n: size, learn: lesson, others: others, seconds: took, runtime: o.Runtimes[0], logger: found[loggerName], tsugiki: found[tsugikiName]}
 			p.Steps = append(p.Steps, sweep.Step{
-				Key: fmt.Sprintf("%s/%d", others, size), Seconds: took.Seconds() + lesson.Seconds() + 1 + seconds(size), Run: j.run,
+				Key: fmt.Sprintf("%s/%d", others, size), Variant: string(others), Seconds: took.Seconds() + lesson.Seconds() + 1 + seconds(size), Run: j.run,
 			})
 		}
 	}
@@ -126,7 +126,7 @@ func (j noisyJob) run(ctx context.Context, e *sweep.Env) (_ []sweep.Sample, err 
 	if err != nil {
 		return nil, err
 	}
-	c, err := gather(ctx, e.Rig, j.n, func(i int) rig.Spec { return j.spec(i, outputs) })
+	c, err := gather(ctx, e, j.n, func(i int) rig.Spec { return j.spec(i, outputs) })
 	if err != nil {
 		return nil, err
 	}

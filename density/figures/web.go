@@ -162,18 +162,18 @@ const grownNote = "In each round, a network's containers are started until there
 // step has servers asked at each size.
 func (s webServer) step(v variant, sizes []int, requests int, ask func(ctx context.Context, e *sweep.Env, c *crowd) ([]sweep.Sample, error)) sweep.Step {
 	run := func(ctx context.Context, e *sweep.Env) (samples []sweep.Sample, err error) {
-		c, err := s.serve(ctx, e.Rig, v, 0)
+		c, err := s.serve(ctx, e, v)
 		if err != nil {
 			return nil, err
 		}
 		defer func() { err = errors.Join(err, c.disperse(ctx)) }()
 		for _, n := range sizes {
 			if err := c.grow(ctx, n); err != nil {
-				return nil, err
+				return samples, err
 			}
 			more, err := ask(ctx, e, c)
 			if err != nil {
-				return nil, fmt.Errorf("%d containers: %w", n, err)
+				return samples, fmt.Errorf("%d containers: %w", n, err)
 			}
 			samples = append(samples, more...)
 		}
@@ -183,9 +183,9 @@ func (s webServer) step(v variant, sizes []int, requests int, ask func(ctx conte
 	return sweep.Step{Key: v.key(most), Seconds: 1 + 2*seconds(most) + float64(len(sizes)*requests)/3000, Run: run}
 }
 
-// serve starts servers.
-func (s webServer) serve(ctx context.Context, r *rig.Rig, v variant, n int) (*crowd, error) {
-	return gather(ctx, r, n, func(i int) rig.Spec {
+// serve prepares servers, and starts none yet.
+func (s webServer) serve(ctx context.Context, e *sweep.Env, v variant) (*crowd, error) {
+	return gather(ctx, e, 0, func(i int) rig.Spec {
 		port := portOf(v, i)
 		spec := v.spec(i, s.args(port)...)
 		spec.Ports = []uint16{port}

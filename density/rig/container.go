@@ -56,7 +56,7 @@ type Container struct {
 }
 
 // Start makes and starts a container, and waits until it is up. One that fails is
-// removed.
+// removed; when ctx has ended, Close does that, with all others at once.
 func (r *Rig) Start(ctx context.Context, spec Spec) (*Container, error) {
 	spec, err := r.complete(spec)
 	if err != nil {
@@ -71,8 +71,10 @@ func (r *Rig) Start(ctx context.Context, spec Spec) (*Container, error) {
 	c.started = time.Since(since)
 	if err != nil {
 		err = fmt.Errorf("start container %s: %w%s", spec.Name, err, c.said())
-		// It is removed also if ctx has ended.
-		_, stopped := c.stop(context.WithoutCancel(ctx))
+		if ctx.Err() != nil {
+			return nil, err
+		}
+		_, stopped := c.stop(ctx)
 		return nil, errors.Join(err, stopped)
 	}
 	return c, nil

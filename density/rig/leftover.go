@@ -8,12 +8,12 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/internal/cgroup"
+	"github.com/tsugiki/tsugiki/internal/filelock"
 )
 
 // Registry has a file for each rig, named as its folder and its groups are, with the
@@ -38,7 +38,7 @@ func claim(parent string) (dir string, f *os.File, err error) {
 		return "", nil, err
 	}
 	defer all.Close()
-	if err := syscall.Flock(int(all.Fd()), syscall.LOCK_EX); err != nil {
+	if err := unix.Flock(int(all.Fd()), unix.LOCK_EX); err != nil {
 		return "", nil, fmt.Errorf("lock %s: %w", Registry, err)
 	}
 	if parent, err = filepath.Abs(parent); err != nil {
@@ -52,24 +52,13 @@ func claim(parent string) (dir string, f *os.File, err error) {
 	if err = os.WriteFile(file, []byte(dir), 0o600); err != nil {
 		return "", nil, fmt.Errorf("write down the rig: %w", err)
 	}
-	if f, err = lock(file); err != nil {
+	if f, err = filelock.Open(file); err != nil {
 		return "", nil, errors.Join(err, os.Remove(file))
 	}
 	if err = os.Mkdir(dir, 0o755); err != nil {
 		return "", nil, errors.Join(fmt.Errorf("make the rig's folder: %w", err), os.Remove(file), f.Close())
 	}
 	return dir, f, nil
-}
-
-func lock(path string) (*os.File, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	return f, nil
 }
 
 // removeLeftovers is called with Registry locked.
@@ -79,7 +68,7 @@ func removeLeftovers(parent string) error {
 		return err
 	}
 	for _, file := range files {
-		f, err := lock(file)
+		f, err := filelock.Open(file)
 		if err != nil {
 			continue // somebody's who lives, or has just removed it
 		}

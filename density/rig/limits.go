@@ -82,10 +82,15 @@ func (r *Rig) storageLimits(need, inGroup Room) ([]limit, error) {
 	if err := unix.Statfs(r.dir, &disk); err != nil {
 		return nil, fmt.Errorf("disk of %s: %w", r.dir, err)
 	}
+	inodes := int64(disk.Ffree)
+	if disk.Files == 0 { // the file system makes them as it needs them
+		inodes = math.MaxInt64
+	}
 	return []limit{
 		{what: "memory", remedy: "end what else takes it", need: need.Memory, have: info["MemAvailable"] << 10, bytes: true},
 		{what: "memory of the cgroup", remedy: "raise its limit", need: inGroup.Memory, have: group, bytes: true},
 		{what: "disk in " + r.Options.Dir, remedy: "choose another folder with --work-dir", need: need.Disk, have: int64(disk.Bavail) * disk.Bsize, bytes: true},
+		{what: "inodes in " + r.Options.Dir, remedy: "choose another folder with --work-dir", need: int64(need.Inodes), have: inodes},
 	}, nil
 }
 

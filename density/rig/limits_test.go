@@ -30,6 +30,7 @@ func TestRoom(t *testing.T) {
 		{cni.LinksMax + 1, Bridge, Overlay, Room{}, "links of a bridge, there are 1023"},
 		{1, Bridge, Overlay, Room{Connections: 1 << 40}, "sysctl -w net.netfilter.nf_conntrack_max=N"},
 		{1, None, Overlay, Room{Disk: 1 << 50}, "--work-dir"},
+		{1, None, Overlay, Room{Inodes: 1 << 40}, "of inodes in "},
 		{1, None, Overlay, Room{Memory: 1 << 50}, "of memory, there are"},
 		{1, None, Overlay, Room{Processes: 1 << 40}, "sysctl -w kernel.pid_max=N"},
 		{1, None, Overlay, Room{Files: 1 << 40}, "ulimit -Hn N"},

@@ -229,6 +229,14 @@ func (r *Rig) Close() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var errs []error
+	// Before the kill: an overlay waits until the whole disk is written when its last
+	// mount goes. So each goes with its container, all at the same time, and not one
+	// after the other with our thread.
+	for _, c := range r.containers {
+		if c.mounted != "" {
+			errs = append(errs, r.unmount(c.mounted))
+		}
+	}
 	if r.group != "" {
 		errs = append(errs, cgroup.At(r.group).Kill())
 	}

@@ -16,6 +16,7 @@ import (
 type Room struct {
 	Memory      int64 // bytes
 	Disk        int64 // bytes
+	Inodes      int   // files and folders on that disk
 	Processes   int
 	Files       int // that this process, or the agent, has open
 	Connections int // that the containers get from outside within a second
@@ -24,12 +25,12 @@ type Room struct {
 // What containers take besides their programs: the runtime while it starts one, its
 // file system, and what connects it.
 var (
-	anyRoom = Room{Memory: 1 << 20, Disk: 64 << 10, Processes: 1, Files: 6}
+	anyRoom = Room{Memory: 1 << 20, Disk: 64 << 10, Inodes: 16, Processes: 1, Files: 6}
 	// Two gates or keepers and the kernel's maps; the agent's files.
 	graftRoom  = Room{Memory: 3 << 20, Disk: 64 << 10, Processes: 3, Files: 40}
 	bridgeRoom = Room{Memory: 1 << 20, Disk: 4 << 10, Files: 1}
 	// The agent, and one runtime with its helpers at a time.
-	rigRoom = Room{Memory: 256 << 20, Disk: 16 << 20, Processes: 40, Files: 200}
+	rigRoom = Room{Memory: 256 << 20, Disk: 16 << 20, Inodes: 1000, Processes: 40, Files: 200}
 	// What a rig has itself of each kind of namespace, and in a mount namespace.
 	rigNamespaces, rigMounts = 4, 64
 	// shownLimits are how many are said, those of which most is taken.
@@ -38,7 +39,7 @@ var (
 
 func (a Room) plus(b Room, times int) Room {
 	n := int64(times)
-	return Room{a.Memory + b.Memory*n, a.Disk + b.Disk*n, a.Processes + b.Processes*times, a.Files + b.Files*times, a.Connections + b.Connections*times}
+	return Room{a.Memory + b.Memory*n, a.Disk + b.Disk*n, a.Inodes + b.Inodes*times, a.Processes + b.Processes*times, a.Files + b.Files*times, a.Connections + b.Connections*times}
 }
 
 // CheckRoom compares what the machine has with what so many containers take, each with
@@ -79,17 +80,17 @@ func (r *Rig) need(containers int, network, storage string, program Room) (Room,
 		each = each.plus(bridgeRoom, 1)
 	}
 	if storage == Dir {
-		copied, err := treeSize(r.rootfs())
+		copied, err := treeRoom(r.rootfs())
 		if err != nil {
 			return Room{}, err
 		}
-		each.Disk += copied
+		each = each.plus(copied, 1)
 	}
 	return rigRoom.plus(each, containers), nil
 }
 
-// treeSize is how much the files in a folder take.
-func treeSize(dir string) (sum int64, err error) {
+// treeRoom is what the files in a folder take.
+func treeRoom(dir string) (sum Room, err error) {
 	const block = 4096
 	err = filepath.WalkDir(dir, func(_ string, d os.DirEntry, err error) error {
 		if err != nil {
@@ -97,7 +98,8 @@ func treeSize(dir string) (sum int64, err error) {
 		}
 		info, err := d.Info()
 		if err == nil {
-			sum += (info.Size() + block - 1) / block * block
+			sum.Disk += (info.Size() + block - 1) / block * block
+			sum.Inodes++
 		}
 		return err
 	})
@@ -115,5 +117,9 @@ func size(n int64) string {
 	return fmt.Sprintf("%.0f KiB", float64(n)/(1<<10))
 }
 
-// DiskFull tells whether an error comes from a disk without room.
-func DiskFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
+// DiskFull tells whether an error comes from a disk without room, which a program may
+// have met.
+func DiskFull(err error) bool {
+	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) ||
+		err != nil && strings.Contains(strings.ToLower(err.Error()), unix.ENOSPC.Error())
+}

@@ -5,13 +5,18 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"reflect"
-	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/density/result"
+	"github.com/tsugiki/tsugiki/internal/filelock"
 )
 
 // JournalFile is what a sweep has in the folder of its results until it is complete:
@@ -21,8 +26,16 @@ const JournalFile = "journal.jsonl"
 // journalVersion is that of its format.
 const journalVersion = 1
 
-// ErrOther says that a journal is another sweep's.
-var ErrOther = errors.New("is of a sweep with other options")
+var (
+	// ErrOther says that a journal is another sweep's.
+	ErrOther = errors.New("is of a sweep with other options")
+	// ErrThere says that a folder has what a sweep would replace, or is another's now.
+	ErrThere = errors.New("choose another folder")
+	// errJournal says that a step cannot be written down.
+	errJournal = errors.New("write journal")
+	// ErrNothing says that there is nothing to resume.
+	ErrNothing = errors.New("nothing to resume")
+)
 
 type header struct {
 	Version int       `json:"version"`
@@ -47,46 +60,88 @@ type journal struct {
 	keys   map[string]bool    // of those that were made
 }
 
-// openJournal begins a journal, or continues the one that is there. A folder without a
-// journal has nothing to continue.
-func openJournal(dir string, h header, resume bool) (*journal, error) {
+// earlier is what a sweep does with what its folder has of an earlier one.
+type earlier int
+
+const (
+	refuse earlier = iota
+	resume
+	replace
+)
+
+// openJournal begins a journal, or continues the one that is there.
+func openJournal(dir string, h header, do earlier) (_ *journal, err error) {
 	h.Version = journalVersion
 	j := &journal{header: h, steps: map[string][]entry{}, keys: map[string]bool{}}
-	path := filepath.Join(dir, JournalFile)
-	var before []byte
-	if resume {
-		data, err := os.ReadFile(path)
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil, fmt.Errorf("nothing to resume: %w", err)
-		}
-		if err != nil {
-			return nil, err
-		}
-		if before, err = j.parse(data); err != nil {
-			return nil, fmt.Errorf("resume with %s: %w", path, err)
-		}
+	flags := os.O_RDWR | os.O_CREATE
+	if do == resume {
+		flags = os.O_RDWR
 	}
-	var err error
-	if j.file, err = os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o644); err != nil {
-		return nil, err
-	}
-	if err := syscall.Flock(int(j.file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		return nil, errors.Join(fmt.Errorf("%s is another sweep's that runs: %w", dir, err), j.file.Close())
-	}
-	// What was written last may be half a line.
-	if err = j.file.Truncate(int64(len(before))); err == nil {
-		_, err = j.file.Seek(int64(len(before)), 0)
-	}
-	if err == nil && len(before) == 0 {
-		if j.header.Options.Seed == 0 {
-			j.header.Options.Seed = rand.Uint64()
-		}
-		err = j.write(j.header)
+	j.file, err = os.OpenFile(filepath.Join(dir, JournalFile), flags, 0o644)
+	if do == resume && errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%w in %s: there is no interrupted study", ErrNothing, dir)
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("write journal: %w", err), j.file.Close())
+		return nil, err
 	}
-	return j, nil
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, j.file.Close())
+		}
+	}()
+	if err := filelock.Take(j.file); errors.Is(err, unix.EWOULDBLOCK) {
+		return nil, fmt.Errorf("another run measures into %s: wait for its end, or %w", dir, ErrThere)
+	} else if err != nil {
+		return nil, fmt.Errorf("lock %s: %w", j.file.Name(), err)
+	}
+	length, err := j.before(dir, do)
+	if err != nil {
+		return nil, err
+	}
+	return j, j.begin(length)
+}
+
+// before looks at what there is of an earlier sweep, and returns how much of the journal
+// stays.
+func (j *journal) before(dir string, do earlier) (int, error) {
+	data, err := io.ReadAll(j.file)
+	switch {
+	case err != nil:
+		return 0, err
+	case do == resume:
+		whole, err := j.parse(data)
+		if err != nil {
+			return 0, fmt.Errorf("resume with %s: %w", j.file.Name(), err)
+		}
+		return len(whole), nil
+	case do == replace:
+		return 0, nil
+	case len(data) > 0:
+		return 0, fmt.Errorf("%s has an interrupted study: --resume goes on with it, --force begins anew, or %w", dir, ErrThere)
+	}
+	if _, err := os.Lstat(filepath.Join(dir, result.File)); err == nil {
+		return 0, errors.Join(fmt.Errorf("%s has the results of a study: --force replaces them, or %w", dir, ErrThere), j.remove())
+	}
+	return 0, nil
+}
+
+// begin cuts off what does not stay, as half a line that was being written, and writes
+// the first line if there is none.
+func (j *journal) begin(length int) error {
+	err := j.file.Truncate(int64(length))
+	if err == nil {
+		_, err = j.file.Seek(int64(length), io.SeekStart)
+	}
+	if err != nil {
+		return fmt.Errorf("%w: %w", errJournal, err)
+	}
+	if length > 0 {
+		return nil
+	}
+	if j.header.Options.Seed == 0 {
+		j.header.Options.Seed = rand.Uint64()
+	}
+	return j.write(j.header)
 }
 
 // parse reads whole lines, and returns those that it has understood.
@@ -169,10 +224,10 @@ func (j *journal) append(e entry) error {
 func (j *journal) write(value any) error {
 	line, err := json.Marshal(value)
 	if err != nil {
-		return fmt.Errorf("write journal: %w", err)
+		return fmt.Errorf("%w: %w", errJournal, err)
 	}
 	if _, err := j.file.Write(append(line, '\n')); err != nil {
-		return fmt.Errorf("write journal: %w", err)
+		return fmt.Errorf("%w: %w", errJournal, err)
 	}
 	return nil
 }

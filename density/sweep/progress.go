@@ -29,6 +29,8 @@ type progress struct {
 	past     float64       // of expected: those of steps that were made
 	took     time.Duration // what those took
 	step     string
+	what     string    // that the step does now
+	share    float64   // of the step that is over, as it says; 0: it does not say
 	guess    float64   // seconds that the step is expected to take
 	since    time.Time // when it began
 	said     time.Time // when the last line was written
@@ -65,8 +67,27 @@ func (p *progress) tick() {
 func (p *progress) show(step string, expected float64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.step, p.guess, p.since = step, expected, time.Now()
+	p.step, p.guess, p.since, p.what, p.share = step, expected, time.Now(), "", 0
 	p.draw()
+}
+
+// within says how far the step is.
+func (p *progress) within(what string, share float64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.what, p.share = what, min(1, max(share, p.share))
+	p.draw()
+}
+
+// say prints a line above the bar; so many seconds are left now.
+func (p *progress) say(line string, left float64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.width > 0 {
+		fmt.Fprint(p.out, "\r\x1b[K")
+	}
+	fmt.Fprintln(p.out, line)
+	p.expected = p.past + left
 }
 
 // done says that a step was made.
@@ -80,11 +101,17 @@ func (p *progress) done(expected float64, took time.Duration) {
 // state is the share that is made, and the time that is left: as much longer, or
 // shorter, than was expected as what is past. A step is not over before it is.
 func (p *progress) state() (share float64, left time.Duration) {
-	factor := 1.0
-	if p.past > 0 {
-		factor = p.took.Seconds() / p.past
+	past, took := p.past, p.took.Seconds()
+	if p.share > 0 { // it counts as one that was made
+		past, took = past+p.share*p.guess, took+time.Since(p.since).Seconds()
 	}
-	past := p.past + min(time.Since(p.since).Seconds()/factor, p.guess)
+	factor := 1.0
+	if past > 0 {
+		factor = took / past
+	}
+	if p.share == 0 {
+		past += min(time.Since(p.since).Seconds()/factor, p.guess)
+	}
 	if p.expected > 0 {
 		share = min(1, past/p.expected)
 	}
@@ -97,16 +124,20 @@ func (p *progress) draw() {
 		return
 	}
 	share, left := p.state()
+	step := p.step
+	if p.what != "" {
+		step += ", " + p.what
+	}
 	if p.width == 0 {
 		if time.Since(p.said) >= lineEvery {
 			p.said = time.Now()
-			fmt.Fprintf(p.out, "%3.0f %%, %v left: %s\n", 100*share, left, p.step)
+			fmt.Fprintf(p.out, "%3.0f %%, %v left: %s\n", 100*share, left, step)
 		}
 		return
 	}
 	full := int(share * barWidth)
 	line := fmt.Sprintf("[%s%s] %3.0f %%  %v left  %s",
-		strings.Repeat("#", full), strings.Repeat("-", barWidth-full), 100*share, left, p.step)
+		strings.Repeat("#", full), strings.Repeat("-", barWidth-full), 100*share, left, step)
 	fmt.Fprintf(p.out, "\r\x1b[K%s", line[:min(len(line), p.width-1)])
 }
 

@@ -30,6 +30,12 @@ func TestProgress(t *testing.T) {
 	if share, left := p.state(); share != 0.3 || left != 70*time.Second {
 		t.Errorf("in a long step: %v, %v left", share, left)
 	}
+	// One that says how far it is, is as slow as it says.
+	p.share = 0.5
+	if share, left := p.state(); share != 0.15 || left < 5*time.Hour || left > 6*time.Hour {
+		t.Errorf("half of a step in an hour: %v, %v left", share, left)
+	}
+	p.share = 0
 	var out bytes.Buffer
 	p.out, p.width, p.step = &out, 50, "cpu, round 1 of 5: "+strings.Repeat("x", 100)
 	p.draw()

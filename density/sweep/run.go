@@ -1,6 +1,7 @@
 package sweep
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,6 +33,7 @@ type Sweep struct {
 	Dir         string   // of the results; it exists
 	WorkDir     string   // for the rigs' folders; empty: the system's for temporary files
 	Resume      bool     // what the journal in Dir has is not measured again
+	Force       bool     // what Dir has of an earlier study is replaced
 	Command     []string // runs it again, but for the seed
 	Progress    io.Writer
 	Log         *slog.Logger
@@ -41,20 +43,55 @@ type Sweep struct {
 	bar     *progress
 	plans   []*Plan
 	events  map[*result.Point][]float64
+	failed  map[string]*failure // by what fails together
+}
+
+// failure is what has failed of a variant.
+type failure struct {
+	first error
+	times int
+	keys  map[string]int // of its steps
+}
+
+// A step that has failed so often is not tried again, and neither is a variant of which
+// so many steps have.
+const patience = 2
+
+func (f *failure) add(key string, err error) {
+	if f.first == nil {
+		f.first, f.keys = err, map[string]int{}
+	}
+	f.times++
+	f.keys[key]++
+}
+
+func (f *failure) enough(key string) bool { return f.keys[key] >= patience || len(f.keys) >= patience }
+
+// failureOf is where a step's failures are counted. What is the same in several figures
+// fails in all of them.
+func (s *Sweep) failureOf(p *Plan, step *Step) *failure {
+	of := step.Same
+	if of == "" {
+		of = p.Figure.Name + "/" + cmp.Or(step.Variant, step.Key)
+	}
+	if s.failed[of] == nil {
+		s.failed[of] = &failure{}
+	}
+	return s.failed[of]
 }
 
 // Run makes all steps, writes the results into Dir and returns them, with an error also:
 // those that there are then, or nil if nothing was measured. Everything else that it has
 // made is removed when it returns. It ends when ctx does.
-func (s *Sweep) Run(ctx context.Context) (_ *result.Results, err error) {
-	s.events = make(map[*result.Point][]float64)
+func (s *Sweep) Run(ctx context.Context) (results *result.Results, err error) {
+	s.events, s.failed = make(map[*result.Point][]float64), make(map[string]*failure)
 	s.results = &result.Results{Started: time.Now().UTC().Truncate(time.Second)}
 	if err := s.open(); err != nil {
 		return nil, err
 	}
 	defer s.journal.close()
 	defer func() {
-		if s.journal.count() == 0 { // there is nothing to resume
+		if results == nil { // there is nothing to resume
 			err = errors.Join(err, s.journal.remove())
 		}
 	}()
@@ -74,7 +111,7 @@ func (s *Sweep) Run(ctx context.Context) (_ *result.Results, err error) {
 			continue
 		}
 		failed = append(failed, fmt.Errorf("%s: %w", p.Figure.Name, err))
-		if ctx.Err() != nil || rig.DiskFull(err) {
+		if ctx.Err() != nil || s.stops(err) {
 			break
 		}
 	}
@@ -88,7 +125,14 @@ func (s *Sweep) open() (err error) {
 		names = append(names, e.Name())
 	}
 	h := header{Figures: names, Options: s.Options, Started: s.results.Started}
-	if s.journal, err = openJournal(s.Dir, h, s.Resume); err != nil {
+	do := refuse
+	switch {
+	case s.Resume:
+		do = resume
+	case s.Force:
+		do = replace
+	}
+	if s.journal, err = openJournal(s.Dir, h, do); err != nil {
 		return err
 	}
 	s.Options, s.results.Started = s.journal.header.Options, s.journal.header.Started
@@ -151,7 +195,7 @@ func (s *Sweep) left() (seconds float64) {
 			for i := range p.Steps {
 				step := &p.Steps[i]
 				same := fmt.Sprint(step.Same, round)
-				if s.journal.made(p.Figure.Name, step.Key, round) || step.Same != "" && shared[same] {
+				if s.journal.made(p.Figure.Name, step.Key, round) || step.Same != "" && shared[same] || s.failureOf(p, step).enough(step.Key) {
 					continue
 				}
 				shared[same] = true
@@ -175,37 +219,85 @@ func (s *Sweep) todo(p *Plan, round int) (steps []*Step) {
 	return steps
 }
 
-// figure makes the steps of a figure, in a rig of its own.
+// figure makes the steps of a figure, in a rig of its own. A step that fails does not
+// end it: the others are made, in another rig, for nobody knows what is left in that one.
 func (s *Sweep) figure(ctx context.Context, p *Plan) (err error) {
-	rounds := make([][]*Step, p.Rounds)
-	todo := 0
-	for round := range rounds {
-		rounds[round] = s.todo(p, round)
-		todo += len(rounds[round])
-	}
-	if todo == 0 {
-		return nil
-	}
-	r, err := rig.New(p.Rig, s.Log)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, r.Close()) }()
-	if p.Prepare != nil {
-		if err := p.Prepare(ctx, r); err != nil {
-			return err
+	var r *rig.Rig
+	defer func() {
+		if r != nil {
+			err = errors.Join(err, r.Close())
 		}
-	}
-	for round, steps := range rounds {
-		for _, step := range steps {
+	}()
+	var failed []*failure
+	for round := range p.Rounds {
+		for _, step := range s.todo(p, round) {
+			f := s.failureOf(p, step)
+			if f.enough(step.Key) {
+				continue
+			}
+			if r == nil {
+				if r, err = s.rig(ctx, p); err != nil {
+					return errors.Join(all(failed), err)
+				}
+			}
 			s.bar.show(fmt.Sprintf("%s, round %d of %d: %s", p.Figure.Name, round+1, p.Rounds, step.Key), step.Seconds)
-			if err := s.step(ctx, p, step, &Env{Rig: r, Round: round, Log: s.Log}); err != nil {
-				return fmt.Errorf("%s: %w", step.Key, err)
+			err := s.step(ctx, p, step, &Env{Rig: r, Round: round, Log: s.Log, progress: s.bar.within})
+			if err == nil {
+				continue
+			}
+			if ctx.Err() != nil || s.stops(err) {
+				return errors.Join(all(failed), fmt.Errorf("%s: %w", step.Key, err))
+			}
+			text := fmt.Sprintf("%s failed in round %d: %s", step.Key, round+1, oneLine(err))
+			if f.add(step.Key, fmt.Errorf("%s: %w", step.Key, err)); !slices.Contains(failed, f) {
+				failed = append(failed, f)
+				p.Figure.Notes = append(p.Figure.Notes, text)
+			}
+			if f.enough(step.Key) {
+				text += "; it is not tried again"
+			}
+			s.bar.say(p.Figure.Name+": "+text, s.left())
+			err, r = r.Close(), nil
+			if err != nil {
+				return errors.Join(all(failed), err)
 			}
 		}
 	}
-	return nil
+	return all(failed)
 }
+
+// rig makes one for a figure.
+func (s *Sweep) rig(ctx context.Context, p *Plan) (*rig.Rig, error) {
+	r, err := rig.New(p.Rig, s.Log)
+	if err != nil {
+		return nil, err
+	}
+	if p.Prepare != nil {
+		err = p.Prepare(ctx, r)
+	}
+	if err != nil {
+		return nil, errors.Join(err, r.Close())
+	}
+	return r, nil
+}
+
+// all joins failures.
+func all(failed []*failure) error {
+	var errs []error
+	for _, f := range failed {
+		err := f.first
+		if f.times > 1 {
+			err = fmt.Errorf("%w (the first of %d failures)", err, f.times)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
+
+// stops says whether nothing else can be measured after an error.
+func (s *Sweep) stops(err error) bool { return rig.DiskFull(err) || errors.Is(err, errJournal) }
 
 // step makes one step and writes down what it has measured.
 func (s *Sweep) step(ctx context.Context, p *Plan, step *Step, e *Env) error {
@@ -215,23 +307,26 @@ func (s *Sweep) step(ctx context.Context, p *Plan, step *Step, e *Env) error {
 	since := time.Now()
 	samples, err := step.Run(limited, e)
 	took := time.Since(since)
+	left := e.Rig.Running()
 	switch {
 	case ctx.Err() != nil:
-		return ctx.Err()
+		err = ctx.Err()
 	case limited.Err() != nil:
-		return fmt.Errorf("it was given up after %v, %.0f s were expected: %w", limit, step.Seconds, err)
-	case err != nil:
+		err = fmt.Errorf("it was given up after %v, %.0f s were expected: %w", limit, step.Seconds, err)
+	case err == nil && len(left) > 0:
+		err = fmt.Errorf("it has left containers running: %s", strings.Join(left, ", "))
+	case err == nil:
+		s.bar.done(step.Seconds, took)
+	}
+	if err != nil && len(samples) == 0 {
 		return err
 	}
-	if left := e.Rig.Running(); len(left) > 0 {
-		return fmt.Errorf("it has left containers running: %s", strings.Join(left, ", "))
-	}
-	s.bar.done(step.Seconds, took)
-	return s.keep(p, step, entry{Round: e.Round, Seconds: took.Seconds(), Samples: samples})
+	return errors.Join(err, s.keep(p, step, entry{Round: e.Round, Seconds: took.Seconds(), Samples: samples}, err == nil))
 }
 
-// keep writes down what a step has measured, for each figure that has the step.
-func (s *Sweep) keep(p *Plan, step *Step, made entry) error {
+// keep takes what a step has measured, for each figure that has the step. It is written
+// down if that is all: else a resumed sweep makes the step again.
+func (s *Sweep) keep(p *Plan, step *Step, made entry, whole bool) error {
 	samples := made.Samples
 	for _, other := range s.plans {
 		for i := range other.Steps {
@@ -245,6 +340,9 @@ func (s *Sweep) keep(p *Plan, step *Step, made entry) error {
 				return m.Figure != other.Figure.Name && (m.Figure != "" || other != p)
 			})
 			s.add(other, made)
+			if !whole {
+				continue
+			}
 			if err := s.journal.append(made); err != nil {
 				return err
 			}
@@ -280,7 +378,7 @@ func (s *Sweep) finish(ctx context.Context, failed []error) (*result.Results, er
 		why, failed = []string{"interrupted"}, []error{ctx.Err()}
 	} else {
 		for _, err := range failed {
-			why = append(why, strings.ReplaceAll(err.Error(), "\n", "; "))
+			why = append(why, oneLine(err))
 		}
 	}
 	if len(why) > 0 {
@@ -289,7 +387,7 @@ func (s *Sweep) finish(ctx context.Context, failed []error) (*result.Results, er
 	// A figure of which nothing was measured is none.
 	r.Figures = slices.DeleteFunc(r.Figures, func(f *result.Figure) bool { return f.Seconds == 0 })
 	r.Finish()
-	if made == 0 {
+	if len(r.Figures) == 0 {
 		return nil, errors.Join(failed...)
 	}
 	r.Command = append(s.Command, "--seed", strconv.FormatUint(s.Options.Seed, 10))

@@ -72,7 +72,11 @@ type Step struct {
 	// Same, if it is not empty, names what other figures of the same sweep measure
 	// too: such steps are made once in a round, for all figures that have one.
 	Same string
-	Run  func(ctx context.Context, e *Env) ([]Sample, error)
+	// Variant is what fails together, if it fails: when several of its steps have, those
+	// that are left are not tried. A step with Same is a variant of its own.
+	Variant string
+	// Run returns what it has measured, with an error also.
+	Run func(ctx context.Context, e *Env) ([]Sample, error)
 }
 
 // Env is where a step is made.
@@ -80,6 +84,16 @@ type Env struct {
 	Rig   *rig.Rig
 	Round int // counted from 0
 	Log   *slog.Logger
+
+	progress func(what string, share float64)
+}
+
+// Say shows what a long step does now, and which part of its time is over; 0 if it does
+// not know.
+func (e *Env) Say(what string, share float64) {
+	if e.progress != nil {
+		e.progress(what, share)
+	}
 }
 
 // Sample is one measured value of one point, and what was measured beside it.

@@ -155,9 +155,66 @@ func TestResume(t *testing.T) {
 	if p := r.Figure("one").Line("a", nil).At(1); len(p.Samples) != 3 || r.Incomplete != "" {
 		t.Errorf("point: %+v, %q", p, r.Incomplete)
 	}
-	if _, err := run(t, &Sweep{Experiments: []Experiment{again}, Dir: dir, Resume: true}); !errors.Is(err, os.ErrNotExist) {
+	if _, err := run(t, &Sweep{Experiments: []Experiment{again}, Dir: dir, Resume: true}); !errors.Is(err, ErrNothing) {
 		t.Errorf("resumed when nothing was left: %v", err)
 	}
+}
+
+// An earlier study is replaced only if that is asked for.
+func TestEarlier(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	dir := t.TempDir()
+	one := []Experiment{&counting{name: "one"}}
+	if _, err := runIn(ctx, t, &Sweep{Experiments: []Experiment{&counting{name: "one", cancel: cancel}}, Dir: dir}); !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	refused := func(what string) {
+		t.Helper()
+		before := snapshot(t, dir)
+		_, err := run(t, &Sweep{Experiments: one, Dir: dir})
+		if !errors.Is(err, ErrThere) || !strings.Contains(err.Error(), what) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%v, want one line with %s", err, what)
+		}
+		if diff := cmp.Diff(before, snapshot(t, dir)); diff != "" {
+			t.Error(diff)
+		}
+	}
+	refused("--resume")
+	if r, err := run(t, &Sweep{Experiments: one, Dir: dir, Force: true}); err != nil || r.Incomplete != "" {
+		t.Fatalf("begun anew: %+v, %v", r, err)
+	}
+	refused("--force")
+	if _, err := run(t, &Sweep{Experiments: one, Dir: dir, Force: true}); err != nil {
+		t.Error(err)
+	}
+	// Somebody measures there.
+	j, err := openJournal(dir, header{}, replace)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer j.close()
+	for _, s := range []*Sweep{{Resume: true}, {Force: true}, {}} {
+		s.Experiments, s.Dir = one, dir
+		if _, err := run(t, s); !errors.Is(err, ErrThere) || !strings.Contains(err.Error(), "another run") {
+			t.Errorf("beside another run: %v", err)
+		}
+	}
+}
+
+// snapshot is what the files of a folder have.
+func snapshot(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	all := make(map[string]string)
+	files, err := os.ReadDir(dir)
+	for _, f := range files {
+		data, readErr := os.ReadFile(filepath.Join(dir, f.Name()))
+		err, all[f.Name()] = errors.Join(err, readErr), string(data)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
 }
 
 func TestCategories(t *testing.T) {
@@ -291,6 +348,94 @@ func TestFailure(t *testing.T) {
 	}
 	if _, err := run(t, &Sweep{Experiments: []Experiment{&counting{name: "bad", fail: "a"}}, Dir: "/no/such/folder"}); err == nil {
 		t.Error("no error without a folder")
+	}
+}
+
+// failsLater is a runtime that makes two containers and no more.
+const failsLater = `#!/bin/sh
+case " $* " in *" run "*)
+	echo >>"$0.made"
+	if [ "$(wc -l <"$0.made")" -gt 2 ]; then
+		echo "out of containers" >&2
+		exit 1
+	fi
+esac
+exec runc "$@"
+`
+
+// climbing is a figure that starts three containers in each step, with each runtime.
+type climbing struct{ runtimes []string }
+
+func (climbing) Name() string { return "climbing" }
+
+func (c climbing) Plan(*Options) (*Plan, error) {
+	p := &Plan{Figure: &result.Figure{Name: "climbing"}, Rounds: 3, Containers: 3, Network: rig.None, Storage: rig.Overlay}
+	for _, runtime := range c.runtimes {
+		name := filepath.Base(runtime)
+		run := func(ctx context.Context, e *Env) (samples []Sample, err error) {
+			var there []*rig.Container
+			for i := range 3 {
+				one, err := e.Rig.Start(ctx, rig.Spec{Name: fmt.Sprint("c", i), Runtime: runtime, Args: []string{"sleep", "1000"}})
+				if err != nil {
+					return samples, err
+				}
+				there = append(there, one)
+				samples = append(samples, Sample{Series: name, X: float64(i), Value: 1})
+			}
+			for _, one := range there {
+				_, stopped := one.Stop(ctx)
+				err = errors.Join(err, stopped)
+			}
+			return samples, err
+		}
+		p.Steps = append(p.Steps, Step{Key: name, Seconds: 1, Run: run})
+	}
+	return p, nil
+}
+
+// TestFailingVariant has the others go on, what it has measured kept, and no third try.
+func TestFailingVariant(t *testing.T) {
+	broken := filepath.Join(t.TempDir(), "broken")
+	if err := os.WriteFile(broken, []byte(failsLater), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	r, err := run(t, &Sweep{Experiments: []Experiment{climbing{[]string{broken, "runc"}}}, Dir: dir})
+	if err == nil || r == nil {
+		t.Fatalf("results %v, error %v", r, err)
+	}
+	for _, text := range []string{err.Error(), r.Incomplete} {
+		if !strings.Contains(text, "climbing: broken: start container c2") || !strings.Contains(text, "out of containers") ||
+			!strings.Contains(text, "2 failures") {
+			t.Errorf("it says %q", text)
+		}
+	}
+	f := r.Figure("climbing")
+	if note := f.Notes[0]; !strings.Contains(note, "broken failed in round") || strings.Contains(note, "\n") {
+		t.Errorf("note: %q", note)
+	}
+	for _, tt := range []struct {
+		series string
+		x      float64
+		want   int
+	}{{"runc", 0, 3}, {"runc", 2, 3}, {"broken", 0, 1}, {"broken", 1, 1}, {"broken", 2, 0}} {
+		if got := len(f.Line(tt.series, nil).At(tt.x).Samples); got != tt.want {
+			t.Errorf("%s at %v: %d samples, want %d", tt.series, tt.x, got, tt.want)
+		}
+	}
+	if made, err := os.ReadFile(broken + ".made"); err != nil || len(made) != 4 { // three containers, then one
+		t.Errorf("it was asked for %d containers: %v", len(made), err)
+	}
+	// When it is mended, what is missing is measured.
+	if err := os.Remove(broken + ".made"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(broken, []byte("#!/bin/sh\nexec runc \"$@\"\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	r, err = run(t, &Sweep{Experiments: []Experiment{climbing{[]string{broken, "runc"}}}, Dir: dir, Resume: true})
+	if err != nil || len(r.Figure("climbing").Line("broken", nil).At(2).Samples) != 3 {
+		t.Errorf("resumed: %+v, %v", r, err)
 	}
 }
 

@@ -56,7 +56,7 @@ var allowed = map[string][]string{
 // leaves of internal/ import nothing of ours but each other's namespaces and
 // cgroups, on which the keeper and the launcher are built.
 var leaves = []string{
-	"internal/cgroup", "internal/cni", "internal/config", "internal/cputime", "internal/gate", "internal/kernel", "internal/keeper", "internal/launch",
+	"internal/cgroup", "internal/cni", "internal/config", "internal/cputime", "internal/filelock", "internal/gate", "internal/kernel", "internal/keeper", "internal/launch",
 	"internal/mapped", "internal/netns",
 	"internal/programs", "internal/testkit", "internal/watch",
 }
