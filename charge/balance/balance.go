@@ -294,7 +294,7 @@ func (b *Balance) period() {
 		b.usualOwn += w * (b.own - b.usualOwn)
 		b.usualBorrowed += w * (borrowed - b.usualBorrowed)
 	}
-	if b.calm >= restAfter {
+	if b.calm >= restAfter && !b.hold && b.carried == 0 {
 		b.usualBorrowed = 0 // of one that does nothing, nothing else would tell
 	}
 	// One that together with its helpers leaves half of its quota may need it at any
