@@ -26,7 +26,6 @@ type account struct {
 	*enforce.Account
 	group   *bandwidth.Group
 	init    *helper.Process     // the container's first, once it was asked for
-	lock    *os.File            // held while we are who charges it
 	owner   uint32              // in meters of the kernel
 	names   []string            // of byName; the first is shown
 	id      string              // as its engine calls it; or empty
@@ -40,7 +39,7 @@ func (acct *account) close() error {
 	if acct.init != nil {
 		err = acct.init.Close()
 	}
-	return errors.Join(err, acct.lock.Close(), acct.group.Close())
+	return errors.Join(err, acct.group.Close())
 }
 
 // limited tells whether the container has a quota that something can be taken from.
@@ -87,11 +86,15 @@ func (a *Accounts) open(g *bandwidth.Group, name, id string) (*account, error) {
 	if g.Root() {
 		return nil, errors.Join(fmt.Errorf("%w: the root of the cpu hierarchy is no container's cgroup", ErrRequest), g.Close())
 	}
-	lock, err := lockGroup(g.Path())
+	// Locked: this process is the one that charges it.
+	err := g.Lock()
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		err = fmt.Errorf("%w: another agent charges %s", ErrRequest, g.Path())
+	}
 	if err != nil {
 		return nil, errors.Join(err, g.Close())
 	}
-	acct := &account{group: g, lock: lock, by: map[string]string{}}
+	acct := &account{group: g, by: map[string]string{}}
 	if acct.Account, err = a.controller.Add(ledgerName(g.Path()), g); err != nil {
 		return nil, errors.Join(full(err), acct.close())
 	}
@@ -110,22 +113,6 @@ func ledgerName(path string) string {
 	}
 	sum := sha256.Sum256([]byte(path))
 	return hex.EncodeToString(sum[:])
-}
-
-// lockGroup makes this process the one that charges a cgroup.
-func lockGroup(path string) (*os.File, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrUnknown, err)
-	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		f.Close()
-		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, fmt.Errorf("%w: another agent charges %s", ErrRequest, path)
-		}
-		return nil, fmt.Errorf("lock cgroup %s: %w", path, err)
-	}
-	return f, nil
 }
 
 // name gives an account another name. The first is kept, unless that was a path.

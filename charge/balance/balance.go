@@ -294,6 +294,9 @@ func (b *Balance) period() {
 		b.usualOwn += w * (b.own - b.usualOwn)
 		b.usualBorrowed += w * (borrowed - b.usualBorrowed)
 	}
+	if b.calm >= restAfter && !b.hold && b.carried == 0 {
+		b.usualBorrowed = 0 // of one that does nothing, nothing else would tell
+	}
 	// One that together with its helpers leaves half of its quota may need it at any
 	// time; if its helpers do too then, that is taken from the periods after.
 	if sum := b.usualOwn + b.usualBorrowed; sum > 0 && (sum > float64(full)/2 || b.b < float64(full)) {

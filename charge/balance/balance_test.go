@@ -328,3 +328,17 @@ func TestOldDebtHoldsNobody(t *testing.T) {
 		t.Errorf("%+v, rest %v", out, b.Rest())
 	}
 }
+
+// One that does nothing after its helper has used most of a period comes to rest, with
+// its quota.
+func TestIdleComesToRest(t *testing.T) {
+	l := Limit{Quota: 20 * ms, Period: 100 * ms}
+	b := New(l, 600)
+	b.Step(Input{Elapsed: 100 * ms, Borrowed: 15 * ms})
+	for range 3 * restAfter {
+		b.Step(Input{Elapsed: 100 * ms, Boundary: true})
+	}
+	if out := b.Step(Input{Elapsed: 100 * ms}); !b.Rest() || out.Quota != l.Quota {
+		t.Errorf("rest %v, quota %v", b.Rest(), out.Quota)
+	}
+}

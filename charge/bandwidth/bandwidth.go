@@ -5,7 +5,8 @@
 // It changes what it is told to change and nothing by itself, makes no group and
 // moves no process; what has to be undone is written down by others. A group is
 // held by its directory's descriptor: one that is made anew under the same name is
-// another group. Reading needs access to the hierarchy, writing needs root.
+// another group. Reading needs access to the hierarchy, writing needs root. The files of
+// a group are opened for each use, unless Keep says that it is read often.
 //
 // It needs Linux 5.6 (openat2). Burst is there since 5.14, in v2 and in v1.
 package bandwidth
@@ -14,9 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -43,24 +42,24 @@ const HelperGroup = "tsugiki-helpers"
 type Group struct {
 	all  *hierarchies
 	path string // absolute
-	rel  string // below the root of the hierarchy, "/" first
 	id   uint64
-	dir  int // O_PATH
+	dir  int // not O_PATH, which has no locks
 
-	mu      sync.Mutex // guards what follows
-	files   map[string]int
-	account string // where the usage is read, once found
-	unused  bool   // the usage was asked for before that
-	before  uint64 // what the usage was when it was found
-	period  string // what was last read, for FormatQuota
-	closed  bool
+	mu       sync.Mutex // guards what follows
+	keep     bool
+	kept     [fileKinds]int // descriptors; 0: not open
+	counting int            // directory of the usage where that is in another hierarchy, once found; or 0
+	unused   bool           // the usage was asked for before that
+	before   uint64         // what the usage was when it was found
+	period   string         // what was last read, for FormatQuota
+	closed   bool
 }
 
 // Open opens the group at path: an absolute directory in the cpu hierarchy, or a
 // path relative to its mount, "/docker/ID". A path with "..", one that leaves the
 // hierarchy by a symlink or a mount, and one that is no group are ErrNotAGroup.
 func Open(path string) (*Group, error) {
-	all, err := findHierarchies("/proc/self/mountinfo")
+	all, err := mounted.find()
 	if err != nil {
 		return nil, err
 	}
@@ -73,7 +72,7 @@ func Open(path string) (*Group, error) {
 
 // OfProcess opens the group of the cpu hierarchy that a process is in.
 func OfProcess(pid int) (*Group, error) {
-	all, err := findHierarchies("/proc/self/mountinfo")
+	all, err := mounted.find()
 	if err != nil {
 		return nil, err
 	}
@@ -92,22 +91,22 @@ func open(all *hierarchies, rel string) (*Group, error) {
 	}
 	defer unix.Close(top)
 	dir, err := unix.Openat2(top, "."+rel, &unix.OpenHow{
-		Flags:   unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC,
+		Flags:   unix.O_RDONLY | unix.O_DIRECTORY | unix.O_CLOEXEC,
 		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_XDEV,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("open cgroup %s in %s: %w: %w", rel, all.cpu.mount, ErrNotAGroup, err)
 	}
-	g := &Group{all: all, path: filepath.Join(all.cpu.mount, rel), rel: rel, dir: dir, files: map[string]int{}}
+	g := &Group{all: all, path: filepath.Join(all.cpu.mount, rel), dir: dir}
 	var st unix.Stat_t
 	if err := unix.Fstat(dir, &st); err != nil {
 		return nil, errors.Join(fmt.Errorf("open cgroup %s: %w", rel, err), g.Close())
 	}
 	g.id = st.Ino
 	if !g.Root() {
-		if err := unix.Faccessat(dir, g.quotaName(), unix.F_OK, 0); err != nil {
+		if err := unix.Faccessat(dir, g.name(quotaFile), unix.F_OK, 0); err != nil {
 			return nil, errors.Join(fmt.Errorf("open cgroup %s: %w: it has no %s: %w; "+
-				"in cgroup v2 its parent has to delegate cpu", g.path, ErrNotAGroup, g.quotaName(), err), g.Close())
+				"in cgroup v2 its parent has to delegate cpu", g.path, ErrNotAGroup, g.name(quotaFile), err), g.Close())
 		}
 	}
 	return g, nil
@@ -116,10 +115,16 @@ func open(all *hierarchies, rel string) (*Group, error) {
 // Path is the group's absolute directory.
 func (g *Group) Path() string { return g.path }
 
+// rel is the path below the root of the hierarchy, "/" first.
+func (g *Group) rel() string {
+	rel, _ := below(g.path, g.all.cpu.mount)
+	return rel
+}
+
 // Within tells whether the group is that at a path relative to the mount, "/docker",
 // or below it.
 func (g *Group) Within(path string) bool {
-	_, inside := below(g.rel, filepath.Clean(path))
+	_, inside := below(g.rel(), filepath.Clean(path))
 	return inside
 }
 
@@ -153,6 +158,15 @@ func (g *Group) Gone() bool {
 	return st.Ino != g.id
 }
 
+// Lock locks the group's directory until Close, against whoever else locks it;
+// unix.EWOULDBLOCK: somebody has.
+func (g *Group) Lock() error {
+	if err := unix.Flock(g.dir, unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return fmt.Errorf("lock cgroup %s: %w", g.path, err)
+	}
+	return nil
+}
+
 // Close gives the descriptors back. It changes nothing of the group.
 func (g *Group) Close() error {
 	g.mu.Lock()
@@ -161,71 +175,11 @@ func (g *Group) Close() error {
 		return nil
 	}
 	g.closed = true
-	errs := []error{unix.Close(g.dir)}
-	for _, fd := range g.files {
-		errs = append(errs, unix.Close(fd))
+	errs := []error{unix.Close(g.dir), g.drop()}
+	if g.counting != 0 {
+		errs = append(errs, unix.Close(g.counting))
 	}
-	clear(g.files)
 	return errors.Join(errs...)
-}
-
-// file opens one of the group's files, once: most are read many times a second. A
-// bare descriptor, because os.File.Fd is a system call.
-func (g *Group) file(name string) (int, error) {
-	if fd, open := g.files[name]; open {
-		return fd, nil
-	}
-	if g.closed {
-		return -1, os.ErrClosed
-	}
-	fd, err := openAt(g.dir, name)
-	if err != nil {
-		return -1, err
-	}
-	g.files[name] = fd
-	return fd, nil
-}
-
-// openAt opens a file of a group for reading and, where it can be, for writing.
-func openAt(dir int, name string) (int, error) {
-	fd, err := unix.Openat(dir, name, unix.O_RDWR|unix.O_CLOEXEC, 0)
-	if errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM) || errors.Is(err, unix.EROFS) {
-		fd, err = unix.Openat(dir, name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	}
-	return fd, err
-}
-
-// readSize is more than any file read here has, but the lists of processes.
-const readSize = 4096
-
-// read is a file's text, trimmed.
-func (g *Group) read(name string) (string, error) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	fd, err := g.file(name)
-	if err != nil {
-		return "", g.fault("read "+name, err)
-	}
-	var buf [readSize]byte
-	// Once: reading on until the end is a second system call.
-	n, err := unix.Pread(fd, buf[:], 0)
-	if err != nil {
-		return "", g.fault("read "+name, err)
-	}
-	return strings.TrimSpace(string(buf[:n])), nil
-}
-
-func (g *Group) write(name, text string) error {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	fd, err := g.file(name)
-	if err != nil {
-		return g.fault("write "+name, err)
-	}
-	if _, err := unix.Pwrite(fd, []byte(text), 0); err != nil {
-		return g.fault(fmt.Sprintf("write %q to %s", text, name), err)
-	}
-	return nil
 }
 
 // fault says what of which group went wrong; ErrGone when that is why.

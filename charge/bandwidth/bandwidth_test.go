@@ -355,10 +355,10 @@ func TestParseMounts(t *testing.T) {
 		"43 30 0:28 / /a\\040b rw - tmpfs none rw\nshort\n"
 	got := parseMounts(hybrid)
 	want := &hierarchies{
-		cpu:     hierarchy{"/sys/fs/cgroup/cpu,cpuacct", "/", "cpu", false},
-		cpuacct: hierarchy{"/sys/fs/cgroup/cpu,cpuacct", "/", "cpuacct", false},
-		freezer: hierarchy{"/sys/fs/cgroup/freezer", "/", "freezer", false},
-		unified: hierarchy{"/sys/fs/cgroup/unified", "/", "", true},
+		cpu:     hierarchy{"/sys/fs/cgroup/cpu,cpuacct", 27, "/", "cpu", false},
+		cpuacct: hierarchy{"/sys/fs/cgroup/cpu,cpuacct", 27, "/", "cpuacct", false},
+		freezer: hierarchy{"/sys/fs/cgroup/freezer", 28, "/", "freezer", false},
+		unified: hierarchy{"/sys/fs/cgroup/unified", 28, "/", "", true},
 	}
 	if *got != *want {
 		t.Errorf("%+v, want %+v", got, want)

@@ -35,7 +35,7 @@ func (g *Group) Freezer() (*Freezer, error) {
 		return nil, fmt.Errorf("%s: %w: it is the root", g.path, ErrNoFreezer)
 	}
 	if g.all.cpu.v2 {
-		f, err := g.freezer(&g.all.cpu, g.rel, false)
+		f, err := g.freezer(&g.all.cpu, g.rel(), false)
 		if err != nil {
 			return nil, fmt.Errorf("%w: %w", ErrNoFreezer, err)
 		}

@@ -9,6 +9,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
 )
 
 var errNoController = errors.New("no cgroup hierarchy with a cpu controller is mounted")
@@ -16,6 +19,7 @@ var errNoController = errors.New("no cgroup hierarchy with a cpu controller is m
 // hierarchy is where a controller's groups are; without a mount there is none.
 type hierarchy struct {
 	mount string
+	dev   uint64 // of the mount
 	root  string // the group that is at the mount
 	id    string // as in the lines of /proc/PID/cgroup: a controller's name, "" is v2
 	v2    bool
@@ -24,6 +28,49 @@ type hierarchy struct {
 // hierarchies are those that matter for the CPU of a group.
 type hierarchies struct {
 	cpu, cpuacct, freezer, unified hierarchy
+}
+
+// mounts are the hierarchies that were found last, for all groups: with each container
+// there are more mounts to read.
+type mounts struct {
+	file string
+
+	mu  sync.Mutex // guards what follows
+	all *hierarchies
+}
+
+var mounted = &mounts{file: "/proc/self/mountinfo"}
+
+// find reads the mounts, unless nothing was missing when that was done last, and what
+// was found is still there.
+func (m *mounts) find() (*hierarchies, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.all != nil && m.all.complete() {
+		return m.all, nil
+	}
+	all, err := findHierarchies(m.file)
+	if err != nil {
+		return nil, err
+	}
+	if m.all == nil || *m.all != *all {
+		m.all = all
+	}
+	return m.all, nil
+}
+
+// complete tells whether reading the mounts again would bring nothing else.
+func (all *hierarchies) complete() bool {
+	if all.cpu.v2 {
+		return all.cpu.whole() && all.cpu.hasCPU()
+	}
+	return all.cpu.whole() && all.cpuacct.whole() && all.freezer.whole() && all.unified.whole()
+}
+
+// whole tells whether all of a hierarchy is mounted, and still where it was.
+func (h *hierarchy) whole() bool {
+	var st unix.Stat_t
+	return h.root == "/" && unix.Stat(h.mount, &st) == nil && st.Ino == rootInode && st.Dev == h.dev
 }
 
 // findHierarchies reads the mounts. A controller is in one hierarchy at a time; of
@@ -63,19 +110,21 @@ func parseMounts(text string) *hierarchies {
 		if len(fields) < 5 || len(kind) < 3 {
 			continue
 		}
-		mount, root := unescape(fields[4]), unescape(fields[3])
+		// Not of the text, which would stay as long as any part of it is used.
+		mount, root := strings.Clone(unescape(fields[4])), strings.Clone(unescape(fields[3]))
+		dev := device(fields[2])
 		switch kind[0] {
 		case "cgroup2":
-			all.unified.take(hierarchy{mount, root, "", true})
+			all.unified.take(hierarchy{mount, dev, root, "", true})
 		case "cgroup":
 			for _, c := range strings.Split(kind[2], ",") {
 				switch c {
 				case "cpu":
-					all.cpu.take(hierarchy{mount, root, c, false})
+					all.cpu.take(hierarchy{mount, dev, root, "cpu", false})
 				case "cpuacct":
-					all.cpuacct.take(hierarchy{mount, root, c, false})
+					all.cpuacct.take(hierarchy{mount, dev, root, "cpuacct", false})
 				case "freezer":
-					all.freezer.take(hierarchy{mount, root, c, false})
+					all.freezer.take(hierarchy{mount, dev, root, "freezer", false})
 				}
 			}
 		}
@@ -87,6 +136,17 @@ func (h *hierarchy) take(other hierarchy) {
 	if h.mount == "" || h.root != "/" && other.root == "/" {
 		*h = other
 	}
+}
+
+// device is what stat says of "MAJOR:MINOR"; 0: it is none.
+func device(text string) uint64 {
+	major, minor, _ := strings.Cut(text, ":")
+	a, errA := strconv.ParseUint(major, 10, 32)
+	b, errB := strconv.ParseUint(minor, 10, 32)
+	if errA != nil || errB != nil {
+		return 0
+	}
+	return unix.Mkdev(uint32(a), uint32(b))
 }
 
 // unescape undoes what mountinfo does to spaces and the like in paths.

@@ -22,20 +22,6 @@ type Limit struct {
 	Quota, Period, Burst time.Duration
 }
 
-func (g *Group) quotaName() string {
-	if g.all.cpu.v2 {
-		return "cpu.max"
-	}
-	return "cpu.cfs_quota_us"
-}
-
-func (g *Group) burstName() string {
-	if g.all.cpu.v2 {
-		return "cpu.max.burst"
-	}
-	return "cpu.cfs_burst_us"
-}
-
 // Limit reads the group's limit. A kernel without burst, before 5.14, has Burst 0.
 func (g *Group) Limit() (Limit, error) {
 	l, err := g.Quota()
@@ -54,13 +40,13 @@ func (g *Group) Quota() (Limit, error) {
 	if g.Root() {
 		return Limit{Quota: None}, nil
 	}
-	text, err := g.read(g.quotaName())
+	text, err := g.read(quotaFile)
 	if err != nil {
 		return Limit{}, err
 	}
 	period := ""
 	if !g.all.cpu.v2 {
-		if period, err = g.read("cpu.cfs_period_us"); err != nil {
+		if period, err = g.read(periodFile); err != nil {
 			return Limit{}, err
 		}
 		text += " " + period
@@ -78,11 +64,11 @@ func (g *Group) Quota() (Limit, error) {
 }
 
 // QuotaText is what QuotaFile says.
-func (g *Group) QuotaText() (string, error) { return g.read(g.quotaName()) }
+func (g *Group) QuotaText() (string, error) { return g.read(quotaFile) }
 
 // Burst reads the group's burst. fs.ErrNotExist: the kernel has none.
 func (g *Group) Burst() (time.Duration, error) {
-	text, err := g.read(g.burstName())
+	text, err := g.read(burstFile)
 	if err != nil {
 		return 0, err
 	}
@@ -124,11 +110,11 @@ func micros(text string) (time.Duration, error) {
 // child has or more than a parent; a group without quota has a negative one.
 func (g *Group) SetQuota(d time.Duration) error {
 	if !g.all.cpu.v2 {
-		return g.write(g.quotaName(), g.FormatQuota(d))
+		return g.write(quotaFile, g.FormatQuota(d))
 	}
 	burst, err := g.Burst()
 	hasBurst := err == nil
-	if err := g.write(g.quotaName(), g.FormatQuota(d)); err != nil || !hasBurst || burst == 0 {
+	if err := g.write(quotaFile, g.FormatQuota(d)); err != nil || !hasBurst || burst == 0 {
 		return err
 	}
 	// Before kernel commit 49217ea147df (6.11) writing cpu.max wrote a thousandth of
@@ -139,14 +125,14 @@ func (g *Group) SetQuota(d time.Duration) error {
 // SetBurst writes the burst, in whole microseconds. The kernel refuses (EINVAL) more
 // than the quota. fs.ErrNotExist: the kernel has none.
 func (g *Group) SetBurst(d time.Duration) error {
-	return g.write(g.burstName(), FormatBurst(d))
+	return g.write(burstFile, FormatBurst(d))
 }
 
 // QuotaFile is the file that SetQuota writes.
-func (g *Group) QuotaFile() string { return filepath.Join(g.path, g.quotaName()) }
+func (g *Group) QuotaFile() string { return filepath.Join(g.path, g.name(quotaFile)) }
 
 // BurstFile is the file that SetBurst writes.
-func (g *Group) BurstFile() string { return filepath.Join(g.path, g.burstName()) }
+func (g *Group) BurstFile() string { return filepath.Join(g.path, g.name(burstFile)) }
 
 // FormatQuota is what QuotaFile has to be written, and says when it is read, for a
 // quota. In v2 it has the period that was read last.

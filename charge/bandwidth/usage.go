@@ -23,7 +23,7 @@ type Throttling struct {
 
 // Throttled reads the group's cpu.stat.
 func (g *Group) Throttled() (Throttling, error) {
-	text, err := g.read("cpu.stat")
+	text, err := g.read(statFile)
 	if err != nil {
 		return Throttling{}, err
 	}
@@ -70,7 +70,7 @@ func (g *Group) OneHierarchy() bool {
 // has to tell which group counts it, it is 0 until there is one, and then the time since.
 func (g *Group) Usage() (time.Duration, error) {
 	if g.all.cpu.v2 {
-		text, err := g.read("cpu.stat")
+		text, err := g.read(statFile)
 		if err != nil {
 			return 0, err
 		}
@@ -81,21 +81,16 @@ func (g *Group) Usage() (time.Duration, error) {
 		}
 		return d, nil
 	}
-	name := "cpuacct.usage"
-	if g.all.cpu.mount != g.all.cpuacct.mount {
-		dir, err := g.accounting()
-		if errors.Is(err, ErrEmpty) {
-			g.mu.Lock()
-			defer g.mu.Unlock()
-			g.unused = true
-			return 0, nil
-		}
-		if err != nil {
-			return 0, err
-		}
-		name = dir
+	switch err := g.findCounting(); {
+	case errors.Is(err, ErrEmpty):
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		g.unused = true
+		return 0, nil
+	case err != nil:
+		return 0, err
 	}
-	text, err := g.read(name)
+	text, err := g.read(usageFile)
 	if err != nil {
 		return 0, err
 	}
@@ -111,34 +106,34 @@ func (g *Group) Usage() (time.Duration, error) {
 	return time.Duration(n - g.before), nil
 }
 
-// accounting finds the group's cpuacct.usage in another hierarchy. Engines give the
-// groups of a container the same path everywhere; a process knows better.
-func (g *Group) accounting() (string, error) {
+// findCounting finds the group's counterpart in the hierarchy of cpuacct, where that is
+// another one. Engines give the groups of a container the same path everywhere; a
+// process knows better.
+func (g *Group) findCounting() error {
 	g.mu.Lock()
-	known := g.account
+	found := g.counting != 0
 	g.mu.Unlock()
-	if known != "" {
-		return known, nil
+	if found || g.OneHierarchy() {
+		return nil
 	}
 	rel, err := g.counterpart(&g.all.cpuacct)
 	if err != nil {
-		same := filepath.Join(g.all.cpuacct.mount, g.rel)
-		if _, statErr := os.Stat(same); g.Root() || statErr != nil {
-			return "", fmt.Errorf("find the cpuacct group of %s: %w", g.path, err)
+		rel = g.rel()
+		if _, statErr := os.Stat(filepath.Join(g.all.cpuacct.mount, rel)); g.Root() || statErr != nil {
+			return fmt.Errorf("find the cpuacct group of %s: %w", g.path, err)
 		}
-		rel = g.rel
 	}
-	file := filepath.Join(g.all.cpuacct.mount, rel, "cpuacct.usage")
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.files[file] == 0 && !g.closed {
-		if g.files[file], err = openAt(unix.AT_FDCWD, file); err != nil {
-			delete(g.files, file)
-			return "", err
-		}
+	if g.closed || g.counting != 0 {
+		return nil
 	}
-	g.account = file
-	return file, nil
+	dir, err := unix.Open(filepath.Join(g.all.cpuacct.mount, rel), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("open the cpuacct group of %s: %w", g.path, err)
+	}
+	g.counting = dir
+	return nil
 }
 
 // Pressure is how much the group's processes waited for a CPU: the share of the last

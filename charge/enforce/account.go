@@ -2,7 +2,6 @@ package enforce
 
 import (
 	"errors"
-	"maps"
 	"os"
 	"slices"
 	"sync"
@@ -42,27 +41,24 @@ type Account struct {
 	balance *balance.Balance
 
 	// Of the controller's mutex.
-	limits   limits
-	hold     hold
-	phase    phase
-	due      time.Duration // when to look next
-	begin    time.Duration // when the next period begins, and a little later;
-	easy     bool          // or about then, because nothing will have to be written
-	last     time.Duration // when the usage was read,
-	usage    time.Duration // which it was then
-	checked  time.Duration // when the limit was read
-	clocks   []*Attachment
-	own      time.Duration
-	borrowed map[string]time.Duration
-	placed   map[string]bool
-	forgiven time.Duration
-	warn     time.Duration // when to log that next
-	fault    string        // that was logged last
+	limits  limits
+	hold    hold
+	phase   phase
+	due     time.Duration // when to look next
+	begin   time.Duration // when the next period begins, and a little later;
+	easy    bool          // or about then, because nothing will have to be written
+	last    time.Duration // when the usage was read,
+	usage   time.Duration // which it was then
+	checked time.Duration // when the limit was read
+	clocks  []*Attachment
+	placed  map[string]bool
+	warn    time.Duration // when to log that next
+	fault   string        // that was logged last
 
 	asleep atomic.Bool // it is looked at only now and then, unless it is roused
 
-	mu      sync.Mutex // guards what follows
-	charges map[string]time.Duration
+	mu      sync.Mutex               // guards what follows
+	charges map[string]time.Duration // nil at rest
 }
 
 func newAccount(c *Controller, name string, g *bandwidth.Group, entry *ledger.Entry) (*Account, error) {
@@ -76,11 +72,8 @@ func newAccount(c *Controller, name string, g *bandwidth.Group, entry *ledger.En
 	}
 	a := &Account{
 		c: c, name: name, group: g, entry: entry, usage: usage, last: c.now(),
-		balance:  balance.New(limitOf(l), c.cfg.DebtLimit),
-		borrowed: map[string]time.Duration{}, placed: map[string]bool{}, charges: map[string]time.Duration{},
-		own: entry.Own(), forgiven: entry.Forgiven(),
+		balance: balance.New(limitOf(l), c.cfg.DebtLimit),
 	}
-	maps.Copy(a.borrowed, entry.Sources())
 	a.limits.original, a.limits.written = l, l
 	a.limits.noQuota(g)
 	a.phase = newPhase(max(l.Period, time.Millisecond))
@@ -97,6 +90,9 @@ func (a *Account) Group() *bandwidth.Group { return a.group }
 // credit: time that the kernel took from the container was another's.
 func (a *Account) Charge(source string, d time.Duration) {
 	a.mu.Lock()
+	if a.charges == nil {
+		a.charges = map[string]time.Duration{}
+	}
 	a.charges[source] = min(max(a.charges[source]+min(max(d, -maxCharge), maxCharge), -maxCharge), maxCharge)
 	a.mu.Unlock()
 	a.rouse()
@@ -120,6 +116,9 @@ func (a *Account) Attach(source string, clock Clock, placed bool) *Attachment {
 	defer a.c.mu.Unlock()
 	a.clocks = append(a.clocks, x)
 	if placed {
+		if a.placed == nil {
+			a.placed = map[string]bool{}
+		}
 		a.placed[source] = true
 	}
 	a.rouse() // it is not known to wake
@@ -137,7 +136,7 @@ func (x *Attachment) Detach() {
 	}
 	// The charge is for the next look, a placed helper's time is for none.
 	if d, _ := x.read(); x.placed {
-		a.note(x.source, d)
+		a.entry.Add(x.source, d)
 	} else {
 		a.Charge(x.source, d)
 	}
@@ -162,14 +161,6 @@ func (x *Attachment) read() (d time.Duration, ended bool) {
 	return d, ended
 }
 
-// note writes down what a source has used.
-func (a *Account) note(source string, d time.Duration) {
-	if d != 0 {
-		a.borrowed[source] += d
-		a.entry.Add(source, d)
-	}
-}
-
 // collect takes the time since the last look. Helpers that the kernel holds to the
 // quota count as the container's own, for that is whose quota they use.
 func (a *Account) collect(now time.Duration) (balance.Input, error) {
@@ -189,7 +180,7 @@ func (a *Account) collect(now time.Duration) (balance.Input, error) {
 		} else {
 			in.Borrowed += d
 		}
-		a.note(x.source, d)
+		a.entry.Add(x.source, d)
 		return ended
 	})
 	a.mu.Lock()
@@ -199,7 +190,7 @@ func (a *Account) collect(now time.Duration) (balance.Input, error) {
 		} else {
 			in.Borrowed += d
 		}
-		a.note(source, d)
+		a.entry.Add(source, d)
 	}
 	clear(a.charges)
 	a.mu.Unlock()
@@ -209,7 +200,6 @@ func (a *Account) collect(now time.Duration) (balance.Input, error) {
 	} else {
 		in.Own += placed
 	}
-	a.own += own
 	a.entry.AddOwn(own)
 	return in, nil
 }

@@ -45,7 +45,8 @@ func (l *limits) noQuota(g *bandwidth.Group) {
 }
 
 // foreign tells whether somebody else has written a quota where ours is or would be
-// now, and takes that over. Other changes are found by check, within a second.
+// now, and takes that over. Other changes are found by check, within a second, but at
+// rest only if it matters or somebody asks.
 func (a *Account) foreign(now, quota time.Duration) (bool, error) {
 	l := &a.limits
 	if quota == l.written.Quota && l.written.Quota == l.original.Quota {

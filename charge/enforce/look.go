@@ -4,13 +4,15 @@ import (
 	"time"
 
 	"github.com/tsugiki/tsugiki/charge/balance"
+	"github.com/tsugiki/tsugiki/charge/bandwidth"
 )
 
 // look brings an account up to date, and does what follows from that.
 func (a *Account) look(now time.Duration) error {
 	rest := a.balance.Rest()
 	a.asleep.Store(false)
-	if rest && now < a.checked+checkAfter && a.idle() {
+	idle := rest && a.idle()
+	if idle && now < a.last+checkAfter {
 		a.rest(now)
 		return nil
 	}
@@ -19,10 +21,8 @@ func (a *Account) look(now time.Duration) error {
 	if err := a.learn(now); err != nil {
 		return err
 	}
-	if now >= a.checked+checkAfter {
-		if err := a.check(now); err != nil {
-			return err
-		}
+	if err := a.recheck(now, idle && !a.c.pressed(now)); err != nil {
+		return err
 	}
 	in, err := a.collect(now)
 	if err != nil {
@@ -41,6 +41,21 @@ func (a *Account) look(now time.Duration) error {
 	}
 	a.plan(now, out)
 	return err
+}
+
+// recheck checks the limit, if that was some time ago. At rest nothing depends on it:
+// there it is enough to know that the group is still there.
+func (a *Account) recheck(now time.Duration, rest bool) error {
+	switch age := now - a.checked; {
+	case age < checkAfter:
+		return nil
+	case rest && age < trustLimit:
+		if a.group.Gone() {
+			return bandwidth.ErrGone
+		}
+		return nil
+	}
+	return a.check(now)
 }
 
 // count brings the sums and the debt up to date, for the last time.
@@ -119,18 +134,19 @@ const warnEvery = time.Minute
 func (a *Account) settle(out balance.Output) {
 	a.entry.SetDebt(a.balance.Debt())
 	if out.Forgiven > 0 {
-		a.forgiven += out.Forgiven
 		a.entry.AddForgiven(out.Forgiven)
 		if now := a.c.now(); now >= a.warn {
 			a.warn = now + warnEvery
-			a.c.cfg.Log.Warn("a container owes too much", "container", a.name, "forgiven", a.forgiven)
+			a.c.cfg.Log.Warn("a container owes too much", "container", a.name, "forgiven", a.entry.Forgiven())
 		}
 	}
 }
 
 // plan says when to look next.
 func (a *Account) plan(now time.Duration, out balance.Output) {
-	if a.balance.Rest() {
+	rest := a.balance.Rest()
+	a.keepReady(!rest)
+	if rest {
 		a.begin = 0
 		a.rest(now)
 		return
@@ -155,6 +171,23 @@ func (a *Account) plan(now time.Duration, out balance.Output) {
 			next = a.gather(next)
 		}
 		a.due = min(a.due, next)
+	}
+}
+
+// keepReady has what looks need stay open and allocated, or gives it back: most
+// containers are at rest most of the time.
+func (a *Account) keepReady(keep bool) {
+	_ = a.group.Keep(keep)
+	if keep {
+		return
+	}
+	if !a.hold.on {
+		a.closeFreezer()
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(a.charges) == 0 {
+		a.charges = nil
 	}
 }
 

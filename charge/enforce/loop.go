@@ -8,8 +8,9 @@ import (
 
 const (
 	restEvery   = 100 * time.Millisecond // accounts at rest, of which something is to be seen
-	checkEvery  = time.Second            // whether somebody else has changed what is at rest,
+	checkEvery  = time.Second            // what is at rest,
 	checkAfter  = checkEvery - restEvery // for one look may come late, and the next in time
+	trustLimit  = 10 * time.Second       // of what is at rest and asked about by nobody
 	wakeAfter   = time.Millisecond       // of a helper's time an account at rest is looked at
 	afterBegin  = 300 * time.Microsecond // looks come this long after a period's begin
 	early       = 150 * time.Microsecond // or by so much sooner, if there is something to do now

@@ -2,6 +2,8 @@ package enforce
 
 import (
 	"errors"
+	"os"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -90,5 +92,53 @@ func TestNotAsleep(t *testing.T) {
 		if a.asleep.Load() {
 			t.Fatal("it sleeps")
 		}
+	}
+}
+
+// openFiles are the files of cgroups, directories apart, that this process has open.
+func openFiles(t *testing.T) (files []string) {
+	t.Helper()
+	fds, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, fd := range fds {
+		link, err := os.Readlink("/proc/self/fd/" + fd.Name())
+		if err != nil || !strings.HasPrefix(link, "/sys/fs/cgroup/") {
+			continue
+		}
+		if info, err := os.Stat(link); err == nil && !info.IsDir() {
+			files = append(files, link)
+		}
+	}
+	return files
+}
+
+// Accounts at rest have no files open, whatever was done before.
+func TestNoFilesAtRest(t *testing.T) {
+	r := newRig(t, nil)
+	var accounts []*Account
+	for range 10 {
+		accounts = append(accounts, r.add(t, newPlace(t, freezers[0], limit(20*ms))))
+	}
+	rest := func() bool {
+		for _, a := range accounts {
+			if s := a.Status(); s.Debt > 0 || !a.asleep.Load() { // the status is read, too
+				return false
+			}
+		}
+		return true
+	}
+	eventually(t, "all sleep", rest)
+	if files := openFiles(t); len(files) > 0 {
+		t.Errorf("before anything was charged: %q", files)
+	}
+	for _, a := range accounts {
+		a.Charge("helper", 15*ms)
+	}
+	eventually(t, "files are kept while something is owed", func() bool { return len(openFiles(t)) >= len(accounts) })
+	eventually(t, "all sleep again", rest)
+	if files := openFiles(t); len(files) > 0 {
+		t.Errorf("at rest again: %q", files)
 	}
 }

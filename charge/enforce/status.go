@@ -2,6 +2,7 @@ package enforce
 
 import (
 	"maps"
+	"slices"
 	"time"
 
 	"github.com/tsugiki/tsugiki/charge/bandwidth"
@@ -39,10 +40,15 @@ type Status struct {
 // up to a second ago where nothing runs for the container.
 func (a *Account) Status() Status {
 	a.c.mu.Lock()
+	if now := a.c.now(); now >= a.checked+checkAfter && slices.Contains(a.c.accounts, a) {
+		if a.check(now) != nil {
+			a.checked = 0 // what has gone wrong is for the loop to see
+		}
+	}
 	h := &a.hold
 	s := Status{
-		Name: a.name, Since: a.entry.Since(), Own: a.own, Borrowed: maps.Clone(a.borrowed), Placed: maps.Clone(a.placed),
-		Debt: a.balance.Debt(), Carried: a.balance.Carried(), Forgiven: a.forgiven,
+		Name: a.name, Since: a.entry.Since(), Own: a.entry.Own(), Borrowed: a.entry.Sources(), Placed: maps.Clone(a.placed),
+		Debt: a.balance.Debt(), Carried: a.balance.Carried(), Forgiven: a.entry.Forgiven(),
 		Before: a.limits.original, After: a.limits.written,
 		Held: h.total, LongestHold: h.longest, Holds: h.count, HeldTooLong: h.late,
 		Mode: "quota",

@@ -128,7 +128,8 @@ func OfGroup(path string) (*Group, error) {
 	if g.Root() {
 		return nil, errors.Join(fmt.Errorf("open helper group %s: it is everybody's", path), g.Close())
 	}
-	return &Group{g}, nil
+	// Its clock is read each tenth of a second.
+	return &Group{g}, g.Keep(true)
 }
 
 // Elapsed is the CPU time that the group and those below it have used;

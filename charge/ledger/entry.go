@@ -45,7 +45,7 @@ func (e *Entry) Opened() bool { return e.opened.Load() }
 func (e *Entry) Add(source string, d time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.slot != nil {
+	if e.slot != nil && d != 0 {
 		e.slot.source(source).time.Add(int64(d))
 	}
 }

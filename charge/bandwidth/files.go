@@ -1,0 +1,118 @@
+package bandwidth
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// fileKind is one of a group's files.
+type fileKind int
+
+const (
+	quotaFile fileKind = iota
+	periodFile
+	burstFile
+	statFile
+	usageFile
+	fileKinds
+)
+
+var (
+	namesV1 = [fileKinds]string{"cpu.cfs_quota_us", "cpu.cfs_period_us", "cpu.cfs_burst_us", "cpu.stat", "cpuacct.usage"}
+	namesV2 = [fileKinds]string{"cpu.max", "cpu.max", "cpu.max.burst", "cpu.stat", "cpu.stat"}
+)
+
+func (g *Group) name(kind fileKind) string {
+	if g.all.cpu.v2 {
+		return namesV2[kind]
+	}
+	return namesV1[kind]
+}
+
+// Keep has the files stay open from their first use on, or no more. A file that was
+// read takes 4.5 KiB of the kernel's memory as long as it is open; to open one for each
+// use costs two or three times as much as to read it.
+func (g *Group) Keep(keep bool) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.keep = keep && !g.closed
+	if g.keep {
+		return nil
+	}
+	return g.drop()
+}
+
+// drop closes the files. With mu held.
+func (g *Group) drop() error {
+	var errs []error
+	for kind, fd := range g.kept {
+		if fd != 0 {
+			errs = append(errs, unix.Close(fd))
+			g.kept[kind] = 0
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// use does something with one of the group's files. A bare descriptor, because
+// os.File.Fd is a system call. With mu held.
+func (g *Group) use(kind fileKind, do func(fd int) (int, error)) (int, error) {
+	if fd := g.kept[kind]; fd != 0 {
+		return do(fd)
+	}
+	if g.closed {
+		return 0, os.ErrClosed
+	}
+	dir := g.dir
+	if kind == usageFile && g.counting != 0 {
+		dir = g.counting
+	}
+	fd, err := openAt(dir, g.name(kind))
+	if err != nil {
+		return 0, err
+	}
+	if g.keep {
+		g.kept[kind] = fd
+	} else {
+		defer unix.Close(fd)
+	}
+	return do(fd)
+}
+
+// openAt opens a file of a group for reading and, where it can be, for writing.
+func openAt(dir int, name string) (int, error) {
+	fd, err := unix.Openat(dir, name, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM) || errors.Is(err, unix.EROFS) {
+		fd, err = unix.Openat(dir, name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	}
+	return fd, err
+}
+
+// readSize is more than any file read here has.
+const readSize = 1024
+
+// read is a file's text, trimmed.
+func (g *Group) read(kind fileKind) (string, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	var buf [readSize]byte
+	// Once: reading on until the end is a second system call.
+	n, err := g.use(kind, func(fd int) (int, error) { return unix.Pread(fd, buf[:], 0) })
+	if err != nil {
+		return "", g.fault("read "+g.name(kind), err)
+	}
+	return strings.TrimSpace(string(buf[:n])), nil
+}
+
+func (g *Group) write(kind fileKind, text string) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if _, err := g.use(kind, func(fd int) (int, error) { return unix.Pwrite(fd, []byte(text), 0) }); err != nil {
+		return g.fault(fmt.Sprintf("write %q to %s", text, g.name(kind)), err)
+	}
+	return nil
+}
