@@ -176,13 +176,10 @@ func startProcess(path string, c Config) (*Gate, error) {
 		return nil, errors.Join(err, conn.Close())
 	}
 	p := &child{cmd, make(chan struct{})}
-	process, _ := programs.Open(cmd.Process.Pid) // without, a thread waits
-	go func() {
-		programs.Await(process)
-		process.Close()
+	programs.OnEnd(cmd.Process.Pid, func() {
 		_ = cmd.Wait() // how it ended is in ProcessState
 		close(p.ended)
-	}()
+	})
 	g := &Gate{control: newControl(conn), process: p}
 	return g, g.begin(c, stderr.String)
 }

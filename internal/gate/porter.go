@@ -57,10 +57,10 @@ func startPorter(binary string, host *netns.NS, rest time.Duration) (*Porter, er
 		return nil, errors.Join(err, conn.Close())
 	}
 	p := &Porter{conn, cmd.Process.Pid, make(chan struct{})}
-	go func() {
+	programs.OnEnd(cmd.Process.Pid, func() {
 		_ = cmd.Wait() // why it ended, it has said
 		close(p.ended)
-	}()
+	})
 	return p, nil
 }
 
