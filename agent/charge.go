@@ -1,14 +1,16 @@
 package agent
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/agent/api"
 	"github.com/tsugiki/tsugiki/charge/accounts"
@@ -53,7 +55,7 @@ func (m *managed) charge() {
 	err := m.d.accounts.Open(accounts.Container{
 		Name: m.spec.Name, ID: m.id, PID: first.pid, Sockets: m.keepers.Path(),
 		Sources: map[string]accounts.Clock{
-			sourceIntercept: &m.intercepted, sourceRelay: &m.relayed, sourceGate: groupClock{m.keepers.Path()},
+			sourceIntercept: &m.intercepted, sourceRelay: &m.relayed, sourceGate: groupClock{filepath.Join(m.keepers.Path(), "cpu.stat")},
 		},
 	})
 	if err != nil {
@@ -63,20 +65,26 @@ func (m *managed) charge() {
 
 // groupClock is the CPU time of all processes of a cgroup, which the v2 hierarchy
 // counts where its cpu controller is not, too.
-type groupClock struct{ dir string }
+type groupClock struct{ path string }
 
 func (c groupClock) Elapsed() (time.Duration, error) {
-	stat, err := os.ReadFile(filepath.Join(c.dir, "cpu.stat"))
+	fd, err := unix.Open(c.path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return 0, errors.Join(os.ErrProcessDone, err)
 	}
-	for line := range strings.Lines(string(stat)) {
-		if value, is := strings.CutPrefix(line, "usage_usec "); is {
-			n, err := strconv.ParseInt(strings.TrimSpace(value), 10, 64)
-			return time.Duration(n) * time.Microsecond, err
-		}
+	defer unix.Close(fd)
+	var buf [64]byte // the first line is enough, and each look at each container makes one
+	n, err := unix.Read(fd, buf[:])
+	if err != nil {
+		return 0, errors.Join(os.ErrProcessDone, err)
 	}
-	return 0, fmt.Errorf("%s/cpu.stat: no usage_usec", c.dir)
+	value, is := bytes.CutPrefix(buf[:n], []byte("usage_usec "))
+	value, _, whole := bytes.Cut(value, []byte("\n"))
+	if !is || !whole {
+		return 0, fmt.Errorf("%s does not begin with usage_usec", c.path)
+	}
+	used, err := strconv.ParseInt(string(value), 10, 64)
+	return time.Duration(used) * time.Microsecond, err
 }
 
 // chargeRoutes are those of docs/API.md for charges.

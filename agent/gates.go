@@ -60,7 +60,7 @@ type supervised struct {
 	listener   *os.File
 
 	mu     sync.Mutex    // guards what follows
-	stats  gate.Stats    // as it last said
+	stats  *gate.Stats   // as it last said; nil before
 	asking chan struct{} // closed when it has answered; nil unless it is asked
 }
 

@@ -52,7 +52,7 @@ func (s *supervised) ask() <-chan struct{} {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if err == nil {
-			s.stats = stats
+			s.stats = &stats
 		}
 		s.asking = nil
 		close(asking)
@@ -64,7 +64,11 @@ func (s *supervised) ask() <-chan struct{} {
 func (s *supervised) counted() counted {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return counted{&sums{gates: s.stats, agents: s.supervisor.Stats()}}
+	c := counted{&sums{agents: s.supervisor.Stats()}}
+	if s.stats != nil {
+		c.gates = *s.stats
+	}
+	return c
 }
 
 // counted is what all gates have counted, those that have ended included.

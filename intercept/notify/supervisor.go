@@ -97,31 +97,26 @@ func (s *Supervisor) Release() error {
 // Start begins to serve, until the gate is closed or ends.
 func (s *Supervisor) Start() {
 	s.done.Add(1)
-	go func() {
-		defer s.done.Done()
-		places := make(chan struct{}, asksMax)
-		for {
-			a, err := s.gate.Next()
-			came := time.Now()
-			if err != nil {
-				if !s.closing.Load() && !errors.Is(err, os.ErrClosed) {
-					s.gone(err)
-				}
-				return
-			}
-			if a.Answered {
-				s.tell(a) // in order
-				continue
-			}
-			places <- struct{}{}
-			s.done.Add(1)
-			go func() {
-				defer s.done.Done()
-				s.work.Do(func() { s.handle(a, came) })
-				<-places
-			}()
+	places := make(chan struct{}, asksMax)
+	s.gate.Serve(func(a gate.Ask) {
+		came := time.Now()
+		if a.Answered {
+			s.tell(a) // in order
+			return
 		}
-	}()
+		places <- struct{}{}
+		s.done.Add(1)
+		go func() {
+			defer s.done.Done()
+			s.work.Do(func() { s.handle(a, came) })
+			<-places
+		}()
+	}, func(err error) {
+		defer s.done.Done()
+		if !s.closing.Load() && !errors.Is(err, os.ErrClosed) {
+			s.gone(err)
+		}
+	})
 }
 
 // Wait waits until all calls that the gate has asked about have been handled. The

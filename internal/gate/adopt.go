@@ -42,7 +42,7 @@ func adopt(door string) (*Gate, error) {
 	g := &Gate{control: newControl(conn), door: door}
 	g.process = kept{g.control}
 	files, err := g.awaitHello()
-	go g.run()
+	g.control.start()
 	if err == nil {
 		err = g.takeFiles(files)
 	}

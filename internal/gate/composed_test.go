@@ -121,15 +121,8 @@ func runComposed(t *testing.T, program string, ask uint32) (string, Stats) {
 // proceed lets the kernel answer all that is asked.
 func proceed(listener *os.File, g *Gate) <-chan struct{} {
 	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		for {
-			a, err := g.Next()
-			if err != nil {
-				return
-			}
-			_ = reply(listener, a.ID, 0, unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE)
-		}
-	}()
+	g.Serve(func(a Ask) {
+		_ = reply(listener, a.ID, 0, unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE)
+	}, func(error) { close(ended) })
 	return ended
 }

@@ -397,16 +397,8 @@ func supervise(args []string) int {
 	}
 	listener := g.TakeListener()
 	defer listener.Close()
-	for {
-		a, err := g.Next()
-		if errors.Is(err, ErrEnded) {
-			fmt.Println("ended", g.EndedWell())
-			return 0
-		}
-		if err != nil {
-			fmt.Println(err)
-			return 1
-		}
+	ended := make(chan error)
+	g.Serve(func(a Ask) {
 		// Lines that end where pages do: a write may be cut there by a kill.
 		fmt.Fprintf(journal, "%-63s\n", fmt.Sprint(os.Getpid(), a.ID, a.Again, " ", a.Call))
 		go func() {
@@ -415,7 +407,13 @@ func supervise(args []string) int {
 				fmt.Println(err)
 			}
 		}()
+	}, func(err error) { ended <- err })
+	if err := <-ended; !errors.Is(err, ErrEnded) {
+		fmt.Println(err)
+		return 1
 	}
+	fmt.Println("ended", g.EndedWell())
+	return 0
 }
 
 // reply answers a notification.

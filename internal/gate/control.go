@@ -8,29 +8,36 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/watch"
 )
 
 // reportsMax bounds the calls that the gate has answered and that nobody has yet
 // taken notice of. What waits for an answer is bounded by the gate.
 const reportsMax = 1 << 14
 
-// control is a supervisor's end of a gate's control socket. One goroutine reads all
-// that comes, so that an order is answered also while nobody asks for the next Ask.
+// control is a supervisor's end of a gate's control socket. What comes is read at once, so
+// that an order is answered also while nobody takes an Ask. It takes no goroutine
+// until something comes.
 type control struct {
-	conn *net.UnixConn
-	read chan struct{}         // closed when the reader has ended
-	bye  atomic.Bool           // the gate has ended because its container has
-	last atomic.Pointer[Stats] // what a gate had counted when it ended so
+	conn  *net.UnixConn
+	watch *watch.Watch          // nil before it is read
+	read  chan struct{}         // closed when nothing is read any more
+	bye   atomic.Bool           // the gate has ended because its container has
+	last  atomic.Pointer[Stats] // what a gate had counted when it ended so
 
-	mu     sync.Mutex // guards what follows
-	came   *sync.Cond // with mu: asks or end have changed
-	asks   []Ask
-	end    error // why no Ask comes any more
-	gone   error // why no answer comes any more
-	tag    uint64
-	orders map[uint64]chan answer
+	mu      sync.Mutex // guards what follows
+	take    func(Ask)
+	ended   func(error)
+	handing bool // a goroutine hands on asks, or has handed on the end
+	asks    []Ask
+	end     error // why no Ask comes any more
+	gone    error // why no answer comes any more
+	tag     uint64
+	orders  map[uint64]chan answer
 
 	flags [words]flag
 }
@@ -42,23 +49,47 @@ type flag struct {
 }
 
 func newControl(conn *net.UnixConn) *control {
-	c := &control{conn: conn, read: make(chan struct{}), orders: map[uint64]chan answer{}}
-	c.came = sync.NewCond(&c.mu)
-	return c
+	return &control{conn: conn, read: make(chan struct{}), orders: map[uint64]chan answer{}}
 }
 
-// run reads until the gate or this end is closed.
-func (c *control) run() {
-	defer close(c.read)
-	buf := make([]byte, messageMax+1)
+// start reads from now on, until the gate or this end is closed.
+func (c *control) start() {
+	raw, err := c.conn.SyscallConn()
+	if err == nil {
+		c.watch, err = watch.Start(c.conn, func() bool { return c.readAll(raw) })
+	}
+	if err != nil {
+		c.fail(err)
+		close(c.read)
+	}
+}
+
+// readAll reads what there is, and tells whether more may come.
+func (c *control) readAll(raw syscall.RawConn) bool {
+	var buf [messageMax + 1]byte
 	for {
-		n, err := c.conn.Read(buf)
-		if err == nil {
+		n := 0
+		var err error
+		if rerr := raw.Read(func(fd uintptr) bool {
+			n, _, err = unix.Recvfrom(int(fd), buf[:], unix.MSG_DONTWAIT)
+			return true
+		}); rerr != nil {
+			err = rerr
+		}
+		switch {
+		case errors.Is(err, unix.EAGAIN):
+			return true
+		case errors.Is(err, unix.EINTR):
+			continue
+		case err == nil && n == 0:
+			err = io.EOF
+		case err == nil:
 			err = c.receive(buf[:n])
 		}
 		if err != nil {
 			c.fail(err)
-			return
+			close(c.read)
+			return false
 		}
 	}
 }
@@ -96,16 +127,52 @@ func (c *control) receive(b []byte) error {
 	defer c.mu.Unlock()
 	if !a.Answered || len(c.asks) < reportsMax {
 		c.asks = append(c.asks, a)
-		c.came.Signal()
+		c.handOn()
 	}
 	return nil
 }
 
+// handOn has what has come taken, by a goroutine that ends when there is nothing. With mu.
+func (c *control) handOn() {
+	if !c.handing && c.take != nil && (len(c.asks) > 0 || c.end != nil) {
+		c.handing = true
+		go c.hand()
+	}
+}
+
+func (c *control) hand() {
+	for {
+		c.mu.Lock()
+		end := c.end
+		// Whose end is ours leaves what waits to another supervisor.
+		if end != nil && (len(c.asks) == 0 || errors.Is(end, os.ErrClosed)) {
+			c.mu.Unlock()
+			c.ended(end)
+			return
+		}
+		if len(c.asks) == 0 {
+			c.asks, c.handing = nil, false
+			c.mu.Unlock()
+			return
+		}
+		a := c.asks[0]
+		c.asks = c.asks[1:]
+		c.mu.Unlock()
+		c.take(a)
+	}
+}
+
+// serve has each Ask taken, one after the other, those included that have come before; and
+// in the end is told why no more come.
+func (c *control) serve(take func(Ask), ended func(error)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.take, c.ended = take, ended
+	c.handOn()
+}
+
 // fail releases all who wait.
 func (c *control) fail(err error) {
-	if errors.Is(err, net.ErrClosed) {
-		err = os.ErrClosed
-	}
 	// The gate had not read all that we sent.
 	if errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE) {
 		err = io.EOF
@@ -127,22 +194,7 @@ func (c *control) stop(err error) {
 	if c.end == nil {
 		c.end = err
 	}
-	c.came.Broadcast()
-}
-
-func (c *control) next() (Ask, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for len(c.asks) == 0 && c.end == nil {
-		c.came.Wait()
-	}
-	// Whose end is ours leaves what waits to another supervisor.
-	if c.end != nil && (len(c.asks) == 0 || errors.Is(c.end, os.ErrClosed)) {
-		return Ask{}, c.end
-	}
-	a := c.asks[0]
-	c.asks = c.asks[1:]
-	return a, nil
+	c.handOn()
 }
 
 // order sends an order and waits until it is carried out.
@@ -209,7 +261,15 @@ func (c *control) setRules(image []byte) error {
 }
 
 func (c *control) close() error {
-	err := c.conn.Close()
-	<-c.read
-	return err
+	if c.watch != nil {
+		c.watch.Stop()
+		c.watch.Wait()
+	}
+	select {
+	case <-c.read:
+	default: // nobody reads any more
+		c.fail(os.ErrClosed)
+		close(c.read)
+	}
+	return c.conn.Close()
 }

@@ -195,7 +195,7 @@ func startIn(ns *netns.NS, cmd *exec.Cmd) error {
 // it could not is what complaint returns once it has ended.
 func (g *Gate) begin(c Config, complaint func() string) error {
 	_, err := g.awaitHello()
-	go g.run()
+	g.control.start()
 	if err == nil {
 		err = g.prepare(c)
 	}
@@ -298,9 +298,10 @@ func (g *Gate) TakeListener() *os.File {
 // with the Gate.
 func (g *Gate) Own() *netns.NS { return g.own }
 
-// Next waits for the next Ask. It returns ErrEnded once the gate has ended with its
-// container, io.EOF if it was killed, and os.ErrClosed after Close, Stop or Release.
-func (g *Gate) Next() (Ask, error) { return g.next() }
+// Serve has each Ask taken, one after the other, those that have come before included. Then
+// ended is called once: with ErrEnded if the gate has ended with its container, io.EOF if
+// it was killed, and os.ErrClosed after Close, Stop or Release.
+func (g *Gate) Serve(take func(Ask), ended func(error)) { g.serve(take, ended) }
 
 // SetOwnSockets lets the gate know that from now on some sockets of the
 // container are in its own namespace. It takes effect before it returns.
@@ -362,7 +363,7 @@ func (g *Gate) EndedWell() bool {
 	return g.bye.Load() || g.process.well()
 }
 
-// Stop makes Next return os.ErrClosed. Orders are carried out as before. Asks that
+// Stop ends the Asks with os.ErrClosed. Orders are carried out as before. Asks that
 // nobody has taken are put to the next supervisor.
 func (g *Gate) Stop() { g.stop(os.ErrClosed) }
 

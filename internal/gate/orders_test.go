@@ -12,27 +12,22 @@ import (
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
-// serve answers what needs a supervisor, in this process, until the gate is gone.
-func serve(c *container, g *Gate, reports *[]Ask) <-chan struct{} {
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		for {
-			a, err := g.Next()
-			switch {
-			case err != nil:
-				return
-			case a.Answered:
-				if reports != nil {
-					*reports = append(*reports, a)
-				}
-			case a.Call == Bind:
-				_ = reply(c.process.Listener, a.ID, answered, 0)
-			default:
-				_ = reply(c.process.Listener, a.ID, 0, unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE)
+// serve answers what needs a supervisor, in this process, until the gate is gone: why is in
+// the channel that it returns.
+func serve(c *container, g *Gate, reports *[]Ask) <-chan error {
+	ended := make(chan error, 1)
+	g.Serve(func(a Ask) {
+		switch {
+		case a.Answered:
+			if reports != nil {
+				*reports = append(*reports, a)
 			}
+		case a.Call == Bind:
+			_ = reply(c.process.Listener, a.ID, answered, 0)
+		default:
+			_ = reply(c.process.Listener, a.ID, 0, unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE)
 		}
-	}()
+	}, func(err error) { ended <- err })
 	return ended
 }
 
@@ -156,7 +151,9 @@ func TestTraced(t *testing.T) {
 	after := c.stats(g)
 	c.progress.stop.Store(1)
 	<-c.ended
-	<-ended
+	if err := <-ended; !errors.Is(err, ErrEnded) {
+		t.Errorf("it ended with %v, want %v", err, ErrEnded)
+	}
 	if len(reports) < 100 { // socket and connect
 		t.Errorf("%d calls were told of, want 100", len(reports))
 	}
@@ -168,9 +165,6 @@ func TestTraced(t *testing.T) {
 	}
 	if !g.EndedWell() {
 		t.Error("the gate did not end with its container")
-	}
-	if _, err := g.Next(); !errors.Is(err, ErrEnded) {
-		t.Errorf("next: %v, want %v", err, ErrEnded)
 	}
 	c.must(g.Close())
 }

@@ -193,7 +193,7 @@ func TestKill(t *testing.T) {
 		t.Error("a gate that kills was released")
 	}
 	c.moves("own", &c.progress.own, 10)
-	c.must(g.conn.Close())
+	c.must(g.control.close())
 	<-c.ended
 	if g.EndedWell() {
 		t.Error("the gate was not killed")

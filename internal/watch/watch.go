@@ -26,7 +26,7 @@ type Watch struct {
 // Start calls ready when a file can be read, on a goroutine of its own, and again until it
 // returns false; one call after another. The file is closed after Stop, or by a ready that
 // then returns false. It need not be one that Go's poller waits for.
-func Start(f *os.File, ready func() (again bool)) (*Watch, error) {
+func Start(f syscall.Conn, ready func() (again bool)) (*Watch, error) {
 	raw, err := f.SyscallConn()
 	if err != nil {
 		return nil, err
@@ -43,7 +43,7 @@ func Start(f *os.File, ready func() (again bool)) (*Watch, error) {
 	w.loop.watches[w.id] = w
 	if err := w.control(unix.EPOLL_CTL_ADD); err != nil {
 		w.loop.remove(w)
-		return nil, fmt.Errorf("watch %s: %w", f.Name(), err)
+		return nil, fmt.Errorf("watch file: %w", err)
 	}
 	return w, nil
 }
