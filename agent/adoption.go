@@ -20,7 +20,9 @@ import (
 func (m *managed) adopt() (bool, error) {
 	m.group = cgroup.At(m.record.Cgroup)
 	m.keepers = cgroup.At(filepath.Join(m.record.Cgroup, keepersGroup))
-	m.programs = cgroup.At(filepath.Join(m.record.Cgroup, programsGroup))
+	if m.ownGroup {
+		m.programs = cgroup.At(filepath.Join(m.record.Cgroup, programsGroup))
+	}
 	var err error
 	if m.record.PID != 0 {
 		first, err := reopenProcess(m.record.PID, m.record.Started)

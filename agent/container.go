@@ -14,6 +14,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -73,7 +74,7 @@ type Container struct {
 	porter    func() (*gate.Porter, error) // where there are doors
 	claim     *claim
 	group     *cgroup.Group                // parent of the two below
-	programs  *cgroup.Group                // where the program is, unless others have put it elsewhere, and the sockets of its own namespace
+	programs  *cgroup.Group                // where the program is, and the sockets of its own namespace are made; nil, and group, if others have put it elsewhere
 	keepers   *cgroup.Group                // where its host sockets are made
 	endpoints atomic.Pointer[endpoint.Set] // never changed, only replaced
 	ownNS     *netns.NS
@@ -299,7 +300,7 @@ func (c *Container) makeEngine() error {
 	// Sockets of the container's own namespace are not policed.
 	c.own = c.newPlace(c.ownNS)
 	c.settle(c.own)
-	c.own.cgroup = c.programs
+	c.own.cgroup = cmp.Or(c.programs, c.group)
 	c.engine = graft.New(graft.Config{
 		Enforcement:   c.enforced,
 		Endpoint:      c.endpointNamed,

@@ -65,7 +65,7 @@ func (d *Daemon) newManaged(r *record, rules Rules) *managed {
 // create makes what is there before the container has a program.
 func (m *managed) create() error {
 	for _, step := range []func() error{
-		m.compile, m.openHost, m.claimPorts, m.checkHost, m.writeDown, m.openDoors, m.makeGroups, m.makePrograms, m.enforce,
+		m.compile, m.openHost, m.claimPorts, m.checkHost, m.writeDown, m.openDoors, m.makeGroups, m.makeOwnGroup, m.enforce,
 	} {
 		if err := step(); err != nil {
 			return err
@@ -86,6 +86,14 @@ func (m *managed) writeDown() error {
 
 // claimPorts refuses ports that another container was promised before.
 func (m *managed) claimPorts() error { return m.d.promise(m.spec.Name, m.promises(m.table)) }
+
+// makeOwnGroup makes one for the container's programs, if nobody else has put them in one.
+func (m *managed) makeOwnGroup() error {
+	if !m.ownGroup {
+		return nil
+	}
+	return m.makePrograms()
+}
 
 func (m *managed) openDoors() error {
 	dir := doorsOf(m.spec.RunDir, m.spec.Name)

@@ -176,7 +176,10 @@ func climb(ctx context.Context, e *sweep.Env, v variant, stages []int, wait time
 		turns++
 		e.Say(fmt.Sprintf("%d of %d containers %s", containers, most, doing), (waited.Seconds()+secondsEach*float64(turns))/rampSeconds(most, wait))
 	}}
-	defer func() { err = errors.Join(err, all.end(ctx)) }()
+	defer func() {
+		err = errors.Join(err, all.end(ctx))
+		r.EndAgent()
+	}()
 	add := func(series string, n int, took []float64) {
 		samples = append(samples, sweep.Sample{
 			Figure: figureStart, Series: series, Labels: v.labels, X: float64(n), Value: result.Median(took), Events: took,

@@ -59,6 +59,18 @@ func (r *Rig) useAgent(ctx context.Context) error {
 	return a.await(ctx, r.socket())
 }
 
+// EndAgent ends the agent, of which no container is left: what is measured next is to find the
+// rig as it was. The next container that is grafted has another one.
+func (r *Rig) EndAgent() {
+	r.mu.Lock()
+	a := r.agent
+	r.agent = nil
+	r.mu.Unlock()
+	if a != nil {
+		a.close()
+	}
+}
+
 func (r *Rig) socket() string { return filepath.Join(r.dir, "run", "agent.sock") }
 
 func findTsugiki(name string) (string, error) {

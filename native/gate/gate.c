@@ -379,15 +379,12 @@ void gate_handle(struct gate_worker *w)
 
 int main(int argc, char **argv)
 {
-	static _Atomic uint64_t counters[sizeof(struct gate_counters) / sizeof(uint64_t)];
 	struct gate_life life = {.first = true, .supervised = true};
 
-	if (gate_is_porter(&gate, argc, argv)) {
+	if (gate_is_porter(&gate, argc, argv))
 		life = gate_porter(&gate);
-	} else {
+	else
 		gate_arguments(&gate, argc, argv);
-		gate_count_in(counters);
-	}
 	gate_give_up(&gate);
 	/*
 	 * Callers and the gate take turns: let them do so on one CPU (6.6). And

@@ -115,6 +115,8 @@ struct gate_counters {
 	uint64_t unreported; /* that a supervisor was too slow to be told of */
 };
 
+_Static_assert(sizeof(struct gate_counters) <= BOARD_RULES - BOARD_COUNTERS, "they have room");
+
 struct gate_stats {
 	uint32_t version;
 	uint32_t call; /* GATE_STATS */

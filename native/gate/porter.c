@@ -71,8 +71,7 @@ _Static_assert(PORTER_FIRST + GATE_FILES == PORTER_LINE, "a gate's files have th
 
 struct lodger {
 	struct lodger *next;
-	struct gate gate; /* but for its files, which have other numbers there */
-	void *counters;
+	struct gate gate;      /* but for its files, which have other numbers there */
 	int files[GATE_FILES]; /* while it rests */
 	int cgroup;
 	int errors; /* where it says why it could not start; -1 once it has */
@@ -191,8 +190,6 @@ static void porter_dismiss(struct lodger *l)
 	porter_lates -= l->late;
 	if (l->gate.board != NULL)
 		munmap(l->gate.board, BOARD_SIZE);
-	if (l->counters != NULL)
-		munmap(l->counters, sizeof(struct gate_counters));
 	porter_close_all(l->files, GATE_FILES);
 	porter_close(&l->cgroup);
 	porter_close(&l->errors);
@@ -219,7 +216,6 @@ static void porter_move_in(struct lodger *l, struct gate *g)
 	g->board_file = PORTER_FIRST + GATE_FILE_BOARD;
 	g->porter = PORTER_LINE;
 	g->kill = -1;
-	gate_count_in(l->counters);
 	(void)prctl(PR_SET_NAME, "tsugiki-gate");
 }
 
@@ -234,12 +230,10 @@ static pid_t porter_fork(const struct lodger *l)
 	pid_t pid;
 
 	madvise(l->gate.board, BOARD_SIZE, MADV_DOFORK);
-	madvise(l->counters, sizeof(struct gate_counters), MADV_DOFORK);
 	pid = (pid_t)syscall(SYS_clone3, &args, sizeof(args));
 	if (pid == 0)
 		return 0;
 	madvise(l->gate.board, BOARD_SIZE, MADV_DONTFORK);
-	madvise(l->counters, sizeof(struct gate_counters), MADV_DONTFORK);
 	return pid;
 }
 
@@ -317,8 +311,7 @@ static bool porter_tells(struct lodger *l)
 	if (got != sizeof(order) || order.version != GATE_VERSION || order.op != GATE_ORDER_STATS)
 		return false;
 	(void)recv(control, &order, sizeof(order), MSG_DONTWAIT);
-	gate_count_in(l->counters);
-	gate_say_stats(control, order.tag, MSG_DONTWAIT);
+	gate_say_stats(l->gate.board, control, order.tag, MSG_DONTWAIT);
 	return true;
 }
 
@@ -328,9 +321,8 @@ static bool porter_settles(struct lodger *l)
 	int control = l->files[GATE_FILE_CONTROL];
 
 	if (porter_has(l->files[GATE_FILE_LISTENER], POLLHUP)) {
-		gate_count_in(l->counters);
 		if (l->supervised)
-			gate_say_bye(control, MSG_DONTWAIT);
+			gate_say_bye(l->gate.board, control, MSG_DONTWAIT);
 		porter_unlisten(l);
 		porter_dismiss(l);
 		return true;
@@ -396,16 +388,7 @@ static bool porter_furnish(struct lodger *l)
 	bool made = gate_make_board(&l->gate);
 
 	l->files[GATE_FILE_BOARD] = l->gate.board_file;
-	if (!made)
-		return false;
-	l->counters = mmap(NULL, sizeof(struct gate_counters), PROT_READ | PROT_WRITE,
-			   MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	if (l->counters == MAP_FAILED) {
-		l->counters = NULL;
-		return false;
-	}
-	return madvise(l->gate.board, BOARD_SIZE, MADV_DONTFORK) == 0 &&
-	       madvise(l->counters, sizeof(struct gate_counters), MADV_DONTFORK) == 0 &&
+	return made && madvise(l->gate.board, BOARD_SIZE, MADV_DONTFORK) == 0 &&
 	       listen(l->files[GATE_FILE_DOOR], PORTER_BACKLOG) == 0;
 }
 

@@ -5,25 +5,23 @@
 
 #define GATE_COUNTERS (sizeof(struct gate_counters) / sizeof(uint64_t))
 
-static _Atomic uint64_t *gate_counter;
-
-void gate_count_in(void *memory)
+static _Atomic uint64_t *gate_counters_of(struct board *b)
 {
-	gate_counter = memory;
+	return (void *)((char *)b + BOARD_COUNTERS);
 }
 
 void gate_count_at(size_t offset, uint64_t n)
 {
-	atomic_fetch_add_explicit(&gate_counter[offset / sizeof(uint64_t)], n,
+	atomic_fetch_add_explicit(&gate_counters_of(gate.board)[offset / sizeof(uint64_t)], n,
 				  memory_order_relaxed);
 }
 
-void gate_read_counters(struct gate_counters *to)
+void gate_read_counters(struct board *b, struct gate_counters *to)
 {
 	uint64_t *words = (uint64_t *)to;
 
 	for (size_t i = 0; i < GATE_COUNTERS; i++)
-		words[i] = atomic_load_explicit(&gate_counter[i], memory_order_relaxed);
+		words[i] = atomic_load_explicit(&gate_counters_of(b)[i], memory_order_relaxed);
 }
 
 static unsigned int gate_bucket(uint64_t nanoseconds)

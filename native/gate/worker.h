@@ -101,9 +101,9 @@ void gate_asks_send(void);
 /* Greets the supervisor that has started us. */
 void gate_greet(void);
 
-/* Tell a supervisor what was counted, and that the container has ended. */
-void gate_say_stats(int to, uint64_t tag, int flags);
-void gate_say_bye(int to, int flags);
+/* Tell a supervisor what was counted on a board, and that the container has ended. */
+void gate_say_stats(struct board *b, int to, uint64_t tag, int flags);
+void gate_say_bye(struct board *b, int to, int flags);
 
 /* Makes FILE the supervisor's end, with FILES files of ours in the greeting. */
 bool gate_supervisor_came(int file, const int *files, unsigned int count);
@@ -130,14 +130,11 @@ void gate_asks_rest(bool (*hand_over)(bool supervised));
 /* Ends the one thread that serves, if it has nothing to do; false if it had. */
 bool gate_stop_thread(void);
 
-/* Where to count: memory of struct gate_counters' size, zeroed at first. */
-void gate_count_in(void *memory);
-
 /* Counts what has become of the notification in W, NANOSECONDS after it came. */
 void gate_count(const struct gate_worker *w, uint64_t nanoseconds);
 #define GATE_COUNT(field, n) gate_count_at(offsetof(struct gate_counters, field), n)
 void gate_count_at(size_t offset, uint64_t n);
-void gate_read_counters(struct gate_counters *to);
+void gate_read_counters(struct board *b, struct gate_counters *to);
 
 /* Starts the first thread that serves. */
 void gate_start_serving(void);

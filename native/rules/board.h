@@ -18,10 +18,14 @@
 #include <stdint.h>
 
 #define BOARD_MAGIC   0x6f627374u /* "tsbo" */
-#define BOARD_VERSION 1
-/* Of the file: the header, and the largest image of rules that there can be. */
-#define BOARD_SIZE  0x49000
-#define BOARD_RULES 64 /* where the image begins */
+#define BOARD_VERSION 2
+/*
+ * Of the file: the header; what the gate counts, which is here because it outlives the gate's
+ * process, and most boards are one page; and the largest image of rules that there can be.
+ */
+#define BOARD_SIZE     0x4a000
+#define BOARD_COUNTERS 64
+#define BOARD_RULES    3072 /* where the image begins */
 
 struct board {
 	uint32_t magic;
@@ -55,7 +59,7 @@ struct board {
 #define BOARD_BORN_4 1
 #define BOARD_BORN_6 2
 
-_Static_assert(sizeof(struct board) <= BOARD_RULES, "the image has its place");
+_Static_assert(sizeof(struct board) <= BOARD_COUNTERS, "the counters have their place");
 
 /*
  * Where an address that a program passed lies. BOARD_NO_IP is one of another
