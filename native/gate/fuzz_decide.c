@@ -11,22 +11,24 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	struct board_address to;
 	struct gate_kind kind;
-	size_t length;
-	void *board;
+	size_t rules;
+	char *board;
 	int args[3];
 
-	if (size < 1 + BOARD_ADDRESS_MAX + sizeof(args) + BOARD_RULES)
+	if (size < 1 + BOARD_ADDRESS_MAX + sizeof(args) + BOARD_COUNTERS)
 		return 0;
 	memcpy(args, &data[1 + BOARD_ADDRESS_MAX], sizeof(args));
 	gate_kind_of(data[0], args[0], args[1], args[2], &kind);
 	gate_bind_is_asked(&data[1], data[0] % (BOARD_ADDRESS_MAX + 1));
-	length = size - (1 + BOARD_ADDRESS_MAX + sizeof(args));
-	board = malloc(length); /* of its exact size, for the sanitizer */
+	rules = size - (1 + BOARD_ADDRESS_MAX + sizeof(args) + BOARD_COUNTERS);
+	board = calloc(1, BOARD_RULES + rules); /* of its exact size, for the sanitizer */
 	if (board == NULL)
 		return 0;
-	memcpy(board, &data[size - length], length);
-	to = board_look_up(board, length, &data[1], data[0] % (BOARD_ADDRESS_MAX + 1));
-	board_place_for(board, &to);
+	memcpy(board, &data[size - rules - BOARD_COUNTERS], BOARD_COUNTERS);
+	memcpy(board + BOARD_RULES, &data[size - rules], rules);
+	to = board_look_up((void *)board, BOARD_RULES + rules, &data[1],
+			   data[0] % (BOARD_ADDRESS_MAX + 1));
+	board_place_for((void *)board, &to);
 	free(board);
 	return 0;
 }
