@@ -27,6 +27,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/keeper"
 	"github.com/tsugiki/tsugiki/internal/kernel"
 	"github.com/tsugiki/tsugiki/internal/programs"
+	"github.com/tsugiki/tsugiki/policy"
 )
 
 // attachPatience is how long a container may be registered without a program.
@@ -61,6 +62,9 @@ type Daemon struct {
 	// tidy is for when no container has been started for tidyAfter, see rest.
 	tidy    *time.Timer
 	resting atomic.Bool
+
+	// letGo lets go of the kernel programs that containers to come get.
+	letGo func() error
 
 	porterMu sync.Mutex   // guards porter
 	porter   *gate.Porter // of new gates; nil before the first one
@@ -139,6 +143,9 @@ func (d *Daemon) start() (err error) {
 		return err
 	}
 	if err := d.adoptAll(); err != nil {
+		return err
+	}
+	if d.letGo, err = policy.Prepare(); err != nil {
 		return err
 	}
 	d.startCharging() // calls that wait come first: what a killed agent held, its guardian has let go
@@ -486,6 +493,9 @@ func (d *Daemon) Close() error {
 	}
 	if d.porter != nil {
 		errs = append(errs, d.porter.Close())
+	}
+	if d.letGo != nil {
+		errs = append(errs, d.letGo())
 	}
 	if d.store != nil {
 		errs = append(errs, d.store.close())

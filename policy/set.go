@@ -50,6 +50,31 @@ var sets struct {
 	mu      sync.Mutex          // guards what follows
 	current *set                // what new containers get; nil: has to be loaded
 	adopted map[ebpf.MapID]*set // loaded by others; by their map of containers
+	kept    int                 // how many want current to stay though no container uses it
+}
+
+// Prepare loads what containers will need, and keeps it until letGo is called: else it is
+// loaded with the first container, in some tenths of a second on a busy machine, and goes with the
+// last. It needs what Enforce does.
+func Prepare() (letGo func() error, err error) {
+	sets.mu.Lock()
+	defer sets.mu.Unlock()
+	if sets.current == nil {
+		if sets.current, err = loadSet(); err != nil {
+			return nil, fmt.Errorf("load policy programs: %w", err)
+		}
+	}
+	sets.kept++
+	sets.current.makeAhead()
+	return func() error {
+		sets.mu.Lock()
+		defer sets.mu.Unlock()
+		sets.kept--
+		if sets.current == nil {
+			return nil
+		}
+		return sets.current.closeUnused()
+	}, nil
 }
 
 // prepared is a container that there is not yet.
@@ -138,11 +163,18 @@ func (s *set) take() (p prepared, more bool) {
 		if s.next == 1 {
 			return s.makeNext(), true
 		}
-		s.ready, s.unused = make(chan prepared, preparedMax), make(chan struct{})
-		go s.prepare()
+		s.makeAhead()
 	}
 	p, more = <-s.ready
 	return p, more
+}
+
+// makeAhead has what containers get made before they come.
+func (s *set) makeAhead() {
+	if s.ready == nil {
+		s.ready, s.unused = make(chan prepared, preparedMax), make(chan struct{})
+		go s.prepare()
+	}
 }
 
 // makeNext makes what the next container gets. An error is that one's alone.
@@ -256,7 +288,7 @@ func (s *set) leave() error {
 
 // closeUnused lets go of a set that has no user. With sets.mu held.
 func (s *set) closeUnused() error {
-	if s.users > 0 {
+	if s.users > 0 || (s == sets.current && sets.kept > 0) {
 		return nil
 	}
 	if sets.current == s {
