@@ -37,7 +37,7 @@ func newBundles(t *testing.T) *bundles {
 	testkit.Program(t, "runc")
 	b := &bundles{t: t, dir: t.TempDir(), prefix: fmt.Sprintf("tsugiki-test-churn%d-", os.Getpid())}
 	b.rootfs = filepath.Join(b.dir, "rootfs")
-	for _, dir := range []string{"bin", "proc"} {
+	for _, dir := range []string{"bin", "proc", "dev"} {
 		if err := os.MkdirAll(filepath.Join(b.rootfs, dir), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -81,7 +81,11 @@ func (b *bundles) start(name string, quota time.Duration) error {
 		"ociVersion": "1.0.2",
 		"process":    object{"args": []string{"sleep", "1000"}, "cwd": "/", "env": []string{"PATH=/bin"}},
 		"root":       object{"path": b.rootfs, "readonly": true},
-		"mounts":     []object{{"destination": "/proc", "type": "proc", "source": "proc"}},
+		"mounts": []object{
+			{"destination": "/proc", "type": "proc", "source": "proc"},
+			// Or runc makes the devices of all in the one folder, and two at once fail.
+			{"destination": "/dev", "type": "tmpfs", "source": "tmpfs"},
+		},
 		"linux": object{
 			"cgroupsPath": "/" + name,
 			"namespaces":  []object{{"type": "pid"}, {"type": "mount"}, {"type": "ipc"}},

@@ -66,7 +66,7 @@ func Prepare() (letGo func() error, err error) {
 	}
 	sets.kept++
 	sets.current.makeAhead()
-	return func() error {
+	return sync.OnceValue(func() error {
 		sets.mu.Lock()
 		defer sets.mu.Unlock()
 		sets.kept--
@@ -74,7 +74,7 @@ func Prepare() (letGo func() error, err error) {
 			return nil
 		}
 		return sets.current.closeUnused()
-	}, nil
+	}), nil
 }
 
 // prepared is a container that there is not yet.

@@ -19,13 +19,17 @@ import (
 // taken notice of. What waits for an answer is bounded by the gate.
 const reportsMax = 1 << 14
 
+// messagesAtOnce are read before anything else has its turn, to stop reading too.
+const messagesAtOnce = 64
+
 // control is a supervisor's end of a gate's control socket. What comes is read at once, so
 // that an order is answered also while nobody takes an Ask. It takes no goroutine
 // until something comes.
 type control struct {
 	conn  *net.UnixConn
 	watch *watch.Watch          // nil before it is read
-	read  chan struct{}         // closed when nothing is read any more
+	read  chan struct{}         // closed when nothing is read any more,
+	once  sync.Once             // by this
 	bye   atomic.Bool           // the gate has ended because its container has
 	last  atomic.Pointer[Stats] // what a gate had counted when it ended so
 
@@ -59,15 +63,14 @@ func (c *control) start() {
 		c.watch, err = watch.Start(c.conn, func() bool { return c.readAll(raw) })
 	}
 	if err != nil {
-		c.fail(err)
-		close(c.read)
+		c.over(err)
 	}
 }
 
 // readAll reads what there is, and tells whether more may come.
 func (c *control) readAll(raw syscall.RawConn) bool {
 	var buf [messageMax + 1]byte
-	for {
+	for range messagesAtOnce {
 		n := 0
 		var err error
 		if rerr := raw.Read(func(fd uintptr) bool {
@@ -79,7 +82,9 @@ func (c *control) readAll(raw syscall.RawConn) bool {
 		switch {
 		case errors.Is(err, unix.EAGAIN):
 			return true
-		case errors.Is(err, unix.EINTR):
+		case errors.Is(err, unix.EINTR), errors.Is(err, unix.ECONNRESET):
+			// The latter says that the gate ended before it had read all that we sent,
+			// and comes before its last words.
 			continue
 		case err == nil && n == 0:
 			err = io.EOF
@@ -87,11 +92,17 @@ func (c *control) readAll(raw syscall.RawConn) bool {
 			err = c.receive(buf[:n])
 		}
 		if err != nil {
-			c.fail(err)
-			close(c.read)
+			c.over(err)
 			return false
 		}
 	}
+	return true
+}
+
+// over is when nothing is read any more.
+func (c *control) over(err error) {
+	c.fail(err)
+	c.once.Do(func() { close(c.read) })
 }
 
 func (c *control) receive(b []byte) error {
@@ -173,10 +184,6 @@ func (c *control) serve(take func(Ask), ended func(error)) {
 
 // fail releases all who wait.
 func (c *control) fail(err error) {
-	// The gate had not read all that we sent.
-	if errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE) {
-		err = io.EOF
-	}
 	c.stop(err)
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -265,11 +272,6 @@ func (c *control) close() error {
 		c.watch.Stop()
 		c.watch.Wait()
 	}
-	select {
-	case <-c.read:
-	default: // nobody reads any more
-		c.fail(os.ErrClosed)
-		close(c.read)
-	}
+	c.over(os.ErrClosed)
 	return c.conn.Close()
 }

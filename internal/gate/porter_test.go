@@ -287,3 +287,65 @@ func BenchmarkWake(b *testing.B) {
 	c.must(c.group.Kill())
 	c.must(g.Close())
 }
+
+// A container may end before its gate, or who keeps that, has read what the supervisor asked
+// for: the good-bye arrives all the same.
+func TestEndWithOrderUnread(t *testing.T) {
+	for _, atRest := range []bool{true, false} {
+		t.Run(fmt.Sprintf("at rest %v", atRest), func(t *testing.T) {
+			c := newContainer(t)
+			c.rest = RestAfter
+			if atRest {
+				c.rest = 0
+			}
+			g := c.start(1, nil)
+			ended := serve(c, g, nil)
+			c.moves("asked", &c.progress.asked, 10)
+			stopped := c.porter.pid
+			if atRest {
+				c.quiet(true)
+				c.rests()
+			} else {
+				stopped = c.gatePID()
+			}
+			c.must(unix.Kill(stopped, unix.SIGSTOP))
+			c.must(g.tell(opStats, 0))
+			c.must(c.programs.Kill())
+			<-c.ended
+			c.must(unix.Kill(stopped, unix.SIGCONT))
+			if err := <-ended; !errors.Is(err, ErrEnded) {
+				t.Errorf("it ended with %v, want %v", err, ErrEnded)
+			}
+			if !g.EndedWell() {
+				t.Error("its good-bye did not arrive")
+			}
+			if last := c.stats(g); last.Calls[Bind].Passed < 10 {
+				t.Errorf("its last words are %+v", last.Calls[Bind])
+			}
+			c.must(g.Close())
+		})
+	}
+}
+
+// A porter takes no more gates than may rest at once: what they hand over has to find room.
+func TestPorterIsFull(t *testing.T) {
+	c := newContainer(t)
+	c.rest = 0
+	g := c.start(1, nil)
+	ended := serve(c, g, nil)
+	c.moves("asked", &c.progress.asked, 1)
+	limit := unix.Rlimit{Cur: 40, Max: 40} // one needs 39
+	c.must(unix.Prlimit(c.porter.pid, unix.RLIMIT_NOFILE, &limit, nil))
+	_, err := Start(c.config(c.process.Listener, func(config *Config) { config.Door += "-other" }))
+	if err == nil || !strings.Contains(err.Error(), "keep gate: ") {
+		t.Errorf("start of one more: %v", err)
+	}
+	c.quiet(true)
+	c.rests()
+	c.quiet(false)
+	c.moves("asked", &c.progress.asked, 10)
+	c.allRight()
+	c.must(c.programs.Kill())
+	<-ended
+	c.must(g.Close())
+}

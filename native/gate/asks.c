@@ -322,27 +322,27 @@ void gate_asks_rest(bool (*hand_over)(bool supervised))
 	pthread_mutex_unlock(&gate_asks_lock);
 }
 
-void gate_say_stats(struct board *b, int to, uint64_t tag, int flags)
+bool gate_say_stats(struct board *b, int to, uint64_t tag, int flags)
 {
 	struct gate_stats stats = {.version = GATE_VERSION, .call = GATE_STATS, .tag = tag};
 
 	gate_read_counters(b, &stats.counters);
-	(void)send(to, &stats, sizeof(stats), flags | MSG_NOSIGNAL);
+	return send(to, &stats, sizeof(stats), flags | MSG_NOSIGNAL) >= 0;
 }
 
-void gate_say_bye(struct board *b, int to, int flags)
+bool gate_say_bye(struct board *b, int to, int flags)
 {
 	const struct gate_ask bye = {.version = GATE_VERSION, .call = GATE_BYE};
 
 	/* Nobody has asked, or can ask any more: no tag. */
-	gate_say_stats(b, to, 0, flags);
-	(void)send(to, &bye, sizeof(bye), flags | MSG_NOSIGNAL);
+	return gate_say_stats(b, to, 0, flags) &&
+	       send(to, &bye, sizeof(bye), flags | MSG_NOSIGNAL) >= 0;
 }
 
 _Noreturn void gate_end(void)
 {
 	pthread_mutex_lock(&gate_asks_lock);
 	if (gate_asks.supervised)
-		gate_say_bye(gate.board, gate.control, 0);
+		(void)gate_say_bye(gate.board, gate.control, 0);
 	_exit(0);
 }

@@ -103,7 +103,7 @@ static void gate_carry_out(const struct gate_incoming *in)
 			error = gate_order_rules(gate.board, in->file, order.value);
 			break;
 		case GATE_ORDER_STATS:
-			gate_say_stats(gate.board, gate.control, order.tag, 0);
+			(void)gate_say_stats(gate.board, gate.control, order.tag, 0);
 			return;
 		case GATE_ORDER_END:
 			_exit(0);

@@ -56,6 +56,9 @@ _Static_assert(PORTER_FIRST + GATE_FILES == PORTER_LINE, "a gate's files have th
 /* After how long a gate is tried again that could not be started: processes may end. */
 #define PORTER_AGAIN_MS 100
 
+/* Descriptors for what comes in a message, and what else is open for a moment. */
+#define PORTER_SPARE 32
+
 /* Of those that may knock at once; one is let in. */
 #define PORTER_BACKLOG 8
 
@@ -257,8 +260,11 @@ static struct lodger *porter_wake(struct lodger *l)
 	l->line = line[0];
 	porter_set_late(l, pid < 0);
 	if (pid < 0) {
+		int error = errno;
+
 		porter_ignore(l->line);
 		porter_close(&l->line);
+		errno = error;
 		return NULL;
 	}
 	porter_close_all(l->files, GATE_FILES);
@@ -301,42 +307,68 @@ static bool porter_has(int file, short events)
 	return poll(&p, 1, 0) > 0 && (p.revents & events) != 0;
 }
 
-/* Tells the supervisor what was counted, if that is all that it wants to know; false if not. */
-static bool porter_tells(struct lodger *l)
-{
-	struct gate_order order;
-	int control = l->files[GATE_FILE_CONTROL];
-	ssize_t got = recv(control, &order, sizeof(order), MSG_PEEK | MSG_TRUNC | MSG_DONTWAIT);
+/* What is first in the queue of a supervisor's orders. */
+enum porter_order { PORTER_NONE, PORTER_STATS, PORTER_OTHER, PORTER_GONE };
 
-	if (got != sizeof(order) || order.version != GATE_VERSION || order.op != GATE_ORDER_STATS)
+static enum porter_order porter_look(int control, struct gate_order *order)
+{
+	ssize_t got = recv(control, order, sizeof(*order), MSG_PEEK | MSG_TRUNC | MSG_DONTWAIT);
+
+	if (got < 0 && errno == EAGAIN)
+		return PORTER_NONE;
+	/* An end has an event of its own; what is left to read may come before it. */
+	if (got <= 0)
+		return porter_has(control, POLLHUP) ? PORTER_GONE : PORTER_OTHER;
+	if (got == sizeof(*order) && order->version == GATE_VERSION &&
+	    order->op == GATE_ORDER_STATS)
+		return PORTER_STATS;
+	return PORTER_OTHER;
+}
+
+/* What needs no gate of what the supervisor wants; false if it needs one. */
+static bool porter_obeys(struct lodger *l)
+{
+	int control = l->files[GATE_FILE_CONTROL];
+	struct gate_order order;
+
+	switch (porter_look(control, &order)) {
+	case PORTER_STATS:
+		if (!gate_say_stats(l->gate.board, control, order.tag, MSG_DONTWAIT))
+			return false; /* a gate waits until there is room */
+		(void)recv(control, &order, sizeof(order), MSG_DONTWAIT);
+		return true;
+	case PORTER_GONE:
+		porter_ignore(control);
+		l->supervised = false;
+		atomic_store(&l->gate.board->traced, 0); /* there is nobody to be told */
+		return true;
+	default:
 		return false;
-	(void)recv(control, &order, sizeof(order), MSG_DONTWAIT);
-	gate_say_stats(l->gate.board, control, order.tag, MSG_DONTWAIT);
-	return true;
+	}
 }
 
 /* Does what needs no gate: the end of the container, what the supervisor asks for and its end. */
 static bool porter_settles(struct lodger *l)
 {
-	int control = l->files[GATE_FILE_CONTROL];
-
-	if (porter_has(l->files[GATE_FILE_LISTENER], POLLHUP)) {
-		if (l->supervised)
-			gate_say_bye(l->gate.board, control, MSG_DONTWAIT);
-		porter_unlisten(l);
-		porter_dismiss(l);
-		return true;
-	}
-	if (!l->supervised)
+	if (!porter_has(l->files[GATE_FILE_LISTENER], POLLHUP))
+		return l->supervised && porter_obeys(l);
+	if (l->supervised &&
+	    !gate_say_bye(l->gate.board, l->files[GATE_FILE_CONTROL], MSG_DONTWAIT) &&
+	    (errno == EAGAIN || errno == ENOBUFS))
 		return false;
-	if (porter_has(control, POLLIN))
-		return porter_tells(l);
-	if (!porter_has(control, POLLHUP))
-		return false;
-	porter_ignore(control);
-	l->supervised = false;
-	atomic_store(&l->gate.board->traced, 0); /* there is nobody to be told */
+	porter_unlisten(l);
+	porter_dismiss(l);
 	return true;
+}
+
+/* The same for a gate that has been there: where its cgroup is gone, nobody is left. */
+static struct lodger *porter_wake_kept(struct lodger *l)
+{
+	if (porter_wake(l) != NULL)
+		return l;
+	if (l->late && errno == ENODEV)
+		porter_dismiss(l);
+	return NULL;
 }
 
 /* Something has come for a gate that rests. */
@@ -345,7 +377,7 @@ static struct lodger *porter_called(struct lodger *l)
 	if (porter_settles(l))
 		return NULL;
 	porter_unlisten(l);
-	return porter_wake(l);
+	return porter_wake_kept(l);
 }
 
 /* Why a container that has just come has no gate. */
@@ -382,10 +414,28 @@ static struct lodger *porter_register(const struct gate_admission *a, const int 
 	return l;
 }
 
+/* Whether all gates that there are may rest at once, with files to spare: one that hands over what
+ * there is no room for is lost. */
+static bool porter_has_room(void)
+{
+	struct rlimit limit;
+	rlim_t need = PORTER_SPARE;
+
+	for (struct lodger *l = porter_lodgers; l != NULL; l = l->next)
+		need += GATE_FILES + 2; /* the cgroup and the line */
+	return getrlimit(RLIMIT_NOFILE, &limit) == 0 && need <= limit.rlim_cur;
+}
+
 /* Makes what a gate keeps as long as there is its container. */
 static bool porter_furnish(struct lodger *l)
 {
-	bool made = gate_make_board(&l->gate);
+	bool made;
+
+	if (!porter_has_room()) {
+		errno = EMFILE;
+		return false;
+	}
+	made = gate_make_board(&l->gate);
 
 	l->files[GATE_FILE_BOARD] = l->gate.board_file;
 	return made && madvise(l->gate.board, BOARD_SIZE, MADV_DONTFORK) == 0 &&
@@ -430,9 +480,13 @@ static struct lodger *porter_hear_agent(void)
 /* Tries those again that could not be woken. */
 static struct lodger *porter_try_again(void)
 {
-	for (struct lodger *l = porter_lodgers; l != NULL; l = l->next)
-		if (l->late && porter_wake(l) != NULL)
+	struct lodger *l, *next;
+
+	for (l = porter_lodgers; l != NULL; l = next) {
+		next = l->next;
+		if (l->late && !porter_settles(l) && porter_wake_kept(l) != NULL)
 			return l;
+	}
 	return NULL;
 }
 

@@ -22,6 +22,7 @@ static bool gate_hand_over(bool supervised)
 
 void gate_rest(void)
 {
-	if (gate_stop_thread())
+	/* Another process would not know of it, and send another. */
+	if (gate_stop_thread() && !gate_batch_is_under_way())
 		gate_asks_rest(gate_hand_over);
 }

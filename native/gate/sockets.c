@@ -83,6 +83,16 @@ static bool gate_batch_is_taken(void)
 	return true;
 }
 
+bool gate_batch_is_under_way(void)
+{
+	bool under_way;
+
+	pthread_mutex_lock(&gate_batch_lock);
+	under_way = !gate_batch_is_taken();
+	pthread_mutex_unlock(&gate_batch_lock);
+	return under_way;
+}
+
 static unsigned int gate_batch_to(int pair, const struct gate_kind *kind, unsigned int count)
 {
 	int files[MARK_BATCH_MAX];

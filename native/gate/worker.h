@@ -85,6 +85,9 @@ int gate_make(const struct gate_kind *kind);
 /* Answers an order of sockets with how many were sent; 0 if there are none. */
 unsigned int gate_batch(struct gate_worker *w);
 
+/* Whether one that was sent has not been taken yet. */
+bool gate_batch_is_under_way(void);
+
 /* Has the supervisor answer the notification in W: this one, or the next. */
 void gate_pass(struct gate_worker *w);
 
@@ -101,9 +104,10 @@ void gate_asks_send(void);
 /* Greets the supervisor that has started us. */
 void gate_greet(void);
 
-/* Tell a supervisor what was counted on a board, and that the container has ended. */
-void gate_say_stats(struct board *b, int to, uint64_t tag, int flags);
-void gate_say_bye(struct board *b, int to, int flags);
+/* Tell a supervisor what was counted on a board, and that the container has ended; fail as
+ * send(2). */
+bool gate_say_stats(struct board *b, int to, uint64_t tag, int flags);
+bool gate_say_bye(struct board *b, int to, int flags);
 
 /* Makes FILE the supervisor's end, with FILES files of ours in the greeting. */
 bool gate_supervisor_came(int file, const int *files, unsigned int count);
