@@ -251,7 +251,7 @@ func TestDensityTwice(t *testing.T) {
 	}
 	first.awaitStep()
 	for _, resume := range []string{"--resume=false", "--resume"} {
-		if out, err := first.run("--figure", "start", "--max", "2", "--rounds", "50", resume); err == nil || !strings.Contains(out, "is another sweep's that runs") {
+		if out, err := first.run("--figure", "start", "--max", "2", "--rounds", "50", resume); err == nil || !strings.Contains(out, "another run measures into") {
 			t.Errorf("in the same folder with %s: %v: %s", resume, err, out)
 		}
 	}
