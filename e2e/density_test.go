@@ -162,7 +162,7 @@ func TestDensityKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = cmd.Wait() // killed
-	if out, err := s.run("--figure", "overlay-create"); err != nil {
+	if out, err := s.run("--force", "--figure", "overlay-create"); err != nil {
 		t.Fatalf("the next: %v: %s", err, out)
 	}
 	s.checkGone()
