@@ -100,6 +100,7 @@ func TestWithoutSupervisor(t *testing.T) {
 	c.allRight()
 	c.must(c.programs.Kill())
 	<-c.ended
+	c.rests() // it has ended with its container
 	c.eventually("gone", func() bool {
 		_, err := Adopt(c.door)
 		return errors.Is(err, ErrGone)

@@ -25,59 +25,9 @@
 
 #include "worker.h"
 
-/* An order as it came, before anything about it is believed. */
-struct gate_incoming {
-	unsigned char bytes[sizeof(struct gate_order) + 1];
-	size_t length;
-	int file; /* the last that came, or -1 */
-	unsigned int files;
-};
-
 static bool gate_hung_up(void)
 {
-	struct pollfd p = {.fd = gate.control};
-
-	return poll(&p, 1, 0) > 0 && (p.revents & (POLLHUP | POLLERR | POLLNVAL)) != 0;
-}
-
-/* Takes the files of a message. The kernel cuts what exceeds the space, which for its
- * alignment is that of two. */
-static void gate_take_files(const struct msghdr *msg, struct gate_incoming *in)
-{
-	const struct cmsghdr *cmsg = CMSG_FIRSTHDR(msg);
-	size_t size = cmsg == NULL ? 0 : cmsg->cmsg_len - CMSG_LEN(0);
-
-	in->file = -1;
-	in->files = 0;
-	if (cmsg == NULL || cmsg->cmsg_level != SOL_SOCKET || cmsg->cmsg_type != SCM_RIGHTS)
-		return;
-	for (size_t at = 0; at + sizeof(int) <= size; at += sizeof(int)) {
-		if (in->file >= 0)
-			close(in->file);
-		memcpy(&in->file, CMSG_DATA(cmsg) + at, sizeof(int));
-		in->files++;
-	}
-}
-
-/* Receives a message. Returns false if there is none. */
-static bool gate_receive(struct gate_incoming *in)
-{
-	union {
-		char space[CMSG_SPACE(sizeof(int))];
-		struct cmsghdr align;
-	} control;
-	struct iovec iov = {in->bytes, sizeof(in->bytes)};
-	struct msghdr msg = {.msg_iov = &iov,
-			     .msg_iovlen = 1,
-			     .msg_control = control.space,
-			     .msg_controllen = sizeof(control.space)};
-	ssize_t got = recvmsg(gate.control, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-
-	if (got < 0)
-		return false;
-	in->length = (size_t)got;
-	gate_take_files(&msg, in);
-	return got > 0 || in->files > 0 || !gate_hung_up();
+	return gate_has(gate.control, POLLHUP | POLLERR | POLLNVAL);
 }
 
 /* A supervisor takes its answers: where it does not, it waits for itself. */
@@ -89,10 +39,10 @@ static void gate_done(const struct gate_order *order, int error)
 	(void)send(gate.control, &done, sizeof(done), MSG_NOSIGNAL);
 }
 
-static void gate_carry_out(const struct gate_incoming *in)
+static void gate_carry_out(const struct gate_message *m)
 {
 	struct gate_order order;
-	int error = gate_order_parse(in->bytes, in->length, in->files, &order);
+	int error = gate_order_parse(m->bytes, m->length, m->count, &order);
 
 	if (error == 0) {
 		switch (order.op) {
@@ -100,7 +50,7 @@ static void gate_carry_out(const struct gate_incoming *in)
 			error = gate_order_set(gate.board, &order);
 			break;
 		case GATE_ORDER_RULES:
-			error = gate_order_rules(gate.board, in->file, order.value);
+			error = gate_order_rules(gate.board, m->files[0], order.value);
 			break;
 		case GATE_ORDER_STATS:
 			(void)gate_say_stats(gate.board, gate.control, order.tag, 0);
@@ -125,12 +75,11 @@ static void gate_left(void)
 
 static void gate_listen_to_supervisor(void)
 {
-	struct gate_incoming in;
+	struct gate_message m;
 
-	if (gate_receive(&in)) {
-		gate_carry_out(&in);
-		if (in.file >= 0)
-			close(in.file);
+	if (gate_receive(gate.control, &m) && (m.length > 0 || m.count > 0 || !gate_hung_up())) {
+		gate_carry_out(&m);
+		gate_close_files(&m);
 	} else if (gate_hung_up()) {
 		gate_left();
 	}

@@ -83,14 +83,6 @@ struct lodger {
 	bool late; /* it could not be woken */
 };
 
-/* What came in a message. */
-struct porter_message {
-	unsigned char bytes[sizeof(struct gate_admission) + 1];
-	size_t length;
-	int files[GATE_ADMISSION_FILES];
-	unsigned int count;
-};
-
 static struct lodger *porter_lodgers;
 static bool porter_alone;	  /* the agent is gone */
 static unsigned int porter_lates; /* lodgers that are late */
@@ -108,43 +100,15 @@ static void porter_close_all(int *files, unsigned int count)
 		porter_close(&files[i]);
 }
 
-/* Receives a message. Files that there is no room for are gone, and so is their message. */
-static bool porter_receive(int from, struct porter_message *m)
+/* Receives a message that is whole. */
+static bool porter_receive(int from, struct gate_message *m)
 {
-	union {
-		char space[CMSG_SPACE(sizeof(m->files))];
-		struct cmsghdr align;
-	} control;
-	struct iovec iov = {m->bytes, sizeof(m->bytes)};
-	struct msghdr msg = {.msg_iov = &iov,
-			     .msg_iovlen = 1,
-			     .msg_control = control.space,
-			     .msg_controllen = sizeof(control.space)};
-	ssize_t got = recvmsg(from, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-	struct cmsghdr *cmsg = got < 0 ? NULL : CMSG_FIRSTHDR(&msg);
-
-	m->length = got < 0 ? 0 : (size_t)got;
-	m->count = 0;
-	if (cmsg != NULL && cmsg->cmsg_level == SOL_SOCKET && cmsg->cmsg_type == SCM_RIGHTS)
-		m->count = (unsigned int)((cmsg->cmsg_len - CMSG_LEN(0)) / sizeof(int));
-	/* For its alignment, the space may be that of one more. */
-	for (unsigned int i = 0; i < m->count; i++) {
-		int file;
-
-		memcpy(&file, CMSG_DATA(cmsg) + i * sizeof(int), sizeof(int));
-		if (i < GATE_ADMISSION_FILES)
-			m->files[i] = file;
-		else
-			close(file);
-	}
-	if (m->count > GATE_ADMISSION_FILES)
-		m->count = GATE_ADMISSION_FILES;
-	if (got >= 0 && (msg.msg_flags & MSG_CTRUNC)) {
-		errno = EMFILE;
-		porter_close_all(m->files, m->count);
+	if (!gate_receive(from, m))
 		return false;
-	}
-	return got > 0;
+	if (m->length > 0 && !m->cut)
+		return true;
+	gate_close_files(m);
+	return false;
 }
 
 static bool porter_watch(struct lodger *l, int file, uint32_t events)
@@ -275,7 +239,7 @@ static struct lodger *porter_wake(struct lodger *l)
 /* The process of a gate has ended. */
 static void porter_line_ended(struct lodger *l)
 {
-	struct porter_message m;
+	struct gate_message m;
 	struct gate_rest rest;
 	bool whole;
 
@@ -287,7 +251,7 @@ static void porter_line_ended(struct lodger *l)
 	memcpy(&rest, m.bytes, sizeof(rest));
 	whole = m.length == sizeof(rest) && rest.version == GATE_VERSION && m.count == GATE_FILES;
 	if (!whole) {
-		porter_close_all(m.files, m.count);
+		gate_close_files(&m);
 		porter_dismiss(l);
 		return;
 	}
@@ -298,13 +262,6 @@ static void porter_line_ended(struct lodger *l)
 		porter_unlisten(l);
 		porter_dismiss(l);
 	}
-}
-
-static bool porter_has(int file, short events)
-{
-	struct pollfd p = {.fd = file, .events = events};
-
-	return poll(&p, 1, 0) > 0 && (p.revents & events) != 0;
 }
 
 /* What is first in the queue of a supervisor's orders. */
@@ -318,7 +275,7 @@ static enum porter_order porter_look(int control, struct gate_order *order)
 		return PORTER_NONE;
 	/* An end has an event of its own; what is left to read may come before it. */
 	if (got <= 0)
-		return porter_has(control, POLLHUP) ? PORTER_GONE : PORTER_OTHER;
+		return gate_has(control, POLLHUP) ? PORTER_GONE : PORTER_OTHER;
 	if (got == sizeof(*order) && order->version == GATE_VERSION &&
 	    order->op == GATE_ORDER_STATS)
 		return PORTER_STATS;
@@ -350,7 +307,7 @@ static bool porter_obeys(struct lodger *l)
 /* Does what needs no gate: the end of the container, what the supervisor asks for and its end. */
 static bool porter_settles(struct lodger *l)
 {
-	if (!porter_has(l->files[GATE_FILE_LISTENER], POLLHUP))
+	if (!gate_has(l->files[GATE_FILE_LISTENER], POLLHUP))
 		return l->supervised && porter_obeys(l);
 	if (l->supervised &&
 	    !gate_say_bye(l->gate.board, l->files[GATE_FILE_CONTROL], MSG_DONTWAIT) &&
@@ -443,14 +400,14 @@ static bool porter_furnish(struct lodger *l)
 }
 
 /* A container comes. */
-static struct lodger *porter_admit(struct porter_message *m)
+static struct lodger *porter_admit(struct gate_message *m)
 {
 	struct gate_admission a;
 	int error = gate_admission_parse(m->bytes, m->length, m->count, &a);
 	struct lodger *l = error == 0 ? porter_register(&a, m->files) : NULL;
 
 	if (l == NULL) {
-		porter_close_all(m->files, m->count);
+		gate_close_files(m);
 		return NULL;
 	}
 	if (!porter_furnish(l)) {
@@ -466,11 +423,11 @@ static struct lodger *porter_admit(struct porter_message *m)
 
 static struct lodger *porter_hear_agent(void)
 {
-	struct porter_message m;
+	struct gate_message m;
 
 	if (porter_receive(PORTER_AGENT, &m))
 		return porter_admit(&m);
-	if (porter_has(PORTER_AGENT, POLLHUP)) {
+	if (gate_has(PORTER_AGENT, POLLHUP)) {
 		porter_ignore(PORTER_AGENT);
 		porter_alone = true;
 	}

@@ -48,9 +48,7 @@ static atomic_bool gate_watchdog_sleeps;
 /* Whether the last process that the filter is on is gone. */
 static bool gate_abandoned(void)
 {
-	struct pollfd p = {.fd = gate.listener};
-
-	return poll(&p, 1, 0) > 0 && (p.revents & POLLHUP);
+	return gate_has(gate.listener, POLLHUP);
 }
 
 static void gate_wake_watchdog(void)

@@ -118,6 +118,22 @@ bool gate_supervisor_is_there(void);
 bool gate_send_files(int to, const void *bytes, size_t length, const int *files, unsigned int count,
 		     int flags);
 
+/* What came in a message: those of its files that there is room for, the others are closed. */
+struct gate_message {
+	unsigned char bytes[sizeof(struct gate_admission) + 1];
+	size_t length;
+	int files[GATE_ADMISSION_FILES];
+	unsigned int count;
+	bool cut; /* files are gone, for we may have no more open */
+};
+
+/* Receives one without waiting. Returns false if there is none. */
+bool gate_receive(int from, struct gate_message *m);
+void gate_close_files(struct gate_message *m);
+
+/* Whether one of EVENTS of poll(2) is there. */
+bool gate_has(int file, short events);
+
 /* Says good-bye and ends the process: no program is left. */
 _Noreturn void gate_end(void);
 
