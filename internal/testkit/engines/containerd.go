@@ -121,9 +121,18 @@ func (e *ctr) task(args ...string) (string, error) {
 	return e.run("ctr", append([]string{"task"}, args...)...)
 }
 
+// Exec has the shim write what the program prints, standard error included: ctr itself
+// can end before it has opened the pipe, and prints nothing then (1.6.20, one of some
+// 2800 programs on a loaded machine).
 func (e *ctr) Exec(name string, args ...string) (string, error) {
 	id := fmt.Sprintf("exec%d", e.execs.Add(1))
-	return e.task(append([]string{"exec", "--exec-id", id, name}, args...)...)
+	log := e.log(id)
+	_, err := e.task(append([]string{"exec", "--exec-id", id, "--log-uri", "file://" + log, name}, args...)...)
+	out, readErr := os.ReadFile(e.outside(log))
+	if err != nil {
+		return string(out), fmt.Errorf("%w\n%s", err, out)
+	}
+	return string(out), readErr
 }
 
 func (e *ctr) Logs(name string) (string, error) {
