@@ -111,7 +111,7 @@ func (s *Supervisor) Start() {
 			s.work.Do(func() { s.handle(a, came) })
 			<-places
 		}()
-	}, func(err error) {
+	}, s.listener.valid, func(err error) {
 		defer s.done.Done()
 		if !s.closing.Load() && !errors.Is(err, os.ErrClosed) {
 			s.gone(err)

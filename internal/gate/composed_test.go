@@ -123,6 +123,6 @@ func proceed(listener *os.File, g *Gate) <-chan struct{} {
 	ended := make(chan struct{})
 	g.Serve(func(a Ask) {
 		_ = reply(listener, a.ID, 0, unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE)
-	}, func(error) { close(ended) })
+	}, nil, func(error) { close(ended) })
 	return ended
 }

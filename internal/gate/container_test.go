@@ -407,7 +407,7 @@ func supervise(args []string) int {
 				fmt.Println(err)
 			}
 		}()
-	}, func(err error) { ended <- err })
+	}, nil, func(err error) { ended <- err })
 	if err := <-ended; !errors.Is(err, ErrEnded) {
 		fmt.Println(err)
 		return 1

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -16,8 +17,13 @@ import (
 )
 
 // reportsMax bounds the calls that the gate has answered and that nobody has yet
-// taken notice of. What waits for an answer is bounded by the gate.
+// taken notice of.
 const reportsMax = 1 << 14
+
+// asksRoom is for how many Asks there is room at least, before those are forgotten whose
+// callers wait no more. The gate bounds those that wait, but callers that are interrupted
+// come again, each time as another.
+const asksRoom = 1 << 12
 
 // messagesAtOnce are read before anything else has its turn, to stop reading too.
 const messagesAtOnce = 64
@@ -35,9 +41,11 @@ type control struct {
 
 	mu      sync.Mutex // guards what follows
 	take    func(Ask)
+	waits   func(id uint64) bool // nil before take is there
 	ended   func(error)
 	handing bool // a goroutine hands on asks, or has handed on the end
 	asks    []Ask
+	room    int // for so many asks, before some are forgotten
 	end     error // why no Ask comes any more
 	gone    error // why no answer comes any more
 	tag     uint64
@@ -137,10 +145,20 @@ func (c *control) receive(b []byte) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !a.Answered || len(c.asks) < reportsMax {
+		c.makeRoom()
 		c.asks = append(c.asks, a)
 		c.handOn()
 	}
 	return nil
+}
+
+// makeRoom forgets Asks whose callers wait no more, once there are many. With mu.
+func (c *control) makeRoom() {
+	if c.waits == nil || len(c.asks) < c.room {
+		return
+	}
+	c.asks = slices.DeleteFunc(c.asks, func(a Ask) bool { return !a.Answered && !c.waits(a.ID) })
+	c.room = max(asksRoom, 2*len(c.asks))
 }
 
 // handOn has what has come taken, by a goroutine that ends when there is nothing. With mu.
@@ -173,12 +191,11 @@ func (c *control) hand() {
 	}
 }
 
-// serve has each Ask taken, one after the other, those included that have come before; and
-// in the end is told why no more come.
-func (c *control) serve(take func(Ask), ended func(error)) {
+// serve is Gate.Serve.
+func (c *control) serve(take func(Ask), waits func(id uint64) bool, ended func(error)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.take, c.ended = take, ended
+	c.take, c.waits, c.ended = take, waits, ended
 	c.handOn()
 }
 

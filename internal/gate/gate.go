@@ -298,10 +298,14 @@ func (g *Gate) TakeListener() *os.File {
 // with the Gate.
 func (g *Gate) Own() *netns.NS { return g.own }
 
-// Serve has each Ask taken, one after the other, those that have come before included. Then
-// ended is called once: with ErrEnded if the gate has ended with its container, io.EOF if
-// it was killed, and os.ErrClosed after Close, Stop or Release.
-func (g *Gate) Serve(take func(Ask), ended func(error)) { g.serve(take, ended) }
+// Serve has each Ask taken, one after the other, those that have come before included. Where
+// many have not been taken yet, those are forgotten whose callers wait no more, as waits
+// tells (SECCOMP_IOCTL_NOTIF_ID_VALID). Then ended is called once: with ErrEnded if the gate
+// has ended with its container, io.EOF if it was killed, and os.ErrClosed after Close, Stop or
+// Release.
+func (g *Gate) Serve(take func(Ask), waits func(id uint64) bool, ended func(error)) {
+	g.serve(take, waits, ended)
+}
 
 // SetOwnSockets lets the gate know that from now on some sockets of the
 // container are in its own namespace. It takes effect before it returns.

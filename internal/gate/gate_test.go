@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"io"
 	"testing"
 )
 
@@ -38,6 +39,53 @@ func TestParse(t *testing.T) {
 		if _, err := parse(b); !errors.Is(err, ErrProtocol) {
 			t.Errorf("%s: %v, want ErrProtocol", name, err)
 		}
+	}
+}
+
+// TestAsksOfGone has a gate ask for callers that are gone at once, all but a few, while
+// nobody takes an Ask: those few are taken then, and the others have taken no memory.
+func TestAsksOfGone(t *testing.T) {
+	const every = 100 // caller waits
+	c := newControl(nil)
+	begun, goOn := make(chan bool, 1), make(chan bool)
+	var taken []uint64
+	ended := make(chan error, 1)
+	c.serve(func(a Ask) {
+		if len(taken) == 0 {
+			begun <- true
+			<-goOn
+		}
+		taken = append(taken, a.ID)
+	}, func(id uint64) bool { return id%every == 0 }, func(err error) { ended <- err })
+	receive := func(id uint64) {
+		b := message(version, uint32(Bind), 16)
+		binary.NativeEndian.PutUint64(b[8:], id)
+		if err := c.receive(b); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const asks = 20 * asksRoom
+	receive(0)
+	<-begun
+	for id := range uint64(asks) {
+		receive(id + 1)
+		if len(c.asks) > asksRoom {
+			t.Fatalf("after %d asks %d are kept", id+1, len(c.asks))
+		}
+	}
+	c.stop(io.EOF)
+	close(goOn)
+	if err := <-ended; err != io.EOF {
+		t.Error(err)
+	}
+	var next uint64
+	for _, id := range taken {
+		if id == next {
+			next += every
+		}
+	}
+	if next <= asks {
+		t.Errorf("%d is not among the %d that were taken, in their order", next, len(taken))
 	}
 }
 

@@ -27,7 +27,7 @@ func serve(c *container, g *Gate, reports *[]Ask) <-chan error {
 		default:
 			_ = reply(c.process.Listener, a.ID, 0, unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE)
 		}
-	}, func(err error) { ended <- err })
+	}, nil, func(err error) { ended <- err })
 	return ended
 }
 
