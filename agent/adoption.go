@@ -41,6 +41,12 @@ func (m *managed) adopt() (bool, error) {
 	if len(m.adopted) == 0 {
 		return m.awaits(), nil
 	}
+	rules := m.table.Snapshot(m.netnsOf)
+	for _, g := range m.adopted {
+		if err := g.SetRules(rules); err != nil { // it asks, then
+			m.log.Warn("a gate has no rules", "err", err)
+		}
+	}
 	if m.ownNS, err = netns.Open(fmt.Sprintf("/proc/self/fd/%d", m.adopted[0].Own().File().Fd())); err != nil {
 		return true, err
 	}
@@ -74,7 +80,9 @@ func (m *managed) resume() {
 
 func (m *managed) engineRecover() error { return m.engine.Recover() }
 
-// restore makes what create has made, out of the record and the kernel.
+// restore makes what create has made, out of the record and the kernel. The record is what was
+// about to be in force: a daemon that was killed while it changed endpoints has perhaps not
+// got that far, in the kernel nor at the gates.
 func (m *managed) restore() error {
 	var set endpoint.Set
 	byName := map[string]*endpoint.Endpoint{}
@@ -109,6 +117,9 @@ func (m *managed) restore() error {
 	}
 	defer dir.Close()
 	if m.enforced, err = policy.Adopt(dir, m.table, m.endpointNamed); err != nil {
+		return err
+	}
+	if err := m.updateKernel(m.table); err != nil {
 		return err
 	}
 	if err := m.claimPorts(); err != nil {

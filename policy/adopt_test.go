@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/bpf"
 	"github.com/tsugiki/tsugiki/endpoint"
 	"github.com/tsugiki/tsugiki/internal/cgroup"
 )
@@ -102,6 +103,82 @@ func TestAdopt(t *testing.T) {
 			t.Error("the update changed nothing")
 		}
 	})
+}
+
+// TestAdoptHalfChanged ends a process at each step of a change of the table: whoever takes
+// over has the new one in force, and nothing else.
+func TestAdoptHalfChanged(t *testing.T) {
+	eps := map[string]*endpoint.Endpoint{}
+	for i, name := range []string{"a", "b", "c", "d", "e", "f"} {
+		eps[name] = fresh(t, name, i+1)
+	}
+	before := rulesOf(t, []string{"10.1.0.0/16=a", "10.2.0.0/16=b", "10.2.3.0/24=c", "10.3.0.0/16=d", "10.4.0.0/16=e"}, eps)
+	after := rulesOf(t, []string{"10.1.0.0/16=f", "10.2.0.0/16=b", "10.3.0.0/16=e", "10.5.0.0/16=f"}, eps)
+	netnsOf := func(*endpoint.Endpoint) uint64 { return 1 }
+	old, err := NewTable(nil, before)
+	if err != nil {
+		t.Fatal(err)
+	}
+	next, err := old.Next(nil, after)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, steps := range []struct {
+		name string
+		do   func(*Enforcement) error
+	}{
+		{"nothing", func(*Enforcement) error { return nil }},
+		{"endpoints", func(e *Enforcement) error {
+			rows := map[int]bpf.PolicyEndpoint{}
+			for i, ep := range next.endpoints {
+				if ep != nil {
+					rows[i] = endpointRow(ep, netnsOf)
+				}
+			}
+			return e.writeEndpoints(rows)
+		}},
+		{"prefixes", func(e *Enforcement) error {
+			if err := e.write(next, netnsOf); err != nil {
+				return err
+			}
+			// Those that go are there yet, and their endpoints.
+			rows := map[int]bpf.PolicyEndpoint{}
+			for i, ep := range old.endpoints {
+				if ep != nil {
+					rows[i] = endpointRow(ep, netnsOf)
+				}
+			}
+			gone := netip.MustParsePrefix("10.2.3.0/24")
+			return errors.Join(e.writeEndpoints(rows), e.rows.egress.put(e.prefixKey(gone), old.egressRow(gone)))
+		}},
+		{"all", func(e *Enforcement) error { return e.write(next, netnsOf) }},
+	} {
+		t.Run(steps.name, func(t *testing.T) {
+			var want map[string]string
+			enforceMaps(t, next, netnsOf, func(e *Enforcement) { want, _ = dump(t, e) })
+			enforce(t, old, func(e *Enforcement) {
+				if err := errors.Join(steps.do(e), e.Close()); err != nil {
+					t.Fatal(err)
+				}
+				restored, err := Restore(nil, after, next.Numbered())
+				if err != nil {
+					t.Fatal(err)
+				}
+				adopted, err := Adopt(testGroup(t), restored, func(name string) *endpoint.Endpoint { return eps[name] })
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer adopted.Close()
+				if err := adopted.Update(restored, netnsOf); err != nil {
+					t.Fatal(err)
+				}
+				got, unnamed := dump(t, adopted)
+				if diff := cmp.Diff(want, got); diff != "" || len(unnamed) > 0 {
+					t.Errorf("the maps are not the new table's (rows without a name: %v):\n%s", unnamed, diff)
+				}
+			})
+		})
+	}
 }
 
 // A cgroup without our programs is not taken for a container's.

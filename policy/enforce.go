@@ -83,7 +83,7 @@ func Enforce(cgroup *os.File, t *Table, netnsOf func(*endpoint.Endpoint) uint64)
 }
 
 func (e *Enforcement) begin(cgroup *os.File, netnsOf func(*endpoint.Endpoint) uint64) error {
-	if err := e.replace(&Table{}, e.table, netnsOf); err != nil {
+	if err := e.write(e.table, netnsOf); err != nil {
 		return fmt.Errorf("fill policy maps: %w", err)
 	}
 	if err := e.set.attach(cgroup); err != nil {

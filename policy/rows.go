@@ -102,13 +102,18 @@ func (s *set) newShared() *shared {
 	}
 }
 
-// clear takes all of them away. The shortest prefixes go first: until the last has gone,
-// whoever finds one finds the one that was in force.
-func (r *shared) clear() error {
+// prefixes are those that have rows, the shortest first: if they are deleted in this
+// order, whoever finds one finds the one that was in force.
+func (r *shared) prefixes() []bpf.PolicyPrefix {
 	prefixes := r.egress.list()
 	slices.SortFunc(prefixes, func(a, b bpf.PolicyPrefix) int { return cmp.Compare(a.Bits, b.Bits) })
+	return prefixes
+}
+
+// clear takes all of them away.
+func (r *shared) clear() error {
 	return errors.Join(
-		r.egress.clear(prefixes),
+		r.egress.clear(r.prefixes()),
 		r.services.clear(r.services.list()),
 		r.names.clear(r.names.list()),
 		r.endpoints.clear(r.endpoints.list()),

@@ -23,20 +23,21 @@ import (
 //  1. New endpoints get rows that no prefix refers to, in a table or in the cgroup's storage.
 //  2. The new table's prefixes are written, the longest first: whoever finds one
 //     finds the one that the new table says. All of the old ones are there yet.
-//  3. Prefixes that only the old table has go, the shortest first: whoever finds
+//  3. Prefixes that the new table has not go, the shortest first: whoever finds
 //     one finds the one that the old table says.
 //  4. All programs that may have seen an old row are waited for.
 //  5. The rows of endpoints that are gone are deleted. Their numbers are free.
 //
 // At each moment a destination so has the verdict of the old table or that of the
-// new one.
+// new one. What is old is what is found in the maps: so a change that a process has
+// left half done ends the same way.
 
 // errStuck says that a table could not be changed, nor be put back.
 var errStuck = errors.New("the kernel's tables are half changed; start the container anew")
 
-// Update puts a table into the place of the one that is in force, of which it has
-// to be the Next. After an error the old one is in force. It is not to be called
-// by two at once.
+// Update puts a table into the place of the one that is in force: its Next, or itself, to
+// end what a former process was about to change when it was killed. After an error the
+// old one is in force. It is not to be called by two at once.
 func (e *Enforcement) Update(t *Table, netnsOf func(*endpoint.Endpoint) uint64) error {
 	if e.stuck != nil {
 		return e.stuck
@@ -46,8 +47,8 @@ func (e *Enforcement) Update(t *Table, netnsOf func(*endpoint.Endpoint) uint64) 
 			return fmt.Errorf("change policy maps: number %d is endpoint %s's, and %s's in the next table", i, ep.Name, t.endpoints[i].Name)
 		}
 	}
-	if err := e.replace(e.table, t, netnsOf); err != nil {
-		if back := e.replace(t, e.table, netnsOf); back != nil {
+	if err := e.write(t, netnsOf); err != nil {
+		if back := e.write(e.table, netnsOf); back != nil {
 			e.stuck = fmt.Errorf("%w: %w", errStuck, back)
 		}
 		return errors.Join(fmt.Errorf("change policy maps: %w", err), e.stuck)
@@ -56,40 +57,44 @@ func (e *Enforcement) Update(t *Table, netnsOf func(*endpoint.Endpoint) uint64) 
 	return nil
 }
 
-func (e *Enforcement) replace(from, to *Table, netnsOf func(*endpoint.Endpoint) uint64) error {
-	added := map[int]bpf.PolicyEndpoint{}
-	for i, ep := range to.endpoints {
-		if ep != nil && !slices.Contains(from.endpoints, ep) {
-			added[i] = endpointRow(ep, netnsOf)
+// write has the maps hold a table and nothing else.
+func (e *Enforcement) write(t *Table, netnsOf func(*endpoint.Endpoint) uint64) error {
+	endpoints := map[int]bpf.PolicyEndpoint{}
+	for i, ep := range t.endpoints {
+		if ep != nil {
+			endpoints[i] = endpointRow(ep, netnsOf)
 		}
 	}
-	if err := e.writeEndpoints(added); err != nil {
+	if err := e.writeEndpoints(endpoints); err != nil {
 		return err
 	}
-	for _, p := range to.prefixes() {
-		if !to.hasRow(p) {
+	keys := map[bpf.PolicyPrefix]bool{}
+	for _, p := range t.prefixes() {
+		if !t.hasRow(p) {
 			continue
 		}
-		if err := e.rows.egress.put(e.prefixKey(p), to.egressRow(p)); err != nil {
+		key := e.prefixKey(p)
+		keys[key] = true
+		if err := e.rows.egress.put(key, t.egressRow(p)); err != nil {
 			return fmt.Errorf("prefix %s: %w", p, err)
 		}
 	}
-	for _, p := range slices.Backward(from.prefixes()) {
-		if !from.hasRow(p) || to.hasRow(p) {
+	for _, key := range e.rows.prefixes() {
+		if keys[key] {
 			continue
 		}
-		if err := e.rows.egress.delete(e.prefixKey(p)); err != nil {
-			return fmt.Errorf("prefix %s: %w", p, err)
+		if err := e.rows.egress.delete(key); err != nil {
+			return fmt.Errorf("former prefix %s/%d: %w", addrOf(key.Addr), key.Bits-ownerBits, err)
 		}
 	}
-	return e.clear(from, to)
+	return e.clear(endpoints)
 }
 
-// clear frees the rows of endpoints that only the first table has.
-func (e *Enforcement) clear(from, to *Table) error {
+// clear frees the rows of endpoints that are none of these.
+func (e *Enforcement) clear(endpoints map[int]bpf.PolicyEndpoint) error {
 	gone := map[int]bpf.PolicyEndpoint{}
-	for i, ep := range from.endpoints {
-		if ep != nil && !slices.Contains(to.endpoints, ep) {
+	for i := range e.numbers() {
+		if _, there := endpoints[i]; !there {
 			gone[i] = bpf.PolicyEndpoint{}
 		}
 	}
@@ -100,6 +105,22 @@ func (e *Enforcement) clear(from, to *Table) error {
 		return fmt.Errorf("wait for running programs: %w", err)
 	}
 	return e.writeEndpoints(gone)
+}
+
+// numbers are those of the endpoints that have rows.
+func (e *Enforcement) numbers() map[int]bool {
+	numbers := map[int]bool{}
+	for _, key := range e.rows.endpoints.list() {
+		numbers[int(key.Number)] = true
+	}
+	e.own.Lock()
+	defer e.own.Unlock()
+	for i, row := range e.own.row.Endpoint {
+		if row != (bpf.PolicyEndpoint{}) {
+			numbers[i] = true
+		}
+	}
+	return numbers
 }
 
 // writeEndpoints writes rows of endpoints by their numbers. An empty one is no endpoint's.

@@ -164,7 +164,7 @@ func enforceMaps(t *testing.T, tb *Table, netnsOf func(*endpoint.Endpoint) uint6
 	e := enforcement(s, p.id, p.tables, tb)
 	defer e.Close()
 	defer e.End()
-	if err := e.replace(&Table{}, tb, netnsOf); err != nil {
+	if err := e.write(tb, netnsOf); err != nil {
 		t.Fatal(err)
 	}
 	fn(e)
@@ -331,7 +331,7 @@ func TestUpdateThatFails(t *testing.T) {
 	}
 	e := enforcement(small, 1, tables{}, tb)
 	defer e.Close()
-	if err := e.replace(&Table{}, tb, netnsOf); err != nil {
+	if err := e.write(tb, netnsOf); err != nil {
 		t.Fatal(err)
 	}
 	before, _ := dump(t, e)
