@@ -281,6 +281,14 @@ static void board_write(const char *how, int fd)
 	attack_say(step, pwrite(open("/proc/self/mem", O_RDWR), &byte, 1, (off_t)(intptr_t)at));
 }
 
+/* All but what the gate counts: it does so when it has answered. */
+static bool board_is_same(const char *before, const struct board *now)
+{
+	return memcmp(before, now, BOARD_COUNTERS) == 0 &&
+	       memcmp(before + BOARD_RULES, (const char *)now + BOARD_RULES,
+		      BOARD_SIZE - BOARD_RULES) == 0;
+}
+
 /* "board": every way to write to it. */
 static int pairs_board(int argc, char **argv)
 {
@@ -302,7 +310,7 @@ static int pairs_board(int argc, char **argv)
 		board_write("opened", again);
 	again = open(path, O_RDWR | O_TRUNC);
 	attack_say("truncated: open", again);
-	attack_note("contents", "%s", memcmp(before, b, sizeof(before)) == 0 ? "same" : "changed");
+	attack_note("contents", "%s", board_is_same(before, b) ? "same" : "changed");
 	return 0;
 }
 
