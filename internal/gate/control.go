@@ -45,7 +45,7 @@ type control struct {
 	ended   func(error)
 	handing bool // a goroutine hands on asks, or has handed on the end
 	asks    []Ask
-	room    int // for so many asks, before some are forgotten
+	room    int   // for so many asks, before some are forgotten
 	end     error // why no Ask comes any more
 	gone    error // why no answer comes any more
 	tag     uint64

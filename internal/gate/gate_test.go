@@ -75,7 +75,7 @@ func TestAsksOfGone(t *testing.T) {
 	}
 	c.stop(io.EOF)
 	close(goOn)
-	if err := <-ended; err != io.EOF {
+	if err := <-ended; !errors.Is(err, io.EOF) {
 		t.Error(err)
 	}
 	var next uint64
