@@ -221,19 +221,27 @@ static __always_inline bool wildcard(const struct addr *a)
 	       (!a->word[2] || a->word[2] == bpf_htonl(0xffff));
 }
 
-/* Whether only a rule that names a destination, or a part of these, covers it: `special`
- * of package policy. */
-static __always_inline bool special(const struct addr *a)
+/*
+ * Whether only a rule that names a destination, or a part of these, covers it: `special`
+ * of package policy. A function of its own, not a static one, is verified once, for any
+ * arguments: inline, each of its ways would be followed to the end of each program.
+ */
+__noinline int special_words(__u32 a, __u32 b, __u32 c, __u32 d)
 {
-	__u32 low = bpf_ntohl(a->word[3]);
+	__u32 low = bpf_ntohl(d);
 
-	if (is_mapped(a))
+	if (!a && !b && c == bpf_htonl(0xffff))
 		return low >> 24 == 0 || low >> 24 == 127 || low >> 16 == 0xa9fe ||
 		       low >> 28 == 0xe || low == 0xffffffff;
-	if (!a->word[0] && !a->word[1] && !a->word[2])
+	if (!a && !b && !c)
 		return low <= 1;
-	return (a->word[0] & bpf_htonl(0xffc00000)) == bpf_htonl(0xfe800000) ||
-	       (a->word[0] & bpf_htonl(0xff000000)) == bpf_htonl(0xff000000);
+	return (a & bpf_htonl(0xffc00000)) == bpf_htonl(0xfe800000) ||
+	       (a & bpf_htonl(0xff000000)) == bpf_htonl(0xff000000);
+}
+
+static __always_inline bool special(const struct addr *a)
+{
+	return special_words(a->word[0], a->word[1], a->word[2], a->word[3]);
 }
 
 /*
@@ -250,28 +258,36 @@ static __always_inline struct endpoint *endpoint_of(__u32 number)
 	return bpf_map_lookup_elem(&endpoint_by_number, &key);
 }
 
-/* The endpoint through which this destination is reached, or NULL. */
+/* The number of the endpoint for a port, or ENDPOINTS_MAX. */
+static __always_inline __u32 number_for(const struct egress *e, __u16 port)
+{
+	__u32 i;
+
+	for (i = 0; i < EGRESS_RANGES_MAX && i < e->count; i++)
+		if (port >= e->range[i].first && port <= e->range[i].last)
+			return e->range[i].endpoint;
+	return ENDPOINTS_MAX;
+}
+
+/*
+ * The endpoint through which this destination is reached, or NULL. It is looked up after the
+ * loop: in it, the verifier would follow each turn to the end of the program.
+ */
 static __always_inline struct endpoint *egress(void *ctx, const struct addr *to, __u16 port)
 {
 	struct prefix key = {.bits = KEY_BITS(key), .container = container()->id, .addr = *to};
 	struct endpoint *ep;
 	struct egress *e;
-	__u32 i;
+	__u32 number;
 
 	e = bpf_map_lookup_elem(&egress_by_prefix, &key);
 	if (!e || (!e->special && special(to)))
 		return NULL;
-	for (i = 0; i < EGRESS_RANGES_MAX; i++) {
-		if (i >= e->count)
-			return NULL;
-		if (port < e->range[i].first || port > e->range[i].last)
-			continue;
-		ep = endpoint_of(e->range[i].endpoint);
-		if (!ep || ep->netns != bpf_get_netns_cookie(ctx))
-			return NULL;
-		return ep;
-	}
-	return NULL;
+	number = number_for(e, port);
+	if (number >= ENDPOINTS_MAX)
+		return NULL;
+	ep = endpoint_of(number);
+	return ep && ep->netns == bpf_get_netns_cookie(ctx) ? ep : NULL;
 }
 
 /*

@@ -106,7 +106,20 @@ func (t *tables) close() error {
 }
 
 // parsed is the object, which takes longer to read than to load.
-var parsed = sync.OnceValues(bpf.LoadPolicy)
+var parsed = sync.OnceValues(func() (*ebpf.CollectionSpec, error) {
+	spec, err := bpf.LoadPolicy()
+	if err != nil {
+		return nil, err
+	}
+	// The kernel would keep a copy of their types for each table of a container. Without them
+	// those that are put in place of the first must be (before 6.4, map_meta_equal).
+	for _, m := range spec.Maps {
+		if m.InnerMap != nil {
+			m.InnerMap.Key, m.InnerMap.Value = nil, nil
+		}
+	}
+	return spec, nil
+})
 
 // takePrepared returns what a new container gets. The caller is a user of its set.
 func takePrepared() (*set, prepared, error) {
@@ -212,9 +225,7 @@ func tableSpecs() ([]*ebpf.MapSpec, error) {
 	}
 	var list []*ebpf.MapSpec
 	for _, name := range []string{"sender_tables", "peer_tables"} {
-		inner := spec.Maps[name].InnerMap.Copy()
-		inner.Key, inner.Value = nil, nil // the kernel would keep a copy of them for each
-		list = append(list, inner)
+		list = append(list, spec.Maps[name].InnerMap)
 	}
 	return list, nil
 }
