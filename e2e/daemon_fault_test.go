@@ -178,9 +178,12 @@ func TestNotAttached(t *testing.T) {
 			if !errors.As(r.err, &exit) || exit.ExitCode() != -1 {
 				t.Errorf("the program ended with %v, printed %s%s", r.err, r.stdout, r.stderr)
 			}
-			if log := d.log.String(); !strings.Contains(log, test.want) {
-				t.Errorf("the agent does not say why:\n%s", log)
-			}
+			testkit.Eventually(t, testLimit, func() error { // it kills first
+				if log := d.log.String(); !strings.Contains(log, test.want) {
+					return fmt.Errorf("the agent does not say why:\n%s", log)
+				}
+				return nil
+			})
 			if test.what == "listener" {
 				testkit.Eventually(t, testLimit, func() error {
 					if ps := d.ps(); strings.Contains(ps, "box ") {
