@@ -117,6 +117,16 @@ func size(n int64) string {
 	return fmt.Sprintf("%.0f KiB", float64(n)/(1<<10))
 }
 
+// BlameDisk adds to an error that there is no room on the containers' disk, if there is less
+// than it takes to begin: what programs say of it is often something else.
+func (r *Rig) BlameDisk(err error) error {
+	var disk unix.Statfs_t
+	if unix.Statfs(r.dir, &disk) != nil || disk.Bavail*uint64(disk.Bsize) >= uint64(rigRoom.Disk) {
+		return err
+	}
+	return fmt.Errorf("%w; %s: %w", err, r.dir, unix.ENOSPC)
+}
+
 // DiskFull tells whether an error comes from a disk without room, which a program may
 // have met.
 func DiskFull(err error) bool {

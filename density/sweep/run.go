@@ -245,7 +245,7 @@ func (s *Sweep) figure(ctx context.Context, p *Plan) (err error) {
 			if err == nil {
 				continue
 			}
-			if ctx.Err() != nil || s.stops(err) {
+			if err = r.BlameDisk(err); ctx.Err() != nil || s.stops(err) {
 				return errors.Join(all(failed), fmt.Errorf("%s: %w", step.Key, err))
 			}
 			text := fmt.Sprintf("%s failed in round %d: %s", step.Key, round+1, oneLine(err))
