@@ -11,7 +11,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"github.com/tsugiki/tsugiki/bpf"
 	"github.com/tsugiki/tsugiki/endpoint"
 	"github.com/tsugiki/tsugiki/internal/cgroup"
 )
@@ -29,6 +28,20 @@ func testGroup(t *testing.T) *os.File {
 	}
 	t.Cleanup(func() { dir.Close() })
 	return dir
+}
+
+// takeOver restores the table of rules and adopts what is in force of it.
+func takeOver(t *testing.T, rules []Egress, numbered []*endpoint.Endpoint, eps map[string]*endpoint.Endpoint) (*Table, *Enforcement) {
+	t.Helper()
+	restored, err := Restore(nil, rules, numbered)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := Adopt(testGroup(t), restored, func(name string) *endpoint.Endpoint { return eps[name] })
+	if err != nil {
+		t.Fatal(err)
+	}
+	return restored, e
 }
 
 // What one process has put in force another takes over: the rules, what is bound,
@@ -61,14 +74,7 @@ func TestAdopt(t *testing.T) {
 			t.Fatal(err)
 		}
 
-		restored, err := Restore(nil, rulesOf(t, updateRules, eps), tb.Numbered())
-		if err != nil {
-			t.Fatal(err)
-		}
-		next, err := Adopt(testGroup(t), restored, func(name string) *endpoint.Endpoint { return eps[name] })
-		if err != nil {
-			t.Fatal(err)
-		}
+		restored, next := takeOver(t, rulesOf(t, updateRules, eps), tb.Numbered(), eps)
 		defer next.Close()
 		if got, _ := dump(t, next); !cmp.Equal(want, got) {
 			t.Error(cmp.Diff(want, got))
@@ -129,27 +135,15 @@ func TestAdoptHalfChanged(t *testing.T) {
 	}{
 		{"nothing", func(*Enforcement) error { return nil }},
 		{"endpoints", func(e *Enforcement) error {
-			rows := map[int]bpf.PolicyEndpoint{}
-			for i, ep := range next.endpoints {
-				if ep != nil {
-					rows[i] = endpointRow(ep, netnsOf)
-				}
-			}
-			return e.writeEndpoints(rows)
+			return e.writeEndpoints(next.endpointRows(netnsOf))
 		}},
 		{"prefixes", func(e *Enforcement) error {
 			if err := e.write(next, netnsOf); err != nil {
 				return err
 			}
 			// Those that go are there yet, and their endpoints.
-			rows := map[int]bpf.PolicyEndpoint{}
-			for i, ep := range old.endpoints {
-				if ep != nil {
-					rows[i] = endpointRow(ep, netnsOf)
-				}
-			}
 			gone := netip.MustParsePrefix("10.2.3.0/24")
-			return errors.Join(e.writeEndpoints(rows), e.rows.egress.put(e.prefixKey(gone), old.egressRow(gone)))
+			return errors.Join(e.writeEndpoints(old.endpointRows(netnsOf)), e.rows.egress.put(e.prefixKey(gone), old.egressRow(gone)))
 		}},
 		{"all", func(e *Enforcement) error { return e.write(next, netnsOf) }},
 	} {
@@ -160,14 +154,7 @@ func TestAdoptHalfChanged(t *testing.T) {
 				if err := errors.Join(steps.do(e), e.Close()); err != nil {
 					t.Fatal(err)
 				}
-				restored, err := Restore(nil, after, next.Numbered())
-				if err != nil {
-					t.Fatal(err)
-				}
-				adopted, err := Adopt(testGroup(t), restored, func(name string) *endpoint.Endpoint { return eps[name] })
-				if err != nil {
-					t.Fatal(err)
-				}
+				restored, adopted := takeOver(t, after, next.Numbered(), eps)
 				defer adopted.Close()
 				if err := adopted.Update(restored, netnsOf); err != nil {
 					t.Fatal(err)

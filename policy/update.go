@@ -59,12 +59,7 @@ func (e *Enforcement) Update(t *Table, netnsOf func(*endpoint.Endpoint) uint64) 
 
 // write has the maps hold a table and nothing else.
 func (e *Enforcement) write(t *Table, netnsOf func(*endpoint.Endpoint) uint64) error {
-	endpoints := map[int]bpf.PolicyEndpoint{}
-	for i, ep := range t.endpoints {
-		if ep != nil {
-			endpoints[i] = endpointRow(ep, netnsOf)
-		}
-	}
+	endpoints := t.endpointRows(netnsOf)
 	if err := e.writeEndpoints(endpoints); err != nil {
 		return err
 	}
@@ -194,6 +189,17 @@ func (t *Table) hasRow(p netip.Prefix) bool {
 
 func (e *Enforcement) numberKey(number uint32) bpf.PolicyNumber {
 	return bpf.PolicyNumber{Bits: numberBits, Container: e.id, Number: number}
+}
+
+// endpointRows are those of the table's endpoints, by their numbers.
+func (t *Table) endpointRows(netnsOf func(*endpoint.Endpoint) uint64) map[int]bpf.PolicyEndpoint {
+	rows := map[int]bpf.PolicyEndpoint{}
+	for i, ep := range t.endpoints {
+		if ep != nil {
+			rows[i] = endpointRow(ep, netnsOf)
+		}
+	}
+	return rows
 }
 
 func endpointRow(ep *endpoint.Endpoint, netnsOf func(*endpoint.Endpoint) uint64) bpf.PolicyEndpoint {
