@@ -78,20 +78,29 @@ func (r *Rig) storageLimits(need, inGroup Room) ([]limit, error) {
 	if err != nil {
 		return nil, err
 	}
-	var disk unix.Statfs_t
-	if err := unix.Statfs(r.dir, &disk); err != nil {
-		return nil, fmt.Errorf("disk of %s: %w", r.dir, err)
-	}
-	inodes := int64(disk.Ffree)
-	if disk.Files == 0 { // the file system makes them as it needs them
-		inodes = math.MaxInt64
+	free, inodes, err := r.disk()
+	if err != nil {
+		return nil, err
 	}
 	return []limit{
 		{what: "memory", remedy: "end what else takes it", need: need.Memory, have: info["MemAvailable"] << 10, bytes: true},
 		{what: "memory of the cgroup", remedy: "raise its limit", need: inGroup.Memory, have: group, bytes: true},
-		{what: "disk in " + r.Options.Dir, remedy: "choose another folder with --work-dir", need: need.Disk, have: int64(disk.Bavail) * disk.Bsize, bytes: true},
+		{what: "disk in " + r.Options.Dir, remedy: "choose another folder with --work-dir", need: need.Disk, have: free, bytes: true},
 		{what: "inodes in " + r.Options.Dir, remedy: "choose another folder with --work-dir", need: int64(need.Inodes), have: inodes},
 	}, nil
+}
+
+// disk is what there is left of the containers' disk, in bytes and in inodes.
+func (r *Rig) disk() (free, inodes int64, err error) {
+	var disk unix.Statfs_t
+	if err := unix.Statfs(r.dir, &disk); err != nil {
+		return 0, 0, fmt.Errorf("disk of %s: %w", r.dir, err)
+	}
+	inodes = int64(disk.Ffree)
+	if disk.Files == 0 { // the file system makes them as it needs them
+		inodes = math.MaxInt64
+	}
+	return int64(disk.Bavail) * disk.Bsize, inodes, nil
 }
 
 func (r *Rig) processLimits(need, inGroup Room) ([]limit, error) {

@@ -120,8 +120,7 @@ func size(n int64) string {
 // BlameDisk adds to an error that there is no room on the containers' disk, if there is less
 // than it takes to begin: what programs say of it is often something else.
 func (r *Rig) BlameDisk(err error) error {
-	var disk unix.Statfs_t
-	if unix.Statfs(r.dir, &disk) != nil || disk.Bavail*uint64(disk.Bsize) >= uint64(rigRoom.Disk) {
+	if free, _, unknown := r.disk(); unknown != nil || free >= rigRoom.Disk {
 		return err
 	}
 	return fmt.Errorf("%w; %s: %w", err, r.dir, unix.ENOSPC)
