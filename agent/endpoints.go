@@ -34,10 +34,12 @@ type Definition struct {
 	Port  string `json:"port"`
 	Path  string `json:"path"`
 	Netns string `json:"netns"`
+	// Nameable lets programs name the endpoint themselves (AF_GRAFT).
+	Nameable bool `json:"nameable"`
 }
 
 func definitionOf(ep *endpoint.Endpoint) Definition {
-	d := Definition{Type: ep.Type.String(), Path: ep.Path, Netns: ep.Netns}
+	d := Definition{Type: ep.Type.String(), Path: ep.Path, Netns: ep.Netns, Nameable: ep.Nameable}
 	if ep.Type != endpoint.Unix {
 		d.Addr, d.Port = ep.Addr.String(), "dynamic"
 	}
@@ -53,6 +55,9 @@ func (d Definition) parse(name string) (*endpoint.Endpoint, error) {
 		if w[1] != "" {
 			words = append(words, w[:]...)
 		}
+	}
+	if d.Nameable {
+		words = append(words, "nameable")
 	}
 	return endpoint.ParseWords(words)
 }

@@ -8,10 +8,10 @@ import (
 	"github.com/tsugiki/tsugiki/intercept/filter"
 )
 
-// Programs that are written for AF_GRAFT name endpoints themselves. Their own
-// calls are always seen; what else they need costs all programs of a container,
-// and is seen where such a program is to be expected: an endpoint that no rule
-// names is there for programs to name, and so is a container without any rule.
+// Programs that are written for AF_GRAFT name endpoints themselves, of those that are
+// nameable. Their own calls are always seen; what else they need costs all programs of
+// a container, and is seen where such a program is to be expected: in a container that
+// begins with a nameable endpoint, or without any rule.
 
 // filterOptions are what the engine has to see.
 func (c *Container) filterOptions() filter.Options {
@@ -25,13 +25,13 @@ func (c *Container) filterOptions() filter.Options {
 // seesDatagrams tells whether each datagram with an address is looked at. An
 // AF_GRAFT socket that sends before it is bound leaves by the endpoint for that.
 func (c *Container) seesDatagrams() bool {
-	return graft.SeesDatagrams(c.table, c.loopback) || c.endpointNamed(graft.DefaultSource) != nil
+	source := c.endpointNamed(graft.DefaultSource)
+	return graft.SeesDatagrams(c.table, c.loopback) || source != nil && source.Nameable
 }
 
 // programsName tells whether to expect programs that name endpoints.
 func (c *Container) programsName() bool {
-	ruled := c.table.Endpoints()
-	return len(ruled) == 0 || slices.ContainsFunc(c.spec.Endpoints.All(), func(ep *endpoint.Endpoint) bool {
-		return !slices.Contains(ruled, ep)
-	})
+	return len(c.table.Endpoints()) == 0 || slices.ContainsFunc(c.spec.Endpoints.All(), isNameable)
 }
+
+func isNameable(ep *endpoint.Endpoint) bool { return ep.Nameable }

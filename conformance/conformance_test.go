@@ -77,10 +77,10 @@ func graft(mode string, egress []string) func(*testing.T, *testkit.Topology) []s
 		args := []string{
 			filepath.Join(testkit.BuildTsugiki(t), "tsugiki"), "run",
 			"--run-dir", t.TempDir(), "--mode", mode, "--netns", netns,
-			"--endpoint", "out type ipv4 addr 0.0.0.0 port dynamic",
-			"--endpoint", "out6 type ipv6 addr :: port dynamic",
-			"--endpoint", "in type ipv4 addr 0.0.0.0 port dynamic",
-			"--endpoint", "in6 type ipv6 addr :: port dynamic",
+			"--endpoint", "out type ipv4 addr 0.0.0.0 port dynamic nameable",
+			"--endpoint", "out6 type ipv6 addr :: port dynamic nameable",
+			"--endpoint", "in type ipv4 addr 0.0.0.0 port dynamic nameable",
+			"--endpoint", "in6 type ipv6 addr :: port dynamic nameable",
 			"-i", "0.0.0.0:" + ports + "=in", "-i", "[::]:" + ports + "=in6",
 		}
 		return append(append(args, egress...), "--")

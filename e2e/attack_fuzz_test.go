@@ -42,8 +42,8 @@ func TestAttackSequencesEqualBare(t *testing.T) {
 	t.Parallel()
 	a := newArena(t)
 	rules := []string{
-		"--endpoint", "out type ipv4 addr 0.0.0.0 port dynamic",
-		"--endpoint", "out6 type ipv6 addr :: port dynamic",
+		"--endpoint", "out type ipv4 addr 0.0.0.0 port dynamic nameable",
+		"--endpoint", "out6 type ipv6 addr :: port dynamic nameable",
 		"-e", "0.0.0.0/0=out", "-e", "::/0=out6",
 	}
 	const limits = "--bounding-set=-all,+net_bind_service"

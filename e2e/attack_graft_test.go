@@ -9,12 +9,12 @@ import (
 
 // namedEndpoints are those that the attack names.
 var namedEndpoints = []string{
-	"--endpoint", "any type ipv4 addr 0.0.0.0 port dynamic",
-	"--endpoint", "any6 type ipv6 addr :: port dynamic",
-	"--endpoint", "addr type ipv4 addr " + hostAddr4 + " port dynamic",
-	"--endpoint", "addr6 type ipv6 addr " + hostAddr6 + " port dynamic",
-	"--endpoint", "lo type ipv4 addr 127.0.0.1 port dynamic",
-	"--endpoint", "lo6 type ipv6 addr ::1 port dynamic",
+	"--endpoint", "any type ipv4 addr 0.0.0.0 port dynamic nameable",
+	"--endpoint", "any6 type ipv6 addr :: port dynamic nameable",
+	"--endpoint", "addr type ipv4 addr " + hostAddr4 + " port dynamic nameable",
+	"--endpoint", "addr6 type ipv6 addr " + hostAddr6 + " port dynamic nameable",
+	"--endpoint", "lo type ipv4 addr 127.0.0.1 port dynamic nameable",
+	"--endpoint", "lo6 type ipv6 addr ::1 port dynamic nameable",
 }
 
 // graftAttack prepares an attack by AF_GRAFT sockets.
@@ -65,6 +65,37 @@ func TestAttackGraftReach(t *testing.T) {
 		}
 		if len(forbidden) > 0 {
 			t.Errorf("from %s, also arrived: %v", endpoint, forbidden)
+		}
+	}
+}
+
+// A rule's endpoint is the rule's: a program can name only what was given for naming.
+// Through e-1 it would reach all that one rule opens a single port of.
+func TestAttackGraftNames(t *testing.T) {
+	t.Parallel()
+	a := newArena(t)
+	flags := []string{
+		"--mode", apiModes[0], "-e", allowed4.String() + "=0.0.0.0", "-e", "[" + remoteAddr6 + "/128]:7001=::",
+		"-i", "0.0.0.0:80=" + hostAddr4, "--endpoint", "rule type ipv4 addr 0.0.0.0 port dynamic", "-e", otherRemote4 + "/32=rule",
+		"--endpoint", "spare type ipv4 addr 0.0.0.0 port dynamic", "--endpoint", "mine type ipv4 addr 0.0.0.0 port dynamic nameable",
+		"--endpoint", "both type ipv4 addr 0.0.0.0 port dynamic nameable", "-e", "203.0.113.77/32=both",
+	}
+	flags[3] = strings.Replace(flags[3], ":", "/32:", 1)
+	for user, as := range users {
+		for _, build := range apiBuilds {
+			out := steppedLines(succeed(t, a.attack(build, append(slices.Clone(flags), as...),
+				"graft-names", "e-1", "e-2", "i-1", "rule", "spare", "mine", "both")))
+			var want []string
+			for _, name := range []string{"e-1", "e-2", "i-1", "rule", "spare", "mine", "both"} {
+				errno := "ENOENT"
+				if name == "mine" || name == "both" {
+					errno = "ok"
+				}
+				want = append(want, "endpoint: "+name, "tcp bind: "+errno, "udp bind: "+errno)
+			}
+			if !slices.Equal(out, want) {
+				t.Errorf("%s, %s printed %q, want %q", user, build, out, want)
+			}
 		}
 	}
 }

@@ -48,7 +48,7 @@ func TestCompletion(t *testing.T) {
 		{"graft show --run-dir DIR for |", name},
 		{"graft add --run-dir DIR web |", "addr for netns path port type"},
 		{"graft add --run-dir DIR web type |", "ipv4 ipv6 unix"},
-		{"graft add --run-dir DIR web type ipv4 |", "addr for netns path port"},
+		{"graft add --run-dir DIR web type ipv4 |", "addr for nameable netns path port"},
 		{"graft add --run-dir DIR web type ipv4 port d|", "dynamic"},
 		{"graft add --run-dir DIR web type ipv4 for |", name},
 		{"completion |", "bash fish zsh"},

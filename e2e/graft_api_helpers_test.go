@@ -91,12 +91,12 @@ const (
 
 // apiEndpoints are those that programs name, and no rule.
 var apiEndpoints = []string{
-	"--endpoint", fmt.Sprintf("in4 type ipv4 addr %s port %d", hostAddr4, apiPort),
-	"--endpoint", fmt.Sprintf("in6 type ipv6 addr %s port %d", hostAddr6, apiPort),
-	"--endpoint", fmt.Sprintf("range type ipv4 addr %s port %d-%d", hostAddr4, apiPort, apiOtherPort),
-	"--endpoint", "out4 type ipv4 addr " + sourceAddr4 + " port dynamic",
-	"--endpoint", "out6 type ipv6 addr " + sourceAddr6 + " port dynamic",
-	"--endpoint", "any4 type ipv4 addr 0.0.0.0 port dynamic",
+	"--endpoint", fmt.Sprintf("in4 type ipv4 addr %s port %d nameable", hostAddr4, apiPort),
+	"--endpoint", fmt.Sprintf("in6 type ipv6 addr %s port %d nameable", hostAddr6, apiPort),
+	"--endpoint", fmt.Sprintf("range type ipv4 addr %s port %d-%d nameable", hostAddr4, apiPort, apiOtherPort),
+	"--endpoint", "out4 type ipv4 addr " + sourceAddr4 + " port dynamic nameable",
+	"--endpoint", "out6 type ipv6 addr " + sourceAddr6 + " port dynamic nameable",
+	"--endpoint", "any4 type ipv4 addr 0.0.0.0 port dynamic nameable",
 }
 
 // apiWorld is a world in which a program is run that does what it is told.

@@ -58,7 +58,7 @@ func TestAPIElsewhere(t *testing.T) {
 	t.Parallel()
 	eachAPI(t, func(t *testing.T, w apiWorld) {
 		addr := testkit.ContainerAddr4(0).String()
-		flags := []string{"--endpoint", fmt.Sprintf("far type ipv4 addr %s port dynamic netns %s", addr, w.c1.Path())}
+		flags := []string{"--endpoint", fmt.Sprintf("far type ipv4 addr %s port dynamic netns %s nameable", addr, w.c1.Path())}
 		var l net.Listener
 		err := w.h.Do(func() (err error) {
 			l, err = net.Listen("tcp4", "0.0.0.0:0")
@@ -96,7 +96,7 @@ func TestAPIUnix(t *testing.T) {
 	t.Parallel()
 	eachAPI(t, func(t *testing.T, w apiWorld) {
 		path := filepath.Join(t.TempDir(), "s")
-		flags := []string{"--endpoint", "local type unix path " + path}
+		flags := []string{"--endpoint", "local type unix path " + path + " nameable"}
 		w.serving(t, flags, "listen: ok", func() {
 			c := dial(t, w.h, "unix", path)
 			say(t, c, "hello")
@@ -144,7 +144,7 @@ func TestAPIUnixIsNotTheHosts(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer l.Close()
-		w.check(t, []string{"--endpoint", "local type unix path " + filepath.Join(t.TempDir(), "s")},
+		w.check(t, []string{"--endpoint", "local type unix path " + filepath.Join(t.TempDir(), "s") + " nameable"},
 			"socket stream -> ok",
 			"bind local -> ok",
 			"connect @tsugiki-secret-"+w.build+" -> ECONNREFUSED",
@@ -169,13 +169,13 @@ func TestAPIClient(t *testing.T) {
 			{"bound, address of the host's choice", nil, "any4", remoteAddr4, "any4", "inet " + hostAddr4},
 			{
 				"default",
-				[]string{"--endpoint", "default-source type ipv4 addr " + sourceAddr4 + " port dynamic"},
+				[]string{"--endpoint", "default-source type ipv4 addr " + sourceAddr4 + " port dynamic nameable"},
 				"", remoteAddr4, "default-source", "inet " + sourceAddr4,
 			},
 			{
 				"default, with rules for other programs",
 				[]string{
-					"--endpoint", "default-source type ipv4 addr " + sourceAddr4 + " port dynamic",
+					"--endpoint", "default-source type ipv4 addr " + sourceAddr4 + " port dynamic nameable",
 					"--endpoint", "rule type ipv4 addr 0.0.0.0 port dynamic", "-e", "0.0.0.0/0=rule",
 				},
 				"", remoteAddr4, "default-source", "inet " + sourceAddr4,
@@ -203,7 +203,7 @@ func TestAPIClient(t *testing.T) {
 			w.check(t, named("--netns", netns), "socket dgram -> ok", "bind out4 -> ok",
 				fmt.Sprintf("sendto %s %d x -> ok", remoteAddr4, observerPort),
 				fmt.Sprintf("recvfrom -> inet %s %d: %s", remoteAddr4, observerPort, sourceAddr4))
-			w.check(t, named("--netns", netns, "--endpoint", "default-source type ipv6 addr "+sourceAddr6+" port dynamic"),
+			w.check(t, named("--netns", netns, "--endpoint", "default-source type ipv6 addr "+sourceAddr6+" port dynamic nameable"),
 				"socket dgram -> ok",
 				fmt.Sprintf("sendto %s %d x -> ok", remoteAddr6, observerPort),
 				fmt.Sprintf("recvfrom -> inet6 %s %d: %s", remoteAddr6, observerPort, sourceAddr6),
@@ -372,7 +372,8 @@ func TestAPIOptions(t *testing.T) {
 		}
 		w.check(t, named(), append(full, "set 6 4 77 -> ENOBUFS", "transparent 1 2 1 -> ENOBUFS", "bind in4 -> ok",
 			"set 6 4 77 -> ENOBUFS", "results 12 -> ENOBUFS 6/4=0", "set 6 4 77 -> ok")...)
-		// Where all endpoints are for rules, only transparent options are delayed.
+		// Where all endpoints are for rules, there is none to name, and only transparent
+		// options are delayed.
 		w.check(t, []string{
 			"--endpoint", fmt.Sprintf("in4 type ipv4 addr %s port %d", hostAddr4, apiPort), "-i", "0.0.0.0:80=in4",
 		},
@@ -380,10 +381,20 @@ func TestAPIOptions(t *testing.T) {
 			"set 254 1 1 -> ok",
 			"set 6 4 77 -> ok",
 			"transparent 1 2 1 -> ok",
-			"bind in4 -> ok",
+			"bind in4 -> ENOENT",
 			"get 6 4 -> 77 of 4",
-			"results -> ok 1/2=0",
-			fmt.Sprintf("name -> inet %s %d", hostAddr4, apiPort),
+		)
+		// One for both is named, and so all is seen.
+		w.check(t, []string{
+			"--endpoint", fmt.Sprintf("in4 type ipv4 addr %s port %d nameable", hostAddr4, apiPort), "-i", "0.0.0.0:80=in4",
+		},
+			"socket stream -> ok",
+			"set 254 1 1 -> ok",
+			"set 6 4 77 -> ok",
+			"transparent 1 2 1 -> ok",
+			"bind in4 -> ok",
+			"results -> ok 6/4=0 1/2=0",
+			"name -> graft 'in4' 18",
 		)
 	})
 }
@@ -437,7 +448,7 @@ func TestAPINames(t *testing.T) {
 			"protocol 1 17 -> EPROTONOSUPPORT",
 		)
 		// What another container was given is nobody else's.
-		other := []string{"--endpoint", "other type ipv4 addr 0.0.0.0 port dynamic"}
+		other := []string{"--endpoint", "other type ipv4 addr 0.0.0.0 port dynamic nameable"}
 		w.check(t, other, "socket stream -> ok", "bind in4 -> ENOENT", "bind default-source -> ENOENT")
 	})
 }
@@ -468,7 +479,7 @@ func TestAPIExamples(t *testing.T) {
 	if out != sourceAddr4 {
 		t.Errorf("the remote says %q, want %s", out, sourceAddr4)
 	}
-	flags := []string{"--endpoint", "default-source type ipv4 addr " + sourceAddr4 + " port dynamic", "--", client}
+	flags := []string{"--endpoint", "default-source type ipv4 addr " + sourceAddr4 + " port dynamic nameable", "--", client}
 	if out := succeed(t, command(t, w.h, program, run(append(flags, to...)...)...)); out != sourceAddr4 {
 		t.Errorf("by default-source, the remote says %q, want %s", out, sourceAddr4)
 	}

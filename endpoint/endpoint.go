@@ -101,6 +101,10 @@ type Endpoint struct {
 	// Netns is the namespace that the address is in, as netns.Open takes it;
 	// empty is the host's.
 	Netns string
+	// Nameable lets programs name the endpoint themselves (AF_GRAFT). A socket that
+	// is bound by name connects and sends through the endpoint to every destination
+	// that is not special, and listens at it, whatever the rules say.
+	Nameable bool
 }
 
 // Dynamic tells whether the endpoint takes whichever port is asked for.
@@ -122,13 +126,16 @@ func (e *Endpoint) String() string {
 	if e.Netns != "" {
 		fmt.Fprintf(&b, " netns %s", e.Netns)
 	}
+	if e.Nameable {
+		b.WriteString(" " + nameable)
+	}
 	return b.String()
 }
 
 // Parse reads an endpoint:
 //
-//	NAME type ipv4|ipv6 addr ADDR port PORT|FIRST-LAST|dynamic [netns PID|NAME]
-//	NAME type unix path PATH [netns PID|NAME]
+//	NAME type ipv4|ipv6 addr ADDR port PORT|FIRST-LAST|dynamic [netns PID|NAME] [nameable]
+//	NAME type unix path PATH [netns PID|NAME] [nameable]
 //
 // "any" is taken for "dynamic". A path may hold no white space.
 func Parse(s string) (*Endpoint, error) {
@@ -168,8 +175,14 @@ func parse(words []string) (*Endpoint, error) {
 		key := rest[0]
 		switch key {
 		case "type", "addr", "port", "path", "netns":
+		case nameable:
+			if len(rest) > 1 {
+				return nil, fmt.Errorf("%q is the last word and has no value", nameable)
+			}
+			e.Nameable = true
+			return e, e.set(given)
 		default:
-			return nil, fmt.Errorf("unknown word %q; the words are type, addr, port, path and netns", key)
+			return nil, fmt.Errorf("unknown word %q; the words are type, addr, port, path, netns and nameable", key)
 		}
 		if len(rest) == 1 {
 			return nil, fmt.Errorf("%q needs a value", key)
@@ -179,6 +192,13 @@ func parse(words []string) (*Endpoint, error) {
 		}
 		given[key] = rest[1]
 	}
+	return e, e.set(given)
+}
+
+// nameable is the one word of the grammar that has no value.
+const nameable = "nameable"
+
+func (e *Endpoint) set(given map[string]string) error {
 	e.Netns = given["netns"]
 	switch given["type"] {
 	case "ipv4":
@@ -187,13 +207,13 @@ func parse(words []string) (*Endpoint, error) {
 		e.Type = IPv6
 	case "unix":
 		e.Type = Unix
-		return e, e.setPath(given)
+		return e.setPath(given)
 	case "":
-		return nil, errors.New(`"type" is missing: ipv4, ipv6 or unix`)
+		return errors.New(`"type" is missing: ipv4, ipv6 or unix`)
 	default:
-		return nil, fmt.Errorf("unknown type %q: ipv4, ipv6 or unix", given["type"])
+		return fmt.Errorf("unknown type %q: ipv4, ipv6 or unix", given["type"])
 	}
-	return e, e.setAddr(given)
+	return e.setAddr(given)
 }
 
 func checkName(name string) error {

@@ -18,6 +18,8 @@ func TestParse(t *testing.T) {
 		{"out type ipv4 addr 0.0.0.0 port dynamic", Endpoint{Name: "out", Type: IPv4, Addr: netip.IPv4Unspecified()}},
 		{"o6 type ipv6 addr 2001:db8::1 port 8000-8999 netns blue", Endpoint{Name: "o6", Type: IPv6, Addr: netip.MustParseAddr("2001:db8::1"), Port: PortRange{8000, 8999}, Netns: "blue"}},
 		{"un type unix path /run/x.sock", Endpoint{Name: "un", Type: Unix, Path: "/run/x.sock"}},
+		{"af type ipv6 addr :: port dynamic netns blue nameable", Endpoint{Name: "af", Type: IPv6, Addr: netip.IPv6Unspecified(), Netns: "blue", Nameable: true}},
+		{"au type unix path /run/x.sock nameable", Endpoint{Name: "au", Type: Unix, Path: "/run/x.sock", Nameable: true}},
 	}
 	for _, tt := range tests {
 		got, err := Parse(tt.in)
@@ -52,6 +54,9 @@ func TestParseSaysWhatIsWrong(t *testing.T) {
 		{"a type ipv4 addr 1.2.3.4 port 1 port 2", "given twice"},
 		{"a type ipv4 addr 1.2.3.4 port", "needs a value"},
 		{"a type ipv4 addr 1.2.3.4 porq 1", "unknown word"},
+		{"a type ipv4 addr 1.2.3.4 port 1 nameable yes", "no value"},
+		{"a type ipv4 nameable addr 1.2.3.4 port 1", "the last word"},
+		{"a type ipv4 nameable", `"addr" is missing`},
 		{"a type unix path x", "start with a slash"},
 		{"a type unix", `"path" is missing`},
 		{"a type unix path /x port 1", "no port"},
@@ -89,7 +94,7 @@ func TestSet(t *testing.T) {
 func FuzzParse(f *testing.F) {
 	f.Add("ep-http type ipv4 addr 10.0.0.2 port 80")
 	f.Add("o6 type ipv6 addr 2001:db8::1 port 8000-8999 netns blue")
-	f.Add("un type unix path /run/x.sock")
+	f.Add("un type unix path /run/x.sock nameable")
 	f.Fuzz(func(t *testing.T, s string) {
 		e, err := Parse(s)
 		if err != nil {

@@ -5,7 +5,7 @@
  * told.
  *
  *	cc -o graft-client graft-client.c $(pkg-config --cflags tsugiki-graft)
- *	tsugiki run --endpoint "out type ipv4 addr 198.51.100.1 port dynamic" -- \
+ *	tsugiki run --endpoint "out type ipv4 addr 198.51.100.1 port dynamic nameable" -- \
  *		./graft-client 198.51.100.2 80 out
  */
 #include <netdb.h>

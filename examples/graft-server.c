@@ -4,7 +4,7 @@
  * the name of an endpoint. It tells each client who the client is.
  *
  *	cc -o graft-server graft-server.c $(pkg-config --cflags tsugiki-graft)
- *	tsugiki run --endpoint "web type ipv4 addr 198.51.100.1 port 80" -- \
+ *	tsugiki run --endpoint "web type ipv4 addr 198.51.100.1 port 80 nameable" -- \
  *		./graft-server web
  */
 #include <arpa/inet.h>

@@ -23,8 +23,8 @@ import (
 //
 // socket(AF_GRAFT) is answered with a stand-in: an IP socket of the container's own
 // namespace, so that poll, dup, fork, exec and options work on it. It is marked in
-// the kernel (policy.Graft). What the program binds tells the endpoint, and with it
-// family and place: a socket made there takes the stand-in's place, as in a swap.
+// the kernel (policy.Graft). What the program binds tells the endpoint, which has to
+// be a nameable one, and with it family and place: a socket made there takes the stand-in's place, as in a swap.
 // A stand-in that connects or sends is bound to the endpoint default-source first.
 // From then on it is a host socket, and the kernel carries on with its calls: the
 // kernel programs let it connect through its endpoint to all that is not special.
@@ -153,6 +153,10 @@ func (g *GraftSocket) bound() bool { return g.state.Name != "" }
 // Bind answers bind(2) to an endpoint's name.
 func (g *GraftSocket) Bind(name string) (Answer, error) {
 	ep := g.e.Endpoint(name)
+	if ep != nil && !ep.Nameable {
+		g.e.Log.Info("endpoint may not be named by programs", "pid", g.p.Thread(), "endpoint", name)
+		ep = nil
+	}
 	switch {
 	case name == "" || ep == nil || g.e.Host[ep.Netns] == nil:
 		return fail(unix.ENOENT), nil

@@ -97,6 +97,8 @@ func completeGraft(where *agent.Where, first func(agent.Where) []string, grammar
 		case len(args)%2 == 1 && args[last] == "for":
 			names, _ := agent.Running(*where)
 			return slices.Sorted(maps.Keys(names)), directive
+		case len(args)%2 == 1 && args[last] == "nameable":
+			return []string{"for"}, directive
 		case len(args)%2 == 1 && args[last] == "path":
 			return nil, cobra.ShellCompDirectiveDefault
 		case len(args)%2 == 1:
@@ -130,7 +132,7 @@ func endpointNames(where agent.Where) []string {
 // endpointKeys are the words of an endpoint's definition, and what can follow them.
 func endpointKeys() map[string][]string {
 	return map[string][]string{
-		"type": {"ipv4", "ipv6", "unix"}, "addr": nil, "port": {"dynamic"}, "path": nil, "netns": namespaces(),
+		"type": {"ipv4", "ipv6", "unix"}, "addr": nil, "port": {"dynamic"}, "path": nil, "netns": namespaces(), "nameable": nil,
 	}
 }
 

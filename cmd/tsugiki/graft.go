@@ -45,8 +45,8 @@ func graftAdd(where *agent.Where) *cobra.Command {
 		Use:   "add NAME type TYPE ... [for CONTAINER]",
 		Short: "Give a container an endpoint",
 		Long: `Add gives a running container an endpoint:
-  NAME type ipv4|ipv6 addr ADDR port PORT|FIRST-LAST|dynamic [netns PID|NAME] [for CONTAINER]
-  NAME type unix path PATH [netns PID|NAME] [for CONTAINER]
+  NAME type ipv4|ipv6 addr ADDR port PORT|FIRST-LAST|dynamic [netns PID|NAME] [nameable] [for CONTAINER]
+  NAME type unix path PATH [netns PID|NAME] [nameable] [for CONTAINER]
 Rules that name it are in force from then on, for what is bound or connected next.
 It has to fit them, and the host has to have its address.`,
 		Example: `  tsugiki graft add out type ipv4 addr 198.51.100.7 port dynamic

@@ -35,9 +35,11 @@ func runCommand() *cobra.Command {
 named endpoints of the network namespace that tsugiki was started in, "the host".
 
 An endpoint is a name for a host address:
-  NAME type ipv4|ipv6 addr ADDR port PORT|FIRST-LAST|dynamic [netns PID|NAME]
-  NAME type unix path PATH [netns PID|NAME]
-The address 0.0.0.0, or ::, leaves the choice to the host.
+  NAME type ipv4|ipv6 addr ADDR port PORT|FIRST-LAST|dynamic [netns PID|NAME] [nameable]
+  NAME type unix path PATH [netns PID|NAME] [nameable]
+The address 0.0.0.0, or ::, leaves the choice to the host. With "nameable", programs
+may name it themselves (AF_GRAFT), and reach and serve all through it, not only what
+the rules say.
 
 Rules say which sockets are grafted; what no rule names stays in the container:
   -i ADDR:PORT[-PORT]=ENDPOINT       what COMMAND binds; 0.0.0.0 is any address

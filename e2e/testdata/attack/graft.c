@@ -225,6 +225,21 @@ static int graft_reach(int argc, char **argv)
 	return 0;
 }
 
+/* graft-names ENDPOINT...: sockets of each kind at each of the endpoints. */
+static int graft_names(int argc, char **argv)
+{
+	for (int i = 0; i < argc; i++) {
+		int tcp = graft_socket(SOCK_STREAM), udp = graft_socket(SOCK_DGRAM);
+
+		attack_note("endpoint", "%s", argv[i]);
+		attack_say("tcp bind", graft_bind(tcp, argv[i]));
+		attack_say("udp bind", graft_bind(udp, argv[i]));
+		close(tcp);
+		close(udp);
+	}
+	return 0;
+}
+
 /*
  * graft-raw ENDPOINT ADDR: what a bound socket could do by itself: bind elsewhere, and
  * listen after it has connected to ADDR, was reset and has lost its port.
@@ -246,6 +261,11 @@ static int graft_raw(int argc, char **argv)
 }
 
 const struct attack_case graft_cases[] = {
-	{"graft-hostile", graft_hostile}, {"graft-flip", graft_flips}, {"graft-many", graft_many},
-	{"graft-reach", graft_reach},	  {"graft-raw", graft_raw},    {NULL, NULL},
+	{"graft-hostile", graft_hostile},
+	{"graft-flip", graft_flips},
+	{"graft-many", graft_many},
+	{"graft-reach", graft_reach},
+	{"graft-raw", graft_raw},
+	{"graft-names", graft_names},
+	{NULL, NULL},
 };
