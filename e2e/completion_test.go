@@ -46,7 +46,7 @@ func TestCompletion(t *testing.T) {
 		{"graft del --run-dir DIR out for |", name},
 		{"graft del --run-dir DIR out for " + name + " |", ""},
 		{"graft show --run-dir DIR for |", name},
-		{"graft add --run-dir DIR web |", "addr for netns path port type"},
+		{"graft add --run-dir DIR web |", "addr for nameable netns path port type"},
 		{"graft add --run-dir DIR web type |", "ipv4 ipv6 unix"},
 		{"graft add --run-dir DIR web type ipv4 |", "addr for nameable netns path port"},
 		{"graft add --run-dir DIR web type ipv4 port d|", "dynamic"},
