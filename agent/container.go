@@ -438,6 +438,6 @@ func (c *Container) reportDenied() {
 	d, err := c.enforced.Denied()
 	if err == nil && d != (policy.Denied{}) {
 		c.decisions.Info("refused by policy",
-			"connect", d.Connect, "bind", d.Bind, "send", d.Send, "setsockopt", d.SetOption)
+			"connect", d.Connect, "bind", d.Bind, "send", d.Send, "setsockopt", d.SetOption, "leave", d.Leave, "enter", d.Enter)
 	}
 }

@@ -91,6 +91,8 @@ func collectContainer(out chan<- prometheus.Metric, s *api.ContainerStats) {
 	count(descDenied, s.Denied.Bind, "bind")
 	count(descDenied, s.Denied.Send, "send")
 	count(descDenied, s.Denied.SetSockOpt, "setsockopt")
+	count(descDenied, s.Denied.Leave, "leave")
+	count(descDenied, s.Denied.Enter, "enter")
 	for by, d := range map[string]*api.Decisions{byGate: &s.Gate, byAgent: &s.Agent} {
 		for call, n := range d.Calls {
 			count(descDecisions, n, call, by)

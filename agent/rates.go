@@ -95,7 +95,8 @@ func total(d *api.Decisions) (n uint64) {
 }
 
 func denied(s *api.ContainerStats) uint64 {
-	return s.Denied.Connect + s.Denied.Bind + s.Denied.Send + s.Denied.SetSockOpt
+	d := &s.Denied
+	return d.Connect + d.Bind + d.Send + d.SetSockOpt + d.Leave + d.Enter
 }
 
 // quantile is a time that so much of all took no longer than: within its bucket of

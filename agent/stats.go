@@ -141,9 +141,12 @@ func (m *managed) stats() (api.ContainerStats, bool) {
 	s := api.ContainerStats{
 		ID: m.id, Name: m.spec.Name, State: stateCreated,
 		Connections: api.Connections{Out: connections.Out, In: connections.In},
-		Denied:      api.Denied{Connect: denied.Connect, Bind: denied.Bind, Send: denied.Send, SetSockOpt: denied.SetOption},
-		Pool:        api.Pool{Batches: g.Batches, Sockets: g.BatchSockets, Single: g.Born, Misses: g.BornAsked},
-		AskedAgain:  g.Again, Delayed: g.Full, Unreported: g.Unreported,
+		Denied: api.Denied{
+			Connect: denied.Connect, Bind: denied.Bind, Send: denied.Send, SetSockOpt: denied.SetOption,
+			Leave: denied.Leave, Enter: denied.Enter,
+		},
+		Pool:       api.Pool{Batches: g.Batches, Sockets: g.BatchSockets, Single: g.Born, Misses: g.BornAsked},
+		AskedAgain: g.Again, Delayed: g.Full, Unreported: g.Unreported,
 		Memory: residentIn(m.keepers.Path()),
 	}
 	if m.gates.count() > 0 {

@@ -56,7 +56,7 @@ func someStats(name string, n uint64) api.ContainerStats {
 	d := api.Decisions{Calls: map[string]uint64{"connect": n, "socket": n}, Refused: n, Times: times}
 	return api.ContainerStats{
 		ID: name, Name: name, State: stateRunning, Gates: 1, Connections: api.Connections{Out: n, In: n},
-		Denied: api.Denied{Connect: n, Bind: n, Send: n, SetSockOpt: n}, Gate: d, Agent: d,
+		Denied: api.Denied{Connect: n, Bind: n, Send: n, SetSockOpt: n, Leave: n, Enter: n}, Gate: d, Agent: d,
 		Pool: api.Pool{Batches: n, Sockets: n, Single: n, Misses: n}, Memory: n << 10,
 	}
 }
@@ -74,7 +74,7 @@ func TestRates(t *testing.T) {
 	for _, r := range rates {
 		got = append(got, fmt.Sprintf("%s %v %v %v %v %v %v %v", r.Name, r.Out, r.In, r.Gate, r.Agent, r.Denied, r.Misses, r.P50))
 	}
-	want := "b 20 20 40 40 80 20 4.096µs\na 5 5 10 10 20 5 4.096µs\nnew 1 1 2 2 4 1 4.096µs"
+	want := "b 20 20 40 40 120 20 4.096µs\na 5 5 10 10 30 5 4.096µs\nnew 1 1 2 2 6 1 4.096µs"
 	if text := strings.Join(got, "\n"); text != want {
 		t.Errorf("rates are\n%s\nwant\n%s", text, want)
 	}

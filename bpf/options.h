@@ -83,10 +83,25 @@ static inline __attribute__((always_inline)) bool options_refused(int level, int
 		return options_refused_ip(name);
 	case 41: /* SOL_IPV6 */
 		return options_refused_ip6(name);
-	case 6:			   /* SOL_TCP */
-		return name == 19; /* TCP_REPAIR */
+	case 6:			    /* SOL_TCP */
+		return name == 19;  /* TCP_REPAIR */
+	case 17:		    /* SOL_UDP */
+		return name == 100; /* UDP_ENCAP: other protocols would get the datagrams */
 	}
 	return false;
 }
+
+/*
+ * SO_TIMESTAMPING, by the numbers of both sizes of time. The datagrams that it sends
+ * back are those that went to the relay, with the source that is the relay's secret,
+ * unless it sends back no data (SOF_TIMESTAMPING_OPT_TSONLY).
+ */
+static inline __attribute__((always_inline)) bool options_timestamping(int level, int name)
+{
+	return level == 1 && (name == 37 || name == 65);
+}
+
+#define OPTIONS_TIMESTAMPING_SENT    (1 << 0 | 1 << 1 | 1 << 8 | 1 << 9 | 1 << 18)
+#define OPTIONS_TIMESTAMPING_NO_DATA (1 << 11)
 
 #endif

@@ -183,6 +183,13 @@ static __always_inline struct binding *binding_of(struct bpf_sock *sk)
 	return b && b->container == container()->id ? b : NULL;
 }
 
+static __always_inline bool serves(struct bpf_sock *sk)
+{
+	struct binding *b = binding_of(sk);
+
+	return b && b->ingress;
+}
+
 static __always_inline void count_connection(enum connection direction)
 {
 	struct counts *counts = bpf_get_local_storage(&counts_by_cgroup, 0);
@@ -273,10 +280,9 @@ static __always_inline __u32 number_for(const struct egress *e, __u16 port)
  * The endpoint through which this destination is reached, or NULL. It is looked up after the
  * loop: in it, the verifier would follow each turn to the end of the program.
  */
-static __always_inline struct endpoint *egress(void *ctx, const struct addr *to, __u16 port)
+static __always_inline struct endpoint *endpoint_for(const struct addr *to, __u16 port)
 {
 	struct prefix key = {.bits = KEY_BITS(key), .container = container()->id, .addr = *to};
-	struct endpoint *ep;
 	struct egress *e;
 	__u32 number;
 
@@ -284,10 +290,31 @@ static __always_inline struct endpoint *egress(void *ctx, const struct addr *to,
 	if (!e || (!e->special && special(to)))
 		return NULL;
 	number = number_for(e, port);
-	if (number >= ENDPOINTS_MAX)
-		return NULL;
-	ep = endpoint_of(number);
+	return number < ENDPOINTS_MAX ? endpoint_of(number) : NULL;
+}
+
+/* The same, if it is in the namespace of the socket that the program was called for. */
+static __always_inline struct endpoint *egress(void *ctx, const struct addr *to, __u16 port)
+{
+	struct endpoint *ep = endpoint_for(to, port);
+
 	return ep && ep->netns == bpf_get_netns_cookie(ctx) ? ep : NULL;
+}
+
+/* Whether the endpoint that a socket was bound to by its name leads from an address
+ * of its own to a destination. */
+static __always_inline bool named_reaches(const struct binding *b, const struct addr *to,
+					  const struct addr *from)
+{
+	struct number name = {
+		.bits = KEY_BITS(name), .container = container()->id, .number = b->named};
+
+	if (!b->named || !bpf_map_lookup_elem(&name_by_number, &name))
+		return false; /* there is none, or it has been deleted */
+	if (!wildcard(&b->host) && !same(&b->host, from))
+		return false;
+	/* An IPv6 endpoint speaks for no IPv4 address. */
+	return is_mapped(to) == is_mapped(&b->host) && !special(to);
 }
 
 /*
@@ -300,26 +327,17 @@ static __always_inline struct endpoint *egress(void *ctx, const struct addr *to,
 static __always_inline bool by_name(struct bpf_sock_addr *ctx, const struct addr *to,
 				    const struct addr *from)
 {
-	struct number name = {.bits = KEY_BITS(name), .container = container()->id};
 	struct bpf_sock *sk = ctx->sk;
 	struct binding *b;
 
 	if (!sk)
 		return false;
 	b = binding_of(sk);
-	if (!b || !b->named || b->netns != bpf_get_netns_cookie(ctx))
+	if (!b || b->netns != bpf_get_netns_cookie(ctx))
 		return false;
-	name.number = b->named;
-	if (!bpf_map_lookup_elem(&name_by_number, &name))
-		return false; /* it has been deleted */
 	if (sk->src_port && sk->src_port != b->host_port)
 		return false;
-	if (!wildcard(&b->host) && !same(&b->host, from))
-		return false;
-	/* An IPv6 endpoint speaks for no IPv4 address. */
-	if (is_mapped(to) != is_mapped(&b->host))
-		return false;
-	return !special(to);
+	return named_reaches(b, to, from);
 }
 
 static __always_inline bool loopback(const struct addr *a)
@@ -333,8 +351,8 @@ static __always_inline bool loopback(const struct addr *a)
 
 /* The socket, not a connected one, that hears what is sent to an address. The
  * caller releases it. */
-static __always_inline struct bpf_sock *socket_at(struct bpf_sock_addr *ctx, __u8 protocol,
-						  const struct addr *at, __u16 port)
+static __always_inline struct bpf_sock *socket_at(void *ctx, __u8 protocol, const struct addr *at,
+						  __u16 port)
 {
 	struct bpf_sock_tuple tuple = {};
 	__u32 size = sizeof(tuple.ipv6);
@@ -355,8 +373,7 @@ static __always_inline struct bpf_sock *socket_at(struct bpf_sock_addr *ctx, __u
 }
 
 /* Whether the socket that is served at an address is this container's. */
-static __always_inline bool ours(struct bpf_sock_addr *ctx, __u8 protocol, const struct addr *at,
-				 __u16 port)
+static __always_inline bool ours(void *ctx, __u8 protocol, const struct addr *at, __u16 port)
 {
 	struct bpf_sock *sk = socket_at(ctx, protocol, at, port);
 	struct binding *b;
@@ -395,7 +412,7 @@ static __always_inline bool own_server(struct bpf_sock_addr *ctx, struct addr *t
 	return true;
 }
 
-static __always_inline bool known_peer(struct bpf_sock_addr *ctx, const struct addr *to, __u16 port)
+static __always_inline bool known_peer(void *ctx, const struct addr *to, __u16 port)
 {
 	struct peer key = {.socket = bpf_get_socket_cookie(ctx), .addr = *to, .port = port};
 
@@ -412,12 +429,20 @@ static __always_inline void redirect6(struct bpf_sock_addr *ctx, const struct ad
 }
 
 #include "relay.h"
+#include "held.h"
+#include "packets.h"
 
-static __always_inline bool serves(struct bpf_sock *sk)
+static __always_inline struct addr source6(struct bpf_sock *sk)
+{
+	return (struct addr){{sk->src_ip6[0], sk->src_ip6[1], sk->src_ip6[2], sk->src_ip6[3]}};
+}
+
+/* Whether the supervisor has allowed a socket to bind an address, and no wider one. */
+static __always_inline bool was_bound_to(struct bpf_sock *sk, const struct addr *at)
 {
 	struct binding *b = binding_of(sk);
 
-	return b && b->ingress;
+	return b && same(&b->host, at);
 }
 
 /* A UDP server that connects to who has asked it, and keeps its own name. */
@@ -450,15 +475,64 @@ static __always_inline bool by_name6(struct bpf_sock_addr *ctx, const struct add
 
 	if (!sk)
 		return false;
-	from = (struct addr){{sk->src_ip6[0], sk->src_ip6[1], sk->src_ip6[2], sk->src_ip6[3]}};
+	from = source6(sk);
 	return by_name(ctx, to, &from);
+}
+
+/* UDP sockets whose source is that of an endpoint they have connected through. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, __u8);
+} lent_by_socket SEC(".maps");
+
+/*
+ * Whether the source that a socket has is right for an endpoint: the endpoint's own, one
+ * that an allowed bind gave it, or, where the host chooses, what the host chose for a
+ * former peer of a UDP socket. What it has besides was lent by another endpoint.
+ */
+static __always_inline bool keeps_source(struct bpf_sock *sk, const struct endpoint *ep,
+					 const struct addr *at, const struct addr *to)
+{
+	if (same(at, &ep->addr))
+		return true;
+	if (special(at) && !special(to))
+		return false; /* it is for a special destination */
+	if (was_bound_to(sk, at))
+		return true;
+	return wildcard(&ep->addr) && sk->protocol == IPPROTO_UDP &&
+	       !bpf_sk_storage_get(&lent_by_socket, sk, 0, 0);
+}
+
+/* Whether a socket that connects through an endpoint need not be given a source. */
+static __always_inline bool has_source(struct bpf_sock *sk, const struct endpoint *ep,
+				       const struct addr *at, const struct addr *to)
+{
+	if (!sk)
+		return true;
+	if (wildcard(at))
+		return wildcard(&ep->addr) && !ep->port;
+	return keeps_source(sk, ep, at, to);
+}
+
+/* Notes that an endpoint has lent its address to a socket, which TCP shows by itself: it
+ * has none else once it is not connected. */
+static __always_inline void lend(struct bpf_sock *sk, const struct endpoint *ep)
+{
+	if (!sk || sk->protocol != IPPROTO_UDP)
+		return;
+	if (wildcard(&ep->addr))
+		bpf_sk_storage_delete(&lent_by_socket, sk);
+	else
+		bpf_sk_storage_get(&lent_by_socket, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
 }
 
 SEC("cgroup/connect4")
 int connect4(struct bpf_sock_addr *ctx)
 {
 	struct sockaddr_in from = {.sin_family = AF_INET};
-	struct addr to = mapped(ctx->user_ip4);
+	struct addr at, to = mapped(ctx->user_ip4);
 	__u16 port = bpf_ntohs(ctx->user_port);
 	struct endpoint *ep;
 
@@ -474,15 +548,14 @@ int connect4(struct bpf_sock_addr *ctx)
 		ctx->user_port = bpf_htons(port);
 		return ALLOW;
 	}
-	if (wildcard(&ep->addr) && !ep->port)
-		return ALLOW;
-	/* A socket that has a source got it here or by an allowed bind. */
-	if (!ctx->sk || ctx->sk->src_ip4)
+	at = mapped(ctx->sk ? ctx->sk->src_ip4 : 0);
+	if (has_source(ctx->sk, ep, &at, &to))
 		return ALLOW;
 	from.sin_addr.s_addr = ep->addr.word[3];
 	from.sin_port = bpf_htons(ep->port);
 	if (bpf_bind(ctx, (struct sockaddr *)&from, sizeof(from)))
 		return deny(DENIED_CONNECT);
+	lend(ctx->sk, ep);
 	return ALLOW;
 }
 
@@ -494,6 +567,7 @@ int connect6(struct bpf_sock_addr *ctx)
 	__u16 port = bpf_ntohs(ctx->user_port);
 	struct bpf_sock *sk = ctx->sk;
 	struct endpoint *ep;
+	struct addr at;
 
 	if (ctx->user_family != AF_INET6 || answers(ctx, &to, port))
 		return ALLOW;
@@ -506,14 +580,14 @@ int connect6(struct bpf_sock_addr *ctx)
 		redirect6(ctx, &to, port);
 		return ALLOW;
 	}
-	if (wildcard(&ep->addr) && !ep->port)
-		return ALLOW;
-	if (!sk || sk->src_ip6[0] || sk->src_ip6[1] || sk->src_ip6[2] || sk->src_ip6[3])
+	at = sk ? source6(sk) : (struct addr){};
+	if (has_source(sk, ep, &at, &to))
 		return ALLOW;
 	__builtin_memcpy(&from.sin6_addr, &ep->addr, sizeof(from.sin6_addr));
 	from.sin6_port = bpf_htons(ep->port);
 	if (bpf_bind(ctx, (struct sockaddr *)&from, sizeof(from)))
 		return deny(DENIED_CONNECT);
+	lend(sk, ep);
 	return ALLOW;
 }
 
@@ -560,10 +634,17 @@ static __always_inline bool to_connected_peer(struct bpf_sock_addr *ctx, struct 
 	return !ctx->user_port && sk->dst_port;
 }
 
+/* Whether a datagram's source is the endpoint's, rather than the socket's own. */
+static __always_inline bool leaves_by(struct bpf_sock *sk, const struct endpoint *ep,
+				      const struct addr *at, const struct addr *to)
+{
+	return !serves(sk) && (wildcard(at) || !keeps_source(sk, ep, at, to));
+}
+
 SEC("cgroup/sendmsg4")
 int sendmsg4(struct bpf_sock_addr *ctx)
 {
-	struct addr to = mapped(ctx->user_ip4);
+	struct addr at, to = mapped(ctx->user_ip4);
 	__u16 port = bpf_ntohs(ctx->user_port);
 	struct bpf_sock *sk = ctx->sk;
 	struct endpoint *ep;
@@ -586,12 +667,18 @@ int sendmsg4(struct bpf_sock_addr *ctx)
 				to = mapped(bpf_htonl(0x7f000001));
 			if (!own_server(ctx, &to, &port))
 				return relay4(ctx, sk, &to, port) ? ALLOW : deny(DENIED_SENDMSG);
+			hear(sk, &to, port);
 			ctx->user_ip4 = to.word[3];
 			ctx->user_port = bpf_htons(port);
 			return ALLOW;
 		}
-		if (!bound && ep && !wildcard(&ep->addr) && !serves(sk))
+		hear(sk, &to, 0);
+		at = mapped(bound);
+		if (ep && leaves_by(sk, ep, &at, &to)) {
 			bound = ep->addr.word[3];
+			if (!wildcard(&at) && !bound)
+				ctx->msg_src_ip4 = 0;
+		}
 	}
 	if (bound)
 		ctx->msg_src_ip4 = bound;
@@ -606,12 +693,13 @@ int sendmsg6(struct bpf_sock_addr *ctx)
 	struct bpf_sock *sk = ctx->sk;
 	struct endpoint *ep;
 	struct addr bound;
+	bool stale = false;
 
 	if (!sk)
 		return deny(DENIED_SENDMSG);
 	if (is_relay(sk, container()->relay_port6))
 		return relay_answer6(ctx);
-	bound = (struct addr){{sk->src_ip6[0], sk->src_ip6[1], sk->src_ip6[2], sk->src_ip6[3]}};
+	bound = source6(sk);
 	if (!to_connected_peer(ctx, sk)) {
 		ep = egress(ctx, &to, port);
 		if (!ep && !known_peer(ctx, &to, port) && !by_name6(ctx, &to)) {
@@ -619,13 +707,17 @@ int sendmsg6(struct bpf_sock_addr *ctx)
 				to = (struct addr){{0, 0, 0, bpf_htonl(1)}};
 			if (!own_server(ctx, &to, &port))
 				return relay6(ctx, sk, &to, port) ? ALLOW : deny(DENIED_SENDMSG);
+			hear(sk, &to, port);
 			redirect6(ctx, &to, port);
 			return ALLOW;
 		}
-		if (wildcard(&bound) && ep && !serves(sk))
+		hear(sk, &to, 0);
+		if (ep && leaves_by(sk, ep, &bound, &to)) {
+			stale = !wildcard(&bound);
 			bound = ep->addr;
+		}
 	}
-	if (!wildcard(&bound)) {
+	if (stale || !wildcard(&bound)) {
 		ctx->msg_src_ip6[0] = bound.word[0];
 		ctx->msg_src_ip6[1] = bound.word[1];
 		ctx->msg_src_ip6[2] = bound.word[2];
@@ -736,14 +828,33 @@ int getsockname6(struct bpf_sock_addr *ctx)
 	return ALLOW;
 }
 
+/* Whether a socket would get back the datagrams that it has sent. */
+static __always_inline bool sends_back(struct bpf_sockopt *ctx)
+{
+	__u8 *value = ctx->optval, *end = ctx->optval_end;
+	__u32 flags;
+
+	if (!ctx->sk || ctx->sk->protocol != IPPROTO_UDP || value + 4 > end)
+		return false;
+	flags = *(__u32 *)value;
+	return flags & OPTIONS_TIMESTAMPING_SENT && !(flags & OPTIONS_TIMESTAMPING_NO_DATA);
+}
+
 SEC("cgroup/setsockopt")
 int setsockopt(struct bpf_sockopt *ctx)
 {
+	__u32 bit;
+
 	/* The kernel need not see more of a value than the program passed. */
 	if (ctx->optlen > 4096)
 		ctx->optlen = 0;
 	if (ctx->level == 0 && ctx->optname == OPTIONS_PROOF)
 		return DENY;
+	bit = held_bit(ctx->level, ctx->optname);
+	if (bit)
+		return hold(ctx, bit);
+	if (options_timestamping(ctx->level, ctx->optname) && sends_back(ctx))
+		return deny(DENIED_SETSOCKOPT);
 	if (!options_refused(ctx->level, ctx->optname))
 		return ALLOW;
 	if (ctx->level == 1 && ctx->sk && is_relay(ctx->sk, container()->relay_port4))

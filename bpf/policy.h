@@ -22,6 +22,9 @@
 #define CONTAINERS_MAX 1024
 /* Peers of unconnected UDP servers that may be answered, least recently used. */
 #define UDP_PEERS_MAX 4096
+/* Hosts whose answers an unconnected UDP client hears at a time, in sets of so many. */
+#define HEARD_MAX  64
+#define HEARD_WAYS 4
 /* Ports that a container serves through ingress rules at a time. */
 #define SERVICES_MAX 4096
 /* Host sockets that sent to the container's own loopback. */
@@ -171,6 +174,26 @@ struct peer {
 	__u16 pad[3];
 };
 
+/* Who may send to a client's UDP socket, see packets.h. */
+struct heard_peer {
+	struct addr addr;
+	__u16 port; /* 0: those of which a rule lets it send to */
+	__u16 pad;
+};
+
+struct heard {
+	__u32 next; /* which of a set is replaced */
+	struct heard_peer peer[HEARD_MAX];
+};
+
+/* The options of held.h that a program has set, a bit each. */
+struct held {
+	__u32 known;
+	__u32 on;
+	__u32 any_port;	 /* in its own namespace, the kernel chose its port; for the supervisor */
+	__u32 container; /* whose supervisor says so */
+};
+
 /* Whom the relay can answer, see relay.h. */
 struct sender {
 	__u32 bits;
@@ -179,7 +202,15 @@ struct sender {
 	__u8 pad;
 };
 
-enum denial { DENIED_CONNECT, DENIED_BIND, DENIED_SENDMSG, DENIED_SETSOCKOPT, DENIALS };
+enum denial {
+	DENIED_CONNECT,
+	DENIED_BIND,
+	DENIED_SENDMSG,
+	DENIED_SETSOCKOPT,
+	DENIED_LEAVE, /* packets that were about to leave */
+	DENIED_ENTER, /* datagrams that came for a client */
+	DENIALS
+};
 
 /* TCP connections of host sockets that were established, by who began. */
 enum connection { CONNECTION_OUT, CONNECTION_IN, CONNECTIONS };

@@ -47,7 +47,7 @@ type PolicyContainer struct {
 
 type PolicyCounts struct {
 	_           structs.HostLayout
-	Denials     [4]uint64
+	Denials     [6]uint64
 	Connections [2]uint64
 }
 
@@ -97,6 +97,25 @@ type PolicyGraftSocket struct {
 	NameTransparent uint8
 	Pad             [2]uint8
 	Container       uint32
+}
+
+type PolicyHeard struct {
+	_    structs.HostLayout
+	Next uint32
+	Peer [64]struct {
+		_    structs.HostLayout
+		Addr PolicyAddr
+		Port uint16
+		Pad  uint16
+	}
+}
+
+type PolicyHeld struct {
+	_         structs.HostLayout
+	Known     uint32
+	On        uint32
+	AnyPort   uint32
+	Container uint32
 }
 
 type PolicyLocation struct {
@@ -200,9 +219,12 @@ type PolicyProgramSpecs struct {
 	Bind6        *ebpf.ProgramSpec `ebpf:"bind6"`
 	Connect4     *ebpf.ProgramSpec `ebpf:"connect4"`
 	Connect6     *ebpf.ProgramSpec `ebpf:"connect6"`
+	Enter        *ebpf.ProgramSpec `ebpf:"enter"`
 	Getsockname4 *ebpf.ProgramSpec `ebpf:"getsockname4"`
 	Getsockname6 *ebpf.ProgramSpec `ebpf:"getsockname6"`
+	Getsockopt   *ebpf.ProgramSpec `ebpf:"getsockopt"`
 	GuardListen  *ebpf.ProgramSpec `ebpf:"guard_listen"`
+	Leave        *ebpf.ProgramSpec `ebpf:"leave"`
 	Recvmsg4     *ebpf.ProgramSpec `ebpf:"recvmsg4"`
 	Recvmsg6     *ebpf.ProgramSpec `ebpf:"recvmsg6"`
 	Sendmsg4     *ebpf.ProgramSpec `ebpf:"sendmsg4"`
@@ -220,6 +242,9 @@ type PolicyMapSpecs struct {
 	EgressByPrefix    *ebpf.MapSpec `ebpf:"egress_by_prefix"`
 	EndpointByNumber  *ebpf.MapSpec `ebpf:"endpoint_by_number"`
 	GraftBySocket     *ebpf.MapSpec `ebpf:"graft_by_socket"`
+	HeardBySocket     *ebpf.MapSpec `ebpf:"heard_by_socket"`
+	HeldBySocket      *ebpf.MapSpec `ebpf:"held_by_socket"`
+	LentBySocket      *ebpf.MapSpec `ebpf:"lent_by_socket"`
 	LocationByService *ebpf.MapSpec `ebpf:"location_by_service"`
 	NameByNumber      *ebpf.MapSpec `ebpf:"name_by_number"`
 	PeerTables        *ebpf.MapSpec `ebpf:"peer_tables"`
@@ -261,6 +286,9 @@ type PolicyMaps struct {
 	EgressByPrefix    *ebpf.Map `ebpf:"egress_by_prefix"`
 	EndpointByNumber  *ebpf.Map `ebpf:"endpoint_by_number"`
 	GraftBySocket     *ebpf.Map `ebpf:"graft_by_socket"`
+	HeardBySocket     *ebpf.Map `ebpf:"heard_by_socket"`
+	HeldBySocket      *ebpf.Map `ebpf:"held_by_socket"`
+	LentBySocket      *ebpf.Map `ebpf:"lent_by_socket"`
 	LocationByService *ebpf.Map `ebpf:"location_by_service"`
 	NameByNumber      *ebpf.Map `ebpf:"name_by_number"`
 	PeerTables        *ebpf.Map `ebpf:"peer_tables"`
@@ -277,6 +305,9 @@ func (m *PolicyMaps) Close() error {
 		m.EgressByPrefix,
 		m.EndpointByNumber,
 		m.GraftBySocket,
+		m.HeardBySocket,
+		m.HeldBySocket,
+		m.LentBySocket,
 		m.LocationByService,
 		m.NameByNumber,
 		m.PeerTables,
@@ -301,9 +332,12 @@ type PolicyPrograms struct {
 	Bind6        *ebpf.Program `ebpf:"bind6"`
 	Connect4     *ebpf.Program `ebpf:"connect4"`
 	Connect6     *ebpf.Program `ebpf:"connect6"`
+	Enter        *ebpf.Program `ebpf:"enter"`
 	Getsockname4 *ebpf.Program `ebpf:"getsockname4"`
 	Getsockname6 *ebpf.Program `ebpf:"getsockname6"`
+	Getsockopt   *ebpf.Program `ebpf:"getsockopt"`
 	GuardListen  *ebpf.Program `ebpf:"guard_listen"`
+	Leave        *ebpf.Program `ebpf:"leave"`
 	Recvmsg4     *ebpf.Program `ebpf:"recvmsg4"`
 	Recvmsg6     *ebpf.Program `ebpf:"recvmsg6"`
 	Sendmsg4     *ebpf.Program `ebpf:"sendmsg4"`
@@ -317,9 +351,12 @@ func (p *PolicyPrograms) Close() error {
 		p.Bind6,
 		p.Connect4,
 		p.Connect6,
+		p.Enter,
 		p.Getsockname4,
 		p.Getsockname6,
+		p.Getsockopt,
 		p.GuardListen,
+		p.Leave,
 		p.Recvmsg4,
 		p.Recvmsg6,
 		p.Sendmsg4,

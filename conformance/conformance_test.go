@@ -46,11 +46,14 @@ type column struct {
 }
 
 // everything are the rules that leave only the loopback to the container.
-var everything = []string{"-e", "0.0.0.0/0=out", "-e", "::/0=out6"}
+var everything = []string{"-e", "0.0.0.0/0=out", "-e", "::/0=out6", "-e", broadcast + "=out"}
 
 // remoteOnly are rules that name one network; a socket's side is not known
 // before it is bound or connected.
-var remoteOnly = []string{"-e", "198.51.100.0/24=out", "-e", "2001:db8:1::/64=out6"}
+var remoteOnly = []string{"-e", "198.51.100.0/24=out", "-e", "2001:db8:1::/64=out6", "-e", broadcast + "=out"}
+
+// broadcast has to be named, so that programs may send to the broadcasts of a link.
+const broadcast = "255.255.255.255/32"
 
 var columns = []column{
 	{name: "static", build: "static", command: bare},
@@ -77,10 +80,10 @@ func graft(mode string, egress []string) func(*testing.T, *testkit.Topology) []s
 		args := []string{
 			filepath.Join(testkit.BuildTsugiki(t), "tsugiki"), "run",
 			"--run-dir", t.TempDir(), "--mode", mode, "--netns", netns,
-			"--endpoint", "out type ipv4 addr 0.0.0.0 port dynamic nameable",
-			"--endpoint", "out6 type ipv6 addr :: port dynamic nameable",
-			"--endpoint", "in type ipv4 addr 0.0.0.0 port dynamic nameable",
-			"--endpoint", "in6 type ipv6 addr :: port dynamic nameable",
+			"--endpoint", "out type ipv4 addr 0.0.0.0 port dynamic",
+			"--endpoint", "out6 type ipv6 addr :: port dynamic",
+			"--endpoint", "in type ipv4 addr 0.0.0.0 port dynamic",
+			"--endpoint", "in6 type ipv6 addr :: port dynamic",
 			"-i", "0.0.0.0:" + ports + "=in", "-i", "[::]:" + ports + "=in6",
 		}
 		return append(append(args, egress...), "--")

@@ -51,8 +51,8 @@ func (e call) bind(p Program, number int, addr netip.AddrPort) (Answer, error) {
 	case ep != nil:
 		host := netip.AddrPortFrom(s.shape(ep.Addr), port)
 		return e.bindAt(p, number, s, e.Host[ep.Netns], policy.Binding{Host: host, View: addr, Ingress: true, Call: p.Call()})
-	case e.places[s.netns] == nil:
-		return Answer{}, nil // its own socket, to its own address
+	case e.places[s.netns] == nil: // its own socket, to its own address
+		return Answer{}, e.Enforcement.NoteAnyPort(s.file, addr.Port() == 0)
 	case addr.Port() == 0 && addr.Addr().Unmap().IsUnspecified():
 		// Any address, any port: as clients do before they connect. Should it
 		// listen after all, Listen moves it.
@@ -183,13 +183,48 @@ func (e *Engine) serve(file, protocol int, place Place, b policy.Binding) error 
 	return e.Enforcement.Serve(protocol, b, place.Cookie())
 }
 
+// reuse is whether a socket shares its port. Of UDP sockets the kernel programs keep that
+// to themselves until a rule lets the socket bind (bpf/held.h): then it has to be set again.
+type reuse struct{ addr, port int }
+
+func reuseOf(file int) reuse {
+	addr, _ := unix.GetsockoptInt(file, unix.SOL_SOCKET, unix.SO_REUSEADDR)
+	port, _ := unix.GetsockoptInt(file, unix.SOL_SOCKET, unix.SO_REUSEPORT)
+	return reuse{addr, port}
+}
+
+// apply sets it. That it was refused shows when the port is taken.
+func (r reuse) apply(file int) {
+	if r.addr != 0 {
+		_ = unix.SetsockoptInt(file, unix.SOL_SOCKET, unix.SO_REUSEADDR, r.addr)
+	}
+	if r.port != 0 {
+		_ = unix.SetsockoptInt(file, unix.SOL_SOCKET, unix.SO_REUSEPORT, r.port)
+	}
+}
+
+func (r reuse) undo(file int) {
+	if r != (reuse{}) {
+		_ = unix.SetsockoptInt(file, unix.SOL_SOCKET, unix.SO_REUSEADDR, 0)
+		_ = unix.SetsockoptInt(file, unix.SOL_SOCKET, unix.SO_REUSEPORT, 0)
+	}
+}
+
 // bindHost makes the one bind that the kernel programs are told to allow.
 func (e *Engine) bindHost(file int, b policy.Binding) error {
 	if err := e.Enforcement.AllowBind(file, b); err != nil {
 		return err
 	}
+	share := reuse{}
+	if b.Ingress {
+		share = reuseOf(file)
+		share.apply(file)
+	}
 	if err := unix.Bind(file, sockaddrOf(b.Host)); err != nil {
-		if ferr := e.Enforcement.ForgetBind(file); ferr != nil {
+		share.undo(file)
+		ferr := e.Enforcement.ForgetBind(file)
+		share.apply(file)
+		if ferr != nil {
 			return ferr
 		}
 		return refusal(err)

@@ -138,7 +138,7 @@ type Config struct {
 	// then, its loopback is its own alone.
 	Services func()
 	// Ephemeral are the ports that the host's kernel gives to whoever asks for
-	// none: a client may keep the one that it has of those, where it is free.
+	// none: a client may keep the one that it got of those, where it is free.
 	Ephemeral endpoint.PortRange
 	// OwnIsLoopback says that the container's namespace has nothing but a
 	// loopback, so that all else lies on the host's side.
@@ -325,6 +325,10 @@ func (e call) move(p Program, syscall string, number int, to netip.AddrPort) (An
 	}
 	ep, place := e.reach(s, to)
 	e.logDecision(p, syscall, number, to, ep)
+	if ep != nil && s.local.Addr().Unmap().IsLoopback() && !to.Addr().Unmap().IsLoopback() {
+		// What is bound to the container's loopback would be the host's there.
+		return fail(unix.EINVAL), nil
+	}
 	if ep != nil && ep.Type == endpoint.Unix {
 		return e.connectUnix(p, number, s, ep)
 	}
@@ -364,9 +368,9 @@ func (e call) hasSources() bool {
 }
 
 // nameAt is what a socket that was bound already shall be bound to in its new
-// place, or the zero value. On the host it keeps no port but an ephemeral one:
-// whose any other is, only a rule can say. One that was bound to a loopback
-// address stays so, and reaches from there what the kernel says it does.
+// place, or the zero value. On the host it keeps only a port that the kernel chose, and
+// if the host's kernel could have: whose any other is, a rule says. One that was bound to
+// a loopback address stays so, and reaches from there what the kernel says it does.
 func (e call) nameAt(s *socket, ep *endpoint.Endpoint, place Place) rebind {
 	addr, port := s.local.Addr(), s.local.Port()
 	if port == 0 {
@@ -375,7 +379,7 @@ func (e call) nameAt(s *socket, ep *endpoint.Endpoint, place Place) rebind {
 	if place == e.Own {
 		return rebind{wanted: true, to: s.local}
 	}
-	if !e.Ephemeral.Contains(port) {
+	if !e.Ephemeral.Contains(port) || !e.Enforcement.AnyPort(s.file) && e.places[s.netns] == nil {
 		port = 0
 	}
 	switch {

@@ -2,6 +2,7 @@ package graft
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"unsafe"
 
@@ -18,6 +19,9 @@ type option struct {
 	typ         int // likewise
 	size        int
 	halve       bool // the kernel doubles what it is given (socket(7))
+	// limited: the kernel takes only some values from who has no capability on the
+	// host. In a user namespace of its own the program may have set others.
+	limited bool
 }
 
 // ipv6MulticastAll is IPV6_MULTICAST_ALL of linux/in6.h.
@@ -42,13 +46,13 @@ var options = []option{
 	{level: unix.SOL_SOCKET, name: unix.SO_RCVLOWAT, size: 4},
 	{level: unix.SOL_SOCKET, name: unix.SO_RCVTIMEO, size: 16},
 	{level: unix.SOL_SOCKET, name: unix.SO_SNDTIMEO, size: 16},
-	{level: unix.SOL_SOCKET, name: unix.SO_PRIORITY, size: 4},
+	{level: unix.SOL_SOCKET, name: unix.SO_PRIORITY, size: 4, limited: true},
 	{level: unix.SOL_SOCKET, name: unix.SO_TIMESTAMP, size: 4},
 	{level: unix.SOL_SOCKET, name: unix.SO_TIMESTAMPNS, size: 4},
 	{level: unix.SOL_SOCKET, name: unix.SO_RXQ_OVFL, size: 4},
 	{level: unix.SOL_SOCKET, name: unix.SO_INCOMING_CPU, size: 4},
 	{level: unix.SOL_SOCKET, name: unix.SO_ZEROCOPY, size: 4},
-	{level: unix.SOL_SOCKET, name: unix.SO_BUSY_POLL, size: 4},
+	{level: unix.SOL_SOCKET, name: unix.SO_BUSY_POLL, size: 4, limited: true},
 	{level: unix.SOL_SOCKET, name: unix.SO_MAX_PACING_RATE, size: 8},
 
 	{level: unix.SOL_IP, name: unix.IP_TOS, size: 4},
@@ -90,7 +94,7 @@ var options = []option{
 	{level: unix.SOL_TCP, name: unix.TCP_DEFER_ACCEPT, typ: unix.SOCK_STREAM, size: 4},
 	{level: unix.SOL_TCP, name: unix.TCP_WINDOW_CLAMP, typ: unix.SOCK_STREAM, size: 4},
 	{level: unix.SOL_TCP, name: unix.TCP_QUICKACK, typ: unix.SOCK_STREAM, size: 4},
-	{level: unix.SOL_TCP, name: unix.TCP_CONGESTION, typ: unix.SOCK_STREAM, size: 16},
+	{level: unix.SOL_TCP, name: unix.TCP_CONGESTION, typ: unix.SOCK_STREAM, size: 16, limited: true},
 	{level: unix.SOL_TCP, name: unix.TCP_USER_TIMEOUT, typ: unix.SOCK_STREAM, size: 4},
 	{level: unix.SOL_TCP, name: unix.TCP_NOTSENT_LOWAT, typ: unix.SOCK_STREAM, size: 4},
 	{level: unix.SOL_TCP, name: unix.TCP_FASTOPEN, typ: unix.SOCK_STREAM, size: 4},
@@ -167,11 +171,20 @@ func (e call) copyOptions(s *socket, to int) error {
 		if o.halve {
 			native.PutUint32(value, native.Uint32(value)/2)
 		}
-		if err := setsockopt(to, o.level, o.name, value); err != nil {
+		if err := o.set(to, value); err != nil {
 			e.Log.Debug("socket option not copied", "level", o.level, "name", o.name, "err", err)
 		}
 	}
 	return copyFilter(s.file, to)
+}
+
+// set sets the option as the program could.
+func (o option) set(file int, value []byte) (err error) {
+	if !o.limited {
+		return setsockopt(file, o.level, o.name, value)
+	}
+	gone := withoutCapabilities(func() { err = setsockopt(file, o.level, o.name, value) })
+	return errors.Join(gone, err)
 }
 
 var native = binary.NativeEndian

@@ -53,9 +53,10 @@ type Binding struct {
 	Call uint64
 }
 
-// Denied counts what the kernel refused a container, by the kind of call.
+// Denied counts what the kernel refused a container, by the kind of call; Leave are
+// packets that were about to leave a host socket, and Enter datagrams that came for one.
 type Denied struct {
-	Connect, Bind, Send, SetOption uint64
+	Connect, Bind, Send, SetOption, Leave, Enter uint64
 }
 
 // Enforce attaches the programs, with the table's rules, to the cgroup in which the
@@ -269,6 +270,35 @@ func (e *Enforcement) Served(protocol int, host netip.AddrPort) bool {
 	return false
 }
 
+// NoteAnyPort notes whether the kernel chooses the port of a socket in the container's
+// own namespace, rather than the program.
+func (e *Enforcement) NoteAnyPort(sock int, any bool) error {
+	row, err := e.held(sock)
+	if err != nil || row.AnyPort == boolToWord(any) && row.Container == e.id {
+		return err
+	}
+	row.AnyPort, row.Container = boolToWord(any), e.id
+	if err := putInSocket(e.set.HeldBySocket, sock, row); err != nil {
+		return fmt.Errorf("note who chooses a socket's port: %w", err)
+	}
+	return nil
+}
+
+// AnyPort tells whether the kernel chose the port of a socket in the container's own
+// namespace.
+func (e *Enforcement) AnyPort(sock int) bool {
+	row, err := e.held(sock)
+	return err == nil && row.AnyPort != 0 && row.Container == e.id
+}
+
+func (e *Enforcement) held(sock int) (row bpf.PolicyHeld, err error) {
+	err = e.set.HeldBySocket.Lookup(uint32(sock), &row)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		err = nil
+	}
+	return row, err
+}
+
 // ForgetBind takes back what AllowBind allowed, after a bind that failed.
 func (e *Enforcement) ForgetBind(sock int) error {
 	if !e.Bound(sock) {
@@ -317,7 +347,8 @@ func (e *Enforcement) Denied() (Denied, error) {
 	if err != nil {
 		return Denied{}, fmt.Errorf("read denials: %w", err)
 	}
-	return Denied{n.Denials[0], n.Denials[1], n.Denials[2], n.Denials[3]}, nil
+	d := n.Denials
+	return Denied{d[0], d[1], d[2], d[3], d[4], d[5]}, nil
 }
 
 // Connections counts the TCP connections of the container's host sockets that
@@ -362,6 +393,8 @@ func enforcement(s *set, id uint32, own tables, t *Table) *Enforcement {
 	e.close = sync.OnceValue(func() error { return errors.Join(e.tables.close(), e.set.leave()) })
 	return e
 }
+
+func boolToWord(b bool) uint32 { return uint32(boolByte(b)) }
 
 func boolByte(b bool) uint8 {
 	if b {

@@ -354,6 +354,9 @@ func hooks(p *bpf.PolicyPrograms) []hook {
 		{p.Getsockname4, ebpf.AttachCgroupInet4GetSockname},
 		{p.Getsockname6, ebpf.AttachCgroupInet6GetSockname},
 		{p.Setsockopt, ebpf.AttachCGroupSetsockopt},
+		{p.Getsockopt, ebpf.AttachCGroupGetsockopt},
+		{p.Leave, ebpf.AttachCGroupInetEgress},
+		{p.Enter, ebpf.AttachCGroupInetIngress},
 		{p.GuardListen, ebpf.AttachCGroupSockOps},
 	}
 }

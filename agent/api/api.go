@@ -129,6 +129,10 @@ type Denied struct {
 	Bind       uint64 `json:"bind"`
 	Send       uint64 `json:"send"`
 	SetSockOpt uint64 `json:"setsockopt"`
+	// Leave are packets that were about to leave a host socket to where no rule lets them,
+	// Enter datagrams that came for a client that had not sent to their sender.
+	Leave uint64 `json:"leave"`
+	Enter uint64 `json:"enter"`
 }
 
 // Decisions are calls that were answered.

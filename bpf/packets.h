@@ -1,0 +1,268 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/*
+ * The packets of a container's host sockets: a second wall behind the hooks of the
+ * socket calls.
+ *
+ * Theory of operation. The hooks see what a program says: a destination, a name, an
+ * option. They do not see what it says in control messages (a source route, a routing
+ * header, which some kernels let everybody send), nor what the kernel does by itself. So
+ * each packet is looked at as it leaves, after routing:
+ *
+ *	TCP	a SYN must go where connect could go now; all other segments belong to a
+ *		connection that began with one, and pass
+ *	UDP	to the peer that the socket is connected to, or where sendmsg could send
+ *	both	no IP options, no IPv6 extension header, and the endpoint's source
+ *
+ * and a connection goes on when the rule that let it begin is gone.
+ *
+ * A UDP socket that no ingress rule has bound has a port on the host all the same. Other
+ * than a NAT it would hear everybody. So what comes for it passes only from its peer, if
+ * it is connected, or from hosts that it has lately sent to: heard_by_socket has up to
+ * HEARD_MAX of them, those of one set replaced in turn.
+ *
+ * The kernel gives the programs a packet that begins with the IP header, before it is cut
+ * into fragments or segments. Without a full socket (a SYN cookie, TIME_WAIT) it does not
+ * ask them; such packets carry nothing that a program wrote.
+ */
+#ifndef TSUGIKI_PACKETS_H
+#define TSUGIKI_PACKETS_H
+
+#define ETH_P_IP   0x0800
+#define ETH_P_IPV6 0x86dd
+
+#define LOOPBACK_IFINDEX 1
+#define TCP_SYN		 0x02
+#define TCP_ACK		 0x10
+
+struct packet {
+	struct addr from, to;
+	__u16 from_port, to_port;
+	__u8 protocol;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct heard);
+} heard_by_socket SEC(".maps");
+
+/* The first of the places where an address may be. */
+static __always_inline __u32 heard_set(const struct addr *a)
+{
+	__u32 hash = a->word[0] ^ a->word[1] ^ a->word[2] ^ a->word[3];
+
+	hash ^= hash >> 16;
+	hash ^= hash >> 8;
+	return hash * HEARD_WAYS % HEARD_MAX;
+}
+
+static __always_inline bool is_heard(const struct heard *h, const struct addr *a, __u16 port)
+{
+	__u32 set = heard_set(a), i;
+
+	for (i = 0; i < HEARD_WAYS; i++) {
+		const struct heard_peer *p = &h->peer[(set + i) % HEARD_MAX];
+
+		if (same(&p->addr, a) && p->port == port)
+			return true;
+	}
+	return false;
+}
+
+/*
+ * Lets a client's socket hear a host that it is about to send to; or one port of it,
+ * if that is not 0. Where there is no memory for it, no answer is heard.
+ */
+static __always_inline void hear(struct bpf_sock *sk, const struct addr *a, __u16 port)
+{
+	struct heard *h;
+	__u32 at;
+
+	if (sk->dst_port || serves(sk))
+		return;
+	h = bpf_sk_storage_get(&heard_by_socket, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	if (!h || is_heard(h, a, port))
+		return;
+	at = heard_set(a) + h->next++ % HEARD_WAYS;
+	h->peer[at % HEARD_MAX] = (struct heard_peer){.addr = *a, .port = port};
+}
+
+/*
+ * What a packet is, or false if it is none that a program may send: one with IP
+ * options or extension headers, or neither TCP nor UDP.
+ */
+static __always_inline bool parse(struct __sk_buff *skb, struct packet *p)
+{
+	__u8 *ip = (void *)(long)skb->data, *end = (void *)(long)skb->data_end, *ports;
+
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		if (ip + 28 > end || ip[0] != 0x45)
+			return false;
+		p->protocol = ip[9];
+		p->from = mapped(*(__u32 *)(ip + 12));
+		p->to = mapped(*(__u32 *)(ip + 16));
+		ports = ip + 20;
+	} else {
+		if (ip + 48 > end || ip[0] >> 4 != 6)
+			return false;
+		p->protocol = ip[6];
+		__builtin_memcpy(&p->from, ip + 8, sizeof(p->from));
+		__builtin_memcpy(&p->to, ip + 24, sizeof(p->to));
+		ports = ip + 40;
+	}
+	p->from_port = bpf_ntohs(*(__u16 *)ports);
+	p->to_port = bpf_ntohs(*(__u16 *)(ports + 2));
+	return p->protocol == IPPROTO_TCP || p->protocol == IPPROTO_UDP;
+}
+
+/*
+ * Whether a packet is of a TCP connection that has begun. Those are most, and so they
+ * are told from the others by four bytes. A segment of more than 64 KiB has a
+ * hop-by-hop header that the kernel writes (RFC 2675).
+ */
+static __always_inline bool goes_on(struct __sk_buff *skb)
+{
+	__u8 *ip = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
+
+	if (skb->protocol == bpf_htons(ETH_P_IP))
+		return ip + 34 <= end && ip[0] == 0x45 && ip[9] == IPPROTO_TCP &&
+		       (ip[33] & (TCP_SYN | TCP_ACK)) != TCP_SYN;
+	if (ip + 54 > end || ip[0] >> 4 != 6)
+		return false;
+	if (ip[6] == 0)
+		return skb->len > 65535 && ip[40] == IPPROTO_TCP;
+	return ip[6] == IPPROTO_TCP && (ip[53] & (TCP_SYN | TCP_ACK)) != TCP_SYN;
+}
+
+static __always_inline bool is_peer(struct bpf_sock *sk, const struct packet *p)
+{
+	/* Of an AF_INET6 socket that is connected to a mapped address, ::ffff:a.b.c.d. */
+	struct addr peer = {{sk->dst_ip6[0], sk->dst_ip6[1], sk->dst_ip6[2], sk->dst_ip6[3]}};
+	/* Volatile, or the compiler computes a pointer into the socket, which may not be. */
+	__u32 ip4 = *(volatile __u32 *)&sk->dst_ip4;
+
+	if (sk->family == AF_INET)
+		peer = mapped(ip4);
+	return sk->dst_port == bpf_htons(p->to_port) && same(&peer, &p->to);
+}
+
+/* Whether a source is what an endpoint wants, or what the socket was allowed to bind. */
+static __always_inline bool right_source(const struct endpoint *ep, const struct binding *b,
+					 const struct addr *from)
+{
+	return wildcard(&ep->addr) || same(&ep->addr, from) ||
+	       (b && (same(&b->host, from) || (b->ingress && wildcard(&b->host))));
+}
+
+/* Whether a datagram is on its way to the relay, or from it: see relay.h. */
+static __always_inline bool by_relay(struct __sk_buff *skb, struct bpf_sock *sk,
+				     const struct packet *p)
+{
+	const struct container *c = container();
+
+	if (skb->ifindex != LOOPBACK_IFINDEX || p->protocol != IPPROTO_UDP)
+		return false;
+	if (is_mapped(&p->to))
+		return (p->to_port == c->relay_port4 && p->from.word[3] == c->relay_from4) ||
+		       is_relay(sk, c->relay_port4);
+	return (p->to_port == c->relay_port6 && p->from.word[0] == c->relay_from6.word[0] &&
+		p->from.word[2] == c->relay_from6.word[2]) ||
+	       is_relay(sk, c->relay_port6);
+}
+
+/* Whether a rule, an endpoint's name or the container's own servers lead a packet to
+ * where it goes. Those that are asked most come first. */
+static __always_inline bool may_leave(struct __sk_buff *skb, struct bpf_sock *sk,
+				      const struct packet *p)
+{
+	struct binding *b = binding_of(sk);
+	struct endpoint *ep;
+
+	if (sk->bound_dev_if && skb->ifindex != LOOPBACK_IFINDEX)
+		return false;
+	ep = endpoint_for(&p->to, p->to_port);
+	if (ep && right_source(ep, b, &p->from))
+		return true;
+	if (b && named_reaches(b, &p->to, &p->from))
+		return true;
+	if (p->protocol == IPPROTO_UDP && b && b->ingress &&
+	    (wildcard(&b->host) || same(&b->host, &p->from)) && known_peer(skb, &p->to, p->to_port))
+		return true;
+	if (by_relay(skb, sk, p))
+		return true;
+	/* Port 0 is where own_server leads to when the server has gone. */
+	return skb->ifindex == LOOPBACK_IFINDEX &&
+	       (!p->to_port || ours(skb, p->protocol, &p->to, p->to_port));
+}
+
+SEC("cgroup_skb/egress")
+int leave(struct __sk_buff *skb)
+{
+	struct packet p;
+	struct bpf_sock *sk;
+
+	if (goes_on(skb))
+		return ALLOW;
+	sk = skb->sk ? bpf_sk_fullsock(skb->sk) : NULL;
+	if (!sk || !parse(skb, &p))
+		return deny(DENIED_LEAVE);
+	if (p.protocol == IPPROTO_UDP && is_peer(sk, &p))
+		return ALLOW;
+	return may_leave(skb, sk, &p) ? ALLOW : deny(DENIED_LEAVE);
+}
+
+/* Whether a datagram is the relay's, for a socket that has sent by it: see relay.h. */
+static __always_inline bool from_relay(struct __sk_buff *skb, struct bpf_sock *sk,
+				       const struct packet *p)
+{
+	const struct container *c = container();
+
+	if (skb->ifindex != LOOPBACK_IFINDEX || !bpf_sk_storage_get(&relayed_sockets, sk, 0, 0))
+		return false;
+	if (is_mapped(&p->from))
+		return p->from_port == c->relay_port4 && loopback(&p->from);
+	return p->from_port == c->relay_port6 && p->from.word[0] == c->relay_from6.word[0] &&
+	       p->from.word[2] == c->relay_from6.word[2];
+}
+
+/* Whether a client's UDP socket may hear who has sent a datagram. */
+static __always_inline bool may_hear(struct __sk_buff *skb, struct bpf_sock *sk)
+{
+	struct binding *b = binding_of(sk);
+	struct packet p;
+	struct heard *h;
+
+	if ((b && (b->ingress || b->relay)) || sk->dst_port)
+		return true;
+	if (!parse(skb, &p))
+		return false;
+	if (from_relay(skb, sk, &p))
+		return true;
+	h = bpf_sk_storage_get(&heard_by_socket, sk, 0, 0);
+	if (!h)
+		return false;
+	if (is_heard(h, &p.from, 0))
+		return endpoint_for(&p.from, p.from_port) != NULL;
+	return is_heard(h, &p.from, p.from_port);
+}
+
+SEC("cgroup_skb/ingress")
+int enter(struct __sk_buff *skb)
+{
+	__u8 *ip = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
+	struct bpf_sock *sk;
+
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		if (ip + 20 <= end && ip[9] == IPPROTO_TCP)
+			return ALLOW;
+	} else if (ip + 40 <= end && ip[6] == IPPROTO_TCP) {
+		return ALLOW;
+	}
+	sk = skb->sk ? bpf_sk_fullsock(skb->sk) : NULL;
+	if (!sk || sk->protocol != IPPROTO_UDP)
+		return ALLOW;
+	return may_hear(skb, sk) ? ALLOW : deny(DENIED_ENTER);
+}
+
+#endif
