@@ -634,11 +634,17 @@ static __always_inline bool to_connected_peer(struct bpf_sock_addr *ctx, struct 
 	return !ctx->user_port && sk->dst_port;
 }
 
-/* Whether a datagram's source is the endpoint's, rather than the socket's own. */
+/*
+ * Whether a datagram may leave by an endpoint, and then whether its source is the
+ * endpoint's, rather than the socket's own. A socket that another endpoint has lent its
+ * address could not hear the answer.
+ */
 static __always_inline bool leaves_by(struct bpf_sock *sk, const struct endpoint *ep,
-				      const struct addr *at, const struct addr *to)
+				      const struct addr *at, const struct addr *to,
+				      bool *as_its_own)
 {
-	return !serves(sk) && (wildcard(at) || !keeps_source(sk, ep, at, to));
+	*as_its_own = serves(sk) || (!wildcard(at) && keeps_source(sk, ep, at, to));
+	return *as_its_own || wildcard(at) || !bpf_sk_storage_get(&lent_by_socket, sk, 0, 0);
 }
 
 SEC("cgroup/sendmsg4")
@@ -649,6 +655,7 @@ int sendmsg4(struct bpf_sock_addr *ctx)
 	struct bpf_sock *sk = ctx->sk;
 	struct endpoint *ep;
 	__u32 bound;
+	bool own;
 
 	if (!sk)
 		return deny(DENIED_SENDMSG);
@@ -672,9 +679,11 @@ int sendmsg4(struct bpf_sock_addr *ctx)
 			ctx->user_port = bpf_htons(port);
 			return ALLOW;
 		}
-		hear(sk, &to, 0);
 		at = mapped(bound);
-		if (ep && leaves_by(sk, ep, &at, &to)) {
+		if (ep && !leaves_by(sk, ep, &at, &to, &own))
+			return deny(DENIED_SENDMSG);
+		hear(sk, &to, 0);
+		if (ep && !own) {
 			bound = ep->addr.word[3];
 			if (!wildcard(&at) && !bound)
 				ctx->msg_src_ip4 = 0;
@@ -693,7 +702,7 @@ int sendmsg6(struct bpf_sock_addr *ctx)
 	struct bpf_sock *sk = ctx->sk;
 	struct endpoint *ep;
 	struct addr bound;
-	bool stale = false;
+	bool own, stale = false;
 
 	if (!sk)
 		return deny(DENIED_SENDMSG);
@@ -711,8 +720,10 @@ int sendmsg6(struct bpf_sock_addr *ctx)
 			redirect6(ctx, &to, port);
 			return ALLOW;
 		}
+		if (ep && !leaves_by(sk, ep, &bound, &to, &own))
+			return deny(DENIED_SENDMSG);
 		hear(sk, &to, 0);
-		if (ep && leaves_by(sk, ep, &bound, &to)) {
+		if (ep && !own) {
 			stale = !wildcard(&bound);
 			bound = ep->addr;
 		}

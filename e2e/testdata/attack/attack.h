@@ -44,6 +44,7 @@ extern const struct attack_case load_cases[];
 extern const struct attack_case marks_cases[];
 extern const struct attack_case numbers_cases[];
 extern const struct attack_case options_cases[];
+extern const struct attack_case packets_cases[];
 extern const struct attack_case pairs_cases[];
 extern const struct attack_case race_cases[];
 extern const struct attack_case reach_cases[];

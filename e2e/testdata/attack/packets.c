@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * What datagrams can be made to do by control messages and by what a socket was
+ * before: other ways, other sources, other ears.
+ */
+#include "attack.h"
+
+#include <arpa/inet.h>
+
+/* Sends a datagram with one control message. */
+static long packets_message(int fd, struct attack_addr to, int level, int type, const void *data,
+			    size_t size)
+{
+	union {
+		struct cmsghdr header;
+		char space[CMSG_SPACE(64)];
+	} control = {0};
+	struct iovec io = {.iov_base = "message", .iov_len = 7};
+	struct msghdr m = {
+		.msg_name = &to.sa,
+		.msg_namelen = to.len,
+		.msg_iov = &io,
+		.msg_iovlen = 1,
+		.msg_control = &control,
+		.msg_controllen = CMSG_SPACE(size),
+	};
+
+	control.header = (struct cmsghdr){
+		.cmsg_level = level, .cmsg_type = type, .cmsg_len = CMSG_LEN(size)};
+	memcpy(CMSG_DATA(&control.header), data, size);
+	return sendmsg(fd, &m, 0);
+}
+
+/* packets-message ADDR FOREIGN: to where it may send, as it may not. */
+static int packets_messages(int argc, char **argv)
+{
+	static const unsigned char nop[] = {1, 1, 1, 1}, record[] = {7, 7, 4, 0, 0, 0, 0, 0};
+	static const unsigned char strict[] = {137, 7, 4, 203, 0, 113, 9, 0},
+				   loose[] = {131, 7, 4, 203, 0, 113, 9, 0};
+	/* Type 2, one segment left, four bytes reserved, an address (RFC 6275). */
+	static const unsigned char routing[24] = {0,	2,    2,    1,	     [8] = 0x20,
+						  0x01, 0x0d, 0xb8, [23] = 9};
+	struct attack_addr to = attack_addr(argv[0]);
+	int fd = attack_socket(to.sa.sa_family, SOCK_DGRAM), one = 1;
+
+	(void)argc;
+	attack_say("plain", sendto(fd, "plain", 5, 0, &to.sa, to.len));
+	if (to.sa.sa_family == AF_INET) {
+		attack_say("no operation", packets_message(fd, to, SOL_IP, IP_RETOPTS, nop, 4));
+		attack_say("record route", packets_message(fd, to, SOL_IP, IP_RETOPTS, record, 8));
+		attack_say("loose route", packets_message(fd, to, SOL_IP, IP_RETOPTS, loose, 8));
+		attack_say("strict route", packets_message(fd, to, SOL_IP, IP_RETOPTS, strict, 8));
+	} else {
+		struct in6_pktinfo info = {0};
+
+		attack_say("routing header",
+			   packets_message(fd, to, SOL_IPV6, IPV6_RTHDR, routing, sizeof(routing)));
+		inet_pton(AF_INET6, argv[1], &info.ipi6_addr);
+		attack_say("foreign source",
+			   packets_message(fd, to, SOL_IPV6, IPV6_PKTINFO, &info, sizeof(info)));
+		attack_say("freebind", setsockopt(fd, SOL_IPV6, 78, &one, sizeof(one)));
+		attack_say("foreign source with it",
+			   packets_message(fd, to, SOL_IPV6, IPV6_PKTINFO, &info, sizeof(info)));
+		attack_say("freebind of IPv4",
+			   setsockopt(fd, SOL_IP, IP_FREEBIND, &one, sizeof(one)));
+		attack_say("foreign source with that",
+			   packets_message(fd, to, SOL_IPV6, IPV6_PKTINFO, &info, sizeof(info)));
+	}
+	attack_say("plain again", sendto(fd, "plain again", 11, 0, &to.sa, to.len));
+	return 0;
+}
+
+/* What a socket hears until "sentinel" comes. */
+static void packets_listen(const char *step, int fd)
+{
+	char buf[64];
+	ssize_t n;
+
+	do {
+		n = recv(fd, buf, sizeof(buf) - 1, 0);
+		attack_need("hear", n);
+		buf[n] = 0;
+		attack_note(step, "%s", buf);
+	} while (strcmp(buf, "sentinel") != 0);
+}
+
+/*
+ * packets-ears ADDR [OWN]: asks ADDR, once not connected, once connected and once
+ * after that. ADDR answers "sentinel" when others have tried. With OWN the
+ * socket is bound to that first.
+ */
+static int packets_ears(int argc, char **argv)
+{
+	struct attack_addr to = attack_addr(argv[0]);
+	int fd = socket(to.sa.sa_family, SOCK_DGRAM | SOCK_CLOEXEC, 0), one = 1;
+	socklen_t length = sizeof(one);
+
+	attack_need("reuse", setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one)));
+	if (argc > 1) {
+		struct attack_addr own = attack_addr(argv[1]);
+
+		attack_say("bind", bind(fd, &own.sa, own.len));
+	} else {
+		attack_say("send", sendto(fd, "ask", 3, 0, &to.sa, to.len));
+		packets_listen("not connected", fd);
+	}
+	attack_say("connect", connect(fd, &to.sa, to.len));
+	attack_say("send", send(fd, "ask", 3, 0));
+	packets_listen("connected", fd);
+	attack_say("dissolve", attack_unspec(fd));
+	attack_say("send", sendto(fd, "ask", 3, 0, &to.sa, to.len));
+	packets_listen("dissolved", fd);
+	one = 0;
+	attack_need("read", getsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, &length));
+	attack_note("reuses", "%d", one);
+	return 0;
+}
+
+/* packets-lent A B: what B sees of a socket that has been connected to A, or how it
+ * is refused. Both answer with the source that they see. */
+static int packets_lent(int argc, char **argv)
+{
+	struct attack_addr a = attack_addr(argv[0]), b = attack_addr(argv[1]);
+
+	(void)argc;
+	for (int way = 0; way < 3; way++) {
+		int fd = socket(a.sa.sa_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+		char buf[128] = "";
+
+		attack_need("connect", connect(fd, &a.sa, a.len));
+		attack_need("send", send(fd, "where", 5, 0));
+		attack_need("hear", recv(fd, buf, sizeof(buf) - 1, 0));
+		attack_note("first", "%s", buf);
+		if (way == 0)
+			attack_say("sent while connected", sendto(fd, "w", 1, 0, &b.sa, b.len));
+		attack_need("dissolve", attack_unspec(fd));
+		if (way == 1)
+			attack_say("dissolved and sent", sendto(fd, "w", 1, 0, &b.sa, b.len));
+		if (way == 2) {
+			attack_need("connect", connect(fd, &b.sa, b.len));
+			attack_need("send", send(fd, "where", 5, 0));
+			memset(buf, 0, sizeof(buf));
+			attack_need("hear", recv(fd, buf, sizeof(buf) - 1, 0));
+			attack_note("dissolved and connected", "%s", buf);
+		}
+		close(fd);
+	}
+	return 0;
+}
+
+/* packets-broadcast ADDR... */
+static int packets_broadcast(int argc, char **argv)
+{
+	int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0), one = 1;
+	socklen_t length = sizeof(one);
+
+	attack_say("option", setsockopt(fd, SOL_SOCKET, SO_BROADCAST, &one, sizeof(one)));
+	one = 0;
+	attack_need("read", getsockopt(fd, SOL_SOCKET, SO_BROADCAST, &one, &length));
+	attack_note("value", "%d", one);
+	for (int i = 0; i < argc; i++) {
+		struct attack_addr to = attack_addr(argv[i]);
+
+		attack_say(argv[i], sendto(fd, argv[i], strlen(argv[i]), 0, &to.sa, to.len));
+	}
+	return 0;
+}
+
+const struct attack_case packets_cases[] = {
+	{"packets-message", packets_messages},
+	{"packets-ears", packets_ears},
+	{"packets-lent", packets_lent},
+	{"packets-broadcast", packets_broadcast},
+	{NULL, NULL},
+};
