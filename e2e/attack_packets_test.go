@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -200,6 +201,25 @@ func TestAttackBroadcast(t *testing.T) {
 			if _, arrived := a.arrived(); rule == "" && len(arrived) > 0 {
 				t.Errorf("%s: arrived: %v", user, arrived)
 			}
+		}
+	}
+}
+
+// Options that a program of another ABI sets are those that were looked at.
+func TestAttackFlippedOption(t *testing.T) {
+	t.Parallel()
+	a := newArena(t)
+	for user, as := range users {
+		out := steppedLines(succeed(t, a.attack("static", append(minimal(), as...), "packets-flip")))
+		want := []string{
+			"harmless ones set: some", "bound to an interface: 0", "time: ok", "time: 7.500",
+			"reuse: ok", "device: EPERM", "nowhere: EFAULT",
+		}
+		if runtime.GOARCH != "amd64" {
+			want = []string{"harmless ones set: none", "bound to an interface: 0", "time: ENOSYS", "time: 0.0", "reuse: ENOSYS", "device: ENOSYS", "nowhere: ENOSYS"}
+		}
+		if !slices.Equal(out, want) {
+			t.Errorf("%s printed %q, want %q", user, out, want)
 		}
 	}
 }

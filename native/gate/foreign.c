@@ -2,13 +2,21 @@
 /*
  * Calls of other ABIs than the machine's own. Two of them would get around the kernel
  * programs: listen(2), which has none, and setsockopt(2), for which they are not
- * asked. All others go on as they are, in the caller's own namespace or under the
- * eyes of the kernel programs; filters may ask about more of them than ours does.
+ * asked. So the gate sets options itself, by a call of its own ABI, for which they
+ * are: what it has read it acts on, and a caller that changes its memory changes
+ * nothing. All other calls go on as they are, in the caller's own namespace or under
+ * the eyes of the kernel programs; filters may ask about more of them than ours does.
  */
 #define _GNU_SOURCE
+#include <errno.h>
 #include <sched.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <netinet/in.h>
 #include <sys/syscall.h>
+#include <unistd.h>
 
+#include "../../bpf/options.h"
 #include "worker.h"
 
 /* System calls of the 32-bit ABIs, which the C library does not name here. */
@@ -32,6 +40,17 @@
 /* socketcall(2)'s first argument, linux/net.h. */
 #define GATE_SYS_LISTEN	    4
 #define GATE_SYS_SETSOCKOPT 14
+
+/* Options of SOL_SOCKET whose value is a pointer, or a descriptor of the caller's. */
+#define GATE_SO_ATTACH_FILTER	      26
+#define GATE_SO_ATTACH_BPF	      50
+#define GATE_SO_ATTACH_REUSEPORT_CBPF 51
+#define GATE_SO_ATTACH_REUSEPORT_EBPF 52
+/* Those of IP and IPv6 from here on are netfilter's, which want CAP_NET_ADMIN. */
+#define GATE_NETFILTER_OPTIONS 64
+
+/* The longest value that is read: no option that a program may set has a longer one. */
+#define GATE_VALUE_MAX 512
 
 /* A system call, whatever its ABI. */
 #define GATE_CALL(arch, nr) ((uint64_t)(arch) << 32 | (uint32_t)(nr))
@@ -71,29 +90,118 @@ static void gate_foreign_listen(struct gate_worker *w, int number, int backlog)
 	gate_pass(w);
 }
 
+/* setsockopt(2) of another ABI. */
+struct gate_setting {
+	int number, level, name;
+	uint64_t value;
+	uint32_t length;
+};
+
+static bool gate_refers(const struct gate_setting *s)
+{
+	if (s->level == SOL_SOCKET)
+		return s->name == GATE_SO_ATTACH_FILTER ||
+		       (s->name >= GATE_SO_ATTACH_BPF && s->name <= GATE_SO_ATTACH_REUSEPORT_EBPF);
+	return (s->level == SOL_IP || s->level == SOL_IPV6) && s->name >= GATE_NETFILTER_OPTIONS &&
+	       s->name < GATE_NETFILTER_OPTIONS + 4;
+}
+
+/* A time of 32-bit words becomes one of 64 bits. Returns the value's new length. */
+static uint32_t gate_widen(const struct gate_setting *s, void *value, uint32_t length)
+{
+	int32_t narrow[2];
+	int64_t wide[2];
+
+	if (s->level != SOL_SOCKET || (s->name != SO_RCVTIMEO && s->name != SO_SNDTIMEO) ||
+	    length != sizeof(narrow))
+		return length;
+	memcpy(narrow, value, sizeof(narrow));
+	wide[0] = narrow[0];
+	wide[1] = narrow[1];
+	memcpy(value, wide, sizeof(wide));
+	return sizeof(wide);
+}
+
+/* Sets an option for the caller, on the file that its descriptor is now. */
+static void gate_set(struct gate_worker *w, const struct gate_setting *s)
+{
+	uint8_t value[GATE_VALUE_MAX];
+	uint32_t length = s->length;
+	int file, error;
+
+	w->ask.call = GATE_SETSOCKOPT;
+	if (options_refused(s->level, s->name)) {
+		gate_answer(w, -EPERM);
+		return;
+	}
+	if (length > sizeof(value)) {
+		gate_answer(w, -EINVAL);
+		return;
+	}
+	if (gate_read(&w->n, s->value, value, length) < length) {
+		gate_answer(w, -EFAULT);
+		return;
+	}
+	file = gate_file_of(w, s->number);
+	if (!gate_valid(&w->n)) {
+		if (file >= 0)
+			close(file);
+		return;
+	}
+	if (file < 0) {
+		gate_answer(w, -EBADF);
+		return;
+	}
+	length = gate_widen(s, value, length);
+	error = setsockopt(file, s->level, s->name, value, length) == 0 ? 0 : errno;
+	close(file);
+	gate_answer(w, -error);
+}
+
+/* An option's number is in a register, which nobody can change. */
+static void gate_foreign_option(struct gate_worker *w)
+{
+	const __u64 *args = w->n.data.args;
+	struct gate_setting s = {(int)args[0], (int)args[1], (int)args[2], (uint32_t)args[3],
+				 (uint32_t)args[4]};
+
+	if (gate_refers(&s))
+		gate_proceed(w);
+	else
+		gate_set(w, &s);
+}
+
 /*
- * What socketcall(2) points to may be another option when the kernel reads it: then
- * it is set, and the programs that judge destinations are still there.
+ * What socketcall(2) points to may be another call's arguments when the kernel reads it,
+ * so that does not read it. An option that refers to more memory is not there: who wants
+ * one has setsockopt(2) itself (4.3).
  */
 static void gate_socketcall(struct gate_worker *w)
 {
 	const struct seccomp_notif *n = &w->n;
-	int32_t args[3];
+	bool listens = n->data.args[0] == GATE_SYS_LISTEN;
+	uint32_t args[5], size = listens ? 2 * sizeof(args[0]) : sizeof(args);
+	struct gate_setting s;
 
-	if (n->data.args[0] != GATE_SYS_LISTEN && n->data.args[0] != GATE_SYS_SETSOCKOPT) {
+	if (!listens && n->data.args[0] != GATE_SYS_SETSOCKOPT) {
 		gate_proceed(w);
 		return;
 	}
-	if (gate_read(n, (uint32_t)n->data.args[1], args, sizeof(args)) < sizeof(args)) {
-		gate_proceed(w); /* which fails */
+	if (gate_read(n, (uint32_t)n->data.args[1], args, size) < size) {
+		gate_answer(w, -EFAULT);
 		return;
 	}
 	if (!gate_valid(n))
 		return;
-	if (n->data.args[0] == GATE_SYS_LISTEN)
-		gate_foreign_listen(w, args[0], args[1]);
+	if (listens) {
+		gate_foreign_listen(w, (int)args[0], (int)args[1]);
+		return;
+	}
+	s = (struct gate_setting){(int)args[0], (int)args[1], (int)args[2], args[3], args[4]};
+	if (gate_refers(&s))
+		gate_answer(w, -ENOPROTOOPT);
 	else
-		gate_option(w, args[1], args[2]);
+		gate_set(w, &s);
 }
 
 void gate_foreign(struct gate_worker *w)
@@ -107,7 +215,7 @@ void gate_foreign(struct gate_worker *w)
 	case GATE_CALL(AUDIT_ARCH_I386, GATE_I386_SETSOCKOPT):
 	case GATE_CALL(AUDIT_ARCH_X86_64, GATE_X32_SETSOCKOPT):
 	case GATE_CALL(AUDIT_ARCH_ARM, GATE_ARM_SETSOCKOPT):
-		gate_option(w, (int)args[1], (int)args[2]);
+		gate_foreign_option(w);
 		break;
 	case GATE_CALL(AUDIT_ARCH_I386, GATE_I386_LISTEN):
 	case GATE_CALL(AUDIT_ARCH_X86_64, GATE_X32_LISTEN):

@@ -38,7 +38,6 @@
  * blocks all signals.
  */
 #define _GNU_SOURCE
-#include "../../bpf/options.h"
 #include "../shim/marks.h"
 #include "gate.h"
 #include "worker.h"
@@ -233,15 +232,6 @@ static void gate_send_message(struct gate_worker *w)
 	if (head.length > GATE_SOCKADDR_MAX && head.length <= INT32_MAX)
 		head.length = GATE_SOCKADDR_MAX;
 	gate_destination(w, head.name, head.length);
-}
-
-void gate_option(struct gate_worker *w, int level, int name)
-{
-	w->ask.call = GATE_SETSOCKOPT;
-	if (options_refused(level, name))
-		gate_answer(w, -EPERM);
-	else
-		gate_proceed(w);
 }
 
 /* Options and names of sockets that may be AF_GRAFT ones. */

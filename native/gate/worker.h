@@ -61,8 +61,6 @@ void gate_foreign(struct gate_worker *w);
 /* Whether a call is one by which a program gets into another network namespace. */
 bool gate_is_leaving(const struct seccomp_notif *n);
 
-void gate_option(struct gate_worker *w, int level, int name);
-
 /* Whether the caller still waits: else what was got by its id was another's. */
 bool gate_valid(const struct seccomp_notif *n);
 bool gate_valid_id(uint64_t id);

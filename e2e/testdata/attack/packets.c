@@ -6,6 +6,8 @@
 #include "attack.h"
 
 #include <arpa/inet.h>
+#include <pthread.h>
+#include <stdatomic.h>
 
 /* Sends a datagram with one control message. */
 static long packets_message(int fd, struct attack_addr to, int level, int type, const void *data,
@@ -166,10 +168,75 @@ static int packets_broadcast(int argc, char **argv)
 	return 0;
 }
 
+static atomic_bool packets_over;
+
+static void *packets_flipper(void *at)
+{
+	volatile uint32_t *args = at;
+
+	while (!atomic_load(&packets_over)) {
+		args[2] = SO_KEEPALIVE;
+		args[2] = 62; /* SO_BINDTOIFINDEX */
+	}
+	return NULL;
+}
+
+/*
+ * packets-flip: options by socketcall(2) of i386, whose arguments are in memory, while
+ * another thread changes which one. The value is the loopback's index, and true.
+ */
+static int packets_flip(int argc, char **argv)
+{
+	enum { I386_SOCKETCALL = 102, SETSOCKOPT = 14 };
+	uint32_t *args = attack_low(), *value = args + 8;
+	int set = 0, bound = 0, tries = 4000;
+	struct timeval limit = {0};
+	socklen_t length = sizeof(limit);
+	pthread_t thread;
+
+	(void)argc, (void)argv;
+	*value = 1;
+	args[1] = SOL_SOCKET;
+	args[3] = (uint32_t)(uintptr_t)value;
+	args[4] = sizeof(*value);
+	pthread_create(&thread, NULL, packets_flipper, args);
+	while (tries-- > 0) {
+		int fd = attack_socket(AF_INET, SOCK_DGRAM), one = 0;
+
+		args[0] = (uint32_t)fd;
+		attack_i386(I386_SOCKETCALL, SETSOCKOPT, (long)args, 0, 0, 0);
+		length = sizeof(one);
+		getsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, &length);
+		set += one != 0;
+		one = 0;
+		getsockopt(fd, SOL_SOCKET, 62, &one, &length);
+		bound += one != 0;
+		close(fd);
+	}
+	atomic_store(&packets_over, true);
+	pthread_join(thread, NULL);
+	attack_note("harmless ones set", "%s", set > 0 ? "some" : "none");
+	attack_note("bound to an interface", "%d", bound);
+	/* A time, whose words are narrower. */
+	args[0] = (uint32_t)attack_socket(AF_INET, SOCK_DGRAM);
+	args[2] = SO_RCVTIMEO;
+	args[4] = 2 * sizeof(*value);
+	value[0] = 7;
+	value[1] = 500000;
+	attack_say("time", attack_i386(I386_SOCKETCALL, SETSOCKOPT, (long)args, 0, 0, 0));
+	length = sizeof(limit);
+	getsockopt((int)args[0], SOL_SOCKET, SO_RCVTIMEO, &limit, &length);
+	attack_note("time", "%ld.%ld", (long)limit.tv_sec, (long)limit.tv_usec / 1000);
+	args[2] = SO_REUSEADDR;
+	attack_say("reuse", attack_i386(366, args[0], SOL_SOCKET, SO_REUSEADDR, (long)value, 4));
+	attack_say("device", attack_i386(366, args[0], SOL_SOCKET, 62, (long)value, 4));
+	args[3] = 8;
+	attack_say("nowhere", attack_i386(I386_SOCKETCALL, SETSOCKOPT, (long)args, 0, 0, 0));
+	return 0;
+}
+
 const struct attack_case packets_cases[] = {
-	{"packets-message", packets_messages},
-	{"packets-ears", packets_ears},
-	{"packets-lent", packets_lent},
-	{"packets-broadcast", packets_broadcast},
-	{NULL, NULL},
+	{"packets-message", packets_messages}, {"packets-ears", packets_ears},
+	{"packets-lent", packets_lent},	       {"packets-broadcast", packets_broadcast},
+	{"packets-flip", packets_flip},	       {NULL, NULL},
 };
