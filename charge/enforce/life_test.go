@@ -329,6 +329,48 @@ func TestBurstIsGivenAndTakenAway(t *testing.T) {
 	}
 }
 
+// Only what others owe gives a container burst.
+func TestBurstIsNotForOnesOwnDebts(t *testing.T) {
+	r := newRig(t, func(c *Config) { c.Burst = true })
+	place := func() *place { return newPlace(t, freezers[0], bandwidth.Limit{Quota: 50 * ms, Burst: 5 * ms}) }
+	p := place()
+	a, b, c := r.add(t, p), r.add(t, place()), r.add(t, place())
+	r.mu.Lock() // the loop does not look meanwhile
+	defer r.mu.Unlock()
+	owes, owesNothing := balance.Output{Quota: 40 * ms}, balance.Output{Quota: 50 * ms, Protect: true}
+	for i, step := range []struct {
+		owe  []*Account // one after the other
+		want string     // burst of the first
+	}{
+		{nil, "5000"},
+		{[]*Account{a}, "5000"},
+		{[]*Account{a, a}, "5000"},
+		{[]*Account{b}, "50000"},
+		{[]*Account{b, a}, "50000"},
+		{[]*Account{b, c, a, a}, "50000"},
+		{[]*Account{a, b, b}, "50000"},
+	} {
+		r.lowered = lowered{}
+		for _, account := range []*Account{a, b, c} { // as they were
+			if err := account.control(owesNothing); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, account := range step.owe {
+			if err := account.control(owes); err != nil {
+				t.Fatal(err)
+			}
+		}
+		a.limits.owesSince = r.now() - protectAfter
+		if err := a.control(owesNothing); err != nil {
+			t.Fatal(err)
+		}
+		if got := p.burst(t); got != step.want {
+			t.Errorf("step %d: the burst is %s, not %s", i, got, step.want)
+		}
+	}
+}
+
 func TestManyAccountsComeAndGo(t *testing.T) {
 	r := newRig(t, nil)
 	accounts := make(map[*Account]*place)

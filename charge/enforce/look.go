@@ -21,7 +21,7 @@ func (a *Account) look(now time.Duration) error {
 	if err := a.learn(now); err != nil {
 		return err
 	}
-	if err := a.recheck(now, idle && !a.c.pressed(now)); err != nil {
+	if err := a.recheck(now, idle && !a.pressed(now)); err != nil {
 		return err
 	}
 	in, err := a.collect(now)
