@@ -30,15 +30,20 @@ type arena struct {
 	remote netip.Addr // the remote's link-local IPv6 address, as the host sees it
 	index  int        // of the host's link to it
 
-	mu   sync.Mutex
-	hits map[string]bool // what has arrived: "WHERE: PAYLOAD"
+	rounds int             // of sentinels
+	sent   map[string]bool // sentinels
+
+	mu        sync.Mutex      // guards what follows
+	hits      map[string]bool // what has arrived: "WHERE: PAYLOAD"
+	sentinels map[string]bool // that have arrived
+	reading   int             // connections that are read from
 }
 
 // newArena builds an arena. What arrives at the allowed addresses is recorded
 // with "allowed" as the place.
 func newArena(t *testing.T) *arena {
 	t.Helper()
-	a := &arena{Topology: testkit.Build(t, testkit.Options{}), t: t, hits: map[string]bool{}}
+	a := &arena{Topology: testkit.Build(t, testkit.Options{}), t: t, sent: map[string]bool{}, hits: map[string]bool{}, sentinels: map[string]bool{}}
 	for ns, addrs := range map[*testkit.Namespace][]string{
 		a.Host:   {linkLocal4 + "/16"},
 		a.Remote: {otherRemote4 + "/24", otherLinkLocal + "/16", otherRemote6 + "/64"},
@@ -114,7 +119,18 @@ func (a *arena) forbidden() (ip4, ip6 []string) {
 func (a *arena) hit(where, payload string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if strings.HasPrefix(payload, sentinel) {
+		a.sentinels[payload] = true
+		return
+	}
 	a.hits[where+": "+payload] = true
+}
+
+// read counts the connections that are read from.
+func (a *arena) read(more int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.reading += more
 }
 
 // place names where something arrived.
@@ -153,9 +169,11 @@ func (a *arena) trapTCP(ns *testkit.Namespace, port uint16) {
 			if err != nil {
 				return // closed
 			}
+			a.read(1)
 			go func() {
+				defer a.read(-1)
 				defer conn.Close()
-				_ = conn.SetDeadline(time.Now().Add(time.Second))
+				_ = conn.SetDeadline(time.Now().Add(testLimit)) // until the other end is closed
 				payload, _ := io.ReadAll(io.LimitReader(conn, 256))
 				a.hit(a.place(ns, conn.LocalAddr()), string(payload))
 			}()
@@ -206,27 +224,11 @@ func joinGroups(fd int) {
 	}
 }
 
-// settle gives datagrams and connections on their way time to arrive.
-const settle = 200 * time.Millisecond
-
-// noticed waits until something has arrived, no longer than is usual.
-func (a *arena) noticed() bool {
-	for range 50 {
-		a.mu.Lock()
-		n := len(a.hits)
-		a.mu.Unlock()
-		if n > 0 {
-			return true
-		}
-		time.Sleep(settle / 10)
-	}
-	return false
-}
-
 // arrived returns what arrived somewhere else than where it may, and what did
 // where it may, and forgets it.
 func (a *arena) arrived() (allowed, forbidden []string) {
-	time.Sleep(settle)
+	a.t.Helper()
+	a.settle()
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for hit := range a.hits {

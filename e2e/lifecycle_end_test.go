@@ -319,7 +319,7 @@ func TestLifecycleStopAndContinue(t *testing.T) {
 	_ = c.Process.Signal(unix.SIGSTOP)
 	eventually(t, "tsugiki stopped", in(c.Process.Pid, true))
 	c.next()
-	time.Sleep(settle)
+	time.Sleep(200 * time.Millisecond)
 	_ = c.Process.Signal(unix.SIGCONT)
 	c.await("failed")
 	if got := c.said[len(c.said)-1]; got != "failed: 0 of 44" {

@@ -79,7 +79,7 @@ type Controller struct {
 	mu       sync.Mutex // guards what follows, and all of the accounts but their charges
 	accounts []*Account
 	closed   bool
-	lowered  time.Duration // when any quota last was, or 0
+	lowered  lowered
 
 	sleep  sync.Mutex // guards what follows; taken after mu
 	alarm  time.Duration

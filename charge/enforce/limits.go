@@ -138,7 +138,7 @@ func (a *Account) control(out balance.Output) error {
 		l.owesSince = now
 	}
 	if lowered {
-		a.c.lowered = now
+		a.c.lowered.note(a, now)
 	}
 	burst := l.original.Burst
 	switch {
@@ -146,7 +146,7 @@ func (a *Account) control(out balance.Output) error {
 		burst = 0
 	case a.protected(now):
 		burst = max(burst, l.original.Quota)
-	case l.written.Burst > burst && out.Protect && a.c.pressed(now):
+	case l.written.Burst > burst && out.Protect && a.pressed(now):
 		burst = l.written.Burst
 	}
 	var err error
@@ -171,14 +171,37 @@ func (a *Account) control(out balance.Output) error {
 
 // protected tells whether the container has been without debt for long enough.
 func (a *Account) protected(now time.Duration) bool {
-	return a.c.cfg.Burst && !a.limits.noBurst && now >= a.hold.letGo && a.c.pressed(now) && now-a.limits.owesSince >= protectAfter
+	return a.c.cfg.Burst && !a.limits.noBurst && now >= a.hold.letGo && a.pressed(now) && now-a.limits.owesSince >= protectAfter
 }
 
-// pressed tells whether somebody's helpers run ahead of a quota, so that others may
-// have to catch up. Nobody has our burst for nothing: while a group has it, the kernel
-// refuses to lower its quota below it, and so an engine's update.
-func (c *Controller) pressed(now time.Duration) bool {
-	return c.lowered > 0 && now-c.lowered < pressedFor
+// lowered is whose quota was lowered last.
+type lowered struct {
+	last       *Account
+	at, others time.Duration // when; and when that of any other account last was; or 0
+}
+
+func (l *lowered) note(a *Account, now time.Duration) {
+	if a != l.last {
+		l.last, l.others = a, l.at
+	}
+	l.at = now
+}
+
+// besides is when the quota of any other account was lowered last, or 0.
+func (l *lowered) besides(a *Account) time.Duration {
+	if a == l.last {
+		return l.others
+	}
+	return l.at
+}
+
+// pressed tells whether the helpers of another container run ahead of its quota, so
+// that this one may have to catch up. Nobody has our burst for nothing: while a group has
+// it, the kernel refuses to lower its quota below it, and so an engine's update. What the
+// container itself uses too much, as with burst it may, is no reason.
+func (a *Account) pressed(now time.Duration) bool {
+	last := a.c.lowered.besides(a)
+	return last > 0 && now-last < pressedFor
 }
 
 // unprotected is the burst that the container has without ours.

@@ -21,7 +21,7 @@ func (a *Account) look(now time.Duration) error {
 	if err := a.learn(now); err != nil {
 		return err
 	}
-	if err := a.recheck(now, idle && !a.c.pressed(now)); err != nil {
+	if err := a.recheck(now, idle && !a.pressed(now)); err != nil {
 		return err
 	}
 	in, err := a.collect(now)
@@ -116,7 +116,7 @@ func (a *Account) rest(now time.Duration) {
 // learn follows the kernel's periods while something may have to be done at their
 // begin.
 func (a *Account) learn(now time.Duration) error {
-	if a.balance.Rest() || a.easy || a.phase.known() && now+a.phase.period < a.phase.check {
+	if a.balance.Rest() || a.easy || !a.phase.wanted(now) {
 		return nil
 	}
 	t, err := a.group.Throttled()
@@ -165,7 +165,7 @@ func (a *Account) plan(now time.Duration, out balance.Output) {
 		a.due = min(a.due, a.gather(now+out.Next))
 	}
 	a.phase.enough = a.c.gathering() * 5 / 4 // a look at each, which come a little late
-	if next := a.phase.next(now); next > 0 {
+	if next := a.phase.next(now); next > 0 && !a.easy {
 		next = max(next, now+finest)
 		if a.phase.enough > precise && !a.phase.known() {
 			next = a.gather(next)

@@ -4,60 +4,144 @@ import (
 	"math/rand/v2"
 	"testing"
 	"time"
+
+	"github.com/tsugiki/tsugiki/charge/balance"
 )
 
-// kernel counts periods that begin at a phase, when it runs.
+// kernel counts the periods of a group that always runs.
 type kernel struct {
-	period, phase time.Duration
+	period time.Duration
+	first  time.Duration // when the first period of this length began
+	before uint64        // periods by then
+	late   time.Duration // by how much later periods are counted that begin
+	until  time.Duration // sooner than then
 }
 
-func (k kernel) count(now time.Duration) uint64 {
-	return uint64((now - k.phase + k.period) / k.period)
+// begun is when the last period began.
+func (k *kernel) begun(now time.Duration) time.Duration {
+	return k.first + (now-k.first)/k.period*k.period
 }
 
-// learn has a phase look when it wants to, and at the begin of each period, a little
-// late as on a real machine.
-func learn(p *phase, k kernel, now time.Duration, looks int, r *rand.Rand) time.Duration {
+func (k *kernel) count(now time.Duration) uint64 {
+	if now < k.first {
+		return k.before
+	}
+	begun := k.begun(now)
+	n := k.before + uint64((begun-k.first)/k.period) + 1
+	if begun < k.until && now < begun+k.late {
+		n--
+	}
+	return n
+}
+
+// change has periods of another length follow. The timer that runs goes off once more
+// when it would have, put off by shift.
+func (k *kernel) change(now, period, shift time.Duration) {
+	*k = kernel{period: period, first: k.begun(now) + k.period + shift, before: k.count(now)}
+}
+
+// looks looks at a group until a time, as an account does that owes: at the begin of each
+// period, when the phase wants to, and no later than every so often. It is a little
+// late, as on a real machine. It returns how many looks only the phase wanted.
+func (k *kernel) looks(p *phase, now, until, every time.Duration, r *rand.Rand) (wanted int) {
 	begin := now
-	for range looks {
-		p.look(now, k.count(now))
+	for now < until {
+		if p.wanted(now) {
+			p.look(now, k.count(now))
+		}
 		if now >= begin {
 			begin = p.after(now) + afterBegin
 		}
-		next := begin
-		if n := p.next(now); n > 0 {
-			next = min(next, max(n, now+finest))
+		next := min(begin, now+every)
+		if n := p.next(now); n > 0 && max(n, now+finest) < next {
+			next = max(n, now+finest)
+			wanted++
 		}
 		now = next + time.Duration(r.Int64N(int64(60*time.Microsecond)))
 	}
-	return now
+	return wanted
 }
 
 // off is how far the learnt begin is from the real one.
-func off(p *phase, k kernel) time.Duration {
-	d := (p.after(0) - k.phase) % k.period
+func (k *kernel) off(p *phase) time.Duration {
+	d := (p.after(0) - k.first) % k.period
 	if d < 0 {
 		d += k.period
 	}
 	return min(d, k.period-d)
 }
 
+var (
+	periods = []time.Duration{10 * ms, 50 * ms, 100 * ms, 200 * ms, 500 * ms, time.Second}
+	// pulses are how often the balance of one that owes asks for a look.
+	pulses = []time.Duration{100 * ms, balance.Pulse}
+)
+
+// learnt is how many periods it takes to learn when they begin.
+const learnt = 10
+
+// eachPeriod runs a test for all periods and pulses, many times.
+func eachPeriod(t *testing.T, run func(t *testing.T, period, pulse time.Duration, r *rand.Rand)) {
+	for _, period := range periods {
+		for _, pulse := range pulses {
+			t.Run(period.String()+"/"+pulse.String(), func(t *testing.T) {
+				for seed := range uint64(50) {
+					run(t, period, pulse, rand.New(rand.NewPCG(seed, 3)))
+				}
+			})
+		}
+	}
+}
+
+func check(t *testing.T, when string, p *phase, k *kernel) {
+	t.Helper()
+	if !p.known() || k.off(p) > 2*precise {
+		t.Errorf("%s: known %v, off by %v of %v", when, p.known(), k.off(p), k.period)
+	}
+}
+
 func TestPhaseIsLearnt(t *testing.T) {
-	for seed := range uint64(500) {
-		r := rand.New(rand.NewPCG(seed, 3))
-		period := []time.Duration{10, 50, 100, 1000}[r.IntN(4)] * ms
-		k := kernel{period, time.Duration(r.Int64N(int64(period)))}
+	eachPeriod(t, func(t *testing.T, period, pulse time.Duration, r *rand.Rand) {
+		k := kernel{period: period, first: time.Duration(r.Int64N(int64(period)))}
 		p := newPhase(period)
-		now := learn(&p, k, time.Duration(r.Int64N(int64(time.Second))), 100, r)
-		if !p.known() || off(&p, k) > 2*precise {
-			t.Errorf("seed %d: known %v, off by %v of %v", seed, p.known(), off(&p, k), period)
+		now := time.Duration(r.Int64N(int64(time.Second)))
+		end := now + learnt*period
+		k.looks(&p, now, end, pulse, r)
+		check(t, "at first", &p, &k)
+
+		// Somebody changes the period and changes it back.
+		now, end = end, end+checkPhase+2*learnt*period
+		k.change(now, period, period/3)
+		k.looks(&p, now, end, pulse, r)
+		check(t, "moved", &p, &k)
+
+		// A minute has six checks.
+		now, end = end, end+time.Minute
+		if wanted := k.looks(&p, now, end, pulse, r); wanted > 20 {
+			t.Errorf("it wants %d looks in a minute", wanted)
 		}
-		// Somebody has changed the period and changed it back.
-		k.phase = (k.phase + period/3) % period
-		learn(&p, k, now, int(2*checkPhase/period)+200, r)
-		if !p.known() || off(&p, k) > 2*precise {
-			t.Errorf("seed %d: moved, known %v, off by %v of %v", seed, p.known(), off(&p, k), period)
+		check(t, "after a minute", &p, &k)
+	})
+}
+
+// The period changes, and the kernel's timer is late at first.
+func TestPhaseIsLearntWrongly(t *testing.T) {
+	wrong := 0
+	eachPeriod(t, func(t *testing.T, period, pulse time.Duration, r *rand.Rand) {
+		k := kernel{period: periods[r.IntN(len(periods))]}
+		now := time.Duration(r.Int64N(int64(time.Second)))
+		k.change(now, period, 0)
+		k.late, k.until = period/4+time.Duration(r.Int64N(int64(period/2))), now+(3+time.Duration(r.IntN(5)))*period
+		p := newPhase(period)
+		k.looks(&p, now, k.until, pulse, r)
+		if p.known() && k.off(&p) > 2*precise {
+			wrong++
 		}
+		k.looks(&p, k.until, k.until+checkSoon+2*learnt*period, pulse, r)
+		check(t, "since the timer is in time", &p, &k)
+	})
+	if wrong == 0 {
+		t.Error("nothing wrong was ever learnt")
 	}
 }
 
@@ -69,5 +153,18 @@ func TestPhaseOfAnIdleGroupCostsNothing(t *testing.T) {
 		if p.next(now) != 0 {
 			t.Fatalf("look %d: it wants another one", i)
 		}
+	}
+}
+
+// A group that stops to run wants no more looks, also when a check is due.
+func TestPhaseOfAGroupThatStops(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 3))
+	k := kernel{period: 100 * ms, first: 30 * ms}
+	p := newPhase(k.period)
+	k.looks(&p, 0, learnt*k.period, k.period, r)
+	check(t, "at first", &p, &k)
+	stopped := kernel{period: time.Hour, first: time.Hour, before: k.count(learnt * k.period)}
+	if wanted := stopped.looks(&p, learnt*k.period, time.Minute, k.period, r); wanted > 3 {
+		t.Errorf("it wants %d looks in a minute", wanted)
 	}
 }

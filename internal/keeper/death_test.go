@@ -203,7 +203,7 @@ func TestFailReleasesWriters(t *testing.T) {
 	for range calls {
 		go func() { results <- p.client.EpollAdd(p.fd, p.fd, 10, 0, 0) }()
 	}
-	time.Sleep(50 * time.Millisecond)
+	p.client.stuck(t, calls)
 	p.client.fail(ErrGone)
 	for range calls {
 		if err := p.result(results); !errors.Is(err, ErrGone) {
@@ -235,7 +235,7 @@ func TestCloseReleasesPendingCalls(t *testing.T) {
 		for range calls {
 			go func() { results <- k.EpollAdd(fd, fd, 10, 0, 0) }()
 		}
-		time.Sleep(50 * time.Millisecond)
+		k.client.stuck(t, calls)
 		if err := end(k); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}

@@ -3,6 +3,7 @@ package keeper
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -18,6 +19,7 @@ type peer struct {
 	raw
 	client *client
 	broken atomic.Int32 // how often the client gave up
+	tag    uint32       // of the last request for sockets that has come
 }
 
 func newPeer(t testing.TB) *peer {
@@ -57,18 +59,34 @@ func (p *peer) request() request {
 	b, fds := p.receive()
 	closeAll(fds)
 	e := binary.NativeEndian
-	return request{
+	r := request{
 		op: opcode(e.Uint16(b[2:])), tag: e.Uint32(b[4:]), count: e.Uint32(b[20:]),
 		kind: Kind{int(int32(e.Uint32(b[8:]))), int(int32(e.Uint32(b[12:]))), int(int32(e.Uint32(b[16:])))},
 	}
+	if r.op == opSockets {
+		p.tag = r.tag
+	}
+	return r
 }
 
-// idle checks that the client asks for nothing.
+// idle checks that the client asks for no sockets but those of the last request that
+// has come: it has not decided to, and an epoll request is the next to come.
 func (p *peer) idle() {
 	p.t.Helper()
-	time.Sleep(20 * time.Millisecond)
-	if n, _, _, _, err := unix.Recvmsg(p.fd, make([]byte, 100), nil, unix.MSG_DONTWAIT|unix.MSG_PEEK); !errors.Is(err, unix.EAGAIN) {
-		p.t.Errorf("client sent %d bytes (%v), want nothing", n, err)
+	p.client.mu.Lock()
+	if b := p.client.batch; b != nil && b.tag != p.tag {
+		p.t.Errorf("client asks for sockets of %v, want nothing", b.pool.kind)
+	}
+	p.client.mu.Unlock()
+	added := make(chan error, 1)
+	go func() { added <- p.client.EpollAdd(p.fd, p.fd, 5, 0, 0) }()
+	r := p.request()
+	if r.op != opEpollAdd {
+		p.t.Fatalf("client sent %+v, want nothing but an epoll request", r)
+	}
+	p.answer(reply{op: opEpollAdd, tag: r.tag}, 0)
+	if err := p.result(added); err != nil {
+		p.t.Error(err)
 	}
 }
 
@@ -144,6 +162,30 @@ func (p *peer) waiting(kind Kind, n int) {
 			return errors.New("not enough calls wait")
 		}
 		return nil
+	})
+}
+
+// stuck waits until so many epoll calls wait for their answers and there is no room
+// for another.
+func (c *client) stuck(t testing.TB, calls int) {
+	t.Helper()
+	raw, err := c.conn.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	testkit.Eventually(t, deathWait, func() error {
+		c.mu.Lock()
+		n := len(c.calls)
+		c.mu.Unlock()
+		if n != calls {
+			return fmt.Errorf("%d calls wait, not %d", n, calls)
+		}
+		room := 0
+		err := raw.Control(func(fd uintptr) { room, _ = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, 0) })
+		if room > 0 {
+			return errors.New("the control socket has room")
+		}
+		return err
 	})
 }
 
