@@ -72,7 +72,7 @@ func remote(domain int) string {
 
 // send sends a datagram with the control message and these capabilities, and finds
 // what has left, if anything has.
-func (r *controlRig) send(t *testing.T, c controlCase, capabilities ...int) (sent error, l *left) {
+func (r *controlRig) send(t *testing.T, c controlCase, capabilities ...int) (l *left, sent error) {
 	t.Helper()
 	fd := r.cg.socket(t, c.domain, unix.SOCK_DGRAM, 0)
 	for _, o := range c.options {
@@ -88,7 +88,7 @@ func (r *controlRig) send(t *testing.T, c controlCase, capabilities ...int) (sen
 			l = &left{p, word(1), word(2), word(3), word(4), w == r.second}
 		}
 	}
-	return sent, l
+	return l, sent
 }
 
 // ifindex is the interface that a datagram left by.
@@ -113,7 +113,7 @@ func TestControlMessages(t *testing.T) {
 			{"with CAP_NET_ADMIN", []int{unix.CAP_NET_ADMIN}, c.who.admin},
 		} {
 			what := c.name + " " + by.name
-			sent, l := r.send(t, c, by.capabilities...)
+			l, sent := r.send(t, c, by.capabilities...)
 			if c.absent != nil && errors.Is(sent, c.absent) {
 				continue // for all or for nobody: the kernel was built so
 			}

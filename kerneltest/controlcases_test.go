@@ -80,24 +80,40 @@ func controlCases4(second int) []controlCase {
 	all := []controlCase{
 		{name: "IP_RETOPTS, LSRR", message: sourceRoute(131), who: rawOnly, effect: routed},
 		{name: "IP_RETOPTS, SSRR", message: sourceRoute(137), who: rawOnly, effect: routed},
-		{name: "IP_RETOPTS, no operation", message: controlMessage(unix.SOL_IP, ipRetopts, []byte{1, 1, 1, 1}),
-			effect: func(l left) bool { return l.headers() == 24 }},
-		{name: "IP_TTL", message: controlNumber(unix.SOL_IP, unix.IP_TTL, 3),
-			effect: func(l left) bool { return l.packet[8] == 3 }},
-		{name: "IP_TOS", message: controlNumber(unix.SOL_IP, unix.IP_TOS, 0x10),
-			effect: func(l left) bool { return l.packet[1] == 0x10 && l.priority == 6 }},
-		{name: "IP_PKTINFO, interface", message: unix.PktInfo4(&unix.Inet4Pktinfo{Ifindex: int32(second)}),
-			effect: func(l left) bool { return l.second && l.destination() == "203.0.113.9" }},
-		{name: "IP_PKTINFO, address of the host",
+		{
+			name: "IP_RETOPTS, no operation", message: controlMessage(unix.SOL_IP, ipRetopts, []byte{1, 1, 1, 1}),
+			effect: func(l left) bool { return l.headers() == 24 },
+		},
+		{
+			name: "IP_TTL", message: controlNumber(unix.SOL_IP, unix.IP_TTL, 3),
+			effect: func(l left) bool { return l.packet[8] == 3 },
+		},
+		{
+			name: "IP_TOS", message: controlNumber(unix.SOL_IP, unix.IP_TOS, 0x10),
+			effect: func(l left) bool { return l.packet[1] == 0x10 && l.priority == 6 },
+		},
+		{
+			name: "IP_PKTINFO, interface", message: unix.PktInfo4(&unix.Inet4Pktinfo{Ifindex: int32(second)}),
+			effect: func(l left) bool { return l.second && l.destination() == "203.0.113.9" },
+		},
+		{
+			name:    "IP_PKTINFO, address of the host",
 			message: unix.PktInfo4(&unix.Inet4Pktinfo{Spec_dst: [4]byte{198, 51, 100, 1}}),
-			effect:  spoofed("198.51.100.1")},
+			effect:  spoofed("198.51.100.1"),
+		},
 		{name: "IP_PKTINFO, foreign address", message: foreign, who: noRoute},
-		{name: "IP_PKTINFO, foreign address, IP_FREEBIND", message: foreign, who: noRoute,
-			options: set(unix.SOL_IP, unix.IP_FREEBIND)},
-		{name: "IP_PKTINFO, foreign address, IP_TRANSPARENT", message: foreign,
-			options: set(unix.SOL_IP, unix.IP_TRANSPARENT), effect: spoofed("192.0.2.77")},
-		{name: "IP_ORIGDSTADDR", who: invalid,
-			message: controlMessage(unix.SOL_IP, unix.IP_ORIGDSTADDR, make([]byte, unix.SizeofSockaddrInet4))},
+		{
+			name: "IP_PKTINFO, foreign address, IP_FREEBIND", message: foreign, who: noRoute,
+			options: set(unix.SOL_IP, unix.IP_FREEBIND),
+		},
+		{
+			name: "IP_PKTINFO, foreign address, IP_TRANSPARENT", message: foreign,
+			options: set(unix.SOL_IP, unix.IP_TRANSPARENT), effect: spoofed("192.0.2.77"),
+		},
+		{
+			name: "IP_ORIGDSTADDR", who: invalid,
+			message: controlMessage(unix.SOL_IP, unix.IP_ORIGDSTADDR, make([]byte, unix.SizeofSockaddrInet4)),
+		},
 	}
 	for i := range all {
 		all[i].domain = unix.AF_INET
@@ -118,27 +134,43 @@ func controlCases6(second int) []controlCase {
 		return func(l left) bool { return l.packet[6] == header }
 	}
 	all := []controlCase{
-		{name: "IPV6_PKTINFO, interface", message: unix.PktInfo6(&unix.Inet6Pktinfo{Ifindex: uint32(second)}),
-			effect: func(l left) bool { return l.second && l.destination() == "2001:db8:1::9" }},
+		{
+			name: "IPV6_PKTINFO, interface", message: unix.PktInfo6(&unix.Inet6Pktinfo{Ifindex: uint32(second)}),
+			effect: func(l left) bool { return l.second && l.destination() == "2001:db8:1::9" },
+		},
 		{name: "IPV6_PKTINFO, foreign address", message: foreign, who: invalid},
-		{name: "IPV6_PKTINFO, foreign address, IPV6_FREEBIND", message: foreign,
-			options: set(unix.SOL_IPV6, unix.IPV6_FREEBIND), effect: spoofed("2001:db8:ff::7")},
-		{name: "IPV6_PKTINFO, foreign address, IP_FREEBIND", message: foreign,
-			options: set(unix.SOL_IP, unix.IP_FREEBIND), effect: spoofed("2001:db8:ff::7")},
-		{name: "IPV6_HOPLIMIT", message: controlNumber(unix.SOL_IPV6, unix.IPV6_HOPLIMIT, 3),
-			effect: func(l left) bool { return l.packet[7] == 3 }},
-		{name: "IPV6_TCLASS", message: controlNumber(unix.SOL_IPV6, unix.IPV6_TCLASS, 0x10),
-			effect: func(l left) bool { return l.packet[0]&15 == 1 && l.packet[1]>>4 == 0 }},
-		{name: "IPV6_RTHDR, type 2", message: routing(2, 1), absent: unix.EINVAL,
-			effect: func(l left) bool { return l.second && l.destination() == "2001:db8:2::9" }},
+		{
+			name: "IPV6_PKTINFO, foreign address, IPV6_FREEBIND", message: foreign,
+			options: set(unix.SOL_IPV6, unix.IPV6_FREEBIND), effect: spoofed("2001:db8:ff::7"),
+		},
+		{
+			name: "IPV6_PKTINFO, foreign address, IP_FREEBIND", message: foreign,
+			options: set(unix.SOL_IP, unix.IP_FREEBIND), effect: spoofed("2001:db8:ff::7"),
+		},
+		{
+			name: "IPV6_HOPLIMIT", message: controlNumber(unix.SOL_IPV6, unix.IPV6_HOPLIMIT, 3),
+			effect: func(l left) bool { return l.packet[7] == 3 },
+		},
+		{
+			name: "IPV6_TCLASS", message: controlNumber(unix.SOL_IPV6, unix.IPV6_TCLASS, 0x10),
+			effect: func(l left) bool { return l.packet[0]&15 == 1 && l.packet[1]>>4 == 0 },
+		},
+		{
+			name: "IPV6_RTHDR, type 2", message: routing(2, 1), absent: unix.EINVAL,
+			effect: func(l left) bool { return l.second && l.destination() == "2001:db8:2::9" },
+		},
 		{name: "IPV6_RTHDR, type 0", message: routing(0, 1), who: invalid},
 		{name: "IPV6_RTHDR, type 4", message: routing(4, 0), who: invalid},
 		{name: "IPV6_HOPOPTS", message: padding(unix.IPV6_HOPOPTS), who: rawOnly, effect: next(unix.IPPROTO_HOPOPTS)},
 		{name: "IPV6_DSTOPTS", message: padding(unix.IPV6_DSTOPTS), who: rawOnly, effect: next(unix.IPPROTO_DSTOPTS)},
-		{name: "IPV6_RTHDRDSTOPTS, alone", message: padding(unix.IPV6_RTHDRDSTOPTS), who: rawOnly,
-			effect: next(unix.IPPROTO_UDP)}, // left out without a routing header
-		{name: "IPV6_ORIGDSTADDR", who: invalid,
-			message: controlMessage(unix.SOL_IPV6, unix.IPV6_ORIGDSTADDR, make([]byte, unix.SizeofSockaddrInet6))},
+		{
+			name: "IPV6_RTHDRDSTOPTS, alone", message: padding(unix.IPV6_RTHDRDSTOPTS), who: rawOnly,
+			effect: next(unix.IPPROTO_UDP),
+		}, // left out without a routing header
+		{
+			name: "IPV6_ORIGDSTADDR", who: invalid,
+			message: controlMessage(unix.SOL_IPV6, unix.IPV6_ORIGDSTADDR, make([]byte, unix.SizeofSockaddrInet6)),
+		},
 	}
 	for i := range all {
 		all[i].domain = unix.AF_INET6
@@ -161,11 +193,15 @@ func controlCasesOfSockets(t *testing.T) (all []controlCase) {
 		for _, c := range []controlCase{
 			{name: "SO_MARK", message: markMessage(7), who: marking, effect: func(l left) bool { return l.mark == 7 }},
 			{name: "SO_PRIORITY 5", message: priority(5), who: low, effect: func(l left) bool { return l.priority == 5 }},
-			{name: "SO_PRIORITY 15", message: priority(15), who: high,
-				effect: func(l left) bool { return l.priority == 15 }},
+			{
+				name: "SO_PRIORITY 15", message: priority(15), who: high,
+				effect: func(l left) bool { return l.priority == 15 },
+			},
 			{name: "SCM_TXTIME alone", message: at, who: invalid},
-			{name: "SCM_TXTIME, SO_TXTIME", message: at, effect: func(l left) bool { return l.tstamp == 7 },
-				options: []option{{unix.SOL_SOCKET, soTxtime, []byte{unix.CLOCK_MONOTONIC, 7: 0}}}},
+			{
+				name: "SCM_TXTIME, SO_TXTIME", message: at, effect: func(l left) bool { return l.tstamp == 7 },
+				options: []option{{unix.SOL_SOCKET, soTxtime, []byte{unix.CLOCK_MONOTONIC, 7: 0}}},
+			},
 		} {
 			c.domain, c.ofSocket = domain, true
 			all = append(all, c)

@@ -226,7 +226,7 @@ func TestEgressProgramSeesRoutes(t *testing.T) {
 		if !ok {
 			continue
 		}
-		sent, l := r.send(t, c, unix.CAP_NET_RAW)
+		l, sent := r.send(t, c, unix.CAP_NET_RAW)
 		if c.absent != nil && errors.Is(sent, c.absent) {
 			continue
 		}
@@ -236,7 +236,7 @@ func TestEgressProgramSeesRoutes(t *testing.T) {
 			t.Errorf("%s: the program saw %v", c.name, all)
 		}
 		egress.refuse(t, true)
-		sent, l = r.send(t, c, unix.CAP_NET_RAW)
+		l, sent = r.send(t, c, unix.CAP_NET_RAW)
 		want(t, c.name+" that is refused", sent, error(unix.EPERM))
 		if l != nil {
 			t.Errorf("%s that is refused left: %v", c.name, l.packet)
