@@ -248,8 +248,11 @@ func attach(t *testing.T, cg *cgroup, at ebpf.AttachType, insns asm.Instructions
 func load(t *testing.T, at ebpf.AttachType, insns asm.Instructions) *ebpf.Program {
 	t.Helper()
 	typ := ebpf.CGroupSockAddr
-	if at == ebpf.AttachCGroupSetsockopt || at == ebpf.AttachCGroupGetsockopt {
+	switch at {
+	case ebpf.AttachCGroupSetsockopt, ebpf.AttachCGroupGetsockopt:
 		typ = ebpf.CGroupSockopt
+	case ebpf.AttachCGroupInetEgress, ebpf.AttachCGroupInetIngress:
+		typ = ebpf.CGroupSKB
 	}
 	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 		Type: typ, AttachType: at, License: "GPL", Instructions: insns,

@@ -45,6 +45,7 @@
 #include <unistd.h>
 
 #include "../privilege/privilege.h"
+#include "calls.h"
 #include "worker.h"
 
 /* Descriptors of the porter; in a gate's process, of GATE_FILES and the line from the first
@@ -480,6 +481,7 @@ static void porter_start(void)
 	privilege_drop_bounding(PORTER_KEEP);
 	privilege_drop_capabilities(PORTER_KEEP);
 	privilege_seal();
+	porter_confine();
 	/* Who reads what the agent prints is not to wait for us: standard input is /dev/null. */
 	if (dup2(STDIN_FILENO, STDERR_FILENO) < 0)
 		privilege_die("let go of standard error");

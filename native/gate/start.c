@@ -8,6 +8,7 @@
  */
 #define _GNU_SOURCE
 #include "../privilege/privilege.h"
+#include "calls.h"
 #include "gate.h"
 #include "worker.h"
 
@@ -134,6 +135,7 @@ void gate_give_up(const struct gate *g)
 	setfsuid(g->uid);
 	privilege_drop_capabilities(keep);
 	privilege_seal();
+	gate_confine();
 	if (syscall(SYS_close_range, 0, 2, 0) != 0)
 		privilege_die("close descriptors");
 }

@@ -13,6 +13,7 @@
  */
 #define _GNU_SOURCE
 #include "../privilege/privilege.h"
+#include "calls.h"
 #include "guardian.h"
 #include "undo.h"
 
@@ -159,6 +160,7 @@ int main(void)
 	privilege_drop_bounding(GUARDIAN_KEEP);
 	privilege_drop_capabilities(GUARDIAN_KEEP);
 	privilege_seal();
+	privilege_confine(guardian_calls, sizeof(guardian_calls) / sizeof(*guardian_calls));
 	if (syscall(SYS_close_range, GUARDIAN_FILE + 1, ~0U, 0) != 0 ||
 	    syscall(SYS_close_range, 0, 1, 0) != 0)
 		privilege_die("close descriptors");

@@ -41,6 +41,7 @@
  *   - Between two requests the descriptor table holds the control socket and
  *     the kill descriptor, and nothing else, not even 0 to 2. Either may have
  *     any number: they move out of the way of a number that epoll needs.
+ *   - No system calls but what it serves with (calls.h).
  *   - No capability, no way to gain one, not dumpable, so that a container
  *     with the same user id can neither trace it nor take its descriptors.
  *   - One thread, no heap. Nothing waits but the reads of requests and the

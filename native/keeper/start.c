@@ -2,11 +2,12 @@
 /*
  * How the keeper becomes harmless, before it says a word to its supervisor.
  * The order matters: the bounding set needs CAP_SETPCAP, the ids need theirs,
- * so the capabilities themselves go last; stderr is closed when nothing can
- * fail any more.
+ * so the capabilities themselves go late, and the system calls after them;
+ * stderr is closed when nothing can fail any more.
  */
 #define _GNU_SOURCE
 #include "../privilege/privilege.h"
+#include "calls.h"
 #include "keeper.h"
 
 #include <errno.h>
@@ -143,5 +144,6 @@ void keeper_start(const struct keeper *k)
 	keeper_ignore_signals();
 	keeper_raise_file_limit();
 	keeper_drop_privileges(k);
+	privilege_confine(keeper_calls, sizeof(keeper_calls) / sizeof(*keeper_calls));
 	keeper_close_others(k);
 }

@@ -9,6 +9,7 @@
  * Whatever happens to the file or the agent, it goes on reading: a container whose pipe
  * is full stands still, and one whose pipe has no reader is killed (SIGPIPE).
  */
+#include "../privilege/privilege.h"
 #include "logger.h"
 
 #include <errno.h>
@@ -26,6 +27,12 @@ enum { FD_STDOUT = 3, FD_STDERR, FD_READY };
 
 /* The shim waits 12 seconds after SIGTERM, then it kills. */
 #define DRAIN_SECONDS 5
+
+/* The shim starts this with all that it has itself. The folder may be somebody's own, and the
+ * agent hears only who may configure the network. */
+#define LOGGER_CAP_DAC_OVERRIDE 1
+#define LOGGER_CAP_NET_ADMIN	12
+#define LOGGER_KEEP		(1ull << LOGGER_CAP_DAC_OVERRIDE | 1ull << LOGGER_CAP_NET_ADMIN)
 
 static struct options options;
 static struct file file;
@@ -152,6 +159,10 @@ int main(int argc, char **argv)
 	signal(SIGINT, SIG_IGN);
 	signal(SIGHUP, SIG_IGN);
 	signal(SIGCHLD, SIG_IGN); /* waitpid(2) still waits */
+	/* Before the first byte that the container has printed. */
+	privilege_drop_bounding(LOGGER_KEEP);
+	privilege_drop_capabilities(LOGGER_KEEP);
+	privilege_seal();
 	if (awaited)
 		close(FD_READY);
 	announce_begin(&announce, &options);

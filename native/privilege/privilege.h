@@ -4,6 +4,7 @@
 #ifndef TSUGIKI_PRIVILEGE_H
 #define TSUGIKI_PRIVILEGE_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 /* From linux/capability.h, which a C library need not come with. */
@@ -29,5 +30,19 @@ void privilege_drop_capabilities(uint64_t keep);
 
 /* No set-user-ID program, no debugger, no core. */
 void privilege_seal(void);
+
+/* A system call that a process may make. */
+struct privilege_call {
+	uint32_t number;
+	uint32_t first; /* what the first argument has to be, if CHECKED */
+	uint32_t checked;
+};
+
+/*
+ * Leaves this process, and what it forks, the calls in MAY and those that every
+ * process needs for memory, time, threads, signals to itself and descriptors that it
+ * has. All others fail with EPERM. It comes after privilege_seal.
+ */
+void privilege_confine(const struct privilege_call *may, size_t count);
 
 #endif

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The system calls of gates and of their porter. A gate that a porter has forked has both
+ * filters.
+ *
+ * A gate reads the memory of programs and takes their descriptors. It opens no file, connects
+ * to nothing, writes to no memory but its own, starts no program, and signals its own
+ * threads alone. What it may do else with a descriptor is what it does anyway.
+ */
+#define _GNU_SOURCE
+#include "calls.h"
+
+#include <stdint.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "../privilege/privilege.h"
+
+/* What both need; arm64 has the newer calls only. */
+#ifdef SYS_stat
+#define CALLS_OF_BOTH_OLD {.number = SYS_stat}, {.number = SYS_access},
+#else
+#define CALLS_OF_BOTH_OLD
+#endif
+/* clang-format off */
+#define CALLS_OF_BOTH \
+	CALLS_OF_BOTH_OLD \
+	{.number = SYS_newfstatat}, {.number = SYS_faccessat}, \
+	{.number = SYS_ioctl}, {.number = SYS_pread64}, {.number = SYS_eventfd2}, \
+	{.number = SYS_socket}, {.number = SYS_getsockname}, {.number = SYS_getsockopt}, \
+	{.number = SYS_setsockopt}, {.number = SYS_accept4}, {.number = SYS_sendmsg}, \
+	{.number = SYS_sendto}, {.number = SYS_recvmsg}, {.number = SYS_recvfrom}, \
+	{.number = SYS_process_vm_readv}, {.number = SYS_pidfd_open}, \
+	{.number = SYS_pidfd_getfd}, {.number = SYS_clone}, \
+	{.number = SYS_sched_setscheduler, .first = 0, .checked = 1}
+/* clang-format on */
+
+void gate_confine(void)
+{
+	const struct privilege_call may[] = {
+		CALLS_OF_BOTH,
+		{.number = SYS_tgkill, .first = (uint32_t)getpid(), .checked = 1},
+	};
+
+	privilege_confine(may, sizeof(may) / sizeof(*may));
+}
+
+void porter_confine(void)
+{
+	const struct privilege_call may[] = {
+		CALLS_OF_BOTH,
+		{.number = SYS_tgkill}, /* gates are more than one process */
+#ifdef SYS_epoll_wait
+		{.number = SYS_epoll_wait},
+#endif
+		{.number = SYS_epoll_pwait},
+		{.number = SYS_epoll_ctl},
+		{.number = SYS_socketpair},
+		{.number = SYS_listen},
+		{.number = SYS_memfd_create},
+		{.number = SYS_ftruncate},
+		{.number = SYS_prlimit64, .first = 0, .checked = 1},
+		{.number = SYS_clone3},
+		/* How a process becomes a gate. */
+		{.number = SYS_prctl},
+		{.number = SYS_setfsuid},
+		{.number = SYS_setfsgid},
+		{.number = SYS_capget},
+		{.number = SYS_capset},
+		{.number = SYS_seccomp},
+	};
+
+	privilege_confine(may, sizeof(may) / sizeof(*may));
+}

@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The system calls of a keeper that serves; see privilege_confine. */
+#ifndef TSUGIKI_KEEPER_CALLS_H
+#define TSUGIKI_KEEPER_CALLS_H
+
+#include <sys/syscall.h>
+
+#include "../privilege/privilege.h"
+
+/* It opens nothing and connects nothing: all that it hands over it has made. */
+static const struct privilege_call keeper_calls[] = {
+	{.number = SYS_socket},
+	{.number = SYS_sendmsg},
+	{.number = SYS_recvmsg},
+	{.number = SYS_epoll_ctl},
+};
+
+#endif
