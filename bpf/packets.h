@@ -57,17 +57,22 @@ static __always_inline __u32 heard_set(const struct addr *a)
 	return hash * HEARD_WAYS % HEARD_MAX;
 }
 
-static __always_inline bool is_heard(const struct heard *h, const struct addr *a, __u16 port)
+/* Whether a socket hears an address; port 0 is those of which a rule lets it send to. A
+ * function of its own, as number_for is. */
+__noinline __u64 is_heard(const struct heard *h, const struct addr *a, __u32 port)
 {
-	__u32 set = heard_set(a), i;
+	__u32 set, i;
 
+	if (!h || !a)
+		return 0;
+	set = heard_set(a);
 	for (i = 0; i < HEARD_WAYS; i++) {
 		const struct heard_peer *p = &h->peer[(set + i) % HEARD_MAX];
 
 		if (same(&p->addr, a) && p->port == port)
-			return true;
+			return 1;
 	}
-	return false;
+	return 0;
 }
 
 /*

@@ -255,7 +255,7 @@ static __always_inline bool special(const struct addr *a)
  * The endpoint of a number that was found just now. It is looked up anew where it is: what
  * was known of the container before may be from before the number was given.
  */
-static __always_inline struct endpoint *endpoint_of(__u32 number)
+static __always_inline struct endpoint *endpoint_of(__u64 number)
 {
 	struct number key = {.bits = KEY_BITS(key), .number = number};
 
@@ -265,26 +265,26 @@ static __always_inline struct endpoint *endpoint_of(__u32 number)
 	return bpf_map_lookup_elem(&endpoint_by_number, &key);
 }
 
-/* The number of the endpoint for a port, or ENDPOINTS_MAX. */
-static __always_inline __u32 number_for(const struct egress *e, __u16 port)
+/* The number of the endpoint for a port, or ENDPOINTS_MAX. A function of its own, as
+ * special_words is: inline, each turn of the loop would be followed to the end. */
+__noinline __u64 number_for(const struct egress *e, __u32 port)
 {
 	__u32 i;
 
+	if (!e)
+		return ENDPOINTS_MAX;
 	for (i = 0; i < EGRESS_RANGES_MAX && i < e->count; i++)
 		if (port >= e->range[i].first && port <= e->range[i].last)
 			return e->range[i].endpoint;
 	return ENDPOINTS_MAX;
 }
 
-/*
- * The endpoint through which this destination is reached, or NULL. It is looked up after the
- * loop: in it, the verifier would follow each turn to the end of the program.
- */
+/* The endpoint through which this destination is reached, or NULL. */
 static __always_inline struct endpoint *endpoint_for(const struct addr *to, __u16 port)
 {
 	struct prefix key = {.bits = KEY_BITS(key), .container = container()->id, .addr = *to};
 	struct egress *e;
-	__u32 number;
+	__u64 number; /* not cut to 32 bits, which the verifier would follow twice */
 
 	e = bpf_map_lookup_elem(&egress_by_prefix, &key);
 	if (!e || (!e->special && special(to)))
