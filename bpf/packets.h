@@ -8,8 +8,9 @@
  * header, which some kernels let everybody send), nor what the kernel does by itself. So
  * each packet is looked at as it leaves, after routing:
  *
- *	TCP	a SYN must go where connect could go now; all other segments belong to a
- *		connection that began with one, and pass
+ *	TCP	a SYN must go where connect could go now; who answers one must have been
+ *		bound by a rule or by name; all other segments belong to a connection that
+ *		began so, and pass
  *	UDP	to the peer that the socket is connected to, or where sendmsg could send
  *	both	no IP options, no IPv6 extension header, and the endpoint's source
  *
@@ -32,7 +33,7 @@
 
 #define LOOPBACK_IFINDEX 1
 #define TCP_SYN		 0x02
-#define TCP_ACK		 0x10
+#define TCP_LISTEN	 10
 
 struct packet {
 	struct addr from, to;
@@ -132,12 +133,12 @@ static __always_inline bool goes_on(struct __sk_buff *skb)
 
 	if (skb->protocol == bpf_htons(ETH_P_IP))
 		return ip + 34 <= end && ip[0] == 0x45 && ip[9] == IPPROTO_TCP &&
-		       (ip[33] & (TCP_SYN | TCP_ACK)) != TCP_SYN;
+		       !(ip[33] & TCP_SYN);
 	if (ip + 54 > end || ip[0] >> 4 != 6)
 		return false;
 	if (ip[6] == 0)
 		return skb->len > 65535 && ip[40] == IPPROTO_TCP;
-	return ip[6] == IPPROTO_TCP && (ip[53] & (TCP_SYN | TCP_ACK)) != TCP_SYN;
+	return ip[6] == IPPROTO_TCP && !(ip[53] & TCP_SYN);
 }
 
 static __always_inline bool is_peer(struct bpf_sock *sk, const struct packet *p)
@@ -152,12 +153,12 @@ static __always_inline bool is_peer(struct bpf_sock *sk, const struct packet *p)
 	return sk->dst_port == bpf_htons(p->to_port) && same(&peer, &p->to);
 }
 
-/* Whether a source is what an endpoint wants, or what the socket was allowed to bind. */
+/* Whether a source is what an endpoint wants, or what a rule or a name let the socket bind. */
 static __always_inline bool right_source(const struct endpoint *ep, const struct binding *b,
 					 const struct addr *from)
 {
 	return wildcard(&ep->addr) || same(&ep->addr, from) ||
-	       (b && (same(&b->host, from) || (b->ingress && wildcard(&b->host))));
+	       (b && b->ingress && (same(&b->host, from) || wildcard(&b->host)));
 }
 
 /* Whether a datagram is on its way to the relay, or from it: see relay.h. */
@@ -214,6 +215,8 @@ int leave(struct __sk_buff *skb)
 		return deny(DENIED_LEAVE);
 	if (p.protocol == IPPROTO_UDP && is_peer(sk, &p))
 		return ALLOW;
+	if (sk->state == TCP_LISTEN) /* it answers a SYN */
+		return serves(sk) ? ALLOW : deny(DENIED_LEAVE);
 	return may_leave(skb, sk, &p) ? ALLOW : deny(DENIED_LEAVE);
 }
 

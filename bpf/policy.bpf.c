@@ -437,14 +437,6 @@ static __always_inline struct addr source6(struct bpf_sock *sk)
 	return (struct addr){{sk->src_ip6[0], sk->src_ip6[1], sk->src_ip6[2], sk->src_ip6[3]}};
 }
 
-/* Whether the supervisor has allowed a socket to bind an address, and no wider one. */
-static __always_inline bool was_bound_to(struct bpf_sock *sk, const struct addr *at)
-{
-	struct binding *b = binding_of(sk);
-
-	return b && same(&b->host, at);
-}
-
 /* A UDP server that connects to who has asked it, and keeps its own name. */
 static __always_inline bool answers(struct bpf_sock_addr *ctx, const struct addr *to, __u16 port)
 {
@@ -487,22 +479,32 @@ struct {
 	__type(value, __u8);
 } lent_by_socket SEC(".maps");
 
+/* Whether a socket's source is an endpoint's: lent at a connect, or bound for a client. */
+static __always_inline bool lent(struct bpf_sock *sk, const struct addr *at)
+{
+	struct binding *b = binding_of(sk);
+
+	return (b && !b->ingress && same(&b->host, at)) ||
+	       bpf_sk_storage_get(&lent_by_socket, sk, 0, 0);
+}
+
 /*
  * Whether the source that a socket has is right for an endpoint: the endpoint's own, one
- * that an allowed bind gave it, or, where the host chooses, what the host chose for a
- * former peer of a UDP socket. What it has besides was lent by another endpoint.
+ * that an ingress rule or a name gave it, or, where the host chooses, what the host chose
+ * for a former peer of a UDP socket. What it has besides is another endpoint's.
  */
 static __always_inline bool keeps_source(struct bpf_sock *sk, const struct endpoint *ep,
 					 const struct addr *at, const struct addr *to)
 {
+	struct binding *b = binding_of(sk);
+
 	if (same(at, &ep->addr))
 		return true;
-	if (special(at) && !special(to))
-		return false; /* it is for a special destination */
-	if (was_bound_to(sk, at))
+	if (special(at)) /* it is for special destinations */
+		return special(to) && wildcard(&ep->addr);
+	if (b && b->ingress && same(&b->host, at))
 		return true;
-	return wildcard(&ep->addr) && sk->protocol == IPPROTO_UDP &&
-	       !bpf_sk_storage_get(&lent_by_socket, sk, 0, 0);
+	return wildcard(&ep->addr) && sk->protocol == IPPROTO_UDP && !lent(sk, at);
 }
 
 /* Whether a socket that connects through an endpoint need not be given a source. */
@@ -644,7 +646,7 @@ static __always_inline bool leaves_by(struct bpf_sock *sk, const struct endpoint
 				      bool *as_its_own)
 {
 	*as_its_own = serves(sk) || (!wildcard(at) && keeps_source(sk, ep, at, to));
-	return *as_its_own || wildcard(at) || !bpf_sk_storage_get(&lent_by_socket, sk, 0, 0);
+	return *as_its_own || wildcard(at) || !lent(sk, at);
 }
 
 SEC("cgroup/sendmsg4")

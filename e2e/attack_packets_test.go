@@ -168,11 +168,11 @@ func TestAttackLentSource(t *testing.T) {
 		// The lent address would be the host's choice too, if it came first.
 		rules := []string{"-e", portOf(at[0]) + "=" + addr.lent, "-e", portOf(at[1]) + "=" + addr.host}
 		for user, as := range users {
-			out := steps(succeed(t, a.attack("static", append(slices.Clone(rules), as...), "packets-lent", at[0].String(), at[1].String())))
+			out := steps(succeed(t, a.attack("static", append(slices.Clone(rules), as...), "packets-lent", netip.AddrPortFrom(netip.MustParseAddr(addr.any), 0).String(), at[0].String(), at[1].String())))
 			if !slices.Equal(out["first"], []string{addr.lent}) {
 				t.Errorf("%s: the first rule's source is %v, want %s", user, out["first"], addr.lent)
 			}
-			for way, want := range map[string]string{"dissolved and sent": "EPERM", "sent while connected": "EPERM", "dissolved and connected": addr.host} {
+			for way, want := range map[string]string{"dissolved and sent": "EPERM", "sent while connected": "EPERM", "dissolved and connected": addr.host, "bound and sent": addr.host, "bound and connected": addr.host} {
 				if !slices.Equal(out[way], []string{want}) {
 					t.Errorf("%s, %s: by the second rule %v, want %s", user, way, out[way], want)
 				}

@@ -127,20 +127,26 @@ func (e call) bindAgain(s *socket) Answer {
 	return fail(unix.EINVAL)
 }
 
-// clientSource is the source address of a socket that connects to it knows not
-// what yet. One that can reach both families keeps that as long as it has neither's
-// address: the kernel makes a socket V6ONLY that is bound to an IPv6 one.
+// clientSource picks a source address for a socket that has no destination yet: that of
+// the endpoints, if they have but one. A socket with none gets it when it connects, and
+// each of its datagrams from the kernel programs. A socket that can reach both families
+// keeps that as long as it has neither's address: the kernel makes a socket V6ONLY that
+// is bound to an IPv6 one.
 func (e call) clientSource(s *socket) netip.Addr {
-	if !s.is4() && !s.v6only() {
-		return netip.IPv6Unspecified()
-	}
-	if ep := e.Table.Default(!s.is4()); ep != nil && ep.Type != endpoint.Unix {
-		return s.shape(ep.Addr)
-	}
+	any := netip.IPv6Unspecified()
 	if s.is4() {
-		return netip.IPv4Unspecified()
+		any = netip.IPv4Unspecified()
 	}
-	return netip.IPv6Unspecified()
+	ep := e.Table.Default(!s.is4())
+	if !s.is4() && !s.v6only() || ep == nil || ep.Type == endpoint.Unix {
+		return any
+	}
+	for _, other := range e.Table.Endpoints() {
+		if other.Type == ep.Type && other.Addr != ep.Addr {
+			return any
+		}
+	}
+	return s.shape(ep.Addr)
 }
 
 // bindAt binds a socket of the place and makes it the program's.

@@ -337,7 +337,12 @@ func (e call) move(p Program, syscall string, number int, to netip.AddrPort) (An
 	if inPlace && !rebound {
 		return Answer{}, nil
 	}
-	moved, err := e.swap(p, number, s, place, e.nameAt(s, ep, place))
+	name := e.nameAt(s, ep, place)
+	if syscall == "send" && ep != nil && s.local.Addr().IsUnspecified() {
+		// The next datagram may leave by another endpoint.
+		name.to = netip.AddrPortFrom(e.clientSource(s), name.to.Port())
+	}
+	moved, err := e.swap(p, number, s, place, name)
 	if err != nil {
 		return answerFor(err)
 	}
@@ -383,7 +388,7 @@ func (e call) nameAt(s *socket, ep *endpoint.Endpoint, place Place) rebind {
 		port = 0
 	}
 	switch {
-	case addr.Unmap().IsLoopback():
+	case addr.Unmap().IsLoopback() && (ep == nil || ep.Addr.IsUnspecified()):
 	case ep == nil:
 		addr = e.clientSource(s)
 	default:

@@ -118,34 +118,47 @@ static int packets_ears(int argc, char **argv)
 	return 0;
 }
 
-/* packets-lent A B: what B sees of a socket that has been connected to A, or how it
- * is refused. Both answer with the source that they see. */
+/* Sends and notes the answer, which is the source that the peer sees. */
+static void packets_where(const char *step, int fd, const struct attack_addr *to)
+{
+	char buf[128] = "";
+
+	attack_need(step, to != NULL ? sendto(fd, "where", 5, 0, &to->sa, to->len)
+				     : send(fd, "where", 5, 0));
+	attack_need(step, recv(fd, buf, sizeof(buf) - 1, 0));
+	attack_note(step, "%s", buf);
+}
+
+/* packets-lent ANY A B: what B sees of a socket that A has seen before, or how it is
+ * refused. */
 static int packets_lent(int argc, char **argv)
 {
-	struct attack_addr a = attack_addr(argv[0]), b = attack_addr(argv[1]);
+	struct attack_addr any = attack_addr(argv[0]), a = attack_addr(argv[1]),
+			   b = attack_addr(argv[2]);
 
 	(void)argc;
-	for (int way = 0; way < 3; way++) {
+	for (int way = 0; way < 5; way++) {
 		int fd = socket(a.sa.sa_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-		char buf[128] = "";
 
+		if (way > 2)
+			attack_need("bind", bind(fd, &any.sa, any.len));
+		if (way == 3) {
+			packets_where("first", fd, &a);
+			packets_where("bound and sent", fd, &b);
+			continue;
+		}
 		attack_need("connect", connect(fd, &a.sa, a.len));
-		attack_need("send", send(fd, "where", 5, 0));
-		attack_need("hear", recv(fd, buf, sizeof(buf) - 1, 0));
-		attack_note("first", "%s", buf);
+		packets_where("first", fd, NULL);
 		if (way == 0)
 			attack_say("sent while connected", sendto(fd, "w", 1, 0, &b.sa, b.len));
 		attack_need("dissolve", attack_unspec(fd));
 		if (way == 1)
 			attack_say("dissolved and sent", sendto(fd, "w", 1, 0, &b.sa, b.len));
-		if (way == 2) {
+		if (way == 2 || way == 4) {
 			attack_need("connect", connect(fd, &b.sa, b.len));
-			attack_need("send", send(fd, "where", 5, 0));
-			memset(buf, 0, sizeof(buf));
-			attack_need("hear", recv(fd, buf, sizeof(buf) - 1, 0));
-			attack_note("dissolved and connected", "%s", buf);
+			packets_where(way == 2 ? "dissolved and connected" : "bound and connected",
+				      fd, NULL);
 		}
-		close(fd);
 	}
 	return 0;
 }
