@@ -48,6 +48,14 @@ struct {
 	__type(value, struct heard);
 } heard_by_socket SEC(".maps");
 
+/* A place that is in the table, as the verifier of 6.1 sees too: the mask must come last,
+ * and in 64 bits. */
+static __always_inline __u64 heard_place(__u64 at)
+{
+	__asm__ volatile("" : "+r"(at));
+	return at & (HEARD_MAX - 1);
+}
+
 /* The first of the places where an address may be. */
 static __always_inline __u32 heard_set(const struct addr *a)
 {
@@ -68,7 +76,7 @@ __noinline __u64 is_heard(const struct heard *h, const struct addr *a, __u32 por
 		return 0;
 	set = heard_set(a);
 	for (i = 0; i < HEARD_WAYS; i++) {
-		const struct heard_peer *p = &h->peer[(set + i) % HEARD_MAX];
+		const struct heard_peer *p = &h->peer[heard_place(set + i)];
 
 		if (same(&p->addr, a) && p->port == port)
 			return 1;
@@ -83,15 +91,14 @@ __noinline __u64 is_heard(const struct heard *h, const struct addr *a, __u32 por
 static __always_inline void hear(struct bpf_sock *sk, const struct addr *a, __u16 port)
 {
 	struct heard *h;
-	__u32 at;
 
 	if (sk->dst_port || serves(sk))
 		return;
 	h = bpf_sk_storage_get(&heard_by_socket, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!h || is_heard(h, a, port))
 		return;
-	at = heard_set(a) + h->next++ % HEARD_WAYS;
-	h->peer[at % HEARD_MAX] = (struct heard_peer){.addr = *a, .port = port};
+	h->peer[heard_place(heard_set(a) + h->next++ % HEARD_WAYS)] =
+		(struct heard_peer){.addr = *a, .port = port};
 }
 
 /*
