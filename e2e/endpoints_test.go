@@ -298,7 +298,7 @@ func TestGraftShow(t *testing.T) {
 	}
 	object := func(name, typ, addr, port, path, netns string, rules ...any) map[string]any {
 		return map[string]any{
-			"container": o.name, "name": name, "type": typ, "addr": addr, "port": port, "path": path, "netns": netns,
+			"container": o.name, "name": name, "type": typ, "addr": addr, "port": port, "path": path, "netns": netns, "nameable": false,
 			"rules": append([]any{}, rules...),
 		}
 	}
