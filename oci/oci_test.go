@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/agent/api"
 )
@@ -317,5 +318,22 @@ func TestExecProcess(t *testing.T) {
 		if string(got) != want {
 			t.Errorf("%s: became %s, %v; want %s", in, got, err, want)
 		}
+	}
+}
+
+// What is no file is not waited for.
+func TestReadFile(t *testing.T) {
+	dir := t.TempDir()
+	fifo, file := filepath.Join(dir, "fifo"), filepath.Join(dir, "file")
+	if err := errors.Join(unix.Mkfifo(fifo, 0o600), os.WriteFile(file, []byte("text"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{fifo, dir, "/dev/zero", filepath.Join(dir, "nothing")} {
+		if data, err := readFile(path); err == nil || !strings.Contains(err.Error(), path) {
+			t.Errorf("%s: read %d bytes, %v", path, len(data), err)
+		}
+	}
+	if data, err := readFile(file); err != nil || string(data) != "text" {
+		t.Errorf("read %q, %v", data, err)
 	}
 }
