@@ -22,7 +22,7 @@ func TestNetnsThatIsNone(t *testing.T) {
 		for _, agent := range []string{"none", n.socket()} {
 			r := try(t, command(t, w.h, tsugiki, "run", "--agent", agent, "--run-dir", filepath.Join(t.TempDir(), "run"),
 				"--endpoint", "e type ipv4 addr 0.0.0.0 port dynamic netns "+path, "-e", "0.0.0.0/0=e", "--", "true"))
-			if exitStatus(r.err) != 1 || strings.Count(r.stderr, "\n") != 1 || !strings.Contains(r.stderr, path+": no namespace") {
+			if exitStatus(r.err) != 1 || strings.Count(r.stderr, "\n") != 1 || !strings.Contains(r.stderr, path+": no network namespace") {
 				t.Errorf("%s, agent %s: %v: %s", path, agent, r.err, r.stderr)
 			}
 		}

@@ -111,7 +111,8 @@ func (r Ingress) fits() error {
 
 // ParseEgress reads PREFIX[:PORT[-PORT]]=ENDPOINT; an IPv6 prefix with ports
 // stands in brackets, and an address without a length is the prefix of itself
-// alone. The endpoint must be in eps.
+// alone. The unspecified address has to have a length, for without one it is a /0
+// that somebody misspelt. The endpoint must be in eps.
 func ParseEgress(s string, eps *endpoint.Set) (Egress, error) {
 	r, err := parseEgress(s, eps)
 	if err != nil {
@@ -186,6 +187,9 @@ func parsePrefix(s string) (netip.Prefix, error) {
 		addr, addrErr := netip.ParseAddr(s)
 		if addrErr != nil {
 			return p, fmt.Errorf("%q is neither an IP prefix nor an address", s)
+		}
+		if addr.IsUnspecified() {
+			return p, fmt.Errorf("%s without a length is one address, which nobody has; write %s/0 for all of its family", s, s)
 		}
 		p = netip.PrefixFrom(addr, addr.BitLen())
 	}

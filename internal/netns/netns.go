@@ -79,7 +79,7 @@ func open(path string) (*NS, error) {
 }
 
 // errKind says that a path leads to something else than a namespace.
-var errKind = errors.New("no namespace")
+var errKind = errors.New("no network namespace")
 
 // openFile opens the file of a namespace and no other file: to open a FIFO or a device
 // can wait for ever, or do something.
