@@ -349,6 +349,10 @@ func (d *Daemon) register(r api.Registration) (*managed, error) {
 	d.insert(m)
 	d.awaitProgram(m, attachPatience)
 	d.log.Info("container registered", "container", r.Name, "id", r.ID)
+	if len(r.Dropped) > 0 {
+		d.log.Info("container loses capabilities with which its programs could get around its rules",
+			"container", r.Name, "capabilities", strings.Join(r.Dropped, ","))
+	}
 	return m, nil
 }
 

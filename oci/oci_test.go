@@ -301,22 +301,39 @@ func TestRestoreConfig(t *testing.T) {
 }
 
 func TestExecProcess(t *testing.T) {
-	st := &state{Preload: "/x.so", HostUser: true}
-	for in, want := range map[string]string{
-		`{"args":["a"],"later":1.0}`:                      `{"args":["a"],"env":["LD_PRELOAD=/x.so"],"later":1.0}`,
-		`{"env":["LD_PRELOAD=/x.so"]}`:                    `{"env":["LD_PRELOAD=/x.so"]}`,
-		`{"env":["LD_PRELOAD="]}`:                         `{"env":["LD_PRELOAD=/x.so"]}`,
-		`{"capabilities":{"effective":["CAP_NET_RAW"]}}`:  `{"capabilities":{"effective":["CAP_NET_RAW"]},"env":["LD_PRELOAD=/x.so"]}`,
-		`{"capabilities":{"bounding":["CAP_NET_ADMIN"]}}`: "",
-		`{"Env":[]}`: "", `7`: "",
+	preloads := &state{Preload: "/x.so", HostUser: true}
+	for _, tt := range []struct {
+		st       *state
+		in, want string // "" is an error, "same" a process that stays as it is
+	}{
+		{preloads, `{"args":["a"],"later":1.0}`, `{"args":["a"],"env":["LD_PRELOAD=/x.so"],"later":1.0}`},
+		{preloads, `{"env":["LD_PRELOAD=/x.so"]}`, `{"env":["LD_PRELOAD=/x.so"]}`},
+		{preloads, `{"env":["LD_PRELOAD="]}`, `{"env":["LD_PRELOAD=/x.so"]}`},
+		{preloads, `{"capabilities":{"effective":["CAP_NET_RAW"]}}`, `{"capabilities":{"effective":[]},"env":["LD_PRELOAD=/x.so"]}`},
+		{preloads, `{"capabilities":{"bounding":["CAP_NET_ADMIN"]}}`, ""},
+		{preloads, `{"Env":[]}`, ""},
+		{preloads, `{"capabilities":{"Bounding":["CAP_NET_RAW"]}}`, ""},
+		{preloads, `7`, ""},
+		{&state{HostUser: true}, `{"env":["A=B"],"capabilities":{"bounding":["CAP_KILL"]}}`, "same"},
+		{&state{HostUser: true}, `{"capabilities":null}`, "same"},
+		{
+			&state{HostUser: true},
+			`{"capabilities":{"bounding":["CAP_KILL","CAP_NET_RAW"],"ambient":["net_raw"],"permitted":["NET_RAW","CAP_CHOWN"],"inheritable":["CAP_NET_RAW"],"effective":null,"later":1.0}}`,
+			`{"capabilities":{"ambient":[],"bounding":["CAP_KILL"],"effective":null,"inheritable":[],"later":1.0,"permitted":["CAP_CHOWN"]}}`,
+		},
+		{&state{}, `{"capabilities":{"bounding":["CAP_NET_RAW","CAP_NET_ADMIN"]}}`, "same"}, // of a user namespace of its own
 	} {
-		o, err := parseProcess([]byte(in), st)
-		got, _ := json.Marshal(o)
-		if err != nil {
-			got = nil
+		o, changed, err := editedProcess([]byte(tt.in), tt.st)
+		data, _ := json.Marshal(o)
+		got := string(data)
+		switch {
+		case err != nil:
+			got = ""
+		case !changed:
+			got = "same"
 		}
-		if string(got) != want {
-			t.Errorf("%s: became %s, %v; want %s", in, got, err, want)
+		if got != tt.want {
+			t.Errorf("%s: became %s, %v; want %s", tt.in, got, err, tt.want)
 		}
 	}
 }

@@ -22,6 +22,9 @@ type Registration struct {
 	// LoopbackOnly says that its own network namespace has, and will have, nothing
 	// but a loopback.
 	LoopbackOnly bool `json:"loopbackOnly"`
+	// Dropped are capabilities that its runtime takes from it, if it is grafted. They
+	// are for the agent's log.
+	Dropped []string `json:"dropped,omitempty"`
 	// Programs asks for a cgroup for its programs, which is killed when the
 	// container is removed.
 	Programs bool `json:"programs"`

@@ -22,7 +22,7 @@ import (
 const ImageName = "localhost/tsugiki:test"
 
 // Image is an archive that all of the engines can load, as docker save makes it:
-// busybox (static), nginx, redis-server and redis-cli (dynamic), denied and interrupted, see
+// busybox (static), nginx, redis-server and redis-cli (dynamic), denied, interrupted and raw, see
 // testdata. Without arguments its containers do nothing until they are stopped.
 type Image struct {
 	path string
@@ -81,7 +81,7 @@ func BuildImage(dir string) (*Image, error) {
 		return nil, err
 	}
 	files := map[string]string{}
-	for _, name := range []string{"denied", "interrupted"} {
+	for _, name := range []string{"denied", "interrupted", "raw"} {
 		source, err := sources.ReadFile("testdata/" + name + ".c")
 		if err != nil {
 			return nil, err
