@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
 	"time"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -130,7 +131,8 @@ func open(bundle, id string) (*spec, facts, error) {
 	if err != nil {
 		return nil, facts{}, fmt.Errorf("%s of container %s: %w", configFile, id, err)
 	}
-	return s, factsOf(s, id, bundle), nil
+	f, err := factsOf(s, id, bundle)
+	return s, f, err
 }
 
 // prepare registers a container and edits its bundle; nil if nothing of it is to be
@@ -141,7 +143,8 @@ func (w *Wrapper) prepare(c command, s *spec, f facts, bundle string) (*state, e
 		return nil, err
 	}
 	r := api.Registration{
-		ID: c.id, Name: f.name, Annotations: f.annotations, UID: uid, GID: gid, LoopbackOnly: f.loopback,
+		ID: c.id, Name: f.name, Engine: f.engine, Annotations: f.annotations, Unknown: f.unknown, Image: f.image,
+		UID: uid, GID: gid, LoopbackOnly: f.loopback,
 	}
 	st := &state{ID: c.id, Bundle: bundle, HostUser: s.isOurs(specs.UserNamespace, "user"), path: w.statePath(c)}
 	if st.HostUser {
@@ -150,6 +153,9 @@ func (w *Wrapper) prepare(c command, s *spec, f facts, bundle string) (*state, e
 		} else if dropped {
 			r.Dropped = []string{netRaw}
 		}
+	}
+	if len(f.image) > 0 {
+		note(c, "warning", fmt.Sprintf("container %s: annotations of its image are not heard: %s", f.name, strings.Join(f.image, ", ")))
 	}
 	answer, err := w.agent.Register(r)
 	if err != nil || !answer.Graft {

@@ -146,7 +146,7 @@ func egressOf(what string) (Egress, error) {
 			return r, err
 		}
 	}
-	r.Prefix, err = parsePrefix(prefix)
+	r.Prefix, err = ParsePrefix(prefix)
 	return r, err
 }
 
@@ -181,7 +181,9 @@ func (r Egress) fits() error {
 	return nil
 }
 
-func parsePrefix(s string) (netip.Prefix, error) {
+// ParsePrefix reads a PREFIX of an egress rule: an IP prefix with nothing beyond its
+// length, or an address.
+func ParsePrefix(s string) (netip.Prefix, error) {
 	p, err := netip.ParsePrefix(s)
 	if err != nil {
 		addr, addrErr := netip.ParseAddr(s)
