@@ -173,4 +173,4 @@ func (w *allowance) hasPorts(r endpoint.PortRange) bool {
 var errPID = errors.New("an annotation cannot name a network namespace by a process id; name it as ip-netns(8) does, or by its path")
 
 // errUnclean is about a path that can be read in several ways.
-var errUnclean = errors.New("the path has to be absolute, and written without //, . and ..")
+var errUnclean = errors.New("the path has to be absolute, without .., . and // in it")

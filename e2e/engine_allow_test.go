@@ -1,8 +1,10 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -154,4 +156,54 @@ func TestAnotherContainersNetwork(t *testing.T) {
 		t.Errorf("refused, but not for the host's network: %s", why)
 	}
 	n.remove(t, "grafted")
+}
+
+// TestAllowedPathsLeadNowhereElse has an administrator allow the sockets of a folder and the
+// namespaces of another one. Symbolic links in them, and a FIFO, lead to nothing else;
+// the socket itself is reached.
+func TestAllowedPathsLeadNowhereElse(t *testing.T) {
+	n := newNode(t, engineCase{engine: "docker", none: true})
+	app, secret := filepath.Join(n.dir, "app"), filepath.Join(n.dir, "secret")
+	err := errors.Join(os.Mkdir(app, 0o755), os.Mkdir(secret, 0o700))
+	for link, to := range map[string]string{"app/link": "secret/web.sock", "app/folder": "secret", "app/ns": "secret/fifo"} {
+		err = errors.Join(err, os.Symlink(filepath.Join(n.dir, to), filepath.Join(n.dir, link)))
+	}
+	if err := errors.Join(err, unix.Mkfifo(filepath.Join(secret, "fifo"), 0o600), unix.Mkfifo(filepath.Join(app, "fifo"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	for path, text := range map[string]string{"app/web.sock": "public", "secret/web.sock": "secret"} {
+		l, err := net.Listen("unix", filepath.Join(n.dir, path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, text) })}
+		go func() { _ = server.Serve(l) }()
+		defer server.Close()
+	}
+	n.reconfigure(t, "[[allow]]", `engines = ["docker"]`, `names = ["*"]`, `annotations = ["egress", "endpoints"]`, `destinations = ["10.0.0.0/8"]`,
+		`addresses = ["0.0.0.0/32"]`, `types = ["ipv4", "unix"]`, fmt.Sprintf("paths = [%q]", app+"/"), fmt.Sprintf("netns = [%q]", app+"/*"))
+	asking := func(endpoint string) engines.Container {
+		return engines.Container{Name: "asking", Runtime: "tsugiki", None: true, Annotations: map[string]string{
+			"tsugiki.dev/endpoints": "e " + endpoint, "tsugiki.dev/egress": "10.0.0.1/32=e",
+		}}
+	}
+	for endpoint, says := range map[string]string{
+		"type unix path " + app + "/link":                                      "symbolic link",
+		"type unix path " + app + "/folder/web.sock":                           "symbolic link",
+		"type unix path " + secret + "/web.sock":                               "asks for paths",
+		"type unix path " + app + "/../secret/web.sock":                        "without .., . and //",
+		"type ipv4 addr 0.0.0.0 port dynamic netns " + app + "/fifo":           "no network namespace",
+		"type ipv4 addr 0.0.0.0 port dynamic netns " + app + "/ns":             "no network namespace",
+		"type ipv4 addr 0.0.0.0 port dynamic netns " + secret + "/fifo":        "asks for netns",
+		"type ipv4 addr 0.0.0.0 port dynamic netns " + fmt.Sprint(os.Getpid()): "by a process id",
+	} {
+		if why := n.refused(t, asking(endpoint)); !strings.Contains(why, says) {
+			t.Errorf("%s: refused, but not for %q: %s", endpoint, says, why)
+		}
+	}
+	n.run(t, asking("type unix path "+app+"/web.sock"))
+	if out := n.exec(t, "asking", "wget", "-q", "-O", "-", "http://10.0.0.1/"); out != "public\n" {
+		t.Errorf("the socket that is allowed: %q", out)
+	}
+	n.remove(t, "asking")
 }

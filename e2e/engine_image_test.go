@@ -36,6 +36,7 @@ func (n *node) loadSaying(t *testing.T) {
 		// What engines say of containers, as if an image could.
 		"io.kubernetes.cri.container-type": "container", "io.kubernetes.cri.sandbox-namespace": "kube-system",
 		"io.kubernetes.cri.sandbox-name": "x", "io.kubernetes.cri.container-name": "y", "nerdctl/name": "granted",
+		"io.container.manager": "cri-o", "io.kubernetes.cri-o.ContainerType": "container",
 	})
 	if err == nil {
 		err = n.Load(saying)

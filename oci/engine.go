@@ -29,10 +29,10 @@ const (
 //
 // Whose words annotations are: docker's labels and podman's annotations are those of the
 // image, over which those go that who starts the container gives. Which ones the image
-// has is found in the engine's storage; the same value is taken for the image's. containerd, nerdctl,
-// Kubernetes and CRI-O put nothing of an image into annotations (nerdctl and containerd make labels
-// of them, which no runtime sees). Of another engine it is not known: tools that
-// follow the image specification make annotations of an image's labels.
+// has is found in the engine's storage; the same value is taken for the image's. containerd's
+// clients put nothing of an image into annotations, but into labels, which no runtime
+// sees. Of another engine it is not known: tools that follow the image specification make
+// annotations of an image's labels.
 type facts struct {
 	engine      string
 	name        string            // by which the engine calls it
@@ -78,30 +78,38 @@ func (f *facts) add(w words) {
 // factsOf collects what is known of a container. What engines keep in files of their
 // own is taken if it is there and looks right.
 func factsOf(s *spec, id, bundle string) (facts, error) {
-	d, found := findDocker(s, id)
-	f := facts{engine: engineOf(s, id, bundle, found), annotations: map[string]string{}}
+	d, ofDocker := findDocker(s, id)
+	stored, ofStorage := findStored(id, bundle)
+	f := facts{annotations: map[string]string{}}
+	f.engine = engineOf(s, id, bundle, ofDocker)
+	if ofStorage {
+		f.engine = stored.engine()
+	}
 	given := words{s.annotations, nothing}
 	name := ""
 	switch f.engine {
 	case docker:
-		if !found {
+		if !ofDocker {
 			return f, fmt.Errorf("what dockerd keeps of container %s is not found beside its files: its labels are not known; choose another runtime for it", id)
 		}
 		f.add(words{d.Config.Labels, d.imageLabels()})
 		name = strings.TrimPrefix(d.Name, "/")
 	case podman:
-		c, _ := findPodman(id, bundle)
-		given.image = c.imageAnnotations()
-		name = c.name()
+		name = stored.name()
 	case nerdctl:
 		name = s.annotations["nerdctl/name"]
 	case kubernetes:
-		name = podName(s.annotations)
+		if !ofStorage {
+			name = podName(s.annotations)
+		}
 		for _, key := range []string{containerdType, "io.kubernetes.cri-o.ContainerType"} {
 			f.sandbox = f.sandbox || s.annotations[key] == "sandbox"
 		}
 	case other:
 		given.image = nil
+	}
+	if ofStorage {
+		given.image = stored.imageAnnotations()
 	}
 	f.add(given)
 	for _, n := range []string{name, id[:min(len(id), 12)]} {
@@ -117,33 +125,30 @@ func factsOf(s *spec, id, bundle string) (facts, error) {
 // to no other.
 const containerdType = "io.kubernetes.cri.container-type"
 
-// engineOf finds out whose a container is, by what an image cannot bring: by where its
-// bundle and its files are, and by annotations that the engine sets over those of the
-// image.
+// engineOf finds out which engine a container is of that is none of a storage (stored), by
+// where its bundle is and, of containerd's, by annotations: no image brings some there. No
+// annotation makes docker's containers those of another engine.
 func engineOf(s *spec, id, bundle string, ofDocker bool) string {
 	folder := filepath.Dir(bundle)
-	if filepath.Base(bundle) == id && filepath.Base(filepath.Dir(folder)) == "io.containerd.runtime.v2.task" {
-		_, inPod := s.annotations[containerdType]
-		_, ofNerdctl := s.annotations["nerdctl/name"]
-		switch {
-		case inPod:
-			return kubernetes
-		case ofDocker, filepath.Base(folder) == "moby":
+	if filepath.Base(bundle) != id || filepath.Base(filepath.Dir(folder)) != "io.containerd.runtime.v2.task" {
+		if ofDocker {
 			return docker
-		case ofNerdctl:
-			return nerdctl
 		}
-		return containerd
+		return other
 	}
-	switch manager := s.annotations["io.container.manager"]; {
-	case manager == "libpod":
-		return podman
-	case manager == "cri-o":
-		return kubernetes
-	case ofDocker:
+	_, inPod := s.annotations[containerdType]
+	_, ofNerdctl := s.annotations["nerdctl/name"]
+	switch {
+	case filepath.Base(folder) == "moby", ofDocker && !inPod:
 		return docker
+	case ofDocker:
+		return other // a pod that has mounted docker's files, or a container of docker's that says it is one
+	case inPod:
+		return kubernetes
+	case ofNerdctl:
+		return nerdctl
 	}
-	return other
+	return containerd
 }
 
 // keepsToItself tells whether nobody is known to add interfaces to the container's

@@ -59,6 +59,7 @@ func TestFacts(t *testing.T) {
 		return `"mounts":[{"destination":"/etc/hosts","source":"` + root + `/containers/` + id + `/hosts"}],"hooks":{"prestart":[{"path":"/x"}]},` + newNetns + `}`
 	}
 	storage := files(t, t.TempDir(), map[string]string{"containers.json": `[{"id":"x"},{"id":"` + testID + `","names":["pod","man"]}]`})
+	crio := files(t, t.TempDir(), map[string]string{"containers.json": `[{"id":"` + testID + `","names":["k8s_c"],"metadata":"{\"pod-id\":\"x\"}"}]`})
 	task := func(namespace string) string {
 		return filepath.Join("/run/containerd/io.containerd.runtime.v2.task", namespace, testID)
 	}
@@ -80,9 +81,22 @@ func TestFacts(t *testing.T) {
 			annotated(`"tsugiki.dev/name":"me"`), task("default"),
 			facts{engine: containerd, name: "0123456789ab", annotations: map[string]string{"tsugiki.dev/name": "me"}, loopback: true},
 		},
-		"pod":             {annotated(pod + `"container"`), task("k8s.io"), facts{engine: kubernetes, name: "ns.pod.c", loopback: true}},
-		"sandbox":         {annotated(pod + `"sandbox"`), task("k8s.io"), facts{engine: kubernetes, name: "ns.pod.c", loopback: true, sandbox: true}},
-		"CRI-O":           {annotated(`"io.container.manager":"cri-o","io.kubernetes.cri-o.ContainerType":"sandbox"`), "/x", facts{engine: kubernetes, name: "0123456789ab", loopback: true, sandbox: true}},
+		"pod":     {annotated(pod + `"container"`), task("k8s.io"), facts{engine: kubernetes, name: "ns.pod.c", loopback: true}},
+		"sandbox": {annotated(pod + `"sandbox"`), task("k8s.io"), facts{engine: kubernetes, name: "ns.pod.c", loopback: true, sandbox: true}},
+		"CRI-O": {
+			annotated(`"io.container.manager":"cri-o","io.kubernetes.cri-o.ContainerType":"sandbox"`), filepath.Join(crio, testID, "userdata"),
+			facts{engine: kubernetes, name: "0123456789ab", loopback: true, sandbox: true},
+		},
+		"what says that it is CRI-O's": {
+			annotated(`"io.container.manager":"cri-o","io.kubernetes.cri-o.ContainerType":"sandbox"`), filepath.Join(storage, testID, "userdata"), facts{engine: podman, name: "pod", loopback: true},
+		},
+		"what says that it is podman's": {
+			annotated(`"io.container.manager":"libpod","tsugiki.dev/mode":"auto"`), "/x",
+			facts{engine: other, name: "0123456789ab", annotations: map[string]string{"tsugiki.dev/mode": "auto"}, unknown: []string{"tsugiki.dev/mode"}, loopback: true},
+		},
+		"docker's that says that it is a pod's": {
+			`{"annotations":{` + pod + `"container"},` + from(docker, testID), task("moby"), facts{engine: "docker", name: "web", annotations: ours, loopback: true},
+		},
 		"nerdctl":         {annotated(`"nerdctl/name":"n","nerdctl/networks":"[\"bridge\"]"`), task("default"), facts{engine: nerdctl, name: "n"}},
 		"an illegal name": {annotated(`"nerdctl/name":"../a b"`), task("default"), facts{engine: nerdctl, name: "a-b", loopback: true}},
 		"docker": {
@@ -107,12 +121,12 @@ func TestFacts(t *testing.T) {
 		"another's network":          {`{` + from(joined, "another"), task("moby"), facts{engine: "docker", name: "web", annotations: ours}},
 		"another's of docker":        {`{` + from(notOurs, testID), "", facts{engine: other, name: "0123456789ab"}},
 		"not docker's":               {`{` + from("/etc", testID), "", facts{engine: other, name: "0123456789ab"}},
-		"a pod that mounts docker's": {`{"annotations":{` + pod + `"container"},` + from(docker, testID), task("k8s.io"), facts{engine: kubernetes, name: "ns.pod.c"}},
+		"a pod that mounts docker's": {`{"annotations":{` + pod + `"container"},` + from(docker, testID), task("k8s.io"), facts{engine: other, name: "0123456789ab"}},
 		"podman":                     {annotated(`"io.container.manager":"libpod"`), filepath.Join(storage, testID, "userdata"), facts{engine: podman, name: "pod", loopback: true}},
 		"podman, with what is another engine's": {
 			annotated(`"io.container.manager":"libpod","nerdctl/name":"n",` + pod + `"sandbox"`), filepath.Join(storage, testID, "userdata"), facts{engine: podman, name: "pod", loopback: true},
 		},
-		"podman without names": {annotated(`"io.container.manager":"libpod"`), filepath.Join(t.TempDir(), testID, "userdata"), facts{engine: podman, name: "0123456789ab", loopback: true}},
+		"podman without names": {annotated(`"io.container.manager":"libpod"`), filepath.Join(t.TempDir(), testID, "userdata"), facts{engine: other, name: "0123456789ab", loopback: true}},
 	} {
 		s, err := parseSpec([]byte(tt.config))
 		if err != nil {

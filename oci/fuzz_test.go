@@ -104,7 +104,7 @@ func FuzzImage(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		_, _ = parseImageLabels(data)
 		_, _ = parseManifest(data)
-		if c, ok := parsePodman(data, "id"); ok && c.ID != "id" {
+		if c, ok := parseStored(data, "id"); ok && c.ID != "id" {
 			t.Errorf("another's: %+v", c)
 		}
 	})

@@ -9,69 +9,82 @@ import (
 	"strings"
 )
 
-// podmanContainer is what podman's storage knows of a container.
-type podmanContainer struct {
-	ID      string   `json:"id"`
-	Names   []string `json:"names"`
-	Image   string   `json:"image"` // id; empty: none
-	storage string   // the folder DRIVER-containers
+// stored is what containers/storage, which podman and CRI-O use, knows of a container.
+type stored struct {
+	ID       string   `json:"id"`
+	Names    []string `json:"names"`
+	Image    string   `json:"image"`    // id; empty: none
+	Metadata string   `json:"metadata"` // the engine's
+	folder   string   // DRIVER-containers
 }
 
-// findPodman finds a container in the lists that podman's storage keeps; the bundle is
-// STORAGE/DRIVER-containers/ID/userdata.
-func findPodman(id, bundle string) (podmanContainer, bool) {
+// findStored finds a container in the lists of the storage; the bundle is
+// STORAGE/DRIVER-containers/ID/userdata, or, of CRI-O, one of another storage.
+func findStored(id, bundle string) (stored, bool) {
 	dir := filepath.Dir(bundle)
-	if filepath.Base(dir) != id {
-		return podmanContainer{}, false
+	if filepath.Base(bundle) != "userdata" || filepath.Base(dir) != id {
+		return stored{}, false
 	}
-	storage := filepath.Dir(dir)
+	folder := filepath.Dir(dir)
 	for _, name := range []string{"containers.json", "volatile-containers.json"} {
-		data, err := readFile(filepath.Join(storage, name))
+		data, err := readFile(filepath.Join(folder, name))
 		if err != nil {
 			continue
 		}
-		if c, ok := parsePodman(data, id); ok {
-			c.storage = storage
+		if c, ok := parseStored(data, id); ok {
+			c.folder = folder
 			return c, true
 		}
 	}
-	return podmanContainer{}, false
+	return stored{}, false
 }
 
-func parsePodman(data []byte, id string) (podmanContainer, bool) {
-	var list []podmanContainer
+func parseStored(data []byte, id string) (stored, bool) {
+	var list []stored
 	if json.Unmarshal(data, &list) != nil {
-		return podmanContainer{}, false
+		return stored{}, false
 	}
-	i := slices.IndexFunc(list, func(c podmanContainer) bool { return c.ID == id })
+	i := slices.IndexFunc(list, func(c stored) bool { return c.ID == id })
 	if i < 0 {
-		return podmanContainer{}, false
+		return stored{}, false
 	}
 	return list[i], true
 }
 
-func (c podmanContainer) name() string {
+// engine is told by what the engine itself has written: annotations may be an image's,
+// io.container.manager too.
+func (c stored) engine() string {
+	var m struct {
+		PodID string `json:"pod-id"`
+	}
+	if json.Unmarshal([]byte(c.Metadata), &m) == nil && m.PodID != "" {
+		return kubernetes
+	}
+	return podman
+}
+
+func (c stored) name() string {
 	if len(c.Names) == 0 {
 		return ""
 	}
 	return c.Names[0]
 }
 
-// podmanImage is an image's id, which is also the name of its folder.
-var podmanImage = regexp.MustCompile(`^[0-9a-f]{64}$`)
+// storedImage is an image's id, which is also the name of its folder.
+var storedImage = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
 // imageAnnotations tells annotations of the container's image, which podman copies to its
 // containers (before version 5). An image may have been fetched by several manifests: an
 // annotation of any of them is the image's. It is nil where they are not found.
-func (c podmanContainer) imageAnnotations() func(key, value string) bool {
-	if c.ID != "" && c.Image == "" {
+func (c stored) imageAnnotations() func(key, value string) bool {
+	if c.Image == "" {
 		return nothing // it was made of a root file system
 	}
-	driver, ok := strings.CutSuffix(filepath.Base(c.storage), "-containers")
-	if !ok || !podmanImage.MatchString(c.Image) {
+	driver, ok := strings.CutSuffix(filepath.Base(c.folder), "-containers")
+	if !ok || !storedImage.MatchString(c.Image) {
 		return nil
 	}
-	dir := filepath.Join(filepath.Dir(c.storage), driver+"-images", c.Image)
+	dir := filepath.Join(filepath.Dir(c.folder), driver+"-images", c.Image)
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil

@@ -272,8 +272,17 @@ func TestAllowFor(t *testing.T) {
 		engine, name string
 		line         int
 	}{
-		{"cri", "kube-system.dns.main", 1}, {"cri", "default.web.main", 3}, {"docker", "web-1", 2}, {"docker", "db", 2}, {"docker", "web-10", 3},
-		{"podman", "db", 2}, {"podman", "web", 0}, {"other", "x", 0}, {"", "db", 0}, {"containerd", "db", 0}, {"cri", "kube-system", 3},
+		{"cri", "kube-system.dns.main", 1},
+		{"cri", "default.web.main", 3},
+		{"docker", "web-1", 2},
+		{"docker", "db", 2},
+		{"docker", "web-10", 3},
+		{"podman", "db", 2},
+		{"podman", "web", 0},
+		{"other", "x", 0},
+		{"", "db", 0},
+		{"containerd", "db", 0},
+		{"cri", "kube-system", 3},
 	} {
 		got := 0
 		if a := c.AllowFor(tt.engine, tt.name); a != nil {
@@ -454,9 +463,16 @@ func checkAllows(t *testing.T, c *Config, m mirror) {
 			got  []Text
 			want []string
 		}{
-			{got.Engines, want.Engines}, {got.Names, want.Names}, {got.Annotations, want.Annotations}, {got.Destinations, want.Destinations},
-			{got.Special, want.Special}, {got.Addresses, want.Addresses}, {got.Ports, want.Ports}, {got.Types, want.Types},
-			{got.Netns, want.Netns}, {got.Paths, want.Paths},
+			{got.Engines, want.Engines},
+			{got.Names, want.Names},
+			{got.Annotations, want.Annotations},
+			{got.Destinations, want.Destinations},
+			{got.Special, want.Special},
+			{got.Addresses, want.Addresses},
+			{got.Ports, want.Ports},
+			{got.Types, want.Types},
+			{got.Netns, want.Netns},
+			{got.Paths, want.Paths},
 		} {
 			if !slices.Equal(plain(l.got), l.want) {
 				t.Errorf("%q, want %q", plain(l.got), l.want)
