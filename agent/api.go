@@ -200,6 +200,8 @@ func refuse(w http.ResponseWriter, err error) {
 		status = http.StatusRequestEntityTooLarge
 	case errors.Is(err, errRequest), errors.Is(err, endpoint.ErrGrammar):
 		status = http.StatusBadRequest
+	case errors.Is(err, errNotAllowed):
+		status = http.StatusForbidden
 	case errors.Is(err, errNoContainer), errors.Is(err, endpoint.ErrUnknown):
 		status = http.StatusNotFound
 	case errors.Is(err, ErrExists), errors.Is(err, policy.ErrRule), errors.As(err, &host):

@@ -29,11 +29,17 @@ func plain(list []config.Text) []string {
 	return texts
 }
 
-// CheckConfig looks at the rules of a configuration, which config.Load leaves
-// alone. Its error joins a config.Error for each that is wrong, and for each
+// CheckConfig looks at the rules of a configuration, and at what it allows, which
+// config.Load leaves alone. Its error joins a config.Error for each that is wrong, and for each
 // container whose rules contradict each other.
 func CheckConfig(cfg *config.Config) error {
 	var errs []error
+	for i := range cfg.Allows {
+		_, bad := newAllowance(&cfg.Allows[i])
+		for _, e := range bad {
+			errs = append(errs, &config.Error{File: cfg.Path, Line: e.Line, Err: e.Err})
+		}
+	}
 	for i := range cfg.Containers {
 		c := &cfg.Containers[i]
 		rules, bad := textsOf(c).parse()

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -108,5 +109,33 @@ func TestConfigAgrees(t *testing.T) {
 	cfg := loaded(t, example.String())
 	if err := CheckConfig(cfg); err != nil || len(cfg.Containers) == 0 {
 		t.Errorf("the example that is packaged has %d containers: %v", len(cfg.Containers), err)
+	}
+}
+
+// What the pages show of [[allow]] can be written so, also without its comments' marks.
+func TestDocumentedAllow(t *testing.T) {
+	block := regexp.MustCompile("(?s)```toml\n(.*?)```")
+	found := 0
+	for _, page := range []string{"README.md", "README.ja.md", "docs/RUNTIME.md", "docs/CONFIG.md"} {
+		text, err := os.ReadFile(filepath.Join("..", page))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, b := range block.FindAllStringSubmatch(string(text), -1) {
+			if !strings.Contains(b[1], "[[allow]]") {
+				continue
+			}
+			found++
+			whole := regexp.MustCompile(`(?m)^# ([a-z]+ = )`).ReplaceAllString(b[1], "$1")
+			cfg := loaded(t, whole)
+			// The rules of an example may name endpoints that it leaves out.
+			cfg.Containers = nil
+			if err := CheckConfig(cfg); err != nil || len(cfg.Allows) == 0 {
+				t.Errorf("%s: %v:\n%s", page, err, whole)
+			}
+		}
+	}
+	if found < 5 {
+		t.Errorf("%d examples were found", found)
 	}
 }

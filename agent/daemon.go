@@ -307,28 +307,39 @@ func (d *Daemon) all() []*managed {
 	return list
 }
 
-// rulesFor finds out what a container is given.
-func (d *Daemon) rulesFor(r api.Registration) (RuleTexts, bool, error) {
+// rulesFor finds out what a container is given, and its name. The configuration's rules
+// are for the name that its engine gives it: no annotation takes another's.
+func (d *Daemon) rulesFor(r api.Registration) (texts RuleTexts, found bool, name string, err error) {
 	if r.Rules != nil {
-		return RuleTexts{Mode: r.Rules.Mode, Endpoints: r.Rules.Endpoints, Ingress: r.Rules.Ingress, Egress: r.Rules.Egress}, true, nil
+		return RuleTexts{Mode: r.Rules.Mode, Endpoints: r.Rules.Endpoints, Ingress: r.Rules.Ingress, Egress: r.Rules.Egress}, true, r.Name, nil
 	}
-	texts, found, err := AnnotationRules(r.Annotations)
-	if found || err != nil {
-		return texts, found, err
+	if len(r.Image) > 0 {
+		d.log.Warn("annotations of the image are not heard: only those count that are given to who starts the container",
+			"container", r.Name, "engine", r.Engine, "annotations", strings.Join(r.Image, ","))
+	}
+	h, err := hear(d.config.Load(), &r)
+	for _, path := range h.paths {
+		if err == nil {
+			err = checkPath(path)
+		}
+	}
+	if h.rules || err != nil {
+		return h.texts, h.rules, h.name, err
 	}
 	texts, found = ConfigTexts(d.config.Load(), r.Name)
-	return texts, found, nil
+	return texts, found, h.name, nil
 }
 
 // register makes a container that has no program yet. On an error nothing is left.
 func (d *Daemon) register(r api.Registration) (*managed, error) {
-	texts, found, err := d.rulesFor(r)
+	texts, found, name, err := d.rulesFor(r)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", errRequest, err)
+		return nil, err
 	}
 	if !found {
 		return nil, nil // whatever its name is
 	}
+	r.Name = name
 	if err := checkName(r.Name); err != nil {
 		return nil, fmt.Errorf("%w: %w", errRequest, err)
 	}
@@ -349,6 +360,10 @@ func (d *Daemon) register(r api.Registration) (*managed, error) {
 	d.insert(m)
 	d.awaitProgram(m, attachPatience)
 	d.log.Info("container registered", "container", r.Name, "id", r.ID)
+	if len(r.Dropped) > 0 {
+		d.log.Info("container loses capabilities with which its programs could get around its rules",
+			"container", r.Name, "capabilities", strings.Join(r.Dropped, ","))
+	}
 	return m, nil
 }
 

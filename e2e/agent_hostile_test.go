@@ -95,6 +95,8 @@ func TestAgentAPIHostileInput(t *testing.T) {
 		{"a path for a name", "POST", "/v1/containers", strings.NewReader(`{"id":"x","name":"../x","rules":{"egress":["0.0.0.0/0=0.0.0.0"]}}`), 400},
 		{"the agent's name", "POST", "/v1/containers", strings.NewReader(`{"id":"x","name":"agent","rules":{"egress":["0.0.0.0/0=0.0.0.0"]}}`), 400},
 		{"an unknown annotation", "POST", "/v1/containers", strings.NewReader(`{"id":"x","name":"x","annotations":{"tsugiki.dev/x":"y"}}`), 400},
+		{"an annotation that is not allowed", "POST", "/v1/containers", strings.NewReader(`{"id":"x","name":"x","annotations":{"tsugiki.dev/mode":"auto"}}`), 403},
+		{"an unknown engine", "POST", "/v1/containers", strings.NewReader(`{"id":"x","name":"x","engine":"x"}`), 400},
 		{"no rules", "POST", "/v1/containers", strings.NewReader(good), 200},
 		{"nobody's container", "DELETE", "/v1/containers/x", nil, 404},
 		{"nobody's trace", "GET", "/v1/containers/x/trace", nil, 404},

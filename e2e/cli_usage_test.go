@@ -3,6 +3,7 @@ package e2e
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/tsugiki/tsugiki/internal/testkit"
@@ -47,6 +48,9 @@ func TestCLIUsage(t *testing.T) {
 		{"unix endpoint with a relative path", endpoints("x type unix path un.sock"), 2, []string{"un.sock"}},
 		{"two endpoints of a name", endpoints(outEndpoint, outEndpoint), 2, []string{"out"}},
 
+		{"everything without its length", []string{"-e", "0.0.0.0=0.0.0.0"}, 2, []string{"write 0.0.0.0/0 "}},
+		{"everything of IPv6 without its length", []string{"-e", "[::]=::"}, 2, []string{"write ::/0 "}},
+		{"a port of everything without its length", []string{"-e", "[::]:80=::"}, 2, []string{"write ::/0 "}},
 		{"prefix too long", with("-e", "0.0.0.0/33=out"), 2, []string{"0.0.0.0/33"}},
 		{"prefix with bits beyond", with("-e", "10.1.2.3/8=out"), 2, []string{"10.0.0.0/8"}},
 		{"prefix of the other family", with("-e", "::/0=out"), 2, []string{"ipv4", "ipv6"}},
@@ -102,6 +106,35 @@ func TestCLIUsage(t *testing.T) {
 func TestCLIAllButNetAdmin(t *testing.T) {
 	top := testkit.Build(t, testkit.Options{NoRemote: true})
 	succeed(t, graft(t, top.Host, "--cap-add", "ALL", "--cap-drop", "net_admin", "--", "true"))
+}
+
+// A program that is given no rule runs, and that nothing of it is grafted is said in a line.
+func TestCLINoRule(t *testing.T) {
+	top := testkit.Build(t, testkit.Options{NoRemote: true})
+	const line = "nothing of the program is grafted"
+	for name, tt := range map[string]struct {
+		args []string
+		said int
+	}{
+		"nothing":       {nil, 1},
+		"a user":        {[]string{"-u", "65534"}, 1},
+		"verbose":       {[]string{"-v"}, 1},
+		"a rule":        {[]string{"-e", "0.0.0.0/0=0.0.0.0"}, 0},
+		"another":       {[]string{"-i", "[::]:80=::"}, 0},
+		"only a name":   {endpoints(outEndpoint), 0},
+		"rule and name": {with("-e", "0.0.0.0/0=out"), 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			args := append([]string{"run", "--run-dir", t.TempDir()}, append(tt.args, "--", "echo", "ran")...)
+			got := try(t, command(t, top.Host, tsugiki, args...))
+			if got.err != nil || got.stdout != "ran\n" || strings.Count(got.stderr, line) != tt.said {
+				t.Errorf("%v, %q: %s", got.err, got.stdout, got.stderr)
+			}
+			if name != "verbose" && strings.Count(got.stderr, "\n") != tt.said {
+				t.Errorf("more was said: %s", got.stderr)
+			}
+		})
+	}
 }
 
 // A program that cannot be executed has the status that env(1) gives it.

@@ -53,7 +53,15 @@ type node struct {
 	agent *server
 }
 
-// newNode starts both. The configuration may name the rig's cgroup, as %s.
+// allowed has the annotations of all containers heard that container makes.
+var allowed = []string{
+	"[[allow]]", `engines = ["docker", "podman", "containerd", "cri"]`, `names = ["*"]`, `annotations = ["egress", "ingress", "mode", "name"]`,
+	`destinations = ["0.0.0.0/0", "::/0"]`,
+	fmt.Sprintf("addresses = [%q, %q, %q]", hostAddr4, sourceAddr4, hostAddr6),
+}
+
+// newNode starts both. The configuration may name the rig's cgroup, as %s; without an
+// [[allow]] of its own it has the one of allowed.
 func newNode(t *testing.T, c engineCase, config ...string) *node {
 	t.Helper()
 	image, err := engineImage()
@@ -81,6 +89,9 @@ func newNode(t *testing.T, c engineCase, config ...string) *node {
 		// For podman, which does not pass its environment on.
 		Files: map[string]string{"/etc/tsugiki/agent.toml": fmt.Sprintf("run_dir = %q\n", filepath.Dir(n.socket()))},
 	})
+	if !strings.Contains(strings.Join(config, "\n"), "[[allow]]") {
+		config = append(config, allowed...)
+	}
 	configure(t, n.dir, strings.Split(strings.ReplaceAll(strings.Join(config, "\n"), "%s", "/"+filepath.Base(n.rig.Group())), "\n")...)
 	n.startAgent(t)
 	n.Engine = n.rig.Start(t, c.engine)
@@ -128,9 +139,6 @@ func (n *node) container(name, prefix string, port int) engines.Container {
 	c.Annotations = map[string]string{
 		"tsugiki.dev/ingress": fmt.Sprintf("0.0.0.0:%s=%s:%d", inside, hostAddr4, port),
 		"tsugiki.dev/egress":  prefix + "=" + sourceAddr4,
-	}
-	if n.engine == "podman" { // tells its runtime no name
-		c.Annotations["tsugiki.dev/name"] = name
 	}
 	return c
 }

@@ -25,6 +25,7 @@ func TestGraftedEngines(t *testing.T) {
 				{"serve", testEngineServe},
 				{"connect", testEngineConnect},
 				{"profile", testEngineProfile},
+				{"raw", testEngineRaw},
 				{"conflict", testEngineConflict},
 				{"restart", testEngineRestart},
 				{"signals", testEngineSignals},

@@ -76,8 +76,11 @@ func (a *testAgent) register(w http.ResponseWriter, r *http.Request) {
 	}
 	answer := a.answer
 	answer.Name = reg.Name
+	if name, is := reg.Annotations[prefix+"name"]; is { // which this agent allows
+		answer.Name = name
+	}
 	if answer.Graft {
-		a.registered[reg.Name] = reg
+		a.registered[answer.Name] = reg
 		w.WriteHeader(http.StatusCreated)
 	}
 	_ = json.NewEncoder(w).Encode(answer)

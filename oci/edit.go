@@ -72,10 +72,50 @@ func refuseCaps(c *specs.LinuxCapabilities) error {
 var errNetAdmin = errors.New("a container with CAP_NET_ADMIN could configure the host's network and cannot be grafted; " +
 	"run it without --privileged and --cap-add NET_ADMIN, or give it a user namespace")
 
-func isNetAdmin(name string) bool {
-	name = strings.TrimPrefix(strings.ToUpper(name), "CAP_")
-	return name == "NET_ADMIN" || name == "ALL"
+func isNetAdmin(name string) bool { return isCap(name, "NET_ADMIN") || isCap(name, "ALL") }
+
+func isNetRaw(name string) bool { return isCap(name, "NET_RAW") }
+
+// isCap compares a name, in whatever way engines write it.
+func isCap(name, capability string) bool {
+	return strings.TrimPrefix(strings.ToUpper(name), "CAP_") == capability
 }
+
+// netRaw is taken from containers that are grafted, where it is good for the host: with
+// it a program marks its packets (SO_MARK), sets their priority and gives them source
+// routes by control messages, which no hook of the kernel sees.
+const netRaw = "CAP_NET_RAW"
+
+// errNetRaw is for who asks for it by a command that is not edited.
+var errNetRaw = errors.New("with CAP_NET_RAW a program of a grafted container could get around its rules; leave out --cap " + netRaw)
+
+// dropNetRaw takes netRaw out of all sets of a process, and tells whether it was in one.
+func dropNetRaw(process object) (bool, error) {
+	caps, err := process.child("capabilities", capabilitySets...)
+	if err != nil {
+		return false, err
+	}
+	dropped := false
+	for _, name := range capabilitySets {
+		var set []string
+		if err := caps.get(name, &set); err != nil {
+			return false, fmt.Errorf("capabilities: %w", err)
+		}
+		if !slices.ContainsFunc(set, isNetRaw) {
+			continue
+		}
+		dropped = true
+		if err := caps.set(name, slices.DeleteFunc(set, isNetRaw)); err != nil {
+			return false, err
+		}
+	}
+	if !dropped {
+		return false, nil
+	}
+	return true, process.set("capabilities", caps)
+}
+
+var capabilitySets = []string{"bounding", "effective", "inheritable", "permitted", "ambient"}
 
 // edit returns the config.json of a container that is grafted, and the path by which
 // its programs load the library; empty if they do not.

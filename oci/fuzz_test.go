@@ -1,6 +1,7 @@
 package oci
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -18,7 +19,7 @@ func FuzzSpec(f *testing.F) {
 			return
 		}
 		before := s.seccomp
-		factsOf(s, "0123456789abcdef", "/nonexistent/bundle")
+		_, _ = factsOf(s, "0123456789abcdef", "/nonexistent/bundle")
 		_ = s.refuse()
 		_, _, _ = s.ids()
 		config, _, err := s.edit(grafted)
@@ -70,12 +71,18 @@ func FuzzDocker(f *testing.F) {
 	})
 }
 
+// FuzzName takes names and annotations from an engine that is not known, from containerd
+// and from podman.
 func FuzzName(f *testing.F) {
-	f.Add("ns.pod.container")
-	f.Add("/../ä" + strings.Repeat("x", 100))
-	f.Fuzz(func(t *testing.T, name string) {
-		s := &spec{annotations: map[string]string{prefix + "name": name, prefix + name: name, name: name}}
-		got := factsOf(s, "0123456789abcdef", "/")
+	const id = "0123456789abcdef"
+	f.Add("ns.pod.container", "/")
+	f.Add("/../ä"+strings.Repeat("x", 100), "/x/io.containerd.runtime.v2.task/y/"+id)
+	f.Fuzz(func(t *testing.T, name, bundle string) {
+		s := &spec{annotations: map[string]string{prefix + "name": name, prefix + name: name, name: name, "nerdctl/name": name}}
+		got, err := factsOf(s, id, bundle)
+		if err != nil {
+			return
+		}
 		if len(got.name) == 0 || len(got.name) > nameMax || illegal.MatchString(got.name) || strings.ContainsRune("_.-", rune(got.name[0])) {
 			t.Errorf("%q became %q", name, got.name)
 		}
@@ -83,6 +90,22 @@ func FuzzName(f *testing.F) {
 			if !strings.HasPrefix(key, prefix) {
 				t.Errorf("%q is none of ours", key)
 			}
+			if got.engine == other && !slices.Contains(got.unknown, key) {
+				t.Errorf("%q of an unknown engine is taken for known: %+v", key, got)
+			}
+		}
+	})
+}
+
+// FuzzImage reads what storages have of images.
+func FuzzImage(f *testing.F) {
+	f.Add([]byte(`{"config":{"Labels":{"tsugiki.dev/mode":"auto"}},"annotations":{"a":"b"}}`))
+	f.Add([]byte(`[{"id":"id","names":["a"],"image":"x"}]`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		_, _ = parseImageLabels(data)
+		_, _ = parseManifest(data)
+		if c, ok := parseStored(data, "id"); ok && c.ID != "id" {
+			t.Errorf("another's: %+v", c)
 		}
 	})
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/agent/api"
 )
@@ -33,87 +34,6 @@ func TestParseCommand(t *testing.T) {
 		got := parseCommand(strings.Fields(line))
 		if diff := cmp.Diff(want, got, cmp.AllowUnexported(command{})); diff != "" {
 			t.Errorf("%s: (-want +got)\n%s", line, diff)
-		}
-	}
-}
-
-// dockerDir makes what dockerd keeps of a container.
-func dockerDir(t *testing.T, id, config, host string) string {
-	t.Helper()
-	dir := filepath.Join(t.TempDir(), "containers", id)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	for name, text := range map[string]string{"config.v2.json": config, "hostconfig.json": host} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return dir
-}
-
-func TestFacts(t *testing.T) {
-	const id = "0123456789abcdef0123456789abcdef"
-	newNetns := `"linux":{"namespaces":[{"type":"network"}]}`
-	annotated := func(pairs string) string { return `{"annotations":{` + pairs + `},` + newNetns + `}` }
-	docker := dockerDir(t, id, `{"ID":"`+id+`","Name":"/web","Config":{"Labels":{"tsugiki.dev/ingress":"a","tsugiki.dev/mode":"auto","other":"x"}},"State":{"Pid":0}}`,
-		`{"NetworkMode":"none"}`)
-	bridged := dockerDir(t, id, `{"ID":"`+id+`","Name":"/two words","Config":{"Labels":null}}`, `{"NetworkMode":"default"}`)
-	other := dockerDir(t, id, `{"ID":"another","Name":"/web"}`, `{"NetworkMode":"none"}`)
-	from := func(dir string) string {
-		return `"mounts":[{"destination":"/etc/hosts","source":"` + dir + `/hosts"}],"hooks":{"prestart":[{"path":"/x"}]},` + newNetns + `}`
-	}
-	storage := t.TempDir()
-	if err := os.WriteFile(filepath.Join(storage, "containers.json"), []byte(`[{"id":"x"},{"id":"`+id+`","names":["pod","man"]}]`), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	long := strings.Repeat("x", 70)
-	for name, tt := range map[string]struct {
-		config, bundle string
-		want           facts
-	}{
-		"nothing known": {`{` + newNetns + `}`, "", facts{name: "0123456789ab", loopback: true}},
-		"no namespace":  {`{}`, "", facts{name: "0123456789ab"}},
-		"a namespace of another's": {
-			`{"linux":{"namespaces":[{"type":"network","path":"/x"}]}}`, "", facts{name: "0123456789ab"},
-		},
-		"hooks":     {`{"hooks":{"createRuntime":[{"path":"/x"}]},` + newNetns + `}`, "", facts{name: "0123456789ab"}},
-		"annotated": {annotated(`"tsugiki.dev/name":"me","nerdctl/name":"you","a":"b"`), "", facts{name: "me", annotations: map[string]string{"tsugiki.dev/name": "me"}, loopback: true}},
-		"pod": {
-			annotated(`"io.kubernetes.cri.sandbox-namespace":"ns","io.kubernetes.cri.sandbox-name":"pod","io.kubernetes.cri.container-name":"c","io.kubernetes.cri.container-type":"container"`),
-			"",
-			facts{name: "ns.pod.c", loopback: true},
-		},
-		"sandbox": {annotated(`"io.kubernetes.cri.container-type":"sandbox"`), "", facts{name: "0123456789ab", loopback: true, sandbox: true}},
-		"nerdctl": {annotated(`"nerdctl/name":"n","nerdctl/networks":"[\"bridge\"]"`), "", facts{name: "n"}},
-		"docker": {
-			`{"annotations":{"tsugiki.dev/mode":"seccomp"},` + from(docker), "",
-			facts{name: "web", annotations: map[string]string{"tsugiki.dev/ingress": "a", "tsugiki.dev/mode": "seccomp"}, loopback: true},
-		},
-		"docker's bridge":      {`{` + from(bridged), "", facts{name: "two-words"}},
-		"another's of docker":  {`{` + from(other), "", facts{name: "0123456789ab"}},
-		"not docker's":         {`{` + from("/etc"), "", facts{name: "0123456789ab"}},
-		"podman":               {annotated(`"io.container.manager":"libpod"`), filepath.Join(storage, id, "userdata"), facts{name: "pod", loopback: true}},
-		"podman without names": {annotated(`"io.container.manager":"libpod"`), filepath.Join(t.TempDir(), id, "userdata"), facts{name: "0123456789ab", loopback: true}},
-		"a long name":          {annotated(`"nerdctl/name":"` + long + `"`), "", facts{name: strings.Repeat("x", 54) + "-6bf30aef", loopback: true}},
-		"an illegal name":      {annotated(`"nerdctl/name":"../a b"`), "", facts{name: "a-b", loopback: true}},
-	} {
-		s, err := parseSpec([]byte(tt.config))
-		if err != nil {
-			t.Fatalf("%s: %v", name, err)
-		}
-		got := factsOf(s, id, tt.bundle)
-		if tt.want.annotations == nil {
-			tt.want.annotations = map[string]string{}
-		}
-		if name == "a long name" { // its hash
-			if len(got.name) != nameMax || !strings.HasPrefix(got.name, strings.Repeat("x", 54)+"-") {
-				t.Errorf("a long name became %q", got.name)
-			}
-			continue
-		}
-		if diff := cmp.Diff(tt.want, got, cmp.AllowUnexported(facts{})); diff != "" {
-			t.Errorf("%s: (-want +got)\n%s", name, diff)
 		}
 	}
 }
@@ -300,22 +220,56 @@ func TestRestoreConfig(t *testing.T) {
 }
 
 func TestExecProcess(t *testing.T) {
-	st := &state{Preload: "/x.so", HostUser: true}
-	for in, want := range map[string]string{
-		`{"args":["a"],"later":1.0}`:                      `{"args":["a"],"env":["LD_PRELOAD=/x.so"],"later":1.0}`,
-		`{"env":["LD_PRELOAD=/x.so"]}`:                    `{"env":["LD_PRELOAD=/x.so"]}`,
-		`{"env":["LD_PRELOAD="]}`:                         `{"env":["LD_PRELOAD=/x.so"]}`,
-		`{"capabilities":{"effective":["CAP_NET_RAW"]}}`:  `{"capabilities":{"effective":["CAP_NET_RAW"]},"env":["LD_PRELOAD=/x.so"]}`,
-		`{"capabilities":{"bounding":["CAP_NET_ADMIN"]}}`: "",
-		`{"Env":[]}`: "", `7`: "",
+	preloads := &state{Preload: "/x.so", HostUser: true}
+	for _, tt := range []struct {
+		st       *state
+		in, want string // "" is an error, "same" a process that stays as it is
+	}{
+		{preloads, `{"args":["a"],"later":1.0}`, `{"args":["a"],"env":["LD_PRELOAD=/x.so"],"later":1.0}`},
+		{preloads, `{"env":["LD_PRELOAD=/x.so"]}`, `{"env":["LD_PRELOAD=/x.so"]}`},
+		{preloads, `{"env":["LD_PRELOAD="]}`, `{"env":["LD_PRELOAD=/x.so"]}`},
+		{preloads, `{"capabilities":{"effective":["CAP_NET_RAW"]}}`, `{"capabilities":{"effective":[]},"env":["LD_PRELOAD=/x.so"]}`},
+		{preloads, `{"capabilities":{"bounding":["CAP_NET_ADMIN"]}}`, ""},
+		{preloads, `{"Env":[]}`, ""},
+		{preloads, `{"capabilities":{"Bounding":["CAP_NET_RAW"]}}`, ""},
+		{preloads, `7`, ""},
+		{&state{HostUser: true}, `{"env":["A=B"],"capabilities":{"bounding":["CAP_KILL"]}}`, "same"},
+		{&state{HostUser: true}, `{"capabilities":null}`, "same"},
+		{
+			&state{HostUser: true},
+			`{"capabilities":{"bounding":["CAP_KILL","CAP_NET_RAW"],"ambient":["net_raw"],"permitted":["NET_RAW","CAP_CHOWN"],"inheritable":["CAP_NET_RAW"],"effective":null,"later":1.0}}`,
+			`{"capabilities":{"ambient":[],"bounding":["CAP_KILL"],"effective":null,"inheritable":[],"later":1.0,"permitted":["CAP_CHOWN"]}}`,
+		},
+		{&state{}, `{"capabilities":{"bounding":["CAP_NET_RAW","CAP_NET_ADMIN"]}}`, "same"}, // of a user namespace of its own
 	} {
-		o, err := parseProcess([]byte(in), st)
-		got, _ := json.Marshal(o)
-		if err != nil {
-			got = nil
+		o, changed, err := editedProcess([]byte(tt.in), tt.st)
+		data, _ := json.Marshal(o)
+		got := string(data)
+		switch {
+		case err != nil:
+			got = ""
+		case !changed:
+			got = "same"
 		}
-		if string(got) != want {
-			t.Errorf("%s: became %s, %v; want %s", in, got, err, want)
+		if got != tt.want {
+			t.Errorf("%s: became %s, %v; want %s", tt.in, got, err, tt.want)
 		}
+	}
+}
+
+// What is no file is not waited for.
+func TestReadFile(t *testing.T) {
+	dir := t.TempDir()
+	fifo, file := filepath.Join(dir, "fifo"), filepath.Join(dir, "file")
+	if err := errors.Join(unix.Mkfifo(fifo, 0o600), os.WriteFile(file, []byte("text"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{fifo, dir, "/dev/zero", filepath.Join(dir, "nothing")} {
+		if data, err := readFile(path); err == nil || !strings.Contains(err.Error(), path) {
+			t.Errorf("%s: read %d bytes, %v", path, len(data), err)
+		}
+	}
+	if data, err := readFile(file); err != nil || string(data) != "text" {
+		t.Errorf("read %q, %v", data, err)
 	}
 }

@@ -126,18 +126,27 @@ func (w *Wrapper) run(args []string) (int, error) {
 func report(c command, err error) {
 	message := "tsugiki: " + strings.ReplaceAll(err.Error(), "\n", "; ")
 	fmt.Fprintln(os.Stderr, message)
+	note(c, "error", message)
+}
+
+// noteNetRaw is said of each container that loses netRaw.
+const noteNetRaw = "its programs do not get " + netRaw + ", with which they could get around its rules; ping works by datagram sockets, raw sockets do not"
+
+// note writes a line to the runtime's log, if there is one. Standard error is for
+// errors alone: it is the container's.
+func note(c command, level, message string) {
 	if c.log == "" {
 		return
 	}
 	f, err := os.OpenFile(c.log, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o644)
 	if err != nil {
-		return // it has been said on standard error
+		return // errors have been said on standard error
 	}
 	defer f.Close()
 	now := time.Now().UTC().Format(time.RFC3339)
 	if c.logFormat != "json" {
-		fmt.Fprintf(f, "time=%q level=error msg=%q\n", now, message)
+		fmt.Fprintf(f, "time=%q level=%s msg=%q\n", now, level, message)
 		return
 	}
-	_ = json.NewEncoder(f).Encode(map[string]string{"level": "error", "msg": message, "time": now})
+	_ = json.NewEncoder(f).Encode(map[string]string{"level": level, "msg": message, "time": now})
 }

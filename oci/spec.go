@@ -2,6 +2,7 @@ package oci
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"strings"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 )
 
 // fileMax is the largest file of an engine that is read, in bytes.
@@ -170,13 +172,17 @@ func mapped(id uint32, mappings []specs.LinuxIDMapping) (int, error) {
 	return int(id), nil
 }
 
-// readFile reads a file of an engine.
+// readFile reads a file of an engine. It does not wait for a writer, as a FIFO would
+// have it do.
 func readFile(path string) ([]byte, error) {
-	f, err := os.Open(path)
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
+	if st, err := f.Stat(); err != nil || !st.Mode().IsRegular() {
+		return nil, cmp.Or(err, fmt.Errorf("%s is no regular file", path))
+	}
 	data, err := io.ReadAll(io.LimitReader(f, fileMax+1))
 	if err == nil && len(data) > fileMax {
 		err = fmt.Errorf("%s is larger than %d bytes", path, fileMax)

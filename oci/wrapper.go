@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
 	"time"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -130,7 +131,8 @@ func open(bundle, id string) (*spec, facts, error) {
 	if err != nil {
 		return nil, facts{}, fmt.Errorf("%s of container %s: %w", configFile, id, err)
 	}
-	return s, factsOf(s, id, bundle), nil
+	f, err := factsOf(s, id, bundle)
+	return s, f, err
 }
 
 // prepare registers a container and edits its bundle; nil if nothing of it is to be
@@ -140,13 +142,29 @@ func (w *Wrapper) prepare(c command, s *spec, f facts, bundle string) (*state, e
 	if err != nil {
 		return nil, err
 	}
-	answer, err := w.agent.Register(api.Registration{
-		ID: c.id, Name: f.name, Annotations: f.annotations, UID: uid, GID: gid, LoopbackOnly: f.loopback,
-	})
+	r := api.Registration{
+		ID: c.id, Name: f.name, Engine: f.engine, Annotations: f.annotations, Unknown: f.unknown, Image: f.image,
+		UID: uid, GID: gid, LoopbackOnly: f.loopback,
+	}
+	st := &state{ID: c.id, Bundle: bundle, HostUser: s.isOurs(specs.UserNamespace, "user"), path: w.statePath(c)}
+	if st.HostUser {
+		if dropped, err := dropNetRaw(s.process); err != nil {
+			return nil, err
+		} else if dropped {
+			r.Dropped = []string{netRaw}
+		}
+	}
+	if len(f.image) > 0 {
+		note(c, "warning", fmt.Sprintf("container %s: annotations of its image are not heard: %s", f.name, strings.Join(f.image, ", ")))
+	}
+	answer, err := w.agent.Register(r)
 	if err != nil || !answer.Graft {
 		return nil, w.explain(err)
 	}
-	st := &state{ID: c.id, Name: answer.Name, Bundle: bundle, HostUser: s.isOurs(specs.UserNamespace, "user"), path: w.statePath(c)}
+	st.Name = answer.Name
+	if len(r.Dropped) > 0 {
+		note(c, "info", fmt.Sprintf("container %s: %s", st.Name, noteNetRaw))
+	}
 	var edited []byte
 	if err = s.refuse(); err == nil {
 		edited, st.Preload, err = s.edit(answer)
@@ -208,6 +226,9 @@ func (w *Wrapper) exec(c command, args []string) (int, error) {
 	if st.HostUser && slices.ContainsFunc(c.caps, isNetAdmin) {
 		return 1, fmt.Errorf("container %s: %w", st.Name, errNetAdmin)
 	}
+	if st.HostUser && slices.ContainsFunc(c.caps, isNetRaw) {
+		return 1, fmt.Errorf("container %s: %w", st.Name, errNetRaw)
+	}
 	if c.processAt == 0 {
 		return 1, w.become(args)
 	}
@@ -231,8 +252,8 @@ func editProcess(path string, st *state) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	process, err := parseProcess(data, st)
-	if err != nil || st.Preload == "" {
+	process, changed, err := editedProcess(data, st)
+	if err != nil || !changed {
 		return "", err
 	}
 	if data, err = json.Marshal(process); err != nil {
@@ -249,22 +270,26 @@ func editProcess(path string, st *state) (string, error) {
 	return f.Name(), nil
 }
 
-func parseProcess(data []byte, st *state) (object, error) {
-	process, err := parseObject(data, "env", "capabilities")
-	if err != nil {
-		return nil, err
-	}
-	var caps *specs.LinuxCapabilities
-	if err := process.get("capabilities", &caps); err != nil {
-		return nil, err
+// editedProcess is a process as it may run in a grafted container, and whether that is
+// another than it was.
+func editedProcess(data []byte, st *state) (process object, changed bool, err error) {
+	if process, err = parseObject(data, "env", "capabilities"); err != nil {
+		return nil, false, err
 	}
 	if st.HostUser {
+		var caps *specs.LinuxCapabilities
+		if err := process.get("capabilities", &caps); err != nil {
+			return nil, false, err
+		}
 		if err := refuseCaps(caps); err != nil {
-			return nil, err
+			return nil, false, err
+		}
+		if changed, err = dropNetRaw(process); err != nil {
+			return nil, false, err
 		}
 	}
 	if st.Preload == "" {
-		return process, nil
+		return process, changed, nil
 	}
-	return process, addPreload(process, st.Preload)
+	return process, true, addPreload(process, st.Preload)
 }

@@ -111,7 +111,8 @@ func (r Ingress) fits() error {
 
 // ParseEgress reads PREFIX[:PORT[-PORT]]=ENDPOINT; an IPv6 prefix with ports
 // stands in brackets, and an address without a length is the prefix of itself
-// alone. The endpoint must be in eps.
+// alone. The unspecified address has to have a length, for without one it is a /0
+// that somebody misspelt. The endpoint must be in eps.
 func ParseEgress(s string, eps *endpoint.Set) (Egress, error) {
 	r, err := parseEgress(s, eps)
 	if err != nil {
@@ -145,7 +146,7 @@ func egressOf(what string) (Egress, error) {
 			return r, err
 		}
 	}
-	r.Prefix, err = parsePrefix(prefix)
+	r.Prefix, err = ParsePrefix(prefix)
 	return r, err
 }
 
@@ -180,12 +181,17 @@ func (r Egress) fits() error {
 	return nil
 }
 
-func parsePrefix(s string) (netip.Prefix, error) {
+// ParsePrefix reads a PREFIX of an egress rule: an IP prefix with nothing beyond its
+// length, or an address.
+func ParsePrefix(s string) (netip.Prefix, error) {
 	p, err := netip.ParsePrefix(s)
 	if err != nil {
 		addr, addrErr := netip.ParseAddr(s)
 		if addrErr != nil {
 			return p, fmt.Errorf("%q is neither an IP prefix nor an address", s)
+		}
+		if addr.IsUnspecified() {
+			return p, fmt.Errorf("%s without a length is one address, which nobody has; write %s/0 for all of its family", s, s)
 		}
 		p = netip.PrefixFrom(addr, addr.BitLen())
 	}

@@ -9,12 +9,21 @@ package api
 //
 //	POST /v1/containers
 type Registration struct {
-	ID   string `json:"id"` // as its engine calls it
-	Name string `json:"name"`
-	// Annotations are those that begin with tsugiki.dev/.
+	ID   string `json:"id"`   // as its engine calls it
+	Name string `json:"name"` // and by which name
+	// Engine is one of config.Engines; empty is other.
+	Engine string `json:"engine,omitempty"`
+	// Annotations are those that begin with tsugiki.dev/, of who starts the container.
+	// The configuration says which are heard.
 	Annotations map[string]string `json:"annotations,omitempty"`
-	// Rules are those of tsugiki run: then annotations and configuration are not
-	// looked at.
+	// Unknown are the names of those annotations of which it is not known whether the
+	// image brings them.
+	Unknown []string `json:"unknown,omitempty"`
+	// Image are the names of annotations that the image brings. They are for the
+	// agent's log, and never heard.
+	Image []string `json:"image,omitempty"`
+	// Rules are those of tsugiki run, and the caller's own: then annotations and
+	// configuration are not looked at.
 	Rules *Rules `json:"rules,omitempty"`
 	// UID and GID are the host's ids of its first program.
 	UID int `json:"uid"`
@@ -22,6 +31,9 @@ type Registration struct {
 	// LoopbackOnly says that its own network namespace has, and will have, nothing
 	// but a loopback.
 	LoopbackOnly bool `json:"loopbackOnly"`
+	// Dropped are capabilities that its runtime takes from it, if it is grafted. They
+	// are for the agent's log.
+	Dropped []string `json:"dropped,omitempty"`
 	// Programs asks for a cgroup for its programs, which is killed when the
 	// container is removed.
 	Programs bool `json:"programs"`
@@ -39,7 +51,7 @@ type Rules struct {
 // anything of the container is to be grafted.
 type Registered struct {
 	Graft bool   `json:"graft"`
-	Name  string `json:"name"`
+	Name  string `json:"name"` // of the container: an annotation can give it another
 	// Token goes, as seccomp's listenerMetadata, with each listener to the socket
 	// Listener.
 	Token    string `json:"token"`

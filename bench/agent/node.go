@@ -142,9 +142,18 @@ func (n *node) machine() (measure.Machine, error) {
 
 // startAgent starts an agent, which may have run before.
 func (n *node) startAgent(ctx context.Context) error {
-	// No other containers of the machine than ours.
+	// No other containers of the machine than ours, and what our bundles' annotations say.
 	config := filepath.Join(n.dir, "agent.toml")
-	text := fmt.Sprintf("[charge]\nwithin = %q\n", "/"+filepath.Base(n.rig.Group()))
+	text := fmt.Sprintf(`[charge]
+within = %q
+[[allow]]
+engines = ["other"]
+names = ["*"]
+annotations = ["egress", "ingress", "mode", "name"]
+unknown_origin = true
+destinations = ["0.0.0.0/0"]
+addresses = [%q]
+`, "/"+filepath.Base(n.rig.Group()), testkit.HostAddr4)
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		return err
 	}

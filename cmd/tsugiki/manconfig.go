@@ -19,10 +19,22 @@ connections.`
 const configContainers = `[[container]] may be there several times. The first one counts whose pattern matches a
 container's name, and only where the container's own annotations have no rules:
 those are tsugiki.dev/mode, tsugiki.dev/endpoints, tsugiki.dev/ingress and
-tsugiki.dev/egress, the last three with commas, semicolons or newlines between entries.`
+tsugiki.dev/egress, the last three with commas, semicolons or newlines between entries.
+
+[[allow]] may be there several times, too. The first one counts that has a container's
+engine and a pattern of its name. It says which annotations are heard, and what they may
+ask for. A container is not started whose annotations ask for more. Without an [[allow]] none
+is heard. What an image brings is never heard.`
 
 const configExample = `  [log]
   level = "debug"
+
+  [[allow]]
+  engines = ["docker"]
+  names = ["*"]
+  annotations = ["egress", "ingress"]
+  destinations = ["0.0.0.0/0"]
+  addresses = ["198.51.100.1"]
 
   [[container]]
   match = "web-*"
@@ -51,7 +63,7 @@ func configPage() []byte {
 	for _, k := range config.Keys() {
 		if k.Table != table {
 			table = k.Table
-			line(".SS %s", header(table))
+			line(".SS %s", config.Header(table))
 		}
 		line(".TP\n\\fB%s\\fR = \\fI%s\\fR", escape(k.Name), escape(k.Kind))
 		text := k.Text
@@ -66,12 +78,4 @@ func configPage() []byte {
 	prose(&b, configExample)
 	line(".SH SEE ALSO\n.BR tsugiki (1),\n.BR tsugiki\\-run (1)")
 	return b.Bytes()
-}
-
-// header is how a table begins.
-func header(table string) string {
-	if table == "container" {
-		return "[[container]]"
-	}
-	return "[" + table + "]"
 }

@@ -74,6 +74,9 @@ that env(1) would give it. When it ends, what it left running is killed.`,
 			if err != nil {
 				return fmt.Errorf("run: %w", err)
 			}
+			if len(spec.Endpoints.All()) == 0 { // rules have some, too
+				spec.Log.Warn("nothing of the program is grafted, as no rule and no endpoint is given; to connect as the host does, write -e 0.0.0.0/0=0.0.0.0")
+			}
 			status, err := c.Wait()
 			if err := errors.Join(err, c.Close()); err != nil {
 				return fmt.Errorf("run: %w", err)

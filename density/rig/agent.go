@@ -41,10 +41,8 @@ func (r *Rig) useAgent(ctx context.Context) error {
 	if a.log, err = os.Create(filepath.Join(r.dir, "agent.log")); err != nil {
 		return err
 	}
-	// As it is without a configuration, but that it leaves the machine's other containers
-	// alone.
 	config := filepath.Join(r.dir, "agent.toml")
-	if err := os.WriteFile(config, fmt.Appendf(nil, "[charge]\nwithin = %q\n", "/"+r.name()), 0o600); err != nil {
+	if err := os.WriteFile(config, []byte(r.agentConfig()), 0o600); err != nil {
 		return errors.Join(err, a.log.Close())
 	}
 	// It is to stay longer than what it was started for: it has no context.
@@ -57,6 +55,22 @@ func (r *Rig) useAgent(ctx context.Context) error {
 	go func() { a.ended <- a.cmd.Wait() }()
 	r.agent = a
 	return a.await(ctx, r.socket())
+}
+
+// agentConfig is as none, but that the agent leaves the machine's other containers alone,
+// and hears the annotations of the rig's: their bundles are nobody's but the rig's.
+func (r *Rig) agentConfig() string {
+	return fmt.Sprintf(`[charge]
+within = %q
+[[allow]]
+engines = ["other"]
+names = ["*"]
+annotations = ["egress", "ingress", "mode", "name"]
+unknown_origin = true
+destinations = ["0.0.0.0/0"]
+addresses = [%q]
+ports = ["1-65535"]
+`, "/"+r.name(), hostAddr.Addr())
 }
 
 // EndAgent ends the agent, of which no container is left: what is measured next is to find the

@@ -14,6 +14,7 @@ import (
 	"log/slog"
 	"os"
 	"path"
+	"slices"
 )
 
 // Where things are, unless the configuration says otherwise.
@@ -35,6 +36,7 @@ type Config struct {
 	Metrics    Metrics
 	Runtime    Runtime
 	Charge     Charge
+	Allows     []Allow     // in the order of the file
 	Containers []Container // in the order of the file
 }
 
@@ -71,6 +73,38 @@ type Container struct {
 	Mode                       string // auto, preload, seccomp; empty is auto
 	Endpoints, Ingress, Egress []Text
 	Line                       int
+}
+
+// Allow is what the annotations of some containers may ask for. The first one counts
+// whose Engines and Names have a container; the zero value of each other field allows
+// nothing, where no default is named.
+type Allow struct {
+	Engines     []Text // some of Engines()
+	Names       []Text // patterns of path.Match
+	Annotations []Text // which are heard: some of AnnotationKeys()
+	// UnknownOrigin hears also those of which it is not known whether the image
+	// brings them.
+	UnknownOrigin bool
+	Destinations  []Text // prefixes that rules may name
+	Special       []Text // and some of SpecialKinds()
+	Addresses     []Text // prefixes of the host's addresses
+	Ports         []Text // the host's, PORT or FIRST-LAST; nil: 1024-65535
+	Types         []Text // of endpoints; nil: ipv4 and ipv6
+	Nameable      bool   // whether programs may name endpoints
+	Netns         []Text // patterns of names or paths
+	Paths         []Text // patterns of paths of unix endpoints, or folders that end with a slash
+	Line          int
+}
+
+// Engines are the names of container engines.
+func Engines() []string { return []string{"docker", "podman", "containerd", "nerdctl", "cri", "other"} }
+
+// AnnotationKeys are the annotations that can be heard, without their prefix.
+func AnnotationKeys() []string { return []string{"egress", "endpoints", "ingress", "mode", "name"} }
+
+// SpecialKinds are the kinds of destinations that no wider rule covers.
+func SpecialKinds() []string {
+	return []string{"broadcast", "link-local", "loopback", "multicast", "unspecified"}
 }
 
 // Text is a rule or an endpoint as it is written, and its line.
@@ -134,4 +168,23 @@ func (c *Config) For(name string) *Container {
 		}
 	}
 	return nil
+}
+
+// AllowFor is what the annotations of a container may ask for, by its engine and by the
+// name that the engine gives it: the first entry that has both, or nil.
+func (c *Config) AllowFor(engine, name string) *Allow {
+	for i := range c.Allows {
+		a := &c.Allows[i]
+		if matchesOne(a.Engines, engine) && matchesOne(a.Names, name) {
+			return a
+		}
+	}
+	return nil
+}
+
+func matchesOne(patterns []Text, name string) bool {
+	return slices.ContainsFunc(patterns, func(p Text) bool {
+		ok, _ := path.Match(p.Text, name)
+		return ok
+	})
 }

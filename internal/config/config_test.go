@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -79,6 +80,43 @@ match = "*"
 			}),
 		},
 		{
+			"allow",
+			`[[allow]]
+engines = ["docker", "other"]
+names = ["web-*"]
+annotations = ["egress",
+	"ingress", "endpoints", "mode", "name"]
+unknown_origin = true
+destinations = ["0.0.0.0/0"]
+special = ["loopback", "link-local", "multicast", "broadcast", "unspecified"]
+addresses = ["198.51.100.1"]
+ports = ["80", "1024-2047"]
+types = ["unix"]
+nameable = true
+netns = ["blue", "/run/netns/b*"]
+paths = ["/run/app/*.sock", "/srv/sockets/"]
+[[allow]]
+names = ["*"]
+engines = []
+types = []
+ports = []
+`,
+			defaults(func(c *Config) {
+				c.Allows = []Allow{
+					{
+						Engines: []Text{{"docker", 2}, {"other", 2}}, Names: []Text{{"web-*", 3}},
+						Annotations:   []Text{{"egress", 4}, {"ingress", 5}, {"endpoints", 5}, {"mode", 5}, {"name", 5}},
+						UnknownOrigin: true, Destinations: []Text{{"0.0.0.0/0", 7}},
+						Special:   []Text{{"loopback", 8}, {"link-local", 8}, {"multicast", 8}, {"broadcast", 8}, {"unspecified", 8}},
+						Addresses: []Text{{"198.51.100.1", 9}}, Ports: []Text{{"80", 10}, {"1024-2047", 10}}, Types: []Text{{"unix", 11}},
+						Nameable: true, Netns: []Text{{"blue", 13}, {"/run/netns/b*", 13}}, Paths: []Text{{"/run/app/*.sock", 14}, {"/srv/sockets/", 14}},
+						Line: 1,
+					},
+					{Engines: []Text{}, Names: []Text{{"*", 16}}, Types: []Text{}, Ports: []Text{}, Line: 15},
+				}
+			}),
+		},
+		{
 			"other ways to write it",
 			"log.level = \"warn\"\ncharge = { placement = false, shared = [\"dockerd\"] }\nmetrics = { listen = \"127.0.0.1:1\" }\n\"run_dir\" = \"/\\u0061\"\r\n" +
 				"container = [{match = \"a\", egress = ['x']}, {match = \"b\"},\n {match = \"c\"}]\n",
@@ -114,7 +152,7 @@ func TestLoadSaysWhatIsWrong(t *testing.T) {
 		{"unknown key, nothing like it", "[log]\ncolour = true", []string{`:2: unknown key "colour"; there are format and level`}},
 		{"key of a table", "level = \"info\"", []string{`:1: unknown key "level"; it belongs below [log]`}},
 		{"dotted unknown key", "log.levell = \"info\"\na.b = 1", []string{`:1: unknown key "levell"; did you mean level?`, `:2: unknown key "a.b"; there are run_dir and state_dir`}},
-		{"unknown table", "[logs]\nlevel = 3\n[log]\nlevel = 3", []string{`:1: unknown table "logs"; there are charge, container, log, metrics and runtime`, ":4: log.level has to be a string, not an integer"}},
+		{"unknown table", "[logs]\nlevel = 3\n[log]\nlevel = 3", []string{`:1: unknown table "logs"; there are allow, charge, container, log, metrics and runtime`, ":4: log.level has to be a string, not an integer"}},
 		{"table of a key", "[log.level]\n", []string{`:1: unknown table "log.level"`}},
 		{"key for a table", "log = \"info\"\ncontainer = 3", []string{":1: log is a table; write [log]", ":2: container is an array of tables; write [[container]]"}},
 		{"one container", "[container]\nmatch = \"*\"", []string{":1: [container] is one of several; write [[container]]"}},
@@ -144,6 +182,21 @@ func TestLoadSaysWhatIsWrong(t *testing.T) {
 				`:4: log.level "loud" is unknown; there are debug, info, warn and error`, `:5: log.format "xml" is unknown; there are text and json`,
 				`:7: metrics.listen ":9100" is not ADDR:PORT`, `:9: runtime.path "runc" is no absolute path`,
 				`:11: container.match "[" is no pattern`, `:12: container.mode "magic" is unknown; there are auto, preload and seccomp`,
+			},
+		},
+		{
+			"allow",
+			"[[allow]]\nengines = [\"dokcer\"]\nnames = [\"[\"]\nannotations = [\"tsugiki.dev/egress\"]\nspecial = [\"localhost\"]\ntypes = [\"ipv4\",\n\"unx\"]\n" +
+				"nameable = \"yes\"\nnetns = [\"\"]\npaths = [\"run\", \"/a/../b\", \"/\", \"/a//\", \"/[\"]\naddresses = \"::\"\nports = [80]\ndestinations = [\"\"]\n[[allow]]\n[allow]\n",
+			[]string{
+				`:2: allow.engines "dokcer" is unknown; there are docker, podman, containerd, nerdctl, cri and other`,
+				`:3: allow.names "[" is no pattern`, `:4: allow.annotations "tsugiki.dev/egress" is unknown; there are egress, endpoints, ingress, mode and name`,
+				`:5: allow.special "localhost" is unknown`, `:7: allow.types "unx" is unknown`, ":8: allow.nameable has to be true or false",
+				`:9: allow.netns "" matches nothing`, `:10: allow.paths "run" is no absolute path`, `:10: allow.paths "/a/../b" is no path as`,
+				`:10: allow.paths "/" is no path as`, `:10: allow.paths "/a//" is no path as`, `:10: allow.paths "/[" is no pattern`,
+				":11: allow.addresses has to be an array of strings, not a string", ":12: allow.ports has to be an array of strings; in it is an integer",
+				`:13: allow.destinations "" is empty`, ":14: [[allow]] has no engines; there are docker, ", ":14: [[allow]] has no names; ",
+				":15: [allow] is one of several; write [[allow]]",
 			},
 		},
 		{"ports", "[metrics]\nlisten = \"127.0.0.1:65536\"", []string{":2: metrics.listen"}},
@@ -201,6 +254,49 @@ func TestFor(t *testing.T) {
 	}
 }
 
+func TestAllowFor(t *testing.T) {
+	entry := func(line int, engines, names string) Allow {
+		a := Allow{Line: line}
+		for _, e := range strings.Fields(engines) {
+			a.Engines = append(a.Engines, Text{e, line})
+		}
+		for _, n := range strings.Fields(names) {
+			a.Names = append(a.Names, Text{n, line})
+		}
+		return a
+	}
+	c := &Config{Allows: []Allow{
+		entry(1, "cri", "kube-system.*"), entry(2, "docker podman", "web-? db"), entry(3, "cri docker", "*"), entry(4, "", "*"), entry(5, "other", ""),
+	}}
+	for _, tt := range []struct {
+		engine, name string
+		line         int
+	}{
+		{"cri", "kube-system.dns.main", 1},
+		{"cri", "default.web.main", 3},
+		{"docker", "web-1", 2},
+		{"docker", "db", 2},
+		{"docker", "web-10", 3},
+		{"podman", "db", 2},
+		{"podman", "web", 0},
+		{"other", "x", 0},
+		{"", "db", 0},
+		{"containerd", "db", 0},
+		{"cri", "kube-system", 3},
+	} {
+		got := 0
+		if a := c.AllowFor(tt.engine, tt.name); a != nil {
+			got = a.Line
+		}
+		if got != tt.line {
+			t.Errorf("%s %s: the entry on line %d, want %d", tt.engine, tt.name, got, tt.line)
+		}
+	}
+	if (&Config{}).AllowFor("docker", "web") != nil {
+		t.Error("there is an entry without a configuration")
+	}
+}
+
 // What is packaged is accepted, says nothing, and neither is anything wrong with
 // what it has in comments.
 func TestPackagedFile(t *testing.T) {
@@ -230,7 +326,7 @@ func TestPackagedFile(t *testing.T) {
 		!c.Charge.Enabled || !c.Charge.Placement || c.Charge.Burst || !c.Charge.Discovery || c.Charge.Softirq {
 		t.Errorf("what it says to be the defaults is %+v", c)
 	}
-	if c.Metrics.Listen == "" || c.Runtime.Path == "" || len(c.Charge.Shared) == 0 || c.Charge.Within == "" || len(c.Containers) == 0 || len(c.Containers[0].Ingress) == 0 {
+	if c.Metrics.Listen == "" || c.Runtime.Path == "" || len(c.Charge.Shared) == 0 || c.Charge.Within == "" || len(c.Containers) == 0 || len(c.Containers[0].Ingress) == 0 || len(c.Allows) == 0 || len(c.Allows[0].Destinations) == 0 {
 		t.Errorf("not all keys are in it: %+v", c)
 	}
 }
@@ -248,10 +344,7 @@ func TestDocumented(t *testing.T) {
 	for _, k := range Keys() {
 		table, value := "", ""
 		if k.Table != "" {
-			table = "`[" + k.Table + "]` "
-		}
-		if k.Table == "container" {
-			table = "`[[container]]` "
+			table = "`" + Header(k.Table) + "` "
 		}
 		if k.Default != "" {
 			value = "`" + k.Default + "` "
@@ -270,8 +363,14 @@ type mirror struct {
 	Log      struct {
 		Level, Format *string
 	}
-	Metrics   struct{ Listen *string }
-	Runtime   struct{ Path *string }
+	Metrics struct{ Listen *string }
+	Runtime struct{ Path *string }
+	Allow   []struct {
+		Engines, Names, Annotations, Destinations, Special, Addresses, Ports, Types, Netns, Paths []string
+
+		UnknownOrigin bool `toml:"unknown_origin"`
+		Nameable      bool
+	}
 	Container []struct {
 		Match                      string
 		Mode                       string
@@ -284,6 +383,7 @@ type mirror struct {
 func FuzzParse(f *testing.F) {
 	f.Add([]byte("run_dir = \"/r\"\n[log]\nlevel = \"debug\"\n[[container]]\nmatch = \"*\"\negress = [\n'''\na''', \"b\"]\n"))
 	f.Add([]byte("container = [{match = \"a\", egress = ['x']}, {match = \"b\"}]\nmetrics.listen = \"[::]:1\"\n"))
+	f.Add([]byte("[[allow]]\nengines = [\"docker\"]\nnames = [\"*\"]\nports = [\"1-2\"]\nnameable = true\nunknown_origin = false\npaths = [\"/a/\"]\n[[allow]]\nnames = []\nengines = []\n"))
 	f.Add([]byte("runtime = { path = \"/a\" }\r\nlogs = 3\n[x.y]\n[[z]]\n"))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		c, err := parse("f", data)
@@ -315,6 +415,7 @@ func FuzzParse(f *testing.F) {
 		same("format", c.Log.Format, m.Log.Format)
 		same("listen", c.Metrics.Listen, m.Metrics.Listen)
 		same("path", c.Runtime.Path, m.Runtime.Path)
+		checkAllows(t, c, m)
 		if len(c.Containers) != len(m.Container) {
 			t.Fatalf("%d containers, want %d", len(c.Containers), len(m.Container))
 		}
@@ -338,4 +439,44 @@ func FuzzParse(f *testing.F) {
 			}
 		}
 	})
+}
+
+// checkAllows compares the entries that say what annotations may ask for.
+func checkAllows(t *testing.T, c *Config, m mirror) {
+	t.Helper()
+	if len(c.Allows) != len(m.Allow) {
+		t.Fatalf("%d entries, want %d", len(c.Allows), len(m.Allow))
+	}
+	plain := func(list []Text) []string {
+		var texts []string
+		for _, text := range list {
+			texts = append(texts, text.Text)
+		}
+		return texts
+	}
+	for i, want := range m.Allow {
+		got := c.Allows[i]
+		if got.UnknownOrigin != want.UnknownOrigin || got.Nameable != want.Nameable {
+			t.Errorf("%+v, want %+v", got, want)
+		}
+		for _, l := range []struct {
+			got  []Text
+			want []string
+		}{
+			{got.Engines, want.Engines},
+			{got.Names, want.Names},
+			{got.Annotations, want.Annotations},
+			{got.Destinations, want.Destinations},
+			{got.Special, want.Special},
+			{got.Addresses, want.Addresses},
+			{got.Ports, want.Ports},
+			{got.Types, want.Types},
+			{got.Netns, want.Netns},
+			{got.Paths, want.Paths},
+		} {
+			if !slices.Equal(plain(l.got), l.want) {
+				t.Errorf("%q, want %q", plain(l.got), l.want)
+			}
+		}
+	}
 }

@@ -25,6 +25,17 @@ type Key struct {
 	set     setter
 }
 
+// Header is how a table is written, empty for no table.
+func Header(table string) string {
+	if _, several := arrays[table]; several {
+		return "[[" + table + "]]"
+	}
+	if table == "" {
+		return ""
+	}
+	return "[" + table + "]"
+}
+
 // setter takes the value of a key into a Config, and says what is wrong with it.
 type setter func(*Config, value) []Error
 
@@ -95,6 +106,66 @@ var keys = []Key{
 		texts(func(c *Config) *[]Text { return &c.Charge.Shared }),
 	},
 	{
+		"allow", "engines", "list", "",
+		"Whose annotations: of containers of docker, podman, containerd, nerdctl, cri (Kubernetes), or other, for those of whom it is not known. It may not be left out.",
+		checked(func(c *Config) *[]Text { return &lastAllow(c).Engines }, oneOf(Engines()...)),
+	},
+	{
+		"allow", "names", "list", "",
+		"And of these names: patterns as in match of [[container]]. A name is what the engine calls the container, with Kubernetes NAMESPACE.POD.CONTAINER. It may not be left out.",
+		checked(func(c *Config) *[]Text { return &lastAllow(c).Names }, pattern),
+	},
+	{
+		"allow", "annotations", "list", "",
+		"Which annotations are heard: egress, endpoints, ingress, mode and name. Without it, none.",
+		checked(func(c *Config) *[]Text { return &lastAllow(c).Annotations }, oneOf(AnnotationKeys()...)),
+	},
+	{
+		"allow", "unknown_origin", "true or false", "false",
+		"Whether annotations are heard of which it cannot be known whether the image brings them, or who starts the container.",
+		flag(func(c *Config) *bool { return &lastAllow(c).UnknownOrigin }),
+	},
+	{
+		"allow", "destinations", "list", "",
+		"Prefixes: what egress rules may be for, each as a whole within one of these.",
+		checked(func(c *Config) *[]Text { return &lastAllow(c).Destinations }, nonEmpty),
+	},
+	{
+		"allow", "special", "list", "",
+		"Kinds of destinations, and of the host's addresses, that no prefix of the other keys covers: broadcast, link-local, loopback, multicast and unspecified.",
+		checked(func(c *Config) *[]Text { return &lastAllow(c).Special }, oneOf(SpecialKinds()...)),
+	},
+	{
+		"allow", "addresses", "list", "",
+		"The host's addresses, as prefixes, that rules and endpoints may use. 0.0.0.0/32 and ::/128 are for leaving the choice to the host.",
+		checked(func(c *Config) *[]Text { return &lastAllow(c).Addresses }, nonEmpty),
+	},
+	{
+		"allow", "ports", "list", "1024-65535",
+		"The host's ports, PORT or FIRST-LAST, that ingress rules and endpoints may use.",
+		checked(func(c *Config) *[]Text { return &lastAllow(c).Ports }, nonEmpty),
+	},
+	{
+		"allow", "types", "list", "ipv4, ipv6",
+		"Types of endpoints: ipv4, ipv6 and unix.",
+		checked(func(c *Config) *[]Text { return &lastAllow(c).Types }, oneOf("ipv4", "ipv6", "unix")),
+	},
+	{
+		"allow", "nameable", "true or false", "false",
+		"Whether there may be endpoints that programs name themselves: through them they connect to all that is not special.",
+		flag(func(c *Config) *bool { return &lastAllow(c).Nameable }),
+	},
+	{
+		"allow", "netns", "list", "",
+		"Network namespaces that endpoints may be in: patterns of names of ip-netns(8), or of paths.",
+		checked(func(c *Config) *[]Text { return &lastAllow(c).Netns }, pattern),
+	},
+	{
+		"allow", "paths", "list", "",
+		"Paths that unix endpoints may have: patterns, or folders that end with a slash, for all below. No part of a path may be a symbolic link.",
+		checked(func(c *Config) *[]Text { return &lastAllow(c).Paths }, pathPattern),
+	},
+	{
 		"container", "match", "pattern", "",
 		"Which containers, by name: * is any letters, ? is one, [a-z] one of these. It may not be left out.",
 		text(func(c *Config) *string { return &last(c).Match }, pattern),
@@ -132,6 +203,24 @@ var tables = func() map[string]map[string]setter {
 	}
 	return tables
 }()
+
+// arrays are the tables of which there may be several, with the number of those that
+// there are.
+var arrays = map[string]struct {
+	add   func(c *Config, line int)
+	count func(*Config) int
+}{
+	"allow": {
+		func(c *Config, line int) { c.Allows = append(c.Allows, Allow{Line: line}) },
+		func(c *Config) int { return len(c.Allows) },
+	},
+	"container": {
+		func(c *Config, line int) { c.Containers = append(c.Containers, Container{Line: line}) },
+		func(c *Config) int { return len(c.Containers) },
+	},
+}
+
+func lastAllow(c *Config) *Allow { return &c.Allows[len(c.Allows)-1] }
 
 func last(c *Config) *Container { return &c.Containers[len(c.Containers)-1] }
 
@@ -199,6 +288,20 @@ func texts(field func(*Config) *[]Text) setter {
 	}
 }
 
+// checked takes an array of strings that a check allows. One that is empty is not nil.
+func checked(field func(*Config) *[]Text, check func(string) error) setter {
+	return func(c *Config, v value) []Error {
+		*field(c) = []Text{}
+		errs := texts(field)(c, v)
+		for _, t := range *field(c) {
+			if err := check(t.Text); err != nil {
+				errs = append(errs, Error{Line: t.Line, Err: fmt.Errorf("%q %w", t.Text, err)})
+			}
+		}
+		return errs
+	}
+}
+
 var levels = map[string]slog.Level{"debug": slog.LevelDebug, "info": slog.LevelInfo, "warn": slog.LevelWarn, "error": slog.LevelError}
 
 func logLevel(c *Config, v value) []Error {
@@ -246,6 +349,24 @@ func pattern(s string) error {
 	}
 	if _, err := path.Match(s, ""); err != nil {
 		return errors.New("is no pattern; * is any letters, ? one, [a-z] one of these, and \\ takes their meaning from them")
+	}
+	return nil
+}
+
+// pathPattern allows a pattern of absolute paths, or a folder.
+func pathPattern(s string) error {
+	if err := absolute(s); err != nil {
+		return err
+	}
+	if clean := path.Clean(s); clean != strings.TrimSuffix(s, "/") || clean == "/" {
+		return errors.New("is no path as it should be written: without //, . and .., and below a folder of its own")
+	}
+	return pattern(s)
+}
+
+func nonEmpty(s string) error {
+	if s == "" {
+		return errors.New("is empty")
 	}
 	return nil
 }

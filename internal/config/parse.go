@@ -97,6 +97,14 @@ func (p *parser) walk(data []byte) {
 			p.fail(c.Line, `[[container]] has no match; match = "*" is for all containers`)
 		}
 	}
+	for i, a := range p.config.Allows {
+		if p.seen[pathOf("allow", "engines", i)] == 0 {
+			p.fail(a.Line, `[[allow]] has no engines; there are %s`, list(Engines()))
+		}
+		if p.seen[pathOf("allow", "names", i)] == 0 {
+			p.fail(a.Line, `[[allow]] has no names; names = ["*"] is for all containers`)
+		}
+	}
 }
 
 func (p *parser) keys(n *unstable.Node) []key {
@@ -119,14 +127,15 @@ func (p *parser) line(n *unstable.Node, otherwise int) int {
 // whose keys nobody has to hear about.
 func (p *parser) header(keys []key, array bool) string {
 	name, line := join(keys), keys[0].line
+	several, isArray := arrays[name]
 	switch {
 	case tables[name] == nil || name == "":
 		p.fail(line, "unknown table %q; there are %s", name, list(tableNames()))
 		return unknown
-	case name == "container" && array:
-		p.config.Containers = append(p.config.Containers, Container{Line: line})
-	case name == "container":
-		p.fail(line, "[container] is one of several; write [[container]]")
+	case isArray && array:
+		several.add(p.config, line)
+	case isArray:
+		p.fail(line, "[%s] is one of several; write [[%s]]", name, name)
 		return unknown
 	case array:
 		p.fail(line, "there is one table %s; write [%s]", name, name)
@@ -149,13 +158,14 @@ func (p *parser) once(path string, line int) bool {
 	return true
 }
 
-// pathOf names a key of a table; those of containers are told apart.
-func pathOf(table, name string, container int) string {
-	switch table {
-	case "":
+// pathOf names a key of a table; those of tables of which there are several are told
+// apart by their number.
+func pathOf(table, name string, number int) string {
+	if table == "" {
 		return name
-	case "container":
-		return fmt.Sprintf("%d#container.%s", container, name)
+	}
+	if _, several := arrays[table]; several {
+		return fmt.Sprintf("%d#%s.%s", number, table, name)
 	}
 	return table + "." + name
 }
@@ -173,23 +183,24 @@ func (p *parser) keyValue(table string, e *unstable.Node) {
 func (p *parser) put(table string, keys []key, v *unstable.Node) {
 	name, line := keys[0].name, keys[0].line
 	_, isTable := tables[name]
+	several, isArray := arrays[name]
 	switch {
 	case table != "" || name == "" || !isTable:
 		p.set(table, join(keys), line, v)
-	case name == "container" && len(keys) == 1 && v.Kind == unstable.Array:
+	case isArray && len(keys) == 1 && v.Kind == unstable.Array:
 		if !p.once(name, line) {
 			return
 		}
 		for it := v.Children(); it.Next(); {
 			if it.Node().Kind != unstable.InlineTable {
-				p.fail(p.line(it.Node(), line), "container is an array of tables; write [[container]]")
+				p.fail(p.line(it.Node(), line), "%s is an array of tables; write [[%s]]", name, name)
 				continue
 			}
-			p.config.Containers = append(p.config.Containers, Container{Line: p.line(it.Node(), line)})
+			several.add(p.config, p.line(it.Node(), line))
 			p.inline(name, it.Node())
 		}
-	case name == "container":
-		p.fail(line, "container is an array of tables; write [[container]]")
+	case isArray:
+		p.fail(line, "%s is an array of tables; write [[%s]]", name, name)
 	case len(keys) > 1:
 		p.put(name, keys[1:], v)
 	case v.Kind == unstable.InlineTable:
@@ -214,7 +225,11 @@ func (p *parser) set(table, name string, line int, v *unstable.Node) {
 		p.fail(line, "unknown key %q%s", name, hint(table, name))
 		return
 	}
-	at := pathOf(table, name, len(p.config.Containers)-1)
+	number := 0
+	if several, isArray := arrays[table]; isArray {
+		number = several.count(p.config) - 1
+	}
+	at := pathOf(table, name, number)
 	if !p.once(at, line) {
 		return
 	}

@@ -42,7 +42,7 @@ func Open(name string) (*NS, error) {
 	if !strings.Contains(name, "/") {
 		path = filepath.Join(RunDir, name)
 		if _, err := strconv.ParseUint(name, 10, 31); err == nil {
-			if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
+			if _, err := os.Lstat(path); errors.Is(err, os.ErrNotExist) {
 				path = filepath.Join("/proc", name, "ns/net")
 			}
 		}
@@ -71,11 +71,78 @@ func New() (*NS, error) {
 }
 
 func open(path string) (*NS, error) {
-	f, err := os.Open(path)
+	f, err := openFile(path)
 	if err != nil {
 		return nil, fmt.Errorf("open network namespace: %w; ip netns list shows those that have a name", err)
 	}
 	return FromFile(f)
+}
+
+// errKind says that a path leads to something else than a namespace.
+var errKind = errors.New("no network namespace")
+
+// openFile opens the file of a namespace and no other file: to open a FIFO or a device
+// can wait for ever, or do something.
+func openFile(path string) (*os.File, error) {
+	at, err := find(path)
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	defer unix.Close(at)
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(at, &fs); err != nil {
+		return nil, &os.PathError{Op: "statfs", Path: path, Err: err}
+	}
+	if fs.Type != unix.NSFS_MAGIC {
+		return nil, &os.PathError{Op: "open", Path: path, Err: errKind}
+	}
+	fd, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", at), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	return os.NewFile(uintptr(fd), path), nil
+}
+
+// find looks a path up without opening what is there (O_PATH).
+//
+// On the way it follows no magic link of procfs: behind /proc/PID/root can be a file
+// system that a container serves, which answers when that likes. As the last step it
+// follows those in the folders ns and fd of procfs, which lead to what is open already.
+func find(path string) (int, error) {
+	const flags = unix.O_PATH | unix.O_CLOEXEC
+	plain := unix.OpenHow{Flags: flags, Resolve: unix.RESOLVE_NO_MAGICLINKS}
+	at, err := openat2(path, &plain)
+	if !errors.Is(err, unix.ELOOP) {
+		return at, err
+	}
+	folder, name := filepath.Split(filepath.Clean(path))
+	if kind := filepath.Base(folder); kind != "ns" && kind != "fd" {
+		return -1, errKind
+	}
+	plain.Flags |= unix.O_DIRECTORY
+	dir, err := openat2(folder, &plain)
+	if err != nil {
+		return -1, err
+	}
+	defer unix.Close(dir)
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(dir, &fs); err != nil {
+		return -1, err
+	}
+	if fs.Type != unix.PROC_SUPER_MAGIC {
+		return -1, errKind
+	}
+	return unix.Openat(dir, name, flags, 0)
+}
+
+// openat2 looks again when somebody was renaming files meanwhile.
+func openat2(path string, how *unix.OpenHow) (int, error) {
+	for {
+		fd, err := unix.Openat2(unix.AT_FDCWD, path, how)
+		if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR) {
+			return fd, err
+		}
+	}
 }
 
 // FromFile makes an NS of an open namespace, which is its own from then on, and is

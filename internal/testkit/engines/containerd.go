@@ -68,9 +68,15 @@ func (r *Rig) startContainerd(t testing.TB, namespace string) {
 		_, err := r.run("ctr", "version")
 		return err
 	}, "containerd")
-	if _, err := r.run("ctr", "-n", namespace, "image", "import", r.Image.path); err != nil {
+	if err := r.importImage(namespace, r.Image); err != nil {
 		t.Fatalf("%v", err)
 	}
+}
+
+// importImage makes an image known in one of containerd's namespaces.
+func (r *Rig) importImage(namespace string, i *Image) error {
+	_, err := r.run("ctr", "-n", namespace, "image", "import", i.archive(true))
+	return err
 }
 
 // ctr drives containerd by its own command, which knows no networks: its
@@ -88,6 +94,8 @@ func startCtr(t testing.TB, r *Rig) Engine {
 }
 
 func (e *ctr) Name() string { return "ctr" }
+
+func (e *ctr) Load(i *Image) error { return e.importImage("default", i) }
 
 func (e *ctr) Run(c Container) error {
 	if !c.None || c.Publish != "" {
@@ -111,7 +119,7 @@ func (e *ctr) Run(c Container) error {
 	if c.DNS != "" {
 		args = append(args, "--mount", "type=bind,src="+e.resolvConf(c)+",dst=/etc/resolv.conf,options=rbind:ro")
 	}
-	_, err := e.run("ctr", append(append(append(args, c.Flags...), ImageName, c.Name), c.Args...)...)
+	_, err := e.run("ctr", append(append(append(args, c.Flags...), c.image(), c.Name), c.Args...)...)
 	return err
 }
 

@@ -49,6 +49,8 @@ func startCRI(t testing.TB, r *Rig) Engine {
 
 func (e *kube) Name() string { return "cri" }
 
+func (e *kube) Load(i *Image) error { return e.importImage("k8s.io", i) }
+
 // limit bounds a request.
 func (e *kube) limit() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.Background(), commandLimit)
@@ -101,7 +103,7 @@ func (e *kube) describe(c Container) *pod {
 		},
 		spec: &cri.ContainerConfig{
 			Metadata:    &cri.ContainerMetadata{Name: "main"},
-			Image:       &cri.ImageSpec{Image: ImageName},
+			Image:       &cri.ImageSpec{Image: c.image()},
 			Command:     c.Args,
 			Annotations: c.Annotations,
 			LogPath:     "main.log",

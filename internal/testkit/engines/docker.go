@@ -53,7 +53,7 @@ func startDocker(t testing.TB, r *Rig) Engine {
 		_, err := d.do("version")
 		return err
 	}, "dockerd")
-	if _, err := d.do("load", "-q", "-i", r.Image.path); err != nil {
+	if err := d.Load(r.Image); err != nil {
 		t.Fatalf("%v", err)
 	}
 	return d
@@ -88,7 +88,7 @@ runtime = "runc"
 		}
 		return f
 	}}
-	if _, err := p.do("load", "-q", "-i", r.Image.path); err != nil {
+	if err := p.Load(r.Image); err != nil {
 		t.Fatalf("%v", err)
 	}
 	return p
@@ -106,6 +106,11 @@ func (e *cli) Name() string { return e.name }
 
 func (e *cli) do(args ...string) (string, error) {
 	return e.run(e.command[0], append(e.command[1:], args...)...)
+}
+
+func (e *cli) Load(i *Image) error {
+	_, err := e.do("load", "-q", "-i", i.archive(e.name == "podman"))
+	return err
 }
 
 func (e *cli) on(verb, name string, flags ...string) error {
@@ -135,7 +140,7 @@ func (e *cli) Run(c Container) error {
 	if c.Publish != "" {
 		args = append(args, "--publish", c.Publish)
 	}
-	args = append(append(append(args, c.Flags...), ImageName), c.Args...)
+	args = append(append(append(args, c.Flags...), c.image()), c.Args...)
 	_, err := command.do(args...)
 	return err
 }

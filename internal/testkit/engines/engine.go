@@ -8,6 +8,8 @@ import (
 // Container says what to run.
 type Container struct {
 	Name string
+	// Image is the name of one that was loaded; empty is ImageName.
+	Image string
 	// Runtime is a key of Options.Runtimes, or empty for the engine's own.
 	Runtime string
 	// Network is the engine's default one, a bridge, unless None is set:
@@ -29,6 +31,8 @@ type Container struct {
 // said as errors; what an engine cannot do wraps errors.ErrUnsupported.
 type Engine interface {
 	Name() string
+	// Load makes another image known, under its name.
+	Load(i *Image) error
 	Run(c Container) error // also starts it
 	// Exec runs a program in a container and returns what it printed on
 	// standard output; the error has what it printed on standard error.
@@ -79,6 +83,14 @@ func need(t testing.TB, r *Rig, programs ...string) {
 			t.Skipf("skip: needs the program %s in %s", p, searchPath)
 		}
 	}
+}
+
+// image is the name of a container's image.
+func (c Container) image() string {
+	if c.Image == "" {
+		return ImageName
+	}
+	return c.Image
 }
 
 // flags are name and value for each of a list.

@@ -22,10 +22,20 @@ import (
 const ImageName = "localhost/tsugiki:test"
 
 // Image is an archive that all of the engines can load, as docker save makes it:
-// busybox (static), nginx, redis-server and redis-cli (dynamic), denied and interrupted, see
+// busybox (static), nginx, redis-server and redis-cli (dynamic), denied, interrupted and raw, see
 // testdata. Without arguments its containers do nothing until they are stopped.
 type Image struct {
-	path string
+	path  string // as docker save makes it
+	oci   string // as the image specification has it; empty: there is none
+	layer []byte
+}
+
+// archive is the path of the image's archive.
+func (i *Image) archive(oci bool) string {
+	if oci && i.oci != "" {
+		return i.oci
+	}
+	return i.path
 }
 
 // Commands of the image.
@@ -81,7 +91,7 @@ func BuildImage(dir string) (*Image, error) {
 		return nil, err
 	}
 	files := map[string]string{}
-	for _, name := range []string{"denied", "interrupted"} {
+	for _, name := range []string{"denied", "interrupted", "raw"} {
 		source, err := sources.ReadFile("testdata/" + name + ".c")
 		if err != nil {
 			return nil, err
@@ -100,8 +110,19 @@ func BuildImage(dir string) (*Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	i := &Image{filepath.Join(dir, "image.tar")}
-	return i, i.write(layer)
+	i := &Image{path: filepath.Join(dir, "image.tar"), layer: layer}
+	return i, i.write(ImageName, nil)
+}
+
+// Saying makes, in a folder, an image of another name that has words in all places for
+// them: they are labels of its configuration, and annotations of its manifest where the
+// archive's form has those.
+func (i *Image) Saying(dir, name string, words map[string]string) (*Image, error) {
+	s := &Image{path: filepath.Join(dir, "saying.tar"), oci: filepath.Join(dir, "saying-oci.tar"), layer: i.layer}
+	if err := s.write(name, words); err != nil {
+		return nil, err
+	}
+	return s, s.writeOCI(name, words)
 }
 
 // collect finds the programs and their libraries: files of the image by those of
@@ -180,37 +201,84 @@ func add(w *tar.Writer, name string, mode int64, text []byte) error {
 	return err
 }
 
-// write makes the archive of an image with one layer.
-func (i *Image) write(layer []byte) error {
-	config, err := json.Marshal(map[string]any{
-		"architecture": runtime.GOARCH,
-		"os":           "linux",
-		"config":       map[string]any{"Cmd": idle, "Env": []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}},
-		"rootfs":       map[string]any{"type": "layers", "diff_ids": []string{fmt.Sprintf("sha256:%x", sha256.Sum256(layer))}},
-		"history":      []any{map[string]string{"created_by": "test"}},
-	})
-	if err != nil {
-		return err
-	}
-	manifest, err := json.Marshal([]any{map[string]any{
-		"Config": "config.json", "RepoTags": []string{ImageName}, "Layers": []string{"layer.tar"},
-	}})
-	if err != nil {
-		return err
-	}
-	f, err := os.Create(i.path)
+// file is one of an archive's.
+type file struct {
+	name string
+	text []byte
+}
+
+func writeArchive(path string, files ...file) error {
+	f, err := os.Create(path)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
 	w := tar.NewWriter(f)
-	for _, part := range []struct {
-		name string
-		text []byte
-	}{{"config.json", config}, {"layer.tar", layer}, {"manifest.json", manifest}} {
+	for _, part := range files {
 		if err := add(w, part.name, 0o644, part.text); err != nil {
 			return err
 		}
 	}
 	return w.Close()
+}
+
+// config is the configuration of an image with one layer.
+func (i *Image) config(labels map[string]string) ([]byte, error) {
+	return json.Marshal(map[string]any{
+		"architecture": runtime.GOARCH,
+		"os":           "linux",
+		"config":       map[string]any{"Cmd": idle, "Env": []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}, "Labels": labels},
+		"rootfs":       map[string]any{"type": "layers", "diff_ids": []string{"sha256:" + hash(i.layer)}},
+		"history":      []any{map[string]string{"created_by": "test"}},
+	})
+}
+
+func hash(data []byte) string { return fmt.Sprintf("%x", sha256.Sum256(data)) }
+
+// write makes the archive as docker save does.
+func (i *Image) write(name string, labels map[string]string) error {
+	config, err := i.config(labels)
+	if err != nil {
+		return err
+	}
+	manifest, err := json.Marshal([]any{map[string]any{
+		"Config": "config.json", "RepoTags": []string{name}, "Layers": []string{"layer.tar"},
+	}})
+	if err != nil {
+		return err
+	}
+	return writeArchive(i.path, file{"config.json", config}, file{"layer.tar", i.layer}, file{"manifest.json", manifest})
+}
+
+// writeOCI makes the archive of an OCI layout.
+func (i *Image) writeOCI(name string, words map[string]string) error {
+	config, err := i.config(words)
+	if err != nil {
+		return err
+	}
+	blob := func(kind string, data []byte, annotations map[string]string) map[string]any {
+		d := map[string]any{"mediaType": "application/vnd.oci.image." + kind, "digest": "sha256:" + hash(data), "size": len(data)}
+		if annotations != nil {
+			d["annotations"] = annotations
+		}
+		return d
+	}
+	manifest, err := json.Marshal(map[string]any{
+		"schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json", "annotations": words,
+		"config": blob("config.v1+json", config, nil), "layers": []any{blob("layer.v1.tar", i.layer, nil)},
+	})
+	if err != nil {
+		return err
+	}
+	names := map[string]string{"org.opencontainers.image.ref.name": name, "io.containerd.image.name": name}
+	index, err := json.Marshal(map[string]any{
+		"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json",
+		"manifests": []any{blob("manifest.v1+json", manifest, names)}, "annotations": words,
+	})
+	if err != nil {
+		return err
+	}
+	const blobs = "blobs/sha256/"
+	return writeArchive(i.oci, file{"oci-layout", []byte(`{"imageLayoutVersion":"1.0.0"}`)}, file{"index.json", index},
+		file{blobs + hash(config), config}, file{blobs + hash(manifest), manifest}, file{blobs + hash(i.layer), i.layer})
 }

@@ -1,0 +1,96 @@
+package netns
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// Whatever a path leads to, it is opened at once or refused at once: to open a FIFO
+// waits for a writer, who never comes here.
+func TestOpenSaysWhatIsNoNamespace(t *testing.T) {
+	dir := t.TempDir()
+	fifo := filepath.Join(dir, "fifo")
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	file, folder := filepath.Join(dir, "file"), filepath.Join(dir, "ns")
+	if err := errors.Join(os.WriteFile(file, nil, 0o600), os.Mkdir(folder, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	links := map[string]string{
+		"to-fifo": fifo, "to-process": "/proc/self/ns/net", "ns/net": fifo, "round": filepath.Join(dir, "round"), "to-root": "/proc/self/root" + fifo,
+	}
+	for name, to := range links {
+		if err := os.Symlink(to, filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, path := range map[string]string{
+		"FIFO": fifo, "link to a FIFO": filepath.Join(dir, "to-fifo"), "file": file, "folder": dir, "device": "/dev/null",
+		"another namespace": "/proc/self/ns/mnt", "FIFO in a folder ns": filepath.Join(folder, "net"),
+		"FIFO behind a root": "/proc/self/root" + fifo, "link behind a root": filepath.Join(dir, "to-root"), "link of its own": filepath.Join(dir, "round"),
+		"program": "/proc/self/exe", "nothing": filepath.Join(dir, "nothing"), "no name": "no-such-namespace-of-a-test",
+	} {
+		ns, err := Open(path)
+		if err == nil {
+			ns.Close()
+			t.Errorf("%s: was opened", name)
+			continue
+		}
+		if strings.Contains(err.Error(), "\n") || !strings.Contains(err.Error(), filepath.Base(path)) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// All the ways in which a namespace can be named lead to it.
+func TestOpen(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("skip: needs root")
+	}
+	own, err := New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer own.Close()
+	bound, link := filepath.Join(t.TempDir(), "bound"), filepath.Join(t.TempDir(), "link")
+	if err := errors.Join(os.WriteFile(bound, nil, 0o600), os.Symlink(bound, link)); err != nil {
+		t.Fatal(err)
+	}
+	open := fmt.Sprintf("/proc/self/fd/%d", own.File().Fd())
+	err = onOwnThread(func() error { // in a mount namespace of its own
+		err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS)
+		if err == nil {
+			err = unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
+		}
+		if err == nil {
+			err = unix.Mount(open, bound, "", unix.MS_BIND, "")
+		}
+		for _, path := range []string{open, bound, link} {
+			if err == nil {
+				err = leadsTo(path, own)
+			}
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+func leadsTo(path string, want *NS) error {
+	ns, err := Open(path)
+	if err != nil {
+		return err
+	}
+	if ns.Cookie() != want.Cookie() {
+		err = fmt.Errorf("%s leads to another namespace", path)
+	}
+	return errors.Join(err, ns.Close())
+}

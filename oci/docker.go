@@ -1,0 +1,105 @@
+package oci
+
+import (
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"regexp"
+)
+
+// dockerContainer is what dockerd keeps in config.v2.json and hostconfig.json.
+type dockerContainer struct {
+	ID, Name    string
+	Config      struct{ Labels map[string]string }
+	Image       string // id
+	Driver      string // of its storage
+	networkMode string
+	root        string // of dockerd's files
+}
+
+// findDocker reads what dockerd knows of a container. Its config.json has neither name
+// nor labels, but paths that lead to dockerd's files: ROOT/containers/ID is a
+// container's folder.
+func findDocker(s *spec, id string) (dockerContainer, bool) {
+	for _, root := range dockerRoots(s) {
+		dir := filepath.Join(root, "containers", id)
+		config, err := readFile(filepath.Join(dir, "config.v2.json"))
+		if err != nil {
+			continue
+		}
+		host, err := readFile(filepath.Join(dir, "hostconfig.json"))
+		if err != nil {
+			continue
+		}
+		if c, ok := parseDocker(config, host, id); ok {
+			c.root = root
+			return c, true
+		}
+	}
+	return dockerContainer{}, false
+}
+
+// dockerRoots are the folders in which dockerd may have its files. /etc/hostname and the
+// like are mounted from ROOT/containers/ID; that is another container's where the network is
+// shared with that one. The root file system is at ROOT/DRIVER/..., three levels deep.
+func dockerRoots(s *spec) []string {
+	var roots []string
+	for _, m := range s.mounts {
+		for dir := filepath.Dir(m.Source); filepath.IsAbs(dir) && dir != "/"; dir = filepath.Dir(dir) {
+			if filepath.Base(dir) == "containers" {
+				roots = append(roots, filepath.Dir(dir))
+			}
+		}
+	}
+	var rootfs struct{ Path string }
+	if s.all.get("root", &rootfs) == nil && filepath.IsAbs(rootfs.Path) {
+		roots = append(roots, filepath.Join(rootfs.Path, "../../.."))
+	}
+	return roots
+}
+
+func parseDocker(config, host []byte, id string) (dockerContainer, bool) {
+	var c dockerContainer
+	var h struct{ NetworkMode string }
+	if json.Unmarshal(config, &c) != nil || json.Unmarshal(host, &h) != nil || c.ID != id {
+		return dockerContainer{}, false
+	}
+	c.networkMode = h.NetworkMode
+	return c, true
+}
+
+var (
+	imageID    = regexp.MustCompile(`^sha256:([0-9a-f]{64})$`)
+	driverName = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]*$`)
+)
+
+// imageLabels tells labels of the container's image, whose configuration has its own hash
+// for a name. It is nil where that is not found, as with containerd's image store.
+func (c dockerContainer) imageLabels() func(key, value string) bool {
+	id := imageID.FindStringSubmatch(c.Image)
+	if id == nil || !driverName.MatchString(c.Driver) {
+		return nil
+	}
+	data, err := readFile(filepath.Join(c.root, "image", c.Driver, "imagedb", "content", "sha256", id[1]))
+	if err != nil || fmt.Sprintf("%x", sha256.Sum256(data)) != id[1] {
+		return nil
+	}
+	labels, err := parseImageLabels(data)
+	if err != nil {
+		return nil
+	}
+	return func(key, value string) bool {
+		v, is := labels[key]
+		return is && v == value
+	}
+}
+
+// parseImageLabels reads an image's configuration.
+func parseImageLabels(data []byte) (map[string]string, error) {
+	var image struct {
+		Config struct{ Labels map[string]string }
+	}
+	err := json.Unmarshal(data, &image)
+	return image.Config.Labels, err
+}
