@@ -97,6 +97,9 @@ func adoptSet(cgroup *os.File) (*set, error) {
 	if s.PolicyMaps, err = openMaps(found); err != nil {
 		return nil, err
 	}
+	if err := s.closeTheirs(); err != nil {
+		return nil, errors.Join(err, s.PolicyMaps.Close())
+	}
 	if sets.adopted == nil {
 		sets.adopted = map[ebpf.MapID]*set{}
 	}

@@ -166,7 +166,18 @@ func loadSet() (*set, error) {
 			return nil, errors.Join(fmt.Errorf("keep map %s with the policy programs: %w", m, err), objs.Close())
 		}
 	}
-	return s, nil
+	return s, s.closeTheirs()
+}
+
+// closeTheirs lets go of the maps that only the programs use, which keep them: many
+// supervisors have few files.
+func (s *set) closeTheirs() error {
+	var errs []error
+	for _, m := range []**ebpf.Map{&s.HeardBySocket, &s.LentBySocket, &s.RelayedSockets} {
+		errs = append(errs, (*m).Close())
+		*m = nil
+	}
+	return errors.Join(errs...)
 }
 
 // take is what another container gets, unless there are no more numbers. It is made in
