@@ -3,10 +3,9 @@
  * AF_GRAFT: sockets that a program binds to an endpoint by the endpoint's name.
  *
  * An endpoint is a name that the administrator has given to an address of the host
- * ("NAME type ipv4|ipv6 addr ADDR port PORT|dynamic nameable", "NAME type unix path PATH nameable").
- * A socket of the family AF_GRAFT has no address family of its own until it is
- * bound: then it becomes a socket of the host's network, of the endpoint's family
- * and at its address.
+ * ("NAME type ipv4|ipv6 addr ADDR port PORT|dynamic nameable", "NAME type unix path PATH
+ *nameable"). A socket of the family AF_GRAFT has no address family of its own until it is bound:
+ *then it becomes a socket of the host's network, of the endpoint's family and at its address.
  *
  *	struct sockaddr_gr gr = {.sgr_family = AF_GRAFT};
  *	int s = socket(AF_GRAFT, SOCK_STREAM, 0);
