@@ -1,38 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * The other system call ABIs of an x86-64 kernel. int 0x80 works in 64-bit
- * programs too: the kernel then takes the i386 numbers and 32-bit registers.
- */
+/* The other system call ABIs of an x86-64 kernel. */
 #include "attack.h"
 
-#include <sys/mman.h>
+#include "../i386.h"
 
 enum {
-	I386_SOCKETCALL = 102,
-	I386_SOCKET = 359,
-	I386_BIND = 361,
-	I386_CONNECT = 362,
-	I386_LISTEN = 363,
 	SYS_LISTEN_OF_SOCKETCALL = 4,
 	IO_URING_SETUP = 425,
 	X32 = 0x40000000,
 };
 
-#ifdef __x86_64__
 long attack_i386(long number, long a, long b, long c, long d, long e)
 {
-	long result;
-
-	__asm__ volatile("int $0x80"
-			 : "=a"(result)
-			 : "a"(number), "b"(a), "c"(b), "d"(c), "S"(d), "D"(e)
-			 : "memory", "r8", "r9", "r10", "r11");
-	result = (int32_t)result;
-	if (result < 0 && result > -4096) {
-		errno = (int)-result;
-		return -1;
-	}
-	return result;
+	return i386_call(number, a, b, c, d, e, 0);
 }
 
 void *attack_low(void)
@@ -40,28 +20,12 @@ void *attack_low(void)
 	static void *page;
 
 	if (page == NULL) {
-		page = mmap(NULL, 4096, PROT_READ | PROT_WRITE,
-			    MAP_PRIVATE | MAP_ANONYMOUS | MAP_32BIT, -1, 0);
+		page = i386_page();
 		if (page == MAP_FAILED)
 			attack_die("map low memory");
 	}
 	return page;
 }
-#else
-long attack_i386(long number, long a, long b, long c, long d, long e)
-{
-	(void)number, (void)a, (void)b, (void)c, (void)d, (void)e;
-	errno = ENOSYS;
-	return -1;
-}
-
-void *attack_low(void)
-{
-	static char page[4096];
-
-	return page;
-}
-#endif
 
 static long abi_x32(long number, long a, long b)
 {
