@@ -14,6 +14,7 @@ ROUNDS   ?= 7
 CONTAINERS ?= 300
 FUZZTIME ?= 10s
 SOAK     ?= 100000
+PROPERTY ?= 10m
 LINT     := $(GO) tool -modfile=tools/go.mod golangci-lint
 C_FILES   = $(shell git ls-files '*.c' '*.h')
 
@@ -86,9 +87,11 @@ test-density: deps build
 test-kernels: deps build
 	scripts/kernels/test.sh
 
-# Many short connections through one container: nothing may fail, or grow.
+# Many short connections through one container: nothing may fail, or grow. Then random calls
+# under random rules, for as long as PROPERTY says: no packet may go where no rule lets it.
 soak: deps build
 	TSUGIKI_BIN=$(CURDIR)/bin $(GO) test -count=1 -timeout 60m -run '^TestSoak$$' -v ./e2e -soak $(SOAK)
+	TSUGIKI_BIN=$(CURDIR)/bin $(GO) test -count=1 -timeout 0 -run '^TestPropertyRulesHold$$' -v ./e2e -property $(PROPERTY)
 
 # The programs of the conformance suite, with sanitizers in the C parts.
 SANITIZED = $(CURDIR)/bin/sanitized

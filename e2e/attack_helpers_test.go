@@ -34,24 +34,29 @@ var (
 )
 
 // buildAttack builds the program of testdata/attack, once.
-var buildAttack = sync.OnceValues(func() (string, error) {
-	sources, err := filepath.Glob("testdata/attack/*.c")
+var buildAttack = sync.OnceValues(func() (string, error) { return buildSources("attack", staticAndDynamic) })
+
+var staticAndDynamic = map[string]string{"dynamic": "-rdynamic", "static": "-static"}
+
+// buildSources builds the C program of a directory of testdata in some ways.
+func buildSources(name string, builds map[string]string) (string, error) {
+	sources, err := filepath.Glob(filepath.Join("testdata", name, "*.c"))
 	if err != nil {
 		return "", err
 	}
-	dir := filepath.Join(tmpDir, "attack")
+	dir := filepath.Join(tmpDir, name)
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return "", err
 	}
 	flags := []string{"-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread"}
-	for name, extra := range map[string]string{"dynamic": "-rdynamic", "static": "-static"} {
-		args := append(slices.Clone(flags), extra, "-o", filepath.Join(dir, name))
+	for build, extra := range builds {
+		args := append(slices.Clone(flags), extra, "-o", filepath.Join(dir, build))
 		if out, err := exec.Command("gcc", append(args, sources...)...).CombinedOutput(); err != nil {
-			return "", fmt.Errorf("build attack: %w\n%s", err, out)
+			return "", fmt.Errorf("build %s: %w\n%s", name, err, out)
 		}
 	}
 	return dir, nil
-})
+}
 
 // attackProgram is the path of the attack, built "static" or "dynamic".
 func attackProgram(t *testing.T, build string) string {
