@@ -143,7 +143,7 @@ func (j *judge) owned(f frame) {
 		j.opened[ends] = true
 		j.seen[kindOf(p, verdict)]++
 	case f.flags&tcpSYN != 0:
-		if !c.accepts(j.host, f.from, f.link) {
+		if !c.accepts(j.host, f.from) {
 			j.find(c, f, f.from, "accepted a connection where no rule lets it be reached")
 			return
 		}

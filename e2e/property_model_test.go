@@ -224,11 +224,8 @@ func (e modelEndpoint) leaves(h modelHost, p modelPacket) bool {
 	return h.owns(p.from.Addr()) || p.from.Addr().IsLoopback() && p.link == "lo" && !p.to.Addr().IsGlobalUnicast()
 }
 
-// accepts tells whether a connection to an address and port of the host may be accepted. What
-// listens where no rule lets it be reached is on the loopback device, see guard_listen.
-func (c modelContainer) accepts(h modelHost, at netip.AddrPort, link string) bool {
-	return c.serves(h, at) || link == "lo"
-}
+// accepts tells whether a connection to an address and port of the host may be accepted.
+func (c modelContainer) accepts(h modelHost, at netip.AddrPort) bool { return c.serves(h, at) }
 
 // hears judges a datagram that a socket of the container has received on the host.
 func (c modelContainer) hears(h modelHost, p modelPacket) bool {
