@@ -35,6 +35,8 @@ const (
 	listenersAtOnce  = 64
 )
 
+var errNoListener = errors.New("no seccomp listener came with the container's state")
+
 // listeners takes listeners.
 type listeners struct {
 	d       *Daemon
@@ -89,9 +91,9 @@ func (l *listeners) close() error {
 
 func (l *listeners) take(conn *net.UnixConn) {
 	log := l.d.log
-	err := checkSender(conn)
+	sender, err := checkSender(conn)
 	if err == nil {
-		log, err = l.attach(conn)
+		log, err = l.attach(conn, sender)
 	}
 	var result any = struct{}{}
 	if err != nil {
@@ -101,31 +103,34 @@ func (l *listeners) take(conn *net.UnixConn) {
 	_ = json.NewEncoder(conn).Encode(result) // who does not wait misses it
 }
 
-// checkSender refuses all but root and our user. More cannot be asked of a runtime,
-// which does not wait to be looked at; who may attach to which container, the token
-// says.
-func checkSender(conn *net.UnixConn) error {
+// checkSender refuses all but root and our user, and says which process it is. More cannot
+// be asked of a runtime, which does not wait to be looked at; who may attach to which
+// container, the token says.
+func checkSender(conn *net.UnixConn) (pid int, err error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
-		return err
+		return 0, err
 	}
 	var cred *unix.Ucred
 	cerr := raw.Control(func(fd uintptr) {
 		cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
 	})
 	if err = errors.Join(cerr, err); err != nil {
-		return fmt.Errorf("find out who sends a seccomp listener: %w", err)
+		return 0, fmt.Errorf("find out who sends a seccomp listener: %w", err)
 	}
 	if cred.Uid != 0 && int(cred.Uid) != os.Geteuid() {
-		return fmt.Errorf("user %d may not attach programs; root may", cred.Uid)
+		return 0, fmt.Errorf("user %d may not attach programs; root may", cred.Uid)
 	}
-	return nil
+	return int(cred.Pid), nil
 }
 
-// attach reads a message and acts on it. A program that cannot be attached is
-// killed: its calls would fail for no reason that it could know. The log says which it
-// is, as far as that is known.
-func (l *listeners) attach(conn *net.UnixConn) (*slog.Logger, error) {
+// attach reads a message and acts on it. The log says which program it is about, as far
+// as that is known.
+//
+// A program that cannot be attached has no listener any more once the files are closed, and
+// each of its trapped calls fails with ENOSYS. One of a container of ours is killed too, for
+// it could not know the reason.
+func (l *listeners) attach(conn *net.UnixConn, sender int) (*slog.Logger, error) {
 	log := l.d.log
 	if err := conn.SetReadDeadline(time.Now().Add(listenerPatience)); err != nil {
 		return log, err
@@ -154,23 +159,40 @@ func (l *listeners) attach(conn *net.UnixConn) (*slog.Logger, error) {
 	m := l.d.findToken(state.Metadata)
 	came := at < len(files) && isListener(files[at]) // out of files, the kernel drops it
 	switch {
-	case m == nil && came:
-		return log, errors.Join(fmt.Errorf("process %d: no container is registered by that token", state.Pid), program.kill())
-	case m == nil: // nor has anybody shown that the process is a container's
-		return log, errors.New("no seccomp listener came with the container's state")
+	case m == nil && !came:
+		return log, errNoListener
+	case m == nil:
+		return log, fmt.Errorf("process %d: no container is registered by that token; its listener is closed, so its socket calls fail; start the container again", state.Pid)
 	}
 	log = log.With("container", m.spec.Name)
 	if !came {
-		return log, errors.Join(errors.New("no seccomp listener came with the container's state; its program is killed"), program.kill())
+		return log, m.giveUp(program, sender, errNoListener)
 	}
 	listener := files[at]
 	files = slices.Delete(files, at, at+1)
 	if err := m.attach(listener, state.Pid); err != nil {
-		err = errors.Join(err, program.kill(), listener.Close())
-		return log, fmt.Errorf("container %s: %w; its program is killed", m.spec.Name, err)
+		err = m.giveUp(program, sender, err)
+		return log, fmt.Errorf("container %s: %w", m.spec.Name, errors.Join(err, listener.Close()))
 	}
 	m.log.Info("program attached", "pid", state.Pid)
 	return log, nil
+}
+
+// giveUp kills a program that cannot be attached, if it is shown to be the container's: a
+// message may name any process.
+func (m *managed) giveUp(program *process, sender int, reason error) error {
+	if program == nil {
+		return reason // it is gone
+	}
+	if !m.has(program) && !program.isOf(sender) {
+		return fmt.Errorf("%w; process %d is not shown to be the container's: it lives, and the socket calls of whatever had the listener fail", reason, program.pid)
+	}
+	return errors.Join(fmt.Errorf("%w; its program is killed", reason), program.kill())
+}
+
+// has tells whether a process is in the container's group of programs.
+func (m *managed) has(p *process) bool {
+	return m.ownGroup && m.programs != nil && p.isIn(m.programs.Path())
 }
 
 // receive reads until the sender closes its side, or has said one JSON object.

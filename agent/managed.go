@@ -188,6 +188,10 @@ func (m *managed) enterFirst(own *netns.NS, pid int) error {
 	if err != nil {
 		return errors.Join(err, own.Close())
 	}
+	if !first.isFiltered() { // it is killed when the container ends
+		err := fmt.Errorf("process %d has no seccomp filter, so it is not the container's program", pid)
+		return errors.Join(err, own.Close(), first.close())
+	}
 	m.ownNS = own
 	m.init.Store(first)
 	r := *m.record

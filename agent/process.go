@@ -4,6 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -40,18 +43,51 @@ func reopenProcess(pid int, started string) (*process, error) {
 	return p, err
 }
 
-// startOf is field 22 of /proc/PID/stat (proc(5)).
-func startOf(pid int) (string, error) {
+// Fields of /proc/PID/stat (proc(5)), counted from 1.
+const (
+	statParent = 4
+	statStart  = 22
+)
+
+// statOf reads a field of /proc/PID/stat behind the process's name.
+func statOf(pid, field int) (string, error) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return "", err
 	}
 	text := string(stat)
-	fields := strings.Fields(text[strings.LastIndexByte(text, ')')+1:])
-	if len(fields) < 20 {
-		return "", fmt.Errorf("/proc/%d/stat has %d fields", pid, len(fields))
+	fields := strings.Fields(text[strings.LastIndexByte(text, ')')+1:]) // from the third on
+	if len(fields) < statStart-2 {
+		return "", fmt.Errorf("/proc/%d/stat has %d fields", pid, len(fields)+2)
 	}
-	return strings.Clone(fields[19]), nil // else all of the text is kept
+	return strings.Clone(fields[field-3]), nil // else all of the text is kept
+}
+
+func startOf(pid int) (string, error) { return statOf(pid, statStart) }
+
+// lives tells whether the process has not ended, so that what was read by its pid before
+// was about it.
+func (p *process) lives() bool { return unix.PidfdSendSignal(p.pidfd, 0, nil, 0) == nil }
+
+// isOf tells whether the process is another, or its child: that one could kill it itself.
+func (p *process) isOf(pid int) bool {
+	if pid <= 0 || p.pid == pid { // 0: of a pid namespace that is not below ours
+		return pid > 0 && p.lives()
+	}
+	parent, err := statOf(p.pid, statParent)
+	return err == nil && parent == strconv.Itoa(pid) && p.lives()
+}
+
+// isIn tells whether the process is in a cgroup, which is given by its directory.
+func (p *process) isIn(dir string) bool {
+	pids, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+	return err == nil && slices.Contains(strings.Fields(string(pids)), strconv.Itoa(p.pid)) && p.lives()
+}
+
+// isFiltered tells whether a seccomp filter is on the process's first thread.
+func (p *process) isFiltered() bool {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.pid))
+	return err == nil && strings.Contains(string(status), "\nSeccomp:\t2\n") && p.lives()
 }
 
 func (p *process) kill() error {

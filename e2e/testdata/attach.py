@@ -1,10 +1,14 @@
-"""Attaches itself, by TOKEN, to a container of the daemon whose socket is SOCKET.
+"""attach.py SOCKET TOKEN listener|nothing [PID]
+
+Attaches itself, by TOKEN, to a container of the daemon whose socket is SOCKET.
 
 With "nothing" in the place of a listener it sends none, as it comes where the
-receiver is out of files. It then sleeps."""
+receiver is out of files. With PID it names that process instead of itself. It then
+sleeps."""
 import ctypes, json, os, socket, struct, sys, time
 
 SOCKET, TOKEN, WHAT = sys.argv[1:4]
+PID = int(sys.argv[4]) if len(sys.argv) > 4 else os.getpid()
 PR_SET_NO_NEW_PRIVS, SYS_SECCOMP = 38, {"x86_64": 317, "aarch64": 277}[os.uname().machine]
 SET_MODE_FILTER, NEW_LISTENER = 1, 8
 
@@ -16,7 +20,7 @@ listener = libc.syscall(SYS_SECCOMP, SET_MODE_FILTER, NEW_LISTENER, program)
 if listener < 0:
     sys.exit(os.strerror(ctypes.get_errno()))
 
-state = {"ociVersion": "1.0.2", "fds": ["seccompFd"], "pid": os.getpid(), "metadata": TOKEN, "state": {}}
+state = {"ociVersion": "1.0.2", "fds": ["seccompFd"], "pid": PID, "metadata": TOKEN, "state": {}}
 s = socket.socket(socket.AF_UNIX)
 s.connect(SOCKET)
 files = [] if WHAT == "nothing" else [listener]
