@@ -30,6 +30,7 @@ import (
 
 	"github.com/tsugiki/tsugiki/endpoint"
 	"github.com/tsugiki/tsugiki/graft"
+	"github.com/tsugiki/tsugiki/intercept/notify"
 	"github.com/tsugiki/tsugiki/internal/cgroup"
 	"github.com/tsugiki/tsugiki/internal/cputime"
 	"github.com/tsugiki/tsugiki/internal/gate"
@@ -92,6 +93,8 @@ type Container struct {
 	// force; nil if nobody wants to know.
 	changed func(*policy.Table, *endpoint.Set) error
 
+	answering *notify.Places // what answering its calls may take
+
 	enforced *policy.Enforcement
 	counting sync.Mutex // held while enforced is closed, or read by who does not hold changes
 	// uncounted says that enforced is closed; guarded by counting.
@@ -110,8 +113,11 @@ type Container struct {
 	killAll func() error
 }
 
+// answering is what all containers of this process share.
+var answering = notify.NewPool()
+
 func newContainer(spec Spec) *Container {
-	c := &Container{spec: spec, host: map[string]*place{}}
+	c := &Container{spec: spec, host: map[string]*place{}, answering: answering.NewPlaces()}
 	c.log = spec.Log.With("container", spec.Name)
 	c.decisions = c.log
 	c.endpoints.Store(&c.spec.Endpoints)
@@ -355,15 +361,18 @@ func (c *Container) Close() error {
 	c.closing = true
 	gates := c.gates.take()
 	for _, s := range gates {
-		note(s.supervisor.Close())
+		s.supervisor.End()
 	}
 	note(c.closeKeepers())
+	// Before gates are waited for: one that is stopped ends no other way.
 	if c.group != nil {
 		note(c.group.Kill())
 	}
-	for _, s := range gates {
-		s.supervisor.Wait()
-	}
+	note(each(gates, func(s *supervised) error {
+		err := s.supervisor.Close()
+		s.supervisor.Await()
+		return err
+	}))
 	if c.engine != nil {
 		note(c.engine.Close())
 	}
@@ -382,10 +391,8 @@ func (c *Container) Close() error {
 			note(err)
 		}
 	}
-	for _, s := range gates {
-		// Not before all are dead: a call that waits would fail with ENOSYS.
-		note(s.listener.Close())
-	}
+	// Not before all are dead: a call that waits would fail with ENOSYS.
+	note(each(gates, (*supervised).forget))
 	if c.claim != nil && removed {
 		note(c.claim.release())
 	}

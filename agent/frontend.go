@@ -87,7 +87,7 @@ func (c *Container) serve(listener *os.File) error {
 
 // supervise answers what a gate asks from now on.
 func (c *Container) supervise(s *supervised) {
-	s.supervisor = notify.New(s.listener, s.gate, c.engine, c.decisions, func(cause error) { c.gateEnded(s, cause) }, &c.intercepted)
+	s.supervisor = notify.New(s.listener, s.gate, c.engine, c.answering, c.decisions, func(cause error) { c.gateEnded(s, cause) }, &c.intercepted)
 	c.gates.add(s)
 	s.supervisor.Start()
 }

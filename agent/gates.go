@@ -66,9 +66,35 @@ type supervised struct {
 
 // close ends a gate, whose programs have ended.
 func (s *supervised) close() error {
-	err := s.supervisor.Close()
-	s.supervisor.Wait()
-	return errors.Join(err, s.listener.Close())
+	return errors.Join(s.supervisor.Close(), s.forget())
+}
+
+// forget closes the listener once no call is being handled. If that takes too long, it is closed
+// later.
+func (s *supervised) forget() error {
+	if s.supervisor.Await() {
+		return s.listener.Close()
+	}
+	go func() {
+		<-s.supervisor.Handled()
+		s.listener.Close() // a descriptor of ours alone
+	}()
+	return nil
+}
+
+// each does something with all gates at once: each may take its time.
+func each(list []*supervised, do func(*supervised) error) error {
+	errs := make([]error, len(list))
+	var all sync.WaitGroup
+	for i, s := range list {
+		all.Add(1)
+		go func() {
+			defer all.Done()
+			errs[i] = do(s)
+		}()
+	}
+	all.Wait()
+	return errors.Join(errs...)
 }
 
 // note makes a fact known to all gates before it returns.

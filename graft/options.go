@@ -222,9 +222,12 @@ func getFilter(file int, code []unix.SockFilter) (int, error) {
 	return int(size), nil
 }
 
+// getsockopt and setsockopt take the lock of a program's socket, which the program may hold for
+// as long as it likes. So Go's runtime has to know that they may wait: with RawSyscall all of
+// this process would.
 func getsockopt(file, level, name int, value []byte) (int, error) {
 	size := uint32(len(value))
-	_, _, errno := unix.RawSyscall6(unix.SYS_GETSOCKOPT, uintptr(file), uintptr(level), uintptr(name),
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(file), uintptr(level), uintptr(name),
 		uintptr(unsafe.Pointer(&value[0])), uintptr(unsafe.Pointer(&size)), 0)
 	if errno != 0 {
 		return 0, errno
@@ -233,7 +236,7 @@ func getsockopt(file, level, name int, value []byte) (int, error) {
 }
 
 func setsockopt(file, level, name int, value []byte) error {
-	_, _, errno := unix.RawSyscall6(unix.SYS_SETSOCKOPT, uintptr(file), uintptr(level), uintptr(name),
+	_, _, errno := unix.Syscall6(unix.SYS_SETSOCKOPT, uintptr(file), uintptr(level), uintptr(name),
 		uintptr(unsafe.Pointer(unsafe.SliceData(value))), uintptr(len(value)), 0)
 	if errno != 0 {
 		return errno

@@ -1,9 +1,11 @@
 package graft
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -132,16 +134,20 @@ func tcpState(file int) (uint8, error) {
 	return buf[0], nil
 }
 
+// localName is getsockname(2). unix.Getsockname is for calls that never wait, see getsockopt.
 func localName(file int) (netip.AddrPort, error) {
-	sa, err := unix.Getsockname(file)
-	if err != nil {
-		return netip.AddrPort{}, fmt.Errorf("inspect socket: %w", err)
+	var name [unix.SizeofSockaddrAny]byte
+	size := uint32(len(name))
+	_, _, errno := unix.Syscall(unix.SYS_GETSOCKNAME, uintptr(file), uintptr(unsafe.Pointer(&name[0])), uintptr(unsafe.Pointer(&size)))
+	if errno != 0 {
+		return netip.AddrPort{}, fmt.Errorf("inspect socket: %w", errno)
 	}
-	switch sa := sa.(type) {
-	case *unix.SockaddrInet4:
-		return netip.AddrPortFrom(netip.AddrFrom4(sa.Addr), uint16(sa.Port)), nil
-	case *unix.SockaddrInet6:
-		return netip.AddrPortFrom(netip.AddrFrom16(sa.Addr), uint16(sa.Port)), nil
+	port := binary.BigEndian.Uint16(name[2:])
+	switch binary.NativeEndian.Uint16(name[:]) {
+	case unix.AF_INET:
+		return netip.AddrPortFrom(netip.AddrFrom4([4]byte(name[4:8])), port), nil
+	case unix.AF_INET6:
+		return netip.AddrPortFrom(netip.AddrFrom16([16]byte(name[8:24])), port), nil
 	}
 	return netip.AddrPort{}, nil
 }

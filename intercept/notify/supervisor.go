@@ -30,19 +30,19 @@ import (
 	"github.com/tsugiki/tsugiki/internal/gate"
 )
 
-// asksMax bounds the calls that are handled at once; more wait in the gate.
-const asksMax = 256
-
 // Supervisor serves the gate of one container.
 type Supervisor struct {
 	listener  listener
 	gate      *gate.Gate
 	engine    *graft.Engine
+	places    *Places
 	log       *slog.Logger
 	processes processes
 	threads   *threads
 	done      sync.WaitGroup
 	closing   atomic.Bool
+	stop      chan struct{} // closed by End,
+	stopping  sync.Once     // once
 	gone      func(error)
 	work      *cputime.Meter
 
@@ -54,18 +54,27 @@ type Supervisor struct {
 // New makes a supervisor for a filter's listener and its gate, which stay the
 // caller's: one that it has started, or adopted. What a former supervisor had not
 // answered then comes first.
+// places are those of the container.
 // gone is called if the gate ends before Close, as it does with the container's
 // last process, or when it is killed. work, if it is not nil, measures what it takes
 // to answer calls.
-func New(l *os.File, g *gate.Gate, engine *graft.Engine, log *slog.Logger, gone func(error), work *cputime.Meter) *Supervisor {
+func New(l *os.File, g *gate.Gate, engine *graft.Engine, places *Places, log *slog.Logger, gone func(error), work *cputime.Meter) *Supervisor {
 	return &Supervisor{
-		listener: listener{int(l.Fd())}, gate: g, engine: engine, log: log, threads: newThreads(), gone: gone, work: work,
+		listener: listener{int(l.Fd())}, gate: g, engine: engine, places: places, log: log, threads: newThreads(),
+		stop: make(chan struct{}), gone: gone, work: work,
 	}
+}
+
+// End says that the gate's end is ours: gone is not called any more, and calls that have no place
+// yet are not handled.
+func (s *Supervisor) End() {
+	s.closing.Store(true)
+	s.stopping.Do(func() { close(s.stop) })
 }
 
 // Close ends the gate. What is being handled then comes to nothing.
 func (s *Supervisor) Close() error {
-	s.closing.Store(true)
+	s.End()
 	return s.gate.Close()
 }
 
@@ -76,40 +85,57 @@ const releaseWait = 2 * time.Second
 // Release stops to serve and lets go of the gate, which goes on: what is being
 // handled is finished, or put to the next supervisor as all else is.
 func (s *Supervisor) Release() error {
-	s.closing.Store(true)
+	s.End()
 	s.gate.Stop()
-	handled := make(chan struct{})
-	go func() {
-		s.done.Wait()
-		close(handled)
-	}()
-	wait := time.NewTimer(releaseWait)
-	defer wait.Stop()
-	select {
-	case <-handled:
-		s.processes.closeAll()
-	case <-wait.C:
+	if !s.Await() {
 		s.log.Warn("calls are still being handled; the next supervisor is asked again")
 	}
 	return s.gate.Release()
 }
 
+// Await waits until all calls that the gate has asked about have been handled, and tells whether
+// they have. Once the container's processes and keepers are gone that takes no time, unless
+// somebody else keeps what a program had for its memory: then Await gives up.
+func (s *Supervisor) Await() bool {
+	late := time.NewTimer(releaseWait)
+	defer late.Stop()
+	select {
+	case <-s.Handled():
+		return true
+	case <-late.C:
+		return false
+	}
+}
+
+// Handled returns a channel that is closed when all calls have been handled.
+func (s *Supervisor) Handled() <-chan struct{} {
+	all := make(chan struct{})
+	go func() {
+		s.done.Wait()
+		s.processes.closeAll()
+		close(all)
+	}()
+	return all
+}
+
 // Start begins to serve, until the gate is closed or ends.
 func (s *Supervisor) Start() {
 	s.done.Add(1)
-	places := make(chan struct{}, asksMax)
 	s.gate.Serve(func(a gate.Ask) {
 		came := time.Now()
 		if a.Answered {
 			s.tell(a) // in order
 			return
 		}
-		places <- struct{}{}
+		leave := s.places.take(s.stop, s.gate.Ended())
+		if leave == nil {
+			return // the next supervisor is asked, if there is one
+		}
 		s.done.Add(1)
 		go func() {
 			defer s.done.Done()
+			defer leave()
 			s.work.Do(func() { s.handle(a, came) })
-			<-places
 		}()
 	}, s.listener.valid, func(err error) {
 		defer s.done.Done()
@@ -117,13 +143,6 @@ func (s *Supervisor) Start() {
 			s.gone(err)
 		}
 	})
-}
-
-// Wait waits until all calls that the gate has asked about have been handled. The
-// container's processes and keepers are to be gone by then.
-func (s *Supervisor) Wait() {
-	s.done.Wait()
-	s.processes.closeAll()
 }
 
 // Stats are the calls that this supervisor has answered, by the gate.Call, with how

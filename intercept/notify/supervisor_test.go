@@ -147,7 +147,7 @@ func (w *world) start(own *netns.NS, group *os.File) {
 }
 
 func (w *world) supervise(listener *os.File, g *gate.Gate) *Supervisor {
-	s := New(listener, g, w.engine, slog.New(slog.DiscardHandler), func(err error) { w.gone <- err }, nil)
+	s := New(listener, g, w.engine, NewPool().NewPlaces(), slog.New(slog.DiscardHandler), func(err error) { w.gone <- err }, nil)
 	s.Start()
 	return s
 }
@@ -177,7 +177,7 @@ func TestRelease(t *testing.T) {
 	s := w.supervise(w.process.Listener, w.gate)
 	w.works()
 	w.must(s.Release())
-	s.Wait()
+	<-s.Handled()
 	w.must(w.process.Listener.Close())
 	var g *gate.Gate
 	for i := range 20 {
@@ -190,7 +190,7 @@ func TestRelease(t *testing.T) {
 		w.works()
 		if i < 19 {
 			w.must(s.Release())
-			s.Wait()
+			<-s.Handled()
 		}
 	}
 	w.must(unix.Kill(w.process.PID, unix.SIGKILL))
@@ -207,5 +207,5 @@ func TestRelease(t *testing.T) {
 		t.Error("the gate did not end with its container")
 	}
 	w.must(s.Close())
-	s.Wait()
+	<-s.Handled()
 }

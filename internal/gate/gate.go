@@ -307,6 +307,10 @@ func (g *Gate) Serve(take func(Ask), waits func(id uint64) bool, ended func(erro
 	g.serve(take, waits, ended)
 }
 
+// Ended returns a channel that is closed when the gate has ended, or this end is closed: nothing
+// comes from it any more.
+func (g *Gate) Ended() <-chan struct{} { return g.read }
+
 // SetOwnSockets lets the gate know that from now on some sockets of the
 // container are in its own namespace. It takes effect before it returns.
 func (g *Gate) SetOwnSockets() { g.set(wordOwnSockets) }

@@ -46,6 +46,7 @@ extern const struct attack_case numbers_cases[];
 extern const struct attack_case options_cases[];
 extern const struct attack_case packets_cases[];
 extern const struct attack_case pairs_cases[];
+extern const struct attack_case pinned_cases[];
 extern const struct attack_case race_cases[];
 extern const struct attack_case reach_cases[];
 extern const struct attack_case stuck_cases[];
@@ -90,6 +91,12 @@ bool attack_listens(int fd);
 int attack_unspec(int fd); /* connect(AF_UNSPEC) */
 void attack_send_fd(int channel, int fd);
 int attack_receive_fd(int channel);
+
+/*
+ * Maps a page of a file that never gives what is read of it, by a device like /dev/fuse.
+ * Returns the descriptor that it is served by. To be called before there are threads.
+ */
+int attack_slow_file(const char *device, void **page);
 
 /* The processes that tsugiki has put next to the program's cgroup. */
 int attack_helpers(pid_t *pids, int max);
