@@ -16,14 +16,14 @@ import (
 )
 
 // adopt takes over what an earlier daemon has made, and tells whether it is still
-// there. Its calls wait until it is resumed.
-func (m *managed) adopt() (bool, error) {
+// there. Its calls wait until it is resumed. If a gate does not answer within patience, that is
+// gate.ErrSilent, and all but takeOver is done.
+func (m *managed) adopt(patience time.Duration) (bool, error) {
 	m.group = cgroup.At(m.record.Cgroup)
 	m.keepers = cgroup.At(filepath.Join(m.record.Cgroup, keepersGroup))
 	if m.ownGroup {
 		m.programs = cgroup.At(filepath.Join(m.record.Cgroup, programsGroup))
 	}
-	var err error
 	if m.record.PID != 0 {
 		first, err := reopenProcess(m.record.PID, m.record.Started)
 		if err != nil {
@@ -35,7 +35,12 @@ func (m *managed) adopt() (bool, error) {
 		// Whatever the reason is: of what has no program, nothing is left to lose.
 		return m.init.Load() != nil || m.group.Populated(), err
 	}
-	if m.adopted, err = m.adoptGates(); err != nil {
+	return m.takeOver(patience)
+}
+
+// takeOver becomes the supervisor of the container's gates.
+func (m *managed) takeOver(patience time.Duration) (_ bool, err error) {
+	if m.adopted, err = m.adoptGates(patience); err != nil {
 		return true, err
 	}
 	if len(m.adopted) == 0 {
@@ -43,7 +48,7 @@ func (m *managed) adopt() (bool, error) {
 	}
 	rules := m.table.Snapshot(m.netnsOf)
 	for _, g := range m.adopted {
-		if err := g.SetRules(rules); err != nil { // it asks, then
+		if err := g.SetRules(rules); err != nil { // it asks, or has them when it goes on
 			m.log.Warn("a gate has no rules", "err", err)
 		}
 	}
@@ -129,7 +134,7 @@ func (m *managed) restore() error {
 }
 
 // adoptGates connects to the gates that wait at their doors.
-func (m *managed) adoptGates() ([]*gate.Gate, error) {
+func (m *managed) adoptGates(patience time.Duration) ([]*gate.Gate, error) {
 	entries, err := os.ReadDir(doorsOf(m.spec.RunDir, m.spec.Name))
 	if err != nil {
 		return nil, fmt.Errorf("find gates: %w", err)
@@ -140,7 +145,7 @@ func (m *managed) adoptGates() ([]*gate.Gate, error) {
 			continue
 		}
 		door := fmt.Sprintf("/proc/self/fd/%d/%s", m.doors.Fd(), e.Name())
-		g, err := adoptPatiently(door)
+		g, err := adoptPatiently(door, patience)
 		if errors.Is(err, gate.ErrGone) {
 			if err := os.Remove(door); err != nil {
 				return gates, err
@@ -158,15 +163,68 @@ func (m *managed) adoptGates() ([]*gate.Gate, error) {
 	return gates, nil
 }
 
-// adoptPatience is how long a helper that a killed daemon was about to start may hold
-// that one's files, and with them the gate.
-const adoptPatience = 5 * time.Second
+const (
+	// takenPatience is how long a helper that a killed daemon was about to start may hold
+	// that one's files, and with them the gate.
+	takenPatience = 5 * time.Second
+	// adoptPatience is how long gates that do not answer may hold up the others when a daemon
+	// starts, all together. Each has adoptLeast all the same.
+	adoptPatience = 2 * time.Second
+	adoptLeast    = 100 * time.Millisecond
+	// lateAgain is after how long a gate that did not answer is tried again, for latePatience.
+	lateAgain    = 500 * time.Millisecond
+	latePatience = 10 * time.Second
+)
 
-func adoptPatiently(door string) (*gate.Gate, error) {
-	for deadline := time.Now().Add(adoptPatience); ; time.Sleep(5 * time.Millisecond) {
-		g, err := gate.Adopt(door)
+func adoptPatiently(door string, patience time.Duration) (*gate.Gate, error) {
+	for deadline := time.Now().Add(takenPatience); ; time.Sleep(5 * time.Millisecond) {
+		g, err := gate.Adopt(door, patience)
 		if !errors.Is(err, gate.ErrTaken) || time.Now().After(deadline) {
 			return g, err
 		}
 	}
+}
+
+// adoptLate takes over a container with a gate that did not answer when the daemon started, once it
+// does.
+func (d *Daemon) adoptLate(m *managed) {
+	for {
+		again, lives, err := m.tryLate()
+		switch {
+		case !lives:
+			d.end(m)
+			return
+		case err != nil && !again:
+			d.log.Error("container not taken over; it runs on without an agent", "container", m.spec.Name, "err", err)
+			return
+		case err == nil:
+			d.log.Info("container taken over", "container", m.spec.Name, "gates", m.gates.count())
+			return
+		}
+		select {
+		case <-time.After(lateAgain):
+		case <-d.closing:
+			return
+		}
+	}
+}
+
+func (m *managed) tryLate() (again, lives bool, err error) {
+	m.changes.Lock()
+	defer m.changes.Unlock()
+	if m.closing {
+		return false, true, os.ErrClosed
+	}
+	lives, err = m.takeOver(latePatience)
+	if err != nil || !lives {
+		for _, g := range m.adopted {
+			err = errors.Join(err, g.Release())
+		}
+		m.adopted = nil
+		return errors.Is(err, gate.ErrSilent), lives, err
+	}
+	m.late.Store(false)
+	m.resume()
+	m.refresh()
+	return false, true, nil
 }

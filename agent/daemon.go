@@ -2,6 +2,7 @@ package agent
 
 import (
 	"bytes"
+	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
@@ -69,16 +70,23 @@ type Daemon struct {
 	porterMu sync.Mutex   // guards porter
 	porter   *gate.Porter // of new gates; nil before the first one
 
+	closing chan struct{} // closed by Close
+	// silence is how long gates that do not answer were waited for at the start.
+	silence time.Duration
+
 	traces atomic.Int32  // that are open
 	silent atomic.Uint64 // gates that did not answer in time
 
-	// changes makes registrations and removals one after another. Container.changes
-	// may be taken while it is held, not the other way round.
-	changes sync.Mutex
+	// changes makes registrations, and beginnings of removals, one after another. While it is
+	// held, nothing waits for a helper or for a container.
+	changes  sync.Mutex
+	closed   bool           // nothing is registered or removed any more; guarded by changes
+	removals sync.WaitGroup // under way
 
 	mu      sync.RWMutex // guards what follows
 	byName  map[string]*managed
 	byToken map[string]*managed
+	leaving map[string]*removal // by name
 
 	promisedMu sync.Mutex           // guards promised
 	promised   map[string][]promise // by container
@@ -114,7 +122,8 @@ func (d *Daemon) stir() {
 func StartDaemon(cfg *config.Config, log *slog.Logger) (*Daemon, error) {
 	d := &Daemon{
 		runDir: cfg.RunDir, log: log,
-		byName: map[string]*managed{}, byToken: map[string]*managed{}, promised: map[string][]promise{},
+		byName: map[string]*managed{}, byToken: map[string]*managed{}, leaving: map[string]*removal{}, closing: make(chan struct{}),
+		promised: map[string][]promise{},
 	}
 	d.tidy = time.AfterFunc(tidyAfter, d.rest)
 	d.config.Store(cfg)
@@ -240,7 +249,11 @@ func (d *Daemon) adoptAll() error {
 	// Not before: while a helper of another container is being started, it has a
 	// copy of every file that we have, and so of what a program is about to close.
 	for _, m := range d.all() {
-		m.resume()
+		if m.late.Load() {
+			go d.adoptLate(m)
+		} else {
+			m.resume()
+		}
 	}
 	return nil
 }
@@ -252,17 +265,25 @@ func (d *Daemon) adopt(r *record) error {
 	}
 	m := d.newManaged(r, rules)
 	d.insert(m)
-	lives, err := m.adopt()
+	patience := max(adoptPatience-d.silence, adoptLeast)
+	lives, err := m.adopt(patience)
 	switch {
 	case !lives:
 		// Ended, or half made or half removed when the earlier daemon was killed.
 		m.log.Debug("nothing to take over", "err", err)
 		d.end(m)
 		return nil
+	case errors.Is(err, gate.ErrSilent):
+		d.log.Warn("a gate does not answer, somebody may have stopped it; its container is taken over when it goes on", "container", r.Name)
+		d.silence += patience
+		m.late.Store(true)
+		m.refresh()
+		return nil
 	case err != nil:
 		d.drop(m)
 		return errors.Join(err, m.release())
 	}
+	m.refresh()
 	if m.record.PID == 0 {
 		d.awaitProgram(m, adoptedPatience)
 	}
@@ -330,8 +351,9 @@ func (d *Daemon) rulesFor(r api.Registration) (texts RuleTexts, found bool, name
 	return texts, found, h.name, nil
 }
 
-// register makes a container that has no program yet. On an error nothing is left.
-func (d *Daemon) register(r api.Registration) (*managed, error) {
+// register makes a container that has no program yet. On an error nothing is left. It does not
+// begin if ctx is done by then: nobody waits for it any more.
+func (d *Daemon) register(ctx context.Context, r api.Registration) (*managed, error) {
 	texts, found, name, err := d.rulesFor(r)
 	if err != nil {
 		return nil, err
@@ -347,16 +369,19 @@ func (d *Daemon) register(r api.Registration) (*managed, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errRequest, err)
 	}
-	d.changes.Lock()
-	defer d.changes.Unlock()
-	if err := d.makeWay(r); err != nil {
+	if err := d.lockName(ctx, r.Name, r.ID); err != nil {
 		return nil, err
 	}
+	defer d.changes.Unlock()
 	d.stir()
 	m := d.newManaged(d.newRecord(r, rules), rules)
 	if err := m.create(); err != nil {
-		return nil, errors.Join(err, d.removeLocked(m))
+		return nil, errors.Join(err, d.forget(m))
 	}
+	if ctx.Err() != nil { // its program will never come
+		return nil, errors.Join(errAbandoned, d.forget(m))
+	}
+	m.refresh()
 	d.insert(m)
 	d.awaitProgram(m, attachPatience)
 	d.log.Info("container registered", "container", r.Name, "id", r.ID)
@@ -365,23 +390,6 @@ func (d *Daemon) register(r api.Registration) (*managed, error) {
 			"container", r.Name, "capabilities", strings.Join(r.Dropped, ","))
 	}
 	return m, nil
-}
-
-// makeWay sees to it that a name is free. The same container registered again is
-// one that was never started, or whose end was not told.
-func (d *Daemon) makeWay(r api.Registration) error {
-	m := d.find(r.Name)
-	if m == nil {
-		return nil
-	}
-	// It may just be ending.
-	for deadline := time.Now().Add(endPatience); m.id == r.ID && m.gates.count() > 0 && time.Now().Before(deadline); {
-		time.Sleep(10 * time.Millisecond)
-	}
-	if m.id != r.ID || m.gates.count() > 0 {
-		return fmt.Errorf("%w: a container %s runs, with the id %s; choose another name", ErrExists, r.Name, m.id)
-	}
-	return d.removeLocked(m)
 }
 
 func (d *Daemon) newRecord(r api.Registration, rules Rules) *record {
@@ -408,50 +416,6 @@ func modeName(mode filter.Mode) string {
 		}
 	}
 	return ""
-}
-
-// awaitProgram removes a container whose program never came.
-func (d *Daemon) awaitProgram(m *managed, patience time.Duration) {
-	time.AfterFunc(patience, func() {
-		d.changes.Lock()
-		defer d.changes.Unlock()
-		if d.find(m.spec.Name) != m || m.started() {
-			return
-		}
-		d.log.Warn("container was registered and never started; it is removed", "container", m.spec.Name)
-		if err := d.removeLocked(m); err != nil {
-			d.log.Error("remove container", "container", m.spec.Name, "err", err)
-		}
-	})
-}
-
-func (m *managed) started() bool {
-	m.changes.Lock()
-	defer m.changes.Unlock()
-	return m.record.PID != 0
-}
-
-// end removes a container whose programs have ended.
-func (d *Daemon) end(m *managed) {
-	d.changes.Lock()
-	defer d.changes.Unlock()
-	if d.find(m.spec.Name) != m {
-		return
-	}
-	d.log.Info("container ended", "container", m.spec.Name)
-	if err := d.removeLocked(m); err != nil {
-		d.log.Error("remove container", "container", m.spec.Name, "err", err)
-	}
-}
-
-// removeLocked ends a container and forgets it. With d.changes held.
-func (d *Daemon) removeLocked(m *managed) error {
-	d.drop(m)
-	d.takeBack(m.spec.Name)
-	if err := m.remove(); err != nil {
-		return err // the next daemon finds the record and tries again
-	}
-	return d.store.delete(m.spec.Name)
 }
 
 // promise promises a container ports instead of those that it was promised, unless
@@ -487,6 +451,7 @@ func (d *Daemon) Reload(cfg *config.Config) { d.config.Store(cfg) }
 // they need one.
 func (d *Daemon) Close() error {
 	var errs []error
+	close(d.closing)
 	d.tidy.Stop()
 	if d.api != nil {
 		errs = append(errs, d.api.close())
@@ -501,11 +466,10 @@ func (d *Daemon) Close() error {
 		errs = append(errs, d.accounts.Close())
 	}
 	d.changes.Lock()
-	defer d.changes.Unlock()
-	for _, m := range d.all() {
-		d.drop(m)
-		errs = append(errs, m.release())
-	}
+	d.closed = true
+	d.changes.Unlock()
+	d.removals.Wait()
+	errs = append(errs, d.releaseAll())
 	if d.porter != nil {
 		errs = append(errs, d.porter.Close())
 	}

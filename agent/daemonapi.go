@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"net/netip"
@@ -65,7 +66,7 @@ func (d *Daemon) handleRegister(w http.ResponseWriter, r *http.Request) {
 		refuse(w, err)
 		return
 	}
-	m, err := d.register(reg)
+	m, err := d.register(r.Context(), reg)
 	if err != nil {
 		refuse(w, err)
 		return
@@ -120,28 +121,45 @@ func (d *Daemon) handleShow(w http.ResponseWriter, r *http.Request) {
 }
 
 func (d *Daemon) handleRemove(w http.ResponseWriter, r *http.Request) {
-	d.changes.Lock()
-	defer d.changes.Unlock()
-	m := d.find(r.PathValue("container"))
+	name, id := r.PathValue("container"), r.URL.Query().Get("id")
 	// The name may be another's by now.
-	if id := r.URL.Query().Get("id"); m != nil && id != "" && id != m.id {
-		m = nil
+	if m := d.find(name); m != nil && (id == "" || id == m.id) {
+		err := d.remove(m, "container is removed")
+		if err == nil {
+			w.WriteHeader(http.StatusNoContent)
+			return
+		}
+		if !errors.Is(err, errNoContainer) {
+			refuse(w, err)
+			return
+		}
 	}
-	if m == nil {
-		refuse(w, errNoContainer)
-		return
+	// Somebody else may be removing it: who asks for that wants to know when it is gone.
+	if l := d.leavingIs(name); l != nil && (id == "" || id == l.id) {
+		select {
+		case <-l.done:
+		case <-r.Context().Done():
+		}
 	}
-	d.log.Info("container is removed", "container", m.spec.Name)
-	if err := d.removeLocked(m); err != nil {
-		refuse(w, err)
-		return
-	}
-	w.WriteHeader(http.StatusNoContent)
+	refuse(w, errNoContainer)
 }
 
+// show says what a container is; while something is being changed, what it was before.
 func (m *managed) show() api.Container {
-	m.changes.Lock()
-	defer m.changes.Unlock()
+	if m.changes.TryLock() {
+		defer m.changes.Unlock()
+		m.refresh()
+	}
+	return *m.shown.Load()
+}
+
+// refresh is for who holds m.changes, or nobody does yet.
+func (m *managed) refresh() {
+	c := m.describe()
+	m.shown.Store(&c)
+}
+
+func (m *managed) describe() api.Container {
 	c := api.Container{
 		ID: m.record.ID, Name: m.record.Name, State: stateCreated, PID: m.record.PID, Mode: m.record.Mode,
 		Created: m.record.Created.Format(time.RFC3339), Ports: []string{}, Egress: []string{},

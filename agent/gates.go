@@ -43,8 +43,8 @@ func (f fact) tell(g *gate.Gate) {
 type gates struct {
 	known [facts]atomic.Bool
 
-	// telling is held while gates are told something, which takes as long as they take:
-	// a gate that is stopped holds up nobody but who tells. Taken before mu.
+	// telling is held while gates are told something. A gate that is stopped holds up who
+	// tells for gate's patience, and then follows when it goes on. Taken before mu.
 	telling sync.Mutex
 	traced  bool // guarded by telling
 
@@ -104,9 +104,10 @@ func (g *gates) note(f fact) {
 	}
 	g.telling.Lock()
 	defer g.telling.Unlock()
-	for _, s := range g.all() {
+	_ = each(g.all(), func(s *supervised) error {
 		f.tell(s.gate)
-	}
+		return nil
+	})
 	g.known[f].Store(true)
 }
 
@@ -115,9 +116,10 @@ func (g *gates) trace(on bool) {
 	g.telling.Lock()
 	defer g.telling.Unlock()
 	g.traced = on
-	for _, s := range g.all() {
+	_ = each(g.all(), func(s *supervised) error {
 		s.gate.SetTraced(on)
-	}
+		return nil
+	})
 }
 
 // add makes a gate one of the container's, which knows by then what all know.
@@ -193,13 +195,19 @@ func (g *gates) all() []*supervised {
 // count is how many there are.
 func (g *gates) count() int { return len(g.all()) }
 
-// setRules gives all gates other rules.
-func (g *gates) setRules(image []byte) error {
+// setRules gives all gates other rules, and returns how many of them do not answer: these follow
+// when they go on.
+func (g *gates) setRules(image []byte) (silent int, err error) {
 	g.telling.Lock()
 	defer g.telling.Unlock()
-	var errs []error
-	for _, s := range g.all() {
-		errs = append(errs, s.gate.SetRules(image))
-	}
-	return errors.Join(errs...)
+	var late atomic.Int32
+	err = each(g.all(), func(s *supervised) error {
+		err := s.gate.SetRules(image)
+		if errors.Is(err, gate.ErrSilent) {
+			late.Add(1)
+			return nil
+		}
+		return err
+	})
+	return int(late.Load()), err
 }

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/agent/api"
 	"github.com/tsugiki/tsugiki/endpoint"
 	"github.com/tsugiki/tsugiki/internal/cgroup"
 	"github.com/tsugiki/tsugiki/internal/gate"
@@ -36,7 +37,10 @@ type managed struct {
 	ownGroup  bool // for its programs
 	d         *Daemon
 	init      atomic.Pointer[process] // the first program; nil before there is one
+	begun     atomic.Bool             // there is, or was, a first program
 	attaching atomic.Int32            // programs
+	late      atomic.Bool             // a gate does not answer yet, so it is not taken over
+	shown     atomic.Pointer[api.Container]
 	// adopted are the gates that nobody has answered yet.
 	adopted []*gate.Gate
 	tracer  *tracer
@@ -138,11 +142,14 @@ func (m *managed) attach(listener *os.File, pid int) error {
 	m.d.stir()
 	err := m.tryAttach(listener, pid)
 	m.d.tidy.Reset(tidyAfter)
-	if m.attaching.Add(-1) == 0 && m.gates.count() == 0 {
+	if m.attaching.Add(-1) == 0 && !m.runs() {
 		go m.ended() // with the program, or because that is killed; no gate will say so
 	}
 	return err
 }
+
+// runs tells whether the container has a gate, or is known to have had one.
+func (m *managed) runs() bool { return m.gates.count() > 0 || m.late.Load() }
 
 func (m *managed) tryAttach(listener *os.File, pid int) error {
 	if err := m.enter(pid); err != nil {
@@ -156,6 +163,11 @@ func (m *managed) tryAttach(listener *os.File, pid int) error {
 		m.log.Debug("the program ended at once", "pid", pid)
 		return listener.Close()
 	}
+	if err == nil {
+		m.changes.Lock()
+		defer m.changes.Unlock()
+		m.refresh() // not before: until it has a gate, it has only begun to run
+	}
 	return err
 }
 
@@ -166,6 +178,9 @@ func (m *managed) enter(pid int) error {
 	defer m.changes.Unlock()
 	if m.closing {
 		return os.ErrClosed
+	}
+	if m.late.Load() {
+		return errors.New("the container is not taken over yet, for its gate does not answer; somebody may have stopped it")
 	}
 	own, err := netns.Open(strconv.Itoa(pid))
 	if m.ownNS == nil {
@@ -194,6 +209,7 @@ func (m *managed) enterFirst(own *netns.NS, pid int) error {
 	}
 	m.ownNS = own
 	m.init.Store(first)
+	m.begun.Store(true)
 	r := *m.record
 	r.PID, r.Started = first.pid, first.started
 	for _, step := range []func() error{

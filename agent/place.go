@@ -34,6 +34,9 @@ func (p *place) Cookie() uint64 { return p.ns.Cookie() }
 func (p *place) Keeper() (*keeper.Keeper, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.closed != nil {
+		return nil, fmt.Errorf("start keeper: %w", p.closed)
+	}
 	if p.keeper != nil {
 		select {
 		case <-p.keeper.Done():
@@ -41,11 +44,9 @@ func (p *place) Keeper() (*keeper.Keeper, error) {
 			p.keeper.Close()
 			p.keeper = nil
 		default:
+			// Or one that does not answer and cannot be killed: another would fare alike.
 			return p.keeper, nil
 		}
-	}
-	if p.closed != nil {
-		return nil, fmt.Errorf("start keeper: %w", p.closed)
 	}
 	p.used = true
 	k, err := p.start()
@@ -75,14 +76,16 @@ func (p *place) start() (*keeper.Keeper, error) {
 	return keeper.Start(c)
 }
 
+// close ends the keeper. Calls that wait for it get an error at once.
 func (p *place) close() error {
 	p.mu.Lock()
-	defer p.mu.Unlock()
 	p.closed = os.ErrClosed
-	if p.keeper == nil {
+	k := p.keeper
+	p.mu.Unlock()
+	if k == nil {
 		return nil
 	}
-	return p.keeper.Close()
+	return k.Close()
 }
 
 // rest ends the keeper, while nobody can be using it, until one is needed: it costs each

@@ -182,7 +182,7 @@ func TestRelease(t *testing.T) {
 	var g *gate.Gate
 	for i := range 20 {
 		var err error
-		g, err = gate.Adopt(w.door)
+		g, err = gate.Adopt(w.door, testLimit)
 		w.must(err)
 		listener := g.TakeListener()
 		defer listener.Close()

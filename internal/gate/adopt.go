@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -22,16 +23,17 @@ var (
 )
 
 // Adopt becomes the supervisor of a gate whose former one is gone, or has released
-// it. What that one has left unanswered is asked again.
-func Adopt(door string) (*Gate, error) {
-	g, err := adopt(door)
+// it. What that one has left unanswered is asked again. A gate that does not greet within
+// patience is left where it is: that is ErrSilent.
+func Adopt(door string, patience time.Duration) (*Gate, error) {
+	g, err := adopt(door, patience)
 	if err != nil {
 		return nil, fmt.Errorf("adopt gate at %s: %w", door, err)
 	}
 	return g, nil
 }
 
-func adopt(door string) (*Gate, error) {
+func adopt(door string, patience time.Duration) (*Gate, error) {
 	conn, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Net: "unixpacket", Name: door})
 	if errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.ENOENT) {
 		return nil, ErrGone
@@ -41,7 +43,7 @@ func adopt(door string) (*Gate, error) {
 	}
 	g := &Gate{control: newControl(conn), door: door}
 	g.process = kept{g.control}
-	files, err := g.awaitHello()
+	files, err := g.awaitHello(patience)
 	g.control.start()
 	if err == nil {
 		err = g.takeFiles(files)

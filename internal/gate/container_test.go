@@ -368,7 +368,7 @@ func (h *helper) kill() {
 // supervise adopts the gate of the door args[0], writes down in the file args[2] what
 // it is asked, and answers, unless args[1] says that it is to be mute.
 func supervise(args []string) int {
-	g, err := Adopt(args[0])
+	g, err := Adopt(args[0], testLimit)
 	for name, target := range map[string]error{"taken": ErrTaken, "refused": ErrRefused, "gone": ErrGone} {
 		if errors.Is(err, target) {
 			fmt.Println(name)

@@ -48,20 +48,13 @@ type control struct {
 	room    int   // for so many asks, before some are forgotten
 	end     error // why no Ask comes any more
 	gone    error // why no answer comes any more
-	tag     uint64
-	orders  map[uint64]chan answer
+	orders  orders
 
 	flags [words]flag
 }
 
-// flag is a word of the board that is set once and for good.
-type flag struct {
-	mu  sync.Mutex // held while it is being set
-	set atomic.Bool
-}
-
 func newControl(conn *net.UnixConn) *control {
-	return &control{conn: conn, read: make(chan struct{}), orders: map[uint64]chan answer{}}
+	return &control{conn: conn, read: make(chan struct{}), orders: newOrders()}
 }
 
 // start reads from now on, until the gate or this end is closed.
@@ -123,13 +116,7 @@ func (c *control) receive(b []byte) error {
 		return nil
 	}
 	if is {
-		c.mu.Lock()
-		waiter := c.orders[order.tag]
-		delete(c.orders, order.tag)
-		c.mu.Unlock()
-		if waiter != nil {
-			waiter <- order
-		}
+		c.answered(order)
 		return nil
 	}
 	a, err := parse(b)
@@ -205,10 +192,7 @@ func (c *control) fail(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.gone = err
-	for tag, waiter := range c.orders {
-		waiter <- answer{err: err}
-		delete(c.orders, tag)
-	}
+	c.orders.fail(err)
 }
 
 // stop ends the Asks.
@@ -219,69 +203,6 @@ func (c *control) stop(err error) {
 		c.end = err
 	}
 	c.handOn()
-}
-
-// order sends an order and waits until it is carried out.
-func (c *control) order(o op, word, value uint32, files ...int) (answer, error) {
-	waiter := make(chan answer, 1)
-	c.mu.Lock()
-	if c.gone != nil {
-		c.mu.Unlock()
-		return answer{}, c.gone
-	}
-	c.tag++
-	tag := c.tag
-	c.orders[tag] = waiter
-	c.mu.Unlock()
-	var rights []byte
-	if len(files) > 0 {
-		rights = unix.UnixRights(files...)
-	}
-	if _, _, err := c.conn.WriteMsgUnix(encodeOrder(o, tag, word, value), rights, nil); err != nil {
-		c.mu.Lock()
-		delete(c.orders, tag)
-		c.mu.Unlock()
-		return answer{}, err
-	}
-	a := <-waiter
-	return a, a.err
-}
-
-// tell sends an order that nobody answers.
-func (c *control) tell(o op, value uint32) error {
-	_, err := c.conn.Write(encodeOrder(o, 0, 0, value))
-	return err
-}
-
-// set sets a word of the board, once.
-func (c *control) set(w word) {
-	f := &c.flags[w]
-	if f.set.Load() {
-		return
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.set.Load() {
-		return
-	}
-	// A gate that is gone decides nothing any more.
-	if _, err := c.order(opSet, uint32(w), 1); err == nil {
-		f.set.Store(true)
-	}
-}
-
-func (c *control) setRules(image []byte) error {
-	fd, err := unix.MemfdCreate("rules", unix.MFD_CLOEXEC)
-	if err != nil {
-		return err
-	}
-	f := os.NewFile(uintptr(fd), "rules")
-	defer f.Close()
-	if _, err := f.Write(image); err != nil {
-		return err
-	}
-	_, err = c.order(opRules, 0, uint32(len(image)), fd)
-	return err
 }
 
 func (c *control) close() error {

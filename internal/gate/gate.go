@@ -194,7 +194,7 @@ func startIn(ns *netns.NS, cmd *exec.Cmd) error {
 // begin waits until a new gate serves, and closes it if it does not. What it says why
 // it could not is what complaint returns once it has ended.
 func (g *Gate) begin(c Config, complaint func() string) error {
-	_, err := g.awaitHello()
+	_, err := g.awaitHello(helloWait)
 	g.control.start()
 	if err == nil {
 		err = g.prepare(c)
@@ -243,8 +243,8 @@ func apart(cmd *exec.Cmd, files ...*os.File) {
 }
 
 // awaitHello reads the gate's greeting and the files that come with it.
-func (g *Gate) awaitHello() ([]*os.File, error) {
-	if err := g.conn.SetReadDeadline(time.Now().Add(helloWait)); err != nil {
+func (g *Gate) awaitHello(patience time.Duration) ([]*os.File, error) {
+	if err := g.conn.SetReadDeadline(time.Now().Add(patience)); err != nil {
 		return nil, err
 	}
 	buf, space := make([]byte, messageMax+1), make([]byte, unix.CmsgSpace(4*2))
@@ -255,6 +255,9 @@ func (g *Gate) awaitHello() ([]*os.File, error) {
 	}
 	if err != nil {
 		closeAll(files)
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			err = ErrSilent
+		}
 		return nil, fmt.Errorf("wait for its greeting: %w", err)
 	}
 	a, err := parse(buf[:n])
@@ -335,11 +338,12 @@ func (g *Gate) SetTraced(on bool) {
 	if on {
 		value = 1
 	}
-	_, _ = g.order(opSet, uint32(wordTraced), value) // a gate that is gone tells nothing
+	_, _ = g.order(request{op: opSet, word: uint32(wordTraced), value: value}) // a gate that is gone tells nothing
 }
 
 // SetRules changes the rules, a policy.Table.Snapshot. It takes effect before it
-// returns. On an error the gate asks about all that rules would tell.
+// returns; or, if the error is ErrSilent, when the gate goes on. On another error the gate
+// asks about all that rules would tell.
 func (g *Gate) SetRules(image []byte) error {
 	if err := g.setRules(image); err != nil {
 		return fmt.Errorf("change rules of gate: %w", err)
@@ -350,7 +354,7 @@ func (g *Gate) SetRules(image []byte) error {
 // Stats asks for what the gate has counted. Of one that has ended with its container
 // it is what it had counted by then.
 func (g *Gate) Stats() (Stats, error) {
-	a, err := g.order(opStats, 0, 0)
+	a, err := g.order(request{op: opStats})
 	if last := g.last.Load(); err != nil && last != nil {
 		return *last, nil
 	}
@@ -402,16 +406,19 @@ func (g *Gate) Close() error {
 // awaitEnd waits for the end of a gate that has been told to, or killed, and for its last
 // words.
 func (g *Gate) awaitEnd() error {
-	if g.door == "" {
+	ended := make(chan struct{})
+	go func() {
 		g.process.wait()
-	}
+		<-g.read
+		close(ended)
+	}()
 	late := time.NewTimer(endPatience)
 	defer late.Stop()
 	select {
-	case <-g.read:
+	case <-ended:
 		return nil
 	case <-late.C:
-		return fmt.Errorf("gate at %s does not end", g.door)
+		return fmt.Errorf("gate does not end %s", g.door)
 	}
 }
 

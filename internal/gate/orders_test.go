@@ -60,13 +60,13 @@ func TestOrders(t *testing.T) {
 	if err := g.SetRules(make([]byte, 1<<20)); !errors.Is(err, unix.EMSGSIZE) {
 		t.Errorf("too many rules: %v, want %v", err, unix.EMSGSIZE)
 	}
-	if _, err := g.order(opRules, 0, 64); !errors.Is(err, unix.EBADF) {
+	if _, err := g.order(request{op: opRules, value: 64}); !errors.Is(err, unix.EBADF) {
 		t.Errorf("rules without a file: %v, want %v", err, unix.EBADF)
 	}
-	if _, err := g.order(opEnd+1, 0, 0); !errors.Is(err, unix.ENOSYS) {
+	if _, err := g.order(request{op: opEnd + 1}); !errors.Is(err, unix.ENOSYS) {
 		t.Errorf("an unknown order: %v, want %v", err, unix.ENOSYS)
 	}
-	if _, err := g.order(opSet, uint32(words), 1); !errors.Is(err, unix.EINVAL) {
+	if _, err := g.order(request{op: opSet, word: uint32(words), value: 1}); !errors.Is(err, unix.EINVAL) {
 		t.Errorf("an unknown word: %v, want %v", err, unix.EINVAL)
 	}
 	c.garbage(g)

@@ -127,6 +127,10 @@ func (p *Porter) send(message []byte, files ...*os.File) error {
 	for _, f := range files {
 		fds = append(fds, int(f.Fd()))
 	}
+	// A porter that somebody has stopped takes nothing once its queue is full.
+	if err := p.conn.SetWriteDeadline(time.Now().Add(helloWait)); err != nil {
+		return err
+	}
 	if _, _, err := p.conn.WriteMsgUnix(message, unix.UnixRights(fds...), nil); err != nil {
 		return fmt.Errorf("ask porter to keep it: %w", err)
 	}

@@ -172,8 +172,8 @@ func (c *client) fail(cause error) {
 // program would if sock were its descriptor number. Both are descriptors of
 // this process. A refusal of the kernel is an *EpollError.
 //
-// The container can hold up the call, see native/keeper: then it returns when
-// the keeper is closed.
+// The container can hold up the call, see native/keeper: then the keeper is given up after
+// answerWait.
 func (c *client) EpollAdd(epfd, sock, number int, events uint32, data uint64) error {
 	return c.epoll(request{op: opEpollAdd, events: events, data: data}, "add", epfd, sock, number)
 }
@@ -204,7 +204,7 @@ func (c *client) epoll(r request, op string, epfd, sock, number int) error {
 		c.mu.Unlock()
 		return fmt.Errorf("epoll %s: %w", op, err)
 	}
-	a := <-ch
+	a := c.await(ch)
 	switch {
 	case a.err != nil:
 		return fmt.Errorf("epoll %s: %w", op, a.err)
@@ -217,6 +217,19 @@ func (c *client) epoll(r request, op string, epfd, sock, number int) error {
 		return fmt.Errorf("epoll %s: keeper cannot put the socket at %d: %w", op, number, a.reply.errno)
 	}
 	return nil
+}
+
+// await waits for the answer to an epoll request. A keeper that gives none in time is given up.
+func (c *client) await(ch chan epollAnswer) epollAnswer {
+	late := time.NewTimer(answerWait)
+	defer late.Stop()
+	select {
+	case a := <-ch:
+		return a
+	case <-late.C:
+		c.fail(errSilent) // which answers ch, if nothing has
+		return <-ch
+	}
 }
 
 func closeAll(fds []int) {

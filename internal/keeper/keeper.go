@@ -38,12 +38,16 @@ const Program = "tsugiki-keeper"
 const (
 	helloWait = 10 * time.Second // for a keeper's start on a loaded machine
 	endWait   = 5 * time.Second  // for a killed keeper's end, see Close
+	// answerWait is for an answer on a loaded machine. A keeper that has given none is stopped, or
+	// is kept from it by its container: it is killed.
+	answerWait = 10 * time.Second
 )
 
 var (
 	// ErrGone means that the keeper's process ended or is closed. No call of
 	// this Keeper will succeed any more.
-	ErrGone = errors.New("keeper is gone")
+	ErrGone   = errors.New("keeper is gone")
+	errSilent = fmt.Errorf("%w: it did not answer for %v, somebody may have stopped it", ErrGone, answerWait)
 	// ErrFiles means that the keeper made a socket which this process could
 	// not take, being at its limit of open files.
 	ErrFiles = errors.New("this process is out of file descriptors")

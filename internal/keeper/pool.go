@@ -106,8 +106,16 @@ func (c *client) wait(kind Kind) (int, error) {
 	if ok {
 		c.request(r)
 	}
-	h := <-ch
-	return h.fd, h.err
+	late := time.NewTimer(answerWait)
+	defer late.Stop()
+	select {
+	case h := <-ch:
+		return h.fd, h.err
+	case <-late.C:
+		c.fail(errSilent) // which answers ch, if nothing has
+		h := <-ch
+		return h.fd, h.err
+	}
 }
 
 func fitsInt32(n int) bool { return n >= math.MinInt32 && n <= math.MaxInt32 }

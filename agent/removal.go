@@ -1,0 +1,164 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+)
+
+// # The end of a daemon's container
+//
+// To remove a container takes as long as its helpers and the memory of its programs take. Its name
+// and its ports are its own until then; other containers come, change and go meanwhile.
+
+// leavePatience is how long a container may be removed whose name is wanted again: its groups have
+// ten seconds.
+const leavePatience = 15 * time.Second
+
+// errAbandoned is why nothing was registered; nobody is there to be told.
+var errAbandoned = errors.New("who asked for the container is gone")
+
+// removal is of a container that is being removed.
+type removal struct {
+	id   string
+	done chan struct{} // closed when it has been
+	err  error         // of it, then
+}
+
+// leavingIs is the removal of a container of a name, nil if there is none.
+func (d *Daemon) leavingIs(name string) *removal {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	return d.leaving[name]
+}
+
+// leave makes a container one that is being removed, unless it is one already, or is gone.
+func (d *Daemon) leave(m *managed) *removal {
+	d.changes.Lock()
+	defer d.changes.Unlock()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed || d.byName[m.spec.Name] != m {
+		return nil
+	}
+	delete(d.byName, m.spec.Name)
+	delete(d.byToken, m.token)
+	r := &removal{id: m.id, done: make(chan struct{})}
+	d.leaving[m.spec.Name] = r
+	d.removals.Add(1)
+	return r
+}
+
+// remove ends a container and forgets it, and says why.
+func (d *Daemon) remove(m *managed, why string) error {
+	r := d.leave(m)
+	if r == nil {
+		return errNoContainer
+	}
+	defer d.removals.Done()
+	d.log.Info(why, "container", m.spec.Name)
+	r.err = d.forget(m)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.leaving, m.spec.Name)
+	close(r.done)
+	return r.err
+}
+
+// forget ends a container that nobody finds any more, or nobody has found yet.
+func (d *Daemon) forget(m *managed) error {
+	err := m.remove()
+	d.takeBack(m.spec.Name)
+	if err != nil {
+		return err // the next daemon finds the record and tries again
+	}
+	return d.store.delete(m.spec.Name)
+}
+
+// end removes a container whose programs have ended.
+func (d *Daemon) end(m *managed) {
+	if err := d.remove(m, "container ended"); err != nil && !errors.Is(err, errNoContainer) {
+		d.log.Error("remove container", "container", m.spec.Name, "err", err)
+	}
+}
+
+// awaitProgram removes a container whose program never came.
+func (d *Daemon) awaitProgram(m *managed, patience time.Duration) {
+	time.AfterFunc(patience, func() {
+		if m.begun.Load() || d.find(m.spec.Name) != m {
+			return
+		}
+		d.log.Warn("container was registered and never started; it is removed", "container", m.spec.Name)
+		d.end(m)
+	})
+}
+
+// lockName locks d.changes once a container's name is free. The same container registered again is
+// one that was never started, or whose end was not told.
+func (d *Daemon) lockName(ctx context.Context, name, id string) error {
+	began := time.Now()
+	for {
+		m, leaving, err := d.tryName(ctx, name)
+		switch {
+		case err != nil:
+			return err
+		case m == nil && leaving == nil:
+			return nil
+		case m != nil && m.id == id && !m.runs():
+			if err := d.remove(m, "container is registered again"); err != nil && !errors.Is(err, errNoContainer) {
+				return err
+			}
+		case m != nil && (m.id != id || time.Since(began) > endPatience), time.Since(began) > leavePatience:
+			return taken(name, m, leaving)
+		}
+		// It may just be ending.
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// tryName locks d.changes if a name is free, and else tells whose it is.
+func (d *Daemon) tryName(ctx context.Context, name string) (*managed, *removal, error) {
+	d.changes.Lock()
+	m, leaving := d.find(name), d.leavingIs(name)
+	var err error
+	switch {
+	case d.closed:
+		err = os.ErrClosed
+	case ctx.Err() != nil:
+		err = errAbandoned
+	case m == nil && leaving == nil:
+		return nil, nil, nil
+	}
+	d.changes.Unlock()
+	return m, leaving, err
+}
+
+func taken(name string, m *managed, leaving *removal) error {
+	if m == nil {
+		return fmt.Errorf("%w: a container %s, with the id %s, is still ending; try again, or choose another name", ErrExists, name, leaving.id)
+	}
+	return fmt.Errorf("%w: a container %s runs, with the id %s; choose another name", ErrExists, name, m.id)
+}
+
+// releaseAll lets go of all containers at once, each of which may take its time.
+func (d *Daemon) releaseAll() error {
+	list := d.all()
+	errs := make([]error, len(list))
+	var all sync.WaitGroup
+	for i, m := range list {
+		d.drop(m)
+		all.Add(1)
+		go func() {
+			defer all.Done()
+			errs[i] = m.release()
+		}()
+	}
+	all.Wait()
+	return errors.Join(errs...)
+}

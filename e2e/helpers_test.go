@@ -1,0 +1,267 @@
+package e2e
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
+)
+
+// What is done to a helper. Its answers never come, or come as errors, or it is gone.
+var hurts = map[string]func(pid int) error{
+	"stop": func(pid int) error { return unix.Kill(pid, unix.SIGSTOP) },
+	"kill": func(pid int) error { return unix.Kill(pid, unix.SIGKILL) },
+	"starve": func(pid int) error {
+		return unix.Prlimit(pid, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 0, Max: 4096}, nil)
+	},
+}
+
+func comm(pid int) string {
+	name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+	return strings.TrimSpace(string(name))
+}
+
+// helper waits for a process of a container's, by its name.
+func (o *obedient) helper(t *testing.T, name string) (pid int) {
+	t.Helper()
+	testkit.Eventually(t, testLimit, func() error {
+		groups, _ := filepath.Glob(filepath.Join(ownCgroup(t), "tsugiki-"+o.name+"-*", "keepers", "cgroup.procs"))
+		for _, group := range groups {
+			procs, _ := os.ReadFile(group)
+			for _, word := range strings.Fields(string(procs)) {
+				if pid, _ = strconv.Atoi(word); comm(pid) == name {
+					return nil
+				}
+			}
+		}
+		return fmt.Errorf("%s has no %s", o.name, name)
+	})
+	return pid
+}
+
+// porter is the agent's process that keeps gates.
+func (n *asked) porter(t *testing.T) int {
+	t.Helper()
+	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", n.cmd.Process.Pid))
+	for _, path := range threads {
+		children, _ := os.ReadFile(path)
+		for _, word := range bytes.Fields(children) {
+			if pid, _ := strconv.Atoi(string(word)); comm(pid) == "tsugiki-porter" {
+				return pid
+			}
+		}
+	}
+	t.Fatal("the agent has no porter")
+	return 0
+}
+
+// suffer has helpers needed in each way: by calls, changes of endpoints, a trace, statistics. All of it
+// returns; what it says depends on what was done to the helper.
+func (n *asked) suffer(t *testing.T, o *obedient) {
+	t.Helper()
+	for i := range 6 { // more than a keeper has made in advance; nobody waits for the answers here
+		_, _ = fmt.Fprintf(o.stdin, "dial d%d tcp %s\n", i, remoteObserver())
+	}
+	for _, args := range []string{"add x type ipv4 addr 0.0.0.0 port dynamic for ", "del x for "} {
+		r := try(t, graftCommand(t, n.w, n.run, args+o.name))
+		if r.err != nil && strings.Count(r.stderr, "\n") != 1 {
+			t.Errorf("graft %s: %v, printed:\n%s", args, r.err, r.stderr)
+		}
+	}
+	if trace, err := n.http.Get("http://tsugiki/v1/containers/" + o.name + "/trace"); err != nil {
+		t.Error(err)
+	} else {
+		trace.Body.Close()
+	}
+	_ = n.get(t, "/v1/stats")
+	_ = n.get(t, "/metrics")
+	if ps := n.ps(); !strings.Contains(ps, "NAME") {
+		t.Errorf("tsugiki ps prints\n%s", ps)
+	}
+}
+
+// Whatever is done to a helper of a container, and whatever is asked of it then: other containers
+// are served, start and end, and an agent that is killed is followed by one that serves them.
+func TestHelpersAreHurt(t *testing.T) {
+	w := newWorld(t)
+	observe(t, w.srv)
+	for _, helper := range []string{"gate", "keeper"} {
+		for what, hurt := range hurts {
+			t.Run(what+" "+helper, func(t *testing.T) {
+				n := startBesieged(t, w)
+				v := variants[2] // its sockets are swapped, by the keeper
+				other := n.obey(t, v.flags(w)...)
+				o := n.obey(t, v.flags(w)...)
+				o.want(sourceAddr4, "dial first tcp %s", remoteObserver())
+				pid := o.helper(t, "tsugiki-"+helper)
+				if err := hurt(pid); err != nil {
+					t.Fatal(err)
+				}
+				defer unix.Kill(pid, unix.SIGCONT) // if it is there
+				n.suffer(t, o)
+				n.goesOn(t, other)
+				n.kill()
+				n.start()
+				n.goesOn(t, other)
+				_ = o.Process.Signal(unix.SIGTERM)
+				_ = o.Wait() // it ends
+				n.goesOn(t, other)
+				other.release()
+				testkit.Eventually(t, testLimit, func() error {
+					if ps := n.ps(); strings.Contains(ps, "e2e-obey") {
+						return fmt.Errorf("the containers are there:\n%s", ps)
+					}
+					return nil
+				})
+			})
+		}
+	}
+}
+
+// goesOn checks that a container works, and that others start and end.
+func (n *asked) goesOn(t *testing.T, other *obedient) {
+	t.Helper()
+	other.want(sourceAddr4, "dial a tcp %s", remoteObserver())
+	other.want(sourceAddr4, "dial b udp %s", remoteObserver())
+	other.want(sourceAddr6, "dial c tcp [%s]:%d", remoteAddr6, observerPort)
+	other.want("listens", "listen l 127.0.0.1:0")
+	other.want("closed", "close l")
+	next := n.obey(t, variants[2].flags(n.w)...)
+	next.want(sourceAddr4, "dial a tcp %s", remoteObserver())
+	next.graft("del out")
+	next.want(hostAddr4, "dial a tcp %s", remoteObserver())
+	next.release()
+}
+
+// The porter keeps gates for all containers. While it is stopped no container starts, and who wants
+// one is told; those that are there go on. The next agent has another.
+func TestPorterIsHurt(t *testing.T) {
+	w := newWorld(t)
+	observe(t, w.srv)
+	v := variants[2]
+	for what, hurt := range hurts {
+		t.Run(what, func(t *testing.T) {
+			n := startBesieged(t, w)
+			other := n.obey(t, v.flags(w)...)
+			pid := n.porter(t)
+			if err := hurt(pid); err != nil {
+				t.Fatal(err)
+			}
+			defer unix.Kill(pid, unix.SIGCONT) // if it is there
+			other.want(sourceAddr4, "dial a tcp %s", remoteObserver())
+			if what != "kill" { // or another is started for it
+				r := try(t, n.graft(append(v.flags(w), "--", "true")...))
+				if exitStatus(r.err) != 1 || strings.Count(r.stderr, "\n") != 1 {
+					t.Errorf("tsugiki run: %v, printed:\n%s", r.err, r.stderr)
+				}
+			}
+			n.suffer(t, other)
+			n.kill()
+			n.start()
+			n.goesOn(t, n.obey(t, v.flags(w)...))
+			_ = other.Process.Signal(unix.SIGTERM)
+			_ = other.Wait() // it ends
+		})
+	}
+}
+
+// A keeper that does not answer is killed, and another does its work. What a call got that waited
+// for it is the container's own affair.
+func TestStoppedKeeperIsReplaced(t *testing.T) {
+	w := newWorld(t)
+	observe(t, w.srv)
+	n := startBesieged(t, w)
+	o := n.obey(t, variants[2].flags(w)...)
+	o.want(sourceAddr4, "dial first tcp %s", remoteObserver())
+	pid := o.helper(t, "tsugiki-keeper")
+	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Kill(pid, unix.SIGCONT) // if it is there
+	for range 8 {                      // some sockets were made in advance
+		o.do("dial x tcp %s", remoteObserver())
+	}
+	if o.helper(t, "tsugiki-keeper") == pid {
+		t.Error("the keeper that does not answer is there")
+	}
+	for range 8 {
+		o.want(sourceAddr4, "dial x tcp %s", remoteObserver())
+	}
+	o.release()
+}
+
+// A gate that was stopped follows what has been ordered meanwhile: the last of each kind.
+func TestStoppedGateFollows(t *testing.T) {
+	w := newWorld(t)
+	observe(t, w.srv)
+	for _, v := range variants {
+		own := map[bool]string{false: "ENETUNREACH", true: hostAddr4}[v.bridge]
+		t.Run(v.name, func(t *testing.T) {
+			n := startBesieged(t, w)
+			o := n.obey(t, v.flags(w)...)
+			for _, network := range []string{"tcp", "udp"} {
+				o.want(sourceAddr4, "dial a %s %s", network, remoteObserver())
+				pid := o.helper(t, "tsugiki-gate")
+				if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
+					t.Fatal(err)
+				}
+				defer unix.Kill(pid, unix.SIGCONT) // if it is there
+				for range 3 {
+					o.graft("del out")
+					o.graft("add out type ipv4 addr " + sourceAddr4 + " port dynamic")
+				}
+				o.graft("del out")
+				if err := unix.Kill(pid, unix.SIGCONT); err != nil {
+					t.Fatal(err)
+				}
+				testkit.Eventually(t, testLimit, func() error { // it hears of that while it answers calls
+					if got := o.do("dial b %s %s", network, remoteObserver()); got != own {
+						return fmt.Errorf("a connection to what was deleted: %s, want %s", got, own)
+					}
+					return nil
+				})
+				o.graft("add out type ipv4 addr " + sourceAddr4 + " port dynamic")
+				o.want(sourceAddr4, "dial c %s %s", network, remoteObserver())
+			}
+			o.release()
+		})
+	}
+}
+
+// An agent that starts takes over a container whose gate is stopped once that goes on.
+func TestStoppedGateIsTakenOverLater(t *testing.T) {
+	w := newWorld(t)
+	observe(t, w.srv)
+	n := startBesieged(t, w)
+	o := n.obey(t, variants[2].flags(w)...)
+	o.want(sourceAddr4, "dial a tcp %s", remoteObserver())
+	pid := o.helper(t, "tsugiki-gate")
+	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Kill(pid, unix.SIGCONT) // if it is there
+	n.kill()
+	n.start()
+	if ps := n.ps(); !strings.Contains(ps, o.name) {
+		t.Errorf("tsugiki ps does not list the container:\n%s", ps)
+	}
+	r := try(t, n.graft("--name", o.name, "-e", "0.0.0.0/0=0.0.0.0", "--", "true"))
+	if exitStatus(r.err) != 1 || !strings.Contains(r.stderr, "a container "+o.name+" runs") {
+		t.Errorf("its name was given to another: %v, printed:\n%s", r.err, r.stderr)
+	}
+	o.graft("add other type ipv4 addr 0.0.0.0 port dynamic")
+	if err := unix.Kill(pid, unix.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	o.want(sourceAddr4, "dial b tcp %s", remoteObserver()) // which waits for the agent
+	o.graft("del out")
+	o.want(hostAddr4, "dial c tcp %s", remoteObserver())
+	o.release()
+}
