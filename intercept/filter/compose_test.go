@@ -52,6 +52,9 @@ func profiles(t testing.TB) map[string]*specs.LinuxSeccomp {
 				{Index: 0, Value: unix.AF_INET6, Op: specs.OpEqualTo}, {Index: 2, Value: 0xff, ValueTwo: unix.IPPROTO_UDP, Op: specs.OpMaskedEqual},
 			}},
 			{Names: []string{"bind", "keyctl"}, Action: specs.ActKillProcess},
+			{Names: []string{"ioctl"}, Action: specs.ActErrno, Args: []specs.LinuxSeccompArg{ // as hardened profiles have it
+				{Index: 1, Value: 0xffff_ffff, ValueTwo: unix.TIOCSTI, Op: specs.OpMaskedEqual},
+			}},
 			{Names: []string{"clone"}, Action: specs.ActErrno, Args: []specs.LinuxSeccompArg{{Index: 0, Value: 1 << 40, Op: specs.OpGreaterEqual}}},
 			{Names: []string{"listen"}, Action: specs.ActErrno, Args: []specs.LinuxSeccompArg{ // alternatives
 				{Index: 1, Value: 10, Op: specs.OpLessThan}, {Index: 1, Value: 100, Op: specs.OpGreaterEqual},
@@ -81,7 +84,7 @@ func numbers() map[string]uint32 {
 	return map[string]uint32{
 		"socket": n[socket], "connect": n[connect], "bind": n[bind], "listen": n[listen], "sendto": n[sendTo],
 		"sendmsg": n[sendMsg], "sendmmsg": n[sendMMsg], "unshare": n[unshare], "setns": n[setNS], "clone": n[clone],
-		"setsockopt": n[setSockOpt], "getsockopt": n[getSockOpt], "getsockname": n[getSockName],
+		"setsockopt": n[setSockOpt], "getsockopt": n[getSockOpt], "getsockname": n[getSockName], "ioctl": n[ioctl],
 		"io_uring_setup": ioUringSetup, "clone3": clone3, "read": 0, "keyctl": 250, "accept": 43,
 	}
 }
@@ -92,6 +95,7 @@ var interesting = []uint64{
 	unix.MSG_FASTOPEN, unix.MSG_FASTOPEN | unix.MSG_NOSIGNAL, unix.CLONE_NEWNET, unix.CLONE_NEWNET | unix.CLONE_NEWNS, unix.CLONE_NEWUSER,
 	unix.CLONE_NEWNS, 1 << 31, 1<<32 - 1, 1 << 32, 1<<32 | 4, 1<<32 | 254, 0x7ffd_1234_5678, 1<<63 | 2, top,
 	markPass, markAsk, markShim, markPass &^ 0xffff_ffff, markPass & 0xffff_ffff,
+	unix.TIOCINQ, unix.SIOCATMARK, unix.SIOCOUTQNSD, unix.SIOCGIFCONF, unix.SIOCETHTOOL, siocGIWName, 1<<32 | unix.SIOCGIFCONF,
 }
 
 // calls are those with each interesting value in one argument, and random ones of

@@ -76,6 +76,7 @@ const (
 	anyBits             // the low half has one of the bits of value
 	nonNull             // the whole argument is not 0
 	maskedIs            // the low half and 0xf is value
+	bitsAre             // the low half and the upper half of value is value's low half
 	differs             // the low half is not value
 	marked              // the whole argument is value
 	notMarked           // it is not
@@ -140,6 +141,7 @@ func nativeRules(n native, o Options) []rule {
 	decided(connect, cond{2, atLeast, addrMin})
 	decided(bind, cond{2, atLeast, addrMin})
 	add(listen)
+	add(ioctl, aboutInterfaces...)
 	// A send with MSG_FASTOPEN is a connect(2). sendto(2) has no argument left
 	// for a mark.
 	decided(sendMsg, cond{2, anyBits, unix.MSG_FASTOPEN})
@@ -227,6 +229,9 @@ func (c cond) assemble(n int) []unix.SockFilter {
 		}
 	case maskedIs:
 		mask := unix.SockFilter{Code: unix.BPF_ALU | unix.BPF_AND | unix.BPF_K, K: 0xf}
+		return []unix.SockFilter{low, mask, jump(unix.BPF_JEQ, value, 0, n)}
+	case bitsAre:
+		mask := unix.SockFilter{Code: unix.BPF_ALU | unix.BPF_AND | unix.BPF_K, K: uint32(c.value >> 32)}
 		return []unix.SockFilter{low, mask, jump(unix.BPF_JEQ, value, 0, n)}
 	case marked:
 		return []unix.SockFilter{

@@ -103,6 +103,19 @@ func TestBuild(t *testing.T) {
 		{"bind", "amd64", false, seccompData{archX8664, 49, [6]uint64{3, ptr, 28}}, ask},
 		{"listen", "amd64", false, seccompData{archX8664, 50, [6]uint64{3, 0}}, ask},
 		{"accept", "amd64", false, seccompData{archX8664, 43, [6]uint64{3}}, allow},
+		{"SIOCGIFCONF", "amd64", false, seccompData{archX8664, 16, [6]uint64{3, unix.SIOCGIFCONF, ptr}}, ask},
+		{"SIOCGIFCONF in the low half only", "amd64", false, seccompData{archX8664, 16, [6]uint64{3, 1<<32 | unix.SIOCGIFCONF, ptr}}, ask},
+		{"SIOCGIWNAME", "amd64", false, seccompData{archX8664, 16, [6]uint64{3, siocGIWName, ptr}}, ask},
+		{"SIOCATMARK", "amd64", false, seccompData{archX8664, 16, [6]uint64{3, unix.SIOCATMARK, ptr}}, allow},
+		{"SIOCOUTQNSD", "amd64", false, seccompData{archX8664, 16, [6]uint64{3, unix.SIOCOUTQNSD, ptr}}, allow},
+		{"FIONREAD", "amd64", false, seccompData{archX8664, 16, [6]uint64{3, unix.TIOCINQ, ptr}}, allow},
+		{"a driver's ioctl with the low half of SIOCGIFCONF", "amd64", false, seccompData{archX8664, 16, [6]uint64{3, 0xc0040000 | unix.SIOCGIFCONF, ptr}}, allow},
+		{"i386 SIOCGIFHWADDR", "amd64", false, seccompData{archI386, 54, [6]uint64{3, unix.SIOCGIFHWADDR, 16}}, ask},
+		{"i386 FIONREAD", "amd64", false, seccompData{archI386, 54, [6]uint64{3, unix.TIOCINQ, 16}}, allow},
+		{"x32 SIOCGIFHWADDR", "amd64", false, seccompData{archX8664, x32Bit | 514, [6]uint64{3, unix.SIOCGIFHWADDR, 16}}, ask},
+		{"arm64 SIOCGARP", "arm64", false, seccompData{archAarch64, 29, [6]uint64{3, unix.SIOCGARP, ptr}}, ask},
+		{"arm64 FIONBIO", "arm64", false, seccompData{archAarch64, 29, [6]uint64{3, 0x5421, ptr}}, allow},
+		{"arm SIOCGARP", "arm64", false, seccompData{archArm, 54, [6]uint64{3, unix.SIOCGARP, 16}}, ask},
 		{"read", "amd64", false, seccompData{archX8664, 0, [6]uint64{3, ptr, 100}}, allow},
 		{"sendto with an address", "amd64", false, seccompData{archX8664, 44, [6]uint64{3, ptr, 1, 0, ptr, 16}}, allow},
 		{"sendto with Fast Open", "amd64", false, seccompData{archX8664, 44, [6]uint64{3, ptr, 1, unix.MSG_FASTOPEN, ptr, 16}}, ask},
@@ -246,6 +259,8 @@ func TestMarks(t *testing.T) {
 		{"unshare a network namespace", unshare, arg{unix.CLONE_NEWNET}, false, everyMark},
 		{"clone with a network namespace", clone, arg{unix.CLONE_NEWNET}, false, everyMark},
 		{"setns", setNS, arg{3}, false, everyMark},
+		{"SIOCGIFCONF", ioctl, arg{3, unix.SIOCGIFCONF, ptr}, false, everyMark},
+		{"FIONREAD", ioctl, arg{3, unix.TIOCINQ, ptr}, false, nil},
 	}
 	for goarch, n := range natives {
 		for mode := Seccomp; mode <= Preload; mode++ {

@@ -46,6 +46,7 @@ const (
 	setSockOpt
 	getSockOpt
 	getSockName
+	ioctl
 )
 
 // native are the system calls of a 64-bit ABI.
@@ -57,23 +58,25 @@ type native struct {
 var natives = map[string]native{
 	"amd64": {archX8664, map[call]uint32{
 		socket: 41, connect: 42, bind: 49, listen: 50, sendTo: 44, sendMsg: 46, sendMMsg: 307,
-		unshare: 272, setNS: 308, clone: 56, setSockOpt: 54, getSockOpt: 55, getSockName: 51,
+		unshare: 272, setNS: 308, clone: 56, setSockOpt: 54, getSockOpt: 55, getSockName: 51, ioctl: 16,
 	}},
 	"arm64": {archAarch64, map[call]uint32{
 		socket: 198, connect: 203, bind: 200, listen: 201, sendTo: 206, sendMsg: 211, sendMMsg: 269,
-		unshare: 97, setNS: 268, clone: 220, setSockOpt: 208, getSockOpt: 209, getSockName: 204,
+		unshare: 97, setNS: 268, clone: 220, setSockOpt: 208, getSockOpt: 209, getSockName: 204, ioctl: 29,
 	}},
 }
 
 // foreign are the calls by which a program of another ABI could get around the
-// kernel programs: listen(2), for which there is none, and setsockopt(2), for
-// which they are not asked; and those by which it gets into another network
-// namespace. All else that such a program does stays in its own namespace, or is
+// kernel programs: listen(2) and ioctl(2), for which there are none, and
+// setsockopt(2), for which they are not asked; and those by which it gets into
+// another network namespace. All else that such a program does stays in its own namespace, or is
 // theirs to judge.
 var foreign = map[string][]rule{
 	"amd64": slices.Concat([]rule{
 		{token: archX8664, number: x32Bit | 50},
 		{token: archX8664, number: x32Bit | 541},
+		{token: archX8664, number: x32Bit | 514, only: aboutInterfaces},
+		{token: archI386, number: 54, only: aboutInterfaces},
 		{token: archI386, number: 363},
 		{token: archI386, number: 366},
 		{token: archI386, number: 102, only: []cond{{arg: 0, op: equal, value: socketcallListen}}},
@@ -82,6 +85,7 @@ var foreign = map[string][]rule{
 		leaving(archX8664, x32Bit|272, x32Bit|308, x32Bit|56),
 		leaving(archI386, 310, 346, 120)),
 	"arm64": slices.Concat([]rule{
+		{token: archArm, number: 54, only: aboutInterfaces},
 		{token: archArm, number: 284},
 		{token: archArm, number: 294},
 	},

@@ -10,6 +10,7 @@ import (
 type trap struct {
 	verdict
 	regions []region
+	pass    []region // all that is in none of the regions; nil: it is to be found out
 }
 
 // markBits are those by which the shim's questions are told from MARK_PASS, and from
@@ -40,6 +41,7 @@ func traps(o Options, foreign32 bool) map[string]trap {
 
 	all := map[string]trap{
 		"listen":         ask(everything),
+		"ioctl":          interfaceTrap(),
 		"unshare":        ask(bit(0, unix.CLONE_NEWNET)),
 		"clone":          ask(bit(0, unix.CLONE_NEWNET)),
 		"setns":          ask(bit(1, unix.CLONE_NEWNET), everything.where(1, masked(unix.CLONE_NEWNET|leavable, 0))),

@@ -43,6 +43,23 @@ func (m *memory) close() { unix.Close(m.fd) }
 func (m *memory) read(at uint64, b []byte) error  { return transfer(m.fd, unix.Pread, at, b) }
 func (m *memory) write(at uint64, b []byte) error { return transfer(m.fd, unix.Pwrite, at, b) }
 
+// readSome reads as much as there is before the first page that is not mapped.
+func (m *memory) readSome(at uint64, b []byte) (n int, err error) {
+	for n < len(b) && at != 0 && at <= math.MaxInt64-uint64(len(b)) {
+		got, err := unix.Pread(m.fd, b[n:], int64(at)+int64(n))
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case errors.Is(err, unix.EIO), errors.Is(err, unix.EFAULT), err == nil && got == 0:
+			return n, nil
+		case err != nil:
+			return n, fmt.Errorf("access memory of a program: %w", err)
+		}
+		n += got
+	}
+	return n, nil
+}
+
 func transfer(fd int, call func(int, []byte, int64) (int, error), at uint64, b []byte) error {
 	for len(b) > 0 {
 		if at == 0 || at > math.MaxInt64-uint64(len(b)) {

@@ -3,7 +3,7 @@
 // the engine and answers the notification.
 //
 // It decides no policy, and touches memory of programs only for the options and
-// names of AF_GRAFT sockets (memory.go). It needs CAP_SYS_PTRACE over the
+// names of AF_GRAFT sockets, and for what ioctl(2) tells of interfaces (memory.go). It needs CAP_SYS_PTRACE over the
 // container's processes and Linux 5.15.
 //
 // # Theory of operation
@@ -238,6 +238,8 @@ func (s *Supervisor) ask(p *program, a gate.Ask) (graft.Answer, error) {
 		return s.getOption(p, a)
 	case gate.GetName:
 		return s.getName(p, a)
+	case gate.Ioctl:
+		return s.ioctl(p, a)
 	}
 	return graft.Answer{}, nil
 }

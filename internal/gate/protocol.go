@@ -25,6 +25,7 @@ const (
 	SetOption
 	GetOption
 	GetName
+	Ioctl // about the interfaces of a socket's namespace
 	Other // of Stats only: calls that the gate has no part in
 	calls
 )
@@ -46,7 +47,7 @@ func (c Call) String() string {
 }
 
 var callNames = []string{
-	"hello", "socket", "connect", "bind", "listen", "send", "setsockopt", "getsockopt", "getsockname", "other",
+	"hello", "socket", "connect", "bind", "listen", "send", "setsockopt", "getsockopt", "getsockname", "ioctl", "other",
 }
 
 // Ask is a call of a program that waits for an answer, or one that the gate has
@@ -59,13 +60,14 @@ type Ask struct {
 	Backlog  int    // of Listen
 	Answered bool
 	Again    bool      // a supervisor that is gone may have begun to answer
+	Narrow   bool      // the caller's ABI has words of 32 bits
 	Address  []byte    // the sockaddr's beginning, as the program had it; may be cut short
 	Args     [6]uint64 // of the call, as the program passed them
 }
 
 // The layouts of struct gate_ask, gate_order and gate_stats.
 const (
-	version    = 4
+	version    = 5
 	askSize    = 112
 	offAddress = 36
 	offArgs    = 64
@@ -116,8 +118,9 @@ func parse(b []byte) (Ask, error) {
 		Thread:   int(e.Uint32(b[16:])),
 		Number:   int(int32(e.Uint32(b[20:]))),
 		Backlog:  int(int32(e.Uint32(b[24:]))),
-		Answered: e.Uint16(b[28:]) != 0,
-		Again:    e.Uint16(b[30:]) != 0,
+		Answered: b[28] != 0,
+		Again:    b[29] != 0,
+		Narrow:   b[30] != 0,
 		Address:  bytes.Clone(b[offAddress : offAddress+length]),
 	}
 	for i := range a.Args {

@@ -5,6 +5,7 @@
  */
 #include "gate.h"
 
+#include <linux/sockios.h>
 #include <netinet/in.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -44,6 +45,13 @@ bool gate_kind_of(unsigned int born, int family, int type, int protocol, struct 
 	kind->nonblock = type & SOCK_NONBLOCK;
 	kind->close_on_exec = type & SOCK_CLOEXEC;
 	return true;
+}
+
+/* Those of linux/sockios.h and linux/wireless.h, but for the requests about the socket
+ * itself (intercept/filter/ioctl.go). */
+bool gate_ioctl_is_asked(uint32_t request)
+{
+	return (request & 0xfffffd00) == 0x8900 && request >= 0x8910 && request != SIOCOUTQNSD;
 }
 
 bool gate_bind_is_asked(const uint8_t *address, size_t length)

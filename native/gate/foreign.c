@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Calls of other ABIs than the machine's own. Two of them would get around the kernel
- * programs: listen(2), which has none, and setsockopt(2), for which they are not
- * asked. So the gate sets options itself, by a call of its own ABI, for which they
+ * Calls of other ABIs than the machine's own. Three of them would get around the kernel
+ * programs: listen(2) and ioctl(2), which have none, and setsockopt(2), for which they are
+ * not asked. So the gate sets options itself, by a call of its own ABI, for which they
  * are: what it has read it acts on, and a caller that changes its memory changes
  * nothing. All other calls go on as they are, in the caller's own namespace or under
  * the eyes of the kernel programs; filters may ask about more of them than ours does.
@@ -21,16 +21,19 @@
 
 /* System calls of the 32-bit ABIs, which the C library does not name here. */
 #define GATE_X32_LISTEN	     (GATE_X32 | 50)
+#define GATE_X32_IOCTL	     (GATE_X32 | 514)
 #define GATE_X32_SETSOCKOPT  (GATE_X32 | 541)
 #define GATE_X32_CLONE	     (GATE_X32 | 56)
 #define GATE_X32_UNSHARE     (GATE_X32 | 272)
 #define GATE_X32_SETNS	     (GATE_X32 | 308)
+#define GATE_I386_IOCTL	     54
 #define GATE_I386_SOCKETCALL 102
 #define GATE_I386_CLONE	     120
 #define GATE_I386_UNSHARE    310
 #define GATE_I386_SETNS	     346
 #define GATE_I386_LISTEN     363
 #define GATE_I386_SETSOCKOPT 366
+#define GATE_ARM_IOCTL	     54
 #define GATE_ARM_CLONE	     120
 #define GATE_ARM_LISTEN	     284
 #define GATE_ARM_SETSOCKOPT  294
@@ -221,6 +224,13 @@ void gate_foreign(struct gate_worker *w)
 	case GATE_CALL(AUDIT_ARCH_X86_64, GATE_X32_LISTEN):
 	case GATE_CALL(AUDIT_ARCH_ARM, GATE_ARM_LISTEN):
 		gate_foreign_listen(w, (int)args[0], (int)args[1]);
+		break;
+	case GATE_CALL(AUDIT_ARCH_I386, GATE_I386_IOCTL):
+	case GATE_CALL(AUDIT_ARCH_X86_64, GATE_X32_IOCTL):
+	case GATE_CALL(AUDIT_ARCH_ARM, GATE_ARM_IOCTL):
+		w->ask.call = GATE_IOCTL;
+		w->ask.narrow = true;
+		gate_ioctl(w);
 		break;
 	default:
 		gate_proceed(w);

@@ -280,8 +280,22 @@ static enum gate_call gate_call_of(int number)
 		return GATE_GETSOCKOPT;
 	case SYS_getsockname:
 		return GATE_GETSOCKNAME;
+	case SYS_ioctl:
+		return GATE_IOCTL;
 	}
 	return GATE_OTHER;
+}
+
+/*
+ * The kernel must not carry on with a request that tells of interfaces: by then there may
+ * be a host socket under the number.
+ */
+void gate_ioctl(struct gate_worker *w)
+{
+	if (gate_ioctl_is_asked((uint32_t)w->n.data.args[1]))
+		gate_pass(w);
+	else
+		gate_proceed(w);
 }
 
 static void gate_handle_socket(struct gate_worker *w)
@@ -358,9 +372,11 @@ void gate_handle(struct gate_worker *w)
 		return;
 	}
 	w->ask.call = gate_call_of(n->data.nr);
+	/* These two whoever asks: it may be a host socket that was inherited. */
 	if (n->data.nr == SYS_listen)
-		/* Whoever asks: it may be a host socket that was inherited. */
 		gate_pass(w);
+	else if (n->data.nr == SYS_ioctl)
+		gate_ioctl(w);
 	else if (elsewhere)
 		gate_proceed(w);
 	else

@@ -12,7 +12,7 @@
 
 #include "../rules/board.h"
 
-#define GATE_VERSION 4
+#define GATE_VERSION 5
 
 /* 5.14; a C library may not know it. */
 #ifndef SO_NETNS_COOKIE
@@ -29,6 +29,7 @@ enum gate_call {
 	GATE_SETSOCKOPT, /* of AF_GRAFT sockets, or what may be one */
 	GATE_GETSOCKOPT,
 	GATE_GETSOCKNAME,
+	GATE_IOCTL, /* about the interfaces of a socket's namespace */
 	GATE_OTHER, /* only counted: what the gate has no part in */
 	GATE_CALLS,
 	/* Messages that are no calls: */
@@ -57,8 +58,10 @@ struct gate_ask {
 	uint32_t thread;
 	int32_t number; /* the descriptor; the family of a socket */
 	int32_t backlog;
-	uint16_t answered;
-	uint16_t again;
+	uint8_t answered;
+	uint8_t again;
+	uint8_t narrow; /* the caller's ABI has words of 32 bits */
+	uint8_t zero;
 	uint32_t length; /* of the address */
 	uint8_t address[BOARD_ADDRESS_MAX];
 	uint64_t args[GATE_ARGUMENTS]; /* as the program passed them */
@@ -209,6 +212,9 @@ struct gate_kind {
 };
 
 bool gate_kind_of(unsigned int born, int family, int type, int protocol, struct gate_kind *kind);
+
+/* Whether ioctl(2) with this request tells of interfaces, addresses or neighbours. */
+bool gate_ioctl_is_asked(uint32_t request);
 
 /* Whether bind(2) to an address may be more than the kernel's to answer. */
 bool gate_bind_is_asked(const uint8_t *address, size_t length);

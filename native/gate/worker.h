@@ -55,6 +55,9 @@ void gate_handle(struct gate_worker *w);
 void gate_answer(struct gate_worker *w, int64_t value);
 void gate_proceed(struct gate_worker *w);
 
+/* Handles ioctl(2), of any ABI. */
+void gate_ioctl(struct gate_worker *w);
+
 /* Handles a call of another ABI than the machine's own. */
 void gate_foreign(struct gate_worker *w);
 

@@ -18,14 +18,14 @@
 #include <stdint.h>
 
 #define BOARD_MAGIC   0x6f627374u /* "tsbo" */
-#define BOARD_VERSION 2
+#define BOARD_VERSION 3
 /*
  * Of the file: the header; what the gate counts, which is here because it outlives the gate's
  * process, and most boards are one page; and the largest image of rules that there can be.
  */
 #define BOARD_SIZE     0x4a000
 #define BOARD_COUNTERS 64
-#define BOARD_RULES    3072 /* where the image begins */
+#define BOARD_RULES    3328 /* where the image begins */
 
 struct board {
 	uint32_t magic;

@@ -39,6 +39,7 @@ extern const struct attack_case escape_cases[];
 extern const struct attack_case forks_cases[];
 extern const struct attack_case fuzz_cases[];
 extern const struct attack_case graft_cases[];
+extern const struct attack_case interfaces_cases[];
 extern const struct attack_case listen_cases[];
 extern const struct attack_case load_cases[];
 extern const struct attack_case marks_cases[];

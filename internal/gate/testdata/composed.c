@@ -6,11 +6,13 @@
  */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <linux/sockios.h>
 #include <netinet/in.h>
 #include <sched.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -63,6 +65,10 @@ static void local(void)
 	say("setsockopt v6", setsockopt(s, IPPROTO_IPV6, IPV6_V6ONLY, &(int){1}, sizeof(int)));
 	length = sizeof(int);
 	say("getsockopt", getsockopt(s, SOL_SOCKET, SO_TYPE, &(int){0}, &length));
+	/* About the socket, and about a file that is none. */
+	say("ioctl", ioctl(s, SIOCATMARK, &(int){0}));
+	say("ioctl of bytes", ioctl(s, FIONREAD, &(int){0}));
+	say("ioctl of bad descriptor", ioctl(-1, TCGETS, NULL));
 	say("bad descriptor", connect(-1, (struct sockaddr *)&name, sizeof(name)));
 }
 
@@ -110,6 +116,7 @@ static void foreign(void)
 	say("i386 setsockopt", i386(366, s, SOL_SOCKET, SO_REUSEADDR, at + 64, 4));
 	low[32] = 16;
 	say("i386 getsockname", i386(367, s, at + 64, at + 128, 0, 0));
+	say("i386 ioctl", i386(54, s, FIONREAD, at + 64, 0, 0));
 	say("i386 sendto", i386(369, s, at, 1, 0, 0));
 	say("i386 sendmsg", i386(370, s, at, 0, 0, 0));
 	say("i386 listen", i386(363, s, 1, 0, 0, 0));
