@@ -156,6 +156,31 @@ func TestAGroupMadeAnewIsAnother(t *testing.T) {
 	}
 }
 
+// A runtime removes the groups of a container one after another.
+func TestUsageOfAGroupThatIsBeingRemoved(t *testing.T) {
+	groups := testkit.NewGroups(t, "cpuacct")
+	g := openGroup(t, groups.Dir("cpu"))
+	if g.OneHierarchy() {
+		return // then it is gone at once
+	}
+	sleeper := exec.Command("sleep", "1000")
+	if err := sleeper.Start(); err != nil {
+		t.Fatal(err)
+	}
+	groups.Enter(t, sleeper.Process.Pid)
+	_, err := g.Usage()
+	if killErr := sleeper.Process.Kill(); err != nil || killErr != nil {
+		t.Fatal(err, killErr)
+	}
+	_ = sleeper.Wait()
+	if err := unix.Rmdir(groups.Dir("cpuacct")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := g.Usage(); !errors.Is(err, ErrGone) || g.Gone() {
+		t.Errorf("%v, want ErrGone; the group whose quota it is is gone: %v", err, g.Gone())
+	}
+}
+
 func TestOfProcess(t *testing.T) {
 	groups, pid := container(t)
 	g, err := OfProcess(pid)

@@ -3,6 +3,7 @@ package bandwidth
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -91,6 +92,10 @@ func (g *Group) Usage() (time.Duration, error) {
 		return 0, err
 	}
 	text, err := g.read(usageFile)
+	if errors.Is(err, fs.ErrNotExist) && !errors.Is(err, ErrGone) {
+		// Runtimes remove the group of one hierarchy after another.
+		err = fmt.Errorf("%w: %w", ErrGone, err)
+	}
 	if err != nil {
 		return 0, err
 	}
