@@ -18,12 +18,11 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/tsugiki/tsugiki/agent/api"
 	"github.com/tsugiki/tsugiki/charge/accounts"
 	"github.com/tsugiki/tsugiki/intercept/filter"
 	"github.com/tsugiki/tsugiki/internal/config"
+	"github.com/tsugiki/tsugiki/internal/filelock"
 	"github.com/tsugiki/tsugiki/internal/gate"
 	"github.com/tsugiki/tsugiki/internal/keeper"
 	"github.com/tsugiki/tsugiki/internal/kernel"
@@ -200,7 +199,7 @@ func (d *Daemon) takeRunDir() error {
 	if err != nil {
 		return fmt.Errorf("lock run directory: %w; choose another with --run-dir", err)
 	}
-	if err := lockPatiently(f); err != nil {
+	if err := filelock.TakeFromKilled(f); err != nil {
 		holder, _ := os.ReadFile(path)
 		f.Close()
 		return fmt.Errorf("another agent, process %s, uses the run directory %s; stop that one, or choose another with --run-dir",
@@ -215,17 +214,6 @@ func (d *Daemon) takeRunDir() error {
 		return fmt.Errorf("lock run directory: %w; make room, or choose another with --run-dir", err)
 	}
 	return nil
-}
-
-// lockPatiently waits for what a killed daemon was about to start: until it is
-// executed, it has that one's files, and the lock with them.
-func lockPatiently(f *os.File) error {
-	for deadline := time.Now().Add(storeWait); ; time.Sleep(5 * time.Millisecond) {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if !errors.Is(err, unix.EWOULDBLOCK) || time.Now().After(deadline) {
-			return err
-		}
-	}
 }
 
 // adoptAll takes over the containers of an earlier daemon.

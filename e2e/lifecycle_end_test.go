@@ -144,7 +144,7 @@ func TestLifecycleEndedBySignal(t *testing.T) {
 	} {
 		t.Run(strconv.Itoa(int(sig)), func(t *testing.T) {
 			t.Parallel()
-			c := graft(t, top.Host, "--", "sh", "-c", fmt.Sprintf("ulimit -c 0; kill -%d $$; sleep 1", sig))
+			c := graft(t, top.Host, "-e", "203.0.113.9=0.0.0.0", "--", "sh", "-c", fmt.Sprintf("ulimit -c 0; kill -%d $$; sleep 1", sig))
 			timer := time.AfterFunc(5*time.Second, func() { _ = c.Process.Kill() })
 			defer timer.Stop()
 			r := try(t, c)

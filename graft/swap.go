@@ -93,8 +93,8 @@ func (e call) prepare(s *socket, file int, to Place, name rebind) error {
 	}
 	err := e.bindIn(file, to, name)
 	if err != nil && !name.exact {
+		// The program knows the socket's port, and goes on seeing that.
 		name.to = netip.AddrPortFrom(name.to.Addr(), 0)
-		name.view = netip.AddrPortFrom(name.view.Addr(), 0)
 		err = e.bindIn(file, to, name)
 	}
 	return err

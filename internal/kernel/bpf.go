@@ -35,6 +35,9 @@ func programs() []Feature {
 		{"cgroup/getsockname4", ebpf.AttachCgroupInet4GetSockname, ebpf.CGroupSockAddr, "5.8", "programs see other names than they asked for"},
 		{"cgroup/getsockname6", ebpf.AttachCgroupInet6GetSockname, ebpf.CGroupSockAddr, "5.8", "programs see other names than they asked for"},
 		{"cgroup/setsockopt", ebpf.AttachCGroupSetsockopt, ebpf.CGroupSockopt, "5.3", "options that get around the rules are not refused"},
+		{"cgroup/getsockopt", ebpf.AttachCGroupGetsockopt, ebpf.CGroupSockopt, "5.3", "programs see other options than they have set"},
+		{"cgroup_skb/egress", ebpf.AttachCGroupInetEgress, ebpf.CGroupSKB, "4.10", "source routes of control messages are not refused"},
+		{"cgroup_skb/ingress", ebpf.AttachCGroupInetIngress, ebpf.CGroupSKB, "4.10", "UDP clients hear everybody"},
 		{"cgroup/sock_ops", ebpf.AttachCGroupSockOps, ebpf.SockOps, "4.13", "listeners that no rule allows are not confined"},
 	} {
 		list = append(list, Feature{
@@ -139,6 +142,13 @@ func helpers() []Feature {
 			"sockopt", ebpf.CGroupSockopt, "5.15",
 			[]asm.BuiltinFunc{asm.FnSkStorageGet, asm.FnGetNetnsCookie},
 			"the relay's socket cannot be told from others",
+		},
+		{
+			"cgroup_skb", ebpf.CGroupSKB, "5.4",
+			[]asm.BuiltinFunc{
+				asm.FnSkFullsock, asm.FnSkStorageGet, asm.FnSkLookupTcp, asm.FnSkLookupUdp, asm.FnSkRelease, asm.FnGetSocketCookie,
+			},
+			"packets cannot be judged by their socket",
 		},
 		{
 			"sock_ops", ebpf.SockOps, "5.15",
