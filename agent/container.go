@@ -82,6 +82,7 @@ type Container struct {
 	loopback  bool // ownNS has only a loopback
 	// What this process has worked for it.
 	intercepted, relayed cputime.Meter
+	ports                *owner // of the host
 
 	changes sync.Mutex // guards what follows once the program runs
 	table   *policy.Table
@@ -131,6 +132,7 @@ func Start(spec Spec) (*Container, error) {
 	}
 	c := newContainer(spec)
 	c.loopback = c.ownIsNew()
+	c.ports = newPorts().owner(spec.Name) // nobody asks for other containers
 	c.gates.trace(c.log.Enabled(context.Background(), slog.LevelInfo))
 	c.killAll = func() error { return c.group.Kill() }
 	if err := c.start(); err != nil {
@@ -315,6 +317,7 @@ func (c *Container) makeEngine() error {
 		BoundClients:  func() { c.gates.note(hasBoundClients) },
 		Services:      func() { c.gates.note(hasServices) },
 		OwnIsLoopback: c.loopback,
+		Ports:         c.ports,
 		Ephemeral:     ephemeral,
 		Log:           c.decisions,
 	}, c.rules(c.table))

@@ -87,8 +87,7 @@ type Daemon struct {
 	byToken map[string]*managed
 	leaving map[string]*removal // by name
 
-	promisedMu sync.Mutex           // guards promised
-	promised   map[string][]promise // by container
+	ports *ports
 }
 
 // tidyAfter is longer than what lies between the starts of many containers: to give
@@ -122,7 +121,7 @@ func StartDaemon(cfg *config.Config, log *slog.Logger) (*Daemon, error) {
 	d := &Daemon{
 		runDir: cfg.RunDir, log: log,
 		byName: map[string]*managed{}, byToken: map[string]*managed{}, leaving: map[string]*removal{}, closing: make(chan struct{}),
-		promised: map[string][]promise{},
+		ports: newPorts(),
 	}
 	d.tidy = time.AfterFunc(tidyAfter, d.rest)
 	d.config.Store(cfg)
@@ -234,6 +233,7 @@ func (d *Daemon) adoptAll() error {
 			d.log.Error("container not taken over; it runs on without an agent", "container", r.Name, "err", err)
 		}
 	}
+	d.findPorts()
 	// Not before: while a helper of another container is being started, it has a
 	// copy of every file that we have, and so of what a program is about to close.
 	for _, m := range d.all() {
@@ -404,31 +404,6 @@ func modeName(mode filter.Mode) string {
 		}
 	}
 	return ""
-}
-
-// promise promises a container ports instead of those that it was promised, unless
-// one is another's.
-func (d *Daemon) promise(name string, ports []promise) error {
-	d.promisedMu.Lock()
-	defer d.promisedMu.Unlock()
-	for other, theirs := range d.promised {
-		for _, t := range theirs {
-			for _, p := range ports {
-				if other != name && p.breaks(t) {
-					return hostError{fmt.Errorf("port %d of %s is promised to container %s (%s); stop that one, or choose another port",
-						p.at.Port(), p.at.Addr(), other, t.at)}
-				}
-			}
-		}
-	}
-	d.promised[name] = ports
-	return nil
-}
-
-func (d *Daemon) takeBack(name string) {
-	d.promisedMu.Lock()
-	defer d.promisedMu.Unlock()
-	delete(d.promised, name)
 }
 
 // Reload makes a configuration the one that containers are registered by from now

@@ -3,6 +3,7 @@ package agent
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"slices"
 
@@ -115,7 +116,7 @@ func (c *Container) AddEndpoint(ep *endpoint.Endpoint) error {
 	if err != nil {
 		return hostError{err}
 	}
-	if err := errors.Join(checkAddress(ep, p.ns), checkPorts(table, ep, p.ns, c.enforced.Served)); err != nil {
+	if err := errors.Join(checkAddress(ep, p.ns), checkPorts(table, ep, p.ns, c.served(p))); err != nil {
 		if p != c.host[ep.Netns] && !slices.Contains(c.former, p) {
 			err = errors.Join(err, p.ns.Close())
 		}
@@ -135,6 +136,13 @@ func (c *Container) AddEndpoint(ep *endpoint.Endpoint) error {
 	}
 	c.endpoints.Store(&set)
 	return nil
+}
+
+// served tells of ports in a place whether the container has bound them.
+func (c *Container) served(p *place) func(protocol int, at netip.AddrPort) bool {
+	return func(protocol int, at netip.AddrPort) bool {
+		return c.ports.has(portAt(p.Cookie(), protocol, at)) || c.ports.unknown && c.enforced.Served(protocol, at)
+	}
 }
 
 // announce says what is about to be in force.

@@ -62,6 +62,7 @@ func (d *Daemon) newManaged(r *record, rules Rules) *managed {
 	m.ended = func() { d.end(m) }
 	m.killAll = m.killPrograms
 	m.porter = d.keptBy
+	m.ports = d.ports.owner(r.Name)
 	m.changed = m.write
 	return m
 }
@@ -89,7 +90,7 @@ func (m *managed) writeDown() error {
 }
 
 // claimPorts refuses ports that another container was promised before.
-func (m *managed) claimPorts() error { return m.d.promise(m.spec.Name, m.promises(m.table)) }
+func (m *managed) claimPorts() error { return m.d.ports.promise(m.spec.Name, m.promises(m.table)) }
 
 // makeOwnGroup makes one for the container's programs, if nobody else has put them in one.
 func (m *managed) makeOwnGroup() error {
@@ -123,13 +124,13 @@ func newDoor(dir *os.File) (string, error) {
 
 // write makes a record durable that says what is about to be in force.
 func (m *managed) write(t *policy.Table, set *endpoint.Set) error {
-	if err := m.d.promise(m.spec.Name, m.promises(t)); err != nil {
+	if err := m.d.ports.promise(m.spec.Name, m.promises(t)); err != nil {
 		return err
 	}
 	r := *m.record
 	r.Endpoints, r.Numbered = lines(set), names(t.Numbered())
 	if err := m.d.store.put(&r); err != nil {
-		return errors.Join(err, m.d.promise(m.spec.Name, m.promises(m.table)))
+		return errors.Join(err, m.d.ports.promise(m.spec.Name, m.promises(m.table)))
 	}
 	*m.record = r
 	return nil

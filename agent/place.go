@@ -31,6 +31,8 @@ type place struct {
 
 func (p *place) Cookie() uint64 { return p.ns.Cookie() }
 
+func (p *place) Do(fn func() error) error { return p.ns.Do(fn) }
+
 func (p *place) Keeper() (*keeper.Keeper, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -14,7 +14,7 @@ type promise struct {
 }
 
 // promises are those of a table: ranges are not, of which a program takes what is
-// free.
+// free; one that another container was promised is not.
 func (c *Container) promises(t *policy.Table) []promise {
 	var list []promise
 	for _, r := range t.IngressRules() {

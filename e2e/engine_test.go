@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tsugiki/tsugiki/internal/testkit"
 	"github.com/tsugiki/tsugiki/internal/testkit/engines"
 )
 
@@ -27,6 +28,7 @@ func TestGraftedEngines(t *testing.T) {
 				{"profile", testEngineProfile},
 				{"raw", testEngineRaw},
 				{"conflict", testEngineConflict},
+				{"ports", testEnginePorts},
 				{"restart", testEngineRestart},
 				{"signals", testEngineSignals},
 				{"agent", testEngineAgentRestart},
@@ -124,6 +126,47 @@ func testEngineConflict(t *testing.T, n *node) {
 		t.Errorf("refused, but the conflict is not named: %s", why)
 	}
 	n.checkServed(t, "web", servedPort)
+}
+
+// testEnginePorts runs two servers that would share their port of the host, and one that
+// would take another container's out of a range.
+func testEnginePorts(t *testing.T, n *node) {
+	share := func(name, ports, listen string) engines.Container {
+		c := n.container(name, "0.0.0.0/0", servedPort)
+		c.Annotations["tsugiki.dev/ingress"] = "0.0.0.0:" + ports + "=" + hostAddr4
+		c.Args = []string{"sh", "-c", "sed 's/listen 80/listen " + listen + " reuseport/' /etc/nginx.conf >/tmp/nginx.conf && " +
+			"exec nginx -e stderr -c /tmp/nginx.conf 2>&1"}
+		return c
+	}
+	n.run(t, share("first", "8190-8191", "8190"))
+	url := fmt.Sprintf("http://%s:8190/", hostAddr4)
+	waitOK(t, n.srv, url)
+	for _, c := range []engines.Container{share("second", "8190-8191", "8190"), share("third", "8000-8100", fmt.Sprint(servedPort))} {
+		n.run(t, c)
+		testkit.Eventually(t, testLimit, func() error {
+			log, err := n.Logs(c.Name)
+			if err == nil && !strings.Contains(log, "still could not bind") {
+				err = fmt.Errorf("%s logged:\n%s", c.Name, log)
+			}
+			return err
+		})
+	}
+	for i := range 30 {
+		if body := curl(t, n.srv, fmt.Sprintf("%s?%d", url, i)); body != "hello\n" {
+			t.Errorf("got %q", body)
+		}
+	}
+	testkit.Eventually(t, testLimit, func() error {
+		log, err := n.Logs("first")
+		if count := strings.Count(log, remoteAddr4+" 200 /?"); err == nil && count != 30 {
+			err = fmt.Errorf("the first served %d of 30", count)
+		}
+		return err
+	})
+	n.checkServed(t, "web", servedPort)
+	for _, name := range []string{"first", "second", "third"} {
+		n.remove(t, name)
+	}
 }
 
 // testEngineRestart stops, kills and pauses the container.

@@ -289,11 +289,12 @@ func (e call) bindNamed(file int, ep *endpoint.Endpoint, by uint64) error {
 }
 
 func (e call) bindNamedPort(file int, b policy.Binding, ep *endpoint.Endpoint) error {
-	b.Netns = e.Host[ep.Netns].Cookie()
+	place := e.Host[ep.Netns]
+	b.Netns = place.Cookie()
 	for port := int(ep.Port.First); ; port++ {
 		b.Host = netip.AddrPortFrom(ep.Addr, uint16(port))
 		b.View = b.Host
-		err := e.bindHost(file, b)
+		err := e.bindHost(file, place, b)
 		var r refusalError
 		if port < int(ep.Port.Last) && errors.As(err, &r) && r.errno == unix.EADDRINUSE {
 			continue

@@ -153,7 +153,7 @@ func (e call) clientSource(s *socket) netip.Addr {
 func (e call) bindAt(p Program, number int, s *socket, place Place, b policy.Binding) (Answer, error) {
 	file := s.file
 	if s.netns == place.Cookie() {
-		if err := e.bindHost(file, b); err != nil {
+		if err := e.bindHost(file, place, b); err != nil {
 			return answerFor(err)
 		}
 	} else {
@@ -216,16 +216,34 @@ func (r reuse) undo(file int) {
 	}
 }
 
-// bindHost makes the one bind that the kernel programs are told to allow.
-func (e *Engine) bindHost(file int, b policy.Binding) error {
+// bindHost binds a socket of the place.
+func (e *Engine) bindHost(file int, place Place, b policy.Binding) error {
+	if b.Ingress {
+		return e.bindServer(file, place, b)
+	}
+	if err := e.bindAllowed(file, b, reuse{}); err != nil || b.Host.Port() != 0 {
+		return err
+	}
+	_, err := e.allowChosen(file, b)
+	return err
+}
+
+// allowChosen tells the kernel programs which port a socket has that was bound to port 0.
+func (e *Engine) allowChosen(file int, b policy.Binding) (uint16, error) {
+	name, err := localName(file)
+	if err != nil {
+		return 0, err
+	}
+	b.Host = netip.AddrPortFrom(b.Host.Addr(), name.Port())
+	return name.Port(), e.Enforcement.AllowBind(file, b)
+}
+
+// bindAllowed makes the one bind that the kernel programs are told to allow.
+func (e *Engine) bindAllowed(file int, b policy.Binding, share reuse) error {
 	if err := e.Enforcement.AllowBind(file, b); err != nil {
 		return err
 	}
-	share := reuse{}
-	if b.Ingress {
-		share = reuseOf(file)
-		share.apply(file)
-	}
+	share.apply(file)
 	if err := unix.Bind(file, sockaddrOf(b.Host)); err != nil {
 		share.undo(file)
 		ferr := e.Enforcement.ForgetBind(file)
@@ -235,15 +253,7 @@ func (e *Engine) bindHost(file int, b policy.Binding) error {
 		}
 		return refusal(err)
 	}
-	if b.Host.Port() != 0 {
-		return nil
-	}
-	name, err := localName(file)
-	if err != nil {
-		return err
-	}
-	b.Host = netip.AddrPortFrom(b.Host.Addr(), name.Port())
-	return e.Enforcement.AllowBind(file, b)
+	return nil
 }
 
 // Listen answers listen(2). The engine calls it itself on the file that it
@@ -275,7 +285,14 @@ func (e call) listen(p Program, number, backlog int) (Answer, error) {
 		return fail(unix.EADDRNOTAVAIL), nil
 	}
 	listener := s.file
-	if e.places[s.netns] != nil && s.movable() && (s.local.Port() == 0 || !e.Enforcement.BoundByIngress(s.file)) {
+	onHost := e.places[s.netns] != nil && s.movable()
+	serves := onHost && s.local.Port() != 0 && e.Enforcement.BoundByIngress(s.file)
+	if serves {
+		if may, err := e.mayListen(s); !may {
+			return fail(unix.EADDRINUSE), err
+		}
+	}
+	if onHost && !serves {
 		moved, err := e.swap(p, number, s, e.Own, e.nameAt(s, nil, e.Own))
 		if err != nil {
 			return answerFor(err)

@@ -6,7 +6,8 @@
 // It does not know which front end asked, and it enforces nothing: a wrong
 // answer, or a program that changes its mind behind the engine's back, meets
 // the kernel programs of package policy. It needs CAP_SYS_PTRACE over the
-// program (to duplicate its descriptors) and CAP_NET_BIND_SERVICE.
+// program (to duplicate its descriptors), CAP_NET_BIND_SERVICE, and for Place.Do
+// CAP_SYS_ADMIN and CAP_SETUID.
 //
 // # How a socket gets its place
 //
@@ -45,6 +46,8 @@ type Place interface {
 	Keeper() (*keeper.Keeper, error)
 	// Cookie is the namespace's SO_NETNS_COOKIE.
 	Cookie() uint64
+	// Do runs fn on a thread of its own that is in the namespace, and ends with fn.
+	Do(fn func() error) error
 }
 
 // Program is the program's side of one call, as the front end sees it.
@@ -137,6 +140,8 @@ type Config struct {
 	// Services is called before the container serves a port on the host. Until
 	// then, its loopback is its own alone.
 	Services func()
+	// Ports says which ports of the host the container may bind.
+	Ports Ports
 	// Ephemeral are the ports that the host's kernel gives to whoever asks for
 	// none: a client may keep the one that it got of those, where it is free.
 	Ephemeral endpoint.PortRange

@@ -141,7 +141,7 @@ func (e call) bindIn(file int, to Place, name rebind) error {
 	if e.places[to.Cookie()] == nil {
 		return refusal(unix.Bind(file, sockaddrOf(name.to)))
 	}
-	return e.bindHost(file, policy.Binding{Host: name.to, View: name.view, Ingress: name.ingress, Call: name.call})
+	return e.bindHost(file, to, policy.Binding{Host: name.to, View: name.view, Ingress: name.ingress, Call: name.call})
 }
 
 // replace puts the new socket under one number. An epoll knows a registration

@@ -332,6 +332,9 @@ const optionsProof = 0x7473
 // ErrNotEnforced says that a socket was made where no policy is in force.
 var ErrNotEnforced = errors.New("socket is not policed: its maker has been moved out of its cgroup")
 
+// Cgroup is the id of the cgroup in which the container's host sockets are made.
+func (e *Enforcement) Cgroup() uint64 { return e.cgroup }
+
 // Prove returns nil if the programs police a host socket.
 func (e *Enforcement) Prove(sock int) error {
 	_, _, errno := unix.Syscall6(unix.SYS_SETSOCKOPT, uintptr(sock), unix.SOL_IP, optionsProof, 0, 0, 0)

@@ -1,4 +1,4 @@
-// Package netns opens, makes, enters and connects network namespaces.
+// Package netns opens, makes, enters and connects network namespaces, and finds their sockets.
 //
 // It owns the file descriptor of a namespace and nothing else: the links of a
 // pair, their addresses and routes belong to their callers. Entering or making a

@@ -1,0 +1,468 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
+)
+
+// A port of the host that one container has, or was promised, is no other container's,
+// whatever the rules of that one lead to it and whatever its sockets share.
+
+// sharedPorts is a range that the rules of several containers name.
+const sharedPorts = "8000-8100"
+
+// sharing are the rules for it.
+func sharing() []string {
+	return []string{
+		"--endpoint", "in type ipv4 addr " + hostAddr4 + " port dynamic", "-i", "0.0.0.0:" + sharedPorts + "=in",
+		"--endpoint", "in6 type ipv6 addr " + hostAddr6 + " port dynamic", "-i", "[::]:" + sharedPorts + "=in6",
+	}
+}
+
+// promised are rules that promise the container one port of the host.
+func promised(port int) []string {
+	return []string{
+		"--endpoint", fmt.Sprintf("in type ipv4 addr %s port %d", hostAddr4, port), "-i", "0.0.0.0:80=in",
+		"--endpoint", fmt.Sprintf("in6 type ipv6 addr %s port %d", hostAddr6, port), "-i", "[::]:80=in6",
+	}
+}
+
+// binder starts a container with the program of testdata/ports.py, which answers with its
+// name.
+func binder(t *testing.T, run func(args ...string) *testkit.Cmd, name string, flags []string) *obedient {
+	t.Helper()
+	code, err := os.ReadFile("testdata/ports.py")
+	if err != nil {
+		t.Fatal(err)
+	}
+	args := slices.Concat([]string{"--name", name}, flags, []string{"--", python(t), "-c", string(code), name})
+	return &obedient{held: hold(t, run(args...), "ready"), name: name}
+}
+
+// sharedCase is a kind of socket that the kernel lets share its port.
+type sharedCase struct {
+	network, flags string
+	host           string // where the endpoint is
+	port           int
+}
+
+func (c sharedCase) String() string { return fmt.Sprintf("%s %s %s", c.network, c.host, c.flags) }
+
+// any is the address that programs bind.
+func (c sharedCase) any() string {
+	if strings.Contains(c.host, ":") {
+		return "::"
+	}
+	return "0.0.0.0"
+}
+
+func (c sharedCase) bind(o *obedient, name, want string) {
+	o.t.Helper()
+	if want == "ok" {
+		want = fmt.Sprintf("ok %d", c.port)
+	}
+	o.want(want, "bind %s-%d %s %s %d %s", name, c.port, c.network, c.any(), c.port, c.flags)
+}
+
+func (c sharedCase) close(o *obedient, name string) {
+	o.t.Helper()
+	o.want("ok 0", "close %s-%d", name, c.port)
+}
+
+// answers asks at the port again and again, as the kernel divides connections, and
+// datagrams, among those who share it. All answers have to be of one.
+func (c sharedCase) answers(t *testing.T, ns *testkit.Namespace, want string) {
+	t.Helper()
+	for range 30 {
+		if got := answerAt(t, ns, c.network, net.JoinHostPort(c.host, fmt.Sprint(c.port))); got != want {
+			t.Errorf("%s: %q answers, want %s", c, got, want)
+			return
+		}
+	}
+}
+
+func answerAt(t *testing.T, ns *testkit.Namespace, network, at string) string {
+	t.Helper()
+	buf := make([]byte, 64)
+	var n int
+	err := ns.Do(func() error {
+		conn, err := net.DialTimeout(network, at, testLimit)
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		if err := conn.SetDeadline(time.Now().Add(testLimit)); err != nil {
+			return err
+		}
+		if network == "udp" {
+			if _, err := conn.Write([]byte("who?")); err != nil {
+				return err
+			}
+		}
+		n, err = conn.Read(buf)
+		return err
+	})
+	if err != nil {
+		t.Errorf("%s %s: %v", network, at, err)
+	}
+	return strings.TrimSpace(string(buf[:n]))
+}
+
+// sharedCases are those of both families, each at a port of its own.
+func sharedCases() (list []sharedCase) {
+	for _, host := range []string{hostAddr4, hostAddr6} {
+		for _, s := range []struct{ network, flags string }{
+			{"tcp", "reuseport"},
+			{"tcp", "reuseport reuseaddr"},
+			{"tcp", "reuseaddr"},
+			{"udp", "reuseport"},
+			{"udp", "reuseaddr"},
+			{"udp", "reuseport reuseaddr"},
+		} {
+			flags := s.flags
+			if host == hostAddr6 {
+				flags += " v6only"
+			}
+			list = append(list, sharedCase{s.network, flags, host, 8000 + len(list)})
+		}
+	}
+	return list
+}
+
+// sharesWithItself tells whether the kernel lets two such sockets of one container be in
+// use at the same port.
+func (c sharedCase) sharesWithItself() bool {
+	return c.network == "udp" || strings.Contains(c.flags, "reuseport")
+}
+
+var portUsers = []struct {
+	name  string
+	flags []string
+}{{"root", nil}, {"nobody", []string{"--user", "nobody"}}}
+
+func TestPortsAreNotShared(t *testing.T) {
+	w := newWorld(t)
+	d := startDaemon(t, w.h)
+	for _, u := range portUsers {
+		t.Run(u.name, func(t *testing.T) {
+			one := binder(t, d.graft, "one", append(sharing(), u.flags...))
+			two := binder(t, d.graft, "two", append(sharing(), u.flags...))
+			for _, c := range sharedCases() {
+				t.Run(c.String(), func(t *testing.T) { c.passesOn(t, w, one, two) })
+			}
+			one.release()
+			two.release()
+		})
+	}
+}
+
+// passesOn has one container have the port, and then the other.
+func (c sharedCase) passesOn(t *testing.T, w *world, one, two *obedient) {
+	c.bind(one, "a", "ok")
+	c.answers(t, w.srv, "one")
+	c.bind(two, "a", "EADDRINUSE")
+	if c.sharesWithItself() {
+		c.bind(one, "b", "ok")
+		c.bind(two, "a", "EADDRINUSE")
+		c.close(one, "b")
+	}
+	c.answers(t, w.srv, "one")
+	c.close(one, "a")
+	c.bind(two, "a", "ok")
+	c.answers(t, w.srv, "two")
+	c.bind(one, "a", "EADDRINUSE")
+	c.answers(t, w.srv, "two")
+	c.close(two, "a")
+}
+
+// The next agent knows what containers have.
+func TestPortsAreNotSharedAfterRestart(t *testing.T) {
+	w := newWorld(t)
+	d := startDaemon(t, w.h)
+	for _, u := range portUsers {
+		t.Run(u.name, func(t *testing.T) {
+			one := binder(t, d.graft, "one", append(sharing(), u.flags...))
+			two := binder(t, d.graft, "two", append(sharing(), u.flags...))
+			for _, c := range sharedCases() { // two has had all of them, and one has them
+				c.bind(two, "a", "ok")
+				c.close(two, "a")
+				c.bind(one, "a", "ok")
+			}
+			d.kill()
+			d.start()
+			for _, c := range sharedCases() {
+				if c.sharesWithItself() {
+					c.bind(one, "b", "ok")
+					c.close(one, "b")
+				}
+				c.bind(two, "a", "EADDRINUSE")
+				c.answers(t, w.srv, "one")
+				c.close(one, "a")
+				c.bind(two, "a", "ok")
+				c.answers(t, w.srv, "two")
+			}
+			one.release()
+			two.release()
+		})
+	}
+}
+
+// Two containers that know nothing of each other are no one's.
+func TestPortsAreNotSharedWithoutAgent(t *testing.T) {
+	w := newWorld(t)
+	run := func(args ...string) *testkit.Cmd {
+		return graft(t, w.h, append([]string{"--agent", "none"}, args...)...)
+	}
+	for _, u := range portUsers {
+		t.Run(u.name, func(t *testing.T) {
+			one := binder(t, run, uniqueName("one"), append(sharing(), u.flags...))
+			two := binder(t, run, uniqueName("two"), append(sharing(), u.flags...))
+			for _, c := range sharedCases() {
+				c.bind(one, "a", "ok")
+				c.bind(two, "a", "EADDRINUSE")
+				c.answers(t, w.srv, one.name)
+				c.close(one, "a")
+				c.bind(two, "a", "ok")
+				c.answers(t, w.srv, two.name)
+			}
+			one.release()
+			two.release()
+		})
+	}
+}
+
+// A wildcard has the port of each address, and that of IPv6 those of IPv4.
+func TestPortsOfWildcardsAreNotShared(t *testing.T) {
+	w := newWorld(t)
+	d := startDaemon(t, w.h)
+	one := binder(t, d.graft, "one", sharing())
+	all := binder(t, d.graft, "all", []string{
+		"--endpoint", "any type ipv4 addr 0.0.0.0 port dynamic", "-i", "0.0.0.0:" + sharedPorts + "=any",
+		"--endpoint", "any6 type ipv6 addr :: port dynamic", "-i", "[::]:" + sharedPorts + "=any6",
+	})
+	for _, network := range []string{"tcp", "udp"} {
+		for _, tt := range []struct{ has, asks, want string }{
+			{"0.0.0.0 8001 reuseport", "0.0.0.0 8001 reuseport", "EADDRINUSE"},
+			{"0.0.0.0 8002 reuseport", ":: 8002 reuseport", "EADDRINUSE"},
+			{"0.0.0.0 8003 reuseport", ":: 8003 reuseport v6only", "ok 8003"},
+			{":: 8004 reuseport", "0.0.0.0 8004 reuseport", "ok 8004"},
+			{":: 8005 reuseport", ":: 8005 reuseport v6only", "EADDRINUSE"},
+		} {
+			one.do("bind has %s %s", network, tt.has)
+			all.want(tt.want, "bind asks %s %s", network, tt.asks)
+			if strings.HasPrefix(tt.want, "ok") {
+				all.do("close asks")
+			}
+			one.do("close has")
+			// Nothing else is in its way.
+			all.want("ok "+strings.Fields(tt.asks)[1], "bind asks %s %s", network, tt.asks)
+			all.do("close asks")
+		}
+	}
+	one.release()
+	all.release()
+}
+
+// The kernel lets two sockets have a port that both set SO_REUSEADDR, as long as neither
+// listens. Who binds it last has it.
+func TestPortsOfSocketsThatDoNotListen(t *testing.T) {
+	w := newWorld(t)
+	d := startDaemon(t, w.h)
+	one, two := binder(t, d.graft, "one", sharing()), binder(t, d.graft, "two", sharing())
+	c := sharedCase{"tcp", "reuseport reuseaddr", hostAddr4, 8040}
+	one.want("ok 8040", "bind quiet tcp 0.0.0.0 8040 reuseport reuseaddr quiet")
+	c.bind(two, "a", "ok")
+	one.want("EADDRINUSE", "listen quiet")
+	c.answers(t, w.srv, "two")
+	one.want("ok 8041", "bind quiet tcp 0.0.0.0 8041 reuseport quiet")
+	two.want("EADDRINUSE", "bind b tcp 0.0.0.0 8041 reuseport reuseaddr")
+	one.release()
+	two.release()
+}
+
+// A port that a container was promised is not in the ranges of others, now nor after the
+// agent was killed, and is there for the one that it was promised.
+func TestPromisedPortsInRanges(t *testing.T) {
+	w := newWorld(t)
+	d := startDaemon(t, w.h)
+	for i, u := range portUsers {
+		t.Run(u.name, func(t *testing.T) {
+			port := 8050 + i
+			has := binder(t, d.graft, "has", append(promised(port), u.flags...))
+			takes := binder(t, d.graft, "takes", append(sharing(), u.flags...))
+			refused := func() {
+				t.Helper()
+				for _, network := range []string{"tcp", "udp"} {
+					for _, any := range []string{"0.0.0.0", "::"} {
+						for _, flags := range []string{"", " reuseport reuseaddr"} {
+							takes.want("EADDRINUSE", "bind a %s %s %d v6only%s", network, any, port, flags)
+						}
+						takes.want("ok 8060", "bind b %s %s 8060", network, any)
+						takes.want("ok 0", "close b")
+					}
+				}
+			}
+			refused()
+			d.kill()
+			d.start()
+			refused()
+			for _, network := range []string{"tcp", "udp"} {
+				has.want("ok 80", "bind %s4 %s 0.0.0.0 80", network, network)
+				has.want("ok 80", "bind %s6 %s :: 80 v6only", network, network)
+				for _, addr := range []string{hostAddr4, hostAddr6} {
+					if got := answerAt(t, w.srv, network, net.JoinHostPort(addr, fmt.Sprint(port))); got != "has" {
+						t.Errorf("%s %s: %q answers", network, addr, got)
+					}
+				}
+			}
+			has.release()
+			testkit.Eventually(t, testLimit, func() error {
+				if ps := d.ps(); strings.Contains(ps, "has ") {
+					return errors.New(ps)
+				}
+				return nil
+			})
+			takes.want(fmt.Sprintf("ok %d", port), "bind a udp 0.0.0.0 %d", port)
+			takes.release()
+		})
+	}
+}
+
+// Nor does one get it that asks for any port, although others are taken. Any port is one that
+// no socket has.
+func TestPromisedPortsAndAnyPort(t *testing.T) {
+	w := newWorld(t)
+	d := startDaemon(t, w.h)
+	ephemeral := func(ports, reserved string) {
+		t.Helper()
+		err := errors.Join(w.h.SetSysctl("net.ipv4.ip_local_port_range", ports), w.h.SetSysctl("net.ipv4.ip_local_reserved_ports", reserved))
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	const few, all = "8050 8054", "32768 60999" // without the relays' sockets, which come first
+	takes := binder(t, d.graft, "takes", []string{
+		"--endpoint", "in type ipv4 addr " + hostAddr4 + " port dynamic", "-i", "0.0.0.0:0=in",
+		"--endpoint", "in6 type ipv6 addr " + hostAddr6 + " port dynamic", "-i", "[::]:0=in6",
+	})
+	takesAll := func(network, any string, want ...string) {
+		t.Helper()
+		var got []string
+		for i := range 5 {
+			got = append(got, takes.do("bind %d %s %s 0 v6only reuseport reuseaddr", i, network, any))
+		}
+		for i, answer := range got {
+			if strings.HasPrefix(answer, "ok") {
+				takes.want("ok 0", "close %d", i)
+			}
+		}
+		if slices.Sort(got); !slices.Equal(got, want) {
+			t.Errorf("%s %s: got %v, want %v", network, any, got, want)
+		}
+	}
+	ephemeral(few, "8054")
+	for _, network := range []string{"tcp", "udp"} {
+		for _, any := range []string{"0.0.0.0", "::"} {
+			takesAll(network, any, "EADDRINUSE", "ok 8050", "ok 8051", "ok 8052", "ok 8053")
+		}
+	}
+	ephemeral(all, "8054")
+	has := binder(t, d.graft, "has", promised(8051))
+	ephemeral(few, "8054")
+	for _, network := range []string{"tcp", "udp"} {
+		for _, any := range []string{"0.0.0.0", "::"} {
+			takesAll(network, any, "EADDRINUSE", "EADDRINUSE", "ok 8050", "ok 8052", "ok 8053")
+		}
+		has.want("ok 80", "bind %s %s 0.0.0.0 80", network, network)
+	}
+	has.release()
+	takes.release()
+}
+
+// An endpoint that is added is promised its ports like those that were there, and is refused
+// those that were promised, or that another container has by now.
+func TestPortsOfAddedEndpoints(t *testing.T) {
+	w := newWorld(t)
+	d := startDaemon(t, w.h)
+	comes := binder(t, d.graft, "comes", promised(8050)[:4])
+	add := func(want string, port int) {
+		t.Helper()
+		r := try(t, graftCommand(t, w, d.run, fmt.Sprintf("add in type ipv4 addr %s port %d for comes", hostAddr4, port)))
+		if want == "" && r.err != nil || !strings.Contains(r.stderr, want) || strings.Count(r.stderr, "\n") > 1 {
+			t.Errorf("graft add at port %d: %v, printed:\n%swant %q", port, r.err, r.stderr, want)
+		}
+	}
+	succeed(t, graftCommand(t, w, d.run, "del in for comes"))
+	other := binder(t, d.graft, "other", promised(8050)[:4])
+	add("promised to container other", 8050)
+	takes := binder(t, d.graft, "takes", sharing())
+	for _, network := range []string{"tcp", "udp"} {
+		takes.want("ok 8051", "bind %s %s 0.0.0.0 8051 reuseaddr", network, network)
+		add("is taken on the host", 8051)
+		takes.want("ok 0", "close %s", network)
+	}
+	add("", 8051)
+	for _, network := range []string{"tcp", "udp"} {
+		takes.want("EADDRINUSE", "bind a %s 0.0.0.0 8051 reuseaddr", network)
+		comes.want("ok 80", "bind %s %s 0.0.0.0 80", network, network)
+		comes.want("ok 0", "close %s", network)
+	}
+	// What the container has had itself, and another has by now.
+	succeed(t, graftCommand(t, w, d.run, "del in for comes"))
+	takes.want("ok 8051", "bind a udp 0.0.0.0 8051")
+	add("is taken on the host", 8051)
+	for _, o := range []*obedient{comes, other, takes} {
+		o.release()
+	}
+}
+
+// Programs that name their endpoints share no ports of others either, and find the next one
+// of a range.
+func TestPortsOfNamedEndpoints(t *testing.T) {
+	w := newWorld(t)
+	d := startDaemon(t, w.h)
+	program := buildC(t, "static", "testdata/api/api.c")
+	for _, u := range portUsers {
+		t.Run(u.name, func(t *testing.T) {
+			run := func(steps ...string) *testkit.Cmd {
+				steps = append([]string{"socket stream", "set 1 15 1"}, steps...) // SO_REUSEPORT
+				return d.graft(slices.Concat(apiEndpoints, u.flags, []string{"--", program}, steps)...)
+			}
+			prints := func(want string, steps ...string) {
+				t.Helper()
+				if out := succeed(t, run(steps...)); !strings.Contains(out, want) {
+					t.Errorf("printed\n%swant %q", out, want)
+				}
+			}
+			has := binder(t, d.graft, "has", append(promised(apiOtherPort)[:4:4], u.flags...))
+			first := hold(t, run("bind in4", "listen", "accept"), "listen: ok")
+			check := func() {
+				t.Helper()
+				prints("bind in4: EADDRINUSE", "bind in4")
+				prints("bind range: EADDRINUSE", "bind range")
+			}
+			check()
+			d.kill()
+			d.start()
+			check()
+			has.release()
+			testkit.Eventually(t, testLimit, func() error {
+				if ps := d.ps(); strings.Contains(ps, "has ") {
+					return errors.New(ps)
+				}
+				return nil
+			})
+			prints(fmt.Sprintf("name: inet %s %d", hostAddr4, apiOtherPort), "bind range", "set 254 5 1", "name")
+			dial(t, w.srv, "tcp", net.JoinHostPort(hostAddr4, fmt.Sprint(apiPort)))
+			first.release()
+		})
+	}
+}

@@ -1,0 +1,110 @@
+package netns
+
+import (
+	"net/netip"
+	"os"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"golang.org/x/sys/unix"
+)
+
+func TestSockets(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("skip: needs root")
+	}
+	ns, err := New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	var want, got []Socket
+	err = ns.Do(func() error {
+		for _, s := range []struct {
+			at   string
+			udp  bool
+			only int
+		}{
+			{at: "127.0.0.1:80"},
+			{at: "0.0.0.0:81"},
+			{at: "[::]:82"},
+			{at: "[::]:83", only: 1},
+			{at: "[::1]:84"},
+			{at: "127.0.0.1:80", udp: true},
+			{at: "[::]:82", udp: true},
+			{at: "[::]:83", udp: true, only: 1},
+			{at: "[::ffff:127.0.0.1]:85", udp: true},
+		} {
+			at := netip.MustParseAddrPort(s.at)
+			file, err := listenAt(at, s.udp, s.only)
+			if err != nil {
+				return err
+			}
+			defer unix.Close(file)
+			protocol := unix.IPPROTO_TCP
+			if s.udp {
+				protocol = unix.IPPROTO_UDP
+			}
+			want = append(want, Socket{Protocol: protocol, At: netip.AddrPortFrom(at.Addr().Unmap(), at.Port()), V6Only: s.only != 0})
+		}
+		got, err = ns.Sockets()
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range got {
+		if got[i].Cgroup == 0 || got[i].Cgroup != got[0].Cgroup {
+			t.Errorf("%v: all are of one cgroup", got[i])
+		}
+		// Of others than the wildcard it says nothing.
+		got[i].V6Only = got[i].V6Only && got[i].At.Addr().IsUnspecified()
+	}
+	sort := cmpopts.SortSlices(func(a, b Socket) bool {
+		return a.Protocol < b.Protocol || a.Protocol == b.Protocol && a.At.Port() < b.At.Port()
+	})
+	if diff := cmp.Diff(want, got, sort, cmpopts.IgnoreFields(Socket{}, "Cgroup"), cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func listenAt(at netip.AddrPort, udp bool, only int) (int, error) {
+	family, typ := unix.AF_INET6, unix.SOCK_STREAM
+	var sa unix.Sockaddr = &unix.SockaddrInet6{Port: int(at.Port()), Addr: at.Addr().As16()}
+	if at.Addr().Is4() {
+		family, sa = unix.AF_INET, &unix.SockaddrInet4{Port: int(at.Port()), Addr: at.Addr().As4()}
+	}
+	if udp {
+		typ = unix.SOCK_DGRAM
+	}
+	file, err := unix.Socket(family, typ|unix.SOCK_CLOEXEC, 0)
+	if err == nil && family == unix.AF_INET6 {
+		err = unix.SetsockoptInt(file, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, only)
+	}
+	if err == nil {
+		err = unix.Bind(file, sa)
+	}
+	if err == nil && !udp {
+		err = unix.Listen(file, 1)
+	}
+	return file, err
+}
+
+func TestParseSocket(t *testing.T) {
+	good := make([]byte, diagMessageSize)
+	good[0] = unix.AF_INET
+	copy(good[4:], []byte{0x1f, 0x90, 0, 0, 127, 0, 0, 1})
+	good = append(good, 12, 0, 21, 0, 7, 0, 0, 0, 0, 0, 0, 0) // INET_DIAG_CGROUP_ID
+	got, err := parseSocket(unix.IPPROTO_TCP, good)
+	if want := (Socket{unix.IPPROTO_TCP, netip.MustParseAddrPort("127.0.0.1:8080"), false, 7}); err != nil || got != want {
+		t.Errorf("%+v, %v", got, err)
+	}
+	for n := range len(good) {
+		s, err := parseSocket(unix.IPPROTO_TCP, slices.Clone(good[:n]))
+		if n < diagMessageSize && err == nil || s.Cgroup != 0 {
+			t.Errorf("of %d bytes: %+v, %v", n, s, err)
+		}
+	}
+}
