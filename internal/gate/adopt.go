@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -34,7 +35,7 @@ func Adopt(door string, patience time.Duration) (*Gate, error) {
 }
 
 func adopt(door string, patience time.Duration) (*Gate, error) {
-	conn, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Net: "unixpacket", Name: door})
+	conn, err := knock(door)
 	if errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.ENOENT) {
 		return nil, ErrGone
 	}
@@ -44,6 +45,9 @@ func adopt(door string, patience time.Duration) (*Gate, error) {
 	g := &Gate{control: newControl(conn), door: door}
 	g.process = kept{g.control}
 	files, err := g.awaitHello(patience)
+	if raw, rerr := conn.SyscallConn(); rerr == nil {
+		_ = passCredentials(raw, 0) // nobody looks at those of later messages
+	}
 	g.control.start()
 	if err == nil {
 		err = g.takeFiles(files)
@@ -62,6 +66,60 @@ func adopt(door string, patience time.Duration) (*Gate, error) {
 		return nil, ErrGone
 	}
 	return nil, err
+}
+
+// knock connects to a door. Who answers there is known by its process id (SCM_CREDENTIALS): it is
+// not the one that listens.
+func knock(door string) (*net.UnixConn, error) {
+	d := net.Dialer{Control: func(_, _ string, raw syscall.RawConn) error { return passCredentials(raw, 1) }}
+	conn, err := d.Dial("unixpacket", door)
+	if err != nil {
+		return nil, err
+	}
+	return conn.(*net.UnixConn), nil
+}
+
+func passCredentials(raw syscall.RawConn, on int) error {
+	var err error
+	cerr := raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PASSCRED, on) })
+	return errors.Join(cerr, err)
+}
+
+// borrow takes the files whose numbers a gate has said that could not send them. That takes
+// CAP_SYS_PTRACE.
+func borrow(a Ask, space []byte) ([]*os.File, error) {
+	pid, err := senderOf(space)
+	if err != nil {
+		return nil, err
+	}
+	process, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(process)
+	var files []*os.File
+	for _, number := range []int{a.Number, a.Backlog} {
+		fd, err := unix.PidfdGetfd(process, number, 0)
+		if err != nil {
+			closeAll(files)
+			return nil, fmt.Errorf("take file %d out of process %d: %w", number, pid, err)
+		}
+		files = append(files, os.NewFile(uintptr(fd), "file of gate"))
+	}
+	return files, nil
+}
+
+func senderOf(space []byte) (pid int, err error) {
+	messages, err := unix.ParseSocketControlMessage(space)
+	if err != nil {
+		return 0, err
+	}
+	for i := range messages {
+		if cred, err := unix.ParseUnixCredentials(&messages[i]); err == nil {
+			return int(cred.Pid), nil
+		}
+	}
+	return 0, fmt.Errorf("%w: nobody has sent it", ErrProtocol)
 }
 
 // takeFiles takes the listener and the program's namespace.

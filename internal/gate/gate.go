@@ -247,7 +247,7 @@ func (g *Gate) awaitHello(patience time.Duration) ([]*os.File, error) {
 	if err := g.conn.SetReadDeadline(time.Now().Add(patience)); err != nil {
 		return nil, err
 	}
-	buf, space := make([]byte, messageMax+1), make([]byte, unix.CmsgSpace(4*2))
+	buf, space := make([]byte, messageMax+1), make([]byte, unix.CmsgSpace(4*2)+unix.CmsgSpace(unix.SizeofUcred))
 	n, oobn, _, _, err := g.conn.ReadMsgUnix(buf, space)
 	files := receivedFiles(space[:oobn])
 	if err == nil {
@@ -264,6 +264,9 @@ func (g *Gate) awaitHello(patience time.Duration) ([]*os.File, error) {
 	if err == nil {
 		switch a.Call {
 		case hello:
+			if len(files) == 0 && a.Number != 0 {
+				return borrow(a, space[:oobn])
+			}
 			return files, nil
 		case taken:
 			err = ErrTaken

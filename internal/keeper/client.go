@@ -22,6 +22,9 @@ import (
 type client struct {
 	conn   *net.UnixConn
 	broken func() // ends the peer; called once, without mu
+	// borrow takes sockets out of the keeper's table, and says that it has. Fewer than it was
+	// asked for is all that there is room for here.
+	borrow func(numbers []int) ([]int, error)
 
 	mu    sync.Mutex // guards what follows
 	gone  error      // not nil: nothing works any more
@@ -86,7 +89,7 @@ func (c *client) cause() error {
 
 // read takes replies until the connection ends.
 func (c *client) read() {
-	var buf [replySize + 1]byte
+	var buf [loanSize + 1]byte
 	oob := make([]byte, rightsSize)
 	var sent files
 	for {
@@ -95,6 +98,13 @@ func (c *client) read() {
 			closeAll(sent.fds)
 			c.fail(fmt.Errorf("%w: %w", ErrGone, err))
 			return
+		}
+		if n == loanSize && sent.fds == nil {
+			if sent, err = c.takeLoan(buf[:n]); err != nil {
+				c.fail(fmt.Errorf("%w: %w", ErrGone, err))
+				return
+			}
+			continue
 		}
 		if fds := takeFiles(oob[:oobn], sent.fds); n == 1 && sent.fds == nil {
 			sent = files{fds, flags&unix.MSG_CTRUNC != 0}
@@ -112,6 +122,20 @@ func (c *client) read() {
 type files struct {
 	fds []int
 	cut bool // the kernel could not give us all that was sent
+}
+
+// takeLoan takes what the keeper lends, because the kernel lets it send no descriptors.
+func (c *client) takeLoan(b []byte) (files, error) {
+	numbers, err := parseLoan(b)
+	if err != nil {
+		return files{}, err
+	}
+	fds, err := c.borrow(numbers)
+	if err != nil {
+		closeAll(fds)
+		return files{}, fmt.Errorf("take sockets out of the keeper: %w", err)
+	}
+	return files{fds, len(fds) < len(numbers)}, nil
 }
 
 // receive acts on one reply. It owns the files unless it returns an error.

@@ -84,9 +84,9 @@ func TestEpollAddUnderAnyNumber(t *testing.T) {
 				t.Errorf("%s: registered numbers after the program's delete are %v", name, got)
 			}
 		}
-		want := 1
+		want := 2
 		if cfg.Kill != nil {
-			want = 2
+			want = 3
 		}
 		files, err := testkit.OpenFiles(k.PID())
 		if err != nil || len(files) != want && cfg.Binary == "" {

@@ -7,12 +7,14 @@
 // not restart a keeper that died, and never looks into a socket.
 //
 // Start needs CAP_SYS_ADMIN for another network namespace, and root (CAP_SETUID,
-// CAP_SETGID, CAP_SETPCAP) for another user; a cgroup of its own needs write
+// CAP_SETGID, CAP_SETPCAP) for another user; CAP_SYS_PTRACE where a container of the keeper's user
+// has very many descriptors in messages; a cgroup of its own needs write
 // access to the cgroup. The oldest kernel is Linux 5.14 (cgroup.kill; starting
 // in a cgroup is 5.7).
 package keeper
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -91,8 +93,11 @@ type Keeper struct {
 	cmd     *exec.Cmd
 	log     *slog.Logger
 	closing atomic.Bool
+	ended   atomic.Bool   // its process id may be another's
 	reading chan struct{} // closed when the reader has ended
 	done    chan struct{}
+	// returned tells the keeper that what it lent has been taken.
+	returned *os.File
 }
 
 // Start starts a keeper and waits until it has given up its privileges.
@@ -104,20 +109,27 @@ func Start(cfg Config) (*Keeper, error) {
 			return nil, fmt.Errorf("start keeper: %w", err)
 		}
 	}
-	cmd, conn, err := launch(path, cfg)
+	returned, err := newEvents()
 	if err != nil {
 		return nil, fmt.Errorf("start keeper: %w", err)
 	}
+	cmd, conn, err := launch(path, returned, cfg)
+	if err != nil {
+		returned.Close()
+		return nil, fmt.Errorf("start keeper: %w", err)
+	}
 	k := &Keeper{
-		cmd:     cmd,
-		log:     cfg.Log,
-		reading: make(chan struct{}),
-		done:    make(chan struct{}),
+		cmd:      cmd,
+		log:      cfg.Log,
+		returned: returned,
+		reading:  make(chan struct{}),
+		done:     make(chan struct{}),
 	}
 	if k.log == nil {
 		k.log = slog.New(slog.DiscardHandler)
 	}
 	k.client = newClient(conn, k.kill)
+	k.borrow = k.take
 	go func() {
 		k.read()
 		close(k.reading)
@@ -129,7 +141,7 @@ func Start(cfg Config) (*Keeper, error) {
 
 // launch starts the process and waits for its greeting. On an error nothing is
 // left of it.
-func launch(path string, cfg Config) (*exec.Cmd, *net.UnixConn, error) {
+func launch(path string, returned *os.File, cfg Config) (*exec.Cmd, *net.UnixConn, error) {
 	ours, theirs, err := programs.ControlPair("keeper control")
 	if err != nil {
 		return nil, nil, fmt.Errorf("make control socket: %w", err)
@@ -141,7 +153,7 @@ func launch(path string, cfg Config) (*exec.Cmd, *net.UnixConn, error) {
 		return nil, nil, err
 	}
 	defer said.Close()
-	cmd := command(path, theirs, cfg)
+	cmd := command(path, theirs, returned, cfg)
 	cmd.Stderr = stderr
 	// The child is in the namespace of the thread that forks it.
 	if cfg.Netns != nil {
@@ -168,17 +180,17 @@ func launch(path string, cfg Config) (*exec.Cmd, *net.UnixConn, error) {
 	return cmd, ours, nil
 }
 
-func command(path string, control *os.File, cfg Config) *exec.Cmd {
+func command(path string, control, returned *os.File, cfg Config) *exec.Cmd {
 	cmd := exec.Command(path)
 	cmd.Dir = "/"
 	cmd.Env = []string{}
-	cmd.ExtraFiles = []*os.File{control} // fd 3
+	cmd.ExtraFiles = []*os.File{control, returned} // fds 3 and 4
 	// No Pdeathsig: it would fire when the forking thread ends, and that one
 	// is thrown away for having been in another namespace. The keeper sees
 	// the end of its control socket instead.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if cfg.Kill != nil {
-		cmd.ExtraFiles = append(cmd.ExtraFiles, cfg.Kill) // fd 4
+		cmd.ExtraFiles = append(cmd.ExtraFiles, cfg.Kill) // fd 5
 		cmd.Args = append(cmd.Args, "--kill")
 	}
 	if cfg.UID != 0 || cfg.GID != 0 {
@@ -222,6 +234,7 @@ func (k *Keeper) kill() {
 
 // reap waits for the process's end and lets go of everything.
 func (k *Keeper) reap() {
+	k.ended.Store(true)
 	_ = k.cmd.Wait() // how it ended is in ProcessState
 	k.fail(fmt.Errorf("%w: %v", ErrGone, k.cmd.ProcessState))
 	if !k.closing.Load() {
@@ -229,7 +242,41 @@ func (k *Keeper) reap() {
 	}
 	k.conn.Close()
 	<-k.reading
+	k.returned.Close()
 	close(k.done)
+}
+
+func newEvents() (*os.File, error) {
+	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("make eventfd: %w", err)
+	}
+	return os.NewFile(uintptr(fd), "keeper events"), nil
+}
+
+// take takes sockets out of the keeper's table. That takes CAP_SYS_PTRACE.
+func (k *Keeper) take(numbers []int) ([]int, error) {
+	process, err := unix.PidfdOpen(k.PID(), 0)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(process)
+	if k.ended.Load() { // what was opened may be another process
+		return nil, ErrGone
+	}
+	var fds []int
+	for _, number := range numbers {
+		fd, err := unix.PidfdGetfd(process, number, 0)
+		if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
+			break
+		}
+		if err != nil {
+			return fds, err
+		}
+		fds = append(fds, fd)
+	}
+	_, err = k.returned.Write(binary.NativeEndian.AppendUint64(nil, 1))
+	return fds, err
 }
 
 // PID is the keeper's process id.

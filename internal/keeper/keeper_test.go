@@ -254,7 +254,7 @@ func TestKeeperHoldsNothing(t *testing.T) {
 	for _, test := range []struct {
 		kill *os.File
 		want int
-	}{{nil, 1}, {open(t, g.Killer), 2}} {
+	}{{nil, 2}, {open(t, g.Killer), 3}} {
 		k := start(t, Config{Kill: test.kill})
 		for range 20 {
 			socket(t, k, tcp)

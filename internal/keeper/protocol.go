@@ -11,10 +11,11 @@ import (
 
 // The Go side of native/keeper/protocol.h, which explains the messages.
 const (
-	protocolVersion = 2
+	protocolVersion = 3
 	batchMax        = 64
 	requestSize     = 40
 	replySize       = 24
+	loanSize        = 8 + 4*batchMax
 )
 
 type opcode uint16
@@ -100,6 +101,19 @@ func parseReply(b []byte) (reply, error) {
 	}
 	r.count = int(count)
 	return r, nil
+}
+
+// parseLoan reads the numbers of sockets that the keeper lends.
+func parseLoan(b []byte) ([]int, error) {
+	e := binary.NativeEndian
+	if len(b) != loanSize || e.Uint32(b) != protocolVersion || e.Uint32(b[4:]) == 0 || e.Uint32(b[4:]) > batchMax {
+		return nil, fmt.Errorf("%w: loan of %d bytes", errProtocol, len(b))
+	}
+	var numbers []int
+	for at := 8; at < 8+4*int(e.Uint32(b[4:])); at += 4 {
+		numbers = append(numbers, int(int32(e.Uint32(b[at:]))))
+	}
+	return numbers, nil
 }
 
 // takeFiles appends to fds every descriptor in control data, so that none is

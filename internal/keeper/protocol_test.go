@@ -32,7 +32,12 @@ func startRaw(t testing.TB, path string, cfg Config, change ...func(*exec.Cmd)) 
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &raw{t: t, cmd: command(path, theirs, cfg)}
+	returned, err := newEvents()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { returned.Close() })
+	r := &raw{t: t, cmd: command(path, theirs, returned, cfg)}
 	for _, f := range change {
 		f(r.cmd)
 	}
@@ -185,7 +190,7 @@ func (r *raw) stillServes() {
 		r.t.Errorf("answer % x with %d sockets (%v)", b, len(fds), err)
 	}
 	// At once: a socket that the program closes must be closed then.
-	if files, err := testkit.OpenFiles(r.cmd.Process.Pid); err != nil || len(files) != 1 {
+	if files, err := testkit.OpenFiles(r.cmd.Process.Pid); err != nil || len(files) != 2 {
 		r.t.Errorf("keeper holds %v after its answer (%v)", files, err)
 	}
 }

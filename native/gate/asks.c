@@ -254,12 +254,30 @@ void gate_greet(void)
 	(void)gate_send(&gate_hello, 0);
 }
 
-bool gate_supervisor_came(int file, const int *files, unsigned int count)
+/*
+ * Greets a supervisor that has come, with the files that it is to have. Descriptors in messages
+ * count against root, all over the machine, and a container of root's may have as many as it
+ * likes. Then the greeting has their numbers, and the supervisor takes them out of our table
+ * (pidfd_getfd(2)).
+ */
+static bool gate_greet_at_door(int file)
+{
+	const int files[] = {gate.listener, gate.netns};
+	struct gate_ask numbers = gate_hello;
+
+	if (gate_send_files(file, &gate_hello, sizeof(gate_hello), files, 2, MSG_DONTWAIT))
+		return true;
+	if (errno != ETOOMANYREFS)
+		return false;
+	numbers.number = gate.listener;
+	numbers.backlog = gate.netns;
+	return gate_send_files(file, &numbers, sizeof(numbers), NULL, 0, MSG_DONTWAIT);
+}
+
+bool gate_supervisor_came(int file)
 {
 	pthread_mutex_lock(&gate_asks_lock);
-	gate_asks.supervised = gate_send_files(file, &gate_hello, sizeof(gate_hello), files, count,
-					       MSG_DONTWAIT) &&
-			       dup3(file, gate.control, O_CLOEXEC) >= 0;
+	gate_asks.supervised = gate_greet_at_door(file) && dup3(file, gate.control, O_CLOEXEC) >= 0;
 	if (gate_asks.supervised) {
 		gate_send_due();
 		pthread_cond_broadcast(&gate_asks_room);

@@ -115,7 +115,6 @@ static void gate_turn_away(int file, uint32_t why)
 
 static void gate_open_door(void)
 {
-	const int files[] = {gate.listener, gate.netns};
 	int file = accept4(gate.door, NULL, NULL, SOCK_CLOEXEC);
 
 	if (file < 0)
@@ -128,7 +127,7 @@ static void gate_open_door(void)
 	else if (gate_supervisor_is_there())
 		gate_turn_away(file, GATE_TAKEN);
 	else
-		gate_supervisor_came(file, files, 2);
+		gate_supervisor_came(file);
 	close(file);
 }
 

@@ -20,7 +20,7 @@
 #endif
 
 enum gate_call {
-	GATE_HELLO, /* the first message: the gate is ready */
+	GATE_HELLO, /* the first message: the gate is ready; see gate_greet_at_door */
 	GATE_SOCKET,
 	GATE_CONNECT,
 	GATE_BIND,

@@ -110,8 +110,8 @@ void gate_greet(void);
 bool gate_say_stats(struct board *b, int to, uint64_t tag, int flags);
 bool gate_say_bye(struct board *b, int to, int flags);
 
-/* Makes FILE the supervisor's end, with FILES files of ours in the greeting. */
-bool gate_supervisor_came(int file, const int *files, unsigned int count);
+/* Makes FILE the supervisor's end, and gives it the listener and the program's namespace. */
+bool gate_supervisor_came(int file);
 void gate_supervisor_left(void);
 bool gate_supervisor_is_there(void);
 

@@ -26,7 +26,8 @@
  *
  * Started with
  *   fd 3      the control socket, see protocol.h
- *   fd 4      with --kill: the container's cgroup.kill, open for writing
+ *   fd 4      an eventfd for what it lends, see there
+ *   fd 5      with --kill: the container's cgroup.kill, open for writing
  *   --uid N --gid N   the user and group to become
  *
  * States
@@ -38,14 +39,14 @@
  *             the one who answers its system calls.
  *
  * Invariants while serving
- *   - Between two requests the descriptor table holds the control socket and
- *     the kill descriptor, and nothing else, not even 0 to 2. Either may have
- *     any number: they move out of the way of a number that epoll needs.
+ *   - Between two requests the descriptor table holds the control socket, the
+ *     eventfd and the kill descriptor, and nothing else, not even 0 to 2. Each may
+ *     have any number: they move out of the way of a number that epoll needs.
  *   - No system calls but what it serves with (calls.h).
  *   - No capability, no way to gain one, not dumpable, so that a container
  *     with the same user id can neither trace it nor take its descriptors.
- *   - One thread, no heap. Nothing waits but the reads of requests and the
- *     writes of answers, and epoll_ctl(2) as said above.
+ *   - One thread, no heap. Nothing waits but the reads of requests, the
+ *     writes of answers, the return of a loan, and epoll_ctl(2) as said above.
  *
  * Needs Linux 5.14 (cgroup.kill; close_range is 5.9). Start it with
  * CAP_SETPCAP, CAP_SETUID and CAP_SETGID, or with no capabilities and no ids.
@@ -120,6 +121,40 @@ static int keeper_send_files(const struct keeper *k, const int *fds, unsigned in
 	return keeper_send(k, &msg);
 }
 
+/* Waits until the supervisor has taken what was lent, or is gone. */
+static void keeper_await_return(const struct keeper *k)
+{
+	struct pollfd p[] = {{.fd = k->returned, .events = POLLIN}, {.fd = k->control}};
+	uint64_t times;
+
+	do {
+		p[0].revents = p[1].revents = 0;
+		(void)poll(p, 2, -1);
+	} while (p[0].revents == 0 && p[1].revents == 0);
+	if (p[0].revents != 0 && read(k->returned, &times, sizeof(times)) < 0)
+		_exit(1);
+}
+
+static int keeper_lend(const struct keeper *k, const int *fds, unsigned int fd_count)
+{
+	struct keeper_loan loan = {.version = KEEPER_VERSION, .count = fd_count};
+	struct iovec iov = {&loan, sizeof(loan)};
+	struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
+
+	memcpy(loan.numbers, fds, sizeof(*fds) * fd_count);
+	if (keeper_send(k, &msg) != 0)
+		return -1;
+	keeper_await_return(k);
+	return 0;
+}
+
+static int keeper_hand_over(const struct keeper *k, const int *fds, unsigned int fd_count)
+{
+	if (keeper_send_files(k, fds, fd_count) == 0)
+		return 0;
+	return errno == ETOOMANYREFS ? keeper_lend(k, fds, fd_count) : -1;
+}
+
 static void keeper_close_all(const int *fds, unsigned int fd_count)
 {
 	for (unsigned int i = 0; i < fd_count; i++)
@@ -142,8 +177,8 @@ static void keeper_serve_sockets(const struct keeper *k, const struct keeper_req
 			break;
 		}
 	}
-	if (made > 0 && keeper_send_files(k, fds, made) != 0) {
-		reply->status = KEEPER_FAULT; /* ETOOMANYREFS */
+	if (made > 0 && keeper_hand_over(k, fds, made) != 0) {
+		reply->status = KEEPER_FAULT;
 		reply->error = errno;
 	} else {
 		reply->count = made;
@@ -163,7 +198,7 @@ static void keeper_serve_sockets(const struct keeper *k, const struct keeper_req
  */
 static int keeper_place(struct keeper *k, int fds[2], int number)
 {
-	int *held[] = {&k->control, &k->kill, &fds[0]};
+	int *held[] = {&k->control, &k->returned, &k->kill, &fds[0]};
 
 	if (fds[1] == number)
 		return 0;
@@ -283,7 +318,7 @@ static int keeper_kill_container(const struct keeper *k)
 
 int main(int argc, char **argv)
 {
-	struct keeper k = {.control = 3, .kill = -1};
+	struct keeper k = {.control = 3, .returned = 4, .kill = -1};
 	struct keeper_reply hello = {.version = KEEPER_VERSION, .op = KEEPER_HELLO};
 	struct keeper_incoming in;
 

@@ -8,6 +8,7 @@
 
 struct keeper {
 	int control;
+	int returned;	 /* eventfd: what was lent has been taken */
 	int kill;	 /* -1 if there is none */
 	bool change_ids; /* whether uid and gid were given */
 	uid_t uid;

@@ -18,6 +18,13 @@
  * of one byte; the keeper has closed its own when it replies. No other message
  * has one byte or descriptors.
  *
+ * The kernel counts descriptors that are in such messages against the user, all
+ * over the machine, and a container of the same user may have as many as it
+ * likes (ETOOMANYREFS). Then the keeper lends its sockets: struct keeper_loan
+ * comes in the place of that message, the supervisor takes them out of the
+ * keeper's table (pidfd_getfd(2)) and adds to the eventfd that it gave the keeper.
+ * The keeper waits for that before it closes its own and replies.
+ *
  * Fields that an op does not use are zero. Change KEEPER_VERSION with any
  * change here; the Go side is protocol.go of package keeper.
  */
@@ -27,7 +34,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define KEEPER_VERSION 2
+#define KEEPER_VERSION 3
 #define KEEPER_BATCH_MAX                                                                           \
 	64		 /* descriptors in a message; the kernel allows 253                        \
 			  */
@@ -75,6 +82,14 @@ struct keeper_reply {
 	uint32_t zero;
 };
 
+/* Longer than a reply. */
+struct keeper_loan {
+	uint32_t version;
+	uint32_t count;
+	int32_t numbers[KEEPER_BATCH_MAX]; /* the rest is zero */
+};
+
+_Static_assert(sizeof(struct keeper_loan) == 8 + 4 * KEEPER_BATCH_MAX, "loan has no padding");
 _Static_assert(sizeof(struct keeper_request) == 40, "request has no padding");
 _Static_assert(sizeof(struct keeper_reply) == 24, "reply has no padding");
 

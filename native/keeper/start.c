@@ -24,7 +24,7 @@
 #include <unistd.h>
 
 static const char keeper_usage_text[] = "usage: tsugiki-keeper [--kill] [--uid N --gid N], "
-					"control socket at 3, cgroup.kill at 4\n";
+					"control socket at 3, eventfd at 4, cgroup.kill at 5\n";
 
 static _Noreturn void keeper_usage(void)
 {
@@ -38,7 +38,7 @@ void keeper_arguments(struct keeper *k, int argc, char **argv)
 
 	for (int i = 1; i < argc; i++) {
 		if (strcmp(argv[i], "--kill") == 0) {
-			k->kill = 4;
+			k->kill = 5;
 		} else if (strcmp(argv[i], "--uid") == 0 && !uid) {
 			k->uid = privilege_number(argv[++i], keeper_usage_text);
 			uid = true;
@@ -65,6 +65,8 @@ static void keeper_check_fds(const struct keeper *k)
 		errno = EPROTOTYPE;
 		privilege_die("use control socket");
 	}
+	if (fcntl(k->returned, F_GETFL) < 0)
+		privilege_die("use eventfd");
 	if (k->kill >= 0) {
 		int flags = fcntl(k->kill, F_GETFL);
 
@@ -96,12 +98,7 @@ static void keeper_ignore_signals(void)
 	}
 }
 
-/*
- * The soft limit bounds the numbers that epoll can be served with. It is also
- * what the kernel measures the user's descriptors in flight against when a
- * batch is sent (ETOOMANYREFS), and a container with our user id counts too:
- * with our limit not below its own it cannot fill that up for us.
- */
+/* The soft limit bounds the numbers that epoll can be served with. */
 static void keeper_raise_file_limit(void)
 {
 	struct rlimit limit;
@@ -132,7 +129,7 @@ static void keeper_drop_privileges(const struct keeper *k)
 
 static void keeper_close_others(const struct keeper *k)
 {
-	unsigned int first = k->kill < 0 ? 4 : 5;
+	unsigned int first = k->kill < 0 ? 5 : 6;
 
 	if (syscall(SYS_close_range, first, ~0U, 0) != 0 || syscall(SYS_close_range, 0, 2, 0) != 0)
 		privilege_die("close descriptors");

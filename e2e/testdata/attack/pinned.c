@@ -11,6 +11,7 @@
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/un.h>
 
 static char *pinned_page; /* nobody ever fills it */
@@ -181,7 +182,52 @@ static int pinned_pin(int argc, char **argv)
 	_exit(0);
 }
 
+/* A message with as many descriptors as there may be in one. False if there may be no more. */
+static bool pinned_send_many(int to, int file)
+{
+	union {
+		char space[CMSG_SPACE(sizeof(int) * 253)];
+		struct cmsghdr align;
+	} control = {0};
+	struct iovec iov = {"", 1};
+	struct msghdr msg = {.msg_iov = &iov,
+			     .msg_iovlen = 1,
+			     .msg_control = &control,
+			     .msg_controllen = sizeof(control)};
+	struct cmsghdr *c = CMSG_FIRSTHDR(&msg);
+
+	c->cmsg_level = SOL_SOCKET;
+	c->cmsg_type = SCM_RIGHTS;
+	c->cmsg_len = CMSG_LEN(sizeof(int) * 253);
+	for (int i = 0; i < 253; i++)
+		memcpy(CMSG_DATA(c) + i * (int)sizeof(int), &file, sizeof(int));
+	if (sendmsg(to, &msg, 0) >= 0)
+		return true;
+	if (errno != ETOOMANYREFS)
+		attack_die("send descriptors");
+	return false;
+}
+
+/* "in-flight LIMIT": has as many descriptors in messages as its user may, with that limit of files.
+ */
+static int pinned_in_flight(int argc, char **argv)
+{
+	struct rlimit limit = {(rlim_t)atoi(argv[argc - 1]), (rlim_t)atoi(argv[argc - 1])};
+	int pair[2], sent = 0;
+
+	attack_need("limit", setrlimit(RLIMIT_NOFILE, &limit));
+	do {
+		if (sent % 50 == 0) /* else there is no room */
+			attack_need("pair",
+				    socketpair(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK, 0, pair));
+	} while (pinned_send_many(pair[0], STDIN_FILENO) && ++sent);
+	attack_note("in flight", "%s", sent * 253 >= atoi(argv[argc - 1]) ? "ok" : "few");
+	attack_hold();
+	return 0;
+}
+
 const struct attack_case pinned_cases[] = {
+	{"in-flight", pinned_in_flight},
 	{"pin", pinned_pin},
 	{0},
 };
