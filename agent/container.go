@@ -151,7 +151,7 @@ func (c *Container) start() error {
 		return err
 	}
 	for _, step := range []func() error{
-		c.compile, c.openHost, c.checkHost, c.openOwn, c.takeName, c.makeGroups, c.makePrograms, c.enforce, c.makeEngine, c.guard, c.startRelay, c.listen,
+		c.compile, c.openHost, c.checkHost, c.openOwn, c.takeName, c.makeGroups, c.makePrograms, c.enforce, c.letGoOfPrograms, c.makeEngine, c.guard, c.startRelay, c.listen,
 	} {
 		if err := step(); err != nil {
 			return err
@@ -235,6 +235,9 @@ func (c *Container) enforce() error {
 	c.enforced, err = policy.Enforce(dir, c.table, c.netnsOf)
 	return err
 }
+
+// letGoOfPrograms leaves room among the files of who has one container only.
+func (c *Container) letGoOfPrograms() error { return c.enforced.LetGoOfPrograms() }
 
 func (c *Container) endpointNamed(name string) *endpoint.Endpoint {
 	ep, err := c.endpoints.Load().Get(name)

@@ -223,6 +223,19 @@ func (s *set) prepare() {
 	}
 }
 
+// LetGoOfPrograms closes the programs of the container's set, which stay attached: a process
+// with one container has no more use for them. The next container loads a set of its own.
+func (e *Enforcement) LetGoOfPrograms() error {
+	sets.mu.Lock()
+	defer sets.mu.Unlock()
+	if sets.current == e.set {
+		sets.current = nil
+	}
+	programs := e.set.programs
+	e.set.programs = bpf.PolicyPrograms{}
+	return programs.Close()
+}
+
 // outer are the maps that have the containers' tables, in the order of tables.all.
 func (s *set) outer() []*ebpf.Map {
 	return []*ebpf.Map{s.SenderTables, s.PeerTables}
