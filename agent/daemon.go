@@ -69,6 +69,9 @@ type Daemon struct {
 	porterMu sync.Mutex   // guards porter
 	porter   *gate.Porter // of new gates; nil before the first one
 
+	files  fileLimit
+	failed chan error // has room for one
+
 	closing chan struct{} // closed by Close
 	// silence is how long gates that do not answer were waited for at the start.
 	silence time.Duration
@@ -121,7 +124,7 @@ func StartDaemon(cfg *config.Config, log *slog.Logger) (*Daemon, error) {
 	d := &Daemon{
 		runDir: cfg.RunDir, log: log,
 		byName: map[string]*managed{}, byToken: map[string]*managed{}, leaving: map[string]*removal{}, closing: make(chan struct{}),
-		ports: newPorts(),
+		failed: make(chan error, 1), ports: newPorts(),
 	}
 	d.tidy = time.AfterFunc(tidyAfter, d.rest)
 	d.config.Store(cfg)
@@ -139,6 +142,9 @@ func (d *Daemon) start() (err error) {
 		if _, err := programs.Find(program); err != nil {
 			return err
 		}
+	}
+	if d.files, err = currentFileLimit(); err != nil {
+		return err
 	}
 	if d.boot, err = bootID(); err != nil {
 		return err

@@ -31,6 +31,7 @@ func (d *Daemon) serveAPI() (*server, error) {
 	if err != nil {
 		return nil, err
 	}
+	s.listener = d.guard(s.listener)
 	s.start()
 	return s, nil
 }

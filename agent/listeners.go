@@ -51,6 +51,7 @@ func (d *Daemon) listenForFilters() (*listeners, error) {
 	if l.socket, err = listenAt(l.path); err != nil {
 		return nil, fmt.Errorf("listen at %s: %w; choose another directory with --run-dir", l.path, err)
 	}
+	l.socket = d.guard(l.socket)
 	l.serving.Add(1)
 	go l.serve()
 	return l, nil

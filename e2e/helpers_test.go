@@ -265,3 +265,39 @@ func TestStoppedGateIsTakenOverLater(t *testing.T) {
 	o.want(hostAddr4, "dial c tcp %s", remoteObserver())
 	o.release()
 }
+
+// An agent whose files somebody takes has them again, or ends with a line that says why, so that
+// another is started. Its containers go on.
+func TestAgentIsStarved(t *testing.T) {
+	w := newWorld(t)
+	observe(t, w.srv)
+	for name, limit := range map[string]unix.Rlimit{"soft": {Cur: 3, Max: 4096}, "hard": {Cur: 3, Max: 3}} {
+		t.Run(name, func(t *testing.T) {
+			n := startBesieged(t, w)
+			o := n.obey(t, variants[2].flags(w)...)
+			o.want(sourceAddr4, "dial a tcp %s", remoteObserver())
+			if err := unix.Prlimit(n.cmd.Process.Pid, unix.RLIMIT_NOFILE, &limit, nil); err != nil {
+				t.Fatal(err)
+			}
+			r := try(t, n.command(t, "ps"))
+			testkit.Eventually(t, testLimit, func() error { // it may answer first
+				if !strings.Contains(n.log.String(), "lowered the limit of open files") {
+					return fmt.Errorf("it does not say what was done to it:\n%s", n.log)
+				}
+				return nil
+			})
+			if name == "soft" && r.err != nil {
+				t.Errorf("tsugiki ps: %v, printed:\n%s", r.err, r.stderr)
+			}
+			if r.err != nil { // without CAP_SYS_RESOURCE
+				if err := n.cmd.Wait(); exitStatus(err) != 1 {
+					t.Errorf("the agent ended with %v", err)
+				}
+				n.start()
+			}
+			o.want(sourceAddr4, "dial b tcp %s", remoteObserver())
+			n.goesOn(t, o)
+			o.release()
+		})
+	}
+}

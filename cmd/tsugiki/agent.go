@@ -99,20 +99,31 @@ func (f *agentFlags) run(stderr io.Writer) error {
 		log.Warn("tell systemd that the agent is ready", "err", err)
 	}
 	log.Info("agent is ready", "run_dir", cfg.RunDir, "state_dir", cfg.StateDir)
-	for sig := range signals {
-		if sig != unix.SIGHUP {
-			break
-		}
-		if cfg, err := f.load(); err != nil {
-			log.Error("configuration is not taken, the last one stays", "err", err)
-		} else {
-			level.Set(cfg.Log.Level)
-			d.Reload(cfg)
-			log.Info("configuration is taken for containers to come")
-		}
-	}
+	err = f.serve(d, signals, func(cfg *config.Config) { level.Set(cfg.Log.Level) }, log)
 	_, _ = daemon.SdNotify(false, daemon.SdNotifyStopping)
-	return errors.Join(d.Close())
+	return errors.Join(err, d.Close())
+}
+
+// serve returns when the daemon is to end: why, if nobody has asked for that.
+func (f *agentFlags) serve(d *agent.Daemon, signals <-chan os.Signal, taken func(*config.Config), log *slog.Logger) error {
+	for {
+		select {
+		case err := <-d.Failed():
+			return err
+		case sig := <-signals:
+			if sig != unix.SIGHUP {
+				return nil
+			}
+		}
+		cfg, err := f.load()
+		if err != nil {
+			log.Error("configuration is not taken, the last one stays", "err", err)
+			continue
+		}
+		taken(cfg)
+		d.Reload(cfg)
+		log.Info("configuration is taken for containers to come")
+	}
 }
 
 func newLog(w io.Writer, format string, level slog.Leveler) *slog.Logger {
