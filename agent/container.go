@@ -89,6 +89,8 @@ type Container struct {
 	host    map[string]*place // by Endpoint.Netns
 	former  []*place          // what was in host, and sockets may still be there
 	closing bool
+	// cause is why the container was ended by us; nil if it was not.
+	cause atomic.Pointer[string]
 	// changed is called with a table and the endpoints that are about to be in
 	// force; nil if nobody wants to know.
 	changed func(*policy.Table, *endpoint.Set) error

@@ -124,16 +124,9 @@ func (d *Daemon) handleShow(w http.ResponseWriter, r *http.Request) {
 func (d *Daemon) handleRemove(w http.ResponseWriter, r *http.Request) {
 	name, id := r.PathValue("container"), r.URL.Query().Get("id")
 	// The name may be another's by now.
+	err := errNoContainer
 	if m := d.find(name); m != nil && (id == "" || id == m.id) {
-		err := d.remove(m, "container is removed")
-		if err == nil {
-			w.WriteHeader(http.StatusNoContent)
-			return
-		}
-		if !errors.Is(err, errNoContainer) {
-			refuse(w, err)
-			return
-		}
+		err = d.remove(m, "container is removed")
 	}
 	// Somebody else may be removing it: who asks for that wants to know when it is gone.
 	if l := d.leavingIs(name); l != nil && (id == "" || id == l.id) {
@@ -142,7 +135,15 @@ func (d *Daemon) handleRemove(w http.ResponseWriter, r *http.Request) {
 		case <-r.Context().Done():
 		}
 	}
-	refuse(w, errNoContainer)
+	cause := d.causeOf(id)
+	switch {
+	case err != nil && (cause == "" || !errors.Is(err, errNoContainer)):
+		refuse(w, err)
+	case cause != "":
+		answer(w, http.StatusOK, api.Removed{Cause: cause})
+	default:
+		w.WriteHeader(http.StatusNoContent)
+	}
 }
 
 // show says what a container is; while something is being changed, what it was before.

@@ -92,11 +92,15 @@ func (c *Container) supervise(s *supervised) {
 	s.supervisor.Start()
 }
 
+const gateKilled = "the gate was killed; the container ends"
+
 // gateEnded ends the container if it has lost a gate: nobody would answer its
 // calls any more.
 func (c *Container) gateEnded(s *supervised, cause error) {
 	if !s.gate.EndedWell() {
-		c.decisions.Warn("the gate was killed; the container ends", "cause", cause)
+		c.decisions.Warn(gateKilled, "cause", cause)
+		text := gateKilled
+		c.cause.Store(&text)
 		if err := c.killAll(); err != nil {
 			c.log.Error("end container", "err", err)
 		}

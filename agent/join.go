@@ -36,6 +36,7 @@ const (
 // Joined is a program of ours in a container of the daemon.
 type Joined struct {
 	client  *api.Client
+	log     *slog.Logger
 	name    string
 	id      string
 	group   *cgroup.Group
@@ -63,7 +64,7 @@ func Join(client *api.Client, spec Spec, texts RuleTexts) (*Joined, error) {
 	if spec.Name == "" {
 		spec.Name = fmt.Sprintf("run-%d", os.Getpid())
 	}
-	j := &Joined{client: client, name: spec.Name, signals: catchSignals()}
+	j := &Joined{client: client, log: spec.Log.With("container", spec.Name), name: spec.Name, signals: catchSignals()}
 	path, err := launch.Lookup(spec.Command[0])
 	if err != nil {
 		return nil, err
@@ -241,7 +242,10 @@ func (j *Joined) Close() error {
 }
 
 func (j *Joined) close() error {
-	err := j.client.Unregister(j.name, j.id)
+	removed, err := j.client.Remove(j.name, j.id)
+	if removed.Cause != "" && j.followed == nil { // else it has been said
+		j.log.Warn(removed.Cause)
+	}
 	if errors.Is(err, api.ErrNotFound) {
 		return nil
 	}

@@ -28,6 +28,24 @@ type removal struct {
 	err  error         // of it, then
 }
 
+// causesMax are the causes of ends that are kept for who asks.
+const causesMax = 64
+
+// ended is a container that the daemon has ended by itself.
+type ended struct{ id, cause string }
+
+// causeOf is why the daemon has ended the container that was registered with an id; "" if it has not.
+func (d *Daemon) causeOf(id string) string {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	for _, e := range d.causes {
+		if e.id == id {
+			return e.cause
+		}
+	}
+	return ""
+}
+
 // leavingIs is the removal of a container of a name, nil if there is none.
 func (d *Daemon) leavingIs(name string) *removal {
 	d.mu.RLock()
@@ -63,6 +81,10 @@ func (d *Daemon) remove(m *managed, why string) error {
 	r.err = d.forget(m)
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if cause := m.cause.Load(); cause != nil {
+		d.causes = append(d.causes, ended{m.id, *cause})
+		d.causes = d.causes[max(0, len(d.causes)-causesMax):]
+	}
 	delete(d.leaving, m.spec.Name)
 	close(r.done)
 	return r.err

@@ -32,7 +32,7 @@ func comm(pid int) string {
 func (o *obedient) helper(t *testing.T, name string) (pid int) {
 	t.Helper()
 	testkit.Eventually(t, testLimit, func() error {
-		groups, _ := filepath.Glob(filepath.Join(ownCgroup(t), "tsugiki-"+o.name+"-*", "keepers", "cgroup.procs"))
+		groups, _ := filepath.Glob(filepath.Join(ownCgroup(t), "tsugiki-"+o.name+"*", "keepers", "cgroup.procs"))
 		for _, group := range groups {
 			procs, _ := os.ReadFile(group)
 			for _, word := range strings.Fields(string(procs)) {
@@ -298,6 +298,29 @@ func TestAgentIsStarved(t *testing.T) {
 			o.want(sourceAddr4, "dial b tcp %s", remoteObserver())
 			n.goesOn(t, o)
 			o.release()
+		})
+	}
+}
+
+// Who loses his program because its gate was killed is told so, with an agent as without one.
+func TestKilledGateIsSaid(t *testing.T) {
+	w := newWorld(t)
+	for name, start := range map[string]func(t *testing.T) *obedient{
+		"agent":     func(t *testing.T) *obedient { return startBesieged(t, w).obey(t, variants[0].flags(w)...) },
+		"following": func(t *testing.T) *obedient { return startBesieged(t, w).obey(t, append(variants[0].flags(w), "-v")...) },
+		"alone":     func(t *testing.T) *obedient { return w.obey(t, t.TempDir(), variants[0].flags(w)...) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := start(t)
+			if err := unix.Kill(o.helper(t, "tsugiki-gate"), unix.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			if err := o.Wait(); exitStatus(err) != -1 {
+				t.Errorf("it ended with %v, want what ended its program", err)
+			}
+			if n := strings.Count(o.stderr.String(), "the gate was killed"); n != 1 {
+				t.Errorf("it says %d times that its gate was killed:\n%s", n, o.stderr)
+			}
 		})
 	}
 }

@@ -85,6 +85,13 @@ type Container struct {
 	Egress  []string `json:"egress"`  // where it may connect: PREFIX->ENDPOINT ADDRESS
 }
 
+// Removed is the answer to the removal of a container that the daemon has ended: 200; else it is 204.
+//
+//	DELETE /v1/containers/NAME
+type Removed struct {
+	Cause string `json:"cause"` // one line
+}
+
 // Failure is every other answer.
 type Failure struct {
 	Error string `json:"error"`

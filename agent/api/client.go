@@ -87,11 +87,19 @@ func (c *Client) Register(r Registration) (answer Registered, err error) {
 // is any. One that there is not is ErrNotFound. If the daemon is being restarted, it
 // waits for the next one.
 func (c *Client) Unregister(name, id string) error {
+	_, err := c.Remove(name, id)
+	return err
+}
+
+// Remove is Unregister, and tells why the daemon has ended the container before, if it has.
+func (c *Client) Remove(name, id string) (Removed, error) {
 	path := "/v1/containers/" + url.PathEscape(name)
 	if id != "" {
 		path += "?id=" + url.QueryEscape(id)
 	}
-	return Patiently(c.Socket, func() error { return c.Do(http.MethodDelete, path, nil, nil) })
+	var removed Removed
+	err := Patiently(c.Socket, func() error { return c.Do(http.MethodDelete, path, nil, &removed) })
+	return removed, err
 }
 
 // restartPatience is how long a daemon that was killed may take to be there again.
@@ -190,7 +198,7 @@ func (c *Client) Do(method, path string, send, receive any) error {
 	if resp.StatusCode >= 300 {
 		return failure(resp, data)
 	}
-	if receive == nil {
+	if receive == nil || resp.StatusCode == http.StatusNoContent {
 		return nil
 	}
 	if err := json.Unmarshal(data, receive); err != nil {
