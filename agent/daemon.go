@@ -347,7 +347,7 @@ func (d *Daemon) rulesFor(r api.Registration) (texts RuleTexts, found bool, name
 }
 
 // register makes a container that has no program yet. On an error nothing is left. It does not
-// begin if ctx is done by then: nobody waits for it any more.
+// begin, or is undone, if it is abandoned by then: nobody would start its program.
 func (d *Daemon) register(ctx context.Context, r api.Registration) (*managed, error) {
 	texts, found, name, err := d.rulesFor(r)
 	if err != nil {
@@ -373,7 +373,7 @@ func (d *Daemon) register(ctx context.Context, r api.Registration) (*managed, er
 	if err := m.create(); err != nil {
 		return nil, errors.Join(err, d.forget(m))
 	}
-	if ctx.Err() != nil { // its program will never come
+	if abandoned(ctx) {
 		return nil, errors.Join(errAbandoned, d.forget(m))
 	}
 	m.refresh()

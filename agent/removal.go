@@ -6,7 +6,10 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // # The end of a daemon's container
@@ -20,6 +23,22 @@ const leavePatience = 15 * time.Second
 
 // errAbandoned is why nothing was registered; nobody is there to be told.
 var errAbandoned = errors.New("who asked for the container is gone")
+
+// abandoned tells whether who has asked for something is gone. The server finds that out too, but
+// maybe only after it is done.
+func abandoned(ctx context.Context) bool {
+	hungUp := false
+	if conn, is := ctx.Value(connKey{}).(syscall.Conn); is {
+		if raw, err := conn.SyscallConn(); err == nil {
+			_ = raw.Control(func(fd uintptr) {
+				p := []unix.PollFd{{Fd: int32(fd)}}
+				n, err := unix.Poll(p, 0)
+				hungUp = err == nil && n > 0 && p[0].Revents&unix.POLLHUP != 0
+			})
+		}
+	}
+	return hungUp || ctx.Err() != nil
+}
 
 // removal is of a container that is being removed.
 type removal struct {
@@ -152,7 +171,7 @@ func (d *Daemon) tryName(ctx context.Context, name string) (*managed, *removal, 
 	switch {
 	case d.closed:
 		err = os.ErrClosed
-	case ctx.Err() != nil:
+	case abandoned(ctx):
 		err = errAbandoned
 	case m == nil && leaving == nil:
 		return nil, nil, nil

@@ -210,3 +210,32 @@ func TestNamesWithoutRules(t *testing.T) {
 		}
 	}
 }
+
+// What was asked for by somebody who is gone is not done: nobody would start the container's
+// program.
+func TestRegistrationIsAbandoned(t *testing.T) {
+	testkit.Program(t, "curl")
+	w := newWorld(t)
+	n := startBesieged(t, w)
+	agent := n.cmd.Process
+	if err := agent.Signal(unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	conn, err := n.dial("agent")
+	if err != nil {
+		t.Fatal(err)
+	}
+	body := `{"id":"1","name":"box","rules":{"mode":"auto","endpoints":[],"ingress":[],"egress":["0.0.0.0/0=0.0.0.0"]}}`
+	_, err = fmt.Fprintf(conn, "POST /v1/containers HTTP/1.1\r\nHost: tsugiki\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+	if err := errors.Join(err, conn.Close(), agent.Signal(unix.SIGCONT)); err != nil {
+		t.Fatal(err)
+	}
+	n.registered(t, "later", "2") // one after the other, as they came
+	if ps := n.ps(); strings.Contains(ps, "box ") || !strings.Contains(ps, "later ") {
+		t.Errorf("tsugiki ps prints\n%s", ps)
+	}
+	if log := n.log.String(); !strings.Contains(log, "container registered") || strings.Contains(log, `"box"`) {
+		t.Errorf("the agent says\n%s", log)
+	}
+	n.request(t, "DELETE", "/v1/containers/later", "")
+}

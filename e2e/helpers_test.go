@@ -306,9 +306,11 @@ func TestAgentIsStarved(t *testing.T) {
 func TestKilledGateIsSaid(t *testing.T) {
 	w := newWorld(t)
 	for name, start := range map[string]func(t *testing.T) *obedient{
-		"agent":     func(t *testing.T) *obedient { return startBesieged(t, w).obey(t, variants[0].flags(w)...) },
-		"following": func(t *testing.T) *obedient { return startBesieged(t, w).obey(t, append(variants[0].flags(w), "-v")...) },
-		"alone":     func(t *testing.T) *obedient { return w.obey(t, t.TempDir(), variants[0].flags(w)...) },
+		"agent": func(t *testing.T) *obedient { return startBesieged(t, w).obey(t, variants[0].flags(w)...) },
+		"following": func(t *testing.T) *obedient {
+			return startBesieged(t, w).obey(t, append(variants[0].flags(w), "-v")...)
+		},
+		"alone": func(t *testing.T) *obedient { return w.obey(t, t.TempDir(), variants[0].flags(w)...) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := start(t)
