@@ -14,7 +14,9 @@ import (
 )
 
 func (c *Container) launch(path string) error {
-	prog, err := filter.Build(runtime.GOARCH, c.filterOptions())
+	options := c.filterOptions()
+	options.Alone = true
+	prog, err := filter.Build(runtime.GOARCH, options)
 	if err != nil {
 		return err
 	}

@@ -107,7 +107,7 @@ func Join(client *api.Client, spec Spec, texts RuleTexts) (*Joined, error) {
 
 func (j *Joined) launch(spec Spec, path string, ns *netns.NS, r api.Registered) error {
 	prog, err := filter.Build(runtime.GOARCH, filter.Options{
-		Mode: modes[r.Filter.Mode], Datagrams: r.Filter.Datagrams, API: r.Filter.API,
+		Mode: modes[r.Filter.Mode], Datagrams: r.Filter.Datagrams, API: r.Filter.API, Alone: true,
 	})
 	if err != nil {
 		return err

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
@@ -172,4 +174,39 @@ func ownCgroup(t *testing.T) string {
 	}
 	testkit.TB(t).Skipf("skip: needs a mounted cgroup v2 hierarchy")
 	return ""
+}
+
+// A socket that is of no network namespace would reach the machine's host: a program gets none, by
+// whatever ABI and mark. Others it gets.
+func TestAttackElsewhere(t *testing.T) {
+	t.Parallel()
+	a := newArena(t)
+	bare, err := unix.Socket(unix.AF_VSOCK, unix.SOCK_STREAM, 0)
+	if err != nil {
+		t.Skipf("skip: needs AF_VSOCK (CONFIG_VSOCKETS): %v", err)
+	}
+	unix.Close(bare)
+	for user, flags := range users {
+		for _, mode := range []string{"auto", "preload", "seccomp"} {
+			for _, build := range []string{"static", "dynamic"} {
+				args := slices.Concat(minimal(), flags, []string{"--mode", mode})
+				out := steps(succeed(t, a.attack(build, args, "abi-elsewhere", fmt.Sprint(unix.AF_VSOCK), fmt.Sprint(unix.AF_UNIX))))
+				for step, got := range out {
+					want := "ok"
+					if strings.HasPrefix(step, fmt.Sprint(unix.AF_VSOCK)) {
+						want = "EAFNOSUPPORT"
+					}
+					if runtime.GOARCH != "amd64" && strings.Contains(step, "i386") {
+						continue
+					}
+					if !slices.Equal(got, []string{want}) {
+						t.Errorf("%s, %s, %s: family %s: %v, want %s", user, mode, build, step, got, want)
+					}
+				}
+				if len(out) < 12 {
+					t.Errorf("%s, %s, %s: only %v was tried", user, mode, build, out)
+				}
+			}
+		}
+	}
 }

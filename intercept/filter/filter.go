@@ -49,6 +49,9 @@ type Options struct {
 	// API asks for what programs written for AF_GRAFT need besides their own
 	// calls: all socket options that may have to be delayed, and all names.
 	API bool
+	// Alone says that no engine's profile refuses sockets that are of no network namespace: so
+	// this program has to ask about them.
+	Alone bool
 }
 
 // Programs written for AF_GRAFT use these (include/tsugiki/graft.h).
@@ -104,7 +107,11 @@ func Build(goarch string, o Options) ([]unix.SockFilter, error) {
 	if !known {
 		return nil, fmt.Errorf("%w: %s", ErrArch, goarch)
 	}
-	return assemble(append(nativeRules(n, o), foreign[goarch]...)), nil
+	rules := append(nativeRules(n, o), foreign[goarch]...)
+	if o.Alone {
+		rules = append(rules, refusals(goarch)...)
+	}
+	return assemble(rules), nil
 }
 
 func nativeRules(n native, o Options) []rule {

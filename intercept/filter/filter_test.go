@@ -154,6 +154,7 @@ func TestBuild(t *testing.T) {
 		{"i386 socketcall socket", "amd64", false, seccompData{archI386, 102, [6]uint64{1, 16}}, allow},
 		{"i386 socket", "amd64", false, seccompData{archI386, 359, [6]uint64{unix.AF_INET, stream, 0}}, allow},
 		{"i386 number 41 is dup", "amd64", false, seccompData{archI386, 41, [6]uint64{unix.AF_INET, stream, 0}}, allow},
+		{"VSOCK socket", "amd64", false, seccompData{archX8664, 41, [6]uint64{unix.AF_VSOCK, stream, 0}}, allow},
 		{"unknown architecture", "amd64", false, seccompData{archAarch64, 198, [6]uint64{unix.AF_INET, stream, 0}}, allow},
 
 		{"arm64 TCP socket", "arm64", false, seccompData{archAarch64, 198, [6]uint64{unix.AF_INET, stream, 0}}, ask},
@@ -349,4 +350,35 @@ func answer(t *testing.T, goarch string, o Options, d seccompData) uint32 {
 		t.Fatal(err)
 	}
 	return evaluate(t, prog, d)
+}
+
+// Sockets that are of no network namespace are asked about in all ABIs and modes, whatever the mark
+// is, where no engine's profile does so.
+func TestBuildAlone(t *testing.T) {
+	for _, mode := range []Mode{Seccomp, Auto, Preload} {
+		for _, family := range []uint64{unix.AF_VSOCK, 1<<32 | unix.AF_VSOCK, unix.AF_QIPCRTR} {
+			for _, mark := range []uint64{0, markPass, markAsk} {
+				args := [6]uint64{family, unix.SOCK_STREAM, 0, 0, 0, mark}
+				for _, tt := range []struct {
+					goarch string
+					data   seccompData
+				}{
+					{"amd64", seccompData{archX8664, 41, args}},
+					{"amd64", seccompData{archX8664, x32Bit | 41, args}},
+					{"amd64", seccompData{archI386, 359, args}},
+					{"amd64", seccompData{archI386, 102, [6]uint64{socketcallSocket, 16}}},
+					{"arm64", seccompData{archAarch64, 198, args}},
+					{"arm64", seccompData{archArm, 281, args}},
+				} {
+					prog, err := Build(tt.goarch, Options{Mode: mode, Alone: true})
+					if err != nil {
+						t.Fatal(err)
+					}
+					if got := evaluate(t, prog, tt.data); got != ask {
+						t.Errorf("mode %d, %s, %+v: the filter says %#x, want %#x", mode, tt.goarch, tt.data, got, uint32(ask))
+					}
+				}
+			}
+		}
+	}
 }

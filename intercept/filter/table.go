@@ -19,6 +19,7 @@ const x32Bit = 0x40000000
 
 // These are the first argument of socketcall(2), linux/net.h.
 const (
+	socketcallSocket     = 1
 	socketcallListen     = 4
 	socketcallSetsockopt = 14
 )
@@ -64,6 +65,32 @@ var natives = map[string]native{
 		socket: 198, connect: 203, bind: 200, listen: 201, sendTo: 206, sendMsg: 211, sendMMsg: 269,
 		unshare: 97, setNS: 268, clone: 220, setSockOpt: 208, getSockOpt: 209, getSockName: 204, ioctl: 29,
 	}},
+}
+
+// elsewhere are the families of sockets that are of no network namespace: who has one
+// reaches the machine's host or its guests (AF_VSOCK), or its processors (AF_QIPCRTR). The
+// gate refuses them.
+var elsewhere = []uint64{unix.AF_VSOCK, unix.AF_QIPCRTR}
+
+// refusals are the rules for sockets of these families, in all ABIs. What socketcall(2) is asked for is
+// in memory, which the gate reads.
+func refusals(goarch string) []rule {
+	var rules []rule
+	refuse := func(token, number uint32) {
+		for _, family := range elsewhere {
+			rules = append(rules, rule{token, number, []cond{{0, equal, family}}})
+		}
+	}
+	refuse(natives[goarch].token, natives[goarch].numbers[socket])
+	switch goarch {
+	case "amd64":
+		refuse(archX8664, x32Bit|41)
+		refuse(archI386, 359)
+		rules = append(rules, rule{archI386, 102, []cond{{0, equal, socketcallSocket}}})
+	case "arm64":
+		refuse(archArm, 281)
+	}
+	return rules
 }
 
 // foreign are the calls by which a program of another ABI could get around the

@@ -54,6 +54,12 @@ bool gate_ioctl_is_asked(uint32_t request)
 	return (request & 0xfffffd00) == 0x8900 && request >= 0x8910 && request != SIOCOUTQNSD;
 }
 
+/* The same as in intercept/filter/table.go. */
+bool gate_family_is_elsewhere(int family)
+{
+	return family == 40 /* AF_VSOCK */ || family == 42 /* AF_QIPCRTR */;
+}
+
 bool gate_bind_is_asked(const uint8_t *address, size_t length)
 {
 	uint16_t family;

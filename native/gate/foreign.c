@@ -20,6 +20,7 @@
 #include "worker.h"
 
 /* System calls of the 32-bit ABIs, which the C library does not name here. */
+#define GATE_X32_SOCKET	     (GATE_X32 | 41)
 #define GATE_X32_LISTEN	     (GATE_X32 | 50)
 #define GATE_X32_IOCTL	     (GATE_X32 | 514)
 #define GATE_X32_SETSOCKOPT  (GATE_X32 | 541)
@@ -31,16 +32,19 @@
 #define GATE_I386_CLONE	     120
 #define GATE_I386_UNSHARE    310
 #define GATE_I386_SETNS	     346
+#define GATE_I386_SOCKET     359
 #define GATE_I386_LISTEN     363
 #define GATE_I386_SETSOCKOPT 366
 #define GATE_ARM_IOCTL	     54
 #define GATE_ARM_CLONE	     120
+#define GATE_ARM_SOCKET	     281
 #define GATE_ARM_LISTEN	     284
 #define GATE_ARM_SETSOCKOPT  294
 #define GATE_ARM_UNSHARE     337
 #define GATE_ARM_SETNS	     375
 
 /* socketcall(2)'s first argument, linux/net.h. */
+#define GATE_SYS_SOCKET	    1
 #define GATE_SYS_LISTEN	    4
 #define GATE_SYS_SETSOCKOPT 14
 
@@ -91,6 +95,15 @@ static void gate_foreign_listen(struct gate_worker *w, int number, int backlog)
 	w->ask.number = number;
 	w->ask.backlog = backlog;
 	gate_pass(w);
+}
+
+static void gate_foreign_socket(struct gate_worker *w, int family)
+{
+	w->ask.call = GATE_SOCKET;
+	if (gate_family_is_elsewhere(family))
+		gate_answer(w, -EAFNOSUPPORT);
+	else
+		gate_proceed(w);
 }
 
 /* setsockopt(2) of another ABI. */
@@ -176,17 +189,30 @@ static void gate_foreign_option(struct gate_worker *w)
 
 /*
  * What socketcall(2) points to may be another call's arguments when the kernel reads it,
- * so that does not read it. An option that refers to more memory is not there: who wants
+ * so that does not read it; but of socket(2), whose family can change between the gate's look
+ * and the kernel's. An option that refers to more memory is not there: who wants
  * one has setsockopt(2) itself (4.3).
  */
+static void gate_socketcall_option(struct gate_worker *w, const uint32_t *args)
+{
+	const struct gate_setting s = {(int)args[0], (int)args[1], (int)args[2], args[3], args[4]};
+
+	if (gate_refers(&s))
+		gate_answer(w, -ENOPROTOOPT);
+	else
+		gate_set(w, &s);
+}
+
 static void gate_socketcall(struct gate_worker *w)
 {
 	const struct seccomp_notif *n = &w->n;
-	bool listens = n->data.args[0] == GATE_SYS_LISTEN;
-	uint32_t args[5], size = listens ? 2 * sizeof(args[0]) : sizeof(args);
-	struct gate_setting s;
+	uint32_t args[5] = {0}, call = (uint32_t)n->data.args[0], size = sizeof(args);
 
-	if (!listens && n->data.args[0] != GATE_SYS_SETSOCKOPT) {
+	if (call == GATE_SYS_SOCKET)
+		size = sizeof(args[0]);
+	else if (call == GATE_SYS_LISTEN)
+		size = 2 * sizeof(args[0]);
+	else if (call != GATE_SYS_SETSOCKOPT) {
 		gate_proceed(w);
 		return;
 	}
@@ -196,15 +222,12 @@ static void gate_socketcall(struct gate_worker *w)
 	}
 	if (!gate_valid(n))
 		return;
-	if (listens) {
+	if (call == GATE_SYS_SOCKET)
+		gate_foreign_socket(w, (int)args[0]);
+	else if (call == GATE_SYS_LISTEN)
 		gate_foreign_listen(w, (int)args[0], (int)args[1]);
-		return;
-	}
-	s = (struct gate_setting){(int)args[0], (int)args[1], (int)args[2], args[3], args[4]};
-	if (gate_refers(&s))
-		gate_answer(w, -ENOPROTOOPT);
 	else
-		gate_set(w, &s);
+		gate_socketcall_option(w, args);
 }
 
 void gate_foreign(struct gate_worker *w)
@@ -214,6 +237,11 @@ void gate_foreign(struct gate_worker *w)
 	switch (gate_call_of(&w->n)) {
 	case GATE_CALL(AUDIT_ARCH_I386, GATE_I386_SOCKETCALL):
 		gate_socketcall(w);
+		break;
+	case GATE_CALL(AUDIT_ARCH_I386, GATE_I386_SOCKET):
+	case GATE_CALL(AUDIT_ARCH_X86_64, GATE_X32_SOCKET):
+	case GATE_CALL(AUDIT_ARCH_ARM, GATE_ARM_SOCKET):
+		gate_foreign_socket(w, (int)args[0]);
 		break;
 	case GATE_CALL(AUDIT_ARCH_I386, GATE_I386_SETSOCKOPT):
 	case GATE_CALL(AUDIT_ARCH_X86_64, GATE_X32_SETSOCKOPT):

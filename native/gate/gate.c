@@ -302,6 +302,8 @@ static void gate_handle_socket(struct gate_worker *w)
 {
 	if (w->ask.number == GATE_AF_GRAFT)
 		gate_pass(w);
+	else if (gate_family_is_elsewhere(w->ask.number))
+		gate_answer(w, -EAFNOSUPPORT);
 	else if (w->ask.number == MARK_FAMILY && w->n.data.args[5] == MARK_SHIM)
 		gate_serve_shim(w);
 	else

@@ -216,6 +216,9 @@ bool gate_kind_of(unsigned int born, int family, int type, int protocol, struct 
 /* Whether ioctl(2) with this request tells of interfaces, addresses or neighbours. */
 bool gate_ioctl_is_asked(uint32_t request);
 
+/* Whether sockets of a family are of no network namespace, and so are refused. */
+bool gate_family_is_elsewhere(int family);
+
 /* Whether bind(2) to an address may be more than the kernel's to answer. */
 bool gate_bind_is_asked(const uint8_t *address, size_t length);
 

@@ -2,9 +2,11 @@
 /* The other system call ABIs of an x86-64 kernel. */
 #include "attack.h"
 
+#include "../../../native/shim/marks.h"
 #include "../i386.h"
 
 enum {
+	SYS_SOCKET_OF_SOCKETCALL = 1,
 	SYS_LISTEN_OF_SOCKETCALL = 4,
 	IO_URING_SETUP = 425,
 	X32 = 0x40000000,
@@ -97,7 +99,40 @@ static int abi_listen(int argc, char **argv)
 	return 0;
 }
 
+static long abi_socketcall_socket(int family, int type)
+{
+	int32_t *args = attack_low();
+
+	args[0] = family;
+	args[1] = type;
+	args[2] = 0;
+	return attack_i386(I386_SOCKETCALL, SYS_SOCKET_OF_SOCKETCALL, (long)args, 0, 0, 0);
+}
+
+/* "abi-elsewhere FAMILY...": sockets of these families, by each ABI, and with the shim's marks. */
+static int abi_elsewhere(int argc, char **argv)
+{
+	static const unsigned long marks[] = {0, MARK_PASS, MARK_ASK, MARK_SHIM};
+	char step[64];
+
+	for (int i = 0; i < argc; i++) {
+		int family = atoi(argv[i]);
+
+		for (int m = 0; m < 4; m++) {
+			snprintf(step, sizeof(step), "%d with mark %d", family, m);
+			attack_say(step,
+				   syscall(SYS_socket, family, SOCK_STREAM, 0, 0, 0, marks[m]));
+		}
+		snprintf(step, sizeof(step), "%d i386", family);
+		attack_say(step, attack_i386(I386_SOCKET, family, SOCK_STREAM, 0, 0, 0));
+		snprintf(step, sizeof(step), "%d i386 socketcall", family);
+		attack_say(step, abi_socketcall_socket(family, SOCK_STREAM));
+	}
+	return 0;
+}
+
 const struct attack_case abi_cases[] = {
+	{"abi-elsewhere", abi_elsewhere},
 	{"abi-sockets", abi_sockets},
 	{"abi-listen", abi_listen},
 	{0},
