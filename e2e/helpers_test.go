@@ -185,7 +185,7 @@ func TestStoppedKeeperIsReplaced(t *testing.T) {
 	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	defer unix.Kill(pid, unix.SIGCONT) // if it is there
+	defer unix.Kill(pid, unix.SIGCONT)              // if it is there
 	testkit.Eventually(t, testLimit, func() error { // some sockets were made in advance
 		o.do("dial x tcp %s", remoteObserver())
 		if comm(pid) == "tsugiki-keeper" {
