@@ -22,13 +22,16 @@ var tunDevice = unix.Mkdev(10, 200)
 //
 // The thread that runs ask has no capabilities. With ours, the kernel would load a module
 // for each name of an interface that is not there (dev_load).
-func (e *Engine) Interfaces(p Program, number int, ask func(file int)) error {
+//
+// named says that the name of an interface is asked for, by its number. A server that a
+// rule has bound gets such numbers with its datagrams (IP_PKTINFO), and is told their names.
+func (e *Engine) Interfaces(p Program, number int, named bool, ask func(file int)) error {
 	file, err := p.File(number)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(file)
-	about, err := e.begin().aboutInterfaces(file)
+	about, err := e.begin().aboutInterfaces(file, named)
 	if err != nil {
 		return err
 	}
@@ -39,14 +42,14 @@ func (e *Engine) Interfaces(p Program, number int, ask func(file int)) error {
 }
 
 // aboutInterfaces returns the file that Interfaces asks in the place of a program's.
-func (e call) aboutInterfaces(file int) (int, error) {
+func (e call) aboutInterfaces(file int, named bool) (int, error) {
 	cookie, err := unix.GetsockoptUint64(file, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
 	switch {
 	case errors.Is(err, unix.ENOTSOCK):
 		return file, notTun(file)
 	case err != nil:
 		return -1, fmt.Errorf("inspect socket: %w", err)
-	case cookie == e.Own.Cookie(), e.places[cookie] == nil:
+	case cookie == e.Own.Cookie(), e.places[cookie] == nil, named && e.Enforcement.BoundByIngress(file):
 		return file, nil
 	}
 	s, err := inspect(file)

@@ -116,7 +116,7 @@ func (s *Supervisor) ioctl(p *program, a gate.Ask) (graft.Answer, error) {
 	if err == nil {
 		defer m.close()
 		r.memory = m
-		err = s.engine.Interfaces(p, a.Number, func(file int) {
+		err = s.engine.Interfaces(p, a.Number, uint32(a.Args[1]) == unix.SIOCGIFNAME, func(file int) {
 			r.file = file
 			failed = r.make(how)
 		})
