@@ -211,7 +211,7 @@ func (b *Balance) wake(in Input) bool {
 	quota := float64(b.limit.Quota)
 	b.pending = max(b.pending+float64(in.Borrowed), -headroom*quota)
 	saved := b.b + b.rate()*float64(in.Elapsed) - float64(in.Own)
-	b.b = min(max(saved, quota), b.most())
+	b.b = min(max(saved, min(b.b, quota)), b.most())
 	credit := b.credit * float64(b.limit.Period) / float64(max(in.Elapsed, b.limit.Period))
 	if b.pending < b.threshold() && credit < b.threshold() {
 		b.credit = 0
@@ -303,6 +303,9 @@ func (b *Balance) period() {
 		share = b.usualOwn / sum
 	}
 	want := min(max(time.Duration(b.b*share), MinQuota), full).Truncate(time.Microsecond)
+	if b.usualBorrowed < b.threshold() && b.near() {
+		want = full
+	}
 	if want == full || float64((want-b.quota).Abs()) > share*float64(Tolerance) {
 		b.quota = want
 	}
@@ -312,10 +315,13 @@ func (b *Balance) period() {
 		b.calm = 0
 	}
 	b.own, b.borrowed, b.credit = 0, 0, 0
-	missing := float64(full) - b.b
-	if b.calm >= restAfter && !b.hold && b.carried == 0 && b.quota == full && missing < b.threshold() {
+	if b.calm >= restAfter && !b.hold && b.carried == 0 && b.quota == full && b.near() {
 		b.rest = true
-		b.pending = max(0, missing)
-		b.b = max(b.b, float64(full))
 	}
 }
+
+// near tells whether what is missing of a quota is so little that it is taken from the
+// container when something is charged again: a quota that is written late in a period
+// gives what was used of the period twice, so that to take that back at once would
+// never end.
+func (b *Balance) near() bool { return b.b >= (1-headroom)*float64(b.limit.Quota) }

@@ -29,7 +29,8 @@ type machine struct {
 	forgiven                         time.Duration
 	charge                           time.Duration // to be charged at the next look
 	pipe                             time.Duration
-	stolen                           float64 // part of its own time in which the kernel works for others
+	late                             func() time.Duration // looks come by that much; nil: in time
+	stolen                           float64              // part of its own time in which the kernel works for others
 	credit                           time.Duration
 }
 
@@ -104,6 +105,9 @@ func (m *machine) look(now time.Duration) {
 	if out.Next > 0 {
 		m.due = min(m.due, now+out.Next)
 	}
+	if m.late != nil {
+		m.due += m.late()
+	}
 }
 
 func TestSaturatingDemandGetsTheQuota(t *testing.T) {
@@ -167,6 +171,30 @@ func TestStolenTimeIsGivenBack(t *testing.T) {
 	m.run(12*time.Second, 16*time.Second)
 	if m.quota != 25*ms || !m.balance.Rest() {
 		t.Errorf("when nothing is stolen any more, its quota is %v, rest %v", m.quota, m.balance.Rest())
+	}
+}
+
+// A container that is always busy comes to rest soon after its helper has ended, also
+// where looks come late: what is written late in a period gives twice what was used of it
+// by then.
+func TestLateLooks(t *testing.T) {
+	for seed := range uint64(300) {
+		r := rand.New(rand.NewPCG(seed, 4))
+		m := newMachine(Limit{Period: 100 * ms, Quota: 50 * ms}, 1, 0)
+		m.late = func() time.Duration { return time.Duration(r.Int64N(int64(10 * ms))) }
+		m.run(0, time.Second)
+		m.charge = 40 * ms
+		m.run(time.Second, 4*time.Second)
+		if !m.balance.Rest() || m.quota != 50*ms {
+			t.Errorf("seed %d: rest %v, the quota is %v", seed, m.balance.Rest(), m.quota)
+		}
+		// What was given twice is not forgotten.
+		own := m.own
+		m.charge = 40 * ms
+		m.run(4*time.Second, 14*time.Second)
+		if used := m.own - own + 40*ms; used > 5*time.Second+m.limit.Quota/4 {
+			t.Errorf("seed %d: together %v in 10 s", seed, used)
+		}
 	}
 }
 

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/tsugiki/tsugiki/charge/balance"
-	"github.com/tsugiki/tsugiki/charge/bandwidth"
 	"github.com/tsugiki/tsugiki/charge/ledger"
 )
 
@@ -36,7 +35,7 @@ type Waker interface {
 type Account struct {
 	c       *Controller
 	name    string
-	group   *bandwidth.Group
+	group   group
 	entry   *ledger.Entry
 	balance *balance.Balance
 
@@ -61,7 +60,7 @@ type Account struct {
 	charges map[string]time.Duration // nil at rest
 }
 
-func newAccount(c *Controller, name string, g *bandwidth.Group, entry *ledger.Entry) (*Account, error) {
+func newAccount(c *Controller, name string, g group, entry *ledger.Entry) (*Account, error) {
 	l, err := g.Limit()
 	if err != nil {
 		return nil, err
@@ -82,9 +81,6 @@ func newAccount(c *Controller, name string, g *bandwidth.Group, entry *ledger.En
 
 // Name is the container's, as it was added.
 func (a *Account) Name() string { return a.name }
-
-// Group is the container's cgroup.
-func (a *Account) Group() *bandwidth.Group { return a.group }
 
 // Charge says that a source has used CPU time for the container. Less than zero is a
 // credit: time that the kernel took from the container was another's.

@@ -31,13 +31,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math"
 	"os"
 	"slices"
 	"sync"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/charge/balance"
 	"github.com/tsugiki/tsugiki/charge/bandwidth"
@@ -68,13 +65,11 @@ type Config struct {
 // Controller enforces what its accounts owe.
 type Controller struct {
 	cfg   Config
-	start time.Time
+	clock clock
 	ended chan struct{}
-	timer *os.File // by which the loop sleeps
 
-	timerFD int
-	watch   *watch // nil: fanotify does not work, for the reason below
-	blind   error
+	watch watcher // nil: there is none, for the reason below
+	blind error
 
 	mu       sync.Mutex // guards what follows, and all of the accounts but their charges
 	accounts []*Account
@@ -88,27 +83,36 @@ type Controller struct {
 
 // New starts a controller. It ends with Close.
 func New(cfg Config) (*Controller, error) {
-	if cfg.DebtLimit <= 0 {
-		cfg.DebtLimit = DebtLimit
-	}
-	fd, err := unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_CLOEXEC|unix.TFD_NONBLOCK)
+	t, err := newTimer()
 	if err != nil {
-		return nil, fmt.Errorf("start charging: make a timer: %w", err)
+		return nil, fmt.Errorf("start charging: %w", err)
 	}
-	c := &Controller{
-		cfg: cfg, start: time.Now(), ended: make(chan struct{}),
-		timerFD: fd, timer: os.NewFile(uintptr(fd), "timerfd"),
-	}
-	if c.watch, c.blind = newWatch(c); c.blind != nil {
-		cfg.Log.Warn("containers whose freezer is their engine's are not held", "error", c.blind)
+	c := newController(cfg, t)
+	if w, err := newWatch(c); err != nil {
+		c.blind = err
+		cfg.Log.Warn("containers whose freezer is their engine's are not held", "error", err)
+	} else {
+		c.watch = w
 	}
 	go c.run()
 	return c, nil
 }
 
+// newController makes a controller whose loop does not run.
+func newController(cfg Config, clock clock) *Controller {
+	if cfg.DebtLimit <= 0 {
+		cfg.DebtLimit = DebtLimit
+	}
+	return &Controller{cfg: cfg, clock: clock, ended: make(chan struct{})}
+}
+
 // Add makes an account for the container of a group, which stays the caller's. What
 // the ledger knows of this name and group, sums and debt, is the account's.
 func (c *Controller) Add(name string, g *bandwidth.Group) (*Account, error) {
+	return c.add(name, kernelGroup{g})
+}
+
+func (c *Controller) add(name string, g group) (*Account, error) {
 	entry, _, err := c.cfg.Ledger.Entry(name, g.ID())
 	if err != nil {
 		return nil, fmt.Errorf("add container %s: %w", name, err)
@@ -178,14 +182,10 @@ func (c *Controller) Close() error {
 	if c.watch != nil {
 		errs = append(errs, c.watch.close())
 	}
-	c.sleep.Lock()
-	defer c.sleep.Unlock()
-	c.alarm = math.MinInt64 // nobody sets the timer any more
-	return errors.Join(append(errs, c.timer.Close())...)
+	return errors.Join(append(errs, c.clock.close())...)
 }
 
-// now is the time since the start, which is a monotonic clock's.
-func (c *Controller) now() time.Duration { return time.Since(c.start) }
+func (c *Controller) now() time.Duration { return c.clock.now() }
 
 // kick makes the loop look at what is due. The mutex is held.
 func (c *Controller) kick() { c.wakeBy(0) }

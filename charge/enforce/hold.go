@@ -6,16 +6,15 @@ import (
 	"time"
 
 	"github.com/tsugiki/tsugiki/charge/balance"
-	"github.com/tsugiki/tsugiki/charge/bandwidth"
 	"github.com/tsugiki/tsugiki/charge/journal"
 )
 
 // hold is whether a container is held, and how often it was.
 type hold struct {
-	freezer *bandwidth.Freezer // nil: it has not been needed, or there is none
-	reason  string             // why there is none
-	retry   time.Duration      // when to look for one again
-	on      bool               // we hold it
+	freezer freezer       // nil: it has not been needed, or there is none
+	reason  string        // why there is none
+	retry   time.Duration // when to look for one again
+	on      bool          // we hold it
 	since   time.Duration
 	entry   *journal.Entry // thaws it
 	letGo   time.Duration  // not held until then

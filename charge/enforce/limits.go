@@ -34,7 +34,7 @@ const protectAfter = time.Second
 const pressedFor = 2 * time.Second
 
 // noQuota finds out why nothing can be taken from the group.
-func (l *limits) noQuota(g *bandwidth.Group) {
+func (l *limits) noQuota(g group) {
 	l.reason = ""
 	switch {
 	case g.Root():

@@ -1,10 +1,6 @@
 package enforce
 
-import (
-	"time"
-
-	"golang.org/x/sys/unix"
-)
+import "time"
 
 const (
 	restEvery   = 100 * time.Millisecond // accounts at rest, of which something is to be seen
@@ -20,30 +16,27 @@ const (
 	longestWait = 10 * time.Second
 )
 
-// run looks at what is due until Close. It waits for a timerfd, which is exact: a Go
-// timer is up to a millisecond late, and a thread that blocks in a system call has the
-// runtime watch it, which costs more than the looks.
+// run looks at what is due until Close.
 func (c *Controller) run() {
 	defer close(c.ended)
-	for {
-		gone, closed := c.pass()
-		for _, a := range gone {
-			if c.cfg.Gone != nil {
-				c.cfg.Gone(a)
-			}
-		}
-		if closed {
-			return
-		}
-		var count [8]byte
-		if _, err := c.timer.Read(count[:]); err != nil {
-			time.Sleep(time.Millisecond) // not to spin, whatever that may be
-		}
+	for c.pass() {
+		c.clock.wait()
 	}
 }
 
-// pass looks at every account that is due, and sets the timer for the next one.
-func (c *Controller) pass() (gone []*Account, closed bool) {
+// pass looks at every account that is due, and sets the clock for the next one. It
+// tells whether there will be a next one.
+func (c *Controller) pass() bool {
+	gone, closed := c.lookAtDue()
+	for _, a := range gone {
+		if c.cfg.Gone != nil {
+			c.cfg.Gone(a)
+		}
+	}
+	return !closed
+}
+
+func (c *Controller) lookAtDue() (gone []*Account, closed bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
@@ -72,30 +65,29 @@ func (c *Controller) pass() (gone []*Account, closed bool) {
 	return gone, false
 }
 
-// sleepUntil has the timer go off then, or sooner for whom is roused by now.
+// sleepUntil has the loop go on then, or sooner for whom is roused by now.
 func (c *Controller) sleepUntil(t time.Duration) {
 	c.sleep.Lock()
 	defer c.sleep.Unlock()
 	if len(c.roused) > 0 {
 		t = min(t, c.roused[0].due)
 	}
-	c.setTimer(t)
+	c.setAlarm(t)
 }
 
-// wakeBy has the timer go off no later than then.
+// wakeBy has the loop go on no later than then.
 func (c *Controller) wakeBy(t time.Duration) {
 	c.sleep.Lock()
 	defer c.sleep.Unlock()
 	if t < c.alarm {
-		c.setTimer(t)
+		c.setAlarm(t)
 	}
 }
 
-// setTimer is called with sleep held.
-func (c *Controller) setTimer(t time.Duration) {
+// setAlarm is called with sleep held.
+func (c *Controller) setAlarm(t time.Duration) {
 	c.alarm = t
-	ts := unix.ItimerSpec{Value: unix.NsecToTimespec(int64(max(t-c.now(), 1)))}
-	_ = unix.TimerfdSettime(c.timerFD, 0, &ts, nil)
+	c.clock.set(t)
 }
 
 // roused is an account that is to be looked at.

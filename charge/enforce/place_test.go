@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"os"
@@ -17,7 +16,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/tsugiki/tsugiki/charge/balance"
 	"github.com/tsugiki/tsugiki/charge/bandwidth"
 	"github.com/tsugiki/tsugiki/charge/journal"
 	"github.com/tsugiki/tsugiki/charge/ledger"
@@ -311,55 +309,10 @@ func share(t testing.TB, g *bandwidth.Group, helper Clock, during time.Duration)
 	return float64(o2-o) / float64(passed), float64(h2-h) / float64(passed)
 }
 
-const ms = time.Millisecond
-
-func limit(quota time.Duration) bandwidth.Limit {
-	return bandwidth.Limit{Quota: quota, Period: 100 * ms}
-}
-
 // loads are the paper's: a container that only writes, one that forks and writes 3 KB
 // at a time, one that writes short lines.
 var loads = []struct{ name, command string }{
 	{"yes", "exec yes"},
 	{"lsmod", "while :; do /bin/cat /proc/self/maps; done"},
 	{"echo", "while :; do echo 1; done"},
-}
-
-func TestContainerAndHelperTogetherKeepToTheQuota(t *testing.T) {
-	for _, freezer := range freezers {
-		for _, quota := range []time.Duration{50 * ms, 20 * ms} {
-			for _, load := range loads {
-				t.Run(fmt.Sprint(freezer, "/", quota, "/", load.name), func(t *testing.T) {
-					r := newRig(t, nil)
-					p := newPlace(t, freezer, limit(quota))
-					a := r.add(t, p)
-					logger := p.logged(t, load.command)
-					a.Attach("logger", logger, false)
-					time.Sleep(time.Second)
-					own, help := share(t, p.group, logger, 3*time.Second)
-					s := a.Status()
-					t.Logf("own %.4f, logger %.4f, together %.4f; holds %d, longest %v", own, help, own+help, s.Holds, s.LongestHold)
-					// A busy machine may leave them less; more is our fault.
-					if off := own + help - quota.Seconds()*10; off > .03 || off < -.15 {
-						t.Errorf("together %.3f of a CPU of %.3f", own+help, quota.Seconds()*10)
-					}
-					if s.Mode != "quota" {
-						t.Errorf("mode %q", s.Mode)
-					}
-					if b := s.Borrowed["logger"]; b < 10*ms {
-						t.Errorf("the logger used %v", b)
-					}
-					if s.LongestHold > balance.Bound()+200*ms {
-						t.Errorf("held for %v", s.LongestHold)
-					}
-					if err := r.Remove(a); err != nil {
-						t.Error(err)
-					}
-					if got := p.quota(t); got != strconv.FormatInt(quota.Microseconds(), 10) {
-						t.Errorf("the quota is %s", got)
-					}
-				})
-			}
-		}
-	}
 }

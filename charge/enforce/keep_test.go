@@ -1,0 +1,78 @@
+package enforce
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/tsugiki/tsugiki/charge/balance"
+)
+
+// helpers are what works for containers of the paper's kinds: one that only writes, one
+// that forks and writes 3 KB at a time, one that writes short lines.
+var helpers = []struct {
+	name   string
+	factor float64
+}{{"yes", 30}, {"lsmod", .05}, {"echo", .5}}
+
+// Looks come late on a busy machine. A quota that is written late in a period gives twice
+// what was used of the period by then, which is taken back later.
+func TestContainerAndHelperTogetherKeepToTheQuota(t *testing.T) {
+	for _, quota := range []time.Duration{50 * ms, 20 * ms} {
+		for _, late := range []time.Duration{0, 100 * time.Microsecond, 5 * ms} {
+			for _, helper := range helpers {
+				t.Run(fmt.Sprint(quota, "/", late, "/", helper.name), func(t *testing.T) {
+					s := newSim(t, nil)
+					r := rand.New(rand.NewPCG(1, 5))
+					s.clock.late = func() time.Duration { return time.Duration(r.Float64() * float64(late)) }
+					a, g := s.account(t, limit(quota))
+					g.helper = &simHelper{factor: helper.factor, pipe: 2 * ms}
+					a.Attach("logger", g.helper, false)
+					s.run(2 * time.Second)
+					before := g.usage + g.helper.used
+					s.run(time.Minute)
+					used := ((g.usage + g.helper.used - before) / 60).Seconds()
+					if want := quota.Seconds() * 10; used > 1.01*want || used < .99*want {
+						t.Errorf("together %.4f of a CPU of %.4f", used, want)
+					}
+					st := a.Status()
+					if st.Mode != "quota" || st.Borrowed["logger"] < g.helper.used-100*ms || st.LongestHold > balance.Bound()+gatherEach+late+simStep {
+						t.Errorf("mode %q, the logger used %v of %v, held for %v", st.Mode, st.Borrowed["logger"], g.helper.used, st.LongestHold)
+					}
+					if err := s.Remove(a); err != nil {
+						t.Error(err)
+					}
+					if g.limit != limit(quota) || g.frozen {
+						t.Errorf("left: %+v, frozen %v", g.limit, g.frozen)
+					}
+				})
+			}
+		}
+	}
+}
+
+func TestManyAccountsComeAndGo(t *testing.T) {
+	s := newSim(t, nil)
+	accounts := map[*Account]*simGroup{}
+	for range 200 {
+		a, g := s.account(t, limit(20*ms))
+		a.Attach("helper", s.rate(.05), false)
+		accounts[a] = g
+	}
+	s.run(500 * ms)
+	for a, g := range accounts {
+		if a.Status().Borrowed["helper"] == 0 {
+			t.Errorf("%s was not looked at", a.Name())
+		}
+		if err := s.Remove(a); err != nil {
+			t.Error(err)
+		}
+		if g.limit != limit(20*ms) || g.frozen {
+			t.Errorf("left: %+v, frozen %v", g.limit, g.frozen)
+		}
+	}
+	if left := s.cfg.Ledger.Entries(); len(left) != 0 {
+		t.Errorf("%d in the ledger", len(left))
+	}
+}

@@ -1,0 +1,153 @@
+package enforce
+
+import (
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/charge/balance"
+	"github.com/tsugiki/tsugiki/charge/bandwidth"
+)
+
+// Somebody changes the limit of a container whose quota is lowered. From ten periods
+// later on, it and its helper keep to the new one.
+func TestUpdateOfTheLimitIsAdopted(t *testing.T) {
+	s := newSim(t, nil)
+	a, g := s.account(t, limit(60*ms))
+	a.Attach("helper", s.rate(.1), false)
+	for _, l := range []bandwidth.Limit{
+		limit(60 * ms), limit(40 * ms),
+		{Quota: 50 * ms, Period: 200 * ms}, {Quota: 30 * ms, Period: 200 * ms},
+		{Quota: 10 * ms, Period: 20 * ms}, {Quota: 300 * ms, Period: time.Second}, limit(60 * ms),
+	} {
+		if err := g.write(l); err != nil {
+			t.Fatal(err)
+		}
+		s.run(checkAfter + 12*l.Period)
+		st, before, at := a.Status(), g.usage, s.clock.at
+		if st.Before != l || st.After.Quota >= l.Quota || st.Mode != "quota" {
+			t.Errorf("%v: %v is adopted, the quota is %v, mode %q", l, st.Before, st.After.Quota, st.Mode)
+		}
+		s.run(20 * l.Period)
+		used := float64(g.usage-before)/float64(s.clock.at-at) + .1
+		if want := l.Quota.Seconds() / l.Period.Seconds(); used > 1.02*want || used < .98*want {
+			t.Errorf("%v: together %.3f of a CPU of %.3f", l, used, want)
+		}
+	}
+
+	if err := g.write(bandwidth.Limit{Quota: bandwidth.None, Period: 100 * ms}); err != nil {
+		t.Fatal(err)
+	}
+	s.run(time.Second)
+	if mode := a.Status().Mode; mode != "account only: no quota" {
+		t.Errorf("mode %q", mode)
+	}
+	if err := g.write(limit(30 * ms)); err != nil {
+		t.Fatal(err)
+	}
+	s.run(2 * time.Second)
+	if st := a.Status(); st.Mode != "quota" || st.After.Quota >= 30*ms {
+		t.Errorf("mode %q, the quota is %v", st.Mode, st.After.Quota)
+	}
+	if err := s.Remove(a); err != nil {
+		t.Error(err)
+	}
+	if g.limit != limit(30*ms) {
+		t.Errorf("left: %+v", g.limit)
+	}
+}
+
+func TestRefusedQuotaLeavesItAlone(t *testing.T) {
+	s := newSim(t, nil)
+	a, g := s.account(t, limit(50*ms))
+	g.refused = unix.EINVAL
+	a.Attach("helper", s.rate(.2), false)
+	s.run(time.Second)
+	if mode := a.Status().Mode; !strings.HasPrefix(mode, "account only: ") || g.limit != limit(50*ms) {
+		t.Errorf("mode %q, %+v", mode, g.limit)
+	}
+	before := a.Status().Borrowed["helper"]
+	s.run(time.Second)
+	if now := a.Status().Borrowed["helper"]; now < before+150*ms {
+		t.Errorf("the helper is counted for %v more", now-before)
+	}
+}
+
+// While a neighbour owes, one that owes nothing has burst; with a lowered quota it has
+// none, and it has it again a little after it owes nothing any more.
+func TestBurstIsGivenAndTakenAway(t *testing.T) {
+	for seed := range uint64(30) {
+		for _, late := range []time.Duration{1, 10 * ms} {
+			burstComesAndGoes(t, rand.New(rand.NewPCG(seed, 6)), late)
+		}
+	}
+}
+
+func burstComesAndGoes(t *testing.T, r *rand.Rand, late time.Duration) {
+	t.Helper()
+	s := newSim(t, func(c *Config) { c.Burst = true })
+	s.clock.late = func() time.Duration { return time.Duration(r.Int64N(int64(late))) }
+	a, g := s.account(t, bandwidth.Limit{Quota: 50 * ms, Period: 100 * ms, Burst: 5 * ms})
+	burst := func(is time.Duration) func() bool { return func() bool { return g.limit.Burst == is } }
+	s.run(2 * protectAfter)
+	if !burst(5 * ms)() {
+		t.Errorf("with no neighbour in debt the burst is %v", g.limit.Burst)
+	}
+	other, _ := s.account(t, limit(50*ms))
+	neighbour := other.Attach("helper", s.rate(.1), false)
+	s.until(t, checkEvery+time.Second, "burst", burst(50*ms))
+	x := a.Attach("helper", s.rate(.2), false)
+	s.until(t, time.Second, "none with a lower quota", burst(0))
+	x.Detach()
+	s.until(t, protectAfter+2*time.Second, "burst again", burst(50*ms))
+	neighbour.Detach()
+	s.until(t, pressedFor+3*time.Second, "burst as it was", burst(5*ms))
+	if err := s.Close(); err != nil || g.limit.Burst != 5*ms {
+		t.Errorf("left: %+v, %v", g.limit, err)
+	}
+}
+
+// Only what others owe gives a container burst.
+func TestBurstIsNotForOnesOwnDebts(t *testing.T) {
+	s := newSim(t, func(c *Config) { c.Burst = true })
+	l := bandwidth.Limit{Quota: 50 * ms, Period: 100 * ms, Burst: 5 * ms}
+	a, g := s.account(t, l)
+	b, _ := s.account(t, l)
+	c, _ := s.account(t, l)
+	s.run(time.Minute)
+	owes, owesNothing := balance.Output{Quota: 40 * ms}, balance.Output{Quota: 50 * ms, Protect: true}
+	for i, step := range []struct {
+		owe  []*Account    // one after the other
+		want time.Duration // burst of the first
+	}{
+		{nil, 5 * ms},
+		{[]*Account{a}, 5 * ms},
+		{[]*Account{a, a}, 5 * ms},
+		{[]*Account{b}, 50 * ms},
+		{[]*Account{b, a}, 50 * ms},
+		{[]*Account{b, c, a, a}, 50 * ms},
+		{[]*Account{a, b, b}, 50 * ms},
+	} {
+		s.lowered = lowered{}
+		for _, account := range []*Account{a, b, c} { // as they were
+			if err := account.control(owesNothing); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, account := range step.owe {
+			if err := account.control(owes); err != nil {
+				t.Fatal(err)
+			}
+		}
+		a.limits.owesSince = s.now() - protectAfter
+		if err := a.control(owesNothing); err != nil {
+			t.Fatal(err)
+		}
+		if g.limit.Burst != step.want {
+			t.Errorf("step %d: the burst is %v, not %v", i, g.limit.Burst, step.want)
+		}
+	}
+}
