@@ -54,10 +54,13 @@ type Spec struct {
 	// Endpoints of the rules are all that the container is given, named by a rule
 	// or not.
 	Rules
-	Caps    launch.Capabilities
-	User    *launch.User // nil: who we are
-	Command []string
-	Log     *slog.Logger
+	// Annotated says that the rules stood in a container's annotations, whose author may
+	// also write in the folders of its unix endpoints.
+	Annotated bool
+	Caps      launch.Capabilities
+	User      *launch.User // nil: who we are
+	Command   []string
+	Log       *slog.Logger
 }
 
 // Container is a container with all that belongs to it. Its program is started by
@@ -324,6 +327,7 @@ func (c *Container) makeEngine() error {
 		OwnIsLoopback: c.loopback,
 		Ports:         c.ports,
 		Ephemeral:     ephemeral,
+		NoSymlinks:    c.spec.Annotated,
 		Log:           c.decisions,
 	}, c.rules(c.table))
 	return nil

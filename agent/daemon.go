@@ -294,11 +294,20 @@ func (d *Daemon) all() []*managed {
 	return list
 }
 
-// rulesFor finds out what a container is given, and its name. The configuration's rules
-// are for the name that its engine gives it: no annotation takes another's.
-func (d *Daemon) rulesFor(r api.Registration) (texts RuleTexts, found bool, name string, err error) {
-	if r.Rules != nil {
-		return RuleTexts{Mode: r.Rules.Mode, Endpoints: r.Rules.Endpoints, Ingress: r.Rules.Ingress, Egress: r.Rules.Egress}, true, r.Name, nil
+// given is what a container is given, and its name.
+type given struct {
+	texts     RuleTexts
+	found     bool
+	name      string
+	annotated bool // by its annotations
+}
+
+// rulesFor finds out what a container is given. The configuration's rules are for the
+// name that its engine gives it: no annotation takes another's.
+func (d *Daemon) rulesFor(r api.Registration) (given, error) {
+	if rules := r.Rules; rules != nil {
+		texts := RuleTexts{Mode: rules.Mode, Endpoints: rules.Endpoints, Ingress: rules.Ingress, Egress: rules.Egress}
+		return given{texts: texts, found: true, name: r.Name}, nil
 	}
 	if len(r.Image) > 0 {
 		d.log.Warn("annotations of the image are not heard: only those count that are given to who starts the container",
@@ -311,27 +320,27 @@ func (d *Daemon) rulesFor(r api.Registration) (texts RuleTexts, found bool, name
 		}
 	}
 	if h.rules || err != nil {
-		return h.texts, h.rules, h.name, err
+		return given{texts: h.texts, found: h.rules, name: h.name, annotated: true}, err
 	}
-	texts, found = ConfigTexts(d.config.Load(), r.Name)
-	return texts, found, h.name, nil
+	texts, found := ConfigTexts(d.config.Load(), r.Name)
+	return given{texts: texts, found: found, name: h.name}, nil
 }
 
 // register makes a container that has no program yet. On an error nothing is left. It does not
 // begin, or is undone, if it is abandoned by then: nobody would start its program.
 func (d *Daemon) register(ctx context.Context, r api.Registration) (*managed, error) {
-	texts, found, name, err := d.rulesFor(r)
+	g, err := d.rulesFor(r)
 	if err != nil {
 		return nil, err
 	}
-	if !found {
+	if !g.found {
 		return nil, nil // whatever its name is
 	}
-	r.Name = name
+	r.Name = g.name
 	if err := checkName(r.Name); err != nil {
 		return nil, fmt.Errorf("%w: %w", errRequest, err)
 	}
-	rules, err := texts.Parse()
+	rules, err := g.texts.Parse()
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errRequest, err)
 	}
@@ -340,7 +349,9 @@ func (d *Daemon) register(ctx context.Context, r api.Registration) (*managed, er
 	}
 	defer d.changes.Unlock()
 	d.stir()
-	m := d.newManaged(d.newRecord(r, rules), rules)
+	rec := d.newRecord(r, rules)
+	rec.Annotated = g.annotated
+	m := d.newManaged(rec, rules)
 	if err := m.create(); err != nil {
 		return nil, errors.Join(err, d.forget(m))
 	}

@@ -50,7 +50,7 @@ type managed struct {
 func doorsOf(runDir, name string) string { return filepath.Join(runDir, "gates", name) }
 
 func (d *Daemon) newManaged(r *record, rules Rules) *managed {
-	spec := Spec{Name: r.Name, RunDir: d.runDir, Rules: rules, Log: d.log}
+	spec := Spec{Name: r.Name, RunDir: d.runDir, Rules: rules, Annotated: r.Annotated, Log: d.log}
 	if r.UID != 0 || r.GID != 0 {
 		spec.User = &launch.User{UID: r.UID, GID: r.GID}
 	}

@@ -44,6 +44,7 @@ type record struct {
 	Started      string    `json:"started"`
 	Cgroup       string    `json:"cgroup"`
 	Mode         string    `json:"mode"`
+	Annotated    bool      `json:"annotated"` // what it is given stood in annotations
 	// Rules may name endpoints that are gone; Given are those that it began with.
 	Given   []string `json:"given"`
 	Ingress []string `json:"ingress"`

@@ -205,5 +205,25 @@ func TestAllowedPathsLeadNowhereElse(t *testing.T) {
 	if out := n.exec(t, "asking", "wget", "-q", "-O", "-", "http://10.0.0.1/"); out != "public\n" {
 		t.Errorf("the socket that is allowed: %q", out)
 	}
+	// Somebody who may write in the folder puts links there later, and the agent starts anew.
+	web, kept := filepath.Join(app, "web.sock"), filepath.Join(app, "kept")
+	for i, link := range []string{"link", "folder/web.sock"} {
+		if i == 1 {
+			n.agent.stop(t)
+			n.startAgent(t)
+		}
+		if err := errors.Join(os.Rename(web, kept), os.Symlink(filepath.Join(app, link), web)); err != nil {
+			t.Fatal(err)
+		}
+		if out, err := n.Exec("asking", "wget", "-q", "-O", "-", "http://10.0.0.1/"); err == nil || out != "" {
+			t.Errorf("a link to %s: %q, %v", link, out, err)
+		}
+		if err := os.Rename(kept, web); err != nil {
+			t.Fatal(err)
+		}
+		if out := n.exec(t, "asking", "wget", "-q", "-O", "-", "http://10.0.0.1/"); out != "public\n" {
+			t.Errorf("the socket in the link's place: %q", out)
+		}
+	}
 	n.remove(t, "asking")
 }

@@ -148,7 +148,9 @@ type Config struct {
 	// OwnIsLoopback says that the container's namespace has nothing but a
 	// loopback, so that all else lies on the host's side.
 	OwnIsLoopback bool
-	Log           *slog.Logger
+	// NoSymlinks has the path of a unix endpoint lead through no symbolic link.
+	NoSymlinks bool
+	Log        *slog.Logger
 }
 
 // Engine answers the socket calls of one container. Its methods may be called
@@ -174,7 +176,7 @@ type Engine struct {
 
 	// paths are the unix sockets that were made in the file system.
 	pathsMu sync.Mutex
-	paths   []string
+	paths   []madeSocket
 
 	// sent remembers, by socket cookie, the UDP sockets whose place was decided
 	// by the first datagram.

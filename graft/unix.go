@@ -32,7 +32,14 @@ func (e *Engine) connectUnix(p Program, number int, s *socket, ep *endpoint.Endp
 		return answerFor(err)
 	}
 	defer unix.Close(file)
-	err = asUserOf(p, func() error { return connectPatiently(file, ep.Path) })
+	err = asUserOf(p, func() error {
+		at, err := e.openSocket(ep.Path)
+		if err != nil {
+			return err
+		}
+		defer at.close()
+		return connectPatiently(file, at.name)
+	})
 	if errors.Is(err, fs.ErrNotExist) {
 		return fail(unix.ECONNREFUSED), nil // nobody has ever listened there
 	}
@@ -75,34 +82,29 @@ func (e call) listenAtPath(p Program, number int, s *socket, ep *endpoint.Endpoi
 
 // bindPath binds a unix socket with the program's user and group.
 func (e *Engine) bindPath(p Program, file, typ int, path string) error {
+	made := madeSocket{path: path}
 	err := asUserOf(p, func() error {
-		err := unix.Bind(file, &unix.SockaddrUnix{Name: path})
-		if errors.Is(err, unix.EADDRINUSE) && removeIfDead(path, typ) {
-			err = unix.Bind(file, &unix.SockaddrUnix{Name: path})
+		at, err := e.openFolder(path)
+		if err != nil {
+			return err
 		}
-		return err
+		defer at.close()
+		err = unix.Bind(file, &unix.SockaddrUnix{Name: at.name})
+		if errors.Is(err, unix.EADDRINUSE) && removeIfDead(at.name, typ) {
+			err = unix.Bind(file, &unix.SockaddrUnix{Name: at.name})
+		}
+		if err != nil {
+			return err
+		}
+		return unix.Lstat(at.name, &made.st)
 	})
 	if err != nil {
 		return refusal(err)
 	}
 	e.pathsMu.Lock()
-	e.paths = append(e.paths, path)
+	e.paths = append(e.paths, made)
 	e.pathsMu.Unlock()
 	return nil
-}
-
-// Close removes the socket files that the container's listeners had.
-func (e *Engine) Close() error {
-	e.pathsMu.Lock()
-	defer e.pathsMu.Unlock()
-	var errs []error
-	for _, path := range e.paths {
-		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			errs = append(errs, err)
-		}
-	}
-	e.paths = nil
-	return errors.Join(errs...)
 }
 
 func removeIfDead(path string, typ int) bool {
