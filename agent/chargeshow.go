@@ -6,7 +6,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/tsugiki/tsugiki/agent/api"
+	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/charge/accounts"
 	"github.com/tsugiki/tsugiki/charge/bandwidth"
 )

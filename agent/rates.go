@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/tsugiki/tsugiki/agent/api"
+	"github.com/tsugiki/tsugiki/api"
 )
 
 // Rate is what a container did between two api.Stats, each but the last four in

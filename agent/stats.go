@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/tsugiki/tsugiki/agent/api"
+	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/internal/gate"
 	"github.com/tsugiki/tsugiki/policy"
 )

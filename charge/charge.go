@@ -21,7 +21,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/tsugiki/tsugiki/agent/api"
+	"github.com/tsugiki/tsugiki/api"
 )
 
 const (

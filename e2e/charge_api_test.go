@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tsugiki/tsugiki/agent/api"
+	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/charge/journal"
 	"github.com/tsugiki/tsugiki/charge/ledger"
 	"github.com/tsugiki/tsugiki/internal/mapped"

@@ -11,7 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"github.com/tsugiki/tsugiki/agent/api"
+	"github.com/tsugiki/tsugiki/api"
 )
 
 func TestParseCommand(t *testing.T) {

@@ -14,7 +14,7 @@ import (
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
-	"github.com/tsugiki/tsugiki/agent/api"
+	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/bench/folder"
 	"github.com/tsugiki/tsugiki/bench/measure"
 	"github.com/tsugiki/tsugiki/internal/cni"

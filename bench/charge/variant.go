@@ -9,7 +9,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/tsugiki/tsugiki/agent/api"
+	"github.com/tsugiki/tsugiki/api"
 )
 
 // variant is a way to deal with what others spend for containers.

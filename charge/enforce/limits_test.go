@@ -20,8 +20,11 @@ func TestUpdateOfTheLimitIsAdopted(t *testing.T) {
 	a.Attach("helper", s.rate(.1), false)
 	for _, l := range []bandwidth.Limit{
 		limit(60 * ms), limit(40 * ms),
-		{Quota: 50 * ms, Period: 200 * ms}, {Quota: 30 * ms, Period: 200 * ms},
-		{Quota: 10 * ms, Period: 20 * ms}, {Quota: 300 * ms, Period: time.Second}, limit(60 * ms),
+		{Quota: 50 * ms, Period: 200 * ms},
+		{Quota: 30 * ms, Period: 200 * ms},
+		{Quota: 10 * ms, Period: 20 * ms},
+		{Quota: 300 * ms, Period: time.Second},
+		limit(60 * ms),
 	} {
 		if err := g.write(l); err != nil {
 			t.Fatal(err)

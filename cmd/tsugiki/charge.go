@@ -7,7 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/tsugiki/tsugiki/agent/api"
+	"github.com/tsugiki/tsugiki/api"
 )
 
 func chargeCommand() *cobra.Command {

@@ -12,7 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/tsugiki/tsugiki/agent/api"
+	"github.com/tsugiki/tsugiki/api"
 )
 
 func chargeShow(socket *string) *cobra.Command {
