@@ -5,62 +5,92 @@ import (
 	"errors"
 	"io"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 )
 
 const module = "github.com/tsugiki/tsugiki"
 
-// allowed are the arrows of docs/ARCHITECTURE.md, by folder; a key covers the
-// folders below it. Every package may also import the leaves of internal/.
-var allowed = map[string][]string{
-	"cmd":              {"agent", "api", "density", "endpoint", "intercept/filter", "oci", "policy"},
-	"agent":            {"api", "charge/accounts", "charge/bandwidth", "endpoint", "graft", "intercept", "policy", "relay"},
-	"charge":           {"api"},
-	"oci":              {"api", "intercept/filter"},
-	"intercept/notify": {"graft", "intercept/filter"},
-	"intercept/filter": {},
-	"graft":            {"endpoint", "policy"},
-	"policy":           {"bpf", "endpoint"},
-	"relay":            {"policy"},
-	"charge/marks":     {"bpf", "charge/helper", "charge/slots"},
-	"charge/softirq":   {"bpf", "charge/slots"},
-	"charge/slots":     {},
-	"endpoint":         {},
-	"api":              {},
-	"charge/journal":   {},
-	"charge/ledger":    {},
-	"charge/helper":    {"charge/bandwidth", "charge/journal"},
-	"charge/discover":  {},
-	"bpf":              {},
-	"charge/accounts": {
-		"charge/bandwidth", "charge/discover", "charge/enforce", "charge/helper", "charge/journal", "charge/ledger", "charge/marks",
-		"charge/softirq",
-	},
-	"charge/bandwidth": {},
-	"charge/balance":   {},
-	"charge/enforce":   {"charge/balance", "charge/bandwidth", "charge/journal", "charge/ledger"},
-	"bench":            {"api", "bench"},
-	"conformance":      {},
-	"density/load":     {},
-	"density/overlay":  {},
-	"density/figures":  {"density/load", "density/overlay", "density/result", "density/rig", "density/sweep"},
-	"density/result":   {},
-	"density/report":   {"density/result"},
-	"density/rig":      {"api"},
-	"density/sweep":    {"density/result", "density/rig"},
-	"e2e":              {},
-	"kerneltest":       {},
-	"internal":         {},
+// room is a folder with all below it, unless a longer one has a row of its own.
+type room struct {
+	folder  string
+	imports []string // folders of ours, besides those that everybody may import
+	why     string   // these, or none
 }
 
-// leaves of internal/ import nothing of ours but each other's namespaces and
-// cgroups, on which the keeper and the launcher are built.
-var leaves = []string{
-	"internal/cgroup", "internal/cni", "internal/config", "internal/cputime", "internal/filelock", "internal/gate", "internal/kernel", "internal/keeper", "internal/launch",
-	"internal/mapped", "internal/netns",
-	"internal/programs", "internal/testkit", "internal/watch",
+// rooms are the arrows of docs/ARCHITECTURE.md.
+var rooms = []room{
+	{"api", nil, "messages and names that programs of others use: whoever imports it gets nothing else"},
+	{"bpf", nil, "kernel programs and their tables, as they were compiled"},
+	{"endpoint", nil, "a grammar: it opens no socket"},
+	{"intercept/filter", nil, "computes a seccomp filter"},
+
+	{"policy", []string{"bpf", "endpoint"}, "rules name endpoints, and are enforced by kernel programs"},
+	{"graft", []string{"endpoint", "internal/keeper", "policy"}, "decides by rules, and has the keeper make sockets"},
+	{"intercept/notify", []string{"graft", "internal/gate"}, "brings the engine the calls that the gate passes on"},
+	{"relay", []string{"internal/keeper", "policy"}, "has its sockets known to the kernel programs"},
+	{"agent", []string{
+		"api", "charge/accounts", "charge/bandwidth", "endpoint", "graft", "intercept", "internal/config", "internal/gate", "internal/keeper",
+		"internal/launch", "policy", "relay",
+	}, "puts all systems together"},
+	{"oci", []string{"api", "intercept/filter", "internal/config"}, "speaks to the agent by its API alone"},
+
+	{"charge", []string{"api"}, "a client of the agent, for programs of others"},
+	{"charge/balance", nil, "arithmetic"},
+	{"charge/bandwidth", nil, "files of cgroups"},
+	{"charge/discover", nil, "reads /proc"},
+	{"charge/journal", nil, "knows orders, and no meaning of them"},
+	{"charge/ledger", nil, "knows sums, and not where they come from"},
+	{"charge/slots", nil, "numbers"},
+	{"charge/helper", []string{"charge/bandwidth", "charge/journal"}, "moves processes into groups, and notes how to undo that"},
+	{"charge/marks", []string{"bpf", "charge/helper", "charge/slots"}, "has kernel programs mark whom a thread works for"},
+	{"charge/softirq", []string{"bpf", "charge/slots"}, "has kernel programs count packets"},
+	{"charge/enforce", []string{"charge/balance", "charge/bandwidth", "charge/journal", "charge/ledger"}, "takes from a group what the balance says"},
+	{"charge/accounts", []string{
+		"charge/bandwidth", "charge/discover", "charge/enforce", "charge/helper", "charge/journal", "charge/ledger", "charge/marks",
+		"charge/softirq",
+	}, "puts the parts of charging together"},
+
+	{"density/load", nil, "programs that run in containers"},
+	{"density/overlay", nil, "mounts"},
+	{"density/result", nil, "what a study has measured"},
+	{"density/report", []string{"density/result"}, "draws what was measured, and cannot measure"},
+	{"density/rig", []string{"api", "internal/cni"}, "starts containers, and the agent as a user does"},
+	{"density/sweep", []string{"density/result", "density/rig"}, "repeats a figure for more and more containers"},
+	{"density/figures", []string{"density/load", "density/overlay", "density/result", "density/rig", "density/sweep"}, "what is measured"},
+
+	{"cmd/tsugiki", []string{
+		"agent", "api", "density/figures", "density/report", "density/result", "density/rig", "density/sweep", "endpoint", "internal/config",
+		"internal/launch", "policy",
+	}, "the command line"},
+	{"cmd/tsugiki-runtime", []string{"oci"}, "the command line"},
+
+	{"bench", []string{"api", "bench", "internal/cni", "internal/gate", "internal/keeper", "internal/testkit"}, "measures, and is no part of the product"},
+	{"conformance", nil, "tests"},
+	{"e2e", nil, "tests"},
+	{"kerneltest", nil, "tests"},
+
+	{"internal/arch", nil, "tests"},
+	{"internal/testreport", nil, "reads what go test prints"},
+	{"internal/testkit", []string{"internal/testkit"}, "for tests and benchmarks: no other row may have it"},
+	{"internal/cni", nil, "runs network plugins"},
+	{"internal/config", nil, "a file's grammar"},
+	{"internal/gate", nil, "the wire to the gates"},
+	{"internal/keeper", nil, "the wire to the keepers"},
+	{"internal/launch", nil, "starts one program"},
+	{"internal/cgroup", nil, anybody},
+	{"internal/cputime", nil, anybody},
+	{"internal/filelock", nil, anybody},
+	{"internal/kernel", nil, anybody},
+	{"internal/mapped", nil, anybody},
+	{"internal/netns", nil, anybody},
+	{"internal/programs", nil, anybody},
+	{"internal/watch", nil, anybody},
 }
+
+// anybody may import these rooms: each is one thing of the kernel's.
+const anybody = "a thing of the kernel's"
 
 type pkg struct {
 	ImportPath string
@@ -88,19 +118,15 @@ func packages(t *testing.T) []pkg {
 	}
 }
 
-// rule finds the row of allowed that is for a folder.
-func rule(folder string) ([]string, bool) {
-	for f := folder; f != "."; {
-		if to, found := allowed[f]; found {
-			return to, true
+// roomOf finds the row for a folder.
+func roomOf(folder string) *room {
+	var found *room
+	for i := range rooms {
+		if r := &rooms[i]; below(folder, []string{r.folder}) && (found == nil || len(r.folder) > len(found.folder)) {
+			found = r
 		}
-		i := strings.LastIndexByte(f, '/')
-		if i < 0 {
-			break
-		}
-		f = f[:i]
 	}
-	return nil, false
+	return found
 }
 
 func below(folder string, of []string) bool {
@@ -115,15 +141,32 @@ func below(folder string, of []string) bool {
 func TestImports(t *testing.T) {
 	for _, p := range packages(t) {
 		from := strings.TrimPrefix(p.ImportPath, module+"/")
-		to, known := rule(from)
-		if !known {
-			t.Errorf("%s is a new folder: write its arrows down here and in docs/ARCHITECTURE.md", from)
+		r := roomOf(from)
+		if r == nil {
+			t.Errorf("%s is a new folder: write its row down here, and its arrows in docs/ARCHITECTURE.md", from)
 			continue
 		}
 		for _, i := range p.Imports {
 			folder, ours := strings.CutPrefix(i, module+"/")
-			if ours && !below(folder, to) && !below(folder, leaves) {
-				t.Errorf("%s must not import %s", from, folder)
+			if !ours || below(folder, r.imports) {
+				continue
+			}
+			if to := roomOf(folder); to == nil || to.why != anybody {
+				t.Errorf("%s must not import %s: %s", from, folder, r.why)
+			}
+		}
+	}
+}
+
+func TestRoomsAreReal(t *testing.T) {
+	all := packages(t)
+	for _, r := range rooms {
+		if r.why == "" {
+			t.Errorf("%s: why?", r.folder)
+		}
+		for _, folder := range append([]string{r.folder}, r.imports...) {
+			if !slices.ContainsFunc(all, func(p pkg) bool { return below(strings.TrimPrefix(p.ImportPath, module+"/"), []string{folder}) }) {
+				t.Errorf("%s: there is no %s", r.folder, folder)
 			}
 		}
 	}
