@@ -40,10 +40,6 @@ import (
 	"github.com/tsugiki/tsugiki/relay"
 )
 
-// shim is the file of native/shim, as the dynamic loader finds the one that fits a
-// program: it replaces $LIB, or, musl's, does not, where it is a folder of that name.
-const shim = "preload/$LIB/libtsugiki.so"
-
 // Spec describes a container.
 type Spec struct {
 	Name   string // empty: made from our process id
