@@ -66,8 +66,8 @@ func (e *Engine) Socket(p Program, typ, protocol int) (Answer, error) {
 	if err := e.Enforcement.SetGraft(file, policy.Graft{}); err != nil {
 		return Answer{}, err
 	}
-	e.OwnSockets()
-	e.GraftSockets()
+	e.Know(OwnSockets)
+	e.Know(GraftSockets)
 	number, err := p.Add(file, typ&unix.SOCK_CLOEXEC != 0)
 	var errno unix.Errno
 	switch {

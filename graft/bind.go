@@ -57,7 +57,7 @@ func (e call) bind(p Program, number int, addr netip.AddrPort) (Answer, error) {
 		// Any address, any port: as clients do before they connect. Should it
 		// listen after all, Listen moves it.
 		if e.hasSources() {
-			e.BoundClients()
+			e.Know(BoundClients)
 		}
 		host := netip.AddrPortFrom(e.clientSource(s), 0)
 		return e.bindAt(p, number, s, e.places[s.netns], policy.Binding{Host: host, View: addr, Call: p.Call()})
@@ -184,7 +184,7 @@ func (e *Engine) serve(file, protocol int, place Place, b policy.Binding) error 
 	if b.Host.Port() == 0 {
 		b.Host = netip.AddrPortFrom(b.Host.Addr(), name.Port())
 	}
-	e.Services()
+	e.Know(Services)
 	e.served.Store(service{protocol, b.View.Port(), b.Host.Addr().Unmap().Is4()}, place)
 	return e.Enforcement.Serve(protocol, b, place.Cookie())
 }

@@ -34,17 +34,9 @@ type Config struct {
 	Endpoint func(name string) *endpoint.Endpoint
 	// Own is the container's own namespace.
 	Own Place
-	// OwnSockets is called before a socket is moved to the container's own
-	// namespace. Until the first, born sockets are known to be the host's.
-	OwnSockets func()
-	// GraftSockets is called before the program gets an AF_GRAFT socket.
-	GraftSockets func()
-	// BoundClients is called before a client's socket is bound on the host
-	// where the endpoint that it will connect through may want another source.
-	BoundClients func()
-	// Services is called before the container serves a port on the host. Until
-	// then, its loopback is its own alone.
-	Services func()
+	// Know is called before something comes true of the container on which those rely
+	// who answer calls without the engine.
+	Know func(Hint)
 	// Ports says which ports of the host the container may bind.
 	Ports Ports
 	// Ephemeral are the ports that the host's kernel gives to whoever asks for
@@ -123,3 +115,23 @@ type Answer struct {
 }
 
 func fail(errno unix.Errno) Answer { return Answer{Action: Fail, Errno: errno} }
+
+// Hint is something that is not so of a container at first. Once it is, it stays so.
+type Hint int
+
+// The hints.
+const (
+	// OwnSockets: a socket has been moved to the container's own namespace. Until the
+	// first, born sockets are known to be the host's.
+	OwnSockets Hint = iota
+	// Services: the container serves a port on the host. Until then, its loopback is
+	// its own alone.
+	Services
+	// BoundClients: a client's socket is bound on the host where the endpoint that it
+	// will connect through may want another source.
+	BoundClients
+	// GraftSockets: the program has got an AF_GRAFT socket.
+	GraftSockets
+
+	Hints // how many there are
+)

@@ -43,7 +43,7 @@ func (e call) swap(p Program, number int, s *socket, to Place, name rebind) (int
 		return -1, err
 	}
 	if e.places[to.Cookie()] == nil {
-		e.OwnSockets()
+		e.Know(OwnSockets)
 	}
 	if err := e.replaceAll(p, k, s, file); err != nil {
 		unix.Close(file)
