@@ -313,7 +313,7 @@ func (c *Container) makeEngine() error {
 	c.settle(c.own)
 	c.own.cgroup = cmp.Or(c.programs, c.group)
 	c.engine = graft.New(graft.Config{
-		Enforcement:   c.enforced,
+		Enforcer:      c.enforced,
 		Endpoint:      c.endpointNamed,
 		Own:           c.own,
 		Know:          c.gates.know,

@@ -3,6 +3,7 @@ package graft
 import (
 	"errors"
 	"log/slog"
+	"net/netip"
 
 	"golang.org/x/sys/unix"
 
@@ -22,13 +23,58 @@ type Rules struct {
 	Former []Place
 }
 
-// ErrGone is what the keeper of a place is refused with when no endpoint is there
+// SocketMaker makes sockets in one network namespace. A *keeper.Keeper is one.
+type SocketMaker interface {
+	// Socket makes a socket. What the kernel refuses is a *keeper.SocketError.
+	Socket(keeper.Kind) (file int, err error)
+	// EpollAdd and EpollDel change the registration of a file, under a number that need
+	// not be open here, in an epoll.
+	EpollAdd(epoll, file, number int, events uint32, data uint64) error
+	EpollDel(epoll, file, number int) error
+}
+
+// Enforcer has the kernel hold sockets to what the engine decides. A
+// *policy.Enforcement is one, and says what each method does.
+type Enforcer interface {
+	Prove(sock int) error
+
+	AllowBind(sock int, b policy.Binding) error
+	ForgetBind(sock int) error
+	Bound(sock int) bool
+	BoundTo(sock int) (netip.AddrPort, bool)
+	BoundBy(sock int, call uint64) bool
+	BoundByIngress(sock int) bool
+	NoteAnyPort(sock int, chosen bool) error
+	AnyPort(sock int) bool
+
+	Serve(protocol int, b policy.Binding, netns uint64) error
+	Services() ([]policy.Service, error)
+
+	GraftState
+}
+
+// GraftState keeps with AF_GRAFT sockets what belongs to them.
+type GraftState interface {
+	Graft(sock int) (policy.Graft, bool, error)
+	SetGraft(sock int, g policy.Graft) error
+	GraftOptions(sock int) ([]policy.GraftOption, error)
+	SetGraftOptions(sock int, options []policy.GraftOption) error
+	Name(ep *endpoint.Endpoint) (number uint32, err error)
+	Withdraw(ep *endpoint.Endpoint) error
+}
+
+var (
+	_ SocketMaker = (*keeper.Keeper)(nil)
+	_ Enforcer    = (*policy.Enforcement)(nil)
+)
+
+// ErrGone is what the maker of a place is refused with when no endpoint is there
 // any more. A call that was about to use it goes on as it is.
 var ErrGone = errors.New("no endpoint is in this network namespace any more")
 
 // Config is what an engine works with.
 type Config struct {
-	Enforcement *policy.Enforcement
+	Enforcer Enforcer
 	// Endpoint finds an endpoint that the container was given; nil if there is
 	// none of that name.
 	Endpoint func(name string) *endpoint.Endpoint
@@ -52,8 +98,8 @@ type Config struct {
 
 // Place is a network namespace in which the engine can have sockets made.
 type Place interface {
-	// Keeper returns the maker of sockets, which it starts if need be.
-	Keeper() (*keeper.Keeper, error)
+	// Maker returns the maker of sockets, which it starts if need be.
+	Maker() (SocketMaker, error)
 	// Cookie is the namespace's SO_NETNS_COOKIE.
 	Cookie() uint64
 	// Do runs fn on a thread of its own that is in the namespace, and ends with fn.

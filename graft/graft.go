@@ -112,7 +112,7 @@ func (e *Engine) Update(r Rules) {
 
 // Recover learns from the kernel what an earlier engine of the container knew.
 func (e *Engine) Recover() error {
-	services, err := e.Enforcement.Services()
+	services, err := e.Enforcer.Services()
 	if err != nil {
 		return err
 	}
@@ -204,7 +204,7 @@ func (e call) move(p Program, syscall string, number int, to netip.AddrPort) (An
 	if err != nil || !s.movable() {
 		return s.again(p), err
 	}
-	if g, is, err := e.Enforcement.Graft(file); err != nil {
+	if g, is, err := e.Enforcer.Graft(file); err != nil {
 		return Answer{}, err
 	} else if is {
 		return e.leaveFrom(p, number, g)
@@ -212,7 +212,7 @@ func (e call) move(p Program, syscall string, number int, to netip.AddrPort) (An
 	if syscall == "send" && s.typ == unix.SOCK_DGRAM && e.decided(s) {
 		return Answer{}, nil
 	}
-	if s.typ == unix.SOCK_DGRAM && e.places[s.netns] != nil && e.Enforcement.BoundByIngress(s.file) {
+	if s.typ == unix.SOCK_DGRAM && e.places[s.netns] != nil && e.Enforcer.BoundByIngress(s.file) {
 		return Answer{}, nil // a server, which answers from where it is
 	}
 	ep, place := e.reach(s, to)
@@ -250,7 +250,7 @@ func (e call) hasOtherSource(s *socket, ep *endpoint.Endpoint) bool {
 		return false
 	}
 	addr := s.local.Addr()
-	if bound, known := e.Enforcement.BoundTo(s.file); known {
+	if bound, known := e.Enforcer.BoundTo(s.file); known {
 		addr = bound.Addr()
 	}
 	return addr.Unmap() != ep.Addr
@@ -276,7 +276,7 @@ func (e call) nameAt(s *socket, ep *endpoint.Endpoint, place Place) rebind {
 	if place == e.Own {
 		return rebind{wanted: true, to: s.local}
 	}
-	if !e.Ephemeral.Contains(port) || !e.Enforcement.AnyPort(s.file) && e.places[s.netns] == nil {
+	if !e.Ephemeral.Contains(port) || !e.Enforcer.AnyPort(s.file) && e.places[s.netns] == nil {
 		port = 0
 	}
 	switch {

@@ -17,7 +17,6 @@ import (
 	"github.com/tsugiki/tsugiki/intercept/filter"
 	"github.com/tsugiki/tsugiki/internal/cgroup"
 	"github.com/tsugiki/tsugiki/internal/gate"
-	"github.com/tsugiki/tsugiki/internal/keeper"
 	"github.com/tsugiki/tsugiki/internal/launch"
 	"github.com/tsugiki/tsugiki/internal/netns"
 	"github.com/tsugiki/tsugiki/internal/testkit"
@@ -67,7 +66,7 @@ func listenForEver(path string) int {
 // ownPlace is that of a container whose sockets nobody moves.
 type ownPlace struct{ *netns.NS }
 
-func (ownPlace) Keeper() (*keeper.Keeper, error) { return nil, errors.New("no keeper") }
+func (ownPlace) Maker() (graft.SocketMaker, error) { return nil, errors.New("no keeper") }
 
 // world is a container that this process and its own successors supervise.
 type world struct {
@@ -108,7 +107,7 @@ func newWorld(t *testing.T) *world {
 	own, err := netns.New()
 	w.must(err)
 	t.Cleanup(func() { own.Close() })
-	w.engine = graft.New(graft.Config{Enforcement: enforced, Own: ownPlace{own}, Log: slog.New(slog.DiscardHandler)},
+	w.engine = graft.New(graft.Config{Enforcer: enforced, Own: ownPlace{own}, Log: slog.New(slog.DiscardHandler)},
 		graft.Rules{Table: table, Host: map[string]graft.Place{"": ownPlace{host}}})
 	w.start(own, group)
 	return w
