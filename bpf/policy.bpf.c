@@ -301,6 +301,25 @@ static __always_inline struct endpoint *egress(void *ctx, const struct addr *to,
 	return ep && ep->netns == bpf_get_netns_cookie(ctx) ? ep : NULL;
 }
 
+static __always_inline bool loopback(const struct addr *a)
+{
+	if (a->word[0] || a->word[1])
+		return false;
+	if (a->word[2] == bpf_htonl(0xffff))
+		return bpf_ntohl(a->word[3]) >> 24 == 127;
+	return !a->word[2] && a->word[3] == bpf_htonl(1);
+}
+
+/* Whether a packet's source is an address, or, if that is the wildcard, one that the host may
+ * choose: it chooses its loopback for nothing but that. A control message may name it. */
+static __always_inline bool fits(const struct addr *wanted, const struct addr *from,
+				 const struct addr *to)
+{
+	if (!wildcard(wanted))
+		return same(wanted, from);
+	return !loopback(from) || special(to);
+}
+
 /* Whether the endpoint that a socket was bound to by its name leads from an address
  * of its own to a destination. */
 static __always_inline bool named_reaches(const struct binding *b, const struct addr *to,
@@ -311,7 +330,7 @@ static __always_inline bool named_reaches(const struct binding *b, const struct 
 
 	if (!b->named || !bpf_map_lookup_elem(&name_by_number, &name))
 		return false; /* there is none, or it has been deleted */
-	if (!wildcard(&b->host) && !same(&b->host, from))
+	if (!fits(&b->host, from, to))
 		return false;
 	/* An IPv6 endpoint speaks for no IPv4 address. */
 	return is_mapped(to) == is_mapped(&b->host) && !special(to);
@@ -338,15 +357,6 @@ static __always_inline bool by_name(struct bpf_sock_addr *ctx, const struct addr
 	if (sk->src_port && sk->src_port != b->host_port)
 		return false;
 	return named_reaches(b, to, from);
-}
-
-static __always_inline bool loopback(const struct addr *a)
-{
-	if (a->word[0] || a->word[1])
-		return false;
-	if (a->word[2] == bpf_htonl(0xffff))
-		return bpf_ntohl(a->word[3]) >> 24 == 127;
-	return !a->word[2] && a->word[3] == bpf_htonl(1);
 }
 
 /* The socket, not a connected one, that hears what is sent to an address. The
@@ -538,11 +548,13 @@ int connect4(struct bpf_sock_addr *ctx)
 	__u16 port = bpf_ntohs(ctx->user_port);
 	struct endpoint *ep;
 
-	if (ctx->user_family != AF_INET || answers(ctx, &to, port))
+	if (ctx->user_family != AF_INET)
 		return ALLOW;
+	if (answers(ctx, &to, port))
+		return tries(ctx, &to);
 	ep = egress(ctx, &to, port);
 	if (!ep && by_name4(ctx, &to))
-		return ALLOW;
+		return tries(ctx, &to);
 	if (!ep) {
 		if (!connects_to_own(ctx, &to, &port))
 			return deny(DENIED_CONNECT);
@@ -552,13 +564,13 @@ int connect4(struct bpf_sock_addr *ctx)
 	}
 	at = mapped(ctx->sk ? ctx->sk->src_ip4 : 0);
 	if (has_source(ctx->sk, ep, &at, &to))
-		return ALLOW;
+		return tries(ctx, &to);
 	from.sin_addr.s_addr = ep->addr.word[3];
 	from.sin_port = bpf_htons(ep->port);
 	if (bpf_bind(ctx, (struct sockaddr *)&from, sizeof(from)))
 		return deny(DENIED_CONNECT);
 	lend(ctx->sk, ep);
-	return ALLOW;
+	return tries(ctx, &to);
 }
 
 SEC("cgroup/connect6")
@@ -571,11 +583,13 @@ int connect6(struct bpf_sock_addr *ctx)
 	struct endpoint *ep;
 	struct addr at;
 
-	if (ctx->user_family != AF_INET6 || answers(ctx, &to, port))
+	if (ctx->user_family != AF_INET6)
 		return ALLOW;
+	if (answers(ctx, &to, port))
+		return tries(ctx, &to);
 	ep = egress(ctx, &to, port);
 	if (!ep && by_name6(ctx, &to))
-		return ALLOW;
+		return tries(ctx, &to);
 	if (!ep) {
 		if (!connects_to_own(ctx, &to, &port))
 			return deny(DENIED_CONNECT);
@@ -584,13 +598,13 @@ int connect6(struct bpf_sock_addr *ctx)
 	}
 	at = sk ? source6(sk) : (struct addr){};
 	if (has_source(sk, ep, &at, &to))
-		return ALLOW;
+		return tries(ctx, &to);
 	__builtin_memcpy(&from.sin6_addr, &ep->addr, sizeof(from.sin6_addr));
 	from.sin6_port = bpf_htons(ep->port);
 	if (bpf_bind(ctx, (struct sockaddr *)&from, sizeof(from)))
 		return deny(DENIED_CONNECT);
 	lend(sk, ep);
-	return ALLOW;
+	return tries(ctx, &to);
 }
 
 static __always_inline int may_bind(struct bpf_sock_addr *ctx, const struct addr *to, __u16 port)
@@ -661,6 +675,7 @@ int sendmsg4(struct bpf_sock_addr *ctx)
 
 	if (!sk)
 		return deny(DENIED_SENDMSG);
+	begins(sk, &to);
 	if (is_relay(sk, container()->relay_port4))
 		return relay_answer4(ctx);
 	/*
