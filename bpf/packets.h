@@ -35,6 +35,8 @@
 #ifndef TSUGIKI_PACKETS_H
 #define TSUGIKI_PACKETS_H
 
+#include "relay.h"
+
 #define ETH_P_IP   0x0800
 #define ETH_P_IPV6 0x86dd
 
