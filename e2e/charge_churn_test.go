@@ -21,7 +21,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
-var churn = flag.Int("charge-churn", 100, "how many containers TestChargeChurn makes")
+var churn = flag.Int("charge-churn", testkit.Times(5, 100), "how many containers TestChargeChurn makes")
 
 // bundles is where runc's containers of a test are.
 type bundles struct {

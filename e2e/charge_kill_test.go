@@ -16,7 +16,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
-var chargeKills = flag.Int("charge-kills", 30, "how often TestChargeKilled kills the agent, its guardian, or both")
+var chargeKills = flag.Int("charge-kills", testkit.Times(4, 30), "how often TestChargeKilled kills the agent, its guardian, or both")
 
 // indebted is what an agent is killed over: a container that is held, one whose quota
 // is lowered, and one with a helper below it.

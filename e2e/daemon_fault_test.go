@@ -44,7 +44,7 @@ func TestDaemonKilledInBetween(t *testing.T) {
 			}
 		}()
 	}
-	for range 25 {
+	for range testkit.Times(5, 25) {
 		time.Sleep(time.Duration(rand.IntN(300)) * time.Millisecond)
 		d.kill()
 		d.start()

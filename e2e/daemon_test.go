@@ -20,7 +20,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
-var kills = flag.Int("kills", 100, "how often TestDaemonKilledUnderLoad kills the daemon")
+var kills = flag.Int("kills", testkit.Times(8, 100), "how often TestDaemonKilledUnderLoad kills the daemon")
 
 // daemon is a node daemon that can be killed and started again.
 type daemon struct {

@@ -108,24 +108,29 @@ func TestLifecycleFailedStart(t *testing.T) {
 	}
 }
 
+// interruptedWithin is more than a start takes.
+const interruptedWithin = 120 * time.Millisecond
+
 // A start that is interrupted, at whatever moment, leaves nothing.
 func TestLifecycleInterruptedStart(t *testing.T) {
 	t.Parallel()
 	top := testkit.Build(t, testkit.Options{NoRemote: true})
 	dir := t.TempDir()
-	for i := range 30 {
+	times := testkit.Times(8, 60)
+	for i := range times {
 		name := uniqueName("interrupted")
 		c := command(t, top.Host, tsugiki, "run", "--run-dir", dir, "--name", name, "--endpoint", outEndpoint, "-e", "0.0.0.0/0=out", "--", "sleep", "30")
 		if err := c.Start(); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(time.Duration(i) * 2 * time.Millisecond)
+		after := time.Duration(i) * interruptedWithin / time.Duration(times)
+		time.Sleep(after)
 		_ = c.Process.Signal([]os.Signal{unix.SIGTERM, unix.SIGINT}[i%2])
 		_ = c.Wait() // by the signal
 		left, _ := os.ReadDir(dir)
 		_, err := os.Stat(filepath.Join(ownCgroup(t), "tsugiki-"+name))
 		if len(left) > 0 || err == nil {
-			t.Errorf("interrupted after %d ms: left in the run directory %v, cgroup is there: %v", 2*i, left, err == nil)
+			t.Errorf("interrupted after %v: left in the run directory %v, cgroup is there: %v", after, left, err == nil)
 			break
 		}
 	}
