@@ -74,8 +74,9 @@ lint:
 # Tests make namespaces and share two CPUs with what they measure: one package
 # at a time.
 test: deps build lint
+	rm -rf .cache/test-logs
 	TSUGIKI_BIN=$(CURDIR)/bin $(GO) test -count=1 -p 1 -timeout 20m -json ./... | \
-		$(GO) run ./internal/testreport -skips .ci/skips
+		$(GO) run ./internal/testreport -skips .ci/skips -budget .ci/budget -logs .cache/test-logs
 	$(MAKE) test-sanitized
 
 # The density study once, with as many containers as it has: the tests have a few.
