@@ -31,7 +31,7 @@ func TestLines(t *testing.T) {
 			// The storm asks a pipe of the second container for nothing, at any time. It is
 			// told to by a byte of a file of its own.
 			own(t, m, r.pipes[1]+".idle", 2)
-			var asks io.Writer = io.Discard
+			asks := io.Discard
 			var itself []uint32
 			if role == "storm" {
 				asks, itself = r.asks, []uint32{0}
