@@ -29,6 +29,9 @@
  * every switch. The sums are weights: user space divides the exact CPU clock of
  * the process by them.
  *
+ * A thread that computes for long without a call or a switch is accounted late. Each
+ * CPU tells meanwhile whose the open time is that it spends: see running.
+ *
  * Everybody's system calls come by here while somebody is watched, so strangers
  * are turned away by one bit.
  *
@@ -51,6 +54,16 @@
 #define PROCESSES_MAX 16
 #define SLOTS_MAX     2048
 #define TGID_BITS     16384
+
+/* What a word of running has, from its lowest bit on: a slot, a watch, a time. */
+enum mark_running {
+	MARK_SLOT_BITS = 11,
+	MARK_WATCH_BITS = 13,
+	MARK_TIME_BITS = 40,
+	MARK_UNIT_BITS = 10, /* the unit of the time is 1024 ns */
+	MARK_STRIDE = 8,     /* words of a CPU: a cache line */
+};
+const enum mark_running *unused_running __attribute__((unused));
 
 #define EAGAIN 11
 
@@ -129,6 +142,20 @@ struct {
 	__type(value, __u64);
 } spent SEC(".maps");
 
+/*
+ * What each CPU does now: whose the time is of the watched thread that it runs, in
+ * which watch, and since when. 0 if that is undecided, or if it runs none. One word
+ * says all, so that user space, which maps it, reads no half of one. What a watch
+ * that has ended leaves there is known by the number of the watch.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, MARK_STRIDE); /* of one CPU: user space knows how many there are */
+	__type(key, __u32);
+	__type(value, __u64);
+} running SEC(".maps");
+
 static __always_inline struct mark_process *watched(__u32 tgid)
 {
 	__u32 bit = tgid % TGID_BITS;
@@ -145,6 +172,28 @@ static __always_inline void charge(struct mark_process *p, __u32 slot, __u64 ns)
 
 	if (sum)
 		__sync_fetch_and_add(sum, ns);
+}
+
+/* This CPU's word of running. */
+static __always_inline void tell(__u64 word)
+{
+	__u32 i = bpf_get_smp_processor_id() * MARK_STRIDE;
+	__u64 *now = bpf_map_lookup_elem(&running, &i);
+
+	if (now)
+		*(volatile __u64 *)now = word;
+}
+
+static __always_inline void tell_of(struct thread *t)
+{
+	__u64 word = t->since >> MARK_UNIT_BITS;
+
+	if (t->owner == MARK_UNDECIDED) {
+		tell(0);
+		return;
+	}
+	word = word << MARK_WATCH_BITS | (t->watch & ((1 << MARK_WATCH_BITS) - 1));
+	tell(word << MARK_SLOT_BITS | t->owner);
 }
 
 static __always_inline void advance(struct thread *t, struct mark_process *p)
@@ -253,6 +302,7 @@ static __always_inline void wait(struct thread *t, struct mark_process *p)
 	decide(t, p, MARK_OVERHEAD);
 	t->owner = MARK_UNDECIDED;
 	t->slept = false;
+	tell_of(t);
 }
 
 static __always_inline void work(struct thread *t, struct mark_process *p, __u32 call, __u32 slot)
@@ -263,6 +313,7 @@ static __always_inline void work(struct thread *t, struct mark_process *p, __u32
 	decide(t, p, slot);
 	t->owner = slot;
 	t->slept = false;
+	tell_of(t);
 }
 
 SEC("tp_btf/sys_exit")
@@ -303,6 +354,7 @@ static __always_inline void leave(struct task_struct *prev, bool sleeps)
 	if (!t)
 		return;
 	advance(t, p);
+	tell(0);
 	if (!sleeps)
 		return;
 	t->slept = true;
@@ -317,8 +369,10 @@ static __always_inline void arrive(struct task_struct *next)
 	if (!p)
 		return;
 	t = thread(next, p);
-	if (t)
-		t->since = bpf_ktime_get_ns();
+	if (!t)
+		return;
+	t->since = bpf_ktime_get_ns();
+	tell_of(t);
 }
 
 SEC("tp_btf/sched_switch")

@@ -37,6 +37,16 @@ type MarksMarkProcess struct {
 	Watch uint32
 }
 
+type MarksMarkRunning uint32
+
+const (
+	MarksMarkRunningMARK_SLOT_BITS  MarksMarkRunning = 11
+	MarksMarkRunningMARK_WATCH_BITS MarksMarkRunning = 13
+	MarksMarkRunningMARK_TIME_BITS  MarksMarkRunning = 40
+	MarksMarkRunningMARK_UNIT_BITS  MarksMarkRunning = 10
+	MarksMarkRunningMARK_STRIDE     MarksMarkRunning = 8
+)
+
 type MarksMarkSlot uint32
 
 const (
@@ -107,6 +117,7 @@ type MarksProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type MarksMapSpecs struct {
 	ProcessByTgid *ebpf.MapSpec `ebpf:"process_by_tgid"`
+	Running       *ebpf.MapSpec `ebpf:"running"`
 	SlotByFile    *ebpf.MapSpec `ebpf:"slot_by_file"`
 	Spent         *ebpf.MapSpec `ebpf:"spent"`
 	ThreadByTask  *ebpf.MapSpec `ebpf:"thread_by_task"`
@@ -116,8 +127,9 @@ type MarksMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type MarksVariableSpecs struct {
-	CallByNumber *ebpf.VariableSpec `ebpf:"call_by_number"`
-	WatchedBits  *ebpf.VariableSpec `ebpf:"watched_bits"`
+	CallByNumber  *ebpf.VariableSpec `ebpf:"call_by_number"`
+	UnusedRunning *ebpf.VariableSpec `ebpf:"unused_running"`
+	WatchedBits   *ebpf.VariableSpec `ebpf:"watched_bits"`
 }
 
 // MarksObjects contains all objects after they have been loaded into the kernel.
@@ -141,6 +153,7 @@ func (o *MarksObjects) Close() error {
 // It can be passed to LoadMarksObjects or ebpf.CollectionSpec.LoadAndAssign.
 type MarksMaps struct {
 	ProcessByTgid *ebpf.Map `ebpf:"process_by_tgid"`
+	Running       *ebpf.Map `ebpf:"running"`
 	SlotByFile    *ebpf.Map `ebpf:"slot_by_file"`
 	Spent         *ebpf.Map `ebpf:"spent"`
 	ThreadByTask  *ebpf.Map `ebpf:"thread_by_task"`
@@ -149,6 +162,7 @@ type MarksMaps struct {
 func (m *MarksMaps) Close() error {
 	return _MarksClose(
 		m.ProcessByTgid,
+		m.Running,
 		m.SlotByFile,
 		m.Spent,
 		m.ThreadByTask,
@@ -159,8 +173,9 @@ func (m *MarksMaps) Close() error {
 //
 // It can be passed to LoadMarksObjects or ebpf.CollectionSpec.LoadAndAssign.
 type MarksVariables struct {
-	CallByNumber *ebpf.Variable `ebpf:"call_by_number"`
-	WatchedBits  *ebpf.Variable `ebpf:"watched_bits"`
+	CallByNumber  *ebpf.Variable `ebpf:"call_by_number"`
+	UnusedRunning *ebpf.Variable `ebpf:"unused_running"`
+	WatchedBits   *ebpf.Variable `ebpf:"watched_bits"`
 }
 
 // MarksPrograms contains all programs after they have been loaded into the kernel.

@@ -107,25 +107,59 @@ func spin(d time.Duration) {
 	}
 }
 
-// between tells whether a time is no less than one, and not much more.
-func between(t *testing.T, what string, d, least time.Duration) {
+// moment is what the thread's clock says before and after something is done.
+type moment struct{ before, after time.Duration }
+
+func during(do func()) moment {
+	before := threadClock()
+	do()
+	return moment{before, threadClock()}
+}
+
+// span is the least and the most that was spent.
+type span struct{ least, most time.Duration }
+
+// to is what was spent from a moment to another.
+func (m moment) to(end moment) span { return span{end.before - m.after, end.after - m.before} }
+
+func (s span) and(other span) span { return span{s.least + other.least, s.most + other.most} }
+
+// want wants a time to be charged that was spent. What is sent at once is rounded to
+// the nearest microsecond.
+func (s span) want(t *testing.T, a *agent, container string) {
 	t.Helper()
-	if d < least || d > least*3/2+time.Millisecond {
-		t.Errorf("%s: %v was charged, of %v that were spent", what, d, least)
+	if d := a.of(container); d < s.least-time.Microsecond || d > s.most+time.Microsecond {
+		t.Errorf("%s: %v was charged, of %v to %v that were spent", container, d, s.least, s.most)
 	}
 }
 
+// begin and end are Begin and End, and what the clock says around them. The caller's
+// goroutine is locked to its thread.
+func begin(c *Client, container string) (w *Work, at moment) {
+	at = during(func() { w = c.Begin(container) })
+	return w, at
+}
+
+func end(t *testing.T, w *Work) moment {
+	t.Helper()
+	return during(func() {
+		if err := w.End(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 func TestWork(t *testing.T) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	a := &agent{}
 	c := start(t, a)
-	w := c.Begin("web")
+	w, began := begin(c, "web")
 	spin(20 * time.Millisecond)
 	time.Sleep(50 * time.Millisecond) // which is no CPU time
-	if err := w.End(); err != nil {
-		t.Fatal(err)
-	}
+	ended := end(t, w)
 	flush(t, c)
-	between(t, "web", a.of("web"), 20*time.Millisecond)
+	began.to(ended).want(t, a, "web")
 	before := a.of("web")
 	if err := w.End(); !errors.Is(err, ErrEnded) {
 		t.Errorf("ended twice: %v", err)
@@ -138,45 +172,43 @@ func TestWork(t *testing.T) {
 
 // TestNested checks that no time is charged twice, also if the outer work is ended first.
 func TestNested(t *testing.T) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	a := &agent{}
 	c := start(t, a)
-	outer := c.Begin("outer")
+	outer, outerBegan := begin(c, "outer")
 	spin(10 * time.Millisecond)
-	inner := c.Begin("inner")
+	inner, firstBegan := begin(c, "inner")
 	spin(20 * time.Millisecond)
-	if err := inner.End(); err != nil {
-		t.Error(err)
-	}
+	firstEnded := end(t, inner)
 	spin(10 * time.Millisecond)
-	inner = c.Begin("/inner")
+	inner, secondBegan := begin(c, "/inner")
 	spin(10 * time.Millisecond)
-	if err := outer.End(); err != nil {
-		t.Error(err)
-	}
+	outerEnded := end(t, outer)
 	if err := inner.End(); !errors.Is(err, ErrEnded) {
 		t.Errorf("the inner work goes on: %v", err)
 	}
 	flush(t, c)
-	between(t, "outer", a.of("outer"), 20*time.Millisecond)
-	between(t, "inner", a.of("inner"), 20*time.Millisecond)
-	between(t, "/inner", a.of("/inner"), 10*time.Millisecond)
+	outerBegan.to(firstBegan).and(firstEnded.to(secondBegan)).want(t, a, "outer")
+	firstBegan.to(firstEnded).want(t, a, "inner")
+	secondBegan.to(outerEnded).want(t, a, "/inner")
 }
 
 func TestOtherGoroutine(t *testing.T) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	a := &agent{}
 	c := start(t, a)
-	w := c.Begin("web")
-	ended := make(chan error)
-	go func() { ended <- w.End() }()
-	if err := <-ended; !errors.Is(err, ErrThread) {
+	w, began := begin(c, "web")
+	refused := make(chan error)
+	go func() { refused <- w.End() }()
+	if err := <-refused; !errors.Is(err, ErrThread) {
 		t.Errorf("ended by another goroutine: %v", err)
 	}
 	spin(10 * time.Millisecond)
-	if err := w.End(); err != nil {
-		t.Fatal(err)
-	}
+	ended := end(t, w)
 	flush(t, c)
-	between(t, "web", a.of("web"), 10*time.Millisecond)
+	began.to(ended).want(t, a, "web")
 }
 
 // TestAbandoned has goroutines end without ending their work, whose threads end too.
@@ -200,15 +232,20 @@ func TestAbandoned(t *testing.T) {
 func TestConcurrent(t *testing.T) {
 	a := &agent{}
 	c := start(t, a)
+	const routines, works = 50, 20
 	var all sync.WaitGroup
-	for range 50 {
+	spans := make([]span, routines)
+	for i := range routines {
 		all.Add(1)
 		go func() {
 			defer all.Done()
-			for range 20 {
-				w := c.Begin("web")
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			for range works {
+				w, began := begin(c, "web")
 				spin(100 * time.Microsecond)
-				if err := errors.Join(w.End(), c.Add("other", 7*time.Microsecond)); err != nil {
+				spans[i] = spans[i].and(began.to(end(t, w)))
+				if err := c.Add("other", 7*time.Microsecond); err != nil {
 					t.Error(err)
 				}
 			}
@@ -217,7 +254,11 @@ func TestConcurrent(t *testing.T) {
 	all.Wait()
 	flush(t, c)
 	// What the background has taken may still be under way: then the turn was its.
-	between(t, "web", a.of("web"), 100*time.Millisecond)
+	sum := span{-routines * works * time.Microsecond, routines * works * time.Microsecond} // as often as it can be rounded
+	for _, s := range spans {
+		sum = sum.and(s)
+	}
+	sum.want(t, a, "web")
 	if d := a.of("other"); d != 7*time.Millisecond {
 		t.Errorf("other: %v", d)
 	}
@@ -268,7 +309,7 @@ func TestLateAgent(t *testing.T) {
 	a := &agent{}
 	a.listen(t, socket)
 	// By itself.
-	testkit.Eventually(t, 10*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if d := a.of("web"); d != 3*time.Millisecond {
 			return errors.New("not charged yet")
 		}
@@ -295,7 +336,7 @@ func TestUnknown(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	testkit.Eventually(t, 10*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		_ = c.Flush(t.Context()) // says that there are unknown ones
 		if c.Lost() != 2*time.Millisecond || a.sum() != others*time.Millisecond {
 			return errors.New("not all is charged")
@@ -314,7 +355,7 @@ func TestCutAnswer(t *testing.T) {
 	if err := c.Add("web", time.Second); err != nil {
 		t.Error(err)
 	}
-	testkit.Eventually(t, 10*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		_ = c.Flush(t.Context()) // the background may have been first
 		if c.Lost() != time.Second {
 			return errors.New("not lost")

@@ -20,7 +20,8 @@ const divideEvery = 100 * time.Millisecond
 // time that they used themselves meanwhile; if none has used any, in equal parts. One
 // that is alone pays for all, at once.
 type division struct {
-	process *helper.Process
+	process divisible
+	now     func() time.Time
 
 	mu      sync.Mutex // guards what follows
 	last    time.Duration
@@ -29,11 +30,20 @@ type division struct {
 	calls   map[*share]func() // whom to wake
 }
 
+// divisible is a process whose time is divided: a helper.Process.
+type divisible interface {
+	PID() int
+	Elapsed() (time.Duration, error)
+	Wake(after time.Duration, call func()) error
+	Close() error
+}
+
 // share is what of a division is one container's, as a Clock.
 type share struct {
 	of    *division
-	usage time.Duration // of the container, when it was last divided,
-	used  time.Duration // and since the time before
+	own   func() (time.Duration, error) // what the container uses itself
+	usage time.Duration                 // of the container, when it was last divided,
+	used  time.Duration                 // and since the time before
 	sum   time.Duration
 }
 
@@ -50,7 +60,7 @@ func (a *Accounts) join(acct *account, p *helper.Process) (*share, error) {
 		if err != nil {
 			return nil, err
 		}
-		d = &division{process: own, members: map[*account]*share{}, calls: map[*share]func(){}}
+		d = &division{process: own, now: time.Now, members: map[*account]*share{}, calls: map[*share]func(){}}
 		if d.last, err = own.Elapsed(); err != nil {
 			return nil, errors.Join(err, own.Close())
 		}
@@ -58,7 +68,7 @@ func (a *Accounts) join(acct *account, p *helper.Process) (*share, error) {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	s := &share{of: d}
+	s := &share{of: d, own: acct.group.Usage}
 	d.members[acct] = s
 	d.use() // begins now for all
 	return s, nil
@@ -114,10 +124,10 @@ func (d *division) wake() {
 func (d *division) divide() error {
 	now, err := d.process.Elapsed()
 	spent := now - d.last
-	if spent <= 0 || err == nil && len(d.members) > 1 && time.Since(d.divided) < divideEvery {
+	if spent <= 0 || err == nil && len(d.members) > 1 && d.now().Sub(d.divided) < divideEvery {
 		return err
 	}
-	d.last, d.divided = now, time.Now()
+	d.last, d.divided = now, d.now()
 	if len(d.members) == 1 {
 		for _, s := range d.members {
 			s.sum += spent
@@ -137,10 +147,10 @@ func (d *division) divide() error {
 
 // use finds out what the members have used since the last time. With the mutex held.
 func (d *division) use() (all time.Duration) {
-	for acct, s := range d.members {
+	for _, s := range d.members {
 		s.used = 0
 		// One whose cgroup is gone uses nothing.
-		if usage, err := acct.group.Usage(); err == nil {
+		if usage, err := s.own(); err == nil {
 			s.used, s.usage = max(0, usage-s.usage), usage
 			all += s.used
 		}

@@ -9,13 +9,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/tsugiki/tsugiki/internal/testkit"
 	"github.com/tsugiki/tsugiki/internal/testkit/engines"
 )
-
-const limit = 30 * time.Second
 
 var image *engines.Image
 
@@ -48,7 +45,7 @@ func rig(t *testing.T, name string) (*engines.Rig, engines.Engine) {
 // tool runs a command of a rig.
 func tool(t *testing.T, r *engines.Rig, name string, args ...string) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
 	defer cancel()
 	out, err := r.Command(ctx, name, args...).CombinedOutput()
 	if err != nil {
@@ -73,7 +70,7 @@ func watch(t *testing.T) *watcher {
 
 func (w *watcher) until(check func() error) {
 	w.t.Helper()
-	testkit.Eventually(w.t, limit, func() error {
+	testkit.Eventually(w.t, testkit.Patience, func() error {
 		changes, err := w.Scan()
 		if err != nil {
 			w.t.Fatal(err)

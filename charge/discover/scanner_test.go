@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 		fmt.Println(os.Getpid())
 	}
 	_, _ = io.Copy(io.Discard, os.Stdin) // its starter's end is its own
-	time.Sleep(time.Minute)
+	time.Sleep(10 * time.Minute)         // longer than any test
 }
 
 // actor makes a program with a name, owner and mode.
@@ -174,7 +174,7 @@ func containerGroup(t *testing.T) *os.File {
 	}
 	t.Cleanup(func() {
 		group.Close()
-		testkit.Eventually(t, limit, func() error { return unix.Rmdir(path) })
+		testkit.Eventually(t, testkit.Patience, func() error { return unix.Rmdir(path) })
 		if err := unix.Rmdir(parent); err != nil {
 			t.Error(err)
 		}
@@ -192,7 +192,7 @@ func TestEnd(t *testing.T) {
 	defer func() { _ = cmd.Process.Kill() }()
 	s := New()
 	defer s.Close()
-	testkit.Eventually(t, limit, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if _, err := s.Scan(); err != nil {
 			t.Fatal(err)
 		}
@@ -230,7 +230,7 @@ func BenchmarkScan(b *testing.B) {
 		}
 	}
 	scan()
-	for end := time.Now().Add(settling + time.Second); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+	for ; len(s.young) > 0; time.Sleep(100 * time.Millisecond) {
 		scan()
 	}
 	cpu := func() time.Duration {

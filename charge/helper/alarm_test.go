@@ -3,17 +3,20 @@ package helper
 import (
 	"errors"
 	"os"
+	"os/exec"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
 func awaitRing(t *testing.T, rung <-chan struct{}) {
 	t.Helper()
 	select {
 	case <-rung:
-	case <-time.After(limit):
+	case <-time.After(testkit.Patience):
 		t.Fatal("no alarm")
 	}
 }
@@ -61,8 +64,10 @@ func TestWake(t *testing.T) {
 func TestWakeOfMany(t *testing.T) {
 	const many = 20
 	rung := make(chan int, many)
+	var all [many]*exec.Cmd
 	for i := range many {
-		cmd := shell(t, "kill -STOP $$; x=0; while [ $x -lt 100000 ]; do x=$((x+1)); done; exec sleep 1000", "")
+		cmd := shell(t, "kill -STOP $$; "+spin, "")
+		all[i] = cmd
 		p := process(t, cmd.Process.Pid)
 		var status unix.WaitStatus
 		if _, err := unix.Wait4(p.PID(), &status, unix.WUNTRACED, nil); err != nil || !status.Stopped() {
@@ -79,13 +84,16 @@ func TestWakeOfMany(t *testing.T) {
 		}
 	}
 	seen := map[int]bool{}
-	for late := time.After(limit); len(seen) < many/2; {
+	for late := time.After(testkit.Patience); len(seen) < many/2; {
 		select {
 		case i := <-rung:
 			if seen[i] || i%2 > 0 {
 				t.Errorf("%d has rung, again: %v", i, seen[i])
 			}
 			seen[i] = true
+			if err := all[i].Process.Signal(unix.SIGSTOP); err != nil {
+				t.Fatal(err)
+			}
 		case <-late:
 			t.Fatalf("only %d have rung", len(seen))
 		}

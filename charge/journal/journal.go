@@ -138,6 +138,9 @@ func (j *Journal) slot(i uint32) *slot {
 	return (*slot)(unsafe.Pointer(&j.file.Data[mapped.HeaderSize+int(i)*slotSize]))
 }
 
+// step is called between stores that a kill can come between. Tests stop there.
+var step = func(string) {}
+
 // Entry is one thing to undo. One goroutine at a time may use it.
 type Entry struct {
 	journal *Journal
@@ -205,6 +208,7 @@ func (j *Journal) add(path, to string, order Order, fill func(*Entry, *slot) err
 	}
 	s := j.slot(e.index)
 	*(*[slotSize]byte)(unsafe.Pointer(s)) = [slotSize]byte{}
+	step("clear")
 	s.order, s.inode = order, st.Ino
 	err := errors.Join(mapped.SetText(s.path[:], path), mapped.SetText(s.to[:], to), fill(e, s))
 	if err != nil {
@@ -215,7 +219,9 @@ func (j *Journal) add(path, to string, order Order, fill func(*Entry, *slot) err
 	} else {
 		j.used().Store(e.index + 1)
 	}
+	step("filled")
 	s.valid.Store(1)
+	step("valid")
 	return e, nil
 }
 
@@ -227,10 +233,13 @@ func (e *Entry) Ours(text string) error {
 		return nil
 	}
 	t.length.Store(0) // matches nothing while it is half written
+	step("text begun")
 	if err := mapped.SetText(t.bytes[:], text); err != nil {
 		return fmt.Errorf("note what is written: %w", err)
 	}
+	step("text written")
 	t.length.Store(uint32(len(text)))
+	step("text valid")
 	e.next = 1 - e.next
 	return nil
 }
@@ -251,7 +260,9 @@ func (e *Entry) Original(text string) error {
 	if err := mapped.SetText(s.originals[other][:], text); err != nil {
 		return fmt.Errorf("note what to go back to: %w", err)
 	}
+	step("original written")
 	s.original.Store(other)
+	step("original valid")
 	return nil
 }
 
@@ -265,6 +276,7 @@ func (e *Entry) Done() {
 		return
 	}
 	j.slot(e.index).valid.Store(0)
+	step("done")
 	j.free = append(j.free, e.index)
 	e.index = Capacity
 }

@@ -4,8 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -13,11 +13,13 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
 // hold is an agent that has lowered a quota and frozen a group, says its guardian's
 // pid, and waits for its death.
-func hold(j *Journal, quota, freezer string) error {
+func hold(j *Journal, quota, freezer string, _ int) error {
 	file, state := filepath.Join(quota, quotaFile), filepath.Join(freezer, freezeFile)
 	_, err1 := j.Write(Quota, file, ms80, ms20)
 	_, err2 := j.Write(Thaw, state, thawed, frozen, freezing)
@@ -26,31 +28,50 @@ func hold(j *Journal, quota, freezer string) error {
 		return err
 	}
 	fmt.Println(j.PID())
-	time.Sleep(time.Minute)
-	return errors.New("nobody has killed it")
+	return awaitKill()
 }
 
-// scribe is an agent that is always writing one thing or other.
-func scribe(j *Journal, quota, _ string) error {
+// awaitKill waits to be killed, or for the test's end.
+func awaitKill() error {
+	_, err := os.Stdin.Read(make([]byte, 1))
+	return fmt.Errorf("nobody has killed it: %w", err)
+}
+
+// scribe is an agent that writes one thing or other, and stops before a step, of which it
+// says the name. If it has less steps it says "end".
+func scribe(j *Journal, quota, _ string, stop int) error {
+	steps := 0
+	step = func(name string) {
+		if steps++; steps == stop {
+			fmt.Println(name)
+			fmt.Fprintln(os.Stderr, awaitKill())
+			os.Exit(1)
+		}
+	}
 	file := filepath.Join(quota, quotaFile)
-	fmt.Println("ready")
-	for end := time.Now().Add(time.Minute); time.Now().Before(end); {
+	put := func(text string) error {
+		step("write " + text)
+		err := os.WriteFile(file, []byte(text), 0)
+		step("written " + text)
+		return err
+	}
+	for range 2 { // the second time in a slot that was used
 		e, err := j.Write(Quota, file, ms80)
 		if err != nil {
 			return err
 		}
-		for range rand.N(4) {
-			text := quotaOf(strconv.Itoa(10000 + rand.N(60000)))
-			if err := errors.Join(e.Ours(text), os.WriteFile(file, []byte(text), 0), e.Original(ms80)); err != nil {
+		for _, text := range []string{ms20, ms66, ms30} {
+			if err := errors.Join(e.Ours(text), put(text), e.Original(ms80)); err != nil {
 				return err
 			}
 		}
-		if err := os.WriteFile(file, []byte(ms80), 0); err != nil {
+		if err := put(ms80); err != nil {
 			return err
 		}
 		e.Done()
 	}
-	return errors.New("nobody has killed it")
+	fmt.Println("end")
+	return awaitKill()
 }
 
 func TestKilledAgent(t *testing.T) {
@@ -163,27 +184,32 @@ func TestKilledWithoutGuardian(t *testing.T) {
 	}
 }
 
-// A kill at any moment leaves the quota as it was.
+// A kill at any step leaves the quota as it was.
 func TestKilledAnywhere(t *testing.T) {
 	quota, dir := group(t, "cpu"), t.TempDir()
 	write(t, ms80, quota, quotaFile)
+	path := filepath.Join(dir, "undo")
 	undone := 0
-	for i := range 30 {
-		path := filepath.Join(dir, "undo")
-		cmd, _ := startAgent(t, "scribe", "", path, quota, "")
-		time.Sleep(time.Duration(rand.N(int64(3 * time.Millisecond))))
+	for stop, at := 1, ""; at != "end"; stop++ {
+		var cmd *exec.Cmd
+		cmd, at = startAgent(t, "scribe", "", path, quota, "", strconv.Itoa(stop))
 		kill(t, cmd)
+		before := read(t, quota, quotaFile)
 		j := open(t, path)
-		undone += restore(t, j)
+		n := restore(t, j)
+		undone += n
 		if got := read(t, quota, quotaFile); got != ms80 {
-			t.Errorf("kill %d: quota %s, want 80000", i, got)
+			t.Errorf("killed at step %d, %s: quota %s, want 80000", stop, at, got)
+		}
+		if before != ms80 && n != 1 {
+			t.Errorf("killed at step %d, %s: the quota was %s, and %d are undone", stop, at, before, n)
 		}
 		if err := j.Close(); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if undone == 0 {
-		t.Error("no kill came at a time when there was something to undo")
+		t.Error("no kill came at a step where there was something to undo")
 	}
 }
 
@@ -276,9 +302,10 @@ func TestGuardianIsMissing(t *testing.T) {
 
 func await(t testing.TB, what string, done func() bool) {
 	t.Helper()
-	for end := time.Now().Add(patience); !done(); time.Sleep(100 * time.Microsecond) {
-		if time.Now().After(end) {
-			t.Fatalf("not %s after %v", what, patience)
+	testkit.Eventually(t, testkit.Patience, func() error {
+		if !done() {
+			return fmt.Errorf("not %s", what)
 		}
-	}
+		return nil
+	})
 }

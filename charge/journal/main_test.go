@@ -9,16 +9,13 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
-const patience = 10 * time.Second
-
 // agents are what the test binary can be instead: processes that get killed. They
 // get the journal and a cgroup of each hierarchy.
-var agents = map[string]func(j *Journal, quota, freezer string) error{
+var agents = map[string]func(j *Journal, quota, freezer string, stop int) error{
 	"hold":   hold,
 	"scribe": scribe,
 }
@@ -34,7 +31,7 @@ func TestMain(m *testing.M) {
 }
 
 // agent runs until it is killed. Its arguments are the guardian (or none), the
-// journal, and the groups.
+// journal, the groups, and perhaps a step before which it stops.
 func agent(name string, args []string) error {
 	j, err := Open(args[1])
 	if err != nil {
@@ -45,7 +42,13 @@ func agent(name string, args []string) error {
 			return err
 		}
 	}
-	return agents[name](j, args[2], args[3])
+	stop := 0
+	if len(args) > 4 {
+		if stop, err = strconv.Atoi(args[4]); err != nil {
+			return err
+		}
+	}
+	return agents[name](j, args[2], args[3], stop)
 }
 
 // startAgent starts an agent and waits until it says a line, which it returns.
@@ -56,6 +59,9 @@ func startAgent(t testing.TB, name string, args ...string) (*exec.Cmd, string) {
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
 	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := cmd.StdinPipe(); err != nil { // which ends with the test
 		t.Fatal(err)
 	}
 	if err := cmd.Start(); err != nil {

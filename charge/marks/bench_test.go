@@ -1,9 +1,14 @@
 package marks
 
 import (
+	"context"
+	"fmt"
+	"io"
 	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -132,6 +137,104 @@ func BenchmarkLines(b *testing.B) {
 	}
 }
 
+// BenchmarkShares is what the first of two containers has of a daemon's time, as far as it
+// is owned, and how much is owned. The name has what is right.
+func BenchmarkShares(b *testing.B) {
+	for _, role := range []string{"inline", "handoff", "storm"} {
+		for name, lines := range map[string][]int{"0.9": {90, 10}, "0.5": {50, 50}} {
+			b.Run(role+"/"+name, func(b *testing.B) {
+				benchmarkShares(b, true, true, role, (*rig).args, func(d *daemon) { d.rig.produce(b, time.Second, lines...) })
+			})
+		}
+	}
+	b.Run("reuse/0.25", func(b *testing.B) {
+		logs := func(r *rig) []string { return r.logs }
+		benchmarkShares(b, true, true, "reuse", logs, func(d *daemon) { d.ask(b, strings.Repeat("0111", 1000)) })
+	})
+	b.Run("splice/0.5", func(b *testing.B) {
+		benchmarkShares(b, false, false, "splice", (*rig).args, func(d *daemon) {
+			for range 1000 { // one by one: how much it splices at once is luck
+				d.line(b, 0)
+				d.line(b, 1)
+			}
+		})
+	})
+	b.Run("late/0.85", func(b *testing.B) {
+		flag := filepath.Join(b.TempDir(), "stop")
+		if err := os.WriteFile(flag, make([]byte, unix.Getpagesize()), 0o600); err != nil {
+			b.Fatal(err)
+		}
+		args := func(r *rig) []string { return []string{r.pipes[0], r.logs[1], flag} }
+		benchmarkShares(b, false, false, "compute", args, func(d *daemon) { computeBeside(b, d, flag) })
+	})
+}
+
+// computeBeside has the daemon compute for two seconds for the first container, and
+// handle lines of the second one for 15 percent of its time.
+func computeBeside(b *testing.B, d *daemon, flag string) {
+	stop, err := mapFlag(flag)
+	if err != nil {
+		b.Fatal(err)
+	}
+	stop.Store(0)
+	if _, err := d.rig.writers[0].Write([]byte("x")); err != nil {
+		b.Fatal(err)
+	}
+	for spent := clockOf(b, d.pid) - d.after; spent < 2*time.Second; spent = clockOf(b, d.pid) - d.after {
+		if d.weights()[2] < spent*15/100 {
+			if _, err := io.WriteString(d.stdin, strings.Repeat("x", 50)); err != nil {
+				b.Fatal(err)
+			}
+		}
+		time.Sleep(100 * time.Microsecond)
+	}
+	stop.Store(1)
+	d.settle(b)
+}
+
+// benchmarkShares has daemons work while their time is taken every 50 ms. The first
+// container owns its pipe and the second one its log; others as told.
+func benchmarkShares(b *testing.B, log1, pipe2 bool, role string, args func(*rig) []string, work func(*daemon)) {
+	for range b.N {
+		m, r := open(b), newRig(b)
+		own(b, m, r.pipes[0], 1)
+		own(b, m, r.logs[1], 2)
+		if log1 {
+			own(b, m, r.logs[0], 1)
+		}
+		if pipe2 {
+			own(b, m, r.pipes[1], 2)
+		}
+		d, sums := r.watch(b, m, role, args(r)...), byOwner{}
+		takeAll := func() {
+			taken, err := m.Take()
+			if err != nil {
+				b.Error(err)
+			}
+			for owner, d := range taken {
+				sums[owner] += d
+			}
+		}
+		ctx, stop := context.WithCancel(b.Context())
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			for ; ctx.Err() == nil; time.Sleep(50 * time.Millisecond) {
+				takeAll()
+			}
+		}()
+		work(d)
+		stop()
+		<-done
+		if err := m.Unwatch(d.pid); err != nil {
+			b.Fatal(err)
+		}
+		takeAll()
+		b.ReportMetric(float64(sums[1])/float64(sums[1]+sums[2]), "share")
+		b.ReportMetric(float64(sums[1]+sums[2])/float64(sum(sums)), "owned")
+	}
+}
+
 // BenchmarkTake is one look at one daemon with a hundred owners.
 func BenchmarkTake(b *testing.B) {
 	m, err := New()
@@ -152,4 +255,27 @@ func BenchmarkTake(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
+}
+
+// produce has the containers write so many lines each, every 10 ms, for a while. They
+// take turns in being the first, whose lines find the daemon asleep and are read in
+// smaller pieces.
+func (r *rig) produce(b *testing.B, length time.Duration, lines ...int) {
+	b.Helper()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for n := 0; n < int(length/(10*time.Millisecond)); n++ {
+		for i := range lines {
+			if n%2 == 1 {
+				i = len(lines) - 1 - i
+			}
+			for range lines[i] {
+				if _, err := fmt.Fprintf(r.writers[i], "line %d of eighty bytes or so, as programs print them %s\n", n, strings.Repeat("x", 20)); err != nil {
+					b.Fatal(err)
+				}
+			}
+		}
+		<-tick.C
+	}
+	time.Sleep(50 * time.Millisecond) // the last lines are handled
 }

@@ -7,9 +7,10 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
-	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -32,7 +33,7 @@ var roles = map[string]func([]string) error{
 	"inline":  func(args []string) error { return collect(args, writeInline) },
 	"handoff": func(args []string) error { return collect(args, writeByWorkers()) },
 	"storm": func(args []string) error {
-		go storm(args[2])
+		go storm(args[0]+".idle", args[2]+".idle")
 		return collect(args, writeInline)
 	},
 	"plain":   func(args []string) error { return collect(args, writePlain) },
@@ -114,41 +115,53 @@ func writeByWorkers() func(*os.File, []byte) error {
 	}
 }
 
-// storm asks an empty pipe again and again. Nobody writes to the write end.
-func storm(path string) {
-	fd, err := unix.Open(path+".idle", unix.O_RDWR|unix.O_NONBLOCK, 0)
-	if err != nil {
+// storm asks an empty pipe again and again, for each byte of another one. Nobody writes to
+// the write end of the empty one.
+func storm(bytes, empty string) {
+	from, err1 := unix.Open(bytes, unix.O_RDWR, 0)
+	fd, err2 := unix.Open(empty, unix.O_RDWR|unix.O_NONBLOCK, 0)
+	if err1 != nil || err2 != nil {
 		return
 	}
 	var b [16]byte
 	for {
+		if _, err := unix.Read(from, b[:1]); err != nil {
+			return
+		}
 		for range 20 {
 			_, _ = unix.Read(fd, b[:])
 		}
-		time.Sleep(time.Millisecond)
 	}
 }
 
-// reuse writes to two logs by one descriptor number, to the second three times as
-// often, until its standard input ends.
+// reuse writes to one of two logs for each byte of its standard input, by one descriptor
+// number.
 func reuse(args []string) error {
 	const number = 100
+	return eachByte(func(b byte) error {
+		path := args[b-'0']
+		fd, err := unix.Open(path, unix.O_WRONLY|unix.O_APPEND, 0)
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(unix.Dup3(fd, number, 0), unix.Close(fd)); err != nil {
+			return err
+		}
+		sum := burn([]byte(path))
+		_, err = unix.Write(number, sum[:])
+		return err
+	})
+}
+
+// eachByte does something for each byte of the standard input.
+func eachByte(f func(byte) error) error {
 	for {
-		for i, path := range args {
-			fd, err := unix.Open(path, unix.O_WRONLY|unix.O_CREAT|unix.O_TRUNC, 0o600)
-			if err != nil {
-				return err
-			}
-			if err := errors.Join(unix.Dup3(fd, number, 0), unix.Close(fd)); err != nil {
-				return err
-			}
-			for range 100 * (1 + 2*i) {
-				sum := burn([]byte(path))
-				if _, err := unix.Write(number, sum[:]); err != nil {
-					return err
-				}
-			}
-			time.Sleep(5 * time.Millisecond)
+		var b [1]byte
+		if n, err := unix.Read(0, b[:]); err != nil || n == 0 {
+			return err
+		}
+		if err := f(b[0]); err != nil {
+			return err
 		}
 	}
 }
@@ -180,32 +193,43 @@ func spliceAll(args []string) error {
 	return <-errs
 }
 
-var mixed uint64
-
-// compute reads a line and computes for long, without a mark, while another thread
-// writes a little to a log.
+// compute reads a byte and computes, without a mark, until its third argument's first
+// byte is set. Meanwhile another thread writes a line to a log for each byte of the
+// standard input.
 func compute(args []string) error {
-	log, err := os.OpenFile(args[1], os.O_WRONLY, 0)
+	stop, err := mapFlag(args[2])
+	if err != nil {
+		return err
+	}
+	log, err := os.OpenFile(args[1], os.O_WRONLY|os.O_APPEND, 0)
+	if err != nil {
+		return err
+	}
+	in, err := unix.Open(args[0], unix.O_RDWR, 0)
 	if err != nil {
 		return err
 	}
 	go func() {
-		for range time.Tick(5 * time.Millisecond) {
-			sum := burn(nil)
-			_, _ = log.WriteAt(sum[:], 0)
+		lockThread()
+		_, _ = unix.Read(in, make([]byte, 1))
+		for stop.Load() == 0 {
 		}
 	}()
-	in, err := os.Open(args[0])
+	return eachByte(func(byte) error { return writeInline(log, nil) })
+}
+
+// mapFlag maps the begin of a file, which two processes share.
+func mapFlag(path string) (*atomic.Uint32, error) {
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	lines := bufio.NewScanner(in)
-	for lines.Scan() {
-		for i := range uint64(200e6) { // a loop that the runtime does not preempt, see below
-			mixed = mixed*6364136223846793005 + i
-		}
+	defer f.Close()
+	b, err := unix.Mmap(int(f.Fd()), 0, unix.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, err
 	}
-	return lines.Err()
+	return (*atomic.Uint32)(unsafe.Pointer(&b[0])), nil
 }
 
 // shortThreads handles each chunk in a thread that ends.
@@ -232,7 +256,7 @@ func shortThreads(args []string) error {
 }
 
 // overlay makes a mount of its own, with a file of an overlay, says what the file
-// is, and writes to it until it is killed. The test starts it in a namespace of
+// is, and writes to it for each byte of its standard input. The test starts it in a namespace of
 // mounts.
 func overlay(args []string) error {
 	dir := args[0]
@@ -260,11 +284,9 @@ func overlay(args []string) error {
 		return err
 	}
 	fmt.Println(file.Dev, file.Ino)
-	for {
+	return eachByte(func(byte) error {
 		sum := burn(nil)
-		if _, err := out.WriteAt(sum[:], 0); err != nil {
-			return err
-		}
-		time.Sleep(100 * time.Microsecond)
-	}
+		_, err := out.WriteAt(sum[:], 0)
+		return err
+	})
 }

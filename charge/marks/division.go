@@ -18,24 +18,50 @@ const (
 	forgotten = float64(time.Microsecond)
 )
 
-// division divides the time that a clock tells by the weights that marks tell. The
-// sum of its parts is the clock, whatever the weights.
-type division struct {
-	rest   time.Duration      // not divided yet
-	recent map[uint32]float64 // ns by owner, fading
+// marks is what the kernel programs tell of a process since the step before. Owner 0 is
+// the daemon itself.
+type marks struct {
+	of       map[uint32]time.Duration // time that is marked, by owner
+	overhead time.Duration
+	open     map[uint32]time.Duration // by owner: for how long threads run since their last mark
 }
 
-// step divides what the clock has gained. marked is the time of each owner, 0 being
-// the daemon itself, since the step before, which was as long ago as passed.
-// Everything is divided in the last step.
-func (d *division) step(gained, passed time.Duration, marked map[uint32]time.Duration, overhead time.Duration, last bool) map[uint32]time.Duration {
+func (m marks) sum() time.Duration { return sum(m.of) + m.overhead }
+
+func sum(parts map[uint32]time.Duration) time.Duration {
+	var all time.Duration
+	for _, d := range parts {
+		all += d
+	}
+	return all
+}
+
+// division divides the time that a clock tells by the weights that marks tell. The
+// sum of its parts is the clock, whatever the weights.
+//
+// A mark tells of the time before it, and may come late: a thread can compute for
+// seconds without one. Time that is open is not divided among those who are marked
+// meanwhile. Up to patience of it is left for its mark, which may say that it was for
+// somebody else than the mark before it said. More than that is given at once to whom
+// it is open for; when its mark comes, that much of the mark is left out.
+type division struct {
+	rest   time.Duration            // not divided yet
+	recent map[uint32]float64       // ns by owner, fading
+	given  map[uint32]time.Duration // of open time, by owner
+}
+
+// step divides what the clock has gained since the step before, which was as long ago as
+// passed. Everything is divided in the last step.
+func (d *division) step(gained, passed time.Duration, m marks, last bool) map[uint32]time.Duration {
 	d.rest += gained
-	weights, sum := d.weigh(passed, marked, float64(overhead))
-	due := d.rest
+	d.settle(m)
+	left := d.give(m, last)
+	weights, sum := d.weigh(passed, m.of, float64(m.overhead))
+	due := d.rest - left
 	// Marks miss a part of a thread's switches, up to a quarter if it does little
 	// else. If they miss more there are some to come.
 	if all := time.Duration(sum); !last && all < due*3/4 {
-		due = max(all, due-patience)
+		due = max(all, due-(patience-left))
 	}
 	parts := make(map[uint32]time.Duration, len(weights))
 	if sum == 0 {
@@ -51,6 +77,50 @@ func (d *division) step(gained, passed time.Duration, marked map[uint32]time.Dur
 		d.rest = 0
 	}
 	return parts
+}
+
+// ahead is what was given and is not marked yet.
+func (d *division) ahead() time.Duration { return sum(d.given) }
+
+// settle leaves out of the marks what was given before they came. What is open no more
+// is marked, for whomever: no account of it is kept.
+func (d *division) settle(m marks) {
+	for owner, given := range d.given {
+		still := min(given, m.open[owner])
+		if marked := m.of[owner]; marked > 0 {
+			m.of[owner] = max(marked-(given-still), 0)
+		}
+		if d.given[owner] = still; still == 0 {
+			delete(d.given, owner)
+		}
+	}
+}
+
+// give adds to the marks what is due of the open time, and returns what of it is left
+// for later.
+func (d *division) give(m marks, last bool) (left time.Duration) {
+	all := sum(m.open) - d.ahead()
+	if all <= 0 {
+		return 0
+	}
+	left = max(min(all, d.rest-m.sum()), 0)
+	due := max(left-patience, 0)
+	if last {
+		due = left
+	}
+	if due == 0 {
+		return left
+	}
+	if d.given == nil {
+		d.given = make(map[uint32]time.Duration)
+	}
+	share := float64(due) / float64(all)
+	for owner, ns := range m.open {
+		part := time.Duration(float64(ns-d.given[owner]) * share)
+		m.of[owner] += part
+		d.given[owner] += part
+	}
+	return left - due
 }
 
 // weigh gives everybody a part of the overhead: as much as it was worked for

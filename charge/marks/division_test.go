@@ -8,48 +8,88 @@ import (
 
 const ms = time.Millisecond
 
+type byOwner = map[uint32]time.Duration
+
 func TestDivisionSteps(t *testing.T) {
 	type step struct {
 		gained   time.Duration
-		marked   map[uint32]time.Duration
+		marked   byOwner
 		overhead time.Duration
+		open     byOwner
 		last     bool
-		want     map[uint32]time.Duration
+		want     byOwner
 	}
 	for name, steps := range map[string][]step{
 		"overhead in proportion": {
-			{40 * ms, map[uint32]time.Duration{1: 15 * ms, 2: 5 * ms}, 20 * ms, false, map[uint32]time.Duration{1: 30 * ms, 2: 10 * ms}},
+			{gained: 40 * ms, marked: byOwner{1: 15 * ms, 2: 5 * ms}, overhead: 20 * ms, want: byOwner{1: 30 * ms, 2: 10 * ms}},
 		},
 		"the daemon's own takes part": {
-			{40 * ms, map[uint32]time.Duration{0: 15 * ms, 2: 5 * ms}, 20 * ms, false, map[uint32]time.Duration{0: 30 * ms, 2: 10 * ms}},
+			{gained: 40 * ms, marked: byOwner{0: 15 * ms, 2: 5 * ms}, overhead: 20 * ms, want: byOwner{0: 30 * ms, 2: 10 * ms}},
 		},
 		"overhead for nobody": {
-			{40 * ms, nil, 40 * ms, false, map[uint32]time.Duration{0: 40 * ms}},
+			{gained: 40 * ms, overhead: 40 * ms, want: byOwner{0: 40 * ms}},
 		},
 		"overhead for who was worked for just now": {
-			{10 * ms, map[uint32]time.Duration{1: 10 * ms}, 0, false, map[uint32]time.Duration{1: 10 * ms}},
-			{10 * ms, nil, 10 * ms, false, map[uint32]time.Duration{1: 10 * ms}},
+			{gained: 10 * ms, marked: byOwner{1: 10 * ms}, want: byOwner{1: 10 * ms}},
+			{gained: 10 * ms, overhead: 10 * ms, want: byOwner{1: 10 * ms}},
+		},
+		"nine to one": {
+			{gained: 100 * ms, marked: byOwner{1: 63 * ms, 2: 7 * ms}, overhead: 30 * ms, want: byOwner{1: 90 * ms, 2: 10 * ms}},
 		},
 		"marks that miss a little": {
-			{10 * ms, map[uint32]time.Duration{1: 8 * ms}, 0, false, map[uint32]time.Duration{1: 10 * ms}},
+			{gained: 10 * ms, marked: byOwner{1: 8 * ms}, want: byOwner{1: 10 * ms}},
 		},
 		"marks that count too much": {
-			{10 * ms, map[uint32]time.Duration{1: 9 * ms, 2: 3 * ms}, 0, false, map[uint32]time.Duration{1: 7500 * time.Microsecond, 2: 2500 * time.Microsecond}},
+			{gained: 10 * ms, marked: byOwner{1: 9 * ms, 2: 3 * ms}, want: byOwner{1: 7500 * time.Microsecond, 2: 2500 * time.Microsecond}},
 		},
 		"marks that come later": {
-			{20 * ms, map[uint32]time.Duration{2: 10 * ms}, 0, false, map[uint32]time.Duration{2: 10 * ms}},
-			{20 * ms, map[uint32]time.Duration{2: 10 * ms}, 0, false, map[uint32]time.Duration{2: 10 * ms}},
-			{0, map[uint32]time.Duration{1: 20 * ms}, 0, false, map[uint32]time.Duration{1: 20 * ms}},
+			{gained: 20 * ms, marked: byOwner{2: 10 * ms}, want: byOwner{2: 10 * ms}},
+			{gained: 20 * ms, marked: byOwner{2: 10 * ms}, want: byOwner{2: 10 * ms}},
+			{gained: 0, marked: byOwner{1: 20 * ms}, want: byOwner{1: 20 * ms}},
 		},
 		"marks that never come": {
-			{600 * ms, nil, 0, false, map[uint32]time.Duration{0: 100 * ms}},
-			{100 * ms, nil, 0, true, map[uint32]time.Duration{0: 600 * ms}},
+			{gained: 600 * ms, want: byOwner{0: 100 * ms}},
+			{gained: 100 * ms, last: true, want: byOwner{0: 600 * ms}},
+		},
+		"a little open time is not the others'": {
+			{gained: 12 * ms, marked: byOwner{2: 10 * ms}, open: byOwner{1: 2 * ms}, want: byOwner{2: 10 * ms}},
+			{gained: 0, marked: byOwner{1: 2 * ms}, want: byOwner{1: 2 * ms}},
+		},
+		"open time that is marked for another": {
+			{gained: 300 * ms, open: byOwner{1: 300 * ms}, want: nil},
+			{gained: 0, marked: byOwner{2: 300 * ms}, want: byOwner{2: 300 * ms}},
+		},
+		"open for longer than can be left": {
+			{gained: 410 * ms, marked: byOwner{2: 10 * ms}, open: byOwner{1: 400 * ms}, want: byOwner{2: 10 * ms}},
+			{gained: 410 * ms, marked: byOwner{2: 10 * ms}, open: byOwner{1: 800 * ms}, want: byOwner{1: 300 * ms, 2: 10 * ms}},
+			{gained: 110 * ms, marked: byOwner{2: 10 * ms}, open: byOwner{1: 900 * ms}, want: byOwner{1: 100 * ms, 2: 10 * ms}},
+			{gained: 0, marked: byOwner{1: 900 * ms}, want: byOwner{1: 500 * ms}},
+			{gained: 10 * ms, marked: byOwner{1: 10 * ms}, want: byOwner{1: 10 * ms}},
+		},
+		"given too early to one whose it was not": {
+			{gained: 800 * ms, open: byOwner{1: 800 * ms}, want: byOwner{1: 300 * ms}},
+			{gained: 0, marked: byOwner{2: 800 * ms}, want: byOwner{2: 500 * ms}},
+			{gained: 10 * ms, marked: byOwner{1: 10 * ms}, want: byOwner{1: 10 * ms}},
+		},
+		"open for two": {
+			{gained: 800 * ms, open: byOwner{1: 600 * ms, 2: 200 * ms}, want: byOwner{1: 225 * ms, 2: 75 * ms}},
+			{gained: 0, marked: byOwner{1: 600 * ms, 2: 200 * ms}, want: byOwner{1: 375 * ms, 2: 125 * ms}},
+		},
+		"still open at the end": {
+			{gained: 310 * ms, marked: byOwner{2: 10 * ms}, open: byOwner{1: 300 * ms}, last: true, want: byOwner{1: 300 * ms, 2: 10 * ms}},
+		},
+		"more open than the clock has": {
+			{gained: 100 * ms, marked: byOwner{2: 10 * ms}, open: byOwner{1: 300 * ms}, want: byOwner{2: 10 * ms}},
+			{gained: 10 * ms, marked: byOwner{1: 300 * ms}, last: true, want: byOwner{1: 100 * ms}},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var d division
 			for i, s := range steps {
-				got := d.step(s.gained, ms, s.marked, s.overhead, s.last)
+				if s.marked == nil {
+					s.marked = byOwner{}
+				}
+				got := d.step(s.gained, ms, marks{of: s.marked, overhead: s.overhead, open: s.open}, s.last)
 				for owner, want := range s.want {
 					if (got[owner] - want).Abs() > time.Microsecond {
 						t.Errorf("step %d: owner %d has %v, want %v", i, owner, got[owner], want)
@@ -76,11 +116,14 @@ func TestDivisionKeepsTheClock(t *testing.T) {
 		for i := range 200 {
 			gained := some()
 			clock += gained
-			marked := make(map[uint32]time.Duration)
+			m := marks{of: byOwner{}, open: byOwner{}, overhead: some()}
 			for range random.IntN(4) {
-				marked[random.Uint32N(6)] = some()
+				m.of[random.Uint32N(6)] = some()
 			}
-			for owner, part := range d.step(gained, some(), marked, some(), i == 199) {
+			for range random.IntN(3) {
+				m.open[random.Uint32N(6)] = some()
+			}
+			for owner, part := range d.step(gained, some(), m, i == 199) {
 				if part < 0 {
 					t.Fatalf("owner %d has %v", owner, part)
 				}

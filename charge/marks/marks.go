@@ -53,6 +53,7 @@ type Meter struct {
 
 	mu        sync.Mutex // guards all below
 	sums      slots.Sums
+	running   slots.Sums
 	width     uint32 // slots in a row
 	owners    *slots.Table
 	files     map[File]uint32
@@ -90,6 +91,11 @@ func (m *Meter) load() error {
 	if err := calls.Set(callByNumber(calls.Size())); err != nil {
 		return err
 	}
+	cpus, err := ebpf.PossibleCPU()
+	if err != nil {
+		return err
+	}
+	spec.Maps["running"].MaxEntries *= uint32(cpus)
 	if err := spec.LoadAndAssign(&m.objects, nil); err != nil {
 		return err
 	}
@@ -102,7 +108,10 @@ func (m *Meter) load() error {
 	if err := m.ownAnonymous(); err != nil {
 		return err
 	}
-	m.sums, err = slots.Map(m.objects.Spent)
+	if m.sums, err = slots.Map(m.objects.Spent); err != nil {
+		return err
+	}
+	m.running, err = slots.Map(m.objects.Running)
 	return err
 }
 
@@ -166,8 +175,10 @@ func (m *Meter) Disown(file File) error {
 
 // Take returns what the watched processes have spent since the last Take, by
 // owner. 0 is the daemons themselves: files that nobody owns. Up to 500 ms of a
-// process are left for the next time if no mark tells yet whose they are. An error
-// is of some process, and what the others have spent is returned with it.
+// process are left for the next time if no mark tells yet whose they are. More than
+// that of a thread that computes on is its owner's whom the last mark told; what no
+// mark has told of yet is divided as the rest is. An error is of some process, and what
+// the others have spent is returned with it.
 func (m *Meter) Take() (map[uint32]time.Duration, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -206,9 +217,11 @@ func (m *Meter) Close() error {
 		err = errors.Join(err, p.of.Close())
 	}
 	clear(m.processes)
-	if m.sums != nil {
-		err = errors.Join(err, m.sums.Unmap())
-		m.sums = nil
+	for _, s := range []*slots.Sums{&m.sums, &m.running} {
+		if *s != nil {
+			err = errors.Join(err, s.Unmap())
+			*s = nil
+		}
 	}
 	return errors.Join(err, m.objects.Close())
 }

@@ -3,36 +3,57 @@ package marks
 import (
 	"errors"
 	"fmt"
-	"math"
+	"io"
+	"maps"
 	"os"
+	"path/filepath"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/bpf"
 	"github.com/tsugiki/tsugiki/charge/slots"
+	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
-func TestDivision(t *testing.T) {
+// What a collector does for a line is marked for the container whose line it is, line by
+// line, whichever thread does it, and nothing of it is the collector's own.
+func TestLines(t *testing.T) {
 	for _, role := range []string{"inline", "handoff", "storm"} {
-		for _, c := range []struct {
-			name  string
-			lines []int
-			share float64 // of the first
-		}{{"9to1", []int{90, 10}, 0.9}, {"1to1", []int{50, 50}, 0.5}} {
-			t.Run(role+"/"+c.name, func(t *testing.T) {
-				m, r := open(t), newRig(t)
-				for i := range r.pipes {
-					own(t, m, r.pipes[i], uint32(i+1))
-					own(t, m, r.logs[i], uint32(i+1))
+		t.Run(role, func(t *testing.T) {
+			m, r := open(t), newRig(t)
+			for i := range r.pipes {
+				own(t, m, r.pipes[i], uint32(i+1))
+				own(t, m, r.logs[i], uint32(i+1))
+			}
+			// The storm asks a pipe of the second container for nothing, at any time. It is
+			// told to by a byte of a file of its own.
+			own(t, m, r.pipes[1]+".idle", 2)
+			asks := io.Discard
+			var itself []uint32
+			if role == "storm" {
+				asks, itself = r.asks, []uint32{0}
+			}
+			d, sums := r.watch(t, m, role, r.args()...), byOwner{}
+			for i := range 40 {
+				container := i % 3 % 2 // 0, 1, 0, 0, 1, 0
+				d.wantOnly(t, uint32(container+1), func() {
+					if _, err := asks.Write([]byte("x")); err != nil {
+						t.Fatal(err)
+					}
+					d.line(t, container)
+				}, itself...)
+				take(t, m, sums)
+			}
+			d.end(t, sums)
+			for owner := range uint32(2) {
+				if sums[owner+1] == 0 {
+					t.Errorf("owner %d has nothing: %v", owner+1, sums)
 				}
-				own(t, m, r.pipes[1]+".idle", 2)
-				pid := start(t, role, r.args()...)
-				sums := measure(t, m, pid, func() { r.produce(t, 2*time.Second, c.lines...) })
-				wantShare(t, sums, 1, c.share, 0.08)
-				wantOwned(t, sums, 0.9)
-			})
-		}
+			}
+		})
 	}
 }
 
@@ -42,10 +63,11 @@ func TestReusedDescriptor(t *testing.T) {
 	for i := range r.logs {
 		own(t, m, r.logs[i], uint32(i+1))
 	}
-	pid := start(t, "reuse", r.logs...)
-	sums := measure(t, m, pid, func() { time.Sleep(time.Second) })
-	wantShare(t, sums, 1, 0.25, 0.08)
-	wantOwned(t, sums, 0.9)
+	d := r.watch(t, m, "reuse", r.logs...)
+	for i := range 20 {
+		container := i % 3 % 2
+		d.wantOnly(t, uint32(container+1), func() { d.ask(t, string(rune('0'+container))) }, 0) // its input is its own
+	}
 }
 
 // A call with two files is the owner's who owns either.
@@ -53,50 +75,80 @@ func TestSplice(t *testing.T) {
 	m, r := open(t), newRig(t)
 	own(t, m, r.pipes[0], 1)
 	own(t, m, r.logs[1], 2)
-	pid := start(t, "splice", r.args()...)
-	sums := measure(t, m, pid, func() { r.produce(t, time.Second, 10, 10) })
-	wantShare(t, sums, 1, 0.5, 0.35) // all or nothing, if it were the owner's of one end alone
-	wantOwned(t, sums, 0.9)
+	d := r.watch(t, m, "splice", r.args()...)
+	for i := range 20 {
+		container := i % 3 % 2
+		d.wantOnly(t, uint32(container+1), func() { d.line(t, container) })
+	}
 }
 
-// Time that is marked late is not all given to whoever is marked meanwhile. How much is
-// differs from run to run, from 0.02 to 0.6 of it: what is divided at a Take that comes in
-// between goes by the marks of before.
-func TestLateMarks(t *testing.T) {
+// Who is marked while a thread of the daemon computes, and is not marked, gets what is
+// marked for it, and not what the thread uses.
+func TestThreadThatComputes(t *testing.T) {
 	m, r := open(t), newRig(t)
 	own(t, m, r.pipes[0], 1)
 	own(t, m, r.logs[1], 2)
-	const attempts = 3
-	var shares []float64
-	for range attempts {
-		pid := start(t, "compute", r.pipes[0], r.logs[1])
-		sums := measure(t, m, pid, func() {
-			for range 4 {
-				r.produce(t, 300*time.Millisecond)
-				r.produce(t, 10*time.Millisecond, 1)
-			}
-			time.Sleep(300 * time.Millisecond)
-		})
-		wantOwned(t, sums, 0.9)
-		got := shareOf(sums, 1)
-		if got >= 0.3 {
-			return
+	flag := filepath.Join(t.TempDir(), "stop")
+	if err := os.WriteFile(flag, make([]byte, unix.Getpagesize()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	stop, err := mapFlag(flag)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, sums := r.watch(t, m, "compute", r.pipes[0], r.logs[1], flag), byOwner{}
+	p := m.processes[d.pid]
+	if _, err := r.writers[0].Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	slots := maps.Collect(m.owners.All())
+	testkit.Eventually(t, testkit.Patience, func() error { // while it is on a CPU
+		if openTime(p.running, p.watch, monotonic())[slots[1]] == 0 {
+			return errors.New("no CPU tells that a thread works for owner 1")
 		}
-		shares = append(shares, got)
-		if err := unix.Kill(pid, unix.SIGKILL); err != nil { // the next reads the same pipe
+		return nil
+	})
+	const rounds = 40
+	for i := range rounds { // twice as much as may be left for a mark
+		was := d.weights()[2]
+		if _, err := io.WriteString(d.stdin, "x"); err != nil {
 			t.Fatal(err)
 		}
+		testkit.Eventually(t, testkit.Patience, func() error {
+			spent := clockOf(t, d.pid) - d.after
+			if want := 2 * patience * time.Duration(i+1) / rounds; spent < want || d.weights()[2] == was {
+				return fmt.Errorf("the daemon has used %v of %v, for owner 2 %v", spent, want, d.weights()[2])
+			}
+			return nil
+		})
+		take(t, m, sums)
 	}
-	t.Errorf("owner 1 has %.3f of what is owned, want 0.3", shares)
+	if sums[1] == 0 {
+		t.Error("owner 1 has nothing as long as its thread computes")
+	}
+	stop.Store(1)
+	d.settle(t)
+	// Marks can miss a quarter, and what is overhead is for whoever is worked for.
+	overhead := time.Duration(atomic.LoadUint64(&p.sums[bpf.MarksMarkSlotMARK_OVERHEAD]))
+	w := d.weights()
+	d.end(t, sums)
+	if most := (w[2] + overhead) * 4 / 3; sums[2] > most+ms || sums[2] == 0 {
+		t.Errorf("owner 2 has %v; marked are %v, and %v as overhead", sums[2], w[2], overhead)
+	}
+	if sums[0] > w[0]*4/3+ms {
+		t.Errorf("the daemon has %v for itself; marked are %v", sums[0], w[0])
+	}
 }
 
 // Threads that have ended are in the process's clock, and so are their marks.
 func TestThreadsThatEnd(t *testing.T) {
 	m, r := open(t), newRig(t)
 	own(t, m, r.pipes[0], 1)
-	pid := start(t, "threads", r.pipes[0])
-	sums := measure(t, m, pid, func() { r.produce(t, time.Second, 20) })
-	wantOwned(t, sums, 0.7) // it makes threads for itself
+	d := r.watch(t, m, "threads", r.pipes[0])
+	for range 20 {
+		d.wantOnly(t, 1, func() { d.line(t, 0) })
+	}
+	d.end(t, byOwner{})
 }
 
 // What stat tells of a file on overlayfs is not what the kernel programs see.
@@ -104,11 +156,12 @@ func TestIdentifyOverlay(t *testing.T) {
 	m := open(t)
 	cmd := command("overlay", t.TempDir())
 	cmd.SysProcAttr.Cloneflags = unix.CLONE_NEWNS
-	out, err := cmd.StdoutPipe()
-	if err != nil {
+	stdin, err1 := cmd.StdinPipe()
+	out, err2 := cmd.StdoutPipe()
+	if err := errors.Join(err1, err2); err != nil {
 		t.Fatal(err)
 	}
-	pid := run(t, cmd)
+	d := &daemon{pid: run(t, cmd), m: m, stdin: stdin}
 	var f File
 	if _, err := fmt.Fscan(out, &f.Dev, &f.Ino); err != nil {
 		t.Fatal(err)
@@ -116,15 +169,17 @@ func TestIdentifyOverlay(t *testing.T) {
 	if err := m.Own(f, 7); err != nil {
 		t.Fatal(err)
 	}
-	sums := measure(t, m, pid, func() { time.Sleep(500 * time.Millisecond) })
-	wantOwned(t, sums, 0.9)
+	d.begin(t)
+	d.wantOnly(t, 7, func() { d.ask(t, "x") }, 0)
 }
 
 func TestDisown(t *testing.T) {
 	m, r := open(t), newRig(t)
 	files := []File{own(t, m, r.pipes[0], 1), own(t, m, r.logs[0], 1), own(t, m, r.pipes[1], 2), own(t, m, r.logs[1], 2)}
-	pid := start(t, "inline", r.args()...)
-	measure(t, m, pid, func() { r.produce(t, 200*time.Millisecond, 50, 50) })
+	d := r.watch(t, m, "inline", r.args()...)
+	d.line(t, 0)
+	d.line(t, 1)
+	d.end(t, byOwner{})
 	for _, f := range files[:2] {
 		if err := m.Disown(f); err != nil {
 			t.Fatal(err)
@@ -135,14 +190,19 @@ func TestDisown(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	take(t, m, make(map[uint32]time.Duration)) // gives the slots of 1 and 2 back
-	sums := measure(t, m, pid, func() { r.produce(t, 500*time.Millisecond, 50, 50) })
+	take(t, m, byOwner{}) // gives the slots of 1 and 2 back
+	d.begin(t)
+	for range 5 {
+		d.wantOnly(t, 0, func() { d.line(t, 0) })
+		d.wantOnly(t, 3, func() { d.line(t, 1) })
+	}
+	sums := byOwner{}
+	d.end(t, sums)
 	if sums[1] != 0 || sums[2] != 0 {
 		t.Errorf("owners of nothing have %v and %v", sums[1], sums[2])
 	}
-	all := sums[0] + sums[3]
-	if got := float64(sums[3]) / float64(all); math.Abs(got-0.5) > 0.1 {
-		t.Errorf("owner 3 has %.3f, want half", got)
+	if sums[0] == 0 || sums[3] == 0 {
+		t.Errorf("the daemon and owner 3 have %v and %v", sums[0], sums[3])
 	}
 }
 
@@ -151,44 +211,45 @@ func TestProcessEnds(t *testing.T) {
 	m, r := open(t), newRig(t)
 	own(t, m, r.pipes[0], 1)
 	cmd := command("inline", r.args()...)
-	pid := run(t, cmd)
-	time.Sleep(100 * time.Millisecond)
-	if err := m.Watch(pid); err != nil {
-		t.Fatal(err)
+	d := &daemon{pid: run(t, cmd), m: m, rig: r}
+	d.settle(t)
+	d.begin(t)
+	for range 5 {
+		d.line(t, 0)
 	}
-	r.produce(t, 300*time.Millisecond, 50, 50)
-	spent := clockOf(t, pid)
+	spent, sums := clockOf(t, d.pid)-d.after, byOwner{}
+	take(t, m, sums)
 	_ = cmd.Process.Kill()
 	_ = cmd.Wait()
-	sums := make(map[uint32]time.Duration)
 	take(t, m, sums)
-	if got := sums[0] + sums[1]; got < spent/2 || got > spent*5/4 {
-		t.Errorf("the dead process had %v, of its %v", got, spent)
+	if sum(sums) < spent || sums[1] == 0 {
+		t.Errorf("the dead process had %v, of its %v", sums, spent)
 	}
 	if list := m.Processes(); len(list) != 0 || len(m.links) != 0 {
 		t.Errorf("still watched: %v, attached: %v", list, m.links)
 	}
 }
 
+// What a process spends while it is not watched is nobody's.
 func TestWatchTwiceAndAgain(t *testing.T) {
 	m, r := open(t), newRig(t)
 	own(t, m, r.pipes[0], 1)
-	pid := start(t, "inline", r.args()...)
-	time.Sleep(100 * time.Millisecond)
+	d := r.watch(t, m, "inline", r.args()...)
 	for range 3 {
-		if err := errors.Join(m.Watch(pid), m.Watch(pid)); err != nil {
+		if err := m.Watch(d.pid); err != nil {
 			t.Fatal(err)
 		}
-		r.produce(t, 50*time.Millisecond, 10)
-		if err := errors.Join(m.Unwatch(pid), m.Unwatch(pid)); err != nil {
+		d.wantOnly(t, 1, func() { d.line(t, 0) }, 0) // its log is its own
+		sums := byOwner{}
+		d.end(t, sums)
+		if sums[1] == 0 {
+			t.Errorf("divided %v", sums)
+		}
+		if err := m.Unwatch(d.pid); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(200 * time.Millisecond) // what passes now is nobody's
-	}
-	sums := make(map[uint32]time.Duration)
-	take(t, m, sums)
-	if sum, all := sums[0]+sums[1], clockOf(t, pid); sum > all || sum == 0 {
-		t.Errorf("divided %v, the process has %v since it was started", sum, all)
+		d.line(t, 0)
+		d.begin(t)
 	}
 }
 

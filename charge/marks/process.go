@@ -15,34 +15,54 @@ import (
 
 // process is a watched daemon.
 type process struct {
+	source
 	pid   int
-	of    *helper.Process
-	row   uint32
-	sums  slots.Sums // its row
-	seen  []uint64   // sums at the last division
-	at    time.Time  // of the last division
-	clock time.Duration
+	row   uint32        // of its sums
+	seen  []uint64      // sums at the last division
+	at    time.Duration // of the last division
+	clock time.Duration // at the last division
 	total Process
 	division
 }
 
-func openProcess(pid int, row uint32, sums slots.Sums) (*process, error) {
+// source is what the kernel tells of a process. In tests a simulation fills it.
+type source struct {
+	of      cpuClock
+	sums    slots.Sums // of marks, by slot
+	running slots.Sums // what each CPU does now
+	watch   uint32     // how this watch is called there
+	now     func() time.Duration
+}
+
+// cpuClock is a process's CPU clock: a helper.Process.
+type cpuClock interface {
+	Elapsed() (time.Duration, error)
+	Close() error
+}
+
+func openProcess(pid int, row uint32, from source) (*process, error) {
 	of, err := helper.Open(pid)
 	if err != nil {
 		return nil, fmt.Errorf("watch process: %w", err)
 	}
-	p := &process{pid: pid, of: of, row: row, sums: sums, at: time.Now(), total: Process{PID: pid}}
 	if err = native(pid); err == nil {
-		p.clock, err = of.Elapsed()
+		from.of = of
+		var p *process
+		if p, err = newProcess(pid, row, from); err == nil {
+			return p, nil
+		}
 	}
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("watch process %d: %w", pid, err), of.Close())
+	return nil, errors.Join(fmt.Errorf("watch process %d: %w", pid, err), of.Close())
+}
+
+func newProcess(pid int, row uint32, from source) (*process, error) {
+	p := &process{source: from, pid: pid, row: row, seen: make([]uint64, len(from.sums)), at: from.now(), total: Process{PID: pid}}
+	for i := range from.sums {
+		p.seen[i] = atomic.LoadUint64(&from.sums[i])
 	}
-	p.seen = make([]uint64, len(sums))
-	for i := range sums {
-		p.seen[i] = atomic.LoadUint64(&sums[i])
-	}
-	return p, nil
+	var err error
+	p.clock, err = from.of.Elapsed()
+	return p, err
 }
 
 // native refuses programs of a 32-bit ABI, whose system calls have other numbers.
@@ -71,21 +91,14 @@ func (p *process) divide(owners *slots.Table, to map[uint32]time.Duration, last 
 	if err != nil && !gone {
 		return err
 	}
-	overhead := p.since(uint32(bpf.MarksMarkSlotMARK_OVERHEAD))
-	marked, sum := map[uint32]time.Duration{0: p.since(uint32(bpf.MarksMarkSlotMARK_OWN))}, overhead
-	for owner, slot := range owners.All() {
-		if d := p.since(slot); d > 0 {
-			marked[owner] = d
-			sum += d
-		}
-	}
+	m := p.read(owners)
 	gained := now - p.clock
 	if gone { // and its clock with it: the marks know the last bit
-		gained = max(sum+marked[0]-p.rest, 0)
+		gained = max(m.sum()-p.ahead()-p.rest, 0)
 	}
 	p.clock = now
-	at := time.Now()
-	for owner, d := range p.step(gained, at.Sub(p.at), marked, overhead, last || gone) {
+	at := p.now()
+	for owner, d := range p.step(gained, at-p.at, m, last || gone) {
 		to[owner] += d
 		p.total.CPU += d
 		if owner == 0 {
@@ -94,6 +107,27 @@ func (p *process) divide(owners *slots.Table, to map[uint32]time.Duration, last 
 	}
 	p.at = at
 	return err
+}
+
+// read returns what the marks tell since the last time. What a CPU does now is read
+// first: a thread that is accounted in between is in the sums, and then counts twice
+// until the next time, not never.
+func (p *process) read(owners *slots.Table) marks {
+	open := openTime(p.running, p.watch, p.now())
+	m := marks{overhead: p.since(uint32(bpf.MarksMarkSlotMARK_OVERHEAD)), of: map[uint32]time.Duration{}, open: map[uint32]time.Duration{}}
+	add := func(owner, slot uint32) {
+		if d := p.since(slot); d > 0 {
+			m.of[owner] = d
+		}
+		if d := open[slot]; d > 0 {
+			m.open[owner] = d
+		}
+	}
+	add(0, uint32(bpf.MarksMarkSlotMARK_OWN))
+	for owner, slot := range owners.All() {
+		add(owner, slot)
+	}
+	return m
 }
 
 // since is what was added to a sum since the last time.

@@ -1,21 +1,22 @@
 package marks
 
 import (
-	"context"
-	"fmt"
-	"math"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"strings"
+	"slices"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/bpf"
 	"github.com/tsugiki/tsugiki/internal/cputime"
+	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
 func lockThread() { runtime.LockOSThread() }
@@ -44,7 +45,8 @@ func command(role string, args ...string) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe", args...)
 	cmd.Env = append(os.Environ(), roleVar+"="+role)
 	if role == "compute" {
-		cmd.Env = append(cmd.Env, "GODEBUG=asyncpreemptoff=1")
+		// The runtime neither stops it nor waits for it, and has a processor for each thread.
+		cmd.Env = append(cmd.Env, "GODEBUG=asyncpreemptoff=1", "GOGC=off", "GOMAXPROCS=4")
 	}
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -67,6 +69,7 @@ func run(t testing.TB, cmd *exec.Cmd) int {
 type rig struct {
 	pipes, logs []string
 	writers     []*os.File
+	asks        *os.File // the first pipe that is called idle, which nobody owns
 }
 
 func newRig(t testing.TB) *rig {
@@ -89,6 +92,11 @@ func newRig(t testing.TB) *rig {
 		}
 		r.pipes, r.logs, r.writers = append(r.pipes, pipe), append(r.logs, log), append(r.writers, w)
 	}
+	var err error
+	if r.asks, err = os.OpenFile(r.pipes[0]+".idle", os.O_RDWR, 0); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.asks.Close() })
 	return r
 }
 
@@ -108,30 +116,107 @@ func own(t testing.TB, m *Meter, path string, owner uint32) File {
 	return f
 }
 
-// produce has the containers write so many lines each, every 10 ms, for a while. They
-// take turns in being the first, whose lines find the daemon asleep and are read in
-// smaller pieces.
-func (r *rig) produce(t testing.TB, length time.Duration, lines ...int) {
-	t.Helper()
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for n := 0; n < int(length/(10*time.Millisecond)); n++ {
-		for i := range lines {
-			if n%2 == 1 {
-				i = len(lines) - 1 - i
-			}
-			for range lines[i] {
-				if _, err := fmt.Fprintf(r.writers[i], "line %d of eighty bytes or so, as programs print them %s\n", n, strings.Repeat("x", 20)); err != nil {
-					t.Fatal(err)
-				}
-			}
-		}
-		<-tick.C
-	}
-	time.Sleep(50 * time.Millisecond) // the last lines are handled
+// daemon is a process that is watched from its start, with its raw marks at hand.
+type daemon struct {
+	pid   int
+	m     *Meter
+	rig   *rig
+	stdin io.Writer
+
+	// The clock was read right before and right after Watch.
+	before, after time.Duration
 }
 
-func take(t *testing.T, m *Meter, to map[uint32]time.Duration) {
+// watch starts a daemon, lets it come to rest, and watches it.
+func (r *rig) watch(t testing.TB, m *Meter, role string, args ...string) *daemon {
+	t.Helper()
+	cmd := command(role, args...)
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &daemon{pid: run(t, cmd), m: m, rig: r, stdin: stdin}
+	d.settle(t)
+	d.begin(t)
+	return d
+}
+
+func (d *daemon) begin(t testing.TB) {
+	t.Helper()
+	d.before = clockOf(t, d.pid)
+	if err := d.m.Watch(d.pid); err != nil {
+		t.Fatal(err)
+	}
+	d.after = clockOf(t, d.pid)
+}
+
+// settle waits until the daemon has done what it was asked for, and waits for more.
+func (d *daemon) settle(t testing.TB) {
+	t.Helper()
+	testkit.Settle(t, d.pid)
+}
+
+// weights returns what the marks say so far, by owner. 0 is the daemon itself.
+func (d *daemon) weights() byOwner {
+	p := d.m.processes[d.pid]
+	all := byOwner{0: time.Duration(atomic.LoadUint64(&p.sums[bpf.MarksMarkSlotMARK_OWN]))}
+	for owner, slot := range d.m.owners.All() {
+		all[owner] = time.Duration(atomic.LoadUint64(&p.sums[slot]))
+	}
+	return all
+}
+
+// line has a container write a line, and waits until the daemon has handled it.
+func (d *daemon) line(t testing.TB, container int) {
+	t.Helper()
+	if _, err := io.WriteString(d.rig.writers[container], "a line of a container\n"); err != nil {
+		t.Fatal(err)
+	}
+	d.settle(t)
+}
+
+// ask writes to the daemon's standard input, and waits until that is handled.
+func (d *daemon) ask(t testing.TB, what string) {
+	t.Helper()
+	if _, err := io.WriteString(d.stdin, what); err != nil {
+		t.Fatal(err)
+	}
+	d.settle(t)
+}
+
+// wantOnly does something for one owner, and wants it marked for that owner, and nothing
+// for others. Those of but may have more, too.
+func (d *daemon) wantOnly(t *testing.T, owner uint32, do func(), but ...uint32) {
+	t.Helper()
+	before := d.weights()
+	do()
+	for o, w := range d.weights() {
+		switch more := w - before[o]; {
+		case o == owner && more == 0:
+			t.Errorf("owner %d was worked for, and nothing is marked", o)
+		case o != owner && more != 0 && !slices.Contains(but, o):
+			t.Errorf("owner %d was worked for, and %v is marked for owner %d", owner, more, o)
+		}
+	}
+}
+
+// end ends the watch, and wants what was divided since its begin, with what is in sums
+// already, to be the daemon's CPU clock.
+func (d *daemon) end(t *testing.T, sums byOwner) {
+	t.Helper()
+	least := clockOf(t, d.pid) - d.after
+	if err := d.m.Unwatch(d.pid); err != nil {
+		t.Fatal(err)
+	}
+	most := clockOf(t, d.pid) - d.before
+	take(t, d.m, sums)
+	t.Logf("clock %v, by owner %v", least, sums)
+	if all := sum(sums); all < least || all > most {
+		t.Errorf("divided %v, the clock has gained %v to %v", all, least, most)
+	}
+}
+
+func take(t *testing.T, m *Meter, to byOwner) {
 	t.Helper()
 	taken, err := m.Take()
 	if err != nil {
@@ -149,76 +234,4 @@ func clockOf(t testing.TB, pid int) time.Duration {
 		t.Fatal(err)
 	}
 	return d
-}
-
-// measure watches a daemon during work, taking every 50 ms, and returns what each
-// owner had of it. The sum has to be the daemon's CPU clock.
-func measure(t *testing.T, m *Meter, pid int, work func()) map[uint32]time.Duration {
-	t.Helper()
-	time.Sleep(100 * time.Millisecond) // it has started
-	before := clockOf(t, pid)
-	if err := m.Watch(pid); err != nil {
-		t.Fatal(err)
-	}
-	ctx, stop := context.WithCancel(t.Context())
-	sums, done := make(map[uint32]time.Duration), make(chan struct{})
-	go func() {
-		defer close(done)
-		for ctx.Err() == nil {
-			time.Sleep(50 * time.Millisecond)
-			taken, err := m.Take()
-			if err != nil {
-				t.Error(err)
-			}
-			for owner, d := range taken {
-				sums[owner] += d
-			}
-		}
-	}()
-	work()
-	stop()
-	<-done
-	if err := m.Unwatch(pid); err != nil {
-		t.Fatal(err)
-	}
-	spent := clockOf(t, pid) - before
-	take(t, m, sums)
-	var sum time.Duration
-	for _, d := range sums {
-		sum += d
-	}
-	t.Logf("clock %v, by owner %v", spent, sums)
-	if diff := (sum - spent).Abs(); diff > spent/50 {
-		t.Errorf("divided %v of %v", sum, spent)
-	}
-	return sums
-}
-
-// shareOf is an owner's part of what is owned.
-func shareOf(sums map[uint32]time.Duration, owner uint32) float64 {
-	var all time.Duration
-	for o, d := range sums {
-		if o != 0 {
-			all += d
-		}
-	}
-	return float64(sums[owner]) / float64(all)
-}
-
-func wantShare(t *testing.T, sums map[uint32]time.Duration, owner uint32, want, tolerance float64) {
-	t.Helper()
-	if got := shareOf(sums, owner); math.Abs(got-want) > tolerance {
-		t.Errorf("owner %d has %.3f of what is owned, want %.3f ± %.3f", owner, got, want, tolerance)
-	}
-}
-
-func wantOwned(t *testing.T, sums map[uint32]time.Duration, part float64) {
-	t.Helper()
-	var all time.Duration
-	for _, d := range sums {
-		all += d
-	}
-	if got := 1 - float64(sums[0])/float64(all); got < part {
-		t.Errorf("only %.3f of the daemon's time is owned, want %.3f", got, part)
-	}
 }

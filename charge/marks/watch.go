@@ -31,13 +31,15 @@ func (m *Meter) Watch(pid int) error {
 		return fmt.Errorf("watch process %d: %w", pid, ErrProcesses)
 	}
 	row := m.rows[0]
-	p, err := openProcess(pid, row, m.sums[row*m.width:(row+1)*m.width])
+	m.watches++
+	p, err := openProcess(pid, row, source{
+		sums: m.sums[row*m.width : (row+1)*m.width], running: m.running, watch: m.watches, now: monotonic,
+	})
 	if err != nil {
 		return err
 	}
 	m.rows = m.rows[1:]
 	m.processes[pid] = p
-	m.watches++
 	err = m.objects.ProcessByTgid.Put(uint32(pid), bpf.MarksMarkProcess{Row: row, Watch: m.watches})
 	if err == nil {
 		err = m.setBits()

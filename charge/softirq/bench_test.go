@@ -64,3 +64,26 @@ func BenchmarkPacket(b *testing.B) {
 		b.ReportMetric(more[rounds*3/4], "more-ns/packet-75%")
 	}
 }
+
+// BenchmarkReceive is a sender that receives on its own time what it sends to another
+// container: time for the receiver by packet, and how much of it is the sender's credit.
+func BenchmarkReceive(b *testing.B) {
+	top := testkit.Build(b, testkit.Options{Containers: 2, NoRemote: true})
+	m := open(b)
+	to, from := newContainer(b, m, 1, top.Containers[0]), newContainer(b, m, 2, top.Containers[1])
+	to.own(b, m)
+	from.own(b, m)
+	addr := testkit.ContainerAddr4(0).String() + ":9"
+	to.run(b, nil, "sink", 1, addr)
+	sender := from.run(b, nil, "send", 0, addr)
+	sender.send(b)
+	m.collect(b, works{})
+	before, sums := to.packets(b), works{}
+	for b.Loop() {
+		sender.send(b)
+	}
+	m.collect(b, sums)
+	b.ReportMetric(float64(sums[1].For)/float64(to.packets(b)-before), "received-ns/packet")
+	b.ReportMetric(float64(sums[2].Credit)/float64(sums[1].For), "credit-share")
+	b.ReportMetric(float64(sums[2].For)/float64(sums[1].For), "others-share")
+}

@@ -1,12 +1,15 @@
 package softirq
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -44,13 +47,11 @@ func play(role, cpu string, args []string) error {
 	switch role {
 	case "burn":
 		fmt.Println("ready")
-		for begin := time.Now(); time.Since(begin) < time.Minute; {
+		for time.Now().Year() > 0 { // until it is killed
 		}
 		return nil
-	case "flood":
-		return flood(args[0], 5*time.Millisecond)
-	case "drip":
-		return flood(args[0], 200*time.Microsecond)
+	case "send":
+		return send(args[0])
 	case "sink":
 		return sink(args[0])
 	}
@@ -66,22 +67,27 @@ func everyThread(f func(tid int) error) error {
 	return err
 }
 
-// flood sends datagrams, and rests as long as it has sent: the machine is not ours
-// alone.
-func flood(to string, burst time.Duration) error {
+// burst is how many datagrams are sent for one byte.
+const burst = 100
+
+// send sends datagrams for each byte of its standard input, and says when it has.
+func send(to string) error {
 	conn, err := net.Dial("udp", to)
 	if err != nil {
 		return err
 	}
 	fmt.Println("ready")
-	payload := make([]byte, 64)
+	payload, b := make([]byte, 64), make([]byte, 1)
 	for {
-		for begin := time.Now(); time.Since(begin) < burst; {
+		if _, err := os.Stdin.Read(b); err != nil {
+			return err
+		}
+		for range burst {
 			if _, err := conn.Write(payload); err != nil && !errors.Is(err, unix.ECONNREFUSED) {
 				return err
 			}
 		}
-		time.Sleep(burst)
+		fmt.Println("sent")
 	}
 }
 
@@ -109,7 +115,7 @@ type container struct {
 	group string
 }
 
-func newContainer(t *testing.T, m *Meter, owner uint32, ns *testkit.Namespace) *container {
+func newContainer(t testing.TB, m *tally, owner uint32, ns *testkit.Namespace) *container {
 	t.Helper()
 	c := &container{owner, ns, testkit.NewGroups(t).Dir("cpu")}
 	if err := m.CPUGroup(inodeOf(t, c.group), owner); err != nil {
@@ -119,7 +125,7 @@ func newContainer(t *testing.T, m *Meter, owner uint32, ns *testkit.Namespace) *
 }
 
 // favour has the container's programs run whenever they can.
-func (c *container) favour(t *testing.T) {
+func (c *container) favour(t testing.TB) {
 	t.Helper()
 	file, most := c.group+"/cpu.shares", "262144"
 	if _, err := os.Stat(file); err != nil {
@@ -131,7 +137,7 @@ func (c *container) favour(t *testing.T) {
 }
 
 // own registers the container's interface.
-func (c *container) own(t *testing.T, m *Meter) {
+func (c *container) own(t testing.TB, m *tally) {
 	t.Helper()
 	netns, index := place(t, c.ns)
 	if err := m.Interface(netns, index, c.owner); err != nil {
@@ -155,15 +161,40 @@ func place(t testing.TB, ns *testkit.Namespace) (netns uint64, index int) {
 	return inodeOf(t, ns.Path()), index
 }
 
+// program is a program of a container.
+type program struct {
+	stop func()
+	in   io.Writer
+	out  *bufio.Reader
+}
+
+// hear waits for a line.
+func (p *program) hear(t testing.TB, want string) {
+	t.Helper()
+	if line, err := p.out.ReadString('\n'); err != nil || line != want+"\n" {
+		t.Fatalf("a program says %q (%v), want %q", line, err, want)
+	}
+}
+
+// send has it send a burst, and waits until it has.
+func (p *program) send(t testing.TB) {
+	t.Helper()
+	if _, err := p.in.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	p.hear(t, "sent")
+}
+
 // run runs a program of the container on a CPU, until stop or the test's end, and
 // waits until it is ready.
-func (c *container) run(t *testing.T, v2 *os.File, role string, cpu int, args ...string) (stop func()) {
+func (c *container) run(t testing.TB, v2 *os.File, role string, cpu int, args ...string) *program {
 	t.Helper()
 	cmd := c.ns.Command(t.Context(), "/proc/self/exe", args...)
 	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s@%d", roleVar, role, cpu), "GOMAXPROCS=1")
 	cmd.Stderr = os.Stderr
-	out, err := cmd.StdoutPipe()
-	if err != nil {
+	out, err1 := cmd.StdoutPipe()
+	in, err2 := cmd.StdinPipe()
+	if err := errors.Join(err1, err2); err != nil {
 		t.Fatal(err)
 	}
 	if v2 != nil {
@@ -175,22 +206,16 @@ func (c *container) run(t *testing.T, v2 *os.File, role string, cpu int, args ..
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	stopped := false
-	stop = func() {
-		if !stopped {
-			stopped = true
-			_ = cmd.Process.Kill()
-			_ = cmd.Wait()
-		}
-	}
-	t.Cleanup(stop)
+	p := &program{in: in, out: bufio.NewReader(out), stop: sync.OnceFunc(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})}
+	t.Cleanup(p.stop)
 	if err := os.WriteFile(c.group+"/cgroup.procs", fmt.Appendln(nil, cmd.Process.Pid), 0); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := out.Read(make([]byte, 1)); err != nil {
-		t.Fatalf("%s: %v", role, err)
-	}
-	return stop
+	p.hear(t, "ready")
+	return p
 }
 
 func inodeOf(t testing.TB, path string) uint64 {
@@ -203,7 +228,7 @@ func inodeOf(t testing.TB, path string) uint64 {
 }
 
 // steer has what arrives at the container received on one CPU, whoever sent it.
-func (c *container) steer(t *testing.T, cpu int) {
+func (c *container) steer(t testing.TB, cpu int) {
 	t.Helper()
 	script := fmt.Sprintf("mount -t sysfs sysfs /sys && echo %x >/sys/class/net/eth0/queues/rx-0/rps_cpus", 1<<cpu)
 	out, err := c.ns.Command(t.Context(), "unshare", "--mount", "sh", "-c", script).CombinedOutput()
@@ -213,7 +238,7 @@ func (c *container) steer(t *testing.T, cpu int) {
 }
 
 // packets is how many the container's interface has received.
-func (c *container) packets(t *testing.T) int {
+func (c *container) packets(t testing.TB) int {
 	t.Helper()
 	out, err := c.ns.Command(t.Context(), "cat", "/proc/net/dev").Output()
 	if err != nil {
