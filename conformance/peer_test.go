@@ -37,10 +37,6 @@ const (
 // altAddr is the remote's address on a network that partial rules do not name.
 var altAddr = netip.MustParseAddr("203.0.113.2")
 
-// dialLimit bounds how long the peer waits for a client that it dials. It is for hangs only,
-// and ends before the watchdog of the probe, so that the case can say "silence".
-var dialLimit = testkit.Patience / 3
-
 // peer is the machine that the cases talk to.
 type peer struct {
 	ns      *testkit.Namespace
@@ -213,7 +209,7 @@ func (p *peer) control(c *net.TCPConn) {
 	case len(request) == 2 && request[0] == "tcp":
 		fmt.Fprintln(c, p.dial(client, request[1]))
 	case len(request) == 3 && request[0] == "udp":
-		fmt.Fprintln(c, p.dialUDP(client, request[1], request[2]))
+		fmt.Fprintln(c, p.dialUDP(client, request[1], request[2], c))
 	case len(request) == 1 && request[0] == "gate":
 		p.serveGate(c, lines)
 	default:
@@ -225,7 +221,7 @@ func (p *peer) control(c *net.TCPConn) {
 func (p *peer) dial(client netip.Addr, port string) string {
 	var c net.Conn
 	err := p.ns.Do(func() (err error) {
-		d := net.Dialer{Timeout: dialLimit}
+		d := net.Dialer{Timeout: testkit.Patience}
 		c, err = d.Dial("tcp", net.JoinHostPort(client.String(), port))
 		return err
 	})
@@ -239,8 +235,9 @@ func (p *peer) dial(client netip.Addr, port string) string {
 	return "dialled"
 }
 
-// dialUDP sends the client a datagram and waits for one from where it went.
-func (p *peer) dialUDP(client netip.Addr, port, text string) string {
+// dialUDP sends the client a datagram and waits for one from where it went, until the client
+// says nothing more: it has closed all from where one could come.
+func (p *peer) dialUDP(client netip.Addr, port, text string, more io.Reader) string {
 	var c net.Conn
 	err := p.ns.Do(func() (err error) {
 		c, err = net.Dial("udp", net.JoinHostPort(client.String(), port))
@@ -251,10 +248,14 @@ func (p *peer) dialUDP(client netip.Addr, port, text string) string {
 	}
 	defer c.Close()
 	buf := make([]byte, 128)
-	_ = c.SetDeadline(time.Now().Add(dialLimit))
+	_ = c.SetDeadline(time.Now().Add(testkit.Patience))
 	if _, err := io.WriteString(c, text); err != nil {
 		return dialError(err)
 	}
+	go func() {
+		_, _ = io.Copy(io.Discard, more)
+		_ = c.SetReadDeadline(time.Now())
+	}()
 	n, err := c.Read(buf)
 	if err != nil {
 		return dialError(err)

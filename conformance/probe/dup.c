@@ -80,7 +80,8 @@ static void dup_udp(int family)
 	char buf[8] = "";
 
 	probe_want("sendto", sendto(fd, "dup", 3, 0, &a.sa, a.len), 0);
-	probe_line("poll the duplicate", "%s", probe_events(probe_poll(twin, POLLIN, 4000)));
+	probe_line("poll the duplicate", "%s",
+		   probe_events(probe_poll(twin, POLLIN, PROBE_PATIENCE)));
 	probe_want("recv", recv(twin, buf, sizeof(buf), MSG_DONTWAIT), 0);
 	probe_want("connect", probe_connect(twin, a), 0);
 	probe_names("original", fd);
@@ -143,7 +144,7 @@ static void dup_fork_child_binds(int family)
 	probe_names("parent", fd);
 	probe_line("dial", "%s", probe_dial(family, env.port));
 	fcntl(fd, F_SETFL, O_NONBLOCK);
-	probe_poll(fd, POLLIN, 2000);
+	probe_poll(fd, POLLIN, PROBE_PATIENCE);
 	probe_accept("accept", fd, NULL);
 }
 

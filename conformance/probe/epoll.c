@@ -103,7 +103,7 @@ static void epoll_edge_seen(int family)
 	epoll_see("pending", ep, 100, COOKIE);
 	probe_want("dissolve", probe_connect(fd, probe_unspec()), 0);
 	probe_want("connect", probe_connect(fd, probe_peer(family, env.tcp)), EINPROGRESS);
-	probe_poll(fd, POLLOUT, 8000);
+	probe_poll(fd, POLLOUT, PROBE_PATIENCE);
 	probe_echo("echo", fd, "edges");
 }
 
@@ -115,11 +115,11 @@ static void epoll_oneshot(int family)
 
 	probe_want("add", epoll_do(ep, EPOLL_CTL_ADD, fd, mode, COOKIE), 0);
 	probe_want("connect", probe_connect(fd, probe_peer(family, env.tcp)), EINPROGRESS);
-	probe_poll(fd, POLLOUT, 8000);
+	probe_poll(fd, POLLOUT, PROBE_PATIENCE);
 	epoll_see("established", ep, 8000, COOKIE);
 	epoll_see("disarmed", ep, 50, COOKIE);
 	probe_want("write", write(fd, "x", 1), 0);
-	probe_poll(fd, POLLIN, 8000);
+	probe_poll(fd, POLLIN, PROBE_PATIENCE);
 	epoll_see("still disarmed", ep, 50, COOKIE);
 	probe_want("rearm", epoll_do(ep, EPOLL_CTL_MOD, fd, mode, 9), 0);
 	epoll_see("readable", ep, 8000, 9);
@@ -136,7 +136,7 @@ static void epoll_oneshot_fired(int family)
 	probe_want("add", epoll_do(ep, EPOLL_CTL_ADD, fd, mode, COOKIE), 0);
 	epoll_see("new", ep, 0, COOKIE);
 	probe_want("connect", probe_connect(fd, probe_peer(family, env.tcp)), EINPROGRESS);
-	probe_poll(fd, POLLOUT, 8000);
+	probe_poll(fd, POLLOUT, PROBE_PATIENCE);
 	epoll_see("disarmed", ep, 50, COOKIE);
 	probe_want("rearm", epoll_do(ep, EPOLL_CTL_MOD, fd, mode, COOKIE), 0);
 	epoll_see("established", ep, 8000, COOKIE);
@@ -181,7 +181,7 @@ static void epoll_blocking(int family)
 	probe_want("write", write(fd, "x", 1), 0);
 	epoll_see("readable", ep, 8000, COOKIE);
 	probe_want("shutdown", shutdown(fd, SHUT_WR), 0);
-	probe_poll(fd, POLLRDHUP, 8000);
+	probe_poll(fd, POLLRDHUP, PROBE_PATIENCE);
 	epoll_see("closed by the peer", ep, 8000, COOKIE);
 }
 

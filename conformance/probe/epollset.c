@@ -41,12 +41,12 @@ static void epollset_several(int family)
 	int c = epollset_make(fd, EPOLLIN | EPOLLOUT | EPOLLONESHOT, 300);
 
 	probe_want("connect", probe_connect(fd, probe_peer(family, env.tcp)), EINPROGRESS);
-	probe_poll(fd, POLLOUT, 8000);
+	probe_poll(fd, POLLOUT, PROBE_PATIENCE);
 	epollset_see("first", a, 8000);
 	epollset_see("second", b, 0);
 	epollset_see("third", c, 8000);
 	probe_want("write", write(fd, "x", 1), 0);
-	probe_poll(fd, POLLIN, 8000);
+	probe_poll(fd, POLLIN, PROBE_PATIENCE);
 	epollset_see("first", a, 8000);
 	epollset_see("second", b, 8000);
 	epollset_see("third", c, 50);
@@ -63,7 +63,7 @@ static void epollset_nested(int family)
 	int outer = epollset_make(inner, EPOLLIN, 8);
 
 	probe_want("connect", probe_connect(fd, probe_peer(family, env.tcp)), EINPROGRESS);
-	probe_poll(fd, POLLOUT, 8000);
+	probe_poll(fd, POLLOUT, PROBE_PATIENCE);
 	epollset_see("outer", outer, 50);
 	probe_want("write", write(fd, "x", 1), 0);
 	epollset_see("outer", outer, 8000);
@@ -79,7 +79,7 @@ static void epollset_dup(int family)
 
 	probe_want("add the duplicate", epoll_ctl(ep, EPOLL_CTL_ADD, twin, &e), 0);
 	probe_want("connect", probe_connect(fd, probe_peer(family, env.tcp)), EINPROGRESS);
-	probe_poll(fd, POLLOUT, 8000);
+	probe_poll(fd, POLLOUT, PROBE_PATIENCE);
 	epollset_see("both", ep, 8000);
 	probe_want("delete one", epoll_ctl(ep, EPOLL_CTL_DEL, fd, NULL), 0);
 	epollset_see("one", ep, 0);
@@ -183,13 +183,13 @@ static void epollset_poll(int family)
 
 	probe_line("new", "%s", probe_events(probe_poll(fd, events, 0)));
 	probe_want("connect", probe_connect(fd, probe_peer(family, env.tcp)), EINPROGRESS);
-	probe_poll(fd, POLLOUT, 8000);
+	probe_poll(fd, POLLOUT, PROBE_PATIENCE);
 	probe_line("established", "%s", probe_events(probe_poll(fd, events, 0)));
 	probe_want("write", write(fd, "x", 1), 0);
-	probe_poll(fd, POLLIN, 8000);
+	probe_poll(fd, POLLIN, PROBE_PATIENCE);
 	probe_line("readable", "%s", probe_events(probe_poll(fd, events, 0)));
 	probe_want("shutdown", shutdown(fd, SHUT_WR), 0);
-	probe_poll(fd, POLLRDHUP, 8000);
+	probe_poll(fd, POLLRDHUP, PROBE_PATIENCE);
 	probe_line("ended", "%s", probe_events(probe_poll(fd, events, 0)));
 	probe_want("close", close(fd), 0);
 	probe_line("closed", "%s", probe_events(probe_poll(fd, events, 0)));
@@ -219,7 +219,7 @@ static void epollset_select(int family)
 	probe_want("connect", probe_connect(fd, probe_peer(family, env.tcp)), EINPROGRESS);
 	epollset_select_see("established", fd, 8000);
 	probe_want("write", write(fd, "x", 1), 0);
-	probe_poll(fd, POLLIN, 8000);
+	probe_poll(fd, POLLIN, PROBE_PATIENCE);
 	epollset_select_see("readable", fd, 0);
 	fd = probe_socket(family, SOCK_STREAM | SOCK_NONBLOCK);
 	probe_want("connect", probe_connect(fd, probe_peer(family, env.closed)), EINPROGRESS);

@@ -41,7 +41,7 @@ static void inherit_flags(int family)
 		inherit_flags_are("before", fds[i]);
 		probe_rc("connect", probe_connect(fds[i], probe_peer(family, env.tcp)));
 		inherit_flags_are("after", fds[i]);
-		probe_poll(fds[i], POLLOUT, 8000);
+		probe_poll(fds[i], POLLOUT, PROBE_PATIENCE);
 		probe_echo("echo", fds[i], "flags");
 	}
 }

@@ -43,7 +43,7 @@ static void listen_range_self(int family)
 	probe_want("connect over loopback", probe_connect(c, probe_loopback(family, env.port)), 0);
 	probe_names("client", c);
 	fcntl(fd, F_SETFL, O_NONBLOCK);
-	probe_line("poll", "%s", probe_events(probe_poll(fd, POLLIN, 2000)));
+	probe_line("poll", "%s", probe_events(probe_poll(fd, POLLIN, PROBE_PATIENCE)));
 	conn = probe_accept("accept", fd, &from);
 	probe_name("from", &from);
 	probe_serve("talk", c, conn, "to myself");

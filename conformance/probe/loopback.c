@@ -31,7 +31,7 @@ static void loopback_nonblock(int family)
 	socklen_t len = sizeof(err);
 
 	probe_want("connect", probe_connect(c, probe_local(l)), EINPROGRESS);
-	probe_line("poll", "%s", probe_events(probe_poll(c, POLLOUT, 8000)));
+	probe_line("poll", "%s", probe_events(probe_poll(c, POLLOUT, PROBE_PATIENCE)));
 	getsockopt(c, SOL_SOCKET, SO_ERROR, &err, &len);
 	probe_line("SO_ERROR", "%s", probe_errno(err));
 	conn = probe_accept("accept", l, NULL);
@@ -146,12 +146,12 @@ static void loopback_udp(int family)
 	a = probe_local(s);
 	probe_name("server", &a);
 	probe_want("sendto", sendto(c, "one", 3, 0, &a.sa, a.len), 0);
-	probe_poll(s, POLLIN, 2500);
+	probe_poll(s, POLLIN, PROBE_PATIENCE);
 	probe_want("recvfrom", recvfrom(s, buf, sizeof(buf), MSG_DONTWAIT, &from.sa, &from.len), 0);
 	probe_name("from", &from);
 	probe_want("answer", sendto(s, "two", 3, 0, &from.sa, from.len), 0);
 	from.len = sizeof(from.ss);
-	probe_poll(c, POLLIN, 2500);
+	probe_poll(c, POLLIN, PROBE_PATIENCE);
 	probe_want("recvfrom", recvfrom(c, buf, sizeof(buf), MSG_DONTWAIT, &from.sa, &from.len), 0);
 	probe_check("from the server", probe_same(&from, &a));
 	probe_line("heard", "%.3s", buf);
@@ -170,7 +170,7 @@ static void loopback_udp_connected(int family)
 	probe_serve("talk back", s, c, "both ways");
 	probe_want("close server", close(s), 0);
 	probe_want("send", send(c, "x", 1, 0), 0);
-	probe_poll(c, POLLIN, 2000);
+	probe_poll(c, POLLIN, PROBE_PATIENCE);
 	probe_want("send again", send(c, "x", 1, 0), ECONNREFUSED);
 }
 
@@ -184,7 +184,7 @@ static void loopback_udp_range(int family)
 
 	probe_want("bind", probe_bind(s, probe_any(family, env.port)), 0);
 	probe_want("sendto over loopback", sendto(c, "self", 4, 0, &a.sa, a.len), 0);
-	probe_line("poll", "%s", probe_events(probe_poll(s, POLLIN, 2000)));
+	probe_line("poll", "%s", probe_events(probe_poll(s, POLLIN, PROBE_PATIENCE)));
 }
 
 const struct probe_case loopback_cases[] = {

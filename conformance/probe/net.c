@@ -230,7 +230,7 @@ ssize_t probe_read(int fd, char *buf, size_t len)
 	while (got < len) {
 		ssize_t n;
 
-		if (!probe_poll(fd, POLLIN, 8000)) {
+		if (!probe_poll(fd, POLLIN, PROBE_PATIENCE)) {
 			errno = ETIMEDOUT;
 			return -1;
 		}
@@ -297,7 +297,7 @@ int probe_accept(const char *step, int l, struct probe_addr *from)
 {
 	struct probe_addr other = {.len = sizeof(other.ss)};
 
-	if (!probe_poll(l, POLLIN, 3000)) {
+	if (!probe_poll(l, POLLIN, PROBE_PATIENCE)) {
 		errno = ETIMEDOUT;
 		probe_die(step);
 	}
@@ -330,7 +330,7 @@ struct probe_addr probe_seen(int fd)
 	int port;
 
 	do {
-		if (!probe_poll(fd, POLLIN, 8000))
+		if (!probe_poll(fd, POLLIN, PROBE_PATIENCE))
 			break;
 		n = read(fd, buf + got, sizeof(buf) - 1 - got);
 		got += n > 0 ? n : 0;

@@ -292,7 +292,7 @@ static void options_filter(int family)
 	probe_want("attach", setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &prog, sizeof(prog)), 0);
 	probe_want("connect", probe_connect(fd, probe_peer(family, env.udp)), 0);
 	probe_want("send", send(fd, "filtered", 8, 0), 0);
-	probe_poll(fd, POLLIN, 8000);
+	probe_poll(fd, POLLIN, PROBE_PATIENCE);
 	probe_want("recv", recv(fd, buf, sizeof(buf), MSG_DONTWAIT), 0);
 }
 

@@ -70,6 +70,13 @@ const char *probe_heard(int asked)
 	return answer;
 }
 
+/* The same once nothing can come any more: the peer waits no longer. */
+const char *probe_heard_by_now(int asked)
+{
+	shutdown(asked, SHUT_WR);
+	return probe_heard(asked);
+}
+
 /* A port of the peer that does not answer until the gate is opened. */
 int probe_gate(int family, int *port)
 {

@@ -129,6 +129,9 @@ struct probe_addr probe_remote(int fd);
 void probe_name(const char *step, const struct probe_addr *a);
 void probe_names(const char *when, int fd);
 
+/* How long to wait for what has to come, in ms: for hangs only. */
+#define PROBE_PATIENCE 40000
+
 int probe_poll(int fd, int events, int ms);
 ssize_t probe_read(int fd, char *buf, size_t len);
 void probe_echo(const char *step, int fd, const char *text);
@@ -143,6 +146,7 @@ struct probe_addr probe_seen(int fd);
 const char *probe_dial(int family, int port);
 int probe_dial_udp(int family, int port, const char *text);
 const char *probe_heard(int asked);
+const char *probe_heard_by_now(int asked);
 int probe_gate(int family, int *port);
 void probe_gate_open(int gate);
 

@@ -20,7 +20,7 @@ static void progress_connect(int family)
 	struct probe_addr a = probe_peer(family, env.tcp);
 
 	probe_want("connect", probe_connect(fd, a), EINPROGRESS);
-	probe_line("poll", "%s", probe_events(probe_poll(fd, POLLOUT, 8000)));
+	probe_line("poll", "%s", probe_events(probe_poll(fd, POLLOUT, PROBE_PATIENCE)));
 	progress_error("SO_ERROR", fd);
 	probe_names("established", fd);
 	probe_want("connect again", probe_connect(fd, a), 0);
@@ -34,12 +34,12 @@ static void progress_refused(int family)
 	struct probe_addr a = probe_peer(family, env.closed);
 
 	probe_want("connect", probe_connect(fd, a), EINPROGRESS);
-	probe_line("poll", "%s", probe_events(probe_poll(fd, POLLIN | POLLOUT, 8000)));
+	probe_line("poll", "%s", probe_events(probe_poll(fd, POLLIN | POLLOUT, PROBE_PATIENCE)));
 	progress_error("SO_ERROR", fd);
 	progress_error("SO_ERROR again", fd);
 	probe_want("connect again", probe_connect(fd, a), ECONNABORTED);
 	probe_want("and again", probe_connect(fd, a), EINPROGRESS);
-	probe_poll(fd, POLLOUT, 8000);
+	probe_poll(fd, POLLOUT, PROBE_PATIENCE);
 	probe_want("read", read(fd, &a, 1), ECONNREFUSED);
 	probe_want("read again", read(fd, &a, 1), 0);
 }
@@ -61,7 +61,7 @@ static void progress_pending(int family)
 	probe_want("listen", listen(fd, 1), EINVAL);
 	probe_want("dissolve", probe_connect(fd, probe_unspec()), 0);
 	probe_want("connect anew", probe_connect(fd, probe_peer(family, env.tcp)), EINPROGRESS);
-	probe_line("poll", "%s", probe_events(probe_poll(fd, POLLOUT, 8000)));
+	probe_line("poll", "%s", probe_events(probe_poll(fd, POLLOUT, PROBE_PATIENCE)));
 	probe_echo("echo", fd, "turned away");
 }
 
@@ -117,7 +117,7 @@ static void progress_interrupted_completes(int family)
 	probe_ticker_stop(ticker);
 	probe_line("poll", "%s", probe_events(probe_poll(fd, POLLOUT, 0)));
 	probe_gate_open(gate);
-	probe_line("poll", "%s", probe_events(probe_poll(fd, POLLOUT, 8000)));
+	probe_line("poll", "%s", probe_events(probe_poll(fd, POLLOUT, PROBE_PATIENCE)));
 	progress_error("SO_ERROR", fd);
 	probe_echo("echo", fd, "after all");
 }

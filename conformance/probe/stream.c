@@ -86,7 +86,7 @@ static void stream_reset(int family)
 	signal(SIGPIPE, stream_sigpipe);
 	probe_want("connect", probe_connect(fd, probe_peer(family, env.reset)), 0);
 	probe_want("write", write(fd, "x", 1), 0);
-	probe_want("poll", probe_poll(fd, POLLIN, 8000) ? 0 : -1, 0);
+	probe_want("poll", probe_poll(fd, POLLIN, PROBE_PATIENCE) ? 0 : -1, 0);
 	probe_line("poll", "%s", probe_events(probe_poll(fd, POLLIN | POLLOUT | POLLRDHUP, 0)));
 	probe_want("read", read(fd, &byte, 1), ECONNRESET);
 	probe_want("read again", read(fd, &byte, 1), 0);
@@ -184,7 +184,7 @@ static void stream_sendto(int family)
 	char buf[8] = "";
 
 	probe_want("sendto", sendto(fd, "hello", 5, 0, &a.sa, a.len), 0);
-	probe_want("poll", probe_poll(fd, POLLIN, 8000) ? 0 : -1, 0);
+	probe_want("poll", probe_poll(fd, POLLIN, PROBE_PATIENCE) ? 0 : -1, 0);
 	probe_want("recvfrom", recvfrom(fd, buf, 5, MSG_WAITALL, &from.sa, &from.len), 0);
 	probe_line("address length", "%d", (int)from.len);
 	fd = probe_socket(family, SOCK_STREAM);
@@ -203,7 +203,7 @@ static void stream_bulk(int family)
 		out[i] = i * 7 + (i >> 8);
 	probe_connect(fd, probe_peer(family, env.tcp));
 	while (got < total) {
-		int events = probe_poll(fd, POLLIN | (sent < total ? POLLOUT : 0), 8000);
+		int events = probe_poll(fd, POLLIN | (sent < total ? POLLOUT : 0), PROBE_PATIENCE);
 		ssize_t n;
 
 		if (!events)
@@ -239,7 +239,7 @@ static void stream_splice(int family)
 	probe_line("text", "%s", buf);
 	probe_want("into the pipe", write(p[1], "from a pipe", 11), 0);
 	probe_want("splice", splice(p[0], NULL, fd, NULL, 11, 0), 0);
-	probe_poll(fd, POLLIN, 8000);
+	probe_poll(fd, POLLIN, PROBE_PATIENCE);
 	probe_want("splice back", splice(fd, NULL, p[1], NULL, 11, 0), 0);
 	probe_want("out of the pipe", read(p[0], buf, 11), 0);
 	probe_line("text", "%.11s", buf);
@@ -253,7 +253,7 @@ static void stream_urgent(int family)
 	probe_pair(family, pair);
 	probe_want("send", send(pair[0], "ab", 2, 0), 0);
 	probe_want("send urgent", send(pair[0], "!", 1, MSG_OOB), 0);
-	probe_line("poll", "%s", probe_events(probe_poll(pair[1], POLLPRI, 8000)));
+	probe_line("poll", "%s", probe_events(probe_poll(pair[1], POLLPRI, PROBE_PATIENCE)));
 	probe_want("urgent", recv(pair[1], &byte, 1, MSG_OOB), 0);
 	probe_line("byte", "%c", byte);
 	ioctl(pair[1], SIOCATMARK, &mark);
@@ -271,7 +271,7 @@ static void stream_linger(int family)
 	probe_pair(family, pair);
 	probe_want("SO_LINGER", setsockopt(pair[0], SOL_SOCKET, SO_LINGER, &now, sizeof(now)), 0);
 	probe_want("close", close(pair[0]), 0);
-	probe_poll(pair[1], POLLIN, 8000);
+	probe_poll(pair[1], POLLIN, PROBE_PATIENCE);
 	probe_want("read", read(pair[1], &byte, 1), ECONNRESET);
 }
 

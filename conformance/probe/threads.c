@@ -171,7 +171,7 @@ static void *threads_recv(void *arg)
 {
 	struct threads_reader *r = arg;
 
-	if (probe_poll(r->fd, POLLIN, 4000))
+	if (probe_poll(r->fd, POLLIN, PROBE_PATIENCE))
 		r->n = recv(r->fd, r->buf, sizeof(r->buf), 0);
 	else
 		r->n = -1;

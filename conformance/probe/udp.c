@@ -19,7 +19,7 @@ static void udp_ask(const char *step, int fd, struct probe_addr a)
 		probe_want(step, -1, 0);
 		return;
 	}
-	if (!probe_poll(fd, POLLIN, 4000)) {
+	if (!probe_poll(fd, POLLIN, PROBE_PATIENCE)) {
 		probe_check(step, false);
 		return;
 	}
@@ -55,11 +55,11 @@ static void udp_refused(int family)
 	probe_line("poll", "%s",
 		   probe_events(probe_poll(fd, POLLIN | POLLOUT, 0) & POLLERR
 					? POLLERR
-					: probe_poll(fd, POLLIN, 4000)));
+					: probe_poll(fd, POLLIN, PROBE_PATIENCE)));
 	probe_want("recv", recv(fd, &byte, 1, MSG_DONTWAIT), ECONNREFUSED);
 	probe_want("recv again", recv(fd, &byte, 1, MSG_DONTWAIT), EAGAIN);
 	probe_want("send", send(fd, "x", 1, 0), 0);
-	probe_poll(fd, POLLIN, 4000);
+	probe_poll(fd, POLLIN, PROBE_PATIENCE);
 	probe_want("send gets it", send(fd, "x", 1, 0), ECONNREFUSED);
 	probe_poll(fd, POLLIN, 200);
 	getsockopt(fd, SOL_SOCKET, SO_ERROR, &err, &len);

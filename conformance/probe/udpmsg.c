@@ -36,7 +36,7 @@ static void udpmsg_collect(const char *step, int fd, struct udpmsg_batch *b)
 
 	for (int i = 0; i < BATCH; i++)
 		b->to[i].len = sizeof(b->to[i].ss);
-	while (got < BATCH && probe_poll(fd, POLLIN, 4000)) {
+	while (got < BATCH && probe_poll(fd, POLLIN, PROBE_PATIENCE)) {
 		int n;
 
 		udpmsg_prepare(b, true);
@@ -107,7 +107,7 @@ static void udpmsg_control(int fd)
 	struct in_pktinfo *info;
 	struct in6_pktinfo *info6;
 
-	probe_poll(fd, POLLIN, 8000);
+	probe_poll(fd, POLLIN, PROBE_PATIENCE);
 	probe_want("recvmsg", recvmsg(fd, &h, MSG_DONTWAIT), 0);
 	for (struct cmsghdr *c = CMSG_FIRSTHDR(&h); c; c = CMSG_NXTHDR(&h, c)) {
 		probe_line("control", "level %d type %d len %zu", c->cmsg_level, c->cmsg_type,
@@ -165,7 +165,7 @@ static void udpmsg_pktinfo_send(int family)
 	c->cmsg_len = CMSG_LEN(sizeof(info));
 	memcpy(CMSG_DATA(c), &info, sizeof(info));
 	probe_want("no preference", sendmsg(fd, &h, 0), 0);
-	probe_poll(fd, POLLIN, 4000);
+	probe_poll(fd, POLLIN, PROBE_PATIENCE);
 	probe_want("recv", recv(fd, buf, 8, MSG_DONTWAIT), 0);
 	info.ipi_spec_dst = probe_text(AF_INET, "203.0.113.99", 0).in.sin_addr;
 	memcpy(CMSG_DATA(c), &info, sizeof(info));
@@ -175,7 +175,7 @@ static void udpmsg_pktinfo_send(int family)
 	info.ipi_spec_dst = local.in.sin_addr;
 	memcpy(CMSG_DATA(c), &info, sizeof(info));
 	probe_want("our own source", sendmsg(fd, &h, 0), 0);
-	probe_poll(fd, POLLIN, 4000);
+	probe_poll(fd, POLLIN, PROBE_PATIENCE);
 	probe_want("recv", recv(fd, buf, 8, MSG_DONTWAIT), 0);
 }
 
@@ -194,7 +194,7 @@ static void udpmsg_error_queue(int family)
 
 	probe_want("IP_RECVERR", setsockopt(fd, IPPROTO_IP, IP_RECVERR, &one, sizeof(one)), 0);
 	probe_want("sendto", sendto(fd, "lost", 4, 0, &a.sa, a.len), 0);
-	probe_poll(fd, POLLIN, 4000);
+	probe_poll(fd, POLLIN, PROBE_PATIENCE);
 	probe_want("recvmsg", recvmsg(fd, &h, MSG_ERRQUEUE | MSG_DONTWAIT), 0);
 	if (!CMSG_FIRSTHDR(&h))
 		return;
@@ -215,15 +215,15 @@ static void udpmsg_sizes(int family)
 
 	probe_want("connect", probe_connect(fd, probe_peer(family, env.udp)), 0);
 	probe_want("empty", send(fd, "", 0, 0), 0);
-	probe_poll(fd, POLLIN, 4000);
+	probe_poll(fd, POLLIN, PROBE_PATIENCE);
 	probe_want("recv empty", recv(fd, buf, sizeof(buf), MSG_DONTWAIT), 0);
 	probe_want("too big", send(fd, big, sizeof(big), 0), EMSGSIZE);
 	probe_want("fragmented", send(fd, big, 5000, 0), 0);
-	probe_poll(fd, POLLIN, 4000);
+	probe_poll(fd, POLLIN, PROBE_PATIENCE);
 	probe_want("recv cut", recv(fd, buf, 4, MSG_PEEK | MSG_DONTWAIT), 0);
 	probe_want("recv, true length", recv(fd, buf, 4, MSG_TRUNC | MSG_DONTWAIT), 0);
 	probe_want("write", write(fd, "write", 5), 0);
-	probe_poll(fd, POLLIN, 4000);
+	probe_poll(fd, POLLIN, PROBE_PATIENCE);
 	probe_want("read", read(fd, buf, sizeof(buf)), 0);
 	probe_line("text", "%.5s", buf);
 	probe_want("shutdown", shutdown(fd, SHUT_WR), 0);
@@ -239,7 +239,7 @@ static void udpmsg_segment(int family)
 	probe_want("UDP_SEGMENT", setsockopt(fd, IPPROTO_UDP, UDP_SEGMENT, &size, sizeof(size)), 0);
 	probe_want("connect", probe_connect(fd, probe_peer(family, env.udp)), 0);
 	probe_want("send", send(fd, "onceupontime", 12, 0), 0);
-	while (n < 3 && probe_poll(fd, POLLIN, 4000) &&
+	while (n < 3 && probe_poll(fd, POLLIN, PROBE_PATIENCE) &&
 	       recv(fd, buf, sizeof(buf), MSG_DONTWAIT) == 4)
 		n++;
 	probe_line("datagrams", "%d", n);

@@ -7,7 +7,7 @@ static struct probe_addr udpserver_hear(int fd, const char *text)
 	struct probe_addr from = {.len = sizeof(from.ss)};
 	char buf[32] = "";
 
-	if (!probe_poll(fd, POLLIN, 2500)) {
+	if (!probe_poll(fd, POLLIN, PROBE_PATIENCE)) {
 		probe_line("heard", "silence");
 		probe_fail();
 		return from;
@@ -49,7 +49,7 @@ static void udpserver_sendmsg(int family)
 
 	probe_want("bind", probe_bind(fd, probe_any(family, env.port)), 0);
 	asked = probe_dial_udp(family, env.port, "message");
-	probe_poll(fd, POLLIN, 2500);
+	probe_poll(fd, POLLIN, PROBE_PATIENCE);
 	iov.iov_len = sizeof(buf) - 1;
 	iov.iov_len = (size_t)probe_want("recvmsg", recvmsg(fd, &h, MSG_DONTWAIT), 0);
 	probe_line("name length", "%d", (int)h.msg_namelen);
@@ -81,13 +81,13 @@ static void udpserver_queue(int family)
 	probe_want("bind", probe_bind(fd, probe_any(family, env.port)), 0);
 	asked[0] = probe_dial_udp(family, env.port, "one");
 	asked[1] = probe_dial_udp(family, env.port, "two");
-	while (n < 2 && probe_poll(fd, POLLIN, 2500) &&
+	while (n < 2 && probe_poll(fd, POLLIN, PROBE_PATIENCE) &&
 	       recv(fd, buf, sizeof(buf), MSG_DONTWAIT) == 3)
 		n++;
 	probe_line("datagrams", "%d", n);
 	close(fd);
-	probe_line("first heard", "%s", probe_heard(asked[0]));
-	probe_line("second heard", "%s", probe_heard(asked[1]));
+	probe_line("first heard", "%s", probe_heard_by_now(asked[0]));
+	probe_line("second heard", "%s", probe_heard_by_now(asked[1]));
 }
 
 static void udpserver_dual(int family)
@@ -123,7 +123,7 @@ static void udpserver_pktinfo(int family)
 	probe_want("IP_PKTINFO", setsockopt(fd, IPPROTO_IP, IP_PKTINFO, &one, sizeof(one)), 0);
 	probe_want("bind", probe_bind(fd, probe_any(family, env.port)), 0);
 	asked = probe_dial_udp(family, env.port, "where");
-	probe_poll(fd, POLLIN, 2500);
+	probe_poll(fd, POLLIN, PROBE_PATIENCE);
 	iov.iov_len = (size_t)probe_want("recvmsg", recvmsg(fd, &h, MSG_DONTWAIT), 0);
 	probe_check("with control data", CMSG_FIRSTHDR(&h) != NULL);
 	probe_want("sendmsg with the same", sendmsg(fd, &h, 0), 0);
