@@ -105,9 +105,9 @@ func registration(annotations string) *api.Registration {
 		key, value, _ := strings.Cut(a, "=")
 		known, unknown := strings.CutPrefix(key, "?")
 		if unknown {
-			r.Unknown = append(r.Unknown, annotationPrefix+known)
+			r.Unknown = append(r.Unknown, api.AnnotationPrefix+known)
 		}
-		r.Annotations[annotationPrefix+known] = value
+		r.Annotations[api.AnnotationPrefix+known] = value
 	}
 	return r
 }
@@ -260,10 +260,10 @@ func FuzzHear(f *testing.F) {
 		r := &api.Registration{Name: "web", Engine: "docker", Annotations: map[string]string{}}
 		for key, value := range map[string]string{"mode": mode, "name": name, "endpoints": endpoints, "ingress": ingress, "egress": egress} {
 			if value != "" {
-				r.Annotations[annotationPrefix+key] = value
+				r.Annotations[api.AnnotationPrefix+key] = value
 			}
 			if unknown {
-				r.Unknown = append(r.Unknown, annotationPrefix+key)
+				r.Unknown = append(r.Unknown, api.AnnotationPrefix+key)
 			}
 		}
 		cfg := &config.Config{Path: "f"}

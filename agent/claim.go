@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/internal/cgroup"
 )
 
@@ -77,7 +78,7 @@ func checkName(name string) error {
 	if !nameRE.MatchString(name) {
 		return fmt.Errorf("%w %q: letters, digits, '_', '.' and '-', at most 63, a letter or digit first", ErrName, name)
 	}
-	if name == agentName || name+socketSuffix == listenerSocket {
+	if name == api.AgentName || name+socketSuffix == listenerSocket {
 		return fmt.Errorf("%w %q: it is one of the agent's own", ErrName, name)
 	}
 	return nil

@@ -34,7 +34,7 @@ func (w Where) agent() string {
 	if w.Agent != "" {
 		return w.Agent
 	}
-	return socketOf(w.RunDir, agentName)
+	return api.SocketIn(w.RunDir)
 }
 
 // Connect finds a running container: one of the daemon's, or of a tsugiki run of its

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tsugiki/tsugiki/intercept/filter"
 	"github.com/tsugiki/tsugiki/internal/config"
 	"github.com/tsugiki/tsugiki/policy"
 )
@@ -91,7 +92,7 @@ func TestConfigAgrees(t *testing.T) {
 	if config.DefaultRunDir != RunDir {
 		t.Errorf("containers are in %s, and in %s by default of the configuration", RunDir, config.DefaultRunDir)
 	}
-	for _, mode := range Modes() {
+	for _, mode := range filter.ModeNames() {
 		if err := CheckConfig(loaded(t, "[[container]]\nmatch = \"*\"\nmode = \""+mode+"\"\n")); err != nil {
 			t.Error(err)
 		}

@@ -40,10 +40,6 @@ import (
 	"github.com/tsugiki/tsugiki/relay"
 )
 
-// shim is the file of native/shim, as the dynamic loader finds the one that fits a
-// program: it replaces $LIB, or, musl's, does not, where it is a folder of that name.
-const shim = "preload/$LIB/libtsugiki.so"
-
 // Spec describes a container.
 type Spec struct {
 	Name   string // empty: made from our process id
@@ -317,13 +313,10 @@ func (c *Container) makeEngine() error {
 	c.settle(c.own)
 	c.own.cgroup = cmp.Or(c.programs, c.group)
 	c.engine = graft.New(graft.Config{
-		Enforcement:   c.enforced,
+		Enforcer:      c.enforced,
 		Endpoint:      c.endpointNamed,
 		Own:           c.own,
-		OwnSockets:    func() { c.gates.note(hasOwnSockets) },
-		GraftSockets:  func() { c.gates.note(hasGraftSockets) },
-		BoundClients:  func() { c.gates.note(hasBoundClients) },
-		Services:      func() { c.gates.note(hasServices) },
+		Know:          c.gates.know,
 		OwnIsLoopback: c.loopback,
 		Ports:         c.ports,
 		Ephemeral:     ephemeral,

@@ -19,7 +19,6 @@ import (
 
 	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/charge/accounts"
-	"github.com/tsugiki/tsugiki/intercept/filter"
 	"github.com/tsugiki/tsugiki/internal/config"
 	"github.com/tsugiki/tsugiki/internal/gate"
 	"github.com/tsugiki/tsugiki/internal/keeper"
@@ -38,9 +37,6 @@ const adoptedPatience = 10 * time.Second
 
 // endPatience is how long a container may be ending that is started again.
 const endPatience = 2 * time.Second
-
-// agentName is the name of the daemon's own files in its run directory.
-const agentName = "agent"
 
 // Daemon is the node daemon: it has containers that others start, and leaves them
 // running when it ends.
@@ -375,7 +371,7 @@ func (d *Daemon) newRecord(r api.Registration, rules Rules) *record {
 	rec := &record{
 		ID: r.ID, Name: r.Name, Token: hex.EncodeToString(token[:]), Boot: d.boot, Created: time.Now().UTC(),
 		UID: r.UID, GID: r.GID, LoopbackOnly: r.LoopbackOnly, Programs: r.Programs,
-		Mode: modeName(rules.Mode), Given: lines(&rules.Endpoints),
+		Mode: rules.Mode.String(), Given: lines(&rules.Endpoints),
 	}
 	for _, i := range rules.Ingress {
 		rec.Ingress = append(rec.Ingress, i.String())
@@ -384,15 +380,6 @@ func (d *Daemon) newRecord(r api.Registration, rules Rules) *record {
 		rec.Egress = append(rec.Egress, e.String())
 	}
 	return rec
-}
-
-func modeName(mode filter.Mode) string {
-	for name, m := range modes {
-		if m == mode {
-			return name
-		}
-	}
-	return ""
 }
 
 // Reload makes a configuration the one that containers are registered by from now

@@ -27,7 +27,7 @@ func (d *Daemon) serveAPI() (*server, error) {
 			return nil, err
 		}
 	}
-	s, err := newServer(socketOf(d.runDir, agentName), newAPI(d.routes(), d.log))
+	s, err := newServer(api.SocketIn(d.runDir), newAPI(d.routes(), d.log))
 	if err != nil {
 		return nil, err
 	}
@@ -89,17 +89,17 @@ func (m *managed) registered() (api.Registered, error) {
 	r := api.Registered{
 		Graft: true, Name: m.spec.Name, Token: m.token,
 		Listener: filepath.Join(m.spec.RunDir, listenerSocket),
-		Filter:   api.Filter{Mode: modeName(o.Mode), Datagrams: o.Datagrams, API: o.API},
+		Filter:   api.Filter{Mode: o.Mode.String(), Datagrams: o.Datagrams, API: o.API},
 	}
 	if m.ownGroup {
 		r.Cgroup = m.programs.Path()
 	}
 	if m.preloads() {
-		library, err := programs.Find(shim)
+		library, err := programs.Find(api.LibraryFile)
 		if err != nil {
 			return r, err
 		}
-		r.Library = strings.TrimSuffix(library, "/"+shim)
+		r.Library = strings.TrimSuffix(library, "/"+api.LibraryFile)
 	}
 	return r, nil
 }

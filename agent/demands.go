@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/endpoint"
 )
 
@@ -36,11 +37,11 @@ func demandsOf(annotations map[string]string, unknown []string, rules Rules) (*d
 	for _, key := range annotationKeys(annotations) {
 		d.annotation = key
 		d.add(keyAnnotations, key)
-		if slices.Contains(unknown, annotationPrefix+key) {
+		if slices.Contains(unknown, api.AnnotationPrefix+key) {
 			d.list = append(d.list, demand{key, keyUnknown, "true", func(w *allowance) bool { return w.unknownOrigin }})
 		}
 	}
-	if name, is := annotations[annotationPrefix+"name"]; is {
+	if name, is := annotations[api.AnnotationName]; is {
 		d.annotation = "name"
 		d.add(keyNames, name)
 	}
@@ -82,14 +83,14 @@ func demandsOf(annotations map[string]string, unknown []string, rules Rules) (*d
 func (d *demands) endpoint(ep *endpoint.Endpoint) error {
 	d.add(keyTypes, ep.Type.String())
 	if err := d.netns(ep); err != nil {
-		return fmt.Errorf("annotation %s%s, endpoint %s: %w", annotationPrefix, d.annotation, ep.Name, err)
+		return fmt.Errorf("annotation %s%s, endpoint %s: %w", api.AnnotationPrefix, d.annotation, ep.Name, err)
 	}
 	if ep.Nameable {
 		d.list = append(d.list, demand{d.annotation, keyNameable, "true", func(w *allowance) bool { return w.nameable }})
 	}
 	if ep.Type == endpoint.Unix {
 		if !path.IsAbs(ep.Path) || path.Clean(ep.Path) != ep.Path {
-			return fmt.Errorf("annotation %s%s, endpoint %s: %w", annotationPrefix, d.annotation, ep.Name, errUnclean)
+			return fmt.Errorf("annotation %s%s, endpoint %s: %w", api.AnnotationPrefix, d.annotation, ep.Name, errUnclean)
 		}
 		d.add(keyPaths, ep.Path)
 		return nil

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/charge/accounts"
 	"github.com/tsugiki/tsugiki/internal/gate"
 	"github.com/tsugiki/tsugiki/internal/keeper"
@@ -33,12 +34,12 @@ func installation(runDir string) []kernel.Feature {
 		{Name: "policy programs", Required: true, Lost: "rules are not enforced", Probe: loadPolicy},
 		{Name: keeper.Program, Required: true, Lost: "sockets cannot be made on the host", Probe: find(keeper.Program)},
 		{Name: gate.Program, Required: true, Lost: "calls are not answered", Probe: find(gate.Program)},
-		{Name: "libtsugiki.so", Required: true, Lost: "there is only --mode seccomp", Probe: find(shim)},
+		{Name: "libtsugiki.so", Required: true, Lost: "there is only --mode seccomp", Probe: find(api.LibraryFile)},
 		{
 			Name: "libtsugiki.so for all users",
 			Lost: "programs of other users than root get no library: more round trips",
 			Probe: func(*kernel.Scratch) (string, error) {
-				path, err := programs.Find(shim)
+				path, err := programs.Find(api.LibraryFile)
 				if err != nil {
 					return "", err
 				}

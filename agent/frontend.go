@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/intercept/filter"
 	"github.com/tsugiki/tsugiki/intercept/notify"
 	"github.com/tsugiki/tsugiki/internal/gate"
@@ -31,7 +32,7 @@ func (c *Container) launch(path string) error {
 	}
 	if c.preloads() {
 		spec.NeedsPreload = c.spec.Mode == filter.Preload
-		if spec.Preload, err = programs.Find(shim); err != nil {
+		if spec.Preload, err = programs.Find(api.LibraryFile); err != nil {
 			return err
 		}
 	}

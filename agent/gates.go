@@ -9,39 +9,23 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/graft"
 	"github.com/tsugiki/tsugiki/intercept/notify"
 	"github.com/tsugiki/tsugiki/internal/gate"
 )
 
-// fact is something that all gates and shims of a container have to know from some
-// moment on, and that stays so.
-type fact int
-
-const (
-	hasOwnSockets fact = iota
-	hasServices
-	hasBoundClients
-	hasGraftSockets
-	facts
-)
-
-func (f fact) tell(g *gate.Gate) {
-	switch f {
-	case hasOwnSockets:
-		g.SetOwnSockets()
-	case hasServices:
-		g.SetServices()
-	case hasBoundClients:
-		g.SetBoundClients()
-	case hasGraftSockets:
-		g.SetAPI()
-	}
+// words are those that tell gates and shims a hint.
+var words = [graft.Hints]gate.Word{
+	graft.OwnSockets:   gate.OwnSockets,
+	graft.Services:     gate.Services,
+	graft.BoundClients: gate.BoundClients,
+	graft.GraftSockets: gate.GraftSockets,
 }
 
 // gates are a container's: one for the filter of its first program, and one for
 // each program that an engine has executed in it since.
 type gates struct {
-	known [facts]atomic.Bool
+	known [graft.Hints]atomic.Bool
 
 	// telling is held while gates are told something. A gate that is stopped holds up who
 	// tells for gate's patience, and then follows when it goes on. Taken before mu.
@@ -97,18 +81,18 @@ func each(list []*supervised, do func(*supervised) error) error {
 	return errors.Join(errs...)
 }
 
-// note makes a fact known to all gates before it returns.
-func (g *gates) note(f fact) {
-	if g.known[f].Load() {
+// know makes a hint known to all gates before it returns.
+func (g *gates) know(h graft.Hint) {
+	if g.known[h].Load() {
 		return
 	}
 	g.telling.Lock()
 	defer g.telling.Unlock()
 	_ = each(g.all(), func(s *supervised) error {
-		f.tell(s.gate)
+		s.gate.Set(words[h])
 		return nil
 	})
-	g.known[f].Store(true)
+	g.known[h].Store(true)
 }
 
 // trace makes all gates tell of each decision, or no longer.
@@ -126,9 +110,9 @@ func (g *gates) trace(on bool) {
 func (g *gates) add(s *supervised) {
 	g.telling.Lock()
 	defer g.telling.Unlock()
-	for f := range facts {
-		if g.known[f].Load() {
-			f.tell(s.gate)
+	for h := range graft.Hints {
+		if g.known[h].Load() {
+			s.gate.Set(words[h])
 		}
 	}
 	if g.traced {

@@ -55,7 +55,7 @@ func hear(cfg *config.Config, r *api.Registration) (heard, error) {
 	if err := asked.allowedBy(cfg, engine, r.Name); err != nil {
 		return h, err
 	}
-	if name, is := r.Annotations[annotationPrefix+"name"]; is {
+	if name, is := r.Annotations[api.AnnotationName]; is {
 		h.name = name
 	}
 	for _, ep := range rules.Endpoints.All() {
@@ -72,7 +72,7 @@ func (d *demands) allowedBy(cfg *config.Config, engine, name string) error {
 	entry := cfg.AllowFor(engine, name)
 	if entry == nil {
 		return fmt.Errorf("%w: annotation %s%s is not heard, as no [[allow]] in %s is for engine %s and name %s; to have it heard, add these lines to that file %s: %s",
-			errNotAllowed, annotationPrefix, d.list[0].annotation, cfg.Path, engine, name, then, d.entry(engine, name))
+			errNotAllowed, api.AnnotationPrefix, d.list[0].annotation, cfg.Path, engine, name, then, d.entry(engine, name))
 	}
 	w, errs := newAllowance(entry)
 	if len(errs) > 0 {
@@ -90,7 +90,7 @@ func (d *demands) allowedBy(cfg *config.Config, engine, name string) error {
 		what = "may be the image's, which cannot be known here"
 	}
 	return fmt.Errorf("%w: annotation %s%s %s, and the [[allow]] on line %d of %s does not allow that; to have it heard, write there %s: %s",
-		errNotAllowed, annotationPrefix, missing[0].annotation, what, entry.Line, cfg.Path, then, d.lines(w, missing))
+		errNotAllowed, api.AnnotationPrefix, missing[0].annotation, what, entry.Line, cfg.Path, then, d.lines(w, missing))
 }
 
 // entry is the least [[allow]] that gives all, for a container of an engine and a name.
@@ -108,7 +108,7 @@ func (d *demands) entry(engine, name string) string {
 func annotationKeys(annotations map[string]string) []string {
 	var keys []string
 	for _, name := range slices.Sorted(maps.Keys(annotations)) {
-		if key, ours := strings.CutPrefix(name, annotationPrefix); ours {
+		if key, ours := strings.CutPrefix(name, api.AnnotationPrefix); ours {
 			keys = append(keys, key)
 		}
 	}

@@ -51,7 +51,7 @@ type Joined struct {
 // AgentAt finds the daemon of a run directory, or returns "" if there is none. One that
 // was killed is still found, for another will take over what it had.
 func AgentAt(runDir string) string {
-	socket := socketOf(runDir, agentName)
+	socket := api.SocketIn(runDir)
 	if _, err := os.Lstat(socket); err != nil {
 		return ""
 	}
@@ -106,8 +106,12 @@ func Join(client *api.Client, spec Spec, texts RuleTexts) (*Joined, error) {
 }
 
 func (j *Joined) launch(spec Spec, path string, ns *netns.NS, r api.Registered) error {
+	mode, known := filter.ParseMode(r.Filter.Mode)
+	if !known {
+		return fmt.Errorf("the agent asks for mode %q, which this program does not know", r.Filter.Mode)
+	}
 	prog, err := filter.Build(runtime.GOARCH, filter.Options{
-		Mode: modes[r.Filter.Mode], Datagrams: r.Filter.Datagrams, API: r.Filter.API, Alone: true,
+		Mode: mode, Datagrams: r.Filter.Datagrams, API: r.Filter.API, Alone: true,
 	})
 	if err != nil {
 		return err
@@ -119,10 +123,10 @@ func (j *Joined) launch(spec Spec, path string, ns *netns.NS, r api.Registered) 
 	defer dir.Close()
 	l := launch.Spec{
 		Path: path, Args: spec.Command, Netns: ns, CgroupDir: dir, Filter: prog, Caps: spec.Caps, User: spec.User,
-		NeedsPreload: modes[r.Filter.Mode] == filter.Preload,
+		NeedsPreload: mode == filter.Preload,
 	}
 	if r.Library != "" {
-		if l.Preload, err = programs.FindIn(shim, []string{r.Library}); err != nil {
+		if l.Preload, err = programs.FindIn(api.LibraryFile, []string{r.Library}); err != nil {
 			return err
 		}
 	}

@@ -59,6 +59,15 @@ func (p *place) Keeper() (*keeper.Keeper, error) {
 	return k, nil
 }
 
+// Maker is the Keeper, for the engine.
+func (p *place) Maker() (graft.SocketMaker, error) {
+	k, err := p.Keeper()
+	if err != nil {
+		return nil, err // not a keeper that is nil
+	}
+	return k, nil
+}
+
 func (p *place) start() (*keeper.Keeper, error) {
 	dir, err := p.cgroup.Open()
 	if err != nil {

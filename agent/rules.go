@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/endpoint"
 	"github.com/tsugiki/tsugiki/intercept/filter"
 	"github.com/tsugiki/tsugiki/policy"
@@ -15,7 +16,7 @@ import (
 // RuleTexts are what a container is given, as users write it: on the command line
 // of tsugiki run, in a container's annotations, in the configuration.
 type RuleTexts struct {
-	Mode                       string // one of Modes; empty is auto
+	Mode                       string // one of filter.ModeNames; empty is auto
 	Endpoints, Ingress, Egress []string
 }
 
@@ -39,11 +40,6 @@ func (e *TextError) Error() string { return e.Err.Error() }
 
 func (e *TextError) Unwrap() error { return e.Err }
 
-var modes = map[string]filter.Mode{"auto": filter.Auto, "preload": filter.Preload, "seccomp": filter.Seccomp}
-
-// Modes are the names of the modes.
-func Modes() []string { return slices.Sorted(maps.Keys(modes)) }
-
 // Parse reads the texts. Its error joins a TextError for each that is wrong;
 // rules are looked at only where all endpoints are right. Rules may still
 // contradict each other (policy.NewTable).
@@ -63,9 +59,9 @@ func (t RuleTexts) parse() (Rules, []*TextError) {
 	r := Rules{Mode: filter.Auto}
 	var errs []*TextError
 	if t.Mode != "" {
-		mode, known := modes[t.Mode]
+		mode, known := filter.ParseMode(t.Mode)
 		if !known {
-			err := fmt.Errorf("unknown mode %q; there are %s", t.Mode, enumerate(Modes()))
+			err := fmt.Errorf("unknown mode %q; there are %s", t.Mode, enumerate(filter.ModeNames()))
 			errs = append(errs, &TextError{"mode", 0, err})
 		}
 		r.Mode = mode
@@ -102,9 +98,8 @@ func parseList[T any](key string, texts []string, parse func(string) (T, error))
 
 // What a container's annotations may hold: they come from whoever may start one.
 const (
-	annotationPrefix = "tsugiki.dev/"
-	annotationMax    = 16 << 10 // bytes of a value
-	annotationList   = 64       // entries of a list
+	annotationMax  = 16 << 10 // bytes of a value
+	annotationList = 64       // entries of a list
 )
 
 // AnnotationRules reads the annotations tsugiki.dev/mode, and, as lists,
@@ -117,7 +112,7 @@ func AnnotationRules(annotations map[string]string) (RuleTexts, bool, error) {
 	found := false
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(annotations)) {
-		key, ours := strings.CutPrefix(name, annotationPrefix)
+		key, ours := strings.CutPrefix(name, api.AnnotationPrefix)
 		if !ours || key == "name" {
 			continue
 		}
@@ -146,7 +141,7 @@ func AnnotationRules(annotations map[string]string) (RuleTexts, bool, error) {
 func annotationNames() []string {
 	var names []string
 	for _, key := range []string{"egress", "endpoints", "ingress", "mode", "name"} {
-		names = append(names, annotationPrefix+key)
+		names = append(names, api.AnnotationPrefix+key)
 	}
 	return names
 }

@@ -14,12 +14,7 @@ import (
 
 // texts writes rules as RuleTexts has them.
 func texts(r Rules) RuleTexts {
-	t := RuleTexts{}
-	for name, mode := range modes {
-		if mode == r.Mode {
-			t.Mode = name
-		}
-	}
+	t := RuleTexts{Mode: r.Mode.String()}
 	for _, ep := range r.Endpoints.All() {
 		t.Endpoints = append(t.Endpoints, ep.String())
 	}

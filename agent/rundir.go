@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/internal/filelock"
 )
 
@@ -14,7 +15,7 @@ func (d *Daemon) takeRunDir() error {
 	if err := os.MkdirAll(d.runDir, 0o700); err != nil {
 		return fmt.Errorf("make run directory: %w; choose another with --run-dir", err)
 	}
-	path := filepath.Join(d.runDir, agentName+".lock")
+	path := filepath.Join(d.runDir, api.AgentName+".lock")
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return fmt.Errorf("lock run directory: %w; choose another with --run-dir", err)

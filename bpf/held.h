@@ -17,6 +17,8 @@
 #ifndef TSUGIKI_HELD_H
 #define TSUGIKI_HELD_H
 
+#include "reach.h"
+
 #define HELD_REUSEADDR 1
 #define HELD_REUSEPORT 2
 #define HELD_BROADCAST 4

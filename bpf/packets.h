@@ -16,6 +16,13 @@
  *
  * and a connection goes on when the rule that let it begin is gone.
  *
+ * A datagram that waits for its rest (MSG_MORE) is asked about when it is begun. While it
+ * waits, connect(2) overwrites where it goes to, also if it then fails, as it does with a
+ * broadcast (__ip4_datagram_connect writes inet->cork.fl). So a datagram of a socket that
+ * is not connected does not leave to where the socket has tried to connect to, unless one
+ * was begun for there since. Who has another thread begin one at the same moment, which
+ * the kernel refuses as the socket has one that waits, could still have it leave.
+ *
  * A UDP socket that no ingress rule has bound has a port on the host all the same. Other
  * than a NAT it would hear everybody. So what comes for it passes only from its peer, if
  * it is connected, or from hosts that it has lately sent to: heard_by_socket has up to
@@ -27,6 +34,8 @@
  */
 #ifndef TSUGIKI_PACKETS_H
 #define TSUGIKI_PACKETS_H
+
+#include "relay.h"
 
 #define ETH_P_IP   0x0800
 #define ETH_P_IPV6 0x86dd
@@ -101,6 +110,45 @@ static __always_inline void hear(struct bpf_sock *sk, const struct addr *a, __u1
 		(struct heard_peer){.addr = *a, .port = port};
 }
 
+/* Where UDP sockets have tried to connect to, by IPv4; all zero: nowhere, or they have
+ * begun a datagram for there since. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct addr);
+} tried_by_socket SEC(".maps");
+
+/* Lets a socket connect, and notes where to. */
+static __always_inline int tries(struct bpf_sock_addr *ctx, const struct addr *to)
+{
+	struct addr *tried;
+
+	if (ctx->protocol != IPPROTO_UDP || !ctx->sk || !is_mapped(to))
+		return ALLOW;
+	tried = bpf_sk_storage_get(&tried_by_socket, ctx->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	if (!tried)
+		return deny(DENIED_CONNECT);
+	*tried = *to;
+	return ALLOW;
+}
+
+static __always_inline bool tried(struct bpf_sock *sk, const struct addr *to)
+{
+	struct addr *at = bpf_sk_storage_get(&tried_by_socket, sk, 0, 0);
+
+	return at && same(at, to);
+}
+
+/* Notes that a datagram begins, rather than goes on. */
+static __always_inline void begins(struct bpf_sock *sk, const struct addr *to)
+{
+	struct addr *at = bpf_sk_storage_get(&tried_by_socket, sk, 0, 0);
+
+	if (at && same(at, to))
+		*at = (struct addr){};
+}
+
 /*
  * What a packet is, or false if it is none that a program may send: one with IP
  * options or extension headers, or neither TCP nor UDP.
@@ -162,10 +210,9 @@ static __always_inline bool is_peer(struct bpf_sock *sk, const struct packet *p)
 
 /* Whether a source is what an endpoint wants, or what a rule or a name let the socket bind. */
 static __always_inline bool right_source(const struct endpoint *ep, const struct binding *b,
-					 const struct addr *from)
+					 const struct addr *from, const struct addr *to)
 {
-	return wildcard(&ep->addr) || same(&ep->addr, from) ||
-	       (b && b->ingress && (same(&b->host, from) || wildcard(&b->host)));
+	return fits(&ep->addr, from, to) || (b && b->ingress && fits(&b->host, from, to));
 }
 
 /* Whether a datagram is on its way to the relay, or from it: see relay.h. */
@@ -194,13 +241,15 @@ static __always_inline bool may_leave(struct __sk_buff *skb, struct bpf_sock *sk
 
 	if (sk->bound_dev_if && skb->ifindex != LOOPBACK_IFINDEX)
 		return false;
+	if (p->protocol == IPPROTO_UDP && tried(sk, &p->to))
+		return false;
 	ep = endpoint_for(&p->to, p->to_port);
-	if (ep && right_source(ep, b, &p->from))
+	if (ep && right_source(ep, b, &p->from, &p->to))
 		return true;
 	if (b && named_reaches(b, &p->to, &p->from))
 		return true;
-	if (p->protocol == IPPROTO_UDP && b && b->ingress &&
-	    (wildcard(&b->host) || same(&b->host, &p->from)) && known_peer(skb, &p->to, p->to_port))
+	if (p->protocol == IPPROTO_UDP && b && b->ingress && fits(&b->host, &p->from, &p->to) &&
+	    known_peer(skb, &p->to, p->to_port))
 		return true;
 	if (by_relay(skb, sk, p))
 		return true;

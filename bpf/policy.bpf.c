@@ -38,497 +38,10 @@
  *
  * Oldest kernel: 5.15. What is denied is EPERM for the program.
  */
-#include <linux/bpf.h>
-#include <linux/in.h>
-#include <linux/in6.h>
-#include <linux/types.h>
-#include <stdbool.h>
-#include <bpf/bpf_endian.h>
-#include <bpf/bpf_helpers.h>
-
-#include "options.h"
-#include "policy.h"
-
-#define AF_UNSPEC 0
-#define AF_INET	  2
-#define AF_INET6  10
-
-#define DENY  0
-#define ALLOW 1
-
-/*
- * What belongs to one container. The programs are loaded once for many, and find
- * theirs by the cgroup that they were called for: its storage ends with the cgroup
- * and its last socket, as their being attached does.
- */
-struct {
-	__uint(type, BPF_MAP_TYPE_CGROUP_STORAGE);
-	__type(key, __u64);
-	__type(value, struct container);
-} container_by_cgroup SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_CGROUP_STORAGE);
-	__type(key, __u64);
-	__type(value, struct counts);
-} counts_by_cgroup SEC(".maps");
-
-#define TRIE(entries, from, to)                                                                    \
-	__uint(type, BPF_MAP_TYPE_LPM_TRIE);                                                       \
-	__uint(map_flags, BPF_F_NO_PREALLOC);                                                      \
-	__uint(max_entries, entries);                                                              \
-	__type(key, struct from);                                                                  \
-	__type(value, struct to)
-
-/*
- * What the supervisors write is in tables that all containers share: a table of its own
- * for each took 20 KiB, most of it for rows to come. A row's key begins with the number of
- * its container, which is always looked up whole: so a container finds its own rows and no
- * others, whatever the rest of the key is. How many rows each may have, package policy sees
- * to; there is room for all of them.
- *
- * They are tries for one more reason. What a running program has found stays what it was
- * until the program ends: the kernel waits a grace period before the memory of a trie's row
- * becomes another row, which it does not for a hash table's. That other row may be another
- * container's.
- */
-#define ALL(each) (CONTAINERS_MAX * (each))
-#define SHARED(name, entries, from, to)                                                            \
-	struct {                                                                                   \
-		TRIE(entries, from, to);                                                           \
-	} name SEC(".maps")
-
-/* Twice, for those of two tables while one takes the other's place. */
-SHARED(egress_by_prefix, ALL(2 * EGRESS_PREFIXES_MAX), prefix, egress);
-SHARED(endpoint_by_number, ALL(ENDPOINTS_MAX), number, endpoint);
-SHARED(name_by_number, ALL(NAMED_MAX), number, endpoint_name);
-SHARED(location_by_service, ALL(SERVICES_MAX), service, location);
-
-/* Of types that only tables in tables have, the compiler writes down no more than the
- * names, unless a variable has them too. */
-const union {
-	struct sender sender;
-	struct peer peer;
-} types = {};
-
-/*
- * What the programs write themselves is in tables of each container, by its id: none can
- * fill another's.
- */
-#define TABLES(name, table)                                                                        \
-	struct {                                                                                   \
-		__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);                                          \
-		__uint(max_entries, CONTAINERS_MAX);                                               \
-		__type(key, __u32);                                                                \
-		__array(values, struct table);                                                     \
-	} name SEC(".maps")
-
-struct address_by_sender {
-	TRIE(RELAY_SENDERS_MAX, sender, addr);
-};
-
-/* Only of containers that have had a UDP server. */
-struct udp_peers {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, UDP_PEERS_MAX);
-	__type(key, struct peer);
-	__type(value, __u8);
-};
-
-TABLES(sender_tables, address_by_sender);
-TABLES(peer_tables, udp_peers);
-
-/* Inherited by accepted sockets, whose getsockname needs it too. */
-struct {
-	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
-	__uint(map_flags, BPF_F_NO_PREALLOC | BPF_F_CLONE);
-	__type(key, int);
-	__type(value, struct binding);
-} binding_by_socket SEC(".maps");
-
-/* Not inherited: what is accepted is an ordinary socket. */
-struct {
-	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, int);
-	__type(value, struct graft_socket);
-} graft_by_socket SEC(".maps");
-
-/* Only for those that have had an option delayed. */
-struct {
-	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, int);
-	__type(value, struct graft_queue);
-} queue_by_socket SEC(".maps");
-
-static __always_inline struct container *container(void)
-{
-	return bpf_get_local_storage(&container_by_cgroup, 0);
-}
-
-static __always_inline void *find(void *tables, const void *key)
-{
-	__u32 id = container()->id;
-	void *table = bpf_map_lookup_elem(tables, &id);
-
-	return table ? bpf_map_lookup_elem(table, key) : NULL;
-}
-
-/* What the supervisor of this container has noted about a socket, or NULL. */
-static __always_inline struct binding *binding_of(struct bpf_sock *sk)
-{
-	struct binding *b = bpf_sk_storage_get(&binding_by_socket, sk, 0, 0);
-
-	return b && b->container == container()->id ? b : NULL;
-}
-
-static __always_inline bool serves(struct bpf_sock *sk)
-{
-	struct binding *b = binding_of(sk);
-
-	return b && b->ingress;
-}
-
-static __always_inline void count_connection(enum connection direction)
-{
-	struct counts *counts = bpf_get_local_storage(&counts_by_cgroup, 0);
-
-	counts->connections[direction]++;
-}
-
-static __always_inline int deny(enum denial what)
-{
-	struct counts *counts = bpf_get_local_storage(&counts_by_cgroup, 0);
-
-	counts->denials[what]++;
-	return DENY;
-}
-
-static __always_inline struct addr mapped(__u32 ip4)
-{
-	return (struct addr){{0, 0, bpf_htonl(0xffff), ip4}};
-}
-
-static __always_inline bool same(const struct addr *a, const struct addr *b)
-{
-	return a->word[0] == b->word[0] && a->word[1] == b->word[1] && a->word[2] == b->word[2] &&
-	       a->word[3] == b->word[3];
-}
-
-static __always_inline bool is_mapped(const struct addr *a)
-{
-	return !a->word[0] && !a->word[1] && a->word[2] == bpf_htonl(0xffff);
-}
-
-/* True of ::, and of ::ffff:0.0.0.0, the wildcard of a mapped address. */
-static __always_inline bool wildcard(const struct addr *a)
-{
-	return !a->word[0] && !a->word[1] && !a->word[3] &&
-	       (!a->word[2] || a->word[2] == bpf_htonl(0xffff));
-}
-
-/*
- * Whether only a rule that names a destination, or a part of these, covers it: `special`
- * of package policy. A function of its own, not a static one, is verified once, for any
- * arguments: inline, each of its ways would be followed to the end of each program.
- */
-__noinline int special_words(__u32 a, __u32 b, __u32 c, __u32 d)
-{
-	__u32 low = bpf_ntohl(d);
-
-	if (!a && !b && c == bpf_htonl(0xffff))
-		return low >> 24 == 0 || low >> 24 == 127 || low >> 16 == 0xa9fe ||
-		       low >> 28 == 0xe || low == 0xffffffff;
-	if (!a && !b && !c)
-		return low <= 1;
-	return (a & bpf_htonl(0xffc00000)) == bpf_htonl(0xfe800000) ||
-	       (a & bpf_htonl(0xff000000)) == bpf_htonl(0xff000000);
-}
-
-static __always_inline bool special(const struct addr *a)
-{
-	return special_words(a->word[0], a->word[1], a->word[2], a->word[3]);
-}
-
-/*
- * The endpoint of a number that was found just now. It is looked up anew where it is: what
- * was known of the container before may be from before the number was given.
- */
-static __always_inline struct endpoint *endpoint_of(__u64 number)
-{
-	struct number key = {.bits = KEY_BITS(key), .number = number};
-
-	if (number < ENDPOINTS_AT_HAND)
-		return &container()->endpoint[number];
-	key.container = container()->id;
-	return bpf_map_lookup_elem(&endpoint_by_number, &key);
-}
-
-/* The number of the endpoint for a port, or ENDPOINTS_MAX. A function of its own, as
- * special_words is: inline, each turn of the loop would be followed to the end. */
-__noinline __u64 number_for(const struct egress *e, __u32 port)
-{
-	__u32 i;
-
-	if (!e)
-		return ENDPOINTS_MAX;
-	for (i = 0; i < EGRESS_RANGES_MAX && i < e->count; i++)
-		if (port >= e->range[i].first && port <= e->range[i].last)
-			return e->range[i].endpoint;
-	return ENDPOINTS_MAX;
-}
-
-/* The endpoint through which this destination is reached, or NULL. */
-static __always_inline struct endpoint *endpoint_for(const struct addr *to, __u16 port)
-{
-	struct prefix key = {.bits = KEY_BITS(key), .container = container()->id, .addr = *to};
-	struct egress *e;
-	__u64 number; /* not cut to 32 bits, which the verifier would follow twice */
-
-	e = bpf_map_lookup_elem(&egress_by_prefix, &key);
-	if (!e || (!e->special && special(to)))
-		return NULL;
-	number = number_for(e, port);
-	return number < ENDPOINTS_MAX ? endpoint_of(number) : NULL;
-}
-
-/* The same, if it is in the namespace of the socket that the program was called for. */
-static __always_inline struct endpoint *egress(void *ctx, const struct addr *to, __u16 port)
-{
-	struct endpoint *ep = endpoint_for(to, port);
-
-	return ep && ep->netns == bpf_get_netns_cookie(ctx) ? ep : NULL;
-}
-
-/* Whether the endpoint that a socket was bound to by its name leads from an address
- * of its own to a destination. */
-static __always_inline bool named_reaches(const struct binding *b, const struct addr *to,
-					  const struct addr *from)
-{
-	struct number name = {
-		.bits = KEY_BITS(name), .container = container()->id, .number = b->named};
-
-	if (!b->named || !bpf_map_lookup_elem(&name_by_number, &name))
-		return false; /* there is none, or it has been deleted */
-	if (!wildcard(&b->host) && !same(&b->host, from))
-		return false;
-	/* An IPv6 endpoint speaks for no IPv4 address. */
-	return is_mapped(to) == is_mapped(&b->host) && !special(to);
-}
-
-/*
- * Whether a socket that the program has bound to an endpoint by its name may
- * reach a destination through it: any but those that only a rule can cover. It
- * must still have the endpoint's address, and its port unless it has none any
- * more: the kernel takes one from a socket that it gave one to when that is
- * disconnected.
- */
-static __always_inline bool by_name(struct bpf_sock_addr *ctx, const struct addr *to,
-				    const struct addr *from)
-{
-	struct bpf_sock *sk = ctx->sk;
-	struct binding *b;
-
-	if (!sk)
-		return false;
-	b = binding_of(sk);
-	if (!b || b->netns != bpf_get_netns_cookie(ctx))
-		return false;
-	if (sk->src_port && sk->src_port != b->host_port)
-		return false;
-	return named_reaches(b, to, from);
-}
-
-static __always_inline bool loopback(const struct addr *a)
-{
-	if (a->word[0] || a->word[1])
-		return false;
-	if (a->word[2] == bpf_htonl(0xffff))
-		return bpf_ntohl(a->word[3]) >> 24 == 127;
-	return !a->word[2] && a->word[3] == bpf_htonl(1);
-}
-
-/* The socket, not a connected one, that hears what is sent to an address. The
- * caller releases it. */
-static __always_inline struct bpf_sock *socket_at(void *ctx, __u8 protocol, const struct addr *at,
-						  __u16 port)
-{
-	struct bpf_sock_tuple tuple = {};
-	__u32 size = sizeof(tuple.ipv6);
-
-	if (at->word[2] == bpf_htonl(0xffff)) {
-		size = sizeof(tuple.ipv4);
-		tuple.ipv4.saddr = bpf_htonl(0x7f000001);
-		tuple.ipv4.daddr = at->word[3];
-		tuple.ipv4.dport = bpf_htons(port);
-	} else {
-		tuple.ipv6.saddr[3] = bpf_htonl(1);
-		__builtin_memcpy(tuple.ipv6.daddr, at, sizeof(tuple.ipv6.daddr));
-		tuple.ipv6.dport = bpf_htons(port);
-	}
-	if (protocol == IPPROTO_TCP)
-		return bpf_sk_lookup_tcp(ctx, &tuple, size, BPF_F_CURRENT_NETNS, 0);
-	return bpf_sk_lookup_udp(ctx, &tuple, size, BPF_F_CURRENT_NETNS, 0);
-}
-
-/* Whether the socket that is served at an address is this container's. */
-static __always_inline bool ours(void *ctx, __u8 protocol, const struct addr *at, __u16 port)
-{
-	struct bpf_sock *sk = socket_at(ctx, protocol, at, port);
-	struct binding *b;
-
-	if (!sk)
-		return false;
-	b = binding_of(sk);
-	bpf_sk_release(sk);
-	return b && b->ingress;
-}
-
-/*
- * Whether a destination is one of the container's own servers on the host. If
- * so, TO and PORT become its address there; port 0, where nobody listens, if it
- * has gone.
- */
-static __always_inline bool own_server(struct bpf_sock_addr *ctx, struct addr *to, __u16 *port)
-{
-	struct service key = {.bits = KEY_BITS(key),
-			      .container = container()->id,
-			      .port = *port,
-			      .protocol = ctx->protocol};
-	struct location *l;
-
-	if (!loopback(to))
-		return false;
-	key.is4 = to->word[2] == bpf_htonl(0xffff);
-	l = bpf_map_lookup_elem(&location_by_service, &key);
-	if (!l)
-		return false;
-	if (!wildcard(&l->addr))
-		*to = l->addr;
-	*port = l->port;
-	if (!ours(ctx, key.protocol, to, l->port))
-		*port = 0;
-	return true;
-}
-
-static __always_inline bool known_peer(void *ctx, const struct addr *to, __u16 port)
-{
-	struct peer key = {.socket = bpf_get_socket_cookie(ctx), .addr = *to, .port = port};
-
-	return find(&peer_tables, &key);
-}
-
-static __always_inline void redirect6(struct bpf_sock_addr *ctx, const struct addr *to, __u16 port)
-{
-	ctx->user_ip6[0] = to->word[0];
-	ctx->user_ip6[1] = to->word[1];
-	ctx->user_ip6[2] = to->word[2];
-	ctx->user_ip6[3] = to->word[3];
-	ctx->user_port = bpf_htons(port);
-}
-
-#include "relay.h"
 #include "held.h"
 #include "packets.h"
-
-static __always_inline struct addr source6(struct bpf_sock *sk)
-{
-	return (struct addr){{sk->src_ip6[0], sk->src_ip6[1], sk->src_ip6[2], sk->src_ip6[3]}};
-}
-
-/* A UDP server that connects to who has asked it, and keeps its own name. */
-static __always_inline bool answers(struct bpf_sock_addr *ctx, const struct addr *to, __u16 port)
-{
-	return ctx->protocol == IPPROTO_UDP && ctx->sk && serves(ctx->sk) &&
-	       known_peer(ctx, to, port);
-}
-
-/*
- * A UDP socket that stayed connected would reach whoever has the address when the
- * server has gone; one that is not connected is looked at with each datagram.
- */
-static __always_inline bool connects_to_own(struct bpf_sock_addr *ctx, struct addr *to, __u16 *port)
-{
-	return ctx->protocol == IPPROTO_TCP && own_server(ctx, to, port);
-}
-
-static __always_inline bool by_name4(struct bpf_sock_addr *ctx, const struct addr *to)
-{
-	struct addr from = mapped(ctx->sk ? ctx->sk->src_ip4 : 0);
-
-	return by_name(ctx, to, &from);
-}
-
-static __always_inline bool by_name6(struct bpf_sock_addr *ctx, const struct addr *to)
-{
-	struct bpf_sock *sk = ctx->sk;
-	struct addr from;
-
-	if (!sk)
-		return false;
-	from = source6(sk);
-	return by_name(ctx, to, &from);
-}
-
-/* UDP sockets whose source is that of an endpoint they have connected through. */
-struct {
-	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, int);
-	__type(value, __u8);
-} lent_by_socket SEC(".maps");
-
-/* Whether a socket's source is an endpoint's: lent at a connect, or bound for a client. */
-static __always_inline bool lent(struct bpf_sock *sk, const struct addr *at)
-{
-	struct binding *b = binding_of(sk);
-
-	return (b && !b->ingress && same(&b->host, at)) ||
-	       bpf_sk_storage_get(&lent_by_socket, sk, 0, 0);
-}
-
-/*
- * Whether the source that a socket has is right for an endpoint: the endpoint's own, one
- * that an ingress rule or a name gave it, or, where the host chooses, what the host chose
- * for a former peer of a UDP socket. What it has besides is another endpoint's.
- */
-static __always_inline bool keeps_source(struct bpf_sock *sk, const struct endpoint *ep,
-					 const struct addr *at, const struct addr *to)
-{
-	struct binding *b = binding_of(sk);
-
-	if (same(at, &ep->addr))
-		return true;
-	if (special(at)) /* it is for special destinations */
-		return special(to) && wildcard(&ep->addr);
-	if (b && b->ingress && same(&b->host, at))
-		return true;
-	return wildcard(&ep->addr) && sk->protocol == IPPROTO_UDP && !lent(sk, at);
-}
-
-/* Whether a socket that connects through an endpoint need not be given a source. */
-static __always_inline bool has_source(struct bpf_sock *sk, const struct endpoint *ep,
-				       const struct addr *at, const struct addr *to)
-{
-	if (!sk)
-		return true;
-	if (wildcard(at))
-		return wildcard(&ep->addr) && !ep->port;
-	return keeps_source(sk, ep, at, to);
-}
-
-/* Notes that an endpoint has lent its address to a socket, which TCP shows by itself: it
- * has none else once it is not connected. */
-static __always_inline void lend(struct bpf_sock *sk, const struct endpoint *ep)
-{
-	if (!sk || sk->protocol != IPPROTO_UDP)
-		return;
-	if (wildcard(&ep->addr))
-		bpf_sk_storage_delete(&lent_by_socket, sk);
-	else
-		bpf_sk_storage_get(&lent_by_socket, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
-}
+#include "relay.h"
+#include "source.h"
 
 SEC("cgroup/connect4")
 int connect4(struct bpf_sock_addr *ctx)
@@ -538,11 +51,13 @@ int connect4(struct bpf_sock_addr *ctx)
 	__u16 port = bpf_ntohs(ctx->user_port);
 	struct endpoint *ep;
 
-	if (ctx->user_family != AF_INET || answers(ctx, &to, port))
+	if (ctx->user_family != AF_INET)
 		return ALLOW;
+	if (answers(ctx, &to, port))
+		return tries(ctx, &to);
 	ep = egress(ctx, &to, port);
 	if (!ep && by_name4(ctx, &to))
-		return ALLOW;
+		return tries(ctx, &to);
 	if (!ep) {
 		if (!connects_to_own(ctx, &to, &port))
 			return deny(DENIED_CONNECT);
@@ -552,13 +67,13 @@ int connect4(struct bpf_sock_addr *ctx)
 	}
 	at = mapped(ctx->sk ? ctx->sk->src_ip4 : 0);
 	if (has_source(ctx->sk, ep, &at, &to))
-		return ALLOW;
+		return tries(ctx, &to);
 	from.sin_addr.s_addr = ep->addr.word[3];
 	from.sin_port = bpf_htons(ep->port);
 	if (bpf_bind(ctx, (struct sockaddr *)&from, sizeof(from)))
 		return deny(DENIED_CONNECT);
 	lend(ctx->sk, ep);
-	return ALLOW;
+	return tries(ctx, &to);
 }
 
 SEC("cgroup/connect6")
@@ -571,11 +86,13 @@ int connect6(struct bpf_sock_addr *ctx)
 	struct endpoint *ep;
 	struct addr at;
 
-	if (ctx->user_family != AF_INET6 || answers(ctx, &to, port))
+	if (ctx->user_family != AF_INET6)
 		return ALLOW;
+	if (answers(ctx, &to, port))
+		return tries(ctx, &to);
 	ep = egress(ctx, &to, port);
 	if (!ep && by_name6(ctx, &to))
-		return ALLOW;
+		return tries(ctx, &to);
 	if (!ep) {
 		if (!connects_to_own(ctx, &to, &port))
 			return deny(DENIED_CONNECT);
@@ -584,13 +101,13 @@ int connect6(struct bpf_sock_addr *ctx)
 	}
 	at = sk ? source6(sk) : (struct addr){};
 	if (has_source(sk, ep, &at, &to))
-		return ALLOW;
+		return tries(ctx, &to);
 	__builtin_memcpy(&from.sin6_addr, &ep->addr, sizeof(from.sin6_addr));
 	from.sin6_port = bpf_htons(ep->port);
 	if (bpf_bind(ctx, (struct sockaddr *)&from, sizeof(from)))
 		return deny(DENIED_CONNECT);
 	lend(sk, ep);
-	return ALLOW;
+	return tries(ctx, &to);
 }
 
 static __always_inline int may_bind(struct bpf_sock_addr *ctx, const struct addr *to, __u16 port)
@@ -661,6 +178,7 @@ int sendmsg4(struct bpf_sock_addr *ctx)
 
 	if (!sk)
 		return deny(DENIED_SENDMSG);
+	begins(sk, &to);
 	if (is_relay(sk, container()->relay_port4))
 		return relay_answer4(ctx);
 	/*

@@ -251,6 +251,7 @@ type PolicyMapSpecs struct {
 	QueueBySocket     *ebpf.MapSpec `ebpf:"queue_by_socket"`
 	RelayedSockets    *ebpf.MapSpec `ebpf:"relayed_sockets"`
 	SenderTables      *ebpf.MapSpec `ebpf:"sender_tables"`
+	TriedBySocket     *ebpf.MapSpec `ebpf:"tried_by_socket"`
 }
 
 // PolicyVariableSpecs contains global variables before they are loaded into the kernel.
@@ -295,6 +296,7 @@ type PolicyMaps struct {
 	QueueBySocket     *ebpf.Map `ebpf:"queue_by_socket"`
 	RelayedSockets    *ebpf.Map `ebpf:"relayed_sockets"`
 	SenderTables      *ebpf.Map `ebpf:"sender_tables"`
+	TriedBySocket     *ebpf.Map `ebpf:"tried_by_socket"`
 }
 
 func (m *PolicyMaps) Close() error {
@@ -314,6 +316,7 @@ func (m *PolicyMaps) Close() error {
 		m.QueueBySocket,
 		m.RelayedSockets,
 		m.SenderTables,
+		m.TriedBySocket,
 	)
 }
 

@@ -28,6 +28,8 @@
 #ifndef TSUGIKI_RELAY_H
 #define TSUGIKI_RELAY_H
 
+#include "reach.h"
+
 /* Of the container whose programs have sent by it. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);

@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
 // Garbage from many threads breaks nothing: not the supervisor, and not the next
@@ -47,7 +49,7 @@ func TestAttackSequencesEqualBare(t *testing.T) {
 		"-e", "0.0.0.0/0=out", "-e", "::/0=out6",
 	}
 	const limits = "--bounding-set=-all,+net_bind_service"
-	for seed := range 24 {
+	for seed := range testkit.Times(4, 24) {
 		args := []string{"sequence", strconv.Itoa(seed + 1), "250", allowed4.String()}
 		difference := "never run"
 		for try := 0; try < triesOfSequence && difference != ""; try++ {

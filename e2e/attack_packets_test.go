@@ -205,6 +205,50 @@ func TestAttackBroadcast(t *testing.T) {
 	}
 }
 
+// A datagram that waits for its rest (MSG_MORE) goes where it was begun for. The kernel works
+// out where connect(2) would lead in the same place, also where that then fails.
+func TestAttackCorkedBroadcast(t *testing.T) {
+	t.Parallel()
+	a := newArena(t)
+	broadcast := fmt.Sprintf("198.51.100.255:%d", secretPort)
+	for user, as := range users {
+		flags := append([]string{"-e", "0.0.0.0/0=0.0.0.0"}, as...)
+		out := steppedLines(succeed(t, a.attack("static", flags, "packets-cork", allowed4.String(), broadcast)))
+		want := []string{
+			"begin: ok", "connect: EACCES", "end: EPERM", "next: ok", "begin again: ok", "connect to it: ok", "end again: ok", "dissolve: ok", "send: ok",
+		}
+		if !slices.Equal(out, want) {
+			t.Errorf("%s printed %q, want %q", user, out, want)
+		}
+		allowed, forbidden := a.arrived()
+		if want := []string{"corked", "last", "next"}; !slices.Equal(allowed, want) || len(forbidden) > 0 {
+			t.Errorf("%s: arrived: %q, want %q; and %q", user, allowed, want, forbidden)
+		}
+	}
+}
+
+// Where the host chooses the source of a rule's datagrams, no control message makes that the
+// host's loopback: services of the host trust it.
+func TestAttackLoopbackSource(t *testing.T) {
+	t.Parallel()
+	for _, addr := range []struct{ host, any, loopback string }{{hostAddr4, "0.0.0.0", "127.0.0.1"}, {hostAddr6, "::", "::1"}} {
+		a := newArena(t)
+		to := netip.AddrPortFrom(netip.MustParseAddr(addr.host), secretPort)
+		from := netip.AddrPortFrom(netip.MustParseAddr(addr.loopback), 0)
+		for user, as := range users {
+			flags := append([]string{"-e", portOf(to) + "=" + addr.any}, as...)
+			out := steppedLines(succeed(t, a.attack("static", flags, "packets-source", from.String(), to.String())))
+			if want := []string{"plain: ok", "from it: EPERM", "plain again: ok"}; !slices.Equal(out, want) {
+				t.Errorf("%s, %s printed %q, want %q", to, user, out, want)
+			}
+			_, arrived := a.arrived()
+			if at := "h " + to.String(); len(arrived) != 2 || !strings.HasSuffix(arrived[0], ": plain") || !strings.HasSuffix(arrived[1], ": plain again") {
+				t.Errorf("%s, %s: arrived at %s: %q", to, user, at, arrived)
+			}
+		}
+	}
+}
+
 // Options that a program of another ABI sets are those that were looked at.
 func TestAttackFlippedOption(t *testing.T) {
 	t.Parallel()

@@ -13,11 +13,13 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
 var (
 	propertySeed  = flag.Uint64("property-seed", 0, "the first seed of TestPropertyRulesHold, and the only one without -property; 0 has it take some")
-	propertyTime  = flag.Duration("property", 0, "how long TestPropertyRulesHold takes one seed after another; 0 has it take a few")
+	propertyTime  = flag.Duration("property", time.Duration(testkit.Times(0, 10))*time.Minute, "how long TestPropertyRulesHold takes one seed after another; 0 has it take a few")
 	propertyCalls = flag.Int("property-calls", 400, "calls of each container of TestPropertyRulesHold")
 )
 
@@ -31,6 +33,9 @@ const (
 	// propertyTail is how many of a driver's lines are shown up to a call.
 	propertyTail = 14
 )
+
+// propertyFound are seeds that have found something.
+var propertyFound = []uint64{117661521608743, 117661521608784}
 
 // propertyContainer is a container that runs a driver.
 type propertyContainer struct {
@@ -67,6 +72,11 @@ func TestPropertyRulesHold(t *testing.T) {
 		seed = uint64(time.Now().Unix()) << 16 // so that no two soaks have the same
 	}
 	all := count > 1 || *propertyTime > 0
+	if all {
+		for _, found := range propertyFound {
+			trySeed(t, found, seen)
+		}
+	}
 	for end := time.Now().Add(*propertyTime); count > 0 || time.Now().Before(end); count-- {
 		trySeed(t, seed, seen)
 		seed++

@@ -17,7 +17,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
-var soak = flag.Int("soak", 5000, "connections of TestSoak")
+var soak = flag.Int("soak", testkit.Times(1000, 100000), "connections of TestSoak")
 
 // soakChunks is how many runs of the load generator make up the soak, after the
 // first of which all there is has been used.

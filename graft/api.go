@@ -50,7 +50,7 @@ func (e *Engine) Socket(p Program, typ, protocol int) (Answer, error) {
 		return fail(unix.EPROTONOSUPPORT), nil
 	}
 	kind.Type |= typ & unix.SOCK_NONBLOCK
-	k, err := e.Own.Keeper()
+	k, err := e.Own.Maker()
 	if err != nil {
 		return Answer{}, err
 	}
@@ -63,11 +63,11 @@ func (e *Engine) Socket(p Program, typ, protocol int) (Answer, error) {
 		return answerFor(err)
 	}
 	defer unix.Close(file)
-	if err := e.Enforcement.SetGraft(file, policy.Graft{}); err != nil {
+	if err := e.Enforcer.SetGraft(file, policy.Graft{}); err != nil {
 		return Answer{}, err
 	}
-	e.OwnSockets()
-	e.GraftSockets()
+	e.Know(OwnSockets)
+	e.Know(GraftSockets)
 	number, err := p.Add(file, typ&unix.SOCK_CLOEXEC != 0)
 	var errno unix.Errno
 	switch {
@@ -103,7 +103,7 @@ func (e *Engine) GraftState(p Program, number int) (policy.Graft, bool, error) {
 		return policy.Graft{}, false, ignoreBadFile(err)
 	}
 	defer unix.Close(file)
-	return e.Enforcement.Graft(file)
+	return e.Enforcer.Graft(file)
 }
 
 // Graft takes an AF_GRAFT socket of the program, which the caller has to Close,
@@ -121,7 +121,7 @@ func (e *Engine) Graft(p Program, number int) (*GraftSocket, error) {
 }
 
 func (e *Engine) graft(p Program, number, file int) (*GraftSocket, error) {
-	if _, is, err := e.Enforcement.Graft(file); !is {
+	if _, is, err := e.Enforcer.Graft(file); !is {
 		return nil, err
 	}
 	s, err := inspect(file)
@@ -134,7 +134,7 @@ func (e *Engine) graft(p Program, number, file int) (*GraftSocket, error) {
 	e.makeGraft.Do(func() { e.graftMu = new([graftLocks]sync.Mutex) })
 	mu := &e.graftMu[s.cookie%graftLocks]
 	mu.Lock()
-	state, _, err := e.Enforcement.Graft(file)
+	state, _, err := e.Enforcer.Graft(file)
 	if err != nil {
 		mu.Unlock()
 		return nil, err
@@ -160,7 +160,7 @@ func (g *GraftSocket) Bind(name string) (Answer, error) {
 	switch {
 	case name == "" || ep == nil || g.e.Host[ep.Netns] == nil:
 		return fail(unix.ENOENT), nil
-	case g.bound() && g.e.Enforcement.BoundBy(g.s.file, g.p.Call()):
+	case g.bound() && g.e.Enforcer.BoundBy(g.s.file, g.p.Call()):
 		return Answer{Action: Succeed}, nil
 	case g.bound():
 		return fail(unix.EINVAL), nil
@@ -201,7 +201,7 @@ func (g *GraftSocket) moveTo(ep *endpoint.Endpoint) error {
 		return err
 	}
 	defer unix.Close(file)
-	options, err := e.Enforcement.GraftOptions(g.s.file)
+	options, err := e.Enforcer.GraftOptions(g.s.file)
 	if err != nil {
 		return err
 	}
@@ -218,15 +218,15 @@ func (g *GraftSocket) moveTo(ep *endpoint.Endpoint) error {
 	}
 	state := g.state
 	state.Name = ep.Name
-	if err := e.Enforcement.SetGraft(file, state); err != nil {
+	if err := e.Enforcer.SetGraft(file, state); err != nil {
 		return err
 	}
 	if len(options) > 0 {
-		if err := e.Enforcement.SetGraftOptions(file, options); err != nil {
+		if err := e.Enforcer.SetGraftOptions(file, options); err != nil {
 			return err
 		}
 	}
-	k, err := e.host.Keeper()
+	k, err := e.host.Maker()
 	if err != nil {
 		return err
 	}
@@ -256,7 +256,7 @@ func (g *GraftSocket) socketFor(ep *endpoint.Endpoint) (int, error) {
 	if ep.Addr.Is4() {
 		kind.Family = unix.AF_INET
 	}
-	k, err := place.Keeper()
+	k, err := place.Maker()
 	if err != nil {
 		return -1, err
 	}
@@ -274,7 +274,7 @@ func (g *GraftSocket) socketFor(ep *endpoint.Endpoint) (int, error) {
 // bindNamed binds a socket to an endpoint's address and port, or to the first
 // that is free of its ports.
 func (e call) bindNamed(file int, ep *endpoint.Endpoint, by uint64) error {
-	named, err := e.Enforcement.Name(ep)
+	named, err := e.Enforcer.Name(ep)
 	if err != nil {
 		return err
 	}
@@ -283,7 +283,7 @@ func (e call) bindNamed(file int, ep *endpoint.Endpoint, by uint64) error {
 	}
 	if e.Endpoint(ep.Name) != ep {
 		// It was deleted meanwhile, perhaps before it had a number.
-		return errors.Join(refusalError{unix.ENOENT}, e.Enforcement.Withdraw(ep))
+		return errors.Join(refusalError{unix.ENOENT}, e.Enforcer.Withdraw(ep))
 	}
 	return nil
 }
@@ -306,24 +306,24 @@ func (e call) bindNamedPort(file int, b policy.Binding, ep *endpoint.Endpoint) e
 // SetDelayed answers GRAFT_SO_DELAYED.
 func (g *GraftSocket) SetDelayed(on bool) error {
 	g.state.Delayed = on
-	return g.e.Enforcement.SetGraft(g.s.file, g.state)
+	return g.e.Enforcer.SetGraft(g.s.file, g.state)
 }
 
 // SetNameTransparent answers GRAFT_NAME_TRANSPARENT.
 func (g *GraftSocket) SetNameTransparent(on bool) error {
 	g.state.NameTransparent = on
-	return g.e.Enforcement.SetGraft(g.s.file, g.state)
+	return g.e.Enforcer.SetGraft(g.s.file, g.state)
 }
 
 // Delay notes an option that is to be set once the socket is bound, or when the
 // program says so.
 func (g *GraftSocket) Delay(level, name int, value []byte) (Answer, error) {
-	options, err := g.e.Enforcement.GraftOptions(g.s.file)
+	options, err := g.e.Enforcer.GraftOptions(g.s.file)
 	if err != nil {
 		return Answer{}, err
 	}
 	options = append(options, DelayedOption{Level: level, Name: name, Value: value})
-	err = g.e.Enforcement.SetGraftOptions(g.s.file, options)
+	err = g.e.Enforcer.SetGraftOptions(g.s.file, options)
 	if errors.Is(err, policy.ErrQueueFull) {
 		return fail(unix.ENOBUFS), nil
 	}
@@ -338,10 +338,10 @@ func (g *GraftSocket) Execute() (Answer, error) {
 	if !g.bound() {
 		return fail(unix.EADDRNOTAVAIL), nil
 	}
-	options, err := g.e.Enforcement.GraftOptions(g.s.file)
+	options, err := g.e.Enforcer.GraftOptions(g.s.file)
 	if err == nil && len(options) > 0 {
 		if err = setOptions(g.s.file, options); err == nil {
-			err = g.e.Enforcement.SetGraftOptions(g.s.file, options)
+			err = g.e.Enforcer.SetGraftOptions(g.s.file, options)
 		}
 	}
 	if err != nil {
@@ -370,13 +370,13 @@ func (g *GraftSocket) SetTransparent(level, name int, value []byte) (Answer, err
 
 // Results are the options that have been set, in the order in which they came.
 func (g *GraftSocket) Results() ([]DelayedOption, error) {
-	options, err := g.e.Enforcement.GraftOptions(g.s.file)
+	options, err := g.e.Enforcer.GraftOptions(g.s.file)
 	return slices.DeleteFunc(options, func(o DelayedOption) bool { return !o.Done }), err
 }
 
 // Forget drops results that the program has taken, unless another call has.
 func (g *GraftSocket) Forget(taken []DelayedOption) error {
-	options, err := g.e.Enforcement.GraftOptions(g.s.file)
+	options, err := g.e.Enforcer.GraftOptions(g.s.file)
 	if err != nil || len(taken) == 0 {
 		return err
 	}
@@ -387,7 +387,7 @@ func (g *GraftSocket) Forget(taken []DelayedOption) error {
 		}
 		return same
 	})
-	return g.e.Enforcement.SetGraftOptions(g.s.file, options)
+	return g.e.Enforcer.SetGraftOptions(g.s.file, options)
 }
 
 // setOptions sets those of the options that are not done, in their order, and

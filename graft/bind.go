@@ -28,14 +28,14 @@ func (e call) bind(p Program, number int, addr netip.AddrPort) (Answer, error) {
 	if err != nil || !s.isIP() {
 		return s.again(p), err
 	}
-	if _, is, err := e.Enforcement.Graft(file); is || err != nil {
+	if _, is, err := e.Enforcer.Graft(file); is || err != nil {
 		return fail(unix.EAFNOSUPPORT), err // it has only names of endpoints
 	}
 	if s.is4() != addr.Addr().Is4() {
 		return Answer{}, nil
 	}
 	if !s.movable() || e.bound(s) {
-		if e.Enforcement.BoundBy(s.file, p.Call()) {
+		if e.Enforcer.BoundBy(s.file, p.Call()) {
 			return Answer{Action: Succeed}, nil
 		}
 		return e.bindAgain(s), nil
@@ -52,12 +52,12 @@ func (e call) bind(p Program, number int, addr netip.AddrPort) (Answer, error) {
 		host := netip.AddrPortFrom(s.shape(ep.Addr), port)
 		return e.bindAt(p, number, s, e.Host[ep.Netns], policy.Binding{Host: host, View: addr, Ingress: true, Call: p.Call()})
 	case e.places[s.netns] == nil: // its own socket, to its own address
-		return Answer{}, e.Enforcement.NoteAnyPort(s.file, addr.Port() == 0)
+		return Answer{}, e.Enforcer.NoteAnyPort(s.file, addr.Port() == 0)
 	case addr.Port() == 0 && addr.Addr().Unmap().IsUnspecified():
 		// Any address, any port: as clients do before they connect. Should it
 		// listen after all, Listen moves it.
 		if e.hasSources() {
-			e.BoundClients()
+			e.Know(BoundClients)
 		}
 		host := netip.AddrPortFrom(e.clientSource(s), 0)
 		return e.bindAt(p, number, s, e.places[s.netns], policy.Binding{Host: host, View: addr, Call: p.Call()})
@@ -92,7 +92,7 @@ func (e call) ingress(s *socket, addr netip.AddrPort) (*endpoint.Endpoint, uint1
 
 // has tells whether an address is one of the container's own namespace.
 func (e *Engine) has(addr netip.Addr) (bool, error) {
-	k, err := e.Own.Keeper()
+	k, err := e.Own.Maker()
 	if err != nil {
 		return false, err
 	}
@@ -114,7 +114,7 @@ func (e call) bound(s *socket) bool {
 	if s.local.Port() == 0 {
 		return false
 	}
-	return s.typ == unix.SOCK_DGRAM || e.places[s.netns] == nil || e.Enforcement.Bound(s.file)
+	return s.typ == unix.SOCK_DGRAM || e.places[s.netns] == nil || e.Enforcer.Bound(s.file)
 }
 
 // bindAgain is the answer for a socket that has a name already, or is in use,
@@ -184,9 +184,9 @@ func (e *Engine) serve(file, protocol int, place Place, b policy.Binding) error 
 	if b.Host.Port() == 0 {
 		b.Host = netip.AddrPortFrom(b.Host.Addr(), name.Port())
 	}
-	e.Services()
+	e.Know(Services)
 	e.served.Store(service{protocol, b.View.Port(), b.Host.Addr().Unmap().Is4()}, place)
-	return e.Enforcement.Serve(protocol, b, place.Cookie())
+	return e.Enforcer.Serve(protocol, b, place.Cookie())
 }
 
 // reuse is whether a socket shares its port. Of UDP sockets the kernel programs keep that
@@ -235,18 +235,18 @@ func (e *Engine) allowChosen(file int, b policy.Binding) (uint16, error) {
 		return 0, err
 	}
 	b.Host = netip.AddrPortFrom(b.Host.Addr(), name.Port())
-	return name.Port(), e.Enforcement.AllowBind(file, b)
+	return name.Port(), e.Enforcer.AllowBind(file, b)
 }
 
 // bindAllowed makes the one bind that the kernel programs are told to allow.
 func (e *Engine) bindAllowed(file int, b policy.Binding, share reuse) error {
-	if err := e.Enforcement.AllowBind(file, b); err != nil {
+	if err := e.Enforcer.AllowBind(file, b); err != nil {
 		return err
 	}
 	share.apply(file)
 	if err := unix.Bind(file, sockaddrOf(b.Host)); err != nil {
 		share.undo(file)
-		ferr := e.Enforcement.ForgetBind(file)
+		ferr := e.Enforcer.ForgetBind(file)
 		share.apply(file)
 		if ferr != nil {
 			return ferr
@@ -279,14 +279,14 @@ func (e call) listen(p Program, number, backlog int) (Answer, error) {
 	if err != nil || !s.isIP() || s.typ != unix.SOCK_STREAM {
 		return Answer{}, err
 	}
-	if _, is, err := e.Enforcement.Graft(file); err != nil {
+	if _, is, err := e.Enforcer.Graft(file); err != nil {
 		return Answer{}, err
-	} else if is && (s.local.Port() == 0 || !e.Enforcement.BoundByIngress(s.file)) {
+	} else if is && (s.local.Port() == 0 || !e.Enforcer.BoundByIngress(s.file)) {
 		return fail(unix.EADDRNOTAVAIL), nil
 	}
 	listener := s.file
 	onHost := e.places[s.netns] != nil && s.movable()
-	serves := onHost && s.local.Port() != 0 && e.Enforcement.BoundByIngress(s.file)
+	serves := onHost && s.local.Port() != 0 && e.Enforcer.BoundByIngress(s.file)
 	if serves {
 		if may, err := e.mayListen(s); !may {
 			return fail(unix.EADDRINUSE), err

@@ -26,7 +26,6 @@ package graft
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"net/netip"
 	"slices"
@@ -36,122 +35,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/endpoint"
-	"github.com/tsugiki/tsugiki/internal/keeper"
 	"github.com/tsugiki/tsugiki/policy"
 )
-
-// Place is a network namespace in which the engine can have sockets made.
-type Place interface {
-	// Keeper returns the maker of sockets, which it starts if need be.
-	Keeper() (*keeper.Keeper, error)
-	// Cookie is the namespace's SO_NETNS_COOKIE.
-	Cookie() uint64
-	// Do runs fn on a thread of its own that is in the namespace, and ends with fn.
-	Do(fn func() error) error
-}
-
-// Program is the program's side of one call, as the front end sees it.
-type Program interface {
-	// Thread is the id of the calling thread, in the front end's pid namespace.
-	Thread() int
-	// Call is an id of the call, which no other of the container has.
-	Call() uint64
-	// Again tells that an earlier supervisor may have begun to answer this call.
-	Again() bool
-	// File returns a duplicate of one of the program's descriptors. One that
-	// the program has not open is EBADF.
-	File(number int) (int, error)
-	// Descriptors lists all descriptors of the program's process that refer to
-	// the same file as the duplicate, with their registrations in epolls.
-	Descriptors(file int) ([]Descriptor, error)
-	// User is the effective user and group of the calling thread.
-	User() (uid, gid int, err error)
-	// Install replaces a descriptor of the program by another file.
-	Install(number, file int, closeOnExec bool) error
-	// Add gives the program a file under a new number, as socket(2) would. Where
-	// the program has no room for it, that is the error.
-	Add(file int, closeOnExec bool) (number int, err error)
-}
-
-// Descriptor is one number under which a program has a file.
-type Descriptor struct {
-	Number      int
-	CloseOnExec bool
-	Watches     []Watch
-}
-
-// Watch is the registration of a descriptor in an epoll.
-type Watch struct {
-	Epoll  int // a duplicate, which the receiver has to close
-	Events uint32
-	Data   uint64
-}
-
-// Action is what is to become of a call.
-type Action int
-
-// The actions.
-const (
-	Proceed Action = iota // the kernel carries on with the call
-	Fail                  // the call fails with Errno
-	Succeed               // the call returns Value
-)
-
-// Answer is what the engine says of a call.
-type Answer struct {
-	Action Action
-	Errno  unix.Errno // of Fail: the kernel's own, from a call of the engine
-	Value  int        // of Succeed
-}
-
-func fail(errno unix.Errno) Answer { return Answer{Action: Fail, Errno: errno} }
-
-// Rules are what an engine decides by. They do not change; others may take their
-// place, see Engine.Update.
-type Rules struct {
-	Table *policy.Table
-	// Host has the places of endpoints, by their Netns; "" is the host's.
-	Host map[string]Place
-	// Former are those that no endpoint has any more, in which the container may
-	// still have sockets.
-	Former []Place
-}
-
-// ErrGone is what the keeper of a place is refused with when no endpoint is there
-// any more. A call that was about to use it goes on as it is.
-var ErrGone = errors.New("no endpoint is in this network namespace any more")
-
-// Config is what an engine works with.
-type Config struct {
-	Enforcement *policy.Enforcement
-	// Endpoint finds an endpoint that the container was given; nil if there is
-	// none of that name.
-	Endpoint func(name string) *endpoint.Endpoint
-	// Own is the container's own namespace.
-	Own Place
-	// OwnSockets is called before a socket is moved to the container's own
-	// namespace. Until the first, born sockets are known to be the host's.
-	OwnSockets func()
-	// GraftSockets is called before the program gets an AF_GRAFT socket.
-	GraftSockets func()
-	// BoundClients is called before a client's socket is bound on the host
-	// where the endpoint that it will connect through may want another source.
-	BoundClients func()
-	// Services is called before the container serves a port on the host. Until
-	// then, its loopback is its own alone.
-	Services func()
-	// Ports says which ports of the host the container may bind.
-	Ports Ports
-	// Ephemeral are the ports that the host's kernel gives to whoever asks for
-	// none: a client may keep the one that it got of those, where it is free.
-	Ephemeral endpoint.PortRange
-	// OwnIsLoopback says that the container's namespace has nothing but a
-	// loopback, so that all else lies on the host's side.
-	OwnIsLoopback bool
-	// NoSymlinks has the path of a unix endpoint lead through no symbolic link.
-	NoSymlinks bool
-	Log        *slog.Logger
-}
 
 // Engine answers the socket calls of one container. Its methods may be called
 // by many goroutines at once; none of them waits for a peer.
@@ -227,7 +112,7 @@ func (e *Engine) Update(r Rules) {
 
 // Recover learns from the kernel what an earlier engine of the container knew.
 func (e *Engine) Recover() error {
-	services, err := e.Enforcement.Services()
+	services, err := e.Enforcer.Services()
 	if err != nil {
 		return err
 	}
@@ -319,7 +204,7 @@ func (e call) move(p Program, syscall string, number int, to netip.AddrPort) (An
 	if err != nil || !s.movable() {
 		return s.again(p), err
 	}
-	if g, is, err := e.Enforcement.Graft(file); err != nil {
+	if g, is, err := e.Enforcer.Graft(file); err != nil {
 		return Answer{}, err
 	} else if is {
 		return e.leaveFrom(p, number, g)
@@ -327,7 +212,7 @@ func (e call) move(p Program, syscall string, number int, to netip.AddrPort) (An
 	if syscall == "send" && s.typ == unix.SOCK_DGRAM && e.decided(s) {
 		return Answer{}, nil
 	}
-	if s.typ == unix.SOCK_DGRAM && e.places[s.netns] != nil && e.Enforcement.BoundByIngress(s.file) {
+	if s.typ == unix.SOCK_DGRAM && e.places[s.netns] != nil && e.Enforcer.BoundByIngress(s.file) {
 		return Answer{}, nil // a server, which answers from where it is
 	}
 	ep, place := e.reach(s, to)
@@ -365,7 +250,7 @@ func (e call) hasOtherSource(s *socket, ep *endpoint.Endpoint) bool {
 		return false
 	}
 	addr := s.local.Addr()
-	if bound, known := e.Enforcement.BoundTo(s.file); known {
+	if bound, known := e.Enforcer.BoundTo(s.file); known {
 		addr = bound.Addr()
 	}
 	return addr.Unmap() != ep.Addr
@@ -391,7 +276,7 @@ func (e call) nameAt(s *socket, ep *endpoint.Endpoint, place Place) rebind {
 	if place == e.Own {
 		return rebind{wanted: true, to: s.local}
 	}
-	if !e.Ephemeral.Contains(port) || !e.Enforcement.AnyPort(s.file) && e.places[s.netns] == nil {
+	if !e.Ephemeral.Contains(port) || !e.Enforcer.AnyPort(s.file) && e.places[s.netns] == nil {
 		port = 0
 	}
 	switch {

@@ -49,7 +49,7 @@ func (e call) aboutInterfaces(file int, named bool) (int, error) {
 		return file, notTun(file)
 	case err != nil:
 		return -1, fmt.Errorf("inspect socket: %w", err)
-	case cookie == e.Own.Cookie(), e.places[cookie] == nil, named && e.Enforcement.BoundByIngress(file):
+	case cookie == e.Own.Cookie(), e.places[cookie] == nil, named && e.Enforcer.BoundByIngress(file):
 		return file, nil
 	}
 	s, err := inspect(file)
@@ -60,7 +60,7 @@ func (e call) aboutInterfaces(file int, named bool) (int, error) {
 	if s.isIP() {
 		kind = s.kind()
 	}
-	k, err := e.Own.Keeper()
+	k, err := e.Own.Maker()
 	if err != nil {
 		return -1, err
 	}

@@ -139,7 +139,7 @@ func (e call) defaults(s *socket) (values, error) {
 	if place == nil {
 		place = e.Own
 	}
-	k, err := place.Keeper()
+	k, err := place.Maker()
 	if err != nil {
 		return nil, err
 	}

@@ -64,7 +64,7 @@ func (e *Engine) bindServer(file int, place Place, b policy.Binding) error {
 // container's. The kernel lets sockets that set SO_REUSEADDR have the same port as long as
 // none of them listens.
 func (e *Engine) mayListen(s *socket) (bool, error) {
-	at, known := e.Enforcement.BoundTo(s.file)
+	at, known := e.Enforcer.BoundTo(s.file)
 	if !known {
 		return true, nil // the kernel programs see to it
 	}

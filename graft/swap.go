@@ -7,7 +7,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/tsugiki/tsugiki/internal/keeper"
 	"github.com/tsugiki/tsugiki/policy"
 )
 
@@ -30,7 +29,7 @@ type rebind struct {
 // the program that uses the socket while it is being moved may use either.
 // Other processes that share the old socket keep it.
 func (e call) swap(p Program, number int, s *socket, to Place, name rebind) (int, error) {
-	k, err := to.Keeper()
+	k, err := to.Maker()
 	if err != nil {
 		return -1, err
 	}
@@ -43,7 +42,7 @@ func (e call) swap(p Program, number int, s *socket, to Place, name rebind) (int
 		return -1, err
 	}
 	if e.places[to.Cookie()] == nil {
-		e.OwnSockets()
+		e.Know(OwnSockets)
 	}
 	if err := e.replaceAll(p, k, s, file); err != nil {
 		unix.Close(file)
@@ -55,7 +54,7 @@ func (e call) swap(p Program, number int, s *socket, to Place, name rebind) (int
 
 // replaceAll puts the new socket under every number that the program's process
 // has for the old one.
-func (e *Engine) replaceAll(p Program, k *keeper.Keeper, s *socket, file int) error {
+func (e *Engine) replaceAll(p Program, k SocketMaker, s *socket, file int) error {
 	descriptors, err := p.Descriptors(s.file)
 	if err != nil {
 		return err
@@ -71,7 +70,7 @@ func (e *Engine) replaceAll(p Program, k *keeper.Keeper, s *socket, file int) er
 
 func (e call) prepare(s *socket, file int, to Place, name rebind) error {
 	if e.places[to.Cookie()] != nil {
-		if err := e.Enforcement.Prove(file); err != nil {
+		if err := e.Enforcer.Prove(file); err != nil {
 			return err
 		}
 	}
@@ -149,7 +148,7 @@ func (e call) bindIn(file int, to Place, name rebind) error {
 // which the program will refer to it: should we die in between, there is one too
 // many and not one too few. The old one goes at the end, for the old file may live
 // on under another process's numbers.
-func (e *Engine) replace(p Program, k *keeper.Keeper, s *socket, file int, d Descriptor) error {
+func (e *Engine) replace(p Program, k SocketMaker, s *socket, file int, d Descriptor) error {
 	for _, w := range d.Watches {
 		// Two of the program's descriptors may be of one epoll, which has it then.
 		if err := k.EpollAdd(w.Epoll, file, d.Number, w.Events, w.Data); err != nil && !errors.Is(err, unix.EEXIST) {

@@ -127,7 +127,7 @@ func removeIfDead(path string, typ int) bool {
 // container's own namespace: a path is found from any, but in the host's the
 // program could connect it to the host's abstract sockets, which have none.
 func (e *Engine) unixSocket(typ int) (int, error) {
-	k, err := e.Own.Keeper()
+	k, err := e.Own.Maker()
 	if err != nil {
 		return -1, err
 	}
@@ -138,7 +138,7 @@ func (e *Engine) replaceByUnix(p Program, number int, s *socket, file int) (Answ
 	if err := copyFlags(s, file); err != nil {
 		return Answer{}, err
 	}
-	k, err := e.host.Keeper()
+	k, err := e.host.Maker()
 	if err != nil {
 		return Answer{}, err
 	}

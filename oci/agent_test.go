@@ -76,7 +76,7 @@ func (a *testAgent) register(w http.ResponseWriter, r *http.Request) {
 	}
 	answer := a.answer
 	answer.Name = reg.Name
-	if name, is := reg.Annotations[prefix+"name"]; is { // which this agent allows
+	if name, is := reg.Annotations[api.AnnotationPrefix+"name"]; is { // which this agent allows
 		answer.Name = name
 	}
 	if answer.Graft {

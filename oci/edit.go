@@ -27,11 +27,7 @@ const (
 	// makes; but where the host's is mounted, it is not touched either.
 	libraryInDev = "/dev/tsugiki"
 	libraryInRun = "/run/tsugiki/library"
-	// library is the file as the dynamic loader finds the one that fits a program.
-	library = "preload/$LIB/libtsugiki.so"
 )
-
-var modes = map[string]filter.Mode{"auto": filter.Auto, "preload": filter.Preload, "seccomp": filter.Seccomp}
 
 // refuse says why a container cannot be grafted, or nil.
 func (s *spec) refuse() error {
@@ -120,7 +116,7 @@ var capabilitySets = []string{"bounding", "effective", "inheritable", "permitted
 // edit returns the config.json of a container that is grafted, and the path by which
 // its programs load the library; empty if they do not.
 func (s *spec) edit(r api.Registered) (config []byte, preload string, err error) {
-	mode, known := modes[r.Filter.Mode]
+	mode, known := filter.ParseMode(r.Filter.Mode)
 	if !known {
 		return nil, "", fmt.Errorf("the agent says the unknown mode %q", r.Filter.Mode)
 	}
@@ -161,7 +157,7 @@ func (s *spec) addLibrary(folder string) (preload string, err error) {
 	if err := s.all.get("mounts", &mounts); err != nil {
 		return "", err
 	}
-	preload = filepath.Join(at, library)
+	preload = filepath.Join(at, api.LibraryFile)
 	return preload, errors.Join(s.all.set("mounts", append(mounts, mount)), addPreload(s.process, preload))
 }
 

@@ -10,10 +10,9 @@ import (
 	"strings"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
-)
 
-// prefix is that of our annotations, and of labels that stand for some.
-const prefix = "tsugiki.dev/"
+	"github.com/tsugiki/tsugiki/api"
+)
 
 // The engines, as the configuration calls them.
 const (
@@ -57,7 +56,7 @@ func nothing(string, string) bool { return false }
 // add sorts words; later ones go over earlier ones of the same key.
 func (f *facts) add(w words) {
 	for _, key := range slices.Sorted(maps.Keys(w.given)) {
-		if !strings.HasPrefix(key, prefix) {
+		if !strings.HasPrefix(key, api.AnnotationPrefix) {
 			continue
 		}
 		is := func(k string) bool { return k == key }
@@ -180,16 +179,13 @@ func podName(annotations map[string]string) string {
 
 var illegal = regexp.MustCompile(`[^a-zA-Z0-9_.-]`)
 
-// nameMax is the longest name that a container may have.
-const nameMax = 63
-
 // legal makes a name of an engine's into one of ours: letters, digits, '_', '.' and
 // '-', a letter or digit first.
 func legal(name string) string {
 	short := strings.TrimLeft(illegal.ReplaceAllString(name, "-"), "_.-")
-	if len(short) > nameMax {
+	if len(short) > api.NameMax {
 		sum := sha256.Sum256([]byte(name))
-		short = fmt.Sprintf("%s-%x", short[:nameMax-9], sum[:4])
+		short = fmt.Sprintf("%s-%x", short[:api.NameMax-9], sum[:4])
 	}
 	return short
 }

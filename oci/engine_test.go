@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/tsugiki/tsugiki/api"
 )
 
 const testID = "0123456789abcdef0123456789abcdef"
@@ -170,7 +172,7 @@ func damage(t *testing.T, dir string) {
 func TestLegal(t *testing.T) {
 	long := strings.Repeat("x", 70)
 	got := legal(long)
-	if len(got) != nameMax || !strings.HasPrefix(got, strings.Repeat("x", 54)+"-") || got == legal(long+"y") {
+	if len(got) != api.NameMax || !strings.HasPrefix(got, strings.Repeat("x", 54)+"-") || got == legal(long+"y") {
 		t.Errorf("a long name became %q", got)
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/tsugiki/tsugiki/api"
 )
 
 // FuzzSpec edits whatever an engine writes: what comes out is read again, and refuses
@@ -78,16 +80,16 @@ func FuzzName(f *testing.F) {
 	f.Add("ns.pod.container", "/")
 	f.Add("/../ä"+strings.Repeat("x", 100), "/x/io.containerd.runtime.v2.task/y/"+id)
 	f.Fuzz(func(t *testing.T, name, bundle string) {
-		s := &spec{annotations: map[string]string{prefix + "name": name, prefix + name: name, name: name, "nerdctl/name": name}}
+		s := &spec{annotations: map[string]string{api.AnnotationPrefix + "name": name, api.AnnotationPrefix + name: name, name: name, "nerdctl/name": name}}
 		got, err := factsOf(s, id, bundle)
 		if err != nil {
 			return
 		}
-		if len(got.name) == 0 || len(got.name) > nameMax || illegal.MatchString(got.name) || strings.ContainsRune("_.-", rune(got.name[0])) {
+		if len(got.name) == 0 || len(got.name) > api.NameMax || illegal.MatchString(got.name) || strings.ContainsRune("_.-", rune(got.name[0])) {
 			t.Errorf("%q became %q", name, got.name)
 		}
 		for key := range got.annotations {
-			if !strings.HasPrefix(key, prefix) {
+			if !strings.HasPrefix(key, api.AnnotationPrefix) {
 				t.Errorf("%q is none of ours", key)
 			}
 			if got.engine == other && !slices.Contains(got.unknown, key) {

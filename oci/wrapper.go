@@ -49,7 +49,7 @@ func newWrapper() (*Wrapper, error) {
 	}
 	w := &Wrapper{socket: os.Getenv("TSUGIKI_AGENT")}
 	if w.socket == "" {
-		w.socket = filepath.Join(cfg.RunDir, "agent.sock")
+		w.socket = api.SocketIn(cfg.RunDir)
 	}
 	w.agent = api.Dial(w.socket)
 	w.runtime, err = findRuntime(cfg.Runtime.Path, os.Getenv("TSUGIKI_OCI_RUNTIME"))

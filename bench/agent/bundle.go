@@ -13,6 +13,7 @@ import (
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/bench/netdrive"
 	"github.com/tsugiki/tsugiki/internal/cni"
 	"github.com/tsugiki/tsugiki/internal/programs"
@@ -121,10 +122,10 @@ func (n *node) bundle(c *container, args []string, edit func(*specs.Spec)) error
 	linux.CgroupsPath = filepath.Join("/", filepath.Base(n.rig.Group()), c.id)
 	linux.Namespaces = slices.Clone(linux.Namespaces)
 	if c.kind == graft {
-		s.Annotations["tsugiki.dev/name"] = c.id
-		s.Annotations["tsugiki.dev/egress"] = "0.0.0.0/0=" + testkit.HostAddr4.String()
+		s.Annotations[api.AnnotationName] = c.id
+		s.Annotations[api.AnnotationEgress] = "0.0.0.0/0=" + testkit.HostAddr4.String()
 		if c.port > 0 {
-			s.Annotations["tsugiki.dev/ingress"] = fmt.Sprintf("0.0.0.0:%d=%s:%d", servedPort, testkit.HostAddr4, c.port)
+			s.Annotations[api.AnnotationIngress] = fmt.Sprintf("0.0.0.0:%d=%s:%d", servedPort, testkit.HostAddr4, c.port)
 		}
 	}
 	edit(&s)

@@ -112,7 +112,7 @@ func (n *node) findPrograms(runtime string) error {
 const folderPattern = "tsugiki-ba-*"
 
 func (n *node) runDir() string { return filepath.Join(n.dir, "run") }
-func (n *node) socket() string { return filepath.Join(n.runDir(), "agent.sock") }
+func (n *node) socket() string { return api.SocketIn(n.runDir()) }
 
 // close ends everything and removes it.
 func (n *node) close() error {
@@ -255,7 +255,7 @@ func (n *node) output(cmd *testkit.Cmd) ([]byte, error) {
 
 // rate counts the connections that a container of its own makes in a second.
 func (n *node) rate(ctx context.Context, client string, d time.Duration) (float64, error) {
-	k, edit := graft, func(s *specs.Spec) { s.Annotations["tsugiki.dev/mode"] = client }
+	k, edit := graft, func(s *specs.Spec) { s.Annotations[api.AnnotationMode] = client }
 	if client == "host" {
 		k, edit = bare, shareNetwork
 	}

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/charge/bandwidth"
 	"github.com/tsugiki/tsugiki/charge/helper"
 	"github.com/tsugiki/tsugiki/charge/journal"
@@ -124,7 +125,7 @@ func TestHelperIsPlacedAndPutBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if attached.By != byPlace || !strings.HasPrefix(groupOfProcess(t, h.Process.Pid), g.Path()+"/") {
+	if attached.By != api.ByPlace || !strings.HasPrefix(groupOfProcess(t, h.Process.Pid), g.Path()+"/") {
 		t.Errorf("it is charged by %s (%s), in %s", attached.By, attached.Reason, groupOfProcess(t, h.Process.Pid))
 	}
 	again, err := a.Attach(Helper{PID: h.Process.Pid, Container: g.Name})
@@ -138,7 +139,7 @@ func TestHelperIsPlacedAndPutBack(t *testing.T) {
 		}
 		return nil
 	})
-	if got := one(t, a).By["spin"]; got != byPlace {
+	if got := one(t, a).By["spin"]; got != api.ByPlace {
 		t.Errorf("the source is charged by %q", got)
 	}
 	if err := a.Detach(strconv.Itoa(attached.ID)); err != nil {
@@ -159,7 +160,7 @@ func TestQuotaPaysForHelper(t *testing.T) {
 	run(t, g, spin)
 	h := run(t, nil, spin)
 	attached, err := a.Attach(Helper{PID: h.Process.Pid, Container: g.Name})
-	if err != nil || attached.By != byQuota || attached.Reason == "" || attached.Source != "sh" {
+	if err != nil || attached.By != api.ByQuota || attached.Reason == "" || attached.Source != "sh" {
 		t.Fatalf("%+v, %v", attached, err)
 	}
 	testkit.Eventually(t, testkit.Patience, func() error {
@@ -305,7 +306,7 @@ func TestGroupIsGone(t *testing.T) {
 
 func TestSourceName(t *testing.T) {
 	for text, want := range map[string]string{
-		"logger": "logger", "": "helper", "a b\n\x00/é": "a-b----", strings.Repeat("x", 100): strings.Repeat("x", sourceMax),
+		"logger": "logger", "": "helper", "a b\n\x00/é": "a-b----", strings.Repeat("x", 100): strings.Repeat("x", api.ChargeSourceMax),
 	} {
 		if got := sourceName(text); got != want {
 			t.Errorf("%q is %q, want %q", text, got, want)
@@ -323,7 +324,7 @@ func FuzzNames(f *testing.F) {
 				t.Errorf("%q is %v", n, acct)
 			}
 		}
-		if s := sourceName(name); len(s) > sourceMax || s == "" {
+		if s := sourceName(name); len(s) > api.ChargeSourceMax || s == "" {
 			t.Errorf("%q", s)
 		}
 	})
@@ -351,11 +352,11 @@ func TestPlacedTwice(t *testing.T) {
 	h := run(t, nil, "sleep 1000")
 	home := groupOfProcess(t, h.Process.Pid)
 	first, err := a.Attach(Helper{PID: h.Process.Pid, Container: one.Name})
-	if err != nil || first.By != byPlace {
+	if err != nil || first.By != api.ByPlace {
 		t.Fatalf("%+v, %v", first, err)
 	}
 	second, err := a.Attach(Helper{PID: h.Process.Pid, Container: other.Name})
-	if err != nil || second.By != byQuota || second.Reason == "" {
+	if err != nil || second.By != api.ByQuota || second.Reason == "" {
 		t.Errorf("%+v, %v", second, err)
 	}
 	if _, err := a.Attach(Helper{PID: h.Process.Pid, Container: other.Name, Place: true}); err != nil {
@@ -378,7 +379,7 @@ func TestDividedHelper(t *testing.T) {
 	attach := func(g *cgroups) Attached {
 		t.Helper()
 		attached, err := a.Attach(Helper{PID: h.Process.Pid, Container: g.Name, Source: "shim", NoPlace: true, divided: true})
-		if err != nil || attached.By != byQuota {
+		if err != nil || attached.By != api.ByQuota {
 			t.Fatalf("%+v, %v", attached, err)
 		}
 		return attached

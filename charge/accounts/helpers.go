@@ -9,16 +9,11 @@ import (
 	"strings"
 	"sync/atomic"
 
+	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/charge/bandwidth"
 	"github.com/tsugiki/tsugiki/charge/enforce"
 	"github.com/tsugiki/tsugiki/charge/helper"
-)
-
-// How a source's time is taken, as package api names it.
-const (
-	byPlace = "place"
-	byQuota = "quota"
-	byMarks = "marks"
+	"github.com/tsugiki/tsugiki/charge/ledger"
 )
 
 // Clock is CPU time since any moment.
@@ -160,7 +155,7 @@ func (a *Accounts) attachProcess(x *helping, h *Helper) (err error) {
 	if h.Source == "" {
 		h.Source = sourceName(x.process.Name())
 	}
-	x.By = byQuota
+	x.By = api.ByQuota
 	var clock Clock = x.process
 	switch {
 	case h.divided:
@@ -181,10 +176,10 @@ func (a *Accounts) attachProcess(x *helping, h *Helper) (err error) {
 		} else if err != nil {
 			x.Reason = err.Error()
 		} else {
-			x.By = byPlace
+			x.By = api.ByPlace
 		}
 	}
-	x.attachment = x.account.Attach(h.Source, clock, x.By == byPlace)
+	x.attachment = x.account.Attach(h.Source, clock, x.By == api.ByPlace)
 	return nil
 }
 
@@ -236,7 +231,7 @@ func (a *Accounts) attachGroup(x *helping, h *Helper) (err error) {
 		h.Source = sourceName(g.Name())
 	}
 	x.group = g
-	x.By, x.Reason = byQuota, "a cgroup is not moved"
+	x.By, x.Reason = api.ByQuota, "a cgroup is not moved"
 	x.attachment = x.account.Attach(h.Source, x.group, false)
 	return nil
 }
@@ -301,8 +296,8 @@ func sourceName(text string) string {
 		}
 		return '-'
 	}, text)
-	if len(name) > sourceMax {
-		name = name[:sourceMax]
+	if len(name) > api.ChargeSourceMax {
+		name = name[:api.ChargeSourceMax]
 	}
 	if name == "" {
 		name = "helper"
@@ -310,5 +305,5 @@ func sourceName(text string) string {
 	return name
 }
 
-// sourceMax is ledger.SourceSize.
-const sourceMax = 31
+// A source's name fits into the ledger.
+var _ [ledger.SourceSize - api.ChargeSourceMax]struct{}

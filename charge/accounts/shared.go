@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/charge/discover"
 	"github.com/tsugiki/tsugiki/charge/helper"
 	"github.com/tsugiki/tsugiki/charge/marks"
@@ -31,7 +32,7 @@ func (a *Accounts) share(h Helper) (Attached, error) {
 		h.Source = sourceName(p.Name())
 	}
 	x := &helping{process: p}
-	x.By = byMarks
+	x.By = api.ByMarks
 	a.keep(x, h)
 	return x.Attached, nil
 }
@@ -140,7 +141,7 @@ func (a *Accounts) takeMarks() {
 	for owner, d := range spent {
 		if acct := a.byOwner[owner]; acct != nil {
 			acct.Charge(sourceShared, d)
-			acct.by[sourceShared] = byMarks
+			acct.by[sourceShared] = api.ByMarks
 		}
 	}
 }

@@ -159,11 +159,6 @@ func (p *place) setLimit(t testing.TB, quota, period string) {
 	p.write(t, "cpu.cfs_quota_us", quota)
 }
 
-func (p *place) burst(t testing.TB) string {
-	t.Helper()
-	return p.read(t, byVersion("cpu.cfs_burst_us", "cpu.max.burst"))
-}
-
 // pause and unpause are an engine's.
 func (p *place) pause(t testing.TB)   { p.freezeBy(t, "FROZEN", "1") }
 func (p *place) unpause(t testing.TB) { p.freezeBy(t, "THAWED", "0") }

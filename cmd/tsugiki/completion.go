@@ -11,6 +11,7 @@ import (
 
 	"github.com/tsugiki/tsugiki/agent"
 	"github.com/tsugiki/tsugiki/api"
+	"github.com/tsugiki/tsugiki/intercept/filter"
 	"github.com/tsugiki/tsugiki/internal/netns"
 )
 
@@ -52,7 +53,7 @@ func completeRun(cmd *cobra.Command) {
 		return fixed(cobra.AppendActiveHelp(nil, text), cobra.ShellCompDirectiveNoFileComp)
 	}
 	for flag, complete := range map[string]cobra.CompletionFunc{
-		"mode": fixed(agent.Modes(), cobra.ShellCompDirectiveNoFileComp),
+		"mode": fixed(filter.ModeNames(), cobra.ShellCompDirectiveNoFileComp),
 		// Also a path.
 		"netns": func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 			return append(namespaces(), "new"), cobra.ShellCompDirectiveDefault

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/density/load"
 	"github.com/tsugiki/tsugiki/density/result"
 	"github.com/tsugiki/tsugiki/density/rig"
@@ -204,7 +205,7 @@ func (j noisyJob) startAgent(h *noise) (socket string, err error) {
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		return "", err
 	}
-	socket = filepath.Join(run, "agent.sock")
+	socket = api.SocketIn(run)
 	h.start(j.tsugiki, "agent", "--config", config, "--run-dir", run, "--state-dir", filepath.Join(h.dir, "state"))
 	return socket, h.await("the agent", func() bool {
 		_, err := h.rig.Host(h.ctx, j.tsugiki, "ps", "--agent", socket)

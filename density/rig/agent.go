@@ -85,7 +85,7 @@ func (r *Rig) EndAgent() {
 	}
 }
 
-func (r *Rig) socket() string { return filepath.Join(r.dir, "run", "agent.sock") }
+func (r *Rig) socket() string { return api.SocketIn(filepath.Join(r.dir, "run")) }
 
 func findTsugiki(name string) (string, error) {
 	if dir := os.Getenv(binEnv); dir != "" {

@@ -11,6 +11,7 @@ import (
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/internal/cni"
 )
 
@@ -183,11 +184,11 @@ func (c *Container) annotations() map[string]string {
 		ingress = append(ingress, fmt.Sprintf("0.0.0.0:%d=%s:%d", port, hostAddr.Addr(), c.hostPorts[port]))
 	}
 	a := map[string]string{
-		"tsugiki.dev/name":   c.spec.Name,
-		"tsugiki.dev/egress": "0.0.0.0/0=" + hostAddr.Addr().String(),
+		api.AnnotationName:   c.spec.Name,
+		api.AnnotationEgress: "0.0.0.0/0=" + hostAddr.Addr().String(),
 	}
 	if len(ingress) > 0 {
-		a["tsugiki.dev/ingress"] = strings.Join(ingress, ",")
+		a[api.AnnotationIngress] = strings.Join(ingress, ",")
 	}
 	return a
 }

@@ -13,6 +13,7 @@ package filter
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -30,6 +31,23 @@ const (
 	Auto                // all but those that the shim has decided
 	Preload             // those that the shim asks about, and what is needed for safety
 )
+
+var modeNames = map[Mode]string{Auto: "auto", Preload: "preload", Seccomp: "seccomp"}
+
+func (m Mode) String() string { return modeNames[m] }
+
+// ModeNames are the names of the modes.
+func ModeNames() []string { return slices.Sorted(maps.Values(modeNames)) }
+
+// ParseMode finds the mode of a name.
+func ParseMode(name string) (Mode, bool) {
+	for mode, is := range modeNames {
+		if is == name {
+			return mode, true
+		}
+	}
+	return 0, false
+}
 
 // The marks by which the shim speaks to the filter, native/shim/marks.h.
 const (

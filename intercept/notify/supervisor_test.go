@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -17,7 +16,6 @@ import (
 	"github.com/tsugiki/tsugiki/intercept/filter"
 	"github.com/tsugiki/tsugiki/internal/cgroup"
 	"github.com/tsugiki/tsugiki/internal/gate"
-	"github.com/tsugiki/tsugiki/internal/keeper"
 	"github.com/tsugiki/tsugiki/internal/launch"
 	"github.com/tsugiki/tsugiki/internal/netns"
 	"github.com/tsugiki/tsugiki/internal/testkit"
@@ -26,8 +24,6 @@ import (
 
 // programEnv makes the test's program that of a container, see listenForEver.
 const programEnv = "NOTIFY_TEST_PROGRAM"
-
-const testLimit = 30 * time.Second
 
 func TestMain(m *testing.M) {
 	switch {
@@ -67,7 +63,7 @@ func listenForEver(path string) int {
 // ownPlace is that of a container whose sockets nobody moves.
 type ownPlace struct{ *netns.NS }
 
-func (ownPlace) Keeper() (*keeper.Keeper, error) { return nil, errors.New("no keeper") }
+func (ownPlace) Maker() (graft.SocketMaker, error) { return nil, errors.New("no keeper") }
 
 // world is a container that this process and its own successors supervise.
 type world struct {
@@ -108,7 +104,7 @@ func newWorld(t *testing.T) *world {
 	own, err := netns.New()
 	w.must(err)
 	t.Cleanup(func() { own.Close() })
-	w.engine = graft.New(graft.Config{Enforcement: enforced, Own: ownPlace{own}, Log: slog.New(slog.DiscardHandler)},
+	w.engine = graft.New(graft.Config{Enforcer: enforced, Own: ownPlace{own}, Log: slog.New(slog.DiscardHandler)},
 		graft.Rules{Table: table, Host: map[string]graft.Place{"": ownPlace{host}}})
 	w.start(own, group)
 	return w
@@ -163,7 +159,7 @@ func (w *world) works() {
 		return st.Size()
 	}
 	want := size() + 20
-	testkit.Eventually(w.t, testLimit, func() error {
+	testkit.Eventually(w.t, testkit.Patience, func() error {
 		if n := size(); n < want {
 			return fmt.Errorf("%d calls were answered, want %d", n, want)
 		}
@@ -182,7 +178,7 @@ func TestRelease(t *testing.T) {
 	var g *gate.Gate
 	for i := range 20 {
 		var err error
-		g, err = gate.Adopt(w.door, testLimit)
+		g, err = gate.Adopt(w.door, testkit.Patience)
 		w.must(err)
 		listener := g.TakeListener()
 		defer listener.Close()

@@ -48,7 +48,7 @@ var rooms = []room{
 	{"charge/softirq", []string{"bpf", "charge/slots"}, "has kernel programs count packets"},
 	{"charge/enforce", []string{"charge/balance", "charge/bandwidth", "charge/journal", "charge/ledger"}, "takes from a group what the balance says"},
 	{"charge/accounts", []string{
-		"charge/bandwidth", "charge/discover", "charge/enforce", "charge/helper", "charge/journal", "charge/ledger", "charge/marks",
+		"api", "charge/bandwidth", "charge/discover", "charge/enforce", "charge/helper", "charge/journal", "charge/ledger", "charge/marks",
 		"charge/softirq",
 	}, "puts the parts of charging together"},
 
@@ -58,11 +58,11 @@ var rooms = []room{
 	{"density/report", []string{"density/result"}, "draws what was measured, and cannot measure"},
 	{"density/rig", []string{"api", "internal/cni"}, "starts containers, and the agent as a user does"},
 	{"density/sweep", []string{"density/result", "density/rig"}, "repeats a figure for more and more containers"},
-	{"density/figures", []string{"density/load", "density/overlay", "density/result", "density/rig", "density/sweep"}, "what is measured"},
+	{"density/figures", []string{"api", "density/load", "density/overlay", "density/result", "density/rig", "density/sweep"}, "what is measured"},
 
 	{"cmd/tsugiki", []string{
-		"agent", "api", "density/figures", "density/report", "density/result", "density/rig", "density/sweep", "endpoint", "internal/config",
-		"internal/launch", "policy",
+		"agent", "api", "density/figures", "density/report", "density/result", "density/rig", "density/sweep", "endpoint",
+		"intercept/filter", "internal/config", "internal/launch", "policy",
 	}, "the command line"},
 	{"cmd/tsugiki-runtime", []string{"oci"}, "the command line"},
 

@@ -317,21 +317,9 @@ func (g *Gate) Serve(take func(Ask), waits func(id uint64) bool, ended func(erro
 // comes from it any more.
 func (g *Gate) Ended() <-chan struct{} { return g.read }
 
-// SetOwnSockets lets the gate know that from now on some sockets of the
-// container are in its own namespace. It takes effect before it returns.
-func (g *Gate) SetOwnSockets() { g.set(wordOwnSockets) }
-
-// SetServices lets the gate know that from now on the container serves ports on
-// the host. It takes effect before it returns.
-func (g *Gate) SetServices() { g.set(wordServices) }
-
-// SetBoundClients lets the gate and the shims know that from now on a client's
-// socket that is bound may need another source. It takes effect before it returns.
-func (g *Gate) SetBoundClients() { g.set(wordBoundClients) }
-
-// SetAPI lets the gate and the shims know that from now on the container has
-// AF_GRAFT sockets. It takes effect before it returns.
-func (g *Gate) SetAPI() { g.set(wordAPI) }
+// Set lets the gate and the shims know that something is so from now on. It takes effect
+// before it returns.
+func (g *Gate) Set(w Word) { g.set(w) }
 
 // SetTraced makes the gate tell also of calls that it answers itself, and the shims
 // decide nothing, or no longer so. It takes effect before it returns, and ends with
@@ -341,7 +329,7 @@ func (g *Gate) SetTraced(on bool) {
 	if on {
 		value = 1
 	}
-	_, _ = g.order(request{op: opSet, word: uint32(wordTraced), value: value}) // a gate that is gone tells nothing
+	_, _ = g.order(request{op: opSet, word: uint32(traced), value: value}) // a gate that is gone tells nothing
 }
 
 // SetRules changes the rules, a policy.Table.Snapshot. It takes effect before it

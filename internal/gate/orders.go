@@ -197,7 +197,7 @@ type flag struct {
 }
 
 // set sets a word of the board, once.
-func (c *control) set(w word) {
+func (c *control) set(w Word) {
 	f := &c.flags[w]
 	if f.set.Load() {
 		return

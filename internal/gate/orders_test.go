@@ -71,10 +71,9 @@ func TestOrders(t *testing.T) {
 	}
 	c.garbage(g)
 	// Sockets that may be the container's own are looked at, and found in place.
-	g.SetOwnSockets()
-	g.SetServices()
-	g.SetBoundClients()
-	g.SetAPI()
+	for w := range traced {
+		g.Set(w)
+	}
 	c.moves("own", &c.progress.own, 10)
 	c.allRight()
 	c.must(c.group.Kill())

@@ -91,15 +91,16 @@ const (
 	opEnd
 )
 
-// word is one of the board's, enum gate_word.
-type word uint32
+// Word is one of the board's that a supervisor sets, enum gate_word.
+type Word uint32
 
+// The words. Each says that something is so, and stays so.
 const (
-	wordOwnSockets word = iota
-	wordServices
-	wordAPI
-	wordBoundClients
-	wordTraced
+	OwnSockets   Word = iota // some sockets of the container are in its own namespace
+	Services                 // the container serves ports on the host
+	GraftSockets             // the container has AF_GRAFT sockets
+	BoundClients             // a client's socket that is bound may need another source
+	traced                   // calls that the gate answers itself are told of; until the supervisor ends
 	words
 )
 

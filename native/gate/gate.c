@@ -313,7 +313,7 @@ static void gate_handle_socket(struct gate_worker *w)
 static void gate_handle_native(struct gate_worker *w)
 {
 	const __u64 *args = w->n.data.args;
-	bool api = atomic_load(&gate.board->api);
+	bool graft_sockets = atomic_load(&gate.board->graft_sockets);
 
 	switch (w->n.data.nr) {
 	case SYS_socket:
@@ -321,13 +321,14 @@ static void gate_handle_native(struct gate_worker *w)
 		break;
 	case SYS_setsockopt:
 		/* SOL_SOCKET's are never delayed. */
-		gate_api(w, (int)args[1] == GATE_LEVEL || (api && (int)args[1] != SOL_SOCKET));
+		gate_api(w, (int)args[1] == GATE_LEVEL ||
+				    (graft_sockets && (int)args[1] != SOL_SOCKET));
 		break;
 	case SYS_getsockopt:
 		gate_api(w, (int)args[1] == GATE_LEVEL);
 		break;
 	case SYS_getsockname:
-		gate_api(w, api);
+		gate_api(w, graft_sockets);
 		break;
 	case SYS_connect:
 		gate_destination(w, args[1], (uint32_t)args[2]);

@@ -181,6 +181,49 @@ static int packets_broadcast(int argc, char **argv)
 	return 0;
 }
 
+/*
+ * packets-cork ALLOWED BROADCAST: a datagram for the one address that waits for its rest,
+ * while the socket tries to connect to the other. The kernel keeps where a datagram that
+ * waits is going in the place where connect(2) works out where it would go.
+ */
+static int packets_cork(int argc, char **argv)
+{
+	struct attack_addr to = attack_addr(argv[0]), broadcast = attack_addr(argv[1]);
+	int fd = attack_socket(AF_INET, SOCK_DGRAM);
+
+	(void)argc;
+	attack_say("begin", sendto(fd, "cor", 3, MSG_MORE, &to.sa, to.len));
+	attack_say("connect", connect(fd, &broadcast.sa, broadcast.len));
+	attack_say("end", sendto(fd, "ked", 3, 0, &to.sa, to.len));
+	attack_say("next", sendto(fd, "next", 4, 0, &to.sa, to.len));
+	attack_say("begin again", sendto(fd, "cor", 3, MSG_MORE, &to.sa, to.len));
+	attack_say("connect to it", connect(fd, &to.sa, to.len));
+	attack_say("end again", send(fd, "ked", 3, 0));
+	attack_say("dissolve", attack_unspec(fd));
+	attack_say("send", sendto(fd, "last", 4, 0, &to.sa, to.len));
+	return 0;
+}
+
+/* packets-source FROM TO: a datagram that says where it comes from. */
+static int packets_source(int argc, char **argv)
+{
+	struct attack_addr from = attack_addr(argv[0]), to = attack_addr(argv[1]);
+	struct in_pktinfo info4 = {.ipi_spec_dst = from.in.sin_addr};
+	struct in6_pktinfo info6 = {.ipi6_addr = from.in6.sin6_addr};
+	int fd = attack_socket(to.sa.sa_family, SOCK_DGRAM);
+
+	(void)argc;
+	attack_say("plain", sendto(fd, "plain", 5, 0, &to.sa, to.len));
+	if (to.sa.sa_family == AF_INET)
+		attack_say("from it",
+			   packets_message(fd, to, SOL_IP, IP_PKTINFO, &info4, sizeof(info4)));
+	else
+		attack_say("from it",
+			   packets_message(fd, to, SOL_IPV6, IPV6_PKTINFO, &info6, sizeof(info6)));
+	attack_say("plain again", sendto(fd, "plain again", 11, 0, &to.sa, to.len));
+	return 0;
+}
+
 static atomic_bool packets_over;
 
 static void *packets_flipper(void *at)
@@ -251,5 +294,6 @@ static int packets_flip(int argc, char **argv)
 const struct attack_case packets_cases[] = {
 	{"packets-message", packets_messages}, {"packets-ears", packets_ears},
 	{"packets-lent", packets_lent},	       {"packets-broadcast", packets_broadcast},
-	{"packets-flip", packets_flip},	       {NULL, NULL},
+	{"packets-flip", packets_flip},	       {"packets-cork", packets_cork},
+	{"packets-source", packets_source},    {NULL, NULL},
 };

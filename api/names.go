@@ -1,0 +1,29 @@
+package api
+
+import "path/filepath"
+
+// Names that the agent, tsugiki-runtime, and whoever starts containers agree on.
+const (
+	// AnnotationPrefix is that of our annotations, and of labels that stand for some.
+	AnnotationPrefix = "tsugiki.dev/"
+	// The annotations: what a container is called, and what it is given.
+	AnnotationName      = AnnotationPrefix + "name"
+	AnnotationMode      = AnnotationPrefix + "mode"
+	AnnotationEndpoints = AnnotationPrefix + "endpoints"
+	AnnotationIngress   = AnnotationPrefix + "ingress"
+	AnnotationEgress    = AnnotationPrefix + "egress"
+
+	// NameMax is the longest name of a container, in bytes.
+	NameMax = 63
+
+	// LibraryFile is the library of native/shim in the folder that a Registered names, as
+	// the dynamic loader finds the one that fits a program: it replaces $LIB, or, musl's,
+	// does not, where it is a folder of that name.
+	LibraryFile = "preload/$LIB/libtsugiki.so"
+
+	// AgentName is the name of the daemon's own files in its run directory.
+	AgentName = "agent"
+)
+
+// SocketIn is the daemon's socket in its run directory.
+func SocketIn(runDir string) string { return filepath.Join(runDir, AgentName+".sock") }

@@ -1,0 +1,179 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/*
+ * Where a destination lies: by a rule, by the name of an endpoint, on the container's own
+ * loopback, or at who has asked a server.
+ */
+#ifndef TSUGIKI_REACH_H
+#define TSUGIKI_REACH_H
+
+#include "addr.h"
+
+/*
+ * The endpoint of a number that was found just now. It is looked up anew where it is: what
+ * was known of the container before may be from before the number was given.
+ */
+static __always_inline struct endpoint *endpoint_of(__u64 number)
+{
+	struct number key = {.bits = KEY_BITS(key), .number = number};
+
+	if (number < ENDPOINTS_AT_HAND)
+		return &container()->endpoint[number];
+	key.container = container()->id;
+	return bpf_map_lookup_elem(&endpoint_by_number, &key);
+}
+
+/* The number of the endpoint for a port, or ENDPOINTS_MAX. A function of its own, as
+ * special_words is: inline, each turn of the loop would be followed to the end. */
+__noinline __u64 number_for(const struct egress *e, __u32 port)
+{
+	__u32 i;
+
+	if (!e)
+		return ENDPOINTS_MAX;
+	for (i = 0; i < EGRESS_RANGES_MAX && i < e->count; i++)
+		if (port >= e->range[i].first && port <= e->range[i].last)
+			return e->range[i].endpoint;
+	return ENDPOINTS_MAX;
+}
+
+/* The endpoint through which this destination is reached, or NULL. */
+static __always_inline struct endpoint *endpoint_for(const struct addr *to, __u16 port)
+{
+	struct prefix key = {.bits = KEY_BITS(key), .container = container()->id, .addr = *to};
+	struct egress *e;
+	__u64 number; /* not cut to 32 bits, which the verifier would follow twice */
+
+	e = bpf_map_lookup_elem(&egress_by_prefix, &key);
+	if (!e || (!e->special && special(to)))
+		return NULL;
+	number = number_for(e, port);
+	return number < ENDPOINTS_MAX ? endpoint_of(number) : NULL;
+}
+
+/* The same, if it is in the namespace of the socket that the program was called for. */
+static __always_inline struct endpoint *egress(void *ctx, const struct addr *to, __u16 port)
+{
+	struct endpoint *ep = endpoint_for(to, port);
+
+	return ep && ep->netns == bpf_get_netns_cookie(ctx) ? ep : NULL;
+}
+
+/* Whether the endpoint that a socket was bound to by its name leads from an address
+ * of its own to a destination. */
+static __always_inline bool named_reaches(const struct binding *b, const struct addr *to,
+					  const struct addr *from)
+{
+	struct number name = {
+		.bits = KEY_BITS(name), .container = container()->id, .number = b->named};
+
+	if (!b->named || !bpf_map_lookup_elem(&name_by_number, &name))
+		return false; /* there is none, or it has been deleted */
+	if (!fits(&b->host, from, to))
+		return false;
+	/* An IPv6 endpoint speaks for no IPv4 address. */
+	return is_mapped(to) == is_mapped(&b->host) && !special(to);
+}
+
+/*
+ * Whether a socket that the program has bound to an endpoint by its name may
+ * reach a destination through it: any but those that only a rule can cover. It
+ * must still have the endpoint's address, and its port unless it has none any
+ * more: the kernel takes one from a socket that it gave one to when that is
+ * disconnected.
+ */
+static __always_inline bool by_name(struct bpf_sock_addr *ctx, const struct addr *to,
+				    const struct addr *from)
+{
+	struct bpf_sock *sk = ctx->sk;
+	struct binding *b;
+
+	if (!sk)
+		return false;
+	b = binding_of(sk);
+	if (!b || b->netns != bpf_get_netns_cookie(ctx))
+		return false;
+	if (sk->src_port && sk->src_port != b->host_port)
+		return false;
+	return named_reaches(b, to, from);
+}
+
+/* The socket, not a connected one, that hears what is sent to an address. The
+ * caller releases it. */
+static __always_inline struct bpf_sock *socket_at(void *ctx, __u8 protocol, const struct addr *at,
+						  __u16 port)
+{
+	struct bpf_sock_tuple tuple = {};
+	__u32 size = sizeof(tuple.ipv6);
+
+	if (at->word[2] == bpf_htonl(0xffff)) {
+		size = sizeof(tuple.ipv4);
+		tuple.ipv4.saddr = bpf_htonl(0x7f000001);
+		tuple.ipv4.daddr = at->word[3];
+		tuple.ipv4.dport = bpf_htons(port);
+	} else {
+		tuple.ipv6.saddr[3] = bpf_htonl(1);
+		__builtin_memcpy(tuple.ipv6.daddr, at, sizeof(tuple.ipv6.daddr));
+		tuple.ipv6.dport = bpf_htons(port);
+	}
+	if (protocol == IPPROTO_TCP)
+		return bpf_sk_lookup_tcp(ctx, &tuple, size, BPF_F_CURRENT_NETNS, 0);
+	return bpf_sk_lookup_udp(ctx, &tuple, size, BPF_F_CURRENT_NETNS, 0);
+}
+
+/* Whether the socket that is served at an address is this container's. */
+static __always_inline bool ours(void *ctx, __u8 protocol, const struct addr *at, __u16 port)
+{
+	struct bpf_sock *sk = socket_at(ctx, protocol, at, port);
+	struct binding *b;
+
+	if (!sk)
+		return false;
+	b = binding_of(sk);
+	bpf_sk_release(sk);
+	return b && b->ingress;
+}
+
+/*
+ * Whether a destination is one of the container's own servers on the host. If
+ * so, TO and PORT become its address there; port 0, where nobody listens, if it
+ * has gone.
+ */
+static __always_inline bool own_server(struct bpf_sock_addr *ctx, struct addr *to, __u16 *port)
+{
+	struct service key = {.bits = KEY_BITS(key),
+			      .container = container()->id,
+			      .port = *port,
+			      .protocol = ctx->protocol};
+	struct location *l;
+
+	if (!loopback(to))
+		return false;
+	key.is4 = to->word[2] == bpf_htonl(0xffff);
+	l = bpf_map_lookup_elem(&location_by_service, &key);
+	if (!l)
+		return false;
+	if (!wildcard(&l->addr))
+		*to = l->addr;
+	*port = l->port;
+	if (!ours(ctx, key.protocol, to, l->port))
+		*port = 0;
+	return true;
+}
+
+static __always_inline bool known_peer(void *ctx, const struct addr *to, __u16 port)
+{
+	struct peer key = {.socket = bpf_get_socket_cookie(ctx), .addr = *to, .port = port};
+
+	return find(&peer_tables, &key);
+}
+
+static __always_inline void redirect6(struct bpf_sock_addr *ctx, const struct addr *to, __u16 port)
+{
+	ctx->user_ip6[0] = to->word[0];
+	ctx->user_ip6[1] = to->word[1];
+	ctx->user_ip6[2] = to->word[2];
+	ctx->user_ip6[3] = to->word[3];
+	ctx->user_port = bpf_htons(port);
+}
+
+#endif
