@@ -22,8 +22,6 @@ const Program = "tsugiki-guardian"
 
 const (
 	guardianVersion = 1
-	helloWait       = 10 * time.Second // for its start on a loaded machine
-	workWait        = 30 * time.Second // for all entries; see native/guardian/undo.c for the longest of one
 	restartPause    = 100 * time.Millisecond
 )
 

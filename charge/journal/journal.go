@@ -53,7 +53,13 @@ const (
 	magic    = "tsugiUN1"
 	pathSize = 880
 	textSize = 64
-	busyWait = 5 * time.Second // a guardian's work, on a loaded machine
+)
+
+// How long a guardian is waited for, on a loaded machine. Tests wait longer.
+var (
+	busyWait  = 5 * time.Second  // for another agent's, that died
+	helloWait = 10 * time.Second // for its start
+	workWait  = 30 * time.Second // for all entries; see native/guardian/undo.c for the longest of one
 )
 
 var (

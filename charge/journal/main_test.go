@@ -23,6 +23,7 @@ var agents = map[string]func(j *Journal, quota, freezer string, stop int) error{
 const agentEnv = "TSUGIKI_TEST_AGENT"
 
 func TestMain(m *testing.M) {
+	busyWait, helloWait, workWait = testkit.Patience, testkit.Patience, testkit.Patience
 	if name := os.Getenv(agentEnv); name != "" {
 		fmt.Fprintln(os.Stderr, agent(name, os.Args[1:]))
 		os.Exit(1)

@@ -138,7 +138,8 @@ func BenchmarkLines(b *testing.B) {
 }
 
 // BenchmarkShares is what the first of two containers has of a daemon's time, as far as it
-// is owned, and how much is owned. The name has what is right.
+// is owned, how much is owned, and what the marks say in the end. The name has what is
+// right, roughly where lines are not handled one by one.
 func BenchmarkShares(b *testing.B) {
 	for _, role := range []string{"inline", "handoff", "storm"} {
 		for name, lines := range map[string][]int{"0.9": {90, 10}, "0.5": {50, 50}} {
@@ -226,6 +227,9 @@ func benchmarkShares(b *testing.B, log1, pipe2 bool, role string, args func(*rig
 		work(d)
 		stop()
 		<-done
+		d.settle(b) // so that all marks have come
+		w := d.weights()
+		b.ReportMetric(float64(w[1])/float64(w[1]+w[2]), "marked-share")
 		if err := m.Unwatch(d.pid); err != nil {
 			b.Fatal(err)
 		}

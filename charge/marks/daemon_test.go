@@ -128,16 +128,20 @@ func storm(bytes, empty string) {
 		if _, err := unix.Read(from, b[:1]); err != nil {
 			return
 		}
-		for range 20 {
+		for range 2000 {
 			_, _ = unix.Read(fd, b[:])
 		}
 	}
 }
 
 // reuse writes to one of two logs for each byte of its standard input, by one descriptor
-// number.
+// number. Before each write it reads what is nobody's, and works.
 func reuse(args []string) error {
 	const number = 100
+	zero, err := unix.Open("/dev/zero", unix.O_RDONLY, 0) // which nobody owns
+	if err != nil {
+		return err
+	}
 	return eachByte(func(b byte) error {
 		path := args[b-'0']
 		fd, err := unix.Open(path, unix.O_WRONLY|unix.O_APPEND, 0)
@@ -147,9 +151,16 @@ func reuse(args []string) error {
 		if err := errors.Join(unix.Dup3(fd, number, 0), unix.Close(fd)); err != nil {
 			return err
 		}
-		sum := burn([]byte(path))
-		_, err = unix.Write(number, sum[:])
-		return err
+		for range 50 {
+			var b [1]byte
+			_, err1 := unix.Read(zero, b[:])
+			sum := burn(b[:])
+			_, err2 := unix.Write(number, sum[:])
+			if err := errors.Join(err1, err2); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
 }
 

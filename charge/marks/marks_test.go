@@ -7,13 +7,11 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/tsugiki/tsugiki/bpf"
 	"github.com/tsugiki/tsugiki/charge/slots"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
@@ -57,6 +55,29 @@ func TestLines(t *testing.T) {
 	}
 }
 
+// Asking for nothing is overhead, and no work on the file that is asked.
+// What is its own is one call for two thousand that ask.
+func TestStorm(t *testing.T) {
+	m, r := open(t), newRig(t)
+	own(t, m, r.pipes[1]+".idle", 2)
+	d := r.watch(t, m, "storm", r.args()...)
+	testkit.Eventually(t, testkit.Patience, func() error {
+		before, was := d.weights(), d.overhead()
+		for range 10 {
+			d.wantOnly(t, 0, func() { // to ask for it is its own
+				if _, err := r.asks.Write([]byte("x")); err != nil {
+					t.Fatal(err)
+				}
+				d.settle(t)
+			})
+		}
+		if own, all := d.weights()[0]-before[0], d.overhead()-was; 10*own >= all {
+			return fmt.Errorf("%v are the daemon's own, and %v overhead", own, all)
+		}
+		return nil
+	})
+}
+
 // A descriptor number says nothing about the file: inodes do.
 func TestReusedDescriptor(t *testing.T) {
 	m, r := open(t), newRig(t)
@@ -68,6 +89,17 @@ func TestReusedDescriptor(t *testing.T) {
 		container := i % 3 % 2
 		d.wantOnly(t, uint32(container+1), func() { d.ask(t, string(rune('0'+container))) }, 0) // its input is its own
 	}
+	// What is done before a write is for whom is written to, though the last mark said
+	// otherwise: as long as the thread is not switched in between.
+	testkit.Eventually(t, testkit.Patience, func() error {
+		before := d.weights()
+		d.ask(t, "1")
+		after := d.weights()
+		if work, rest := after[2]-before[2], after[0]-before[0]; work <= rest {
+			return fmt.Errorf("%v are marked for who is written to, and %v for the daemon", work, rest)
+		}
+		return nil
+	})
 }
 
 // A call with two files is the owner's who owns either.
@@ -129,8 +161,7 @@ func TestThreadThatComputes(t *testing.T) {
 	stop.Store(1)
 	d.settle(t)
 	// Marks can miss a quarter, and what is overhead is for whoever is worked for.
-	overhead := time.Duration(atomic.LoadUint64(&p.sums[bpf.MarksMarkSlotMARK_OVERHEAD]))
-	w := d.weights()
+	w, overhead := d.weights(), d.overhead()
 	d.end(t, sums)
 	if most := (w[2] + overhead) * 4 / 3; sums[2] > most+ms || sums[2] == 0 {
 		t.Errorf("owner 2 has %v; marked are %v, and %v as overhead", sums[2], w[2], overhead)

@@ -166,6 +166,11 @@ func (d *daemon) weights() byOwner {
 	return all
 }
 
+// overhead is what the marks say so far that had to be done for all.
+func (d *daemon) overhead() time.Duration {
+	return time.Duration(atomic.LoadUint64(&d.m.processes[d.pid].sums[bpf.MarksMarkSlotMARK_OVERHEAD]))
+}
+
 // line has a container write a line, and waits until the daemon has handled it.
 func (d *daemon) line(t testing.TB, container int) {
 	t.Helper()
