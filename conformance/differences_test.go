@@ -3,7 +3,7 @@ package conformance
 import "maps"
 
 // difference is what a program may notice after all, and why that is so: the
-// limits of docs/ARCHITECTURE.md. One that no longer shows fails the test.
+// limits of docs/LIMITS.md. One that no longer shows fails the test.
 type difference struct {
 	why       string
 	sometimes bool // it is a race

@@ -68,7 +68,7 @@ func testEngineServe(t *testing.T, n *node) {
 
 // testEngineSignals has a program bind that is interrupted every 150 us: runtimes
 // install filters whose calls do not wait for their answer. The kernel can lose an
-// answer that it has taken (docs/ARCHITECTURE.md, "Limits"); all but few have to be
+// answer that it has taken (docs/LIMITS.md, "Calls and signals"); all but few have to be
 // right. Without what is done about it, every third to tenth is wrong.
 func testEngineSignals(t *testing.T, n *node) {
 	const binds = 3000
