@@ -12,16 +12,12 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
-
-// runLimit is more than the probe's own watchdog takes.
-const runLimit = 40 * time.Second
 
 // Of the ports that the rules name, each case has its own.
 const (
@@ -259,7 +255,7 @@ func (r *rig) run(c probeCase) result {
 }
 
 func (r *rig) execute(c probeCase) result {
-	ctx, cancel := context.WithTimeout(context.Background(), runLimit)
+	ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
 	defer cancel()
 	args := append(append([]string{}, r.prefix...), r.probe, c.name, fmt.Sprint("port=", c.port), fmt.Sprint("warm=", r.warm))
 	args = append(args, peerArgs()...)

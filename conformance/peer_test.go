@@ -37,7 +37,9 @@ const (
 // altAddr is the remote's address on a network that partial rules do not name.
 var altAddr = netip.MustParseAddr("203.0.113.2")
 
-// dialLimit bounds how long the peer waits for a client that it dials.
+// dialLimit bounds how long the peer waits for a client that it dials. It is more than a limit:
+// after it the peer says "silence", which the case udpserver-queue expects, and the probe's
+// watchdog ends a case after 15 s.
 const dialLimit = 2500 * time.Millisecond
 
 // peer is the machine that the cases talk to.

@@ -30,7 +30,7 @@ func startBesieged(t *testing.T, w *world) *asked {
 // never had much memory.
 func (n *asked) unharmed(t *testing.T, files int) {
 	t.Helper()
-	testkit.Eventually(t, testLimit/2, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if now := n.files(t); now > files {
 			open, _ := testkit.OpenFiles(n.cmd.Process.Pid)
 			return fmt.Errorf("it had %d files open, has %d: %v", files, now, open)

@@ -173,7 +173,7 @@ func (a *arena) trapTCP(ns *testkit.Namespace, port uint16) {
 			go func() {
 				defer a.read(-1)
 				defer conn.Close()
-				_ = conn.SetDeadline(time.Now().Add(testLimit)) // until the other end is closed
+				_ = conn.SetDeadline(time.Now().Add(testkit.Patience)) // until the other end is closed
 				payload, _ := io.ReadAll(io.LimitReader(conn, 256))
 				a.hit(a.place(ns, conn.LocalAddr()), string(payload))
 			}()
@@ -307,7 +307,7 @@ func (a *arena) noListeners() {
 			host = testkit.HostAddr6
 		}
 		err := a.Remote.Do(func() error {
-			c, err := net.DialTimeout("tcp", netip.AddrPortFrom(host, l.Port()).String(), time.Second)
+			c, err := net.DialTimeout("tcp", netip.AddrPortFrom(host, l.Port()).String(), testkit.Patience)
 			if err == nil {
 				c.Close()
 			}

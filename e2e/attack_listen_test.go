@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
 var ingressAddr = net.JoinHostPort(hostAddr4, strconv.Itoa(ingressPort))
@@ -20,7 +22,7 @@ var ingressAddr = net.JoinHostPort(hostAddr4, strconv.Itoa(ingressPort))
 func (a *arena) dialIngress() {
 	a.t.Helper()
 	err := a.Remote.Do(func() error {
-		c, err := net.DialTimeout("tcp", ingressAddr, 2*time.Second)
+		c, err := net.DialTimeout("tcp", ingressAddr, testkit.Patience)
 		if err == nil {
 			a.t.Cleanup(func() { c.Close() })
 		}
@@ -176,7 +178,7 @@ func (a *arena) noDatagrams(port int) {
 			return err
 		}
 		defer c.Close()
-		_ = c.SetDeadline(time.Now().Add(time.Second))
+		_ = c.SetDeadline(time.Now().Add(testkit.Patience))
 		if _, err := c.Write([]byte("unasked")); err != nil {
 			return err
 		}

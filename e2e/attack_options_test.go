@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
 // harmless are the options of the attack that anybody may set.
@@ -80,7 +82,7 @@ func TestAttackSourceAddress(t *testing.T) {
 	succeed(t, a.attack("static", rules, "udp-later", to4))
 	a.settle()
 	// Who asks after that is answered when all others were seen.
-	if a.ask(a.Host, to4, "sentinel", testLimit) == "" {
+	if a.ask(a.Host, to4, "sentinel", testkit.Patience) == "" {
 		t.Fatal("the sentinel has got no answer")
 	}
 	from := seen.take()

@@ -59,7 +59,7 @@ func TestAttackUDPServer(t *testing.T) {
 				asked, to = append(asked, a.Host), append(to, net.JoinHostPort("127.0.0.1", strconv.Itoa(ingressPort)))
 			}
 			for i, ns := range asked {
-				if got := a.ask(ns, to[i], "question", 2*time.Second); got != "answer" {
+				if got := a.ask(ns, to[i], "question", testkit.Patience); got != "answer" {
 					t.Errorf("%s asks %s and gets %q", ns.Name(), to[i], got)
 				}
 			}

@@ -19,7 +19,7 @@ import (
 // prints.
 func (n *node) ask(t *testing.T, args ...string) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), testLimit)
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
 	defer cancel()
 	out, err := n.rig.Command(ctx, n.engine, args...).CombinedOutput()
 	if err != nil {
@@ -69,7 +69,7 @@ func TestChargeShared(t *testing.T) {
 		}
 		return time.Duration(c.OwnUS) * time.Microsecond, borrowedFrom(c, "shared") + borrowedFrom(c, "shim"), c
 	}
-	testkit.Eventually(t, chargePatience, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if _, b, c := shared(noisy); b < 500*time.Millisecond {
 			return fmt.Errorf("dockerd's time is not charged: %+v", c)
 		}

@@ -18,8 +18,6 @@ import (
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
-const chargePatience = 15 * time.Second
-
 // paying is a container as an engine makes one, but for the engine: cgroups with a
 // quota, and a program in them.
 type paying struct {
@@ -194,7 +192,7 @@ func (d *daemon) guardian() int {
 func (d *daemon) awaitGuardian(t *testing.T) int {
 	t.Helper()
 	var pid int
-	testkit.Eventually(t, chargePatience, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if pid = d.guardian(); pid == 0 {
 			return errors.New("the agent has no guardian")
 		}

@@ -88,7 +88,7 @@ func (d *daemon) start() {
 
 func (d *daemon) await() {
 	d.t.Helper()
-	testkit.Eventually(d.t, 30*time.Second, func() error {
+	testkit.Eventually(d.t, testkit.Patience, func() error {
 		conn, err := net.Dial("unix", d.socket())
 		if err == nil {
 			conn.Close()
@@ -144,7 +144,7 @@ func TestDaemonKilledUnderLoad(t *testing.T) {
 	}
 	w := newWorld(t)
 	d := startDaemon(t, w.h)
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute+time.Duration(*kills)*5*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience+time.Duration(*kills)*testkit.Patience/6)
 	t.Cleanup(cancel)
 	d.ctx = ctx
 	echo := startEcho(ctx, t, w.srv)
@@ -169,7 +169,7 @@ func TestDaemonKilledUnderLoad(t *testing.T) {
 		}
 	}
 	for _, c := range callers {
-		testkit.Eventually(t, 20*time.Second, func() error {
+		testkit.Eventually(t, testkit.Patience, func() error {
 			if !strings.Contains(c.output.String(), "begun") {
 				return errors.New("a caller has not begun")
 			}

@@ -41,7 +41,7 @@ func (s *study) run(args ...string) (string, error) {
 }
 
 func (s *study) command(args ...string) *exec.Cmd {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*testkit.Patience)
 	s.t.Cleanup(cancel)
 	return exec.CommandContext(ctx, s.tsugiki, append([]string{"density", "run", "--quick", "-o", s.out, "--work-dir", s.dir}, args...)...)
 }
@@ -69,7 +69,7 @@ func (s *study) results() (r struct {
 // awaitStep waits until a step was made.
 func (s *study) awaitStep() {
 	s.t.Helper()
-	testkit.Eventually(s.t, time.Minute, func() error {
+	testkit.Eventually(s.t, testkit.Patience, func() error {
 		data, err := os.ReadFile(filepath.Join(s.out, "journal.jsonl"))
 		if err == nil && bytes.Count(data, []byte("\n")) < 2 {
 			err = errors.New("nothing was measured")
@@ -177,7 +177,7 @@ func TestDensityFullDisk(t *testing.T) {
 dd if=/dev/zero of=` + s.dir + `/full bs=1M 2>/dev/null; wait $!; status=$?; rm ` + s.dir + `/full; ls -A ` + s.dir + `; exit $status`
 	cmd := s.command("--figure", "start", "--max", "2", "--rounds", "50")
 	args := append([]string{"--mount", "sh", "-c", script, "sh", s.dir}, cmd.Args...)
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*testkit.Patience)
 	defer cancel()
 	var stdout, stderr bytes.Buffer
 	full := exec.CommandContext(ctx, "unshare", args...)

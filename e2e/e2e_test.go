@@ -18,14 +18,6 @@ import (
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
-const (
-	// testLimit bounds whatever one test runs.
-	testLimit = 60 * time.Second
-	// stopLimit is how long a server may take to end, with all that
-	// tsugiki has to take down.
-	stopLimit = 5 * time.Second
-)
-
 var (
 	// tsugiki is the command under test.
 	tsugiki string
@@ -79,10 +71,10 @@ func setUp() error {
 }
 
 // timeout is a context for what a test runs. Unlike t.Context it is still good
-// in cleanups.
+// in cleanups. A program may outlive one wait of its test.
 func timeout(t *testing.T) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), testLimit)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*testkit.Patience)
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -100,7 +92,7 @@ func commandIn(ctx context.Context, t *testing.T, ns *testkit.Namespace, name st
 	c := ns.Command(ctx, testkit.Program(t, name), args...)
 	c.SysProcAttr.Pdeathsig = unix.SIGTERM
 	c.Cancel = func() error { return c.Process.Signal(unix.SIGTERM) }
-	c.WaitDelay = stopLimit
+	c.WaitDelay = testkit.Patience
 	return c
 }
 
@@ -193,7 +185,7 @@ func start(t *testing.T, c *testkit.Cmd) *server {
 func serve(t *testing.T, c *testkit.Cmd, ports ...port) *server {
 	t.Helper()
 	s := start(t, c)
-	ctx, cancel := context.WithTimeout(timeout(t), 10*time.Second)
+	ctx, cancel := context.WithTimeout(timeout(t), testkit.Patience)
 	defer cancel()
 	go func() {
 		select {
@@ -222,10 +214,10 @@ func (s *server) stop(t *testing.T) {
 	}
 	select {
 	case <-s.ended:
-	case <-time.After(stopLimit):
+	case <-time.After(testkit.Patience):
 		_ = s.Process.Kill() // it has ended, or will
 		<-s.ended
-		t.Errorf("%s: still there %v after SIGTERM", line(s.Cmd), stopLimit)
+		t.Errorf("%s: still there %v after SIGTERM", line(s.Cmd), testkit.Patience)
 	}
 	checkLog(t, s.Cmd, s.output.String())
 	if t.Failed() {

@@ -36,7 +36,7 @@ func testEngineRaw(t *testing.T, n *node) {
 	c.Args = append([]string{"sh", "-c", `grep CapBnd /proc/self/status; raw "$@"; exec tail -f /dev/null`, "sh"}, rawTo(l4)...)
 	n.run(t, c)
 	var first string
-	testkit.Eventually(t, testLimit/2, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		var err error
 		if first, err = n.Logs("raw"); err == nil && !strings.Contains(first, "plain") {
 			err = fmt.Errorf("it has printed %s", first)
@@ -67,7 +67,7 @@ func checkRaw(t *testing.T, whose, printed string, l net.PacketConn) {
 		t.Errorf("%s: printed %q, want %q", whose, printed, want)
 	}
 	buf := make([]byte, 100)
-	if err := l.SetReadDeadline(time.Now().Add(testLimit / 2)); err != nil {
+	if err := l.SetReadDeadline(time.Now().Add(testkit.Patience)); err != nil {
 		t.Fatal(err)
 	}
 	size, _, err := l.ReadFrom(buf)

@@ -177,14 +177,14 @@ func dial(t *testing.T, ns *testkit.Namespace, network, to string) net.Conn {
 	t.Helper()
 	var c net.Conn
 	err := ns.Do(func() (err error) {
-		c, err = net.DialTimeout(network, to, 5*time.Second)
+		c, err = net.DialTimeout(network, to, testkit.Patience)
 		return err
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close() })
-	if err := c.SetDeadline(time.Now().Add(testLimit)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(testkit.Patience)); err != nil {
 		t.Fatal(err)
 	}
 	return c

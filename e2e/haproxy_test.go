@@ -7,7 +7,6 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
@@ -54,7 +53,7 @@ func TestHaproxy(t *testing.T) {
 			t.Fatal(err)
 		}
 		s := v.server(t, w, haproxyPort, "haproxy", "-db", "-f", conf)
-		testkit.Eventually(t, 5*time.Second, func() error {
+		testkit.Eventually(t, testkit.Patience, func() error {
 			if log := s.output.String(); !strings.Contains(log, "Server back/gone is DOWN") {
 				return fmt.Errorf("has not found out that a server is down:\n%s", log)
 			}

@@ -45,10 +45,10 @@ func TestLifecycleLeavesNothing(t *testing.T) {
 			tt.end(c)
 			c.waitEnd(t)
 			if tt.swept {
-				eventually(t, "tsugiki was killed", func() error { return c.dead(t) })
+				testkit.Eventually(t, testkit.Patience, func() error { return c.dead(t) })
 				c.sweep(t)
 			}
-			eventually(t, tt.name, func() error { return c.gone(t) })
+			testkit.Eventually(t, testkit.Patience, func() error { return c.gone(t) })
 		})
 	}
 }
@@ -64,14 +64,14 @@ func TestLifecycleKilledTogether(t *testing.T) {
 	}
 	// Its daemons may still have its standard output.
 	_ = c.Process.Release()
-	eventually(t, "killed", func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if state(c.Process.Pid) != 0 {
 			return fmt.Errorf("process %d lives", c.Process.Pid)
 		}
 		return nil
 	})
 	c.sweep(t)
-	eventually(t, "after the next start", func() error { return c.gone(t) })
+	testkit.Eventually(t, testkit.Patience, func() error { return c.gone(t) })
 }
 
 // A start that fails, at any step, leaves nothing.
@@ -99,7 +99,7 @@ func TestLifecycleFailedStart(t *testing.T) {
 		if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
 			t.Errorf("%v: run directory: %v %v", args, left, err)
 		}
-		eventually(t, "sockets", func() error {
+		testkit.Eventually(t, testkit.Patience, func() error {
 			if n := socketsOf(t, top.Host); n > before {
 				return fmt.Errorf("%v: the host has %d sockets, had %d", args, n, before)
 			}
@@ -145,7 +145,7 @@ func TestLifecycleEndedBySignal(t *testing.T) {
 		t.Run(strconv.Itoa(int(sig)), func(t *testing.T) {
 			t.Parallel()
 			c := graft(t, top.Host, "-e", "203.0.113.9=0.0.0.0", "--", "sh", "-c", fmt.Sprintf("ulimit -c 0; kill -%d $$; sleep 1", sig))
-			timer := time.AfterFunc(5*time.Second, func() { _ = c.Process.Kill() })
+			timer := time.AfterFunc(testkit.Patience, func() { _ = c.Process.Kill() })
 			defer timer.Stop()
 			r := try(t, c)
 			if got := signalOf(r.err); got != sig {
@@ -186,7 +186,7 @@ func TestLifecycleManyAtOnce(t *testing.T) {
 	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
 		t.Errorf("run directory: %v %v", left, err)
 	}
-	eventually(t, "sockets", func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if n := socketsOf(t, a.Host); n > before {
 			return fmt.Errorf("the host has %d sockets, had %d", n, before)
 		}
@@ -217,7 +217,6 @@ func TestLifecycleEndsInSpiteOf(t *testing.T) {
 			args := append([]string{"run", "--run-dir", dir, "--name", name}, append(withIngress(), tt.flags...)...)
 			args = append(append(args, "--", attackProgram(t, "static")), append(tt.args, allowed4.String())...)
 			c := command(t, a.Host, tsugiki, args...)
-			c.WaitDelay = time.Second // a daemon has the standard output
 			if err := c.Start(); err != nil {
 				t.Fatal(err)
 			}
@@ -228,8 +227,8 @@ func TestLifecycleEndsInSpiteOf(t *testing.T) {
 				if err != nil {
 					t.Errorf("tsugiki: %v", err)
 				}
-			case <-time.After(goneLimit):
-				t.Errorf("tsugiki has not ended %v after its program", goneLimit)
+			case <-time.After(testkit.Patience):
+				t.Errorf("tsugiki has not ended %v after its program", testkit.Patience)
 				_ = c.Process.Kill()
 				<-ended
 				succeed(t, command(t, a.Host, tsugiki, "run", "--run-dir", dir, "--", "true"))
@@ -251,7 +250,7 @@ func exists(path string) bool {
 func removeCgroup(t *testing.T, group string) {
 	t.Helper()
 	_ = os.WriteFile(filepath.Join(group, "cgroup.kill"), []byte("1"), 0)
-	testkit.Eventually(t, goneLimit, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		children, _ := filepath.Glob(filepath.Join(group, "*/"))
 		for _, child := range children {
 			_ = unix.Rmdir(child) // files are none of ours
@@ -293,7 +292,7 @@ func TestLifecyclePassesSignalsOn(t *testing.T) {
 	if status := c.ProcessState.ExitCode(); status != 7 {
 		t.Errorf("exit status %d, want the program's 7", status)
 	}
-	eventually(t, "after SIGTERM", func() error { return c.gone(t) })
+	testkit.Eventually(t, testkit.Patience, func() error { return c.gone(t) })
 }
 
 // A program that stops stops tsugiki, for whoever waits for that; continued, both
@@ -311,13 +310,13 @@ func TestLifecycleStopAndContinue(t *testing.T) {
 		}
 	}
 	_ = unix.Kill(c.program(), unix.SIGSTOP)
-	eventually(t, "program stopped", in(c.Process.Pid, true))
+	testkit.Eventually(t, testkit.Patience, in(c.Process.Pid, true))
 	_ = c.Process.Signal(unix.SIGCONT)
-	eventually(t, "continued", in(c.Process.Pid, false))
-	eventually(t, "continued", in(c.program(), false))
+	testkit.Eventually(t, testkit.Patience, in(c.Process.Pid, false))
+	testkit.Eventually(t, testkit.Patience, in(c.program(), false))
 
 	_ = c.Process.Signal(unix.SIGSTOP)
-	eventually(t, "tsugiki stopped", in(c.Process.Pid, true))
+	testkit.Eventually(t, testkit.Patience, in(c.Process.Pid, true))
 	c.next()
 	time.Sleep(200 * time.Millisecond)
 	_ = c.Process.Signal(unix.SIGCONT)
@@ -327,7 +326,7 @@ func TestLifecycleStopAndContinue(t *testing.T) {
 	}
 	_ = c.stdin.Close()
 	c.waitEnd(t)
-	eventually(t, "after the end", func() error { return c.gone(t) })
+	testkit.Eventually(t, testkit.Patience, func() error { return c.gone(t) })
 }
 
 // next lets an attack go on to its next step.

@@ -20,10 +20,6 @@ import (
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
-// goneLimit is how long what belonged to a container may take to go. The kernel
-// frees some of it later, on its own threads.
-const goneLimit = 8 * time.Second
-
 var names atomic.Int32
 
 // uniqueName is a container's name that nobody else on this machine has.
@@ -51,6 +47,11 @@ func newContainer(t *testing.T, host *testkit.Namespace, flags []string, until s
 	c.cgroup = filepath.Join(ownCgroup(t), "tsugiki-"+c.name)
 	args := append([]string{"run", "--run-dir", c.runDir, "--name", c.name}, flags...)
 	args = append(append(args, "--"), program...)
+	t.Cleanup(func() {
+		if t.Failed() { // what is left is not the next test's
+			removeCgroup(t, c.cgroup)
+		}
+	})
 	c.held = hold(t, command(t, host, tsugiki, args...), until)
 	c.note(t)
 	return c
@@ -221,24 +222,10 @@ func (c *container) waitEnd(t *testing.T) {
 	}()
 	select {
 	case <-ended:
-	case <-time.After(goneLimit):
+	case <-time.After(testkit.Patience):
 		_ = unix.Kill(c.Process.Pid, unix.SIGKILL)
 		<-ended
-		t.Errorf("tsugiki did not end within %v", goneLimit)
-	}
-}
-
-// eventually is testkit.Eventually that goes on after a failure, so that what is
-// left can still be cleaned up.
-func eventually(t *testing.T, what string, check func() error) {
-	t.Helper()
-	deadline := time.Now().Add(goneLimit)
-	err := check()
-	for ; err != nil && time.Now().Before(deadline); err = check() {
-		time.Sleep(20 * time.Millisecond)
-	}
-	if err != nil {
-		t.Errorf("%s: %v", what, err)
+		t.Errorf("tsugiki did not end within %v", testkit.Patience)
 	}
 }
 

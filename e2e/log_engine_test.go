@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/tsugiki/tsugiki/internal/testkit"
 	"github.com/tsugiki/tsugiki/internal/testkit/engines"
@@ -30,7 +29,7 @@ func TestLogContainerd(t *testing.T) {
 	rig.Start(t, "ctr")
 	ctr := func(args ...string) string {
 		t.Helper()
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
 		defer cancel()
 		c := rig.Command(ctx, "ctr", args...)
 		out, err := c.CombinedOutput()
@@ -46,7 +45,7 @@ func TestLogContainerd(t *testing.T) {
 	}
 	stopped := func(name string) {
 		t.Helper()
-		testkit.Eventually(t, time.Minute, func() error {
+		testkit.Eventually(t, testkit.Patience, func() error {
 			if !strings.Contains(ctr("task", "ls"), "STOPPED") {
 				return fmt.Errorf("%s runs", name)
 			}
@@ -77,7 +76,7 @@ func TestLogContainerd(t *testing.T) {
 	}
 	ctr("task", "rm", "--force", "yes")
 	ctr("container", "rm", "yes")
-	testkit.Eventually(t, 10*time.Second, func() error { return noLogger(rig.Group()) })
+	testkit.Eventually(t, testkit.Patience, func() error { return noLogger(rig.Group()) })
 	out, err := rig.Command(t.Context(), "sh", "-c", "tail -n 1 /var/log/tsugiki/default/yes/yes-json.log").Output()
 	if err != nil || !strings.HasPrefix(string(out), `{"log":"y`) || !strings.HasSuffix(string(out), "\"}\n") {
 		t.Errorf("%q, %v", out, err)

@@ -7,7 +7,6 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
@@ -23,7 +22,7 @@ func TestDebianPackage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute) // it compresses
+	ctx, cancel := context.WithTimeout(t.Context(), 2*testkit.Patience) // it compresses
 	defer cancel()
 	build := commandIn(ctx, t, top.Host, filepath.Join(root, "packaging/deb/build.sh"), filepath.Dir(tsugiki), t.TempDir(), "0.1")
 	build.Env = append(os.Environ(), "DEB_COMPRESSION=gzip") // the fastest

@@ -94,12 +94,12 @@ func answerAt(t *testing.T, ns *testkit.Namespace, network, at string) string {
 	buf := make([]byte, 64)
 	var n int
 	err := ns.Do(func() error {
-		conn, err := net.DialTimeout(network, at, testLimit)
+		conn, err := net.DialTimeout(network, at, testkit.Patience)
 		if err != nil {
 			return err
 		}
 		defer conn.Close()
-		if err := conn.SetDeadline(time.Now().Add(testLimit)); err != nil {
+		if err := conn.SetDeadline(time.Now().Add(testkit.Patience)); err != nil {
 			return err
 		}
 		if network == "udp" {
@@ -324,7 +324,7 @@ func TestPromisedPortsInRanges(t *testing.T) {
 				}
 			}
 			has.release()
-			testkit.Eventually(t, testLimit, func() error {
+			testkit.Eventually(t, testkit.Patience, func() error {
 				if ps := d.ps(); strings.Contains(ps, "has ") {
 					return errors.New(ps)
 				}
@@ -454,7 +454,7 @@ func TestPortsOfNamedEndpoints(t *testing.T) {
 			d.start()
 			check()
 			has.release()
-			testkit.Eventually(t, testLimit, func() error {
+			testkit.Eventually(t, testkit.Patience, func() error {
 				if ps := d.ps(); strings.Contains(ps, "has ") {
 					return errors.New(ps)
 				}

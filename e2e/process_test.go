@@ -199,7 +199,7 @@ func TestSignalAtOnce(t *testing.T) {
 		if err := c.Process.Signal(unix.SIGUSR1); err != nil {
 			t.Fatal(err)
 		}
-		late := time.AfterFunc(2*time.Second, func() { _ = c.Process.Signal(unix.SIGTERM) })
+		late := time.AfterFunc(testkit.Patience, func() { _ = c.Process.Signal(unix.SIGTERM) })
 		err = c.Wait()
 		late.Stop()
 		if status := exitStatus(err); status != 7 {
@@ -212,7 +212,7 @@ func TestSignalAtOnce(t *testing.T) {
 func TestStop(t *testing.T) {
 	w := newWorld(t)
 	s := start(t, plain(t, w, "--", "sh", "-c", "kill -STOP $$; echo went on; exit 3"))
-	testkit.Eventually(t, 5*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", s.Process.Pid))
 		if err == nil && !strings.Contains(string(stat), ") T ") {
 			err = errors.New("tsugiki has not stopped")
@@ -250,7 +250,7 @@ func signalOf(err error) syscall.Signal {
 
 func waitOutput(t *testing.T, s *server, want string) {
 	t.Helper()
-	testkit.Eventually(t, 5*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if out := s.output.String(); !strings.Contains(out, want) {
 			return fmt.Errorf("%s printed %q, not yet %q", line(s.Cmd), out, want)
 		}

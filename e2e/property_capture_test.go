@@ -148,7 +148,7 @@ func (f frame) container() int {
 // then since the last call.
 func (c *capture) take(t *testing.T, sentinel string) []frame {
 	t.Helper()
-	deadline := time.Now().Add(testLimit)
+	deadline := time.Now().Add(testkit.Patience)
 	for seen := 0; ; time.Sleep(time.Millisecond) {
 		c.mu.Lock()
 		for ; seen < len(c.frames); seen++ {

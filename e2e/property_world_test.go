@@ -375,7 +375,7 @@ func (w *propertyWorld) onOneCPU(t *testing.T, ns *testkit.Namespace, f func() e
 // await waits until all of some sentinels have arrived.
 func (w *propertyWorld) await(t *testing.T, wanted []string) {
 	t.Helper()
-	if err := w.watch.SetReadDeadline(time.Now().Add(testLimit)); err != nil {
+	if err := w.watch.SetReadDeadline(time.Now().Add(testkit.Patience)); err != nil {
 		t.Fatal(err)
 	}
 	buf := make([]byte, 512)

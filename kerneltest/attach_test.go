@@ -15,6 +15,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
 func init() {
@@ -73,7 +75,7 @@ func TestLinkedProgramEndsWithItsProcess(t *testing.T) {
 	fd := cg.socket(t, unix.AF_INET, unix.SOCK_STREAM, 0)
 	want(t, "connect", unix.Connect(fd, sockaddr("127.0.0.1:80")), error(unix.EPERM))
 	attacher.kill()
-	eventually(t, "connect after the linking process was killed", func() bool {
+	testkit.Eventually(t, testkit.Patience, holds("connect after the linking process was killed", func() bool {
 		return unix.Connect(fd, sockaddr("127.0.0.1:80")) == nil
-	})
+	}))
 }

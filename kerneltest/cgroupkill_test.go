@@ -20,6 +20,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
 func init() {
@@ -58,17 +60,17 @@ func TestCgroupKillLeavesNothing(t *testing.T) {
 		cg := newCgroup(t)
 		start(t, "fork", &unix.SysProcAttr{UseCgroupFD: true, CgroupFD: cg.fd})
 		members := 0
-		eventually(t, "fork some processes", func() bool {
+		testkit.Eventually(t, testkit.Patience, holds("fork some processes", func() bool {
 			members = strings.Count(cg.read(t, "cgroup.procs"), "\n")
 			return members > 10
-		})
+		}))
 		cg.kill(t)
 		if members > 400 {
 			t.Errorf("%d processes: nothing was being forked any more", members)
 		}
-		eventually(t, "empty cgroup", func() bool {
+		testkit.Eventually(t, testkit.Patience, holds("empty cgroup", func() bool {
 			return strings.Contains(cg.read(t, "cgroup.events"), "populated 0")
-		})
+		}))
 		want(t, "processes left", cg.read(t, "cgroup.procs"), "")
 	}
 }

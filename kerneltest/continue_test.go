@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
 // plainSignal interrupts connect, restartedSignal restarts it.
@@ -71,11 +73,11 @@ func fullListener(t *testing.T, address string) int {
 func waitConnecting(t *testing.T, fd int) {
 	t.Helper()
 	const synSent = 2 // TCP_SYN_SENT of linux/tcp_states.h
-	eventually(t, "start to connect", func() bool {
+	testkit.Eventually(t, testkit.Patience, holds("start to connect", func() bool {
 		info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
 		try(t, "get TCP_INFO", err)
 		return info.State == synSent
-	})
+	}))
 }
 
 func TestContinuedConnectIsInterrupted(t *testing.T) {

@@ -26,6 +26,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
 // States of a TCP socket that tests wait for, of net/tcp_states.h.
@@ -37,11 +39,11 @@ const (
 // untilState waits until a TCP socket is in a state.
 func untilState(t *testing.T, what string, fd int, state uint8) {
 	t.Helper()
-	eventually(t, what, func() bool {
+	testkit.Eventually(t, testkit.Patience, holds(what, func() bool {
 		info, err := unix.GetsockoptTCPInfo(fd, unix.SOL_TCP, unix.TCP_INFO)
 		try(t, "get TCP_INFO", err)
 		return info.State == state
-	})
+	}))
 }
 
 // tcpRig is a client and a listener, each in a cgroup whose egress is traced.

@@ -21,6 +21,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
 func init() {
@@ -126,7 +128,7 @@ func forkWithID(t *testing.T, pid int) {
 	args := struct {
 		flags, pidfd, childTID, parentTID, exitSignal, stack, stackSize, tls, setTID, setTIDSize uint64
 	}{exitSignal: uint64(unix.SIGCHLD), setTID: uint64(uintptr(unsafe.Pointer(&tid))), setTIDSize: 1}
-	timeout := unix.NsecToTimespec(2 * patience.Nanoseconds())
+	timeout := unix.NsecToTimespec(2 * testkit.Patience.Nanoseconds())
 
 	// Only raw system calls after the fork: the child has this thread alone.
 	r, _, errno := unix.RawSyscall(unix.SYS_CLONE3, uintptr(unsafe.Pointer(&args)), unsafe.Sizeof(args), 0)

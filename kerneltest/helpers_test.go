@@ -10,7 +10,6 @@ import (
 	"runtime"
 	"strings"
 	"testing"
-	"time"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
@@ -18,10 +17,9 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
-)
 
-// patience bounds every wait for something that ought to happen at once.
-const patience = 10 * time.Second
+	"github.com/tsugiki/tsugiki/internal/testkit"
+)
 
 // ---- network namespaces and cgroups ----
 
@@ -99,10 +97,10 @@ func newCgroup(t *testing.T) *cgroup {
 	t.Cleanup(func() {
 		unix.Close(cg.fd)
 		os.WriteFile(path+"/cgroup.kill", []byte("1"), 0)
-		eventually(t, "remove cgroup", func() bool {
+		testkit.Eventually(t, testkit.Patience, holds("remove cgroup", func() bool {
 			err := unix.Rmdir(path)
 			return err == nil || errors.Is(err, unix.ENOENT)
-		})
+		}))
 	})
 	return cg
 }
@@ -185,7 +183,7 @@ func hostOf(address string) string {
 }
 
 // listenerAt makes a TCP listener, or for SOCK_DGRAM a bound socket, at address.
-// Its accept and receive calls give up after patience.
+// Its accept and receive calls give up after testkit.Patience.
 func listenerAt(t *testing.T, typ int, address string) int {
 	t.Helper()
 	domain := unix.AF_INET
@@ -197,7 +195,7 @@ func listenerAt(t *testing.T, typ int, address string) int {
 	if typ == unix.SOCK_STREAM {
 		try(t, "listen", unix.Listen(fd, 16))
 	}
-	timeout := unix.NsecToTimeval(patience.Nanoseconds())
+	timeout := unix.NsecToTimeval(testkit.Patience.Nanoseconds())
 	try(t, "set timeout", unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout))
 	return fd
 }
@@ -374,12 +372,12 @@ func want[T comparable](t *testing.T, what string, got, want T) {
 	}
 }
 
-// eventually waits until cond holds.
-func eventually(t *testing.T, what string, cond func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(patience); !cond(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: not within %v", what, patience)
+// holds is a condition as testkit.Eventually takes it.
+func holds(what string, cond func() bool) func() error {
+	return func() error {
+		if !cond() {
+			return errors.New(what + ": not yet")
 		}
+		return nil
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
 // listener is a seccomp listener, used as a supervisor does.
@@ -54,8 +56,8 @@ func (l listener) receive() (n notification, err error) {
 // next is the next notification. The runtime's own signals may interrupt.
 func (l listener) next(t *testing.T) notification {
 	t.Helper()
-	if events := l.poll(t, int(patience.Milliseconds())); events != unix.POLLIN {
-		t.Fatalf("no notification within %v, but events %#x", patience, events)
+	if events := l.poll(t, int(testkit.Patience.Milliseconds())); events != unix.POLLIN {
+		t.Fatalf("no notification within %v, but events %#x", testkit.Patience, events)
 	}
 	for {
 		n, err := l.receive()

@@ -22,6 +22,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
 func init() {
@@ -103,7 +105,7 @@ func TestListenerHangsUpAfterTheLastProcess(t *testing.T) {
 	l := p.takeListener(t)
 	want(t, "events while the process lives", l.poll(t, 0), 0)
 	p.kill()
-	want(t, "events after it", l.poll(t, int(patience.Milliseconds())), unix.POLLHUP)
+	want(t, "events after it", l.poll(t, int(testkit.Patience.Milliseconds())), unix.POLLHUP)
 
 	r := start(t, "receive", nil, int(l))
 	r.hear(t)

@@ -12,6 +12,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
 // A test that needs another process starts this test binary again in a named
@@ -151,8 +153,8 @@ func (p *process) hear(t *testing.T) string {
 			t.Fatal("child ended without a word")
 		}
 		return line
-	case <-time.After(patience):
-		t.Fatalf("child says nothing for %v", patience)
+	case <-time.After(testkit.Patience):
+		t.Fatalf("child says nothing for %v", testkit.Patience)
 		return ""
 	}
 }

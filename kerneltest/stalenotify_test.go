@@ -22,6 +22,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
 func init() {
@@ -74,7 +76,7 @@ func TestNotificationOfKilledCallerIsTakenBack(t *testing.T) {
 	l := p.takeListener(t)
 	var pid int
 	p.hearInts(t, &pid)
-	want(t, "events", l.poll(t, int(patience.Milliseconds())), unix.POLLIN)
+	want(t, "events", l.poll(t, int(testkit.Patience.Milliseconds())), unix.POLLIN)
 
 	try(t, "kill", unix.Kill(pid, unix.SIGKILL))
 	want(t, "child", p.hear(t), "caller is gone")

@@ -10,6 +10,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
 // wire is an interface of the test's namespace, and what leaves by it.
@@ -33,10 +35,10 @@ func newWire(t *testing.T, name, prefix4, prefix6, remote string) *wire {
 	for _, l := range []netlink.Link{near, far} {
 		try(t, "set veth up", netlink.LinkSetUp(l))
 	}
-	eventually(t, "veth is up", func() bool { // until then it drops what is sent
+	testkit.Eventually(t, testkit.Patience, holds("veth is up", func() bool { // until then it drops what is sent
 		l, err := netlink.LinkByName(name)
 		return err == nil && l.Attrs().OperState == netlink.OperUp
-	})
+	}))
 	for _, prefix := range []string{prefix4, prefix6} {
 		address, err := netlink.ParseAddr(prefix)
 		try(t, "parse address", err)
@@ -50,7 +52,7 @@ func newWire(t *testing.T, name, prefix4, prefix6, remote string) *wire {
 	w.tap = socket(t, unix.AF_PACKET, unix.SOCK_DGRAM, 0)
 	all := binary.NativeEndian.Uint16([]byte{0, unix.ETH_P_ALL})
 	try(t, "bind packet socket", unix.Bind(w.tap, &unix.SockaddrLinklayer{Protocol: all, Ifindex: far.Attrs().Index}))
-	timeout := unix.NsecToTimeval(patience.Nanoseconds())
+	timeout := unix.NsecToTimeval(testkit.Patience.Nanoseconds())
 	try(t, "set timeout", unix.SetsockoptTimeval(w.tap, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout))
 	return w
 }

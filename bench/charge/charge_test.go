@@ -58,7 +58,7 @@ func TestProcessCPU(t *testing.T) {
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		testkit.Eventually(t, 10*time.Second, func() error {
+		testkit.Eventually(t, testkit.Patience, func() error {
 			d, err := processCPU(cmd.Process.Pid)
 			if err == nil && !want(d) {
 				err = fmt.Errorf("%s took %v", program, d)

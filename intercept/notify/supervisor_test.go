@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -26,8 +25,6 @@ import (
 
 // programEnv makes the test's program that of a container, see listenForEver.
 const programEnv = "NOTIFY_TEST_PROGRAM"
-
-const testLimit = 30 * time.Second
 
 func TestMain(m *testing.M) {
 	switch {
@@ -163,7 +160,7 @@ func (w *world) works() {
 		return st.Size()
 	}
 	want := size() + 20
-	testkit.Eventually(w.t, testLimit, func() error {
+	testkit.Eventually(w.t, testkit.Patience, func() error {
 		if n := size(); n < want {
 			return fmt.Errorf("%d calls were answered, want %d", n, want)
 		}
@@ -182,7 +179,7 @@ func TestRelease(t *testing.T) {
 	var g *gate.Gate
 	for i := range 20 {
 		var err error
-		g, err = gate.Adopt(w.door, testLimit)
+		g, err = gate.Adopt(w.door, testkit.Patience)
 		w.must(err)
 		listener := g.TakeListener()
 		defer listener.Close()

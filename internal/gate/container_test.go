@@ -34,9 +34,6 @@ const (
 	supervisorEnv = "GATE_TEST_SUPERVISOR" // see supervise
 )
 
-// testLimit is for a loaded machine, and bounds each wait.
-const testLimit = 60 * time.Second
-
 func TestMain(m *testing.M) {
 	switch {
 	case launch.IsChild():
@@ -311,7 +308,7 @@ func (c *container) releaseListener() { c.must(c.process.Listener.Close()) }
 
 func (c *container) eventually(what string, check func() bool) {
 	c.t.Helper()
-	testkit.Eventually(c.t, testLimit, func() error {
+	testkit.Eventually(c.t, testkit.Patience, func() error {
 		if !check() {
 			p := c.progress
 			return fmt.Errorf("%s: started %d, asked %d, own %d, wrong %d", what, p.started.Load(), p.asked.Load(), p.own.Load(), p.wrong.Load())
@@ -368,7 +365,7 @@ func (h *helper) kill() {
 // supervise adopts the gate of the door args[0], writes down in the file args[2] what
 // it is asked, and answers, unless args[1] says that it is to be mute.
 func supervise(args []string) int {
-	g, err := Adopt(args[0], testLimit)
+	g, err := Adopt(args[0], testkit.Patience)
 	for name, target := range map[string]error{"taken": ErrTaken, "refused": ErrRefused, "gone": ErrGone} {
 		if errors.Is(err, target) {
 			fmt.Println(name)

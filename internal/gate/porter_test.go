@@ -127,7 +127,7 @@ func TestRestWithoutSupervisor(t *testing.T) {
 	c.helper(c.top.Host, "answer", journal).says("gone")
 	select {
 	case <-c.porter.ended:
-	case <-time.After(testLimit):
+	case <-time.After(testkit.Patience):
 		t.Error("a porter without agent and gates has not ended")
 	}
 }

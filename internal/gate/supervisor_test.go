@@ -102,10 +102,10 @@ func TestWithoutSupervisor(t *testing.T) {
 	<-c.ended
 	c.rests() // it has ended with its container
 	c.eventually("gone", func() bool {
-		_, err := Adopt(c.door, testLimit)
+		_, err := Adopt(c.door, testkit.Patience)
 		return errors.Is(err, ErrGone)
 	})
-	if _, err := Adopt(c.door+"-other", testLimit); !errors.Is(err, ErrGone) {
+	if _, err := Adopt(c.door+"-other", testkit.Patience); !errors.Is(err, ErrGone) {
 		t.Errorf("adopt where no door is: %v, want %v", err, ErrGone)
 	}
 }
@@ -124,7 +124,7 @@ func TestDoor(t *testing.T) {
 	c.releaseListener()
 	for _, ns := range []*testkit.Namespace{nil, c.top.Remote} {
 		if ns == nil { // this process, in the namespace that the tests were started in
-			if _, err := Adopt(c.door, testLimit); !errors.Is(err, ErrRefused) {
+			if _, err := Adopt(c.door, testkit.Patience); !errors.Is(err, ErrRefused) {
 				t.Errorf("adopt from another namespace: %v, want %v", err, ErrRefused)
 			}
 			continue

@@ -17,10 +17,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
-const (
-	supervisorEnv = "KEEPER_TEST_SUPERVISOR" // makes the test's program a supervisor, see supervise
-	deathWait     = 10 * time.Second
-)
+const supervisorEnv = "KEEPER_TEST_SUPERVISOR" // makes the test's program a supervisor, see supervise
 
 // supervise runs a keeper for the cgroup named in the environment until it is
 // killed.
@@ -68,7 +65,7 @@ func mustEnd(t *testing.T, what string, ended <-chan struct{}) {
 	t.Helper()
 	select {
 	case <-ended:
-	case <-time.After(deathWait):
+	case <-time.After(testkit.Patience):
 		t.Errorf("%s still lives", what)
 	}
 }
@@ -239,7 +236,7 @@ func TestCloseReleasesPendingCalls(t *testing.T) {
 		if err := end(k); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
-		limit := time.After(deathWait)
+		limit := time.After(testkit.Patience)
 		for range calls + 2 {
 			select {
 			case err := <-results:

@@ -139,7 +139,7 @@ func TestManyEpollCalls(t *testing.T) {
 			results <- err
 		}()
 	}
-	limit := time.After(deathWait)
+	limit := time.After(testkit.Patience)
 	for range 2 * calls {
 		select {
 		case err := <-results:

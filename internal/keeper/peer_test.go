@@ -33,7 +33,7 @@ func newPeer(t testing.TB) *peer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tv := unix.NsecToTimeval(int64(10 * time.Second))
+	tv := unix.NsecToTimeval(int64(testkit.Patience))
 	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv); err != nil {
 		t.Fatal(err)
 	}
@@ -146,7 +146,7 @@ func (p *peer) result(results <-chan error) error {
 	select {
 	case err := <-results:
 		return err
-	case <-time.After(deathWait):
+	case <-time.After(testkit.Patience):
 		p.t.Fatal("Socket still waits")
 		return nil
 	}
@@ -155,7 +155,7 @@ func (p *peer) result(results <-chan error) error {
 // waiting waits until n calls wait for a kind.
 func (p *peer) waiting(kind Kind, n int) {
 	p.t.Helper()
-	testkit.Eventually(p.t, deathWait, func() error {
+	testkit.Eventually(p.t, testkit.Patience, func() error {
 		p.client.mu.Lock()
 		defer p.client.mu.Unlock()
 		if pool := p.client.pools[kind]; pool == nil || len(pool.waiters) != n {
@@ -173,7 +173,7 @@ func (c *client) stuck(t testing.TB, calls int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	testkit.Eventually(t, deathWait, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		c.mu.Lock()
 		n := len(c.calls)
 		c.mu.Unlock()

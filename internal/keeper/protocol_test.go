@@ -58,7 +58,7 @@ func startRaw(t testing.TB, path string, cfg Config, change ...func(*exec.Cmd)) 
 	if err != nil {
 		t.Fatal(err)
 	}
-	tv := unix.NsecToTimeval(int64(10 * time.Second))
+	tv := unix.NsecToTimeval(int64(testkit.Patience))
 	if err := unix.SetsockoptTimeval(r.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv); err != nil {
 		t.Fatal(err)
 	}

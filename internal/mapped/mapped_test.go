@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
 const (
@@ -122,7 +124,7 @@ func TestLock(t *testing.T) {
 	}
 	got := make(chan result)
 	go func() {
-		f, err := Open(path, magic, size, 10*time.Second, nil)
+		f, err := Open(path, magic, size, testkit.Patience, nil)
 		got <- result{f, err}
 	}()
 	time.Sleep(10 * time.Millisecond)

@@ -93,7 +93,7 @@ func TestOnEnd(t *testing.T) {
 			if e.i != i || code != i {
 				t.Errorf("process %d ended, and %d was reaped: %v", i, e.i, e.err)
 			}
-		case <-time.After(10 * time.Second):
+		case <-time.After(testkit.Patience):
 			t.Fatalf("process %d was not reaped", i)
 		}
 	}

@@ -8,7 +8,6 @@ import (
 	"strconv"
 	"strings"
 	"sync/atomic"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -21,8 +20,7 @@ type Groups struct {
 }
 
 const (
-	groupsPatience = 10 * time.Second
-	cgroupMount    = "/sys/fs/cgroup"
+	cgroupMount = "/sys/fs/cgroup"
 )
 
 var groupsMade atomic.Int32
@@ -62,7 +60,7 @@ func NewGroupsIn(t TB, hierarchies ...string) *Groups {
 		Name: fmt.Sprintf("/tsugiki-test-%d-%d", os.Getpid(), groupsMade.Add(1)),
 		dirs: map[string]string{},
 	}
-	t.Cleanup(func() { Eventually(t, groupsPatience, g.remove) })
+	t.Cleanup(func() { Eventually(t, Patience, g.remove) })
 	g.Add(t, hierarchies...)
 	return g
 }

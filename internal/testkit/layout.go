@@ -17,9 +17,6 @@ import (
 
 const bridgeName = "br0"
 
-// readyLimit bounds the wait for links; the kernel takes some milliseconds.
-const readyLimit = 10 * time.Second
-
 // engineRules is what container engines install for a bridge: source address
 // translation for what leaves it, and a forward chain that drops by default
 // and lets answers in by connection tracking.
@@ -69,7 +66,7 @@ func (t *Topology) build(ctx context.Context, o Options) error {
 			return err
 		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, readyLimit)
+	ctx, cancel := context.WithTimeout(ctx, Patience)
 	defer cancel()
 	for _, ns := range t.Namespaces() {
 		if err := ns.waitLinks(ctx); err != nil {

@@ -9,9 +9,6 @@ import (
 	"time"
 )
 
-// leakGrace is how long files and goroutines may take to go after a test.
-const leakGrace = time.Second
-
 // Usage is what a process holds of the things that leak.
 type Usage struct {
 	FDs     int
@@ -53,8 +50,14 @@ func OpenFiles(pid int) (map[string]string, error) {
 
 // CheckLeaks fails the test if, when it ends, the test's own process has more
 // goroutines or open files than now. Call it before anything that registers a
-// cleanup of its own: cleanups run last in, first out. Not for parallel tests.
+// cleanup of its own: cleanups run last in, first out. Some go a little later than
+// the test, so it waits until they have. Not for parallel tests.
 func CheckLeaks(t TB) {
+	t.Helper()
+	checkLeaks(t, Patience)
+}
+
+func checkLeaks(t TB, limit time.Duration) {
 	t.Helper()
 	warmRuntime()
 	goroutines := runtime.NumGoroutine()
@@ -63,7 +66,7 @@ func CheckLeaks(t TB) {
 		t.Fatalf("%v", err)
 	}
 	t.Cleanup(func() {
-		deadline := time.Now().Add(leakGrace)
+		deadline := time.Now().Add(limit)
 		for {
 			leaks := leaksSince(goroutines, before)
 			if len(leaks) == 0 {

@@ -22,9 +22,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// limit bounds every wait of these tests.
-const limit = 10 * time.Second
-
 // ownerEnv makes the test binary build a topology and wait to be killed.
 const ownerEnv = "TESTKIT_OWNER"
 
@@ -48,7 +45,7 @@ func ownTopology() int {
 		return 1
 	}
 	fmt.Println(sleep.Process.Pid)
-	time.Sleep(limit)
+	time.Sleep(Patience)
 	return 1
 }
 
@@ -72,7 +69,7 @@ func listen(t *testing.T, n *Namespace, address string) net.Listener {
 func dial(t *testing.T, n *Namespace, l net.Listener) (string, netip.Addr) {
 	t.Helper()
 	err := n.Do(func() error {
-		c, err := net.DialTimeout("tcp", l.Addr().String(), limit)
+		c, err := net.DialTimeout("tcp", l.Addr().String(), Patience)
 		if err != nil {
 			return err
 		}
@@ -127,7 +124,7 @@ func TestUnpublishedPortIsClosed(t *testing.T) {
 	top := Build(t, Options{Containers: 1})
 	listen(t, top.Containers[0], netip.AddrPortFrom(ContainerAddr4(0), 8080).String())
 	err := top.Remote.Do(func() error {
-		_, err := net.DialTimeout("tcp", "198.51.100.1:8080", limit)
+		_, err := net.DialTimeout("tcp", "198.51.100.1:8080", Patience)
 		return err
 	})
 	if !errors.Is(err, unix.ECONNREFUSED) {
@@ -159,7 +156,7 @@ func TestCongestionControl(t *testing.T) {
 
 func TestCommand(t *testing.T) {
 	top := Build(t, Options{Containers: 1})
-	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	ctx, cancel := context.WithTimeout(context.Background(), Patience)
 	defer cancel()
 	c := top.Containers[0]
 
@@ -199,7 +196,7 @@ func TestCommand(t *testing.T) {
 
 func TestWaitListen(t *testing.T) {
 	top := Build(t, Options{Containers: 1})
-	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	ctx, cancel := context.WithTimeout(context.Background(), Patience)
 	defer cancel()
 	early, cancelEarly := context.WithTimeout(ctx, 4*pollInterval)
 	defer cancelEarly()
@@ -309,7 +306,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 
 // gone reports whether a process that is no child of ours ends in time.
 func gone(pid int) bool {
-	for range int(limit / pollInterval) {
+	for range int(Patience / pollInterval) {
 		if errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) {
 			return true
 		}

@@ -12,6 +12,23 @@ import (
 
 const pollInterval = 5 * time.Millisecond
 
+// Patience is the limit of each wait in a test. It is for hangs only: no test says by it how
+// long something may take. TSUGIKI_SLOW, a number, multiplies it on a slow machine.
+var Patience = patience(os.Getenv("TSUGIKI_SLOW"))
+
+func patience(slow string) time.Duration {
+	const usual = time.Minute
+	times, err := strconv.ParseFloat(slow, 64)
+	switch {
+	case slow == "":
+		return usual
+	case err != nil || !(times > 0 && times <= 1000):
+		fmt.Fprintf(os.Stderr, "TSUGIKI_SLOW=%s is no number from 0 to 1000 and is not used\n", slow)
+		return usual
+	}
+	return time.Duration(times * float64(usual))
+}
+
 // socketTables are the kernel's lists of sockets, and the state that a socket
 // waiting for peers has in them (include/net/tcp_states.h: TCP_LISTEN, and
 // TCP_CLOSE for a UDP socket that is not connected).
@@ -80,8 +97,10 @@ func hasSocket(path, state string, port uint16) (bool, error) {
 	return false, lines.Err()
 }
 
-// Eventually runs check until it returns nil, and fails the test with its last
-// error when that takes longer than limit.
+// Eventually runs check until it returns nil, and ends the test with the last
+// error when that takes longer than limit, which is Patience. Check returns what
+// is not so yet. What is wrong for good it passes to Fatalf, not Errorf: check
+// runs many times.
 func Eventually(t TB, limit time.Duration, check func() error) {
 	t.Helper()
 	deadline := time.Now().Add(limit)

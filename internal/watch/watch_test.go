@@ -14,8 +14,6 @@ import (
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
-const soon = 10 * time.Second
-
 // pair are the ends of a connection, which Go's poller does not wait for.
 func pair(t testing.TB) (near, far *os.File) {
 	t.Helper()
@@ -50,7 +48,7 @@ func receive(t testing.TB, c <-chan string) string {
 	select {
 	case text := <-c:
 		return text
-	case <-time.After(soon):
+	case <-time.After(testkit.Patience):
 		t.Fatal("nothing came")
 		return ""
 	}

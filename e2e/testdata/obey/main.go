@@ -27,7 +27,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const limit = 5 * time.Second
+// limit is for hangs only, and less than a test waits for the program.
+const limit = 40 * time.Second
 
 var named = map[string]io.Closer{}
 

@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
 // containerdConfig is for both of its interfaces. %[1]s is the rig's folder, %[2]s
@@ -165,7 +167,7 @@ func (e *ctr) end(name, signal string) error {
 	if _, err := e.task("kill", "-s", signal, name); err != nil {
 		return err
 	}
-	for deadline := time.Now().Add(commandLimit); ; time.Sleep(pollInterval) {
+	for deadline := time.Now().Add(testkit.Patience); ; time.Sleep(pollInterval) {
 		if running, err := e.Running(name); err != nil || !running {
 			break
 		}

@@ -14,6 +14,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
 // kube drives containerd as the kubelet does, one pod for each container. (crictl,
@@ -53,7 +55,7 @@ func (e *kube) Load(i *Image) error { return e.importImage("k8s.io", i) }
 
 // limit bounds a request.
 func (e *kube) limit() (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.Background(), commandLimit)
+	return context.WithTimeout(context.Background(), testkit.Patience)
 }
 
 func (e *kube) find(name string) (*pod, error) {

@@ -20,10 +20,6 @@ import (
 )
 
 const (
-	// commandLimit bounds each command of an engine.
-	commandLimit = 60 * time.Second
-	// closeLimit is how long the janitor may take.
-	closeLimit = 30 * time.Second
 	// searchPath is that of the distribution: a daemon must not find a shim
 	// or a client of another version that somebody has put before it.
 	searchPath = "/usr/sbin:/usr/bin:/sbin:/bin"
@@ -145,7 +141,7 @@ func (r *Rig) Close() error {
 	r.stdin.Close()
 	r.stdin = nil
 	r.group.Close()
-	late := time.AfterFunc(closeLimit, func() { _ = r.janitor.Process.Kill() })
+	late := time.AfterFunc(testkit.Patience, func() { _ = r.janitor.Process.Kill() })
 	defer late.Stop()
 	if err := r.janitor.Wait(); err != nil || r.stderr.Len() > 0 {
 		return fmt.Errorf("take down rig %s: %w: %s", r.dir, err, r.stderr.String())
@@ -165,7 +161,7 @@ func (r *Rig) Command(ctx context.Context, name string, args ...string) *testkit
 // run runs a program in the rig and returns what it printed. An error has what it
 // said.
 func (r *Rig) run(name string, args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), commandLimit)
+	ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
 	defer cancel()
 	var stdout, stderr bytes.Buffer
 	c := r.Command(ctx, name, args...)
@@ -212,7 +208,7 @@ func (r *Rig) daemon(t testing.TB, ready func() error, name string, args ...stri
 			t.Logf("%s said:\n%s", name, text)
 		}
 	})
-	testkit.Eventually(t, commandLimit, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		select {
 		case err := <-ended:
 			t.Fatalf("%s has ended: %v", name, err)
