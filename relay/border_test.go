@@ -20,14 +20,44 @@ var families = []struct {
 	loop   netip.Addr
 }{{"ipv4", unix.AF_INET, loop4}, {"ipv6", unix.AF_INET6, loop6}}
 
-// nothing fails the test if a server hears something before silence is over.
-func nothing(t *testing.T, who string, conn *net.UDPConn) {
+const sentinel = "sentinel"
+
+// onlySentinel fails the test if a server hears something before the sentinel, which was
+// sent after all else by the same way.
+func onlySentinel(t *testing.T, who string, conn *net.UDPConn) {
 	t.Helper()
 	b := make([]byte, 64)
-	_ = conn.SetReadDeadline(time.Now().Add(silence))
-	if n, from, err := conn.ReadFromUDPAddrPort(b); err == nil {
+	_ = conn.SetReadDeadline(time.Now().Add(testkit.Patience))
+	for {
+		n, from, err := conn.ReadFromUDPAddrPort(b)
+		if err != nil {
+			t.Fatalf("%s waits for the sentinel: %v", who, err)
+		}
+		if string(b[:n]) == sentinel {
+			return
+		}
 		t.Errorf("%s heard %q from %s", who, b[:n], from)
 	}
+}
+
+// nothing fails the test if a server has heard something by now. The sentinel comes over the
+// loopback of the server's namespace.
+func nothing(t *testing.T, who string, ns *netns.NS, conn *net.UDPConn) {
+	t.Helper()
+	at := conn.LocalAddr().(*net.UDPAddr).AddrPort()
+	sendFrom(t, ns, netip.AddrPortFrom(at.Addr(), 0), at, sentinel)
+	onlySentinel(t, who, conn)
+}
+
+// nothingRelayed is nothing for what would have come by the container's relay: so does the
+// sentinel.
+func nothingRelayed(t *testing.T, c *container, family int, server *net.UDPConn) {
+	t.Helper()
+	at := server.LocalAddr().(*net.UDPAddr).AddrPort()
+	if err := unix.Sendto(c.born(t, family), []byte(sentinel), 0, sockaddr(at)); err != nil {
+		t.Fatal(err)
+	}
+	onlySentinel(t, "the container", server)
 }
 
 // The host's own servers at the very same addresses hear nothing of a container,
@@ -46,11 +76,11 @@ func TestDatagramsStayInTheirContainer(t *testing.T) {
 			if err := unix.Sendto(fd, []byte("for a"), 0, sockaddr(at)); err != nil {
 				t.Fatal(err)
 			}
-			if _, _, heard := hears(t, fd, soon); !heard {
+			if _, _, heard := hears(t, fd, testkit.Patience); !heard {
 				t.Error("the container's own server did not answer")
 			}
-			nothing(t, "the host", ofHost)
-			nothing(t, "another container", ofB)
+			nothing(t, "the host", host, ofHost)
+			nothing(t, "another container", b.own.ns, ofB)
 		})
 	}
 }
@@ -84,7 +114,7 @@ func TestStrangersGetNothingThrough(t *testing.T) {
 			a.closeLast(t, fd)
 			for _, from := range strangers(end, at) {
 				for _, p := range []uint16{0, port} {
-					sendFrom(t, host, netip.AddrPortFrom(from, p), to)
+					sendFrom(t, host, netip.AddrPortFrom(from, p), to, "stranger")
 				}
 			}
 			other := b.born(t, f.family)
@@ -94,15 +124,17 @@ func TestStrangersGetNothingThrough(t *testing.T) {
 			if err := unix.Sendto(other, []byte("stranger"), 0, sockaddr(to)); f.family == unix.AF_INET && !errors.Is(err, unix.EPERM) {
 				t.Errorf("another container sends to %s: %v, want EPERM", to, err)
 			}
-			nothing(t, "the container", server)
+			nothingRelayed(t, a, f.family, server)
 		})
 	}
 	// The secret alone is not enough for a port that nobody of the container had.
 	end := a.end(t, false)
 	server := listen(t, a.own.ns, netip.AddrPortFrom(loop4, 0))
 	alias, _ := end.aliasOf(server.LocalAddr().(*net.UDPAddr).AddrPort())
-	sendFrom(t, host, netip.AddrPortFrom(end.secret, 1), netip.AddrPortFrom(alias, end.port))
-	nothing(t, "the container", server)
+	sendFrom(t, host, netip.AddrPortFrom(end.secret, 1), netip.AddrPortFrom(alias, end.port), "stranger")
+	// The relay forgets who has no flow then, and that can be who sends the sentinel.
+	a.losesOne(t)
+	nothingRelayed(t, a, unix.AF_INET, server)
 }
 
 // strangers are source addresses that a process of the host can take.
@@ -118,7 +150,7 @@ func strangers(e *end, server netip.AddrPort) []netip.Addr {
 }
 
 // sendFrom sends from the host, from whatever address.
-func sendFrom(t *testing.T, ns *netns.NS, from, to netip.AddrPort) {
+func sendFrom(t *testing.T, ns *netns.NS, from, to netip.AddrPort, text string) {
 	t.Helper()
 	err := ns.Do(func() error {
 		family, level, option := unix.AF_INET, unix.SOL_IP, unix.IP_FREEBIND
@@ -136,7 +168,7 @@ func sendFrom(t *testing.T, ns *netns.NS, from, to netip.AddrPort) {
 		if err := unix.Bind(fd, sockaddr(from)); err != nil {
 			return err
 		}
-		return unix.Sendto(fd, []byte("stranger"), 0, sockaddr(to))
+		return unix.Sendto(fd, []byte(text), 0, sockaddr(to))
 	})
 	if err != nil {
 		t.Errorf("send from %s to %s: %v", from, to, err)
@@ -148,7 +180,7 @@ func sendFrom(t *testing.T, ns *netns.NS, from, to netip.AddrPort) {
 func TestLateAnswersReachNobodyElse(t *testing.T) {
 	testkit.CheckLeaks(t)
 	host := newHost(t)
-	c := newContainer(t, host, "a", 0)
+	c := newContainer(t, host, "a", time.Hour) // no flow ends because it is idle
 	for _, f := range families {
 		t.Run(f.name, func(t *testing.T) {
 			server := listen(t, c.own.ns, netip.AddrPortFrom(f.loop, 0))
@@ -166,13 +198,14 @@ func TestLateAnswersReachNobodyElse(t *testing.T) {
 			if _, err := server.WriteToUDPAddrPort([]byte("late"), client); err != nil {
 				t.Fatal(err)
 			}
-			nothing(t, "the host", heir)
-			testkit.Eventually(t, soon, func() error {
+			// It ends when the kernel programs have refused to send the answer.
+			testkit.Eventually(t, testkit.Patience, func() error {
 				if n := c.flowCount(); n != 0 {
 					return errors.New("the flow goes on")
 				}
 				return nil
 			})
+			nothing(t, "the host", host, heir)
 		})
 	}
 }
@@ -191,7 +224,7 @@ func TestSendAndClose(t *testing.T) {
 			unix.Close(fd)
 			select {
 			case <-seen:
-			case <-time.After(soon):
+			case <-time.After(testkit.Patience):
 				t.Fatalf("%s: datagram %d did not arrive", f.name, i)
 			}
 		}

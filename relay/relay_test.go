@@ -42,7 +42,7 @@ func TestServersOnOwnLoopbackAnswer(t *testing.T) {
 				if err := unix.Sendto(fd, sent, 0, sockaddr(to)); err != nil {
 					t.Fatalf("send %d bytes: %v", size, err)
 				}
-				got, from, heard := hears(t, fd, soon)
+				got, from, heard := hears(t, fd, testkit.Patience)
 				if !heard || !bytes.Equal(got, sent) || from != answerer {
 					t.Errorf("sent %d bytes to %s, got %d from %s (%v)", size, to, len(got), from, heard)
 				}
@@ -77,7 +77,7 @@ func TestBoundSenders(t *testing.T) {
 		if err := unix.Sendto(fd, []byte("hello"), 0, sockaddr(server)); err != nil {
 			t.Fatal(err)
 		}
-		if _, from, heard := hears(t, fd, soon); !heard || from != server {
+		if _, from, heard := hears(t, fd, testkit.Patience); !heard || from != server {
 			t.Errorf("bound to %s: answer from %s (%v), want %s", at, from, heard, server)
 		}
 		if client := <-seen; client.Port() == portOf(t, fd) {
@@ -105,7 +105,7 @@ func TestAnswersAreToldApart(t *testing.T) {
 			}
 		}
 		for len(waiting) > 0 {
-			text, from, heard := hears(t, fd, soon)
+			text, from, heard := hears(t, fd, testkit.Patience)
 			if !heard || !waiting[from] || string(text) != from.String() {
 				t.Fatalf("answer %q from %s (%v)", text, from, heard)
 			}

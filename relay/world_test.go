@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -8,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -20,13 +22,6 @@ import (
 	"github.com/tsugiki/tsugiki/internal/netns"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 	"github.com/tsugiki/tsugiki/policy"
-)
-
-const (
-	// soon is more than a datagram takes, silence how long a test waits for one
-	// that shall not come.
-	soon    = 5 * time.Second
-	silence = 200 * time.Millisecond
 )
 
 var (
@@ -52,6 +47,29 @@ type container struct {
 	enforced  *policy.Enforcement
 	host, own *place
 	relay     *Relay
+	lost      atomic.Int32 // datagrams of which the relay has said so
+}
+
+// The container is its relay's log.
+func (c *container) Enabled(context.Context, slog.Level) bool { return true }
+func (c *container) WithAttrs([]slog.Attr) slog.Handler       { return c }
+func (c *container) WithGroup(string) slog.Handler            { return c }
+func (c *container) Handle(_ context.Context, r slog.Record) error {
+	if r.Message == "datagram to own loopback lost" {
+		c.lost.Add(1)
+	}
+	return nil
+}
+
+// losesOne waits until the relay has not passed on the first of all datagrams.
+func (c *container) losesOne(t *testing.T) {
+	t.Helper()
+	testkit.Eventually(t, testkit.Patience, func() error {
+		if c.lost.Load() == 0 {
+			return errors.New("the relay has not had the datagram")
+		}
+		return nil
+	})
 }
 
 func newNamespace(t *testing.T) *netns.NS {
@@ -122,7 +140,7 @@ func newContainer(t *testing.T, host *netns.NS, name string, idle time.Duration)
 	binary := filepath.Join(testkit.BuildTsugiki(t), keeper.Program)
 	c.host.keeper = startKeeper(t, keeper.Config{Binary: binary, Netns: host, CgroupDir: dir})
 	c.own.keeper = startKeeper(t, keeper.Config{Binary: binary, Netns: c.own.ns})
-	c.relay, err = Start(Config{Enforcement: c.enforced, Host: c.host, Own: c.own, Log: slog.New(slog.DiscardHandler), idle: idle})
+	c.relay, err = Start(Config{Enforcement: c.enforced, Host: c.host, Own: c.own, Log: slog.New(c), idle: idle})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -290,7 +308,7 @@ func (c *container) closeLast(t *testing.T, fd int) {
 		t.Fatal(err)
 	}
 	unix.Close(fd)
-	testkit.Eventually(t, soon, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		return c.host.ns.Do(func() error {
 			conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(addrPort(sa)))
 			if err != nil {
