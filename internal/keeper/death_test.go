@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -33,18 +34,52 @@ func supervise() int {
 		fmt.Println(err)
 		return 1
 	}
-	fmt.Println("ready")
-	for time.Sleep(time.Millisecond); ; {
-		if fd, err := k.Socket(tcp); err == nil {
-			unix.Close(fd)
+	for ready := false; ; {
+		fd, err := k.Socket(tcp)
+		if err != nil {
+			continue
+		}
+		unix.Close(fd)
+		if !ready { // the keeper answers
+			fmt.Println("ready")
+			ready = true
 		}
 	}
 }
 
-// sleeper runs a process in a cgroup; the channel is closed when it has ended.
-func sleeper(t *testing.T, group *os.File) <-chan struct{} {
+// victim is a process in a cgroup.
+type victim struct {
+	ended <-chan struct{} // closed when it has ended
+	in    io.Writer
+	out   *bufio.Reader
+}
+
+// lives fails the test if a signal has killed the process by now: no process returns to
+// its program with such a signal pending, so the answer comes from one that has none.
+func (v *victim) lives(t *testing.T, otherwise string) {
 	t.Helper()
-	cmd := exec.Command("sleep", "60")
+	_, err := io.WriteString(v.in, "word\n")
+	line, rerr := v.out.ReadString('\n')
+	if err := errors.Join(err, rerr); err != nil || line != "word\n" {
+		t.Errorf("%s (%v)", otherwise, err)
+	}
+}
+
+// newVictim runs a process in a cgroup.
+func newVictim(t *testing.T, group *os.File) *victim {
+	t.Helper()
+	cmd := exec.Command("cat")
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, theirs, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { out.Close() })
+	defer theirs.Close()
+	cmd.Stdout = theirs
 	cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(group.Fd())}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -58,7 +93,7 @@ func sleeper(t *testing.T, group *os.File) <-chan struct{} {
 		_ = cmd.Process.Kill()
 		<-ended
 	})
-	return ended
+	return &victim{ended, in, bufio.NewReader(out)}
 }
 
 func mustEnd(t *testing.T, what string, ended <-chan struct{}) {
@@ -73,7 +108,7 @@ func mustEnd(t *testing.T, what string, ended <-chan struct{}) {
 func TestSupervisorKilled(t *testing.T) {
 	testkit.CheckLeaks(t)
 	g := newGroup(t, "")
-	sleep := sleeper(t, open(t, g.Open))
+	v := newVictim(t, open(t, g.Open))
 	sup := exec.Command("/proc/self/exe")
 	sup.Env = append(os.Environ(), supervisorEnv+"="+g.Path()+"|"+program(t))
 	out, err := sup.StdoutPipe()
@@ -87,16 +122,12 @@ func TestSupervisorKilled(t *testing.T) {
 	if line != "ready\n" {
 		t.Errorf("supervisor says %q (%v)", line, err)
 	}
-	select {
-	case <-sleep:
-		t.Error("container died before its supervisor")
-	case <-time.After(20 * time.Millisecond):
-	}
+	v.lives(t, "container died before its supervisor")
 	if err := sup.Process.Kill(); err != nil {
 		t.Error(err)
 	}
 	_ = sup.Wait()
-	mustEnd(t, "container", sleep)
+	mustEnd(t, "container", v.ended)
 }
 
 // A control socket that is closed with answers unread does not read as an end
@@ -105,7 +136,7 @@ func TestSupervisorGoneWithAnswersUnread(t *testing.T) {
 	testkit.CheckLeaks(t)
 	for _, unread := range []int{0, 1, 3} {
 		g := newGroup(t, "")
-		sleep := sleeper(t, open(t, g.Open))
+		v := newVictim(t, open(t, g.Open))
 		r := startRaw(t, program(t), Config{Kill: open(t, g.Killer)})
 		for range unread {
 			r.send(encode(request{op: opSockets, kind: tcp, count: 2}), nil)
@@ -115,7 +146,7 @@ func TestSupervisorGoneWithAnswersUnread(t *testing.T) {
 		}
 		unix.Close(r.fd)
 		r.fd = -1
-		mustEnd(t, fmt.Sprintf("container with %d answers unread", unread), sleep)
+		mustEnd(t, fmt.Sprintf("container with %d answers unread", unread), v.ended)
 		if err := r.cmd.Wait(); err != nil {
 			t.Errorf("%d answers unread: keeper: %v", unread, err)
 		}
@@ -126,34 +157,26 @@ func TestSupervisorGoneWithAnswersUnread(t *testing.T) {
 func TestSupervisorGoneKillsNothing(t *testing.T) {
 	testkit.CheckLeaks(t)
 	g := newGroup(t, "")
-	sleep := sleeper(t, open(t, g.Open))
+	v := newVictim(t, open(t, g.Open))
 	r := startRaw(t, program(t), Config{CgroupDir: open(t, g.Open)})
 	unix.Close(r.fd)
 	r.fd = -1
 	if err := r.cmd.Wait(); err != nil {
 		t.Errorf("keeper: %v", err)
 	}
-	select {
-	case <-sleep:
-		t.Error("the keeper killed its cgroup")
-	case <-time.After(100 * time.Millisecond):
-	}
+	v.lives(t, "the keeper killed its cgroup")
 }
 
 func TestCloseDoesNotKillTheContainer(t *testing.T) {
 	testkit.CheckLeaks(t)
 	g := newGroup(t, "")
-	sleep := sleeper(t, open(t, g.Open))
+	v := newVictim(t, open(t, g.Open))
 	k := start(t, Config{Kill: open(t, g.Killer)})
 	socket(t, k, tcp)
 	if err := k.Close(); err != nil {
 		t.Fatal(err)
 	}
-	select {
-	case <-sleep:
-		t.Error("Close killed the container")
-	case <-time.After(100 * time.Millisecond):
-	}
+	v.lives(t, "Close killed the container")
 }
 
 func isGone(t *testing.T, k *Keeper) {

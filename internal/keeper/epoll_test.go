@@ -98,7 +98,7 @@ func TestEpollAddUnderAnyNumber(t *testing.T) {
 func TestKillAfterItMoved(t *testing.T) {
 	testkit.CheckLeaks(t)
 	g := newGroup(t, "")
-	sleep := sleeper(t, open(t, g.Open))
+	v := newVictim(t, open(t, g.Open))
 	r := startRaw(t, program(t), Config{Kill: open(t, g.Killer)})
 	ep, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
@@ -118,7 +118,7 @@ func TestKillAfterItMoved(t *testing.T) {
 	}
 	unix.Close(r.fd)
 	r.fd = -1
-	mustEnd(t, "container", sleep)
+	mustEnd(t, "container", v.ended)
 	if err := r.cmd.Wait(); err != nil {
 		t.Errorf("keeper: %v", err)
 	}
