@@ -12,9 +12,10 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/cilium/ebpf"
 
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
@@ -57,21 +58,53 @@ func (n *asked) files(t *testing.T) int {
 	return len(open)
 }
 
+// senderTables are those that an agent without containers has: policy.preparedMax, and the
+// one for which there is no room among them.
+const senderTables = 5
+
 // warm starts and ends a container, after which an agent has open what it keeps open.
 func (n *asked) warm(t *testing.T) int {
 	t.Helper()
 	n.obey(t, variants[0].flags(n.w)...).release()
 	n.get(t, "/metrics")
-	// Tables are made before they are needed, up to some: nothing tells when that is done but
-	// that there are no more.
-	files, since := n.files(t), time.Now()
-	for time.Since(since) < time.Second {
-		time.Sleep(20 * time.Millisecond)
-		if now := n.files(t); now != files {
-			files, since = now, time.Now()
+	// Tables are made before they are needed, up to some.
+	testkit.Eventually(t, testkit.Patience, func() error {
+		if now := openMaps(t, n.cmd.Process.Pid)["sender_tables_i"]; now != senderTables {
+			return fmt.Errorf("the agent has %d tables of senders, want %d", now, senderTables)
 		}
+		return nil
+	})
+	return n.files(t)
+}
+
+// openMaps counts the BPF maps that a process has open, by name.
+func openMaps(t *testing.T, pid int) map[string]int {
+	t.Helper()
+	files, err := testkit.OpenFiles(pid)
+	if err != nil {
+		t.Fatal(err)
 	}
-	return files
+	names := map[string]int{}
+	for number, what := range files {
+		if what != "anon_inode:bpf-map" {
+			continue
+		}
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/fdinfo/%s", pid, number))
+		_, rest, found := strings.Cut(string(text), "map_id:")
+		var id uint32
+		if _, serr := fmt.Sscan(rest, &id); err != nil || !found || serr != nil {
+			continue // closed since
+		}
+		m, err := ebpf.NewMapFromID(ebpf.MapID(id))
+		if err != nil {
+			continue // likewise
+		}
+		if info, err := m.Info(); err == nil {
+			names[info.Name]++
+		}
+		m.Close()
+	}
+	return names
 }
 
 func TestAgentAPIHostileInput(t *testing.T) {

@@ -98,6 +98,9 @@ func mapIn(f *os.File, header []byte, size int, check func([]byte) error) (data 
 	return data, nil, nil
 }
 
+// beforeLock is called with the file open and not locked. Tests have something happen then.
+var beforeLock = func() {}
+
 // lock opens the file and takes its lock. Whoever had it may have put the file
 // aside meanwhile: then there is another to open.
 func lock(path string, end time.Time) (*os.File, error) {
@@ -106,6 +109,7 @@ func lock(path string, end time.Time) (*os.File, error) {
 		if err != nil {
 			return nil, err
 		}
+		beforeLock()
 		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
 			ours, err1 := f.Stat()
