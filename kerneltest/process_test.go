@@ -172,6 +172,23 @@ func (p *process) hearInts(t *testing.T, numbers ...*int) {
 	}
 }
 
+// sleepsIn tells whether a thread of the child is asleep in a system call (proc_pid_syscall(5)).
+func (p *process) sleepsIn(tid int, nr uintptr) bool {
+	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/syscall", p.pid, tid))
+	return strings.HasPrefix(string(text), fmt.Sprint(nr, " "))
+}
+
+// slept is how often a thread of the child has gone to sleep by itself.
+func (p *process) slept(t *testing.T, tid int) (times int) {
+	t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/status", p.pid, tid))
+	try(t, "read status", err)
+	_, count, _ := strings.Cut(string(text), "\nvoluntary_ctxt_switches:")
+	_, err = fmt.Sscan(count, &times)
+	try(t, "count switches", err)
+	return times
+}
+
 // kill ends the child and waits until it is gone.
 func (p *process) kill() {
 	p.Process.Kill()
