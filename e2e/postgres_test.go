@@ -124,6 +124,7 @@ func TestPostgres(t *testing.T) {
 		t.Run("server", func(t *testing.T) {
 			line := slices.Concat([]string{"--user", "nobody"}, ingress(postgresPort), []string{"--"}, postgresServer(t))
 			s := serve(t, v.run(t, w, line...), port{w.h, "tcp", postgresPort})
+			waitOutput(t, s, "ready to accept connections") // it listens before that
 			query := psql(hostAddr4)
 			checkPsql(t, succeed(t, command(t, w.srv, query[0], query[1:]...)), remoteAddr4, hostAddr4)
 			checkPgbench(t, hostAddr4, func(line ...string) string {
@@ -136,6 +137,7 @@ func TestPostgres(t *testing.T) {
 			c := command(t, w.srv, line[0], line[1:]...)
 			c.SysProcAttr.Credential = &syscall.Credential{Uid: nobody, Gid: nobody}
 			s := serve(t, c, port{w.srv, "tcp", postgresPort})
+			waitOutput(t, s, "ready to accept connections")
 			checkPsql(t, v.client(t, w, psql(remoteAddr4)...), sourceAddr4, remoteAddr4)
 			checkPgbench(t, remoteAddr4, func(line ...string) string { return v.client(t, w, line...) })
 			checkPostgresLog(t, s, sourceAddr4)
