@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -61,7 +60,7 @@ type progress struct {
 	quiet   atomic.Uint64 // no calls,
 	once    atomic.Uint64 // but one
 	took    atomic.Uint64 // nanoseconds, of the last call of the gate's own
-	pause   atomic.Uint64 // milliseconds, at most, before each call; as they fall
+	idle    atomic.Int64  // threads that make no call because it is quiet
 }
 
 func openProgress(path string) (*progress, error) {
@@ -92,12 +91,10 @@ func program(args []string) int {
 	run := func(call func() bool, count *atomic.Uint64) {
 		p.started.Add(1)
 		for p.stop.Load() == 0 {
-			if pause := p.pause.Load(); pause > 0 {
-				time.Sleep(time.Millisecond * time.Duration(rand.Uint64N(pause)))
+			for p.quiet.Load() != 0 && !p.awaitsCalls() {
 			}
-			if p.quiet.Load() != 0 && !p.once.CompareAndSwap(1, 0) {
-				time.Sleep(time.Millisecond)
-				continue
+			if p.stop.Load() != 0 {
+				break
 			}
 			if call() {
 				count.Add(1)
@@ -115,6 +112,20 @@ func program(args []string) int {
 		<-ended
 	}
 	return 0
+}
+
+// awaitsCalls waits while it is quiet. It tells whether the caller is to go on even if it is
+// quiet again: to make the one call, or to end.
+func (p *progress) awaitsCalls() bool {
+	p.idle.Add(1)
+	defer p.idle.Add(-1)
+	for p.quiet.Load() != 0 {
+		if p.stop.Load() != 0 || p.once.CompareAndSwap(1, 0) {
+			return true
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return false
 }
 
 func callAsked() bool {
@@ -176,7 +187,8 @@ type container struct {
 	rules    []byte
 	porter   *Porter
 	rest     time.Duration
-	pause    uint64 // of progress
+	flags    []string // of the porter
+	threads  int64    // of the program
 	progress *progress
 	process  *launch.Process
 	ended    chan struct{} // closed when the program is gone
@@ -249,7 +261,7 @@ func (c *container) start(threads int, edit func(*Config)) *Gate {
 	var err error
 	c.progress, err = openProgress(path)
 	c.must(err)
-	c.progress.pause.Store(c.pause)
+	c.threads = int64(threads) + 1
 	prog, err := filter.Build(runtime.GOARCH, filter.Options{Mode: filter.Seccomp})
 	c.must(err)
 	exe, err := os.Executable()
@@ -288,7 +300,7 @@ func (c *container) config(listener *os.File, edit func(*Config)) Config {
 	c.t.Cleanup(func() { dir.Close() })
 	binary := filepath.Join(testkit.BuildTsugiki(c.t), Program)
 	if c.porter == nil {
-		c.porter, err = StartPorter(binary, c.host, c.rest)
+		c.porter, err = startPorter(binary, c.host, c.rest, c.flags...)
 		c.must(err)
 		c.t.Cleanup(func() { c.porter.Close() })
 	}

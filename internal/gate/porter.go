@@ -40,7 +40,7 @@ func StartPorter(binary string, host *netns.NS, rest time.Duration) (*Porter, er
 	return p, nil
 }
 
-func startPorter(binary string, host *netns.NS, rest time.Duration) (*Porter, error) {
+func startPorter(binary string, host *netns.NS, rest time.Duration, more ...string) (*Porter, error) {
 	path, err := find(binary)
 	if err != nil {
 		return nil, err
@@ -50,7 +50,7 @@ func startPorter(binary string, host *netns.NS, rest time.Duration) (*Porter, er
 		return nil, err
 	}
 	defer theirs.Close()
-	cmd := exec.Command(path, "--porter", strconv.FormatInt(rest.Milliseconds(), 10))
+	cmd := exec.Command(path, append([]string{"--porter", strconv.FormatInt(rest.Milliseconds(), 10)}, more...)...)
 	apart(cmd, theirs)
 	cmd.Stderr = os.Stderr
 	if err := startIn(host, cmd); err != nil {

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -26,13 +25,19 @@ func (c *container) rests() {
 	})
 }
 
+// quiet has the program make no calls, and waits until none is under way; or make calls.
 func (c *container) quiet(is bool) {
-	var value uint64
-	if is {
-		value = 1
+	c.t.Helper()
+	if !is {
+		c.progress.quiet.Store(0)
+		return
 	}
-	c.progress.quiet.Store(value)
+	c.hush()
+	c.eventually("no call", func() bool { return c.progress.idle.Load() == c.threads })
 }
+
+// hush is quiet for calls that wait.
+func (c *container) hush() { c.progress.quiet.Store(1) }
 
 // A gate that has nothing to do has no process, and is the same as before when there is
 // something: a call, an order, a supervisor, the end.
@@ -45,11 +50,11 @@ func TestRest(t *testing.T) {
 	c.moves("asked", &c.progress.asked, 10)
 	c.quiet(true)
 	c.rests()
-	before := c.stats(g)
+	before := c.counted(g)
 	if len(c.gatePIDs()) != 0 {
 		t.Error("to be asked what it has counted has woken it")
 	}
-	checkSums(t, c, &before)
+	checkSums(t, c, &before.Stats)
 
 	c.quiet(false)
 	c.moves("asked", &c.progress.asked, 100)
@@ -57,9 +62,9 @@ func TestRest(t *testing.T) {
 	c.gatePID()
 	c.quiet(true)
 	c.rests()
-	after := c.stats(g)
+	after := c.counted(g)
 	checkStats(t, &before, &after)
-	checkSums(t, c, &after)
+	checkSums(t, c, &after.Stats)
 
 	// What an order sets stays set.
 	g.SetTraced(true)
@@ -106,7 +111,7 @@ func TestRestWithoutSupervisor(t *testing.T) {
 	c.must(c.porter.Close())
 	c.quiet(false)
 	c.moves("own", &c.progress.own, 10)
-	c.quiet(true)
+	c.hush()
 	// Two calls wait for a supervisor, so it does not rest.
 	h := c.helper(c.top.Host, "answer", journal)
 	h.says("adopted")
@@ -156,7 +161,7 @@ func TestRestKilled(t *testing.T) {
 				c.moves("asked", &c.progress.asked, 10)
 				c.quiet(true)
 				// It cannot rest any more, and goes on.
-				time.Sleep(5 * c.rest)
+				c.triesToRest(3)
 				c.quiet(false)
 				c.moves("asked", &c.progress.asked, 10)
 				c.moves("own", &c.progress.own, 10)
@@ -199,35 +204,116 @@ func (c *container) gatePIDs() (list []int) {
 	return list
 }
 
-// restings is how often gates go to rest, at least, while calls come at any moment.
-const restings = 40
+// triesToRest waits until the gate has tried to rest, and could not: it has another thread
+// after each try.
+func (c *container) triesToRest(times int) {
+	c.t.Helper()
+	pid := c.gatePID()
+	last := ""
+	c.eventually("tries to rest", func() bool {
+		tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
+		c.must(err)
+		tasks = slices.DeleteFunc(tasks, func(path string) bool { return filepath.Base(path) == fmt.Sprint(pid) })
+		if len(tasks) == 1 && tasks[0] != last {
+			last = tasks[0]
+			times-- // the first one seen is not new
+		}
+		return times < 0
+	})
+}
 
-// A call that comes when its gate is about to rest is answered like any other, and asked
-// about once.
+// aboutToRest waits until the gate has stopped, which it does when nobody serves any more and
+// it has not yet handed over what it holds.
+func (c *container) aboutToRest() {
+	c.t.Helper()
+	c.eventually("about to rest", func() bool {
+		pids := c.gatePIDs()
+		return len(pids) == 1 && stopped(pids[0])
+	})
+}
+
+func stopped(pid int) bool {
+	stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	_, state, _ := strings.Cut(string(stat), ") ")
+	return strings.HasPrefix(state, "T")
+}
+
+// goOn lets a gate go on that is about to rest.
+func (c *container) goOn() {
+	for _, pid := range c.gatePIDs() {
+		if stopped(pid) {
+			_ = unix.Kill(pid, unix.SIGCONT) // or it has ended
+		}
+	}
+}
+
+// called waits until a call waits for whoever has the listener.
+func (c *container) called() {
+	c.t.Helper()
+	c.eventually("a call waits", func() bool {
+		fds := []unix.PollFd{{Fd: int32(c.process.Listener.Fd()), Events: unix.POLLIN}}
+		n, _ := unix.Poll(fds, 0)
+		return n > 0 && fds[0].Revents == unix.POLLIN
+	})
+}
+
+// answers waits for calls of both kinds. The gate is never about to rest for long.
+func (c *container) answers() {
+	c.t.Helper()
+	c.quiet(false)
+	asked, own := c.progress.asked.Load()+2, c.progress.own.Load()+2 // of each, one may have been on its way
+	c.eventually("answers", func() bool {
+		c.goOn()
+		return c.progress.asked.Load() >= asked && c.progress.own.Load() >= own
+	})
+}
+
+// A call or an order that comes when its gate is about to rest, or has just gone, is answered
+// like any other, and a call is asked about once.
 func TestRestLosesNothing(t *testing.T) {
 	c := newContainer(t)
-	c.rest = 0
-	c.pause = 320 // it finds out after a tenth of a second
+	c.rest, c.flags = 0, []string{"--stop-before-rest"}
 	g := c.start(1, nil)
 	ended := serve(c, g, nil)
-	rested := 0
-	for was := 0; rested < restings; {
-		is := len(c.gatePIDs())
-		if is < was {
-			rested++
-		}
-		was = is
-		if n := rand.IntN(200); n == 0 {
-			g.SetTraced(rested%2 == 0) // an order may come at any moment as well
-		}
-		time.Sleep(time.Millisecond)
+	calls := func() {
+		c.quiet(false)
+		c.called()
 	}
-	c.progress.pause.Store(0)
-	c.moves("asked", &c.progress.asked, 100)
-	c.moves("own", &c.progress.own, 100)
+	order := func() { c.must(g.tell(opStats, 0)) }
+	c.answers()
+	for range 2 {
+		for _, come := range [][]func(){{}, {calls}, {order}, {calls, order}, {order, calls}} {
+			for _, handedOver := range []bool{false, true} {
+				c.hush()
+				c.aboutToRest()
+				if handedOver {
+					c.must(unix.Kill(c.porter.pid, unix.SIGSTOP))
+					c.goOn()
+					c.rests()
+				}
+				for _, f := range come {
+					f()
+				}
+				c.goOn()
+				c.must(unix.Kill(c.porter.pid, unix.SIGCONT))
+				c.answers()
+			}
+		}
+	}
 	c.progress.stop.Store(1)
-	<-c.ended // no call hangs
-	<-ended
+	c.eventually("no call hangs", func() bool {
+		c.goOn()
+		select {
+		case <-c.ended:
+			return true
+		default:
+			return false
+		}
+	})
+	c.eventually("end", func() bool {
+		c.goOn()
+		return len(ended) > 0
+	})
 	c.allRight()
 	last := c.stats(g)
 	checkSums(t, c, &last)

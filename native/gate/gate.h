@@ -176,6 +176,7 @@ struct gate {
 	uint32_t uid; /* of the program, for the files' owner */
 	uint32_t gid;
 	uint32_t rest_ms; /* for how long nobody calls before its process ends, where it may */
+	bool stops;	  /* tests: it stops when it is about to rest (SIGSTOP) */
 };
 
 /* Reads the command line, and takes what the process was given; an error ends it. */

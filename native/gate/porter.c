@@ -176,6 +176,7 @@ static void porter_move_in(struct lodger *l, struct gate *g)
 	    syscall(SYS_close_range, PORTER_FREE, ~0U, 0) != 0)
 		privilege_die("take files");
 	l->gate.rest_ms = g->rest_ms;
+	l->gate.stops = g->stops;
 	*g = l->gate;
 	g->control = PORTER_FIRST + GATE_FILE_CONTROL;
 	g->listener = PORTER_FIRST + GATE_FILE_LISTENER;

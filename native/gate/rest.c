@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /* How a gate that has nothing to do goes to rest (porter.c). */
 #define _GNU_SOURCE
+#include <signal.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "worker.h"
@@ -23,6 +25,9 @@ static bool gate_hand_over(bool supervised)
 void gate_rest(void)
 {
 	/* Another process would not know of it, and send another. */
-	if (gate_stop_thread() && !gate_batch_is_under_way())
-		gate_asks_rest(gate_hand_over);
+	if (!gate_stop_thread() || gate_batch_is_under_way())
+		return;
+	if (gate.stops)
+		(void)syscall(SYS_tgkill, getpid(), getpid(), SIGSTOP); /* nobody serves now */
+	gate_asks_rest(gate_hand_over);
 }

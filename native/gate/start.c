@@ -53,6 +53,7 @@ bool gate_is_porter(struct gate *g, int argc, char **argv)
 	if (argc < 2 || strcmp(argv[1], "--porter") != 0)
 		return false;
 	g->rest_ms = privilege_number(argv[2], gate_usage_text);
+	g->stops = argc > 3 && strcmp(argv[3], "--stop-before-rest") == 0;
 	return true;
 }
 
