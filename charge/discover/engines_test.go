@@ -104,10 +104,13 @@ func isInit(t *testing.T, p Process, args string) {
 	if !strings.Contains(string(status), fmt.Sprintf("\nNSpid:\t%d\t1\n", p.PID)) {
 		t.Errorf("process %d is no init:\n%s", p.PID, status)
 	}
-	cmdline, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", p.PID))
-	if got := strings.ReplaceAll(string(cmdline), "\x00", " "); !strings.Contains(got, args) {
-		t.Errorf("process %d is %q, want %q", p.PID, got, args)
-	}
+	testkit.Eventually(t, testkit.Patience, func() error { // it is runc's until it executes the program
+		cmdline, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", p.PID))
+		if got := strings.ReplaceAll(string(cmdline), "\x00", " "); err != nil || !strings.Contains(got, args) {
+			return fmt.Errorf("process %d is %q (%w), want %q", p.PID, got, err, args)
+		}
+		return nil
+	})
 }
 
 func hasHelper(c Container, kind Kind, name string) error {
