@@ -75,7 +75,8 @@ test: deps build
 	$(MAKE) -j2 lint tests
 	$(MAKE) test-sanitized
 
-TESTS = rm -rf .cache/test-logs && TSUGIKI_BIN=$(CURDIR)/bin $(GO) test -count=1 -p 1 -json ./... $(1) | \
+# Tests call make as a user does, not as a part of this one.
+TESTS = rm -rf .cache/test-logs && env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL TSUGIKI_BIN=$(CURDIR)/bin $(GO) test -count=1 -p 1 -json ./... $(1) | \
 	$(GO) run ./internal/testreport -skips .ci/skips -budget .ci/budget -logs .cache/test-logs
 tests: build
 	$(call TESTS,-timeout 20m)
