@@ -91,12 +91,6 @@ func (a *Account) adopt(have bandwidth.Limit) {
 	if have.Burst == l.written.Burst {
 		original.Burst = l.original.Burst
 	}
-	if have.Quota == original.Quota {
-		done(&l.quota)
-	}
-	if have.Burst == original.Burst {
-		done(&l.burst)
-	}
 	if have.Period != l.written.Period {
 		a.phase = newPhase(have.Period)
 		// In v2 the period is in the text that undoes the quota.
@@ -105,8 +99,20 @@ func (a *Account) adopt(have bandwidth.Limit) {
 	a.c.cfg.Log.Info("somebody changed a container's CPU limit", "container", a.name,
 		"quota", original.Quota, "period", original.Period, "burst", original.Burst)
 	l.original, l.written = original, have
+	l.endUndo()
 	l.noQuota(a.group)
 	a.balance.SetLimit(limitOf(original))
+}
+
+// endUndo ends what would undo a write, where the file has the original: it was put back,
+// or the kernel has refused what was to be written.
+func (l *limits) endUndo() {
+	if l.written.Quota == l.original.Quota {
+		done(&l.quota)
+	}
+	if l.written.Burst == l.original.Burst {
+		done(&l.burst)
+	}
 }
 
 // done ends an entry of the journal.
@@ -219,6 +225,7 @@ func (a *Account) giveUp(err error) {
 func (a *Account) setQuota(d time.Duration) error {
 	l := &a.limits
 	if d == l.written.Quota {
+		l.endUndo()
 		return nil
 	}
 	text := a.group.FormatQuota
@@ -229,15 +236,14 @@ func (a *Account) setQuota(d time.Duration) error {
 		return err
 	}
 	l.written.Quota = d
-	if d == l.original.Quota {
-		done(&l.quota)
-	}
+	l.endUndo()
 	return nil
 }
 
 func (a *Account) setBurst(d time.Duration) error {
 	l := &a.limits
 	if d == l.written.Burst || l.noBurst {
+		l.endUndo()
 		return nil
 	}
 	text := bandwidth.FormatBurst
@@ -248,9 +254,7 @@ func (a *Account) setBurst(d time.Duration) error {
 		return err
 	}
 	l.written.Burst = d
-	if d == l.original.Burst {
-		done(&l.burst)
-	}
+	l.endUndo()
 	// What the kernel lets it save is not to be held against it.
 	a.balance.SetBurst(max(d, l.original.Burst))
 	return nil
