@@ -22,7 +22,7 @@ const RunDir = "/run/tsugiki"
 // ErrName says that a container's name cannot be used.
 var ErrName = errors.New("bad container name")
 
-var nameRE = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$`)
+var nameRE = regexp.MustCompile(fmt.Sprintf(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,%d}$`, api.NameMax-1))
 
 // claim is a container's name, held by a lock on a file that says what has to
 // be removed should its holder be killed.
@@ -76,7 +76,7 @@ func newClaim(dir, name string) (*claim, error) {
 
 func checkName(name string) error {
 	if !nameRE.MatchString(name) {
-		return fmt.Errorf("%w %q: letters, digits, '_', '.' and '-', at most 63, a letter or digit first", ErrName, name)
+		return fmt.Errorf("%w %q: letters, digits, '_', '.' and '-', at most %d, a letter or digit first", ErrName, name, api.NameMax)
 	}
 	if name == api.AgentName || name+socketSuffix == listenerSocket {
 		return fmt.Errorf("%w %q: it is one of the agent's own", ErrName, name)

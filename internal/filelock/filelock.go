@@ -22,7 +22,7 @@ func Take(f *os.File) error { return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.L
 const patience = 2 * time.Second
 
 // TakeFromKilled locks a file whose holder may just have been killed, or fails with
-// EWOULDBLOCK if somebody lives who has it locked.
+// EWOULDBLOCK if a process that lives holds the lock.
 func TakeFromKilled(f *os.File) error {
 	for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
 		err := Take(f)
