@@ -309,7 +309,7 @@ func TestLateAgent(t *testing.T) {
 	a := &agent{}
 	a.listen(t, socket)
 	// By itself.
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		if d := a.of("web"); d != 3*time.Millisecond {
 			return errors.New("not charged yet")
 		}
@@ -336,7 +336,7 @@ func TestUnknown(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		_ = c.Flush(t.Context()) // says that there are unknown ones
 		if c.Lost() != 2*time.Millisecond || a.sum() != others*time.Millisecond {
 			return errors.New("not all is charged")
@@ -355,7 +355,7 @@ func TestCutAnswer(t *testing.T) {
 	if err := c.Add("web", time.Second); err != nil {
 		t.Error(err)
 	}
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		_ = c.Flush(t.Context()) // the background may have been first
 		if c.Lost() != time.Second {
 			return errors.New("not lost")

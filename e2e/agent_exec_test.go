@@ -59,7 +59,7 @@ func TestProgramsOfAnEngine(t *testing.T) {
 	}
 	call(second, 5) // of which nobody has asked before it ends
 	second.release()
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		if s := n.stats(t, name); s.Gates != 1 {
 			return fmt.Errorf("%d gates", s.Gates)
 		}
@@ -67,7 +67,7 @@ func TestProgramsOfAnEngine(t *testing.T) {
 	})
 	call(first, 2)
 	// A gate that ends may not have come to count what it answered last.
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		if s := n.stats(t, name); s.Gate.Calls["connect"] < 14 || s.Gate.Calls["connect"] > 15 || s.Gate.Calls["socket"] != 15 {
 			return fmt.Errorf("with one of two: %+v", s)
 		}

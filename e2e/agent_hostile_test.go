@@ -31,7 +31,7 @@ func startBesieged(t *testing.T, w *world) *asked {
 // never had much memory.
 func (n *asked) unharmed(t *testing.T, files int) {
 	t.Helper()
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		if now := n.files(t); now > files {
 			open, _ := testkit.OpenFiles(n.cmd.Process.Pid)
 			return fmt.Errorf("it had %d files open, has %d: %v", files, now, open)
@@ -68,7 +68,7 @@ func (n *asked) warm(t *testing.T) int {
 	n.obey(t, variants[0].flags(n.w)...).release()
 	n.get(t, "/metrics")
 	// Tables are made before they are needed, up to some.
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		if now := openMaps(t, n.cmd.Process.Pid)["sender_tables_i"]; now != senderTables {
 			return fmt.Errorf("the agent has %d tables of senders, want %d", now, senderTables)
 		}

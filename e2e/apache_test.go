@@ -87,7 +87,7 @@ func (a apache) serve(t *testing.T, ns *testkit.Namespace, c *testkit.Cmd) *serv
 func (a apache) clients(t *testing.T, lines int) []string {
 	t.Helper()
 	var seen []string
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		log, err := os.ReadFile(filepath.Join(a.dir, "access.log"))
 		seen = nil
 		for l := range strings.Lines(string(log)) {

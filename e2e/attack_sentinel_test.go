@@ -51,7 +51,7 @@ func (a *arena) settle() {
 	for _, roads := range [][]road{datagrams, datagrams, connections} {
 		a.follow(roads)
 	}
-	testkit.Eventually(a.t, testkit.Patience, func() error {
+	testkit.Eventually(a.t, func() error {
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		if a.reading > 0 {
@@ -67,7 +67,7 @@ func (a *arena) follow(roads []road) {
 	a.t.Helper()
 	cpus := a.cpus()
 	a.rounds++
-	testkit.Eventually(a.t, testkit.Patience, func() error {
+	testkit.Eventually(a.t, func() error {
 		var missing []string
 		for _, cpu := range cpus {
 			for _, r := range roads {

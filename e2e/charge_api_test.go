@@ -199,7 +199,7 @@ func TestChargeHelpers(t *testing.T) {
 			}
 		}
 	}
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		if left := len(n.charges(t).Helpers); left > helpers*2/3+2 {
 			return fmt.Errorf("%d helpers are left", left)
 		}
@@ -212,7 +212,7 @@ func TestChargeHelpers(t *testing.T) {
 			}
 		}
 	}
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		after, err := testkit.ProcessUsage(n.cmd.Process.Pid)
 		if err == nil && (after.FDs > before.FDs+20 || after.Threads > before.Threads+10) {
 			err = fmt.Errorf("the agent has %+v, and before that had %+v", after, before)
@@ -246,7 +246,7 @@ func TestChargeRepaid(t *testing.T) {
 		t.Fatal(err)
 	}
 	start := time.Now()
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		c := n.account(t, p.Path())
 		if c == nil || borrowedFrom(c, "test") < charge || c.DebtUS > 0 {
 			return fmt.Errorf("it still owes: %+v", c)
@@ -277,7 +277,7 @@ func TestChargeEmpty(t *testing.T) {
 		}
 	}
 	charge()
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		if c := n.account(t, p.Path()); c.After.QuotaUS >= c.Before.QuotaUS || !strings.HasPrefix(c.Mode, "quota") {
 			return fmt.Errorf("its quota is not lowered: %+v", c)
 		}
@@ -290,7 +290,7 @@ func TestChargeEmpty(t *testing.T) {
 	busy := exec.Command("sh", "-c", "while :; do :; done")
 	launch(t, busy)
 	p.Enter(t, busy.Process.Pid)
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		charge()
 		if c := n.account(t, p.Path()); c.Held.Count == 0 || c.OwnUS == 0 || c.Mode != "quota" {
 			return fmt.Errorf("it is not held: %+v", c)

@@ -207,7 +207,7 @@ func (b *bundles) removeLeft() {
 // checkForgotten checks that the agent holds nothing for containers that are gone.
 func (n *asked) checkForgotten(t *testing.T) {
 	t.Helper()
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		all := n.charges(t)
 		if len(all.Containers)+len(all.Helpers) > 0 {
 			return fmt.Errorf("the agent still has %+v", all)

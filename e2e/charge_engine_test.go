@@ -69,7 +69,7 @@ func TestChargeShared(t *testing.T) {
 		}
 		return time.Duration(c.OwnUS) * time.Microsecond, borrowedFrom(c, "shared") + borrowedFrom(c, "shim"), c
 	}
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		if _, b, c := shared(noisy); b < 500*time.Millisecond {
 			return fmt.Errorf("dockerd's time is not charged: %+v", c)
 		}

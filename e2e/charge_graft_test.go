@@ -27,7 +27,7 @@ func TestChargeGrafted(t *testing.T) {
 	// loopback, where nobody listens.
 	n.exec(t, "web", "syslogd", "-R", "127.0.0.1:5140")
 	idle := n.shown(t, "idle")
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		n.exec(t, "web", "sh", "-c", "for i in 1 2 3 4 5 6 7 8 9 10; do wget -q -O - http://127.0.0.1/ >/dev/null; nslookup "+
 			serverName+" "+hostAddr4+" >/dev/null; logger hello; done; true")
 		c := n.shown(t, "web")

@@ -95,7 +95,7 @@ func (n holding) find(t *testing.T) *paying {
 // awaitHeld waits until a container is held.
 func (n holding) awaitHeld(t *testing.T, p *paying) {
 	t.Helper()
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		if c := n.asked().account(t, p.Path()); c == nil || !c.Held.Now || borrowedFrom(c, n.source) == 0 {
 			return fmt.Errorf("it is not held for its %s: %+v", n.source, c)
 		}
@@ -105,7 +105,7 @@ func (n holding) awaitHeld(t *testing.T, p *paying) {
 
 func (n holding) awaitGone(t *testing.T, p *paying) {
 	t.Helper()
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		if c := n.asked().account(t, p.Path()); c != nil {
 			return fmt.Errorf("it still has an account: %+v", c)
 		}
@@ -198,7 +198,7 @@ func (n holding) testUpdate(t *testing.T) {
 		t.Helper()
 		n.ask(t, "update", "--cpus", fmt.Sprint(cpus), "yes")
 		quota := time.Duration(cpus * float64(100*time.Millisecond))
-		testkit.Eventually(t, testkit.Patience, func() error {
+		testkit.Eventually(t, func() error {
 			if c := n.asked().account(t, p.Path()); c == nil || c.Before.QuotaUS != quota.Microseconds() {
 				return fmt.Errorf("the account of the container with %v is %+v", quota, c)
 			}

@@ -192,7 +192,7 @@ func (d *daemon) guardian() int {
 func (d *daemon) awaitGuardian(t *testing.T) int {
 	t.Helper()
 	var pid int
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		if pid = d.guardian(); pid == 0 {
 			return errors.New("the agent has no guardian")
 		}

@@ -43,7 +43,7 @@ func TestChargeKilled(t *testing.T) {
 	d.home = cpuGroup(t, d.helper.Process.Pid)
 	d.owe()
 	if d.account(t, d.held.Path()).Held.Count == 0 {
-		testkit.Eventually(t, testkit.Patience, func() error {
+		testkit.Eventually(t, func() error {
 			if d.account(t, d.held.Path()).Held.Count == 0 {
 				return fmt.Errorf("it was never held: %+v", d.account(t, d.held.Path()))
 			}
@@ -127,7 +127,7 @@ func (d *indebted) killAgent() {
 	guardian := d.awaitGuardian(d.t)
 	began := time.Now()
 	d.kill()
-	testkit.Eventually(d.t, testkit.Patience, func() error {
+	testkit.Eventually(d.t, func() error {
 		if !ended(guardian) {
 			return fmt.Errorf("the guardian, %d, is there", guardian)
 		}
@@ -151,7 +151,7 @@ func (d *indebted) killGuardian() {
 	if err := unix.Kill(guardian, unix.SIGKILL); err != nil {
 		d.t.Fatal(err)
 	}
-	testkit.Eventually(d.t, testkit.Patience, func() error {
+	testkit.Eventually(d.t, func() error {
 		if next := d.guardian(); next == 0 || next == guardian {
 			return fmt.Errorf("the guardian is %d, after %d was killed", next, guardian)
 		}

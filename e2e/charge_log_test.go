@@ -57,7 +57,7 @@ func testRotated(t *testing.T, n *node, by string) {
 	}
 	// The logger, which stays until the container is removed, has its last lines later.
 	last := fmt.Sprintf("stdout line %d\\n", lines-1)
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		files := rotated(t, path)
 		for _, f := range files[max(0, len(files)-2):] {
 			if text, err := os.ReadFile(f); err == nil && bytes.Contains(text, []byte(last)) {
@@ -94,7 +94,7 @@ func (l *rotating) account() *api.Charged {
 // thing that is wrong ends the test: it is asked again and again.
 func (l *rotating) await(so func() bool) {
 	l.t.Helper()
-	testkit.Eventually(l.t, testkit.Patience, func() error {
+	testkit.Eventually(l.t, func() error {
 		r := try(l.t, command(l.t, l.h, tsugiki, "charge", "show", "-j", "--agent", l.socket()))
 		var now api.Charges
 		if err := errors.Join(r.err, json.Unmarshal([]byte(r.stdout), &now)); err != nil {

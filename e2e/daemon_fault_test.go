@@ -53,7 +53,7 @@ func TestDaemonKilledInBetween(t *testing.T) {
 	load.Wait()
 	d.kill() // and what was going on then
 	d.start()
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		left, err := filepath.Glob(filepath.Join(ownCgroup(t), "tsugiki-"+name+"-*"))
 		if err != nil || len(left) > 0 || strings.Contains(d.ps(), name) {
 			return fmt.Errorf("left are %v, %w, and\n%s", left, err, d.ps())
@@ -83,7 +83,7 @@ func TestDaemonMissesNetns(t *testing.T) {
 		"-e", "0.0.0.0/0=far", "--", "sleep", "60"))
 	await := func(name string) {
 		t.Helper()
-		testkit.Eventually(t, testkit.Patience, func() error {
+		testkit.Eventually(t, func() error {
 			ps := d.ps()
 			for l := range strings.Lines(ps) {
 				if f := strings.Fields(l); f[0] == name && f[2] == "running" {
@@ -153,7 +153,7 @@ func TestRegisteredAndForgotten(t *testing.T) {
 	d.registered(t, "box", "1")
 	d.stop()
 	d.start()
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		if ps := d.ps(); strings.Contains(ps, "box ") {
 			return fmt.Errorf("the container is there:\n%s", ps)
 		}
@@ -178,14 +178,14 @@ func TestNotAttached(t *testing.T) {
 			if !errors.As(r.err, &exit) || exit.ExitCode() != -1 {
 				t.Errorf("the program ended with %v, printed %s%s", r.err, r.stdout, r.stderr)
 			}
-			testkit.Eventually(t, testkit.Patience, func() error { // it kills first
+			testkit.Eventually(t, func() error { // it kills first
 				if log := d.log.String(); !strings.Contains(log, test.want) {
 					return fmt.Errorf("the agent does not say why:\n%s", log)
 				}
 				return nil
 			})
 			if test.what == "listener" {
-				testkit.Eventually(t, testkit.Patience, func() error {
+				testkit.Eventually(t, func() error {
 					if ps := d.ps(); strings.Contains(ps, "box ") {
 						return fmt.Errorf("the container is there:\n%s", ps)
 					}

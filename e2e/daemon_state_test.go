@@ -157,7 +157,7 @@ func TestPromisedPorts(t *testing.T) {
 	d := startDaemon(t, w.h)
 	web := "0.0.0.0:80=" + hostAddr4 + ":8084"
 	start(t, d.graft("--name", "one", "-i", web, "--", "sleep", "60"))
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		if !strings.Contains(d.ps(), hostAddr4+":8084->0.0.0.0:80") {
 			return fmt.Errorf("tsugiki ps prints\n%s", d.ps())
 		}

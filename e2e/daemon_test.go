@@ -88,7 +88,7 @@ func (d *daemon) start() {
 
 func (d *daemon) await() {
 	d.t.Helper()
-	testkit.Eventually(d.t, testkit.Patience, func() error {
+	testkit.Eventually(d.t, func() error {
 		conn, err := net.Dial("unix", d.socket())
 		if err == nil {
 			conn.Close()
@@ -169,7 +169,7 @@ func TestDaemonKilledUnderLoad(t *testing.T) {
 		}
 	}
 	for _, c := range callers {
-		testkit.Eventually(t, testkit.Patience, func() error {
+		testkit.Eventually(t, func() error {
 			if !strings.Contains(c.output.String(), "begun") {
 				return errors.New("a caller has not begun")
 			}

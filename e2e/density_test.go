@@ -69,7 +69,7 @@ func (s *study) results() (r struct {
 // awaitStep waits until a step was made.
 func (s *study) awaitStep() {
 	s.t.Helper()
-	testkit.Eventually(s.t, testkit.Patience, func() error {
+	testkit.Eventually(s.t, func() error {
 		data, err := os.ReadFile(filepath.Join(s.out, "journal.jsonl"))
 		if err == nil && bytes.Count(data, []byte("\n")) < 2 {
 			err = errors.New("nothing was measured")

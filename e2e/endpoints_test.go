@@ -271,7 +271,7 @@ func TestEndpointsLeaveNothingOpen(t *testing.T) {
 	for range 10 {
 		round()
 	}
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		if n := open(); n > before {
 			return fmt.Errorf("the supervisor has %d files open, had %d", n, before)
 		}

@@ -113,7 +113,7 @@ func (n *node) startAgent(t *testing.T) {
 	t.Helper()
 	n.agent = start(n.t, commandIn(context.Background(), t, n.h, tsugiki, "agent",
 		"--config", filepath.Join(n.dir, "agent.toml"), "--run-dir", filepath.Join(n.dir, "run"), "--state-dir", filepath.Join(n.dir, "state")))
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		select {
 		case <-n.agent.ended:
 			t.Fatalf("the agent has ended:\n%s", n.agent.output)
@@ -171,7 +171,7 @@ func (n *node) remove(t *testing.T, name string) {
 
 func (n *node) waitForgotten(t *testing.T, name string) {
 	t.Helper()
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		if known := n.known(t, name); known != "" {
 			return fmt.Errorf("the agent still knows %s:\n%s", name, known)
 		}
@@ -223,7 +223,7 @@ func (n *node) checkServed(t *testing.T, container string, port int) {
 	if body := curl(t, n.srv, url+"?seen"); body != "hello\n" {
 		t.Errorf("got %q", body)
 	}
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		log, err := n.Logs(container)
 		if err == nil && !strings.Contains(log, remoteAddr4+" 200 /?seen\n") {
 			err = fmt.Errorf("logged:\n%s", log)
@@ -234,7 +234,7 @@ func (n *node) checkServed(t *testing.T, container string, port int) {
 
 func (n *node) waitRedis(t *testing.T, port int) {
 	t.Helper()
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		r := try(t, command(t, n.srv, "redis-cli", "-h", hostAddr4, "-p", fmt.Sprint(port), "ping"))
 		if r.stdout != "PONG\n" {
 			return fmt.Errorf("redis answers %q, %w", r.stdout, r.err)

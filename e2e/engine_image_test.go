@@ -139,7 +139,7 @@ func (n *node) reconfigure(t *testing.T, lines ...string) {
 
 func (n *node) waitKnown(t *testing.T, name string) {
 	t.Helper()
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		if n.known(t, name) == "" {
 			return fmt.Errorf("the agent does not know %s", name)
 		}

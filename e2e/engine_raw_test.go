@@ -36,7 +36,7 @@ func testEngineRaw(t *testing.T, n *node) {
 	c.Args = append([]string{"sh", "-c", `grep CapBnd /proc/self/status; raw "$@"; exec tail -f /dev/null`, "sh"}, rawTo(l4)...)
 	n.run(t, c)
 	var first string
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		var err error
 		if first, err = n.Logs("raw"); err == nil && !strings.Contains(first, "plain") {
 			err = fmt.Errorf("it has printed %s", first)

@@ -143,7 +143,7 @@ func testEnginePorts(t *testing.T, n *node) {
 	waitOK(t, n.srv, url)
 	for _, c := range []engines.Container{share("second", "8190-8191", "8190"), share("third", "8000-8100", fmt.Sprint(servedPort))} {
 		n.run(t, c)
-		testkit.Eventually(t, testkit.Patience, func() error {
+		testkit.Eventually(t, func() error {
 			log, err := n.Logs(c.Name)
 			if err == nil && !strings.Contains(log, "still could not bind") {
 				err = fmt.Errorf("%s logged:\n%s", c.Name, log)
@@ -156,7 +156,7 @@ func testEnginePorts(t *testing.T, n *node) {
 			t.Errorf("got %q", body)
 		}
 	}
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		log, err := n.Logs("first")
 		if count := strings.Count(log, remoteAddr4+" 200 /?"); err == nil && count != 30 {
 			err = fmt.Errorf("the first served %d of 30", count)

@@ -53,7 +53,7 @@ func TestHaproxy(t *testing.T) {
 			t.Fatal(err)
 		}
 		s := v.server(t, w, haproxyPort, "haproxy", "-db", "-f", conf)
-		testkit.Eventually(t, testkit.Patience, func() error {
+		testkit.Eventually(t, func() error {
 			if log := s.output.String(); !strings.Contains(log, "Server back/gone is DOWN") {
 				return fmt.Errorf("has not found out that a server is down:\n%s", log)
 			}

@@ -32,7 +32,7 @@ func comm(pid int) string {
 // helper waits for a process of a container's, by its name.
 func (o *obedient) helper(t *testing.T, name string) (pid int) {
 	t.Helper()
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		groups, _ := filepath.Glob(filepath.Join(ownCgroup(t), "tsugiki-"+o.name+"*", "keepers", "cgroup.procs"))
 		for _, group := range groups {
 			procs, _ := os.ReadFile(group)
@@ -115,7 +115,7 @@ func TestHelpersAreHurt(t *testing.T) {
 				_ = o.Wait() // it ends
 				n.goesOn(t, other)
 				other.release()
-				testkit.Eventually(t, testkit.Patience, func() error {
+				testkit.Eventually(t, func() error {
 					if ps := n.ps(); strings.Contains(ps, "e2e-obey") {
 						return fmt.Errorf("the containers are there:\n%s", ps)
 					}
@@ -185,8 +185,8 @@ func TestStoppedKeeperIsReplaced(t *testing.T) {
 	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	defer unix.Kill(pid, unix.SIGCONT)                     // if it is there
-	testkit.Eventually(t, testkit.Patience, func() error { // some sockets were made in advance
+	defer unix.Kill(pid, unix.SIGCONT)   // if it is there
+	testkit.Eventually(t, func() error { // some sockets were made in advance
 		o.do("dial x tcp %s", remoteObserver())
 		if comm(pid) == "tsugiki-keeper" {
 			return errors.New("the keeper that does not answer is there")
@@ -223,7 +223,7 @@ func TestStoppedGateFollows(t *testing.T) {
 				if err := unix.Kill(pid, unix.SIGCONT); err != nil {
 					t.Fatal(err)
 				}
-				testkit.Eventually(t, testkit.Patience, func() error { // it hears of that while it answers calls
+				testkit.Eventually(t, func() error { // it hears of that while it answers calls
 					if got := o.do("dial b %s %s", network, remoteObserver()); got != own {
 						return fmt.Errorf("a connection to what was deleted: %s, want %s", got, own)
 					}
@@ -282,7 +282,7 @@ func TestAgentIsStarved(t *testing.T) {
 				t.Fatal(err)
 			}
 			r := try(t, n.command(t, "ps"))
-			testkit.Eventually(t, testkit.Patience, func() error { // it may answer first
+			testkit.Eventually(t, func() error { // it may answer first
 				if !strings.Contains(n.log.String(), "lowered the limit of open files") {
 					return fmt.Errorf("it does not say what was done to it:\n%s", n.log)
 				}

@@ -45,10 +45,10 @@ func TestLifecycleLeavesNothing(t *testing.T) {
 			tt.end(c)
 			c.waitEnd(t)
 			if tt.swept {
-				testkit.Eventually(t, testkit.Patience, func() error { return c.dead(t) })
+				testkit.Eventually(t, func() error { return c.dead(t) })
 				c.sweep(t)
 			}
-			testkit.Eventually(t, testkit.Patience, func() error { return c.gone(t) })
+			testkit.Eventually(t, func() error { return c.gone(t) })
 		})
 	}
 }
@@ -64,14 +64,14 @@ func TestLifecycleKilledTogether(t *testing.T) {
 	}
 	// Its daemons may still have its standard output.
 	_ = c.Process.Release()
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		if state(c.Process.Pid) != 0 {
 			return fmt.Errorf("process %d lives", c.Process.Pid)
 		}
 		return nil
 	})
 	c.sweep(t)
-	testkit.Eventually(t, testkit.Patience, func() error { return c.gone(t) })
+	testkit.Eventually(t, func() error { return c.gone(t) })
 }
 
 // A start that fails, at any step, leaves nothing.
@@ -99,7 +99,7 @@ func TestLifecycleFailedStart(t *testing.T) {
 		if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
 			t.Errorf("%v: run directory: %v %v", args, left, err)
 		}
-		testkit.Eventually(t, testkit.Patience, func() error {
+		testkit.Eventually(t, func() error {
 			if n := socketsOf(t, top.Host); n > before {
 				return fmt.Errorf("%v: the host has %d sockets, had %d", args, n, before)
 			}
@@ -191,7 +191,7 @@ func TestLifecycleManyAtOnce(t *testing.T) {
 	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
 		t.Errorf("run directory: %v %v", left, err)
 	}
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		if n := socketsOf(t, a.Host); n > before {
 			return fmt.Errorf("the host has %d sockets, had %d", n, before)
 		}
@@ -255,7 +255,7 @@ func exists(path string) bool {
 func removeCgroup(t *testing.T, group string) {
 	t.Helper()
 	_ = os.WriteFile(filepath.Join(group, "cgroup.kill"), []byte("1"), 0)
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		children, _ := filepath.Glob(filepath.Join(group, "*/"))
 		for _, child := range children {
 			_ = unix.Rmdir(child) // files are none of ours
@@ -297,7 +297,7 @@ func TestLifecyclePassesSignalsOn(t *testing.T) {
 	if status := c.ProcessState.ExitCode(); status != 7 {
 		t.Errorf("exit status %d, want the program's 7", status)
 	}
-	testkit.Eventually(t, testkit.Patience, func() error { return c.gone(t) })
+	testkit.Eventually(t, func() error { return c.gone(t) })
 }
 
 // A program that stops stops tsugiki, for whoever waits for that; continued, both
@@ -315,23 +315,23 @@ func TestLifecycleStopAndContinue(t *testing.T) {
 		}
 	}
 	_ = unix.Kill(c.program(), unix.SIGSTOP)
-	testkit.Eventually(t, testkit.Patience, in(c.Process.Pid, true))
+	testkit.Eventually(t, in(c.Process.Pid, true))
 	_ = c.Process.Signal(unix.SIGCONT)
-	testkit.Eventually(t, testkit.Patience, in(c.Process.Pid, false))
-	testkit.Eventually(t, testkit.Patience, in(c.program(), false))
+	testkit.Eventually(t, in(c.Process.Pid, false))
+	testkit.Eventually(t, in(c.program(), false))
 
 	_ = c.Process.Signal(unix.SIGSTOP)
-	testkit.Eventually(t, testkit.Patience, in(c.Process.Pid, true))
+	testkit.Eventually(t, in(c.Process.Pid, true))
 	c.next()
 	c.await("failed") // the gate answers all of these calls
 	_ = c.Process.Signal(unix.SIGCONT)
-	testkit.Eventually(t, testkit.Patience, in(c.Process.Pid, false))
+	testkit.Eventually(t, in(c.Process.Pid, false))
 	if got := c.said[len(c.said)-1]; got != "failed: 0 of 44" {
 		t.Errorf("while tsugiki was stopped: %s", got)
 	}
 	_ = c.stdin.Close()
 	c.waitEnd(t)
-	testkit.Eventually(t, testkit.Patience, func() error { return c.gone(t) })
+	testkit.Eventually(t, func() error { return c.gone(t) })
 }
 
 // next lets an attack go on to its next step.

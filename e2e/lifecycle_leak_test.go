@@ -73,7 +73,7 @@ func TestLifecycleNoLeaks(t *testing.T) {
 			if want := fmt.Sprintf("failed: 0 of %d", tt.count+tt.count/10); !slices.Contains(c.said, want) {
 				t.Errorf("want %q, got %q", want, c.said)
 			}
-			testkit.Eventually(t, testkit.Patience, func() error {
+			testkit.Eventually(t, func() error {
 				for pid, after := range c.usage(t) {
 					if after.FDs > before[pid].FDs+slackFiles || after.Threads > before[pid].Threads+slackThreads {
 						return fmt.Errorf("process %d has %+v, had %+v", pid, after, before[pid])
@@ -85,7 +85,7 @@ func TestLifecycleNoLeaks(t *testing.T) {
 			_ = c.stdin.Close()
 			c.waitEnd(t)
 			checkLog(t, c.Cmd, c.stderr.String())
-			testkit.Eventually(t, testkit.Patience, func() error { return c.gone(t) })
+			testkit.Eventually(t, func() error { return c.gone(t) })
 		})
 	}
 }
@@ -125,7 +125,7 @@ func TestLifecycleKilledInSpiteOf(t *testing.T) {
 		"sh", "-c", "kill -STOP "+strings.Trim(fmt.Sprint(c.helpers()), "[]")+"; true"))
 	_ = unix.Kill(c.Process.Pid, unix.SIGKILL)
 	_ = c.Process.Release() // its daemons may have its standard output
-	testkit.Eventually(t, testkit.Patience, func() error { return c.dead(t) })
+	testkit.Eventually(t, func() error { return c.dead(t) })
 	c.sweep(t)
-	testkit.Eventually(t, testkit.Patience, func() error { return c.gone(t) })
+	testkit.Eventually(t, func() error { return c.gone(t) })
 }

@@ -45,7 +45,7 @@ func TestLogContainerd(t *testing.T) {
 	}
 	stopped := func(name string) {
 		t.Helper()
-		testkit.Eventually(t, testkit.Patience, func() error {
+		testkit.Eventually(t, func() error {
 			if !strings.Contains(ctr("task", "ls"), "STOPPED") {
 				return fmt.Errorf("%s runs", name)
 			}
@@ -76,7 +76,7 @@ func TestLogContainerd(t *testing.T) {
 	}
 	ctr("task", "rm", "--force", "yes")
 	ctr("container", "rm", "yes")
-	testkit.Eventually(t, testkit.Patience, func() error { return noLogger(rig.Group()) })
+	testkit.Eventually(t, func() error { return noLogger(rig.Group()) })
 	out, err := rig.Command(t.Context(), "sh", "-c", "tail -n 1 /var/log/tsugiki/default/yes/yes-json.log").Output()
 	if err != nil || !strings.HasPrefix(string(out), `{"log":"y`) || !strings.HasSuffix(string(out), "\"}\n") {
 		t.Errorf("%q, %v", out, err)

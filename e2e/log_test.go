@@ -34,7 +34,7 @@ func TestLogFormat(t *testing.T) {
 		strings.Repeat("0123456789abcdef", 100) + "\"\n", "sixteen bytes to\n", strings.Repeat("é", 5000) + "\n",
 	}
 	l.print(t, l.stdout, strings.Join(texts, ""))
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		if n := len(entries(t, l.path)); n != len(texts) {
 			return fmt.Errorf("%d entries", n)
 		}
@@ -180,7 +180,7 @@ func TestLogDiskFull(t *testing.T) {
 		t.Fatal(err)
 	}
 	written := func() []logEntry { return entries(t, inside+"/log.json") }
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		if st, err := os.Stat(inside + "/log.json"); err != nil || st.Size() < 200<<10 {
 			return errors.New("the disk is not full")
 		}
@@ -190,7 +190,7 @@ func TestLogDiskFull(t *testing.T) {
 	if err := os.Truncate(inside+"/log.json", 0); err != nil {
 		t.Fatal(err)
 	}
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		l.print(t, l.stdout, "again\n")
 		if all := written(); len(all) == 0 || all[len(all)-1].Log != "again\n" {
 			return errors.New("it writes nothing again")
@@ -391,7 +391,7 @@ func TestLogAnnounces(t *testing.T) {
 	l := startLogger(t, filepath.Join(dir, "log.json"), nil, "agent", socket)
 	log := func(done func() bool) {
 		t.Helper()
-		testkit.Eventually(t, testkit.Patience, func() error {
+		testkit.Eventually(t, func() error {
 			l.print(t, l.stdout, "hello\n")
 			if !done() {
 				time.Sleep(20 * time.Millisecond)

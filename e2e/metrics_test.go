@@ -56,7 +56,7 @@ func (n *asked) stats(t *testing.T, name string) containerStats {
 func (n *asked) connects(t *testing.T, name string, want int) containerStats {
 	t.Helper()
 	var s containerStats
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		if s = n.stats(t, name); s.Gate.Calls["connect"] != want {
 			return fmt.Errorf("its gates have counted %d connects, want %d", s.Gate.Calls["connect"], want)
 		}
@@ -122,7 +122,7 @@ func (n *asked) metrics(t *testing.T) samples {
 func (n *asked) counted(t *testing.T) samples {
 	t.Helper()
 	var last, now samples
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		last, now = now, n.metrics(t)
 		for k, v := range now {
 			if strings.HasPrefix(k, "tsugiki_decision") && last[k] != v {
@@ -290,7 +290,7 @@ func TestMetricsSilentGate(t *testing.T) {
 	if err := unix.Kill(gate, unix.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		if s := n.stats(t, stopped.name); s.Silent != 0 {
 			return fmt.Errorf("it is silent: %+v", s)
 		}
@@ -348,7 +348,7 @@ func TestTop(t *testing.T) {
 	top := start(t, n.command(t, "top", "-d", "0.3"))
 	// The columns of the busy one, once there is something in them.
 	row := regexp.MustCompile(`(?m)^` + busy.name + ` +[1-9][\d.]* +0\.0 +[1-9][\d.]* +\S+ +[\d.]+us +[\d.]+[um]s +0\.0 +0\.0 +\d+K\n` + idle.name + ` `)
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		busy.want(sourceAddr4, "dial a tcp %s", remoteObserver())
 		if !row.MatchString(top.output.String()) {
 			return fmt.Errorf("printed %s", top.output)

@@ -71,7 +71,7 @@ func (n nginx) line() []string {
 func (n nginx) log(t *testing.T, lines int) []string {
 	t.Helper()
 	var log []string
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		text, err := os.ReadFile(filepath.Join(n.dir, "access.log"))
 		if log = strings.SplitAfter(string(text), "\n"); err == nil && len(log) != lines+1 {
 			err = fmt.Errorf("%d lines in the access log, want %d:\n%s", len(log)-1, lines, text)
@@ -275,7 +275,7 @@ func TestNginxProxy(t *testing.T) {
 func waitOK(t *testing.T, ns *testkit.Namespace, urls ...string) {
 	t.Helper()
 	for _, url := range urls {
-		testkit.Eventually(t, testkit.Patience, func() error {
+		testkit.Eventually(t, func() error {
 			args := []string{"-s", "-m", "2", "-o", os.DevNull, "-w", "%{http_code}", url}
 			r := try(t, command(t, ns, "curl", args...))
 			if r.stdout != fmt.Sprint(http.StatusOK) {
@@ -331,7 +331,7 @@ func TestUnixEndpoint(t *testing.T) {
 
 func waitPath(t *testing.T, path string) {
 	t.Helper()
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		_, err := os.Stat(path)
 		return err
 	})

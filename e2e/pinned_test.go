@@ -80,7 +80,7 @@ func (n *asked) pin(t *testing.T, way string, to string, flags []string, more ..
 	args := append([]string{"run", "--run-dir", n.run, "--name", o.name}, flags...)
 	args = append(args, "--", attackProgram(t, "static"), "pin", way, pageDevice(t, pageDevices[way]), fmt.Sprint(pinningThreads), to)
 	o.held = hold(t, command(t, n.w.h, tsugiki, append(args, more...)...), "hold")
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		if now := o.waitingCalls(); now < pinningThreads {
 			return fmt.Errorf("%d calls wait, want %d", now, pinningThreads)
 		}

@@ -324,7 +324,7 @@ func TestPromisedPortsInRanges(t *testing.T) {
 				}
 			}
 			has.release()
-			testkit.Eventually(t, testkit.Patience, func() error {
+			testkit.Eventually(t, func() error {
 				if ps := d.ps(); strings.Contains(ps, "has ") {
 					return errors.New(ps)
 				}
@@ -454,7 +454,7 @@ func TestPortsOfNamedEndpoints(t *testing.T) {
 			d.start()
 			check()
 			has.release()
-			testkit.Eventually(t, testkit.Patience, func() error {
+			testkit.Eventually(t, func() error {
 				if ps := d.ps(); strings.Contains(ps, "has ") {
 					return errors.New(ps)
 				}

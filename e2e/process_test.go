@@ -212,7 +212,7 @@ func TestSignalAtOnce(t *testing.T) {
 func TestStop(t *testing.T) {
 	w := newWorld(t)
 	s := start(t, plain(t, w, "--", "sh", "-c", "kill -STOP $$; echo went on; exit 3"))
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", s.Process.Pid))
 		if err == nil && !strings.Contains(string(stat), ") T ") {
 			err = errors.New("tsugiki has not stopped")
@@ -250,7 +250,7 @@ func signalOf(err error) syscall.Signal {
 
 func waitOutput(t *testing.T, s *server, want string) {
 	t.Helper()
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		if out := s.output.String(); !strings.Contains(out, want) {
 			return fmt.Errorf("%s printed %q, not yet %q", line(s.Cmd), out, want)
 		}

@@ -221,7 +221,7 @@ input()
 		t.Fatal(err)
 	}
 	s := start(t, send)
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		for _, sock := range socketsIn(t, top.Host) {
 			if sock.protocol == unix.IPPROTO_UDP && sock.cgroup == cgroupID(t, dir) {
 				return nil

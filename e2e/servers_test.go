@@ -101,7 +101,7 @@ func TestPythonServer(t *testing.T) {
 				c.Dir = t.TempDir()
 				s := serve(t, c, port{w.h, "tcp", 8080})
 				curl(t, w.srv, test.url, test.url)
-				testkit.Eventually(t, testkit.Patience, func() error {
+				testkit.Eventually(t, func() error {
 					log := s.output.String()
 					if !strings.Contains(log, test.says) || strings.Count(log, "\n"+test.peer+" - - ") != 2 {
 						return fmt.Errorf("printed %q, want %q and two requests of %s", log, test.says, test.peer)

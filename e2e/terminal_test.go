@@ -91,7 +91,7 @@ func (term *terminal) expect(t *testing.T, want string) {
 // no more than that.
 func (term *terminal) expectTimes(t *testing.T, want string, times int) {
 	t.Helper()
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		if n := strings.Count(term.output.String(), want); n != times {
 			return fmt.Errorf("%d times %q, want %d, in %q", n, want, times, term.output)
 		}
@@ -131,7 +131,7 @@ func TestInterruptKey(t *testing.T) {
 	term.expect(t, "ready")
 	for n := 1; n <= 3; n++ {
 		term.press(t, ctrlC)
-		testkit.Eventually(t, testkit.Patience, func() error {
+		testkit.Eventually(t, func() error {
 			if got := strings.Count(term.output.String(), "got"); got != n {
 				return fmt.Errorf("%d signals for %d keys", got, n)
 			}

@@ -141,7 +141,7 @@ for line in sys.stdin:
 		}
 		return nil
 	}
-	testkit.Eventually(t, testkit.Patience, quiet) // not the first, which makes the library known
+	testkit.Eventually(t, quiet) // not the first, which makes the library known
 	trapped := func() {
 		t.Helper()
 		n.connects(t, name, connect()+1)
@@ -153,7 +153,7 @@ for line in sys.stdin:
 	trapped()
 	await(t, bufio.NewScanner(second.Body), decided("connect", remoteObserver()))
 	second.Body.Close()
-	testkit.Eventually(t, testkit.Patience, quiet)
+	testkit.Eventually(t, quiet)
 	_ = c.stdin.Close()
 }
 
@@ -193,7 +193,7 @@ func TestTraceCommand(t *testing.T) {
 	asJSON := start(t, n.command(t, "trace", "-j", o.name))
 	shows := regexp.MustCompile(`(?m)^time=\S+ level=INFO msg=decided container=` + o.name +
 		` pid=\d+ syscall=connect fd=\d+ addr=` + regexp.QuoteMeta(remoteObserver()) + ` endpoint=out$`)
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		o.want(sourceAddr4, "dial a tcp %s", remoteObserver())
 		if !shows.MatchString(text.output.String()) || !strings.Contains(asJSON.output.String(), `"syscall":"connect"`) {
 			return fmt.Errorf("printed %s\n%s", text.output, asJSON.output)
@@ -289,7 +289,7 @@ func TestRunVerboseOverRestart(t *testing.T) {
 	n.start()
 	seen := func() int { return strings.Count(o.stderr.String(), "syscall=connect") }
 	before := seen()
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		o.want(sourceAddr4, "dial a tcp %s", remoteObserver())
 		if seen() == before {
 			return context.DeadlineExceeded

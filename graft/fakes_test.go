@@ -8,12 +8,12 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/endpoint"
 	"github.com/tsugiki/tsugiki/internal/keeper"
 	"github.com/tsugiki/tsugiki/internal/netns"
+	"github.com/tsugiki/tsugiki/internal/testkit"
 	"github.com/tsugiki/tsugiki/policy"
 )
 
@@ -183,25 +183,7 @@ type world struct {
 // newPlace makes a namespace with addresses, besides those of its loopback.
 func newPlace(t *testing.T, addrs ...netip.Addr) *fakePlace {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("skip: needs root")
-	}
-	ns, err := netns.New()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { ns.Close() })
-	err = ns.Do(func() error {
-		lo, err := netlink.LinkByName("lo")
-		for _, a := range addrs {
-			err = errors.Join(err, netlink.AddrAdd(lo, &netlink.Addr{IPNet: netlink.NewIPNet(a.AsSlice()), Flags: unix.IFA_F_NODAD}))
-		}
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return &fakePlace{NS: ns}
+	return &fakePlace{NS: testkit.NewLoopback(t, addrs...)}
 }
 
 // newWorld makes a container with rules as a user writes them: "-i RULE" and "-e RULE".

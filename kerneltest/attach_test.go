@@ -75,7 +75,7 @@ func TestLinkedProgramEndsWithItsProcess(t *testing.T) {
 	fd := cg.socket(t, unix.AF_INET, unix.SOCK_STREAM, 0)
 	want(t, "connect", unix.Connect(fd, sockaddr("127.0.0.1:80")), error(unix.EPERM))
 	attacher.kill()
-	testkit.Eventually(t, testkit.Patience, holds("connect after the linking process was killed", func() bool {
+	testkit.Eventually(t, holds("connect after the linking process was killed", func() bool {
 		return unix.Connect(fd, sockaddr("127.0.0.1:80")) == nil
 	}))
 }

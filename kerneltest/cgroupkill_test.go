@@ -60,7 +60,7 @@ func TestCgroupKillLeavesNothing(t *testing.T) {
 		cg := newCgroup(t)
 		start(t, "fork", &unix.SysProcAttr{UseCgroupFD: true, CgroupFD: cg.fd})
 		members := 0
-		testkit.Eventually(t, testkit.Patience, holds("fork some processes", func() bool {
+		testkit.Eventually(t, holds("fork some processes", func() bool {
 			members = strings.Count(cg.read(t, "cgroup.procs"), "\n")
 			return members > 10
 		}))
@@ -68,7 +68,7 @@ func TestCgroupKillLeavesNothing(t *testing.T) {
 		if members > 400 {
 			t.Errorf("%d processes: nothing was being forked any more", members)
 		}
-		testkit.Eventually(t, testkit.Patience, holds("empty cgroup", func() bool {
+		testkit.Eventually(t, holds("empty cgroup", func() bool {
 			return strings.Contains(cg.read(t, "cgroup.events"), "populated 0")
 		}))
 		want(t, "processes left", cg.read(t, "cgroup.procs"), "")

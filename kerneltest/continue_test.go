@@ -72,7 +72,7 @@ func fullListener(t *testing.T, address string) int {
 func waitConnecting(t *testing.T, fd int) {
 	t.Helper()
 	const synSent = 2 // TCP_SYN_SENT of linux/tcp_states.h
-	testkit.Eventually(t, testkit.Patience, holds("start to connect", func() bool {
+	testkit.Eventually(t, holds("start to connect", func() bool {
 		info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
 		try(t, "get TCP_INFO", err)
 		return info.State == synSent
@@ -84,7 +84,7 @@ func TestContinuedConnectIsInterrupted(t *testing.T) {
 	fullListener(t, "127.0.0.1:80")
 	p, _, n, fd := swapConnect(t)
 	waitConnecting(t, fd)
-	testkit.Eventually(t, testkit.Patience, holds("connect blocks", func() bool { return p.sleepsIn(int(n.pid), unix.SYS_CONNECT) }))
+	testkit.Eventually(t, holds("connect blocks", func() bool { return p.sleepsIn(int(n.pid), unix.SYS_CONNECT) }))
 	try(t, "signal", unix.Tgkill(p.pid, int(n.pid), plainSignal))
 	want(t, "child's connect", p.hear(t), unix.EINTR.Error())
 }

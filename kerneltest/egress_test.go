@@ -39,7 +39,7 @@ const (
 // untilState waits until a TCP socket is in a state.
 func untilState(t *testing.T, what string, fd int, state uint8) {
 	t.Helper()
-	testkit.Eventually(t, testkit.Patience, holds(what, func() bool {
+	testkit.Eventually(t, holds(what, func() bool {
 		info, err := unix.GetsockoptTCPInfo(fd, unix.SOL_TCP, unix.TCP_INFO)
 		try(t, "get TCP_INFO", err)
 		return info.State == state

@@ -97,7 +97,7 @@ func newCgroup(t *testing.T) *cgroup {
 	t.Cleanup(func() {
 		unix.Close(cg.fd)
 		os.WriteFile(path+"/cgroup.kill", []byte("1"), 0)
-		testkit.Eventually(t, testkit.Patience, holds("remove cgroup", func() bool {
+		testkit.Eventually(t, holds("remove cgroup", func() bool {
 			err := unix.Rmdir(path)
 			return err == nil || errors.Is(err, unix.ENOENT)
 		}))

@@ -57,7 +57,7 @@ func TestSignalInterruptsReceive(t *testing.T) {
 		t.Helper()
 		r = start(t, role, nil, int(l))
 		r.hearInts(t, &tid)
-		testkit.Eventually(t, testkit.Patience, holds("receive", func() bool { return r.sleepsIn(tid, unix.SYS_IOCTL) }))
+		testkit.Eventually(t, holds("receive", func() bool { return r.sleepsIn(tid, unix.SYS_IOCTL) }))
 		slept = r.slept(t, tid)
 		try(t, "signal", unix.Tgkill(r.pid, tid, unix.SIGUSR1))
 		return r, tid, slept
@@ -65,7 +65,7 @@ func TestSignalInterruptsReceive(t *testing.T) {
 	r, _, _ := receive("receive")
 	want(t, "receive", r.hear(t), unix.EINTR.Error())
 	r, tid, slept := receive("receive, restarted")
-	testkit.Eventually(t, testkit.Patience, holds("receive again, or say why not", func() bool {
+	testkit.Eventually(t, holds("receive again, or say why not", func() bool {
 		return len(r.heard) > 0 || r.slept(t, tid) > slept && r.sleepsIn(tid, unix.SYS_IOCTL)
 	}))
 	if len(r.heard) > 0 {
@@ -105,7 +105,7 @@ func TestListenerHangsUpAfterTheLastProcess(t *testing.T) {
 	r := start(t, "receive", nil, int(l))
 	var tid int
 	r.hearInts(t, &tid)
-	testkit.Eventually(t, testkit.Patience, holds("receive", func() bool {
+	testkit.Eventually(t, holds("receive", func() bool {
 		return len(r.heard) > 0 || r.sleepsIn(tid, unix.SYS_IOCTL)
 	}))
 	if len(r.heard) == 0 {

@@ -35,7 +35,7 @@ func newWire(t *testing.T, name, prefix4, prefix6, remote string) *wire {
 	for _, l := range []netlink.Link{near, far} {
 		try(t, "set veth up", netlink.LinkSetUp(l))
 	}
-	testkit.Eventually(t, testkit.Patience, holds("veth is up", func() bool { // until then it drops what is sent
+	testkit.Eventually(t, holds("veth is up", func() bool { // until then it drops what is sent
 		l, err := netlink.LinkByName(name)
 		return err == nil && l.Attrs().OperState == netlink.OperUp
 	}))

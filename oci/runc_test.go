@@ -462,7 +462,7 @@ func (r *rig) createAndRead(word string, options ...string) string {
 	if err != nil {
 		r.t.Fatalf("%v: %s", err, said())
 	}
-	testkit.Eventually(r.t, testkit.Patience, func() error {
+	testkit.Eventually(r.t, func() error {
 		if text := said(); !strings.Contains(text, word) {
 			return fmt.Errorf("it has printed %s", text)
 		}

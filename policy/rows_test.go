@@ -21,7 +21,7 @@ func refused(s int, to string) bool {
 // gone waits until a container that has ended has no rows in the tables that others use.
 func gone(t *testing.T, c *contained) {
 	t.Helper()
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		there, err := c.set.readShared()
 		if err == nil && there[c.id] != nil {
 			err = fmt.Errorf("container %d has rows yet", c.id)

@@ -175,7 +175,7 @@ func TestEnd(t *testing.T) {
 		a, b := list[0], list[1]
 		s := a.socket(t, unix.SOCK_DGRAM)
 		a.End()
-		testkit.Eventually(t, testkit.Patience, func() error {
+		testkit.Eventually(t, func() error {
 			if err := unix.Sendto(s, []byte("x"), 0, somewhere); !errors.Is(err, unix.EPERM) {
 				return fmt.Errorf("a socket that is left sends: %w", err)
 			}

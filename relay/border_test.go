@@ -199,7 +199,7 @@ func TestLateAnswersReachNobodyElse(t *testing.T) {
 				t.Fatal(err)
 			}
 			// It ends when the kernel programs have refused to send the answer.
-			testkit.Eventually(t, testkit.Patience, func() error {
+			testkit.Eventually(t, func() error {
 				if n := c.flowCount(); n != 0 {
 					return errors.New("the flow goes on")
 				}

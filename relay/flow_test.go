@@ -45,7 +45,7 @@ func TestIdleFlowsEnd(t *testing.T) {
 	}
 	first.used.Store(int64(time.Since(start) - idle))
 	first.expire(t)
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		if n := c.flowCount(); n != 0 {
 			return fmt.Errorf("%d flows", n)
 		}
@@ -76,7 +76,7 @@ func TestUnusedFlowEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-seen // by a flow
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		if n := c.flowCount(); n != 0 {
 			return fmt.Errorf("%d flows", n)
 		}

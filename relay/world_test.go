@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/endpoint"
@@ -64,7 +63,7 @@ func (c *container) Handle(_ context.Context, r slog.Record) error {
 // losesOne waits until the relay has not passed on the first of all datagrams.
 func (c *container) losesOne(t *testing.T) {
 	t.Helper()
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		if c.lost.Load() == 0 {
 			return errors.New("the relay has not had the datagram")
 		}
@@ -72,40 +71,10 @@ func (c *container) losesOne(t *testing.T) {
 	})
 }
 
-func newNamespace(t *testing.T) *netns.NS {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("skip: needs root")
-	}
-	ns, err := netns.New()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { ns.Close() })
-	return ns
-}
-
 // newHost makes a namespace that stands for the host's.
 func newHost(t *testing.T) *netns.NS {
 	t.Helper()
-	ns := newNamespace(t)
-	err := ns.Do(func() error {
-		lo, err := netlink.LinkByName("lo")
-		if err != nil {
-			return err
-		}
-		for _, a := range []netip.Addr{host4, host6} {
-			whole := &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}
-			if err := netlink.AddrAdd(lo, &netlink.Addr{IPNet: whole, Flags: unix.IFA_F_NODAD}); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return ns
+	return testkit.NewLoopback(t, host4, host6)
 }
 
 // newContainer makes a container on the host that may send anywhere outside.
@@ -131,7 +100,7 @@ func newContainer(t *testing.T, host *netns.NS, name string, idle time.Duration)
 	defer dir.Close()
 	c := &container{
 		host: &place{ns: host},
-		own:  &place{ns: newNamespace(t)},
+		own:  &place{ns: testkit.NewLoopback(t)},
 	}
 	if c.enforced, err = policy.Enforce(dir, rules(t), func(*endpoint.Endpoint) uint64 { return host.Cookie() }); err != nil {
 		t.Fatal(err)
@@ -308,7 +277,7 @@ func (c *container) closeLast(t *testing.T, fd int) {
 		t.Fatal(err)
 	}
 	unix.Close(fd)
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		return c.host.ns.Do(func() error {
 			conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(addrPort(sa)))
 			if err != nil {

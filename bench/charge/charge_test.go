@@ -60,7 +60,7 @@ func TestProcessCPU(t *testing.T) {
 			t.Fatal(err)
 		}
 		var took time.Duration
-		testkit.Eventually(t, testkit.Patience, func() (err error) {
+		testkit.Eventually(t, func() (err error) {
 			took, err = processCPU(cmd.Process.Pid)
 			if err == nil && took < enough {
 				err = fmt.Errorf("%s took %v", program, took)

@@ -133,7 +133,7 @@ func TestHelperIsPlacedAndPutBack(t *testing.T) {
 	if err != nil || again != attached {
 		t.Errorf("attached again it is %+v, %v, and was %+v", again, err, attached)
 	}
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		if spent := one(t, a).Borrowed["spin"]; spent < 20*time.Millisecond {
 			return fmt.Errorf("borrowed: %v", spent)
 		}
@@ -163,13 +163,13 @@ func TestQuotaPaysForHelper(t *testing.T) {
 	if err != nil || attached.By != api.ByQuota || attached.Reason == "" || attached.Source != "sh" {
 		t.Fatalf("%+v, %v", attached, err)
 	}
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		if q := quotaOf(t, g); q >= 50*time.Millisecond {
 			return fmt.Errorf("the quota is %v", q)
 		}
 		return nil
 	})
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		s := one(t, a)
 		if s.Before.Quota != 50*time.Millisecond {
 			t.Fatalf("the quota before is shown as %v", s.Before.Quota)
@@ -224,7 +224,7 @@ func TestWhatCannotBeCharged(t *testing.T) {
 	if err := a.Charge([]Charge{{g.Name, "later", time.Millisecond}}); err != nil {
 		t.Fatal(err)
 	}
-	testkit.Eventually(t, testkit.Patience, func() error { // what is charged is seen at the next look
+	testkit.Eventually(t, func() error { // what is charged is seen at the next look
 		if one(t, a).Borrowed["later"] == 0 {
 			return errors.New("not charged yet")
 		}
@@ -256,7 +256,7 @@ func TestNames(t *testing.T) {
 	if s := one(t, a); s.Name != "web" || s.ID != id {
 		t.Errorf("it is shown as %s, %s", s.Name, s.ID)
 	}
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		if spent := one(t, a).Borrowed["x"]; spent != 5*time.Millisecond {
 			return fmt.Errorf("borrowed: %v", spent)
 		}
@@ -295,8 +295,8 @@ func TestGroupIsGone(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = first.Wait()
-	testkit.Eventually(t, testkit.Patience, func() error { return unix.Rmdir(g.Path()) })
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error { return unix.Rmdir(g.Path()) })
+	testkit.Eventually(t, func() error {
 		if shown, attached, _ := a.Show(); len(shown)+len(attached) > 0 {
 			return fmt.Errorf("there are still %+v, %+v", shown, attached)
 		}
@@ -397,7 +397,7 @@ func TestDividedHelper(t *testing.T) {
 	more := func(g *cgroups) time.Duration {
 		t.Helper()
 		before := spent(g)
-		testkit.Eventually(t, testkit.Patience, func() error {
+		testkit.Eventually(t, func() error {
 			if s := spent(g); s < before+50*time.Millisecond {
 				return fmt.Errorf("borrowed: %v", s)
 			}
@@ -409,7 +409,7 @@ func TestDividedHelper(t *testing.T) {
 	paid := more(idle)
 	at := attach(busy)
 	// Where the busy one gets no CPU for a while, both pay the same: not for long.
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		if all := spent(busy); all < 50*time.Millisecond || spent(idle)-paid > all/2 {
 			return fmt.Errorf("the busy one is charged %v, the idle one %v", all, spent(idle)-paid)
 		}
@@ -430,7 +430,7 @@ func TestDividedHelper(t *testing.T) {
 	more(idle) // alone again
 	_ = h.Process.Kill()
 	_ = h.Wait()
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		if _, attached, _ := a.Show(); len(attached) != 0 {
 			a.scan()
 			return fmt.Errorf("it has ended, and there is %+v", attached)

@@ -204,7 +204,7 @@ func TestOfProcess(t *testing.T) {
 		_ = busy.Wait()
 	})
 	groups.Enter(t, busy.Process.Pid)
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		used, err := g.Usage()
 		if err != nil || used <= 5*ms {
 			return fmt.Errorf("it used %v (%w)", used, err)

@@ -70,7 +70,7 @@ func watch(t *testing.T) *watcher {
 
 func (w *watcher) until(check func() error) {
 	w.t.Helper()
-	testkit.Eventually(w.t, testkit.Patience, func() error {
+	testkit.Eventually(w.t, func() error {
 		changes, err := w.Scan()
 		if err != nil {
 			w.t.Fatal(err)
@@ -104,7 +104,7 @@ func isInit(t *testing.T, p Process, args string) {
 	if !strings.Contains(string(status), fmt.Sprintf("\nNSpid:\t%d\t1\n", p.PID)) {
 		t.Errorf("process %d is no init:\n%s", p.PID, status)
 	}
-	testkit.Eventually(t, testkit.Patience, func() error { // it is runc's until it executes the program
+	testkit.Eventually(t, func() error { // it is runc's until it executes the program
 		cmdline, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", p.PID))
 		if got := strings.ReplaceAll(string(cmdline), "\x00", " "); err != nil || !strings.Contains(got, args) {
 			return fmt.Errorf("process %d is %q (%w), want %q", p.PID, got, err, args)

@@ -174,7 +174,7 @@ func containerGroup(t *testing.T) *os.File {
 	}
 	t.Cleanup(func() {
 		group.Close()
-		testkit.Eventually(t, testkit.Patience, func() error { return unix.Rmdir(path) })
+		testkit.Eventually(t, func() error { return unix.Rmdir(path) })
 		if err := unix.Rmdir(parent); err != nil {
 			t.Error(err)
 		}
@@ -192,7 +192,7 @@ func TestEnd(t *testing.T) {
 	defer func() { _ = cmd.Process.Kill() }()
 	s := New()
 	defer s.Close()
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		if _, err := s.Scan(); err != nil {
 			t.Fatal(err)
 		}

@@ -44,7 +44,7 @@ func outside(t testing.TB, file, text string) {
 // eventually waits for something to become true.
 func eventually(t testing.TB, what string, is func() bool) {
 	t.Helper()
-	testkit.Eventually(t, time.Minute, func() error {
+	testkit.Eventually(t, func() error {
 		if !is() {
 			return errors.New("not yet: " + what)
 		}

@@ -17,8 +17,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/charge/bandwidth"
-	"github.com/tsugiki/tsugiki/charge/journal"
-	"github.com/tsugiki/tsugiki/charge/ledger"
 	"github.com/tsugiki/tsugiki/internal/cputime"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
@@ -230,31 +228,13 @@ func (p *place) logged(t testing.TB, command string) (logger processClock) {
 	return processClock(cmd.Process.Pid)
 }
 
-type rig struct {
-	*Controller
-	journal *journal.Journal
-	ledger  *ledger.Ledger
-	log     *log
-}
-
-// log is what the controller says.
-type log struct{ buf strings.Builder }
-
-func (l *log) Write(p []byte) (int, error) { return l.buf.Write(p) }
+// rig is a controller of real groups, whose own loop runs.
+type rig struct{ *Controller }
 
 func newRig(t testing.TB, change func(*Config)) *rig {
 	t.Helper()
-	dir := t.TempDir()
-	j, err := journal.Open(filepath.Join(dir, "journal"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	l, err := ledger.Open(filepath.Join(dir, "ledger"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := &rig{journal: j, ledger: l, log: &log{}}
-	var out io.Writer = r.log
+	j, l := books(t)
+	out := io.Discard
 	if testing.Verbose() {
 		out = os.Stderr
 	}
@@ -262,15 +242,16 @@ func newRig(t testing.TB, change func(*Config)) *rig {
 	if change != nil {
 		change(&cfg)
 	}
-	if r.Controller, err = New(cfg); err != nil {
+	c, err := New(cfg)
+	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := errors.Join(r.Controller.Close(), l.Close(), j.Close()); err != nil {
+		if err := c.Close(); err != nil {
 			t.Error(err)
 		}
 	})
-	return r
+	return &rig{c}
 }
 
 func (r *rig) add(t testing.TB, p *place) *Account {

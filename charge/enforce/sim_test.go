@@ -1,6 +1,7 @@
 package enforce
 
 import (
+	"errors"
 	"log/slog"
 	"math"
 	"os"
@@ -230,12 +231,15 @@ func books(t testing.TB) (*journal.Journal, *ledger.Ledger) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { j.Close() })
 	l, err := ledger.Open(filepath.Join(dir, "ledger"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { l.Close() })
+	t.Cleanup(func() {
+		if err := errors.Join(l.Close(), j.Close()); err != nil {
+			t.Error(err)
+		}
+	})
 	return j, l
 }
 

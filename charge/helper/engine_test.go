@@ -55,7 +55,7 @@ func TestPlacedShim(t *testing.T) {
 			t.Fatal(err)
 		}
 		var shims, inits []int
-		testkit.Eventually(t, testkit.Patience, func() error { // it becomes that only by exec
+		testkit.Eventually(t, func() error { // it becomes that only by exec
 			shims, inits = pidsOf(t, "containerd-shim", "-id "+name+" "), pidsOf(t, "sleep 98765")
 			if len(shims) != 1 || len(inits) != 1 {
 				return fmt.Errorf("shims %v, inits %v", shims, inits)

@@ -109,7 +109,7 @@ func newGroup(t testing.TB, quota int) *bandwidth.Group {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		testkit.Eventually(t, testkit.Patience, func() error {
+		testkit.Eventually(t, func() error {
 			_ = unix.Rmdir(filepath.Join(path, "container"))
 			return unix.Rmdir(path)
 		})
@@ -169,7 +169,7 @@ func groupOf(t *testing.T, pid int) string {
 
 func goneSoon(t *testing.T, path string) {
 	t.Helper()
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
 			return fmt.Errorf("%s is still there (%w)", path, err)
 		}
@@ -184,7 +184,7 @@ func TestElapsed(t *testing.T) {
 		t.Errorf("it is %q, %d", p.Name(), p.PID())
 	}
 	var before time.Duration
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		d, err := p.Elapsed()
 		if err != nil || d < before {
 			t.Fatalf("%v after %v (%v)", d, before, err)
@@ -203,7 +203,7 @@ func TestElapsed(t *testing.T) {
 		t.Fatalf("it does not stop: %v, %v", status, err)
 	}
 	var got time.Duration
-	testkit.Eventually(t, testkit.Patience, func() error { // it is on its way out
+	testkit.Eventually(t, func() error { // it is on its way out
 		var counted time.Duration
 		stat, err1 := os.ReadFile(fmt.Sprintf("/proc/%d/schedstat", p.PID()))
 		_, err2 := fmt.Sscan(string(stat), &counted)
@@ -241,7 +241,7 @@ func TestOfGroup(t *testing.T) {
 		if err := os.Mkdir(twin, 0o755); err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { testkit.Eventually(t, testkit.Patience, func() error { return unix.Rmdir(twin) }) })
+		t.Cleanup(func() { testkit.Eventually(t, func() error { return unix.Rmdir(twin) }) })
 		cmd := shell(t, spin, path)
 		if err := enter(twin, cmd.Process.Pid); err != nil {
 			t.Fatal(err)
@@ -257,7 +257,7 @@ func TestOfGroup(t *testing.T) {
 	if h.Name() != filepath.Base(path) {
 		t.Errorf("it is called %q", h.Name())
 	}
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		d, err := h.Elapsed()
 		if err == nil && d < 20*time.Millisecond {
 			err = fmt.Errorf("it has used %v", d)
@@ -285,7 +285,7 @@ func TestPlace(t *testing.T) {
 	// The container sleeps, so that it is the helper that the quota stops.
 	testkit.Settle(t, init.Process.Pid)
 	before := throttled(t, g)
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		if throttled(t, g) == before {
 			return errors.New("the quota stops nobody")
 		}
@@ -339,7 +339,7 @@ func TestUndoWhileItForks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	testkit.Eventually(t, testkit.Patience, func() error { return unix.Rmdir(lost) }) // children that were left behind
+	testkit.Eventually(t, func() error { return unix.Rmdir(lost) }) // children that were left behind
 	if err := l.Undo(); err != nil {
 		t.Fatal(err)
 	}

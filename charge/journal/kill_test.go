@@ -302,7 +302,7 @@ func TestGuardianIsMissing(t *testing.T) {
 
 func await(t testing.TB, what string, done func() bool) {
 	t.Helper()
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		if !done() {
 			return fmt.Errorf("not %s", what)
 		}

@@ -61,7 +61,7 @@ func TestStorm(t *testing.T) {
 	m, r := open(t), newRig(t)
 	own(t, m, r.pipes[1]+".idle", 2)
 	d := r.watch(t, m, "storm", r.args()...)
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		before, was := d.weights(), d.overhead()
 		for range 10 {
 			d.wantOnly(t, 0, func() { // to ask for it is its own
@@ -91,7 +91,7 @@ func TestReusedDescriptor(t *testing.T) {
 	}
 	// What is done before a write is for whom is written to, though the last mark said
 	// otherwise: as long as the thread is not switched in between.
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		before := d.weights()
 		d.ask(t, "1")
 		after := d.weights()
@@ -134,7 +134,7 @@ func TestThreadThatComputes(t *testing.T) {
 		t.Fatal(err)
 	}
 	slots := maps.Collect(m.owners.All())
-	testkit.Eventually(t, testkit.Patience, func() error { // while it is on a CPU
+	testkit.Eventually(t, func() error { // while it is on a CPU
 		if openTime(p.running, p.watch, monotonic())[slots[1]] == 0 {
 			return errors.New("no CPU tells that a thread works for owner 1")
 		}
@@ -146,7 +146,7 @@ func TestThreadThatComputes(t *testing.T) {
 		if _, err := io.WriteString(d.stdin, "x"); err != nil {
 			t.Fatal(err)
 		}
-		testkit.Eventually(t, testkit.Patience, func() error {
+		testkit.Eventually(t, func() error {
 			spent := clockOf(t, d.pid) - d.after
 			if want := 2 * patience * time.Duration(i+1) / rounds; spent < want || d.weights()[2] == was {
 				return fmt.Errorf("the daemon has used %v of %v, for owner 2 %v", spent, want, d.weights()[2])

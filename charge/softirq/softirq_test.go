@@ -55,7 +55,7 @@ func (m *tally) until(t *testing.T, sender *program, what string, done func(work
 	t.Helper()
 	m.collect(t, works{})
 	sums := works{}
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		sender.send(t)
 		if m.collect(t, sums); !done(sums) {
 			return fmt.Errorf("not %s: %+v", what, sums)
@@ -70,7 +70,7 @@ func (m *tally) until(t *testing.T, sender *program, what string, done func(work
 // sums, and may be seen in one of them before it is in the other.
 func (m *tally) check(t *testing.T) {
 	t.Helper()
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		m.collect(t, works{})
 		var sum Work
 		for owner, w := range m.all {

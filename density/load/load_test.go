@@ -283,7 +283,7 @@ func TestBarrier(t *testing.T) {
 // not begun. Await may return just before that.
 func atBarrier(t *testing.T, pid int) {
 	t.Helper()
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
 		call, cerr := os.ReadFile(fmt.Sprintf("/proc/%d/syscall", pid))
 		if err := errors.Join(err, cerr); err != nil {

@@ -75,7 +75,7 @@ func openBrowser(t *testing.T) *browser {
 		if command != nil && command.Process != nil {
 			_ = syscall.Kill(-command.Process.Pid, syscall.SIGKILL) // those that it has left, if any
 		}
-		testkit.Eventually(t, testkit.Patience, func() error { return errors.Join(noProcess(profile), os.RemoveAll(profile)) })
+		testkit.Eventually(t, func() error { return errors.Join(noProcess(profile), os.RemoveAll(profile)) })
 		if err != nil && !errors.Is(err, context.Canceled) {
 			t.Errorf("end the browser: %v", err)
 		}

@@ -159,7 +159,7 @@ func (w *world) works() {
 		return st.Size()
 	}
 	want := size() + 20
-	testkit.Eventually(w.t, testkit.Patience, func() error {
+	testkit.Eventually(w.t, func() error {
 		if n := size(); n < want {
 			return fmt.Errorf("%d calls were answered, want %d", n, want)
 		}

@@ -106,7 +106,7 @@ func runComposed(t *testing.T, program string, ask uint32) (string, Stats) {
 	c.must(err)
 	defer c.process.Listener.Close()
 	var results []byte
-	testkit.Eventually(t, testkit.Patience, func() (err error) {
+	testkit.Eventually(t, func() (err error) {
 		results, err = os.ReadFile(path)
 		return err
 	})

@@ -320,7 +320,7 @@ func (c *container) releaseListener() { c.must(c.process.Listener.Close()) }
 
 func (c *container) eventually(what string, check func() bool) {
 	c.t.Helper()
-	testkit.Eventually(c.t, testkit.Patience, func() error {
+	testkit.Eventually(c.t, func() error {
 		if !check() {
 			p := c.progress
 			return fmt.Errorf("%s: started %d, asked %d, own %d, wrong %d", what, p.started.Load(), p.asked.Load(), p.own.Load(), p.wrong.Load())

@@ -124,7 +124,7 @@ func TestOutOfFilesHoardsNothing(t *testing.T) {
 		fds[i] = p.fd
 	}
 	p.answerWith(reply{op: opSockets, tag: r.tag, count: len(fds)}, fds)
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		p.client.mu.Lock()
 		defer p.client.mu.Unlock()
 		if p.client.batch != nil {

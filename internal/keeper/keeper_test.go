@@ -258,7 +258,7 @@ func TestKeeperHoldsNothing(t *testing.T) {
 		for range 20 {
 			socket(t, k, tcp)
 		}
-		testkit.Eventually(t, testkit.Patience, func() error { // a batch may be under way
+		testkit.Eventually(t, func() error { // a batch may be under way
 			files, err := testkit.OpenFiles(k.PID())
 			if err == nil && len(files) != test.want {
 				err = fmt.Errorf("keeper's files are %v, want %d", files, test.want)

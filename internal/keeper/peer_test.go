@@ -155,7 +155,7 @@ func (p *peer) result(results <-chan error) error {
 // waiting waits until n calls wait for a kind.
 func (p *peer) waiting(kind Kind, n int) {
 	p.t.Helper()
-	testkit.Eventually(p.t, testkit.Patience, func() error {
+	testkit.Eventually(p.t, func() error {
 		p.client.mu.Lock()
 		defer p.client.mu.Unlock()
 		if pool := p.client.pools[kind]; pool == nil || len(pool.waiters) != n {
@@ -173,7 +173,7 @@ func (c *client) stuck(t testing.TB, calls int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		c.mu.Lock()
 		n := len(c.calls)
 		c.mu.Unlock()

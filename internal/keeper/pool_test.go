@@ -25,7 +25,7 @@ func TestBatchesDouble(t *testing.T) {
 			}
 			p.idle() // one socket does not cost a second batch
 		}
-		testkit.Eventually(t, testkit.Patience, func() error {
+		testkit.Eventually(t, func() error {
 			p.client.mu.Lock()
 			defer p.client.mu.Unlock()
 			if p.client.batch != nil {
@@ -191,7 +191,7 @@ func TestUnusedPoolsShrink(t *testing.T) {
 		}
 	}
 	p.serve(p.request()) // for nobody
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		p.client.mu.Lock()
 		defer p.client.mu.Unlock()
 		if p.client.pools[tcp].size == batchMax {
@@ -233,7 +233,7 @@ func TestBrokenProtocol(t *testing.T) {
 		if err := p.result(results); !errors.Is(err, ErrGone) {
 			t.Errorf("%s: %v, want %v", name, err, ErrGone)
 		}
-		testkit.Eventually(t, testkit.Patience, func() error {
+		testkit.Eventually(t, func() error {
 			if n := p.broken.Load(); n != 1 {
 				return errors.New("process was not ended")
 			}

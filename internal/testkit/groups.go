@@ -60,7 +60,7 @@ func NewGroupsIn(t TB, hierarchies ...string) *Groups {
 		Name: fmt.Sprintf("/tsugiki-test-%d-%d", os.Getpid(), groupsMade.Add(1)),
 		dirs: map[string]string{},
 	}
-	t.Cleanup(func() { Eventually(t, Patience, g.remove) })
+	t.Cleanup(func() { Eventually(t, g.remove) })
 	g.Add(t, hierarchies...)
 	return g
 }

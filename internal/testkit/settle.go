@@ -8,12 +8,12 @@ import (
 )
 
 // Settle waits until a process does nothing: each of its threads waits in a system call
-// for something to come, and is off its CPU. What the process was asked for before, by something that wakes it
-// at once (a byte in a pipe), it has done then. Threads that wake by themselves may do so
-// again later.
+// for something to come, and is off its CPU. The process has then done what it was asked for
+// by something that wakes it at once (a byte in a pipe). Threads that wake by themselves may
+// do so again later.
 func Settle(t TB, pid int) {
 	t.Helper()
-	Eventually(t, Patience, func() error {
+	Eventually(t, func() error {
 		before, err := threadSwitches(pid)
 		if err != nil {
 			return err
@@ -51,8 +51,9 @@ func threadSwitches(pid int) (string, error) {
 			return "", err
 		}
 		for line := range strings.Lines(string(text)) {
-			if strings.HasPrefix(line, "State:\tD") {
-				return "", fmt.Errorf("%s: the thread waits for a device", f)
+			// One that was woken and is in no CPU's queue yet has the syscall of one that waits.
+			if strings.HasPrefix(line, "State:\tD") || strings.HasPrefix(line, "State:\tR") {
+				return "", fmt.Errorf("%s: the thread runs, or waits for a device: %s", f, line)
 			}
 			if strings.Contains(line, "ctxt_switches:") {
 				all.WriteString(f + " " + line)

@@ -98,10 +98,14 @@ func hasSocket(path, state string, port uint16) (bool, error) {
 }
 
 // Eventually runs check until it returns nil, and ends the test with the last
-// error when that takes longer than limit, which is Patience. Check returns what
-// is not so yet. What is wrong for good it passes to Fatalf, not Errorf: check
-// runs many times.
-func Eventually(t TB, limit time.Duration, check func() error) {
+// error when that takes longer than Patience. Check returns what is not so yet.
+// What is wrong for good it passes to Fatalf, not Errorf: check runs many times.
+func Eventually(t TB, check func() error) {
+	t.Helper()
+	eventually(t, Patience, check)
+}
+
+func eventually(t TB, limit time.Duration, check func() error) {
 	t.Helper()
 	deadline := time.Now().Add(limit)
 	for {

@@ -42,7 +42,7 @@ func TestEventually(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r, calls := &recorder{TB: t}, 0
-			Eventually(r, tt.limit, func() error {
+			eventually(r, tt.limit, func() error {
 				if calls++; calls == tt.rightAt {
 					return nil
 				}

@@ -49,7 +49,7 @@ func newTestRig(t *testing.T) (*testkit.Topology, *Rig) {
 // fetch asks for a page from a namespace, until it is there.
 func fetch(t *testing.T, ns *testkit.Namespace, url string) {
 	t.Helper()
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		out, err := ns.Command(context.Background(), "curl", "-sS", "-f", "-m", "2", url).CombinedOutput()
 		if err != nil || string(out) != "hello\n" {
 			return fmt.Errorf("%s: %w: %s", url, err, out)
@@ -61,7 +61,7 @@ func fetch(t *testing.T, ns *testkit.Namespace, url string) {
 // logged waits for a line in the log of a container.
 func logged(t *testing.T, e Engine, name, text string) {
 	t.Helper()
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		log, err := e.Logs(name)
 		if err == nil && !strings.Contains(log, text) {
 			err = fmt.Errorf("no %q in the log of %s:\n%s", text, name, log)
@@ -115,7 +115,7 @@ func testPlain(t *testing.T, top *testkit.Topology, e Engine) {
 		case ip != "":
 			fetch(t, top.Host, "http://"+ip+"/")
 		default:
-			testkit.Eventually(t, testkit.Patience, func() error {
+			testkit.Eventually(t, func() error {
 				out, err := e.Exec(c.Name, "wget", "-q", "-O", "-", "http://127.0.0.1/")
 				if err != nil || out != "hello\n" {
 					return fmt.Errorf("got %q, %w", out, err)

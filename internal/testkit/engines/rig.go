@@ -208,7 +208,7 @@ func (r *Rig) daemon(t testing.TB, ready func() error, name string, args ...stri
 			t.Logf("%s said:\n%s", name, text)
 		}
 	})
-	testkit.Eventually(t, testkit.Patience, func() error {
+	testkit.Eventually(t, func() error {
 		select {
 		case err := <-ended:
 			t.Fatalf("%s has ended: %v", name, err)

@@ -127,5 +127,5 @@ func TestKilledOwnerLeavesNothing(t *testing.T) {
 	if rig == "" {
 		t.Fatal("the owner made no rig")
 	}
-	testkit.Eventually(t, testkit.Patience, func() error { return traces(rig) })
+	testkit.Eventually(t, func() error { return traces(rig) })
 }
