@@ -103,7 +103,7 @@ test-sanitized: build
 	$(MAKE) -C native OUT=$(SANITIZED) SANITIZED=$(SANITIZED)/findings
 	cp bin/tsugiki $(SANITIZED)/
 	rm -rf $(SANITIZED)/findings && mkdir -m 1777 $(SANITIZED)/findings
-	TSUGIKI_BIN=$(SANITIZED) $(GO) test -count=1 -run 'TestConformance/^(partial-)?(preload|auto)$$' ./conformance; \
+	TSUGIKI_BIN=$(SANITIZED) $(GO) test -count=1 -run 'TestConformance/^(partial-)?(preload|auto)$$' ./test/conformance; \
 		status=$$?; cat $(SANITIZED)/findings/* 2>/dev/null && exit 1; exit $$status
 
 fuzz:

@@ -70,7 +70,7 @@ elif [[ ${1:-} != demo ]]; then
 	if [[ $(dpkg --print-architecture) == amd64 ]]; then
 		install libc6-dev-i386 "lib32gcc-$(gcc -dumpversion)-dev" # 32-bit programs
 	fi
-	e2e/testdata/tokio/build.sh "$PWD/.cache/tokio"
+	test/e2e/testdata/tokio/build.sh "$PWD/.cache/tokio"
 fi
 
 # Any Go from 1.21 fetches the version that go.mod asks for by itself, unless it

@@ -67,9 +67,7 @@ var rooms = []room{
 	{"cmd/tsugiki-runtime", []string{"oci"}, "the command line"},
 
 	{"bench", []string{"api", "bench", "internal/cni", "internal/gate", "internal/keeper", "internal/testkit"}, "measures, and is no part of the product"},
-	{"conformance", nil, "tests"},
-	{"e2e", nil, "tests"},
-	{"kerneltest", nil, "tests"},
+	{"test", nil, "tests"},
 
 	{"internal/arch", nil, "tests"},
 	{"internal/testreport", nil, "reads what go test prints"},
