@@ -25,7 +25,7 @@ deps-bench-charge: ; scripts/deps.sh bench-charge
 
 build:
 	$(GO) build -trimpath -o bin/ ./cmd/...
-	$(MAKE) -C native
+	$(MAKE) -f native/Makefile
 
 # The pages of the built commands.
 man:
@@ -100,7 +100,7 @@ soak: deps build
 # The programs of the conformance suite, with sanitizers in the C parts.
 SANITIZED = $(CURDIR)/bin/sanitized
 test-sanitized: build
-	$(MAKE) -C native OUT=$(SANITIZED) SANITIZED=$(SANITIZED)/findings
+	$(MAKE) -f native/Makefile OUT=$(SANITIZED) SANITIZED=$(SANITIZED)/findings
 	cp bin/tsugiki $(SANITIZED)/
 	rm -rf $(SANITIZED)/findings && mkdir -m 1777 $(SANITIZED)/findings
 	TSUGIKI_BIN=$(SANITIZED) $(GO) test -count=1 -run 'TestConformance/^(partial-)?(preload|auto)$$' ./test/conformance; \
@@ -109,7 +109,7 @@ test-sanitized: build
 fuzz:
 	@for p in $$($(GO) list ./...); do for f in $$($(GO) test -list '^Fuzz' $$p | grep ^Fuzz); do \
 		echo "$$p $$f"; $(GO) test -run '^$$' -fuzz "^$$f$$" -fuzztime $(FUZZTIME) $$p || exit 1; done; done
-	$(MAKE) -C native fuzz
+	$(MAKE) -f native/Makefile fuzz
 
 bench: deps-demo build
 	$(GO) run ./bench -figure graft -rounds $(ROUNDS) -o bench.json

@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/gate"
 	"github.com/tsugiki/tsugiki/internal/cgroup"
-	"github.com/tsugiki/tsugiki/internal/gate"
 	"github.com/tsugiki/tsugiki/internal/netns"
 	"github.com/tsugiki/tsugiki/policy"
 )

@@ -28,11 +28,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/gate"
 	"github.com/tsugiki/tsugiki/graft"
 	"github.com/tsugiki/tsugiki/intercept/notify"
 	"github.com/tsugiki/tsugiki/internal/cgroup"
 	"github.com/tsugiki/tsugiki/internal/cputime"
-	"github.com/tsugiki/tsugiki/internal/gate"
 	"github.com/tsugiki/tsugiki/internal/kernel"
 	"github.com/tsugiki/tsugiki/internal/launch"
 	"github.com/tsugiki/tsugiki/internal/netns"

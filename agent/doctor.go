@@ -13,10 +13,10 @@ import (
 
 	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/charge/accounts"
-	"github.com/tsugiki/tsugiki/internal/gate"
-	"github.com/tsugiki/tsugiki/internal/keeper"
+	"github.com/tsugiki/tsugiki/gate"
 	"github.com/tsugiki/tsugiki/internal/kernel"
 	"github.com/tsugiki/tsugiki/internal/programs"
+	"github.com/tsugiki/tsugiki/keeper"
 	"github.com/tsugiki/tsugiki/policy"
 )
 

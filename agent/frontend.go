@@ -7,9 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/api"
+	"github.com/tsugiki/tsugiki/gate"
 	"github.com/tsugiki/tsugiki/intercept/filter"
 	"github.com/tsugiki/tsugiki/intercept/notify"
-	"github.com/tsugiki/tsugiki/internal/gate"
 	"github.com/tsugiki/tsugiki/internal/launch"
 	"github.com/tsugiki/tsugiki/internal/programs"
 )

@@ -9,9 +9,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/gate"
 	"github.com/tsugiki/tsugiki/graft"
 	"github.com/tsugiki/tsugiki/intercept/notify"
-	"github.com/tsugiki/tsugiki/internal/gate"
 )
 
 // words are those that tell gates and shims a hint.

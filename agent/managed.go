@@ -14,8 +14,8 @@ import (
 
 	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/gate"
 	"github.com/tsugiki/tsugiki/internal/cgroup"
-	"github.com/tsugiki/tsugiki/internal/gate"
 	"github.com/tsugiki/tsugiki/internal/launch"
 	"github.com/tsugiki/tsugiki/internal/netns"
 	"github.com/tsugiki/tsugiki/policy"

@@ -8,9 +8,9 @@ import (
 
 	"github.com/tsugiki/tsugiki/graft"
 	"github.com/tsugiki/tsugiki/internal/cgroup"
-	"github.com/tsugiki/tsugiki/internal/keeper"
 	"github.com/tsugiki/tsugiki/internal/launch"
 	"github.com/tsugiki/tsugiki/internal/netns"
+	"github.com/tsugiki/tsugiki/keeper"
 )
 
 // place is a network namespace with the keeper that makes a container's sockets

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/tsugiki/tsugiki/api"
-	"github.com/tsugiki/tsugiki/internal/gate"
+	"github.com/tsugiki/tsugiki/gate"
 	"github.com/tsugiki/tsugiki/policy"
 )
 

@@ -13,7 +13,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 
 	"github.com/tsugiki/tsugiki/api"
-	"github.com/tsugiki/tsugiki/internal/gate"
+	"github.com/tsugiki/tsugiki/gate"
 )
 
 func TestQuantile(t *testing.T) {

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/endpoint"
-	"github.com/tsugiki/tsugiki/internal/gate"
+	"github.com/tsugiki/tsugiki/gate"
 )
 
 // withoutTime makes a handler whose lines can be compared.

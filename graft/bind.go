@@ -6,7 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/endpoint"
-	"github.com/tsugiki/tsugiki/internal/keeper"
+	"github.com/tsugiki/tsugiki/keeper"
 	"github.com/tsugiki/tsugiki/policy"
 )
 

@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/endpoint"
-	"github.com/tsugiki/tsugiki/internal/keeper"
 	"github.com/tsugiki/tsugiki/internal/netns"
 	"github.com/tsugiki/tsugiki/internal/testkit"
+	"github.com/tsugiki/tsugiki/keeper"
 	"github.com/tsugiki/tsugiki/policy"
 )
 

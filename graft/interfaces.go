@@ -6,7 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/tsugiki/tsugiki/internal/keeper"
+	"github.com/tsugiki/tsugiki/keeper"
 )
 
 // tunDevice is /dev/net/tun, whose files answer SIOCGIFHWADDR too (linux/major.h).

@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/tsugiki/tsugiki/internal/keeper"
+	"github.com/tsugiki/tsugiki/keeper"
 )
 
 // refusalError is an errno that the kernel gave the engine for a call that it

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/endpoint"
-	"github.com/tsugiki/tsugiki/internal/keeper"
+	"github.com/tsugiki/tsugiki/keeper"
 )
 
 // A unix endpoint carries TCP only: the program's stream socket is replaced by

@@ -10,14 +10,14 @@ import (
 	"github.com/tsugiki/tsugiki/endpoint"
 )
 
-// The image of native/rules/rules.h.
+// The image of policy/c/rules.h.
 const (
 	snapshotMagic   = 0x6b747372
 	snapshotVersion = 1
 )
 
 // Snapshot is the egress part of the table as C programs read it, see
-// native/rules. netnsOf gives the SO_NETNS_COOKIE of the namespace in which an
+// policy/c. netnsOf gives the SO_NETNS_COOKIE of the namespace in which an
 // endpoint's sockets live.
 func (t *Table) Snapshot(netnsOf func(*endpoint.Endpoint) uint64) []byte {
 	prefixes := t.prefixes()

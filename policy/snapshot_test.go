@@ -24,7 +24,7 @@ func buildLookup(t *testing.T) string {
 	}
 	bin := filepath.Join(t.TempDir(), "lookup")
 	out, err := exec.Command(cc, "-O1", "-g", "-fsanitize=address,undefined", "-Wall", "-Werror", "-o", bin,
-		"testdata/lookup.c", "../native/rules/rules.c").CombinedOutput()
+		"testdata/lookup.c", "c/rules.c").CombinedOutput()
 	if err != nil {
 		t.Fatalf("build lookup: %v\n%s", err, out)
 	}

@@ -9,8 +9,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/tsugiki/tsugiki/internal/keeper"
 	"github.com/tsugiki/tsugiki/internal/watch"
+	"github.com/tsugiki/tsugiki/keeper"
 )
 
 // socket is a UDP socket.

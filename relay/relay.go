@@ -37,7 +37,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/internal/cputime"
-	"github.com/tsugiki/tsugiki/internal/keeper"
+	"github.com/tsugiki/tsugiki/keeper"
 	"github.com/tsugiki/tsugiki/policy"
 )
 

@@ -17,9 +17,9 @@ import (
 
 	"github.com/tsugiki/tsugiki/endpoint"
 	"github.com/tsugiki/tsugiki/internal/cgroup"
-	"github.com/tsugiki/tsugiki/internal/keeper"
 	"github.com/tsugiki/tsugiki/internal/netns"
 	"github.com/tsugiki/tsugiki/internal/testkit"
+	"github.com/tsugiki/tsugiki/keeper"
 	"github.com/tsugiki/tsugiki/policy"
 )
 

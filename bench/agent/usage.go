@@ -13,9 +13,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/tsugiki/tsugiki/internal/gate"
-	"github.com/tsugiki/tsugiki/internal/keeper"
+	"github.com/tsugiki/tsugiki/gate"
 	"github.com/tsugiki/tsugiki/internal/testkit"
+	"github.com/tsugiki/tsugiki/keeper"
 )
 
 // What a container of each kind together takes at most, to check for before they are

@@ -41,7 +41,7 @@ type guardian struct {
 	waited sync.Once
 }
 
-// report is struct guardian_report of native/guardian/guardian.h.
+// report is struct guardian_report of charge/journal/c/guardian.h.
 type report struct{ Version, Undone, Failed uint32 }
 
 // start starts a guardian and waits until it is ready.

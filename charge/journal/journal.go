@@ -2,7 +2,7 @@
 // people's cgroups, so that a killed agent leaves no container frozen or slowed.
 //
 // Theory of operation. The journal is a mapped file of fixed-size entries (layout:
-// native/guardian/journal.h). An entry is written before the thing it undoes is
+// charge/journal/c/journal.h). An entry is written before the thing it undoes is
 // done, is valid from the store of one word on, and free from the store of that
 // word on: a SIGKILL at any instruction leaves either state. tsugiki-guardian, a
 // small process that shares the file and its lock, sits at a socket that only the
@@ -59,7 +59,7 @@ const (
 var (
 	busyWait  = 5 * time.Second  // for another agent's, that died
 	helloWait = 10 * time.Second // for its start
-	workWait  = 30 * time.Second // for all entries; see native/guardian/undo.c for the longest of one
+	workWait  = 30 * time.Second // for all entries; see charge/journal/c/undo.c for the longest of one
 )
 
 var (
@@ -71,7 +71,7 @@ var (
 	ErrClosed = errors.New("undo journal is closed")
 )
 
-// slot is struct guardian_entry of native/guardian/journal.h.
+// slot is struct guardian_entry of charge/journal/c/journal.h.
 type slot struct {
 	valid    atomic.Uint32 // stored last; 0 is free
 	order    Order

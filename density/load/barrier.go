@@ -27,7 +27,7 @@ const (
 
 // Barrier is a file at which programs wait that have it mounted (At). It may be used
 // again after each Open. Its methods are for one goroutine. The protocol is in
-// native/load/barrier.c.
+// density/load/c/barrier.c.
 type Barrier struct {
 	shared              []byte
 	arrived, generation *atomic.Uint32

@@ -1,5 +1,5 @@
 // Package load drives tsugiki-load, the program with which the density study loads
-// its containers (native/load): its command lines, what it prints, and the barrier at
+// its containers (density/load/c): its command lines, what it prints, and the barrier at
 // which programs in many containers wait for each other.
 //
 // It owns neither containers nor figures; those are density/rig's and

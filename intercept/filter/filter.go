@@ -49,7 +49,7 @@ func ParseMode(name string) (Mode, bool) {
 	return 0, false
 }
 
-// The marks by which the shim speaks to the filter, native/shim/marks.h.
+// The marks by which the shim speaks to the filter, shim/c/marks.h.
 const (
 	markPass   = 0x7473756769706173
 	markAsk    = 0x747375676961736b

@@ -294,9 +294,9 @@ var (
 	decidedMarks = map[Mode]string{Seccomp: every, Auto: "none,ask,shim,half,other half", Preload: "ask"}
 )
 
-// The numbers are those of native/shim/marks.h.
+// The numbers are those of shim/c/marks.h.
 func TestMarksAreTheShims(t *testing.T) {
-	header, err := os.ReadFile("../../native/shim/marks.h")
+	header, err := os.ReadFile("../../shim/c/marks.h")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,8 +6,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/gate"
 	"github.com/tsugiki/tsugiki/graft"
-	"github.com/tsugiki/tsugiki/internal/gate"
 )
 
 // The calls of programs that are written for AF_GRAFT, whose layouts and errnos

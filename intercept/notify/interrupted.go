@@ -3,7 +3,7 @@ package notify
 import (
 	"sync"
 
-	"github.com/tsugiki/tsugiki/internal/gate"
+	"github.com/tsugiki/tsugiki/gate"
 )
 
 // Where a filter's calls wait interruptibly (before Linux 5.19, and in containers of

@@ -7,8 +7,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/gate"
 	"github.com/tsugiki/tsugiki/graft"
-	"github.com/tsugiki/tsugiki/internal/gate"
 )
 
 // ioctl(2) of a socket tells of the interfaces, addresses and neighbours of the network

@@ -1,5 +1,5 @@
 // Package notify is the seccomp front end's thinking half: it takes the calls
-// that the gate does not answer itself (seccomp_unotify(2), native/gate), asks
+// that the gate does not answer itself (seccomp_unotify(2), gate/c), asks
 // the engine and answers the notification.
 //
 // It decides no policy, and touches memory of programs only for the options and
@@ -25,9 +25,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/gate"
 	"github.com/tsugiki/tsugiki/graft"
 	"github.com/tsugiki/tsugiki/internal/cputime"
-	"github.com/tsugiki/tsugiki/internal/gate"
 )
 
 // Supervisor serves the gate of one container.

@@ -26,13 +26,16 @@ var rooms = []room{
 	{"endpoint", nil, "a grammar: it opens no socket"},
 	{"intercept/filter", nil, "computes a seccomp filter"},
 
+	{"gate", nil, "the wire to the gates"},
+	{"keeper", nil, "the wire to the keepers"},
+
 	{"policy", []string{"bpf", "endpoint"}, "rules name endpoints, and are enforced by kernel programs"},
-	{"graft", []string{"endpoint", "internal/keeper", "policy"}, "decides by rules, and has the keeper make sockets"},
-	{"intercept/notify", []string{"graft", "internal/gate"}, "brings the engine the calls that the gate passes on"},
-	{"relay", []string{"internal/keeper", "policy"}, "has its sockets known to the kernel programs"},
+	{"graft", []string{"endpoint", "keeper", "policy"}, "decides by rules, and has the keeper make sockets"},
+	{"intercept/notify", []string{"graft", "gate"}, "brings the engine the calls that the gate passes on"},
+	{"relay", []string{"keeper", "policy"}, "has its sockets known to the kernel programs"},
 	{"agent", []string{
-		"api", "charge/accounts", "charge/bandwidth", "endpoint", "graft", "intercept", "internal/config", "internal/gate", "internal/keeper",
-		"internal/launch", "policy", "relay",
+		"api", "charge/accounts", "charge/bandwidth", "endpoint", "gate", "graft", "intercept", "internal/config", "internal/launch", "keeper", "policy",
+		"relay",
 	}, "puts all systems together"},
 	{"oci", []string{"api", "intercept/filter", "internal/config"}, "speaks to the agent by its API alone"},
 
@@ -66,7 +69,7 @@ var rooms = []room{
 	}, "the command line"},
 	{"cmd/tsugiki-runtime", []string{"oci"}, "the command line"},
 
-	{"bench", []string{"api", "bench", "internal/cni", "internal/gate", "internal/keeper", "internal/testkit"}, "measures, and is no part of the product"},
+	{"bench", []string{"api", "bench", "gate", "internal/cni", "internal/testkit", "keeper"}, "measures, and is no part of the product"},
 	{"test", nil, "tests"},
 
 	{"internal/arch", nil, "tests"},
@@ -74,8 +77,6 @@ var rooms = []room{
 	{"internal/testkit", []string{"internal/testkit"}, "for tests and benchmarks: no other row may have it"},
 	{"internal/cni", nil, "runs network plugins"},
 	{"internal/config", nil, "a file's grammar"},
-	{"internal/gate", nil, "the wire to the gates"},
-	{"internal/keeper", nil, "the wire to the keepers"},
 	{"internal/launch", nil, "starts one program"},
 	{"internal/cgroup", nil, anybody},
 	{"internal/cputime", nil, anybody},

@@ -4,7 +4,7 @@
  * bytes of address and two of port, in network order. Prints the index of the
  * endpoint, or -1, on a line each.
  */
-#include "../../native/rules/rules.h"
+#include "../c/rules.h"
 
 #include <stdio.h>
 #include <stdlib.h>

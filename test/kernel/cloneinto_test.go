@@ -3,7 +3,7 @@
 // in which it could make one elsewhere.
 //
 // Since: Linux 5.7.
-// By: internal/keeper (starts the keeper in its cgroup).
+// By: keeper (starts the keeper in its cgroup).
 
 package kernel
 

@@ -2,7 +2,7 @@
 // refused with EINVAL, 253 arrive.
 //
 // Since: Linux 2.6.38.
-// By: keeper and native/shim (batches of sockets).
+// By: keeper and shim/c (batches of sockets).
 
 package kernel
 

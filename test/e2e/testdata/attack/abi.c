@@ -2,7 +2,7 @@
 /* The other system call ABIs of an x86-64 kernel. */
 #include "attack.h"
 
-#include "../../../../native/shim/marks.h"
+#include "../../../../shim/c/marks.h"
 #include "../i386.h"
 
 enum {

@@ -10,7 +10,7 @@
 #include <pthread.h>
 #include <signal.h>
 
-#include "../../../../native/shim/marks.h"
+#include "../../../../shim/c/marks.h"
 
 enum { FUZZ_THREADS = 12, FUZZ_SLOTS = 6 };
 

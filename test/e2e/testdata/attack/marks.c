@@ -6,7 +6,7 @@
  */
 #include "attack.h"
 
-#include "../../../../native/shim/marks.h"
+#include "../../../../shim/c/marks.h"
 
 static const struct {
 	const char *name;

@@ -10,8 +10,8 @@
 #include <sys/mman.h>
 #include <sys/un.h>
 
-#include "../../../../native/rules/board.h"
-#include "../../../../native/shim/marks.h"
+#include "../../../../policy/c/board.h"
+#include "../../../../shim/c/marks.h"
 
 enum { PAIRS_TCP = AF_INET << 8 | SOCK_STREAM };
 

@@ -12,7 +12,7 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 
-#include "../../../../native/shim/marks.h"
+#include "../../../../shim/c/marks.h"
 
 /* A page that nobody ever fills. */
 static void *stuck_page(void)

@@ -2,7 +2,7 @@
 // orders.
 //
 // A gate answers the notifications of one container's seccomp filter that need
-// no thought (see native/gate) and passes the others on as Asks. This package
+// no thought (see gate/c) and passes the others on as Asks. This package
 // owns the process and its control socket; it answers nothing and restarts
 // nothing.
 //

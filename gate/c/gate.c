@@ -38,7 +38,7 @@
  * blocks all signals.
  */
 #define _GNU_SOURCE
-#include "../shim/marks.h"
+#include "../../shim/c/marks.h"
 #include "gate.h"
 #include "worker.h"
 

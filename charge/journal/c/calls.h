@@ -5,7 +5,7 @@
 
 #include <sys/syscall.h>
 
-#include "../privilege/privilege.h"
+#include "../../../native/privilege/privilege.h"
 
 /* Its work is in files of cgroups. It makes no socket and starts nothing. */
 static const struct privilege_call guardian_calls[] = {

@@ -14,7 +14,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/netns"
 )
 
-const source = "../../native/keeper"
+const source = "c"
 
 // built is the folder TestMain builds the C programs into.
 var built string
@@ -65,7 +65,7 @@ func build(t testing.TB, name string, compiler []string, sources ...string) stri
 // forgets a result when a source has changed.
 func readSources(t testing.TB) {
 	t.Helper()
-	for _, pattern := range []string{source + "/*.[ch]", source + "/../privilege/*.[ch]", "testdata/*.c"} {
+	for _, pattern := range []string{source + "/*.[ch]", "../native/privilege/*.[ch]", "testdata/*.c"} {
 		files, err := filepath.Glob(pattern)
 		if err != nil || len(files) == 0 {
 			t.Fatalf("no sources in %s (%v)", pattern, err)
@@ -79,7 +79,7 @@ func readSources(t testing.TB) {
 }
 
 func sources() []string {
-	return []string{source + "/keeper.c", source + "/start.c", source + "/protocol.c", source + "/../privilege/privilege.c"}
+	return []string{source + "/keeper.c", source + "/start.c", source + "/protocol.c", "../native/privilege/privilege.c"}
 }
 
 func program(t testing.TB) string {
@@ -92,7 +92,7 @@ func sanitized(t testing.TB) string {
 	t.Helper()
 	return build(t, Program+"-sanitized",
 		[]string{"gcc", "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"},
-		append(sources(), source+"/../sanitize/options.c")...)
+		append(sources(), "../native/sanitize/options.c")...)
 }
 
 // needRoot skips what only root can do.

@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "../rules/board.h"
+#include "../../policy/c/board.h"
 
 #define GATE_VERSION 5
 

@@ -14,7 +14,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "../privilege/privilege.h"
+#include "../../native/privilege/privilege.h"
 
 /* What both need; arm64 has the newer calls only. */
 #ifdef SYS_stat

@@ -7,7 +7,7 @@
  * user's, for the host firewall's owner match.
  */
 #define _GNU_SOURCE
-#include "../privilege/privilege.h"
+#include "../../native/privilege/privilege.h"
 #include "calls.h"
 #include "gate.h"
 #include "worker.h"

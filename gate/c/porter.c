@@ -44,7 +44,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "../privilege/privilege.h"
+#include "../../native/privilege/privilege.h"
 #include "calls.h"
 #include "worker.h"
 

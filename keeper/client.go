@@ -196,7 +196,7 @@ func (c *client) fail(cause error) {
 // program would if sock were its descriptor number. Both are descriptors of
 // this process. A refusal of the kernel is an *EpollError.
 //
-// The container can hold up the call, see native/keeper: then the keeper is given up after
+// The container can hold up the call, see keeper/c: then the keeper is given up after
 // answerWait.
 func (c *client) EpollAdd(epfd, sock, number int, events uint32, data uint64) error {
 	return c.epoll(request{op: opEpollAdd, events: events, data: data}, "add", epfd, sock, number)

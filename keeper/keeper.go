@@ -1,7 +1,7 @@
 // Package keeper starts tsugiki-keeper processes and gets sockets from them.
 //
 // A keeper makes sockets in a network namespace, a cgroup and under a user id
-// that are not the supervisor's: see native/keeper. This package owns the
+// that are not the supervisor's: see keeper/c. This package owns the
 // process, its control socket and a pool of sockets per kind, filled ahead of
 // need so that Socket rarely waits. It does not decide what may be made, does
 // not restart a keeper that died, and never looks into a socket.
@@ -291,7 +291,7 @@ func (k *Keeper) Done() <-chan struct{} { return k.done }
 // process's death without Close does that.
 //
 // A container can hold up its keeper, unkillable, inside epoll_ctl (see
-// native/keeper). Close then gives up after some seconds and says so; the
+// keeper/c). Close then gives up after some seconds and says so; the
 // process ends by itself as soon as the container does.
 func (k *Keeper) Close() error {
 	k.closing.Store(true)

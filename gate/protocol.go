@@ -14,7 +14,7 @@ import (
 // Call is what a program called.
 type Call uint32
 
-// The calls, enum gate_call of native/gate/gate.h.
+// The calls, enum gate_call of gate/c/gate.h.
 const (
 	hello Call = iota
 	Socket

@@ -3,7 +3,7 @@
 #ifndef TSUGIKI_SHIM_H
 #define TSUGIKI_SHIM_H
 
-#include "../rules/board.h"
+#include "../../policy/c/board.h"
 
 #define SHIM_EXPORT __attribute__((visibility("default")))
 #define SHIM_WEAK   __attribute__((weak))

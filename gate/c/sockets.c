@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 #include "../../bpf/options.h"
-#include "../shim/marks.h"
+#include "../../shim/c/marks.h"
 #include "worker.h"
 
 /* Whether the kernel programs police a socket. */

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The Go side of native/keeper/protocol.h, which explains the messages.
+// The Go side of keeper/c/protocol.h, which explains the messages.
 const (
 	protocolVersion = 3
 	batchMax        = 64

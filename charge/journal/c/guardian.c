@@ -12,7 +12,7 @@
  * and then the agent, or the next one, starts another.
  */
 #define _GNU_SOURCE
-#include "../privilege/privilege.h"
+#include "../../../native/privilege/privilege.h"
 #include "calls.h"
 #include "guardian.h"
 #include "undo.h"

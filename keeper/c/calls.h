@@ -5,7 +5,7 @@
 
 #include <sys/syscall.h>
 
-#include "../privilege/privilege.h"
+#include "../../native/privilege/privilege.h"
 
 /* It opens nothing and connects nothing: all that it hands over it has made. */
 static const struct privilege_call keeper_calls[] = {

@@ -6,7 +6,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "../shim/marks.h"
+#include "../../shim/c/marks.h"
 #include "worker.h"
 
 bool gate_send_files(int to, const void *bytes, size_t length, const int *files, unsigned int count,

@@ -6,7 +6,7 @@
  * stderr is closed when nothing can fail any more.
  */
 #define _GNU_SOURCE
-#include "../privilege/privilege.h"
+#include "../../native/privilege/privilege.h"
 #include "calls.h"
 #include "keeper.h"
 
