@@ -108,6 +108,7 @@ func openMaps(t *testing.T, pid int) map[string]int {
 }
 
 func TestAgentAPIHostileInput(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	observe(t, w.srv)
 	n := startBesieged(t, w)
@@ -156,6 +157,7 @@ func TestAgentAPIHostileInput(t *testing.T) {
 
 // Connections that say nothing, or little, are closed, and keep nobody out for ever.
 func TestAgentAPICrowd(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	observe(t, w.srv)
 	n := startBesieged(t, w)
@@ -188,6 +190,7 @@ func TestAgentAPICrowd(t *testing.T) {
 
 // Other users are nobody to the agent, even if its sockets were everybody's.
 func TestAgentOfOtherUsers(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	observe(t, w.srv)
 	n := startBesieged(t, w)
@@ -238,6 +241,7 @@ func seccompState(fds, pid, token any) []byte {
 }
 
 func TestListenerSocketHostileInput(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	observe(t, w.srv)
 	n := startBesieged(t, w)

@@ -120,6 +120,7 @@ func (f formTest) ask(addr string) []string {
 // TestForms lets programs reach one address of the remote and not another, at
 // which the same server is.
 func TestForms(t *testing.T) {
+	t.Parallel()
 	tests := formTests(t)
 	eachMode(t, []variant{{name: "new", egress: []string{"-e", fmt.Sprintf("%s/32:%d=out", remoteAddr4, observerPort)}}},
 		func(t *testing.T, w *world, v variant) {
@@ -160,6 +161,7 @@ func TestForms(t *testing.T) {
 // TestForeignABI runs 32-bit programs, which are not grafted: they have what
 // their own namespace has, and are told nothing.
 func TestForeignABI(t *testing.T) {
+	t.Parallel()
 	if buildClients(); testkit.Programs("clang") != nil {
 		t.Skip("skip: needs the program clang")
 	}

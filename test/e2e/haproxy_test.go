@@ -44,6 +44,7 @@ var haproxyAnswered = regexp.MustCompile(`(?m)^(\S+):\d+ \[[^]]*\] front back6?/
 // TestHaproxy has haproxy check servers on the remote and pass requests on to
 // the one that is there.
 func TestHaproxy(t *testing.T) {
+	t.Parallel()
 	testkit.Program(t, "haproxy")
 	eachMode(t, both, func(t *testing.T, w *world, v variant) {
 		o := observe(t, w.srv)

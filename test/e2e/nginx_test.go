@@ -98,6 +98,7 @@ func curl(t *testing.T, ns *testkit.Namespace, args ...string) string {
 
 // TestNginxServer reaches nginx from the remote by every kind of endpoint.
 func TestNginxServer(t *testing.T) {
+	t.Parallel()
 	testkit.Program(t, "nginx")
 	tests := []struct {
 		name   string
@@ -185,6 +186,7 @@ func TestNginxServer(t *testing.T) {
 
 // TestNginxLoad has nginx serve many connections, and one large document.
 func TestNginxLoad(t *testing.T) {
+	t.Parallel()
 	testkit.Program(t, "nginx")
 	each(t, variants, func(t *testing.T, w *world, v variant) {
 		n := newNginx(t, "listen 80;")
@@ -211,6 +213,7 @@ func TestNginxLoad(t *testing.T) {
 // same container that an ingress rule has brought to the host, as health checks
 // do.
 func TestOwnServer(t *testing.T) {
+	t.Parallel()
 	testkit.Program(t, "nginx")
 	each(t, serving, func(t *testing.T, w *world, v variant) {
 		for _, addr := range []string{"0.0.0.0", hostAddr4, sourceAddr4} {
@@ -230,6 +233,7 @@ func TestOwnServer(t *testing.T) {
 // connects it, pass requests on: to the remote, and to a program in the same
 // container, for which the socket has to be taken back from the host's side.
 func TestNginxProxy(t *testing.T) {
+	t.Parallel()
 	testkit.Program(t, "nginx")
 	each(t, variants, func(t *testing.T, w *world, v variant) {
 		o := observe(t, w.srv)
@@ -290,6 +294,7 @@ func waitOK(t *testing.T, ns *testkit.Namespace, urls ...string) {
 // TestUnixEndpoint connects a program to a server on a unix socket of the host,
 // and makes one on the host for a server that listens on TCP.
 func TestUnixEndpoint(t *testing.T) {
+	t.Parallel()
 	testkit.Program(t, "nginx")
 	each(t, variants, func(t *testing.T, w *world, v variant) {
 		path := filepath.Join(t.TempDir(), "socket")

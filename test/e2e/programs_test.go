@@ -18,6 +18,7 @@ import (
 // connections and datagrams come from, also for an address that the host would
 // not have chosen.
 func TestSourceAddress(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	o := observe(t, w.srv)
 	fetch := static(t, "fetch")
@@ -47,6 +48,7 @@ func TestSourceAddress(t *testing.T) {
 // TestNotTranslated checks that the counter by which other tests tell that
 // nothing went through the bridge does count what does.
 func TestNotTranslated(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	o := observe(t, w.srv)
 	translated := w.countTranslated(t)
@@ -149,6 +151,7 @@ func checkIperf(t *testing.T, report, source string, udp bool) {
 }
 
 func TestIperfClient(t *testing.T) {
+	t.Parallel()
 	testkit.Program(t, "iperf3")
 	each(t, variants, func(t *testing.T, w *world, v variant) {
 		for _, test := range iperfTests {
@@ -203,6 +206,7 @@ func checkSockperf(t *testing.T, report string) {
 
 // TestSockperfClient runs all its clients at once: most of the time they sleep.
 func TestSockperfClient(t *testing.T) {
+	t.Parallel()
 	testkit.Program(t, "sockperf")
 	w := newWorld(t)
 	t.Run("all", func(t *testing.T) {
@@ -242,6 +246,7 @@ for url in sys.argv[1:]:
 // TestFetch fetches over TCP with programs of several kinds: non-blocking
 // (curl), blocking (python) and without a C library (Go).
 func TestFetch(t *testing.T) {
+	t.Parallel()
 	programs := fetchers(t)
 	each(t, variants, func(t *testing.T, w *world, v variant) {
 		o := observe(t, w.srv)
@@ -267,6 +272,7 @@ func TestFetch(t *testing.T) {
 // TestDatagrams sends datagrams as a resolver does, with and without a
 // connected socket, several on one socket.
 func TestDatagrams(t *testing.T) {
+	t.Parallel()
 	const script = `
 import socket, sys
 port = int(sys.argv[1])
@@ -295,6 +301,7 @@ for addr, family in ((sys.argv[2], socket.AF_INET), (sys.argv[3], socket.AF_INET
 // TestBoundDatagrams connects UDP sockets that were bound to any address and port
 // before, as those of java.nio always are.
 func TestBoundDatagrams(t *testing.T) {
+	t.Parallel()
 	const script = `
 import socket, sys
 any, to, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -330,6 +337,7 @@ assert s.getsockname()[1] == bound, (s.getsockname(), bound)
 // TestLoad drives the remote with load generators, whose connections are many
 // and not blocking.
 func TestLoad(t *testing.T) {
+	t.Parallel()
 	each(t, variants, func(t *testing.T, w *world, v variant) {
 		o := observe(t, w.srv)
 		url := fmt.Sprintf("http://%s:%d/", remoteAddr4, observerPort)

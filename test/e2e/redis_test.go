@@ -44,6 +44,7 @@ func checkRedisTalk(t *testing.T, answers, source string) {
 }
 
 func TestRedis(t *testing.T) {
+	t.Parallel()
 	testkit.Program(t, "redis-server")
 	testkit.Program(t, "redis-benchmark")
 	each(t, serving, func(t *testing.T, w *world, v variant) {

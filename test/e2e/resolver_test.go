@@ -115,6 +115,7 @@ func (p resolverTest) check(t *testing.T, out string) {
 // says, by the libraries that they have for it. That of glibc is asked by calls
 // that no preloaded library sees.
 func TestResolver(t *testing.T) {
+	t.Parallel()
 	programs := resolverTests(t)
 	eachMode(t, both, func(t *testing.T, w *world, v variant) {
 		server := dnsmasq(t, 53)
@@ -154,6 +155,7 @@ func sorted(lines string) []string {
 
 // TestNameServer has dnsmasq serve the remote.
 func TestNameServer(t *testing.T) {
+	t.Parallel()
 	const number = 5353
 	testkit.Program(t, "dig")
 	tests := []struct {
@@ -185,6 +187,7 @@ func TestNameServer(t *testing.T) {
 // TestOwnResolver has programs ask a name server of their own container by its
 // loopback, as stub resolvers and some container engines have it.
 func TestOwnResolver(t *testing.T) {
+	t.Parallel()
 	programs := resolverTests(t)
 	const script = `"$@" >&2 &
 until getent ahosts ` + serverName + ` >/dev/null; do sleep 0.02; done

@@ -49,6 +49,7 @@ func netPrograms(t *testing.T) []netProgram {
 }
 
 func TestRuntimeServer(t *testing.T) {
+	t.Parallel()
 	programs := netPrograms(t)
 	fetch := static(t, "fetch")
 	eachMode(t, both, func(t *testing.T, w *world, v variant) {
@@ -83,6 +84,7 @@ func TestRuntimeServer(t *testing.T) {
 }
 
 func TestRuntimeClient(t *testing.T) {
+	t.Parallel()
 	programs := netPrograms(t)
 	eachMode(t, both, func(t *testing.T, w *world, v variant) {
 		o := observe(t, w.srv)

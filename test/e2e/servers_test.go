@@ -11,6 +11,7 @@ import (
 // Servers in the container, clients on the remote.
 
 func TestIperfServer(t *testing.T) {
+	t.Parallel()
 	testkit.Program(t, "iperf3")
 	each(t, serving, func(t *testing.T, w *world, v variant) {
 		for _, six := range []bool{false, true} {
@@ -44,6 +45,7 @@ func TestIperfServer(t *testing.T) {
 
 // TestSockperfServer runs all its clients at once, see TestSockperfClient.
 func TestSockperfServer(t *testing.T) {
+	t.Parallel()
 	testkit.Program(t, "sockperf")
 	w := newWorld(t)
 	t.Run("all", func(t *testing.T) {
@@ -68,6 +70,7 @@ func TestSockperfServer(t *testing.T) {
 
 // TestPythonServer serves with the threads and the log of http.server.
 func TestPythonServer(t *testing.T) {
+	t.Parallel()
 	tests := []struct {
 		name string
 		bind []string // "" binds what the program thinks best
@@ -116,6 +119,7 @@ func TestPythonServer(t *testing.T) {
 // TestGoServer serves with a program that makes its system calls itself, asks
 // for MPTCP when it listens, and tells clients who they are.
 func TestGoServer(t *testing.T) {
+	t.Parallel()
 	serveProgram, fetch := static(t, "serve"), static(t, "fetch")
 	tests := []struct {
 		name   string
