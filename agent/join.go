@@ -21,6 +21,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/launch"
 	"github.com/tsugiki/tsugiki/internal/netns"
 	"github.com/tsugiki/tsugiki/internal/programs"
+	"github.com/tsugiki/tsugiki/shim"
 )
 
 // joinPatience is how long the daemon may take to attach a program.
@@ -126,7 +127,7 @@ func (j *Joined) launch(spec Spec, path string, ns *netns.NS, r api.Registered) 
 		NeedsPreload: mode == filter.Preload,
 	}
 	if r.Library != "" {
-		if l.Preload, err = programs.FindIn(api.LibraryFile, []string{r.Library}); err != nil {
+		if l.Preload, err = programs.FindIn(shim.LibraryFile, []string{r.Library}); err != nil {
 			return err
 		}
 	}

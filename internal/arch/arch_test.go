@@ -28,6 +28,7 @@ var rooms = []room{
 
 	{"gate", nil, "the wire to the gates"},
 	{"keeper", nil, "the wire to the keepers"},
+	{"shim", nil, "a name and a variable of the environment"},
 
 	{"policy", []string{"bpf", "endpoint"}, "rules name endpoints, and are enforced by kernel programs"},
 	{"graft", []string{"endpoint", "keeper", "policy"}, "decides by rules, and has the keeper make sockets"},
@@ -35,9 +36,9 @@ var rooms = []room{
 	{"relay", []string{"keeper", "policy"}, "has its sockets known to the kernel programs"},
 	{"agent", []string{
 		"api", "charge/accounts", "charge/bandwidth", "endpoint", "gate", "graft", "intercept", "internal/config", "internal/launch", "keeper", "policy",
-		"relay",
+		"relay", "shim",
 	}, "puts all systems together"},
-	{"oci", []string{"api", "intercept/filter", "internal/config"}, "speaks to the agent by its API alone"},
+	{"oci", []string{"api", "intercept/filter", "internal/config", "shim"}, "speaks to the agent by its API alone"},
 
 	{"charge", []string{"api"}, "a client of the agent, for programs of others"},
 	{"charge/balance", nil, "arithmetic"},
@@ -77,7 +78,7 @@ var rooms = []room{
 	{"internal/testkit", []string{"internal/testkit"}, "for tests and benchmarks: no other row may have it"},
 	{"internal/cni", nil, "runs network plugins"},
 	{"internal/config", nil, "a file's grammar"},
-	{"internal/launch", nil, "starts one program"},
+	{"internal/launch", []string{"shim"}, "starts one program, and has it load the library"},
 	{"internal/cgroup", nil, anybody},
 	{"internal/cputime", nil, anybody},
 	{"internal/filelock", nil, anybody},
