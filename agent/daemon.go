@@ -156,7 +156,7 @@ func (d *Daemon) start() (err error) {
 	if d.letGo, err = policy.Prepare(); err != nil {
 		return err
 	}
-	d.startCharging() // calls that wait come first: what a killed agent held, its guardian has let go
+	d.startCharging() // calls that wait come first: what a killed agent held, its undo helper has let go
 	for _, m := range d.all() {
 		m.charge()
 	}
