@@ -89,7 +89,7 @@ func (m *managed) registered() (api.Registered, error) {
 	o := m.filterOptions()
 	r := api.Registered{
 		Graft: true, Name: m.spec.Name, Token: m.token,
-		Listener: filepath.Join(m.spec.RunDir, listenerSocket),
+		Listener: filepath.Join(m.spec.RunDir, api.ListenerSocket),
 		Filter:   api.Filter{Mode: o.Mode.String(), Datagrams: o.Datagrams, API: o.API},
 	}
 	if m.ownGroup {

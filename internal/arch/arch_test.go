@@ -34,9 +34,11 @@ var rooms = []room{
 	{"graft", []string{"endpoint", "keeper", "policy"}, "decides by rules, and has the keeper make sockets"},
 	{"intercept/notify", []string{"graft", "gate"}, "brings the engine the calls that the gate passes on"},
 	{"relay", []string{"keeper", "policy"}, "has its sockets known to the kernel programs"},
+	{"agent/rules", []string{"api", "endpoint", "intercept/filter", "internal/config", "policy"}, "decides by texts alone what a container is given"},
+	{"agent/ports", []string{"endpoint", "graft"}, "knows whose ports are, and opens no socket"},
 	{"agent", []string{
-		"api", "charge/accounts", "charge/bandwidth", "endpoint", "gate", "graft", "intercept", "internal/config", "internal/launch", "keeper", "policy",
-		"relay", "shim",
+		"agent", "api", "charge/accounts", "charge/bandwidth", "endpoint", "gate", "graft", "intercept", "internal/config", "internal/launch", "keeper",
+		"policy", "relay", "shim",
 	}, "puts all systems together"},
 	{"oci", []string{"api", "intercept/filter", "internal/config", "shim"}, "speaks to the agent by its API alone"},
 
