@@ -28,16 +28,19 @@ var rooms = []room{
 
 	{"gate", nil, "the wire to the gates"},
 	{"keeper", nil, "the wire to the keepers"},
+	{"shim", nil, "a name and a variable of the environment"},
 
 	{"policy", []string{"bpf", "endpoint"}, "rules name endpoints, and are enforced by kernel programs"},
 	{"graft", []string{"endpoint", "keeper", "policy"}, "decides by rules, and has the keeper make sockets"},
 	{"intercept/notify", []string{"graft", "gate"}, "brings the engine the calls that the gate passes on"},
 	{"relay", []string{"keeper", "policy"}, "has its sockets known to the kernel programs"},
+	{"agent/rules", []string{"api", "endpoint", "intercept/filter", "internal/config", "policy"}, "decides by texts alone what a container is given"},
+	{"agent/ports", []string{"endpoint", "graft"}, "knows whose ports are, and opens no socket"},
 	{"agent", []string{
-		"api", "charge/accounts", "charge/bandwidth", "endpoint", "gate", "graft", "intercept", "internal/config", "internal/launch", "keeper", "policy",
-		"relay",
+		"agent", "api", "charge/accounts", "charge/bandwidth", "endpoint", "gate", "graft", "intercept", "internal/config", "internal/launch", "keeper",
+		"policy", "relay", "shim",
 	}, "puts all systems together"},
-	{"oci", []string{"api", "intercept/filter", "internal/config"}, "speaks to the agent by its API alone"},
+	{"oci", []string{"api", "intercept/filter", "internal/config", "shim"}, "speaks to the agent by its API alone"},
 
 	{"charge", []string{"api"}, "a client of the agent, for programs of others"},
 	{"charge/balance", nil, "arithmetic"},
@@ -47,11 +50,11 @@ var rooms = []room{
 	{"charge/ledger", nil, "knows sums, and not where they come from"},
 	{"charge/slots", nil, "numbers"},
 	{"charge/helper", []string{"charge/bandwidth", "charge/journal"}, "moves processes into groups, and notes how to undo that"},
-	{"charge/marks", []string{"bpf", "charge/helper", "charge/slots"}, "has kernel programs mark whom a thread works for"},
+	{"charge/shared", []string{"bpf", "charge/helper", "charge/slots"}, "has kernel programs mark whom a thread works for"},
 	{"charge/softirq", []string{"bpf", "charge/slots"}, "has kernel programs count packets"},
 	{"charge/enforce", []string{"charge/balance", "charge/bandwidth", "charge/journal", "charge/ledger"}, "takes from a group what the balance says"},
 	{"charge/accounts", []string{
-		"api", "charge/bandwidth", "charge/discover", "charge/enforce", "charge/helper", "charge/journal", "charge/ledger", "charge/marks",
+		"api", "charge/bandwidth", "charge/discover", "charge/enforce", "charge/helper", "charge/journal", "charge/ledger", "charge/shared",
 		"charge/softirq",
 	}, "puts the parts of charging together"},
 
@@ -77,7 +80,7 @@ var rooms = []room{
 	{"internal/testkit", []string{"internal/testkit"}, "for tests and benchmarks: no other row may have it"},
 	{"internal/cni", nil, "runs network plugins"},
 	{"internal/config", nil, "a file's grammar"},
-	{"internal/launch", nil, "starts one program"},
+	{"internal/launch", []string{"shim"}, "starts one program, and has it load the library"},
 	{"internal/cgroup", nil, anybody},
 	{"internal/cputime", nil, anybody},
 	{"internal/filelock", nil, anybody},
