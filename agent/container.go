@@ -37,6 +37,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/launch"
 	"github.com/tsugiki/tsugiki/internal/netns"
 	"github.com/tsugiki/tsugiki/policy"
+	"github.com/tsugiki/tsugiki/policy/enforcer"
 	"github.com/tsugiki/tsugiki/relay"
 )
 
@@ -96,7 +97,7 @@ type Container struct {
 
 	answering *notify.Places // what answering its calls may take
 
-	enforced *policy.Enforcement
+	enforced *enforcer.Enforcement
 	counting sync.Mutex // held while enforced is closed, or read by who does not hold changes
 	// uncounted says that enforced is closed; guarded by counting.
 	uncounted bool
@@ -233,7 +234,7 @@ func (c *Container) enforce() error {
 		return err
 	}
 	defer dir.Close()
-	c.enforced, err = policy.Enforce(dir, c.table, c.netnsOf)
+	c.enforced, err = enforcer.Enforce(dir, c.table, c.netnsOf)
 	return err
 }
 

@@ -34,7 +34,7 @@ type SocketMaker interface {
 }
 
 // Enforcer has the kernel hold sockets to what the engine decides. A
-// *policy.Enforcement is one, and says what each method does.
+// *enforcer.Enforcement is one, and says what each method does.
 type Enforcer interface {
 	Prove(sock int) error
 
@@ -63,10 +63,7 @@ type GraftState interface {
 	Withdraw(ep *endpoint.Endpoint) error
 }
 
-var (
-	_ SocketMaker = (*keeper.Keeper)(nil)
-	_ Enforcer    = (*policy.Enforcement)(nil)
-)
+var _ SocketMaker = (*keeper.Keeper)(nil)
 
 // ErrGone is what the maker of a place is refused with when no endpoint is there
 // any more. A call that was about to use it goes on as it is.

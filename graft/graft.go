@@ -5,7 +5,7 @@
 //
 // It does not know which front end asked, and it enforces nothing: a wrong
 // answer, or a program that changes its mind behind the engine's back, meets
-// the kernel programs of package policy. It needs CAP_SYS_PTRACE over the
+// the kernel programs of package policy/enforcer. It needs CAP_SYS_PTRACE over the
 // program (to duplicate its descriptors), CAP_NET_BIND_SERVICE, and for Place.Do
 // CAP_SYS_ADMIN and CAP_SETUID.
 //

@@ -1,4 +1,4 @@
-package policy
+package enforcer
 
 import (
 	"bytes"
@@ -12,11 +12,13 @@ import (
 
 	"github.com/tsugiki/tsugiki/bpf"
 	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/policy"
+	"github.com/tsugiki/tsugiki/policy/policytest"
 )
 
-func empty(t *testing.T) *Table {
+func empty(t *testing.T) *policy.Table {
 	t.Helper()
-	tb, err := table(t, nil, nil)
+	tb, err := policytest.Table(t, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -48,8 +50,8 @@ func TestGraft(t *testing.T) {
 		if _, is, err := e.Graft(s); is || err != nil {
 			t.Errorf("a new socket: %v, %v", is, err)
 		}
-		want := Graft{Name: "123456789012345", Delayed: true, NameTransparent: true}
-		for _, g := range []Graft{{}, {Name: "ep"}, want} {
+		want := policy.Graft{Name: "123456789012345", Delayed: true, NameTransparent: true}
+		for _, g := range []policy.Graft{{}, {Name: "ep"}, want} {
 			if err := e.SetGraft(s, g); err != nil {
 				t.Fatal(err)
 			}
@@ -82,7 +84,7 @@ func TestGraftOutlivesItsMaker(t *testing.T) {
 	s := -1
 	enforce(t, empty(t), func(e *Enforcement) {
 		s = socketOf(t, unix.AF_INET, unix.SOCK_STREAM)
-		if err := e.SetGraft(s, Graft{Name: "ep"}); err != nil {
+		if err := e.SetGraft(s, policy.Graft{Name: "ep"}); err != nil {
 			t.Fatal(err)
 		}
 		info, err := e.set.GraftBySocket.Info()
@@ -111,18 +113,18 @@ func TestGraftOptions(t *testing.T) {
 		if options, err := e.GraftOptions(s); len(options) != 0 || err != nil {
 			t.Errorf("a new socket: %v, %v", options, err)
 		}
-		var want []GraftOption
+		var want []policy.GraftOption
 		for i := range 16 {
-			want = append(want, GraftOption{Level: 1, Name: -i, Value: bytes.Repeat([]byte{7}, 8*(i+1)), Done: i%2 == 0, Result: -i})
+			want = append(want, policy.GraftOption{Level: 1, Name: -i, Value: bytes.Repeat([]byte{7}, 8*(i+1)), Done: i%2 == 0, Result: -i})
 		}
 		if err := e.SetGraftOptions(s, want); err != nil {
 			t.Fatal(err)
 		}
-		for _, more := range [][]GraftOption{
-			append(want[:16:16], GraftOption{}),
+		for _, more := range [][]policy.GraftOption{
+			append(want[:16:16], policy.GraftOption{}),
 			{{Value: make([]byte, 129)}},
 		} {
-			if err := e.SetGraftOptions(s, more); !errors.Is(err, ErrQueueFull) {
+			if err := e.SetGraftOptions(s, more); !errors.Is(err, policy.ErrQueueFull) {
 				t.Errorf("too much: %v", err)
 			}
 		}
@@ -153,7 +155,7 @@ func bindByName(t *testing.T, e *Enforcement, s int, host netip.AddrPort, netns 
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := Binding{Host: host, View: host, Ingress: true, Named: named, Netns: netns}
+	b := policy.Binding{Host: host, View: host, Ingress: true, Named: named, Netns: netns}
 	err = e.AllowBind(s, b)
 	if err == nil {
 		err = unix.Bind(s, sockaddrOf(host))
@@ -261,7 +263,7 @@ func TestWithdraw(t *testing.T) {
 
 // A special destination that a rule names is reached by that rule alone.
 func TestByNameBesideRules(t *testing.T) {
-	tb, err := table(t, nil, []string{"127.0.0.5:80=any"})
+	tb, err := policytest.Table(t, nil, []string{"127.0.0.5:80=any"})
 	if err != nil {
 		t.Fatal(err)
 	}
