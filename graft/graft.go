@@ -204,7 +204,7 @@ func (e call) move(p Program, syscall string, number int, to netip.AddrPort) (An
 	if err != nil || !s.movable() {
 		return s.again(p), err
 	}
-	if g, is, err := e.Enforcer.Graft(file); err != nil {
+	if g, is, err := e.Enforcer.AFGraft(file); err != nil {
 		return Answer{}, err
 	} else if is {
 		return e.leaveFrom(p, number, g)

@@ -43,15 +43,15 @@ type Connections struct {
 	Out, In uint64
 }
 
-// Graft is what belongs to an AF_GRAFT socket.
-type Graft struct {
+// AFGraft is what belongs to an AF_GRAFT socket.
+type AFGraft struct {
 	Name            string // of its endpoint; empty: not bound yet
 	Delayed         bool
 	NameTransparent bool
 }
 
-// GraftOption is a socket option that waits to be set, or that was.
-type GraftOption struct {
+// AFGraftOption is a socket option that waits to be set, or that was.
+type AFGraftOption struct {
 	Level, Name int
 	Value       []byte
 	Done        bool

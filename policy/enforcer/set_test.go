@@ -143,13 +143,13 @@ func TestPassedSockets(t *testing.T) {
 			}
 		}
 		s := a.socket(t, unix.SOCK_STREAM)
-		if err := errors.Join(a.SetGraft(s, policy.Graft{Name: "ep"}), a.SetGraftOptions(s, []policy.GraftOption{{Name: 1}})); err != nil {
+		if err := errors.Join(a.SetAFGraft(s, policy.AFGraft{Name: "ep"}), a.SetAFGraftOptions(s, []policy.AFGraftOption{{Name: 1}})); err != nil {
 			t.Fatal(err)
 		}
-		if _, is, err := b.Graft(s); is || err != nil {
+		if _, is, err := b.AFGraft(s); is || err != nil {
 			t.Errorf("a socket of the other's is an AF_GRAFT one: %v, %v", is, err)
 		}
-		if options, err := b.GraftOptions(s); len(options) != 0 || err != nil {
+		if options, err := b.AFGraftOptions(s); len(options) != 0 || err != nil {
 			t.Errorf("it has the other's options: %v, %v", options, err)
 		}
 		// Numbers of names are each container's own.

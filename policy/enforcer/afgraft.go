@@ -66,27 +66,27 @@ func (e *Enforcement) Withdraw(ep *endpoint.Endpoint) error {
 	return nil
 }
 
-// Graft returns what belongs to an AF_GRAFT socket, or false if the file is none.
-func (e *Enforcement) Graft(sock int) (policy.Graft, bool, error) {
+// AFGraft returns what belongs to an AF_GRAFT socket, or false if the file is none.
+func (e *Enforcement) AFGraft(sock int) (policy.AFGraft, bool, error) {
 	var row bpf.PolicyGraftSocket
 	err := e.set.GraftBySocket.Lookup(uint32(sock), &row)
 	if errors.Is(err, ebpf.ErrKeyNotExist) || errors.Is(err, unix.ENOTSOCK) || errors.Is(err, unix.EBADF) {
-		return policy.Graft{}, false, nil
+		return policy.AFGraft{}, false, nil
 	}
 	if err == nil && row.Container != e.id {
-		return policy.Graft{}, false, nil // of another container's; here it is an IP socket
+		return policy.AFGraft{}, false, nil // of another container's; here it is an IP socket
 	}
 	if err != nil {
-		return policy.Graft{}, false, fmt.Errorf("look up AF_GRAFT socket: %w", err)
+		return policy.AFGraft{}, false, fmt.Errorf("look up AF_GRAFT socket: %w", err)
 	}
 	name, _, _ := bytes.Cut(row.Name[:], []byte{0})
-	return policy.Graft{
+	return policy.AFGraft{
 		Name: string(name), Delayed: row.Delayed != 0, NameTransparent: row.NameTransparent != 0,
 	}, true, nil
 }
 
-// SetGraft makes a socket an AF_GRAFT one, or changes what belongs to it.
-func (e *Enforcement) SetGraft(sock int, g policy.Graft) error {
+// SetAFGraft makes a socket an AF_GRAFT one, or changes what belongs to it.
+func (e *Enforcement) SetAFGraft(sock int, g policy.AFGraft) error {
 	row := bpf.PolicyGraftSocket{Container: e.id, Delayed: boolByte(g.Delayed), NameTransparent: boolByte(g.NameTransparent)}
 	copy(row.Name[:], g.Name)
 	if err := putInSocket(e.set.GraftBySocket, sock, row); err != nil {
@@ -95,9 +95,9 @@ func (e *Enforcement) SetGraft(sock int, g policy.Graft) error {
 	return nil
 }
 
-// GraftOptions returns the delayed options of a socket, in the order in which
+// AFGraftOptions returns the delayed options of a socket, in the order in which
 // they came.
-func (e *Enforcement) GraftOptions(sock int) ([]policy.GraftOption, error) {
+func (e *Enforcement) AFGraftOptions(sock int) ([]policy.AFGraftOption, error) {
 	var row bpf.PolicyGraftQueue
 	err := e.set.QueueBySocket.Lookup(uint32(sock), &row)
 	if errors.Is(err, ebpf.ErrKeyNotExist) || err == nil && row.Container != e.id {
@@ -106,9 +106,9 @@ func (e *Enforcement) GraftOptions(sock int) ([]policy.GraftOption, error) {
 	if err != nil {
 		return nil, fmt.Errorf("look up delayed options: %w", err)
 	}
-	var options []policy.GraftOption
+	var options []policy.AFGraftOption
 	for _, o := range row.Option[:min(int(row.Count), len(row.Option))] {
-		options = append(options, policy.GraftOption{
+		options = append(options, policy.AFGraftOption{
 			Level: int(o.Level), Name: int(o.Name), Done: o.Done != 0, Result: int(o.Result),
 			Value: slices.Clone(o.Value[:min(int(o.Length), len(o.Value))]),
 		})
@@ -116,9 +116,9 @@ func (e *Enforcement) GraftOptions(sock int) ([]policy.GraftOption, error) {
 	return options, nil
 }
 
-// SetGraftOptions replaces the delayed options of a socket. More than there is
+// SetAFGraftOptions replaces the delayed options of a socket. More than there is
 // room for are ErrQueueFull, and change nothing.
-func (e *Enforcement) SetGraftOptions(sock int, options []policy.GraftOption) error {
+func (e *Enforcement) SetAFGraftOptions(sock int, options []policy.AFGraftOption) error {
 	var row bpf.PolicyGraftQueue
 	if len(options) > len(row.Option) {
 		return policy.ErrQueueFull
