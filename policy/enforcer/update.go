@@ -1,4 +1,4 @@
-package policy
+package enforcer
 
 import (
 	"errors"
@@ -9,6 +9,7 @@ import (
 
 	"github.com/tsugiki/tsugiki/bpf"
 	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/policy"
 )
 
 // How one table takes another's place while the programs read the maps.
@@ -40,7 +41,7 @@ var errStuck = errors.New("the kernel's tables are half changed; start the conta
 // Update puts a table into the place of the one that is in force: its Next, or itself, to
 // end what a former process was about to change when it was killed. After an error the
 // old one is in force. It is not to be called by two at once.
-func (e *Enforcement) Update(t *Table, netnsOf func(*endpoint.Endpoint) uint64) error {
+func (e *Enforcement) Update(t *policy.Table, netnsOf func(*endpoint.Endpoint) uint64) error {
 	if e.stuck != nil {
 		return e.stuck
 	}
@@ -61,7 +62,7 @@ func (e *Enforcement) Update(t *Table, netnsOf func(*endpoint.Endpoint) uint64) 
 }
 
 // write has the maps hold a table and nothing else.
-func (e *Enforcement) write(t *Table, netnsOf func(*endpoint.Endpoint) uint64) error {
+func (e *Enforcement) write(t *policy.Table, netnsOf func(*endpoint.Endpoint) uint64) error {
 	endpoints := endpointRows(t, netnsOf)
 	if err := e.writeEndpoints(endpoints); err != nil {
 		return err
@@ -186,7 +187,7 @@ func waitForPrograms() error {
 // hasRow tells whether the programs need a row for a prefix. Where they find none, and for
 // special destinations where they find only that of a wider prefix, they refuse. That of
 // IPv4 keeps its addresses, which are mapped, from what is IPv6's.
-func hasRow(r Route) bool {
+func hasRow(r policy.Route) bool {
 	return len(r.Ranges) > 0 || r.Prefix == netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 }
 
@@ -195,7 +196,7 @@ func (e *Enforcement) numberKey(number uint32) bpf.PolicyNumber {
 }
 
 // endpointRows are those of a table's endpoints, by their numbers.
-func endpointRows(t *Table, netnsOf func(*endpoint.Endpoint) uint64) map[int]bpf.PolicyEndpoint {
+func endpointRows(t *policy.Table, netnsOf func(*endpoint.Endpoint) uint64) map[int]bpf.PolicyEndpoint {
 	rows := map[int]bpf.PolicyEndpoint{}
 	for i, ep := range t.Numbered() {
 		if ep != nil {
@@ -212,7 +213,7 @@ func endpointRow(ep *endpoint.Endpoint, netnsOf func(*endpoint.Endpoint) uint64)
 	return bpf.PolicyEndpoint{Netns: netnsOf(ep), Addr: wordsOf(ep.Addr), Port: ep.Port.First}
 }
 
-func egressRow(r Route) bpf.PolicyEgress {
+func egressRow(r policy.Route) bpf.PolicyEgress {
 	row := bpf.PolicyEgress{Count: uint16(len(r.Ranges)), Special: boolByte(r.Special)}
 	for i, o := range r.Ranges {
 		row.Range[i] = bpf.PolicyPortRange{First: o.Ports.First, Last: o.Ports.Last, Endpoint: uint16(o.Endpoint)}
@@ -221,5 +222,5 @@ func egressRow(r Route) bpf.PolicyEgress {
 }
 
 func (e *Enforcement) prefixKey(p netip.Prefix) bpf.PolicyPrefix {
-	return bpf.PolicyPrefix{Bits: uint32(ownerBits + MappedBits(p)), Container: e.id, Addr: wordsOf(p.Addr())}
+	return bpf.PolicyPrefix{Bits: uint32(ownerBits + policy.MappedBits(p)), Container: e.id, Addr: wordsOf(p.Addr())}
 }

@@ -1,4 +1,4 @@
-package policy
+package enforcer
 
 import (
 	"errors"
@@ -11,6 +11,7 @@ import (
 
 	"github.com/tsugiki/tsugiki/bpf"
 	"github.com/tsugiki/tsugiki/internal/testkit"
+	"github.com/tsugiki/tsugiki/policy"
 )
 
 // refused tells whether a socket of a container's may not send to an address.
@@ -38,7 +39,7 @@ func TestSharedTablesAreApart(t *testing.T) {
 		sockets := map[*contained]int{}
 		for _, c := range list {
 			sockets[c] = c.socket(t, unix.SOCK_DGRAM)
-			b := Binding{Host: netip.MustParseAddrPort("127.0.0.1:8080"), View: netip.MustParseAddrPort("0.0.0.0:80"), Ingress: true}
+			b := policy.Binding{Host: netip.MustParseAddrPort("127.0.0.1:8080"), View: netip.MustParseAddrPort("0.0.0.0:80"), Ingress: true}
 			if err := c.Serve(unix.IPPROTO_UDP, b, uint64(c.id)); err != nil {
 				t.Fatal(err)
 			}
@@ -108,7 +109,7 @@ func TestRoomIsEachOnesOwn(t *testing.T) {
 		a, b := list[0], list[1]
 		serve := func(c *contained, port uint16) error {
 			at := netip.AddrPortFrom(netip.IPv4Unspecified(), port)
-			return c.Serve(unix.IPPROTO_TCP, Binding{Host: at, View: at, Ingress: true}, here)
+			return c.Serve(unix.IPPROTO_TCP, policy.Binding{Host: at, View: at, Ingress: true}, here)
 		}
 		for port := range servicesMax {
 			if err := serve(a, uint16(port)); err != nil {

@@ -1,4 +1,4 @@
-package policy
+package enforcer
 
 import (
 	"cmp"
@@ -11,6 +11,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/tsugiki/tsugiki/bpf"
+	"github.com/tsugiki/tsugiki/policy"
 )
 
 // In the tables that containers share, a row's key has the number of the container whose
@@ -95,8 +96,8 @@ type shared struct {
 func (s *set) newShared() *shared {
 	return &shared{
 		// Twice, for those of two tables while one takes the other's place.
-		egress:    rows[bpf.PolicyPrefix]{table: s.EgressByPrefix, most: 2 * PrefixesMax},
-		endpoints: rows[bpf.PolicyNumber]{table: s.EndpointByNumber, most: EndpointsMax},
+		egress:    rows[bpf.PolicyPrefix]{table: s.EgressByPrefix, most: 2 * policy.PrefixesMax},
+		endpoints: rows[bpf.PolicyNumber]{table: s.EndpointByNumber, most: policy.EndpointsMax},
 		names:     rows[bpf.PolicyNumber]{table: s.NameByNumber, most: namedMax},
 		services:  rows[bpf.PolicyService]{table: s.LocationByService, most: servicesMax},
 	}

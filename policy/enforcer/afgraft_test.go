@@ -1,4 +1,4 @@
-package policy
+package enforcer
 
 import (
 	"bytes"
@@ -12,11 +12,13 @@ import (
 
 	"github.com/tsugiki/tsugiki/bpf"
 	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/policy"
+	"github.com/tsugiki/tsugiki/policy/policytest"
 )
 
-func empty(t *testing.T) *Table {
+func empty(t *testing.T) *policy.Table {
 	t.Helper()
-	tb, err := table(t, nil, nil)
+	tb, err := policytest.Table(t, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,20 +47,20 @@ func sockaddrOf(a netip.AddrPort) unix.Sockaddr {
 func TestGraft(t *testing.T) {
 	enforce(t, empty(t), func(e *Enforcement) {
 		s, other := socketOf(t, unix.AF_INET6, unix.SOCK_STREAM), socketOf(t, unix.AF_UNIX, unix.SOCK_DGRAM)
-		if _, is, err := e.Graft(s); is || err != nil {
+		if _, is, err := e.AFGraft(s); is || err != nil {
 			t.Errorf("a new socket: %v, %v", is, err)
 		}
-		want := Graft{Name: "123456789012345", Delayed: true, NameTransparent: true}
-		for _, g := range []Graft{{}, {Name: "ep"}, want} {
-			if err := e.SetGraft(s, g); err != nil {
+		want := policy.AFGraft{Name: "123456789012345", Delayed: true, NameTransparent: true}
+		for _, g := range []policy.AFGraft{{}, {Name: "ep"}, want} {
+			if err := e.SetAFGraft(s, g); err != nil {
 				t.Fatal(err)
 			}
 			dup, err := unix.Dup(s)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got, is, err := e.Graft(dup); got != g || !is || err != nil {
-				t.Errorf("Graft: %+v, %v, %v; want %+v", got, is, err, g)
+			if got, is, err := e.AFGraft(dup); got != g || !is || err != nil {
+				t.Errorf("AFGraft: %+v, %v, %v; want %+v", got, is, err, g)
 			}
 			unix.Close(dup)
 		}
@@ -67,10 +69,10 @@ func TestGraft(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer unix.Close(file)
-		if _, is, err := e.Graft(file); is || err != nil {
+		if _, is, err := e.AFGraft(file); is || err != nil {
 			t.Errorf("no socket: %v, %v", is, err)
 		}
-		if _, is, err := e.Graft(other); is || err != nil {
+		if _, is, err := e.AFGraft(other); is || err != nil {
 			t.Errorf("another socket: %v, %v", is, err)
 		}
 	})
@@ -82,7 +84,7 @@ func TestGraftOutlivesItsMaker(t *testing.T) {
 	s := -1
 	enforce(t, empty(t), func(e *Enforcement) {
 		s = socketOf(t, unix.AF_INET, unix.SOCK_STREAM)
-		if err := e.SetGraft(s, Graft{Name: "ep"}); err != nil {
+		if err := e.SetAFGraft(s, policy.AFGraft{Name: "ep"}); err != nil {
 			t.Fatal(err)
 		}
 		info, err := e.set.GraftBySocket.Info()
@@ -99,8 +101,8 @@ func TestGraftOutlivesItsMaker(t *testing.T) {
 		}
 		defer m.Close()
 		again := &Enforcement{id: e.id, set: &set{PolicyMaps: bpf.PolicyMaps{GraftBySocket: m}}}
-		if g, is, err := again.Graft(s); !is || g.Name != "ep" || err != nil {
-			t.Errorf("Graft: %+v, %v, %v", g, is, err)
+		if g, is, err := again.AFGraft(s); !is || g.Name != "ep" || err != nil {
+			t.Errorf("AFGraft: %+v, %v, %v", g, is, err)
 		}
 	})
 }
@@ -108,26 +110,26 @@ func TestGraftOutlivesItsMaker(t *testing.T) {
 func TestGraftOptions(t *testing.T) {
 	enforce(t, empty(t), func(e *Enforcement) {
 		s := socketOf(t, unix.AF_INET, unix.SOCK_STREAM)
-		if options, err := e.GraftOptions(s); len(options) != 0 || err != nil {
+		if options, err := e.AFGraftOptions(s); len(options) != 0 || err != nil {
 			t.Errorf("a new socket: %v, %v", options, err)
 		}
-		var want []GraftOption
+		var want []policy.AFGraftOption
 		for i := range 16 {
-			want = append(want, GraftOption{Level: 1, Name: -i, Value: bytes.Repeat([]byte{7}, 8*(i+1)), Done: i%2 == 0, Result: -i})
+			want = append(want, policy.AFGraftOption{Level: 1, Name: -i, Value: bytes.Repeat([]byte{7}, 8*(i+1)), Done: i%2 == 0, Result: -i})
 		}
-		if err := e.SetGraftOptions(s, want); err != nil {
+		if err := e.SetAFGraftOptions(s, want); err != nil {
 			t.Fatal(err)
 		}
-		for _, more := range [][]GraftOption{
-			append(want[:16:16], GraftOption{}),
+		for _, more := range [][]policy.AFGraftOption{
+			append(want[:16:16], policy.AFGraftOption{}),
 			{{Value: make([]byte, 129)}},
 		} {
-			if err := e.SetGraftOptions(s, more); !errors.Is(err, ErrQueueFull) {
+			if err := e.SetAFGraftOptions(s, more); !errors.Is(err, policy.ErrQueueFull) {
 				t.Errorf("too much: %v", err)
 			}
 		}
-		if got, err := e.GraftOptions(s); err != nil || !reflect.DeepEqual(got, want) {
-			t.Errorf("GraftOptions: %v, %v; want %v", got, err, want)
+		if got, err := e.AFGraftOptions(s); err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("AFGraftOptions: %v, %v; want %v", got, err, want)
 		}
 	})
 }
@@ -153,7 +155,7 @@ func bindByName(t *testing.T, e *Enforcement, s int, host netip.AddrPort, netns 
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := Binding{Host: host, View: host, Ingress: true, Named: named, Netns: netns}
+	b := policy.Binding{Host: host, View: host, Ingress: true, Named: named, Netns: netns}
 	err = e.AllowBind(s, b)
 	if err == nil {
 		err = unix.Bind(s, sockaddrOf(host))
@@ -261,7 +263,7 @@ func TestWithdraw(t *testing.T) {
 
 // A special destination that a rule names is reached by that rule alone.
 func TestByNameBesideRules(t *testing.T) {
-	tb, err := table(t, nil, []string{"127.0.0.5:80=any"})
+	tb, err := policytest.Table(t, nil, []string{"127.0.0.5:80=any"})
 	if err != nil {
 		t.Fatal(err)
 	}

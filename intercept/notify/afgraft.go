@@ -89,11 +89,11 @@ func appendResult(b []byte, o graft.DelayedOption) []byte {
 	return b
 }
 
-// withGraft calls fn for an AF_GRAFT socket, which no other call changes meanwhile:
+// withAFGraft calls fn for an AF_GRAFT socket, which no other call changes meanwhile:
 // fn must not wait for the program's memory. Another descriptor's call is the
 // kernel's.
-func (s *Supervisor) withGraft(p *program, number int, fn func(*graft.GraftSocket) (graft.Answer, error)) (graft.Answer, error) {
-	g, err := s.engine.Graft(p, number)
+func (s *Supervisor) withAFGraft(p *program, number int, fn func(*graft.AFGraftSocket) (graft.Answer, error)) (graft.Answer, error) {
+	g, err := s.engine.AFGraft(p, number)
 	if g == nil {
 		return graft.Answer{}, err
 	}
@@ -101,10 +101,10 @@ func (s *Supervisor) withGraft(p *program, number int, fn func(*graft.GraftSocke
 	return fn(g)
 }
 
-// bindGraft acts on the address that the gate has read.
-func (s *Supervisor) bindGraft(p *program, a gate.Ask) (graft.Answer, error) {
+// bindAFGraft acts on the address that the gate has read.
+func (s *Supervisor) bindAFGraft(p *program, a gate.Ask) (graft.Answer, error) {
 	length := intArg(a, 2)
-	return s.withGraft(p, a.Number, func(g *graft.GraftSocket) (graft.Answer, error) {
+	return s.withAFGraft(p, a.Number, func(g *graft.AFGraftSocket) (graft.Answer, error) {
 		if length < sockaddrGrSize || length > sockaddrMax {
 			return fail(unix.EINVAL), nil
 		}
@@ -121,7 +121,7 @@ func (s *Supervisor) bindGraft(p *program, a gate.Ask) (graft.Answer, error) {
 // or one for this socket at once, which the kernel programs judge by themselves.
 func (s *Supervisor) setOption(p *program, a gate.Ask) (graft.Answer, error) {
 	level, name := intArg(a, 1), intArg(a, 2)
-	state, is, err := s.engine.GraftState(p, a.Number)
+	state, is, err := s.engine.AFGraftState(p, a.Number)
 	if !is || (level != levelGraft && (!state.Delayed || level == unix.SOL_SOCKET)) {
 		return graft.Answer{}, err
 	}
@@ -133,8 +133,8 @@ func (s *Supervisor) setOption(p *program, a gate.Ask) (graft.Answer, error) {
 	if err := p.readAt(a.Args[3], value); err != nil {
 		return orFault(err, unix.EINVAL)
 	}
-	return s.withGraft(p, a.Number, func(g *graft.GraftSocket) (graft.Answer, error) {
-		return setGraftOption(g, level, name, value)
+	return s.withAFGraft(p, a.Number, func(g *graft.AFGraftSocket) (graft.Answer, error) {
+		return setAFGraftOption(g, level, name, value)
 	})
 }
 
@@ -166,7 +166,7 @@ func valueSize(level, name, length int) (int, unix.Errno) {
 	return 0, unix.ENOPROTOOPT
 }
 
-func setGraftOption(g *graft.GraftSocket, level, name int, value []byte) (graft.Answer, error) {
+func setAFGraftOption(g *graft.AFGraftSocket, level, name int, value []byte) (graft.Answer, error) {
 	if level != levelGraft {
 		return g.Delay(level, name, value)
 	}
@@ -190,7 +190,7 @@ func isOn(value []byte) bool { return int32(binary.NativeEndian.Uint32(value)) >
 // getOption answers getsockopt(2). An int is given whole, whatever length the
 // program says: those written for the original pass one that they never set.
 func (s *Supervisor) getOption(p *program, a gate.Ask) (graft.Answer, error) {
-	state, is, err := s.engine.GraftState(p, a.Number)
+	state, is, err := s.engine.AFGraftState(p, a.Number)
 	if !is || intArg(a, 1) != levelGraft {
 		return graft.Answer{}, err
 	}
@@ -228,7 +228,7 @@ func (s *Supervisor) giveResults(p *program, a gate.Ask) (graft.Answer, error) {
 		return orFault(err, unix.EFAULT)
 	}
 	var done []graft.DelayedOption
-	answer, err := s.withGraft(p, a.Number, func(g *graft.GraftSocket) (_ graft.Answer, err error) {
+	answer, err := s.withAFGraft(p, a.Number, func(g *graft.AFGraftSocket) (_ graft.Answer, err error) {
 		done, err = g.Results()
 		return succeed(), err
 	})
@@ -249,7 +249,7 @@ func (s *Supervisor) giveResults(p *program, a gate.Ask) (graft.Answer, error) {
 	if err != nil {
 		return orFault(err, unix.EFAULT)
 	}
-	_, err = s.withGraft(p, a.Number, func(g *graft.GraftSocket) (graft.Answer, error) {
+	_, err = s.withAFGraft(p, a.Number, func(g *graft.AFGraftSocket) (graft.Answer, error) {
 		return graft.Answer{}, g.Forget(done)
 	})
 	return answer, err
@@ -257,7 +257,7 @@ func (s *Supervisor) giveResults(p *program, a gate.Ask) (graft.Answer, error) {
 
 // getName answers getsockname(2).
 func (s *Supervisor) getName(p *program, a gate.Ask) (graft.Answer, error) {
-	state, is, err := s.engine.GraftState(p, a.Number)
+	state, is, err := s.engine.AFGraftState(p, a.Number)
 	if !is || (state.NameTransparent && state.Name != "") {
 		return graft.Answer{}, err // the kernel knows it
 	}

@@ -1,4 +1,13 @@
-package policy
+// Package enforcer has the kernel hold a container's sockets to its rules, whatever the
+// program does.
+//
+// Enforce compiles a policy.Table into the maps of the BPF programs and attaches the
+// programs to the cgroup in which the container's host sockets are made. Adopt takes over
+// what an earlier process has attached. An Enforcement also keeps, with the sockets, what
+// the engine allowed each of them. The package makes no socket and decides nothing.
+//
+// It needs CAP_BPF and CAP_NET_ADMIN, for Adopt also CAP_SYS_ADMIN, and Linux 5.15.
+package enforcer
 
 import (
 	"encoding/binary"
@@ -13,6 +22,7 @@ import (
 
 	"github.com/tsugiki/tsugiki/bpf"
 	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/policy"
 )
 
 // Enforcement is a table at work in the kernel.
@@ -22,8 +32,8 @@ type Enforcement struct {
 	id     uint32 // the container's number in the set
 	rows   *shared
 	tables tables
-	table  *Table // in the maps
-	stuck  error  // why the maps hold neither this table nor the next
+	table  *policy.Table // in the maps
+	stuck  error         // why the maps hold neither this table nor the next
 
 	own struct {
 		sync.Mutex                     // guards what follows
@@ -35,37 +45,13 @@ type Enforcement struct {
 	close func() error
 }
 
-// Binding is a bind(2) that a socket is allowed to make, and the name that the
-// program shall see afterwards.
-type Binding struct {
-	Host netip.AddrPort // what the kernel is asked for
-	View netip.AddrPort // what the program asked for; port 0: whatever it got
-	// Ingress marks what a rule lets the container serve. A UDP socket so
-	// bound may answer whoever sent it something.
-	Ingress bool
-	// Named, if not 0, says that the program named the endpoint itself (AF_GRAFT):
-	// the socket may connect through it too, to all that is not special, until it
-	// is withdrawn. See Name.
-	Named uint32
-	// Netns is the cookie of that endpoint's namespace.
-	Netns uint64
-	// Call is the id of the bind(2) that this answers, or 0.
-	Call uint64
-}
-
-// Denied counts what the kernel refused a container, by the kind of call; Leave are
-// packets that were about to leave a host socket, and Enter datagrams that came for one.
-type Denied struct {
-	Connect, Bind, Send, SetOption, Leave, Enter uint64
-}
-
 // Enforce attaches the programs, with the table's rules, to the cgroup in which the
 // container's host sockets are made. netnsOf gives the SO_NETNS_COOKIE of the namespace
 // in which an endpoint's sockets live.
 //
 // They stay in force until the cgroup is gone and the last of its sockets is closed,
 // whatever becomes of this process; see End.
-func Enforce(cgroup *os.File, t *Table, netnsOf func(*endpoint.Endpoint) uint64) (*Enforcement, error) {
+func Enforce(cgroup *os.File, t *policy.Table, netnsOf func(*endpoint.Endpoint) uint64) (*Enforcement, error) {
 	cgroupID, err := idOf(cgroup)
 	if err != nil {
 		return nil, err
@@ -134,7 +120,7 @@ func (e *Enforcement) forgetNumber() error {
 // is to be called before the bind, by whoever makes it for the program, and again
 // with the port that the kernel chose where that was 0: the binding counts only
 // as long as the socket has its port.
-func (e *Enforcement) AllowBind(sock int, b Binding) error {
+func (e *Enforcement) AllowBind(sock int, b policy.Binding) error {
 	row := bpf.PolicyBinding{
 		Host:     wordsOf(b.Host.Addr()),
 		View:     wordsOf(b.View.Addr()),
@@ -164,7 +150,7 @@ func (e *Enforcement) bind(sock int, row bpf.PolicyBinding) error {
 }
 
 // remember makes the table of those whom a UDP server may answer, before it is bound.
-func (e *Enforcement) remember(sock int, b Binding) error {
+func (e *Enforcement) remember(sock int, b policy.Binding) error {
 	if !b.Ingress {
 		return nil
 	}
@@ -213,7 +199,7 @@ func (e *Enforcement) BoundBy(sock int, call uint64) bool {
 
 // Serve lets the container's programs reach, on their own loopback, a server
 // that AllowBind let bind the host's address, in the namespace with a cookie.
-func (e *Enforcement) Serve(protocol int, b Binding, netns uint64) error {
+func (e *Enforcement) Serve(protocol int, b policy.Binding, netns uint64) error {
 	key := bpf.PolicyService{Bits: serviceBits, Container: e.id, Port: b.View.Port(), Protocol: uint8(protocol)}
 	if b.Host.Addr().Unmap().Is4() {
 		key.Is4 = 1
@@ -233,23 +219,17 @@ const (
 	senderBits  = 32
 )
 
-// Service is a port that Serve was called for, as the container's programs know it.
-type Service struct {
-	Protocol int
-	Port     uint16
-	Is4      bool
-	Netns    uint64 // cookie of the namespace where it is
-}
-
 // Services are those that Serve was called for, by this process or an earlier one.
-func (e *Enforcement) Services() ([]Service, error) {
-	var list []Service
+func (e *Enforcement) Services() ([]policy.Service, error) {
+	var list []policy.Service
 	for _, key := range e.rows.services.list() {
 		var at bpf.PolicyLocation
 		if err := e.rows.services.table.Lookup(key, &at); err != nil {
 			return nil, fmt.Errorf("read services: %w", err)
 		}
-		list = append(list, Service{int(key.Protocol), key.Port, key.Is4 != 0, at.Netns})
+		list = append(list, policy.Service{
+			Protocol: int(key.Protocol), Port: key.Port, Is4: key.Is4 != 0, Netns: at.Netns,
+		})
 	}
 	return list, nil
 }
@@ -345,28 +325,22 @@ func (e *Enforcement) Prove(sock int) error {
 }
 
 // Denied returns what the kernel has refused the container so far.
-func (e *Enforcement) Denied() (Denied, error) {
+func (e *Enforcement) Denied() (policy.Denied, error) {
 	n, err := e.counts()
 	if err != nil {
-		return Denied{}, fmt.Errorf("read denials: %w", err)
+		return policy.Denied{}, fmt.Errorf("read denials: %w", err)
 	}
 	d := n.Denials
-	return Denied{d[0], d[1], d[2], d[3], d[4], d[5]}, nil
-}
-
-// Connections counts the TCP connections of the container's host sockets that
-// were established, by who began.
-type Connections struct {
-	Out, In uint64
+	return policy.Denied{Connect: d[0], Bind: d[1], Send: d[2], SetOption: d[3], Leave: d[4], Enter: d[5]}, nil
 }
 
 // Connections returns how many there have been so far.
-func (e *Enforcement) Connections() (Connections, error) {
+func (e *Enforcement) Connections() (policy.Connections, error) {
 	n, err := e.counts()
 	if err != nil {
-		return Connections{}, fmt.Errorf("read connections: %w", err)
+		return policy.Connections{}, fmt.Errorf("read connections: %w", err)
 	}
-	return Connections{n.Connections[0], n.Connections[1]}, nil
+	return policy.Connections{Out: n.Connections[0], In: n.Connections[1]}, nil
 }
 
 // counts adds up the counters of all CPUs.
@@ -390,7 +364,7 @@ func (e *Enforcement) counts() (total bpf.PolicyCounts, err error) {
 func (e *Enforcement) Close() error { return e.close() }
 
 // enforcement is one that is closed once, however often Close is called.
-func enforcement(s *set, id uint32, own tables, t *Table) *Enforcement {
+func enforcement(s *set, id uint32, own tables, t *policy.Table) *Enforcement {
 	e := &Enforcement{set: s, id: id, rows: s.newShared(), tables: own, table: t}
 	e.own.row.Id = id
 	e.close = sync.OnceValue(func() error { return errors.Join(e.tables.close(), e.set.leave()) })

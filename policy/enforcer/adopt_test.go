@@ -1,4 +1,4 @@
-package policy
+package enforcer
 
 import (
 	"errors"
@@ -13,6 +13,8 @@ import (
 
 	"github.com/tsugiki/tsugiki/endpoint"
 	"github.com/tsugiki/tsugiki/internal/cgroup"
+	"github.com/tsugiki/tsugiki/policy"
+	"github.com/tsugiki/tsugiki/policy/policytest"
 )
 
 // testGroup is the cgroup that enforce has made, and that fn runs in.
@@ -31,9 +33,9 @@ func testGroup(t *testing.T) *os.File {
 }
 
 // takeOver restores the table of rules and adopts what is in force of it.
-func takeOver(t *testing.T, rules []Egress, numbered []*endpoint.Endpoint, eps map[string]*endpoint.Endpoint) (*Table, *Enforcement) {
+func takeOver(t *testing.T, rules []policy.Egress, numbered []*endpoint.Endpoint, eps map[string]*endpoint.Endpoint) (*policy.Table, *Enforcement) {
 	t.Helper()
-	restored, err := Restore(nil, rules, numbered)
+	restored, err := policy.Restore(nil, rules, numbered)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,8 +49,8 @@ func takeOver(t *testing.T, rules []Egress, numbered []*endpoint.Endpoint, eps m
 // What one process has put in force another takes over: the rules, what is bound,
 // what is served, what was counted; and it can change all of it.
 func TestAdopt(t *testing.T) {
-	eps := map[string]*endpoint.Endpoint{"a": fresh(t, "a", 1), "b": fresh(t, "b", 2), namedEndpoint.Name: namedEndpoint}
-	tb, err := NewTable(nil, rulesOf(t, updateRules, eps))
+	eps := map[string]*endpoint.Endpoint{"a": policytest.Fresh(t, "a", 1), "b": policytest.Fresh(t, "b", 2), namedEndpoint.Name: namedEndpoint}
+	tb, err := policy.NewTable(nil, policytest.RulesOf(t, policytest.UpdateRules, eps))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +63,7 @@ func TestAdopt(t *testing.T) {
 		if err := unix.Connect(socketOf(t, unix.AF_INET, unix.SOCK_STREAM), refused); !errors.Is(err, unix.EPERM) {
 			t.Fatalf("connect where no rule leads: %v, want EPERM", err)
 		}
-		served := Binding{Host: netip.MustParseAddrPort("127.0.1.1:8080"), View: netip.MustParseAddrPort("0.0.0.0:80")}
+		served := policy.Binding{Host: netip.MustParseAddrPort("127.0.1.1:8080"), View: netip.MustParseAddrPort("0.0.0.0:80")}
 		if err := e.Serve(unix.IPPROTO_TCP, served, here); err != nil {
 			t.Fatal(err)
 		}
@@ -74,7 +76,7 @@ func TestAdopt(t *testing.T) {
 			t.Fatal(err)
 		}
 
-		restored, next := takeOver(t, rulesOf(t, updateRules, eps), tb.Numbered(), eps)
+		restored, next := takeOver(t, policytest.RulesOf(t, policytest.UpdateRules, eps), tb.Numbered(), eps)
 		defer next.Close()
 		if got, _ := dump(t, next); !cmp.Equal(want, got) {
 			t.Error(cmp.Diff(want, got))
@@ -83,7 +85,7 @@ func TestAdopt(t *testing.T) {
 			t.Errorf("denied: %+v, %v; was %+v", got, err, denied)
 		}
 		services, err := next.Services()
-		if !slices.Equal(services, []Service{{unix.IPPROTO_TCP, 80, true, here}}) || err != nil {
+		if !slices.Equal(services, []policy.Service{{Protocol: unix.IPPROTO_TCP, Port: 80, Is4: true, Netns: here}}) || err != nil {
 			t.Errorf("services: %+v, %v", services, err)
 		}
 		if err := unix.Connect(s, to); !errors.Is(err, unix.ENETUNREACH) {
@@ -98,7 +100,7 @@ func TestAdopt(t *testing.T) {
 		if s := socketOf(t, unix.AF_INET, unix.SOCK_STREAM); next.Prove(s) != nil {
 			t.Error("sockets are not policed any more")
 		}
-		fewer, err := restored.Next(nil, rulesOf(t, updateRules[:1], eps))
+		fewer, err := restored.Next(nil, policytest.RulesOf(t, policytest.UpdateRules[:1], eps))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -116,12 +118,12 @@ func TestAdopt(t *testing.T) {
 func TestAdoptHalfChanged(t *testing.T) {
 	eps := map[string]*endpoint.Endpoint{}
 	for i, name := range []string{"a", "b", "c", "d", "e", "f"} {
-		eps[name] = fresh(t, name, i+1)
+		eps[name] = policytest.Fresh(t, name, i+1)
 	}
-	before := rulesOf(t, []string{"10.1.0.0/16=a", "10.2.0.0/16=b", "10.2.3.0/24=c", "10.3.0.0/16=d", "10.4.0.0/16=e"}, eps)
-	after := rulesOf(t, []string{"10.1.0.0/16=f", "10.2.0.0/16=b", "10.3.0.0/16=e", "10.5.0.0/16=f"}, eps)
+	before := policytest.RulesOf(t, []string{"10.1.0.0/16=a", "10.2.0.0/16=b", "10.2.3.0/24=c", "10.3.0.0/16=d", "10.4.0.0/16=e"}, eps)
+	after := policytest.RulesOf(t, []string{"10.1.0.0/16=f", "10.2.0.0/16=b", "10.3.0.0/16=e", "10.5.0.0/16=f"}, eps)
 	netnsOf := func(*endpoint.Endpoint) uint64 { return 1 }
-	old, err := NewTable(nil, before)
+	old, err := policy.NewTable(nil, before)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -169,7 +171,7 @@ func TestAdoptHalfChanged(t *testing.T) {
 }
 
 // routeOf is the route of a prefix.
-func routeOf(t *testing.T, tb *Table, p netip.Prefix) Route {
+func routeOf(t *testing.T, tb *policy.Table, p netip.Prefix) policy.Route {
 	t.Helper()
 	for _, r := range tb.Routes() {
 		if r.Prefix == p {
@@ -177,7 +179,7 @@ func routeOf(t *testing.T, tb *Table, p netip.Prefix) Route {
 		}
 	}
 	t.Fatalf("no route for %s", p)
-	return Route{}
+	return policy.Route{}
 }
 
 // A cgroup without our programs is not taken for a container's.

@@ -23,7 +23,7 @@ import (
 //
 // socket(AF_GRAFT) is answered with a stand-in: an IP socket of the container's own
 // namespace, so that poll, dup, fork, exec and options work on it. It is marked in
-// the kernel (policy.Graft). What the program binds tells the endpoint, which has to
+// the kernel (policy.AFGraft). What the program binds tells the endpoint, which has to
 // be a nameable one, and with it family and place: a socket made there takes the stand-in's place, as in a swap.
 // A stand-in that connects or sends is bound to the endpoint default-source first.
 // From then on it is a host socket, and the kernel carries on with its calls: the
@@ -63,11 +63,11 @@ func (e *Engine) Socket(p Program, typ, protocol int) (Answer, error) {
 		return answerFor(err)
 	}
 	defer unix.Close(file)
-	if err := e.Enforcer.SetGraft(file, policy.Graft{}); err != nil {
+	if err := e.Enforcer.SetAFGraft(file, policy.AFGraft{}); err != nil {
 		return Answer{}, err
 	}
 	e.Know(OwnSockets)
-	e.Know(GraftSockets)
+	e.Know(AFGraftSockets)
 	number, err := p.Add(file, typ&unix.SOCK_CLOEXEC != 0)
 	var errno unix.Errno
 	switch {
@@ -82,33 +82,33 @@ func (e *Engine) Socket(p Program, typ, protocol int) (Answer, error) {
 
 // DelayedOption is a socket option that waits to be set, or the result of one
 // that was.
-type DelayedOption = policy.GraftOption
+type DelayedOption = policy.AFGraftOption
 
-// GraftSocket is an AF_GRAFT socket of the program for the time of one call. No
+// AFGraftSocket is an AF_GRAFT socket of the program for the time of one call. No
 // other call changes what belongs to it meanwhile.
-type GraftSocket struct {
+type AFGraftSocket struct {
 	e      call
 	p      Program
 	number int
 	s      *socket
-	state  policy.Graft
+	state  policy.AFGraft
 	unlock func()
 }
 
-// GraftState returns what belongs to an AF_GRAFT socket of the program, or false if
+// AFGraftState returns what belongs to an AF_GRAFT socket of the program, or false if
 // the descriptor is none.
-func (e *Engine) GraftState(p Program, number int) (policy.Graft, bool, error) {
+func (e *Engine) AFGraftState(p Program, number int) (policy.AFGraft, bool, error) {
 	file, err := p.File(number)
 	if err != nil {
-		return policy.Graft{}, false, ignoreBadFile(err)
+		return policy.AFGraft{}, false, ignoreBadFile(err)
 	}
 	defer unix.Close(file)
-	return e.Enforcer.Graft(file)
+	return e.Enforcer.AFGraft(file)
 }
 
-// Graft takes an AF_GRAFT socket of the program, which the caller has to Close,
+// AFGraft takes an AF_GRAFT socket of the program, which the caller has to Close,
 // or returns nil if the descriptor is none.
-func (e *Engine) Graft(p Program, number int) (*GraftSocket, error) {
+func (e *Engine) AFGraft(p Program, number int) (*AFGraftSocket, error) {
 	file, err := p.File(number)
 	if err != nil {
 		return nil, ignoreBadFile(err)
@@ -120,8 +120,8 @@ func (e *Engine) Graft(p Program, number int) (*GraftSocket, error) {
 	return g, err
 }
 
-func (e *Engine) graft(p Program, number, file int) (*GraftSocket, error) {
-	if _, is, err := e.Enforcer.Graft(file); !is {
+func (e *Engine) graft(p Program, number, file int) (*AFGraftSocket, error) {
+	if _, is, err := e.Enforcer.AFGraft(file); !is {
 		return nil, err
 	}
 	s, err := inspect(file)
@@ -134,24 +134,24 @@ func (e *Engine) graft(p Program, number, file int) (*GraftSocket, error) {
 	e.makeGraft.Do(func() { e.graftMu = new([graftLocks]sync.Mutex) })
 	mu := &e.graftMu[s.cookie%graftLocks]
 	mu.Lock()
-	state, _, err := e.Enforcer.Graft(file)
+	state, _, err := e.Enforcer.AFGraft(file)
 	if err != nil {
 		mu.Unlock()
 		return nil, err
 	}
-	return &GraftSocket{e: e.begin(), p: p, number: number, s: s, state: state, unlock: mu.Unlock}, nil
+	return &AFGraftSocket{e: e.begin(), p: p, number: number, s: s, state: state, unlock: mu.Unlock}, nil
 }
 
 // Close lets go of the socket.
-func (g *GraftSocket) Close() {
+func (g *AFGraftSocket) Close() {
 	g.unlock()
 	unix.Close(g.s.file)
 }
 
-func (g *GraftSocket) bound() bool { return g.state.Name != "" }
+func (g *AFGraftSocket) bound() bool { return g.state.Name != "" }
 
 // Bind answers bind(2) to an endpoint's name.
-func (g *GraftSocket) Bind(name string) (Answer, error) {
+func (g *AFGraftSocket) Bind(name string) (Answer, error) {
 	ep := g.e.Endpoint(name)
 	if ep != nil && !ep.Nameable {
 		g.e.Log.Info("endpoint may not be named by programs", "pid", g.p.Thread(), "endpoint", name)
@@ -174,11 +174,11 @@ func (g *GraftSocket) Bind(name string) (Answer, error) {
 
 // leaveFrom answers connect(2) and sends of an AF_GRAFT socket, which the kernel
 // then carries on with.
-func (e *Engine) leaveFrom(p Program, number int, state policy.Graft) (Answer, error) {
+func (e *Engine) leaveFrom(p Program, number int, state policy.AFGraft) (Answer, error) {
 	if state.Name != "" {
 		return Answer{}, nil
 	}
-	g, err := e.Graft(p, number)
+	g, err := e.AFGraft(p, number)
 	if g == nil {
 		return Answer{}, err
 	}
@@ -194,14 +194,14 @@ func (e *Engine) leaveFrom(p Program, number int, state policy.Graft) (Answer, e
 
 // moveTo makes a socket at an endpoint, sets on it what the program has set, and
 // puts it in the stand-in's place. An error leaves the stand-in as it was.
-func (g *GraftSocket) moveTo(ep *endpoint.Endpoint) error {
+func (g *AFGraftSocket) moveTo(ep *endpoint.Endpoint) error {
 	e := g.e
 	file, err := g.socketFor(ep)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(file)
-	options, err := e.Enforcer.GraftOptions(g.s.file)
+	options, err := e.Enforcer.AFGraftOptions(g.s.file)
 	if err != nil {
 		return err
 	}
@@ -218,11 +218,11 @@ func (g *GraftSocket) moveTo(ep *endpoint.Endpoint) error {
 	}
 	state := g.state
 	state.Name = ep.Name
-	if err := e.Enforcer.SetGraft(file, state); err != nil {
+	if err := e.Enforcer.SetAFGraft(file, state); err != nil {
 		return err
 	}
 	if len(options) > 0 {
-		if err := e.Enforcer.SetGraftOptions(file, options); err != nil {
+		if err := e.Enforcer.SetAFGraftOptions(file, options); err != nil {
 			return err
 		}
 	}
@@ -238,7 +238,7 @@ func (g *GraftSocket) moveTo(ep *endpoint.Endpoint) error {
 }
 
 // socketFor makes the socket that is to take the stand-in's place.
-func (g *GraftSocket) socketFor(ep *endpoint.Endpoint) (int, error) {
+func (g *AFGraftSocket) socketFor(ep *endpoint.Endpoint) (int, error) {
 	if ep.Type == endpoint.Unix {
 		file, err := g.e.unixSocket(g.s.typ)
 		if err != nil {
@@ -304,26 +304,26 @@ func (e call) bindNamedPort(file int, b policy.Binding, ep *endpoint.Endpoint) e
 }
 
 // SetDelayed answers GRAFT_SO_DELAYED.
-func (g *GraftSocket) SetDelayed(on bool) error {
+func (g *AFGraftSocket) SetDelayed(on bool) error {
 	g.state.Delayed = on
-	return g.e.Enforcer.SetGraft(g.s.file, g.state)
+	return g.e.Enforcer.SetAFGraft(g.s.file, g.state)
 }
 
 // SetNameTransparent answers GRAFT_NAME_TRANSPARENT.
-func (g *GraftSocket) SetNameTransparent(on bool) error {
+func (g *AFGraftSocket) SetNameTransparent(on bool) error {
 	g.state.NameTransparent = on
-	return g.e.Enforcer.SetGraft(g.s.file, g.state)
+	return g.e.Enforcer.SetAFGraft(g.s.file, g.state)
 }
 
 // Delay notes an option that is to be set once the socket is bound, or when the
 // program says so.
-func (g *GraftSocket) Delay(level, name int, value []byte) (Answer, error) {
-	options, err := g.e.Enforcer.GraftOptions(g.s.file)
+func (g *AFGraftSocket) Delay(level, name int, value []byte) (Answer, error) {
+	options, err := g.e.Enforcer.AFGraftOptions(g.s.file)
 	if err != nil {
 		return Answer{}, err
 	}
 	options = append(options, DelayedOption{Level: level, Name: name, Value: value})
-	err = g.e.Enforcer.SetGraftOptions(g.s.file, options)
+	err = g.e.Enforcer.SetAFGraftOptions(g.s.file, options)
 	if errors.Is(err, policy.ErrQueueFull) {
 		return fail(unix.ENOBUFS), nil
 	}
@@ -334,14 +334,14 @@ func (g *GraftSocket) Delay(level, name int, value []byte) (Answer, error) {
 }
 
 // Execute answers GRAFT_SO_DELAYED_EXECUTE.
-func (g *GraftSocket) Execute() (Answer, error) {
+func (g *AFGraftSocket) Execute() (Answer, error) {
 	if !g.bound() {
 		return fail(unix.EADDRNOTAVAIL), nil
 	}
-	options, err := g.e.Enforcer.GraftOptions(g.s.file)
+	options, err := g.e.Enforcer.AFGraftOptions(g.s.file)
 	if err == nil && len(options) > 0 {
 		if err = setOptions(g.s.file, options); err == nil {
-			err = g.e.Enforcer.SetGraftOptions(g.s.file, options)
+			err = g.e.Enforcer.SetAFGraftOptions(g.s.file, options)
 		}
 	}
 	if err != nil {
@@ -351,7 +351,7 @@ func (g *GraftSocket) Execute() (Answer, error) {
 }
 
 // SetTransparent answers GRAFT_SO_TRANSPARENT.
-func (g *GraftSocket) SetTransparent(level, name int, value []byte) (Answer, error) {
+func (g *AFGraftSocket) SetTransparent(level, name int, value []byte) (Answer, error) {
 	if g.state.Delayed {
 		return g.Delay(level, name, value)
 	}
@@ -369,14 +369,14 @@ func (g *GraftSocket) SetTransparent(level, name int, value []byte) (Answer, err
 }
 
 // Results are the options that have been set, in the order in which they came.
-func (g *GraftSocket) Results() ([]DelayedOption, error) {
-	options, err := g.e.Enforcer.GraftOptions(g.s.file)
+func (g *AFGraftSocket) Results() ([]DelayedOption, error) {
+	options, err := g.e.Enforcer.AFGraftOptions(g.s.file)
 	return slices.DeleteFunc(options, func(o DelayedOption) bool { return !o.Done }), err
 }
 
 // Forget drops results that the program has taken, unless another call has.
-func (g *GraftSocket) Forget(taken []DelayedOption) error {
-	options, err := g.e.Enforcer.GraftOptions(g.s.file)
+func (g *AFGraftSocket) Forget(taken []DelayedOption) error {
+	options, err := g.e.Enforcer.AFGraftOptions(g.s.file)
 	if err != nil || len(taken) == 0 {
 		return err
 	}
@@ -387,7 +387,7 @@ func (g *GraftSocket) Forget(taken []DelayedOption) error {
 		}
 		return same
 	})
-	return g.e.Enforcer.SetGraftOptions(g.s.file, options)
+	return g.e.Enforcer.SetAFGraftOptions(g.s.file, options)
 }
 
 // setOptions sets those of the options that are not done, in their order, and

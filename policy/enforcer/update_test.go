@@ -1,4 +1,4 @@
-package policy
+package enforcer
 
 import (
 	"fmt"
@@ -15,45 +15,9 @@ import (
 
 	"github.com/tsugiki/tsugiki/bpf"
 	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/policy"
+	"github.com/tsugiki/tsugiki/policy/policytest"
 )
-
-// updateRules name endpoints that come and go.
-var updateRules = []string{
-	"127.0.0.0/8=a", "127.2.0.0/16=b", "127.2.3.0/24:53=c", "127.2.3.0/24=d", "127.9.0.0/16=e", "10.0.0.0/8=b", "10.1.0.0/16:80-90=c",
-}
-
-// rulesOf are the rules whose endpoints there are.
-func rulesOf(t *testing.T, rules []string, eps map[string]*endpoint.Endpoint) []Egress {
-	t.Helper()
-	var active []Egress
-	for _, s := range rules {
-		what, name, _ := strings.Cut(s, "=")
-		if eps[name] == nil {
-			continue
-		}
-		var set endpoint.Set
-		if err := set.Add(eps[name]); err != nil {
-			t.Fatal(err)
-		}
-		r, err := ParseEgress(what+"="+name, &set)
-		if err != nil {
-			t.Fatal(err)
-		}
-		active = append(active, r)
-	}
-	return active
-}
-
-// fresh is an endpoint with an address of its own, of the namespace that netnsOf
-// gives for it.
-func fresh(t *testing.T, name string, last int) *endpoint.Endpoint {
-	t.Helper()
-	ep, err := endpoint.Parse(fmt.Sprintf("%s type ipv4 addr 127.0.1.%d port dynamic", name, last))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return ep
-}
 
 // dump is what the maps say, with rows of endpoints in the place of their
 // numbers, and the numbers that have a row without being named.
@@ -111,7 +75,7 @@ func dump(t *testing.T, e *Enforcement) (rows map[string]string, unnamed []uint3
 func TestUpdateEqualsFresh(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 0))
 	eps := map[string]*endpoint.Endpoint{}
-	tb, err := NewTable(nil, nil)
+	tb, err := policy.NewTable(nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -122,9 +86,9 @@ func TestUpdateEqualsFresh(t *testing.T) {
 			if eps[name] != nil && random.IntN(3) > 0 {
 				delete(eps, name)
 			} else {
-				eps[name] = fresh(t, name, random.IntN(250)+1)
+				eps[name] = policytest.Fresh(t, name, random.IntN(250)+1)
 			}
-			next, err := tb.Next(nil, rulesOf(t, updateRules, eps))
+			next, err := tb.Next(nil, policytest.RulesOf(t, policytest.UpdateRules, eps))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -141,7 +105,7 @@ func TestUpdateEqualsFresh(t *testing.T) {
 			if len(unnamed) > 0 {
 				t.Errorf("step %d: rows of endpoints that are gone: %v", step, unnamed)
 			}
-			again, err := NewTable(nil, rulesOf(t, updateRules, eps))
+			again, err := policy.NewTable(nil, policytest.RulesOf(t, policytest.UpdateRules, eps))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -155,7 +119,7 @@ func TestUpdateEqualsFresh(t *testing.T) {
 }
 
 // enforceMaps fills maps with a table, without attaching programs.
-func enforceMaps(t *testing.T, tb *Table, netnsOf func(*endpoint.Endpoint) uint64, fn func(*Enforcement)) {
+func enforceMaps(t *testing.T, tb *policy.Table, netnsOf func(*endpoint.Endpoint) uint64, fn func(*Enforcement)) {
 	t.Helper()
 	s, p, err := takePrepared()
 	if err != nil {
@@ -174,8 +138,8 @@ func enforceMaps(t *testing.T, tb *Table, netnsOf func(*endpoint.Endpoint) uint6
 // destination has in the old table or in the new one, and of no other, though
 // their numbers are used again and again.
 func TestUpdateUnderWay(t *testing.T) {
-	eps := map[string]*endpoint.Endpoint{"a": fresh(t, "a", 1)}
-	tb, err := NewTable(nil, rulesOf(t, updateRules, eps))
+	eps := map[string]*endpoint.Endpoint{"a": policytest.Fresh(t, "a", 1)}
+	tb, err := policy.NewTable(nil, policytest.RulesOf(t, policytest.UpdateRules, eps))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -223,7 +187,7 @@ func TestUpdateUnderWay(t *testing.T) {
 		}()
 		update := func() {
 			t.Helper()
-			next, err := tb.Next(nil, rulesOf(t, updateRules, eps))
+			next, err := tb.Next(nil, policytest.RulesOf(t, policytest.UpdateRules, eps))
 			if err == nil {
 				err = e.Update(next, func(*endpoint.Endpoint) uint64 { return cookie })
 			}
@@ -238,7 +202,7 @@ func TestUpdateUnderWay(t *testing.T) {
 			if i%2 == 1 {
 				name, base = "e", 50
 			}
-			eps[name] = fresh(t, name, base+i%10)
+			eps[name] = policytest.Fresh(t, name, base+i%10)
 			update()
 			at := slices.Index(tb.Numbered(), eps[name])
 			if !slices.Contains(numbers[at], name) {
@@ -278,13 +242,13 @@ func sourceOf(s int, to [4]byte) (byte, error) {
 
 // A table that is not the next of the one in force is refused.
 func TestUpdateRefusesStrangers(t *testing.T) {
-	eps := map[string]*endpoint.Endpoint{"a": fresh(t, "a", 1)}
-	tb, err := NewTable(nil, rulesOf(t, updateRules, eps))
+	eps := map[string]*endpoint.Endpoint{"a": policytest.Fresh(t, "a", 1)}
+	tb, err := policy.NewTable(nil, policytest.RulesOf(t, policytest.UpdateRules, eps))
 	if err != nil {
 		t.Fatal(err)
 	}
-	eps["a"] = fresh(t, "a", 2)
-	stranger, err := NewTable(nil, rulesOf(t, updateRules, eps))
+	eps["a"] = policytest.Fresh(t, "a", 2)
+	stranger, err := policy.NewTable(nil, policytest.RulesOf(t, policytest.UpdateRules, eps))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -302,17 +266,17 @@ func TestUpdateRefusesStrangers(t *testing.T) {
 
 // What cannot be written leaves the table that is in force.
 func TestUpdateThatFails(t *testing.T) {
-	eps := map[string]*endpoint.Endpoint{"a": fresh(t, "a", 1)}
-	tb, err := NewTable(nil, rulesOf(t, updateRules, eps))
+	eps := map[string]*endpoint.Endpoint{"a": policytest.Fresh(t, "a", 1)}
+	tb, err := policy.NewTable(nil, policytest.RulesOf(t, policytest.UpdateRules, eps))
 	if err != nil {
 		t.Fatal(err)
 	}
 	var many []string
-	for i := range PrefixesMax - len(tb.Routes()) {
+	for i := range policy.PrefixesMax - len(tb.Routes()) {
 		many = append(many, fmt.Sprintf("10.0.%d.%d/32=z", i/250, i%250))
 	}
-	eps["z"] = fresh(t, "z", 9)
-	next, err := tb.Next(nil, append(rulesOf(t, updateRules, eps), rulesOf(t, many, eps)...))
+	eps["z"] = policytest.Fresh(t, "z", 9)
+	next, err := tb.Next(nil, append(policytest.RulesOf(t, policytest.UpdateRules, eps), policytest.RulesOf(t, many, eps)...))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -345,73 +309,4 @@ func TestUpdateThatFails(t *testing.T) {
 	if err := e.Update(tb, netnsOf); err != nil {
 		t.Errorf("later: %v", err)
 	}
-}
-
-// A rule is written as it is read, and takes only an endpoint that fits.
-func TestRulesWithOtherEndpoints(t *testing.T) {
-	var set endpoint.Set
-	for _, s := range []string{
-		"any type ipv4 addr 0.0.0.0 port dynamic", "six type ipv6 addr :: port dynamic", "one type ipv4 addr 0.0.0.0 port 80",
-		"few type ipv4 addr 0.0.0.0 port 8000-8009", "un type unix path /un",
-	} {
-		ep, err := endpoint.Parse(s)
-		if err == nil {
-			err = set.Add(ep)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	fitting := map[string]string{ // rule, the endpoints that fit
-		"0.0.0.0:80=any": "any one un", "0.0.0.0:8000-8003=any": "any few", "[::]:80=six": "six un", "[::]:80-81=six": "six",
-		"10.0.0.0/8=any": "any one un", "10.0.0.0/8:1-9=any": "any one un", "[::/0]:80=six": "six un", "2001:db8::/32=six": "six un",
-	}
-	for s, want := range fitting {
-		var fits []string
-		for _, ep := range set.All() {
-			in, err := ParseIngress(s, &set)
-			text, with := in.String(), error(nil)
-			if err == nil {
-				_, with = in.With(ep)
-			} else {
-				var out Egress
-				if out, err = ParseEgress(s, &set); err != nil {
-					t.Fatal(err)
-				}
-				text = out.String()
-				_, with = out.With(ep)
-			}
-			if text != s {
-				t.Errorf("%s is written %s", s, text)
-			}
-			if with == nil {
-				fits = append(fits, ep.Name)
-			}
-		}
-		slices.Sort(fits)
-		if got := strings.Join(fits, " "); got != want {
-			t.Errorf("%s takes %s, want %s", s, got, want)
-		}
-	}
-}
-
-// Later tables lead where a fresh one would, in Go and in the image for C.
-func TestNextAgreesWithSnapshot(t *testing.T) {
-	lookup := buildLookup(t)
-	eps := map[string]*endpoint.Endpoint{"a": fresh(t, "a", 1), "b": fresh(t, "b", 2)}
-	first, err := NewTable(nil, rulesOf(t, updateRules, eps))
-	if err != nil {
-		t.Fatal(err)
-	}
-	gone := slices.Index(first.Numbered(), eps["a"])
-	delete(eps, "a")
-	eps["c"], eps["e"] = fresh(t, "c", 3), fresh(t, "e", 5)
-	tb, err := first.Next(nil, rulesOf(t, updateRules, eps))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if tb.Numbered()[gone] != nil {
-		t.Fatalf("endpoints %v: the number of one that is gone is used at once", tb.Numbered())
-	}
-	checkLookup(t, lookup, tb, rand.New(rand.NewPCG(4, 0)))
 }

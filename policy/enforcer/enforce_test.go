@@ -1,4 +1,4 @@
-package policy
+package enforcer
 
 import (
 	"errors"
@@ -14,11 +14,13 @@ import (
 	"github.com/tsugiki/tsugiki/endpoint"
 	"github.com/tsugiki/tsugiki/internal/cgroup"
 	"github.com/tsugiki/tsugiki/internal/netns"
+	"github.com/tsugiki/tsugiki/policy"
+	"github.com/tsugiki/tsugiki/policy/policytest"
 )
 
 // enforce attaches a table to a new cgroup and runs fn on a thread that makes
 // its sockets there, in a namespace that has only a loopback.
-func enforce(t *testing.T, tb *Table, fn func(e *Enforcement)) {
+func enforce(t *testing.T, tb *policy.Table, fn func(e *Enforcement)) {
 	t.Helper()
 	own, err := cgroup.Own()
 	if err != nil {
@@ -105,7 +107,7 @@ func TestKernelAgreesWithTable(t *testing.T) {
 		{"169.254.169.254:80=any", "[fe80::/64]:80=six", "224.0.0.0/24=any"},
 	}
 	for i, rules := range ruleSets {
-		tb, err := table(t, nil, rules)
+		tb, err := policytest.Table(t, nil, rules)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -117,7 +119,7 @@ func TestKernelAgreesWithTable(t *testing.T) {
 			}
 		}
 		enforce(t, tb, func(*Enforcement) {
-			for _, to := range addressesNear(tb, rand.New(rand.NewPCG(1, uint64(i)))) {
+			for _, to := range policytest.AddressesNear(tb, rand.New(rand.NewPCG(1, uint64(i)))) {
 				for _, mapped := range []bool{false, true} {
 					refused, err := tryConnect(to, mapped)
 					if err != nil {
@@ -132,42 +134,8 @@ func TestKernelAgreesWithTable(t *testing.T) {
 	}
 }
 
-// addressesNear are the first and last of every prefix, their neighbours, and
-// some at random, each with ports at the ends of ranges.
-func addressesNear(tb *Table, random *rand.Rand) []netip.AddrPort {
-	var addrs []netip.Addr
-	for _, r := range tb.Routes() {
-		first := r.Prefix.Addr()
-		last := lastOf(r.Prefix)
-		addrs = append(addrs, first, last, first.Prev(), last.Next())
-	}
-	for range 50 {
-		addrs = append(addrs, netip.AddrFrom4([4]byte{10, byte(random.IntN(3)), byte(random.IntN(4)), byte(random.IntN(256))}))
-		addrs = append(addrs, netip.AddrFrom4([4]byte{byte(random.IntN(256)), byte(random.IntN(256)), 0, 1}))
-	}
-	var tos []netip.AddrPort
-	for _, a := range addrs {
-		if !a.IsValid() {
-			continue
-		}
-		for _, port := range []uint16{1, 53, 79, 80, 90, 91, 443, 1000, 1001, 65535} {
-			tos = append(tos, netip.AddrPortFrom(a, port))
-		}
-	}
-	return tos
-}
-
-func lastOf(p netip.Prefix) netip.Addr {
-	b := p.Addr().AsSlice()
-	for i := p.Bits(); i < len(b)*8; i++ {
-		b[i/8] |= 1 << (7 - i%8)
-	}
-	a, _ := netip.AddrFromSlice(b)
-	return a
-}
-
 func TestKernelBindsOnlyWhatIsAllowed(t *testing.T) {
-	tb, err := table(t, []string{"0.0.0.0:80=any"}, nil)
+	tb, err := policytest.Table(t, []string{"0.0.0.0:80=any"}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -183,7 +151,7 @@ func TestKernelBindsOnlyWhatIsAllowed(t *testing.T) {
 		if err := bind(8080); !errors.Is(err, unix.EPERM) {
 			t.Errorf("bind that was not allowed: %v", err)
 		}
-		b := Binding{Host: netip.MustParseAddrPort("127.0.0.1:8080"), View: netip.MustParseAddrPort("10.88.0.11:80"), Ingress: true}
+		b := policy.Binding{Host: netip.MustParseAddrPort("127.0.0.1:8080"), View: netip.MustParseAddrPort("10.88.0.11:80"), Ingress: true}
 		if err := e.AllowBind(s, b); err != nil {
 			t.Fatal(err)
 		}

@@ -1,4 +1,4 @@
-package policy
+package enforcer
 
 import (
 	"errors"
@@ -13,6 +13,8 @@ import (
 	"github.com/tsugiki/tsugiki/internal/cgroup"
 	"github.com/tsugiki/tsugiki/internal/netns"
 	"github.com/tsugiki/tsugiki/internal/testkit"
+	"github.com/tsugiki/tsugiki/policy"
+	"github.com/tsugiki/tsugiki/policy/policytest"
 )
 
 // contained is one of several containers in one namespace.
@@ -20,7 +22,7 @@ type contained struct {
 	*Enforcement
 	group *cgroup.Group
 	dir   *os.File
-	table *Table
+	table *policy.Table
 }
 
 // socket makes one of its host sockets.
@@ -56,7 +58,7 @@ func containers(t *testing.T, fn func(here uint64, list []*contained), rules ...
 		}
 	}()
 	for i, r := range rules {
-		tb, err := table(t, []string{"0.0.0.0:80=any"}, r)
+		tb, err := policytest.Table(t, []string{"0.0.0.0:80=any"}, r)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -103,10 +105,10 @@ func TestContainersAreApart(t *testing.T) {
 		}
 		da, erra := a.Denied()
 		db, errb := b.Denied()
-		if da != (Denied{}) || db != (Denied{Connect: 1}) || erra != nil || errb != nil {
+		if da != (policy.Denied{}) || db != (policy.Denied{Connect: 1}) || erra != nil || errb != nil {
 			t.Errorf("denied: %+v and %+v; %v, %v", da, db, erra, errb)
 		}
-		served := Binding{Host: netip.MustParseAddrPort("127.0.0.1:8080"), View: netip.MustParseAddrPort("0.0.0.0:80"), Ingress: true}
+		served := policy.Binding{Host: netip.MustParseAddrPort("127.0.0.1:8080"), View: netip.MustParseAddrPort("0.0.0.0:80"), Ingress: true}
 		if err := a.Serve(unix.IPPROTO_TCP, served, here); err != nil {
 			t.Fatal(err)
 		}
@@ -121,7 +123,7 @@ func TestContainersAreApart(t *testing.T) {
 func TestPassedSockets(t *testing.T) {
 	containers(t, func(here uint64, list []*contained) {
 		a, b := list[0], list[1]
-		binding := Binding{Host: netip.MustParseAddrPort("127.0.0.1:8080"), View: netip.MustParseAddrPort("0.0.0.0:80"), Ingress: true}
+		binding := policy.Binding{Host: netip.MustParseAddrPort("127.0.0.1:8080"), View: netip.MustParseAddrPort("0.0.0.0:80"), Ingress: true}
 		for _, typ := range []int{unix.SOCK_STREAM, unix.SOCK_DGRAM} {
 			s := a.socket(t, typ)
 			if err := b.AllowBind(s, binding); err != nil {
@@ -141,13 +143,13 @@ func TestPassedSockets(t *testing.T) {
 			}
 		}
 		s := a.socket(t, unix.SOCK_STREAM)
-		if err := errors.Join(a.SetGraft(s, Graft{Name: "ep"}), a.SetGraftOptions(s, []GraftOption{{Name: 1}})); err != nil {
+		if err := errors.Join(a.SetAFGraft(s, policy.AFGraft{Name: "ep"}), a.SetAFGraftOptions(s, []policy.AFGraftOption{{Name: 1}})); err != nil {
 			t.Fatal(err)
 		}
-		if _, is, err := b.Graft(s); is || err != nil {
+		if _, is, err := b.AFGraft(s); is || err != nil {
 			t.Errorf("a socket of the other's is an AF_GRAFT one: %v, %v", is, err)
 		}
-		if options, err := b.GraftOptions(s); len(options) != 0 || err != nil {
+		if options, err := b.AFGraftOptions(s); len(options) != 0 || err != nil {
 			t.Errorf("it has the other's options: %v, %v", options, err)
 		}
 		// Numbers of names are each container's own.
@@ -235,11 +237,11 @@ func TestAdoptSeveral(t *testing.T) {
 		if a.set != b.set || a.id == b.id || a.set == c.set {
 			t.Errorf("sets %p, %p and %p, numbers %d and %d", a.set, b.set, c.set, a.id, b.id)
 		}
-		next, err := table(t, []string{"0.0.0.0:80=any"}, []string{"203.0.113.0/24=any"})
+		next, err := policytest.Table(t, []string{"0.0.0.0:80=any"}, []string{"203.0.113.0/24=any"})
 		if err != nil {
 			t.Fatal(err)
 		}
-		next, err = b.Enforcement.table.Next(next.ingress, append([]Egress(nil), Egress{Prefix: netip.MustParsePrefix("0.0.0.0/0"), Ports: allPorts, Endpoint: next.Numbered()[0]}))
+		next, err = b.Enforcement.table.Next(next.IngressRules(), append([]policy.Egress(nil), policy.Egress{Prefix: netip.MustParsePrefix("0.0.0.0/0"), Ports: endpoint.PortRange{Last: 65535}, Endpoint: next.Numbered()[0]}))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -253,7 +255,7 @@ func TestAdoptSeveral(t *testing.T) {
 			t.Errorf("denied: %+v, %v; was 1", d, err)
 		}
 		// A UDP server's peers are remembered after the change too.
-		if err := a.AllowBind(a.socket(t, unix.SOCK_DGRAM), Binding{Host: netip.MustParseAddrPort("127.0.0.1:53"), Ingress: true}); err != nil || a.tables.peers == nil || b.tables.peers != nil {
+		if err := a.AllowBind(a.socket(t, unix.SOCK_DGRAM), policy.Binding{Host: netip.MustParseAddrPort("127.0.0.1:53"), Ingress: true}); err != nil || a.tables.peers == nil || b.tables.peers != nil {
 			t.Errorf("tables of peers: %v and %v, %v", a.tables.peers, b.tables.peers, err)
 		}
 	}, []string{"0.0.0.0/0=any"}, nil, nil)

@@ -1,4 +1,4 @@
-package policy
+package enforcer
 
 import (
 	"bytes"
@@ -12,29 +12,12 @@ import (
 
 	"github.com/tsugiki/tsugiki/bpf"
 	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/policy"
 )
 
 // What belongs to an AF_GRAFT socket is kept in the kernel with the socket: it
 // goes where the socket goes, ends with it, and does not end with us. Whoever
 // changes it sees to it that nobody else does so at the same time.
-
-// Graft is what belongs to an AF_GRAFT socket.
-type Graft struct {
-	Name            string // of its endpoint; empty: not bound yet
-	Delayed         bool
-	NameTransparent bool
-}
-
-// GraftOption is a socket option that waits to be set, or that was.
-type GraftOption struct {
-	Level, Name int
-	Value       []byte
-	Done        bool
-	Result      int // 0 or a negative errno, once it is done
-}
-
-// ErrQueueFull says that more options wait, or a longer one, than there is room for.
-var ErrQueueFull = errors.New("no room for another delayed socket option")
 
 // names are the numbers by which the programs know endpoints that were bound by
 // name. None is used twice: sockets keep them.
@@ -83,25 +66,27 @@ func (e *Enforcement) Withdraw(ep *endpoint.Endpoint) error {
 	return nil
 }
 
-// Graft returns what belongs to an AF_GRAFT socket, or false if the file is none.
-func (e *Enforcement) Graft(sock int) (Graft, bool, error) {
+// AFGraft returns what belongs to an AF_GRAFT socket, or false if the file is none.
+func (e *Enforcement) AFGraft(sock int) (policy.AFGraft, bool, error) {
 	var row bpf.PolicyGraftSocket
 	err := e.set.GraftBySocket.Lookup(uint32(sock), &row)
 	if errors.Is(err, ebpf.ErrKeyNotExist) || errors.Is(err, unix.ENOTSOCK) || errors.Is(err, unix.EBADF) {
-		return Graft{}, false, nil
+		return policy.AFGraft{}, false, nil
 	}
 	if err == nil && row.Container != e.id {
-		return Graft{}, false, nil // of another container's; here it is an IP socket
+		return policy.AFGraft{}, false, nil // of another container's; here it is an IP socket
 	}
 	if err != nil {
-		return Graft{}, false, fmt.Errorf("look up AF_GRAFT socket: %w", err)
+		return policy.AFGraft{}, false, fmt.Errorf("look up AF_GRAFT socket: %w", err)
 	}
 	name, _, _ := bytes.Cut(row.Name[:], []byte{0})
-	return Graft{string(name), row.Delayed != 0, row.NameTransparent != 0}, true, nil
+	return policy.AFGraft{
+		Name: string(name), Delayed: row.Delayed != 0, NameTransparent: row.NameTransparent != 0,
+	}, true, nil
 }
 
-// SetGraft makes a socket an AF_GRAFT one, or changes what belongs to it.
-func (e *Enforcement) SetGraft(sock int, g Graft) error {
+// SetAFGraft makes a socket an AF_GRAFT one, or changes what belongs to it.
+func (e *Enforcement) SetAFGraft(sock int, g policy.AFGraft) error {
 	row := bpf.PolicyGraftSocket{Container: e.id, Delayed: boolByte(g.Delayed), NameTransparent: boolByte(g.NameTransparent)}
 	copy(row.Name[:], g.Name)
 	if err := putInSocket(e.set.GraftBySocket, sock, row); err != nil {
@@ -110,9 +95,9 @@ func (e *Enforcement) SetGraft(sock int, g Graft) error {
 	return nil
 }
 
-// GraftOptions returns the delayed options of a socket, in the order in which
+// AFGraftOptions returns the delayed options of a socket, in the order in which
 // they came.
-func (e *Enforcement) GraftOptions(sock int) ([]GraftOption, error) {
+func (e *Enforcement) AFGraftOptions(sock int) ([]policy.AFGraftOption, error) {
 	var row bpf.PolicyGraftQueue
 	err := e.set.QueueBySocket.Lookup(uint32(sock), &row)
 	if errors.Is(err, ebpf.ErrKeyNotExist) || err == nil && row.Container != e.id {
@@ -121,9 +106,9 @@ func (e *Enforcement) GraftOptions(sock int) ([]GraftOption, error) {
 	if err != nil {
 		return nil, fmt.Errorf("look up delayed options: %w", err)
 	}
-	var options []GraftOption
+	var options []policy.AFGraftOption
 	for _, o := range row.Option[:min(int(row.Count), len(row.Option))] {
-		options = append(options, GraftOption{
+		options = append(options, policy.AFGraftOption{
 			Level: int(o.Level), Name: int(o.Name), Done: o.Done != 0, Result: int(o.Result),
 			Value: slices.Clone(o.Value[:min(int(o.Length), len(o.Value))]),
 		})
@@ -131,17 +116,17 @@ func (e *Enforcement) GraftOptions(sock int) ([]GraftOption, error) {
 	return options, nil
 }
 
-// SetGraftOptions replaces the delayed options of a socket. More than there is
+// SetAFGraftOptions replaces the delayed options of a socket. More than there is
 // room for are ErrQueueFull, and change nothing.
-func (e *Enforcement) SetGraftOptions(sock int, options []GraftOption) error {
+func (e *Enforcement) SetAFGraftOptions(sock int, options []policy.AFGraftOption) error {
 	var row bpf.PolicyGraftQueue
 	if len(options) > len(row.Option) {
-		return ErrQueueFull
+		return policy.ErrQueueFull
 	}
 	row.Container, row.Count = e.id, uint32(len(options))
 	for i, o := range options {
 		if len(o.Value) > len(row.Option[i].Value) {
-			return ErrQueueFull
+			return policy.ErrQueueFull
 		}
 		row.Option[i] = bpf.PolicyGraftOption{
 			Level: int32(o.Level), Name: int32(o.Name), Done: boolByte(o.Done), Result: int32(o.Result),

@@ -1,4 +1,4 @@
-package policy
+package enforcer
 
 import (
 	"bytes"
@@ -11,6 +11,7 @@ import (
 
 	"github.com/tsugiki/tsugiki/bpf"
 	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/policy"
 )
 
 // ErrNotAdopted says that a cgroup has not the programs and maps that Enforce of
@@ -24,7 +25,7 @@ const mapNameMax = 15
 // and left in force. t is the table that was in force, see Restore.
 //
 // It needs CAP_SYS_ADMIN, to open programs and maps by their ids.
-func Adopt(cgroup *os.File, t *Table, find func(name string) *endpoint.Endpoint) (*Enforcement, error) {
+func Adopt(cgroup *os.File, t *policy.Table, find func(name string) *endpoint.Endpoint) (*Enforcement, error) {
 	e, err := adopt(cgroup, t)
 	if err == nil {
 		if err = e.named.restore(&e.rows.names, find); err != nil {
@@ -37,7 +38,7 @@ func Adopt(cgroup *os.File, t *Table, find func(name string) *endpoint.Endpoint)
 	return e, nil
 }
 
-func adopt(cgroup *os.File, t *Table) (*Enforcement, error) {
+func adopt(cgroup *os.File, t *policy.Table) (*Enforcement, error) {
 	cgroupID, err := idOf(cgroup)
 	if err != nil {
 		return nil, err
