@@ -19,7 +19,7 @@ func message(version uint32, call Call, id uint64, length uint32) []byte {
 
 // The C side's numbers and layouts are those of this package.
 func TestProtocolIsTheGates(t *testing.T) {
-	testkit.CheckC(t, "c/gate.h", map[string]any{
+	testkit.CheckC(t, "c/protocol.h", map[string]any{
 		"GATE_VERSION":      version,
 		"BOARD_ADDRESS_MAX": addressMax,
 		"BOARD_BORN_4":      born4,

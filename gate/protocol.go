@@ -16,7 +16,7 @@ import (
 // Call is what a program called.
 type Call uint32
 
-// The calls, enum gate_call of gate/c/gate.h.
+// The calls, enum gate_call of gate/c/protocol.h.
 const (
 	hello Call = iota
 	Socket
