@@ -91,6 +91,7 @@ var rooms = []room{
 	{"internal/netns", nil, anybody},
 	{"internal/programs", nil, anybody},
 	{"internal/watch", nil, anybody},
+	{"internal/wire", nil, anybody},
 }
 
 // anybody may import these rooms: each is one thing of the kernel's.
