@@ -135,7 +135,7 @@ func TestAdoptHalfChanged(t *testing.T) {
 	}{
 		{"nothing", func(*Enforcement) error { return nil }},
 		{"endpoints", func(e *Enforcement) error {
-			return e.writeEndpoints(next.endpointRows(netnsOf))
+			return e.writeEndpoints(endpointRows(next, netnsOf))
 		}},
 		{"prefixes", func(e *Enforcement) error {
 			if err := e.write(next, netnsOf); err != nil {
@@ -143,7 +143,7 @@ func TestAdoptHalfChanged(t *testing.T) {
 			}
 			// Those that go are there yet, and their endpoints.
 			gone := netip.MustParsePrefix("10.2.3.0/24")
-			return errors.Join(e.writeEndpoints(old.endpointRows(netnsOf)), e.rows.egress.put(e.prefixKey(gone), old.egressRow(gone)))
+			return errors.Join(e.writeEndpoints(endpointRows(old, netnsOf)), e.rows.egress.put(e.prefixKey(gone), egressRow(routeOf(t, old, gone))))
 		}},
 		{"all", func(e *Enforcement) error { return e.write(next, netnsOf) }},
 	} {
@@ -166,6 +166,18 @@ func TestAdoptHalfChanged(t *testing.T) {
 			})
 		})
 	}
+}
+
+// routeOf is the route of a prefix.
+func routeOf(t *testing.T, tb *Table, p netip.Prefix) Route {
+	t.Helper()
+	for _, r := range tb.Routes() {
+		if r.Prefix == p {
+			return r
+		}
+	}
+	t.Fatalf("no route for %s", p)
+	return Route{}
 }
 
 // A cgroup without our programs is not taken for a container's.

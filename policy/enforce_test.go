@@ -110,7 +110,7 @@ func TestKernelAgreesWithTable(t *testing.T) {
 			t.Fatal(err)
 		}
 		// The endpoints' addresses are not this namespace's to bind.
-		for _, ep := range tb.endpoints {
+		for _, ep := range tb.Numbered() {
 			ep.Addr = netip.IPv4Unspecified()
 			if ep.Type == endpoint.IPv6 {
 				ep.Addr = netip.IPv6Unspecified()
@@ -134,16 +134,16 @@ func TestKernelAgreesWithTable(t *testing.T) {
 
 // addressesNear are the first and last of every prefix, their neighbours, and
 // some at random, each with ports at the ends of ranges.
-func addressesNear(tb *Table, r *rand.Rand) []netip.AddrPort {
+func addressesNear(tb *Table, random *rand.Rand) []netip.AddrPort {
 	var addrs []netip.Addr
-	for p := range tb.outlets {
-		first := p.Addr()
-		last := lastOf(p)
+	for _, r := range tb.Routes() {
+		first := r.Prefix.Addr()
+		last := lastOf(r.Prefix)
 		addrs = append(addrs, first, last, first.Prev(), last.Next())
 	}
 	for range 50 {
-		addrs = append(addrs, netip.AddrFrom4([4]byte{10, byte(r.IntN(3)), byte(r.IntN(4)), byte(r.IntN(256))}))
-		addrs = append(addrs, netip.AddrFrom4([4]byte{byte(r.IntN(256)), byte(r.IntN(256)), 0, 1}))
+		addrs = append(addrs, netip.AddrFrom4([4]byte{10, byte(random.IntN(3)), byte(random.IntN(4)), byte(random.IntN(256))}))
+		addrs = append(addrs, netip.AddrFrom4([4]byte{byte(random.IntN(256)), byte(random.IntN(256)), 0, 1}))
 	}
 	var tos []netip.AddrPort
 	for _, a := range addrs {

@@ -265,7 +265,7 @@ func TestByNameBesideRules(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, ep := range tb.endpoints {
+	for _, ep := range tb.Numbered() {
 		ep.Addr = netip.IPv4Unspecified()
 	}
 	enforce(t, tb, func(e *Enforcement) {

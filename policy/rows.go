@@ -95,8 +95,8 @@ type shared struct {
 func (s *set) newShared() *shared {
 	return &shared{
 		// Twice, for those of two tables while one takes the other's place.
-		egress:    rows[bpf.PolicyPrefix]{table: s.EgressByPrefix, most: 2 * prefixesMax},
-		endpoints: rows[bpf.PolicyNumber]{table: s.EndpointByNumber, most: endpointsMax},
+		egress:    rows[bpf.PolicyPrefix]{table: s.EgressByPrefix, most: 2 * PrefixesMax},
+		endpoints: rows[bpf.PolicyNumber]{table: s.EndpointByNumber, most: EndpointsMax},
 		names:     rows[bpf.PolicyNumber]{table: s.NameByNumber, most: namedMax},
 		services:  rows[bpf.PolicyService]{table: s.LocationByService, most: servicesMax},
 	}

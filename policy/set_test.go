@@ -239,7 +239,7 @@ func TestAdoptSeveral(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		next, err = b.Enforcement.table.Next(next.ingress, append([]Egress(nil), Egress{Prefix: netip.MustParsePrefix("0.0.0.0/0"), Ports: allPorts, Endpoint: next.endpoints[0]}))
+		next, err = b.Enforcement.table.Next(next.ingress, append([]Egress(nil), Egress{Prefix: netip.MustParsePrefix("0.0.0.0/0"), Ports: allPorts, Endpoint: next.Numbered()[0]}))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -146,7 +146,7 @@ func TestDefault(t *testing.T) {
 
 func TestContradictions(t *testing.T) {
 	var many []string
-	for port := 1; port <= rangesMax+1; port++ {
+	for port := 1; port <= RangesMax+1; port++ {
 		many = append(many, fmt.Sprintf("10.0.0.0/8:%d=a", port))
 	}
 	tests := []struct {
@@ -164,7 +164,7 @@ func TestContradictions(t *testing.T) {
 			t.Errorf("%v %v: %v; want ErrRule that says %q", tt.ingress, tt.egress, err, tt.says)
 		}
 	}
-	if _, err := table(t, nil, many[:rangesMax]); err != nil {
-		t.Errorf("%d ranges: %v", rangesMax, err)
+	if _, err := table(t, nil, many[:RangesMax]); err != nil {
+		t.Errorf("%d ranges: %v", RangesMax, err)
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 
 	"github.com/cilium/ebpf"
 
@@ -32,6 +31,9 @@ import (
 // new one. What is old is what is found in the maps: so a change that a process has
 // left half done ends the same way.
 
+// endpointsAtHand is ENDPOINTS_AT_HAND of the BPF programs.
+const endpointsAtHand = 4
+
 // errStuck says that a table could not be changed, nor be put back.
 var errStuck = errors.New("the kernel's tables are half changed; start the container anew")
 
@@ -42,9 +44,10 @@ func (e *Enforcement) Update(t *Table, netnsOf func(*endpoint.Endpoint) uint64) 
 	if e.stuck != nil {
 		return e.stuck
 	}
-	for i, ep := range e.table.endpoints {
-		if i < len(t.endpoints) && ep != nil && t.endpoints[i] != nil && ep != t.endpoints[i] {
-			return fmt.Errorf("change policy maps: number %d is endpoint %s's, and %s's in the next table", i, ep.Name, t.endpoints[i].Name)
+	next := t.Numbered()
+	for i, ep := range e.table.Numbered() {
+		if i < len(next) && ep != nil && next[i] != nil && ep != next[i] {
+			return fmt.Errorf("change policy maps: number %d is endpoint %s's, and %s's in the next table", i, ep.Name, next[i].Name)
 		}
 	}
 	if err := e.write(t, netnsOf); err != nil {
@@ -59,19 +62,19 @@ func (e *Enforcement) Update(t *Table, netnsOf func(*endpoint.Endpoint) uint64) 
 
 // write has the maps hold a table and nothing else.
 func (e *Enforcement) write(t *Table, netnsOf func(*endpoint.Endpoint) uint64) error {
-	endpoints := t.endpointRows(netnsOf)
+	endpoints := endpointRows(t, netnsOf)
 	if err := e.writeEndpoints(endpoints); err != nil {
 		return err
 	}
 	keys := map[bpf.PolicyPrefix]bool{}
-	for _, p := range t.prefixes() {
-		if !t.hasRow(p) {
+	for _, r := range t.Routes() {
+		if !hasRow(r) {
 			continue
 		}
-		key := e.prefixKey(p)
+		key := e.prefixKey(r.Prefix)
 		keys[key] = true
-		if err := e.rows.egress.put(key, t.egressRow(p)); err != nil {
-			return fmt.Errorf("prefix %s: %w", p, err)
+		if err := e.rows.egress.put(key, egressRow(r)); err != nil {
+			return fmt.Errorf("prefix %s: %w", r.Prefix, err)
 		}
 	}
 	for _, key := range e.rows.prefixes() {
@@ -183,18 +186,18 @@ func waitForPrograms() error {
 // hasRow tells whether the programs need a row for a prefix. Where they find none, and for
 // special destinations where they find only that of a wider prefix, they refuse. That of
 // IPv4 keeps its addresses, which are mapped, from what is IPv6's.
-func (t *Table) hasRow(p netip.Prefix) bool {
-	return len(t.outlets[p]) > 0 || p == all4 && t.outlets != nil
+func hasRow(r Route) bool {
+	return len(r.Ranges) > 0 || r.Prefix == netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 }
 
 func (e *Enforcement) numberKey(number uint32) bpf.PolicyNumber {
 	return bpf.PolicyNumber{Bits: numberBits, Container: e.id, Number: number}
 }
 
-// endpointRows are those of the table's endpoints, by their numbers.
-func (t *Table) endpointRows(netnsOf func(*endpoint.Endpoint) uint64) map[int]bpf.PolicyEndpoint {
+// endpointRows are those of a table's endpoints, by their numbers.
+func endpointRows(t *Table, netnsOf func(*endpoint.Endpoint) uint64) map[int]bpf.PolicyEndpoint {
 	rows := map[int]bpf.PolicyEndpoint{}
-	for i, ep := range t.endpoints {
+	for i, ep := range t.Numbered() {
 		if ep != nil {
 			rows[i] = endpointRow(ep, netnsOf)
 		}
@@ -209,19 +212,14 @@ func endpointRow(ep *endpoint.Endpoint, netnsOf func(*endpoint.Endpoint) uint64)
 	return bpf.PolicyEndpoint{Netns: netnsOf(ep), Addr: wordsOf(ep.Addr), Port: ep.Port.First}
 }
 
-func (t *Table) egressRow(p netip.Prefix) bpf.PolicyEgress {
-	outlets := t.outlets[p]
-	row := bpf.PolicyEgress{Count: uint16(len(outlets)), Special: boolByte(isSpecial(p))}
-	for i, o := range outlets {
-		row.Range[i] = bpf.PolicyPortRange{
-			First:    o.ports.First,
-			Last:     o.ports.Last,
-			Endpoint: uint16(slices.Index(t.endpoints, o.endpoint)),
-		}
+func egressRow(r Route) bpf.PolicyEgress {
+	row := bpf.PolicyEgress{Count: uint16(len(r.Ranges)), Special: boolByte(r.Special)}
+	for i, o := range r.Ranges {
+		row.Range[i] = bpf.PolicyPortRange{First: o.Ports.First, Last: o.Ports.Last, Endpoint: uint16(o.Endpoint)}
 	}
 	return row
 }
 
 func (e *Enforcement) prefixKey(p netip.Prefix) bpf.PolicyPrefix {
-	return bpf.PolicyPrefix{Bits: uint32(ownerBits + mappedBits(p)), Container: e.id, Addr: wordsOf(p.Addr())}
+	return bpf.PolicyPrefix{Bits: uint32(ownerBits + MappedBits(p)), Container: e.id, Addr: wordsOf(p.Addr())}
 }

@@ -128,9 +128,9 @@ func TestUpdateEqualsFresh(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for i, ep := range next.endpoints {
-				if i < len(tb.endpoints) && tb.endpoints[i] != nil && ep != nil && tb.endpoints[i] != ep {
-					t.Fatalf("step %d: the number %d goes from %s to %s at once", step, i, tb.endpoints[i], ep)
+			for i, ep := range next.Numbered() {
+				if i < len(tb.Numbered()) && tb.Numbered()[i] != nil && ep != nil && tb.Numbered()[i] != ep {
+					t.Fatalf("step %d: the number %d goes from %s to %s at once", step, i, tb.Numbered()[i], ep)
 				}
 			}
 			if err := e.Update(next, netnsOf); err != nil {
@@ -240,7 +240,7 @@ func TestUpdateUnderWay(t *testing.T) {
 			}
 			eps[name] = fresh(t, name, base+i%10)
 			update()
-			at := slices.Index(tb.endpoints, eps[name])
+			at := slices.Index(tb.Numbered(), eps[name])
 			if !slices.Contains(numbers[at], name) {
 				numbers[at] = append(numbers[at], name)
 			}
@@ -308,7 +308,7 @@ func TestUpdateThatFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	var many []string
-	for i := range prefixesMax - len(tb.outlets) {
+	for i := range PrefixesMax - len(tb.Routes()) {
 		many = append(many, fmt.Sprintf("10.0.%d.%d/32=z", i/250, i%250))
 	}
 	eps["z"] = fresh(t, "z", 9)
@@ -403,15 +403,15 @@ func TestNextAgreesWithSnapshot(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	gone := slices.Index(first.endpoints, eps["a"])
+	gone := slices.Index(first.Numbered(), eps["a"])
 	delete(eps, "a")
 	eps["c"], eps["e"] = fresh(t, "c", 3), fresh(t, "e", 5)
 	tb, err := first.Next(nil, rulesOf(t, updateRules, eps))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if tb.endpoints[gone] != nil {
-		t.Fatalf("endpoints %v: the number of one that is gone is used at once", tb.endpoints)
+	if tb.Numbered()[gone] != nil {
+		t.Fatalf("endpoints %v: the number of one that is gone is used at once", tb.Numbered())
 	}
 	checkLookup(t, lookup, tb, rand.New(rand.NewPCG(4, 0)))
 }

@@ -47,11 +47,11 @@ var rooms = []room{
 	{"charge/ledger", nil, "knows sums, and not where they come from"},
 	{"charge/slots", nil, "numbers"},
 	{"charge/helper", []string{"charge/bandwidth", "charge/journal"}, "moves processes into groups, and notes how to undo that"},
-	{"charge/marks", []string{"bpf", "charge/helper", "charge/slots"}, "has kernel programs mark whom a thread works for"},
+	{"charge/shared", []string{"bpf", "charge/helper", "charge/slots"}, "has kernel programs mark whom a thread works for"},
 	{"charge/softirq", []string{"bpf", "charge/slots"}, "has kernel programs count packets"},
 	{"charge/enforce", []string{"charge/balance", "charge/bandwidth", "charge/journal", "charge/ledger"}, "takes from a group what the balance says"},
 	{"charge/accounts", []string{
-		"api", "charge/bandwidth", "charge/discover", "charge/enforce", "charge/helper", "charge/journal", "charge/ledger", "charge/marks",
+		"api", "charge/bandwidth", "charge/discover", "charge/enforce", "charge/helper", "charge/journal", "charge/ledger", "charge/shared",
 		"charge/softirq",
 	}, "puts the parts of charging together"},
 

@@ -1,4 +1,4 @@
-// Package marks divides the CPU time of daemons that work for many containers
+// Package shared divides the CPU time of daemons that work for many containers
 // among those containers, by the files that the daemons read and write.
 //
 // The sum is the exact CPU clock of the process. The parts are by marks in the
@@ -12,7 +12,7 @@
 // CAP_PERFMON and CAP_SYS_PTRACE; Linux 5.15 with BTF, on x86-64 or arm64. While
 // anything is watched, every system call of the machine costs more: some ten
 // nanoseconds, or more than a hundred where the processor's mitigations are dear.
-package marks
+package shared
 
 import (
 	"errors"

@@ -1,3 +1,3 @@
-package marks
+package shared
 
 var oldWaits []int
