@@ -39,6 +39,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/launch"
 	"github.com/tsugiki/tsugiki/internal/netns"
 	"github.com/tsugiki/tsugiki/policy"
+	"github.com/tsugiki/tsugiki/policy/enforcer"
 	"github.com/tsugiki/tsugiki/relay"
 )
 
@@ -98,7 +99,7 @@ type Container struct {
 
 	answering *notify.Places // what answering its calls may take
 
-	enforced *policy.Enforcement
+	enforced *enforcer.Enforcement
 	counting sync.Mutex // held while enforced is closed, or read by who does not hold changes
 	// uncounted says that enforced is closed; guarded by counting.
 	uncounted bool
@@ -235,7 +236,7 @@ func (c *Container) enforce() error {
 		return err
 	}
 	defer dir.Close()
-	c.enforced, err = policy.Enforce(dir, c.table, c.netnsOf)
+	c.enforced, err = enforcer.Enforce(dir, c.table, c.netnsOf)
 	return err
 }
 

@@ -26,7 +26,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/kernel"
 	"github.com/tsugiki/tsugiki/internal/programs"
 	"github.com/tsugiki/tsugiki/keeper"
-	"github.com/tsugiki/tsugiki/policy"
+	"github.com/tsugiki/tsugiki/policy/enforcer"
 )
 
 // attachPatience is how long a container may be registered without a program.
@@ -155,7 +155,7 @@ func (d *Daemon) start() (err error) {
 	if err := d.adoptAll(); err != nil {
 		return err
 	}
-	if d.letGo, err = policy.Prepare(); err != nil {
+	if d.letGo, err = enforcer.Prepare(); err != nil {
 		return err
 	}
 	d.startCharging() // calls that wait come first: what a killed agent held, its undo helper has let go

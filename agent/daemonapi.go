@@ -90,7 +90,7 @@ func (m *managed) registered() (api.Registered, error) {
 	r := api.Registered{
 		Graft: true, Name: m.spec.Name, Token: m.token,
 		Listener: filepath.Join(m.spec.RunDir, api.ListenerSocket),
-		Filter:   api.Filter{Mode: o.Mode.String(), Datagrams: o.Datagrams, API: o.API},
+		Filter:   api.Filter{Mode: o.Mode.String(), Datagrams: o.Datagrams, AFGraft: o.AFGraft},
 	}
 	if m.ownGroup {
 		r.Cgroup = m.programs.Path()

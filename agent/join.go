@@ -113,7 +113,7 @@ func (j *Joined) launch(spec Spec, path string, ns *netns.NS, r api.Registered) 
 		return fmt.Errorf("the agent asks for mode %q, which this program does not know", r.Filter.Mode)
 	}
 	prog, err := filter.Build(runtime.GOARCH, filter.Options{
-		Mode: mode, Datagrams: r.Filter.Datagrams, API: r.Filter.API, Alone: true,
+		Mode: mode, Datagrams: r.Filter.Datagrams, AFGraft: r.Filter.AFGraft, Alone: true,
 	})
 	if err != nil {
 		return err

@@ -2,7 +2,7 @@
 // compiler made of them, with Go types generated from the C ones.
 //
 // It loads and attaches nothing: that is for the package that owns the
-// purpose: policy, charge/shared, charge/softirq. The objects are committed; `make generate` makes
+// purpose: policy/enforcer, charge/shared, charge/softirq. The objects are committed; `make generate` makes
 // them again with clang.
 package bpf
 
