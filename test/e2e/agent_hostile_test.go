@@ -206,7 +206,7 @@ func TestAgentOfOtherUsers(t *testing.T) {
 	}
 	agent, seccomp := n.socket(), filepath.Join(n.run, "seccomp.sock")
 	get := func(path string) string {
-		return asNobody("curl", "-sS", "-m", "5", "--unix-socket", agent, "http://tsugiki"+path)
+		return asNobody("curl", "-sS", "--unix-socket", agent, "http://tsugiki"+path)
 	}
 	for _, path := range []string{n.run, agent} {
 		if out := get("/v1/stats"); !strings.Contains(out, "ouldn't connect") {

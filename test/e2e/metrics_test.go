@@ -150,7 +150,7 @@ func TestMetrics(t *testing.T) {
 				o.want(sourceAddr4, "dial a%d tcp %s", i, remoteObserver())
 			}
 			for range 3 {
-				succeed(t, command(t, w.srv, "curl", "-sS", "-m", "5", "http://"+hostAddr4+":8081/"))
+				succeed(t, command(t, w.srv, "curl", "-sS", "http://"+hostAddr4+":8081/"))
 			}
 			o.want("EPERM", "mark a")
 			after := n.counted(t)
@@ -240,7 +240,7 @@ func TestMetricsListen(t *testing.T) {
 	w := newWorld(t)
 	at := net.JoinHostPort(hostAddr4, "9469")
 	n := startAgent(t, w, "[metrics]", fmt.Sprintf("listen = %q", at))
-	out := succeed(t, command(t, w.srv, "curl", "-sS", "-m", "5", "http://"+at+"/metrics"))
+	out := succeed(t, command(t, w.srv, "curl", "-sS", "http://"+at+"/metrics"))
 	m := parseMetrics(t, []byte(out))
 	if _, found := m["tsugiki_containers{state=running}"]; !found || m["go_goroutines{}"] == 0 || m["process_open_fds{}"] == 0 {
 		t.Errorf("metrics: %v", m)
@@ -249,7 +249,7 @@ func TestMetricsListen(t *testing.T) {
 		t.Error("no build info")
 	}
 	for _, path := range []string{"/", "/v1/containers", "/v1/stats", "/debug/pprof/"} {
-		out := succeed(t, command(t, w.srv, "curl", "-sS", "-m", "5", "-o", "/dev/null", "-w", "%{http_code}", "http://"+at+path))
+		out := succeed(t, command(t, w.srv, "curl", "-sS", "-o", "/dev/null", "-w", "%{http_code}", "http://"+at+path))
 		if out != "404" {
 			t.Errorf("%s: %s", path, out)
 		}

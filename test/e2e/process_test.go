@@ -109,7 +109,7 @@ func TestUser(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	o := observe(t, w.srv)
-	args := []string{"--", "sh", "-c", fmt.Sprintf("id -un; id -G; curl -sS -m 5 http://%s:%d/", remoteAddr4, observerPort)}
+	args := []string{"--", "sh", "-c", fmt.Sprintf("id -un; id -G; curl -sS http://%s:%d/", remoteAddr4, observerPort)}
 	want := "nobody\n65534\n" + sourceAddr4 + "\n"
 	if out := succeed(t, plain(t, w, append([]string{"--user", "nobody"}, args...)...)); out != want {
 		t.Errorf("printed %q, want %q", out, want)

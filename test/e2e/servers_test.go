@@ -13,6 +13,7 @@ import (
 func TestIperfServer(t *testing.T) {
 	t.Parallel()
 	testkit.Program(t, "iperf3")
+	picked := cover(serving, len(iperfTests), always)
 	each(t, serving, func(t *testing.T, w *world, v variant) {
 		for _, six := range []bool{false, true} {
 			// The server binds [::] for both families, which an IPv4
@@ -24,8 +25,8 @@ func TestIperfServer(t *testing.T) {
 				addr, source = hostAddr6, remoteAddr6
 			}
 			t.Run(addr, func(t *testing.T) {
-				for _, test := range iperfTests {
-					if test.six != six {
+				for i, test := range iperfTests {
+					if test.six != six || !picked(v, i) {
 						continue
 					}
 					t.Run(test.name, func(t *testing.T) {
@@ -48,9 +49,13 @@ func TestSockperfServer(t *testing.T) {
 	t.Parallel()
 	testkit.Program(t, "sockperf")
 	w := newWorld(t)
+	picked := cover(serving, len(sockperfTests), always)
 	t.Run("all", func(t *testing.T) {
 		for i, v := range serving {
 			for j, test := range sockperfTests {
+				if !picked(v, j) {
+					continue
+				}
 				t.Run(v.name+"-"+test.name, func(t *testing.T) {
 					t.Parallel()
 					// A port is one container's, for TCP and UDP alike.
@@ -96,8 +101,12 @@ func TestPythonServer(t *testing.T) {
 			url: "http://198.51.100.1:8080/", says: "Serving HTTP on :: port 8000 ", peer: "::ffff:" + remoteAddr4,
 		},
 	}
+	picked := cover(serving, len(tests), always)
 	each(t, serving, func(t *testing.T, w *world, v variant) {
-		for _, test := range tests {
+		for i, test := range tests {
+			if !picked(v, i) {
+				continue
+			}
 			t.Run(test.name, func(t *testing.T) {
 				args := append([]string{"--endpoint", test.in, "-i", test.rule, "--", python(t), "-u", "-m", "http.server", "8000"}, test.bind...)
 				c := v.run(t, w, args...)
@@ -163,8 +172,12 @@ func TestGoServer(t *testing.T) {
 			want:  map[string]string{hostAddr6: remoteAddr6},
 		},
 	}
+	picked := cover(serving, len(tests), always)
 	each(t, serving, func(t *testing.T, w *world, v variant) {
-		for _, test := range tests {
+		for i, test := range tests {
+			if !picked(v, i) {
+				continue
+			}
 			t.Run(test.name, func(t *testing.T) {
 				line := append(test.flags, "--", serveProgram, "udp://"+test.listen, "tcp://"+test.listen)
 				serve(t, v.run(t, w, line...), port{w.h, "udp", 8080}, port{w.h, "tcp", 8080})
