@@ -68,7 +68,7 @@ func choices() []Options {
 	var all []Options
 	for mode := Seccomp; mode <= Preload; mode++ {
 		for i := range 4 {
-			all = append(all, Options{Mode: mode, Datagrams: i&1 != 0, API: i&2 != 0})
+			all = append(all, Options{Mode: mode, Datagrams: i&1 != 0, AFGraft: i&2 != 0})
 		}
 	}
 	return all
