@@ -34,8 +34,10 @@ type column struct {
 	// warm is how often the probe makes sockets of all kinds before the case
 	// does: the shim gets to work only in programs that make many.
 	warm int
-	// command is what comes before the probe's own arguments.
-	command func(t *testing.T, top *testkit.Topology) []string
+	// sanitized says that the C parts are those with sanitizers.
+	sanitized bool
+	// command is what comes before the probe's own arguments, with the binaries of a folder.
+	command func(t *testing.T, bin string, top *testkit.Topology) []string
 }
 
 // everything are the rules that leave only the loopback to the container.
@@ -57,21 +59,25 @@ var columns = []column{
 	{name: "partial", build: "static", containers: 1, command: graft("seccomp", remoteOnly)},
 	{name: "partial-preload", warm: 5, containers: 1, command: graft("preload", remoteOnly)},
 	{name: "partial-auto", warm: 5, containers: 1, command: graft("auto", remoteOnly)},
+	{name: "sanitized-preload", sanitized: true, warm: 5, command: graft("preload", everything)},
+	{name: "sanitized-auto", sanitized: true, warm: 5, command: graft("auto", everything)},
+	{name: "sanitized-partial-preload", sanitized: true, warm: 5, containers: 1, command: graft("preload", remoteOnly)},
+	{name: "sanitized-partial-auto", sanitized: true, warm: 5, containers: 1, command: graft("auto", remoteOnly)},
 }
 
-func bare(*testing.T, *testkit.Topology) []string { return nil }
+func bare(*testing.T, string, *testkit.Topology) []string { return nil }
 
 // graft runs the probe under tsugiki run, in the topology's container if it
 // has one and in a new namespace otherwise.
-func graft(mode string, egress []string) func(*testing.T, *testkit.Topology) []string {
-	return func(t *testing.T, top *testkit.Topology) []string {
+func graft(mode string, egress []string) func(*testing.T, string, *testkit.Topology) []string {
+	return func(t *testing.T, bin string, top *testkit.Topology) []string {
 		netns := "new"
 		if len(top.Containers) > 0 {
 			netns = top.Containers[0].Path()
 		}
 		ports := fmt.Sprintf("%d-%d", firstPort, lastPort)
 		args := []string{
-			filepath.Join(testkit.BuildTsugiki(t), "tsugiki"), "run",
+			filepath.Join(bin, "tsugiki"), "run",
 			"--run-dir", t.TempDir(), "--mode", mode, "--netns", netns,
 			"--endpoint", "out type ipv4 addr 0.0.0.0 port dynamic",
 			"--endpoint", "out6 type ipv6 addr :: port dynamic",
@@ -93,7 +99,12 @@ func TestMain(m *testing.M) {
 
 // TestConformance runs every case in every column. All cases of a column run in one
 // container, so a -run that names a case runs the column, and judges that case only.
+//
+// The sanitizers' findings are files, which fail the test at its end.
 func TestConformance(t *testing.T) {
+	sanitized, findings := testkit.BuildSanitized(t)
+	t.Cleanup(func() { reportFindings(t, findings) })
+	bin := map[bool]string{false: testkit.BuildTsugiki(t), true: sanitized}
 	probes := map[string]string{}
 	for _, build := range []string{"", "static", "musl"} {
 		probes[build] = buildProbe(t, build)
@@ -121,7 +132,7 @@ func TestConformance(t *testing.T) {
 			if col.build == "musl" {
 				bare = musl
 			}
-			want, got := bare(t), newRig(t, col, probes[col.build]).run(t, cases)
+			want, got := bare(t), newRig(t, col, bin[col.sanitized], probes[col.build]).run(t, cases)
 			for _, c := range cases {
 				t.Run(c.name, func(t *testing.T) {
 					compare(t, differences[col.name][c.name], want[c.name], got[c.name])
@@ -133,12 +144,24 @@ func TestConformance(t *testing.T) {
 
 // bareRun returns what the cases print on a bare host. They run once.
 func bareRun(t *testing.T, probe string, cases []probeCase) func(*testing.T) map[string]result {
-	rig := newRig(t, column{command: bare}, probe)
+	rig := newRig(t, column{command: bare}, "", probe)
 	var once sync.Once
 	var results map[string]result
 	return func(t *testing.T) map[string]result {
 		once.Do(func() { results = rig.run(t, cases) })
 		return results
+	}
+}
+
+// reportFindings fails the test with what the sanitizers have written into a folder.
+func reportFindings(t *testing.T, folder string) {
+	files, err := filepath.Glob(filepath.Join(folder, "*"))
+	if err != nil {
+		t.Error(err)
+	}
+	for _, f := range files {
+		text, err := os.ReadFile(f)
+		t.Errorf("%s (%v):\n%s", filepath.Base(f), err, text)
 	}
 }
 

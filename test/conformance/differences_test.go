@@ -48,4 +48,9 @@ var differences = map[string]map[string]string{
 	"partial":         partial,
 	"partial-preload": partial,
 	"partial-auto":    partial,
+
+	"sanitized-preload":         withShim,
+	"sanitized-auto":            withShim,
+	"sanitized-partial-preload": partial,
+	"sanitized-partial-auto":    partial,
 }

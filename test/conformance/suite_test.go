@@ -53,11 +53,11 @@ type rig struct {
 	warm   int
 }
 
-func newRig(t *testing.T, col column, probe string) *rig {
+func newRig(t *testing.T, col column, bin, probe string) *rig {
 	t.Helper()
 	top := testkit.Build(t, testkit.Options{Containers: col.containers})
 	startPeer(t, top)
-	return &rig{top: top, prefix: col.command(t, top), probe: probe, warm: col.warm}
+	return &rig{top: top, prefix: col.command(t, bin, top), probe: probe, warm: col.warm}
 }
 
 // run runs all cases in one container, each as a process of its own (probe/suite.c), and
