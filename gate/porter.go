@@ -16,7 +16,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/programs"
 )
 
-// Porter is a process that keeps gates while they have nothing to do (gate/c/porter.c).
+// Porter is a process that keeps gates while they have nothing to do (gate/c/gatepool.c).
 // It outlives us as long as it has any. Its methods may be called by several goroutines.
 type Porter struct {
 	conn  *net.UnixConn

@@ -10,7 +10,7 @@
 #include "asks.h"
 #include "control.h"
 #include "gate.h"
-#include "porter.h"
+#include "gatepool.h"
 #include "start.h"
 #include "threads.h"
 

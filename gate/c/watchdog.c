@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Looks after the threads (threads.c), and has a gate that has nothing to do go to rest
- * (porter.c). */
+ * (gatepool.c). */
 #define _GNU_SOURCE
 #include "watchdog.h"
 

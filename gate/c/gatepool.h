@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The process that keeps the gates of an agent while they have nothing to do. */
-#ifndef TSUGIKI_GATE_PORTER_H
-#define TSUGIKI_GATE_PORTER_H
+#ifndef TSUGIKI_GATE_GATEPOOL_H
+#define TSUGIKI_GATE_GATEPOOL_H
 
 #include "gate.h"
 
