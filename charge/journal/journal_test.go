@@ -12,7 +12,7 @@ import (
 )
 
 // The C side's constants and offsets are those of this package.
-func TestLayoutIsTheGuardians(t *testing.T) {
+func TestLayoutIsTheUndoHelpers(t *testing.T) {
 	testkit.CheckC(t, "c/journal.h", map[string]any{
 		"JOURNAL_MAGIC":                         magic,
 		"JOURNAL_HEADER":                        mapped.HeaderSize,
