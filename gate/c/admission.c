@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Takes in the gate of a new container (see gatepool.c). */
+/* Adds the gate of a new container to the pool (see gatepool.c). */
 #define _GNU_SOURCE
 #include "admission.h"
 
@@ -14,13 +14,13 @@
 #include "fork.h"
 
 /* Descriptors for what comes in a message, and what else is open for a moment. */
-#define PORTER_SPARE 32
+#define ADMISSION_SPARE_FILES 32
 
-/* Of those that may knock at once; one is let in. */
-#define PORTER_BACKLOG 8
+/* Processes that may connect at once to become the supervisor; one of them does. */
+#define ADMISSION_BACKLOG 8
 
-static int gate_admission_parse(const void *bytes, size_t length, unsigned int files,
-				struct gate_admission *a)
+static int admission_parse(const void *bytes, size_t length, unsigned int files,
+			   struct gate_admission *a)
 {
 	memset(a, 0, sizeof(*a));
 	memcpy(a, bytes, length < sizeof(*a) ? length : sizeof(*a));
@@ -34,27 +34,27 @@ static int gate_admission_parse(const void *bytes, size_t length, unsigned int f
 }
 
 /* Why a container that has just come has no gate. */
-static void porter_refuse(struct lodger *l, const char *operation)
+static void admission_refuse(struct pooled_gate *p, const char *operation)
 {
-	if (l->errors >= 0)
-		dprintf(l->errors, "%s: %s\n", operation, strerror(errno));
-	porter_dismiss(l);
+	if (p->errors >= 0)
+		dprintf(p->errors, "%s: %s\n", operation, strerror(errno));
+	idle_remove(p);
 }
 
 /* The files of an admission are in the order of GATE_FILES, between two others. */
-static struct lodger *porter_register(const struct gate_admission *a, const int *files)
+static struct pooled_gate *admission_add(const struct gate_admission *a, const int *files)
 {
-	struct lodger *l = calloc(1, sizeof(*l));
+	struct pooled_gate *p = calloc(1, sizeof(*p));
 
-	if (l == NULL)
+	if (p == NULL)
 		return NULL;
-	l->errors = files[0];
-	memcpy(l->files, &files[1], (GATE_FILES - 1) * sizeof(int));
-	l->files[GATE_FILE_BOARD] = -1;
-	l->cgroup = files[GATE_ADMISSION_FILES - 1];
-	l->line = -1;
-	l->supervised = true;
-	l->gate = (struct gate){
+	p->errors = files[0];
+	memcpy(p->files, &files[1], (GATE_FILES - 1) * sizeof(int));
+	p->files[GATE_FILE_BOARD] = -1;
+	p->cgroup = files[GATE_ADMISSION_FILES - 1];
+	p->process = -1;
+	p->supervised = true;
+	p->gate = (struct gate){
 		.own = a->own,
 		.cookie = a->cookie,
 		.born = a->born,
@@ -62,56 +62,56 @@ static struct lodger *porter_register(const struct gate_admission *a, const int 
 		.uid = a->uid,
 		.gid = a->gid,
 	};
-	l->next = porter_lodgers;
-	porter_lodgers = l;
-	return l;
+	p->next = pooled_gates;
+	pooled_gates = p;
+	return p;
 }
 
-/* Whether all gates that there are may rest at once, with files to spare: one that hands over what
- * there is no room for is lost. */
-static bool porter_has_room(void)
+/* Whether all gates can be idle at once, with files to spare: a gate is lost if there is no room
+ * for the descriptors that it hands back. */
+static bool admission_has_room(void)
 {
 	struct rlimit limit;
-	rlim_t need = PORTER_SPARE;
+	rlim_t need = ADMISSION_SPARE_FILES;
 
-	for (struct lodger *l = porter_lodgers; l != NULL; l = l->next)
-		need += GATE_FILES + 2; /* the cgroup and the line */
+	for (struct pooled_gate *p = pooled_gates; p != NULL; p = p->next)
+		need += GATE_FILES + 2; /* the cgroup and the socket to its process */
 	return getrlimit(RLIMIT_NOFILE, &limit) == 0 && need <= limit.rlim_cur;
 }
 
-/* Makes what a gate keeps as long as there is its container. */
-static bool porter_furnish(struct lodger *l)
+/* Makes what a gate has as long as its container lives. */
+static bool admission_prepare(struct pooled_gate *p)
 {
 	bool made;
 
-	if (!porter_has_room()) {
+	if (!admission_has_room()) {
 		errno = EMFILE;
 		return false;
 	}
-	made = gate_make_board(&l->gate);
+	made = gate_make_board(&p->gate);
 
-	l->files[GATE_FILE_BOARD] = l->gate.board_file;
-	return made && madvise(l->gate.board, BOARD_SIZE, MADV_DONTFORK) == 0 &&
-	       listen(l->files[GATE_FILE_DOOR], PORTER_BACKLOG) == 0;
+	p->files[GATE_FILE_BOARD] = p->gate.board_file;
+	return made && madvise(p->gate.board, BOARD_SIZE, MADV_DONTFORK) == 0 &&
+	       listen(p->files[GATE_FILE_ADOPT_SOCKET], ADMISSION_BACKLOG) == 0;
 }
 
-struct lodger *porter_admit(struct gate_message *m)
+struct pooled_gate *admission_admit(struct gate_message *m)
 {
 	struct gate_admission a;
-	int error = gate_admission_parse(m->bytes, m->length, m->count, &a);
-	struct lodger *l = error == 0 ? porter_register(&a, m->files) : NULL;
+	int error = admission_parse(m->bytes, m->length, m->count, &a);
+	struct pooled_gate *p = error == 0 ? admission_add(&a, m->files) : NULL;
 
-	if (l == NULL) {
+	if (p == NULL) {
 		gate_close_files(m);
 		return NULL;
 	}
-	if (!porter_furnish(l)) {
-		porter_refuse(l, "keep gate");
+	if (!admission_prepare(p)) {
+		admission_refuse(p, "keep gate");
 		return NULL;
 	}
-	if (porter_wake(l) != NULL)
-		return l;
-	if (l->late)
-		porter_refuse(l, "start gate");
+	if (fork_start(p) != NULL)
+		return p;
+	if (p->retry)
+		admission_refuse(p, "start gate");
 	return NULL;
 }

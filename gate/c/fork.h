@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How a gate of a porter gets a process. */
+/* How a gate of the pool gets a process. */
 #ifndef TSUGIKI_GATE_FORK_H
 #define TSUGIKI_GATE_FORK_H
 
 #include "idle.h"
 
-/* Starts the gate's process, and returns the gate in that one. If it cannot be started, it is
- * late. */
-struct lodger *porter_wake(struct lodger *l);
+/* Starts the gate's process, and returns the gate in that process. A failed start is tried again
+ * later (idle_set_retry). */
+struct pooled_gate *fork_start(struct pooled_gate *p);
 
-/* The same for a gate that has been there: where its cgroup is gone, nobody is left. */
-struct lodger *porter_wake_kept(struct lodger *l);
+/* The same for a gate that has had a process. If its cgroup is gone, no program is left, and the
+ * gate is removed. */
+struct pooled_gate *fork_restart(struct pooled_gate *p);
 
-/* Takes the files of a gate that begins or goes on, into G. */
-void porter_move_in(struct lodger *l, struct gate *g);
+/* Moves the descriptors of P to their numbers in the process of a gate, and puts them into G. */
+void fork_take_files(struct pooled_gate *p, struct gate *g);
 
 #endif

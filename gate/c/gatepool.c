@@ -1,44 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The porter keeps the gates of an agent's containers while they have nothing to do.
+ * The gate pool: one process that holds the descriptors of idle gates.
  *
  * Theory of operation
  *
- * A gate is a process of its container's own, in its cgroup, because it reads what hostile
- * programs have written. Most containers make no new connection for minutes, and a
- * process that waits costs about 140 KiB. So a gate that has nothing to do ends, and
- * hands what it held (enum gate_file) to the porter, which waits in its place:
+ * A gate is a process in the cgroup of its container, because it reads what hostile programs have
+ * written. Most containers make no new connection for minutes, and a process that waits costs
+ * about 140 KiB. So an idle gate exits. It hands its descriptors (enum gate_file) to the pool,
+ * which waits in its place:
  *
- *	agent, once		admission: files of a new container
- *	a call, an order,	fork into the container's cgroup; the child is the gate,
- *	a knock at the door	and the files are its own alone from then on
- *	nothing for a while	the gate hands them back, and ends
+ *	a message of the agent	admission: the descriptors of a new container
+ *	a call, an order, the	the pool forks into the container's cgroup. The child is the
+ *	next supervisor		gate. Only the child has the descriptors from then on.
+ *	the gate is idle	the gate hands the descriptors back, and exits
  *
- * The porter reads nothing that a container writes, neither calls nor memory: it only
- * learns that there is something. Children are not executed anew, for they have to inherit
- * the board: it can be mapped for writing only before it is sealed. Each inherits its own
- * (MADV_DONTFORK), and closes all other files before it looks at anything.
+ * The pool reads nothing that a container writes, neither calls nor memory: it only learns that
+ * there is something to read. A child does not execute the program again, because it has to
+ * inherit the board: a board can be mapped for writing only before it is sealed. Each child
+ * inherits only its own board (MADV_DONTFORK), and closes all other files before it looks at
+ * anything.
  *
- * What a gate that ends does not hand back is closed with it: its container has ended, or it was
- * killed, as the agent sees. The porter outlives the agent, as gates do, and ends when
- * it has neither an agent nor a gate.
+ * What a gate does not hand back is closed when its process ends. Then its container has ended, or
+ * the gate was killed, and the agent sees the end of the control socket. The pool outlives the
+ * agent, as gates do, and ends when it has neither an agent nor a gate.
  *
- * Calls that come meanwhile are not lost: a notification waits in the kernel until it is
- * received, an order in the socket.
+ * No call is lost meanwhile: a notification waits in the kernel until it is received, and an order
+ * waits in the socket.
  */
 #define _GNU_SOURCE
 #include "gatepool.h"
 
 #include <errno.h>
-#include <fcntl.h>
-#include <linux/sched.h>
 #include <poll.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -53,22 +49,23 @@
 #include "idle.h"
 #include "messages.h"
 
-/* After how long a gate is tried again that could not be started: processes may end. */
-#define PORTER_AGAIN_MS 100
+/* How long after a failed start of a gate's process another is tried: processes may end. */
+#define GATEPOOL_RETRY_MS 100
 
-/* What the porter's processes need: to enter cgroups of others, to be whom the program is, and
- * what gates do. */
-#define PORTER_CAP_DAC_OVERRIDE 1
-#define PORTER_CAP_SETGID	6
-#define PORTER_CAP_SETUID	7
-#define PORTER_CAP_SETPCAP	8
-#define PORTER_KEEP                                                                                \
-	(1ull << PORTER_CAP_DAC_OVERRIDE | 1ull << PORTER_CAP_SETGID | 1ull << PORTER_CAP_SETUID | \
-	 1ull << PORTER_CAP_SETPCAP | 1ull << PRIVILEGE_CAP_SYS_PTRACE)
+/* What the pool and its gates need: the pool forks into cgroups of other users and takes the
+ * user of the program; gates read memory. */
+#define GATEPOOL_CAP_DAC_OVERRIDE 1
+#define GATEPOOL_CAP_SETGID	  6
+#define GATEPOOL_CAP_SETUID	  7
+#define GATEPOOL_CAP_SETPCAP	  8
+#define GATEPOOL_KEEP                                                                              \
+	(1ull << GATEPOOL_CAP_DAC_OVERRIDE | 1ull << GATEPOOL_CAP_SETGID |                         \
+	 1ull << GATEPOOL_CAP_SETUID | 1ull << GATEPOOL_CAP_SETPCAP |                              \
+	 1ull << PRIVILEGE_CAP_SYS_PTRACE)
 
-static bool porter_alone; /* the agent is gone */
+static bool gatepool_agent_is_gone;
 /* Receives a message that is whole. */
-static bool porter_receive(int from, struct gate_message *m)
+static bool gatepool_receive(int from, struct gate_message *m)
 {
 	if (!gate_receive(from, m))
 		return false;
@@ -79,82 +76,83 @@ static bool porter_receive(int from, struct gate_message *m)
 }
 
 /* The process of a gate has ended. */
-static void porter_line_ended(struct lodger *l)
+static void gatepool_process_ended(struct pooled_gate *p)
 {
 	struct gate_message m;
-	struct gate_rest rest;
+	struct gate_handover handover;
 	bool whole;
 
-	porter_ignore(l->line);
-	if (!porter_receive(l->line, &m)) {
-		porter_dismiss(l);
+	idle_ignore_file(p->process);
+	if (!gatepool_receive(p->process, &m)) {
+		idle_remove(p);
 		return;
 	}
-	memcpy(&rest, m.bytes, sizeof(rest));
-	whole = m.length == sizeof(rest) && rest.version == GATE_VERSION && m.count == GATE_FILES;
+	memcpy(&handover, m.bytes, sizeof(handover));
+	whole = m.length == sizeof(handover) && handover.version == GATE_VERSION &&
+		m.count == GATE_FILES;
 	if (!whole) {
 		gate_close_files(&m);
-		porter_dismiss(l);
+		idle_remove(p);
 		return;
 	}
-	porter_close(&l->line);
-	memcpy(l->files, m.files, sizeof(l->files));
-	l->supervised = rest.supervised != 0;
-	if (!porter_listen(l)) {
-		porter_unlisten(l);
-		porter_dismiss(l);
+	idle_close_file(&p->process);
+	memcpy(p->files, m.files, sizeof(p->files));
+	p->supervised = handover.supervised != 0;
+	if (!idle_watch(p)) {
+		idle_ignore(p);
+		idle_remove(p);
 	}
 }
 
-/* Something has come for a gate that rests. */
-static struct lodger *porter_called(struct lodger *l)
+/* Something has come for an idle gate. Returns the gate in its process. */
+static struct pooled_gate *gatepool_wake(struct pooled_gate *p)
 {
-	if (porter_settles(l))
+	if (idle_settles(p))
 		return NULL;
-	porter_unlisten(l);
-	return porter_wake_kept(l);
+	idle_ignore(p);
+	return fork_restart(p);
 }
 
-static struct lodger *porter_hear_agent(void)
+static struct pooled_gate *gatepool_read_agent(void)
 {
 	struct gate_message m;
 
-	if (porter_receive(PORTER_AGENT, &m))
-		return porter_admit(&m);
-	if (gate_has(PORTER_AGENT, POLLHUP)) {
-		porter_ignore(PORTER_AGENT);
-		porter_alone = true;
+	if (gatepool_receive(POOL_FD_AGENT, &m))
+		return admission_admit(&m);
+	if (gate_has(POOL_FD_AGENT, POLLHUP)) {
+		idle_ignore_file(POOL_FD_AGENT);
+		gatepool_agent_is_gone = true;
 	}
 	return NULL;
 }
 
-/* Tries those again that could not be woken. */
-static struct lodger *porter_try_again(void)
+/* Tries failed starts again. Returns the gate in its process. */
+static struct pooled_gate *gatepool_retry(void)
 {
-	struct lodger *l, *next;
+	struct pooled_gate *p, *next;
 
-	for (l = porter_lodgers; l != NULL; l = next) {
-		next = l->next;
-		if (l->late && !porter_settles(l) && porter_wake_kept(l) != NULL)
-			return l;
+	for (p = pooled_gates; p != NULL; p = next) {
+		next = p->next;
+		if (p->retry && !idle_settles(p) && fork_restart(p) != NULL)
+			return p;
 	}
 	return NULL;
 }
 
-static void porter_take_descriptors(void)
+static void gatepool_take_descriptors(void)
 {
 	struct rlimit limit;
 
 	/* All files that come are to have higher numbers than a gate's. */
-	for (int i = PORTER_FIRST + 1; i < PORTER_FREE; i++)
-		if (dup2(PORTER_AGENT, i) < 0)
+	for (int i = POOL_FD_FIRST + 1; i < POOL_FD_FREE; i++)
+		if (dup2(POOL_FD_AGENT, i) < 0)
 			privilege_die("reserve descriptors");
-	if (syscall(SYS_close_range, PORTER_FREE, ~0U, 0) != 0)
+	if (syscall(SYS_close_range, POOL_FD_FREE, ~0U, 0) != 0)
 		privilege_die("close descriptors");
-	close(PORTER_EVENTS);
-	if (epoll_create1(EPOLL_CLOEXEC) != PORTER_EVENTS)
+	close(POOL_FD_EVENTS);
+	if (epoll_create1(EPOLL_CLOEXEC) != POOL_FD_EVENTS)
 		privilege_die("make epoll");
-	if (!porter_watch(NULL, PORTER_AGENT, EPOLLIN))
+	if (!idle_watch_file(NULL, POOL_FD_AGENT, EPOLLIN))
 		privilege_die("watch agent");
 	if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
 		limit.rlim_cur = limit.rlim_max;
@@ -162,68 +160,68 @@ static void porter_take_descriptors(void)
 	}
 }
 
-static void porter_start(void)
+static void gatepool_start(void)
 {
 	sigset_t all;
 
-	porter_take_descriptors();
+	gatepool_take_descriptors();
 	sigfillset(&all);
 	if (sigprocmask(SIG_SETMASK, &all, NULL) != 0 || signal(SIGCHLD, SIG_IGN) == SIG_ERR)
 		privilege_die("block signals");
-	(void)prctl(PR_SET_NAME, "tsugiki-porter");
-	privilege_drop_bounding(PORTER_KEEP);
-	privilege_drop_capabilities(PORTER_KEEP);
+	(void)prctl(PR_SET_NAME, "tsugiki-pool");
+	privilege_drop_bounding(GATEPOOL_KEEP);
+	privilege_drop_capabilities(GATEPOOL_KEEP);
 	privilege_seal();
-	porter_confine();
+	gatepool_confine();
 	/* Who reads what the agent prints is not to wait for us: standard input is /dev/null. */
 	if (dup2(STDIN_FILENO, STDERR_FILENO) < 0)
 		privilege_die("let go of standard error");
 }
 
-/* Waits for an event, at most until those that are late are tried again. */
-static bool porter_wait(struct epoll_event *e)
+/* Waits for an event, at most until failed starts are tried again. */
+static bool gatepool_wait(struct epoll_event *e)
 {
 	static struct timespec last;
 	struct timespec now;
 	int64_t left = -1;
 
-	if (porter_lates > 0) {
+	if (idle_retries > 0) {
 		clock_gettime(CLOCK_MONOTONIC, &now);
-		left = PORTER_AGAIN_MS - (now.tv_sec - last.tv_sec) * 1000 -
+		left = GATEPOOL_RETRY_MS - (now.tv_sec - last.tv_sec) * 1000 -
 		       (now.tv_nsec - last.tv_nsec) / 1000000;
 		if (left <= 0) {
 			last = now;
 			return false;
 		}
 	}
-	return epoll_wait(PORTER_EVENTS, e, 1, (int)left) == 1;
+	return epoll_wait(POOL_FD_EVENTS, e, 1, (int)left) == 1;
 }
 
 /* One event. Returns the gate that is to be, in the process that is to be it. */
-static struct lodger *porter_turn(void)
+static struct pooled_gate *gatepool_turn(void)
 {
 	struct epoll_event e;
-	struct lodger *l;
+	struct pooled_gate *p;
 
-	if (!porter_wait(&e))
-		return porter_lates > 0 ? porter_try_again() : NULL;
-	l = e.data.ptr;
-	if (l == NULL)
-		return porter_hear_agent();
-	if (l->line < 0)
-		return porter_called(l);
-	porter_line_ended(l);
+	if (!gatepool_wait(&e))
+		return idle_retries > 0 ? gatepool_retry() : NULL;
+	p = e.data.ptr;
+	if (p == NULL)
+		return gatepool_read_agent();
+	if (p->process < 0)
+		return gatepool_wake(p);
+	gatepool_process_ended(p);
 	return NULL;
 }
 
-struct gate_life gate_porter(struct gate *g)
+struct gate_life gatepool_run(struct gate *g)
 {
-	struct lodger *l;
+	struct pooled_gate *p;
 
-	porter_start();
-	while ((l = porter_turn()) == NULL)
-		if (porter_alone && porter_lodgers == NULL)
+	gatepool_start();
+	while ((p = gatepool_turn()) == NULL)
+		if (gatepool_agent_is_gone && pooled_gates == NULL)
 			_exit(0);
-	porter_move_in(l, g);
-	return (struct gate_life){.first = l->errors >= 0, .supervised = l->supervised};
+	fork_take_files(p, g);
+	return (struct gate_life){.first = p->errors >= 0, .supervised = p->supervised};
 }

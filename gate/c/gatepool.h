@@ -15,6 +15,6 @@ struct gate_life {
  * Keeps the gates of an agent's containers, until there are none and no agent any more;
  * then it ends the process. Returns in the process of each gate that has something to do.
  */
-struct gate_life gate_porter(struct gate *g);
+struct gate_life gatepool_run(struct gate *g);
 
 #endif

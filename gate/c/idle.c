@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What is done for a gate that has no process (see gatepool.c). */
+/* What the pool does for a gate that has no process (see gatepool.c). */
 #define _GNU_SOURCE
 #include "idle.h"
 
@@ -15,122 +15,122 @@
 #include "messages.h"
 #include "stats.h"
 
-struct lodger *porter_lodgers;
-unsigned int porter_lates;
+struct pooled_gate *pooled_gates;
+unsigned int idle_retries;
 
-void porter_close(int *file)
+void idle_close_file(int *file)
 {
 	if (*file >= 0)
 		close(*file);
 	*file = -1;
 }
 
-void porter_close_all(int *files, unsigned int count)
+void idle_close_files(int *files, unsigned int count)
 {
 	for (unsigned int i = 0; i < count; i++)
-		porter_close(&files[i]);
+		idle_close_file(&files[i]);
 }
 
-bool porter_watch(struct lodger *l, int file, uint32_t events)
+bool idle_watch_file(struct pooled_gate *p, int file, uint32_t events)
 {
-	struct epoll_event e = {.events = events, .data.ptr = l};
+	struct epoll_event e = {.events = events, .data.ptr = p};
 
-	return epoll_ctl(PORTER_EVENTS, EPOLL_CTL_ADD, file, &e) == 0;
+	return epoll_ctl(POOL_FD_EVENTS, EPOLL_CTL_ADD, file, &e) == 0;
 }
 
-void porter_ignore(int file)
+void idle_ignore_file(int file)
 {
-	(void)epoll_ctl(PORTER_EVENTS, EPOLL_CTL_DEL, file, NULL);
+	(void)epoll_ctl(POOL_FD_EVENTS, EPOLL_CTL_DEL, file, NULL);
 }
 
-bool porter_listen(struct lodger *l)
+bool idle_watch(struct pooled_gate *p)
 {
-	return porter_watch(l, l->files[GATE_FILE_LISTENER], EPOLLIN) &&
-	       porter_watch(l, l->files[GATE_FILE_DOOR], EPOLLIN) &&
-	       (!l->supervised || porter_watch(l, l->files[GATE_FILE_CONTROL], EPOLLIN));
+	return idle_watch_file(p, p->files[GATE_FILE_LISTENER], EPOLLIN) &&
+	       idle_watch_file(p, p->files[GATE_FILE_ADOPT_SOCKET], EPOLLIN) &&
+	       (!p->supervised || idle_watch_file(p, p->files[GATE_FILE_CONTROL], EPOLLIN));
 }
 
-void porter_unlisten(struct lodger *l)
+void idle_ignore(struct pooled_gate *p)
 {
-	porter_ignore(l->files[GATE_FILE_LISTENER]);
-	porter_ignore(l->files[GATE_FILE_DOOR]);
-	if (l->supervised)
-		porter_ignore(l->files[GATE_FILE_CONTROL]);
+	idle_ignore_file(p->files[GATE_FILE_LISTENER]);
+	idle_ignore_file(p->files[GATE_FILE_ADOPT_SOCKET]);
+	if (p->supervised)
+		idle_ignore_file(p->files[GATE_FILE_CONTROL]);
 }
 
-void porter_set_late(struct lodger *l, bool late)
+void idle_set_retry(struct pooled_gate *p, bool retry)
 {
-	porter_lates += late;
-	porter_lates -= l->late;
-	l->late = late;
+	idle_retries += retry;
+	idle_retries -= p->retry;
+	p->retry = retry;
 }
 
-void porter_dismiss(struct lodger *l)
+void idle_remove(struct pooled_gate *p)
 {
-	struct lodger **at = &porter_lodgers;
+	struct pooled_gate **at = &pooled_gates;
 
-	while (*at != l)
+	while (*at != p)
 		at = &(*at)->next;
-	*at = l->next;
-	porter_lates -= l->late;
-	if (l->gate.board != NULL)
-		munmap(l->gate.board, BOARD_SIZE);
-	porter_close_all(l->files, GATE_FILES);
-	porter_close(&l->cgroup);
-	porter_close(&l->errors);
-	porter_close(&l->line);
-	free(l);
+	*at = p->next;
+	idle_retries -= p->retry;
+	if (p->gate.board != NULL)
+		munmap(p->gate.board, BOARD_SIZE);
+	idle_close_files(p->files, GATE_FILES);
+	idle_close_file(&p->cgroup);
+	idle_close_file(&p->errors);
+	idle_close_file(&p->process);
+	free(p);
 }
 
 /* What is first in the queue of a supervisor's orders. */
-enum porter_order { PORTER_NONE, PORTER_STATS, PORTER_OTHER, PORTER_GONE };
+enum idle_order { IDLE_NOTHING, IDLE_STATS, IDLE_OTHER, IDLE_GONE };
 
-static enum porter_order porter_look(int control, struct gate_order *order)
+static enum idle_order idle_next_order(int control, struct gate_order *order)
 {
 	ssize_t got = recv(control, order, sizeof(*order), MSG_PEEK | MSG_TRUNC | MSG_DONTWAIT);
 
 	if (got < 0 && errno == EAGAIN)
-		return PORTER_NONE;
+		return IDLE_NOTHING;
 	/* An end has an event of its own; what is left to read may come before it. */
 	if (got <= 0)
-		return gate_has(control, POLLHUP) ? PORTER_GONE : PORTER_OTHER;
+		return gate_has(control, POLLHUP) ? IDLE_GONE : IDLE_OTHER;
 	if (got == sizeof(*order) && order->version == GATE_VERSION &&
 	    order->op == GATE_ORDER_STATS)
-		return PORTER_STATS;
-	return PORTER_OTHER;
+		return IDLE_STATS;
+	return IDLE_OTHER;
 }
 
 /* What needs no gate of what the supervisor wants; false if it needs one. */
-static bool porter_obeys(struct lodger *l)
+static bool idle_obeys(struct pooled_gate *p)
 {
-	int control = l->files[GATE_FILE_CONTROL];
+	int control = p->files[GATE_FILE_CONTROL];
 	struct gate_order order;
 
-	switch (porter_look(control, &order)) {
-	case PORTER_STATS:
-		if (!gate_say_stats(l->gate.board, control, order.tag, MSG_DONTWAIT))
+	switch (idle_next_order(control, &order)) {
+	case IDLE_STATS:
+		if (!gate_say_stats(p->gate.board, control, order.tag, MSG_DONTWAIT))
 			return false; /* a gate waits until there is room */
 		(void)recv(control, &order, sizeof(order), MSG_DONTWAIT);
 		return true;
-	case PORTER_GONE:
-		porter_ignore(control);
-		l->supervised = false;
-		atomic_store(&l->gate.board->traced, 0); /* there is nobody to be told */
+	case IDLE_GONE:
+		idle_ignore_file(control);
+		p->supervised = false;
+		atomic_store(&p->gate.board->traced, 0); /* there is nobody to be told */
 		return true;
 	default:
 		return false;
 	}
 }
 
-bool porter_settles(struct lodger *l)
+bool idle_settles(struct pooled_gate *p)
 {
-	if (!gate_has(l->files[GATE_FILE_LISTENER], POLLHUP))
-		return l->supervised && porter_obeys(l);
-	if (l->supervised &&
-	    !gate_say_bye(l->gate.board, l->files[GATE_FILE_CONTROL], MSG_DONTWAIT) &&
+	if (!gate_has(p->files[GATE_FILE_LISTENER], POLLHUP))
+		return p->supervised && idle_obeys(p);
+	if (p->supervised &&
+	    !gate_say_bye(p->gate.board, p->files[GATE_FILE_CONTROL], MSG_DONTWAIT) &&
 	    (errno == EAGAIN || errno == ENOBUFS))
 		return false;
-	porter_unlisten(l);
-	porter_dismiss(l);
+	idle_ignore(p);
+	idle_remove(p);
 	return true;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The gates that a porter has, and what is done for one that has no process. It reads orders of
- * the supervisor, and no more of a container than whether there is something to read.
+ * The gates of the pool, and what the pool does for one that has no process. It reads orders of
+ * the supervisor. Of a container it learns only whether there is something to read.
  */
 #ifndef TSUGIKI_GATE_IDLE_H
 #define TSUGIKI_GATE_IDLE_H
@@ -12,45 +12,51 @@
 #include "gate.h"
 #include "protocol.h"
 
-/* Descriptors of the porter; in a gate's process, of GATE_FILES and the line from the first
- * one on. Files that come have higher numbers. */
-enum { PORTER_FIRST = 3, PORTER_AGENT = PORTER_FIRST, PORTER_EVENTS, PORTER_LINE = 8, PORTER_FREE };
-
-_Static_assert(PORTER_FIRST + GATE_FILES == PORTER_LINE, "a gate's files have these numbers");
-
-struct lodger {
-	struct lodger *next;
-	struct gate gate;      /* but for its files, which have other numbers there */
-	int files[GATE_FILES]; /* while it rests */
-	int cgroup;
-	int errors; /* where it says why it could not start; -1 once it has */
-	int line;   /* to its process; -1 while it rests */
-	bool supervised;
-	bool late; /* it could not be woken */
+/* Descriptors of the pool. In the process of a gate, GATE_FILES begin at the first number, and
+ * the socket to the pool follows. Received files have higher numbers. */
+enum {
+	POOL_FD_FIRST = 3,
+	POOL_FD_AGENT = POOL_FD_FIRST,
+	POOL_FD_EVENTS,
+	POOL_FD_POOL = 8,
+	POOL_FD_FREE
 };
 
-extern struct lodger *porter_lodgers;
-extern unsigned int porter_lates; /* lodgers that are late */
+_Static_assert(POOL_FD_FIRST + GATE_FILES == POOL_FD_POOL, "a gate's files have these numbers");
+
+struct pooled_gate {
+	struct pooled_gate *next;
+	struct gate gate;      /* but for its files, which have other numbers there */
+	int files[GATE_FILES]; /* while it has no process */
+	int cgroup;
+	int errors;  /* where it says why it could not start; -1 once it has */
+	int process; /* a socket to its process; -1 while it has none */
+	bool supervised;
+	bool retry; /* its process could not be started */
+};
+
+extern struct pooled_gate *pooled_gates;
+extern unsigned int idle_retries; /* gates whose process could not be started */
 
 /* Close a file, or COUNT of them, that are open, and forget them. */
-void porter_close(int *file);
-void porter_close_all(int *files, unsigned int count);
+void idle_close_file(int *file);
+void idle_close_files(int *files, unsigned int count);
 
-/* Have the porter woken by EVENTS of a file, or no more. L comes with the event. */
-bool porter_watch(struct lodger *l, int file, uint32_t events);
-void porter_ignore(int file);
+/* Begin and end to wait for EVENTS of a file. P comes with the event. */
+bool idle_watch_file(struct pooled_gate *p, int file, uint32_t events);
+void idle_ignore_file(int file);
 
-/* Waits for whatever the gate would have to do. */
-bool porter_listen(struct lodger *l);
-void porter_unlisten(struct lodger *l);
+/* Begin and end to wait for whatever the gate would have to do. */
+bool idle_watch(struct pooled_gate *p);
+void idle_ignore(struct pooled_gate *p);
 
-void porter_set_late(struct lodger *l, bool late);
+void idle_set_retry(struct pooled_gate *p, bool retry);
 
-/* Lets go of a gate. What it held is closed, if it was the porter that held it. */
-void porter_dismiss(struct lodger *l);
+/* Removes a gate. Its descriptors are closed, if the pool has them. */
+void idle_remove(struct pooled_gate *p);
 
-/* Does what needs no gate: the end of the container, what the supervisor asks for and its end.
+/* Does what needs no process: statistics, the end of the supervisor, the end of the container.
  * Returns whether nothing else is to be done. */
-bool porter_settles(struct lodger *l);
+bool idle_settles(struct pooled_gate *p);
 
 #endif
