@@ -11,7 +11,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/charge/accounts"
 	"github.com/tsugiki/tsugiki/gate"
 	"github.com/tsugiki/tsugiki/internal/kernel"
@@ -19,6 +18,7 @@ import (
 	"github.com/tsugiki/tsugiki/keeper"
 	"github.com/tsugiki/tsugiki/policy"
 	"github.com/tsugiki/tsugiki/policy/enforcer"
+	"github.com/tsugiki/tsugiki/shim"
 )
 
 // Examine finds out what containers need of this machine and is not there: of its
@@ -35,12 +35,12 @@ func installation(runDir string) []kernel.Feature {
 		{Name: "policy programs", Required: true, Lost: "rules are not enforced", Probe: loadPolicy},
 		{Name: keeper.Program, Required: true, Lost: "sockets cannot be made on the host", Probe: find(keeper.Program)},
 		{Name: gate.Program, Required: true, Lost: "calls are not answered", Probe: find(gate.Program)},
-		{Name: "libtsugiki.so", Required: true, Lost: "there is only --mode seccomp", Probe: find(api.LibraryFile)},
+		{Name: "libtsugiki.so", Required: true, Lost: "there is only --mode seccomp", Probe: find(shim.LibraryFile)},
 		{
 			Name: "libtsugiki.so for all users",
 			Lost: "programs of other users than root get no library: more round trips",
 			Probe: func(*kernel.Scratch) (string, error) {
-				path, err := programs.Find(api.LibraryFile)
+				path, err := programs.Find(shim.LibraryFile)
 				if err != nil {
 					return "", err
 				}

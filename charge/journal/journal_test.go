@@ -14,7 +14,7 @@ import (
 )
 
 // The C side's constants and offsets are those of this package.
-func TestLayoutIsTheGuardians(t *testing.T) {
+func TestLayoutIsTheUndoHelpers(t *testing.T) {
 	if _, err := exec.LookPath("cc"); err != nil {
 		t.Skip("skip: needs cc")
 	}

@@ -28,6 +28,7 @@ var rooms = []room{
 
 	{"gate", nil, "the wire to the gates"},
 	{"keeper", nil, "the wire to the keepers"},
+	{"shim", nil, "a name and a variable of the environment"},
 
 	{"policy", []string{"endpoint"}, "rules name endpoints: a grammar and verdicts, which open nothing"},
 	{"policy/enforcer", []string{"bpf", "endpoint", "policy"}, "has kernel programs enforce a table of rules"},
@@ -35,11 +36,13 @@ var rooms = []room{
 	{"graft", []string{"endpoint", "keeper", "policy"}, "decides by rules, and has the keeper make sockets"},
 	{"intercept/notify", []string{"graft", "gate"}, "brings the engine the calls that the gate passes on"},
 	{"relay", []string{"keeper", "policy/enforcer"}, "has its sockets known to the kernel programs"},
+	{"agent/rules", []string{"api", "endpoint", "intercept/filter", "internal/config", "policy"}, "decides by texts alone what a container is given"},
+	{"agent/ports", []string{"endpoint", "graft"}, "knows whose ports are, and opens no socket"},
 	{"agent", []string{
-		"api", "charge/accounts", "charge/bandwidth", "endpoint", "gate", "graft", "intercept", "internal/config", "internal/launch", "keeper", "policy",
-		"policy/enforcer", "relay",
+		"agent", "api", "charge/accounts", "charge/bandwidth", "endpoint", "gate", "graft", "intercept", "internal/config", "internal/launch", "keeper",
+		"policy", "policy/enforcer", "relay", "shim",
 	}, "puts all systems together"},
-	{"oci", []string{"api", "intercept/filter", "internal/config"}, "speaks to the agent by its API alone"},
+	{"oci", []string{"api", "intercept/filter", "internal/config", "shim"}, "speaks to the agent by its API alone"},
 
 	{"charge", []string{"api"}, "a client of the agent, for programs of others"},
 	{"charge/balance", nil, "arithmetic"},
@@ -79,7 +82,7 @@ var rooms = []room{
 	{"internal/testkit", []string{"internal/testkit"}, "for tests and benchmarks: no other row may have it"},
 	{"internal/cni", nil, "runs network plugins"},
 	{"internal/config", nil, "a file's grammar"},
-	{"internal/launch", nil, "starts one program"},
+	{"internal/launch", []string{"shim"}, "starts one program, and has it load the library"},
 	{"internal/cgroup", nil, anybody},
 	{"internal/cputime", nil, anybody},
 	{"internal/filelock", nil, anybody},
@@ -139,12 +142,12 @@ func below(folder string, of []string) bool {
 	return false
 }
 
-// mayImport tells whether a row allows a folder, which is of the room to. A row that names a
-// room does not name the rooms below it.
+// mayImport tells whether a row allows a folder, which is of the room to. A row that names
+// another room does not name the rooms below that.
 func (r *room) mayImport(folder string, to *room) bool {
 	return slices.ContainsFunc(r.imports, func(i string) bool {
-		isRoom := roomOf(i) != nil && roomOf(i).folder == i
-		return below(folder, []string{i}) && (!isRoom || to.folder == i)
+		other := i != r.folder && roomOf(i) != nil && roomOf(i).folder == i
+		return below(folder, []string{i}) && (!other || to.folder == i)
 	})
 }
 

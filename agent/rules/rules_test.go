@@ -1,4 +1,4 @@
-package agent
+package rules
 
 import (
 	"errors"
@@ -12,9 +12,9 @@ import (
 	"github.com/tsugiki/tsugiki/policy"
 )
 
-// texts writes rules as RuleTexts has them.
-func texts(r Rules) RuleTexts {
-	t := RuleTexts{Mode: r.Mode.String()}
+// texts writes rules as Texts has them.
+func texts(r Rules) Texts {
+	t := Texts{Mode: r.Mode.String()}
 	for _, ep := range r.Endpoints.All() {
 		t.Endpoints = append(t.Endpoints, ep.String())
 	}
@@ -31,19 +31,19 @@ func TestRuleTexts(t *testing.T) {
 	const web, out = "web type ipv4 addr 198.51.100.1 port 80", "out type ipv4 addr 0.0.0.0 port dynamic"
 	for _, tt := range []struct {
 		name     string
-		in, want RuleTexts
+		in, want Texts
 	}{
-		{"nothing", RuleTexts{}, RuleTexts{Mode: "auto"}},
-		{"mode", RuleTexts{Mode: "seccomp"}, RuleTexts{Mode: "seccomp"}},
+		{"nothing", Texts{}, Texts{Mode: "auto"}},
+		{"mode", Texts{Mode: "seccomp"}, Texts{Mode: "seccomp"}},
 		{
 			"names",
-			RuleTexts{Mode: "preload", Endpoints: []string{web, out}, Ingress: []string{"0.0.0.0:8080=web"}, Egress: []string{"0.0.0.0/0=out"}},
-			RuleTexts{Mode: "preload", Endpoints: []string{out, web}, Ingress: []string{"0.0.0.0:8080=web"}, Egress: []string{"0.0.0.0/0=out"}},
+			Texts{Mode: "preload", Endpoints: []string{web, out}, Ingress: []string{"0.0.0.0:8080=web"}, Egress: []string{"0.0.0.0/0=out"}},
+			Texts{Mode: "preload", Endpoints: []string{out, web}, Ingress: []string{"0.0.0.0:8080=web"}, Egress: []string{"0.0.0.0/0=out"}},
 		},
 		{
 			"addresses",
-			RuleTexts{Ingress: []string{"0.0.0.0:80=198.51.100.1:8080"}, Egress: []string{"0.0.0.0/0=198.51.100.1", "10.0.0.0/8=198.51.100.1"}},
-			RuleTexts{
+			Texts{Ingress: []string{"0.0.0.0:80=198.51.100.1:8080"}, Egress: []string{"0.0.0.0/0=198.51.100.1", "10.0.0.0/8=198.51.100.1"}},
+			Texts{
 				Mode:      "auto",
 				Endpoints: []string{"e-1 type ipv4 addr 198.51.100.1 port dynamic", "i-1 type ipv4 addr 198.51.100.1 port 8080"},
 				Ingress:   []string{"0.0.0.0:80=i-1"}, Egress: []string{"0.0.0.0/0=e-1", "10.0.0.0/8=e-1"},
@@ -65,18 +65,18 @@ func TestRuleTexts(t *testing.T) {
 func TestRuleTextsSayWhatIsWrong(t *testing.T) {
 	for _, tt := range []struct {
 		name string
-		in   RuleTexts
+		in   Texts
 		want []string // place and a part of the error
 	}{
-		{"mode", RuleTexts{Mode: "magic"}, []string{`mode 0: unknown mode "magic"; there are auto, preload and seccomp`}},
+		{"mode", Texts{Mode: "magic"}, []string{`mode 0: unknown mode "magic"; there are auto, preload and seccomp`}},
 		{
 			"endpoints, and nothing about rules that name them",
-			RuleTexts{Endpoints: []string{"a type ipx", "b type unix path /b", "b type unix path /c"}, Ingress: []string{"0.0.0.0:1=a"}},
+			Texts{Endpoints: []string{"a type ipx", "b type unix path /b", "b type unix path /c"}, Ingress: []string{"0.0.0.0:1=a"}},
 			[]string{`endpoints 0: bad endpoint "a type ipx"`, `endpoints 2: bad endpoint "b"`},
 		},
 		{
 			"rules",
-			RuleTexts{Mode: "?", Ingress: []string{"0.0.0.0:1=::1", "0.0.0.0:2=1.2.3.4"}, Egress: []string{"0.0.0.0/0=1.2.3.4", "0.0.0.0/0", "::/0=x"}},
+			Texts{Mode: "?", Ingress: []string{"0.0.0.0:1=::1", "0.0.0.0:2=1.2.3.4"}, Egress: []string{"0.0.0.0/0=1.2.3.4", "0.0.0.0/0", "::/0=x"}},
 			[]string{"mode 0: unknown mode", `ingress 0: bad rule -i "0.0.0.0:1=::1"`, `egress 1: bad rule -e "0.0.0.0/0"`, `egress 2: bad rule -e "::/0=x"`},
 		},
 	} {
@@ -103,7 +103,7 @@ func TestRuleTextsSayWhatIsWrong(t *testing.T) {
 			}
 		}
 	}
-	if _, err := (RuleTexts{Ingress: []string{"0.0.0.0:1"}}).Parse(); !errors.Is(err, policy.ErrRule) {
+	if _, err := (Texts{Ingress: []string{"0.0.0.0:1"}}).Parse(); !errors.Is(err, policy.ErrRule) {
 		t.Errorf("%v is no ErrRule", err)
 	}
 }
@@ -113,13 +113,13 @@ func TestAnnotationRules(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
 		in    map[string]string
-		want  RuleTexts
+		want  Texts
 		found bool
 		says  []string
 	}{
 		{name: "none"},
 		{name: "others", in: map[string]string{"tsugiki.dev/name": "web", "example.com/ingress": "x", "tsugiki.development": "x"}},
-		{name: "mode alone", in: map[string]string{"tsugiki.dev/mode": " auto\n"}, want: RuleTexts{Mode: "auto"}, found: true},
+		{name: "mode alone", in: map[string]string{"tsugiki.dev/mode": " auto\n"}, want: Texts{Mode: "auto"}, found: true},
 		{
 			name: "lists",
 			in: map[string]string{
@@ -127,7 +127,7 @@ func TestAnnotationRules(t *testing.T) {
 				"tsugiki.dev/egress":    "0.0.0.0/0=198.51.100.1",
 				"tsugiki.dev/endpoints": "\n  web type ipv4 addr 198.51.100.1 port 81\n  db type unix path /run/db\n",
 			},
-			want: RuleTexts{
+			want: Texts{
 				Ingress:   []string{"0.0.0.0:80=198.51.100.1:8080", "0.0.0.0:81=web", "[::]:80=[2001:db8::1]"},
 				Egress:    []string{"0.0.0.0/0=198.51.100.1"},
 				Endpoints: []string{"web type ipv4 addr 198.51.100.1 port 81", "db type unix path /run/db"},
@@ -139,7 +139,7 @@ func TestAnnotationRules(t *testing.T) {
 			name: "unknown", in: map[string]string{"tsugiki.dev/egres": "x", "tsugiki.dev/": "y"}, found: true,
 			says: []string{`"tsugiki.dev/egres"`, `"tsugiki.dev/"`, "there are tsugiki.dev/egress, tsugiki.dev/endpoints, tsugiki.dev/ingress, tsugiki.dev/mode and tsugiki.dev/name"},
 		},
-		{name: "as many as may be", in: map[string]string{"tsugiki.dev/egress": many(64)}, want: RuleTexts{Egress: strings.Split(strings.TrimSuffix(many(64), ","), ",")}, found: true},
+		{name: "as many as may be", in: map[string]string{"tsugiki.dev/egress": many(64)}, want: Texts{Egress: strings.Split(strings.TrimSuffix(many(64), ","), ",")}, found: true},
 		{name: "too many", in: map[string]string{"tsugiki.dev/egress": many(65)}, found: true, says: []string{"tsugiki.dev/egress has 65 entries, at most 64"}},
 		{name: "too long", in: map[string]string{"tsugiki.dev/mode": strings.Repeat("x", 16<<10+1)}, found: true, says: []string{"tsugiki.dev/mode has 16385 bytes"}},
 	} {

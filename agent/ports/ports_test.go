@@ -1,4 +1,4 @@
-package agent
+package ports
 
 import (
 	"errors"
@@ -16,19 +16,19 @@ import (
 // hostSockets is a host on which sockets share their ports with whomever they want.
 type hostSockets struct {
 	t     *testing.T
-	ports *ports
-	owner map[string]*owner
+	ports *Table
+	owner map[string]*Holder
 	bound map[string][]graft.Port // by container
 	tried int
 }
 
 func newHostSockets(t *testing.T) *hostSockets {
-	return &hostSockets{t: t, ports: newPorts(), owner: map[string]*owner{}, bound: map[string][]graft.Port{}}
+	return &hostSockets{t: t, ports: New(), owner: map[string]*Holder{}, bound: map[string][]graft.Port{}}
 }
 
-func (h *hostSockets) of(name string) *owner {
+func (h *hostSockets) of(name string) *Holder {
 	if h.owner[name] == nil {
-		h.owner[name] = h.ports.owner(name)
+		h.owner[name] = h.ports.Holder(name)
 	}
 	return h.owner[name]
 }
@@ -173,13 +173,13 @@ func (h *hostSockets) step(text string) {
 	case verb == "shares", verb == "binds":
 		err = h.bind(name, parsePort(what), verb == "shares")
 	case verb == "promised":
-		err = h.ports.promise(name, []promise{{netns: 1, at: netip.MustParseAddrPort(what)}})
+		err = h.ports.Reserve(name, []Reservation{{Netns: 1, At: netip.MustParseAddrPort(what)}})
 	case verb == "closes":
 		delete(h.bound, name)
 	case verb == "ends":
 		delete(h.bound, name)
 		delete(h.owner, name)
-		h.ports.forget(name)
+		h.ports.Forget(name)
 	}
 	if (err != nil) != (want == "taken") {
 		h.t.Errorf("%s: %v", text, err)
@@ -198,7 +198,7 @@ func TestPortsOfOne(t *testing.T) {
 	if h.tried != 1 {
 		t.Errorf("a port was tried %d times, want once", h.tried)
 	}
-	h.ports.forget("a")
+	h.ports.Forget("a")
 	if len(h.ports.held) != 0 {
 		t.Errorf("a container that ended has %v", h.ports.held)
 	}
@@ -258,12 +258,12 @@ func TestPortsOfOthers(t *testing.T) {
 	p := parsePort("tcp 1.1.1.1:80")
 	h.step("a shares tcp 1.1.1.1:80 -> ok")
 	a, b := h.of("a"), h.of("b")
-	if a.Others(p) || !b.Others(p) || !a.has(p) || b.has(p) {
+	if a.Others(p) || !b.Others(p) || !a.Has(p) || b.Has(p) {
 		t.Error("who has bound the port is not the one who has it")
 	}
 	h.step("a closes")
 	h.step("b binds tcp 0.0.0.0:80 -> ok")
-	if !a.Others(p) || b.Others(p) || a.has(p) || !b.has(p) {
+	if !a.Others(p) || b.Others(p) || a.Has(p) || !b.Has(p) {
 		t.Error("who has bound the port last is not the one who has it")
 	}
 }
@@ -278,7 +278,7 @@ func TestPortsThatAreNotKnown(t *testing.T) {
 	h.step("a shares tcp 1.1.1.1:80 -> ok")
 	h = newHostSockets(t)
 	h.bound["a"] = append(h.bound["a"], p)
-	h.of("a").found(p)
+	h.of("a").Found(p)
 	h.step("b shares tcp 1.1.1.1:80 -> taken")
 	h.step("a shares tcp 1.1.1.1:80 -> ok")
 }

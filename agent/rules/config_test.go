@@ -1,4 +1,4 @@
-package agent
+package rules
 
 import (
 	"errors"
@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/intercept/filter"
 	"github.com/tsugiki/tsugiki/internal/config"
 	"github.com/tsugiki/tsugiki/policy"
@@ -34,12 +35,12 @@ func TestConfigTexts(t *testing.T) {
 	if err := CheckConfig(cfg); err != nil {
 		t.Error(err)
 	}
-	want := RuleTexts{"seccomp", []string{"u type unix path /u"}, []string{"0.0.0.0:80=u"}, []string{"0.0.0.0/0=0.0.0.0"}}
+	want := Texts{"seccomp", []string{"u type unix path /u"}, []string{"0.0.0.0:80=u"}, []string{"0.0.0.0/0=0.0.0.0"}}
 	got, found := ConfigTexts(cfg, "web-1")
 	if diff := cmp.Diff(want, got); diff != "" || !found {
 		t.Errorf("web-1: %v (-want +got):\n%s", found, diff)
 	}
-	if got, found := ConfigTexts(cfg, "db"); !found || cmp.Diff(RuleTexts{}, got) != "" {
+	if got, found := ConfigTexts(cfg, "db"); !found || cmp.Diff(Texts{}, got) != "" {
 		t.Errorf("db: %v %+v", found, got)
 	}
 	if _, found := ConfigTexts(cfg, "cache"); found {
@@ -89,15 +90,15 @@ ingress = ["0.0.0.0:80=0.0.0.0",
 
 // What the configuration takes for granted is so here too.
 func TestConfigAgrees(t *testing.T) {
-	if config.DefaultRunDir != RunDir {
-		t.Errorf("containers are in %s, and in %s by default of the configuration", RunDir, config.DefaultRunDir)
+	if config.DefaultRunDir != api.RunDir {
+		t.Errorf("containers are in %s, and in %s by default of the configuration", api.RunDir, config.DefaultRunDir)
 	}
 	for _, mode := range filter.ModeNames() {
 		if err := CheckConfig(loaded(t, "[[container]]\nmatch = \"*\"\nmode = \""+mode+"\"\n")); err != nil {
 			t.Error(err)
 		}
 	}
-	data, err := os.ReadFile("../packaging/agent.toml")
+	data, err := os.ReadFile("../../packaging/agent.toml")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,7 +119,7 @@ func TestDocumentedAllow(t *testing.T) {
 	block := regexp.MustCompile("(?s)```toml\n(.*?)```")
 	found := 0
 	for _, page := range []string{"README.md", "README.ja.md", "docs/RUNTIME.md", "docs/CONFIG.md"} {
-		text, err := os.ReadFile(filepath.Join("..", page))
+		text, err := os.ReadFile(filepath.Join("..", "..", page))
 		if err != nil {
 			t.Fatal(err)
 		}

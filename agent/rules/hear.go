@@ -1,4 +1,4 @@
-package agent
+package rules
 
 import (
 	"errors"
@@ -15,39 +15,42 @@ import (
 	"github.com/tsugiki/tsugiki/internal/config"
 )
 
-// errNotAllowed says that annotations ask for more than the configuration allows.
-var errNotAllowed = errors.New("not allowed")
+// ErrNotAllowed says that annotations ask for more than the configuration allows.
+var ErrNotAllowed = errors.New("not allowed")
 
-// heard is what a container gets of what its annotations ask for: all or nothing.
-type heard struct {
-	texts RuleTexts
-	rules bool     // whether an annotation says something about rules
-	name  string   // the container's: the engine's, or that of an annotation
-	paths []string // of unix endpoints
+// ErrRequest says that what is asked for cannot be read.
+var ErrRequest = errors.New("bad request")
+
+// Heard is what a container gets of what its annotations ask for: all or nothing.
+type Heard struct {
+	Texts Texts
+	Rules bool     // whether an annotation says something about rules
+	Name  string   // the container's: the engine's, or that of an annotation
+	Paths []string // of unix endpoints
 }
 
-// hear decides whether a container's annotations are heard, or says in one line which is
+// Hear decides whether a container's annotations are heard, or says in one line which is
 // not, and what the configuration would have to say. It looks at nothing but its arguments.
-func hear(cfg *config.Config, r *api.Registration) (heard, error) {
-	h := heard{name: r.Name}
+func Hear(cfg *config.Config, r *api.Registration) (Heard, error) {
+	h := Heard{Name: r.Name}
 	engine := r.Engine
 	if engine == "" {
 		engine = "other"
 	}
 	if !slices.Contains(config.Engines(), engine) {
-		return h, fmt.Errorf("%w: unknown engine %q; there are %s", errRequest, engine, enumerate(config.Engines()))
+		return h, fmt.Errorf("%w: unknown engine %q; there are %s", ErrRequest, engine, enumerate(config.Engines()))
 	}
 	var err error
-	if h.texts, h.rules, err = AnnotationRules(r.Annotations); err != nil {
-		return h, fmt.Errorf("%w: %w", errRequest, err)
+	if h.Texts, h.Rules, err = AnnotationRules(r.Annotations); err != nil {
+		return h, fmt.Errorf("%w: %w", ErrRequest, err)
 	}
-	rules, err := h.texts.Parse()
+	rules, err := h.Texts.Parse()
 	if err != nil {
-		return h, fmt.Errorf("%w: %w", errRequest, err)
+		return h, fmt.Errorf("%w: %w", ErrRequest, err)
 	}
 	asked, err := demandsOf(r.Annotations, r.Unknown, rules)
 	if err != nil {
-		return h, fmt.Errorf("%w: %w", errNotAllowed, err)
+		return h, fmt.Errorf("%w: %w", ErrNotAllowed, err)
 	}
 	if len(asked.list) == 0 {
 		return h, nil
@@ -56,11 +59,11 @@ func hear(cfg *config.Config, r *api.Registration) (heard, error) {
 		return h, err
 	}
 	if name, is := r.Annotations[api.AnnotationName]; is {
-		h.name = name
+		h.Name = name
 	}
 	for _, ep := range rules.Endpoints.All() {
 		if ep.Type == endpoint.Unix {
-			h.paths = append(h.paths, ep.Path)
+			h.Paths = append(h.Paths, ep.Path)
 		}
 	}
 	return h, nil
@@ -72,7 +75,7 @@ func (d *demands) allowedBy(cfg *config.Config, engine, name string) error {
 	entry := cfg.AllowFor(engine, name)
 	if entry == nil {
 		return fmt.Errorf("%w: annotation %s%s is not heard, as no [[allow]] in %s is for engine %s and name %s; to have it heard, add these lines to that file %s: %s",
-			errNotAllowed, api.AnnotationPrefix, d.list[0].annotation, cfg.Path, engine, name, then, d.entry(engine, name))
+			ErrNotAllowed, api.AnnotationPrefix, d.list[0].annotation, cfg.Path, engine, name, then, d.entry(engine, name))
 	}
 	w, errs := newAllowance(entry)
 	if len(errs) > 0 {
@@ -90,7 +93,7 @@ func (d *demands) allowedBy(cfg *config.Config, engine, name string) error {
 		what = "may be the image's, which cannot be known here"
 	}
 	return fmt.Errorf("%w: annotation %s%s %s, and the [[allow]] on line %d of %s does not allow that; to have it heard, write there %s: %s",
-		errNotAllowed, api.AnnotationPrefix, missing[0].annotation, what, entry.Line, cfg.Path, then, d.lines(w, missing))
+		ErrNotAllowed, api.AnnotationPrefix, missing[0].annotation, what, entry.Line, cfg.Path, then, d.lines(w, missing))
 }
 
 // entry is the least [[allow]] that gives all, for a container of an engine and a name.
@@ -115,16 +118,16 @@ func annotationKeys(annotations map[string]string) []string {
 	return keys
 }
 
-// checkPath finds out whether a path leads elsewhere than it says: somebody who may
+// CheckPath finds out whether a path leads elsewhere than it says: somebody who may
 // write in a folder that is allowed could lead it to one that is not.
-func checkPath(file string) error {
+func CheckPath(file string) error {
 	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS}
 	dir, err := unix.Openat2(unix.AT_FDCWD, path.Dir(file), &how)
 	if errors.Is(err, unix.ELOOP) {
-		return fmt.Errorf("%w: a folder on the path %s is a symbolic link; write where it leads", errNotAllowed, file)
+		return fmt.Errorf("%w: a folder on the path %s is a symbolic link; write where it leads", ErrNotAllowed, file)
 	}
 	if err != nil {
-		return fmt.Errorf("%w: the folder of %s: %w", errNotAllowed, file, err)
+		return fmt.Errorf("%w: the folder of %s: %w", ErrNotAllowed, file, err)
 	}
 	defer unix.Close(dir)
 	var st unix.Stat_t
@@ -136,7 +139,7 @@ func checkPath(file string) error {
 		err = errors.New("it is a symbolic link; write where it leads")
 	}
 	if err != nil {
-		return fmt.Errorf("%w: the path %s: %w", errNotAllowed, file, err)
+		return fmt.Errorf("%w: the path %s: %w", ErrNotAllowed, file, err)
 	}
 	return nil
 }

@@ -6,14 +6,15 @@
 /*
  * For whom a daemon works that works for many containers.
  *
- * Theory of operation. A system call on a file (a container's pipe, its log) is
- * work for the owner of that file, and so is what the thread does after it, up to
- * the next mark. What comes after a wait is work for nobody yet: a thread of a Go
- * program takes up whatever goroutine can run. It is decided by the next call on
- * a file, or by the next wait, which makes it overhead. A call that had nothing
- * to do (EAGAIN) is like a wait.
+ * Theory of operation. The end of a system call and a switch of threads are events:
+ * at each, the time since the event before is added to somebody's sum. A system call
+ * on a file (a container's pipe, its log) is work for the owner of that file, and so
+ * is what the thread does after it, up to the next event. What comes after a wait is
+ * work for nobody yet: a thread of a Go program takes up whatever goroutine can run.
+ * It is decided by the next call on a file, or by the next wait, which makes it
+ * overhead. A call that had nothing to do (EAGAIN) is like a wait.
  *
- *	a system call ends		time since the last mark	time after it
+ *	a system call ends		time since the last event	time after it
  *	that begins work (read)		as before, undecided: owner's	the owner's
  *	that ends work (write)		the owner's			the owner's
  *	  likewise, on nobody's file	as before, undecided: nobody's	nobody's
@@ -22,7 +23,7 @@
  *	any other			nothing happens
  *	a thread sleeps			as before			undecided
  *
- * Calls are seen only where they end, because every mark costs everybody. The
+ * Calls are seen only where they end, because every event costs everybody. The
  * kernel's part of a call is so told to whom the time before it is told.
  *
  * The times are of a clock that runs on while a thread does not: it is stopped at
@@ -56,56 +57,56 @@
 #define TGID_BITS     16384
 
 /* What a word of running has, from its lowest bit on: a slot, a watch, a time. */
-enum mark_running {
-	MARK_SLOT_BITS = 11,
-	MARK_WATCH_BITS = 13,
-	MARK_TIME_BITS = 40,
-	MARK_UNIT_BITS = 10, /* the unit of the time is 1024 ns */
-	MARK_STRIDE = 8,     /* words of a CPU: a cache line */
+enum running_word {
+	RUNNING_SLOT_BITS = 11,
+	RUNNING_WATCH_BITS = 13,
+	RUNNING_TIME_BITS = 40,
+	RUNNING_UNIT_BITS = 10, /* the unit of the time is 1024 ns */
+	RUNNING_STRIDE = 8,	/* words of a CPU: a cache line */
 };
-const enum mark_running *unused_running __attribute__((unused));
+const enum running_word *unused_running __attribute__((unused));
 
 #define EAGAIN 11
 
 /* What a system call is to us, and which argument is a file. */
-enum mark_call {
-	MARK_NONE,
-	MARK_READ,    /* the first; work begins */
-	MARK_WRITE,   /* the first; work ends */
-	MARK_WRITE_2, /* the first or the second */
-	MARK_WRITE_3, /* the first or the third */
-	MARK_WAIT,
+enum call_kind {
+	CALL_NONE,
+	CALL_READ,    /* the first; work begins */
+	CALL_WRITE,   /* the first; work ends */
+	CALL_WRITE_2, /* the first or the second */
+	CALL_WRITE_3, /* the first or the third */
+	CALL_WAIT,
 };
 
 /* Slots that are not owners'. */
-enum mark_slot {
-	MARK_OWN,      /* files of the daemon itself */
-	MARK_OVERHEAD, /* whatever had to be done for all */
-	MARK_FIRST,
-	MARK_UNDECIDED = 0xffffffff,
+enum owner_slot {
+	SLOT_OWN,      /* files of the daemon itself */
+	SLOT_OVERHEAD, /* whatever had to be done for all */
+	SLOT_FIRST,
+	SLOT_UNDECIDED = 0xffffffff,
 };
 
-struct mark_file {
+struct owned_file {
 	__u64 ino;
 	__u32 dev;
 	__u32 pad;
 };
 
-struct mark_process {
+struct watched_process {
 	__u32 row;   /* of its sums */
 	__u32 watch; /* which watch this is of all: what an earlier one left is stale */
 };
 
 struct thread {
-	__u64 since;	      /* when its time was last accounted, or when it was let run */
-	__u64 undecided;      /* ns */
-	enum mark_slot owner; /* that its time is for now */
-	__u32 watch;	      /* of its process, when this was true */
-	bool slept;	      /* since the last mark */
+	__u64 since;	       /* when its time was last accounted, or when it was let run */
+	__u64 undecided;       /* ns */
+	enum owner_slot owner; /* that its time is for now */
+	__u32 watch;	       /* of its process, when this was true */
+	bool slept;	       /* since the last event */
 };
 
 /* Set by user space before the programs are loaded. */
-const volatile enum mark_call call_by_number[CALLS_MAX];
+const volatile enum call_kind call_by_number[CALLS_MAX];
 
 /* One bit for each watched process, shared by those whose numbers are alike. */
 __u64 watched_bits[TGID_BITS / 64];
@@ -114,7 +115,7 @@ struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, PROCESSES_MAX);
 	__type(key, __u32);
-	__type(value, struct mark_process);
+	__type(value, struct watched_process);
 } process_by_tgid SEC(".maps");
 
 /* Only user space adds to it, so nothing is allocated in a program. */
@@ -122,7 +123,7 @@ struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__uint(max_entries, FILES_MAX);
-	__type(key, struct mark_file);
+	__type(key, struct owned_file);
 	__type(value, __u32);
 } slot_by_file SEC(".maps");
 
@@ -151,12 +152,12 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, MARK_STRIDE); /* of one CPU: user space knows how many there are */
+	__uint(max_entries, RUNNING_STRIDE); /* of one CPU: user space knows how many there are */
 	__type(key, __u32);
 	__type(value, __u64);
 } running SEC(".maps");
 
-static __always_inline struct mark_process *watched(__u32 tgid)
+static __always_inline struct watched_process *watched(__u32 tgid)
 {
 	__u32 bit = tgid % TGID_BITS;
 
@@ -165,7 +166,7 @@ static __always_inline struct mark_process *watched(__u32 tgid)
 	return bpf_map_lookup_elem(&process_by_tgid, &tgid);
 }
 
-static __always_inline void charge(struct mark_process *p, __u32 slot, __u64 ns)
+static __always_inline void charge(struct watched_process *p, __u32 slot, __u64 ns)
 {
 	__u32 i = p->row * SLOTS_MAX + slot;
 	__u64 *sum = bpf_map_lookup_elem(&spent, &i);
@@ -177,7 +178,7 @@ static __always_inline void charge(struct mark_process *p, __u32 slot, __u64 ns)
 /* This CPU's word of running. */
 static __always_inline void tell(__u64 word)
 {
-	__u32 i = bpf_get_smp_processor_id() * MARK_STRIDE;
+	__u32 i = bpf_get_smp_processor_id() * RUNNING_STRIDE;
 	__u64 *now = bpf_map_lookup_elem(&running, &i);
 
 	if (now)
@@ -186,29 +187,29 @@ static __always_inline void tell(__u64 word)
 
 static __always_inline void tell_of(struct thread *t)
 {
-	__u64 word = t->since >> MARK_UNIT_BITS;
+	__u64 word = t->since >> RUNNING_UNIT_BITS;
 
-	if (t->owner == MARK_UNDECIDED) {
+	if (t->owner == SLOT_UNDECIDED) {
 		tell(0);
 		return;
 	}
-	word = word << MARK_WATCH_BITS | (t->watch & ((1 << MARK_WATCH_BITS) - 1));
-	tell(word << MARK_SLOT_BITS | t->owner);
+	word = word << RUNNING_WATCH_BITS | (t->watch & ((1 << RUNNING_WATCH_BITS) - 1));
+	tell(word << RUNNING_SLOT_BITS | t->owner);
 }
 
-static __always_inline void advance(struct thread *t, struct mark_process *p)
+static __always_inline void advance(struct thread *t, struct watched_process *p)
 {
 	__u64 now = bpf_ktime_get_ns();
 	__u64 ns = now - t->since;
 
 	t->since = now;
-	if (t->owner == MARK_UNDECIDED)
+	if (t->owner == SLOT_UNDECIDED)
 		t->undecided += ns;
 	else
 		charge(p, t->owner, ns);
 }
 
-static __always_inline void decide(struct thread *t, struct mark_process *p, __u32 slot)
+static __always_inline void decide(struct thread *t, struct watched_process *p, __u32 slot)
 {
 	if (t->undecided)
 		charge(p, slot, t->undecided);
@@ -240,14 +241,15 @@ static __always_inline __u64 argument(struct pt_regs *regs, int n)
 }
 
 /* What is known of a thread since its process is watched, or NULL. */
-static __always_inline struct thread *thread(struct task_struct *task, struct mark_process *p)
+static __always_inline struct thread *thread(struct task_struct *task, struct watched_process *p)
 {
 	struct thread *t = bpf_task_storage_get(&thread_by_task, task, 0, 0);
 
 	return t && t->watch == p->watch ? t : NULL;
 }
 
-static __always_inline struct thread *thread_made(struct task_struct *task, struct mark_process *p)
+static __always_inline struct thread *thread_made(struct task_struct *task,
+						  struct watched_process *p)
 {
 	struct thread *t =
 		bpf_task_storage_get(&thread_by_task, task, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
@@ -255,24 +257,24 @@ static __always_inline struct thread *thread_made(struct task_struct *task, stru
 	if (t && t->watch != p->watch) {
 		t->since = bpf_ktime_get_ns();
 		t->undecided = 0;
-		t->owner = MARK_UNDECIDED;
+		t->owner = SLOT_UNDECIDED;
 		t->slept = false;
 		t->watch = p->watch;
 	}
 	return t;
 }
 
-/* The slot that owns an open file, or MARK_OWN. */
+/* The slot that owns an open file, or SLOT_OWN. */
 static __always_inline __u32 owner_of(struct task_struct *task, __u32 fd)
 {
 	struct fdtable *fdt = task->files->fdt;
-	struct mark_file key = {};
+	struct owned_file key = {};
 	struct file *file = NULL;
 	struct inode *inode;
 	__u32 *slot;
 
 	if (fd >= fdt->max_fds)
-		return MARK_OWN;
+		return SLOT_OWN;
 	bpf_probe_read_kernel(&file, sizeof(file), fdt->fd + fd);
 	inode = BPF_CORE_READ(file, f_inode);
 	key.ino = BPF_CORE_READ(inode, i_ino);
@@ -283,32 +285,33 @@ static __always_inline __u32 owner_of(struct task_struct *task, __u32 fd)
 	/* In an owned directory: a log that was rotated is known at once. */
 	key.ino = BPF_CORE_READ(file, f_path.dentry, d_parent, d_inode, i_ino);
 	slot = bpf_map_lookup_elem(&slot_by_file, &key);
-	return slot ? *slot : MARK_OWN;
+	return slot ? *slot : SLOT_OWN;
 }
 
 static __always_inline __u32 target_of(struct task_struct *task, struct pt_regs *regs, __u32 call)
 {
 	__u32 slot = owner_of(task, argument(regs, 0));
 
-	if (slot != MARK_OWN || (call != MARK_WRITE_2 && call != MARK_WRITE_3))
+	if (slot != SLOT_OWN || (call != CALL_WRITE_2 && call != CALL_WRITE_3))
 		return slot;
-	return owner_of(task, argument(regs, call == MARK_WRITE_2 ? 1 : 2));
+	return owner_of(task, argument(regs, call == CALL_WRITE_2 ? 1 : 2));
 }
 
 /* The thread has nothing more to do for whom it worked. */
-static __always_inline void wait(struct thread *t, struct mark_process *p)
+static __always_inline void wait(struct thread *t, struct watched_process *p)
 {
 	advance(t, p);
-	decide(t, p, MARK_OVERHEAD);
-	t->owner = MARK_UNDECIDED;
+	decide(t, p, SLOT_OVERHEAD);
+	t->owner = SLOT_UNDECIDED;
 	t->slept = false;
 	tell_of(t);
 }
 
-static __always_inline void work(struct thread *t, struct mark_process *p, __u32 call, __u32 slot)
+static __always_inline void work(struct thread *t, struct watched_process *p, __u32 call,
+				 __u32 slot)
 {
-	if (call != MARK_READ && slot != MARK_OWN)
-		t->owner = MARK_UNDECIDED;
+	if (call != CALL_READ && slot != SLOT_OWN)
+		t->owner = SLOT_UNDECIDED;
 	advance(t, p);
 	decide(t, p, slot);
 	t->owner = slot;
@@ -317,10 +320,10 @@ static __always_inline void work(struct thread *t, struct mark_process *p, __u32
 }
 
 SEC("tp_btf/sys_exit")
-int BPF_PROG(marks_exit, struct pt_regs *regs, long ret)
+int BPF_PROG(shared_exit, struct pt_regs *regs, long ret)
 {
-	struct mark_process *p = watched(bpf_get_current_pid_tgid() >> 32);
-	__u32 call = MARK_NONE, slot = MARK_OVERHEAD;
+	struct watched_process *p = watched(bpf_get_current_pid_tgid() >> 32);
+	__u32 call = CALL_NONE, slot = SLOT_OVERHEAD;
 	struct task_struct *task;
 	struct thread *t;
 	long id;
@@ -334,18 +337,18 @@ int BPF_PROG(marks_exit, struct pt_regs *regs, long ret)
 	id = number(regs);
 	if (id >= 0 && id < CALLS_MAX)
 		call = call_by_number[id];
-	if (call != MARK_NONE && call != MARK_WAIT && ret != -EAGAIN)
+	if (call != CALL_NONE && call != CALL_WAIT && ret != -EAGAIN)
 		slot = target_of(task, regs, call);
-	if (slot != MARK_OVERHEAD)
+	if (slot != SLOT_OVERHEAD)
 		work(t, p, call, slot);
-	else if (call == MARK_WAIT || ret == -EAGAIN || t->slept)
+	else if (call == CALL_WAIT || ret == -EAGAIN || t->slept)
 		wait(t, p);
 	return 0;
 }
 
 static __always_inline void leave(struct task_struct *prev, bool sleeps)
 {
-	struct mark_process *p = watched(prev->tgid);
+	struct watched_process *p = watched(prev->tgid);
 	struct thread *t;
 
 	if (!p)
@@ -358,12 +361,12 @@ static __always_inline void leave(struct task_struct *prev, bool sleeps)
 	if (!sleeps)
 		return;
 	t->slept = true;
-	t->owner = MARK_UNDECIDED; /* the call that it sleeps in tells who woke it */
+	t->owner = SLOT_UNDECIDED; /* the call that it sleeps in tells who woke it */
 }
 
 static __always_inline void arrive(struct task_struct *next)
 {
-	struct mark_process *p = watched(next->tgid);
+	struct watched_process *p = watched(next->tgid);
 	struct thread *t;
 
 	if (!p)
@@ -376,7 +379,7 @@ static __always_inline void arrive(struct task_struct *next)
 }
 
 SEC("tp_btf/sched_switch")
-int BPF_PROG(marks_switch, bool preempt, struct task_struct *prev, struct task_struct *next)
+int BPF_PROG(shared_switch, bool preempt, struct task_struct *prev, struct task_struct *next)
 {
 	leave(prev, !preempt && prev->__state != TASK_RUNNING);
 	arrive(next);

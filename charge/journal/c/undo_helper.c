@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * tsugiki-guardian: undoes what the agent did to cgroups when the agent ends.
+ * tsugiki-undo: undoes what the agent did to cgroups when the agent ends.
  *
  * Theory of operation. The agent starts it with one end of a socket, of which only
  * the agent has the other, and with the undo journal, whose lock is that
- * of the open file and so held by both. The guardian greets, and sleeps until the
+ * of the open file and so held by both. The undo helper greets, and sleeps until the
  * socket ends. Then it undoes every entry, those first that cannot wait, says how
  * many (to an agent that is still there: it only shut its side down), and ends.
  *
@@ -14,7 +14,7 @@
 #define _GNU_SOURCE
 #include "../../../native/privilege/privilege.h"
 #include "calls.h"
-#include "guardian.h"
+#include "undo_helper.h"
 #include "undo.h"
 
 #include <errno.h>
@@ -28,34 +28,34 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define GUARDIAN_CONTROL 3
-#define GUARDIAN_FILE	 4
+#define UNDO_HELPER_CONTROL 3
+#define UNDO_HELPER_FILE    4
 
 /* Groups that were delegated to a user are that user's, and moving somebody else's
  * process between groups that have a cpuset takes the right to say where it runs. */
-#define GUARDIAN_CAP_DAC_OVERRIDE 1
-#define GUARDIAN_CAP_SYS_NICE	  23
-#define GUARDIAN_KEEP		  (1ull << GUARDIAN_CAP_DAC_OVERRIDE | 1ull << GUARDIAN_CAP_SYS_NICE)
+#define UNDO_HELPER_CAP_DAC_OVERRIDE 1
+#define UNDO_HELPER_CAP_SYS_NICE     23
+#define UNDO_HELPER_KEEP	     (1ull << UNDO_HELPER_CAP_DAC_OVERRIDE | 1ull << UNDO_HELPER_CAP_SYS_NICE)
 
 /* What happened, and the first failure of all. */
-struct guardian_work {
-	struct guardian_report report;
+struct undo_helper_work {
+	struct undo_helper_report report;
 	int error;
 	char path[JOURNAL_PATH];
 };
 
-static struct journal_header *guardian_map(void)
+static struct journal_header *undo_helper_map(void)
 {
 	const size_t size = JOURNAL_HEADER + JOURNAL_CAPACITY * sizeof(struct journal_entry);
 	struct journal_header *header;
 	struct stat st;
 
-	if (fstat(GUARDIAN_FILE, &st) != 0)
+	if (fstat(UNDO_HELPER_FILE, &st) != 0)
 		privilege_die("use journal");
 	errno = EINVAL;
 	if (!S_ISREG(st.st_mode) || st.st_size < (off_t)size)
 		privilege_die("use journal");
-	header = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, GUARDIAN_FILE, 0);
+	header = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, UNDO_HELPER_FILE, 0);
 	if (header == MAP_FAILED)
 		privilege_die("map journal");
 	errno = EINVAL;
@@ -65,7 +65,7 @@ static struct journal_header *guardian_map(void)
 }
 
 /* Ends with the agent, not with the terminal, the session or the service. */
-static void guardian_ignore_signals(void)
+static void undo_helper_ignore_signals(void)
 {
 	static const int ignored[] = {SIGHUP,  SIGINT,	SIGQUIT, SIGTERM, SIGPIPE, SIGUSR1,
 				      SIGUSR2, SIGALRM, SIGTSTP, SIGTTIN, SIGTTOU, 0};
@@ -74,20 +74,20 @@ static void guardian_ignore_signals(void)
 		(void)signal(*sig, SIG_IGN);
 }
 
-static void guardian_await_end(void)
+static void undo_helper_await_end(void)
 {
-	struct guardian_report hello = {.version = GUARDIAN_VERSION};
+	struct undo_helper_report hello = {.version = UNDO_HELPER_VERSION};
 	char byte;
 	ssize_t n;
 
-	if (send(GUARDIAN_CONTROL, &hello, sizeof(hello), MSG_NOSIGNAL) < 0 && errno != EPIPE)
+	if (send(UNDO_HELPER_CONTROL, &hello, sizeof(hello), MSG_NOSIGNAL) < 0 && errno != EPIPE)
 		privilege_die("greet");
 	do {
-		n = read(GUARDIAN_CONTROL, &byte, 1);
+		n = read(UNDO_HELPER_CONTROL, &byte, 1);
 	} while (n > 0 || (n < 0 && errno == EINTR));
 }
 
-static void guardian_undo(struct journal_entry *shared, struct guardian_work *work)
+static void undo_helper_undo(struct journal_entry *shared, struct undo_helper_work *work)
 {
 	struct journal_entry entry;
 	enum undo_outcome outcome = UNDO_FAILED;
@@ -111,7 +111,7 @@ static void guardian_undo(struct journal_entry *shared, struct guardian_work *wo
 	atomic_store(&shared->valid, 0);
 }
 
-static void guardian_undo_all(struct journal_header *header, struct guardian_work *work)
+static void undo_helper_undo_all(struct journal_header *header, struct undo_helper_work *work)
 {
 	struct journal_entry *entries = (void *)((char *)header + JOURNAL_HEADER);
 	uint32_t used = atomic_load(&header->used);
@@ -126,25 +126,25 @@ static void guardian_undo_all(struct journal_header *header, struct guardian_wor
 			if (turn < JOURNAL_THAW || turn > JOURNAL_MOVE)
 				turn = JOURNAL_MOVE + 1;
 			if (turn == order && atomic_load(&entries[i].valid) != 0)
-				guardian_undo(&entries[i], work);
+				undo_helper_undo(&entries[i], work);
 		}
 	}
 }
 
-static void guardian_say(const struct guardian_work *work)
+static void undo_helper_say(const struct undo_helper_work *work)
 {
 	char text[JOURNAL_PATH + 128];
 
 	/* An agent that is there reads it, and says it itself. If it is not, the next
 	 * one need not wait until somebody reads what is said here. */
-	if (send(GUARDIAN_CONTROL, &work->report, sizeof(work->report), MSG_NOSIGNAL) < 0) {
-		(void)flock(GUARDIAN_FILE, LOCK_UN);
-		(void)snprintf(text, sizeof(text), "tsugiki-guardian: agent ended; undone: %u\n",
+	if (send(UNDO_HELPER_CONTROL, &work->report, sizeof(work->report), MSG_NOSIGNAL) < 0) {
+		(void)flock(UNDO_HELPER_FILE, LOCK_UN);
+		(void)snprintf(text, sizeof(text), "tsugiki-undo: agent ended; undone: %u\n",
 			       work->report.undone);
 		privilege_say(text);
 	}
 	if (work->report.failed > 0) {
-		(void)snprintf(text, sizeof(text), "tsugiki-guardian: undo %s: %s (failed: %u)\n",
+		(void)snprintf(text, sizeof(text), "tsugiki-undo: undo %s: %s (failed: %u)\n",
 			       work->path, strerror(work->error), work->report.failed);
 		privilege_say(text);
 	}
@@ -152,20 +152,21 @@ static void guardian_say(const struct guardian_work *work)
 
 int main(void)
 {
-	struct guardian_work work = {.report.version = GUARDIAN_VERSION};
+	struct undo_helper_work work = {.report.version = UNDO_HELPER_VERSION};
 	struct journal_header *header;
 
-	guardian_ignore_signals();
-	header = guardian_map();
-	privilege_drop_bounding(GUARDIAN_KEEP);
-	privilege_drop_capabilities(GUARDIAN_KEEP);
+	undo_helper_ignore_signals();
+	header = undo_helper_map();
+	privilege_drop_bounding(UNDO_HELPER_KEEP);
+	privilege_drop_capabilities(UNDO_HELPER_KEEP);
 	privilege_seal();
-	privilege_confine(guardian_calls, sizeof(guardian_calls) / sizeof(*guardian_calls));
-	if (syscall(SYS_close_range, GUARDIAN_FILE + 1, ~0U, 0) != 0 ||
+	privilege_confine(undo_helper_calls,
+			  sizeof(undo_helper_calls) / sizeof(*undo_helper_calls));
+	if (syscall(SYS_close_range, UNDO_HELPER_FILE + 1, ~0U, 0) != 0 ||
 	    syscall(SYS_close_range, 0, 1, 0) != 0)
 		privilege_die("close descriptors");
-	guardian_await_end();
-	guardian_undo_all(header, &work);
-	guardian_say(&work);
+	undo_helper_await_end();
+	undo_helper_undo_all(header, &work);
+	undo_helper_say(&work);
 	return work.report.failed > 0;
 }

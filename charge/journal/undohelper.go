@@ -17,45 +17,45 @@ import (
 	"github.com/tsugiki/tsugiki/internal/programs"
 )
 
-// Program is the guardian's file name.
-const Program = "tsugiki-guardian"
+// Program is the undo helper's file name.
+const Program = "tsugiki-undo"
 
 const (
-	guardianVersion = 1
-	restartPause    = 100 * time.Millisecond
+	undoHelperVersion = 1
+	restartPause      = 100 * time.Millisecond
 )
 
-// guard is the guardian that is there for the agent's end.
+// guard is the undo helper that is there for the agent's end.
 type guard struct {
-	mu      sync.Mutex // guards what follows
-	process *guardian  // nil before Guard
+	mu      sync.Mutex  // guards what follows
+	process *undoHelper // nil before Guard
 	closing bool
 	watched chan struct{} // closed when nobody watches any more
 }
 
-// guardian is a running guardian.
-type guardian struct {
+// undoHelper is a running undo helper.
+type undoHelper struct {
 	cmd    *exec.Cmd
 	conn   *net.UnixConn
 	pidfd  *os.File
 	waited sync.Once
 }
 
-// report is struct guardian_report of charge/journal/c/guardian.h.
+// report is struct undo_helper_report of charge/journal/c/undo_helper.h.
 type report struct{ Version, Undone, Failed uint32 }
 
-// start starts a guardian and waits until it is ready.
-func (j *Journal) start(stderr *os.File) (*guardian, error) {
-	path := j.Guardian
+// start starts an undo helper and waits until it is ready.
+func (j *Journal) start(stderr *os.File) (*undoHelper, error) {
+	path := j.UndoHelper
 	if path == "" {
 		var err error
 		if path, err = programs.Find(Program); err != nil {
-			return nil, fmt.Errorf("start guardian: %w", err)
+			return nil, fmt.Errorf("start undo helper: %w", err)
 		}
 	}
-	ours, theirs, err := programs.ControlPair("guardian control")
+	ours, theirs, err := programs.ControlPair("undo helper control")
 	if err != nil {
-		return nil, fmt.Errorf("start guardian: make control socket: %w", err)
+		return nil, fmt.Errorf("start undo helper: make control socket: %w", err)
 	}
 	defer theirs.Close()
 	cmd := exec.Command(path)
@@ -66,21 +66,21 @@ func (j *Journal) start(stderr *os.File) (*guardian, error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
 		ours.Close()
-		return nil, fmt.Errorf("start guardian: %w", err)
+		return nil, fmt.Errorf("start undo helper: %w", err)
 	}
 	theirs.Close() // or its death would not end the wait for its greeting
-	g := &guardian{cmd: cmd, conn: ours}
+	g := &undoHelper{cmd: cmd, conn: ours}
 	g.pidfd, _ = programs.Open(cmd.Process.Pid) // without, a thread waits
 	if _, err := g.hear(helloWait); err != nil {
 		_ = cmd.Process.Kill()
 		g.wait()
-		return nil, fmt.Errorf("start guardian: wait for its greeting: %w", err)
+		return nil, fmt.Errorf("start undo helper: wait for its greeting: %w", err)
 	}
 	return g, nil
 }
 
-// hear reads what the guardian says.
-func (g *guardian) hear(wait time.Duration) (report, error) {
+// hear reads what the undo helper says.
+func (g *undoHelper) hear(wait time.Duration) (report, error) {
 	var r report
 	if err := g.conn.SetReadDeadline(time.Now().Add(wait)); err != nil {
 		return r, err
@@ -90,14 +90,14 @@ func (g *guardian) hear(wait time.Duration) (report, error) {
 	if err != nil {
 		return r, err
 	}
-	if _, err := binary.Decode(buf[:n], binary.NativeEndian, &r); err != nil || n != binary.Size(r) || r.Version != guardianVersion {
+	if _, err := binary.Decode(buf[:n], binary.NativeEndian, &r); err != nil || n != binary.Size(r) || r.Version != undoHelperVersion {
 		return r, fmt.Errorf("it is of another version: said %d bytes, version %d", n, r.Version)
 	}
 	return r, nil
 }
 
-// wait waits for the guardian's end.
-func (g *guardian) wait() {
+// wait waits for the undo helper's end.
+func (g *undoHelper) wait() {
 	g.waited.Do(func() {
 		programs.Await(g.pidfd)
 		g.pidfd.Close()
@@ -106,8 +106,8 @@ func (g *guardian) wait() {
 	})
 }
 
-// finish lets the guardian undo what there is, and end.
-func (g *guardian) finish() (int, error) {
+// finish lets the undo helper undo what there is, and end.
+func (g *undoHelper) finish() (int, error) {
 	err := g.conn.CloseWrite()
 	var r report
 	if err == nil {
@@ -146,7 +146,7 @@ func (j *Journal) Restore(log *slog.Logger) (int, error) {
 	}
 	undone, err := g.finish()
 	for lines := bufio.NewScanner(io.LimitReader(said, 4096)); lines.Scan(); {
-		log.Warn("restore cgroups", "guardian", lines.Text())
+		log.Warn("restore cgroups", "undo helper", lines.Text())
 	}
 	j.sweep()
 	if err != nil {
@@ -162,12 +162,12 @@ func (j *Journal) pending() int {
 	return int(j.used().Load()) - len(j.free)
 }
 
-// Guard starts the guardian, and another one whenever it is killed, until Close.
+// Guard starts the undo helper, and another one whenever it is killed, until Close.
 func (j *Journal) Guard(log *slog.Logger) error {
 	j.guard.mu.Lock()
 	defer j.guard.mu.Unlock()
 	if j.guard.process != nil || j.guard.closing {
-		return errors.New("start guardian: the journal has one, or is closed")
+		return errors.New("start undo helper: the journal has one, or is closed")
 	}
 	g, err := j.start(os.Stderr)
 	if err != nil {
@@ -179,8 +179,8 @@ func (j *Journal) Guard(log *slog.Logger) error {
 	return nil
 }
 
-// watch replaces the guardian until Close wants none.
-func (j *Journal) watch(g *guardian, log *slog.Logger) {
+// watch replaces the undo helper until Close wants none.
+func (j *Journal) watch(g *undoHelper, log *slog.Logger) {
 	defer close(j.guard.watched)
 	for {
 		g.wait()
@@ -192,9 +192,9 @@ func (j *Journal) watch(g *guardian, log *slog.Logger) {
 	}
 }
 
-// replace starts another guardian in the place of one that has ended; nil: Close
+// replace starts another undo helper in the place of one that has ended; nil: Close
 // has been called.
-func (j *Journal) replace(ended *guardian, log *slog.Logger) *guardian {
+func (j *Journal) replace(ended *undoHelper, log *slog.Logger) *undoHelper {
 	for first := true; ; first = false {
 		j.guard.mu.Lock()
 		if j.guard.closing {
@@ -205,18 +205,18 @@ func (j *Journal) replace(ended *guardian, log *slog.Logger) *guardian {
 		if err == nil {
 			j.guard.process = g
 			j.guard.mu.Unlock()
-			log.Warn("guardian ended; another one guards", "pid", g.cmd.Process.Pid, "state", ended.cmd.ProcessState.String())
+			log.Warn("undo helper ended; another one was started", "pid", g.cmd.Process.Pid, "state", ended.cmd.ProcessState.String())
 			return g
 		}
 		j.guard.mu.Unlock()
 		if first {
-			log.Error("guardian ended, and another one does not start: a killed agent will leave quotas lowered until its next start", "error", err)
+			log.Error("undo helper ended, and another one does not start: a killed agent will leave quotas lowered until its next start", "error", err)
 		}
 		time.Sleep(restartPause)
 	}
 }
 
-// PID is the guardian's process id, 0 while there is none.
+// PID is the undo helper's process id, 0 while there is none.
 func (j *Journal) PID() int {
 	j.guard.mu.Lock()
 	defer j.guard.mu.Unlock()
@@ -226,7 +226,7 @@ func (j *Journal) PID() int {
 	return j.guard.process.cmd.Process.Pid
 }
 
-// Close ends the guardian, which first undoes what is not Done, and lets go of the
+// Close ends the undo helper, which first undoes what is not Done, and lets go of the
 // file. No entry may be used after it, but for Done.
 func (j *Journal) Close() error {
 	j.guard.mu.Lock()
@@ -250,8 +250,8 @@ func (j *Journal) Close() error {
 	return nil
 }
 
-// undo lets the guardian undo everything, and another one if it has been killed.
-func (j *Journal) undo(g *guardian) error {
+// undo lets the undo helper undo everything, and another one if it has been killed.
+func (j *Journal) undo(g *undoHelper) error {
 	if g != nil {
 		_, err := g.finish()
 		j.sweep()

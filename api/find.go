@@ -1,4 +1,4 @@
-package agent
+package api
 
 import (
 	"errors"
@@ -13,15 +13,12 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/tsugiki/tsugiki/api"
-	"github.com/tsugiki/tsugiki/endpoint"
 )
 
-// Client changes a running container.
-type Client struct {
+// ContainerClient changes a running container.
+type ContainerClient struct {
 	container string
-	api       *api.Client
+	agent     *Client
 }
 
 // Where says where containers are looked for.
@@ -34,14 +31,14 @@ func (w Where) agent() string {
 	if w.Agent != "" {
 		return w.Agent
 	}
-	return api.SocketIn(w.RunDir)
+	return SocketIn(w.RunDir)
 }
 
 // Connect finds a running container: one of the daemon's, or of a tsugiki run of its
 // own. With an empty name it is the only one.
-func Connect(w Where, name string) (*Client, error) {
+func Connect(w Where, name string) (*ContainerClient, error) {
 	if name != "" {
-		if err := checkName(name); err != nil {
+		if err := CheckName(name); err != nil {
 			return nil, err
 		}
 	}
@@ -62,15 +59,15 @@ func Connect(w Where, name string) (*Client, error) {
 	case sockets[name] == "":
 		return nil, fmt.Errorf("container %s is not running; there is %s", name, strings.Join(names, ", "))
 	}
-	return &Client{name, api.Dial(sockets[name])}, nil
+	return &ContainerClient{name, Dial(sockets[name])}, nil
 }
 
 // Running finds the containers that are running: by name, the sockets of those who
 // can change them.
 func Running(w Where) (map[string]string, error) {
 	sockets := map[string]string{}
-	list, err := api.Dial(w.agent()).Containers()
-	if err != nil && (w.Agent != "" || !errors.Is(err, api.ErrNoAgent)) {
+	list, err := Dial(w.agent()).Containers()
+	if err != nil && (w.Agent != "" || !errors.Is(err, ErrNoAgent)) {
 		return nil, err
 	}
 	for _, c := range list {
@@ -82,7 +79,7 @@ func Running(w Where) (map[string]string, error) {
 	}
 	for _, e := range entries {
 		name, isSocket := strings.CutSuffix(e.Name(), socketSuffix)
-		if !isSocket || e.Type() != os.ModeSocket || checkName(name) != nil {
+		if !isSocket || e.Type() != os.ModeSocket || CheckName(name) != nil {
 			continue
 		}
 		path := filepath.Join(w.RunDir, e.Name())
@@ -98,10 +95,11 @@ func Running(w Where) (map[string]string, error) {
 	return sockets, nil
 }
 
-func socketOf(runDir, name string) string { return filepath.Join(runDir, name+socketSuffix) }
+// ContainerSocket is the socket in a run directory of a container that no daemon has.
+func ContainerSocket(runDir, name string) string { return filepath.Join(runDir, name+socketSuffix) }
 
 func dial(path string) (conn net.Conn, err error) {
-	err = api.Nearby(path, func(short string) (err error) {
+	err = Nearby(path, func(short string) (err error) {
 		conn, err = net.Dial("unix", short)
 		return err
 	})
@@ -109,25 +107,27 @@ func dial(path string) (conn net.Conn, err error) {
 }
 
 // Endpoints are those that the container has, by name.
-func (c *Client) Endpoints() ([]Endpoint, error) {
+func (c *ContainerClient) Endpoints() ([]Endpoint, error) {
 	var list []Endpoint
 	return list, c.request(http.MethodGet, "", nil, &list)
 }
 
 // Add gives the container an endpoint.
-func (c *Client) Add(ep *endpoint.Endpoint) error {
-	return c.request(http.MethodPut, ep.Name, definitionOf(ep), nil)
+func (c *ContainerClient) Add(name string, d Definition) error {
+	return c.request(http.MethodPut, name, d, nil)
 }
 
 // Delete takes an endpoint away from the container.
-func (c *Client) Delete(name string) error { return c.request(http.MethodDelete, name, nil, nil) }
+func (c *ContainerClient) Delete(name string) error {
+	return c.request(http.MethodDelete, name, nil, nil)
+}
 
-func (c *Client) request(method, name string, send, receive any) error {
+func (c *ContainerClient) request(method, name string, send, receive any) error {
 	path := "/v1/containers/" + c.container + "/endpoints"
 	if name != "" {
 		path += "/" + url.PathEscape(name)
 	}
-	err := c.api.Do(method, path, send, receive)
+	err := c.agent.Do(method, path, send, receive)
 	if err != nil {
 		return fmt.Errorf("container %s: %w", c.container, err)
 	}

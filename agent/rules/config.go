@@ -1,4 +1,4 @@
-package agent
+package rules
 
 import (
 	"errors"
@@ -9,19 +9,20 @@ import (
 
 // ConfigTexts are the rule texts that the configuration has for a container of a
 // name; false if it has none.
-func ConfigTexts(cfg *config.Config, name string) (RuleTexts, bool) {
+func ConfigTexts(cfg *config.Config, name string) (Texts, bool) {
 	c := cfg.For(name)
 	if c == nil {
-		return RuleTexts{}, false
+		return Texts{}, false
 	}
 	return textsOf(c), true
 }
 
-func textsOf(c *config.Container) RuleTexts {
-	return RuleTexts{Mode: c.Mode, Endpoints: plain(c.Endpoints), Ingress: plain(c.Ingress), Egress: plain(c.Egress)}
+func textsOf(c *config.Container) Texts {
+	return Texts{Mode: c.Mode, Endpoints: Plain(c.Endpoints), Ingress: Plain(c.Ingress), Egress: Plain(c.Egress)}
 }
 
-func plain(list []config.Text) []string {
+// Plain returns texts of the configuration without their lines.
+func Plain(list []config.Text) []string {
 	var texts []string
 	for _, t := range list {
 		texts = append(texts, t.Text)

@@ -1,4 +1,9 @@
-package agent
+// Package ports knows which ports of the host are whose: those that a container's rules reserve for
+// it, and those that containers have bound.
+//
+// It opens no socket: whoever asks for a port says how the kernel is to be asked. It needs no
+// privilege.
+package ports
 
 import (
 	"fmt"
@@ -13,15 +18,15 @@ import (
 	"github.com/tsugiki/tsugiki/graft"
 )
 
-// ports are those of the host that containers were promised, and those that they have bound
+// Table has the ports of the host that containers were promised, and those that they have bound
 // by a rule. A holding says who was the last to bind a port, not that it still does: when
 // another container asks for the port, a socket of ours finds out.
 //
 // Holdings of two containers do not overlap, so a container's own sockets never are in the
 // way of its next one.
-type ports struct {
+type Table struct {
 	mu       sync.Mutex // guards what follows; no system call is made while it is held
-	promised map[string][]promise
+	promised map[string][]Reservation
 	held     map[slot][]*holding
 }
 
@@ -34,40 +39,47 @@ type slot struct {
 
 // holding is a port with its address, of one container.
 type holding struct {
-	owner   *owner
+	owner   *Holder
 	port    graft.Port
 	binding int    // binds that are being made
 	began   uint64 // binds that were begun
 	bound   bool   // one of them has succeeded
 }
 
-// owner is a container that asks for ports. It implements graft.Ports.
-type owner struct {
-	ports *ports
+// Holder is a container that asks for ports. It implements graft.Ports.
+type Holder struct {
+	ports *Table
 	name  string
 	// unknown says that the container may have ports that ports does not know of.
 	unknown bool
 }
 
-func newPorts() *ports {
-	return &ports{promised: map[string][]promise{}, held: map[slot][]*holding{}}
+// ReservedError says that a port is reserved for another container.
+type ReservedError struct{ text string }
+
+func (e *ReservedError) Error() string { return e.text }
+
+// New makes a table without ports.
+func New() *Table {
+	return &Table{promised: map[string][]Reservation{}, held: map[slot][]*holding{}}
 }
 
-func (ps *ports) owner(name string) *owner { return &owner{ports: ps, name: name} }
+// Holder returns the holder of a container's ports.
+func (ps *Table) Holder(name string) *Holder { return &Holder{ports: ps, name: name} }
 
 func slotOf(p graft.Port) slot { return slot{p.Netns, p.Protocol, p.At.Port()} }
 
-// promise promises a container ports instead of those that it was promised, unless
+// Reserve reserves for a container ports instead of those that it was promised, unless
 // one is another's.
-func (ps *ports) promise(name string, list []promise) error {
+func (ps *Table) Reserve(name string, list []Reservation) error {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	for other, theirs := range ps.promised {
 		for _, t := range theirs {
 			for _, p := range list {
 				if other != name && p.breaks(t) {
-					return hostError{fmt.Errorf("port %d of %s is promised to container %s (%s); stop that one, or choose another port",
-						p.at.Port(), p.at.Addr(), other, t.at)}
+					return &ReservedError{fmt.Sprintf("port %d of %s is promised to container %s (%s); stop that one, or choose another port",
+						p.At.Port(), p.At.Addr(), other, t.At)}
 				}
 			}
 		}
@@ -76,8 +88,8 @@ func (ps *ports) promise(name string, list []promise) error {
 	return nil
 }
 
-// forget takes back all that a container was promised, and all that it has had.
-func (ps *ports) forget(name string) {
+// Forget takes back all that a container was promised, and all that it has had.
+func (ps *Table) Forget(name string) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	delete(ps.promised, name)
@@ -87,7 +99,7 @@ func (ps *ports) forget(name string) {
 }
 
 // Bind implements graft.Ports.
-func (o *owner) Bind(p graft.Port, taken func(graft.Port) (bool, error), bind func() error) error {
+func (o *Holder) Bind(p graft.Port, taken func(graft.Port) (bool, error), bind func() error) error {
 	if taken == nil {
 		return o.bindAlone(p, bind)
 	}
@@ -109,7 +121,7 @@ func (o *owner) Bind(p graft.Port, taken func(graft.Port) (bool, error), bind fu
 
 // bindAlone is for a socket that shares its port with none: the kernel knows whether it is
 // free. Whoever had it has it no more.
-func (o *owner) bindAlone(p graft.Port, bind func() error) error {
+func (o *Holder) bindAlone(p graft.Port, bind func() error) error {
 	ps := o.ports
 	ps.mu.Lock()
 	promised := ps.isPromised(o, p)
@@ -129,7 +141,7 @@ func (o *owner) bindAlone(p graft.Port, bind func() error) error {
 
 // take makes a port the container's for the time of a bind, or fails with EADDRINUSE. To try
 // whether it is free can take a moment, in which others may have been faster.
-func (o *owner) take(p graft.Port, taken func(graft.Port) (bool, error)) (*holding, error) {
+func (o *Holder) take(p graft.Port, taken func(graft.Port) (bool, error)) (*holding, error) {
 	ps := o.ports
 	ps.mu.Lock()
 	others, open := ps.contest(o, p)
@@ -170,7 +182,7 @@ func (o *owner) take(p graft.Port, taken func(graft.Port) (bool, error)) (*holdi
 
 // contest finds the holdings of others that a port is in, each with its binds so far. It is
 // not open if one of them is being bound, or if it is promised. With mu held.
-func (ps *ports) contest(o *owner, p graft.Port) (others map[*holding]uint64, open bool) {
+func (ps *Table) contest(o *Holder, p graft.Port) (others map[*holding]uint64, open bool) {
 	open = !ps.isPromised(o, p)
 	others = map[*holding]uint64{}
 	for _, h := range ps.held[slotOf(p)] {
@@ -183,20 +195,20 @@ func (ps *ports) contest(o *owner, p graft.Port) (others map[*holding]uint64, op
 }
 
 // isPromised tells whether a port is promised to another container. With mu held.
-func (ps *ports) isPromised(o *owner, p graft.Port) bool {
+func (ps *Table) isPromised(o *Holder, p graft.Port) bool {
 	return ps.promisesOne(o, p, endpoint.PortRange{First: p.At.Port(), Last: p.At.Port()})
 }
 
 // promisesOne tells whether a port of the range is promised to another container, at the
 // address of p. With mu held.
-func (ps *ports) promisesOne(o *owner, p graft.Port, of endpoint.PortRange) bool {
+func (ps *Table) promisesOne(o *Holder, p graft.Port, of endpoint.PortRange) bool {
 	for name, list := range ps.promised {
 		if name == o.name {
 			continue
 		}
 		for _, t := range list {
-			p.At = netip.AddrPortFrom(p.At.Addr(), t.at.Port())
-			if t.netns == p.Netns && of.Contains(t.at.Port()) && overlap(graft.Port{At: t.at}, p) {
+			p.At = netip.AddrPortFrom(p.At.Addr(), t.At.Port())
+			if t.Netns == p.Netns && of.Contains(t.At.Port()) && overlap(graft.Port{At: t.At}, p) {
 				return true
 			}
 		}
@@ -205,7 +217,7 @@ func (ps *ports) promisesOne(o *owner, p graft.Port, of endpoint.PortRange) bool
 }
 
 // Promised implements graft.Ports.
-func (o *owner) Promised(p graft.Port, of endpoint.PortRange) bool {
+func (o *Holder) Promised(p graft.Port, of endpoint.PortRange) bool {
 	o.ports.mu.Lock()
 	defer o.ports.mu.Unlock()
 	return o.ports.promisesOne(o, p, of)
@@ -213,7 +225,7 @@ func (o *owner) Promised(p graft.Port, of endpoint.PortRange) bool {
 
 // hold returns the container's holding of a port, which it makes if there is none. With mu
 // held.
-func (ps *ports) hold(o *owner, p graft.Port) *holding {
+func (ps *Table) hold(o *Holder, p graft.Port) *holding {
 	s := slotOf(p)
 	for _, h := range ps.held[s] {
 		if h.owner == o && h.port == p {
@@ -226,7 +238,7 @@ func (ps *ports) hold(o *owner, p graft.Port) *holding {
 }
 
 // drop drops holdings of a port. With mu held.
-func (ps *ports) drop(s slot, which func(*holding) bool) {
+func (ps *Table) drop(s slot, which func(*holding) bool) {
 	if left := slices.DeleteFunc(ps.held[s], which); len(left) > 0 {
 		ps.held[s] = left
 	} else {
@@ -235,16 +247,16 @@ func (ps *ports) drop(s slot, which func(*holding) bool) {
 }
 
 // Others implements graft.Ports.
-func (o *owner) Others(p graft.Port) bool {
+func (o *Holder) Others(p graft.Port) bool {
 	ps := o.ports
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	return slices.ContainsFunc(ps.held[slotOf(p)], func(h *holding) bool { return h.owner != o && overlap(h.port, p) })
 }
 
-// has tells whether the container was the last to bind a port. That of both wildcards is
+// Has tells whether the container was the last to bind a port. That of both wildcards is
 // one of them.
-func (o *owner) has(p graft.Port) bool {
+func (o *Holder) Has(p graft.Port) bool {
 	ps := o.ports
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
@@ -253,8 +265,8 @@ func (o *owner) has(p graft.Port) bool {
 	})
 }
 
-// found notes a port that a container had before there was somebody who knew.
-func (o *owner) found(p graft.Port) {
+// Found notes a port that a container had before there was somebody who knew.
+func (o *Holder) Found(p graft.Port) {
 	ps := o.ports
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
@@ -288,7 +300,20 @@ func narrower(a, b graft.Port) graft.Port {
 	return a
 }
 
-// portAt is a port of a protocol at an address.
-func portAt(netns uint64, protocol int, at netip.AddrPort) graft.Port {
-	return graft.Port{Netns: netns, Protocol: protocol, At: at}
+// Reservation is a port of the host's that a container shall get when it asks for it.
+type Reservation struct {
+	Netns uint64
+	At    netip.AddrPort
 }
+
+func (p Reservation) breaks(other Reservation) bool {
+	a, b := p.At.Addr(), other.At.Addr()
+	return p.Netns == other.Netns && p.At.Port() == other.At.Port() && a.Is4() == b.Is4() &&
+		(a == b || a.IsUnspecified() || b.IsUnspecified())
+}
+
+// SetUnknown says that the container may have ports that nobody has noted.
+func (o *Holder) SetUnknown() { o.unknown = true }
+
+// Unknown tells whether the container may have ports that nobody has noted.
+func (o *Holder) Unknown() bool { return o.unknown }

@@ -1,14 +1,12 @@
-package agent
+package api
 
 import (
 	"cmp"
 	"slices"
 	"time"
-
-	"github.com/tsugiki/tsugiki/api"
 )
 
-// Rate is what a container did between two api.Stats, each but the last four in
+// Rate is what a container did between two Stats, each but the last four in
 // events per second.
 type Rate struct {
 	Name           string
@@ -24,7 +22,7 @@ type Rate struct {
 
 // Rates are those of the containers of the later one, the busiest first. What an
 // agent has counted that has been restarted in between counts from 0.
-func Rates(before, after *api.Stats) ([]Rate, error) {
+func Rates(before, after *Stats) ([]Rate, error) {
 	from, err := time.Parse(time.RFC3339Nano, before.Time)
 	if err != nil {
 		return nil, err
@@ -34,7 +32,7 @@ func Rates(before, after *api.Stats) ([]Rate, error) {
 		return nil, err
 	}
 	seconds := to.Sub(from).Seconds()
-	earlier := map[string]*api.ContainerStats{}
+	earlier := map[string]*ContainerStats{}
 	for i := range before.Containers {
 		earlier[before.Containers[i].ID] = &before.Containers[i]
 	}
@@ -43,7 +41,7 @@ func Rates(before, after *api.Stats) ([]Rate, error) {
 		c := &after.Containers[i]
 		old := earlier[c.ID]
 		if old == nil {
-			old = &api.ContainerStats{}
+			old = &ContainerStats{}
 		}
 		rates = append(rates, rate(old, c, seconds))
 	}
@@ -53,7 +51,7 @@ func Rates(before, after *api.Stats) ([]Rate, error) {
 
 func (r *Rate) busy() float64 { return r.Out + r.In + r.Gate + r.Agent + r.Denied }
 
-func rate(a, b *api.ContainerStats, seconds float64) Rate {
+func rate(a, b *ContainerStats, seconds float64) Rate {
 	per := func(from, to uint64) float64 {
 		if seconds <= 0 {
 			return 0
@@ -61,7 +59,7 @@ func rate(a, b *api.ContainerStats, seconds float64) Rate {
 		return float64(since(from, to)) / seconds
 	}
 	times := make([]uint64, max(len(b.Gate.Times), len(b.Agent.Times)))
-	for _, d := range [][2]*api.Decisions{{&a.Gate, &b.Gate}, {&a.Agent, &b.Agent}} {
+	for _, d := range [][2]*Decisions{{&a.Gate, &b.Gate}, {&a.Agent, &b.Agent}} {
 		for i, n := range d[1].Times {
 			var old uint64
 			if i < len(d[0].Times) {
@@ -87,20 +85,20 @@ func since(from, to uint64) uint64 {
 	return to - from
 }
 
-func total(d *api.Decisions) (n uint64) {
+func total(d *Decisions) (n uint64) {
 	for _, calls := range d.Calls {
 		n += calls
 	}
 	return n
 }
 
-func denied(s *api.ContainerStats) uint64 {
+func denied(s *ContainerStats) uint64 {
 	d := &s.Denied
 	return d.Connect + d.Bind + d.Send + d.SetSockOpt + d.Leave + d.Enter
 }
 
 // quantile is a time that so much of all took no longer than: within its bucket of
-// api.Decisions, the times are taken to be spread evenly.
+// Decisions, the times are taken to be spread evenly.
 func quantile(times []uint64, q float64) time.Duration {
 	var all uint64
 	for _, n := range times {

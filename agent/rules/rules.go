@@ -1,4 +1,11 @@
-package agent
+// Package rules decides what a container is given: it reads the texts of rules, finds those of a
+// container in the configuration and in its annotations, and refuses annotations that ask for
+// more than the configuration allows.
+//
+// What it decides depends on the configuration and on the registration alone, except for CheckPath,
+// which looks at the file system. It puts nothing in force. It needs no privilege, and Linux 5.6
+// (openat2).
+package rules
 
 import (
 	"errors"
@@ -13,9 +20,9 @@ import (
 	"github.com/tsugiki/tsugiki/policy"
 )
 
-// RuleTexts are what a container is given, as users write it: on the command line
+// Texts are what a container is given, as users write it: on the command line
 // of tsugiki run, in a container's annotations, in the configuration.
-type RuleTexts struct {
+type Texts struct {
 	Mode                       string // one of filter.ModeNames; empty is auto
 	Endpoints, Ingress, Egress []string
 }
@@ -43,7 +50,7 @@ func (e *TextError) Unwrap() error { return e.Err }
 // Parse reads the texts. Its error joins a TextError for each that is wrong;
 // rules are looked at only where all endpoints are right. Rules may still
 // contradict each other (policy.NewTable).
-func (t RuleTexts) Parse() (Rules, error) {
+func (t Texts) Parse() (Rules, error) {
 	r, bad := t.parse()
 	if len(bad) == 0 {
 		return r, nil
@@ -55,7 +62,7 @@ func (t RuleTexts) Parse() (Rules, error) {
 	return Rules{}, errors.Join(errs...)
 }
 
-func (t RuleTexts) parse() (Rules, []*TextError) {
+func (t Texts) parse() (Rules, []*TextError) {
 	r := Rules{Mode: filter.Auto}
 	var errs []*TextError
 	if t.Mode != "" {
@@ -106,8 +113,8 @@ const (
 // tsugiki.dev/endpoints, /ingress and /egress. Commas, semicolons and newlines
 // separate the entries of a list. It tells whether there is one of these;
 // tsugiki.dev/name is somebody else's, and so is all without the prefix.
-func AnnotationRules(annotations map[string]string) (RuleTexts, bool, error) {
-	var t RuleTexts
+func AnnotationRules(annotations map[string]string) (Texts, bool, error) {
+	var t Texts
 	lists := map[string]*[]string{"endpoints": &t.Endpoints, "ingress": &t.Ingress, "egress": &t.Egress}
 	found := false
 	var errs []error
@@ -133,7 +140,7 @@ func AnnotationRules(annotations map[string]string) (RuleTexts, bool, error) {
 		}
 	}
 	if len(errs) > 0 {
-		return RuleTexts{}, found, errors.Join(errs...)
+		return Texts{}, found, errors.Join(errs...)
 	}
 	return t, found, nil
 }

@@ -1,4 +1,4 @@
-package agent
+package rules
 
 import (
 	"errors"
@@ -63,7 +63,7 @@ func newAllowance(a *config.Allow) (*allowance, []config.Error) {
 		keyAddresses: a.Addresses, keyPorts: a.Ports, keyTypes: a.Types, keyNetns: a.Netns, keyPaths: a.Paths,
 	} {
 		if list != nil {
-			w.lists[key] = append([]string{}, plain(list)...)
+			w.lists[key] = append([]string{}, Plain(list)...)
 		}
 	}
 	errs := readAll(keyDestinations, a.Destinations, readDestination, &w.destinations)
