@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/afgraft"
 	"github.com/tsugiki/tsugiki/endpoint"
 	"github.com/tsugiki/tsugiki/keeper"
 	"github.com/tsugiki/tsugiki/policy"
@@ -23,14 +24,11 @@ import (
 //
 // socket(AF_GRAFT) is answered with a stand-in: an IP socket of the container's own
 // namespace, so that poll, dup, fork, exec and options work on it. It is marked in
-// the kernel (policy.AFGraft). What the program binds tells the endpoint, which has to
+// the kernel (afgraft.State). What the program binds tells the endpoint, which has to
 // be a nameable one, and with it family and place: a socket made there takes the stand-in's place, as in a swap.
 // A stand-in that connects or sends is bound to the endpoint default-source first.
 // From then on it is a host socket, and the kernel carries on with its calls: the
 // kernel programs let it connect through its endpoint to all that is not special.
-
-// DefaultSource is the endpoint of who connects without having bound.
-const DefaultSource = "default-source"
 
 // graftLocks is how many AF_GRAFT sockets can be changed at the same time.
 const graftLocks = 64
@@ -63,7 +61,7 @@ func (e *Engine) Socket(p Program, typ, protocol int) (Answer, error) {
 		return answerFor(err)
 	}
 	defer unix.Close(file)
-	if err := e.Enforcer.SetAFGraft(file, policy.AFGraft{}); err != nil {
+	if err := e.Enforcer.SetAFGraft(file, afgraft.State{}); err != nil {
 		return Answer{}, err
 	}
 	e.Know(OwnSockets)
@@ -80,10 +78,6 @@ func (e *Engine) Socket(p Program, typ, protocol int) (Answer, error) {
 	return Answer{Action: Succeed, Value: number}, nil
 }
 
-// DelayedOption is a socket option that waits to be set, or the result of one
-// that was.
-type DelayedOption = policy.AFGraftOption
-
 // AFGraftSocket is an AF_GRAFT socket of the program for the time of one call. No
 // other call changes what belongs to it meanwhile.
 type AFGraftSocket struct {
@@ -91,16 +85,16 @@ type AFGraftSocket struct {
 	p      Program
 	number int
 	s      *socket
-	state  policy.AFGraft
+	state  afgraft.State
 	unlock func()
 }
 
 // AFGraftState returns what belongs to an AF_GRAFT socket of the program, or false if
 // the descriptor is none.
-func (e *Engine) AFGraftState(p Program, number int) (policy.AFGraft, bool, error) {
+func (e *Engine) AFGraftState(p Program, number int) (afgraft.State, bool, error) {
 	file, err := p.File(number)
 	if err != nil {
-		return policy.AFGraft{}, false, ignoreBadFile(err)
+		return afgraft.State{}, false, ignoreBadFile(err)
 	}
 	defer unix.Close(file)
 	return e.Enforcer.AFGraft(file)
@@ -174,7 +168,7 @@ func (g *AFGraftSocket) Bind(name string) (Answer, error) {
 
 // leaveFrom answers connect(2) and sends of an AF_GRAFT socket, which the kernel
 // then carries on with.
-func (e *Engine) leaveFrom(p Program, number int, state policy.AFGraft) (Answer, error) {
+func (e *Engine) leaveFrom(p Program, number int, state afgraft.State) (Answer, error) {
 	if state.Name != "" {
 		return Answer{}, nil
 	}
@@ -186,7 +180,7 @@ func (e *Engine) leaveFrom(p Program, number int, state policy.AFGraft) (Answer,
 	if g.bound() {
 		return Answer{}, nil // by another thread
 	}
-	if answer, err := g.Bind(DefaultSource); err != nil || answer.Action == Fail {
+	if answer, err := g.Bind(afgraft.DefaultSource); err != nil || answer.Action == Fail {
 		return answer, err
 	}
 	return Answer{}, nil
@@ -322,9 +316,9 @@ func (g *AFGraftSocket) Delay(level, name int, value []byte) (Answer, error) {
 	if err != nil {
 		return Answer{}, err
 	}
-	options = append(options, DelayedOption{Level: level, Name: name, Value: value})
+	options = append(options, afgraft.Option{Level: level, Name: name, Value: value})
 	err = g.e.Enforcer.SetAFGraftOptions(g.s.file, options)
-	if errors.Is(err, policy.ErrQueueFull) {
+	if errors.Is(err, afgraft.ErrQueueFull) {
 		return fail(unix.ENOBUFS), nil
 	}
 	if err != nil {
@@ -358,7 +352,7 @@ func (g *AFGraftSocket) SetTransparent(level, name int, value []byte) (Answer, e
 	if !g.bound() {
 		return fail(unix.EADDRNOTAVAIL), nil
 	}
-	options := []DelayedOption{{Level: level, Name: name, Value: value}}
+	options := []afgraft.Option{{Level: level, Name: name, Value: value}}
 	if err := setOptions(g.s.file, options); err != nil {
 		return Answer{}, err
 	}
@@ -369,18 +363,18 @@ func (g *AFGraftSocket) SetTransparent(level, name int, value []byte) (Answer, e
 }
 
 // Results are the options that have been set, in the order in which they came.
-func (g *AFGraftSocket) Results() ([]DelayedOption, error) {
+func (g *AFGraftSocket) Results() ([]afgraft.Option, error) {
 	options, err := g.e.Enforcer.AFGraftOptions(g.s.file)
-	return slices.DeleteFunc(options, func(o DelayedOption) bool { return !o.Done }), err
+	return slices.DeleteFunc(options, func(o afgraft.Option) bool { return !o.Done }), err
 }
 
 // Forget drops results that the program has taken, unless another call has.
-func (g *AFGraftSocket) Forget(taken []DelayedOption) error {
+func (g *AFGraftSocket) Forget(taken []afgraft.Option) error {
 	options, err := g.e.Enforcer.AFGraftOptions(g.s.file)
 	if err != nil || len(taken) == 0 {
 		return err
 	}
-	options = slices.DeleteFunc(options, func(o DelayedOption) bool {
+	options = slices.DeleteFunc(options, func(o afgraft.Option) bool {
 		same := len(taken) > 0 && reflect.DeepEqual(o, taken[0])
 		if same {
 			taken = taken[1:]
@@ -395,7 +389,7 @@ func (g *AFGraftSocket) Forget(taken []DelayedOption) error {
 // we are root, and what an option holds may be a pointer or a descriptor, ours
 // then. So only such are set as hold their value and nothing else, and that
 // without any capability.
-func setOptions(file int, options []DelayedOption) error {
+func setOptions(file int, options []afgraft.Option) error {
 	return withoutCapabilities(func() {
 		for i := range options {
 			o := &options[i]

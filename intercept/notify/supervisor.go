@@ -25,6 +25,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/afgraft"
 	"github.com/tsugiki/tsugiki/gate"
 	"github.com/tsugiki/tsugiki/graft"
 	"github.com/tsugiki/tsugiki/internal/cputime"
@@ -220,7 +221,7 @@ func (s *Supervisor) ask(p *program, a gate.Ask) (graft.Answer, error) {
 		}
 		return s.engine.Send(p, a.Number, to)
 	case gate.Bind:
-		if isGraftAddr(a.Address) {
+		if afgraft.IsAddress(a.Address) {
 			return s.bindAFGraft(p, a)
 		}
 		addr, ok := parseBindAddr(a.Address)

@@ -24,22 +24,23 @@ var rooms = []room{
 	{"api", nil, "messages and names that programs of others use: whoever imports it gets nothing else"},
 	{"bpf", nil, "kernel programs and their tables, as they were compiled"},
 	{"endpoint", nil, "a grammar: it opens no socket"},
-	{"intercept/filter", nil, "computes a seccomp filter"},
+	{"afgraft", []string{"endpoint"}, "an interface of programs, which bind endpoints by name"},
+	{"intercept/filter", []string{"afgraft"}, "computes a seccomp filter, which knows AF_GRAFT's numbers"},
 
 	{"gate", nil, "the wire to the gates"},
 	{"keeper", nil, "the wire to the keepers"},
 	{"shim", nil, "a name and a variable of the environment"},
 
 	{"policy", []string{"endpoint"}, "rules name endpoints: a grammar and verdicts, which open nothing"},
-	{"policy/enforcer", []string{"bpf", "endpoint", "policy"}, "has kernel programs enforce a table of rules"},
+	{"policy/enforcer", []string{"afgraft", "bpf", "endpoint", "policy"}, "has kernel programs enforce a table of rules, and keeps what belongs to AF_GRAFT sockets"},
 	{"policy/policytest", []string{"endpoint", "policy"}, "for tests: no other row may have it"},
-	{"graft", []string{"endpoint", "keeper", "policy"}, "decides by rules, and has the keeper make sockets"},
-	{"intercept/notify", []string{"graft", "gate"}, "brings the engine the calls that the gate passes on"},
+	{"graft", []string{"afgraft", "endpoint", "keeper", "policy"}, "decides by rules, and has the keeper make sockets"},
+	{"intercept/notify", []string{"afgraft", "gate", "graft"}, "brings the engine the calls that the gate passes on"},
 	{"relay", []string{"keeper", "policy/enforcer"}, "has its sockets known to the kernel programs"},
 	{"agent/rules", []string{"api", "endpoint", "intercept/filter", "internal/config", "policy"}, "decides by texts alone what a container is given"},
 	{"agent/ports", []string{"endpoint", "graft"}, "knows whose ports are, and opens no socket"},
 	{"agent", []string{
-		"agent", "api", "charge/accounts", "charge/bandwidth", "endpoint", "gate", "graft", "intercept", "internal/config", "internal/launch", "keeper",
+		"afgraft", "agent", "api", "charge/accounts", "charge/bandwidth", "endpoint", "gate", "graft", "intercept", "internal/config", "internal/launch", "keeper",
 		"policy", "policy/enforcer", "relay", "shim",
 	}, "puts all systems together"},
 	{"oci", []string{"api", "intercept/filter", "internal/config", "shim"}, "speaks to the agent by its API alone"},
@@ -69,7 +70,7 @@ var rooms = []room{
 	{"density/figures", []string{"api", "density/load", "density/overlay", "density/result", "density/rig", "density/sweep"}, "what is measured"},
 
 	{"cmd/tsugiki", []string{
-		"agent", "api", "density/figures", "density/report", "density/result", "density/rig", "density/sweep", "endpoint",
+		"agent", "agent/rules", "api", "density/figures", "density/report", "density/result", "density/rig", "density/sweep", "endpoint",
 		"intercept/filter", "internal/config", "internal/launch", "policy",
 	}, "the command line"},
 	{"cmd/tsugiki-runtime", []string{"oci"}, "the command line"},
