@@ -4,6 +4,9 @@ import (
 	"bytes"
 	"encoding/binary"
 	"testing"
+
+	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
 func transparentBytes(level, name int32, size uint32, value ...byte) []byte {
@@ -76,5 +79,28 @@ func FuzzParseSockaddrGr(f *testing.F) {
 		if !ok || again != name || bytes.IndexByte([]byte(name), 0) >= 0 || !bytes.HasPrefix(b[2:], []byte(name)) {
 			t.Errorf("%q of % x, and again %q", name, b, again)
 		}
+	})
+}
+
+// The numbers and layouts are those of include/tsugiki/graft.h, which programs include.
+func TestNumbersOfAFGraft(t *testing.T) {
+	testkit.CheckC(t, "../include/tsugiki/graft.h", map[string]any{
+		"AF_GRAFT":                 Family,
+		"IPPROTO_GRAFT":            Level,
+		"AF_GRAFT_EPNAME_MAX":      nameMax,
+		"AF_GRAFT_EPNAME_MAX - 1":  endpoint.NameMax,
+		"GRAFT_SO_DELAYED":         SoDelayed,
+		"GRAFT_SO_DELAYED_EXECUTE": SoDelayedExecute,
+		"GRAFT_SO_DELAYED_RESULT":  SoDelayedResult,
+		"GRAFT_SO_TRANSPARENT":     SoTransparent,
+		"GRAFT_NAME_TRANSPARENT":   NameTransparent,
+		"GRAFT_SSO_TRANS_SIZE":     transparentMax,
+
+		"sizeof(struct sockaddr_gr)":               AddressSize,
+		"offsetof(struct sockaddr_gr, sgr_epname)": AddressSize - nameMax,
+		"sizeof(struct graft_sso_result)":          ResultSize,
+		"sizeof(struct graft_sso_trans)":           transparentHead,
+		"offsetof(struct graft_sso_trans, optlen)": transparentHead - 4,
+		"sizeof(struct sockaddr_storage)":          AddressMax,
 	})
 }

@@ -40,8 +40,8 @@ var rooms = []room{
 	{"agent/rules", []string{"api", "endpoint", "intercept/filter", "internal/config", "policy"}, "decides by texts alone what a container is given"},
 	{"agent/ports", []string{"endpoint", "graft"}, "knows whose ports are, and opens no socket"},
 	{"agent", []string{
-		"afgraft", "agent", "api", "charge/accounts", "charge/bandwidth", "endpoint", "gate", "graft", "intercept", "internal/config", "internal/launch", "keeper",
-		"policy", "policy/enforcer", "relay", "shim",
+		"afgraft", "agent/ports", "agent/rules", "api", "charge/accounts", "charge/bandwidth", "endpoint", "gate", "graft", "intercept",
+		"internal/config", "internal/launch", "keeper", "policy", "policy/enforcer", "relay", "shim",
 	}, "puts all systems together"},
 	{"oci", []string{"api", "intercept/filter", "internal/config", "shim"}, "speaks to the agent by its API alone"},
 
@@ -65,7 +65,7 @@ var rooms = []room{
 	{"density/overlay", nil, "mounts"},
 	{"density/result", nil, "what a study has measured"},
 	{"density/report", []string{"density/result"}, "draws what was measured, and cannot measure"},
-	{"density/rig", []string{"api", "internal/cni"}, "starts containers, and the agent as a user does"},
+	{"density/rig", []string{"api", "internal/bundle", "internal/cni"}, "starts containers, and the agent as a user does"},
 	{"density/sweep", []string{"density/result", "density/rig"}, "repeats a figure for more and more containers"},
 	{"density/figures", []string{"api", "density/load", "density/overlay", "density/result", "density/rig", "density/sweep"}, "what is measured"},
 
@@ -75,12 +75,13 @@ var rooms = []room{
 	}, "the command line"},
 	{"cmd/tsugiki-runtime", []string{"oci"}, "the command line"},
 
-	{"bench", []string{"api", "bench", "gate", "internal/cni", "internal/testkit", "keeper"}, "measures, and is no part of the product"},
+	{"bench", []string{"api", "bench", "density/report", "density/result", "gate", "internal/bundle", "internal/cni", "internal/testkit", "keeper"}, "measures, and is no part of the product"},
 	{"test", nil, "tests"},
 
 	{"internal/arch", nil, "tests"},
 	{"internal/testreport", nil, "reads what go test prints"},
-	{"internal/testkit", []string{"internal/testkit"}, "for tests and benchmarks: no other row may have it"},
+	{"internal/testkit", []string{"internal/bundle", "internal/testkit"}, "for tests and benchmarks: no other row may have it"},
+	{"internal/bundle", nil, "files: it mounts nothing"},
 	{"internal/cni", nil, "runs network plugins"},
 	{"internal/config", nil, "a file's grammar"},
 	{"internal/launch", []string{"shim"}, "starts one program, and has it load the library"},
@@ -92,6 +93,7 @@ var rooms = []room{
 	{"internal/netns", nil, anybody},
 	{"internal/programs", nil, anybody},
 	{"internal/watch", nil, anybody},
+	{"internal/wire", nil, anybody},
 }
 
 // anybody may import these rooms: each is one thing of the kernel's.

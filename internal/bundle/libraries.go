@@ -1,4 +1,4 @@
-package programs
+package bundle
 
 import (
 	"debug/elf"
