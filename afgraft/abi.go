@@ -6,38 +6,44 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The numbers and layouts of include/tsugiki/graft.h.
-
+// The numbers of AF_GRAFT sockets: include/tsugiki/graft.h.
 const (
-	Family          = unix.AF_IPX
-	Level           = 254
+	// Family is AF_GRAFT, the number of IPX, which Linux no longer has.
+	Family = unix.AF_IPX
+	// Level is IPPROTO_GRAFT, the level of the options below.
+	Level = 254
+)
+
+// The layouts of that header.
+const (
 	nameMax         = 16
-	AddressSize     = 2 + nameMax
-	AddressMax      = 128 // struct sockaddr_storage: the kernel takes none longer
+	addressSize     = 2 + nameMax
+	addressMax      = 128 // struct sockaddr_storage: the kernel takes none longer
 	transparentMax  = 128
 	transparentHead = 12
-	ResultSize      = 12
-	IntSize         = 4
+	resultSize      = 12
+	intSize         = 4
 	delayedMax      = 128 // GRAFT_VALUE_MAX of bpf/policy.h
 )
 
 // The options at Level.
 const (
-	SoDelayed = iota + 1
-	SoDelayedExecute
-	SoDelayedResult
-	SoTransparent
-	NameTransparent
+	soDelayed = iota + 1
+	soDelayedExecute
+	soDelayedResult
+	soTransparent
+	nameTransparent
 )
 
+// IsAddress tells whether bytes begin as a struct sockaddr_gr does.
 func IsAddress(b []byte) bool { return len(b) >= 2 && binary.NativeEndian.Uint16(b) == Family }
 
-// ParseAddress reads the endpoint's name out of a struct sockaddr_gr.
-func ParseAddress(b []byte) (string, bool) {
-	if len(b) < AddressSize || !IsAddress(b) {
+// parseAddress reads the endpoint's name out of a struct sockaddr_gr.
+func parseAddress(b []byte) (string, bool) {
+	if len(b) < addressSize || !IsAddress(b) {
 		return "", false
 	}
-	name := b[2:AddressSize]
+	name := b[2:addressSize]
 	for i, c := range name {
 		if c == 0 {
 			return string(name[:i]), true
@@ -46,15 +52,32 @@ func ParseAddress(b []byte) (string, bool) {
 	return string(name), true
 }
 
-func Address(name string) []byte {
-	b := make([]byte, AddressSize)
+// readMax is what the gate reads of an address: BOARD_ADDRESS_MAX of policy/c/board.h.
+const readMax = 28
+
+// ParseBind reads the name of the endpoint that bind(2) of an AF_GRAFT socket has for its
+// address, of which the gate has read the beginning. The errno says what is wrong with it.
+func ParseBind(read []byte, length int) (name string, errno unix.Errno) {
+	if length < addressSize || length > addressMax {
+		return "", unix.EINVAL
+	}
+	name, whole := parseAddress(read)
+	if !whole || len(read) < min(length, readMax) {
+		return "", unix.EFAULT
+	}
+	return name, 0
+}
+
+// address writes a struct sockaddr_gr.
+func address(name string) []byte {
+	b := make([]byte, addressSize)
 	binary.NativeEndian.PutUint16(b, Family)
 	copy(b[2:], name)
 	return b
 }
 
-// ParseTransparent reads a struct graft_sso_trans.
-func ParseTransparent(b []byte) (level, name int, value []byte, ok bool) {
+// parseTransparent reads a struct graft_sso_trans.
+func parseTransparent(b []byte) (level, name int, value []byte, ok bool) {
 	if len(b) < transparentHead || len(b) > transparentMax {
 		return 0, 0, nil, false
 	}
@@ -66,17 +89,17 @@ func ParseTransparent(b []byte) (level, name int, value []byte, ok bool) {
 	return int(int32(e.Uint32(b))), int(int32(e.Uint32(b[4:]))), b[transparentHead : transparentHead+size], true
 }
 
-// AppendResult writes a struct graft_sso_result.
-func AppendResult(b []byte, o Option) []byte {
+// appendResult writes a struct graft_sso_result.
+func appendResult(b []byte, o Option) []byte {
 	for _, n := range []int{o.Level, o.Name, o.Result} {
 		b = binary.NativeEndian.AppendUint32(b, uint32(int32(n)))
 	}
 	return b
 }
 
-// ValueSize is how much there is to read of an option's value, or what is wrong
+// valueSize is how much there is to read of an option's value, or what is wrong
 // with it.
-func ValueSize(level, name, length int) (int, unix.Errno) {
+func valueSize(level, name, length int) (int, unix.Errno) {
 	switch {
 	case length < 0:
 		return 0, unix.EINVAL
@@ -86,14 +109,14 @@ func ValueSize(level, name, length int) (int, unix.Errno) {
 		return length, 0
 	}
 	switch name {
-	case SoDelayed, NameTransparent:
-		if length > IntSize {
+	case soDelayed, nameTransparent:
+		if length > intSize {
 			return 0, unix.EINVAL
 		}
-		return IntSize, 0
-	case SoDelayedExecute:
+		return intSize, 0
+	case soDelayedExecute:
 		return 0, 0
-	case SoTransparent:
+	case soTransparent:
 		if length > transparentMax {
 			return 0, unix.EINVAL
 		}
@@ -102,4 +125,5 @@ func ValueSize(level, name, length int) (int, unix.Errno) {
 	return 0, unix.ENOPROTOOPT
 }
 
-func IsOn(value []byte) bool { return int32(binary.NativeEndian.Uint32(value)) > 0 }
+// isOn reads an int that switches something.
+func isOn(value []byte) bool { return int32(binary.NativeEndian.Uint32(value)) > 0 }

@@ -31,7 +31,7 @@ func TestParseTransparent(t *testing.T) {
 		{"cut short", transparentBytes(1, -2, 0)[:11], nil},
 		{"nothing", nil, nil},
 	} {
-		level, name, value, ok := ParseTransparent(tt.in)
+		level, name, value, ok := parseTransparent(tt.in)
 		if ok != (tt.value != nil) || ok && (level != 1 || name != -2 || !bytes.Equal(value, tt.value)) {
 			t.Errorf("%s: %d, %d, % x, %v; want % x", tt.name, level, name, value, ok, tt.value)
 		}
@@ -42,7 +42,7 @@ func FuzzParseTransparent(f *testing.F) {
 	f.Add(transparentBytes(1, 2, 4, 1, 0, 0, 0))
 	f.Add(transparentBytes(1, 2, 0xfffffff4))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		level, name, value, ok := ParseTransparent(b)
+		level, name, value, ok := parseTransparent(b)
 		if !ok {
 			return
 		}
@@ -56,26 +56,26 @@ func FuzzParseTransparent(f *testing.F) {
 func FuzzAppendResult(f *testing.F) {
 	f.Add(int32(1), int32(2), int32(-22))
 	f.Fuzz(func(t *testing.T, level, name, result int32) {
-		b := AppendResult(nil, Option{Level: int(level), Name: int(name), Result: int(result)})
+		b := appendResult(nil, Option{Level: int(level), Name: int(name), Result: int(result)})
 		e := binary.NativeEndian
-		if len(b) != ResultSize || int32(e.Uint32(b)) != level || int32(e.Uint32(b[4:])) != name || int32(e.Uint32(b[8:])) != result {
+		if len(b) != resultSize || int32(e.Uint32(b)) != level || int32(e.Uint32(b[4:])) != name || int32(e.Uint32(b[8:])) != result {
 			t.Errorf("%d, %d, %d: % x", level, name, result, b)
 		}
 	})
 }
 
 func FuzzParseSockaddrGr(f *testing.F) {
-	f.Add(Address("ep-test"))
-	f.Add(append(Address("0123456789abcdef"), 0, 0))
+	f.Add(address("ep-test"))
+	f.Add(append(address("0123456789abcdef"), 0, 0))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		name, ok := ParseAddress(b)
-		if ok != (len(b) >= AddressSize && IsAddress(b)) {
+		name, ok := parseAddress(b)
+		if ok != (len(b) >= addressSize && IsAddress(b)) {
 			t.Errorf("taken: %v, % x", ok, b)
 		}
 		if !ok {
 			return
 		}
-		again, ok := ParseAddress(Address(name))
+		again, ok := parseAddress(address(name))
 		if !ok || again != name || bytes.IndexByte([]byte(name), 0) >= 0 || !bytes.HasPrefix(b[2:], []byte(name)) {
 			t.Errorf("%q of % x, and again %q", name, b, again)
 		}
@@ -89,18 +89,20 @@ func TestNumbersOfAFGraft(t *testing.T) {
 		"IPPROTO_GRAFT":            Level,
 		"AF_GRAFT_EPNAME_MAX":      nameMax,
 		"AF_GRAFT_EPNAME_MAX - 1":  endpoint.NameMax,
-		"GRAFT_SO_DELAYED":         SoDelayed,
-		"GRAFT_SO_DELAYED_EXECUTE": SoDelayedExecute,
-		"GRAFT_SO_DELAYED_RESULT":  SoDelayedResult,
-		"GRAFT_SO_TRANSPARENT":     SoTransparent,
-		"GRAFT_NAME_TRANSPARENT":   NameTransparent,
+		"GRAFT_SO_DELAYED":         soDelayed,
+		"GRAFT_SO_DELAYED_EXECUTE": soDelayedExecute,
+		"GRAFT_SO_DELAYED_RESULT":  soDelayedResult,
+		"GRAFT_SO_TRANSPARENT":     soTransparent,
+		"GRAFT_NAME_TRANSPARENT":   nameTransparent,
 		"GRAFT_SSO_TRANS_SIZE":     transparentMax,
 
-		"sizeof(struct sockaddr_gr)":               AddressSize,
-		"offsetof(struct sockaddr_gr, sgr_epname)": AddressSize - nameMax,
-		"sizeof(struct graft_sso_result)":          ResultSize,
+		"sizeof(struct sockaddr_gr)":               addressSize,
+		"offsetof(struct sockaddr_gr, sgr_epname)": addressSize - nameMax,
+		"sizeof(struct graft_sso_result)":          resultSize,
 		"sizeof(struct graft_sso_trans)":           transparentHead,
 		"offsetof(struct graft_sso_trans, optlen)": transparentHead - 4,
-		"sizeof(struct sockaddr_storage)":          AddressMax,
+		"sizeof(struct sockaddr_storage)":          addressMax,
 	})
+	testkit.CheckC(t, "../policy/c/board.h", map[string]any{"BOARD_ADDRESS_MAX": readMax})
+	testkit.CheckC(t, "../gate/c/protocol.h", map[string]any{"GATE_AF_GRAFT": Family})
 }
