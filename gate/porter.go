@@ -10,10 +10,12 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/tsugiki/tsugiki/internal/sys/fdpass"
+	"github.com/tsugiki/tsugiki/internal/sys/pidfd"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/internal/netns"
-	"github.com/tsugiki/tsugiki/internal/programs"
 )
 
 // Porter is a process that keeps gates while they have nothing to do (gate/c/porter.c).
@@ -45,7 +47,7 @@ func startPorter(binary string, host *netns.NS, rest time.Duration, more ...stri
 	if err != nil {
 		return nil, err
 	}
-	conn, theirs, err := programs.ControlPair("porter")
+	conn, theirs, err := fdpass.Pair("porter")
 	if err != nil {
 		return nil, err
 	}
@@ -57,7 +59,7 @@ func startPorter(binary string, host *netns.NS, rest time.Duration, more ...stri
 		return nil, errors.Join(err, conn.Close())
 	}
 	p := &Porter{conn, cmd.Process.Pid, make(chan struct{})}
-	programs.OnEnd(cmd.Process.Pid, func() {
+	pidfd.OnEnd(cmd.Process.Pid, func() {
 		_ = cmd.Wait() // why it ended, it has said
 		close(p.ended)
 	})
@@ -93,7 +95,7 @@ func (p *Porter) start(c Config) (*Gate, error) {
 }
 
 func (p *Porter) admit(c Config, door *os.File) (*Gate, error) {
-	conn, theirs, err := programs.ControlPair("gate control")
+	conn, theirs, err := fdpass.Pair("gate control")
 	if err != nil {
 		return nil, err
 	}

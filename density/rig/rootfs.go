@@ -8,9 +8,9 @@ import (
 	"os/exec"
 	"path/filepath"
 
-	"golang.org/x/sys/unix"
+	"github.com/tsugiki/tsugiki/internal/ldd"
 
-	"github.com/tsugiki/tsugiki/internal/programs"
+	"golang.org/x/sys/unix"
 )
 
 // applets of busybox have links in /bin; the others are called as "busybox NAME".
@@ -77,7 +77,7 @@ func (r *Rig) Install(list ...string) error {
 		if err != nil {
 			return fmt.Errorf("install %s in containers: it %w", program, ErrMissing)
 		}
-		libraries, err := programs.Libraries(path)
+		libraries, err := ldd.Libraries(path)
 		if err != nil {
 			return err
 		}

@@ -14,7 +14,8 @@ import (
 	"runtime"
 	"slices"
 
-	"github.com/tsugiki/tsugiki/internal/programs"
+	"github.com/tsugiki/tsugiki/internal/ldd"
+
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
@@ -139,7 +140,7 @@ func collect(files map[string]string) error {
 			return err
 		}
 		files["usr/bin/"+name] = path
-		libraries, err := programs.Libraries(path)
+		libraries, err := ldd.Libraries(path)
 		if err != nil {
 			return err
 		}

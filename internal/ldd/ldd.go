@@ -1,4 +1,8 @@
-package programs
+// Package ldd lists the shared libraries that a program loads, for tests, benchmarks and
+// the density study: they put programs of this machine into containers.
+//
+// It needs ldd(1) of the C library, and no privileges.
+package ldd
 
 import (
 	"debug/elf"
