@@ -11,12 +11,11 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/tsugiki/tsugiki/internal/ldd"
-
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/bench/netdrive"
+	"github.com/tsugiki/tsugiki/internal/bundle"
 	"github.com/tsugiki/tsugiki/internal/cni"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
@@ -62,7 +61,7 @@ func (n *node) rootfs() string { return filepath.Join(n.dir, "rootfs") }
 // install copies a program into the root of the containers' file system, and its
 // libraries to where they are on the machine.
 func (n *node) install(program string) error {
-	libraries, err := ldd.Libraries(program)
+	libraries, err := bundle.Libraries(program)
 	if err != nil {
 		return err
 	}

@@ -64,7 +64,7 @@ var rooms = []room{
 	{"density/overlay", nil, "mounts"},
 	{"density/result", nil, "what a study has measured"},
 	{"density/report", []string{"density/result"}, "draws what was measured, and cannot measure"},
-	{"density/rig", []string{"api", "internal/cni"}, "starts containers, and the agent as a user does"},
+	{"density/rig", []string{"api", "internal/bundle", "internal/cni"}, "starts containers, and the agent as a user does"},
 	{"density/sweep", []string{"density/result", "density/rig"}, "repeats a figure for more and more containers"},
 	{"density/figures", []string{"api", "density/load", "density/overlay", "density/result", "density/rig", "density/sweep"}, "what is measured"},
 
@@ -74,12 +74,13 @@ var rooms = []room{
 	}, "the command line"},
 	{"cmd/tsugiki-runtime", []string{"oci"}, "the command line"},
 
-	{"bench", []string{"api", "bench", "gate", "internal/cni", "internal/testkit", "keeper"}, "measures, and is no part of the product"},
+	{"bench", []string{"api", "bench", "density/report", "density/result", "gate", "internal/bundle", "internal/cni", "internal/testkit", "keeper"}, "measures, and is no part of the product"},
 	{"test", nil, "tests"},
 
 	{"internal/arch", nil, "tests"},
 	{"internal/testreport", nil, "reads what go test prints"},
-	{"internal/testkit", []string{"internal/testkit"}, "for tests and benchmarks: no other row may have it"},
+	{"internal/testkit", []string{"internal/bundle", "internal/testkit"}, "for tests and benchmarks: no other row may have it"},
+	{"internal/bundle", nil, "files: it mounts nothing"},
 	{"internal/cni", nil, "runs network plugins"},
 	{"internal/config", nil, "a file's grammar"},
 	{"internal/launch", []string{"shim"}, "starts one program, and has it load the library"},
@@ -88,10 +89,10 @@ var rooms = []room{
 	{"internal/kernel", nil, anybody},
 	{"internal/mapped", nil, anybody},
 	{"internal/netns", nil, anybody},
-	{"internal/ldd", nil, anybody},
 	{"internal/programs", nil, anybody},
 	{"internal/sys", nil, anybody},
 	{"internal/watch", nil, anybody},
+	{"internal/wire", nil, anybody},
 }
 
 // anybody may import these rooms: each is one thing of the kernel's.

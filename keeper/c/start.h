@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the keeper's start and its service share. */
-#ifndef TSUGIKI_KEEPER_H
-#define TSUGIKI_KEEPER_H
+/* How the process becomes a keeper, and what it has then. */
+#ifndef TSUGIKI_KEEPER_START_H
+#define TSUGIKI_KEEPER_START_H
 
 #include <stdbool.h>
 #include <sys/types.h>

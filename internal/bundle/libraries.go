@@ -1,8 +1,4 @@
-// Package ldd lists the shared libraries that a program loads, for tests, benchmarks and
-// the density study: they put programs of this machine into containers.
-//
-// It needs ldd(1) of the C library, and no privileges.
-package ldd
+package bundle
 
 import (
 	"debug/elf"
