@@ -14,10 +14,11 @@ import (
 	"strings"
 	"time"
 
+	"github.com/tsugiki/tsugiki/internal/sys/pidfd"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/internal/netns"
-	"github.com/tsugiki/tsugiki/internal/programs"
 )
 
 const (
@@ -184,7 +185,7 @@ func (c *Container) start(ctx context.Context) error {
 	if err := c.run(ctx); err != nil {
 		return err
 	}
-	if c.process, err = programs.Open(c.pid); err != nil {
+	if c.process, err = pidfd.Open(c.pid); err != nil {
 		return fmt.Errorf("its program has ended: %w", err)
 	}
 	return c.awaitUp(ctx)
@@ -371,7 +372,7 @@ func (c *Container) Exec(ctx context.Context, args ...string) ([]byte, error) {
 func (c *Container) Wait(ctx context.Context) error {
 	ended := make(chan struct{})
 	go func() {
-		programs.Await(c.process) // returns also when Stop closes the file
+		pidfd.Await(c.process) // returns also when Stop closes the file
 		close(ended)
 	}()
 	select {
