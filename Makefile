@@ -86,7 +86,7 @@ test-density: deps build
 	rm -rf density-test && $(BIN)/tsugiki density run --rounds 1 -o density-test
 
 # On other kernels and with cgroups mounted in other ways, in a virtual machine.
-# KERNELS="5.10 6.1 6.12" MODES="v2 v1 hybrid" PACKAGES="charge/journal policy"
+# KERNELS="5.10 6.1 6.12" MODES="v2 v1 hybrid" PACKAGES="charge/journal policy/enforcer"
 test-kernels: deps build
 	scripts/kernels/test.sh
 

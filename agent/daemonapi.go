@@ -89,8 +89,8 @@ func (m *managed) registered() (api.Registered, error) {
 	o := m.filterOptions()
 	r := api.Registered{
 		Graft: true, Name: m.spec.Name, Token: m.token,
-		Listener: filepath.Join(m.spec.RunDir, listenerSocket),
-		Filter:   api.Filter{Mode: o.Mode.String(), Datagrams: o.Datagrams, API: o.API},
+		Listener: filepath.Join(m.spec.RunDir, api.ListenerSocket),
+		Filter:   api.Filter{Mode: o.Mode.String(), Datagrams: o.Datagrams, AFGraft: o.AFGraft},
 	}
 	if m.ownGroup {
 		r.Cgroup = m.programs.Path()

@@ -17,6 +17,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/programs"
 	"github.com/tsugiki/tsugiki/keeper"
 	"github.com/tsugiki/tsugiki/policy"
+	"github.com/tsugiki/tsugiki/policy/enforcer"
 	"github.com/tsugiki/tsugiki/shim"
 )
 
@@ -69,7 +70,7 @@ func loadPolicy(s *kernel.Scratch) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	e, err := policy.Enforce(dir, table, nil)
+	e, err := enforcer.Enforce(dir, table, nil)
 	if err != nil {
 		return "", err
 	}

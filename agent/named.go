@@ -18,7 +18,7 @@ func (c *Container) filterOptions() filter.Options {
 	return filter.Options{
 		Mode:      c.spec.Mode,
 		Datagrams: c.seesDatagrams(),
-		API:       c.programsName(),
+		AFGraft:   c.programsName(),
 	}
 }
 

@@ -25,6 +25,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/netns"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 	"github.com/tsugiki/tsugiki/policy"
+	"github.com/tsugiki/tsugiki/policy/enforcer"
 )
 
 // What the test's program is, by its environment; else it is the test.
@@ -247,7 +248,7 @@ func (c *container) enforce() {
 	dir, err := c.keepers.Open()
 	c.must(err)
 	defer dir.Close()
-	enforced, err := policy.Enforce(dir, table, netnsOf)
+	enforced, err := enforcer.Enforce(dir, table, netnsOf)
 	c.must(err)
 	c.t.Cleanup(func() { enforced.Close() })
 	c.rules = table.Snapshot(netnsOf)

@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"testing"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -93,7 +94,7 @@ func TestOrders(t *testing.T) {
 // garbage sends what is no order, with any number of files; all of it is answered.
 func (c *container) garbage(g *Gate) {
 	c.t.Helper()
-	for length := range 2 * orderSize {
+	for length := range 2 * int(unsafe.Sizeof(orderMessage{})) {
 		b := bytes.Repeat([]byte{byte(length) | 0x80}, length) // no tag of ours
 		for _, files := range [][]int{nil, {1}, {0, 1, 2}} {
 			var rights []byte

@@ -111,13 +111,15 @@ func (f *fakeEnforcer) Serve(protocol int, b policy.Binding, netns uint64) error
 	return nil
 }
 
-func (f *fakeEnforcer) Services() ([]policy.Service, error)                { return f.served, nil }
-func (f *fakeEnforcer) Graft(int) (policy.Graft, bool, error)              { return policy.Graft{}, false, nil }
-func (f *fakeEnforcer) SetGraft(int, policy.Graft) error                   { return nil }
-func (f *fakeEnforcer) GraftOptions(int) ([]policy.GraftOption, error)     { return nil, nil }
-func (f *fakeEnforcer) SetGraftOptions(int, []policy.GraftOption) error    { return nil }
-func (f *fakeEnforcer) Name(*endpoint.Endpoint) (number uint32, err error) { return 0, nil }
-func (f *fakeEnforcer) Withdraw(*endpoint.Endpoint) error                  { return nil }
+func (f *fakeEnforcer) Services() ([]policy.Service, error) { return f.served, nil }
+func (f *fakeEnforcer) AFGraft(int) (policy.AFGraft, bool, error) {
+	return policy.AFGraft{}, false, nil
+}
+func (f *fakeEnforcer) SetAFGraft(int, policy.AFGraft) error                { return nil }
+func (f *fakeEnforcer) AFGraftOptions(int) ([]policy.AFGraftOption, error)  { return nil, nil }
+func (f *fakeEnforcer) SetAFGraftOptions(int, []policy.AFGraftOption) error { return nil }
+func (f *fakeEnforcer) Name(*endpoint.Endpoint) (number uint32, err error)  { return 0, nil }
+func (f *fakeEnforcer) Withdraw(*endpoint.Endpoint) error                   { return nil }
 
 // freePorts are nobody's.
 type freePorts struct{}

@@ -1,11 +1,7 @@
 package policy
 
 import (
-	"cmp"
 	"encoding/binary"
-	"maps"
-	"net/netip"
-	"slices"
 
 	"github.com/tsugiki/tsugiki/endpoint"
 )
@@ -20,24 +16,24 @@ const (
 // policy/c. netnsOf gives the SO_NETNS_COOKIE of the namespace in which an
 // endpoint's sockets live.
 func (t *Table) Snapshot(netnsOf func(*endpoint.Endpoint) uint64) []byte {
-	prefixes := t.prefixes()
+	routes := t.Routes()
 	ranges := 0
-	for _, outlets := range t.outlets {
-		ranges += len(outlets)
+	for _, r := range routes {
+		ranges += len(r.Ranges)
 	}
 	e := binary.NativeEndian
 	var image []byte
-	for _, n := range []int{snapshotMagic, snapshotVersion, len(prefixes), len(t.endpoints), ranges, 0} {
+	for _, n := range []int{snapshotMagic, snapshotVersion, len(routes), len(t.endpoints), ranges, 0} {
 		image = e.AppendUint32(image, uint32(n))
 	}
 	first := 0
-	for _, p := range prefixes {
-		addr := p.Addr().As16()
+	for _, r := range routes {
+		addr := r.Prefix.Addr().As16()
 		image = append(image, addr[:]...)
-		for _, n := range []int{mappedBits(p), first, len(t.outlets[p]), 0} {
+		for _, n := range []int{MappedBits(r.Prefix), first, len(r.Ranges), 0} {
 			image = e.AppendUint32(image, uint32(n))
 		}
-		first += len(t.outlets[p])
+		first += len(r.Ranges)
 	}
 	for _, ep := range t.endpoints {
 		cookie := uint64(0)
@@ -46,27 +42,12 @@ func (t *Table) Snapshot(netnsOf func(*endpoint.Endpoint) uint64) []byte {
 		}
 		image = e.AppendUint64(image, cookie)
 	}
-	for _, p := range prefixes {
-		for _, o := range t.outlets[p] {
-			image = e.AppendUint16(image, o.ports.First)
-			image = e.AppendUint16(image, o.ports.Last)
-			image = e.AppendUint32(image, uint32(slices.Index(t.endpoints, o.endpoint)))
+	for _, r := range routes {
+		for _, o := range r.Ranges {
+			image = e.AppendUint16(image, o.Ports.First)
+			image = e.AppendUint16(image, o.Ports.Last)
+			image = e.AppendUint32(image, uint32(o.Endpoint))
 		}
 	}
 	return image
-}
-
-// prefixes are those of the table, the longest first.
-func (t *Table) prefixes() []netip.Prefix {
-	return slices.SortedFunc(maps.Keys(t.outlets), func(a, b netip.Prefix) int {
-		return cmp.Or(mappedBits(b)-mappedBits(a), a.Addr().Compare(b.Addr()))
-	})
-}
-
-// mappedBits is the length of a prefix among IPv6 ones, IPv4 mapped.
-func mappedBits(p netip.Prefix) int {
-	if p.Addr().Is4() {
-		return p.Bits() + 96
-	}
-	return p.Bits()
 }

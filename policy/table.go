@@ -2,11 +2,9 @@
 // what it binds, through which endpoint it reaches what it connects to, and
 // what it does not reach at all.
 //
-// A Table gives the verdicts in Go, for the supervisor; Enforce compiles the
-// very same table into the maps of the BPF programs that enforce it in the
-// kernel, whatever the program does. The package opens and touches no socket.
-// Verdicts need no privilege; Enforce needs CAP_BPF and CAP_NET_ADMIN, and
-// Linux 5.15.
+// A Table gives the verdicts in Go, for the supervisor. Snapshot compiles the very
+// same table for C programs, and package enforcer for the kernel. This package opens
+// nothing and makes no system call. It needs no privilege and runs on any kernel.
 package policy
 
 import (
@@ -17,18 +15,16 @@ import (
 	"github.com/tsugiki/tsugiki/endpoint"
 )
 
-// rangesMax is how many port ranges a prefix may have with those of its
-// parents: EGRESS_RANGES_MAX of the BPF programs.
-const rangesMax = 32
-
-// prefixesMax is EGRESS_PREFIXES_MAX of the BPF programs.
-const prefixesMax = 1024
-
-// endpointsMax is ENDPOINTS_MAX of the BPF programs.
-const endpointsMax = 256
-
-// endpointsAtHand is ENDPOINTS_AT_HAND of the BPF programs.
-const endpointsAtHand = 4
+// The limits of a Table, as the BPF programs' constants of these names say.
+const (
+	// RangesMax is how many port ranges a prefix may have with those of its
+	// parents: EGRESS_RANGES_MAX.
+	RangesMax = 32
+	// PrefixesMax is EGRESS_PREFIXES_MAX.
+	PrefixesMax = 1024
+	// EndpointsMax is ENDPOINTS_MAX.
+	EndpointsMax = 256
+)
 
 // special are the prefixes that a wider rule does not speak of: a rule that
 // shall cover them must name them, or a part of them. In the host's namespace
@@ -118,18 +114,18 @@ func compile(ingress []Ingress, egress []Egress, before []*endpoint.Endpoint) (*
 	}
 	for _, p := range prefixes {
 		outlets := outletsOf(p, egress)
-		if len(outlets) > rangesMax {
-			return nil, fmt.Errorf("%w -e: %d port ranges apply to %s, at most %d may", ErrRule, len(outlets), p, rangesMax)
+		if len(outlets) > RangesMax {
+			return nil, fmt.Errorf("%w -e: %d port ranges apply to %s, at most %d may", ErrRule, len(outlets), p, RangesMax)
 		}
 		t.outlets[p] = outlets
 	}
-	if len(t.outlets) > prefixesMax {
-		return nil, fmt.Errorf("%w -e: %d prefixes, at most %d fit", ErrRule, len(t.outlets), prefixesMax)
+	if len(t.outlets) > PrefixesMax {
+		return nil, fmt.Errorf("%w -e: %d prefixes, at most %d fit", ErrRule, len(t.outlets), PrefixesMax)
 	}
 	t.sortLengths()
 	t.number(egress, before)
-	if len(t.endpoints) > endpointsMax {
-		return nil, fmt.Errorf("%w: %d endpoints are named, at most %d may", ErrRule, len(t.endpoints), endpointsMax)
+	if len(t.endpoints) > EndpointsMax {
+		return nil, fmt.Errorf("%w: %d endpoints are named, at most %d may", ErrRule, len(t.endpoints), EndpointsMax)
 	}
 	return t, nil
 }

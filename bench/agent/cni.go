@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"os"
 
 	"github.com/tsugiki/tsugiki/internal/cni"
 	"github.com/tsugiki/tsugiki/internal/netns"
@@ -30,9 +29,9 @@ func (c *container) link() cni.Container {
 }
 
 // plugin runs a CNI plugin in the host's namespace.
-func (n *node) plugin(ctx context.Context, plugin string, env []string, stdin *bytes.Reader) ([]byte, error) {
+func (n *node) plugin(ctx context.Context, plugin string, env []string, stdin []byte) ([]byte, error) {
 	cmd := n.top.Host.Command(ctx, plugin)
-	cmd.Stdin = stdin
-	cmd.Env = append(os.Environ(), env...)
+	cmd.Stdin = bytes.NewReader(stdin)
+	cmd.Env = env
 	return n.output(cmd)
 }

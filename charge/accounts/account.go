@@ -15,7 +15,7 @@ import (
 	"github.com/tsugiki/tsugiki/charge/enforce"
 	"github.com/tsugiki/tsugiki/charge/helper"
 	"github.com/tsugiki/tsugiki/charge/ledger"
-	"github.com/tsugiki/tsugiki/charge/marks"
+	"github.com/tsugiki/tsugiki/charge/shared"
 )
 
 // shortID is the length of a prefix by which engines show a container.
@@ -25,13 +25,13 @@ const shortID = 12
 type account struct {
 	*enforce.Account
 	group   *bandwidth.Group
-	init    *helper.Process     // the container's first, once it was asked for
-	owner   uint32              // in meters of the kernel
-	names   []string            // of byName; the first is shown
-	id      string              // as its engine calls it; or empty
-	by      map[string]string   // how a source is charged, if not by quota
-	network *network            // nil: receiving is not charged
-	files   map[marks.File]bool // work on which is for the container
+	init    *helper.Process      // the container's first, once it was asked for
+	owner   uint32               // in meters of the kernel
+	names   []string             // of byName; the first is shown
+	id      string               // as its engine calls it; or empty
+	by      map[string]string    // how a source is charged, if not by quota
+	network *network             // nil: receiving is not charged
+	files   map[shared.File]bool // work on which is for the container
 }
 
 func (acct *account) close() error {

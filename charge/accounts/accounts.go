@@ -2,7 +2,7 @@
 // works for whom, has that measured, and has it taken from the right quotas.
 //
 // It assembles the packages beside it: discover finds containers and their helpers,
-// helper, marks and softirq measure, enforce takes. What is taken, and what has to be
+// helper, shared and softirq measure, enforce takes. What is taken, and what has to be
 // undone should the agent be killed, is theirs to know; this package decides only
 // whose account something belongs to. A cgroup has one account, whatever names its
 // container has, and on one machine one agent that charges it.
@@ -23,7 +23,7 @@ import (
 	"github.com/tsugiki/tsugiki/charge/enforce"
 	"github.com/tsugiki/tsugiki/charge/journal"
 	"github.com/tsugiki/tsugiki/charge/ledger"
-	"github.com/tsugiki/tsugiki/charge/marks"
+	"github.com/tsugiki/tsugiki/charge/shared"
 	"github.com/tsugiki/tsugiki/charge/softirq"
 )
 
@@ -57,7 +57,7 @@ func full(err error) error {
 // Config says what is charged, and where that is kept.
 type Config struct {
 	Journal, Ledger string // files
-	Guardian        string // its program; empty looks for it in the usual places
+	UndoHelper      string // its program; empty looks for it in the usual places
 	Placement       bool   // helpers are moved under quotas where that can be done
 	Burst           bool
 	Discovery       bool
@@ -88,7 +88,7 @@ type Accounts struct {
 	byName    map[string]*account
 	helpers   map[int]*helping
 	divisions map[int]*division // by pid
-	marks     *marks.Meter      // nil until a daemon is shared
+	daemons   *shared.Meter     // nil until a daemon is shared
 	softirq   *softirq.Meter    // nil: not charged
 	metering  bool
 	faults    map[string]time.Time // when each was logged last
@@ -113,7 +113,7 @@ func (a *Accounts) start() (err error) {
 	if a.journal, err = journal.Open(a.config.Journal); err != nil {
 		return err
 	}
-	a.journal.Guardian = a.config.Guardian
+	a.journal.UndoHelper = a.config.UndoHelper
 	restored, err := a.journal.Restore(a.log)
 	if err != nil {
 		return err
@@ -204,8 +204,8 @@ func (a *Accounts) Close() error {
 		errs = append(errs, acct.close())
 	}
 	clear(a.byGroup) // for a late gone
-	if a.marks != nil {
-		errs = append(errs, a.marks.Close())
+	if a.daemons != nil {
+		errs = append(errs, a.daemons.Close())
 	}
 	if a.softirq != nil {
 		errs = append(errs, a.softirq.Close())
@@ -274,7 +274,7 @@ func (a *Accounts) LetGo(container string, d time.Duration) error {
 func (a *Accounts) take() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.takeMarks()
+	a.takeShared()
 	a.takeSoftirq()
 }
 

@@ -5,7 +5,7 @@ import (
 
 	"github.com/tsugiki/tsugiki/charge/bandwidth"
 	"github.com/tsugiki/tsugiki/charge/journal"
-	"github.com/tsugiki/tsugiki/charge/marks"
+	"github.com/tsugiki/tsugiki/charge/shared"
 	"github.com/tsugiki/tsugiki/charge/softirq"
 	"github.com/tsugiki/tsugiki/internal/kernel"
 	"github.com/tsugiki/tsugiki/internal/programs"
@@ -22,7 +22,7 @@ func Features() []kernel.Feature {
 		{
 			Name: "division of shared daemons", Lost: "what daemons do that work for many containers is not charged",
 			Probe: func(*kernel.Scratch) (string, error) {
-				m, err := marks.New()
+				m, err := shared.New()
 				if err != nil {
 					return "", err
 				}

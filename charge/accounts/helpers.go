@@ -268,7 +268,7 @@ func (a *Accounts) detach(h *helping) error {
 		errs = append(errs, h.group.Close())
 	}
 	if h.Shared {
-		errs = append(errs, a.marks.Unwatch(h.PID))
+		errs = append(errs, a.daemons.Unwatch(h.PID))
 	}
 	return errors.Join(errs...)
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/charge/discover"
 	"github.com/tsugiki/tsugiki/charge/helper"
-	"github.com/tsugiki/tsugiki/charge/marks"
+	"github.com/tsugiki/tsugiki/charge/shared"
 )
 
 // share begins to divide the time of a daemon that works for many containers. With mu
@@ -38,10 +38,10 @@ func (a *Accounts) share(h Helper) (Attached, error) {
 }
 
 func (a *Accounts) watch(pid int) error {
-	if a.marks == nil {
+	if a.daemons == nil {
 		var err error
-		if a.marks, err = marks.New(); err != nil {
-			a.marks = nil
+		if a.daemons, err = shared.New(); err != nil {
+			a.daemons = nil
 			return err
 		}
 		for _, acct := range a.byGroup {
@@ -52,7 +52,7 @@ func (a *Accounts) watch(pid int) error {
 	if a.scanner != nil {
 		a.scanner.Daemon(pid)
 	}
-	return a.marks.Watch(pid)
+	return a.daemons.Watch(pid)
 }
 
 // shareKnown shares the daemons that the configuration names, as soon as they work
@@ -77,12 +77,12 @@ func (a *Accounts) shareKnown() {
 
 // setFiles says which files daemons read and write for a container. With mu held.
 func (a *Accounts) setFiles(acct *account, files []discover.File) {
-	next := map[marks.File]bool{}
+	next := map[shared.File]bool{}
 	for _, f := range files {
 		next[identify(f)] = true
 		// What is made in the container's directory later is as much for it.
 		if dir := filepath.Dir(f.Path); f.Daemon.PID != 0 && acct.id != "" && filepath.Base(dir) == acct.id {
-			if known, err := marks.Identify(fmt.Sprintf("/proc/%d/root%s", f.Daemon.PID, dir)); err == nil {
+			if known, err := shared.Identify(fmt.Sprintf("/proc/%d/root%s", f.Daemon.PID, dir)); err == nil {
 				next[known] = true
 			}
 		}
@@ -98,43 +98,43 @@ func (a *Accounts) setFiles(acct *account, files []discover.File) {
 
 // identify finds out how the kernel knows a file: on btrfs or overlayfs not as stat(2)
 // has it.
-func identify(f discover.File) marks.File {
+func identify(f discover.File) shared.File {
 	if f.Daemon.PID != 0 {
-		if known, err := marks.Identify(fmt.Sprintf("/proc/%d/root%s", f.Daemon.PID, f.Path)); err == nil {
+		if known, err := shared.Identify(fmt.Sprintf("/proc/%d/root%s", f.Daemon.PID, f.Path)); err == nil {
 			return known
 		}
 	}
-	return marks.File{Dev: f.Device, Ino: f.Inode}
+	return shared.File{Dev: f.Device, Ino: f.Inode}
 }
 
 func (a *Accounts) ownFiles(acct *account) {
-	if a.marks == nil {
+	if a.daemons == nil {
 		return
 	}
 	for f := range acct.files {
-		if err := a.marks.Own(f, acct.owner); err != nil {
+		if err := a.daemons.Own(f, acct.owner); err != nil {
 			a.complain("work on a file is not charged", err)
 		}
 	}
 }
 
-func (a *Accounts) disown(f marks.File) {
-	if a.marks == nil {
+func (a *Accounts) disown(f shared.File) {
+	if a.daemons == nil {
 		return
 	}
-	if err := a.marks.Disown(f); err != nil {
+	if err := a.daemons.Disown(f); err != nil {
 		a.complain("work on a file that is nobody's is charged", err)
 	}
 }
 
 func (a *Accounts) forgetFiles(acct *account) { a.setFiles(acct, nil) }
 
-// takeMarks charges what daemons have spent. With mu held.
-func (a *Accounts) takeMarks() {
-	if a.marks == nil {
+// takeShared charges what daemons have spent. With mu held.
+func (a *Accounts) takeShared() {
+	if a.daemons == nil {
 		return
 	}
-	spent, err := a.marks.Take()
+	spent, err := a.daemons.Take()
 	if err != nil && !errors.Is(err, os.ErrProcessDone) {
 		a.complain("the time of a daemon is not divided", err)
 	}

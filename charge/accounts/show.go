@@ -5,7 +5,7 @@ import (
 	"slices"
 
 	"github.com/tsugiki/tsugiki/charge/enforce"
-	"github.com/tsugiki/tsugiki/charge/marks"
+	"github.com/tsugiki/tsugiki/charge/shared"
 )
 
 // Shown is an account as it is now.
@@ -17,7 +17,7 @@ type Shown struct {
 
 // Shared is a daemon whose time is divided.
 type Shared struct {
-	marks.Process
+	shared.Process
 	Name string
 }
 
@@ -44,14 +44,14 @@ func (a *Accounts) Show() ([]Shown, []Attached, []Shared) {
 			names[h.PID] = h.Source
 		}
 	}
-	var shared []Shared
-	if a.marks != nil {
-		for _, p := range a.marks.Processes() {
-			shared = append(shared, Shared{p, names[p.PID]})
+	var daemons []Shared
+	if a.daemons != nil {
+		for _, p := range a.daemons.Processes() {
+			daemons = append(daemons, Shared{p, names[p.PID]})
 		}
 	}
 	slices.SortFunc(shown, func(x, y Shown) int { return cmp.Compare(x.Name, y.Name) })
 	slices.SortFunc(attached, func(x, y Attached) int { return cmp.Compare(x.ID, y.ID) })
-	slices.SortFunc(shared, func(x, y Shared) int { return cmp.Compare(x.PID, y.PID) })
-	return shown, attached, shared
+	slices.SortFunc(daemons, func(x, y Shared) int { return cmp.Compare(x.PID, y.PID) })
+	return shown, attached, daemons
 }

@@ -87,8 +87,8 @@ func endpoints(list ...string) []string {
 	return args
 }
 
-// rules returns the endpoints that the cases share, and args.
-func rules(args ...string) []string {
+// withEndpoints returns the endpoints that the cases share, and args.
+func withEndpoints(args ...string) []string {
 	return append(endpoints(outEndpoint, sixEndpoint, "web type ipv4 addr 0.0.0.0 port 8080",
 		"few type ipv4 addr 0.0.0.0 port 8000-8009", "un type unix path /nonexistent/un.sock"), args...)
 }
@@ -97,9 +97,9 @@ func rules(args ...string) []string {
 func TestRunUsage(t *testing.T) {
 	host := testkit.NewLoopback(t)
 	for _, r := range []refusal{
-		{"unknown endpoint, egress", rules("-e", "0.0.0.0/0=nope"), 2, []string{"nope", "there is .*web"}},
-		{"unknown endpoint, ingress", rules("-i", "0.0.0.0:80=nope"), 2, []string{"nope"}},
-		{"no endpoint in a rule", rules("-e", "0.0.0.0/0"), 2, []string{"=ENDPOINT"}},
+		{"unknown endpoint, egress", withEndpoints("-e", "0.0.0.0/0=nope"), 2, []string{"nope", "there is .*web"}},
+		{"unknown endpoint, ingress", withEndpoints("-i", "0.0.0.0:80=nope"), 2, []string{"nope"}},
+		{"no endpoint in a rule", withEndpoints("-e", "0.0.0.0/0"), 2, []string{"=ENDPOINT"}},
 		{"endpoint without type", endpoints("x addr 0.0.0.0 port 1"), 2, []string{"type", "ipv4, ipv6 or unix"}},
 		{"endpoint of an unknown type", endpoints("x type ipx addr 0 port 1"), 2, []string{"ipx", "ipv4, ipv6 or unix"}},
 		{"endpoint without port", endpoints("x type ipv4 addr 0.0.0.0"), 2, []string{"port", "dynamic"}},
@@ -120,27 +120,27 @@ func TestRunUsage(t *testing.T) {
 		{"everything without its length", []string{"-e", "0.0.0.0=0.0.0.0"}, 2, []string{"write 0.0.0.0/0 "}},
 		{"everything of IPv6 without its length", []string{"-e", "[::]=::"}, 2, []string{"write ::/0 "}},
 		{"a port of everything without its length", []string{"-e", "[::]:80=::"}, 2, []string{"write ::/0 "}},
-		{"prefix too long", rules("-e", "0.0.0.0/33=out"), 2, []string{"0.0.0.0/33"}},
-		{"prefix with bits beyond", rules("-e", "10.1.2.3/8=out"), 2, []string{"10.0.0.0/8"}},
-		{"prefix of the other family", rules("-e", "::/0=out"), 2, []string{"ipv4", "ipv6"}},
-		{"prefix of IPv4 in IPv6", rules("-e", "::ffff:0:0/96=six"), 2, []string{"IPv4"}},
-		{"prefix with a bad port", rules("-e", "10.0.0.0/8:x=out"), 2, []string{"port"}},
-		{"prefix without a closing bracket", rules("-e", "[::/0:80=six"), 2, []string{"]"}},
-		{"prefix by a range of ports", rules("-e", "10.0.0.0/8=few"), 2, []string{"dynamic"}},
-		{"ingress without port", rules("-i", "0.0.0.0=out"), 2, []string{"port"}},
-		{"ingress of a name", rules("-i", "localhost:80=out"), 2, []string{"localhost"}},
-		{"ingress of the other family", rules("-i", "[::]:80=out"), 2, []string{"ipv4", "ipv6"}},
-		{"ingress of ports to one", rules("-i", "0.0.0.0:80-90=web"), 2, []string{"80-90|11 ports", "dynamic"}},
-		{"ingress of ports not in the range", rules("-i", "0.0.0.0:8005-8015=few"), 2, []string{"8000-8009"}},
-		{"ingress of ports that overlap", rules("-i", "0.0.0.0:80=out", "-i", "0.0.0.0:70-90=out"), 2, []string{"overlap", "70-90"}},
-		{"ingress twice", rules("-i", "0.0.0.0:80=out", "-i", "0.0.0.0:80=web"), 2, []string{"80"}},
-		{"ingress at an address of the other family", rules("-i", "0.0.0.0:80=[::1]:80"), 2, []string{"IPv6 address"}},
-		{"ingress of ports to one of an address", rules("-i", "0.0.0.0:80-90=198.51.100.1:80"), 2, []string{"80-90", "same range"}},
-		{"ingress at something else", rules("-i", "0.0.0.0:80=host:80"), 2, []string{"neither an endpoint nor a host address"}},
-		{"egress from an address and port", rules("-e", "0.0.0.0/0=0.0.0.0:80"), 2, []string{"port", "endpoint"}},
+		{"prefix too long", withEndpoints("-e", "0.0.0.0/33=out"), 2, []string{"0.0.0.0/33"}},
+		{"prefix with bits beyond", withEndpoints("-e", "10.1.2.3/8=out"), 2, []string{"10.0.0.0/8"}},
+		{"prefix of the other family", withEndpoints("-e", "::/0=out"), 2, []string{"ipv4", "ipv6"}},
+		{"prefix of IPv4 in IPv6", withEndpoints("-e", "::ffff:0:0/96=six"), 2, []string{"IPv4"}},
+		{"prefix with a bad port", withEndpoints("-e", "10.0.0.0/8:x=out"), 2, []string{"port"}},
+		{"prefix without a closing bracket", withEndpoints("-e", "[::/0:80=six"), 2, []string{"]"}},
+		{"prefix by a range of ports", withEndpoints("-e", "10.0.0.0/8=few"), 2, []string{"dynamic"}},
+		{"ingress without port", withEndpoints("-i", "0.0.0.0=out"), 2, []string{"port"}},
+		{"ingress of a name", withEndpoints("-i", "localhost:80=out"), 2, []string{"localhost"}},
+		{"ingress of the other family", withEndpoints("-i", "[::]:80=out"), 2, []string{"ipv4", "ipv6"}},
+		{"ingress of ports to one", withEndpoints("-i", "0.0.0.0:80-90=web"), 2, []string{"80-90|11 ports", "dynamic"}},
+		{"ingress of ports not in the range", withEndpoints("-i", "0.0.0.0:8005-8015=few"), 2, []string{"8000-8009"}},
+		{"ingress of ports that overlap", withEndpoints("-i", "0.0.0.0:80=out", "-i", "0.0.0.0:70-90=out"), 2, []string{"overlap", "70-90"}},
+		{"ingress twice", withEndpoints("-i", "0.0.0.0:80=out", "-i", "0.0.0.0:80=web"), 2, []string{"80"}},
+		{"ingress at an address of the other family", withEndpoints("-i", "0.0.0.0:80=[::1]:80"), 2, []string{"IPv6 address"}},
+		{"ingress of ports to one of an address", withEndpoints("-i", "0.0.0.0:80-90=198.51.100.1:80"), 2, []string{"80-90", "same range"}},
+		{"ingress at something else", withEndpoints("-i", "0.0.0.0:80=host:80"), 2, []string{"neither an endpoint nor a host address"}},
+		{"egress from an address and port", withEndpoints("-e", "0.0.0.0/0=0.0.0.0:80"), 2, []string{"port", "endpoint"}},
 		{"an endpoint with the name of an address's", append(endpoints("e-1 type unix path /x"), "-e", "0.0.0.0/0=0.0.0.0"), 2, []string{"e-1", "taken"}},
-		{"several faults", rules("-e", "0.0.0.0/0", "-i", "0.0.0.0=out"), 2, []string{"-i .*; .*-e"}},
-		{"egress twice", rules("-e", "10.0.0.0/8=out", "-e", "10.0.0.0/8=out"), 2, []string{"10.0.0.0/8"}},
+		{"several faults", withEndpoints("-e", "0.0.0.0/0", "-i", "0.0.0.0=out"), 2, []string{"-i .*; .*-e"}},
+		{"egress twice", withEndpoints("-e", "10.0.0.0/8=out", "-e", "10.0.0.0/8=out"), 2, []string{"10.0.0.0/8"}},
 
 		{"unknown flag", []string{"--bogus"}, 2, []string{"--bogus"}},
 		{"unknown short flag", []string{"-z"}, 2, []string{"z"}},
@@ -193,7 +193,7 @@ func TestRunWithoutRule(t *testing.T) {
 		"a rule":        {[]string{"-e", "0.0.0.0/0=0.0.0.0"}, 0},
 		"another":       {[]string{"-i", "[::]:80=::"}, 0},
 		"only a name":   {endpoints(outEndpoint), 0},
-		"rule and name": {rules("-e", "0.0.0.0/0=out"), 0},
+		"rule and name": {withEndpoints("-e", "0.0.0.0/0=out"), 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			args := append([]string{"run", "--run-dir", t.TempDir()}, append(tt.args, "--", "echo", "ran")...)

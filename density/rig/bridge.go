@@ -52,10 +52,10 @@ func (r *Rig) useBridge() error {
 }
 
 // plugin runs a CNI plugin in the namespace that has the bridge.
-func (r *Rig) plugin(ctx context.Context, plugin string, env []string, stdin *bytes.Reader) ([]byte, error) {
+func (r *Rig) plugin(ctx context.Context, plugin string, env []string, stdin []byte) ([]byte, error) {
 	cmd := r.command(ctx, plugin)
-	cmd.Stdin = stdin
-	cmd.Env = append(cmd.Env, env...)
+	cmd.Stdin = bytes.NewReader(stdin)
+	cmd.Env = env
 	return r.bridged.output(ctx, cmd)
 }
 

@@ -35,6 +35,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/internal/bundle"
 	"github.com/tsugiki/tsugiki/internal/cgroup"
 	"github.com/tsugiki/tsugiki/internal/cni"
 	"github.com/tsugiki/tsugiki/internal/netns"
@@ -56,7 +57,7 @@ const (
 
 var (
 	// ErrMissing says that a program or a package is missing; its text names both.
-	ErrMissing = errors.New("is missing")
+	ErrMissing = bundle.ErrMissing
 	// ErrRoom says that the machine has no room for so many containers.
 	ErrRoom = errors.New("no room")
 	// ErrTaken says that a port or a name is in use.

@@ -28,7 +28,7 @@ var (
 	anyRoom = Room{Memory: 1 << 20, Disk: 64 << 10, Inodes: 16, Processes: 1, Files: 6}
 	// Two gates or keepers and the kernel's maps; the agent's files.
 	graftRoom  = Room{Memory: 3 << 20, Disk: 64 << 10, Processes: 3, Files: 40}
-	bridgeRoom = Room{Memory: 1 << 20, Disk: 4 << 10, Files: 1}
+	bridgeRoom = Room{Memory: 1 << 20, Disk: 8 << 10, Inodes: 2, Files: 1}
 	// The agent, and one runtime with its helpers at a time.
 	rigRoom = Room{Memory: 256 << 20, Disk: 16 << 20, Inodes: 1000, Processes: 40, Files: 200}
 	// What a rig has itself of each kind of namespace, and in a mount namespace.

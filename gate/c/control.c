@@ -14,6 +14,8 @@
  *		listener and the container's namespace with the greeting.
  */
 #define _GNU_SOURCE
+#include "control.h"
+
 #include <errno.h>
 #include <poll.h>
 #include <stdio.h>
@@ -23,7 +25,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "worker.h"
+#include "asks.h"
+#include "gate.h"
+#include "messages.h"
+#include "orders.h"
+#include "stats.h"
+#include "watchdog.h"
 
 static bool gate_hung_up(void)
 {

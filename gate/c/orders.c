@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* What the supervisor orders, without its socket: this is fuzzed. */
 #define _GNU_SOURCE
-#include "gate.h"
+#include "orders.h"
 
 #include <errno.h>
 #include <string.h>

@@ -27,6 +27,8 @@
  * received, an order in the socket.
  */
 #define _GNU_SOURCE
+#include "porter.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/sched.h>
@@ -46,7 +48,9 @@
 
 #include "../../native/privilege/privilege.h"
 #include "calls.h"
-#include "worker.h"
+#include "messages.h"
+#include "orders.h"
+#include "stats.h"
 
 /* Descriptors of the porter; in a gate's process, of GATE_FILES and the line from the first
  * one on. Files that come have higher numbers. */

@@ -64,9 +64,9 @@ type Options struct {
 	// rules divide destinations in a way that no earlier call can tell. It
 	// costs a round trip for each.
 	Datagrams bool
-	// API asks for what programs written for AF_GRAFT need besides their own
+	// AFGraft asks for what programs written for AF_GRAFT need besides their own
 	// calls: all socket options that may have to be delayed, and all names.
-	API bool
+	AFGraft bool
 	// Alone says that no engine's profile refuses sockets that are of no network namespace: so
 	// this program has to ask about them.
 	Alone bool
@@ -155,7 +155,7 @@ func nativeRules(n native, o Options) []rule {
 	add(socket, cond{0, equal, familyGraft})
 	add(setSockOpt, cond{1, equal, levelGraft})
 	add(getSockOpt, cond{1, equal, levelGraft})
-	if o.API {
+	if o.AFGraft {
 		// SOL_SOCKET's are never delayed.
 		add(setSockOpt, cond{1, differs, unix.SOL_SOCKET})
 		add(getSockName)

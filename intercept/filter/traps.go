@@ -60,7 +60,7 @@ func traps(o Options, foreign32 bool) map[string]trap {
 		all["sendmsg"], all["sendmmsg"] = decided(o.Mode, everything), decided(o.Mode, everything)
 		all["sendto"] = ask(append(all["sendto"].regions, everything.where(4, except(0)))...)
 	}
-	if o.API {
+	if o.AFGraft {
 		all["setsockopt"] = ask(everything.where(1, except(unix.SOL_SOCKET)))
 		all["getsockname"] = ask(everything)
 	}

@@ -221,7 +221,7 @@ func (s *Supervisor) ask(p *program, a gate.Ask) (graft.Answer, error) {
 		return s.engine.Send(p, a.Number, to)
 	case gate.Bind:
 		if isGraftAddr(a.Address) {
-			return s.bindGraft(p, a)
+			return s.bindAFGraft(p, a)
 		}
 		addr, ok := parseBindAddr(a.Address)
 		if !ok {

@@ -20,6 +20,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/netns"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 	"github.com/tsugiki/tsugiki/policy"
+	"github.com/tsugiki/tsugiki/policy/enforcer"
 )
 
 // programEnv makes the test's program that of a container, see listenForEver.
@@ -95,7 +96,7 @@ func newWorld(t *testing.T) *world {
 	t.Cleanup(func() { group.Close() })
 	table, err := policy.NewTable(nil, nil)
 	w.must(err)
-	enforced, err := policy.Enforce(group, table, func(*endpoint.Endpoint) uint64 { return 0 })
+	enforced, err := enforcer.Enforce(group, table, func(*endpoint.Endpoint) uint64 { return 0 })
 	w.must(err)
 	t.Cleanup(func() { enforced.Close() })
 	host, err := netns.Current()

@@ -1,9 +1,9 @@
-// Package cni connects containers as engines do it: by CNI's plugins bridge, host-local
-// and portmap, which make a pair of links, give it an address, masquerade what leaves the
-// bridge and have ports of the host's lead to the container's.
+// Package cni connects containers to a bridge by the CNI plugins bridge, host-local and
+// portmap, as engines do. The plugins make a pair of links, give it an address, masquerade
+// what leaves the bridge, and redirect ports of the host to the container.
 //
-// It owns their configuration and how they are called. The network namespaces, the one
-// that stands for the host and those of containers, are the caller's. The plugins need
+// It owns the plugins' configuration; libcni calls them. The caller owns the network
+// namespaces: the one that stands for the host, and those of containers. The plugins need
 // root, bridges and veth links in the kernel, and iptables.
 package cni
 
@@ -11,19 +11,22 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/invoke"
+	"github.com/containernetworking/cni/pkg/version"
+
 	"github.com/tsugiki/tsugiki/internal/netns"
 )
 
-// LinksMax is how many links a bridge of the kernel's can have (BR_MAX_PORTS).
+// LinksMax is the highest number of links of one bridge (the kernel's BR_MAX_PORTS).
 const LinksMax = 1023
 
-// folders are where plugins are installed: by Debian, and by all others.
+// folders are where Debian and others install plugins.
 var folders = []string{"/usr/lib/cni", "/opt/cni/bin"}
 
 // MissingError names a program that is not installed, and the Debian package with it.
@@ -33,8 +36,8 @@ func (e *MissingError) Error() string {
 	return fmt.Sprintf("%s is missing: install the package %s", e.Program, e.Package)
 }
 
-// Find finds the folder of the plugins, and checks that all that they need is installed.
-// An error is a MissingError.
+// Find finds the folder of the plugins, and checks that the programs which they call are
+// installed. An error is a MissingError.
 func Find() (string, error) {
 	if _, err := exec.LookPath("iptables"); err != nil {
 		return "", &MissingError{"iptables", "iptables"}
@@ -55,10 +58,10 @@ func Find() (string, error) {
 // Network is a bridge to which containers are connected.
 type Network struct {
 	Plugins string // the folder of Find
-	Data    string // a folder, where addresses are written down
-	// Run runs a plugin, with its input and these variables added to the environment, in
-	// the network namespace that has the bridge, and returns what it printed.
-	Run func(ctx context.Context, plugin string, env []string, stdin *bytes.Reader) ([]byte, error)
+	Data    string // a folder for the addresses that are taken, and for libcni's results
+	// Run runs a plugin with its standard input and its environment, in the network
+	// namespace that has the bridge. It returns what the plugin printed, also with an error.
+	Run func(ctx context.Context, plugin string, env []string, stdin []byte) ([]byte, error)
 }
 
 // Container is one that is connected.
@@ -68,81 +71,87 @@ type Container struct {
 	Ports map[uint16]uint16 // of its own TCP ports, by the host's that lead to them
 }
 
-// NSPath is what a network namespace is found by as long as this process has it open.
+// NSPath is the path of a network namespace that this process has open.
 func NSPath(ns *netns.NS) string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), ns.File().Fd()) }
 
-// Connect makes a link from the container's namespace to the bridge, and what leads to
-// its ports. After an error Disconnect removes what was made.
+// Connect makes a link from the container's namespace to the bridge, and redirects the
+// host's ports. After an error, Disconnect removes what was made.
 func (n *Network) Connect(ctx context.Context, c Container) error {
-	result, err := n.call(ctx, c, "ADD", n.bridge())
-	if err == nil && len(c.Ports) > 0 {
-		_, err = n.call(ctx, c, "ADD", c.portmap(result))
+	list, err := n.config(c)
+	if err == nil {
+		_, err = n.client().AddNetworkList(ctx, list, c.runtime())
 	}
 	return err
 }
 
-// Disconnect removes what Connect has made.
+// Disconnect removes what Connect made.
 func (n *Network) Disconnect(ctx context.Context, c Container) error {
-	var errs []error
-	if len(c.Ports) > 0 {
-		_, err := n.call(ctx, c, "DEL", c.portmap(nil))
-		errs = append(errs, err)
+	list, err := n.config(c)
+	if err == nil {
+		err = n.client().DelNetworkList(ctx, list, c.runtime())
 	}
-	_, err := n.call(ctx, c, "DEL", n.bridge())
-	return errors.Join(append(errs, err)...)
+	return err
 }
 
-// object is a piece of CNI's configuration, or a result.
+func (n *Network) client() *libcni.CNIConfig {
+	return libcni.NewCNIConfigWithCacheDir([]string{n.Plugins}, n.Data, &executor{run: n.Run})
+}
+
+// object is a piece of CNI's configuration.
 type object map[string]any
 
-func config(plugin string, previous object) object {
-	o := object{"cniVersion": "1.0.0", "name": "tsugiki", "type": plugin}
-	if previous != nil {
-		o["prevResult"] = previous
+// config is the configuration of the plugins that a container needs: without ports it
+// does not need portmap.
+func (n *Network) config(c Container) (*libcni.NetworkConfigList, error) {
+	plugins := []object{{
+		"type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": true, "hairpinMode": true,
+		"ipam": object{
+			"type": "host-local", "dataDir": n.Data,
+			"ranges": [][]object{{{"subnet": "10.89.0.0/16"}}}, "routes": []object{{"dst": "0.0.0.0/0"}},
+		},
+	}}
+	if len(c.Ports) > 0 {
+		plugins = append(plugins, object{"type": "portmap", "capabilities": object{portMappings: true}})
 	}
-	return o
-}
-
-func (n *Network) bridge() object {
-	o := config("bridge", nil)
-	o["bridge"], o["isGateway"], o["ipMasq"], o["hairpinMode"] = "cni0", true, true, true
-	o["ipam"] = object{
-		"type": "host-local", "dataDir": n.Data,
-		"ranges": [][]object{{{"subnet": "10.89.0.0/16"}}}, "routes": []object{{"dst": "0.0.0.0/0"}},
-	}
-	return o
-}
-
-func (c *Container) portmap(previous object) object {
-	o := config("portmap", previous)
-	o["capabilities"] = object{"portMappings": true}
-	var list []object
-	for host, own := range c.Ports {
-		list = append(list, object{"hostPort": host, "containerPort": own, "protocol": "tcp"})
-	}
-	o["runtimeConfig"] = object{"portMappings": list}
-	return o
-}
-
-func (n *Network) call(ctx context.Context, c Container, command string, config object) (object, error) {
-	stdin, err := json.Marshal(config)
+	text, err := json.Marshal(object{"cniVersion": "1.0.0", "name": "tsugiki", "plugins": plugins})
 	if err != nil {
 		return nil, err
 	}
-	plugin := config["type"].(string)
-	out, err := n.Run(ctx, filepath.Join(n.Plugins, plugin), []string{
-		"CNI_COMMAND=" + command, "CNI_CONTAINERID=" + c.ID, "CNI_NETNS=" + NSPath(c.NS), "CNI_IFNAME=eth0", "CNI_PATH=" + n.Plugins,
-	}, bytes.NewReader(stdin))
+	return libcni.NetworkConfFromBytes(text)
+}
+
+// portMappings is the capability of portmap.
+const portMappings = "portMappings"
+
+// runtime is what the plugins are told about one container.
+func (c *Container) runtime() *libcni.RuntimeConf {
+	var ports []object
+	for host, own := range c.Ports {
+		ports = append(ports, object{"hostPort": host, "containerPort": own, "protocol": "tcp"})
+	}
+	return &libcni.RuntimeConf{
+		ContainerID: c.ID, NetNS: NSPath(c.NS), IfName: "eth0",
+		CapabilityArgs: map[string]any{portMappings: ports},
+	}
+}
+
+// executor calls plugins for libcni.
+type executor struct {
+	version.PluginDecoder
+	run func(ctx context.Context, plugin string, env []string, stdin []byte) ([]byte, error)
+}
+
+// ExecPlugin implements invoke.Exec.
+func (e *executor) ExecPlugin(ctx context.Context, plugin string, stdin []byte, env []string) ([]byte, error) {
+	out, err := e.run(ctx, plugin, env, stdin)
 	if err != nil {
-		// Plugins complain on standard output.
-		return nil, fmt.Errorf("CNI plugin %s: %w: %s", plugin, err, bytes.TrimSpace(out))
+		// Plugins write errors to standard output.
+		return nil, fmt.Errorf("%w: %s", err, bytes.TrimSpace(out))
 	}
-	if command == "DEL" {
-		return nil, nil
-	}
-	var result object
-	if err := json.Unmarshal(out, &result); err != nil {
-		return nil, fmt.Errorf("read the result of CNI plugin %s: %w", plugin, err)
-	}
-	return result, nil
+	return out, nil
+}
+
+// FindInPath implements invoke.Exec.
+func (*executor) FindInPath(plugin string, paths []string) (string, error) {
+	return invoke.FindInPath(plugin, paths)
 }

@@ -1,5 +1,5 @@
 // Package programs finds the native programs that come with tsugiki, of which it starts
-// none, and the libraries of other programs.
+// none.
 package programs
 
 import (

@@ -148,7 +148,7 @@ func TestChargeHelpers(t *testing.T) {
 	p := newPaying(t, 50*time.Millisecond)
 	other := newPaying(t, 50*time.Millisecond)
 	c := n.client()
-	// The first has what all need, such as the guardian's entry and files of the group.
+	// The first has what all need, such as the undo helper's entry and files of the group.
 	first := program(t, "sleep", "1000")
 	attach := func(pid int, to *paying, by string) api.ChargeAttached {
 		t.Helper()

@@ -1,3 +1,0 @@
-package marks
-
-var oldWaits []int

@@ -1,0 +1,49 @@
+package policy
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+
+	"github.com/tsugiki/tsugiki/endpoint"
+)
+
+// Route is the verdict of a Table about the addresses of which Prefix is the longest
+// prefix in the table. The kernel's tables and the image for C are made of routes.
+type Route struct {
+	Prefix netip.Prefix
+	// Special tells that only a rule that names the prefix, or a part of it, covers it.
+	Special bool
+	// Ranges are in order of preference. A port of none is not reached.
+	Ranges []Range
+}
+
+// Range is where some ports of a Route go.
+type Range struct {
+	Ports    endpoint.PortRange
+	Endpoint int // its number, see Table.Numbered
+}
+
+// Routes are the table's, the longest prefix first.
+func (t *Table) Routes() []Route {
+	var routes []Route
+	for p, outlets := range t.outlets {
+		r := Route{Prefix: p, Special: isSpecial(p)}
+		for _, o := range outlets {
+			r.Ranges = append(r.Ranges, Range{o.ports, slices.Index(t.endpoints, o.endpoint)})
+		}
+		routes = append(routes, r)
+	}
+	slices.SortFunc(routes, func(a, b Route) int {
+		return cmp.Or(MappedBits(b.Prefix)-MappedBits(a.Prefix), a.Prefix.Addr().Compare(b.Prefix.Addr()))
+	})
+	return routes
+}
+
+// MappedBits is the length of a prefix among IPv6 ones, IPv4 mapped.
+func MappedBits(p netip.Prefix) int {
+	if p.Addr().Is4() {
+		return p.Bits() + 96
+	}
+	return p.Bits()
+}
