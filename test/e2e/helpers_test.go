@@ -47,19 +47,19 @@ func (o *obedient) helper(t *testing.T, name string) (pid int) {
 	return pid
 }
 
-// porter is the agent's process that keeps gates.
-func (n *asked) porter(t *testing.T) int {
+// gatePool is the agent's process that keeps gates.
+func (n *asked) gatePool(t *testing.T) int {
 	t.Helper()
 	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", n.cmd.Process.Pid))
 	for _, path := range threads {
 		children, _ := os.ReadFile(path)
 		for _, word := range bytes.Fields(children) {
-			if pid, _ := strconv.Atoi(string(word)); comm(pid) == "tsugiki-porter" {
+			if pid, _ := strconv.Atoi(string(word)); comm(pid) == "tsugiki-pool" {
 				return pid
 			}
 		}
 	}
-	t.Fatal("the agent has no porter")
+	t.Fatal("the agent has no gate pool")
 	return 0
 }
 
@@ -142,9 +142,9 @@ func (n *asked) goesOn(t *testing.T, other *obedient) {
 	next.release()
 }
 
-// The porter keeps gates for all containers. While it is stopped no container starts, and who wants
+// The gate pool keeps idle gates for all containers. While it is stopped no container starts, and who wants
 // one is told; those that are there go on. The next agent has another.
-func TestPorterIsHurt(t *testing.T) {
+func TestGatePoolIsHurt(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	observe(t, w.srv)
@@ -153,7 +153,7 @@ func TestPorterIsHurt(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			n := startBesieged(t, w)
 			other := n.obey(t, v.flags(w)...)
-			pid := n.porter(t)
+			pid := n.gatePool(t)
 			if err := hurt(pid); err != nil {
 				t.Fatal(err)
 			}
