@@ -29,7 +29,7 @@ func (n *node) ask(t *testing.T, args ...string) string {
 
 // asked is the node's agent.
 func (n *node) asked() *asked {
-	return &asked{daemon: &daemon{run: filepath.Dir(n.socket())}, w: n.world}
+	return &asked{daemon: n.agent, w: n.world}
 }
 
 // group opens the cgroup of a container by its name below the rig's.
