@@ -101,31 +101,31 @@ func TestWithoutSupervisor(t *testing.T) {
 	c.allRight()
 	c.must(c.programs.Kill())
 	<-c.ended
-	c.rests() // it has ended with its container
+	c.exits() // it has ended with its container
 	c.eventually("gone", func() bool {
-		_, err := Adopt(c.door, testkit.Patience)
+		_, err := Adopt(c.adoptSocket, testkit.Patience)
 		return errors.Is(err, ErrGone)
 	})
-	if _, err := Adopt(c.door+"-other", testkit.Patience); !errors.Is(err, ErrGone) {
-		t.Errorf("adopt where no door is: %v, want %v", err, ErrGone)
+	if _, err := Adopt(c.adoptSocket+"-other", testkit.Patience); !errors.Is(err, ErrGone) {
+		t.Errorf("adopt where no socket is: %v, want %v", err, ErrGone)
 	}
 }
 
-func TestDoor(t *testing.T) {
+func TestAdoptSocket(t *testing.T) {
 	c := newContainer(t)
 	journal := filepath.Join(c.dir, "journal")
 	g := c.start(1, nil)
-	st, err := os.Stat(c.door)
+	st, err := os.Stat(c.adoptSocket)
 	c.must(err)
 	if st.Mode().Perm() != 0o600 {
-		t.Errorf("the door's mode is %v", st.Mode())
+		t.Errorf("the adoption socket's mode is %v", st.Mode())
 	}
 	c.helper(c.top.Host, "answer", journal).says("taken")
 	c.must(g.Release())
 	c.releaseListener()
 	for _, ns := range []*testkit.Namespace{nil, c.top.Remote} {
 		if ns == nil { // this process, in the namespace that the tests were started in
-			if _, err := Adopt(c.door, testkit.Patience); !errors.Is(err, ErrRefused) {
+			if _, err := Adopt(c.adoptSocket, testkit.Patience); !errors.Is(err, ErrRefused) {
 				t.Errorf("adopt from another namespace: %v, want %v", err, ErrRefused)
 			}
 			continue
@@ -202,7 +202,7 @@ func TestKill(t *testing.T) {
 		kill, err := c.group.Killer()
 		c.must(err)
 		t.Cleanup(func() { kill.Close() })
-		config.Kill, config.Door, config.Porter = kill, "", nil
+		config.Kill, config.AdoptSocket, config.Pool = kill, "", nil
 	})
 	if err := g.Release(); err == nil {
 		t.Error("a gate that kills was released")
@@ -221,9 +221,9 @@ func TestStartRefuses(t *testing.T) {
 	c.must(g.Release())
 	config := c.config(c.process.Listener, nil)
 	if _, err := Start(config); !errors.Is(err, unix.EADDRINUSE) {
-		t.Errorf("start at a door that is there: %v, want %v", err, unix.EADDRINUSE)
+		t.Errorf("start at a socket that is there: %v, want %v", err, unix.EADDRINUSE)
 	}
-	config.Door, config.Porter = "", nil
+	config.AdoptSocket, config.Pool = "", nil
 	if _, err := Start(config); err == nil {
 		t.Error("a gate was started without an end")
 	}

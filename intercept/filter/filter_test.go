@@ -2,13 +2,13 @@ package filter
 
 import (
 	"errors"
-	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
 // seccompData is what a filter sees of a call.
@@ -296,18 +296,12 @@ var (
 
 // The numbers are those of shim/c/marks.h.
 func TestMarksAreTheShims(t *testing.T) {
-	header, err := os.ReadFile("../../shim/c/marks.h")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, mark := range map[string]uint64{"PASS ": markPass, "ASK  ": markAsk, "SHIM ": markShim} {
-		if want := fmt.Sprintf("#define MARK_%s%#xull\n", name, mark); !strings.Contains(string(header), want) {
-			t.Errorf("marks.h has no %q", want)
-		}
-	}
-	if family := int32(-1); uint32(family) != markFamily || !strings.Contains(string(header), "#define MARK_FAMILY    (-1)\n") {
-		t.Error("MARK_FAMILY is not -1")
-	}
+	testkit.CheckC(t, "../../shim/c/marks.h", map[string]any{
+		"MARK_PASS":             uint64(markPass),
+		"MARK_ASK":              uint64(markAsk),
+		"MARK_SHIM":             uint64(markShim),
+		"(uint32_t)MARK_FAMILY": uint32(markFamily),
+	})
 }
 
 func TestBuildUnknownArchitecture(t *testing.T) {
