@@ -24,6 +24,7 @@ func completions(t *testing.T, host *testkit.Namespace, words ...string) []strin
 }
 
 func TestCompletion(t *testing.T) {
+	t.Parallel()
 	top := testkit.Build(t, testkit.Options{NoRemote: true})
 	dir, name := t.TempDir(), uniqueName("complete")
 	running := hold(t, command(t, top.Host, tsugiki, "run", "--run-dir", dir, "--name", name,
@@ -69,6 +70,7 @@ func TestCompletion(t *testing.T) {
 }
 
 func TestCompletionOfContainers(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	n := startAgent(t, w)
 	o := n.obey(t, variants[0].flags(w)...)
