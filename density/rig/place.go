@@ -244,11 +244,11 @@ func (r *Rig) Outside(ctx context.Context, args ...string) ([]byte, error) {
 
 // ServeOutside starts a server in the namespace of the remote side, and waits until it
 // listens on a TCP port there. It is killed with the rig.
-func (r *Rig) ServeOutside(ctx context.Context, port uint16, args ...string) (netip.AddrPort, error) {
+func (r *Rig) ServeOutside(ctx context.Context, port uint16, args ...string) error {
 	at := netip.AddrPortFrom(remoteAddr.Addr(), port)
 	cmd := r.command(context.WithoutCancel(ctx), args[0], args[1:]...)
 	if err := r.remote.start(cmd); err != nil {
-		return at, fmt.Errorf("start server %s: %w", args[0], err)
+		return fmt.Errorf("start server %s: %w", args[0], err)
 	}
 	ended := make(chan struct{})
 	go func() {
@@ -268,7 +268,7 @@ func (r *Rig) ServeOutside(ctx context.Context, port uint16, args ...string) (ne
 	if err != nil {
 		err = fmt.Errorf("start server %s: %w", args[0], err)
 	}
-	return at, err
+	return err
 }
 
 // DialOutside connects to an address from the remote side, as soon as somebody listens

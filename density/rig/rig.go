@@ -73,6 +73,9 @@ var (
 	remoteBridgedAddr = netip.MustParsePrefix("203.0.113.2/24")
 )
 
+// RemoteAddr is the remote side, as the host and grafted containers see it.
+func RemoteAddr() netip.Addr { return remoteAddr.Addr() }
+
 // helpersGroup has the rig's own processes, below its group.
 const helpersGroup = "helpers"
 
