@@ -13,6 +13,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/cgroup"
 	"github.com/tsugiki/tsugiki/internal/netns"
 	"github.com/tsugiki/tsugiki/policy"
+	"github.com/tsugiki/tsugiki/policy/enforcer"
 )
 
 // adopt takes over what an earlier daemon has made, and tells whether it is still
@@ -121,7 +122,7 @@ func (m *managed) restore() error {
 		return err
 	}
 	defer dir.Close()
-	if m.enforced, err = policy.Adopt(dir, m.table, m.endpointNamed); err != nil {
+	if m.enforced, err = enforcer.Adopt(dir, m.table, m.endpointNamed); err != nil {
 		return err
 	}
 	if err := m.updateKernel(m.table); err != nil {

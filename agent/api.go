@@ -16,6 +16,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/agent/ports"
+	"github.com/tsugiki/tsugiki/agent/rules"
 	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/endpoint"
 	"github.com/tsugiki/tsugiki/policy"
@@ -25,7 +27,7 @@ import (
 // socket, RUN_DIR/NAME.sock.
 //
 //	GET    /v1/containers/NAME/endpoints            [Endpoint...]
-//	PUT    /v1/containers/NAME/endpoints/ENDPOINT   Definition; 201, 409 if there is one or it does not fit
+//	PUT    /v1/containers/NAME/endpoints/ENDPOINT   api.Definition; 201, 409 if there is one or it does not fit
 //	DELETE /v1/containers/NAME/endpoints/ENDPOINT   204
 //
 // What goes wrong is {"error": "..."}, with the status that HTTP has for it.
@@ -34,9 +36,8 @@ import (
 // they have the host's; checkPeer does.
 
 const (
-	socketSuffix = ".sock"
-	bodyMax      = 64 << 10
-	headerMax    = 16 << 10
+	bodyMax   = 64 << 10
+	headerMax = 16 << 10
 	// apiPatience is how long a request may take to come in, or its answer to be
 	// read; idlePatience how long a connection is kept without one.
 	apiPatience  = 10 * time.Second
@@ -64,7 +65,7 @@ func (c *Container) listen() error {
 		return nil
 	}
 	var err error
-	c.api, err = newServer(socketOf(c.spec.RunDir, c.spec.Name), newAPI(endpointRoutes(find), c.spec.Log))
+	c.api, err = newServer(api.ContainerSocket(c.spec.RunDir, c.spec.Name), newAPI(endpointRoutes(find), c.spec.Log))
 	return err
 }
 
@@ -195,16 +196,17 @@ func refuse(w http.ResponseWriter, err error) {
 	status := http.StatusInternalServerError
 	var tooLarge *http.MaxBytesError
 	var host hostError
+	var reserved *ports.ReservedError
 	switch {
 	case errors.As(err, &tooLarge):
 		status = http.StatusRequestEntityTooLarge
-	case errors.Is(err, errRequest), errors.Is(err, endpoint.ErrGrammar):
+	case errors.Is(err, rules.ErrRequest), errors.Is(err, endpoint.ErrGrammar):
 		status = http.StatusBadRequest
-	case errors.Is(err, errNotAllowed):
+	case errors.Is(err, rules.ErrNotAllowed):
 		status = http.StatusForbidden
 	case errors.Is(err, errNoContainer), errors.Is(err, endpoint.ErrUnknown):
 		status = http.StatusNotFound
-	case errors.Is(err, ErrExists), errors.Is(err, policy.ErrRule), errors.As(err, &host):
+	case errors.Is(err, ErrExists), errors.Is(err, policy.ErrRule), errors.As(err, &host), errors.As(err, &reserved):
 		status = http.StatusConflict
 	case errors.Is(err, errTraces):
 		status = http.StatusTooManyRequests
@@ -218,10 +220,7 @@ func refuse(w http.ResponseWriter, err error) {
 
 func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
 
-var (
-	errRequest     = errors.New("bad request")
-	errNoContainer = errors.New("no container of that name is here")
-)
+var errNoContainer = errors.New("no container of that name is here")
 
 func (a *endpointHandlers) container(w http.ResponseWriter, r *http.Request) *Container {
 	c := a.find(r.PathValue("container"))
@@ -242,12 +241,12 @@ func (a *endpointHandlers) add(w http.ResponseWriter, r *http.Request) {
 	if c == nil {
 		return
 	}
-	var d Definition
+	var d api.Definition
 	if err := readObject(http.MaxBytesReader(w, r.Body, bodyMax), &d); err != nil {
 		refuse(w, err)
 		return
 	}
-	ep, err := d.parse(r.PathValue("endpoint"))
+	ep, err := rules.ParseDefinition(r.PathValue("endpoint"), d)
 	if err == nil {
 		err = c.AddEndpoint(ep)
 	}
@@ -255,7 +254,7 @@ func (a *endpointHandlers) add(w http.ResponseWriter, r *http.Request) {
 		refuse(w, err)
 		return
 	}
-	answer(w, http.StatusCreated, definitionOf(ep))
+	answer(w, http.StatusCreated, rules.DefinitionOf(ep))
 }
 
 func (a *endpointHandlers) delete(w http.ResponseWriter, r *http.Request) {
@@ -275,15 +274,15 @@ func readObject(body io.Reader, into any) error {
 	decoder := json.NewDecoder(body)
 	decoder.DisallowUnknownFields()
 	if err := decoder.Decode(into); err != nil {
-		return fmt.Errorf("%w: %w", errRequest, err)
+		return fmt.Errorf("%w: %w", rules.ErrRequest, err)
 	}
 	switch _, err := decoder.Token(); {
 	case errors.Is(err, io.EOF):
 		return nil
 	case err != nil:
-		return fmt.Errorf("%w: %w", errRequest, err)
+		return fmt.Errorf("%w: %w", rules.ErrRequest, err)
 	}
-	return fmt.Errorf("%w: something follows the object", errRequest)
+	return fmt.Errorf("%w: something follows the object", rules.ErrRequest)
 }
 
 // soPeerPidfd is SO_PEERPIDFD of asm/socket.h (6.5).

@@ -9,14 +9,16 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/tsugiki/tsugiki/agent/rules"
+	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/endpoint"
 )
 
 func TestReadDefinition(t *testing.T) {
 	const good = `{"type":"ipv4","addr":"192.0.2.1","port":"80"}`
-	var d Definition
+	var d api.Definition
 	err := readObject(strings.NewReader(good+"\n"), &d)
-	if want := (Definition{Type: "ipv4", Addr: "192.0.2.1", Port: "80"}); err != nil || d != want {
+	if want := (api.Definition{Type: "ipv4", Addr: "192.0.2.1", Port: "80"}); err != nil || d != want {
 		t.Errorf("%s: %+v, %v", good, d, err)
 	}
 	for name, body := range map[string]string{
@@ -24,7 +26,7 @@ func TestReadDefinition(t *testing.T) {
 		"unknown field": `{"type":"ipv4","address":"192.0.2.1"}`, "a name": `{"name":"x","type":"ipv4"}`,
 		"number": `{"type":"ipv4","port":80}`, "array": "[" + good + "]", "text": `"ipv4"`, "deep": strings.Repeat("[", 1<<20),
 	} {
-		if err := readObject(strings.NewReader(body), new(Definition)); !errors.Is(err, errRequest) {
+		if err := readObject(strings.NewReader(body), new(api.Definition)); !errors.Is(err, rules.ErrRequest) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -41,28 +43,32 @@ func FuzzDefinition(f *testing.F) {
 		f.Add("out", body)
 	}
 	f.Fuzz(func(t *testing.T, name, body string) {
-		var d Definition
+		var d api.Definition
 		if readObject(strings.NewReader(body), &d) != nil {
 			return
 		}
-		ep, err := d.parse(name)
+		ep, err := rules.ParseDefinition(name, d)
 		if err != nil {
 			if !errors.Is(err, endpoint.ErrGrammar) {
 				t.Fatal(err)
 			}
 			return
 		}
-		shown, err := json.Marshal(Endpoint{Name: name, Definition: definitionOf(ep)})
+		shown, err := json.Marshal(api.Endpoint{Name: name, Definition: rules.DefinitionOf(ep)})
 		if err != nil {
 			t.Fatal(err)
 		}
-		var e Endpoint
+		var e api.Endpoint
 		if err := json.Unmarshal(shown, &e); err != nil {
 			t.Fatal(err)
 		}
-		line, err := e.Line()
-		if err != nil || strings.ContainsAny(line, "\n\x00") {
-			t.Fatalf("%q: %q, %v", body, line, err)
+		back, err := rules.ParseDefinition(e.Name, e.Definition)
+		if err != nil {
+			t.Fatalf("%q: %v", body, err)
+		}
+		line := back.String()
+		if strings.ContainsAny(line, "\n\x00") {
+			t.Fatalf("%q: %q", body, line)
 		}
 		again, err := endpoint.Parse(line)
 		if err != nil {

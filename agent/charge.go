@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/agent/rules"
 	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/charge/accounts"
 )
@@ -38,7 +39,7 @@ func (d *Daemon) startCharging() {
 		Journal:   filepath.Join(c.RunDir, "charge.journal"),
 		Ledger:    filepath.Join(c.StateDir, "charge.ledger"),
 		Placement: c.Charge.Placement, Burst: c.Charge.Burst, Discovery: c.Charge.Discovery, Within: c.Charge.Within, Softirq: c.Charge.Softirq,
-		Shared: plain(c.Charge.Shared), Log: d.log,
+		Shared: rules.Plain(c.Charge.Shared), Log: d.log,
 	})
 	if err != nil {
 		d.log.Error("CPU time is not charged", "err", err)
@@ -122,7 +123,7 @@ func (d *Daemon) charging(w http.ResponseWriter, r *http.Request, request any, d
 	case errors.Is(err, accounts.ErrFull):
 		answer(w, http.StatusInsufficientStorage, api.Failure{Error: err.Error()})
 	case errors.Is(err, accounts.ErrRequest):
-		refuse(w, fmt.Errorf("%w: %w", errRequest, err))
+		refuse(w, fmt.Errorf("%w: %w", rules.ErrRequest, err))
 	case err != nil:
 		refuse(w, err)
 	case result == nil:
@@ -137,7 +138,7 @@ func (d *Daemon) handleCharge(w http.ResponseWriter, r *http.Request) {
 	d.charging(w, r, &request, func() (int, any, error) {
 		all, err := request.All()
 		if err != nil {
-			return 0, nil, fmt.Errorf("%w: %w", errRequest, err)
+			return 0, nil, fmt.Errorf("%w: %w", rules.ErrRequest, err)
 		}
 		var charges []accounts.Charge
 		for _, c := range all {
@@ -155,7 +156,7 @@ func (d *Daemon) handleHelper(w http.ResponseWriter, r *http.Request) {
 	var request api.ChargeHelper
 	d.charging(w, r, &request, func() (int, any, error) {
 		if err := request.Check(); err != nil {
-			return 0, nil, fmt.Errorf("%w: %w", errRequest, err)
+			return 0, nil, fmt.Errorf("%w: %w", rules.ErrRequest, err)
 		}
 		h := accounts.Helper{
 			PID: request.Helper.PID, Group: request.Helper.Group, Container: request.To, Source: request.Source,
@@ -181,7 +182,7 @@ func (d *Daemon) handleLetGo(w http.ResponseWriter, r *http.Request) {
 	d.charging(w, r, &request, func() (int, any, error) {
 		pause, err := time.ParseDuration(request.For)
 		if err != nil || pause <= 0 || pause > api.LetGoMax {
-			return 0, nil, fmt.Errorf("%w: for %q: write a time of at most %v, as in 2s", errRequest, request.For, api.LetGoMax)
+			return 0, nil, fmt.Errorf("%w: for %q: write a time of at most %v, as in 2s", rules.ErrRequest, request.For, api.LetGoMax)
 		}
 		return http.StatusNoContent, nil, d.accounts.LetGo(r.PathValue("account"), pause)
 	})

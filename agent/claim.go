@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -15,14 +14,6 @@ import (
 	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/internal/cgroup"
 )
-
-// RunDir is where containers are written down while they run.
-const RunDir = "/run/tsugiki"
-
-// ErrName says that a container's name cannot be used.
-var ErrName = errors.New("bad container name")
-
-var nameRE = regexp.MustCompile(fmt.Sprintf(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,%d}$`, api.NameMax-1))
 
 // claim is a container's name, held by a lock on a file that says what has to
 // be removed should its holder be killed.
@@ -42,7 +33,7 @@ type leftovers struct {
 
 // newClaim takes a name, after it has removed what a killed holder left of it.
 func newClaim(dir, name string) (*claim, error) {
-	if err := checkName(name); err != nil {
+	if err := api.CheckName(name); err != nil {
 		return nil, err
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -72,16 +63,6 @@ func newClaim(dir, name string) (*claim, error) {
 			return nil, fmt.Errorf("the name %q is in use by process %d; choose another with --name", name, holder.PID)
 		}
 	}
-}
-
-func checkName(name string) error {
-	if !nameRE.MatchString(name) {
-		return fmt.Errorf("%w %q: letters, digits, '_', '.' and '-', at most %d, a letter or digit first", ErrName, name, api.NameMax)
-	}
-	if name == api.AgentName || name+socketSuffix == listenerSocket {
-		return fmt.Errorf("%w %q: it is one of the agent's own", ErrName, name)
-	}
-	return nil
 }
 
 // lockIfCurrent tries to lock a file and tells whether it then is the one that
@@ -138,7 +119,7 @@ func removeLeftovers(f *os.File) error {
 			return fmt.Errorf("clean up after killed process %d: %w", l.PID, err)
 		}
 	}
-	socket := strings.TrimSuffix(f.Name(), ".json") + socketSuffix
+	socket := api.ContainerSocket(filepath.Dir(f.Name()), strings.TrimSuffix(filepath.Base(f.Name()), ".json"))
 	if err := os.Remove(socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("clean up after killed process: %w", err)
 	}

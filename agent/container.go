@@ -27,6 +27,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/agent/ports"
+	"github.com/tsugiki/tsugiki/agent/rules"
 	"github.com/tsugiki/tsugiki/endpoint"
 	"github.com/tsugiki/tsugiki/gate"
 	"github.com/tsugiki/tsugiki/graft"
@@ -37,6 +39,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/launch"
 	"github.com/tsugiki/tsugiki/internal/netns"
 	"github.com/tsugiki/tsugiki/policy"
+	"github.com/tsugiki/tsugiki/policy/enforcer"
 	"github.com/tsugiki/tsugiki/relay"
 )
 
@@ -49,7 +52,7 @@ type Spec struct {
 	Netns string
 	// Endpoints of the rules are all that the container is given, named by a rule
 	// or not.
-	Rules
+	rules.Rules
 	// Annotated says that the rules stood in a container's annotations, whose author may
 	// also write in the folders of its unix endpoints.
 	Annotated bool
@@ -70,7 +73,7 @@ type Container struct {
 	// doors is the directory of its gates' doors; nil if gates and keepers end the
 	// container should this process end.
 	doors     *os.File
-	porter    func() (*gate.Porter, error) // where there are doors
+	porter    func() (*gate.Pool, error) // where there are doors
 	claim     *claim
 	group     *cgroup.Group                // parent of the two below
 	programs  *cgroup.Group                // where the program is, and the sockets of its own namespace are made; nil, and group, if others have put it elsewhere
@@ -81,7 +84,7 @@ type Container struct {
 	loopback  bool // ownNS has only a loopback
 	// What this process has worked for it.
 	intercepted, relayed cputime.Meter
-	ports                *owner // of the host
+	ports                *ports.Holder // of the host
 
 	changes sync.Mutex // guards what follows once the program runs
 	table   *policy.Table
@@ -96,7 +99,7 @@ type Container struct {
 
 	answering *notify.Places // what answering its calls may take
 
-	enforced *policy.Enforcement
+	enforced *enforcer.Enforcement
 	counting sync.Mutex // held while enforced is closed, or read by who does not hold changes
 	// uncounted says that enforced is closed; guarded by counting.
 	uncounted bool
@@ -133,7 +136,7 @@ func Start(spec Spec) (*Container, error) {
 	}
 	c := newContainer(spec)
 	c.loopback = c.ownIsNew()
-	c.ports = newPorts().owner(spec.Name) // nobody asks for other containers
+	c.ports = ports.New().Holder(spec.Name) // nobody asks for other containers
 	c.gates.trace(c.log.Enabled(context.Background(), slog.LevelInfo))
 	c.killAll = func() error { return c.group.Kill() }
 	if err := c.start(); err != nil {
@@ -233,7 +236,7 @@ func (c *Container) enforce() error {
 		return err
 	}
 	defer dir.Close()
-	c.enforced, err = policy.Enforce(dir, c.table, c.netnsOf)
+	c.enforced, err = enforcer.Enforce(dir, c.table, c.netnsOf)
 	return err
 }
 

@@ -17,6 +17,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/tsugiki/tsugiki/agent/ports"
+	"github.com/tsugiki/tsugiki/agent/rules"
 	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/charge/accounts"
 	"github.com/tsugiki/tsugiki/gate"
@@ -24,7 +26,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/kernel"
 	"github.com/tsugiki/tsugiki/internal/programs"
 	"github.com/tsugiki/tsugiki/keeper"
-	"github.com/tsugiki/tsugiki/policy"
+	"github.com/tsugiki/tsugiki/policy/enforcer"
 )
 
 // attachPatience is how long a container may be registered without a program.
@@ -61,7 +63,7 @@ type Daemon struct {
 	letGo func() error
 
 	porterMu sync.Mutex   // guards porter
-	porter   *gate.Porter // of new gates; nil before the first one
+	porter   *gate.Pool // of new gates; nil before the first one
 
 	files  fileLimit
 	failed chan error // has room for one
@@ -85,7 +87,7 @@ type Daemon struct {
 	leaving map[string]*removal // by name
 	causes  []ended             // the last is the latest
 
-	ports *ports
+	ports *ports.Table
 }
 
 // tidyAfter is longer than what lies between the starts of many containers: to give
@@ -119,7 +121,7 @@ func StartDaemon(cfg *config.Config, log *slog.Logger) (*Daemon, error) {
 	d := &Daemon{
 		runDir: cfg.RunDir, log: log,
 		byName: map[string]*managed{}, byToken: map[string]*managed{}, leaving: map[string]*removal{}, closing: make(chan struct{}),
-		failed: make(chan error, 1), ports: newPorts(),
+		failed: make(chan error, 1), ports: ports.New(),
 	}
 	d.tidy = time.AfterFunc(tidyAfter, d.rest)
 	d.config.Store(cfg)
@@ -153,10 +155,10 @@ func (d *Daemon) start() (err error) {
 	if err := d.adoptAll(); err != nil {
 		return err
 	}
-	if d.letGo, err = policy.Prepare(); err != nil {
+	if d.letGo, err = enforcer.Prepare(); err != nil {
 		return err
 	}
-	d.startCharging() // calls that wait come first: what a killed agent held, its guardian has let go
+	d.startCharging() // calls that wait come first: what a killed agent held, its undo helper has let go
 	for _, m := range d.all() {
 		m.charge()
 	}
@@ -174,18 +176,18 @@ func bootID() (string, error) {
 
 // keptBy is who keeps gates while they have nothing to do. One that was killed has taken
 // those with it that had nothing to do, and their containers end.
-func (d *Daemon) keptBy() (*gate.Porter, error) {
+func (d *Daemon) keptBy() (*gate.Pool, error) {
 	d.porterMu.Lock()
 	defer d.porterMu.Unlock()
 	if d.porter != nil && !d.porter.Ended() {
 		return d.porter, nil
 	}
 	if d.porter != nil {
-		d.log.Warn("the porter of gates was killed, starting another")
+		d.log.Warn("the gate pool was killed, starting another")
 		_ = d.porter.Close() // nobody is at its other end
 	}
 	var err error
-	d.porter, err = gate.StartPorter("", nil, gate.RestAfter)
+	d.porter, err = gate.StartPool("", nil, gate.IdleAfter)
 	return d.porter, err
 }
 
@@ -221,7 +223,7 @@ func (d *Daemon) adoptAll() error {
 }
 
 func (d *Daemon) adopt(r *record) error {
-	rules, err := RuleTexts{Mode: r.Mode, Endpoints: r.Given, Ingress: r.Ingress, Egress: r.Egress}.Parse()
+	rules, err := rules.Texts{Mode: r.Mode, Endpoints: r.Given, Ingress: r.Ingress, Egress: r.Egress}.Parse()
 	if err != nil {
 		return err
 	}
@@ -292,7 +294,7 @@ func (d *Daemon) all() []*managed {
 
 // given is what a container is given, and its name.
 type given struct {
-	texts     RuleTexts
+	texts     rules.Texts
 	found     bool
 	name      string
 	annotated bool // by its annotations
@@ -301,25 +303,25 @@ type given struct {
 // rulesFor finds out what a container is given. The configuration's rules are for the
 // name that its engine gives it: no annotation takes another's.
 func (d *Daemon) rulesFor(r api.Registration) (given, error) {
-	if rules := r.Rules; rules != nil {
-		texts := RuleTexts{Mode: rules.Mode, Endpoints: rules.Endpoints, Ingress: rules.Ingress, Egress: rules.Egress}
+	if own := r.Rules; own != nil {
+		texts := rules.Texts{Mode: own.Mode, Endpoints: own.Endpoints, Ingress: own.Ingress, Egress: own.Egress}
 		return given{texts: texts, found: true, name: r.Name}, nil
 	}
 	if len(r.Image) > 0 {
 		d.log.Warn("annotations of the image are not heard: only those count that are given to who starts the container",
 			"container", r.Name, "engine", r.Engine, "annotations", strings.Join(r.Image, ","))
 	}
-	h, err := hear(d.config.Load(), &r)
-	for _, path := range h.paths {
+	h, err := rules.Hear(d.config.Load(), &r)
+	for _, path := range h.Paths {
 		if err == nil {
-			err = checkPath(path)
+			err = rules.CheckPath(path)
 		}
 	}
-	if h.rules || err != nil {
-		return given{texts: h.texts, found: h.rules, name: h.name, annotated: true}, err
+	if h.Rules || err != nil {
+		return given{texts: h.Texts, found: h.Rules, name: h.Name, annotated: true}, err
 	}
-	texts, found := ConfigTexts(d.config.Load(), r.Name)
-	return given{texts: texts, found: found, name: h.name}, nil
+	texts, found := rules.ConfigTexts(d.config.Load(), r.Name)
+	return given{texts: texts, found: found, name: h.Name}, nil
 }
 
 // register makes a container that has no program yet. On an error nothing is left. It does not
@@ -333,21 +335,21 @@ func (d *Daemon) register(ctx context.Context, r api.Registration) (*managed, er
 		return nil, nil // whatever its name is
 	}
 	r.Name = g.name
-	if err := checkName(r.Name); err != nil {
-		return nil, fmt.Errorf("%w: %w", errRequest, err)
+	if err := api.CheckName(r.Name); err != nil {
+		return nil, fmt.Errorf("%w: %w", rules.ErrRequest, err)
 	}
-	rules, err := g.texts.Parse()
+	parsed, err := g.texts.Parse()
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", errRequest, err)
+		return nil, fmt.Errorf("%w: %w", rules.ErrRequest, err)
 	}
 	if err := d.lockName(ctx, r.Name, r.ID); err != nil {
 		return nil, err
 	}
 	defer d.changes.Unlock()
 	d.stir()
-	rec := d.newRecord(r, rules)
+	rec := d.newRecord(r, parsed)
 	rec.Annotated = g.annotated
-	m := d.newManaged(rec, rules)
+	m := d.newManaged(rec, parsed)
 	if err := m.create(); err != nil {
 		return nil, errors.Join(err, d.forget(m))
 	}
@@ -365,7 +367,7 @@ func (d *Daemon) register(ctx context.Context, r api.Registration) (*managed, er
 	return m, nil
 }
 
-func (d *Daemon) newRecord(r api.Registration, rules Rules) *record {
+func (d *Daemon) newRecord(r api.Registration, rules rules.Rules) *record {
 	var token [16]byte
 	rand.Read(token[:])
 	rec := &record{

@@ -13,6 +13,7 @@ import (
 	"github.com/tsugiki/tsugiki/endpoint"
 	"github.com/tsugiki/tsugiki/internal/programs"
 	"github.com/tsugiki/tsugiki/policy"
+	"github.com/tsugiki/tsugiki/shim"
 )
 
 // registrationMax is the largest registration, in bytes: annotations may be many.
@@ -88,18 +89,18 @@ func (m *managed) registered() (api.Registered, error) {
 	o := m.filterOptions()
 	r := api.Registered{
 		Graft: true, Name: m.spec.Name, Token: m.token,
-		Listener: filepath.Join(m.spec.RunDir, listenerSocket),
-		Filter:   api.Filter{Mode: o.Mode.String(), Datagrams: o.Datagrams, API: o.API},
+		Listener: filepath.Join(m.spec.RunDir, api.ListenerSocket),
+		Filter:   api.Filter{Mode: o.Mode.String(), Datagrams: o.Datagrams, AFGraft: o.AFGraft},
 	}
 	if m.ownGroup {
 		r.Cgroup = m.programs.Path()
 	}
 	if m.preloads() {
-		library, err := programs.Find(api.LibraryFile)
+		library, err := programs.Find(shim.LibraryFile)
 		if err != nil {
 			return r, err
 		}
-		r.Library = strings.TrimSuffix(library, "/"+api.LibraryFile)
+		r.Library = strings.TrimSuffix(library, "/"+shim.LibraryFile)
 	}
 	return r, nil
 }

@@ -7,7 +7,11 @@ import (
 	"os"
 	"slices"
 
+	"github.com/tsugiki/tsugiki/agent/ports"
+	"github.com/tsugiki/tsugiki/agent/rules"
+	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/graft"
 	"github.com/tsugiki/tsugiki/policy"
 )
 
@@ -19,65 +23,12 @@ type hostError struct{ error }
 
 func (e hostError) Unwrap() error { return e.error }
 
-// Endpoint is an endpoint of a running container.
-type Endpoint struct {
-	Container string `json:"container"`
-	Name      string `json:"name"`
-	Definition
-	Rules []string `json:"rules"` // those that name it, as tsugiki run takes them
-}
-
-// Definition is what an endpoint is, in the words of the grammar; what does not
-// go with its type is empty.
-type Definition struct {
-	Type  string `json:"type"`
-	Addr  string `json:"addr"`
-	Port  string `json:"port"`
-	Path  string `json:"path"`
-	Netns string `json:"netns"`
-	// Nameable lets programs name the endpoint themselves (AF_GRAFT).
-	Nameable bool `json:"nameable"`
-}
-
-func definitionOf(ep *endpoint.Endpoint) Definition {
-	d := Definition{Type: ep.Type.String(), Path: ep.Path, Netns: ep.Netns, Nameable: ep.Nameable}
-	if ep.Type != endpoint.Unix {
-		d.Addr, d.Port = ep.Addr.String(), "dynamic"
-	}
-	if ep.Type != endpoint.Unix && !ep.Dynamic() {
-		d.Port = ep.Port.String()
-	}
-	return d
-}
-
-func (d Definition) parse(name string) (*endpoint.Endpoint, error) {
-	words := []string{name}
-	for _, w := range [][2]string{{"type", d.Type}, {"addr", d.Addr}, {"port", d.Port}, {"path", d.Path}, {"netns", d.Netns}} {
-		if w[1] != "" {
-			words = append(words, w[:]...)
-		}
-	}
-	if d.Nameable {
-		words = append(words, "nameable")
-	}
-	return endpoint.ParseWords(words)
-}
-
-// Line is the endpoint as tsugiki graft add takes it.
-func (e Endpoint) Line() (string, error) {
-	ep, err := e.parse(e.Name)
-	if err != nil {
-		return "", err
-	}
-	return ep.String(), nil
-}
-
 // ListEndpoints returns the endpoints that the container has now, by name.
-func (c *Container) ListEndpoints() []Endpoint {
-	list := []Endpoint{}
+func (c *Container) ListEndpoints() []api.Endpoint {
+	list := []api.Endpoint{}
 	set := c.endpoints.Load()
 	for _, ep := range set.All() {
-		e := Endpoint{Container: c.spec.Name, Name: ep.Name, Definition: definitionOf(ep), Rules: []string{}}
+		e := api.Endpoint{Container: c.spec.Name, Name: ep.Name, Definition: rules.DefinitionOf(ep), Rules: []string{}}
 		for _, r := range c.spec.Ingress {
 			if r.Endpoint.Name == ep.Name {
 				e.Rules = append(e.Rules, "-i "+r.String())
@@ -141,7 +92,7 @@ func (c *Container) AddEndpoint(ep *endpoint.Endpoint) error {
 // served tells of ports in a place whether the container has bound them.
 func (c *Container) served(p *place) func(protocol int, at netip.AddrPort) bool {
 	return func(protocol int, at netip.AddrPort) bool {
-		return c.ports.has(portAt(p.Cookie(), protocol, at)) || c.ports.unknown && c.enforced.Served(protocol, at)
+		return c.ports.Has(graft.Port{Netns: p.Cookie(), Protocol: protocol, At: at}) || c.ports.Unknown() && c.enforced.Served(protocol, at)
 	}
 }
 
@@ -279,4 +230,20 @@ func (c *Container) closeUnused() error {
 		err = errors.Join(err, p.ns.Close())
 	}
 	return err
+}
+
+// promises are those of a table: ranges are not, of which a program takes what is
+// free; one that another container was promised is not.
+func (c *Container) promises(t *policy.Table) []ports.Reservation {
+	var list []ports.Reservation
+	for _, r := range t.IngressRules() {
+		place := c.host[r.Endpoint.Netns]
+		if r.Endpoint.Type == endpoint.Unix || r.Ports.Size() > 1 || place == nil {
+			continue
+		}
+		if _, port := t.Ingress(netip.AddrPortFrom(r.Addr, r.Ports.First)); port != 0 {
+			list = append(list, ports.Reservation{Netns: place.Cookie(), At: netip.AddrPortFrom(r.Endpoint.Addr, port)})
+		}
+	}
+	return list
 }

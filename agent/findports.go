@@ -1,11 +1,14 @@
 package agent
 
-import "github.com/tsugiki/tsugiki/graft"
+import (
+	"github.com/tsugiki/tsugiki/agent/ports"
+	"github.com/tsugiki/tsugiki/graft"
+)
 
 // findPorts finds out which ports the containers have that were taken over: the kernel says of
 // each socket in which cgroup it was made.
 func (d *Daemon) findPorts() {
-	owners := map[uint64]*owner{}
+	owners := map[uint64]*ports.Holder{}
 	places := map[uint64]*place{}
 	for _, m := range d.all() {
 		owners[m.enforced.Cgroup()] = m.ports
@@ -18,14 +21,14 @@ func (d *Daemon) findPorts() {
 		if err != nil {
 			d.log.Warn("which ports containers have is not known; containers of one user may share them", "err", err)
 			for _, o := range owners {
-				o.unknown = true
+				o.SetUnknown()
 			}
 			return
 		}
 		for _, s := range sockets {
 			if o := owners[s.Cgroup]; o != nil {
 				dual := s.At.Addr().Is6() && s.At.Addr().IsUnspecified() && !s.V6Only
-				o.found(graft.Port{Netns: cookie, Protocol: s.Protocol, At: s.At, Dual: dual})
+				o.Found(graft.Port{Netns: cookie, Protocol: s.Protocol, At: s.At, Dual: dual})
 			}
 		}
 	}

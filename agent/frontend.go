@@ -6,12 +6,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/gate"
 	"github.com/tsugiki/tsugiki/intercept/filter"
 	"github.com/tsugiki/tsugiki/intercept/notify"
 	"github.com/tsugiki/tsugiki/internal/launch"
 	"github.com/tsugiki/tsugiki/internal/programs"
+	"github.com/tsugiki/tsugiki/shim"
 )
 
 func (c *Container) launch(path string) error {
@@ -32,7 +32,7 @@ func (c *Container) launch(path string) error {
 	}
 	if c.preloads() {
 		spec.NeedsPreload = c.spec.Mode == filter.Preload
-		if spec.Preload, err = programs.Find(api.LibraryFile); err != nil {
+		if spec.Preload, err = programs.Find(shim.LibraryFile); err != nil {
 			return err
 		}
 	}
@@ -64,9 +64,9 @@ func (c *Container) serve(listener *os.File) error {
 	}
 	defer config.CgroupDir.Close()
 	if c.doors != nil {
-		config.Door, err = newDoor(c.doors)
+		config.AdoptSocket, err = newDoor(c.doors)
 		if err == nil {
-			config.Porter, err = c.porter()
+			config.Pool, err = c.porter()
 		}
 	} else {
 		config.Kill, err = c.group.Killer()

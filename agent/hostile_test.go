@@ -7,6 +7,7 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/tsugiki/tsugiki/agent/rules"
 	"github.com/tsugiki/tsugiki/api"
 )
 
@@ -44,9 +45,9 @@ func FuzzRegistration(f *testing.F) {
 		if err := readObject(bytes.NewReader(written), &again); err != nil {
 			t.Fatalf("%q is written as %q: %v", data, written, err)
 		}
-		texts, _, err := AnnotationRules(r.Annotations)
+		texts, _, err := rules.AnnotationRules(r.Annotations)
 		if r.Rules != nil {
-			texts, err = RuleTexts{Mode: r.Rules.Mode, Endpoints: r.Rules.Endpoints, Ingress: r.Rules.Ingress, Egress: r.Rules.Egress}, nil
+			texts, err = rules.Texts{Mode: r.Rules.Mode, Endpoints: r.Rules.Endpoints, Ingress: r.Rules.Ingress, Egress: r.Rules.Egress}, nil
 		}
 		if err != nil {
 			return

@@ -15,12 +15,14 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/agent/rules"
 	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/intercept/filter"
 	"github.com/tsugiki/tsugiki/internal/cgroup"
 	"github.com/tsugiki/tsugiki/internal/launch"
 	"github.com/tsugiki/tsugiki/internal/netns"
 	"github.com/tsugiki/tsugiki/internal/programs"
+	"github.com/tsugiki/tsugiki/shim"
 )
 
 // joinPatience is how long the daemon may take to attach a program.
@@ -60,7 +62,7 @@ func AgentAt(runDir string) string {
 
 // Join starts a program in a new container of the daemon, whose host namespace then
 // is the host. On an error nothing is left, and the program has not run.
-func Join(client *api.Client, spec Spec, texts RuleTexts) (*Joined, error) {
+func Join(client *api.Client, spec Spec, texts rules.Texts) (*Joined, error) {
 	if spec.Name == "" {
 		spec.Name = fmt.Sprintf("run-%d", os.Getpid())
 	}
@@ -111,7 +113,7 @@ func (j *Joined) launch(spec Spec, path string, ns *netns.NS, r api.Registered) 
 		return fmt.Errorf("the agent asks for mode %q, which this program does not know", r.Filter.Mode)
 	}
 	prog, err := filter.Build(runtime.GOARCH, filter.Options{
-		Mode: mode, Datagrams: r.Filter.Datagrams, API: r.Filter.API, Alone: true,
+		Mode: mode, Datagrams: r.Filter.Datagrams, AFGraft: r.Filter.AFGraft, Alone: true,
 	})
 	if err != nil {
 		return err
@@ -126,7 +128,7 @@ func (j *Joined) launch(spec Spec, path string, ns *netns.NS, r api.Registered) 
 		NeedsPreload: mode == filter.Preload,
 	}
 	if r.Library != "" {
-		if l.Preload, err = programs.FindIn(api.LibraryFile, []string{r.Library}); err != nil {
+		if l.Preload, err = programs.FindIn(shim.LibraryFile, []string{r.Library}); err != nil {
 			return err
 		}
 	}
@@ -202,7 +204,7 @@ func (j *Joined) follow(log slog.Handler) error {
 	j.unfollow, j.followed = cancel, make(chan struct{})
 	go func() {
 		defer close(j.followed)
-		for err := Relog(lines, log); err != nil && ctx.Err() == nil; err = Relog(lines, log) {
+		for err := api.Relog(lines, log); err != nil && ctx.Err() == nil; err = api.Relog(lines, log) {
 			if lines, err = j.retrace(ctx); err != nil {
 				return
 			}

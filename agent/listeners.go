@@ -28,7 +28,6 @@ import (
 // does not wait; whoever closes its side reads {} or {"error": "..."}.
 
 const (
-	listenerSocket   = "seccomp" + socketSuffix
 	listenerPatience = 10 * time.Second // for a message to come in
 	stateMax         = 1 << 20          // of a message, in bytes
 	filesMax         = 8                // beside a message
@@ -46,7 +45,7 @@ type listeners struct {
 }
 
 func (d *Daemon) listenForFilters() (*listeners, error) {
-	l := &listeners{d: d, path: filepath.Join(d.runDir, listenerSocket)}
+	l := &listeners{d: d, path: filepath.Join(d.runDir, api.ListenerSocket)}
 	var err error
 	if l.socket, err = listenAt(l.path); err != nil {
 		return nil, fmt.Errorf("listen at %s: %w; choose another directory with --run-dir", l.path, err)

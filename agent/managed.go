@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/agent/rules"
 	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/endpoint"
 	"github.com/tsugiki/tsugiki/gate"
@@ -49,7 +50,7 @@ type managed struct {
 // doorsOf is where the doors of a container's gates are.
 func doorsOf(runDir, name string) string { return filepath.Join(runDir, "gates", name) }
 
-func (d *Daemon) newManaged(r *record, rules Rules) *managed {
+func (d *Daemon) newManaged(r *record, rules rules.Rules) *managed {
 	spec := Spec{Name: r.Name, RunDir: d.runDir, Rules: rules, Annotated: r.Annotated, Log: d.log}
 	if r.UID != 0 || r.GID != 0 {
 		spec.User = &launch.User{UID: r.UID, GID: r.GID}
@@ -62,7 +63,7 @@ func (d *Daemon) newManaged(r *record, rules Rules) *managed {
 	m.ended = func() { d.end(m) }
 	m.killAll = m.killPrograms
 	m.porter = d.keptBy
-	m.ports = d.ports.owner(r.Name)
+	m.ports = d.ports.Holder(r.Name)
 	m.changed = m.write
 	return m
 }
@@ -90,7 +91,7 @@ func (m *managed) writeDown() error {
 }
 
 // claimPorts refuses ports that another container was promised before.
-func (m *managed) claimPorts() error { return m.d.ports.promise(m.spec.Name, m.promises(m.table)) }
+func (m *managed) claimPorts() error { return m.d.ports.Reserve(m.spec.Name, m.promises(m.table)) }
 
 // makeOwnGroup makes one for the container's programs, if nobody else has put them in one.
 func (m *managed) makeOwnGroup() error {
@@ -124,13 +125,13 @@ func newDoor(dir *os.File) (string, error) {
 
 // write makes a record durable that says what is about to be in force.
 func (m *managed) write(t *policy.Table, set *endpoint.Set) error {
-	if err := m.d.ports.promise(m.spec.Name, m.promises(t)); err != nil {
+	if err := m.d.ports.Reserve(m.spec.Name, m.promises(t)); err != nil {
 		return err
 	}
 	r := *m.record
 	r.Endpoints, r.Numbered = lines(set), names(t.Numbered())
 	if err := m.d.store.put(&r); err != nil {
-		return errors.Join(err, m.d.ports.promise(m.spec.Name, m.promises(m.table)))
+		return errors.Join(err, m.d.ports.Reserve(m.spec.Name, m.promises(m.table)))
 	}
 	*m.record = r
 	return nil

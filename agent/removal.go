@@ -112,7 +112,7 @@ func (d *Daemon) remove(m *managed, why string) error {
 // forget ends a container that nobody finds any more, or nobody has found yet.
 func (d *Daemon) forget(m *managed) error {
 	err := m.remove()
-	d.ports.forget(m.spec.Name)
+	d.ports.Forget(m.spec.Name)
 	if err != nil {
 		return err // the next daemon finds the record and tries again
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/endpoint"
 	"github.com/tsugiki/tsugiki/gate"
 )
@@ -40,7 +41,7 @@ func tracedLog(t *tracer) (*slog.Logger, *bytes.Buffer) {
 func reread(t *testing.T, lines [][]byte) string {
 	t.Helper()
 	var text bytes.Buffer
-	err := Relog(io.NopCloser(bytes.NewReader(bytes.Join(lines, nil))), slog.NewTextHandler(&text, withoutTime(slog.LevelDebug)))
+	err := api.Relog(io.NopCloser(bytes.NewReader(bytes.Join(lines, nil))), slog.NewTextHandler(&text, withoutTime(slog.LevelDebug)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -226,13 +227,4 @@ func TestTracesAtOnce(t *testing.T) {
 	if on || tracer.wanted.Load() {
 		t.Error("somebody seems to be there")
 	}
-}
-
-// Whatever a line of a trace is, it is read or refused.
-func FuzzParseLine(f *testing.F) {
-	f.Add([]byte(`{"time":"2026-01-02T03:04:05.000000006Z","level":"INFO","msg":"decided","pid":1,"addr":"1.2.3.4:5"}`))
-	f.Add([]byte(`{"lost":3}`))
-	f.Add([]byte(`{"a":{"b":[1,null]},"":""}`))
-	f.Add([]byte(`[1`))
-	f.Fuzz(func(_ *testing.T, line []byte) { _, _ = parseLine(line) })
 }

@@ -1,6 +1,11 @@
 package api
 
-import "path/filepath"
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"regexp"
+)
 
 // Names that the agent, tsugiki-runtime, and whoever starts containers agree on.
 const (
@@ -16,14 +21,32 @@ const (
 	// NameMax is the longest name of a container, in bytes.
 	NameMax = 63
 
-	// LibraryFile is the library of shim/c in the folder that a Registered names, as
-	// the dynamic loader finds the one that fits a program: it replaces $LIB, or, musl's,
-	// does not, where it is a folder of that name.
-	LibraryFile = "preload/$LIB/libtsugiki.so"
-
 	// AgentName is the name of the daemon's own files in its run directory.
 	AgentName = "agent"
+
+	// RunDir is where containers are written down while they run.
+	RunDir = "/run/tsugiki"
+
+	socketSuffix = ".sock"
+	// ListenerSocket takes the listeners of containers' filters, in the daemon's run directory.
+	ListenerSocket = "seccomp" + socketSuffix
 )
 
 // SocketIn is the daemon's socket in its run directory.
-func SocketIn(runDir string) string { return filepath.Join(runDir, AgentName+".sock") }
+func SocketIn(runDir string) string { return filepath.Join(runDir, AgentName+socketSuffix) }
+
+// ErrName says that a container's name cannot be used.
+var ErrName = errors.New("bad container name")
+
+var nameRE = regexp.MustCompile(fmt.Sprintf(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,%d}$`, NameMax-1))
+
+// CheckName finds out whether a container can have a name.
+func CheckName(name string) error {
+	if !nameRE.MatchString(name) {
+		return fmt.Errorf("%w %q: letters, digits, '_', '.' and '-', at most %d, a letter or digit first", ErrName, name, NameMax)
+	}
+	if name == AgentName || name+socketSuffix == ListenerSocket {
+		return fmt.Errorf("%w %q: it is one of the agent's own", ErrName, name)
+	}
+	return nil
+}

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/agent"
+	"github.com/tsugiki/tsugiki/agent/rules"
 	"github.com/tsugiki/tsugiki/internal/config"
 )
 
@@ -66,7 +67,7 @@ func noArguments(name string) cobra.PositionalArgs {
 func (f *agentFlags) load() (*config.Config, error) {
 	cfg, err := config.Load(f.config)
 	if err == nil {
-		err = agent.CheckConfig(cfg)
+		err = rules.CheckConfig(cfg)
 	}
 	if err != nil {
 		return nil, usageError{err}

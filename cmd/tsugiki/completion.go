@@ -9,7 +9,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/tsugiki/tsugiki/agent"
 	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/intercept/filter"
 	"github.com/tsugiki/tsugiki/internal/netns"
@@ -80,7 +79,7 @@ func namespaces() []string {
 
 // completeGraft completes the words that follow an endpoint's name by what a
 // command takes, and "for CONTAINER" at the end.
-func completeGraft(where *agent.Where, first func(agent.Where) []string, grammar func() map[string][]string) cobra.CompletionFunc {
+func completeGraft(where *api.Where, first func(api.Where) []string, grammar func() map[string][]string) cobra.CompletionFunc {
 	return func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 		const directive = cobra.ShellCompDirectiveNoFileComp
 		if first != nil {
@@ -96,7 +95,7 @@ func completeGraft(where *agent.Where, first func(agent.Where) []string, grammar
 		last := len(args) - 1
 		switch {
 		case len(args)%2 == 1 && args[last] == "for":
-			names, _ := agent.Running(*where)
+			names, _ := api.Running(*where)
 			return slices.Sorted(maps.Keys(names)), directive
 		case len(args)%2 == 1 && args[last] == "nameable":
 			return []string{"for"}, directive
@@ -113,11 +112,11 @@ func completeGraft(where *agent.Where, first func(agent.Where) []string, grammar
 }
 
 // endpointNames are those of all running containers.
-func endpointNames(where agent.Where) []string {
-	containers, _ := agent.Running(where)
+func endpointNames(where api.Where) []string {
+	containers, _ := api.Running(where)
 	var names []string
 	for container := range containers {
-		c, err := agent.Connect(where, container)
+		c, err := api.Connect(where, container)
 		if err != nil {
 			continue // it has ended meanwhile
 		}
@@ -152,4 +151,4 @@ func completeContainers(socket *string) cobra.CompletionFunc {
 }
 
 // noName is for what a user has to think of.
-func noName(agent.Where) []string { return nil }
+func noName(api.Where) []string { return nil }

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/agent"
+	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/internal/kernel"
 )
 
@@ -53,7 +54,7 @@ requires is missing, or cannot be told.`,
 		},
 	}
 	cmd.Flags().BoolVarP(&asJSON, "json", "j", false, "print JSON")
-	cmd.Flags().StringVar(&runDir, "run-dir", agent.RunDir, "directory for what is known of running containers")
+	cmd.Flags().StringVar(&runDir, "run-dir", api.RunDir, "directory for what is known of running containers")
 	return cmd
 }
 

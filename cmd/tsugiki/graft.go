@@ -8,12 +8,13 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/tsugiki/tsugiki/agent"
+	"github.com/tsugiki/tsugiki/agent/rules"
+	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/endpoint"
 )
 
 func graftCommand() *cobra.Command {
-	var where agent.Where
+	var where api.Where
 	cmd := &cobra.Command{
 		Use:   "graft",
 		Short: "Add, delete and show the endpoints of a running container",
@@ -34,13 +35,13 @@ established go on, whatever becomes of their endpoint.`,
 		},
 		Run: func(*cobra.Command, []string) {},
 	}
-	cmd.PersistentFlags().StringVar(&where.RunDir, "run-dir", agent.RunDir, "directory for what is known of running containers")
+	cmd.PersistentFlags().StringVar(&where.RunDir, "run-dir", api.RunDir, "directory for what is known of running containers")
 	cmd.PersistentFlags().StringVar(&where.Agent, "agent", "", "socket of the agent (default the one of --run-dir)")
 	cmd.AddCommand(graftAdd(&where), graftDel(&where), graftShow(&where))
 	return cmd
 }
 
-func graftAdd(where *agent.Where) *cobra.Command {
+func graftAdd(where *api.Where) *cobra.Command {
 	return &cobra.Command{
 		Use:   "add NAME type TYPE ... [for CONTAINER]",
 		Short: "Give a container an endpoint",
@@ -62,12 +63,12 @@ It has to fit them, and the host has to have its address.`,
 			if err != nil {
 				return usageError{fmt.Errorf("graft add: %w", err)}
 			}
-			return with(*where, container, "add", func(c *agent.Client) error { return c.Add(ep) })
+			return with(*where, container, "add", func(c *api.ContainerClient) error { return c.Add(ep.Name, rules.DefinitionOf(ep)) })
 		},
 	}
 }
 
-func graftDel(where *agent.Where) *cobra.Command {
+func graftDel(where *api.Where) *cobra.Command {
 	return &cobra.Command{
 		Use:   "del NAME [for CONTAINER]",
 		Short: "Take an endpoint away from a container",
@@ -86,12 +87,12 @@ connected next stays in the container, unless another rule leads it elsewhere.`,
 			if err != nil {
 				return usageError{fmt.Errorf("graft del: %w", err)}
 			}
-			return with(*where, container, "del", func(c *agent.Client) error { return c.Delete(words[0]) })
+			return with(*where, container, "del", func(c *api.ContainerClient) error { return c.Delete(words[0]) })
 		},
 	}
 }
 
-func graftShow(where *agent.Where) *cobra.Command {
+func graftShow(where *api.Where) *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "show [-j] [for CONTAINER]",
@@ -111,7 +112,7 @@ name, type, addr, port, path, netns and rules.`,
 			if err != nil {
 				return usageError{fmt.Errorf("graft show: %w", err)}
 			}
-			return with(*where, container, "show", func(c *agent.Client) error {
+			return with(*where, container, "show", func(c *api.ContainerClient) error {
 				list, err := c.Endpoints()
 				if err != nil {
 					return err
@@ -124,26 +125,26 @@ name, type, addr, port, path, netns and rules.`,
 	return cmd
 }
 
-func printEndpoints(cmd *cobra.Command, list []agent.Endpoint, asJSON bool) error {
+func printEndpoints(cmd *cobra.Command, list []api.Endpoint, asJSON bool) error {
 	if asJSON {
 		e := json.NewEncoder(cmd.OutOrStdout())
 		e.SetIndent("", "  ")
 		return e.Encode(list)
 	}
 	for _, e := range list {
-		line, err := e.Line()
+		ep, err := rules.ParseDefinition(e.Name, e.Definition)
 		if err != nil {
 			return err
 		}
-		if _, err := fmt.Fprintln(cmd.OutOrStdout(), line); err != nil {
+		if _, err := fmt.Fprintln(cmd.OutOrStdout(), ep); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func with(where agent.Where, container, verb string, fn func(*agent.Client) error) error {
-	c, err := agent.Connect(where, container)
+func with(where api.Where, container, verb string, fn func(*api.ContainerClient) error) error {
+	c, err := api.Connect(where, container)
 	if err == nil {
 		err = fn(c)
 	}

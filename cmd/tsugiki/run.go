@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/agent"
+	"github.com/tsugiki/tsugiki/agent/rules"
 	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/internal/launch"
 	"github.com/tsugiki/tsugiki/policy"
@@ -96,7 +97,7 @@ that env(1) would give it. When it ends, what it left running is killed.`,
 	flags.StringVarP(&f.user, "user", "u", "", "run the program as USER[:GROUP], names or ids")
 	flags.StringArrayVar(&f.capAdd, "cap-add", nil, "add a capability, or ALL; may be repeated")
 	flags.StringArrayVar(&f.capDrop, "cap-drop", nil, "drop a capability, or ALL; may be repeated")
-	flags.StringVar(&f.runDir, "run-dir", agent.RunDir, "directory for what is known of running containers")
+	flags.StringVar(&f.runDir, "run-dir", api.RunDir, "directory for what is known of running containers")
 	flags.StringVar(&f.agent, "agent", "", "socket of the agent that is to have the container, or none for an agent of its own (default the one of --run-dir, if it runs)")
 	flags.BoolVarP(&f.verbose, "verbose", "v", false, "log each decision to standard error")
 	completeRun(cmd)
@@ -120,8 +121,8 @@ func (f *runFlags) start(spec agent.Spec) (container, error) {
 	return agent.Join(api.Dial(socket), spec, f.texts())
 }
 
-func (f *runFlags) texts() agent.RuleTexts {
-	return agent.RuleTexts{Mode: f.mode, Endpoints: f.endpoints, Ingress: f.ingress, Egress: f.egress}
+func (f *runFlags) texts() rules.Texts {
+	return rules.Texts{Mode: f.mode, Endpoints: f.endpoints, Ingress: f.ingress, Egress: f.egress}
 }
 
 func (f *runFlags) spec(command []string, stderr io.Writer) (agent.Spec, error) {
@@ -194,7 +195,7 @@ func exitStatus(err error) int {
 	var u usageError
 	var e *launch.ExecError
 	switch {
-	case errors.As(err, &u), errors.Is(err, policy.ErrRule), errors.Is(err, agent.ErrName):
+	case errors.As(err, &u), errors.Is(err, policy.ErrRule), errors.Is(err, api.ErrName):
 		return exitUsage
 	case errors.As(err, &e) && e.Errno == unix.ENOENT:
 		return 127

@@ -13,7 +13,6 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"github.com/tsugiki/tsugiki/agent"
 	"github.com/tsugiki/tsugiki/api"
 )
 
@@ -100,7 +99,7 @@ func (f *topFlags) show(ctx context.Context, client *api.Client, before api.Stat
 		if err != nil {
 			return err
 		}
-		rates, err := agent.Rates(&before, &after)
+		rates, err := api.Rates(&before, &after)
 		if err != nil {
 			return err
 		}
@@ -112,7 +111,7 @@ func (f *topFlags) show(ctx context.Context, client *api.Client, before api.Stat
 	return nil
 }
 
-func table(rates []agent.Rate) []byte {
+func table(rates []api.Rate) []byte {
 	name := len("NAME")
 	for _, r := range rates {
 		name = max(name, len(r.Name)+len(silentMark))

@@ -11,7 +11,6 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"github.com/tsugiki/tsugiki/agent"
 	"github.com/tsugiki/tsugiki/api"
 )
 
@@ -62,7 +61,7 @@ func trace(socket, container string, asJSON bool, out io.Writer) error {
 		defer lines.Close()
 		_, err = io.Copy(out, lines)
 	} else {
-		err = agent.Relog(lines, slog.NewTextHandler(out, &slog.HandlerOptions{Level: slog.LevelDebug}))
+		err = api.Relog(lines, slog.NewTextHandler(out, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	}
 	if errors.Is(err, io.ErrUnexpectedEOF) {
 		err = errors.New("the agent has ended, the container may run on; try again when the agent is back")

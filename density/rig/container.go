@@ -13,10 +13,11 @@ import (
 	"strings"
 	"time"
 
+	"github.com/tsugiki/tsugiki/internal/sys/pidfd"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/internal/netns"
-	"github.com/tsugiki/tsugiki/internal/programs"
 )
 
 const (
@@ -202,7 +203,7 @@ func (c *Container) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if c.process, err = programs.Open(c.pid); err != nil {
+	if c.process, err = pidfd.Open(c.pid); err != nil {
 		return fmt.Errorf("its program has ended: %w", err)
 	}
 	return c.awaitUp(ctx)

@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/tsugiki/tsugiki/internal/filelock"
+	"github.com/tsugiki/tsugiki/internal/sys/lock"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
@@ -130,7 +130,7 @@ func TestOthersStay(t *testing.T) {
 	if err := syscall.Kill(c.PID(), 0); err != nil {
 		t.Error(err)
 	}
-	if f, err := filelock.Open(filepath.Join(Registry, one.name())); err == nil {
+	if f, err := lock.Open(filepath.Join(Registry, one.name())); err == nil {
 		f.Close()
 		t.Error("the rig is not locked")
 	} else if !errors.Is(err, unix.EWOULDBLOCK) {

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/tsugiki/tsugiki/internal/programs"
+	"github.com/tsugiki/tsugiki/internal/sys/pidfd"
 )
 
 // Name is that of its Spec.
@@ -69,7 +69,7 @@ func (c *Container) Exec(ctx context.Context, args ...string) ([]byte, error) {
 func (c *Container) Wait(ctx context.Context) error {
 	ended := make(chan struct{})
 	go func() {
-		programs.Await(c.process) // returns also when Stop closes the file
+		pidfd.Await(c.process) // returns also when Stop closes the file
 		close(ended)
 	}()
 	select {

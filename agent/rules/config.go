@@ -1,0 +1,71 @@
+package rules
+
+import (
+	"errors"
+
+	"github.com/tsugiki/tsugiki/internal/config"
+	"github.com/tsugiki/tsugiki/policy"
+)
+
+// ConfigTexts are the rule texts that the configuration has for a container of a
+// name; false if it has none.
+func ConfigTexts(cfg *config.Config, name string) (Texts, bool) {
+	c := cfg.For(name)
+	if c == nil {
+		return Texts{}, false
+	}
+	return textsOf(c), true
+}
+
+func textsOf(c *config.Container) Texts {
+	return Texts{Mode: c.Mode, Endpoints: Plain(c.Endpoints), Ingress: Plain(c.Ingress), Egress: Plain(c.Egress)}
+}
+
+// Plain returns texts of the configuration without their lines.
+func Plain(list []config.Text) []string {
+	var texts []string
+	for _, t := range list {
+		texts = append(texts, t.Text)
+	}
+	return texts
+}
+
+// CheckConfig looks at the rules of a configuration, and at what it allows, which
+// config.Load leaves alone. Its error joins a config.Error for each that is wrong, and for each
+// container whose rules contradict each other.
+func CheckConfig(cfg *config.Config) error {
+	var errs []error
+	for i := range cfg.Allows {
+		_, bad := newAllowance(&cfg.Allows[i])
+		for _, e := range bad {
+			errs = append(errs, &config.Error{File: cfg.Path, Line: e.Line, Err: e.Err})
+		}
+	}
+	for i := range cfg.Containers {
+		c := &cfg.Containers[i]
+		rules, bad := textsOf(c).parse()
+		for _, e := range bad {
+			errs = append(errs, &config.Error{File: cfg.Path, Line: lineOf(c, e), Err: e})
+		}
+		if len(bad) > 0 {
+			continue
+		}
+		if _, err := policy.NewTable(rules.Ingress, rules.Egress); err != nil {
+			errs = append(errs, &config.Error{File: cfg.Path, Line: c.Line, Err: err})
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// lineOf is that of the text in which an error is.
+func lineOf(c *config.Container, e *TextError) int {
+	switch e.Key {
+	case "endpoints":
+		return c.Endpoints[e.Index].Line
+	case "ingress":
+		return c.Ingress[e.Index].Line
+	case "egress":
+		return c.Egress[e.Index].Line
+	}
+	return c.Line
+}

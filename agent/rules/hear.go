@@ -1,0 +1,145 @@
+package rules
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/api"
+	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/internal/config"
+)
+
+// ErrNotAllowed says that annotations ask for more than the configuration allows.
+var ErrNotAllowed = errors.New("not allowed")
+
+// ErrRequest says that what is asked for cannot be read.
+var ErrRequest = errors.New("bad request")
+
+// Heard is what a container gets of what its annotations ask for: all or nothing.
+type Heard struct {
+	Texts Texts
+	Rules bool     // whether an annotation says something about rules
+	Name  string   // the container's: the engine's, or that of an annotation
+	Paths []string // of unix endpoints
+}
+
+// Hear decides whether a container's annotations are heard, or says in one line which is
+// not, and what the configuration would have to say. It looks at nothing but its arguments.
+func Hear(cfg *config.Config, r *api.Registration) (Heard, error) {
+	h := Heard{Name: r.Name}
+	engine := r.Engine
+	if engine == "" {
+		engine = "other"
+	}
+	if !slices.Contains(config.Engines(), engine) {
+		return h, fmt.Errorf("%w: unknown engine %q; there are %s", ErrRequest, engine, enumerate(config.Engines()))
+	}
+	var err error
+	if h.Texts, h.Rules, err = AnnotationRules(r.Annotations); err != nil {
+		return h, fmt.Errorf("%w: %w", ErrRequest, err)
+	}
+	rules, err := h.Texts.Parse()
+	if err != nil {
+		return h, fmt.Errorf("%w: %w", ErrRequest, err)
+	}
+	asked, err := demandsOf(r.Annotations, r.Unknown, rules)
+	if err != nil {
+		return h, fmt.Errorf("%w: %w", ErrNotAllowed, err)
+	}
+	if len(asked.list) == 0 {
+		return h, nil
+	}
+	if err := asked.allowedBy(cfg, engine, r.Name); err != nil {
+		return h, err
+	}
+	if name, is := r.Annotations[api.AnnotationName]; is {
+		h.Name = name
+	}
+	for _, ep := range rules.Endpoints.All() {
+		if ep.Type == endpoint.Unix {
+			h.Paths = append(h.Paths, ep.Path)
+		}
+	}
+	return h, nil
+}
+
+// allowedBy looks for the entry that counts, and at what it does not give.
+func (d *demands) allowedBy(cfg *config.Config, engine, name string) error {
+	const then = "and restart the agent"
+	entry := cfg.AllowFor(engine, name)
+	if entry == nil {
+		return fmt.Errorf("%w: annotation %s%s is not heard, as no [[allow]] in %s is for engine %s and name %s; to have it heard, add these lines to that file %s: %s",
+			ErrNotAllowed, api.AnnotationPrefix, d.list[0].annotation, cfg.Path, engine, name, then, d.entry(engine, name))
+	}
+	w, errs := newAllowance(entry)
+	if len(errs) > 0 {
+		return &config.Error{File: cfg.Path, Line: errs[0].Line, Err: errs[0].Err}
+	}
+	missing := d.missing(w)
+	if len(missing) == 0 {
+		return nil
+	}
+	what := fmt.Sprintf("asks for %s %s", missing[0].key, missing[0].value)
+	switch missing[0].key {
+	case keyAnnotations:
+		what = "is not one that is heard"
+	case keyUnknown:
+		what = "may be the image's, which cannot be known here"
+	}
+	return fmt.Errorf("%w: annotation %s%s %s, and the [[allow]] on line %d of %s does not allow that; to have it heard, write there %s: %s",
+		ErrNotAllowed, api.AnnotationPrefix, missing[0].annotation, what, entry.Line, cfg.Path, then, d.lines(w, missing))
+}
+
+// entry is the least [[allow]] that gives all, for a container of an engine and a name.
+func (d *demands) entry(engine, name string) string {
+	least, _ := newAllowance(&config.Allow{Names: []config.Text{{Text: literal.Replace(name)}}})
+	missing := d.missing(least)
+	lines := "[[allow]]; engines = " + tomlList([]string{engine}) + "; "
+	if !slices.ContainsFunc(missing, func(m demand) bool { return m.key == keyNames }) {
+		lines += "names = " + tomlList(least.lists[keyNames]) + "; "
+	}
+	return lines + d.lines(least, missing)
+}
+
+// annotationKeys are those of our annotations, without their prefix.
+func annotationKeys(annotations map[string]string) []string {
+	var keys []string
+	for _, name := range slices.Sorted(maps.Keys(annotations)) {
+		if key, ours := strings.CutPrefix(name, api.AnnotationPrefix); ours {
+			keys = append(keys, key)
+		}
+	}
+	return keys
+}
+
+// CheckPath finds out whether a path leads elsewhere than it says: somebody who may
+// write in a folder that is allowed could lead it to one that is not.
+func CheckPath(file string) error {
+	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS}
+	dir, err := unix.Openat2(unix.AT_FDCWD, path.Dir(file), &how)
+	if errors.Is(err, unix.ELOOP) {
+		return fmt.Errorf("%w: a folder on the path %s is a symbolic link; write where it leads", ErrNotAllowed, file)
+	}
+	if err != nil {
+		return fmt.Errorf("%w: the folder of %s: %w", ErrNotAllowed, file, err)
+	}
+	defer unix.Close(dir)
+	var st unix.Stat_t
+	err = unix.Fstatat(dir, path.Base(file), &st, unix.AT_SYMLINK_NOFOLLOW)
+	if errors.Is(err, unix.ENOENT) {
+		return nil // a server may come
+	}
+	if err == nil && st.Mode&unix.S_IFMT == unix.S_IFLNK {
+		err = errors.New("it is a symbolic link; write where it leads")
+	}
+	if err != nil {
+		return fmt.Errorf("%w: the path %s: %w", ErrNotAllowed, file, err)
+	}
+	return nil
+}

@@ -1,0 +1,171 @@
+// Package rules decides what a container is given: it reads the texts of rules, finds those of a
+// container in the configuration and in its annotations, and refuses annotations that ask for
+// more than the configuration allows.
+//
+// What it decides depends on the configuration and on the registration alone, except for CheckPath,
+// which looks at the file system. It puts nothing in force. It needs no privilege, and Linux 5.6
+// (openat2).
+package rules
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/tsugiki/tsugiki/api"
+	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/intercept/filter"
+	"github.com/tsugiki/tsugiki/policy"
+)
+
+// Texts are what a container is given, as users write it: on the command line
+// of tsugiki run, in a container's annotations, in the configuration.
+type Texts struct {
+	Mode                       string // one of filter.ModeNames; empty is auto
+	Endpoints, Ingress, Egress []string
+}
+
+// Rules are what rule texts say. Endpoints also holds those of rules that name a
+// host address.
+type Rules struct {
+	Mode      filter.Mode
+	Endpoints endpoint.Set
+	Ingress   []policy.Ingress
+	Egress    []policy.Egress
+}
+
+// TextError is an error in one of the rule texts.
+type TextError struct {
+	Key   string // mode, endpoints, ingress or egress
+	Index int    // in the list of that name
+	Err   error
+}
+
+func (e *TextError) Error() string { return e.Err.Error() }
+
+func (e *TextError) Unwrap() error { return e.Err }
+
+// Parse reads the texts. Its error joins a TextError for each that is wrong;
+// rules are looked at only where all endpoints are right. Rules may still
+// contradict each other (policy.NewTable).
+func (t Texts) Parse() (Rules, error) {
+	r, bad := t.parse()
+	if len(bad) == 0 {
+		return r, nil
+	}
+	var errs []error
+	for _, e := range bad {
+		errs = append(errs, e)
+	}
+	return Rules{}, errors.Join(errs...)
+}
+
+func (t Texts) parse() (Rules, []*TextError) {
+	r := Rules{Mode: filter.Auto}
+	var errs []*TextError
+	if t.Mode != "" {
+		mode, known := filter.ParseMode(t.Mode)
+		if !known {
+			err := fmt.Errorf("unknown mode %q; there are %s", t.Mode, enumerate(filter.ModeNames()))
+			errs = append(errs, &TextError{"mode", 0, err})
+		}
+		r.Mode = mode
+	}
+	_, bad := parseList("endpoints", t.Endpoints, func(s string) (*endpoint.Endpoint, error) {
+		e, err := endpoint.Parse(s)
+		if err == nil {
+			err = r.Endpoints.Add(e)
+		}
+		return e, err
+	})
+	errs = append(errs, bad...)
+	if len(bad) == 0 {
+		p := policy.Parser{Endpoints: &r.Endpoints}
+		r.Ingress, bad = parseList("ingress", t.Ingress, p.Ingress)
+		errs = append(errs, bad...)
+		r.Egress, bad = parseList("egress", t.Egress, p.Egress)
+		errs = append(errs, bad...)
+	}
+	return r, errs
+}
+
+func parseList[T any](key string, texts []string, parse func(string) (T, error)) (list []T, errs []*TextError) {
+	for i, s := range texts {
+		v, err := parse(s)
+		if err != nil {
+			errs = append(errs, &TextError{key, i, err})
+			continue
+		}
+		list = append(list, v)
+	}
+	return list, errs
+}
+
+// What a container's annotations may hold: they come from whoever may start one.
+const (
+	annotationMax  = 16 << 10 // bytes of a value
+	annotationList = 64       // entries of a list
+)
+
+// AnnotationRules reads the annotations tsugiki.dev/mode, and, as lists,
+// tsugiki.dev/endpoints, /ingress and /egress. Commas, semicolons and newlines
+// separate the entries of a list. It tells whether there is one of these;
+// tsugiki.dev/name is somebody else's, and so is all without the prefix.
+func AnnotationRules(annotations map[string]string) (Texts, bool, error) {
+	var t Texts
+	lists := map[string]*[]string{"endpoints": &t.Endpoints, "ingress": &t.Ingress, "egress": &t.Egress}
+	found := false
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(annotations)) {
+		key, ours := strings.CutPrefix(name, api.AnnotationPrefix)
+		if !ours || key == "name" {
+			continue
+		}
+		found = true
+		value := annotations[name]
+		list, isList := lists[key]
+		switch {
+		case key != "mode" && !isList:
+			errs = append(errs, fmt.Errorf("unknown annotation %q; there are %s", name, enumerate(annotationNames())))
+		case len(value) > annotationMax:
+			errs = append(errs, fmt.Errorf("annotation %s has %d bytes, at most %d may be", name, len(value), annotationMax))
+		case key == "mode":
+			t.Mode = strings.TrimSpace(value)
+		default:
+			if *list = splitList(value); len(*list) > annotationList {
+				errs = append(errs, fmt.Errorf("annotation %s has %d entries, at most %d may be", name, len(*list), annotationList))
+			}
+		}
+	}
+	if len(errs) > 0 {
+		return Texts{}, found, errors.Join(errs...)
+	}
+	return t, found, nil
+}
+
+func annotationNames() []string {
+	var names []string
+	for _, key := range []string{"egress", "endpoints", "ingress", "mode", "name"} {
+		names = append(names, api.AnnotationPrefix+key)
+	}
+	return names
+}
+
+// splitList leaves out what is blank.
+func splitList(s string) []string {
+	var list []string
+	for _, entry := range strings.FieldsFunc(s, func(r rune) bool { return strings.ContainsRune(",;\n", r) }) {
+		if entry = strings.TrimSpace(entry); entry != "" {
+			list = append(list, entry)
+		}
+	}
+	return list
+}
+
+// enumerate writes "a, b and c".
+func enumerate(list []string) string {
+	last := len(list) - 1
+	return strings.Join(list[:last], ", ") + " and " + list[last]
+}
