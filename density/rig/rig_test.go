@@ -92,7 +92,7 @@ func TestContainers(t *testing.T) {
 					if network == Bridge {
 						host = r.bridged
 					}
-					for side, at := range map[string]*place{"host": host, "remote": r.remote} {
+					for side, at := range map[string]*namespace{"host": host, "remote": r.remote} {
 						out, err := at.output(ctx, r.command(ctx, get[0], get[1:]...))
 						if err != nil || string(out) != "hello\n" {
 							t.Errorf("from the %s: %q, %v", side, out, err)

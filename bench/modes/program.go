@@ -1,4 +1,4 @@
-package rig
+package modes
 
 import (
 	"context"
@@ -16,7 +16,7 @@ type Program struct {
 	Flags *flag.FlagSet
 	// Check refuses values of the program's own flags.
 	Check func() error
-	Loads func(context.Context, *Rig) ([]Load, error)
+	Loads func(context.Context, *Runner) ([]Load, error)
 	// Notes adds to the report what a reader should know.
 	Notes func(*measure.Report)
 	// Print writes the report for people.
