@@ -87,11 +87,11 @@ var rooms = []room{
 	{"internal/launch", []string{"shim"}, "starts one program, and has it load the library"},
 	{"internal/cgroup", nil, anybody},
 	{"internal/cputime", nil, anybody},
-	{"internal/filelock", nil, anybody},
 	{"internal/kernel", nil, anybody},
 	{"internal/mapped", nil, anybody},
 	{"internal/netns", nil, anybody},
 	{"internal/programs", nil, anybody},
+	{"internal/sys", nil, anybody},
 	{"internal/watch", nil, anybody},
 	{"internal/wire", nil, anybody},
 }
