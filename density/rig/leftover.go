@@ -37,7 +37,7 @@ func claim(parent string) (dir string, f *os.File, err error) {
 		return "", nil, err
 	}
 	defer all.Close()
-	if err := unix.Flock(int(all.Fd()), unix.LOCK_EX); err != nil {
+	if err := lock.Wait(all); err != nil {
 		return "", nil, fmt.Errorf("lock %s: %w", Registry, err)
 	}
 	if parent, err = filepath.Abs(parent); err != nil {
