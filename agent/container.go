@@ -73,7 +73,7 @@ type Container struct {
 	// doors is the directory of its gates' doors; nil if gates and keepers end the
 	// container should this process end.
 	doors     *os.File
-	porter    func() (*gate.Porter, error) // where there are doors
+	porter    func() (*gate.Pool, error) // where there are doors
 	claim     *claim
 	group     *cgroup.Group                // parent of the two below
 	programs  *cgroup.Group                // where the program is, and the sockets of its own namespace are made; nil, and group, if others have put it elsewhere

@@ -63,7 +63,7 @@ type Daemon struct {
 	letGo func() error
 
 	porterMu sync.Mutex   // guards porter
-	porter   *gate.Porter // of new gates; nil before the first one
+	porter   *gate.Pool // of new gates; nil before the first one
 
 	files  fileLimit
 	failed chan error // has room for one
@@ -176,18 +176,18 @@ func bootID() (string, error) {
 
 // keptBy is who keeps gates while they have nothing to do. One that was killed has taken
 // those with it that had nothing to do, and their containers end.
-func (d *Daemon) keptBy() (*gate.Porter, error) {
+func (d *Daemon) keptBy() (*gate.Pool, error) {
 	d.porterMu.Lock()
 	defer d.porterMu.Unlock()
 	if d.porter != nil && !d.porter.Ended() {
 		return d.porter, nil
 	}
 	if d.porter != nil {
-		d.log.Warn("the porter of gates was killed, starting another")
+		d.log.Warn("the gate pool was killed, starting another")
 		_ = d.porter.Close() // nobody is at its other end
 	}
 	var err error
-	d.porter, err = gate.StartPorter("", nil, gate.RestAfter)
+	d.porter, err = gate.StartPool("", nil, gate.IdleAfter)
 	return d.porter, err
 }
 

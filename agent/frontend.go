@@ -64,9 +64,9 @@ func (c *Container) serve(listener *os.File) error {
 	}
 	defer config.CgroupDir.Close()
 	if c.doors != nil {
-		config.Door, err = newDoor(c.doors)
+		config.AdoptSocket, err = newDoor(c.doors)
 		if err == nil {
-			config.Porter, err = c.porter()
+			config.Pool, err = c.porter()
 		}
 	} else {
 		config.Kill, err = c.group.Killer()

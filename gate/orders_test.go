@@ -86,8 +86,8 @@ func TestOrders(t *testing.T) {
 	}
 	g.SetTraced(true) // returns
 	c.must(g.Close())
-	if _, err := os.Stat(c.door); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the door after Close: %v", err)
+	if _, err := os.Stat(c.adoptSocket); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the adoption socket after Close: %v", err)
 	}
 }
 

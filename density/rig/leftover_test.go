@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -54,7 +53,7 @@ func TestMain(m *testing.M) {
 // makeAndWait makes a container on each network, says the rig's folder, and waits to be
 // killed.
 func makeAndWait(dir string) error {
-	r, err := New(Options{Dir: dir}, slog.New(slog.DiscardHandler))
+	r, err := New(Options{Dir: dir})
 	if err != nil {
 		return err
 	}

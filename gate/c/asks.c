@@ -265,7 +265,7 @@ void gate_greet(void)
  * likes. Then the greeting has their numbers, and the supervisor takes them out of our table
  * (pidfd_getfd(2)).
  */
-static bool gate_greet_at_door(int file)
+static bool gate_greet_next(int file)
 {
 	const int files[] = {gate.listener, gate.netns};
 	struct gate_ask numbers = gate_hello;
@@ -282,7 +282,7 @@ static bool gate_greet_at_door(int file)
 bool gate_supervisor_came(int file)
 {
 	pthread_mutex_lock(&gate_asks_lock);
-	gate_asks.supervised = gate_greet_at_door(file) && dup3(file, gate.control, O_CLOEXEC) >= 0;
+	gate_asks.supervised = gate_greet_next(file) && dup3(file, gate.control, O_CLOEXEC) >= 0;
 	if (gate_asks.supervised) {
 		gate_send_due();
 		pthread_cond_broadcast(&gate_asks_room);
@@ -315,7 +315,7 @@ static bool gate_nothing_waits(void)
 	return true;
 }
 
-void gate_asks_rest(bool (*hand_over)(bool supervised))
+void gate_pending_hand_over(bool (*hand_over)(bool supervised))
 {
 	pthread_mutex_lock(&gate_asks_lock);
 	if (gate_nothing_waits() && hand_over(gate_asks.supervised))

@@ -33,6 +33,6 @@ _Noreturn void gate_end(void);
 
 /* Has HAND_OVER carried out and ends the process; returns if a call waits for an answer of
  * the supervisor's, or if HAND_OVER fails. */
-void gate_asks_rest(bool (*hand_over)(bool supervised));
+void gate_pending_hand_over(bool (*hand_over)(bool supervised));
 
 #endif

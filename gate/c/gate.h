@@ -16,11 +16,11 @@
 struct gate {
 	int control;
 	int listener;
-	int kill;	/* cgroup.kill of the container, or -1 */
-	int door;	/* where the next supervisor knocks, or -1 */
-	int netns;	/* the program's namespace, for the next supervisor; or -1 */
-	int board_file; /* for programs that ask for it */
-	int porter;	/* who keeps all that while there is nothing to do, or -1 */
+	int kill;	  /* cgroup.kill of the container, or -1 */
+	int adopt_socket; /* listens for the next supervisor, or -1 */
+	int netns;	  /* the program's namespace, for the next supervisor; or -1 */
+	int board_file;	  /* for programs that ask for it */
+	int pool;	  /* a socket to the gate pool, or -1 */
 	struct board *board;
 	uint64_t own; /* inode of the program's namespace in nsfs */
 	uint64_t cookie;
@@ -28,8 +28,8 @@ struct gate {
 	bool datagrams;
 	uint32_t uid; /* of the program, for the files' owner */
 	uint32_t gid;
-	uint32_t rest_ms; /* for how long nobody calls before its process ends, where it may */
-	bool stops;	  /* tests: it stops when it is about to rest (SIGSTOP) */
+	uint32_t idle_ms; /* how long a gate of the pool is idle before it exits */
+	bool stops;	  /* tests: it stops before it hands over (SIGSTOP) */
 };
 
 /* The one of this process. */

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The program: a porter, or one gate, which gates of a porter become as well. */
+/* The program: one gate, or the gate pool, whose children become gates. */
 #define _GNU_SOURCE
 #include <linux/seccomp.h>
 #include <sched.h>
@@ -10,7 +10,7 @@
 #include "asks.h"
 #include "control.h"
 #include "gate.h"
-#include "porter.h"
+#include "gatepool.h"
 #include "start.h"
 #include "threads.h"
 
@@ -24,8 +24,8 @@ int main(int argc, char **argv)
 {
 	struct gate_life life = {.first = true, .supervised = true};
 
-	if (gate_is_porter(&gate, argc, argv))
-		life = gate_porter(&gate);
+	if (gate_is_pool(&gate, argc, argv))
+		life = gatepool_run(&gate);
 	else
 		gate_arguments(&gate, argc, argv);
 	gate_give_up(&gate);

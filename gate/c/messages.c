@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Messages with files, of gates, porters and supervisors. */
+/* Messages with files, of gates, the gate pool and supervisors. */
 #define _GNU_SOURCE
 #include "messages.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What supervisors and agents send: reading it, and changing a board as it says. */
+/* What supervisors send: reading it, and changing a board as it says. */
 #ifndef TSUGIKI_GATE_ORDERS_H
 #define TSUGIKI_GATE_ORDERS_H
 
@@ -12,8 +12,6 @@
  */
 int gate_order_parse(const void *bytes, size_t length, unsigned int files,
 		     struct gate_order *order);
-int gate_admission_parse(const void *bytes, size_t length, unsigned int files,
-			 struct gate_admission *a);
 int gate_order_set(struct board *b, const struct gate_order *order);
 int gate_order_rules(struct board *b, int file, uint32_t length);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What gates, supervisors and porters say to each other. All of it goes over sockets that keep
- * messages apart, on one machine: numbers are in the machine's byte order. The Go side is
+ * What gates, supervisors and the gate pool say to each other. All of it goes over sockets that
+ * keep messages apart, on one machine: numbers are in the machine's byte order. The Go side is
  * protocol.go of package gate, whose test compares both.
  */
 #ifndef TSUGIKI_GATE_PROTOCOL_H
@@ -14,7 +14,7 @@
 #define GATE_VERSION 5
 
 enum gate_call {
-	GATE_HELLO, /* the first message: the gate is ready; see gate_greet_at_door */
+	GATE_HELLO, /* the first message: the gate is ready; see gate_greet_next */
 	GATE_SOCKET,
 	GATE_CONNECT,
 	GATE_BIND,
@@ -30,8 +30,8 @@ enum gate_call {
 	GATE_DONE = GATE_CALLS, /* the order `id` is carried out; `number` is an errno */
 	GATE_STATS,		/* struct gate_stats; also comes right before GATE_BYE */
 	GATE_BYE,		/* the last: the container's last process is gone */
-	GATE_TAKEN,		/* at the door: there is a supervisor already */
-	GATE_REFUSED,		/* at the door: not to this process */
+	GATE_TAKEN,		/* to who connects: there is a supervisor already */
+	GATE_REFUSED,		/* to who connects: this process may not supervise */
 };
 
 /* The family of the sockets that programs bind to endpoints by name, and the level of
@@ -121,18 +121,18 @@ struct gate_stats {
 	struct gate_counters counters;
 };
 
-/* What a gate holds on to while it rests, as descriptors. */
+/* The descriptors of a gate that the pool holds while the gate is idle. */
 enum gate_file {
 	GATE_FILE_CONTROL, /* the supervisor's other end; or, if that is gone, nobody's */
 	GATE_FILE_LISTENER,
-	GATE_FILE_DOOR,
+	GATE_FILE_ADOPT_SOCKET,
 	GATE_FILE_NETNS,
 	GATE_FILE_BOARD,
 	GATE_FILES,
 };
 
-/* What comes with them when a gate goes to rest. */
-struct gate_rest {
+/* What comes with them from a gate that exits because it is idle. */
+struct gate_handover {
 	uint32_t version;
 	uint32_t supervised;
 };

@@ -23,7 +23,7 @@ enum { GATE_FD_CONTROL = 3, GATE_FD_LISTENER, GATE_FD_KILL };
 static const char gate_usage_text[] =
 	"usage: tsugiki-gate --uid N --gid N --own INODE --cookie N [--born4] [--born6] "
 	"[--datagrams], control socket at 3, seccomp listener at 4, cgroup.kill at 5; or "
-	"tsugiki-gate --porter REST-MS, control socket at 3\n";
+	"tsugiki-gate --pool IDLE-MS, control socket at 3\n";
 
 static bool gate_flag(struct gate *g, const char *name)
 {
@@ -38,12 +38,12 @@ static bool gate_flag(struct gate *g, const char *name)
 	return true;
 }
 
-bool gate_is_porter(struct gate *g, int argc, char **argv)
+bool gate_is_pool(struct gate *g, int argc, char **argv)
 {
-	if (argc < 2 || strcmp(argv[1], "--porter") != 0)
+	if (argc < 2 || strcmp(argv[1], "--pool") != 0)
 		return false;
-	g->rest_ms = privilege_number(argv[2], gate_usage_text);
-	g->stops = argc > 3 && strcmp(argv[3], "--stop-before-rest") == 0;
+	g->idle_ms = privilege_number(argv[2], gate_usage_text);
+	g->stops = argc > 3 && strcmp(argv[3], "--stop-before-handover") == 0;
 	return true;
 }
 
@@ -52,7 +52,7 @@ static void gate_take(struct gate *g)
 	g->control = GATE_FD_CONTROL;
 	g->listener = GATE_FD_LISTENER;
 	g->kill = GATE_FD_KILL;
-	g->door = g->netns = g->porter = -1;
+	g->adopt_socket = g->netns = g->pool = -1;
 	if (syscall(SYS_close_range, GATE_FD_KILL + 1, ~0U, 0) != 0)
 		privilege_die("close descriptors");
 	if (!gate_make_board(g))

@@ -12,8 +12,8 @@
  *
  * The gate ends with the last process of the container.
  *
- * Where a porter keeps it, the process ends also when nobody has called for a while. It must
- * not do so with a notification received: that would never be received again. So the
+ * A gate of the pool also exits when it is idle. It must not do so with a notification that it
+ * has received: no other process would receive it again. So the
  * thread that serves is told to end, and a signal gets it out of its wait; it looks whether it
  * was told so after it has counted its turn up, and is sent the signal only while it has not,
  * so one of the two sees the other. The signal is open only while it waits, for no
@@ -94,7 +94,7 @@ static void *gate_serve(void *worker)
 	uint64_t came;
 
 	atomic_store(&w->id, (int)syscall(SYS_gettid));
-	gate_open_signal(gate.porter >= 0);
+	gate_open_signal(gate.pool >= 0);
 	while (!atomic_load(&w->given_up)) {
 		memset(&w->n, 0, sizeof(w->n));
 		if (ioctl(gate.listener, SECCOMP_IOCTL_NOTIF_RECV, &w->n) != 0) {

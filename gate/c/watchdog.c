@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Looks after the threads (threads.c), and has a gate that has nothing to do go to rest
- * (porter.c). */
+/*
+ * The watchdog: looks after the threads (threads.c), and ends the process of a gate of the pool
+ * that is idle (gatepool.c).
+ */
 #define _GNU_SOURCE
 #include "watchdog.h"
 
@@ -19,39 +21,40 @@
 /* Ticks without work after which the watchdog sleeps until there is some. */
 #define GATE_QUIET_TICKS 4
 
-/* The porter takes it as it is: nobody else knows this socket. */
+/* The pool takes it as it is: nobody else has this socket. */
 static bool gate_hand_over(bool supervised)
 {
-	const struct gate_rest rest = {.version = GATE_VERSION, .supervised = supervised};
+	const struct gate_handover handover = {.version = GATE_VERSION, .supervised = supervised};
 	const int files[GATE_FILES] = {
-		[GATE_FILE_CONTROL] = gate.control,  [GATE_FILE_LISTENER] = gate.listener,
-		[GATE_FILE_DOOR] = gate.door,	     [GATE_FILE_NETNS] = gate.netns,
+		[GATE_FILE_CONTROL] = gate.control,	      [GATE_FILE_LISTENER] = gate.listener,
+		[GATE_FILE_ADOPT_SOCKET] = gate.adopt_socket, [GATE_FILE_NETNS] = gate.netns,
 		[GATE_FILE_BOARD] = gate.board_file,
 	};
 
-	/* Without a porter we stay. */
-	return gate_send_files(gate.porter, &rest, sizeof(rest), files, GATE_FILES, MSG_DONTWAIT);
+	/* If the pool is gone, the gate stays. */
+	return gate_send_files(gate.pool, &handover, sizeof(handover), files, GATE_FILES,
+			       MSG_DONTWAIT);
 }
 
 /* Ends the process for as long as there is nothing to do; returns if there is. */
-static void gate_rest(void)
+static void gate_exit_idle(void)
 {
 	/* Another process would not know of it, and send another. */
 	if (!gate_stop_thread() || gate_batch_is_under_way())
 		return;
 	if (gate.stops)
 		(void)syscall(SYS_tgkill, getpid(), getpid(), SIGSTOP); /* nobody serves now */
-	gate_asks_rest(gate_hand_over);
+	gate_pending_hand_over(gate_hand_over);
 }
 
 /* In how many milliseconds the process may end, if nobody calls before; -1: never. */
-static int gate_until_rest(uint64_t now, uint64_t worked)
+static int gate_until_exit(uint64_t now, uint64_t worked)
 {
-	const uint64_t rest = gate.rest_ms * 1000000ull;
+	const uint64_t idle = gate.idle_ms * 1000000ull;
 
-	if (gate.porter < 0)
+	if (gate.pool < 0)
 		return -1;
-	return now - worked >= rest ? 0 : (int)((rest - (now - worked)) / 1000000) + 1;
+	return now - worked >= idle ? 0 : (int)((idle - (now - worked)) / 1000000) + 1;
 }
 
 int gate_watch(void)
@@ -69,9 +72,9 @@ int gate_watch(void)
 		worked = now;
 	if (quiet <= GATE_QUIET_TICKS)
 		return GATE_TICK_MS;
-	left = gate_until_rest(now, worked);
+	left = gate_until_exit(now, worked);
 	if (left == 0) {
-		gate_rest();
+		gate_exit_idle();
 		(void)gate_tick(); /* starts a thread, as ours has ended or is about to */
 		worked = now;
 	} else {

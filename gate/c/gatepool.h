@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The process that keeps the gates of an agent while they have nothing to do. */
-#ifndef TSUGIKI_GATE_PORTER_H
-#define TSUGIKI_GATE_PORTER_H
+#ifndef TSUGIKI_GATE_GATEPOOL_H
+#define TSUGIKI_GATE_GATEPOOL_H
 
 #include "gate.h"
 
@@ -15,6 +15,6 @@ struct gate_life {
  * Keeps the gates of an agent's containers, until there are none and no agent any more;
  * then it ends the process. Returns in the process of each gate that has something to do.
  */
-struct gate_life gate_porter(struct gate *g);
+struct gate_life gatepool_run(struct gate *g);
 
 #endif

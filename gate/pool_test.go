@@ -16,8 +16,8 @@ import (
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
-// rests waits until no process is where gates are.
-func (c *container) rests() {
+// exits waits until no process is where gates are.
+func (c *container) exits() {
 	c.t.Helper()
 	c.eventually("no process", func() bool {
 		procs, err := os.ReadFile(filepath.Join(c.keepers.Path(), "cgroup.procs"))
@@ -39,17 +39,17 @@ func (c *container) quiet(is bool) {
 // hush is quiet for calls that wait.
 func (c *container) hush() { c.progress.quiet.Store(1) }
 
-// A gate that has nothing to do has no process, and is the same as before when there is
+// An idle gate has no process, and is the same as before when there is
 // something: a call, an order, a supervisor, the end.
-func TestRest(t *testing.T) {
+func TestIdle(t *testing.T) {
 	testkit.CheckLeaks(t)
 	c := newContainer(t)
-	c.rest = 100 * time.Millisecond
+	c.idleAfter = 100 * time.Millisecond
 	g := c.start(2, nil)
 	ended := serve(c, g, nil)
 	c.moves("asked", &c.progress.asked, 10)
 	c.quiet(true)
-	c.rests()
+	c.exits()
 	before := c.counted(g)
 	if len(c.gatePIDs()) != 0 {
 		t.Error("to be asked what it has counted has woken it")
@@ -61,7 +61,7 @@ func TestRest(t *testing.T) {
 	c.moves("own", &c.progress.own, 110)
 	c.gatePID()
 	c.quiet(true)
-	c.rests()
+	c.exits()
 	after := c.counted(g)
 	checkStats(t, &before, &after)
 	checkSums(t, c, &after.Stats)
@@ -69,13 +69,13 @@ func TestRest(t *testing.T) {
 	// What an order sets stays set.
 	g.SetTraced(true)
 	c.must(g.SetRules(c.rules))
-	c.rests()
+	c.exits()
 	g.SetTraced(false)
-	c.rests()
+	c.exits()
 	c.quiet(false)
 	c.moves("own", &c.progress.own, 10)
 	c.quiet(true)
-	c.rests()
+	c.exits()
 	c.allRight()
 	c.must(c.programs.Kill())
 	<-ended
@@ -98,70 +98,70 @@ func checkSums(t *testing.T, c *container, s *Stats) {
 	}
 }
 
-// What a gate is without a supervisor, it is at rest too.
-func TestRestWithoutSupervisor(t *testing.T) {
+// A gate without a supervisor can be idle too.
+func TestIdleWithoutSupervisor(t *testing.T) {
 	c := newContainer(t)
-	c.rest = 100 * time.Millisecond
+	c.idleAfter = 100 * time.Millisecond
 	journal := filepath.Join(c.dir, "journal")
 	g := c.start(2, nil)
 	c.quiet(true)
-	c.rests()
+	c.exits()
 	c.must(g.Release())
 	c.releaseListener()
-	c.must(c.porter.Close())
+	c.must(c.pool.Close())
 	c.quiet(false)
 	c.moves("own", &c.progress.own, 10)
 	c.hush()
-	// Two calls wait for a supervisor, so it does not rest.
+	// Two calls wait for a supervisor, so it does not exit.
 	h := c.helper(c.top.Host, "answer", journal)
 	h.says("adopted")
-	c.rests()
+	c.exits()
 	h.kill()
 	c.helper(c.top.Remote, "answer", journal).says("refused")
-	c.rests()
+	c.exits()
 	h = c.helper(c.top.Host, "answer", journal)
 	h.says("adopted")
 	c.helper(c.top.Host, "answer", journal).says("taken")
 	c.quiet(false)
 	c.moves("asked", &c.progress.asked, 10)
 	c.quiet(true)
-	c.rests()
+	c.exits()
 	c.allRight()
 	c.must(c.programs.Kill())
 	h.says("ended true")
 	c.helper(c.top.Host, "answer", journal).says("gone")
 	select {
-	case <-c.porter.ended:
+	case <-c.pool.ended:
 	case <-time.After(testkit.Patience):
-		t.Error("a porter without agent and gates has not ended")
+		t.Error("a pool without agent and gates has not ended")
 	}
 }
 
 // Whoever is killed takes with it what it held, and its supervisor knows.
-func TestRestKilled(t *testing.T) {
-	for _, who := range []string{"gate", "porter at rest", "porter at work"} {
+func TestIdleKilled(t *testing.T) {
+	for _, who := range []string{"gate", "pool with the gate idle", "pool with the gate at work"} {
 		t.Run(who, func(t *testing.T) {
 			c := newContainer(t)
-			c.rest = 100 * time.Millisecond
+			c.idleAfter = 100 * time.Millisecond
 			g := c.start(1, nil)
 			ended := serve(c, g, nil)
 			c.moves("asked", &c.progress.asked, 10)
-			if who != "porter at work" {
+			if who != "pool with the gate at work" {
 				c.quiet(true)
-				c.rests()
+				c.exits()
 			}
 			if who == "gate" {
 				g.SetTraced(true)
 				c.must(unix.Kill(c.gatePID(), unix.SIGKILL))
 			} else {
-				c.must(unix.Kill(c.porter.pid, unix.SIGKILL))
+				c.must(unix.Kill(c.pool.pid, unix.SIGKILL))
 			}
-			if who == "porter at work" {
-				<-c.porter.ended
+			if who == "pool with the gate at work" {
+				<-c.pool.ended
 				c.moves("asked", &c.progress.asked, 10)
 				c.quiet(true)
-				// It cannot rest any more, and goes on.
-				c.triesToRest(3)
+				// It cannot exit any more, and goes on.
+				c.triesToExit(3)
 				c.quiet(false)
 				c.moves("asked", &c.progress.asked, 10)
 				c.moves("own", &c.progress.own, 10)
@@ -169,15 +169,15 @@ func TestRestKilled(t *testing.T) {
 				c.must(c.programs.Kill())
 			}
 			<-ended
-			if well := g.EndedWell(); well != (who == "porter at work") {
+			if well := g.EndedWell(); well != (who == "pool with the gate at work") {
 				t.Errorf("it ended well: %v", well)
 			}
 			if _, err := g.Stats(); err != nil && !errors.Is(err, io.EOF) {
 				t.Error(err)
 			}
 			c.must(g.Close())
-			if _, err := os.Stat(c.door); !errors.Is(err, os.ErrNotExist) {
-				t.Errorf("the door after Close: %v", err)
+			if _, err := os.Stat(c.adoptSocket); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("the adoption socket after Close: %v", err)
 			}
 		})
 	}
@@ -204,13 +204,13 @@ func (c *container) gatePIDs() (list []int) {
 	return list
 }
 
-// triesToRest waits until the gate has tried to rest, and could not: it has another thread
+// triesToExit waits until the gate has tried to exit, and could not: it has another thread
 // after each try.
-func (c *container) triesToRest(times int) {
+func (c *container) triesToExit(times int) {
 	c.t.Helper()
 	pid := c.gatePID()
 	last := ""
-	c.eventually("tries to rest", func() bool {
+	c.eventually("tries to exit", func() bool {
 		tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
 		c.must(err)
 		tasks = slices.DeleteFunc(tasks, func(path string) bool { return filepath.Base(path) == fmt.Sprint(pid) })
@@ -222,11 +222,11 @@ func (c *container) triesToRest(times int) {
 	})
 }
 
-// aboutToRest waits until the gate has stopped, which it does when nobody serves any more and
+// aboutToHandOver waits until the gate has stopped, which it does when nobody serves any more and
 // it has not yet handed over what it holds.
-func (c *container) aboutToRest() {
+func (c *container) aboutToHandOver() {
 	c.t.Helper()
-	c.eventually("about to rest", func() bool {
+	c.eventually("about to hand over", func() bool {
 		pids := c.gatePIDs()
 		return len(pids) == 1 && stopped(pids[0])
 	})
@@ -238,7 +238,7 @@ func stopped(pid int) bool {
 	return strings.HasPrefix(state, "T")
 }
 
-// goOn lets a gate go on that is about to rest.
+// goOn lets a gate go on that is about to hand over.
 func (c *container) goOn() {
 	for _, pid := range c.gatePIDs() {
 		if stopped(pid) {
@@ -257,7 +257,7 @@ func (c *container) called() {
 	})
 }
 
-// answers waits for calls of both kinds. The gate is never about to rest for long.
+// answers waits for calls of both kinds. The gate is never about to hand over for long.
 func (c *container) answers() {
 	c.t.Helper()
 	c.quiet(false)
@@ -268,11 +268,11 @@ func (c *container) answers() {
 	})
 }
 
-// A call or an order that comes when its gate is about to rest, or has just gone, is answered
+// A call or an order that comes when its gate is about to hand over, or has just exited, is answered
 // like any other, and a call is asked about once.
-func TestRestLosesNothing(t *testing.T) {
+func TestIdleLosesNothing(t *testing.T) {
 	c := newContainer(t)
-	c.rest, c.flags = 0, []string{"--stop-before-rest"}
+	c.idleAfter, c.flags = 0, []string{"--stop-before-handover"}
 	g := c.start(1, nil)
 	ended := serve(c, g, nil)
 	calls := func() {
@@ -285,17 +285,17 @@ func TestRestLosesNothing(t *testing.T) {
 		for _, come := range [][]func(){{}, {calls}, {order}, {calls, order}, {order, calls}} {
 			for _, handedOver := range []bool{false, true} {
 				c.hush()
-				c.aboutToRest()
+				c.aboutToHandOver()
 				if handedOver {
-					c.must(unix.Kill(c.porter.pid, unix.SIGSTOP))
+					c.must(unix.Kill(c.pool.pid, unix.SIGSTOP))
 					c.goOn()
-					c.rests()
+					c.exits()
 				}
 				for _, f := range come {
 					f()
 				}
 				c.goOn()
-				c.must(unix.Kill(c.porter.pid, unix.SIGCONT))
+				c.must(unix.Kill(c.pool.pid, unix.SIGCONT))
 				c.answers()
 			}
 		}
@@ -320,28 +320,28 @@ func TestRestLosesNothing(t *testing.T) {
 	c.must(g.Close())
 }
 
-// A porter keeps many, and each has what is its own.
-func TestPorterRefuses(t *testing.T) {
+// A pool refuses what is no admission, and a gate that cannot start; its other gates go on.
+func TestPoolRefuses(t *testing.T) {
 	c := newContainer(t)
 	g := c.start(1, nil)
 	c.moves("own", &c.progress.own, 1)
 	for _, message := range [][]byte{{1}, make([]byte, 40), make([]byte, 400), encodeAdmission(Config{Own: c.own})} {
-		c.must(c.porter.send(message))
-		c.must(c.porter.send(message, os.Stdin, os.Stdin, os.Stdin))
+		c.must(c.pool.send(message))
+		c.must(c.pool.send(message, os.Stdin, os.Stdin, os.Stdin))
 	}
 	config := c.config(c.process.Listener, func(config *Config) {
-		config.Door += "-other"
+		config.AdoptSocket += "-other"
 		config.CgroupDir = os.Stdin
 	})
 	if _, err := Start(config); err == nil || !strings.Contains(err.Error(), "start gate: ") {
 		t.Errorf("start in what is no cgroup: %v", err)
 	}
-	if _, err := os.Stat(config.Door); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the door of a gate that was not started: %v", err)
+	if _, err := os.Stat(config.AdoptSocket); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the adoption socket of a gate that was not started: %v", err)
 	}
 	c.moves("own", &c.progress.own, 10)
-	if c.porter.Ended() {
-		t.Error("the porter has ended")
+	if c.pool.Ended() {
+		t.Error("the pool has ended")
 	}
 	c.must(c.group.Kill())
 	c.must(g.Close())
@@ -350,7 +350,7 @@ func TestPorterRefuses(t *testing.T) {
 // BenchmarkWake is how long socket(2) takes that wakes its gate, and one right after it.
 func BenchmarkWake(b *testing.B) {
 	c := newContainer(b)
-	c.rest = 0
+	c.idleAfter = 0
 	g := c.start(0, nil)
 	serve(c, g, nil)
 	var wakes, others []float64
@@ -362,7 +362,7 @@ func BenchmarkWake(b *testing.B) {
 	}
 	c.quiet(true)
 	for b.Loop() {
-		c.rests()
+		c.exits()
 		took(&wakes)
 		took(&others)
 	}
@@ -377,20 +377,20 @@ func BenchmarkWake(b *testing.B) {
 // A container may end before its gate, or who keeps that, has read what the supervisor asked
 // for: the good-bye arrives all the same.
 func TestEndWithOrderUnread(t *testing.T) {
-	for _, atRest := range []bool{true, false} {
-		t.Run(fmt.Sprintf("at rest %v", atRest), func(t *testing.T) {
+	for _, idle := range []bool{true, false} {
+		t.Run(fmt.Sprintf("idle %v", idle), func(t *testing.T) {
 			c := newContainer(t)
-			c.rest = RestAfter
-			if atRest {
-				c.rest = 0
+			c.idleAfter = IdleAfter
+			if idle {
+				c.idleAfter = 0
 			}
 			g := c.start(1, nil)
 			ended := serve(c, g, nil)
 			c.moves("asked", &c.progress.asked, 10)
-			stopped := c.porter.pid
-			if atRest {
+			stopped := c.pool.pid
+			if idle {
 				c.quiet(true)
-				c.rests()
+				c.exits()
 			} else {
 				stopped = c.gatePID()
 			}
@@ -413,21 +413,21 @@ func TestEndWithOrderUnread(t *testing.T) {
 	}
 }
 
-// A porter takes no more gates than may rest at once: what they hand over has to find room.
-func TestPorterIsFull(t *testing.T) {
+// A pool takes no more gates than can be idle at once: what they hand over has to find room.
+func TestPoolIsFull(t *testing.T) {
 	c := newContainer(t)
-	c.rest = 0
+	c.idleAfter = 0
 	g := c.start(1, nil)
 	ended := serve(c, g, nil)
 	c.moves("asked", &c.progress.asked, 1)
 	limit := unix.Rlimit{Cur: 40, Max: 40} // one needs 39
-	c.must(unix.Prlimit(c.porter.pid, unix.RLIMIT_NOFILE, &limit, nil))
-	_, err := Start(c.config(c.process.Listener, func(config *Config) { config.Door += "-other" }))
+	c.must(unix.Prlimit(c.pool.pid, unix.RLIMIT_NOFILE, &limit, nil))
+	_, err := Start(c.config(c.process.Listener, func(config *Config) { config.AdoptSocket += "-other" }))
 	if err == nil || !strings.Contains(err.Error(), "keep gate: ") {
 		t.Errorf("start of one more: %v", err)
 	}
 	c.quiet(true)
-	c.rests()
+	c.exits()
 	c.quiet(false)
 	c.moves("asked", &c.progress.asked, 10)
 	c.allRight()
