@@ -52,7 +52,7 @@ type Config struct {
 	Binary    string    // "" looks in the usual places
 	Netns     *netns.NS // the host's; nil: the caller's
 	Own       *netns.NS // the program's
-	CgroupDir *os.File  // cgroup2 directory it is born in; nil: the caller's
+	CgroupDir *os.File  // cgroup2 directory it starts in; nil: the caller's
 	Listener  *os.File  // of the container's seccomp filter
 	// Kill is cgroup.kill of the container, used if this process dies. Or else:
 	Kill *os.File
@@ -61,8 +61,8 @@ type Config struct {
 	AdoptSocket string
 	Pool        *Pool  // with an AdoptSocket; Binary and Netns are its then
 	Rules       []byte // policy.Table.Snapshot; nil: whatever it is, it is asked
-	Born4       bool   // AF_INET sockets are made on the host at socket(2)
-	Born6       bool   // AF_INET6 sockets likewise
+	HostFirst4  bool   // AF_INET sockets are made on the host at socket(2)
+	HostFirst6  bool   // AF_INET6 sockets likewise
 	UID, GID    int    // of the program
 	Datagrams   bool   // each datagram with an address is decided about
 	Report      bool   // from the start, also tell of calls that the gate answers itself
@@ -219,7 +219,7 @@ func command(path string, c Config, control *os.File) *exec.Cmd {
 	for _, flag := range []struct {
 		is   bool
 		name string
-	}{{c.Born4, "--born4"}, {c.Born6, "--born6"}, {c.Datagrams, "--datagrams"}} {
+	}{{c.HostFirst4, "--host-first4"}, {c.HostFirst6, "--host-first6"}, {c.Datagrams, "--datagrams"}} {
 		if flag.is {
 			cmd.Args = append(cmd.Args, flag.name)
 		}

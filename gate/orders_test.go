@@ -128,8 +128,8 @@ func (c *container) counted(g *Gate) counted {
 func checkStats(t *testing.T, before, after *counted) {
 	t.Helper()
 	asked, own := after.asked-before.asked, after.own-before.own
-	if n := after.Born - before.Born; n != own {
-		t.Errorf("%d sockets were born, want %d", n, own)
+	if n := after.Single - before.Single; n != own {
+		t.Errorf("%d single sockets were made, want %d", n, own)
 	}
 	if n := after.Calls[Bind].Passed - before.Calls[Bind].Passed; n != asked {
 		t.Errorf("%d calls of bind were passed on, want %d", n, asked)
