@@ -3,6 +3,7 @@ package agent
 import (
 	"slices"
 
+	"github.com/tsugiki/tsugiki/afgraft"
 	"github.com/tsugiki/tsugiki/endpoint"
 	"github.com/tsugiki/tsugiki/graft"
 	"github.com/tsugiki/tsugiki/intercept/filter"
@@ -25,7 +26,7 @@ func (c *Container) filterOptions() filter.Options {
 // seesDatagrams tells whether each datagram with an address is looked at. An
 // AF_GRAFT socket that sends before it is bound leaves by the endpoint for that.
 func (c *Container) seesDatagrams() bool {
-	source := c.endpointNamed(graft.DefaultSource)
+	source := c.endpointNamed(afgraft.DefaultSource)
 	return graft.SeesDatagrams(c.table, c.loopback) || source != nil && source.Nameable
 }
 

@@ -26,6 +26,9 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/tsugiki/tsugiki/internal/sys/fdpass"
+	"github.com/tsugiki/tsugiki/internal/sys/pidfd"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/internal/netns"
@@ -162,7 +165,7 @@ func makeAdoptSocket(path string) (*os.File, error) {
 }
 
 func startProcess(path string, c Config) (*Gate, error) {
-	conn, theirs, err := programs.ControlPair("gate control")
+	conn, theirs, err := fdpass.Pair("gate control")
 	if err != nil {
 		return nil, err
 	}
@@ -176,7 +179,7 @@ func startProcess(path string, c Config) (*Gate, error) {
 		return nil, errors.Join(err, conn.Close())
 	}
 	p := &child{cmd, make(chan struct{})}
-	programs.OnEnd(cmd.Process.Pid, func() {
+	pidfd.OnEnd(cmd.Process.Pid, func() {
 		_ = cmd.Wait() // how it ended is in ProcessState
 		close(p.ended)
 	})

@@ -13,7 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/internal/netns"
-	"github.com/tsugiki/tsugiki/internal/programs"
+	"github.com/tsugiki/tsugiki/internal/sys/fdpass"
+	"github.com/tsugiki/tsugiki/internal/sys/pidfd"
 )
 
 // Pool is the process that holds the descriptors of idle gates (gate/c/gatepool.c). It outlives
@@ -45,7 +46,7 @@ func startPool(binary string, host *netns.NS, idle time.Duration, more ...string
 	if err != nil {
 		return nil, err
 	}
-	conn, theirs, err := programs.ControlPair("gate pool")
+	conn, theirs, err := fdpass.Pair("gate pool")
 	if err != nil {
 		return nil, err
 	}
@@ -57,7 +58,7 @@ func startPool(binary string, host *netns.NS, idle time.Duration, more ...string
 		return nil, errors.Join(err, conn.Close())
 	}
 	p := &Pool{conn, cmd.Process.Pid, make(chan struct{})}
-	programs.OnEnd(cmd.Process.Pid, func() {
+	pidfd.OnEnd(cmd.Process.Pid, func() {
 		_ = cmd.Wait() // why it ended, it has said
 		close(p.ended)
 	})
@@ -93,7 +94,7 @@ func (p *Pool) start(c Config) (*Gate, error) {
 }
 
 func (p *Pool) admit(c Config, socket *os.File) (*Gate, error) {
-	conn, theirs, err := programs.ControlPair("gate control")
+	conn, theirs, err := fdpass.Pair("gate control")
 	if err != nil {
 		return nil, err
 	}

@@ -7,8 +7,9 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -161,14 +162,16 @@ func TestTableIsFull(t *testing.T) {
 	mute := c.helper(c.top.Host, "mute", filepath.Join(c.dir, "muted"))
 	mute.says("adopted")
 	mute.says("full 1024 <nil>")
-	// The watchdog looks every 20 ms.
-	for end := time.Now().Add(300 * time.Millisecond); time.Now().Before(end); {
+	// The watchdog starts threads. It is the process's first thread, and looks at each tick.
+	begin := waits(c, pid)
+	c.eventually("the watchdog has looked ten times", func() bool {
 		usage, err := testkit.ProcessUsage(pid)
 		c.must(err)
 		if usage.Threads > 6 {
 			t.Fatalf("the gate has %d threads", usage.Threads)
 		}
-	}
+		return waits(c, pid) >= begin+10
+	})
 	mute.kill()
 	h := c.helper(c.top.Host, "answer", filepath.Join(c.dir, "journal"))
 	h.says("adopted")
@@ -179,6 +182,17 @@ func TestTableIsFull(t *testing.T) {
 	h.says("ended true")
 	c.allRight()
 	checkJournal(t, filepath.Join(c.dir, "journal"))
+}
+
+// waits is how often the first thread of a process has waited.
+func waits(c *container, pid int) int {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%[1]d/status", pid))
+	c.must(err)
+	_, after, _ := strings.Cut(string(text), "\nvoluntary_ctxt_switches:")
+	line, _, _ := strings.Cut(after, "\n")
+	n, err := strconv.Atoi(strings.TrimSpace(line))
+	c.must(err)
+	return n
 }
 
 // With cgroup.kill, nothing outlives the supervisor.

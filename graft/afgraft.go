@@ -4,13 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"reflect"
 	"runtime"
-	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/afgraft"
 	"github.com/tsugiki/tsugiki/endpoint"
 	"github.com/tsugiki/tsugiki/keeper"
 	"github.com/tsugiki/tsugiki/policy"
@@ -23,17 +22,14 @@ import (
 //
 // socket(AF_GRAFT) is answered with a stand-in: an IP socket of the container's own
 // namespace, so that poll, dup, fork, exec and options work on it. It is marked in
-// the kernel (policy.AFGraft). What the program binds tells the endpoint, which has to
+// the kernel (afgraft.State). What the program binds tells the endpoint, which has to
 // be a nameable one, and with it family and place: a socket made there takes the stand-in's place, as in a swap.
 // A stand-in that connects or sends is bound to the endpoint default-source first.
 // From then on it is a host socket, and the kernel carries on with its calls: the
 // kernel programs let it connect through its endpoint to all that is not special.
 
-// DefaultSource is the endpoint of who connects without having bound.
-const DefaultSource = "default-source"
-
-// graftLocks is how many AF_GRAFT sockets can be changed at the same time.
-const graftLocks = 64
+// namedLocks is how many AF_GRAFT sockets can be changed at the same time.
+const namedLocks = 64
 
 // Socket answers socket(AF_GRAFT).
 func (e *Engine) Socket(p Program, typ, protocol int) (Answer, error) {
@@ -63,7 +59,7 @@ func (e *Engine) Socket(p Program, typ, protocol int) (Answer, error) {
 		return answerFor(err)
 	}
 	defer unix.Close(file)
-	if err := e.Enforcer.SetAFGraft(file, policy.AFGraft{}); err != nil {
+	if err := e.Enforcer.SetAFGraft(file, afgraft.State{}); err != nil {
 		return Answer{}, err
 	}
 	e.Know(OwnSockets)
@@ -80,47 +76,50 @@ func (e *Engine) Socket(p Program, typ, protocol int) (Answer, error) {
 	return Answer{Action: Succeed, Value: number}, nil
 }
 
-// DelayedOption is a socket option that waits to be set, or the result of one
-// that was.
-type DelayedOption = policy.AFGraftOption
-
-// AFGraftSocket is an AF_GRAFT socket of the program for the time of one call. No
-// other call changes what belongs to it meanwhile.
-type AFGraftSocket struct {
-	e      call
-	p      Program
-	number int
-	s      *socket
-	state  policy.AFGraft
-	unlock func()
-}
-
 // AFGraftState returns what belongs to an AF_GRAFT socket of the program, or false if
 // the descriptor is none.
-func (e *Engine) AFGraftState(p Program, number int) (policy.AFGraft, bool, error) {
+func (e *Engine) AFGraftState(p Program, number int) (afgraft.State, bool, error) {
 	file, err := p.File(number)
 	if err != nil {
-		return policy.AFGraft{}, false, ignoreBadFile(err)
+		return afgraft.State{}, false, ignoreBadFile(err)
 	}
 	defer unix.Close(file)
 	return e.Enforcer.AFGraft(file)
 }
 
-// AFGraft takes an AF_GRAFT socket of the program, which the caller has to Close,
+// AFGraftSocket takes an AF_GRAFT socket of the program, which the caller has to Close,
 // or returns nil if the descriptor is none.
-func (e *Engine) AFGraft(p Program, number int) (*AFGraftSocket, error) {
+func (e *Engine) AFGraftSocket(p Program, number int) (*afgraft.Socket, error) {
+	n, err := e.takeNamed(p, number)
+	if n == nil {
+		return nil, err
+	}
+	return &n.Socket, nil
+}
+
+// named is an AF_GRAFT socket of the program, for the time of one call.
+type named struct {
+	afgraft.Socket
+	call
+	p      Program
+	number int
+	s      *socket
+}
+
+// takeNamed takes an AF_GRAFT socket of the program, or returns nil.
+func (e *Engine) takeNamed(p Program, number int) (*named, error) {
 	file, err := p.File(number)
 	if err != nil {
 		return nil, ignoreBadFile(err)
 	}
-	g, err := e.graft(p, number, file)
-	if g == nil {
+	n, err := e.lockNamed(p, number, file)
+	if n == nil {
 		unix.Close(file)
 	}
-	return g, err
+	return n, err
 }
 
-func (e *Engine) graft(p Program, number, file int) (*AFGraftSocket, error) {
+func (e *Engine) lockNamed(p Program, number, file int) (*named, error) {
 	if _, is, err := e.Enforcer.AFGraft(file); !is {
 		return nil, err
 	}
@@ -131,42 +130,49 @@ func (e *Engine) graft(p Program, number, file int) (*AFGraftSocket, error) {
 	if s.cookie, err = unix.GetsockoptUint64(file, unix.SOL_SOCKET, unix.SO_COOKIE); err != nil {
 		return nil, fmt.Errorf("inspect socket: %w", err)
 	}
-	e.makeGraft.Do(func() { e.graftMu = new([graftLocks]sync.Mutex) })
-	mu := &e.graftMu[s.cookie%graftLocks]
+	e.makeNamedMu.Do(func() { e.namedMu = new([namedLocks]sync.Mutex) })
+	mu := &e.namedMu[s.cookie%namedLocks]
 	mu.Lock()
 	state, _, err := e.Enforcer.AFGraft(file)
 	if err != nil {
 		mu.Unlock()
 		return nil, err
 	}
-	return &AFGraftSocket{e: e.begin(), p: p, number: number, s: s, state: state, unlock: mu.Unlock}, nil
+	n := &named{call: e.begin(), p: p, number: number, s: s}
+	n.Socket = afgraft.Socket{File: file, State: state, Store: e.Enforcer, Set: setOptions, Close: func() {
+		mu.Unlock()
+		unix.Close(file)
+	}}
+	return n, nil
 }
 
-// Close lets go of the socket.
-func (g *AFGraftSocket) Close() {
-	g.unlock()
-	unix.Close(g.s.file)
+// BindNamed answers bind(2) of an AF_GRAFT socket to an endpoint's name.
+func (e *Engine) BindNamed(p Program, number int, name string) (Answer, error) {
+	n, err := e.takeNamed(p, number)
+	if n == nil {
+		return Answer{}, err
+	}
+	defer n.Close()
+	return n.bindTo(name)
 }
 
-func (g *AFGraftSocket) bound() bool { return g.state.Name != "" }
-
-// Bind answers bind(2) to an endpoint's name.
-func (g *AFGraftSocket) Bind(name string) (Answer, error) {
-	ep := g.e.Endpoint(name)
+// bindTo puts a socket at the endpoint of a name in the stand-in's place.
+func (n *named) bindTo(name string) (Answer, error) {
+	ep := n.Endpoint(name)
 	if ep != nil && !ep.Nameable {
-		g.e.Log.Info("endpoint may not be named by programs", "pid", g.p.Thread(), "endpoint", name)
+		n.Log.Info("endpoint may not be named by programs", "pid", n.p.Thread(), "endpoint", name)
 		ep = nil
 	}
 	switch {
-	case name == "" || ep == nil || g.e.Host[ep.Netns] == nil:
+	case name == "" || ep == nil || n.Host[ep.Netns] == nil:
 		return fail(unix.ENOENT), nil
-	case g.bound() && g.e.Enforcer.BoundBy(g.s.file, g.p.Call()):
+	case n.Bound() && n.Enforcer.BoundBy(n.File, n.p.Call()):
 		return Answer{Action: Succeed}, nil
-	case g.bound():
+	case n.Bound():
 		return fail(unix.EINVAL), nil
 	}
-	g.e.Log.Info("decided", "pid", g.p.Thread(), "syscall", "bind", "fd", g.number, "endpoint", name)
-	if err := g.moveTo(ep); err != nil {
+	n.Log.Info("decided", "pid", n.p.Thread(), "syscall", "bind", "fd", n.number, "endpoint", name)
+	if err := n.moveTo(ep); err != nil {
 		return answerFor(err)
 	}
 	return Answer{Action: Succeed}, nil
@@ -174,19 +180,19 @@ func (g *AFGraftSocket) Bind(name string) (Answer, error) {
 
 // leaveFrom answers connect(2) and sends of an AF_GRAFT socket, which the kernel
 // then carries on with.
-func (e *Engine) leaveFrom(p Program, number int, state policy.AFGraft) (Answer, error) {
+func (e *Engine) leaveFrom(p Program, number int, state afgraft.State) (Answer, error) {
 	if state.Name != "" {
 		return Answer{}, nil
 	}
-	g, err := e.AFGraft(p, number)
-	if g == nil {
+	n, err := e.takeNamed(p, number)
+	if n == nil {
 		return Answer{}, err
 	}
-	defer g.Close()
-	if g.bound() {
+	defer n.Close()
+	if n.Bound() {
 		return Answer{}, nil // by another thread
 	}
-	if answer, err := g.Bind(DefaultSource); err != nil || answer.Action == Fail {
+	if answer, err := n.bindTo(afgraft.DefaultSource); err != nil || answer.Action == Fail {
 		return answer, err
 	}
 	return Answer{}, nil
@@ -194,14 +200,13 @@ func (e *Engine) leaveFrom(p Program, number int, state policy.AFGraft) (Answer,
 
 // moveTo makes a socket at an endpoint, sets on it what the program has set, and
 // puts it in the stand-in's place. An error leaves the stand-in as it was.
-func (g *AFGraftSocket) moveTo(ep *endpoint.Endpoint) error {
-	e := g.e
-	file, err := g.socketFor(ep)
+func (n *named) moveTo(ep *endpoint.Endpoint) error {
+	file, err := n.socketFor(ep)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(file)
-	options, err := e.Enforcer.AFGraftOptions(g.s.file)
+	options, err := n.Enforcer.AFGraftOptions(n.s.file)
 	if err != nil {
 		return err
 	}
@@ -209,49 +214,49 @@ func (g *AFGraftSocket) moveTo(ep *endpoint.Endpoint) error {
 		return err
 	}
 	if ep.Type == endpoint.Unix {
-		err = e.bindPath(g.p, file, g.s.typ, ep.Path)
+		err = n.bindPath(n.p, file, n.s.typ, ep.Path)
 	} else {
-		err = e.bindNamed(file, ep, g.p.Call())
+		err = n.bindNamed(file, ep, n.p.Call())
 	}
 	if err != nil {
 		return err
 	}
-	state := g.state
+	state := n.State
 	state.Name = ep.Name
-	if err := e.Enforcer.SetAFGraft(file, state); err != nil {
+	if err := n.Enforcer.SetAFGraft(file, state); err != nil {
 		return err
 	}
 	if len(options) > 0 {
-		if err := e.Enforcer.SetAFGraftOptions(file, options); err != nil {
+		if err := n.Enforcer.SetAFGraftOptions(file, options); err != nil {
 			return err
 		}
 	}
-	k, err := e.host.Maker()
+	k, err := n.host.Maker()
 	if err != nil {
 		return err
 	}
-	if err := e.replaceAll(g.p, k, g.s, file); err != nil {
+	if err := n.replaceAll(n.p, k, n.s, file); err != nil {
 		return err
 	}
-	e.Log.Debug("swapped", "pid", g.p.Thread(), "fd", g.number, "endpoint", ep.Name)
+	n.Log.Debug("swapped", "pid", n.p.Thread(), "fd", n.number, "endpoint", ep.Name)
 	return nil
 }
 
 // socketFor makes the socket that is to take the stand-in's place.
-func (g *AFGraftSocket) socketFor(ep *endpoint.Endpoint) (int, error) {
+func (n *named) socketFor(ep *endpoint.Endpoint) (int, error) {
 	if ep.Type == endpoint.Unix {
-		file, err := g.e.unixSocket(g.s.typ)
+		file, err := n.unixSocket(n.s.typ)
 		if err != nil {
 			return -1, err
 		}
-		if err := copyFlags(g.s, file); err != nil {
+		if err := copyFlags(n.s, file); err != nil {
 			unix.Close(file)
 			return -1, err
 		}
 		return file, nil
 	}
-	place := g.e.Host[ep.Netns]
-	kind := g.s.kind()
+	place := n.Host[ep.Netns]
+	kind := n.s.kind()
 	kind.Family = unix.AF_INET6
 	if ep.Addr.Is4() {
 		kind.Family = unix.AF_INET
@@ -264,7 +269,7 @@ func (g *AFGraftSocket) socketFor(ep *endpoint.Endpoint) (int, error) {
 	if err != nil {
 		return -1, err
 	}
-	if err := g.e.prepare(g.s, file, place, rebind{}); err != nil {
+	if err := n.prepare(n.s, file, place, rebind{}); err != nil {
 		unix.Close(file)
 		return -1, err
 	}
@@ -303,99 +308,12 @@ func (e call) bindNamedPort(file int, b policy.Binding, ep *endpoint.Endpoint) e
 	}
 }
 
-// SetDelayed answers GRAFT_SO_DELAYED.
-func (g *AFGraftSocket) SetDelayed(on bool) error {
-	g.state.Delayed = on
-	return g.e.Enforcer.SetAFGraft(g.s.file, g.state)
-}
-
-// SetNameTransparent answers GRAFT_NAME_TRANSPARENT.
-func (g *AFGraftSocket) SetNameTransparent(on bool) error {
-	g.state.NameTransparent = on
-	return g.e.Enforcer.SetAFGraft(g.s.file, g.state)
-}
-
-// Delay notes an option that is to be set once the socket is bound, or when the
-// program says so.
-func (g *AFGraftSocket) Delay(level, name int, value []byte) (Answer, error) {
-	options, err := g.e.Enforcer.AFGraftOptions(g.s.file)
-	if err != nil {
-		return Answer{}, err
-	}
-	options = append(options, DelayedOption{Level: level, Name: name, Value: value})
-	err = g.e.Enforcer.SetAFGraftOptions(g.s.file, options)
-	if errors.Is(err, policy.ErrQueueFull) {
-		return fail(unix.ENOBUFS), nil
-	}
-	if err != nil {
-		return Answer{}, err
-	}
-	return Answer{Action: Succeed}, nil
-}
-
-// Execute answers GRAFT_SO_DELAYED_EXECUTE.
-func (g *AFGraftSocket) Execute() (Answer, error) {
-	if !g.bound() {
-		return fail(unix.EADDRNOTAVAIL), nil
-	}
-	options, err := g.e.Enforcer.AFGraftOptions(g.s.file)
-	if err == nil && len(options) > 0 {
-		if err = setOptions(g.s.file, options); err == nil {
-			err = g.e.Enforcer.SetAFGraftOptions(g.s.file, options)
-		}
-	}
-	if err != nil {
-		return Answer{}, err
-	}
-	return Answer{Action: Succeed}, nil
-}
-
-// SetTransparent answers GRAFT_SO_TRANSPARENT.
-func (g *AFGraftSocket) SetTransparent(level, name int, value []byte) (Answer, error) {
-	if g.state.Delayed {
-		return g.Delay(level, name, value)
-	}
-	if !g.bound() {
-		return fail(unix.EADDRNOTAVAIL), nil
-	}
-	options := []DelayedOption{{Level: level, Name: name, Value: value}}
-	if err := setOptions(g.s.file, options); err != nil {
-		return Answer{}, err
-	}
-	if errno := unix.Errno(-options[0].Result); errno != 0 {
-		return fail(errno), nil
-	}
-	return Answer{Action: Succeed}, nil
-}
-
-// Results are the options that have been set, in the order in which they came.
-func (g *AFGraftSocket) Results() ([]DelayedOption, error) {
-	options, err := g.e.Enforcer.AFGraftOptions(g.s.file)
-	return slices.DeleteFunc(options, func(o DelayedOption) bool { return !o.Done }), err
-}
-
-// Forget drops results that the program has taken, unless another call has.
-func (g *AFGraftSocket) Forget(taken []DelayedOption) error {
-	options, err := g.e.Enforcer.AFGraftOptions(g.s.file)
-	if err != nil || len(taken) == 0 {
-		return err
-	}
-	options = slices.DeleteFunc(options, func(o DelayedOption) bool {
-		same := len(taken) > 0 && reflect.DeepEqual(o, taken[0])
-		if same {
-			taken = taken[1:]
-		}
-		return same
-	})
-	return g.e.Enforcer.SetAFGraftOptions(g.s.file, options)
-}
-
 // setOptions sets those of the options that are not done, in their order, and
 // notes the results. The program could make us set what it could not set itself:
 // we are root, and what an option holds may be a pointer or a descriptor, ours
 // then. So only such are set as hold their value and nothing else, and that
 // without any capability.
-func setOptions(file int, options []DelayedOption) error {
+func setOptions(file int, options []afgraft.Option) error {
 	return withoutCapabilities(func() {
 		for i := range options {
 			o := &options[i]

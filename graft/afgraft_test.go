@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tsugiki/tsugiki/afgraft"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -59,7 +61,7 @@ func TestSetsOptionsWithoutCapabilities(t *testing.T) {
 	}
 	defer unix.Close(s)
 	value := func(n uint32) []byte { return native.AppendUint32(nil, n) }
-	options := []DelayedOption{
+	options := []afgraft.Option{
 		{Level: unix.SOL_SOCKET, Name: unix.SO_PRIORITY, Value: value(7)}, // above 6 for CAP_NET_ADMIN only
 		{Level: unix.SOL_SOCKET, Name: unix.SO_PRIORITY, Value: value(6)},
 		{Level: unix.SOL_SOCKET, Name: unix.SO_KEEPALIVE, Value: value(1), Done: true, Result: -5},

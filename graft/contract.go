@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/afgraft"
 	"github.com/tsugiki/tsugiki/endpoint"
 	"github.com/tsugiki/tsugiki/keeper"
 	"github.com/tsugiki/tsugiki/policy"
@@ -50,17 +51,7 @@ type Enforcer interface {
 	Serve(protocol int, b policy.Binding, netns uint64) error
 	Services() ([]policy.Service, error)
 
-	AFGraftState
-}
-
-// AFGraftState keeps with AF_GRAFT sockets what belongs to them.
-type AFGraftState interface {
-	AFGraft(sock int) (policy.AFGraft, bool, error)
-	SetAFGraft(sock int, g policy.AFGraft) error
-	AFGraftOptions(sock int) ([]policy.AFGraftOption, error)
-	SetAFGraftOptions(sock int, options []policy.AFGraftOption) error
-	Name(ep *endpoint.Endpoint) (number uint32, err error)
-	Withdraw(ep *endpoint.Endpoint) error
+	afgraft.Store
 }
 
 var _ SocketMaker = (*keeper.Keeper)(nil)

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/afgraft"
 	"github.com/tsugiki/tsugiki/endpoint"
 	"github.com/tsugiki/tsugiki/internal/netns"
 	"github.com/tsugiki/tsugiki/internal/testkit"
@@ -112,14 +113,14 @@ func (f *fakeEnforcer) Serve(protocol int, b policy.Binding, netns uint64) error
 }
 
 func (f *fakeEnforcer) Services() ([]policy.Service, error) { return f.served, nil }
-func (f *fakeEnforcer) AFGraft(int) (policy.AFGraft, bool, error) {
-	return policy.AFGraft{}, false, nil
+func (f *fakeEnforcer) AFGraft(int) (afgraft.State, bool, error) {
+	return afgraft.State{}, false, nil
 }
-func (f *fakeEnforcer) SetAFGraft(int, policy.AFGraft) error                { return nil }
-func (f *fakeEnforcer) AFGraftOptions(int) ([]policy.AFGraftOption, error)  { return nil, nil }
-func (f *fakeEnforcer) SetAFGraftOptions(int, []policy.AFGraftOption) error { return nil }
-func (f *fakeEnforcer) Name(*endpoint.Endpoint) (number uint32, err error)  { return 0, nil }
-func (f *fakeEnforcer) Withdraw(*endpoint.Endpoint) error                   { return nil }
+func (f *fakeEnforcer) SetAFGraft(int, afgraft.State) error                { return nil }
+func (f *fakeEnforcer) AFGraftOptions(int) ([]afgraft.Option, error)       { return nil, nil }
+func (f *fakeEnforcer) SetAFGraftOptions(int, []afgraft.Option) error      { return nil }
+func (f *fakeEnforcer) Name(*endpoint.Endpoint) (number uint32, err error) { return 0, nil }
+func (f *fakeEnforcer) Withdraw(*endpoint.Endpoint) error                  { return nil }
 
 // freePorts are nobody's.
 type freePorts struct{}

@@ -54,10 +54,10 @@ type Engine struct {
 	// served has, by service, the Place where it is.
 	served sync.Map
 
-	// graftMu has, by cookie, who may change what belongs to an AF_GRAFT socket. Most
+	// namedMu has, by cookie, who may change what belongs to an AF_GRAFT socket. Most
 	// containers have none, nor it.
-	graftMu   *[graftLocks]sync.Mutex
-	makeGraft sync.Once
+	namedMu     *[namedLocks]sync.Mutex
+	makeNamedMu sync.Once
 
 	// paths are the unix sockets that were made in the file system.
 	pathsMu sync.Mutex

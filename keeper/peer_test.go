@@ -7,9 +7,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tsugiki/tsugiki/internal/sys/fdpass"
+
 	"golang.org/x/sys/unix"
 
-	"github.com/tsugiki/tsugiki/internal/programs"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 	"github.com/tsugiki/tsugiki/internal/wire"
 )
@@ -24,7 +25,7 @@ type peer struct {
 
 func newPeer(t testing.TB) *peer {
 	t.Helper()
-	conn, theirs, err := programs.ControlPair("keeper control")
+	conn, theirs, err := fdpass.Pair("keeper control")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,9 +7,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tsugiki/tsugiki/internal/sys/fdpass"
+
 	"golang.org/x/sys/unix"
 
-	"github.com/tsugiki/tsugiki/internal/programs"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 	"github.com/tsugiki/tsugiki/internal/wire"
 )
@@ -44,7 +45,7 @@ type raw struct {
 
 func startRaw(t testing.TB, path string, cfg Config, change ...func(*exec.Cmd)) *raw {
 	t.Helper()
-	ours, theirs, err := programs.ControlPair("keeper control")
+	ours, theirs, err := fdpass.Pair("keeper control")
 	if err != nil {
 		t.Fatal(err)
 	}

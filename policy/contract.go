@@ -1,9 +1,6 @@
 package policy
 
-import (
-	"errors"
-	"net/netip"
-)
+import "net/netip"
 
 // Binding is a bind(2) that a socket is allowed to make, and the name that the
 // program shall see afterwards.
@@ -42,21 +39,3 @@ type Denied struct {
 type Connections struct {
 	Out, In uint64
 }
-
-// AFGraft is what belongs to an AF_GRAFT socket.
-type AFGraft struct {
-	Name            string // of its endpoint; empty: not bound yet
-	Delayed         bool
-	NameTransparent bool
-}
-
-// AFGraftOption is a socket option that waits to be set, or that was.
-type AFGraftOption struct {
-	Level, Name int
-	Value       []byte
-	Done        bool
-	Result      int // 0 or a negative errno, once it is done
-}
-
-// ErrQueueFull says that more options wait, or a longer one, than there is room for.
-var ErrQueueFull = errors.New("no room for another delayed socket option")

@@ -14,6 +14,9 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/tsugiki/tsugiki/internal/sys/fdpass"
+	"github.com/tsugiki/tsugiki/internal/sys/pidfd"
+
 	"github.com/tsugiki/tsugiki/internal/programs"
 )
 
@@ -53,7 +56,7 @@ func (j *Journal) start(stderr *os.File) (*undoHelper, error) {
 			return nil, fmt.Errorf("start undo helper: %w", err)
 		}
 	}
-	ours, theirs, err := programs.ControlPair("undo helper control")
+	ours, theirs, err := fdpass.Pair("undo helper control")
 	if err != nil {
 		return nil, fmt.Errorf("start undo helper: make control socket: %w", err)
 	}
@@ -70,7 +73,7 @@ func (j *Journal) start(stderr *os.File) (*undoHelper, error) {
 	}
 	theirs.Close() // or its death would not end the wait for its greeting
 	g := &undoHelper{cmd: cmd, conn: ours}
-	g.pidfd, _ = programs.Open(cmd.Process.Pid) // without, a thread waits
+	g.pidfd, _ = pidfd.Open(cmd.Process.Pid) // without, a thread waits
 	if _, err := g.hear(helloWait); err != nil {
 		_ = cmd.Process.Kill()
 		g.wait()
@@ -99,7 +102,7 @@ func (g *undoHelper) hear(wait time.Duration) (report, error) {
 // wait waits for the undo helper's end.
 func (g *undoHelper) wait() {
 	g.waited.Do(func() {
-		programs.Await(g.pidfd)
+		pidfd.Await(g.pidfd)
 		g.pidfd.Close()
 		_ = g.cmd.Wait() // how it ended is in ProcessState
 		g.conn.Close()

@@ -45,8 +45,10 @@ func (c *Container) makeRoot() (string, error) {
 	case Dir:
 		root := filepath.Join(c.dir(), "root")
 		return root, bundle.Root(c.rig.rootfs()).CopyTo(root)
+	case Shared:
+		return c.rig.rootfs(), nil
 	}
-	return "", fmt.Errorf("storage %q is neither %s nor %s", c.spec.Storage, Overlay, Dir)
+	return "", fmt.Errorf("storage %q is none of %s, %s and %s", c.spec.Storage, Overlay, Dir, Shared)
 }
 
 // mountOverlay mounts an overlay in a folder, where only the rig's commands and the

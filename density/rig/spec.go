@@ -2,6 +2,7 @@ package rig
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"regexp"
 	"strings"
@@ -24,6 +25,7 @@ type Spec struct {
 	Network string   // the rig's if empty, and so the next two
 	Storage string
 	Runtime string
+	Mode    string  // of a grafted container: auto, preload or seccomp; the agent's default if empty
 	Quota   float64 // CPUs that it may use; 0: no limit
 	CPUs    string  // as in cpuset.cpus; empty: all
 	Memory  int64   // bytes; 0: no limit
@@ -35,6 +37,8 @@ type Spec struct {
 	// with Ports is up when the first of them accepts a connection, and others when the
 	// runtime has returned.
 	Ready string
+	// Input is where standard input comes from; nil: it is empty. Start does not close it.
+	Input *os.File
 	// Output is where standard output goes; nil: to Line. Start does not close it.
 	Output *os.File
 }
@@ -43,6 +47,14 @@ type Spec struct {
 type Mount struct {
 	From, To string
 	ReadOnly bool
+}
+
+// input is for exec.Cmd, which takes an interface: a nil file in it would not be nil.
+func (s Spec) input() io.Reader {
+	if s.Input == nil {
+		return nil
+	}
+	return s.Input
 }
 
 var validName = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9-]{0,40}$`)
@@ -76,6 +88,7 @@ func (c *Container) writeBundle(root string) error {
 	if err != nil {
 		return err
 	}
+	s.Root.Readonly = c.spec.Storage == Shared
 	s.Hostname, s.Annotations = c.spec.Name, c.annotations()
 	s.Process.Env = append(s.Process.Env, c.spec.Env...)
 	s.Linux.CgroupsPath = c.Cgroup()
@@ -121,6 +134,9 @@ func (c *Container) annotations() map[string]string {
 	a := map[string]string{
 		api.AnnotationName:   c.spec.Name,
 		api.AnnotationEgress: "0.0.0.0/0=" + hostAddr.Addr().String(),
+	}
+	if c.spec.Mode != "" {
+		a[api.AnnotationMode] = c.spec.Mode
 	}
 	if len(ingress) > 0 {
 		a[api.AnnotationIngress] = strings.Join(ingress, ",")

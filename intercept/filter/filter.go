@@ -16,6 +16,8 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/tsugiki/tsugiki/afgraft"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -71,12 +73,6 @@ type Options struct {
 	// this program has to ask about them.
 	Alone bool
 }
-
-// Programs written for AF_GRAFT use these (include/tsugiki/graft.h).
-const (
-	familyGraft = unix.AF_IPX
-	levelGraft  = 254
-)
 
 // Offsets in struct seccomp_data.
 const (
@@ -152,9 +148,9 @@ func nativeRules(n native, o Options) []rule {
 			decided(socket, cond{0, equal, family}, cond{1, maskedIs, typ})
 		}
 	}
-	add(socket, cond{0, equal, familyGraft})
-	add(setSockOpt, cond{1, equal, levelGraft})
-	add(getSockOpt, cond{1, equal, levelGraft})
+	add(socket, cond{0, equal, afgraft.Family})
+	add(setSockOpt, cond{1, equal, afgraft.Level})
+	add(getSockOpt, cond{1, equal, afgraft.Level})
 	if o.AFGraft {
 		// SOL_SOCKET's are never delayed.
 		add(setSockOpt, cond{1, differs, unix.SOL_SOCKET})

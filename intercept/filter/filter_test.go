@@ -304,11 +304,6 @@ func TestMarksAreTheShims(t *testing.T) {
 	})
 }
 
-// The numbers are those of include/tsugiki/graft.h.
-func TestNumbersOfAFGraft(t *testing.T) {
-	testkit.CheckC(t, "../../include/tsugiki/graft.h", map[string]any{"AF_GRAFT": familyGraft, "IPPROTO_GRAFT": levelGraft})
-}
-
 func TestBuildUnknownArchitecture(t *testing.T) {
 	if _, err := Build("riscv64", Options{}); !errors.Is(err, ErrArch) {
 		t.Errorf("Build: %v, want ErrArch", err)

@@ -24,23 +24,24 @@ var rooms = []room{
 	{"api", nil, "messages and names that programs of others use: whoever imports it gets nothing else"},
 	{"bpf", nil, "kernel programs and their tables, as they were compiled"},
 	{"endpoint", nil, "a grammar: it opens no socket"},
-	{"intercept/filter", nil, "computes a seccomp filter"},
+	{"afgraft", []string{"endpoint"}, "an interface of programs, which bind endpoints by name"},
+	{"intercept/filter", []string{"afgraft"}, "computes a seccomp filter, which knows AF_GRAFT's numbers"},
 
 	{"gate", nil, "the wire to the gates"},
 	{"keeper", nil, "the wire to the keepers"},
 	{"shim", nil, "a name and a variable of the environment"},
 
 	{"policy", []string{"endpoint"}, "rules name endpoints: a grammar and verdicts, which open nothing"},
-	{"policy/enforcer", []string{"bpf", "endpoint", "policy"}, "has kernel programs enforce a table of rules"},
+	{"policy/enforcer", []string{"afgraft", "bpf", "endpoint", "policy"}, "has kernel programs enforce a table of rules, and keeps what belongs to AF_GRAFT sockets"},
 	{"policy/policytest", []string{"endpoint", "policy"}, "for tests: no other row may have it"},
-	{"graft", []string{"endpoint", "keeper", "policy"}, "decides by rules, and has the keeper make sockets"},
-	{"intercept/notify", []string{"graft", "gate"}, "brings the engine the calls that the gate passes on"},
+	{"graft", []string{"afgraft", "endpoint", "keeper", "policy"}, "decides by rules, and has the keeper make sockets"},
+	{"intercept/notify", []string{"afgraft", "gate", "graft"}, "brings the engine the calls that the gate passes on"},
 	{"relay", []string{"keeper", "policy/enforcer"}, "has its sockets known to the kernel programs"},
 	{"agent/rules", []string{"api", "endpoint", "intercept/filter", "internal/config", "policy"}, "decides by texts alone what a container is given"},
 	{"agent/ports", []string{"endpoint", "graft"}, "knows whose ports are, and opens no socket"},
 	{"agent", []string{
-		"agent/ports", "agent/rules", "api", "charge/accounts", "charge/bandwidth", "endpoint", "gate", "graft", "intercept", "internal/config",
-		"internal/launch", "keeper", "policy", "policy/enforcer", "relay", "shim",
+		"afgraft", "agent/ports", "agent/rules", "api", "charge/accounts", "charge/bandwidth", "endpoint", "gate", "graft", "intercept",
+		"internal/config", "internal/launch", "keeper", "policy", "policy/enforcer", "relay", "shim",
 	}, "puts all systems together"},
 	{"oci", []string{"api", "intercept/filter", "internal/config", "shim"}, "speaks to the agent by its API alone"},
 
@@ -86,11 +87,11 @@ var rooms = []room{
 	{"internal/launch", []string{"shim"}, "starts one program, and has it load the library"},
 	{"internal/cgroup", nil, anybody},
 	{"internal/cputime", nil, anybody},
-	{"internal/filelock", nil, anybody},
 	{"internal/kernel", nil, anybody},
 	{"internal/mapped", nil, anybody},
 	{"internal/netns", nil, anybody},
 	{"internal/programs", nil, anybody},
+	{"internal/sys", nil, anybody},
 	{"internal/watch", nil, anybody},
 	{"internal/wire", nil, anybody},
 }
@@ -144,12 +145,12 @@ func below(folder string, of []string) bool {
 	return false
 }
 
-// mayImport tells whether a row allows a folder, which is of the room to. A row that names a
-// room does not name the rooms below it.
+// mayImport tells whether a row allows a folder, which is of the room to. A row that names
+// another room does not name the rooms below that.
 func (r *room) mayImport(folder string, to *room) bool {
 	return slices.ContainsFunc(r.imports, func(i string) bool {
-		isRoom := roomOf(i) != nil && roomOf(i).folder == i
-		return below(folder, []string{i}) && (!isRoom || to.folder == i)
+		other := i != r.folder && roomOf(i) != nil && roomOf(i).folder == i
+		return below(folder, []string{i}) && (!other || to.folder == i)
 	})
 }
 

@@ -10,9 +10,9 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/afgraft"
 	"github.com/tsugiki/tsugiki/bpf"
 	"github.com/tsugiki/tsugiki/endpoint"
-	"github.com/tsugiki/tsugiki/policy"
 )
 
 // What belongs to an AF_GRAFT socket is kept in the kernel with the socket: it
@@ -67,26 +67,26 @@ func (e *Enforcement) Withdraw(ep *endpoint.Endpoint) error {
 }
 
 // AFGraft returns what belongs to an AF_GRAFT socket, or false if the file is none.
-func (e *Enforcement) AFGraft(sock int) (policy.AFGraft, bool, error) {
+func (e *Enforcement) AFGraft(sock int) (afgraft.State, bool, error) {
 	var row bpf.PolicyGraftSocket
 	err := e.set.GraftBySocket.Lookup(uint32(sock), &row)
 	if errors.Is(err, ebpf.ErrKeyNotExist) || errors.Is(err, unix.ENOTSOCK) || errors.Is(err, unix.EBADF) {
-		return policy.AFGraft{}, false, nil
+		return afgraft.State{}, false, nil
 	}
 	if err == nil && row.Container != e.id {
-		return policy.AFGraft{}, false, nil // of another container's; here it is an IP socket
+		return afgraft.State{}, false, nil // of another container's; here it is an IP socket
 	}
 	if err != nil {
-		return policy.AFGraft{}, false, fmt.Errorf("look up AF_GRAFT socket: %w", err)
+		return afgraft.State{}, false, fmt.Errorf("look up AF_GRAFT socket: %w", err)
 	}
 	name, _, _ := bytes.Cut(row.Name[:], []byte{0})
-	return policy.AFGraft{
+	return afgraft.State{
 		Name: string(name), Delayed: row.Delayed != 0, NameTransparent: row.NameTransparent != 0,
 	}, true, nil
 }
 
 // SetAFGraft makes a socket an AF_GRAFT one, or changes what belongs to it.
-func (e *Enforcement) SetAFGraft(sock int, g policy.AFGraft) error {
+func (e *Enforcement) SetAFGraft(sock int, g afgraft.State) error {
 	row := bpf.PolicyGraftSocket{Container: e.id, Delayed: boolByte(g.Delayed), NameTransparent: boolByte(g.NameTransparent)}
 	copy(row.Name[:], g.Name)
 	if err := putInSocket(e.set.GraftBySocket, sock, row); err != nil {
@@ -97,7 +97,7 @@ func (e *Enforcement) SetAFGraft(sock int, g policy.AFGraft) error {
 
 // AFGraftOptions returns the delayed options of a socket, in the order in which
 // they came.
-func (e *Enforcement) AFGraftOptions(sock int) ([]policy.AFGraftOption, error) {
+func (e *Enforcement) AFGraftOptions(sock int) ([]afgraft.Option, error) {
 	var row bpf.PolicyGraftQueue
 	err := e.set.QueueBySocket.Lookup(uint32(sock), &row)
 	if errors.Is(err, ebpf.ErrKeyNotExist) || err == nil && row.Container != e.id {
@@ -106,9 +106,9 @@ func (e *Enforcement) AFGraftOptions(sock int) ([]policy.AFGraftOption, error) {
 	if err != nil {
 		return nil, fmt.Errorf("look up delayed options: %w", err)
 	}
-	var options []policy.AFGraftOption
+	var options []afgraft.Option
 	for _, o := range row.Option[:min(int(row.Count), len(row.Option))] {
-		options = append(options, policy.AFGraftOption{
+		options = append(options, afgraft.Option{
 			Level: int(o.Level), Name: int(o.Name), Done: o.Done != 0, Result: int(o.Result),
 			Value: slices.Clone(o.Value[:min(int(o.Length), len(o.Value))]),
 		})
@@ -118,15 +118,15 @@ func (e *Enforcement) AFGraftOptions(sock int) ([]policy.AFGraftOption, error) {
 
 // SetAFGraftOptions replaces the delayed options of a socket. More than there is
 // room for are ErrQueueFull, and change nothing.
-func (e *Enforcement) SetAFGraftOptions(sock int, options []policy.AFGraftOption) error {
+func (e *Enforcement) SetAFGraftOptions(sock int, options []afgraft.Option) error {
 	var row bpf.PolicyGraftQueue
 	if len(options) > len(row.Option) {
-		return policy.ErrQueueFull
+		return afgraft.ErrQueueFull
 	}
 	row.Container, row.Count = e.id, uint32(len(options))
 	for i, o := range options {
 		if len(o.Value) > len(row.Option[i].Value) {
-			return policy.ErrQueueFull
+			return afgraft.ErrQueueFull
 		}
 		row.Option[i] = bpf.PolicyGraftOption{
 			Level: int32(o.Level), Name: int32(o.Name), Done: boolByte(o.Done), Result: int32(o.Result),

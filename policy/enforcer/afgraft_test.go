@@ -10,6 +10,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/afgraft"
 	"github.com/tsugiki/tsugiki/bpf"
 	"github.com/tsugiki/tsugiki/endpoint"
 	"github.com/tsugiki/tsugiki/policy"
@@ -50,8 +51,8 @@ func TestGraft(t *testing.T) {
 		if _, is, err := e.AFGraft(s); is || err != nil {
 			t.Errorf("a new socket: %v, %v", is, err)
 		}
-		want := policy.AFGraft{Name: "123456789012345", Delayed: true, NameTransparent: true}
-		for _, g := range []policy.AFGraft{{}, {Name: "ep"}, want} {
+		want := afgraft.State{Name: "123456789012345", Delayed: true, NameTransparent: true}
+		for _, g := range []afgraft.State{{}, {Name: "ep"}, want} {
 			if err := e.SetAFGraft(s, g); err != nil {
 				t.Fatal(err)
 			}
@@ -84,7 +85,7 @@ func TestGraftOutlivesItsMaker(t *testing.T) {
 	s := -1
 	enforce(t, empty(t), func(e *Enforcement) {
 		s = socketOf(t, unix.AF_INET, unix.SOCK_STREAM)
-		if err := e.SetAFGraft(s, policy.AFGraft{Name: "ep"}); err != nil {
+		if err := e.SetAFGraft(s, afgraft.State{Name: "ep"}); err != nil {
 			t.Fatal(err)
 		}
 		info, err := e.set.GraftBySocket.Info()
@@ -113,18 +114,18 @@ func TestGraftOptions(t *testing.T) {
 		if options, err := e.AFGraftOptions(s); len(options) != 0 || err != nil {
 			t.Errorf("a new socket: %v, %v", options, err)
 		}
-		var want []policy.AFGraftOption
+		var want []afgraft.Option
 		for i := range 16 {
-			want = append(want, policy.AFGraftOption{Level: 1, Name: -i, Value: bytes.Repeat([]byte{7}, 8*(i+1)), Done: i%2 == 0, Result: -i})
+			want = append(want, afgraft.Option{Level: 1, Name: -i, Value: bytes.Repeat([]byte{7}, 8*(i+1)), Done: i%2 == 0, Result: -i})
 		}
 		if err := e.SetAFGraftOptions(s, want); err != nil {
 			t.Fatal(err)
 		}
-		for _, more := range [][]policy.AFGraftOption{
-			append(want[:16:16], policy.AFGraftOption{}),
+		for _, more := range [][]afgraft.Option{
+			append(want[:16:16], afgraft.Option{}),
 			{{Value: make([]byte, 129)}},
 		} {
-			if err := e.SetAFGraftOptions(s, more); !errors.Is(err, policy.ErrQueueFull) {
+			if err := e.SetAFGraftOptions(s, more); !errors.Is(err, afgraft.ErrQueueFull) {
 				t.Errorf("too much: %v", err)
 			}
 		}

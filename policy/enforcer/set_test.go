@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/afgraft"
 	"github.com/tsugiki/tsugiki/endpoint"
 	"github.com/tsugiki/tsugiki/internal/cgroup"
 	"github.com/tsugiki/tsugiki/internal/netns"
@@ -143,7 +144,7 @@ func TestPassedSockets(t *testing.T) {
 			}
 		}
 		s := a.socket(t, unix.SOCK_STREAM)
-		if err := errors.Join(a.SetAFGraft(s, policy.AFGraft{Name: "ep"}), a.SetAFGraftOptions(s, []policy.AFGraftOption{{Name: 1}})); err != nil {
+		if err := errors.Join(a.SetAFGraft(s, afgraft.State{Name: "ep"}), a.SetAFGraftOptions(s, []afgraft.Option{{Name: 1}})); err != nil {
 			t.Fatal(err)
 		}
 		if _, is, err := b.AFGraft(s); is || err != nil {

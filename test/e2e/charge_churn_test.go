@@ -133,6 +133,7 @@ func (b *bundles) left() []string {
 // and again. The runtime can remove each, and nothing of it is left, in the agent
 // either.
 func TestChargeChurn(t *testing.T) {
+	t.Parallel()
 	n := startAgent(t, newWorld(t))
 	b := newBundles(t)
 	t.Cleanup(func() { b.removeLeft() })

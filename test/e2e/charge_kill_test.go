@@ -33,6 +33,7 @@ type indebted struct {
 // TestChargeKilled kills the agent, its undo helper, and both, at any moment. What they
 // leave is what the containers were given, and the next agent knows what they owe.
 func TestChargeKilled(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	d := &indebted{
 		asked: startAgent(t, w), t: t, seen: map[string]api.Charged{},

@@ -1,16 +1,12 @@
-package notify
+package afgraft
 
 import (
 	"bytes"
 	"encoding/binary"
-	"errors"
-	"os"
 	"testing"
-	"unsafe"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/tsugiki/tsugiki/graft"
+	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
 func transparentBytes(level, name int32, size uint32, value ...byte) []byte {
@@ -60,7 +56,7 @@ func FuzzParseTransparent(f *testing.F) {
 func FuzzAppendResult(f *testing.F) {
 	f.Add(int32(1), int32(2), int32(-22))
 	f.Fuzz(func(t *testing.T, level, name, result int32) {
-		b := appendResult(nil, graft.DelayedOption{Level: int(level), Name: int(name), Result: int(result)})
+		b := appendResult(nil, Option{Level: int(level), Name: int(name), Result: int(result)})
 		e := binary.NativeEndian
 		if len(b) != resultSize || int32(e.Uint32(b)) != level || int32(e.Uint32(b[4:])) != name || int32(e.Uint32(b[8:])) != result {
 			t.Errorf("%d, %d, %d: % x", level, name, result, b)
@@ -69,54 +65,44 @@ func FuzzAppendResult(f *testing.F) {
 }
 
 func FuzzParseSockaddrGr(f *testing.F) {
-	f.Add(sockaddrGr("ep-test"))
-	f.Add(append(sockaddrGr("0123456789abcdef"), 0, 0))
+	f.Add(address("ep-test"))
+	f.Add(append(address("0123456789abcdef"), 0, 0))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		name, ok := parseSockaddrGr(b)
-		if ok != (len(b) >= sockaddrGrSize && isGraftAddr(b)) {
+		name, ok := parseAddress(b)
+		if ok != (len(b) >= addressSize && IsAddress(b)) {
 			t.Errorf("taken: %v, % x", ok, b)
 		}
 		if !ok {
 			return
 		}
-		again, ok := parseSockaddrGr(sockaddrGr(name))
+		again, ok := parseAddress(address(name))
 		if !ok || again != name || bytes.IndexByte([]byte(name), 0) >= 0 || !bytes.HasPrefix(b[2:], []byte(name)) {
 			t.Errorf("%q of % x, and again %q", name, b, again)
 		}
 	})
 }
 
-// Memory is read and written as far as it is there, and a pointer that leads
-// nowhere is errFault.
-func TestMemory(t *testing.T) {
-	pages, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Munmap(pages)
-	fd, err := unix.Open("/proc/self/mem", unix.O_RDWR|unix.O_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	m := &memory{fd}
-	defer m.close()
-	at := uint64(uintptr(unsafe.Pointer(&pages[0])))
-	if err := m.write(at+8, []byte("hello")); err != nil || string(pages[8:13]) != "hello" {
-		t.Errorf("write: %v, memory is %q", err, pages[8:13])
-	}
-	b := make([]byte, 5)
-	if err := m.read(at+8, b); err != nil || string(b) != "hello" {
-		t.Errorf("read: %v, %q", err, b)
-	}
-	for _, bad := range []uint64{0, 1, 1 << 47, 1 << 62, 1<<63 - 1, 1 << 63, 1<<64 - 1, 1<<64 - 4096} {
-		if err := m.read(bad, b); !errors.Is(err, errFault) {
-			t.Errorf("read at %#x: %v", bad, err)
-		}
-		if err := m.write(bad, b); !errors.Is(err, errFault) {
-			t.Errorf("write at %#x: %v", bad, err)
-		}
-		if err := m.read(bad, nil); err != nil {
-			t.Errorf("read nothing at %#x: %v", bad, err)
-		}
-	}
+// The numbers and layouts are those of include/tsugiki/graft.h, which programs include.
+func TestNumbersOfAFGraft(t *testing.T) {
+	testkit.CheckC(t, "../include/tsugiki/graft.h", map[string]any{
+		"AF_GRAFT":                 Family,
+		"IPPROTO_GRAFT":            Level,
+		"AF_GRAFT_EPNAME_MAX":      nameMax,
+		"AF_GRAFT_EPNAME_MAX - 1":  endpoint.NameMax,
+		"GRAFT_SO_DELAYED":         soDelayed,
+		"GRAFT_SO_DELAYED_EXECUTE": soDelayedExecute,
+		"GRAFT_SO_DELAYED_RESULT":  soDelayedResult,
+		"GRAFT_SO_TRANSPARENT":     soTransparent,
+		"GRAFT_NAME_TRANSPARENT":   nameTransparent,
+		"GRAFT_SSO_TRANS_SIZE":     transparentMax,
+
+		"sizeof(struct sockaddr_gr)":               addressSize,
+		"offsetof(struct sockaddr_gr, sgr_epname)": addressSize - nameMax,
+		"sizeof(struct graft_sso_result)":          resultSize,
+		"sizeof(struct graft_sso_trans)":           transparentHead,
+		"offsetof(struct graft_sso_trans, optlen)": transparentHead - 4,
+		"sizeof(struct sockaddr_storage)":          addressMax,
+	})
+	testkit.CheckC(t, "../policy/c/board.h", map[string]any{"BOARD_ADDRESS_MAX": readMax})
+	testkit.CheckC(t, "../gate/c/protocol.h", map[string]any{"GATE_AF_GRAFT": Family})
 }

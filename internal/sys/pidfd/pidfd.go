@@ -1,4 +1,9 @@
-package programs
+// Package pidfd opens processes, so that another process that gets the number of an
+// ended one is not taken for it, and waits for their end.
+//
+// It starts no process and owns none. Opening takes no privilege; Linux 5.10
+// (PIDFD_NONBLOCK).
+package pidfd
 
 import (
 	"os"

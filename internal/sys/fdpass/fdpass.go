@@ -1,4 +1,8 @@
-package programs
+// Package fdpass makes the sockets over which a process and one that it starts pass each
+// other messages and files.
+//
+// It knows no protocol. It needs no privileges.
+package fdpass
 
 import (
 	"net"
@@ -7,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ControlPair makes the sockets by which one speaks to a program that it starts:
+// Pair makes the sockets by which one speaks to a program that it starts:
 // SOCK_SEQPACKET, close-on-exec, and only ours non-blocking.
-func ControlPair(name string) (ours *net.UnixConn, theirs *os.File, err error) {
+func Pair(name string) (ours *net.UnixConn, theirs *os.File, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, nil, err

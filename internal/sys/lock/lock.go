@@ -1,9 +1,9 @@
-// Package filelock takes the locks that tell what belongs to a process which lives from
+// Package lock takes the locks that tell what belongs to a process which lives from
 // what a killed one has left.
 //
 // It owns no file and removes none. A lock is flock(2)'s: it ends with the process that
 // has it, and its children have it only if they inherit the file. It needs no privileges.
-package filelock
+package lock
 
 import (
 	"errors"
