@@ -121,7 +121,7 @@ func runComposed(t *testing.T, program string, ask uint32) (string, Stats) {
 // proceed lets the kernel answer all that is asked.
 func proceed(listener *os.File, g *Gate) <-chan struct{} {
 	ended := make(chan struct{})
-	g.Serve(func(a Ask) {
+	g.Serve(func(a Request) {
 		_ = reply(listener, a.ID, 0, unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE)
 	}, nil, func(error) { close(ended) })
 	return ended

@@ -408,7 +408,7 @@ func supervise(args []string) int {
 	listener := g.TakeListener()
 	defer listener.Close()
 	ended := make(chan error)
-	g.Serve(func(a Ask) {
+	g.Serve(func(a Request) {
 		// Lines that end where pages do: a write may be cut there by a kill.
 		fmt.Fprintf(journal, "%-63s\n", fmt.Sprint(os.Getpid(), a.ID, a.Again, " ", a.Call))
 		go func() {

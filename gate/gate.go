@@ -2,7 +2,7 @@
 // orders.
 //
 // A gate answers the notifications of one container's seccomp filter that need
-// no thought (see gate/c) and passes the others on as Asks. This package
+// no thought (see gate/c) and passes the others on as Requests. This package
 // owns the process and its control socket; it answers nothing and restarts
 // nothing.
 //
@@ -307,12 +307,12 @@ func (g *Gate) TakeListener() *os.File {
 // with the Gate.
 func (g *Gate) Own() *netns.NS { return g.own }
 
-// Serve has each Ask taken, one after the other, those that have come before included. Where
+// Serve has each Request taken, one after the other, those that have come before included. Where
 // many have not been taken yet, those are forgotten whose callers wait no more, as waits
 // tells (SECCOMP_IOCTL_NOTIF_ID_VALID). Then ended is called once: with ErrEnded if the gate
 // has ended with its container, io.EOF if it was killed, and os.ErrClosed after Close, Stop or
 // Release.
-func (g *Gate) Serve(take func(Ask), waits func(id uint64) bool, ended func(error)) {
+func (g *Gate) Serve(take func(Request), waits func(id uint64) bool, ended func(error)) {
 	g.serve(take, waits, ended)
 }
 
@@ -332,7 +332,7 @@ func (g *Gate) SetTraced(on bool) {
 	if on {
 		value = 1
 	}
-	_, _ = g.order(request{op: opSet, word: uint32(traced), value: value}) // a gate that is gone tells nothing
+	_, _ = g.order(order{op: opSet, word: uint32(traced), value: value}) // a gate that is gone tells nothing
 }
 
 // SetRules changes the rules, a policy.Table.Snapshot. It takes effect before it
@@ -348,7 +348,7 @@ func (g *Gate) SetRules(image []byte) error {
 // Stats asks for what the gate has counted. Of one that has ended with its container
 // it is what it had counted by then.
 func (g *Gate) Stats() (Stats, error) {
-	a, err := g.order(request{op: opStats})
+	a, err := g.order(order{op: opStats})
 	if last := g.last.Load(); err != nil && last != nil {
 		return *last, nil
 	}
@@ -369,7 +369,7 @@ func (g *Gate) EndedWell() bool {
 	return g.bye.Load() || g.process.well()
 }
 
-// Stop ends the Asks with os.ErrClosed. Orders are carried out as before. Asks that
+// Stop ends the Requests with os.ErrClosed. Orders are carried out as before. Requests that
 // nobody has taken are put to the next supervisor.
 func (g *Gate) Stop() { g.stop(os.ErrClosed) }
 

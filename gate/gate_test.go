@@ -85,14 +85,14 @@ func TestParse(t *testing.T) {
 }
 
 // TestRequestsOfGone has a gate ask for callers that are gone at once, all but a few, while
-// nobody takes an Ask: those few are taken then, and the others have taken no memory.
+// nobody takes a Request: those few are taken then, and the others have taken no memory.
 func TestRequestsOfGone(t *testing.T) {
 	const every = 100 // caller waits
 	c := newControl(nil)
 	begun, goOn := make(chan bool, 1), make(chan bool)
 	var taken []uint64
 	ended := make(chan error, 1)
-	c.serve(func(a Ask) {
+	c.serve(func(a Request) {
 		if len(taken) == 0 {
 			begun <- true
 			<-goOn

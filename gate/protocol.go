@@ -52,9 +52,9 @@ var callNames = []string{
 	"hello", "socket", "connect", "bind", "listen", "send", "setsockopt", "getsockopt", "getsockname", "ioctl", "other",
 }
 
-// Ask is a call of a program that waits for an answer, or one that the gate has
+// Request is a call of a program that waits for an answer, or one that the gate has
 // answered itself.
-type Ask struct {
+type Request struct {
 	Call     Call
 	ID       uint64 // of the notification
 	Thread   int    // the caller, as long as the notification is valid
@@ -159,15 +159,15 @@ const (
 	words
 )
 
-func parse(b []byte) (Ask, error) {
+func parse(b []byte) (Request, error) {
 	m, whole := wire.Read[requestMessage](b)
 	if !whole || m.version != version {
-		return Ask{}, fmt.Errorf("%w: message of %d bytes", ErrProtocol, len(b))
+		return Request{}, fmt.Errorf("%w: message of %d bytes", ErrProtocol, len(b))
 	}
 	if m.length > addressMax {
-		return Ask{}, fmt.Errorf("%w: address of %d bytes", ErrProtocol, m.length)
+		return Request{}, fmt.Errorf("%w: address of %d bytes", ErrProtocol, m.length)
 	}
-	return Ask{
+	return Request{
 		Call:     m.call,
 		ID:       m.id,
 		Thread:   int(m.thread),
