@@ -12,11 +12,12 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/sys/thread"
 )
 
 // Operation is what is measured.
@@ -70,38 +71,15 @@ func (j Job) Run() (Timing, error) {
 	if err != nil {
 		return Timing{}, fmt.Errorf("measure overlay: %w", err)
 	}
-	type outcome struct {
-		timing Timing
-		err    error
-	}
-	done := make(chan outcome)
-	go inThread(func() {
-		timing, err := j.run(root)
-		done <- outcome{timing, err}
+	var timing Timing
+	err = thread.Do(func() (err error) { // on a thread with other mounts than the process
+		timing, err = j.run(root)
+		return err
 	})
-	o := <-done
-	if err := errors.Join(o.err, os.RemoveAll(root)); err != nil {
+	if err := errors.Join(err, os.RemoveAll(root)); err != nil {
 		return Timing{}, fmt.Errorf("measure %s %s: %w", j.Operation, j.Target, err)
 	}
-	return o.timing, nil
-}
-
-// inThread calls f in a thread that is nobody else's and ends with it: it has other
-// mounts than the process. The main thread does not end, and is what /proc shows of
-// the process, so it is left alone.
-func inThread(f func()) {
-	runtime.LockOSThread() // the thread ends with the goroutine
-	if unix.Gettid() != unix.Getpid() {
-		f()
-		return
-	}
-	done := make(chan struct{})
-	go inThread(func() {
-		defer close(done)
-		f()
-	})
-	<-done
-	runtime.UnlockOSThread()
+	return timing, nil
 }
 
 func (j Job) run(root string) (Timing, error) {

@@ -6,6 +6,8 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+
+	"github.com/tsugiki/tsugiki/internal/sys/thread"
 )
 
 // TestRun makes every run there is, and looks that nothing is left of it.
@@ -51,9 +53,7 @@ func TestLayers(t *testing.T) {
 	for operation, want := range map[Operation]string{Create: "regular file", Delete: "character special file"} {
 		root := t.TempDir()
 		j := Job{Dir: root, Operation: operation, Target: Present, Files: 1, Bytes: 10}
-		done := make(chan error)
-		go inThread(func() { _, err := j.run(root); done <- err })
-		if err := <-done; err != nil {
+		if err := thread.Do(func() error { _, err := j.run(root); return err }); err != nil {
 			t.Fatal(err)
 		}
 		out, err := exec.Command("stat", "-c", "%F %s", root+"/lower/0", root+"/upper/0").Output()

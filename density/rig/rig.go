@@ -124,7 +124,7 @@ func New(o Options) (_ *Rig, err error) {
 	if _, err := findRuntime(r.Runtime); err != nil {
 		return nil, err
 	}
-	if r.v1, err = controllers(); err != nil {
+	if r.v1, err = cgroup.Controllers(); err != nil {
 		return nil, err
 	}
 	if r.dir, r.claim, err = claim(r.Options.Dir); err != nil {

@@ -38,7 +38,7 @@ func checkGone(t *testing.T, name, dir string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	mounts, err := controllers()
+	mounts, err := cgroup.Controllers()
 	if err != nil {
 		t.Fatal(err)
 	}
