@@ -80,6 +80,13 @@ tests: build sanitized
 test-density: deps build
 	rm -rf density-test && $(BIN)/tsugiki density run --rounds 1 -o density-test
 
+# The density study at its full size, into docs/density: all four files of the report. It takes
+# about 90 minutes on two cores, which should do nothing else. DENSITY=--resume continues one
+# that was interrupted.
+DENSITY ?= --force
+density-report: deps build
+	$(BIN)/tsugiki density run $(DENSITY) -o docs/density
+
 # On other kernels and with cgroups mounted in other ways, in a virtual machine.
 # KERNELS="5.10 6.1 6.12" MODES="v2 v1 hybrid" PACKAGES="charge/journal policy/enforcer"
 test-kernels: deps build
@@ -119,4 +126,4 @@ demo: deps-demo build
 clean:
 	rm -rf bin dist man .cache bench.json bench-agent.json bench-charge* density-test
 
-.PHONY: all deps deps-demo deps-bench-agent deps-bench-charge build man install deb generate lint test tests sanitized test-density test-kernels soak fuzz bench bench-agent bench-charge demo clean
+.PHONY: all deps deps-demo deps-bench-agent deps-bench-charge build man install deb generate lint test tests sanitized test-density density-report test-kernels soak fuzz bench bench-agent bench-charge demo clean
