@@ -87,7 +87,7 @@ func passCredentials(raw syscall.RawConn, on int) error {
 
 // borrow takes the files whose numbers a gate has said that could not send them. That takes
 // CAP_SYS_PTRACE.
-func borrow(a Ask, space []byte) ([]*os.File, error) {
+func borrow(a Request, space []byte) ([]*os.File, error) {
 	pid, err := senderOf(space)
 	if err != nil {
 		return nil, err
