@@ -32,10 +32,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "pending.h"
 #include "gate.h"
 #include "handle.h"
 #include "messages.h"
+#include "pending.h"
 #include "stats.h"
 
 #define GATE_THREADS_MAX 64
