@@ -133,24 +133,6 @@ func (g *Gate) takeFiles(files []*os.File) (err error) {
 	return err
 }
 
-func receivedFiles(space []byte) []*os.File {
-	messages, err := unix.ParseSocketControlMessage(space)
-	if err != nil {
-		return nil
-	}
-	var files []*os.File
-	for i := range messages {
-		fds, err := unix.ParseUnixRights(&messages[i])
-		if err != nil {
-			continue
-		}
-		for _, fd := range fds {
-			files = append(files, os.NewFile(uintptr(fd), "file from gate"))
-		}
-	}
-	return files
-}
-
 func closeAll(files []*os.File) {
 	for _, f := range files {
 		f.Close()

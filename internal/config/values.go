@@ -14,14 +14,21 @@ import (
 	"github.com/pelletier/go-toml/v2/unstable"
 )
 
-// value is a value, and where it is.
+// value is a value of the file.
 type value struct {
-	node   *unstable.Node
-	line   int // of its key
-	lineOf func(n *unstable.Node, otherwise int) int
+	node *unstable.Node
+	at   position
+	// positionOf returns the position of an element of an array; otherwise if the parser does
+	// not know it.
+	positionOf func(n *unstable.Node, otherwise position) position
 }
 
-// kinds are what values can be.
+// fault returns an error at a position of the file. The caller adds the name of the file.
+func fault(at position, format string, args ...any) Error {
+	return Error{Line: at.line, Column: at.column, Err: fmt.Errorf(format, args...)}
+}
+
+// kinds names the kinds of values for messages.
 var kinds = map[unstable.Kind]string{
 	unstable.String: "a string", unstable.Bool: "a boolean", unstable.Integer: "an integer", unstable.Float: "a number",
 	unstable.Array: "an array", unstable.InlineTable: "a table", unstable.LocalDate: "a date", unstable.LocalTime: "a time",
@@ -32,11 +39,11 @@ var kinds = map[unstable.Kind]string{
 func text(field func(*Config) *string, check func(string) error) setter {
 	return func(c *Config, v value) []Error {
 		if v.node.Kind != unstable.String {
-			return []Error{{Line: v.line, Err: fmt.Errorf("has to be a string, not %s", kinds[v.node.Kind])}}
+			return []Error{fault(v.at, "must be a string, not %s", kinds[v.node.Kind])}
 		}
 		s := string(v.node.Data)
 		if err := check(s); err != nil {
-			return []Error{{Line: v.line, Err: fmt.Errorf("%q %w", s, err)}}
+			return []Error{fault(v.at, "%q %w", s, err)}
 		}
 		*field(c) = s
 		return nil
@@ -47,7 +54,7 @@ func text(field func(*Config) *string, check func(string) error) setter {
 func flag(field func(*Config) *bool) setter {
 	return func(c *Config, v value) []Error {
 		if v.node.Kind != unstable.Bool {
-			return []Error{{Line: v.line, Err: fmt.Errorf("has to be true or false, not %s", kinds[v.node.Kind])}}
+			return []Error{fault(v.at, "must be true or false, not %s", kinds[v.node.Kind])}
 		}
 		*field(c) = string(v.node.Data) == "true"
 		return nil
@@ -56,34 +63,36 @@ func flag(field func(*Config) *bool) setter {
 
 // texts takes an array of strings.
 func texts(field func(*Config) *[]Text) setter {
+	return elements(field, func(string) error { return nil })
+}
+
+// elements takes an array of strings that a check allows.
+func elements(field func(*Config) *[]Text, check func(string) error) setter {
 	return func(c *Config, v value) (errs []Error) {
 		if v.node.Kind != unstable.Array {
-			return []Error{{Line: v.line, Err: fmt.Errorf("has to be an array of strings, not %s", kinds[v.node.Kind])}}
+			return []Error{fault(v.at, "must be an array of strings, not %s", kinds[v.node.Kind])}
 		}
 		for it := v.node.Children(); it.Next(); {
 			n := it.Node()
-			line := v.lineOf(n, v.line)
+			at := v.positionOf(n, v.at)
 			if n.Kind != unstable.String {
-				errs = append(errs, Error{Line: line, Err: fmt.Errorf("has to be an array of strings; in it is %s", kinds[n.Kind])})
+				errs = append(errs, fault(at, "must be an array of strings; one element is %s", kinds[n.Kind]))
 				continue
 			}
-			*field(c) = append(*field(c), Text{string(n.Data), line})
+			if err := check(string(n.Data)); err != nil {
+				errs = append(errs, fault(at, "%q %w", n.Data, err))
+			}
+			*field(c) = append(*field(c), Text{string(n.Data), at.line})
 		}
 		return errs
 	}
 }
 
-// checked takes an array of strings that a check allows. One that is empty is not nil.
+// checked takes an array of strings that a check allows. An empty array sets an empty slice, not nil.
 func checked(field func(*Config) *[]Text, check func(string) error) setter {
 	return func(c *Config, v value) []Error {
 		*field(c) = []Text{}
-		errs := texts(field)(c, v)
-		for _, t := range *field(c) {
-			if err := check(t.Text); err != nil {
-				errs = append(errs, Error{Line: t.Line, Err: fmt.Errorf("%q %w", t.Text, err)})
-			}
-		}
-		return errs
+		return elements(field, check)(c, v)
 	}
 }
 
@@ -110,41 +119,41 @@ func oneOf(names ...string) func(string) error {
 func absolute(s string) error {
 	switch {
 	case !filepath.IsAbs(s):
-		return errors.New("is no absolute path; it has to start with a slash")
+		return errors.New("is not an absolute path; it must begin with a slash")
 	case strings.ContainsFunc(s, unicode.IsControl):
-		return errors.New("has a control character in it")
+		return errors.New("has a control character")
 	}
 	return nil
 }
 
-// addrPort allows nothing, or where to listen.
+// addrPort allows an empty text, or an address to listen at.
 func addrPort(s string) error {
 	if s == "" {
 		return nil
 	}
 	if a, err := netip.ParseAddrPort(s); err != nil || a.Port() == 0 {
-		return errors.New("is not ADDR:PORT, an IP address (IPv6 in brackets) and a port of 1 to 65535")
+		return errors.New("is not ADDR:PORT: an IP address (IPv6 in brackets) and a port from 1 to 65535")
 	}
 	return nil
 }
 
 func pattern(s string) error {
 	if s == "" {
-		return errors.New("matches nothing; * is for all containers")
+		return errors.New("matches nothing; write * for all containers")
 	}
 	if _, err := path.Match(s, ""); err != nil {
-		return errors.New("is no pattern; * is any letters, ? one, [a-z] one of these, and \\ takes their meaning from them")
+		return errors.New("is not a pattern: * matches any characters, ? one character, [a-z] one of these, and \\* an asterisk")
 	}
 	return nil
 }
 
-// pathPattern allows a pattern of absolute paths, or a folder.
+// pathPattern allows a pattern of absolute paths, or a folder that ends with a slash.
 func pathPattern(s string) error {
 	if err := absolute(s); err != nil {
 		return err
 	}
 	if clean := path.Clean(s); clean != strings.TrimSuffix(s, "/") || clean == "/" {
-		return errors.New("is no path as it should be written: without //, . and .., and below a folder of its own")
+		return errors.New("is not a clean path: write it without //, . and .., and below a folder")
 	}
 	return pattern(s)
 }
