@@ -145,7 +145,7 @@ func (m *managed) stats() (api.ContainerStats, bool) {
 			Connect: denied.Connect, Bind: denied.Bind, Send: denied.Send, SetSockOpt: denied.SetOption,
 			Leave: denied.Leave, Enter: denied.Enter,
 		},
-		Pool:       api.Pool{Batches: g.Batches, Sockets: g.BatchSockets, Single: g.Born, Misses: g.BornAsked},
+		Pool:       api.Pool{Batches: g.Batches, Sockets: g.BatchSockets, Single: g.Single, Misses: g.Misses},
 		AskedAgain: g.Again, Delayed: g.Full, Unreported: g.Unreported,
 		Memory: residentIn(m.keepers.Path()),
 	}

@@ -8,6 +8,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/sys/thread"
 )
 
 // calls are system calls and their flags.
@@ -157,7 +159,7 @@ var calls = []Feature{
 		Name: "network namespaces", Since: "3.0", Required: true, // CONFIG_NET_NS
 		Lost: "containers cannot have a network namespace",
 		Probe: func(*Scratch) (string, error) {
-			return "", onThread(func() error { return unix.Unshare(unix.CLONE_NEWNET) })
+			return "", thread.Do(func() error { return unix.Unshare(unix.CLONE_NEWNET) })
 		},
 	},
 	{
@@ -173,21 +175,10 @@ var calls = []Feature{
 	},
 }
 
-// onThread runs fn on a thread that ends after fn, with all that fn has changed of it. (Go keeps
-// the process's first thread instead, and does not use it again.)
-func onThread(fn func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // and never unlock
-		done <- fn()
-	}()
-	return <-done
-}
-
 // withListener calls fn with the listener of a filter that allows all calls, on a thread that
 // ends after fn.
 func withListener(fn func(listener int) error) error {
-	return onThread(func() error {
+	return thread.Do(func() error {
 		// Without no_new_privs, a filter needs CAP_SYS_ADMIN.
 		if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 			return err
