@@ -69,17 +69,12 @@ lint:
 	scripts/check-generated.sh
 	GOARCH=arm64 $(GO) vet ./...
 
-# Tests make namespaces and share two CPUs with what they measure: one package
-# at a time. They wait half of their time, and linters do not.
+# Tests wait half of their time, and linters do not.
 test: deps build
 	$(MAKE) -j2 lint tests
-	$(MAKE) test-sanitized
 
-# Tests call make as a user does, not as a part of this one.
-TESTS = rm -rf .cache/test-logs && env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL TSUGIKI_BIN=$(CURDIR)/bin $(GO) test -count=1 -p 1 -json ./... $(1) | \
-	$(GO) run ./internal/testreport -skips .ci/skips -budget .ci/budget -logs .cache/test-logs
-tests: build
-	$(call TESTS,-timeout 20m)
+tests: build sanitized
+	scripts/tests.sh -timeout 20m
 
 # The density study once, with as many containers as it has: the tests have a few.
 test-density: deps build
@@ -100,9 +95,8 @@ test-kernels: deps build
 # All tests with long loops: 100,000 connections through one container, a hundred kills, ten
 # minutes of random calls under random rules.
 soak: export TSUGIKI_SOAK = 1
-soak: deps build
-	$(call TESTS,-timeout 90m)
-	$(MAKE) test-sanitized
+soak: deps build sanitized
+	scripts/tests.sh -timeout 90m
 
 # For the conformance suite: with sanitizers in the C parts.
 SANITIZED = $(CURDIR)/bin/sanitized
