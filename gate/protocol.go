@@ -106,8 +106,7 @@ type orderMessage struct {
 
 // statsMessage is struct gate_stats.
 type statsMessage struct {
-	version  uint32
-	call     Call
+	messageHead
 	tag      uint64
 	counters Stats
 }

@@ -24,21 +24,30 @@ func TestCheckCFindsDifferences(t *testing.T) {
 		}
 	}
 	type same struct {
-		first    uint32
-		twoWords int32
-		number   uint64 `c:"third"`
+		First    uint32
+		TwoWords int32
+		Number   uint64 `c:"third"`
+	}
+	type beginning struct{ First, TwoWords uint32 }
+	type embedding struct {
+		beginning
+		Third uint64
+	}
+	type embeddingMore struct {
+		beginning
+		First uint64
 	}
 	type swapped struct {
-		twoWords uint32
-		first    uint32
-		third    uint64
+		TwoWords uint32
+		First    uint32
+		Third    uint64
 	}
-	type short struct{ first, twoWords uint32 }
+	type short struct{ First, TwoWords uint32 }
 	type narrow struct {
-		first    uint32
-		twoWords [2]byte
+		First    uint32
+		TwoWords [2]byte
 		_        [2]byte
-		third    uint64
+		Third    uint64
 	}
 	equal := map[string]any{"NUMBER": uint32(5), "NEGATIVE": -1, "WORD": "five", "MORE": 6, "struct s": same{}}
 	check := func(want map[string]any) int {
@@ -49,8 +58,10 @@ func TestCheckCFindsDifferences(t *testing.T) {
 		}
 		return r.errors
 	}
-	if n := check(equal); n != 0 {
-		t.Errorf("%d differences of equal ones", n)
+	for _, want := range []map[string]any{equal, {"struct s": embedding{}}} {
+		if n := check(want); n != 0 {
+			t.Errorf("%d differences of equal ones", n)
+		}
 	}
 	for _, different := range []map[string]any{
 		{"NUMBER": 6},
@@ -59,7 +70,7 @@ func TestCheckCFindsDifferences(t *testing.T) {
 		{"WORD": "fivf"},
 		{"MORE": 7},
 		{"MISSING": 1},
-		{"struct s": swapped{}},
+		{"struct s": embeddingMore{}}, {"struct s": swapped{}},
 		{"struct s": short{}},
 		{"struct s": narrow{}},
 		{"struct other": same{}},
