@@ -106,7 +106,7 @@ type orderMessage struct {
 
 // statsMessage is struct gate_stats.
 type statsMessage struct {
-	messageHead
+	_        messageHead
 	tag      uint64
 	counters Stats
 }

@@ -20,7 +20,7 @@ import (
 //	            same offset and size
 //
 // A namesake is the Go name in snake case, or the field's tag `c`. Fields called _ are padding
-// that C may name. A struct may begin with an embedded one, whose fields C has as its own. CheckC skips the test where there is no C compiler.
+// that C may name. CheckC skips the test where there is no C compiler.
 func CheckC(t TB, header string, want map[string]any) {
 	t.Helper()
 	Program(t, "cc")
@@ -78,8 +78,9 @@ func assertions(name string, value reflect.Value) string {
 
 func structAssertions(name string, t reflect.Type) string {
 	all := assertion(fmt.Sprintf("sizeof(%s)", name), uint64(t.Size()))
-	for _, f := range reflect.VisibleFields(t) {
-		if f.Name == "_" || f.Anonymous {
+	for i := range t.NumField() {
+		f := t.Field(i)
+		if f.Name == "_" {
 			continue
 		}
 		c := f.Tag.Get("c")

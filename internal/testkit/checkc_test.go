@@ -28,15 +28,6 @@ func TestCheckCFindsDifferences(t *testing.T) {
 		TwoWords int32
 		Number   uint64 `c:"third"`
 	}
-	type beginning struct{ First, TwoWords uint32 }
-	type embedding struct {
-		beginning
-		Third uint64
-	}
-	type embeddingMore struct {
-		beginning
-		First uint64
-	}
 	type swapped struct {
 		TwoWords uint32
 		First    uint32
@@ -58,10 +49,8 @@ func TestCheckCFindsDifferences(t *testing.T) {
 		}
 		return r.errors
 	}
-	for _, want := range []map[string]any{equal, {"struct s": embedding{}}} {
-		if n := check(want); n != 0 {
-			t.Errorf("%d differences of equal ones", n)
-		}
+	if n := check(equal); n != 0 {
+		t.Errorf("%d differences of equal ones", n)
 	}
 	for _, different := range []map[string]any{
 		{"NUMBER": 6},
@@ -70,7 +59,7 @@ func TestCheckCFindsDifferences(t *testing.T) {
 		{"WORD": "fivf"},
 		{"MORE": 7},
 		{"MISSING": 1},
-		{"struct s": embeddingMore{}}, {"struct s": swapped{}},
+		{"struct s": swapped{}},
 		{"struct s": short{}},
 		{"struct s": narrow{}},
 		{"struct other": same{}},
