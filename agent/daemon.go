@@ -62,7 +62,7 @@ type Daemon struct {
 	// letGo lets go of the kernel programs that containers to come get.
 	letGo func() error
 
-	porterMu sync.Mutex   // guards porter
+	porterMu sync.Mutex // guards porter
 	porter   *gate.Pool // of new gates; nil before the first one
 
 	files  fileLimit

@@ -49,11 +49,11 @@ func TestProtocolIsTheGates(t *testing.T) {
 		"GATE_ORDER_STATS": opStats,
 		"GATE_ORDER_END":   opEnd,
 
-		"GATE_WORD_OWN_SOCKETS":   OwnSockets,
-		"GATE_WORD_SERVICES":      Services,
-		"GATE_WORD_GRAFT_SOCKETS": GraftSockets,
-		"GATE_WORD_BOUND_CLIENTS": BoundClients,
-		"GATE_WORD_TRACED":        traced,
+		"GATE_WORD_OWN_SOCKETS":     OwnSockets,
+		"GATE_WORD_SERVICES":        Services,
+		"GATE_WORD_AFGRAFT_SOCKETS": AFGraftSockets,
+		"GATE_WORD_BOUND_CLIENTS":   BoundClients,
+		"GATE_WORD_TRACED":          traced,
 
 		"struct gate_request":                  requestMessage{},
 		"struct gate_order":                    orderMessage{},
