@@ -15,47 +15,51 @@ import (
 	"github.com/tsugiki/tsugiki/policy"
 )
 
-// adopt takes over what an earlier daemon has made, and tells whether it is still
-// there. Its calls wait until it is resumed. If a gate does not answer within patience, that is
-// gate.ErrSilent, and all but takeOver is done.
-func (m *managed) adopt(patience time.Duration) (bool, error) {
-	m.group = cgroup.At(m.record.Cgroup)
-	m.keepers = cgroup.At(filepath.Join(m.record.Cgroup, keepersGroup))
-	if m.ownGroup {
-		m.programs = cgroup.At(filepath.Join(m.record.Cgroup, programsGroup))
+// Adopt takes over what an earlier process has made, which Outlives it, and tells whether it is
+// still there. Its calls wait until Resume. If a gate does not answer within patience, that is
+// gate.ErrSilent: AdoptLate does the rest.
+func (c *Container) Adopt(s State, patience time.Duration) (lives bool, err error) {
+	c.state = s
+	c.group = cgroup.At(s.Cgroup)
+	c.keepers = cgroup.At(filepath.Join(s.Cgroup, keepersGroup))
+	if c.spec.Programs {
+		c.programs = cgroup.At(filepath.Join(s.Cgroup, programsGroup))
 	}
-	if m.record.PID != 0 {
-		first, err := reopenProcess(m.record.PID, m.record.Started)
+	if s.PID != 0 {
+		first, err := reopenProcess(s.PID, s.Started)
 		if err != nil {
-			m.log.Debug("the first program is gone", "pid", m.record.PID)
+			c.log.Debug("the first program is gone", "pid", s.PID)
 		}
-		m.init.Store(first)
+		c.first.Store(first)
 	}
-	if err := m.restore(); err != nil {
+	if err := c.restore(); err != nil {
 		// Whatever the reason is: of what has no program, nothing is left to lose.
-		return m.init.Load() != nil || m.group.Populated(), err
+		return c.first.Load() != nil || c.group.Populated(), err
 	}
-	return m.takeOver(patience)
+	lives, err = c.takeOver(patience)
+	c.late.Store(lives && errors.Is(err, gate.ErrSilent))
+	c.refresh()
+	return lives, err
 }
 
 // takeOver becomes the supervisor of the container's gates.
-func (m *managed) takeOver(patience time.Duration) (_ bool, err error) {
-	if m.adopted, err = m.adoptGates(patience); err != nil {
+func (c *Container) takeOver(patience time.Duration) (_ bool, err error) {
+	if c.adopted, err = c.adoptGates(patience); err != nil {
 		return true, err
 	}
-	if len(m.adopted) == 0 {
-		return m.awaits(), nil
+	if len(c.adopted) == 0 {
+		return c.awaits(), nil
 	}
-	rules := m.table.Snapshot(m.netnsOf)
-	for _, g := range m.adopted {
+	rules := c.table.Snapshot(c.netnsOf)
+	for _, g := range c.adopted {
 		if err := g.SetRules(rules); err != nil { // it asks, or has them when it goes on
-			m.log.Warn("a gate has no rules", "err", err)
+			c.log.Warn("a gate has no rules", "err", err)
 		}
 	}
-	if m.ownNS, err = netns.Open(fmt.Sprintf("/proc/self/fd/%d", m.adopted[0].Own().File().Fd())); err != nil {
+	if c.ownNS, err = netns.Open(fmt.Sprintf("/proc/self/fd/%d", c.adopted[0].Own().File().Fd())); err != nil {
 		return true, err
 	}
-	for _, step := range []func() error{m.makeEngine, m.engineRecover, m.startRelay} {
+	for _, step := range []func() error{c.makeEngine, c.engineRecover, c.startRelay} {
 		if err := step(); err != nil {
 			return true, err
 		}
@@ -66,32 +70,42 @@ func (m *managed) takeOver(patience time.Duration) (_ bool, err error) {
 // awaits tells whether a container without a gate still gets one: it was never
 // attached, or who was just attaching it will ask again, as tsugiki run does. An
 // OCI runtime does not: its program has lost its listener, and ends.
-func (m *managed) awaits() bool {
-	if first := m.init.Load(); m.record.PID != 0 && m.ownGroup && first != nil {
-		_ = first.close() // it is opened again
-		m.init.Store(nil)
-		m.record.PID = 0
+func (c *Container) awaits() bool {
+	if first := c.first.Load(); c.state.PID != 0 && c.spec.Programs && first != nil {
+		_ = first.Close() // it is opened again
+		c.first.Store(nil)
+		c.state.PID = 0
 	}
-	return m.record.PID == 0
+	return c.state.PID == 0
 }
 
-// resume answers the calls of a container that was adopted.
-func (m *managed) resume() {
-	for _, g := range m.adopted {
-		m.supervise(&supervised{gate: g, listener: g.TakeListener()})
-	}
-	m.adopted = nil
+// Awaits tells whether no program has entered the container.
+func (c *Container) Awaits() bool {
+	c.changes.Lock()
+	defer c.changes.Unlock()
+	return c.state.PID == 0
 }
 
-func (m *managed) engineRecover() error { return m.engine.Recover() }
+// Late tells whether the container is not taken over yet, for a gate of it does not answer.
+func (c *Container) Late() bool { return c.late.Load() }
+
+// Resume answers the calls of a container that was adopted.
+func (c *Container) Resume() {
+	for _, g := range c.adopted {
+		c.supervise(&supervised{gate: g, listener: g.TakeListener()})
+	}
+	c.adopted = nil
+}
+
+func (c *Container) engineRecover() error { return c.engine.Recover() }
 
 // restore makes what create has made, out of the record and the kernel. The record is what was
 // about to be in force: a daemon that was killed while it changed endpoints has perhaps not
 // got that far, in the kernel nor at the gates.
-func (m *managed) restore() error {
+func (c *Container) restore() error {
 	var set endpoint.Set
 	byName := map[string]*endpoint.Endpoint{}
-	for _, line := range m.record.Endpoints {
+	for _, line := range c.state.Endpoints {
 		ep, err := endpoint.Parse(line)
 		if err == nil {
 			err = set.Add(ep)
@@ -102,40 +116,40 @@ func (m *managed) restore() error {
 		byName[ep.Name] = ep
 	}
 	var numbered []*endpoint.Endpoint
-	for _, name := range m.record.Numbered {
+	for _, name := range c.state.Numbered {
 		numbered = append(numbered, byName[name])
 	}
-	m.endpoints.Store(&set)
-	if err := m.openHost(); err != nil {
+	c.endpoints.Store(&set)
+	if err := c.openHost(); err != nil {
 		return err
 	}
-	ingress, egress, err := m.rulesFor(&set)
+	ingress, egress, err := c.rulesFor(&set)
 	if err != nil {
 		return err
 	}
-	if m.table, err = policy.Restore(ingress, egress, numbered); err != nil {
+	if c.table, err = policy.Restore(ingress, egress, numbered); err != nil {
 		return err
 	}
-	dir, err := m.keepers.Open()
+	dir, err := c.keepers.Open()
 	if err != nil {
 		return err
 	}
 	defer dir.Close()
-	if m.enforced, err = policy.Adopt(dir, m.table, m.endpointNamed); err != nil {
+	if c.enforced, err = policy.Adopt(dir, c.table, c.endpointNamed); err != nil {
 		return err
 	}
-	if err := m.updateKernel(m.table); err != nil {
+	if err := c.updateKernel(c.table); err != nil {
 		return err
 	}
-	if err := m.claimPorts(); err != nil {
+	if err := c.reserve(); err != nil {
 		return err
 	}
-	return m.openDoors()
+	return c.openDoors()
 }
 
 // adoptGates connects to the gates that wait at their doors.
-func (m *managed) adoptGates(patience time.Duration) ([]*gate.Gate, error) {
-	entries, err := os.ReadDir(doorsOf(m.spec.RunDir, m.spec.Name))
+func (c *Container) adoptGates(patience time.Duration) ([]*gate.Gate, error) {
+	entries, err := os.ReadDir(doorsOf(c.spec.RunDir, c.spec.Name))
 	if err != nil {
 		return nil, fmt.Errorf("find gates: %w", err)
 	}
@@ -144,7 +158,7 @@ func (m *managed) adoptGates(patience time.Duration) ([]*gate.Gate, error) {
 		if _, err := strconv.Atoi(e.Name()); err != nil {
 			continue
 		}
-		door := fmt.Sprintf("/proc/self/fd/%d/%s", m.doors.Fd(), e.Name())
+		door := fmt.Sprintf("/proc/self/fd/%d/%s", c.doors.Fd(), e.Name())
 		g, err := adoptPatiently(door, patience)
 		if errors.Is(err, gate.ErrGone) {
 			if err := os.Remove(door); err != nil {
@@ -167,12 +181,7 @@ const (
 	// takenPatience is how long a helper that a killed daemon was about to start may hold
 	// that one's files, and with them the gate.
 	takenPatience = 5 * time.Second
-	// adoptPatience is how long gates that do not answer may hold up the others when a daemon
-	// starts, all together. Each has adoptLeast all the same.
-	adoptPatience = 2 * time.Second
-	adoptLeast    = 100 * time.Millisecond
-	// lateAgain is after how long a gate that did not answer is tried again, for latePatience.
-	lateAgain    = 500 * time.Millisecond
+	// latePatience is how long a gate is waited for that did not answer before.
 	latePatience = 10 * time.Second
 )
 
@@ -185,46 +194,23 @@ func adoptPatiently(door string, patience time.Duration) (*gate.Gate, error) {
 	}
 }
 
-// adoptLate takes over a container with a gate that did not answer when the daemon started, once it
-// does.
-func (d *Daemon) adoptLate(m *managed) {
-	for {
-		again, lives, err := m.tryLate()
-		switch {
-		case !lives:
-			d.end(m)
-			return
-		case err != nil && !again:
-			d.log.Error("container not taken over; it runs on without an agent", "container", m.spec.Name, "err", err)
-			return
-		case err == nil:
-			d.log.Info("container taken over", "container", m.spec.Name, "gates", m.gates.count())
-			return
-		}
-		select {
-		case <-time.After(lateAgain):
-		case <-d.closing:
-			return
-		}
-	}
-}
-
-func (m *managed) tryLate() (again, lives bool, err error) {
-	m.changes.Lock()
-	defer m.changes.Unlock()
-	if m.closing {
+// AdoptLate takes over a container that is late, and tells whether to try again.
+func (c *Container) AdoptLate() (again, lives bool, err error) {
+	c.changes.Lock()
+	defer c.changes.Unlock()
+	if c.closing {
 		return false, true, os.ErrClosed
 	}
-	lives, err = m.takeOver(latePatience)
+	lives, err = c.takeOver(latePatience)
 	if err != nil || !lives {
-		for _, g := range m.adopted {
+		for _, g := range c.adopted {
 			err = errors.Join(err, g.Release())
 		}
-		m.adopted = nil
+		c.adopted = nil
 		return errors.Is(err, gate.ErrSilent), lives, err
 	}
-	m.late.Store(false)
-	m.resume()
-	m.refresh()
+	c.late.Store(false)
+	c.Resume()
+	c.refresh()
 	return false, true, nil
 }

@@ -56,19 +56,6 @@ type server struct {
 	path     string
 }
 
-// listen opens the container's socket. Requests wait until the server is started.
-func (c *Container) listen() error {
-	find := func(name string) *Container {
-		if name == c.spec.Name {
-			return c
-		}
-		return nil
-	}
-	var err error
-	c.api, err = newServer(api.ContainerSocket(c.spec.RunDir, c.spec.Name), newAPI(endpointRoutes(find), c.spec.Log))
-	return err
-}
-
 func newServer(path string, h *http.Server) (*server, error) {
 	l, err := listenAt(path)
 	if err != nil {
@@ -195,7 +182,7 @@ func answer(w http.ResponseWriter, status int, body any) {
 func refuse(w http.ResponseWriter, err error) {
 	status := http.StatusInternalServerError
 	var tooLarge *http.MaxBytesError
-	var host hostError
+	var host HostError
 	var reserved *ports.ReservedError
 	switch {
 	case errors.As(err, &tooLarge):

@@ -49,14 +49,15 @@ func (d *Daemon) startCharging() {
 // charge opens the account of a container whose first program is there. What it has
 // no account for is not charged.
 func (m *managed) charge() {
-	first := m.init.Load()
-	if m.d.accounts == nil || m.ownGroup || first == nil {
+	first := m.First()
+	if m.d.accounts == nil || m.Programs || first == nil {
 		return // programs of tsugiki run are in somebody else's cpu cgroup
 	}
+	intercepted, relayed := m.Clocks()
 	err := m.d.accounts.Open(accounts.Container{
-		Name: m.spec.Name, ID: m.id, PID: first.pid, Sockets: m.keepers.Path(),
+		Name: m.Name, ID: m.ID, PID: first.PID, Sockets: m.SocketsGroup(),
 		Sources: map[string]accounts.Clock{
-			sourceIntercept: &m.intercepted, sourceRelay: &m.relayed, sourceGate: groupClock{filepath.Join(m.keepers.Path(), "cpu.stat")},
+			sourceIntercept: intercepted, sourceRelay: relayed, sourceGate: groupClock{filepath.Join(m.SocketsGroup(), "cpu.stat")},
 		},
 	})
 	if err != nil {

@@ -15,13 +15,13 @@ import (
 	"github.com/tsugiki/tsugiki/internal/cgroup"
 )
 
-// claim is a container's name, held by a lock on a file that says what has to
+// nameLock is a container's name, held by a lock on a file that says what has to
 // be removed should its holder be killed.
 //
 // The lock is the holder's life: whoever gets it knows that the holder is gone
 // and removes what it left. Files are only ever removed by who holds the lock,
 // and a lock counts only if the file is still the one of that name.
-type claim struct {
+type nameLock struct {
 	file *os.File
 }
 
@@ -31,8 +31,8 @@ type leftovers struct {
 	Cgroup string `json:"cgroup"`
 }
 
-// newClaim takes a name, after it has removed what a killed holder left of it.
-func newClaim(dir, name string) (*claim, error) {
+// lockName takes a name, after it has removed what a killed holder left of it.
+func lockName(dir, name string) (*nameLock, error) {
 	if err := api.CheckName(name); err != nil {
 		return nil, err
 	}
@@ -55,7 +55,7 @@ func newClaim(dir, name string) (*claim, error) {
 				f.Close()
 				return nil, err
 			}
-			return &claim{f}, nil
+			return &nameLock{f}, nil
 		}
 		holder := readLeftovers(f)
 		f.Close()
@@ -87,10 +87,10 @@ func lockIfCurrent(f *os.File, path string) (bool, error) {
 }
 
 // record writes down what is about to be made, before it is made.
-func (c *claim) record(l leftovers) error {
-	data, err := json.Marshal(l)
+func (l *nameLock) record(left leftovers) error {
+	data, err := json.Marshal(left)
 	if err == nil {
-		_, err = c.file.WriteAt(data, 0)
+		_, err = l.file.WriteAt(data, 0)
 	}
 	if err != nil {
 		return fmt.Errorf("write down container: %w; make room, or choose another directory with --run-dir", err)
@@ -99,9 +99,9 @@ func (c *claim) record(l leftovers) error {
 }
 
 // release gives the name back.
-func (c *claim) release() error {
-	err := os.Remove(c.file.Name())
-	return errors.Join(err, c.file.Close())
+func (l *nameLock) release() error {
+	err := os.Remove(l.file.Name())
+	return errors.Join(err, l.file.Close())
 }
 
 func readLeftovers(f *os.File) *leftovers {

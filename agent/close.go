@@ -3,6 +3,7 @@ package agent
 import (
 	"errors"
 	"maps"
+	"os"
 	"slices"
 	"sync"
 
@@ -10,17 +11,14 @@ import (
 	"github.com/tsugiki/tsugiki/policy"
 )
 
-// Close takes the API away, kills what is left of the container and removes it.
-// It may be called for one that is only half made.
-func (c *Container) Close() error {
+// Close kills what is left of the container and removes it. It may be called for one that is only
+// half made. It tells whether nothing is left that the State would be needed for.
+func (c *Container) Close() (removed bool, err error) {
 	var errs []error
 	note := func(err error) {
 		if err != nil {
 			errs = append(errs, err)
 		}
-	}
-	if c.api != nil {
-		note(c.api.close())
 	}
 	c.changes.Lock()
 	defer c.changes.Unlock()
@@ -45,7 +43,7 @@ func (c *Container) Close() error {
 	if c.enforced != nil {
 		c.reportDenied()
 	}
-	removed := true
+	removed = true
 	if c.enforced != nil {
 		c.enforced.End()
 	}
@@ -59,10 +57,7 @@ func (c *Container) Close() error {
 	}
 	// Not before all are dead: a call that waits would fail with ENOSYS.
 	note(each(gates, (*supervised).forget))
-	if c.claim != nil && removed {
-		note(c.claim.release())
-	}
-	return errors.Join(errs...)
+	return removed, errors.Join(errs...)
 }
 
 // closeKeepers ends all at once: each may take its time.
@@ -118,7 +113,56 @@ func (c *Container) letGo() error {
 func (c *Container) reportDenied() {
 	d, err := c.enforced.Denied()
 	if err == nil && d != (policy.Denied{}) {
-		c.decisions.Info("refused by policy",
+		c.spec.Decisions.Info("refused by policy",
 			"connect", d.Connect, "bind", d.Bind, "send", d.Send, "setsockopt", d.SetOption, "leave", d.Leave, "enter", d.Enter)
 	}
+}
+
+// Release lets go of a container that goes on without us.
+func (c *Container) Release() error {
+	c.changes.Lock()
+	defer c.changes.Unlock()
+	c.closing = true
+	var errs []error
+	for _, g := range c.adopted {
+		errs = append(errs, g.Release())
+	}
+	for _, s := range c.gates.take() {
+		errs = append(errs, s.supervisor.Release(), s.listener.Close())
+	}
+	errs = append(errs, c.closeKeepers())
+	if first := c.first.Load(); first != nil {
+		errs = append(errs, first.Close())
+	}
+	return errors.Join(append(errs, c.letGo())...)
+}
+
+// Remove ends a container that outlives us, if it has not ended, and removes all that belongs to it.
+func (c *Container) Remove() error {
+	c.changes.Lock()
+	c.closing = true
+	err := c.closeKeepers() // else they are found dead, and said so
+	c.changes.Unlock()
+	err = errors.Join(err, c.killAll())
+	_, cerr := c.Close()
+	err = errors.Join(err, cerr)
+	if first := c.first.Load(); first != nil {
+		err = errors.Join(err, first.Close())
+	}
+	if dir := doorsOf(c.spec.RunDir, c.spec.Name); err == nil {
+		err = os.RemoveAll(dir)
+	}
+	return err
+}
+
+// killAll ends all programs of the container. Where nobody else has put them in a cgroup, that is
+// killed; else all of them end with the first, if that is the first of a pid namespace.
+func (c *Container) killAll() error {
+	switch {
+	case !c.spec.Outlives:
+		return c.group.Kill()
+	case c.programs != nil:
+		return c.programs.Kill()
+	}
+	return c.first.Load().Kill()
 }

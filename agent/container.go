@@ -15,12 +15,11 @@ package agent
 
 import (
 	"cmp"
-	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -35,136 +34,177 @@ import (
 	"github.com/tsugiki/tsugiki/intercept/notify"
 	"github.com/tsugiki/tsugiki/internal/cgroup"
 	"github.com/tsugiki/tsugiki/internal/cputime"
-	"github.com/tsugiki/tsugiki/internal/kernel"
 	"github.com/tsugiki/tsugiki/internal/launch"
 	"github.com/tsugiki/tsugiki/internal/netns"
 	"github.com/tsugiki/tsugiki/policy"
 	"github.com/tsugiki/tsugiki/relay"
 )
 
-// Spec describes a container.
+// Spec says who a container is and what it is given. It never changes.
 type Spec struct {
-	Name   string // empty: made from our process id
+	Name   string
 	RunDir string
-	// Netns is the container's own network namespace, as netns.Open takes it;
-	// empty or "new" makes one that has only a loopback.
+	// Mark makes the name of the container's cgroup unique where names are not; or it is empty.
+	Mark string
+	// Netns is the container's own network namespace, for messages; empty if it has no name.
 	Netns string
+	// LoopbackOnly says that the container's own namespace has only a loopback.
+	LoopbackOnly bool
+	// Outlives says that the container outlives this process: its gates wait at their doors.
+	// Without it, gates and keepers end the container when this process ends.
+	Outlives bool
+	// Programs asks for a cgroup for the container's programs, which nobody else has put in one.
+	Programs bool
 	// Endpoints of the rules are all that the container is given, named by a rule
 	// or not.
 	rules.Rules
 	// Annotated says that the rules stood in a container's annotations, whose author may
 	// also write in the folders of its unix endpoints.
 	Annotated bool
-	Caps      launch.Capabilities
-	User      *launch.User // nil: who we are
-	Command   []string
+	User      *launch.User  // nil: who we are
+	Ports     *ports.Holder // of the host
 	Log       *slog.Logger
+	Decisions *slog.Logger // takes what is decided about calls, below the level of a warning
 }
 
-// Container is a container with all that belongs to it. Its program is started by
-// Start, or by others, who give the listener of its filter to a Daemon.
-type Container struct {
-	spec Spec
-	mark string       // makes the name of its cgroup unique where names are not; or empty
-	log  *slog.Logger // says which container
-	// decisions takes what is decided about calls, below the level of a warning.
-	decisions *slog.Logger
-	// doors is the directory of its gates' doors; nil if gates and keepers end the
-	// container should this process end.
-	doors     *os.File
-	porter    func() (*gate.Porter, error) // where there are doors
-	claim     *claim
-	group     *cgroup.Group                // parent of the two below
-	programs  *cgroup.Group                // where the program is, and the sockets of its own namespace are made; nil, and group, if others have put it elsewhere
-	keepers   *cgroup.Group                // where its host sockets are made
-	endpoints atomic.Pointer[endpoint.Set] // never changed, only replaced
-	ownNS     *netns.NS
-	own       *place
-	loopback  bool // ownNS has only a loopback
-	// What this process has worked for it.
-	intercepted, relayed cputime.Meter
-	ports                *ports.Holder // of the host
+// State is what has to be remembered of a container, beside its Spec, to take it over.
+type State struct {
+	PID     int    `json:"pid"` // of the first program; 0: there was none yet
+	Started string `json:"started"`
+	Cgroup  string `json:"cgroup"`
+	// Endpoints are those that it has; Numbered are the names of those at their
+	// numbers in the kernel's tables.
+	Endpoints []string `json:"endpoints"`
+	Numbered  []string `json:"numbered"`
+}
 
-	changes sync.Mutex // guards what follows once the program runs
-	table   *policy.Table
-	host    map[string]*place // by Endpoint.Netns
-	former  []*place          // what was in host, and sockets may still be there
-	closing bool
+// Owner is who has a container: the daemon, or tsugiki run.
+type Owner interface {
+	// Reserve reserves ports of the host in place of those that the container has reserved. If
+	// one is another container's, that is a *ports.ReservedError, and nothing has changed.
+	Reserve(list []ports.Reservation) error
+	// Save makes durable what is about to be in force.
+	Save(s State) error
+	// Pool returns the process that holds the idle gates of a container that outlives us.
+	Pool() (*gate.Porter, error)
+	// Entered is called when the first program is in the container, before it runs.
+	Entered()
+	// Ended is called when the last gate of a container that outlives us has ended with the
+	// last program.
+	Ended()
+}
+
+// Container is a container with all that belongs to it.
+type Container struct {
+	spec  Spec
+	owner Owner
+	log   *slog.Logger // says which container
+
+	endpoints atomic.Pointer[endpoint.Set] // never changed, only replaced
+	shown     atomic.Pointer[Shown]
 	// cause is why the container was ended by us; nil if it was not.
 	cause atomic.Pointer[string]
-	// changed is called with a table and the endpoints that are about to be in
-	// force; nil if nobody wants to know.
-	changed func(*policy.Table, *endpoint.Set) error
 
-	answering *notify.Places // what answering its calls may take
+	changes sync.Mutex // guards what follows once the program runs, but for what locks itself
+	closing bool
+	state   State
+	kernelState
+	parts
+	program
+}
 
+// kernelState is what the kernel has of a container.
+type kernelState struct {
+	group    *cgroup.Group // parent of the two below
+	programs *cgroup.Group // where the program is, and the sockets of its own namespace are made; nil, and group, if others have put it elsewhere
+	keepers  *cgroup.Group // where its host sockets are made
+	ownNS    *netns.NS
+	table    *policy.Table
+	host     map[string]*place // by Endpoint.Netns
+	former   []*place          // what was in host, and sockets may still be there
 	enforced *policy.Enforcement
 	counting sync.Mutex // held while enforced is closed, or read by who does not hold changes
 	// uncounted says that enforced is closed; guarded by counting.
 	uncounted bool
+}
+
+// parts are what works for a container in this process, and its helpers.
+type parts struct {
+	doors     *os.File       // directory of its gates' doors; nil unless it outlives us
+	own       *place         // makes sockets in its own namespace
+	answering *notify.Places // what answering its calls may take
 	engine    *graft.Engine
 	relay     *relay.Relay
 	gates     gates
+	adopted   []*gate.Gate   // that nobody has answered yet
 	retiring  sync.WaitGroup // gates that have ended and are being closed
-	process   *launch.Process
-	api       *server
-	signals   chan os.Signal
-	// ended is called when the last gate has ended with the last program; nil if
-	// somebody waits for the program itself.
-	ended func()
-	// killAll ends all programs of the container.
-	killAll func() error
+	// What this process has worked for it.
+	intercepted, relayed cputime.Meter
+}
+
+// program is what is known of the programs of a container.
+type program struct {
+	first     atomic.Pointer[Process] // nil before there is one
+	begun     atomic.Bool             // a first program has entered while we had the container
+	attaching atomic.Int32            // programs
+	late      atomic.Bool             // a gate does not answer yet, so it is not taken over
 }
 
 // answering is what all containers of this process share.
 var answering = notify.NewPool()
 
-func newContainer(spec Spec) *Container {
-	c := &Container{spec: spec, host: map[string]*place{}, answering: answering.NewPlaces()}
-	c.log = spec.Log.With("container", spec.Name)
-	c.decisions = c.log
+// New makes a container that has nothing yet.
+func New(spec Spec, owner Owner) *Container {
+	c := &Container{spec: spec, owner: owner, log: spec.Log.With("container", spec.Name)}
+	if spec.Decisions == nil {
+		c.spec.Decisions = c.log
+	}
+	c.host, c.answering = map[string]*place{}, answering.NewPlaces()
 	c.endpoints.Store(&c.spec.Endpoints)
 	return c
 }
 
-// Start makes a container and starts its program. On an error nothing is left,
-// and the program has not run.
-func Start(spec Spec) (*Container, error) {
-	if spec.Name == "" {
-		spec.Name = fmt.Sprintf("run-%d", os.Getpid())
-	}
-	c := newContainer(spec)
-	c.loopback = c.ownIsNew()
-	c.ports = ports.New().Holder(spec.Name) // nobody asks for other containers
-	c.gates.trace(c.log.Enabled(context.Background(), slog.LevelInfo))
-	c.killAll = func() error { return c.group.Kill() }
-	if err := c.start(); err != nil {
-		return nil, errors.Join(err, c.Close())
-	}
-	return c, nil
+// Prepare finds out whether the container can have what it is given, and reserves its ports.
+func (c *Container) Prepare() error {
+	return inOrder(c.compile, c.openHost, c.reserve, c.checkHost)
 }
 
-func (c *Container) start() error {
-	c.signals = catchSignals()
-	if err := kernel.Require(); err != nil {
-		return err
+// Make makes what is there before the container has a program, after Prepare. Before anything is
+// made that outlives us, the owner is told to save the State.
+func (c *Container) Make() error {
+	err := inOrder(c.save, c.openDoors, c.makeGroups, c.makePrograms, c.enforce)
+	if err == nil {
+		c.refresh()
 	}
-	path, err := launch.Lookup(c.spec.Command[0])
-	if err != nil {
-		return err
-	}
-	for _, step := range []func() error{
-		c.compile, c.openHost, c.checkHost, c.openOwn, c.takeName, c.makeGroups, c.makePrograms, c.enforce, c.letGoOfPrograms, c.makeEngine, c.guard, c.startRelay, c.listen,
-	} {
+	return err
+}
+
+// Begin makes what works for the container in this process, after Make and before its program is
+// started by who has called Use.
+func (c *Container) Begin() error {
+	return inOrder(c.enforced.LetGoOfPrograms, c.makeEngine, c.guard, c.startRelay)
+}
+
+func inOrder(steps ...func() error) error {
+	for _, step := range steps {
 		if err := step(); err != nil {
 			return err
 		}
 	}
-	if err := c.launch(path); err != nil {
+	return nil
+}
+
+// reserve reserves the ports that the rules promise.
+func (c *Container) reserve() error { return c.owner.Reserve(c.reservations(c.table)) }
+
+// save has the owner save the state for the first time.
+func (c *Container) save() error {
+	own, err := cgroup.Own()
+	if err != nil {
 		return err
 	}
-	c.api.start()
-	return nil
+	c.state.Cgroup = filepath.Join(own, c.groupName())
+	return c.announce(c.table, c.endpoints.Load())
 }
 
 func (c *Container) compile() (err error) {
@@ -202,15 +242,9 @@ func (c *Container) checkHost() error {
 	return nil
 }
 
-func (c *Container) openOwn() (err error) {
-	if c.ownIsNew() {
-		c.ownNS, err = netns.New()
-	} else {
-		c.ownNS, err = netns.Open(c.spec.Netns)
-	}
-	if err != nil {
-		return err
-	}
+// Use makes a namespace the container's own, unless it is the host's.
+func (c *Container) Use(own *netns.NS) error {
+	c.ownNS = own
 	return c.checkOwn()
 }
 
@@ -220,8 +254,6 @@ func (c *Container) checkOwn() error {
 	}
 	return nil
 }
-
-func (c *Container) ownIsNew() bool { return c.spec.Netns == "" || c.spec.Netns == "new" }
 
 // The cgroups of a container.
 const (
@@ -239,9 +271,6 @@ func (c *Container) enforce() error {
 	return err
 }
 
-// letGoOfPrograms leaves room among the files of who has one container only.
-func (c *Container) letGoOfPrograms() error { return c.enforced.LetGoOfPrograms() }
-
 func (c *Container) endpointNamed(name string) *endpoint.Endpoint {
 	ep, err := c.endpoints.Load().Get(name)
 	if err != nil {
@@ -257,8 +286,8 @@ func (c *Container) newPlace(ns *netns.NS) *place { return &place{ns: ns, user: 
 
 // settle says where the keeper of a place goes.
 func (c *Container) settle(p *place) {
-	p.cgroup, p.log = c.keepers, c.decisions
-	if c.doors == nil {
+	p.cgroup, p.log = c.keepers, c.spec.Decisions
+	if !c.spec.Outlives {
 		p.owner = c.group
 	}
 }
@@ -319,11 +348,11 @@ func (c *Container) makeEngine() error {
 		Endpoint:      c.endpointNamed,
 		Own:           c.own,
 		Know:          c.gates.know,
-		OwnIsLoopback: c.loopback,
-		Ports:         c.ports,
+		OwnIsLoopback: c.spec.LoopbackOnly,
+		Ports:         c.spec.Ports,
 		Ephemeral:     ephemeral,
 		NoSymlinks:    c.spec.Annotated,
-		Log:           c.decisions,
+		Log:           c.spec.Decisions,
 	}, c.rules(c.table))
 	return nil
 }
@@ -342,10 +371,65 @@ func (c *Container) startRelay() (err error) {
 		return nil
 	}
 	c.relay, err = relay.Start(relay.Config{
-		Enforcement: c.enforced, Host: c.host[""], Own: c.own, Log: c.decisions, Work: &c.relayed,
+		Enforcement: c.enforced, Host: c.host[""], Own: c.own, Log: c.spec.Decisions, Work: &c.relayed,
 	})
 	return err
 }
 
-// PID is the program's process id.
-func (c *Container) PID() int { return c.process.PID }
+// First is the first program; nil before there is one.
+func (c *Container) First() *Process { return c.first.Load() }
+
+// Cause is why we have ended the container; empty if we have not.
+func (c *Container) Cause() string {
+	if cause := c.cause.Load(); cause != nil {
+		return *cause
+	}
+	return ""
+}
+
+// Trace makes gates tell of each decision, or no longer.
+func (c *Container) Trace(on bool) { c.gates.trace(on) }
+
+// GateCount is how many gates there are, those included that wait for Resume.
+func (c *Container) GateCount() int {
+	c.changes.Lock()
+	defer c.changes.Unlock()
+	return c.gates.count() + len(c.adopted)
+}
+
+// ProgramsGroup is the directory of the cgroup of the container's programs; empty if others have
+// put them elsewhere.
+func (c *Container) ProgramsGroup() string {
+	if c.programs == nil {
+		return ""
+	}
+	return c.programs.Path()
+}
+
+// OpenOwn gives the cgroup of the container's programs and its own namespace, for starting one.
+func (c *Container) OpenOwn() (programs *os.File, own *netns.NS, err error) {
+	programs, err = c.programs.Open()
+	return programs, c.ownNS, err
+}
+
+// SocketsGroup is the directory of the cgroup in which the host sockets are made.
+func (c *Container) SocketsGroup() string { return c.keepers.Path() }
+
+// SocketsID is the number of that cgroup.
+func (c *Container) SocketsID() uint64 { return c.enforced.Cgroup() }
+
+// Clocks are the CPU time that this process has worked for the container: answering calls, and
+// carrying datagrams.
+func (c *Container) Clocks() (intercepted, relayed *cputime.Meter) { return &c.intercepted, &c.relayed }
+
+// Ports are the container's ports of the host.
+func (c *Container) Ports() *ports.Holder { return c.spec.Ports }
+
+// HostNamespaces are the network namespaces of the host's side.
+func (c *Container) HostNamespaces() []*netns.NS {
+	var list []*netns.NS
+	for _, p := range c.places() {
+		list = append(list, p.ns)
+	}
+	return list
+}

@@ -2,17 +2,12 @@ package agent
 
 import (
 	"errors"
-	"fmt"
 	"net/http"
-	"net/netip"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"github.com/tsugiki/tsugiki/api"
-	"github.com/tsugiki/tsugiki/endpoint"
 	"github.com/tsugiki/tsugiki/internal/programs"
-	"github.com/tsugiki/tsugiki/policy"
 )
 
 // registrationMax is the largest registration, in bytes: annotations may be many.
@@ -85,16 +80,14 @@ func (d *Daemon) handleRegister(w http.ResponseWriter, r *http.Request) {
 }
 
 func (m *managed) registered() (api.Registered, error) {
-	o := m.filterOptions()
+	o := m.FilterOptions()
 	r := api.Registered{
-		Graft: true, Name: m.spec.Name, Token: m.token,
-		Listener: filepath.Join(m.spec.RunDir, api.ListenerSocket),
+		Graft: true, Name: m.Name, Token: m.Token,
+		Listener: filepath.Join(m.d.runDir, api.ListenerSocket),
 		Filter:   api.Filter{Mode: o.Mode.String(), Datagrams: o.Datagrams, API: o.API},
 	}
-	if m.ownGroup {
-		r.Cgroup = m.programs.Path()
-	}
-	if m.preloads() {
+	r.Cgroup = m.ProgramsGroup()
+	if m.Preloads() {
 		library, err := programs.Find(api.LibraryFile)
 		if err != nil {
 			return r, err
@@ -125,7 +118,7 @@ func (d *Daemon) handleRemove(w http.ResponseWriter, r *http.Request) {
 	name, id := r.PathValue("container"), r.URL.Query().Get("id")
 	// The name may be another's by now.
 	err := errNoContainer
-	if m := d.find(name); m != nil && (id == "" || id == m.id) {
+	if m := d.find(name); m != nil && (id == "" || id == m.ID) {
 		err = d.remove(m, "container is removed")
 	}
 	// Somebody else may be removing it: who asks for that wants to know when it is gone.
@@ -144,65 +137,4 @@ func (d *Daemon) handleRemove(w http.ResponseWriter, r *http.Request) {
 	default:
 		w.WriteHeader(http.StatusNoContent)
 	}
-}
-
-// show says what a container is; while something is being changed, what it was before.
-func (m *managed) show() api.Container {
-	if m.changes.TryLock() {
-		defer m.changes.Unlock()
-		m.refresh()
-	}
-	return *m.shown.Load()
-}
-
-// refresh is for who holds m.changes, or nobody does yet.
-func (m *managed) refresh() {
-	c := m.describe()
-	m.shown.Store(&c)
-}
-
-func (m *managed) describe() api.Container {
-	c := api.Container{
-		ID: m.record.ID, Name: m.record.Name, State: stateCreated, PID: m.record.PID, Mode: m.record.Mode,
-		Created: m.record.Created.Format(time.RFC3339), Ports: []string{}, Egress: []string{},
-	}
-	if c.PID != 0 {
-		c.State = stateRunning
-	}
-	for _, r := range m.table.IngressRules() {
-		bound, _, _ := strings.Cut(r.String(), "=")
-		c.Ports = append(c.Ports, served(m.table, r)+"->"+bound)
-	}
-	for _, r := range m.spec.Egress {
-		if ep := m.endpointNamed(r.Endpoint.Name); ep != nil {
-			target, _, _ := strings.Cut(r.String(), "=")
-			c.Egress = append(c.Egress, target+"->"+source(ep))
-		}
-	}
-	return c
-}
-
-// served is where on the host a rule leads what a program binds.
-func served(t *policy.Table, r policy.Ingress) string {
-	ep := r.Endpoint
-	if ep.Type == endpoint.Unix {
-		return ep.Path
-	}
-	_, first := t.Ingress(netip.AddrPortFrom(r.Addr, r.Ports.First))
-	at := netip.AddrPortFrom(ep.Addr, first).String()
-	if size := r.Ports.Size(); size > 1 {
-		at += fmt.Sprintf("-%d", int(first)+size-1)
-	}
-	return at
-}
-
-// source is from where on the host an endpoint connects.
-func source(ep *endpoint.Endpoint) string {
-	switch {
-	case ep.Type == endpoint.Unix:
-		return ep.Path
-	case ep.Dynamic():
-		return ep.Addr.String()
-	}
-	return netip.AddrPortFrom(ep.Addr, ep.Port.First).String()
 }

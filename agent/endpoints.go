@@ -18,10 +18,10 @@ import (
 // ErrExists is wrapped where an endpoint is to be added whose name is taken.
 var ErrExists = errors.New("there is an endpoint of that name")
 
-// hostError says that the host has not, or has no longer, what an endpoint wants.
-type hostError struct{ error }
+// HostError says that the host has not, or has no longer, what an endpoint wants.
+type HostError struct{ error }
 
-func (e hostError) Unwrap() error { return e.error }
+func (e HostError) Unwrap() error { return e.error }
 
 // ListEndpoints returns the endpoints that the container has now, by name.
 func (c *Container) ListEndpoints() []api.Endpoint {
@@ -65,13 +65,13 @@ func (c *Container) AddEndpoint(ep *endpoint.Endpoint) error {
 	}
 	p, err := c.openPlace(ep)
 	if err != nil {
-		return hostError{err}
+		return HostError{err}
 	}
 	if err := errors.Join(checkAddress(ep, p.ns), checkPorts(table, ep, p.ns, c.served(p))); err != nil {
 		if p != c.host[ep.Netns] && !slices.Contains(c.former, p) {
 			err = errors.Join(err, p.ns.Close())
 		}
-		return hostError{err}
+		return HostError{err}
 	}
 	if p != c.host[ep.Netns] {
 		c.settle(p)
@@ -92,16 +92,22 @@ func (c *Container) AddEndpoint(ep *endpoint.Endpoint) error {
 // served tells of ports in a place whether the container has bound them.
 func (c *Container) served(p *place) func(protocol int, at netip.AddrPort) bool {
 	return func(protocol int, at netip.AddrPort) bool {
-		return c.ports.Has(graft.Port{Netns: p.Cookie(), Protocol: protocol, At: at}) || c.ports.Unknown() && c.enforced.Served(protocol, at)
+		return c.spec.Ports.Has(graft.Port{Netns: p.Cookie(), Protocol: protocol, At: at}) || c.spec.Ports.Unknown() && c.enforced.Served(protocol, at)
 	}
 }
 
-// announce says what is about to be in force.
+// announce tells the owner what is about to be in force.
 func (c *Container) announce(t *policy.Table, set *endpoint.Set) error {
-	if c.changed == nil {
-		return nil
+	if err := c.owner.Reserve(c.reservations(t)); err != nil {
+		return err
 	}
-	return c.changed(t, set)
+	next := c.state
+	next.Endpoints, next.Numbered = lines(set), names(t.Numbered())
+	if err := c.owner.Save(next); err != nil {
+		return errors.Join(err, c.owner.Reserve(c.reservations(c.table)))
+	}
+	c.state = next
+	return nil
 }
 
 // DeleteEndpoint takes an endpoint away. Rules that name it are as if they were
@@ -232,9 +238,9 @@ func (c *Container) closeUnused() error {
 	return err
 }
 
-// promises are those of a table: ranges are not, of which a program takes what is
+// reservations are those that the rules of a table promise: ranges are not, of which a program takes what is
 // free; one that another container was promised is not.
-func (c *Container) promises(t *policy.Table) []ports.Reservation {
+func (c *Container) reservations(t *policy.Table) []ports.Reservation {
 	var list []ports.Reservation
 	for _, r := range t.IngressRules() {
 		place := c.host[r.Endpoint.Netns]
@@ -244,6 +250,26 @@ func (c *Container) promises(t *policy.Table) []ports.Reservation {
 		if _, port := t.Ingress(netip.AddrPortFrom(r.Addr, r.Ports.First)); port != 0 {
 			list = append(list, ports.Reservation{Netns: place.Cookie(), At: netip.AddrPortFrom(r.Endpoint.Addr, port)})
 		}
+	}
+	return list
+}
+
+func lines(set *endpoint.Set) []string {
+	var list []string
+	for _, ep := range set.All() {
+		list = append(list, ep.String())
+	}
+	return list
+}
+
+func names(eps []*endpoint.Endpoint) []string {
+	var list []string
+	for _, ep := range eps {
+		if ep == nil {
+			list = append(list, "")
+			continue
+		}
+		list = append(list, ep.Name)
 	}
 	return list
 }

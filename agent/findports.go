@@ -3,21 +3,22 @@ package agent
 import (
 	"github.com/tsugiki/tsugiki/agent/ports"
 	"github.com/tsugiki/tsugiki/graft"
+	"github.com/tsugiki/tsugiki/internal/netns"
 )
 
 // findPorts finds out which ports the containers have that were taken over: the kernel says of
 // each socket in which cgroup it was made.
 func (d *Daemon) findPorts() {
 	owners := map[uint64]*ports.Holder{}
-	places := map[uint64]*place{}
+	namespaces := map[uint64]*netns.NS{}
 	for _, m := range d.all() {
-		owners[m.enforced.Cgroup()] = m.ports
-		for _, p := range m.places() {
-			places[p.Cookie()] = p
+		owners[m.SocketsID()] = m.Ports()
+		for _, ns := range m.HostNamespaces() {
+			namespaces[ns.Cookie()] = ns
 		}
 	}
-	for cookie, p := range places {
-		sockets, err := p.ns.Sockets()
+	for cookie, ns := range namespaces {
+		sockets, err := ns.Sockets()
 		if err != nil {
 			d.log.Warn("which ports containers have is not known; containers of one user may share them", "err", err)
 			for _, o := range owners {

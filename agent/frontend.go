@@ -2,52 +2,22 @@ package agent
 
 import (
 	"os"
-	"runtime"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/gate"
 	"github.com/tsugiki/tsugiki/intercept/filter"
 	"github.com/tsugiki/tsugiki/intercept/notify"
-	"github.com/tsugiki/tsugiki/internal/launch"
-	"github.com/tsugiki/tsugiki/internal/programs"
 )
 
-func (c *Container) launch(path string) error {
-	options := c.filterOptions()
-	options.Alone = true
-	prog, err := filter.Build(runtime.GOARCH, options)
-	if err != nil {
-		return err
-	}
-	dir, err := c.programs.Open()
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	spec := launch.Spec{
-		Path: path, Args: c.spec.Command, Netns: c.ownNS, CgroupDir: dir,
-		Filter: prog, Caps: c.spec.Caps, User: c.spec.User,
-	}
-	if c.preloads() {
-		spec.NeedsPreload = c.spec.Mode == filter.Preload
-		if spec.Preload, err = programs.Find(api.LibraryFile); err != nil {
-			return err
-		}
-	}
-	c.process, err = launch.Start(spec, func(listener *os.File, _ int) error { return c.serve(listener) })
-	return err
-}
-
-// preloads tells whether the container's programs get the shim.
-func (c *Container) preloads() bool {
+// Preloads tells whether the container's programs get the shim.
+func (c *Container) Preloads() bool {
 	return c.spec.Mode != filter.Seccomp && len(c.spec.Endpoints.All()) > 0
 }
 
-// serve starts the front end for a filter's listener, before programs under the
+// Serve starts the front end for a filter's listener, before programs under the
 // filter can make their first call. The listener stays the caller's.
-func (c *Container) serve(listener *os.File) error {
+func (c *Container) Serve(listener *os.File) error {
 	c.changes.Lock()
 	defer c.changes.Unlock()
 	config := gate.Config{
@@ -63,10 +33,10 @@ func (c *Container) serve(listener *os.File) error {
 		return err
 	}
 	defer config.CgroupDir.Close()
-	if c.doors != nil {
+	if c.spec.Outlives {
 		config.Door, err = newDoor(c.doors)
 		if err == nil {
-			config.Porter, err = c.porter()
+			config.Porter, err = c.owner.Pool()
 		}
 	} else {
 		config.Kill, err = c.group.Killer()
@@ -90,7 +60,7 @@ func (c *Container) serve(listener *os.File) error {
 
 // supervise answers what a gate asks from now on.
 func (c *Container) supervise(s *supervised) {
-	s.supervisor = notify.New(s.listener, s.gate, c.engine, c.answering, c.decisions, func(cause error) { c.gateEnded(s, cause) }, &c.intercepted)
+	s.supervisor = notify.New(s.listener, s.gate, c.engine, c.answering, c.spec.Decisions, func(cause error) { c.gateEnded(s, cause) }, &c.intercepted)
 	c.gates.add(s)
 	s.supervisor.Start()
 }
@@ -101,14 +71,14 @@ const gateKilled = "the gate was killed; the container ends"
 // calls any more.
 func (c *Container) gateEnded(s *supervised, cause error) {
 	if !s.gate.EndedWell() {
-		c.decisions.Warn(gateKilled, "cause", cause)
+		c.spec.Decisions.Warn(gateKilled, "cause", cause)
 		text := gateKilled
 		c.cause.Store(&text)
 		if err := c.killAll(); err != nil {
 			c.log.Error("end container", "err", err)
 		}
 	}
-	if c.ended == nil {
+	if !c.spec.Outlives {
 		return // Close does the rest
 	}
 	if found, last := c.gates.remove(s, &c.retiring); found {
@@ -118,7 +88,7 @@ func (c *Container) gateEnded(s *supervised, cause error) {
 			}
 			c.retiring.Done()
 			if last {
-				c.ended()
+				c.owner.Ended()
 			}
 		}()
 	}

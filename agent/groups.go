@@ -4,29 +4,14 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 
 	"github.com/tsugiki/tsugiki/internal/cgroup"
 )
-
-func (c *Container) takeName() (err error) {
-	if err := Sweep(c.spec.RunDir); err != nil {
-		return err
-	}
-	c.claim, err = newClaim(c.spec.RunDir, c.spec.Name)
-	return err
-}
 
 func (c *Container) makeGroups() error {
 	own, err := cgroup.Own()
 	if err != nil {
 		return err
-	}
-	if c.claim != nil {
-		l := leftovers{PID: os.Getpid(), Cgroup: own + "/" + c.groupName()}
-		if err := c.claim.record(l); err != nil {
-			return err
-		}
 	}
 	if c.group, err = makeGroup(own, c.groupName()); err != nil {
 		return err
@@ -35,12 +20,16 @@ func (c *Container) makeGroups() error {
 	return err
 }
 
+// makePrograms makes a cgroup for the container's programs, if nobody else has put them in one.
 func (c *Container) makePrograms() (err error) {
+	if !c.spec.Programs {
+		return nil
+	}
 	c.programs, err = cgroup.Create(c.group.Path(), programsGroup)
 	return err
 }
 
-func (c *Container) groupName() string { return "tsugiki-" + c.spec.Name + c.mark }
+func (c *Container) groupName() string { return "tsugiki-" + c.spec.Name + c.spec.Mark }
 
 // makeGroup makes a cgroup. One of that name that is empty is what a killed
 // process with another run directory has left.

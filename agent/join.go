@@ -61,44 +61,37 @@ func AgentAt(runDir string) string {
 
 // Join starts a program in a new container of the daemon, whose host namespace then
 // is the host. On an error nothing is left, and the program has not run.
-func Join(client *api.Client, spec Spec, texts rules.Texts) (*Joined, error) {
-	if spec.Name == "" {
-		spec.Name = fmt.Sprintf("run-%d", os.Getpid())
-	}
-	j := &Joined{client: client, log: spec.Log.With("container", spec.Name), name: spec.Name, signals: catchSignals()}
-	path, err := launch.Lookup(spec.Command[0])
+func Join(client *api.Client, p Program, texts rules.Texts) (*Joined, error) {
+	p.nameIt()
+	j := &Joined{client: client, log: p.Log.With("container", p.Name), name: p.Name, signals: catchSignals()}
+	path, err := launch.Lookup(p.Command[0])
 	if err != nil {
 		return nil, err
 	}
-	c := newContainer(spec)
-	own := netns.New
-	if !c.ownIsNew() {
-		own = func() (*netns.NS, error) { return netns.Open(spec.Netns) }
-	}
-	ns, err := own()
+	ns, err := p.openOwn()
 	if err != nil {
 		return nil, err
 	}
 	defer ns.Close()
 	j.id = fmt.Sprintf("run-%d-%x", os.Getpid(), time.Now().UnixNano())
 	r := api.Registration{
-		ID: j.id, Name: spec.Name,
+		ID: j.id, Name: p.Name,
 		Rules:        &api.Rules{Mode: texts.Mode, Endpoints: texts.Endpoints, Ingress: texts.Ingress, Egress: texts.Egress},
-		LoopbackOnly: c.ownIsNew(), Programs: true,
+		LoopbackOnly: p.ownIsNew(), Programs: true,
 	}
-	if spec.User != nil {
-		r.UID, r.GID = spec.User.UID, spec.User.GID
+	if p.User != nil {
+		r.UID, r.GID = p.User.UID, p.User.GID
 	}
 	registered, err := client.Register(r)
 	if err != nil {
 		return nil, err
 	}
 	j.group = cgroup.At(registered.Cgroup)
-	if spec.Log.Enabled(context.Background(), slog.LevelInfo) {
-		err = j.follow(spec.Log.Handler())
+	if p.Log.Enabled(context.Background(), slog.LevelInfo) {
+		err = j.follow(p.Log.Handler())
 	}
 	if err == nil {
-		err = j.launch(spec, path, ns, registered)
+		err = j.launch(&p, path, ns, registered)
 	}
 	if err != nil {
 		return nil, errors.Join(err, j.Close())
@@ -106,7 +99,7 @@ func Join(client *api.Client, spec Spec, texts rules.Texts) (*Joined, error) {
 	return j, nil
 }
 
-func (j *Joined) launch(spec Spec, path string, ns *netns.NS, r api.Registered) error {
+func (j *Joined) launch(p *Program, path string, ns *netns.NS, r api.Registered) error {
 	mode, known := filter.ParseMode(r.Filter.Mode)
 	if !known {
 		return fmt.Errorf("the agent asks for mode %q, which this program does not know", r.Filter.Mode)
@@ -123,7 +116,7 @@ func (j *Joined) launch(spec Spec, path string, ns *netns.NS, r api.Registered) 
 	}
 	defer dir.Close()
 	l := launch.Spec{
-		Path: path, Args: spec.Command, Netns: ns, CgroupDir: dir, Filter: prog, Caps: spec.Caps, User: spec.User,
+		Path: path, Args: p.Command, Netns: ns, CgroupDir: dir, Filter: prog, Caps: p.Caps, User: p.User,
 		NeedsPreload: mode == filter.Preload,
 	}
 	if r.Library != "" {

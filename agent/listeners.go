@@ -150,9 +150,9 @@ func (l *listeners) attach(conn *net.UnixConn, sender int) (*slog.Logger, error)
 	}
 	log = log.With("pid", state.Pid)
 	// A program may have left its work to a child, and be gone.
-	program, err := openProcess(state.Pid)
+	program, err := OpenProcess(state.Pid)
 	if err == nil {
-		defer program.close()
+		defer program.Close()
 	} else if !errors.Is(err, unix.ESRCH) && !errors.Is(err, os.ErrNotExist) {
 		return log, err
 	}
@@ -164,7 +164,7 @@ func (l *listeners) attach(conn *net.UnixConn, sender int) (*slog.Logger, error)
 	case m == nil:
 		return log, fmt.Errorf("process %d: no container is registered by that token; its listener is closed, so its socket calls fail; start the container again", state.Pid)
 	}
-	log = log.With("container", m.spec.Name)
+	log = log.With("container", m.Name)
 	if !came {
 		return log, m.giveUp(program, sender, errNoListener)
 	}
@@ -172,7 +172,7 @@ func (l *listeners) attach(conn *net.UnixConn, sender int) (*slog.Logger, error)
 	files = slices.Delete(files, at, at+1)
 	if err := m.attach(listener, state.Pid); err != nil {
 		err = m.giveUp(program, sender, err)
-		return log, fmt.Errorf("container %s: %w", m.spec.Name, errors.Join(err, listener.Close()))
+		return log, fmt.Errorf("container %s: %w", m.Name, errors.Join(err, listener.Close()))
 	}
 	m.log.Info("program attached", "pid", state.Pid)
 	return log, nil
@@ -180,19 +180,20 @@ func (l *listeners) attach(conn *net.UnixConn, sender int) (*slog.Logger, error)
 
 // giveUp kills a program that cannot be attached, if it is shown to be the container's: a
 // message may name any process.
-func (m *managed) giveUp(program *process, sender int, reason error) error {
+func (m *managed) giveUp(program *Process, sender int, reason error) error {
 	if program == nil {
 		return reason // it is gone
 	}
-	if !m.has(program) && !program.isOf(sender) {
-		return fmt.Errorf("%w; process %d is not shown to be the container's: it lives, and the socket calls of whatever had the listener fail", reason, program.pid)
+	if !m.has(program) && !program.IsOf(sender) {
+		return fmt.Errorf("%w; process %d is not shown to be the container's: it lives, and the socket calls of whatever had the listener fail", reason, program.PID)
 	}
-	return errors.Join(fmt.Errorf("%w; its program is killed", reason), program.kill())
+	return errors.Join(fmt.Errorf("%w; its program is killed", reason), program.Kill())
 }
 
 // has tells whether a process is in the container's group of programs.
-func (m *managed) has(p *process) bool {
-	return m.ownGroup && m.programs != nil && p.isIn(m.programs.Path())
+func (m *managed) has(p *Process) bool {
+	group := m.ProgramsGroup()
+	return group != "" && p.IsIn(group)
 }
 
 // receive reads until the sender closes its side, or has said one JSON object.

@@ -13,8 +13,8 @@ import (
 // a container, and is seen where such a program is to be expected: in a container that
 // begins with a nameable endpoint, or without any rule.
 
-// filterOptions are what the engine has to see.
-func (c *Container) filterOptions() filter.Options {
+// FilterOptions are what the engine has to see.
+func (c *Container) FilterOptions() filter.Options {
 	return filter.Options{
 		Mode:      c.spec.Mode,
 		Datagrams: c.seesDatagrams(),
@@ -26,7 +26,7 @@ func (c *Container) filterOptions() filter.Options {
 // AF_GRAFT socket that sends before it is bound leaves by the endpoint for that.
 func (c *Container) seesDatagrams() bool {
 	source := c.endpointNamed(graft.DefaultSource)
-	return graft.SeesDatagrams(c.table, c.loopback) || source != nil && source.Nameable
+	return graft.SeesDatagrams(c.table, c.spec.LoopbackOnly) || source != nil && source.Nameable
 }
 
 // programsName tells whether to expect programs that name endpoints.

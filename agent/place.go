@@ -99,9 +99,9 @@ func (p *place) close() error {
 	return k.Close()
 }
 
-// rest ends the keeper, while nobody can be using it, until one is needed: it costs each
+// endIdle ends the keeper, while nobody can be using it, until one is needed: it costs each
 // container a process.
-func (p *place) rest() {
+func (p *place) endIdle() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.keeper == nil {

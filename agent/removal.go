@@ -21,6 +21,9 @@ import (
 // ten seconds.
 const leavePatience = 15 * time.Second
 
+// endPatience is how long a container may be ending that is started again.
+const endPatience = 2 * time.Second
+
 // errAbandoned is why nothing was registered; nobody is there to be told.
 var errAbandoned = errors.New("who asked for the container is gone")
 
@@ -78,13 +81,13 @@ func (d *Daemon) leave(m *managed) *removal {
 	defer d.changes.Unlock()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.closed || d.byName[m.spec.Name] != m {
+	if d.closed || d.byName[m.Name] != m {
 		return nil
 	}
-	delete(d.byName, m.spec.Name)
-	delete(d.byToken, m.token)
-	r := &removal{id: m.id, done: make(chan struct{})}
-	d.leaving[m.spec.Name] = r
+	delete(d.byName, m.Name)
+	delete(d.byToken, m.Token)
+	r := &removal{id: m.ID, done: make(chan struct{})}
+	d.leaving[m.Name] = r
 	d.removals.Add(1)
 	return r
 }
@@ -96,15 +99,15 @@ func (d *Daemon) remove(m *managed, why string) error {
 		return errNoContainer
 	}
 	defer d.removals.Done()
-	d.log.Info(why, "container", m.spec.Name)
+	d.log.Info(why, "container", m.Name)
 	r.err = d.forget(m)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if cause := m.cause.Load(); cause != nil {
-		d.causes = append(d.causes, ended{m.id, *cause})
+	if cause := m.Cause(); cause != "" {
+		d.causes = append(d.causes, ended{m.ID, cause})
 		d.causes = d.causes[max(0, len(d.causes)-causesMax):]
 	}
-	delete(d.leaving, m.spec.Name)
+	delete(d.leaving, m.Name)
 	close(r.done)
 	return r.err
 }
@@ -112,27 +115,27 @@ func (d *Daemon) remove(m *managed, why string) error {
 // forget ends a container that nobody finds any more, or nobody has found yet.
 func (d *Daemon) forget(m *managed) error {
 	err := m.remove()
-	d.ports.Forget(m.spec.Name)
+	d.ports.Forget(m.Name)
 	if err != nil {
 		return err // the next daemon finds the record and tries again
 	}
-	return d.store.delete(m.spec.Name)
+	return d.store.delete(m.Name)
 }
 
 // end removes a container whose programs have ended.
 func (d *Daemon) end(m *managed) {
 	if err := d.remove(m, "container ended"); err != nil && !errors.Is(err, errNoContainer) {
-		d.log.Error("remove container", "container", m.spec.Name, "err", err)
+		d.log.Error("remove container", "container", m.Name, "err", err)
 	}
 }
 
 // awaitProgram removes a container whose program never came.
 func (d *Daemon) awaitProgram(m *managed, patience time.Duration) {
 	time.AfterFunc(patience, func() {
-		if m.begun.Load() || d.find(m.spec.Name) != m {
+		if m.Begun() || d.find(m.Name) != m {
 			return
 		}
-		d.log.Warn("container was registered and never started; it is removed", "container", m.spec.Name)
+		d.log.Warn("container was registered and never started; it is removed", "container", m.Name)
 		d.end(m)
 	})
 }
@@ -148,11 +151,11 @@ func (d *Daemon) lockName(ctx context.Context, name, id string) error {
 			return err
 		case m == nil && leaving == nil:
 			return nil
-		case m != nil && m.id == id && !m.runs():
+		case m != nil && m.ID == id && !m.Runs():
 			if err := d.remove(m, "container is registered again"); err != nil && !errors.Is(err, errNoContainer) {
 				return err
 			}
-		case m != nil && (m.id != id || time.Since(began) > endPatience), time.Since(began) > leavePatience:
+		case m != nil && (m.ID != id || time.Since(began) > endPatience), time.Since(began) > leavePatience:
 			return taken(name, m, leaving)
 		}
 		// It may just be ending.
@@ -184,7 +187,7 @@ func taken(name string, m *managed, leaving *removal) error {
 	if m == nil {
 		return fmt.Errorf("%w: a container %s, with the id %s, is still ending; try again, or choose another name", ErrExists, name, leaving.id)
 	}
-	return fmt.Errorf("%w: a container %s runs, with the id %s; choose another name", ErrExists, name, m.id)
+	return fmt.Errorf("%w: a container %s runs, with the id %s; choose another name", ErrExists, name, m.ID)
 }
 
 // releaseAll lets go of all containers at once, each of which may take its time.

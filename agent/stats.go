@@ -1,87 +1,16 @@
 package agent
 
 import (
-	"fmt"
 	"net/http"
-	"os"
-	"path/filepath"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/gate"
-	"github.com/tsugiki/tsugiki/policy"
 )
 
 // statsPatience is how long gates have to say what they have counted. All are asked
 // at once, and nothing else here waits for anybody.
 const statsPatience = time.Second
-
-// counted is what gates and those who answer what they ask have counted. It is 6 KiB:
-// where it stays, it is only if there is something.
-type counted struct{ *sums }
-
-type sums struct {
-	gates  gate.Stats
-	agents gate.Stats // only its Calls
-}
-
-func (c *counted) add(o counted) {
-	switch {
-	case o.sums == nil:
-	case c.sums == nil:
-		c.sums = &sums{o.gates, o.agents}
-	default:
-		c.gates.Add(&o.gates)
-		c.agents.Add(&o.agents)
-	}
-}
-
-// ask makes a gate say what it has counted. The channel is closed when it has.
-func (s *supervised) ask() <-chan struct{} {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.asking != nil {
-		return s.asking
-	}
-	asking := make(chan struct{})
-	s.asking = asking
-	go func() {
-		stats, err := s.gate.Stats()
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if err == nil {
-			s.stats = &stats
-		}
-		s.asking = nil
-		close(asking)
-	}()
-	return asking
-}
-
-// counted is what the gate has said last.
-func (s *supervised) counted() counted {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	c := counted{&sums{agents: s.supervisor.Stats()}}
-	if s.stats != nil {
-		c.gates = *s.stats
-	}
-	return c
-}
-
-// counted is what all gates have counted, those that have ended included.
-func (g *gates) counted() counted {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	sum := counted{&sums{}}
-	sum.add(g.ended)
-	for _, s := range g.list {
-		sum.add(s.counted())
-	}
-	return sum
-}
 
 // stats are what all containers have counted.
 func (d *Daemon) stats() api.Stats {
@@ -89,9 +18,7 @@ func (d *Daemon) stats() api.Stats {
 	asked := map[*managed][]<-chan struct{}{}
 	for _, m := range d.all() {
 		list = append(list, m)
-		for _, s := range m.gates.all() {
-			asked[m] = append(asked[m], s.ask())
-		}
+		asked[m] = m.AskGates()
 	}
 	wait := time.NewTimer(statsPatience)
 	defer wait.Stop()
@@ -132,43 +59,30 @@ func (d *Daemon) stats() api.Stats {
 
 // stats are what the container has counted; false if it has ended.
 func (m *managed) stats() (api.ContainerStats, bool) {
-	connections, denied, ok := m.kernelCounts()
+	c, ok := m.Counts()
 	if !ok {
 		return api.ContainerStats{}, false
 	}
-	c := m.gates.counted()
-	g := &c.gates
+	g := &c.Gates
 	s := api.ContainerStats{
-		ID: m.id, Name: m.spec.Name, State: stateCreated,
-		Connections: api.Connections{Out: connections.Out, In: connections.In},
+		ID: m.ID, Name: m.Name, State: stateCreated,
+		Connections: api.Connections{Out: c.Connections.Out, In: c.Connections.In},
 		Denied: api.Denied{
-			Connect: denied.Connect, Bind: denied.Bind, Send: denied.Send, SetSockOpt: denied.SetOption,
-			Leave: denied.Leave, Enter: denied.Enter,
+			Connect: c.Denied.Connect, Bind: c.Denied.Bind, Send: c.Denied.Send, SetSockOpt: c.Denied.SetOption,
+			Leave: c.Denied.Leave, Enter: c.Denied.Enter,
 		},
 		Pool:       api.Pool{Batches: g.Batches, Sockets: g.BatchSockets, Single: g.Born, Misses: g.BornAsked},
 		AskedAgain: g.Again, Delayed: g.Full, Unreported: g.Unreported,
-		Memory: residentIn(m.keepers.Path()),
+		Memory: c.Memory,
 	}
-	if m.gates.count() > 0 {
+	if c.Running {
 		s.State = stateRunning
 	}
 	s.Gate = decisions(g, func(c *gate.CallStats) uint64 { return c.Answered })
-	s.Agent = decisions(&c.agents, func(c *gate.CallStats) uint64 { return c.Answered })
+	s.Agent = decisions(&c.Agent, func(c *gate.CallStats) uint64 { return c.Answered })
 	// The gates know also of those that an earlier agent has answered.
 	s.Agent.Calls = decisions(g, func(c *gate.CallStats) uint64 { return c.Passed }).Calls
 	return s, true
-}
-
-// kernelCounts are those of the kernel programs; false if the container has ended.
-func (c *Container) kernelCounts() (policy.Connections, policy.Denied, bool) {
-	c.counting.Lock()
-	defer c.counting.Unlock()
-	if c.uncounted {
-		return policy.Connections{}, policy.Denied{}, false
-	}
-	connections, err := c.enforced.Connections()
-	denied, derr := c.enforced.Denied()
-	return connections, denied, err == nil && derr == nil
 }
 
 func decisions(s *gate.Stats, of func(*gate.CallStats) uint64) api.Decisions {
@@ -182,20 +96,6 @@ func decisions(s *gate.Stats, of func(*gate.CallStats) uint64) api.Decisions {
 		}
 	}
 	return d
-}
-
-// residentIn is the memory of the processes in a cgroup, in bytes.
-func residentIn(cgroup string) uint64 {
-	pids, _ := os.ReadFile(filepath.Join(cgroup, "cgroup.procs")) // it may be gone
-	var pages uint64
-	for _, pid := range strings.Fields(string(pids)) {
-		statm, _ := os.ReadFile(fmt.Sprintf("/proc/%s/statm", pid))
-		if fields := strings.Fields(string(statm)); len(fields) > 1 {
-			n, _ := strconv.ParseUint(fields[1], 10, 64)
-			pages += n
-		}
-	}
-	return pages * uint64(os.Getpagesize())
 }
 
 func (d *Daemon) handleStats(w http.ResponseWriter, _ *http.Request) {

@@ -29,8 +29,8 @@ var (
 // ErrState says that a daemon cannot keep its state.
 var ErrState = errors.New("state cannot be kept")
 
-// record is what a daemon has to know of a container to take it over.
-type record struct {
+// identity is what a daemon has to know of a container for as long as it is there.
+type identity struct {
 	ID           string    `json:"id"`
 	Name         string    `json:"name"`
 	Token        string    `json:"token"`
@@ -40,19 +40,18 @@ type record struct {
 	GID          int       `json:"gid"`
 	LoopbackOnly bool      `json:"loopbackOnly"`
 	Programs     bool      `json:"programs"`
-	PID          int       `json:"pid"` // of the first program; 0: there was none yet
-	Started      string    `json:"started"`
-	Cgroup       string    `json:"cgroup"`
 	Mode         string    `json:"mode"`
 	Annotated    bool      `json:"annotated"` // what it is given stood in annotations
 	// Rules may name endpoints that are gone; Given are those that it began with.
 	Given   []string `json:"given"`
 	Ingress []string `json:"ingress"`
 	Egress  []string `json:"egress"`
-	// Endpoints are those that it has; Numbered are the names of those at their
-	// numbers in the kernel's tables.
-	Endpoints []string `json:"endpoints"`
-	Numbered  []string `json:"numbered"`
+}
+
+// record is what a daemon has to know of a container to take it over.
+type record struct {
+	identity
+	State
 }
 
 // store keeps records. What it has taken is on the disk.

@@ -35,10 +35,7 @@ func catchSignals() chan os.Signal {
 	return signals
 }
 
-// Wait waits for the program to end, passes signals on to it meanwhile, and
-// returns how it ended.
-func (c *Container) Wait() (unix.WaitStatus, error) { return wait(c.process.PID, c.signals) }
-
+// wait waits for a process to end, and passes signals on to it meanwhile.
 func wait(pid int, signals chan os.Signal) (unix.WaitStatus, error) {
 	ended := make(chan struct{})
 	forwarding := make(chan struct{})

@@ -36,6 +36,21 @@ type Rules struct {
 	Egress    []policy.Egress
 }
 
+// Texts writes the rules as they can be read again.
+func (r *Rules) Texts() Texts {
+	t := Texts{Mode: r.Mode.String()}
+	for _, ep := range r.Endpoints.All() {
+		t.Endpoints = append(t.Endpoints, ep.String())
+	}
+	for _, in := range r.Ingress {
+		t.Ingress = append(t.Ingress, in.String())
+	}
+	for _, out := range r.Egress {
+		t.Egress = append(t.Egress, out.String())
+	}
+	return t
+}
+
 // TextError is an error in one of the rule texts.
 type TextError struct {
 	Key   string // mode, endpoints, ingress or egress

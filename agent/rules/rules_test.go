@@ -12,21 +12,6 @@ import (
 	"github.com/tsugiki/tsugiki/policy"
 )
 
-// texts writes rules as Texts has them.
-func texts(r Rules) Texts {
-	t := Texts{Mode: r.Mode.String()}
-	for _, ep := range r.Endpoints.All() {
-		t.Endpoints = append(t.Endpoints, ep.String())
-	}
-	for _, in := range r.Ingress {
-		t.Ingress = append(t.Ingress, in.String())
-	}
-	for _, out := range r.Egress {
-		t.Egress = append(t.Egress, out.String())
-	}
-	return t
-}
-
 func TestRuleTexts(t *testing.T) {
 	const web, out = "web type ipv4 addr 198.51.100.1 port 80", "out type ipv4 addr 0.0.0.0 port dynamic"
 	for _, tt := range []struct {
@@ -55,7 +40,7 @@ func TestRuleTexts(t *testing.T) {
 			t.Errorf("%s: %v", tt.name, err)
 			continue
 		}
-		if diff := cmp.Diff(tt.want, texts(rules)); diff != "" {
+		if diff := cmp.Diff(tt.want, rules.Texts()); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
 		}
 	}
@@ -176,11 +161,11 @@ func FuzzAnnotationRules(f *testing.F) {
 			}
 			return
 		}
-		again, err := texts(rules).Parse()
+		again, err := rules.Texts().Parse()
 		if err != nil {
 			t.Fatalf("%+v: what it became cannot be read: %v", read, err)
 		}
-		if diff := cmp.Diff(texts(rules), texts(again)); diff != "" {
+		if diff := cmp.Diff(rules.Texts(), again.Texts()); diff != "" {
 			t.Errorf("%+v: read again (-first +then):\n%s", read, diff)
 		}
 	})

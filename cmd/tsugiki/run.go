@@ -110,7 +110,7 @@ type container interface {
 	Close() error
 }
 
-func (f *runFlags) start(spec agent.Spec) (container, error) {
+func (f *runFlags) start(spec agent.Program) (container, error) {
 	socket := f.agent
 	if socket == "" {
 		socket = agent.AgentAt(f.runDir)
@@ -125,8 +125,8 @@ func (f *runFlags) texts() rules.Texts {
 	return rules.Texts{Mode: f.mode, Endpoints: f.endpoints, Ingress: f.ingress, Egress: f.egress}
 }
 
-func (f *runFlags) spec(command []string, stderr io.Writer) (agent.Spec, error) {
-	spec := agent.Spec{Name: f.name, RunDir: f.runDir, Netns: f.netns, Command: command}
+func (f *runFlags) spec(command []string, stderr io.Writer) (agent.Program, error) {
+	spec := agent.Program{Name: f.name, RunDir: f.runDir, Netns: f.netns, Command: command}
 	var err error
 	if spec.Rules, err = f.texts().Parse(); err != nil {
 		return spec, err
