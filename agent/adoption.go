@@ -13,6 +13,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/cgroup"
 	"github.com/tsugiki/tsugiki/internal/netns"
 	"github.com/tsugiki/tsugiki/policy"
+	"github.com/tsugiki/tsugiki/policy/enforcer"
 )
 
 // Adopt takes over what an earlier process has made, which Outlives it, and tells whether it is
@@ -135,7 +136,7 @@ func (c *Container) restore() error {
 		return err
 	}
 	defer dir.Close()
-	if c.enforced, err = policy.Adopt(dir, c.table, c.endpointNamed); err != nil {
+	if c.enforced, err = enforcer.Adopt(dir, c.table, c.endpointNamed); err != nil {
 		return err
 	}
 	if err := c.updateKernel(c.table); err != nil {

@@ -37,6 +37,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/launch"
 	"github.com/tsugiki/tsugiki/internal/netns"
 	"github.com/tsugiki/tsugiki/policy"
+	"github.com/tsugiki/tsugiki/policy/enforcer"
 	"github.com/tsugiki/tsugiki/relay"
 )
 
@@ -86,7 +87,7 @@ type Owner interface {
 	// Save makes durable what is about to be in force.
 	Save(s State) error
 	// Pool returns the process that holds the idle gates of a container that outlives us.
-	Pool() (*gate.Porter, error)
+	Pool() (*gate.Pool, error)
 	// Entered is called when the first program is in the container, before it runs.
 	Entered()
 	// Ended is called when the last gate of a container that outlives us has ended with the
@@ -122,7 +123,7 @@ type kernelState struct {
 	table    *policy.Table
 	host     map[string]*place // by Endpoint.Netns
 	former   []*place          // what was in host, and sockets may still be there
-	enforced *policy.Enforcement
+	enforced *enforcer.Enforcement
 	counting sync.Mutex // held while enforced is closed, or read by who does not hold changes
 	// uncounted says that enforced is closed; guarded by counting.
 	uncounted bool
@@ -267,7 +268,7 @@ func (c *Container) enforce() error {
 		return err
 	}
 	defer dir.Close()
-	c.enforced, err = policy.Enforce(dir, c.table, c.netnsOf)
+	c.enforced, err = enforcer.Enforce(dir, c.table, c.netnsOf)
 	return err
 }
 

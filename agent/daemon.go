@@ -19,7 +19,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/kernel"
 	"github.com/tsugiki/tsugiki/internal/programs"
 	"github.com/tsugiki/tsugiki/keeper"
-	"github.com/tsugiki/tsugiki/policy"
+	"github.com/tsugiki/tsugiki/policy/enforcer"
 )
 
 // Daemon is the node daemon: it has containers that others start, and leaves them
@@ -42,8 +42,8 @@ type Daemon struct {
 	// letGo lets go of the kernel programs that containers to come get.
 	letGo func() error
 
-	poolMu sync.Mutex   // guards pool
-	pool   *gate.Porter // of new gates; nil before the first one
+	poolMu sync.Mutex // guards pool
+	pool   *gate.Pool // of new gates; nil before the first one
 
 	files  fileLimit
 	failed chan error // has room for one
@@ -110,10 +110,10 @@ func (d *Daemon) start() (err error) {
 	if err := d.adoptAll(); err != nil {
 		return err
 	}
-	if d.letGo, err = policy.Prepare(); err != nil {
+	if d.letGo, err = enforcer.Prepare(); err != nil {
 		return err
 	}
-	d.startCharging() // calls that wait come first: what a killed agent held, its guardian has let go
+	d.startCharging() // calls that wait come first: what a killed agent held, its undo helper has let go
 	for _, m := range d.all() {
 		m.charge()
 	}
@@ -131,18 +131,18 @@ func bootID() (string, error) {
 
 // gatePool returns the process that holds idle gates, and starts it if necessary. If it is killed,
 // the idle gates die with it and their containers end.
-func (d *Daemon) gatePool() (*gate.Porter, error) {
+func (d *Daemon) gatePool() (*gate.Pool, error) {
 	d.poolMu.Lock()
 	defer d.poolMu.Unlock()
 	if d.pool != nil && !d.pool.Ended() {
 		return d.pool, nil
 	}
 	if d.pool != nil {
-		d.log.Warn("the porter of gates was killed, starting another")
+		d.log.Warn("the gate pool was killed, starting another")
 		_ = d.pool.Close() // nobody is at its other end
 	}
 	var err error
-	d.pool, err = gate.StartPorter("", nil, gate.RestAfter)
+	d.pool, err = gate.StartPool("", nil, gate.IdleAfter)
 	return d.pool, err
 }
 

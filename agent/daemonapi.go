@@ -8,6 +8,7 @@ import (
 
 	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/internal/programs"
+	"github.com/tsugiki/tsugiki/shim"
 )
 
 // registrationMax is the largest registration, in bytes: annotations may be many.
@@ -84,15 +85,15 @@ func (m *managed) registered() (api.Registered, error) {
 	r := api.Registered{
 		Graft: true, Name: m.Name, Token: m.Token,
 		Listener: filepath.Join(m.d.runDir, api.ListenerSocket),
-		Filter:   api.Filter{Mode: o.Mode.String(), Datagrams: o.Datagrams, API: o.API},
+		Filter:   api.Filter{Mode: o.Mode.String(), Datagrams: o.Datagrams, AFGraft: o.AFGraft},
 	}
 	r.Cgroup = m.ProgramsGroup()
 	if m.Preloads() {
-		library, err := programs.Find(api.LibraryFile)
+		library, err := programs.Find(shim.LibraryFile)
 		if err != nil {
 			return r, err
 		}
-		r.Library = strings.TrimSuffix(library, "/"+api.LibraryFile)
+		r.Library = strings.TrimSuffix(library, "/"+shim.LibraryFile)
 	}
 	return r, nil
 }

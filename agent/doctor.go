@@ -11,13 +11,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/charge/accounts"
 	"github.com/tsugiki/tsugiki/gate"
 	"github.com/tsugiki/tsugiki/internal/kernel"
 	"github.com/tsugiki/tsugiki/internal/programs"
 	"github.com/tsugiki/tsugiki/keeper"
 	"github.com/tsugiki/tsugiki/policy"
+	"github.com/tsugiki/tsugiki/policy/enforcer"
+	"github.com/tsugiki/tsugiki/shim"
 )
 
 // Examine finds out what containers need of this machine and is not there: of its
@@ -34,12 +35,12 @@ func installation(runDir string) []kernel.Feature {
 		{Name: "policy programs", Required: true, Lost: "rules are not enforced", Probe: loadPolicy},
 		{Name: keeper.Program, Required: true, Lost: "sockets cannot be made on the host", Probe: find(keeper.Program)},
 		{Name: gate.Program, Required: true, Lost: "calls are not answered", Probe: find(gate.Program)},
-		{Name: "libtsugiki.so", Required: true, Lost: "there is only --mode seccomp", Probe: find(api.LibraryFile)},
+		{Name: "libtsugiki.so", Required: true, Lost: "there is only --mode seccomp", Probe: find(shim.LibraryFile)},
 		{
 			Name: "libtsugiki.so for all users",
 			Lost: "programs of other users than root get no library: more round trips",
 			Probe: func(*kernel.Scratch) (string, error) {
-				path, err := programs.Find(api.LibraryFile)
+				path, err := programs.Find(shim.LibraryFile)
 				if err != nil {
 					return "", err
 				}
@@ -69,7 +70,7 @@ func loadPolicy(s *kernel.Scratch) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	e, err := policy.Enforce(dir, table, nil)
+	e, err := enforcer.Enforce(dir, table, nil)
 	if err != nil {
 		return "", err
 	}

@@ -34,9 +34,9 @@ func (c *Container) Serve(listener *os.File) error {
 	}
 	defer config.CgroupDir.Close()
 	if c.spec.Outlives {
-		config.Door, err = newDoor(c.doors)
+		config.AdoptSocket, err = newDoor(c.doors)
 		if err == nil {
-			config.Porter, err = c.owner.Pool()
+			config.Pool, err = c.owner.Pool()
 		}
 	} else {
 		config.Kill, err = c.group.Killer()

@@ -16,10 +16,10 @@ import (
 
 // words are those that tell gates and shims a hint.
 var words = [graft.Hints]gate.Word{
-	graft.OwnSockets:   gate.OwnSockets,
-	graft.Services:     gate.Services,
-	graft.BoundClients: gate.BoundClients,
-	graft.GraftSockets: gate.GraftSockets,
+	graft.OwnSockets:     gate.OwnSockets,
+	graft.Services:       gate.Services,
+	graft.BoundClients:   gate.BoundClients,
+	graft.AFGraftSockets: gate.GraftSockets,
 }
 
 // gates are a container's: one for the filter of its first program, and one for

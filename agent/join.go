@@ -22,6 +22,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/launch"
 	"github.com/tsugiki/tsugiki/internal/netns"
 	"github.com/tsugiki/tsugiki/internal/programs"
+	"github.com/tsugiki/tsugiki/shim"
 )
 
 // joinPatience is how long the daemon may take to attach a program.
@@ -105,7 +106,7 @@ func (j *Joined) launch(p *Program, path string, ns *netns.NS, r api.Registered)
 		return fmt.Errorf("the agent asks for mode %q, which this program does not know", r.Filter.Mode)
 	}
 	prog, err := filter.Build(runtime.GOARCH, filter.Options{
-		Mode: mode, Datagrams: r.Filter.Datagrams, API: r.Filter.API, Alone: true,
+		Mode: mode, Datagrams: r.Filter.Datagrams, AFGraft: r.Filter.AFGraft, Alone: true,
 	})
 	if err != nil {
 		return err
@@ -120,7 +121,7 @@ func (j *Joined) launch(p *Program, path string, ns *netns.NS, r api.Registered)
 		NeedsPreload: mode == filter.Preload,
 	}
 	if r.Library != "" {
-		if l.Preload, err = programs.FindIn(api.LibraryFile, []string{r.Library}); err != nil {
+		if l.Preload, err = programs.FindIn(shim.LibraryFile, []string{r.Library}); err != nil {
 			return err
 		}
 	}

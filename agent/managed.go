@@ -56,7 +56,7 @@ func (m *managed) Save(s State) error {
 }
 
 // Pool implements Owner.
-func (m *managed) Pool() (*gate.Porter, error) { return m.d.gatePool() }
+func (m *managed) Pool() (*gate.Pool, error) { return m.d.gatePool() }
 
 // Entered implements Owner.
 func (m *managed) Entered() { m.charge() }

@@ -3,6 +3,7 @@ package agent
 import (
 	"slices"
 
+	"github.com/tsugiki/tsugiki/afgraft"
 	"github.com/tsugiki/tsugiki/endpoint"
 	"github.com/tsugiki/tsugiki/graft"
 	"github.com/tsugiki/tsugiki/intercept/filter"
@@ -18,14 +19,14 @@ func (c *Container) FilterOptions() filter.Options {
 	return filter.Options{
 		Mode:      c.spec.Mode,
 		Datagrams: c.seesDatagrams(),
-		API:       c.programsName(),
+		AFGraft:   c.programsName(),
 	}
 }
 
 // seesDatagrams tells whether each datagram with an address is looked at. An
 // AF_GRAFT socket that sends before it is bound leaves by the endpoint for that.
 func (c *Container) seesDatagrams() bool {
-	source := c.endpointNamed(graft.DefaultSource)
+	source := c.endpointNamed(afgraft.DefaultSource)
 	return graft.SeesDatagrams(c.table, c.spec.LoopbackOnly) || source != nil && source.Nameable
 }
 

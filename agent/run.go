@@ -19,6 +19,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/launch"
 	"github.com/tsugiki/tsugiki/internal/netns"
 	"github.com/tsugiki/tsugiki/internal/programs"
+	"github.com/tsugiki/tsugiki/shim"
 )
 
 // Program describes a program that is to run in a container.
@@ -149,7 +150,7 @@ func (a *Alone) launch(p *Program, path string) error {
 	}
 	if a.container.Preloads() {
 		spec.NeedsPreload = p.Mode == filter.Preload
-		if spec.Preload, err = programs.Find(api.LibraryFile); err != nil {
+		if spec.Preload, err = programs.Find(shim.LibraryFile); err != nil {
 			return err
 		}
 	}
@@ -188,7 +189,7 @@ func (a *Alone) Save(s State) error {
 }
 
 // Pool implements Owner: gates of a container that ends with us are not idle.
-func (a *Alone) Pool() (*gate.Porter, error) { return nil, errors.ErrUnsupported }
+func (a *Alone) Pool() (*gate.Pool, error) { return nil, errors.ErrUnsupported }
 
 // Entered implements Owner.
 func (a *Alone) Entered() {}

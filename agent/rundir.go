@@ -7,7 +7,7 @@ import (
 	"path/filepath"
 
 	"github.com/tsugiki/tsugiki/api"
-	"github.com/tsugiki/tsugiki/internal/filelock"
+	"github.com/tsugiki/tsugiki/internal/sys/lock"
 )
 
 // takeRunDir makes the run directory this daemon's.
@@ -20,7 +20,7 @@ func (d *Daemon) takeRunDir() error {
 	if err != nil {
 		return fmt.Errorf("lock run directory: %w; choose another with --run-dir", err)
 	}
-	if err := filelock.TakeFromKilled(f); err != nil {
+	if err := lock.TakeFromKilled(f); err != nil {
 		holder, _ := os.ReadFile(path)
 		f.Close()
 		return fmt.Errorf("another agent, process %s, uses the run directory %s; stop that one, or choose another with --run-dir",

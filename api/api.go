@@ -67,7 +67,8 @@ type Registered struct {
 type Filter struct {
 	Mode      string `json:"mode"`
 	Datagrams bool   `json:"datagrams"`
-	API       bool   `json:"api"`
+	// AFGraft says that programs for AF_GRAFT are expected. The message has its first name.
+	AFGraft bool `json:"api"`
 }
 
 // Container is one of the daemon's containers.

@@ -21,11 +21,6 @@ const (
 	// NameMax is the longest name of a container, in bytes.
 	NameMax = 63
 
-	// LibraryFile is the library of shim/c in the folder that a Registered names, as
-	// the dynamic loader finds the one that fits a program: it replaces $LIB, or, musl's,
-	// does not, where it is a folder of that name.
-	LibraryFile = "preload/$LIB/libtsugiki.so"
-
 	// AgentName is the name of the daemon's own files in its run directory.
 	AgentName = "agent"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 /*
- * What package policy and the programs of policy.bpf.c agree upon.
+ * What package policy/enforcer and the programs of policy.bpf.c agree upon.
  *
  * All addresses are in network byte order, 16 bytes, IPv4 as ::ffff:a.b.c.d
  * (RFC 4291, 2.5.5.2), so that one table serves both families. Ports are in

@@ -49,7 +49,7 @@ struct {
  * What the supervisors write is in tables that all containers share: a table of its own
  * for each took 20 KiB, most of it for rows to come. A row's key begins with the number of
  * its container, which is always looked up whole: so a container finds its own rows and no
- * others, whatever the rest of the key is. How many rows each may have, package policy sees
+ * others, whatever the rest of the key is. How many rows each may have, package enforcer sees
  * to; there is room for all of them.
  *
  * They are tries for one more reason. What a running program has found stays what it was

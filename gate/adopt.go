@@ -15,7 +15,7 @@ import (
 )
 
 var (
-	// ErrGone says that the gate of a door has ended, and its container with it.
+	// ErrGone says that the gate of an adoption socket has ended, and its container with it.
 	ErrGone = errors.New("the gate is gone")
 	// ErrTaken says that a gate has a supervisor.
 	ErrTaken = errors.New("the gate has a supervisor already")
@@ -26,24 +26,24 @@ var (
 // Adopt becomes the supervisor of a gate whose former one is gone, or has released
 // it. What that one has left unanswered is asked again. A gate that does not greet within
 // patience is left where it is: that is ErrSilent.
-func Adopt(door string, patience time.Duration) (*Gate, error) {
-	g, err := adopt(door, patience)
+func Adopt(socket string, patience time.Duration) (*Gate, error) {
+	g, err := adopt(socket, patience)
 	if err != nil {
-		return nil, fmt.Errorf("adopt gate at %s: %w", door, err)
+		return nil, fmt.Errorf("adopt gate at %s: %w", socket, err)
 	}
 	return g, nil
 }
 
-func adopt(door string, patience time.Duration) (*Gate, error) {
-	conn, err := knock(door)
+func adopt(socket string, patience time.Duration) (*Gate, error) {
+	conn, err := dial(socket)
 	if errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.ENOENT) {
 		return nil, ErrGone
 	}
 	if err != nil {
 		return nil, err
 	}
-	g := &Gate{control: newControl(conn), door: door}
-	g.process = kept{g.control}
+	g := &Gate{control: newControl(conn), adoptSocket: socket}
+	g.process = pooled{g.control}
 	files, err := g.awaitHello(patience)
 	if raw, rerr := conn.SyscallConn(); rerr == nil {
 		_ = passCredentials(raw, 0) // nobody looks at those of later messages
@@ -68,11 +68,11 @@ func adopt(door string, patience time.Duration) (*Gate, error) {
 	return nil, err
 }
 
-// knock connects to a door. Who answers there is known by its process id (SCM_CREDENTIALS): it is
-// not the one that listens.
-func knock(door string) (*net.UnixConn, error) {
+// dial connects to an adoption socket. The gate that answers is known by its process id
+// (SCM_CREDENTIALS), which is not that of the process that listens.
+func dial(socket string) (*net.UnixConn, error) {
 	d := net.Dialer{Control: func(_, _ string, raw syscall.RawConn) error { return passCredentials(raw, 1) }}
-	conn, err := d.Dial("unixpacket", door)
+	conn, err := d.Dial("unixpacket", socket)
 	if err != nil {
 		return nil, err
 	}

@@ -25,6 +25,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/netns"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 	"github.com/tsugiki/tsugiki/policy"
+	"github.com/tsugiki/tsugiki/policy/enforcer"
 )
 
 // What the test's program is, by its environment; else it is the test.
@@ -175,29 +176,29 @@ var ownCookie = sync.OnceValue(func() uint64 {
 
 // container is a program under a filter, with what its gate needs.
 type container struct {
-	t        testing.TB
-	top      *testkit.Topology
-	dir      string
-	door     string
-	group    *cgroup.Group
-	programs *cgroup.Group
-	keepers  *cgroup.Group
-	host     *netns.NS
-	own      *netns.NS
-	rules    []byte
-	porter   *Porter
-	rest     time.Duration
-	flags    []string // of the porter
-	threads  int64    // of the program
-	progress *progress
-	process  *launch.Process
-	ended    chan struct{} // closed when the program is gone
+	t           testing.TB
+	top         *testkit.Topology
+	dir         string
+	adoptSocket string
+	group       *cgroup.Group
+	programs    *cgroup.Group
+	keepers     *cgroup.Group
+	host        *netns.NS
+	own         *netns.NS
+	rules       []byte
+	pool        *Pool
+	idleAfter   time.Duration
+	flags       []string // of the pool
+	threads     int64    // of the program
+	progress    *progress
+	process     *launch.Process
+	ended       chan struct{} // closed when the program is gone
 }
 
 func newContainer(t testing.TB) *container {
 	t.Helper()
-	c := &container{t: t, rest: RestAfter, top: testkit.Build(t, testkit.Options{}), dir: t.TempDir()}
-	c.door = filepath.Join(c.dir, "door")
+	c := &container{t: t, idleAfter: IdleAfter, top: testkit.Build(t, testkit.Options{}), dir: t.TempDir()}
+	c.adoptSocket = filepath.Join(c.dir, "adopt")
 	own, err := cgroup.Own()
 	c.must(err)
 	c.group, err = cgroup.Create(own, fmt.Sprintf("gate-test-%d-%d", os.Getpid(), time.Now().UnixNano()))
@@ -247,7 +248,7 @@ func (c *container) enforce() {
 	dir, err := c.keepers.Open()
 	c.must(err)
 	defer dir.Close()
-	enforced, err := policy.Enforce(dir, table, netnsOf)
+	enforced, err := enforcer.Enforce(dir, table, netnsOf)
 	c.must(err)
 	c.t.Cleanup(func() { enforced.Close() })
 	c.rules = table.Snapshot(netnsOf)
@@ -299,14 +300,14 @@ func (c *container) config(listener *os.File, edit func(*Config)) Config {
 	c.must(err)
 	c.t.Cleanup(func() { dir.Close() })
 	binary := filepath.Join(testkit.BuildTsugiki(c.t), Program)
-	if c.porter == nil {
-		c.porter, err = startPorter(binary, c.host, c.rest, c.flags...)
+	if c.pool == nil {
+		c.pool, err = startPool(binary, c.host, c.idleAfter, c.flags...)
 		c.must(err)
-		c.t.Cleanup(func() { c.porter.Close() })
+		c.t.Cleanup(func() { c.pool.Close() })
 	}
 	config := Config{
 		Binary: binary, Netns: c.host, Own: c.own, CgroupDir: dir,
-		Listener: listener, Door: c.door, Porter: c.porter, Rules: c.rules, Born4: true, Datagrams: true,
+		Listener: listener, AdoptSocket: c.adoptSocket, Pool: c.pool, Rules: c.rules, Born4: true, Datagrams: true,
 	}
 	if edit != nil {
 		edit(&config)
@@ -354,7 +355,7 @@ type helper struct {
 func (c *container) helper(ns *testkit.Namespace, words ...string) *helper {
 	c.t.Helper()
 	cmd := ns.Command(c.t.Context(), "/proc/self/exe")
-	cmd.Env = append(os.Environ(), supervisorEnv+"="+strings.Join(append([]string{c.door}, words...), " "))
+	cmd.Env = append(os.Environ(), supervisorEnv+"="+strings.Join(append([]string{c.adoptSocket}, words...), " "))
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
 	c.must(err)
@@ -374,7 +375,7 @@ func (h *helper) kill() {
 	_ = h.cmd.Wait()
 }
 
-// supervise adopts the gate of the door args[0], writes down in the file args[2] what
+// supervise adopts the gate of the socket args[0], writes down in the file args[2] what
 // it is asked, and answers, unless args[1] says that it is to be mute.
 func supervise(args []string) int {
 	g, err := Adopt(args[0], testkit.Patience)

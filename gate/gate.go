@@ -7,8 +7,8 @@
 // nothing.
 //
 // A gate either kills its container when its supervisor is gone (Config.Kill), or
-// goes on without one and waits at its door for the next (Config.Door, Adopt). The
-// latter has a Porter, and a process only while there is something to do.
+// goes on without one and waits for the next (Config.AdoptSocket, Adopt). The latter
+// belongs to a Pool, and has a process only while it is not idle.
 //
 // Start needs root (CAP_SETPCAP, CAP_SYS_PTRACE, and write access to the
 // cgroup), and Linux 5.14.
@@ -25,6 +25,9 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/tsugiki/tsugiki/internal/sys/fdpass"
+	"github.com/tsugiki/tsugiki/internal/sys/pidfd"
 
 	"golang.org/x/sys/unix"
 
@@ -56,31 +59,31 @@ type Config struct {
 	Listener  *os.File  // of the container's seccomp filter
 	// Kill is cgroup.kill of the container, used if this process dies. Or else:
 	Kill *os.File
-	// Door is the path of a socket that is made, at which the gate waits for the
-	// next supervisor when this one is gone.
-	Door      string
-	Porter    *Porter // with a Door; Binary and Netns are its then
-	Rules     []byte  // policy.Table.Snapshot; nil: whatever it is, it is asked
-	Born4     bool    // AF_INET sockets are made on the host at socket(2)
-	Born6     bool    // AF_INET6 sockets likewise
-	UID, GID  int     // of the program
-	Datagrams bool    // each datagram with an address is decided about
-	Report    bool    // from the start, also tell of calls that the gate answers itself
+	// AdoptSocket is the path of the adoption socket, which is made. The gate waits
+	// there for the next supervisor when this one is gone.
+	AdoptSocket string
+	Pool        *Pool  // with an AdoptSocket; Binary and Netns are its then
+	Rules       []byte // policy.Table.Snapshot; nil: whatever it is, it is asked
+	Born4       bool   // AF_INET sockets are made on the host at socket(2)
+	Born6       bool   // AF_INET6 sockets likewise
+	UID, GID    int    // of the program
+	Datagrams   bool   // each datagram with an address is decided about
+	Report      bool   // from the start, also tell of calls that the gate answers itself
 }
 
 // Gate is a running gate process of which this one is the supervisor. Its methods
 // may be called at once by many goroutines.
 type Gate struct {
 	*control
-	process process
-	door    string // "": none, and else it is kept by a porter
+	process     process
+	adoptSocket string // "": none; else the gate belongs to a pool
 
 	// Of an adopted one.
 	listener *os.File
 	own      *netns.NS
 }
 
-// process is a gate's: a child, or whatever a porter has for it.
+// process is a gate's: a child, or whatever process the pool has for it.
 type process interface {
 	kill()
 	wait()      // until it has ended
@@ -97,21 +100,21 @@ func (c *child) kill()      { _ = c.cmd.Process.Kill() } // or it has ended
 func (c *child) wait()      { <-c.ended }
 func (c *child) well() bool { return c.cmd.ProcessState.Success() }
 
-// kept is a gate that a porter keeps, whose processes come and go. It ends with its end of
+// pooled is a gate of a pool, whose processes come and go. It ends with its end of
 // the control socket, which nobody else has.
-type kept struct{ *control }
+type pooled struct{ *control }
 
-// kill is an order: so it reaches also a gate that rests. One that somebody has stopped
+// kill is an order: so it reaches also a gate that is idle. One that somebody has stopped
 // is killed with its cgroup, and that is up to the caller.
-func (k kept) kill() { _ = k.tell(opEnd, 0) }
+func (p pooled) kill() { _ = p.tell(opEnd, 0) }
 
 // endPatience is for a gate to end that has been told to.
 const endPatience = 5 * time.Second
 
-func (k kept) wait() { <-k.read }
+func (p pooled) wait() { <-p.read }
 
 // well is not known of another's child: it says good-bye.
-func (k kept) well() bool { return false }
+func (p pooled) well() bool { return false }
 
 // Start starts a gate and waits until it serves. If the program has ended by then, that
 // is ErrEnded.
@@ -124,11 +127,11 @@ func Start(c Config) (*Gate, error) {
 }
 
 func start(c Config) (*Gate, error) {
-	if (c.Kill == nil) == (c.Door == "") || (c.Porter == nil) != (c.Door == "") {
-		return nil, errors.New("it needs either cgroup.kill, or a door and a porter")
+	if (c.Kill == nil) == (c.AdoptSocket == "") || (c.Pool == nil) != (c.AdoptSocket == "") {
+		return nil, errors.New("it needs either cgroup.kill, or an adoption socket and a pool")
 	}
-	if c.Door != "" {
-		return c.Porter.start(c)
+	if c.AdoptSocket != "" {
+		return c.Pool.start(c)
 	}
 	path, err := find(c.Binary)
 	if err != nil {
@@ -144,16 +147,16 @@ func find(binary string) (string, error) {
 	return programs.Find(Program)
 }
 
-// makeDoor binds the socket; the porter listens, and until then nobody can reach it.
-func makeDoor(path string) (*os.File, error) {
+// makeAdoptSocket binds the socket. The pool listens; until then nobody can connect.
+func makeAdoptSocket(path string) (*os.File, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
 	}
-	f := os.NewFile(uintptr(fd), "gate door")
+	f := os.NewFile(uintptr(fd), "adoption socket of gate")
 	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: path}); err != nil {
 		f.Close()
-		return nil, fmt.Errorf("make door %s: %w", path, err)
+		return nil, fmt.Errorf("make adoption socket %s: %w", path, err)
 	}
 	if err := os.Chmod(path, 0o600); err != nil {
 		return nil, errors.Join(err, f.Close(), os.Remove(path))
@@ -162,7 +165,7 @@ func makeDoor(path string) (*os.File, error) {
 }
 
 func startProcess(path string, c Config) (*Gate, error) {
-	conn, theirs, err := programs.ControlPair("gate control")
+	conn, theirs, err := fdpass.Pair("gate control")
 	if err != nil {
 		return nil, err
 	}
@@ -176,7 +179,7 @@ func startProcess(path string, c Config) (*Gate, error) {
 		return nil, errors.Join(err, conn.Close())
 	}
 	p := &child{cmd, make(chan struct{})}
-	programs.OnEnd(cmd.Process.Pid, func() {
+	pidfd.OnEnd(cmd.Process.Pid, func() {
 		_ = cmd.Wait() // how it ended is in ProcessState
 		close(p.ended)
 	})
@@ -370,15 +373,15 @@ func (g *Gate) EndedWell() bool {
 // nobody has taken are put to the next supervisor.
 func (g *Gate) Stop() { g.stop(os.ErrClosed) }
 
-// Release lets go of a gate that has a door: it goes on, and waits there.
+// Release lets go of a gate that has an adoption socket: it goes on, and waits there.
 func (g *Gate) Release() error {
-	if g.door == "" {
-		return errors.New("release gate: it has no door, and would kill its container")
+	if g.adoptSocket == "" {
+		return errors.New("release gate: it has no adoption socket, and would kill its container")
 	}
 	return g.letGo()
 }
 
-// Close ends the process and removes its door. Calls that wait for it, or come
+// Close ends the process and removes its adoption socket. Calls that wait for it, or come
 // later, wait for ever: the container's processes are to be killed first, or at
 // once after.
 func (g *Gate) Close() error {
@@ -386,8 +389,8 @@ func (g *Gate) Close() error {
 	g.process.kill()
 	err := g.awaitEnd()
 	err = errors.Join(err, g.letGo())
-	if g.door != "" {
-		if rerr := os.Remove(g.door); !errors.Is(rerr, os.ErrNotExist) {
+	if g.adoptSocket != "" {
+		if rerr := os.Remove(g.adoptSocket); !errors.Is(rerr, os.ErrNotExist) {
 			err = errors.Join(err, rerr)
 		}
 	}
@@ -409,7 +412,7 @@ func (g *Gate) awaitEnd() error {
 	case <-ended:
 		return nil
 	case <-late.C:
-		return fmt.Errorf("gate does not end %s", g.door)
+		return fmt.Errorf("gate does not end %s", g.adoptSocket)
 	}
 }
 

@@ -2,28 +2,70 @@ package gate
 
 import (
 	"bytes"
-	"encoding/binary"
 	"errors"
 	"io"
 	"testing"
+	"unsafe"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
+	"github.com/tsugiki/tsugiki/internal/wire"
 )
 
-func message(version, call, length uint32) []byte {
-	b := make([]byte, askSize)
-	e := binary.NativeEndian
-	e.PutUint32(b, version)
-	e.PutUint32(b[4:], call)
-	e.PutUint64(b[8:], 1<<40)
-	e.PutUint32(b[16:], 77)
-	e.PutUint32(b[20:], ^uint32(0)) // descriptor -1
-	e.PutUint32(b[24:], 128)
-	e.PutUint32(b[32:], length)
-	copy(b[offAddress:], "0123456789")
-	return b
+func message(version uint32, call Call, id uint64, length uint32) []byte {
+	m := callMessage{version: version, call: call, id: id, thread: 77, number: -1, backlog: 128, length: length}
+	copy(m.address[:], "0123456789")
+	return wire.Append(nil, m)
+}
+
+// The C side's numbers and layouts are those of this package.
+func TestProtocolIsTheGates(t *testing.T) {
+	testkit.CheckC(t, "c/protocol.h", map[string]any{
+		"GATE_VERSION":      version,
+		"BOARD_ADDRESS_MAX": addressMax,
+		"BOARD_BORN_4":      born4,
+		"BOARD_BORN_6":      born6,
+		"GATE_TIMES":        TimeBuckets,
+
+		"GATE_HELLO":       hello,
+		"GATE_SOCKET":      Socket,
+		"GATE_CONNECT":     Connect,
+		"GATE_BIND":        Bind,
+		"GATE_LISTEN":      Listen,
+		"GATE_SEND":        Send,
+		"GATE_SETSOCKOPT":  SetOption,
+		"GATE_GETSOCKOPT":  GetOption,
+		"GATE_GETSOCKNAME": GetName,
+		"GATE_IOCTL":       Ioctl,
+		"GATE_OTHER":       Other,
+		"GATE_CALLS":       calls,
+		"GATE_DONE":        done,
+		"GATE_STATS":       stats,
+		"GATE_BYE":         bye,
+		"GATE_TAKEN":       taken,
+		"GATE_REFUSED":     refused,
+
+		"GATE_ORDER_SET":   opSet,
+		"GATE_ORDER_RULES": opRules,
+		"GATE_ORDER_STATS": opStats,
+		"GATE_ORDER_END":   opEnd,
+
+		"GATE_WORD_OWN_SOCKETS":   OwnSockets,
+		"GATE_WORD_SERVICES":      Services,
+		"GATE_WORD_GRAFT_SOCKETS": GraftSockets,
+		"GATE_WORD_BOUND_CLIENTS": BoundClients,
+		"GATE_WORD_TRACED":        traced,
+
+		"struct gate_ask":        callMessage{},
+		"struct gate_order":      orderMessage{},
+		"struct gate_stats":      statsMessage{},
+		"struct gate_counters":   Stats{},
+		"struct gate_call_stats": CallStats{},
+		"struct gate_admission":  admissionMessage{},
+	})
 }
 
 func TestParse(t *testing.T) {
-	a, err := parse(message(version, uint32(Connect), 10))
+	a, err := parse(message(version, Connect, 1<<40, 10))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -31,10 +73,10 @@ func TestParse(t *testing.T) {
 		t.Errorf("parse: %+v", a)
 	}
 	for name, b := range map[string][]byte{
-		"short":          message(version, 1, 0)[:askSize-1],
-		"long":           append(message(version, 1, 0), 0),
-		"version":        message(version+1, 1, 0),
-		"address length": message(version, 1, addressMax+1),
+		"short":          message(version, Socket, 0, 0)[:unsafe.Sizeof(callMessage{})-1],
+		"long":           append(message(version, Socket, 0, 0), 0),
+		"version":        message(version+1, Socket, 0, 0),
+		"address length": message(version, Socket, 0, addressMax+1),
 	} {
 		if _, err := parse(b); !errors.Is(err, ErrProtocol) {
 			t.Errorf("%s: %v, want ErrProtocol", name, err)
@@ -58,9 +100,7 @@ func TestAsksOfGone(t *testing.T) {
 		taken = append(taken, a.ID)
 	}, func(id uint64) bool { return id%every == 0 }, func(err error) { ended <- err })
 	receive := func(id uint64) {
-		b := message(version, uint32(Bind), 16)
-		binary.NativeEndian.PutUint64(b[8:], id)
-		if err := c.receive(b); err != nil {
+		if err := c.receive(message(version, Bind, id, 16)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -90,7 +130,7 @@ func TestAsksOfGone(t *testing.T) {
 }
 
 func FuzzParse(f *testing.F) {
-	f.Add(message(version, uint32(Bind), 28))
+	f.Add(message(version, Bind, 0, 28))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if a, err := parse(b); err == nil && len(a.Address) > addressMax {
 			t.Errorf("an address of %d bytes", len(a.Address))

@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"testing"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -85,15 +86,15 @@ func TestOrders(t *testing.T) {
 	}
 	g.SetTraced(true) // returns
 	c.must(g.Close())
-	if _, err := os.Stat(c.door); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the door after Close: %v", err)
+	if _, err := os.Stat(c.adoptSocket); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the adoption socket after Close: %v", err)
 	}
 }
 
 // garbage sends what is no order, with any number of files; all of it is answered.
 func (c *container) garbage(g *Gate) {
 	c.t.Helper()
-	for length := range 2 * orderSize {
+	for length := range 2 * int(unsafe.Sizeof(orderMessage{})) {
 		b := bytes.Repeat([]byte{byte(length) | 0x80}, length) // no tag of ours
 		for _, files := range [][]int{nil, {1}, {0, 1, 2}} {
 			var rights []byte

@@ -13,7 +13,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
-// unneeded are calls that neither a gate nor a porter has a use for.
+// unneeded are calls that neither a gate nor the pool has a use for.
 var unneeded = map[string]uintptr{
 	"openat": unix.SYS_OPENAT, "renameat2": unix.SYS_RENAMEAT2, "unlinkat": unix.SYS_UNLINKAT, "getdents64": unix.SYS_GETDENTS64,
 	"setuid": unix.SYS_SETUID, "sendmmsg": unix.SYS_SENDMMSG, "perf_event_open": unix.SYS_PERF_EVENT_OPEN,
@@ -26,14 +26,14 @@ func checkPrivileges(t *testing.T, process string, pid int) {
 	}
 }
 
-// alone starts a gate that has no porter.
+// alone starts a gate that has no pool.
 func (c *container) alone(edit func(*Config)) *Gate {
 	c.t.Helper()
 	return c.start(1, func(config *Config) {
 		kill, err := c.group.Killer()
 		c.must(err)
 		c.t.Cleanup(func() { kill.Close() })
-		config.Kill, config.Door, config.Porter = kill, "", nil
+		config.Kill, config.AdoptSocket, config.Pool = kill, "", nil
 		if edit != nil {
 			edit(config)
 		}
@@ -43,12 +43,12 @@ func (c *container) alone(edit func(*Config)) *Gate {
 // A gate has what SECURITY.md says, and serves after its filter has refused what a gate
 // has no use for.
 func TestGatePrivileges(t *testing.T) {
-	for _, byPorter := range []bool{false, true} {
-		t.Run(fmt.Sprintf("by porter %v", byPorter), func(t *testing.T) {
+	for _, byPool := range []bool{false, true} {
+		t.Run(fmt.Sprintf("by pool %v", byPool), func(t *testing.T) {
 			c := newContainer(t)
 			name := Program
-			if byPorter {
-				name = Program + "`, forked by a porter"
+			if byPool {
+				name = Program + "`, forked by the pool"
 				c.start(1, nil)
 			} else {
 				c.alone(nil)
@@ -102,17 +102,17 @@ func checkSees(c *container, g *Gate, sees bool) {
 	}
 }
 
-func TestPorterPrivileges(t *testing.T) {
+func TestPoolPrivileges(t *testing.T) {
 	c := newContainer(t)
 	c.start(1, nil)
-	checkPrivileges(t, Program+" --porter", c.porter.pid)
-	testkit.Refuses(t, c.porter.pid, unneeded)
+	checkPrivileges(t, Program+" --pool", c.pool.pid)
+	testkit.Refuses(t, c.pool.pid, unneeded)
 	c.moves("own", &c.progress.own, 10)
 	c.allRight()
 }
 
-// TestPorterNeeds starts gates with a porter as it is, and without each capability.
-func TestPorterNeeds(t *testing.T) {
+// TestPoolNeeds starts gates with a pool as it is, and without each capability.
+func TestPoolNeeds(t *testing.T) {
 	for _, capability := range []string{"sys_ptrace", "setuid", "setgid", "setpcap", "dac_override"} {
 		for _, without := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s taken %v", capability, without), func(t *testing.T) {
@@ -122,9 +122,9 @@ func TestPorterNeeds(t *testing.T) {
 					binary = testkit.WithoutCapability(t, binary, capability)
 				}
 				var err error
-				c.porter, err = StartPorter(binary, c.host, c.rest)
+				c.pool, err = StartPool(binary, c.host, c.idleAfter)
 				c.must(err)
-				t.Cleanup(func() { c.porter.Close() })
+				t.Cleanup(func() { c.pool.Close() })
 				checkNeed(t, c, capability, without)
 			})
 		}
@@ -136,7 +136,7 @@ func checkNeed(t *testing.T, c *container, capability string, without bool) {
 	if capability == "dac_override" {
 		c.start(1, nil)
 		c.must(os.Chown(filepath.Join(c.keepers.Path(), "cgroup.procs"), 12345, 12345))
-		second, err := Start(c.config(c.process.Listener, func(config *Config) { config.Door += "-second" }))
+		second, err := Start(c.config(c.process.Listener, func(config *Config) { config.AdoptSocket += "-second" }))
 		if err == nil {
 			c.must(second.Close())
 		}

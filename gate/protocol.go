@@ -2,19 +2,21 @@ package gate
 
 import (
 	"bytes"
-	"encoding/binary"
 	"fmt"
 	"math/bits"
 	"strconv"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/wire"
 )
 
 // Call is what a program called.
 type Call uint32
 
-// The calls, enum gate_call of gate/c/gate.h.
+// The calls, enum gate_call of gate/c/protocol.h.
 const (
 	hello Call = iota
 	Socket
@@ -65,21 +67,74 @@ type Ask struct {
 	Args     [6]uint64 // of the call, as the program passed them
 }
 
-// The layouts of struct gate_ask, gate_order and gate_stats.
+// version is GATE_VERSION of gate/c/protocol.h.
+const version = 5
+
+// messageHead is how each message of a gate begins.
+type messageHead struct {
+	version uint32
+	call    Call
+}
+
+const headSize = int(unsafe.Sizeof(messageHead{}))
+
+// callMessage is struct gate_ask.
+type callMessage struct {
+	version  uint32
+	call     Call
+	id       uint64
+	thread   uint32
+	number   int32
+	backlog  int32
+	answered uint8
+	again    uint8
+	narrow   uint8
+	_        uint8
+	length   uint32
+	address  [addressMax]byte
+	args     [6]uint64
+}
+
+// orderMessage is struct gate_order.
+type orderMessage struct {
+	version uint32
+	op      op
+	tag     uint64
+	word    uint32
+	value   uint32
+}
+
+// statsMessage is struct gate_stats.
+type statsMessage struct {
+	version  uint32
+	call     Call
+	tag      uint64
+	counters Stats
+}
+
+// admissionMessage is struct gate_admission.
+type admissionMessage struct {
+	version   uint32
+	uid       uint32
+	gid       uint32
+	born      uint32
+	own       uint64
+	cookie    uint64
+	datagrams uint32
+	_         uint32
+}
+
+// The families of which sockets are made on the host, bits of policy/c/board.h.
 const (
-	version    = 5
-	askSize    = 112
-	offAddress = 36
-	offArgs    = 64
-	addressMax = offArgs - offAddress
-
-	orderSize = 24
-	statsHead = 16
-	callWords = 3 + TimeBuckets
-	statsSize = statsHead + 8*(int(calls)*callWords+7)
-
-	messageMax = statsSize
+	born4 = 1 << iota
+	born6
 )
+
+// addressMax is how much of a sockaddr the gate reads.
+const addressMax = 28
+
+// messageMax is the longest message of a gate.
+const messageMax = int(unsafe.Sizeof(statsMessage{}))
 
 // op is what a supervisor orders, enum gate_order_op.
 type op uint32
@@ -105,66 +160,55 @@ const (
 )
 
 func parse(b []byte) (Ask, error) {
-	e := binary.NativeEndian
-	if len(b) != askSize || e.Uint32(b) != version {
+	m, whole := wire.Read[callMessage](b)
+	if !whole || m.version != version {
 		return Ask{}, fmt.Errorf("%w: message of %d bytes", ErrProtocol, len(b))
 	}
-	length := e.Uint32(b[32:])
-	if length > addressMax {
-		return Ask{}, fmt.Errorf("%w: address of %d bytes", ErrProtocol, length)
+	if m.length > addressMax {
+		return Ask{}, fmt.Errorf("%w: address of %d bytes", ErrProtocol, m.length)
 	}
-	a := Ask{
-		Call:     Call(e.Uint32(b[4:])),
-		ID:       e.Uint64(b[8:]),
-		Thread:   int(e.Uint32(b[16:])),
-		Number:   int(int32(e.Uint32(b[20:]))),
-		Backlog:  int(int32(e.Uint32(b[24:]))),
-		Answered: b[28] != 0,
-		Again:    b[29] != 0,
-		Narrow:   b[30] != 0,
-		Address:  bytes.Clone(b[offAddress : offAddress+length]),
-	}
-	for i := range a.Args {
-		a.Args[i] = e.Uint64(b[offArgs+8*i:])
-	}
-	return a, nil
+	return Ask{
+		Call:     m.call,
+		ID:       m.id,
+		Thread:   int(m.thread),
+		Number:   int(m.number),
+		Backlog:  int(m.backlog),
+		Answered: m.answered != 0,
+		Again:    m.again != 0,
+		Narrow:   m.narrow != 0,
+		Address:  bytes.Clone(m.address[:m.length]),
+		Args:     m.args,
+	}, nil
 }
 
 func encodeOrder(o op, tag uint64, word, value uint32) []byte {
-	e := binary.NativeEndian
-	b := e.AppendUint32(nil, version)
-	b = e.AppendUint32(b, uint32(o))
-	b = e.AppendUint64(b, tag)
-	b = e.AppendUint32(b, word)
-	return e.AppendUint32(b, value)
+	return wire.Append(nil, orderMessage{version: version, op: o, tag: tag, word: word, value: value})
 }
 
-// encodeAdmission is struct gate_admission.
 func encodeAdmission(c Config) []byte {
-	e := binary.NativeEndian
-	var born, datagrams uint32
-	for bit, is := range []bool{c.Born4, c.Born6} {
-		if is {
-			born |= 1 << bit
-		}
+	m := admissionMessage{
+		version: version,
+		uid:     uint32(c.UID),
+		gid:     uint32(c.GID),
+		own:     c.Own.Inode(),
+		cookie:  c.Own.Cookie(),
+	}
+	if c.Born4 {
+		m.born |= born4
+	}
+	if c.Born6 {
+		m.born |= born6
 	}
 	if c.Datagrams {
-		datagrams = 1
+		m.datagrams = 1
 	}
-	b := e.AppendUint32(nil, version)
-	b = e.AppendUint32(b, uint32(c.UID))
-	b = e.AppendUint32(b, uint32(c.GID))
-	b = e.AppendUint32(b, born)
-	b = e.AppendUint64(b, c.Own.Inode())
-	b = e.AppendUint64(b, c.Own.Cookie())
-	b = e.AppendUint32(b, datagrams)
-	return e.AppendUint32(b, 0)
+	return wire.Append(nil, m)
 }
 
 // TimeBuckets is how many classes of times there are, see CallStats.Time.
 const TimeBuckets = 32
 
-// CallStats counts the notifications of one call.
+// CallStats counts the notifications of one call. The layout is that of struct gate_call_stats.
 type CallStats struct {
 	Answered uint64 // by the gate itself, Refused included
 	Passed   uint64 // on to the supervisor
@@ -178,7 +222,7 @@ type CallStats struct {
 // TimeBelow is the upper bound of a bucket; the last has none.
 func TimeBelow(bucket int) time.Duration { return 1 << bucket }
 
-// Stats are what a gate has counted since its start.
+// Stats are what a gate has counted since its start. The layout is that of struct gate_counters.
 type Stats struct {
 	Calls        [calls]CallStats // by Call
 	Batches      uint64           // of sockets that shims have ordered and got
@@ -225,43 +269,24 @@ type answer struct {
 
 // parseAnswer reads one if it is one.
 func parseAnswer(b []byte) (answer, bool, error) {
-	e := binary.NativeEndian
-	if len(b) < statsHead || e.Uint32(b) != version {
+	head, whole := wire.Read[messageHead](b[:min(len(b), headSize)])
+	if !whole || head.version != version {
 		return answer{}, false, nil
 	}
-	a := answer{tag: e.Uint64(b[8:])}
-	switch Call(e.Uint32(b[4:])) {
+	switch head.call {
 	case done:
 		m, err := parse(b)
-		if err == nil && m.Number != 0 {
+		a := answer{tag: m.ID}
+		if m.Number != 0 {
 			a.err = unix.Errno(m.Number)
 		}
 		return a, true, err
 	case stats:
-		if len(b) != statsSize {
+		m, whole := wire.Read[statsMessage](b)
+		if !whole {
 			return answer{}, false, fmt.Errorf("%w: statistics of %d bytes", ErrProtocol, len(b))
 		}
-		a.stats = parseStats(b[statsHead:])
-		return a, true, nil
+		return answer{tag: m.tag, stats: &m.counters}, true, nil
 	}
 	return answer{}, false, nil
-}
-
-func parseStats(b []byte) *Stats {
-	s := new(Stats)
-	next := func() (n uint64) {
-		n, b = binary.NativeEndian.Uint64(b), b[8:]
-		return n
-	}
-	for i := range s.Calls {
-		c := &s.Calls[i]
-		c.Answered, c.Passed, c.Refused = next(), next(), next()
-		for i := range c.Time {
-			c.Time[i] = next()
-		}
-	}
-	for _, n := range []*uint64{&s.Batches, &s.BatchSockets, &s.Born, &s.BornAsked, &s.Again, &s.Full, &s.Unreported} {
-		*n = next()
-	}
-	return s
 }

@@ -7,8 +7,9 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -100,31 +101,31 @@ func TestWithoutSupervisor(t *testing.T) {
 	c.allRight()
 	c.must(c.programs.Kill())
 	<-c.ended
-	c.rests() // it has ended with its container
+	c.exits() // it has ended with its container
 	c.eventually("gone", func() bool {
-		_, err := Adopt(c.door, testkit.Patience)
+		_, err := Adopt(c.adoptSocket, testkit.Patience)
 		return errors.Is(err, ErrGone)
 	})
-	if _, err := Adopt(c.door+"-other", testkit.Patience); !errors.Is(err, ErrGone) {
-		t.Errorf("adopt where no door is: %v, want %v", err, ErrGone)
+	if _, err := Adopt(c.adoptSocket+"-other", testkit.Patience); !errors.Is(err, ErrGone) {
+		t.Errorf("adopt where no socket is: %v, want %v", err, ErrGone)
 	}
 }
 
-func TestDoor(t *testing.T) {
+func TestAdoptSocket(t *testing.T) {
 	c := newContainer(t)
 	journal := filepath.Join(c.dir, "journal")
 	g := c.start(1, nil)
-	st, err := os.Stat(c.door)
+	st, err := os.Stat(c.adoptSocket)
 	c.must(err)
 	if st.Mode().Perm() != 0o600 {
-		t.Errorf("the door's mode is %v", st.Mode())
+		t.Errorf("the adoption socket's mode is %v", st.Mode())
 	}
 	c.helper(c.top.Host, "answer", journal).says("taken")
 	c.must(g.Release())
 	c.releaseListener()
 	for _, ns := range []*testkit.Namespace{nil, c.top.Remote} {
 		if ns == nil { // this process, in the namespace that the tests were started in
-			if _, err := Adopt(c.door, testkit.Patience); !errors.Is(err, ErrRefused) {
+			if _, err := Adopt(c.adoptSocket, testkit.Patience); !errors.Is(err, ErrRefused) {
 				t.Errorf("adopt from another namespace: %v, want %v", err, ErrRefused)
 			}
 			continue
@@ -161,14 +162,16 @@ func TestTableIsFull(t *testing.T) {
 	mute := c.helper(c.top.Host, "mute", filepath.Join(c.dir, "muted"))
 	mute.says("adopted")
 	mute.says("full 1024 <nil>")
-	// The watchdog looks every 20 ms.
-	for end := time.Now().Add(300 * time.Millisecond); time.Now().Before(end); {
+	// The watchdog starts threads. It is the process's first thread, and looks at each tick.
+	begin := waits(c, pid)
+	c.eventually("the watchdog has looked ten times", func() bool {
 		usage, err := testkit.ProcessUsage(pid)
 		c.must(err)
 		if usage.Threads > 6 {
 			t.Fatalf("the gate has %d threads", usage.Threads)
 		}
-	}
+		return waits(c, pid) >= begin+10
+	})
 	mute.kill()
 	h := c.helper(c.top.Host, "answer", filepath.Join(c.dir, "journal"))
 	h.says("adopted")
@@ -181,6 +184,17 @@ func TestTableIsFull(t *testing.T) {
 	checkJournal(t, filepath.Join(c.dir, "journal"))
 }
 
+// waits is how often the first thread of a process has waited.
+func waits(c *container, pid int) int {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%[1]d/status", pid))
+	c.must(err)
+	_, after, _ := strings.Cut(string(text), "\nvoluntary_ctxt_switches:")
+	line, _, _ := strings.Cut(after, "\n")
+	n, err := strconv.Atoi(strings.TrimSpace(line))
+	c.must(err)
+	return n
+}
+
 // With cgroup.kill, nothing outlives the supervisor.
 func TestKill(t *testing.T) {
 	c := newContainer(t)
@@ -188,7 +202,7 @@ func TestKill(t *testing.T) {
 		kill, err := c.group.Killer()
 		c.must(err)
 		t.Cleanup(func() { kill.Close() })
-		config.Kill, config.Door, config.Porter = kill, "", nil
+		config.Kill, config.AdoptSocket, config.Pool = kill, "", nil
 	})
 	if err := g.Release(); err == nil {
 		t.Error("a gate that kills was released")
@@ -207,9 +221,9 @@ func TestStartRefuses(t *testing.T) {
 	c.must(g.Release())
 	config := c.config(c.process.Listener, nil)
 	if _, err := Start(config); !errors.Is(err, unix.EADDRINUSE) {
-		t.Errorf("start at a door that is there: %v, want %v", err, unix.EADDRINUSE)
+		t.Errorf("start at a socket that is there: %v, want %v", err, unix.EADDRINUSE)
 	}
-	config.Door, config.Porter = "", nil
+	config.AdoptSocket, config.Pool = "", nil
 	if _, err := Start(config); err == nil {
 		t.Error("a gate was started without an end")
 	}

@@ -28,7 +28,7 @@ func (e call) bind(p Program, number int, addr netip.AddrPort) (Answer, error) {
 	if err != nil || !s.isIP() {
 		return s.again(p), err
 	}
-	if _, is, err := e.Enforcer.Graft(file); is || err != nil {
+	if _, is, err := e.Enforcer.AFGraft(file); is || err != nil {
 		return fail(unix.EAFNOSUPPORT), err // it has only names of endpoints
 	}
 	if s.is4() != addr.Addr().Is4() {
@@ -279,7 +279,7 @@ func (e call) listen(p Program, number, backlog int) (Answer, error) {
 	if err != nil || !s.isIP() || s.typ != unix.SOCK_STREAM {
 		return Answer{}, err
 	}
-	if _, is, err := e.Enforcer.Graft(file); err != nil {
+	if _, is, err := e.Enforcer.AFGraft(file); err != nil {
 		return Answer{}, err
 	} else if is && (s.local.Port() == 0 || !e.Enforcer.BoundByIngress(s.file)) {
 		return fail(unix.EADDRNOTAVAIL), nil

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/afgraft"
 	"github.com/tsugiki/tsugiki/endpoint"
 	"github.com/tsugiki/tsugiki/keeper"
 	"github.com/tsugiki/tsugiki/policy"
@@ -34,7 +35,7 @@ type SocketMaker interface {
 }
 
 // Enforcer has the kernel hold sockets to what the engine decides. A
-// *policy.Enforcement is one, and says what each method does.
+// *enforcer.Enforcement is one, and says what each method does.
 type Enforcer interface {
 	Prove(sock int) error
 
@@ -50,23 +51,10 @@ type Enforcer interface {
 	Serve(protocol int, b policy.Binding, netns uint64) error
 	Services() ([]policy.Service, error)
 
-	GraftState
+	afgraft.Store
 }
 
-// GraftState keeps with AF_GRAFT sockets what belongs to them.
-type GraftState interface {
-	Graft(sock int) (policy.Graft, bool, error)
-	SetGraft(sock int, g policy.Graft) error
-	GraftOptions(sock int) ([]policy.GraftOption, error)
-	SetGraftOptions(sock int, options []policy.GraftOption) error
-	Name(ep *endpoint.Endpoint) (number uint32, err error)
-	Withdraw(ep *endpoint.Endpoint) error
-}
-
-var (
-	_ SocketMaker = (*keeper.Keeper)(nil)
-	_ Enforcer    = (*policy.Enforcement)(nil)
-)
+var _ SocketMaker = (*keeper.Keeper)(nil)
 
 // ErrGone is what the maker of a place is refused with when no endpoint is there
 // any more. A call that was about to use it goes on as it is.
@@ -176,8 +164,8 @@ const (
 	// BoundClients: a client's socket is bound on the host where the endpoint that it
 	// will connect through may want another source.
 	BoundClients
-	// GraftSockets: the program has got an AF_GRAFT socket.
-	GraftSockets
+	// AFGraftSockets: the program has got an AF_GRAFT socket.
+	AFGraftSockets
 
 	Hints // how many there are
 )

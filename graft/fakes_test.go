@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/afgraft"
 	"github.com/tsugiki/tsugiki/endpoint"
 	"github.com/tsugiki/tsugiki/internal/netns"
 	"github.com/tsugiki/tsugiki/internal/testkit"
@@ -111,11 +112,13 @@ func (f *fakeEnforcer) Serve(protocol int, b policy.Binding, netns uint64) error
 	return nil
 }
 
-func (f *fakeEnforcer) Services() ([]policy.Service, error)                { return f.served, nil }
-func (f *fakeEnforcer) Graft(int) (policy.Graft, bool, error)              { return policy.Graft{}, false, nil }
-func (f *fakeEnforcer) SetGraft(int, policy.Graft) error                   { return nil }
-func (f *fakeEnforcer) GraftOptions(int) ([]policy.GraftOption, error)     { return nil, nil }
-func (f *fakeEnforcer) SetGraftOptions(int, []policy.GraftOption) error    { return nil }
+func (f *fakeEnforcer) Services() ([]policy.Service, error) { return f.served, nil }
+func (f *fakeEnforcer) AFGraft(int) (afgraft.State, bool, error) {
+	return afgraft.State{}, false, nil
+}
+func (f *fakeEnforcer) SetAFGraft(int, afgraft.State) error                { return nil }
+func (f *fakeEnforcer) AFGraftOptions(int) ([]afgraft.Option, error)       { return nil, nil }
+func (f *fakeEnforcer) SetAFGraftOptions(int, []afgraft.Option) error      { return nil }
 func (f *fakeEnforcer) Name(*endpoint.Endpoint) (number uint32, err error) { return 0, nil }
 func (f *fakeEnforcer) Withdraw(*endpoint.Endpoint) error                  { return nil }
 

@@ -5,7 +5,7 @@
 //
 // It does not know which front end asked, and it enforces nothing: a wrong
 // answer, or a program that changes its mind behind the engine's back, meets
-// the kernel programs of package policy. It needs CAP_SYS_PTRACE over the
+// the kernel programs of package policy/enforcer. It needs CAP_SYS_PTRACE over the
 // program (to duplicate its descriptors), CAP_NET_BIND_SERVICE, and for Place.Do
 // CAP_SYS_ADMIN and CAP_SETUID.
 //
@@ -54,10 +54,10 @@ type Engine struct {
 	// served has, by service, the Place where it is.
 	served sync.Map
 
-	// graftMu has, by cookie, who may change what belongs to an AF_GRAFT socket. Most
+	// namedMu has, by cookie, who may change what belongs to an AF_GRAFT socket. Most
 	// containers have none, nor it.
-	graftMu   *[graftLocks]sync.Mutex
-	makeGraft sync.Once
+	namedMu     *[namedLocks]sync.Mutex
+	makeNamedMu sync.Once
 
 	// paths are the unix sockets that were made in the file system.
 	pathsMu sync.Mutex
@@ -204,7 +204,7 @@ func (e call) move(p Program, syscall string, number int, to netip.AddrPort) (An
 	if err != nil || !s.movable() {
 		return s.again(p), err
 	}
-	if g, is, err := e.Enforcer.Graft(file); err != nil {
+	if g, is, err := e.Enforcer.AFGraft(file); err != nil {
 		return Answer{}, err
 	} else if is {
 		return e.leaveFrom(p, number, g)

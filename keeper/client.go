@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/wire"
 )
 
 // client is the supervisor's end of a control socket.
@@ -66,9 +68,8 @@ func (c *client) nextTag() uint32 {
 // send writes one request. If that shows that the peer is gone, so is the
 // client; any other error means that this request was not sent.
 func (c *client) send(r request, rights []byte) error {
-	var b [requestSize]byte
-	r.encode(&b)
-	_, _, err := c.conn.WriteMsgUnix(b[:], rights, nil)
+	m := r.message()
+	_, _, err := c.conn.WriteMsgUnix(wire.Bytes(&m), rights, nil)
 	switch {
 	case err == nil:
 		return nil

@@ -28,6 +28,9 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/tsugiki/tsugiki/internal/sys/fdpass"
+	"github.com/tsugiki/tsugiki/internal/sys/pidfd"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/internal/netns"
@@ -134,7 +137,7 @@ func Start(cfg Config) (*Keeper, error) {
 		k.read()
 		close(k.reading)
 	}()
-	programs.OnEnd(k.PID(), k.reap)
+	pidfd.OnEnd(k.PID(), k.reap)
 	k.log.Debug("keeper started", "pid", k.PID())
 	return k, nil
 }
@@ -142,7 +145,7 @@ func Start(cfg Config) (*Keeper, error) {
 // launch starts the process and waits for its greeting. On an error nothing is
 // left of it.
 func launch(path string, returned *os.File, cfg Config) (*exec.Cmd, *net.UnixConn, error) {
-	ours, theirs, err := programs.ControlPair("keeper control")
+	ours, theirs, err := fdpass.Pair("keeper control")
 	if err != nil {
 		return nil, nil, fmt.Errorf("make control socket: %w", err)
 	}

@@ -1,17 +1,18 @@
 package keeper
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/tsugiki/tsugiki/internal/sys/fdpass"
+
 	"golang.org/x/sys/unix"
 
-	"github.com/tsugiki/tsugiki/internal/programs"
 	"github.com/tsugiki/tsugiki/internal/testkit"
+	"github.com/tsugiki/tsugiki/internal/wire"
 )
 
 // peer is a keeper that the test plays.
@@ -24,7 +25,7 @@ type peer struct {
 
 func newPeer(t testing.TB) *peer {
 	t.Helper()
-	conn, theirs, err := programs.ControlPair("keeper control")
+	conn, theirs, err := fdpass.Pair("keeper control")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,11 +59,11 @@ func (p *peer) request() request {
 	p.t.Helper()
 	b, fds := p.receive()
 	closeAll(fds)
-	e := binary.NativeEndian
-	r := request{
-		op: opcode(e.Uint16(b[2:])), tag: e.Uint32(b[4:]), count: e.Uint32(b[20:]),
-		kind: Kind{int(int32(e.Uint32(b[8:]))), int(int32(e.Uint32(b[12:]))), int(int32(e.Uint32(b[16:])))},
+	m, whole := wire.Read[requestMessage](b)
+	if !whole {
+		p.t.Fatalf("client sent %d bytes, want a request", len(b))
 	}
+	r := request{op: m.op, tag: m.tag, count: m.count, kind: Kind{int(m.family), int(m.kind), int(m.protocol)}}
 	if r.op == opSockets {
 		p.tag = r.tag
 	}
@@ -107,18 +108,13 @@ func (p *peer) answer(r reply, sockets int) {
 
 func (p *peer) answerWith(r reply, fds []int) {
 	p.t.Helper()
-	var b [replySize]byte
-	e := binary.NativeEndian
-	e.PutUint16(b[0:], protocolVersion)
-	e.PutUint16(b[2:], uint16(r.op))
-	e.PutUint32(b[4:], r.tag)
-	e.PutUint32(b[8:], uint32(r.status))
-	e.PutUint32(b[12:], uint32(r.errno))
-	e.PutUint32(b[16:], uint32(r.count))
+	m := replyMessage{
+		version: protocolVersion, op: r.op, tag: r.tag, status: r.status, errno: uint32(r.errno), count: uint32(r.count),
+	}
 	if len(fds) > 0 {
 		p.send([]byte{0}, fds)
 	}
-	p.send(b[:], nil)
+	p.send(wire.Bytes(&m), nil)
 }
 
 func (p *peer) serve(r request) {

@@ -7,16 +7,50 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/wire"
 )
 
 // The Go side of keeper/c/protocol.h, which explains the messages.
 const (
 	protocolVersion = 3
 	batchMax        = 64
-	requestSize     = 40
-	replySize       = 24
-	loanSize        = 8 + 4*batchMax
+	requestSize     = int(unsafe.Sizeof(requestMessage{}))
+	replySize       = int(unsafe.Sizeof(replyMessage{}))
+	loanSize        = int(unsafe.Sizeof(loanMessage{}))
 )
+
+// requestMessage is struct keeper_request.
+type requestMessage struct {
+	version  uint16
+	op       opcode
+	tag      uint32
+	family   int32
+	kind     int32 `c:"type"`
+	protocol int32
+	count    uint32
+	number   int32
+	events   uint32
+	data     uint64
+}
+
+// replyMessage is struct keeper_reply.
+type replyMessage struct {
+	version uint16
+	op      opcode
+	tag     uint32
+	status  status
+	errno   uint32 `c:"error"`
+	count   uint32
+	zero    uint32
+}
+
+// loanMessage is struct keeper_loan.
+type loanMessage struct {
+	version uint32
+	count   uint32
+	numbers [batchMax]int32
+}
 
 type opcode uint16
 
@@ -50,18 +84,19 @@ type request struct {
 	data   uint64
 }
 
-func (r *request) encode(b *[requestSize]byte) {
-	e := binary.NativeEndian
-	e.PutUint16(b[0:], protocolVersion)
-	e.PutUint16(b[2:], uint16(r.op))
-	e.PutUint32(b[4:], r.tag)
-	e.PutUint32(b[8:], uint32(r.kind.Family))
-	e.PutUint32(b[12:], uint32(r.kind.Type))
-	e.PutUint32(b[16:], uint32(r.kind.Protocol))
-	e.PutUint32(b[20:], r.count)
-	e.PutUint32(b[24:], uint32(r.number))
-	e.PutUint32(b[28:], r.events)
-	e.PutUint64(b[32:], r.data)
+func (r *request) message() requestMessage {
+	return requestMessage{
+		version:  protocolVersion,
+		op:       r.op,
+		tag:      r.tag,
+		family:   int32(r.kind.Family),
+		kind:     int32(r.kind.Type),
+		protocol: int32(r.kind.Protocol),
+		count:    r.count,
+		number:   r.number,
+		events:   r.events,
+		data:     r.data,
+	}
 }
 
 type reply struct {
@@ -75,43 +110,35 @@ type reply struct {
 // parseReply checks a message of the keeper. A reply it accepts is consistent
 // in itself; whether it answers anything is for the caller to see.
 func parseReply(b []byte) (reply, error) {
-	if len(b) != replySize {
+	m, whole := wire.Read[replyMessage](b)
+	if !whole {
 		return reply{}, fmt.Errorf("%w: message of %d bytes", errProtocol, len(b))
 	}
-	e := binary.NativeEndian
-	r := reply{
-		op:     opcode(e.Uint16(b[2:])),
-		tag:    e.Uint32(b[4:]),
-		status: status(e.Uint32(b[8:])),
-		errno:  unix.Errno(e.Uint32(b[12:])),
-	}
-	count := e.Uint32(b[16:])
 	switch {
-	case e.Uint16(b) != protocolVersion:
-		return reply{}, fmt.Errorf("%w: version %d, not %d", errProtocol, e.Uint16(b), protocolVersion)
-	case r.status == statusMalformed:
-		return reply{}, fmt.Errorf("%w: it calls request %d malformed", errProtocol, r.tag)
-	case r.status > statusMalformed, e.Uint32(b[20:]) != 0,
-		(r.status == statusDone) != (r.errno == 0), r.errno > 4095, // MAX_ERRNO
-		r.op < opHello || r.op > opEpollDel,
-		r.op == opHello && (r.tag != 0 || r.status != statusDone),
-		r.op != opSockets && count != 0, count > batchMax,
-		r.op == opSockets && r.status == statusDone && count == 0:
+	case m.version != protocolVersion:
+		return reply{}, fmt.Errorf("%w: version %d, not %d", errProtocol, m.version, protocolVersion)
+	case m.status == statusMalformed:
+		return reply{}, fmt.Errorf("%w: it calls request %d malformed", errProtocol, m.tag)
+	case m.status > statusMalformed, m.zero != 0,
+		(m.status == statusDone) != (m.errno == 0), m.errno > 4095, // MAX_ERRNO
+		m.op < opHello || m.op > opEpollDel,
+		m.op == opHello && (m.tag != 0 || m.status != statusDone),
+		m.op != opSockets && m.count != 0, m.count > batchMax,
+		m.op == opSockets && m.status == statusDone && m.count == 0:
 		return reply{}, fmt.Errorf("%w: message % x", errProtocol, b)
 	}
-	r.count = int(count)
-	return r, nil
+	return reply{op: m.op, tag: m.tag, status: m.status, errno: unix.Errno(m.errno), count: int(m.count)}, nil
 }
 
 // parseLoan reads the numbers of sockets that the keeper lends.
 func parseLoan(b []byte) ([]int, error) {
-	e := binary.NativeEndian
-	if len(b) != loanSize || e.Uint32(b) != protocolVersion || e.Uint32(b[4:]) == 0 || e.Uint32(b[4:]) > batchMax {
+	m, whole := wire.Read[loanMessage](b)
+	if !whole || m.version != protocolVersion || m.count == 0 || m.count > batchMax {
 		return nil, fmt.Errorf("%w: loan of %d bytes", errProtocol, len(b))
 	}
 	var numbers []int
-	for at := 8; at < 8+4*int(e.Uint32(b[4:])); at += 4 {
-		numbers = append(numbers, int(int32(e.Uint32(b[at:]))))
+	for _, number := range m.numbers[:m.count] {
+		numbers = append(numbers, int(number))
 	}
 	return numbers, nil
 }

@@ -7,16 +7,33 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tsugiki/tsugiki/internal/sys/fdpass"
+
 	"golang.org/x/sys/unix"
 
-	"github.com/tsugiki/tsugiki/internal/programs"
 	"github.com/tsugiki/tsugiki/internal/testkit"
+	"github.com/tsugiki/tsugiki/internal/wire"
 )
 
-func encode(r request) []byte {
-	var b [requestSize]byte
-	r.encode(&b)
-	return b[:]
+func encode(r request) []byte { return wire.Append(nil, r.message()) }
+
+// The C side's numbers and layouts are those of this package.
+func TestProtocolIsTheKeepers(t *testing.T) {
+	testkit.CheckC(t, "c/protocol.h", map[string]any{
+		"KEEPER_VERSION":        protocolVersion,
+		"KEEPER_BATCH_MAX":      batchMax,
+		"KEEPER_HELLO":          opHello,
+		"KEEPER_SOCKETS":        opSockets,
+		"KEEPER_EPOLL_ADD":      opEpollAdd,
+		"KEEPER_EPOLL_DEL":      opEpollDel,
+		"KEEPER_DONE":           statusDone,
+		"KEEPER_REFUSED":        statusRefused,
+		"KEEPER_FAULT":          statusFault,
+		"KEEPER_MALFORMED":      statusMalformed,
+		"struct keeper_request": requestMessage{},
+		"struct keeper_reply":   replyMessage{},
+		"struct keeper_loan":    loanMessage{},
+	})
 }
 
 // raw is a keeper without a client.
@@ -28,7 +45,7 @@ type raw struct {
 
 func startRaw(t testing.TB, path string, cfg Config, change ...func(*exec.Cmd)) *raw {
 	t.Helper()
-	ours, theirs, err := programs.ControlPair("keeper control")
+	ours, theirs, err := fdpass.Pair("keeper control")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/intercept/filter"
+	"github.com/tsugiki/tsugiki/shim"
 )
 
 const (
@@ -120,7 +121,7 @@ func (s *spec) edit(r api.Registered) (config []byte, preload string, err error)
 	if !known {
 		return nil, "", fmt.Errorf("the agent says the unknown mode %q", r.Filter.Mode)
 	}
-	options := filter.Options{Mode: mode, Datagrams: r.Filter.Datagrams, API: r.Filter.API}
+	options := filter.Options{Mode: mode, Datagrams: r.Filter.Datagrams, AFGraft: r.Filter.AFGraft}
 	profile, err := filter.Compose(s.seccomp, options, r.Listener, r.Token)
 	if err != nil {
 		return nil, "", err
@@ -157,33 +158,17 @@ func (s *spec) addLibrary(folder string) (preload string, err error) {
 	if err := s.all.get("mounts", &mounts); err != nil {
 		return "", err
 	}
-	preload = filepath.Join(at, api.LibraryFile)
+	preload = filepath.Join(at, shim.LibraryFile)
 	return preload, errors.Join(s.all.set("mounts", append(mounts, mount)), addPreload(s.process, preload))
 }
 
-// addPreload names the library to a process, after those that LD_PRELOAD names
-// already: they may wrap our functions, but would never be called by them.
+// addPreload names the library to a process.
 func addPreload(process object, preload string) error {
-	const variable = "LD_PRELOAD="
 	var env []string
 	if err := process.get("env", &env); err != nil {
 		return err
 	}
-	found := false
-	for i, e := range env {
-		value, is := strings.CutPrefix(e, variable)
-		if !is {
-			continue
-		}
-		found = true
-		if !slices.Contains(strings.FieldsFunc(value, func(r rune) bool { return r == ':' || r == ' ' }), preload) {
-			env[i] = variable + strings.TrimPrefix(value+":"+preload, ":")
-		}
-	}
-	if !found {
-		env = append(env, variable+preload)
-	}
-	return process.set("env", env)
+	return process.set("env", shim.Preload(env, preload))
 }
 
 // replaceConfig writes a bundle's config.json and keeps what it was.

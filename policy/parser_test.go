@@ -1,4 +1,4 @@
-package policy
+package policy_test
 
 import (
 	"errors"
@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/policy"
 )
 
 // lines are endpoints as they are written.
@@ -103,7 +104,7 @@ func parseAll(endpoints, ingress, egress []string) (rules, made []string, err er
 			return nil, nil, err
 		}
 	}
-	p := Parser{Endpoints: &eps}
+	p := policy.Parser{Endpoints: &eps}
 	for _, s := range ingress {
 		r, err := p.Ingress(s)
 		if err != nil {
@@ -156,14 +157,14 @@ func TestParserSaysWhatIsWrong(t *testing.T) {
 			}
 		}
 		before := lines(eps)
-		p := Parser{Endpoints: eps}
+		p := policy.Parser{Endpoints: eps}
 		var err error
 		if tt.flag == "-i" {
 			_, err = p.Ingress(tt.in)
 		} else {
 			_, err = p.Egress(tt.in)
 		}
-		if !errors.Is(err, ErrRule) || !strings.Contains(err.Error(), tt.says) || !strings.Contains(err.Error(), tt.flag+" ") {
+		if !errors.Is(err, policy.ErrRule) || !strings.Contains(err.Error(), tt.says) || !strings.Contains(err.Error(), tt.flag+" ") {
 			t.Errorf("%s %q: %v; want ErrRule that says %q", tt.flag, tt.in, err, tt.says)
 		}
 		if diff := cmp.Diff(before, lines(eps)); diff != "" {

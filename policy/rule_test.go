@@ -1,58 +1,15 @@
-package policy
+package policy_test
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/policy"
+	"github.com/tsugiki/tsugiki/policy/policytest"
 )
-
-// endpoints are what the tests' rules name.
-func endpoints(t testing.TB) *endpoint.Set {
-	t.Helper()
-	var s endpoint.Set
-	for _, e := range []string{
-		"a type ipv4 addr 198.51.100.1 port dynamic",
-		"b type ipv4 addr 203.0.113.1 port dynamic",
-		"any type ipv4 addr 0.0.0.0 port dynamic",
-		"six type ipv6 addr 2001:db8::1 port dynamic",
-		"web type ipv4 addr 198.51.100.1 port 8080",
-		"range type ipv4 addr 198.51.100.1 port 8000-8099",
-		"un type unix path /run/un.sock",
-	} {
-		ep, err := endpoint.Parse(e)
-		if err == nil {
-			err = s.Add(ep)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	return &s
-}
-
-func table(t testing.TB, ingress, egress []string) (*Table, error) {
-	t.Helper()
-	eps := endpoints(t)
-	var in []Ingress
-	for _, s := range ingress {
-		r, err := ParseIngress(s, eps)
-		if err != nil {
-			t.Fatal(err)
-		}
-		in = append(in, r)
-	}
-	var out []Egress
-	for _, s := range egress {
-		r, err := ParseEgress(s, eps)
-		if err != nil {
-			t.Fatal(err)
-		}
-		out = append(out, r)
-	}
-	return NewTable(in, out)
-}
 
 func TestParseSaysWhatIsWrong(t *testing.T) {
 	tests := []struct{ flag, in, says string }{
@@ -88,15 +45,15 @@ func TestParseSaysWhatIsWrong(t *testing.T) {
 		{"-e", "[::]=six", "write ::/0"},
 		{"-e", "[::]:80=six", "write ::/0"},
 	}
-	eps := endpoints(t)
+	eps := policytest.Endpoints(t)
 	for _, tt := range tests {
 		var err error
 		if tt.flag == "-i" {
-			_, err = ParseIngress(tt.in, eps)
+			_, err = policy.ParseIngress(tt.in, eps)
 		} else {
-			_, err = ParseEgress(tt.in, eps)
+			_, err = policy.ParseEgress(tt.in, eps)
 		}
-		if !errors.Is(err, ErrRule) || !strings.Contains(err.Error(), tt.says) {
+		if !errors.Is(err, policy.ErrRule) || !strings.Contains(err.Error(), tt.says) {
 			t.Errorf("%s %q: %v; want ErrRule that says %q", tt.flag, tt.in, err, tt.says)
 		}
 	}
@@ -115,9 +72,9 @@ func TestParseForms(t *testing.T) {
 		{"[2001:db8::/32]:443=six", "2001:db8::/32", "443"},
 		{"[2001:db8::5]=six", "2001:db8::5/128", "0-65535"},
 	}
-	eps := endpoints(t)
+	eps := policytest.Endpoints(t)
 	for _, tt := range tests {
-		r, err := ParseEgress(tt.in, eps)
+		r, err := policy.ParseEgress(tt.in, eps)
 		if err != nil || r.Prefix.String() != tt.prefix || r.Ports.String() != tt.ports {
 			t.Errorf("%q: %s, %s, %v", tt.in, r.Prefix, r.Ports, err)
 		}
@@ -128,17 +85,65 @@ func FuzzParseRules(f *testing.F) {
 	f.Add("[2001:db8::/32]:443=six")
 	f.Add("0.0.0.0:8000-8099=range")
 	f.Fuzz(func(t *testing.T, s string) {
-		eps := endpoints(t)
-		var in []Ingress
-		var out []Egress
-		if r, err := ParseIngress(s, eps); err == nil {
+		eps := policytest.Endpoints(t)
+		var in []policy.Ingress
+		var out []policy.Egress
+		if r, err := policy.ParseIngress(s, eps); err == nil {
 			in = append(in, r)
 		}
-		if r, err := ParseEgress(s, eps); err == nil {
+		if r, err := policy.ParseEgress(s, eps); err == nil {
 			out = append(out, r)
 		}
-		if _, err := NewTable(in, out); err != nil {
+		if _, err := policy.NewTable(in, out); err != nil {
 			t.Errorf("%q alone is no table: %v", s, err)
 		}
 	})
+}
+
+// A rule is written as it is read, and takes only an endpoint that fits.
+func TestRulesWithOtherEndpoints(t *testing.T) {
+	var set endpoint.Set
+	for _, s := range []string{
+		"any type ipv4 addr 0.0.0.0 port dynamic", "six type ipv6 addr :: port dynamic", "one type ipv4 addr 0.0.0.0 port 80",
+		"few type ipv4 addr 0.0.0.0 port 8000-8009", "un type unix path /un",
+	} {
+		ep, err := endpoint.Parse(s)
+		if err == nil {
+			err = set.Add(ep)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	fitting := map[string]string{ // rule, the endpoints that fit
+		"0.0.0.0:80=any": "any one un", "0.0.0.0:8000-8003=any": "any few", "[::]:80=six": "six un", "[::]:80-81=six": "six",
+		"10.0.0.0/8=any": "any one un", "10.0.0.0/8:1-9=any": "any one un", "[::/0]:80=six": "six un", "2001:db8::/32=six": "six un",
+	}
+	for s, want := range fitting {
+		var fits []string
+		for _, ep := range set.All() {
+			in, err := policy.ParseIngress(s, &set)
+			text, with := in.String(), error(nil)
+			if err == nil {
+				_, with = in.With(ep)
+			} else {
+				var out policy.Egress
+				if out, err = policy.ParseEgress(s, &set); err != nil {
+					t.Fatal(err)
+				}
+				text = out.String()
+				_, with = out.With(ep)
+			}
+			if text != s {
+				t.Errorf("%s is written %s", s, text)
+			}
+			if with == nil {
+				fits = append(fits, ep.Name)
+			}
+		}
+		slices.Sort(fits)
+		if got := strings.Join(fits, " "); got != want {
+			t.Errorf("%s takes %s, want %s", s, got, want)
+		}
+	}
 }

@@ -1,4 +1,4 @@
-package policy
+package policy_test
 
 import (
 	"bytes"
@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/policy"
+	"github.com/tsugiki/tsugiki/policy/policytest"
 )
 
 // buildLookup compiles the C side with a driver around it.
@@ -40,7 +42,7 @@ func TestSnapshotAgreesWithTable(t *testing.T) {
 		{"0.0.0.0/0=any", "127.0.0.1:53=a", "10.0.0.9:80=un"},
 		{"10.0.0.0/8=any", "10.1.0.0/16:80-90=a", "10.1.2.0/23:1-1000=b", "2001:db8::/33=six", "[2001:db8:2::/47]:443=six"},
 	} {
-		tb, err := table(t, nil, rules)
+		tb, err := policytest.Table(t, nil, rules)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -49,13 +51,13 @@ func TestSnapshotAgreesWithTable(t *testing.T) {
 }
 
 // checkLookup asks C and the table about the same addresses.
-func checkLookup(t *testing.T, lookup string, tb *Table, random *rand.Rand) {
+func checkLookup(t *testing.T, lookup string, tb *policy.Table, random *rand.Rand) {
 	t.Helper()
 	image := filepath.Join(t.TempDir(), "image")
 	if err := os.WriteFile(image, tb.Snapshot(func(*endpoint.Endpoint) uint64 { return 1 }), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	tos := addressesNear(tb, random)
+	tos := policytest.AddressesNear(tb, random)
 	var in bytes.Buffer
 	for _, to := range tos {
 		addr := to.Addr().As16()
@@ -87,7 +89,7 @@ func checkLookup(t *testing.T, lookup string, tb *Table, random *rand.Rand) {
 // A snapshot that is cut or changed where it counts is noticed.
 func TestBrokenSnapshot(t *testing.T) {
 	lookup := buildLookup(t)
-	tb, err := table(t, nil, []string{"0.0.0.0/0=any", "10.0.0.0/8:80=a"})
+	tb, err := policytest.Table(t, nil, []string{"0.0.0.0/0=any", "10.0.0.0/8:80=a"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -124,4 +126,25 @@ func TestBrokenSnapshot(t *testing.T) {
 			t.Errorf("%s: taken", name)
 		}
 	}
+}
+
+// Later tables lead where a fresh one would, in Go and in the image for C.
+func TestNextAgreesWithSnapshot(t *testing.T) {
+	lookup := buildLookup(t)
+	eps := map[string]*endpoint.Endpoint{"a": policytest.Fresh(t, "a", 1), "b": policytest.Fresh(t, "b", 2)}
+	first, err := policy.NewTable(nil, policytest.RulesOf(t, policytest.UpdateRules, eps))
+	if err != nil {
+		t.Fatal(err)
+	}
+	gone := slices.Index(first.Numbered(), eps["a"])
+	delete(eps, "a")
+	eps["c"], eps["e"] = policytest.Fresh(t, "c", 3), policytest.Fresh(t, "e", 5)
+	tb, err := first.Next(nil, policytest.RulesOf(t, policytest.UpdateRules, eps))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if tb.Numbered()[gone] != nil {
+		t.Fatalf("endpoints %v: the number of one that is gone is used at once", tb.Numbered())
+	}
+	checkLookup(t, lookup, tb, rand.New(rand.NewPCG(4, 0)))
 }

@@ -2,11 +2,9 @@
 // what it binds, through which endpoint it reaches what it connects to, and
 // what it does not reach at all.
 //
-// A Table gives the verdicts in Go, for the supervisor; Enforce compiles the
-// very same table into the maps of the BPF programs that enforce it in the
-// kernel, whatever the program does. The package opens and touches no socket.
-// Verdicts need no privilege; Enforce needs CAP_BPF and CAP_NET_ADMIN, and
-// Linux 5.15.
+// A Table gives the verdicts in Go, for the supervisor. Snapshot compiles the very
+// same table for C programs, and package enforcer for the kernel. This package opens
+// nothing and makes no system call. It needs no privilege and runs on any kernel.
 package policy
 
 import (

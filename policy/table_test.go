@@ -1,4 +1,4 @@
-package policy
+package policy_test
 
 import (
 	"errors"
@@ -6,11 +6,14 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+
+	"github.com/tsugiki/tsugiki/policy"
+	"github.com/tsugiki/tsugiki/policy/policytest"
 )
 
 // verdict is the name of the endpoint that an address goes to, "-" for the
 // container's own namespace.
-func verdict(tb *Table, to string) string {
+func verdict(tb *policy.Table, to string) string {
 	if ep := tb.Egress(netip.MustParseAddrPort(to)); ep != nil {
 		return ep.Name
 	}
@@ -65,7 +68,7 @@ func TestEgress(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			tb, err := table(t, nil, tt.rules)
+			tb, err := policytest.Table(t, nil, tt.rules)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -79,7 +82,7 @@ func TestEgress(t *testing.T) {
 }
 
 func TestIngress(t *testing.T) {
-	tb, err := table(t, []string{
+	tb, err := policytest.Table(t, []string{
 		"0.0.0.0:80=web", "0.0.0.0:9000-9099=a", "10.88.0.11:80=b", "127.0.0.1:81=b", "[::]:80=six", "0.0.0.0:0=any",
 	}, nil)
 	if err != nil {
@@ -125,7 +128,7 @@ func TestDefault(t *testing.T) {
 		{[]string{"10.0.0.0/8=a"}, "-", "-", true, "a part"},
 	}
 	for _, tt := range tests {
-		tb, err := table(t, nil, tt.rules)
+		tb, err := policytest.Table(t, nil, tt.rules)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -146,7 +149,7 @@ func TestDefault(t *testing.T) {
 
 func TestContradictions(t *testing.T) {
 	var many []string
-	for port := 1; port <= RangesMax+1; port++ {
+	for port := 1; port <= policy.RangesMax+1; port++ {
 		many = append(many, fmt.Sprintf("10.0.0.0/8:%d=a", port))
 	}
 	tests := []struct {
@@ -159,12 +162,12 @@ func TestContradictions(t *testing.T) {
 		{[]string{"0.0.0.0:80=a", "0.0.0.0:79-81=b"}, nil, "overlap"},
 	}
 	for _, tt := range tests {
-		_, err := table(t, tt.ingress, tt.egress)
-		if !errors.Is(err, ErrRule) || !strings.Contains(err.Error(), tt.says) {
+		_, err := policytest.Table(t, tt.ingress, tt.egress)
+		if !errors.Is(err, policy.ErrRule) || !strings.Contains(err.Error(), tt.says) {
 			t.Errorf("%v %v: %v; want ErrRule that says %q", tt.ingress, tt.egress, err, tt.says)
 		}
 	}
-	if _, err := table(t, nil, many[:RangesMax]); err != nil {
-		t.Errorf("%d ranges: %v", RangesMax, err)
+	if _, err := policytest.Table(t, nil, many[:policy.RangesMax]); err != nil {
+		t.Errorf("%d ranges: %v", policy.RangesMax, err)
 	}
 }

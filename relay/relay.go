@@ -3,7 +3,7 @@
 //
 // A UDP socket that was born on the host and is not connected may send to a
 // server in the container's own namespace: statsd, syslog, a name server at
-// 127.0.0.53. The kernel programs of package policy lead such datagrams to the
+// 127.0.0.53. The kernel programs of package policy/enforcer lead such datagrams to the
 // sockets that this package has on the host's loopback, and answers back; what
 // they write into the addresses is told in bpf/relay.h. The package decides
 // nothing: what comes without the container's secret is dropped, and whether the
@@ -38,7 +38,7 @@ import (
 
 	"github.com/tsugiki/tsugiki/internal/cputime"
 	"github.com/tsugiki/tsugiki/keeper"
-	"github.com/tsugiki/tsugiki/policy"
+	"github.com/tsugiki/tsugiki/policy/enforcer"
 )
 
 const (
@@ -70,7 +70,7 @@ type Place interface {
 
 // Config is what a relay works with.
 type Config struct {
-	Enforcement *policy.Enforcement
+	Enforcement *enforcer.Enforcement
 	// Host makes sockets in the cgroup that Enforcement is attached to.
 	Host Place
 	// Own is the container's own namespace.
@@ -104,7 +104,7 @@ func Start(c Config) (*Relay, error) {
 	}
 	r := &Relay{config: c, flows: map[flowKey]*flow{}}
 	// Where another process has led datagrams before, that one is gone, and its flows.
-	err := c.Enforcement.LeadToRelay(policy.Relay{})
+	err := c.Enforcement.LeadToRelay(enforcer.Relay{})
 	if err == nil {
 		err = c.Enforcement.ForgetSenders(r.has)
 	}
@@ -121,8 +121,8 @@ func Start(c Config) (*Relay, error) {
 	return r, nil
 }
 
-func (r *Relay) open() (policy.Relay, error) {
-	lead := policy.Relay{Netns: r.config.Host.Cookie()}
+func (r *Relay) open() (enforcer.Relay, error) {
+	lead := enforcer.Relay{Netns: r.config.Host.Cookie()}
 	lead.From4, lead.From6 = secrets()
 	for _, f := range []struct {
 		ip6    bool

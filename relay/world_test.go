@@ -21,6 +21,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/testkit"
 	"github.com/tsugiki/tsugiki/keeper"
 	"github.com/tsugiki/tsugiki/policy"
+	"github.com/tsugiki/tsugiki/policy/enforcer"
 )
 
 var (
@@ -43,7 +44,7 @@ func (p *place) Cookie() uint64                  { return p.ns.Cookie() }
 // container is what package agent makes of a container, as far as it matters to
 // a relay.
 type container struct {
-	enforced  *policy.Enforcement
+	enforced  *enforcer.Enforcement
 	host, own *place
 	relay     *Relay
 	lost      atomic.Int32 // datagrams of which the relay has said so
@@ -102,7 +103,7 @@ func newContainer(t *testing.T, host *netns.NS, name string, idle time.Duration)
 		host: &place{ns: host},
 		own:  &place{ns: testkit.NewLoopback(t)},
 	}
-	if c.enforced, err = policy.Enforce(dir, rules(t), func(*endpoint.Endpoint) uint64 { return host.Cookie() }); err != nil {
+	if c.enforced, err = enforcer.Enforce(dir, rules(t), func(*endpoint.Endpoint) uint64 { return host.Cookie() }); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.enforced.Close() })

@@ -15,8 +15,8 @@ import (
 
 	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/bench/netdrive"
+	"github.com/tsugiki/tsugiki/internal/bundle"
 	"github.com/tsugiki/tsugiki/internal/cni"
-	"github.com/tsugiki/tsugiki/internal/programs"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
@@ -61,7 +61,7 @@ func (n *node) rootfs() string { return filepath.Join(n.dir, "rootfs") }
 // install copies a program into the root of the containers' file system, and its
 // libraries to where they are on the machine.
 func (n *node) install(program string) error {
-	libraries, err := programs.Libraries(program)
+	libraries, err := bundle.Libraries(program)
 	if err != nil {
 		return err
 	}

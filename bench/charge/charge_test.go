@@ -135,11 +135,12 @@ func TestBench(t *testing.T) {
 // wantMeasured returns a figure, which is more than 0, and most at most.
 func wantMeasured(t *testing.T, r *measure.Report, test, metric string, most float64) float64 {
 	t.Helper()
-	s := find(r, test, metric, "off")
-	if s == nil {
+	found := find(r, test, metric, "off")
+	if found == nil {
 		t.Errorf("%s: no %s", test, metric)
 		return math.NaN()
 	}
+	s := found.Summary
 	if !(s.Median > 0 && s.Median <= most) || math.IsInf(s.Median, 1) {
 		t.Errorf("%s: %s is %v, want more than 0, and %v at most", test, metric, s.Median, most)
 	}

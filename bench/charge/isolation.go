@@ -32,7 +32,7 @@ func (s *session) isolation(ctx context.Context) error {
 			list = list[:1]
 		}
 		for _, v := range shuffled(s, s.variants) {
-			results := make(map[string]result)
+			results := make(map[string]sysbenchRun)
 			for _, c := range shuffled(s, list) {
 				err := s.node.in(ctx, v, func() (err error) {
 					results[c.name], err = s.measureIsolation(ctx, c, n)
@@ -57,13 +57,13 @@ func (s *session) isolation(ctx context.Context) error {
 	return nil
 }
 
-// result is what the benchmark's container got.
-type result struct {
+// sysbenchRun is what the benchmark's container got.
+type sysbenchRun struct {
 	events float64 // per second, as sysbench says
 	share  float64 // of the CPU
 }
 
-func (s *session) measureIsolation(ctx context.Context, c command, n int) (r result, err error) {
+func (s *session) measureIsolation(ctx context.Context, c command, n int) (r sysbenchRun, err error) {
 	shell := "exec " + burn
 	if c.name != baseline.name {
 		shell = burn + " & " + c.shell
@@ -90,7 +90,7 @@ func (s *session) measureIsolation(ctx context.Context, c command, n int) (r res
 
 // sysbench runs the benchmark in a container that runc makes, a second longer than it
 // is looked at.
-func (n *node) sysbench(ctx context.Context, quota, d time.Duration) (r result, err error) {
+func (n *node) sysbench(ctx context.Context, quota, d time.Duration) (r sysbenchRun, err error) {
 	const id = "bench"
 	bundle := filepath.Join(n.dir, id)
 	if err := n.bundle(ctx, bundle, id, quota, sysbenchArgs(d+time.Second)); err != nil {
@@ -117,7 +117,7 @@ func sysbenchArgs(d time.Duration) []string {
 }
 
 // follow reads what sysbench prints, and the clock of its group while it runs.
-func (n *node) follow(stdout io.Reader, group string, d time.Duration) (r result, err error) {
+func (n *node) follow(stdout io.Reader, group string, d time.Duration) (r sysbenchRun, err error) {
 	lines := bufio.NewScanner(stdout)
 	for lines.Scan() {
 		key, value, _ := strings.Cut(strings.TrimSpace(lines.Text()), ":")

@@ -73,7 +73,7 @@ func (s *session) softirq(ctx context.Context) error {
 }
 
 // measureSoftirq runs sysbench in both containers.
-func (s *session) measureSoftirq(ctx context.Context, v variant, flooded bool) (results []result, err error) {
+func (s *session) measureSoftirq(ctx context.Context, v variant, flooded bool) (results []sysbenchRun, err error) {
 	err = s.node.in(ctx, v, func() error {
 		for _, ns := range s.node.top.Containers {
 			if err := s.node.receiveAt(ctx, ns); err != nil {
@@ -124,7 +124,7 @@ func (n *node) flood(ctx context.Context) (stop func(), err error) {
 
 // sysbenches runs one in each container's namespace, all at once, and takes what they do
 // when they have settled, and before any of them ends.
-func (s *session) sysbenches(ctx context.Context) (results []result, err error) {
+func (s *session) sysbenches(ctx context.Context) (results []sysbenchRun, err error) {
 	var boxes []*container
 	defer func() { err = errors.Join(err, stopAll(boxes)) }()
 	logs := filepath.Join(s.node.dir, "logs")
@@ -173,7 +173,7 @@ func (s *session) sysbenches(ctx context.Context) (results []result, err error) 
 		if len(seconds) <= done[i] {
 			return nil, fmt.Errorf("sysbench of %s said nothing in %v\n%s", box.id, s.duration, s.node.lastSaid())
 		}
-		results = append(results, result{
+		results = append(results, sysbenchRun{
 			share:  share(before[i].container, now.container, now.at.Sub(before[i].at)),
 			events: mean(seconds[done[i]:]),
 		})

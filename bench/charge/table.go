@@ -49,11 +49,11 @@ func (t *tables) title(format string, args ...any) {
 
 func (t *tables) row(cells ...string) { fmt.Fprintln(t.out, strings.Join(cells, "\t")) }
 
-// find is what was measured; nil if it was not.
-func find(r *measure.Report, test, metric, variant string) *measure.Summary {
+// find finds the result of a variant; nil if it was not measured.
+func find(r *measure.Report, test, metric, variant string) *measure.Result {
 	for _, res := range r.Results {
 		if res.Test == test && res.Metric == metric && res.Mode == variant {
-			return &res.Summary
+			return res
 		}
 	}
 	return nil
@@ -61,11 +61,12 @@ func find(r *measure.Report, test, metric, variant string) *measure.Summary {
 
 // cell prints a value with its spread.
 func (t *tables) cell(format, test, metric, variant string) string {
-	s := find(t.report, test, metric, variant)
-	switch {
-	case s == nil:
+	found := find(t.report, test, metric, variant)
+	if found == nil {
 		return "-"
-	case t.rounds == 1:
+	}
+	s := found.Summary
+	if t.rounds == 1 {
 		return fmt.Sprintf(format, s.Median)
 	}
 	return fmt.Sprintf(format+" ["+format+".."+format+"]", s.Median, s.Min, s.Max)

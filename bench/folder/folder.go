@@ -11,7 +11,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/tsugiki/tsugiki/internal/filelock"
+	"github.com/tsugiki/tsugiki/internal/sys/lock"
 )
 
 // Folder is one that is ours as long as we live.
@@ -28,7 +28,7 @@ func Make(pattern string) (*Folder, error) {
 		return nil, err
 	}
 	for _, path := range old {
-		lock, err := filelock.Open(path)
+		lock, err := lock.Open(path)
 		if err != nil {
 			continue // somebody's who lives
 		}
@@ -40,7 +40,7 @@ func Make(pattern string) (*Folder, error) {
 	if err != nil {
 		return nil, err
 	}
-	lock, err := filelock.Open(path)
+	lock, err := lock.Open(path)
 	if err != nil {
 		return nil, errors.Join(err, os.Remove(path))
 	}

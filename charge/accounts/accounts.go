@@ -57,7 +57,7 @@ func full(err error) error {
 // Config says what is charged, and where that is kept.
 type Config struct {
 	Journal, Ledger string // files
-	Guardian        string // its program; empty looks for it in the usual places
+	UndoHelper      string // its program; empty looks for it in the usual places
 	Placement       bool   // helpers are moved under quotas where that can be done
 	Burst           bool
 	Discovery       bool
@@ -113,7 +113,7 @@ func (a *Accounts) start() (err error) {
 	if a.journal, err = journal.Open(a.config.Journal); err != nil {
 		return err
 	}
-	a.journal.Guardian = a.config.Guardian
+	a.journal.UndoHelper = a.config.UndoHelper
 	restored, err := a.journal.Restore(a.log)
 	if err != nil {
 		return err

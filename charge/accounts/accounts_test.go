@@ -27,8 +27,8 @@ func start(t *testing.T, change func(*Config)) *Accounts {
 	dir := t.TempDir()
 	c := Config{
 		Journal: filepath.Join(dir, "journal"), Ledger: filepath.Join(dir, "ledger"),
-		Guardian:  filepath.Join(testkit.BuildTsugiki(t), journal.Program),
-		Placement: true, Log: slog.New(slog.DiscardHandler),
+		UndoHelper: filepath.Join(testkit.BuildTsugiki(t), journal.Program),
+		Placement:  true, Log: slog.New(slog.DiscardHandler),
 	}
 	if change != nil {
 		change(&c)

@@ -376,13 +376,20 @@ func TestControllerIsElsewhere(t *testing.T) {
 	}
 }
 
-func TestParseMounts(t *testing.T) {
+func TestHierarchies(t *testing.T) {
 	hybrid := "31 30 0:27 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n" +
 		"32 30 0:28 / /sys/fs/cgroup/freezer rw - cgroup cgroup rw,freezer\n" +
 		"33 30 0:29 /docker/x /mnt/cpu rw - cgroup cgroup rw,cpu,cpuacct\n" +
 		"42 30 0:28 / /sys/fs/cgroup/unified rw shared:9 - cgroup2 cgroup2 rw,nsdelegate\n" +
 		"43 30 0:28 / /a\\040b rw - tmpfs none rw\nshort\n"
-	got := parseMounts(hybrid)
+	file := filepath.Join(t.TempDir(), "mountinfo")
+	if err := os.WriteFile(file, []byte(hybrid), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	got, err := findHierarchies(file)
+	if err != nil {
+		t.Fatal(err)
+	}
 	want := &hierarchies{
 		cpu:     hierarchy{"/sys/fs/cgroup/cpu,cpuacct", 27, "/", "cpu", false},
 		cpuacct: hierarchy{"/sys/fs/cgroup/cpu,cpuacct", 27, "/", "cpuacct", false},

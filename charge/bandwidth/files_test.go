@@ -131,7 +131,7 @@ func TestTheMountsAreNotRetained(t *testing.T) {
 // The mounts are read once for all groups, and again when something was missing or is
 // somewhere else by now.
 func TestTheMountsAreReadOnce(t *testing.T) {
-	m := &mounts{file: mountTable(t, 0)}
+	m := &cache{file: mountTable(t, 0)}
 	find := func() *hierarchies {
 		t.Helper()
 		all, err := m.find()

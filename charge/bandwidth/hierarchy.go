@@ -3,7 +3,6 @@ package bandwidth
 import (
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -12,6 +11,9 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/cgroup"
+	"github.com/tsugiki/tsugiki/internal/sys/mounts"
 )
 
 var errNoController = errors.New("no cgroup hierarchy with a cpu controller is mounted")
@@ -30,20 +32,20 @@ type hierarchies struct {
 	cpu, cpuacct, freezer, unified hierarchy
 }
 
-// mounts are the hierarchies that were found last, for all groups: with each container
+// cache is the hierarchies that were found last, for all groups: with each container
 // there are more mounts to read.
-type mounts struct {
+type cache struct {
 	file string
 
 	mu  sync.Mutex // guards what follows
 	all *hierarchies
 }
 
-var mounted = &mounts{file: "/proc/self/mountinfo"}
+var mounted = &cache{file: mounts.Self}
 
 // find reads the mounts, unless nothing was missing when that was done last, and what
 // was found is still there.
-func (m *mounts) find() (*hierarchies, error) {
+func (m *cache) find() (*hierarchies, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.all != nil && m.all.complete() {
@@ -73,19 +75,13 @@ func (h *hierarchy) whole() bool {
 	return h.root == "/" && unix.Stat(h.mount, &st) == nil && st.Ino == rootInode && st.Dev == h.dev
 }
 
-// findHierarchies reads the mounts. A controller is in one hierarchy at a time; of
-// several mounts of it, that of the whole tree serves.
+// findHierarchies reads the mounts. A controller is in one hierarchy at a time.
 func findHierarchies(mountinfo string) (*hierarchies, error) {
-	f, err := os.Open(mountinfo)
+	found, err := cgroup.Find(mountinfo)
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
-	text, err := io.ReadAll(f)
-	if err != nil {
-		return nil, err
-	}
-	all := parseMounts(string(text))
+	all := choose(found)
 	if all.cpu.mount == "" && all.unified.hasCPU() {
 		all.cpu = all.unified
 	}
@@ -102,56 +98,18 @@ func (h *hierarchy) hasCPU() bool {
 	return h.mount != "" && err == nil && slices.Contains(strings.Fields(string(text)), "cpu")
 }
 
-func parseMounts(text string) *hierarchies {
-	all := &hierarchies{}
-	for line := range strings.Lines(text) {
-		before, after, _ := strings.Cut(strings.TrimSpace(line), " - ")
-		fields, kind := strings.Fields(before), strings.Fields(after)
-		if len(fields) < 5 || len(kind) < 3 {
-			continue
+// choose takes what matters for the CPU of a group.
+func choose(found *cgroup.Hierarchies) *hierarchies {
+	as := func(h cgroup.Hierarchy, id string) hierarchy {
+		if h.Mount == "" {
+			return hierarchy{}
 		}
-		// Not of the text, which would stay as long as any part of it is used.
-		mount, root := strings.Clone(unescape(fields[4])), strings.Clone(unescape(fields[3]))
-		dev := device(fields[2])
-		switch kind[0] {
-		case "cgroup2":
-			all.unified.take(hierarchy{mount, dev, root, "", true})
-		case "cgroup":
-			for _, c := range strings.Split(kind[2], ",") {
-				switch c {
-				case "cpu":
-					all.cpu.take(hierarchy{mount, dev, root, "cpu", false})
-				case "cpuacct":
-					all.cpuacct.take(hierarchy{mount, dev, root, "cpuacct", false})
-				case "freezer":
-					all.freezer.take(hierarchy{mount, dev, root, "freezer", false})
-				}
-			}
-		}
+		return hierarchy{h.Mount, h.Dev, h.Root, id, id == ""}
 	}
-	return all
-}
-
-func (h *hierarchy) take(other hierarchy) {
-	if h.mount == "" || h.root != "/" && other.root == "/" {
-		*h = other
+	return &hierarchies{
+		cpu: as(found.V1["cpu"], "cpu"), cpuacct: as(found.V1["cpuacct"], "cpuacct"),
+		freezer: as(found.V1["freezer"], "freezer"), unified: as(found.V2, ""),
 	}
-}
-
-// device is what stat says of "MAJOR:MINOR"; 0: it is none.
-func device(text string) uint64 {
-	major, minor, _ := strings.Cut(text, ":")
-	a, errA := strconv.ParseUint(major, 10, 32)
-	b, errB := strconv.ParseUint(minor, 10, 32)
-	if errA != nil || errB != nil {
-		return 0
-	}
-	return unix.Mkdev(uint32(a), uint32(b))
-}
-
-// unescape undoes what mountinfo does to spaces and the like in paths.
-func unescape(s string) string {
-	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(s)
 }
 
 // relative is the group's path in the hierarchy of what a person wrote.

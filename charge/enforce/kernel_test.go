@@ -158,7 +158,7 @@ const killed = "TSUGIKI_TEST_KILLED"
 func beController() int {
 	j, err := journal.Open(filepath.Join(os.Getenv(killed), "journal"))
 	if err == nil {
-		j.Guardian = os.Args[2]
+		j.UndoHelper = os.Args[2]
 		err = j.Guard(slog.Default())
 	}
 	l, ledgerErr := ledger.Open(filepath.Join(os.Getenv(killed), "ledger"))

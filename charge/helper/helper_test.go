@@ -33,13 +33,13 @@ func TestMain(m *testing.M) {
 }
 
 // agent places a helper and waits to be killed. Its arguments are the journal, the
-// guardian, the pids of the helper and of init, and the group.
+// undo helper, the pids of the helper and of init, and the group.
 func agent(args []string) error {
 	j, err := journal.Open(args[0])
 	if err != nil {
 		return err
 	}
-	j.Guardian = args[1]
+	j.UndoHelper = args[1]
 	if err := j.Guard(slog.Default()); err != nil {
 		return err
 	}
@@ -148,7 +148,7 @@ func newJournal(t testing.TB) *journal.Journal {
 	if err != nil {
 		t.Fatal(err)
 	}
-	j.Guardian = filepath.Join(testkit.BuildTsugiki(t), journal.Program)
+	j.UndoHelper = filepath.Join(testkit.BuildTsugiki(t), journal.Program)
 	t.Cleanup(func() {
 		if err := j.Close(); err != nil {
 			t.Error(err)
@@ -349,13 +349,13 @@ func TestUndoWhileItForks(t *testing.T) {
 	goneSoon(t, filepath.Join(g.Path(), bandwidth.HelperGroup))
 }
 
-// The guardian undoes what a killed agent has placed, several helpers at once.
+// The undo helper undoes what a killed agent has placed, several helpers at once.
 func TestKilledAgent(t *testing.T) {
-	guardian := filepath.Join(testkit.BuildTsugiki(t), journal.Program)
+	undoHelper := filepath.Join(testkit.BuildTsugiki(t), journal.Program)
 	old, g := newGroup(t, 90000), newGroup(t, 80000)
 	init := shell(t, "exec sleep 1000", inside(t, g))
 	helper := shell(t, "while :; do sleep 0.01 & sleep 0.02; done", old.Path())
-	cmd := exec.Command("/proc/self/exe", filepath.Join(t.TempDir(), "undo"), guardian,
+	cmd := exec.Command("/proc/self/exe", filepath.Join(t.TempDir(), "undo"), undoHelper,
 		strconv.Itoa(helper.Process.Pid), strconv.Itoa(init.Process.Pid), g.Path())
 	cmd.Env = append(os.Environ(), agentEnv+"=1")
 	cmd.Stderr = os.Stderr

@@ -21,11 +21,12 @@ import (
 	"sync"
 	"time"
 
+	"github.com/tsugiki/tsugiki/internal/sys/pidfd"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/charge/bandwidth"
 	"github.com/tsugiki/tsugiki/internal/cputime"
-	"github.com/tsugiki/tsugiki/internal/programs"
 )
 
 // Process is a process, known by a pidfd: another one that gets its number is not
@@ -45,7 +46,7 @@ type Process struct {
 
 // Open opens a process; os.ErrProcessDone if there is none.
 func Open(pid int) (*Process, error) {
-	file, err := programs.Open(pid)
+	file, err := pidfd.Open(pid)
 	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EINVAL) && pid <= 0 {
 		err = os.ErrProcessDone
 	}
@@ -105,7 +106,7 @@ func (p *Process) Elapsed() (time.Duration, error) {
 }
 
 // Await waits for its end, or Close.
-func (p *Process) Await() { programs.Await(p.file) }
+func (p *Process) Await() { pidfd.Await(p.file) }
 
 // Close gives the descriptor back.
 func (p *Process) Close() error {

@@ -32,7 +32,7 @@ func BenchmarkKillToThawed(b *testing.B) {
 	sleeper(b, freezer)
 	for b.Loop() {
 		b.StopTimer()
-		cmd, _ := startAgent(b, "hold", guardianPath(b), filepath.Join(dir, "undo"), quota, freezer)
+		cmd, _ := startAgent(b, "hold", undoHelperPath(b), filepath.Join(dir, "undo"), quota, freezer)
 		b.StartTimer()
 		if err := cmd.Process.Kill(); err != nil {
 			b.Fatal(err)

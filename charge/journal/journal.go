@@ -4,12 +4,12 @@
 // Theory of operation. The journal is a mapped file of fixed-size entries (layout:
 // charge/journal/c/journal.h). An entry is written before the thing it undoes is
 // done, is valid from the store of one word on, and free from the store of that
-// word on: a SIGKILL at any instruction leaves either state. tsugiki-guardian, a
+// word on: a SIGKILL at any instruction leaves either state. tsugiki-undo, a
 // small process that shares the file and its lock, sits at a socket that only the
-// agent holds open. When the agent ends, however it ends, the guardian walks the
+// agent holds open. When the agent ends, however it ends, the undo helper walks the
 // file, undoes what is valid, and ends; the lock goes with it, so that the next
 // agent starts only then. If both are killed, the next agent's Restore lets another
-// guardian do it. Only the guardian undoes: there is one implementation.
+// undo helper do it. Only the undo helper undoes: there is one implementation.
 //
 // Entries name files, and what they may hold: a value that somebody else has
 // written meanwhile is never overwritten.
@@ -37,7 +37,7 @@ import (
 // Order says when an entry is undone, among others.
 type Order uint32
 
-// The guardian goes through the journal once per order, lowest first. A frozen
+// The undo helper goes through the journal once per order, lowest first. A frozen
 // container cannot wait; a quota cannot be below its burst.
 const (
 	Thaw Order = iota + 1
@@ -55,7 +55,7 @@ const (
 	textSize = 64
 )
 
-// How long a guardian is waited for, on a loaded machine. Tests wait longer.
+// How long an undo helper is waited for, on a loaded machine. Tests wait longer.
 var (
 	busyWait  = 5 * time.Second  // for another agent's, that died
 	helloWait = 10 * time.Second // for its start
@@ -71,7 +71,7 @@ var (
 	ErrClosed = errors.New("undo journal is closed")
 )
 
-// slot is struct guardian_entry of charge/journal/c/journal.h.
+// slot is struct journal_entry of charge/journal/c/journal.h.
 type slot struct {
 	valid    atomic.Uint32 // stored last; 0 is free
 	order    Order
@@ -95,9 +95,9 @@ const slotSize = 2048
 
 // Journal is an open undo journal. Its methods may be called by several goroutines.
 type Journal struct {
-	// Guardian is the path of tsugiki-guardian; empty looks in the usual places.
+	// UndoHelper is the path of tsugiki-undo; empty looks in the usual places.
 	// It is for before the first call of another method.
-	Guardian string
+	UndoHelper string
 
 	file  *mapped.File
 	guard guard
@@ -108,7 +108,7 @@ type Journal struct {
 }
 
 // Open maps the journal, made if there is none; only root can read it. While the
-// guardian of an agent that died still works, Open waits. ErrBusy: another agent
+// undo helper of an agent that died still works, Open waits. ErrBusy: another agent
 // uses it.
 func Open(path string) (*Journal, error) {
 	f, err := mapped.Open(path, magic, mapped.HeaderSize+Capacity*slotSize, busyWait, nil)
@@ -135,7 +135,7 @@ func (j *Journal) sweep() {
 	}
 }
 
-// used is how many slots have ever been used: what the guardian looks at.
+// used is how many slots have ever been used: what the undo helper looks at.
 func (j *Journal) used() *atomic.Uint32 {
 	return (*atomic.Uint32)(unsafe.Pointer(&j.file.Data[mapped.Spare]))
 }
@@ -187,7 +187,7 @@ func (j *Journal) Move(group, to string) (*Entry, error) {
 	return j.add(group, to, move, func(*Entry, *slot) error { return nil })
 }
 
-// proper is what the guardian demands of a path as well.
+// proper is what the undo helper demands of a path as well.
 func proper(path string) bool {
 	return filepath.IsAbs(path) && filepath.Clean(path) == path && len(path) > 1 && len(path) < pathSize && strings.IndexByte(path, 0) < 0
 }

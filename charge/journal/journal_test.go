@@ -2,61 +2,32 @@ package journal
 
 import (
 	"errors"
-	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
-	"unsafe"
 
 	"github.com/tsugiki/tsugiki/internal/mapped"
+	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
 // The C side's constants and offsets are those of this package.
-func TestLayoutIsTheGuardians(t *testing.T) {
-	if _, err := exec.LookPath("cc"); err != nil {
-		t.Skip("skip: needs cc")
-	}
-	header, err := os.ReadFile("c/journal.h") // known to go test's cache
-	if err != nil {
-		t.Fatal(err)
-	}
-	var s slot
-	source := string(header)
-	for c, want := range map[string]uintptr{
-		"JOURNAL_HEADER":                            mapped.HeaderSize,
-		"JOURNAL_CAPACITY":                          Capacity,
-		"JOURNAL_THAW":                              uintptr(Thaw),
-		"JOURNAL_QUOTA":                             uintptr(Quota),
-		"JOURNAL_BURST":                             uintptr(Burst),
-		"JOURNAL_MOVE":                              uintptr(move),
-		"offsetof(struct journal_header, used)":     mapped.Spare,
-		"sizeof(struct journal_entry)":              slotSize,
-		"offsetof(struct journal_entry, valid)":     unsafe.Offsetof(s.valid),
-		"offsetof(struct journal_entry, order)":     unsafe.Offsetof(s.order),
-		"offsetof(struct journal_entry, inode)":     unsafe.Offsetof(s.inode),
-		"offsetof(struct journal_entry, original)":  unsafe.Offsetof(s.original),
-		"offsetof(struct journal_entry, originals)": unsafe.Offsetof(s.originals),
-		"offsetof(struct journal_entry, ours)":      unsafe.Offsetof(s.ours),
-		"offsetof(struct journal_entry, path)":      unsafe.Offsetof(s.path),
-		"offsetof(struct journal_entry, to)":        unsafe.Offsetof(s.to),
-		"sizeof(struct journal_text)":               unsafe.Sizeof(s.ours[0]),
-		"offsetof(struct journal_text, bytes)":      unsafe.Offsetof(s.ours[0].bytes),
-		"JOURNAL_TEXT":                              textSize,
-		"JOURNAL_PATH":                              pathSize,
-	} {
-		source += fmt.Sprintf("_Static_assert(%s == %d, %q);\n", c, want, c)
-	}
-	source += fmt.Sprintf("_Static_assert(__builtin_memcmp(JOURNAL_MAGIC, %q, 8) == 0, \"magic\");\n", magic)
-	if unsafe.Sizeof(s) != slotSize {
-		t.Errorf("an entry has %d bytes, want %d", unsafe.Sizeof(s), slotSize)
-	}
-	cmd := exec.Command("cc", "-fsyntax-only", "-std=gnu11", "-x", "c", "-")
-	cmd.Stdin = strings.NewReader(source)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Errorf("%v\n%s", err, out)
-	}
+func TestLayoutIsTheUndoHelpers(t *testing.T) {
+	testkit.CheckC(t, "c/journal.h", map[string]any{
+		"JOURNAL_MAGIC":                         magic,
+		"JOURNAL_HEADER":                        mapped.HeaderSize,
+		"JOURNAL_CAPACITY":                      Capacity,
+		"JOURNAL_THAW":                          Thaw,
+		"JOURNAL_QUOTA":                         Quota,
+		"JOURNAL_BURST":                         Burst,
+		"JOURNAL_MOVE":                          move,
+		"JOURNAL_TEXT":                          textSize,
+		"JOURNAL_PATH":                          pathSize,
+		"offsetof(struct journal_header, used)": mapped.Spare,
+		"sizeof(struct journal_entry)":          slotSize,
+		"struct journal_entry":                  slot{},
+		"struct journal_text":                   text{},
+	})
 }
 
 func TestRestore(t *testing.T) {

@@ -17,7 +17,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
-// hold is an agent that has lowered a quota and frozen a group, says its guardian's
+// hold is an agent that has lowered a quota and frozen a group, says its undo helper's
 // pid, and waits for its death.
 func hold(j *Journal, quota, freezer string, _ int) error {
 	file, state := filepath.Join(quota, quotaFile), filepath.Join(freezer, freezeFile)
@@ -79,7 +79,7 @@ func TestKilledAgent(t *testing.T) {
 	write(t, ms80, quota, quotaFile)
 	sleeper(t, quota, freezer)
 	path := filepath.Join(dir, "undo")
-	cmd, _ := startAgent(t, "hold", guardianPath(t), path, quota, freezer)
+	cmd, _ := startAgent(t, "hold", undoHelperPath(t), path, quota, freezer)
 	await(t, "frozen", func() bool { return read(t, freezer, freezeFile) == frozen })
 	if _, err := openNow(path); !errors.Is(err, ErrBusy) {
 		t.Errorf("open a living agent's journal: %v, want %v", err, ErrBusy)
@@ -91,7 +91,7 @@ func TestKilledAgent(t *testing.T) {
 	await(t, "thawed", func() bool { return read(t, freezer, freezeFile) == thawed })
 	t.Logf("thawed %v after the kill", time.Since(start))
 	_ = cmd.Wait()
-	// The next agent gets the journal only when the guardian is through.
+	// The next agent gets the journal only when the undo helper is through.
 	j := open(t, path)
 	defer j.Close()
 	if got := read(t, quota, quotaFile); got != ms80 {
@@ -117,13 +117,13 @@ func openNow(path string) (*Journal, error) {
 	return nil, nil
 }
 
-// A killed guardian is replaced, and the other one does the work.
-func TestKilledGuardian(t *testing.T) {
+// A killed undo helper is replaced, and the other one does the work.
+func TestKilledUndoHelper(t *testing.T) {
 	quota, freezer := group(t, "cpu"), group(t, "freezer")
 	write(t, ms80, quota, quotaFile)
 	sleeper(t, freezer)
 	path := filepath.Join(t.TempDir(), "undo")
-	cmd, said := startAgent(t, "hold", guardianPath(t), path, quota, freezer)
+	cmd, said := startAgent(t, "hold", undoHelperPath(t), path, quota, freezer)
 	first, err := strconv.Atoi(said)
 	if err != nil {
 		t.Fatal(err)
@@ -133,12 +133,12 @@ func TestKilledGuardian(t *testing.T) {
 			t.Fatalf("%v: %v", sig, err) // it has ended before its time
 		}
 	}
-	await(t, "another guardian", func() bool {
-		pid := guardianOf(t, cmd.Process.Pid)
+	await(t, "another undo helper", func() bool {
+		pid := undoHelperOf(t, cmd.Process.Pid)
 		return pid != 0 && pid != first
 	})
 	if got := read(t, quota, quotaFile); got != ms20 {
-		t.Errorf("quota %s after the guardian's death, want 20000 still", got)
+		t.Errorf("quota %s after the undo helper's death, want 20000 still", got)
 	}
 	kill(t, cmd)
 	await(t, "undone", func() bool {
@@ -146,8 +146,8 @@ func TestKilledGuardian(t *testing.T) {
 	})
 }
 
-// guardianOf finds the guardian that a process has started.
-func guardianOf(t *testing.T, pid int) int {
+// undoHelperOf finds the undo helper that a process has started.
+func undoHelperOf(t *testing.T, pid int) int {
 	t.Helper()
 	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
 	if err != nil {
@@ -157,7 +157,7 @@ func guardianOf(t *testing.T, pid int) int {
 		text, _ := os.ReadFile(file) // the thread may have ended
 		for _, child := range strings.Fields(string(text)) {
 			comm, _ := os.ReadFile("/proc/" + child + "/comm")
-			if strings.HasPrefix(string(comm), Program[:15]) {
+			if string(comm) == Program+"\n" {
 				n, _ := strconv.Atoi(child)
 				return n
 			}
@@ -167,7 +167,7 @@ func guardianOf(t *testing.T, pid int) int {
 }
 
 // If both are killed, the next agent undoes.
-func TestKilledWithoutGuardian(t *testing.T) {
+func TestKilledWithoutUndoHelper(t *testing.T) {
 	quota, freezer := group(t, "cpu"), group(t, "freezer")
 	write(t, ms80, quota, quotaFile)
 	sleeper(t, freezer)
@@ -250,7 +250,7 @@ func TestMove(t *testing.T) {
 	}
 }
 
-// Close undoes what is not Done, also if the guardian dies at that moment.
+// Close undoes what is not Done, also if the undo helper dies at that moment.
 func TestClose(t *testing.T) {
 	for _, guarded := range []bool{false, true} {
 		t.Run(fmt.Sprintf("guarded %v", guarded), func(t *testing.T) {
@@ -288,16 +288,16 @@ func TestClose(t *testing.T) {
 	}
 }
 
-func TestGuardianIsMissing(t *testing.T) {
+func TestUndoHelperIsMissing(t *testing.T) {
 	j := open(t, filepath.Join(t.TempDir(), "undo"))
 	defer j.Close()
 	for _, path := range []string{"/nowhere", "/bin/true"} {
-		j.Guardian = path
+		j.UndoHelper = path
 		if err := j.Guard(slog.New(slog.DiscardHandler)); err == nil {
 			t.Errorf("%s: no error", path)
 		}
 	}
-	j.Guardian = guardianPath(t)
+	j.UndoHelper = undoHelperPath(t)
 }
 
 func await(t testing.TB, what string, done func() bool) {

@@ -31,14 +31,14 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// agent runs until it is killed. Its arguments are the guardian (or none), the
+// agent runs until it is killed. Its arguments are the undo helper (or none), the
 // journal, the groups, and perhaps a step before which it stops.
 func agent(name string, args []string) error {
 	j, err := Open(args[1])
 	if err != nil {
 		return err
 	}
-	if j.Guardian = args[0]; j.Guardian != "" {
+	if j.UndoHelper = args[0]; j.UndoHelper != "" {
 		if err := j.Guard(slog.Default()); err != nil {
 			return err
 		}
@@ -88,7 +88,7 @@ func kill(t *testing.T, cmd *exec.Cmd) {
 	_ = cmd.Wait()
 }
 
-func guardianPath(t testing.TB) string {
+func undoHelperPath(t testing.TB) string {
 	t.Helper()
 	return filepath.Join(testkit.BuildTsugiki(t), Program)
 }
@@ -164,7 +164,7 @@ func open(t *testing.T, path string) *Journal {
 	if err != nil {
 		t.Fatal(err)
 	}
-	j.Guardian = guardianPath(t)
+	j.UndoHelper = undoHelperPath(t)
 	return j
 }
 

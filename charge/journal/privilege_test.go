@@ -11,9 +11,9 @@ import (
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
-// A guardian has what SECURITY.md says, and undoes what there is after its filter has
-// refused what a guardian has no use for.
-func TestGuardianPrivileges(t *testing.T) {
+// An undo helper has what SECURITY.md says, and undoes what there is after its filter has
+// refused what an undo helper has no use for.
+func TestUndoHelperPrivileges(t *testing.T) {
 	quota := group(t, "cpu")
 	write(t, ms80, quota, quotaFile)
 	j := open(t, filepath.Join(t.TempDir(), "undo"))
@@ -40,13 +40,13 @@ func TestGuardianPrivileges(t *testing.T) {
 	}
 }
 
-// needs runs an undoing with the guardian as it is, and without a capability.
+// needs runs an undoing with the undo helper as it is, and without a capability.
 func needs(t *testing.T, capability string, lay func(t *testing.T, j *Journal)) {
 	t.Helper()
 	for _, without := range []bool{false, true} {
 		j := open(t, filepath.Join(t.TempDir(), "undo"))
 		if without {
-			j.Guardian = testkit.WithoutCapability(t, j.Guardian, capability)
+			j.UndoHelper = testkit.WithoutCapability(t, j.UndoHelper, capability)
 		}
 		lay(t, j)
 		n, err := j.Restore(testLog(t))
@@ -56,7 +56,7 @@ func needs(t *testing.T, capability string, lay func(t *testing.T, j *Journal)) 
 			t.Errorf("%d undone (%v), want 1", n, err)
 		}
 		// What is left is undone by one that may.
-		j.Guardian = guardianPath(t)
+		j.UndoHelper = undoHelperPath(t)
 		if _, err := j.Restore(testLog(t)); err != nil {
 			t.Error(err)
 		}
@@ -67,7 +67,7 @@ func needs(t *testing.T, capability string, lay func(t *testing.T, j *Journal)) 
 }
 
 // A group that was delegated to a user has files that are closed to others.
-func TestGuardianNeedsDacOverride(t *testing.T) {
+func TestUndoHelperNeedsDacOverride(t *testing.T) {
 	needs(t, "dac_override", func(t *testing.T, j *Journal) {
 		quota := group(t, "cpu")
 		file := filepath.Join(quota, quotaFile)
@@ -81,8 +81,8 @@ func TestGuardianNeedsDacOverride(t *testing.T) {
 	})
 }
 
-// A process has capabilities that the guardian has not, and is in a cpuset.
-func TestGuardianNeedsSysNice(t *testing.T) {
+// A process has capabilities that the undo helper has not, and is in a cpuset.
+func TestUndoHelperNeedsSysNice(t *testing.T) {
 	if v2 {
 		t.Skip("skip: needs cgroup v1: in v2 who may move a process may choose its cpuset")
 	}

@@ -16,7 +16,7 @@ import (
 )
 
 // BenchmarkCall is what a system call costs more while something is watched: one of
-// another process, and a marked one of the watched itself. Rounds with and without
+// another process, and an event of the watched itself. Rounds with and without
 // take turns; the figures are medians of the differences.
 func BenchmarkCall(b *testing.B) {
 	zero, err := os.Open("/dev/zero")
@@ -138,7 +138,7 @@ func BenchmarkLines(b *testing.B) {
 }
 
 // BenchmarkShares is what the first of two containers has of a daemon's time, as far as it
-// is owned, how much is owned, and what the marks say in the end. The name has what is
+// is owned, how much is owned, and what is counted in the end. The name has what is
 // right, roughly where lines are not handled one by one.
 func BenchmarkShares(b *testing.B) {
 	for _, role := range []string{"inline", "handoff", "storm"} {
@@ -227,9 +227,9 @@ func benchmarkShares(b *testing.B, log1, pipe2 bool, role string, args func(*rig
 		work(d)
 		stop()
 		<-done
-		d.settle(b) // so that all marks have come
+		d.settle(b) // so that everything is counted
 		w := d.weights()
-		b.ReportMetric(float64(w[1])/float64(w[1]+w[2]), "marked-share")
+		b.ReportMetric(float64(w[1])/float64(w[1]+w[2]), "counted-share")
 		if err := m.Unwatch(d.pid); err != nil {
 			b.Fatal(err)
 		}

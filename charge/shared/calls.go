@@ -28,17 +28,17 @@ var waits = append([]int{
 }, oldWaits...)
 
 // callByNumber is the table that the kernel programs look a system call up in.
-func callByNumber(size uint64) []bpf.MarksMarkCall {
-	table := make([]bpf.MarksMarkCall, size/4)
-	mark := func(kind bpf.MarksMarkCall, calls ...int) {
+func callByNumber(size uint64) []bpf.SharedCallKind {
+	table := make([]bpf.SharedCallKind, size/4)
+	set := func(kind bpf.SharedCallKind, calls ...int) {
 		for _, n := range calls {
 			table[n] = kind
 		}
 	}
-	mark(bpf.MarksMarkCallMARK_READ, reads...)
-	mark(bpf.MarksMarkCallMARK_WRITE, writes...)
-	mark(bpf.MarksMarkCallMARK_WRITE_2, unix.SYS_TEE, unix.SYS_SENDFILE)
-	mark(bpf.MarksMarkCallMARK_WRITE_3, unix.SYS_SPLICE, unix.SYS_COPY_FILE_RANGE)
-	mark(bpf.MarksMarkCallMARK_WAIT, waits...)
+	set(bpf.SharedCallKindCALL_READ, reads...)
+	set(bpf.SharedCallKindCALL_WRITE, writes...)
+	set(bpf.SharedCallKindCALL_WRITE_2, unix.SYS_TEE, unix.SYS_SENDFILE)
+	set(bpf.SharedCallKindCALL_WRITE_3, unix.SYS_SPLICE, unix.SYS_COPY_FILE_RANGE)
+	set(bpf.SharedCallKindCALL_WAIT, waits...)
 	return table
 }

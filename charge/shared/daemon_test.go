@@ -204,7 +204,7 @@ func spliceAll(args []string) error {
 	return <-errs
 }
 
-// compute reads a byte and computes, without a mark, until its third argument's first
+// compute reads a byte and computes, without an event, until its third argument's first
 // byte is set. Meanwhile another thread writes a line to a log for each byte of the
 // standard input.
 func compute(args []string) error {

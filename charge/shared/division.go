@@ -6,27 +6,27 @@ import (
 )
 
 const (
-	// patience is how much CPU time may be left for a later Take, because the marks
-	// do not tell yet whose it is: a thread is accounted at its next mark.
+	// patience is how much CPU time may be left for a later Take, because the events
+	// do not tell yet whose it is: a thread is accounted at its next event.
 	patience = 500 * time.Millisecond
 
 	// memory is for how long work for an owner is a reason to take a part of the
-	// overhead: what is done in between, and is of no mark, may be for it too.
+	// overhead: what is done in between, and counted at no event, may be for it too.
 	memory = 300 * time.Millisecond
 
 	// forgotten is less than anybody works for.
 	forgotten = float64(time.Microsecond)
 )
 
-// marks is what the kernel programs tell of a process since the step before. Owner 0 is
+// counts are what the kernel programs have counted of a process since the step before. Owner 0 is
 // the daemon itself.
-type marks struct {
-	of       map[uint32]time.Duration // time that is marked, by owner
+type counts struct {
+	of       map[uint32]time.Duration // time that is counted, by owner
 	overhead time.Duration
-	open     map[uint32]time.Duration // by owner: for how long threads run since their last mark
+	open     map[uint32]time.Duration // by owner: for how long threads run since their last event
 }
 
-func (m marks) sum() time.Duration { return sum(m.of) + m.overhead }
+func (m counts) sum() time.Duration { return sum(m.of) + m.overhead }
 
 func sum(parts map[uint32]time.Duration) time.Duration {
 	var all time.Duration
@@ -36,14 +36,14 @@ func sum(parts map[uint32]time.Duration) time.Duration {
 	return all
 }
 
-// division divides the time that a clock tells by the weights that marks tell. The
+// division divides the time that a clock tells by the weights that are counted. The
 // sum of its parts is the clock, whatever the weights.
 //
-// A mark tells of the time before it, and may come late: a thread can compute for
-// seconds without one. Time that is open is not divided among those who are marked
-// meanwhile. Up to patience of it is left for its mark, which may say that it was for
-// somebody else than the mark before it said. More than that is given at once to whom
-// it is open for; when its mark comes, that much of the mark is left out.
+// An event tells of the time before it, and may come late: a thread can compute for
+// seconds without one. Time that is open is not divided among those who are counted
+// meanwhile. Up to patience of it is left for its event, which may say that it was for
+// somebody else than the event before it said. More than that is given at once to whom
+// it is open for; when its event comes, that much of the count is left out.
 type division struct {
 	rest   time.Duration            // not divided yet
 	recent map[uint32]float64       // ns by owner, fading
@@ -52,13 +52,13 @@ type division struct {
 
 // step divides what the clock has gained since the step before, which was as long ago as
 // passed. Everything is divided in the last step.
-func (d *division) step(gained, passed time.Duration, m marks, last bool) map[uint32]time.Duration {
+func (d *division) step(gained, passed time.Duration, m counts, last bool) map[uint32]time.Duration {
 	d.rest += gained
 	d.settle(m)
 	left := d.give(m, last)
 	weights, sum := d.weigh(passed, m.of, float64(m.overhead))
 	due := d.rest - left
-	// Marks miss a part of a thread's switches, up to a quarter if it does little
+	// Counts miss a part of a thread's switches, up to a quarter if it does little
 	// else. If they miss more there are some to come.
 	if all := time.Duration(sum); !last && all < due*3/4 {
 		due = max(all, due-(patience-left))
@@ -79,16 +79,16 @@ func (d *division) step(gained, passed time.Duration, m marks, last bool) map[ui
 	return parts
 }
 
-// ahead is what was given and is not marked yet.
+// ahead is what was given and is not counted yet.
 func (d *division) ahead() time.Duration { return sum(d.given) }
 
-// settle leaves out of the marks what was given before they came. What is open no more
-// is marked, for whomever: no account of it is kept.
-func (d *division) settle(m marks) {
+// settle leaves out of the counts what was given before they came. What is open no more
+// is counted, for whomever: no account of it is kept.
+func (d *division) settle(m counts) {
 	for owner, given := range d.given {
 		still := min(given, m.open[owner])
-		if marked := m.of[owner]; marked > 0 {
-			m.of[owner] = max(marked-(given-still), 0)
+		if counted := m.of[owner]; counted > 0 {
+			m.of[owner] = max(counted-(given-still), 0)
 		}
 		if d.given[owner] = still; still == 0 {
 			delete(d.given, owner)
@@ -96,9 +96,9 @@ func (d *division) settle(m marks) {
 	}
 }
 
-// give adds to the marks what is due of the open time, and returns what of it is left
+// give adds to the counts what is due of the open time, and returns what of it is left
 // for later.
-func (d *division) give(m marks, last bool) (left time.Duration) {
+func (d *division) give(m counts, last bool) (left time.Duration) {
 	all := sum(m.open) - d.ahead()
 	if all <= 0 {
 		return 0
@@ -125,7 +125,7 @@ func (d *division) give(m marks, last bool) (left time.Duration) {
 
 // weigh gives everybody a part of the overhead: as much as it was worked for
 // lately. What nobody was worked for is the daemon's own.
-func (d *division) weigh(passed time.Duration, marked map[uint32]time.Duration, overhead float64) (map[uint32]float64, float64) {
+func (d *division) weigh(passed time.Duration, counted map[uint32]time.Duration, overhead float64) (map[uint32]float64, float64) {
 	if d.recent == nil {
 		d.recent = make(map[uint32]float64)
 	}
@@ -136,7 +136,7 @@ func (d *division) weigh(passed time.Duration, marked map[uint32]time.Duration, 
 		}
 	}
 	weights, sum := make(map[uint32]float64), overhead
-	for owner, ns := range marked {
+	for owner, ns := range counted {
 		if ns > 0 {
 			d.recent[owner] += float64(ns)
 			weights[owner] = float64(ns)

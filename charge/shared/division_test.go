@@ -13,7 +13,7 @@ type byOwner = map[uint32]time.Duration
 func TestDivisionSteps(t *testing.T) {
 	type step struct {
 		gained   time.Duration
-		marked   byOwner
+		counted  byOwner
 		overhead time.Duration
 		open     byOwner
 		last     bool
@@ -21,75 +21,75 @@ func TestDivisionSteps(t *testing.T) {
 	}
 	for name, steps := range map[string][]step{
 		"overhead in proportion": {
-			{gained: 40 * ms, marked: byOwner{1: 15 * ms, 2: 5 * ms}, overhead: 20 * ms, want: byOwner{1: 30 * ms, 2: 10 * ms}},
+			{gained: 40 * ms, counted: byOwner{1: 15 * ms, 2: 5 * ms}, overhead: 20 * ms, want: byOwner{1: 30 * ms, 2: 10 * ms}},
 		},
 		"the daemon's own takes part": {
-			{gained: 40 * ms, marked: byOwner{0: 15 * ms, 2: 5 * ms}, overhead: 20 * ms, want: byOwner{0: 30 * ms, 2: 10 * ms}},
+			{gained: 40 * ms, counted: byOwner{0: 15 * ms, 2: 5 * ms}, overhead: 20 * ms, want: byOwner{0: 30 * ms, 2: 10 * ms}},
 		},
 		"overhead for nobody": {
 			{gained: 40 * ms, overhead: 40 * ms, want: byOwner{0: 40 * ms}},
 		},
 		"overhead for who was worked for just now": {
-			{gained: 10 * ms, marked: byOwner{1: 10 * ms}, want: byOwner{1: 10 * ms}},
+			{gained: 10 * ms, counted: byOwner{1: 10 * ms}, want: byOwner{1: 10 * ms}},
 			{gained: 10 * ms, overhead: 10 * ms, want: byOwner{1: 10 * ms}},
 		},
 		"nine to one": {
-			{gained: 100 * ms, marked: byOwner{1: 63 * ms, 2: 7 * ms}, overhead: 30 * ms, want: byOwner{1: 90 * ms, 2: 10 * ms}},
+			{gained: 100 * ms, counted: byOwner{1: 63 * ms, 2: 7 * ms}, overhead: 30 * ms, want: byOwner{1: 90 * ms, 2: 10 * ms}},
 		},
-		"marks that miss a little": {
-			{gained: 10 * ms, marked: byOwner{1: 8 * ms}, want: byOwner{1: 10 * ms}},
+		"counts that miss a little": {
+			{gained: 10 * ms, counted: byOwner{1: 8 * ms}, want: byOwner{1: 10 * ms}},
 		},
-		"marks that count too much": {
-			{gained: 10 * ms, marked: byOwner{1: 9 * ms, 2: 3 * ms}, want: byOwner{1: 7500 * time.Microsecond, 2: 2500 * time.Microsecond}},
+		"counts that are too much": {
+			{gained: 10 * ms, counted: byOwner{1: 9 * ms, 2: 3 * ms}, want: byOwner{1: 7500 * time.Microsecond, 2: 2500 * time.Microsecond}},
 		},
-		"marks that come later": {
-			{gained: 20 * ms, marked: byOwner{2: 10 * ms}, want: byOwner{2: 10 * ms}},
-			{gained: 20 * ms, marked: byOwner{2: 10 * ms}, want: byOwner{2: 10 * ms}},
-			{gained: 0, marked: byOwner{1: 20 * ms}, want: byOwner{1: 20 * ms}},
+		"counts that come later": {
+			{gained: 20 * ms, counted: byOwner{2: 10 * ms}, want: byOwner{2: 10 * ms}},
+			{gained: 20 * ms, counted: byOwner{2: 10 * ms}, want: byOwner{2: 10 * ms}},
+			{gained: 0, counted: byOwner{1: 20 * ms}, want: byOwner{1: 20 * ms}},
 		},
-		"marks that never come": {
+		"counts that never come": {
 			{gained: 600 * ms, want: byOwner{0: 100 * ms}},
 			{gained: 100 * ms, last: true, want: byOwner{0: 600 * ms}},
 		},
 		"a little open time is not the others'": {
-			{gained: 12 * ms, marked: byOwner{2: 10 * ms}, open: byOwner{1: 2 * ms}, want: byOwner{2: 10 * ms}},
-			{gained: 0, marked: byOwner{1: 2 * ms}, want: byOwner{1: 2 * ms}},
+			{gained: 12 * ms, counted: byOwner{2: 10 * ms}, open: byOwner{1: 2 * ms}, want: byOwner{2: 10 * ms}},
+			{gained: 0, counted: byOwner{1: 2 * ms}, want: byOwner{1: 2 * ms}},
 		},
-		"open time that is marked for another": {
+		"open time that is counted for another": {
 			{gained: 300 * ms, open: byOwner{1: 300 * ms}, want: nil},
-			{gained: 0, marked: byOwner{2: 300 * ms}, want: byOwner{2: 300 * ms}},
+			{gained: 0, counted: byOwner{2: 300 * ms}, want: byOwner{2: 300 * ms}},
 		},
 		"open for longer than can be left": {
-			{gained: 410 * ms, marked: byOwner{2: 10 * ms}, open: byOwner{1: 400 * ms}, want: byOwner{2: 10 * ms}},
-			{gained: 410 * ms, marked: byOwner{2: 10 * ms}, open: byOwner{1: 800 * ms}, want: byOwner{1: 300 * ms, 2: 10 * ms}},
-			{gained: 110 * ms, marked: byOwner{2: 10 * ms}, open: byOwner{1: 900 * ms}, want: byOwner{1: 100 * ms, 2: 10 * ms}},
-			{gained: 0, marked: byOwner{1: 900 * ms}, want: byOwner{1: 500 * ms}},
-			{gained: 10 * ms, marked: byOwner{1: 10 * ms}, want: byOwner{1: 10 * ms}},
+			{gained: 410 * ms, counted: byOwner{2: 10 * ms}, open: byOwner{1: 400 * ms}, want: byOwner{2: 10 * ms}},
+			{gained: 410 * ms, counted: byOwner{2: 10 * ms}, open: byOwner{1: 800 * ms}, want: byOwner{1: 300 * ms, 2: 10 * ms}},
+			{gained: 110 * ms, counted: byOwner{2: 10 * ms}, open: byOwner{1: 900 * ms}, want: byOwner{1: 100 * ms, 2: 10 * ms}},
+			{gained: 0, counted: byOwner{1: 900 * ms}, want: byOwner{1: 500 * ms}},
+			{gained: 10 * ms, counted: byOwner{1: 10 * ms}, want: byOwner{1: 10 * ms}},
 		},
 		"given too early to one whose it was not": {
 			{gained: 800 * ms, open: byOwner{1: 800 * ms}, want: byOwner{1: 300 * ms}},
-			{gained: 0, marked: byOwner{2: 800 * ms}, want: byOwner{2: 500 * ms}},
-			{gained: 10 * ms, marked: byOwner{1: 10 * ms}, want: byOwner{1: 10 * ms}},
+			{gained: 0, counted: byOwner{2: 800 * ms}, want: byOwner{2: 500 * ms}},
+			{gained: 10 * ms, counted: byOwner{1: 10 * ms}, want: byOwner{1: 10 * ms}},
 		},
 		"open for two": {
 			{gained: 800 * ms, open: byOwner{1: 600 * ms, 2: 200 * ms}, want: byOwner{1: 225 * ms, 2: 75 * ms}},
-			{gained: 0, marked: byOwner{1: 600 * ms, 2: 200 * ms}, want: byOwner{1: 375 * ms, 2: 125 * ms}},
+			{gained: 0, counted: byOwner{1: 600 * ms, 2: 200 * ms}, want: byOwner{1: 375 * ms, 2: 125 * ms}},
 		},
 		"still open at the end": {
-			{gained: 310 * ms, marked: byOwner{2: 10 * ms}, open: byOwner{1: 300 * ms}, last: true, want: byOwner{1: 300 * ms, 2: 10 * ms}},
+			{gained: 310 * ms, counted: byOwner{2: 10 * ms}, open: byOwner{1: 300 * ms}, last: true, want: byOwner{1: 300 * ms, 2: 10 * ms}},
 		},
 		"more open than the clock has": {
-			{gained: 100 * ms, marked: byOwner{2: 10 * ms}, open: byOwner{1: 300 * ms}, want: byOwner{2: 10 * ms}},
-			{gained: 10 * ms, marked: byOwner{1: 300 * ms}, last: true, want: byOwner{1: 100 * ms}},
+			{gained: 100 * ms, counted: byOwner{2: 10 * ms}, open: byOwner{1: 300 * ms}, want: byOwner{2: 10 * ms}},
+			{gained: 10 * ms, counted: byOwner{1: 300 * ms}, last: true, want: byOwner{1: 100 * ms}},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var d division
 			for i, s := range steps {
-				if s.marked == nil {
-					s.marked = byOwner{}
+				if s.counted == nil {
+					s.counted = byOwner{}
 				}
-				got := d.step(s.gained, ms, marks{of: s.marked, overhead: s.overhead, open: s.open}, s.last)
+				got := d.step(s.gained, ms, counts{of: s.counted, overhead: s.overhead, open: s.open}, s.last)
 				for owner, want := range s.want {
 					if (got[owner] - want).Abs() > time.Microsecond {
 						t.Errorf("step %d: owner %d has %v, want %v", i, owner, got[owner], want)
@@ -106,7 +106,7 @@ func TestDivisionSteps(t *testing.T) {
 	}
 }
 
-// Whatever the marks say, the parts are what the clock has gained.
+// Whatever is counted, the parts are what the clock has gained.
 func TestDivisionKeepsTheClock(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	some := func() time.Duration { return time.Duration(random.Int64N(int64(time.Second)) >> random.IntN(31)) }
@@ -116,7 +116,7 @@ func TestDivisionKeepsTheClock(t *testing.T) {
 		for i := range 200 {
 			gained := some()
 			clock += gained
-			m := marks{of: byOwner{}, open: byOwner{}, overhead: some()}
+			m := counts{of: byOwner{}, open: byOwner{}, overhead: some()}
 			for range random.IntN(4) {
 				m.of[random.Uint32N(6)] = some()
 			}

@@ -1,14 +1,14 @@
 package shared
 
 import (
-	"bufio"
 	"fmt"
-	"io"
 	"os"
 	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/sys/mounts"
 )
 
 // Identify returns what the kernel programs know a file by. That is what stat(2)
@@ -58,33 +58,13 @@ func identifyMounted(fd int) (File, error) {
 			}
 		}
 	}
-	mounts, err := os.Open("/proc/thread-self/mountinfo")
+	list, err := mounts.Read("/proc/thread-self/mountinfo", mounts.ID(mount))
 	if err != nil {
 		return File{}, err
 	}
-	defer mounts.Close()
-	file.Dev, err = mountDevice(mounts, mount)
-	return file, err
-}
-
-// mountDevice looks a mount's device up. The names in the list are whoever mounted's
-// choice; the kernel escapes white space in them.
-func mountDevice(mounts io.Reader, id string) (uint64, error) {
-	lines := bufio.NewScanner(mounts)
-	lines.Buffer(nil, 1<<20)
-	for lines.Scan() {
-		fields := strings.Fields(lines.Text())
-		if len(fields) < 3 || fields[0] != id {
-			continue
-		}
-		var major, minor uint32
-		if _, err := fmt.Sscanf(fields[2], "%d:%d", &major, &minor); err != nil {
-			return 0, fmt.Errorf("device %q of mount %s: %w", fields[2], id, err)
-		}
-		return unix.Mkdev(major, minor), nil
+	if len(list) == 0 {
+		return File{}, fmt.Errorf("mount %s is of another namespace", mount)
 	}
-	if err := lines.Err(); err != nil {
-		return 0, err
-	}
-	return 0, fmt.Errorf("mount %s is of another namespace", id)
+	file.Dev = unix.Mkdev(uint32(list[0].Major), uint32(list[0].Minor))
+	return file, nil
 }

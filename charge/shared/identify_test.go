@@ -1,29 +1,11 @@
 package shared
 
 import (
-	"strings"
+	"runtime"
 	"testing"
 
 	"golang.org/x/sys/unix"
 )
-
-const mountList = `22 1 254:0 / / rw,relatime - ext4 /dev/vda rw
-31 22 0:27 / /mnt/33\\0400:1 rw - btrfs /dev/vdb rw,subvol=/a
-33 22 0:28 /s /x rw - overlay overlay rw
-`
-
-func TestMountDevice(t *testing.T) {
-	for id, want := range map[string]uint64{"22": unix.Mkdev(254, 0), "31": unix.Mkdev(0, 27), "33": unix.Mkdev(0, 28)} {
-		if got, err := mountDevice(strings.NewReader(mountList), id); err != nil || got != want {
-			t.Errorf("mount %s: device %#x (%v), want %#x", id, got, err, want)
-		}
-	}
-	for _, id := range []string{"", "1", "2", "333"} {
-		if got, err := mountDevice(strings.NewReader(mountList), id); err == nil {
-			t.Errorf("mount %q has device %#x", id, got)
-		}
-	}
-}
 
 // A file of a file system that stat tells the truth about is what stat tells.
 func TestIdentify(t *testing.T) {
@@ -39,13 +21,23 @@ func TestIdentify(t *testing.T) {
 	}
 }
 
-func FuzzMountDevice(f *testing.F) {
-	f.Add(mountList, "31")
-	f.Add("31\n31 22\n31 22 0:x /", "31")
-	f.Add("", "")
-	f.Fuzz(func(t *testing.T, list, id string) {
-		if _, err := mountDevice(strings.NewReader(list), id); err == nil && !strings.Contains(list, id) {
-			t.Errorf("found mount %q", id)
+// What the lists of mounts and descriptors tell of a file is what stat tells, where that
+// tells the truth.
+func TestIdentifyMounted(t *testing.T) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	for _, path := range []string{t.TempDir(), "/proc/self/mountinfo"} {
+		fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
 		}
-	})
+		defer unix.Close(fd)
+		var st unix.Stat_t
+		if err := unix.Fstat(fd, &st); err != nil {
+			t.Fatal(err)
+		}
+		if f, err := identifyMounted(fd); err != nil || f != (File{st.Dev, st.Ino}) {
+			t.Errorf("%s: %+v (%v), want device %#x, inode %d", path, f, err, st.Dev, st.Ino)
+		}
+	}
 }

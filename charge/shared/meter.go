@@ -1,9 +1,9 @@
 // Package shared divides the CPU time of daemons that work for many containers
 // among those containers, by the files that the daemons read and write.
 //
-// The sum is the exact CPU clock of the process. The parts are by marks in the
+// The sum is the exact CPU clock of the process. The parts are by events in the
 // kernel, where system calls of the watched processes end and where their threads are
-// switched (bpf/marks.bpf.c says how). What cannot be said to be for somebody,
+// switched (bpf/shared.bpf.c says how). What cannot be said to be for somebody,
 // such as waiting for the next thing to do, is each one's in proportion. Work that
 // io_uring does, and work for files that are not told by Own, is divided likewise
 // or is the daemon's own.
@@ -49,7 +49,7 @@ type Process struct {
 
 // Meter divides. Its methods may be called by several goroutines.
 type Meter struct {
-	objects bpf.MarksObjects
+	objects bpf.SharedObjects
 
 	mu        sync.Mutex // guards all below
 	sums      slots.Sums
@@ -74,7 +74,7 @@ func New() (*Meter, error) {
 		if errors.Is(err, ebpf.ErrNotSupported) {
 			err = &kernel.UnsupportedError{Feature: "BPF at system calls with storage for tasks", MinVersion: "5.15"}
 		}
-		return nil, fmt.Errorf("load the marks: %w", err)
+		return nil, fmt.Errorf("load the programs of shared daemons: %w", err)
 	}
 	return m, nil
 }
@@ -83,7 +83,7 @@ func (m *Meter) load() error {
 	if err := features.HaveMapType(ebpf.TaskStorage); err != nil {
 		return err
 	}
-	spec, err := bpf.LoadMarks()
+	spec, err := bpf.LoadShared()
 	if err != nil {
 		return err
 	}
@@ -104,7 +104,7 @@ func (m *Meter) load() error {
 	for r := range rows {
 		m.rows = append(m.rows, r)
 	}
-	m.owners = slots.NewTable(uint32(bpf.MarksMarkSlotMARK_FIRST), m.width)
+	m.owners = slots.NewTable(uint32(bpf.SharedOwnerSlotSLOT_FIRST), m.width)
 	if err := m.ownAnonymous(); err != nil {
 		return err
 	}
@@ -127,12 +127,12 @@ func (m *Meter) ownAnonymous() error {
 	if err := unix.Fstat(fd, &st); err != nil {
 		return err
 	}
-	return m.objects.SlotByFile.Put(key(File{st.Dev, st.Ino}), uint32(bpf.MarksMarkSlotMARK_OVERHEAD))
+	return m.objects.SlotByFile.Put(key(File{st.Dev, st.Ino}), uint32(bpf.SharedOwnerSlotSLOT_OVERHEAD))
 }
 
 // key has the device as the kernel keeps it, not as stat tells it.
-func key(f File) bpf.MarksMarkFile {
-	return bpf.MarksMarkFile{Ino: f.Ino, Dev: unix.Major(f.Dev)<<20 | unix.Minor(f.Dev)}
+func key(f File) bpf.SharedOwnedFile {
+	return bpf.SharedOwnedFile{Ino: f.Ino, Dev: unix.Major(f.Dev)<<20 | unix.Minor(f.Dev)}
 }
 
 // Own makes work on a file the owner's: that of any watched process, from now on.
@@ -175,9 +175,9 @@ func (m *Meter) Disown(file File) error {
 
 // Take returns what the watched processes have spent since the last Take, by
 // owner. 0 is the daemons themselves: files that nobody owns. Up to 500 ms of a
-// process are left for the next time if no mark tells yet whose they are. More than
-// that of a thread that computes on is its owner's whom the last mark told; what no
-// mark has told of yet is divided as the rest is. An error is of some process, and what
+// process are left for the next time if no event tells yet whose they are. More than
+// that of a thread that computes on is its owner's whom the last event told; what no
+// event has told of yet is divided as the rest is. An error is of some process, and what
 // the others have spent is returned with it.
 func (m *Meter) Take() (map[uint32]time.Duration, error) {
 	m.mu.Lock()

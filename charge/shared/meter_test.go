@@ -16,7 +16,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
-// What a collector does for a line is marked for the container whose line it is, line by
+// What a collector does for a line is counted for the container whose line it is, line by
 // line, whichever thread does it, and nothing of it is the collector's own.
 func TestLines(t *testing.T) {
 	for _, role := range []string{"inline", "handoff", "storm"} {
@@ -89,14 +89,14 @@ func TestReusedDescriptor(t *testing.T) {
 		container := i % 3 % 2
 		d.wantOnly(t, uint32(container+1), func() { d.ask(t, string(rune('0'+container))) }, 0) // its input is its own
 	}
-	// What is done before a write is for whom is written to, though the last mark said
+	// What is done before a write is for whom is written to, though the last event said
 	// otherwise: as long as the thread is not switched in between.
 	testkit.Eventually(t, func() error {
 		before := d.weights()
 		d.ask(t, "1")
 		after := d.weights()
 		if work, rest := after[2]-before[2], after[0]-before[0]; work <= rest {
-			return fmt.Errorf("%v are marked for who is written to, and %v for the daemon", work, rest)
+			return fmt.Errorf("%v are counted for who is written to, and %v for the daemon", work, rest)
 		}
 		return nil
 	})
@@ -114,8 +114,8 @@ func TestSplice(t *testing.T) {
 	}
 }
 
-// Who is marked while a thread of the daemon computes, and is not marked, gets what is
-// marked for it, and not what the thread uses.
+// An owner that is counted while another thread of the daemon computes gets what is
+// counted for it, and not what the thread uses.
 func TestThreadThatComputes(t *testing.T) {
 	m, r := open(t), newRig(t)
 	own(t, m, r.pipes[0], 1)
@@ -141,7 +141,7 @@ func TestThreadThatComputes(t *testing.T) {
 		return nil
 	})
 	const rounds = 40
-	for i := range rounds { // twice as much as may be left for a mark
+	for i := range rounds { // twice as much as may be left for an event
 		was := d.weights()[2]
 		if _, err := io.WriteString(d.stdin, "x"); err != nil {
 			t.Fatal(err)
@@ -160,18 +160,18 @@ func TestThreadThatComputes(t *testing.T) {
 	}
 	stop.Store(1)
 	d.settle(t)
-	// Marks can miss a quarter, and what is overhead is for whoever is worked for.
+	// Counts can miss a quarter, and what is overhead is for whoever is worked for.
 	w, overhead := d.weights(), d.overhead()
 	d.end(t, sums)
 	if most := (w[2] + overhead) * 4 / 3; sums[2] > most+ms || sums[2] == 0 {
-		t.Errorf("owner 2 has %v; marked are %v, and %v as overhead", sums[2], w[2], overhead)
+		t.Errorf("owner 2 has %v; counted are %v, and %v as overhead", sums[2], w[2], overhead)
 	}
 	if sums[0] > w[0]*4/3+ms {
-		t.Errorf("the daemon has %v for itself; marked are %v", sums[0], w[0])
+		t.Errorf("the daemon has %v for itself; counted are %v", sums[0], w[0])
 	}
 }
 
-// Threads that have ended are in the process's clock, and so are their marks.
+// Threads that have ended are in the process's clock, and in its counts.
 func TestThreadsThatEnd(t *testing.T) {
 	m, r := open(t), newRig(t)
 	own(t, m, r.pipes[0], 1)

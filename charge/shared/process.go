@@ -28,7 +28,7 @@ type process struct {
 // source is what the kernel tells of a process. In tests a simulation fills it.
 type source struct {
 	of      cpuClock
-	sums    slots.Sums // of marks, by slot
+	sums    slots.Sums // of what is counted, by slot
 	running slots.Sums // what each CPU does now
 	watch   uint32     // how this watch is called there
 	now     func() time.Duration
@@ -93,7 +93,7 @@ func (p *process) divide(owners *slots.Table, to map[uint32]time.Duration, last 
 	}
 	m := p.read(owners)
 	gained := now - p.clock
-	if gone { // and its clock with it: the marks know the last bit
+	if gone { // and its clock with it: the counts have the last bit
 		gained = max(m.sum()-p.ahead()-p.rest, 0)
 	}
 	p.clock = now
@@ -109,12 +109,12 @@ func (p *process) divide(owners *slots.Table, to map[uint32]time.Duration, last 
 	return err
 }
 
-// read returns what the marks tell since the last time. What a CPU does now is read
+// read returns what was counted since the last time. What a CPU does now is read
 // first: a thread that is accounted in between is in the sums, and then counts twice
 // until the next time, not never.
-func (p *process) read(owners *slots.Table) marks {
+func (p *process) read(owners *slots.Table) counts {
 	open := openTime(p.running, p.watch, p.now())
-	m := marks{overhead: p.since(uint32(bpf.MarksMarkSlotMARK_OVERHEAD)), of: map[uint32]time.Duration{}, open: map[uint32]time.Duration{}}
+	m := counts{overhead: p.since(uint32(bpf.SharedOwnerSlotSLOT_OVERHEAD)), of: map[uint32]time.Duration{}, open: map[uint32]time.Duration{}}
 	add := func(owner, slot uint32) {
 		if d := p.since(slot); d > 0 {
 			m.of[owner] = d
@@ -123,7 +123,7 @@ func (p *process) read(owners *slots.Table) marks {
 			m.open[owner] = d
 		}
 	}
-	add(0, uint32(bpf.MarksMarkSlotMARK_OWN))
+	add(0, uint32(bpf.SharedOwnerSlotSLOT_OWN))
 	for owner, slot := range owners.All() {
 		add(owner, slot)
 	}

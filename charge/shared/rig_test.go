@@ -116,7 +116,7 @@ func own(t testing.TB, m *Meter, path string, owner uint32) File {
 	return f
 }
 
-// daemon is a process that is watched from its start, with its raw marks at hand.
+// daemon is a process that is watched from its start, with its raw counts at hand.
 type daemon struct {
 	pid   int
 	m     *Meter
@@ -156,19 +156,19 @@ func (d *daemon) settle(t testing.TB) {
 	testkit.Settle(t, d.pid)
 }
 
-// weights returns what the marks say so far, by owner. 0 is the daemon itself.
+// weights returns what is counted so far, by owner. 0 is the daemon itself.
 func (d *daemon) weights() byOwner {
 	p := d.m.processes[d.pid]
-	all := byOwner{0: time.Duration(atomic.LoadUint64(&p.sums[bpf.MarksMarkSlotMARK_OWN]))}
+	all := byOwner{0: time.Duration(atomic.LoadUint64(&p.sums[bpf.SharedOwnerSlotSLOT_OWN]))}
 	for owner, slot := range d.m.owners.All() {
 		all[owner] = time.Duration(atomic.LoadUint64(&p.sums[slot]))
 	}
 	return all
 }
 
-// overhead is what the marks say so far that had to be done for all.
+// overhead is what is counted so far that had to be done for all.
 func (d *daemon) overhead() time.Duration {
-	return time.Duration(atomic.LoadUint64(&d.m.processes[d.pid].sums[bpf.MarksMarkSlotMARK_OVERHEAD]))
+	return time.Duration(atomic.LoadUint64(&d.m.processes[d.pid].sums[bpf.SharedOwnerSlotSLOT_OVERHEAD]))
 }
 
 // line has a container write a line, and waits until the daemon has handled it.
@@ -189,7 +189,7 @@ func (d *daemon) ask(t testing.TB, what string) {
 	d.settle(t)
 }
 
-// wantOnly does something for one owner, and wants it marked for that owner, and nothing
+// wantOnly does something for one owner, and wants it counted for that owner, and nothing
 // for others. Those of but may have more, too.
 func (d *daemon) wantOnly(t *testing.T, owner uint32, do func(), but ...uint32) {
 	t.Helper()
@@ -198,9 +198,9 @@ func (d *daemon) wantOnly(t *testing.T, owner uint32, do func(), but ...uint32) 
 	for o, w := range d.weights() {
 		switch more := w - before[o]; {
 		case o == owner && more == 0:
-			t.Errorf("owner %d was worked for, and nothing is marked", o)
+			t.Errorf("owner %d was worked for, and nothing is counted", o)
 		case o != owner && more != 0 && !slices.Contains(but, o):
-			t.Errorf("owner %d was worked for, and %v is marked for owner %d", owner, more, o)
+			t.Errorf("owner %d was worked for, and %v is counted for owner %d", owner, more, o)
 		}
 	}
 }

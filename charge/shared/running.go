@@ -10,16 +10,16 @@ import (
 	"github.com/tsugiki/tsugiki/charge/slots"
 )
 
-// The words of the kernel programs' map of what each CPU does now (bpf/marks.bpf.c).
+// The words of the kernel programs' map of what each CPU does now (bpf/shared.bpf.c).
 const (
-	slotBits  = uint64(bpf.MarksMarkRunningMARK_SLOT_BITS)
-	watchBits = uint64(bpf.MarksMarkRunningMARK_WATCH_BITS)
-	timeBits  = uint64(bpf.MarksMarkRunningMARK_TIME_BITS)
-	unitBits  = uint64(bpf.MarksMarkRunningMARK_UNIT_BITS)
-	stride    = int(bpf.MarksMarkRunningMARK_STRIDE)
+	slotBits  = uint64(bpf.SharedRunningWordRUNNING_SLOT_BITS)
+	watchBits = uint64(bpf.SharedRunningWordRUNNING_WATCH_BITS)
+	timeBits  = uint64(bpf.SharedRunningWordRUNNING_TIME_BITS)
+	unitBits  = uint64(bpf.SharedRunningWordRUNNING_UNIT_BITS)
+	stride    = int(bpf.SharedRunningWordRUNNING_STRIDE)
 )
 
-// openTime returns, by slot, for how long threads run that no mark has accounted since:
+// openTime returns, by slot, for how long threads run that no event has accounted since:
 // threads of the process that is watched under this number.
 func openTime(running slots.Sums, watch uint32, now time.Duration) map[uint32]time.Duration {
 	open := make(map[uint32]time.Duration)

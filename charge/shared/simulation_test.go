@@ -10,7 +10,7 @@ import (
 	"github.com/tsugiki/tsugiki/charge/slots"
 )
 
-// simulation is a daemon with a thread on each CPU, and the clock and the marks that the
+// simulation is a daemon with a thread on each CPU, and the clock and the counts that the
 // kernel would keep of it.
 type simulation struct {
 	time, cpu time.Duration
@@ -20,15 +20,15 @@ type simulation struct {
 	threads   []*simulated
 }
 
-// simulated is a thread that works for one owner at a time, in pieces. A mark comes at
+// simulated is a thread that works for one owner at a time, in pieces. An event comes at
 // the end of each piece, and where the thread is switched.
 type simulated struct {
 	slot        uint32
-	piece, rest time.Duration // CPU time up to a mark, and what is done after it
+	piece, rest time.Duration // CPU time up to an event, and what is done after it
 	switches    time.Duration // how long it runs at most without being switched; 0: never
 
 	at    time.Duration // into its piece and rest
-	since time.Duration // when it was marked
+	since time.Duration // when it was counted
 	runs  bool
 	spent time.Duration
 }
@@ -96,7 +96,7 @@ func (s *simulation) step() {
 
 // Whatever a piece's length, who is worked for in long pieces gets what is worked for
 // them, and no more than patience of it late.
-func TestLateMarks(t *testing.T) {
+func TestLateEvents(t *testing.T) {
 	for _, piece := range []time.Duration{10 * ms, 100 * ms, 400 * ms, 600 * ms, 3 * time.Second, time.Hour} {
 		for _, switches := range []time.Duration{0, 4 * ms, 700 * ms} {
 			for _, take := range []time.Duration{10 * ms, 50 * ms, 100 * ms, time.Second} {
@@ -111,7 +111,7 @@ func TestLateMarks(t *testing.T) {
 
 func divideLate(t *testing.T, take time.Duration, late, other *simulated) {
 	t.Helper()
-	owners := slots.NewTable(uint32(bpf.MarksMarkSlotMARK_FIRST), 8)
+	owners := slots.NewTable(uint32(bpf.SharedOwnerSlotSLOT_FIRST), 8)
 	for i, th := range []*simulated{late, other} {
 		var err error
 		if th.slot, err = owners.Hold(uint32(i + 1)); err != nil {
@@ -144,9 +144,9 @@ func divideLate(t *testing.T, take time.Duration, late, other *simulated) {
 	}
 }
 
-// The marks know what the clock of a process that has ended does not tell any more.
+// The counts have what the clock of a process that has ended does not tell any more.
 func TestProcessIsGone(t *testing.T) {
-	owners := slots.NewTable(uint32(bpf.MarksMarkSlotMARK_FIRST), 8)
+	owners := slots.NewTable(uint32(bpf.SharedOwnerSlotSLOT_FIRST), 8)
 	slot, err := owners.Hold(1)
 	if err != nil {
 		t.Fatal(err)

@@ -40,7 +40,7 @@ func (m *Meter) Watch(pid int) error {
 	}
 	m.rows = m.rows[1:]
 	m.processes[pid] = p
-	err = m.objects.ProcessByTgid.Put(uint32(pid), bpf.MarksMarkProcess{Row: row, Watch: m.watches})
+	err = m.objects.ProcessByTgid.Put(uint32(pid), bpf.SharedWatchedProcess{Row: row, Watch: m.watches})
 	if err == nil {
 		err = m.setBits()
 	}
@@ -101,13 +101,13 @@ func (m *Meter) setBits() error {
 	return m.objects.WatchedBits.Set(words)
 }
 
-// attach sets the marks, those of switches first: an open time has to stop there.
+// attach attaches the programs, that of switches first: an open time has to stop there.
 // m.mu is held.
 func (m *Meter) attach() error {
 	if len(m.links) > 0 {
 		return nil
 	}
-	for _, p := range []*ebpf.Program{m.objects.MarksSwitch, m.objects.MarksExit} {
+	for _, p := range []*ebpf.Program{m.objects.SharedSwitch, m.objects.SharedExit} {
 		l, err := link.AttachTracing(link.TracingOptions{Program: p})
 		if err != nil {
 			return errors.Join(fmt.Errorf("attach %s: %w", p, err), m.detach())

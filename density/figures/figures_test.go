@@ -21,7 +21,7 @@ func measure(t *testing.T, name string, o *sweep.Options) []sweep.Sample {
 	t.Cleanup(cancel)
 	p := plan(t, name, o)
 	p.Rig.Dir = t.TempDir()
-	r, err := rig.New(p.Rig, slog.New(slog.DiscardHandler))
+	r, err := rig.New(p.Rig)
 	if err != nil {
 		t.Fatal(err)
 	}

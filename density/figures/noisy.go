@@ -13,7 +13,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/density/load"
 	"github.com/tsugiki/tsugiki/density/result"
 	"github.com/tsugiki/tsugiki/density/rig"
@@ -35,7 +34,7 @@ const (
 	studyNoisy  = 5
 	loggerName  = "tsugiki-log"
 	tsugikiName = "tsugiki"
-	// helperLimit is how long an agent or a logger may take until it is there.
+	// helperLimit is how long a logger may take until it is there.
 	helperLimit = 30 * time.Second
 	// learn is what charging is given to find its pace: some of its averages' lengths.
 	learn      = 2 * time.Second
@@ -199,18 +198,14 @@ func (j noisyJob) startHelpers(h *noise, c *crowd) error {
 	return nil
 }
 
+// startAgent starts the rig's agent. If the agent ends by itself, all is over.
 func (j noisyJob) startAgent(h *noise) (socket string, err error) {
-	config, run := filepath.Join(h.dir, "agent.toml"), filepath.Join(h.dir, "run")
-	text := fmt.Sprintf("[charge]\nenabled = %v\ndiscovery = false\n", j.others == charged)
-	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
-		return "", err
+	agent, err := h.rig.StartAgent(h.ctx, fmt.Sprintf("enabled = %v\ndiscovery = false\n", j.others == charged))
+	if err != nil {
+		return "", h.cause(err)
 	}
-	socket = api.SocketIn(run)
-	h.start(j.tsugiki, "agent", "--config", config, "--run-dir", run, "--state-dir", filepath.Join(h.dir, "state"))
-	return socket, h.await("the agent", func() bool {
-		_, err := h.rig.Host(h.ctx, j.tsugiki, "ps", "--agent", socket)
-		return err == nil
-	})
+	agent.OnEnd(h.cancel)
+	return agent.Client().Socket, nil
 }
 
 // loggerScript starts the logger as containerd does: the container's outputs are
@@ -327,6 +322,7 @@ func (h *noise) cause(err error) error {
 // end kills what was started, and removes the files.
 func (h *noise) end() error {
 	h.cancel(context.Canceled)
+	h.rig.EndAgent()
 	for _, ended := range h.ended {
 		<-ended
 	}

@@ -19,7 +19,10 @@ var (
 	//go:embed page.html
 	pageText string
 	//go:embed style.css
-	styleText string
+	layoutText string
+	//go:embed plot.css
+	plotText  string
+	styleText = layoutText + plotText
 
 	//go:embed compare.html
 	compareText string

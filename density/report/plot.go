@@ -16,12 +16,15 @@ type sheet struct {
 	left, right, top, bottom float64
 	radius                   float64 // of markers
 	font                     float64 // size of the letters, as the style has it
+	// nameLeast is the least number of lines whose names are written beside their ends; 0:
+	// no names.
+	nameLeast int
 }
 
 var (
 	// A plot is drawn twice: letters that are readable on a desk are not when
 	// the picture is shrunk to a telephone. The style shows one of them.
-	wideSheet   = sheet{class: "plot wide", width: 860, height: 388, left: 58, right: 22, top: 52, bottom: 46, radius: 4.5, font: plotFont}
+	wideSheet   = sheet{class: "plot wide", width: 860, height: 388, left: 58, right: 22, top: 52, bottom: 46, radius: 4.5, font: plotFont, nameLeast: 2}
 	narrowSheet = sheet{class: "plot narrow", width: 360, height: 298, left: 46, right: 14, top: 52, bottom: 44, radius: 4, font: plotFont}
 	smallSheet  = sheet{class: "plot small", width: 270, height: 150, left: 44, right: 12, top: 12, bottom: 24, radius: 2.6, font: 12}
 )
@@ -36,6 +39,8 @@ type line struct {
 	dash   int // of the stroke
 	points []*result.Point
 	knee   float64
+	// reference: the values are known and were not measured. They have no markers.
+	reference bool
 }
 
 // dashes are how many kinds of strokes there are: the style has as many.
@@ -54,31 +59,41 @@ type plot struct {
 
 // drawLines is a plot of lines with their bands and knees.
 func drawLines(f *result.Figure, lines []line, on sheet) string {
+	p := newPlot(f, lines, on)
+	p.drawing = newDrawing(on.class, p.width, p.height, f.Title, f.Finding)
+	p.draw()
+	return p.close()
+}
+
+// newPlot fits the sheet to the figure. Its caller sets the drawing.
+func newPlot(f *result.Figure, lines []line, on sheet) *plot {
 	if on.class != smallSheet.class && len(on.label(f.Y)) > 1 {
 		on.top += labelLine
 		on.height += labelLine
 	}
-	p := &plot{
-		drawing: newDrawing(on.class, on.width, on.height, f.Title, f.Finding),
-		sheet:   on, figure: f, lines: lines,
-	}
+	p := &plot{sheet: on, figure: f, lines: lines}
 	if p.named() {
 		p.right = p.nameRoom()
 	}
+	return p
+}
+
+func (p *plot) draw() {
 	p.scales()
 	p.grid()
-	for _, l := range lines {
+	for _, l := range p.lines {
 		p.band(l)
 	}
 	p.knees()
-	for _, l := range lines {
+	for _, l := range p.lines {
 		p.stroke(l)
 	}
-	for _, l := range lines {
-		p.markers(l)
+	for _, l := range p.lines {
+		if !l.reference {
+			p.markers(l)
+		}
 	}
 	p.names()
-	return p.close()
 }
 
 func (p *plot) scales() {
@@ -267,14 +282,13 @@ func (p *plot) knees() {
 }
 
 // Names beside the ends of lines spare the eye the way to the legend. There is room for
-// them on a wide sheet.
+// them on wide sheets.
 const (
-	nameLeast = 2   // lines
 	nameWidth = 240 // pixels at most
 	nameLine  = 16
 )
 
-func (p *plot) named() bool { return p.class == wideSheet.class && len(p.lines) >= nameLeast }
+func (p *plot) named() bool { return p.nameLeast > 0 && len(p.lines) >= p.nameLeast }
 
 func (p *plot) nameRoom() float64 {
 	longest := 0.0

@@ -19,11 +19,24 @@ const agentLimit = 60 * time.Second
 // binEnv names the folder of built binaries for tests.
 const binEnv = "TSUGIKI_BIN"
 
-// agent is the daemon for grafted containers. It is killed with the rig.
-type agent struct {
-	cmd   *exec.Cmd
-	log   *os.File
-	ended chan error
+// Agent is the rig's `tsugiki agent`. It is killed with the rig.
+type Agent struct {
+	cmd    *exec.Cmd
+	log    *os.File // of all agents of the rig
+	socket string
+	ended  context.Context // done when the process has ended; the cause says how
+}
+
+// StartAgent starts the agent with more lines for the section [charge] of its configuration,
+// and waits until it serves. Without this call the first grafted container starts one.
+func (r *Rig) StartAgent(ctx context.Context, charge string) (*Agent, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.agent != nil {
+		return nil, fmt.Errorf("start agent: the place of the rig's agent %w", ErrTaken)
+	}
+	err := r.startAgent(ctx, charge)
+	return r.agent, err
 }
 
 // useAgent starts the agent before the first container is grafted.
@@ -33,35 +46,49 @@ func (r *Rig) useAgent(ctx context.Context) error {
 	if r.agent != nil {
 		return r.agent.check()
 	}
-	tsugiki, err := findTsugiki("tsugiki")
+	return r.startAgent(ctx, "")
+}
+
+// startAgent is called with r.mu locked.
+func (r *Rig) startAgent(ctx context.Context, charge string) error {
+	tsugiki, err := r.findTsugiki("tsugiki")
 	if err != nil {
 		return err
 	}
-	a := &agent{ended: make(chan error, 1)}
-	if a.log, err = os.Create(filepath.Join(r.dir, "agent.log")); err != nil {
+	config := filepath.Join(r.dir, "agent.toml")
+	if err := os.WriteFile(config, []byte(r.agentConfig(charge)), 0o600); err != nil {
 		return err
 	}
-	config := filepath.Join(r.dir, "agent.toml")
-	if err := os.WriteFile(config, []byte(r.agentConfig()), 0o600); err != nil {
-		return errors.Join(err, a.log.Close())
+	a := &Agent{socket: r.socket()}
+	if a.log, err = os.OpenFile(filepath.Join(r.dir, "agent.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600); err != nil {
+		return err
 	}
-	// It is to stay longer than what it was started for: it has no context.
+	// The agent stays longer than what it was started for: it has no context.
 	a.cmd = r.command(context.WithoutCancel(ctx), tsugiki, "agent", "--config", config,
-		"--run-dir", filepath.Dir(r.socket()), "--state-dir", filepath.Join(r.dir, "agent"))
+		"--run-dir", filepath.Dir(a.socket), "--state-dir", filepath.Join(r.dir, "agent"))
 	a.cmd.Stdout, a.cmd.Stderr = a.log, a.log
 	if err := r.host.start(a.cmd); err != nil {
 		return errors.Join(fmt.Errorf("start agent: %w", err), a.log.Close())
 	}
-	go func() { a.ended <- a.cmd.Wait() }()
+	ended, end := context.WithCancelCause(context.Background())
+	a.ended = ended
+	go func() {
+		err := a.cmd.Wait()
+		if err == nil {
+			err = errors.New("exit status 0")
+		}
+		end(err)
+	}()
 	r.agent = a
-	return a.await(ctx, r.socket())
+	return a.await(ctx)
 }
 
-// agentConfig is as none, but that the agent leaves the machine's other containers alone,
-// and hears the annotations of the rig's: their bundles are nobody's but the rig's.
-func (r *Rig) agentConfig() string {
+// agentConfig leaves the machine's other containers alone, and allows the annotations of the
+// rig's: nobody but the rig writes their bundles.
+func (r *Rig) agentConfig(charge string) string {
 	return fmt.Sprintf(`[charge]
 within = %q
+%s
 [[allow]]
 engines = ["other"]
 names = ["*"]
@@ -70,11 +97,11 @@ unknown_origin = true
 destinations = ["0.0.0.0/0"]
 addresses = [%q]
 ports = ["1-65535"]
-`, "/"+r.name(), hostAddr.Addr())
+`, "/"+r.name(), charge, hostAddr.Addr())
 }
 
-// EndAgent ends the agent, of which no container is left: what is measured next is to find the
-// rig as it was. The next container that is grafted has another one.
+// EndAgent kills the agent; without one it does nothing. The next grafted container starts
+// another one. Grafted containers that run stay, and the next agent adopts them.
 func (r *Rig) EndAgent() {
 	r.mu.Lock()
 	a := r.agent
@@ -85,52 +112,62 @@ func (r *Rig) EndAgent() {
 	}
 }
 
+// Agent is the one that runs; nil if there is none.
+func (r *Rig) Agent() *Agent {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.agent
+}
+
 func (r *Rig) socket() string { return api.SocketIn(filepath.Join(r.dir, "run")) }
 
-func findTsugiki(name string) (string, error) {
-	if dir := os.Getenv(binEnv); dir != "" {
+func (r *Rig) findTsugiki(name string) (string, error) {
+	dir := r.Bin
+	if dir == "" {
+		dir = os.Getenv(binEnv)
+	}
+	if dir != "" {
 		return programs.FindIn(name, []string{dir})
 	}
 	return programs.Find(name)
 }
 
+// Client speaks to the agent.
+func (a *Agent) Client() *api.Client { return api.Dial(a.socket) }
+
+// PID is the agent's process.
+func (a *Agent) PID() int { return a.cmd.Process.Pid }
+
+// Log is the path of the file with what the rig's agents have logged, all of them.
+func (a *Agent) Log() string { return a.log.Name() }
+
+// OnEnd calls fn with the cause when the agent has ended, on a goroutine of its own.
+func (a *Agent) OnEnd(fn func(error)) { context.AfterFunc(a.ended, func() { fn(a.check()) }) }
+
 // await waits until the agent answers.
-func (a *agent) await(ctx context.Context, socket string) error {
+func (a *Agent) await(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, agentLimit)
 	defer cancel()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		if _, err := api.Dial(socket).Containers(); err == nil {
-			return nil
-		}
-		if err := a.check(); err != nil {
-			return err
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return fmt.Errorf("wait for the agent: %w%s", ctx.Err(), a.said())
-		}
+	ctx, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	defer context.AfterFunc(a.ended, func() { end(a.check()) })()
+	err := a.Client().AwaitReady(ctx)
+	if err != nil && a.check() == nil {
+		err = fmt.Errorf("%w%s", err, a.said())
 	}
+	return err
 }
 
 // check says whether the agent has ended, which it does not by itself.
-func (a *agent) check() error {
-	select {
-	case err := <-a.ended:
-		a.ended <- err
-		if err == nil {
-			err = errors.New("exit status 0")
-		}
-		return fmt.Errorf("the agent has ended: %w%s", err, a.said())
-	default:
+func (a *Agent) check() error {
+	if a.ended.Err() == nil {
 		return nil
 	}
+	return fmt.Errorf("the agent has ended: %w%s", context.Cause(a.ended), a.said())
 }
 
 // said is the end of the agent's log, to append to an error.
-func (a *agent) said() string {
+func (a *Agent) said() string {
 	data, err := os.ReadFile(a.log.Name())
 	if err != nil {
 		return ""
@@ -138,9 +175,9 @@ func (a *agent) said() string {
 	return complaint(data)
 }
 
-// close waits for the end of an agent that was killed.
-func (a *agent) close() {
+// close kills the agent and waits for its end.
+func (a *Agent) close() {
 	_ = a.cmd.Process.Kill()
-	<-a.ended
+	<-a.ended.Done()
 	a.log.Close()
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -14,10 +13,11 @@ import (
 	"strings"
 	"time"
 
+	"github.com/tsugiki/tsugiki/internal/sys/pidfd"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/internal/netns"
-	"github.com/tsugiki/tsugiki/internal/programs"
 )
 
 const (
@@ -58,13 +58,9 @@ type Container struct {
 // Start makes and starts a container, and waits until it is up. One that fails is
 // removed; when ctx has ended, Close does that, with all others at once.
 func (r *Rig) Start(ctx context.Context, spec Spec) (*Container, error) {
-	spec, err := r.complete(spec)
+	c, err := r.prepare(ctx, spec)
 	if err != nil {
 		return nil, err
-	}
-	c := &Container{rig: r, spec: spec}
-	if err := c.prepare(ctx); err != nil {
-		return nil, fmt.Errorf("container %s: %w", spec.Name, err)
 	}
 	since := time.Now()
 	err = c.start(ctx)
@@ -76,6 +72,43 @@ func (r *Rig) Start(ctx context.Context, spec Spec) (*Container, error) {
 		}
 		_, stopped := c.stop(ctx)
 		return nil, errors.Join(err, stopped)
+	}
+	return c, nil
+}
+
+// Run runs a program in a container of its own to its end, and returns what the program
+// printed. An error has what it complained of.
+func (r *Rig) Run(ctx context.Context, spec Spec) ([]byte, error) {
+	c, err := r.prepare(ctx, spec)
+	if err != nil {
+		return nil, err
+	}
+	var printed []byte
+	if err = c.make(ctx); err == nil {
+		cmd := c.command(ctx, "run", "--bundle", c.dir(), spec.Name)
+		cmd.Stdin = spec.input()
+		c.created = true
+		printed, err = c.at.output(ctx, cmd)
+	}
+	if err != nil {
+		err = fmt.Errorf("run container %s: %w", spec.Name, err)
+	}
+	if ctx.Err() != nil {
+		return printed, err // Close removes it
+	}
+	_, stopped := c.stop(ctx)
+	return printed, errors.Join(err, stopped)
+}
+
+// prepare does what is not measured, for a container that is made then.
+func (r *Rig) prepare(ctx context.Context, spec Spec) (*Container, error) {
+	spec, err := r.complete(spec)
+	if err != nil {
+		return nil, err
+	}
+	c := &Container{rig: r, spec: spec}
+	if err := c.prepare(ctx); err != nil {
+		return nil, fmt.Errorf("container %s: %w", spec.Name, err)
 	}
 	return c, nil
 }
@@ -94,7 +127,7 @@ func (c *Container) prepare(ctx context.Context) (err error) {
 	}
 	switch c.spec.Network {
 	case Graft:
-		if c.runtime, err = findTsugiki("tsugiki-runtime"); err != nil {
+		if c.runtime, err = r.findTsugiki("tsugiki-runtime"); err != nil {
 			return err
 		}
 		c.env = []string{"TSUGIKI_AGENT=" + r.socket(), "TSUGIKI_OCI_RUNTIME=" + made}
@@ -163,6 +196,21 @@ func (c *Container) dir() string { return filepath.Join(c.rig.dir, "bundles", c.
 func (c *Container) start(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()
+	err := c.make(ctx)
+	if err == nil {
+		err = c.launch(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	if c.process, err = pidfd.Open(c.pid); err != nil {
+		return fmt.Errorf("its program has ended: %w", err)
+	}
+	return c.awaitUp(ctx)
+}
+
+// make makes the container's file system, its network and its bundle.
+func (c *Container) make(ctx context.Context) error {
 	if err := os.Mkdir(c.dir(), 0o755); err != nil {
 		return err
 	}
@@ -178,20 +226,11 @@ func (c *Container) start(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := c.writeBundle(root); err != nil {
-		return err
-	}
-	if err := c.run(ctx); err != nil {
-		return err
-	}
-	if c.process, err = programs.Open(c.pid); err != nil {
-		return fmt.Errorf("its program has ended: %w", err)
-	}
-	return c.awaitUp(ctx)
+	return c.writeBundle(root)
 }
 
-// run has the runtime make and start it.
-func (c *Container) run(ctx context.Context) error {
+// launch has the runtime make and start it.
+func (c *Container) launch(ctx context.Context) error {
 	output := c.spec.Output
 	if output == nil {
 		var theirs *os.File
@@ -209,7 +248,7 @@ func (c *Container) run(ctx context.Context) error {
 	defer said.Close()
 	pidFile := filepath.Join(c.dir(), "pid")
 	cmd := c.command(ctx, "run", "--detach", "--pid-file", pidFile, "--bundle", c.dir(), c.spec.Name)
-	cmd.Stdout, cmd.Stderr = output, said
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = c.spec.input(), output, said
 	c.created = true
 	err = c.at.start(cmd)
 	if err == nil {
@@ -269,16 +308,24 @@ func (c *Container) awaitUp(ctx context.Context) error {
 	return err
 }
 
-// dial tries to connect to a port until it is listened on.
+// dial connects to one of the container's ports, as soon as its program listens.
 func (c *Container) dial(ctx context.Context, port uint16) error {
+	if err := dial(ctx, c.Address(port), c.ended); err != nil {
+		return fmt.Errorf("port %d: %w", port, err)
+	}
+	return nil
+}
+
+// dial tries to connect until somebody listens, or nobody will.
+func dial(ctx context.Context, address string, over func() bool) error {
 	var dialer net.Dialer
 	for {
-		conn, err := dialer.DialContext(ctx, "tcp4", c.Address(port))
+		conn, err := dialer.DialContext(ctx, "tcp4", address)
 		if err == nil {
 			return conn.Close()
 		}
-		if ctx.Err() != nil || c.ended() {
-			return fmt.Errorf("port %d: %w", port, err)
+		if ctx.Err() != nil || over() {
+			return err
 		}
 		time.Sleep(pollInterval)
 	}
@@ -311,73 +358,4 @@ func (c *Container) ended() bool {
 		})
 	}
 	return ended || err != nil
-}
-
-// Name is that of its Spec.
-func (c *Container) Name() string { return c.spec.Name }
-
-// Started is how long it took to start: from making its file system and its network,
-// as an engine would have to, until its program was up.
-func (c *Container) Started() time.Duration { return c.started }
-
-// PID is the first process, as the machine numbers it.
-func (c *Container) PID() int { return c.pid }
-
-// Cgroup is the path of its group below the mount of each hierarchy, with a slash first.
-func (c *Container) Cgroup() string { return "/" + c.rig.name() + "/" + c.spec.Name }
-
-// Address is where one of its Ports is reached from the remote side and from the host,
-// of a container behind a bridge from the host that has it, as ADDR:PORT; of a container
-// with network None it is that in itself.
-func (c *Container) Address(port uint16) string {
-	if c.spec.Network == None {
-		return fmt.Sprintf("127.0.0.1:%d", port)
-	}
-	host := hostAddr
-	if c.spec.Network == Bridge {
-		host = bridgedAddr
-	}
-	return fmt.Sprintf("%s:%d", host.Addr(), c.hostPorts[port])
-}
-
-// Line reads the next line of what the program prints, after that of Spec.Ready. At the
-// end it is io.EOF. A program that prints much is held up until it is read.
-func (c *Container) Line(ctx context.Context) (string, error) {
-	if c.lines == nil {
-		return "", fmt.Errorf("container %s has another output", c.spec.Name)
-	}
-	if err := c.stdout.SetReadDeadline(time.Time{}); err != nil {
-		return "", err
-	}
-	stop := context.AfterFunc(ctx, func() { _ = c.stdout.SetReadDeadline(time.Now()) })
-	defer stop()
-	line, err := c.lines.ReadString('\n')
-	if ctx.Err() != nil {
-		return "", ctx.Err()
-	}
-	if err != nil && (line == "" || !errors.Is(err, io.EOF)) {
-		return "", fmt.Errorf("container %s says nothing: %w%s", c.spec.Name, err, c.said())
-	}
-	return strings.TrimSuffix(line, "\n"), nil
-}
-
-// Exec runs a program in the container, by the runtime, and returns what it printed. An
-// error has what it complained of.
-func (c *Container) Exec(ctx context.Context, args ...string) ([]byte, error) {
-	return c.call(ctx, append([]string{"exec", c.spec.Name}, args...)...)
-}
-
-// Wait waits until the container's first process has ended.
-func (c *Container) Wait(ctx context.Context) error {
-	ended := make(chan struct{})
-	go func() {
-		programs.Await(c.process) // returns also when Stop closes the file
-		close(ended)
-	}()
-	select {
-	case <-ended:
-		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("wait for the end of container %s: %w", c.spec.Name, ctx.Err())
-	}
 }

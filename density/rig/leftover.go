@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/internal/cgroup"
-	"github.com/tsugiki/tsugiki/internal/filelock"
+	"github.com/tsugiki/tsugiki/internal/sys/lock"
 )
 
 // Registry has a file for each rig, named as its folder and its groups are, with the
@@ -52,7 +52,7 @@ func claim(parent string) (dir string, f *os.File, err error) {
 	if err = os.WriteFile(file, []byte(dir), 0o600); err != nil {
 		return "", nil, fmt.Errorf("write down the rig: %w", err)
 	}
-	if f, err = filelock.Open(file); err != nil {
+	if f, err = lock.Open(file); err != nil {
 		return "", nil, errors.Join(err, os.Remove(file))
 	}
 	if err = os.Mkdir(dir, 0o755); err != nil {
@@ -68,7 +68,7 @@ func removeLeftovers(parent string) error {
 		return err
 	}
 	for _, file := range files {
-		f, err := filelock.Open(file)
+		f, err := lock.Open(file)
 		if err != nil {
 			continue // somebody's who lives, or has just removed it
 		}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/tsugiki/tsugiki/internal/filelock"
+	"github.com/tsugiki/tsugiki/internal/sys/lock"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
@@ -52,7 +51,7 @@ func TestMain(m *testing.M) {
 // makeAndWait makes a container on each network, says the rig's folder, and waits to be
 // killed.
 func makeAndWait(dir string) error {
-	r, err := New(Options{Dir: dir}, slog.New(slog.DiscardHandler))
+	r, err := New(Options{Dir: dir})
 	if err != nil {
 		return err
 	}
@@ -131,7 +130,7 @@ func TestOthersStay(t *testing.T) {
 	if err := syscall.Kill(c.PID(), 0); err != nil {
 		t.Error(err)
 	}
-	if f, err := filelock.Open(filepath.Join(Registry, one.name())); err == nil {
+	if f, err := lock.Open(filepath.Join(Registry, one.name())); err == nil {
 		f.Close()
 		t.Error("the rig is not locked")
 	} else if !errors.Is(err, unix.EWOULDBLOCK) {

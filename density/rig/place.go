@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"runtime"
@@ -229,8 +230,49 @@ func (r *Rig) Host(ctx context.Context, args ...string) ([]byte, error) {
 	return r.host.output(ctx, r.command(ctx, args[0], args[1:]...))
 }
 
+// Bridged runs a program in the namespace of the host that has the bridge, and returns what
+// it printed. It is killed when ctx ends.
+func (r *Rig) Bridged(ctx context.Context, args ...string) ([]byte, error) {
+	return r.bridged.output(ctx, r.command(ctx, args[0], args[1:]...))
+}
+
 // Outside runs a program in the namespace of the remote side, and returns what it
 // printed. It is killed when ctx ends.
 func (r *Rig) Outside(ctx context.Context, args ...string) ([]byte, error) {
 	return r.remote.output(ctx, r.command(ctx, args[0], args[1:]...))
+}
+
+// ServeOutside starts a server in the namespace of the remote side, and waits until it
+// listens on a TCP port there. It is killed with the rig.
+func (r *Rig) ServeOutside(ctx context.Context, port uint16, args ...string) (netip.AddrPort, error) {
+	at := netip.AddrPortFrom(remoteAddr.Addr(), port)
+	cmd := r.command(context.WithoutCancel(ctx), args[0], args[1:]...)
+	if err := r.remote.start(cmd); err != nil {
+		return at, fmt.Errorf("start server %s: %w", args[0], err)
+	}
+	ended := make(chan struct{})
+	go func() {
+		_ = cmd.Wait() // killed with the rig
+		close(ended)
+	}()
+	err := r.remote.net.Do(func() error {
+		return dial(ctx, at.String(), func() bool {
+			select {
+			case <-ended:
+				return true
+			default:
+				return false
+			}
+		})
+	})
+	if err != nil {
+		err = fmt.Errorf("start server %s: %w", args[0], err)
+	}
+	return at, err
+}
+
+// DialOutside connects to an address from the remote side, as soon as somebody listens
+// there.
+func (r *Rig) DialOutside(ctx context.Context, address string) error {
+	return r.remote.net.Do(func() error { return dial(ctx, address, func() bool { return false }) })
 }

@@ -24,7 +24,6 @@ package rig
 import (
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
 	"net/netip"
 	"os"
@@ -35,6 +34,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/internal/bundle"
 	"github.com/tsugiki/tsugiki/internal/cgroup"
 	"github.com/tsugiki/tsugiki/internal/cni"
 	"github.com/tsugiki/tsugiki/internal/netns"
@@ -52,11 +52,12 @@ const (
 const (
 	Overlay = "overlay" // overlayfs over the rootfs that all share
 	Dir     = "dir"     // a copy of that
+	Shared  = "shared"  // the rootfs itself, read-only
 )
 
 var (
 	// ErrMissing says that a program or a package is missing; its text names both.
-	ErrMissing = errors.New("is missing")
+	ErrMissing = bundle.ErrMissing
 	// ErrRoom says that the machine has no room for so many containers.
 	ErrRoom = errors.New("no room")
 	// ErrTaken says that a port or a name is in use.
@@ -81,12 +82,12 @@ type Options struct {
 	Runtime string // runc, crun, or a path; runc if empty
 	Storage string // Overlay if empty
 	Dir     string // where the rig makes its folder; the system's for temporary files if empty
+	Bin     string // the folder of tsugiki's programs; where they are installed if empty
 }
 
 // Rig is a place for containers. Its methods may be called by several goroutines.
 type Rig struct {
 	Options
-	log *slog.Logger
 
 	dir     string
 	claim   *os.File // locked as long as the rig is
@@ -102,16 +103,16 @@ type Rig struct {
 	mu         sync.Mutex // guards what follows
 	containers map[string]*Container
 	ports      map[uint16]string // of the host's: by whom they are taken
-	agent      *agent            // nil until a container is grafted
+	agent      *Agent            // nil until a container is grafted
 	bridge     *cni.Network      // nil until a container is connected to it
 }
 
 // New makes a rig, after it has removed what killed ones have left.
-func New(o Options, log *slog.Logger) (_ *Rig, err error) {
+func New(o Options) (_ *Rig, err error) {
 	if os.Geteuid() != 0 {
 		return nil, fmt.Errorf("make containers: %w; run as root", unix.EPERM)
 	}
-	r := &Rig{Options: o.withDefaults(), log: log, containers: map[string]*Container{}, ports: map[uint16]string{}}
+	r := &Rig{Options: o.withDefaults(), containers: map[string]*Container{}, ports: map[uint16]string{}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, r.Close())
@@ -162,6 +163,9 @@ func (r *Rig) name() string { return filepath.Base(r.dir) }
 // Dir is the rig's folder, for files of the caller's; on the file system that the
 // containers' storage is on.
 func (r *Rig) Dir() string { return filepath.Join(r.dir, "files") }
+
+// Group is the rig's cgroup in the v2 hierarchy. All processes of the rig are below it.
+func (r *Rig) Group() string { return r.group }
 
 // Running are the names of the containers that were started and not stopped.
 func (r *Rig) Running() []string {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -19,7 +18,7 @@ import (
 func newRig(t *testing.T, o Options) *Rig {
 	t.Helper()
 	t.Setenv(binEnv, testkit.BuildTsugiki(t))
-	r, err := New(o, slog.New(slog.DiscardHandler))
+	r, err := New(o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,7 +76,7 @@ func TestContainers(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, network := range []string{Bridge, Host, Graft, None} {
-		for _, storage := range []string{Overlay, Dir} {
+		for _, storage := range []string{Overlay, Dir, Shared} {
 			t.Run(network+" "+storage, func(t *testing.T) {
 				c, err := r.Start(ctx, Spec{
 					Name: "web", Network: network, Storage: storage, Ports: []uint16{80},
@@ -171,9 +170,90 @@ func TestProgram(t *testing.T) {
 	}
 }
 
+// TestRun runs programs to their end, and one that fails.
+func TestRun(t *testing.T) {
+	ctx := limited(t)
+	r := newRig(t, Options{Storage: Shared})
+	input, ours, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer input.Close()
+	if _, err := ours.WriteString("hello\n"); err != nil {
+		t.Fatal(err)
+	}
+	ours.Close()
+	out, err := r.Run(ctx, Spec{Name: "cat", Input: input, Args: []string{"cat"}})
+	if err != nil || string(out) != "hello\n" {
+		t.Errorf("cat: %q, %v", out, err)
+	}
+	_, err = r.Run(ctx, Spec{Name: "fails", Args: []string{"sh", "-c", "echo read-only >/tmp/file"}})
+	if err == nil || !strings.Contains(err.Error(), "Read-only") {
+		t.Errorf("a program that writes into the shared file system: %v", err)
+	}
+	if left := r.Running(); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+// TestAgent replaces the agent below a grafted container, which reaches a server outside
+// and is reached from there with each of the two.
+func TestAgent(t *testing.T) {
+	ctx := limited(t)
+	r := newRig(t, Options{Storage: Shared, Network: Graft})
+	pages := t.TempDir()
+	if err := os.WriteFile(filepath.Join(pages, "index.html"), []byte("hello\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	server, err := r.ServeOutside(ctx, 8080, "busybox", "httpd", "-f", "-h", pages, "-p", "0.0.0.0:8080")
+	if err != nil {
+		t.Fatal(err)
+	}
+	agent, err := r.StartAgent(ctx, "enabled = false\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.StartAgent(ctx, ""); !errors.Is(err, ErrTaken) {
+		t.Errorf("a second agent: %v, want %v", err, ErrTaken)
+	}
+	ended := make(chan error, 1)
+	agent.OnEnd(func(err error) { ended <- err })
+	c, err := r.Start(ctx, Spec{Name: "web", Mode: "seccomp", Ports: []uint16{80}, Args: []string{"httpd", "-f", "-p", "0.0.0.0:80"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		agent := r.Agent()
+		list, err := agent.Client().Containers()
+		if err != nil || len(list) != 1 || list[0].State != "running" {
+			t.Errorf("the agent has %+v, %v", list, err)
+		}
+		if err := r.DialOutside(ctx, c.Address(80)); err != nil {
+			t.Error(err)
+		}
+		if out, err := c.Exec(ctx, "wget", "-q", "-O", "-", "http://"+server.String()+"/"); err != nil || string(out) != "hello\n" {
+			t.Errorf("from the container: %q, %v", out, err)
+		}
+		found, err := r.Processes()
+		if p := found["tsugiki"]; err != nil || p.Count != 1 || p.PSS <= 0 {
+			t.Errorf("processes: %+v, %v", found, err)
+		}
+		r.EndAgent()
+		if r.Agent() != nil {
+			t.Error("there is an agent that was ended")
+		}
+		if _, err := r.StartAgent(ctx, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := <-ended; err == nil || !strings.Contains(err.Error(), "killed") {
+		t.Errorf("the first agent ended: %v", err)
+	}
+}
+
 func TestErrors(t *testing.T) {
 	ctx := limited(t)
-	if _, err := New(Options{Runtime: "no-such-runtime"}, nil); !errors.Is(err, ErrMissing) {
+	if _, err := New(Options{Runtime: "no-such-runtime"}); !errors.Is(err, ErrMissing) {
 		t.Errorf("no runtime: %v", err)
 	}
 	r := newRig(t, Options{})

@@ -65,7 +65,7 @@ func (r *Rig) CheckRoom(containers int, network, storage string, program Room) (
 		all = append(all, fmt.Sprintf("%s of %s of %s", l.print(l.need), l.print(l.have), l.what))
 	}
 	if len(short) > 0 {
-		return "", fmt.Errorf("%w: %s; or choose a smaller --max", ErrRoom, strings.Join(short, "; "))
+		return "", fmt.Errorf("%w: %s; or take fewer containers", ErrRoom, strings.Join(short, "; "))
 	}
 	return fmt.Sprintf("%d containers (%s, %s) take at most %s; that is most of %d limits", containers, network, storage,
 		strings.Join(all[:shownLimits], ", "), len(limits)), nil

@@ -1,31 +1,18 @@
 package rig
 
 import (
-	_ "embed"
-	"encoding/json"
 	"fmt"
+	"io"
 	"os"
-	"path/filepath"
 	"regexp"
 	"strings"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/tsugiki/tsugiki/api"
+	"github.com/tsugiki/tsugiki/internal/bundle"
 	"github.com/tsugiki/tsugiki/internal/cni"
 )
-
-// dockerProfile is the seccomp profile of Docker 20.10, which all engines have much
-// like it. All containers get it.
-//
-//go:embed docker.json
-var dockerProfile []byte
-
-// capabilities are those of Docker's containers.
-var capabilities = []string{
-	"CAP_AUDIT_WRITE", "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_MKNOD",
-	"CAP_NET_BIND_SERVICE", "CAP_NET_RAW", "CAP_SETFCAP", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_CHROOT",
-}
 
 // period is that of CPU quotas, in microseconds: the kernel's and all engines' default.
 const period = 100_000
@@ -38,6 +25,7 @@ type Spec struct {
 	Network string   // the rig's if empty, and so the next two
 	Storage string
 	Runtime string
+	Mode    string  // of a grafted container: auto, preload or seccomp; the agent's default if empty
 	Quota   float64 // CPUs that it may use; 0: no limit
 	CPUs    string  // as in cpuset.cpus; empty: all
 	Memory  int64   // bytes; 0: no limit
@@ -49,6 +37,8 @@ type Spec struct {
 	// with Ports is up when the first of them accepts a connection, and others when the
 	// runtime has returned.
 	Ready string
+	// Input is where standard input comes from; nil: it is empty. Start does not close it.
+	Input *os.File
 	// Output is where standard output goes; nil: to Line. Start does not close it.
 	Output *os.File
 }
@@ -57,6 +47,14 @@ type Spec struct {
 type Mount struct {
 	From, To string
 	ReadOnly bool
+}
+
+// input is for exec.Cmd, which takes an interface: a nil file in it would not be nil.
+func (s Spec) input() io.Reader {
+	if s.Input == nil {
+		return nil
+	}
+	return s.Input
 }
 
 var validName = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9-]{0,40}$`)
@@ -86,65 +84,35 @@ func (r *Rig) complete(s Spec) (Spec, error) {
 
 // writeBundle writes the container's config.json.
 func (c *Container) writeBundle(root string) error {
-	s, err := c.runtimeSpec(root)
+	s, err := bundle.Spec(root, c.spec.Args...)
 	if err != nil {
 		return err
 	}
-	data, err := json.Marshal(s)
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(filepath.Join(c.dir(), "config.json"), data, 0o600)
-}
-
-func (c *Container) runtimeSpec(root string) (*specs.Spec, error) {
-	seccomp := &specs.LinuxSeccomp{}
-	if err := json.Unmarshal(dockerProfile, seccomp); err != nil {
-		return nil, fmt.Errorf("read seccomp profile: %w", err)
-	}
-	return &specs.Spec{
-		Version:     "1.0.2",
-		Root:        &specs.Root{Path: root},
-		Hostname:    c.spec.Name,
-		Annotations: c.annotations(),
-		Mounts:      c.mounts(),
-		Process: &specs.Process{
-			Args: c.spec.Args, Cwd: "/",
-			Env: append([]string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}, c.spec.Env...),
-			Capabilities: &specs.LinuxCapabilities{
-				Bounding: capabilities, Effective: capabilities, Permitted: capabilities,
-			},
-		},
-		Linux: &specs.Linux{
-			CgroupsPath: c.Cgroup(),
-			Namespaces:  c.namespaces(),
-			Resources:   c.resources(),
-			Seccomp:     seccomp,
-			MaskedPaths: []string{
-				"/proc/acpi", "/proc/asound", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/timer_list",
-				"/proc/timer_stats", "/proc/sched_debug", "/proc/scsi", "/sys/firmware",
-			},
-			ReadonlyPaths: []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"},
-		},
-	}, nil
-}
-
-func (c *Container) namespaces() []specs.LinuxNamespace {
-	list := []specs.LinuxNamespace{
-		{Type: specs.PIDNamespace}, {Type: specs.IPCNamespace}, {Type: specs.UTSNamespace}, {Type: specs.MountNamespace},
-	}
+	s.Root.Readonly = c.spec.Storage == Shared
+	s.Hostname, s.Annotations = c.spec.Name, c.annotations()
+	s.Process.Env = append(s.Process.Env, c.spec.Env...)
+	s.Linux.CgroupsPath = c.Cgroup()
 	switch c.spec.Network {
 	case Host: // that of the runtime
 	case Bridge:
-		list = append(list, specs.LinuxNamespace{Type: specs.NetworkNamespace, Path: cni.NSPath(c.net)})
+		s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: specs.NetworkNamespace, Path: cni.NSPath(c.net)})
 	default:
-		list = append(list, specs.LinuxNamespace{Type: specs.NetworkNamespace})
+		s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: specs.NetworkNamespace})
 	}
-	return list
+	c.limit(s.Linux.Resources)
+	for _, m := range c.spec.Mounts {
+		options := []string{"bind", "rw"}
+		if m.ReadOnly {
+			options[1] = "ro"
+		}
+		s.Mounts = append(s.Mounts, specs.Mount{Destination: m.To, Type: "bind", Source: m.From, Options: options})
+	}
+	return bundle.Write(c.dir(), s)
 }
 
-func (c *Container) resources() *specs.LinuxResources {
-	res := &specs.LinuxResources{Devices: []specs.LinuxDeviceCgroup{{Access: "rwm"}}, CPU: &specs.LinuxCPU{Cpus: c.spec.CPUs}}
+// limit sets what the container may use.
+func (c *Container) limit(res *specs.LinuxResources) {
+	res.CPU = &specs.LinuxCPU{Cpus: c.spec.CPUs}
 	if c.spec.Quota > 0 {
 		quota, p := int64(c.spec.Quota*period), uint64(period)
 		res.CPU.Quota, res.CPU.Period = &quota, &p
@@ -152,26 +120,6 @@ func (c *Container) resources() *specs.LinuxResources {
 	if c.spec.Memory > 0 {
 		res.Memory = &specs.LinuxMemory{Limit: &c.spec.Memory}
 	}
-	return res
-}
-
-func (c *Container) mounts() []specs.Mount {
-	list := []specs.Mount{
-		{Destination: "/proc", Type: "proc", Source: "proc"},
-		{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "strictatime", "mode=755", "size=65536k"}},
-		{Destination: "/dev/pts", Type: "devpts", Source: "devpts", Options: []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620"}},
-		{Destination: "/dev/shm", Type: "tmpfs", Source: "shm", Options: []string{"nosuid", "noexec", "nodev", "mode=1777", "size=65536k"}},
-		{Destination: "/dev/mqueue", Type: "mqueue", Source: "mqueue", Options: []string{"nosuid", "noexec", "nodev"}},
-		{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", "ro"}},
-	}
-	for _, m := range c.spec.Mounts {
-		options := []string{"bind", "rw"}
-		if m.ReadOnly {
-			options[1] = "ro"
-		}
-		list = append(list, specs.Mount{Destination: m.To, Type: "bind", Source: m.From, Options: options})
-	}
-	return list
 }
 
 // annotations give a grafted container the host's network.
@@ -186,6 +134,9 @@ func (c *Container) annotations() map[string]string {
 	a := map[string]string{
 		api.AnnotationName:   c.spec.Name,
 		api.AnnotationEgress: "0.0.0.0/0=" + hostAddr.Addr().String(),
+	}
+	if c.spec.Mode != "" {
+		a[api.AnnotationMode] = c.spec.Mode
 	}
 	if len(ingress) > 0 {
 		a[api.AnnotationIngress] = strings.Join(ingress, ",")

@@ -71,7 +71,18 @@ func (r *Rig) hierarchy(controller string) string {
 // pssBelow sums the memory of the processes in a group and below. Of a group that is
 // not there, and of a process that has just ended, it is nothing.
 func pssBelow(group string) (sum int64, processes int, err error) {
-	err = filepath.WalkDir(group, func(path string, d fs.DirEntry, err error) error {
+	err = eachProcess(group, func(pid string) error {
+		pss, err := pssOf(pid)
+		sum, processes = sum+pss, processes+1
+		return err
+	})
+	return sum, processes, err
+}
+
+// eachProcess calls fn for each process in a group and below; for none, if the group is not
+// there.
+func eachProcess(group string, fn func(pid string) error) error {
+	return filepath.WalkDir(group, func(path string, d fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil
 		}
@@ -83,15 +94,38 @@ func pssBelow(group string) (sum int64, processes int, err error) {
 			return err
 		}
 		for pid := range strings.FieldsSeq(string(pids)) {
-			pss, err := pssOf(pid)
-			if err != nil {
+			if err := fn(pid); err != nil {
 				return err
 			}
-			sum, processes = sum+pss, processes+1
 		}
 		return nil
 	})
-	return sum, processes, err
+}
+
+// Processes is what all processes of one program take together.
+type Processes struct {
+	Count int
+	PSS   int64 // bytes
+}
+
+// Processes reads which programs run in the rig and in its containers, by their names
+// (/proc/PID/comm).
+func (r *Rig) Processes() (map[string]Processes, error) {
+	found := make(map[string]Processes)
+	err := eachProcess(r.group, func(pid string) error {
+		name, err := os.ReadFile(filepath.Join("/proc", pid, "comm"))
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		pss, err := pssOf(pid)
+		p := found[strings.TrimSpace(string(name))]
+		found[strings.TrimSpace(string(name))] = Processes{p.Count + 1, p.PSS + pss}
+		return err
+	})
+	return found, err
 }
 
 func pssOf(pid string) (int64, error) {
@@ -128,11 +162,8 @@ func (r *Rig) Memory() (m Memory, err error) {
 	if m.Processes, _, err = pssBelow(r.group); err != nil {
 		return m, err
 	}
-	r.mu.Lock()
-	a := r.agent
-	r.mu.Unlock()
-	if a != nil {
-		m.Agent, err = pssOf(strconv.Itoa(a.cmd.Process.Pid))
+	if a := r.Agent(); a != nil {
+		m.Agent, err = pssOf(strconv.Itoa(a.PID()))
 	}
 	return m, err
 }

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/density/result"
-	"github.com/tsugiki/tsugiki/internal/filelock"
+	"github.com/tsugiki/tsugiki/internal/sys/lock"
 )
 
 // JournalFile is what a sweep has in the folder of its results until it is complete:
@@ -89,7 +89,7 @@ func openJournal(dir string, h header, do earlier) (_ *journal, err error) {
 			err = errors.Join(err, j.file.Close())
 		}
 	}()
-	if err := filelock.TakeFromKilled(j.file); errors.Is(err, unix.EWOULDBLOCK) {
+	if err := lock.TakeFromKilled(j.file); errors.Is(err, unix.EWOULDBLOCK) {
 		return nil, fmt.Errorf("another run measures into %s: wait for its end, or %w", dir, ErrThere)
 	} else if err != nil {
 		return nil, fmt.Errorf("lock %s: %w", j.file.Name(), err)

@@ -166,7 +166,7 @@ func (s *Sweep) plan() error {
 
 // check compares what the plans need with what the machine has.
 func (s *Sweep) check(ctx context.Context) (err error) {
-	r, err := rig.New(rig.Options{Dir: s.WorkDir, Runtime: s.Options.Runtimes[0]}, s.Log)
+	r, err := rig.New(rig.Options{Dir: s.WorkDir, Runtime: s.Options.Runtimes[0]})
 	if err != nil {
 		return err
 	}
@@ -268,7 +268,7 @@ func (s *Sweep) figure(ctx context.Context, p *Plan) (err error) {
 
 // rig makes one for a figure.
 func (s *Sweep) rig(ctx context.Context, p *Plan) (*rig.Rig, error) {
-	r, err := rig.New(p.Rig, s.Log)
+	r, err := rig.New(p.Rig)
 	if err != nil {
 		return nil, err
 	}

@@ -24,6 +24,8 @@
  * supervisor sends it when there is some. (gate_end waits, when no program is left.)
  */
 #define _GNU_SOURCE
+#include "asks.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -34,7 +36,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "worker.h"
+#include "caller.h"
+#include "gate.h"
+#include "messages.h"
+#include "stats.h"
 
 #define GATE_ASKS_MAX 1024
 /* How many entries are looked at for one that is over, before a new one is used. */
@@ -260,7 +265,7 @@ void gate_greet(void)
  * likes. Then the greeting has their numbers, and the supervisor takes them out of our table
  * (pidfd_getfd(2)).
  */
-static bool gate_greet_at_door(int file)
+static bool gate_greet_next(int file)
 {
 	const int files[] = {gate.listener, gate.netns};
 	struct gate_ask numbers = gate_hello;
@@ -277,7 +282,7 @@ static bool gate_greet_at_door(int file)
 bool gate_supervisor_came(int file)
 {
 	pthread_mutex_lock(&gate_asks_lock);
-	gate_asks.supervised = gate_greet_at_door(file) && dup3(file, gate.control, O_CLOEXEC) >= 0;
+	gate_asks.supervised = gate_greet_next(file) && dup3(file, gate.control, O_CLOEXEC) >= 0;
 	if (gate_asks.supervised) {
 		gate_send_due();
 		pthread_cond_broadcast(&gate_asks_room);
@@ -310,29 +315,12 @@ static bool gate_nothing_waits(void)
 	return true;
 }
 
-void gate_asks_rest(bool (*hand_over)(bool supervised))
+void gate_pending_hand_over(bool (*hand_over)(bool supervised))
 {
 	pthread_mutex_lock(&gate_asks_lock);
 	if (gate_nothing_waits() && hand_over(gate_asks.supervised))
 		_exit(0);
 	pthread_mutex_unlock(&gate_asks_lock);
-}
-
-bool gate_say_stats(struct board *b, int to, uint64_t tag, int flags)
-{
-	struct gate_stats stats = {.version = GATE_VERSION, .call = GATE_STATS, .tag = tag};
-
-	gate_read_counters(b, &stats.counters);
-	return send(to, &stats, sizeof(stats), flags | MSG_NOSIGNAL) >= 0;
-}
-
-bool gate_say_bye(struct board *b, int to, int flags)
-{
-	const struct gate_ask bye = {.version = GATE_VERSION, .call = GATE_BYE};
-
-	/* Nobody has asked, or can ask any more: no tag. */
-	return gate_say_stats(b, to, 0, flags) &&
-	       send(to, &bye, sizeof(bye), flags | MSG_NOSIGNAL) >= 0;
 }
 
 _Noreturn void gate_end(void)

@@ -5,6 +5,8 @@
  * caller still waits.
  */
 #define _GNU_SOURCE
+#include "caller.h"
+
 #include <errno.h>
 #include <linux/seccomp.h>
 #include <netinet/in.h>
@@ -15,7 +17,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#include "worker.h"
+#include "gate.h"
 
 /* PIDFD_THREAD of linux/pidfd.h (6.9): O_EXCL. */
 #define GATE_PIDFD_THREAD 0200

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The system calls of gates and of their porter. A gate that a porter has forked has both
+ * The system calls of gates and of the gate pool. A gate that the pool has forked has both
  * filters.
  *
  * A gate reads the memory of programs and takes their descriptors. It opens no file, connects
@@ -45,7 +45,7 @@ void gate_confine(void)
 	privilege_confine(may, sizeof(may) / sizeof(*may));
 }
 
-void porter_confine(void)
+void gatepool_confine(void)
 {
 	const struct privilege_call may[] = {
 		CALLS_OF_BOTH,

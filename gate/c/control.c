@@ -8,12 +8,15 @@
  *   kill	the container ends with its supervisor: the gate kills its cgroup,
  *		itself included. (The keeper does so too, but a program of its own
  *		user can stop that one.)
- *   door	nothing ends. The gate goes on with what it answers itself; other calls
- *		wait. Whoever knocks next is the supervisor, if it is root and lives in
- *		the host's namespace, where no program of the container is. It gets the
- *		listener and the container's namespace with the greeting.
+ *   pool	nothing ends. The gate goes on with what it answers itself; other calls
+ *		wait. The next process that connects to the adoption socket is the
+ *		supervisor, if it is root and lives in the host's namespace, where no
+ *		program of the container is. It gets the listener and the container's
+ *		namespace with the greeting.
  */
 #define _GNU_SOURCE
+#include "control.h"
+
 #include <errno.h>
 #include <poll.h>
 #include <stdio.h>
@@ -23,7 +26,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "worker.h"
+#include "asks.h"
+#include "gate.h"
+#include "messages.h"
+#include "orders.h"
+#include "stats.h"
+#include "watchdog.h"
 
 static bool gate_hung_up(void)
 {
@@ -86,7 +94,7 @@ static void gate_listen_to_supervisor(void)
 }
 
 /* Whether a process is in the namespace that we are in. */
-static bool gate_is_neighbour(pid_t pid)
+static bool gate_shares_namespace(pid_t pid)
 {
 	char path[sizeof("/proc/4294967295/ns/net")];
 	struct stat theirs, ours;
@@ -96,36 +104,36 @@ static bool gate_is_neighbour(pid_t pid)
 	       theirs.st_dev == ours.st_dev && theirs.st_ino == ours.st_ino;
 }
 
-/* Whether who knocks may supervise. A process that has died since is nobody. */
-static bool gate_may_enter(int file)
+/* Whether the process that has connected may supervise. One that has died since may not. */
+static bool gate_may_supervise(int file)
 {
 	struct ucred peer = {0};
 	socklen_t length = sizeof(peer);
 
 	return getsockopt(file, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && peer.pid > 0 &&
-	       peer.uid == 0 && gate_is_neighbour(peer.pid);
+	       peer.uid == 0 && gate_shares_namespace(peer.pid);
 }
 
-static void gate_turn_away(int file, uint32_t why)
+static void gate_refuse(int file, uint32_t why)
 {
 	const struct gate_ask no = {.version = GATE_VERSION, .call = why};
 
 	(void)send(file, &no, sizeof(no), MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-static void gate_open_door(void)
+static void gate_accept_supervisor(void)
 {
-	int file = accept4(gate.door, NULL, NULL, SOCK_CLOEXEC);
+	int file = accept4(gate.adopt_socket, NULL, NULL, SOCK_CLOEXEC);
 
 	if (file < 0)
 		return;
 	/* The former one may have gone since we looked. */
 	while (gate_supervisor_is_there() && gate_hung_up())
 		gate_listen_to_supervisor();
-	if (!gate_may_enter(file))
-		gate_turn_away(file, GATE_REFUSED);
+	if (!gate_may_supervise(file))
+		gate_refuse(file, GATE_REFUSED);
 	else if (gate_supervisor_is_there())
-		gate_turn_away(file, GATE_TAKEN);
+		gate_refuse(file, GATE_TAKEN);
 	else
 		gate_supervisor_came(file);
 	close(file);
@@ -138,7 +146,7 @@ _Noreturn void gate_converse(void)
 		struct pollfd p[] = {
 			{.fd = there ? gate.control : -1,
 			 .events = POLLIN | (there && gate_asks_wait() ? POLLOUT : 0)},
-			{.fd = gate.door, .events = POLLIN},
+			{.fd = gate.adopt_socket, .events = POLLIN},
 			{.fd = gate_asks_event(), .events = POLLIN},
 			{.fd = gate.listener}, /* its end alone */
 		};
@@ -155,6 +163,6 @@ _Noreturn void gate_converse(void)
 		if (p[0].revents & ~POLLOUT)
 			gate_listen_to_supervisor();
 		if (p[1].revents)
-			gate_open_door();
+			gate_accept_supervisor();
 	}
 }

@@ -3,12 +3,15 @@
  * The gate's decisions, without a system call: these are fed by programs and
  * fuzzed.
  */
-#include "gate.h"
+#include "decide.h"
 
 #include <linux/sockios.h>
 #include <netinet/in.h>
 #include <string.h>
 #include <sys/socket.h>
+
+#include "protocol.h"
+#include "../../policy/c/board.h"
 
 #ifndef IPPROTO_MPTCP
 #define IPPROTO_MPTCP 262

@@ -8,6 +8,8 @@
  * the eyes of the kernel programs; filters may ask about more of them than ours does.
  */
 #define _GNU_SOURCE
+#include "foreign.h"
+
 #include <errno.h>
 #include <sched.h>
 #include <string.h>
@@ -17,7 +19,10 @@
 #include <unistd.h>
 
 #include "../../bpf/options.h"
-#include "worker.h"
+#include "answer.h"
+#include "asks.h"
+#include "caller.h"
+#include "decide.h"
 
 /* System calls of the 32-bit ABIs, which the C library does not name here. */
 #define GATE_X32_SOCKET	     (GATE_X32 | 41)

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /* What programs control: the bytes of a sockaddr, socket(2)'s arguments; and a
  * board whose rules are changed while they are read. */
-#include "gate.h"
+#include "decide.h"
+
+#include "../../policy/c/board.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* What comes by the control socket: an order, and the file of rules that is with it. */
 #define _GNU_SOURCE
-#include "gate.h"
+#include "orders.h"
 
 #include <stdlib.h>
 #include <sys/mman.h>

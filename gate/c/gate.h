@@ -1,173 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * What the gate, its start and its readers of memory share, and what it says to
- * its supervisor. The Go side is package gate.
- */
-#ifndef TSUGIKI_GATE_H
-#define TSUGIKI_GATE_H
+/* What one process of a gate has. */
+#ifndef TSUGIKI_GATE_GATE_H
+#define TSUGIKI_GATE_GATE_H
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 #include "../../policy/c/board.h"
-
-#define GATE_VERSION 5
 
 /* 5.14; a C library may not know it. */
 #ifndef SO_NETNS_COOKIE
 #define SO_NETNS_COOKIE 71
 #endif
 
-enum gate_call {
-	GATE_HELLO, /* the first message: the gate is ready; see gate_greet_at_door */
-	GATE_SOCKET,
-	GATE_CONNECT,
-	GATE_BIND,
-	GATE_LISTEN,
-	GATE_SEND,
-	GATE_SETSOCKOPT, /* of AF_GRAFT sockets, or what may be one */
-	GATE_GETSOCKOPT,
-	GATE_GETSOCKNAME,
-	GATE_IOCTL, /* about the interfaces of a socket's namespace */
-	GATE_OTHER, /* only counted: what the gate has no part in */
-	GATE_CALLS,
-	/* Messages that are no calls: */
-	GATE_DONE = GATE_CALLS, /* the order `id` is carried out; `number` is an errno */
-	GATE_STATS,		/* struct gate_stats; also comes right before GATE_BYE */
-	GATE_BYE,		/* the last: the container's last process is gone */
-	GATE_TAKEN,		/* at the door: there is a supervisor already */
-	GATE_REFUSED,		/* at the door: not to this process */
-};
-
-/* The family of the sockets that programs bind to endpoints by name, and the level of
- * their options. */
-#define GATE_AF_GRAFT  4
-#define GATE_LEVEL     254
-#define GATE_ARGUMENTS 6
-
-/*
- * A call that the supervisor has to answer, or, if `answered` is set, one that
- * the gate has answered and tells of because it was asked to. With `again`, a
- * supervisor that is gone may have begun to answer it.
- */
-struct gate_ask {
-	uint32_t version;
-	uint32_t call;
-	uint64_t id; /* of the notification */
-	uint32_t thread;
-	int32_t number; /* the descriptor; the family of a socket */
-	int32_t backlog;
-	uint8_t answered;
-	uint8_t again;
-	uint8_t narrow; /* the caller's ABI has words of 32 bits */
-	uint8_t zero;
-	uint32_t length; /* of the address */
-	uint8_t address[BOARD_ADDRESS_MAX];
-	uint64_t args[GATE_ARGUMENTS]; /* as the program passed them */
-};
-
-_Static_assert(sizeof(struct gate_ask) == 112, "ask has no padding");
-
-/* What the supervisor wants of the gate. Each is answered by GATE_DONE, or by
- * GATE_STATS. */
-enum gate_order_op {
-	GATE_ORDER_SET = 1, /* `word` of the board to `value` */
-	GATE_ORDER_RULES,   /* `value` bytes of rules, in the file that comes with it */
-	GATE_ORDER_STATS,
-	GATE_ORDER_END, /* the process ends at once, and says nothing */
-};
-
-/* Those words of the board that a supervisor sets. */
-enum gate_word {
-	GATE_WORD_OWN_SOCKETS,
-	GATE_WORD_SERVICES,
-	GATE_WORD_GRAFT_SOCKETS,
-	GATE_WORD_BOUND_CLIENTS,
-	GATE_WORD_TRACED,
-};
-
-struct gate_order {
-	uint32_t version;
-	uint32_t op;
-	uint64_t tag; /* comes back with the answer */
-	uint32_t word;
-	uint32_t value;
-};
-
-_Static_assert(sizeof(struct gate_order) == 24, "order has no padding");
-
-/* Of times: below 2^N nanoseconds for N = 0, 1, ..., the last for all that is longer. */
-#define GATE_TIMES 32
-
-struct gate_call_stats {
-	uint64_t answered; /* by the gate, refused ones included */
-	uint64_t passed;   /* on to the supervisor */
-	uint64_t refused;  /* with an errno of the gate's */
-	uint64_t time[GATE_TIMES];
-};
-
-struct gate_counters {
-	struct gate_call_stats calls[GATE_CALLS];
-	uint64_t batches; /* that shims have ordered and got */
-	uint64_t batch_sockets;
-	uint64_t born;	     /* sockets that were made one at a time */
-	uint64_t born_asked; /* of these, those that a shim had none left for */
-	uint64_t again;	     /* asks of a former supervisor's that were passed on */
-	uint64_t full;	     /* calls that had to wait for room in the table */
-	uint64_t unreported; /* that a supervisor was too slow to be told of */
-};
-
-_Static_assert(sizeof(struct gate_counters) <= BOARD_RULES - BOARD_COUNTERS, "they have room");
-
-struct gate_stats {
-	uint32_t version;
-	uint32_t call; /* GATE_STATS */
-	uint64_t tag;
-	struct gate_counters counters;
-};
-
-/* What a gate holds on to while it rests, as descriptors. */
-enum gate_file {
-	GATE_FILE_CONTROL, /* the supervisor's other end; or, if that is gone, nobody's */
-	GATE_FILE_LISTENER,
-	GATE_FILE_DOOR,
-	GATE_FILE_NETNS,
-	GATE_FILE_BOARD,
-	GATE_FILES,
-};
-
-/* What comes with them when a gate goes to rest. */
-struct gate_rest {
-	uint32_t version;
-	uint32_t supervised;
-};
-
-/* What comes with an agent's order to keep a gate: its files are those that write what
- * went wrong, then GATE_FILE_CONTROL to GATE_FILE_NETNS, then the cgroup's directory. */
-struct gate_admission {
-	uint32_t version;
-	uint32_t uid;
-	uint32_t gid;
-	uint32_t born;
-	uint64_t own;
-	uint64_t cookie;
-	uint32_t datagrams;
-	uint32_t zero;
-};
-
-#define GATE_ADMISSION_FILES 6
-
-_Static_assert(sizeof(struct gate_admission) == 40, "admission has no padding");
-
 struct gate {
 	int control;
 	int listener;
-	int kill;	/* cgroup.kill of the container, or -1 */
-	int door;	/* where the next supervisor knocks, or -1 */
-	int netns;	/* the program's namespace, for the next supervisor; or -1 */
-	int board_file; /* for programs that ask for it */
-	int porter;	/* who keeps all that while there is nothing to do, or -1 */
+	int kill;	  /* cgroup.kill of the container, or -1 */
+	int adopt_socket; /* listens for the next supervisor, or -1 */
+	int netns;	  /* the program's namespace, for the next supervisor; or -1 */
+	int board_file;	  /* for programs that ask for it */
+	int pool;	  /* a socket to the gate pool, or -1 */
 	struct board *board;
 	uint64_t own; /* inode of the program's namespace in nsfs */
 	uint64_t cookie;
@@ -175,63 +28,14 @@ struct gate {
 	bool datagrams;
 	uint32_t uid; /* of the program, for the files' owner */
 	uint32_t gid;
-	uint32_t rest_ms; /* for how long nobody calls before its process ends, where it may */
-	bool stops;	  /* tests: it stops when it is about to rest (SIGSTOP) */
+	uint32_t idle_ms; /* how long a gate of the pool is idle before it exits */
+	bool stops;	  /* tests: it stops before it hands over (SIGSTOP) */
 };
 
-/* Reads the command line, and takes what the process was given; an error ends it. */
-void gate_arguments(struct gate *g, int argc, char **argv);
-
-/* Gives up everything that a gate does not need. Any failure ends the process. */
-void gate_give_up(const struct gate *g);
+/* The one of this process. */
+extern struct gate gate;
 
 /* Makes the board. Nobody but who has it mapped by then can ever write on it. */
 bool gate_make_board(struct gate *g);
-
-/* In what state a process of a gate begins. */
-struct gate_life {
-	bool first;	 /* it has to greet */
-	bool supervised; /* somebody supervises it */
-};
-
-/*
- * Keeps the gates of an agent's containers, until there are none and no agent any more;
- * then it ends the process. Returns in the process of each gate that has something to do.
- */
-struct gate_life gate_porter(struct gate *g);
-
-/* Whether the command line is a porter's; it is in G then. */
-bool gate_is_porter(struct gate *g, int argc, char **argv);
-
-/* What socket(2) is asked for, or false if it is nothing that is born here. */
-struct gate_kind {
-	int family;
-	int type;
-	int protocol;
-	bool nonblock;
-	bool close_on_exec;
-};
-
-bool gate_kind_of(unsigned int born, int family, int type, int protocol, struct gate_kind *kind);
-
-/* Whether ioctl(2) with this request tells of interfaces, addresses or neighbours. */
-bool gate_ioctl_is_asked(uint32_t request);
-
-/* Whether sockets of a family are of no network namespace, and so are refused. */
-bool gate_family_is_elsewhere(int family);
-
-/* Whether bind(2) to an address may be more than the kernel's to answer. */
-bool gate_bind_is_asked(const uint8_t *address, size_t length);
-
-/*
- * Orders. What is wrong with one is an errno; it has then changed nothing, but that
- * rules which could not be read are gone: all that they would have told is asked.
- */
-int gate_order_parse(const void *bytes, size_t length, unsigned int files,
-		     struct gate_order *order);
-int gate_admission_parse(const void *bytes, size_t length, unsigned int files,
-			 struct gate_admission *a);
-int gate_order_set(struct board *b, const struct gate_order *order);
-int gate_order_rules(struct board *b, int file, uint32_t length);
 
 #endif

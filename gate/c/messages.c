@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Messages with files, of gates, porters and supervisors. */
+/* Messages with files, of gates, the gate pool and supervisors. */
 #define _GNU_SOURCE
+#include "messages.h"
+
 #include <poll.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include "../../shim/c/marks.h"
-#include "worker.h"
 
 bool gate_send_files(int to, const void *bytes, size_t length, const int *files, unsigned int count,
 		     int flags)

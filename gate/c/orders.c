@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* What the supervisor orders, without its socket: this is fuzzed. */
 #define _GNU_SOURCE
-#include "gate.h"
+#include "orders.h"
 
 #include <errno.h>
 #include <string.h>
@@ -15,20 +15,6 @@ int gate_order_parse(const void *bytes, size_t length, unsigned int files, struc
 		return EPROTO;
 	if (files != (order->op == GATE_ORDER_RULES))
 		return EBADF;
-	return 0;
-}
-
-int gate_admission_parse(const void *bytes, size_t length, unsigned int files,
-			 struct gate_admission *a)
-{
-	memset(a, 0, sizeof(*a));
-	memcpy(a, bytes, length < sizeof(*a) ? length : sizeof(*a));
-	if (length != sizeof(*a) || a->version != GATE_VERSION)
-		return EPROTO;
-	if (files != GATE_ADMISSION_FILES)
-		return EBADF;
-	if ((a->born & ~(uint32_t)(BOARD_BORN_4 | BOARD_BORN_6)) != 0 || a->datagrams > 1)
-		return EINVAL;
 	return 0;
 }
 

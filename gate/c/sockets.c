@@ -8,6 +8,8 @@
  * another then frees.)
  */
 #define _GNU_SOURCE
+#include "sockets.h"
+
 #include <errno.h>
 #include <linux/sockios.h>
 #include <pthread.h>
@@ -19,7 +21,10 @@
 
 #include "../../bpf/options.h"
 #include "../../shim/c/marks.h"
-#include "worker.h"
+#include "caller.h"
+#include "gate.h"
+#include "messages.h"
+#include "stats.h"
 
 /* Whether the kernel programs police a socket. */
 static bool gate_policed(int file)

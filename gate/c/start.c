@@ -7,33 +7,23 @@
  * user's, for the host firewall's owner match.
  */
 #define _GNU_SOURCE
-#include "../../native/privilege/privilege.h"
-#include "calls.h"
-#include "gate.h"
-#include "worker.h"
+#include "start.h"
 
-#include <fcntl.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/fsuid.h>
-#include <sys/mman.h>
-#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "../../native/privilege/privilege.h"
+#include "calls.h"
+
 enum { GATE_FD_CONTROL = 3, GATE_FD_LISTENER, GATE_FD_KILL };
-
-/* From linux/fcntl.h, which a C library need not come with (5.1). */
-#ifndef F_SEAL_FUTURE_WRITE
-#define F_SEAL_FUTURE_WRITE 0x10
-#endif
-
-struct gate gate;
 
 static const char gate_usage_text[] =
 	"usage: tsugiki-gate --uid N --gid N --own INODE --cookie N [--born4] [--born6] "
 	"[--datagrams], control socket at 3, seccomp listener at 4, cgroup.kill at 5; or "
-	"tsugiki-gate --porter REST-MS, control socket at 3\n";
+	"tsugiki-gate --pool IDLE-MS, control socket at 3\n";
 
 static bool gate_flag(struct gate *g, const char *name)
 {
@@ -48,12 +38,12 @@ static bool gate_flag(struct gate *g, const char *name)
 	return true;
 }
 
-bool gate_is_porter(struct gate *g, int argc, char **argv)
+bool gate_is_pool(struct gate *g, int argc, char **argv)
 {
-	if (argc < 2 || strcmp(argv[1], "--porter") != 0)
+	if (argc < 2 || strcmp(argv[1], "--pool") != 0)
 		return false;
-	g->rest_ms = privilege_number(argv[2], gate_usage_text);
-	g->stops = argc > 3 && strcmp(argv[3], "--stop-before-rest") == 0;
+	g->idle_ms = privilege_number(argv[2], gate_usage_text);
+	g->stops = argc > 3 && strcmp(argv[3], "--stop-before-handover") == 0;
 	return true;
 }
 
@@ -62,7 +52,7 @@ static void gate_take(struct gate *g)
 	g->control = GATE_FD_CONTROL;
 	g->listener = GATE_FD_LISTENER;
 	g->kill = GATE_FD_KILL;
-	g->door = g->netns = g->porter = -1;
+	g->adopt_socket = g->netns = g->pool = -1;
 	if (syscall(SYS_close_range, GATE_FD_KILL + 1, ~0U, 0) != 0)
 		privilege_die("close descriptors");
 	if (!gate_make_board(g))
@@ -88,39 +78,6 @@ void gate_arguments(struct gate *g, int argc, char **argv)
 		}
 	}
 	gate_take(g);
-}
-
-static bool gate_cookie(uint64_t *cookie)
-{
-	socklen_t length = sizeof(*cookie);
-	int s = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-	bool ok = s >= 0 && getsockopt(s, SOL_SOCKET, SO_NETNS_COOKIE, cookie, &length) == 0;
-
-	if (s >= 0)
-		close(s);
-	return ok;
-}
-
-bool gate_make_board(struct gate *g)
-{
-	const int seals = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE;
-	int file = memfd_create("board", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-	uint64_t host = 0;
-	struct board *b = MAP_FAILED;
-
-	if (file >= 0 && ftruncate(file, BOARD_SIZE) == 0 && gate_cookie(&host))
-		b = mmap(NULL, BOARD_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-	g->board_file = file;
-	g->board = b == MAP_FAILED ? NULL : b;
-	if (g->board == NULL || fcntl(file, F_ADD_SEALS, seals) != 0)
-		return false;
-	b->magic = BOARD_MAGIC;
-	b->version = BOARD_VERSION;
-	b->own = g->cookie;
-	b->host = host;
-	b->born = g->born;
-	b->datagrams = g->datagrams;
-	return true;
 }
 
 void gate_give_up(const struct gate *g)

@@ -1,7 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /* What the gate counts. Sums of words that several threads add to: each is right, and
  * two that are read together may be a notification apart. */
-#include "worker.h"
+#define _GNU_SOURCE
+#include "stats.h"
+
+#include <stdatomic.h>
+#include <sys/socket.h>
+
+#include "gate.h"
 
 #define GATE_COUNTERS (sizeof(struct gate_counters) / sizeof(uint64_t))
 
@@ -48,4 +54,21 @@ void gate_count(const struct gate_worker *w, uint64_t nanoseconds)
 	}
 	GATE_COUNT(calls[call].answered, 1);
 	GATE_COUNT(calls[call].time[gate_bucket(nanoseconds)], 1);
+}
+
+bool gate_say_stats(struct board *b, int to, uint64_t tag, int flags)
+{
+	struct gate_stats stats = {.version = GATE_VERSION, .call = GATE_STATS, .tag = tag};
+
+	gate_read_counters(b, &stats.counters);
+	return send(to, &stats, sizeof(stats), flags | MSG_NOSIGNAL) >= 0;
+}
+
+bool gate_say_bye(struct board *b, int to, int flags)
+{
+	const struct gate_ask bye = {.version = GATE_VERSION, .call = GATE_BYE};
+
+	/* Nobody has asked, or can ask any more: no tag. */
+	return gate_say_stats(b, to, 0, flags) &&
+	       send(to, &bye, sizeof(bye), flags | MSG_NOSIGNAL) >= 0;
 }

@@ -12,14 +12,16 @@
  *
  * The gate ends with the last process of the container.
  *
- * Where a porter keeps it, the process ends also when nobody has called for a while. It must
- * not do so with a notification received: that would never be received again. So the
+ * A gate of the pool also exits when it is idle. It must not do so with a notification that it
+ * has received: no other process would receive it again. So the
  * thread that serves is told to end, and a signal gets it out of its wait; it looks whether it
  * was told so after it has counted its turn up, and is sent the signal only while it has not,
  * so one of the two sees the other. The signal is open only while it waits, for no
- * ADDFD may be interrupted (see gate.c).
+ * ADDFD may be interrupted (see handle.c).
  */
 #define _GNU_SOURCE
+#include "threads.h"
+
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
@@ -30,13 +32,14 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "worker.h"
+#include "asks.h"
+#include "gate.h"
+#include "handle.h"
+#include "messages.h"
+#include "stats.h"
 
 #define GATE_THREADS_MAX 64
 #define GATE_STACK	 (64 * 1024)
-#define GATE_TICK_MS	 20
-/* Ticks without work after which the watchdog sleeps until there is some. */
-#define GATE_QUIET_TICKS 4
 #define GATE_WAKE_UP	 SIGUSR1
 /* A thread that is just about to wait misses a signal. */
 #define GATE_STOP_TRIES 50
@@ -51,13 +54,18 @@ static bool gate_abandoned(void)
 	return gate_has(gate.listener, POLLHUP);
 }
 
+void gate_set_watchdog_sleeps(bool sleeps)
+{
+	atomic_store(&gate_watchdog_sleeps, sleeps);
+}
+
 static void gate_wake_watchdog(void)
 {
 	if (atomic_load(&gate_watchdog_sleeps) && atomic_exchange(&gate_watchdog_sleeps, false))
 		gate_wake_control();
 }
 
-static uint64_t gate_now(void)
+uint64_t gate_now(void)
 {
 	struct timespec t;
 
@@ -86,7 +94,7 @@ static void *gate_serve(void *worker)
 	uint64_t came;
 
 	atomic_store(&w->id, (int)syscall(SYS_gettid));
-	gate_open_signal(gate.porter >= 0);
+	gate_open_signal(gate.pool >= 0);
 	while (!atomic_load(&w->given_up)) {
 		memset(&w->n, 0, sizeof(w->n));
 		if (ioctl(gate.listener, SECCOMP_IOCTL_NOTIF_RECV, &w->n) != 0) {
@@ -136,9 +144,7 @@ static void gate_start_thread(void)
 	pthread_attr_destroy(&attr);
 }
 
-/* One look at all threads. Returns whether any has done something since the
- * last. */
-static bool gate_tick(void)
+bool gate_tick(void)
 {
 	struct gate_worker *stuck = NULL;
 	bool serving = false, worked = false;
@@ -200,46 +206,4 @@ void gate_start_serving(void)
 
 	(void)sigaction(GATE_WAKE_UP, &wake_up, NULL);
 	gate_start_thread();
-}
-
-/* In how many milliseconds the process may end, if nobody calls before; -1: never. */
-static int gate_until_rest(uint64_t now, uint64_t worked)
-{
-	const uint64_t rest = gate.rest_ms * 1000000ull;
-
-	if (gate.porter < 0)
-		return -1;
-	return now - worked >= rest ? 0 : (int)((rest - (now - worked)) / 1000000) + 1;
-}
-
-int gate_watch(void)
-{
-	static uint64_t next, worked;
-	static int quiet;
-	uint64_t now = gate_now();
-	int left;
-
-	if (now < next)
-		return (int)((next - now) / 1000000) + 1;
-	next = now + GATE_TICK_MS * 1000000ull;
-	quiet = gate_tick() ? 0 : quiet + 1;
-	if (quiet == 0 || worked == 0)
-		worked = now;
-	if (quiet <= GATE_QUIET_TICKS)
-		return GATE_TICK_MS;
-	left = gate_until_rest(now, worked);
-	if (left == 0) {
-		gate_rest();
-		(void)gate_tick(); /* starts a thread, as ours has ended or is about to */
-		worked = now;
-	} else {
-		atomic_store(&gate_watchdog_sleeps, true);
-		/* A thread that began before it could see that is seen here; one that
-		 * begins after it wakes us. */
-		if (!gate_tick())
-			return left;
-		atomic_store(&gate_watchdog_sleeps, false);
-	}
-	quiet = 0;
-	return GATE_TICK_MS;
 }

@@ -47,8 +47,8 @@
  * getsockname() gives a struct sockaddr_gr; its name is empty before bind(). See
  * GRAFT_NAME_TRANSPARENT.
  */
-#ifndef TSUGIKI_GRAFT_API_H
-#define TSUGIKI_GRAFT_API_H
+#ifndef TSUGIKI_GRAFT_H
+#define TSUGIKI_GRAFT_H
 
 #include <sys/socket.h>
 #include <sys/un.h>

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/tsugiki/tsugiki/afgraft"
+
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 )
@@ -68,7 +70,7 @@ func choices() []Options {
 	var all []Options
 	for mode := Seccomp; mode <= Preload; mode++ {
 		for i := range 4 {
-			all = append(all, Options{Mode: mode, Datagrams: i&1 != 0, API: i&2 != 0})
+			all = append(all, Options{Mode: mode, Datagrams: i&1 != 0, AFGraft: i&2 != 0})
 		}
 	}
 	return all
@@ -218,7 +220,7 @@ func judge(o Options, name string, args [6]uint64, alone, raw, composed uint32) 
 		if o.Mode == Preload && raw == allow && decidable && args[markArg]&1 == 0 {
 			return errors.New("only the shim's questions are asked")
 		}
-	case raw == ask && name == "socket" && o.Mode != Seccomp && uint32(args[0]) == familyGraft &&
+	case raw == ask && name == "socket" && o.Mode != Seccomp && uint32(args[0]) == afgraft.Family &&
 		args[markArg] != markAsk && (marked || o.Mode == Preload): // see Compose
 	case raw != allow:
 		return errors.New("our own program asks about it")

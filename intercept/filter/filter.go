@@ -16,6 +16,8 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/tsugiki/tsugiki/afgraft"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -64,19 +66,13 @@ type Options struct {
 	// rules divide destinations in a way that no earlier call can tell. It
 	// costs a round trip for each.
 	Datagrams bool
-	// API asks for what programs written for AF_GRAFT need besides their own
+	// AFGraft asks for what programs written for AF_GRAFT need besides their own
 	// calls: all socket options that may have to be delayed, and all names.
-	API bool
+	AFGraft bool
 	// Alone says that no engine's profile refuses sockets that are of no network namespace: so
 	// this program has to ask about them.
 	Alone bool
 }
-
-// Programs written for AF_GRAFT use these (include/tsugiki/graft.h).
-const (
-	familyGraft = unix.AF_IPX
-	levelGraft  = 254
-)
 
 // Offsets in struct seccomp_data.
 const (
@@ -152,10 +148,10 @@ func nativeRules(n native, o Options) []rule {
 			decided(socket, cond{0, equal, family}, cond{1, maskedIs, typ})
 		}
 	}
-	add(socket, cond{0, equal, familyGraft})
-	add(setSockOpt, cond{1, equal, levelGraft})
-	add(getSockOpt, cond{1, equal, levelGraft})
-	if o.API {
+	add(socket, cond{0, equal, afgraft.Family})
+	add(setSockOpt, cond{1, equal, afgraft.Level})
+	add(getSockOpt, cond{1, equal, afgraft.Level})
+	if o.AFGraft {
 		// SOL_SOCKET's are never delayed.
 		add(setSockOpt, cond{1, differs, unix.SOL_SOCKET})
 		add(getSockName)

@@ -2,13 +2,13 @@ package filter
 
 import (
 	"errors"
-	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
 // seccompData is what a filter sees of a call.
@@ -192,9 +192,9 @@ func TestBuildForPrograms(t *testing.T) {
 	for goarch, n := range calls {
 		token := natives[goarch].token
 		for _, tt := range []struct {
-			name      string
-			data      seccompData
-			want, api uint32
+			name          string
+			data          seccompData
+			want, afgraft uint32
 		}{
 			{"AF_GRAFT stream", seccompData{token, n.socket, [6]uint64{4, unix.SOCK_STREAM | unix.SOCK_CLOEXEC, 0}}, ask, ask},
 			{"AF_GRAFT raw", seccompData{token, n.socket, [6]uint64{4, unix.SOCK_RAW, 0}}, ask, ask},
@@ -207,13 +207,13 @@ func TestBuildForPrograms(t *testing.T) {
 			{"get a TCP option", seccompData{token, n.getsockopt, [6]uint64{3, unix.SOL_TCP, 1, ptr, ptr}}, allow, allow},
 			{"getsockname", seccompData{token, n.getsockname, [6]uint64{3, ptr, ptr}}, allow, ask},
 		} {
-			for api, want := range map[bool]uint32{false: tt.want, true: tt.api} {
-				prog, err := Build(goarch, Options{API: api})
+			for expected, want := range map[bool]uint32{false: tt.want, true: tt.afgraft} {
+				prog, err := Build(goarch, Options{AFGraft: expected})
 				if err != nil {
 					t.Fatal(err)
 				}
 				if got := evaluate(t, prog, tt.data); got != want {
-					t.Errorf("%s, %s, API: %v: the filter says %#x, want %#x", goarch, tt.name, api, got, want)
+					t.Errorf("%s, %s, AF_GRAFT: %v: the filter says %#x, want %#x", goarch, tt.name, expected, got, want)
 				}
 			}
 		}
@@ -296,18 +296,12 @@ var (
 
 // The numbers are those of shim/c/marks.h.
 func TestMarksAreTheShims(t *testing.T) {
-	header, err := os.ReadFile("../../shim/c/marks.h")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, mark := range map[string]uint64{"PASS ": markPass, "ASK  ": markAsk, "SHIM ": markShim} {
-		if want := fmt.Sprintf("#define MARK_%s%#xull\n", name, mark); !strings.Contains(string(header), want) {
-			t.Errorf("marks.h has no %q", want)
-		}
-	}
-	if family := int32(-1); uint32(family) != markFamily || !strings.Contains(string(header), "#define MARK_FAMILY    (-1)\n") {
-		t.Error("MARK_FAMILY is not -1")
-	}
+	testkit.CheckC(t, "../../shim/c/marks.h", map[string]any{
+		"MARK_PASS":             uint64(markPass),
+		"MARK_ASK":              uint64(markAsk),
+		"MARK_SHIM":             uint64(markShim),
+		"(uint32_t)MARK_FAMILY": uint32(markFamily),
+	})
 }
 
 func TestBuildUnknownArchitecture(t *testing.T) {
@@ -324,7 +318,7 @@ func FuzzFilter(f *testing.F) {
 	f.Add(uint32(archX8664), uint32(41), uint64(markFamily), uint64(2), uint64(0), uint64(0), uint64(0), uint64(markShim), uint8(2), false)
 	f.Fuzz(func(t *testing.T, arch, number uint32, a0, a1, a2, a3, a4, a5 uint64, mode uint8, datagrams bool) {
 		for goarch := range natives {
-			o := Options{Mode: Mode(mode % 3), Datagrams: datagrams, API: datagrams}
+			o := Options{Mode: Mode(mode % 3), Datagrams: datagrams, AFGraft: datagrams}
 			d := seccompData{arch, number, [6]uint64{a0, a1, a2, a3, a4, a5}}
 			got := answer(t, goarch, o, d)
 			if got != allow && got != ask && got != enosys {

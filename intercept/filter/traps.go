@@ -3,6 +3,8 @@ package filter
 import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/afgraft"
 )
 
 // trap says which forms of a call the profile's permission does not reach, and what
@@ -45,8 +47,8 @@ func traps(o Options, foreign32 bool) map[string]trap {
 		"unshare":        ask(bit(0, unix.CLONE_NEWNET)),
 		"clone":          ask(bit(0, unix.CLONE_NEWNET)),
 		"setns":          ask(bit(1, unix.CLONE_NEWNET), everything.where(1, masked(unix.CLONE_NEWNET|leavable, 0))),
-		"getsockopt":     ask(everything.where(1, masked(0xff, levelGraft))),
-		"setsockopt":     ask(everything.where(1, masked(0xff, levelGraft))),
+		"getsockopt":     ask(everything.where(1, masked(0xff, afgraft.Level))),
+		"setsockopt":     ask(everything.where(1, masked(0xff, afgraft.Level))),
 		"socket":         decided(o.Mode, everything),
 		"connect":        decided(o.Mode, everything),
 		"bind":           decided(o.Mode, everything),
@@ -60,7 +62,7 @@ func traps(o Options, foreign32 bool) map[string]trap {
 		all["sendmsg"], all["sendmmsg"] = decided(o.Mode, everything), decided(o.Mode, everything)
 		all["sendto"] = ask(append(all["sendto"].regions, everything.where(4, except(0)))...)
 	}
-	if o.API {
+	if o.AFGraft {
 		all["setsockopt"] = ask(everything.where(1, except(unix.SOL_SOCKET)))
 		all["getsockname"] = ask(everything)
 	}

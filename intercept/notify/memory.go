@@ -1,7 +1,6 @@
 package notify
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
@@ -22,7 +21,7 @@ type memory struct {
 }
 
 // errFault says that the program's pointer leads nowhere.
-var errFault = errors.New("bad address in the program")
+var errFault = fmt.Errorf("bad address in the program: %w", unix.EFAULT)
 
 func (p *program) memory() (*memory, error) {
 	fd, err := unix.Open(fmt.Sprintf("/proc/%d/mem", p.tid), unix.O_RDWR|unix.O_CLOEXEC, 0)
@@ -95,16 +94,4 @@ func (p *program) writeAt(at uint64, b []byte) error {
 	}
 	defer m.close()
 	return m.write(at, b)
-}
-
-// readInt and writeInt are for the lengths that getsockopt(2) and getsockname(2)
-// take by reference.
-func (p *program) readInt(at uint64) (int, error) {
-	var b [4]byte
-	err := p.readAt(at, b[:])
-	return int(int32(binary.NativeEndian.Uint32(b[:]))), err
-}
-
-func (p *program) writeInt(at uint64, n int) error {
-	return p.writeAt(at, binary.NativeEndian.AppendUint32(nil, uint32(n)))
 }

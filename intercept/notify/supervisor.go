@@ -25,6 +25,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/afgraft"
 	"github.com/tsugiki/tsugiki/gate"
 	"github.com/tsugiki/tsugiki/graft"
 	"github.com/tsugiki/tsugiki/internal/cputime"
@@ -220,8 +221,8 @@ func (s *Supervisor) ask(p *program, a gate.Ask) (graft.Answer, error) {
 		}
 		return s.engine.Send(p, a.Number, to)
 	case gate.Bind:
-		if isGraftAddr(a.Address) {
-			return s.bindGraft(p, a)
+		if afgraft.IsAddress(a.Address) {
+			return s.bindNamed(p, a)
 		}
 		addr, ok := parseBindAddr(a.Address)
 		if !ok {
@@ -232,12 +233,8 @@ func (s *Supervisor) ask(p *program, a gate.Ask) (graft.Answer, error) {
 		return s.engine.Listen(p, a.Number, a.Backlog)
 	case gate.Socket:
 		return s.engine.Socket(p, int(int32(a.Args[1])), int(int32(a.Args[2])))
-	case gate.SetOption:
-		return s.setOption(p, a)
-	case gate.GetOption:
-		return s.getOption(p, a)
-	case gate.GetName:
-		return s.getName(p, a)
+	case gate.SetOption, gate.GetOption, gate.GetName:
+		return s.askNamed(p, a)
 	case gate.Ioctl:
 		return s.ioctl(p, a)
 	}

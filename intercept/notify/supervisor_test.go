@@ -20,6 +20,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/netns"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 	"github.com/tsugiki/tsugiki/policy"
+	"github.com/tsugiki/tsugiki/policy/enforcer"
 )
 
 // programEnv makes the test's program that of a container, see listenForEver.
@@ -67,15 +68,15 @@ func (ownPlace) Maker() (graft.SocketMaker, error) { return nil, errors.New("no 
 
 // world is a container that this process and its own successors supervise.
 type world struct {
-	t       *testing.T
-	door    string
-	porter  *gate.Porter
-	done    string
-	group   *cgroup.Group
-	engine  *graft.Engine
-	gate    *gate.Gate
-	process *launch.Process
-	gone    chan error
+	t           *testing.T
+	adoptSocket string
+	pool        *gate.Pool
+	done        string
+	group       *cgroup.Group
+	engine      *graft.Engine
+	gate        *gate.Gate
+	process     *launch.Process
+	gone        chan error
 }
 
 func newWorld(t *testing.T) *world {
@@ -84,7 +85,7 @@ func newWorld(t *testing.T) *world {
 		t.Skip("skip: needs root")
 	}
 	dir := t.TempDir()
-	w := &world{t: t, door: filepath.Join(dir, "door"), done: filepath.Join(dir, "done"), gone: make(chan error, 1)}
+	w := &world{t: t, adoptSocket: filepath.Join(dir, "adopt"), done: filepath.Join(dir, "done"), gone: make(chan error, 1)}
 	parent, err := cgroup.Own()
 	w.must(err)
 	w.group, err = cgroup.Create(parent, fmt.Sprintf("notify-test-%d", os.Getpid()))
@@ -95,7 +96,7 @@ func newWorld(t *testing.T) *world {
 	t.Cleanup(func() { group.Close() })
 	table, err := policy.NewTable(nil, nil)
 	w.must(err)
-	enforced, err := policy.Enforce(group, table, func(*endpoint.Endpoint) uint64 { return 0 })
+	enforced, err := enforcer.Enforce(group, table, func(*endpoint.Endpoint) uint64 { return 0 })
 	w.must(err)
 	t.Cleanup(func() { enforced.Close() })
 	host, err := netns.Current()
@@ -129,13 +130,13 @@ func (w *world) start(own *netns.NS, group *os.File) {
 		Path: exe, Args: []string{"program"}, Netns: own, CgroupDir: group, Filter: prog, Caps: launch.Default,
 	}, func(listener *os.File, _ int) (err error) {
 		binary := filepath.Join(testkit.BuildTsugiki(w.t), gate.Program)
-		if w.porter, err = gate.StartPorter(binary, nil, gate.RestAfter); err != nil {
+		if w.pool, err = gate.StartPool(binary, nil, gate.IdleAfter); err != nil {
 			return err
 		}
-		w.t.Cleanup(func() { w.porter.Close() })
+		w.t.Cleanup(func() { w.pool.Close() })
 		w.gate, err = gate.Start(gate.Config{
 			Binary: binary, Own: own, CgroupDir: group,
-			Listener: listener, Door: w.door, Porter: w.porter,
+			Listener: listener, AdoptSocket: w.adoptSocket, Pool: w.pool,
 		})
 		return err
 	})
@@ -178,7 +179,7 @@ func TestRelease(t *testing.T) {
 	var g *gate.Gate
 	for i := range 20 {
 		var err error
-		g, err = gate.Adopt(w.door, testkit.Patience)
+		g, err = gate.Adopt(w.adoptSocket, testkit.Patience)
 		w.must(err)
 		listener := g.TakeListener()
 		defer listener.Close()

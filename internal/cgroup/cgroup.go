@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/sys/mounts"
 )
 
 // ErrNoV2 says that no cgroup v2 hierarchy is mounted.
@@ -28,9 +30,12 @@ const removePatience = 10 * time.Second
 // Own returns the directory of the calling process's group in the v2
 // hierarchy.
 func Own() (string, error) {
-	mount, root, err := findV2("/proc/self/mountinfo")
+	all, err := Find(mounts.Self)
 	if err != nil {
 		return "", err
+	}
+	if all.V2.Mount == "" {
+		return "", ErrNoV2
 	}
 	f, err := os.Open("/proc/self/cgroup")
 	if err != nil {
@@ -39,37 +44,14 @@ func Own() (string, error) {
 	defer f.Close()
 	for lines := bufio.NewScanner(f); lines.Scan(); {
 		if path, ok := strings.CutPrefix(lines.Text(), "0::"); ok {
-			rel, err := filepath.Rel(root, path)
+			rel, err := filepath.Rel(all.V2.Root, path)
 			if err != nil || strings.HasPrefix(rel, "..") {
 				rel = "."
 			}
-			return filepath.Join(mount, rel), nil
+			return filepath.Join(all.V2.Mount, rel), nil
 		}
 	}
 	return "", ErrNoV2
-}
-
-// Mounted is where the v2 hierarchy is mounted.
-func Mounted() (string, error) {
-	mount, _, err := findV2("/proc/self/mountinfo")
-	return mount, err
-}
-
-// findV2 finds a mount of cgroup2 and which group is at its root.
-func findV2(mountinfo string) (mount, root string, err error) {
-	f, err := os.Open(mountinfo)
-	if err != nil {
-		return "", "", err
-	}
-	defer f.Close()
-	for lines := bufio.NewScanner(f); lines.Scan(); {
-		before, after, _ := strings.Cut(lines.Text(), " - ")
-		fields := strings.Fields(before)
-		if len(fields) >= 5 && strings.HasPrefix(after, "cgroup2 ") {
-			return fields[4], fields[3], nil
-		}
-	}
-	return "", "", ErrNoV2
 }
 
 // Group is a group that this package made.

@@ -5,32 +5,10 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strconv"
 	"syscall"
 	"testing"
 )
-
-func TestFindV2(t *testing.T) {
-	tests := []struct{ name, mountinfo, mount, root string }{
-		{"pure v2", "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw\n", "/sys/fs/cgroup", "/"},
-		{"hybrid", "31 30 0:27 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n42 30 0:28 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n", "/sys/fs/cgroup/unified", "/"},
-		{"in a container", "42 30 0:28 /docker/abc /sys/fs/cgroup ro - cgroup2 cgroup rw\n", "/sys/fs/cgroup", "/docker/abc"},
-		{"v1 only", "31 30 0:27 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n", "", ""},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			file := filepath.Join(t.TempDir(), "mountinfo")
-			if err := os.WriteFile(file, []byte(tt.mountinfo), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			mount, root, err := findV2(file)
-			if mount != tt.mount || root != tt.root || (err != nil) != (tt.mount == "") {
-				t.Errorf("findV2: %q, %q, %v", mount, root, err)
-			}
-		})
-	}
-}
 
 func TestRemoveKills(t *testing.T) {
 	own, err := Own()

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"io/fs"
 	"os"
-	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -88,8 +87,7 @@ func spawnNothing(attr *syscall.SysProcAttr) error {
 
 // layout says how the hierarchies of cgroups are mounted.
 func layout() string {
-	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	if err == nil && strings.Contains(string(mounts), " - cgroup ") {
+	if v1, err := cgroup.Controllers(); err == nil && len(v1) > 0 {
 		return "hybrid (v1 beside v2)"
 	}
 	return "v2 only"

@@ -8,13 +8,14 @@ import (
 	"fmt"
 	"os"
 	"runtime"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/shim"
 )
 
 // IsChild tells whether this process is the child that Start makes. A program
@@ -85,7 +86,6 @@ func become(control, orders, ns *os.File) error {
 // environment is the program's, which is told to load the library. One that its
 // user cannot read would only make the dynamic loader complain.
 func environment(o order) ([]string, error) {
-	const name = "LD_PRELOAD="
 	if o.Preload == "" {
 		return os.Environ(), nil
 	}
@@ -95,16 +95,7 @@ func environment(o order) ([]string, error) {
 		}
 		return os.Environ(), nil
 	}
-	env := slices.Clone(os.Environ())
-	for i, e := range env {
-		if value, is := strings.CutPrefix(e, name); is {
-			// Those that are there already may wrap our functions, but
-			// would never be called by them.
-			env[i] = name + strings.TrimPrefix(value+":"+o.Preload, ":")
-			return env, nil
-		}
-	}
-	return append(env, name+o.Preload), nil
+	return shim.Preload(os.Environ(), o.Preload), nil
 }
 
 func preloadable(path string) error {

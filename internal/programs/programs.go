@@ -1,5 +1,5 @@
-// Package programs finds the native programs that come with tsugiki, of which it starts
-// none, and the libraries of other programs.
+// Package programs finds the native programs that come with tsugiki: helper processes,
+// and what runs in containers. It starts none. It needs no privileges.
 package programs
 
 import (

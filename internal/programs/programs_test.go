@@ -2,18 +2,9 @@ package programs
 
 import (
 	"errors"
-	"fmt"
-	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"runtime"
-	"slices"
-	"strings"
 	"testing"
-	"time"
-
-	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
 func TestFindIn(t *testing.T) {
@@ -31,73 +22,4 @@ func TestFindIn(t *testing.T) {
 	if got, err := FindIn("tool", []string{none, some}); got != want || err != nil {
 		t.Errorf("found %q (%v), want %q", got, err, want)
 	}
-}
-
-func TestLibraries(t *testing.T) {
-	libraries, err := Libraries("/bin/ls")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !slices.ContainsFunc(libraries, func(path string) bool { return strings.HasPrefix(filepath.Base(path), "libc.so") }) {
-		t.Errorf("of ls: %v, want the C library too", libraries)
-	}
-	for _, path := range libraries {
-		if _, err := os.Stat(path); err != nil {
-			t.Error(err)
-		}
-	}
-	if libraries, err := Libraries("/bin/busybox"); err != nil || len(libraries) > 0 {
-		t.Errorf("of a static program: %v, %v", libraries, err)
-	}
-	if _, err := Libraries("/etc/passwd"); err == nil {
-		t.Error("of a text: no error")
-	}
-}
-
-// Of many children, each is reaped when it has ended, and no goroutine waits for it.
-func TestOnEnd(t *testing.T) {
-	testkit.CheckLeaks(t)
-	before := runtime.NumGoroutine()
-	type ended struct {
-		i   int
-		err error
-	}
-	reaped := make(chan ended, 20)
-	var hold []io.Closer
-	for i := range 20 {
-		cmd := exec.Command("/bin/sh", "-c", fmt.Sprintf("read line; exit %d", i))
-		stdin, err := cmd.StdinPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		hold = append(hold, stdin)
-		OnEnd(cmd.Process.Pid, func() { reaped <- ended{i, cmd.Wait()} })
-	}
-	if n := runtime.NumGoroutine() - before; n > 1 {
-		t.Errorf("%d goroutines for 20 processes", n)
-	}
-	for i, stdin := range hold {
-		if len(reaped) > 0 {
-			t.Fatalf("process %d was reaped before its end", (<-reaped).i)
-		}
-		stdin.Close()
-		select {
-		case e := <-reaped:
-			code := 0
-			if exit := (*exec.ExitError)(nil); errors.As(e.err, &exit) {
-				code = exit.ExitCode()
-			}
-			if e.i != i || code != i {
-				t.Errorf("process %d ended, and %d was reaped: %v", i, e.i, e.err)
-			}
-		case <-time.After(testkit.Patience):
-			t.Fatalf("process %d was not reaped", i)
-		}
-	}
-	none := make(chan struct{})
-	OnEnd(0, func() { close(none) }) // nobody's
-	<-none
 }

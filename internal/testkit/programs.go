@@ -52,6 +52,35 @@ func BuildTsugiki(t TB) string {
 	return dir
 }
 
+// BuildSanitized returns a folder with binaries whose C parts have the sanitizers of addresses
+// and of undefined behaviour, and an empty folder that these write their findings to. It is
+// "sanitized" in the folder of BuildTsugiki, and "make sanitized" builds it.
+func BuildSanitized(t TB) (bin, findings string) {
+	t.Helper()
+	bin = filepath.Join(BuildTsugiki(t), "sanitized")
+	if os.Getenv(binEnv) == "" {
+		root, err := ModuleRoot()
+		if err != nil {
+			t.Fatalf("%v", err)
+		}
+		if err := makeIn(root, "sanitized"); err != nil {
+			t.Fatalf("%v", err)
+		}
+	}
+	findings = filepath.Join(bin, "findings")
+	if err := os.RemoveAll(findings); err != nil {
+		t.Fatalf("empty the sanitizers' findings: %v", err)
+	}
+	if err := os.Mkdir(findings, 0o700); err != nil {
+		t.Fatalf("find the sanitized binaries (make sanitized builds them): %v", err)
+	}
+	// Programs of any user write there.
+	if err := os.Chmod(findings, 0o1777); err != nil {
+		t.Fatalf("open the sanitizers' findings: %v", err)
+	}
+	return bin, findings
+}
+
 // Binaries is BuildTsugiki for programs that are no tests.
 var Binaries = sync.OnceValues(func() (string, error) {
 	if dir := os.Getenv(binEnv); dir != "" {

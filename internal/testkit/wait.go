@@ -10,7 +10,17 @@ import (
 	"time"
 )
 
-const pollInterval = 5 * time.Millisecond
+// A wait looks again after pollInterval, and after a tenth of the time that it has taken so far,
+// but at least every pollMost. Looking costs others their CPU: some looks run programs.
+const (
+	pollInterval = 5 * time.Millisecond
+	pollMost     = 100 * time.Millisecond
+)
+
+// pollAfter is how long a wait pauses that has taken some time.
+func pollAfter(waited time.Duration) time.Duration {
+	return min(max(waited/10, pollInterval), pollMost)
+}
 
 // Patience is the limit of each wait in a test. It is for hangs only: no test says by it how
 // long something may take. TSUGIKI_SLOW, a number, multiplies it on a slow machine.
@@ -107,16 +117,16 @@ func Eventually(t TB, check func() error) {
 
 func eventually(t TB, limit time.Duration, check func() error) {
 	t.Helper()
-	deadline := time.Now().Add(limit)
-	for {
+	for began := time.Now(); ; {
 		err := check()
 		if err == nil {
 			return
 		}
-		if time.Now().After(deadline) {
+		waited := time.Since(began)
+		if waited > limit {
 			t.Fatalf("still after %v: %v", limit, err)
 			return
 		}
-		time.Sleep(pollInterval)
+		time.Sleep(pollAfter(waited))
 	}
 }

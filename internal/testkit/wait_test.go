@@ -57,3 +57,19 @@ func TestEventually(t *testing.T) {
 		})
 	}
 }
+
+// A long wait looks seldom, and never so seldom that one would notice.
+func TestPollAfter(t *testing.T) {
+	for waited, want := range map[time.Duration]time.Duration{
+		0:                      pollInterval,
+		pollInterval:           pollInterval,
+		20 * pollInterval:      2 * pollInterval,
+		10 * pollMost:          pollMost,
+		Patience + time.Hour:   pollMost,
+		500 * time.Millisecond: 50 * time.Millisecond,
+	} {
+		if got := pollAfter(waited); got != want {
+			t.Errorf("after %v: %v, want %v", waited, got, want)
+		}
+	}
+}

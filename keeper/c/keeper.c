@@ -52,8 +52,8 @@
  * CAP_SETPCAP, CAP_SETUID and CAP_SETGID, or with no capabilities and no ids.
  */
 #define _GNU_SOURCE
-#include "keeper.h"
 #include "protocol.h"
+#include "start.h"
 
 #include <errno.h>
 #include <fcntl.h>

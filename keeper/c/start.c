@@ -8,7 +8,7 @@
 #define _GNU_SOURCE
 #include "../../native/privilege/privilege.h"
 #include "calls.h"
-#include "keeper.h"
+#include "start.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -7,7 +7,7 @@
  * later, or another one, whose socket is another file.
  */
 #define _GNU_SOURCE
-#include "logger.h"
+#include "announce.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -9,7 +9,7 @@
  * cut off, and they are counted; as soon as there is room an entry says how many.
  */
 #define _GNU_SOURCE
-#include "logger.h"
+#include "file.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -19,6 +19,8 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include "lines.h"
 
 extern char **environ;
 

@@ -3,7 +3,7 @@
  * Any bytes, read in pieces of any size: what comes out are whole entries, each a line of
  * printable characters, and their texts are the input, but for bytes that are no UTF-8.
  */
-#include "logger.h"
+#include "lines.h"
 
 #include <stdlib.h>
 #include <string.h>

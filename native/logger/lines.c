@@ -9,7 +9,7 @@
  * What is read is the container's, any bytes. What is written is ASCII or valid UTF-8;
  * other bytes are \ufffd, one for each, as with Docker.
  */
-#include "logger.h"
+#include "lines.h"
 
 #include <stdio.h>
 #include <string.h>

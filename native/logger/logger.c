@@ -1,5 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
+ * tsugiki-log: what a container prints, as files in the format of Docker's json-file.
+ *
+ * Its parts: options.c reads the command line; lines.c makes JSON of what was read, in
+ * memory; file.c writes it, rotates, and outlives a full disk; announce.c tells the
+ * agent whose CPU time this is; logger.c is the loop.
+ *
+ * In C for what it costs: there is one for each container, and most of its time goes
+ * into being woken for a line. It needs no privileges but to write its files. Linux 5.4.
+ *
  * Theory of operation. containerd's shim starts this with the reading ends of the
  * container's standard output and error as descriptors 3 and 4, and waits until 5 is
  * closed. One thread waits for either, reads what there is, and writes all entries that
@@ -9,9 +18,6 @@
  * Whatever happens to the file or the agent, it goes on reading: a container whose pipe
  * is full stands still, and one whose pipe has no reader is killed (SIGPIPE).
  */
-#include "../privilege/privilege.h"
-#include "logger.h"
-
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -22,6 +28,12 @@
 #include <sys/signalfd.h>
 #include <syslog.h>
 #include <unistd.h>
+
+#include "../privilege/privilege.h"
+#include "announce.h"
+#include "file.h"
+#include "lines.h"
+#include "options.h"
 
 enum { FD_STDOUT = 3, FD_STDERR, FD_READY };
 

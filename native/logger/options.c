@@ -3,7 +3,7 @@
  * The command line is that of containerd's logging drivers: what is behind the "?" of
  * binary:///usr/bin/tsugiki-log?KEY=VALUE&... comes as pairs of arguments, in any order.
  */
-#include "logger.h"
+#include "options.h"
 
 #include <errno.h>
 #include <stdio.h>

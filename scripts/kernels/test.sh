@@ -11,7 +11,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 PACKAGES=${PACKAGES:-internal/kernel internal/cgroup charge/balance charge/bandwidth charge/journal charge/helper
-	charge/ledger charge/slots charge/enforce charge/softirq charge/shared charge/accounts policy test/kernel}
+	charge/ledger charge/slots charge/enforce charge/softirq charge/shared charge/accounts policy policy/enforcer test/kernel}
 scripts/deps.sh kernels
 tests=.cache/kernels/tests
 export TSUGIKI_BIN=$PWD/bin

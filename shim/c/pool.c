@@ -18,10 +18,11 @@
  * vfork(2), which shares the page, is told by its process id. In no case does a
  * child use them.
  */
-#include "shim.h"
+#include "pool.h"
 
 #include <stddef.h>
 
+#include "decide.h"
 #include "kernel.h"
 #include "marks.h"
 

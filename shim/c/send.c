@@ -10,9 +10,11 @@
  * of a length; musl fills them in when it is called. So what has holes goes to the C
  * library, unmarked, unless it is glibc.
  */
-#include "shim.h"
+#include <stddef.h>
 
+#include "decide.h"
 #include "kernel.h"
+#include "libc.h"
 #include "marks.h"
 
 #define SEND_FASTOPEN	  0x20000000

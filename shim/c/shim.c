@@ -30,28 +30,16 @@
  * Signal handlers, cancelled threads and the children of vfork may call in at any
  * time. errno is changed only by a call that fails.
  */
-#include "shim.h"
-
 #include <stddef.h>
 
+#include "decide.h"
 #include "kernel.h"
+#include "libc.h"
 #include "marks.h"
+#include "pool.h"
 
-/* linux/socket.h; the C library's headers are not for us. */
-#define SHIM_SOL_SOCKET	     1
-#define SHIM_SO_NETNS_COOKIE 71
-#define SHIM_SOCKADDR_MIN    16 /* the filter's: struct sockaddr_in */
-
-#define SHIM_EINVAL 22
 #define SHIM_EMFILE 24
 
-/* Connects and binds that are worth a trap, before the board is asked for. */
-#define SHIM_PATIENCE 1
-/* How often in vain. */
-#define SHIM_TRIES 3
-
-extern int *__errno_location(void) SHIM_WEAK;
-extern int pthread_setcanceltype(int type, int *old) SHIM_WEAK;
 extern int __register_atfork(void (*prepare)(void), void (*parent)(void), void (*child)(void),
 			     void *dso) SHIM_WEAK;
 extern int pthread_atfork(void (*prepare)(void), void (*parent)(void),
@@ -61,10 +49,6 @@ SHIM_EXPORT int socket(int family, int type, int protocol);
 SHIM_EXPORT int connect(int number, const void *address, unsigned int length);
 SHIM_EXPORT int bind(int number, const void *address, unsigned int length);
 
-static _Atomic(const struct board *) shim_mapped;
-static atomic_uint shim_calls;
-static atomic_uint shim_failures;
-
 __attribute__((constructor)) static void shim_start(void)
 {
 	/* Now: it may allocate, which must not happen within another call. */
@@ -72,122 +56,6 @@ __attribute__((constructor)) static void shim_start(void)
 		__register_atfork(shim_before_fork, shim_after_fork, shim_forked, NULL);
 	else if (pthread_atfork != NULL)
 		pthread_atfork(shim_before_fork, shim_after_fork, shim_forked);
-}
-
-long shim_result(long result)
-{
-	if (result >= 0)
-		return result;
-	if (__errno_location != NULL)
-		*__errno_location() = (int)-result;
-	return -1;
-}
-
-long shim_waiting_call(long number, const long args[6])
-{
-	enum { ASYNCHRONOUS = 1 };
-	int old;
-	long result;
-
-	if (pthread_setcanceltype == NULL)
-		return kernel6(number, args[0], args[1], args[2], args[3], args[4], args[5]);
-	pthread_setcanceltype(ASYNCHRONOUS, &old);
-	result = kernel6(number, args[0], args[1], args[2], args[3], args[4], args[5]);
-	pthread_setcanceltype(old, NULL);
-	return result;
-}
-
-uint64_t shim_cookie(int number, int which)
-{
-	unsigned int length = sizeof(uint64_t);
-	uint64_t cookie = 0;
-
-	if (KERNEL5(__NR_getsockopt, number, SHIM_SOL_SOCKET, which, &cookie, &length) != 0)
-		return 0;
-	return cookie;
-}
-
-const struct board *shim_board(void)
-{
-	enum { READ = 1, SHARED = 1 };
-	const struct board *b = atomic_load(&shim_mapped), *other = NULL;
-	long file, at;
-
-	if (b != NULL || atomic_load(&shim_failures) >= SHIM_TRIES)
-		return b;
-	if (atomic_fetch_add(&shim_calls, 1) < SHIM_PATIENCE)
-		return NULL;
-	file = KERNEL6(__NR_socket, MARK_FAMILY, MARK_BOARD, 0, 0, 0, MARK_SHIM);
-	if (file < 0) {
-		atomic_fetch_add(&shim_failures, 1);
-		return NULL;
-	}
-	at = KERNEL6(__NR_mmap, NULL, BOARD_SIZE, READ, SHARED, file, 0);
-	KERNEL1(__NR_close, file);
-	if (at < 0 && at > -4096) {
-		atomic_fetch_add(&shim_failures, 1);
-		return NULL;
-	}
-	b = (const struct board *)at;
-	if (b->magic != BOARD_MAGIC || b->version != BOARD_VERSION) {
-		KERNEL2(__NR_munmap, b, BOARD_SIZE);
-		atomic_store(&shim_failures, SHIM_TRIES);
-		return NULL;
-	}
-	if (!atomic_compare_exchange_strong(&shim_mapped, &other, b)) {
-		KERNEL2(__NR_munmap, b, BOARD_SIZE);
-		b = other; /* another thread was faster */
-	}
-	return b;
-}
-
-bool shim_readable(const void *address, size_t length)
-{
-	enum { PAGE = 4096, WORD = 8 };
-	uintptr_t first = (uintptr_t)address & ~(uintptr_t)(WORD - 1);
-	uintptr_t last = ((uintptr_t)address + length - 1) & ~(uintptr_t)(WORD - 1);
-
-	if (KERNEL4(__NR_rt_sigprocmask, ~0U, first, NULL, WORD) != -SHIM_EINVAL)
-		return false;
-	return first / PAGE == last / PAGE ||
-	       KERNEL4(__NR_rt_sigprocmask, ~0U, last, NULL, WORD) == -SHIM_EINVAL;
-}
-
-/* Whether an IP socket has a port, which has its place in both families' names. */
-static bool shim_is_bound(int number)
-{
-	uint16_t name[14] = {0};
-	unsigned int length = sizeof(name);
-
-	return KERNEL3(__NR_getsockname, number, name, &length) != 0 || name[1] != 0;
-}
-
-static bool shim_in_place(int number, const struct board *b, const struct board_address *to)
-{
-	struct board_place place = board_place_for(b, to);
-
-	if (place.verdict != BOARD_LOOK)
-		return place.verdict == BOARD_IN_PLACE;
-	return shim_cookie(number, SHIM_SO_NETNS_COOKIE) == place.netns &&
-	       !(place.unbound && shim_is_bound(number));
-}
-
-uint64_t shim_mark(int number, const void *address, size_t length)
-{
-	const struct board *b = shim_board();
-	struct board_address to;
-
-	if (length < SHIM_SOCKADDR_MIN)
-		return MARK_PASS;
-	if (length > BOARD_ADDRESS_MAX)
-		length = BOARD_ADDRESS_MAX;
-	if (b == NULL || atomic_load(&b->traced) || atomic_load(&b->nested) ||
-	    !shim_readable(address, length))
-		return MARK_ASK;
-	to = board_look_up(b, BOARD_SIZE, address, length);
-	if (to.where == BOARD_NO_IP)
-		return MARK_PASS;
-	return shim_in_place(number, b, &to) ? MARK_PASS : MARK_ASK;
 }
 
 int socket(int family, int type, int protocol)

@@ -1,9 +1,6 @@
 package conformance
 
 import (
-	"bytes"
-	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -37,8 +34,10 @@ type column struct {
 	// warm is how often the probe makes sockets of all kinds before the case
 	// does: the shim gets to work only in programs that make many.
 	warm int
-	// command is what comes before the probe's own arguments.
-	command func(t *testing.T, top *testkit.Topology) []string
+	// sanitized says that the C parts are those with sanitizers.
+	sanitized bool
+	// command is what comes before the probe's own arguments, with the binaries of a folder.
+	command func(t *testing.T, bin string, top *testkit.Topology) []string
 }
 
 // everything are the rules that leave only the loopback to the container.
@@ -60,21 +59,25 @@ var columns = []column{
 	{name: "partial", build: "static", containers: 1, command: graft("seccomp", remoteOnly)},
 	{name: "partial-preload", warm: 5, containers: 1, command: graft("preload", remoteOnly)},
 	{name: "partial-auto", warm: 5, containers: 1, command: graft("auto", remoteOnly)},
+	{name: "sanitized-preload", sanitized: true, warm: 5, command: graft("preload", everything)},
+	{name: "sanitized-auto", sanitized: true, warm: 5, command: graft("auto", everything)},
+	{name: "sanitized-partial-preload", sanitized: true, warm: 5, containers: 1, command: graft("preload", remoteOnly)},
+	{name: "sanitized-partial-auto", sanitized: true, warm: 5, containers: 1, command: graft("auto", remoteOnly)},
 }
 
-func bare(*testing.T, *testkit.Topology) []string { return nil }
+func bare(*testing.T, string, *testkit.Topology) []string { return nil }
 
 // graft runs the probe under tsugiki run, in the topology's container if it
 // has one and in a new namespace otherwise.
-func graft(mode string, egress []string) func(*testing.T, *testkit.Topology) []string {
-	return func(t *testing.T, top *testkit.Topology) []string {
+func graft(mode string, egress []string) func(*testing.T, string, *testkit.Topology) []string {
+	return func(t *testing.T, bin string, top *testkit.Topology) []string {
 		netns := "new"
 		if len(top.Containers) > 0 {
 			netns = top.Containers[0].Path()
 		}
 		ports := fmt.Sprintf("%d-%d", firstPort, lastPort)
 		args := []string{
-			filepath.Join(testkit.BuildTsugiki(t), "tsugiki"), "run",
+			filepath.Join(bin, "tsugiki"), "run",
 			"--run-dir", t.TempDir(), "--mode", mode, "--netns", netns,
 			"--endpoint", "out type ipv4 addr 0.0.0.0 port dynamic",
 			"--endpoint", "out6 type ipv6 addr :: port dynamic",
@@ -87,62 +90,36 @@ func graft(mode string, egress []string) func(*testing.T, *testkit.Topology) []s
 }
 
 func TestMain(m *testing.M) {
-	if err := testkit.DefaultParallel("6"); err != nil {
+	if err := testkit.DefaultParallel("2"); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 	os.Exit(m.Run())
 }
 
-// probeCase is a case and the first of its ports.
-type probeCase struct {
-	name string
-	port int
-}
-
-// line is a line of output; lines are equal or not, and reported whole.
-type line string
-
-// result is what a run can show of itself.
-type result struct {
-	Output []line
-	Status string
-	stderr string
-}
-
-func (r result) text() string {
-	var b strings.Builder
-	for _, l := range r.Output {
-		fmt.Fprintln(&b, string(l))
-	}
-	return b.String() + r.stderr
-}
-
-// rig is a topology in which one column runs.
-type rig struct {
-	top    *testkit.Topology
-	prefix []string
-	probe  string
-	warm   int
-
-	mu   sync.Mutex // guards runs
-	runs map[string]func() result
-}
-
+// TestConformance runs every case in every column. All cases of a column run in one
+// container, so a -run that names a case runs the column, and judges that case only.
+//
+// The sanitizers' findings are files, which fail the test at its end.
 func TestConformance(t *testing.T) {
+	sanitized, findings := testkit.BuildSanitized(t)
+	t.Cleanup(func() { reportFindings(t, findings) })
+	bin := map[bool]string{false: testkit.BuildTsugiki(t), true: sanitized}
 	probes := map[string]string{}
 	for _, build := range []string{"", "static", "musl"} {
 		probes[build] = buildProbe(t, build)
 	}
 	cases := listCases(t, probes[""])
-	reference := newRig(t, column{command: bare}, probes[""])
+	reference := bareRun(t, probes[""], cases)
+	musl := bareRun(t, probes["musl"], cases)
 	t.Run("bare", func(t *testing.T) {
+		t.Parallel()
+		results := reference(t)
 		for _, c := range cases {
+			r := results[c.name]
 			t.Run(c.name, func(t *testing.T) {
-				t.Parallel()
-				r := reference.run(c)
 				t.Logf("%s\n%s", r.Status, r.text())
-				if r.Status != "exit status 0" {
+				if r.Status != endedWell {
 					t.Error("a step got another answer than Linux gives")
 				}
 			})
@@ -150,22 +127,46 @@ func TestConformance(t *testing.T) {
 	})
 	for _, col := range columns {
 		t.Run(col.name, func(t *testing.T) {
-			probe, reference := probes[col.build], reference
+			t.Parallel()
+			bare := reference
 			if col.build == "musl" {
-				reference = newRig(t, column{command: bare}, probe)
+				bare = musl
 			}
-			rig := newRig(t, col, probe)
+			want, got := bare(t), newRig(t, col, bin[col.sanitized], probes[col.build]).run(t, cases)
 			for _, c := range cases {
 				t.Run(c.name, func(t *testing.T) {
-					t.Parallel()
-					compare(t, differences[col.name][c.name], reference.run(c), rig.run(c))
+					compare(t, differences[col.name][c.name], want[c.name], got[c.name])
 				})
 			}
 		})
 	}
 }
 
-func compare(t *testing.T, known difference, want, got result) {
+// bareRun returns what the cases print on a bare host. They run once.
+func bareRun(t *testing.T, probe string, cases []probeCase) func(*testing.T) map[string]result {
+	rig := newRig(t, column{command: bare}, "", probe)
+	var once sync.Once
+	var results map[string]result
+	return func(t *testing.T) map[string]result {
+		once.Do(func() { results = rig.run(t, cases) })
+		return results
+	}
+}
+
+// reportFindings fails the test with what the sanitizers have written into a folder.
+func reportFindings(t *testing.T, folder string) {
+	files, err := filepath.Glob(filepath.Join(folder, "*"))
+	if err != nil {
+		t.Error(err)
+	}
+	for _, f := range files {
+		text, err := os.ReadFile(f)
+		t.Errorf("%s (%v):\n%s", filepath.Base(f), err, text)
+	}
+}
+
+// compare judges a case. Known is the reason of a documented difference, or empty.
+func compare(t *testing.T, known string, want, got result) {
 	t.Helper()
 	opts := cmp.Options{
 		cmp.Comparer(func(a, b line) bool { return a == b }),
@@ -173,11 +174,11 @@ func compare(t *testing.T, known difference, want, got result) {
 	}
 	diff := cmp.Diff(want, got, opts)
 	switch {
-	case known.why != "" && diff != "":
-		t.Logf("documented: %s\n%s", known.why, diff)
-	case known.why != "" && !known.sometimes:
-		t.Errorf("the program no longer notices: take the case off the documented differences (%s)", known.why)
-	case known.why == "" && diff != "":
+	case known != "" && diff != "":
+		t.Logf("documented: %s\n%s", known, diff)
+	case known != "":
+		t.Errorf("the program no longer notices: take the case off the documented differences (%s)", known)
+	case diff != "":
 		t.Errorf("the program noticed (-bare +grafted):\n%s%s", diff, got.stderr)
 	}
 }
@@ -233,49 +234,4 @@ func listCases(t *testing.T, probe string) []probeCase {
 		t.Fatalf("cases need ports up to %d, rules name them up to %d", next-1, lastPort)
 	}
 	return cases
-}
-
-func newRig(t *testing.T, col column, probe string) *rig {
-	t.Helper()
-	top := testkit.Build(t, testkit.Options{Containers: col.containers})
-	startPeer(t, top)
-	return &rig{top: top, prefix: col.command(t, top), probe: probe, warm: col.warm, runs: make(map[string]func() result)}
-}
-
-// run runs a case, once however often it is asked for.
-func (r *rig) run(c probeCase) result {
-	r.mu.Lock()
-	f := r.runs[c.name]
-	if f == nil {
-		f = sync.OnceValue(func() result { return r.execute(c) })
-		r.runs[c.name] = f
-	}
-	r.mu.Unlock()
-	return f()
-}
-
-func (r *rig) execute(c probeCase) result {
-	ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
-	defer cancel()
-	args := append(append([]string{}, r.prefix...), r.probe, c.name, fmt.Sprint("port=", c.port), fmt.Sprint("warm=", r.warm))
-	args = append(args, peerArgs()...)
-	cmd := r.top.Host.Command(ctx, args[0], args[1:]...)
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	out, err := cmd.Output()
-	status := "exit status 0"
-	var exit *exec.ExitError
-	switch {
-	case ctx.Err() != nil:
-		status = "no end in sight"
-	case errors.As(err, &exit):
-		status = exit.String()
-	case err != nil:
-		status = err.Error()
-	}
-	res := result{Status: status, stderr: stderr.String()}
-	for _, l := range strings.Split(strings.TrimSpace(string(out)), "\n") {
-		res.Output = append(res.Output, line(l))
-	}
-	return res
 }

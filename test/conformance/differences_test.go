@@ -2,61 +2,45 @@ package conformance
 
 import "maps"
 
-// difference is what a program may notice after all, and why that is so: the
-// limits of docs/LIMITS.md. One that no longer shows fails the test.
-type difference struct {
-	why       string
-	sometimes bool // it is a race
-}
-
+// The differences are what a program may notice after all: for a case, the reason. They
+// are limits of docs/LIMITS.md. A difference that no longer shows fails the test.
 const (
 	twoNamespaces = "the wildcard is bound on the host, the loopback in the container"
 	otherProcess  = "a swapped socket stays unswapped in other processes that share it"
 )
 
-// interrupted: before the gate has picked a call up, the kernel waits
-// interruptibly (SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV protects it from then on).
-var interrupted = difference{why: "a signal without SA_RESTART can interrupt a trapped call", sometimes: true}
-
-// lingers: what a kernel without a way to install a file and let go of it at once
-// leaves to do after the program has gone on.
-var lingers = difference{why: "the gate closes its copy of a born socket a moment after the program has it", sometimes: true}
-
 // everywhere are those of all columns whose sockets are born on the host.
-var everywhere = map[string]difference{
-	"bind-loopback-conflict": {why: twoNamespaces},
-	"connect-mptcp":          {why: "MPTCP becomes TCP"},
-	"epollset-close-unused":  lingers,
-	"storm-interrupting":     interrupted,
+var everywhere = map[string]string{
+	"bind-loopback-conflict": twoNamespaces,
+	"connect-mptcp":          "MPTCP becomes TCP",
 }
 
 // partial are those of columns whose sockets are swapped.
-var partial = map[string]difference{
-	"bind-loopback-conflict":   {why: twoNamespaces},
-	"dup-fork-child-binds":     {why: otherProcess},
-	"dup-fork-child-connects":  {why: otherProcess},
-	"dup-fork-parent-connects": {why: otherProcess},
-	"dup-scm-before":           {why: otherProcess},
-	"dup-scm-connects":         {why: otherProcess},
-	"dup-scm-in-flight":        {why: otherProcess},
-	"epollset-fork":            {why: otherProcess},
-	"inherit-vfork":            {why: otherProcess},
-	"inherit-owner":            {why: "copying F_SETOWN would let a container send signals as root"},
-	"storm-interrupting":       interrupted,
+var partial = map[string]string{
+	"bind-loopback-conflict":   twoNamespaces,
+	"dup-fork-child-binds":     otherProcess,
+	"dup-fork-child-connects":  otherProcess,
+	"dup-fork-parent-connects": otherProcess,
+	"dup-scm-before":           otherProcess,
+	"dup-scm-connects":         otherProcess,
+	"dup-scm-in-flight":        otherProcess,
+	"epollset-fork":            otherProcess,
+	"inherit-vfork":            otherProcess,
+	"inherit-owner":            "copying F_SETOWN would let a container send signals as root",
 }
 
 // withShim are those of programs in which the shim has got to work.
 var withShim = with(everywhere, "inherit-numbers",
-	difference{why: "sockets that the shim has parked are among the open descriptors, until they are used"})
+	"sockets that the shim has parked are among the open descriptors, until they are used")
 
-func with(all map[string]difference, name string, d difference) map[string]difference {
+func with(all map[string]string, name, why string) map[string]string {
 	more := maps.Clone(all)
-	more[name] = d
+	more[name] = why
 	return more
 }
 
 // differences are by column and case.
-var differences = map[string]map[string]difference{
+var differences = map[string]map[string]string{
 	"seccomp":         everywhere,
 	"preload":         withShim,
 	"auto":            withShim,
@@ -64,4 +48,9 @@ var differences = map[string]map[string]difference{
 	"partial":         partial,
 	"partial-preload": partial,
 	"partial-auto":    partial,
+
+	"sanitized-preload":         withShim,
+	"sanitized-auto":            withShim,
+	"sanitized-partial-preload": partial,
+	"sanitized-partial-auto":    partial,
 }

@@ -22,6 +22,7 @@ func (n *asked) filtered(t *testing.T, token string) *testkit.Cmd {
 // Each program that an engine executes in a container has a gate of its own. What that
 // has counted is the container's, also when it has ended; a trace is of all.
 func TestProgramsOfAnEngine(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	observe(t, w.srv)
 	n := startAgent(t, w)
@@ -91,6 +92,7 @@ func TestProgramsOfAnEngine(t *testing.T) {
 // A program whose token is nobody's is told so and not killed, for a message proves nothing
 // about whom it names: its calls fail with ENOSYS, as it has no listener any more.
 func TestProgramOfNobody(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	n := startBesieged(t, w)
 	files := n.warm(t)

@@ -108,6 +108,7 @@ func openMaps(t *testing.T, pid int) map[string]int {
 }
 
 func TestAgentAPIHostileInput(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	observe(t, w.srv)
 	n := startBesieged(t, w)
@@ -156,6 +157,7 @@ func TestAgentAPIHostileInput(t *testing.T) {
 
 // Connections that say nothing, or little, are closed, and keep nobody out for ever.
 func TestAgentAPICrowd(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	observe(t, w.srv)
 	n := startBesieged(t, w)
@@ -188,6 +190,7 @@ func TestAgentAPICrowd(t *testing.T) {
 
 // Other users are nobody to the agent, even if its sockets were everybody's.
 func TestAgentOfOtherUsers(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	observe(t, w.srv)
 	n := startBesieged(t, w)
@@ -203,7 +206,7 @@ func TestAgentOfOtherUsers(t *testing.T) {
 	}
 	agent, seccomp := n.socket(), filepath.Join(n.run, "seccomp.sock")
 	get := func(path string) string {
-		return asNobody("curl", "-sS", "-m", "5", "--unix-socket", agent, "http://tsugiki"+path)
+		return asNobody("curl", "-sS", "--unix-socket", agent, "http://tsugiki"+path)
 	}
 	for _, path := range []string{n.run, agent} {
 		if out := get("/v1/stats"); !strings.Contains(out, "ouldn't connect") {
@@ -238,6 +241,7 @@ func seccompState(fds, pid, token any) []byte {
 }
 
 func TestListenerSocketHostileInput(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	observe(t, w.srv)
 	n := startBesieged(t, w)

@@ -11,6 +11,7 @@ import (
 // A container names a FIFO, a device or a file as the namespace of an endpoint: it is
 // refused with a line, alone and by an agent, which then serves other containers.
 func TestNetnsThatIsNone(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	observe(t, w.srv)
 	n := startAgent(t, w)

@@ -113,6 +113,7 @@ func (a apache) checkErrors(t *testing.T) {
 
 // TestApache has httpd serve documents, and pass requests on to the remote.
 func TestApache(t *testing.T) {
+	t.Parallel()
 	testkit.Program(t, "apache2")
 	large := make([]byte, 4<<20)
 	_, _ = rand.Read(large)

@@ -11,6 +11,7 @@ import (
 
 // The examples of docs/API.md work as they are, one after the other.
 func TestAgentAPIExamples(t *testing.T) {
+	t.Parallel()
 	testkit.Program(t, "curl")
 	w := newWorld(t)
 	charged := testkit.NewGroups(t)

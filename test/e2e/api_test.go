@@ -34,6 +34,7 @@ func (r *repeat) Read(p []byte) (int, error) {
 // Whatever is asked of it, the API answers with an error that says so, changes
 // nothing and serves on.
 func TestAPIHostileInput(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	// A directory whose path fits into a struct sockaddr_un, for this client.
 	dir, err := os.MkdirTemp("", "api")
@@ -130,6 +131,7 @@ func peakMemory(t *testing.T, pid int) int {
 
 // The socket is its owner's. Should its file be made everybody's, it still is.
 func TestAPIOfOtherUsers(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	dir, err := os.MkdirTemp(tmpDir, "others")
 	if err != nil {

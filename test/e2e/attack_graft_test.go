@@ -141,9 +141,9 @@ func TestAttackGraftMemory(t *testing.T) {
 	}
 }
 
-// Ten thousand sockets are a program's own affair, and so is its limit. This is not
-// parallel to others, for it takes seconds of a CPU.
+// Ten thousand sockets are a program's own affair, and so is its limit.
 func TestAttackGraftMany(t *testing.T) {
+	t.Parallel()
 	a := newArena(t)
 	want := []string{"sockets: ok", "bind the last: ok", "one more: EMFILE"}
 	if out := a.graftAttack("static", "root", "graft-many", "10000", "any"); !slices.Equal(out, want) {

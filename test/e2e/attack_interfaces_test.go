@@ -128,6 +128,7 @@ func TestAttackFlippedInterfaces(t *testing.T) {
 
 // The same in containers of an engine, whose profile ours is composed with.
 func TestAttackInterfacesOfEngines(t *testing.T) {
+	t.Parallel()
 	for _, c := range []engineCase{{engine: "docker", none: true}, {engine: "docker"}} {
 		t.Run(c.String(), func(t *testing.T) {
 			t.Parallel()

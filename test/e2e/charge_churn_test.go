@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -14,10 +13,12 @@ import (
 	"testing"
 	"time"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/charge/bandwidth"
+	"github.com/tsugiki/tsugiki/internal/bundle"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
@@ -72,33 +73,23 @@ func (b *bundles) runc(args ...string) error {
 
 // start starts a container that sleeps, with a quota.
 func (b *bundles) start(name string, quota time.Duration) error {
-	bundle := filepath.Join(b.dir, name)
-	if err := os.Mkdir(bundle, 0o755); err != nil {
+	dir := filepath.Join(b.dir, name)
+	if err := os.Mkdir(dir, 0o755); err != nil {
 		return err
 	}
-	type object = map[string]any
-	spec, err := json.Marshal(object{
-		"ociVersion": "1.0.2",
-		"process":    object{"args": []string{"sleep", "1000"}, "cwd": "/", "env": []string{"PATH=/bin"}},
-		"root":       object{"path": b.rootfs, "readonly": true},
-		"mounts": []object{
-			{"destination": "/proc", "type": "proc", "source": "proc"},
-			// Or runc makes the devices of all in the one folder, and two at once fail.
-			{"destination": "/dev", "type": "tmpfs", "source": "tmpfs"},
-		},
-		"linux": object{
-			"cgroupsPath": "/" + name,
-			"namespaces":  []object{{"type": "pid"}, {"type": "mount"}, {"type": "ipc"}},
-			"resources":   object{"cpu": object{"quota": quota.Microseconds(), "period": 100000}},
-		},
-	})
+	spec, err := bundle.Spec(b.rootfs, "sleep", "1000")
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(bundle, "config.json"), spec, 0o600); err != nil {
+	microseconds, period := quota.Microseconds(), uint64(100000)
+	spec.Root.Readonly = true
+	spec.Mounts = spec.Mounts[:2] // /proc and /dev, which the rootfs has
+	spec.Linux.CgroupsPath = "/" + name
+	spec.Linux.Resources.CPU = &specs.LinuxCPU{Quota: &microseconds, Period: &period}
+	if err := bundle.Write(dir, spec); err != nil {
 		return err
 	}
-	return b.runc("run", "-d", "-b", bundle, name)
+	return b.runc("run", "-d", "-b", dir, name)
 }
 
 // live has a container made, charged in each way, and removed, whether the agent is
@@ -142,6 +133,7 @@ func (b *bundles) left() []string {
 // and again. The runtime can remove each, and nothing of it is left, in the agent
 // either.
 func TestChargeChurn(t *testing.T) {
+	t.Parallel()
 	n := startAgent(t, newWorld(t))
 	b := newBundles(t)
 	t.Cleanup(func() { b.removeLeft() })

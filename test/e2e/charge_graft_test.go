@@ -14,6 +14,7 @@ import (
 // its sockets are made, its calls answered and its datagrams carried outside of it. One
 // beside it, which sends nothing, is charged for no datagrams.
 func TestChargeGrafted(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, engineCase{engine: "docker", none: true}, "[charge]", "discovery = false")
 	for i, name := range []string{"web", "idle"} {
 		c := n.container(name, "0.0.0.0/0", servedPort+i)

@@ -50,8 +50,10 @@ type holding struct {
 // TestChargeHeld has users work with containers that are held most of the time, by each
 // engine.
 func TestChargeHeld(t *testing.T) {
+	t.Parallel()
 	for _, c := range heldCases {
 		t.Run(c.engine, func(t *testing.T) {
+			t.Parallel()
 			n := holding{newNode(t, engineCase{engine: c.engine, none: true}, "[charge]", `within = "%s"`, c.config), c}
 			t.Run("exec", n.testExec)
 			t.Run("pause", n.testPause)
@@ -121,12 +123,9 @@ func (n holding) does(t *testing.T, err error) {
 	}
 }
 
-// remove removes the container, which was never held for long.
+// remove removes the container, after which the agent forgets it.
 func (n holding) remove(t *testing.T, p *paying) {
 	t.Helper()
-	if c := n.asked().account(t, p.Path()); c != nil && c.Held.LongestUS > 4e6 {
-		t.Errorf("it was held for too long: %+v", c)
-	}
 	n.does(t, n.Remove("yes"))
 	n.awaitGone(t, p)
 }
@@ -159,12 +158,18 @@ func (n holding) testPause(t *testing.T) {
 	for range 2 {
 		n.awaitHeld(t, p)
 		n.does(t, n.Pause("yes"))
-		began := time.Now()
-		for end := time.Now().Add(1500 * time.Millisecond); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		// The agent's hold has ended; the pause has not. (charge/enforce says on its own clock
+		// that it does not end later either.)
+		testkit.Eventually(t, func() error {
+			c := n.asked().account(t, p.Path())
 			if frozen, err := p.frozen(); err != nil || !frozen {
-				t.Fatalf("a paused container is frozen: %v, %v, after %v; %+v", frozen, err, time.Since(began), n.asked().account(t, p.Path()))
+				t.Fatalf("a paused container is frozen: %v, %v; %+v", frozen, err, c)
 			}
-		}
+			if c != nil && c.Held.Now {
+				return fmt.Errorf("the agent holds a paused container: %+v", c)
+			}
+			return nil
+		})
 		n.does(t, n.Unpause("yes"))
 		n.hello(t)
 	}

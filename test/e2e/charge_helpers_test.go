@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"testing"
 	"time"
 
@@ -171,8 +170,8 @@ func borrowedFrom(c *api.Charged, source string) time.Duration {
 	return 0
 }
 
-// guardian is the pid of the agent's guardian; 0 while there is none.
-func (d *daemon) guardian() int {
+// undoHelper is the pid of the agent's undo helper; 0 while there is none.
+func (d *daemon) undoHelper() int {
 	children, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%[1]d/children", d.cmd.Process.Pid))
 	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", d.cmd.Process.Pid))
 	for _, file := range threads {
@@ -180,7 +179,7 @@ func (d *daemon) guardian() int {
 		children = append(append(children, ' '), more...)
 	}
 	for _, text := range bytes.Fields(children) {
-		if comm, _ := os.ReadFile("/proc/" + string(text) + "/comm"); strings.HasPrefix(string(comm), "tsugiki-guardia") {
+		if comm, _ := os.ReadFile("/proc/" + string(text) + "/comm"); string(comm) == "tsugiki-undo\n" {
 			pid, _ := strconv.Atoi(string(text))
 			return pid
 		}
@@ -188,13 +187,13 @@ func (d *daemon) guardian() int {
 	return 0
 }
 
-// awaitGuardian waits until there is a guardian.
-func (d *daemon) awaitGuardian(t *testing.T) int {
+// awaitUndoHelper waits until there is an undo helper.
+func (d *daemon) awaitUndoHelper(t *testing.T) int {
 	t.Helper()
 	var pid int
 	testkit.Eventually(t, func() error {
-		if pid = d.guardian(); pid == 0 {
-			return errors.New("the agent has no guardian")
+		if pid = d.undoHelper(); pid == 0 {
+			return errors.New("the agent has no undo helper")
 		}
 		return nil
 	})

@@ -16,7 +16,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
-var chargeKills = flag.Int("charge-kills", testkit.Times(4, 30), "how often TestChargeKilled kills the agent, its guardian, or both")
+var chargeKills = flag.Int("charge-kills", testkit.Times(4, 30), "how often TestChargeKilled kills the agent, its undo helper, or both")
 
 // indebted is what an agent is killed over: a container that is held, one whose quota
 // is lowered, and one with a helper below it.
@@ -27,12 +27,13 @@ type indebted struct {
 	reader, helper       *exec.Cmd // of lowered and below
 	home                 string    // the helper's own cgroup
 	seen                 map[string]api.Charged
-	slowest              time.Duration // guardian
+	slowest              time.Duration // undo helper
 }
 
-// TestChargeKilled kills the agent, its guardian, and both, at any moment. What they
+// TestChargeKilled kills the agent, its undo helper, and both, at any moment. What they
 // leave is what the containers were given, and the next agent knows what they owe.
 func TestChargeKilled(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	d := &indebted{
 		asked: startAgent(t, w), t: t, seen: map[string]api.Charged{},
@@ -57,7 +58,7 @@ func TestChargeKilled(t *testing.T) {
 		case 0:
 			d.killAgent()
 		case 1:
-			d.killGuardian()
+			d.killUndoHelper()
 		case 2:
 			d.killBoth()
 		}
@@ -65,7 +66,7 @@ func TestChargeKilled(t *testing.T) {
 	}
 	d.stop()
 	d.checkUntouched("after the end")
-	t.Logf("the guardian ended within %v of the agent", d.slowest)
+	t.Logf("the undo helper ended within %v of the agent", d.slowest)
 }
 
 // owe has all three owe something.
@@ -121,15 +122,15 @@ func (d *indebted) checkUntouched(when string) {
 	}
 }
 
-// killAgent has the guardian put everything back.
+// killAgent has the undo helper put everything back.
 func (d *indebted) killAgent() {
 	d.t.Helper()
-	guardian := d.awaitGuardian(d.t)
+	helper := d.awaitUndoHelper(d.t)
 	began := time.Now()
 	d.kill()
 	testkit.Eventually(d.t, func() error {
-		if !ended(guardian) {
-			return fmt.Errorf("the guardian, %d, is there", guardian)
+		if !ended(helper) {
+			return fmt.Errorf("the undo helper, %d, is there", helper)
 		}
 		return nil
 	})
@@ -144,16 +145,16 @@ func ended(pid int) bool {
 	return err != nil || bytes.Contains(stat, []byte(") Z "))
 }
 
-// killGuardian has the agent start another, which guards.
-func (d *indebted) killGuardian() {
+// killUndoHelper has the agent start another, which guards.
+func (d *indebted) killUndoHelper() {
 	d.t.Helper()
-	guardian := d.awaitGuardian(d.t)
-	if err := unix.Kill(guardian, unix.SIGKILL); err != nil {
+	helper := d.awaitUndoHelper(d.t)
+	if err := unix.Kill(helper, unix.SIGKILL); err != nil {
 		d.t.Fatal(err)
 	}
 	testkit.Eventually(d.t, func() error {
-		if next := d.guardian(); next == 0 || next == guardian {
-			return fmt.Errorf("the guardian is %d, after %d was killed", next, guardian)
+		if next := d.undoHelper(); next == 0 || next == helper {
+			return fmt.Errorf("the undo helper is %d, after %d was killed", next, helper)
 		}
 		return nil
 	})
@@ -162,12 +163,12 @@ func (d *indebted) killGuardian() {
 // killBoth has the next agent put everything back before it serves.
 func (d *indebted) killBoth() {
 	d.t.Helper()
-	guardian := d.awaitGuardian(d.t)
+	helper := d.awaitUndoHelper(d.t)
 	// In turn, that neither sees the other's end.
-	for _, pid := range []int{d.cmd.Process.Pid, guardian} {
+	for _, pid := range []int{d.cmd.Process.Pid, helper} {
 		_ = unix.Kill(pid, unix.SIGSTOP)
 	}
-	_ = unix.Kill(guardian, unix.SIGKILL)
+	_ = unix.Kill(helper, unix.SIGKILL)
 	d.kill()
 	d.start()
 	d.checkUntouched("both were killed")

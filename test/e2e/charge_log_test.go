@@ -18,8 +18,10 @@ import (
 // TestChargeRotated has a logger rotate its files while its container is charged for it,
 // and owes: no line is lost, it stays the same helper, and what is owed stays owed.
 func TestChargeRotated(t *testing.T) {
+	t.Parallel()
 	for _, by := range []string{api.ByPlace, api.ByQuota} {
 		t.Run(by, func(t *testing.T) {
+			t.Parallel()
 			n := newNode(t, engineCase{engine: "ctr", none: true}, "[charge]", `within = "%s"`, fmt.Sprintf("placement = %v", by == api.ByPlace))
 			testRotated(t, n, by)
 		})
@@ -29,15 +31,16 @@ func TestChargeRotated(t *testing.T) {
 func testRotated(t *testing.T, n *node, by string) {
 	path, told := filepath.Join(t.TempDir(), "log.json"), t.TempDir()
 	uri := "binary://" + filepath.Join(filepath.Dir(tsugiki), "tsugiki-log") + "?max-size=250k&max-file=1000&path=" + path + "&agent=" + n.socket()
+	name := "counts-" + by // an agent that looks for containers tells them by their ids alone
 	n.run(t, engines.Container{
-		Name: "counts", None: true, CPUs: 0.25,
+		Name: name, None: true, CPUs: 0.25,
 		Flags: []string{"--log-uri", uri, "--mount", "type=bind,src=" + told + ",dst=/told,options=bind:rw"},
 		Args:  []string{"sh", "-c", "i=0; while [ ! -e /told/stop ]; do echo stdout line $i; i=$((i+1)); done; echo $i > /told/lines"},
 	})
 	l := &rotating{node: n, t: t, by: by}
 	l.await(func() bool { return borrowedFrom(l.account(), "logger") > 0 })
 	// It takes 40 s at least to pay that.
-	if err := n.asked().client().Charge("counts", "test", 10*time.Second); err != nil {
+	if err := n.asked().client().Charge(name, "test", 10*time.Second); err != nil {
 		t.Fatal(err)
 	}
 	files := max(20, len(rotated(t, path))+2)
@@ -46,7 +49,7 @@ func testRotated(t *testing.T, n *node, by string) {
 		t.Fatal(err)
 	}
 	l.await(func() bool {
-		running, err := n.Running("counts")
+		running, err := n.Running(name)
 		return err == nil && !running
 	})
 	var lines int
@@ -67,7 +70,7 @@ func testRotated(t *testing.T, n *node, by string) {
 		return fmt.Errorf("no %q in %d files", last, len(files))
 	})
 	checkNumbers(t, "stdout", rotated(t, path), lines)
-	if err := n.Remove("counts"); err != nil {
+	if err := n.Remove(name); err != nil {
 		t.Error(err)
 	}
 }

@@ -13,6 +13,7 @@ import (
 
 // What the machine does not have is said in one line, and what to do about it.
 func TestCLIHostLacks(t *testing.T) {
+	t.Parallel()
 	top := testkit.Build(t, testkit.Options{NoRemote: true})
 	in := func(port int) []string {
 		return []string{"--endpoint", fmt.Sprintf("in type ipv4 addr 127.0.0.1 port %d", port), "-i", "0.0.0.0:80=in"}
@@ -64,6 +65,7 @@ func TestCLIHostLacks(t *testing.T) {
 // Names are taken until their containers have ended, by whatever run directory
 // they are known.
 func TestCLINameInUse(t *testing.T) {
+	t.Parallel()
 	top := testkit.Build(t, testkit.Options{NoRemote: true})
 	dir, name := t.TempDir(), uniqueName("twice")
 	first := hold(t, command(t, top.Host, tsugiki, "run", "--run-dir", dir, "--name", name, "--", "sh", "-c", "echo ready; cat"), "ready")
@@ -108,6 +110,7 @@ func cgroupMount(t *testing.T) string {
 
 // A machine that is read-only, full, or has no room for files.
 func TestCLIMachineLacks(t *testing.T) {
+	t.Parallel()
 	top := testkit.Build(t, testkit.Options{NoRemote: true})
 	for _, tt := range []struct {
 		name, script string
@@ -144,6 +147,7 @@ func TestCLIMachineLacks(t *testing.T) {
 // However few files it may open, it says so and runs nothing by halves. With
 // five, Go itself cannot start.
 func TestCLIFewFiles(t *testing.T) {
+	t.Parallel()
 	top := testkit.Build(t, testkit.Options{NoRemote: true})
 	const script = `ulimit -n %d; exec "$2" run --run-dir "$1" --endpoint "` + outEndpoint + `" -e 0.0.0.0/0=out -- touch "$3"`
 	started := false
@@ -167,6 +171,7 @@ func TestCLIFewFiles(t *testing.T) {
 
 // Without root, and without one of its own programs.
 func TestCLIInstallation(t *testing.T) {
+	t.Parallel()
 	top := testkit.Build(t, testkit.Options{NoRemote: true})
 	all := binaries(t)
 	t.Run("no root", func(t *testing.T) {

@@ -26,6 +26,7 @@ func with(args ...string) []string {
 // Whatever is wrong with how it is called, tsugiki says so in one line and ends
 // with 2.
 func TestCLIUsage(t *testing.T) {
+	t.Parallel()
 	top := testkit.Build(t, testkit.Options{NoRemote: true})
 	for _, r := range []refusal{
 		{"unknown endpoint, egress", with("-e", "0.0.0.0/0=nope"), 2, []string{"nope", "there is .*web"}},
@@ -104,12 +105,14 @@ func TestCLIUsage(t *testing.T) {
 
 // ALL without NET_ADMIN is what remains of ALL.
 func TestCLIAllButNetAdmin(t *testing.T) {
+	t.Parallel()
 	top := testkit.Build(t, testkit.Options{NoRemote: true})
 	succeed(t, graft(t, top.Host, "--cap-add", "ALL", "--cap-drop", "net_admin", "--", "true"))
 }
 
 // A program that is given no rule runs, and that nothing of it is grafted is said in a line.
 func TestCLINoRule(t *testing.T) {
+	t.Parallel()
 	top := testkit.Build(t, testkit.Options{NoRemote: true})
 	const line = "nothing of the program is grafted"
 	for name, tt := range map[string]struct {
@@ -139,6 +142,7 @@ func TestCLINoRule(t *testing.T) {
 
 // A program that cannot be executed has the status that env(1) gives it.
 func TestCLIProgramStatus(t *testing.T) {
+	t.Parallel()
 	top := testkit.Build(t, testkit.Options{NoRemote: true})
 	dir := t.TempDir()
 	script := filepath.Join(dir, "script")

@@ -30,6 +30,7 @@ func completions(t *testing.T, host *testkit.Namespace, words ...string) []strin
 }
 
 func TestCompletion(t *testing.T) {
+	t.Parallel()
 	top := testkit.Build(t, testkit.Options{NoRemote: true})
 	dir, name := t.TempDir(), uniqueName("complete")
 	running := hold(t, command(t, top.Host, tsugiki, "run", "--run-dir", dir, "--name", name,
@@ -75,6 +76,7 @@ func TestCompletion(t *testing.T) {
 }
 
 func TestCompletionOfContainers(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	n := startAgent(t, w)
 	o := n.obey(t, variants[0].flags(w)...)
@@ -93,6 +95,7 @@ func TestCompletionOfContainers(t *testing.T) {
 }
 
 func TestCompletionScripts(t *testing.T) {
+	t.Parallel()
 	top := testkit.Build(t, testkit.Options{NoRemote: true})
 	for shell, begins := range map[string]string{"bash": "# bash completion", "zsh": "#compdef tsugiki", "fish": "# fish completion"} {
 		if out := succeed(t, command(t, top.Host, tsugiki, "completion", shell)); !strings.HasPrefix(out, begins) {
@@ -112,6 +115,7 @@ func TestCompletionScripts(t *testing.T) {
 // Each command has a page that man(1) has nothing to say against, and so has the
 // configuration.
 func TestManualPages(t *testing.T) {
+	t.Parallel()
 	testkit.Program(t, "man")
 	dir := t.TempDir()
 	if out, err := exec.Command(tsugiki, "manpages", dir).CombinedOutput(); err != nil {

@@ -21,6 +21,7 @@ import (
 // A daemon that is killed at whatever step of a container's beginning or end leaves
 // nothing that the next one does not find and remove.
 func TestDaemonKilledInBetween(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	d := startDaemon(t, w.h)
 	name := fmt.Sprintf("brief-%d", os.Getpid())
@@ -65,6 +66,7 @@ func TestDaemonKilledInBetween(t *testing.T) {
 // A daemon that cannot take over a container, for a namespace has no longer its name,
 // takes over the others; and that one once the name is back.
 func TestDaemonMissesNetns(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	d := startDaemon(t, w.h)
 	named := filepath.Join(t.TempDir(), "netns")
@@ -128,6 +130,7 @@ func (d *daemon) request(t *testing.T, method, path, body string) string {
 
 // Who is late to remove a container does not remove the next one of its name.
 func TestRemovedByID(t *testing.T) {
+	t.Parallel()
 	testkit.Program(t, "curl")
 	w := newWorld(t)
 	d := startDaemon(t, w.h)
@@ -147,6 +150,7 @@ func TestRemovedByID(t *testing.T) {
 // What was registered with a daemon that is stopped before there is a program does not
 // keep its name and ports for long.
 func TestRegisteredAndForgotten(t *testing.T) {
+	t.Parallel()
 	testkit.Program(t, "curl")
 	w := newWorld(t)
 	d := startDaemon(t, w.h)
@@ -163,6 +167,7 @@ func TestRegisteredAndForgotten(t *testing.T) {
 
 // A program that cannot be attached is killed, and a container that has no other ends.
 func TestNotAttached(t *testing.T) {
+	t.Parallel()
 	testkit.Program(t, "curl")
 	testkit.Program(t, "python3")
 	for _, test := range []struct{ name, what, want string }{
@@ -201,6 +206,7 @@ func TestNotAttached(t *testing.T) {
 
 // A container without rules may have whatever name.
 func TestNamesWithoutRules(t *testing.T) {
+	t.Parallel()
 	testkit.Program(t, "curl")
 	w := newWorld(t)
 	d := startDaemon(t, w.h)
@@ -214,6 +220,7 @@ func TestNamesWithoutRules(t *testing.T) {
 // What was asked for by somebody who is gone is not done: nobody would start the container's
 // program.
 func TestRegistrationIsAbandoned(t *testing.T) {
+	t.Parallel()
 	testkit.Program(t, "curl")
 	w := newWorld(t)
 	n := startBesieged(t, w)

@@ -35,6 +35,7 @@ func (d *daemon) sleeper(t *testing.T, name string, number uint16) *server {
 // A second daemon with a directory of the first is refused, and nothing of the
 // first is touched.
 func TestSecondDaemon(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	d := startDaemon(t, w.h)
 	d.sleeper(t, "one", 8081)
@@ -49,6 +50,7 @@ func TestSecondDaemon(t *testing.T) {
 // A daemon that is older than the state is refused, and so is one that cannot
 // read it; the container goes on, and the right daemon finds it again.
 func TestDaemonAndItsState(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	d := startDaemon(t, w.h)
 	d.sleeper(t, "one", 8082)
@@ -93,6 +95,7 @@ func TestDaemonAndItsState(t *testing.T) {
 // Where the state cannot be written, no container is taken, and nothing of it is
 // left; those that are there go on.
 func TestFullDisk(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	dir := t.TempDir()
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=256k"); err != nil {
@@ -140,6 +143,7 @@ func TestFullDisk(t *testing.T) {
 
 // A state directory in which nothing can be written is said so.
 func TestStateThatCannotBeWritten(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	d := &daemon{ns: w.h}
 	file := filepath.Join(t.TempDir(), "file")
@@ -153,6 +157,7 @@ func TestStateThatCannotBeWritten(t *testing.T) {
 // What an engine or a user asks for at the same host port is refused at the start,
 // also before anybody listens there.
 func TestPromisedPorts(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	d := startDaemon(t, w.h)
 	web := "0.0.0.0:80=" + hostAddr4 + ":8084"

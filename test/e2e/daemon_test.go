@@ -139,6 +139,7 @@ func (d *daemon) ps() string {
 // and another takes over. No call fails, whether it is answered without the daemon or
 // has to wait for the next one, and no connection is lost.
 func TestDaemonKilledUnderLoad(t *testing.T) {
+	t.Parallel()
 	for _, name := range []string{"nginx", "wrk", "redis-server", "redis-benchmark", "python3"} {
 		testkit.Program(t, name)
 	}

@@ -101,6 +101,7 @@ func (s *study) checkGone() {
 
 // TestDensity interrupts a study, which is then resumed.
 func TestDensity(t *testing.T) {
+	t.Parallel()
 	s := newStudy(t)
 	flags := []string{"--figure", "start,overlay-create", "--network", "none,graft", "--max", "2", "--rounds", "3"}
 	cmd := s.command(flags...)
@@ -149,6 +150,7 @@ func TestDensity(t *testing.T) {
 
 // TestDensityKilled kills a study, after which the next removes what it has left.
 func TestDensityKilled(t *testing.T) {
+	t.Parallel()
 	s := newStudy(t)
 	cmd := s.command("--figure", "start", "--max", "2", "--rounds", "50")
 	if err := cmd.Start(); err != nil {
@@ -170,6 +172,7 @@ func TestDensityKilled(t *testing.T) {
 
 // TestDensityFullDisk fills the disk under a study. What it has measured stays.
 func TestDensityFullDisk(t *testing.T) {
+	t.Parallel()
 	s := newStudy(t)
 	// In a mount namespace of its own is a disk of a size that is enough.
 	script := `mount -t tmpfs -o size=256m small "$1"; shift
@@ -193,6 +196,7 @@ dd if=/dev/zero of=` + s.dir + `/full bs=1M 2>/dev/null; wait $!; status=$?; rm 
 
 // TestDensityFullOutput has no room for what is measured. When it has, the study goes on.
 func TestDensityFullOutput(t *testing.T) {
+	t.Parallel()
 	s := newStudy(t)
 	const rounds = 8 // more than the disk has room for
 	script := `mkdir "$1" && mount -t tmpfs -o size=8k small "$1" && shift || exit 9
@@ -221,6 +225,7 @@ mount -o remount,size=16m small "$0" && "$@" --resume && cp "$0/results.json" "$
 
 // TestDensityInterrupted interrupts a study at moments that nobody chose.
 func TestDensityInterrupted(t *testing.T) {
+	t.Parallel()
 	for range 6 {
 		s := newStudy(t)
 		cmd := s.command("--figure", "network", "--max", "2", "--rounds", "20")
@@ -234,7 +239,8 @@ func TestDensityInterrupted(t *testing.T) {
 		if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
 			t.Fatal(err)
 		}
-		if err := cmd.Wait(); moment > time.Second && cmd.ProcessState.ExitCode() != 1 {
+		// Before it has begun, the signal ends it.
+		if err := cmd.Wait(); cmd.ProcessState.ExitCode() != 1 && signalOf(err) != syscall.SIGINT {
 			t.Errorf("interrupted after %v: %v: %s", moment, err, said.String())
 		}
 		s.checkGone()
@@ -244,6 +250,7 @@ func TestDensityInterrupted(t *testing.T) {
 // TestDensityTwice runs one study beside another: in the same folder it is refused, in
 // another one it does not notice the first.
 func TestDensityTwice(t *testing.T) {
+	t.Parallel()
 	first := newStudy(t)
 	cmd := first.command("--figure", "start", "--max", "2", "--rounds", "50")
 	if err := cmd.Start(); err != nil {
@@ -270,6 +277,7 @@ func TestDensityTwice(t *testing.T) {
 
 // TestDensityLimits has a study look at limits that are too low.
 func TestDensityLimits(t *testing.T) {
+	t.Parallel()
 	s := newStudy(t)
 	group := filepath.Join("/sys/fs/cgroup/pids", "tsugiki-test-"+strconv.Itoa(os.Getpid()))
 	if err := os.Mkdir(group, 0o755); errors.Is(err, fs.ErrNotExist) {
@@ -300,6 +308,7 @@ func TestDensityLimits(t *testing.T) {
 }
 
 func TestDensityErrors(t *testing.T) {
+	t.Parallel()
 	s := newStudy(t)
 	for _, tt := range []struct {
 		flags  string

@@ -77,6 +77,7 @@ func findings(t *testing.T, got result) map[string]finding {
 // Here, where all the other tests run, nothing is missing; and lines say what JSON
 // says.
 func TestDoctor(t *testing.T) {
+	t.Parallel()
 	top := testkit.Build(t, testkit.Options{NoRemote: true})
 	found := findings(t, try(t, command(t, top.Host, tsugiki, "doctor", "-j")))
 	for _, f := range found {
@@ -137,6 +138,7 @@ func (d degraded) check(t *testing.T, got result) {
 
 // In a mount namespace, by limits and by another user namespace. $2 is tsugiki.
 func TestDoctorMachineLacks(t *testing.T) {
+	t.Parallel()
 	top := testkit.Build(t, testkit.Options{NoRemote: true})
 	for _, tt := range []struct {
 		degraded
@@ -188,6 +190,7 @@ func TestDoctorMachineLacks(t *testing.T) {
 
 // Who is not root is told what can be told, and what cannot.
 func TestDoctorWithoutRoot(t *testing.T) {
+	t.Parallel()
 	top := testkit.Build(t, testkit.Options{NoRemote: true})
 	got := try(t, command(t, top.Host, "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--bounding-set=-all", "--inh-caps=-all",
 		tsugikiForAll(t), "doctor", "-j"))
@@ -216,6 +219,7 @@ func tsugikiForAll(t *testing.T) string {
 
 // A program of a container learns that there is no container in a container.
 func TestDoctorInContainer(t *testing.T) {
+	t.Parallel()
 	top := testkit.Build(t, testkit.Options{NoRemote: true})
 	got := try(t, graft(t, top.Host, "-e", "203.0.113.9=0.0.0.0", "--", tsugiki, "doctor", "-j"))
 	degraded{
@@ -226,6 +230,7 @@ func TestDoctorInContainer(t *testing.T) {
 }
 
 func TestDoctorInstallation(t *testing.T) {
+	t.Parallel()
 	top := testkit.Build(t, testkit.Options{NoRemote: true})
 	doctor := func(dir string) result {
 		return try(t, command(t, top.Host, filepath.Join(dir, "tsugiki"), "doctor", "-j"))
@@ -256,6 +261,7 @@ func TestDoctorInstallation(t *testing.T) {
 
 // Where the kernel knows a system call not, or forbids it.
 func TestDoctorKernelLacks(t *testing.T) {
+	t.Parallel()
 	missing := func(feature, says string, exit int) degraded {
 		return degraded{feature, map[string]string{feature: "missing"}, map[string]string{feature: says}, exit}
 	}
@@ -287,6 +293,7 @@ func TestDoctorKernelLacks(t *testing.T) {
 
 // What Require looks at is what doctor looks at.
 func TestRunRefusesWhatDoctorMisses(t *testing.T) {
+	t.Parallel()
 	for call, says := range map[uint32]string{
 		unix.SYS_PIDFD_GETFD: "pidfd_getfd.*5.6", unix.SYS_CLOSE_RANGE: "close_range.*5.9",
 		unix.SYS_PROCESS_VM_READV: "process_vm_readv.*3.2", unix.SYS_SECCOMP: "seccomp user notification.*5.14",

@@ -58,6 +58,7 @@ func graftCommand(t *testing.T, w *world, runDir, args string) *testkit.Cmd {
 func remoteObserver() string { return fmt.Sprintf("%s:%d", remoteAddr4, observerPort) }
 
 func TestEndpointsOfClients(t *testing.T) {
+	t.Parallel()
 	const otherSource4 = "198.51.100.10"
 	w := newWorld(t)
 	addAddr(t, w.h, otherSource4+"/24", "srv")
@@ -108,6 +109,7 @@ for line in sys.stdin:
 
 // A program that is linked dynamically may have its calls answered within itself.
 func TestEndpointsOfPreloaded(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	observe(t, w.srv)
 	for _, v := range variants {
@@ -138,6 +140,7 @@ func TestEndpointsOfPreloaded(t *testing.T) {
 // A socket that is not connected meets the kernel programs with each datagram; or,
 // where datagrams are looked at, it goes where its destination has gone.
 func TestEndpointsOfDatagrams(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		v       variant
 		deleted string // what a send gives without the endpoint
@@ -160,6 +163,7 @@ func TestEndpointsOfDatagrams(t *testing.T) {
 
 // A rule for the loopback that is no more leaves the container its own.
 func TestEndpointsOfLoopback(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	observe(t, w.h)
 	local := fmt.Sprintf("127.0.0.1:%d", observerPort)
@@ -173,6 +177,7 @@ func TestEndpointsOfLoopback(t *testing.T) {
 }
 
 func TestEndpointsOfServers(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	fetch := func(url string) string {
 		t.Helper()
@@ -215,6 +220,7 @@ func TestEndpointsOfServers(t *testing.T) {
 
 // An endpoint's namespace may be another each time.
 func TestEndpointsOfOtherNamespaces(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	far, near := observe(t, w.srv), observe(t, w.h)
 	local := fmt.Sprintf("127.0.0.1:%d", observerPort)
@@ -234,6 +240,7 @@ func TestEndpointsOfOtherNamespaces(t *testing.T) {
 // What was opened for endpoints that are gone is closed, but for what sockets of
 // the container may be in, which is opened once.
 func TestEndpointsLeaveNothingOpen(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	observe(t, w.srv)
 	local := fmt.Sprintf("127.0.0.1:%d", observerPort)
@@ -276,6 +283,7 @@ func TestEndpointsLeaveNothingOpen(t *testing.T) {
 // A rule may name a host address. It makes an endpoint, which comes and goes as
 // others do.
 func TestRulesByAddress(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	observe(t, w.srv)
 	flags := []string{

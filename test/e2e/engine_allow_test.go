@@ -22,6 +22,7 @@ var configured = []string{"[[container]]", `match = "db"`, fmt.Sprintf("egress =
 // configuration allows none: each is refused with the lines that would allow it, and with
 // these lines it runs.
 func TestAnnotationsNeedTheAdministrator(t *testing.T) {
+	t.Parallel()
 	for _, c := range []engineCase{{engine: "docker", none: true}, {engine: "podman", none: true, redis: true}, {engine: "ctr", none: true, redis: true}, {engine: "cri"}} {
 		t.Run(c.String(), func(t *testing.T) {
 			t.Parallel()
@@ -46,6 +47,7 @@ func TestAnnotationsNeedTheAdministrator(t *testing.T) {
 // for another container's rules. The [[allow]] is for the public road, which the last
 // container shows to be open.
 func TestAnnotationsAreBounded(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, engineCase{engine: "docker", none: true}, append(append([]string{}, allowed...), configured...)...)
 	fifo := filepath.Join(n.dir, "fifo")
 	if err := unix.Mkfifo(fifo, 0o600); err != nil {
@@ -117,6 +119,7 @@ func testEngineConfigured(t *testing.T, n *node) {
 // with docker, which then mounts the other's files into them. What who starts them asks for
 // is heard as for any: nothing of it is lost without a word.
 func TestAnotherContainersNetwork(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, engineCase{engine: "docker", none: true})
 	o := observe(t, n.srv)
 	url := fmt.Sprintf("http://%s:%d/", remoteAddr4, observerPort)
@@ -162,6 +165,7 @@ func TestAnotherContainersNetwork(t *testing.T) {
 // namespaces of another one. Symbolic links in them, and a FIFO, lead to nothing else;
 // the socket itself is reached.
 func TestAllowedPathsLeadNowhereElse(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, engineCase{engine: "docker", none: true})
 	app, secret := filepath.Join(n.dir, "app"), filepath.Join(n.dir, "secret")
 	err := errors.Join(os.Mkdir(app, 0o755), os.Mkdir(secret, 0o700))

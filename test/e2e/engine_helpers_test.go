@@ -247,7 +247,7 @@ func (n *node) waitRedis(t *testing.T, port int) {
 func (n *node) checkRefused(t *testing.T, port int) {
 	t.Helper()
 	const couldNotConnect = 7 // of curl
-	r := try(t, command(t, n.srv, "curl", "-sS", "-m", "5", fmt.Sprintf("http://%s:%d/", hostAddr4, port)))
+	r := try(t, command(t, n.srv, "curl", "-sS", fmt.Sprintf("http://%s:%d/", hostAddr4, port)))
 	if exitStatus(r.err) != couldNotConnect {
 		t.Errorf("the remote connects to port %d of the host: %v: %s%s", port, r.err, r.stdout, r.stderr)
 	}

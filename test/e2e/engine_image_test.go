@@ -50,6 +50,7 @@ func (n *node) loadSaying(t *testing.T) {
 // gets nothing of it, and what who starts the container asks for is heard beside it:
 // that the same road is open shows the second container.
 func TestImageGrantsNothing(t *testing.T) {
+	t.Parallel()
 	for _, c := range []engineCase{{engine: "docker", none: true}, {engine: "podman", none: true}, {engine: "ctr", none: true}, {engine: "cri"}} {
 		t.Run(c.String(), func(t *testing.T) {
 			t.Parallel()
@@ -96,6 +97,7 @@ func TestImageGrantsNothing(t *testing.T) {
 // TestImageThatIsGone starts a container again whose image was removed meanwhile. Which of
 // its labels were the image's is not known any more: none is heard, which is said.
 func TestImageThatIsGone(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, engineCase{engine: "docker", none: true}, generous...)
 	n.loadSaying(t)
 	n.run(t, engines.Container{

@@ -14,6 +14,7 @@ import (
 // TestGraftedEngines has containers of each engine grafted by tsugiki-runtime, as users
 // run them.
 func TestGraftedEngines(t *testing.T) {
+	t.Parallel()
 	for _, c := range engineCases {
 		t.Run(c.String(), func(t *testing.T) {
 			t.Parallel()
@@ -289,6 +290,7 @@ func testEngineNoAgent(t *testing.T, n *node) {
 // TestUngraftedContainer checks that tsugiki-runtime leaves containers alone that have
 // no rules.
 func TestUngraftedContainer(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, engineCase{engine: "docker"})
 	c := n.container("web", "0.0.0.0/0", servedPort)
 	c.Annotations = nil

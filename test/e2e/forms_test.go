@@ -81,29 +81,30 @@ type formTest struct {
 	euid  string // that it prints, if it is testdata/client
 	// preloaded says that its calls come by a library, if one is preloaded.
 	preloaded bool
+	runtime   bool // one of netPrograms, which come last
 }
 
 func formTests(t *testing.T) []formTest {
 	t.Helper()
 	nobodys := []string{"--user", "nobody"}
 	tests := []formTest{
-		{"dynamic", nil, []string{client(t, "dynamic"), "libc"}, "0", true},
-		{"dynamic-syscall", nil, []string{client(t, "dynamic"), "syscall"}, "0", false},
-		{"static", nil, []string{client(t, "static"), "libc"}, "0", false},
-		{"static-syscall", nil, []string{client(t, "static"), "syscall"}, "0", false},
-		{"static-musl", nil, []string{client(t, "musl"), "libc"}, "0", false},
-		{"user", nobodys, []string{client(t, "dynamic"), "libc"}, fmt.Sprint(nobody), true},
-		{"setuid", nobodys, []string{setuid(t, client(t, "dynamic")), "libc"}, "0", false},
-		{"setuid-syscall", nobodys, []string{setuid(t, client(t, "dynamic")), "syscall"}, "0", false},
-		{"no-preload", nil, []string{"env", "-u", "LD_PRELOAD", client(t, "dynamic"), "libc"}, "0", false},
-		{"no-environment", nil, []string{"env", "-i", client(t, "dynamic"), "libc"}, "0", false},
-		{"no-preload-curl", nil, []string{"env", "-u", "LD_PRELOAD", "curl", "-sS", "-m", "5"}, "", false},
-		{"setpriv", nil, []string{"setpriv", "--reuid", "nobody", "--clear-groups", "--no-new-privs", client(t, "dynamic"), "libc"}, fmt.Sprint(nobody), true},
-		{"go", nil, []string{static(t, "fetch")}, "", false},
+		{"dynamic", nil, []string{client(t, "dynamic"), "libc"}, "0", true, false},
+		{"dynamic-syscall", nil, []string{client(t, "dynamic"), "syscall"}, "0", false, false},
+		{"static", nil, []string{client(t, "static"), "libc"}, "0", false, false},
+		{"static-syscall", nil, []string{client(t, "static"), "syscall"}, "0", false, false},
+		{"static-musl", nil, []string{client(t, "musl"), "libc"}, "0", false, false},
+		{"user", nobodys, []string{client(t, "dynamic"), "libc"}, fmt.Sprint(nobody), true, false},
+		{"setuid", nobodys, []string{setuid(t, client(t, "dynamic")), "libc"}, "0", false, false},
+		{"setuid-syscall", nobodys, []string{setuid(t, client(t, "dynamic")), "syscall"}, "0", false, false},
+		{"no-preload", nil, []string{"env", "-u", "LD_PRELOAD", client(t, "dynamic"), "libc"}, "0", false, false},
+		{"no-environment", nil, []string{"env", "-i", client(t, "dynamic"), "libc"}, "0", false, false},
+		{"no-preload-curl", nil, []string{"env", "-u", "LD_PRELOAD", "curl", "-sS"}, "", false, false},
+		{"setpriv", nil, []string{"setpriv", "--reuid", "nobody", "--clear-groups", "--no-new-privs", client(t, "dynamic"), "libc"}, fmt.Sprint(nobody), true, false},
+		{"go", nil, []string{static(t, "fetch")}, "", false, false},
 	}
 	for _, p := range netPrograms(t) {
 		if p.fetch != nil {
-			tests = append(tests, formTest{p.name, nil, p.fetch, "", !p.static})
+			tests = append(tests, formTest{p.name, nil, p.fetch, "", !p.static, true})
 		}
 	}
 	return tests
@@ -120,14 +121,22 @@ func (f formTest) ask(addr string) []string {
 // TestForms lets programs reach one address of the remote and not another, at
 // which the same server is.
 func TestForms(t *testing.T) {
+	t.Parallel()
 	tests := formTests(t)
-	eachMode(t, []variant{{name: "new", egress: []string{"-e", fmt.Sprintf("%s/32:%d=out", remoteAddr4, observerPort)}}},
+	all := inModes(t.Name(), []variant{{name: "new", egress: []string{"-e", fmt.Sprintf("%s/32:%d=out", remoteAddr4, observerPort)}}})
+	native := slices.IndexFunc(tests, func(f formTest) bool { return f.runtime })
+	runtimes := cover(all, len(tests)-native, always)
+	picked := func(v variant, i int) bool { return i < native || runtimes(v, i-native) }
+	each(t, all,
 		func(t *testing.T, w *world, v variant) {
 			o := observe(t, w.srv)
 			// It is the rules that block: the host reaches both.
 			curl(t, w.h, fmt.Sprintf("http://%s:%d", otherRemoteAddr4, observerPort), fmt.Sprintf("http://%s:%d", remoteAddr4, observerPort))
 			o.take()
-			for _, f := range tests {
+			for i, f := range tests {
+				if !picked(v, i) {
+					continue
+				}
 				t.Run(f.name, func(t *testing.T) {
 					run := func(addr string) result {
 						return try(t, v.run(t, w, slices.Concat(f.flags, []string{"--"}, f.line, f.ask(addr))...))
@@ -160,6 +169,7 @@ func TestForms(t *testing.T) {
 // TestForeignABI runs 32-bit programs, which are not grafted: they have what
 // their own namespace has, and are told nothing.
 func TestForeignABI(t *testing.T) {
+	t.Parallel()
 	if buildClients(); testkit.Programs("clang") != nil {
 		t.Skip("skip: needs the program clang")
 	}

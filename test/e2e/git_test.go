@@ -63,6 +63,7 @@ git -C second rev-list --count origin/main
 
 // TestGit clones and pushes over HTTP.
 func TestGit(t *testing.T) {
+	t.Parallel()
 	testkit.Program(t, "apache2")
 	check := func(t *testing.T, c *testkit.Cmd) {
 		t.Helper()

@@ -243,7 +243,7 @@ func TestAPIDatagrams(t *testing.T) {
 func TestAPIExamples(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	server, client := buildC(t, "dynamic", "../../examples/graft-server.c"), buildC(t, "static", "../examples/graft-client.c")
+	server, client := buildC(t, "dynamic", "../../examples/graft-server.c"), buildC(t, "static", "../../examples/graft-client.c")
 	dir, err := installTree()
 	if err != nil {
 		t.Fatal(err)

@@ -16,6 +16,7 @@ import (
 // The command tsugiki graft: what it shows, refuses and changes.
 
 func TestGraftShow(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	dir := t.TempDir()
 	o := w.obey(t, dir,
@@ -63,6 +64,7 @@ func TestGraftShow(t *testing.T) {
 }
 
 func TestGraftRefusals(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	dir := t.TempDir()
 	one := w.obey(t, dir, with("-e", "0.0.0.0/0=out", "-i", "0.0.0.0:80=web", "-i", "0.0.0.0:8000-8009=few", "-i", "127.0.0.1:9=un")...)
@@ -120,6 +122,7 @@ func TestGraftRefusals(t *testing.T) {
 
 // Of many who add one name, one does; and who adds others is not in the way.
 func TestGraftConcurrently(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	observe(t, w.srv)
 	o := w.obey(t, t.TempDir(), variants[1].flags(w)...)
@@ -164,6 +167,7 @@ func TestGraftConcurrently(t *testing.T) {
 
 // A killed owner is not running, and its socket goes at the next start.
 func TestGraftAfterKill(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	// Longer than what fits into a struct sockaddr_un.
 	dir := filepath.Join(t.TempDir(), strings.Repeat("x", 120))
@@ -189,6 +193,7 @@ func TestGraftAfterKill(t *testing.T) {
 // A program of a container may be root and have the host's files, and still cannot
 // change what it may reach.
 func TestGraftFromWithin(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	dir := t.TempDir()
 	for _, prefix := range [][]string{nil, {"unshare", "--user", "--map-root-user"}} {

@@ -13,7 +13,8 @@ import (
 
 const haproxyPort = 8100
 
-// haproxyConfig has two servers, of which nobody serves the second.
+// haproxyConfig has two servers, of which nobody serves the second. A check of the first may take
+// ten seconds on a busy machine (inter).
 const haproxyConfig = `global
 	log stdout format raw local0
 	nbthread 2
@@ -22,10 +23,10 @@ defaults
 	log global
 	option httplog
 	option httpchk GET /
-	timeout connect 2s
-	timeout client 10s
-	timeout server 10s
-	default-server check inter 100ms fall 2 rise 1
+	timeout connect 60s
+	timeout client 60s
+	timeout server 60s
+	default-server check inter 10s fall 2 rise 1
 frontend front
 	bind *:%d
 	option forwardfor
@@ -33,7 +34,7 @@ frontend front
 	default_backend back
 backend back
 	server up %s:%d
-	server gone %s:%d
+	server gone %s:%d inter 100ms
 backend back6
 	server up6 [%s]:%d
 `
@@ -44,6 +45,7 @@ var haproxyAnswered = regexp.MustCompile(`(?m)^(\S+):\d+ \[[^]]*\] front back6?/
 // TestHaproxy has haproxy check servers on the remote and pass requests on to
 // the one that is there.
 func TestHaproxy(t *testing.T) {
+	t.Parallel()
 	testkit.Program(t, "haproxy")
 	eachMode(t, both, func(t *testing.T, w *world, v variant) {
 		o := observe(t, w.srv)

@@ -47,19 +47,19 @@ func (o *obedient) helper(t *testing.T, name string) (pid int) {
 	return pid
 }
 
-// porter is the agent's process that keeps gates.
-func (n *asked) porter(t *testing.T) int {
+// gatePool is the agent's process that keeps gates.
+func (n *asked) gatePool(t *testing.T) int {
 	t.Helper()
 	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", n.cmd.Process.Pid))
 	for _, path := range threads {
 		children, _ := os.ReadFile(path)
 		for _, word := range bytes.Fields(children) {
-			if pid, _ := strconv.Atoi(string(word)); comm(pid) == "tsugiki-porter" {
+			if pid, _ := strconv.Atoi(string(word)); comm(pid) == "tsugiki-pool" {
 				return pid
 			}
 		}
 	}
-	t.Fatal("the agent has no porter")
+	t.Fatal("the agent has no gate pool")
 	return 0
 }
 
@@ -91,6 +91,7 @@ func (n *asked) suffer(t *testing.T, o *obedient) {
 // Whatever is done to a helper of a container, and whatever is asked of it then: other containers
 // are served, start and end, and an agent that is killed is followed by one that serves them.
 func TestHelpersAreHurt(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	observe(t, w.srv)
 	for _, helper := range []string{"gate", "keeper"} {
@@ -141,9 +142,10 @@ func (n *asked) goesOn(t *testing.T, other *obedient) {
 	next.release()
 }
 
-// The porter keeps gates for all containers. While it is stopped no container starts, and who wants
+// The gate pool keeps idle gates for all containers. While it is stopped no container starts, and who wants
 // one is told; those that are there go on. The next agent has another.
-func TestPorterIsHurt(t *testing.T) {
+func TestGatePoolIsHurt(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	observe(t, w.srv)
 	v := variants[2]
@@ -151,7 +153,7 @@ func TestPorterIsHurt(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			n := startBesieged(t, w)
 			other := n.obey(t, v.flags(w)...)
-			pid := n.porter(t)
+			pid := n.gatePool(t)
 			if err := hurt(pid); err != nil {
 				t.Fatal(err)
 			}
@@ -176,6 +178,7 @@ func TestPorterIsHurt(t *testing.T) {
 // A keeper that does not answer is killed, and another does its work. What a call got that waited
 // for it is the container's own affair.
 func TestStoppedKeeperIsReplaced(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	observe(t, w.srv)
 	n := startBesieged(t, w)
@@ -201,6 +204,7 @@ func TestStoppedKeeperIsReplaced(t *testing.T) {
 
 // A gate that was stopped follows what has been ordered meanwhile: the last of each kind.
 func TestStoppedGateFollows(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	observe(t, w.srv)
 	for _, v := range variants {
@@ -239,6 +243,7 @@ func TestStoppedGateFollows(t *testing.T) {
 
 // An agent that starts takes over a container whose gate is stopped once that goes on.
 func TestStoppedGateIsTakenOverLater(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	observe(t, w.srv)
 	n := startBesieged(t, w)
@@ -271,6 +276,7 @@ func TestStoppedGateIsTakenOverLater(t *testing.T) {
 // An agent whose files somebody takes has them again, or ends with a line that says why, so that
 // another is started. Its containers go on.
 func TestAgentIsStarved(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	observe(t, w.srv)
 	for name, limit := range map[string]unix.Rlimit{"soft": {Cur: 3, Max: 4096}, "hard": {Cur: 3, Max: 3}} {
@@ -306,6 +312,7 @@ func TestAgentIsStarved(t *testing.T) {
 
 // Who loses his program because its gate was killed is told so, with an agent as without one.
 func TestKilledGateIsSaid(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	for name, start := range map[string]func(t *testing.T) *obedient{
 		"agent": func(t *testing.T) *obedient { return startBesieged(t, w).obey(t, variants[0].flags(w)...) },

@@ -16,6 +16,7 @@ const helperFiles = 4096
 // A container that has too many takes nothing from other containers of its user: those that are
 // there make sockets, others start, and the next agent takes over both.
 func TestDescriptorsInFlight(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	observe(t, w.srv)
 	for user, flags := range map[string][]string{"root": nil, "other": {"-u", "61234:61234"}} {

@@ -50,6 +50,7 @@ func (b *bystander) lives() bool {
 // the container's, whatever the token is. What it does to the named process it does before it
 // answers.
 func TestListenerNamesAnother(t *testing.T) {
+	t.Parallel()
 	testkit.Program(t, "curl")
 	testkit.Program(t, "python3")
 	w := newWorld(t)

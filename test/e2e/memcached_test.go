@@ -12,6 +12,7 @@ const memcachedPort = 11211
 
 // TestMemcached serves and asks over TCP and UDP.
 func TestMemcached(t *testing.T) {
+	t.Parallel()
 	testkit.Program(t, "memcached")
 	number := fmt.Sprint(memcachedPort)
 	line := []string{"memcached", "-u", "nobody", "-l", "0.0.0.0", "-p", number, "-U", number}

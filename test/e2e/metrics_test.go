@@ -136,6 +136,7 @@ func (n *asked) counted(t *testing.T) samples {
 
 // A counter moves by what a program does.
 func TestMetrics(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	observe(t, w.srv)
 	n := startAgent(t, w)
@@ -149,7 +150,7 @@ func TestMetrics(t *testing.T) {
 				o.want(sourceAddr4, "dial a%d tcp %s", i, remoteObserver())
 			}
 			for range 3 {
-				succeed(t, command(t, w.srv, "curl", "-sS", "-m", "5", "http://"+hostAddr4+":8081/"))
+				succeed(t, command(t, w.srv, "curl", "-sS", "http://"+hostAddr4+":8081/"))
 			}
 			o.want("EPERM", "mark a")
 			after := n.counted(t)
@@ -215,6 +216,7 @@ func TestMetrics(t *testing.T) {
 
 // What kernel and gates have counted is not lost with the agent.
 func TestMetricsOverRestart(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	observe(t, w.srv)
 	n := startAgent(t, w)
@@ -234,10 +236,11 @@ func TestMetricsOverRestart(t *testing.T) {
 
 // At an address there are metrics and nothing else.
 func TestMetricsListen(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	at := net.JoinHostPort(hostAddr4, "9469")
 	n := startAgent(t, w, "[metrics]", fmt.Sprintf("listen = %q", at))
-	out := succeed(t, command(t, w.srv, "curl", "-sS", "-m", "5", "http://"+at+"/metrics"))
+	out := succeed(t, command(t, w.srv, "curl", "-sS", "http://"+at+"/metrics"))
 	m := parseMetrics(t, []byte(out))
 	if _, found := m["tsugiki_containers{state=running}"]; !found || m["go_goroutines{}"] == 0 || m["process_open_fds{}"] == 0 {
 		t.Errorf("metrics: %v", m)
@@ -246,7 +249,7 @@ func TestMetricsListen(t *testing.T) {
 		t.Error("no build info")
 	}
 	for _, path := range []string{"/", "/v1/containers", "/v1/stats", "/debug/pprof/"} {
-		out := succeed(t, command(t, w.srv, "curl", "-sS", "-m", "5", "-o", "/dev/null", "-w", "%{http_code}", "http://"+at+path))
+		out := succeed(t, command(t, w.srv, "curl", "-sS", "-o", "/dev/null", "-w", "%{http_code}", "http://"+at+path))
 		if out != "404" {
 			t.Errorf("%s: %s", path, out)
 		}
@@ -263,6 +266,7 @@ func TestMetricsListen(t *testing.T) {
 // A gate that does not answer holds up nobody, is said to be silent, and what it
 // said last stands.
 func TestMetricsSilentGate(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	observe(t, w.srv)
 	n := startAgent(t, w)
@@ -322,6 +326,7 @@ func (n *asked) gateOf(t *testing.T, name string) int {
 }
 
 func TestTop(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	observe(t, w.srv)
 	n := startAgent(t, w)
@@ -374,6 +379,7 @@ func TestTop(t *testing.T) {
 
 // On a terminal the table stays in its place, q ends it, and the terminal is as before.
 func TestTopOnTerminal(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	n := startAgent(t, w)
 	o := n.obey(t, variants[0].flags(w)...)

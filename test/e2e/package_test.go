@@ -14,6 +14,7 @@ import (
 // What is in the Debian package works where it is unpacked, and dpkg removes all of
 // it.
 func TestDebianPackage(t *testing.T) {
+	t.Parallel()
 	for _, name := range []string{"dpkg-deb", "dpkg", "objdump"} {
 		testkit.Program(t, name)
 	}

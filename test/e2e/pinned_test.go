@@ -93,6 +93,7 @@ func (n *asked) pin(t *testing.T, way string, to string, flags []string, more ..
 // socket's lock, an epoll's. It takes a bounded number of the agent's threads, and holds up
 // no call of another container.
 func TestAgentPinned(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	observe(t, w.srv)
 	v := variants[0]
@@ -136,6 +137,7 @@ func TestAgentPinned(t *testing.T) {
 // Memory that outlives its container holds up neither the end of that container nor the start
 // and the end of another of its name.
 func TestAgentPinnedForGood(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	n := startBesieged(t, w)
 	path := filepath.Join(filepath.Dir(n.run), "page.sock")

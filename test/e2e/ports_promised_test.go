@@ -24,6 +24,7 @@ func promised(port int) []string {
 // A port that a container was promised is not in the ranges of others, now nor after the
 // agent was killed, and is there for the one that it was promised.
 func TestPromisedPortsInRanges(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	d := startDaemon(t, w.h)
 	for i, u := range portUsers {
@@ -72,6 +73,7 @@ func TestPromisedPortsInRanges(t *testing.T) {
 // Nor does one get it that asks for any port, although others are taken. Any port is one that
 // no socket has.
 func TestPromisedPortsAndAnyPort(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	d := startDaemon(t, w.h)
 	ephemeral := func(ports, reserved string) {
@@ -123,6 +125,7 @@ func TestPromisedPortsAndAnyPort(t *testing.T) {
 // An endpoint that is added is promised its ports like those that were there, and is refused
 // those that were promised, or that another container has by now.
 func TestPortsOfAddedEndpoints(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	d := startDaemon(t, w.h)
 	comes := binder(t, d.graft, "comes", promised(8050)[:4])
@@ -160,6 +163,7 @@ func TestPortsOfAddedEndpoints(t *testing.T) {
 // Programs that name their endpoints share no ports of others either, and find the next one
 // of a range.
 func TestPortsOfNamedEndpoints(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	d := startDaemon(t, w.h)
 	program := buildC(t, "static", "testdata/api/api.c")

@@ -140,6 +140,7 @@ var portUsers = []struct {
 }{{"root", nil}, {"nobody", []string{"--user", "nobody"}}}
 
 func TestPortsAreNotShared(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	d := startDaemon(t, w.h)
 	for _, u := range portUsers {
@@ -176,6 +177,7 @@ func (c sharedCase) passesOn(t *testing.T, w *world, one, two *obedient) {
 
 // The next agent knows what containers have.
 func TestPortsAreNotSharedAfterRestart(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	d := startDaemon(t, w.h)
 	for _, u := range portUsers {
@@ -208,6 +210,7 @@ func TestPortsAreNotSharedAfterRestart(t *testing.T) {
 
 // Two containers that know nothing of each other are no one's.
 func TestPortsAreNotSharedWithoutAgent(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	run := func(args ...string) *testkit.Cmd {
 		return graft(t, w.h, append([]string{"--agent", "none"}, args...)...)
@@ -232,6 +235,7 @@ func TestPortsAreNotSharedWithoutAgent(t *testing.T) {
 
 // A wildcard has the port of each address, and that of IPv6 those of IPv4.
 func TestPortsOfWildcardsAreNotShared(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	d := startDaemon(t, w.h)
 	one := binder(t, d.graft, "one", sharing())
@@ -265,6 +269,7 @@ func TestPortsOfWildcardsAreNotShared(t *testing.T) {
 // The kernel lets two sockets have a port that both set SO_REUSEADDR, as long as neither
 // listens. Who binds it last has it.
 func TestPortsOfSocketsThatDoNotListen(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	d := startDaemon(t, w.h)
 	one, two := binder(t, d.graft, "one", sharing()), binder(t, d.graft, "two", sharing())

@@ -119,6 +119,7 @@ func checkPsql(t *testing.T, answer, client, server string) {
 }
 
 func TestPostgres(t *testing.T) {
+	t.Parallel()
 	testkit.Program(t, "psql")
 	eachMode(t, both, func(t *testing.T, w *world, v variant) {
 		t.Run("server", func(t *testing.T) {

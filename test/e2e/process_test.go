@@ -28,6 +28,7 @@ func plain(t *testing.T, w *world, args ...string) *testkit.Cmd {
 }
 
 func TestStreams(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	data := bytes.Repeat([]byte("0123456789abcdef"), 1<<16)
 	c := plain(t, w, "--", "sh", "-c", "cat; echo done >&2")
@@ -57,6 +58,7 @@ func TestStreams(t *testing.T) {
 }
 
 func TestEnvironment(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	dir := t.TempDir()
 	const script = `pwd -P; echo "$0 $1 $2"; id -u; umask; ulimit -n; exec cat /proc/self/environ`
@@ -83,6 +85,7 @@ func TestEnvironment(t *testing.T) {
 // TestOpenFiles checks that a program gets no files but those that its caller
 // means it to have.
 func TestOpenFiles(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	f, err := os.CreateTemp(t.TempDir(), "")
 	if err != nil {
@@ -103,9 +106,10 @@ func TestOpenFiles(t *testing.T) {
 }
 
 func TestUser(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	o := observe(t, w.srv)
-	args := []string{"--", "sh", "-c", fmt.Sprintf("id -un; id -G; curl -sS -m 5 http://%s:%d/", remoteAddr4, observerPort)}
+	args := []string{"--", "sh", "-c", fmt.Sprintf("id -un; id -G; curl -sS http://%s:%d/", remoteAddr4, observerPort)}
 	want := "nobody\n65534\n" + sourceAddr4 + "\n"
 	if out := succeed(t, plain(t, w, append([]string{"--user", "nobody"}, args...)...)); out != want {
 		t.Errorf("printed %q, want %q", out, want)
@@ -121,6 +125,7 @@ func TestUser(t *testing.T) {
 }
 
 func TestExitStatus(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	for _, test := range []struct {
 		name string
@@ -150,6 +155,7 @@ func TestExitStatus(t *testing.T) {
 }
 
 func TestDeathBySignal(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	for _, sig := range []syscall.Signal{unix.SIGKILL, unix.SIGSEGV, unix.SIGTERM, unix.SIGUSR1, unix.SIGPIPE, unix.SIGABRT, unix.SIGINT} {
 		t.Run(unix.SignalName(sig), func(t *testing.T) {
@@ -163,6 +169,7 @@ func TestDeathBySignal(t *testing.T) {
 
 // TestForwardedSignals sends to tsugiki what is meant for the program.
 func TestForwardedSignals(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	for _, sig := range []syscall.Signal{unix.SIGTERM, unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2, unix.SIGWINCH} {
 		t.Run(unix.SignalName(sig), func(t *testing.T) {
@@ -183,6 +190,7 @@ func TestForwardedSignals(t *testing.T) {
 
 // TestSignalAtOnce sends a signal as soon as the program can be seen to run.
 func TestSignalAtOnce(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	for range 10 {
 		c := plain(t, w, "--", "sh", "-c", "trap 'exit 7' USR1; echo; while :; do sleep 0.01; done")
@@ -210,6 +218,7 @@ func TestSignalAtOnce(t *testing.T) {
 
 // TestStop checks that a program that stops is seen to, and goes on.
 func TestStop(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	s := start(t, plain(t, w, "--", "sh", "-c", "kill -STOP $$; echo went on; exit 3"))
 	testkit.Eventually(t, func() error {
@@ -230,6 +239,7 @@ func TestStop(t *testing.T) {
 
 // TestChildrenEnd checks that what a program leaves running ends with it.
 func TestChildrenEnd(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	out := succeed(t, plain(t, w, "--", "sh", "-c", "setsid sleep 60 >/dev/null 2>&1 & echo $!"))
 	// Who reaps it may take its time.

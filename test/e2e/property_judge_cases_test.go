@@ -46,6 +46,7 @@ func caseJudge() *judge {
 
 // The judge finds each kind of what must not be, and nothing else.
 func TestPropertyJudgeSent(t *testing.T) {
+	t.Parallel()
 	const client, remote = "198.51.100.1:5000", "198.51.100.2:7001"
 	syn := caseFrame(1, client, remote, "srv", "", tcpSYN)
 	marked := caseFrame(1, client, remote, "srv", "", 0)
@@ -95,6 +96,7 @@ func TestPropertyJudgeSent(t *testing.T) {
 }
 
 func TestPropertyJudgeHeard(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		name  string
 		frame frame
@@ -117,6 +119,7 @@ func TestPropertyJudgeHeard(t *testing.T) {
 }
 
 func TestPropertyJudgeHolding(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		at     string
 		cgroup uint64
@@ -160,6 +163,7 @@ func casePacket6(next uint8, rest ...[]byte) []byte {
 }
 
 func TestPropertyParse(t *testing.T) {
+	t.Parallel()
 	udp := []byte("\x13\x88\x1b\x59\x00\x0c\x00\x00@1.m;")
 	tcp := append([]byte("\x13\x88\x1b\x59\x00\x00\x00\x00\x00\x00\x00\x00\x50\x02\x00\x00\x00\x00\x00\x00"), "@1.m;"...)
 	via := netip.MustParseAddr(otherRemote6).As16()

@@ -53,6 +53,7 @@ func casePacket(from, to, link string) modelPacket {
 }
 
 func TestPropertyModelSends(t *testing.T) {
+	t.Parallel()
 	const no, yes, answer = modelForbidden, modelAllowed, modelAnswer
 	for _, tt := range []struct {
 		container      string
@@ -113,6 +114,7 @@ func TestPropertyModelSends(t *testing.T) {
 }
 
 func TestPropertyModelSourceRoutes(t *testing.T) {
+	t.Parallel()
 	p := casePacket("198.51.100.1:5000", "198.51.100.2:7001", "srv")
 	p.via = []netip.Addr{netip.MustParseAddr("198.51.100.3")}
 	if got, _ := caseContainers["all"].sends(caseHost, p); got != modelForbidden {
@@ -122,6 +124,7 @@ func TestPropertyModelSourceRoutes(t *testing.T) {
 
 // A connection goes the host's way.
 func TestPropertyModelRoads(t *testing.T) {
+	t.Parallel()
 	p := casePacket("198.51.100.1:5000", "198.51.100.2:7001", "alt")
 	p.tcp = true
 	if got, _ := caseContainers["all"].sends(caseHost, p); got != modelForbidden {
@@ -134,6 +137,7 @@ func TestPropertyModelRoads(t *testing.T) {
 
 // A TCP connection is not opened because somebody has asked for something.
 func TestPropertyModelServersOpenNothing(t *testing.T) {
+	t.Parallel()
 	p := casePacket("198.51.100.1:8100", "203.0.113.2:7001", "alt")
 	p.tcp = true
 	if got, _ := caseContainers["server"].sends(caseHost, p); got != modelForbidden {
@@ -142,6 +146,7 @@ func TestPropertyModelServersOpenNothing(t *testing.T) {
 }
 
 func TestPropertyModelHears(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		container      string
 		from, to, link string
@@ -169,6 +174,7 @@ func TestPropertyModelHears(t *testing.T) {
 }
 
 func TestPropertyModelHolds(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		container, at string
 		want          bool

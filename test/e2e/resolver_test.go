@@ -44,7 +44,7 @@ func resolving(t *testing.T, addr string, line ...string) []string {
 	t.Helper()
 	dir := t.TempDir()
 	files := map[string]string{
-		"resolv.conf":   "nameserver " + addr + "\noptions timeout:2 attempts:2\n",
+		"resolv.conf":   "nameserver " + addr + "\noptions timeout:30 attempts:2\n",
 		"nsswitch.conf": "hosts: files dns\n",
 		"hosts":         "127.0.0.1 localhost\n",
 	}
@@ -90,8 +90,8 @@ func resolverTests(t *testing.T) []resolverTest {
 		// may have no other interface.
 		{"getent", getent("ahosts", serverName), addrs, "libc"},
 		{"getent-truncated", getent("ahosts", largeName), large, "libc"},
-		{"curl", []string{"curl", "-4", "-sS", "-m", "5", url}, sourceAddr4 + "\n", "libc"},
-		{"curl6", []string{"curl", "-6", "-sS", "-m", "5", url}, sourceAddr6 + "\n", "libc"},
+		{"curl", []string{"curl", "-4", "-sS", url}, sourceAddr4 + "\n", "libc"},
+		{"curl6", []string{"curl", "-6", "-sS", url}, sourceAddr6 + "\n", "libc"},
 		{"node", []string{"node", "testdata/runtimes/net.js", "fetch", url}, "", "libc"},
 		{"java", []string{"java", "-XX:TieredStopAtLevel=1", "-cp", javaClasses(t), "Net", "fetch", url}, "", "libc"},
 		{"go", []string{static(t, "fetch"), url}, "", "static"},
@@ -115,13 +115,16 @@ func (p resolverTest) check(t *testing.T, out string) {
 // says, by the libraries that they have for it. That of glibc is asked by calls
 // that no preloaded library sees.
 func TestResolver(t *testing.T) {
+	t.Parallel()
 	programs := resolverTests(t)
-	eachMode(t, both, func(t *testing.T, w *world, v variant) {
+	all := inModes(t.Name(), both)
+	picked := cover(all, len(programs), func(v variant, i int) bool { return programs[i].by == "" || !v.mode.preloaded })
+	each(t, all, func(t *testing.T, w *world, v variant) {
 		server := dnsmasq(t, 53)
 		s := serve(t, command(t, w.srv, server[0], server[1:]...), port{w.srv, "udp", 53}, port{w.srv, "tcp", 53})
 		observe(t, w.srv)
-		for _, p := range programs {
-			if v.mode.preloaded && p.by != "" {
+		for i, p := range programs {
+			if !picked(v, i) {
 				continue
 			}
 			t.Run(p.name, func(t *testing.T) {
@@ -154,6 +157,7 @@ func sorted(lines string) []string {
 
 // TestNameServer has dnsmasq serve the remote.
 func TestNameServer(t *testing.T) {
+	t.Parallel()
 	const number = 5353
 	testkit.Program(t, "dig")
 	tests := []struct {
@@ -171,7 +175,7 @@ func TestNameServer(t *testing.T) {
 				line := append(dnsmasq(t, number), test.args...)
 				s := serve(t, v.program(t, w, []int{number}, line...), port{w.h, "udp", number}, port{w.h, "tcp", number})
 				for _, transport := range test.transports {
-					dig := command(t, w.srv, "dig", "+short", "+time=2", transport, "-p", fmt.Sprint(number), "@"+hostAddr4, serverName)
+					dig := command(t, w.srv, "dig", "+short", "+time=30", transport, "-p", fmt.Sprint(number), "@"+hostAddr4, serverName)
 					if out := succeed(t, dig); out != remoteAddr4+"\n" {
 						t.Errorf("%s: got %q", transport, out)
 					}
@@ -185,14 +189,17 @@ func TestNameServer(t *testing.T) {
 // TestOwnResolver has programs ask a name server of their own container by its
 // loopback, as stub resolvers and some container engines have it.
 func TestOwnResolver(t *testing.T) {
+	t.Parallel()
 	programs := resolverTests(t)
 	const script = `"$@" >&2 &
 until getent ahosts ` + serverName + ` >/dev/null; do sleep 0.02; done
 `
-	eachMode(t, both, func(t *testing.T, w *world, v variant) {
+	all := inModes(t.Name(), both)
+	picked := cover(all, len(programs), func(v variant, i int) bool { return programs[i].by != "static" || !v.mode.preloaded })
+	each(t, all, func(t *testing.T, w *world, v variant) {
 		observe(t, w.srv)
-		for _, p := range programs {
-			if v.mode.preloaded && p.by == "static" {
+		for i, p := range programs {
+			if !picked(v, i) {
 				continue
 			}
 			t.Run(p.name, func(t *testing.T) {

@@ -49,12 +49,15 @@ func netPrograms(t *testing.T) []netProgram {
 }
 
 func TestRuntimeServer(t *testing.T) {
+	t.Parallel()
 	programs := netPrograms(t)
 	fetch := static(t, "fetch")
-	eachMode(t, both, func(t *testing.T, w *world, v variant) {
-		for _, p := range programs {
-			if p.static && v.mode.preloaded {
-				continue // see TestForms
+	all := inModes(t.Name(), both)
+	picked := cover(all, len(programs), func(v variant, i int) bool { return !programs[i].static || !v.mode.preloaded }) // see TestForms
+	each(t, all, func(t *testing.T, w *world, v variant) {
+		for i, p := range programs {
+			if !picked(v, i) {
+				continue
 			}
 			t.Run(p.name, func(t *testing.T) {
 				testkit.Program(t, p.serve[0])
@@ -83,11 +86,14 @@ func TestRuntimeServer(t *testing.T) {
 }
 
 func TestRuntimeClient(t *testing.T) {
-	programs := netPrograms(t)
-	eachMode(t, both, func(t *testing.T, w *world, v variant) {
+	t.Parallel()
+	programs := slices.DeleteFunc(netPrograms(t), func(p netProgram) bool { return p.fetch == nil })
+	all := inModes(t.Name(), both)
+	picked := cover(all, len(programs), func(v variant, i int) bool { return !programs[i].static || !v.mode.preloaded })
+	each(t, all, func(t *testing.T, w *world, v variant) {
 		o := observe(t, w.srv)
-		for _, p := range programs {
-			if p.fetch == nil || p.static && v.mode.preloaded {
+		for i, p := range programs {
+			if !picked(v, i) {
 				continue
 			}
 			schemes := []string{"http"}

@@ -11,7 +11,9 @@ import (
 // Servers in the container, clients on the remote.
 
 func TestIperfServer(t *testing.T) {
+	t.Parallel()
 	testkit.Program(t, "iperf3")
+	picked := cover(serving, len(iperfTests), always)
 	each(t, serving, func(t *testing.T, w *world, v variant) {
 		for _, six := range []bool{false, true} {
 			// The server binds [::] for both families, which an IPv4
@@ -23,8 +25,8 @@ func TestIperfServer(t *testing.T) {
 				addr, source = hostAddr6, remoteAddr6
 			}
 			t.Run(addr, func(t *testing.T) {
-				for _, test := range iperfTests {
-					if test.six != six {
+				for i, test := range iperfTests {
+					if test.six != six || !picked(v, i) {
 						continue
 					}
 					t.Run(test.name, func(t *testing.T) {
@@ -44,11 +46,16 @@ func TestIperfServer(t *testing.T) {
 
 // TestSockperfServer runs all its clients at once, see TestSockperfClient.
 func TestSockperfServer(t *testing.T) {
+	t.Parallel()
 	testkit.Program(t, "sockperf")
 	w := newWorld(t)
+	picked := cover(serving, len(sockperfTests), always)
 	t.Run("all", func(t *testing.T) {
 		for i, v := range serving {
 			for j, test := range sockperfTests {
+				if !picked(v, j) {
+					continue
+				}
 				t.Run(v.name+"-"+test.name, func(t *testing.T) {
 					t.Parallel()
 					// A port is one container's, for TCP and UDP alike.
@@ -68,6 +75,7 @@ func TestSockperfServer(t *testing.T) {
 
 // TestPythonServer serves with the threads and the log of http.server.
 func TestPythonServer(t *testing.T) {
+	t.Parallel()
 	tests := []struct {
 		name string
 		bind []string // "" binds what the program thinks best
@@ -93,8 +101,12 @@ func TestPythonServer(t *testing.T) {
 			url: "http://198.51.100.1:8080/", says: "Serving HTTP on :: port 8000 ", peer: "::ffff:" + remoteAddr4,
 		},
 	}
+	picked := cover(serving, len(tests), always)
 	each(t, serving, func(t *testing.T, w *world, v variant) {
-		for _, test := range tests {
+		for i, test := range tests {
+			if !picked(v, i) {
+				continue
+			}
 			t.Run(test.name, func(t *testing.T) {
 				args := append([]string{"--endpoint", test.in, "-i", test.rule, "--", python(t), "-u", "-m", "http.server", "8000"}, test.bind...)
 				c := v.run(t, w, args...)
@@ -116,6 +128,7 @@ func TestPythonServer(t *testing.T) {
 // TestGoServer serves with a program that makes its system calls itself, asks
 // for MPTCP when it listens, and tells clients who they are.
 func TestGoServer(t *testing.T) {
+	t.Parallel()
 	serveProgram, fetch := static(t, "serve"), static(t, "fetch")
 	tests := []struct {
 		name   string
@@ -159,8 +172,12 @@ func TestGoServer(t *testing.T) {
 			want:  map[string]string{hostAddr6: remoteAddr6},
 		},
 	}
+	picked := cover(serving, len(tests), always)
 	each(t, serving, func(t *testing.T, w *world, v variant) {
-		for _, test := range tests {
+		for i, test := range tests {
+			if !picked(v, i) {
+				continue
+			}
 			t.Run(test.name, func(t *testing.T) {
 				line := append(test.flags, "--", serveProgram, "udp://"+test.listen, "tcp://"+test.listen)
 				serve(t, v.run(t, w, line...), port{w.h, "udp", 8080}, port{w.h, "tcp", 8080})

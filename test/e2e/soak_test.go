@@ -79,6 +79,7 @@ func growth(name string) int {
 // makes it connect to the remote. None may fail, and nothing may grow after the
 // first fifth. "make soak" has it make 100000.
 func TestSoak(t *testing.T) {
+	t.Parallel()
 	testkit.Program(t, "nginx")
 	testkit.Program(t, "ab")
 	eachMode(t, both, func(t *testing.T, w *world, v variant) {

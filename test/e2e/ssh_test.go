@@ -79,6 +79,7 @@ func (s sshFiles) server(t *testing.T) []string {
 
 // TestSSH runs commands and copies files.
 func TestSSH(t *testing.T) {
+	t.Parallel()
 	data := make([]byte, 2<<20)
 	_, _ = rand.Read(data)
 	eachMode(t, both, func(t *testing.T, w *world, v variant) {

@@ -111,6 +111,7 @@ func (term *terminal) wait(t *testing.T) error {
 }
 
 func TestTerminal(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	term := startOnTerminal(t, plain(t, w, "--", "sh", "-c", "tty && tty </dev/tty && stty -F /dev/tty size; read line; echo \"<$line>\""))
 	term.expect(t, "0 0")
@@ -126,6 +127,7 @@ func TestTerminal(t *testing.T) {
 
 // TestInterruptKey checks that a program gets one signal for one key.
 func TestInterruptKey(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	term := startOnTerminal(t, plain(t, w, "--", "sh", "-c", "trap 'echo got' INT; trap 'exit 4' QUIT; echo ready; while :; do sleep 0.01; done"))
 	term.expect(t, "ready")
@@ -158,6 +160,7 @@ func TestInterruptKey(t *testing.T) {
 // TestJobControl runs tsugiki as a job of a shell, and a shell with jobs under
 // tsugiki.
 func TestJobControl(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	shell := []string{testkit.Program(t, "bash"), "--norc", "--noprofile", "-i"}
 	// The line that is typed does not hold what the job prints.

@@ -63,6 +63,7 @@ func decided(syscall, addr string) func(event) bool {
 // A trace says what is decided, by gate and agent, of a container that is created on
 // the host's side or swapped there, and nothing of others.
 func TestTrace(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	observe(t, w.srv)
 	n := startAgent(t, w)
@@ -113,6 +114,7 @@ func TestTrace(t *testing.T) {
 // While nobody traces a container, its gate decides without the agent's being told:
 // a shim's connect is not even trapped.
 func TestTraceStopsToCost(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	observe(t, w.srv)
 	n := startAgent(t, w)
@@ -159,6 +161,7 @@ for line in sys.stdin:
 
 // Who does not read a trace loses lines, is told of it, and holds up nobody.
 func TestTraceSlowReader(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	observe(t, w.srv)
 	n := startAgent(t, w)
@@ -185,6 +188,7 @@ func TestTraceSlowReader(t *testing.T) {
 }
 
 func TestTraceCommand(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	observe(t, w.srv)
 	n := startAgent(t, w)
@@ -217,6 +221,7 @@ func TestTraceCommand(t *testing.T) {
 
 // The agent's end is not the container's.
 func TestTraceWithoutAgent(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	n := startAgent(t, w)
 	o := n.obey(t, variants[0].flags(w)...)
@@ -231,6 +236,7 @@ func TestTraceWithoutAgent(t *testing.T) {
 
 // As many traces as there can be of a container.
 func TestTraceLimit(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	n := startAgent(t, w)
 	o := n.obey(t, variants[0].flags(w)...)
@@ -248,6 +254,7 @@ func TestTraceLimit(t *testing.T) {
 
 // tsugiki run -v says the same of a container of the agent's as of its own.
 func TestRunVerbose(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	observe(t, w.srv)
 	n := startAgent(t, w)
@@ -280,6 +287,7 @@ func decisionsIn(log string) (lines string) {
 
 // An agent that is replaced goes on to say what it decides to who has asked for it.
 func TestRunVerboseOverRestart(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	observe(t, w.srv)
 	n := startAgent(t, w)

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The system calls of a guardian that waits and undoes; see privilege_confine. */
-#ifndef TSUGIKI_GUARDIAN_CALLS_H
-#define TSUGIKI_GUARDIAN_CALLS_H
+/* The system calls of an undo helper that waits and undoes; see privilege_confine. */
+#ifndef TSUGIKI_UNDO_HELPER_CALLS_H
+#define TSUGIKI_UNDO_HELPER_CALLS_H
 
 #include <sys/syscall.h>
 
 #include "../../../native/privilege/privilege.h"
 
 /* Its work is in files of cgroups. It makes no socket and starts nothing. */
-static const struct privilege_call guardian_calls[] = {
+static const struct privilege_call undo_helper_calls[] = {
 #ifdef SYS_open /* arm64 has the newer ones only */
 	{.number = SYS_open},	 {.number = SYS_rmdir},
 #endif

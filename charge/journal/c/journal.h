@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The undo journal: a file that the agent maps and writes, and that the guardian
+ * The undo journal: a file that the agent maps and writes, and that the undo helper
  * maps as well. The agent's side is charge/journal, whose test holds both to this.
  *
  * A page with a header is followed by entries. An entry counts while `valid` is 1,

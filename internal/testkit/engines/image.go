@@ -14,7 +14,7 @@ import (
 	"runtime"
 	"slices"
 
-	"github.com/tsugiki/tsugiki/internal/programs"
+	"github.com/tsugiki/tsugiki/internal/bundle"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
@@ -139,7 +139,7 @@ func collect(files map[string]string) error {
 			return err
 		}
 		files["usr/bin/"+name] = path
-		libraries, err := programs.Libraries(path)
+		libraries, err := bundle.Libraries(path)
 		if err != nil {
 			return err
 		}

@@ -52,19 +52,19 @@ static void epoll_level(int family)
 		   0);
 	epoll_see("new", ep, 0, COOKIE);
 	probe_want("connect", probe_connect(fd, probe_peer(family, env.tcp)), EINPROGRESS);
-	epoll_see("established", ep, 8000, COOKIE);
+	epoll_see("established", ep, PROBE_PATIENCE, COOKIE);
 	epoll_see("level", ep, 0, COOKIE);
 	probe_want("modify", epoll_do(ep, EPOLL_CTL_MOD, fd, EPOLLIN, 5), 0);
 	epoll_see("nothing to read", ep, 50, 5);
 	probe_want("write", write(fd, "x", 1), 0);
-	epoll_see("readable", ep, 8000, 5);
+	epoll_see("readable", ep, PROBE_PATIENCE, 5);
 	probe_want("add again", epoll_do(ep, EPOLL_CTL_ADD, fd, EPOLLIN, 6), EEXIST);
 	probe_want("delete", epoll_do(ep, EPOLL_CTL_DEL, fd, 0, 0), 0);
 	epoll_see("deleted", ep, 50, 0);
 	probe_want("delete again", epoll_do(ep, EPOLL_CTL_DEL, fd, 0, 0), ENOENT);
 	probe_want("modify deleted", epoll_do(ep, EPOLL_CTL_MOD, fd, EPOLLIN, 0), ENOENT);
 	probe_want("add anew", epoll_do(ep, EPOLL_CTL_ADD, fd, EPOLLIN, 7), 0);
-	epoll_see("readable", ep, 8000, 7);
+	epoll_see("readable", ep, PROBE_PATIENCE, 7);
 }
 
 static void epoll_edge(int family)
@@ -75,16 +75,16 @@ static void epoll_edge(int family)
 
 	probe_want("add", epoll_do(ep, EPOLL_CTL_ADD, fd, EPOLLIN | EPOLLOUT | EPOLLET, COOKIE), 0);
 	probe_want("connect", probe_connect(fd, probe_peer(family, env.tcp)), EINPROGRESS);
-	epoll_see("established", ep, 8000, COOKIE);
+	epoll_see("established", ep, PROBE_PATIENCE, COOKIE);
 	epoll_see("once", ep, 50, COOKIE);
 	probe_want("write", write(fd, "x", 1), 0);
-	epoll_see("readable", ep, 8000, COOKIE);
+	epoll_see("readable", ep, PROBE_PATIENCE, COOKIE);
 	epoll_see("once", ep, 50, COOKIE);
 	probe_want("read", read(fd, buf, sizeof(buf)), 0);
 	probe_want("read again", read(fd, buf, sizeof(buf)), EAGAIN);
 	epoll_see("nothing", ep, 50, COOKIE);
 	probe_want("write", write(fd, "y", 1), 0);
-	epoll_see("readable again", ep, 8000, COOKIE);
+	epoll_see("readable again", ep, PROBE_PATIENCE, COOKIE);
 }
 
 /* The edge that a new socket gives must have been seen or stay unseen. */
@@ -116,13 +116,13 @@ static void epoll_oneshot(int family)
 	probe_want("add", epoll_do(ep, EPOLL_CTL_ADD, fd, mode, COOKIE), 0);
 	probe_want("connect", probe_connect(fd, probe_peer(family, env.tcp)), EINPROGRESS);
 	probe_poll(fd, POLLOUT, PROBE_PATIENCE);
-	epoll_see("established", ep, 8000, COOKIE);
+	epoll_see("established", ep, PROBE_PATIENCE, COOKIE);
 	epoll_see("disarmed", ep, 50, COOKIE);
 	probe_want("write", write(fd, "x", 1), 0);
 	probe_poll(fd, POLLIN, PROBE_PATIENCE);
 	epoll_see("still disarmed", ep, 50, COOKIE);
 	probe_want("rearm", epoll_do(ep, EPOLL_CTL_MOD, fd, mode, 9), 0);
-	epoll_see("readable", ep, 8000, 9);
+	epoll_see("readable", ep, PROBE_PATIENCE, 9);
 	epoll_see("disarmed", ep, 50, 9);
 }
 
@@ -139,7 +139,7 @@ static void epoll_oneshot_fired(int family)
 	probe_poll(fd, POLLOUT, PROBE_PATIENCE);
 	epoll_see("disarmed", ep, 50, COOKIE);
 	probe_want("rearm", epoll_do(ep, EPOLL_CTL_MOD, fd, mode, COOKIE), 0);
-	epoll_see("established", ep, 8000, COOKIE);
+	epoll_see("established", ep, PROBE_PATIENCE, COOKIE);
 }
 
 static void epoll_exclusive(int family)
@@ -150,7 +150,7 @@ static void epoll_exclusive(int family)
 	probe_want("add",
 		   epoll_do(ep, EPOLL_CTL_ADD, fd, EPOLLIN | EPOLLOUT | EPOLLEXCLUSIVE, COOKIE), 0);
 	probe_want("connect", probe_connect(fd, probe_peer(family, env.tcp)), EINPROGRESS);
-	epoll_see("established", ep, 8000, COOKIE);
+	epoll_see("established", ep, PROBE_PATIENCE, COOKIE);
 	probe_want("modify", epoll_do(ep, EPOLL_CTL_MOD, fd, EPOLLIN, 1), EINVAL);
 	probe_want("delete", epoll_do(ep, EPOLL_CTL_DEL, fd, 0, 0), 0);
 	epoll_see("deleted", ep, 50, 0);
@@ -165,7 +165,7 @@ static void epoll_refused(int family)
 
 	probe_want("add", epoll_do(ep, EPOLL_CTL_ADD, fd, EPOLLOUT | EPOLLET, COOKIE), 0);
 	probe_want("connect", probe_connect(fd, probe_peer(family, env.closed)), EINPROGRESS);
-	epoll_see("refused", ep, 8000, COOKIE);
+	epoll_see("refused", ep, PROBE_PATIENCE, COOKIE);
 	getsockopt(fd, SOL_SOCKET, SO_ERROR, &err, &len);
 	probe_line("SO_ERROR", "%s", probe_errno(err));
 }
@@ -179,10 +179,10 @@ static void epoll_blocking(int family)
 	probe_want("connect", probe_connect(fd, probe_peer(family, env.tcp)), 0);
 	epoll_see("nothing", ep, 50, COOKIE);
 	probe_want("write", write(fd, "x", 1), 0);
-	epoll_see("readable", ep, 8000, COOKIE);
+	epoll_see("readable", ep, PROBE_PATIENCE, COOKIE);
 	probe_want("shutdown", shutdown(fd, SHUT_WR), 0);
 	probe_poll(fd, POLLRDHUP, PROBE_PATIENCE);
-	epoll_see("closed by the peer", ep, 8000, COOKIE);
+	epoll_see("closed by the peer", ep, PROBE_PATIENCE, COOKIE);
 }
 
 static void epoll_loopback(int family)
@@ -193,11 +193,11 @@ static void epoll_loopback(int family)
 
 	probe_want("add", epoll_do(ep, EPOLL_CTL_ADD, fd, EPOLLIN | EPOLLOUT | EPOLLET, COOKIE), 0);
 	probe_want("connect", probe_connect(fd, probe_local(l)), EINPROGRESS);
-	epoll_see("established", ep, 8000, COOKIE);
+	epoll_see("established", ep, PROBE_PATIENCE, COOKIE);
 	conn = probe_accept("accept", l, NULL);
 	probe_want("modify", epoll_do(ep, EPOLL_CTL_MOD, fd, EPOLLIN, 3), 0);
 	probe_want("write", write(conn, "x", 1), 0);
-	epoll_see("readable", ep, 8000, 3);
+	epoll_see("readable", ep, PROBE_PATIENCE, 3);
 	probe_want("delete", epoll_do(ep, EPOLL_CTL_DEL, fd, 0, 0), 0);
 	epoll_see("deleted", ep, 50, 0);
 }
@@ -214,7 +214,7 @@ static void epoll_listener(int family)
 	probe_want("listen", listen(fd, 4), 0);
 	epoll_see("listening", ep, 50, COOKIE);
 	probe_line("dial", "%s", probe_dial(family, env.port));
-	epoll_see("somebody came", ep, 8000, COOKIE);
+	epoll_see("somebody came", ep, PROBE_PATIENCE, COOKIE);
 	probe_accept("accept", fd, NULL);
 	epoll_see("all taken", ep, 50, COOKIE);
 	probe_want("delete", epoll_do(ep, EPOLL_CTL_DEL, fd, 0, 0), 0);
@@ -231,7 +231,7 @@ static void epoll_listener_loopback(int family)
 	probe_want("listen", listen(fd, 4), 0);
 	epoll_see("listening", ep, 50, COOKIE);
 	probe_want("connect", probe_connect(c, probe_local(fd)), 0);
-	epoll_see("somebody came", ep, 8000, COOKIE);
+	epoll_see("somebody came", ep, PROBE_PATIENCE, COOKIE);
 }
 
 static void epoll_udp(int family)
@@ -244,15 +244,15 @@ static void epoll_udp(int family)
 	probe_want("add", epoll_do(ep, EPOLL_CTL_ADD, fd, EPOLLIN | EPOLLET, COOKIE), 0);
 	epoll_see("nothing", ep, 0, COOKIE);
 	probe_want("sendto", sendto(fd, "x", 1, 0, &a.sa, a.len), 0);
-	epoll_see("readable", ep, 8000, COOKIE);
+	epoll_see("readable", ep, PROBE_PATIENCE, COOKIE);
 	probe_want("recv", recv(fd, buf, 4, 0), 0);
 	probe_want("connect", probe_connect(fd, a), 0);
 	probe_want("send", send(fd, "y", 1, 0), 0);
-	epoll_see("readable", ep, 8000, COOKIE);
+	epoll_see("readable", ep, PROBE_PATIENCE, COOKIE);
 	probe_want("recv", recv(fd, buf, 4, 0), 0);
 	probe_want("connect to closed", probe_connect(fd, probe_peer(family, env.closed)), 0);
 	probe_want("send", send(fd, "z", 1, 0), 0);
-	epoll_see("refused", ep, 8000, COOKIE);
+	epoll_see("refused", ep, PROBE_PATIENCE, COOKIE);
 }
 
 const struct probe_case epoll_cases[] = {

@@ -162,17 +162,11 @@ static void optargs_ioctl(int family)
 	probe_want("FIONREAD", ioctl(fd, FIONREAD, &n), 0);
 	probe_line("to read", "%d", n);
 	probe_want("write", write(fd, "seven..", 7), 0);
-	for (int i = 0; i < 400; i++) {
-		if (ioctl(fd, FIONREAD, &n) || n == 7)
-			break;
-		probe_sleep(10);
-	}
+	while (ioctl(fd, FIONREAD, &n) == 0 && n != 7)
+		probe_sleep(1);
 	probe_line("to read", "%d", n);
-	for (int i = 0; i < 400; i++) {
-		if (ioctl(fd, SIOCOUTQ, &n) || n == 0)
-			break;
-		probe_sleep(10);
-	}
+	while (ioctl(fd, SIOCOUTQ, &n) == 0 && n != 0)
+		probe_sleep(1);
 	probe_line("not acknowledged", "%d", n);
 	probe_want("SIOCOUTQNSD", ioctl(fd, SIOCOUTQNSD, &n), 0);
 	probe_line("not sent", "%d", n);

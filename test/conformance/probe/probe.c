@@ -109,9 +109,12 @@ int main(int argc, char **argv)
 		probe_list();
 		return 0;
 	}
+	if (argc > 4 && !strcmp(argv[1], "suite"))
+		return probe_suite(argv);
 	c = argc > 1 ? probe_find(argv[1]) : NULL;
 	if (!c) {
-		fprintf(stderr, "usage: probe list | probe CASE key=value...\n");
+		fprintf(stderr, "usage: probe list | probe suite DIR JOBS key=value... | "
+				"probe CASE key=value...\n");
 		return 2;
 	}
 	for (int i = 2; i < argc; i++) {

@@ -4,8 +4,8 @@
  * one way per case, and prints what it sees.
  *
  * Theory of operation: "probe list" names the cases; "probe CASE key=value..."
- * runs one. A case prints lines "step: result". What it prints depends on the
- * kernel's socket semantics and on nothing else: no times, process ids, file
+ * runs one; "probe suite" runs many (suite.c). A case prints lines "step: result". What it prints
+ * depends on the kernel's socket semantics and on nothing else: no times, process ids, file
  * descriptor numbers or ephemeral ports, but relations between them. So the
  * output of a case run bare and run under any interception must be equal byte
  * by byte; where it is not, a program could notice.
@@ -150,12 +150,16 @@ const char *probe_heard_by_now(int asked);
 int probe_gate(int family, int *port);
 void probe_gate_open(int gate);
 
+/* suite.c: many cases, each in a process of its own; the exit status. */
+int probe_suite(char **argv);
+
 /* proc.c: children, signals, waiting. */
 pid_t probe_fork(void);
 void probe_wait(const char *step, pid_t pid);
 pid_t probe_ticker(int flags);
 void probe_ticker_stop(pid_t pid);
 bool probe_ticked(void);
+void probe_ticks(int n);
 void probe_sleep(int ms);
 long probe_now(void);
 void probe_exec(const char *name, int fd) __attribute__((noreturn));

@@ -6,6 +6,7 @@
 #include <time.h>
 
 static volatile sig_atomic_t ticked;
+static int ticks[2]; /* a pipe with a byte for each tick */
 
 /* A child that dies with its parent, so that a hung case leaves nothing. */
 pid_t probe_fork(void)
@@ -39,8 +40,13 @@ void probe_wait(const char *step, pid_t pid)
 
 static void proc_tick(int sig)
 {
+	int keep = errno;
+
 	(void)sig;
 	ticked = 1;
+	if (write(ticks[1], "t", 1) != 1)
+		_exit(4);
+	errno = keep;
 }
 
 /*
@@ -52,6 +58,8 @@ pid_t probe_ticker(int flags)
 	struct sigaction sa = {.sa_handler = proc_tick, .sa_flags = flags};
 	pid_t parent = getpid(), pid;
 
+	if (pipe(ticks))
+		probe_die("pipe");
 	sigaction(SIGUSR1, &sa, NULL);
 	ticked = 0;
 	pid = probe_fork();
@@ -74,6 +82,16 @@ void probe_ticker_stop(pid_t pid)
 bool probe_ticked(void)
 {
 	return ticked;
+}
+
+/* Waits, in a child of the process that is signalled, until n signals came. */
+void probe_ticks(int n)
+{
+	char byte;
+
+	while (n--)
+		if (read(ticks[0], &byte, 1) != 1)
+			probe_die("read ticks");
 }
 
 /* Milliseconds of a clock that only goes forward. */

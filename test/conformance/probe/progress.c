@@ -144,7 +144,7 @@ static void progress_restarted(int family)
 	pid_t ticker = probe_ticker(SA_RESTART), opener = probe_fork();
 
 	if (opener == 0) {
-		probe_sleep(350);
+		probe_ticks(3);
 		probe_gate_open(gate);
 		_exit(0);
 	}
@@ -225,18 +225,17 @@ static void progress_shutdown(int family)
 {
 	struct progress_call c = {.fd = probe_socket(family, SOCK_STREAM),
 				  .to = probe_peer(family, env.hole)};
+	struct tcp_info info = {0};
 	pthread_t t;
 
 	if (pthread_create(&t, NULL, progress_call, &c))
 		probe_die("pthread_create");
-	for (int i = 0; i < 50; i++) {
-		struct tcp_info info;
+	while (info.tcpi_state != TCP_SYN_SENT) {
 		socklen_t len = sizeof(info);
 
-		probe_sleep(20);
-		if (!getsockopt(c.fd, IPPROTO_TCP, TCP_INFO, &info, &len) &&
-		    info.tcpi_state == TCP_SYN_SENT)
-			break;
+		probe_sleep(1);
+		if (getsockopt(c.fd, IPPROTO_TCP, TCP_INFO, &info, &len))
+			probe_die("TCP_INFO");
 	}
 	probe_want("shutdown", shutdown(c.fd, SHUT_RDWR), 0);
 	pthread_join(t, NULL);

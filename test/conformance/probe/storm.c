@@ -13,6 +13,7 @@
 #define ROUNDS 150
 
 static volatile sig_atomic_t storm_signals;
+static bool storm_restarts; /* calls that a signal interrupts: no call fails with EINTR */
 
 static void storm_signal(int sig)
 {
@@ -51,13 +52,24 @@ static long storm_mind(struct storm_count *c, long rc, int err)
 	return rc;
 }
 
+/* Makes a call again while a signal interrupts it, as programs do whose handlers do
+ * not ask for SA_RESTART. A call that was interrupted has not been made. */
+#define STORM(count, call, err)                                                                    \
+	({                                                                                         \
+		long rc_;                                                                          \
+		do                                                                                 \
+			rc_ = (call);                                                              \
+		while (rc_ < 0 && errno == EINTR && !storm_restarts);                              \
+		storm_mind(count, rc_, err);                                                       \
+	})
+
 enum { SOCKET, BIND, LISTEN, CONNECT, LOOPBACK, DGRAM, SENDTO, CALLS };
 
 /* A socket to go on with; a failure is counted, and the next try as well. */
 static int storm_socket(int family, int type, struct storm_count *counts)
 {
 	for (;;) {
-		int fd = storm_mind(&counts[SOCKET], socket(family, type, 0), 0);
+		int fd = STORM(&counts[SOCKET], socket(family, type, 0), 0);
 
 		if (fd >= 0)
 			return fd;
@@ -71,18 +83,17 @@ static void storm_round(int family, struct storm_count *counts)
 
 	l = storm_socket(family, SOCK_STREAM, counts);
 	setsockopt(l, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
-	storm_mind(&counts[BIND], probe_bind(l, probe_any(family, env.port)), 0);
-	storm_mind(&counts[LISTEN], listen(l, 1), 0);
+	STORM(&counts[BIND], probe_bind(l, probe_any(family, env.port)), 0);
+	STORM(&counts[LISTEN], listen(l, 1), 0);
 	c = storm_socket(family, SOCK_STREAM | SOCK_NONBLOCK, counts);
-	storm_mind(&counts[CONNECT], probe_connect(c, probe_peer(family, env.tcp)), EINPROGRESS);
+	STORM(&counts[CONNECT], probe_connect(c, probe_peer(family, env.tcp)), EINPROGRESS);
 	close(c);
 	c = storm_socket(family, SOCK_STREAM | SOCK_NONBLOCK, counts);
-	storm_mind(&counts[LOOPBACK], probe_connect(c, probe_loopback(family, env.closed)),
-		   EINPROGRESS);
+	STORM(&counts[LOOPBACK], probe_connect(c, probe_loopback(family, env.closed)), EINPROGRESS);
 	close(c);
 	u = storm_socket(family, SOCK_DGRAM, counts);
-	storm_mind(&counts[SENDTO], sendto(u, "x", 1, 0, &a.sa, a.len), 0);
-	storm_mind(&counts[DGRAM], probe_connect(u, a), 0);
+	STORM(&counts[SENDTO], sendto(u, "x", 1, 0, &a.sa, a.len), 0);
+	STORM(&counts[DGRAM], probe_connect(u, a), 0);
 	close(u);
 	close(l);
 }
@@ -100,6 +111,7 @@ static void storm_run(int family, int flags)
 	};
 	timer_t timer = storm_begin(flags);
 
+	storm_restarts = flags & SA_RESTART;
 	for (int i = 0; i < ROUNDS || storm_signals < 20; i++)
 		storm_round(family, counts);
 	timer_delete(timer);
@@ -111,7 +123,7 @@ static void storm_run(int family, int flags)
 	}
 }
 
-/* None of these calls waits, so none of them is ever interrupted. */
+/* Without SA_RESTART, a call can fail with EINTR. Made again, it gives its answer. */
 static void storm_interrupting(int family)
 {
 	storm_run(family, 0);

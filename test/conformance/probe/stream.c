@@ -55,7 +55,7 @@ static void stream_shut_rd(int family)
 	probe_want("read", read(fd, &byte, 1), 0);
 	probe_want("write", send(fd, "x", 1, MSG_NOSIGNAL), 0);
 	/* What comes after both sides are shut resets the connection. */
-	for (int n = 0; n == 0 && probe_now() - start < 4000; probe_sleep(2))
+	for (int n = 0; n == 0 && probe_now() - start < PROBE_PATIENCE; probe_sleep(2))
 		ioctl(fd, FIONREAD, &n);
 	probe_want("shutdown nonsense", shutdown(fd, 7), EINVAL);
 	probe_want("shutdown both", shutdown(fd, SHUT_RDWR), 0);

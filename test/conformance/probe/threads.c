@@ -167,14 +167,17 @@ struct threads_reader {
 	char buf[16];
 };
 
+/* Looks for the answer again and again. One poll without an end would wait on the
+ * socket that the descriptor had when the poll began. */
 static void *threads_recv(void *arg)
 {
 	struct threads_reader *r = arg;
+	long start = probe_now();
 
-	if (probe_poll(r->fd, POLLIN, PROBE_PATIENCE))
-		r->n = recv(r->fd, r->buf, sizeof(r->buf), 0);
-	else
-		r->n = -1;
+	while (!probe_poll(r->fd, POLLIN, 20))
+		if (probe_now() - start > PROBE_PATIENCE)
+			return NULL;
+	r->n = recv(r->fd, r->buf, sizeof(r->buf), 0);
 	return NULL;
 }
 

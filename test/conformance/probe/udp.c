@@ -174,11 +174,11 @@ static void udp_mixed(int family)
 	a = probe_local(s);
 	udp_ask("outside", fd, probe_peer(family, env.udp));
 	probe_want("inside", sendto(fd, "in", 2, 0, &a.sa, a.len), 0);
-	probe_line("poll", "%s", probe_events(probe_poll(s, POLLIN, 1000)));
+	probe_line("poll", "%s", probe_events(probe_poll(s, POLLIN, PROBE_PATIENCE)));
 	probe_want("recvfrom", recvfrom(s, buf, 8, MSG_DONTWAIT, &from.sa, &from.len), 0);
 	if (from.len == a.len)
 		probe_want("answer", sendto(s, "back", 4, 0, &from.sa, from.len), 0);
-	probe_line("poll", "%s", probe_events(probe_poll(fd, POLLIN, 1000)));
+	probe_line("poll", "%s", probe_events(probe_poll(fd, POLLIN, PROBE_PATIENCE)));
 	probe_want("recv", recv(fd, buf, 8, MSG_DONTWAIT), 0);
 	udp_ask("outside again", fd, probe_peer(family, env.udp));
 }
@@ -193,7 +193,7 @@ static void udp_mixed_inside_first(int family)
 	probe_want("bind", probe_bind(s, probe_loopback(family, 0)), 0);
 	a = probe_local(s);
 	probe_want("inside", sendto(fd, "in", 2, 0, &a.sa, a.len), 0);
-	probe_line("poll", "%s", probe_events(probe_poll(s, POLLIN, 1000)));
+	probe_line("poll", "%s", probe_events(probe_poll(s, POLLIN, PROBE_PATIENCE)));
 	udp_ask("outside", fd, probe_peer(family, env.udp));
 }
 

@@ -143,7 +143,7 @@ static void udpserver_reuseport(int family)
 	}
 	for (int i = 0; i < 8; i++)
 		asked[i] = probe_dial_udp(family, env.port, "x");
-	for (int tries = 0; tries < 500 && n < 8; tries++) {
+	while (n < 8) {
 		for (int i = 0; i < 2; i++) {
 			struct probe_addr a = {.len = sizeof(a.ss)};
 

@@ -11,7 +11,7 @@ import sys
 addr, port = sys.argv[1], int(sys.argv[2])
 value = bytes(range(256)) * 3900  # just below a megabyte, the largest
 
-with socket.create_connection((addr, port), timeout=5) as s:
+with socket.create_connection((addr, port), timeout=60) as s:
     f = s.makefile("rwb")
     f.write(b"set large 0 0 %d\r\n%s\r\n" % (len(value), value))
     f.flush()
@@ -30,7 +30,7 @@ with socket.create_connection((addr, port), timeout=5) as s:
 
 for connected in (False, True):
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-        s.settimeout(5)
+        s.settimeout(60)
         # A frame is: request, sequence, of how many, reserved.
         request = b"\x00\x07\x00\x00\x00\x01\x00\x00get small\r\n"
         if connected:

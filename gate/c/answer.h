@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How a gate answers a notification. */
+#ifndef TSUGIKI_GATE_ANSWER_H
+#define TSUGIKI_GATE_ANSWER_H
+
+#include <stdbool.h>
+
+#include "worker.h"
+
+/* Answer the notification in W: with a value, or as a negative one with an errno; or by having the
+ * kernel carry on with the call. */
+void gate_answer(struct gate_worker *w, int64_t value);
+void gate_proceed(struct gate_worker *w);
+
+/* Answers with a descriptor of FILE; fails as the ioctl(2) that gives it to the caller. */
+bool gate_deliver(struct gate_worker *w, int file, bool close_on_exec);
+
+/* Has the supervisor answer if it is ASKED, and else the kernel carry on. */
+void gate_api(struct gate_worker *w, bool asked);
+
+/* Handles ioctl(2), of any ABI. */
+void gate_ioctl(struct gate_worker *w);
+
+#endif

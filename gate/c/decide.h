@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The decisions of a gate that need no system call. */
+#ifndef TSUGIKI_GATE_DECIDE_H
+#define TSUGIKI_GATE_DECIDE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* What socket(2) is asked for, or false if it is nothing that is born here. */
+struct gate_kind {
+	int family;
+	int type;
+	int protocol;
+	bool nonblock;
+	bool close_on_exec;
+};
+
+bool gate_kind_of(unsigned int born, int family, int type, int protocol, struct gate_kind *kind);
+
+/* Whether ioctl(2) with this request tells of interfaces, addresses or neighbours. */
+bool gate_ioctl_is_asked(uint32_t request);
+
+/* Whether sockets of a family are of no network namespace, and so are refused. */
+bool gate_family_is_elsewhere(int family);
+
+/* Whether bind(2) to an address may be more than the kernel's to answer. */
+bool gate_bind_is_asked(const uint8_t *address, size_t length);
+
+#endif

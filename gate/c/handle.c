@@ -1,0 +1,328 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The gate: answers the system calls of one container's seccomp filter that
+ * need no thought, and passes the others on to the supervisor.
+ *
+ * Theory of operation
+ *
+ * The gate is born in the host's network namespace and in the cgroup whose
+ * kernel programs police the container's host sockets. Its threads wait for
+ * notifications (seccomp_unotify(2)). For
+ *
+ *   socket	it makes the socket itself and gives it to the program, where the
+ *		rules say that sockets are born on the host;
+ *   connect,	it looks whether the socket is already where the destination
+ *   send	lies. If so, the kernel carries on with the call;
+ *   all else	it reads what the arguments point to and asks the supervisor,
+ *		who answers the notification itself. (It reads no option: the
+ *		supervisor does, where it needs one.)
+ *
+ * What is no socket of IP's or AF_GRAFT's goes on as it is: container engines
+ * compose our filter with their own, which may ask about more.
+ *
+ * Who does that, and what happens if it takes for ever, is threads.c's. What becomes of
+ * what the supervisor is asked, and of the gate without one, is asks.c's and
+ * control.c's.
+ *
+ * What may be believed. A notification names its caller by thread id, which is
+ * somebody else's once the caller is dead. So everything that was got by that
+ * id, memory or descriptor, counts only if NOTIF_ID_VALID says afterwards that
+ * the caller still waits. What the kernel reads again when it carries on may be
+ * another address by then: if that is not where the socket is, then on the host
+ * the kernel programs refuse it, and in the container's own namespace it reaches
+ * what the container reaches anyway.
+ *
+ * Signals. An ADDFD that a signal interrupts can leave the program with a call
+ * that returned 0 instead of a descriptor: the kernel takes the file back but
+ * not the reply that SECCOMP_ADDFD_FLAG_SEND made of it (seen on 6.18). The gate
+ * blocks all signals.
+ */
+#define _GNU_SOURCE
+#include "handle.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/seccomp.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "../../shim/c/marks.h"
+#include "answer.h"
+#include "asks.h"
+#include "caller.h"
+#include "decide.h"
+#include "foreign.h"
+#include "gate.h"
+#include "sockets.h"
+#include "stats.h"
+
+/* Beyond struct sockaddr_storage the kernel refuses an address. */
+#define GATE_SOCKADDR_MAX 128
+
+static void gate_socket(struct gate_worker *w)
+{
+	const __u64 *args = w->n.data.args;
+	struct gate_kind kind;
+	int file, error;
+
+	if (!gate_kind_of(gate.board->born, (int)args[0], (int)args[1], (int)args[2], &kind)) {
+		gate_proceed(w);
+		return;
+	}
+	gate_report(w);
+	file = gate_make(&kind);
+	if (file < 0) {
+		/* The first two are about the gate, not about the program; with
+		 * the third, somebody has moved the gate out of its cgroup. */
+		if (errno == EMFILE || errno == ENFILE || errno == EXDEV)
+			gate_proceed(w);
+		else
+			gate_answer(w, -errno);
+		return;
+	}
+	if (kind.nonblock)
+		fcntl(file, F_SETFL, O_RDWR | O_NONBLOCK);
+	error = gate_deliver(w, file, kind.close_on_exec) ? 0 : errno;
+	close(file);
+	GATE_COUNT(born, error == 0);
+	GATE_COUNT(born_asked, error == 0 && args[5] == MARK_ASK);
+	if (error == EMFILE || error == ENFILE || error == ENOMEM)
+		gate_answer(w, -error); /* the program's own limits */
+	else if (error != 0 && error != ENOENT)
+		gate_proceed(w);
+}
+
+/* Whether a socket is already where the destination lies. */
+static bool gate_in_place(struct gate_worker *w, int number, const struct board_address *to)
+{
+	struct board_place place = board_place_for(gate.board, to);
+	bool bound = false;
+
+	if (place.verdict != BOARD_LOOK)
+		return place.verdict == BOARD_IN_PLACE;
+	return gate_netns_of(w, number, place.unbound ? &bound : NULL) == place.netns && !bound;
+}
+
+/* Reads a sockaddr into what is asked. Returns whether the caller still waits. */
+static bool gate_read_address(struct gate_worker *w, uint64_t from, uint32_t length)
+{
+	if (length > GATE_SOCKADDR_MAX)
+		return true; /* the kernel refuses it */
+	if (length > BOARD_ADDRESS_MAX)
+		length = BOARD_ADDRESS_MAX;
+	w->ask.length = (uint32_t)gate_read(&w->n, from, w->ask.address, length);
+	return gate_valid(&w->n);
+}
+
+static void gate_destination(struct gate_worker *w, uint64_t from, uint32_t length)
+{
+	struct board_address to;
+
+	if (!gate_read_address(w, from, length))
+		return;
+	to = board_look_up(gate.board, BOARD_SIZE, w->ask.address, w->ask.length);
+	if (to.where == BOARD_NO_IP) {
+		gate_proceed(w);
+		return;
+	}
+	if (!gate_in_place(w, w->ask.number, &to)) {
+		gate_pass(w);
+		return;
+	}
+	gate_report(w);
+	gate_proceed(w);
+}
+
+static void gate_bind(struct gate_worker *w)
+{
+	if (!gate_read_address(w, w->n.data.args[1], (uint32_t)w->n.data.args[2]))
+		return;
+	if (gate_bind_is_asked(w->ask.address, w->ask.length))
+		gate_pass(w);
+	else
+		gate_proceed(w);
+}
+
+/* Gives the shim a descriptor of the board, which nobody can write to. */
+static void gate_give_board(struct gate_worker *w)
+{
+	if (!gate_deliver(w, gate.board_file, true) && errno != ENOENT)
+		gate_proceed(w); /* which fails, as without a gate */
+}
+
+static void gate_serve_shim(struct gate_worker *w)
+{
+	unsigned int made;
+
+	switch (w->n.data.args[1]) {
+	case MARK_BOARD:
+		gate_give_board(w);
+		return;
+	case MARK_BATCH:
+		made = gate_batch(w);
+		if (made > 0) {
+			gate_answer(w, made);
+			return;
+		}
+	}
+	gate_proceed(w); /* which fails, as without a gate */
+}
+
+/*
+ * struct mmsghdr begins with a struct msghdr, and that with the pointer to the
+ * address and its length. The first message decides.
+ */
+static void gate_send_message(struct gate_worker *w)
+{
+	struct {
+		uint64_t name;
+		uint32_t length;
+	} head;
+
+	if (gate_read(&w->n, w->n.data.args[1], &head, 12) < 12 || head.name == 0) {
+		gate_proceed(w);
+		return;
+	}
+	/* Unlike sendto(2), the kernel cuts off what is too long. */
+	if (head.length > GATE_SOCKADDR_MAX && head.length <= INT32_MAX)
+		head.length = GATE_SOCKADDR_MAX;
+	gate_destination(w, head.name, head.length);
+}
+
+/*
+ * Programs that shut themselves off, in a network namespace of their own making,
+ * want no socket of the host's. They are only looked for once somebody has asked
+ * for such a namespace.
+ */
+static bool gate_is_elsewhere(const struct seccomp_notif *n)
+{
+	char path[sizeof("/proc/4294967295/ns/net")];
+	struct stat st;
+
+	if (!atomic_load(&gate.board->nested))
+		return false;
+	snprintf(path, sizeof(path), "/proc/%u/ns/net", n->pid);
+	return stat(path, &st) == 0 && st.st_ino != gate.own && gate_valid(n);
+}
+
+static enum gate_call gate_call_of(int number)
+{
+	switch (number) {
+	case SYS_socket:
+		return GATE_SOCKET;
+	case SYS_connect:
+		return GATE_CONNECT;
+	case SYS_bind:
+		return GATE_BIND;
+	case SYS_listen:
+		return GATE_LISTEN;
+	case SYS_sendto:
+	case SYS_sendmsg:
+	case SYS_sendmmsg:
+		return GATE_SEND;
+	case SYS_setsockopt:
+		return GATE_SETSOCKOPT;
+	case SYS_getsockopt:
+		return GATE_GETSOCKOPT;
+	case SYS_getsockname:
+		return GATE_GETSOCKNAME;
+	case SYS_ioctl:
+		return GATE_IOCTL;
+	}
+	return GATE_OTHER;
+}
+
+static void gate_handle_socket(struct gate_worker *w)
+{
+	if (w->ask.number == GATE_AF_GRAFT)
+		gate_pass(w);
+	else if (gate_family_is_elsewhere(w->ask.number))
+		gate_answer(w, -EAFNOSUPPORT);
+	else if (w->ask.number == MARK_FAMILY && w->n.data.args[5] == MARK_SHIM)
+		gate_serve_shim(w);
+	else
+		gate_socket(w);
+}
+
+static void gate_handle_native(struct gate_worker *w)
+{
+	const __u64 *args = w->n.data.args;
+	bool graft_sockets = atomic_load(&gate.board->graft_sockets);
+
+	switch (w->n.data.nr) {
+	case SYS_socket:
+		gate_handle_socket(w);
+		break;
+	case SYS_setsockopt:
+		/* SOL_SOCKET's are never delayed. */
+		gate_api(w, (int)args[1] == GATE_LEVEL ||
+				    (graft_sockets && (int)args[1] != SOL_SOCKET));
+		break;
+	case SYS_getsockopt:
+		gate_api(w, (int)args[1] == GATE_LEVEL);
+		break;
+	case SYS_getsockname:
+		gate_api(w, graft_sockets);
+		break;
+	case SYS_connect:
+		gate_destination(w, args[1], (uint32_t)args[2]);
+		break;
+	case SYS_sendto:
+		gate_destination(w, args[4], (uint32_t)args[5]);
+		break;
+	case SYS_sendmsg:
+	case SYS_sendmmsg:
+		gate_send_message(w);
+		break;
+	case SYS_bind:
+		gate_bind(w);
+		break;
+	default:
+		gate_proceed(w);
+	}
+}
+
+void gate_handle(struct gate_worker *w)
+{
+	const struct seccomp_notif *n = &w->n;
+	bool elsewhere = gate_is_elsewhere(n);
+
+	w->outcome = GATE_BY_NOBODY;
+	w->ask = (struct gate_ask){
+		.version = GATE_VERSION,
+		.call = GATE_OTHER,
+		.id = n->id,
+		.thread = n->pid,
+		.number = (int32_t)n->data.args[0],
+		.backlog = (int32_t)n->data.args[1], /* of listen(2) */
+	};
+	_Static_assert(sizeof(w->ask.args) == sizeof(n->data.args), "all arguments");
+	memcpy(w->ask.args, n->data.args, sizeof(w->ask.args));
+
+	if (gate_is_leaving(n)) {
+		atomic_store(&gate.board->nested, 1);
+		gate_proceed(w);
+		return;
+	}
+	if (n->data.arch != GATE_ARCH || n->data.nr >= GATE_X32) {
+		gate_foreign(w);
+		return;
+	}
+	w->ask.call = gate_call_of(n->data.nr);
+	/* These two whoever asks: it may be a host socket that was inherited. */
+	if (n->data.nr == SYS_listen)
+		gate_pass(w);
+	else if (n->data.nr == SYS_ioctl)
+		gate_ioctl(w);
+	else if (elsewhere)
+		gate_proceed(w);
+	else
+		gate_handle_native(w);
+}

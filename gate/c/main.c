@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The program: one gate, or the gate pool, whose children become gates. */
+#define _GNU_SOURCE
+#include <linux/seccomp.h>
+#include <sched.h>
+#include <sys/ioctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "asks.h"
+#include "control.h"
+#include "gate.h"
+#include "gatepool.h"
+#include "start.h"
+#include "threads.h"
+
+/* From linux/seccomp.h, where it is too old. */
+#ifndef SECCOMP_IOCTL_NOTIF_SET_FLAGS
+#define SECCOMP_IOCTL_NOTIF_SET_FLAGS SECCOMP_IOW(4, __u64)
+#endif
+#define GATE_SYNC_WAKE_UP 1
+
+int main(int argc, char **argv)
+{
+	struct gate_life life = {.first = true, .supervised = true};
+
+	if (gate_is_pool(&gate, argc, argv))
+		life = gatepool_run(&gate);
+	else
+		gate_arguments(&gate, argc, argv);
+	gate_give_up(&gate);
+	/*
+	 * Callers and the gate take turns: let them do so on one CPU (6.6). And
+	 * when a caller has taken its descriptor, let it go on: the gate has
+	 * nothing to do but to wait for its next call.
+	 */
+	(void)ioctl(gate.listener, SECCOMP_IOCTL_NOTIF_SET_FLAGS, GATE_SYNC_WAKE_UP);
+	(void)syscall(SYS_sched_setscheduler, 0, SCHED_BATCH, &(struct sched_param){0});
+	gate_asks_start(life.supervised);
+	/* First of all that it hears: calls may be waiting by now. */
+	if (life.first)
+		gate_greet();
+	gate_start_serving();
+	gate_converse();
+}

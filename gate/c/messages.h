@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Messages with files, of gates, the gate pool and supervisors. */
+#ifndef TSUGIKI_GATE_MESSAGES_H
+#define TSUGIKI_GATE_MESSAGES_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "protocol.h"
+
+/* Sends a message, with files; fails as sendmsg(2). */
+bool gate_send_files(int to, const void *bytes, size_t length, const int *files, unsigned int count,
+		     int flags);
+
+/* What came in a message: those of its files that there is room for, the others are closed. */
+struct gate_message {
+	unsigned char bytes[sizeof(struct gate_admission) + 1];
+	size_t length;
+	int files[GATE_ADMISSION_FILES];
+	unsigned int count;
+	bool cut; /* files are gone, for we may have no more open */
+};
+
+/* Receives one without waiting. Returns false if there is none. */
+bool gate_receive(int from, struct gate_message *m);
+void gate_close_files(struct gate_message *m);
+
+/* Whether one of EVENTS of poll(2) is there. */
+bool gate_has(int file, short events);
+
+#endif

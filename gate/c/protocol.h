@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What gates, supervisors and the gate pool say to each other. All of it goes over sockets that
+ * keep messages apart, on one machine: numbers are in the machine's byte order. The Go side is
+ * protocol.go of package gate, whose test compares both.
+ */
+#ifndef TSUGIKI_GATE_PROTOCOL_H
+#define TSUGIKI_GATE_PROTOCOL_H
+
+#include <stdint.h>
+
+#include "../../policy/c/board.h"
+
+#define GATE_VERSION 5
+
+enum gate_call {
+	GATE_HELLO, /* the first message: the gate is ready; see gate_greet_next */
+	GATE_SOCKET,
+	GATE_CONNECT,
+	GATE_BIND,
+	GATE_LISTEN,
+	GATE_SEND,
+	GATE_SETSOCKOPT, /* of AF_GRAFT sockets, or what may be one */
+	GATE_GETSOCKOPT,
+	GATE_GETSOCKNAME,
+	GATE_IOCTL, /* about the interfaces of a socket's namespace */
+	GATE_OTHER, /* only counted: what the gate has no part in */
+	GATE_CALLS,
+	/* Messages that are no calls: */
+	GATE_DONE = GATE_CALLS, /* the order `id` is carried out; `number` is an errno */
+	GATE_STATS,		/* struct gate_stats; also comes right before GATE_BYE */
+	GATE_BYE,		/* the last: the container's last process is gone */
+	GATE_TAKEN,		/* to who connects: there is a supervisor already */
+	GATE_REFUSED,		/* to who connects: this process may not supervise */
+};
+
+/* The family of the sockets that programs bind to endpoints by name, and the level of
+ * their options. */
+#define GATE_AF_GRAFT  4
+#define GATE_LEVEL     254
+#define GATE_ARGUMENTS 6
+
+/*
+ * A call that the supervisor has to answer, or, if `answered` is set, one that
+ * the gate has answered and tells of because it was asked to. With `again`, a
+ * supervisor that is gone may have begun to answer it.
+ */
+struct gate_ask {
+	uint32_t version;
+	uint32_t call;
+	uint64_t id; /* of the notification */
+	uint32_t thread;
+	int32_t number; /* the descriptor; the family of a socket */
+	int32_t backlog;
+	uint8_t answered;
+	uint8_t again;
+	uint8_t narrow; /* the caller's ABI has words of 32 bits */
+	uint8_t zero;
+	uint32_t length; /* of the address */
+	uint8_t address[BOARD_ADDRESS_MAX];
+	uint64_t args[GATE_ARGUMENTS]; /* as the program passed them */
+};
+
+_Static_assert(sizeof(struct gate_ask) == 112, "ask has no padding");
+
+/* What the supervisor wants of the gate. Each is answered by GATE_DONE, or by
+ * GATE_STATS. */
+enum gate_order_op {
+	GATE_ORDER_SET = 1, /* `word` of the board to `value` */
+	GATE_ORDER_RULES,   /* `value` bytes of rules, in the file that comes with it */
+	GATE_ORDER_STATS,
+	GATE_ORDER_END, /* the process ends at once, and says nothing */
+};
+
+/* Those words of the board that a supervisor sets. */
+enum gate_word {
+	GATE_WORD_OWN_SOCKETS,
+	GATE_WORD_SERVICES,
+	GATE_WORD_GRAFT_SOCKETS,
+	GATE_WORD_BOUND_CLIENTS,
+	GATE_WORD_TRACED,
+};
+
+struct gate_order {
+	uint32_t version;
+	uint32_t op;
+	uint64_t tag; /* comes back with the answer */
+	uint32_t word;
+	uint32_t value;
+};
+
+_Static_assert(sizeof(struct gate_order) == 24, "order has no padding");
+
+/* Of times: below 2^N nanoseconds for N = 0, 1, ..., the last for all that is longer. */
+#define GATE_TIMES 32
+
+struct gate_call_stats {
+	uint64_t answered; /* by the gate, refused ones included */
+	uint64_t passed;   /* on to the supervisor */
+	uint64_t refused;  /* with an errno of the gate's */
+	uint64_t time[GATE_TIMES];
+};
+
+struct gate_counters {
+	struct gate_call_stats calls[GATE_CALLS];
+	uint64_t batches; /* that shims have ordered and got */
+	uint64_t batch_sockets;
+	uint64_t born;	     /* sockets that were made one at a time */
+	uint64_t born_asked; /* of these, those that a shim had none left for */
+	uint64_t again;	     /* asks of a former supervisor's that were passed on */
+	uint64_t full;	     /* calls that had to wait for room in the table */
+	uint64_t unreported; /* that a supervisor was too slow to be told of */
+};
+
+_Static_assert(sizeof(struct gate_counters) <= BOARD_RULES - BOARD_COUNTERS, "they have room");
+
+struct gate_stats {
+	uint32_t version;
+	uint32_t call; /* GATE_STATS */
+	uint64_t tag;
+	struct gate_counters counters;
+};
+
+/* The descriptors of a gate that the pool holds while the gate is idle. */
+enum gate_file {
+	GATE_FILE_CONTROL, /* the supervisor's other end; or, if that is gone, nobody's */
+	GATE_FILE_LISTENER,
+	GATE_FILE_ADOPT_SOCKET,
+	GATE_FILE_NETNS,
+	GATE_FILE_BOARD,
+	GATE_FILES,
+};
+
+/* What comes with them from a gate that exits because it is idle. */
+struct gate_handover {
+	uint32_t version;
+	uint32_t supervised;
+};
+
+/* What comes with an agent's order to keep a gate: its files are those that write what
+ * went wrong, then GATE_FILE_CONTROL to GATE_FILE_NETNS, then the cgroup's directory. */
+struct gate_admission {
+	uint32_t version;
+	uint32_t uid;
+	uint32_t gid;
+	uint32_t born;
+	uint64_t own;
+	uint64_t cookie;
+	uint32_t datagrams;
+	uint32_t zero;
+};
+
+#define GATE_ADMISSION_FILES 6
+
+_Static_assert(sizeof(struct gate_admission) == 40, "admission has no padding");
+
+#endif

@@ -1,0 +1,141 @@
+package enforcer
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/afgraft"
+	"github.com/tsugiki/tsugiki/bpf"
+	"github.com/tsugiki/tsugiki/endpoint"
+)
+
+// What belongs to an AF_GRAFT socket is kept in the kernel with the socket: it
+// goes where the socket goes, ends with it, and does not end with us. Whoever
+// changes it sees to it that nobody else does so at the same time.
+
+// names are the numbers by which the programs know endpoints that were bound by
+// name. None is used twice: sockets keep them.
+type names struct {
+	mu     sync.Mutex // guards what follows
+	last   uint32
+	number map[*endpoint.Endpoint]uint32
+}
+
+// Name returns a Binding's number for an endpoint. It is good until the endpoint
+// is withdrawn.
+func (e *Enforcement) Name(ep *endpoint.Endpoint) (uint32, error) {
+	n := &e.named
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if number, known := n.number[ep]; known {
+		return number, nil
+	}
+	var row bpf.PolicyEndpointName
+	copy(row.Text[:], ep.Name)
+	if err := e.rows.names.put(e.numberKey(n.last+1), row); err != nil {
+		return 0, fmt.Errorf("note endpoint %s: %w", ep.Name, err)
+	}
+	if n.number == nil {
+		n.number = map[*endpoint.Endpoint]uint32{}
+	}
+	n.last++
+	n.number[ep] = n.last
+	return n.last, nil
+}
+
+// Withdraw takes an endpoint from the sockets that were bound to it by name: they
+// connect and send through it no more, but for what a rule allows.
+func (e *Enforcement) Withdraw(ep *endpoint.Endpoint) error {
+	n := &e.named
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	number, known := n.number[ep]
+	if !known {
+		return nil
+	}
+	if err := e.rows.names.delete(e.numberKey(number)); err != nil {
+		return fmt.Errorf("withdraw endpoint %s: %w", ep.Name, err)
+	}
+	delete(n.number, ep)
+	return nil
+}
+
+// AFGraft returns what belongs to an AF_GRAFT socket, or false if the file is none.
+func (e *Enforcement) AFGraft(sock int) (afgraft.State, bool, error) {
+	var row bpf.PolicyGraftSocket
+	err := e.set.GraftBySocket.Lookup(uint32(sock), &row)
+	if errors.Is(err, ebpf.ErrKeyNotExist) || errors.Is(err, unix.ENOTSOCK) || errors.Is(err, unix.EBADF) {
+		return afgraft.State{}, false, nil
+	}
+	if err == nil && row.Container != e.id {
+		return afgraft.State{}, false, nil // of another container's; here it is an IP socket
+	}
+	if err != nil {
+		return afgraft.State{}, false, fmt.Errorf("look up AF_GRAFT socket: %w", err)
+	}
+	name, _, _ := bytes.Cut(row.Name[:], []byte{0})
+	return afgraft.State{
+		Name: string(name), Delayed: row.Delayed != 0, NameTransparent: row.NameTransparent != 0,
+	}, true, nil
+}
+
+// SetAFGraft makes a socket an AF_GRAFT one, or changes what belongs to it.
+func (e *Enforcement) SetAFGraft(sock int, g afgraft.State) error {
+	row := bpf.PolicyGraftSocket{Container: e.id, Delayed: boolByte(g.Delayed), NameTransparent: boolByte(g.NameTransparent)}
+	copy(row.Name[:], g.Name)
+	if err := putInSocket(e.set.GraftBySocket, sock, row); err != nil {
+		return fmt.Errorf("note AF_GRAFT socket: %w", err)
+	}
+	return nil
+}
+
+// AFGraftOptions returns the delayed options of a socket, in the order in which
+// they came.
+func (e *Enforcement) AFGraftOptions(sock int) ([]afgraft.Option, error) {
+	var row bpf.PolicyGraftQueue
+	err := e.set.QueueBySocket.Lookup(uint32(sock), &row)
+	if errors.Is(err, ebpf.ErrKeyNotExist) || err == nil && row.Container != e.id {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look up delayed options: %w", err)
+	}
+	var options []afgraft.Option
+	for _, o := range row.Option[:min(int(row.Count), len(row.Option))] {
+		options = append(options, afgraft.Option{
+			Level: int(o.Level), Name: int(o.Name), Done: o.Done != 0, Result: int(o.Result),
+			Value: slices.Clone(o.Value[:min(int(o.Length), len(o.Value))]),
+		})
+	}
+	return options, nil
+}
+
+// SetAFGraftOptions replaces the delayed options of a socket. More than there is
+// room for are ErrQueueFull, and change nothing.
+func (e *Enforcement) SetAFGraftOptions(sock int, options []afgraft.Option) error {
+	var row bpf.PolicyGraftQueue
+	if len(options) > len(row.Option) {
+		return afgraft.ErrQueueFull
+	}
+	row.Container, row.Count = e.id, uint32(len(options))
+	for i, o := range options {
+		if len(o.Value) > len(row.Option[i].Value) {
+			return afgraft.ErrQueueFull
+		}
+		row.Option[i] = bpf.PolicyGraftOption{
+			Level: int32(o.Level), Name: int32(o.Name), Done: boolByte(o.Done), Result: int32(o.Result),
+			Length: uint8(len(o.Value)),
+		}
+		copy(row.Option[i].Value[:], o.Value)
+	}
+	if err := putInSocket(e.set.QueueBySocket, sock, row); err != nil {
+		return fmt.Errorf("note delayed options: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,82 @@
+package enforcer
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/tsugiki/tsugiki/bpf"
+)
+
+// Relay says how the kernel programs lead datagrams to a container's relay.
+type Relay struct {
+	Netns        uint64 // cookie of the namespace that its sockets are in
+	Port4, Port6 uint16 // 0: none
+	// From4 and From6 are the source addresses of what comes by the programs.
+	// The last two bytes of From6 are where they put a port.
+	From4, From6 netip.Addr
+}
+
+// AllowRelay makes a host socket one of the relay's own: it may bind the address,
+// be bound to a device, and answer those who sent to it.
+func (e *Enforcement) AllowRelay(sock int, host netip.AddrPort) error {
+	row := bpf.PolicyBinding{Host: wordsOf(host.Addr()), View: wordsOf(host.Addr()), HostPort: host.Port(), Relay: 1}
+	if err := e.bind(sock, row); err != nil {
+		return fmt.Errorf("allow relay at %s: %w", host, err)
+	}
+	return nil
+}
+
+// LeadToRelay makes the kernel programs send to the relay what is for the
+// container's own loopback.
+func (e *Enforcement) LeadToRelay(r Relay) error {
+	err := e.change(func(c *bpf.PolicyContainer) {
+		c.RelayNetns, c.RelayPort4, c.RelayPort6 = r.Netns, r.Port4, r.Port6
+		c.RelayFrom4, c.RelayFrom6 = wordsOf(r.From4).Word[3], wordsOf(r.From6)
+	})
+	if err != nil {
+		return fmt.Errorf("lead datagrams to relay: %w", err)
+	}
+	return nil
+}
+
+// SentToRelay tells whether a socket of the container's has lately sent to the
+// relay from a port.
+func (e *Enforcement) SentToRelay(ip6 bool, port uint16) bool {
+	var at bpf.PolicyAddr
+	return e.tables.senders.Lookup(senderKey(ip6, port), &at) == nil
+}
+
+// ForgetSender frees the room of a socket that has sent to the relay: it is answered
+// again once it has sent again.
+func (e *Enforcement) ForgetSender(ip6 bool, port uint16) error {
+	err := e.tables.senders.Delete(senderKey(ip6, port))
+	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("forget sender to relay: %w", err)
+	}
+	return nil
+}
+
+// ForgetSenders forgets all but some.
+func (e *Enforcement) ForgetSenders(but func(ip6 bool, port uint16) bool) error {
+	var gone []bpf.PolicySender
+	var key bpf.PolicySender
+	var at bpf.PolicyAddr
+	rows := e.tables.senders.Iterate()
+	for rows.Next(&key, &at) {
+		if !but(key.Is4 == 0, key.Port) {
+			gone = append(gone, key)
+		}
+	}
+	err := rows.Err()
+	for _, key := range gone {
+		err = errors.Join(err, e.ForgetSender(key.Is4 == 0, key.Port))
+	}
+	return err
+}
+
+func senderKey(ip6 bool, port uint16) bpf.PolicySender {
+	return bpf.PolicySender{Bits: senderBits, Port: port, Is4: boolByte(!ip6)}
+}

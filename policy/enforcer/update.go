@@ -1,0 +1,226 @@
+package enforcer
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/tsugiki/tsugiki/bpf"
+	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/policy"
+)
+
+// How one table takes another's place while the programs read the maps.
+//
+// A program looks up the row of the longest matching prefix, and then the row of
+// an endpoint by the number that it finds there; it goes on reading that one
+// until it ends. A row is complete in itself and is replaced as a whole (RCU). A special
+// prefix has a row where a rule names it; where not, the programs know themselves that no
+// wider row covers it. So:
+//
+//  1. New endpoints get rows that no prefix refers to, in a table or in the cgroup's storage.
+//  2. The new table's prefixes are written, the longest first: whoever finds one
+//     finds the one that the new table says. All of the old ones are there yet.
+//  3. Prefixes that the new table has not go, the shortest first: whoever finds
+//     one finds the one that the old table says.
+//  4. All programs that may have seen an old row are waited for.
+//  5. The rows of endpoints that are gone are deleted. Their numbers are free.
+//
+// At each moment a destination so has the verdict of the old table or that of the
+// new one. What is old is what is found in the maps: so a change that a process has
+// left half done ends the same way.
+
+// endpointsAtHand is ENDPOINTS_AT_HAND of the BPF programs.
+const endpointsAtHand = 4
+
+// errStuck says that a table could not be changed, nor be put back.
+var errStuck = errors.New("the kernel's tables are half changed; start the container anew")
+
+// Update puts a table into the place of the one that is in force: its Next, or itself, to
+// end what a former process was about to change when it was killed. After an error the
+// old one is in force. It is not to be called by two at once.
+func (e *Enforcement) Update(t *policy.Table, netnsOf func(*endpoint.Endpoint) uint64) error {
+	if e.stuck != nil {
+		return e.stuck
+	}
+	next := t.Numbered()
+	for i, ep := range e.table.Numbered() {
+		if i < len(next) && ep != nil && next[i] != nil && ep != next[i] {
+			return fmt.Errorf("change policy maps: number %d is endpoint %s's, and %s's in the next table", i, ep.Name, next[i].Name)
+		}
+	}
+	if err := e.write(t, netnsOf); err != nil {
+		if back := e.write(e.table, netnsOf); back != nil {
+			e.stuck = fmt.Errorf("%w: %w", errStuck, back)
+		}
+		return errors.Join(fmt.Errorf("change policy maps: %w", err), e.stuck)
+	}
+	e.table = t
+	return nil
+}
+
+// write has the maps hold a table and nothing else.
+func (e *Enforcement) write(t *policy.Table, netnsOf func(*endpoint.Endpoint) uint64) error {
+	endpoints := endpointRows(t, netnsOf)
+	if err := e.writeEndpoints(endpoints); err != nil {
+		return err
+	}
+	keys := map[bpf.PolicyPrefix]bool{}
+	for _, r := range t.Routes() {
+		if !hasRow(r) {
+			continue
+		}
+		key := e.prefixKey(r.Prefix)
+		keys[key] = true
+		if err := e.rows.egress.put(key, egressRow(r)); err != nil {
+			return fmt.Errorf("prefix %s: %w", r.Prefix, err)
+		}
+	}
+	for _, key := range e.rows.prefixes() {
+		if keys[key] {
+			continue
+		}
+		if err := e.rows.egress.delete(key); err != nil {
+			return fmt.Errorf("former prefix %s/%d: %w", addrOf(key.Addr), key.Bits-ownerBits, err)
+		}
+	}
+	return e.clear(endpoints)
+}
+
+// clear frees the rows of endpoints that are none of these.
+func (e *Enforcement) clear(endpoints map[int]bpf.PolicyEndpoint) error {
+	gone := map[int]bpf.PolicyEndpoint{}
+	for i := range e.numbers() {
+		if _, there := endpoints[i]; !there {
+			gone[i] = bpf.PolicyEndpoint{}
+		}
+	}
+	if len(gone) == 0 {
+		return nil
+	}
+	if err := waitForPrograms(); err != nil {
+		return fmt.Errorf("wait for running programs: %w", err)
+	}
+	return e.writeEndpoints(gone)
+}
+
+// numbers are those of the endpoints that have rows.
+func (e *Enforcement) numbers() map[int]bool {
+	numbers := map[int]bool{}
+	for _, key := range e.rows.endpoints.list() {
+		numbers[int(key.Number)] = true
+	}
+	e.own.Lock()
+	defer e.own.Unlock()
+	for i, row := range e.own.row.Endpoint {
+		if row != (bpf.PolicyEndpoint{}) {
+			numbers[i] = true
+		}
+	}
+	return numbers
+}
+
+// writeEndpoints writes rows of endpoints by their numbers. An empty one is no endpoint's.
+func (e *Enforcement) writeEndpoints(rows map[int]bpf.PolicyEndpoint) error {
+	atHand := false
+	for i, row := range rows {
+		var err error
+		switch {
+		case i < endpointsAtHand:
+			atHand = true
+		case row == bpf.PolicyEndpoint{}:
+			err = e.rows.endpoints.delete(e.numberKey(uint32(i)))
+		default:
+			err = e.rows.endpoints.put(e.numberKey(uint32(i)), row)
+		}
+		if err != nil {
+			return fmt.Errorf("endpoint %d: %w", i, err)
+		}
+	}
+	if !atHand {
+		return nil
+	}
+	return e.change(func(c *bpf.PolicyContainer) {
+		for i, row := range rows {
+			if i < endpointsAtHand {
+				c.Endpoint[i] = row
+			}
+		}
+	})
+}
+
+// change changes what the programs know of the container: they see all of it or nothing.
+func (e *Enforcement) change(fn func(*bpf.PolicyContainer)) error {
+	e.own.Lock()
+	defer e.own.Unlock()
+	row := e.own.row
+	fn(&row)
+	if e.own.attached {
+		if err := e.set.ContainerByCgroup.Update(e.cgroup, row, ebpf.UpdateExist); err != nil {
+			return err
+		}
+	}
+	e.own.row = row
+	return nil
+}
+
+// waitForPrograms waits until every kernel program that runs now has ended: the
+// kernel does so before it returns from a change of a map of maps (commit
+// 1ae80cf31938, "bpf: wait for running BPF programs when updating map-in-map").
+func waitForPrograms() error {
+	spec := &ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1}
+	inner, err := ebpf.NewMap(spec)
+	if err != nil {
+		return err
+	}
+	defer inner.Close()
+	outer, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.ArrayOfMaps, KeySize: 4, ValueSize: 4, MaxEntries: 1, InnerMap: spec})
+	if err != nil {
+		return err
+	}
+	defer outer.Close()
+	return outer.Put(uint32(0), inner)
+}
+
+// hasRow tells whether the programs need a row for a prefix. Where they find none, and for
+// special destinations where they find only that of a wider prefix, they refuse. That of
+// IPv4 keeps its addresses, which are mapped, from what is IPv6's.
+func hasRow(r policy.Route) bool {
+	return len(r.Ranges) > 0 || r.Prefix == netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+}
+
+func (e *Enforcement) numberKey(number uint32) bpf.PolicyNumber {
+	return bpf.PolicyNumber{Bits: numberBits, Container: e.id, Number: number}
+}
+
+// endpointRows are those of a table's endpoints, by their numbers.
+func endpointRows(t *policy.Table, netnsOf func(*endpoint.Endpoint) uint64) map[int]bpf.PolicyEndpoint {
+	rows := map[int]bpf.PolicyEndpoint{}
+	for i, ep := range t.Numbered() {
+		if ep != nil {
+			rows[i] = endpointRow(ep, netnsOf)
+		}
+	}
+	return rows
+}
+
+func endpointRow(ep *endpoint.Endpoint, netnsOf func(*endpoint.Endpoint) uint64) bpf.PolicyEndpoint {
+	if ep.Type == endpoint.Unix {
+		return bpf.PolicyEndpoint{} // no namespace's cookie: IP sockets do not pass
+	}
+	return bpf.PolicyEndpoint{Netns: netnsOf(ep), Addr: wordsOf(ep.Addr), Port: ep.Port.First}
+}
+
+func egressRow(r policy.Route) bpf.PolicyEgress {
+	row := bpf.PolicyEgress{Count: uint16(len(r.Ranges)), Special: boolByte(r.Special)}
+	for i, o := range r.Ranges {
+		row.Range[i] = bpf.PolicyPortRange{First: o.Ports.First, Last: o.Ports.Last, Endpoint: uint16(o.Endpoint)}
+	}
+	return row
+}
+
+func (e *Enforcement) prefixKey(p netip.Prefix) bpf.PolicyPrefix {
+	return bpf.PolicyPrefix{Bits: uint32(ownerBits + policy.MappedBits(p)), Container: e.id, Addr: wordsOf(p.Addr())}
+}

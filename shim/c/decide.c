@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Decides about a call from the board and from the socket itself (see shim.c). */
+#include "decide.h"
+
+#include "kernel.h"
+#include "marks.h"
+
+/* linux/socket.h; the C library's headers are not for us. */
+#define SHIM_SOL_SOCKET	     1
+#define SHIM_SO_NETNS_COOKIE 71
+#define SHIM_SOCKADDR_MIN    16 /* the filter's: struct sockaddr_in */
+
+#define SHIM_EINVAL 22
+
+/* Connects and binds that are worth a trap, before the board is asked for. */
+#define SHIM_PATIENCE 1
+/* How often in vain. */
+#define SHIM_TRIES 3
+
+static _Atomic(const struct board *) shim_mapped;
+static atomic_uint shim_calls;
+static atomic_uint shim_failures;
+
+uint64_t shim_cookie(int number, int which)
+{
+	unsigned int length = sizeof(uint64_t);
+	uint64_t cookie = 0;
+
+	if (KERNEL5(__NR_getsockopt, number, SHIM_SOL_SOCKET, which, &cookie, &length) != 0)
+		return 0;
+	return cookie;
+}
+
+const struct board *shim_board(void)
+{
+	enum { READ = 1, SHARED = 1 };
+	const struct board *b = atomic_load(&shim_mapped), *other = NULL;
+	long file, at;
+
+	if (b != NULL || atomic_load(&shim_failures) >= SHIM_TRIES)
+		return b;
+	if (atomic_fetch_add(&shim_calls, 1) < SHIM_PATIENCE)
+		return NULL;
+	file = KERNEL6(__NR_socket, MARK_FAMILY, MARK_BOARD, 0, 0, 0, MARK_SHIM);
+	if (file < 0) {
+		atomic_fetch_add(&shim_failures, 1);
+		return NULL;
+	}
+	at = KERNEL6(__NR_mmap, NULL, BOARD_SIZE, READ, SHARED, file, 0);
+	KERNEL1(__NR_close, file);
+	if (at < 0 && at > -4096) {
+		atomic_fetch_add(&shim_failures, 1);
+		return NULL;
+	}
+	b = (const struct board *)at;
+	if (b->magic != BOARD_MAGIC || b->version != BOARD_VERSION) {
+		KERNEL2(__NR_munmap, b, BOARD_SIZE);
+		atomic_store(&shim_failures, SHIM_TRIES);
+		return NULL;
+	}
+	if (!atomic_compare_exchange_strong(&shim_mapped, &other, b)) {
+		KERNEL2(__NR_munmap, b, BOARD_SIZE);
+		b = other; /* another thread was faster */
+	}
+	return b;
+}
+
+bool shim_readable(const void *address, size_t length)
+{
+	enum { PAGE = 4096, WORD = 8 };
+	uintptr_t first = (uintptr_t)address & ~(uintptr_t)(WORD - 1);
+	uintptr_t last = ((uintptr_t)address + length - 1) & ~(uintptr_t)(WORD - 1);
+
+	if (KERNEL4(__NR_rt_sigprocmask, ~0U, first, NULL, WORD) != -SHIM_EINVAL)
+		return false;
+	return first / PAGE == last / PAGE ||
+	       KERNEL4(__NR_rt_sigprocmask, ~0U, last, NULL, WORD) == -SHIM_EINVAL;
+}
+
+/* Whether an IP socket has a port, which has its place in both families' names. */
+static bool shim_is_bound(int number)
+{
+	uint16_t name[14] = {0};
+	unsigned int length = sizeof(name);
+
+	return KERNEL3(__NR_getsockname, number, name, &length) != 0 || name[1] != 0;
+}
+
+static bool shim_in_place(int number, const struct board *b, const struct board_address *to)
+{
+	struct board_place place = board_place_for(b, to);
+
+	if (place.verdict != BOARD_LOOK)
+		return place.verdict == BOARD_IN_PLACE;
+	return shim_cookie(number, SHIM_SO_NETNS_COOKIE) == place.netns &&
+	       !(place.unbound && shim_is_bound(number));
+}
+
+uint64_t shim_mark(int number, const void *address, size_t length)
+{
+	const struct board *b = shim_board();
+	struct board_address to;
+
+	if (length < SHIM_SOCKADDR_MIN)
+		return MARK_PASS;
+	if (length > BOARD_ADDRESS_MAX)
+		length = BOARD_ADDRESS_MAX;
+	if (b == NULL || atomic_load(&b->traced) || atomic_load(&b->nested) ||
+	    !shim_readable(address, length))
+		return MARK_ASK;
+	to = board_look_up(b, BOARD_SIZE, address, length);
+	if (to.where == BOARD_NO_IP)
+		return MARK_PASS;
+	return shim_in_place(number, b, &to) ? MARK_PASS : MARK_ASK;
+}
