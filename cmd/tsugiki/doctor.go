@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"github.com/tsugiki/tsugiki/agent"
+	"github.com/tsugiki/tsugiki/agent/daemon"
 	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/internal/kernel"
 )
@@ -40,7 +40,7 @@ requires is missing, or cannot be told.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			// What is tried is to be undone.
 			signal.Ignore(unix.SIGHUP, unix.SIGINT, unix.SIGTERM)
-			results, err := agent.Examine(runDir)
+			results, err := daemon.Examine(runDir)
 			if err == nil {
 				err = printResults(cmd, results, asJSON)
 			}

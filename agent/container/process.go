@@ -1,0 +1,106 @@
+package container
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Process is a process of somebody else's.
+type Process struct {
+	PID     int
+	started string // when, in the kernel's words: another with its pid has another
+	pidfd   int
+}
+
+// OpenProcess opens the process that has a pid.
+func OpenProcess(pid int) (*Process, error) {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open process %d: %w", pid, err)
+	}
+	p := &Process{PID: pid, pidfd: fd}
+	if p.started, err = startOf(pid); err == nil {
+		err = unix.PidfdSendSignal(fd, 0, nil, 0) // it is the one that was read about
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("open process %d: %w", pid, err), unix.Close(fd))
+	}
+	return p, nil
+}
+
+// reopenProcess opens the process that had a pid and a start time, if it lives.
+func reopenProcess(pid int, started string) (*Process, error) {
+	p, err := OpenProcess(pid)
+	if err == nil && p.started != started {
+		return nil, errors.Join(fmt.Errorf("open process %d: %w", pid, os.ErrProcessDone), p.Close())
+	}
+	return p, err
+}
+
+// Fields of /proc/PID/stat (proc(5)), counted from 1.
+const (
+	statParent = 4
+	statStart  = 22
+)
+
+// statOf reads a field of /proc/PID/stat behind the process's name.
+func statOf(pid, field int) (string, error) {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return "", err
+	}
+	text := string(stat)
+	fields := strings.Fields(text[strings.LastIndexByte(text, ')')+1:]) // from the third on
+	if len(fields) < statStart-2 {
+		return "", fmt.Errorf("/proc/%d/stat has %d fields", pid, len(fields)+2)
+	}
+	return strings.Clone(fields[field-3]), nil // else all of the text is kept
+}
+
+func startOf(pid int) (string, error) { return statOf(pid, statStart) }
+
+// lives tells whether the process has not ended, so that what was read by its pid before
+// was about it.
+func (p *Process) lives() bool { return unix.PidfdSendSignal(p.pidfd, 0, nil, 0) == nil }
+
+// IsOf tells whether the process is another, or its child: that one could kill it itself.
+func (p *Process) IsOf(pid int) bool {
+	if pid <= 0 || p.PID == pid { // 0: of a pid namespace that is not below ours
+		return pid > 0 && p.lives()
+	}
+	parent, err := statOf(p.PID, statParent)
+	return err == nil && parent == strconv.Itoa(pid) && p.lives()
+}
+
+// IsIn tells whether the process is in a cgroup, which is given by its directory.
+func (p *Process) IsIn(dir string) bool {
+	pids, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+	return err == nil && slices.Contains(strings.Fields(string(pids)), strconv.Itoa(p.PID)) && p.lives()
+}
+
+// isFiltered tells whether a seccomp filter is on the process's first thread.
+func (p *Process) isFiltered() bool {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.PID))
+	return err == nil && strings.Contains(string(status), "\nSeccomp:\t2\n") && p.lives()
+}
+
+// Kill ends the process, if there is one.
+func (p *Process) Kill() error {
+	if p == nil {
+		return nil // it was gone
+	}
+	if err := unix.PidfdSendSignal(p.pidfd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("kill process %d: %w", p.PID, err)
+	}
+	return nil
+}
+
+// Close lets go of the process.
+func (p *Process) Close() error { return unix.Close(p.pidfd) }
