@@ -22,7 +22,7 @@ func TestUsage(t *testing.T) {
 		{"-figure density", `unknown figure "density"`},
 		{"-tests tcp_rr,tcp_xyz", `unknown test "tcp_xyz"`},
 		{"-modes host,bare", `unknown mode "bare"`},
-		{"-pin 3", `unknown placement "3"`},
+		{"-pin 3", `unknown pinning "3"`},
 		{"-rounds 0", "0 rounds, want at least one"},
 		{"-no-such-flag", "not defined"},
 		{"graft", `unexpected argument "graft"`},

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/tsugiki/tsugiki/bench/measure"
-	"github.com/tsugiki/tsugiki/bench/rig"
+	"github.com/tsugiki/tsugiki/bench/modes"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
@@ -56,16 +56,16 @@ type addFunc = func(measure.Metric, float64)
 type test struct {
 	name    string
 	network string // of the server's port
-	place   rig.Placement
+	pin     modes.Pinning
 	record  func(s sample, add addFunc)
 }
 
 var tests = []test{
-	{"tcp_stream", "tcp", rig.Apart, recordStream},
-	{"tcp_rr", "tcp", rig.Together, recordRoundTrips},
-	{"tcp_crr", "tcp", rig.Anywhere, recordConnections},
-	{"udp_rr", "udp", rig.Together, recordRoundTrips},
-	{"udp_rr_unconnected", "udp", rig.Together, recordRoundTrips},
+	{"tcp_stream", "tcp", modes.Apart, recordStream},
+	{"tcp_rr", "tcp", modes.Together, recordRoundTrips},
+	{"tcp_crr", "tcp", modes.Anywhere, recordConnections},
+	{"udp_rr", "udp", modes.Together, recordRoundTrips},
+	{"udp_rr_unconnected", "udp", modes.Together, recordRoundTrips},
 }
 
 // startup is the test that runs the program true: what a container costs
@@ -107,14 +107,14 @@ func recordConnections(s sample, add addFunc) {
 // figure is a run of the figure graft.
 type figure struct {
 	options *options
-	rig     *rig.Rig
+	runner  *modes.Runner
 	driver  string
 	lost    uint64
 }
 
 // loads are the tests that the command line asks for, in its order.
-func (f *figure) loads() []rig.Load {
-	var list []rig.Load
+func (f *figure) loads() []modes.Load {
+	var list []modes.Load
 	port := uint16(firstPort)
 	for name := range strings.SplitSeq(f.options.tests, ",") {
 		for _, t := range tests {
@@ -124,10 +124,10 @@ func (f *figure) loads() []rig.Load {
 			}
 		}
 		if name == startup {
-			list = append(list, rig.Load{Name: startup, Place: rig.Anywhere, Run: f.startup})
+			list = append(list, modes.Load{Name: startup, Pin: modes.Anywhere, Run: f.startup})
 		}
 		if name == execs {
-			list = append(list, rig.Load{Name: execs, Place: rig.Together, Run: f.execs})
+			list = append(list, modes.Load{Name: execs, Pin: modes.Together, Run: f.execs})
 		}
 	}
 	return list
@@ -141,25 +141,25 @@ type server struct {
 
 // load is a test with a server for each mode: connections that modes leave in
 // TIME_WAIT or in connection tracking must not meet.
-func (f *figure) load(t test, port uint16) rig.Load {
-	servers := make(map[rig.Mode]server)
+func (f *figure) load(t test, port uint16) modes.Load {
+	servers := make(map[modes.Mode]server)
 	start := func(ctx context.Context) error {
 		wait, cancel := context.WithTimeout(ctx, startLimit)
 		defer cancel()
 		for i, mode := range f.options.session.Modes {
 			port := port + uint16(i)
-			cmd, err := f.rig.Serve(ctx, f.netdrive("server", t, port, "-t", serverLimit)...)
+			cmd, err := f.runner.Serve(ctx, f.netdrive("server", t, port, "-t", serverLimit)...)
 			if err != nil {
 				return err
 			}
-			if err := f.rig.Top.Remote.WaitListen(wait, t.network, port); err != nil {
+			if err := f.runner.Top.Remote.WaitListen(wait, t.network, port); err != nil {
 				return err
 			}
 			servers[mode] = server{cmd, port}
 		}
 		return nil
 	}
-	run := func(ctx context.Context, mode rig.Mode, add addFunc) error {
+	run := func(ctx context.Context, mode modes.Mode, add addFunc) error {
 		s, err := f.drive(ctx, t, mode, servers[mode])
 		if err != nil {
 			return err
@@ -168,7 +168,7 @@ func (f *figure) load(t test, port uint16) rig.Load {
 		t.record(s, add)
 		return nil
 	}
-	return rig.Load{Name: t.name, Place: t.place, Start: start, Run: run}
+	return modes.Load{Name: t.name, Pin: t.pin, Start: start, Run: run}
 }
 
 func (f *figure) netdrive(side string, t test, port uint16, args ...string) []string {
@@ -180,17 +180,17 @@ func (f *figure) netdrive(side string, t test, port uint16, args ...string) []st
 }
 
 // drive runs a test's client in a mode.
-func (f *figure) drive(ctx context.Context, t test, mode rig.Mode, srv server) (sample, error) {
-	before, err := rig.ProcessCPU(srv.cmd.Process.Pid)
+func (f *figure) drive(ctx context.Context, t test, mode modes.Mode, srv server) (sample, error) {
+	before, err := modes.ProcessCPU(srv.cmd.Process.Pid)
 	if err != nil {
 		return sample{}, err
 	}
-	r, err := f.rig.Run(ctx, mode, f.netdrive("client", t, srv.port,
+	r, err := f.runner.Run(ctx, mode, f.netdrive("client", t, srv.port,
 		"-t", seconds(f.options.session.Duration), "-w", seconds(f.options.warmup))...)
 	if err != nil {
 		return sample{}, err
 	}
-	after, err := rig.ProcessCPU(srv.cmd.Process.Pid)
+	after, err := modes.ProcessCPU(srv.cmd.Process.Pid)
 	if err != nil {
 		return sample{}, err
 	}
@@ -204,8 +204,8 @@ func seconds(d time.Duration) string {
 }
 
 // startup runs a program that does nothing.
-func (f *figure) startup(ctx context.Context, mode rig.Mode, add addFunc) error {
-	r, err := f.rig.Run(ctx, mode, "true")
+func (f *figure) startup(ctx context.Context, mode modes.Mode, add addFunc) error {
+	r, err := f.runner.Run(ctx, mode, "true")
 	if err != nil {
 		return err
 	}
@@ -216,9 +216,9 @@ func (f *figure) startup(ctx context.Context, mode rig.Mode, add addFunc) error 
 }
 
 // execs has a shell run the program true many times, and say how long that took.
-func (f *figure) execs(ctx context.Context, mode rig.Mode, add addFunc) error {
+func (f *figure) execs(ctx context.Context, mode modes.Mode, add addFunc) error {
 	script := fmt.Sprintf(`TIMEFORMAT=%%R; { time for i in {1..%d}; do /bin/true; done; } 2>&1`, execsPerRun)
-	r, err := f.rig.Run(ctx, mode, "bash", "-c", script)
+	r, err := f.runner.Run(ctx, mode, "bash", "-c", script)
 	if err != nil {
 		return err
 	}

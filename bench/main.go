@@ -6,7 +6,7 @@
 // It owns which tests a figure has; what is measured comes from netdrive
 // (netdrive/), which it builds with the C compiler at each start. Modes take
 // turns in random order and are compared within a round, because figures of a
-// shared machine mean nothing by themselves. It needs what bench/rig needs,
+// shared machine mean nothing by themselves. It needs what bench/modes needs,
 // and musl-gcc or gcc with a static libc.
 package main
 
@@ -22,15 +22,15 @@ import (
 	"time"
 
 	"github.com/tsugiki/tsugiki/bench/measure"
+	"github.com/tsugiki/tsugiki/bench/modes"
 	"github.com/tsugiki/tsugiki/bench/netdrive"
-	"github.com/tsugiki/tsugiki/bench/rig"
 )
 
 func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
 
 // options are the flags that bench has beside those of every session.
 type options struct {
-	session rig.Session
+	session modes.Session
 	tests   string
 	warmup  time.Duration
 	size    int
@@ -44,7 +44,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 	}
 	defer os.RemoveAll(dir)
 
-	o := &options{session: rig.Session{Rounds: 7}}
+	o := &options{session: modes.Session{Rounds: 7}}
 	f := flag.NewFlagSet("bench", flag.ContinueOnError)
 	f.StringVar(&o.session.Figure, "figure", "graft", "what to measure; the only figure is graft")
 	f.DurationVar(&o.session.Duration, "duration", 1500*time.Millisecond, "time of one measurement")
@@ -52,13 +52,13 @@ func run(args []string, stdout, stderr io.Writer) int {
 	f.IntVar(&o.size, "size", 0, "bytes per message; 0 is 1 for round trips and 131072 for streams")
 	f.StringVar(&o.tests, "tests", strings.Join(testNames(), ","), "tests to run")
 	fig := &figure{options: o}
-	program := rig.Program{
+	program := modes.Program{
 		Session: &o.session,
 		Flags:   f,
 		Check:   o.check,
-		Loads: func(ctx context.Context, r *rig.Rig) ([]rig.Load, error) {
+		Loads: func(ctx context.Context, r *modes.Runner) ([]modes.Load, error) {
 			var err error
-			fig.rig = r
+			fig.runner = r
 			fig.driver, err = netdrive.Build(ctx, dir)
 			return fig.loads(), err
 		},

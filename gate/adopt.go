@@ -87,7 +87,7 @@ func passCredentials(raw syscall.RawConn, on int) error {
 
 // borrow takes the files whose numbers a gate has said that could not send them. That takes
 // CAP_SYS_PTRACE.
-func borrow(a Ask, space []byte) ([]*os.File, error) {
+func borrow(a Request, space []byte) ([]*os.File, error) {
 	pid, err := senderOf(space)
 	if err != nil {
 		return nil, err
@@ -131,24 +131,6 @@ func (g *Gate) takeFiles(files []*os.File) (err error) {
 	g.listener = files[0]
 	g.own, err = netns.FromFile(files[1])
 	return err
-}
-
-func receivedFiles(space []byte) []*os.File {
-	messages, err := unix.ParseSocketControlMessage(space)
-	if err != nil {
-		return nil
-	}
-	var files []*os.File
-	for i := range messages {
-		fds, err := unix.ParseUnixRights(&messages[i])
-		if err != nil {
-			continue
-		}
-		for _, fd := range fds {
-			files = append(files, os.NewFile(uintptr(fd), "file from gate"))
-		}
-	}
-	return files
 }
 
 func closeAll(files []*os.File) {

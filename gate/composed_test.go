@@ -96,8 +96,8 @@ func runComposed(t *testing.T, program string, ask uint32) (string, Stats) {
 		Path: program, Args: []string{"composed", path + ".part", path}, Netns: c.own, CgroupDir: dir,
 		Filter: composedFilter(ask), Caps: launch.Default,
 	}, func(listener *os.File, _ int) (err error) {
-		// No socket is born, so that all are the kernel's own.
-		g, err = Start(c.config(listener, func(config *Config) { config.Born4 = false }))
+		// No socket is made on the host first, so that all are the kernel's own.
+		g, err = Start(c.config(listener, func(config *Config) { config.HostFirst4 = false }))
 		if err == nil {
 			ended <- proceed(listener, g)
 		}
@@ -121,7 +121,7 @@ func runComposed(t *testing.T, program string, ask uint32) (string, Stats) {
 // proceed lets the kernel answer all that is asked.
 func proceed(listener *os.File, g *Gate) <-chan struct{} {
 	ended := make(chan struct{})
-	g.Serve(func(a Ask) {
+	g.Serve(func(a Request) {
 		_ = reply(listener, a.ID, 0, unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE)
 	}, nil, func(error) { close(ended) })
 	return ended

@@ -141,7 +141,7 @@ func callAsked() bool {
 	return errno == 0 && r == answered
 }
 
-// callOwn has a socket born on the host, which the gate finds in place.
+// callOwn has a socket made on the host first, which the gate finds in place.
 func (p *progress) callOwn() bool {
 	began := time.Now()
 	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
@@ -307,7 +307,7 @@ func (c *container) config(listener *os.File, edit func(*Config)) Config {
 	}
 	config := Config{
 		Binary: binary, Netns: c.host, Own: c.own, CgroupDir: dir,
-		Listener: listener, AdoptSocket: c.adoptSocket, Pool: c.pool, Rules: c.rules, Born4: true, Datagrams: true,
+		Listener: listener, AdoptSocket: c.adoptSocket, Pool: c.pool, Rules: c.rules, HostFirst4: true, Datagrams: true,
 	}
 	if edit != nil {
 		edit(&config)
@@ -408,7 +408,7 @@ func supervise(args []string) int {
 	listener := g.TakeListener()
 	defer listener.Close()
 	ended := make(chan error)
-	g.Serve(func(a Ask) {
+	g.Serve(func(a Request) {
 		// Lines that end where pages do: a write may be cut there by a kill.
 		fmt.Fprintf(journal, "%-63s\n", fmt.Sprint(os.Getpid(), a.ID, a.Again, " ", a.Call))
 		go func() {

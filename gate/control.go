@@ -20,16 +20,16 @@ import (
 // taken notice of.
 const reportsMax = 1 << 14
 
-// asksRoom is for how many Asks there is room at least, before those are forgotten whose
+// pendingRoom is for how many Requests there is room at least, before those are forgotten whose
 // callers wait no more. The gate bounds those that wait, but callers that are interrupted
 // come again, each time as another.
-const asksRoom = 1 << 12
+const pendingRoom = 1 << 12
 
 // messagesAtOnce are read before anything else has its turn, to stop reading too.
 const messagesAtOnce = 64
 
 // control is a supervisor's end of a gate's control socket. What comes is read at once, so
-// that an order is answered also while nobody takes an Ask. It takes no goroutine
+// that an order is answered also while nobody takes a Request. It takes no goroutine
 // until something comes.
 type control struct {
 	conn  *net.UnixConn
@@ -40,13 +40,13 @@ type control struct {
 	last  atomic.Pointer[Stats] // what a gate had counted when it ended so
 
 	mu      sync.Mutex // guards what follows
-	take    func(Ask)
+	take    func(Request)
 	waits   func(id uint64) bool // nil before take is there
 	ended   func(error)
 	handing bool // a goroutine hands on asks, or has handed on the end
-	asks    []Ask
+	pending []Request
 	room    int   // for so many asks, before some are forgotten
-	end     error // why no Ask comes any more
+	end     error // why no Request comes any more
 	gone    error // why no answer comes any more
 	orders  orders
 
@@ -131,26 +131,26 @@ func (c *control) receive(b []byte) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !a.Answered || len(c.asks) < reportsMax {
+	if !a.Answered || len(c.pending) < reportsMax {
 		c.makeRoom()
-		c.asks = append(c.asks, a)
+		c.pending = append(c.pending, a)
 		c.handOn()
 	}
 	return nil
 }
 
-// makeRoom forgets Asks whose callers wait no more, once there are many. With mu.
+// makeRoom forgets Requests whose callers wait no more, once there are many. With mu.
 func (c *control) makeRoom() {
-	if c.waits == nil || len(c.asks) < c.room {
+	if c.waits == nil || len(c.pending) < c.room {
 		return
 	}
-	c.asks = slices.DeleteFunc(c.asks, func(a Ask) bool { return !a.Answered && !c.waits(a.ID) })
-	c.room = max(asksRoom, 2*len(c.asks))
+	c.pending = slices.DeleteFunc(c.pending, func(a Request) bool { return !a.Answered && !c.waits(a.ID) })
+	c.room = max(pendingRoom, 2*len(c.pending))
 }
 
 // handOn has what has come taken, by a goroutine that ends when there is nothing. With mu.
 func (c *control) handOn() {
-	if !c.handing && c.take != nil && (len(c.asks) > 0 || c.end != nil) {
+	if !c.handing && c.take != nil && (len(c.pending) > 0 || c.end != nil) {
 		c.handing = true
 		go c.hand()
 	}
@@ -161,25 +161,25 @@ func (c *control) hand() {
 		c.mu.Lock()
 		end := c.end
 		// Whose end is ours leaves what waits to another supervisor.
-		if end != nil && (len(c.asks) == 0 || errors.Is(end, os.ErrClosed)) {
+		if end != nil && (len(c.pending) == 0 || errors.Is(end, os.ErrClosed)) {
 			c.mu.Unlock()
 			c.ended(end)
 			return
 		}
-		if len(c.asks) == 0 {
-			c.asks, c.handing = nil, false
+		if len(c.pending) == 0 {
+			c.pending, c.handing = nil, false
 			c.mu.Unlock()
 			return
 		}
-		a := c.asks[0]
-		c.asks = c.asks[1:]
+		a := c.pending[0]
+		c.pending = c.pending[1:]
 		c.mu.Unlock()
 		c.take(a)
 	}
 }
 
 // serve is Gate.Serve.
-func (c *control) serve(take func(Ask), waits func(id uint64) bool, ended func(error)) {
+func (c *control) serve(take func(Request), waits func(id uint64) bool, ended func(error)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.take, c.waits, c.ended = take, waits, ended
@@ -195,7 +195,7 @@ func (c *control) fail(err error) {
 	c.orders.fail(err)
 }
 
-// stop ends the Asks.
+// stop ends the Requests.
 func (c *control) stop(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

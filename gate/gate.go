@@ -2,7 +2,7 @@
 // orders.
 //
 // A gate answers the notifications of one container's seccomp filter that need
-// no thought (see gate/c) and passes the others on as Asks. This package
+// no thought (see gate/c) and passes the others on as Requests. This package
 // owns the process and its control socket; it answers nothing and restarts
 // nothing.
 //
@@ -55,7 +55,7 @@ type Config struct {
 	Binary    string    // "" looks in the usual places
 	Netns     *netns.NS // the host's; nil: the caller's
 	Own       *netns.NS // the program's
-	CgroupDir *os.File  // cgroup2 directory it is born in; nil: the caller's
+	CgroupDir *os.File  // cgroup2 directory it starts in; nil: the caller's
 	Listener  *os.File  // of the container's seccomp filter
 	// Kill is cgroup.kill of the container, used if this process dies. Or else:
 	Kill *os.File
@@ -64,8 +64,8 @@ type Config struct {
 	AdoptSocket string
 	Pool        *Pool  // with an AdoptSocket; Binary and Netns are its then
 	Rules       []byte // policy.Table.Snapshot; nil: whatever it is, it is asked
-	Born4       bool   // AF_INET sockets are made on the host at socket(2)
-	Born6       bool   // AF_INET6 sockets likewise
+	HostFirst4  bool   // AF_INET sockets are made on the host at socket(2)
+	HostFirst6  bool   // AF_INET6 sockets likewise
 	UID, GID    int    // of the program
 	Datagrams   bool   // each datagram with an address is decided about
 	Report      bool   // from the start, also tell of calls that the gate answers itself
@@ -222,7 +222,7 @@ func command(path string, c Config, control *os.File) *exec.Cmd {
 	for _, flag := range []struct {
 		is   bool
 		name string
-	}{{c.Born4, "--born4"}, {c.Born6, "--born6"}, {c.Datagrams, "--datagrams"}} {
+	}{{c.HostFirst4, "--host-first4"}, {c.HostFirst6, "--host-first6"}, {c.Datagrams, "--datagrams"}} {
 		if flag.is {
 			cmd.Args = append(cmd.Args, flag.name)
 		}
@@ -252,7 +252,7 @@ func (g *Gate) awaitHello(patience time.Duration) ([]*os.File, error) {
 	}
 	buf, space := make([]byte, messageMax+1), make([]byte, unix.CmsgSpace(4*2)+unix.CmsgSpace(unix.SizeofUcred))
 	n, oobn, _, _, err := g.conn.ReadMsgUnix(buf, space)
-	files := receivedFiles(space[:oobn])
+	files := fdpass.Files(space[:oobn], "file from gate")
 	if err == nil {
 		err = g.conn.SetReadDeadline(time.Time{})
 	}
@@ -307,12 +307,12 @@ func (g *Gate) TakeListener() *os.File {
 // with the Gate.
 func (g *Gate) Own() *netns.NS { return g.own }
 
-// Serve has each Ask taken, one after the other, those that have come before included. Where
+// Serve has each Request taken, one after the other, those that have come before included. Where
 // many have not been taken yet, those are forgotten whose callers wait no more, as waits
 // tells (SECCOMP_IOCTL_NOTIF_ID_VALID). Then ended is called once: with ErrEnded if the gate
 // has ended with its container, io.EOF if it was killed, and os.ErrClosed after Close, Stop or
 // Release.
-func (g *Gate) Serve(take func(Ask), waits func(id uint64) bool, ended func(error)) {
+func (g *Gate) Serve(take func(Request), waits func(id uint64) bool, ended func(error)) {
 	g.serve(take, waits, ended)
 }
 
@@ -332,7 +332,7 @@ func (g *Gate) SetTraced(on bool) {
 	if on {
 		value = 1
 	}
-	_, _ = g.order(request{op: opSet, word: uint32(traced), value: value}) // a gate that is gone tells nothing
+	_, _ = g.order(order{op: opSet, word: uint32(traced), value: value}) // a gate that is gone tells nothing
 }
 
 // SetRules changes the rules, a policy.Table.Snapshot. It takes effect before it
@@ -348,7 +348,7 @@ func (g *Gate) SetRules(image []byte) error {
 // Stats asks for what the gate has counted. Of one that has ended with its container
 // it is what it had counted by then.
 func (g *Gate) Stats() (Stats, error) {
-	a, err := g.order(request{op: opStats})
+	a, err := g.order(order{op: opStats})
 	if last := g.last.Load(); err != nil && last != nil {
 		return *last, nil
 	}
@@ -369,7 +369,7 @@ func (g *Gate) EndedWell() bool {
 	return g.bye.Load() || g.process.well()
 }
 
-// Stop ends the Asks with os.ErrClosed. Orders are carried out as before. Asks that
+// Stop ends the Requests with os.ErrClosed. Orders are carried out as before. Requests that
 // nobody has taken are put to the next supervisor.
 func (g *Gate) Stop() { g.stop(os.ErrClosed) }
 

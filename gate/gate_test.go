@@ -12,7 +12,7 @@ import (
 )
 
 func message(version uint32, call Call, id uint64, length uint32) []byte {
-	m := callMessage{version: version, call: call, id: id, thread: 77, number: -1, backlog: 128, length: length}
+	m := requestMessage{version: version, call: call, id: id, thread: 77, number: -1, backlog: 128, length: length}
 	copy(m.address[:], "0123456789")
 	return wire.Append(nil, m)
 }
@@ -20,11 +20,11 @@ func message(version uint32, call Call, id uint64, length uint32) []byte {
 // The C side's numbers and layouts are those of this package.
 func TestProtocolIsTheGates(t *testing.T) {
 	testkit.CheckC(t, "c/protocol.h", map[string]any{
-		"GATE_VERSION":      version,
-		"BOARD_ADDRESS_MAX": addressMax,
-		"BOARD_BORN_4":      born4,
-		"BOARD_BORN_6":      born6,
-		"GATE_TIMES":        TimeBuckets,
+		"GATE_VERSION":       version,
+		"BOARD_ADDRESS_MAX":  addressMax,
+		"BOARD_HOST_FIRST_4": hostFirst4,
+		"BOARD_HOST_FIRST_6": hostFirst6,
+		"GATE_TIMES":         TimeBuckets,
 
 		"GATE_HELLO":       hello,
 		"GATE_SOCKET":      Socket,
@@ -55,7 +55,7 @@ func TestProtocolIsTheGates(t *testing.T) {
 		"GATE_WORD_BOUND_CLIENTS": BoundClients,
 		"GATE_WORD_TRACED":        traced,
 
-		"struct gate_ask":        callMessage{},
+		"struct gate_request":    requestMessage{},
 		"struct gate_order":      orderMessage{},
 		"struct gate_stats":      statsMessage{},
 		"struct gate_counters":   Stats{},
@@ -73,7 +73,7 @@ func TestParse(t *testing.T) {
 		t.Errorf("parse: %+v", a)
 	}
 	for name, b := range map[string][]byte{
-		"short":          message(version, Socket, 0, 0)[:unsafe.Sizeof(callMessage{})-1],
+		"short":          message(version, Socket, 0, 0)[:unsafe.Sizeof(requestMessage{})-1],
 		"long":           append(message(version, Socket, 0, 0), 0),
 		"version":        message(version+1, Socket, 0, 0),
 		"address length": message(version, Socket, 0, addressMax+1),
@@ -84,15 +84,15 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// TestAsksOfGone has a gate ask for callers that are gone at once, all but a few, while
-// nobody takes an Ask: those few are taken then, and the others have taken no memory.
-func TestAsksOfGone(t *testing.T) {
+// TestRequestsOfGone has a gate ask for callers that are gone at once, all but a few, while
+// nobody takes a Request: those few are taken then, and the others have taken no memory.
+func TestRequestsOfGone(t *testing.T) {
 	const every = 100 // caller waits
 	c := newControl(nil)
 	begun, goOn := make(chan bool, 1), make(chan bool)
 	var taken []uint64
 	ended := make(chan error, 1)
-	c.serve(func(a Ask) {
+	c.serve(func(a Request) {
 		if len(taken) == 0 {
 			begun <- true
 			<-goOn
@@ -104,13 +104,13 @@ func TestAsksOfGone(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	const asks = 20 * asksRoom
+	const asks = 20 * pendingRoom
 	receive(0)
 	<-begun
 	for id := range uint64(asks) {
 		receive(id + 1)
-		if len(c.asks) > asksRoom {
-			t.Fatalf("after %d asks %d are kept", id+1, len(c.asks))
+		if len(c.pending) > pendingRoom {
+			t.Fatalf("after %d asks %d are kept", id+1, len(c.pending))
 		}
 	}
 	c.stop(io.EOF)

@@ -34,28 +34,28 @@ type kind struct {
 	word uint32 // of opSet
 }
 
-// request is an order.
-type request struct {
+// order is what a supervisor wants of its gate.
+type order struct {
 	op          op
 	word, value uint32
 	image       []byte // of opRules, in a file that comes with it; nil: there is none
 }
 
-func (r request) kind() kind {
+func (r order) kind() kind {
 	if r.op == opSet {
 		return kind{r.op, r.word}
 	}
 	return kind{op: r.op}
 }
 
-// pending is an order that has not been answered.
-type pending struct {
+// openOrder is an order that has not been answered.
+type openOrder struct {
 	tag     uint64
-	request request
+	order   order
 	waiters []chan answer
 }
 
-func (p *pending) end(a answer) {
+func (p *openOrder) end(a answer) {
 	for _, w := range p.waiters {
 		w <- a // has room for it
 	}
@@ -64,18 +64,18 @@ func (p *pending) end(a answer) {
 // orders are those of one gate. control.mu guards them.
 type orders struct {
 	tag      uint64
-	underWay map[kind]*pending
-	next     map[kind]*pending // behind one of its kind
-	silent   bool              // an answer is overdue
+	underWay map[kind]*openOrder
+	next     map[kind]*openOrder // behind one of its kind
+	silent   bool                // an answer is overdue
 }
 
 func newOrders() orders {
-	return orders{underWay: map[kind]*pending{}, next: map[kind]*pending{}}
+	return orders{underWay: map[kind]*openOrder{}, next: map[kind]*openOrder{}}
 }
 
 // fail releases all who wait.
 func (o *orders) fail(err error) {
-	for _, list := range []map[kind]*pending{o.underWay, o.next} {
+	for _, list := range []map[kind]*openOrder{o.underWay, o.next} {
 		for _, p := range list {
 			p.end(answer{err: err})
 		}
@@ -85,7 +85,7 @@ func (o *orders) fail(err error) {
 
 // order sends an order and waits until it is carried out. If that takes too long it returns
 // ErrSilent, and the order is carried out later.
-func (c *control) order(r request) (answer, error) {
+func (c *control) order(r order) (answer, error) {
 	waiter := make(chan answer, 1)
 	silent, err := c.submit(r, waiter)
 	if err != nil {
@@ -109,13 +109,13 @@ func (c *control) order(r request) (answer, error) {
 
 // submit sends an order, or puts it behind the one of its kind. It tells whether the gate is silent:
 // then nobody waits.
-func (c *control) submit(r request, waiter chan answer) (silent bool, err error) {
+func (c *control) submit(r order, waiter chan answer) (silent bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.gone != nil {
 		return false, c.gone
 	}
-	p := &pending{request: r}
+	p := &openOrder{order: r}
 	if !c.orders.silent {
 		p.waiters = append(p.waiters, waiter)
 	}
@@ -151,10 +151,10 @@ func (c *control) answered(a answer) {
 }
 
 // send sends an order, without waiting for room. With mu.
-func (c *control) send(p *pending) error {
+func (c *control) send(p *openOrder) error {
 	c.orders.tag++
 	p.tag = c.orders.tag
-	r := p.request
+	r := p.order
 	var rights []byte
 	if r.image != nil {
 		f, err := rulesFile(r.image)
@@ -208,13 +208,13 @@ func (c *control) set(w Word) {
 		return
 	}
 	// A gate that is gone decides nothing any more; one that is silent will know before it does.
-	if _, err := c.order(request{op: opSet, word: uint32(w), value: 1}); err == nil {
+	if _, err := c.order(order{op: opSet, word: uint32(w), value: 1}); err == nil {
 		f.set.Store(true)
 	}
 }
 
 func (c *control) setRules(image []byte) error {
-	_, err := c.order(request{op: opRules, value: uint32(len(image)), image: image})
+	_, err := c.order(order{op: opRules, value: uint32(len(image)), image: image})
 	return err
 }
 

@@ -15,9 +15,9 @@ import (
 
 // serve answers what needs a supervisor, in this process, until the gate is gone: why is in
 // the channel that it returns.
-func serve(c *container, g *Gate, reports *[]Ask) <-chan error {
+func serve(c *container, g *Gate, reports *[]Request) <-chan error {
 	ended := make(chan error, 1)
-	g.Serve(func(a Ask) {
+	g.Serve(func(a Request) {
 		switch {
 		case a.Answered:
 			if reports != nil {
@@ -63,13 +63,13 @@ func TestOrders(t *testing.T) {
 	if err := g.SetRules(make([]byte, 1<<20)); !errors.Is(err, unix.EMSGSIZE) {
 		t.Errorf("too many rules: %v, want %v", err, unix.EMSGSIZE)
 	}
-	if _, err := g.order(request{op: opRules, value: 64}); !errors.Is(err, unix.EBADF) {
+	if _, err := g.order(order{op: opRules, value: 64}); !errors.Is(err, unix.EBADF) {
 		t.Errorf("rules without a file: %v, want %v", err, unix.EBADF)
 	}
-	if _, err := g.order(request{op: opEnd + 1}); !errors.Is(err, unix.ENOSYS) {
+	if _, err := g.order(order{op: opEnd + 1}); !errors.Is(err, unix.ENOSYS) {
 		t.Errorf("an unknown order: %v, want %v", err, unix.ENOSYS)
 	}
-	if _, err := g.order(request{op: opSet, word: uint32(words), value: 1}); !errors.Is(err, unix.EINVAL) {
+	if _, err := g.order(order{op: opSet, word: uint32(words), value: 1}); !errors.Is(err, unix.EINVAL) {
 		t.Errorf("an unknown word: %v, want %v", err, unix.EINVAL)
 	}
 	c.garbage(g)
@@ -128,8 +128,8 @@ func (c *container) counted(g *Gate) counted {
 func checkStats(t *testing.T, before, after *counted) {
 	t.Helper()
 	asked, own := after.asked-before.asked, after.own-before.own
-	if n := after.Born - before.Born; n != own {
-		t.Errorf("%d sockets were born, want %d", n, own)
+	if n := after.Single - before.Single; n != own {
+		t.Errorf("%d single sockets were made, want %d", n, own)
 	}
 	if n := after.Calls[Bind].Passed - before.Calls[Bind].Passed; n != asked {
 		t.Errorf("%d calls of bind were passed on, want %d", n, asked)
@@ -155,7 +155,7 @@ func checkStats(t *testing.T, before, after *counted) {
 func TestTraced(t *testing.T) {
 	c := newContainer(t)
 	g := c.start(0, func(config *Config) { config.Report = true })
-	var reports []Ask
+	var reports []Request
 	ended := serve(c, g, &reports)
 	c.moves("own", &c.progress.own, 50)
 	c.quiet(true)

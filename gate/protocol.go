@@ -52,9 +52,9 @@ var callNames = []string{
 	"hello", "socket", "connect", "bind", "listen", "send", "setsockopt", "getsockopt", "getsockname", "ioctl", "other",
 }
 
-// Ask is a call of a program that waits for an answer, or one that the gate has
+// Request is a call of a program that waits for an answer, or one that the gate has
 // answered itself.
-type Ask struct {
+type Request struct {
 	Call     Call
 	ID       uint64 // of the notification
 	Thread   int    // the caller, as long as the notification is valid
@@ -78,8 +78,8 @@ type messageHead struct {
 
 const headSize = int(unsafe.Sizeof(messageHead{}))
 
-// callMessage is struct gate_ask.
-type callMessage struct {
+// requestMessage is struct gate_request.
+type requestMessage struct {
 	version  uint32
 	call     Call
 	id       uint64
@@ -117,7 +117,7 @@ type admissionMessage struct {
 	version   uint32
 	uid       uint32
 	gid       uint32
-	born      uint32
+	hostFirst uint32
 	own       uint64
 	cookie    uint64
 	datagrams uint32
@@ -126,8 +126,8 @@ type admissionMessage struct {
 
 // The families of which sockets are made on the host, bits of policy/c/board.h.
 const (
-	born4 = 1 << iota
-	born6
+	hostFirst4 = 1 << iota
+	hostFirst6
 )
 
 // addressMax is how much of a sockaddr the gate reads.
@@ -159,15 +159,15 @@ const (
 	words
 )
 
-func parse(b []byte) (Ask, error) {
-	m, whole := wire.Read[callMessage](b)
+func parse(b []byte) (Request, error) {
+	m, whole := wire.Read[requestMessage](b)
 	if !whole || m.version != version {
-		return Ask{}, fmt.Errorf("%w: message of %d bytes", ErrProtocol, len(b))
+		return Request{}, fmt.Errorf("%w: message of %d bytes", ErrProtocol, len(b))
 	}
 	if m.length > addressMax {
-		return Ask{}, fmt.Errorf("%w: address of %d bytes", ErrProtocol, m.length)
+		return Request{}, fmt.Errorf("%w: address of %d bytes", ErrProtocol, m.length)
 	}
-	return Ask{
+	return Request{
 		Call:     m.call,
 		ID:       m.id,
 		Thread:   int(m.thread),
@@ -193,11 +193,11 @@ func encodeAdmission(c Config) []byte {
 		own:     c.Own.Inode(),
 		cookie:  c.Own.Cookie(),
 	}
-	if c.Born4 {
-		m.born |= born4
+	if c.HostFirst4 {
+		m.hostFirst |= hostFirst4
 	}
-	if c.Born6 {
-		m.born |= born6
+	if c.HostFirst6 {
+		m.hostFirst |= hostFirst6
 	}
 	if c.Datagrams {
 		m.datagrams = 1
@@ -227,8 +227,8 @@ type Stats struct {
 	Calls        [calls]CallStats // by Call
 	Batches      uint64           // of sockets that shims have ordered and got
 	BatchSockets uint64           // in these
-	Born         uint64           // sockets that were made one at a time
-	BornAsked    uint64           // of these, those of which a shim had none left
+	Single       uint64           // sockets that were made one at a time
+	Misses       uint64           // of these, those of which a shim had none left
 	Again        uint64           // calls that were put to another supervisor again
 	Full         uint64           // calls that had to wait to be put to a supervisor
 	Unreported   uint64           // calls that a traced gate could not tell of
@@ -241,8 +241,8 @@ func (s *Stats) Add(o *Stats) {
 	}
 	s.Batches += o.Batches
 	s.BatchSockets += o.BatchSockets
-	s.Born += o.Born
-	s.BornAsked += o.BornAsked
+	s.Single += o.Single
+	s.Misses += o.Misses
 	s.Again += o.Again
 	s.Full += o.Full
 	s.Unreported += o.Unreported

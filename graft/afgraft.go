@@ -4,13 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"runtime"
 	"sync"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/afgraft"
 	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/internal/sys/thread"
 	"github.com/tsugiki/tsugiki/keeper"
 	"github.com/tsugiki/tsugiki/policy"
 )
@@ -349,17 +349,13 @@ func settableByProgram(level, name int) bool {
 
 // withoutCapabilities runs fn on a thread of its own that has none.
 func withoutCapabilities(fn func()) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread dies with the goroutine
+	return thread.Do(func() error {
 		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 		var none [2]unix.CapUserData
 		if err := unix.Capset(&header, &none[0]); err != nil {
-			done <- fmt.Errorf("drop our capabilities: %w", err)
-			return
+			return fmt.Errorf("drop our capabilities: %w", err)
 		}
 		fn()
-		done <- nil
-	}()
-	return <-done
+		return nil
+	})
 }

@@ -2,7 +2,7 @@ package graft
 
 import (
 	"errors"
-	"log/slog"
+	"fmt"
 	"net/netip"
 	"os"
 	"slices"
@@ -13,7 +13,6 @@ import (
 	"github.com/tsugiki/tsugiki/afgraft"
 	"github.com/tsugiki/tsugiki/endpoint"
 	"github.com/tsugiki/tsugiki/internal/netns"
-	"github.com/tsugiki/tsugiki/internal/testkit"
 	"github.com/tsugiki/tsugiki/keeper"
 	"github.com/tsugiki/tsugiki/policy"
 )
@@ -28,8 +27,10 @@ var (
 // fakePlace makes sockets in a real namespace, in this process.
 type fakePlace struct {
 	*netns.NS
-	err  error // of Maker
-	made error // of Socket
+	err    error                               // of Maker
+	made   error                               // of Socket
+	socket func(keeper.Kind) error             // called first, if it is there
+	epoll  func(call string, number int) error // of EpollAdd ("add") and EpollDel ("del")
 }
 
 func (p *fakePlace) Maker() (SocketMaker, error) {
@@ -43,6 +44,11 @@ func (p *fakePlace) Socket(k keeper.Kind) (file int, err error) {
 	if p.made != nil {
 		return -1, p.made
 	}
+	if p.socket != nil {
+		if err := p.socket(k); err != nil {
+			return -1, err
+		}
+	}
 	err = p.Do(func() error {
 		file, err = unix.Socket(k.Family, k.Type|unix.SOCK_CLOEXEC, k.Protocol)
 		return err
@@ -50,8 +56,17 @@ func (p *fakePlace) Socket(k keeper.Kind) (file int, err error) {
 	return file, err
 }
 
-func (p *fakePlace) EpollAdd(int, int, int, uint32, uint64) error { return errors.New("no epoll here") }
-func (p *fakePlace) EpollDel(int, int, int) error                 { return errors.New("no epoll here") }
+func (p *fakePlace) EpollAdd(_, _, number int, _ uint32, _ uint64) error {
+	return p.doEpoll("add", number)
+}
+func (p *fakePlace) EpollDel(_, _, number int) error { return p.doEpoll("del", number) }
+
+func (p *fakePlace) doEpoll(call string, number int) error {
+	if p.epoll == nil {
+		return errors.New("no epoll here")
+	}
+	return p.epoll(call, number)
+}
 
 // fakeEnforcer remembers what the kernel programs are told, by socket.
 type fakeEnforcer struct {
@@ -60,6 +75,12 @@ type fakeEnforcer struct {
 	bindings map[uint64]policy.Binding
 	anyPort  map[uint64]bool
 	served   []policy.Service
+	serve    error // of Serve
+
+	states map[uint64]afgraft.State
+	queues map[uint64][]afgraft.Option
+	names  []string         // endpoints that have a number: their place and 1
+	faults map[string]error // by method, of those that have one
 }
 
 func (f *fakeEnforcer) cookie(sock int) uint64 {
@@ -74,6 +95,9 @@ func (f *fakeEnforcer) cookie(sock int) uint64 {
 func (f *fakeEnforcer) Prove(int) error { return f.prove }
 
 func (f *fakeEnforcer) AllowBind(sock int, b policy.Binding) error {
+	if err := f.faults["AllowBind"]; err != nil {
+		return err
+	}
 	f.bindings[f.cookie(sock)] = b
 	return nil
 }
@@ -108,19 +132,58 @@ func (f *fakeEnforcer) NoteAnyPort(sock int, chosen bool) error {
 func (f *fakeEnforcer) AnyPort(sock int) bool { return f.anyPort[f.cookie(sock)] }
 
 func (f *fakeEnforcer) Serve(protocol int, b policy.Binding, netns uint64) error {
+	if f.serve != nil {
+		return f.serve
+	}
 	f.served = append(f.served, policy.Service{Protocol: protocol, Port: b.View.Port(), Is4: b.Host.Addr().Unmap().Is4(), Netns: netns})
 	return nil
 }
 
 func (f *fakeEnforcer) Services() ([]policy.Service, error) { return f.served, nil }
-func (f *fakeEnforcer) AFGraft(int) (afgraft.State, bool, error) {
-	return afgraft.State{}, false, nil
+
+func (f *fakeEnforcer) AFGraft(sock int) (afgraft.State, bool, error) {
+	cookie, err := unix.GetsockoptUint64(sock, unix.SOL_SOCKET, unix.SO_COOKIE)
+	if err != nil {
+		return afgraft.State{}, false, nil
+	}
+	state, is := f.states[cookie]
+	return state, is, f.faults["AFGraft"]
 }
-func (f *fakeEnforcer) SetAFGraft(int, afgraft.State) error                { return nil }
-func (f *fakeEnforcer) AFGraftOptions(int) ([]afgraft.Option, error)       { return nil, nil }
-func (f *fakeEnforcer) SetAFGraftOptions(int, []afgraft.Option) error      { return nil }
-func (f *fakeEnforcer) Name(*endpoint.Endpoint) (number uint32, err error) { return 0, nil }
-func (f *fakeEnforcer) Withdraw(*endpoint.Endpoint) error                  { return nil }
+
+func (f *fakeEnforcer) SetAFGraft(sock int, s afgraft.State) error {
+	if err := f.faults["SetAFGraft"]; err != nil {
+		return err
+	}
+	f.states[f.cookie(sock)] = s
+	return nil
+}
+
+func (f *fakeEnforcer) AFGraftOptions(sock int) ([]afgraft.Option, error) {
+	return slices.Clone(f.queues[f.cookie(sock)]), f.faults["AFGraftOptions"]
+}
+
+func (f *fakeEnforcer) SetAFGraftOptions(sock int, options []afgraft.Option) error {
+	if err := f.faults["SetAFGraftOptions"]; err != nil {
+		return err
+	}
+	f.queues[f.cookie(sock)] = options
+	return nil
+}
+
+func (f *fakeEnforcer) Name(ep *endpoint.Endpoint) (number uint32, err error) {
+	if err := f.faults["Name"]; err != nil {
+		return 0, err
+	}
+	if !slices.Contains(f.names, ep.Name) {
+		f.names = append(f.names, ep.Name)
+	}
+	return uint32(slices.Index(f.names, ep.Name) + 1), nil
+}
+
+func (f *fakeEnforcer) Withdraw(ep *endpoint.Endpoint) error {
+	f.names = slices.DeleteFunc(f.names, func(name string) bool { return name == ep.Name })
+	return nil
+}
 
 // freePorts are nobody's.
 type freePorts struct{}
@@ -134,7 +197,11 @@ type fakeProgram struct {
 	t       *testing.T
 	files   map[int]int
 	install error
+	refuses int           // descriptor that Install refuses, if it is not 0
+	add     error         // of Add
+	watches map[int]Watch // by descriptor; Epoll is made anew for each who asks
 	again   bool
+	log     []string // what Install did
 }
 
 func (p *fakeProgram) Thread() int                   { return os.Getpid() }
@@ -154,121 +221,37 @@ func (p *fakeProgram) Descriptors(file int) (list []Descriptor, err error) {
 	same, err := unix.GetsockoptUint64(file, unix.SOL_SOCKET, unix.SO_COOKIE)
 	for number, f := range p.files {
 		if cookie, _ := unix.GetsockoptUint64(f, unix.SOL_SOCKET, unix.SO_COOKIE); cookie == same {
-			list = append(list, Descriptor{Number: number})
+			d := Descriptor{Number: number}
+			if watch, watched := p.watches[number]; watched {
+				if watch.Epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
+					return list, err
+				}
+				d.Watches = append(d.Watches, watch)
+			}
+			list = append(list, d)
 		}
 	}
+	slices.SortFunc(list, func(a, b Descriptor) int { return a.Number - b.Number })
 	return list, err
 }
 
 func (p *fakeProgram) Install(number, file int, _ bool) error {
-	if p.install != nil {
+	if p.install != nil && (p.refuses == 0 || p.refuses == number) {
 		return p.install
 	}
+	p.log = append(p.log, fmt.Sprintf("install %d", number))
 	return unix.Dup2(file, p.files[number])
 }
 
 func (p *fakeProgram) Add(file int, _ bool) (int, error) {
+	if p.add != nil {
+		return -1, p.add
+	}
+	own, err := unix.FcntlInt(uintptr(file), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return -1, err
+	}
 	number := len(p.files) + 3
-	p.files[number] = file
+	p.files[number] = own
 	return number, nil
-}
-
-// world is a container with rules, and a program.
-type world struct {
-	*Engine
-	t         *testing.T
-	host, own *fakePlace
-	enforcer  *fakeEnforcer
-	program   *fakeProgram
-	known     []Hint
-}
-
-// newPlace makes a namespace with addresses, besides those of its loopback.
-func newPlace(t *testing.T, addrs ...netip.Addr) *fakePlace {
-	t.Helper()
-	return &fakePlace{NS: testkit.NewLoopback(t, addrs...)}
-}
-
-// newWorld makes a container with rules as a user writes them: "-i RULE" and "-e RULE".
-// Its own namespace has only a loopback, if that is said.
-func newWorld(t *testing.T, host, own *fakePlace, onlyLoopback bool, rules ...string) *world {
-	t.Helper()
-	var set endpoint.Set
-	var ingress []policy.Ingress
-	var egress []policy.Egress
-	p := policy.Parser{Endpoints: &set}
-	for i := 0; i < len(rules); i += 2 {
-		var err error
-		if rules[i] == "-i" {
-			var r policy.Ingress
-			r, err = p.Ingress(rules[i+1])
-			ingress = append(ingress, r)
-		} else {
-			var r policy.Egress
-			r, err = p.Egress(rules[i+1])
-			egress = append(egress, r)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	table, err := policy.NewTable(ingress, egress)
-	if err != nil {
-		t.Fatal(err)
-	}
-	host.err, host.made, own.err, own.made = nil, nil, nil, nil
-	w := &world{
-		t: t, host: host, own: own, program: &fakeProgram{t: t, files: map[int]int{}},
-		enforcer: &fakeEnforcer{t: t, bindings: map[uint64]policy.Binding{}, anyPort: map[uint64]bool{}},
-	}
-	w.Engine = New(Config{
-		Enforcer: w.enforcer, Own: own, OwnIsLoopback: onlyLoopback, Ports: freePorts{}, Log: slog.New(slog.DiscardHandler),
-		Endpoint: func(string) *endpoint.Endpoint { return nil }, Ephemeral: endpoint.PortRange{First: 32768, Last: 60999},
-		Know: func(h Hint) {
-			if !slices.Contains(w.known, h) {
-				w.known = append(w.known, h)
-			}
-		},
-	}, Rules{Table: table, Host: map[string]Place{"": host}})
-	t.Cleanup(func() {
-		for _, f := range w.program.files {
-			unix.Close(f)
-		}
-	})
-	return w
-}
-
-// socket gives the program one of a place, and a second descriptor of it.
-func (w *world) socket(at *fakePlace, family, typ int) (number int) {
-	w.t.Helper()
-	file, err := at.Socket(keeper.Kind{Family: family, Type: typ})
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	second, err := unix.Dup(file)
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	w.program.files[3], w.program.files[4] = file, second
-	return 3
-}
-
-// at says where the program's socket is, and what it is bound to there. Both of its
-// descriptors are of the same one.
-func (w *world) at() (place string, bound netip.AddrPort) {
-	w.t.Helper()
-	s, err := inspect(w.program.files[3])
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	if second, err := inspect(w.program.files[4]); err != nil || second.cookie != s.cookie {
-		w.t.Errorf("the second descriptor is of another socket: %v", err)
-	}
-	switch s.netns {
-	case w.host.Cookie():
-		place = "host"
-	case w.own.Cookie():
-		place = "own"
-	}
-	return place, s.local
 }

@@ -5,12 +5,12 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"runtime"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/internal/sys/thread"
 	"github.com/tsugiki/tsugiki/keeper"
 )
 
@@ -156,22 +156,16 @@ func asUserOf(p Program, fn func() error) error {
 	if err != nil {
 		return err
 	}
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread dies with the goroutine
+	return thread.Do(func() error {
 		if _, _, errno := unix.RawSyscall(unix.SYS_SETGROUPS, 0, 0, 0); errno != 0 {
-			done <- fmt.Errorf("drop our groups: %w", errno)
-			return
+			return fmt.Errorf("drop our groups: %w", errno)
 		}
 		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESGID, ^uintptr(0), uintptr(gid), ^uintptr(0)); errno != 0 {
-			done <- fmt.Errorf("take the program's group: %w", errno)
-			return
+			return fmt.Errorf("take the program's group: %w", errno)
 		}
 		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), uintptr(uid), ^uintptr(0)); errno != 0 {
-			done <- fmt.Errorf("take the program's user: %w", errno)
-			return
+			return fmt.Errorf("take the program's user: %w", errno)
 		}
-		done <- fn()
-	}()
-	return <-done
+		return fn()
+	})
 }

@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/tsugiki/tsugiki/internal/sys/fdpass"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/internal/wire"
@@ -107,7 +109,7 @@ func (c *client) read() {
 			}
 			continue
 		}
-		if fds := takeFiles(oob[:oobn], sent.fds); n == 1 && sent.fds == nil {
+		if fds := fdpass.Descriptors(oob[:oobn], sent.fds); n == 1 && sent.fds == nil {
 			sent = files{fds, flags&unix.MSG_CTRUNC != 0}
 			continue
 		} else if err = c.receive(buf[:n], files{fds, sent.cut}); err != nil {

@@ -1,7 +1,6 @@
 package keeper
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"unsafe"
@@ -141,24 +140,6 @@ func parseLoan(b []byte) ([]int, error) {
 		numbers = append(numbers, int(number))
 	}
 	return numbers, nil
-}
-
-// takeFiles appends to fds every descriptor in control data, so that none is
-// lost whatever else is wrong with the message.
-func takeFiles(oob []byte, fds []int) []int {
-	for len(oob) >= unix.SizeofCmsghdr {
-		h, data, rest, err := unix.ParseOneSocketControlMessage(oob)
-		if err != nil {
-			break
-		}
-		if h.Level == unix.SOL_SOCKET && h.Type == unix.SCM_RIGHTS {
-			for ; len(data) >= 4; data = data[4:] {
-				fds = append(fds, int(int32(binary.NativeEndian.Uint32(data))))
-			}
-		}
-		oob = rest
-	}
-	return fds
 }
 
 // rightsSize is the control data of a full batch.

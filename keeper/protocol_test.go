@@ -122,7 +122,7 @@ func (r *raw) message() ([]byte, []int) {
 	if err != nil || n == 0 {
 		r.t.Fatalf("keeper gives no answer: %d bytes, %v", n, err)
 	}
-	return buf[:n], takeFiles(oob[:oobn], nil)
+	return buf[:n], fdpass.Descriptors(oob[:oobn], nil)
 }
 
 // peek waits until there is an answer, and leaves it.
@@ -254,7 +254,7 @@ func FuzzReply(f *testing.F) {
 	f.Add([]byte{1, 0, 2, 0, 9, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0}, unix.UnixRights(3, 4))
 	f.Add([]byte{1, 0, 3, 0, 9, 0, 0, 0, 1, 0, 0, 0, 17, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, unix.UnixRights(1)[:17])
 	f.Fuzz(func(t *testing.T, b, oob []byte) {
-		if n := len(takeFiles(oob, nil)); n > len(oob)/4 {
+		if n := len(fdpass.Descriptors(oob, nil)); n > len(oob)/4 {
 			t.Errorf("%d descriptors out of %d bytes", n, len(oob))
 		}
 		r, err := parseReply(b)

@@ -1,53 +1,70 @@
 package policy
 
 import (
-	"encoding/binary"
-
 	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/internal/wire"
 )
 
-// The image of policy/c/rules.h.
+// The image of policy/c/rules.h: a header, and an array of each of the three other structs.
 const (
-	snapshotMagic   = 0x6b747372
-	snapshotVersion = 1
+	imageMagic   = 0x6b747372
+	imageVersion = 1
 )
+
+// imageHeader is struct rules.
+type imageHeader struct {
+	magic     uint32
+	version   uint32
+	prefixes  uint32
+	endpoints uint32
+	ranges    uint32
+	_         uint32
+}
+
+// imagePrefix is struct rules_prefix.
+type imagePrefix struct {
+	addr  [16]byte
+	bits  uint32
+	first uint32
+	count uint32
+	_     uint32
+}
+
+// imageEndpoint is struct rules_endpoint.
+type imageEndpoint struct {
+	netns uint64
+}
+
+// imageRange is struct rules_range.
+type imageRange struct {
+	first    uint16
+	last     uint16
+	endpoint uint32
+}
 
 // Snapshot is the egress part of the table as C programs read it, see
 // policy/c. netnsOf gives the SO_NETNS_COOKIE of the namespace in which an
 // endpoint's sockets live.
 func (t *Table) Snapshot(netnsOf func(*endpoint.Endpoint) uint64) []byte {
-	routes := t.Routes()
-	ranges := 0
-	for _, r := range routes {
-		ranges += len(r.Ranges)
-	}
-	e := binary.NativeEndian
-	var image []byte
-	for _, n := range []int{snapshotMagic, snapshotVersion, len(routes), len(t.endpoints), ranges, 0} {
-		image = e.AppendUint32(image, uint32(n))
-	}
-	first := 0
-	for _, r := range routes {
-		addr := r.Prefix.Addr().As16()
-		image = append(image, addr[:]...)
-		for _, n := range []int{MappedBits(r.Prefix), first, len(r.Ranges), 0} {
-			image = e.AppendUint32(image, uint32(n))
-		}
-		first += len(r.Ranges)
-	}
-	for _, ep := range t.endpoints {
-		cookie := uint64(0)
-		if ep != nil && ep.Type != endpoint.Unix {
-			cookie = netnsOf(ep)
-		}
-		image = e.AppendUint64(image, cookie)
-	}
-	for _, r := range routes {
+	var prefixes, ranges []byte
+	header := imageHeader{magic: imageMagic, version: imageVersion, endpoints: uint32(len(t.endpoints))}
+	for _, r := range t.Routes() {
+		prefixes = wire.Append(prefixes, imagePrefix{
+			addr: r.Prefix.Addr().As16(), bits: uint32(MappedBits(r.Prefix)), first: header.ranges, count: uint32(len(r.Ranges)),
+		})
+		header.prefixes++
 		for _, o := range r.Ranges {
-			image = e.AppendUint16(image, o.Ports.First)
-			image = e.AppendUint16(image, o.Ports.Last)
-			image = e.AppendUint32(image, uint32(o.Endpoint))
+			ranges = wire.Append(ranges, imageRange{first: o.Ports.First, last: o.Ports.Last, endpoint: uint32(o.Endpoint)})
+			header.ranges++
 		}
 	}
-	return image
+	image := append(wire.Append(nil, header), prefixes...)
+	for _, ep := range t.endpoints {
+		var e imageEndpoint
+		if ep != nil && ep.Type != endpoint.Unix {
+			e.netns = netnsOf(ep)
+		}
+		image = wire.Append(image, e)
+	}
+	return append(image, ranges...)
 }

@@ -21,12 +21,12 @@ func (c *Container) Serve(listener *os.File) error {
 	c.changes.Lock()
 	defer c.changes.Unlock()
 	config := gate.Config{
-		Own:       c.ownNS,
-		Listener:  listener,
-		Rules:     c.table.Snapshot(c.netnsOf),
-		Born4:     c.engine.Born(unix.AF_INET),
-		Born6:     c.engine.Born(unix.AF_INET6),
-		Datagrams: c.seesDatagrams(),
+		Own:        c.ownNS,
+		Listener:   listener,
+		Rules:      c.table.Snapshot(c.netnsOf),
+		HostFirst4: c.engine.Born(unix.AF_INET),
+		HostFirst6: c.engine.Born(unix.AF_INET6),
+		Datagrams:  c.seesDatagrams(),
 	}
 	var err error
 	if config.CgroupDir, err = c.keepers.Open(); err != nil {

@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -15,6 +14,7 @@ import (
 	"github.com/tsugiki/tsugiki/gate"
 	"github.com/tsugiki/tsugiki/internal/kernel"
 	"github.com/tsugiki/tsugiki/internal/programs"
+	"github.com/tsugiki/tsugiki/internal/sys/thread"
 	"github.com/tsugiki/tsugiki/keeper"
 	"github.com/tsugiki/tsugiki/policy"
 	"github.com/tsugiki/tsugiki/policy/enforcer"
@@ -83,14 +83,11 @@ const nobody = 65534
 // readableByOthers opens a file as a user without any rights, on a thread that
 // ends after. Who is not root opens it as himself.
 func readableByOthers(path string) error {
-	done := make(chan error, 1)
-	go func() {
+	err := thread.Do(func() error {
 		if os.Geteuid() == 0 {
-			runtime.LockOSThread() // and never unlock
 			for _, call := range [][2]uintptr{{unix.SYS_SETGROUPS, 0}, {unix.SYS_SETFSGID, nobody}, {unix.SYS_SETFSUID, nobody}} {
 				if _, _, errno := unix.RawSyscall(call[0], call[1], 0, 0); errno != 0 {
-					done <- kernel.Untold("cannot be told without becoming another user: " + errno.Error())
-					return
+					return kernel.Untold("cannot be told without becoming another user: " + errno.Error())
 				}
 			}
 		}
@@ -98,9 +95,8 @@ func readableByOthers(path string) error {
 		if err == nil {
 			unix.Close(fd)
 		}
-		done <- err
-	}()
-	err := <-done
+		return err
+	})
 	if errno := unix.Errno(0); errors.As(err, &errno) {
 		// No ErrPermission: it is not ours that is missing.
 		return fmt.Errorf("open %s as another user: %s; install it where everybody can read it", path, errno.Error())

@@ -1,7 +1,6 @@
 package daemon
 
 import (
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -20,6 +19,7 @@ import (
 	"github.com/tsugiki/tsugiki/agent/container"
 	"github.com/tsugiki/tsugiki/agent/httpapi"
 	"github.com/tsugiki/tsugiki/api"
+	"github.com/tsugiki/tsugiki/internal/sys/fdpass"
 )
 
 // OCI runtimes send the listener of a container's filter to a unix socket, as soon
@@ -203,7 +203,7 @@ func receive(conn *net.UnixConn) (data []byte, files []*os.File, err error) {
 	buf, oob := make([]byte, 64<<10), make([]byte, unix.CmsgSpace(4*filesMax))
 	for {
 		n, oobn, _, _, err := conn.ReadMsgUnix(buf, oob)
-		files = append(files, filesIn(oob[:oobn])...)
+		files = append(files, fdpass.Files(oob[:oobn], "received")...)
 		data = append(data, buf[:n]...)
 		switch {
 		case len(data) > stateMax || len(files) > filesMax:
@@ -216,25 +216,6 @@ func receive(conn *net.UnixConn) (data []byte, files []*os.File, err error) {
 			return nil, files, err
 		}
 	}
-}
-
-// filesIn are the descriptors in control data. The kernel has made them ours, close
-// on exec (Go asks for it).
-func filesIn(oob []byte) []*os.File {
-	var files []*os.File
-	for len(oob) >= unix.SizeofCmsghdr {
-		h, data, rest, err := unix.ParseOneSocketControlMessage(oob)
-		if err != nil {
-			break
-		}
-		if h.Level == unix.SOL_SOCKET && h.Type == unix.SCM_RIGHTS {
-			for ; len(data) >= 4; data = data[4:] {
-				files = append(files, os.NewFile(uintptr(binary.NativeEndian.Uint32(data)), "received"))
-			}
-		}
-		oob = rest
-	}
-	return files
 }
 
 // parseState reads a container process state, and finds which of the files that

@@ -72,7 +72,7 @@ func (m *managed) stats() (api.ContainerStats, bool) {
 			Connect: c.Denied.Connect, Bind: c.Denied.Bind, Send: c.Denied.Send, SetSockOpt: c.Denied.SetOption,
 			Leave: c.Denied.Leave, Enter: c.Denied.Enter,
 		},
-		Pool:       api.Pool{Batches: g.Batches, Sockets: g.BatchSockets, Single: g.Born, Misses: g.BornAsked},
+		Pool:       api.Pool{Batches: g.Batches, Sockets: g.BatchSockets, Single: g.Single, Misses: g.Misses},
 		AskedAgain: g.Again, Delayed: g.Full, Unreported: g.Unreported,
 		Memory: c.Memory,
 	}

@@ -9,10 +9,9 @@ import (
 	"path/filepath"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/internal/cgroup"
+	"github.com/tsugiki/tsugiki/internal/sys/lock"
 )
 
 // nameLock is a container's name, held by a lock on a file that says what has to
@@ -45,7 +44,7 @@ func lockName(dir, name string) (*nameLock, error) {
 		if err != nil {
 			return nil, fmt.Errorf("claim name: %w; choose another directory with --run-dir", err)
 		}
-		held, err := lockIfCurrent(f, path)
+		held, err := lock.TakeNamed(f, path)
 		switch {
 		case err != nil:
 			f.Close()
@@ -63,27 +62,6 @@ func lockName(dir, name string) (*nameLock, error) {
 			return nil, fmt.Errorf("the name %q is in use by process %d; choose another with --name", name, holder.PID)
 		}
 	}
-}
-
-// lockIfCurrent tries to lock a file and tells whether it then is the one that
-// its name leads to.
-func lockIfCurrent(f *os.File, path string) (bool, error) {
-	err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	if errors.Is(err, unix.EWOULDBLOCK) {
-		return false, nil
-	}
-	if err != nil {
-		return false, err
-	}
-	ours, err := f.Stat()
-	if err != nil {
-		return false, err
-	}
-	named, err := os.Stat(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
-	return err == nil && os.SameFile(ours, named), err
 }
 
 // record writes down what is about to be made, before it is made.
@@ -140,7 +118,7 @@ func Sweep(dir string) error {
 		if err != nil {
 			return fmt.Errorf("clean up: %w", err)
 		}
-		held, err := lockIfCurrent(f, path)
+		held, err := lock.TakeNamed(f, path)
 		if held && err == nil {
 			if err = removeLeftovers(f); err == nil {
 				err = os.Remove(path)

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/tsugiki/tsugiki/bench/measure"
-	"github.com/tsugiki/tsugiki/internal/cni"
+	"github.com/tsugiki/tsugiki/density/rig"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
@@ -50,9 +50,8 @@ func TestBench(t *testing.T) {
 		testkit.Program(t, program)
 	}
 	testkit.Build(t, testkit.Options{}) // skips what the bench would fail at
-	var needs *testkit.NeedsError
-	if _, err := cni.Find(); errors.As(err, &needs) {
-		t.Skipf("skip: %v", needs)
+	if _, err := rig.FindPlugins(); errors.Is(err, rig.ErrMissing) {
+		t.Skipf("skip: %v", err)
 	}
 	var stdout, stderr bytes.Buffer
 	args := []string{"-n", "4", "-rounds", "2", "-takeovers", "1", "-duration", "100ms", "-j", "-seed", "7"}

@@ -1,22 +1,14 @@
 package main
 
 import (
-	"bufio"
 	"context"
-	"errors"
+	"encoding/json"
 	"fmt"
-	"net"
-	"net/netip"
 	"os"
-	"path/filepath"
 	"strconv"
-	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/tsugiki/tsugiki/internal/netns"
-	"github.com/tsugiki/tsugiki/internal/testkit"
+	"github.com/tsugiki/tsugiki/density/rig"
 )
 
 // kind is a way to connect a container to the network.
@@ -30,6 +22,9 @@ const (
 
 var kinds = []kind{bare, bridge, graft}
 
+// networks are the rig's names of the kinds.
+var networks = map[kind]string{bare: rig.None, bridge: rig.Bridge, graft: rig.Graft}
+
 func names(kinds []kind) []string {
 	var list []string
 	for _, k := range kinds {
@@ -38,207 +33,107 @@ func names(kinds []kind) []string {
 	return list
 }
 
-// Ports of the host, at which containers of a kind are reached: the first one's.
-// They are below those that the kernel gives to clients.
-var firstPort = map[kind]int{bridge: 10000, graft: 20000}
-
 const (
 	servedPort = 80 // in containers
-	// startLimit is how long a container may take until it serves, and a call
-	// that is asked for until it is made.
-	startLimit = 30 * time.Second
+	ready      = "ready"
+	// dialLimit is how long a program outside may take to reach a container.
+	dialLimit = 30 * time.Second
 )
 
-// container is one that runs.
-type container struct {
-	id     string
-	kind   kind
-	port   int // of the host, at which it is reached; 0: it is not
-	bundle string
-	init   int       // a pidfd of its first program
-	ns     *netns.NS // of a bridge's
-	stdin  *os.File  // of those that are asked
-	stdout *os.File
-	lines  *bufio.Reader
-}
-
-func (n *node) root() string { return filepath.Join(n.dir, "root") } // of runc
-
-// start starts container i of a kind, and measures how long it takes until it
-// serves.
-func (n *node) start(ctx context.Context, k kind, i int) (*container, time.Duration, error) {
-	c := &container{id: fmt.Sprintf("%s-%d", k, i), kind: k}
-	if first := firstPort[k]; first > 0 {
-		c.port = first + i
+// start starts container i of a kind, and waits until it serves.
+func (s *session) start(ctx context.Context, k kind, i int) (*rig.Container, error) {
+	spec := rig.Spec{
+		Name: fmt.Sprintf("%s-%d", k, i), Network: networks[k], Ready: ready,
+		Args: []string{"resident", "serve", strconv.Itoa(servedPort)},
 	}
-	since := time.Now()
-	err := n.launch(ctx, c, "/resident", "serve", strconv.Itoa(servedPort))
-	return c, time.Since(since), err
+	if k == bare {
+		return s.rig.Start(ctx, spec)
+	}
+	spec.Ports = []uint16{servedPort}
+	c, err := s.rig.Start(ctx, spec)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, dialLimit)
+	defer cancel()
+	if err := s.rig.DialOutside(ctx, c.Address(servedPort)); err != nil {
+		return nil, fmt.Errorf("container %s is not reached: %w", c.Name(), err)
+	}
+	return c, nil
 }
 
-// startCaller starts a grafted container that makes one call again and again.
-func (n *node) startCaller(ctx context.Context, call string, i int) (*container, error) {
-	c := &container{id: call, kind: graft, port: firstPort[graft] + i}
-	args := []string{"/resident", call, strconv.Itoa(servedPort)}
+// worker is a grafted container that makes one call again and again, and can be asked how
+// long the longest one took.
+type worker struct {
+	*rig.Container
+	questions *os.File
+}
+
+func (s *session) startWorker(ctx context.Context, call string) (w *worker, err error) {
+	args := []string{"resident", call, strconv.Itoa(servedPort)}
 	if call == "connect" {
-		args = []string{"/resident", call, testkit.RemoteAddr4.String(), strconv.Itoa(int(n.servers["connect"]))}
+		to := s.servers[call]
+		args = []string{"resident", call, to.Addr().String(), strconv.Itoa(int(to.Port()))}
 	}
-	return c, n.launch(ctx, c, args...)
+	w = &worker{}
+	input, questions, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer input.Close()
+	w.questions = questions
+	w.Container, err = s.rig.Start(ctx, rig.Spec{
+		Name: call, Network: rig.Graft, Args: args, Ready: ready, Ports: []uint16{servedPort}, Input: input,
+	})
+	if err != nil {
+		questions.Close()
+	}
+	return w, err
 }
 
-// launch starts a container, and waits until it says that it is ready. The files of
-// one that fails are closed with the bench.
-func (n *node) launch(ctx context.Context, c *container, args ...string) error {
-	stdout, theirs, err := os.Pipe()
-	if err != nil {
-		return err
+// longest is how long the longest call took since the last question.
+func (w *worker) longest(ctx context.Context) (time.Duration, error) {
+	if _, err := w.questions.Write([]byte{'?'}); err != nil {
+		return 0, fmt.Errorf("container %s: %w", w.Name(), err)
 	}
-	defer theirs.Close()
-	c.stdout, c.lines = stdout, bufio.NewReader(stdout)
-	stdin, questions, err := os.Pipe()
-	if err != nil {
-		return err
-	}
-	defer stdin.Close()
-	c.stdin = questions
-	if c.kind == bridge {
-		if err := n.connectBridge(ctx, c); err != nil {
-			return fmt.Errorf("container %s: %w", c.id, err)
-		}
-	}
-	if err := n.bundle(c, args, c.joinNetwork); err != nil {
-		return err
-	}
-	pidFile := filepath.Join(c.bundle, "pid")
-	cmd := n.rig.Command(ctx, n.runtimes[c.kind], "--root", n.root(),
-		"run", "--detach", "--pid-file", pidFile, "--bundle", c.bundle, c.id)
-	said, err := os.Create(c.errors())
-	if err != nil {
-		return err
-	}
-	defer said.Close()
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = stdin, theirs, said
-	if err := cmd.Run(); err != nil {
-		return fmt.Errorf("container %s: %w%s\n%s", c.id, err, c.said(), n.lastSaid())
-	}
-	theirs.Close() // now the container's alone
-	if line, err := c.line(); err != nil {
-		return err
-	} else if line != "ready" {
-		return fmt.Errorf("container %s says %q, want ready", c.id, line)
-	}
-	pid, err := os.ReadFile(pidFile)
-	if err != nil {
-		return err
-	}
-	number, err := strconv.Atoi(string(pid))
-	if err != nil {
-		return err
-	}
-	if c.init, err = unix.PidfdOpen(number, 0); err != nil {
-		return fmt.Errorf("container %s has ended: %w", c.id, err)
-	}
-	return nil
-}
-
-// errors is the file of what the runtime and the program complain of, said what they
-// have complained of.
-func (c *container) errors() string { return filepath.Join(c.bundle, "errors") }
-
-func (c *container) said() string {
-	data, err := os.ReadFile(c.errors())
-	if err != nil {
-		return ": " + err.Error()
-	}
-	return ": " + strings.TrimSpace(string(data))
-}
-
-// line reads what the container says.
-func (c *container) line() (string, error) {
-	if err := c.stdout.SetReadDeadline(time.Now().Add(startLimit)); err != nil {
-		return "", err
-	}
-	line, err := c.lines.ReadString('\n')
-	if err != nil {
-		return "", fmt.Errorf("container %s says nothing: %w%s", c.id, err, c.said())
-	}
-	return strings.TrimSpace(line), nil
-}
-
-// longest asks a caller how long the longest call took since the last question.
-func (c *container) longest() (time.Duration, error) {
-	if _, err := c.stdin.Write([]byte{'?'}); err != nil {
-		return 0, fmt.Errorf("container %s: %w", c.id, err)
-	}
-	line, err := c.line()
+	line, err := w.Line(ctx)
 	if err != nil {
 		return 0, err
 	}
 	var us, times int64
 	if _, err := fmt.Sscan(line, &us, &times); err != nil {
-		return 0, fmt.Errorf("container %s says %q: %w", c.id, line, err)
+		return 0, fmt.Errorf("container %s says %q: %w", w.Name(), line, err)
 	}
 	return time.Duration(us) * time.Microsecond, nil
 }
 
-// stop kills a container and removes it, as engines do, and measures how long that
-// takes.
-func (n *node) stop(ctx context.Context, c *container) (time.Duration, error) {
-	since := time.Now()
-	runtime := func(args ...string) error {
-		_, err := n.output(n.rig.Command(ctx, n.runtimes[c.kind], append([]string{"--root", n.root()}, args...)...))
-		return err
-	}
-	err := runtime("kill", c.id, "KILL")
-	if err == nil {
-		err = c.awaitEnd()
-	}
-	if err == nil {
-		err = runtime("delete", c.id)
-	}
-	if err == nil && c.kind == bridge {
-		err = n.disconnectBridge(ctx, c)
-	}
-	took := time.Since(since)
-	err = errors.Join(err, unix.Close(c.init), c.stdin.Close(), c.stdout.Close())
-	if err == nil {
-		err = os.RemoveAll(c.bundle)
-	}
-	return took, err
-}
+// clients are the containers of which connections are counted: in the host's
+// namespace, and in the modes of the graft.
+var clients = []string{"host", "auto", "seccomp"}
 
-// awaitEnd waits for the first program to end, as its parent would.
-func (c *container) awaitEnd() error {
-	poll := []unix.PollFd{{Fd: int32(c.init), Events: unix.POLLIN}}
-	for {
-		ready, err := unix.Poll(poll, int(startLimit/time.Millisecond))
-		switch {
-		case errors.Is(err, unix.EINTR):
-		case err != nil:
-			return fmt.Errorf("wait for the end of container %s: %w", c.id, err)
-		case ready == 0:
-			return fmt.Errorf("container %s was killed and has not ended", c.id)
-		default:
-			return nil
-		}
+// rate counts the connections that a container of its own makes in a second.
+func (s *session) rate(ctx context.Context, client string, d time.Duration) (float64, error) {
+	spec := rig.Spec{Name: "crr-" + client, Network: rig.Graft, Mode: client}
+	if client == "host" {
+		spec.Network, spec.Mode = rig.Host, ""
 	}
-}
-
-// checkServes connects to a container from the remote.
-func (n *node) checkServes(c *container) error {
-	if c.port == 0 {
-		return nil
-	}
-	to := netip.AddrPortFrom(testkit.HostAddr4, uint16(c.port))
-	err := n.top.Remote.Do(func() error {
-		conn, err := net.DialTimeout("tcp4", to.String(), startLimit)
-		if err != nil {
-			return err
-		}
-		return conn.Close()
-	})
+	spec.Args = append(s.driveArgs("client", client), "-t", fmt.Sprint(d.Seconds()), "-w", "0.2")
+	out, err := s.rig.Run(ctx, spec)
 	if err != nil {
-		return fmt.Errorf("container %s is not reached: %w", c.id, err)
+		return 0, fmt.Errorf("connections of %s: %w", client, err)
 	}
-	return nil
+	var drive struct {
+		Ops     float64 `json:"ops"`
+		Seconds float64 `json:"seconds"`
+	}
+	if err := json.Unmarshal(out, &drive); err != nil || drive.Ops == 0 || drive.Seconds <= 0 {
+		return 0, fmt.Errorf("connections of %s: netdrive measured nothing: %s: %w", client, out, err)
+	}
+	return drive.Ops / drive.Seconds, nil
+}
+
+// driveArgs are the command line of one side of netdrive.
+func (s *session) driveArgs(side, client string) []string {
+	at := s.servers[client]
+	return []string{"netdrive", side, "tcp_crr", at.Addr().String(), strconv.Itoa(int(at.Port()))}
 }

@@ -7,10 +7,13 @@ import (
 	"io"
 	"math"
 	"math/rand/v2"
+	"net/netip"
 	"slices"
 	"time"
 
+	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/bench/measure"
+	"github.com/tsugiki/tsugiki/density/rig"
 )
 
 // The modes of connection rates.
@@ -22,23 +25,24 @@ const (
 // session is one run.
 type session struct {
 	*options
-	node     *node
+	rig      *rig.Rig
+	servers  map[string]netip.AddrPort // of the remote's, by client
 	progress io.Writer
 	random   *rand.Rand
 
 	costs, rates measure.Report // whose ratios have different bases
-	running      map[kind][]*container
+	running      map[kind][]*rig.Container
 }
 
 // run measures connections first and last with one container and between that with
 // all, so that what changes slowly on the machine does not pass for a difference.
 func (s *session) run(ctx context.Context) (*measure.Report, error) {
-	machine, err := s.node.machine()
+	machine, err := s.machine(ctx)
 	if err != nil {
 		return nil, err
 	}
 	started := time.Now().UTC().Truncate(time.Second)
-	room, err := s.node.checkRoom(s.containers)
+	room, err := s.checkRoom(s.containers)
 	if err != nil {
 		return nil, err
 	}
@@ -47,13 +51,13 @@ func (s *session) run(ctx context.Context) (*measure.Report, error) {
 	half := (s.rounds + 1) / 2
 	for _, step := range []func(context.Context) error{
 		func(ctx context.Context) error { return s.connect(ctx, alone, half) },
-		s.start,
+		s.startAll,
 		s.look,
 		func(ctx context.Context) error { return s.connect(ctx, among, s.rounds) },
 		s.takeOver,
-		s.stop,
+		s.stopAll,
 		func(ctx context.Context) error { return s.connect(ctx, alone, s.rounds-half) },
-		func(context.Context) error { return s.node.checkEmpty() },
+		func(context.Context) error { return s.checkEmpty() },
 	} {
 		if err := errors.Join(step(ctx), ctx.Err()); err != nil {
 			return nil, err
@@ -87,38 +91,35 @@ func (s *session) note(report *measure.Report, room string) {
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// start starts all containers and leaves them running.
-func (s *session) start(ctx context.Context) error {
-	s.running = make(map[kind][]*container)
+// startAll starts all containers and leaves them running.
+func (s *session) startAll(ctx context.Context) error {
+	s.running = make(map[kind][]*rig.Container)
 	took := make(map[kind][]float64)
 	for i := range s.containers {
 		if i%50 == 0 {
 			fmt.Fprintf(s.progress, "starting containers: %d of %d\n", i, s.containers)
 		}
 		for _, k := range s.shuffled() {
-			c, d, err := s.node.start(ctx, k, i)
+			c, err := s.start(ctx, k, i)
 			if err != nil {
 				return err
 			}
 			s.running[k] = append(s.running[k], c)
-			took[k] = append(took[k], milliseconds(d))
-			if err := s.node.checkServes(c); err != nil {
-				return err
-			}
+			took[k] = append(took[k], milliseconds(c.Started()))
 		}
 	}
 	s.record("start", took)
 	return nil
 }
 
-func (s *session) stop(ctx context.Context) error {
+func (s *session) stopAll(ctx context.Context) error {
 	took := make(map[kind][]float64)
 	for i := range s.containers {
 		if i%50 == 0 {
 			fmt.Fprintf(s.progress, "stopping containers: %d of %d\n", i, s.containers)
 		}
 		for _, k := range s.shuffled() {
-			d, err := s.node.stop(ctx, s.running[k][i])
+			d, err := s.running[k][i].Stop(ctx)
 			if err != nil {
 				return err
 			}
@@ -150,17 +151,13 @@ func p99(values []float64) float64 {
 	return sorted[int(math.Ceil(0.99*float64(len(sorted))))-1]
 }
 
-// clients are the containers of which connections are counted: in the host's
-// namespace, and in the modes of the graft.
-var clients = []string{"host", "auto", "seccomp"}
-
 // connect counts connections, each time in a new container.
 func (s *session) connect(ctx context.Context, mode string, rounds int) error {
 	fmt.Fprintf(s.progress, "connections, %s: %d rounds\n", mode, rounds)
 	for range rounds {
 		rates := make(map[string]float64)
 		for _, i := range s.random.Perm(len(clients)) {
-			rate, err := s.node.rate(ctx, clients[i], s.duration)
+			rate, err := s.rate(ctx, clients[i], s.duration)
 			if err != nil {
 				return err
 			}
@@ -180,47 +177,83 @@ func (s *session) connect(ctx context.Context, mode string, rounds int) error {
 // takeOver kills the agent under all containers.
 func (s *session) takeOver(ctx context.Context) error {
 	fmt.Fprintf(s.progress, "killing the agent: %d times\n", s.takeovers)
-	callers := make(map[string]*container)
-	for i, call := range []string{"bind", "connect"} {
-		c, err := s.node.startCaller(ctx, call, s.containers+i)
+	workers := make(map[string]*worker)
+	for _, call := range []string{"bind", "connect"} {
+		w, err := s.startWorker(ctx, call)
 		if err != nil {
 			return err
 		}
-		callers[call] = c
+		defer w.questions.Close()
+		workers[call] = w
 	}
 	add := func(name string, d time.Duration) {
 		s.costs.Add(measure.Metric{Test: "takeover", Name: name, Unit: "ms"}, string(graft), milliseconds(d))
 	}
 	for range s.takeovers {
-		for _, c := range callers { // what was before does not count
-			if _, err := c.longest(); err != nil {
+		for _, w := range workers { // what was before does not count
+			if _, err := w.longest(ctx); err != nil {
 				return err
 			}
 		}
-		took, err := s.node.replaceAgent(ctx, s.containers+len(callers))
+		took, err := s.replaceAgent(ctx, s.containers+len(workers))
 		if err != nil {
 			return err
 		}
 		add("all", took)
-		for call, c := range callers {
-			d, err := c.longest()
+		for call, w := range workers {
+			d, err := w.longest(ctx)
 			if err != nil {
 				return err
 			}
 			add("longest_"+call, d)
 		}
 	}
-	for _, c := range callers {
-		if _, err := s.node.stop(ctx, c); err != nil {
+	for _, w := range workers {
+		if _, err := w.Stop(ctx); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
+const (
+	// takeoverLimit is how long an agent may take until it has all containers.
+	takeoverLimit = 60 * time.Second
+	// pollInterval is between two looks at the agent's containers, and so the precision of
+	// a takeover.
+	pollInterval = 2 * time.Millisecond
+)
+
+// replaceAgent kills the agent, starts another, and measures how long it takes until that
+// one has all containers.
+func (s *session) replaceAgent(ctx context.Context, containers int) (time.Duration, error) {
+	since := time.Now()
+	s.rig.EndAgent()
+	agent, err := s.rig.StartAgent(ctx, "")
+	if err != nil {
+		return 0, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, takeoverLimit)
+	defer cancel()
+	tick := time.NewTicker(pollInterval)
+	defer tick.Stop()
+	for {
+		list, err := agent.Client().Containers()
+		have := len(slices.DeleteFunc(list, func(c api.Container) bool { return c.State != "running" }))
+		if err == nil && have == containers {
+			return time.Since(since), nil
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return 0, fmt.Errorf("wait for an agent with %d containers: %w: it has %d: %w", containers, ctx.Err(), have, err)
+		}
+	}
+}
+
 // look measures what holds all containers while nothing happens.
 func (s *session) look(ctx context.Context) error {
-	list, err := s.node.usage(ctx, s.containers)
+	list, err := s.usage(ctx, s.containers)
 	for _, u := range list {
 		s.costs.Add(measure.Metric{Test: u.test, Name: u.name, Unit: u.unit}, string(u.kind), u.value)
 	}

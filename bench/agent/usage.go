@@ -11,48 +11,10 @@ import (
 	"strconv"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/tsugiki/tsugiki/gate"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 	"github.com/tsugiki/tsugiki/keeper"
 )
-
-// What a container of each kind together takes at most, to check for before they are
-// started: three programs, a gate, a keeper for a while, links and rules.
-const (
-	roomKiB       = 8 << 10
-	roomProcesses = 8
-	roomFiles     = 40 // of the agent's, and ours
-)
-
-// checkRoom refuses what the machine has no room for, and says what there is.
-func (n *node) checkRoom(containers int) (string, error) {
-	var limit unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		return "", err
-	}
-	available, err := field("/proc/meminfo", "MemAvailable:")
-	if err != nil {
-		return "", err
-	}
-	pids, err := firstNumber("/proc/sys/kernel/pid_max")
-	if err != nil {
-		return "", err
-	}
-	running, err := filepath.Glob("/proc/[0-9]*")
-	if err != nil {
-		return "", err
-	}
-	free := pids - float64(len(running))
-	said := fmt.Sprintf("room: %.1f GiB of memory, %.0f processes and %d files each; %d containers of %d kinds take at most %.1f GiB, %d and %d",
-		available/(1<<20), free, limit.Cur, containers, len(kinds),
-		float64(containers)*roomKiB/(1<<20), containers*roomProcesses, containers*roomFiles)
-	if available < float64(containers*roomKiB) || free < float64(containers*roomProcesses) || limit.Cur < uint64(containers*roomFiles) {
-		return "", fmt.Errorf("%s; choose a smaller -n", said)
-	}
-	return said, nil
-}
 
 // used is something that the running containers take.
 type used struct {
@@ -62,8 +24,8 @@ type used struct {
 }
 
 // usage looks at what the agent, the helpers and the kernel hold for the containers.
-func (n *node) usage(ctx context.Context, containers int) ([]used, error) {
-	agent := n.agent.Process.Pid
+func (s *session) usage(ctx context.Context, containers int) ([]used, error) {
+	agent := s.rig.Agent().PID()
 	resident, err := field(fmt.Sprintf("/proc/%d/status", agent), "VmRSS:")
 	if err != nil {
 		return nil, err
@@ -76,11 +38,11 @@ func (n *node) usage(ctx context.Context, containers int) ([]used, error) {
 	if err != nil {
 		return nil, err
 	}
-	helpers, err := n.helpers()
+	programs, err := s.rig.Processes()
 	if err != nil {
 		return nil, err
 	}
-	rules, err := n.output(n.top.Host.Command(ctx, "iptables-save"))
+	rules, err := s.rig.Bridged(ctx, "iptables-save")
 	if err != nil {
 		return nil, err
 	}
@@ -93,47 +55,13 @@ func (n *node) usage(ctx context.Context, containers int) ([]used, error) {
 		{"per container", "iptables_rules", "", bridge, each(float64(bytes.Count(rules, []byte("\n-A "))))},
 	}
 	for _, name := range []string{gate.Program, keeper.Program} {
-		h := helpers[name]
+		p := programs[name]
 		short := strings.TrimPrefix(name, "tsugiki-")
 		list = append(list,
-			used{"per container", short + "s", "", graft, each(float64(h.count))},
-			used{"per container", short + "_pss", "KiB", graft, each(h.pss)})
+			used{"per container", short + "s", "", graft, each(float64(p.Count))},
+			used{"per container", short + "_pss", "KiB", graft, each(float64(p.PSS) / 1024)})
 	}
 	return list, nil
-}
-
-// helper is what all processes of a program take together.
-type helper struct {
-	count int
-	pss   float64 // KiB; what several share is divided among them
-}
-
-// helpers finds the processes that are in the rig's cgroup, by program.
-func (n *node) helpers() (map[string]helper, error) {
-	found := make(map[string]helper)
-	err := filepath.WalkDir(n.rig.Group(), func(path string, d fs.DirEntry, err error) error {
-		if err != nil || d.Name() != "cgroup.procs" {
-			return err
-		}
-		pids, err := os.ReadFile(path)
-		if err != nil {
-			return err
-		}
-		for pid := range strings.FieldsSeq(string(pids)) {
-			name, err := os.ReadFile(filepath.Join("/proc", pid, "comm"))
-			if err != nil {
-				return err
-			}
-			pss, err := field(filepath.Join("/proc", pid, "smaps_rollup"), "Pss:")
-			if err != nil {
-				return err
-			}
-			h := found[strings.TrimSpace(string(name))]
-			found[strings.TrimSpace(string(name))] = helper{h.count + 1, h.pss + pss}
-		}
-		return nil
-	})
-	return found, err
 }
 
 // mapMemory is what the kernel says that the BPF maps take that a process has open,
@@ -176,12 +104,4 @@ func field(file, name string) (float64, error) {
 		}
 	}
 	return 0, fmt.Errorf("%s in %s: %w", name, file, fs.ErrNotExist)
-}
-
-func firstNumber(file string) (float64, error) {
-	data, err := os.ReadFile(file)
-	if err != nil {
-		return 0, err
-	}
-	return strconv.ParseFloat(strings.TrimSpace(string(data)), 64)
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"os"
@@ -10,6 +9,9 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/tsugiki/tsugiki/internal/cgroup"
+	"github.com/tsugiki/tsugiki/internal/sys/mounts"
 
 	"golang.org/x/sys/unix"
 
@@ -24,32 +26,13 @@ var controllers = []string{"cpu", "cpuacct", "cpuset"}
 
 // findHierarchies reads where the controllers are mounted.
 func findHierarchies() (hierarchies, error) {
-	f, err := os.Open("/proc/self/mountinfo")
+	all, err := cgroup.Find(mounts.Self)
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
-	found, unified := hierarchies{}, ""
-	lines := bufio.NewScanner(f)
-	for lines.Scan() {
-		before, after, _ := strings.Cut(lines.Text(), " - ")
-		at, kind := strings.Fields(before), strings.Fields(after)
-		if len(at) < 5 || len(kind) < 3 {
-			continue
-		}
-		switch kind[0] {
-		case "cgroup2":
-			unified = at[4]
-		case "cgroup":
-			for option := range strings.SplitSeq(kind[2], ",") {
-				if slices.Contains(controllers, option) {
-					found[option] = at[4]
-				}
-			}
-		}
-	}
-	if err := lines.Err(); err != nil {
-		return nil, err
+	found, unified := hierarchies{}, all.V2.Mount
+	for _, c := range controllers {
+		found[c] = all.V1[c].Mount
 	}
 	for _, c := range controllers {
 		if found[c] == "" && unified == "" {

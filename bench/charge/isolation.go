@@ -3,7 +3,6 @@ package main
 import (
 	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -14,6 +13,8 @@ import (
 	"time"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/tsugiki/tsugiki/internal/bundle"
 )
 
 // baseline is a neighbour that takes what it is given, and has nothing done for it.
@@ -92,11 +93,11 @@ func (s *session) measureIsolation(ctx context.Context, c command, n int) (r sys
 // is looked at.
 func (n *node) sysbench(ctx context.Context, quota, d time.Duration) (r sysbenchRun, err error) {
 	const id = "bench"
-	bundle := filepath.Join(n.dir, id)
-	if err := n.bundle(ctx, bundle, id, quota, sysbenchArgs(d+time.Second)); err != nil {
+	dir := filepath.Join(n.dir, id)
+	if err := n.bundle(dir, id, quota, sysbenchArgs(d+time.Second)); err != nil {
 		return r, err
 	}
-	cmd := n.rig.Command(ctx, "runc", "run", "--bundle", bundle, id)
+	cmd := n.rig.Command(ctx, "runc", "run", "--bundle", dir, id)
 	cmd.Stderr = n.log
 	stdout, err := cmd.StdoutPipe()
 	if err != nil {
@@ -105,13 +106,13 @@ func (n *node) sysbench(ctx context.Context, quota, d time.Duration) (r sysbench
 	if err := cmd.Start(); err != nil {
 		return r, fmt.Errorf("start sysbench: %w", err)
 	}
-	defer func() { err = errors.Join(err, cmd.Wait(), os.RemoveAll(bundle)) }()
+	defer func() { err = errors.Join(err, cmd.Wait(), os.RemoveAll(dir)) }()
 	return n.follow(stdout, n.containers()+"/"+id, d)
 }
 
 func sysbenchArgs(d time.Duration) []string {
 	return []string{
-		"/usr/bin/sysbench", "cpu", "--threads=1", "--cpu-max-prime=10000",
+		"/bin/sysbench", "cpu", "--threads=1", "--cpu-max-prime=10000",
 		"--time=" + strconv.Itoa(int(d.Seconds())), "run",
 	}
 }
@@ -163,30 +164,19 @@ func (n *node) observeShare(group string, d time.Duration) (float64, error) {
 	return share(before, after, time.Since(started)), err
 }
 
-// bundle makes what runc runs, from what it proposes.
-func (n *node) bundle(ctx context.Context, dir, id string, quota time.Duration, args []string) error {
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		return err
+// bundle makes a bundle whose file system is that of all containers.
+func (n *node) bundle(dir, id string, quota time.Duration, args []string) error {
+	spec, err := bundle.Spec(n.rootfs(), args...)
+	if err == nil {
+		err = os.Mkdir(dir, 0o755)
 	}
-	if err := n.do(ctx, "runc", "spec", "--bundle", dir); err != nil {
-		return err
-	}
-	file := filepath.Join(dir, "config.json")
-	data, err := os.ReadFile(file)
 	if err != nil {
 		return err
 	}
-	var spec specs.Spec
-	if err := json.Unmarshal(data, &spec); err != nil {
-		return fmt.Errorf("read %s: %w", file, err)
-	}
-	spec.Root = &specs.Root{Path: n.rootfs(), Readonly: true}
-	spec.Process.Terminal, spec.Process.Args = false, args
+	spec.Root.Readonly = true
 	spec.Linux.CgroupsPath = n.containers() + "/" + id
+	spec.Linux.Namespaces = append(spec.Linux.Namespaces, specs.LinuxNamespace{Type: specs.NetworkNamespace})
 	shares, q, p := uint64(1024), quota.Microseconds(), uint64(period.Microseconds())
 	spec.Linux.Resources.CPU = &specs.LinuxCPU{Shares: &shares, Quota: &q, Period: &p}
-	if data, err = json.Marshal(spec); err != nil {
-		return err
-	}
-	return os.WriteFile(file, data, 0o600)
+	return bundle.Write(dir, spec)
 }

@@ -23,15 +23,14 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/tsugiki/tsugiki/bench/measure"
+	"github.com/tsugiki/tsugiki/bench/program"
 )
 
 func main() { os.Exit(dispatch(os.Args[1:])) }
@@ -63,8 +62,7 @@ type options struct {
 	many     int // containers of figure cost
 	cpu      int
 	seed     uint64
-	output   string
-	asJSON   bool
+	output   program.Output
 }
 
 // figureNames are what can be measured, in the order in which it is.
@@ -84,18 +82,10 @@ func parse(args []string, help io.Writer) (*options, error) {
 	f.IntVar(&o.cpu, "cpu", -1, "the CPU that all containers share; -1 is the last")
 	quick := f.Bool("quick", false, "one quota, two containers, one round of 1 s, unless said otherwise: to see that it runs")
 	f.Uint64Var(&o.seed, "seed", 0, "seed of the order; 0 draws one")
-	f.StringVar(&o.output, "o", "", "write the results as JSON into this file, and plots beside it")
-	f.BoolVar(&o.asJSON, "j", false, "print JSON instead of the tables")
-	f.SetOutput(io.Discard) // errors are printed in one line
-	if err := f.Parse(args); err != nil {
-		if errors.Is(err, flag.ErrHelp) {
-			f.SetOutput(help)
-			f.PrintDefaults()
-		}
+	o.output.Flags(f)
+	f.Lookup("o").Usage += ", and plots beside it"
+	if err := program.Parse(f, args, help); err != nil {
 		return nil, err
-	}
-	if f.NArg() > 0 {
-		return nil, fmt.Errorf("unexpected argument %q", f.Arg(0))
 	}
 	o.quotas = []time.Duration{50 * time.Millisecond, 33 * time.Millisecond, 25 * time.Millisecond, 20 * time.Millisecond}
 	o.counts = []int{1, 2, 3, 4, 5}
@@ -170,45 +160,25 @@ func pick[T any](list []T, names string, name func(T) string) ([]T, error) {
 }
 
 func run(args []string, stdout, stderr io.Writer) int {
-	o, err := parse(args, stderr)
-	if errors.Is(err, flag.ErrHelp) {
-		return 0
+	var o *options
+	b := program.Bench{
+		Name: "charge", Args: args,
+		Parse: func(help io.Writer) (err error) {
+			o, err = parse(args, help)
+			return err
+		},
+		Measure: func(ctx context.Context, progress io.Writer) (*measure.Report, error) { return bench(ctx, o, progress) },
+		Write:   func(report *measure.Report) error { return o.write(report, stdout) },
 	}
-	if err != nil {
-		fmt.Fprintf(stderr, "charge: %v\n", err)
-		return 2
-	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	report, err := bench(ctx, o, stderr)
-	if err == nil {
-		report.Command = append([]string{"charge"}, args...)
-		err = o.write(report, stdout)
-	}
-	switch {
-	case ctx.Err() != nil:
-		fmt.Fprintln(stderr, "charge: interrupted")
-		return 1
-	case err != nil:
-		fmt.Fprintf(stderr, "charge: %v\n", err)
-		return 1
-	}
-	return 0
+	return b.Main(stderr)
 }
 
 // write prints the report, and writes it and its plots into files.
 func (o *options) write(report *measure.Report, stdout io.Writer) error {
-	print := func() error { return o.writeTables(report, stdout) }
-	if o.asJSON {
-		print = func() error { return report.WriteJSON(stdout) }
-	}
-	if err := print(); err != nil || o.output == "" {
+	if err := o.output.Write(report, stdout, o.writeTables); err != nil || o.output.File == "" {
 		return err
 	}
-	if err := report.WriteFile(o.output); err != nil {
-		return err
-	}
-	return o.writePlots(report, strings.TrimSuffix(o.output, filepath.Ext(o.output)))
+	return o.writePlots(report, strings.TrimSuffix(o.output.File, filepath.Ext(o.output.File)))
 }
 
 // bench measures everything, and takes everything down.

@@ -121,7 +121,7 @@ const logFolder = "/run/logs"
 
 func (n *node) rootfs() string { return filepath.Join(n.dir, "rootfs") }
 func (n *node) runDir() string { return filepath.Join(n.dir, "run") }
-func (n *node) socket() string { return filepath.Join(n.runDir(), "agent.sock") }
+func (n *node) socket() string { return api.SocketIn(n.runDir()) }
 
 // What processes may be in, below the group of all: containers and the daemons that
 // work for them get as much as each other, as the paper has it.

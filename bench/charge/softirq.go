@@ -146,13 +146,9 @@ func (s *session) sysbenches(ctx context.Context) (results []sysbenchRun, err er
 		return nil, err
 	}
 	var before []clocks
-	var done []int
+	var done []int // lines that sysbench has printed
 	for _, box := range boxes {
-		now, err := box.read()
-		if err != nil {
-			return nil, err
-		}
-		seconds, err := eventsOfSeconds(filepath.Join(logs, box.id))
+		now, seconds, err := box.progress(logs)
 		if err != nil {
 			return nil, err
 		}
@@ -162,16 +158,18 @@ func (s *session) sysbenches(ctx context.Context) (results []sysbenchRun, err er
 		return nil, err
 	}
 	for i, box := range boxes {
-		now, err := box.read()
+		var now clocks
+		var seconds []float64
+		// On a busy machine the line of a second comes later than after a second.
+		err := s.node.await(ctx, "sysbench of "+box.id, func() (err error) {
+			now, seconds, err = box.progress(logs)
+			if err == nil && len(seconds) <= done[i] {
+				err = errors.New("it has printed nothing since the measurement began")
+			}
+			return err
+		})
 		if err != nil {
 			return nil, err
-		}
-		seconds, err := eventsOfSeconds(filepath.Join(logs, box.id))
-		if err != nil {
-			return nil, err
-		}
-		if len(seconds) <= done[i] {
-			return nil, fmt.Errorf("sysbench of %s said nothing in %v\n%s", box.id, s.duration, s.node.lastSaid())
 		}
 		results = append(results, sysbenchRun{
 			share:  share(before[i].container, now.container, now.at.Sub(before[i].at)),
@@ -179,6 +177,16 @@ func (s *session) sysbenches(ctx context.Context) (results []sysbenchRun, err er
 		})
 	}
 	return results, os.RemoveAll(logs)
+}
+
+// progress is what a container with sysbench has used, and its events of each second.
+func (c *container) progress(logs string) (clocks, []float64, error) {
+	now, err := c.read()
+	if err != nil {
+		return now, nil, err
+	}
+	seconds, err := eventsOfSeconds(filepath.Join(logs, c.id))
+	return now, seconds, err
 }
 
 var eventsPerSecond = regexp.MustCompile(`eps: ([0-9.]+)`)

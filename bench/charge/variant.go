@@ -44,13 +44,15 @@ func (n *node) enter(ctx context.Context, v variant) error {
 		return fmt.Errorf("start agent: %w", err)
 	}
 	n.agent = agent
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	go func() { cancel(errors.Join(errors.New("it has ended"), agent.Wait())) }()
-	return n.await(ctx, "the agent", func() error {
-		_, err := n.client.Charges()
-		return err
-	})
+	ctx, cancel := context.WithTimeout(ctx, startLimit)
+	defer cancel()
+	ctx, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	go func() { end(errors.Join(errors.New("it has ended"), agent.Wait())) }()
+	if err := n.client.AwaitReady(ctx); err != nil {
+		return fmt.Errorf("%w\n%s", err, n.lastSaid())
+	}
+	return nil
 }
 
 // leave ends the agent.

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/tsugiki/tsugiki/bench/measure"
-	"github.com/tsugiki/tsugiki/bench/rig"
+	"github.com/tsugiki/tsugiki/bench/modes"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
@@ -22,13 +22,13 @@ const iperfTries = 3
 var errNothing = errors.New("nothing was received")
 
 // iperf is one TCP stream of iperf3, from the client to the remote.
-func iperf(r *rig.Rig, duration time.Duration) rig.Load {
+func iperf(r *modes.Runner, duration time.Duration) modes.Load {
 	var server *testkit.Cmd
 	start := func(ctx context.Context) (err error) {
 		server, err = serve(ctx, r, "tcp", []uint16{iperfPort}, "iperf3", "--server", "--port", strconv.Itoa(iperfPort))
 		return err
 	}
-	once := func(ctx context.Context, mode rig.Mode, add func(measure.Metric, float64)) error {
+	once := func(ctx context.Context, mode modes.Mode, add func(measure.Metric, float64)) error {
 		before, err := readClocks(server)
 		if err != nil {
 			return err
@@ -54,7 +54,7 @@ func iperf(r *rig.Rig, duration time.Duration) rig.Load {
 			(client.CPU+after.server-before.server).Seconds()/gigabytes)
 		return nil
 	}
-	run := func(ctx context.Context, mode rig.Mode, add func(measure.Metric, float64)) (err error) {
+	run := func(ctx context.Context, mode modes.Mode, add func(measure.Metric, float64)) (err error) {
 		for range iperfTries {
 			if err = once(ctx, mode, add); !errors.Is(err, errNothing) {
 				break
@@ -62,7 +62,7 @@ func iperf(r *rig.Rig, duration time.Duration) rig.Load {
 		}
 		return err
 	}
-	return rig.Load{Name: "iperf3", Place: rig.Apart, Start: start, Run: run}
+	return modes.Load{Name: "iperf3", Pin: modes.Apart, Start: start, Run: run}
 }
 
 // clocks are CPU times.
@@ -71,10 +71,10 @@ type clocks struct {
 }
 
 func readClocks(server *testkit.Cmd) (c clocks, err error) {
-	if c.server, err = rig.ProcessCPU(server.Process.Pid); err != nil {
+	if c.server, err = modes.ProcessCPU(server.Process.Pid); err != nil {
 		return c, err
 	}
-	c.machine, err = rig.MachineCPU()
+	c.machine, err = modes.MachineCPU()
 	return c, err
 }
 

@@ -4,7 +4,7 @@
 // iperf3, sockperf and nginx on a remote host.
 //
 // It owns how these programs are called and what is read from their output,
-// and takes about a minute. It needs what bench/rig needs, and the programs.
+// and takes about a minute. It needs what bench/modes needs, and the programs.
 package main
 
 import (
@@ -17,7 +17,7 @@ import (
 	"time"
 
 	"github.com/tsugiki/tsugiki/bench/measure"
-	"github.com/tsugiki/tsugiki/bench/rig"
+	"github.com/tsugiki/tsugiki/bench/modes"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
@@ -36,16 +36,16 @@ func run(args []string, stdout, stderr io.Writer) int {
 
 	// One second each is what sockperf can at least; it takes two more to
 	// begin. Two rounds of everything take a minute.
-	session := &rig.Session{Figure: "demo", Rounds: 2, Duration: time.Second, Modes: []rig.Mode{rig.Host, rig.NAT, rig.Auto}}
-	program := rig.Program{
+	session := &modes.Session{Figure: "demo", Rounds: 2, Duration: time.Second, Modes: []modes.Mode{modes.Host, modes.NAT, modes.Auto}}
+	program := modes.Program{
 		Session: session,
 		Flags:   flag.NewFlagSet("demo", flag.ContinueOnError),
 		Check:   func() error { return nil },
-		Loads: func(_ context.Context, r *rig.Rig) ([]rig.Load, error) {
+		Loads: func(_ context.Context, r *modes.Runner) ([]modes.Load, error) {
 			if err := testkit.Programs("iperf3", "sockperf", "nginx", "curl"); err != nil {
 				return nil, err
 			}
-			return []rig.Load{
+			return []modes.Load{
 				iperf(r, session.Duration),
 				sockperf(r, "tcp", session.Duration),
 				sockperf(r, "udp", session.Duration),
@@ -57,14 +57,14 @@ func run(args []string, stdout, stderr io.Writer) int {
 			fmt.Fprintf(w, "\n%s\n", report.Machine)
 			fmt.Fprintf(w, "The same programs, unmodified: a process of the host, a container behind NAT, a grafted\n"+
 				"container. Medians of %d rounds; in parentheses relative to the host in the same round.\n\n", report.Rounds)
-			return report.WriteBrief(w, rig.Names(session.Modes))
+			return report.WriteBrief(w, modes.Names(session.Modes))
 		},
 	}
 	return program.Main(args, stdout, stderr)
 }
 
 // serve starts a server on the remote and waits until it listens.
-func serve(ctx context.Context, r *rig.Rig, network string, ports []uint16, argv ...string) (*testkit.Cmd, error) {
+func serve(ctx context.Context, r *modes.Runner, network string, ports []uint16, argv ...string) (*testkit.Cmd, error) {
 	cmd, err := r.Serve(ctx, argv...)
 	if err != nil {
 		return nil, err

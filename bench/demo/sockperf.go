@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/tsugiki/tsugiki/bench/measure"
-	"github.com/tsugiki/tsugiki/bench/rig"
+	"github.com/tsugiki/tsugiki/bench/modes"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
@@ -16,7 +16,7 @@ import (
 var sockperfPorts = map[string]uint16{"tcp": 11111, "udp": 11112}
 
 // sockperf is a ping-pong of 128-byte messages.
-func sockperf(r *rig.Rig, network string, duration time.Duration) rig.Load {
+func sockperf(r *modes.Runner, network string, duration time.Duration) modes.Load {
 	port := sockperfPorts[network]
 	args := []string{"--ip", testkit.RemoteAddr4.String(), "--port", strconv.Itoa(int(port)), "--msg-size", "128"}
 	if network == "tcp" {
@@ -26,7 +26,7 @@ func sockperf(r *rig.Rig, network string, duration time.Duration) rig.Load {
 		_, err := serve(ctx, r, network, []uint16{port}, append([]string{"sockperf", "server"}, args...)...)
 		return err
 	}
-	run := func(ctx context.Context, mode rig.Mode, add func(measure.Metric, float64)) error {
+	run := func(ctx context.Context, mode modes.Mode, add func(measure.Metric, float64)) error {
 		client, err := r.Run(ctx, mode, append([]string{
 			"sockperf", "ping-pong", "--full-rtt", "--time", strconv.Itoa(int(duration.Seconds())),
 		}, args...)...)
@@ -42,7 +42,7 @@ func sockperf(r *rig.Rig, network string, duration time.Duration) rig.Load {
 		}
 		return nil
 	}
-	return rig.Load{Name: "sockperf " + network, Place: rig.Together, Start: start, Run: run}
+	return modes.Load{Name: "sockperf " + network, Pin: modes.Together, Start: start, Run: run}
 }
 
 // percentileLine is "sockperf: ---> percentile 99.000 =  165.697".

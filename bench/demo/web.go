@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/tsugiki/tsugiki/bench/measure"
-	"github.com/tsugiki/tsugiki/bench/rig"
+	"github.com/tsugiki/tsugiki/bench/modes"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
@@ -51,9 +51,9 @@ const nginxServer = `	server {
 // web is one curl that fetches from nginx, on a new connection each time. The
 // rate is what nginx logs between the first and the last request, so that the
 // time that curl takes to start is not in it.
-func web(r *rig.Rig, dir string, modes []rig.Mode) rig.Load {
-	ports := make(map[rig.Mode]uint16)
-	for i, mode := range modes {
+func web(r *modes.Runner, dir string, list []modes.Mode) modes.Load {
+	ports := make(map[modes.Mode]uint16)
+	for i, mode := range list {
 		ports[mode] = webFirstPort + uint16(i)
 	}
 	start := func(ctx context.Context) error {
@@ -70,7 +70,7 @@ func web(r *rig.Rig, dir string, modes []rig.Mode) rig.Load {
 		_, err := serve(ctx, r, "tcp", list, "nginx", "-p", dir, "-c", config)
 		return err
 	}
-	run := func(ctx context.Context, mode rig.Mode, add func(measure.Metric, float64)) error {
+	run := func(ctx context.Context, mode modes.Mode, add func(measure.Metric, float64)) error {
 		log := filepath.Join(dir, strconv.Itoa(int(ports[mode]))+".log")
 		if err := os.Truncate(log, 0); err != nil {
 			return fmt.Errorf("empty log of nginx: %w", err)
@@ -88,7 +88,7 @@ func web(r *rig.Rig, dir string, modes []rig.Mode) rig.Load {
 		add(measure.Metric{Name: "new connections", Unit: "1/s", HigherIsBetter: true}, rate)
 		return nil
 	}
-	return rig.Load{Name: "curl/nginx", Place: rig.Anywhere, Start: start, Run: run}
+	return modes.Load{Name: "curl/nginx", Pin: modes.Anywhere, Start: start, Run: run}
 }
 
 // logRate waits until all requests are logged, which may be a moment after curl

@@ -18,6 +18,8 @@ import (
 	"path/filepath"
 	"sync"
 
+	"github.com/tsugiki/tsugiki/internal/sys/lock"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -161,7 +163,7 @@ func (g *Group) Gone() bool {
 // Lock locks the group's directory until Close, against whoever else locks it;
 // unix.EWOULDBLOCK: somebody has.
 func (g *Group) Lock() error {
-	if err := unix.Flock(g.dir, unix.LOCK_EX|unix.LOCK_NB); err != nil {
+	if err := lock.TakeFD(g.dir); err != nil {
 		return fmt.Errorf("lock cgroup %s: %w", g.path, err)
 	}
 	return nil

@@ -28,6 +28,10 @@ func TestLayoutIsTheUndoHelpers(t *testing.T) {
 		"struct journal_entry":                  slot{},
 		"struct journal_text":                   text{},
 	})
+	testkit.CheckC(t, "c/undo_helper.h", map[string]any{
+		"UNDO_HELPER_VERSION":       undoHelperVersion,
+		"struct undo_helper_report": report{},
+	})
 }
 
 func TestRestore(t *testing.T) {

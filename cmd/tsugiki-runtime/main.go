@@ -1,5 +1,5 @@
-// Command tsugiki-runtime is an OCI runtime for container engines: it brings
-// containers to tsugiki agent and has runc, or another runtime, make them.
+// Command tsugiki-runtime is an OCI runtime for container engines. It registers containers
+// with tsugiki agent and calls runc, or another runtime, to make them.
 package main
 
 import (

@@ -26,14 +26,14 @@ func agentCommand() *cobra.Command {
 	var f agentFlags
 	cmd := &cobra.Command{
 		Use:   "agent [flags]",
-		Short: "Run the node daemon, which serves the containers of engines",
-		Long: `Agent is the daemon of a node. Containers that an engine starts with the runtime
-tsugiki-runtime are registered with it, and so are those of tsugiki run. "The host"
-is the network namespace that it was started in.
+		Short: "Run the node's daemon, which grafts the containers of engines",
+		Long: `Agent is the daemon of a node. tsugiki-runtime and tsugiki run register their
+containers with the agent. "The host" is the network namespace in which the agent was
+started.
 
-Nothing ends with it: containers and their connections go on, calls that need it
-wait, and the next agent with the same directories carries on. To upgrade it,
-restart it. SIGHUP makes it read its configuration again; SIGTERM ends it.`,
+When the agent ends, containers and their connections continue. Socket calls that need
+the agent wait until an agent with the same directories starts. To upgrade the agent,
+restart it. SIGHUP makes the agent read its configuration again. SIGTERM ends the agent.`,
 		Example: `  tsugiki agent
   tsugiki agent --config ./agent.toml --check-config
   curl --unix-socket /run/tsugiki/agent.sock http://tsugiki/v1/containers`,
@@ -47,23 +47,24 @@ restart it. SIGHUP makes it read its configuration again; SIGTERM ends it.`,
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&f.config, "config", "", "configuration file (default "+config.DefaultPath+", if there is one)")
-	flags.StringVar(&f.runDir, "run-dir", "", "directory for sockets (default "+config.DefaultRunDir+")")
-	flags.StringVar(&f.stateDir, "state-dir", "", "directory for what has to outlive the agent (default "+config.DefaultStateDir+")")
-	flags.BoolVar(&f.check, "check-config", false, "say what is wrong with the configuration, and end")
+	flags.StringVar(&f.config, "config", "", "configuration file (default "+config.DefaultPath+", if that file exists)")
+	flags.StringVar(&f.runDir, "run-dir", "", "directory for the sockets of the agent and of containers (default "+config.DefaultRunDir+")")
+	flags.StringVar(&f.stateDir, "state-dir", "", "directory for data that the next agent needs (default "+config.DefaultStateDir+")")
+	flags.BoolVar(&f.check, "check-config", false, "print the errors of the configuration, and end")
 	return cmd
 }
 
+// noArguments refuses positional arguments of the command with this name.
 func noArguments(name string) cobra.PositionalArgs {
 	return func(_ *cobra.Command, args []string) error {
 		if len(args) > 0 {
-			return usageError{fmt.Errorf("%s: %q is one argument too many; see tsugiki %s --help", name, args[0], name)}
+			return usageError{fmt.Errorf("%s: unexpected argument %q; see tsugiki %s --help", name, args[0], name)}
 		}
 		return nil
 	}
 }
 
-// load reads the configuration, over which the command line goes.
+// load reads the configuration. Flags replace keys of the file.
 func (f *agentFlags) load() (*config.Config, error) {
 	cfg, err := config.Load(f.config)
 	if err == nil {
@@ -95,9 +96,9 @@ func (f *agentFlags) run(stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	// Without systemd there is nobody to be told.
+	// Without systemd, SdNotify does nothing.
 	if _, err := daemon.SdNotify(false, daemon.SdNotifyReady); err != nil {
-		log.Warn("tell systemd that the agent is ready", "err", err)
+		log.Warn("cannot tell systemd that the agent is ready", "err", err)
 	}
 	log.Info("agent is ready", "run_dir", cfg.RunDir, "state_dir", cfg.StateDir)
 	err = f.serve(d, signals, func(cfg *config.Config) { level.Set(cfg.Log.Level) }, log)
@@ -105,7 +106,8 @@ func (f *agentFlags) run(stderr io.Writer) error {
 	return errors.Join(err, d.Close())
 }
 
-// serve returns when the daemon is to end: why, if nobody has asked for that.
+// serve reads the configuration again at each SIGHUP. It returns nil after SIGTERM or SIGINT,
+// and an error if the daemon has failed. It calls taken with each configuration that it accepts.
 func (f *agentFlags) serve(d *node.Daemon, signals <-chan os.Signal, taken func(*config.Config), log *slog.Logger) error {
 	for {
 		select {
@@ -118,12 +120,12 @@ func (f *agentFlags) serve(d *node.Daemon, signals <-chan os.Signal, taken func(
 		}
 		cfg, err := f.load()
 		if err != nil {
-			log.Error("configuration is not taken, the last one stays", "err", err)
+			log.Error("configuration has errors, the agent keeps the previous one", "err", err)
 			continue
 		}
 		taken(cfg)
 		d.Reload(cfg)
-		log.Info("configuration is taken for containers to come")
+		log.Info("configuration was read again, it applies to new containers")
 	}
 }
 

@@ -14,13 +14,13 @@ func chargeCommand() *cobra.Command {
 	var socket string
 	cmd := &cobra.Command{
 		Use:   "charge",
-		Short: "Charge containers for CPU time that others spend for them",
-		Long: `Charge takes what other processes spend for a container, as loggers do, out of the
-container's own CPU quota. The agent does so by itself for what it knows to work for
-one; here is what it cannot know, and what has come of it.
+		Short: "Charge containers for CPU time that other processes spend for them",
+		Long: `Other processes, such as loggers, spend CPU time for a container. Charge subtracts this
+time from the container's own CPU quota. The agent finds shims and loggers by itself.
+These commands name other helper processes to the agent, and show all accounts.
 
-A CONTAINER is its name or its id; a CGROUP, in its place, is the path of its cgroup
-in the hierarchy of the cpu controller, and begins with "/".`,
+CONTAINER is the name or the id of a container. CGROUP, in place of it, is the path of
+its cgroup in the hierarchy of the cpu controller, and begins with "/".`,
 		Example: `  tsugiki charge add web-1 1500us
   tsugiki charge attach --helper 4711 --to web-1
   tsugiki charge show`,
@@ -29,7 +29,7 @@ in the hierarchy of the cpu controller, and begins with "/".`,
 			if len(args) > 0 {
 				return usageError{fmt.Errorf("charge: unknown command %q; there are add, attach, detach and show", args[0])}
 			}
-			return usageError{errors.New("charge: a command is missing: add, attach, detach or show")}
+			return usageError{errors.New("charge: the command is missing: add, attach, detach or show")}
 		},
 		Run: func(*cobra.Command, []string) {},
 	}
@@ -43,9 +43,9 @@ func chargeAdd(socket *string) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "add CONTAINER|CGROUP DURATION",
 		Short: "Charge a container once",
-		Long: `Add charges a container for CPU time that was spent for it: its quota of the next
-periods is lowered by as much. A DURATION has a unit, as in 1500us or 1.5ms, and is at
-most an hour.`,
+		Long: `Add charges a container for CPU time that another process has spent for it. The agent
+subtracts the time from the container's quota in the next periods. DURATION has a unit,
+as in 1500us or 1.5ms, and is at most 1h.`,
 		Example: `  tsugiki charge add web-1 1500us
   tsugiki charge add /docker/8a4f1c 20ms --source backup`,
 		DisableFlagsInUseLine: true,
@@ -67,7 +67,7 @@ most an hour.`,
 			return nil
 		},
 	}
-	cmd.Flags().StringVar(&source, "source", "", "what it is shown as spent by (default "+api.SourceDefault+")")
+	cmd.Flags().StringVar(&source, "source", "", "name of the spender in tsugiki charge show (default "+api.SourceDefault+")")
 	return cmd
 }
 
@@ -76,17 +76,17 @@ func chargeAttach(socket *string) *cobra.Command {
 	var helper string
 	cmd := &cobra.Command{
 		Use:   "attach --helper PID|CGROUP --to CONTAINER|CGROUP | --shared --helper PID",
-		Short: "Charge a container for all that a process does",
-		Long: `Attach charges a container from now on for all that a process spends, or all of a
-cgroup, until it ends or is detached. It prints the id to detach it by, and how it is
-charged:
-  place  it was moved under the container's quota, where the kernel counts it; it goes
-         back where it was when the container ends
-  quota  what it spends is taken out of the container's quota
---by asks for one of them; otherwise it is place where that can be done.
+		Short: "Charge a container for all CPU time of a process or a cgroup",
+		Long: `Attach charges a container for all CPU time that a helper, a process or a cgroup, spends
+from now on. It ends when the helper ends or is detached. Attach prints the id of the
+helper for tsugiki charge detach, and the method:
+  place  the agent moved the helper under the container's quota, where the kernel counts
+         it; when the container ends, the agent moves the helper back
+  quota  the agent subtracts the helper's CPU time from the container's quota
+--by chooses the method. The default, auto, is place where the cgroups permit this.
 
-With --shared it is a process that works for many containers: each is charged for a
-part of its time, by the files that it reads and writes for it.`,
+With --shared, the helper works for many containers. The agent divides its CPU time by
+the files of containers that it reads and writes.`,
 		Example: `  tsugiki charge attach --helper 4711 --to web-1 --source proxy
   tsugiki charge attach --helper /system.slice/sidecar.service --to /docker/8a4f1c
   tsugiki charge attach --shared --helper $(pidof dockerd)`,
@@ -109,17 +109,17 @@ part of its time, by the files that it reads and writes for it.`,
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&helper, "helper", "", "process, or cgroup, that works for the container")
-	flags.StringVar(&h.To, "to", "", "container, or its cgroup")
-	flags.StringVar(&h.Source, "source", "", "what it is shown as spent by (default the process's name)")
-	flags.StringVar(&h.By, "by", api.ByAuto, "how it is charged: auto, place or quota")
-	flags.BoolVar(&h.Shared, "shared", false, "it works for many containers")
+	flags.StringVar(&helper, "helper", "", "number of a process, or path of a cgroup, that works for the container")
+	flags.StringVar(&h.To, "to", "", "name or id of the container, or path of its cgroup")
+	flags.StringVar(&h.Source, "source", "", "name of the spender in tsugiki charge show (default the name of the process)")
+	flags.StringVar(&h.By, "by", api.ByAuto, "method: auto, place or quota")
+	flags.BoolVar(&h.Shared, "shared", false, "the helper works for many containers")
 	for flag, complete := range map[string]cobra.CompletionFunc{
 		"helper": cobra.NoFileCompletions, "source": cobra.NoFileCompletions,
 		"to": completeCharged(socket),
 		"by": cobra.FixedCompletions([]string{api.ByAuto, api.ByPlace, api.ByQuota}, cobra.ShellCompDirectiveNoFileComp),
 	} {
-		_ = cmd.RegisterFlagCompletionFunc(flag, complete) // there is that flag, and only once
+		_ = cmd.RegisterFlagCompletionFunc(flag, complete) // the flag exists
 	}
 	return cmd
 }
@@ -128,15 +128,15 @@ part of its time, by the files that it reads and writes for it.`,
 func readHelper(h *api.ChargeHelper, helper string) error {
 	switch {
 	case helper == "":
-		return errors.New("--helper is missing: a process's number, or a cgroup's path")
+		return errors.New("--helper is missing: write the number of a process, or the path of a cgroup")
 	case !h.Shared && h.To == "":
-		return errors.New("--to is missing: a container, or its cgroup's path; or --shared")
+		return errors.New("--to is missing: write a container or the path of its cgroup, or write --shared")
 	case helper[0] == '/':
 		h.Helper.Group = helper
 	default:
 		pid, err := strconv.ParseInt(helper, 10, 32)
 		if err != nil || pid < 1 {
-			return fmt.Errorf("--helper %q: write a process's number, or a cgroup's path, which begins with /", helper)
+			return fmt.Errorf("--helper %q: write the number of a process, or the path of a cgroup, which begins with /", helper)
 		}
 		h.Helper.PID = int(pid)
 	}
@@ -146,14 +146,14 @@ func readHelper(h *api.ChargeHelper, helper string) error {
 func chargeDetach(socket *string) *cobra.Command {
 	return &cobra.Command{
 		Use:   "detach ID",
-		Short: "Charge nobody any more for what a process does",
-		Long: `Detach ends what attach began; charge show has the ids. A process that was moved goes
-back where it was. What was charged stays charged.`,
+		Short: "Stop charging a container for a helper",
+		Long: `Detach ends what tsugiki charge attach began. tsugiki charge show prints the ids. The
+agent moves the helper back to its cgroup. It does not refund CPU time that was charged.`,
 		DisableFlagsInUseLine: true,
 		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 			var ids []string
 			if len(args) == 0 {
-				all, _ := api.Dial(*socket).Charges() // none is an answer too
+				all, _ := api.Dial(*socket).Charges() // without an agent there is nothing to complete
 				for _, h := range all.Helpers {
 					ids = append(ids, h.ID)
 				}
@@ -177,7 +177,7 @@ func completeCharged(socket *string) cobra.CompletionFunc {
 	return func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 		var names []string
 		if len(args) == 0 {
-			all, _ := api.Dial(*socket).Charges() // none is an answer too
+			all, _ := api.Dial(*socket).Charges() // without an agent there is nothing to complete
 			for i := range all.Containers {
 				names = append(names, all.Containers[i].Container)
 			}

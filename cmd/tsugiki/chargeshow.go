@@ -20,23 +20,27 @@ func chargeShow(socket *string) *cobra.Command {
 	var over time.Duration
 	cmd := &cobra.Command{
 		Use:   "show [--over DURATION] [-j] [CONTAINER|CGROUP]",
-		Short: "Show what containers are charged",
-		Long: `Show prints for each container that is charged:
-  QUOTA      what it was given, in percent of a CPU; behind "->" what is left of it now
-  OWN        what it spends itself, in percent of a CPU
-  BORROWED   what others spend for it, by source; "*" marks what the kernel counts to
-             its quota by itself, as its helper was moved there
-  DEBT       what is still to be taken from the quota of the next periods
-  FORGIVEN   what was too much, and never will be
-  HELD       how often, and how long in all, it was stopped for debt; "!" if it is now
-  THROTTLED  the part of its periods in which it used all of its quota
-  PRESSURE   the part of the last 10 seconds in which a program of it waited for a CPU
-and then the helpers that were attached, and processes that work for many containers.
+		Short: "Show the accounts of containers that are charged",
+		Long: `Show prints a line for each container that has an account:
+  QUOTA      quota of the container, in percent of a CPU; after "->" the current quota,
+             which the agent has lowered
+  OWN        CPU time of the container itself, in percent of a CPU
+  BORROWED   CPU time of other processes for the container, by source, in percent of a
+             CPU; the kernel counts a source with "*" under the container's quota
+  DEBT       CPU time that the agent has yet to subtract from the quota
+  FORGIVEN   CPU time that was too much, and that the agent will not subtract
+  HELD       how often the agent stopped the container for its debt, and for how long in
+             total; "!" if the container is stopped now
+  THROTTLED  periods in which the container used its whole quota, in percent
+  PRESSURE   part of the last 10 seconds in which a task of the container waited for a
+             CPU, in percent
+Then it prints the helpers that were attached, and the processes that work for many
+containers.
 
-OWN, BORROWED and THROTTLED are of all the time since the container has its account;
---over says to look for so long now, and to show what they are of that time.
+OWN, BORROWED and THROTTLED cover the time since the account was opened. With --over they
+cover a DURATION that begins now.
 
--j prints JSON, once, as GET /v1/charge of the agent has it.`,
+-j prints JSON once, as GET /v1/charge of the agent returns it.`,
 		Example: `  tsugiki charge show
   tsugiki charge show --over 2s web-1`,
 		DisableFlagsInUseLine: true,
@@ -46,7 +50,7 @@ OWN, BORROWED and THROTTLED are of all the time since the container has its acco
 				return usageError{errors.New("charge show: write tsugiki charge show [CONTAINER|CGROUP]")}
 			}
 			if over < 0 || (over > 0 && asJSON) {
-				return usageError{errors.New("charge show: --over is more than 0, and not for -j")}
+				return usageError{errors.New("charge show: --over must be more than 0, and cannot be used with -j")}
 			}
 			if err := showCharges(cmd.OutOrStdout(), api.Dial(*socket), slices.Concat(args, []string{""})[0], over, asJSON); err != nil {
 				return fmt.Errorf("charge show: %w", err)
@@ -55,11 +59,11 @@ OWN, BORROWED and THROTTLED are of all the time since the container has its acco
 		},
 	}
 	cmd.Flags().BoolVarP(&asJSON, "json", "j", false, "print JSON")
-	cmd.Flags().DurationVar(&over, "over", 0, "show what happens in so long a time from now")
+	cmd.Flags().DurationVar(&over, "over", 0, "measure for this long from now, as in 2s, and show that time only")
 	return cmd
 }
 
-// showCharges shows all, or one container and its helpers.
+// showCharges prints all accounts, or the account of one container with its helpers.
 func showCharges(out io.Writer, client *api.Client, one string, over time.Duration, asJSON bool) error {
 	before, err := charges(client, one)
 	if err != nil {
@@ -81,7 +85,7 @@ func showCharges(out io.Writer, client *api.Client, one string, over time.Durati
 	return printCharges(out, &before, &after)
 }
 
-// charges asks for all; of one container if it is not "".
+// charges asks the agent for all accounts, and keeps that of one container if one is not "".
 func charges(client *api.Client, one string) (api.Charges, error) {
 	all, err := client.Charges()
 	if err != nil || one == "" {
@@ -91,7 +95,7 @@ func charges(client *api.Client, one string) (api.Charges, error) {
 		return c.Container != one && c.ID != one && c.Group != one
 	})
 	if len(all.Containers) == 0 {
-		return all, fmt.Errorf("%s is not charged: %w", one, api.ErrNotFound)
+		return all, fmt.Errorf("%s has no account: %w", one, api.ErrNotFound)
 	}
 	all.Helpers = slices.DeleteFunc(all.Helpers, func(h api.ChargeAttached) bool {
 		return h.Container != all.Containers[0].Container
@@ -139,15 +143,15 @@ func printCharges(out io.Writer, before, after *api.Charges) error {
 	return w.Flush()
 }
 
-// spending is what was spent in a time, in microseconds.
+// spending is CPU time spent during a time span, both in microseconds.
 type spending struct {
 	of, own            int64
 	borrowed           []api.Borrowed
 	throttled, periods int64
 }
 
-// spent is what a container of after has spent, since before or since its beginning. One
-// that has come between, or come again, has its own beginning.
+// spent returns what a container has spent between two answers. Without the answer before, or
+// if the account is newer than that answer, the time begins with the account.
 func spent(before, after *api.Charges, c *api.Charged) (spending, error) {
 	var old api.Charged
 	begin := c.Since
@@ -160,11 +164,11 @@ func spent(before, after *api.Charges, c *api.Charged) (spending, error) {
 	}
 	from, err := time.Parse(time.RFC3339Nano, begin)
 	if err != nil {
-		return spending{}, fmt.Errorf("answer of the agent: %w", err)
+		return spending{}, fmt.Errorf("read the agent's answer: %w", err)
 	}
 	to, err := time.Parse(time.RFC3339Nano, after.Time)
 	if err != nil {
-		return spending{}, fmt.Errorf("answer of the agent: %w", err)
+		return spending{}, fmt.Errorf("read the agent's answer: %w", err)
 	}
 	s := spending{
 		of: to.Sub(from).Microseconds(), own: c.OwnUS - old.OwnUS, borrowed: slices.Clone(c.Borrowed),
@@ -180,7 +184,7 @@ func spent(before, after *api.Charges, c *api.Charged) (spending, error) {
 	return s, nil
 }
 
-// quota is a container's, before and now; or why nothing is taken from it.
+// quota shows the quota of a container, and the lowered one; or why the agent does not lower it.
 func quota(c *api.Charged) string {
 	before := limited(c.Before)
 	switch after := limited(c.After); {
@@ -232,5 +236,5 @@ func percent(part, of int64) string {
 	return fmt.Sprintf("%.1f%%", 100*float64(part)/float64(of))
 }
 
-// micro is a time of so many microseconds.
+// micro shows a number of microseconds.
 func micro(us int64) string { return short(time.Duration(us) * time.Microsecond) }

@@ -22,9 +22,9 @@ func completionCommand() *cobra.Command {
 	}
 	return &cobra.Command{
 		Use:   "completion bash|zsh|fish",
-		Short: "Print a script that completes tsugiki's arguments in a shell",
-		Long: `Completion prints a script for a shell, which completes commands, flags, and the names
-of containers and endpoints. make install puts it where shells look for it.`,
+		Short: "Print a completion script for a shell",
+		Long: `Completion prints a script for a shell. The script completes commands, flags, and the
+names of containers and endpoints. The package and make install install it.`,
 		Example: `  source <(tsugiki completion bash)
   tsugiki completion fish | source`,
 		DisableFlagsInUseLine: true,
@@ -44,7 +44,7 @@ of containers and endpoints. make install puts it where shells look for it.`,
 	}
 }
 
-// completeRun says what the flags of tsugiki run can be.
+// completeRun completes values of the flags of tsugiki run.
 func completeRun(cmd *cobra.Command) {
 	fixed := cobra.FixedCompletions
 	nothing := cobra.NoFileCompletions
@@ -53,7 +53,7 @@ func completeRun(cmd *cobra.Command) {
 	}
 	for flag, complete := range map[string]cobra.CompletionFunc{
 		"mode": fixed(filter.ModeNames(), cobra.ShellCompDirectiveNoFileComp),
-		// Also a path.
+		// The value may be a path, too: files are completed as well.
 		"netns": func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 			return append(namespaces(), "new"), cobra.ShellCompDirectiveDefault
 		},
@@ -62,14 +62,14 @@ func completeRun(cmd *cobra.Command) {
 		"name":    nothing, "endpoint": nothing,
 		"user": nothing, "cap-add": nothing, "cap-drop": nothing,
 	} {
-		_ = cmd.RegisterFlagCompletionFunc(flag, complete) // there is that flag, and only once
+		_ = cmd.RegisterFlagCompletionFunc(flag, complete) // the flag exists
 	}
 	_ = cmd.MarkFlagDirname("run-dir")
 }
 
-// namespaces are those that ip-netns(8) has given names.
+// namespaces returns the names that ip-netns(8) has given to network namespaces.
 func namespaces() []string {
-	entries, _ := os.ReadDir(netns.RunDir) // none is an answer too
+	entries, _ := os.ReadDir(netns.RunDir) // without the folder there are no names
 	var names []string
 	for _, e := range entries {
 		names = append(names, e.Name())
@@ -77,8 +77,8 @@ func namespaces() []string {
 	return names
 }
 
-// completeGraft completes the words that follow an endpoint's name by what a
-// command takes, and "for CONTAINER" at the end.
+// completeGraft completes the arguments of a graft command: the first one by first, keys and
+// their values by grammar, and "for CONTAINER" at the end.
 func completeGraft(where *api.Where, first func(api.Where) []string, grammar func() map[string][]string) cobra.CompletionFunc {
 	return func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 		const directive = cobra.ShellCompDirectiveNoFileComp
@@ -111,14 +111,14 @@ func completeGraft(where *api.Where, first func(api.Where) []string, grammar fun
 	}
 }
 
-// endpointNames are those of all running containers.
+// endpointNames returns the names of the endpoints of all running containers.
 func endpointNames(where api.Where) []string {
 	containers, _ := api.Running(where)
 	var names []string
 	for container := range containers {
 		c, err := api.Connect(where, container)
 		if err != nil {
-			continue // it has ended meanwhile
+			continue // the container has ended
 		}
 		list, _ := c.Endpoints()
 		for _, e := range list {
@@ -129,19 +129,19 @@ func endpointNames(where api.Where) []string {
 	return slices.Compact(names)
 }
 
-// endpointKeys are the words of an endpoint's definition, and what can follow them.
+// endpointKeys returns the keys of an endpoint's definition with the values to complete.
 func endpointKeys() map[string][]string {
 	return map[string][]string{
 		"type": {"ipv4", "ipv6", "unix"}, "addr": nil, "port": {"dynamic"}, "path": nil, "netns": namespaces(), "nameable": nil,
 	}
 }
 
-// completeContainers completes the name of a container of the agent.
+// completeContainers completes the name of a container that the agent knows.
 func completeContainers(socket *string) cobra.CompletionFunc {
 	return func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 		var names []string
 		if len(args) == 0 {
-			list, _ := api.Dial(*socket).Containers() // none is an answer too
+			list, _ := api.Dial(*socket).Containers() // without an agent there is nothing to complete
 			for _, c := range list {
 				names = append(names, c.Name)
 			}
@@ -150,5 +150,5 @@ func completeContainers(socket *string) cobra.CompletionFunc {
 	}
 }
 
-// noName is for what a user has to think of.
+// noName completes nothing: the user invents the name.
 func noName(api.Where) []string { return nil }

@@ -17,14 +17,14 @@ func densityCompare() *cobra.Command {
 	var page string
 	cmd := &cobra.Command{
 		Use:   "compare [-j] [-o FILE] DIR DIR",
-		Short: "Put two studies side by side",
-		Long: `Compare prints what became of each point from the first study to the second: both
-medians with their intervals, their ratio, and whether it is better or worse. It is
-not significantly different where the intervals overlap, and nothing is said where there
-were fewer than three runs, or their spread was too wide. What makes the studies hard to
-compare, such as another machine, is said first.
+		Short: "Compare two studies",
+		Long: `Compare prints a line for each point that both studies measured: both medians with their
+intervals, their ratio, and whether the second study is better or worse. Two medians do
+not differ significantly if their intervals overlap. Compare does not judge a point with
+fewer than three runs or with a spread that is too wide. First it prints differences of
+the studies themselves, such as another machine.
 
--o writes all of that, with plots, into a page of one file.
+-o also writes the comparison with plots as a page, which is one file.
 
 -j prints a JSON object with the keys differ, only and differences.`,
 		Example: `  tsugiki density compare /tmp/before /tmp/after
@@ -46,7 +46,7 @@ compare, such as another machine, is said first.
 			return nil
 		},
 	}
-	cmd.Flags().StringVarP(&page, "output", "o", "", "write a page also")
+	cmd.Flags().StringVarP(&page, "output", "o", "", "also write the comparison as a page to this file")
 	cmd.Flags().BoolVarP(&asJSON, "json", "j", false, "print JSON")
 	return cmd
 }

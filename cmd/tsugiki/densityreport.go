@@ -14,10 +14,9 @@ import (
 func densityReport() *cobra.Command {
 	return &cobra.Command{
 		Use:   "report DIR",
-		Short: "Make the report of a study again",
-		Long: `Report reads results.json in DIR and writes report.html, results.csv and results.md
-there anew, as this version of tsugiki makes them. Nothing is measured, and it takes no
-privileges.`,
+		Short: "Write the report of a study again",
+		Long: `Report reads results.json in DIR. It replaces report.html, results.csv and results.md in
+DIR by those of this version of tsugiki. It measures nothing and needs no privilege.`,
 		Example:               `  tsugiki density report /tmp/study`,
 		DisableFlagsInUseLine: true,
 		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
@@ -38,8 +37,8 @@ privileges.`,
 			if err != nil {
 				return fmt.Errorf("density report: %w", err)
 			}
-			fmt.Fprintln(cmd.OutOrStdout(), filepath.Join(args[0], report.PageFile))
-			return nil
+			_, err = fmt.Fprintln(cmd.OutOrStdout(), filepath.Join(args[0], report.PageFile))
+			return err
 		},
 	}
 }

@@ -21,10 +21,10 @@ import (
 	"github.com/tsugiki/tsugiki/density/sweep"
 )
 
-// allFigures stands for every figure there is.
+// allFigures is the name that stands for all figures.
 const allFigures = "all"
 
-// densityFlags are the flags of tsugiki density run as they are written.
+// densityFlags are the flags of tsugiki density run.
 type densityFlags struct {
 	figures      []string
 	options      sweep.Options
@@ -38,26 +38,27 @@ func densityRun() *cobra.Command {
 	var f densityFlags
 	cmd := &cobra.Command{
 		Use:   "run [flags] -o DIR",
-		Short: "Make the study, or some of its figures",
-		Long: `Run measures with real containers, which an OCI runtime makes of this machine's own
-programs, and writes report.html, results.json, results.csv and results.md into DIR.
-Nothing is downloaded. It takes root, a runtime, busybox-static, and for the network
-"bridge" the CNI plugins and iptables.
+		Short: "Measure the study, or some of its figures",
+		Long: `Run measures real containers. An OCI runtime makes them of programs of this machine; run
+downloads nothing. It writes report.html, results.json, results.csv and results.md into
+DIR. It needs root, a runtime and busybox-static, and for the network "bridge" the CNI
+plugins and iptables.
 
-Containers have namespaces, a cgroup and a folder of the study's own: the network of
-this machine is not touched. All of that is removed in the end, also after an error or
-Ctrl-C; what a killed run has left, the next run removes.
+The study has namespaces, a cgroup and a folder of its own, and does not change the
+network of this machine. At the end, run removes all of them, also after an error or
+Ctrl-C. If a run is killed, the next run removes what it left.
 
-What was measured when a run ends early is kept, and --resume measures what is
-missing. A DIR that has a study is left as it is, without --resume or --force. What
-fails, as a network whose plugin is missing, does not end the rest: it is tried twice,
-and the report and the error name it. Limits of the machine are looked at first: one that is too low is said, with
-how it is raised.
+A run that ends early keeps its measurements, and --resume measures the missing ones. Run
+does not change a study that DIR holds already, except with --resume or --force. If a
+step fails, such as a network whose plugin is missing, run tries it twice, names it in
+the report and in the error, and continues. Run checks the limits of the machine first.
+If one is too low, the error says how to raise it.
 
 Figures: ` + strings.Join(figureNames(), ", ") + `.
-Networks: bridge, veth links to a bridge with address translation, by CNI's plugins
-as engines use them; host; graft, tsugiki's; none, a loopback only.
-Storages: overlay, layers that containers share; dir, a copy for each.`,
+Networks: bridge, veth links to a bridge with address translation, made by CNI plugins;
+host, the host's network namespace; graft, sockets grafted by tsugiki; none, a loopback
+only.
+Storages: overlay, layers that containers share; dir, a copy for each container.`,
 		Example: `  tsugiki density run --quick -o /tmp/quick
   tsugiki density run --figure start --figure memory --network bridge --network graft -o /tmp/start
   tsugiki density run --resume -o /tmp/study`,
@@ -76,20 +77,20 @@ Storages: overlay, layers that containers share; dir, a copy for each.`,
 	}
 	flags := cmd.Flags()
 	flags.SortFlags = false
-	flags.StringVarP(&f.out, "output", "o", "", "folder of the results, which is made if it is not there")
-	flags.StringSliceVar(&f.figures, "figure", []string{allFigures}, "what to measure; may be repeated")
-	flags.IntVar(&f.options.Max, "max", 0, "containers at most (default as many as the study had)")
-	flags.BoolVar(&f.options.Quick, "quick", false, "little of everything, with 4 containers, to see that it works")
-	flags.IntVar(&f.options.Rounds, "rounds", 0, "how often everything is measured (default 3, with --quick 1)")
-	flags.StringSliceVar(&f.options.Networks, "network", nil, "network of the containers; may be repeated, to compare (default what the figure is about)")
-	flags.StringSliceVar(&f.options.Runtimes, "runtime", []string{"runc"}, "runtime that makes the containers, runc, crun or a path; may be repeated, to compare")
-	flags.StringSliceVar(&f.options.Storages, "storage", nil, "root file system of the containers; may be repeated, to compare (default what the figure is about)")
-	flags.IntVar(&f.options.Files, "files", 0, "files of 1 MB in file I/O; the study had 4096 (default fewer, which the report says)")
-	flags.Uint64Var(&f.options.Seed, "seed", 0, "seed of the order of measurements (default drawn)")
-	flags.BoolVar(&f.resume, "resume", false, "measure what is missing in DIR, with the same other flags")
-	flags.BoolVar(&f.force, "force", false, "replace the study that DIR has, complete or not")
-	flags.StringVar(&f.workDir, "work-dir", "", "folder for the containers' files, while it runs (default "+os.TempDir()+")")
-	flags.BoolVarP(&f.verbose, "verbose", "v", false, "log what is done to standard error")
+	flags.StringVarP(&f.out, "output", "o", "", "folder of the results; run creates it")
+	flags.StringSliceVar(&f.figures, "figure", []string{allFigures}, "figure to measure; may be repeated")
+	flags.IntVar(&f.options.Max, "max", 0, "largest number of containers (default the number of the published study)")
+	flags.BoolVar(&f.options.Quick, "quick", false, "measure briefly with 4 containers, to see that the study works")
+	flags.IntVar(&f.options.Rounds, "rounds", 0, "number of measurements of each point (default 3, with --quick 1)")
+	flags.StringSliceVar(&f.options.Networks, "network", nil, "network of the containers; may be repeated (default those that the figure compares)")
+	flags.StringSliceVar(&f.options.Runtimes, "runtime", []string{"runc"}, "OCI runtime that makes the containers: runc, crun or a path; may be repeated")
+	flags.StringSliceVar(&f.options.Storages, "storage", nil, "root file system of the containers; may be repeated (default those that the figure compares)")
+	flags.IntVar(&f.options.Files, "files", 0, "number of files of 1 MB for file I/O; the published study had 4096 (default fewer, see the report)")
+	flags.Uint64Var(&f.options.Seed, "seed", 0, "seed for the order of measurements (default random)")
+	flags.BoolVar(&f.resume, "resume", false, "measure what DIR does not have yet; the other flags must be the same")
+	flags.BoolVar(&f.force, "force", false, "replace the study in DIR, complete or not")
+	flags.StringVar(&f.workDir, "work-dir", "", "folder for the files of the containers during the run (default "+os.TempDir()+")")
+	flags.BoolVarP(&f.verbose, "verbose", "v", false, "log each step to standard error")
 	completeDensity(cmd)
 	return cmd
 }
@@ -112,23 +113,23 @@ func completeDensity(cmd *cobra.Command) {
 		"figure": append(figureNames(), allFigures), "network": densityNetworks, "storage": densityStorages, "runtime": {"runc", "crun"},
 		"max": nil, "rounds": nil, "files": nil, "seed": nil,
 	} {
-		_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)) // there is that flag, and only once
+		_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)) // the flag exists
 	}
 	_ = cmd.MarkFlagDirname("output")
 	_ = cmd.MarkFlagDirname("work-dir")
 }
 
-// check says what is wrong with the flags, and which experiments they mean.
+// check returns the experiments that the flags choose, or an error that names a wrong flag.
 func (f *densityFlags) check() (list []sweep.Experiment, err error) {
 	o := &f.options
 	if f.out == "" {
 		return nil, errors.New("-o DIR is missing")
 	}
 	if o.Max < 0 || o.Rounds < 0 || o.Files < 0 {
-		return nil, errors.New("--max, --rounds and --files are not negative")
+		return nil, errors.New("--max, --rounds and --files must be 0 or more, not negative")
 	}
 	if f.resume && f.force {
-		return nil, errors.New("--resume goes on with the study in DIR, --force begins anew: choose one")
+		return nil, errors.New("--resume continues the study in DIR, --force replaces it: write one of them")
 	}
 	for _, values := range []struct {
 		flag      string
@@ -163,17 +164,17 @@ func (f *densityFlags) run(experiments []sweep.Experiment, stdout, stderr io.Wri
 	if f.verbose {
 		level = slog.LevelDebug
 	}
-	// One is enough: removing is not interrupted.
+	// The first signal ends the study. No signal interrupts the removal of its containers.
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
 	go func() {
 		<-signals
-		fmt.Fprintln(stderr, "\ninterrupted; removing what was made")
+		fmt.Fprintln(stderr, "\ninterrupted; removing the containers")
 		cancel()
 		for range signals {
-			fmt.Fprintln(stderr, "still removing; what a killed run leaves, the next one removes")
+			fmt.Fprintln(stderr, "still removing; if you kill this run, the next run removes what it left")
 		}
 	}()
 	s := &sweep.Sweep{
@@ -187,20 +188,20 @@ func (f *densityFlags) run(experiments []sweep.Experiment, stdout, stderr io.Wri
 	}
 	switch {
 	case errors.Is(err, context.Canceled) && results == nil:
-		return errors.New("interrupted before anything was measured")
+		return errors.New("interrupted before the first measurement")
 	case errors.Is(err, context.Canceled):
-		return fmt.Errorf("interrupted; what was measured is in %s, and --resume continues", f.out)
+		return fmt.Errorf("interrupted; the measurements are in %s, and --resume continues", f.out)
 	case err != nil && results != nil:
-		return fmt.Errorf("%w; what was measured is in %s, and --resume continues", err, f.out)
+		return fmt.Errorf("%w; the measurements are in %s, and --resume continues", err, f.out)
 	case err != nil:
 		return err
 	}
-	fmt.Fprintln(stdout, filepath.Join(f.out, report.PageFile))
-	return nil
+	_, err = fmt.Fprintln(stdout, filepath.Join(f.out, report.PageFile))
+	return err
 }
 
-// commandAgain is the command that makes the same study from the beginning in a folder
-// that has none, but for the seed, which only the sweep knows.
+// commandAgain returns the command that measures the same study in an empty folder. It leaves
+// out the seed, which the sweep adds.
 func commandAgain(args []string) []string {
 	var again []string
 	for i := 0; i < len(args); i++ {

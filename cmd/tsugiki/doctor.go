@@ -21,15 +21,15 @@ func doctorCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "doctor [-j]",
-		Short: "Tell what this machine has of what tsugiki needs",
-		Long: `Doctor tries each feature of the kernel that tsugiki uses or could use, and looks
-for what has to be installed. It prints a line for each, or a JSON array of objects
-with the keys name, present, required, lost and detail: present is null where it
-cannot be told, lost is what goes without it.
+		Short: "List the kernel features and programs that tsugiki uses, and which of them are missing",
+		Long: `Doctor tries each kernel feature that tsugiki uses, and looks for the programs that it
+installs. It prints a line for each of them. -j prints a JSON array of objects with the
+keys name, present, required, lost and detail. present is null if doctor cannot find out.
+lost names what does not work without the feature.
 
-Nothing is left behind. Without root it tells what can be told without.
-The exit status is 0 if tsugiki run would work here, and 1 if something that it
-requires is missing, or cannot be told.`,
+Doctor removes everything that it makes for a trial. Without root, it cannot find out
+about some features. The exit status is 0 if tsugiki run works here, and 1 if a required
+feature is missing or unknown.`,
 		DisableFlagsInUseLine: true,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
@@ -38,7 +38,7 @@ requires is missing, or cannot be told.`,
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			// What is tried is to be undone.
+			// An interrupted trial would leave what it made.
 			signal.Ignore(unix.SIGHUP, unix.SIGINT, unix.SIGTERM)
 			results, err := daemon.Examine(runDir)
 			if err == nil {
@@ -54,7 +54,7 @@ requires is missing, or cannot be told.`,
 		},
 	}
 	cmd.Flags().BoolVarP(&asJSON, "json", "j", false, "print JSON")
-	cmd.Flags().StringVar(&runDir, "run-dir", api.RunDir, "directory for what is known of running containers")
+	cmd.Flags().StringVar(&runDir, "run-dir", api.RunDir, "directory for the state and sockets of running containers")
 	return cmd
 }
 
@@ -89,7 +89,7 @@ func state(r kernel.Result) string {
 	return "missing"
 }
 
-// diagnosis is what tsugiki run would fail of.
+// diagnosis returns an error that names the required features that are missing or unknown.
 func diagnosis(results []kernel.Result) error {
 	var names []string
 	for _, r := range results {
@@ -100,5 +100,5 @@ func diagnosis(results []kernel.Result) error {
 	if len(names) == 0 {
 		return nil
 	}
-	return fmt.Errorf("tsugiki run would not work here; it requires, and does not have or cannot tell of: %s", strings.Join(names, ", "))
+	return fmt.Errorf("tsugiki run does not work here: these required features are missing or unknown: %s", strings.Join(names, ", "))
 }

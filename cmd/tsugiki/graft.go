@@ -18,10 +18,10 @@ func graftCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "graft",
 		Short: "Add, delete and show the endpoints of a running container",
-		Long: `Graft changes what names the rules of a running container lead to.
+		Long: `Graft adds, deletes and shows endpoints. The rules of a container name its endpoints.
 
-Without "for" it is the only container that is running. Connections that are
-established go on, whatever becomes of their endpoint.`,
+"for CONTAINER" may be omitted if exactly one container is running. Established
+connections continue when their endpoint is deleted.`,
 		Example: `  tsugiki graft show
   tsugiki graft del out
   tsugiki graft add out type ipv4 addr 198.51.100.7 port dynamic
@@ -31,12 +31,12 @@ established go on, whatever becomes of their endpoint.`,
 			if len(args) > 0 {
 				return usageError{fmt.Errorf("graft: unknown command %q; there are add, del and show", args[0])}
 			}
-			return usageError{errors.New("graft: a command is missing: add, del or show")}
+			return usageError{errors.New("graft: the command is missing: add, del or show")}
 		},
 		Run: func(*cobra.Command, []string) {},
 	}
-	cmd.PersistentFlags().StringVar(&where.RunDir, "run-dir", api.RunDir, "directory for what is known of running containers")
-	cmd.PersistentFlags().StringVar(&where.Agent, "agent", "", "socket of the agent (default the one of --run-dir)")
+	cmd.PersistentFlags().StringVar(&where.RunDir, "run-dir", api.RunDir, "directory for the state and sockets of running containers")
+	cmd.PersistentFlags().StringVar(&where.Agent, "agent", "", "socket of the agent (default agent.sock in --run-dir)")
 	cmd.AddCommand(graftAdd(&where), graftDel(&where), graftShow(&where))
 	return cmd
 }
@@ -44,12 +44,12 @@ established go on, whatever becomes of their endpoint.`,
 func graftAdd(where *api.Where) *cobra.Command {
 	return &cobra.Command{
 		Use:   "add NAME type TYPE ... [for CONTAINER]",
-		Short: "Give a container an endpoint",
-		Long: `Add gives a running container an endpoint:
+		Short: "Add an endpoint to a container",
+		Long: `Add gives a running container a new endpoint:
   NAME type ipv4|ipv6 addr ADDR port PORT|FIRST-LAST|dynamic [netns PID|NAME] [nameable] [for CONTAINER]
   NAME type unix path PATH [netns PID|NAME] [nameable] [for CONTAINER]
-Rules that name it are in force from then on, for what is bound or connected next.
-It has to fit them, and the host has to have its address.`,
+Rules that name the endpoint apply to sockets that are bound or connected after that. The
+endpoint's type and ports must fit these rules, and the host must have its address.`,
 		Example: `  tsugiki graft add out type ipv4 addr 198.51.100.7 port dynamic
   tsugiki graft add web type ipv6 addr 2001:db8::7 port 80 for web-1`,
 		DisableFlagsInUseLine: true,
@@ -71,10 +71,10 @@ It has to fit them, and the host has to have its address.`,
 func graftDel(where *api.Where) *cobra.Command {
 	return &cobra.Command{
 		Use:   "del NAME [for CONTAINER]",
-		Short: "Take an endpoint away from a container",
-		Long: `Del takes an endpoint away from a running container. Rules that name it are as if
-they were not there, until an endpoint of that name is added: what is bound or
-connected next stays in the container, unless another rule leads it elsewhere.`,
+		Short: "Delete an endpoint of a container",
+		Long: `Del deletes an endpoint of a running container. Rules that name the endpoint do not apply
+until an endpoint of that name is added. Without another rule, sockets that are bound or
+connected after that stay in the container's network namespace.`,
 		Example: `  tsugiki graft del out
   tsugiki graft del out for web-1`,
 		DisableFlagsInUseLine: true,
@@ -97,8 +97,8 @@ func graftShow(where *api.Where) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "show [-j] [for CONTAINER]",
 		Short: "Show the endpoints of a container",
-		Long: `Show prints the endpoints of a running container, by name, each on a line as
-tsugiki graft add takes it; or as a JSON array of objects with the keys container,
+		Long: `Show prints the endpoints of a running container, sorted by name. Each line is what
+tsugiki graft add accepts. -j prints a JSON array of objects with the keys container,
 name, type, addr, port, path, netns and rules.`,
 		Example: `  tsugiki graft show
   tsugiki graft show -j for web-1`,
@@ -143,6 +143,7 @@ func printEndpoints(cmd *cobra.Command, list []api.Endpoint, asJSON bool) error 
 	return nil
 }
 
+// with calls fn with a connection to a container, and says in its error which verb failed.
 func with(where api.Where, container, verb string, fn func(*api.ContainerClient) error) error {
 	c, err := api.Connect(where, container)
 	if err == nil {
@@ -154,8 +155,8 @@ func with(where api.Where, container, verb string, fn func(*api.ContainerClient)
 	return nil
 }
 
-// cutFor takes "for CONTAINER" off the end of the arguments. Words come in pairs
-// after the first few, so that a value "for" is told from the key.
+// cutFor splits "for CONTAINER" off the end of the arguments. The first words stand alone, and
+// pairs of a key and a value follow: so the value "for" is told from the key.
 func cutFor(args []string, first int) (words []string, container string, err error) {
 	words = strings.Fields(strings.Join(args, " "))
 	switch n := len(words); {

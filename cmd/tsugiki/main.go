@@ -1,5 +1,5 @@
-// Command tsugiki gives programs in containers the host's network, without
-// handing them the host's network.
+// Command tsugiki grafts sockets of containers onto addresses of the host, runs the
+// node's agent and shows what the agent does.
 package main
 
 import (
@@ -14,7 +14,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/launch"
 )
 
-// Exit statuses of tsugiki itself; a program that it ran has its own.
+// Exit statuses of tsugiki itself. tsugiki run has the status of the program that it ran.
 const (
 	exitFailure = 1
 	exitUsage   = 2
@@ -27,7 +27,7 @@ func main() {
 	os.Exit(run(os.Args[1:], os.Stderr))
 }
 
-// usageError is an error in how tsugiki was called.
+// usageError is a mistake in the command line or in the configuration file.
 type usageError struct{ error }
 
 func (e usageError) Unwrap() error { return e.error }
@@ -35,14 +35,14 @@ func (e usageError) Unwrap() error { return e.error }
 func run(args []string, stderr io.Writer) int {
 	root := &cobra.Command{
 		Use:           "tsugiki",
-		Short:         "Host networking for containers, without handing them the host's network",
+		Short:         "Give containers the host's network stack, under rules that the kernel enforces",
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
 				return usageError{fmt.Errorf("unknown command %q; see tsugiki --help", args[0])}
 			}
-			return usageError{errors.New("a command is missing; see tsugiki --help")}
+			return usageError{errors.New("the command is missing; see tsugiki --help")}
 		},
 		Run: func(*cobra.Command, []string) {},
 	}
@@ -54,7 +54,7 @@ func run(args []string, stderr io.Writer) int {
 	if err == nil {
 		return 0
 	}
-	// What went wrong on the way back is joined by newlines; this is one line.
+	// errors.Join puts newlines between errors. This message is one line.
 	fmt.Fprintf(stderr, "tsugiki: %s\n", strings.ReplaceAll(err.Error(), "\n", "; "))
 	return exitStatus(err)
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// manCommand writes manual pages, for make man. Their texts are those of --help, and
-// of the keys of the configuration.
+// manCommand writes the manual pages for make man and make install. Their texts are those of
+// --help and of config.Keys.
 func manCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:                   "manpages DIRECTORY",
@@ -67,7 +67,7 @@ func subcommands(cmd *cobra.Command) []*cobra.Command {
 	return list
 }
 
-// page is a command's, in the language of man(7).
+// page returns the page of a command in the language of man(7).
 func page(cmd *cobra.Command) []byte {
 	var b bytes.Buffer
 	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
@@ -109,7 +109,7 @@ func page(cmd *cobra.Command) []byte {
 	return b.Bytes()
 }
 
-// prose fills paragraphs, and leaves indented lines as they are.
+// prose writes paragraphs to be filled, and indented lines unfilled.
 func prose(b *bytes.Buffer, text string) {
 	indented := false
 	for _, l := range strings.Split(strings.TrimRight(text, "\n"), "\n") {
@@ -162,7 +162,7 @@ func options(b *bytes.Buffer, cmd *cobra.Command) {
 
 var escapes = strings.NewReplacer(`\`, `\e`, "-", `\-`)
 
-// escape makes a line of text one that is no request.
+// escape keeps man(1) from reading a line of text as a request.
 func escape(l string) string {
 	l = escapes.Replace(l)
 	if strings.HasPrefix(l, ".") || strings.HasPrefix(l, "'") {

@@ -9,22 +9,24 @@ import (
 	"github.com/tsugiki/tsugiki/internal/config"
 )
 
-const configIntroduction = `The file configures tsugiki agent and tsugiki-runtime; without it all keys have their
-defaults. It is TOML. What is wrong in it is said with its line, and the agent does
-not start: unknown keys, values of other types, rules that cannot be.
+const configIntroduction = `The file configures tsugiki agent and tsugiki-runtime. Without it, all keys have their
+defaults. The format is TOML. For unknown keys, wrong values and wrong rules, the agent
+prints errors with their lines and does not start.
 
-The agent reads it when it starts. Starting it anew leaves containers alone, and their
-connections.`
+The agent reads the file when it starts. At SIGHUP it reads the log level, [[allow]] and
+[[container]] again. A restart of the agent leaves containers and their connections
+alone.`
 
-const configContainers = `[[container]] may be there several times. The first one counts whose pattern matches a
-container's name, and only where the container's own annotations have no rules:
-those are tsugiki.dev/mode, tsugiki.dev/endpoints, tsugiki.dev/ingress and
-tsugiki.dev/egress, the last three with commas, semicolons or newlines between entries.
+const configContainers = `The file may have several [[container]] tables. The first one whose pattern matches a
+container's name applies. It applies only to a container without rules in its
+annotations tsugiki.dev/mode, tsugiki.dev/endpoints, tsugiki.dev/ingress and
+tsugiki.dev/egress. In the last three, commas, semicolons or newlines separate entries.
 
-[[allow]] may be there several times, too. The first one counts that has a container's
-engine and a pattern of its name. It says which annotations are heard, and what they may
-ask for. A container is not started whose annotations ask for more. Without an [[allow]] none
-is heard. What an image brings is never heard.`
+The file may have several [[allow]] tables. The first one that has a container's engine
+and a pattern of its name applies. It lists the annotations that the agent follows, and
+limits what they may ask for. A container whose annotations ask for more does not start.
+Without an [[allow]] table, the agent refuses annotations. It never follows those of an
+image.`
 
 const configExample = `  [log]
   level = "debug"
@@ -42,7 +44,7 @@ const configExample = `  [log]
   egress = ["0.0.0.0/0=198.51.100.1", "10.0.0.1:5432=db"]
   endpoints = ["db type unix path /run/postgresql/.s.PGSQL.5432"]`
 
-// writeConfigPage writes the page of the configuration.
+// writeConfigPage writes the manual page of the configuration file.
 func writeConfigPage(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err

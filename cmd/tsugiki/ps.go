@@ -17,11 +17,12 @@ func psCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "ps [-j]",
-		Short: "List the agent's containers, with what they serve",
-		Long: `Ps lists the containers of the agent: each with its state, its first process, how
-its calls are intercepted, where on the host it serves what it binds, and from where
-it connects. -j prints a JSON array of objects with the keys id, name, state, pid,
-mode, created, ports and egress.`,
+		Short: "List the agent's containers with their host addresses",
+		Long: `Ps prints a line for each container of the agent: its name, id and state, the PID of its
+first process, the mode of interception, the host's addresses and ports at which it
+serves (PORTS), and the host's addresses from which it connects (EGRESS). -j prints a
+JSON array of objects with the keys id, name, state, pid, mode, created, ports and
+egress.`,
 		DisableFlagsInUseLine: true,
 		Args:                  noArguments("ps"),
 		RunE: func(cmd *cobra.Command, _ []string) error {

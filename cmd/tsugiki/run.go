@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/agent/rules"
@@ -19,7 +20,7 @@ import (
 	"github.com/tsugiki/tsugiki/policy"
 )
 
-// runFlags are the flags of tsugiki run as they are written.
+// runFlags are the flags of tsugiki run.
 type runFlags struct {
 	name, netns, mode, user, runDir, agent string
 	endpoints, ingress, egress             []string
@@ -27,34 +28,38 @@ type runFlags struct {
 	verbose                                bool
 }
 
+const runHelp = `Run starts COMMAND in a new network namespace. It grafts COMMAND's sockets onto endpoints
+of "the host", which is the network namespace in which tsugiki was started.
+
+An endpoint is a name for an address of the host:
+  NAME type ipv4|ipv6 addr ADDR port PORT|FIRST-LAST|dynamic [netns PID|NAME] [nameable]
+  NAME type unix path PATH [netns PID|NAME] [nameable]
+With the address 0.0.0.0 or ::, the host chooses the address. Programs may name a
+"nameable" endpoint themselves (AF_GRAFT); its destinations and ports are then not
+limited by the rules.
+
+Rules choose the sockets that are grafted. All other sockets stay in the container:
+  -i ADDR:PORT[-PORT]=ENDPOINT       sockets that COMMAND binds to ADDR and PORT; 0.0.0.0
+                                     is any address
+  -e PREFIX[:PORT[-PORT]]=ENDPOINT   sockets that COMMAND connects to PREFIX and PORT; the
+                                     rule with the longest prefix applies
+Write an IPv6 address with a port as [ADDR]:PORT. A rule covers loopback, link-local,
+multicast and unspecified addresses only if it names them.
+
+ENDPOINT may be an address of the host instead of a name. The N-th -i or -e then defines
+the endpoint i-N or e-N:
+  -i ADDR:PORT[-PORT]=HOST[:PORT]    this port of the host; without :PORT the same port
+  -e PREFIX[:PORT[-PORT]]=HOST       any port of the host
+
+COMMAND gets its exit status, signals, standard streams, terminal and directory as from
+env(1). When COMMAND ends, run kills the processes that it left behind.`
+
 func runCommand() *cobra.Command {
 	var f runFlags
 	cmd := &cobra.Command{
 		Use:   "run [flags] -- COMMAND [ARG...]",
 		Short: "Run a program whose sockets are grafted onto endpoints of this host",
-		Long: `Run starts COMMAND in a network namespace of its own and grafts its sockets onto
-named endpoints of the network namespace that tsugiki was started in, "the host".
-
-An endpoint is a name for a host address:
-  NAME type ipv4|ipv6 addr ADDR port PORT|FIRST-LAST|dynamic [netns PID|NAME] [nameable]
-  NAME type unix path PATH [netns PID|NAME] [nameable]
-The address 0.0.0.0, or ::, leaves the choice to the host. With "nameable", programs
-may name it themselves (AF_GRAFT), and reach and serve all through it, not only what
-the rules say.
-
-Rules say which sockets are grafted; what no rule names stays in the container:
-  -i ADDR:PORT[-PORT]=ENDPOINT       what COMMAND binds; 0.0.0.0 is any address
-  -e PREFIX[:PORT[-PORT]]=ENDPOINT   what it connects to, longest prefix first
-IPv6 with ports is written [ADDR]:PORT. Loopback, link-local, multicast and
-unspecified addresses are covered only by rules that name them.
-
-A host address may stand for ENDPOINT, and makes one, i-N or e-N for the N-th
--i or -e:
-  -i ADDR:PORT[-PORT]=HOST[:PORT]    at that port of the host, or at the same
-  -e PREFIX[:PORT[-PORT]]=HOST       from any port
-
-COMMAND has the exit status, signals, standard streams, terminal and directory
-that env(1) would give it. When it ends, what it left running is killed.`,
+		Long:  runHelp,
 		Example: `  tsugiki run -e 0.0.0.0/0=0.0.0.0 -- curl http://198.51.100.2/
   tsugiki run -i 0.0.0.0:8080=198.51.100.1:80 -- ./server -listen :8080
   tsugiki run --endpoint "out type ipv4 addr 0.0.0.0 port dynamic" -e 0.0.0.0/0=out -- curl http://198.51.100.2/
@@ -62,7 +67,7 @@ that env(1) would give it. When it ends, what it left running is killed.`,
 		DisableFlagsInUseLine: true,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return usageError{errors.New("run: a command is missing; write tsugiki run [flags] -- COMMAND [ARG...]")}
+				return usageError{errors.New("run: the command is missing; write tsugiki run [flags] -- COMMAND [ARG...]")}
 			}
 			return nil
 		},
@@ -75,8 +80,8 @@ that env(1) would give it. When it ends, what it left running is killed.`,
 			if err != nil {
 				return fmt.Errorf("run: %w", err)
 			}
-			if len(spec.Endpoints.All()) == 0 { // rules have some, too
-				spec.Log.Warn("nothing of the program is grafted, as no rule and no endpoint is given; to connect as the host does, write -e 0.0.0.0/0=0.0.0.0")
+			if len(spec.Endpoints.All()) == 0 { // each rule has an endpoint
+				spec.Log.Warn("nothing of the program is grafted, because it has no rule and no endpoint; -e 0.0.0.0/0=0.0.0.0 lets it connect as the host does")
 			}
 			status, err := c.Wait()
 			if err := errors.Join(err, c.Close()); err != nil {
@@ -86,25 +91,29 @@ that env(1) would give it. When it ends, what it left running is killed.`,
 			return nil
 		},
 	}
-	flags := cmd.Flags()
-	flags.SetInterspersed(false)
-	flags.StringVar(&f.name, "name", "", "name of the container (default run-PID)")
-	flags.StringVar(&f.netns, "netns", "new", "network namespace of the program: a NAME of ip-netns(8), a PID, a PATH, or new")
-	flags.StringArrayVar(&f.endpoints, "endpoint", nil, "define an endpoint; may be repeated")
-	flags.StringArrayVarP(&f.ingress, "ingress", "i", nil, "graft what the program binds; may be repeated")
-	flags.StringArrayVarP(&f.egress, "egress", "e", nil, "graft what the program connects to; may be repeated")
-	flags.StringVar(&f.mode, "mode", "auto", "how calls are intercepted: preload, by a library in dynamic programs; seccomp, in all programs, by the kernel; auto, both")
-	flags.StringVarP(&f.user, "user", "u", "", "run the program as USER[:GROUP], names or ids")
-	flags.StringArrayVar(&f.capAdd, "cap-add", nil, "add a capability, or ALL; may be repeated")
-	flags.StringArrayVar(&f.capDrop, "cap-drop", nil, "drop a capability, or ALL; may be repeated")
-	flags.StringVar(&f.runDir, "run-dir", api.RunDir, "directory for what is known of running containers")
-	flags.StringVar(&f.agent, "agent", "", "socket of the agent that is to have the container, or none for an agent of its own (default the one of --run-dir, if it runs)")
-	flags.BoolVarP(&f.verbose, "verbose", "v", false, "log each decision to standard error")
+	f.register(cmd.Flags())
 	completeRun(cmd)
 	return cmd
 }
 
-// container is one of ours, or of the agent's.
+// register defines the flags.
+func (f *runFlags) register(flags *pflag.FlagSet) {
+	flags.SetInterspersed(false)
+	flags.StringVar(&f.name, "name", "", "name of the container (default run-PID)")
+	flags.StringVar(&f.netns, "netns", "new", "network namespace of COMMAND: a NAME of ip-netns(8), a PID, a PATH, or new")
+	flags.StringArrayVar(&f.endpoints, "endpoint", nil, "definition of an endpoint; may be repeated")
+	flags.StringArrayVarP(&f.ingress, "ingress", "i", nil, "rule for sockets that COMMAND binds; may be repeated")
+	flags.StringArrayVarP(&f.egress, "egress", "e", nil, "rule for sockets that COMMAND connects; may be repeated")
+	flags.StringVar(&f.mode, "mode", "auto", "interception of socket calls: preload, by a library in dynamic programs; seccomp, by the kernel in all programs; auto, both")
+	flags.StringVarP(&f.user, "user", "u", "", "run COMMAND as USER[:GROUP], names or ids")
+	flags.StringArrayVar(&f.capAdd, "cap-add", nil, "add a capability of COMMAND, or ALL; may be repeated")
+	flags.StringArrayVar(&f.capDrop, "cap-drop", nil, "drop a capability of COMMAND, or ALL; may be repeated")
+	flags.StringVar(&f.runDir, "run-dir", api.RunDir, "directory for the state and sockets of running containers")
+	flags.StringVar(&f.agent, "agent", "", "socket of the agent that serves the container, or none to run without an agent (default the agent of --run-dir, if it runs)")
+	flags.BoolVarP(&f.verbose, "verbose", "v", false, "log each decision to standard error")
+}
+
+// container is a container of this process, or one of the agent.
 type container interface {
 	Wait() (unix.WaitStatus, error)
 	Close() error
@@ -150,8 +159,8 @@ func (f *runFlags) spec(command []string, stderr io.Writer) (runner.Program, err
 	return spec, nil
 }
 
-// parseUser reads USER[:GROUP], each a name or a number. Without a group it is
-// the user's own, with the supplementary ones.
+// parseUser reads USER[:GROUP], each a name or a number. Without GROUP, the user's primary and
+// supplementary groups apply.
 func parseUser(s string) (*launch.User, error) {
 	name, group, hasGroup := strings.Cut(s, ":")
 	u := &launch.User{}
@@ -189,8 +198,8 @@ func parseID(s string) (int, error) {
 	return int(n), err
 }
 
-// exitStatus is the status for an error: as env(1) for a program that cannot be
-// executed, and else as all of tsugiki.
+// exitStatus returns the exit status for an error. For a program that cannot be executed it is
+// that of env(1).
 func exitStatus(err error) int {
 	var u usageError
 	var e *launch.ExecError

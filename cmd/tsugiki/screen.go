@@ -8,15 +8,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// screen shows texts one after the other: on a terminal each in the place of the one
-// before.
+// screen shows one text after the other. On a terminal, each text replaces the previous one.
 type screen struct {
 	out  io.Writer
-	size func() (columns, rows int) // nil: no terminal
+	size func() (columns, rows int) // nil if out is no terminal
 	undo func() error
 }
 
-// What terminals of our time understand (ECMA-48, and xterm's second screen).
+// Control sequences of terminals (ECMA-48, and the alternate screen of xterm).
 const (
 	enterScreen = "\x1b[?1049h\x1b[?25l"
 	leaveScreen = "\x1b[?25h\x1b[?1049l"
@@ -25,7 +24,7 @@ const (
 	clearBelow  = "\x1b[J"
 )
 
-// openScreen calls quit when q is pressed.
+// openScreen prepares a screen. It calls quit each time that q is pressed.
 func openScreen(out io.Writer, in *os.File, quit func()) *screen {
 	s := &screen{out: out, undo: func() error { return nil }}
 	file, ok := out.(*os.File)
@@ -47,11 +46,12 @@ func openScreen(out io.Writer, in *os.File, quit func()) *screen {
 		_, err := io.WriteString(out, leaveScreen)
 		return err
 	}
-	_, _ = io.WriteString(out, enterScreen) // what is shown next fails too
+	_, _ = io.WriteString(out, enterScreen) // if this fails, show fails too
 	return s
 }
 
-// readKeys makes a terminal give single keys, and calls quit for q.
+// readKeys reads single keys from a terminal and calls quit for q. restore undoes its changes to
+// the terminal.
 func readKeys(in *os.File, quit func()) (restore func()) {
 	fd := int(in.Fd())
 	before, err := unix.IoctlGetTermios(fd, unix.TCGETS)
@@ -61,7 +61,7 @@ func readKeys(in *os.File, quit func()) (restore func()) {
 	now := *before
 	now.Lflag &^= unix.ICANON | unix.ECHO
 	now.Cc[unix.VMIN], now.Cc[unix.VTIME] = 1, 0
-	if unix.IoctlSetTermios(fd, unix.TCSETS, &now) != nil { // as in the background
+	if unix.IoctlSetTermios(fd, unix.TCSETS, &now) != nil { // such as in a background job
 		return func() {}
 	}
 	go func() { // until the process ends
@@ -86,7 +86,7 @@ func (s *screen) show(text []byte) error {
 	return err
 }
 
-// fit makes a text that overwrites the one before and is no larger than the screen.
+// fit cuts a text to the size of the screen and has it overwrite the previous one.
 func (s *screen) fit(text []byte) []byte {
 	columns, rows := s.size()
 	fitted := []byte(goHome)

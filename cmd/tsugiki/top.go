@@ -19,7 +19,7 @@ import (
 // delayMin is the shortest time between two tables, in seconds.
 const delayMin = 0.1
 
-// silentMark is behind the name of a container with a gate that does not answer.
+// silentMark follows the name of a container that has a gate which does not answer.
 const silentMark = "*"
 
 type topFlags struct {
@@ -33,26 +33,27 @@ func topCommand() *cobra.Command {
 	var f topFlags
 	cmd := &cobra.Command{
 		Use:   "top [-n N] [-d SECONDS] | -j",
-		Short: "Show what the agent's containers do, the busiest first",
-		Long: `Top shows a table of the agent's containers, and again every few seconds what they
-did meanwhile: on a terminal in the same place, until q or Ctrl-C is pressed. Per second:
-  OUT, IN      TCP connections of host sockets that were established
-  GATE, AGENT  calls that were trapped, by who answered them
+		Short: "Show the activity of the agent's containers, the busiest first",
+		Long: `Top prints a table of the agent's containers every few seconds. On a terminal, each table
+replaces the previous one, until you press q or Ctrl-C. Counts per second:
+  OUT, IN      TCP connections that host sockets established, outgoing and incoming
+  GATE, AGENT  trapped calls that the gate, or the agent, answered
   DENIED       calls that the kernel refused
-  MISSES       sockets that a program had to wait for, its pool being empty
-P50 and P99 are what half and 99 % of the answers took no longer than, and MEMORY is
-that of the container's helpers. A "*" behind a name says that a gate does not say what
-it has counted. Calls that a preloaded library decides about are not trapped.
+  MISSES       sockets that a program had to wait for, because its pool was empty
+P50 and P99 are the median and the 99th percentile of the answer times. MEMORY is the
+memory of the container's helper processes. "*" after a name means that a gate of the
+container does not report its counts. Calls that the preloaded library decides are not
+trapped, and not counted.
 
--j prints what was counted since the beginning, once, as GET /v1/stats of the agent
-has it.`,
+-j prints the counts since the start of the containers once, as GET /v1/stats of the agent
+returns them.`,
 		Example: `  tsugiki top
   tsugiki top -n 1 -d 10`,
 		DisableFlagsInUseLine: true,
 		Args:                  noArguments("top"),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if f.count < 0 || f.delay < delayMin {
-				return usageError{fmt.Errorf("top: -n is at least 0 and -d at least %v", delayMin)}
+				return usageError{fmt.Errorf("top: -n must be at least 0 and -d at least %v seconds", delayMin)}
 			}
 			if err := f.run(cmd.OutOrStdout()); err != nil {
 				return fmt.Errorf("top: %w", err)
@@ -63,8 +64,8 @@ has it.`,
 	addAgentFlag(cmd, &f.socket)
 	flags := cmd.Flags()
 	flags.BoolVarP(&f.asJSON, "json", "j", false, "print JSON, once")
-	flags.IntVarP(&f.count, "count", "n", 0, "end after so many tables (default never)")
-	flags.Float64VarP(&f.delay, "delay", "d", 2, "seconds between two tables")
+	flags.IntVarP(&f.count, "count", "n", 0, "end after this number of tables (default never)")
+	flags.Float64VarP(&f.delay, "delay", "d", 2, "seconds between two tables, at least 0.1")
 	return cmd
 }
 
@@ -130,7 +131,7 @@ func table(rates []api.Rate) []byte {
 
 func per(rate float64) string { return fmt.Sprintf("%.1f", rate) }
 
-// short is a time with three digits.
+// short shows a duration with three digits.
 func short(d time.Duration) string {
 	switch {
 	case d == 0:

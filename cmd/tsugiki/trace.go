@@ -19,15 +19,15 @@ func traceCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "trace [-j] CONTAINER",
-		Short: "Show what is decided about a container's calls, as it happens",
-		Long: `Trace prints a line for each decision about a socket call of a container of the
-agent, until the container ends or trace is interrupted: what was called with which
-address by whom, and the endpoint that it was grafted onto ("-" is none). -j prints
-JSON objects, one in each line, with the keys time, level, msg, container and pid, and
-where they are known syscall, fd, addr, endpoint and others. {"lost":N} stands for N
-lines that were not read in time.
+		Short: "Print the decisions about a container's socket calls as they are made",
+		Long: `Trace prints a line for each decision about a socket call of a container, until the
+container ends or trace is interrupted. A line has the system call, the process, the
+address, and the endpoint onto which the socket was grafted ("-" is none). -j prints a
+JSON object per line, with the keys time, level, msg, container and pid, and, where they
+are known, syscall, fd, addr, endpoint and others. {"lost":N} stands for N lines that
+trace did not read in time.
 
-While a container is traced, each of its calls is trapped, which takes time.`,
+While a container is traced, all its socket calls are trapped. This slows them down.`,
 		Example: `  tsugiki trace web-1
   tsugiki trace -j web-1 | jq 'select(.syscall == "connect") | .addr'`,
 		DisableFlagsInUseLine: true,
@@ -64,12 +64,12 @@ func trace(socket, container string, asJSON bool, out io.Writer) error {
 		err = api.Relog(lines, slog.NewTextHandler(out, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	}
 	if errors.Is(err, io.ErrUnexpectedEOF) {
-		err = errors.New("the agent has ended, the container may run on; try again when the agent is back")
+		err = errors.New("the agent has ended, the container may still run; try again when the agent runs")
 	}
 	return orInterrupted(ctx, err)
 }
 
-// orInterrupted is an error, unless it comes of somebody's having had enough.
+// orInterrupted returns nil instead of an error that a signal to this command has caused.
 func orInterrupted(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return nil

@@ -80,7 +80,7 @@ func options(n int) *sweep.Options {
 	return &sweep.Options{Max: n, Quick: true, Runtimes: []string{"runc"}, Seed: 1}
 }
 
-// find returns the sample of a series at a place, with such labels.
+// find returns the sample of a series at an X, with such labels.
 func find(t *testing.T, samples []sweep.Sample, series string, x float64, category string, labels ...string) sweep.Sample {
 	t.Helper()
 	i := slices.IndexFunc(samples, func(s sweep.Sample) bool {
@@ -168,9 +168,9 @@ func TestWebRandom(t *testing.T) {
 }
 
 func TestOverlay(t *testing.T) {
-	for name, places := range map[string]int{"overlay-create": 4, "overlay-delete": 3} {
-		if samples := measure(t, name, options(0)); len(samples) != places {
-			t.Errorf("%s: %d samples, want %d", name, len(samples), places)
+	for name, targets := range map[string]int{"overlay-create": 4, "overlay-delete": 3} {
+		if samples := measure(t, name, options(0)); len(samples) != targets {
+			t.Errorf("%s: %d samples, want %d", name, len(samples), targets)
 		}
 	}
 }

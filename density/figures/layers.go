@@ -22,7 +22,7 @@ func layerFiles(o *sweep.Options) []int {
 }
 
 func planOverlayCreate(o *sweep.Options) (*sweep.Plan, error) {
-	p := planLayers(o, overlay.Create, []overlay.Place{overlay.Plain, overlay.Existing, overlay.Absent, overlay.Present})
+	p := planLayers(o, overlay.Create, []overlay.Target{overlay.Plain, overlay.Existing, overlay.Absent, overlay.Present})
 	p.Figure.Title = "Creating files: overlayfs and the file system below"
 	p.Figure.Study = "Creating took about as long with overlayfs as without."
 	p.Figure.Notes = append(p.Figure.Notes,
@@ -31,7 +31,7 @@ func planOverlayCreate(o *sweep.Options) (*sweep.Plan, error) {
 }
 
 func planOverlayDelete(o *sweep.Options) (*sweep.Plan, error) {
-	p := planLayers(o, overlay.Delete, []overlay.Place{overlay.Plain, overlay.Absent, overlay.Present})
+	p := planLayers(o, overlay.Delete, []overlay.Target{overlay.Plain, overlay.Absent, overlay.Present})
 	p.Figure.Title = "Deleting files: overlayfs and the file system below"
 	p.Figure.Study = "Deleting took very different times with overlayfs and without."
 	p.Figure.Notes = append(p.Figure.Notes,
@@ -39,7 +39,7 @@ func planOverlayDelete(o *sweep.Options) (*sweep.Plan, error) {
 	return p, nil
 }
 
-func planLayers(o *sweep.Options, operation overlay.Operation, places []overlay.Place) *sweep.Plan {
+func planLayers(o *sweep.Options, operation overlay.Operation, targets []overlay.Target) *sweep.Plan {
 	p := &sweep.Plan{
 		Rounds: rounds(o), Containers: 1, Network: rig.None, Storage: rig.Overlay, Room: rig.Room{Disk: 64 << 20},
 		Figure: &result.Figure{
@@ -52,10 +52,10 @@ func planLayers(o *sweep.Options, operation overlay.Operation, places []overlay.
 			},
 		},
 	}
-	for _, place := range places {
-		p.Figure.Line(string(place), nil)
+	for _, target := range targets {
+		p.Figure.Line(string(target), nil)
 		for _, files := range layerFiles(o) {
-			p.Steps = append(p.Steps, layerStep(overlay.Job{Operation: operation, Place: place, Files: files, Bytes: layerBytes}))
+			p.Steps = append(p.Steps, layerStep(overlay.Job{Operation: operation, Target: target, Files: files, Bytes: layerBytes}))
 		}
 	}
 	return p
@@ -75,9 +75,9 @@ func layerStep(j overlay.Job) sweep.Step {
 		extra := percentiles(each)
 		extra["sync_ms"] = milliseconds(t.Sync)
 		value := float64(t.All) / float64(time.Microsecond) / float64(j.Files)
-		return []sweep.Sample{{Series: string(j.Place), X: float64(j.Files), Value: value, Extra: extra}}, nil
+		return []sweep.Sample{{Series: string(j.Target), X: float64(j.Files), Value: value, Extra: extra}}, nil
 	}
 	return sweep.Step{
-		Key: fmt.Sprintf("%s/%d", j.Place, j.Files), Variant: string(j.Place), Seconds: 0.2 + float64(j.Files)/4000, Run: run,
+		Key: fmt.Sprintf("%s/%d", j.Target, j.Files), Variant: string(j.Target), Seconds: 0.2 + float64(j.Files)/4000, Run: run,
 	}
 }

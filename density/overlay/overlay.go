@@ -12,11 +12,12 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/sys/thread"
 )
 
 // Operation is what is measured.
@@ -28,18 +29,18 @@ const (
 	Delete Operation = "delete" // unlink
 )
 
-// Place is where files are created and deleted.
-type Place string
+// Target is what is at the names that files are created or deleted by.
+type Target string
 
-// The places. There is no file of the same name in Plain and Absent before one is
+// The targets. There is no file of the same name in Plain and Absent before one is
 // created. In Existing there is one, on the plain file system; Present has it in the
 // overlay's lower layer: it is then copied up to be written, without its data, and
 // a whiteout is put over it to delete it.
 const (
-	Plain    Place = "plain"
-	Existing Place = "plain, over an old file"
-	Absent   Place = "overlay, lower layer absent"
-	Present  Place = "overlay, lower layer present"
+	Plain    Target = "plain"
+	Existing Target = "plain, over an old file"
+	Absent   Target = "overlay, lower layer absent"
+	Present  Target = "overlay, lower layer present"
 )
 
 // Job is one run.
@@ -48,7 +49,7 @@ type Job struct {
 	// system to measure, and must be there.
 	Dir       string
 	Operation Operation
-	Place     Place
+	Target    Target
 	Files     int
 	Bytes     int // of each file
 }
@@ -70,38 +71,15 @@ func (j Job) Run() (Timing, error) {
 	if err != nil {
 		return Timing{}, fmt.Errorf("measure overlay: %w", err)
 	}
-	type outcome struct {
-		timing Timing
-		err    error
-	}
-	done := make(chan outcome)
-	go inThread(func() {
-		timing, err := j.run(root)
-		done <- outcome{timing, err}
+	var timing Timing
+	err = thread.Do(func() (err error) { // on a thread with other mounts than the process
+		timing, err = j.run(root)
+		return err
 	})
-	o := <-done
-	if err := errors.Join(o.err, os.RemoveAll(root)); err != nil {
-		return Timing{}, fmt.Errorf("measure %s %s: %w", j.Operation, j.Place, err)
+	if err := errors.Join(err, os.RemoveAll(root)); err != nil {
+		return Timing{}, fmt.Errorf("measure %s %s: %w", j.Operation, j.Target, err)
 	}
-	return o.timing, nil
-}
-
-// inThread calls f in a thread that is nobody else's and ends with it: it has other
-// mounts than the process. The main thread does not end, and is what /proc shows of
-// the process, so it is left alone.
-func inThread(f func()) {
-	runtime.LockOSThread() // the thread ends with the goroutine
-	if unix.Gettid() != unix.Getpid() {
-		f()
-		return
-	}
-	done := make(chan struct{})
-	go inThread(func() {
-		defer close(done)
-		f()
-	})
-	<-done
-	runtime.UnlockOSThread()
+	return timing, nil
 }
 
 func (j Job) run(root string) (Timing, error) {
@@ -113,18 +91,18 @@ func (j Job) run(root string) (Timing, error) {
 		}
 	}
 	dir := f.plain
-	if j.Place == Present {
+	if j.Target == Present {
 		if err := j.fill(f.lower); err != nil {
 			return Timing{}, err
 		}
 	}
-	if j.Place == Present || j.Place == Absent {
+	if j.Target == Present || j.Target == Absent {
 		if err := f.mount(); err != nil {
 			return Timing{}, err
 		}
 		dir = f.merged
 	}
-	if j.Place == Existing || j.Operation == Delete && j.Place != Present {
+	if j.Target == Existing || j.Operation == Delete && j.Target != Present {
 		if err := j.fill(dir); err != nil {
 			return Timing{}, err
 		}

@@ -6,6 +6,8 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+
+	"github.com/tsugiki/tsugiki/internal/sys/thread"
 )
 
 // TestRun makes every run there is, and looks that nothing is left of it.
@@ -19,10 +21,10 @@ func TestRun(t *testing.T) {
 	}
 	before := mounts()
 	for _, operation := range []Operation{Create, Delete} {
-		for _, place := range []Place{Plain, Existing, Absent, Present} {
-			t.Run(fmt.Sprint(operation, " ", place), func(t *testing.T) {
+		for _, target := range []Target{Plain, Existing, Absent, Present} {
+			t.Run(fmt.Sprint(operation, " ", target), func(t *testing.T) {
 				dir := t.TempDir()
-				timing, err := Job{Dir: dir, Operation: operation, Place: place, Files: 32, Bytes: 4096}.Run()
+				timing, err := Job{Dir: dir, Operation: operation, Target: target, Files: 32, Bytes: 4096}.Run()
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -50,10 +52,8 @@ func TestRun(t *testing.T) {
 func TestLayers(t *testing.T) {
 	for operation, want := range map[Operation]string{Create: "regular file", Delete: "character special file"} {
 		root := t.TempDir()
-		j := Job{Dir: root, Operation: operation, Place: Present, Files: 1, Bytes: 10}
-		done := make(chan error)
-		go inThread(func() { _, err := j.run(root); done <- err })
-		if err := <-done; err != nil {
+		j := Job{Dir: root, Operation: operation, Target: Present, Files: 1, Bytes: 10}
+		if err := thread.Do(func() error { _, err := j.run(root); return err }); err != nil {
 			t.Fatal(err)
 		}
 		out, err := exec.Command("stat", "-c", "%F %s", root+"/lower/0", root+"/upper/0").Output()
@@ -68,7 +68,7 @@ func TestLayers(t *testing.T) {
 }
 
 func TestRefused(t *testing.T) {
-	_, err := Job{Dir: "/dev/shm/no such folder", Operation: Create, Place: Absent, Files: 1}.Run()
+	_, err := Job{Dir: "/dev/shm/no such folder", Operation: Create, Target: Absent, Files: 1}.Run()
 	if err == nil || !strings.Contains(err.Error(), "measure overlay") {
 		t.Errorf("a folder that is not there: %v", err)
 	}

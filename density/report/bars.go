@@ -59,7 +59,7 @@ func drawBars(f *result.Figure, lines []line, on sheet) string {
 	return d.close()
 }
 
-// tick writes a tick's label around a place, but on the sheet.
+// tick writes a tick's label around a coordinate, but on the sheet.
 func (d *drawing) tick(at, y, width, font float64, label string) {
 	half := textWidth(label, font)/2 + 1
 	d.text("tick", "middle", max(half, min(at, width-half)), y, label)
@@ -75,7 +75,7 @@ func categories(lines []line) []string {
 	seen := make(map[string]bool)
 	for _, l := range lines {
 		for _, p := range l.points {
-			if name := place(p); !seen[name] {
+			if name := pointLabel(p); !seen[name] {
 				seen[name] = true
 				all = append(all, name)
 			}
@@ -88,7 +88,7 @@ func barsOf(lines []line, category string) []bar {
 	var bars []bar
 	for _, l := range lines {
 		for _, p := range l.points {
-			if place(p) == category {
+			if pointLabel(p) == category {
 				bars = append(bars, bar{l, p})
 			}
 		}
@@ -108,7 +108,7 @@ func barText(p *result.Point) string {
 
 func drawBar(d *drawing, b bar, x *scale, y float64, unit string) {
 	d.open(fmt.Sprintf("point hue%d", b.hue))
-	d.hint(b.name + ", " + place(b.point) + ": " + value(b.point, unit))
+	d.hint(b.name + ", " + pointLabel(b.point) + ": " + value(b.point, unit))
 	from, to := x.pixel(0), x.pixel(b.point.Median)
 	class := "bar"
 	if b.point.Wide {

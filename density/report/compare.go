@@ -109,7 +109,7 @@ type where struct {
 	better   string
 }
 
-func (w where) at() string { return place(&result.Point{X: w.x, Category: w.category}) }
+func (w where) at() string { return pointLabel(&result.Point{X: w.x, Category: w.category}) }
 
 func comparePlaces(a, b where) int {
 	switch {

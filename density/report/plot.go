@@ -238,7 +238,7 @@ func (p *plot) markers(l line) {
 		if p.class == smallSheet.class && !point.HasInterval() {
 			told = result.Number(point.Median) // may be of all runs together
 		}
-		p.hint(l.name + " at " + place(point) + ": " + told)
+		p.hint(l.name + " at " + pointLabel(point) + ": " + told)
 		if point.HasInterval() && !banded(l.points, i) {
 			p.line("whisker", x, p.y.pixel(point.Low), x, p.y.pixel(point.High))
 		}
@@ -254,7 +254,7 @@ func (p *plot) markers(l line) {
 	}
 }
 
-// knees are lines across the plot, with their place written above, in as many
+// knees are lines across the plot, with their X written above, in as many
 // rows as it takes for none to cover another.
 func (p *plot) knees() {
 	var at []float64

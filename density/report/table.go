@@ -40,7 +40,7 @@ func tabulate(f *result.Figure) table {
 
 func rowOf(s *result.Series, p *result.Point, keys []string) row {
 	r := row{
-		Series: s.FullName(), At: place(p), Runs: result.Number(float64(len(p.Samples))),
+		Series: s.FullName(), At: pointLabel(p), Runs: result.Number(float64(len(p.Samples))),
 		Median: result.Number(p.Median), Interval: "–", Wide: p.Wide,
 	}
 	if p.HasInterval() {

@@ -11,8 +11,8 @@ import (
 	"github.com/tsugiki/tsugiki/density/result"
 )
 
-// place is where on the X axis a point is.
-func place(p *result.Point) string {
+// pointLabel names the point's category, or its X.
+func pointLabel(p *result.Point) string {
 	if p.Category != "" {
 		return p.Category
 	}

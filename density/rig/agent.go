@@ -33,7 +33,7 @@ func (r *Rig) StartAgent(ctx context.Context, charge string) (*Agent, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.agent != nil {
-		return nil, fmt.Errorf("start agent: the place of the rig's agent %w", ErrTaken)
+		return nil, fmt.Errorf("start agent: the rig's socket %w by another agent", ErrTaken)
 	}
 	err := r.startAgent(ctx, charge)
 	return r.agent, err

@@ -40,7 +40,7 @@ const (
 type Container struct {
 	rig       *Rig
 	spec      Spec
-	at        *place            // where the runtime runs
+	at        *namespace        // where the runtime runs
 	runtime   string            // the program
 	env       []string          // of the program, besides the machine's
 	hostPorts map[uint16]uint16 // of the host's, by its own

@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -38,7 +37,7 @@ func claim(parent string) (dir string, f *os.File, err error) {
 		return "", nil, err
 	}
 	defer all.Close()
-	if err := unix.Flock(int(all.Fd()), unix.LOCK_EX); err != nil {
+	if err := lock.Wait(all); err != nil {
 		return "", nil, fmt.Errorf("lock %s: %w", Registry, err)
 	}
 	if parent, err = filepath.Abs(parent); err != nil {
@@ -109,7 +108,7 @@ func remove(dir, file string) error {
 	if err := cgroup.At(filepath.Join(v2, name)).Remove(); err != nil {
 		return err
 	}
-	mounts, err := controllers()
+	mounts, err := cgroup.Controllers()
 	if err != nil {
 		return err
 	}
@@ -139,27 +138,4 @@ func removeGroup(path string) error {
 			return fmt.Errorf("remove cgroup %s: %w", path, err)
 		}
 	}
-}
-
-// controllers are where the v1 hierarchies are mounted, by controller. There are none
-// where all is v2.
-func controllers() (map[string]string, error) {
-	data, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		return nil, err
-	}
-	found := make(map[string]string)
-	for line := range strings.Lines(string(data)) {
-		before, after, _ := strings.Cut(line, " - ")
-		fields, fs := strings.Fields(before), strings.Fields(after)
-		if len(fields) < 5 || len(fs) < 3 || fs[0] != "cgroup" {
-			continue
-		}
-		for _, option := range strings.Split(fs[2], ",") {
-			if option != "rw" && option != "ro" && option != "xattr" {
-				found[option] = fields[4]
-			}
-		}
-	}
-	return found, nil
 }

@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/tsugiki/tsugiki/internal/cgroup"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/internal/sys/lock"
@@ -29,7 +31,7 @@ func TestMain(m *testing.M) {
 		r := &Rig{}
 		var err error
 		var left int64
-		if r.v1, err = controllers(); err == nil {
+		if r.v1, err = cgroup.Controllers(); err == nil {
 			left, err = r.groupLimit("pids", "pids.max", "pids.current", "pids.max", "pids.current")
 		}
 		if err != nil {

@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/tsugiki/tsugiki/internal/sys/mounts"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/internal/cni"
@@ -146,14 +148,14 @@ func namespaceLimits(containers int) (list []limit, err error) {
 			what: kind + " namespaces", remedy: "sysctl -w user." + name + "=N", need: int64(containers + rigNamespaces), have: most,
 		})
 	}
-	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	all, err := mounts.Read(mounts.Self, mounts.Any)
 	if err != nil {
 		return nil, err
 	}
 	most, err := readLimit("/proc/sys/fs/mount-max")
 	return append(list, limit{
 		what: "mounts", remedy: "sysctl -w fs.mount-max=N",
-		need: int64(strings.Count(string(mounts), "\n") + containers + rigMounts), have: most,
+		need: int64(len(all) + containers + rigMounts), have: most,
 	}), err
 }
 

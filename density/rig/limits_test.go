@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tsugiki/tsugiki/internal/cgroup"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/internal/cni"
@@ -44,7 +46,7 @@ func TestRoom(t *testing.T) {
 
 // A process in a group with a limit finds the limit, if its group has the controller.
 func TestGroupLimit(t *testing.T) {
-	mounts, err := controllers()
+	mounts, err := cgroup.Controllers()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -73,6 +73,9 @@ var (
 	remoteBridgedAddr = netip.MustParsePrefix("203.0.113.2/24")
 )
 
+// RemoteAddr is the remote side, as the host and grafted containers see it.
+func RemoteAddr() netip.Addr { return remoteAddr.Addr() }
+
 // helpersGroup has the rig's own processes, below its group.
 const helpersGroup = "helpers"
 
@@ -85,7 +88,7 @@ type Options struct {
 	Bin     string // the folder of tsugiki's programs; where they are installed if empty
 }
 
-// Rig is a place for containers. Its methods may be called by several goroutines.
+// Rig is a set of namespaces, a cgroup and a folder, in which containers run. Its methods may be called by several goroutines.
 type Rig struct {
 	Options
 
@@ -95,10 +98,10 @@ type Rig struct {
 	helpers *os.File // the group of its own processes
 	v1      map[string]string
 	mounts  *os.File
-	host    *place
-	bridged *place // the host that has the bridge
-	pureV1  *place // the host without the v2 hierarchy; nil if all is v2
-	remote  *place
+	host    *namespace
+	bridged *namespace // the host that has the bridge
+	pureV1  *namespace // the host without the v2 hierarchy; nil if all is v2
+	remote  *namespace
 
 	mu         sync.Mutex // guards what follows
 	containers map[string]*Container
@@ -121,7 +124,7 @@ func New(o Options) (_ *Rig, err error) {
 	if _, err := findRuntime(r.Runtime); err != nil {
 		return nil, err
 	}
-	if r.v1, err = controllers(); err != nil {
+	if r.v1, err = cgroup.Controllers(); err != nil {
 		return nil, err
 	}
 	if r.dir, r.claim, err = claim(r.Options.Dir); err != nil {
@@ -130,7 +133,7 @@ func New(o Options) (_ *Rig, err error) {
 	if err := r.makeGroup(); err != nil {
 		return nil, err
 	}
-	if err := r.makePlaces(); err != nil {
+	if err := r.makeNamespaces(); err != nil {
 		return nil, err
 	}
 	return r, r.makeRootfs()
@@ -202,16 +205,16 @@ func (r *Rig) makeGroup() error {
 	return err
 }
 
-// makePlaces makes the namespaces and connects them.
-func (r *Rig) makePlaces() (err error) {
-	if r.host, err = newPlace(nil); err != nil {
+// makeNamespaces makes the namespaces and connects them.
+func (r *Rig) makeNamespaces() (err error) {
+	if r.host, err = newNamespace(nil); err != nil {
 		return err
 	}
 	if r.mounts, err = r.host.mounts(); err != nil {
 		return err
 	}
-	for _, p := range []**place{&r.bridged, &r.remote} {
-		if *p, err = newPlace(r.mounts); err != nil {
+	for _, p := range []**namespace{&r.bridged, &r.remote} {
+		if *p, err = newNamespace(r.mounts); err != nil {
 			return err
 		}
 	}
@@ -252,7 +255,7 @@ func (r *Rig) Close() error {
 		r.agent.close()
 		r.agent = nil
 	}
-	for _, p := range []**place{&r.remote, &r.bridged, &r.pureV1, &r.host} {
+	for _, p := range []**namespace{&r.remote, &r.bridged, &r.pureV1, &r.host} {
 		if *p != nil {
 			errs = append(errs, (*p).close())
 			*p = nil

@@ -38,7 +38,7 @@ func checkGone(t *testing.T, name, dir string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	mounts, err := controllers()
+	mounts, err := cgroup.Controllers()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,7 +92,7 @@ func TestContainers(t *testing.T) {
 					if network == Bridge {
 						host = r.bridged
 					}
-					for side, at := range map[string]*place{"host": host, "remote": r.remote} {
+					for side, at := range map[string]*namespace{"host": host, "remote": r.remote} {
 						out, err := at.output(ctx, r.command(ctx, get[0], get[1:]...))
 						if err != nil || string(out) != "hello\n" {
 							t.Errorf("from the %s: %q, %v", side, out, err)
@@ -205,7 +205,7 @@ func TestAgent(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(pages, "index.html"), []byte("hello\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	server, err := r.ServeOutside(ctx, 8080, "busybox", "httpd", "-f", "-h", pages, "-p", "0.0.0.0:8080")
+	err := r.ServeOutside(ctx, 8080, "busybox", "httpd", "-f", "-h", pages, "-p", "0.0.0.0:8080")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -231,7 +231,7 @@ func TestAgent(t *testing.T) {
 		if err := r.DialOutside(ctx, c.Address(80)); err != nil {
 			t.Error(err)
 		}
-		if out, err := c.Exec(ctx, "wget", "-q", "-O", "-", "http://"+server.String()+"/"); err != nil || string(out) != "hello\n" {
+		if out, err := c.Exec(ctx, "wget", "-q", "-O", "-", "http://"+RemoteAddr().String()+":8080/"); err != nil || string(out) != "hello\n" {
 			t.Errorf("from the container: %q, %v", out, err)
 		}
 		found, err := r.Processes()

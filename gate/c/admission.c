@@ -28,7 +28,8 @@ static int admission_parse(const void *bytes, size_t length, unsigned int files,
 		return EPROTO;
 	if (files != GATE_ADMISSION_FILES)
 		return EBADF;
-	if ((a->born & ~(uint32_t)(BOARD_BORN_4 | BOARD_BORN_6)) != 0 || a->datagrams > 1)
+	if ((a->host_first & ~(uint32_t)(BOARD_HOST_FIRST_4 | BOARD_HOST_FIRST_6)) != 0 ||
+	    a->datagrams > 1)
 		return EINVAL;
 	return 0;
 }
@@ -57,7 +58,7 @@ static struct pooled_gate *admission_add(const struct gate_admission *a, const i
 	p->gate = (struct gate){
 		.own = a->own,
 		.cookie = a->cookie,
-		.born = a->born,
+		.host_first = a->host_first,
 		.datagrams = a->datagrams,
 		.uid = a->uid,
 		.gid = a->gid,

@@ -5,8 +5,7 @@
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
-#include "asks.h"
-#include "decide.h"
+#include "pending.h"
 #include "gate.h"
 
 /* From linux/seccomp.h, where it is too old. */
@@ -51,22 +50,9 @@ bool gate_deliver(struct gate_worker *w, int file, bool close_on_exec)
 	return ioctl(gate.listener, SECCOMP_IOCTL_NOTIF_ADDFD, &add) >= 0;
 }
 
-/* Options and names of sockets that may be AF_GRAFT ones. */
-void gate_api(struct gate_worker *w, bool asked)
+void gate_pass_if(struct gate_worker *w, bool passed)
 {
-	if (asked)
-		gate_pass(w);
-	else
-		gate_proceed(w);
-}
-
-/*
- * The kernel must not carry on with a request that tells of interfaces: by then there may
- * be a host socket under the number.
- */
-void gate_ioctl(struct gate_worker *w)
-{
-	if (gate_ioctl_is_asked((uint32_t)w->n.data.args[1]))
+	if (passed)
 		gate_pass(w);
 	else
 		gate_proceed(w);

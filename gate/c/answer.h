@@ -15,10 +15,7 @@ void gate_proceed(struct gate_worker *w);
 /* Answers with a descriptor of FILE; fails as the ioctl(2) that gives it to the caller. */
 bool gate_deliver(struct gate_worker *w, int file, bool close_on_exec);
 
-/* Has the supervisor answer if it is ASKED, and else the kernel carry on. */
-void gate_api(struct gate_worker *w, bool asked);
-
-/* Handles ioctl(2), of any ABI. */
-void gate_ioctl(struct gate_worker *w);
+/* Has the supervisor answer if the call is to be PASSED on, and else the kernel carry on. */
+void gate_pass_if(struct gate_worker *w, bool passed);
 
 #endif

@@ -26,7 +26,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "asks.h"
+#include "pending.h"
 #include "gate.h"
 #include "messages.h"
 #include "orders.h"
@@ -41,7 +41,7 @@ static bool gate_hung_up(void)
 /* A supervisor takes its answers: where it does not, it waits for itself. */
 static void gate_done(const struct gate_order *order, int error)
 {
-	const struct gate_ask done = {
+	const struct gate_request done = {
 		.version = GATE_VERSION, .call = GATE_DONE, .id = order->tag, .number = error};
 
 	(void)send(gate.control, &done, sizeof(done), MSG_NOSIGNAL);
@@ -116,7 +116,7 @@ static bool gate_may_supervise(int file)
 
 static void gate_refuse(int file, uint32_t why)
 {
-	const struct gate_ask no = {.version = GATE_VERSION, .call = why};
+	const struct gate_request no = {.version = GATE_VERSION, .call = why};
 
 	(void)send(file, &no, sizeof(no), MSG_NOSIGNAL | MSG_DONTWAIT);
 }
@@ -145,9 +145,9 @@ _Noreturn void gate_converse(void)
 		bool there = gate_supervisor_is_there();
 		struct pollfd p[] = {
 			{.fd = there ? gate.control : -1,
-			 .events = POLLIN | (there && gate_asks_wait() ? POLLOUT : 0)},
+			 .events = POLLIN | (there && gate_pending_any_due() ? POLLOUT : 0)},
 			{.fd = gate.adopt_socket, .events = POLLIN},
-			{.fd = gate_asks_event(), .events = POLLIN},
+			{.fd = gate_pending_event(), .events = POLLIN},
 			{.fd = gate.listener}, /* its end alone */
 		};
 		eventfd_t events;
@@ -157,9 +157,9 @@ _Noreturn void gate_converse(void)
 		if (p[3].revents & POLLHUP)
 			gate_end();
 		if (p[2].revents)
-			eventfd_read(gate_asks_event(), &events);
+			eventfd_read(gate_pending_event(), &events);
 		if (p[0].revents & POLLOUT)
-			gate_asks_send();
+			gate_pending_send();
 		if (p[0].revents & ~POLLOUT)
 			gate_listen_to_supervisor();
 		if (p[1].revents)

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <sys/socket.h>
 
-#include "protocol.h"
+#include "../../include/tsugiki/graft.h"
 #include "../../policy/c/board.h"
 
 #ifndef IPPROTO_MPTCP
@@ -19,11 +19,12 @@
 
 #define GATE_TYPE_MASK 0xf
 
-bool gate_kind_of(unsigned int born, int family, int type, int protocol, struct gate_kind *kind)
+bool gate_kind_of(unsigned int host_first, int family, int type, int protocol,
+		  struct gate_kind *kind)
 {
 	const int flags = SOCK_NONBLOCK | SOCK_CLOEXEC;
 
-	if (!(born & (family == AF_INET ? BOARD_BORN_4 : BOARD_BORN_6)))
+	if (!(host_first & (family == AF_INET ? BOARD_HOST_FIRST_4 : BOARD_HOST_FIRST_6)))
 		return false;
 	if ((family != AF_INET && family != AF_INET6) || (type & ~(GATE_TYPE_MASK | flags)))
 		return false;
@@ -52,7 +53,7 @@ bool gate_kind_of(unsigned int born, int family, int type, int protocol, struct 
 
 /* Those of linux/sockios.h and linux/wireless.h, but for the requests about the socket
  * itself (intercept/filter/ioctl.go). */
-bool gate_ioctl_is_asked(uint32_t request)
+bool gate_ioctl_is_passed(uint32_t request)
 {
 	return (request & 0xfffffd00) == 0x8900 && request >= 0x8910 && request != SIOCOUTQNSD;
 }
@@ -63,7 +64,7 @@ bool gate_family_is_elsewhere(int family)
 	return family == 40 /* AF_VSOCK */ || family == 42 /* AF_QIPCRTR */;
 }
 
-bool gate_bind_is_asked(const uint8_t *address, size_t length)
+bool gate_bind_is_passed(const uint8_t *address, size_t length)
 {
 	uint16_t family;
 
@@ -71,6 +72,5 @@ bool gate_bind_is_asked(const uint8_t *address, size_t length)
 		return false;
 	memcpy(&family, address, sizeof(family));
 	/* An IPv4 socket takes the wildcard with AF_UNSPEC too. */
-	return family == AF_INET || family == AF_INET6 || family == AF_UNSPEC ||
-	       family == GATE_AF_GRAFT;
+	return family == AF_INET || family == AF_INET6 || family == AF_UNSPEC || family == AF_GRAFT;
 }

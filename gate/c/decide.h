@@ -7,7 +7,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* What socket(2) is asked for, or false if it is nothing that is born here. */
+/* The kind of socket that a socket(2) wants. The function returns false if a gate does not make
+ * such sockets. HOST_FIRST is a board's. */
 struct gate_kind {
 	int family;
 	int type;
@@ -16,15 +17,19 @@ struct gate_kind {
 	bool close_on_exec;
 };
 
-bool gate_kind_of(unsigned int born, int family, int type, int protocol, struct gate_kind *kind);
+bool gate_kind_of(unsigned int host_first, int family, int type, int protocol,
+		  struct gate_kind *kind);
 
-/* Whether ioctl(2) with this request tells of interfaces, addresses or neighbours. */
-bool gate_ioctl_is_asked(uint32_t request);
+/*
+ * Whether ioctl(2) with this request tells of interfaces, addresses or neighbours. The kernel must
+ * not carry on with such a request: by then there may be a host socket under the number.
+ */
+bool gate_ioctl_is_passed(uint32_t request);
 
 /* Whether sockets of a family are of no network namespace, and so are refused. */
 bool gate_family_is_elsewhere(int family);
 
 /* Whether bind(2) to an address may be more than the kernel's to answer. */
-bool gate_bind_is_asked(const uint8_t *address, size_t length);
+bool gate_bind_is_passed(const uint8_t *address, size_t length);
 
 #endif

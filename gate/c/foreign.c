@@ -20,7 +20,7 @@
 
 #include "../../bpf/options.h"
 #include "answer.h"
-#include "asks.h"
+#include "pending.h"
 #include "caller.h"
 #include "decide.h"
 
@@ -96,15 +96,15 @@ bool gate_is_leaving(const struct seccomp_notif *n)
 
 static void gate_foreign_listen(struct gate_worker *w, int number, int backlog)
 {
-	w->ask.call = GATE_LISTEN;
-	w->ask.number = number;
-	w->ask.backlog = backlog;
+	w->request.call = GATE_LISTEN;
+	w->request.number = number;
+	w->request.backlog = backlog;
 	gate_pass(w);
 }
 
 static void gate_foreign_socket(struct gate_worker *w, int family)
 {
-	w->ask.call = GATE_SOCKET;
+	w->request.call = GATE_SOCKET;
 	if (gate_family_is_elsewhere(family))
 		gate_answer(w, -EAFNOSUPPORT);
 	else
@@ -150,7 +150,7 @@ static void gate_set(struct gate_worker *w, const struct gate_setting *s)
 	uint32_t length = s->length;
 	int file, error;
 
-	w->ask.call = GATE_SETSOCKOPT;
+	w->request.call = GATE_SETSOCKOPT;
 	if (options_refused(s->level, s->name)) {
 		gate_answer(w, -EPERM);
 		return;
@@ -261,9 +261,9 @@ void gate_foreign(struct gate_worker *w)
 	case GATE_CALL(AUDIT_ARCH_I386, GATE_I386_IOCTL):
 	case GATE_CALL(AUDIT_ARCH_X86_64, GATE_X32_IOCTL):
 	case GATE_CALL(AUDIT_ARCH_ARM, GATE_ARM_IOCTL):
-		w->ask.call = GATE_IOCTL;
-		w->ask.narrow = true;
-		gate_ioctl(w);
+		w->request.call = GATE_IOCTL;
+		w->request.narrow = true;
+		gate_pass_if(w, gate_ioctl_is_passed((uint32_t)w->n.data.args[1]));
 		break;
 	default:
 		gate_proceed(w);

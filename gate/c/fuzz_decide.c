@@ -21,7 +21,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		return 0;
 	memcpy(args, &data[1 + BOARD_ADDRESS_MAX], sizeof(args));
 	gate_kind_of(data[0], args[0], args[1], args[2], &kind);
-	gate_bind_is_asked(&data[1], data[0] % (BOARD_ADDRESS_MAX + 1));
+	gate_bind_is_passed(&data[1], data[0] % (BOARD_ADDRESS_MAX + 1));
 	rules = size - (1 + BOARD_ADDRESS_MAX + sizeof(args) + BOARD_COUNTERS);
 	board = calloc(1, BOARD_RULES + rules); /* of its exact size, for the sanitizer */
 	if (board == NULL)

@@ -43,7 +43,7 @@ bool gate_make_board(struct gate *g)
 	b->version = BOARD_VERSION;
 	b->own = g->cookie;
 	b->host = host;
-	b->born = g->born;
+	b->host_first = g->host_first;
 	b->datagrams = g->datagrams;
 	return true;
 }

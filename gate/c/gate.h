@@ -24,7 +24,7 @@ struct gate {
 	struct board *board;
 	uint64_t own; /* inode of the program's namespace in nsfs */
 	uint64_t cookie;
-	uint32_t born; /* BOARD_BORN_ */
+	uint32_t host_first; /* BOARD_HOST_FIRST_ */
 	bool datagrams;
 	uint32_t uid; /* of the program, for the files' owner */
 	uint32_t gid;

@@ -5,24 +5,23 @@
  *
  * Theory of operation
  *
- * The gate is born in the host's network namespace and in the cgroup whose
+ * The gate is started in the host's network namespace and in the cgroup whose
  * kernel programs police the container's host sockets. Its threads wait for
  * notifications (seccomp_unotify(2)). For
  *
  *   socket	it makes the socket itself and gives it to the program, where the
- *		rules say that sockets are born on the host;
+ *		rules say that sockets are made on the host first;
  *   connect,	it looks whether the socket is already where the destination
  *   send	lies. If so, the kernel carries on with the call;
- *   all else	it reads what the arguments point to and asks the supervisor,
- *		who answers the notification itself. (It reads no option: the
+ *   all else	it reads what the arguments point to and sends it to the
+ *		supervisor, which answers the notification itself. (It reads no option: the
  *		supervisor does, where it needs one.)
  *
  * What is no socket of IP's or AF_GRAFT's goes on as it is: container engines
  * compose our filter with their own, which may ask about more.
  *
- * Who does that, and what happens if it takes for ever, is threads.c's. What becomes of
- * what the supervisor is asked, and of the gate without one, is asks.c's and
- * control.c's.
+ * threads.c has the threads, and says what happens if one takes for ever. pending.c has the
+ * requests to the supervisor, control.c the life of the gate without one.
  *
  * What may be believed. A notification names its caller by thread id, which is
  * somebody else's once the caller is dead. So everything that was got by that
@@ -53,9 +52,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "../../include/tsugiki/graft.h"
 #include "../../shim/c/marks.h"
 #include "answer.h"
-#include "asks.h"
+#include "pending.h"
 #include "caller.h"
 #include "decide.h"
 #include "foreign.h"
@@ -72,7 +72,8 @@ static void gate_socket(struct gate_worker *w)
 	struct gate_kind kind;
 	int file, error;
 
-	if (!gate_kind_of(gate.board->born, (int)args[0], (int)args[1], (int)args[2], &kind)) {
+	if (!gate_kind_of(gate.board->host_first, (int)args[0], (int)args[1], (int)args[2],
+			  &kind)) {
 		gate_proceed(w);
 		return;
 	}
@@ -91,8 +92,8 @@ static void gate_socket(struct gate_worker *w)
 		fcntl(file, F_SETFL, O_RDWR | O_NONBLOCK);
 	error = gate_deliver(w, file, kind.close_on_exec) ? 0 : errno;
 	close(file);
-	GATE_COUNT(born, error == 0);
-	GATE_COUNT(born_asked, error == 0 && args[5] == MARK_ASK);
+	GATE_COUNT(single, error == 0);
+	GATE_COUNT(misses, error == 0 && args[5] == MARK_ASK);
 	if (error == EMFILE || error == ENFILE || error == ENOMEM)
 		gate_answer(w, -error); /* the program's own limits */
 	else if (error != 0 && error != ENOENT)
@@ -110,14 +111,14 @@ static bool gate_in_place(struct gate_worker *w, int number, const struct board_
 	return gate_netns_of(w, number, place.unbound ? &bound : NULL) == place.netns && !bound;
 }
 
-/* Reads a sockaddr into what is asked. Returns whether the caller still waits. */
+/* Reads a sockaddr into the request. Returns whether the caller still waits. */
 static bool gate_read_address(struct gate_worker *w, uint64_t from, uint32_t length)
 {
 	if (length > GATE_SOCKADDR_MAX)
 		return true; /* the kernel refuses it */
 	if (length > BOARD_ADDRESS_MAX)
 		length = BOARD_ADDRESS_MAX;
-	w->ask.length = (uint32_t)gate_read(&w->n, from, w->ask.address, length);
+	w->request.length = (uint32_t)gate_read(&w->n, from, w->request.address, length);
 	return gate_valid(&w->n);
 }
 
@@ -127,12 +128,12 @@ static void gate_destination(struct gate_worker *w, uint64_t from, uint32_t leng
 
 	if (!gate_read_address(w, from, length))
 		return;
-	to = board_look_up(gate.board, BOARD_SIZE, w->ask.address, w->ask.length);
+	to = board_look_up(gate.board, BOARD_SIZE, w->request.address, w->request.length);
 	if (to.where == BOARD_NO_IP) {
 		gate_proceed(w);
 		return;
 	}
-	if (!gate_in_place(w, w->ask.number, &to)) {
+	if (!gate_in_place(w, w->request.number, &to)) {
 		gate_pass(w);
 		return;
 	}
@@ -144,7 +145,7 @@ static void gate_bind(struct gate_worker *w)
 {
 	if (!gate_read_address(w, w->n.data.args[1], (uint32_t)w->n.data.args[2]))
 		return;
-	if (gate_bind_is_asked(w->ask.address, w->ask.length))
+	if (gate_bind_is_passed(w->request.address, w->request.length))
 		gate_pass(w);
 	else
 		gate_proceed(w);
@@ -241,11 +242,11 @@ static enum gate_call gate_call_of(int number)
 
 static void gate_handle_socket(struct gate_worker *w)
 {
-	if (w->ask.number == GATE_AF_GRAFT)
+	if (w->request.number == AF_GRAFT)
 		gate_pass(w);
-	else if (gate_family_is_elsewhere(w->ask.number))
+	else if (gate_family_is_elsewhere(w->request.number))
 		gate_answer(w, -EAFNOSUPPORT);
-	else if (w->ask.number == MARK_FAMILY && w->n.data.args[5] == MARK_SHIM)
+	else if (w->request.number == MARK_FAMILY && w->n.data.args[5] == MARK_SHIM)
 		gate_serve_shim(w);
 	else
 		gate_socket(w);
@@ -260,16 +261,17 @@ static void gate_handle_native(struct gate_worker *w)
 	case SYS_socket:
 		gate_handle_socket(w);
 		break;
+	/* Options and names of sockets that may be AF_GRAFT ones. */
 	case SYS_setsockopt:
 		/* SOL_SOCKET's are never delayed. */
-		gate_api(w, (int)args[1] == GATE_LEVEL ||
-				    (graft_sockets && (int)args[1] != SOL_SOCKET));
+		gate_pass_if(w, (int)args[1] == IPPROTO_GRAFT ||
+					(graft_sockets && (int)args[1] != SOL_SOCKET));
 		break;
 	case SYS_getsockopt:
-		gate_api(w, (int)args[1] == GATE_LEVEL);
+		gate_pass_if(w, (int)args[1] == IPPROTO_GRAFT);
 		break;
 	case SYS_getsockname:
-		gate_api(w, graft_sockets);
+		gate_pass_if(w, graft_sockets);
 		break;
 	case SYS_connect:
 		gate_destination(w, args[1], (uint32_t)args[2]);
@@ -295,7 +297,7 @@ void gate_handle(struct gate_worker *w)
 	bool elsewhere = gate_is_elsewhere(n);
 
 	w->outcome = GATE_BY_NOBODY;
-	w->ask = (struct gate_ask){
+	w->request = (struct gate_request){
 		.version = GATE_VERSION,
 		.call = GATE_OTHER,
 		.id = n->id,
@@ -303,8 +305,8 @@ void gate_handle(struct gate_worker *w)
 		.number = (int32_t)n->data.args[0],
 		.backlog = (int32_t)n->data.args[1], /* of listen(2) */
 	};
-	_Static_assert(sizeof(w->ask.args) == sizeof(n->data.args), "all arguments");
-	memcpy(w->ask.args, n->data.args, sizeof(w->ask.args));
+	_Static_assert(sizeof(w->request.args) == sizeof(n->data.args), "all arguments");
+	memcpy(w->request.args, n->data.args, sizeof(w->request.args));
 
 	if (gate_is_leaving(n)) {
 		atomic_store(&gate.board->nested, 1);
@@ -315,12 +317,12 @@ void gate_handle(struct gate_worker *w)
 		gate_foreign(w);
 		return;
 	}
-	w->ask.call = gate_call_of(n->data.nr);
+	w->request.call = gate_call_of(n->data.nr);
 	/* These two whoever asks: it may be a host socket that was inherited. */
 	if (n->data.nr == SYS_listen)
 		gate_pass(w);
 	else if (n->data.nr == SYS_ioctl)
-		gate_ioctl(w);
+		gate_pass_if(w, gate_ioctl_is_passed((uint32_t)w->n.data.args[1]));
 	else if (elsewhere)
 		gate_proceed(w);
 	else

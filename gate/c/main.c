@@ -7,7 +7,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "asks.h"
+#include "pending.h"
 #include "control.h"
 #include "gate.h"
 #include "gatepool.h"
@@ -36,7 +36,7 @@ int main(int argc, char **argv)
 	 */
 	(void)ioctl(gate.listener, SECCOMP_IOCTL_NOTIF_SET_FLAGS, GATE_SYNC_WAKE_UP);
 	(void)syscall(SYS_sched_setscheduler, 0, SCHED_BATCH, &(struct sched_param){0});
-	gate_asks_start(life.supervised);
+	gate_pending_start(life.supervised);
 	/* First of all that it hears: calls may be waiting by now. */
 	if (life.first)
 		gate_greet();

@@ -34,18 +34,14 @@ enum gate_call {
 	GATE_REFUSED,		/* to who connects: this process may not supervise */
 };
 
-/* The family of the sockets that programs bind to endpoints by name, and the level of
- * their options. */
-#define GATE_AF_GRAFT  4
-#define GATE_LEVEL     254
 #define GATE_ARGUMENTS 6
 
 /*
  * A call that the supervisor has to answer, or, if `answered` is set, one that
- * the gate has answered and tells of because it was asked to. With `again`, a
+ * the gate has answered and reports, because the supervisor traces. With `again`, a
  * supervisor that is gone may have begun to answer it.
  */
-struct gate_ask {
+struct gate_request {
 	uint32_t version;
 	uint32_t call;
 	uint64_t id; /* of the notification */
@@ -61,7 +57,7 @@ struct gate_ask {
 	uint64_t args[GATE_ARGUMENTS]; /* as the program passed them */
 };
 
-_Static_assert(sizeof(struct gate_ask) == 112, "ask has no padding");
+_Static_assert(sizeof(struct gate_request) == 112, "request has no padding");
 
 /* What the supervisor wants of the gate. Each is answered by GATE_DONE, or by
  * GATE_STATS. */
@@ -105,9 +101,9 @@ struct gate_counters {
 	struct gate_call_stats calls[GATE_CALLS];
 	uint64_t batches; /* that shims have ordered and got */
 	uint64_t batch_sockets;
-	uint64_t born;	     /* sockets that were made one at a time */
-	uint64_t born_asked; /* of these, those that a shim had none left for */
-	uint64_t again;	     /* asks of a former supervisor's that were passed on */
+	uint64_t single;     /* sockets that were made one at a time */
+	uint64_t misses;     /* of these, those that a shim had none left for */
+	uint64_t again;	     /* requests to a former supervisor that were sent again */
 	uint64_t full;	     /* calls that had to wait for room in the table */
 	uint64_t unreported; /* that a supervisor was too slow to be told of */
 };
@@ -143,7 +139,7 @@ struct gate_admission {
 	uint32_t version;
 	uint32_t uid;
 	uint32_t gid;
-	uint32_t born;
+	uint32_t host_first;
 	uint64_t own;
 	uint64_t cookie;
 	uint32_t datagrams;

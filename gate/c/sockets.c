@@ -120,8 +120,8 @@ unsigned int gate_batch(struct gate_worker *w)
 	int pair;
 
 	if (args[4] < 1 || args[4] > MARK_BATCH_MAX ||
-	    !gate_kind_of(gate.board->born, (int)(args[3] >> 8 & 0xff), (int)(args[3] & 0xff), 0,
-			  &kind))
+	    !gate_kind_of(gate.board->host_first, (int)(args[3] >> 8 & 0xff), (int)(args[3] & 0xff),
+			  0, &kind))
 		return 0;
 	if (pthread_mutex_trylock(&gate_batch_lock) != 0)
 		return 0;

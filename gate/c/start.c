@@ -21,16 +21,17 @@
 enum { GATE_FD_CONTROL = 3, GATE_FD_LISTENER, GATE_FD_KILL };
 
 static const char gate_usage_text[] =
-	"usage: tsugiki-gate --uid N --gid N --own INODE --cookie N [--born4] [--born6] "
+	"usage: tsugiki-gate --uid N --gid N --own INODE --cookie N [--host-first4] "
+	"[--host-first6] "
 	"[--datagrams], control socket at 3, seccomp listener at 4, cgroup.kill at 5; or "
 	"tsugiki-gate --pool IDLE-MS, control socket at 3\n";
 
 static bool gate_flag(struct gate *g, const char *name)
 {
-	if (strcmp(name, "--born4") == 0)
-		g->born |= BOARD_BORN_4;
-	else if (strcmp(name, "--born6") == 0)
-		g->born |= BOARD_BORN_6;
+	if (strcmp(name, "--host-first4") == 0)
+		g->host_first |= BOARD_HOST_FIRST_4;
+	else if (strcmp(name, "--host-first6") == 0)
+		g->host_first |= BOARD_HOST_FIRST_6;
 	else if (strcmp(name, "--datagrams") == 0)
 		g->datagrams = true;
 	else

@@ -39,7 +39,7 @@ static unsigned int gate_bucket(uint64_t nanoseconds)
 
 void gate_count(const struct gate_worker *w, uint64_t nanoseconds)
 {
-	uint32_t call = w->ask.call;
+	uint32_t call = w->request.call;
 
 	switch (w->outcome) {
 	case GATE_BY_NOBODY:
@@ -66,7 +66,7 @@ bool gate_say_stats(struct board *b, int to, uint64_t tag, int flags)
 
 bool gate_say_bye(struct board *b, int to, int flags)
 {
-	const struct gate_ask bye = {.version = GATE_VERSION, .call = GATE_BYE};
+	const struct gate_request bye = {.version = GATE_VERSION, .call = GATE_BYE};
 
 	/* Nobody has asked, or can ask any more: no tag. */
 	return gate_say_stats(b, to, 0, flags) &&

@@ -32,7 +32,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "asks.h"
+#include "pending.h"
 #include "gate.h"
 #include "handle.h"
 #include "messages.h"

@@ -11,7 +11,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "asks.h"
+#include "pending.h"
 #include "gate.h"
 #include "messages.h"
 #include "sockets.h"

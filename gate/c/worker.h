@@ -30,7 +30,7 @@ struct gate_worker {
 	unsigned int seen;    /* turn at the last tick; the watchdog's own */
 
 	struct seccomp_notif n;
-	struct gate_ask ask; /* what the supervisor is asked, if it is */
+	struct gate_request request; /* to the supervisor, if there is one */
 	enum gate_outcome outcome;
 	/* The last caller's pidfd: it refers to that thread for good, so that a
 	 * reused id fails instead of reaching somebody else. */

@@ -10,7 +10,7 @@ import (
 
 func succeed() graft.Answer              { return graft.Answer{Action: graft.Succeed} }
 func fail(errno unix.Errno) graft.Answer { return graft.Answer{Action: graft.Fail, Errno: errno} }
-func intArg(a gate.Ask, i int) int       { return int(int32(a.Args[i])) }
+func intArg(a gate.Request, i int) int   { return int(int32(a.Args[i])) }
 
 // namer is the program of a call as package afgraft sees it.
 type namer struct{ *program }
@@ -27,7 +27,7 @@ func (n namer) ReadAt(at uint64, b []byte) error  { return n.readAt(at, b) }
 func (n namer) WriteAt(at uint64, b []byte) error { return n.writeAt(at, b) }
 
 // bindNamed answers bind(2) with the address that the gate has read.
-func (s *Supervisor) bindNamed(p *program, a gate.Ask) (graft.Answer, error) {
+func (s *Supervisor) bindNamed(p *program, a gate.Request) (graft.Answer, error) {
 	if _, is, err := s.engine.AFGraftState(p, a.Number); !is {
 		return graft.Answer{}, err
 	}
@@ -39,7 +39,7 @@ func (s *Supervisor) bindNamed(p *program, a gate.Ask) (graft.Answer, error) {
 }
 
 // askNamed answers the calls for options and names of sockets that may be AF_GRAFT ones.
-func (s *Supervisor) askNamed(p *program, a gate.Ask) (graft.Answer, error) {
+func (s *Supervisor) askNamed(p *program, a gate.Request) (graft.Answer, error) {
 	switch n := (namer{p}); a.Call {
 	case gate.SetOption:
 		return answerOf(afgraft.SetOption(n, a.Number, intArg(a, 1), intArg(a, 2), a.Args[3], intArg(a, 4)))

@@ -42,7 +42,7 @@ func newThreads() *threads {
 
 // begin waits until the thread's last call has been answered. If that was this one,
 // carried out in answer to another notification, it returns that one.
-func (t *threads) begin(a gate.Ask) (id uint64, found bool) {
+func (t *threads) begin(a gate.Request) (id uint64, found bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for {
@@ -58,7 +58,7 @@ func (t *threads) begin(a gate.Ask) (id uint64, found bool) {
 }
 
 // end ends what begin began.
-func (t *threads) end(a gate.Ask) {
+func (t *threads) end(a gate.Request) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	delete(t.busy, a.Thread)
@@ -66,7 +66,7 @@ func (t *threads) end(a gate.Ask) {
 }
 
 // interrupt remembers a call that was carried out in answer to a notification.
-func (t *threads) interrupt(a gate.Ask, id uint64) {
+func (t *threads) interrupt(a gate.Request, id uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if len(t.interrupted) >= interruptionsMax {

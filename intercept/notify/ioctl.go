@@ -102,7 +102,7 @@ type request struct {
 
 // ioctl answers a request about the interfaces of a socket's namespace. A fault of ours
 // does not let the kernel carry on.
-func (s *Supervisor) ioctl(p *program, a gate.Ask) (graft.Answer, error) {
+func (s *Supervisor) ioctl(p *program, a gate.Request) (graft.Answer, error) {
 	r := request{number: uint32(a.Args[1]), at: a.Args[2], narrow: a.Narrow}
 	if a.Narrow {
 		r.at = uint64(uint32(r.at))
@@ -128,7 +128,7 @@ func (s *Supervisor) ioctl(p *program, a gate.Ask) (graft.Answer, error) {
 }
 
 // ioctlAnswer is the kernel's errno where there is one.
-func (s *Supervisor) ioctlAnswer(a gate.Ask, err error) (graft.Answer, error) {
+func (s *Supervisor) ioctlAnswer(a gate.Request, err error) (graft.Answer, error) {
 	var errno unix.Errno
 	switch {
 	case err == nil:

@@ -122,7 +122,7 @@ func (s *Supervisor) Handled() <-chan struct{} {
 // Start begins to serve, until the gate is closed or ends.
 func (s *Supervisor) Start() {
 	s.done.Add(1)
-	s.gate.Serve(func(a gate.Ask) {
+	s.gate.Serve(func(a gate.Request) {
 		came := time.Now()
 		if a.Answered {
 			s.tell(a) // in order
@@ -158,7 +158,7 @@ func (s *Supervisor) Stats() gate.Stats {
 	return stats
 }
 
-func (s *Supervisor) count(a gate.Ask, answer graft.Answer, took time.Duration) {
+func (s *Supervisor) count(a gate.Request, answer graft.Answer, took time.Duration) {
 	s.countMu.Lock()
 	defer s.countMu.Unlock()
 	c := s.counted[a.Call]
@@ -176,7 +176,7 @@ func (s *Supervisor) count(a gate.Ask, answer graft.Answer, took time.Duration) 
 	}
 }
 
-func (s *Supervisor) handle(a gate.Ask, came time.Time) {
+func (s *Supervisor) handle(a gate.Request, came time.Time) {
 	p := &program{s: s, id: a.ID, tid: a.Thread, call: a.ID, again: a.Again}
 	if id, found := s.threads.begin(a); found {
 		p.call, p.again = id, true
@@ -209,7 +209,7 @@ func (s *Supervisor) handle(a gate.Ask, came time.Time) {
 // program changes later does not matter. Where it lets the kernel carry on and
 // read the address again, a changed one meets the kernel programs on a host
 // socket, and on the container's own reaches what the container reaches anyway.
-func (s *Supervisor) ask(p *program, a gate.Ask) (graft.Answer, error) {
+func (s *Supervisor) ask(p *program, a gate.Request) (graft.Answer, error) {
 	switch a.Call {
 	case gate.Connect, gate.Send:
 		to, ok := parseSockaddr(a.Address)
@@ -242,7 +242,7 @@ func (s *Supervisor) ask(p *program, a gate.Ask) (graft.Answer, error) {
 }
 
 // tell logs what the gate has answered.
-func (s *Supervisor) tell(a gate.Ask) {
+func (s *Supervisor) tell(a gate.Request) {
 	p := &program{s: s, id: a.ID, tid: a.Thread, call: a.ID}
 	if a.Call == gate.Socket {
 		s.log.Debug("born", "pid", a.Thread, "syscall", a.Call, "family", a.Number)
@@ -253,7 +253,7 @@ func (s *Supervisor) tell(a gate.Ask) {
 	}
 }
 
-func (s *Supervisor) answer(a gate.Ask, answer graft.Answer) error {
+func (s *Supervisor) answer(a gate.Request, answer graft.Answer) error {
 	r := response{id: a.ID}
 	switch answer.Action {
 	case graft.Proceed:

@@ -1,6 +1,7 @@
 package arch
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"os"
@@ -175,5 +176,46 @@ func TestCirclesAreFound(t *testing.T) {
 				t.Errorf("foreign functions %v, want [%s]", got, c.foreign)
 			}
 		})
+	}
+}
+
+// The table of the gate's parts in docs/design/gate.md has every part, from the top down, with what
+// each includes.
+func TestTableOfTheGate(t *testing.T) {
+	parts := partsOf(t, "../..", []string{"gate/c"})
+	rowRE := regexp.MustCompile("(?m)^\\| `(\\w+)` \\| [^|]+ \\| ([^|]+) \\|$")
+	var above []string
+	_, section, _ := strings.Cut(read(t, "../../docs/design/gate.md"), "| part | owns | includes |")
+	section, _, _ = strings.Cut(section, "\n\n")
+	for _, row := range rowRE.FindAllStringSubmatch(section, -1) {
+		p := parts["../../gate/c/"+row[1]]
+		if p == nil {
+			t.Errorf("the table has %s, which is no part of the gate", row[1])
+			continue
+		}
+		var includes []string
+		for _, to := range p.includes {
+			if folder, name := filepath.Split(to); folder == "../../gate/c/" {
+				includes = append(includes, name)
+			}
+		}
+		slices.Sort(includes)
+		includes = slices.Compact(includes)
+		want := strings.Split(row[2], ", ")
+		slices.Sort(want)
+		if got := cmp.Or(strings.Join(includes, ", "), "none"); got != strings.Join(want, ", ") {
+			t.Errorf("%s includes %s; the table says %s", row[1], got, row[2])
+		}
+		for _, name := range includes {
+			if slices.Contains(above, name) {
+				t.Errorf("%s includes %s, which is above it", row[1], name)
+			}
+		}
+		above = append(above, row[1])
+	}
+	for path := range parts {
+		if name := filepath.Base(path); !strings.HasPrefix(name, "fuzz_") && !slices.Contains(above, name) {
+			t.Errorf("the table has no %s", name)
+		}
 	}
 }

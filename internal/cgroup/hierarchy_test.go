@@ -18,7 +18,8 @@ func TestFind(t *testing.T) {
 	}{
 		{
 			"pure v2", "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw\n",
-			Hierarchy{"/sys/fs/cgroup", "/", 26}, nil,
+			Hierarchy{"/sys/fs/cgroup", "/", 26},
+			nil,
 		},
 		{
 			"hybrid",
@@ -31,21 +32,25 @@ func TestFind(t *testing.T) {
 		},
 		{
 			"in a container", "42 30 0:28 /docker/abc /sys/fs/cgroup ro - cgroup2 cgroup rw\n",
-			Hierarchy{"/sys/fs/cgroup", "/docker/abc", 28}, nil,
+			Hierarchy{"/sys/fs/cgroup", "/docker/abc", 28},
+			nil,
 		},
 		{
 			"a part, and the whole", "42 30 0:28 /a /a rw - cgroup2 a rw\n43 30 0:28 / /b rw - cgroup2 b rw\n44 30 0:28 / /c rw - cgroup2 c rw\n",
-			Hierarchy{"/b", "/", 28}, nil,
+			Hierarchy{"/b", "/", 28},
+			nil,
 		},
 		{
 			"names that are made up",
 			`45 30 0:30 / /x\040-\040cgroup2\040cgroup2\040rw rw - tmpfs cgroup2 rw` + "\n" +
 				`46 30 0:31 /a\012b /c\040d rw - cgroup2  rw` + "\nshort - cgroup\n",
-			Hierarchy{"/c d", "/a\nb", 31}, nil,
+			Hierarchy{"/c d", "/a\nb", 31},
+			nil,
 		},
 		{
 			"v1 only", "31 30 0:27 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu\n",
-			Hierarchy{}, map[string]Hierarchy{"cpu": both},
+			Hierarchy{},
+			map[string]Hierarchy{"cpu": both},
 		},
 	}
 	for _, tt := range tests {

@@ -1,9 +1,8 @@
-// Package config owns the configuration of the node daemon: what
-// /etc/tsugiki/agent.toml may hold, and saying where it is wrong.
+// Package config owns the configuration file of the node daemon, /etc/tsugiki/agent.toml: its
+// keys, their checks, and errors with line and column.
 //
-// It reads one file and nothing else; it needs no privilege and no particular
-// kernel. How rules are written is not its own: it keeps their texts, with their
-// lines, for who can read them.
+// It reads one file and nothing else. It needs no privilege and no particular kernel. It does
+// not parse rules: it keeps their texts and lines for agent/rules.
 package config
 
 import (
@@ -17,7 +16,7 @@ import (
 	"slices"
 )
 
-// Where things are, unless the configuration says otherwise.
+// Default paths of the file and of the agent's folders.
 const (
 	DefaultPath     = "/etc/tsugiki/agent.toml"
 	DefaultRunDir   = "/run/tsugiki"
@@ -27,7 +26,7 @@ const (
 // sizeMax is the largest file that is read, in bytes.
 const sizeMax = 1 << 20
 
-// Config is what the file says, with defaults for the rest.
+// Config is the content of the file, with defaults for missing keys.
 type Config struct {
 	Path       string // of the file
 	RunDir     string
@@ -40,34 +39,34 @@ type Config struct {
 	Containers []Container // in the order of the file
 }
 
-// Log says what the daemon logs, and how.
+// Log configures the daemon's log.
 type Log struct {
 	Level  slog.Level
 	Format string // text or json
 }
 
-// Metrics says where the daemon's metrics are read.
+// Metrics configures the daemon's HTTP server for metrics.
 type Metrics struct {
-	Listen string // ADDR:PORT; empty: nowhere
+	Listen string // ADDR:PORT; empty: there is no server
 }
 
-// Runtime says which OCI runtime makes containers.
+// Runtime configures the OCI runtime that tsugiki-runtime calls.
 type Runtime struct {
-	Path string // empty: the first one that is found
+	Path string // empty: runc or crun, the first one in PATH
 }
 
-// Charge says how CPU time that others spend for containers is charged to them.
+// Charge configures how containers are charged for CPU time that other processes spend for them.
 type Charge struct {
 	Enabled   bool
 	Placement bool
 	Burst     bool
 	Discovery bool
-	Within    string // path of a cgroup; empty: all
+	Within    string // path of a cgroup; empty: containers in all cgroups
 	Softirq   bool
 	Shared    []Text // names of programs
 }
 
-// Container is what containers are given whose names Match.
+// Container has the rules of containers whose names Match.
 type Container struct {
 	Match                      string // a pattern of path.Match
 	Mode                       string // auto, preload, seccomp; empty is auto
@@ -75,18 +74,17 @@ type Container struct {
 	Line                       int
 }
 
-// Allow is what the annotations of some containers may ask for. The first one counts
-// whose Engines and Names have a container; the zero value of each other field allows
-// nothing, where no default is named.
+// Allow limits what the annotations of some containers may ask for. The first entry with a
+// container's engine and name applies. The zero value of any other field allows nothing, except
+// where a default is given.
 type Allow struct {
 	Engines     []Text // some of Engines()
 	Names       []Text // patterns of path.Match
-	Annotations []Text // which are heard: some of AnnotationKeys()
-	// UnknownOrigin hears also those of which it is not known whether the image
-	// brings them.
+	Annotations []Text // which annotations the agent follows: some of AnnotationKeys()
+	// UnknownOrigin follows also annotations that may come from the image.
 	UnknownOrigin bool
 	Destinations  []Text // prefixes that rules may name
-	Special       []Text // and some of SpecialKinds()
+	Special       []Text // special destinations that rules may name: some of SpecialKinds()
 	Addresses     []Text // prefixes of the host's addresses
 	Ports         []Text // the host's, PORT or FIRST-LAST; nil: 1024-65535
 	Types         []Text // of endpoints; nil: ipv4 and ipv6
@@ -99,38 +97,42 @@ type Allow struct {
 // Engines are the names of container engines.
 func Engines() []string { return []string{"docker", "podman", "containerd", "nerdctl", "cri", "other"} }
 
-// AnnotationKeys are the annotations that can be heard, without their prefix.
+// AnnotationKeys are the annotations that the agent can follow, without their prefix.
 func AnnotationKeys() []string { return []string{"egress", "endpoints", "ingress", "mode", "name"} }
 
-// SpecialKinds are the kinds of destinations that no wider rule covers.
+// SpecialKinds are the kinds of addresses that a rule covers only if it names them.
 func SpecialKinds() []string {
 	return []string{"broadcast", "link-local", "loopback", "multicast", "unspecified"}
 }
 
-// Text is a rule or an endpoint as it is written, and its line.
+// Text is an element of a list, such as a rule, with its line.
 type Text struct {
 	Text string
 	Line int
 }
 
-// Error is something wrong in a file.
+// Error is an error in a file.
 type Error struct {
-	File string
-	Line int // 0: of the whole file
-	Err  error
+	File   string
+	Line   int // from 1; 0 if the error is not on one line
+	Column int // from 1, in bytes: of the value or its key; 0 if the error is not at one column
+	Err    error
 }
 
 func (e *Error) Error() string {
-	if e.Line == 0 {
+	switch {
+	case e.Line == 0:
 		return fmt.Sprintf("%s: %v", e.File, e.Err)
+	case e.Column == 0:
+		return fmt.Sprintf("%s:%d: %v", e.File, e.Line, e.Err)
 	}
-	return fmt.Sprintf("%s:%d: %v", e.File, e.Line, e.Err)
+	return fmt.Sprintf("%s:%d:%d: %v", e.File, e.Line, e.Column, e.Err)
 }
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// Load reads a configuration; an empty path is DefaultPath, where none need be. If
-// something in it is wrong, the error joins an Error for each fault.
+// Load reads a configuration file. An empty path is DefaultPath, which may be missing. The
+// error of a wrong file joins an *Error for each mistake.
 func Load(file string) (*Config, error) {
 	optional := file == ""
 	if optional {
@@ -159,8 +161,7 @@ func read(file string) ([]byte, error) {
 	return data, err
 }
 
-// For returns what a container of a name is given: the first entry that matches,
-// or nil.
+// For returns the first entry whose pattern matches the name of a container, or nil.
 func (c *Config) For(name string) *Container {
 	for i := range c.Containers {
 		if ok, _ := path.Match(c.Containers[i].Match, name); ok {
@@ -170,8 +171,8 @@ func (c *Config) For(name string) *Container {
 	return nil
 }
 
-// AllowFor is what the annotations of a container may ask for, by its engine and by the
-// name that the engine gives it: the first entry that has both, or nil.
+// AllowFor returns the first entry with a container's engine and with a pattern that matches the
+// name that the engine gives the container, or nil.
 func (c *Config) AllowFor(engine, name string) *Allow {
 	for i := range c.Allows {
 		a := &c.Allows[i]

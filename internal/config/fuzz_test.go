@@ -40,7 +40,8 @@ func FuzzParse(f *testing.F) {
 	f.Add([]byte("runtime = { path = \"/a\" }\r\nlogs = 3\n[x.y]\n[[z]]\n"))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		c, err := parse("f", data)
-		lines := strings.Count(string(data), "\n") + 1
+		texts := strings.Split(string(data), "\n")
+		lines := len(texts)
 		if err != nil {
 			errs := []error{err}
 			if joined, is := err.(interface{ Unwrap() []error }); is {
@@ -49,7 +50,10 @@ func FuzzParse(f *testing.F) {
 			for _, err := range errs {
 				var e *Error
 				if !errors.As(err, &e) || e.Line < 0 || e.Line > lines {
-					t.Errorf("%v is not of one of %d lines", err, lines)
+					t.Fatalf("%v is not of one of %d lines", err, lines)
+				}
+				if e.Column < 0 || (e.Column > 0 && (e.Line == 0 || e.Column > len(texts[e.Line-1])+1)) {
+					t.Errorf("%v has a column that line %d does not have", err, e.Line)
 				}
 			}
 			return

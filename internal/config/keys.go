@@ -1,31 +1,21 @@
 package config
 
 import (
-	"errors"
-	"fmt"
-	"log/slog"
 	"maps"
-	"net/netip"
-	"path"
-	"path/filepath"
 	"slices"
-	"strings"
-	"unicode"
-
-	"github.com/pelletier/go-toml/v2/unstable"
 )
 
-// Key is a key of the file.
+// Key is a key of the file. The manual page and docs/CONFIG.md show its texts.
 type Key struct {
-	Table   string // empty: of none
+	Table   string // name of the table; empty: the key is in no table
 	Name    string
-	Kind    string // what its value is
-	Default string // empty: there is none, or it is an empty list
-	Text    string // what it says
+	Kind    string // kind of the value, for people
+	Default string // empty: there is no default, or it is an empty list
+	Text    string // what the key does
 	set     setter
 }
 
-// Header is how a table is written, empty for no table.
+// Header returns a table's header in the file, or an empty text for no table.
 func Header(table string) string {
 	if _, several := arrays[table]; several {
 		return "[[" + table + "]]"
@@ -36,163 +26,162 @@ func Header(table string) string {
 	return "[" + table + "]"
 }
 
-// setter takes the value of a key into a Config, and says what is wrong with it.
+// setter stores the value of a key in a Config, or returns the errors of the value.
 type setter func(*Config, value) []Error
 
-// Keys are all that there are. Those of container are there once for each of
-// them.
+// Keys returns all keys of the file, each table's together.
 func Keys() []Key { return keys }
 
 var keys = []Key{
 	{
 		"", "run_dir", "directory", DefaultRunDir,
-		"What is known of running containers, and the sockets at which the agent and they are reached.",
+		"State of running containers, and the sockets of the agent and of these containers.",
 		text(func(c *Config) *string { return &c.RunDir }, absolute),
 	},
 	{
 		"", "state_dir", "directory", DefaultStateDir,
-		"What has to outlive the agent.",
+		"Data that the next agent needs.",
 		text(func(c *Config) *string { return &c.StateDir }, absolute),
 	},
-	{"log", "level", "debug, info, warn or error", "info", "The least of what is logged.", logLevel},
+	{"log", "level", "debug, info, warn or error", "info", "Minimum level to log.", logLevel},
 	{
 		"log", "format", "text or json", "text",
-		"How a line of the log is written.",
+		"Format of a line of the log.",
 		text(func(c *Config) *string { return &c.Log.Format }, oneOf("text", "json")),
 	},
 	{
 		"metrics", "listen", "ADDR:PORT", "",
-		"Where Prometheus reads metrics over HTTP, and anybody else who can reach it. Without it, nowhere.",
+		"Address of the HTTP server for Prometheus metrics. Everybody who can reach the address can read them. Without this key there is no server.",
 		text(func(c *Config) *string { return &c.Metrics.Listen }, addrPort),
 	},
 	{
 		"runtime", "path", "file", "",
-		"The OCI runtime by which tsugiki-runtime makes containers. Without it, runc or crun, whichever is found first.",
+		"OCI runtime that tsugiki-runtime calls to make containers. Without this key it calls runc or crun, the first one in PATH.",
 		text(func(c *Config) *string { return &c.Runtime.Path }, absolute),
 	},
 	{
 		"charge", "enabled", "true or false", "true",
-		"Whether CPU time that others spend for a container is taken from its CPU quota.",
+		"Subtract CPU time that other processes spend for a container from the container's CPU quota.",
 		flag(func(c *Config) *bool { return &c.Charge.Enabled }),
 	},
 	{
 		"charge", "placement", "true or false", "true",
-		"Whether processes that work for one container are moved under its quota where that can be done: it is exact. Else quotas are lowered.",
+		"Move processes that work for one container under its quota, where the cgroups permit this. The kernel then charges them exactly. Without it, the agent lowers quotas.",
 		flag(func(c *Config) *bool { return &c.Charge.Placement }),
 	},
 	{
 		"charge", "burst", "true or false", "false",
-		"Whether containers without debts may use later what they could not use of their quota (cfs_burst), one period's at most: while others ran ahead of theirs. The kernel then refuses to lower their quota: docker update --cpus fails, if it does not come after let-go.",
+		"Allow debt-free containers to save up to one period of unused quota (cfs_burst). While this is on, lowering the quota of such a container (docker update --cpus) fails, unless let-go of the API came before.",
 		flag(func(c *Config) *bool { return &c.Charge.Burst }),
 	},
 	{
 		"charge", "discovery", "true or false", "true",
-		"Whether containers, and the shims, loggers and conmons that work for them, are found by themselves.",
+		"Find containers, and the shims, loggers and conmons that work for them.",
 		flag(func(c *Config) *bool { return &c.Charge.Discovery }),
 	},
 	{
 		"charge", "within", "path", "",
-		"The cgroup in or below which containers are looked for, as in /docker or /kubepods.slice: its path in the hierarchy of the cpu controller. Without it, all are.",
+		"Path of a cgroup in the hierarchy of the cpu controller, such as /docker or /kubepods.slice. The agent finds containers only in or below this cgroup. Without this key, it finds them in all cgroups.",
 		text(func(c *Config) *string { return &c.Charge.Within }, absolute),
 	},
 	{
 		"charge", "softirq", "true or false", "false",
-		"Whether the receiving of packets is charged, which costs some tenths of a microsecond for each packet of the machine.",
+		"Charge the receiving of packets. This costs some tenths of a microsecond for each packet of the machine.",
 		flag(func(c *Config) *bool { return &c.Charge.Softirq }),
 	},
 	{
 		"charge", "shared", "list", "",
-		"Names of programs that work for many containers, such as dockerd: their time is divided by the containers' files that they read and write. It costs some tens of nanoseconds for each system call of the machine while such a program serves a container that has a quota.",
+		"Names of programs that work for many containers, such as dockerd. The agent divides their CPU time by the files of containers that they read and write. While such a program serves a container that has a quota, this costs some tens of nanoseconds for each system call of the machine.",
 		texts(func(c *Config) *[]Text { return &c.Charge.Shared }),
 	},
 	{
 		"allow", "engines", "list", "",
-		"Whose annotations: of containers of docker, podman, containerd, nerdctl, cri (Kubernetes), or other, for those of whom it is not known. It may not be left out.",
+		"Engines of the containers: docker, podman, containerd, nerdctl, cri (Kubernetes), or other, for an unknown engine. Required.",
 		checked(func(c *Config) *[]Text { return &lastAllow(c).Engines }, oneOf(Engines()...)),
 	},
 	{
 		"allow", "names", "list", "",
-		"And of these names: patterns as in match of [[container]]. A name is what the engine calls the container, with Kubernetes NAMESPACE.POD.CONTAINER. It may not be left out.",
+		"Patterns of the names of the containers, as match of [[container]]. The name is the engine's name of the container, with Kubernetes NAMESPACE.POD.CONTAINER. Required.",
 		checked(func(c *Config) *[]Text { return &lastAllow(c).Names }, pattern),
 	},
 	{
 		"allow", "annotations", "list", "",
-		"Which annotations are heard: egress, endpoints, ingress, mode and name. Without it, none.",
+		"Annotations that the agent follows: egress, endpoints, ingress, mode and name. Without this key, it follows none.",
 		checked(func(c *Config) *[]Text { return &lastAllow(c).Annotations }, oneOf(AnnotationKeys()...)),
 	},
 	{
 		"allow", "unknown_origin", "true or false", "false",
-		"Whether annotations are heard of which it cannot be known whether the image brings them, or who starts the container.",
+		"Follow annotations also if the agent cannot find out whether they come from the image or from the user who starts the container.",
 		flag(func(c *Config) *bool { return &lastAllow(c).UnknownOrigin }),
 	},
 	{
 		"allow", "destinations", "list", "",
-		"Prefixes: what egress rules may be for, each as a whole within one of these.",
+		"Prefixes of destinations for egress rules. The prefix of a rule must lie within one of them.",
 		checked(func(c *Config) *[]Text { return &lastAllow(c).Destinations }, nonEmpty),
 	},
 	{
 		"allow", "special", "list", "",
-		"Kinds of destinations, and of the host's addresses, that no prefix of the other keys covers: broadcast, link-local, loopback, multicast and unspecified.",
+		"Special addresses that rules may name, as destinations and as addresses of the host: broadcast, link-local, loopback, multicast and unspecified. The prefixes of the other keys do not cover them.",
 		checked(func(c *Config) *[]Text { return &lastAllow(c).Special }, oneOf(SpecialKinds()...)),
 	},
 	{
 		"allow", "addresses", "list", "",
-		"The host's addresses, as prefixes, that rules and endpoints may use. 0.0.0.0/32 and ::/128 are for leaving the choice to the host.",
+		"Prefixes of the host's addresses that rules and endpoints may use. 0.0.0.0/32 and ::/128 permit that the host chooses the address.",
 		checked(func(c *Config) *[]Text { return &lastAllow(c).Addresses }, nonEmpty),
 	},
 	{
 		"allow", "ports", "list", "1024-65535",
-		"The host's ports, PORT or FIRST-LAST, that ingress rules and endpoints may use.",
+		"Ports of the host, each PORT or FIRST-LAST, that ingress rules and endpoints may use.",
 		checked(func(c *Config) *[]Text { return &lastAllow(c).Ports }, nonEmpty),
 	},
 	{
 		"allow", "types", "list", "ipv4, ipv6",
-		"Types of endpoints: ipv4, ipv6 and unix.",
+		"Types of endpoints that are permitted: ipv4, ipv6 and unix.",
 		checked(func(c *Config) *[]Text { return &lastAllow(c).Types }, oneOf("ipv4", "ipv6", "unix")),
 	},
 	{
 		"allow", "nameable", "true or false", "false",
-		"Whether there may be endpoints that programs name themselves: through them they connect to all that is not special.",
+		"Permit endpoints that programs name themselves. Through such an endpoint, a program can connect to every destination that is not special.",
 		flag(func(c *Config) *bool { return &lastAllow(c).Nameable }),
 	},
 	{
 		"allow", "netns", "list", "",
-		"Network namespaces that endpoints may be in: patterns of names of ip-netns(8), or of paths.",
+		"Network namespaces of endpoints: patterns of names of ip-netns(8), or of paths.",
 		checked(func(c *Config) *[]Text { return &lastAllow(c).Netns }, pattern),
 	},
 	{
 		"allow", "paths", "list", "",
-		"Paths that unix endpoints may have: patterns, or folders that end with a slash, for all below. No part of a path may be a symbolic link.",
+		"Paths of unix endpoints: patterns, or folders with a slash at the end for all paths below them. No part of a path may be a symbolic link.",
 		checked(func(c *Config) *[]Text { return &lastAllow(c).Paths }, pathPattern),
 	},
 	{
 		"container", "match", "pattern", "",
-		"Which containers, by name: * is any letters, ? is one, [a-z] one of these. It may not be left out.",
+		"Pattern of the names of the containers: * matches any characters, ? one character, [a-z] one of these. Required.",
 		text(func(c *Config) *string { return &last(c).Match }, pattern),
 	},
 	{
 		"container", "mode", "auto, preload or seccomp", "auto",
-		"How calls are intercepted, as --mode of tsugiki run.",
+		"Interception of socket calls, as --mode of tsugiki run.",
 		text(func(c *Config) *string { return &last(c).Mode }, oneOf("auto", "preload", "seccomp")),
 	},
 	{
 		"container", "endpoints", "list", "",
-		"Endpoints that rules, or programs, name: each as --endpoint of tsugiki run.",
+		"Definitions of endpoints, each as --endpoint of tsugiki run.",
 		texts(func(c *Config) *[]Text { return &last(c).Endpoints }),
 	},
 	{
 		"container", "ingress", "list", "",
-		"Rules for what is bound: each as -i of tsugiki run.",
+		"Rules for sockets that programs bind, each as -i of tsugiki run.",
 		texts(func(c *Config) *[]Text { return &last(c).Ingress }),
 	},
 	{
 		"container", "egress", "list", "",
-		"Rules for what is connected to: each as -e of tsugiki run.",
+		"Rules for sockets that programs connect, each as -e of tsugiki run.",
 		texts(func(c *Config) *[]Text { return &last(c).Egress }),
 	},
 }
 
-// tables are the setters of the keys, by table.
+// tables has the setters of the keys, by table and key.
 var tables = func() map[string]map[string]setter {
 	tables := map[string]map[string]setter{}
 	for _, k := range keys {
@@ -204,8 +193,7 @@ var tables = func() map[string]map[string]setter {
 	return tables
 }()
 
-// arrays are the tables of which there may be several, with the number of those that
-// there are.
+// arrays has the arrays of tables: functions that append a table, and that count the tables.
 var arrays = map[string]struct {
 	add   func(c *Config, line int)
 	count func(*Config) int
@@ -224,149 +212,7 @@ func lastAllow(c *Config) *Allow { return &c.Allows[len(c.Allows)-1] }
 
 func last(c *Config) *Container { return &c.Containers[len(c.Containers)-1] }
 
-// tableNames are those that have one.
+// tableNames returns the names of all tables, sorted.
 func tableNames() []string {
 	return slices.DeleteFunc(slices.Sorted(maps.Keys(tables)), func(name string) bool { return name == "" })
-}
-
-// value is a value, and where it is.
-type value struct {
-	node   *unstable.Node
-	line   int // of its key
-	lineOf func(n *unstable.Node, otherwise int) int
-}
-
-// kinds are what values can be.
-var kinds = map[unstable.Kind]string{
-	unstable.String: "a string", unstable.Bool: "a boolean", unstable.Integer: "an integer", unstable.Float: "a number",
-	unstable.Array: "an array", unstable.InlineTable: "a table", unstable.LocalDate: "a date", unstable.LocalTime: "a time",
-	unstable.LocalDateTime: "a date", unstable.DateTime: "a date",
-}
-
-// text takes a string that a check allows.
-func text(field func(*Config) *string, check func(string) error) setter {
-	return func(c *Config, v value) []Error {
-		if v.node.Kind != unstable.String {
-			return []Error{{Line: v.line, Err: fmt.Errorf("has to be a string, not %s", kinds[v.node.Kind])}}
-		}
-		s := string(v.node.Data)
-		if err := check(s); err != nil {
-			return []Error{{Line: v.line, Err: fmt.Errorf("%q %w", s, err)}}
-		}
-		*field(c) = s
-		return nil
-	}
-}
-
-// flag takes a boolean.
-func flag(field func(*Config) *bool) setter {
-	return func(c *Config, v value) []Error {
-		if v.node.Kind != unstable.Bool {
-			return []Error{{Line: v.line, Err: fmt.Errorf("has to be true or false, not %s", kinds[v.node.Kind])}}
-		}
-		*field(c) = string(v.node.Data) == "true"
-		return nil
-	}
-}
-
-// texts takes an array of strings.
-func texts(field func(*Config) *[]Text) setter {
-	return func(c *Config, v value) (errs []Error) {
-		if v.node.Kind != unstable.Array {
-			return []Error{{Line: v.line, Err: fmt.Errorf("has to be an array of strings, not %s", kinds[v.node.Kind])}}
-		}
-		for it := v.node.Children(); it.Next(); {
-			n := it.Node()
-			line := v.lineOf(n, v.line)
-			if n.Kind != unstable.String {
-				errs = append(errs, Error{Line: line, Err: fmt.Errorf("has to be an array of strings; in it is %s", kinds[n.Kind])})
-				continue
-			}
-			*field(c) = append(*field(c), Text{string(n.Data), line})
-		}
-		return errs
-	}
-}
-
-// checked takes an array of strings that a check allows. One that is empty is not nil.
-func checked(field func(*Config) *[]Text, check func(string) error) setter {
-	return func(c *Config, v value) []Error {
-		*field(c) = []Text{}
-		errs := texts(field)(c, v)
-		for _, t := range *field(c) {
-			if err := check(t.Text); err != nil {
-				errs = append(errs, Error{Line: t.Line, Err: fmt.Errorf("%q %w", t.Text, err)})
-			}
-		}
-		return errs
-	}
-}
-
-var levels = map[string]slog.Level{"debug": slog.LevelDebug, "info": slog.LevelInfo, "warn": slog.LevelWarn, "error": slog.LevelError}
-
-func logLevel(c *Config, v value) []Error {
-	var name string
-	errs := text(func(*Config) *string { return &name }, oneOf("debug", "info", "warn", "error"))(c, v)
-	if errs == nil {
-		c.Log.Level = levels[name]
-	}
-	return errs
-}
-
-func oneOf(names ...string) func(string) error {
-	return func(s string) error {
-		if !slices.Contains(names, s) {
-			return fmt.Errorf("is unknown; there are %s", list(names))
-		}
-		return nil
-	}
-}
-
-func absolute(s string) error {
-	switch {
-	case !filepath.IsAbs(s):
-		return errors.New("is no absolute path; it has to start with a slash")
-	case strings.ContainsFunc(s, unicode.IsControl):
-		return errors.New("has a control character in it")
-	}
-	return nil
-}
-
-// addrPort allows nothing, or where to listen.
-func addrPort(s string) error {
-	if s == "" {
-		return nil
-	}
-	if a, err := netip.ParseAddrPort(s); err != nil || a.Port() == 0 {
-		return errors.New("is not ADDR:PORT, an IP address (IPv6 in brackets) and a port of 1 to 65535")
-	}
-	return nil
-}
-
-func pattern(s string) error {
-	if s == "" {
-		return errors.New("matches nothing; * is for all containers")
-	}
-	if _, err := path.Match(s, ""); err != nil {
-		return errors.New("is no pattern; * is any letters, ? one, [a-z] one of these, and \\ takes their meaning from them")
-	}
-	return nil
-}
-
-// pathPattern allows a pattern of absolute paths, or a folder.
-func pathPattern(s string) error {
-	if err := absolute(s); err != nil {
-		return err
-	}
-	if clean := path.Clean(s); clean != strings.TrimSuffix(s, "/") || clean == "/" {
-		return errors.New("is no path as it should be written: without //, . and .., and below a folder of its own")
-	}
-	return pattern(s)
-}
-
-func nonEmpty(s string) error {
-	if s == "" {
-		return errors.New("is empty")
-	}
-	return nil
 }

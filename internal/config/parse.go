@@ -2,6 +2,7 @@ package config
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -13,11 +14,13 @@ import (
 	"github.com/pelletier/go-toml/v2/unstable"
 )
 
-// The library decodes into structures, but stops at the first value that does not
-// fit, and does not tell where a value that fits was written. So it only says
-// whether a file is TOML, and the keys are walked here.
+// Why this walks the syntax tree of the library, and does not decode into structures with
+// DisallowUnknownFields: Decode stops at the first value of a wrong type, and then does not
+// report unknown keys; it reports keys that are written twice without their line; and it does
+// not tell the lines of values that fit, which agent/rules needs for its own errors. The walk
+// reports all errors at once. Decode decides only whether the file is TOML.
 
-// bracketsMax bounds how deep values can be nested: the library recurses.
+// bracketsMax limits how deep values are nested, because the library recurses.
 const bracketsMax = 100_000
 
 // parser walks a file.
@@ -25,14 +28,17 @@ type parser struct {
 	toml     unstable.Parser
 	config   *Config
 	newlines []int          // offsets
-	seen     map[string]int // line of each key and table header, by path
+	seen     map[string]int // line of each key and table header, by name
 	errs     []*Error
 }
 
-// key is a part of a key, with its line.
+// position is a place in the file, see Error.
+type position struct{ line, column int }
+
+// key is a part of a dotted key.
 type key struct {
 	name string
-	line int
+	at   position
 }
 
 func parse(file string, data []byte) (*Config, error) {
@@ -45,23 +51,25 @@ func parse(file string, data []byte) (*Config, error) {
 		seen: map[string]int{},
 	}
 	if bytes.Count(data, []byte("["))+bytes.Count(data, []byte("{")) > bracketsMax {
-		return nil, &Error{file, 0, fmt.Errorf("there are more than %d brackets", bracketsMax)}
+		return nil, &Error{File: file, Err: fmt.Errorf("the file has more than %d brackets", bracketsMax)}
 	}
 	var tree map[string]any
 	err := toml.Unmarshal(data, &tree)
 	var syntax *toml.DecodeError
 	if errors.As(err, &syntax) {
-		line, _ := syntax.Position()
-		return nil, &Error{file, line, errors.New(strings.TrimPrefix(syntax.Error(), "toml: "))}
+		line, column := syntax.Position()
+		return nil, &Error{file, line, column, errors.New(strings.TrimPrefix(syntax.Error(), "toml: "))}
 	}
 	p.walk(data)
 	if len(p.errs) == 0 && err != nil {
-		p.fail(0, "%s", strings.TrimPrefix(err.Error(), "toml: "))
+		p.fail(position{}, "%s", strings.TrimPrefix(err.Error(), "toml: "))
 	}
 	if len(p.errs) == 0 {
 		return p.config, nil
 	}
-	slices.SortStableFunc(p.errs, func(a, b *Error) int { return a.Line - b.Line })
+	slices.SortStableFunc(p.errs, func(a, b *Error) int {
+		return cmp.Or(a.Line-b.Line, a.Column-b.Column)
+	})
 	var errs []error
 	for _, e := range p.errs {
 		errs = append(errs, e)
@@ -69,8 +77,8 @@ func parse(file string, data []byte) (*Config, error) {
 	return nil, errors.Join(errs...)
 }
 
-func (p *parser) fail(line int, format string, args ...any) {
-	p.errs = append(p.errs, &Error{p.config.Path, line, fmt.Errorf(format, args...)})
+func (p *parser) fail(at position, format string, args ...any) {
+	p.errs = append(p.errs, &Error{p.config.Path, at.line, at.column, fmt.Errorf(format, args...)})
 }
 
 func (p *parser) walk(data []byte) {
@@ -90,19 +98,19 @@ func (p *parser) walk(data []byte) {
 		}
 	}
 	if err := p.toml.Error(); err != nil {
-		p.fail(0, "%w", err)
+		p.fail(position{}, "%w", err)
 	}
 	for i, c := range p.config.Containers {
 		if p.seen[pathOf("container", "match", i)] == 0 {
-			p.fail(c.Line, `[[container]] has no match; match = "*" is for all containers`)
+			p.fail(position{line: c.Line}, `[[container]] has no match; write match = "*" for all containers`)
 		}
 	}
 	for i, a := range p.config.Allows {
 		if p.seen[pathOf("allow", "engines", i)] == 0 {
-			p.fail(a.Line, `[[allow]] has no engines; there are %s`, list(Engines()))
+			p.fail(position{line: a.Line}, `[[allow]] has no engines; there are %s`, list(Engines()))
 		}
 		if p.seen[pathOf("allow", "names", i)] == 0 {
-			p.fail(a.Line, `[[allow]] has no names; names = ["*"] is for all containers`)
+			p.fail(position{line: a.Line}, `[[allow]] has no names; write names = ["*"] for all containers`)
 		}
 	}
 }
@@ -110,56 +118,61 @@ func (p *parser) walk(data []byte) {
 func (p *parser) keys(n *unstable.Node) []key {
 	var keys []key
 	for it := n.Key(); it.Next(); {
-		keys = append(keys, key{string(it.Node().Data), p.line(it.Node(), 0)})
+		keys = append(keys, key{string(it.Node().Data), p.position(it.Node(), position{})})
 	}
 	return keys
 }
 
-// line is that of a node, or another one if it does not know its own.
-func (p *parser) line(n *unstable.Node, otherwise int) int {
+// position returns the position of a node, or otherwise if the library does not have it.
+func (p *parser) position(n *unstable.Node, otherwise position) position {
 	if n.Raw.Length == 0 {
 		return otherwise
 	}
-	return 1 + sort.SearchInts(p.newlines, int(n.Raw.Offset))
+	offset := int(n.Raw.Offset)
+	before := sort.SearchInts(p.newlines, offset)
+	begin := 0 // of the line
+	if before > 0 {
+		begin = p.newlines[before-1] + 1
+	}
+	return position{1 + before, 1 + offset - begin}
 }
 
-// header begins a table, and returns its name: unknown for one that is not ours,
-// whose keys nobody has to hear about.
+// header begins a table and returns its name. For a wrong table it returns unknown; the parser
+// does not check the keys of such a table.
 func (p *parser) header(keys []key, array bool) string {
-	name, line := join(keys), keys[0].line
+	name, at := join(keys), keys[0].at
 	several, isArray := arrays[name]
 	switch {
 	case tables[name] == nil || name == "":
-		p.fail(line, "unknown table %q; there are %s", name, list(tableNames()))
+		p.fail(at, "unknown table %q; there are %s", name, list(tableNames()))
 		return unknown
 	case isArray && array:
-		several.add(p.config, line)
+		several.add(p.config, at.line)
 	case isArray:
-		p.fail(line, "[%s] is one of several; write [[%s]]", name, name)
+		p.fail(at, "%s is an array of tables; write [[%s]]", name, name)
 		return unknown
 	case array:
-		p.fail(line, "there is one table %s; write [%s]", name, name)
+		p.fail(at, "%s is one table, not an array of tables; write [%s]", name, name)
 		return unknown
 	default:
-		p.once("["+name+"]", line)
+		p.once("["+name+"]", at)
 	}
 	return name
 }
 
 const unknown = "?"
 
-// once notes a key or a table, and tells whether it is the first of its name.
-func (p *parser) once(path string, line int) bool {
+// once records a key or a table, and reports whether it is the first of its name.
+func (p *parser) once(path string, at position) bool {
 	if first := p.seen[path]; first != 0 {
-		p.fail(line, "%s is there twice, first on line %d", shown(path), first)
+		p.fail(at, "%s is written twice, first on line %d", shown(path), first)
 		return false
 	}
-	p.seen[path] = line
+	p.seen[path] = at.line
 	return true
 }
 
-// pathOf names a key of a table; those of tables of which there are several are told
-// apart by their number.
+// pathOf names a key of a table. The number distinguishes the tables of an array.
 func pathOf(table, name string, number int) string {
 	if table == "" {
 		return name
@@ -170,7 +183,7 @@ func pathOf(table, name string, number int) string {
 	return table + "." + name
 }
 
-// shown is a path as users know it.
+// shown returns a name of pathOf without the number.
 func shown(path string) string { return path[strings.IndexByte(path, '#')+1:] }
 
 func (p *parser) keyValue(table string, e *unstable.Node) {
@@ -179,36 +192,36 @@ func (p *parser) keyValue(table string, e *unstable.Node) {
 	}
 }
 
-// put takes a value. A key may be dotted, and a table be written as a value.
+// put takes a value. The key may be dotted, and the value may be an inline table.
 func (p *parser) put(table string, keys []key, v *unstable.Node) {
-	name, line := keys[0].name, keys[0].line
+	name, at := keys[0].name, keys[0].at
 	_, isTable := tables[name]
 	several, isArray := arrays[name]
 	switch {
 	case table != "" || name == "" || !isTable:
-		p.set(table, join(keys), line, v)
+		p.set(table, join(keys), at, v)
 	case isArray && len(keys) == 1 && v.Kind == unstable.Array:
-		if !p.once(name, line) {
+		if !p.once(name, at) {
 			return
 		}
 		for it := v.Children(); it.Next(); {
 			if it.Node().Kind != unstable.InlineTable {
-				p.fail(p.line(it.Node(), line), "%s is an array of tables; write [[%s]]", name, name)
+				p.fail(p.position(it.Node(), at), "%s is an array of tables; write [[%s]]", name, name)
 				continue
 			}
-			several.add(p.config, p.line(it.Node(), line))
+			several.add(p.config, p.position(it.Node(), at).line)
 			p.inline(name, it.Node())
 		}
 	case isArray:
-		p.fail(line, "%s is an array of tables; write [[%s]]", name, name)
+		p.fail(at, "%s is an array of tables; write [[%s]]", name, name)
 	case len(keys) > 1:
 		p.put(name, keys[1:], v)
 	case v.Kind == unstable.InlineTable:
-		if p.once("["+name+"]", line) {
+		if p.once("["+name+"]", at) {
 			p.inline(name, v)
 		}
 	default:
-		p.fail(line, "%s is a table; write [%s]", name, name)
+		p.fail(at, "%s is a table; write [%s]", name, name)
 	}
 }
 
@@ -218,23 +231,23 @@ func (p *parser) inline(table string, v *unstable.Node) {
 	}
 }
 
-// set takes the value of a key of a table.
-func (p *parser) set(table, name string, line int, v *unstable.Node) {
+// set stores the value of a key of a table.
+func (p *parser) set(table, name string, at position, v *unstable.Node) {
 	set, known := tables[table][name]
 	if !known {
-		p.fail(line, "unknown key %q%s", name, hint(table, name))
+		p.fail(at, "unknown key %q%s", name, hint(table, name))
 		return
 	}
 	number := 0
 	if several, isArray := arrays[table]; isArray {
 		number = several.count(p.config) - 1
 	}
-	at := pathOf(table, name, number)
-	if !p.once(at, line) {
+	path := pathOf(table, name, number)
+	if !p.once(path, at) {
 		return
 	}
-	for _, e := range set(p.config, value{v, line, p.line}) {
-		p.fail(e.Line, "%s %w", shown(at), e.Err)
+	for _, e := range set(p.config, value{v, p.position(v, at), p.position}) {
+		p.fail(position{e.Line, e.Column}, "%s %w", shown(path), e.Err)
 	}
 }
 
@@ -246,7 +259,7 @@ func join(keys []key) string {
 	return strings.Join(names, ".")
 }
 
-// hint says what may have been meant by a key of a table.
+// hint proposes keys for an unknown key of a table.
 func hint(table, name string) string {
 	names := slices.Sorted(maps.Keys(tables[table]))
 	for _, known := range names {
@@ -262,8 +275,8 @@ func hint(table, name string) string {
 	return "; there are " + list(names)
 }
 
-// distance is how many letters have to be put in, left out or replaced to make one
-// word of another.
+// distance is the Levenshtein distance of two words: the number of letters to insert, delete
+// or replace. 3 stands for a larger distance if the lengths differ by more than 2.
 func distance(a, b string) int {
 	if len(a)-len(b) > 2 || len(b)-len(a) > 2 {
 		return 3 // or more

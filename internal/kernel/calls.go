@@ -8,6 +8,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/sys/thread"
 )
 
 // calls are system calls and their flags.
@@ -157,7 +159,7 @@ var calls = []Feature{
 		Name: "network namespaces", Since: "3.0", Required: true, // CONFIG_NET_NS
 		Lost: "containers have no network of their own",
 		Probe: func(*Scratch) (string, error) {
-			return "", onThread(func() error { return unix.Unshare(unix.CLONE_NEWNET) })
+			return "", thread.Do(func() error { return unix.Unshare(unix.CLONE_NEWNET) })
 		},
 	},
 	{
@@ -173,22 +175,10 @@ var calls = []Feature{
 	},
 }
 
-// onThread runs fn on a thread of its own, which ends with it: so does what fn
-// changes of it. (The process's first thread, should it be that one, is used for
-// nothing any more instead.)
-func onThread(fn func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // and never unlock
-		done <- fn()
-	}()
-	return <-done
-}
-
 // withListener calls fn with the listener of a filter that lets everything pass, on
 // a thread that ends after.
 func withListener(fn func(listener int) error) error {
-	return onThread(func() error {
+	return thread.Do(func() error {
 		// Else it takes CAP_SYS_ADMIN.
 		if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 			return err

@@ -18,13 +18,13 @@ import (
 	"github.com/tsugiki/tsugiki/shim"
 )
 
-// IsChild tells whether this process is the child that Start makes. A program
-// that uses Start calls it first thing in main, and then Child.
+// IsChild reports whether this process is the child that Start makes. A program that uses Start
+// calls IsChild first in main, and Child if it returns true.
 func IsChild() bool { return len(os.Args) == 4 && os.Args[0] == argv0 }
 
-// Child does the child's part and does not return.
+// Child does the work of the child, see Start. It does not return.
 func Child() {
-	runtime.LockOSThread() // namespaces, filter and credentials are the thread's
+	runtime.LockOSThread() // namespace, filter and credentials belong to the thread
 	var files [3]*os.File
 	for i := range files {
 		fd, err := strconv.Atoi(os.Args[1+i])
@@ -44,7 +44,7 @@ func Child() {
 	os.Exit(1)
 }
 
-// become turns the process into the program, or returns why it cannot.
+// become executes the program in this process. It returns only with an error.
 func become(control, orders, ns *os.File) error {
 	var o order
 	if err := gob.NewDecoder(orders).Decode(&o); err != nil {
@@ -53,8 +53,8 @@ func become(control, orders, ns *os.File) error {
 	if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
 		return fmt.Errorf("enter network namespace: %w", err)
 	}
-	// Before privileges are dropped: without no_new_privs, which would take
-	// set-user-ID programs from the container, a filter needs CAP_SYS_ADMIN.
+	// Install the filter before dropping privileges. Without no_new_privs, a filter needs
+	// CAP_SYS_ADMIN. With no_new_privs, set-user-ID programs would not work in the container.
 	listener, err := installFilter(o.Filter)
 	if err != nil {
 		return err
@@ -83,8 +83,9 @@ func become(control, orders, ns *os.File) error {
 	return &ExecError{o.Path, errno}
 }
 
-// environment is the program's, which is told to load the library. One that its
-// user cannot read would only make the dynamic loader complain.
+// environment returns the environment of the program, with the library in LD_PRELOAD. Without
+// NeedsPreload it leaves out a library that the program's user cannot read: the dynamic loader
+// would print an error for each program.
 func environment(o order) ([]string, error) {
 	if o.Preload == "" {
 		return os.Environ(), nil
@@ -100,19 +101,18 @@ func environment(o order) ([]string, error) {
 
 func preloadable(path string) error {
 	if strings.ContainsAny(path, " :") {
-		return fmt.Errorf("the dynamic loader takes %q for several; install it where the path has no space or colon", path)
+		return fmt.Errorf("the dynamic loader splits the path %q at its spaces and colons; install the library at another path", path)
 	}
 	if err := unix.Access(path, unix.R_OK); err != nil {
-		return fmt.Errorf("the program's user cannot read %s: %w; install it where everybody can", path, err)
+		return fmt.Errorf("the program's user cannot read %s: %w; install it where all users can read it", path, err)
 	}
 	return nil
 }
 
-// filterFlags: WAIT_KILLABLE_RECV (5.19, kernel commit c2aa2dfef243) keeps
-// signals from interrupting a call once the supervisor has it, so that what the
-// supervisor did is not done again when the call is restarted. SPEC_ALLOW (4.17):
-// before 5.16 a filter would else switch on mitigations of speculation that the
-// program has not asked for, and that cost it more than the filter does.
+// filterFlags: with WAIT_KILLABLE_RECV (5.19, kernel commit c2aa2dfef243) signals do not
+// interrupt a call that the supervisor has received. Otherwise the call restarts, and the
+// supervisor does its work twice. With SPEC_ALLOW (4.17) the filter does not switch on
+// mitigations of speculation, as it does before 5.16; they cost more than the filter.
 const (
 	filterFlags       = filterFlagsOldest | unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV
 	filterFlagsOldest = unix.SECCOMP_FILTER_FLAG_NEW_LISTENER | unix.SECCOMP_FILTER_FLAG_SPEC_ALLOW
@@ -135,13 +135,13 @@ func seccomp(flags uintptr, prog *unix.SockFprog) (int, unix.Errno) {
 	return int(fd), errno
 }
 
-// dropPrivileges works on this thread alone, which is the one that executes.
+// dropPrivileges changes the credentials of this thread only. This thread executes the program.
 func dropPrivileges(o order) error {
 	if err := o.Caps.limit(); err != nil {
 		return err
 	}
 	if u := o.User; u != nil {
-		groups := make([]uint32, len(u.Groups)+1) // never empty: its address is taken
+		groups := make([]uint32, len(u.Groups)+1) // never empty, because its address is taken
 		for i, g := range u.Groups {
 			groups[i] = uint32(g)
 		}

@@ -1,20 +1,18 @@
-// Package launch starts a program in a network namespace and a cgroup, under a
-// seccomp filter, with a container's capabilities, and takes the filter's
-// listener from it.
+// Package launch starts a program in a network namespace and a cgroup, under a seccomp filter,
+// with a container's capabilities. It gives the filter's listener to its caller.
 //
-// It knows nothing of sockets or rules. Start needs CAP_SYS_ADMIN (namespace,
+// It knows neither sockets nor rules. Start needs CAP_SYS_ADMIN (namespace,
 // filter), CAP_SYS_PTRACE (listener) and CAP_SETPCAP, and Linux 5.7.
 //
 // # Theory of operation
 //
-// The parent starts itself again, as a child that is born in the cgroup. The
-// child enters the namespace, installs the filter on its one thread that will
-// execute the program, tells the parent the listener's number and waits; the
-// parent duplicates the listener by pidfd_getfd(2), which no filter can stand
-// in the way of, and lets the child go on: it drops its privileges and executes
-// the program. The control socket closes on exec, which is how the parent
-// learns that the program runs. All that fails before is an error of Start, and
-// the program has not run.
+// The parent executes its own binary again as a child in the cgroup (CLONE_INTO_CGROUP). One
+// thread of the child enters the namespace and installs the filter. The child sends the number
+// of the listener to the parent and waits. The parent duplicates the listener by
+// pidfd_getfd(2), which the filter cannot trap, and releases the child. The thread drops its
+// privileges and executes the program. execve(2) closes the control socket; so the parent
+// learns that the program runs. A failure before that is an error of Start, and the program
+// has not run.
 package launch
 
 import (
@@ -36,32 +34,31 @@ import (
 	"github.com/tsugiki/tsugiki/internal/netns"
 )
 
-// argv0 is by what name the parent calls itself for the child's part.
+// argv0 is the first argument of the child. IsChild recognizes it.
 const argv0 = "tsugiki: launch"
 
-// Spec says what to start and how.
+// Spec describes the program to start.
 type Spec struct {
 	Path      string   // of the program, see Lookup
-	Args      []string // its first is the name that it sees
+	Args      []string // of the program; the first is its name
 	Netns     *netns.NS
 	CgroupDir *os.File // a directory of the cgroup v2 hierarchy
 	Filter    []unix.SockFilter
 	Caps      Capabilities
-	User      *User // nil: stay who we are
-	// Preload is a library for the dynamic loader to load into the program,
-	// after those that LD_PRELOAD names already; empty: none.
+	User      *User // nil: the user of this process
+	// Preload is the path of a library to add to LD_PRELOAD; empty: none.
 	Preload string
-	// NeedsPreload makes it an error if the program's user cannot read it.
+	// NeedsPreload makes it an error if the program's user cannot read the library.
 	NeedsPreload bool
 }
 
-// User is who the program runs as.
+// User is the user of the program.
 type User struct {
 	UID, GID int
 	Groups   []int
 }
 
-// order is what the child has to know, see Child.
+// order is the message from the parent to the child, in a file in memory.
 type order struct {
 	Path   string
 	Args   []string
@@ -73,15 +70,15 @@ type order struct {
 	NeedsPreload bool
 }
 
-// report is what the child says: first the listener's number, then nothing
-// until it has become the program, or what went wrong.
+// report is a message from the child to the parent. The first has the number of the listener.
+// A second one has an error; there is none if the child has executed the program.
 type report struct {
 	Listener int
 	Error    string
 	Errno    syscall.Errno // of exec
 }
 
-// ExecError says that the program could not be executed.
+// ExecError means that the program could not be executed.
 type ExecError struct {
 	Path  string
 	Errno syscall.Errno
@@ -89,11 +86,11 @@ type ExecError struct {
 
 func (e *ExecError) Error() string { return fmt.Sprintf("execute %s: %s", e.Path, e.Errno.Error()) }
 
-// Unwrap gives the errno.
+// Unwrap returns the errno.
 func (e *ExecError) Unwrap() error { return e.Errno }
 
-// Lookup finds a program as a shell does. What cannot be executed is an
-// ExecError.
+// Lookup finds a program in PATH, as a shell does. It returns an ExecError for a program that
+// cannot be executed.
 func Lookup(name string) (string, error) {
 	path, err := exec.LookPath(name)
 	if err == nil || errors.Is(err, exec.ErrDot) {
@@ -110,17 +107,15 @@ func Lookup(name string) (string, error) {
 	return "", &ExecError{name, errno}
 }
 
-// Process is the program that was started. It inherits the standard streams,
-// working directory, environment, process group and terminal, and all files
-// that were open without close-on-exec when this process was started.
+// Process is a program that was started. It inherits the standard streams, working directory,
+// environment, process group and terminal of this process, and its files without close-on-exec.
 type Process struct {
 	PID      int
 	Listener *os.File
 }
 
-// Start starts a program and returns once it runs, or will not. serve is
-// called with the filter's listener and the child's pid while the child waits, before the program
-// can make its first call.
+// Start starts a program and returns when it runs or has failed. It calls serve with the
+// filter's listener and the child's PID before the program can make its first call.
 func Start(spec Spec, serve func(listener *os.File, pid int) error) (*Process, error) {
 	control, child, err := start(spec)
 	if err != nil {
@@ -164,8 +159,8 @@ func start(spec Spec) (control *os.File, pid int, err error) {
 	defer ns.Close()
 	args := []string{argv0}
 	for _, f := range []*os.File{theirs, orders, ns} {
-		// Passed on under the numbers that they have here: those of files that
-		// our own caller passed on to the program are taken.
+		// The child keeps the numbers that the files have here. Other numbers may belong to
+		// files that our caller passes to the program.
 		if _, err := unix.FcntlInt(f.Fd(), unix.F_SETFD, 0); err != nil {
 			control.Close()
 			return nil, 0, err
@@ -186,8 +181,8 @@ func start(spec Spec) (control *os.File, pid int, err error) {
 	return control, pid, nil
 }
 
-// writeOrder writes what the child has to do into a file of memory: arguments
-// may be larger than what a pipe or a socket holds.
+// writeOrder writes the order into a file in memory. Arguments may be larger than the buffer of
+// a pipe or a socket.
 func writeOrder(o order) (*os.File, error) {
 	fd, err := unix.MemfdCreate("order", unix.MFD_CLOEXEC)
 	if err != nil {

@@ -13,12 +13,13 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/sys/lock"
 )
 
 // HeaderSize is how much of the start of a file is this package's: 8 bytes of magic,
@@ -64,7 +65,7 @@ func Open(path, magic string, size int, wait time.Duration, check func(data []by
 	}
 	aside := ""
 	for end := time.Now().Add(wait); ; {
-		f, err := lock(path, end)
+		f, err := lockNamed(path, end)
 		if err != nil {
 			return nil, err
 		}
@@ -101,29 +102,21 @@ func mapIn(f *os.File, header []byte, size int, check func([]byte) error) (data 
 // beforeLock is called with the file open and not locked. Tests have something happen then.
 var beforeLock = func() {}
 
-// lock opens the file and takes its lock. Whoever had it may have put the file
+// lockNamed opens the file and takes its lock. Whoever had it may have put the file
 // aside meanwhile: then there is another to open.
-func lock(path string, end time.Time) (*os.File, error) {
+func lockNamed(path string, end time.Time) (*os.File, error) {
 	for {
 		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
 		if err != nil {
 			return nil, err
 		}
 		beforeLock()
-		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil {
-			ours, err1 := f.Stat()
-			named, err2 := os.Lstat(path)
-			if err1 == nil && err2 == nil && os.SameFile(ours, named) {
-				return f, nil
-			}
-			if err := errors.Join(err1, err2); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				f.Close()
-				return nil, err
-			}
+		counts, err := lock.TakeNamed(f, path)
+		if counts {
+			return f, nil
 		}
 		f.Close()
-		if err != nil && !errors.Is(err, unix.EWOULDBLOCK) {
+		if err != nil {
 			return nil, fmt.Errorf("lock %s: %w", path, err)
 		}
 		if time.Now().After(end) {

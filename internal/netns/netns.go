@@ -11,12 +11,13 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/sys/thread"
 )
 
 // RunDir is where iproute2 keeps named namespaces, see ip-netns(8).
@@ -53,7 +54,7 @@ func Open(name string) (*NS, error) {
 // New makes a network namespace whose only link is a loopback that is up.
 func New() (*NS, error) {
 	var ns *NS
-	err := onOwnThread(func() error {
+	err := thread.Do(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			return fmt.Errorf("make network namespace: %w", err)
 		}
@@ -173,30 +174,12 @@ func FromFile(f *os.File) (*NS, error) {
 // Do runs fn on a thread of its own that is in the namespace. What fn starts
 // in other goroutines is not in the namespace.
 func (ns *NS) Do(fn func() error) error {
-	return onOwnThread(func() error {
+	return thread.Do(func() error {
 		if err := unix.Setns(int(ns.f.Fd()), unix.CLONE_NEWNET); err != nil {
 			return fmt.Errorf("enter network namespace: %w", err)
 		}
 		return fn()
 	})
-}
-
-// onOwnThread runs fn on a thread that ends with it, so that whatever fn does
-// to the thread's namespaces is never seen by other goroutines.
-func onOwnThread(fn func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread dies with the goroutine
-		if unix.Gettid() != unix.Getpid() {
-			done <- fn()
-			return
-		}
-		// The main thread does not end, and what it is in is what /proc/PID shows
-		// of the process. Keep it busy while another thread does the work.
-		done <- onOwnThread(fn)
-		runtime.UnlockOSThread()
-	}()
-	return <-done
 }
 
 // Cookie is the namespace's SO_NETNS_COOKIE, unique until the machine restarts

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/sys/thread"
 )
 
 // Whatever a path leads to, it is opened at once or refused at once: to open a FIFO
@@ -64,7 +66,7 @@ func TestOpen(t *testing.T) {
 		t.Fatal(err)
 	}
 	open := fmt.Sprintf("/proc/self/fd/%d", own.File().Fd())
-	err = onOwnThread(func() error { // in a mount namespace of its own
+	err = thread.Do(func() error { // in a mount namespace of its own
 		err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS)
 		if err == nil {
 			err = unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")

@@ -8,7 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"syscall"
+
+	"github.com/tsugiki/tsugiki/internal/sys/lock"
 )
 
 // binEnv names the folder of built binaries for tests of an installed tree.
@@ -103,12 +104,12 @@ var Binaries = sync.OnceValues(func() (string, error) {
 // makeIn runs a make target in the module's root, one process at a time: the
 // tests of several packages run side by side and build the same files.
 func makeIn(root, target string) error {
-	lock, err := os.Open(root)
+	folder, err := os.Open(root)
 	if err != nil {
 		return fmt.Errorf("lock %s: %w", root, err)
 	}
-	defer lock.Close()
-	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
+	defer folder.Close()
+	if err := lock.Wait(folder); err != nil {
 		return fmt.Errorf("lock %s: %w", root, err)
 	}
 	out, err := exec.Command("make", "-s", "-C", root, target).CombinedOutput()

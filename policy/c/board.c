@@ -61,7 +61,7 @@ struct board_address board_look_up(const struct board *b, size_t size, const uin
 
 static bool board_all_are_on_host(const struct board *b, bool is4)
 {
-	return (b->born & (is4 ? BOARD_BORN_4 : BOARD_BORN_6)) != 0 &&
+	return (b->host_first & (is4 ? BOARD_HOST_FIRST_4 : BOARD_HOST_FIRST_6)) != 0 &&
 	       !atomic_load(&b->own_sockets) && !atomic_load(&b->bound_clients);
 }
 

@@ -33,7 +33,7 @@ struct board {
 	uint64_t own; /* SO_NETNS_COOKIE of the container's own namespace */
 	_Atomic uint32_t sequence;
 	/* Set before the first socket is moved to the container's own namespace:
-	 * until then, sockets that are born on the host are there. */
+	 * until then, sockets that were made on the host first are there. */
 	_Atomic uint32_t own_sockets;
 	/* Set before the container serves its first port on the host: from then
 	 * on, its own loopback may lead there. */
@@ -50,14 +50,14 @@ struct board {
 	/* Set before a client's socket is bound on the host whose source may have
 	 * to be another once it is known where it connects to. */
 	_Atomic uint32_t bound_clients;
-	uint32_t born; /* BOARD_BORN_ */
+	uint32_t host_first; /* BOARD_HOST_FIRST_ */
 	uint32_t zero;
 	uint64_t host; /* SO_NETNS_COOKIE of the host's namespace */
 };
 
-/* Of which families sockets are made on the host at socket(2). */
-#define BOARD_BORN_4 1
-#define BOARD_BORN_6 2
+/* The families whose sockets are made on the host first: at socket(2). */
+#define BOARD_HOST_FIRST_4 1
+#define BOARD_HOST_FIRST_6 2
 
 _Static_assert(sizeof(struct board) <= BOARD_COUNTERS, "the counters have their place");
 

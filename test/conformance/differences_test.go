@@ -1,7 +1,5 @@
 package conformance
 
-import "maps"
-
 // The differences are what a program may notice after all: for a case, the reason. They
 // are limits of docs/LIMITS.md. A difference that no longer shows fails the test.
 const (
@@ -29,28 +27,18 @@ var partial = map[string]string{
 	"inherit-owner":            "copying F_SETOWN would let a container send signals as root",
 }
 
-// withShim are those of programs in which the shim has got to work.
-var withShim = with(everywhere, "inherit-numbers",
-	"sockets that the shim has parked are among the open descriptors, until they are used")
-
-func with(all map[string]string, name, why string) map[string]string {
-	more := maps.Clone(all)
-	more[name] = why
-	return more
-}
-
 // differences are by column and case.
 var differences = map[string]map[string]string{
 	"seccomp":         everywhere,
-	"preload":         withShim,
-	"auto":            withShim,
-	"musl":            withShim,
+	"preload":         everywhere,
+	"auto":            everywhere,
+	"musl":            everywhere,
 	"partial":         partial,
 	"partial-preload": partial,
 	"partial-auto":    partial,
 
-	"sanitized-preload":         withShim,
-	"sanitized-auto":            withShim,
+	"sanitized-preload":         everywhere,
+	"sanitized-auto":            everywhere,
 	"sanitized-partial-preload": partial,
 	"sanitized-partial-auto":    partial,
 }

@@ -41,6 +41,10 @@ var heldCases = []heldCase{
 // held for takes on a busy machine.
 const heldQuota = 10 * time.Millisecond
 
+// printing prints without end, line by line: what reads that is busy, and does not take all of a
+// CPU while the container is not held.
+var printing = []string{"sh", "-c", "while :; do echo y; done"}
+
 // holding is a node whose container is held most of the time.
 type holding struct {
 	*node
@@ -75,7 +79,7 @@ func (n holding) run(t *testing.T, runtime string) *paying {
 		flags = append(flags, strings.ReplaceAll(f, "%s", filepath.Join(filepath.Dir(tsugiki), "tsugiki-log")))
 	}
 	n.does(t, n.Run(engines.Container{
-		Name: "yes", Runtime: runtime, None: true, CPUs: float64(heldQuota) / 1e8, Flags: flags, Args: []string{"yes"},
+		Name: "yes", Runtime: runtime, None: true, CPUs: float64(heldQuota) / 1e8, Flags: flags, Args: printing,
 	}))
 	p := n.find(t)
 	n.awaitHeld(t, p)

@@ -115,3 +115,17 @@ func binaries(t *testing.T) []string {
 	}
 	return names
 }
+
+func endpoints(list ...string) []string {
+	var args []string
+	for _, e := range list {
+		args = append(args, "--endpoint", e)
+	}
+	return args
+}
+
+// with adds to the endpoints that the cases share.
+func with(args ...string) []string {
+	return append(endpoints(outEndpoint, sixEndpoint, "web type ipv4 addr 0.0.0.0 port 8080",
+		"few type ipv4 addr 0.0.0.0 port 8000-8009", "un type unix path /nonexistent/un.sock"), args...)
+}

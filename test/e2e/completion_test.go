@@ -1,16 +1,10 @@
 package e2e
 
 import (
-	"bytes"
-	"os"
-	"os/exec"
-	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/tsugiki/tsugiki/internal/config"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
@@ -92,89 +86,4 @@ func TestCompletionOfContainers(t *testing.T) {
 		t.Errorf("without an agent: %q", got)
 	}
 	o.release()
-}
-
-func TestCompletionScripts(t *testing.T) {
-	t.Parallel()
-	top := testkit.Build(t, testkit.Options{NoRemote: true})
-	for shell, begins := range map[string]string{"bash": "# bash completion", "zsh": "#compdef tsugiki", "fish": "# fish completion"} {
-		if out := succeed(t, command(t, top.Host, tsugiki, "completion", shell)); !strings.HasPrefix(out, begins) {
-			t.Errorf("%s: the script begins with %.60q", shell, out)
-		}
-	}
-	out := succeed(t, command(t, top.Host, "bash", "-c", `source <("$1" completion bash) && complete -p tsugiki`, "bash", tsugiki))
-	if !strings.Contains(out, "tsugiki") {
-		t.Errorf("in bash: %q", out)
-	}
-	got := try(t, command(t, top.Host, tsugiki, "completion", "tcsh"))
-	if exitStatus(got.err) != 2 || !strings.Contains(got.stderr, "bash|zsh|fish") {
-		t.Errorf("tcsh: %v %q", got.err, got.stderr)
-	}
-}
-
-// Each command has a page that man(1) has nothing to say against, and so has the
-// configuration.
-func TestManualPages(t *testing.T) {
-	t.Parallel()
-	testkit.Program(t, "man")
-	dir := t.TempDir()
-	if out, err := exec.Command(tsugiki, "manpages", dir).CombinedOutput(); err != nil {
-		t.Fatalf("%v %s", err, out)
-	}
-	pages := map[string][]string{ // and what they have to say
-		"tsugiki.1":                 {"COMMANDS", "tsugiki-doctor(1)"},
-		"tsugiki-run.1":             {"OPTIONS", "-i ADDR:PORT[-PORT]=HOST[:PORT]", "-e, --egress VALUE", "NAME type unix path PATH", `-e 0.0.0.0/0=out -- curl`},
-		"tsugiki-graft.1":           {"tsugiki graft add NAME type TYPE ... [for CONTAINER]", "tsugiki-graft-show(1)"},
-		"tsugiki-graft-add.1":       {"NAME type unix path PATH", "--run-dir VALUE"},
-		"tsugiki-graft-del.1":       {"tsugiki graft del out for web-1"},
-		"tsugiki-graft-show.1":      {"-j, --json"},
-		"tsugiki-agent.1":           {"Nothing ends with it", "--config VALUE"},
-		"tsugiki-ps.1":              {"-j, --json", "--agent VALUE"},
-		"tsugiki-doctor.1":          {"-j, --json", "exit status"},
-		"tsugiki-completion.1":      {"bash|zsh|fish"},
-		"tsugiki-trace.1":           {"tsugiki trace [-j] CONTAINER", "time, level, msg, container and pid", "--agent VALUE"},
-		"tsugiki-charge.1":          {"tsugiki-charge-attach(1)", "the path of its cgroup"},
-		"tsugiki-charge-add.1":      {"CONTAINER|CGROUP DURATION", "1500us", "--source VALUE", "--agent VALUE"},
-		"tsugiki-charge-attach.1":   {"--shared --helper PID", "--by VALUE", "--to VALUE"},
-		"tsugiki-charge-detach.1":   {"charge show has the ids"},
-		"tsugiki-charge-show.1":     {"THROTTLED", "--over VALUE", "-j, --json"},
-		"tsugiki-density.1":         {"tsugiki-density-run(1)"},
-		"tsugiki-density-run.1":     {"--figure VALUE", "--max VALUE", "--resume"},
-		"tsugiki-density-compare.1": {"compare", "-j, --json", "-o, --output"},
-		"tsugiki-density-report.1":  {"report DIR", "results.json"},
-		"tsugiki-top.1":             {"tsugiki top [-n N] [-d SECONDS] | -j", "q or Ctrl-C", "-d, --delay VALUE"},
-		"tsugiki-agent.toml.5": append(configKeys(),
-			"[log]", "[[container]]", "/etc/tsugiki/agent.toml", "The default is /run/tsugiki.", `match = "web-*"`, "tsugiki-run(1)"),
-	}
-	files, err := filepath.Glob(filepath.Join(dir, "man[15]", "*.[15]"))
-	if err != nil || len(files) != len(pages) {
-		t.Errorf("pages: %v %v", files, err)
-	}
-	for file, says := range pages {
-		section := strings.TrimPrefix(filepath.Ext(file), ".")
-		name := strings.TrimSuffix(file, "."+section)
-		var text, warnings bytes.Buffer
-		c := exec.CommandContext(timeout(t), "man", "--warnings", "-E", "UTF-8", "-l", "-Tutf8", filepath.Join(dir, "man"+section, file))
-		c.Env = append(os.Environ(), "MANWIDTH=200", "LC_ALL=C.UTF-8", "MANROFFOPT=-c")
-		c.Stdout, c.Stderr = &text, &warnings
-		if err := c.Run(); err != nil || warnings.Len() > 0 {
-			t.Errorf("%s: %v\n%s", name, err, &warnings)
-		}
-		plain := regexp.MustCompile(`.\x08|\x1b\[[0-9;]*m`).ReplaceAllString(text.String(), "")
-		plain = strings.Join(strings.Fields(plain), " ")
-		for _, s := range append(says, "NAME", "SYNOPSIS", "DESCRIPTION", name+" - ") {
-			if !strings.Contains(plain, s) {
-				t.Errorf("%s does not say %q:\n%s", name, s, plain)
-			}
-		}
-	}
-}
-
-// configKeys are the keys of the configuration, as its page has them.
-func configKeys() []string {
-	var list []string
-	for _, k := range config.Keys() {
-		list = append(list, k.Name+" = "+k.Kind)
-	}
-	return list
 }

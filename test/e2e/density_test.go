@@ -306,31 +306,3 @@ func TestDensityLimits(t *testing.T) {
 		}
 	}
 }
-
-func TestDensityErrors(t *testing.T) {
-	t.Parallel()
-	s := newStudy(t)
-	for _, tt := range []struct {
-		flags  string
-		status int
-		want   string
-	}{
-		{"--figure ship", 2, `there is no figure "ship"`},
-		{"--network ether", 2, `there is no network "ether"`},
-		{"--storage floppy", 2, `there is no storage "floppy"`},
-		{"--max -1", 2, "not negative"},
-		{"--figure memory --runtime no-such-runtime", 1, "no-such-runtime is missing: install the package"},
-		{"--figure memory --max 1000000", 1, "no room: "},
-		{"--figure memory --resume", 1, "nothing to resume"},
-		{"--figure memory --work-dir /no/such/folder", 1, "/no/such/folder"},
-	} {
-		cmd := s.command(strings.Fields(tt.flags)...)
-		out, err := cmd.CombinedOutput()
-		if cmd.ProcessState.ExitCode() != tt.status || !strings.Contains(string(out), tt.want) || bytes.Count(out, []byte("\n")) != 1 {
-			t.Errorf("%s: %v: %s", tt.flags, err, out)
-		}
-	}
-	if _, err := os.Stat(filepath.Join(s.out, "results.json")); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("results of nothing: %v", err)
-	}
-}

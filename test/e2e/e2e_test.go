@@ -29,8 +29,12 @@ var (
 	runDir string
 )
 
+// atOnce is how many tests run at once. Tests wait for two thirds of their time: for periods of the
+// product, for engines and for one another's programs. Six for each of two CPUs keep both busy.
+const atOnce = "12"
+
 func TestMain(m *testing.M) {
-	if err := testkit.DefaultParallel("10"); err != nil {
+	if err := testkit.DefaultParallel(atOnce); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}

@@ -1,10 +1,11 @@
 // Package fdpass makes the sockets over which a process and one that it starts pass each
-// other messages and files.
+// other messages and files, and takes files out of the messages.
 //
 // It knows no protocol. It needs no privileges.
 package fdpass
 
 import (
+	"encoding/binary"
 	"net"
 	"os"
 
@@ -27,4 +28,32 @@ func Pair(name string) (ours *net.UnixConn, theirs *os.File, err error) {
 		return nil, nil, err
 	}
 	return c.(*net.UnixConn), theirs, nil
+}
+
+// Descriptors appends to fds every descriptor in the control data of a message
+// (SCM_RIGHTS), so that none is lost whatever else is wrong with the message. The kernel
+// has made them ours; Go asks for close-on-exec.
+func Descriptors(control []byte, fds []int) []int {
+	for len(control) >= unix.SizeofCmsghdr {
+		h, data, rest, err := unix.ParseOneSocketControlMessage(control)
+		if err != nil {
+			break
+		}
+		if h.Level == unix.SOL_SOCKET && h.Type == unix.SCM_RIGHTS {
+			for ; len(data) >= 4; data = data[4:] {
+				fds = append(fds, int(int32(binary.NativeEndian.Uint32(data))))
+			}
+		}
+		control = rest
+	}
+	return fds
+}
+
+// Files are the Descriptors of a message. Each file is called name.
+func Files(control []byte, name string) []*os.File {
+	var files []*os.File
+	for _, fd := range Descriptors(control, nil) {
+		files = append(files, os.NewFile(uintptr(fd), name))
+	}
+	return files
 }

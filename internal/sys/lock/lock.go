@@ -7,6 +7,7 @@ package lock
 
 import (
 	"errors"
+	"io/fs"
 	"os"
 	"time"
 
@@ -15,11 +16,45 @@ import (
 
 // Take locks a file, or fails at once with EWOULDBLOCK if somebody else has it locked.
 // Closing the file gives the lock back.
-func Take(f *os.File) error { return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) }
+func Take(f *os.File) error { return TakeFD(int(f.Fd())) }
+
+// TakeFD is Take for a bare descriptor.
+func TakeFD(fd int) error { return unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB) }
+
+// Wait locks a file as soon as nobody else has it locked.
+func Wait(f *os.File) error {
+	for {
+		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
+}
+
+// TakeNamed locks a file, and tells whether the lock counts: nobody else has it, and the
+// file is the one that path leads to. A file that was removed or renamed since it was
+// opened is not, and another process may have the lock of the one that is there now.
+func TakeNamed(f *os.File, path string) (bool, error) {
+	err := Take(f)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	ours, err := f.Stat()
+	if err != nil {
+		return false, err
+	}
+	named, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil && os.SameFile(ours, named), err
+}
 
 // patience is how long a killed process's children may take to be executed: until then
 // they have its files, and its locks with them.
-const patience = 2 * time.Second
+var patience = 2 * time.Second
 
 // TakeFromKilled locks a file whose holder may just have been killed, or fails with
 // EWOULDBLOCK if a process that lives holds the lock.

@@ -93,13 +93,30 @@ static void progress_timeout(int family)
 	probe_names("after", fd);
 }
 
+/* A blocking connect that a signal interrupts. A signal can come before the kernel has
+ * begun to connect (docs/LIMITS.md): the call is made again then. */
+static void progress_interrupt(int fd, struct probe_addr a)
+{
+	pid_t ticker = probe_ticker(0);
+	struct tcp_info info;
+	long rc;
+
+	do {
+		socklen_t len = sizeof(info);
+
+		rc = probe_connect(fd, a);
+		if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &len))
+			probe_die("TCP_INFO");
+	} while (rc < 0 && errno == EINTR && info.tcpi_state == TCP_CLOSE);
+	probe_want("connect", rc, EINTR);
+	probe_ticker_stop(ticker);
+}
+
 static void progress_interrupted(int family)
 {
 	int fd = probe_socket(family, SOCK_STREAM);
-	pid_t ticker = probe_ticker(0);
 
-	probe_want("connect", probe_connect(fd, probe_peer(family, env.hole)), EINTR);
-	probe_ticker_stop(ticker);
+	progress_interrupt(fd, probe_peer(family, env.hole));
 	probe_check("signal came", probe_ticked());
 	probe_want("non-blocking", fcntl(fd, F_SETFL, O_NONBLOCK), 0);
 	probe_want("connect again", probe_connect(fd, probe_peer(family, env.hole)), EALREADY);
@@ -111,10 +128,8 @@ static void progress_interrupted_completes(int family)
 {
 	int fd = probe_socket(family, SOCK_STREAM), port;
 	int gate = probe_gate(family, &port);
-	pid_t ticker = probe_ticker(0);
 
-	probe_want("connect", probe_connect(fd, probe_peer(family, port)), EINTR);
-	probe_ticker_stop(ticker);
+	progress_interrupt(fd, probe_peer(family, port));
 	probe_line("poll", "%s", probe_events(probe_poll(fd, POLLOUT, 0)));
 	probe_gate_open(gate);
 	probe_line("poll", "%s", probe_events(probe_poll(fd, POLLOUT, PROBE_PATIENCE)));
@@ -127,10 +142,8 @@ static void progress_interrupted_waits(int family)
 {
 	int fd = probe_socket(family, SOCK_STREAM), port;
 	int gate = probe_gate(family, &port);
-	pid_t ticker = probe_ticker(0);
 
-	probe_want("connect", probe_connect(fd, probe_peer(family, port)), EINTR);
-	probe_ticker_stop(ticker);
+	progress_interrupt(fd, probe_peer(family, port));
 	probe_gate_open(gate);
 	probe_want("connect again", probe_connect(fd, probe_peer(family, port)), 0);
 	probe_echo("echo", fd, "waited");

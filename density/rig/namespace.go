@@ -24,42 +24,42 @@ const waitDelay = 2 * time.Second
 
 var errClosed = errors.New("the rig is closed")
 
-// place is a network namespace, together with the rig's mount namespace. Commands are
-// forked by its thread, which stays until the place is closed: what a thread is in its
+// namespace is a network namespace, together with the rig's mount namespace. Commands are
+// forked by its thread, which stays until the namespace is closed: what a thread is in its
 // children are in, and a child's parent-death signal is sent when the thread ends that
 // forked it.
-type place struct {
+type namespace struct {
 	net    *netns.NS
-	shared bool // another place's namespace, which that closes
+	shared bool // another's, which closes it
 	work   chan func()
 	ended  chan struct{} // closed when the thread is about to end
 	closed chan struct{} // no more work
 }
 
-// newPlace makes a network namespace and a thread that is in it, and in a mount
+// newNamespace makes a network namespace and a thread that is in it, and in a mount
 // namespace: that of the file, or a new one if it is nil.
-func newPlace(mounts *os.File) (*place, error) {
+func newNamespace(mounts *os.File) (*namespace, error) {
 	ns, err := netns.New()
 	if err != nil {
 		return nil, err
 	}
-	p := &place{net: ns}
-	if err := p.open(func() error { return enter(ns, mounts) }); err != nil {
+	n := &namespace{net: ns}
+	if err := n.open(func() error { return enter(ns, mounts) }); err != nil {
 		return nil, errors.Join(err, ns.Close())
 	}
-	return p, nil
+	return n, nil
 }
 
-// without is a place in the same network namespace that sees all mounts but one.
-func (p *place) without(path string) (*place, error) {
-	mounts, err := p.mounts()
+// without is the same network namespace with a mount namespace that lacks one mount.
+func (n *namespace) without(path string) (*namespace, error) {
+	mounts, err := n.mounts()
 	if err != nil {
 		return nil, err
 	}
 	defer mounts.Close()
-	other := &place{net: p.net, shared: true}
+	other := &namespace{net: n.net, shared: true}
 	err = other.open(func() error {
-		err := enter(p.net, mounts)
+		err := enter(n.net, mounts)
 		if err == nil {
 			err = ownMounts(unix.MS_SLAVE)
 		}
@@ -77,11 +77,11 @@ func (p *place) without(path string) (*place, error) {
 	return other, nil
 }
 
-// open starts the place's thread.
-func (p *place) open(enter func() error) error {
-	p.work, p.ended, p.closed = make(chan func()), make(chan struct{}), make(chan struct{})
+// open starts the namespace's thread.
+func (n *namespace) open(enter func() error) error {
+	n.work, n.ended, n.closed = make(chan func()), make(chan struct{}), make(chan struct{})
 	ready := make(chan error)
-	onThread(func() { p.serve(enter, ready) })
+	onThread(func() { n.serve(enter, ready) })
 	return <-ready
 }
 
@@ -104,8 +104,8 @@ func onThread(fn func()) {
 	}()
 }
 
-func (p *place) serve(enter func() error, ready chan<- error) {
-	defer close(p.ended)
+func (n *namespace) serve(enter func() error, ready chan<- error) {
+	defer close(n.ended)
 	if err := enter(); err != nil {
 		ready <- err
 		return
@@ -113,9 +113,9 @@ func (p *place) serve(enter func() error, ready chan<- error) {
 	ready <- nil
 	for {
 		select {
-		case fn := <-p.work:
+		case fn := <-n.work:
 			fn()
-		case <-p.closed:
+		case <-n.closed:
 			return
 		}
 	}
@@ -151,20 +151,20 @@ func ownMounts(propagation ...uintptr) error {
 	return nil
 }
 
-// do runs fn on the place's thread.
-func (p *place) do(fn func() error) error {
+// do runs fn on the namespace's thread.
+func (n *namespace) do(fn func() error) error {
 	done := make(chan error, 1)
 	select {
-	case p.work <- func() { done <- fn() }:
+	case n.work <- func() { done <- fn() }:
 		return <-done
-	case <-p.closed:
+	case <-n.closed:
 		return errClosed
 	}
 }
 
 // mounts opens the mount namespace.
-func (p *place) mounts() (f *os.File, err error) {
-	err = p.do(func() error {
+func (n *namespace) mounts() (f *os.File, err error) {
+	err = n.do(func() error {
 		f, err = os.Open("/proc/thread-self/ns/mnt")
 		return err
 	})
@@ -172,16 +172,16 @@ func (p *place) mounts() (f *os.File, err error) {
 }
 
 // close ends the thread, and so kills what it has started, and lets go of the namespaces.
-func (p *place) close() error {
-	close(p.closed)
-	<-p.ended
-	if p.shared {
+func (n *namespace) close() error {
+	close(n.closed)
+	<-n.ended
+	if n.shared {
 		return nil
 	}
-	return p.net.Close()
+	return n.net.Close()
 }
 
-// command prepares a program that runs in a place, as one of the rig's own processes. It
+// command prepares a program that runs in a namespace, as one of the rig's own processes. It
 // is killed when ctx ends and when this process does; a Ctrl-C of the terminal's does
 // not reach it.
 func (r *Rig) command(ctx context.Context, name string, args ...string) *exec.Cmd {
@@ -194,15 +194,15 @@ func (r *Rig) command(ctx context.Context, name string, args ...string) *exec.Cm
 	return c
 }
 
-// start starts a command in a place.
-func (p *place) start(c *exec.Cmd) error { return p.do(c.Start) }
+// start starts a command in the namespace.
+func (n *namespace) start(c *exec.Cmd) error { return n.do(c.Start) }
 
-// output runs a command in a place and returns what it printed. An error has what it
+// output runs a command in the namespace and returns what it printed. An error has what it
 // complained of.
-func (p *place) output(ctx context.Context, c *exec.Cmd) ([]byte, error) {
+func (n *namespace) output(ctx context.Context, c *exec.Cmd) ([]byte, error) {
 	var stdout, stderr bytes.Buffer
 	c.Stdout, c.Stderr = &stdout, &stderr
-	err := p.start(c)
+	err := n.start(c)
 	if err == nil {
 		err = c.Wait()
 	}
@@ -244,11 +244,11 @@ func (r *Rig) Outside(ctx context.Context, args ...string) ([]byte, error) {
 
 // ServeOutside starts a server in the namespace of the remote side, and waits until it
 // listens on a TCP port there. It is killed with the rig.
-func (r *Rig) ServeOutside(ctx context.Context, port uint16, args ...string) (netip.AddrPort, error) {
+func (r *Rig) ServeOutside(ctx context.Context, port uint16, args ...string) error {
 	at := netip.AddrPortFrom(remoteAddr.Addr(), port)
 	cmd := r.command(context.WithoutCancel(ctx), args[0], args[1:]...)
 	if err := r.remote.start(cmd); err != nil {
-		return at, fmt.Errorf("start server %s: %w", args[0], err)
+		return fmt.Errorf("start server %s: %w", args[0], err)
 	}
 	ended := make(chan struct{})
 	go func() {
@@ -268,7 +268,7 @@ func (r *Rig) ServeOutside(ctx context.Context, port uint16, args ...string) (ne
 	if err != nil {
 		err = fmt.Errorf("start server %s: %w", args[0], err)
 	}
-	return at, err
+	return err
 }
 
 // DialOutside connects to an address from the remote side, as soon as somebody listens

@@ -1,4 +1,4 @@
-package rig
+package modes
 
 import (
 	"context"
@@ -16,18 +16,18 @@ import (
 // Load is something that a session measures in every mode.
 type Load struct {
 	Name string
-	// Place is where it runs when the session's placement is Automatic.
-	Place Placement
+	// Pin says where it runs when the session's pinning is Automatic.
+	Pin Pinning
 	// Start starts servers, once; nil where there are none.
 	Start func(ctx context.Context) error
 	// Run measures once. The test and the CPUs of a metric are filled in.
 	Run func(ctx context.Context, m Mode, add func(measure.Metric, float64)) error
 }
 
-// Automatic is the placement that each load asks for itself.
-const Automatic Placement = "auto"
+// Automatic is the pinning that each load asks for itself.
+const Automatic Pinning = "auto"
 
-var placements = []Placement{Automatic, Apart, Together, Anywhere}
+var pinnings = []Pinning{Automatic, Apart, Together, Anywhere}
 
 // Session is a series of rounds, in each of which every load runs once in
 // every mode, the modes in random order.
@@ -37,7 +37,7 @@ type Session struct {
 	CongestionControl string // as in Config
 	Rounds            int
 	Duration          time.Duration // of one measurement, for the report
-	Placement         Placement
+	Pinning           Pinning
 	Seed              uint64 // of the order; 0 draws one
 }
 
@@ -47,7 +47,7 @@ func (s *Session) flags(f *flag.FlagSet) (read func() error) {
 	f.IntVar(&s.Rounds, "rounds", s.Rounds, "rounds, in each of which every mode runs everything once")
 	f.StringVar(&s.CongestionControl, "cc", "",
 		"congestion control in every namespace; by default cubic, or reno where cubic is not allowed")
-	f.StringVar((*string)(&s.Placement), "pin", string(Automatic),
+	f.StringVar((*string)(&s.Pinning), "pin", string(Automatic),
 		"CPUs of clients and servers: two (apart), one (together), anywhere, or auto: streams apart, round trips together, connections anywhere")
 	f.Uint64Var(&s.Seed, "seed", 0, "seed of the order of modes; 0 draws one")
 	if s.Modes == nil {
@@ -58,8 +58,8 @@ func (s *Session) flags(f *flag.FlagSet) (read func() error) {
 		if s.Rounds < 1 {
 			return fmt.Errorf("%d rounds, want at least one", s.Rounds)
 		}
-		if !slices.Contains(placements, s.Placement) {
-			return fmt.Errorf("unknown placement %q, want one of %v", s.Placement, placements)
+		if !slices.Contains(pinnings, s.Pinning) {
+			return fmt.Errorf("unknown pinning %q, want one of %v", s.Pinning, pinnings)
 		}
 		if s.Seed == 0 {
 			s.Seed = rand.Uint64()
@@ -69,10 +69,10 @@ func (s *Session) flags(f *flag.FlagSet) (read func() error) {
 	}
 }
 
-// Run builds a rig, measures and takes the rig down. The loads are asked for
-// when the rig stands.
+// Run makes a runner, measures and closes the runner. The loads are asked for
+// when the runner is made.
 func (s *Session) Run(ctx context.Context, progress io.Writer,
-	loads func(context.Context, *Rig) ([]Load, error),
+	loads func(context.Context, *Runner) ([]Load, error),
 ) (report *measure.Report, err error) {
 	r, err := New(ctx, Config{Modes: s.Modes, CongestionControl: s.CongestionControl})
 	if err != nil {
@@ -114,20 +114,20 @@ func (s *Session) Run(ctx context.Context, progress io.Writer,
 	return report, nil
 }
 
-// place puts what is started next where the session or the load wants it.
-func (s *Session) place(r *Rig, l Load) (*measure.Pinned, error) {
-	if s.Placement != Automatic {
-		return r.Place(s.Placement)
+// pin puts what is started next where the session or the load wants it.
+func (s *Session) pin(r *Runner, l Load) (*measure.Pinned, error) {
+	if s.Pinning != Automatic {
+		return r.Pin(s.Pinning)
 	}
-	return r.Place(l.Place)
+	return r.Pin(l.Pin)
 }
 
-func (s *Session) start(ctx context.Context, r *Rig, loads []Load) error {
+func (s *Session) start(ctx context.Context, r *Runner, loads []Load) error {
 	for _, l := range loads {
 		if l.Start == nil {
 			continue
 		}
-		if _, err := s.place(r, l); err != nil {
+		if _, err := s.pin(r, l); err != nil {
 			return err
 		}
 		if err := l.Start(ctx); err != nil {
@@ -137,9 +137,9 @@ func (s *Session) start(ctx context.Context, r *Rig, loads []Load) error {
 	return nil
 }
 
-func (s *Session) round(ctx context.Context, r *Rig, loads []Load, random *rand.Rand, report *measure.Report) error {
+func (s *Session) round(ctx context.Context, r *Runner, loads []Load, random *rand.Rand, report *measure.Report) error {
 	for _, l := range loads {
-		cpus, err := s.place(r, l)
+		cpus, err := s.pin(r, l)
 		if err != nil {
 			return err
 		}

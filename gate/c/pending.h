@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Calls that the supervisor has to answer, and whether there is one. */
-#ifndef TSUGIKI_GATE_ASKS_H
-#define TSUGIKI_GATE_ASKS_H
+/* Pending requests: calls that the supervisor has to answer. And whether there is a supervisor. */
+#ifndef TSUGIKI_GATE_PENDING_H
+#define TSUGIKI_GATE_PENDING_H
 
 #include <stdbool.h>
 
@@ -14,11 +14,11 @@ void gate_pass(struct gate_worker *w);
 void gate_report(struct gate_worker *w);
 
 /* For the thread that talks with the supervisor. */
-void gate_asks_start(bool supervised);
-int gate_asks_event(void); /* readable when there is something to do */
+void gate_pending_start(bool supervised);
+int gate_pending_event(void); /* readable when there is something to do */
 void gate_wake_control(void);
-bool gate_asks_wait(void); /* whether there is */
-void gate_asks_send(void);
+bool gate_pending_any_due(void); /* whether there is */
+void gate_pending_send(void);
 
 /* Greets the supervisor that has started us. */
 void gate_greet(void);

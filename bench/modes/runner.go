@@ -1,4 +1,4 @@
-// Package rig runs the same program as a process of the host, in a container
+// Package modes runs the same program as a process of the host, in a container
 // behind address translation and in a grafted container, against servers on a
 // remote host.
 //
@@ -6,7 +6,7 @@
 // each mode. What is run and what is read from its output is the callers'
 // business. It needs what testkit needs, the program taskset for pinning, and
 // for the mode graft the built tsugiki and what that needs.
-package rig
+package modes
 
 import (
 	"bytes"
@@ -72,21 +72,21 @@ func Names(modes []Mode) []string {
 	return names
 }
 
-// Placement says which CPUs clients and servers run on.
-type Placement string
+// Pinning says which CPUs clients and servers run on.
+type Pinning string
 
 const (
 	// Apart gives clients a CPU and servers another, where there are two.
 	// Streams want it. A round trip then waits twice for a sleeping CPU to
 	// wake, which virtual machines are slow at, and which hides what the
 	// modes differ in.
-	Apart Placement = "apart"
+	Apart Pinning = "apart"
 	// Together puts both on one CPU: round trips cost what their code costs.
-	Together Placement = "together"
+	Together Pinning = "together"
 	// Anywhere leaves it to the scheduler. Loads want it in which every
 	// operation passes a third process, such as a supervisor: on one CPU it
 	// would take turns with client and server, which no machine makes it do.
-	Anywhere Placement = "anywhere"
+	Anywhere Pinning = "anywhere"
 )
 
 // Config says what to build.
@@ -99,8 +99,8 @@ type Config struct {
 	CongestionControl string
 }
 
-// Rig is a topology and what is needed to start programs in it.
-type Rig struct {
+// Runner is a topology and what is needed to start programs in it.
+type Runner struct {
 	Top *testkit.Topology
 	// CongestionControl is that of every namespace.
 	CongestionControl string
@@ -108,7 +108,7 @@ type Rig struct {
 	modes   []Mode
 	tsugiki string
 	cpus    []int           // that we may use
-	pinned  *measure.Pinned // see Place
+	pinned  *measure.Pinned // see Pin
 }
 
 // The containers, by mode. They are not the same one, so that what a mode
@@ -119,9 +119,9 @@ const (
 	containers
 )
 
-// New builds a rig. The caller closes it.
-func New(ctx context.Context, c Config) (*Rig, error) {
-	r := &Rig{modes: c.Modes}
+// New builds a topology with containers. The caller closes the runner.
+func New(ctx context.Context, c Config) (*Runner, error) {
+	r := &Runner{modes: c.Modes}
 	if slices.ContainsFunc(c.Modes, Mode.IsGraft) {
 		dir, err := testkit.Binaries()
 		if err != nil {
@@ -174,10 +174,10 @@ func usableCPUs() ([]int, error) {
 	return cpus, nil
 }
 
-// Place says where the clients and servers run that are started from now on,
+// Pin says where the clients and servers run that are started from now on,
 // and returns their CPUs, nil if they are not pinned. A server has the same
-// CPU in both placements that pin.
-func (r *Rig) Place(p Placement) (*measure.Pinned, error) {
+// CPU in both pinnings that pin.
+func (r *Runner) Pin(p Pinning) (*measure.Pinned, error) {
 	r.pinned = nil
 	if p == Anywhere || p == Apart && len(r.cpus) < 2 {
 		return nil, nil
@@ -194,17 +194,17 @@ func (r *Rig) Place(p Placement) (*measure.Pinned, error) {
 }
 
 // Close ends what still runs and takes the topology down.
-func (r *Rig) Close() error { return r.Top.Close() }
+func (r *Runner) Close() error { return r.Top.Close() }
 
-// Shuffled are the rig's modes in random order.
-func (r *Rig) Shuffled(random *rand.Rand) []Mode {
+// Shuffled are the runner's modes in random order.
+func (r *Runner) Shuffled(random *rand.Rand) []Mode {
 	order := slices.Clone(r.modes)
 	random.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
 	return order
 }
 
 // Client prepares a program to be run in a mode.
-func (r *Rig) Client(ctx context.Context, m Mode, argv ...string) *testkit.Cmd {
+func (r *Runner) Client(ctx context.Context, m Mode, argv ...string) *testkit.Cmd {
 	ns := r.Top.Host
 	switch m {
 	case NAT:
@@ -228,9 +228,9 @@ func (r *Rig) Client(ctx context.Context, m Mode, argv ...string) *testkit.Cmd {
 	return cmd
 }
 
-// Serve starts a server on the remote. It runs until ctx ends or the rig is
+// Serve starts a server on the remote. It runs until ctx ends or the runner is
 // closed.
-func (r *Rig) Serve(ctx context.Context, argv ...string) (*testkit.Cmd, error) {
+func (r *Runner) Serve(ctx context.Context, argv ...string) (*testkit.Cmd, error) {
 	if r.pinned != nil {
 		argv = pinned(r.pinned.Server, argv)
 	}
@@ -257,7 +257,7 @@ type Run struct {
 }
 
 // Run runs a program in a mode to its end.
-func (r *Rig) Run(ctx context.Context, m Mode, argv ...string) (Run, error) {
+func (r *Runner) Run(ctx context.Context, m Mode, argv ...string) (Run, error) {
 	cmd := r.Client(ctx, m, argv...)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr

@@ -1,4 +1,4 @@
-package rig
+package modes
 
 import (
 	"context"
@@ -16,7 +16,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
-func newRig(t *testing.T, c Config) *Rig {
+func newRig(t *testing.T, c Config) *Runner {
 	t.Helper()
 	r, err := New(context.Background(), c)
 	var needs *testkit.NeedsError
@@ -64,14 +64,14 @@ func TestRunsInItsMode(t *testing.T) {
 	}
 }
 
-func TestPlace(t *testing.T) {
+func TestPin(t *testing.T) {
 	r := newRig(t, Config{Modes: []Mode{Host}})
-	if pinned, err := r.Place(Anywhere); pinned != nil || err != nil {
+	if pinned, err := r.Pin(Anywhere); pinned != nil || err != nil {
 		t.Errorf("anywhere: %+v, %v", pinned, err)
 	}
 	testkit.Program(t, "taskset")
-	for _, p := range []Placement{Apart, Together} {
-		pinned, err := r.Place(p)
+	for _, p := range []Pinning{Apart, Together} {
+		pinned, err := r.Pin(p)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -98,7 +98,7 @@ func TestRunCountsDescendants(t *testing.T) {
 }
 
 func TestShuffled(t *testing.T) {
-	r := &Rig{modes: Modes}
+	r := &Runner{modes: Modes}
 	random := rand.New(rand.NewPCG(1, 1))
 	first := make(map[Mode]int)
 	for range 300 {
