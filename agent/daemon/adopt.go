@@ -54,7 +54,7 @@ func (d *Daemon) adoptAll() error {
 }
 
 func (d *Daemon) adopt(r *record) error {
-	given, err := rules.Texts{Mode: r.Mode, Endpoints: r.Given, Ingress: r.Ingress, Egress: r.Egress}.Parse()
+	given, err := rules.Parse(r.rules())
 	if err != nil {
 		return err
 	}

@@ -46,18 +46,18 @@ func FuzzRegistration(f *testing.F) {
 		if err := httpapi.ReadObject(bytes.NewReader(written), &again); err != nil {
 			t.Fatalf("%q is written as %q: %v", data, written, err)
 		}
-		texts, _, err := rules.AnnotationRules(r.Annotations)
+		texts, _, err := rules.OfAnnotations(r.Annotations)
 		if r.Rules != nil {
-			texts, err = rules.Texts{Mode: r.Rules.Mode, Endpoints: r.Rules.Endpoints, Ingress: r.Rules.Ingress, Egress: r.Rules.Egress}, nil
+			texts, err = *r.Rules, nil
 		}
 		if err != nil {
 			return
 		}
-		rules, err := texts.Parse()
+		given, err := rules.Parse(texts)
 		if err != nil {
 			return
 		}
-		for _, ep := range rules.Endpoints.All() {
+		for _, ep := range given.Endpoints.All() {
 			if ep.Name == "" {
 				t.Errorf("%q has an endpoint without a name", data)
 			}

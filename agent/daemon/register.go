@@ -16,54 +16,22 @@ import (
 // attachPatience is how long a container may be registered without a program.
 const attachPatience = 2 * time.Minute
 
-// given is what a container is given, and its name.
-type given struct {
-	texts     rules.Texts
-	found     bool
-	name      string
-	annotated bool // by its annotations
-}
-
-// rulesFor finds out what a container is given. The configuration's rules are for the
-// name that its engine gives it: no annotation takes another's.
-func (d *Daemon) rulesFor(r api.Registration) (given, error) {
-	if own := r.Rules; own != nil {
-		texts := rules.Texts{Mode: own.Mode, Endpoints: own.Endpoints, Ingress: own.Ingress, Egress: own.Egress}
-		return given{texts: texts, found: true, name: r.Name}, nil
-	}
-	if len(r.Image) > 0 {
-		d.log.Warn("annotations of the image are not heard: only those count that are given to who starts the container",
-			"container", r.Name, "engine", r.Engine, "annotations", strings.Join(r.Image, ","))
-	}
-	h, err := rules.Hear(d.config.Load(), &r)
-	for _, path := range h.Paths {
-		if err == nil {
-			err = rules.CheckPath(path)
-		}
-	}
-	if h.Rules || err != nil {
-		return given{texts: h.Texts, found: h.Rules, name: h.Name, annotated: true}, err
-	}
-	texts, found := rules.ConfigTexts(d.config.Load(), r.Name)
-	return given{texts: texts, found: found, name: h.Name}, nil
-}
-
 // register makes a container that has no program yet. On an error nothing is left. It does not
 // begin, or is undone, if it is abandoned by then: nobody would start its program.
 func (d *Daemon) register(ctx context.Context, r api.Registration) (*managed, error) {
-	g, err := d.rulesFor(r)
+	if r.Rules == nil && len(r.Image) > 0 {
+		d.log.Warn("annotations of the image are not heard: only those count that are given to who starts the container",
+			"container", r.Name, "engine", r.Engine, "annotations", strings.Join(r.Image, ","))
+	}
+	g, err := rules.For(d.config.Load(), &r)
 	if err != nil {
 		return nil, err
 	}
-	if !g.found {
+	if !g.Found {
 		return nil, nil // whatever its name is
 	}
-	r.Name = g.name
+	r.Name = g.Name
 	if err := api.CheckName(r.Name); err != nil {
-		return nil, fmt.Errorf("%w: %w", rules.ErrRequest, err)
-	}
-	parsed, err := g.texts.Parse()
-	if err != nil {
 		return nil, fmt.Errorf("%w: %w", rules.ErrRequest, err)
 	}
 	if err := d.lockName(ctx, r.Name, r.ID); err != nil {
@@ -71,7 +39,7 @@ func (d *Daemon) register(ctx context.Context, r api.Registration) (*managed, er
 	}
 	defer d.changes.Unlock()
 	d.memory.setBusyGC()
-	m := d.newManaged(d.newIdentity(r, parsed, g.annotated), parsed)
+	m := d.newManaged(d.newIdentity(r, &g), g.Rules)
 	err = m.Prepare()
 	if err == nil {
 		err = m.Make()
@@ -92,13 +60,13 @@ func (d *Daemon) register(ctx context.Context, r api.Registration) (*managed, er
 	return m, nil
 }
 
-func (d *Daemon) newIdentity(r api.Registration, given rules.Rules, annotated bool) identity {
+func (d *Daemon) newIdentity(r api.Registration, g *rules.Given) identity {
 	var token [16]byte
 	rand.Read(token[:])
-	t := given.Texts()
+	t := g.Rules.Texts()
 	return identity{
 		ID: r.ID, Name: r.Name, Token: hex.EncodeToString(token[:]), Boot: d.boot, Created: time.Now().UTC(),
-		UID: r.UID, GID: r.GID, LoopbackOnly: r.LoopbackOnly, Programs: r.Programs, Annotated: annotated,
+		UID: r.UID, GID: r.GID, LoopbackOnly: r.LoopbackOnly, Programs: r.Programs, Annotated: g.Annotated,
 		Mode: t.Mode, Given: t.Endpoints, Ingress: t.Ingress, Egress: t.Egress,
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/tsugiki/tsugiki/agent/container"
 	"github.com/tsugiki/tsugiki/agent/httpapi"
+	"github.com/tsugiki/tsugiki/api"
 )
 
 // stateVersion is that of what a daemon writes down. One that finds a higher one
@@ -46,6 +47,11 @@ type identity struct {
 	Given   []string `json:"given"`
 	Ingress []string `json:"ingress"`
 	Egress  []string `json:"egress"`
+}
+
+// rules are what the container was given when it was registered.
+func (id *identity) rules() api.Rules {
+	return api.Rules{Mode: id.Mode, Endpoints: id.Given, Ingress: id.Ingress, Egress: id.Egress}
 }
 
 // record is what a daemon has to know of a container to take it over.

@@ -15,7 +15,6 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
-	"github.com/tsugiki/tsugiki/agent/rules"
 	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/intercept/filter"
 	"github.com/tsugiki/tsugiki/internal/cgroup"
@@ -65,7 +64,7 @@ func AgentAt(runDir string) string {
 
 // Join starts a program in a new container of the daemon, whose host namespace then
 // is the host. On an error nothing is left, and the program has not run.
-func Join(client *api.Client, p Program, texts rules.Texts) (*Joined, error) {
+func Join(client *api.Client, p Program, texts api.Rules) (*Joined, error) {
 	p.nameIt()
 	j := &Joined{client: client, log: p.Log.With("container", p.Name), name: p.Name, signals: catchSignals()}
 	path, err := launch.Lookup(p.Command[0])
@@ -80,7 +79,7 @@ func Join(client *api.Client, p Program, texts rules.Texts) (*Joined, error) {
 	j.id = fmt.Sprintf("run-%d-%x", os.Getpid(), time.Now().UnixNano())
 	r := api.Registration{
 		ID: j.id, Name: p.Name,
-		Rules:        &api.Rules{Mode: texts.Mode, Endpoints: texts.Endpoints, Ingress: texts.Ingress, Egress: texts.Egress},
+		Rules:        &texts,
 		LoopbackOnly: p.ownIsNew(), Programs: true,
 	}
 	if p.User != nil {

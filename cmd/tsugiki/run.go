@@ -130,14 +130,14 @@ func (f *runFlags) start(spec runner.Program) (container, error) {
 	return runner.Join(api.Dial(socket), spec, f.texts())
 }
 
-func (f *runFlags) texts() rules.Texts {
-	return rules.Texts{Mode: f.mode, Endpoints: f.endpoints, Ingress: f.ingress, Egress: f.egress}
+func (f *runFlags) texts() api.Rules {
+	return api.Rules{Mode: f.mode, Endpoints: f.endpoints, Ingress: f.ingress, Egress: f.egress}
 }
 
 func (f *runFlags) spec(command []string, stderr io.Writer) (runner.Program, error) {
 	spec := runner.Program{Name: f.name, RunDir: f.runDir, Netns: f.netns, Command: command}
 	var err error
-	if spec.Rules, err = f.texts().Parse(); err != nil {
+	if spec.Rules, err = rules.Parse(f.texts()); err != nil {
 		return spec, err
 	}
 	if spec.Caps, err = launch.Default.Edit(f.capAdd, f.capDrop); err != nil {
