@@ -19,9 +19,11 @@ import (
 var ErrExists = errors.New("there is an endpoint of that name")
 
 // HostError says that the host has not, or has no longer, what an endpoint wants.
-type HostError struct{ error }
+type HostError struct{ Err error }
 
-func (e HostError) Unwrap() error { return e.error }
+func (e HostError) Error() string { return e.Err.Error() }
+
+func (e HostError) Unwrap() error { return e.Err }
 
 // ListEndpoints returns the endpoints that the container has now, by name.
 func (c *Container) ListEndpoints() []api.Endpoint {
