@@ -69,21 +69,23 @@ lint:
 	scripts/check-generated.sh
 	GOARCH=arm64 $(GO) vet ./...
 
-# Tests make namespaces and share two CPUs with what they measure: one package
-# at a time. They wait half of their time, and linters do not.
+# Tests wait half of their time, and linters do not.
 test: deps build
 	$(MAKE) -j2 lint tests
-	$(MAKE) test-sanitized
 
-# Tests call make as a user does, not as a part of this one.
-TESTS = rm -rf .cache/test-logs && env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL TSUGIKI_BIN=$(CURDIR)/bin $(GO) test -count=1 -p 1 -json ./... $(1) | \
-	$(GO) run ./internal/testreport -skips .ci/skips -budget .ci/budget -logs .cache/test-logs
-tests: build
-	$(call TESTS,-timeout 20m)
+tests: build sanitized
+	scripts/tests.sh -timeout 20m
 
 # The density study once, with as many containers as it has: the tests have a few.
 test-density: deps build
 	rm -rf density-test && $(BIN)/tsugiki density run --rounds 1 -o density-test
+
+# The density study at its full size, into docs/density: all four files of the report. It takes
+# about 90 minutes on two cores, which should do nothing else. DENSITY=--resume continues one
+# that was interrupted.
+DENSITY ?= --force
+density-report: deps build
+	$(BIN)/tsugiki density run $(DENSITY) -o docs/density
 
 # On other kernels and with cgroups mounted in other ways, in a virtual machine.
 # KERNELS="5.10 6.1 6.12" MODES="v2 v1 hybrid" PACKAGES="charge/journal policy/enforcer"
@@ -93,9 +95,8 @@ test-kernels: deps build
 # All tests with long loops: 100,000 connections through one container, a hundred kills, ten
 # minutes of random calls under random rules.
 soak: export TSUGIKI_SOAK = 1
-soak: deps build
-	$(call TESTS,-timeout 90m)
-	$(MAKE) test-sanitized
+soak: deps build sanitized
+	scripts/tests.sh -timeout 90m
 
 # For the conformance suite: with sanitizers in the C parts.
 SANITIZED = $(CURDIR)/bin/sanitized
@@ -125,4 +126,4 @@ demo: deps-demo build
 clean:
 	rm -rf bin dist man .cache bench.json bench-agent.json bench-charge* density-test
 
-.PHONY: all deps deps-demo deps-bench-agent deps-bench-charge build man install deb generate lint test tests sanitized test-density test-kernels soak fuzz bench bench-agent bench-charge demo clean
+.PHONY: all deps deps-demo deps-bench-agent deps-bench-charge build man install deb generate lint test tests sanitized test-density density-report test-kernels soak fuzz bench bench-agent bench-charge demo clean

@@ -104,5 +104,4 @@ func TestNumbersOfAFGraft(t *testing.T) {
 		"sizeof(struct sockaddr_storage)":          addressMax,
 	})
 	testkit.CheckC(t, "../policy/c/board.h", map[string]any{"BOARD_ADDRESS_MAX": readMax})
-	testkit.CheckC(t, "../gate/c/protocol.h", map[string]any{"GATE_AF_GRAFT": Family})
 }

@@ -200,6 +200,9 @@ type fakeProgram struct {
 	refuses int           // descriptor that Install refuses, if it is not 0
 	add     error         // of Add
 	watches map[int]Watch // by descriptor; Epoll is made anew for each who asks
+	uid     int
+	gid     int
+	user    error // of User
 	again   bool
 	log     []string // what Install did
 }
@@ -207,7 +210,7 @@ type fakeProgram struct {
 func (p *fakeProgram) Thread() int                   { return os.Getpid() }
 func (p *fakeProgram) Call() uint64                  { return 7 }
 func (p *fakeProgram) Again() bool                   { return p.again }
-func (p *fakeProgram) User() (uid, gid int, e error) { return 0, 0, nil }
+func (p *fakeProgram) User() (uid, gid int, e error) { return p.uid, p.gid, p.user }
 
 func (p *fakeProgram) File(number int) (int, error) {
 	file, open := p.files[number]

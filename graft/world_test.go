@@ -121,3 +121,27 @@ func (w *world) at() (place string, bound netip.AddrPort) {
 	}
 	return place, s.local
 }
+
+// rule has the engine decide by two rules that lead to endpoints of the program's.
+func (w *world) rule(egress, ingress string) {
+	w.t.Helper()
+	var set endpoint.Set
+	for _, ep := range w.endpoints {
+		if err := set.Add(ep); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	in, err := policy.ParseIngress(ingress, &set)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	out, err := policy.ParseEgress(egress, &set)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	table, err := policy.NewTable([]policy.Ingress{in}, []policy.Egress{out})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.Update(Rules{Table: table, Host: map[string]Place{"": w.host}})
+}

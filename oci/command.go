@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// command is a runtime's command line, as far as it matters: runc's, which others
-// imitate.
+// command has the parts of a runtime's command line that this package uses. The syntax is that
+// of runc, which other runtimes imitate.
 type command struct {
 	root, log, logFormat string
 	name                 string // create, run, exec, ...; empty if there is none
@@ -18,8 +18,8 @@ type command struct {
 	processPrefix        string
 }
 
-// valued are the options that take a value, in the next argument unless it follows
-// "=": of all commands and of each.
+// valued lists the options that take a value, after "=" or in the next argument: of all commands
+// ("") and of each command.
 var valued = map[string][]string{
 	"":        {"root", "log", "log-format", "rootless", "criu", "cgroup-manager"},
 	"create":  {"bundle", "b", "console-socket", "pid-file", "preserve-fds", "pidfd-socket", "config", "f"},
@@ -31,8 +31,8 @@ var valued = map[string][]string{
 	},
 }
 
-// parseCommand reads the arguments after the program's name. What it does not know is
-// for the runtime to judge.
+// parseCommand reads the arguments after the program's name. It ignores unknown options: the
+// runtime checks them.
 func parseCommand(args []string) command {
 	var c command
 	for i := 0; i < len(args) && c.id == ""; i++ {

@@ -1,27 +1,25 @@
-// Package oci stands between a container engine and the OCI runtime that it calls,
-// such as runc: it brings containers to tsugiki agent before they are made.
+// Package oci is the runtime that container engines call in place of the real one, such as
+// runc. It registers containers with tsugiki agent before it calls the real runtime.
 //
-// It owns reading and editing bundles (config.json), names of containers as engines
-// have them, and calling the real runtime. It decides nothing about rules, talks to
-// no engine, and leaves a container alone of which the agent grafts nothing. It needs
-// what the runtime needs: root, and the runtime's own kernel.
+// It owns reading and editing bundles (config.json), the engines' names of containers, and
+// calling the real runtime. It decides nothing about rules and calls no engine. It does not
+// edit a container of which the agent grafts nothing. It needs root and the kernel that the
+// real runtime needs.
 //
 // # Commands
 //
-//   - create and run register the container and edit its bundle: the engine's seccomp
-//     profile composed with ours and the agent's socket as its listener, the library's
-//     folder mounted, LD_PRELOAD in the environment. If the runtime then fails, the
-//     container is unregistered.
-//   - exec names the library to processes that come with an environment of their own.
-//   - delete unregisters.
-//   - All others, and containers that are not grafted, become the real runtime.
+//   - create and run register the container and edit its bundle. They compose the engine's
+//     seccomp profile with ours, name the agent's socket as its listener, mount the folder of
+//     the library and set LD_PRELOAD. If the real runtime fails, they unregister the container.
+//   - exec adds the library to the environment of the process.
+//   - delete unregisters the container.
+//   - Other commands, and commands for containers that are not grafted, execute the real runtime.
 //
 // # State
 //
-// What has to be known of a container later is in a file beside the agent's socket,
-// runtime/HASH.json, written before its bundle is edited; one that was registered and
-// got no further is the agent's to forget. What config.json was is kept beside it, as
-// config.json.tsugiki, and put back when the container is deleted, unless somebody has
-// written another meanwhile: who makes it again from the same bundle finds it as it
-// was.
+// The file runtime/HASH.json beside the agent's socket has the state of a container. It is
+// written before the bundle is edited. If this process is killed before that, the agent
+// removes the registration itself. The original config.json is kept beside the edited one, as
+// config.json.tsugiki. delete puts it back, unless somebody has written another config.json: a
+// container can be made again from the same bundle.
 package oci

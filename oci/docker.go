@@ -8,7 +8,7 @@ import (
 	"regexp"
 )
 
-// dockerContainer is what dockerd keeps in config.v2.json and hostconfig.json.
+// dockerContainer is what dockerd stores in config.v2.json and hostconfig.json.
 type dockerContainer struct {
 	ID, Name    string
 	Config      struct{ Labels map[string]string }
@@ -18,9 +18,8 @@ type dockerContainer struct {
 	root        string // of dockerd's files
 }
 
-// findDocker reads what dockerd knows of a container. Its config.json has neither name
-// nor labels, but paths that lead to dockerd's files: ROOT/containers/ID is a
-// container's folder.
+// findDocker reads dockerd's files of a container. config.json has neither name nor labels, but
+// paths that lead to dockerd's files: ROOT/containers/ID is the folder of a container.
 func findDocker(s *spec, id string) (dockerContainer, bool) {
 	for _, root := range dockerRoots(s) {
 		dir := filepath.Join(root, "containers", id)
@@ -40,9 +39,9 @@ func findDocker(s *spec, id string) (dockerContainer, bool) {
 	return dockerContainer{}, false
 }
 
-// dockerRoots are the folders in which dockerd may have its files. /etc/hostname and the
-// like are mounted from ROOT/containers/ID; that is another container's where the network is
-// shared with that one. The root file system is at ROOT/DRIVER/..., three levels deep.
+// dockerRoots returns the folders in which dockerd may have its files. /etc/hostname and other
+// files are mounted from ROOT/containers/ID. If the container shares the network of another
+// one, ID is that of the other one. The root file system is at ROOT/DRIVER/..., three levels deep.
 func dockerRoots(s *spec) []string {
 	var roots []string
 	for _, m := range s.mounts {
@@ -74,8 +73,9 @@ var (
 	driverName = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]*$`)
 )
 
-// imageLabels tells labels of the container's image, whose configuration has its own hash
-// for a name. It is nil where that is not found, as with containerd's image store.
+// imageLabels returns a function that recognizes labels of the container's image. The name of
+// the image's configuration is its hash. It returns nil if the configuration is not found, such
+// as with containerd's image store.
 func (c dockerContainer) imageLabels() func(key, value string) bool {
 	id := imageID.FindStringSubmatch(c.Image)
 	if id == nil || !driverName.MatchString(c.Driver) {

@@ -21,20 +21,20 @@ import (
 
 const (
 	configFile = "config.json"
-	// originalFile is what config.json was before it was edited.
+	// originalFile is the unedited config.json.
 	originalFile = "config.json.tsugiki"
-	// The library's folder is mounted where nothing of the container's file system
-	// has to be changed for it: /dev is a file system in memory that the runtime
-	// makes; but where the host's is mounted, it is not touched either.
+	// The folder of the library is mounted in /dev if /dev is a file system in memory that
+	// the runtime makes, so that the container's files do not change. Otherwise /dev may be
+	// the host's, and the folder is mounted in /run.
 	libraryInDev = "/dev/tsugiki"
 	libraryInRun = "/run/tsugiki/library"
 )
 
-// refuse says why a container cannot be grafted, or nil.
+// refuse returns an error if the container cannot be grafted.
 func (s *spec) refuse() error {
 	for _, kind := range []string{"windows", "vm"} {
 		if _, is := s.all[kind]; is {
-			return fmt.Errorf("a container of the kind %q cannot be grafted", kind)
+			return fmt.Errorf("a container of kind %q cannot be grafted", kind)
 		}
 	}
 	for _, kind := range []string{"linux", "process"} {
@@ -43,7 +43,7 @@ func (s *spec) refuse() error {
 		}
 	}
 	if s.isOurs(specs.NetworkNamespace, "net") {
-		return errors.New("a container in the host's network namespace cannot be grafted; give it one of its own, or no rules")
+		return errors.New("a container in the host's network namespace cannot be grafted; give it a network namespace, or no rules")
 	}
 	if s.isOurs(specs.UserNamespace, "user") {
 		return refuseCaps(s.caps)
@@ -51,9 +51,9 @@ func (s *spec) refuse() error {
 	return nil
 }
 
-// refuseCaps says what is wrong with capabilities that are good for the host: with
-// CAP_NET_ADMIN a program could configure the host's interfaces through its host
-// sockets (SIOCSIFADDR acts on the socket's namespace).
+// refuseCaps returns an error for CAP_NET_ADMIN in the host's user namespace. With it a program
+// could configure the host's interfaces through its host sockets (SIOCSIFADDR acts on the
+// socket's namespace).
 func refuseCaps(c *specs.LinuxCapabilities) error {
 	if c == nil {
 		return nil
@@ -73,20 +73,20 @@ func isNetAdmin(name string) bool { return isCap(name, "NET_ADMIN") || isCap(nam
 
 func isNetRaw(name string) bool { return isCap(name, "NET_RAW") }
 
-// isCap compares a name, in whatever way engines write it.
+// isCap compares a name of a capability, with or without CAP_ and in any case.
 func isCap(name, capability string) bool {
 	return strings.TrimPrefix(strings.ToUpper(name), "CAP_") == capability
 }
 
-// netRaw is taken from containers that are grafted, where it is good for the host: with
-// it a program marks its packets (SO_MARK), sets their priority and gives them source
-// routes by control messages, which no hook of the kernel sees.
+// netRaw is removed from grafted containers in the host's user namespace. With it a program
+// marks its packets (SO_MARK), sets their priority and gives them source routes by control
+// messages, which no hook of the kernel sees.
 const netRaw = "CAP_NET_RAW"
 
-// errNetRaw is for who asks for it by a command that is not edited.
+// errNetRaw is the error for --cap CAP_NET_RAW of exec, which is not edited.
 var errNetRaw = errors.New("with CAP_NET_RAW a program of a grafted container could get around its rules; leave out --cap " + netRaw)
 
-// dropNetRaw takes netRaw out of all sets of a process, and tells whether it was in one.
+// dropNetRaw removes netRaw from all sets of a process, and reports whether one had it.
 func dropNetRaw(process object) (bool, error) {
 	caps, err := process.child("capabilities", capabilitySets...)
 	if err != nil {
@@ -114,12 +114,12 @@ func dropNetRaw(process object) (bool, error) {
 
 var capabilitySets = []string{"bounding", "effective", "inheritable", "permitted", "ambient"}
 
-// edit returns the config.json of a container that is grafted, and the path by which
-// its programs load the library; empty if they do not.
+// edit returns the config.json of a grafted container, and the path at which its programs load
+// the library; empty if they do not load it.
 func (s *spec) edit(r api.Registered) (config []byte, preload string, err error) {
 	mode, known := filter.ParseMode(r.Filter.Mode)
 	if !known {
-		return nil, "", fmt.Errorf("the agent says the unknown mode %q", r.Filter.Mode)
+		return nil, "", fmt.Errorf("the agent's answer has the unknown mode %q", r.Filter.Mode)
 	}
 	options := filter.Options{Mode: mode, Datagrams: r.Filter.Datagrams, AFGraft: r.Filter.AFGraft}
 	profile, err := filter.Compose(s.seccomp, options, r.Listener, r.Token)
@@ -162,7 +162,7 @@ func (s *spec) addLibrary(folder string) (preload string, err error) {
 	return preload, errors.Join(s.all.set("mounts", append(mounts, mount)), addPreload(s.process, preload))
 }
 
-// addPreload names the library to a process.
+// addPreload adds the library to LD_PRELOAD of a process.
 func addPreload(process object, preload string) error {
 	var env []string
 	if err := process.get("env", &env); err != nil {
@@ -171,7 +171,7 @@ func addPreload(process object, preload string) error {
 	return process.set("env", shim.Preload(env, preload))
 }
 
-// replaceConfig writes a bundle's config.json and keeps what it was.
+// replaceConfig replaces a bundle's config.json and keeps the original.
 func replaceConfig(bundle string, config []byte) error {
 	path, original := filepath.Join(bundle, configFile), filepath.Join(bundle, originalFile)
 	if err := os.Remove(original); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -183,7 +183,7 @@ func replaceConfig(bundle string, config []byte) error {
 	return replaceFile(path, config)
 }
 
-// restoreConfig puts back what config.json was, unless it is not the one that we wrote.
+// restoreConfig puts the original config.json back if the current one is the one that we wrote.
 func restoreConfig(bundle, edited string) error {
 	path, original := filepath.Join(bundle, configFile), filepath.Join(bundle, originalFile)
 	data, err := readFile(path)
@@ -204,8 +204,8 @@ func restoreConfig(bundle, edited string) error {
 
 func hash(data []byte) string { return fmt.Sprintf("%x", sha256.Sum256(data)) }
 
-// replaceFile writes a file aside and puts it in the place of one, with the owner and
-// the mode of that.
+// replaceFile writes a new file and renames it to the path, with the owner and mode of the old
+// file.
 func replaceFile(path string, data []byte) (err error) {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {

@@ -14,46 +14,44 @@ import (
 	"github.com/tsugiki/tsugiki/api"
 )
 
-// The engines, as the configuration calls them.
+// Names of engines in the configuration.
 const (
 	docker     = "docker"
 	podman     = "podman"
-	containerd = "containerd" // by ctr, or by another client
+	containerd = "containerd" // used by ctr or another client
 	nerdctl    = "nerdctl"
 	kubernetes = "cri"
 	other      = "other"
 )
 
-// facts are what engines know of a container and say in ways of their own.
+// facts has what an engine knows of a container. Each engine stores this in its own way.
 //
-// Whose words annotations are: docker's labels and podman's annotations are those of the
-// image, over which those go that who starts the container gives. Which ones the image
-// has is found in the engine's storage; the same value is taken for the image's. containerd's
-// clients put nothing of an image into annotations, but into labels, which no runtime
-// sees. Of another engine it is not known: tools that follow the image specification make
-// annotations of an image's labels.
+// Annotations come from the user who starts the container, or from the image. Docker's labels
+// and Podman's annotations are those of the image, replaced by those of the user. The engine's
+// storage tells which ones the image has; one with the same value counts as the image's.
+// Clients of containerd put labels of an image into labels, which no runtime sees. For other
+// engines the origin is unknown: tools that follow the image specification make annotations
+// of an image's labels.
 type facts struct {
 	engine      string
-	name        string            // by which the engine calls it
-	annotations map[string]string // ours, of who starts the container
-	unknown     []string          // keys of those that may be the image's
-	image       []string          // keys of those that are the image's, and not in annotations
-	sandbox     bool              // it holds a pod's namespaces and runs nothing
-	loopback    bool              // nothing but a loopback will be in its network namespace
+	name        string            // the engine's name of the container
+	annotations map[string]string // Tsugiki's, of the user who starts the container
+	unknown     []string          // keys of annotations that may be the image's
+	image       []string          // keys that are the image's, and not in annotations
+	sandbox     bool              // the container has only the namespaces of a pod
+	loopback    bool              // its network namespace will have only a loopback
 }
 
-// words are annotations, or labels, that who starts a container and its image give
-// together.
+// words are the annotations or labels of a container, from the user and from the image.
 type words struct {
 	given map[string]string
-	// image tells whether the image has one of the same value. It is nil where that is
-	// not known.
+	// image reports whether the image has the key with the same value. nil: it is unknown.
 	image func(key, value string) bool
 }
 
 func nothing(string, string) bool { return false }
 
-// add sorts words; later ones go over earlier ones of the same key.
+// add sorts words by their origin. Later words replace earlier ones with the same key.
 func (f *facts) add(w words) {
 	for _, key := range slices.Sorted(maps.Keys(w.given)) {
 		if !strings.HasPrefix(key, api.AnnotationPrefix) {
@@ -74,8 +72,8 @@ func (f *facts) add(w words) {
 	}
 }
 
-// factsOf collects what is known of a container. What engines keep in files of their
-// own is taken if it is there and looks right.
+// factsOf collects the facts of a container. It reads files of engines if they exist and have
+// the expected content.
 func factsOf(s *spec, id, bundle string) (facts, error) {
 	d, ofDocker := findDocker(s, id)
 	stored, ofStorage := findStored(id, bundle)
@@ -89,7 +87,7 @@ func factsOf(s *spec, id, bundle string) (facts, error) {
 	switch f.engine {
 	case docker:
 		if !ofDocker {
-			return f, fmt.Errorf("what dockerd keeps of container %s is not found beside its files: its labels are not known; choose another runtime for it", id)
+			return f, fmt.Errorf("dockerd's files of container %s are not found, so its labels are not known; choose another runtime for it", id)
 		}
 		f.add(words{d.Config.Labels, d.imageLabels()})
 		name = strings.TrimPrefix(d.Name, "/")
@@ -120,13 +118,12 @@ func factsOf(s *spec, id, bundle string) (facts, error) {
 	return f, nil
 }
 
-// containerdType is an annotation that containerd gives to all containers of pods, and
-// to no other.
+// containerdType is an annotation that containerd gives to the containers of pods only.
 const containerdType = "io.kubernetes.cri.container-type"
 
-// engineOf finds out which engine a container is of that is none of a storage (stored), by
-// where its bundle is and, of containerd's, by annotations: no image brings some there. No
-// annotation makes docker's containers those of another engine.
+// engineOf finds the engine of a container that is in no containers/storage (see stored): by
+// the folder of its bundle and, for containerd, by annotations, where no image has any. No
+// annotation makes a container of Docker one of another engine.
 func engineOf(s *spec, id, bundle string, ofDocker bool) string {
 	folder := filepath.Dir(bundle)
 	if filepath.Base(bundle) != id || filepath.Base(filepath.Dir(folder)) != "io.containerd.runtime.v2.task" {
@@ -141,7 +138,7 @@ func engineOf(s *spec, id, bundle string, ofDocker bool) string {
 	case filepath.Base(folder) == "moby", ofDocker && !inPod:
 		return docker
 	case ofDocker:
-		return other // a pod that has mounted docker's files, or a container of docker's that says it is one
+		return other // a pod with a mount of docker's files, or a container of docker with a pod's annotation
 	case inPod:
 		return kubernetes
 	case ofNerdctl:
@@ -150,8 +147,8 @@ func engineOf(s *spec, id, bundle string, ofDocker bool) string {
 	return containerd
 }
 
-// keepsToItself tells whether nobody is known to add interfaces to the container's
-// network namespace.
+// keepsToItself reports whether the spec names nobody who adds interfaces to the container's
+// network namespace: no path, no hook and no annotation of CNI.
 func (s *spec) keepsToItself() bool {
 	path, is := s.namespace(specs.NetworkNamespace)
 	h := s.hooks
@@ -167,7 +164,7 @@ func (s *spec) keepsToItself() bool {
 	return true
 }
 
-// podName is what Kubernetes calls a container.
+// podName returns NAMESPACE.POD.CONTAINER of a container of Kubernetes, or an empty text.
 func podName(annotations map[string]string) string {
 	namespace, pod := annotations["io.kubernetes.cri.sandbox-namespace"], annotations["io.kubernetes.cri.sandbox-name"]
 	container := annotations["io.kubernetes.cri.container-name"]
@@ -179,8 +176,8 @@ func podName(annotations map[string]string) string {
 
 var illegal = regexp.MustCompile(`[^a-zA-Z0-9_.-]`)
 
-// legal makes a name of an engine's into one of ours: letters, digits, '_', '.' and
-// '-', a letter or digit first.
+// legal changes an engine's name to one that the agent accepts: letters, digits, '_', '.' and
+// '-', with a letter or digit first.
 func legal(name string) string {
 	short := strings.TrimLeft(illegal.ReplaceAllString(name, "-"), "_.-")
 	if len(short) > api.NameMax {

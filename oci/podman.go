@@ -9,17 +9,17 @@ import (
 	"strings"
 )
 
-// stored is what containers/storage, which podman and CRI-O use, knows of a container.
+// stored is a container in the lists of containers/storage, which Podman and CRI-O use.
 type stored struct {
 	ID       string   `json:"id"`
 	Names    []string `json:"names"`
-	Image    string   `json:"image"`    // id; empty: none
+	Image    string   `json:"image"`    // id; empty: the container has no image
 	Metadata string   `json:"metadata"` // the engine's
 	folder   string   // DRIVER-containers
 }
 
-// findStored finds a container in the lists of the storage; the bundle is
-// STORAGE/DRIVER-containers/ID/userdata, or, of CRI-O, one of another storage.
+// findStored finds a container in the lists of its storage. The bundle is
+// STORAGE/DRIVER-containers/ID/userdata; CRI-O may use another storage.
 func findStored(id, bundle string) (stored, bool) {
 	dir := filepath.Dir(bundle)
 	if filepath.Base(bundle) != "userdata" || filepath.Base(dir) != id {
@@ -51,8 +51,8 @@ func parseStored(data []byte, id string) (stored, bool) {
 	return list[i], true
 }
 
-// engine is told by what the engine itself has written: annotations may be an image's,
-// io.container.manager too.
+// engine returns the engine by the metadata that the engine has written. Annotations may come
+// from the image, also io.container.manager.
 func (c stored) engine() string {
 	var m struct {
 		PodID string `json:"pod-id"`
@@ -70,15 +70,15 @@ func (c stored) name() string {
 	return c.Names[0]
 }
 
-// storedImage is an image's id, which is also the name of its folder.
+// storedImage matches the id of an image, which is also the name of its folder.
 var storedImage = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-// imageAnnotations tells annotations of the container's image, which podman copies to its
-// containers (before version 5). An image may have been fetched by several manifests: an
-// annotation of any of them is the image's. It is nil where they are not found.
+// imageAnnotations returns a function that recognizes annotations of the container's image.
+// Podman before version 5 copies them to its containers. An image may have several manifests:
+// an annotation of any of them is the image's. It returns nil if the manifests are not found.
 func (c stored) imageAnnotations() func(key, value string) bool {
 	if c.Image == "" {
-		return nothing // it was made of a root file system
+		return nothing // the container was made of a root file system
 	}
 	driver, ok := strings.CutSuffix(filepath.Base(c.folder), "-containers")
 	if !ok || !storedImage.MatchString(c.Image) {
@@ -115,8 +115,8 @@ func (c stored) imageAnnotations() func(key, value string) bool {
 	}
 }
 
-// isManifest tells whether a file of an image is "manifest", or "manifest-DIGEST", which
-// is written as "=" and its base64.
+// isManifest reports whether a file of an image is "manifest", or "manifest-DIGEST". The second
+// name is encoded as "=" and base64.
 func isManifest(name string) bool {
 	return name == "manifest" || strings.HasPrefix(name, "=bWFuaWZlc3Qt")
 }

@@ -16,13 +16,13 @@ import (
 	"github.com/tsugiki/tsugiki/internal/programs"
 )
 
-// findRuntime returns the real runtime: the path of the configuration, or of the
-// environment, or what is found by a usual name. It is never this program, which may
-// be installed under such a name.
+// findRuntime returns the path of the real runtime: that of the configuration, of the
+// environment, or of runc or crun. It never returns this program, which may be installed under
+// such a name.
 func findRuntime(configured, environment string) (string, error) {
 	self, err := os.Stat("/proc/self/exe")
 	if err != nil {
-		return "", fmt.Errorf("find out who we are: %w", err)
+		return "", fmt.Errorf("find the path of this program: %w", err)
 	}
 	for _, named := range []string{configured, environment} {
 		if named == "" {
@@ -33,7 +33,7 @@ func findRuntime(configured, environment string) (string, error) {
 			return "", fmt.Errorf("find OCI runtime: %w", err)
 		}
 		if st, err := os.Stat(path); err == nil && os.SameFile(st, self) {
-			return "", fmt.Errorf("find OCI runtime: %s is tsugiki-runtime itself; name the real one as runtime.path in /etc/tsugiki/agent.toml", path)
+			return "", fmt.Errorf("find OCI runtime: %s is tsugiki-runtime itself; set runtime.path in /etc/tsugiki/agent.toml to the real runtime", path)
 		}
 		return path, nil
 	}
@@ -46,11 +46,10 @@ func findRuntime(configured, environment string) (string, error) {
 			return path, nil
 		}
 	}
-	return "", errors.New("find OCI runtime: neither runc nor crun is there; install one, or name it as runtime.path in /etc/tsugiki/agent.toml")
+	return "", errors.New("find OCI runtime: neither runc nor crun is installed; install one, or set runtime.path in /etc/tsugiki/agent.toml")
 }
 
-// lookPath finds a program in PATH, or where programs usually are: podman calls runtimes
-// without any PATH.
+// lookPath finds a program in PATH or in the usual folders. Podman calls runtimes without PATH.
 func lookPath(name string) (string, error) {
 	path, err := exec.LookPath(name)
 	if err == nil || strings.ContainsRune(name, '/') {
@@ -64,13 +63,13 @@ func lookPath(name string) (string, error) {
 
 var usualDirs = []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
 
-// become turns this process into the runtime.
+// become executes the real runtime in this process. It returns only with an error.
 func (w *Wrapper) become(args []string) error {
 	err := syscall.Exec(w.runtime, append([]string{w.runtime}, args...), os.Environ())
 	return fmt.Errorf("execute %s: %w", w.runtime, err)
 }
 
-// exists tells whether the runtime has a container.
+// exists reports whether the real runtime knows the container.
 func (w *Wrapper) exists(c command) bool {
 	args := []string{"state", c.id}
 	if c.root != "" {
@@ -79,12 +78,12 @@ func (w *Wrapper) exists(c command) bool {
 	return exec.Command(w.runtime, args...).Run() == nil
 }
 
-// run runs the runtime to its end and returns its exit status. It has our standard
-// streams and, as those that we were given do not close when it is executed, all our
-// files; it gets our signals and does not outlive us.
+// run starts the real runtime, waits for its end and returns its exit status. The runtime
+// inherits the standard streams and all files that this process was given. It receives the
+// signals of this process, and is killed if this process ends.
 //
-// The caller has locked its thread: to the kernel it is that thread that is the
-// parent (PR_SET_PDEATHSIG).
+// The caller must have locked its thread: for PR_SET_PDEATHSIG the kernel takes the thread that
+// starts the runtime as its parent.
 func (w *Wrapper) run(args []string) (int, error) {
 	signals := make(chan os.Signal, 16)
 	signal.Notify(signals)
@@ -102,9 +101,9 @@ func (w *Wrapper) run(args []string) (int, error) {
 		for {
 			select {
 			case s := <-signals:
-				// Go's own, those about our child, and what a write that fails brings.
+				// SIGURG is Go's own, SIGCHLD is about the child, SIGPIPE about a failed write.
 				if s != unix.SIGURG && s != unix.SIGCHLD && s != unix.SIGPIPE {
-					_ = child.Signal(s) // it may be gone
+					_ = child.Signal(s) // the child may have ended
 				}
 			case <-done:
 				return
@@ -121,26 +120,25 @@ func (w *Wrapper) run(args []string) (int, error) {
 	return result.ExitCode(), nil
 }
 
-// report says what went wrong where people look for it: on standard error, and in the
-// runtime's log, which is what engines show.
+// report writes an error to standard error and to the runtime's log, which engines show.
 func report(c command, err error) {
 	message := "tsugiki: " + strings.ReplaceAll(err.Error(), "\n", "; ")
 	fmt.Fprintln(os.Stderr, message)
 	note(c, "error", message)
 }
 
-// noteNetRaw is said of each container that loses netRaw.
-const noteNetRaw = "its programs do not get " + netRaw + ", with which they could get around its rules; ping works by datagram sockets, raw sockets do not"
+// noteNetRaw is the note for each container that loses netRaw.
+const noteNetRaw = "its programs do not get " + netRaw + ", because they could get around its rules with it; ping works with datagram sockets, raw sockets do not work"
 
-// note writes a line to the runtime's log, if there is one. Standard error is for
-// errors alone: it is the container's.
+// note writes a line to the runtime's log, if the command names one. It does not write to
+// standard error, which belongs to the container.
 func note(c command, level, message string) {
 	if c.log == "" {
 		return
 	}
 	f, err := os.OpenFile(c.log, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o644)
 	if err != nil {
-		return // errors have been said on standard error
+		return // report has written errors to standard error
 	}
 	defer f.Close()
 	now := time.Now().UTC().Format(time.RFC3339)

@@ -15,27 +15,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fileMax is the largest file of an engine that is read, in bytes.
+// fileMax is the size of the largest file of an engine that is read, in bytes.
 const fileMax = 16 << 20
 
-// object is a JSON object of which only some members are looked at: all others stay
-// byte for byte what they are.
+// object is a JSON object. Members that this package does not edit keep their bytes.
 type object map[string]json.RawMessage
 
-// parseObject reads an object. Go's decoder, which runtimes use, takes members whatever
-// their case; with several of one name it would be theirs to choose.
+// parseObject reads an object. It refuses a member whose name differs from a known one only in
+// case: Go's decoder, which runtimes use, would accept either of them.
 func parseObject(data []byte, known ...string) (object, error) {
 	var o object
 	if err := json.Unmarshal(data, &o); err != nil {
 		return nil, err
 	}
 	if o == nil {
-		return nil, errors.New("null is no object")
+		return nil, errors.New("null is not an object")
 	}
 	for name := range o {
 		for _, k := range known {
 			if name != k && strings.EqualFold(name, k) {
-				return nil, fmt.Errorf("%q is written %q", k, name)
+				return nil, fmt.Errorf("member %q is written %q", k, name)
 			}
 		}
 	}
@@ -61,7 +60,7 @@ func (o object) set(name string, v any) error {
 	return err
 }
 
-// child is the object that a member is; an empty one if there is none.
+// child returns the object of a member, or an empty object if the member is missing.
 func (o object) child(name string, known ...string) (object, error) {
 	data, is := o[name]
 	if !is || bytes.Equal(bytes.TrimSpace(data), []byte("null")) {
@@ -77,7 +76,7 @@ func (o object) child(name string, known ...string) (object, error) {
 // spec is a bundle's config.json.
 type spec struct {
 	all, process, linux object
-	// What of it matters.
+	// The members that this package uses.
 	annotations map[string]string
 	mounts      []specs.Mount
 	hooks       specs.Hooks
@@ -109,7 +108,7 @@ func parseSpec(data []byte) (*spec, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A member that is not known might refuse something.
+	// An unknown member of a profile might refuse calls: composing would lose it.
 	if profile, is := s.linux["seccomp"]; is {
 		d := json.NewDecoder(bytes.NewReader(profile))
 		d.DisallowUnknownFields()
@@ -120,7 +119,7 @@ func parseSpec(data []byte) (*spec, error) {
 	return s, nil
 }
 
-// namespace finds the namespace of a kind. With an empty path it is a new one.
+// namespace returns the path of a container's namespace. An empty path is a new namespace.
 func (s *spec) namespace(kind specs.LinuxNamespaceType) (path string, is bool) {
 	i := slices.IndexFunc(s.namespaces, func(n specs.LinuxNamespace) bool { return n.Type == kind })
 	if i < 0 {
@@ -129,7 +128,7 @@ func (s *spec) namespace(kind specs.LinuxNamespaceType) (path string, is bool) {
 	return s.namespaces[i].Path, true
 }
 
-// isOurs tells whether a container's namespace is the one that we are in.
+// isOurs reports whether a container's namespace is that of this process.
 func (s *spec) isOurs(kind specs.LinuxNamespaceType, file string) bool {
 	path, is := s.namespace(kind)
 	if !is || path == "" {
@@ -137,13 +136,13 @@ func (s *spec) isOurs(kind specs.LinuxNamespaceType, file string) bool {
 	}
 	theirs, err := os.Stat(path)
 	if err != nil {
-		return false // the runtime will say so
+		return false // the runtime reports the error
 	}
 	ours, err := os.Stat("/proc/self/ns/" + file)
 	return err == nil && os.SameFile(ours, theirs)
 }
 
-// ids are the host's ids of the first process.
+// ids returns the user and group of the first process, as ids of the host.
 func (s *spec) ids() (uid, gid int, err error) {
 	uid, gid = int(s.user.UID), int(s.user.GID)
 	if s.isOurs(specs.UserNamespace, "user") {
@@ -158,8 +157,8 @@ func (s *spec) ids() (uid, gid int, err error) {
 	return uid, gid, nil
 }
 
-// mapped is what an id is outside of a user namespace. One that another has made comes
-// without mappings.
+// mapped returns the id outside of a user namespace. Without mappings, the spec names a user
+// namespace that exists already, and the id is returned as it is.
 func mapped(id uint32, mappings []specs.LinuxIDMapping) (int, error) {
 	for _, m := range mappings {
 		if id >= m.ContainerID && uint64(id) < uint64(m.ContainerID)+uint64(m.Size) {
@@ -167,13 +166,12 @@ func mapped(id uint32, mappings []specs.LinuxIDMapping) (int, error) {
 		}
 	}
 	if len(mappings) > 0 {
-		return 0, fmt.Errorf("%d has no id outside of the container's user namespace", id)
+		return 0, fmt.Errorf("%d is not mapped outside of the container's user namespace", id)
 	}
 	return int(id), nil
 }
 
-// readFile reads a file of an engine. It does not wait for a writer, as a FIFO would
-// have it do.
+// readFile reads a regular file of an engine. It does not wait for the writer of a FIFO.
 func readFile(path string) ([]byte, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -181,7 +179,7 @@ func readFile(path string) ([]byte, error) {
 	}
 	defer f.Close()
 	if st, err := f.Stat(); err != nil || !st.Mode().IsRegular() {
-		return nil, cmp.Or(err, fmt.Errorf("%s is no regular file", path))
+		return nil, cmp.Or(err, fmt.Errorf("%s is not a regular file", path))
 	}
 	data, err := io.ReadAll(io.LimitReader(f, fileMax+1))
 	if err == nil && len(data) > fileMax {

@@ -10,18 +10,18 @@ import (
 	"path/filepath"
 )
 
-// state is what is remembered of a container that is, or may be, registered.
+// state is the file of a container that is registered, or may be.
 type state struct {
 	ID       string `json:"id"`
 	Name     string `json:"name"`
 	Bundle   string `json:"bundle"`
 	Preload  string `json:"preload,omitempty"` // LD_PRELOAD of its processes
-	HostUser bool   `json:"hostUser"`          // its capabilities are good for the host
+	HostUser bool   `json:"hostUser"`          // the container is in the host's user namespace
 	Edited   string `json:"edited"`            // the hash of the config.json that we wrote
 	path     string
 }
 
-// statePath is where a container's state is. Ids are unique below one root.
+// statePath returns the path of a container's state. Ids are unique below one root.
 func (w *Wrapper) statePath(c command) string {
 	sum := sha256.Sum256([]byte(c.root + "\x00" + c.id))
 	return filepath.Join(filepath.Dir(w.socket), "runtime", fmt.Sprintf("%x.json", sum[:16]))
@@ -38,12 +38,12 @@ func (w *Wrapper) loadState(c command) (*state, error) {
 		err = json.Unmarshal(data, s)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read what is known of container %s: %w", c.id, err)
+		return nil, fmt.Errorf("read the state of container %s: %w", c.id, err)
 	}
 	return s, nil
 }
 
-// save writes the state; what a power cut leaves of it is gone with /run anyway.
+// save writes the state. It does not call fsync(2): /run does not survive a power cut.
 func (s *state) save() error {
 	data, err := json.Marshal(s)
 	if err != nil {

@@ -17,17 +17,16 @@ import (
 	"github.com/tsugiki/tsugiki/internal/config"
 )
 
-// Wrapper is the runtime that engines are told of.
+// Wrapper is the runtime that engines call.
 type Wrapper struct {
 	runtime string // the real one
 	socket  string // the agent's
 	agent   *api.Client
 }
 
-// Main does what a runtime is called for, and returns the exit status, unless this
-// process becomes the real runtime. The environment names the agent's socket
-// (TSUGIKI_AGENT) and the runtime (TSUGIKI_OCI_RUNTIME) where the configuration
-// does not; see config.Load.
+// Main carries out a command of an engine and returns the exit status, unless it executes the
+// real runtime in this process. TSUGIKI_AGENT names the agent's socket in place of the
+// configuration. TSUGIKI_OCI_RUNTIME names the real runtime if the configuration does not.
 func Main(args []string) int {
 	runtime.LockOSThread() // see run
 	c := parseCommand(args)
@@ -74,15 +73,15 @@ func (w *Wrapper) call(c command, args []string) (int, error) {
 	return 1, w.become(args)
 }
 
-// stopped are the commands that a frozen container is in the way of. (Limits that are
-// set while it has burst are, too, but runc's update has too many options to be known.)
+// stopped are the commands that do not work while a container is frozen. (update does not work
+// while a container has burst, but has too many options for parseCommand.)
 var stopped = []string{"exec", "pause", "resume", "kill", "delete"}
 
-// letGoFor is how long a container is then not held for what it owes.
+// letGoFor is the time during which the agent then does not hold the container for its debt.
 const letGoFor = 2 * time.Second
 
-// letGo has the agent thaw the container, if it is held for what it owes. An agent
-// that cannot be asked holds nothing: it thaws all when it ends.
+// letGo has the agent thaw the container if it holds the container for its debt. Without an
+// agent no container is held: the agent thaws all containers when it ends.
 func (w *Wrapper) letGo(c command) { _ = w.agent.LetGo(c.id, letGoFor) }
 
 func (w *Wrapper) create(c command, args []string) (int, error) {
@@ -90,12 +89,12 @@ func (w *Wrapper) create(c command, args []string) (int, error) {
 	if err != nil {
 		return 1, err
 	}
-	// It was made here before, and nobody has said that it ended.
+	// A container with this id was made before and was not deleted.
 	if old, err := w.loadState(c); err != nil {
 		return 1, err
 	} else if old != nil {
 		if w.exists(c) {
-			return 1, w.become(args) // which says so
+			return 1, w.become(args) // the runtime reports that the id is in use
 		}
 		if err := w.undo(old); err != nil {
 			return 1, fmt.Errorf("container %s: %w", old.Name, err)
@@ -135,8 +134,8 @@ func open(bundle, id string) (*spec, facts, error) {
 	return s, f, err
 }
 
-// prepare registers a container and edits its bundle; nil if nothing of it is to be
-// grafted. On an error all is as it was.
+// prepare registers a container and edits its bundle. It returns nil if nothing of the container
+// is grafted. After an error, the bundle and the registration are as before.
 func (w *Wrapper) prepare(c command, s *spec, f facts, bundle string) (*state, error) {
 	uid, gid, err := s.ids()
 	if err != nil {
@@ -155,7 +154,7 @@ func (w *Wrapper) prepare(c command, s *spec, f facts, bundle string) (*state, e
 		}
 	}
 	if len(f.image) > 0 {
-		note(c, "warning", fmt.Sprintf("container %s: annotations of its image are not heard: %s", f.name, strings.Join(f.image, ", ")))
+		note(c, "warning", fmt.Sprintf("container %s: the agent ignores annotations of its image: %s", f.name, strings.Join(f.image, ", ")))
 	}
 	answer, err := w.agent.Register(r)
 	if err != nil || !answer.Graft {
@@ -182,7 +181,7 @@ func (w *Wrapper) prepare(c command, s *spec, f facts, bundle string) (*state, e
 	return st, nil
 }
 
-// explain says what to do where there is no agent.
+// explain adds what to do if no agent runs.
 func (w *Wrapper) explain(err error) error {
 	if errors.Is(err, api.ErrNoAgent) {
 		return fmt.Errorf("tsugiki agent is not running at %s; start it with systemctl start tsugiki, or choose another runtime", w.socket)
@@ -190,7 +189,7 @@ func (w *Wrapper) explain(err error) error {
 	return err
 }
 
-// undo makes it as if the container had never been registered.
+// undo removes the registration of a container, and restores its bundle.
 func (w *Wrapper) undo(st *state) error {
 	err := w.agent.Unregister(st.Name, st.ID)
 	if errors.Is(err, api.ErrNotFound) {
@@ -205,9 +204,9 @@ func (w *Wrapper) delete(c command, args []string) (int, error) {
 		return 1, errors.Join(err, w.become(args))
 	}
 	status, err := w.run(args)
-	// A container that is not deleted goes on running.
+	// If the runtime did not delete the container, it still runs.
 	if err == nil && (status == 0 || c.force) {
-		// The agent finds out by itself about those whose end it was not told.
+		// If the agent was not told, it notices the end of the container itself.
 		if err := w.undo(st); err != nil {
 			report(command{}, err)
 		}
@@ -245,8 +244,8 @@ func (w *Wrapper) exec(c command, args []string) (int, error) {
 	return w.run(args)
 }
 
-// editProcess writes a copy of the description of a process that is to run in a
-// grafted container, and returns its path; empty if it may stay as it is.
+// editProcess writes an edited copy of the description of a process for a grafted container. It
+// returns the path of the copy, or an empty text if the process needs no edit.
 func editProcess(path string, st *state) (string, error) {
 	data, err := readFile(path)
 	if err != nil {
@@ -270,8 +269,8 @@ func editProcess(path string, st *state) (string, error) {
 	return f.Name(), nil
 }
 
-// editedProcess is a process as it may run in a grafted container, and whether that is
-// another than it was.
+// editedProcess returns the description of a process for a grafted container, and reports
+// whether it differs from data.
 func editedProcess(data []byte, st *state) (process object, changed bool, err error) {
 	if process, err = parseObject(data, "env", "capabilities"); err != nil {
 		return nil, false, err

@@ -21,8 +21,8 @@ import (
 	"github.com/tsugiki/tsugiki/shim"
 )
 
-// Examine finds out what containers need of this machine and is not there: of its
-// kernel, and of what is installed. It leaves nothing behind.
+// Examine tries the kernel features and looks for the programs that containers need. It removes
+// what it makes.
 func Examine(runDir string) ([]kernel.Result, error) {
 	return kernel.Examine(slices.Concat(kernel.Features(), installation(runDir), accounts.Features()))
 }
@@ -33,12 +33,12 @@ func installation(runDir string) []kernel.Feature {
 	}
 	return []kernel.Feature{
 		{Name: "policy programs", Required: true, Lost: "rules are not enforced", Probe: loadPolicy},
-		{Name: keeper.Program, Required: true, Lost: "sockets cannot be made on the host", Probe: find(keeper.Program)},
-		{Name: gate.Program, Required: true, Lost: "calls are not answered", Probe: find(gate.Program)},
-		{Name: "libtsugiki.so", Required: true, Lost: "there is only --mode seccomp", Probe: find(shim.LibraryFile)},
+		{Name: keeper.Program, Required: true, Lost: "sockets cannot be made in the host's namespace", Probe: find(keeper.Program)},
+		{Name: gate.Program, Required: true, Lost: "trapped calls are not answered", Probe: find(gate.Program)},
+		{Name: "libtsugiki.so", Required: true, Lost: "only --mode seccomp works", Probe: find(shim.LibraryFile)},
 		{
 			Name: "libtsugiki.so for all users",
-			Lost: "programs of other users than root get no library: more round trips",
+			Lost: "programs of users other than root do not load the library, and need more round trips",
 			Probe: func(*kernel.Scratch) (string, error) {
 				path, err := programs.Find(shim.LibraryFile)
 				if err != nil {
@@ -48,7 +48,7 @@ func installation(runDir string) []kernel.Feature {
 			},
 		},
 		{
-			Name: "run directory", Required: true, Lost: "containers cannot be written down",
+			Name: "run directory", Required: true, Lost: "the state of containers cannot be stored",
 			Probe: func(*kernel.Scratch) (string, error) { return runDir, writable(runDir) },
 		},
 	}
@@ -87,7 +87,7 @@ func readableByOthers(path string) error {
 		if os.Geteuid() == 0 {
 			for _, call := range [][2]uintptr{{unix.SYS_SETGROUPS, 0}, {unix.SYS_SETFSGID, nobody}, {unix.SYS_SETFSUID, nobody}} {
 				if _, _, errno := unix.RawSyscall(call[0], call[1], 0, 0); errno != 0 {
-					return kernel.Untold("cannot be told without becoming another user: " + errno.Error())
+					return kernel.Untold("unknown, because the process cannot become another user: " + errno.Error())
 				}
 			}
 		}
@@ -99,7 +99,7 @@ func readableByOthers(path string) error {
 	})
 	if errno := unix.Errno(0); errors.As(err, &errno) {
 		// No ErrPermission: it is not ours that is missing.
-		return fmt.Errorf("open %s as another user: %s; install it where everybody can read it", path, errno.Error())
+		return fmt.Errorf("open %s as another user: %s; install it where all users can read it", path, errno.Error())
 	}
 	return err
 }

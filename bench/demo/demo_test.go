@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"math"
 	"strings"
 	"testing"
@@ -30,6 +31,10 @@ func TestParseSockperf(t *testing.T) {
 		if got, err := parseSockperf(output, percentile); got != want || err != nil {
 			t.Errorf("percentile %d is %v, %v; want %v", percentile, got, err, want)
 		}
+	}
+	none := []byte("sockperf: [Total Run] RunTime=1.283 sec; SentMessages=1165\nsockperf: No valid observations found. Try tune parameters")
+	if _, err := parseSockperf(none, 50); !errors.Is(err, errNothing) {
+		t.Errorf("a run without observations: %v, want %v", err, errNothing)
 	}
 	if _, err := parseSockperf([]byte("sockperf: ERROR: No messages were received"), 50); err == nil {
 		t.Error("no error for output without percentiles")

@@ -20,7 +20,7 @@ func Features() []kernel.Feature {
 			Probe: func(*kernel.Scratch) (string, error) { return programs.Find(journal.Program) },
 		},
 		{
-			Name: "division of shared daemons", Lost: "what daemons do that work for many containers is not charged",
+			Name: "division of shared daemons", Lost: "CPU time of daemons that work for many containers is not charged",
 			Probe: func(*kernel.Scratch) (string, error) {
 				m, err := shared.New()
 				if err != nil {
@@ -30,7 +30,7 @@ func Features() []kernel.Feature {
 			},
 		},
 		{
-			Name: "metering of softirqs", Lost: "the receiving of packets is not charged",
+			Name: "metering of softirqs", Lost: "CPU time of receiving packets is not charged",
 			Probe: func(*kernel.Scratch) (string, error) {
 				m, err := softirq.New()
 				if err != nil {

@@ -85,6 +85,7 @@ type Balance struct {
 	calm    int // periods without charges worth mentioning
 
 	own, borrowed, credit   float64 // in this period
+	elapsed                 float64 // how long this period is by now, nanoseconds
 	usualOwn, usualBorrowed float64 // per period
 	usualCredit             float64
 	quota, raise            time.Duration // raise comes on top of the quota
@@ -220,7 +221,7 @@ func (b *Balance) wake(in Input) bool {
 	b.rest, b.calm, b.credit = false, 0, credit
 	b.b -= max(0, b.pending)
 	b.pending = 0
-	b.own, b.borrowed = float64(in.Own), float64(in.Borrowed)
+	b.own, b.borrowed, b.elapsed = float64(in.Own), float64(in.Borrowed), float64(in.Elapsed)
 	b.usualOwn, b.usualBorrowed, b.usualCredit = 0, 0, 0
 	return true
 }
@@ -229,6 +230,7 @@ func (b *Balance) wake(in Input) bool {
 func (b *Balance) earn(in Input) {
 	b.own += float64(in.Own)
 	b.borrowed += float64(in.Borrowed)
+	b.elapsed += float64(in.Elapsed)
 	earned := float64(b.limit.Quota) / float64(b.limit.Period) * float64(in.Elapsed)
 	pay := min(earned/2, b.carried)
 	b.carried -= pay
@@ -282,11 +284,19 @@ func (b *Balance) repay() {
 	}
 }
 
+// worked is what was charged in this period, as far as it tells what is usual: no more
+// than a helper can do in that time on one CPU, or than the container's whole quota. What
+// is above was charged at once for work of another time. It is owed, and no reason to
+// expect as much in the next period.
+func (b *Balance) worked() float64 {
+	return min(max(0, b.borrowed), max(b.elapsed, float64(b.limit.Quota)))
+}
+
 // period decides on the quota of the period that begins.
 func (b *Balance) period() {
 	full := b.limit.Quota
 	share := 1.0
-	if borrowed := max(0, b.borrowed); b.own+borrowed > 0 {
+	if borrowed := b.worked(); b.own+borrowed > 0 {
 		w := weight
 		if b.usualOwn+b.usualBorrowed == 0 {
 			w = 1 // there is nothing usual yet
@@ -314,7 +324,7 @@ func (b *Balance) period() {
 	if b.borrowed > float64(full)/200 || b.raise > 0 {
 		b.calm = 0
 	}
-	b.own, b.borrowed, b.credit = 0, 0, 0
+	b.own, b.borrowed, b.credit, b.elapsed = 0, 0, 0, 0
 	if b.calm >= restAfter && !b.hold && b.carried == 0 && b.quota == full && b.near() {
 		b.rest = true
 	}

@@ -116,3 +116,27 @@ func TestGroupIsRemovedWhileHeld(t *testing.T) {
 		t.Errorf("%d in the ledger", len(left))
 	}
 }
+
+// A container that was charged much at once, and nothing since, runs at half its quota
+// after a second: what came once is not what its helpers usually use.
+func TestOneChargeIsNotUsual(t *testing.T) {
+	for _, quota := range []time.Duration{10 * ms, 50 * ms, 90 * ms} {
+		s := newSim(t, nil)
+		a, g := s.account(t, limit(quota))
+		s.run(time.Second)
+		s.others(g, true)
+		a.Charge("daemon", 10*time.Second)
+		s.run(4 * time.Second)
+		s.others(g, false)
+		s.until(t, 4*time.Second, "it runs", func() bool { return !g.frozen })
+		s.run(time.Second)
+		for i := range 4 {
+			before := g.usage
+			s.run(time.Second)
+			used, want := g.usage-before, 5*quota // ten periods at half the quota
+			if used < want*3/4 || used > want*5/4 {
+				t.Errorf("quota %v, second %d: used %v, want %v", quota, i+2, used, want)
+			}
+		}
+	}
+}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/tsugiki/tsugiki/internal/netns"
 	"github.com/tsugiki/tsugiki/internal/testkit"
+	"github.com/tsugiki/tsugiki/internal/testkit/script"
 )
 
 const (
@@ -19,7 +20,7 @@ const (
 	sixEndpoint = "six type ipv6 addr :: port dynamic"
 )
 
-// ended is what a command has printed, and how it ended, see statusOf.
+// ended is what a command has printed, and how it ended, see script.Status.
 type ended struct{ stdout, stderr, status string }
 
 // tsugiki runs the command in a network namespace.
@@ -29,7 +30,7 @@ func tsugiki(t *testing.T, host *netns.NS, args ...string) ended {
 	c := exec.Command("tsugiki", args...)
 	c.Stdout, c.Stderr = &stdout, &stderr
 	err := host.Do(c.Run)
-	return ended{stdout.String(), stderr.String(), statusOf(err)}
+	return ended{stdout.String(), stderr.String(), script.Status(err)}
 }
 
 // refusal is a command that must not start a program.

@@ -1,22 +1,17 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
-	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
-	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/internal/launch"
-	"github.com/tsugiki/tsugiki/internal/netns"
 	"github.com/tsugiki/tsugiki/internal/testkit"
+	"github.com/tsugiki/tsugiki/internal/testkit/script"
 )
 
 // The scripts run this test binary as the command tsugiki. tsugiki run starts itself again
@@ -28,24 +23,20 @@ func TestMain(m *testing.M) {
 	testscript.Main(program{m}, map[string]func(){"tsugiki": main})
 }
 
-// TestScripts runs the scripts of testdata/script. Besides the commands of testscript they use:
+// TestScripts runs the scripts of testdata/script in a network namespace of the test. Besides
+// the commands of testscript and of package script they use:
 //
-//	ends STATUS COMMAND [ARG...]   run a command in a network namespace of the test, and
-//	                               compare its exit status; SIGNAL is the name of a signal
-//	says [stdout|stderr] TEXT      the last command printed exactly this line, and nothing else
-//	agent SOCKET DIR               serve the answers in DIR, see answers
+//	agent SOCKET DIR   serve the answers in DIR, see answers
 func TestScripts(t *testing.T) {
 	host := testkit.NewLoopback(t)
+	commands := script.Commands(host.Do)
+	commands["agent"] = serveAnswers
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata/script",
 		RequireExplicitExec: true,
 		RequireUniqueNames:  true,
 		Setup:               setUp,
-		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"ends":  func(ts *testscript.TestScript, neg bool, args []string) { ends(ts, host, neg, args) },
-			"says":  says,
-			"agent": serveAnswers,
-		},
+		Cmds:                commands,
 	})
 }
 
@@ -87,41 +78,4 @@ func linkHelpers() error {
 		return err
 	}
 	return os.Symlink(bin, filepath.Join(lib, "tsugiki"))
-}
-
-// ends runs a command and compares how it ends.
-func ends(ts *testscript.TestScript, host *netns.NS, neg bool, args []string) {
-	if neg || len(args) < 2 {
-		ts.Fatalf("usage: ends STATUS COMMAND [ARG...]")
-	}
-	err := host.Do(func() error { return ts.Exec(args[1], args[2:]...) })
-	if got := statusOf(err); got != args[0] {
-		ts.Fatalf("%s ended with %s, want %s", strings.Join(args[1:], " "), got, args[0])
-	}
-}
-
-// statusOf returns the exit status, or the name of the signal, with which a command ended.
-func statusOf(err error) string {
-	var exit *exec.ExitError
-	if err == nil {
-		return "0"
-	}
-	if !errors.As(err, &exit) {
-		return err.Error()
-	}
-	status, _ := exit.Sys().(syscall.WaitStatus)
-	if status.Signaled() {
-		return unix.SignalName(status.Signal())
-	}
-	return strconv.Itoa(status.ExitStatus())
-}
-
-// says compares the whole output of the last command with one line.
-func says(ts *testscript.TestScript, neg bool, args []string) {
-	if neg || len(args) != 2 || (args[0] != "stdout" && args[0] != "stderr") {
-		ts.Fatalf("usage: says stdout|stderr TEXT")
-	}
-	if got := ts.ReadFile(args[0]); got != args[1]+"\n" {
-		ts.Fatalf("%s is\n%swant\n%s", args[0], got, args[1])
-	}
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"image"
+	"image/color"
 	"image/png"
 	"net/url"
 	"os"
@@ -214,17 +215,18 @@ func (v *tab) shoot(file string, width int) {
 	}
 }
 
-// colours of a picture, and the part that the most frequent one covers.
+// colours of a picture, and the part that the most frequent one covers. One pixel of nine
+// is enough.
 func colours(picture image.Image) (int, float64) {
-	counts := make(map[[3]uint32]int)
+	counts := make(map[color.Color]int)
 	most := 0
 	size := picture.Bounds().Size()
 	all := 0
-	for y := 0; y < size.Y; y += 3 { // is enough
-		for x := range size.X {
-			r, g, b, _ := picture.At(x, y).RGBA()
-			counts[[3]uint32{r, g, b}]++
-			most = max(most, counts[[3]uint32{r, g, b}])
+	for y := 0; y < size.Y; y += 3 {
+		for x := 0; x < size.X; x += 3 {
+			c := picture.At(x, y)
+			counts[c]++
+			most = max(most, counts[c])
 			all++
 		}
 	}
@@ -266,16 +268,25 @@ func pagesToSee(t *testing.T, dir string) map[string]int {
 	return pages
 }
 
-// TestPages shows all pages, on a telephone and on a desk, in light and dark.
-func TestPages(t *testing.T) {
+// TestBrowser shows pages in one browser.
+func TestBrowser(t *testing.T) {
 	b := openBrowser(t)
+	t.Run("pages", b.testPages)
+	t.Run("hostile", b.testHostilePage)
+}
+
+// testPages shows all pages, on a telephone and on a desk, in light and dark. A picture of a
+// long page takes a second of CPU time: only the soak takes all four of each page.
+func (b *browser) testPages(t *testing.T) {
 	for name, plots := range pagesToSee(t, b.shots) {
 		for _, width := range []int{phone, desktop} {
 			t.Run(fmt.Sprintf("%s/%d", name, width), func(t *testing.T) {
 				v := b.show(t, filepath.Join(b.shots, name+".html"), int64(width), "light")
 				picture := filepath.Join(b.shots, fmt.Sprintf("%s-%d-", name, width))
 				v.look("light", plots)
-				v.shoot(picture+"light.png", width)
+				if testkit.Soaking() || width == desktop {
+					v.shoot(picture+"light.png", width)
+				}
 				if width == phone {
 					v.tour()
 				} else {
@@ -284,7 +295,9 @@ func TestPages(t *testing.T) {
 				v.look("light, details open", plots)
 				v.do(scheme("dark"))
 				v.look("dark, details open", plots)
-				v.shoot(picture+"dark.png", width)
+				if testkit.Soaking() || width == phone {
+					v.shoot(picture+"dark.png", width)
+				}
 				v.check()
 			})
 		}
@@ -324,9 +337,8 @@ func (v *tab) tour() {
 	}
 }
 
-// TestHostilePage shows results in which every text is written by an attacker.
-func TestHostilePage(t *testing.T) {
-	b := openBrowser(t)
+// testHostilePage shows results in which every text is written by an attacker.
+func (b *browser) testHostilePage(t *testing.T) {
 	for name, data := range hostilePages(t) {
 		file := filepath.Join(b.shots, "hostile-"+name+".html")
 		if err := os.WriteFile(file, data, 0o644); err != nil {

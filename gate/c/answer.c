@@ -5,8 +5,8 @@
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
-#include "pending.h"
 #include "gate.h"
+#include "pending.h"
 
 /* From linux/seccomp.h, where it is too old. */
 #ifndef SECCOMP_ADDFD_FLAG_SEND

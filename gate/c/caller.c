@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What the gate gets of its callers: their memory and their descriptors. All of it
- * was got by a thread id, and counts only if gate_valid says afterwards that the
- * caller still waits.
+ * Memory and descriptors of callers. The gate names a caller by its thread id, so what it read
+ * counts only if gate_valid says afterwards that the caller still waits.
  */
 #define _GNU_SOURCE
 #include "caller.h"

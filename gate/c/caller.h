@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a gate gets of its callers: their memory and their descriptors. */
+/* Memory and descriptors of the callers of a gate. */
 #ifndef TSUGIKI_GATE_CALLER_H
 #define TSUGIKI_GATE_CALLER_H
 
@@ -8,16 +8,17 @@
 
 #include "worker.h"
 
-/* Whether the caller still waits: else what was got by its id was another's. */
+/* Whether the caller still waits. If not, what was read by its thread id may be another thread's.
+ */
 bool gate_valid(const struct seccomp_notif *n);
 bool gate_valid_id(uint64_t id);
 
-/* Reads the caller's memory; returns how many bytes there were before the first that
- * is not mapped. */
+/* Reads the caller's memory. Returns how many bytes come before the first one that is not mapped.
+ */
 size_t gate_read(const struct seccomp_notif *n, uint64_t from, void *to, size_t size);
 
-/* The namespace of a descriptor of the caller; 0 if it is no socket. BOUND, unless
- * it is NULL, is set to whether it has a port. */
+/* Returns the network namespace of a descriptor of the caller, 0 if it is no socket. BOUND, unless
+ * it is NULL, says whether the socket has a port. */
 uint64_t gate_netns_of(struct gate_worker *w, int number, bool *bound);
 
 /* A duplicate of a descriptor of the caller, or -1. */

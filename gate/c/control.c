@@ -2,8 +2,8 @@
 /*
  * The gate and its supervisor.
  *
- * The first thread carries out what the supervisor orders, sends what could not be sent at
- * once, and notices when the supervisor is gone. Then there are two ways:
+ * The first thread carries out the supervisor's orders, sends requests for which the socket had
+ * no room, and notices when the supervisor is gone. What happens then depends on the start:
  *
  *   kill	the container ends with its supervisor: the gate kills its cgroup,
  *		itself included. (The keeper does so too, but a program of its own
@@ -26,10 +26,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "pending.h"
 #include "gate.h"
 #include "messages.h"
 #include "orders.h"
+#include "pending.h"
 #include "stats.h"
 #include "watchdog.h"
 

@@ -3,7 +3,7 @@
 #ifndef TSUGIKI_GATE_CONTROL_H
 #define TSUGIKI_GATE_CONTROL_H
 
-/* Talks with the supervisor, and looks after the threads, for ever. */
+/* Carries out the orders of supervisors and runs the watchdog, for ever. */
 _Noreturn void gate_converse(void);
 
 #endif

@@ -29,7 +29,7 @@ bool gate_ioctl_is_passed(uint32_t request);
 /* Whether sockets of a family are of no network namespace, and so are refused. */
 bool gate_family_is_elsewhere(int family);
 
-/* Whether bind(2) to an address may be more than the kernel's to answer. */
+/* Whether bind(2) to an address is passed on to the supervisor. */
 bool gate_bind_is_passed(const uint8_t *address, size_t length);
 
 #endif

@@ -20,9 +20,9 @@
 
 #include "../../bpf/options.h"
 #include "answer.h"
-#include "pending.h"
 #include "caller.h"
 #include "decide.h"
+#include "pending.h"
 
 /* System calls of the 32-bit ABIs, which the C library does not name here. */
 #define GATE_X32_SOCKET	     (GATE_X32 | 41)

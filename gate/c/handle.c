@@ -55,11 +55,11 @@
 #include "../../include/tsugiki/graft.h"
 #include "../../shim/c/marks.h"
 #include "answer.h"
-#include "pending.h"
 #include "caller.h"
 #include "decide.h"
 #include "foreign.h"
 #include "gate.h"
+#include "pending.h"
 #include "sockets.h"
 #include "stats.h"
 

@@ -7,10 +7,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "pending.h"
 #include "control.h"
 #include "gate.h"
 #include "gatepool.h"
+#include "pending.h"
 #include "start.h"
 #include "threads.h"
 

@@ -12,13 +12,13 @@
 bool gate_send_files(int to, const void *bytes, size_t length, const int *files, unsigned int count,
 		     int flags);
 
-/* What came in a message: those of its files that there is room for, the others are closed. */
+/* A received message. Files that have no room here are closed. */
 struct gate_message {
 	unsigned char bytes[sizeof(struct gate_admission) + 1];
 	size_t length;
 	int files[GATE_ADMISSION_FILES];
 	unsigned int count;
-	bool cut; /* files are gone, for we may have no more open */
+	bool cut; /* files are lost: the process may open no more */
 };
 
 /* Receives one without waiting. Returns false if there is none. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What supervisors send: reading it, and changing a board as it says. */
+/* The orders of supervisors: reading them, and changing a board. */
 #ifndef TSUGIKI_GATE_ORDERS_H
 #define TSUGIKI_GATE_ORDERS_H
 
@@ -7,8 +7,8 @@
 #include "protocol.h"
 
 /*
- * Orders. What is wrong with one is an errno; it has then changed nothing, but that
- * rules which could not be read are gone: all that they would have told is asked.
+ * They return 0 or an errno. An order that fails changes nothing, with one exception: if rules
+ * cannot be read, the board has no rules, and every call that needs them is passed on.
  */
 int gate_order_parse(const void *bytes, size_t length, unsigned int files,
 		     struct gate_order *order);

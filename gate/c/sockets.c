@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Making sockets, one for a program that waits, or many in advance for its shim
- * (shim/marks.h).
+ * (shim/c/marks.h).
  *
- * (The latter are made when they are asked for. A thread that made the next ones meanwhile
- * took more CPU time than it saved, and gained nothing: what one CPU has allocated,
- * another then frees.)
+ * (Sockets for shims are made when a shim orders them. A thread that made the next ones in the
+ * meantime took more CPU time than it saved: what one CPU allocates, another then frees.)
  */
 #define _GNU_SOURCE
 #include "sockets.h"

@@ -6,14 +6,14 @@
 #include "decide.h"
 #include "worker.h"
 
-/* Makes a socket. Fails as socket(2), and with EXDEV if the kernel programs do not
- * police it: then somebody has moved the gate out of its cgroup. */
+/* Makes a socket. Fails as socket(2), and with EXDEV if the kernel programs do not check the
+ * socket: then somebody has moved the gate out of its cgroup. */
 int gate_make(const struct gate_kind *kind);
 
-/* Answers an order of sockets with how many were sent; 0 if there are none. */
+/* Sends sockets to a shim that has ordered some. Returns how many; the caller answers. */
 unsigned int gate_batch(struct gate_worker *w);
 
-/* Whether one that was sent has not been taken yet. */
+/* Whether a shim has not received all of the last order yet. */
 bool gate_batch_is_under_way(void);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a gate counts, and how it tells. */
+/* The counters of a gate, and the messages with them. */
 #ifndef TSUGIKI_GATE_STATS_H
 #define TSUGIKI_GATE_STATS_H
 
@@ -15,8 +15,8 @@ void gate_count(const struct gate_worker *w, uint64_t nanoseconds);
 void gate_count_at(size_t offset, uint64_t n);
 void gate_read_counters(struct board *b, struct gate_counters *to);
 
-/* Tell a supervisor what was counted on a board, and that the container has ended; fail as
- * send(2). */
+/* gate_say_stats sends the counters of a board, gate_say_bye also says that the container has
+ * ended. Both fail as send(2). */
 bool gate_say_stats(struct board *b, int to, uint64_t tag, int flags);
 bool gate_say_bye(struct board *b, int to, int flags);
 

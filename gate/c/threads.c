@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The gate's threads.
+ * The threads of a gate.
  *
- * One thread serves: callers and it take turns on one CPU, and a second would
- * only be woken on another. But a program's memory can take for ever to read (it
- * may be a file of a file system that answers when it likes), and that must not
- * delay other programs' calls. So the thread that talks with the supervisor is a watchdog
- * too, as a thread of its own costs each container a stack and a task: it looks, while there is
- * work, every GATE_TICK_MS; if no thread has finished what it was at the last time, it
- * starts another. A thread that was given up so ends when it comes back.
+ * One thread serves: it takes turns with callers on one CPU, and a second thread would only be
+ * woken on another CPU. But a program's memory can take for ever to read (it may be a file of a
+ * file system that answers when it likes), and that must not delay the calls of other programs.
+ * So the thread that talks with the supervisor is also a watchdog (watchdog.c): while there is
+ * work, it looks at the threads every GATE_TICK_MS. If no thread has finished what it did at the
+ * last look, the watchdog gives it up and starts another. A thread that was given up ends when it
+ * comes back. (A watchdog with a thread of its own would cost each container a stack and a task.)
  *
  * The gate ends with the last process of the container.
  *
  * A gate of the pool also exits when it is idle. It must not do so with a notification that it
- * has received: no other process would receive it again. So the
- * thread that serves is told to end, and a signal gets it out of its wait; it looks whether it
- * was told so after it has counted its turn up, and is sent the signal only while it has not,
- * so one of the two sees the other. The signal is open only while it waits, for no
+ * has received: no other process would receive it again. So the watchdog gives the serving thread
+ * up, and a signal interrupts the thread's wait. The thread counts its turn up first, and then
+ * looks whether it was given up. The watchdog sends the signal only while the turn is not counted
+ * up. So one of the two sees the other. The signal is open only while the thread waits, because no
  * ADDFD may be interrupted (see handle.c).
  */
 #define _GNU_SOURCE
@@ -32,10 +32,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "pending.h"
 #include "gate.h"
 #include "handle.h"
 #include "messages.h"
+#include "pending.h"
 #include "stats.h"
 
 #define GATE_THREADS_MAX 64

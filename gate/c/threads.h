@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Ends the one thread that serves, if it has nothing to do; false if it had. */
+/* Ends the one thread that serves, if it is idle. Returns whether it is gone. */
 bool gate_stop_thread(void);
 
 /* Starts the first thread that serves. */

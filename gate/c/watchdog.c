@@ -11,9 +11,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "pending.h"
 #include "gate.h"
 #include "messages.h"
+#include "pending.h"
 #include "sockets.h"
 #include "threads.h"
 

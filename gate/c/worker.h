@@ -26,8 +26,8 @@ struct gate_worker {
 	atomic_bool given_up; /* another has taken over; end after this one */
 	atomic_bool used;     /* this slot is some thread's */
 	atomic_int id;	      /* of that thread, once it runs */
-	atomic_bool waits;    /* for room: another thread would only wait too */
-	unsigned int seen;    /* turn at the last tick; the watchdog's own */
+	atomic_bool waits; /* for room among the pending requests: another thread would wait too */
+	unsigned int seen; /* turn at the last tick; the watchdog's own */
 
 	struct seccomp_notif n;
 	struct gate_request request; /* to the supervisor, if there is one */

@@ -10,7 +10,7 @@ import (
 
 func succeed() graft.Answer              { return graft.Answer{Action: graft.Succeed} }
 func fail(errno unix.Errno) graft.Answer { return graft.Answer{Action: graft.Fail, Errno: errno} }
-func intArg(a gate.Request, i int) int   { return int(int32(a.Args[i])) }
+func intArg(r gate.Request, i int) int   { return int(int32(r.Args[i])) }
 
 // namer is the program of a call as package afgraft sees it.
 type namer struct{ *program }
@@ -27,26 +27,28 @@ func (n namer) ReadAt(at uint64, b []byte) error  { return n.readAt(at, b) }
 func (n namer) WriteAt(at uint64, b []byte) error { return n.writeAt(at, b) }
 
 // bindNamed answers bind(2) with the address that the gate has read.
-func (s *Supervisor) bindNamed(p *program, a gate.Request) (graft.Answer, error) {
-	if _, is, err := s.engine.AFGraftState(p, a.Number); !is {
+func (s *Supervisor) bindNamed(p *program) (graft.Answer, error) {
+	r := p.request
+	if _, is, err := s.engine.AFGraftState(p, r.Number); !is {
 		return graft.Answer{}, err
 	}
-	name, errno := afgraft.ParseBind(a.Address, intArg(a, 2))
+	name, errno := afgraft.ParseBind(r.Address, intArg(r, 2))
 	if errno != 0 {
 		return fail(errno), nil
 	}
-	return s.engine.BindNamed(p, a.Number, name)
+	return s.engine.BindNamed(p, r.Number, name)
 }
 
-// askNamed answers the calls for options and names of sockets that may be AF_GRAFT ones.
-func (s *Supervisor) askNamed(p *program, a gate.Request) (graft.Answer, error) {
-	switch n := (namer{p}); a.Call {
+// optionOrName answers the calls for options and names of sockets that may be AF_GRAFT ones.
+func (s *Supervisor) optionOrName(p *program) (graft.Answer, error) {
+	r := p.request
+	switch n := (namer{p}); r.Call {
 	case gate.SetOption:
-		return answerOf(afgraft.SetOption(n, a.Number, intArg(a, 1), intArg(a, 2), a.Args[3], intArg(a, 4)))
+		return answerOf(afgraft.SetOption(n, r.Number, intArg(r, 1), intArg(r, 2), r.Args[3], intArg(r, 4)))
 	case gate.GetOption:
-		return answerOf(afgraft.GetOption(n, a.Number, intArg(a, 1), intArg(a, 2), a.Args[3], a.Args[4]))
+		return answerOf(afgraft.GetOption(n, r.Number, intArg(r, 1), intArg(r, 2), r.Args[3], r.Args[4]))
 	default:
-		return answerOf(afgraft.GetName(n, a.Number, a.Args[1], a.Args[2]))
+		return answerOf(afgraft.GetName(n, r.Number, r.Args[1], r.Args[2]))
 	}
 }
 

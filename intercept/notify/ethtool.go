@@ -35,7 +35,7 @@ const ethtoolNothing = 0xffffffff
 // much that is, each command says in another way. So the request has a copy of what the
 // program has there, and all up to the last byte that has changed is written back. A
 // page behind the copy that nobody can write to ends what the kernel writes.
-func (r *request) readThrough() error {
+func (r *interfaceRequest) readThrough() error {
 	var ifreq [ifreqSize]byte
 	if err := r.memory.read(r.at, ifreq[:]); err != nil {
 		return err
@@ -63,7 +63,7 @@ func (r *request) readThrough() error {
 	}
 	before := slices.Clone(data)
 	e.PutUint64(ifreq[offData:], uint64(uintptr(unsafe.Pointer(&data[0]))))
-	if err := r.ask(unsafe.Pointer(&ifreq)); err != nil {
+	if err := r.call(unsafe.Pointer(&ifreq)); err != nil {
 		return err
 	}
 	last := len(data)

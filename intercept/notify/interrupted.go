@@ -42,35 +42,35 @@ func newThreads() *threads {
 
 // begin waits until the thread's last call has been answered. If that was this one,
 // carried out in answer to another notification, it returns that one.
-func (t *threads) begin(a gate.Request) (id uint64, found bool) {
+func (t *threads) begin(r gate.Request) (id uint64, found bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for {
-		if _, busy := t.busy[a.Thread]; !busy {
+		if _, busy := t.busy[r.Thread]; !busy {
 			break
 		}
 		t.free.Wait()
 	}
-	t.busy[a.Thread] = struct{}{}
-	was, found := t.interrupted[a.Thread]
-	delete(t.interrupted, a.Thread)
-	return was.id, found && was.call == a.Call && was.number == a.Number
+	t.busy[r.Thread] = struct{}{}
+	was, found := t.interrupted[r.Thread]
+	delete(t.interrupted, r.Thread)
+	return was.id, found && was.call == r.Call && was.number == r.Number
 }
 
 // end ends what begin began.
-func (t *threads) end(a gate.Request) {
+func (t *threads) end(r gate.Request) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	delete(t.busy, a.Thread)
+	delete(t.busy, r.Thread)
 	t.free.Broadcast()
 }
 
 // interrupt remembers a call that was carried out in answer to a notification.
-func (t *threads) interrupt(a gate.Request, id uint64) {
+func (t *threads) interrupt(r gate.Request, id uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if len(t.interrupted) >= interruptionsMax {
 		clear(t.interrupted)
 	}
-	t.interrupted[a.Thread] = interruption{a.Call, a.Number, id}
+	t.interrupted[r.Thread] = interruption{r.Call, r.Number, id}
 }

@@ -91,8 +91,8 @@ func treatmentOf(request uint32) treatment {
 // The sizes of struct ifreq, also for programs of a 32-bit ABI, and of struct arpreq.
 const ifreqSize, ifreqNarrow, arpreqSize = 40, 32, 68
 
-// request is one of a program, and the file that it is made by.
-type request struct {
+// interfaceRequest is the ioctl(2) of a program, and the file that it is made by.
+type interfaceRequest struct {
 	number uint32
 	at     uint64 // the program's third argument
 	narrow bool   // the program's words have 32 bits
@@ -102,9 +102,9 @@ type request struct {
 
 // ioctl answers a request about the interfaces of a socket's namespace. A fault of ours
 // does not let the kernel carry on.
-func (s *Supervisor) ioctl(p *program, a gate.Request) (graft.Answer, error) {
-	r := request{number: uint32(a.Args[1]), at: a.Args[2], narrow: a.Narrow}
-	if a.Narrow {
+func (s *Supervisor) ioctl(p *program) (graft.Answer, error) {
+	r := interfaceRequest{number: uint32(p.request.Args[1]), at: p.request.Args[2], narrow: p.request.Narrow}
+	if r.narrow {
 		r.at = uint64(uint32(r.at))
 	}
 	how := treatmentOf(r.number)
@@ -116,7 +116,7 @@ func (s *Supervisor) ioctl(p *program, a gate.Request) (graft.Answer, error) {
 	if err == nil {
 		defer m.close()
 		r.memory = m
-		err = s.engine.Interfaces(p, a.Number, uint32(a.Args[1]) == unix.SIOCGIFNAME, func(file int) {
+		err = s.engine.Interfaces(p, p.request.Number, r.number == unix.SIOCGIFNAME, func(file int) {
 			r.file = file
 			failed = r.make(how)
 		})
@@ -124,11 +124,11 @@ func (s *Supervisor) ioctl(p *program, a gate.Request) (graft.Answer, error) {
 	if err == nil {
 		err = failed
 	}
-	return s.ioctlAnswer(a, err)
+	return s.ioctlAnswer(p.request, err)
 }
 
 // ioctlAnswer is the kernel's errno where there is one.
-func (s *Supervisor) ioctlAnswer(a gate.Request, err error) (graft.Answer, error) {
+func (s *Supervisor) ioctlAnswer(r gate.Request, err error) (graft.Answer, error) {
 	var errno unix.Errno
 	switch {
 	case err == nil:
@@ -138,15 +138,15 @@ func (s *Supervisor) ioctlAnswer(a gate.Request, err error) (graft.Answer, error
 	case errors.Is(err, errFault):
 		return fail(unix.EFAULT), nil
 	case errors.As(err, &errno):
-		s.log.Debug("request refused", "pid", a.Thread, "syscall", a.Call, "err", err)
+		s.log.Debug("request refused", "pid", r.Thread, "syscall", r.Call, "err", err)
 		return fail(errno), nil
 	}
-	s.log.Error("interfaces not told of", "pid", a.Thread, "syscall", a.Call, "err", err)
+	s.log.Error("interfaces not told of", "pid", r.Thread, "syscall", r.Call, "err", err)
 	return fail(unix.ENOBUFS), nil
 }
 
 // make makes the request.
-func (r *request) make(how treatment) error {
+func (r *interfaceRequest) make(how treatment) error {
 	switch how {
 	case reads:
 		return r.read(r.ifreqSize())
@@ -170,15 +170,15 @@ func (r *request) make(how treatment) error {
 
 // ifreqSize is the size of the program's struct ifreq. The narrow one is as the other
 // begins, but for what SIOCGIFMAP reads and for pointers.
-func (r *request) ifreqSize() int {
+func (r *interfaceRequest) ifreqSize() int {
 	if r.narrow {
 		return ifreqNarrow
 	}
 	return ifreqSize
 }
 
-// ask makes the request with a copy of ours.
-func (r *request) ask(arg unsafe.Pointer) error {
+// call makes the request with a copy of ours.
+func (r *interfaceRequest) call(arg unsafe.Pointer) error {
 	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(r.file), uintptr(r.number), uintptr(arg))
 	if errno != 0 {
 		return errno
@@ -187,11 +187,11 @@ func (r *request) ask(arg unsafe.Pointer) error {
 }
 
 // read makes a request whose argument is so many bytes that the kernel reads and writes.
-func (r *request) read(size int) error {
+func (r *interfaceRequest) read(size int) error {
 	var b [max(ifreqSize, arpreqSize)]byte
 	err := r.memory.read(r.at, b[:size])
 	if err == nil {
-		err = r.ask(unsafe.Pointer(&b))
+		err = r.call(unsafe.Pointer(&b))
 	}
 	if err != nil {
 		return err
@@ -206,7 +206,7 @@ type ifconf struct {
 }
 
 // list makes SIOCGIFCONF. A program that has no buffer asks for the length that it needs.
-func (r *request) list() error {
+func (r *interfaceRequest) list() error {
 	var length [4]byte
 	b := make([]byte, 16)
 	if r.narrow {
@@ -221,7 +221,7 @@ func (r *request) list() error {
 		to = e.Uint64(b[8:])
 	}
 	var all ifconf
-	if err := r.ask(unsafe.Pointer(&all)); err != nil {
+	if err := r.call(unsafe.Pointer(&all)); err != nil {
 		return err
 	}
 	count := int(all.length) / ifreqSize
@@ -229,7 +229,7 @@ func (r *request) list() error {
 		count = min(count, max(room, 0)/r.ifreqSize())
 		list := make([]byte, count*ifreqSize+1) // not empty
 		all = ifconf{int32(count * ifreqSize), unsafe.Pointer(&list[0])}
-		if err := r.ask(unsafe.Pointer(&all)); err != nil {
+		if err := r.call(unsafe.Pointer(&all)); err != nil {
 			return err
 		}
 		count = int(all.length) / ifreqSize

@@ -24,7 +24,7 @@ type memory struct {
 var errFault = fmt.Errorf("bad address in the program: %w", unix.EFAULT)
 
 func (p *program) memory() (*memory, error) {
-	fd, err := unix.Open(fmt.Sprintf("/proc/%d/mem", p.tid), unix.O_RDWR|unix.O_CLOEXEC, 0)
+	fd, err := unix.Open(fmt.Sprintf("/proc/%d/mem", p.request.Thread), unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if verr := p.valid(); verr != nil {
 		if err == nil {
 			unix.Close(fd)
@@ -32,7 +32,7 @@ func (p *program) memory() (*memory, error) {
 		return nil, verr
 	}
 	if err != nil {
-		return nil, fmt.Errorf("open memory of thread %d: %w", p.tid, err)
+		return nil, fmt.Errorf("open memory of thread %d: %w", p.request.Thread, err)
 	}
 	return &memory{fd}, nil
 }

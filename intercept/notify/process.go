@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/gate"
 	"github.com/tsugiki/tsugiki/graft"
 )
 
@@ -120,32 +121,31 @@ func status(tid int, key string) ([]int, error) {
 	return nil, unix.ESRCH
 }
 
-// program is the caller of one notification, for the engine.
+// program is the caller of one request, for the engine.
 type program struct {
-	s  *Supervisor
-	id uint64
-	// tid is the caller's only as long as the notification is valid, which
-	// every method asks after it has used it.
-	tid   int
-	call  uint64 // p.id, or that of the call which a signal interrupted and the kernel restarts
-	again bool
+	s *Supervisor
+	// request has the caller's thread. It is the caller's only as long as the notification
+	// is valid, which every method asks after it has used it.
+	request gate.Request
+	call    uint64 // request.ID, or that of the call which a signal interrupted and the kernel restarts
+	again   bool
 }
 
-func (p *program) Thread() int { return p.tid }
+func (p *program) Thread() int { return p.request.Thread }
 
 func (p *program) Call() uint64 { return p.call }
 
 func (p *program) Again() bool { return p.again }
 
 func (p *program) valid() error {
-	if !p.s.listener.valid(p.id) {
+	if !p.s.listener.valid(p.request.ID) {
 		return errStale
 	}
 	return nil
 }
 
 func (p *program) File(number int) (int, error) {
-	fd, err := p.s.processes.getFile(p.tid, number)
+	fd, err := p.s.processes.getFile(p.request.Thread, number)
 	if verr := p.valid(); verr != nil {
 		if err == nil {
 			unix.Close(fd)
@@ -153,28 +153,28 @@ func (p *program) File(number int) (int, error) {
 		return -1, verr
 	}
 	if err != nil {
-		return -1, fmt.Errorf("duplicate descriptor %d of thread %d: %w", number, p.tid, err)
+		return -1, fmt.Errorf("duplicate descriptor %d of thread %d: %w", number, p.request.Thread, err)
 	}
 	return fd, nil
 }
 
 func (p *program) User() (uid, gid int, err error) {
-	uids, err := status(p.tid, "Uid:")
+	uids, err := status(p.request.Thread, "Uid:")
 	if err != nil {
 		return 0, 0, err
 	}
-	gids, err := status(p.tid, "Gid:")
+	gids, err := status(p.request.Thread, "Gid:")
 	if err != nil {
 		return 0, 0, err
 	}
 	if len(uids) < 2 || len(gids) < 2 {
-		return 0, 0, fmt.Errorf("read user of thread %d: status is cut short", p.tid)
+		return 0, 0, fmt.Errorf("read user of thread %d: status is cut short", p.request.Thread)
 	}
 	return uids[1], gids[1], p.valid()
 }
 
 func (p *program) Install(number, file int, closeOnExec bool) error {
-	a := addFd{id: p.id, flags: unix.SECCOMP_ADDFD_FLAG_SETFD, srcFd: uint32(file), newFd: uint32(number)}
+	a := addFd{id: p.request.ID, flags: unix.SECCOMP_ADDFD_FLAG_SETFD, srcFd: uint32(file), newFd: uint32(number)}
 	if closeOnExec {
 		a.newFdFlags = unix.O_CLOEXEC
 	}
@@ -185,7 +185,7 @@ func (p *program) Install(number, file int, closeOnExec bool) error {
 }
 
 func (p *program) Add(file int, closeOnExec bool) (int, error) {
-	a := addFd{id: p.id, srcFd: uint32(file)}
+	a := addFd{id: p.request.ID, srcFd: uint32(file)}
 	if closeOnExec {
 		a.newFdFlags = unix.O_CLOEXEC
 	}
@@ -203,7 +203,7 @@ func (p *program) Descriptors(file int) ([]graft.Descriptor, error) {
 	if err != nil {
 		return nil, fmt.Errorf("identify socket: %w", err)
 	}
-	dir := fmt.Sprintf("/proc/%d/fd", p.tid)
+	dir := fmt.Sprintf("/proc/%d/fd", p.request.Thread)
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, unix.ESRCH
@@ -269,7 +269,7 @@ func (p *program) describe(d *graft.Descriptor, epolls []int) error {
 // that a descriptor refers to, under that number.
 func (p *program) watches(epoll, number int) bool {
 	slot := struct{ efd, tfd, toff uint32 }{uint32(epoll), uint32(number), 0}
-	r, errno := kcmp(p.tid, p.tid, kcmpEpollTFD, number, &slot)
+	r, errno := kcmp(p.request.Thread, p.request.Thread, kcmpEpollTFD, number, &slot)
 	// Without kcmp(2) the list has to tell.
 	return errno == unix.ENOSYS || errno == unix.EPERM || (errno == 0 && r == 0)
 }
@@ -291,7 +291,7 @@ func (p *program) watch(epoll, number int) (graft.Watch, bool, error) {
 }
 
 func (p *program) fdinfo(number int) ([]byte, error) {
-	info, err := os.ReadFile(fmt.Sprintf("/proc/%d/fdinfo/%d", p.tid, number))
+	info, err := os.ReadFile(fmt.Sprintf("/proc/%d/fdinfo/%d", p.request.Thread, number))
 	if err != nil {
 		return nil, fmt.Errorf("read about descriptor %d: %w", number, err)
 	}

@@ -122,10 +122,10 @@ func (s *Supervisor) Handled() <-chan struct{} {
 // Start begins to serve, until the gate is closed or ends.
 func (s *Supervisor) Start() {
 	s.done.Add(1)
-	s.gate.Serve(func(a gate.Request) {
+	s.gate.Serve(func(r gate.Request) {
 		came := time.Now()
-		if a.Answered {
-			s.tell(a) // in order
+		if r.Answered {
+			s.tell(r) // in order
 			return
 		}
 		leave := s.places.take(s.stop, s.gate.Ended())
@@ -136,7 +136,7 @@ func (s *Supervisor) Start() {
 		go func() {
 			defer s.done.Done()
 			defer leave()
-			s.work.Do(func() { s.handle(a, came) })
+			s.work.Do(func() { s.handle(r, came) })
 		}()
 	}, s.listener.valid, func(err error) {
 		defer s.done.Done()
@@ -158,16 +158,16 @@ func (s *Supervisor) Stats() gate.Stats {
 	return stats
 }
 
-func (s *Supervisor) count(a gate.Request, answer graft.Answer, took time.Duration) {
+func (s *Supervisor) count(r gate.Request, answer graft.Answer, took time.Duration) {
 	s.countMu.Lock()
 	defer s.countMu.Unlock()
-	c := s.counted[a.Call]
+	c := s.counted[r.Call]
 	if c == nil {
 		if s.counted == nil {
 			s.counted = map[gate.Call]*gate.CallStats{}
 		}
 		c = &gate.CallStats{}
-		s.counted[a.Call] = c
+		s.counted[r.Call] = c
 	}
 	c.Answered++
 	c.Time[gate.Bucket(took)]++
@@ -176,96 +176,97 @@ func (s *Supervisor) count(a gate.Request, answer graft.Answer, took time.Durati
 	}
 }
 
-func (s *Supervisor) handle(a gate.Request, came time.Time) {
-	p := &program{s: s, id: a.ID, tid: a.Thread, call: a.ID, again: a.Again}
-	if id, found := s.threads.begin(a); found {
+func (s *Supervisor) handle(r gate.Request, came time.Time) {
+	p := &program{s: s, request: r, call: r.ID, again: r.Again}
+	if id, found := s.threads.begin(r); found {
 		p.call, p.again = id, true
 	}
-	defer s.threads.end(a)
-	answer, err := s.ask(p, a)
+	defer s.threads.end(r)
+	answer, err := s.dispatch(p)
 	switch {
 	case errors.Is(err, errStale), errors.Is(err, unix.ESRCH):
-		s.log.Debug("caller is gone", "pid", a.Thread, "syscall", a.Call)
+		s.log.Debug("caller is gone", "pid", r.Thread, "syscall", r.Call)
 	case err != nil && s.closing.Load():
-		s.log.Debug("call not grafted at the end", "pid", a.Thread, "syscall", a.Call, "err", err)
+		s.log.Debug("call not grafted at the end", "pid", r.Thread, "syscall", r.Call, "err", err)
 	case err != nil:
 		// A fault of ours. The call goes on as it is: in the container's own
 		// namespace, or as far as the kernel programs let it.
-		s.log.Error("call not grafted", "pid", a.Thread, "syscall", a.Call, "err", err)
+		s.log.Error("call not grafted", "pid", r.Thread, "syscall", r.Call, "err", err)
 	}
 	if err != nil {
 		answer = graft.Answer{}
 	}
 	// Before the program goes on, which may ask what has been counted.
-	s.count(a, answer, time.Since(came))
-	stale := errors.Is(s.answer(a, answer), errStale)
-	if stale && a.Call == gate.Bind && (answer.Action == graft.Succeed || p.call != a.ID) {
-		s.threads.interrupt(a, p.call)
+	s.count(r, answer, time.Since(came))
+	stale := errors.Is(s.answer(r, answer), errStale)
+	if stale && r.Call == gate.Bind && (answer.Action == graft.Succeed || p.call != r.ID) {
+		s.threads.interrupt(r, p.call)
 	}
 }
 
-// ask puts a call to the engine. What a sockaddr held when the gate read it is
+// dispatch puts a request to the engine. What a sockaddr held when the gate read it is
 // what the engine acts on: bind and listen it makes itself, so that what the
 // program changes later does not matter. Where it lets the kernel carry on and
 // read the address again, a changed one meets the kernel programs on a host
 // socket, and on the container's own reaches what the container reaches anyway.
-func (s *Supervisor) ask(p *program, a gate.Request) (graft.Answer, error) {
-	switch a.Call {
+func (s *Supervisor) dispatch(p *program) (graft.Answer, error) {
+	r := p.request
+	switch r.Call {
 	case gate.Connect, gate.Send:
-		to, ok := parseSockaddr(a.Address)
+		to, ok := parseSockaddr(r.Address)
 		if !ok {
 			return graft.Answer{}, nil
 		}
-		if a.Call == gate.Connect {
-			return s.engine.Connect(p, a.Number, to)
+		if r.Call == gate.Connect {
+			return s.engine.Connect(p, r.Number, to)
 		}
-		return s.engine.Send(p, a.Number, to)
+		return s.engine.Send(p, r.Number, to)
 	case gate.Bind:
-		if afgraft.IsAddress(a.Address) {
-			return s.bindNamed(p, a)
+		if afgraft.IsAddress(r.Address) {
+			return s.bindNamed(p)
 		}
-		addr, ok := parseBindAddr(a.Address)
+		addr, ok := parseBindAddr(r.Address)
 		if !ok {
 			return graft.Answer{}, nil
 		}
-		return s.engine.Bind(p, a.Number, addr)
+		return s.engine.Bind(p, r.Number, addr)
 	case gate.Listen:
-		return s.engine.Listen(p, a.Number, a.Backlog)
+		return s.engine.Listen(p, r.Number, r.Backlog)
 	case gate.Socket:
-		return s.engine.Socket(p, int(int32(a.Args[1])), int(int32(a.Args[2])))
+		return s.engine.Socket(p, int(int32(r.Args[1])), int(int32(r.Args[2])))
 	case gate.SetOption, gate.GetOption, gate.GetName:
-		return s.askNamed(p, a)
+		return s.optionOrName(p)
 	case gate.Ioctl:
-		return s.ioctl(p, a)
+		return s.ioctl(p)
 	}
 	return graft.Answer{}, nil
 }
 
 // tell logs what the gate has answered.
-func (s *Supervisor) tell(a gate.Request) {
-	p := &program{s: s, id: a.ID, tid: a.Thread, call: a.ID}
-	if a.Call == gate.Socket {
-		s.log.Debug("born", "pid", a.Thread, "syscall", a.Call, "family", a.Number)
+func (s *Supervisor) tell(r gate.Request) {
+	p := &program{s: s, request: r, call: r.ID}
+	if r.Call == gate.Socket {
+		s.log.Debug("born", "pid", r.Thread, "syscall", r.Call, "family", r.Number)
 		return
 	}
-	if to, ok := parseSockaddr(a.Address); ok {
-		s.engine.LogDecision(p, a.Call.String(), a.Number, to)
+	if to, ok := parseSockaddr(r.Address); ok {
+		s.engine.LogDecision(p, r.Call.String(), r.Number, to)
 	}
 }
 
-func (s *Supervisor) answer(a gate.Request, answer graft.Answer) error {
-	r := response{id: a.ID}
+func (s *Supervisor) answer(r gate.Request, answer graft.Answer) error {
+	reply := response{id: r.ID}
 	switch answer.Action {
 	case graft.Proceed:
-		r.flags = unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE
+		reply.flags = unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE
 	case graft.Fail:
-		r.errno = -int32(answer.Errno)
+		reply.errno = -int32(answer.Errno)
 	case graft.Succeed:
-		r.value = int64(answer.Value)
+		reply.value = int64(answer.Value)
 	}
-	err := s.listener.send(&r)
+	err := s.listener.send(&reply)
 	if err != nil && !errors.Is(err, errStale) {
-		s.log.Error("answer notification", "pid", a.Thread, "syscall", a.Call, "err", err)
+		s.log.Error("answer notification", "pid", r.Thread, "syscall", r.Call, "err", err)
 	}
 	return err
 }

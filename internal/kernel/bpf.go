@@ -30,15 +30,15 @@ func programs() []Feature {
 		{"cgroup/bind6", ebpf.AttachCGroupInet6Bind, ebpf.CGroupSockAddr, "4.17", "ports are not enforced"},
 		{"cgroup/sendmsg4", ebpf.AttachCGroupUDP4Sendmsg, ebpf.CGroupSockAddr, "4.18", "destinations of datagrams are not enforced"},
 		{"cgroup/sendmsg6", ebpf.AttachCGroupUDP6Sendmsg, ebpf.CGroupSockAddr, "4.18", "destinations of datagrams are not enforced"},
-		{"cgroup/recvmsg4", ebpf.AttachCGroupUDP4Recvmsg, ebpf.CGroupSockAddr, "5.2", "programs see other senders than they sent to"},
-		{"cgroup/recvmsg6", ebpf.AttachCGroupUDP6Recvmsg, ebpf.CGroupSockAddr, "5.2", "programs see other senders than they sent to"},
-		{"cgroup/getsockname4", ebpf.AttachCgroupInet4GetSockname, ebpf.CGroupSockAddr, "5.8", "programs see other names than they asked for"},
-		{"cgroup/getsockname6", ebpf.AttachCgroupInet6GetSockname, ebpf.CGroupSockAddr, "5.8", "programs see other names than they asked for"},
+		{"cgroup/recvmsg4", ebpf.AttachCGroupUDP4Recvmsg, ebpf.CGroupSockAddr, "5.2", "programs see senders other than those they sent to"},
+		{"cgroup/recvmsg6", ebpf.AttachCGroupUDP6Recvmsg, ebpf.CGroupSockAddr, "5.2", "programs see senders other than those they sent to"},
+		{"cgroup/getsockname4", ebpf.AttachCgroupInet4GetSockname, ebpf.CGroupSockAddr, "5.8", "programs see addresses other than those they asked for"},
+		{"cgroup/getsockname6", ebpf.AttachCgroupInet6GetSockname, ebpf.CGroupSockAddr, "5.8", "programs see addresses other than those they asked for"},
 		{"cgroup/setsockopt", ebpf.AttachCGroupSetsockopt, ebpf.CGroupSockopt, "5.3", "options that get around the rules are not refused"},
-		{"cgroup/getsockopt", ebpf.AttachCGroupGetsockopt, ebpf.CGroupSockopt, "5.3", "programs see other options than they have set"},
+		{"cgroup/getsockopt", ebpf.AttachCGroupGetsockopt, ebpf.CGroupSockopt, "5.3", "programs see options other than those they have set"},
 		{"cgroup_skb/egress", ebpf.AttachCGroupInetEgress, ebpf.CGroupSKB, "4.10", "source routes of control messages are not refused"},
-		{"cgroup_skb/ingress", ebpf.AttachCGroupInetIngress, ebpf.CGroupSKB, "4.10", "UDP clients hear everybody"},
-		{"cgroup/sock_ops", ebpf.AttachCGroupSockOps, ebpf.SockOps, "4.13", "listeners that no rule allows are not confined"},
+		{"cgroup_skb/ingress", ebpf.AttachCGroupInetIngress, ebpf.CGroupSKB, "4.10", "UDP clients receive datagrams from everybody"},
+		{"cgroup/sock_ops", ebpf.AttachCGroupSockOps, ebpf.SockOps, "4.13", "listeners that no rule allows are not confined to the loopback device"},
 	} {
 		list = append(list, Feature{
 			Name: "BPF " + p.name, Since: p.since, Required: true, Lost: p.lost,
@@ -76,7 +76,7 @@ func attach(s *Scratch, typ ebpf.ProgramType, at ebpf.AttachType) error {
 func maps() []Feature {
 	list := []Feature{{
 		Name: "BPF memory", Required: true, // RLIMIT_MEMLOCK counts before 5.11 only
-		Lost: "rules cannot be given to the kernel",
+		Lost: "the kernel cannot hold the rules",
 		Probe: func(*Scratch) (string, error) {
 			// As much as all maps of a container, or more.
 			spec := ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4096, MaxEntries: 4096}
@@ -85,7 +85,7 @@ func maps() []Feature {
 				m.Close()
 			}
 			if errors.Is(err, unix.EPERM) && bpf.HaveMapType(ebpf.Array) == nil {
-				err = errors.New("a map of 16 MiB cannot be made; raise RLIMIT_MEMLOCK, with ulimit -l")
+				err = errors.New("a map of 16 MiB cannot be made; raise RLIMIT_MEMLOCK with ulimit -l")
 			}
 			return memlock(), err
 		},
@@ -96,12 +96,12 @@ func maps() []Feature {
 		since string
 		lost  string
 	}{
-		{"array", ebpf.Array, "3.19", "endpoints cannot be given to the kernel"},
-		{"hash", ebpf.Hash, "3.19", "names cannot be given to the kernel"},
-		{"lru_hash", ebpf.LRUHash, "4.10", "who sent a datagram cannot be remembered"},
+		{"array", ebpf.Array, "3.19", "the kernel cannot hold the endpoints"},
+		{"hash", ebpf.Hash, "3.19", "the kernel cannot hold the names of endpoints"},
+		{"lru_hash", ebpf.LRUHash, "4.10", "the kernel cannot remember the senders of datagrams"},
 		{"percpu_array", ebpf.PerCPUArray, "4.6", "refusals are not counted"},
-		{"lpm_trie", ebpf.LPMTrie, "4.11", "rules cannot be given to the kernel"},
-		{"sk_storage", ebpf.SkStorage, "5.2", "what a socket may do cannot be kept with it"},
+		{"lpm_trie", ebpf.LPMTrie, "4.11", "the kernel cannot hold the rules"},
+		{"sk_storage", ebpf.SkStorage, "5.2", "the kernel cannot store with a socket what its rules allow"},
 	} {
 		list = append(list, Feature{
 			Name: "BPF map " + m.name, Since: m.since, Required: true, Lost: m.lost,
@@ -141,19 +141,19 @@ func helpers() []Feature {
 		{
 			"sockopt", ebpf.CGroupSockopt, "5.15",
 			[]asm.BuiltinFunc{asm.FnSkStorageGet, asm.FnGetNetnsCookie},
-			"the relay's socket cannot be told from others",
+			"the socket of the relay cannot be recognized",
 		},
 		{
 			"cgroup_skb", ebpf.CGroupSKB, "5.4",
 			[]asm.BuiltinFunc{
 				asm.FnSkFullsock, asm.FnSkStorageGet, asm.FnSkLookupTcp, asm.FnSkLookupUdp, asm.FnSkRelease, asm.FnGetSocketCookie,
 			},
-			"packets cannot be judged by their socket",
+			"packets cannot be checked by their socket",
 		},
 		{
 			"sock_ops", ebpf.SockOps, "5.15",
 			[]asm.BuiltinFunc{asm.FnSkStorageGet, asm.FnSetsockopt},
-			"listeners that no rule allows are not confined",
+			"listeners that no rule allows are not confined to the loopback device",
 		},
 	} {
 		list = append(list, Feature{

@@ -16,12 +16,12 @@ import (
 var calls = []Feature{
 	{
 		Name: "seccomp user notification", Since: "5.14", Required: true, early: true, // CONFIG_SECCOMP_FILTER
-		Lost:  "calls cannot be seen",
+		Lost:  "the kernel does not trap socket calls",
 		Probe: func(*Scratch) (string, error) { return "", actionAvailable(unix.SECCOMP_RET_USER_NOTIF) },
 	},
 	{
 		Name: "seccomp listener", Required: true,
-		Lost: "a program's calls cannot be supervised from here",
+		Lost: "tsugiki cannot receive trapped calls in this place",
 		Probe: func(*Scratch) (string, error) {
 			err := withListener(func(int) error { return nil })
 			if errors.Is(err, errUntold) {
@@ -31,15 +31,15 @@ var calls = []Feature{
 		},
 	},
 	{
-		// 5.14: no reply that could go lost.
+		// With this flag, one call adds the descriptor and answers.
 		Name: "SECCOMP_ADDFD_FLAG_SEND", Since: "5.14", Required: true,
-		Lost:  "sockets cannot be handed to programs",
+		Lost:  "programs cannot get host sockets",
 		Probe: func(*Scratch) (string, error) { return "", withListener(addfdSend) },
 	},
 	{
-		// Known flags get as far as the filter that is not there. See package launch.
+		// With known flags the call fails at the missing filter (EFAULT). See package launch.
 		Name: "SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV", Since: "5.19",
-		Lost: "a signal can interrupt a call that is being answered, so that it is made twice",
+		Lost: "a signal can interrupt a trapped call while it is answered; the call then runs twice",
 		Probe: func(*Scratch) (string, error) {
 			const flags = unix.SECCOMP_FILTER_FLAG_NEW_LISTENER | unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV
 			_, errno := seccompFilter(flags, nil)
@@ -58,7 +58,7 @@ var calls = []Feature{
 	},
 	{
 		Name: "pidfd_getfd(2)", Since: "5.6", Required: true, early: true,
-		Lost: "programs' sockets cannot be looked at",
+		Lost: "the agent cannot inspect programs' sockets",
 		Probe: func(*Scratch) (string, error) {
 			p, err := unix.PidfdOpen(os.Getpid(), 0)
 			if err != nil {
@@ -74,7 +74,7 @@ var calls = []Feature{
 	},
 	{
 		Name: "PIDFD_THREAD", Since: "6.9",
-		Lost: "calls are slower where a socket has to be looked at; threads with descriptors of their own get their process's",
+		Lost: "calls for which a socket is inspected are slower; threads with descriptors of their own get those of their process",
 		Probe: func(*Scratch) (string, error) {
 			const pidfdThread = unix.O_EXCL
 			runtime.LockOSThread()
@@ -88,7 +88,7 @@ var calls = []Feature{
 	},
 	{
 		Name: "process_vm_readv(2)", Since: "3.2", Required: true, early: true, // CONFIG_CROSS_MEMORY_ATTACH
-		Lost: "addresses of calls cannot be read",
+		Lost: "the gate cannot read the addresses of calls",
 		Probe: func(*Scratch) (string, error) {
 			from, to := byte(1), byte(0)
 			remote := []unix.RemoteIovec{{Base: uintptr(unsafe.Pointer(&from)), Len: 1}}
@@ -99,7 +99,7 @@ var calls = []Feature{
 	},
 	{
 		Name: "/proc/PID/mem",
-		Lost: "names and options of programs that use AF_GRAFT",
+		Lost: "programs cannot use names and options of AF_GRAFT",
 		Probe: func(*Scratch) (string, error) {
 			f, err := os.OpenFile("/proc/self/mem", os.O_RDWR, 0)
 			if err == nil {
@@ -110,12 +110,12 @@ var calls = []Feature{
 	},
 	{
 		Name: "kcmp(2)", Since: "4.13", // KCMP_EPOLL_TFD; CONFIG_KCMP
-		Lost:  "moving a socket that is registered with epoll takes longer: all registrations are read",
+		Lost:  "moving a socket that is registered with epoll takes longer, because all registrations are read",
 		Probe: func(*Scratch) (string, error) { return "", compareEpoll() },
 	},
 	{
 		Name: "SO_NETNS_COOKIE", Since: "5.14", Required: true, early: true,
-		Lost: "where a socket is cannot be told",
+		Lost: "the network namespace of a socket is unknown",
 		Probe: func(*Scratch) (string, error) {
 			s, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 			if err != nil {
@@ -128,24 +128,24 @@ var calls = []Feature{
 	},
 	{
 		Name: "SO_PEERPIDFD", Since: "6.5",
-		Lost:  "a caller of tsugiki graft that ends at once may be taken for one that gets its process id right then",
+		Lost:  "if a caller of tsugiki graft ends at once, a new process with its PID may be taken for the caller",
 		Probe: func(*Scratch) (string, error) { return "", peerPidfd() },
 	},
 	{
 		Name: "F_SEAL_FUTURE_WRITE", Since: "5.1", Required: true, early: true,
-		Lost:  "programs cannot be kept from writing their own rules",
+		Lost:  "programs could change the shared page with their rules",
 		Probe: func(*Scratch) (string, error) { return "", sealFutureWrite() },
 	},
 	{
 		Name: "close_range(2)", Since: "5.9", Required: true, early: true,
-		Lost: "keeper and gate cannot be started",
+		Lost: "the keeper and the gate cannot start",
 		Probe: func(*Scratch) (string, error) {
 			return "", unix.CloseRange(1<<31-1, 1<<31-1, 0) // no such descriptor
 		},
 	},
 	{
 		Name: "MADV_WIPEONFORK", Since: "4.14",
-		Lost: "dynamic programs get no sockets in advance: more round trips",
+		Lost: "dynamic programs get no sockets in advance, and need more round trips",
 		Probe: func(*Scratch) (string, error) {
 			page, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 			if err != nil {
@@ -157,14 +157,14 @@ var calls = []Feature{
 	},
 	{
 		Name: "network namespaces", Since: "3.0", Required: true, // CONFIG_NET_NS
-		Lost: "containers have no network of their own",
+		Lost: "containers cannot have a network namespace",
 		Probe: func(*Scratch) (string, error) {
 			return "", thread.Do(func() error { return unix.Unshare(unix.CLONE_NEWNET) })
 		},
 	},
 	{
 		Name: "IPv6", Since: "2.6", // CONFIG_IPV6, ipv6.disable=0
-		Lost: "endpoints of type ipv6",
+		Lost: "endpoints of type ipv6 do not work",
 		Probe: func(*Scratch) (string, error) {
 			s, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 			if err == nil {
@@ -175,18 +175,18 @@ var calls = []Feature{
 	},
 }
 
-// withListener calls fn with the listener of a filter that lets everything pass, on
-// a thread that ends after.
+// withListener calls fn with the listener of a filter that allows all calls, on a thread that
+// ends after fn.
 func withListener(fn func(listener int) error) error {
 	return thread.Do(func() error {
-		// Else it takes CAP_SYS_ADMIN.
+		// Without no_new_privs, a filter needs CAP_SYS_ADMIN.
 		if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 			return err
 		}
 		allow := unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW}
 		l, errno := seccompFilter(unix.SECCOMP_FILTER_FLAG_NEW_LISTENER, &unix.SockFprog{Len: 1, Filter: &allow})
 		if errno == unix.EBUSY { // there is one in the chain of filters
-			return Untold("cannot be told without a seccomp listener to try it with")
+			return Untold("unknown, because it cannot be tried without a seccomp listener")
 		}
 		if errno != 0 {
 			return errno
@@ -201,7 +201,7 @@ func seccompFilter(flags uintptr, prog *unix.SockFprog) (int, unix.Errno) {
 	return int(fd), errno
 }
 
-// except is an errno as an error, but for those that are as good as none.
+// except returns errno as an error, or nil for 0 and for the good ones.
 func except(errno unix.Errno, good ...unix.Errno) error {
 	for _, g := range append(good, 0) {
 		if errno == g {
@@ -216,8 +216,8 @@ func actionAvailable(action uint32) error {
 	return except(errno)
 }
 
-// addfdSend passes on a descriptor that there is not, which is only found out
-// once the flags are known to be good.
+// addfdSend sends a descriptor that does not exist. The kernel checks the flags first, so EBADF
+// means that it knows the flags.
 func addfdSend(listener int) error {
 	addfd := struct {
 		id                            uint64

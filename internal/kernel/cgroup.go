@@ -14,7 +14,7 @@ import (
 var cgroups = []Feature{
 	{
 		Name: "cgroup v2", Required: true,
-		Lost: "containers cannot be told apart, nor ended",
+		Lost: "containers have no cgroup: rules cannot be enforced, and containers cannot be ended",
 		Probe: func(*Scratch) (string, error) {
 			own, err := cgroup.Own()
 			if err != nil {
@@ -25,21 +25,21 @@ var cgroups = []Feature{
 	},
 	{
 		Name: "writable cgroup v2", Required: true,
-		Lost: "containers cannot be told apart, nor ended",
+		Lost: "containers have no cgroup: rules cannot be enforced, and containers cannot be ended",
 		Probe: func(s *Scratch) (string, error) {
 			_, err := s.Cgroup()
 			switch {
 			case errors.Is(err, cgroup.ErrNoV2):
-				err = Untold("cannot be told: none is mounted")
+				err = Untold("unknown, because no cgroup v2 is mounted")
 			case errors.Is(err, fs.ErrNotExist):
-				err = nil // made, and removed again, for it has no cgroup.kill
+				err = nil // the cgroup was made, and was removed because it has no cgroup.kill
 			}
 			return "", err
 		},
 	},
 	{
 		Name: "cgroup.kill", Since: "5.14", Required: true,
-		Lost: "containers cannot be ended for sure",
+		Lost: "processes of a container may survive its end",
 		Probe: func(s *Scratch) (string, error) {
 			if _, err := s.Cgroup(); errors.Is(err, fs.ErrNotExist) {
 				return "", unix.ENOENT
@@ -53,7 +53,7 @@ var cgroups = []Feature{
 	},
 	{
 		Name: "CLONE_INTO_CGROUP", Since: "5.7", Required: true,
-		Lost: "programs cannot be born in their cgroup",
+		Lost: "programs cannot start in their cgroup",
 		Probe: func(*Scratch) (string, error) {
 			null, err := os.Open(os.DevNull)
 			if err != nil {
@@ -70,8 +70,8 @@ var cgroups = []Feature{
 	},
 }
 
-// spawnNothing starts a program that there is not, and returns why not even its
-// process could be made.
+// spawnNothing starts a program that does not exist. It returns an error if the process could not
+// be made.
 func spawnNothing(attr *syscall.SysProcAttr) error {
 	p, err := os.StartProcess("/dev/null/nothing", []string{"nothing"}, &os.ProcAttr{Sys: attr})
 	if err == nil {
@@ -85,7 +85,7 @@ func spawnNothing(attr *syscall.SysProcAttr) error {
 	return err
 }
 
-// layout says how the hierarchies of cgroups are mounted.
+// layout describes how the hierarchies of cgroups are mounted.
 func layout() string {
 	if v1, err := cgroup.Controllers(); err == nil && len(v1) > 0 {
 		return "hybrid (v1 beside v2)"

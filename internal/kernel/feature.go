@@ -37,13 +37,13 @@ func Features() []Feature { return slices.Clone(features) }
 // Result is what has become of trying a Feature.
 type Result struct {
 	Name     string `json:"name"`
-	Present  *bool  `json:"present"` // nil: cannot be told, Detail says why
+	Present  *bool  `json:"present"` // nil: unknown, and Detail has the reason
 	Required bool   `json:"required"`
 	Lost     string `json:"lost"`
 	Detail   string `json:"detail"`
 }
 
-// errUntold is wrapped by an error that does not tell whether the feature is there.
+// errUntold is wrapped by errors of probes that could not find out whether the feature is there.
 var errUntold = errors.New("cannot be told")
 
 // Examine tries features.
@@ -85,7 +85,7 @@ var unknown = []unix.Errno{
 	unix.ENOSYS, unix.EINVAL, unix.ENOPROTOOPT, unix.EOPNOTSUPP, unix.EAFNOSUPPORT, unix.ENOTTY, unix.E2BIG, unix.ENOENT,
 }
 
-// Untold is an error that says why a probe does not tell whether the feature is there.
+// Untold returns the error of a probe that could not find out whether the feature is there.
 func Untold(why string) error { return untoldError(why) }
 
 type untoldError string
@@ -115,7 +115,7 @@ func (s *Scratch) Cgroup() (*cgroup.Group, error) {
 func (s *Scratch) Trial() (*cgroup.Group, error) {
 	g, err := s.Cgroup()
 	if err != nil {
-		return nil, Untold("cannot be told without a cgroup to try it in")
+		return nil, Untold("unknown, because there is no cgroup to try it in")
 	}
 	return g, nil
 }

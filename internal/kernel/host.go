@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// host is what tells machines apart. Most of it is used by nothing yet.
+// host has properties of the machine. Most of them have no use yet.
 var host = []Feature{
 	{
 		Name: "architecture", Required: true,
@@ -25,7 +25,7 @@ var host = []Feature{
 	},
 	{
 		Name: "kernel",
-		Lost: "nothing: features are tried, not concluded from the version",
+		Lost: "nothing, because features are tried and not derived from the version",
 		Probe: func(*Scratch) (string, error) {
 			var u unix.Utsname
 			if err := unix.Uname(&u); err != nil {
@@ -36,23 +36,23 @@ var host = []Feature{
 	},
 	{
 		Name: "io_uring", Since: "5.1",
-		Lost: "nothing: containers are told that there is none",
+		Lost: "nothing, because io_uring fails with ENOSYS in containers",
 		Probe: func(*Scratch) (string, error) {
-			_, _, errno := unix.RawSyscall(unix.SYS_IO_URING_SETUP, 1, 0, 0) // with nowhere to say how
+			_, _, errno := unix.RawSyscall(unix.SYS_IO_URING_SETUP, 1, 0, 0) // without parameters: EFAULT
 			if errno == unix.EPERM {
-				return "", errors.New("switched off, by kernel.io_uring_disabled or a seccomp filter")
+				return "", errors.New("switched off by kernel.io_uring_disabled or a seccomp filter")
 			}
 			return "", except(errno, unix.EFAULT)
 		},
 	},
 	{
 		Name: "BPF LSM", Since: "5.7",
-		Lost:  "nothing today; a listen(2) could be refused where it is now confined to the loopback device",
+		Lost:  "nothing today; with it, listen(2) could be refused where it is now confined to the loopback device",
 		Probe: lsm,
 	},
 	{
 		Name: "BTF", Since: "5.4",
-		Lost: "shared daemons and the receiving of packets are not charged",
+		Lost: "CPU time of shared daemons and of receiving packets is not charged",
 		Probe: func(*Scratch) (string, error) {
 			f, err := os.Open("/sys/kernel/btf/vmlinux")
 			if err == nil {
@@ -63,7 +63,7 @@ var host = []Feature{
 	},
 	{
 		Name: "user namespaces", Since: "3.8",
-		Lost: "nothing today; tsugiki run takes root",
+		Lost: "nothing today; tsugiki run needs root",
 		Probe: func(*Scratch) (string, error) {
 			return "", spawnNothing(&syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWUSER})
 		},

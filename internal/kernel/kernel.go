@@ -1,9 +1,9 @@
-// Package kernel tells whether this machine can do what Tsugiki needs, in words
-// that say what is missing and what to do.
+// Package kernel finds out which kernel features this machine has. Its errors name the missing
+// feature and what to do.
 //
-// It knows by trying, never by version: it makes the system call, loads a tiny
-// program. What that takes of the machine is given back before the answer.
-// It needs no privilege to tell what is missing where trying takes none.
+// It tries each feature, by a system call or a small program, and does not look at the version.
+// It removes what it makes before it returns. It needs no privilege of its own: a feature that
+// only a privileged process can try is unknown to others.
 package kernel
 
 import (
@@ -17,7 +17,7 @@ import (
 // ErrNotSupported is wrapped by every UnsupportedError.
 var ErrNotSupported = errors.New("not supported by this kernel")
 
-// UnsupportedError is a kernel feature that is missing.
+// UnsupportedError means that a kernel feature is missing.
 type UnsupportedError struct {
 	Feature    string
 	MinVersion string // the first kernel that has it, if configured
@@ -27,18 +27,17 @@ func (e *UnsupportedError) Error() string {
 	return fmt.Sprintf("%s is %s; it needs Linux %s or later, built with it", e.Feature, ErrNotSupported, e.MinVersion)
 }
 
-// Unwrap makes it an ErrNotSupported.
+// Unwrap returns ErrNotSupported.
 func (e *UnsupportedError) Unwrap() error { return ErrNotSupported }
 
-// ErrPrivilege says that the caller may not do what grafting takes.
+// ErrPrivilege means that the caller lacks a privilege that grafting needs.
 var ErrPrivilege = errors.New("not enough privilege")
 
-// ErrFiles says that too few files may be open.
+// ErrFiles means that the limit of open files is too low.
 var ErrFiles = errors.New("too many open files")
 
-// Require returns why containers cannot be grafted here, or nil. It looks only at
-// what is found out at once and without a trace; what else is missing is said by
-// the step of a start that meets it.
+// Require returns an error if containers cannot be grafted here. It checks only the features that
+// it can try at once and without leaving anything. The start of a container reports the others.
 func Require() error {
 	for _, f := range features {
 		if !f.early {
@@ -55,7 +54,7 @@ func Require() error {
 	return nil
 }
 
-// needed are the capabilities that grafting takes, and for what.
+// needed lists the capabilities that grafting needs, with their purpose.
 var needed = []struct {
 	bit  int
 	name string
@@ -84,7 +83,7 @@ func capabilities() []Feature {
 	return list
 }
 
-// privileged tells whether we have all that is needed, in our user namespace.
+// privileged reports whether this thread has all needed capabilities in its user namespace.
 func privileged() bool {
 	have, err := effective()
 	for _, c := range needed {
@@ -95,7 +94,7 @@ func privileged() bool {
 	return true
 }
 
-// effective are the capabilities of this thread.
+// effective returns the effective capabilities of this thread.
 func effective() (uint64, error) {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var words [2]unix.CapUserData
@@ -128,7 +127,7 @@ func limits() []Feature {
 		},
 		{
 			Name: "ample RLIMIT_NOFILE",
-			Lost: "dynamic programs get fewer sockets in advance, one for 32 files: more round trips",
+			Lost: "dynamic programs get fewer sockets in advance, one for 32 files, and need more round trips",
 			Probe: func(*Scratch) (string, error) {
 				limit, err := filesLimit()
 				if err == nil && limit.Cur < filesPlenty {

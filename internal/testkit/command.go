@@ -7,12 +7,7 @@ import (
 	"os/exec"
 	"sync"
 	"syscall"
-	"time"
 )
-
-// waitDelay bounds how long Wait waits for the output of a command that has
-// ended or was killed, when children of it still hold the pipe.
-const waitDelay = 2 * time.Second
 
 // Cmd is an exec.Cmd that runs in a namespace. Its methods take the place of
 // those of exec.Cmd; pipes, environment and the rest are set as there.
@@ -33,7 +28,7 @@ type Cmd struct {
 func (n *Namespace) Command(ctx context.Context, name string, args ...string) *Cmd {
 	c := exec.CommandContext(ctx, name, args...)
 	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	c.WaitDelay = waitDelay
+	c.WaitDelay = Patience // a child of the command may hold its output open
 	return &Cmd{Cmd: c, ns: n}
 }
 

@@ -98,18 +98,20 @@ func (g *Groups) Enter(t TB, pid int) {
 func (g *Groups) remove() error {
 	var errs []error
 	for _, dir := range g.dirs {
-		errs = append(errs, removeGroup(dir))
+		errs = append(errs, RemoveGroup(dir))
 	}
 	return errors.Join(errs...)
 }
 
-func removeGroup(dir string) error {
+// RemoveGroup thaws and kills what is in a cgroup, and removes it with those below it, as far as
+// that is possible yet.
+func RemoveGroup(dir string) error {
 	_ = os.WriteFile(filepath.Join(dir, "freezer.state"), []byte("THAWED"), 0)
 	_ = os.WriteFile(filepath.Join(dir, "cgroup.freeze"), []byte("0"), 0)
 	entries, _ := os.ReadDir(dir) // it may be gone
 	for _, e := range entries {
 		if e.IsDir() {
-			if err := removeGroup(filepath.Join(dir, e.Name())); err != nil {
+			if err := RemoveGroup(filepath.Join(dir, e.Name())); err != nil {
 				return err
 			}
 		}

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How the process becomes a keeper, and what it has then. */
+/* How a process becomes a keeper. */
 #ifndef TSUGIKI_KEEPER_START_H
 #define TSUGIKI_KEEPER_START_H
 
@@ -8,7 +8,7 @@
 
 struct keeper {
 	int control;
-	int returned;	 /* eventfd: what was lent has been taken */
+	int returned;	 /* eventfd: the supervisor has taken lent sockets */
 	int kill;	 /* -1 if there is none */
 	bool change_ids; /* whether uid and gid were given */
 	uid_t uid;

@@ -9,23 +9,19 @@
 
 #include "../../policy/c/board.h"
 
-/* The container's board, or NULL as long as it is not worth while, or in vain. */
+/* Returns the container's board, or NULL. It asks for the board only at a process's second call,
+ * and no more after some failures. */
 const struct board *shim_board(void);
 
-/*
- * The mark for a call that sends a socket to an address: MARK_PASS if the socket is
- * where the destination lies, as the gate would find.
- */
+/* Returns the mark for a call with a destination: MARK_PASS if the gate would let the kernel carry
+ * on, because the socket is where the destination lies; else MARK_ASK. */
 uint64_t shim_mark(int number, const void *address, size_t length);
 
 /* SO_NETNS_COOKIE (71) or SO_COOKIE (57) of a socket; 0 if it has none. */
 uint64_t shim_cookie(int number, int which);
 
-/*
- * Whether LENGTH bytes at ADDRESS can be read: a bad pointer is the kernel's to
- * refuse. rt_sigprocmask(2) reads its set of eight bytes before it finds fault
- * with `how`.
- */
+/* Whether LENGTH bytes at ADDRESS can be read. The kernel, and not the shim, refuses a bad pointer.
+ * (rt_sigprocmask(2) reads its set of eight bytes before it refuses `how`.) */
 bool shim_readable(const void *address, size_t length);
 
 #endif

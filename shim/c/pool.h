@@ -5,17 +5,14 @@
 
 #include <stdbool.h>
 
-/*
- * A host socket that was made in advance, as socket(2) would return it, or -1
- * where there is none: the caller then asks for one.
- */
+/* Returns a host socket that was made in advance, as socket(2) would, or -1 if there is none. */
 int shim_take_socket(int family, int type, int protocol);
 
-/* Closes the sockets that were made in advance; returns whether there were any. */
+/* Closes the sockets that were made in advance. Returns whether there were any. */
 bool shim_drop_sockets(void);
 
-/* Around a fork(2): in the parent, and in the child, which closes its copies of
- * what is its parent's. */
+/* Called around a fork(2): before and after it in the parent, and in the child, which closes its
+ * copies of its parent's sockets. */
 void shim_before_fork(void);
 void shim_after_fork(void);
 void shim_forked(void);

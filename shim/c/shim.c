@@ -6,7 +6,7 @@
  *
  * The container's seccomp filter traps the calls that decide about a socket, and
  * the gate and the supervisor answer them. The shim knows most of the answers
- * beforehand: from the board (rules/board.h), which it maps, and from the socket
+ * beforehand: from the board (policy/c/board.h), which it maps, and from the socket
  * itself, which the kernel says the namespace of. It replaces
  *
  *   socket	by taking one of the host sockets that the gate has made in advance

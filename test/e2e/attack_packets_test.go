@@ -18,13 +18,10 @@ import (
 func listenUDP(t *testing.T, ns *testkit.Namespace, at netip.AddrPort) *net.UDPConn {
 	t.Helper()
 	var c *net.UDPConn
-	err := ns.Do(func() (err error) {
+	listenAgain(t, ns, func() (err error) {
 		c, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(at))
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	t.Cleanup(func() { c.Close() })
 	return c
 }

@@ -217,13 +217,9 @@ func (n *asked) checkForgotten(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	statm, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
-	rss := atoi(t, strings.Fields(string(statm))[1]) * os.Getpagesize() >> 20
-	t.Logf("the agent has %+v, %d MiB", u, rss)
-	if u.FDs > 60 || rss > 128 {
-		t.Errorf("the agent has %+v, %d MiB", u, rss)
+	mib := rss(t, pid) >> 10
+	t.Logf("the agent has %+v, %d MiB", u, mib)
+	if u.FDs > 60 || mib > 128 {
+		t.Errorf("the agent has %+v, %d MiB", u, mib)
 	}
 }

@@ -29,7 +29,7 @@ func (n *node) ask(t *testing.T, args ...string) string {
 
 // asked is the node's agent.
 func (n *node) asked() *asked {
-	return &asked{daemon: &daemon{run: filepath.Dir(n.socket())}, w: n.world}
+	return &asked{daemon: n.agent, w: n.world}
 }
 
 // group opens the cgroup of a container by its name below the rig's.
@@ -50,7 +50,9 @@ func (n *node) group(t *testing.T, name string) *paying {
 // TestChargeShared divides dockerd's time between two containers that print at
 // different rates: each gets its quota and no more.
 func TestChargeShared(t *testing.T) {
-	t.Parallel()
+	if !testkit.Soaking() { // it measures shares of the CPUs there, and has the machine for itself
+		t.Parallel()
+	}
 	n := newNode(t, engineCase{engine: "docker", none: true}, "[charge]", "within = \"%s\"", "shared = [\"dockerd\"]")
 	const cpus = 0.25
 	const line = "0123456789012345678901234567890123456789012345678901234567890123"

@@ -17,6 +17,7 @@ type heldCase struct {
 	engine string
 	config string   // below [charge]
 	flags  []string // of its run
+	prints []string // what its containers run
 	group  string   // of a container, below the rig's; %s is its id
 	source string   // of what they are held for
 	again  bool     // it can restart them, and change their quota
@@ -25,25 +26,23 @@ type heldCase struct {
 var heldCases = []heldCase{
 	{
 		engine: "docker", config: `shared = ["dockerd"]`, flags: []string{"--log-opt", "max-size=10m"},
-		group: "%s", source: "shared", again: true,
+		// yes(1) has dockerd take all of a CPU while the container is not held.
+		prints: []string{"sh", "-c", "while :; do echo y; done"},
+		group:  "%s", source: "shared", again: true,
 	},
 	{ // else its logger would be placed
 		engine: "ctr", config: "placement = false", flags: []string{"--log-uri", "binary://%s?agent=none&max-size=10m&max-file=2"},
-		group: "%s", source: "logger",
+		prints: []string{"yes"}, group: "%s", source: "logger",
 	},
 	{
 		engine: "podman", flags: []string{"--log-driver", "k8s-file", "--log-opt", "max-size=10mb"},
-		group: "libpod-%s", source: "monitor", again: true,
+		prints: []string{"yes"}, group: "libpod-%s", source: "monitor", again: true,
 	},
 }
 
 // heldQuota is that of their containers, for the usual period: less than what they are
 // held for takes on a busy machine.
 const heldQuota = 10 * time.Millisecond
-
-// printing prints without end, line by line: what reads that is busy, and does not take all of a
-// CPU while the container is not held.
-var printing = []string{"sh", "-c", "while :; do echo y; done"}
 
 // holding is a node whose container is held most of the time.
 type holding struct {
@@ -79,7 +78,7 @@ func (n holding) run(t *testing.T, runtime string) *paying {
 		flags = append(flags, strings.ReplaceAll(f, "%s", filepath.Join(filepath.Dir(tsugiki), "tsugiki-log")))
 	}
 	n.does(t, n.Run(engines.Container{
-		Name: "yes", Runtime: runtime, None: true, CPUs: float64(heldQuota) / 1e8, Flags: flags, Args: printing,
+		Name: "yes", Runtime: runtime, None: true, CPUs: float64(heldQuota) / 1e8, Flags: flags, Args: n.prints,
 	}))
 	p := n.find(t)
 	n.awaitHeld(t, p)
@@ -231,22 +230,22 @@ func (n holding) testUpdate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n.agent.stop(t)
+	n.agent.stop()
 	after, err := p.Limit()
 	if err != nil || after.Quota != now.Quota || after.Burst != 0 {
 		t.Errorf("the agent leaves %+v, %v", after, err)
 	}
 	n.does(t, n.Remove("yes"))
-	n.startAgent(t)
+	n.agent.start()
 }
 
 // testEnd has the agent end while it holds a container.
 func (n holding) testEnd(t *testing.T) {
 	p := n.run(t, "")
-	n.agent.stop(t)
+	n.agent.stop()
 	if err := p.untouched(); err != nil {
 		t.Error(err)
 	}
 	n.does(t, n.Remove("yes"))
-	n.startAgent(t)
+	n.agent.start()
 }

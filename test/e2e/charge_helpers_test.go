@@ -1,14 +1,12 @@
 package e2e
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"testing"
 	"time"
 
@@ -171,21 +169,7 @@ func borrowedFrom(c *api.Charged, source string) time.Duration {
 }
 
 // undoHelper is the pid of the agent's undo helper; 0 while there is none.
-func (d *daemon) undoHelper() int {
-	children, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%[1]d/children", d.cmd.Process.Pid))
-	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", d.cmd.Process.Pid))
-	for _, file := range threads {
-		more, _ := os.ReadFile(file)
-		children = append(append(children, ' '), more...)
-	}
-	for _, text := range bytes.Fields(children) {
-		if comm, _ := os.ReadFile("/proc/" + string(text) + "/comm"); string(comm) == "tsugiki-undo\n" {
-			pid, _ := strconv.Atoi(string(text))
-			return pid
-		}
-	}
-	return 0
-}
+func (d *daemon) undoHelper() int { return child(d.cmd.Process.Pid, "tsugiki-undo") }
 
 // awaitUndoHelper waits until there is an undo helper.
 func (d *daemon) awaitUndoHelper(t *testing.T) int {

@@ -1,11 +1,9 @@
 package e2e
 
 import (
-	"bytes"
 	"flag"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"os/exec"
 	"testing"
 	"time"
@@ -129,7 +127,7 @@ func (d *indebted) killAgent() {
 	began := time.Now()
 	d.kill()
 	testkit.Eventually(d.t, func() error {
-		if !ended(helper) {
+		if state(helper) != 0 {
 			return fmt.Errorf("the undo helper, %d, is there", helper)
 		}
 		return nil
@@ -137,12 +135,6 @@ func (d *indebted) killAgent() {
 	d.slowest = max(d.slowest, time.Since(began))
 	d.checkUntouched("the agent was killed")
 	d.start()
-}
-
-// ended tells whether a process has, if nobody has asked for its status either.
-func ended(pid int) bool {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	return err != nil || bytes.Contains(stat, []byte(") Z "))
 }
 
 // killUndoHelper has the agent start another, which guards.

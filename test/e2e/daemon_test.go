@@ -47,10 +47,7 @@ func startDaemon(t *testing.T, ns *testkit.Namespace, args ...string) *daemon {
 	}
 	d.args = append([]string{"agent", "--run-dir", d.run, "--state-dir", filepath.Join(dir, "state")}, args...)
 	t.Cleanup(func() {
-		d.stop()
-		if t.Failed() {
-			t.Logf("agent printed:\n%s", d.log)
-		}
+		d.end()
 		if left, _ := filepath.Glob(filepath.Join(d.run, "gates", "*")); len(left) > 0 {
 			t.Errorf("the agent has left %v", left)
 		}
@@ -89,6 +86,9 @@ func (d *daemon) start() {
 func (d *daemon) await() {
 	d.t.Helper()
 	testkit.Eventually(d.t, func() error {
+		if state(d.cmd.Process.Pid) == 0 {
+			d.t.Fatalf("the agent has ended:\n%s", d.log)
+		}
 		conn, err := net.Dial("unix", d.socket())
 		if err == nil {
 			conn.Close()
@@ -103,6 +103,14 @@ func (d *daemon) socket() string { return filepath.Join(d.run, "agent.sock") }
 func (d *daemon) kill() {
 	_ = d.cmd.Process.Kill() // it is there
 	_ = d.cmd.Wait()
+}
+
+// end stops the daemon at the end of its test, and shows its log if that has failed.
+func (d *daemon) end() {
+	d.stop()
+	if d.t.Failed() {
+		d.t.Logf("agent printed:\n%s", d.log)
+	}
 }
 
 // stop asks the daemon to end.

@@ -75,10 +75,10 @@ func setUp() error {
 }
 
 // timeout is a context for what a test runs. Unlike t.Context it is still good
-// in cleanups. A program may outlive one wait of its test.
+// in cleanups. It is for hangs only: a program may run through all waits of its test.
 func timeout(t *testing.T) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 2*testkit.Patience)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*testkit.Patience)
 	t.Cleanup(cancel)
 	return ctx
 }

@@ -213,8 +213,8 @@ func TestAllowedPathsLeadNowhereElse(t *testing.T) {
 	web, kept := filepath.Join(app, "web.sock"), filepath.Join(app, "kept")
 	for i, link := range []string{"link", "folder/web.sock"} {
 		if i == 1 {
-			n.agent.stop(t)
-			n.startAgent(t)
+			n.agent.stop()
+			n.agent.start()
 		}
 		if err := errors.Join(os.Rename(web, kept), os.Symlink(filepath.Join(app, link), web)); err != nil {
 			t.Fatal(err)

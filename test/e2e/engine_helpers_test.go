@@ -1,10 +1,8 @@
 package e2e
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -49,7 +47,7 @@ type node struct {
 	t     *testing.T // of all that is done with it: what ends the agent
 	dir   string     // of the agent's files
 	rig   *engines.Rig
-	agent *server
+	agent *daemon
 }
 
 // allowed has the annotations of all containers heard that container makes.
@@ -92,7 +90,8 @@ func newNode(t *testing.T, c engineCase, config ...string) *node {
 		config = append(config, allowed...)
 	}
 	configure(t, n.dir, strings.Split(strings.ReplaceAll(strings.Join(config, "\n"), "%s", "/"+filepath.Base(n.rig.Group())), "\n")...)
-	n.startAgent(t)
+	n.agent = n.newAgent()
+	n.agent.start()
 	n.Engine = n.rig.Start(t, c.engine)
 	return n
 }
@@ -107,24 +106,14 @@ var engineImage = sync.OnceValues(func() (*engines.Image, error) {
 
 func (n *node) socket() string { return filepath.Join(n.dir, "run", "agent.sock") }
 
-// startAgent starts the agent, which may have run before, and waits until it
-// answers.
-func (n *node) startAgent(t *testing.T) {
-	t.Helper()
-	n.agent = start(n.t, commandIn(context.Background(), t, n.h, tsugiki, "agent",
-		"--config", filepath.Join(n.dir, "agent.toml"), "--run-dir", filepath.Join(n.dir, "run"), "--state-dir", filepath.Join(n.dir, "state")))
-	testkit.Eventually(t, func() error {
-		select {
-		case <-n.agent.ended:
-			t.Fatalf("the agent has ended:\n%s", n.agent.output)
-		default:
-		}
-		c, err := net.Dial("unix", n.socket())
-		if err == nil {
-			c.Close()
-		}
-		return err
-	})
+// newAgent prepares the node's agent, which ends with the test.
+func (n *node) newAgent() *daemon {
+	d := &daemon{t: n.t, ns: n.h, run: filepath.Join(n.dir, "run"), log: &syncBuffer{}}
+	d.args = []string{
+		"agent", "--config", filepath.Join(n.dir, "agent.toml"), "--run-dir", d.run, "--state-dir", filepath.Join(n.dir, "state"),
+	}
+	n.t.Cleanup(d.end)
+	return d
 }
 
 // container is a grafted one, which serves at servedPort once its program runs,

@@ -70,7 +70,7 @@ func TestImageGrantsNothing(t *testing.T) {
 			if list := succeed(t, command(t, n.h, tsugiki, "ps", "--agent", n.socket())); strings.Count(list, "\n") != 1 {
 				t.Errorf("the agent has:\n%s", list)
 			}
-			heard := strings.Contains(n.agent.output.String(), "annotations of the image are not heard")
+			heard := strings.Contains(n.agent.log.String(), "annotations of the image are not heard")
 			if reaches := n.engine == "docker" || n.engine == "podman"; heard != reaches {
 				t.Errorf("the agent has said that annotations are the image's: %v", heard)
 			}
@@ -134,9 +134,9 @@ func (n *node) docker(t *testing.T, args ...string) *testkit.Cmd {
 // reconfigure restarts the agent with another configuration.
 func (n *node) reconfigure(t *testing.T, lines ...string) {
 	t.Helper()
-	n.agent.stop(t)
+	n.agent.stop()
 	configure(t, n.dir, lines...)
-	n.startAgent(t)
+	n.agent.start()
 }
 
 func (n *node) waitKnown(t *testing.T, name string) {

@@ -72,8 +72,9 @@ func testEngineServe(t *testing.T, n *node) {
 // answer that it has taken (docs/LIMITS.md, "Calls and signals"); all but few have to be
 // right. Without what is done about it, every third to tenth is wrong.
 func testEngineSignals(t *testing.T, n *node) {
-	const binds = 3000
-	out := n.exec(t, "web", "interrupted")
+	// On a busy machine nearly each call is interrupted, and begins again.
+	binds := testkit.Times(300, 3000)
+	out := n.exec(t, "web", "interrupted", fmt.Sprint(binds))
 	lines := strings.Split(strings.TrimSpace(out), "\n") // some engines show standard error too
 	var wrong int
 	if _, err := fmt.Sscanf(lines[len(lines)-1], "%d wrong, interrupted", &wrong); err != nil || wrong > binds/50 {
@@ -204,9 +205,9 @@ func testEngineRestart(t *testing.T, n *node) {
 
 // testEngineAgentRestart has the agent end and come back under the container.
 func testEngineAgentRestart(t *testing.T, n *node) {
-	n.agent.stop(t)
+	n.agent.stop()
 	t.Run("away", func(t *testing.T) { n.checkServed(t, "web", servedPort) })
-	n.startAgent(t)
+	n.agent.start()
 	if n.known(t, "web") == "" {
 		t.Error("the new agent does not know the container")
 	}
@@ -280,7 +281,7 @@ func testEngineCapabilities(t *testing.T, n *node) {
 
 // testEngineNoAgent runs a container while no agent is there.
 func testEngineNoAgent(t *testing.T, n *node) {
-	n.agent.stop(t)
+	n.agent.stop()
 	err := n.Run(n.container("alone", "0.0.0.0/0", servedPort))
 	if err == nil || !strings.Contains(err.Error(), "tsugiki agent is not running") {
 		t.Errorf("without an agent: %v", err)

@@ -213,13 +213,10 @@ func named(flags ...string) []string { return append(slices.Clone(apiEndpoints),
 func greet(t *testing.T, ns *testkit.Namespace) {
 	t.Helper()
 	var l net.Listener
-	err := ns.Do(func() (err error) {
+	listenAgain(t, ns, func() (err error) {
 		l, err = net.Listen("tcp", fmt.Sprintf("[::]:%d", greetPort))
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	t.Cleanup(func() { l.Close() })
 	go func() {
 		for {

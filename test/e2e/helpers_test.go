@@ -1,12 +1,9 @@
 package e2e
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -24,20 +21,14 @@ var hurts = map[string]func(pid int) error{
 	},
 }
 
-func comm(pid int) string {
-	name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
-	return strings.TrimSpace(string(name))
-}
-
 // helper waits for a process of a container's, by its name.
 func (o *obedient) helper(t *testing.T, name string) (pid int) {
 	t.Helper()
 	testkit.Eventually(t, func() error {
-		groups, _ := filepath.Glob(filepath.Join(ownCgroup(t), "tsugiki-"+o.name+"*", "keepers", "cgroup.procs"))
+		groups, _ := filepath.Glob(filepath.Join(ownCgroup(t), "tsugiki-"+o.name+"*", "keepers"))
 		for _, group := range groups {
-			procs, _ := os.ReadFile(group)
-			for _, word := range strings.Fields(string(procs)) {
-				if pid, _ = strconv.Atoi(word); comm(pid) == name {
+			for _, pid = range members(group) {
+				if comm(pid) == name {
 					return nil
 				}
 			}
@@ -50,17 +41,11 @@ func (o *obedient) helper(t *testing.T, name string) (pid int) {
 // gatePool is the agent's process that keeps gates.
 func (n *asked) gatePool(t *testing.T) int {
 	t.Helper()
-	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", n.cmd.Process.Pid))
-	for _, path := range threads {
-		children, _ := os.ReadFile(path)
-		for _, word := range bytes.Fields(children) {
-			if pid, _ := strconv.Atoi(string(word)); comm(pid) == "tsugiki-pool" {
-				return pid
-			}
-		}
+	pid := child(n.cmd.Process.Pid, "tsugiki-pool")
+	if pid == 0 {
+		t.Fatal("the agent has no gate pool")
 	}
-	t.Fatal("the agent has no gate pool")
-	return 0
+	return pid
 }
 
 // suffer has helpers needed in each way: by calls, changes of endpoints, a trace, statistics. All of it

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -254,17 +253,7 @@ func exists(path string) bool {
 // removeCgroup removes what tsugiki has left, so that a failed test does not.
 func removeCgroup(t *testing.T, group string) {
 	t.Helper()
-	_ = os.WriteFile(filepath.Join(group, "cgroup.kill"), []byte("1"), 0)
-	testkit.Eventually(t, func() error {
-		children, _ := filepath.Glob(filepath.Join(group, "*/"))
-		for _, child := range children {
-			_ = unix.Rmdir(child) // files are none of ours
-		}
-		if err := unix.Rmdir(group); err != nil && !errors.Is(err, unix.ENOENT) {
-			return err
-		}
-		return nil
-	})
+	testkit.Eventually(t, func() error { return testkit.RemoveGroup(group) })
 }
 
 // needsUserfaultfd skips the test where the kernel has none.

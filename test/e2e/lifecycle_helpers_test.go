@@ -64,13 +64,9 @@ func (c *container) note(t *testing.T) {
 		if err != nil || !d.IsDir() {
 			return err
 		}
-		procs, err := os.ReadFile(filepath.Join(path, "cgroup.procs"))
-		for _, pid := range strings.Fields(string(procs)) {
-			n, _ := strconv.Atoi(pid)
-			c.pids = append(c.pids, n)
-		}
+		c.pids = append(c.pids, members(path)...)
 		c.programs = append(c.programs, attached(path)...)
-		return err
+		return nil
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -88,11 +84,7 @@ func (c *container) note(t *testing.T) {
 // program is the process id of what tsugiki runs.
 func (c *container) program() int {
 	for _, pid := range c.pids {
-		stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-		_, rest, _ := strings.Cut(string(stat), "(")
-		name, rest, _ := strings.Cut(rest, ") ")
-		fields := strings.Fields(rest)
-		if len(fields) > 1 && !strings.HasPrefix(name, "tsugiki") && fields[1] == strconv.Itoa(c.Process.Pid) {
+		if parent(pid) == c.Process.Pid && !strings.HasPrefix(comm(pid), "tsugiki") {
 			return pid
 		}
 	}
@@ -102,8 +94,7 @@ func (c *container) program() int {
 // helpers are the processes that serve the program.
 func (c *container) helpers() []int {
 	return slices.DeleteFunc(slices.Clone(c.pids), func(pid int) bool {
-		comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
-		return !strings.HasPrefix(string(comm), "tsugiki")
+		return !strings.HasPrefix(comm(pid), "tsugiki")
 	})
 }
 
@@ -193,19 +184,6 @@ func (c *container) gone(t *testing.T) error {
 		}
 	}
 	return nil
-}
-
-// state is the letter of a process's state, 0 if it is gone or a zombie.
-func state(pid int) byte {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0
-	}
-	s := string(stat[strings.LastIndexByte(string(stat), ')')+2:])
-	if s[0] == 'Z' || s[0] == 'X' {
-		return 0
-	}
-	return s[0]
 }
 
 // waitEnd waits until tsugiki has ended, however, and fails the test if it does

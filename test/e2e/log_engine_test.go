@@ -89,10 +89,9 @@ func noLogger(group string) error {
 		if filepath.Base(path) != "cgroup.procs" || err != nil {
 			return nil // groups come and go
 		}
-		pids, _ := os.ReadFile(path)
-		for _, pid := range strings.Fields(string(pids)) {
-			if comm, _ := os.ReadFile("/proc/" + pid + "/comm"); string(comm) == "tsugiki-log\n" {
-				return errors.New("a logger is left: " + pid)
+		for _, pid := range pidsIn(path) {
+			if comm(pid) == "tsugiki-log" {
+				return fmt.Errorf("a logger is left: %d", pid)
 			}
 		}
 		return nil

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -275,7 +274,7 @@ func TestMetricsSilentGate(t *testing.T) {
 	stopped, other := n.obey(t, trapped.flags(w)...), n.obey(t, variants[0].flags(w)...)
 	stopped.want(sourceAddr4, "dial a tcp %s", remoteObserver()) // its gate does not rest then
 	before := n.stats(t, stopped.name)
-	gate := n.gateOf(t, stopped.name)
+	gate := stopped.helper(t, "tsugiki-gate")
 	if err := unix.Kill(gate, unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
@@ -302,27 +301,6 @@ func TestMetricsSilentGate(t *testing.T) {
 	})
 	stopped.release()
 	other.release()
-}
-
-// gateOf is the process of a container's gate.
-func (n *asked) gateOf(t *testing.T, name string) int {
-	t.Helper()
-	groups, err := filepath.Glob(filepath.Join(ownCgroup(t), "tsugiki-"+name+"-*", "keepers", "cgroup.procs"))
-	if err != nil || len(groups) != 1 {
-		t.Fatal(groups, err)
-	}
-	pids, err := os.ReadFile(groups[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, pid := range strings.Fields(string(pids)) {
-		comm, _ := os.ReadFile("/proc/" + pid + "/comm")
-		if strings.TrimSpace(string(comm)) == "tsugiki-gate" {
-			return atoi(t, pid)
-		}
-	}
-	t.Fatalf("no gate among %q", pids)
-	return 0
 }
 
 func TestTop(t *testing.T) {

@@ -63,14 +63,12 @@ func (o *obedient) waitingCalls() int {
 	return count
 }
 
-// program is the process that tsugiki run has started, on one of its threads.
-func (o *obedient) program() (pid int) {
-	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", o.Process.Pid))
-	for _, path := range threads {
-		children, _ := os.ReadFile(path)
-		_, _ = fmt.Sscan(string(children), &pid) // 0 if there is none
+// program is the process that tsugiki run has started, 0 if there is none.
+func (o *obedient) program() int {
+	if all := children(o.Process.Pid); len(all) > 0 {
+		return all[0]
 	}
-	return pid
+	return 0
 }
 
 // pin starts a container with calls that cannot be answered, and waits until they are made.

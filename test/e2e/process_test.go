@@ -222,11 +222,10 @@ func TestStop(t *testing.T) {
 	w := newWorld(t)
 	s := start(t, plain(t, w, "--", "sh", "-c", "kill -STOP $$; echo went on; exit 3"))
 	testkit.Eventually(t, func() error {
-		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", s.Process.Pid))
-		if err == nil && !strings.Contains(string(stat), ") T ") {
-			err = errors.New("tsugiki has not stopped")
+		if state(s.Process.Pid) != 'T' {
+			return errors.New("tsugiki has not stopped")
 		}
-		return err
+		return nil
 	})
 	if err := s.Process.Signal(unix.SIGCONT); err != nil {
 		t.Fatal(err)
@@ -243,9 +242,8 @@ func TestChildrenEnd(t *testing.T) {
 	w := newWorld(t)
 	out := succeed(t, plain(t, w, "--", "sh", "-c", "setsid sleep 60 >/dev/null 2>&1 & echo $!"))
 	// Who reaps it may take its time.
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", atoi(t, out)))
-	if !os.IsNotExist(err) && !strings.Contains(string(stat), ") Z ") {
-		t.Errorf("the program's child is still there: %v %s", err, stat)
+	if s := state(atoi(t, out)); s != 0 {
+		t.Errorf("the program's child is still there, in state %c", s)
 	}
 }
 

@@ -161,8 +161,8 @@ func TestShimCalls(t *testing.T) {
 	for _, name := range []string{"call-signals", "longjmp", "call-threads"} {
 		t.Run(name, func(t *testing.T) { a.likeBare(t, name, udp) })
 	}
-	// Nobody has this address: its connections wait for an answer.
-	t.Run("cancel", func(t *testing.T) { a.likeBare(t, "cancel", "198.51.100.77:9") })
+	a.swallow()
+	t.Run("cancel", func(t *testing.T) { a.likeBare(t, "cancel", nowhere) })
 }
 
 // Programs in a network namespace of their own making get no sockets of the host.

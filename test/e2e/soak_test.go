@@ -2,10 +2,8 @@ package e2e
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
-	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -39,24 +37,15 @@ func usages(t *testing.T, supervisor int, cgroup string) map[int]usage {
 	t.Helper()
 	pids := []int{supervisor}
 	for _, group := range []string{"programs", "keepers"} {
-		procs, err := os.ReadFile(filepath.Join(cgroup, group, "cgroup.procs"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, pid := range strings.Fields(string(procs)) {
-			pids = append(pids, atoi(t, pid))
-		}
+		pids = append(pids, members(filepath.Join(cgroup, group))...)
 	}
 	all := map[int]usage{}
 	for _, pid := range pids {
-		comm, err1 := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
-		statm, err2 := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
-		open, err3 := testkit.ProcessUsage(pid)
-		if err := errors.Join(err1, err2, err3); err != nil {
+		open, err := testkit.ProcessUsage(pid)
+		if err != nil {
 			t.Fatal(err)
 		}
-		pages := atoi(t, strings.Fields(string(statm))[1])
-		all[pid] = usage{strings.TrimSpace(string(comm)), open.FDs, pages * os.Getpagesize() / 1024}
+		all[pid] = usage{comm(pid), open.FDs, rss(t, pid)}
 	}
 	return all
 }

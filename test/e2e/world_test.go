@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -13,6 +14,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
@@ -165,15 +168,14 @@ func observe(t *testing.T, ns *testkit.Namespace) *observer {
 	addr := fmt.Sprintf("[::]:%d", observerPort)
 	var l net.Listener
 	var p net.PacketConn
-	err := ns.Do(func() (err error) {
-		if l, err = net.Listen("tcp", addr); err == nil {
-			p, err = net.ListenPacket("udp", addr)
-		}
+	listenAgain(t, ns, func() (err error) {
+		l, err = net.Listen("tcp", addr)
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	listenAgain(t, ns, func() (err error) {
+		p, err = net.ListenPacket("udp", addr)
+		return err
+	})
 	s := &http.Server{Handler: http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		fmt.Fprintln(rw, o.note(r.RemoteAddr))
 	})}
@@ -193,6 +195,19 @@ func observe(t *testing.T, ns *testkit.Namespace) *observer {
 		p.Close()
 	})
 	return o
+}
+
+// listenAgain listens at a port that this process has just let go of. Programs that other tests
+// start have copies of its sockets until they are executed.
+func listenAgain(t *testing.T, ns *testkit.Namespace, listen func() error) {
+	t.Helper()
+	testkit.Eventually(t, func() error {
+		err := ns.Do(listen)
+		if err != nil && !errors.Is(err, unix.EADDRINUSE) {
+			t.Fatal(err)
+		}
+		return err
+	})
 }
 
 func (o *observer) note(addr string) string {

@@ -1,5 +1,5 @@
 /*
- * Binds sockets while signals come at all times, whose handler lets calls be
+ * interrupted ROUNDS: binds sockets while signals come at all times, whose handler lets calls be
  * restarted, and prints how many binds went otherwise than they have to.
  */
 #include <arpa/inet.h>
@@ -12,8 +12,6 @@
 #include <sys/time.h>
 #include <unistd.h>
 
-#define ROUNDS 3000
-
 static volatile sig_atomic_t signals;
 
 static void count(int sig)
@@ -22,15 +20,15 @@ static void count(int sig)
 	signals++;
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
 	struct sigaction act = {.sa_handler = count, .sa_flags = SA_RESTART};
 	struct itimerval often = {{0, 150}, {0, 150}};
-	int wrong = 0;
+	int wrong = 0, rounds = argc == 2 ? atoi(argv[1]) : 0;
 
 	if (sigaction(SIGALRM, &act, NULL) != 0 || setitimer(ITIMER_REAL, &often, NULL) != 0)
 		return 1;
-	for (int i = 0; i < ROUNDS; i++) {
+	for (int i = 0; i < rounds; i++) {
 		struct sockaddr_in any = {.sin_family = AF_INET};
 		socklen_t length = sizeof(any);
 		int s = socket(AF_INET, SOCK_STREAM, 0);
@@ -42,6 +40,6 @@ int main(void)
 		}
 		close(s);
 	}
-	printf("%d wrong, %s\n", wrong, signals > ROUNDS / 100 ? "interrupted" : "not interrupted");
+	printf("%d wrong, %s\n", wrong, signals > rounds / 100 ? "interrupted" : "not interrupted");
 	return 0;
 }

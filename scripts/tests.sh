@@ -1,0 +1,31 @@
+#!/bin/bash
+# Runs the tests of all packages and reports. Its arguments are flags of go test.
+#
+# Most packages share the machine, three at a time: many tests wait. The packages with the
+# largest budgets (.ci/budget) start first, so test/e2e, which takes longest, runs beside all
+# others. The packages of .ci/serial follow, one at a time.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit
+
+# The first words of a file's lines.
+words() { awk '!/^#/ && NF { print $1 }' "$1"; }
+
+# Those packages of its standard input that the file has, or with -v has not.
+listed() { grep -Fx "$@" -f <(words .ci/serial | sed "s|^|$module/|") || true; }
+
+# Neither a test's user nor the tests call make as a part of this make.
+run() { env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL TSUGIKI_BIN="$PWD/bin" go test -count=1 -vet=off -json "$@"; }
+
+module=$(go list -m) || exit
+all=$(go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./...) || exit
+long=$(awk '!/^#/ && NF && $1 != "default"' .ci/budget | sort -rnk 2 | awk -v m="$module" '{ print m "/" $1 }')
+order=$(printf '%s\n' "$long" "$all" | awk '!seen[$0]++')
+mapfile -t shared < <(listed -v <<<"$order")
+mapfile -t serial < <(listed <<<"$order")
+
+rm -rf .cache/test-logs
+{
+	run -p 3 "$@" "${shared[@]}"
+	status=$?
+	run -p 1 "$@" "${serial[@]}" && exit "$status"
+} | go run ./internal/testreport -skips .ci/skips -budget .ci/budget -logs .cache/test-logs
