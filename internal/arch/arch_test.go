@@ -78,7 +78,7 @@ var rooms = []room{
 	{"density/figures", []string{"api", "density/load", "density/overlay", "density/result", "density/rig", "density/sweep"}, "what is measured"},
 
 	{"cmd/tsugiki", []string{
-		"agent", "agent/rules", "api", "density/figures", "density/report", "density/result", "density/rig", "density/sweep", "endpoint",
+		"agent/daemon", "agent/rules", "agent/run", "api", "density/figures", "density/report", "density/result", "density/rig", "density/sweep", "endpoint",
 		"intercept/filter", "internal/config", "internal/launch", "policy",
 	}, "the command line"},
 	{"cmd/tsugiki-runtime", []string{"oci"}, "the command line"},
