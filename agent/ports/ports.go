@@ -18,7 +18,7 @@ import (
 	"github.com/tsugiki/tsugiki/graft"
 )
 
-// Table has the ports of the host that containers were promised, and those that they have bound
+// Table has the ports of the host that containers have reserved, and those that they have bound
 // by a rule. A holding says who was the last to bind a port, not that it still does: when
 // another container asks for the port, a socket of ours finds out.
 //
@@ -26,7 +26,7 @@ import (
 // way of its next one.
 type Table struct {
 	mu       sync.Mutex // guards what follows; no system call is made while it is held
-	promised map[string][]Reservation
+	reserved map[string][]Reservation
 	held     map[slot][]*holding
 }
 
@@ -61,7 +61,7 @@ func (e *ReservedError) Error() string { return e.text }
 
 // New makes a table without ports.
 func New() *Table {
-	return &Table{promised: map[string][]Reservation{}, held: map[slot][]*holding{}}
+	return &Table{reserved: map[string][]Reservation{}, held: map[slot][]*holding{}}
 }
 
 // Holder returns the holder of a container's ports.
@@ -69,12 +69,12 @@ func (ps *Table) Holder(name string) *Holder { return &Holder{ports: ps, name: n
 
 func slotOf(p graft.Port) slot { return slot{p.Netns, p.Protocol, p.At.Port()} }
 
-// Reserve reserves for a container ports instead of those that it was promised, unless
+// Reserve reserves for a container ports instead of those that it has reserved, unless
 // one is another's.
 func (ps *Table) Reserve(name string, list []Reservation) error {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
-	for other, theirs := range ps.promised {
+	for other, theirs := range ps.reserved {
 		for _, t := range theirs {
 			for _, p := range list {
 				if other != name && p.breaks(t) {
@@ -84,15 +84,15 @@ func (ps *Table) Reserve(name string, list []Reservation) error {
 			}
 		}
 	}
-	ps.promised[name] = list
+	ps.reserved[name] = list
 	return nil
 }
 
-// Forget takes back all that a container was promised, and all that it has had.
+// Forget takes back all that a container has reserved, and all that it has had.
 func (ps *Table) Forget(name string) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
-	delete(ps.promised, name)
+	delete(ps.reserved, name)
 	for _, s := range slices.Collect(maps.Keys(ps.held)) {
 		ps.drop(s, func(h *holding) bool { return h.owner.name == name })
 	}
@@ -124,9 +124,9 @@ func (o *Holder) Bind(p graft.Port, taken func(graft.Port) (bool, error), bind f
 func (o *Holder) bindAlone(p graft.Port, bind func() error) error {
 	ps := o.ports
 	ps.mu.Lock()
-	promised := ps.isPromised(o, p)
+	reserved := ps.isReserved(o, p)
 	ps.mu.Unlock()
-	if promised {
+	if reserved {
 		return unix.EADDRINUSE
 	}
 	if err := bind(); err != nil {
@@ -181,9 +181,9 @@ func (o *Holder) take(p graft.Port, taken func(graft.Port) (bool, error)) (*hold
 }
 
 // contest finds the holdings of others that a port is in, each with its binds so far. It is
-// not open if one of them is being bound, or if it is promised. With mu held.
+// not open if one of them is being bound, or if it is reserved. With mu held.
 func (ps *Table) contest(o *Holder, p graft.Port) (others map[*holding]uint64, open bool) {
-	open = !ps.isPromised(o, p)
+	open = !ps.isReserved(o, p)
 	others = map[*holding]uint64{}
 	for _, h := range ps.held[slotOf(p)] {
 		if h.owner != o && overlap(h.port, p) {
@@ -194,15 +194,15 @@ func (ps *Table) contest(o *Holder, p graft.Port) (others map[*holding]uint64, o
 	return others, open
 }
 
-// isPromised tells whether a port is promised to another container. With mu held.
-func (ps *Table) isPromised(o *Holder, p graft.Port) bool {
-	return ps.promisesOne(o, p, endpoint.PortRange{First: p.At.Port(), Last: p.At.Port()})
+// isReserved tells whether a port is reserved for another container. With mu held.
+func (ps *Table) isReserved(o *Holder, p graft.Port) bool {
+	return ps.reservesOne(o, p, endpoint.PortRange{First: p.At.Port(), Last: p.At.Port()})
 }
 
-// promisesOne tells whether a port of the range is promised to another container, at the
+// reservesOne tells whether a port of the range is reserved for another container, at the
 // address of p. With mu held.
-func (ps *Table) promisesOne(o *Holder, p graft.Port, of endpoint.PortRange) bool {
-	for name, list := range ps.promised {
+func (ps *Table) reservesOne(o *Holder, p graft.Port, of endpoint.PortRange) bool {
+	for name, list := range ps.reserved {
 		if name == o.name {
 			continue
 		}
@@ -220,7 +220,7 @@ func (ps *Table) promisesOne(o *Holder, p graft.Port, of endpoint.PortRange) boo
 func (o *Holder) Promised(p graft.Port, of endpoint.PortRange) bool {
 	o.ports.mu.Lock()
 	defer o.ports.mu.Unlock()
-	return o.ports.promisesOne(o, p, of)
+	return o.ports.reservesOne(o, p, of)
 }
 
 // hold returns the container's holding of a port, which it makes if there is none. With mu

@@ -79,19 +79,19 @@ func TestHear(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := registration(tt.annotations)
-			_, err := Hear(loaded(t, entry(tt.lines...)), r)
+			_, err := hear(loaded(t, entry(tt.lines...)), r)
 			if err == nil || !strings.Contains(err.Error(), tt.says) || strings.Contains(err.Error(), "\n") {
 				t.Fatalf("%v; want one line that says %q", err, tt.says)
 			}
 			if tt.add == "" {
 				return
 			}
-			h, err := Hear(loaded(t, replaceKeys(entry(tt.lines...), tt.add)), r)
+			h, err := hear(loaded(t, replaceKeys(entry(tt.lines...), tt.add)), r)
 			if err != nil {
 				t.Fatalf("with %s: %v", tt.add, err)
 			}
-			if want := r.Annotations["tsugiki.dev/name"]; want != "" && h.Name != want || want == "" && h.Name != "web" {
-				t.Errorf("its name is %q", h.Name)
+			if want := r.Annotations["tsugiki.dev/name"]; want != "" && h.name != want || want == "" && h.name != "web" {
+				t.Errorf("its name is %q", h.name)
 			}
 		})
 	}
@@ -137,24 +137,24 @@ func TestHearNothing(t *testing.T) {
 		"nothing": "", "another engine": strings.Replace(entry(hearAll), "docker", "podman", 1), "another name": strings.Replace(entry(hearAll), "web*", "db*", 1),
 	} {
 		cfg := loaded(t, text)
-		_, err := Hear(cfg, r)
+		_, err := hear(cfg, r)
 		want := "annotation tsugiki.dev/egress is not heard, as no [[allow]] in " + cfg.Path + " is for engine docker and name web; to have it heard, add these lines to that file and restart the agent: " + lines
 		if !errors.Is(err, ErrNotAllowed) || err.Error() != "not allowed: "+want {
 			t.Errorf("%s: %v\nwant %s", name, err, want)
 		}
 	}
-	if _, err := Hear(loaded(t, strings.ReplaceAll(lines, "; ", "\n")), r); err != nil {
+	if _, err := hear(loaded(t, strings.ReplaceAll(lines, "; ", "\n")), r); err != nil {
 		t.Errorf("with the lines: %v", err)
 	}
 	for name, r := range map[string]*api.Registration{
 		"no annotation": {Name: "web", Engine: "docker"}, "another's": {Name: "web", Engine: "cri", Annotations: map[string]string{"example.com/egress": "x"}},
 		"of the image": {Name: "web", Engine: "docker", Image: []string{"tsugiki.dev/egress"}},
 	} {
-		if h, err := Hear(loaded(t, ""), r); err != nil || h.Rules || h.Name != "web" {
+		if h, err := hear(loaded(t, ""), r); err != nil || h.found || h.name != "web" {
 			t.Errorf("%s: %+v, %v", name, h, err)
 		}
 	}
-	if _, err := Hear(loaded(t, ""), &api.Registration{Name: "web", Engine: "lxc"}); !errors.Is(err, ErrRequest) {
+	if _, err := hear(loaded(t, ""), &api.Registration{Name: "web", Engine: "lxc"}); !errors.Is(err, ErrRequest) {
 		t.Errorf("an unknown engine: %v", err)
 	}
 }
@@ -162,7 +162,7 @@ func TestHearNothing(t *testing.T) {
 // The first entry counts that is for a container, also if a later one allows more.
 func TestHearTheFirst(t *testing.T) {
 	text := entry(`annotations = []`) + entry(hearAll, anywhere, anyHost)
-	if _, err := Hear(loaded(t, text), registration("mode=auto")); err == nil || !strings.Contains(err.Error(), "on line 1 of") {
+	if _, err := hear(loaded(t, text), registration("mode=auto")); err == nil || !strings.Contains(err.Error(), "on line 1 of") {
 		t.Errorf("%v", err)
 	}
 }
@@ -191,7 +191,7 @@ func TestCheckAllow(t *testing.T) {
 // The kinds of destinations are those that the rules' tables hold to be special, to the
 // last address.
 func TestKinds(t *testing.T) {
-	rules, err := Texts{Egress: []string{"0.0.0.0/0=0.0.0.0", "::/0=::"}}.Parse()
+	rules, err := Parse(api.Rules{Egress: []string{"0.0.0.0/0=0.0.0.0", "::/0=::"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -245,7 +245,7 @@ func TestCheckPath(t *testing.T) {
 	for path, fine := range map[string]bool{
 		"real/socket": true, "real/to-come": true, "folder/socket": false, "folder/to-come": false, "real/link": false, "nothing/socket": false, "real/socket/x": false,
 	} {
-		if err := CheckPath(filepath.Join(dir, path)); (err == nil) != fine || err != nil && !errors.Is(err, ErrNotAllowed) {
+		if err := checkPath(filepath.Join(dir, path)); (err == nil) != fine || err != nil && !errors.Is(err, ErrNotAllowed) {
 			t.Errorf("%s: %v", path, err)
 		}
 	}
@@ -267,7 +267,7 @@ func FuzzHear(f *testing.F) {
 			}
 		}
 		cfg := &config.Config{Path: "f"}
-		_, err := Hear(cfg, r)
+		_, err := hear(cfg, r)
 		if err == nil && len(r.Annotations) > 0 {
 			t.Fatalf("%v is heard without an entry", r.Annotations)
 		}
@@ -289,12 +289,12 @@ func FuzzHear(f *testing.F) {
 		if err := CheckConfig(cfg); err != nil {
 			t.Fatalf("%s: %v", lines, err)
 		}
-		if _, err := Hear(cfg, r); err != nil {
+		if _, err := hear(cfg, r); err != nil {
 			t.Fatalf("with %s: %v", lines, err)
 		}
 		for i := 3; i < len(text); i++ { // after the header, the engines and the names
 			less := append(append([]string{}, text[:i]...), text[i+1:]...)
-			if _, err := Hear(loaded(t, strings.Join(less, "\n")), r); err == nil {
+			if _, err := hear(loaded(t, strings.Join(less, "\n")), r); err == nil {
 				t.Errorf("%s: it is heard without %s", lines, text[i])
 			}
 		}

@@ -3,22 +3,23 @@ package rules
 import (
 	"errors"
 
+	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/internal/config"
 	"github.com/tsugiki/tsugiki/policy"
 )
 
-// ConfigTexts are the rule texts that the configuration has for a container of a
+// OfConfig are the rules that the configuration has for a container of a
 // name; false if it has none.
-func ConfigTexts(cfg *config.Config, name string) (Texts, bool) {
+func OfConfig(cfg *config.Config, name string) (api.Rules, bool) {
 	c := cfg.For(name)
 	if c == nil {
-		return Texts{}, false
+		return api.Rules{}, false
 	}
 	return textsOf(c), true
 }
 
-func textsOf(c *config.Container) Texts {
-	return Texts{Mode: c.Mode, Endpoints: Plain(c.Endpoints), Ingress: Plain(c.Ingress), Egress: Plain(c.Egress)}
+func textsOf(c *config.Container) api.Rules {
+	return api.Rules{Mode: c.Mode, Endpoints: Plain(c.Endpoints), Ingress: Plain(c.Ingress), Egress: Plain(c.Egress)}
 }
 
 // Plain returns texts of the configuration without their lines.
@@ -43,7 +44,7 @@ func CheckConfig(cfg *config.Config) error {
 	}
 	for i := range cfg.Containers {
 		c := &cfg.Containers[i]
-		rules, bad := textsOf(c).parse()
+		rules, bad := parse(textsOf(c))
 		for _, e := range bad {
 			errs = append(errs, &config.Error{File: cfg.Path, Line: lineOf(c, e), Err: e})
 		}

@@ -29,21 +29,21 @@ func loaded(t *testing.T, text string) *config.Config {
 	return cfg
 }
 
-func TestConfigTexts(t *testing.T) {
+func TestOfConfig(t *testing.T) {
 	cfg := loaded(t, "[[container]]\nmatch = \"web-*\"\nmode = \"seccomp\"\nendpoints = [\"u type unix path /u\"]\ningress = [\"0.0.0.0:80=u\"]\n"+
 		"egress = [\"0.0.0.0/0=0.0.0.0\"]\n[[container]]\nmatch = \"db\"\n")
 	if err := CheckConfig(cfg); err != nil {
 		t.Error(err)
 	}
-	want := Texts{"seccomp", []string{"u type unix path /u"}, []string{"0.0.0.0:80=u"}, []string{"0.0.0.0/0=0.0.0.0"}}
-	got, found := ConfigTexts(cfg, "web-1")
+	want := api.Rules{Mode: "seccomp", Endpoints: []string{"u type unix path /u"}, Ingress: []string{"0.0.0.0:80=u"}, Egress: []string{"0.0.0.0/0=0.0.0.0"}}
+	got, found := OfConfig(cfg, "web-1")
 	if diff := cmp.Diff(want, got); diff != "" || !found {
 		t.Errorf("web-1: %v (-want +got):\n%s", found, diff)
 	}
-	if got, found := ConfigTexts(cfg, "db"); !found || cmp.Diff(Texts{}, got) != "" {
+	if got, found := OfConfig(cfg, "db"); !found || cmp.Diff(api.Rules{}, got) != "" {
 		t.Errorf("db: %v %+v", found, got)
 	}
-	if _, found := ConfigTexts(cfg, "cache"); found {
+	if _, found := OfConfig(cfg, "cache"); found {
 		t.Error("there is an entry for cache")
 	}
 }

@@ -21,18 +21,58 @@ var ErrNotAllowed = errors.New("not allowed")
 // ErrRequest says that what is asked for cannot be read.
 var ErrRequest = errors.New("bad request")
 
-// Heard is what a container gets of what its annotations ask for: all or nothing.
-type Heard struct {
-	Texts Texts
-	Rules bool     // whether an annotation says something about rules
-	Name  string   // the container's: the engine's, or that of an annotation
-	Paths []string // of unix endpoints
+// heard is what a container gets of what its annotations ask for: all or nothing.
+type heard struct {
+	rules Rules
+	found bool     // whether an annotation says something about rules
+	name  string   // the container's: the engine's, or that of an annotation
+	paths []string // of unix endpoints
 }
 
-// Hear decides whether a container's annotations are heard, or says in one line which is
+// Given is what a container is given.
+type Given struct {
+	Rules Rules
+	// Found says that there is something to give: an empty list of rules, too.
+	Found     bool
+	Name      string // the container's: the engine's, or that of an annotation
+	Annotated bool   // the rules stood in annotations
+}
+
+// For finds out what a container is given: the rules that came with its registration; else those of
+// its annotations, if they are allowed; else those of the configuration for the name that its engine
+// gives it, for no annotation takes another's.
+func For(cfg *config.Config, r *api.Registration) (Given, error) {
+	if r.Rules != nil {
+		return given(*r.Rules, true, r.Name)
+	}
+	h, err := hear(cfg, r)
+	for _, path := range h.paths {
+		if err == nil {
+			err = checkPath(path)
+		}
+	}
+	if err != nil {
+		return Given{}, err
+	}
+	if h.found {
+		return Given{h.rules, true, h.name, true}, nil
+	}
+	texts, found := OfConfig(cfg, r.Name)
+	return given(texts, found, h.name)
+}
+
+func given(texts api.Rules, found bool, name string) (Given, error) {
+	rules, err := Parse(texts)
+	if err != nil {
+		return Given{}, fmt.Errorf("%w: %w", ErrRequest, err)
+	}
+	return Given{Rules: rules, Found: found, Name: name}, nil
+}
+
+// hear decides whether a container's annotations are heard, or says in one line which is
 // not, and what the configuration would have to say. It looks at nothing but its arguments.
-func Hear(cfg *config.Config, r *api.Registration) (Heard, error) {
-	h := Heard{Name: r.Name}
+func hear(cfg *config.Config, r *api.Registration) (heard, error) {
+	h := heard{name: r.Name}
 	engine := r.Engine
 	if engine == "" {
 		engine = "other"
@@ -40,14 +80,15 @@ func Hear(cfg *config.Config, r *api.Registration) (Heard, error) {
 	if !slices.Contains(config.Engines(), engine) {
 		return h, fmt.Errorf("%w: unknown engine %q; there are %s", ErrRequest, engine, enumerate(config.Engines()))
 	}
-	var err error
-	if h.Texts, h.Rules, err = AnnotationRules(r.Annotations); err != nil {
-		return h, fmt.Errorf("%w: %w", ErrRequest, err)
-	}
-	rules, err := h.Texts.Parse()
+	texts, found, err := OfAnnotations(r.Annotations)
 	if err != nil {
 		return h, fmt.Errorf("%w: %w", ErrRequest, err)
 	}
+	rules, err := Parse(texts)
+	if err != nil {
+		return h, fmt.Errorf("%w: %w", ErrRequest, err)
+	}
+	h.rules, h.found = rules, found
 	asked, err := demandsOf(r.Annotations, r.Unknown, rules)
 	if err != nil {
 		return h, fmt.Errorf("%w: %w", ErrNotAllowed, err)
@@ -59,11 +100,11 @@ func Hear(cfg *config.Config, r *api.Registration) (Heard, error) {
 		return h, err
 	}
 	if name, is := r.Annotations[api.AnnotationName]; is {
-		h.Name = name
+		h.name = name
 	}
 	for _, ep := range rules.Endpoints.All() {
 		if ep.Type == endpoint.Unix {
-			h.Paths = append(h.Paths, ep.Path)
+			h.paths = append(h.paths, ep.Path)
 		}
 	}
 	return h, nil
@@ -118,9 +159,9 @@ func annotationKeys(annotations map[string]string) []string {
 	return keys
 }
 
-// CheckPath finds out whether a path leads elsewhere than it says: somebody who may
+// checkPath finds out whether a path leads elsewhere than it says: somebody who may
 // write in a folder that is allowed could lead it to one that is not.
-func CheckPath(file string) error {
+func checkPath(file string) error {
 	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS}
 	dir, err := unix.Openat2(unix.AT_FDCWD, path.Dir(file), &how)
 	if errors.Is(err, unix.ELOOP) {

@@ -20,20 +20,28 @@ import (
 	"github.com/tsugiki/tsugiki/policy"
 )
 
-// Texts are what a container is given, as users write it: on the command line
-// of tsugiki run, in a container's annotations, in the configuration.
-type Texts struct {
-	Mode                       string // one of filter.ModeNames; empty is auto
-	Endpoints, Ingress, Egress []string
-}
-
-// Rules are what rule texts say. Endpoints also holds those of rules that name a
+// Rules are what api.Rules say. Endpoints also holds those of rules that name a
 // host address.
 type Rules struct {
 	Mode      filter.Mode
 	Endpoints endpoint.Set
 	Ingress   []policy.Ingress
 	Egress    []policy.Egress
+}
+
+// Texts writes the rules as they can be read again.
+func (r *Rules) Texts() api.Rules {
+	t := api.Rules{Mode: r.Mode.String()}
+	for _, ep := range r.Endpoints.All() {
+		t.Endpoints = append(t.Endpoints, ep.String())
+	}
+	for _, in := range r.Ingress {
+		t.Ingress = append(t.Ingress, in.String())
+	}
+	for _, out := range r.Egress {
+		t.Egress = append(t.Egress, out.String())
+	}
+	return t
 }
 
 // TextError is an error in one of the rule texts.
@@ -47,11 +55,12 @@ func (e *TextError) Error() string { return e.Err.Error() }
 
 func (e *TextError) Unwrap() error { return e.Err }
 
-// Parse reads the texts. Its error joins a TextError for each that is wrong;
+// Parse reads rules as users write them: on the command line of tsugiki run, in a container's
+// annotations, in the configuration. Its error joins a TextError for each that is wrong;
 // rules are looked at only where all endpoints are right. Rules may still
 // contradict each other (policy.NewTable).
-func (t Texts) Parse() (Rules, error) {
-	r, bad := t.parse()
+func Parse(t api.Rules) (Rules, error) {
+	r, bad := parse(t)
 	if len(bad) == 0 {
 		return r, nil
 	}
@@ -62,7 +71,7 @@ func (t Texts) Parse() (Rules, error) {
 	return Rules{}, errors.Join(errs...)
 }
 
-func (t Texts) parse() (Rules, []*TextError) {
+func parse(t api.Rules) (Rules, []*TextError) {
 	r := Rules{Mode: filter.Auto}
 	var errs []*TextError
 	if t.Mode != "" {
@@ -109,12 +118,12 @@ const (
 	annotationList = 64       // entries of a list
 )
 
-// AnnotationRules reads the annotations tsugiki.dev/mode, and, as lists,
+// OfAnnotations reads the annotations tsugiki.dev/mode, and, as lists,
 // tsugiki.dev/endpoints, /ingress and /egress. Commas, semicolons and newlines
 // separate the entries of a list. It tells whether there is one of these;
 // tsugiki.dev/name is somebody else's, and so is all without the prefix.
-func AnnotationRules(annotations map[string]string) (Texts, bool, error) {
-	var t Texts
+func OfAnnotations(annotations map[string]string) (api.Rules, bool, error) {
+	var t api.Rules
 	lists := map[string]*[]string{"endpoints": &t.Endpoints, "ingress": &t.Ingress, "egress": &t.Egress}
 	found := false
 	var errs []error
@@ -140,7 +149,7 @@ func AnnotationRules(annotations map[string]string) (Texts, bool, error) {
 		}
 	}
 	if len(errs) > 0 {
-		return Texts{}, found, errors.Join(errs...)
+		return api.Rules{}, found, errors.Join(errs...)
 	}
 	return t, found, nil
 }

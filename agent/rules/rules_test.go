@@ -8,54 +8,40 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/intercept/filter"
 	"github.com/tsugiki/tsugiki/policy"
 )
-
-// texts writes rules as Texts has them.
-func texts(r Rules) Texts {
-	t := Texts{Mode: r.Mode.String()}
-	for _, ep := range r.Endpoints.All() {
-		t.Endpoints = append(t.Endpoints, ep.String())
-	}
-	for _, in := range r.Ingress {
-		t.Ingress = append(t.Ingress, in.String())
-	}
-	for _, out := range r.Egress {
-		t.Egress = append(t.Egress, out.String())
-	}
-	return t
-}
 
 func TestRuleTexts(t *testing.T) {
 	const web, out = "web type ipv4 addr 198.51.100.1 port 80", "out type ipv4 addr 0.0.0.0 port dynamic"
 	for _, tt := range []struct {
 		name     string
-		in, want Texts
+		in, want api.Rules
 	}{
-		{"nothing", Texts{}, Texts{Mode: "auto"}},
-		{"mode", Texts{Mode: "seccomp"}, Texts{Mode: "seccomp"}},
+		{"nothing", api.Rules{}, api.Rules{Mode: "auto"}},
+		{"mode", api.Rules{Mode: "seccomp"}, api.Rules{Mode: "seccomp"}},
 		{
 			"names",
-			Texts{Mode: "preload", Endpoints: []string{web, out}, Ingress: []string{"0.0.0.0:8080=web"}, Egress: []string{"0.0.0.0/0=out"}},
-			Texts{Mode: "preload", Endpoints: []string{out, web}, Ingress: []string{"0.0.0.0:8080=web"}, Egress: []string{"0.0.0.0/0=out"}},
+			api.Rules{Mode: "preload", Endpoints: []string{web, out}, Ingress: []string{"0.0.0.0:8080=web"}, Egress: []string{"0.0.0.0/0=out"}},
+			api.Rules{Mode: "preload", Endpoints: []string{out, web}, Ingress: []string{"0.0.0.0:8080=web"}, Egress: []string{"0.0.0.0/0=out"}},
 		},
 		{
 			"addresses",
-			Texts{Ingress: []string{"0.0.0.0:80=198.51.100.1:8080"}, Egress: []string{"0.0.0.0/0=198.51.100.1", "10.0.0.0/8=198.51.100.1"}},
-			Texts{
+			api.Rules{Ingress: []string{"0.0.0.0:80=198.51.100.1:8080"}, Egress: []string{"0.0.0.0/0=198.51.100.1", "10.0.0.0/8=198.51.100.1"}},
+			api.Rules{
 				Mode:      "auto",
 				Endpoints: []string{"e-1 type ipv4 addr 198.51.100.1 port dynamic", "i-1 type ipv4 addr 198.51.100.1 port 8080"},
 				Ingress:   []string{"0.0.0.0:80=i-1"}, Egress: []string{"0.0.0.0/0=e-1", "10.0.0.0/8=e-1"},
 			},
 		},
 	} {
-		rules, err := tt.in.Parse()
+		rules, err := Parse(tt.in)
 		if err != nil {
 			t.Errorf("%s: %v", tt.name, err)
 			continue
 		}
-		if diff := cmp.Diff(tt.want, texts(rules)); diff != "" {
+		if diff := cmp.Diff(tt.want, rules.Texts()); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
 		}
 	}
@@ -65,22 +51,22 @@ func TestRuleTexts(t *testing.T) {
 func TestRuleTextsSayWhatIsWrong(t *testing.T) {
 	for _, tt := range []struct {
 		name string
-		in   Texts
+		in   api.Rules
 		want []string // place and a part of the error
 	}{
-		{"mode", Texts{Mode: "magic"}, []string{`mode 0: unknown mode "magic"; there are auto, preload and seccomp`}},
+		{"mode", api.Rules{Mode: "magic"}, []string{`mode 0: unknown mode "magic"; there are auto, preload and seccomp`}},
 		{
 			"endpoints, and nothing about rules that name them",
-			Texts{Endpoints: []string{"a type ipx", "b type unix path /b", "b type unix path /c"}, Ingress: []string{"0.0.0.0:1=a"}},
+			api.Rules{Endpoints: []string{"a type ipx", "b type unix path /b", "b type unix path /c"}, Ingress: []string{"0.0.0.0:1=a"}},
 			[]string{`endpoints 0: bad endpoint "a type ipx"`, `endpoints 2: bad endpoint "b"`},
 		},
 		{
 			"rules",
-			Texts{Mode: "?", Ingress: []string{"0.0.0.0:1=::1", "0.0.0.0:2=1.2.3.4"}, Egress: []string{"0.0.0.0/0=1.2.3.4", "0.0.0.0/0", "::/0=x"}},
+			api.Rules{Mode: "?", Ingress: []string{"0.0.0.0:1=::1", "0.0.0.0:2=1.2.3.4"}, Egress: []string{"0.0.0.0/0=1.2.3.4", "0.0.0.0/0", "::/0=x"}},
 			[]string{"mode 0: unknown mode", `ingress 0: bad rule -i "0.0.0.0:1=::1"`, `egress 1: bad rule -e "0.0.0.0/0"`, `egress 2: bad rule -e "::/0=x"`},
 		},
 	} {
-		_, err := tt.in.Parse()
+		_, err := Parse(tt.in)
 		if err == nil {
 			t.Errorf("%s: no error", tt.name)
 			continue
@@ -103,7 +89,7 @@ func TestRuleTextsSayWhatIsWrong(t *testing.T) {
 			}
 		}
 	}
-	if _, err := (Texts{Ingress: []string{"0.0.0.0:1"}}).Parse(); !errors.Is(err, policy.ErrRule) {
+	if _, err := Parse(api.Rules{Ingress: []string{"0.0.0.0:1"}}); !errors.Is(err, policy.ErrRule) {
 		t.Errorf("%v is no ErrRule", err)
 	}
 }
@@ -113,13 +99,13 @@ func TestAnnotationRules(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
 		in    map[string]string
-		want  Texts
+		want  api.Rules
 		found bool
 		says  []string
 	}{
 		{name: "none"},
 		{name: "others", in: map[string]string{"tsugiki.dev/name": "web", "example.com/ingress": "x", "tsugiki.development": "x"}},
-		{name: "mode alone", in: map[string]string{"tsugiki.dev/mode": " auto\n"}, want: Texts{Mode: "auto"}, found: true},
+		{name: "mode alone", in: map[string]string{"tsugiki.dev/mode": " auto\n"}, want: api.Rules{Mode: "auto"}, found: true},
 		{
 			name: "lists",
 			in: map[string]string{
@@ -127,7 +113,7 @@ func TestAnnotationRules(t *testing.T) {
 				"tsugiki.dev/egress":    "0.0.0.0/0=198.51.100.1",
 				"tsugiki.dev/endpoints": "\n  web type ipv4 addr 198.51.100.1 port 81\n  db type unix path /run/db\n",
 			},
-			want: Texts{
+			want: api.Rules{
 				Ingress:   []string{"0.0.0.0:80=198.51.100.1:8080", "0.0.0.0:81=web", "[::]:80=[2001:db8::1]"},
 				Egress:    []string{"0.0.0.0/0=198.51.100.1"},
 				Endpoints: []string{"web type ipv4 addr 198.51.100.1 port 81", "db type unix path /run/db"},
@@ -139,11 +125,11 @@ func TestAnnotationRules(t *testing.T) {
 			name: "unknown", in: map[string]string{"tsugiki.dev/egres": "x", "tsugiki.dev/": "y"}, found: true,
 			says: []string{`"tsugiki.dev/egres"`, `"tsugiki.dev/"`, "there are tsugiki.dev/egress, tsugiki.dev/endpoints, tsugiki.dev/ingress, tsugiki.dev/mode and tsugiki.dev/name"},
 		},
-		{name: "as many as may be", in: map[string]string{"tsugiki.dev/egress": many(64)}, want: Texts{Egress: strings.Split(strings.TrimSuffix(many(64), ","), ",")}, found: true},
+		{name: "as many as may be", in: map[string]string{"tsugiki.dev/egress": many(64)}, want: api.Rules{Egress: strings.Split(strings.TrimSuffix(many(64), ","), ",")}, found: true},
 		{name: "too many", in: map[string]string{"tsugiki.dev/egress": many(65)}, found: true, says: []string{"tsugiki.dev/egress has 65 entries, at most 64"}},
 		{name: "too long", in: map[string]string{"tsugiki.dev/mode": strings.Repeat("x", 16<<10+1)}, found: true, says: []string{"tsugiki.dev/mode has 16385 bytes"}},
 	} {
-		got, found, err := AnnotationRules(tt.in)
+		got, found, err := OfAnnotations(tt.in)
 		if found != tt.found || (err != nil) != (len(tt.says) > 0) {
 			t.Errorf("%s: %v, %v", tt.name, found, err)
 		}
@@ -163,24 +149,24 @@ func TestAnnotationRules(t *testing.T) {
 func FuzzAnnotationRules(f *testing.F) {
 	f.Add("auto", "a type ipv4 addr 0.0.0.0 port dynamic\nu type unix path /u", "0.0.0.0:80=198.51.100.1:8080; 0.0.0.0:81=a", "0.0.0.0/0=a,::/0=::")
 	f.Fuzz(func(t *testing.T, mode, endpoints, ingress, egress string) {
-		read, _, err := AnnotationRules(map[string]string{
+		read, _, err := OfAnnotations(map[string]string{
 			"tsugiki.dev/mode": mode, "tsugiki.dev/endpoints": endpoints, "tsugiki.dev/ingress": ingress, "tsugiki.dev/egress": egress,
 		})
 		if err != nil {
 			return
 		}
-		rules, err := read.Parse()
+		rules, err := Parse(read)
 		if err != nil {
 			if rules.Mode != filter.Seccomp || len(rules.Endpoints.All()) > 0 {
 				t.Errorf("%+v: rules beside the error %v", read, err)
 			}
 			return
 		}
-		again, err := texts(rules).Parse()
+		again, err := Parse(rules.Texts())
 		if err != nil {
 			t.Fatalf("%+v: what it became cannot be read: %v", read, err)
 		}
-		if diff := cmp.Diff(texts(rules), texts(again)); diff != "" {
+		if diff := cmp.Diff(rules.Texts(), again.Texts()); diff != "" {
 			t.Errorf("%+v: read again (-first +then):\n%s", read, diff)
 		}
 	})

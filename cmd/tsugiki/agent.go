@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"github.com/tsugiki/tsugiki/agent"
+	node "github.com/tsugiki/tsugiki/agent/daemon"
 	"github.com/tsugiki/tsugiki/agent/rules"
 	"github.com/tsugiki/tsugiki/internal/config"
 )
@@ -92,7 +92,7 @@ func (f *agentFlags) run(stderr io.Writer) error {
 	log := newLog(stderr, cfg.Log.Format, level)
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, unix.SIGTERM, unix.SIGINT, unix.SIGHUP)
-	d, err := agent.StartDaemon(cfg, log)
+	d, err := node.Start(cfg, log)
 	if err != nil {
 		return err
 	}
@@ -108,7 +108,7 @@ func (f *agentFlags) run(stderr io.Writer) error {
 
 // serve reads the configuration again at each SIGHUP. It returns nil after SIGTERM or SIGINT,
 // and an error if the daemon has failed. It calls taken with each configuration that it accepts.
-func (f *agentFlags) serve(d *agent.Daemon, signals <-chan os.Signal, taken func(*config.Config), log *slog.Logger) error {
+func (f *agentFlags) serve(d *node.Daemon, signals <-chan os.Signal, taken func(*config.Config), log *slog.Logger) error {
 	for {
 		select {
 		case err := <-d.Failed():

@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"github.com/tsugiki/tsugiki/agent"
+	"github.com/tsugiki/tsugiki/agent/daemon"
 	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/internal/kernel"
 )
@@ -40,7 +40,7 @@ feature is missing or unknown.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			// An interrupted trial would leave what it made.
 			signal.Ignore(unix.SIGHUP, unix.SIGINT, unix.SIGTERM)
-			results, err := agent.Examine(runDir)
+			results, err := daemon.Examine(runDir)
 			if err == nil {
 				err = printResults(cmd, results, asJSON)
 			}

@@ -13,8 +13,8 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
-	"github.com/tsugiki/tsugiki/agent"
 	"github.com/tsugiki/tsugiki/agent/rules"
+	runner "github.com/tsugiki/tsugiki/agent/run"
 	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/internal/launch"
 	"github.com/tsugiki/tsugiki/policy"
@@ -87,7 +87,7 @@ func runCommand() *cobra.Command {
 			if err := errors.Join(err, c.Close()); err != nil {
 				return fmt.Errorf("run: %w", err)
 			}
-			agent.Exit(status)
+			runner.Exit(status)
 			return nil
 		},
 	}
@@ -119,25 +119,25 @@ type container interface {
 	Close() error
 }
 
-func (f *runFlags) start(spec agent.Spec) (container, error) {
+func (f *runFlags) start(spec runner.Program) (container, error) {
 	socket := f.agent
 	if socket == "" {
-		socket = agent.AgentAt(f.runDir)
+		socket = runner.AgentAt(f.runDir)
 	}
 	if socket == "" || socket == "none" {
-		return agent.Start(spec)
+		return runner.Start(spec)
 	}
-	return agent.Join(api.Dial(socket), spec, f.texts())
+	return runner.Join(api.Dial(socket), spec, f.texts())
 }
 
-func (f *runFlags) texts() rules.Texts {
-	return rules.Texts{Mode: f.mode, Endpoints: f.endpoints, Ingress: f.ingress, Egress: f.egress}
+func (f *runFlags) texts() api.Rules {
+	return api.Rules{Mode: f.mode, Endpoints: f.endpoints, Ingress: f.ingress, Egress: f.egress}
 }
 
-func (f *runFlags) spec(command []string, stderr io.Writer) (agent.Spec, error) {
-	spec := agent.Spec{Name: f.name, RunDir: f.runDir, Netns: f.netns, Command: command}
+func (f *runFlags) spec(command []string, stderr io.Writer) (runner.Program, error) {
+	spec := runner.Program{Name: f.name, RunDir: f.runDir, Netns: f.netns, Command: command}
 	var err error
-	if spec.Rules, err = f.texts().Parse(); err != nil {
+	if spec.Rules, err = rules.Parse(f.texts()); err != nil {
 		return spec, err
 	}
 	if spec.Caps, err = launch.Default.Edit(f.capAdd, f.capDrop); err != nil {

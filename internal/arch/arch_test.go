@@ -39,10 +39,18 @@ var rooms = []room{
 	{"relay", []string{"keeper", "policy/enforcer"}, "has its sockets known to the kernel programs"},
 	{"agent/rules", []string{"api", "endpoint", "intercept/filter", "internal/config", "policy"}, "decides by texts alone what a container is given"},
 	{"agent/ports", []string{"endpoint", "graft"}, "knows whose ports are, and opens no socket"},
-	{"agent", []string{
-		"afgraft", "agent/ports", "agent/rules", "api", "charge/accounts", "charge/bandwidth", "endpoint", "gate", "graft", "intercept",
-		"internal/config", "internal/launch", "keeper", "policy", "policy/enforcer", "relay", "shim",
-	}, "puts all systems together"},
+	{"agent/container", []string{
+		"afgraft", "agent/ports", "agent/rules", "api", "endpoint", "gate", "graft", "intercept", "internal/launch", "keeper", "policy",
+		"policy/enforcer", "relay",
+	}, "puts the systems of one container together, and knows neither its owner nor HTTP"},
+	{"agent/httpapi", []string{"agent/container", "agent/ports", "agent/rules", "api", "endpoint", "policy"}, "gives errors of containers their status, and knows no daemon"},
+	{"agent/daemon", []string{
+		"agent/container", "agent/httpapi", "agent/ports", "agent/rules", "api", "charge/accounts", "charge/bandwidth", "gate", "graft",
+		"internal/config", "internal/launch", "keeper", "policy", "policy/enforcer", "shim",
+	}, "has containers, and makes none of their parts"},
+	{"agent/run", []string{
+		"agent/container", "agent/httpapi", "agent/ports", "agent/rules", "api", "gate", "intercept/filter", "internal/launch", "shim",
+	}, "has one program, in a container of its own or by the daemon's API"},
 	{"oci", []string{"api", "intercept/filter", "internal/config", "shim"}, "speaks to the agent by its API alone"},
 
 	{"charge", []string{"api"}, "a client of the agent, for programs of others"},
@@ -70,7 +78,7 @@ var rooms = []room{
 	{"density/figures", []string{"api", "density/load", "density/overlay", "density/result", "density/rig", "density/sweep"}, "what is measured"},
 
 	{"cmd/tsugiki", []string{
-		"agent", "agent/rules", "api", "density/figures", "density/report", "density/result", "density/rig", "density/sweep", "endpoint",
+		"agent/daemon", "agent/rules", "agent/run", "api", "density/figures", "density/report", "density/result", "density/rig", "density/sweep", "endpoint",
 		"intercept/filter", "internal/config", "internal/launch", "policy",
 	}, "the command line"},
 	{"cmd/tsugiki-runtime", []string{"oci"}, "the command line"},

@@ -1,0 +1,217 @@
+package container
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/gate"
+	"github.com/tsugiki/tsugiki/internal/cgroup"
+	"github.com/tsugiki/tsugiki/internal/netns"
+	"github.com/tsugiki/tsugiki/policy"
+	"github.com/tsugiki/tsugiki/policy/enforcer"
+)
+
+// Adopt takes over what an earlier process has made, which Outlives it, and tells whether it is
+// still there. Its calls wait until Resume. If a gate does not answer within patience, that is
+// gate.ErrSilent: AdoptLate does the rest.
+func (c *Container) Adopt(s State, patience time.Duration) (lives bool, err error) {
+	c.state = s
+	c.group = cgroup.At(s.Cgroup)
+	c.keepers = cgroup.At(filepath.Join(s.Cgroup, keepersGroup))
+	if c.spec.Programs {
+		c.programs = cgroup.At(filepath.Join(s.Cgroup, programsGroup))
+	}
+	if s.PID != 0 {
+		first, err := reopenProcess(s.PID, s.Started)
+		if err != nil {
+			c.log.Debug("the first program is gone", "pid", s.PID)
+		}
+		c.first.Store(first)
+	}
+	if err := c.restore(); err != nil {
+		// Whatever the reason is: of what has no program, nothing is left to lose.
+		return c.first.Load() != nil || c.group.Populated(), err
+	}
+	lives, err = c.takeOver(patience)
+	c.late.Store(lives && errors.Is(err, gate.ErrSilent))
+	c.refresh()
+	return lives, err
+}
+
+// takeOver becomes the supervisor of the container's gates.
+func (c *Container) takeOver(patience time.Duration) (_ bool, err error) {
+	if c.adopted, err = c.adoptGates(patience); err != nil {
+		return true, err
+	}
+	if len(c.adopted) == 0 {
+		return c.awaits(), nil
+	}
+	rules := c.table.Snapshot(c.netnsOf)
+	for _, g := range c.adopted {
+		if err := g.SetRules(rules); err != nil { // it asks, or has them when it goes on
+			c.log.Warn("a gate has no rules", "err", err)
+		}
+	}
+	if c.ownNS, err = netns.Open(fmt.Sprintf("/proc/self/fd/%d", c.adopted[0].Own().File().Fd())); err != nil {
+		return true, err
+	}
+	for _, step := range []func() error{c.makeEngine, c.engineRecover, c.startRelay} {
+		if err := step(); err != nil {
+			return true, err
+		}
+	}
+	return true, nil
+}
+
+// awaits tells whether a container without a gate still gets one: it was never
+// attached, or who was just attaching it will ask again, as tsugiki run does. An
+// OCI runtime does not: its program has lost its listener, and ends.
+func (c *Container) awaits() bool {
+	if first := c.first.Load(); c.state.PID != 0 && c.spec.Programs && first != nil {
+		_ = first.Close() // it is opened again
+		c.first.Store(nil)
+		c.state.PID = 0
+	}
+	return c.state.PID == 0
+}
+
+// Awaits tells whether no program has entered the container.
+func (c *Container) Awaits() bool {
+	c.changes.Lock()
+	defer c.changes.Unlock()
+	return c.state.PID == 0
+}
+
+// Late tells whether the container is not taken over yet, for a gate of it does not answer.
+func (c *Container) Late() bool { return c.late.Load() }
+
+// Resume answers the calls of a container that was adopted.
+func (c *Container) Resume() {
+	for _, g := range c.adopted {
+		c.supervise(&supervised{gate: g, listener: g.TakeListener()})
+	}
+	c.adopted = nil
+}
+
+func (c *Container) engineRecover() error { return c.engine.Recover() }
+
+// restore makes what create has made, out of the record and the kernel. The record is what was
+// about to be in force: a daemon that was killed while it changed endpoints has perhaps not
+// got that far, in the kernel nor at the gates.
+func (c *Container) restore() error {
+	var set endpoint.Set
+	byName := map[string]*endpoint.Endpoint{}
+	for _, line := range c.state.Endpoints {
+		ep, err := endpoint.Parse(line)
+		if err == nil {
+			err = set.Add(ep)
+		}
+		if err != nil {
+			return err
+		}
+		byName[ep.Name] = ep
+	}
+	var numbered []*endpoint.Endpoint
+	for _, name := range c.state.Numbered {
+		numbered = append(numbered, byName[name])
+	}
+	c.endpoints.Store(&set)
+	if err := c.openHost(); err != nil {
+		return err
+	}
+	ingress, egress, err := c.rulesFor(&set)
+	if err != nil {
+		return err
+	}
+	if c.table, err = policy.Restore(ingress, egress, numbered); err != nil {
+		return err
+	}
+	dir, err := c.keepers.Open()
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	if c.enforced, err = enforcer.Adopt(dir, c.table, c.endpointNamed); err != nil {
+		return err
+	}
+	if err := c.updateKernel(c.table); err != nil {
+		return err
+	}
+	if err := c.reserve(); err != nil {
+		return err
+	}
+	return c.openDoors()
+}
+
+// adoptGates connects to the gates that wait at their doors.
+func (c *Container) adoptGates(patience time.Duration) ([]*gate.Gate, error) {
+	entries, err := os.ReadDir(doorsOf(c.spec.RunDir, c.spec.Name))
+	if err != nil {
+		return nil, fmt.Errorf("find gates: %w", err)
+	}
+	var gates []*gate.Gate
+	for _, e := range entries {
+		if _, err := strconv.Atoi(e.Name()); err != nil {
+			continue
+		}
+		door := fmt.Sprintf("/proc/self/fd/%d/%s", c.doors.Fd(), e.Name())
+		g, err := adoptPatiently(door, patience)
+		if errors.Is(err, gate.ErrGone) {
+			if err := os.Remove(door); err != nil {
+				return gates, err
+			}
+			continue
+		}
+		if err != nil {
+			for _, g := range gates {
+				err = errors.Join(err, g.Release())
+			}
+			return nil, err
+		}
+		gates = append(gates, g)
+	}
+	return gates, nil
+}
+
+const (
+	// takenPatience is how long a helper that a killed daemon was about to start may hold
+	// that one's files, and with them the gate.
+	takenPatience = 5 * time.Second
+	// latePatience is how long a gate is waited for that did not answer before.
+	latePatience = 10 * time.Second
+)
+
+func adoptPatiently(door string, patience time.Duration) (*gate.Gate, error) {
+	for deadline := time.Now().Add(takenPatience); ; time.Sleep(5 * time.Millisecond) {
+		g, err := gate.Adopt(door, patience)
+		if !errors.Is(err, gate.ErrTaken) || time.Now().After(deadline) {
+			return g, err
+		}
+	}
+}
+
+// AdoptLate takes over a container that is late, and tells whether to try again.
+func (c *Container) AdoptLate() (again, lives bool, err error) {
+	c.changes.Lock()
+	defer c.changes.Unlock()
+	if c.closing {
+		return false, true, os.ErrClosed
+	}
+	lives, err = c.takeOver(latePatience)
+	if err != nil || !lives {
+		for _, g := range c.adopted {
+			err = errors.Join(err, g.Release())
+		}
+		c.adopted = nil
+		return errors.Is(err, gate.ErrSilent), lives, err
+	}
+	c.late.Store(false)
+	c.Resume()
+	c.refresh()
+	return false, true, nil
+}

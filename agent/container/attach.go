@@ -1,0 +1,139 @@
+package container
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/gate"
+	"github.com/tsugiki/tsugiki/internal/netns"
+)
+
+// Attach makes the filter of a program one of the container's. The listener is the
+// container's from then on, unless it fails.
+func (c *Container) Attach(listener *os.File, pid int) error {
+	c.attaching.Add(1)
+	err := c.tryAttach(listener, pid)
+	if c.attaching.Add(-1) == 0 && !c.Runs() {
+		go c.owner.Ended() // with the program, or because that is killed; no gate will say so
+	}
+	return err
+}
+
+// Runs tells whether the container has a gate, or is known to have had one.
+func (c *Container) Runs() bool { return c.gates.count() > 0 || c.late.Load() }
+
+// Begun tells whether a first program has entered the container.
+func (c *Container) Begun() bool { return c.begun.Load() }
+
+func (c *Container) tryAttach(listener *os.File, pid int) error {
+	if err := c.enter(pid); err != nil {
+		return err
+	}
+	if c.gates.serve(listener) {
+		return listener.Close() // the sender was not told, and has sent it again
+	}
+	err := c.Serve(listener)
+	if errors.Is(err, gate.ErrEnded) {
+		c.log.Debug("the program ended at once", "pid", pid)
+		return listener.Close()
+	}
+	if err == nil {
+		c.changes.Lock()
+		defer c.changes.Unlock()
+		c.refresh() // not before: until it has a gate, it has only begun to run
+	}
+	return err
+}
+
+// enter makes the first program's namespace the container's own; later ones have to
+// be there, as long as they are anywhere.
+func (c *Container) enter(pid int) error {
+	c.changes.Lock()
+	defer c.changes.Unlock()
+	if c.closing {
+		return os.ErrClosed
+	}
+	if c.late.Load() {
+		return errors.New("the container is not taken over yet, for its gate does not answer; somebody may have stopped it")
+	}
+	own, err := netns.Open(strconv.Itoa(pid))
+	if c.ownNS == nil {
+		if err == nil {
+			err = c.enterFirst(own, pid)
+		}
+		return err
+	}
+	if err != nil {
+		return nil
+	}
+	if own.Cookie() != c.ownNS.Cookie() {
+		err = errors.New("the program is in another network namespace than the container")
+	}
+	return errors.Join(err, own.Close())
+}
+
+func (c *Container) enterFirst(own *netns.NS, pid int) error {
+	first, err := OpenProcess(pid)
+	if err != nil {
+		return errors.Join(err, own.Close())
+	}
+	if !first.isFiltered() { // it is killed when the container ends
+		err := fmt.Errorf("process %d has no seccomp filter, so it is not the container's program", pid)
+		return errors.Join(err, own.Close(), first.Close())
+	}
+	c.ownNS = own
+	c.first.Store(first)
+	c.begun.Store(true)
+	next := c.state
+	next.PID, next.Started = first.PID, first.started
+	err = inOrder(c.checkOwn, c.makeEngine, c.startRelay, c.endIdleKeeper, func() error { return c.owner.Save(next) })
+	if err != nil {
+		c.closing = true // half of what other programs would need is missing
+		return err
+	}
+	c.state = next
+	c.owner.Entered()
+	return nil
+}
+
+// endIdleKeeper ends the keeper that has made the relay's sockets: most programs never need one
+// where sockets are born on the host.
+func (c *Container) endIdleKeeper() error {
+	c.host[""].endIdle()
+	return nil
+}
+
+// doorsOf is where the doors of a container's gates are.
+func doorsOf(runDir, name string) string { return filepath.Join(runDir, "gates", name) }
+
+// openDoors opens the directory of doors, if the container outlives us.
+func (c *Container) openDoors() error {
+	if !c.spec.Outlives {
+		return nil
+	}
+	dir := doorsOf(c.spec.RunDir, c.spec.Name)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("make directory of doors: %w", err)
+	}
+	var err error
+	c.doors, err = os.OpenFile(dir, unix.O_PATH|unix.O_DIRECTORY, 0)
+	return err
+}
+
+// newDoor is the path of a door that is not there yet.
+func newDoor(dir *os.File) (string, error) {
+	for n := 1; ; n++ {
+		path := fmt.Sprintf("/proc/self/fd/%d/%d", dir.Fd(), n)
+		if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
+			return path, nil
+		} else if err != nil {
+			return "", fmt.Errorf("find a place for a door: %w", err)
+		}
+	}
+}

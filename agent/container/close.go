@@ -1,0 +1,168 @@
+package container
+
+import (
+	"errors"
+	"maps"
+	"os"
+	"slices"
+	"sync"
+
+	"github.com/tsugiki/tsugiki/internal/cgroup"
+	"github.com/tsugiki/tsugiki/policy"
+)
+
+// Close kills what is left of the container and removes it. It may be called for one that is only
+// half made. It tells whether nothing is left that the State would be needed for.
+func (c *Container) Close() (removed bool, err error) {
+	var errs []error
+	note := func(err error) {
+		if err != nil {
+			errs = append(errs, err)
+		}
+	}
+	c.changes.Lock()
+	defer c.changes.Unlock()
+	c.closing = true
+	gates := c.gates.take()
+	for _, s := range gates {
+		s.supervisor.End()
+	}
+	note(c.closeKeepers())
+	// Before gates are waited for: one that is stopped ends no other way.
+	if c.group != nil {
+		note(c.group.Kill())
+	}
+	note(each(gates, func(s *supervised) error {
+		err := s.supervisor.Close()
+		s.supervisor.Await()
+		return err
+	}))
+	if c.engine != nil {
+		note(c.engine.Close())
+	}
+	if c.enforced != nil {
+		c.reportDenied()
+	}
+	removed = true
+	if c.enforced != nil {
+		c.enforced.End()
+	}
+	note(c.letGo())
+	for _, g := range []*cgroup.Group{c.programs, c.keepers, c.group} {
+		if g != nil {
+			err := g.Remove()
+			removed = removed && err == nil // else the next start tries again
+			note(err)
+		}
+	}
+	// Not before all are dead: a call that waits would fail with ENOSYS.
+	note(each(gates, (*supervised).forget))
+	return removed, errors.Join(errs...)
+}
+
+// closeKeepers ends all at once: each may take its time.
+func (c *Container) closeKeepers() error {
+	list := c.places()
+	if c.own != nil {
+		list = append(list, c.own)
+	}
+	errs := make([]error, len(list))
+	var all sync.WaitGroup
+	for i, p := range list {
+		all.Add(1)
+		go func() {
+			defer all.Done()
+			errs[i] = p.close()
+		}()
+	}
+	all.Wait()
+	return errors.Join(errs...)
+}
+
+// places are all of the host's side.
+func (c *Container) places() []*place {
+	return append(slices.Collect(maps.Values(c.host)), c.former...)
+}
+
+// letGo closes what is only this process's, once nobody uses it any more.
+func (c *Container) letGo() error {
+	c.retiring.Wait()
+	var errs []error
+	if c.relay != nil {
+		errs = append(errs, c.relay.Close())
+	}
+	if c.enforced != nil {
+		c.counting.Lock()
+		c.uncounted = true
+		errs = append(errs, c.enforced.Close())
+		c.counting.Unlock()
+	}
+	for _, p := range c.places() {
+		errs = append(errs, p.ns.Close())
+	}
+	if c.ownNS != nil {
+		errs = append(errs, c.ownNS.Close())
+	}
+	if c.doors != nil {
+		errs = append(errs, c.doors.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// reportDenied says what the kernel refused, for the program itself may not.
+func (c *Container) reportDenied() {
+	d, err := c.enforced.Denied()
+	if err == nil && d != (policy.Denied{}) {
+		c.spec.Decisions.Info("refused by policy",
+			"connect", d.Connect, "bind", d.Bind, "send", d.Send, "setsockopt", d.SetOption, "leave", d.Leave, "enter", d.Enter)
+	}
+}
+
+// Release lets go of a container that goes on without us.
+func (c *Container) Release() error {
+	c.changes.Lock()
+	defer c.changes.Unlock()
+	c.closing = true
+	var errs []error
+	for _, g := range c.adopted {
+		errs = append(errs, g.Release())
+	}
+	for _, s := range c.gates.take() {
+		errs = append(errs, s.supervisor.Release(), s.listener.Close())
+	}
+	errs = append(errs, c.closeKeepers())
+	if first := c.first.Load(); first != nil {
+		errs = append(errs, first.Close())
+	}
+	return errors.Join(append(errs, c.letGo())...)
+}
+
+// Remove ends a container that outlives us, if it has not ended, and removes all that belongs to it.
+func (c *Container) Remove() error {
+	c.changes.Lock()
+	c.closing = true
+	err := c.closeKeepers() // else they are found dead, and said so
+	c.changes.Unlock()
+	err = errors.Join(err, c.killAll())
+	_, cerr := c.Close()
+	err = errors.Join(err, cerr)
+	if first := c.first.Load(); first != nil {
+		err = errors.Join(err, first.Close())
+	}
+	if dir := doorsOf(c.spec.RunDir, c.spec.Name); err == nil {
+		err = os.RemoveAll(dir)
+	}
+	return err
+}
+
+// killAll ends all programs of the container. Where nobody else has put them in a cgroup, that is
+// killed; else all of them end with the first, if that is the first of a pid namespace.
+func (c *Container) killAll() error {
+	switch {
+	case !c.spec.Outlives:
+		return c.group.Kill()
+	case c.programs != nil:
+		return c.programs.Kill()
+	}
+	return c.first.Load().Kill()
+}

@@ -1,0 +1,439 @@
+// Package container assembles one container: it makes it out of namespaces, cgroups, kernel programs,
+// keepers, the engine and its front ends, adopts it from an earlier process, changes its endpoints
+// while it runs, and takes all of it down again.
+//
+// It knows neither who has the container (see Owner) nor how others speak to it.
+//
+// It needs root (see kernel.Require) and Linux 5.15.
+//
+// # What is left when
+//
+// Everything that outlives a process by itself is in one cgroup per container,
+// which is written down before it is made (see Owner.Save). The keeper holds the
+// file that kills this cgroup and uses it as soon as its supervisor is gone, so
+// that nothing runs on without one; the empty cgroup is removed by the next
+// start. Kernel programs go with the cgroup and its last socket. Where the container outlives its
+// supervisor, no keeper holds that file.
+package container
+
+import (
+	"cmp"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/agent/ports"
+	"github.com/tsugiki/tsugiki/agent/rules"
+	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/gate"
+	"github.com/tsugiki/tsugiki/graft"
+	"github.com/tsugiki/tsugiki/intercept/notify"
+	"github.com/tsugiki/tsugiki/internal/cgroup"
+	"github.com/tsugiki/tsugiki/internal/cputime"
+	"github.com/tsugiki/tsugiki/internal/launch"
+	"github.com/tsugiki/tsugiki/internal/netns"
+	"github.com/tsugiki/tsugiki/policy"
+	"github.com/tsugiki/tsugiki/policy/enforcer"
+	"github.com/tsugiki/tsugiki/relay"
+)
+
+// Spec says who a container is and what it is given. It never changes.
+type Spec struct {
+	Name   string
+	RunDir string
+	// Mark makes the name of the container's cgroup unique where names are not; or it is empty.
+	Mark string
+	// Netns is the container's own network namespace, for messages; empty if it has no name.
+	Netns string
+	// LoopbackOnly says that the container's own namespace has only a loopback.
+	LoopbackOnly bool
+	// Outlives says that the container outlives this process: its gates wait at their doors.
+	// Without it, gates and keepers end the container when this process ends.
+	Outlives bool
+	// Programs asks for a cgroup for the container's programs, which nobody else has put in one.
+	Programs bool
+	// Endpoints of the rules are all that the container is given, named by a rule
+	// or not.
+	rules.Rules
+	// Annotated says that the rules stood in a container's annotations, whose author may
+	// also write in the folders of its unix endpoints.
+	Annotated bool
+	User      *launch.User  // nil: who we are
+	Ports     *ports.Holder // of the host
+	Log       *slog.Logger
+	Decisions *slog.Logger // takes what is decided about calls, below the level of a warning
+}
+
+// State is what has to be remembered of a container, beside its Spec, to take it over.
+type State struct {
+	PID     int    `json:"pid"` // of the first program; 0: there was none yet
+	Started string `json:"started"`
+	Cgroup  string `json:"cgroup"`
+	// Endpoints are those that it has; Numbered are the names of those at their
+	// numbers in the kernel's tables.
+	Endpoints []string `json:"endpoints"`
+	Numbered  []string `json:"numbered"`
+}
+
+// Owner is who has a container: the daemon, or tsugiki run.
+type Owner interface {
+	// Reserve reserves ports of the host in place of those that the container has reserved. If
+	// one is another container's, that is a *ports.ReservedError, and nothing has changed.
+	Reserve(list []ports.Reservation) error
+	// Save makes durable what is about to be in force.
+	Save(s State) error
+	// Pool returns the process that holds the idle gates of a container that outlives us.
+	Pool() (*gate.Pool, error)
+	// Entered is called when the first program is in the container, before it runs.
+	Entered()
+	// Ended is called when the last gate of a container that outlives us has ended with the
+	// last program.
+	Ended()
+}
+
+// Container is a container with all that belongs to it.
+type Container struct {
+	spec  Spec
+	owner Owner
+	log   *slog.Logger // says which container
+
+	endpoints atomic.Pointer[endpoint.Set] // never changed, only replaced
+	shown     atomic.Pointer[Shown]
+	// cause is why the container was ended by us; nil if it was not.
+	cause atomic.Pointer[string]
+
+	changes sync.Mutex // guards what follows once the program runs, but for what locks itself
+	closing bool
+	state   State
+	kernelState
+	parts
+	program
+}
+
+// kernelState is what the kernel has of a container.
+type kernelState struct {
+	group    *cgroup.Group // parent of the two below
+	programs *cgroup.Group // where the program is, and the sockets of its own namespace are made; nil, and group, if others have put it elsewhere
+	keepers  *cgroup.Group // where its host sockets are made
+	ownNS    *netns.NS
+	table    *policy.Table
+	host     map[string]*place // by Endpoint.Netns
+	former   []*place          // what was in host, and sockets may still be there
+	enforced *enforcer.Enforcement
+	counting sync.Mutex // held while enforced is closed, or read by who does not hold changes
+	// uncounted says that enforced is closed; guarded by counting.
+	uncounted bool
+}
+
+// parts are what works for a container in this process, and its helpers.
+type parts struct {
+	doors     *os.File       // directory of its gates' doors; nil unless it outlives us
+	own       *place         // makes sockets in its own namespace
+	answering *notify.Places // what answering its calls may take
+	engine    *graft.Engine
+	relay     *relay.Relay
+	gates     gates
+	adopted   []*gate.Gate   // that nobody has answered yet
+	retiring  sync.WaitGroup // gates that have ended and are being closed
+	// What this process has worked for it.
+	intercepted, relayed cputime.Meter
+}
+
+// program is what is known of the programs of a container.
+type program struct {
+	first     atomic.Pointer[Process] // nil before there is one
+	begun     atomic.Bool             // a first program has entered while we had the container
+	attaching atomic.Int32            // programs
+	late      atomic.Bool             // a gate does not answer yet, so it is not taken over
+}
+
+// answering is what all containers of this process share.
+var answering = notify.NewPool()
+
+// New makes a container that has nothing yet.
+func New(spec Spec, owner Owner) *Container {
+	c := &Container{spec: spec, owner: owner, log: spec.Log.With("container", spec.Name)}
+	if spec.Decisions == nil {
+		c.spec.Decisions = c.log
+	}
+	c.host, c.answering = map[string]*place{}, answering.NewPlaces()
+	c.endpoints.Store(&c.spec.Endpoints)
+	return c
+}
+
+// Prepare finds out whether the container can have what it is given, and reserves its ports.
+func (c *Container) Prepare() error {
+	return inOrder(c.compile, c.openHost, c.reserve, c.checkHost)
+}
+
+// Make makes what is there before the container has a program, after Prepare. Before anything is
+// made that outlives us, the owner is told to save the State.
+func (c *Container) Make() error {
+	err := inOrder(c.save, c.openDoors, c.makeGroups, c.makePrograms, c.enforce)
+	if err == nil {
+		c.refresh()
+	}
+	return err
+}
+
+// Begin makes what works for the container in this process, after Make and before its program is
+// started by who has called Use.
+func (c *Container) Begin() error {
+	return inOrder(c.enforced.LetGoOfPrograms, c.makeEngine, c.guard, c.startRelay)
+}
+
+func inOrder(steps ...func() error) error {
+	for _, step := range steps {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// reserve reserves the ports that the rules promise.
+func (c *Container) reserve() error { return c.owner.Reserve(c.reservations(c.table)) }
+
+// save has the owner save the state for the first time.
+func (c *Container) save() error {
+	own, err := cgroup.Own()
+	if err != nil {
+		return err
+	}
+	c.state.Cgroup = filepath.Join(own, c.groupName())
+	return c.announce(c.table, c.endpoints.Load())
+}
+
+func (c *Container) compile() (err error) {
+	c.table, err = policy.NewTable(c.spec.Ingress, c.spec.Egress)
+	return err
+}
+
+func (c *Container) openHost() error {
+	host, err := netns.Current()
+	if err != nil {
+		return err
+	}
+	c.host[""] = c.newPlace(host)
+	for _, ep := range c.endpoints.Load().All() {
+		p, err := c.openPlace(ep)
+		if err != nil {
+			return err
+		}
+		c.host[ep.Netns] = p
+	}
+	return nil
+}
+
+// checkHost finds out whether the host has what endpoints and rules promise.
+func (c *Container) checkHost() error {
+	for _, ep := range c.endpoints.Load().All() {
+		ns := c.host[ep.Netns].ns
+		if err := checkAddress(ep, ns); err != nil {
+			return err
+		}
+		if err := checkPorts(c.table, ep, ns, func(int, netip.AddrPort) bool { return false }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Use makes a namespace the container's own, unless it is the host's.
+func (c *Container) Use(own *netns.NS) error {
+	c.ownNS = own
+	return c.checkOwn()
+}
+
+func (c *Container) checkOwn() error {
+	if c.ownNS.Cookie() == c.host[""].Cookie() {
+		return fmt.Errorf("network namespace %s is the host's, in which nothing needs grafting; name another, or \"new\"", c.spec.Netns)
+	}
+	return nil
+}
+
+// The cgroups of a container.
+const (
+	keepersGroup  = "keepers"
+	programsGroup = "programs"
+)
+
+func (c *Container) enforce() error {
+	dir, err := c.keepers.Open()
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	c.enforced, err = enforcer.Enforce(dir, c.table, c.netnsOf)
+	return err
+}
+
+func (c *Container) endpointNamed(name string) *endpoint.Endpoint {
+	ep, err := c.endpoints.Load().Get(name)
+	if err != nil {
+		return nil
+	}
+	return ep
+}
+
+// netnsOf and what follows are for who holds c.changes, or nobody does yet.
+func (c *Container) netnsOf(ep *endpoint.Endpoint) uint64 { return c.host[ep.Netns].Cookie() }
+
+func (c *Container) newPlace(ns *netns.NS) *place { return &place{ns: ns, user: c.spec.User} }
+
+// settle says where the keeper of a place goes.
+func (c *Container) settle(p *place) {
+	p.cgroup, p.log = c.keepers, c.spec.Decisions
+	if !c.spec.Outlives {
+		p.owner = c.group
+	}
+}
+
+// openPlace returns the place of an endpoint, which may be one that c.host has not.
+func (c *Container) openPlace(ep *endpoint.Endpoint) (*place, error) {
+	have := c.host[ep.Netns]
+	if ep.Netns == "" {
+		return have, nil
+	}
+	ns, err := netns.Open(ep.Netns)
+	if err != nil {
+		return nil, fmt.Errorf("endpoint %s: %w", ep.Name, err)
+	}
+	if have == nil {
+		i := slices.IndexFunc(c.former, func(p *place) bool { return p.Cookie() == ns.Cookie() })
+		if i < 0 {
+			return c.newPlace(ns), nil
+		}
+		have = c.former[i]
+	}
+	if err := ns.Close(); err != nil {
+		return nil, err
+	}
+	if ns.Cookie() != have.Cookie() {
+		return nil, fmt.Errorf("endpoint %s: network namespace %s is another by now than the one of the container's other endpoints; delete those first",
+			ep.Name, ep.Netns)
+	}
+	return have, nil
+}
+
+// rules are what the engine decides by with a table.
+func (c *Container) rules(t *policy.Table) graft.Rules {
+	r := graft.Rules{Table: t, Host: map[string]graft.Place{}}
+	for name, p := range c.host {
+		r.Host[name] = p
+	}
+	for _, p := range c.former {
+		r.Former = append(r.Former, p)
+	}
+	return r
+}
+
+func (c *Container) makeEngine() error {
+	ephemeral, err := ephemeralPorts(c.host[""].ns)
+	if err != nil {
+		return err
+	}
+	for _, p := range c.host {
+		c.settle(p)
+	}
+	// Sockets of the container's own namespace are not policed.
+	c.own = c.newPlace(c.ownNS)
+	c.settle(c.own)
+	c.own.cgroup = cmp.Or(c.programs, c.group)
+	c.engine = graft.New(graft.Config{
+		Enforcer:      c.enforced,
+		Endpoint:      c.endpointNamed,
+		Own:           c.own,
+		Know:          c.gates.know,
+		OwnIsLoopback: c.spec.LoopbackOnly,
+		Ports:         c.spec.Ports,
+		Ephemeral:     ephemeral,
+		NoSymlinks:    c.spec.Annotated,
+		Log:           c.spec.Decisions,
+	}, c.rules(c.table))
+	return nil
+}
+
+// guard starts the keeper now, so that a fault of it is an error of Start; and
+// because it guards the container against our own death.
+func (c *Container) guard() error {
+	_, err := c.host[""].Keeper()
+	return err
+}
+
+// startRelay lets sockets that are born on the host send datagrams to servers on
+// the container's own loopback.
+func (c *Container) startRelay() (err error) {
+	if !c.engine.Born(unix.AF_INET) && !c.engine.Born(unix.AF_INET6) {
+		return nil
+	}
+	c.relay, err = relay.Start(relay.Config{
+		Enforcement: c.enforced, Host: c.host[""], Own: c.own, Log: c.spec.Decisions, Work: &c.relayed,
+	})
+	return err
+}
+
+// First is the first program; nil before there is one.
+func (c *Container) First() *Process { return c.first.Load() }
+
+// Cause is why we have ended the container; empty if we have not.
+func (c *Container) Cause() string {
+	if cause := c.cause.Load(); cause != nil {
+		return *cause
+	}
+	return ""
+}
+
+// Trace makes gates tell of each decision, or no longer.
+func (c *Container) Trace(on bool) { c.gates.trace(on) }
+
+// GateCount is how many gates there are, those included that wait for Resume.
+func (c *Container) GateCount() int {
+	c.changes.Lock()
+	defer c.changes.Unlock()
+	return c.gates.count() + len(c.adopted)
+}
+
+// ProgramsGroup is the directory of the cgroup of the container's programs; empty if others have
+// put them elsewhere.
+func (c *Container) ProgramsGroup() string {
+	if c.programs == nil {
+		return ""
+	}
+	return c.programs.Path()
+}
+
+// OpenOwn gives the cgroup of the container's programs and its own namespace, for starting one.
+func (c *Container) OpenOwn() (programs *os.File, own *netns.NS, err error) {
+	programs, err = c.programs.Open()
+	return programs, c.ownNS, err
+}
+
+// SocketsGroup is the directory of the cgroup in which the host sockets are made.
+func (c *Container) SocketsGroup() string { return c.keepers.Path() }
+
+// SocketsID is the number of that cgroup.
+func (c *Container) SocketsID() uint64 { return c.enforced.Cgroup() }
+
+// Clocks are the CPU time that this process has worked for the container: answering calls, and
+// carrying datagrams.
+func (c *Container) Clocks() (intercepted, relayed *cputime.Meter) { return &c.intercepted, &c.relayed }
+
+// Ports are the container's ports of the host.
+func (c *Container) Ports() *ports.Holder { return c.spec.Ports }
+
+// HostNamespaces are the network namespaces of the host's side.
+func (c *Container) HostNamespaces() []*netns.NS {
+	var list []*netns.NS
+	for _, p := range c.places() {
+		list = append(list, p.ns)
+	}
+	return list
+}

@@ -1,0 +1,277 @@
+package container
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+
+	"github.com/tsugiki/tsugiki/agent/ports"
+	"github.com/tsugiki/tsugiki/agent/rules"
+	"github.com/tsugiki/tsugiki/api"
+	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/graft"
+	"github.com/tsugiki/tsugiki/policy"
+)
+
+// ErrExists is wrapped where an endpoint is to be added whose name is taken.
+var ErrExists = errors.New("there is an endpoint of that name")
+
+// HostError says that the host has not, or has no longer, what an endpoint wants.
+type HostError struct{ Err error }
+
+func (e HostError) Error() string { return e.Err.Error() }
+
+func (e HostError) Unwrap() error { return e.Err }
+
+// ListEndpoints returns the endpoints that the container has now, by name.
+func (c *Container) ListEndpoints() []api.Endpoint {
+	list := []api.Endpoint{}
+	set := c.endpoints.Load()
+	for _, ep := range set.All() {
+		e := api.Endpoint{Container: c.spec.Name, Name: ep.Name, Definition: rules.DefinitionOf(ep), Rules: []string{}}
+		for _, r := range c.spec.Ingress {
+			if r.Endpoint.Name == ep.Name {
+				e.Rules = append(e.Rules, "-i "+r.String())
+			}
+		}
+		for _, r := range c.spec.Egress {
+			if r.Endpoint.Name == ep.Name {
+				e.Rules = append(e.Rules, "-e "+r.String())
+			}
+		}
+		list = append(list, e)
+	}
+	return list
+}
+
+// AddEndpoint gives the container another endpoint. Rules that name it are in
+// force when it returns.
+func (c *Container) AddEndpoint(ep *endpoint.Endpoint) error {
+	c.changes.Lock()
+	defer c.changes.Unlock()
+	if c.closing {
+		return os.ErrClosed
+	}
+	if c.endpointNamed(ep.Name) != nil {
+		return fmt.Errorf("%w, %s; delete it first", ErrExists, ep.Name)
+	}
+	set := c.endpoints.Load().Clone()
+	if err := set.Add(ep); err != nil {
+		return err
+	}
+	table, err := c.nextTable(&set)
+	if err != nil {
+		return err
+	}
+	p, err := c.openPlace(ep)
+	if err != nil {
+		return HostError{err}
+	}
+	if err := errors.Join(checkAddress(ep, p.ns), checkPorts(table, ep, p.ns, c.served(p))); err != nil {
+		if p != c.host[ep.Netns] && !slices.Contains(c.former, p) {
+			err = errors.Join(err, p.ns.Close())
+		}
+		return HostError{err}
+	}
+	if p != c.host[ep.Netns] {
+		c.settle(p)
+		c.host[ep.Netns] = p
+		c.former = slices.DeleteFunc(c.former, func(f *place) bool { return f == p })
+	}
+	if err := c.announce(table, &set); err != nil {
+		return errors.Join(err, c.closeUnused())
+	}
+	// The kernel first: what is led to the endpoint gets there.
+	if err := c.change(table, c.updateKernel, c.updateEngine, c.updateGates); err != nil {
+		return errors.Join(err, c.announce(c.table, c.endpoints.Load()), c.closeUnused())
+	}
+	c.endpoints.Store(&set)
+	return nil
+}
+
+// served tells of ports in a place whether the container has bound them.
+func (c *Container) served(p *place) func(protocol int, at netip.AddrPort) bool {
+	return func(protocol int, at netip.AddrPort) bool {
+		return c.spec.Ports.Has(graft.Port{Netns: p.Cookie(), Protocol: protocol, At: at}) || c.spec.Ports.Unknown() && c.enforced.Served(protocol, at)
+	}
+}
+
+// announce tells the owner what is about to be in force.
+func (c *Container) announce(t *policy.Table, set *endpoint.Set) error {
+	if err := c.owner.Reserve(c.reservations(t)); err != nil {
+		return err
+	}
+	next := c.state
+	next.Endpoints, next.Numbered = lines(set), names(t.Numbered())
+	if err := c.owner.Save(next); err != nil {
+		return errors.Join(err, c.owner.Reserve(c.reservations(c.table)))
+	}
+	c.state = next
+	return nil
+}
+
+// DeleteEndpoint takes an endpoint away. Rules that name it are as if they were
+// not there; connections that it has go on.
+func (c *Container) DeleteEndpoint(name string) error {
+	c.changes.Lock()
+	defer c.changes.Unlock()
+	if c.closing {
+		return os.ErrClosed
+	}
+	before := c.endpoints.Load()
+	set := before.Clone()
+	if err := set.Remove(name); err != nil {
+		return err
+	}
+	table, err := c.nextTable(&set)
+	if err != nil {
+		return err
+	}
+	if err := c.announce(table, &set); err != nil {
+		return err
+	}
+	c.endpoints.Store(&set)
+	// The kernel last: what is led elsewhere by then is not refused.
+	if err := c.change(table, c.updateEngine, c.updateGates, c.updateKernel); err != nil {
+		c.endpoints.Store(before)
+		return errors.Join(err, c.announce(c.table, before))
+	}
+	gone, _ := before.Get(name)
+	return errors.Join(c.enforced.Withdraw(gone), c.closeUnused())
+}
+
+// nextTable compiles the rules whose endpoints are in the set.
+func (c *Container) nextTable(set *endpoint.Set) (*policy.Table, error) {
+	ingress, egress, err := c.rulesFor(set)
+	if err != nil {
+		return nil, err
+	}
+	return c.table.Next(ingress, egress)
+}
+
+// rulesFor are the rules whose endpoints are in the set.
+func (c *Container) rulesFor(set *endpoint.Set) (ingress []policy.Ingress, egress []policy.Egress, err error) {
+	for _, r := range c.spec.Ingress {
+		ep, err := set.Get(r.Endpoint.Name)
+		if err != nil {
+			continue
+		}
+		if r, err = r.With(ep); err != nil {
+			return nil, nil, err
+		}
+		ingress = append(ingress, r)
+	}
+	for _, r := range c.spec.Egress {
+		ep, err := set.Get(r.Endpoint.Name)
+		if err != nil {
+			continue
+		}
+		if r, err = r.With(ep); err != nil {
+			return nil, nil, err
+		}
+		egress = append(egress, r)
+	}
+	return ingress, egress, nil
+}
+
+// change puts a table in force by some steps. If one fails, those before it are
+// taken back.
+func (c *Container) change(t *policy.Table, steps ...func(*policy.Table) error) error {
+	for i, step := range steps {
+		err := step(t)
+		if err == nil {
+			continue
+		}
+		for _, done := range slices.Backward(steps[:i]) {
+			err = errors.Join(err, done(c.table))
+		}
+		return err
+	}
+	c.table = t
+	return nil
+}
+
+func (c *Container) updateKernel(t *policy.Table) error { return c.enforced.Update(t, c.netnsOf) }
+
+// updateGates does not fail for a gate that does not answer. No call that it traps is answered
+// until it goes on, and it finds the new rules then; what its shims decide by the old ones
+// meanwhile, the kernel programs judge by the new ones.
+func (c *Container) updateGates(t *policy.Table) error {
+	silent, err := c.gates.setRules(t.Snapshot(c.netnsOf))
+	if silent > 0 {
+		c.log.Warn("gates do not answer, somebody may have stopped them; they follow the change when they go on", "gates", silent)
+	}
+	return err
+}
+
+func (c *Container) updateEngine(t *policy.Table) error {
+	if c.engine != nil { // it has had a program
+		c.engine.Update(c.rules(t))
+	}
+	return nil
+}
+
+// closeUnused lets go of the namespaces that no endpoint is in any more. Where
+// sockets of the container were made, some may still be: those stay open, and
+// count as the host's side, until its end.
+func (c *Container) closeUnused() error {
+	inUse := map[string]bool{"": true}
+	for _, ep := range c.endpoints.Load().All() {
+		inUse[ep.Netns] = true
+	}
+	var unused []*place
+	for name, p := range c.host {
+		if inUse[name] {
+			continue
+		}
+		delete(c.host, name)
+		if p.closeUnused() {
+			unused = append(unused, p)
+		} else {
+			c.former = append(c.former, p)
+		}
+	}
+	err := c.updateEngine(c.table)
+	for _, p := range unused {
+		err = errors.Join(err, p.ns.Close())
+	}
+	return err
+}
+
+// reservations are those that the rules of a table promise: ranges are not, of which a program takes what is
+// free; one that another container was promised is not.
+func (c *Container) reservations(t *policy.Table) []ports.Reservation {
+	var list []ports.Reservation
+	for _, r := range t.IngressRules() {
+		place := c.host[r.Endpoint.Netns]
+		if r.Endpoint.Type == endpoint.Unix || r.Ports.Size() > 1 || place == nil {
+			continue
+		}
+		if _, port := t.Ingress(netip.AddrPortFrom(r.Addr, r.Ports.First)); port != 0 {
+			list = append(list, ports.Reservation{Netns: place.Cookie(), At: netip.AddrPortFrom(r.Endpoint.Addr, port)})
+		}
+	}
+	return list
+}
+
+func lines(set *endpoint.Set) []string {
+	var list []string
+	for _, ep := range set.All() {
+		list = append(list, ep.String())
+	}
+	return list
+}
+
+func names(eps []*endpoint.Endpoint) []string {
+	var list []string
+	for _, ep := range eps {
+		if ep == nil {
+			list = append(list, "")
+			continue
+		}
+		list = append(list, ep.Name)
+	}
+	return list
+}

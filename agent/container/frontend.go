@@ -1,0 +1,95 @@
+package container
+
+import (
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/gate"
+	"github.com/tsugiki/tsugiki/intercept/filter"
+	"github.com/tsugiki/tsugiki/intercept/notify"
+)
+
+// Preloads tells whether the container's programs get the shim.
+func (c *Container) Preloads() bool {
+	return c.spec.Mode != filter.Seccomp && len(c.spec.Endpoints.All()) > 0
+}
+
+// Serve starts the front end for a filter's listener, before programs under the
+// filter can make their first call. The listener stays the caller's.
+func (c *Container) Serve(listener *os.File) error {
+	c.changes.Lock()
+	defer c.changes.Unlock()
+	config := gate.Config{
+		Own:        c.ownNS,
+		Listener:   listener,
+		Rules:      c.table.Snapshot(c.netnsOf),
+		HostFirst4: c.engine.Born(unix.AF_INET),
+		HostFirst6: c.engine.Born(unix.AF_INET6),
+		Datagrams:  c.seesDatagrams(),
+	}
+	var err error
+	if config.CgroupDir, err = c.keepers.Open(); err != nil {
+		return err
+	}
+	defer config.CgroupDir.Close()
+	if c.spec.Outlives {
+		config.AdoptSocket, err = newDoor(c.doors)
+		if err == nil {
+			config.Pool, err = c.owner.Pool()
+		}
+	} else {
+		config.Kill, err = c.group.Killer()
+	}
+	if err != nil {
+		return err
+	}
+	if config.Kill != nil {
+		defer config.Kill.Close()
+	}
+	if u := c.spec.User; u != nil {
+		config.UID, config.GID = u.UID, u.GID
+	}
+	g, err := gate.Start(config)
+	if err != nil {
+		return err
+	}
+	c.supervise(&supervised{gate: g, listener: listener})
+	return nil
+}
+
+// supervise answers what a gate asks from now on.
+func (c *Container) supervise(s *supervised) {
+	s.supervisor = notify.New(s.listener, s.gate, c.engine, c.answering, c.spec.Decisions, func(cause error) { c.gateEnded(s, cause) }, &c.intercepted)
+	c.gates.add(s)
+	s.supervisor.Start()
+}
+
+const gateKilled = "the gate was killed; the container ends"
+
+// gateEnded ends the container if it has lost a gate: nobody would answer its
+// calls any more.
+func (c *Container) gateEnded(s *supervised, cause error) {
+	if !s.gate.EndedWell() {
+		c.spec.Decisions.Warn(gateKilled, "cause", cause)
+		text := gateKilled
+		c.cause.Store(&text)
+		if err := c.killAll(); err != nil {
+			c.log.Error("end container", "err", err)
+		}
+	}
+	if !c.spec.Outlives {
+		return // Close does the rest
+	}
+	if found, last := c.gates.remove(s, &c.retiring); found {
+		go func() { // we are called by its supervisor, which has to end
+			if err := s.close(); err != nil {
+				c.log.Error("close gate", "err", err)
+			}
+			c.retiring.Done()
+			if last {
+				c.owner.Ended()
+			}
+		}()
+	}
+}

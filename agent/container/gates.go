@@ -1,0 +1,197 @@
+package container
+
+import (
+	"errors"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/gate"
+	"github.com/tsugiki/tsugiki/graft"
+	"github.com/tsugiki/tsugiki/intercept/notify"
+)
+
+// words are those that tell gates and shims a hint.
+var words = [graft.Hints]gate.Word{
+	graft.OwnSockets:     gate.OwnSockets,
+	graft.Services:       gate.Services,
+	graft.BoundClients:   gate.BoundClients,
+	graft.AFGraftSockets: gate.AFGraftSockets,
+}
+
+// gates are a container's: one for the filter of its first program, and one for
+// each program that an engine has executed in it since.
+type gates struct {
+	known [graft.Hints]atomic.Bool
+
+	// telling is held while gates are told something. A gate that is stopped holds up who
+	// tells for gate's patience, and then follows when it goes on. Taken before mu.
+	telling sync.Mutex
+	traced  bool // guarded by telling
+
+	mu    sync.Mutex // guards what follows
+	list  []*supervised
+	ended counted // by gates that are not in the list any more
+}
+
+// supervised is a gate with the one who answers what it asks.
+type supervised struct {
+	gate       *gate.Gate
+	supervisor *notify.Supervisor
+	listener   *os.File
+
+	mu     sync.Mutex    // guards what follows
+	stats  *gate.Stats   // as it last said; nil before
+	asking chan struct{} // closed when it has answered; nil unless it is asked
+}
+
+// close ends a gate, whose programs have ended.
+func (s *supervised) close() error {
+	return errors.Join(s.supervisor.Close(), s.forget())
+}
+
+// forget closes the listener once no call is being handled. If that takes too long, it is closed
+// later.
+func (s *supervised) forget() error {
+	if s.supervisor.Await() {
+		return s.listener.Close()
+	}
+	go func() {
+		<-s.supervisor.Handled()
+		s.listener.Close() // a descriptor of ours alone
+	}()
+	return nil
+}
+
+// each does something with all gates at once: each may take its time.
+func each(list []*supervised, do func(*supervised) error) error {
+	errs := make([]error, len(list))
+	var all sync.WaitGroup
+	for i, s := range list {
+		all.Add(1)
+		go func() {
+			defer all.Done()
+			errs[i] = do(s)
+		}()
+	}
+	all.Wait()
+	return errors.Join(errs...)
+}
+
+// know makes a hint known to all gates before it returns.
+func (g *gates) know(h graft.Hint) {
+	if g.known[h].Load() {
+		return
+	}
+	g.telling.Lock()
+	defer g.telling.Unlock()
+	_ = each(g.all(), func(s *supervised) error {
+		s.gate.Set(words[h])
+		return nil
+	})
+	g.known[h].Store(true)
+}
+
+// trace makes all gates tell of each decision, or no longer.
+func (g *gates) trace(on bool) {
+	g.telling.Lock()
+	defer g.telling.Unlock()
+	g.traced = on
+	_ = each(g.all(), func(s *supervised) error {
+		s.gate.SetTraced(on)
+		return nil
+	})
+}
+
+// add makes a gate one of the container's, which knows by then what all know.
+func (g *gates) add(s *supervised) {
+	g.telling.Lock()
+	defer g.telling.Unlock()
+	for h := range graft.Hints {
+		if g.known[h].Load() {
+			s.gate.Set(words[h])
+		}
+	}
+	if g.traced {
+		s.gate.SetTraced(true)
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.list = append(g.list, s)
+}
+
+// remove takes a gate that has ended away, if it is there, and tells whether it was
+// the last. What it has counted stays counted. It is one of retiring from then on: who
+// takes all gates after that waits for it.
+func (g *gates) remove(s *supervised, retiring *sync.WaitGroup) (found, last bool) {
+	// By its last words, which are there by now; what it was asked before, it may have
+	// answered before.
+	<-s.ask()
+	<-s.ask()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	i := slices.Index(g.list, s)
+	if i < 0 {
+		return false, false
+	}
+	retiring.Add(1)
+	g.list = slices.Delete(g.list, i, i+1)
+	g.ended.add(s.counted())
+	return true, len(g.list) == 0
+}
+
+// take takes all gates away.
+func (g *gates) take() []*supervised {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	list := g.list
+	g.list = nil
+	return list
+}
+
+// serve tells whether one of the gates has a listener.
+func (g *gates) serve(listener *os.File) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return slices.ContainsFunc(g.list, func(s *supervised) bool {
+		return sameFile(s.listener, listener)
+	})
+}
+
+// sameFile tells whether two descriptors of ours are of one open file: seccomp
+// listeners are all of one inode.
+func sameFile(a, b *os.File) bool {
+	self := uintptr(os.Getpid())
+	order, _, errno := unix.Syscall6(unix.SYS_KCMP, self, self, 0 /* KCMP_FILE */, a.Fd(), b.Fd(), 0)
+	return errno == 0 && order == 0
+}
+
+// all are those that there are.
+func (g *gates) all() []*supervised {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return slices.Clone(g.list)
+}
+
+// count is how many there are.
+func (g *gates) count() int { return len(g.all()) }
+
+// setRules gives all gates other rules, and returns how many of them do not answer: these follow
+// when they go on.
+func (g *gates) setRules(image []byte) (silent int, err error) {
+	g.telling.Lock()
+	defer g.telling.Unlock()
+	var late atomic.Int32
+	err = each(g.all(), func(s *supervised) error {
+		err := s.gate.SetRules(image)
+		if errors.Is(err, gate.ErrSilent) {
+			late.Add(1)
+			return nil
+		}
+		return err
+	})
+	return int(late.Load()), err
+}

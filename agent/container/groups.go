@@ -1,0 +1,45 @@
+package container
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"github.com/tsugiki/tsugiki/internal/cgroup"
+)
+
+func (c *Container) makeGroups() error {
+	own, err := cgroup.Own()
+	if err != nil {
+		return err
+	}
+	if c.group, err = makeGroup(own, c.groupName()); err != nil {
+		return err
+	}
+	c.keepers, err = cgroup.Create(c.group.Path(), keepersGroup)
+	return err
+}
+
+// makePrograms makes a cgroup for the container's programs, if nobody else has put them in one.
+func (c *Container) makePrograms() (err error) {
+	if !c.spec.Programs {
+		return nil
+	}
+	c.programs, err = cgroup.Create(c.group.Path(), programsGroup)
+	return err
+}
+
+func (c *Container) groupName() string { return "tsugiki-" + c.spec.Name + c.spec.Mark }
+
+// makeGroup makes a cgroup. One of that name that is empty is what a killed
+// process with another run directory has left.
+func makeGroup(parent, name string) (*cgroup.Group, error) {
+	g, err := cgroup.Create(parent, name)
+	if errors.Is(err, fs.ErrExist) && cgroup.At(parent+"/"+name).RemoveIfEmpty() == nil {
+		return cgroup.Create(parent, name)
+	}
+	if errors.Is(err, fs.ErrExist) {
+		return nil, fmt.Errorf("%w; a container of that name runs with another --run-dir, choose another --name", err)
+	}
+	return g, err
+}

@@ -1,0 +1,72 @@
+package container
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/policy"
+)
+
+// Shown is what a container is to others.
+type Shown struct {
+	PID    int      // of the first program; 0 before there is one
+	Ports  []string // what it may serve: HOST:PORT->ADDR:PORT
+	Egress []string // where it may connect: PREFIX->ENDPOINT ADDRESS
+}
+
+// Show says what a container is; while something is being changed, what it was before.
+func (c *Container) Show() Shown {
+	if c.changes.TryLock() {
+		defer c.changes.Unlock()
+		c.refresh()
+	}
+	return *c.shown.Load()
+}
+
+// refresh is for who holds c.changes, or nobody does yet.
+func (c *Container) refresh() {
+	s := c.describe()
+	c.shown.Store(&s)
+}
+
+func (c *Container) describe() Shown {
+	s := Shown{PID: c.state.PID, Ports: []string{}, Egress: []string{}}
+	for _, r := range c.table.IngressRules() {
+		bound, _, _ := strings.Cut(r.String(), "=")
+		s.Ports = append(s.Ports, served(c.table, r)+"->"+bound)
+	}
+	for _, r := range c.spec.Egress {
+		if ep := c.endpointNamed(r.Endpoint.Name); ep != nil {
+			target, _, _ := strings.Cut(r.String(), "=")
+			s.Egress = append(s.Egress, target+"->"+source(ep))
+		}
+	}
+	return s
+}
+
+// served is where on the host a rule leads what a program binds.
+func served(t *policy.Table, r policy.Ingress) string {
+	ep := r.Endpoint
+	if ep.Type == endpoint.Unix {
+		return ep.Path
+	}
+	_, first := t.Ingress(netip.AddrPortFrom(r.Addr, r.Ports.First))
+	at := netip.AddrPortFrom(ep.Addr, first).String()
+	if size := r.Ports.Size(); size > 1 {
+		at += fmt.Sprintf("-%d", int(first)+size-1)
+	}
+	return at
+}
+
+// source is from where on the host an endpoint connects.
+func source(ep *endpoint.Endpoint) string {
+	switch {
+	case ep.Type == endpoint.Unix:
+		return ep.Path
+	case ep.Dynamic():
+		return ep.Addr.String()
+	}
+	return netip.AddrPortFrom(ep.Addr, ep.Port.First).String()
+}

@@ -1,0 +1,120 @@
+package daemon
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/charge/accounts"
+	"github.com/tsugiki/tsugiki/gate"
+	"github.com/tsugiki/tsugiki/internal/kernel"
+	"github.com/tsugiki/tsugiki/internal/programs"
+	"github.com/tsugiki/tsugiki/internal/sys/thread"
+	"github.com/tsugiki/tsugiki/keeper"
+	"github.com/tsugiki/tsugiki/policy"
+	"github.com/tsugiki/tsugiki/policy/enforcer"
+	"github.com/tsugiki/tsugiki/shim"
+)
+
+// Examine tries the kernel features and looks for the programs that containers need. It removes
+// what it makes.
+func Examine(runDir string) ([]kernel.Result, error) {
+	return kernel.Examine(slices.Concat(kernel.Features(), installation(runDir), accounts.Features()))
+}
+
+func installation(runDir string) []kernel.Feature {
+	find := func(name string) func(*kernel.Scratch) (string, error) {
+		return func(*kernel.Scratch) (string, error) { return programs.Find(name) }
+	}
+	return []kernel.Feature{
+		{Name: "policy programs", Required: true, Lost: "rules are not enforced", Probe: loadPolicy},
+		{Name: keeper.Program, Required: true, Lost: "sockets cannot be made in the host's namespace", Probe: find(keeper.Program)},
+		{Name: gate.Program, Required: true, Lost: "trapped calls are not answered", Probe: find(gate.Program)},
+		{Name: "libtsugiki.so", Required: true, Lost: "only --mode seccomp works", Probe: find(shim.LibraryFile)},
+		{
+			Name: "libtsugiki.so for all users",
+			Lost: "programs of users other than root do not load the library, and need more round trips",
+			Probe: func(*kernel.Scratch) (string, error) {
+				path, err := programs.Find(shim.LibraryFile)
+				if err != nil {
+					return "", err
+				}
+				return "", readableByOthers(path)
+			},
+		},
+		{
+			Name: "run directory", Required: true, Lost: "the state of containers cannot be stored",
+			Probe: func(*kernel.Scratch) (string, error) { return runDir, writable(runDir) },
+		},
+	}
+}
+
+// loadPolicy attaches the kernel programs, with no rules, to a cgroup in which
+// nobody is.
+func loadPolicy(s *kernel.Scratch) (string, error) {
+	g, err := s.Trial()
+	if err != nil {
+		return "", err
+	}
+	dir, err := g.Open()
+	if err != nil {
+		return "", err
+	}
+	defer dir.Close()
+	table, err := policy.NewTable(nil, nil)
+	if err != nil {
+		return "", err
+	}
+	e, err := enforcer.Enforce(dir, table, nil)
+	if err != nil {
+		return "", err
+	}
+	return "", e.Close()
+}
+
+// nobody is a user who owns nothing.
+const nobody = 65534
+
+// readableByOthers opens a file as a user without any rights, on a thread that
+// ends after. Who is not root opens it as himself.
+func readableByOthers(path string) error {
+	err := thread.Do(func() error {
+		if os.Geteuid() == 0 {
+			for _, call := range [][2]uintptr{{unix.SYS_SETGROUPS, 0}, {unix.SYS_SETFSGID, nobody}, {unix.SYS_SETFSUID, nobody}} {
+				if _, _, errno := unix.RawSyscall(call[0], call[1], 0, 0); errno != 0 {
+					return kernel.Untold("unknown, because the process cannot become another user: " + errno.Error())
+				}
+			}
+		}
+		fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0) // access(2) asks for the real user
+		if err == nil {
+			unix.Close(fd)
+		}
+		return err
+	})
+	if errno := unix.Errno(0); errors.As(err, &errno) {
+		// No ErrPermission: it is not ours that is missing.
+		return fmt.Errorf("open %s as another user: %s; install it where all users can read it", path, errno.Error())
+	}
+	return err
+}
+
+// writable tells why files cannot be made in a directory, or why it cannot be made.
+func writable(dir string) error {
+	for {
+		err := unix.Access(dir+"/.", unix.W_OK|unix.X_OK)
+		parent := filepath.Dir(dir)
+		if !errors.Is(err, fs.ErrNotExist) || parent == dir {
+			if err != nil {
+				err = fmt.Errorf("write to %s: %w; choose another with --run-dir", dir, err)
+			}
+			return err
+		}
+		dir = parent
+	}
+}

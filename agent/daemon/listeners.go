@@ -1,0 +1,242 @@
+package daemon
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/agent/container"
+	"github.com/tsugiki/tsugiki/agent/httpapi"
+	"github.com/tsugiki/tsugiki/api"
+	"github.com/tsugiki/tsugiki/internal/sys/fdpass"
+)
+
+// OCI runtimes send the listener of a container's filter to a unix socket, as soon
+// as the program is under the filter and before it runs; and so does tsugiki run.
+// With it comes one JSON object, the container process state of the runtime
+// specification (config-linux.md, "Seccomp"), whose metadata is the token that the
+// container got when it was registered. Nothing is answered to a runtime, which
+// does not wait; whoever closes its side reads {} or {"error": "..."}.
+
+const (
+	listenerPatience = 10 * time.Second // for a message to come in
+	stateMax         = 1 << 20          // of a message, in bytes
+	filesMax         = 8                // beside a message
+	listenersAtOnce  = 64
+)
+
+var errNoListener = errors.New("no seccomp listener came with the container's state")
+
+// listeners takes listeners.
+type listeners struct {
+	d       *Daemon
+	socket  net.Listener
+	path    string
+	serving sync.WaitGroup
+}
+
+func (d *Daemon) listenForFilters() (*listeners, error) {
+	l := &listeners{d: d, path: filepath.Join(d.runDir, api.ListenerSocket)}
+	var err error
+	if l.socket, err = httpapi.ListenAt(l.path); err != nil {
+		return nil, fmt.Errorf("listen at %s: %w; choose another directory with --run-dir", l.path, err)
+	}
+	l.socket = d.guard(l.socket)
+	l.serving.Add(1)
+	go l.serve()
+	return l, nil
+}
+
+func (l *listeners) serve() {
+	defer l.serving.Done()
+	places := make(chan struct{}, listenersAtOnce)
+	for {
+		conn, err := l.socket.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil { // out of files: those that come meanwhile wait
+			l.d.log.Error("take seccomp listener", "err", err)
+			time.Sleep(10 * time.Millisecond)
+			continue
+		}
+		places <- struct{}{}
+		l.serving.Add(1)
+		go func() {
+			defer l.serving.Done()
+			defer conn.Close()
+			l.take(conn.(*net.UnixConn))
+			<-places
+		}()
+	}
+}
+
+func (l *listeners) close() error {
+	err := l.socket.Close()
+	l.serving.Wait()
+	if rm := os.Remove(l.path); !errors.Is(rm, os.ErrNotExist) {
+		err = errors.Join(err, rm)
+	}
+	return err
+}
+
+func (l *listeners) take(conn *net.UnixConn) {
+	log := l.d.log
+	sender, err := checkSender(conn)
+	if err == nil {
+		log, err = l.attach(conn, sender)
+	}
+	var result any = struct{}{}
+	if err != nil {
+		log.Error("program not attached", "err", err)
+		result = api.Failure{Error: httpapi.OneLine(err)}
+	}
+	_ = json.NewEncoder(conn).Encode(result) // who does not wait misses it
+}
+
+// checkSender refuses all but root and our user, and says which process it is. More cannot
+// be asked of a runtime, which does not wait to be looked at; who may attach to which
+// container, the token says.
+func checkSender(conn *net.UnixConn) (pid int, err error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var cred *unix.Ucred
+	cerr := raw.Control(func(fd uintptr) {
+		cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	})
+	if err = errors.Join(cerr, err); err != nil {
+		return 0, fmt.Errorf("find out who sends a seccomp listener: %w", err)
+	}
+	if cred.Uid != 0 && int(cred.Uid) != os.Geteuid() {
+		return 0, fmt.Errorf("user %d may not attach programs; root may", cred.Uid)
+	}
+	return int(cred.Pid), nil
+}
+
+// attach reads a message and acts on it. The log says which program it is about, as far
+// as that is known.
+//
+// A program that cannot be attached has no listener any more once the files are closed, and
+// each of its trapped calls fails with ENOSYS. One of a container of ours is killed too, for
+// it could not know the reason.
+func (l *listeners) attach(conn *net.UnixConn, sender int) (*slog.Logger, error) {
+	log := l.d.log
+	if err := conn.SetReadDeadline(time.Now().Add(listenerPatience)); err != nil {
+		return log, err
+	}
+	data, files, err := receive(conn)
+	defer func() {
+		for _, f := range files {
+			f.Close()
+		}
+	}()
+	if err != nil {
+		return log, fmt.Errorf("receive seccomp listener: %w", err)
+	}
+	state, at, err := parseState(data)
+	if err != nil {
+		return log, err
+	}
+	log = log.With("pid", state.Pid)
+	// A program may have left its work to a child, and be gone.
+	program, err := container.OpenProcess(state.Pid)
+	if err == nil {
+		defer program.Close()
+	} else if !errors.Is(err, unix.ESRCH) && !errors.Is(err, os.ErrNotExist) {
+		return log, err
+	}
+	m := l.d.findToken(state.Metadata)
+	came := at < len(files) && isListener(files[at]) // out of files, the kernel drops it
+	switch {
+	case m == nil && !came:
+		return log, errNoListener
+	case m == nil:
+		return log, fmt.Errorf("process %d: no container is registered by that token; its listener is closed, so its socket calls fail; start the container again", state.Pid)
+	}
+	log = log.With("container", m.Name)
+	if !came {
+		return log, m.giveUp(program, sender, errNoListener)
+	}
+	listener := files[at]
+	files = slices.Delete(files, at, at+1)
+	if err := m.attach(listener, state.Pid); err != nil {
+		err = m.giveUp(program, sender, err)
+		return log, fmt.Errorf("container %s: %w", m.Name, errors.Join(err, listener.Close()))
+	}
+	m.log.Info("program attached", "pid", state.Pid)
+	return log, nil
+}
+
+// giveUp kills a program that cannot be attached, if it is shown to be the container's: a
+// message may name any process.
+func (m *managed) giveUp(program *container.Process, sender int, reason error) error {
+	if program == nil {
+		return reason // it is gone
+	}
+	if !m.has(program) && !program.IsOf(sender) {
+		return fmt.Errorf("%w; process %d is not shown to be the container's: it lives, and the socket calls of whatever had the listener fail", reason, program.PID)
+	}
+	return errors.Join(fmt.Errorf("%w; its program is killed", reason), program.Kill())
+}
+
+// has tells whether a process is in the container's group of programs.
+func (m *managed) has(p *container.Process) bool {
+	group := m.ProgramsGroup()
+	return group != "" && p.IsIn(group)
+}
+
+// receive reads until the sender closes its side, or has said one JSON object.
+func receive(conn *net.UnixConn) (data []byte, files []*os.File, err error) {
+	buf, oob := make([]byte, 64<<10), make([]byte, unix.CmsgSpace(4*filesMax))
+	for {
+		n, oobn, _, _, err := conn.ReadMsgUnix(buf, oob)
+		files = append(files, fdpass.Files(oob[:oobn], "received")...)
+		data = append(data, buf[:n]...)
+		switch {
+		case len(data) > stateMax || len(files) > filesMax:
+			return nil, files, fmt.Errorf("more than %d bytes or %d files", stateMax, filesMax)
+		case json.Valid(data):
+			return data, files, nil
+		case errors.Is(err, io.EOF) || err == nil && n == 0:
+			return nil, files, io.ErrUnexpectedEOF
+		case err != nil:
+			return nil, files, err
+		}
+	}
+}
+
+// parseState reads a container process state, and finds which of the files that
+// came with it is the listener.
+func parseState(data []byte) (*specs.ContainerProcessState, int, error) {
+	var s specs.ContainerProcessState
+	if err := json.Unmarshal(data, &s); err != nil {
+		return nil, 0, fmt.Errorf("read container process state: %w", err)
+	}
+	at := slices.Index(s.Fds, specs.SeccompFdName)
+	if at < 0 {
+		return nil, 0, errors.New("read container process state: it names no " + specs.SeccompFdName)
+	}
+	if s.Pid <= 0 {
+		return nil, 0, fmt.Errorf("read container process state: %d is no process", s.Pid)
+	}
+	return &s, at, nil
+}
+
+// isListener tells whether a file is a seccomp listener.
+func isListener(f *os.File) bool {
+	name, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
+	return err == nil && name == "anon_inode:seccomp notify"
+}

@@ -1,0 +1,175 @@
+package daemon
+
+import (
+	"fmt"
+	"net"
+	"net/http"
+	"runtime"
+	"runtime/debug"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/tsugiki/tsugiki/agent/httpapi"
+	"github.com/tsugiki/tsugiki/api"
+)
+
+// Metrics, for Prometheus. Names of containers, and of calls, are the only labels
+// that there are many of. docs/METRICS.md has them for readers.
+
+const (
+	// scrapesMax are those at once.
+	scrapesMax = 4
+	// metricsConnections are those at once at the address of the configuration.
+	metricsConnections = 64
+)
+
+// Who answers a call.
+const (
+	byGate  = "gate"
+	byAgent = "agent"
+)
+
+func containerDesc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("tsugiki_"+name, help, append([]string{"container"}, labels...), nil)
+}
+
+var (
+	descContainers  = prometheus.NewDesc("tsugiki_containers", "Containers of the agent.", []string{"state"}, nil)
+	descSilent      = prometheus.NewDesc("tsugiki_gates_silent_total", "Times that a gate did not say in time what it has counted.", nil, nil)
+	descBuild       = prometheus.NewDesc("tsugiki_build_info", "What the agent was built from; always 1.", []string{"version", "revision", "goversion"}, nil)
+	descConnections = containerDesc("connections_total", "TCP connections of host sockets that were established.", "direction")
+	descDenied      = containerDesc("denied_total", "Calls that the kernel programs refused.", "call")
+	descDecisions   = containerDesc("decisions_total", "Calls that were trapped, by who answered them.", "call", "by")
+	descRefusals    = containerDesc("refusals_total", "Trapped calls that were answered with an error.", "by")
+	descSeconds     = containerDesc("decision_seconds", "Time that it took to answer a trapped call. The sum is estimated from the buckets.", "by")
+	descBatches     = containerDesc("pool_batches_total", "Batches of sockets that were handed to programs in advance.")
+	descSockets     = containerDesc("pool_sockets_total", "Sockets that were handed to programs in advance.")
+	descSingle      = containerDesc("pool_single_total", "Sockets that were made one at a time.")
+	descMisses      = containerDesc("pool_misses_total", "Sockets that were made one at a time because a program had none left.")
+	descAgain       = containerDesc("calls_asked_again_total", "Calls that were put to another agent again after a restart.")
+	descDelayed     = containerDesc("calls_delayed_total", "Calls that had to wait to be put to an agent.")
+	descUnreported  = containerDesc("trace_unreported_total", "Calls that no trace was told of, for want of time.")
+	descMemory      = containerDesc("helpers_resident_bytes", "Memory of the container's gates and keepers.")
+)
+
+// bucketPowers are the upper bounds of decision_seconds, as powers of 2 ns: from 1
+// us to 1 s.
+var bucketPowers = []int{10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30}
+
+// collector gives what the containers have counted, when it is asked.
+type collector struct{ d *Daemon }
+
+// Describe sends nothing: which series there are depends on the containers.
+func (collector) Describe(chan<- *prometheus.Desc) {}
+
+func (c collector) Collect(out chan<- prometheus.Metric) {
+	stats := c.d.stats()
+	states := map[string]int{stateCreated: 0, stateRunning: 0}
+	for i := range stats.Containers {
+		s := &stats.Containers[i]
+		states[s.State]++
+		collectContainer(out, s)
+	}
+	for state, n := range states {
+		out <- prometheus.MustNewConstMetric(descContainers, prometheus.GaugeValue, float64(n), state)
+	}
+	if c.d.accounts != nil {
+		collectCharges(out, c.d.charges())
+		out <- prometheus.MustNewConstMetric(descMissed, prometheus.GaugeValue, float64(c.d.accounts.Missed()))
+	}
+	out <- prometheus.MustNewConstMetric(descSilent, prometheus.CounterValue, float64(c.d.silent.Load()))
+}
+
+func collectContainer(out chan<- prometheus.Metric, s *api.ContainerStats) {
+	count := func(desc *prometheus.Desc, n uint64, labels ...string) {
+		out <- prometheus.MustNewConstMetric(desc, prometheus.CounterValue, float64(n), append([]string{s.Name}, labels...)...)
+	}
+	count(descConnections, s.Connections.Out, "out")
+	count(descConnections, s.Connections.In, "in")
+	count(descDenied, s.Denied.Connect, "connect")
+	count(descDenied, s.Denied.Bind, "bind")
+	count(descDenied, s.Denied.Send, "send")
+	count(descDenied, s.Denied.SetSockOpt, "setsockopt")
+	count(descDenied, s.Denied.Leave, "leave")
+	count(descDenied, s.Denied.Enter, "enter")
+	for by, d := range map[string]*api.Decisions{byGate: &s.Gate, byAgent: &s.Agent} {
+		for call, n := range d.Calls {
+			count(descDecisions, n, call, by)
+		}
+		count(descRefusals, d.Refused, by)
+		out <- histogram(d.Times, s.Name, by)
+	}
+	count(descBatches, s.Pool.Batches)
+	count(descSockets, s.Pool.Sockets)
+	count(descSingle, s.Pool.Single)
+	count(descMisses, s.Pool.Misses)
+	count(descAgain, s.AskedAgain)
+	count(descDelayed, s.Delayed)
+	count(descUnreported, s.Unreported)
+	out <- prometheus.MustNewConstMetric(descMemory, prometheus.GaugeValue, float64(s.Memory), s.Name)
+}
+
+// histogram makes one of the buckets of api.Decisions. Their sum is that of times
+// which lie in the middle of their bucket.
+func histogram(times []uint64, labels ...string) prometheus.Metric {
+	buckets := map[float64]uint64{}
+	var total uint64
+	var sum float64
+	next := 0
+	for power, n := range times {
+		total += n
+		sum += float64(n) * middle(power).Seconds()
+		if next < len(bucketPowers) && bucketPowers[next] == power {
+			buckets[(time.Duration(1) << power).Seconds()] = total
+			next++
+		}
+	}
+	return prometheus.MustNewConstHistogram(descSeconds, total, sum, buckets, labels...)
+}
+
+// middle is that of the times of a bucket.
+func middle(power int) time.Duration { return 3 * (time.Duration(1) << power) / 4 }
+
+func buildInfo() prometheus.Metric {
+	version, revision := "unknown", "unknown"
+	if info, ok := debug.ReadBuildInfo(); ok {
+		version = info.Main.Version
+		for _, s := range info.Settings {
+			if s.Key == "vcs.revision" {
+				revision = s.Value
+			}
+		}
+	}
+	return prometheus.MustNewConstMetric(descBuild, prometheus.GaugeValue, 1, version, revision, runtime.Version())
+}
+
+// constant is a collector of a metric that does not change.
+type constant struct{ prometheus.Metric }
+
+func (c constant) Describe(out chan<- *prometheus.Desc) { out <- c.Desc() }
+func (c constant) Collect(out chan<- prometheus.Metric) { out <- c.Metric }
+
+// metricsHandler serves the metrics of the daemon.
+func (d *Daemon) metricsHandler() http.Handler {
+	r := prometheus.NewRegistry()
+	r.MustRegister(collector{d}, constant{buildInfo()}, collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return promhttp.HandlerFor(r, promhttp.HandlerOpts{MaxRequestsInFlight: scrapesMax})
+}
+
+// serveMetrics serves the metrics, and nothing else, to whoever can reach an
+// address.
+func (d *Daemon) serveMetrics(addr string) (*http.Server, error) {
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("serve metrics: %w; choose another address with [metrics] listen", err)
+	}
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", d.metricsHandler())
+	s := httpapi.NewHTTP(mux, d.log)
+	go func() { _ = s.Serve(httpapi.Limit(l, s, metricsConnections)) }() // until it is closed
+	return s, nil
+}

@@ -1,0 +1,72 @@
+package daemon
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/tsugiki/tsugiki/agent/rules"
+	"github.com/tsugiki/tsugiki/api"
+)
+
+// attachPatience is how long a container may be registered without a program.
+const attachPatience = 2 * time.Minute
+
+// register makes a container that has no program yet. On an error nothing is left. It does not
+// begin, or is undone, if it is abandoned by then: nobody would start its program.
+func (d *Daemon) register(ctx context.Context, r api.Registration) (*managed, error) {
+	if r.Rules == nil && len(r.Image) > 0 {
+		d.log.Warn("annotations of the image are not heard: only those count that are given to who starts the container",
+			"container", r.Name, "engine", r.Engine, "annotations", strings.Join(r.Image, ","))
+	}
+	g, err := rules.For(d.config.Load(), &r)
+	if err != nil {
+		return nil, err
+	}
+	if !g.Found {
+		return nil, nil // whatever its name is
+	}
+	r.Name = g.Name
+	if err := api.CheckName(r.Name); err != nil {
+		return nil, fmt.Errorf("%w: %w", rules.ErrRequest, err)
+	}
+	if err := d.lockName(ctx, r.Name, r.ID); err != nil {
+		return nil, err
+	}
+	defer d.changes.Unlock()
+	d.memory.setBusyGC()
+	m := d.newManaged(d.newIdentity(r, &g), g.Rules)
+	err = m.Prepare()
+	if err == nil {
+		err = m.Make()
+	}
+	if err != nil {
+		return nil, errors.Join(err, d.forget(m))
+	}
+	if abandoned(ctx) {
+		return nil, errors.Join(errAbandoned, d.forget(m))
+	}
+	d.insert(m)
+	d.awaitProgram(m, attachPatience)
+	d.log.Info("container registered", "container", r.Name, "id", r.ID)
+	if len(r.Dropped) > 0 {
+		d.log.Info("container loses capabilities with which its programs could get around its rules",
+			"container", r.Name, "capabilities", strings.Join(r.Dropped, ","))
+	}
+	return m, nil
+}
+
+func (d *Daemon) newIdentity(r api.Registration, g *rules.Given) identity {
+	var token [16]byte
+	rand.Read(token[:])
+	t := g.Rules.Texts()
+	return identity{
+		ID: r.ID, Name: r.Name, Token: hex.EncodeToString(token[:]), Boot: d.boot, Created: time.Now().UTC(),
+		UID: r.UID, GID: r.GID, LoopbackOnly: r.LoopbackOnly, Programs: r.Programs, Annotated: g.Annotated,
+		Mode: t.Mode, Given: t.Endpoints, Ingress: t.Ingress, Egress: t.Egress,
+	}
+}

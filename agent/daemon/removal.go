@@ -1,0 +1,198 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/tsugiki/tsugiki/agent/container"
+	"github.com/tsugiki/tsugiki/agent/httpapi"
+)
+
+// # The end of a daemon's container
+//
+// To remove a container takes as long as its helpers and the memory of its programs take. Its name
+// and its ports are its own until then; other containers come, change and go meanwhile.
+
+// leavePatience is how long a container may be removed whose name is wanted again: its groups have
+// ten seconds.
+const leavePatience = 15 * time.Second
+
+// endPatience is how long a container may be ending that is started again.
+const endPatience = 2 * time.Second
+
+// errAbandoned is why nothing was registered; nobody is there to be told.
+var errAbandoned = errors.New("who asked for the container is gone")
+
+// abandoned tells whether who has asked for something is gone. The server finds that out too, but
+// maybe only after it is done.
+func abandoned(ctx context.Context) bool {
+	return httpapi.HungUp(ctx) || ctx.Err() != nil
+}
+
+// removal is of a container that is being removed.
+type removal struct {
+	id   string
+	done chan struct{} // closed when it has been
+	err  error         // of it, then
+}
+
+// causesMax are the causes of ends that are kept for who asks.
+const causesMax = 64
+
+// ended is a container that the daemon has ended by itself.
+type ended struct{ id, cause string }
+
+// causeOf is why the daemon has ended the container that was registered with an id; "" if it has not.
+func (d *Daemon) causeOf(id string) string {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	for _, e := range d.causes {
+		if e.id == id {
+			return e.cause
+		}
+	}
+	return ""
+}
+
+// leavingIs is the removal of a container of a name, nil if there is none.
+func (d *Daemon) leavingIs(name string) *removal {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	return d.leaving[name]
+}
+
+// leave makes a container one that is being removed, unless it is one already, or is gone.
+func (d *Daemon) leave(m *managed) *removal {
+	d.changes.Lock()
+	defer d.changes.Unlock()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed || d.byName[m.Name] != m {
+		return nil
+	}
+	delete(d.byName, m.Name)
+	delete(d.byToken, m.Token)
+	r := &removal{id: m.ID, done: make(chan struct{})}
+	d.leaving[m.Name] = r
+	d.removals.Add(1)
+	return r
+}
+
+// remove ends a container and forgets it, and says why.
+func (d *Daemon) remove(m *managed, why string) error {
+	r := d.leave(m)
+	if r == nil {
+		return httpapi.ErrNoContainer
+	}
+	defer d.removals.Done()
+	d.log.Info(why, "container", m.Name)
+	r.err = d.forget(m)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if cause := m.Cause(); cause != "" {
+		d.causes = append(d.causes, ended{m.ID, cause})
+		d.causes = d.causes[max(0, len(d.causes)-causesMax):]
+	}
+	delete(d.leaving, m.Name)
+	close(r.done)
+	return r.err
+}
+
+// forget ends a container that nobody finds any more, or nobody has found yet.
+func (d *Daemon) forget(m *managed) error {
+	err := m.remove()
+	d.ports.Forget(m.Name)
+	if err != nil {
+		return err // the next daemon finds the record and tries again
+	}
+	return d.store.delete(m.Name)
+}
+
+// end removes a container whose programs have ended.
+func (d *Daemon) end(m *managed) {
+	if err := d.remove(m, "container ended"); err != nil && !errors.Is(err, httpapi.ErrNoContainer) {
+		d.log.Error("remove container", "container", m.Name, "err", err)
+	}
+}
+
+// awaitProgram removes a container whose program never came.
+func (d *Daemon) awaitProgram(m *managed, patience time.Duration) {
+	time.AfterFunc(patience, func() {
+		if m.Begun() || d.find(m.Name) != m {
+			return
+		}
+		d.log.Warn("container was registered and never started; it is removed", "container", m.Name)
+		d.end(m)
+	})
+}
+
+// lockName locks d.changes once a container's name is free. The same container registered again is
+// one that was never started, or whose end was not told.
+func (d *Daemon) lockName(ctx context.Context, name, id string) error {
+	began := time.Now()
+	for {
+		m, leaving, err := d.tryName(ctx, name)
+		switch {
+		case err != nil:
+			return err
+		case m == nil && leaving == nil:
+			return nil
+		case m != nil && m.ID == id && !m.Runs():
+			if err := d.remove(m, "container is registered again"); err != nil && !errors.Is(err, httpapi.ErrNoContainer) {
+				return err
+			}
+		case m != nil && (m.ID != id || time.Since(began) > endPatience), time.Since(began) > leavePatience:
+			return taken(name, m, leaving)
+		}
+		// It may just be ending.
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// tryName locks d.changes if a name is free, and else tells whose it is.
+func (d *Daemon) tryName(ctx context.Context, name string) (*managed, *removal, error) {
+	d.changes.Lock()
+	m, leaving := d.find(name), d.leavingIs(name)
+	var err error
+	switch {
+	case d.closed:
+		err = os.ErrClosed
+	case abandoned(ctx):
+		err = errAbandoned
+	case m == nil && leaving == nil:
+		return nil, nil, nil
+	}
+	d.changes.Unlock()
+	return m, leaving, err
+}
+
+func taken(name string, m *managed, leaving *removal) error {
+	if m == nil {
+		return fmt.Errorf("%w: a container %s, with the id %s, is still ending; try again, or choose another name", container.ErrExists, name, leaving.id)
+	}
+	return fmt.Errorf("%w: a container %s runs, with the id %s; choose another name", container.ErrExists, name, m.ID)
+}
+
+// releaseAll lets go of all containers at once, each of which may take its time.
+func (d *Daemon) releaseAll() error {
+	list := d.all()
+	errs := make([]error, len(list))
+	var all sync.WaitGroup
+	for i, m := range list {
+		d.drop(m)
+		all.Add(1)
+		go func() {
+			defer all.Done()
+			errs[i] = m.release()
+		}()
+	}
+	all.Wait()
+	return errors.Join(errs...)
+}

@@ -1,0 +1,36 @@
+package daemon
+
+import (
+	"github.com/tsugiki/tsugiki/agent/ports"
+	"github.com/tsugiki/tsugiki/graft"
+	"github.com/tsugiki/tsugiki/internal/netns"
+)
+
+// findPorts finds out which ports the containers have that were taken over: the kernel says of
+// each socket in which cgroup it was made.
+func (d *Daemon) findPorts() {
+	owners := map[uint64]*ports.Holder{}
+	namespaces := map[uint64]*netns.NS{}
+	for _, m := range d.all() {
+		owners[m.SocketsID()] = m.Ports()
+		for _, ns := range m.HostNamespaces() {
+			namespaces[ns.Cookie()] = ns
+		}
+	}
+	for cookie, ns := range namespaces {
+		sockets, err := ns.Sockets()
+		if err != nil {
+			d.log.Warn("which ports containers have is not known; containers of one user may share them", "err", err)
+			for _, o := range owners {
+				o.SetUnknown()
+			}
+			return
+		}
+		for _, s := range sockets {
+			if o := owners[s.Cgroup]; o != nil {
+				dual := s.At.Addr().Is6() && s.At.Addr().IsUnspecified() && !s.V6Only
+				o.Found(graft.Port{Netns: cookie, Protocol: s.Protocol, At: s.At, Dual: dual})
+			}
+		}
+	}
+}

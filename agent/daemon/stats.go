@@ -1,0 +1,104 @@
+package daemon
+
+import (
+	"net/http"
+	"time"
+
+	"github.com/tsugiki/tsugiki/agent/httpapi"
+	"github.com/tsugiki/tsugiki/api"
+	"github.com/tsugiki/tsugiki/gate"
+)
+
+// statsPatience is how long gates have to say what they have counted. All are asked
+// at once, and nothing else here waits for anybody.
+const statsPatience = time.Second
+
+// stats are what all containers have counted.
+func (d *Daemon) stats() api.Stats {
+	var list []*managed
+	asked := map[*managed][]<-chan struct{}{}
+	for _, m := range d.all() {
+		list = append(list, m)
+		asked[m] = m.AskGates()
+	}
+	wait := time.NewTimer(statsPatience)
+	defer wait.Stop()
+	late := false
+	answered := func(gate <-chan struct{}) bool {
+		if !late {
+			select {
+			case <-gate:
+				return true
+			case <-wait.C:
+				late = true
+			}
+		}
+		select {
+		case <-gate:
+			return true
+		default:
+			return false
+		}
+	}
+	stats := api.Stats{Containers: []api.ContainerStats{}}
+	for _, m := range list {
+		silent := 0
+		for _, gate := range asked[m] {
+			if !answered(gate) {
+				silent++
+			}
+		}
+		d.silent.Add(uint64(silent))
+		if s, ok := m.stats(); ok {
+			s.Gates, s.Silent = len(asked[m]), silent
+			stats.Containers = append(stats.Containers, s)
+		}
+	}
+	stats.Time = time.Now().UTC().Format(time.RFC3339Nano)
+	return stats
+}
+
+// stats are what the container has counted; false if it has ended.
+func (m *managed) stats() (api.ContainerStats, bool) {
+	c, ok := m.Counts()
+	if !ok {
+		return api.ContainerStats{}, false
+	}
+	g := &c.Gates
+	s := api.ContainerStats{
+		ID: m.ID, Name: m.Name, State: stateCreated,
+		Connections: api.Connections{Out: c.Connections.Out, In: c.Connections.In},
+		Denied: api.Denied{
+			Connect: c.Denied.Connect, Bind: c.Denied.Bind, Send: c.Denied.Send, SetSockOpt: c.Denied.SetOption,
+			Leave: c.Denied.Leave, Enter: c.Denied.Enter,
+		},
+		Pool:       api.Pool{Batches: g.Batches, Sockets: g.BatchSockets, Single: g.Single, Misses: g.Misses},
+		AskedAgain: g.Again, Delayed: g.Full, Unreported: g.Unreported,
+		Memory: c.Memory,
+	}
+	if c.Running {
+		s.State = stateRunning
+	}
+	s.Gate = decisions(g, func(c *gate.CallStats) uint64 { return c.Answered })
+	s.Agent = decisions(&c.Agent, func(c *gate.CallStats) uint64 { return c.Answered })
+	// The gates know also of those that an earlier agent has answered.
+	s.Agent.Calls = decisions(g, func(c *gate.CallStats) uint64 { return c.Passed }).Calls
+	return s, true
+}
+
+func decisions(s *gate.Stats, of func(*gate.CallStats) uint64) api.Decisions {
+	d := api.Decisions{Calls: map[string]uint64{}, Times: make([]uint64, gate.TimeBuckets)}
+	for i := gate.Socket; int(i) < len(s.Calls); i++ {
+		c := &s.Calls[i]
+		d.Calls[i.String()] = of(c)
+		d.Refused += c.Refused
+		for n, count := range c.Time {
+			d.Times[n] += count
+		}
+	}
+	return d
+}
+
+func (d *Daemon) handleStats(w http.ResponseWriter, _ *http.Request) {
+	httpapi.Answer(w, http.StatusOK, d.stats())
+}

@@ -1,0 +1,163 @@
+package daemon
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"go.etcd.io/bbolt"
+	bbolterrors "go.etcd.io/bbolt/errors"
+
+	"github.com/tsugiki/tsugiki/agent/container"
+	"github.com/tsugiki/tsugiki/agent/httpapi"
+	"github.com/tsugiki/tsugiki/api"
+)
+
+// stateVersion is that of what a daemon writes down. One that finds a higher one
+// leaves it alone.
+const stateVersion = 1
+
+// storeWait is how long another daemon may take to let go of its state.
+const storeWait = 2 * time.Second
+
+var (
+	bucketMeta       = []byte("meta")
+	bucketContainers = []byte("containers")
+	keyVersion       = []byte("version")
+)
+
+// identity is what a daemon has to know of a container for as long as it is there.
+type identity struct {
+	ID           string    `json:"id"`
+	Name         string    `json:"name"`
+	Token        string    `json:"token"`
+	Boot         string    `json:"boot"` // of the machine, when it was registered
+	Created      time.Time `json:"created"`
+	UID          int       `json:"uid"`
+	GID          int       `json:"gid"`
+	LoopbackOnly bool      `json:"loopbackOnly"`
+	Programs     bool      `json:"programs"`
+	Mode         string    `json:"mode"`
+	Annotated    bool      `json:"annotated"` // what it is given stood in annotations
+	// Rules may name endpoints that are gone; Given are those that it began with.
+	Given   []string `json:"given"`
+	Ingress []string `json:"ingress"`
+	Egress  []string `json:"egress"`
+}
+
+// rules are what the container was given when it was registered.
+func (id *identity) rules() api.Rules {
+	return api.Rules{Mode: id.Mode, Endpoints: id.Given, Ingress: id.Ingress, Egress: id.Egress}
+}
+
+// record is what a daemon has to know of a container to take it over.
+type record struct {
+	identity
+	container.State
+}
+
+// store keeps records. What it has taken is on the disk.
+type store struct {
+	db *bbolt.DB
+}
+
+// openStore opens the state in a directory, or makes it. Only one process can have
+// it open.
+func openStore(dir string) (*store, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("%w: %w; choose another directory with --state-dir", httpapi.ErrState, err)
+	}
+	path := filepath.Join(dir, "state.db")
+	db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: storeWait})
+	if errors.Is(err, bbolterrors.ErrTimeout) {
+		return nil, fmt.Errorf("%w: another agent has %s open; stop that one, or choose another directory with --state-dir", httpapi.ErrState, path)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: open %s: %w; mend it, or choose another directory with --state-dir", httpapi.ErrState, path, err)
+	}
+	s := &store{db}
+	if err := s.prepare(path); err != nil {
+		return nil, errors.Join(err, db.Close())
+	}
+	return s, nil
+}
+
+func (s *store) prepare(path string) error {
+	version := -1
+	err := s.db.View(func(tx *bbolt.Tx) (err error) {
+		if meta := tx.Bucket(bucketMeta); meta != nil {
+			version, err = strconv.Atoi(string(meta.Get(keyVersion)))
+		}
+		return err
+	})
+	switch {
+	case err != nil:
+		return fmt.Errorf("%w: read %s: %w", httpapi.ErrState, path, err)
+	case version > stateVersion:
+		return fmt.Errorf("%w: %s was written by a newer tsugiki (format %d, this one knows %d); install that one, or choose another directory with --state-dir",
+			httpapi.ErrState, path, version, stateVersion)
+	case version == stateVersion:
+		return nil
+	}
+	err = s.db.Update(func(tx *bbolt.Tx) error {
+		meta, err := tx.CreateBucketIfNotExists(bucketMeta)
+		if err != nil {
+			return err
+		}
+		if _, err := tx.CreateBucketIfNotExists(bucketContainers); err != nil {
+			return err
+		}
+		return meta.Put(keyVersion, []byte(strconv.Itoa(stateVersion)))
+	})
+	if err != nil {
+		return fmt.Errorf("%w: write %s: %w", httpapi.ErrState, path, err)
+	}
+	return nil
+}
+
+// put writes a record in the place of the one of its name.
+func (s *store) put(r *record) error {
+	data, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	err = s.db.Update(func(tx *bbolt.Tx) error { return tx.Bucket(bucketContainers).Put([]byte(r.Name), data) })
+	if err != nil {
+		return fmt.Errorf("%w: write down container %s: %w", httpapi.ErrState, r.Name, err)
+	}
+	return nil
+}
+
+func (s *store) delete(name string) error {
+	err := s.db.Update(func(tx *bbolt.Tx) error { return tx.Bucket(bucketContainers).Delete([]byte(name)) })
+	if err != nil {
+		return fmt.Errorf("%w: forget container %s: %w", httpapi.ErrState, name, err)
+	}
+	return nil
+}
+
+// all reads every record, by name. One that cannot be read is an error: it is
+// somebody's container.
+func (s *store) all() ([]*record, error) {
+	var list []*record
+	err := s.db.View(func(tx *bbolt.Tx) error {
+		return tx.Bucket(bucketContainers).ForEach(func(name, data []byte) error {
+			var r record
+			if err := json.Unmarshal(data, &r); err != nil {
+				return fmt.Errorf("container %s: %w", name, err)
+			}
+			list = append(list, &r)
+			return nil
+		})
+	})
+	if err != nil {
+		return nil, fmt.Errorf("%w: read: %w", httpapi.ErrState, err)
+	}
+	return list, nil
+}
+
+func (s *store) close() error { return s.db.Close() }

@@ -1,0 +1,80 @@
+package httpapi
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"strings"
+
+	"github.com/tsugiki/tsugiki/agent/container"
+	"github.com/tsugiki/tsugiki/agent/ports"
+	"github.com/tsugiki/tsugiki/agent/rules"
+	"github.com/tsugiki/tsugiki/api"
+	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/policy"
+)
+
+// Errors that have a status of HTTP, beside those of other packages; see Refuse.
+var (
+	ErrNoContainer = errors.New("no container of that name is here")
+	// ErrState says that a daemon cannot keep its state.
+	ErrState = errors.New("state cannot be kept")
+	// ErrTraces says that there are as many traces as there can be.
+	ErrTraces = errors.New("too many traces")
+)
+
+// Answer sends a body as JSON.
+func Answer(w http.ResponseWriter, status int, body any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(body) // a caller that is gone misses it
+}
+
+// Refuse answers with an error, and the status that HTTP has for it.
+func Refuse(w http.ResponseWriter, err error) {
+	status := http.StatusInternalServerError
+	var tooLarge *http.MaxBytesError
+	var host container.HostError
+	var reserved *ports.ReservedError
+	switch {
+	case errors.As(err, &tooLarge):
+		status = http.StatusRequestEntityTooLarge
+	case errors.Is(err, rules.ErrRequest), errors.Is(err, endpoint.ErrGrammar):
+		status = http.StatusBadRequest
+	case errors.Is(err, rules.ErrNotAllowed):
+		status = http.StatusForbidden
+	case errors.Is(err, ErrNoContainer), errors.Is(err, endpoint.ErrUnknown):
+		status = http.StatusNotFound
+	case errors.Is(err, container.ErrExists), errors.Is(err, policy.ErrRule), errors.As(err, &host), errors.As(err, &reserved):
+		status = http.StatusConflict
+	case errors.Is(err, ErrTraces):
+		status = http.StatusTooManyRequests
+	case errors.Is(err, ErrState):
+		status = http.StatusInsufficientStorage
+	case errors.Is(err, os.ErrClosed):
+		status = http.StatusServiceUnavailable
+	}
+	Answer(w, status, api.Failure{Error: OneLine(err)})
+}
+
+// OneLine is what an error says, in one line.
+func OneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
+
+// ReadObject reads one JSON object and nothing else.
+func ReadObject(body io.Reader, into any) error {
+	decoder := json.NewDecoder(body)
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(into); err != nil {
+		return fmt.Errorf("%w: %w", rules.ErrRequest, err)
+	}
+	switch _, err := decoder.Token(); {
+	case errors.Is(err, io.EOF):
+		return nil
+	case err != nil:
+		return fmt.Errorf("%w: %w", rules.ErrRequest, err)
+	}
+	return fmt.Errorf("%w: something follows the object", rules.ErrRequest)
+}
