@@ -55,8 +55,11 @@ func TestProtocolIsTheGates(t *testing.T) {
 		"GATE_WORD_BOUND_CLIENTS":   BoundClients,
 		"GATE_WORD_TRACED":          traced,
 
-		"struct gate_request":    requestMessage{},
-		"struct gate_order":      orderMessage{},
+		"struct gate_request":                  requestMessage{},
+		"struct gate_order":                    orderMessage{},
+		"offsetof(struct gate_stats, version)": unsafe.Offsetof(messageHead{}.version),
+		"offsetof(struct gate_stats, call)":    unsafe.Offsetof(messageHead{}.call),
+
 		"struct gate_stats":      statsMessage{},
 		"struct gate_counters":   Stats{},
 		"struct gate_call_stats": CallStats{},

@@ -106,8 +106,7 @@ type orderMessage struct {
 
 // statsMessage is struct gate_stats.
 type statsMessage struct {
-	version  uint32
-	call     Call
+	_        messageHead
 	tag      uint64
 	counters Stats
 }
