@@ -22,9 +22,16 @@ import (
 // calls IsChild first in main, and Child if it returns true.
 func IsChild() bool { return len(os.Args) == 4 && os.Args[0] == argv0 }
 
+// Namespace, filter and credentials belong to a thread. The child's is its first, which is the one
+// that others see as the process: main may run on another thread unless an init locks it.
+func init() {
+	if IsChild() {
+		runtime.LockOSThread()
+	}
+}
+
 // Child does the work of the child, see Start. It does not return.
 func Child() {
-	runtime.LockOSThread() // namespace, filter and credentials belong to the thread
 	var files [3]*os.File
 	for i := range files {
 		fd, err := strconv.Atoi(os.Args[1+i])
