@@ -106,8 +106,7 @@ type orderMessage struct {
 
 // statsMessage is struct gate_stats.
 type statsMessage struct {
-	version  uint32
-	call     Call
+	_        messageHead
 	tag      uint64
 	counters Stats
 }
@@ -151,11 +150,11 @@ type Word uint32
 
 // The words. Each says that something is so, and stays so.
 const (
-	OwnSockets   Word = iota // some sockets of the container are in its own namespace
-	Services                 // the container serves ports on the host
-	GraftSockets             // the container has AF_GRAFT sockets
-	BoundClients             // a client's socket that is bound may need another source
-	traced                   // calls that the gate answers itself are told of; until the supervisor ends
+	OwnSockets     Word = iota // some sockets of the container are in its own namespace
+	Services                   // the container serves ports on the host
+	AFGraftSockets             // the container has AF_GRAFT sockets
+	BoundClients               // a client's socket that is bound may need another source
+	traced                     // calls that the gate answers itself are told of; until the supervisor ends
 	words
 )
 

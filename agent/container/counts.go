@@ -1,13 +1,13 @@
 package container
 
 import (
-	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 
 	"github.com/tsugiki/tsugiki/gate"
+	"github.com/tsugiki/tsugiki/internal/sys/proc"
 	"github.com/tsugiki/tsugiki/policy"
 )
 
@@ -124,13 +124,11 @@ func (g *gates) counted() counted {
 // residentIn is the memory of the processes in a cgroup, in bytes.
 func residentIn(cgroup string) uint64 {
 	pids, _ := os.ReadFile(filepath.Join(cgroup, "cgroup.procs")) // it may be gone
-	var pages uint64
-	for _, pid := range strings.Fields(string(pids)) {
-		statm, _ := os.ReadFile(fmt.Sprintf("/proc/%s/statm", pid))
-		if fields := strings.Fields(string(statm)); len(fields) > 1 {
-			n, _ := strconv.ParseUint(fields[1], 10, 64)
-			pages += n
-		}
+	var sum uint64
+	for text := range strings.FieldsSeq(string(pids)) {
+		pid, _ := strconv.Atoi(text)
+		n, _ := proc.Resident(pid) // it may have ended
+		sum += uint64(n)
 	}
-	return pages * uint64(os.Getpagesize())
+	return sum
 }

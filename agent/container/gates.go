@@ -19,7 +19,7 @@ var words = [graft.Hints]gate.Word{
 	graft.OwnSockets:     gate.OwnSockets,
 	graft.Services:       gate.Services,
 	graft.BoundClients:   gate.BoundClients,
-	graft.AFGraftSockets: gate.GraftSockets,
+	graft.AFGraftSockets: gate.AFGraftSockets,
 }
 
 // gates are a container's: one for the filter of its first program, and one for

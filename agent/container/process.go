@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/sys/proc"
 )
 
 // Process is a process of somebody else's.
@@ -44,27 +46,11 @@ func reopenProcess(pid int, started string) (*Process, error) {
 	return p, err
 }
 
-// Fields of /proc/PID/stat (proc(5)), counted from 1.
-const (
-	statParent = 4
-	statStart  = 22
-)
-
-// statOf reads a field of /proc/PID/stat behind the process's name.
-func statOf(pid, field int) (string, error) {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return "", err
-	}
-	text := string(stat)
-	fields := strings.Fields(text[strings.LastIndexByte(text, ')')+1:]) // from the third on
-	if len(fields) < statStart-2 {
-		return "", fmt.Errorf("/proc/%d/stat has %d fields", pid, len(fields)+2)
-	}
-	return strings.Clone(fields[field-3]), nil // else all of the text is kept
+// startOf is when a process began, in the kernel's words.
+func startOf(pid int) (string, error) {
+	s, err := proc.ReadStat(pid)
+	return strconv.FormatUint(s.Start, 10), err
 }
-
-func startOf(pid int) (string, error) { return statOf(pid, statStart) }
 
 // lives tells whether the process has not ended, so that what was read by its pid before
 // was about it.
@@ -75,8 +61,8 @@ func (p *Process) IsOf(pid int) bool {
 	if pid <= 0 || p.PID == pid { // 0: of a pid namespace that is not below ours
 		return pid > 0 && p.lives()
 	}
-	parent, err := statOf(p.PID, statParent)
-	return err == nil && parent == strconv.Itoa(pid) && p.lives()
+	s, err := proc.ReadStat(p.PID)
+	return err == nil && s.Parent == pid && p.lives()
 }
 
 // IsIn tells whether the process is in a cgroup, which is given by its directory.
@@ -87,8 +73,9 @@ func (p *Process) IsIn(dir string) bool {
 
 // isFiltered tells whether a seccomp filter is on the process's first thread.
 func (p *Process) isFiltered() bool {
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.PID))
-	return err == nil && strings.Contains(string(status), "\nSeccomp:\t2\n") && p.lives()
+	status, err := proc.Status(p.PID)
+	mode, _ := status.Get("Seccomp")
+	return err == nil && mode == "2" && p.lives()
 }
 
 // Kill ends the process, if there is one.

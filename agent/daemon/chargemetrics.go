@@ -19,6 +19,7 @@ var (
 	descPeriods   = containerDesc("charge_periods_total", "Periods of the container's quota (nr_periods).")
 	descThrottles = containerDesc("charge_throttled_periods_total", "Of these, those in which the kernel throttled it (nr_throttled).")
 	descThrottled = containerDesc("charge_throttled_seconds_total", "Time that the kernel throttled it.")
+	descMissed    = prometheus.NewDesc("tsugiki_charge_missed_containers", "Containers that were found and cannot be charged. Each scan tries again.", nil, nil)
 	descPressure  = containerDesc("charge_pressure_seconds_total", "Time in which some program of the container waited for a CPU (PSI).")
 )
 

@@ -78,6 +78,7 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 	}
 	if c.d.accounts != nil {
 		collectCharges(out, c.d.charges())
+		out <- prometheus.MustNewConstMetric(descMissed, prometheus.GaugeValue, float64(c.d.accounts.Missed()))
 	}
 	out <- prometheus.MustNewConstMetric(descSilent, prometheus.CounterValue, float64(c.d.silent.Load()))
 }

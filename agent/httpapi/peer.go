@@ -5,10 +5,10 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/sys/proc"
 )
 
 // soPeerPidfd is SO_PEERPIDFD of asm/socket.h (6.5).
@@ -61,8 +61,7 @@ func checkPeer(conn any) error {
 }
 
 func mayConfigure(pid int) (bool, error) {
-	proc := fmt.Sprintf("/proc/%d/", pid)
-	theirs, err := os.Stat(proc + "ns/user")
+	theirs, err := os.Stat(fmt.Sprintf("/proc/%d/ns/user", pid))
 	if err != nil {
 		return false, err
 	}
@@ -70,12 +69,10 @@ func mayConfigure(pid int) (bool, error) {
 	if err != nil || !os.SameFile(ours, theirs) {
 		return false, err
 	}
-	status, err := os.ReadFile(proc + "status")
+	status, err := proc.Status(pid)
 	if err != nil {
 		return false, err
 	}
-	_, rest, _ := strings.Cut(string(status), "\nCapEff:\t")
-	line, _, _ := strings.Cut(rest, "\n")
-	set, err := strconv.ParseUint(line, 16, 64)
+	set, err := status.Set("CapEff")
 	return set&(1<<unix.CAP_NET_ADMIN) != 0, err
 }

@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/tsugiki/tsugiki/internal/sys/proc"
+
 	"github.com/tsugiki/tsugiki/gate"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 	"github.com/tsugiki/tsugiki/keeper"
@@ -26,7 +28,11 @@ type used struct {
 // usage looks at what the agent, the helpers and the kernel hold for the containers.
 func (s *session) usage(ctx context.Context, containers int) ([]used, error) {
 	agent := s.rig.Agent().PID()
-	resident, err := field(fmt.Sprintf("/proc/%d/status", agent), "VmRSS:")
+	status, err := proc.Status(agent)
+	if err != nil {
+		return nil, err
+	}
+	resident, err := status.Bytes("VmRSS")
 	if err != nil {
 		return nil, err
 	}
@@ -48,7 +54,7 @@ func (s *session) usage(ctx context.Context, containers int) ([]used, error) {
 	}
 	each := func(total float64) float64 { return total / float64(containers) }
 	list := []used{
-		{"agent", "resident", "MiB", graft, resident / 1024},
+		{"agent", "resident", "MiB", graft, float64(resident) / (1 << 20)},
 		{"agent", "files", "", graft, float64(held.FDs)},
 		{"agent", "threads", "", graft, float64(held.Threads)},
 		{"per container", "bpf_maps", "KiB", graft, each(maps / 1024)},

@@ -8,9 +8,9 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strconv"
-	"strings"
 	"time"
+
+	"github.com/tsugiki/tsugiki/internal/sys/proc"
 
 	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/internal/testkit"
@@ -132,10 +132,11 @@ func readParts(boxes []*container, daemon *collection) (list []parts, all time.D
 		if err != nil {
 			return nil, 0, err
 		}
-		shim, err := parent(box.init.Pid)
+		stat, err := proc.ReadStat(box.init.Pid)
 		if err != nil {
 			return nil, 0, err
 		}
+		shim := stat.Parent
 		spent, err := processCPU(shim)
 		if err != nil {
 			return nil, 0, err
@@ -158,20 +159,6 @@ func readParts(boxes []*container, daemon *collection) (list []parts, all time.D
 		list = append(list, p)
 	}
 	return list, all, nil
-}
-
-// parent is the process that a process is a child of.
-func parent(pid int) (int, error) {
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		return 0, err
-	}
-	for line := range strings.Lines(string(data)) {
-		if value, found := strings.CutPrefix(line, "PPid:"); found {
-			return strconv.Atoi(strings.TrimSpace(value))
-		}
-	}
-	return 0, fmt.Errorf("process %d has no parent", pid)
 }
 
 // sharedFolder is where the collector has its files, in the rig.

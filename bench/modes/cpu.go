@@ -6,11 +6,9 @@ import (
 	"os"
 	"strconv"
 	"time"
-)
 
-// tick is the unit of times in /proc: USER_HZ, which is 100 on every
-// architecture that Go runs on.
-const tick = 10 * time.Millisecond
+	"github.com/tsugiki/tsugiki/internal/sys/proc"
+)
 
 // MachineCPU is the CPU time that the whole machine has spent on anything.
 // Idle and iowait are no work, steal is somebody else's, guest time is already
@@ -32,18 +30,11 @@ func MachineCPU() (time.Duration, error) {
 // ProcessCPU is the CPU time of a running process and of those of its children
 // that it has waited for.
 func ProcessCPU(pid int) (time.Duration, error) {
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	s, err := proc.ReadStat(pid)
 	if err != nil {
 		return 0, fmt.Errorf("read CPU time of process %d: %w", pid, err)
 	}
-	// The name in the second field may hold blanks and parentheses. After it
-	// utime, stime, cutime and cstime are the fields 14 to 17 of proc(5).
-	after := data[bytes.LastIndexByte(data, ')')+1:]
-	d, err := sumTicks(bytes.Fields(after), 11, 12, 13, 14)
-	if err != nil {
-		return 0, fmt.Errorf("read CPU time of process %d: %w", pid, err)
-	}
-	return d, nil
+	return s.CPU(), nil
 }
 
 func sumTicks(fields [][]byte, columns ...int) (time.Duration, error) {
@@ -56,7 +47,7 @@ func sumTicks(fields [][]byte, columns ...int) (time.Duration, error) {
 		if err != nil {
 			return 0, err
 		}
-		sum += time.Duration(n) * tick
+		sum += time.Duration(n) * proc.Tick
 	}
 	return sum, nil
 }

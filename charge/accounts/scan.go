@@ -38,14 +38,26 @@ func (a *Accounts) scan() {
 	for _, c := range slices.Concat(changes.Started, changes.Changed) {
 		a.missed[c.ID] = c
 	}
+	a.followMissed()
+	if len(a.config.Shared) > 0 {
+		a.shareKnown()
+	}
+}
+
+// followMissed follows what was found and is not followed yet. With mu held.
+func (a *Accounts) followMissed() {
 	for id, c := range a.missed {
 		if a.follow(c) {
 			delete(a.missed, id)
 		}
 	}
-	if len(a.config.Shared) > 0 {
-		a.shareKnown()
-	}
+}
+
+// Missed is how many containers were found and cannot be charged. Each scan tries again.
+func (a *Accounts) Missed() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return len(a.missed)
 }
 
 // follow has an account for a container, and measures who works for it. It tells

@@ -1,7 +1,6 @@
 package bandwidth
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -9,6 +8,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+
+	"github.com/tsugiki/tsugiki/internal/sys/proc"
 
 	"golang.org/x/sys/unix"
 )
@@ -142,23 +143,11 @@ func (g *Group) alone(dir, rel string) error {
 	return nil
 }
 
-// exiting is PF_EXITING of linux/sched.h.
-const exiting = 0x4
-
 // ended tells whether a process exits, is a zombie or gone: which hierarchy still
 // lists one differs.
 func ended(pid int) bool {
-	text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
-	if err != nil {
-		return true
-	}
-	// After the name, which may hold anything: state, five numbers, flags.
-	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
-	if len(fields) < 7 {
-		return false
-	}
-	flags, err := strconv.ParseUint(fields[6], 10, 64)
-	return err == nil && flags&exiting != 0
+	s, err := proc.ReadStat(pid)
+	return err != nil || s.Exiting()
 }
 
 // common is the nearest group above both.

@@ -2,8 +2,9 @@ package discover
 
 import (
 	"bytes"
-	"strconv"
 	"strings"
+
+	procfile "github.com/tsugiki/tsugiki/internal/sys/proc"
 )
 
 const (
@@ -19,34 +20,10 @@ type stat struct {
 	ended bool // a zombie
 }
 
-// parseStat reads /proc/PID/stat. The name in it is the process's own choice and
-// may have brackets and spaces; the last bracket is the kernel's.
+// parseStat reads what is used of /proc/PID/stat.
 func parseStat(text []byte) (stat, bool) {
-	open, end := bytes.IndexByte(text, '('), bytes.LastIndexByte(text, ')')
-	if open < 0 || end < open {
-		return stat{}, false
-	}
-	s := stat{comm: string(text[open+1 : end])}
-	field := 2 // counted from 1
-	for rest := text[end+1:]; len(rest) > 0; {
-		rest = bytes.TrimLeft(rest, " ")
-		value, after, _ := bytes.Cut(rest, []byte{' '})
-		rest = after
-		var err error
-		switch field++; field {
-		case 3:
-			s.ended = string(value) == "Z" || string(value) == "X"
-		case 4:
-			s.ppid, err = strconv.Atoi(string(value))
-		case 22:
-			s.start, err = strconv.ParseUint(string(bytes.TrimSpace(value)), 10, 64)
-			return s, err == nil && s.ppid >= 0
-		}
-		if err != nil {
-			return stat{}, false
-		}
-	}
-	return stat{}, false
+	s, err := procfile.ParseStat(text)
+	return stat{s.Comm, s.Parent, s.Start, s.Ended()}, err == nil
 }
 
 // groups are the paths of a process in the cgroup hierarchies.

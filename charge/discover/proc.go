@@ -10,6 +10,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	procfile "github.com/tsugiki/tsugiki/internal/sys/proc"
 )
 
 // textMax bounds what is read of a process's arguments and environment.
@@ -147,7 +149,10 @@ func (s *Scanner) isHosts(p *proc) bool {
 		}
 	}
 	status, err := s.read(p.path("status"))
-	if err != nil || !strings.Contains(string(status), "\nUid:\t0\t0\t0\t0\n") {
+	if err != nil {
+		return false
+	}
+	if ids, err := procfile.Fields(status).Numbers("Uid"); err != nil || !slices.Equal(ids, []int{0, 0, 0, 0}) {
 		return false
 	}
 	exe, err := os.Stat(p.path("exe"))

@@ -236,8 +236,12 @@ func TestRunProgramStatus(t *testing.T) {
 // publicDir returns a folder into which everybody can write.
 func publicDir(t *testing.T) string {
 	t.Helper()
-	dir := t.TempDir()
-	if err := os.Chmod(dir, 0o777); err != nil {
+	dir, err := os.MkdirTemp("", "public-") // folders above t.TempDir are private
+	if err == nil {
+		t.Cleanup(func() { os.RemoveAll(dir) })
+		err = os.Chmod(dir, 0o777)
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
 	return dir

@@ -180,19 +180,13 @@ func climb(ctx context.Context, e *sweep.Env, v variant, stages []int, wait time
 		err = errors.Join(err, all.end(ctx))
 		r.EndAgent()
 	}()
-	add := func(series string, n int, took []float64) {
-		samples = append(samples, sweep.Sample{
-			Figure: figureStart, Series: series, Labels: v.labels, X: float64(n), Value: result.Median(took), Events: took,
-			Extra: map[string]float64{"rate_per_s": 1000 / mean(took)},
-		})
-	}
 	network := sweep.Sample{Figure: figureNetwork, Series: "start", Labels: v.withoutNetwork(), Category: v.network}
 	for _, n := range stages {
 		there := len(all.members)
 		if err := all.grow(ctx, n); err != nil {
 			return samples, err
 		}
-		add("start", n, all.started[there:])
+		samples = append(samples, lifeSample(v, "start", n, all.started[there:]))
 		if n < min(most, fewest) {
 			continue
 		}
@@ -219,12 +213,20 @@ func climb(ctx context.Context, e *sweep.Env, v variant, stages []int, wait time
 		if err != nil {
 			return samples, err
 		}
-		add("stop", stages[i], took)
+		samples = append(samples, lifeSample(v, "stop", stages[i], took))
 		stopped = append(stopped, took...)
 	}
 	network.Value, network.Events = result.Percentile(all.started, 99), all.started
 	network.Extra["stop_p50_ms"], network.Extra["stop_p99_ms"] = result.Median(stopped), result.Percentile(stopped, 99)
 	return append(samples, network), nil
+}
+
+// lifeSample is how long each container of a stage took to start or to stop.
+func lifeSample(v variant, series string, containers int, took []float64) sweep.Sample {
+	return sweep.Sample{
+		Figure: figureStart, Series: series, Labels: v.labels, X: float64(containers), Value: result.Median(took), Events: took,
+		Extra: map[string]float64{"rate_per_s": 1000 / mean(took)},
+	}
 }
 
 // fewest containers are looked at for memory: fewer take less than what the rest of a

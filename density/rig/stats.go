@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/tsugiki/tsugiki/internal/sys/proc"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -129,11 +131,15 @@ func (r *Rig) Processes() (map[string]Processes, error) {
 }
 
 func pssOf(pid string) (int64, error) {
-	fields, err := readFields(filepath.Join("/proc", pid, "smaps_rollup"))
+	number, err := strconv.Atoi(pid)
+	if err != nil {
+		return 0, err
+	}
+	n, err := proc.PSS(number)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
 		return 0, nil
 	}
-	return fields["Pss"] << 10, err
+	return n, err
 }
 
 // Memory is what the machine's memory is used for, in bytes. All but Processes and Agent

@@ -255,7 +255,7 @@ static void gate_handle_socket(struct gate_worker *w)
 static void gate_handle_native(struct gate_worker *w)
 {
 	const __u64 *args = w->n.data.args;
-	bool graft_sockets = atomic_load(&gate.board->graft_sockets);
+	bool afgraft_sockets = atomic_load(&gate.board->afgraft_sockets);
 
 	switch (w->n.data.nr) {
 	case SYS_socket:
@@ -265,13 +265,13 @@ static void gate_handle_native(struct gate_worker *w)
 	case SYS_setsockopt:
 		/* SOL_SOCKET's are never delayed. */
 		gate_pass_if(w, (int)args[1] == IPPROTO_GRAFT ||
-					(graft_sockets && (int)args[1] != SOL_SOCKET));
+					(afgraft_sockets && (int)args[1] != SOL_SOCKET));
 		break;
 	case SYS_getsockopt:
 		gate_pass_if(w, (int)args[1] == IPPROTO_GRAFT);
 		break;
 	case SYS_getsockname:
-		gate_pass_if(w, graft_sockets);
+		gate_pass_if(w, afgraft_sockets);
 		break;
 	case SYS_connect:
 		gate_destination(w, args[1], (uint32_t)args[2]);

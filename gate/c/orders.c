@@ -25,8 +25,8 @@ static _Atomic uint32_t *gate_word(struct board *b, uint32_t word)
 		return &b->own_sockets;
 	case GATE_WORD_SERVICES:
 		return &b->services;
-	case GATE_WORD_GRAFT_SOCKETS:
-		return &b->graft_sockets;
+	case GATE_WORD_AFGRAFT_SOCKETS:
+		return &b->afgraft_sockets;
 	case GATE_WORD_BOUND_CLIENTS:
 		return &b->bound_clients;
 	case GATE_WORD_TRACED:

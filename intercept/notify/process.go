@@ -11,6 +11,8 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/tsugiki/tsugiki/internal/sys/proc"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/gate"
@@ -88,37 +90,27 @@ func openProcess(tid int) (int, error) {
 	if err == nil || !errors.Is(err, unix.EINVAL) {
 		return fd, err
 	}
-	ids, err := status(tid, "Tgid:")
+	ids, err := numbers(tid, "Tgid")
 	if err != nil {
 		return -1, err
 	}
 	return unix.PidfdOpen(ids[0], 0)
 }
 
-// status reads the numbers on a line of /proc/TID/status.
-func status(tid int, key string) ([]int, error) {
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", tid))
+// numbers reads those of a field of /proc/TID/status.
+func numbers(tid int, key string) ([]int, error) {
+	status, err := proc.Status(tid)
 	if err != nil {
 		return nil, unix.ESRCH
 	}
-	for line := range strings.Lines(string(data)) {
-		rest, found := strings.CutPrefix(line, key)
-		if !found {
-			continue
-		}
-		var ids []int
-		for _, f := range strings.Fields(rest) {
-			id, err := strconv.Atoi(f)
-			if err != nil {
-				return nil, fmt.Errorf("read /proc/%d/status: %w", tid, err)
-			}
-			ids = append(ids, id)
-		}
-		if len(ids) > 0 {
-			return ids, nil
-		}
+	if _, found := status.Get(key); !found {
+		return nil, unix.ESRCH
 	}
-	return nil, unix.ESRCH
+	list, err := status.Numbers(key)
+	if err != nil {
+		return nil, fmt.Errorf("read status of thread %d: %w", tid, err)
+	}
+	return list, nil
 }
 
 // program is the caller of one request, for the engine.
@@ -159,11 +151,11 @@ func (p *program) File(number int) (int, error) {
 }
 
 func (p *program) User() (uid, gid int, err error) {
-	uids, err := status(p.request.Thread, "Uid:")
+	uids, err := numbers(p.request.Thread, "Uid")
 	if err != nil {
 		return 0, 0, err
 	}
-	gids, err := status(p.request.Thread, "Gid:")
+	gids, err := numbers(p.request.Thread, "Gid")
 	if err != nil {
 		return 0, 0, err
 	}

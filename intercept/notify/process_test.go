@@ -137,16 +137,16 @@ func TestWatchOfTheKernel(t *testing.T) {
 
 // A line of /proc/TID/status, of threads that are there and that are not.
 func TestStatus(t *testing.T) {
-	ids, err := status(os.Getpid(), "Uid:")
+	ids, err := numbers(os.Getpid(), "Uid")
 	if want := []int{os.Getuid(), os.Geteuid()}; err != nil || len(ids) != 4 || !slices.Equal(ids[:2], want) {
 		t.Errorf("%v, %v; want %v and two more", ids, err, want)
 	}
-	for key, pid := range map[string]int{"Nothing:": os.Getpid(), "Uid:": 1 << 30} {
-		if _, err := status(pid, key); !errors.Is(err, unix.ESRCH) {
+	for key, pid := range map[string]int{"Nothing": os.Getpid(), "Uid": 1 << 30} {
+		if _, err := numbers(pid, key); !errors.Is(err, unix.ESRCH) {
 			t.Errorf("%s of %d: %v", key, pid, err)
 		}
 	}
-	if _, err := status(os.Getpid(), "State:"); err == nil || errors.Is(err, unix.ESRCH) {
+	if _, err := numbers(os.Getpid(), "State"); err == nil || errors.Is(err, unix.ESRCH) {
 		t.Errorf("a line without numbers: %v", err)
 	}
 }

@@ -24,21 +24,21 @@ func TestCheckCFindsDifferences(t *testing.T) {
 		}
 	}
 	type same struct {
-		first    uint32
-		twoWords int32
-		number   uint64 `c:"third"`
+		First    uint32
+		TwoWords int32
+		Number   uint64 `c:"third"`
 	}
 	type swapped struct {
-		twoWords uint32
-		first    uint32
-		third    uint64
+		TwoWords uint32
+		First    uint32
+		Third    uint64
 	}
-	type short struct{ first, twoWords uint32 }
+	type short struct{ First, TwoWords uint32 }
 	type narrow struct {
-		first    uint32
-		twoWords [2]byte
+		First    uint32
+		TwoWords [2]byte
 		_        [2]byte
-		third    uint64
+		Third    uint64
 	}
 	equal := map[string]any{"NUMBER": uint32(5), "NEGATIVE": -1, "WORD": "five", "MORE": 6, "struct s": same{}}
 	check := func(want map[string]any) int {

@@ -79,7 +79,7 @@ struct board_place board_place_for(const struct board *b, const struct board_add
 	case BOARD_OWN:
 		/* One of its servers may be on the host; and what rules say is not
 		 * all there is to an AF_GRAFT socket. */
-		if (atomic_load(&b->graft_sockets) || (to->loopback && atomic_load(&b->services)))
+		if (atomic_load(&b->afgraft_sockets) || (to->loopback && atomic_load(&b->services)))
 			p.verdict = BOARD_ASK;
 		p.netns = b->own;
 		return p;

@@ -42,7 +42,7 @@ struct board {
 	_Atomic uint32_t nested;
 	/* Set before the first AF_GRAFT socket is made: from then on, a socket's
 	 * own endpoint may count for more than the rules. */
-	_Atomic uint32_t graft_sockets;
+	_Atomic uint32_t afgraft_sockets;
 	/* Set while somebody wants to be told of every decision. */
 	_Atomic uint32_t traced;
 	/* Whether each datagram with an address is to be decided about. */

@@ -42,7 +42,7 @@ var heldCases = []heldCase{
 
 // heldQuota is that of their containers, for the usual period: less than what they are
 // held for takes on a busy machine.
-const heldQuota = 10 * time.Millisecond
+const heldQuota = 5 * time.Millisecond
 
 // holding is a node whose container is held most of the time.
 type holding struct {

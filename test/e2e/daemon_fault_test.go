@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -27,6 +28,7 @@ func TestDaemonKilledInBetween(t *testing.T) {
 	name := fmt.Sprintf("brief-%d", os.Getpid())
 	done := make(chan struct{})
 	var load sync.WaitGroup
+	var ended atomic.Int32
 	for i := range 3 {
 		load.Add(1)
 		go func() {
@@ -42,13 +44,21 @@ func TestDaemonKilledInBetween(t *testing.T) {
 					t.Errorf("%v\n%s", err, out)
 					return
 				}
+				ended.Add(1)
 			}
 		}()
 	}
 	for range testkit.Times(5, 25) {
 		time.Sleep(time.Duration(rand.IntN(300)) * time.Millisecond)
 		d.kill()
+		before := ended.Load()
 		d.start()
+		testkit.Eventually(t, func() error { // or whoever waits for an agent would give up at last
+			if ended.Load() == before && !t.Failed() {
+				return errors.New("no container has ended since the agent was started")
+			}
+			return nil
+		})
 	}
 	close(done)
 	load.Wait()

@@ -41,7 +41,7 @@ func (s *study) run(args ...string) (string, error) {
 }
 
 func (s *study) command(args ...string) *exec.Cmd {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*testkit.Patience)
+	ctx, cancel := context.WithTimeout(context.Background(), programPatience)
 	s.t.Cleanup(cancel)
 	return exec.CommandContext(ctx, s.tsugiki, append([]string{"density", "run", "--quick", "-o", s.out, "--work-dir", s.dir}, args...)...)
 }
@@ -180,7 +180,7 @@ func TestDensityFullDisk(t *testing.T) {
 dd if=/dev/zero of=` + s.dir + `/full bs=1M 2>/dev/null; wait $!; status=$?; rm ` + s.dir + `/full; ls -A ` + s.dir + `; exit $status`
 	cmd := s.command("--figure", "start", "--max", "2", "--rounds", "50")
 	args := append([]string{"--mount", "sh", "-c", script, "sh", s.dir}, cmd.Args...)
-	ctx, cancel := context.WithTimeout(context.Background(), 2*testkit.Patience)
+	ctx, cancel := context.WithTimeout(context.Background(), programPatience)
 	defer cancel()
 	var stdout, stderr bytes.Buffer
 	full := exec.CommandContext(ctx, "unshare", args...)

@@ -74,11 +74,15 @@ func setUp() error {
 	return os.Chmod(tmpDir, 0o755) // programs of other users are in it
 }
 
+// programPatience is how long a program of a test may run. It is for hangs only: a program may run
+// through all waits of its test.
+var programPatience = 5 * testkit.Patience
+
 // timeout is a context for what a test runs. Unlike t.Context it is still good
-// in cleanups. It is for hangs only: a program may run through all waits of its test.
+// in cleanups.
 func timeout(t *testing.T) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 5*testkit.Patience)
+	ctx, cancel := context.WithTimeout(context.Background(), programPatience)
 	t.Cleanup(cancel)
 	return ctx
 }

@@ -72,7 +72,7 @@ func testEngineServe(t *testing.T, n *node) {
 // answer that it has taken (docs/LIMITS.md, "Calls and signals"); all but few have to be
 // right. Without what is done about it, every third to tenth is wrong.
 func testEngineSignals(t *testing.T, n *node) {
-	// On a busy machine nearly each call is interrupted, and begins again.
+	// On a busy machine nearly each call is interrupted more than once, and begins again.
 	binds := testkit.Times(300, 3000)
 	out := n.exec(t, "web", "interrupted", fmt.Sprint(binds))
 	lines := strings.Split(strings.TrimSpace(out), "\n") // some engines show standard error too

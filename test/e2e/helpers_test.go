@@ -187,6 +187,26 @@ func TestStoppedKeeperIsReplaced(t *testing.T) {
 	o.release()
 }
 
+// stopGate stops the gate's process. One that has been idle for a while may be about to exit instead,
+// and has another in its place when there is a call again.
+func (o *obedient) stopGate(t *testing.T) (pid int) {
+	t.Helper()
+	testkit.Eventually(t, func() error {
+		o.want(sourceAddr4, "dial awake tcp %s", remoteObserver())
+		pid = o.helper(t, "tsugiki-gate")
+		if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
+			return err
+		}
+		for s := state(pid); s != 'T'; s = state(pid) {
+			if s == 0 {
+				return errors.New("the gate has exited")
+			}
+		}
+		return nil
+	})
+	return pid
+}
+
 // A gate that was stopped follows what has been ordered meanwhile: the last of each kind.
 func TestStoppedGateFollows(t *testing.T) {
 	t.Parallel()
@@ -199,10 +219,7 @@ func TestStoppedGateFollows(t *testing.T) {
 			o := n.obey(t, v.flags(w)...)
 			for _, network := range []string{"tcp", "udp"} {
 				o.want(sourceAddr4, "dial a %s %s", network, remoteObserver())
-				pid := o.helper(t, "tsugiki-gate")
-				if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
-					t.Fatal(err)
-				}
+				pid := o.stopGate(t)
 				defer unix.Kill(pid, unix.SIGCONT) // if it is there
 				for range 3 {
 					o.graft("del out")
@@ -233,11 +250,7 @@ func TestStoppedGateIsTakenOverLater(t *testing.T) {
 	observe(t, w.srv)
 	n := startBesieged(t, w)
 	o := n.obey(t, variants[2].flags(w)...)
-	o.want(sourceAddr4, "dial a tcp %s", remoteObserver())
-	pid := o.helper(t, "tsugiki-gate")
-	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	pid := o.stopGate(t)
 	defer unix.Kill(pid, unix.SIGCONT) // if it is there
 	n.kill()
 	n.start()

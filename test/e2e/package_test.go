@@ -23,7 +23,7 @@ func TestDebianPackage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 2*testkit.Patience) // it compresses
+	ctx, cancel := context.WithTimeout(t.Context(), programPatience) // it compresses
 	defer cancel()
 	build := commandIn(ctx, t, top.Host, filepath.Join(root, "packaging/deb/build.sh"), filepath.Dir(tsugiki), t.TempDir(), "0.1")
 	build.Env = append(os.Environ(), "DEB_COMPRESSION=gzip") // the fastest
