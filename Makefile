@@ -89,7 +89,7 @@ density-report: deps build
 
 # On other kernels and with cgroups mounted in other ways, in a virtual machine.
 # KERNELS="5.10 6.1 6.12" MODES="v2 v1 hybrid" PACKAGES="charge/journal policy/enforcer"
-test-kernels: deps build
+test-kernels: deps build sanitized
 	scripts/kernels/test.sh
 
 # All tests with long loops: 100,000 connections through one container, a hundred kills, ten
