@@ -6,9 +6,8 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/tsugiki/tsugiki/internal/sys/proc"
-
 	"github.com/tsugiki/tsugiki/gate"
+	"github.com/tsugiki/tsugiki/internal/sys/proc"
 	"github.com/tsugiki/tsugiki/policy"
 )
 

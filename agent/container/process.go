@@ -9,9 +9,9 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/tsugiki/tsugiki/internal/sys/proc"
-
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/sys/proc"
 )
 
 // Process is a process of somebody else's.

@@ -6,9 +6,9 @@ import (
 	"net"
 	"os"
 
-	"github.com/tsugiki/tsugiki/internal/sys/proc"
-
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/sys/proc"
 )
 
 // soPeerPidfd is SO_PEERPIDFD of asm/socket.h (6.5).
