@@ -112,11 +112,13 @@ type pkg struct {
 	Doc        string
 	Imports    []string
 	GoFiles    []string
+
+	TestGoFiles, XTestGoFiles []string
 }
 
 func packages(t *testing.T) []pkg {
 	t.Helper()
-	cmd := exec.Command("go", "list", "-json=ImportPath,Doc,Imports,GoFiles", module+"/...")
+	cmd := exec.Command("go", "list", "-json=ImportPath,Doc,Imports,GoFiles,TestGoFiles,XTestGoFiles", module+"/...")
 	out, err := cmd.Output()
 	if err != nil {
 		t.Fatalf("go list: %v", err)

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"unicode"
@@ -33,25 +34,29 @@ func TestLinks(t *testing.T) {
 }
 
 // pagesOf lists the Markdown pages of the tree.
-func pagesOf(t *testing.T) (pages []string) {
+func pagesOf(t *testing.T) []string { return filesOf(t, ".md") }
+
+// filesOf lists the files of the tree whose names end in one of the given ways. Hidden folders are
+// left out, but for .github.
+func filesOf(t *testing.T, ends ...string) (files []string) {
 	t.Helper()
 	err := filepath.WalkDir("../..", func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
-		page, err := filepath.Rel("../..", path)
-		if d.IsDir() && strings.HasPrefix(page, ".") && page != "." && !below(page, []string{".github"}) {
+		file, err := filepath.Rel("../..", path)
+		if d.IsDir() && strings.HasPrefix(file, ".") && file != "." && !below(file, []string{".github"}) {
 			return fs.SkipDir
 		}
-		if strings.HasSuffix(page, ".md") {
-			pages = append(pages, page)
+		if slices.ContainsFunc(ends, func(end string) bool { return strings.HasSuffix(file, end) }) {
+			files = append(files, file)
 		}
 		return err
 	})
-	if err != nil || len(pages) == 0 {
-		t.Fatalf("%d pages were found: %v", len(pages), err)
+	if err != nil || len(files) == 0 {
+		t.Fatalf("%d files were found: %v", len(files), err)
 	}
-	return pages
+	return files
 }
 
 // followLink finds out whether a link leads somewhere. Other sites are not asked.
