@@ -130,21 +130,30 @@ func (p *progress) awaitsCalls() bool {
 }
 
 func callAsked() bool {
-	// Not unix.Socket: Go takes it for a call that never waits.
-	s, _, errno := unix.Syscall(unix.SYS_SOCKET, unix.AF_INET6, unix.SOCK_DGRAM, 0)
-	if errno != 0 {
+	s, err := datagramSocket(unix.AF_INET6)
+	if err != nil {
 		return false
 	}
-	defer unix.Close(int(s))
+	defer unix.Close(s)
 	addr := unix.RawSockaddrInet6{Family: unix.AF_INET6}
-	r, _, errno := unix.Syscall(unix.SYS_BIND, s, uintptr(unsafe.Pointer(&addr)), unsafe.Sizeof(addr))
+	r, _, errno := unix.Syscall(unix.SYS_BIND, uintptr(s), uintptr(unsafe.Pointer(&addr)), unsafe.Sizeof(addr))
 	return errno == 0 && r == answered
+}
+
+// datagramSocket makes a socket, and not by unix.Socket: Go takes that for a call that never waits,
+// and preempts it by a signal every 10 ms. The kernel then queues it anew, behind all others.
+func datagramSocket(family uintptr) (int, error) {
+	s, _, errno := unix.Syscall(unix.SYS_SOCKET, family, unix.SOCK_DGRAM, 0)
+	if errno != 0 {
+		return -1, errno
+	}
+	return int(s), nil
 }
 
 // callOwn has a socket made on the host first, which the gate finds in place.
 func (p *progress) callOwn() bool {
 	began := time.Now()
-	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
+	s, err := datagramSocket(unix.AF_INET)
 	if err != nil {
 		return false
 	}
