@@ -91,10 +91,10 @@ func TestPin(t *testing.T) {
 
 func TestRunCountsDescendants(t *testing.T) {
 	r := newRig(t, Config{Modes: []Mode{Host}})
-	// The grandchild ends by the kernel's count of its CPU time, with a signal.
-	run, err := r.Run(context.Background(), Host, "sh", "-c", "sh -c 'ulimit -t 1; while :; do :; done'; true")
-	if err != nil || run.CPU < 900*time.Millisecond {
-		t.Errorf("a grandchild that was busy for a second gave %v, %v", run.CPU, err)
+	const busy = "import time\nwhile time.process_time() < 0.5: pass" // a clock of exact CPU time
+	run, err := r.Run(context.Background(), Host, "sh", "-c", `python3 -c "$1"; true`, "sh", busy)
+	if err != nil || run.CPU < 500*time.Millisecond {
+		t.Errorf("a grandchild that was busy for half a second gave %v, %v", run.CPU, err)
 	}
 }
 

@@ -7,6 +7,7 @@
 
 #include "gate.h"
 #include "pending.h"
+#include "stats.h"
 
 /* From linux/seccomp.h, where it is too old. */
 #ifndef SECCOMP_ADDFD_FLAG_SEND
@@ -21,8 +22,7 @@ static void gate_reply(struct gate_worker *w, int64_t value, uint32_t flags)
 		r.error = (int32_t)value;
 	else
 		r.val = value;
-	w->outcome = value < 0 ? GATE_BY_GATE_REFUSED : GATE_BY_GATE;
-
+	gate_count_answer(w, value < 0 ? GATE_BY_GATE_REFUSED : GATE_BY_GATE);
 	/* ENOENT: the caller is gone, and nobody is left to be told. */
 	(void)ioctl(gate.listener, SECCOMP_IOCTL_NOTIF_SEND, &r);
 }
@@ -46,7 +46,7 @@ bool gate_deliver(struct gate_worker *w, int file, bool close_on_exec)
 		.newfd_flags = close_on_exec ? SOCK_CLOEXEC : 0,
 	};
 
-	w->outcome = GATE_BY_GATE;
+	gate_count_answer(w, GATE_BY_GATE);
 	return ioctl(gate.listener, SECCOMP_IOCTL_NOTIF_ADDFD, &add) >= 0;
 }
 

@@ -37,23 +37,20 @@ static unsigned int gate_bucket(uint64_t nanoseconds)
 	return bits < GATE_TIMES ? bits : GATE_TIMES - 1;
 }
 
-void gate_count(const struct gate_worker *w, uint64_t nanoseconds)
+void gate_count_answer(struct gate_worker *w, enum gate_outcome outcome)
 {
 	uint32_t call = w->request.call;
 
-	switch (w->outcome) {
-	case GATE_BY_NOBODY:
-		return;
-	case GATE_BY_SUPERVISOR: /* gate_pass has counted it */
-		return;
-	case GATE_BY_GATE_REFUSED:
+	if (w->outcome == GATE_BY_NOBODY)
+		GATE_COUNT(calls[call].answered, 1);
+	if (outcome == GATE_BY_GATE_REFUSED && w->outcome != outcome)
 		GATE_COUNT(calls[call].refused, 1);
-		break;
-	case GATE_BY_GATE:
-		break;
-	}
-	GATE_COUNT(calls[call].answered, 1);
-	GATE_COUNT(calls[call].time[gate_bucket(nanoseconds)], 1);
+	w->outcome = outcome;
+}
+
+void gate_count_time(const struct gate_worker *w, uint64_t nanoseconds)
+{
+	GATE_COUNT(calls[w->request.call].time[gate_bucket(nanoseconds)], 1);
 }
 
 bool gate_say_stats(struct board *b, int to, uint64_t tag, int flags)

@@ -9,8 +9,12 @@
 #include "protocol.h"
 #include "worker.h"
 
-/* Counts what has become of the notification in W, NANOSECONDS after it came. */
-void gate_count(const struct gate_worker *w, uint64_t nanoseconds);
+/* Counts the notification in W, which the gate is about to answer itself: before the answer, so
+ * that who looks after a call finds it counted, and because the container may end with the
+ * answer. Another answer, where the first could not be given, is not counted as another call. */
+void gate_count_answer(struct gate_worker *w, enum gate_outcome outcome);
+/* Counts how long the answer to the notification in W has taken. */
+void gate_count_time(const struct gate_worker *w, uint64_t nanoseconds);
 #define GATE_COUNT(field, n) gate_count_at(offsetof(struct gate_counters, field), n)
 void gate_count_at(size_t offset, uint64_t n);
 void gate_read_counters(struct board *b, struct gate_counters *to);

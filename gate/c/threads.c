@@ -112,7 +112,8 @@ static void *gate_serve(void *worker)
 			gate_open_signal(false);
 		gate_wake_watchdog();
 		gate_handle(w);
-		gate_count(w, w->outcome == GATE_BY_SUPERVISOR ? 0 : gate_now() - came);
+		if (w->outcome == GATE_BY_GATE || w->outcome == GATE_BY_GATE_REFUSED)
+			gate_count_time(w, gate_now() - came);
 		atomic_fetch_add(&w->turn, 1);
 	}
 	if (w->pidfd >= 0)
