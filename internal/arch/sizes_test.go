@@ -40,4 +40,6 @@ func TestMapIsShort(t *testing.T) {
 	}
 }
 
-func linesOf(t *testing.T, file string) int { return strings.Count(read(t, filepath.Join("../..", file)), "\n") }
+func linesOf(t *testing.T, file string) int {
+	return strings.Count(read(t, filepath.Join("../..", file)), "\n")
+}
