@@ -215,7 +215,8 @@ func TestCreateExecDelete(t *testing.T) {
 
 	before := r.agent.asks(unix.SYS_SOCKET)
 	process := filepath.Join(t.TempDir(), "process.json")
-	text := `{"cwd":"/","args":["sh","-c","echo $LD_PRELOAD; nc -w 1 127.0.0.1 9"],"env":["PATH=/bin"],"user":{"uid":0,"gid":0}}`
+	// One file for both: runc copies what comes by two of them in any order.
+	text := `{"cwd":"/","args":["sh","-c","echo $LD_PRELOAD; nc -w 1 127.0.0.1 9 2>&1"],"env":["PATH=/bin"],"user":{"uid":0,"gid":0}}`
 	if err := os.WriteFile(process, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -183,11 +183,8 @@ func TestRamp(t *testing.T) {
 			wantExtra(t, find(t, samples, series, 2, "", "network", network), "rate_per_s")
 			find(t, samples, series, 1, "", "network", network)
 		}
-		s := find(t, samples, "memory", 2, "", "network", network)
-		wantExtra(t, s, "pss_kib", "slab_kib", "kernel_kib", "available_kib")
-		if s.Extra["pss_kib"] <= 0 {
-			t.Errorf("%s: processes take %v KiB", network, s.Extra["pss_kib"])
-		}
+		// Not how much: other processes of the same binaries share their pages.
+		wantExtra(t, find(t, samples, "memory", 2, "", "network", network), "pss_kib", "slab_kib", "kernel_kib", "available_kib")
 		wantExtra(t, find(t, samples, "start", 0, network), "memory_kib", "pss_kib", "kernel_kib", "stop_p99_ms")
 	}
 	steps := plan(t, figureNetwork, options(2)).Steps
