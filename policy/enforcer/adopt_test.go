@@ -2,7 +2,6 @@ package enforcer
 
 import (
 	"errors"
-	"fmt"
 	"net/netip"
 	"os"
 	"slices"
@@ -184,25 +183,9 @@ func routeOf(t *testing.T, tb *policy.Table, p netip.Prefix) policy.Route {
 
 // A cgroup without our programs is not taken for a container's.
 func TestAdoptRefuses(t *testing.T) {
-	own, err := cgroup.Own()
-	if err != nil {
-		t.Fatal(err)
-	}
-	group, err := cgroup.Create(own, fmt.Sprintf("tsugiki-test-adopt-%d", os.Getpid()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := group.Remove(); err != nil {
-			t.Error(err)
+	withGroup(t, "adopt", func(_ *cgroup.Group, dir *os.File) {
+		if _, err := Adopt(dir, empty(t), nil); !errors.Is(err, ErrNotAdopted) {
+			t.Errorf("adopt: %v, want %v", err, ErrNotAdopted)
 		}
-	}()
-	dir, err := group.Open()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer dir.Close()
-	if _, err := Adopt(dir, empty(t), nil); !errors.Is(err, ErrNotAdopted) {
-		t.Errorf("adopt: %v, want %v", err, ErrNotAdopted)
-	}
+	})
 }

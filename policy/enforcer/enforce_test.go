@@ -18,15 +18,14 @@ import (
 	"github.com/tsugiki/tsugiki/policy/policytest"
 )
 
-// enforce attaches a table to a new cgroup and runs fn on a thread that makes
-// its sockets there, in a namespace that has only a loopback.
-func enforce(t *testing.T, tb *policy.Table, fn func(e *Enforcement)) {
+// withGroup runs fn with a new cgroup, whose name ends in what is given.
+func withGroup(t *testing.T, name string, fn func(group *cgroup.Group, dir *os.File)) {
 	t.Helper()
 	own, err := cgroup.Own()
 	if err != nil {
 		t.Fatal(err)
 	}
-	group, err := cgroup.Create(own, fmt.Sprintf("tsugiki-test-policy-%d", os.Getpid()))
+	group, err := cgroup.Create(own, fmt.Sprintf("tsugiki-test-%s-%d", name, os.Getpid()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -40,20 +39,29 @@ func enforce(t *testing.T, tb *policy.Table, fn func(e *Enforcement)) {
 		t.Fatal(err)
 	}
 	defer dir.Close()
-	ns, err := netns.New()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ns.Close()
-	e, err := Enforce(dir, tb, func(*endpoint.Endpoint) uint64 { return ns.Cookie() })
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer e.Close()
-	err = ns.Do(func() error { return inGroup(group, func() { fn(e) }) })
-	if err != nil {
-		t.Fatal(err)
-	}
+	fn(group, dir)
+}
+
+// enforce attaches a table to a new cgroup and runs fn on a thread that makes
+// its sockets there, in a namespace that has only a loopback.
+func enforce(t *testing.T, tb *policy.Table, fn func(e *Enforcement)) {
+	t.Helper()
+	withGroup(t, "policy", func(group *cgroup.Group, dir *os.File) {
+		ns, err := netns.New()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer ns.Close()
+		e, err := Enforce(dir, tb, func(*endpoint.Endpoint) uint64 { return ns.Cookie() })
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer e.Close()
+		err = ns.Do(func() error { return inGroup(group, func() { fn(e) }) })
+		if err != nil {
+			t.Fatal(err)
+		}
+	})
 }
 
 // inGroup moves the calling thread's process into a cgroup for the time of fn: a
