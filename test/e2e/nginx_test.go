@@ -218,9 +218,9 @@ func TestNginxLoad(t *testing.T) {
 	})
 }
 
-// TestOwnServer has a program reach, by the container's loopback, a server of the
-// same container that an ingress rule has brought to the host, as health checks
-// do.
+// TestOwnServer has a program reach, by the container's loopback and by the wildcard, which
+// the kernel takes for the loopback, a server of the same container that an ingress rule has
+// brought to the host, as health checks do, and Apache to wake a child that is to end.
 func TestOwnServer(t *testing.T) {
 	t.Parallel()
 	testkit.Program(t, "nginx")
@@ -233,9 +233,9 @@ func TestOwnServer(t *testing.T) {
 			}
 			t.Run(addr, func(t *testing.T) {
 				n := newNginx(t, "listen 80;")
-				script := strings.Join(n.line(), " ") + " & until curl -s -f http://127.0.0.1/; do sleep 0.02; done"
+				script := strings.Join(n.line(), " ") + " & until curl -s -f http://127.0.0.1/; do sleep 0.02; done; curl -sS -f http://0.0.0.0/"
 				out := succeed(t, v.run(t, w, "--endpoint", "in type ipv4 addr "+addr+" port 8080", "-i", "0.0.0.0:80=in", "--", "sh", "-c", script))
-				if out != "hello\n" {
+				if out != "hello\nhello\n" {
 					t.Errorf("got %q", out)
 				}
 			})
