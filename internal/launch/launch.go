@@ -32,6 +32,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/internal/netns"
+	"github.com/tsugiki/tsugiki/internal/sys/pidfd"
 )
 
 // argv0 is the first argument of the child. IsChild recognizes it.
@@ -205,12 +206,12 @@ func (p *Process) handOver(control *os.File, serve func(*os.File, int) error) er
 	if err != nil {
 		return err
 	}
-	pidfd, err := unix.PidfdOpen(p.PID, 0)
+	child, err := pidfd.OpenFD(p.PID)
 	if err != nil {
 		return fmt.Errorf("open child: %w", err)
 	}
-	defer unix.Close(pidfd)
-	fd, err := unix.PidfdGetfd(pidfd, r.Listener, 0)
+	defer child.Close()
+	fd, err := child.File(r.Listener)
 	if err != nil {
 		return fmt.Errorf("take seccomp listener from child: %w", err)
 	}
