@@ -101,31 +101,6 @@ func (a *arena) hostPorts() []string {
 	return slices.Compact(ports)
 }
 
-// sockets are the local addresses of a namespace's sockets in a state, in hexadecimal.
-func sockets(t *testing.T, ns *testkit.Namespace, network, state string) []netip.AddrPort {
-	t.Helper()
-	var found []netip.AddrPort
-	err := ns.Do(func() error {
-		for _, file := range []string{network, network + "6"} {
-			table, err := os.ReadFile("/proc/thread-self/net/" + file)
-			if err != nil {
-				return err
-			}
-			for l := range strings.Lines(string(table)) {
-				fields := strings.Fields(l)
-				if len(fields) > 3 && fields[3] == state {
-					found = append(found, parseProcAddr(t, fields[1]))
-				}
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return found
-}
-
 // doors are all addresses by which somebody could try the container's private servers: each port
 // that it has for them, and each that the host has.
 func (p *private) doors() []string {
