@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -182,6 +183,40 @@ func TestAttackPrivateServersFromContainer(t *testing.T) {
 	} {
 		for _, build := range []string{"static", "dynamic"} {
 			p.knock(func(args ...string) *testkit.Cmd { return a.attack(build, tt.rules, args...) }, "-", tt.open...)
+		}
+	}
+	p.release()
+}
+
+// Servers that share their ports share them with nobody else: another container of the same user, and a
+// process of the host, bind all ports that they have with the same options, and hear nothing.
+func TestAttackPrivateServersShared(t *testing.T) {
+	t.Parallel()
+	a := newArena(t)
+	const own = 8001
+	p := a.servePrivate("static")
+	var doors []string
+	for _, port := range append(slices.Clone(p.ports), a.hostPorts()...) {
+		for _, addr := range []string{"127.0.0.1", "0.0.0.0", "[::1]", "[::]"} {
+			doors = append(doors, "tcp/"+addr+":"+port, "udp/"+addr+":"+port)
+		}
+	}
+	doors = append(doors, fmt.Sprintf("tcp/0.0.0.0:%d", own))
+	rules := append(born(), "--endpoint", fmt.Sprintf("own type ipv4 addr %s port %d", hostAddr4, own), "-i", fmt.Sprintf("0.0.0.0:%d=own", own))
+	bare := a.bare(append([]string{"loop-thief"}, doors...)...)
+	bare.SysProcAttr.Credential = &syscall.Credential{Uid: 65534, Gid: 65534}
+	for name, c := range map[string]*testkit.Cmd{"container": a.attack("static", rules, append([]string{"loop-thief"}, doors...)...), "host": bare} {
+		thief := hold(t, c, "ready")
+		for range 3 {
+			p.unharmed()
+		}
+		h := hold(t, a.bare("loop-knock", "-", fmt.Sprintf("tcp/%s:%d", hostAddr4, own)), "knocked")
+		thief.await(fmt.Sprintf("accepted: tcp/0.0.0.0:%d", own))
+		h.release()
+		for _, l := range thief.release() {
+			if kind, what, _ := strings.Cut(l, ": "); (kind == "accepted" || kind == "heard") && !strings.HasPrefix(what, fmt.Sprintf("tcp/0.0.0.0:%d", own)) {
+				t.Errorf("the %s has %s", name, l)
+			}
 		}
 	}
 	p.release()
