@@ -7,7 +7,7 @@ const (
 	otherProcess  = "a swapped socket stays unswapped in other processes that share it"
 )
 
-// everywhere are those of all columns whose sockets are born on the host.
+// everywhere are those of all columns whose sockets are created on the host first.
 var everywhere = map[string]string{
 	"bind-loopback-conflict": twoNamespaces,
 	"connect-mptcp":          "MPTCP becomes TCP",
