@@ -35,7 +35,7 @@ func TestAttackHostLoopback(t *testing.T) {
 			t.Errorf("by some way a process of the host does not reach its own service: %q", arrived)
 		}
 		for _, run := range []struct{ mode, build string }{{"auto", "dynamic"}, {"auto", "static"}, {"preload", "dynamic"}, {"seccomp", "static"}} {
-			for _, rules := range [][]string{minimal(), born()} {
+			for _, rules := range [][]string{minimal(), hostFirst()} {
 				out := succeed(t, a.attack(run.build, inMode(run.mode, rules), reach...))
 				refused := 0
 				for step, results := range steps(out) {
@@ -75,7 +75,7 @@ func TestAttackHostLoopbackByMessage(t *testing.T) {
 		{secretAt("127.0.0.1"), "127.0.0.1:0"}, {secretAt("127.0.0.1"), hostAddr4 + ":0"}, {secretAt("0.0.0.0"), "127.0.0.1:0"},
 		{secretAt("[::1]"), "[::1]:0"}, {secretAt("[::1]"), "[" + hostAddr6 + "]:0"}, {secretAt("[::]"), "[::1]:0"},
 	} {
-		for _, rules := range [][]string{minimal(), born()} {
+		for _, rules := range [][]string{minimal(), hostFirst()} {
 			for _, build := range []string{"static", "dynamic"} {
 				succeed(t, a.attack(build, rules, "udp-source", at[0], at[1]))
 			}

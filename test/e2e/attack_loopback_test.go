@@ -36,7 +36,7 @@ type private struct {
 // servePrivate starts one. Its rules publish ingressPort.
 func (a *arena) servePrivate(build string, flags ...string) *private {
 	a.t.Helper()
-	rules := append(born(), "--endpoint", fmt.Sprintf("in type ipv4 addr 0.0.0.0 port %d", ingressPort), "-i", fmt.Sprintf("0.0.0.0:%d=in", ingressPort))
+	rules := append(hostFirst(), "--endpoint", fmt.Sprintf("in type ipv4 addr 0.0.0.0 port %d", ingressPort), "-i", fmt.Sprintf("0.0.0.0:%d=in", ingressPort))
 	p := &private{a: a, calls: map[string]int{}, held: hold(a.t, a.attack(build, append(rules, flags...), append([]string{"loop-serve"}, privateServers...)...), "ready")}
 	for _, l := range p.said {
 		if at, ok := strings.CutPrefix(l, "at: "); ok && !strings.HasPrefix(at, published) {
@@ -178,8 +178,8 @@ func TestAttackPrivateServersFromContainer(t *testing.T) {
 		rules []string
 		open  []string
 	}{
-		{born(), []string{secret("tcp", hostAddr4), secret("udp", hostAddr4), at}},
-		{append(born(), "-e", "127.0.0.0/8=0.0.0.0", "-e", "::1/128=::"), []string{secret("tcp", "127.0.0.1"), secret("tcp", "[::1]"), secret("udp", "127.0.0.1"), at}},
+		{hostFirst(), []string{secret("tcp", hostAddr4), secret("udp", hostAddr4), at}},
+		{append(hostFirst(), "-e", "127.0.0.0/8=0.0.0.0", "-e", "::1/128=::"), []string{secret("tcp", "127.0.0.1"), secret("tcp", "[::1]"), secret("udp", "127.0.0.1"), at}},
 	} {
 		for _, build := range []string{"static", "dynamic"} {
 			p.knock(func(args ...string) *testkit.Cmd { return a.attack(build, tt.rules, args...) }, "-", tt.open...)
@@ -228,7 +228,7 @@ func TestAttackPrivateServersFromPods(t *testing.T) {
 	a := newArena(t)
 	pod := func() []string {
 		ns := testkit.NewLoopback(t)
-		return append(born(), "--netns", fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), ns.File().Fd()))
+		return append(hostFirst(), "--netns", fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), ns.File().Fd()))
 	}
 	one, other := pod(), pod()
 	p := a.servePrivate("static", one[len(one)-2:]...)
@@ -287,7 +287,7 @@ func TestAttackPrivateServersFlooded(t *testing.T) {
 	flood = append(slices.Repeat(flood, 4), secret("tcp", hostAddr4))
 	for _, who := range []*testkit.Cmd{
 		a.bare(append([]string{"loop-knock", "-"}, flood...)...),
-		a.attack("static", born(), append([]string{"loop-knock", "-"}, flood...)...),
+		a.attack("static", hostFirst(), append([]string{"loop-knock", "-"}, flood...)...),
 	} {
 		h := hold(t, who, "knocked")
 		h.awaits(flood[len(flood)-1] + ": ok")
