@@ -149,17 +149,24 @@ func reuse(_, _ string, c syscall.RawConn) error {
 	})
 }
 
+// alone keeps a port from all others, as Go's listeners do not.
+func alone(_, _ string, c syscall.RawConn) error {
+	return c.Control(func(fd uintptr) {
+		_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 0)
+	})
+}
+
 // trapTCP listens on all addresses of a namespace.
 func (a *arena) trapTCP(ns *testkit.Namespace, port uint16) {
 	a.t.Helper()
-	if err := a.listenTrap(ns, port); err != nil {
+	if err := a.listenTrap(ns, port, reuse); err != nil {
 		a.t.Fatal(err)
 	}
 }
 
-func (a *arena) listenTrap(ns *testkit.Namespace, port uint16) error {
+func (a *arena) listenTrap(ns *testkit.Namespace, port uint16, control func(_, _ string, c syscall.RawConn) error) error {
 	var l net.Listener
-	config := net.ListenConfig{Control: reuse}
+	config := net.ListenConfig{Control: control}
 	err := ns.Do(func() (err error) {
 		l, err = config.Listen(context.Background(), "tcp", fmt.Sprintf("[::]:%d", port))
 		return err

@@ -142,7 +142,7 @@ func TestAttackFlickeringServer(t *testing.T) {
 	}
 	for mode, build := range map[string]string{"auto": "dynamic", "seccomp": "static"} {
 		for _, at := range []string{"127.0.0.1", "0.0.0.0", "[::1]"} {
-			c := a.attack(build, inMode(mode, born()), "loop-flicker", fmt.Sprintf("%s:%d", at, number), fmt.Sprint(testkit.Times(100, 5000)))
+			c := a.attack(build, inMode(mode, hostFirst()), "loop-flicker", fmt.Sprintf("%s:%d", at, number), fmt.Sprint(testkit.Times(100, 5000)))
 			var r result
 			ended := make(chan struct{})
 			go func() {
@@ -174,7 +174,7 @@ func (a *arena) takePorts(done chan struct{}) {
 			if slices.Contains(now, port) || taken[port] {
 				continue
 			}
-			err := a.listenTrap(a.Host, portNumbers(a.t, []string{port})[0])
+			err := a.listenTrap(a.Host, portNumbers(a.t, []string{port})[0], alone)
 			if err != nil && !errors.Is(err, unix.EADDRINUSE) {
 				a.t.Fatal(err)
 			}

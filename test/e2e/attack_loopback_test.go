@@ -188,38 +188,53 @@ func TestAttackPrivateServersFromContainer(t *testing.T) {
 	p.release()
 }
 
-// Servers that share their ports share them with nobody else: another container of the same user, and a
-// process of the host, bind all ports that they have with the same options, and hear nothing.
-func TestAttackPrivateServersShared(t *testing.T) {
-	t.Parallel()
-	a := newArena(t)
-	const own = 8001
+const thiefPort = 8001 // at which the thief may listen
+
+// robbed has a thief bind all ports that the container's servers have, with the options of those, and
+// asks each server some times. Then the thief hears a client of its own.
+func (a *arena) robbed(thief func(args ...string) *testkit.Cmd) {
+	a.t.Helper()
 	p := a.servePrivate("static")
-	var doors []string
+	args := []string{"loop-thief"}
 	for _, port := range append(slices.Clone(p.ports), a.hostPorts()...) {
 		for _, addr := range []string{"127.0.0.1", "0.0.0.0", "[::1]", "[::]"} {
-			doors = append(doors, "tcp/"+addr+":"+port, "udp/"+addr+":"+port)
+			args = append(args, "tcp/"+addr+":"+port, "udp/"+addr+":"+port)
 		}
 	}
-	doors = append(doors, fmt.Sprintf("tcp/0.0.0.0:%d", own))
-	rules := append(born(), "--endpoint", fmt.Sprintf("own type ipv4 addr %s port %d", hostAddr4, own), "-i", fmt.Sprintf("0.0.0.0:%d=own", own))
-	bare := a.bare(append([]string{"loop-thief"}, doors...)...)
-	bare.SysProcAttr.Credential = &syscall.Credential{Uid: 65534, Gid: 65534}
-	for name, c := range map[string]*testkit.Cmd{"container": a.attack("static", rules, append([]string{"loop-thief"}, doors...)...), "host": bare} {
-		thief := hold(t, c, "ready")
-		for range 3 {
-			p.unharmed()
-		}
-		h := hold(t, a.bare("loop-knock", "-", fmt.Sprintf("tcp/%s:%d", hostAddr4, own)), "knocked")
-		thief.await(fmt.Sprintf("accepted: tcp/0.0.0.0:%d", own))
-		h.release()
-		for _, l := range thief.release() {
-			if kind, what, _ := strings.Cut(l, ": "); (kind == "accepted" || kind == "heard") && !strings.HasPrefix(what, fmt.Sprintf("tcp/0.0.0.0:%d", own)) {
-				t.Errorf("the %s has %s", name, l)
-			}
+	own := fmt.Sprintf("tcp/0.0.0.0:%d", thiefPort)
+	h := hold(a.t, thief(append(args, own)...), "ready")
+	for range 3 {
+		p.unharmed()
+	}
+	client := hold(a.t, a.bare("loop-knock", "-", fmt.Sprintf("tcp/%s:%d", hostAddr4, thiefPort)), "knocked")
+	h.await("accepted: " + own)
+	client.release()
+	for _, l := range h.release() {
+		if kind, what, _ := strings.Cut(l, ": "); (kind == "accepted" || kind == "heard") && !strings.HasPrefix(what, own) {
+			a.t.Errorf("the thief has %s", l)
 		}
 	}
 	p.release()
+}
+
+// Servers that share their ports (SO_REUSEADDR, SO_REUSEPORT) share them with no other container of
+// the same user.
+func TestAttackPrivateServersShared(t *testing.T) {
+	t.Parallel()
+	a := newArena(t)
+	rules := append(hostFirst(), "--endpoint", fmt.Sprintf("own type ipv4 addr %s port %d", hostAddr4, thiefPort), "-i", fmt.Sprintf("0.0.0.0:%d=own", thiefPort))
+	a.robbed(func(args ...string) *testkit.Cmd { return a.attack("static", rules, args...) })
+}
+
+// Nor with a process of the host that another user has.
+func TestAttackPrivateServersSharedWithHost(t *testing.T) {
+	t.Parallel()
+	a := newArena(t)
+	a.robbed(func(args ...string) *testkit.Cmd {
+		c := a.bare(args...)
+		c.SysProcAttr.Credential = &syscall.Credential{Uid: 65534, Gid: 65534}
+		return c
+	})
 }
 
 // The containers of a pod share its loopback. Those of another pod have another.

@@ -240,6 +240,8 @@ static void loop_came(int i)
 		send(fd, "answer", 6, MSG_NOSIGNAL);
 	if (kind == LOOP_CLIENT || (n <= 0 && kind == LOOP_CONN))
 		loop_close(i);
+	if (n == 0)
+		errno = ECONNRESET;
 	if (kind == LOOP_CLIENT)
 		loop_done(n > 0 ? 0 : -1, loop_files[i].server);
 }
