@@ -24,7 +24,7 @@ deps-bench-agent: ; scripts/deps.sh bench-agent
 deps-bench-charge: ; scripts/deps.sh bench-charge
 
 build:
-	$(GO) build -trimpath -o bin/ ./cmd/...
+	$(GO) build -trimpath -o bin/ ./cmd/... ./internal/launch/tsugiki-launch
 	$(MAKE) -f native/Makefile
 
 # The pages of the built commands.
@@ -102,7 +102,7 @@ soak: deps build sanitized
 SANITIZED = $(CURDIR)/bin/sanitized
 sanitized: build
 	$(MAKE) -f native/Makefile OUT=$(SANITIZED) SANITIZED=$(SANITIZED)/findings
-	cp bin/tsugiki $(SANITIZED)/
+	cp bin/tsugiki bin/tsugiki-launch $(SANITIZED)/
 
 fuzz:
 	@for p in $$($(GO) list ./...); do for f in $$($(GO) test -list '^Fuzz' $$p | grep ^Fuzz); do \

@@ -13,6 +13,7 @@ import (
 	"github.com/tsugiki/tsugiki/charge/accounts"
 	"github.com/tsugiki/tsugiki/gate"
 	"github.com/tsugiki/tsugiki/internal/kernel"
+	"github.com/tsugiki/tsugiki/internal/launch"
 	"github.com/tsugiki/tsugiki/internal/programs"
 	"github.com/tsugiki/tsugiki/internal/sys/thread"
 	"github.com/tsugiki/tsugiki/keeper"
@@ -43,6 +44,7 @@ func installation(runDir string) []kernel.Feature {
 			Probe: func(*kernel.Scratch) (string, error) { return enforcer.Pins() },
 		},
 		{Name: keeper.Program, Required: true, Lost: "sockets cannot be made in the host's namespace", Probe: find(keeper.Program)},
+		{Name: launch.Program, Required: true, Lost: "tsugiki run starts no program", Probe: find(launch.Program)},
 		{Name: gate.Program, Required: true, Lost: "trapped calls are not answered", Probe: find(gate.Program)},
 		{Name: "libtsugiki.so", Required: true, Lost: "only --mode seccomp works", Probe: find(shim.LibraryFile)},
 		{
