@@ -399,13 +399,15 @@ func TestRecover(t *testing.T) {
 	}
 	next := newWorld(t, host, own, false, rules...)
 	next.enforcer.served = w.enforcer.served
-	for i, want := range []string{"own", "host"} {
-		number := next.socket(own, ip4, tcp)
-		if _, err := next.Connect(next.program, number, addr("127.0.0.1:80")); err != nil {
-			t.Fatal(err)
-		}
-		if place, _ := next.at(); place != want {
-			t.Errorf("connect %d: in %s", i, place)
+	for _, want := range []string{"own", "host"} {
+		for _, to := range []string{"127.0.0.1:80", "0.0.0.0:80"} { // the same to the kernel
+			number := next.socket(own, ip4, tcp)
+			if _, err := next.Connect(next.program, number, addr(to)); err != nil {
+				t.Fatal(err)
+			}
+			if place, _ := next.at(); place != want {
+				t.Errorf("connect to %s: in %s, not %s", to, place, want)
+			}
 		}
 		if err := next.Recover(); err != nil {
 			t.Fatal(err)

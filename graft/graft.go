@@ -161,12 +161,13 @@ func isUDP(protocol int) bool { return protocol == 0 || protocol == unix.IPPROTO
 
 // reach tells where a destination lies: the endpoint, or nil where none is
 // needed, and the place. The container's own loopback has its servers too that
-// an ingress rule has brought to the host: the kernel programs lead there.
+// an ingress rule has brought to the host: the kernel programs lead there. The
+// kernel takes the wildcard for the loopback.
 func (e call) reach(s *socket, to netip.AddrPort) (*endpoint.Endpoint, Place) {
 	if ep := e.Table.Egress(to); ep != nil {
 		return ep, e.Host[ep.Netns]
 	}
-	if addr := to.Addr().Unmap(); addr.IsLoopback() {
+	if addr := to.Addr().Unmap(); addr.IsLoopback() || addr.IsUnspecified() {
 		if place, ok := e.served.Load(service{s.kind().Protocol, to.Port(), addr.Is4()}); ok {
 			return nil, place.(Place)
 		}

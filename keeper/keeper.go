@@ -259,17 +259,17 @@ func newEvents() (*os.File, error) {
 
 // take takes sockets out of the keeper's table. That takes CAP_SYS_PTRACE.
 func (k *Keeper) take(numbers []int) ([]int, error) {
-	process, err := unix.PidfdOpen(k.PID(), 0)
+	process, err := pidfd.OpenFD(k.PID())
 	if err != nil {
 		return nil, err
 	}
-	defer unix.Close(process)
+	defer process.Close()
 	if k.ended.Load() { // what was opened may be another process
 		return nil, ErrGone
 	}
 	var fds []int
 	for _, number := range numbers {
-		fd, err := unix.PidfdGetfd(process, number, 0)
+		fd, err := process.File(number)
 		if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
 			break
 		}

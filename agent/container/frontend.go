@@ -16,7 +16,8 @@ func (c *Container) Preloads() bool {
 }
 
 // Serve starts the front end for a filter's listener, before programs under the
-// filter can make their first call. The listener stays the caller's.
+// filter can make their first call. The listener is the container's
+// from then on, unless it fails.
 func (c *Container) Serve(listener *os.File) error {
 	c.changes.Lock()
 	defer c.changes.Unlock()
