@@ -142,7 +142,7 @@ func (s *session) measureBusy(ctx context.Context, v variant, test string, boxes
 // usageOf is what containers, their loggers and their shims have used.
 func usageOf(boxes []*container) (sum time.Duration, err error) {
 	for _, box := range boxes {
-		own, err := box.node.groups.usage(box.group)
+		own, err := box.node.groups.clock(box.group).Elapsed()
 		if err != nil {
 			return 0, err
 		}
