@@ -83,7 +83,7 @@ func (e *EpollError) Unwrap() error { return e.Errno }
 type Config struct {
 	Binary    string       // "" looks in the usual places
 	Netns     *netns.NS    // nil: the caller's
-	CgroupDir *os.File     // cgroup2 directory it is born in; nil: the caller's
+	CgroupDir *os.File     // cgroup2 directory it is created in; nil: the caller's
 	Kill      *os.File     // cgroup.kill, open for writing: what it kills when this process dies; nil: nothing
 	UID, GID  int          // both 0: stay root
 	Log       *slog.Logger // nil: none

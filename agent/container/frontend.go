@@ -25,8 +25,8 @@ func (c *Container) Serve(listener *os.File) error {
 		Own:        c.ownNS,
 		Listener:   listener,
 		Rules:      c.table.Snapshot(c.netnsOf),
-		HostFirst4: c.engine.Born(unix.AF_INET),
-		HostFirst6: c.engine.Born(unix.AF_INET6),
+		HostFirst4: c.engine.HostFirst(unix.AF_INET),
+		HostFirst6: c.engine.HostFirst(unix.AF_INET6),
 		Datagrams:  c.seesDatagrams(),
 	}
 	var err error

@@ -17,7 +17,7 @@ const (
 	noDevice      = "a host socket is bound to no device, since another one could be the host's"
 )
 
-// everywhere are those of all columns whose sockets are born on the host.
+// everywhere are those of all columns whose sockets are created on the host first.
 var everywhere = map[string]difference{
 	"bind-loopback-conflict": {twoNamespaces, "any address, same port: 0"},
 	"connect-mptcp":          {"MPTCP becomes TCP", "protocol: 6"},
