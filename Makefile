@@ -128,8 +128,9 @@ fuzz:
 		echo "$$p $$f"; $(GO) test -run '^$$' -fuzz "^$$f$$" -fuzztime $(FUZZTIME) $$p || exit 1; done; done
 	$(MAKE) -f native/Makefile fuzz
 
+# With a BPF file system, which not every machine has mounted.
 bench: deps-demo build
-	$(GO) run ./bench -figure graft -rounds $(ROUNDS) -o bench.json
+	unshare -m sh -ec 'mount -t bpf bpf /sys/fs/bpf; exec "$$@"' sh $(GO) run ./bench -figure graft -rounds $(ROUNDS) -o bench.json
 
 # What many containers cost: start and stop, memory, connections, a new agent.
 bench-agent: deps-bench-agent build
