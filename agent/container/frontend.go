@@ -16,7 +16,8 @@ func (c *Container) Preloads() bool {
 }
 
 // Serve starts the front end for a filter's listener, before programs under the
-// filter can make their first call. The listener stays the caller's.
+// filter can make their first call. The listener is the container's
+// from then on, unless it fails.
 func (c *Container) Serve(listener *os.File) error {
 	c.changes.Lock()
 	defer c.changes.Unlock()
@@ -24,8 +25,8 @@ func (c *Container) Serve(listener *os.File) error {
 		Own:        c.ownNS,
 		Listener:   listener,
 		Rules:      c.table.Snapshot(c.netnsOf),
-		HostFirst4: c.engine.Born(unix.AF_INET),
-		HostFirst6: c.engine.Born(unix.AF_INET6),
+		HostFirst4: c.engine.HostFirst(unix.AF_INET),
+		HostFirst6: c.engine.HostFirst(unix.AF_INET6),
 		Datagrams:  c.seesDatagrams(),
 	}
 	var err error

@@ -14,8 +14,16 @@
 #define BOARD_IN_MIN  16
 #define BOARD_IN6_MIN 24
 
-static const uint8_t board_loopback6[16] = {[15] = 1};
 static const uint8_t board_mapped[12] = {[10] = 0xff, [11] = 0xff};
+
+static const uint8_t board_zeros[15];
+
+static bool board_is_loopback(const uint8_t addr[16])
+{
+	if (memcmp(addr, board_mapped, sizeof(board_mapped)) == 0)
+		return addr[12] == 127 || memcmp(&addr[12], board_zeros, 4) == 0;
+	return memcmp(addr, board_zeros, sizeof(board_zeros)) == 0 && addr[15] <= 1;
+}
 
 static enum board_where board_find(const struct board *b, size_t size, const uint8_t addr[16],
 				   uint16_t port, uint64_t *netns)
@@ -53,8 +61,7 @@ struct board_address board_look_up(const struct board *b, size_t size, const uin
 	} else {
 		return a;
 	}
-	a.loopback = memcmp(addr, board_loopback6, sizeof(addr)) == 0 ||
-		     (memcmp(addr, board_mapped, sizeof(board_mapped)) == 0 && addr[12] == 127);
+	a.loopback = board_is_loopback(addr);
 	a.where = board_find(b, size, addr, (uint16_t)(bytes[2] << 8 | bytes[3]), &a.netns);
 	return a;
 }
