@@ -42,7 +42,7 @@ var egress = []string{"-e", "0.0.0.0/0=0.0.0.0", "-e", "::/0=::"}
 
 func TestMain(m *testing.M) {
 	// Programs wait for one another most of their time.
-	if err := testkit.DefaultParallel("6"); err != nil {
+	if err := testkit.DefaultParallel("12"); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
