@@ -72,8 +72,12 @@ func TestAttackHostLoopbackByMessage(t *testing.T) {
 	t.Parallel()
 	a := newArena(t)
 	for _, at := range [][2]string{
-		{secretAt("127.0.0.1"), "127.0.0.1:0"}, {secretAt("127.0.0.1"), hostAddr4 + ":0"}, {secretAt("0.0.0.0"), "127.0.0.1:0"},
-		{secretAt("[::1]"), "[::1]:0"}, {secretAt("[::1]"), "[" + hostAddr6 + "]:0"}, {secretAt("[::]"), "[::1]:0"},
+		{secretAt("127.0.0.1"), "127.0.0.1:0"},
+		{secretAt("127.0.0.1"), hostAddr4 + ":0"},
+		{secretAt("0.0.0.0"), "127.0.0.1:0"},
+		{secretAt("[::1]"), "[::1]:0"},
+		{secretAt("[::1]"), "[" + hostAddr6 + "]:0"},
+		{secretAt("[::]"), "[::1]:0"},
 	} {
 		for _, rules := range [][]string{minimal(), hostFirst()} {
 			for _, build := range []string{"static", "dynamic"} {

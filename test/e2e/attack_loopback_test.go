@@ -341,11 +341,11 @@ func waitsHalfOpen(port uint16) error {
 	defer unix.Close(fd)
 	err = unix.Connect(fd, &unix.SockaddrInet4{Port: int(port), Addr: loopback4.As4()})
 	if !errors.Is(err, unix.EINPROGRESS) {
-		return fmt.Errorf("connect to the flooded server: %v, want %v", err, unix.EINPROGRESS)
+		return fmt.Errorf("connect to the flooded server: %w, want %w", err, unix.EINPROGRESS)
 	}
 	const synSent = 2
 	if info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO); err != nil || info.State != synSent {
-		return fmt.Errorf("a client of the flooded server is in the state %d (%v), want %d", info.State, err, synSent)
+		return fmt.Errorf("a client of the flooded server is in the state %d (%w), want %d", info.State, err, synSent)
 	}
 	return nil
 }
