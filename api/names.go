@@ -7,11 +7,11 @@ import (
 	"strings"
 )
 
-// Names that the agent, tsugiki-runtime, and whoever starts containers agree on.
+// Names that the agent, tsugiki-runtime and starters of containers share.
 const (
-	// AnnotationPrefix is that of our annotations, and of labels that stand for some.
+	// AnnotationPrefix is the prefix of our annotations, and of labels with the same meaning.
 	AnnotationPrefix = "tsugiki.dev/"
-	// The annotations: what a container is called, and what it is given.
+	// The annotations: a container's name, and its rules.
 	AnnotationName      = AnnotationPrefix + "name"
 	AnnotationMode      = AnnotationPrefix + "mode"
 	AnnotationEndpoints = AnnotationPrefix + "endpoints"
@@ -24,7 +24,7 @@ const (
 	// AgentName is the name of the daemon's own files in its run directory.
 	AgentName = "agent"
 
-	// RunDir is where containers are written down while they run.
+	// RunDir is the directory for the records of running containers.
 	RunDir = "/run/tsugiki"
 
 	socketSuffix = ".sock"
@@ -32,13 +32,13 @@ const (
 	ListenerSocket = "seccomp" + socketSuffix
 )
 
-// SocketIn is the daemon's socket in its run directory.
+// SocketIn returns the path of the daemon's socket in its run directory.
 func SocketIn(runDir string) string { return filepath.Join(runDir, AgentName+socketSuffix) }
 
 // ErrName says that a container's name cannot be used.
 var ErrName = errors.New("bad container name")
 
-// CheckName finds out whether a container can have a name.
+// CheckName returns an ErrName unless a container can have a name.
 func CheckName(name string) error {
 	if len(name) == 0 || len(name) > NameMax || !alphanumeric(rune(name[0])) || strings.ContainsFunc(name, unfit) {
 		return fmt.Errorf("%w %q: letters, digits, '_', '.' and '-', at most %d, a letter or digit first", ErrName, name, NameMax)
