@@ -4,7 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"regexp"
+	"strings"
 )
 
 // Names that the agent, tsugiki-runtime and starters of containers share.
@@ -38,11 +38,9 @@ func SocketIn(runDir string) string { return filepath.Join(runDir, AgentName+soc
 // ErrName says that a container's name cannot be used.
 var ErrName = errors.New("bad container name")
 
-var nameRE = regexp.MustCompile(fmt.Sprintf(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,%d}$`, NameMax-1))
-
 // CheckName returns an ErrName unless a container can have a name.
 func CheckName(name string) error {
-	if !nameRE.MatchString(name) {
+	if len(name) == 0 || len(name) > NameMax || !alphanumeric(rune(name[0])) || strings.ContainsFunc(name, unfit) {
 		return fmt.Errorf("%w %q: letters, digits, '_', '.' and '-', at most %d, a letter or digit first", ErrName, name, NameMax)
 	}
 	if name == AgentName || name+socketSuffix == ListenerSocket {
@@ -50,3 +48,9 @@ func CheckName(name string) error {
 	}
 	return nil
 }
+
+func alphanumeric(r rune) bool {
+	return 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9'
+}
+
+func unfit(r rune) bool { return !alphanumeric(r) && !strings.ContainsRune("_.-", r) }
