@@ -241,7 +241,7 @@ func (c *Container) closeUnused() error {
 }
 
 // reservations are those that the rules of a table promise: ranges are not, of which a program takes what is
-// free; one that another container was promised is not.
+// free; one that is reserved for another container is not.
 func (c *Container) reservations(t *policy.Table) []ports.Reservation {
 	var list []ports.Reservation
 	for _, r := range t.IngressRules() {
