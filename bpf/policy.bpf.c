@@ -189,9 +189,6 @@ int sendmsg4(struct bpf_sock_addr *ctx)
 	if (!to_connected_peer(ctx, sk)) {
 		ep = egress(ctx, &to, port);
 		if (!ep && !known_peer(ctx, &to, port) && !by_name4(ctx, &to)) {
-			/* The kernel takes the wildcard for the loopback. */
-			if (wildcard(&to))
-				to = mapped(bpf_htonl(0x7f000001));
 			if (!own_server(ctx, &to, &port))
 				return relay4(ctx, sk, &to, port) ? ALLOW : deny(DENIED_SENDMSG);
 			hear(sk, &to, port);
@@ -232,8 +229,6 @@ int sendmsg6(struct bpf_sock_addr *ctx)
 	if (!to_connected_peer(ctx, sk)) {
 		ep = egress(ctx, &to, port);
 		if (!ep && !known_peer(ctx, &to, port) && !by_name6(ctx, &to)) {
-			if (wildcard(&to))
-				to = (struct addr){{0, 0, 0, bpf_htonl(1)}};
 			if (!own_server(ctx, &to, &port))
 				return relay6(ctx, sk, &to, port) ? ALLOW : deny(DENIED_SENDMSG);
 			hear(sk, &to, port);

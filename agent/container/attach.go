@@ -103,7 +103,7 @@ func (c *Container) enterFirst(own *netns.NS, pid int) error {
 }
 
 // endIdleKeeper ends the keeper that has made the relay's sockets: most programs never need one
-// where sockets are born on the host.
+// where sockets are created on the host first.
 func (c *Container) endIdleKeeper() error {
 	c.host[""].endIdle()
 	return nil

@@ -374,10 +374,10 @@ func (c *Container) guard() error {
 	return err
 }
 
-// startRelay lets sockets that are born on the host send datagrams to servers on
+// startRelay lets sockets that are created on the host first send datagrams to servers on
 // the container's own loopback.
 func (c *Container) startRelay() (err error) {
-	if !c.engine.Born(unix.AF_INET) && !c.engine.Born(unix.AF_INET6) {
+	if !c.engine.HostFirst(unix.AF_INET) && !c.engine.HostFirst(unix.AF_INET6) {
 		return nil
 	}
 	c.relay, err = relay.Start(relay.Config{

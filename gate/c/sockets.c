@@ -132,8 +132,12 @@ unsigned int gate_batch(struct gate_worker *w)
 	if (pthread_mutex_trylock(&gate_batch_lock) != 0)
 		return 0;
 	pair = gate_batch_is_taken() ? gate_file_of(w, (int)args[2]) : -1;
-	if (pair >= 0 && gate_is_pair_of(&w->n, pair))
+	if (pair >= 0 && gate_is_pair_of(&w->n, pair)) {
+		/* Closed before the answer, but a signal may let the program go on. */
+		atomic_store(&w->delivers, w->n.id);
 		made = gate_batch_to(pair, &kind, (unsigned int)args[4]);
+		atomic_store(&w->delivers, 0);
+	}
 	if (made > 0)
 		gate_batch_sent_to = pair;
 	else if (pair >= 0)
