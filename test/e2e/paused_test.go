@@ -47,7 +47,11 @@ func TestPausedGateKeepsNoPort(t *testing.T) {
 	})
 	paused, resume := testkit.PauseAfter(t, serving, unix.SECCOMP_IOCTL_NOTIF_ADDFD)
 	listens := make(chan string, 1)
-	go func() { listens <- o.do("listen second 0.0.0.0:8080") }()
+	o.begin("listen second 0.0.0.0:8080")
+	go func() {
+		o.lines.Scan()
+		listens <- o.lines.Text()
+	}()
 	select {
 	case <-paused:
 	case got := <-listens:
