@@ -78,7 +78,7 @@ static void gate_socket(struct gate_worker *w)
 		return;
 	}
 	gate_report(w);
-	file = gate_make(&kind);
+	file = gate_take(&kind);
 	if (file < 0) {
 		/* The first two are about the gate, not about the program; with
 		 * the third, somebody has moved the gate out of its cgroup. */

@@ -49,6 +49,54 @@ int gate_make(const struct gate_kind *kind)
 }
 
 /*
+ * A thread that has made some sockets of a kind, one at a time, makes the next one while the
+ * program goes on: it wakes up anyway when the program has got its socket. So static programs wait
+ * for less.
+ */
+enum { GATE_SPARE_AFTER = 3 };
+
+static _Thread_local struct {
+	bool made;
+	int file;
+	unsigned int taken; /* of the kind, one after another */
+	struct gate_kind kind;
+} gate_spare;
+
+int gate_take(const struct gate_kind *kind)
+{
+	const struct gate_kind *last = &gate_spare.kind;
+
+	if (last->family != kind->family || last->type != kind->type) {
+		gate_close_spare();
+		gate_spare.kind = *kind;
+		gate_spare.taken = 0;
+	}
+	if (gate_spare.taken < GATE_SPARE_AFTER)
+		gate_spare.taken++;
+	if (!gate_spare.made)
+		return gate_make(kind);
+	gate_spare.made = false;
+	return gate_spare.file;
+}
+
+void gate_make_spare(void)
+{
+	if (gate_spare.made || gate_spare.taken < GATE_SPARE_AFTER)
+		return;
+	gate_spare.file = gate_make(&gate_spare.kind);
+	gate_spare.made = gate_spare.file >= 0;
+	if (!gate_spare.made)
+		gate_spare.taken = 0;
+}
+
+void gate_close_spare(void)
+{
+	if (gate_spare.made)
+		close(gate_spare.file);
+	gate_spare.made = false;
+}
+
+/*
  * Whether FILE is one end of a socketpair(2) that the caller has made: what is
  * sent there reaches nobody whom the caller could not send it to.
  */
