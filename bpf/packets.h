@@ -28,6 +28,9 @@
  * it is connected, or from hosts that it has lately sent to: heard_by_socket has up to
  * HEARD_MAX of them, those of one set replaced in turn.
  *
+ * A listener that no rule has bound, where the loopback is on the host, takes a SYN of that
+ * loopback only: see loopback.h.
+ *
  * The kernel gives the programs a packet that begins with the IP header, before it is cut
  * into fragments or segments. Without a full socket (a SYN cookie, TIME_WAIT) it does not
  * ask them; such packets carry nothing that a program wrote.
@@ -35,6 +38,7 @@
 #ifndef TSUGIKI_PACKETS_H
 #define TSUGIKI_PACKETS_H
 
+#include "loopback.h"
 #include "relay.h"
 
 #define ETH_P_IP   0x0800
@@ -196,15 +200,20 @@ static __always_inline bool goes_on(struct __sk_buff *skb)
 	return ip[6] == IPPROTO_TCP && !(ip[53] & TCP_SYN);
 }
 
-static __always_inline bool is_peer(struct bpf_sock *sk, const struct packet *p)
+static __always_inline struct addr peer_of(struct bpf_sock *sk)
 {
 	/* Of an AF_INET6 socket that is connected to a mapped address, ::ffff:a.b.c.d. */
 	struct addr peer = {{sk->dst_ip6[0], sk->dst_ip6[1], sk->dst_ip6[2], sk->dst_ip6[3]}};
 	/* Volatile, or the compiler computes a pointer into the socket, which may not be. */
 	__u32 ip4 = *(volatile __u32 *)&sk->dst_ip4;
 
-	if (sk->family == AF_INET)
-		peer = mapped(ip4);
+	return sk->family == AF_INET ? mapped(ip4) : peer;
+}
+
+static __always_inline bool is_peer(struct bpf_sock *sk, const struct packet *p)
+{
+	struct addr peer = peer_of(sk);
+
 	return sk->dst_port == bpf_htons(p->to_port) && same(&peer, &p->to);
 }
 
@@ -258,6 +267,46 @@ static __always_inline bool may_leave(struct __sk_buff *skb, struct bpf_sock *sk
 	       (!p->to_port || ours(skb, p->protocol, &p->to, p->to_port));
 }
 
+/* Whose socket a packet on the loopback goes to. Of TCP it is a listener: what has a
+ * connection already, another began. */
+static __always_inline enum owner receiver(struct __sk_buff *skb, const struct packet *p)
+{
+	__u16 from_port = p->protocol == IPPROTO_TCP ? 0 : p->from_port;
+	struct bpf_sock *sk = socket_for(skb, p->protocol, &p->from, from_port, &p->to, p->to_port);
+	enum owner owner = SOMEBODY;
+
+	if (!sk)
+		return NOBODY;
+	/* One that has never sent on the loopback is known by its cgroup. */
+	if (is_of_loopback(sk) || bpf_sk_cgroup_id(sk) == bpf_skb_cgroup_id(skb))
+		owner = LOOPBACK;
+	bpf_sk_release(sk);
+	return owner;
+}
+
+/*
+ * A packet of a container whose loopback is on the host, where the host delivers it itself. A
+ * port of nobody's is left to the kernel, which says so. From a host's socket that no rule
+ * leads to, a datagram gets no answer, as on a loopback where it was lost.
+ */
+static __always_inline int leave_loopback(struct __sk_buff *skb, struct bpf_sock *sk,
+					  const struct packet *p)
+{
+	skb->priority = container()->loopback;
+	if (sk->state == TCP_LISTEN) /* it was let hear the SYN */
+		return ALLOW;
+	if (!loopback(&p->from) && !loopback(&p->to)) {
+		if (p->protocol == IPPROTO_UDP && is_peer(sk, p))
+			return ALLOW;
+	} else if (receiver(skb, p) != SOMEBODY) {
+		return ALLOW;
+	}
+	if (may_leave(skb, sk, p))
+		return ALLOW;
+	deny(DENIED_LEAVE);
+	return p->protocol == IPPROTO_UDP ? DROP : DENY;
+}
+
 SEC("cgroup_skb/egress")
 int leave(struct __sk_buff *skb)
 {
@@ -269,6 +318,8 @@ int leave(struct __sk_buff *skb)
 	sk = skb->sk ? bpf_sk_fullsock(skb->sk) : NULL;
 	if (!sk || !parse(skb, &p))
 		return deny(DENIED_LEAVE);
+	if (container()->loopback && skb->ifindex == LOOPBACK_IFINDEX)
+		return leave_loopback(skb, sk, &p);
 	if (p.protocol == IPPROTO_UDP && is_peer(sk, &p))
 		return ALLOW;
 	if (sk->state == TCP_LISTEN) /* it answers a SYN */
@@ -290,17 +341,78 @@ static __always_inline bool from_relay(struct __sk_buff *skb, struct bpf_sock *s
 	       p->from.word[2] == c->relay_from6.word[2];
 }
 
+/* Whether a packet was sent on the container's loopback, by a socket of that. */
+static __always_inline bool is_own(struct __sk_buff *skb)
+{
+	__u32 id = container()->loopback;
+
+	return id && skb->priority == id && skb->ifindex == LOOPBACK_IFINDEX;
+}
+
+/* Whether a packet comes from a loopback address, or for one. */
+static __always_inline void sides(struct __sk_buff *skb, bool *from, bool *to)
+{
+	__u8 *ip = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
+	struct addr a, b;
+
+	*from = *to = true;
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		if (ip + 20 > end)
+			return;
+		a = mapped(*(__u32 *)(ip + 12));
+		b = mapped(*(__u32 *)(ip + 16));
+	} else {
+		if (ip + 40 > end)
+			return;
+		__builtin_memcpy(&a, ip + 8, sizeof(a));
+		__builtin_memcpy(&b, ip + 24, sizeof(b));
+	}
+	*from = loopback(&a);
+	*to = loopback(&b);
+}
+
+/*
+ * Whether somebody who is not on the container's loopback may reach a socket that a rule has
+ * bound: not as one of that. Where the rule has bound an address of the host's loopback, all
+ * of the host come from there.
+ */
+static __always_inline bool hears_others(struct __sk_buff *skb, struct bpf_sock *sk)
+{
+	bool from, to;
+
+	if (!serves(sk))
+		return false;
+	sides(skb, &from, &to);
+	return !from || to;
+}
+
+/* The same of a UDP socket that no rule has bound: it hears on a loopback address whom a
+ * rule lets it send to there. */
+static __always_inline bool may_hear_at(const struct packet *p)
+{
+	if (!loopback(&p->from) && !loopback(&p->to))
+		return true;
+	return loopback(&p->from) && endpoint_for(&p->from, p->from_port);
+}
+
 /* Whether a client's UDP socket may hear who has sent a datagram. */
 static __always_inline bool may_hear(struct __sk_buff *skb, struct bpf_sock *sk)
 {
+	bool shares = container()->loopback;
 	struct binding *b = binding_of(sk);
 	struct packet p;
 	struct heard *h;
 
-	if ((b && (b->ingress || b->relay)) || sk->dst_port)
+	if (is_own(skb) || (shares && hears_others(skb, sk)))
+		return true;
+	if (!shares && ((b && (b->ingress || b->relay)) || sk->dst_port))
 		return true;
 	if (!parse(skb, &p))
 		return false;
+	if (shares && (serves(sk) || !may_hear_at(&p)))
+		return false;
+	if (sk->dst_port)
+		return true;
 	if (from_relay(skb, sk, &p))
 		return true;
 	h = bpf_sk_storage_get(&heard_by_socket, sk, 0, 0);
@@ -314,19 +426,18 @@ static __always_inline bool may_hear(struct __sk_buff *skb, struct bpf_sock *sk)
 SEC("cgroup_skb/ingress")
 int enter(struct __sk_buff *skb)
 {
-	__u8 *ip = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
 	struct bpf_sock *sk;
 
-	if (skb->protocol == bpf_htons(ETH_P_IP)) {
-		if (ip + 20 <= end && ip[9] == IPPROTO_TCP)
-			return ALLOW;
-	} else if (ip + 40 <= end && ip[6] == IPPROTO_TCP) {
+	if (goes_on(skb))
 		return ALLOW;
-	}
 	sk = skb->sk ? bpf_sk_fullsock(skb->sk) : NULL;
-	if (!sk || sk->protocol != IPPROTO_UDP)
+	if (!sk)
 		return ALLOW;
-	return may_hear(skb, sk) ? ALLOW : deny(DENIED_ENTER);
+	if (sk->protocol == IPPROTO_UDP)
+		return may_hear(skb, sk) ? ALLOW : deny(DENIED_ENTER);
+	if (!container()->loopback || sk->state != TCP_LISTEN || is_own(skb))
+		return ALLOW;
+	return hears_others(skb, sk) ? ALLOW : deny(DENIED_ENTER);
 }
 
 #endif

@@ -13,7 +13,8 @@
  * connect(AF_UNSPEC), by raw system calls or io_uring, and with a sockaddr that
  * another thread has changed since the supervisor looked at it.
  *
- * A container's own loopback is in its own namespace, where its servers are not
+ * A container's own loopback is on the host, where its namespace has nothing else:
+ * see loopback.h. Others have it in their own namespace, where their servers are not
  * that an ingress rule has brought here. A destination there that such a server
  * has is rewritten to where the server is, if the socket that listens there is
  * this container's indeed. Datagrams to the other servers there, from a socket
@@ -30,8 +31,9 @@
  * getsockname: tells the program the name that it bound.
  * setsockopt: refuses what would lead a socket around the other hooks.
  * listen: a socket that was never bound listens on any address and a port that
- *   the kernel picks, past every bind hook. The supervisor never lets that
- *   happen; should a program get there by a race, nobody can reach it.
+ *   the kernel picks, past every bind hook. Where the loopback is on the host, only
+ *   that reaches it. Else the supervisor never lets that happen; should a program get
+ *   there by a race, nobody can reach it.
  *
  * A sockaddr of a family that the kernel will refuse anyway is passed on, so that
  * the program gets the kernel's errno for it.
@@ -42,6 +44,38 @@
 #include "packets.h"
 #include "relay.h"
 #include "source.h"
+
+/* On its loopback a program sees loopback addresses on both ends. */
+static __always_inline int connect_loopback4(struct bpf_sock_addr *ctx, struct addr *to, __u16 port)
+{
+	struct sockaddr_in from = {.sin_family = AF_INET, .sin_addr.s_addr = bpf_htonl(0x7f000001)};
+
+	if (!ctx->sk)
+		return deny(DENIED_CONNECT);
+	connect_loopback(ctx, to, &port);
+	if (!loopback(to) && !ctx->sk->src_port)
+		bpf_bind(ctx, (struct sockaddr *)&from, sizeof(from));
+	ctx->user_ip4 = to->word[3];
+	ctx->user_port = bpf_htons(port);
+	return ALLOW;
+}
+
+static __always_inline int connect_loopback6(struct bpf_sock_addr *ctx, struct addr *to, __u16 port)
+{
+	struct sockaddr_in6 from = {.sin6_family = AF_INET6};
+	struct addr source;
+
+	if (!ctx->sk)
+		return deny(DENIED_CONNECT);
+	connect_loopback(ctx, to, &port);
+	if (!loopback(to) && !ctx->sk->src_port) {
+		source = localhost(is_mapped(to));
+		__builtin_memcpy(&from.sin6_addr, &source, sizeof(from.sin6_addr));
+		bpf_bind(ctx, (struct sockaddr *)&from, sizeof(from));
+	}
+	redirect6(ctx, to, port);
+	return ALLOW;
+}
 
 SEC("cgroup/connect4")
 int connect4(struct bpf_sock_addr *ctx)
@@ -58,6 +92,8 @@ int connect4(struct bpf_sock_addr *ctx)
 	ep = egress(ctx, &to, port);
 	if (!ep && by_name4(ctx, &to))
 		return tries(ctx, &to);
+	if (!ep && on_loopback(&to))
+		return connect_loopback4(ctx, &to, port);
 	if (!ep) {
 		if (!connects_to_own(ctx, &to, &port))
 			return deny(DENIED_CONNECT);
@@ -93,6 +129,8 @@ int connect6(struct bpf_sock_addr *ctx)
 	ep = egress(ctx, &to, port);
 	if (!ep && by_name6(ctx, &to))
 		return tries(ctx, &to);
+	if (!ep && on_loopback(&to))
+		return connect_loopback6(ctx, &to, port);
 	if (!ep) {
 		if (!connects_to_own(ctx, &to, &port))
 			return deny(DENIED_CONNECT);
@@ -118,8 +156,9 @@ static __always_inline int may_bind(struct bpf_sock_addr *ctx, const struct addr
 	if (!sk)
 		return deny(DENIED_BIND);
 	b = binding_of(sk);
-	if (!b || b->host_port != port || !same(&b->host, to))
+	if ((!b || b->host_port != port || !same(&b->host, to)) && (port || !on_loopback(to)))
 		return deny(DENIED_BIND);
+	join_loopback(sk);
 	return ALLOW;
 }
 
@@ -166,6 +205,48 @@ static __always_inline bool leaves_by(struct bpf_sock *sk, const struct endpoint
 	return *as_its_own || wildcard(at) || !lent(sk, at);
 }
 
+/*
+ * A datagram on the loopback has the source that the socket or a control message names, or
+ * one of the loopback.
+ */
+static __always_inline int send_loopback4(struct bpf_sock_addr *ctx, struct addr *to, __u16 port)
+{
+	struct bpf_sock *sk = ctx->sk;
+	struct addr asked = mapped(ctx->msg_src_ip4);
+
+	join_loopback(sk);
+	translate(ctx, to, &port);
+	if (sk->src_ip4)
+		ctx->msg_src_ip4 = sk->src_ip4;
+	else if (!loopback(&asked) && !loopback(to))
+		ctx->msg_src_ip4 = bpf_htonl(0x7f000001);
+	ctx->user_ip4 = to->word[3];
+	ctx->user_port = bpf_htons(port);
+	return ALLOW;
+}
+
+static __always_inline void send_from6(struct bpf_sock_addr *ctx, const struct addr *from)
+{
+	ctx->msg_src_ip6[0] = from->word[0];
+	ctx->msg_src_ip6[1] = from->word[1];
+	ctx->msg_src_ip6[2] = from->word[2];
+	ctx->msg_src_ip6[3] = from->word[3];
+}
+
+static __always_inline int send_loopback6(struct bpf_sock_addr *ctx, struct addr *to, __u16 port)
+{
+	struct addr from = source6(ctx->sk);
+
+	join_loopback(ctx->sk);
+	translate(ctx, to, &port);
+	if (wildcard(&from) && !loopback(to))
+		from = localhost(false);
+	if (!wildcard(&from))
+		send_from6(ctx, &from);
+	redirect6(ctx, to, port);
+	return ALLOW;
+}
+
 SEC("cgroup/sendmsg4")
 int sendmsg4(struct bpf_sock_addr *ctx)
 {
@@ -189,6 +270,8 @@ int sendmsg4(struct bpf_sock_addr *ctx)
 	if (!to_connected_peer(ctx, sk)) {
 		ep = egress(ctx, &to, port);
 		if (!ep && !known_peer(ctx, &to, port) && !by_name4(ctx, &to)) {
+			if (on_loopback(&to))
+				return send_loopback4(ctx, &to, port);
 			/* The kernel takes the wildcard for the loopback. */
 			if (wildcard(&to))
 				to = mapped(bpf_htonl(0x7f000001));
@@ -232,6 +315,8 @@ int sendmsg6(struct bpf_sock_addr *ctx)
 	if (!to_connected_peer(ctx, sk)) {
 		ep = egress(ctx, &to, port);
 		if (!ep && !known_peer(ctx, &to, port) && !by_name6(ctx, &to)) {
+			if (on_loopback(&to))
+				return send_loopback6(ctx, &to, port);
 			if (wildcard(&to))
 				to = (struct addr){{0, 0, 0, bpf_htonl(1)}};
 			if (!own_server(ctx, &to, &port))
@@ -248,16 +333,22 @@ int sendmsg6(struct bpf_sock_addr *ctx)
 			bound = ep->addr;
 		}
 	}
-	if (stale || !wildcard(&bound)) {
-		ctx->msg_src_ip6[0] = bound.word[0];
-		ctx->msg_src_ip6[1] = bound.word[1];
-		ctx->msg_src_ip6[2] = bound.word[2];
-		ctx->msg_src_ip6[3] = bound.word[3];
-	}
+	if (stale || !wildcard(&bound))
+		send_from6(ctx, &bound);
 	return ALLOW;
 }
 
-static __always_inline int remember(struct bpf_sock_addr *ctx, const struct addr *from)
+/* Whether a server that a rule has bound to another address is asked on the loopback, which
+ * only the container's own programs can. */
+static __always_inline bool speaks_on_loopback(struct bpf_sock *sk, const struct addr *from)
+{
+	struct binding *b = binding_of(sk);
+
+	return container()->loopback && loopback(from) && b && !wildcard(&b->host) &&
+	       !loopback(&b->host);
+}
+
+static __always_inline void remember(struct bpf_sock_addr *ctx, const struct addr *from)
 {
 	struct peer key = {.addr = *from, .port = bpf_ntohs(ctx->user_port)};
 	struct bpf_sock *sk = ctx->sk;
@@ -265,15 +356,14 @@ static __always_inline int remember(struct bpf_sock_addr *ctx, const struct addr
 	__u8 seen = 1;
 	void *peers;
 
-	if (!sk || !serves(sk))
-		return ALLOW;
+	if (!sk || !serves(sk) || speaks_on_loopback(sk, from))
+		return;
 	peers = bpf_map_lookup_elem(&peer_tables, &id);
 	if (!peers)
-		return ALLOW;
+		return;
 	key.socket = bpf_get_socket_cookie(ctx);
 	if (!bpf_map_lookup_elem(peers, &key))
 		bpf_map_update_elem(peers, &key, &seen, BPF_ANY);
-	return ALLOW;
 }
 
 SEC("cgroup/recvmsg4")
@@ -288,7 +378,11 @@ int recvmsg4(struct bpf_sock_addr *ctx)
 		ctx->user_port = bpf_htons(port);
 		return ALLOW;
 	}
-	return remember(ctx, &from);
+	remember(ctx, &from);
+	name_peer(ctx, &from, &port);
+	ctx->user_ip4 = from.word[3];
+	ctx->user_port = bpf_htons(port);
+	return ALLOW;
 }
 
 SEC("cgroup/recvmsg6")
@@ -302,7 +396,34 @@ int recvmsg6(struct bpf_sock_addr *ctx)
 		redirect6(ctx, &from, port);
 		return ALLOW;
 	}
-	return remember(ctx, &from);
+	remember(ctx, &from);
+	name_peer(ctx, &from, &port);
+	redirect6(ctx, &from, port);
+	return ALLOW;
+}
+
+SEC("cgroup/getpeername4")
+int getpeername4(struct bpf_sock_addr *ctx)
+{
+	struct addr peer = mapped(ctx->user_ip4);
+	__u16 port = bpf_ntohs(ctx->user_port);
+
+	name_peer(ctx, &peer, &port);
+	ctx->user_ip4 = peer.word[3];
+	ctx->user_port = bpf_htons(port);
+	return ALLOW;
+}
+
+SEC("cgroup/getpeername6")
+int getpeername6(struct bpf_sock_addr *ctx)
+{
+	struct addr peer = {
+		{ctx->user_ip6[0], ctx->user_ip6[1], ctx->user_ip6[2], ctx->user_ip6[3]}};
+	__u16 port = bpf_ntohs(ctx->user_port);
+
+	name_peer(ctx, &peer, &port);
+	redirect6(ctx, &peer, port);
+	return ALLOW;
 }
 
 /*
@@ -325,6 +446,14 @@ static __always_inline struct binding *view(struct bpf_sock_addr *ctx, bool *kee
 	return b;
 }
 
+/* Whether a socket has a peer that knows it by a loopback address. */
+static __always_inline bool seen_on_loopback(struct bpf_sock *sk)
+{
+	struct addr peer = peer_of(sk);
+
+	return container()->loopback && sk->dst_port && loopback(&peer);
+}
+
 SEC("cgroup/getsockname4")
 int getsockname4(struct bpf_sock_addr *ctx)
 {
@@ -335,6 +464,8 @@ int getsockname4(struct bpf_sock_addr *ctx)
 		return ALLOW;
 	if (!keep_addr)
 		ctx->user_ip4 = b->view.word[3];
+	else if (seen_on_loopback(ctx->sk) && bpf_ntohl(ctx->user_ip4) >> 24 != 127)
+		ctx->user_ip4 = bpf_htonl(0x7f000001);
 	if (b->view_port)
 		ctx->user_port = bpf_htons(b->view_port);
 	return ALLOW;
@@ -343,19 +474,17 @@ int getsockname4(struct bpf_sock_addr *ctx)
 SEC("cgroup/getsockname6")
 int getsockname6(struct bpf_sock_addr *ctx)
 {
+	struct addr at = {{ctx->user_ip6[0], ctx->user_ip6[1], ctx->user_ip6[2], ctx->user_ip6[3]}};
 	bool keep_addr = false;
 	struct binding *b = view(ctx, &keep_addr);
 
 	if (!b)
 		return ALLOW;
-	if (!keep_addr) {
-		ctx->user_ip6[0] = b->view.word[0];
-		ctx->user_ip6[1] = b->view.word[1];
-		ctx->user_ip6[2] = b->view.word[2];
-		ctx->user_ip6[3] = b->view.word[3];
-	}
-	if (b->view_port)
-		ctx->user_port = bpf_htons(b->view_port);
+	if (!keep_addr)
+		at = b->view;
+	else if (seen_on_loopback(ctx->sk) && !loopback(&at))
+		at = localhost(is_mapped(&at));
+	redirect6(ctx, &at, b->view_port ? b->view_port : bpf_ntohs(ctx->user_port));
 	return ALLOW;
 }
 
@@ -416,6 +545,10 @@ int guard_listen(struct bpf_sock_ops *ctx)
 		return 1;
 	if (!sk)
 		return 1;
+	if (container()->loopback) {
+		join_loopback(sk); /* whom it hears, the packets' program sees to */
+		return 1;
+	}
 	b = binding_of(sk);
 	if (b && b->ingress && b->host_port == sk->src_port)
 		return 1;

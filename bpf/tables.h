@@ -20,6 +20,7 @@
 
 #define DENY  0
 #define ALLOW 1
+#define DROP  2 /* a packet that leaves: without an error */
 
 /*
  * What belongs to one container. The programs are loaded once for many, and find
@@ -68,6 +69,15 @@ SHARED(egress_by_prefix, ALL(2 * EGRESS_PREFIXES_MAX), prefix, egress);
 SHARED(endpoint_by_number, ALL(ENDPOINTS_MAX), number, endpoint);
 SHARED(name_by_number, ALL(NAMED_MAX), number, endpoint_name);
 SHARED(location_by_service, ALL(SERVICES_MAX), service, location);
+/* The same for loopbacks on the host. Sets of programs share this table and the next, so
+ * that containers of one loopback may be of several sets. */
+SHARED(location_by_loopback, ALL(SERVICES_MAX), service, location);
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, __u32);
+} loopback_by_socket SEC(".maps");
 
 /* Of types that only tables in tables have, the compiler writes down no more than the
  * names, unless a variable has them too. */

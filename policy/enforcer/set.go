@@ -377,6 +377,8 @@ func hooks(p *bpf.PolicyPrograms) []hook {
 		{p.Recvmsg6, ebpf.AttachCGroupUDP6Recvmsg},
 		{p.Getsockname4, ebpf.AttachCgroupInet4GetSockname},
 		{p.Getsockname6, ebpf.AttachCgroupInet6GetSockname},
+		{p.Getpeername4, ebpf.AttachCgroupInet4GetPeername},
+		{p.Getpeername6, ebpf.AttachCgroupInet6GetPeername},
 		{p.Setsockopt, ebpf.AttachCGroupSetsockopt},
 		{p.Getsockopt, ebpf.AttachCGroupGetsockopt},
 		{p.Leave, ebpf.AttachCGroupInetEgress},
