@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -93,12 +94,10 @@ func (s *session) startWorker(ctx context.Context, call string) (w *worker, err 
 
 // longest is how long the longest call took since the last question.
 func (w *worker) longest(ctx context.Context) (time.Duration, error) {
-	if _, err := w.questions.Write([]byte{'?'}); err != nil {
+	_, asked := w.questions.Write([]byte{'?'})
+	line, err := w.Line(ctx) // of a program that has ended, the error says why
+	if err := errors.Join(asked, err); err != nil {
 		return 0, fmt.Errorf("container %s: %w", w.Name(), err)
-	}
-	line, err := w.Line(ctx)
-	if err != nil {
-		return 0, err
 	}
 	var us, times int64
 	if _, err := fmt.Sscan(line, &us, &times); err != nil {

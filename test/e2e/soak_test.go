@@ -10,20 +10,15 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
 var soak = flag.Int("soak", testkit.Times(1000, 100000), "connections of TestSoak")
 
-// soakChunks is how many runs of the load generator make up the soak, after the
-// first of which all there is has been used.
-const soakChunks = 5
-
-// soakLimit bounds the soak: a machine that serves 200 connections a second can
-// be waited for.
-func soakLimit() time.Duration { return time.Minute + time.Duration(*soak)*5*time.Millisecond }
+// soakRun is how many connections one run of the load generator makes, at most: each run
+// has the one patience.
+const soakRun = 1000
 
 // usage is what a process holds.
 type usage struct {
@@ -64,6 +59,18 @@ func growth(name string) int {
 	return 512
 }
 
+// makeRequests has the remote make that many short connections to the grafted nginx.
+func makeRequests(t *testing.T, w *world, requests int) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
+	defer cancel()
+	out := succeed(t, commandIn(ctx, t, w.srv, "ab", "-q", "-n", strconv.Itoa(requests), "-c", "8", fmt.Sprintf("http://%s:8080/", hostAddr4)))
+	if !regexp.MustCompile(`Complete requests: +`+strconv.Itoa(requests)+`\n`).MatchString(out) ||
+		!strings.Contains(out, "Failed requests:        0\n") || strings.Contains(out, "Non-2xx") {
+		t.Fatalf("ab printed:\n%s", out)
+	}
+}
+
 // TestSoak makes many short connections through a grafted nginx, each of which
 // makes it connect to the remote. None may fail, and nothing may grow after the
 // first fifth. "make soak" has it make 100000.
@@ -80,8 +87,7 @@ func TestSoak(t *testing.T) {
 				}
 			}
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), soakLimit())
-		defer cancel()
+		ctx := t.Context()
 		upstream := newNginx(t, "listen 9090;", "access_log off;")
 		up := upstream.line()
 		serve(t, commandIn(ctx, t, w.srv, up[0], up[1:]...), port{w.srv, "tcp", 9090})
@@ -91,14 +97,11 @@ func TestSoak(t *testing.T) {
 		nginx := serve(t, commandIn(ctx, t, w.h, tsugiki, args...), port{w.h, "tcp", 8080})
 		cgroup := filepath.Join(ownCgroup(t), "tsugiki-"+name)
 		var before map[int]usage
-		for chunk := range soakChunks {
-			requests := *soak / soakChunks
-			out := succeed(t, commandIn(ctx, t, w.srv, "ab", "-q", "-n", strconv.Itoa(requests), "-c", "8", fmt.Sprintf("http://%s:8080/", hostAddr4)))
-			if !regexp.MustCompile(`Complete requests: +`+strconv.Itoa(requests)+`\n`).MatchString(out) ||
-				!strings.Contains(out, "Failed requests:        0\n") || strings.Contains(out, "Non-2xx") {
-				t.Fatalf("ab printed:\n%s", out)
-			}
-			if chunk == 0 {
+		fifth := *soak / 5
+		for made := 0; made < *soak; {
+			requests := min(soakRun, fifth)
+			makeRequests(t, w, requests)
+			if made += requests; before == nil && made >= fifth { // all there is has been used
 				before = usages(t, nginx.Process.Pid, cgroup)
 			}
 		}

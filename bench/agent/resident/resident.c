@@ -61,8 +61,11 @@ static int resident_listen(void)
 {
 	int fd = resident_socket();
 
-	if (bind(fd, (struct sockaddr *)&addr, sizeof(addr)) < 0)
-		resident_die("bind");
+	/* A child of an agent that was killed may hold the port for a moment (docs/LIMITS.md):
+	 * that is part of how long the call takes. */
+	while (bind(fd, (struct sockaddr *)&addr, sizeof(addr)) < 0)
+		if (errno != EADDRINUSE)
+			resident_die("bind");
 	if (listen(fd, 16) < 0)
 		resident_die("listen");
 	return fd;
