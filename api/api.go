@@ -69,6 +69,8 @@ type Filter struct {
 	Datagrams bool   `json:"datagrams"`
 	// AFGraft says that programs for AF_GRAFT are expected. The message has its first name.
 	AFGraft bool `json:"api"`
+	// Untrapped says that connect(2), sends and listen(2) are not trapped.
+	Untrapped bool `json:"untrapped"`
 }
 
 // Container is one of the daemon's containers.

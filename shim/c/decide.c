@@ -96,17 +96,39 @@ static bool shim_in_place(int number, const struct board *b, const struct board_
 	       !(place.unbound && shim_is_bound(number));
 }
 
+/* Whether the shim may decide what is on a board. */
+static bool shim_decides(const struct board *b)
+{
+	return b != NULL && !atomic_load(&b->traced) && !atomic_load(&b->nested);
+}
+
+bool shim_is_untrapped(const struct board *b)
+{
+	return b != NULL && b->untrapped && !atomic_load(&b->traced);
+}
+
+uint64_t shim_bind_mark(const void *address, size_t length)
+{
+	const struct board *b = shim_board();
+
+	if (length > BOARD_ADDRESS_MAX)
+		length = BOARD_ADDRESS_MAX;
+	if (!shim_decides(b) || !b->untrapped || length < SHIM_SOCKADDR_MIN ||
+	    !shim_readable(address, length))
+		return MARK_ASK;
+	return board_bind_is_free(b, address, length) ? MARK_PASS : MARK_ASK;
+}
+
 uint64_t shim_mark(int number, const void *address, size_t length)
 {
 	const struct board *b = shim_board();
 	struct board_address to;
 
-	if (length < SHIM_SOCKADDR_MIN)
+	if (length < SHIM_SOCKADDR_MIN || shim_is_untrapped(b))
 		return MARK_PASS;
 	if (length > BOARD_ADDRESS_MAX)
 		length = BOARD_ADDRESS_MAX;
-	if (b == NULL || atomic_load(&b->traced) || atomic_load(&b->nested) ||
-	    !shim_readable(address, length))
+	if (!shim_decides(b) || !shim_readable(address, length))
 		return MARK_ASK;
 	to = board_look_up(b, BOARD_SIZE, address, length);
 	if (to.where == BOARD_NO_IP)
