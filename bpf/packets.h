@@ -114,6 +114,14 @@ static __always_inline void hear(struct bpf_sock *sk, const struct addr *a, __u1
 		(struct heard_peer){.addr = *a, .port = port};
 }
 
+/* UDP sockets that had a port before they connected, and so a source of the kernel's choice. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, __u8);
+} kept_by_socket SEC(".maps");
+
 /* Where UDP sockets have tried to connect to, by IPv4; all zero: nowhere, or they have
  * begun a datagram for there since. */
 struct {
@@ -224,6 +232,18 @@ static __always_inline bool right_source(const struct endpoint *ep, const struct
 	return fits(&ep->addr, from, to) || (b && b->ingress && fits(&b->host, from, to));
 }
 
+/* Whether a datagram to the peer of its socket has the source that a rule wants. Most are
+ * known to have it from connect on. */
+static __always_inline bool has_right_source(struct bpf_sock *sk, const struct packet *p)
+{
+	struct endpoint *ep;
+
+	if (!bpf_sk_storage_get(&kept_by_socket, sk, 0, 0))
+		return true;
+	ep = endpoint_for(&p->to, p->to_port);
+	return !ep || right_source(ep, binding_of(sk), &p->from, &p->to);
+}
+
 /* Whether a datagram is on its way to the relay, or from it: see relay.h. */
 static __always_inline bool by_relay(struct __sk_buff *skb, struct bpf_sock *sk,
 				     const struct packet *p)
@@ -321,7 +341,7 @@ int leave(struct __sk_buff *skb)
 	if (container()->loopback && skb->ifindex == LOOPBACK_IFINDEX)
 		return leave_loopback(skb, sk, &p);
 	if (p.protocol == IPPROTO_UDP && is_peer(sk, &p))
-		return ALLOW;
+		return has_right_source(sk, &p) ? ALLOW : deny(DENIED_LEAVE);
 	if (sk->state == TCP_LISTEN) /* it answers a SYN */
 		return serves(sk) ? ALLOW : deny(DENIED_LEAVE);
 	return may_leave(skb, sk, &p) ? ALLOW : deny(DENIED_LEAVE);

@@ -102,7 +102,7 @@ int connect4(struct bpf_sock_addr *ctx)
 		return ALLOW;
 	}
 	at = mapped(ctx->sk ? ctx->sk->src_ip4 : 0);
-	if (has_source(ctx->sk, ep, &at, &to))
+	if (has_source(ctx->sk, ep, &at, &to) || keeps_name(ctx->sk, &at))
 		return tries(ctx, &to);
 	from.sin_addr.s_addr = ep->addr.word[3];
 	from.sin_port = bpf_htons(ep->port);
@@ -138,7 +138,7 @@ int connect6(struct bpf_sock_addr *ctx)
 		return ALLOW;
 	}
 	at = sk ? source6(sk) : (struct addr){};
-	if (has_source(sk, ep, &at, &to))
+	if (has_source(sk, ep, &at, &to) || keeps_name(sk, &at))
 		return tries(ctx, &to);
 	__builtin_memcpy(&from.sin6_addr, &ep->addr, sizeof(from.sin6_addr));
 	from.sin6_port = bpf_htons(ep->port);
@@ -201,7 +201,8 @@ static __always_inline bool leaves_by(struct bpf_sock *sk, const struct endpoint
 				      const struct addr *at, const struct addr *to,
 				      bool *as_its_own)
 {
-	*as_its_own = serves(sk) || (!wildcard(at) && keeps_source(sk, ep, at, to));
+	*as_its_own = serves(sk) || (!wildcard(at) && keeps_source(sk, ep, at, to)) ||
+		      (container()->loopback && loopback(at));
 	return *as_its_own || wildcard(at) || !lent(sk, at);
 }
 

@@ -247,6 +247,7 @@ type PolicyMapSpecs struct {
 	GraftBySocket      *ebpf.MapSpec `ebpf:"graft_by_socket"`
 	HeardBySocket      *ebpf.MapSpec `ebpf:"heard_by_socket"`
 	HeldBySocket       *ebpf.MapSpec `ebpf:"held_by_socket"`
+	KeptBySocket       *ebpf.MapSpec `ebpf:"kept_by_socket"`
 	LentBySocket       *ebpf.MapSpec `ebpf:"lent_by_socket"`
 	LocationByLoopback *ebpf.MapSpec `ebpf:"location_by_loopback"`
 	LocationByService  *ebpf.MapSpec `ebpf:"location_by_service"`
@@ -294,6 +295,7 @@ type PolicyMaps struct {
 	GraftBySocket      *ebpf.Map `ebpf:"graft_by_socket"`
 	HeardBySocket      *ebpf.Map `ebpf:"heard_by_socket"`
 	HeldBySocket       *ebpf.Map `ebpf:"held_by_socket"`
+	KeptBySocket       *ebpf.Map `ebpf:"kept_by_socket"`
 	LentBySocket       *ebpf.Map `ebpf:"lent_by_socket"`
 	LocationByLoopback *ebpf.Map `ebpf:"location_by_loopback"`
 	LocationByService  *ebpf.Map `ebpf:"location_by_service"`
@@ -316,6 +318,7 @@ func (m *PolicyMaps) Close() error {
 		m.GraftBySocket,
 		m.HeardBySocket,
 		m.HeldBySocket,
+		m.KeptBySocket,
 		m.LentBySocket,
 		m.LocationByLoopback,
 		m.LocationByService,

@@ -51,6 +51,10 @@ type Enforcer interface {
 	Serve(protocol int, b policy.Binding, netns uint64) error
 	Services() ([]policy.Service, error)
 
+	// Of a container whose loopback is on the host.
+	PrivatePort(protocol int, port, lost, offered uint16) (uint16, error)
+	SharesLoopback(cgroup uint64) bool
+
 	afgraft.Store
 }
 
@@ -79,6 +83,9 @@ type Config struct {
 	// OwnIsLoopback says that the container's namespace has nothing but a
 	// loopback, so that all else lies on the host's side.
 	OwnIsLoopback bool
+	// Untrapped says that the container's loopback is on the host, and that the kernel programs
+	// alone decide about connects, sends and listens (see NeedsTraps).
+	Untrapped bool
 	// NoSymlinks has the path of a unix endpoint lead through no symbolic link.
 	NoSymlinks bool
 	Log        *slog.Logger

@@ -11,7 +11,7 @@ import (
 )
 
 // HostLoopback puts the loopback of new containers on the host where NeedsTraps allows it.
-const HostLoopback = false
+const HostLoopback = true
 
 // Facts are what NeedsTraps has to know of a container beside its rules.
 type Facts struct {

@@ -92,7 +92,7 @@ func (c *Container) enterFirst(own *netns.NS, pid int) error {
 	c.begun.Store(true)
 	next := c.state
 	next.PID, next.Started = first.PID, first.started
-	err = inOrder(c.checkOwn, c.makeEngine, c.startRelay, c.endIdleKeeper, func() error { return c.owner.Save(next) })
+	err = inOrder(c.checkOwn, c.makeEngine, c.reachLoopback, c.endIdleKeeper, func() error { return c.owner.Save(next) })
 	if err != nil {
 		c.closing = true // half of what other programs would need is missing
 		return err

@@ -59,6 +59,18 @@ func (e *Enforcement) UseLoopback(netns uint64) error {
 // HasLoopback tells whether UseLoopback was called, by this process or an earlier one.
 func (e *Enforcement) HasLoopback() bool { return e.loopback != nil }
 
+// SharesLoopback tells whether a cgroup's host sockets are of the container's loopback.
+func (e *Enforcement) SharesLoopback(cgroup uint64) bool {
+	loopbacks.mu.Lock()
+	defer loopbacks.mu.Unlock()
+	for member := range e.loopback.members {
+		if member.cgroup == cgroup {
+			return true
+		}
+	}
+	return false
+}
+
 // join makes the container one of those of a loopback. keys are the rows that it has by now,
 // if nobody else in this process is there yet.
 func (e *Enforcement) join(id uint32, keys []bpf.PolicyService) {

@@ -173,7 +173,7 @@ func loadSet() (*set, error) {
 // supervisors have few files.
 func (s *set) closeTheirs() error {
 	var errs []error
-	for _, m := range []**ebpf.Map{&s.HeardBySocket, &s.LentBySocket, &s.RelayedSockets, &s.TriedBySocket} {
+	for _, m := range []**ebpf.Map{&s.HeardBySocket, &s.KeptBySocket, &s.LentBySocket, &s.RelayedSockets, &s.TriedBySocket} {
 		errs = append(errs, (*m).Close())
 		*m = nil
 	}
