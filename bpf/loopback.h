@@ -115,8 +115,24 @@ static __always_inline void connect_loopback(struct bpf_sock_addr *ctx, struct a
 	}
 	if (owner == LOOPBACK)
 		return;
+	/* A socket may connect to itself. */
+	if (owner == NOBODY && *port == ctx->sk->src_port)
+		return;
 	/* A port that the kernel has chosen since. */
 	*port = asked != *port && listener(ctx, IPPROTO_TCP, to, asked) == LOOPBACK ? asked : 0;
+}
+
+/*
+ * Refuses a destination that no rule leads to. Where the container has nothing but a loopback,
+ * that is what its own namespace would say.
+ */
+static __always_inline int unreachable(enum denial what, const struct addr *to)
+{
+	if (!container()->loopback)
+		return deny(what);
+	if ((to->word[0] & bpf_htonl(0xffc00000)) == bpf_htonl(0xfe800000))
+		return deny_as(what, 22 /* EINVAL: a link-local address without its link */);
+	return deny_as(what, 101 /* ENETUNREACH */);
 }
 
 /* Names a peer as the programs know it. */

@@ -38,7 +38,7 @@
  * A sockaddr of a family that the kernel will refuse anyway is passed on, so that
  * the program gets the kernel's errno for it.
  *
- * Oldest kernel: 5.15. What is denied is EPERM for the program.
+ * Oldest kernel: 5.15. What is denied is EPERM for the program, or what deny_as says.
  */
 #include "held.h"
 #include "packets.h"
@@ -96,7 +96,7 @@ int connect4(struct bpf_sock_addr *ctx)
 		return connect_loopback4(ctx, &to, port);
 	if (!ep) {
 		if (!connects_to_own(ctx, &to, &port))
-			return deny(DENIED_CONNECT);
+			return unreachable(DENIED_CONNECT, &to);
 		ctx->user_ip4 = to.word[3];
 		ctx->user_port = bpf_htons(port);
 		return ALLOW;
@@ -133,7 +133,7 @@ int connect6(struct bpf_sock_addr *ctx)
 		return connect_loopback6(ctx, &to, port);
 	if (!ep) {
 		if (!connects_to_own(ctx, &to, &port))
-			return deny(DENIED_CONNECT);
+			return unreachable(DENIED_CONNECT, &to);
 		redirect6(ctx, &to, port);
 		return ALLOW;
 	}
@@ -277,7 +277,9 @@ int sendmsg4(struct bpf_sock_addr *ctx)
 			if (wildcard(&to))
 				to = mapped(bpf_htonl(0x7f000001));
 			if (!own_server(ctx, &to, &port))
-				return relay4(ctx, sk, &to, port) ? ALLOW : deny(DENIED_SENDMSG);
+				return relay4(ctx, sk, &to, port) ?
+					       ALLOW :
+					       unreachable(DENIED_SENDMSG, &to);
 			hear(sk, &to, port);
 			ctx->user_ip4 = to.word[3];
 			ctx->user_port = bpf_htons(port);
@@ -321,7 +323,9 @@ int sendmsg6(struct bpf_sock_addr *ctx)
 			if (wildcard(&to))
 				to = (struct addr){{0, 0, 0, bpf_htonl(1)}};
 			if (!own_server(ctx, &to, &port))
-				return relay6(ctx, sk, &to, port) ? ALLOW : deny(DENIED_SENDMSG);
+				return relay6(ctx, sk, &to, port) ?
+					       ALLOW :
+					       unreachable(DENIED_SENDMSG, &to);
 			hear(sk, &to, port);
 			redirect6(ctx, &to, port);
 			return ALLOW;

@@ -180,4 +180,14 @@ static __always_inline int deny(enum denial what)
 	return DENY;
 }
 
+/*
+ * Has a call fail with an errno of its own, where the kernel can: before Linux 6.0 the loader
+ * takes the helper out, and it is EPERM.
+ */
+static __always_inline int deny_as(enum denial what, int errno)
+{
+	bpf_set_retval(-errno);
+	return deny(what);
+}
+
 #endif

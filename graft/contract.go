@@ -117,6 +117,8 @@ type Program interface {
 	Descriptors(file int) ([]Descriptor, error)
 	// User is the effective user and group of the calling thread.
 	User() (uid, gid int, err error)
+	// Capable tells whether the calling thread has a capability, in its user namespace.
+	Capable(capability int) (bool, error)
 	// Install replaces a descriptor of the program by another file.
 	Install(number, file int, closeOnExec bool) error
 	// Add gives the program a file under a new number, as socket(2) would. Where

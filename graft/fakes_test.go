@@ -217,15 +217,19 @@ type fakeProgram struct {
 	watches map[int]Watch // by descriptor; Epoll is made anew for each who asks
 	uid     int
 	gid     int
-	user    error // of User
-	again   bool
-	log     []string // what Install did
+	user    error // of User and Capable
+
+	incapable bool
+	again     bool
+	log       []string // what Install did
 }
 
 func (p *fakeProgram) Thread() int                   { return os.Getpid() }
 func (p *fakeProgram) Call() uint64                  { return 7 }
 func (p *fakeProgram) Again() bool                   { return p.again }
 func (p *fakeProgram) User() (uid, gid int, e error) { return p.uid, p.gid, p.user }
+
+func (p *fakeProgram) Capable(int) (bool, error) { return !p.incapable, p.user }
 
 func (p *fakeProgram) File(number int) (int, error) {
 	file, open := p.files[number]

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 
 	"golang.org/x/sys/unix"
 
@@ -33,12 +34,43 @@ func (e call) bindOnLoopback(p Program, s *socket, addr netip.AddrPort) (Answer,
 	case addr.Port() == 0:
 		return Answer{}, nil // the kernel programs let it pass
 	default:
-		err = e.bindPrivate(p, s, addr)
+		if err = e.mayBind(p, addr.Port()); err == nil {
+			err = e.bindPrivate(p, s, addr)
+		}
 	}
 	if err != nil {
 		return answerFor(err)
 	}
 	return Answer{Action: Succeed}, nil
+}
+
+// privilegedPorts are those below which a program may bind only with CAP_NET_BIND_SERVICE, unless
+// its namespace says otherwise (ip-sysctl, ip_unprivileged_port_start).
+const privilegedPorts = 1024
+
+// mayBind refuses a port of the container's that the program may not bind.
+func (e call) mayBind(p Program, port uint16) error {
+	if port >= privilegedPorts {
+		return nil
+	}
+	var start uint16
+	err := e.Own.Do(func() error {
+		text, err := os.ReadFile("/proc/sys/net/ipv4/ip_unprivileged_port_start")
+		if err == nil {
+			_, err = fmt.Sscan(string(text), &start)
+		}
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("find the container's privileged ports: %w", err)
+	}
+	if port >= start {
+		return nil
+	}
+	if may, err := p.Capable(unix.CAP_NET_BIND_SERVICE); may || err != nil {
+		return err
+	}
+	return refusalError{unix.EACCES}
 }
 
 // bindClient binds an address of the host's from which the container may leave. Nobody reaches the
@@ -120,7 +152,8 @@ func (e *Engine) othersHave(place Place, p Port) (bool, error) {
 }
 
 // freePort finds a port that no socket of the place has on any address: the wanted one, if the
-// kernel could choose that, or else one of the kernel's choice.
+// kernel could choose that, or else one of the kernel's choice. The wanted one may also be one that
+// the kernel has chosen for a socket of the container's.
 func (e *Engine) freePort(place Place, protocol int, wanted, lost uint16) (uint16, error) {
 	any, err := anyPortsOf(place)
 	if err != nil {
@@ -142,7 +175,12 @@ func (e *Engine) freePort(place Place, protocol int, wanted, lost uint16) (uint1
 		case err != nil && (wanted == 0 || !errors.Is(err, unix.EADDRINUSE)):
 			return 0, fmt.Errorf("find a free port: %w", refusal(err))
 		}
-		wanted = 0
+		if wanted != 0 {
+			if others, err := e.othersHave(place, p); !others {
+				return wanted, err
+			}
+			wanted = 0
+		}
 	}
 	return 0, refusalError{unix.EADDRINUSE}
 }

@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/keeper"
 )
 
 // newUntrapped is a container whose loopback is on the host.
@@ -122,6 +123,52 @@ type promisedPort struct {
 }
 
 func (p *promisedPort) Promised(_ Port, of endpoint.PortRange) bool { return of.Contains(p.port) }
+
+// A port that the kernel has chosen for a socket of the program's stands for itself when another
+// socket binds it.
+func TestBindOnLoopbackWhereTheKernelChose(t *testing.T) {
+	host := newPlace(t)
+	setAnyPorts(t, host, "40000 40009", "")
+	busy, err := host.Socket(keeper.Kind{Family: ip4, Type: tcp})
+	must(t, err)
+	defer unix.Close(busy)
+	must(t, unix.Bind(busy, sockaddrOf(addr("127.0.0.1:40003"))))
+	for _, shares := range []bool{true, false} {
+		w := newUntrapped(t, host, everywhere...)
+		w.enforcer.shares = shares
+		want := fail(unix.EADDRINUSE)
+		if !shares {
+			want = succeeded
+		}
+		if answer, err := w.Bind(w.program, w.socket(host, ip4, tcp), addr("127.0.0.1:40003")); err != nil || answer != want {
+			t.Errorf("of the container's loopback %v: %+v, %v; want %+v", shares, answer, err, want)
+		}
+	}
+}
+
+// A privileged port needs the capability that it needs in the container's namespace.
+func TestBindPrivilegedPort(t *testing.T) {
+	host := newPlace(t)
+	for _, c := range []struct {
+		address   string
+		start     string
+		incapable bool
+		want      Answer
+	}{
+		{"127.0.0.1:1023", "1024", false, succeeded},
+		{"127.0.0.1:1023", "1024", true, fail(unix.EACCES)},
+		{"127.0.0.1:1024", "1024", true, succeeded},
+		{"0.0.0.0:80", "80", true, succeeded},
+		{"0.0.0.0:79", "80", true, fail(unix.EACCES)},
+	} {
+		w := newUntrapped(t, host, everywhere...)
+		must(t, w.own.Do(func() error { return writeSysctl("net/ipv4/ip_unprivileged_port_start", c.start) }))
+		w.program.incapable = c.incapable
+		if answer, err := w.Bind(w.program, w.socket(host, ip4, tcp), addr(c.address)); err != nil || answer != c.want {
+			t.Errorf("%+v: %+v, %v", c, answer, err)
+		}
+	}
+}
 
 // Sockets that share a port get the same one of the host's.
 func TestBindOnLoopbackTogether(t *testing.T) {

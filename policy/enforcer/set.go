@@ -8,6 +8,8 @@ import (
 	"sync"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/features"
 	"github.com/cilium/ebpf/link"
 
 	"github.com/tsugiki/tsugiki/bpf"
@@ -118,8 +120,25 @@ var parsed = sync.OnceValues(func() (*ebpf.CollectionSpec, error) {
 			m.InnerMap.Key, m.InnerMap.Value = nil, nil
 		}
 	}
+	for _, p := range spec.Programs {
+		withoutErrno(p)
+	}
 	return spec, nil
 })
+
+// setsErrno tells whether a program can say with which errno a call fails (Linux 6.0).
+var setsErrno = sync.OnceValue(func() bool {
+	return features.HaveProgramHelper(ebpf.CGroupSockAddr, asm.FnSetRetval) == nil
+})
+
+// withoutErrno takes out of a program what the kernel does not know.
+func withoutErrno(p *ebpf.ProgramSpec) {
+	for i, ins := range p.Instructions {
+		if ins.IsBuiltinCall() && asm.BuiltinFunc(ins.Constant) == asm.FnSetRetval && !setsErrno() {
+			p.Instructions[i] = asm.Mov.Imm(asm.R0, 0).WithMetadata(ins.Metadata)
+		}
+	}
+}
 
 // takePrepared returns what a new container gets. The caller is a user of its set.
 func takePrepared() (*set, prepared, error) {
