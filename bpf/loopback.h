@@ -55,71 +55,138 @@ static __always_inline bool on_loopback(const struct addr *to)
 	return container()->loopback && (loopback(to) || wildcard(to));
 }
 
+/* The port that programs know a socket of the loopback by. */
+static __always_inline __u16 known_port(struct bpf_sock *sk)
+{
+	struct binding *b = bpf_sk_storage_get(&binding_by_socket, sk, 0, 0);
+
+	return b && b->host_port == sk->src_port && b->view_port ? b->view_port : sk->src_port;
+}
+
 /* Whose socket hears what is sent to an address. */
 enum owner { NOBODY, LOOPBACK, SOMEBODY };
 
-static __always_inline enum owner listener(void *ctx, __u8 protocol, const struct addr *at,
-					   __u16 port)
+/* Where a socket sends from on the loopback. */
+static __always_inline struct addr source_of(struct bpf_sock *sk, const struct addr *to)
 {
-	struct bpf_sock *sk = socket_at(ctx, protocol, at, port);
-	enum owner owner;
+	/* Volatile, or the compiler computes a pointer into the socket, which may not be. */
+	__u32 ip4 = *(volatile __u32 *)&sk->src_ip4;
+	struct addr from = source6(sk);
+
+	if (sk->family == AF_INET)
+		from = mapped(ip4);
+	return wildcard(&from) ? localhost(is_mapped(to)) : from;
+}
+
+/* The same for what programs know by a port. Rows may be of sockets that are gone, and their
+ * ports by now another's, also of the loopback. */
+static __always_inline enum owner listener(struct bpf_sock_addr *ctx, __u8 protocol,
+					   const struct addr *at, __u16 port, __u16 known)
+{
+	struct addr from = source_of(ctx->sk, at);
+	/* Of UDP it may be one that is connected to who asks. */
+	__u16 from_port = protocol == IPPROTO_TCP ? 0 : ctx->sk->src_port;
+	struct bpf_sock *sk = socket_for(ctx, protocol, &from, from_port, at, port);
+	enum owner owner = SOMEBODY;
 
 	if (!sk)
 		return NOBODY;
-	owner = is_of_loopback(sk) ? LOOPBACK : SOMEBODY;
+	if (is_of_loopback(sk) && known_port(sk) == known)
+		owner = LOOPBACK;
 	bpf_sk_release(sk);
 	return owner;
 }
 
 /*
- * Where on the host a destination on the loopback is: a server that a rule has bound, if it
- * is there, a private port, or the same port.
+ * Where on the host a destination on the loopback is: a server that a rule has bound, a
+ * private port, or the same port.
  */
-static __always_inline void translate(struct bpf_sock_addr *ctx, struct addr *to, __u16 *port)
+static __always_inline enum owner translate(struct bpf_sock_addr *ctx, struct addr *to, __u16 *port)
 {
 	__u8 protocol = ctx->protocol;
+	__u16 known = *port;
 	struct location *l;
 	struct addr at;
 
 	/* The kernel takes the wildcard for the loopback. */
 	if (wildcard(to))
 		*to = localhost(is_mapped(to) || ctx->family == AF_INET);
-	l = location_of(is_mapped(to) ? SERVED4 : SERVED6, protocol, *port);
+	l = location_of(is_mapped(to) ? SERVED4 : SERVED6, protocol, known);
 	if (l) {
 		at = wildcard(&l->addr) ? *to : l->addr;
-		if (listener(ctx, protocol, &at, l->port) == LOOPBACK) {
+		if (listener(ctx, protocol, &at, l->port, known) == LOOPBACK) {
 			*to = at;
 			*port = l->port;
-			return;
+			return LOOPBACK;
 		}
 	}
-	l = location_of(PRIVATE, protocol, *port);
-	if (l)
+	l = location_of(PRIVATE, protocol, known);
+	if (l && listener(ctx, protocol, to, l->port, known) == LOOPBACK) {
 		*port = l->port;
+		return LOOPBACK;
+	}
+	return NOBODY;
 }
 
 /* Leads a connect to where its destination on the loopback is. */
 static __always_inline void connect_loopback(struct bpf_sock_addr *ctx, struct addr *to,
 					     __u16 *port)
 {
-	__u16 asked = *port;
-	enum owner owner;
+	enum owner owner = translate(ctx, to, port);
 
-	translate(ctx, to, port);
-	owner = listener(ctx, ctx->protocol, to, *port);
-	if (ctx->protocol != IPPROTO_TCP) {
+	if (ctx->protocol != IPPROTO_TCP)
 		join_loopback(ctx->sk);
-		if (owner == SOMEBODY)
-			*port = 0;
-		return;
-	}
 	if (owner == LOOPBACK)
 		return;
 	/* A socket may connect to itself. */
-	if (owner == NOBODY && *port == ctx->sk->src_port)
+	if (ctx->sk->src_port && *port == known_port(ctx->sk)) {
+		*port = ctx->sk->src_port;
 		return;
-	/* A port that the kernel has chosen since. */
-	*port = asked != *port && listener(ctx, IPPROTO_TCP, to, asked) == LOOPBACK ? asked : 0;
+	}
+	owner = listener(ctx, ctx->protocol, to, *port, *port);
+	if (owner == SOMEBODY || (owner == NOBODY && ctx->protocol == IPPROTO_TCP))
+		*port = 0;
+}
+
+/* Whether the socket that has a port of the host's, if it is there yet, is known by another. */
+static __always_inline bool has_port(struct bpf_sock_addr *ctx, __u8 protocol,
+				     const struct addr *at, __u16 port, __u16 known)
+{
+	struct bpf_sock *sk = ctx->sk, *other;
+	struct addr from;
+	bool has;
+
+	if (!sk)
+		return false;
+	from = source_of(sk, at);
+	other = socket_for(ctx, protocol, &from, sk->src_port, at, port);
+	if (!other)
+		return true;
+	has = known_port(other) == known;
+	bpf_sk_release(other);
+	return has;
+}
+
+/* Names a peer as the programs know it. */
+static __always_inline void name_peer(struct bpf_sock_addr *ctx, struct addr *peer, __u16 *port)
+{
+	__u8 protocol = *(volatile __u32 *)&ctx->protocol; /* as in has_port */
+	struct location *l;
+
+	if (!container()->loopback)
+		return;
+	if (loopback(peer)) {
+		l = location_of(PRIVATE_AS, protocol, *port);
+	} else {
+		l = location_of(SERVED_AS, protocol, *port);
+		if (l && !same(&l->addr, peer))
+			return;
+	}
+	if (!l || !has_port(ctx, protocol, peer, *port, l->port))
+		return;
+	*port = l->port;
+	if (!loopback(peer))
+		*peer = localhost(is_mapped(peer));
 }
 
 /*
@@ -133,25 +200,6 @@ static __always_inline int unreachable(enum denial what, const struct addr *to)
 	if ((to->word[0] & bpf_htonl(0xffc00000)) == bpf_htonl(0xfe800000))
 		return deny_as(what, 22 /* EINVAL: a link-local address without its link */);
 	return deny_as(what, 101 /* ENETUNREACH */);
-}
-
-/* Names a peer as the programs know it. */
-static __always_inline void name_peer(struct bpf_sock_addr *ctx, struct addr *peer, __u16 *port)
-{
-	struct location *l;
-
-	if (!container()->loopback)
-		return;
-	if (loopback(peer)) {
-		l = location_of(PRIVATE_AS, ctx->protocol, *port);
-	} else {
-		l = location_of(SERVED_AS, ctx->protocol, *port);
-		if (!l || !same(&l->addr, peer))
-			return;
-		*peer = localhost(is_mapped(peer));
-	}
-	if (l)
-		*port = l->port;
 }
 
 #endif

@@ -277,9 +277,9 @@ int sendmsg4(struct bpf_sock_addr *ctx)
 			if (wildcard(&to))
 				to = mapped(bpf_htonl(0x7f000001));
 			if (!own_server(ctx, &to, &port))
-				return relay4(ctx, sk, &to, port) ?
-					       ALLOW :
-					       unreachable(DENIED_SENDMSG, &to);
+				return relay4(ctx, sk, &to, port)
+					       ? ALLOW
+					       : unreachable(DENIED_SENDMSG, &to);
 			hear(sk, &to, port);
 			ctx->user_ip4 = to.word[3];
 			ctx->user_port = bpf_htons(port);
@@ -323,9 +323,9 @@ int sendmsg6(struct bpf_sock_addr *ctx)
 			if (wildcard(&to))
 				to = (struct addr){{0, 0, 0, bpf_htonl(1)}};
 			if (!own_server(ctx, &to, &port))
-				return relay6(ctx, sk, &to, port) ?
-					       ALLOW :
-					       unreachable(DENIED_SENDMSG, &to);
+				return relay6(ctx, sk, &to, port)
+					       ? ALLOW
+					       : unreachable(DENIED_SENDMSG, &to);
 			hear(sk, &to, port);
 			redirect6(ctx, &to, port);
 			return ALLOW;

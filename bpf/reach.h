@@ -207,4 +207,9 @@ static __always_inline void redirect6(struct bpf_sock_addr *ctx, const struct ad
 	ctx->user_port = bpf_htons(port);
 }
 
+static __always_inline struct addr source6(struct bpf_sock *sk)
+{
+	return (struct addr){{sk->src_ip6[0], sk->src_ip6[1], sk->src_ip6[2], sk->src_ip6[3]}};
+}
+
 #endif

@@ -5,11 +5,6 @@
 
 #include "packets.h"
 
-static __always_inline struct addr source6(struct bpf_sock *sk)
-{
-	return (struct addr){{sk->src_ip6[0], sk->src_ip6[1], sk->src_ip6[2], sk->src_ip6[3]}};
-}
-
 /* A UDP server that connects to who has asked it, and keeps its own name. */
 static __always_inline bool answers(struct bpf_sock_addr *ctx, const struct addr *to, __u16 port)
 {
