@@ -1,13 +1,17 @@
-// Relied upon: a cgroup_skb/ingress program finds who sent a SYN, or a datagram, on the same
-// host: bpf_skc_lookup_tcp() and bpf_sk_lookup_udp() with the packet's addresses exchanged
-// find the sender's socket, also while it is in SYN_SENT and where it was bound to the
-// wildcard; bpf_sk_cgroup_id() says in which cgroup that was made. Who binds the same source
-// as another cannot: the kernel has one socket for the four addresses.
+// Relied upon: what a cgroup_skb/egress program writes into skb->priority is what the
+// cgroup_skb/ingress program of the receiver reads, if the packet goes by the loopback device.
+// Without CAP_NET_ADMIN a program can give its socket priorities up to 6 only (socket(7)).
 //
-// A cgroup_skb/egress program that returns 2 drops a datagram without an error for the
-// sender (without IP_RECVERR); 0 is EPERM.
+// An egress program finds the socket that a packet on the loopback goes to, by
+// bpf_sk_lookup_tcp() and bpf_sk_lookup_udp(); bpf_sk_cgroup_id() says in which cgroup that was
+// made. So an ingress program finds the sender's, also in SYN_SENT and where it was bound to
+// the wildcard, but not where the sender has closed it meanwhile.
 //
-// Since: Linux 5.8 (bpf_sk_cgroup_id in cgroup_skb), 5.2 (lookups), 5.0 (verdict 2).
+// An egress program that returns 2 drops a datagram without an error for the sender (without
+// IP_RECVERR); 0 is EPERM.
+//
+// Since: Linux 5.8 (bpf_sk_cgroup_id in cgroup_skb), 5.2 (lookups), 4.20 (writing priority),
+// 5.0 (verdict 2).
 // By: bpf (who may reach a private port).
 
 package kernel
@@ -125,6 +129,41 @@ func TestIngressProgramFindsSender(t *testing.T) {
 					}
 				})
 			}
+		})
+	}
+}
+
+// priorities attaches a program that gives packets that leave a priority, and one that notes the
+// priority of those that arrive in word 1.
+func priorities(t *testing.T, sender, receiver *cgroup, priority int32) record {
+	t.Helper()
+
+	attach(t, sender, ebpf.AttachCGroupInetEgress, program(1, asm.Instructions{
+		asm.Mov.Imm(asm.R2, priority), asm.StoreMem(asm.R6, skbPriority, asm.R2, asm.Word),
+	}))
+	return watch(t, receiver, ebpf.AttachCGroupInetIngress, skbPriority)
+}
+
+func TestPriorityArrivesByLoopback(t *testing.T) {
+	for _, l := range loopbacks {
+		t.Run(l.name, func(t *testing.T) {
+			enterNetns(t)
+			own, other := newCgroup(t), newCgroup(t)
+			r := priorities(t, own, other, -7)
+			var server, udp int
+			other.run(t, func() {
+				server, udp = listenerAt(t, unix.SOCK_STREAM, l.address), listenerAt(t, unix.SOCK_DGRAM, l.address)
+			})
+			try(t, "connect", unix.Connect(own.socket(t, l.domain, unix.SOCK_STREAM, 0), sockaddr(l.address)))
+			accept(t, server)
+			want(t, "TCP", int32(r.word(t, 1)), -7)
+			r.runs(t)
+			sendmsg(t, own.socket(t, l.domain, unix.SOCK_DGRAM, 0), nil, l.address)
+			datagram(t, udp)
+			want(t, "UDP", int32(r.word(t, 1)), -7)
+			sendmsg(t, socket(t, l.domain, unix.SOCK_DGRAM, 0), nil, l.address)
+			datagram(t, udp)
+			want(t, "somebody else's", int32(r.word(t, 1)), 0)
 		})
 	}
 }
