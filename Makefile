@@ -104,6 +104,25 @@ sanitized: build
 	$(MAKE) -f native/Makefile OUT=$(SANITIZED) SANITIZED=$(SANITIZED)/findings
 	cp bin/tsugiki $(SANITIZED)/
 
+# How much of tsugiki and tsugiki-runtime the end-to-end tests run: a line per package. What
+# processes run that are killed is not counted. COVER_RUN='TestAgent|TestCharge' chooses tests.
+# Engines do not pass the environment on to the runtime.
+COVERED = $(CURDIR)/bin/covered
+COVER_RUN ?= .
+cover-binaries: deps build
+	rm -rf $(COVERED)
+	install -d $(COVERED)/oci
+	install -d -m 777 $(COVERED)/counters # programs of any user write there
+	cp -a $(HELPERS) $(BIN)/tsugiki-log $(BIN)/libtsugiki.so $(BIN)/preload $(COVERED)/
+	$(GO) build -cover -coverpkg=./... -trimpath -o $(COVERED)/ ./cmd/tsugiki
+	$(GO) build -cover -coverpkg=./... -trimpath -o $(COVERED)/oci/ ./cmd/tsugiki-runtime
+	printf '#!/bin/sh\nGOCOVERDIR=%s exec %s "$$@"\n' $(COVERED)/counters $(COVERED)/oci/tsugiki-runtime \
+		> $(COVERED)/tsugiki-runtime
+	chmod +x $(COVERED)/tsugiki-runtime
+	GOCOVERDIR=$(COVERED)/counters TSUGIKI_BIN=$(COVERED) $(GO) test -count=1 -vet=off -timeout 60m \
+		-run '$(COVER_RUN)' ./test/e2e; status=$$?; \
+		$(GO) tool covdata percent -i $(COVERED)/counters && exit $$status
+
 fuzz:
 	@for p in $$($(GO) list ./...); do for f in $$($(GO) test -list '^Fuzz' $$p | grep ^Fuzz); do \
 		echo "$$p $$f"; $(GO) test -run '^$$' -fuzz "^$$f$$" -fuzztime $(FUZZTIME) $$p || exit 1; done; done
@@ -126,4 +145,4 @@ demo: deps-demo build
 clean:
 	rm -rf bin dist man .cache bench.json bench-agent.json bench-charge* density-test
 
-.PHONY: all deps deps-demo deps-bench-agent deps-bench-charge build man install deb generate lint test tests sanitized test-density density-report test-kernels soak fuzz bench bench-agent bench-charge demo clean
+.PHONY: all deps deps-demo deps-bench-agent deps-bench-charge build man install deb generate lint test tests sanitized test-density density-report test-kernels cover-binaries soak fuzz bench bench-agent bench-charge demo clean

@@ -274,9 +274,6 @@ int sendmsg4(struct bpf_sock_addr *ctx)
 		if (!ep && !known_peer(ctx, &to, port) && !by_name4(ctx, &to)) {
 			if (on_loopback(&to))
 				return send_loopback4(ctx, &to, port);
-			/* The kernel takes the wildcard for the loopback. */
-			if (wildcard(&to))
-				to = mapped(bpf_htonl(0x7f000001));
 			if (!own_server(ctx, &to, &port))
 				return relay4(ctx, sk, &to, port)
 					       ? ALLOW
@@ -321,8 +318,6 @@ int sendmsg6(struct bpf_sock_addr *ctx)
 		if (!ep && !known_peer(ctx, &to, port) && !by_name6(ctx, &to)) {
 			if (on_loopback(&to))
 				return send_loopback6(ctx, &to, port);
-			if (wildcard(&to))
-				to = (struct addr){{0, 0, 0, bpf_htonl(1)}};
 			if (!own_server(ctx, &to, &port))
 				return relay6(ctx, sk, &to, port)
 					       ? ALLOW

@@ -171,13 +171,16 @@ static __always_inline struct location *location_of(enum service_kind kind, __u8
 /*
  * Whether a destination is one of the container's own servers on the host. If
  * so, TO and PORT become its address there; port 0, where nobody listens, if it
- * has gone.
+ * has gone. TO is the loopback address afterwards if it was the wildcard, which
+ * the kernel takes for that.
  */
 static __always_inline bool own_server(struct bpf_sock_addr *ctx, struct addr *to, __u16 *port)
 {
 	__u8 protocol = ctx->protocol;
 	struct location *l;
 
+	if (wildcard(to))
+		to->word[3] = is_mapped(to) ? bpf_htonl(0x7f000001) : bpf_htonl(1);
 	if (!loopback(to))
 		return false;
 	l = location_of(is_mapped(to) ? SERVED4 : SERVED6, protocol, *port);

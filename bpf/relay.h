@@ -2,7 +2,7 @@
 /*
  * Datagrams from a host socket to the container's own loopback.
  *
- * Theory of operation. An unconnected UDP socket that was born on the host may
+ * Theory of operation. An unconnected UDP socket that was created on the host first may
  * send to a server on the container's loopback, which is in another namespace.
  * The datagram goes to the container's relay (package relay) instead, by the
  * host's loopback. What the relay has to know travels in the addresses:

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/internal/netns"
+	"github.com/tsugiki/tsugiki/internal/sys/pidfd"
 )
 
 var (
@@ -92,14 +93,14 @@ func borrow(a Request, space []byte) ([]*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	process, err := unix.PidfdOpen(pid, 0)
+	process, err := pidfd.OpenFD(pid)
 	if err != nil {
 		return nil, err
 	}
-	defer unix.Close(process)
+	defer process.Close()
 	var files []*os.File
 	for _, number := range []int{a.Number, a.Backlog} {
-		fd, err := unix.PidfdGetfd(process, number, 0)
+		fd, err := process.File(number)
 		if err != nil {
 			closeAll(files)
 			return nil, fmt.Errorf("take file %d out of process %d: %w", number, pid, err)

@@ -96,6 +96,7 @@ func runComposed(t *testing.T, program string, ask uint32) (string, Stats) {
 		Path: program, Args: []string{"composed", path + ".part", path}, Netns: c.own, CgroupDir: dir,
 		Filter: composedFilter(ask), Caps: launch.Default,
 	}, func(listener *os.File, _ int) (err error) {
+		c.listener = listener
 		// No socket is made on the host first, so that all are the kernel's own.
 		g, err = Start(c.config(listener, func(config *Config) { config.HostFirst4 = false }))
 		if err == nil {
@@ -104,7 +105,7 @@ func runComposed(t *testing.T, program string, ask uint32) (string, Stats) {
 		return err
 	})
 	c.must(err)
-	defer c.process.Listener.Close()
+	defer c.listener.Close()
 	var results []byte
 	testkit.Eventually(t, func() (err error) {
 		results, err = os.ReadFile(path)

@@ -201,6 +201,7 @@ type container struct {
 	threads     int64    // of the program
 	progress    *progress
 	process     *launch.Process
+	listener    *os.File      // of the process's filter
 	ended       chan struct{} // closed when the program is gone
 }
 
@@ -214,13 +215,11 @@ func newContainer(t testing.TB) *container {
 	c.must(err)
 	t.Cleanup(func() {
 		for _, g := range []*cgroup.Group{c.programs, c.keepers, c.group} {
-			if g == nil {
-				continue
-			}
-			if err := g.Remove(); err != nil {
-				t.Error(err)
+			if g != nil {
+				err = errors.Join(err, g.Remove())
 			}
 		}
+		c.must(err)
 	})
 	c.programs, err = cgroup.Create(c.group.Path(), "programs")
 	c.must(err)
@@ -285,6 +284,7 @@ func (c *container) start(threads int, edit func(*Config)) *Gate {
 	c.process, err = launch.Start(launch.Spec{
 		Path: exe, Args: []string{"program"}, Netns: c.own, CgroupDir: dir, Filter: prog, Caps: launch.Default,
 	}, func(listener *os.File, _ int) (err error) {
+		c.listener = listener
 		g, err = Start(c.config(listener, edit))
 		return err
 	})
@@ -299,7 +299,7 @@ func (c *container) start(threads int, edit func(*Config)) *Gate {
 			c.t.Error(err)
 		}
 		<-c.ended
-		c.process.Listener.Close()
+		c.listener.Close()
 	})
 	return g
 }
@@ -326,7 +326,7 @@ func (c *container) config(listener *os.File, edit func(*Config)) Config {
 
 // releaseListener lets the listener be the gate's alone: with its last holder, all
 // waiting calls fail.
-func (c *container) releaseListener() { c.must(c.process.Listener.Close()) }
+func (c *container) releaseListener() { c.must(c.listener.Close()) }
 
 func (c *container) eventually(what string, check func() bool) {
 	c.t.Helper()

@@ -24,9 +24,9 @@ func serve(c *container, g *Gate, reports *[]Request) <-chan error {
 				*reports = append(*reports, a)
 			}
 		case a.Call == Bind:
-			_ = reply(c.process.Listener, a.ID, answered, 0)
+			_ = reply(c.listener, a.ID, answered, 0)
 		default:
-			_ = reply(c.process.Listener, a.ID, 0, unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE)
+			_ = reply(c.listener, a.ID, 0, unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE)
 		}
 	}, nil, func(err error) { ended <- err })
 	return ended

@@ -251,7 +251,7 @@ func (c *container) goOn() {
 func (c *container) called() {
 	c.t.Helper()
 	c.eventually("a call waits", func() bool {
-		fds := []unix.PollFd{{Fd: int32(c.process.Listener.Fd()), Events: unix.POLLIN}}
+		fds := []unix.PollFd{{Fd: int32(c.listener.Fd()), Events: unix.POLLIN}}
 		n, _ := unix.Poll(fds, 0)
 		return n > 0 && fds[0].Revents == unix.POLLIN
 	})
@@ -329,7 +329,7 @@ func TestPoolRefuses(t *testing.T) {
 		c.must(c.pool.send(message))
 		c.must(c.pool.send(message, os.Stdin, os.Stdin, os.Stdin))
 	}
-	config := c.config(c.process.Listener, func(config *Config) {
+	config := c.config(c.listener, func(config *Config) {
 		config.AdoptSocket += "-other"
 		config.CgroupDir = os.Stdin
 	})
@@ -422,7 +422,7 @@ func TestPoolIsFull(t *testing.T) {
 	c.moves("asked", &c.progress.asked, 1)
 	limit := unix.Rlimit{Cur: 40, Max: 40} // one needs 39
 	c.must(unix.Prlimit(c.pool.pid, unix.RLIMIT_NOFILE, &limit, nil))
-	_, err := Start(c.config(c.process.Listener, func(config *Config) { config.AdoptSocket += "-other" }))
+	_, err := Start(c.config(c.listener, func(config *Config) { config.AdoptSocket += "-other" }))
 	if err == nil || !strings.Contains(err.Error(), "keep gate: ") {
 		t.Errorf("start of one more: %v", err)
 	}

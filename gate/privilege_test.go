@@ -136,7 +136,7 @@ func checkNeed(t *testing.T, c *container, capability string, without bool) {
 	if capability == "dac_override" {
 		c.start(1, nil)
 		c.must(os.Chown(filepath.Join(c.keepers.Path(), "cgroup.procs"), 12345, 12345))
-		second, err := Start(c.config(c.process.Listener, func(config *Config) { config.AdoptSocket += "-second" }))
+		second, err := Start(c.config(c.listener, func(config *Config) { config.AdoptSocket += "-second" }))
 		if err == nil {
 			c.must(second.Close())
 		}

@@ -219,7 +219,7 @@ func TestStartRefuses(t *testing.T) {
 	c := newContainer(t)
 	g := c.start(1, nil)
 	c.must(g.Release())
-	config := c.config(c.process.Listener, nil)
+	config := c.config(c.listener, nil)
 	if _, err := Start(config); !errors.Is(err, unix.EADDRINUSE) {
 		t.Errorf("start at a socket that is there: %v, want %v", err, unix.EADDRINUSE)
 	}

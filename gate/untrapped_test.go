@@ -95,6 +95,7 @@ func runUntrapped(t *testing.T, shim bool, prog []unix.SockFilter, port0 bool) (
 		Path: program, Args: []string{"untrapped", part, whole}, Netns: c.own, CgroupDir: dir,
 		Filter: prog, Caps: launch.Default, Preload: preload, NeedsPreload: shim,
 	}, func(listener *os.File, _ int) (err error) {
+		c.listener = listener
 		g, err = Start(c.config(listener, func(config *Config) {
 			config.HostFirst4, config.Untrapped, config.UntrappedPort0 = false, true, port0
 		}))
@@ -108,7 +109,7 @@ func runUntrapped(t *testing.T, shim bool, prog []unix.SockFilter, port0 bool) (
 		return nil
 	})
 	c.must(err)
-	defer c.process.Listener.Close()
+	defer c.listener.Close()
 	testkit.Eventually(t, func() error {
 		_, err := os.Stat(whole)
 		return err

@@ -165,7 +165,7 @@ type Hint int
 // The hints.
 const (
 	// OwnSockets: a socket has been moved to the container's own namespace. Until the
-	// first, born sockets are known to be the host's.
+	// first, sockets that were created on the host first are known to be there.
 	OwnSockets Hint = iota
 	// Services: the container serves a port on the host. Until then, its loopback is
 	// its own alone.

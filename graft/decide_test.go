@@ -40,7 +40,7 @@ func TestWhereClientsAre(t *testing.T) {
 	for _, c := range []struct {
 		name        string
 		rules       []string
-		born        *fakePlace
+		made        *fakePlace
 		family, typ int
 		bound       string // before; the kernel chose the port of what ends with ":0"
 		send        bool   // else connect
@@ -51,29 +51,29 @@ func TestWhereClientsAre(t *testing.T) {
 		source string // of what it is bound to then; a port stands for itself, or is 0 for any
 		known  []Hint
 	}{
-		{name: "a rule leads to the host", rules: everywhere, born: own, family: ip4, typ: tcp, to: "203.0.113.9:80", place: "host"},
-		{name: "born there", rules: everywhere, born: host, family: ip4, typ: tcp, to: "203.0.113.9:80", place: "host"},
-		{name: "no rule", rules: []string{"-e", "10.0.0.0/8=0.0.0.0"}, born: own, family: ip4, typ: tcp, to: "203.0.113.9:80", place: "own"},
-		{name: "no rule, born on the host", rules: []string{"-e", "10.0.0.0/8=0.0.0.0"}, born: host, family: ip4, typ: tcp, to: "203.0.113.9:80", place: "own", known: []Hint{OwnSockets}},
-		{name: "another port than the rule's", rules: []string{"-e", "203.0.113.0/24:443=0.0.0.0"}, born: own, family: ip4, typ: tcp, to: "203.0.113.9:80", place: "own"},
-		{name: "the rule's port", rules: []string{"-e", "203.0.113.0/24:443=0.0.0.0"}, born: own, family: ip4, typ: tcp, to: "203.0.113.9:443", place: "host"},
-		{name: "its own loopback", rules: everywhere, born: host, family: ip4, typ: tcp, to: "127.0.0.1:80", place: "own", known: []Hint{OwnSockets}},
-		{name: "IPv6 by a rule of IPv4", rules: everywhere, born: own, family: ip6, typ: tcp, to: "[2001:db8::9]:80", place: "own"},
-		{name: "a mapped address", rules: everywhere, born: own, family: ip6, typ: tcp, to: "[::ffff:203.0.113.9]:80", place: "host"},
-		{name: "IPv6", rules: []string{"-e", "::/0=::"}, born: own, family: ip6, typ: tcp, to: "[2001:db8::9]:80", place: "host"},
+		{name: "a rule leads to the host", rules: everywhere, made: own, family: ip4, typ: tcp, to: "203.0.113.9:80", place: "host"},
+		{name: "created there", rules: everywhere, made: host, family: ip4, typ: tcp, to: "203.0.113.9:80", place: "host"},
+		{name: "no rule", rules: []string{"-e", "10.0.0.0/8=0.0.0.0"}, made: own, family: ip4, typ: tcp, to: "203.0.113.9:80", place: "own"},
+		{name: "no rule, created on the host", rules: []string{"-e", "10.0.0.0/8=0.0.0.0"}, made: host, family: ip4, typ: tcp, to: "203.0.113.9:80", place: "own", known: []Hint{OwnSockets}},
+		{name: "another port than the rule's", rules: []string{"-e", "203.0.113.0/24:443=0.0.0.0"}, made: own, family: ip4, typ: tcp, to: "203.0.113.9:80", place: "own"},
+		{name: "the rule's port", rules: []string{"-e", "203.0.113.0/24:443=0.0.0.0"}, made: own, family: ip4, typ: tcp, to: "203.0.113.9:443", place: "host"},
+		{name: "its own loopback", rules: everywhere, made: host, family: ip4, typ: tcp, to: "127.0.0.1:80", place: "own", known: []Hint{OwnSockets}},
+		{name: "IPv6 by a rule of IPv4", rules: everywhere, made: own, family: ip6, typ: tcp, to: "[2001:db8::9]:80", place: "own"},
+		{name: "a mapped address", rules: everywhere, made: own, family: ip6, typ: tcp, to: "[::ffff:203.0.113.9]:80", place: "host"},
+		{name: "IPv6", rules: []string{"-e", "::/0=::"}, made: own, family: ip6, typ: tcp, to: "[2001:db8::9]:80", place: "host"},
 
-		{name: "a datagram", rules: everywhere, born: own, family: ip4, typ: udp, send: true, to: "203.0.113.9:53", place: "host"},
-		{name: "a datagram to its own loopback", rules: everywhere, born: host, family: ip4, typ: udp, send: true, to: "127.0.0.1:53", place: "own", known: []Hint{OwnSockets}},
+		{name: "a datagram", rules: everywhere, made: own, family: ip4, typ: udp, send: true, to: "203.0.113.9:53", place: "host"},
+		{name: "a datagram to its own loopback", rules: everywhere, made: host, family: ip4, typ: udp, send: true, to: "127.0.0.1:53", place: "own", known: []Hint{OwnSockets}},
 
-		{name: "bound to its loopback, to the host", rules: everywhere, born: own, family: ip4, typ: tcp, bound: "127.0.0.1:0", to: "203.0.113.9:80", want: fail(unix.EINVAL), place: "own", source: "127.0.0.1:0"},
-		{name: "bound to a port of its choice", rules: everywhere, born: own, family: ip4, typ: udp, bound: "0.0.0.0:5000", to: "203.0.113.9:80", place: "host", source: "0.0.0.0:0"},
-		{name: "bound, the rule has an address", rules: from, born: own, family: ip4, typ: udp, bound: "0.0.0.0:0", to: "203.0.113.9:80", place: "host", source: "198.51.100.1:0"},
-		{name: "bound, sends, the rule has an address", rules: from, born: own, family: ip4, typ: udp, bound: "0.0.0.0:0", send: true, to: "203.0.113.9:80", place: "host", source: "198.51.100.1:0"},
-		{name: "bound in IPv6 to a mapped one", rules: from, born: own, family: ip6, typ: tcp, bound: "[::]:0", to: "[::ffff:203.0.113.9]:80", place: "host", source: "[::ffff:198.51.100.1]:0"},
+		{name: "bound to its loopback, to the host", rules: everywhere, made: own, family: ip4, typ: tcp, bound: "127.0.0.1:0", to: "203.0.113.9:80", want: fail(unix.EINVAL), place: "own", source: "127.0.0.1:0"},
+		{name: "bound to a port of its choice", rules: everywhere, made: own, family: ip4, typ: udp, bound: "0.0.0.0:5000", to: "203.0.113.9:80", place: "host", source: "0.0.0.0:0"},
+		{name: "bound, the rule has an address", rules: from, made: own, family: ip4, typ: udp, bound: "0.0.0.0:0", to: "203.0.113.9:80", place: "host", source: "198.51.100.1:0"},
+		{name: "bound, sends, the rule has an address", rules: from, made: own, family: ip4, typ: udp, bound: "0.0.0.0:0", send: true, to: "203.0.113.9:80", place: "host", source: "198.51.100.1:0"},
+		{name: "bound in IPv6 to a mapped one", rules: from, made: own, family: ip6, typ: tcp, bound: "[::]:0", to: "[::ffff:203.0.113.9]:80", place: "host", source: "[::ffff:198.51.100.1]:0"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := newWorld(t, host, own, false, c.rules...)
-			number := w.socket(c.born, c.family, c.typ)
+			number := w.socket(c.made, c.family, c.typ)
 			if c.bound != "" {
 				answer, err := w.Bind(w.program, number, addr(c.bound))
 				if err == nil && answer.Action == Proceed {
@@ -134,7 +134,7 @@ func TestFirstDatagramDecides(t *testing.T) {
 	host, own := newPlace(t, host4), newPlace(t)
 	const remote, loopback = "203.0.113.9:53", "127.0.0.1:53"
 	for _, c := range []struct {
-		born   *fakePlace
+		made   *fakePlace
 		to     []string
 		places []string
 	}{
@@ -144,7 +144,7 @@ func TestFirstDatagramDecides(t *testing.T) {
 		{own, []string{remote, remote, loopback}, []string{"host", "host", "host"}},
 	} {
 		w := newWorld(t, host, own, false, everywhere...)
-		number := w.socket(c.born, ip4, udp)
+		number := w.socket(c.made, ip4, udp)
 		for i, to := range c.to {
 			if _, err := w.Send(w.program, number, addr(to)); err != nil {
 				t.Fatal(err)
@@ -163,7 +163,7 @@ func TestWhereServersAre(t *testing.T) {
 	for _, c := range []struct {
 		name        string
 		rules       []string
-		born        *fakePlace
+		made        *fakePlace
 		family, typ int
 		v6only      bool
 		bind        string
@@ -173,26 +173,26 @@ func TestWhereServersAre(t *testing.T) {
 		bound string // by the engine; empty: the kernel is left to do it
 		known []Hint
 	}{
-		{name: "a rule", rules: web, born: own, family: ip4, typ: tcp, bind: "0.0.0.0:8080", want: succeeded, place: "host", bound: "198.51.100.1:80", known: []Hint{Services}},
-		{name: "born on the host", rules: web, born: host, family: ip4, typ: tcp, bind: "0.0.0.0:8080", want: succeeded, place: "host", bound: "198.51.100.1:80", known: []Hint{Services}},
-		{name: "datagrams", rules: web, born: own, family: ip4, typ: udp, bind: "0.0.0.0:8080", want: succeeded, place: "host", bound: "198.51.100.1:80", known: []Hint{Services}},
-		{name: "its loopback is its own", rules: web, born: own, family: ip4, typ: tcp, bind: "127.0.0.1:8080", want: proceed, place: "own"},
-		{name: "an address that it has not", rules: web, born: own, family: ip4, typ: tcp, bind: "10.9.9.9:8080", want: proceed, place: "own"},
-		{name: "the endpoint's address", rules: web, born: own, family: ip4, typ: tcp, bind: "198.51.100.1:8080", want: succeeded, place: "host", bound: "198.51.100.1:80", known: []Hint{Services}},
-		{name: "another port", rules: web, born: own, family: ip4, typ: tcp, bind: "0.0.0.0:9090", want: proceed, place: "own"},
-		{name: "another port, born on the host", rules: web, born: host, family: ip4, typ: tcp, bind: "0.0.0.0:9090", want: proceed, place: "own", known: []Hint{OwnSockets}},
-		{name: "the wildcard of both families", rules: web, born: own, family: ip6, typ: tcp, bind: "[::]:8080", want: succeeded, place: "host", bound: "[::ffff:198.51.100.1]:80", known: []Hint{Services}},
-		{name: "the wildcard of IPv6 alone", rules: web, born: own, family: ip6, typ: tcp, v6only: true, bind: "[::]:8080", want: proceed, place: "own"},
-		{name: "a mapped address", rules: web, born: own, family: ip6, typ: tcp, bind: "[::ffff:0.0.0.0]:8080", want: succeeded, place: "host", bound: "[::ffff:198.51.100.1]:80", known: []Hint{Services}},
-		{name: "the other family's address", rules: web, born: own, family: ip4, typ: tcp, bind: "[::]:8080", want: proceed, place: "own"},
-		{name: "IPv6", rules: []string{"-i", "[::]:8080=[2001:db8:1::1]:80"}, born: own, family: ip6, typ: tcp, bind: "[::]:8080", want: succeeded, place: "host", bound: "[2001:db8:1::1]:80", known: []Hint{Services}},
-		{name: "a client's, any port", rules: everywhere, born: host, family: ip4, typ: udp, bind: "0.0.0.0:0", want: succeeded, place: "host", bound: "0.0.0.0:0"},
-		{name: "a client's, and the rule has an address", rules: from, born: host, family: ip4, typ: udp, bind: "0.0.0.0:0", want: succeeded, place: "host", bound: "198.51.100.1:0", known: []Hint{BoundClients}},
-		{name: "a client's, a port of its choice", rules: everywhere, born: host, family: ip4, typ: udp, bind: "0.0.0.0:5000", want: proceed, place: "own", known: []Hint{OwnSockets}},
+		{name: "a rule", rules: web, made: own, family: ip4, typ: tcp, bind: "0.0.0.0:8080", want: succeeded, place: "host", bound: "198.51.100.1:80", known: []Hint{Services}},
+		{name: "created on the host", rules: web, made: host, family: ip4, typ: tcp, bind: "0.0.0.0:8080", want: succeeded, place: "host", bound: "198.51.100.1:80", known: []Hint{Services}},
+		{name: "datagrams", rules: web, made: own, family: ip4, typ: udp, bind: "0.0.0.0:8080", want: succeeded, place: "host", bound: "198.51.100.1:80", known: []Hint{Services}},
+		{name: "its loopback is its own", rules: web, made: own, family: ip4, typ: tcp, bind: "127.0.0.1:8080", want: proceed, place: "own"},
+		{name: "an address that it has not", rules: web, made: own, family: ip4, typ: tcp, bind: "10.9.9.9:8080", want: proceed, place: "own"},
+		{name: "the endpoint's address", rules: web, made: own, family: ip4, typ: tcp, bind: "198.51.100.1:8080", want: succeeded, place: "host", bound: "198.51.100.1:80", known: []Hint{Services}},
+		{name: "another port", rules: web, made: own, family: ip4, typ: tcp, bind: "0.0.0.0:9090", want: proceed, place: "own"},
+		{name: "another port, created on the host", rules: web, made: host, family: ip4, typ: tcp, bind: "0.0.0.0:9090", want: proceed, place: "own", known: []Hint{OwnSockets}},
+		{name: "the wildcard of both families", rules: web, made: own, family: ip6, typ: tcp, bind: "[::]:8080", want: succeeded, place: "host", bound: "[::ffff:198.51.100.1]:80", known: []Hint{Services}},
+		{name: "the wildcard of IPv6 alone", rules: web, made: own, family: ip6, typ: tcp, v6only: true, bind: "[::]:8080", want: proceed, place: "own"},
+		{name: "a mapped address", rules: web, made: own, family: ip6, typ: tcp, bind: "[::ffff:0.0.0.0]:8080", want: succeeded, place: "host", bound: "[::ffff:198.51.100.1]:80", known: []Hint{Services}},
+		{name: "the other family's address", rules: web, made: own, family: ip4, typ: tcp, bind: "[::]:8080", want: proceed, place: "own"},
+		{name: "IPv6", rules: []string{"-i", "[::]:8080=[2001:db8:1::1]:80"}, made: own, family: ip6, typ: tcp, bind: "[::]:8080", want: succeeded, place: "host", bound: "[2001:db8:1::1]:80", known: []Hint{Services}},
+		{name: "a client's, any port", rules: everywhere, made: host, family: ip4, typ: udp, bind: "0.0.0.0:0", want: succeeded, place: "host", bound: "0.0.0.0:0"},
+		{name: "a client's, and the rule has an address", rules: from, made: host, family: ip4, typ: udp, bind: "0.0.0.0:0", want: succeeded, place: "host", bound: "198.51.100.1:0", known: []Hint{BoundClients}},
+		{name: "a client's, a port of its choice", rules: everywhere, made: host, family: ip4, typ: udp, bind: "0.0.0.0:5000", want: proceed, place: "own", known: []Hint{OwnSockets}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := newWorld(t, host, own, false, c.rules...)
-			number := w.socket(c.born, c.family, c.typ)
+			number := w.socket(c.made, c.family, c.typ)
 			if c.v6only {
 				if err := unix.SetsockoptInt(w.program.files[number], unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1); err != nil {
 					t.Fatal(err)
@@ -236,7 +236,7 @@ func TestWhoListensOnTheHost(t *testing.T) {
 	rules := append([]string{"-i", "0.0.0.0:8080=198.51.100.1:80"}, everywhere...)
 	for _, c := range []struct {
 		name  string
-		born  *fakePlace
+		made  *fakePlace
 		bind  string
 		place string
 		known []Hint
@@ -248,7 +248,7 @@ func TestWhoListensOnTheHost(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := newWorld(t, host, own, false, rules...)
-			number := w.socket(c.born, ip4, tcp)
+			number := w.socket(c.made, ip4, tcp)
 			if c.bind != "" {
 				if _, err := w.Bind(w.program, number, addr(c.bind)); err != nil {
 					t.Fatal(err)
@@ -313,13 +313,13 @@ func TestTakenPort(t *testing.T) {
 	}
 	defer unix.Close(taken)
 	w := newWorld(t, host, own, false, "-i", "0.0.0.0:8080=198.51.100.1:80")
-	for _, born := range []*fakePlace{own, host} {
-		number := w.socket(born, ip4, tcp)
+	for _, place := range []*fakePlace{own, host} {
+		number := w.socket(place, ip4, tcp)
 		answer, err := w.Bind(w.program, number, addr("0.0.0.0:8080"))
 		if err != nil || answer != fail(unix.EADDRINUSE) {
 			t.Errorf("%+v, %v", answer, err)
 		}
-		if s, err := inspect(w.program.files[number]); err != nil || s.netns != born.Cookie() || s.local.Port() != 0 {
+		if s, err := inspect(w.program.files[number]); err != nil || s.netns != place.Cookie() || s.local.Port() != 0 {
 			t.Errorf("the socket is %+v, %v", s, err)
 		}
 		if len(w.enforcer.bindings) != 0 {
@@ -358,15 +358,15 @@ func TestOtherFiles(t *testing.T) {
 	}
 }
 
-// What is born on the host, and which datagrams the front end asks about.
+// What is created on the host first, and which datagrams the front end asks about.
 func TestBorn(t *testing.T) {
 	host, own := newPlace(t, host4, host6), newPlace(t)
 	for _, c := range []struct {
-		name         string
-		rules        []string
-		onlyLoopback bool
-		born4, born6 bool
-		datagrams    bool
+		name           string
+		rules          []string
+		onlyLoopback   bool
+		first4, first6 bool
+		datagrams      bool
 	}{
 		{"no rules", nil, false, false, false, false},
 		{"no rules, only a loopback", nil, true, false, false, false},
@@ -379,8 +379,8 @@ func TestBorn(t *testing.T) {
 		{"a server, only a loopback", []string{"-i", "0.0.0.0:80=198.51.100.1:80"}, true, true, true, false},
 	} {
 		w := newWorld(t, host, own, c.onlyLoopback, c.rules...)
-		if b4, b6 := w.Born(ip4), w.Born(ip6); b4 != c.born4 || b6 != c.born6 {
-			t.Errorf("%s: born %v, %v", c.name, b4, b6)
+		if f4, f6 := w.HostFirst(ip4), w.HostFirst(ip6); f4 != c.first4 || f6 != c.first6 {
+			t.Errorf("%s: on the host first: %v, %v", c.name, f4, f6)
 		}
 		if sees := SeesDatagrams(w.now.Load().Table, c.onlyLoopback); sees != c.datagrams {
 			t.Errorf("%s: sees datagrams %v", c.name, sees)
@@ -399,13 +399,15 @@ func TestRecover(t *testing.T) {
 	}
 	next := newWorld(t, host, own, false, rules...)
 	next.enforcer.served = w.enforcer.served
-	for i, want := range []string{"own", "host"} {
-		number := next.socket(own, ip4, tcp)
-		if _, err := next.Connect(next.program, number, addr("127.0.0.1:80")); err != nil {
-			t.Fatal(err)
-		}
-		if place, _ := next.at(); place != want {
-			t.Errorf("connect %d: in %s", i, place)
+	for _, want := range []string{"own", "host"} {
+		for _, to := range []string{"127.0.0.1:80", "0.0.0.0:80"} { // the same to the kernel
+			number := next.socket(own, ip4, tcp)
+			if _, err := next.Connect(next.program, number, addr(to)); err != nil {
+				t.Fatal(err)
+			}
+			if place, _ := next.at(); place != want {
+				t.Errorf("connect to %s: in %s, not %s", to, place, want)
+			}
 		}
 		if err := next.Recover(); err != nil {
 			t.Fatal(err)

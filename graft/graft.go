@@ -14,8 +14,8 @@
 // A socket is of the namespace that it was made in, for good. So:
 //
 //   - socket(2) is answered with a host socket at once, by the front end, where
-//     most of what the program can reach lies on the host's side (Born). Such a
-//     socket is born there: options, dup, fork and epoll work on it as on any
+//     most of what the program can reach lies on the host's side (HostFirst). Such a
+//     socket is created there: options, dup, fork and epoll work on it as on any
 //     other.
 //   - bind(2), listen(2) and connect(2) tell where the socket belongs. If that
 //     is not where it is, a new one is made there, everything that the old one
@@ -46,7 +46,7 @@ type Engine struct {
 	now  atomic.Pointer[rules]
 
 	// What the front end was built with, which later rules do not change.
-	born4, born6 bool
+	hostFirst4, hostFirst6 bool
 
 	// defaultValues has, by valuesKey, the values of a new socket.
 	defaultValues sync.Map
@@ -90,7 +90,7 @@ type call struct {
 func New(c Config, r Rules) *Engine {
 	e := &Engine{Config: c, host: r.Host[""], sent: map[uint64]struct{}{}}
 	e.Update(r)
-	e.born4, e.born6 = born(r.Table, c.OwnIsLoopback, false), born(r.Table, c.OwnIsLoopback, true)
+	e.hostFirst4, e.hostFirst6 = hostFirst(r.Table, c.OwnIsLoopback, false), hostFirst(r.Table, c.OwnIsLoopback, true)
 	return e
 }
 
@@ -131,29 +131,29 @@ func (e *Engine) Recover() error {
 // begin is to be called once for each call that is answered.
 func (e *Engine) begin() call { return call{e, e.now.Load()} }
 
-func born(t *policy.Table, ownIsLoopback, ip6 bool) bool {
+func hostFirst(t *policy.Table, ownIsLoopback, ip6 bool) bool {
 	if ownIsLoopback {
 		return len(t.Endpoints()) > 0
 	}
 	return t.Default(ip6) != nil
 }
 
-// Born tells whether sockets of a family are made on the host's side from the
+// HostFirst tells whether sockets of a family are made on the host's side from the
 // start: where a default route led there when the engine was made, or where the
 // container has nothing but a loopback of its own and some rule.
-func (e *Engine) Born(family int) bool {
+func (e *Engine) HostFirst(family int) bool {
 	if family == unix.AF_INET6 {
-		return e.born6
+		return e.hostFirst6
 	}
-	return e.born4
+	return e.hostFirst4
 }
 
 // SeesDatagrams tells whether the front end has to ask about each datagram that
-// is sent to an address: where UDP sockets of a family are not born on the host's
+// is sent to an address: where UDP sockets of a family are not created on the host's
 // side but some of that family's destinations lie there. ownIsLoopback is that of
 // Config.
 func SeesDatagrams(t *policy.Table, ownIsLoopback bool) bool {
-	return t.HasEgress(false) && !born(t, ownIsLoopback, false) || t.HasEgress(true) && !born(t, ownIsLoopback, true)
+	return t.HasEgress(false) && !hostFirst(t, ownIsLoopback, false) || t.HasEgress(true) && !hostFirst(t, ownIsLoopback, true)
 }
 
 func isTCP(protocol int) bool {
@@ -164,12 +164,13 @@ func isUDP(protocol int) bool { return protocol == 0 || protocol == unix.IPPROTO
 
 // reach tells where a destination lies: the endpoint, or nil where none is
 // needed, and the place. The container's own loopback has its servers too that
-// an ingress rule has brought to the host: the kernel programs lead there.
+// an ingress rule has brought to the host: the kernel programs lead there. The
+// kernel takes the wildcard for the loopback.
 func (e call) reach(s *socket, to netip.AddrPort) (*endpoint.Endpoint, Place) {
 	if ep := e.Table.Egress(to); ep != nil {
 		return ep, e.Host[ep.Netns]
 	}
-	if addr := to.Addr().Unmap(); addr.IsLoopback() {
+	if addr := to.Addr().Unmap(); addr.IsLoopback() || addr.IsUnspecified() {
 		if place, ok := e.served.Load(service{s.kind().Protocol, to.Port(), addr.Is4()}); ok {
 			return nil, place.(Place)
 		}

@@ -19,22 +19,22 @@ func TestInterfaces(t *testing.T) {
 	host, own := newPlace(t, host4), newPlace(t)
 	for _, c := range []struct {
 		name         string
-		born         *fakePlace
+		made         *fakePlace
 		bound, named bool
 		family       int
 
 		asked *fakePlace
 	}{
-		{name: "its own", born: own, family: ip4, asked: own},
-		{name: "the host's", born: host, family: ip4, asked: own},
-		{name: "the host's, IPv6", born: host, family: ip6, asked: own},
-		{name: "the host's, a name", born: host, family: ip4, named: true, asked: own},
-		{name: "a server's", born: host, family: ip4, bound: true, asked: own},
-		{name: "a server's, a name", born: host, family: ip4, bound: true, named: true, asked: host},
-		{name: "a unix socket", born: host, family: unix.AF_UNIX, asked: own},
+		{name: "its own", made: own, family: ip4, asked: own},
+		{name: "the host's", made: host, family: ip4, asked: own},
+		{name: "the host's, IPv6", made: host, family: ip6, asked: own},
+		{name: "the host's, a name", made: host, family: ip4, named: true, asked: own},
+		{name: "a server's", made: host, family: ip4, bound: true, asked: own},
+		{name: "a server's, a name", made: host, family: ip4, bound: true, named: true, asked: host},
+		{name: "a unix socket", made: host, family: unix.AF_UNIX, asked: own},
 	} {
 		w := newWorld(t, host, own, false)
-		number := w.socket(c.born, c.family, udp)
+		number := w.socket(c.made, c.family, udp)
 		if c.bound {
 			w.enforcer.bindings[w.enforcer.cookie(w.program.files[number])] = policy.Binding{Ingress: true}
 		}

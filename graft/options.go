@@ -32,7 +32,7 @@ const optionSizeMax = 16
 
 // options are all that can be read back, but for the socket filter, see
 // copyFilter. Those that cannot, such as multicast memberships, do not survive a
-// move; sockets that are born where they belong have no need of one.
+// move; sockets that are created where they belong have no need of one.
 var options = []option{
 	{level: unix.SOL_SOCKET, name: unix.SO_REUSEADDR, size: 4},
 	{level: unix.SOL_SOCKET, name: unix.SO_REUSEPORT, size: 4},

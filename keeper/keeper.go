@@ -83,7 +83,7 @@ func (e *EpollError) Unwrap() error { return e.Errno }
 type Config struct {
 	Binary    string       // "" looks in the usual places
 	Netns     *netns.NS    // nil: the caller's
-	CgroupDir *os.File     // cgroup2 directory it is born in; nil: the caller's
+	CgroupDir *os.File     // cgroup2 directory it is created in; nil: the caller's
 	Kill      *os.File     // cgroup.kill, open for writing: what it kills when this process dies; nil: nothing
 	UID, GID  int          // both 0: stay root
 	Log       *slog.Logger // nil: none
@@ -259,17 +259,17 @@ func newEvents() (*os.File, error) {
 
 // take takes sockets out of the keeper's table. That takes CAP_SYS_PTRACE.
 func (k *Keeper) take(numbers []int) ([]int, error) {
-	process, err := unix.PidfdOpen(k.PID(), 0)
+	process, err := pidfd.OpenFD(k.PID())
 	if err != nil {
 		return nil, err
 	}
-	defer unix.Close(process)
+	defer process.Close()
 	if k.ended.Load() { // what was opened may be another process
 		return nil, ErrGone
 	}
 	var fds []int
 	for _, number := range numbers {
-		fd, err := unix.PidfdGetfd(process, number, 0)
+		fd, err := process.File(number)
 		if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
 			break
 		}

@@ -199,19 +199,28 @@ func (w *Wrapper) undo(st *state) error {
 }
 
 func (w *Wrapper) delete(c command, args []string) (int, error) {
-	st, err := w.loadState(c)
-	if err != nil || st == nil {
-		return 1, errors.Join(err, w.become(args))
+	st, unreadable := w.loadState(c)
+	if unreadable == nil && st == nil {
+		return 1, w.become(args)
 	}
 	status, err := w.run(args)
 	// If the runtime did not delete the container, it still runs.
 	if err == nil && (status == 0 || c.force) {
 		// If the agent was not told, it notices the end of the container itself.
-		if err := w.undo(st); err != nil {
+		if err := w.clean(c, st, unreadable); err != nil {
 			report(command{}, err)
 		}
 	}
 	return status, err
+}
+
+// clean is undo for a container that the runtime has deleted. An unreadable state is removed:
+// create would refuse the id. It tells neither the agent's name of the container nor its bundle.
+func (w *Wrapper) clean(c command, st *state, unreadable error) error {
+	if unreadable == nil {
+		return w.undo(st)
+	}
+	return errors.Join(unreadable, (&state{path: w.statePath(c)}).forget())
 }
 
 func (w *Wrapper) exec(c command, args []string) (int, error) {

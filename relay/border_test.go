@@ -54,7 +54,7 @@ func nothing(t *testing.T, who string, ns *netns.NS, conn *net.UDPConn) {
 func nothingRelayed(t *testing.T, c *container, family int, server *net.UDPConn) {
 	t.Helper()
 	at := server.LocalAddr().(*net.UDPAddr).AddrPort()
-	if err := unix.Sendto(c.born(t, family), []byte(sentinel), 0, sockaddr(at)); err != nil {
+	if err := unix.Sendto(c.hostSocket(t, family), []byte(sentinel), 0, sockaddr(at)); err != nil {
 		t.Fatal(err)
 	}
 	onlySentinel(t, "the container", server)
@@ -72,7 +72,7 @@ func TestDatagramsStayInTheirContainer(t *testing.T) {
 			at, _ := serve(t, a.own.ns, netip.AddrPortFrom(f.loop, 0))
 			ofHost := listen(t, host, at)
 			ofB := listen(t, b.own.ns, at)
-			fd := a.born(t, f.family)
+			fd := a.hostSocket(t, f.family)
 			if err := unix.Sendto(fd, []byte("for a"), 0, sockaddr(at)); err != nil {
 				t.Fatal(err)
 			}
@@ -117,7 +117,7 @@ func TestStrangersGetNothingThrough(t *testing.T) {
 					sendFrom(t, host, netip.AddrPortFrom(from, p), to, "stranger")
 				}
 			}
-			other := b.born(t, f.family)
+			other := b.hostSocket(t, f.family)
 			if err := unix.Sendto(other, []byte("stranger"), 0, sockaddr(netip.AddrPortFrom(f.loop, end.port))); err != nil {
 				t.Fatal(err)
 			}

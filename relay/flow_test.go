@@ -28,7 +28,7 @@ func TestIdleFlowsEnd(t *testing.T) {
 	const idle = time.Hour
 	c := newContainer(t, newHost(t), "a", idle)
 	server, _ := serve(t, c.own.ns, netip.AddrPortFrom(loop4, 0))
-	fd := c.born(t, unix.AF_INET)
+	fd := c.hostSocket(t, unix.AF_INET)
 	answered := func(when string) *flow {
 		t.Helper()
 		if !ask(t, fd, server) {
@@ -72,7 +72,7 @@ func TestUnusedFlowEnds(t *testing.T) {
 	testkit.CheckLeaks(t)
 	c := newContainer(t, newHost(t), "a", time.Millisecond)
 	server, seen := serve(t, c.own.ns, netip.AddrPortFrom(loop4, 0))
-	if err := unix.Sendto(c.born(t, unix.AF_INET), []byte("x"), 0, sockaddr(server)); err != nil {
+	if err := unix.Sendto(c.hostSocket(t, unix.AF_INET), []byte("x"), 0, sockaddr(server)); err != nil {
 		t.Fatal(err)
 	}
 	<-seen // by a flow
@@ -98,7 +98,7 @@ func TestFlowsAreBounded(t *testing.T) {
 	server, _ := serve(t, c.own.ns, netip.AddrPortFrom(loop4, 0))
 	var fds []int
 	for range flowsMax + 20 {
-		fds = append(fds, c.born(t, unix.AF_INET))
+		fds = append(fds, c.hostSocket(t, unix.AF_INET))
 	}
 	before, err := testkit.ProcessUsage(unix.Getpid())
 	if err != nil {
@@ -143,7 +143,7 @@ func TestWithoutKeeperDatagramsAreLost(t *testing.T) {
 	if err := c.own.keeper.Close(); err != nil {
 		t.Fatal(err)
 	}
-	fd := c.born(t, unix.AF_INET)
+	fd := c.hostSocket(t, unix.AF_INET)
 	if err := unix.Sendto(fd, []byte("x"), 0, sockaddr(server)); err != nil {
 		t.Fatal(err)
 	}

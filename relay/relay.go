@@ -1,7 +1,7 @@
 // Package relay carries datagrams between a container's host sockets and the
 // servers on its own loopback.
 //
-// A UDP socket that was born on the host and is not connected may send to a
+// A UDP socket that was created on the host first and is not connected may send to a
 // server in the container's own namespace: statsd, syslog, a name server at
 // 127.0.0.53. The kernel programs of package policy/enforcer lead such datagrams to the
 // sockets that this package has on the host's loopback, and answers back; what

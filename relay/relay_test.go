@@ -36,7 +36,7 @@ func TestServersOnOwnLoopbackAnswer(t *testing.T) {
 			at, seen := serve(t, c.own.ns, netip.AddrPortFrom(netip.MustParseAddr(tc.server), 0))
 			to := netip.AddrPortFrom(netip.MustParseAddr(tc.to), at.Port())
 			answerer := netip.AddrPortFrom(netip.MustParseAddr(tc.from), at.Port())
-			fd := c.born(t, tc.family)
+			fd := c.hostSocket(t, tc.family)
 			for _, size := range []int{0, 1, 1472, 65507} {
 				sent := bytes.Repeat([]byte{byte(size)}, size)
 				if err := unix.Sendto(fd, sent, 0, sockaddr(to)); err != nil {
@@ -64,7 +64,7 @@ func TestBoundSenders(t *testing.T) {
 		if at.Is6() {
 			family, loop = unix.AF_INET6, loop6
 		}
-		fd := c.born(t, family)
+		fd := c.hostSocket(t, family)
 		bound := netip.AddrPortFrom(at, 0)
 		if err := c.enforced.AllowBind(fd, policy.Binding{Host: bound, View: bound}); err != nil {
 			t.Fatal(err)
@@ -95,7 +95,7 @@ func TestAnswersAreToldApart(t *testing.T) {
 		if loop.Is6() {
 			family = unix.AF_INET6
 		}
-		fd := c.born(t, family)
+		fd := c.hostSocket(t, family)
 		waiting := map[netip.AddrPort]bool{}
 		for range 20 {
 			server, _ := serve(t, c.own.ns, netip.AddrPortFrom(loop, 0))
@@ -124,11 +124,11 @@ func TestWhatIsNotRelayedIsRefused(t *testing.T) {
 		if dest.Addr().Is6() {
 			family = unix.AF_INET6
 		}
-		if err := unix.Sendto(c.born(t, family), []byte("x"), 0, sockaddr(dest)); !errors.Is(err, unix.EPERM) {
+		if err := unix.Sendto(c.hostSocket(t, family), []byte("x"), 0, sockaddr(dest)); !errors.Is(err, unix.EPERM) {
 			t.Errorf("send to %s: %v, want EPERM", to, err)
 		}
 	}
-	fd := c.born(t, unix.AF_INET)
+	fd := c.hostSocket(t, unix.AF_INET)
 	if err := unix.Connect(fd, sockaddr(netip.AddrPortFrom(host4, 9))); err != nil {
 		t.Fatal(err)
 	}
@@ -136,7 +136,7 @@ func TestWhatIsNotRelayedIsRefused(t *testing.T) {
 		t.Errorf("send from a connected socket: %v, want EPERM", err)
 	}
 	// Bound to a device it would not be asked about the policy any more.
-	for _, fd := range []int{c.born(t, unix.AF_INET), c.born(t, unix.AF_INET6)} {
+	for _, fd := range []int{c.hostSocket(t, unix.AF_INET), c.hostSocket(t, unix.AF_INET6)} {
 		if err := unix.BindToDevice(fd, "lo"); !errors.Is(err, unix.EPERM) {
 			t.Errorf("SO_BINDTODEVICE: %v, want EPERM", err)
 		}

@@ -181,15 +181,15 @@ func (c *container) flowCount() int {
 	return len(c.relay.flows)
 }
 
-// born makes a socket as the container's programs get it.
-func (c *container) born(t *testing.T, family int) int {
+// hostSocket makes a socket on the host first, as the container's programs get it.
+func (c *container) hostSocket(t *testing.T, family int) int {
 	t.Helper()
 	fd := c.shortLived(t, family)
 	t.Cleanup(func() { unix.Close(fd) })
 	return fd
 }
 
-// shortLived is born for a test that closes the socket itself.
+// shortLived is hostSocket for a test that closes the socket itself.
 func (c *container) shortLived(t *testing.T, family int) int {
 	t.Helper()
 	fd, err := c.host.keeper.Socket(keeper.Kind{Family: family, Type: unix.SOCK_DGRAM, Protocol: 0})

@@ -18,6 +18,7 @@ packages=(
 programs=(
 	postgresql nodejs default-jdk-headless python3-uvloop apache2-bin haproxy memcached
 	openssh-server openssh-client dnsmasq-base bind9-dnsutils man-db systemd
+	php-fpm unbound vsftpd tftpd-hpa # test/programs
 	chromium # opens the pages of reports
 )
 # Container engines, what their images are made of, and what benches load them with.

@@ -358,7 +358,7 @@ func (c *Container) makeEngine() error {
 		Endpoint:      c.endpointNamed,
 		Own:           c.own,
 		Know:          c.gates.know,
-		OwnIsLoopback: c.spec.LoopbackOnly,
+		OwnIsLoopback: c.hasOnlyLoopback(),
 		Untrapped:     c.state.Untrapped,
 		Ports:         c.spec.Ports,
 		Ephemeral:     ephemeral,
@@ -375,13 +375,13 @@ func (c *Container) guard() error {
 	return err
 }
 
-// reachLoopback lets sockets that are born on the host reach the container's own loopback: that is
+// reachLoopback lets sockets that are created on the host first reach the container's own loopback: that is
 // there too, or else a relay leads datagrams to it.
 func (c *Container) reachLoopback() (err error) {
 	if c.state.Untrapped {
 		return c.enforced.UseLoopback(c.ownNS.Cookie())
 	}
-	if !c.engine.Born(unix.AF_INET) && !c.engine.Born(unix.AF_INET6) {
+	if !c.engine.HostFirst(unix.AF_INET) && !c.engine.HostFirst(unix.AF_INET6) {
 		return nil
 	}
 	c.relay, err = relay.Start(relay.Config{

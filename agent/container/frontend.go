@@ -20,7 +20,8 @@ func (c *Container) Preloads() bool {
 func namesPort0(r policy.Ingress) bool { return r.Ports.Contains(0) }
 
 // Serve starts the front end for a filter's listener, before programs under the
-// filter can make their first call. The listener stays the caller's.
+// filter can make their first call. The listener is the container's
+// from then on, unless it fails.
 func (c *Container) Serve(listener *os.File) error {
 	c.changes.Lock()
 	defer c.changes.Unlock()
@@ -28,8 +29,8 @@ func (c *Container) Serve(listener *os.File) error {
 		Own:        c.ownNS,
 		Listener:   listener,
 		Rules:      c.table.Snapshot(c.netnsOf),
-		HostFirst4: c.engine.Born(unix.AF_INET),
-		HostFirst6: c.engine.Born(unix.AF_INET6),
+		HostFirst4: c.engine.HostFirst(unix.AF_INET),
+		HostFirst6: c.engine.HostFirst(unix.AF_INET6),
 		Datagrams:  c.seesDatagrams(),
 		Untrapped:  c.state.Untrapped,
 		// With such a rule, the port that the kernel chooses is to be served.

@@ -9,8 +9,7 @@ import (
 	"strconv"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/tsugiki/tsugiki/internal/sys/pidfd"
 	"github.com/tsugiki/tsugiki/internal/sys/proc"
 )
 
@@ -18,21 +17,21 @@ import (
 type Process struct {
 	PID     int
 	started string // when, in the kernel's words: another with its pid has another
-	pidfd   int
+	fd      pidfd.FD
 }
 
 // OpenProcess opens the process that has a pid.
 func OpenProcess(pid int) (*Process, error) {
-	fd, err := unix.PidfdOpen(pid, 0)
+	fd, err := pidfd.OpenFD(pid)
 	if err != nil {
 		return nil, fmt.Errorf("open process %d: %w", pid, err)
 	}
-	p := &Process{PID: pid, pidfd: fd}
-	if p.started, err = startOf(pid); err == nil {
-		err = unix.PidfdSendSignal(fd, 0, nil, 0) // it is the one that was read about
+	p := &Process{PID: pid, fd: fd}
+	if p.started, err = startOf(pid); err == nil && !p.lives() {
+		err = os.ErrProcessDone // another may have been read about
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("open process %d: %w", pid, err), unix.Close(fd))
+		return nil, errors.Join(fmt.Errorf("open process %d: %w", pid, err), fd.Close())
 	}
 	return p, nil
 }
@@ -54,7 +53,7 @@ func startOf(pid int) (string, error) {
 
 // lives tells whether the process has not ended, so that what was read by its pid before
 // was about it.
-func (p *Process) lives() bool { return unix.PidfdSendSignal(p.pidfd, 0, nil, 0) == nil }
+func (p *Process) lives() bool { return p.fd.Lives() }
 
 // IsOf tells whether the process is another, or its child: that one could kill it itself.
 func (p *Process) IsOf(pid int) bool {
@@ -83,11 +82,11 @@ func (p *Process) Kill() error {
 	if p == nil {
 		return nil // it was gone
 	}
-	if err := unix.PidfdSendSignal(p.pidfd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+	if err := p.fd.Kill(); err != nil {
 		return fmt.Errorf("kill process %d: %w", p.PID, err)
 	}
 	return nil
 }
 
 // Close lets go of the process.
-func (p *Process) Close() error { return unix.Close(p.pidfd) }
+func (p *Process) Close() error { return p.fd.Close() }

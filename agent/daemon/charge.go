@@ -1,21 +1,18 @@
 package daemon
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
-	"strconv"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/agent/httpapi"
 	"github.com/tsugiki/tsugiki/agent/rules"
 	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/charge/accounts"
+	"github.com/tsugiki/tsugiki/internal/cputime"
 )
 
 // chargeMax is the largest request to charge something, in bytes.
@@ -58,36 +55,12 @@ func (m *managed) charge() {
 	err := m.d.accounts.Open(accounts.Container{
 		Name: m.Name, ID: m.ID, PID: first.PID, Sockets: m.SocketsGroup(),
 		Sources: map[string]accounts.Clock{
-			sourceIntercept: intercepted, sourceRelay: relayed, sourceGate: groupClock{filepath.Join(m.SocketsGroup(), "cpu.stat")},
+			sourceIntercept: intercepted, sourceRelay: relayed, sourceGate: cputime.Group(m.SocketsGroup()),
 		},
 	})
 	if err != nil {
 		m.log.Warn("CPU time is not charged", "err", err)
 	}
-}
-
-// groupClock is the CPU time of all processes of a cgroup, which the v2 hierarchy
-// counts where its cpu controller is not, too.
-type groupClock struct{ path string }
-
-func (c groupClock) Elapsed() (time.Duration, error) {
-	fd, err := unix.Open(c.path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return 0, errors.Join(os.ErrProcessDone, err)
-	}
-	defer unix.Close(fd)
-	var buf [64]byte // the first line is enough, and each look at each container makes one
-	n, err := unix.Read(fd, buf[:])
-	if err != nil {
-		return 0, errors.Join(os.ErrProcessDone, err)
-	}
-	value, is := bytes.CutPrefix(buf[:n], []byte("usage_usec "))
-	value, _, whole := bytes.Cut(value, []byte("\n"))
-	if !is || !whole {
-		return 0, fmt.Errorf("%s does not begin with usage_usec", c.path)
-	}
-	used, err := strconv.ParseInt(string(value), 10, 64)
-	return time.Duration(used) * time.Microsecond, err
 }
 
 // chargeRoutes are those of docs/API.md for charges.

@@ -51,7 +51,7 @@ func reread(t *testing.T, lines [][]byte) string {
 
 // write logs all kinds of values that decisions have.
 func write(log *slog.Logger) {
-	log.Debug("born", "pid", 4000, "syscall", gate.Socket, "family", -2)
+	log.Debug("created on the host", "pid", 4000, "syscall", gate.Socket, "family", -2)
 	log.Info("decided", "addr", netip.MustParseAddrPort("[2001:db8::1]:80"), "endpoint", "-", "type", endpoint.Unix)
 	log.Warn("a \"quoted\" = text", "err", fmt.Errorf("it is: %w", unix.EPERM), "yes", true)
 	log.With("pid", 7).WithGroup("g").With("a", 1).Info("grouped", "b", uint64(1<<63))
@@ -89,7 +89,7 @@ level=ERROR msg="no values" container=c
 		t.Errorf("the agent's log, with a trace (-want +got):\n%s", diff)
 	}
 	lines := x.take()
-	if !bytes.Contains(lines[0], []byte(`"msg":"born","container":"c","pid":4000,"syscall":"socket","family":-2}`)) {
+	if !bytes.Contains(lines[0], []byte(`"msg":"created on the host","container":"c","pid":4000,"syscall":"socket","family":-2}`)) {
 		t.Errorf("%s", lines[0])
 	}
 	// What the embedded agent would have written.

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/internal/sys/pidfd"
 	"github.com/tsugiki/tsugiki/internal/sys/proc"
 )
 
@@ -30,19 +31,22 @@ func checkPeer(conn any) error {
 		return err
 	}
 	var cred *unix.Ucred
-	pidfd := -1
+	process := pidfd.None
 	cerr := raw.Control(func(fd uintptr) {
 		if cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err != nil {
 			return
 		}
-		if pidfd, err = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, soPeerPidfd); errors.Is(err, unix.ENOPROTOOPT) {
-			pidfd, err = unix.PidfdOpen(int(cred.Pid), 0)
+		var number int
+		if number, err = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, soPeerPidfd); err == nil {
+			process = pidfd.FD(number)
+		} else if errors.Is(err, unix.ENOPROTOOPT) {
+			process, err = pidfd.OpenFD(int(cred.Pid))
 		}
 	})
 	if err = errors.Join(cerr, err); err != nil {
 		return fmt.Errorf("find out who calls: %w", err)
 	}
-	defer unix.Close(pidfd)
+	defer process.Close()
 	if cred.Uid != 0 && int(cred.Uid) != os.Geteuid() {
 		return fmt.Errorf("user %d may not change endpoints; root may", cred.Uid)
 	}
@@ -51,8 +55,8 @@ func checkPeer(conn any) error {
 		return fmt.Errorf("find out what process %d may do: %w", cred.Pid, err)
 	}
 	// Alive now, it was the one whose files were read.
-	if err := unix.PidfdSendSignal(pidfd, 0, nil, 0); err != nil {
-		return fmt.Errorf("find out who calls: %w", err)
+	if !process.Lives() {
+		return errors.New("find out who calls: the process has ended")
 	}
 	if !may {
 		return fmt.Errorf("process %d may not change endpoints; it needs CAP_NET_ADMIN, outside of containers", cred.Pid)

@@ -130,13 +130,13 @@ func (j *Joined) launch(p *Program, path string, ns *netns.NS, r api.Registered)
 		}
 	}
 	j.process, err = launch.Start(l, func(listener *os.File, pid int) error {
-		return api.Patiently(r.Listener, func() error { return handListener(r.Listener, r.Token, listener, pid) })
+		err := api.Patiently(r.Listener, func() error { return handListener(r.Listener, r.Token, listener, pid) })
+		if err != nil {
+			return err
+		}
+		return listener.Close() // the daemon has its own
 	})
-	if err != nil {
-		return err
-	}
-	// The daemon has its own.
-	return j.process.Listener.Close()
+	return err
 }
 
 // handListener gives a filter's listener to the daemon, and waits until the program

@@ -50,29 +50,9 @@ func v2(dir string) bool {
 	return unix.Statfs(dir, &st) == nil && st.Type == unix.CGROUP2_SUPER_MAGIC
 }
 
-// usage is the CPU time of a group and of those below it, which the kernel keeps to
-// the nanosecond (v1) or microsecond, but brings up to date at ticks only.
-func (h hierarchies) usage(group string) (time.Duration, error) {
-	dir := filepath.Join(h["cpuacct"], group)
-	if !v2(dir) {
-		data, err := os.ReadFile(filepath.Join(dir, "cpuacct.usage"))
-		if err != nil {
-			return 0, err
-		}
-		n, err := strconv.ParseInt(strings.TrimSpace(string(data)), 10, 64)
-		return time.Duration(n), err
-	}
-	data, err := os.ReadFile(filepath.Join(dir, "cpu.stat"))
-	if err != nil {
-		return 0, err
-	}
-	for line := range strings.Lines(string(data)) {
-		if value, found := strings.CutPrefix(line, "usage_usec "); found {
-			n, err := strconv.ParseInt(strings.TrimSpace(value), 10, 64)
-			return time.Duration(n) * time.Microsecond, err
-		}
-	}
-	return 0, fmt.Errorf("no usage_usec in cpu.stat of %s", dir)
+// clock is the CPU time of a group and of those below it.
+func (h hierarchies) clock(group string) cputime.Group {
+	return cputime.Group(filepath.Join(h["cpuacct"], group))
 }
 
 // make makes a group in every hierarchy, whose processes run on one CPU.

@@ -141,7 +141,7 @@ type clocks struct {
 func (c *container) read() (clocks, error) {
 	now := clocks{at: time.Now()}
 	var err error
-	if now.container, err = c.node.groups.usage(c.group); err != nil {
+	if now.container, err = c.node.groups.clock(c.group).Elapsed(); err != nil {
 		return now, err
 	}
 	if c.logger != 0 {

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/api"
+	"github.com/tsugiki/tsugiki/internal/sys/proc"
 )
 
 // caller is the argument that makes this program read a byte of /dev/zero callsAtOnce
@@ -102,14 +103,70 @@ func (s *session) measureMany(ctx context.Context, v variant) (err error) {
 	if err := os.WriteFile(pipe, nil, 0); err != nil {
 		return err
 	}
-	busy, err := s.agentShare(ctx, pid)
-	if err != nil {
-		return err
-	}
 	test := fmt.Sprintf("cost %d containers", s.many)
 	s.add(v, test, "agent, idle containers", "%", idle)
-	s.add(v, test, "agent, all busy", "%", busy)
+	return s.measureBusy(ctx, v, test, boxes)
+}
+
+// busyWindows is how often the agent is measured while all containers write: some of them are
+// held then, at different times.
+const busyWindows = 5
+
+// measureBusy measures what the agent takes while all containers are over their quotas, and
+// whether they get their quotas: together with their loggers and shims, by the kernel's clocks.
+func (s *session) measureBusy(ctx context.Context, v variant, test string, boxes []*container) error {
+	if err := sleep(ctx, 2*s.settle); err != nil { // until all have owed something once
+		return err
+	}
+	for range busyWindows {
+		before, err := usageOf(boxes)
+		if err != nil {
+			return err
+		}
+		started := time.Now()
+		busy, err := s.agentShare(ctx, s.node.agent.Process.Pid)
+		if err != nil {
+			return err
+		}
+		after, err := usageOf(boxes)
+		if err != nil {
+			return err
+		}
+		quotas := time.Since(started) * time.Duration(len(boxes)) * s.manyQuota() / period
+		s.add(v, test, "agent, all busy", "%", busy)
+		s.add(v, test, "containers and helpers, of their quotas", "%", share(before, after, quotas))
+	}
 	return nil
+}
+
+// usageOf is what containers, their loggers and their shims have used.
+func usageOf(boxes []*container) (sum time.Duration, err error) {
+	for _, box := range boxes {
+		own, err := box.node.groups.clock(box.group).Elapsed()
+		if err != nil {
+			return 0, err
+		}
+		sum += own
+		stat, err := proc.ReadStat(box.init.Pid)
+		if err != nil {
+			return 0, err
+		}
+		for _, pid := range []int{box.logger, stat.Parent} {
+			inside, err := box.node.groups.contains(box.group, pid)
+			if err != nil {
+				return 0, err
+			}
+			if inside {
+				continue
+			}
+			helper, err := processCPU(pid)
+			if err != nil {
+				return 0, err
+			}
+			sum += helper
+		}
+	}
+	return sum, nil
 }
 
 // lower gives containers their part of a CPU, when they have paid for their start: of that
@@ -130,11 +187,15 @@ func (s *session) lower(ctx context.Context, boxes []*container) error {
 		}
 		return nil
 	})
-	quota := max(period/time.Duration(s.many), time.Millisecond) // the least that there is
 	for _, box := range boxes {
-		err = errors.Join(err, s.node.groups.limit(box.group, quota))
+		err = errors.Join(err, s.node.groups.limit(box.group, s.manyQuota()))
 	}
 	return err
+}
+
+// manyQuota is that of each of many containers: its part of a CPU, or the least that there is.
+func (s *session) manyQuota() time.Duration {
+	return max(period/time.Duration(s.many), time.Millisecond)
 }
 
 // agentShare is what the agent takes of a CPU.

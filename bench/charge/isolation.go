@@ -155,12 +155,12 @@ func (n *node) introduce(group string) error {
 // observeShare is what a group takes of the CPU from now on.
 func (n *node) observeShare(group string, d time.Duration) (float64, error) {
 	started := time.Now()
-	before, err := n.groups.usage(group)
+	before, err := n.groups.clock(group).Elapsed()
 	if err != nil {
 		return 0, err
 	}
 	time.Sleep(d)
-	after, err := n.groups.usage(group)
+	after, err := n.groups.clock(group).Elapsed()
 	return share(before, after, time.Since(started)), err
 }
 

@@ -81,8 +81,8 @@ func (a *Accounts) setFiles(acct *account, files []discover.File) {
 	for _, f := range files {
 		next[identify(f)] = true
 		// What is made in the container's directory later is as much for it.
-		if dir := filepath.Dir(f.Path); f.Daemon.PID != 0 && acct.id != "" && filepath.Base(dir) == acct.id {
-			if known, err := shared.Identify(fmt.Sprintf("/proc/%d/root%s", f.Daemon.PID, dir)); err == nil {
+		if f.Directory {
+			if known, err := shared.Identify(fmt.Sprintf("/proc/%d/root%s", f.Daemon.PID, filepath.Dir(f.Path))); err == nil {
 				next[known] = true
 			}
 		}

@@ -19,7 +19,10 @@
 // keeps such a container to its quota, so its own use does not lower the balance.
 package balance
 
-import "time"
+import (
+	"math"
+	"time"
+)
 
 const (
 	// Pulse is how often to look at a container that is held or soon may be.
@@ -40,6 +43,7 @@ const (
 	Tolerance = MinQuota / 2
 
 	longest   = 100 * time.Millisecond // between looks, for a period may last a second
+	longestIn = 900 * time.Millisecond // between looks at one that is held: it does not run
 	weight    = 0.3                    // of the last period in the usual parts
 	restAfter = 10                     // periods in which nothing worth mentioning was charged
 	headroom  = 0.1                    // of a quota, which an idle container has above one
@@ -69,7 +73,7 @@ type Output struct {
 	Hold     bool
 	Protect  bool          // it owes nothing: it may have burst
 	Easy     bool          // it leaves some of its quota: when exactly a look comes does not matter
-	Next     time.Duration // look again by then, and at the beginning of a period; 0: only then
+	Next     time.Duration // look again by then, and at the beginning of a period, unless it is held; 0: only then
 	Forgiven time.Duration // by this step
 }
 
@@ -179,10 +183,24 @@ func (b *Balance) Step(in Input) Output {
 		Protect: b.quota == b.limit.Quota && b.b >= 0 && b.carried == 0,
 	}
 	out.Easy = out.Protect && b.raise == 0 && b.b >= float64(b.limit.Quota)
-	if b.hold || b.b < float64(b.limit.Quota)/2 || b.limit.Period > longest && !out.Easy {
+	if b.hold || b.b < float64(b.limit.Quota)/2 && b.coming() > float64(Pulse) || b.limit.Period > longest && !out.Easy {
 		out.Next = b.next(in)
 	}
 	return out
+}
+
+// coming is what the container and its helpers still use in this period, if the helpers work
+// for it as usual: the kernel gives it no more than what is left of its quota. Where that is
+// less than a helper can do between two looks, looks in between are of no use.
+func (b *Balance) coming() float64 {
+	left := float64(b.quota+b.raise+b.limit.Burst) - b.own
+	switch {
+	case left <= 0:
+		return 0
+	case b.usualOwn == 0:
+		return math.Inf(1) // nothing is usual yet
+	}
+	return left * (1 + b.usualBorrowed/b.usualOwn)
 }
 
 // next is when the container may have to be held, or need not be any more, if it goes
@@ -191,7 +209,7 @@ func (b *Balance) next(in Input) time.Duration {
 	wait := float64(b.limit.Period)
 	if b.hold {
 		wait = max((b.release()-b.b)/b.rate(), float64(Pulse))
-		return min(time.Duration(wait), Bound()-b.held, longest, b.limit.Period)
+		return min(time.Duration(wait), Bound()-b.held, longestIn)
 	}
 	if in.Elapsed > 0 {
 		used := max(float64(in.Own+in.Borrowed)/float64(in.Elapsed), (b.usualOwn+b.usualBorrowed)/float64(b.limit.Period))

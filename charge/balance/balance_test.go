@@ -306,19 +306,19 @@ func TestSteps(t *testing.T) {
 				{Elapsed: 10 * ms, Held: true},
 				{Elapsed: 2 * ms, Held: true},
 			},
-			Output{Quota: 1 * ms, Next: 10 * ms},
+			Output{Quota: 1 * ms},
 			0, 0,
 		},
 		{
 			"too much for a hold", l,
 			[]Input{{Elapsed: 100 * ms, Own: 50 * ms, Borrowed: 2 * time.Second, Boundary: true}},
-			Output{Quota: 1 * ms, Hold: true, Next: 100 * ms},
+			Output{Quota: 1 * ms, Hold: true, Next: 900 * ms},
 			1950 * ms, 1200 * ms,
 		},
 		{
 			"more than is ever asked for", l,
 			[]Input{{Elapsed: 100 * ms, Borrowed: time.Hour, Boundary: true}},
-			Output{Quota: 1 * ms, Hold: true, Next: 100 * ms, Forgiven: time.Hour - 55*ms - 750*ms - 30*time.Second},
+			Output{Quota: 1 * ms, Hold: true, Next: 900 * ms, Forgiven: time.Hour - 55*ms - 750*ms - 30*time.Second},
 			30750 * ms, 30 * time.Second,
 		},
 		{

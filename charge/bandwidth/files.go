@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -115,4 +116,24 @@ func (g *Group) write(kind fileKind, text string) error {
 		return g.fault(fmt.Sprintf("write %q to %s", text, g.name(kind)), err)
 	}
 	return nil
+}
+
+// readWhole reads a file of any group. os.ReadFile has the runtime poll it, because files
+// of cgroups can be polled, and that costs more than reading it.
+func readWhole(path string) ([]byte, error) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(fd)
+	text := make([]byte, 0, readSize)
+	for {
+		n, err := unix.Read(fd, text[len(text):cap(text)])
+		if n <= 0 || err != nil {
+			return text, err
+		}
+		if text = text[:len(text)+n]; len(text) == cap(text) {
+			text = slices.Grow(text, cap(text))
+		}
+	}
 }

@@ -26,7 +26,7 @@ type Freezer struct {
 }
 
 // recheck is how long a look at who is in the frozen group is trusted.
-const recheck = 5 * time.Second
+const recheck = 10 * time.Second
 
 // Freezer finds the group's freezer. ErrNoFreezer: there is none, or others would be
 // stopped too. ErrEmpty: it cannot be known which it is. Close it when it is done with.

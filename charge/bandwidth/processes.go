@@ -39,32 +39,39 @@ func (g *Group) own() ([]int, error) {
 // processes lists those of a tree of groups but of one branch. Groups that are
 // removed meanwhile had none.
 func processes(top, but string) ([]int, error) {
-	var pids []int
-	err := filepath.WalkDir(top, func(path string, d fs.DirEntry, err error) error {
-		if err != nil {
-			if path != top && errors.Is(err, fs.ErrNotExist) {
-				return nil
-			}
-			return err
+	pids, err := processesOf(top)
+	if err != nil || leaf(top) {
+		return pids, err
+	}
+	entries, err := os.ReadDir(top)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range entries {
+		path := filepath.Join(top, e.Name())
+		if !e.IsDir() || path == but {
+			continue
 		}
-		if !d.IsDir() {
-			return nil
-		}
-		if path == but {
-			return fs.SkipDir
-		}
-		some, err := processesOf(path)
-		if path != top && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV)) {
-			return nil
+		some, err := processes(path, but)
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
+			continue
+		} else if err != nil {
+			return nil, err
 		}
 		pids = append(pids, some...)
-		return err
-	})
-	return pids, err
+	}
+	return pids, nil
+}
+
+// leaf tells whether a group has no groups below it: the links of a directory of kernfs
+// are two and one for each directory in it.
+func leaf(dir string) bool {
+	var st unix.Stat_t
+	return unix.Stat(dir, &st) == nil && st.Nlink == 2
 }
 
 func processesOf(dir string) ([]int, error) {
-	text, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+	text, err := readWhole(filepath.Join(dir, "cgroup.procs"))
 	if errors.Is(err, unix.EOPNOTSUPP) { // a threaded group: its root has them
 		return nil, nil
 	}

@@ -41,6 +41,8 @@ type File struct {
 	Daemon Process
 	// Path is what the daemon has opened, or pipe:[INODE].
 	Path string
+	// Directory says that what else is in its directory is for the container, too.
+	Directory bool
 }
 
 // Container is a running container.

@@ -13,6 +13,7 @@ type found struct {
 	Container
 	group string // of init, in the cpu hierarchy
 	stdio []File // of init's first descriptors, read once
+	pod   pod    // read once
 }
 
 func sortedKeys[V any](m map[int]V) []int { return slices.Sorted(maps.Keys(m)) }

@@ -265,19 +265,22 @@ func TestPod(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.until(func() error {
-		shared, read := 0, 0
+		shared, read, written := 0, 0, 0
 		for _, c := range ours() {
 			for _, h := range c.Helpers {
 				if h.Kind == Shim && len(h.Containers) == 2 {
 					shared++
 				}
 			}
-			if slices.ContainsFunc(c.Files, func(f File) bool { return f.Daemon.PID != 0 }) {
+			if slices.ContainsFunc(c.Files, func(f File) bool { return f.Daemon.PID != 0 && strings.HasSuffix(f.Path, "-stdout") }) {
 				read++
 			}
+			if slices.ContainsFunc(c.Files, func(f File) bool { return f.Daemon.PID != 0 && strings.HasSuffix(f.Path, "/pod/main.log") }) {
+				written++
+			}
 		}
-		if shared != 2 || read == 0 {
-			return fmt.Errorf("want a shim with two containers, and containerd reading their output: %v", ours())
+		if shared != 2 || read == 0 || written != 1 {
+			return fmt.Errorf("want a shim with two containers, and containerd reading the output of one and writing its log: %v", ours())
 		}
 		return nil
 	})

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -31,22 +32,23 @@ func identify(path string) (id identity, fifo bool, err error) {
 func (s *Scanner) addFiles(next map[string]*found) {
 	if !s.stale {
 		for id, f := range next {
-			f.stdio, f.Files = s.containers[id].stdio, s.containers[id].Files
+			f.stdio, f.pod, f.Files = s.containers[id].stdio, s.containers[id].pod, s.containers[id].Files
 		}
 		return
 	}
 	s.stale = false
 	for id, f := range next {
 		if old := s.containers[id]; old != nil && old.Init == f.Init && old.stdio != nil {
-			f.stdio = old.stdio
+			f.stdio, f.pod = old.stdio, old.pod
 		} else {
-			f.stdio = s.stdio(f.Init)
+			f.stdio, f.pod = s.stdio(f.Init), s.podOf(f)
 		}
 		f.Files = slices.Clone(f.stdio)
 	}
+	pods := byLogs(next)
 	for _, pid := range sortedKeys(s.table) {
 		if p := s.table[pid]; p.role == daemon {
-			s.daemonFiles(p, next)
+			s.daemonFiles(p, next, pods)
 		}
 	}
 	claims := map[identity]map[string]bool{}
@@ -87,8 +89,8 @@ func (s *Scanner) stdio(init Process) []File {
 }
 
 // daemonFiles finds what a daemon has open under a container's id: FIFOs of its
-// output, and its log.
-func (s *Scanner) daemonFiles(p *proc, next map[string]*found) {
+// output, and its log; and the logs of pods' containers.
+func (s *Scanner) daemonFiles(p *proc, next map[string]*found, pods map[identity][]*found) {
 	dir := p.path("fd")
 	fds, err := os.ReadDir(dir)
 	if err != nil {
@@ -100,12 +102,19 @@ func (s *Scanner) daemonFiles(p *proc, next map[string]*found) {
 		if err != nil || !strings.HasPrefix(link, "/") {
 			continue
 		}
-		f := containerIn(link, next)
-		if f == nil {
+		var some []*found
+		var directory bool
+		if f := containerIn(link, next); f != nil {
+			some, directory = []*found{f}, filepath.Base(filepath.Dir(link)) == f.ID
+		} else if some, directory = loggedTo(p.path("root"), link, pods); len(some) == 0 {
 			continue
 		}
-		if id, _, err := identify(path); err == nil {
-			f.Files = append(f.Files, File{id.device, id.inode, p.Process, link})
+		id, _, err := identify(path)
+		if err != nil {
+			continue
+		}
+		for _, f := range some {
+			f.Files = append(f.Files, File{id.device, id.inode, p.Process, link, directory})
 		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/internal/sys/pidfd"
 	procfile "github.com/tsugiki/tsugiki/internal/sys/proc"
 )
 
@@ -44,11 +45,11 @@ type proc struct {
 	stat
 	scan    uint64 // in which it was last seen
 	role    role
-	id      string  // of the container that a shim was started for, or conmon's
-	name    string  // of its executable, once verified
-	where   *groups // once settled
-	pidfd   int     // of one with a role and of a container's init and loggers; -1
-	settled bool    // read when it was old enough not to become another by exec
+	id      string   // of the container that a shim was started for, or conmon's
+	name    string   // of its executable, once verified
+	where   *groups  // once settled
+	fd      pidfd.FD // of one with a role and of a container's init and loggers; pidfd.None
+	settled bool     // read when it was old enough not to become another by exec
 }
 
 func (p *proc) path(name string) string { return "/proc/" + strconv.Itoa(p.PID) + "/" + name }
@@ -225,19 +226,18 @@ func placed(group string, pid int) bool {
 
 // watch makes the end of a process known to the next scan.
 func (p *proc) watch() {
-	if p.pidfd >= 0 {
+	if p.fd != pidfd.None {
 		return
 	}
-	fd, err := unix.PidfdOpen(p.PID, 0)
-	if err != nil {
-		return // it is gone, or will be noticed to be by the next full scan
+	// Where that fails it is gone, or will be noticed to be by the next full scan.
+	if fd, err := pidfd.OpenFD(p.PID); err == nil {
+		p.fd = fd
 	}
-	p.pidfd = fd
 }
 
 func (p *proc) close() {
-	if p.pidfd >= 0 {
-		unix.Close(p.pidfd)
-		p.pidfd = -1
+	if p.fd != pidfd.None {
+		p.fd.Close()
+		p.fd = pidfd.None
 	}
 }

@@ -30,6 +30,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/sys/pidfd"
 )
 
 const (
@@ -130,8 +132,8 @@ func (s *Scanner) poll() {
 	var fds []unix.PollFd
 	var of []*proc
 	for _, p := range s.table {
-		if p.pidfd >= 0 {
-			fds = append(fds, unix.PollFd{Fd: int32(p.pidfd), Events: unix.POLLIN})
+		if p.fd != pidfd.None {
+			fds = append(fds, unix.PollFd{Fd: int32(p.fd), Events: unix.POLLIN})
 			of = append(of, p)
 		}
 	}
@@ -157,7 +159,7 @@ func (s *Scanner) forget(p *proc) {
 // matters says whether the containers depend on a process.
 func (s *Scanner) matters(p *proc) bool {
 	parent := s.table[p.ppid]
-	return p.role != nobody || p.pidfd >= 0 || parent != nil && (parent.role == shim || parent.role == monitor)
+	return p.role != nobody || p.fd != pidfd.None || parent != nil && (parent.role == shim || parent.role == monitor)
 }
 
 // list brings the table up to date with /proc.
@@ -174,7 +176,7 @@ func (s *Scanner) list() error {
 		return err
 	}
 	for _, pid := range new {
-		s.table[pid] = &proc{Process: Process{PID: pid}, scan: s.scans, pidfd: -1}
+		s.table[pid] = &proc{Process: Process{PID: pid}, scan: s.scans, fd: pidfd.None}
 		s.young[pid] = time.Now().Add(settling)
 	}
 	for _, p := range s.table {

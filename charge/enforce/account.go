@@ -159,10 +159,15 @@ func (x *Attachment) read() (d time.Duration, ended bool) {
 
 // collect takes the time since the last look. Helpers that the kernel holds to the
 // quota count as the container's own, for that is whose quota they use.
+//
+// What is held does not run. The little that it used before it stopped is read later.
 func (a *Account) collect(now time.Duration) (balance.Input, error) {
-	usage, err := a.group.Usage()
-	if err != nil {
-		return balance.Input{}, err // what was borrowed waits
+	usage, held := a.usage, a.hold.on
+	if !held {
+		var err error
+		if usage, err = a.group.Usage(); err != nil {
+			return balance.Input{}, err // what was borrowed waits
+		}
 	}
 	own := max(0, usage-a.usage)
 	in := balance.Input{Elapsed: now - a.last, Own: own}
@@ -170,6 +175,9 @@ func (a *Account) collect(now time.Duration) (balance.Input, error) {
 
 	var placed time.Duration
 	a.clocks = slices.DeleteFunc(a.clocks, func(x *Attachment) bool {
+		if held && x.placed {
+			return false // its time is in the usage
+		}
 		d, ended := x.read()
 		if x.placed {
 			placed += d
@@ -211,6 +219,7 @@ func (a *Account) LetGo(d time.Duration) {
 	}
 	now := a.c.now()
 	a.hold.letGo = max(a.hold.letGo, now+d)
+	a.lookBy(now) // held, it was not due at the beginning of the next period
 	if err := a.release(now); err != nil {
 		a.complain(err)
 	}

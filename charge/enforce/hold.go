@@ -16,7 +16,7 @@ type hold struct {
 	retry   time.Duration // when to look for one again
 	on      bool          // we hold it
 	since   time.Duration
-	entry   *journal.Entry // thaws it
+	entry   *journal.Entry // thaws it; while it is not held, suspended
 	letGo   time.Duration  // not held until then
 
 	total, longest time.Duration
@@ -31,7 +31,8 @@ const (
 	slack = balance.Pulse + gatherMost
 )
 
-// freeze holds the container, if it can be and nobody else has frozen it.
+// freeze holds the container, if it can be and nobody else has frozen it. A private freezer
+// is nobody else's.
 func (a *Account) freeze(now time.Duration) error {
 	h := &a.hold
 	if h.on || now < h.letGo || now < h.retry {
@@ -41,21 +42,31 @@ func (a *Account) freeze(now time.Duration) error {
 		h.reason, h.retry = err.Error(), now+retryFreezer
 		return err
 	}
-	if frozen, err := h.freezer.Frozen(); err != nil || frozen {
-		return a.loseFreezer(now, err)
+	if !h.freezer.Private() {
+		if frozen, err := h.freezer.Frozen(); err != nil || frozen {
+			return a.loseFreezer(now, err)
+		}
 	}
-	thawed, frozen := h.freezer.Texts()
-	entry, err := a.c.cfg.Journal.Write(journal.Thaw, h.freezer.File(), thawed, frozen...)
-	if err != nil {
+	if err := a.noteThaw(); err != nil {
 		return a.loseFreezer(now, err)
 	}
 	if err := h.freezer.Freeze(); err != nil {
-		entry.Done()
 		return a.loseFreezer(now, err)
 	}
-	h.on, h.since, h.entry = true, now, entry
+	h.on, h.since = true, now
 	h.count++
 	return nil
+}
+
+// noteThaw has the journal thaw the container, should the agent end.
+func (a *Account) noteThaw() (err error) {
+	h := &a.hold
+	if h.entry != nil {
+		return h.entry.Resume()
+	}
+	thawed, frozen := h.freezer.Texts()
+	h.entry, err = a.c.cfg.Journal.Write(journal.Thaw, h.freezer.File(), thawed, frozen...)
+	return err
 }
 
 // findFreezer finds the container's freezer, and watches it if others use it too.
@@ -90,6 +101,9 @@ func (a *Account) loseFreezer(now time.Duration, err error) error {
 }
 
 func (a *Account) closeFreezer() {
+	if !a.hold.on {
+		done(&a.hold.entry)
+	}
 	if f := a.hold.freezer; f != nil {
 		if !f.Private() {
 			a.c.watch.remove(f.File(), a)
@@ -134,8 +148,7 @@ func (a *Account) ended(now time.Duration) {
 	h.on = false
 	h.total += held
 	h.longest = max(h.longest, held)
-	h.entry.Done()
-	h.entry = nil
+	h.entry.Suspend()
 }
 
 // othersWrote is told that somebody else has frozen or thawed the container.
@@ -149,6 +162,7 @@ func (a *Account) othersWrote(now time.Duration) error {
 		return err
 	}
 	a.ended(now)
+	a.lookBy(now) // held, it was not due at the beginning of the next period
 	if !frozen {
 		h.letGo = max(h.letGo, now+thawedByOthers)
 	}

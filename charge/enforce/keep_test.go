@@ -52,6 +52,42 @@ func TestContainerAndHelperTogetherKeepToTheQuota(t *testing.T) {
 	}
 }
 
+// A hundred containers that are over their quotas at once keep to them, and are looked at
+// once in a period or less: before that, the kernel gives them no more.
+func TestManyOverTheirQuotas(t *testing.T) {
+	const accounts, quota = 100, ms // the least that the kernel takes
+	for _, helper := range helpers[1:] {
+		s := newSim(t, nil)
+		used := func() (sum time.Duration, reads, holds int) {
+			for i, g := range s.groups {
+				sum += g.usage + g.helper.used
+				reads += g.reads
+				holds += s.accounts[i].Status().Holds
+			}
+			return sum, reads, holds
+		}
+		for range accounts {
+			a, g := s.account(t, limit(quota))
+			g.helper = &simHelper{factor: helper.factor, pipe: 2 * ms}
+			a.Attach("logger", g.helper, false)
+		}
+		s.run(5 * time.Second)
+		before, reads, holds := used()
+		const length = 20 * time.Second
+		s.run(length)
+		after, readsAfter, holdsAfter := used()
+		part := float64(after-before) / float64(accounts*quota*(length/(100*ms)))
+		looks := float64(readsAfter-reads) / float64(accounts*(length/(100*ms)))
+		t.Logf("%s: %.3f of the quotas, %.2f looks and %.2f holds in each period", helper.name, part, looks, float64(holdsAfter-holds)/float64(accounts*(length/(100*ms))))
+		if part < .98 || part > 1.02 {
+			t.Errorf("%s: together they used %.3f of their quotas", helper.name, part)
+		}
+		if looks > 1.1 {
+			t.Errorf("%s: %.2f looks in each period", helper.name, looks)
+		}
+	}
+}
+
 func TestManyAccountsComeAndGo(t *testing.T) {
 	s := newSim(t, nil)
 	accounts := map[*Account]*simGroup{}

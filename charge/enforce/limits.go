@@ -19,6 +19,7 @@ type limits struct {
 	written   bandwidth.Limit // is in the files, as far as is known
 	quota     *journal.Entry  // undoes the quota; nil: it is the original
 	burst     *journal.Entry
+	wrote     time.Duration // when the quota was last written; or 0
 	reason    string        // why nothing is taken; empty: something is
 	owesSince time.Duration // when it was last seen to owe, or with another quota than its own
 	noBurst   bool          // the kernel has none
@@ -32,6 +33,12 @@ const protectAfter = time.Second
 // pressedFor is how long others keep their burst after the last time that a quota was
 // lowered.
 const pressedFor = 2 * time.Second
+
+// learnFor is how long after a quota was written the kernel's periods are followed.
+const learnFor = 2 * time.Second
+
+// writes tells whether quotas are written, for which one has to know when periods begin.
+func (l *limits) writes(now time.Duration) bool { return l.wrote > 0 && now-l.wrote < learnFor }
 
 // noQuota finds out why nothing can be taken from the group.
 func (l *limits) noQuota(g group) {
@@ -235,7 +242,7 @@ func (a *Account) setQuota(d time.Duration) error {
 	if err := a.group.SetQuota(d); err != nil {
 		return err
 	}
-	l.written.Quota = d
+	l.written.Quota, l.wrote = d, a.c.now()
 	l.endUndo()
 	return nil
 }

@@ -105,9 +105,9 @@ func burstComesAndGoes(t *testing.T, r *rand.Rand, late time.Duration) {
 	x := a.Attach("helper", s.rate(.2), false)
 	s.until(t, time.Second, "none with a lower quota", burst(0))
 	x.Detach()
-	s.until(t, protectAfter+2*time.Second, "burst again", burst(50*ms))
+	s.until(t, protectAfter+5*time.Second, "burst again", burst(50*ms))
 	neighbour.Detach()
-	s.until(t, pressedFor+3*time.Second, "burst as it was", burst(5*ms))
+	s.until(t, pressedFor+5*time.Second, "burst as it was", burst(5*ms))
 	if err := s.Close(); err != nil || g.limit.Burst != 5*ms {
 		t.Errorf("left: %+v, %v", g.limit, err)
 	}

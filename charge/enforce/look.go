@@ -113,10 +113,9 @@ func (a *Account) rest(now time.Duration) {
 	a.due = nextTick(now+early, checkEvery)
 }
 
-// learn follows the kernel's periods while something may have to be done at their
-// begin.
+// learn follows the kernel's periods while quotas are written at their begin.
 func (a *Account) learn(now time.Duration) error {
-	if a.balance.Rest() || a.easy || !a.phase.wanted(now) {
+	if a.balance.Rest() || a.easy || a.hold.on || !a.limits.writes(now) || !a.phase.wanted(now) {
 		return nil
 	}
 	t, err := a.group.Throttled()
@@ -160,12 +159,16 @@ func (a *Account) plan(now time.Duration, out balance.Output) {
 			a.begin += a.phase.period
 		}
 	}
+	if a.hold.on { // until it goes on, periods are of no use to it
+		a.due = a.gather(now + out.Next)
+		return
+	}
 	a.due = a.begin
 	if out.Next > 0 {
 		a.due = min(a.due, a.gather(now+out.Next))
 	}
 	a.phase.enough = a.c.gathering() * 5 / 4 // a look at each, which come a little late
-	if next := a.phase.next(now); next > 0 && !a.easy {
+	if next := a.phase.next(now); next > 0 && !a.easy && a.limits.writes(now) {
 		next = max(next, now+finest)
 		if a.phase.enough > precise && !a.phase.known() {
 			next = a.gather(next)

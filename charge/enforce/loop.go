@@ -69,8 +69,8 @@ func (c *Controller) lookAtDue() (gone []*Account, closed bool) {
 func (c *Controller) sleepUntil(t time.Duration) {
 	c.sleep.Lock()
 	defer c.sleep.Unlock()
-	if len(c.roused) > 0 {
-		t = min(t, c.roused[0].due)
+	for _, r := range c.roused {
+		t = min(t, r.due)
 	}
 	c.setAlarm(t)
 }
@@ -102,11 +102,15 @@ func (a *Account) rouse() {
 	if !a.asleep.Swap(false) {
 		return
 	}
-	tick := nextTick(a.c.now(), restEvery)
+	a.lookBy(nextTick(a.c.now(), restEvery))
+}
+
+// lookBy has an account looked at no later than then.
+func (a *Account) lookBy(t time.Duration) {
 	a.c.sleep.Lock()
-	a.c.roused = append(a.c.roused, roused{a, tick})
+	a.c.roused = append(a.c.roused, roused{a, t})
 	a.c.sleep.Unlock()
-	a.c.wakeBy(tick)
+	a.c.wakeBy(t)
 }
 
 // dueRoused makes due who was roused.

@@ -58,6 +58,7 @@ type simGroup struct {
 	periods uint64
 	frozen  bool
 	gone    bool
+	reads   int   // of the usage
 	shared  bool  // its freezer is also its engine's
 	refused error // what writing a quota below the original fails with
 }
@@ -145,12 +146,16 @@ func (g *simGroup) whole() error {
 	return nil
 }
 
+func (g *simGroup) Usage() (time.Duration, error) {
+	g.reads++
+	return g.usage, g.whole()
+}
+
 func (g *simGroup) ID() uint64                         { return g.id }
 func (g *simGroup) Root() bool                         { return false }
 func (g *simGroup) Gone() bool                         { return g.gone }
 func (g *simGroup) OneHierarchy() bool                 { return false }
 func (g *simGroup) Keep(bool) error                    { return nil }
-func (g *simGroup) Usage() (time.Duration, error)      { return g.usage, g.whole() }
 func (g *simGroup) Limit() (bandwidth.Limit, error)    { return g.limit, g.whole() }
 func (g *simGroup) Burst() (time.Duration, error)      { return g.limit.Burst, g.whole() }
 func (g *simGroup) QuotaText() (string, error)         { return g.FormatQuota(g.limit.Quota), g.whole() }

@@ -58,6 +58,9 @@ func (a *alarms) run(started chan<- struct{}) {
 	}
 }
 
+// never is when the clock of no process will be.
+const never = 100 * 365 * 24 * time.Hour
+
 const (
 	timerSignal    = -2 // SI_TIMER
 	signalToThread = 4  // SIGEV_THREAD_ID
@@ -73,6 +76,9 @@ func (a *alarms) ring(value uint64) {
 	p.mu.Lock()
 	call := p.alarm.call
 	p.alarm.call = nil
+	if p.alarm.made {
+		_ = p.setAlarm(never) // but for that, reading its clock costs more
+	}
 	p.mu.Unlock()
 	if call != nil {
 		call()

@@ -272,6 +272,26 @@ func (e *Entry) Original(text string) error {
 	return nil
 }
 
+// Suspend says that there is nothing to undo until Resume. To write an entry anew costs
+// more.
+func (e *Entry) Suspend() { _ = e.store(0) } // a closed journal has nothing to undo
+
+// Resume says, before the file is written again, that it is to be undone as Write has
+// said. ErrClosed: nobody would undo it.
+func (e *Entry) Resume() error { return e.store(1) }
+
+func (e *Entry) store(valid uint32) error {
+	j := e.journal
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if e.index == Capacity || j.closed {
+		return ErrClosed
+	}
+	j.slot(e.index).valid.Store(valid)
+	step("stored")
+	return nil
+}
+
 // Done says that there is nothing to undo any more. The entry must not be used
 // after it; a second Done does nothing.
 func (e *Entry) Done() {

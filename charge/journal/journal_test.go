@@ -66,6 +66,14 @@ func TestRestore(t *testing.T) {
 			e.Done()
 			return os.WriteFile(file, []byte(ms50), 0)
 		}, ms50, 0},
+		"suspended": {func(e *Entry, file string) error {
+			e.Suspend()
+			return os.WriteFile(file, []byte(ms50), 0)
+		}, ms50, 0},
+		"resumed": {func(e *Entry, file string) error {
+			e.Suspend()
+			return errors.Join(e.Resume(), os.WriteFile(file, []byte(ms50), 0))
+		}, ms80, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			file := filepath.Join(group(t, "cpu"), quotaFile)

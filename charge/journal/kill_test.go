@@ -68,6 +68,10 @@ func scribe(j *Journal, quota, _ string, stop int) error {
 		if err := put(ms80); err != nil {
 			return err
 		}
+		e.Suspend()
+		if err := errors.Join(e.Resume(), put(ms30), put(ms80)); err != nil {
+			return err
+		}
 		e.Done()
 	}
 	fmt.Println("end")

@@ -36,6 +36,7 @@ var roles = map[string]func([]string) error{
 		go storm(args[0]+".idle", args[2]+".idle")
 		return collect(args, writeInline)
 	},
+	"wake":    wake,
 	"plain":   func(args []string) error { return collect(args, writePlain) },
 	"reuse":   reuse,
 	"splice":  spliceAll,
@@ -113,6 +114,21 @@ func writeByWorkers() func(*os.File, []byte) error {
 		jobs <- job{out, []byte(string(line))}
 		return nil
 	}
+}
+
+// wake writes a byte to a pipe of its own for each line, and reads it, as programs do that wake
+// their threads so.
+func wake(args []string) error {
+	var own [2]int
+	if err := unix.Pipe2(own[:], unix.O_CLOEXEC); err != nil {
+		return err
+	}
+	return collect(args, func(out *os.File, line []byte) error {
+		var b [1]byte
+		_, err1 := unix.Write(own[1], b[:])
+		_, err2 := unix.Read(own[0], b[:])
+		return errors.Join(err1, err2, writeInline(out, line))
+	})
 }
 
 // storm asks an empty pipe again and again, for each byte of another one. Nobody writes to

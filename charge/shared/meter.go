@@ -115,21 +115,6 @@ func (m *Meter) load() error {
 	return err
 }
 
-// ownAnonymous makes work on eventfds and the like overhead. They share one inode;
-// a Go program wakes its own threads by them.
-func (m *Meter) ownAnonymous() error {
-	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(fd)
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		return err
-	}
-	return m.objects.SlotByFile.Put(key(File{st.Dev, st.Ino}), uint32(bpf.SharedOwnerSlotSLOT_OVERHEAD))
-}
-
 // key has the device as the kernel keeps it, not as stat tells it.
 func key(f File) bpf.SharedOwnedFile {
 	return bpf.SharedOwnedFile{Ino: f.Ino, Dev: unix.Major(f.Dev)<<20 | unix.Minor(f.Dev)}

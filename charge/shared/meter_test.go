@@ -19,7 +19,7 @@ import (
 // What a collector does for a line is counted for the container whose line it is, line by
 // line, whichever thread does it, and nothing of it is the collector's own.
 func TestLines(t *testing.T) {
-	for _, role := range []string{"inline", "handoff", "storm"} {
+	for _, role := range []string{"inline", "handoff", "wake", "storm"} {
 		t.Run(role, func(t *testing.T) {
 			m, r := open(t), newRig(t)
 			for i := range r.pipes {

@@ -22,6 +22,7 @@ type process struct {
 	at    time.Duration // of the last division
 	clock time.Duration // at the last division
 	total Process
+	wakes []File // pipes by which it wakes itself
 	division
 }
 

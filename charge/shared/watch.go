@@ -41,11 +41,10 @@ func (m *Meter) Watch(pid int) error {
 	m.rows = m.rows[1:]
 	m.processes[pid] = p
 	err = m.objects.ProcessByTgid.Put(uint32(pid), bpf.SharedWatchedProcess{Row: row, Watch: m.watches})
-	if err == nil {
-		err = m.setBits()
-	}
-	if err == nil {
-		err = m.attach()
+	for _, step := range []func() error{func() error { return m.ownPipes(p) }, m.setBits, m.attach} {
+		if err == nil {
+			err = step()
+		}
 	}
 	if err != nil {
 		err = fmt.Errorf("watch process %d: %w", pid, err)
@@ -79,7 +78,7 @@ func (m *Meter) forget(p *process) error {
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
 		err = nil
 	}
-	err = errors.Join(err, p.of.Close())
+	err = errors.Join(err, m.forgetPipes(p), p.of.Close())
 	delete(m.processes, p.pid)
 	m.rows = append(m.rows, p.row)
 	if err := errors.Join(err, m.setBits()); err != nil {

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/tsugiki/tsugiki/internal/cputime"
 	"github.com/tsugiki/tsugiki/internal/sys/proc"
 
 	"golang.org/x/sys/unix"
@@ -28,7 +29,7 @@ type Stats struct {
 
 // Stats reads what the container uses.
 func (c *Container) Stats() (s Stats, err error) {
-	if s.CPU, err = c.cpu(); err != nil {
+	if s.CPU, err = cputime.Group(filepath.Join(c.rig.hierarchy("cpuacct"), c.Cgroup())).Elapsed(); err != nil {
 		return s, fmt.Errorf("read the CPU time of container %s: %w", c.spec.Name, err)
 	}
 	stat, err := readFields(filepath.Join(c.rig.hierarchy("cpu"), c.Cgroup(), "cpu.stat"))
@@ -51,15 +52,6 @@ func (c *Container) Stats() (s Stats, err error) {
 		s.HelpersPSS += pss
 	}
 	return s, err
-}
-
-func (c *Container) cpu() (time.Duration, error) {
-	if mount, ok := c.rig.v1["cpuacct"]; ok {
-		ns, err := readNumber(filepath.Join(mount, c.Cgroup(), "cpuacct.usage"))
-		return time.Duration(ns), err
-	}
-	stat, err := readFields(filepath.Join(c.rig.hierarchy("cpu"), c.Cgroup(), "cpu.stat"))
-	return time.Duration(stat["usage_usec"]) * time.Microsecond, err
 }
 
 // hierarchy is where that of a controller is mounted.

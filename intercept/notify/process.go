@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/tsugiki/tsugiki/internal/sys/pidfd"
 	"github.com/tsugiki/tsugiki/internal/sys/proc"
 
 	"golang.org/x/sys/unix"
@@ -22,15 +23,12 @@ import (
 // kcmpEpollTFD is KCMP_EPOLL_TFD of linux/kcmp.h (4.13, CONFIG_KCMP).
 const kcmpEpollTFD = 7
 
-// pidfdThread is PIDFD_THREAD of linux/pidfd.h (6.9).
-const pidfdThread = unix.O_EXCL
-
 // processes finds the process of a thread and holds on to it. A pidfd refers to
 // one process for good, so an entry whose thread id is somebody else's by now
 // fails instead of hitting that one.
 type processes struct {
-	mu    sync.Mutex
-	pidfd map[int]int // by thread id
+	mu   sync.Mutex
+	byID map[int]pidfd.FD // by thread id
 }
 
 // processesMax bounds the pidfds that are kept open.
@@ -41,32 +39,32 @@ const processesMax = 256
 func (ps *processes) getFile(tid, number int) (int, error) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
-	if pidfd, kept := ps.pidfd[tid]; kept {
-		file, err := unix.PidfdGetfd(pidfd, number, 0)
+	if process, kept := ps.byID[tid]; kept {
+		file, err := process.File(number)
 		if !errors.Is(err, unix.ESRCH) {
 			return file, err
 		}
 		// What was kept is of a process that is gone.
-		unix.Close(pidfd)
-		delete(ps.pidfd, tid)
+		process.Close()
+		delete(ps.byID, tid)
 	}
-	pidfd, err := openProcess(tid)
+	process, err := openProcess(tid)
 	if err != nil {
 		return -1, err
 	}
-	ps.keep(tid, pidfd)
-	return unix.PidfdGetfd(pidfd, number, 0)
+	ps.keep(tid, process)
+	return process.File(number)
 }
 
 // keep is to be called with ps locked.
-func (ps *processes) keep(tid, pidfd int) {
-	if len(ps.pidfd) >= processesMax {
+func (ps *processes) keep(tid int, process pidfd.FD) {
+	if len(ps.byID) >= processesMax {
 		ps.clear()
 	}
-	if ps.pidfd == nil {
-		ps.pidfd = map[int]int{}
+	if ps.byID == nil {
+		ps.byID = map[int]pidfd.FD{}
 	}
-	ps.pidfd[tid] = pidfd
+	ps.byID[tid] = process
 }
 
 func (ps *processes) closeAll() {
@@ -77,24 +75,24 @@ func (ps *processes) closeAll() {
 
 // clear is to be called with ps locked.
 func (ps *processes) clear() {
-	for tid, fd := range ps.pidfd {
-		unix.Close(fd)
-		delete(ps.pidfd, tid)
+	for tid, process := range ps.byID {
+		process.Close()
+		delete(ps.byID, tid)
 	}
 }
 
 // openProcess opens a thread, or where the kernel knows only processes (before
 // 6.9) the one that the thread is of.
-func openProcess(tid int) (int, error) {
-	fd, err := unix.PidfdOpen(tid, pidfdThread)
+func openProcess(tid int) (pidfd.FD, error) {
+	process, err := pidfd.OpenThread(tid)
 	if err == nil || !errors.Is(err, unix.EINVAL) {
-		return fd, err
+		return process, err
 	}
 	ids, err := numbers(tid, "Tgid")
 	if err != nil {
-		return -1, err
+		return pidfd.None, err
 	}
-	return unix.PidfdOpen(ids[0], 0)
+	return pidfd.OpenFD(ids[0])
 }
 
 // numbers reads those of a field of /proc/TID/status.

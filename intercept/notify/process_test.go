@@ -12,6 +12,7 @@ import (
 
 	"github.com/tsugiki/tsugiki/gate"
 	"github.com/tsugiki/tsugiki/graft"
+	"github.com/tsugiki/tsugiki/internal/sys/pidfd"
 )
 
 // A descriptor is duplicated out of the process that a thread is of. Where the thread is
@@ -30,14 +31,14 @@ func TestGetFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	// A pidfd of a process that is gone is kept under our number.
-	pidfd, err := unix.PidfdOpen(gone.Process.Pid, 0)
+	process, err := pidfd.OpenFD(gone.Process.Pid)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := gone.Wait(); err != nil {
 		t.Fatal(err)
 	}
-	ps.keep(os.Getpid(), pidfd)
+	ps.keep(os.Getpid(), process)
 	for range 2 {
 		file, err := ps.getFile(os.Getpid(), pipe[1])
 		if err != nil {
@@ -49,8 +50,8 @@ func TestGetFile(t *testing.T) {
 		}
 		unix.Close(file)
 	}
-	if len(ps.pidfd) != 1 {
-		t.Errorf("kept: %v", ps.pidfd)
+	if len(ps.byID) != 1 {
+		t.Errorf("kept: %v", ps.byID)
 	}
 	if _, err := ps.getFile(os.Getpid(), 1<<20); !errors.Is(err, unix.EBADF) {
 		t.Errorf("a descriptor that is not open: %v", err)
@@ -70,9 +71,9 @@ func TestProcessesAreBounded(t *testing.T) {
 			t.Fatal(err)
 		}
 		ps.mu.Lock()
-		ps.keep(tid, fd)
+		ps.keep(tid, pidfd.FD(fd))
 		ps.mu.Unlock()
-		if n := len(ps.pidfd); n > processesMax {
+		if n := len(ps.byID); n > processesMax {
 			t.Fatalf("%d are kept", n)
 		}
 	}

@@ -246,7 +246,7 @@ func (s *Supervisor) dispatch(p *program) (graft.Answer, error) {
 func (s *Supervisor) tell(r gate.Request) {
 	p := &program{s: s, request: r, call: r.ID}
 	if r.Call == gate.Socket {
-		s.log.Debug("born", "pid", r.Thread, "syscall", r.Call, "family", r.Number)
+		s.log.Debug("created on the host", "pid", r.Thread, "syscall", r.Call, "family", r.Number)
 		return
 	}
 	if to, ok := parseSockaddr(r.Address); ok {

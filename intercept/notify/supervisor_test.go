@@ -76,6 +76,7 @@ type world struct {
 	engine      *graft.Engine
 	gate        *gate.Gate
 	process     *launch.Process
+	listener    *os.File
 	gone        chan error
 }
 
@@ -129,6 +130,7 @@ func (w *world) start(own *netns.NS, group *os.File) {
 	w.process, err = launch.Start(launch.Spec{
 		Path: exe, Args: []string{"program"}, Netns: own, CgroupDir: group, Filter: prog, Caps: launch.Default,
 	}, func(listener *os.File, _ int) (err error) {
+		w.listener = listener
 		binary := filepath.Join(testkit.BuildTsugiki(w.t), gate.Program)
 		if w.pool, err = gate.StartPool(binary, nil, gate.IdleAfter); err != nil {
 			return err
@@ -171,11 +173,11 @@ func (w *world) works() {
 func TestRelease(t *testing.T) {
 	testkit.CheckLeaks(t)
 	w := newWorld(t)
-	s := w.supervise(w.process.Listener, w.gate)
+	s := w.supervise(w.listener, w.gate)
 	w.works()
 	w.must(s.Release())
 	<-s.Handled()
-	w.must(w.process.Listener.Close())
+	w.must(w.listener.Close())
 	var g *gate.Gate
 	for i := range 20 {
 		var err error

@@ -32,6 +32,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/internal/netns"
+	"github.com/tsugiki/tsugiki/internal/sys/pidfd"
 )
 
 // argv0 is the first argument of the child. IsChild recognizes it.
@@ -109,13 +110,11 @@ func Lookup(name string) (string, error) {
 
 // Process is a program that was started. It inherits the standard streams, working directory,
 // environment, process group and terminal of this process, and its files without close-on-exec.
-type Process struct {
-	PID      int
-	Listener *os.File
-}
+type Process struct{ PID int }
 
 // Start starts a program and returns when it runs or has failed. It calls serve with the
-// filter's listener and the child's PID before the program can make its first call.
+// filter's listener and the child's PID before the program can make its first call. The
+// listener is serve's to close from then on, unless serve fails.
 func Start(spec Spec, serve func(listener *os.File, pid int) error) (*Process, error) {
 	control, child, err := start(spec)
 	if err != nil {
@@ -126,9 +125,6 @@ func Start(spec Spec, serve func(listener *os.File, pid int) error) (*Process, e
 	if err := p.handOver(control, serve); err != nil {
 		_ = unix.Kill(child, unix.SIGKILL)
 		_, _ = unix.Wait4(child, nil, 0, nil)
-		if p.Listener != nil {
-			p.Listener.Close()
-		}
 		var e *ExecError
 		if errors.As(err, &e) {
 			e.Path = spec.Path
@@ -205,17 +201,18 @@ func (p *Process) handOver(control *os.File, serve func(*os.File, int) error) er
 	if err != nil {
 		return err
 	}
-	pidfd, err := unix.PidfdOpen(p.PID, 0)
+	child, err := pidfd.OpenFD(p.PID)
 	if err != nil {
 		return fmt.Errorf("open child: %w", err)
 	}
-	defer unix.Close(pidfd)
-	fd, err := unix.PidfdGetfd(pidfd, r.Listener, 0)
+	defer child.Close()
+	fd, err := child.File(r.Listener)
 	if err != nil {
 		return fmt.Errorf("take seccomp listener from child: %w", err)
 	}
-	p.Listener = os.NewFile(uintptr(fd), "seccomp listener")
-	if err := serve(p.Listener, p.PID); err != nil {
+	listener := os.NewFile(uintptr(fd), "seccomp listener")
+	if err := serve(listener, p.PID); err != nil {
+		listener.Close()
 		return err
 	}
 	if _, err := control.Write([]byte{'\n'}); err != nil {

@@ -14,8 +14,16 @@
 #define BOARD_IN_MIN  16
 #define BOARD_IN6_MIN 24
 
-static const uint8_t board_loopback6[16] = {[15] = 1};
 static const uint8_t board_mapped[12] = {[10] = 0xff, [11] = 0xff};
+
+static const uint8_t board_zeros[15];
+
+static bool board_is_loopback(const uint8_t addr[16])
+{
+	if (memcmp(addr, board_mapped, sizeof(board_mapped)) == 0)
+		return addr[12] == 127 || memcmp(&addr[12], board_zeros, 4) == 0;
+	return memcmp(addr, board_zeros, sizeof(board_zeros)) == 0 && addr[15] <= 1;
+}
 
 static enum board_where board_find(const struct board *b, size_t size, const uint8_t addr[16],
 				   uint16_t port, uint64_t *netns)
@@ -33,12 +41,6 @@ static enum board_where board_find(const struct board *b, size_t size, const uin
 		return BOARD_OWN;
 	*netns = ep.netns;
 	return ep.netns == 0 ? BOARD_OTHER : BOARD_HOST;
-}
-
-static bool board_is_loopback(const uint8_t addr[16])
-{
-	return memcmp(addr, board_loopback6, sizeof(board_loopback6)) == 0 ||
-	       (memcmp(addr, board_mapped, sizeof(board_mapped)) == 0 && addr[12] == 127);
 }
 
 /* Reads a sockaddr of at least BOARD_IN_MIN bytes. Returns its family; 0 if it is no whole one of
@@ -61,19 +63,12 @@ static uint16_t board_read(const uint8_t *bytes, size_t length, uint8_t addr[16]
 
 bool board_bind_is_free(const struct board *b, const uint8_t *bytes, size_t length)
 {
-	static const uint8_t wildcard[16];
 	uint8_t addr[16];
-	uint16_t family;
 
 	if (!(b->untrapped & BOARD_UNTRAPPED_PORT_0) || length < BOARD_IN_MIN || bytes[2] != 0 ||
 	    bytes[3] != 0)
 		return false;
-	family = board_read(bytes, length, addr);
-	if (family == 0)
-		return false;
-	return board_is_loopback(addr) ||
-	       (family == BOARD_INET ? memcmp(&addr[12], wildcard, 4) == 0
-				     : memcmp(addr, wildcard, sizeof(wildcard)) == 0);
+	return board_read(bytes, length, addr) != 0 && board_is_loopback(addr);
 }
 
 struct board_address board_look_up(const struct board *b, size_t size, const uint8_t *bytes,

@@ -74,8 +74,8 @@ enum board_where { BOARD_NO_IP, BOARD_OWN, BOARD_HOST, BOARD_OTHER, BOARD_BUSY }
 
 struct board_address {
 	enum board_where where;
-	bool is4; /* by its own family: a mapped address is not */
-	bool loopback;
+	bool is4;	/* by its own family: a mapped address is not */
+	bool loopback;	/* or the wildcard, which the kernel takes for that */
 	uint64_t netns; /* SO_NETNS_COOKIE, of BOARD_HOST */
 };
 

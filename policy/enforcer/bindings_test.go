@@ -94,14 +94,7 @@ func TestConnections(t *testing.T) {
 	containers(t, func(here uint64, list []*contained) {
 		a, b := list[0], list[1]
 		host := netip.MustParseAddrPort("127.0.0.1:8080")
-		server := b.socket(t, unix.SOCK_STREAM)
-		err := b.AllowBind(server, policy.Binding{Host: host, View: host, Ingress: true})
-		if err == nil {
-			err = errors.Join(unix.Bind(server, sockaddrOf(host)), unix.Listen(server, 1))
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		b.listen(t, policy.Binding{Host: host, View: host, Ingress: true})
 		if err := unix.Connect(a.socket(t, unix.SOCK_STREAM), sockaddrOf(host)); err != nil {
 			t.Fatal(err)
 		}
@@ -114,4 +107,36 @@ func TestConnections(t *testing.T) {
 			return nil
 		})
 	}, []string{"127.0.0.1/32:8080=any"}, nil)
+}
+
+// A container reaches its own server by the loopback and by the wildcard, which the kernel
+// takes for the loopback. By neither it reaches another's that has the server's address.
+func TestOwnServer(t *testing.T) {
+	containers(t, func(here uint64, list []*contained) {
+		own, other := list[0], list[1]
+		for _, c := range []struct {
+			server *contained
+			host   string
+			to     []string
+			want   error
+		}{
+			{own, "127.0.0.1:8080", []string{"127.0.0.1:80", "0.0.0.0:80", "[::ffff:127.0.0.1]:80", "[::ffff:0.0.0.0]:80"}, nil},
+			{own, "[::1]:8080", []string{"[::1]:80", "[::]:80"}, nil},
+			{other, "127.0.0.1:8081", []string{"127.0.0.1:80", "0.0.0.0:80", "[::ffff:0.0.0.0]:80"}, unix.ECONNREFUSED},
+			{other, "[::1]:8081", []string{"[::1]:80", "[::]:80"}, unix.ECONNREFUSED},
+		} {
+			served := policy.Binding{Host: netip.MustParseAddrPort(c.host), View: netip.MustParseAddrPort(c.to[0]), Ingress: true}
+			c.server.listen(t, served)
+			if err := own.Serve(unix.IPPROTO_TCP, served, here); err != nil {
+				t.Fatal(err)
+			}
+			for _, to := range c.to {
+				addr := netip.MustParseAddrPort(to)
+				client := own.socketOf(t, familyOf(addr), unix.SOCK_STREAM)
+				if err := unix.Connect(client, sockaddrOf(addr)); !errors.Is(err, c.want) {
+					t.Errorf("connect to %s, the server is at %s: %v, want %v", to, c.host, err, c.want)
+				}
+			}
+		}
+	}, nil, nil)
 }

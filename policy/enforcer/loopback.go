@@ -45,6 +45,26 @@ var loopbacks struct {
 	byID map[uint32]*loopback
 }
 
+// loopbacksOfOthers are the tables of loopbacks of a set that is there, for another set. With
+// sets.mu held.
+func loopbacksOfOthers() *ebpf.CollectionOptions {
+	for _, s := range sets.adopted {
+		return &ebpf.CollectionOptions{MapReplacements: map[string]*ebpf.Map{
+			"location_by_loopback": s.LocationByLoopback, "loopback_by_socket": s.LoopbackBySocket,
+		}}
+	}
+	return nil
+}
+
+// LoopbackOnHost tells whether a container of this process has put the loopback of a namespace on
+// the host.
+func LoopbackOnHost(netns uint64) bool {
+	loopbacks.mu.Lock()
+	defer loopbacks.mu.Unlock()
+	l := loopbacks.byID[uint32(netns)|loopbackBit]
+	return l != nil && len(l.members) > 0
+}
+
 // UseLoopback puts the container's loopback on the host, from now on. The namespace is that
 // of the programs: who is in the same one has the same loopback.
 func (e *Enforcement) UseLoopback(netns uint64) error {
@@ -55,9 +75,6 @@ func (e *Enforcement) UseLoopback(netns uint64) error {
 	}
 	return nil
 }
-
-// HasLoopback tells whether UseLoopback was called, by this process or an earlier one.
-func (e *Enforcement) HasLoopback() bool { return e.loopback != nil }
 
 // SharesLoopback tells whether a cgroup's host sockets are of the container's loopback.
 func (e *Enforcement) SharesLoopback(cgroup uint64) bool {

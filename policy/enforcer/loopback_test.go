@@ -7,6 +7,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -420,10 +421,35 @@ func TestPrivatePortsAreFoundAgain(t *testing.T) {
 			list[i].Enforcement = e
 		}
 		take(list[1], 80, 0, 40003, 40001)
+		if !LoopbackOnHost(7) || LoopbackOnHost(6) {
+			t.Errorf("on the host: 7 %v, 6 %v", LoopbackOnHost(7), LoopbackOnHost(6))
+		}
+		later, err := loadSet()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = errors.Join(later.PolicyMaps.Close(), later.programs.Close()) }()
+		for _, maps := range [][2]*ebpf.Map{
+			{later.LocationByLoopback, list[0].set.LocationByLoopback}, {later.LoopbackBySocket, list[0].set.LoopbackBySocket},
+		} {
+			if a, b := mapID(t, maps[0]), mapID(t, maps[1]); a != b {
+				t.Errorf("a later set has the map %d, not %d", a, b)
+			}
+		}
 		if kinds := kindsOf(list[0].loopback); !slices.Equal(kinds, []uint8{private, privateAs}) {
 			t.Errorf("rows of the kinds %v", kinds)
 		}
 	})
+}
+
+func mapID(t *testing.T, m *ebpf.Map) ebpf.MapID {
+	t.Helper()
+	info, err := m.Info()
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, _ := info.ID()
+	return id
 }
 
 func kindsOf(l *loopback) (kinds []uint8) {

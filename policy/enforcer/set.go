@@ -174,7 +174,7 @@ func loadSet() (*set, error) {
 		return nil, err
 	}
 	var objs bpf.PolicyObjects
-	if err := spec.LoadAndAssign(&objs, nil); err != nil {
+	if err := spec.LoadAndAssign(&objs, loopbacksOfOthers()); err != nil {
 		return nil, err
 	}
 	s := &set{PolicyMaps: objs.PolicyMaps, programs: objs.PolicyPrograms, next: 1}

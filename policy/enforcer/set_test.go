@@ -29,10 +29,24 @@ type contained struct {
 // socket makes one of its host sockets.
 func (c *contained) socket(t *testing.T, typ int) (s int) {
 	t.Helper()
-	if err := inGroup(c.group, func() { s = socketOf(t, unix.AF_INET, typ) }); err != nil {
+	return c.socketOf(t, unix.AF_INET, typ)
+}
+
+func (c *contained) socketOf(t *testing.T, family, typ int) (s int) {
+	t.Helper()
+	if err := inGroup(c.group, func() { s = socketOf(t, family, typ) }); err != nil {
 		t.Fatal(err)
 	}
 	return s
+}
+
+// listen has one of its host sockets listen at a server's address.
+func (c *contained) listen(t *testing.T, at policy.Binding) {
+	t.Helper()
+	server := c.socketOf(t, familyOf(at.Host), unix.SOCK_STREAM)
+	if err := errors.Join(c.AllowBind(server, at), unix.Bind(server, sockaddrOf(at.Host)), unix.Listen(server, 8)); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // containers runs fn, in a namespace without a route, with a container for each list of

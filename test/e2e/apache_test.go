@@ -35,6 +35,8 @@ func newApache(t *testing.T, mpm string, directives ...string) apache {
 	cgi := "cgid" // for servers with threads
 	if mpm == "prefork" {
 		cgi = "cgi"
+		// It ends children at once, and wakes each by a connection to itself.
+		directives = append(directives, "StartServers 8", "MinSpareServers 1", "MaxSpareServers 2")
 	}
 	var conf strings.Builder
 	for _, m := range append([]string{"mpm_" + mpm, cgi}, apacheModules...) {
@@ -48,7 +50,6 @@ Mutex file:.
 DefaultRuntimeDir .
 User #%d
 Group #%d
-StartServers 2
 ErrorLog error.log
 LogLevel warn
 LogFormat "%%a %%>s %%U" peer
@@ -82,24 +83,29 @@ func (a apache) serve(t *testing.T, ns *testkit.Namespace, c *testkit.Cmd) *serv
 	return serve(t, c, port{ns, "tcp", apachePort})
 }
 
-// clients are the addresses in the access log, which has as many lines as wanted
-// at the least.
-func (a apache) clients(t *testing.T, lines int) []string {
+// log waits until the access log has as many lines as wanted, at the least, that match. It
+// returns the first groups of the matches.
+func (a apache) log(t *testing.T, line *regexp.Regexp, lines int) []string {
 	t.Helper()
 	var seen []string
 	testkit.Eventually(t, func() error {
 		log, err := os.ReadFile(filepath.Join(a.dir, "access.log"))
 		seen = nil
-		for l := range strings.Lines(string(log)) {
-			addr, _, _ := strings.Cut(l, " ")
-			seen = append(seen, addr)
+		for _, match := range line.FindAllSubmatch(log, -1) {
+			seen = append(seen, string(match[1]))
 		}
 		if err == nil && len(seen) < lines {
-			err = fmt.Errorf("%d lines in the access log, want %d", len(seen), lines)
+			err = fmt.Errorf("%d lines in the access log match %v, want %d:\n%s", len(seen), line, lines, log)
 		}
 		return err
 	})
 	return seen
+}
+
+// clients are the addresses in the access log of those who asked for a document.
+func (a apache) clients(t *testing.T, lines int) []string {
+	t.Helper()
+	return a.log(t, regexp.MustCompile(`(?m)^(\S+) \d+ /`), lines)
 }
 
 // checkErrors fails the test over what httpd found worth a warning.
@@ -111,7 +117,8 @@ func (a apache) checkErrors(t *testing.T) {
 	}
 }
 
-// TestApache has httpd serve documents, and pass requests on to the remote.
+// TestApache has httpd serve documents, pass requests on to the remote, and, if its children
+// are processes, connect to the wildcard address that it listens at.
 func TestApache(t *testing.T) {
 	t.Parallel()
 	testkit.Program(t, "apache2")
@@ -141,6 +148,9 @@ func TestApache(t *testing.T) {
 				}
 				checkAllFrom(t, a.clients(t, 5+2*abRequests), remoteAddr4)
 				checkAllFrom(t, o.take(), sourceAddr4)
+				if mpm == "prefork" {
+					a.log(t, regexp.MustCompile(`(?m)^(\S+) 200 \*$`), 1)
+				}
 				s.stop(t)
 				a.checkErrors(t)
 			})

@@ -42,15 +42,15 @@ func TestAttackMarks(t *testing.T) {
 	}
 }
 
-// Nor does it where sockets are born on the host.
-func TestAttackMarksOfBornSockets(t *testing.T) {
+// Nor does it where sockets are created on the host first.
+func TestAttackMarksOfHostSockets(t *testing.T) {
 	t.Parallel()
 	a := newArena(t)
 	secret4, secret6 := fmt.Sprintf("127.0.0.1:%d", secretPort), fmt.Sprintf("[::1]:%d", secretPort)
 	any4, any6 := fmt.Sprintf("0.0.0.0:%d", secretPort), fmt.Sprintf("[::]:%d", secretPort)
 	for _, mode := range shimModes {
-		succeed(t, a.attack("static", inMode(mode, born()), "marks", allowed4.String(), secret4, any4))
-		succeed(t, a.attack("static", inMode(mode, born()), "marks", allowed6.String(), secret6, any6))
+		succeed(t, a.attack("static", inMode(mode, hostFirst()), "marks", allowed4.String(), secret4, any4))
+		succeed(t, a.attack("static", inMode(mode, hostFirst()), "marks", allowed6.String(), secret6, any6))
 		a.unharmed()
 	}
 }
@@ -60,7 +60,7 @@ func TestAttackMarkedListen(t *testing.T) {
 	t.Parallel()
 	a := newArena(t)
 	for _, mode := range shimModes {
-		for _, rules := range [][]string{minimal(), born()} {
+		for _, rules := range [][]string{minimal(), hostFirst()} {
 			h := hold(t, a.attack("static", inMode(mode, rules), "marked-listen", "0.0.0.0:9094", "[::]:9095", "0.0.0.0:0"), "hold")
 			a.noListeners()
 			for _, port := range []uint16{9094, 9095} {
@@ -80,7 +80,7 @@ func TestAttackOrders(t *testing.T) {
 	a := newArena(t)
 	for _, mode := range shimModes {
 		for _, build := range []string{"dynamic", "static"} {
-			out := succeed(t, a.attack(build, inMode(mode, born()), "pairs"))
+			out := succeed(t, a.attack(build, inMode(mode, hostFirst()), "pairs"))
 			for step, results := range steps(out) {
 				want := "ok"
 				switch {
@@ -125,7 +125,7 @@ func TestAttackOrdersForOthers(t *testing.T) {
 		n, controls, _, _, err := c.ReadMsgUnix(data, control)
 		came <- fmt.Sprintf("%q, %d bytes of control messages, %v", data[:n], controls, err)
 	}()
-	out := succeed(t, a.attack("dynamic", born(), "pair-of-other", path))
+	out := succeed(t, a.attack("dynamic", hostFirst(), "pair-of-other", path))
 	for step, want := range map[string]string{
 		"refused: other's server": "EAFNOSUPPORT", "refused: parent's pair": "EAFNOSUPPORT", "decent": "4 of 4, 4 came",
 	} {
@@ -143,9 +143,9 @@ func TestAttackOrdersForOthers(t *testing.T) {
 func TestAttackOrdersNotTaken(t *testing.T) {
 	t.Parallel()
 	a := newArena(t)
-	h := hold(t, a.attack("static", born(), "pair-kept", allowed4.String()), "connections: 100")
+	h := hold(t, a.attack("static", hostFirst(), "pair-kept", allowed4.String()), "connections: 100")
 	h.await("in vain: -1")
-	out := succeed(t, a.attack("dynamic", born(), "sockets", allowed4.String()))
+	out := succeed(t, a.attack("dynamic", hostFirst(), "sockets", allowed4.String()))
 	if !strings.Contains(out, "failed: 0\n"+parked) {
 		t.Errorf("another container: %s", out)
 	}
@@ -157,7 +157,7 @@ func TestAttackOrdersNotTaken(t *testing.T) {
 func TestAttackOrdersNotTakenAndStuck(t *testing.T) {
 	t.Parallel()
 	a := newArena(t)
-	out := succeed(t, a.attack("static", append(born(), "--cap-add", "SYS_PTRACE"), "stuck-orders", "20"))
+	out := succeed(t, a.attack("static", append(hostFirst(), "--cap-add", "SYS_PTRACE"), "stuck-orders", "20"))
 	if out != "under way: 48\n" {
 		t.Errorf("printed %q, want one batch under way", out)
 	}
@@ -168,7 +168,7 @@ func TestAttackManyOrders(t *testing.T) {
 	t.Parallel()
 	a := newArena(t)
 	name := uniqueName("orders")
-	h := hold(t, a.attack("static", append(born(), "--name", name), "orders", "10000"), "hold")
+	h := hold(t, a.attack("static", append(hostFirst(), "--name", name), "orders", "10000"), "hold")
 	if got := strings.Join(h.said, "\n"); !strings.Contains(got, "served: some\nsocket: ok") {
 		t.Error(got)
 	}
@@ -204,7 +204,7 @@ func TestAttackBoard(t *testing.T) {
 	t.Parallel()
 	a := newArena(t)
 	for name, flags := range users {
-		out := succeed(t, a.attack("static", append(born(), flags...), "board"))
+		out := succeed(t, a.attack("static", append(hostFirst(), flags...), "board"))
 		got := steps(out)
 		for step, want := range map[string]string{"magic": "ok", "contents": "same"} {
 			if !slices.Equal(got[step], []string{want}) {

@@ -177,7 +177,7 @@ func TestMetrics(t *testing.T) {
 					t.Errorf("%s{%s} moved by %v, want %v", tt.name, tt.labels, got, tt.want)
 				}
 			}
-			// Where sockets are born on the host the gate lets connects go ahead; else the
+			// Where sockets are created on the host first, the gate lets connects go ahead; else the
 			// agent swaps each.
 			by, other := "gate", "agent"
 			if v.bridge {

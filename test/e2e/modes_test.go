@@ -28,8 +28,8 @@ var modes = []mode{
 	{name: "preload", flags: []string{"--mode", "preload"}, preloaded: true},
 }
 
-// both are the containers in which real programs run: their sockets are born on
-// the host's side, or swapped when they connect.
+// both are the containers in which real programs run: their sockets are created on
+// the host first, or swapped when they connect.
 var both = []variant{variants[0], variants[2]}
 
 // inModes are the variants in all modes. Outside of the soak each mode has one of them: another

@@ -96,82 +96,87 @@ func curl(t *testing.T, ns *testkit.Namespace, args ...string) string {
 	return succeed(t, command(t, ns, "curl", append([]string{"-sS", "-f"}, args...)...))
 }
 
+// nginxServer is an nginx with the URLs by which the remote asks, and the client that nginx logs.
+type nginxServer struct {
+	name   string
+	listen []string
+	flags  []string
+	ports  []port // without namespace
+	urls   []string
+	peer   string
+}
+
+var nginxServers = []nginxServer{
+	{
+		name:   "ipv4",
+		listen: []string{"listen 80;"},
+		flags:  []string{"--endpoint", "in type ipv4 addr 198.51.100.1 port 8080", "-i", "0.0.0.0:80=in"},
+		ports:  []port{{network: "tcp4", number: 8080}},
+		urls:   []string{"http://198.51.100.1:8080/"},
+		peer:   remoteAddr4,
+	},
+	{
+		name:   "reuseport",
+		listen: []string{"listen 80 reuseport backlog=64;"},
+		flags:  []string{"--endpoint", "in type ipv4 addr 198.51.100.1 port 8080", "-i", "0.0.0.0:80=in"},
+		ports:  []port{{network: "tcp4", number: 8080}},
+		urls:   []string{"http://198.51.100.1:8080/"},
+		peer:   remoteAddr4,
+	},
+	{
+		name:   "range",
+		listen: []string{"listen 8003;", "listen 8007;"},
+		flags:  []string{"--endpoint", "in type ipv4 addr 198.51.100.1 port dynamic", "-i", "0.0.0.0:8000-8010=in"},
+		ports:  []port{{network: "tcp4", number: 8003}, {network: "tcp4", number: 8007}},
+		urls:   []string{"http://198.51.100.1:8003/", "http://198.51.100.1:8007/"},
+		peer:   remoteAddr4,
+	},
+	{
+		name:   "ipv6",
+		listen: []string{"listen [::]:80;"},
+		flags:  []string{"--endpoint", "in type ipv6 addr 2001:db8:1::1 port 8080", "-i", "[::]:80=in"},
+		ports:  []port{{network: "tcp6", number: 8080}},
+		urls:   []string{"http://[2001:db8:1::1]:8080/"},
+		peer:   remoteAddr6,
+	},
+	{
+		name:   "dual-stack-as-ipv4",
+		listen: []string{"listen [::]:80 ipv6only=off;"},
+		flags:  []string{"--endpoint", "in type ipv4 addr 198.51.100.1 port 8080", "-i", "0.0.0.0:80=in"},
+		ports:  []port{{network: "tcp6", number: 8080}},
+		urls:   []string{"http://198.51.100.1:8080/"},
+		peer:   "::ffff:" + remoteAddr4,
+	},
+	{
+		name:   "both",
+		listen: []string{"listen 80;", "listen [::]:80;"},
+		flags: []string{
+			"--endpoint", "in type ipv4 addr 198.51.100.1 port 8080", "-i", "0.0.0.0:80=in",
+			"--endpoint", "in6 type ipv6 addr 2001:db8:1::1 port 8080", "-i", "[::]:80=in6",
+		},
+		ports: []port{{network: "tcp4", number: 8080}, {network: "tcp6", number: 8080}},
+		urls:  []string{"http://198.51.100.1:8080/"},
+		peer:  remoteAddr4,
+	},
+}
+
 // TestNginxServer reaches nginx from the remote by every kind of endpoint.
 func TestNginxServer(t *testing.T) {
 	t.Parallel()
 	testkit.Program(t, "nginx")
-	tests := []struct {
-		name   string
-		listen []string
-		flags  []string
-		ports  []port // without namespace
-		urls   []string
-		peer   string
-	}{
-		{
-			name:   "ipv4",
-			listen: []string{"listen 80;"},
-			flags:  []string{"--endpoint", "in type ipv4 addr 198.51.100.1 port 8080", "-i", "0.0.0.0:80=in"},
-			ports:  []port{{network: "tcp4", number: 8080}},
-			urls:   []string{"http://198.51.100.1:8080/"},
-			peer:   remoteAddr4,
-		},
-		{
-			name:   "reuseport",
-			listen: []string{"listen 80 reuseport backlog=64;"},
-			flags:  []string{"--endpoint", "in type ipv4 addr 198.51.100.1 port 8080", "-i", "0.0.0.0:80=in"},
-			ports:  []port{{network: "tcp4", number: 8080}},
-			urls:   []string{"http://198.51.100.1:8080/"},
-			peer:   remoteAddr4,
-		},
-		{
-			name:   "range",
-			listen: []string{"listen 8003;", "listen 8007;"},
-			flags:  []string{"--endpoint", "in type ipv4 addr 198.51.100.1 port dynamic", "-i", "0.0.0.0:8000-8010=in"},
-			ports:  []port{{network: "tcp4", number: 8003}, {network: "tcp4", number: 8007}},
-			urls:   []string{"http://198.51.100.1:8003/", "http://198.51.100.1:8007/"},
-			peer:   remoteAddr4,
-		},
-		{
-			name:   "ipv6",
-			listen: []string{"listen [::]:80;"},
-			flags:  []string{"--endpoint", "in type ipv6 addr 2001:db8:1::1 port 8080", "-i", "[::]:80=in"},
-			ports:  []port{{network: "tcp6", number: 8080}},
-			urls:   []string{"http://[2001:db8:1::1]:8080/"},
-			peer:   remoteAddr6,
-		},
-		{
-			name:   "dual-stack-as-ipv4",
-			listen: []string{"listen [::]:80 ipv6only=off;"},
-			flags:  []string{"--endpoint", "in type ipv4 addr 198.51.100.1 port 8080", "-i", "0.0.0.0:80=in"},
-			ports:  []port{{network: "tcp6", number: 8080}},
-			urls:   []string{"http://198.51.100.1:8080/"},
-			peer:   "::ffff:" + remoteAddr4,
-		},
-		{
-			name:   "both",
-			listen: []string{"listen 80;", "listen [::]:80;"},
-			flags: []string{
-				"--endpoint", "in type ipv4 addr 198.51.100.1 port 8080", "-i", "0.0.0.0:80=in",
-				"--endpoint", "in6 type ipv6 addr 2001:db8:1::1 port 8080", "-i", "[::]:80=in6",
-			},
-			ports: []port{{network: "tcp4", number: 8080}, {network: "tcp6", number: 8080}},
-			urls:  []string{"http://198.51.100.1:8080/"},
-			peer:  remoteAddr4,
-		},
-	}
-	picked := cover(serving, len(tests), always)
+	picked := cover(serving, len(nginxServers), always)
 	each(t, serving, func(t *testing.T, w *world, v variant) {
-		for i, test := range tests {
+		for i, test := range nginxServers {
 			if !picked(v, i) {
 				continue
 			}
 			t.Run(test.name, func(t *testing.T) {
 				n := newNginx(t, test.listen...)
-				for i := range test.ports {
-					test.ports[i].ns = w.h
+				ports := slices.Clone(test.ports)
+				for i := range ports {
+					ports[i].ns = w.h
 				}
-				serve(t, v.run(t, w, append(append(test.flags, "--"), n.line()...)...), test.ports...)
+				serve(t, v.run(t, w, slices.Concat(test.flags, []string{"--"}, n.line())...), ports...)
 				for _, url := range test.urls {
 					if body := curl(t, w.srv, url); body != "hello\n" {
 						t.Errorf("%s: got %q", url, body)
@@ -218,9 +223,9 @@ func TestNginxLoad(t *testing.T) {
 	})
 }
 
-// TestOwnServer has a program reach, by the container's loopback, a server of the
-// same container that an ingress rule has brought to the host, as health checks
-// do.
+// TestOwnServer has a program reach, by the container's loopback and by the wildcard, which
+// the kernel takes for the loopback, a server of the same container that an ingress rule has
+// brought to the host, as health checks do, and Apache to wake a child that is to end.
 func TestOwnServer(t *testing.T) {
 	t.Parallel()
 	testkit.Program(t, "nginx")
@@ -233,9 +238,9 @@ func TestOwnServer(t *testing.T) {
 			}
 			t.Run(addr, func(t *testing.T) {
 				n := newNginx(t, "listen 80;")
-				script := strings.Join(n.line(), " ") + " & until curl -s -f http://127.0.0.1/; do sleep 0.02; done"
+				script := strings.Join(n.line(), " ") + " & until curl -s -f http://127.0.0.1/; do sleep 0.02; done; curl -sS -f http://0.0.0.0/"
 				out := succeed(t, v.run(t, w, "--endpoint", "in type ipv4 addr "+addr+" port 8080", "-i", "0.0.0.0:80=in", "--", "sh", "-c", script))
-				if out != "hello\n" {
+				if out != "hello\nhello\n" {
 					t.Errorf("got %q", out)
 				}
 			})

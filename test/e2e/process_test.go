@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -127,6 +128,13 @@ func TestUser(t *testing.T) {
 func TestExitStatus(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
+	script := func(text string) string {
+		path := filepath.Join(t.TempDir(), "script")
+		if err := os.WriteFile(path, []byte(text), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
 	for _, test := range []struct {
 		name string
 		args []string
@@ -140,6 +148,7 @@ func TestExitStatus(t *testing.T) {
 		{"not-in-path", []string{"no-such-program-anywhere"}, 127},
 		{"not-executable", []string{"/etc/passwd"}, 126},
 		{"a-directory", []string{"/"}, 126},
+		{"no-interpreter", []string{script("#!/nonexistent/interpreter\n")}, 127},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			bare := try(t, command(t, w.h, "env", test.args...))
@@ -147,8 +156,12 @@ func TestExitStatus(t *testing.T) {
 			if got := exitStatus(r.err); got != test.want || got != exitStatus(bare.err) {
 				t.Errorf("status %d, want %d, env(1) has %d: %s", got, test.want, exitStatus(bare.err), r.stderr)
 			}
-			if executed := test.want != 126 && test.want != 127; strings.Count(r.stderr, "\n") == 1 == executed {
-				t.Errorf("printed %q", r.stderr)
+			want := `\A\z`
+			if test.want == 126 || test.want == 127 {
+				want = `\Atsugiki: run: execute ` + regexp.QuoteMeta(test.args[0]) + `: [a-z ]+\n\z`
+			}
+			if !regexp.MustCompile(want).MatchString(r.stderr) {
+				t.Errorf("printed %q, want %s", r.stderr, want)
 			}
 		})
 	}

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -125,61 +126,65 @@ func TestPythonServer(t *testing.T) {
 	})
 }
 
+// goServer is a server that tells each client its address.
+type goServer struct {
+	name   string
+	listen string
+	flags  []string
+	want   map[string]string // the client's address, by that of the host
+}
+
+var goServers = []goServer{
+	{
+		name: "ipv4", listen: "0.0.0.0:80",
+		flags: []string{"--endpoint", "in type ipv4 addr 198.51.100.1 port 8080", "-i", "0.0.0.0:80=in"},
+		want:  map[string]string{hostAddr4: remoteAddr4},
+	},
+	{
+		name: "other-network", listen: "0.0.0.0:80",
+		flags: []string{"--endpoint", "in type ipv4 addr 203.0.113.1 port 8080", "-i", "0.0.0.0:80=in"},
+		want:  map[string]string{otherHostAddr4: otherRemoteAddr4},
+	},
+	{
+		name: "any-address", listen: "0.0.0.0:80",
+		flags: []string{"--endpoint", "in type ipv4 addr 0.0.0.0 port 8080", "-i", "0.0.0.0:80=in"},
+		want:  map[string]string{hostAddr4: remoteAddr4},
+	},
+	{
+		name: "second-address", listen: "0.0.0.0:80",
+		flags: []string{"--endpoint", "in type ipv4 addr 198.51.100.9 port 8080", "-i", "0.0.0.0:80=in"},
+		want:  map[string]string{sourceAddr4: remoteAddr4},
+	},
+	{
+		name: "dual-stack-as-ipv4", listen: ":80",
+		flags: []string{"--endpoint", "in type ipv4 addr 198.51.100.1 port 8080", "-i", "0.0.0.0:80=in"},
+		want:  map[string]string{hostAddr4: remoteAddr4},
+	},
+	{
+		name: "dual-stack", listen: ":80",
+		flags: []string{"--endpoint", "in type ipv6 addr :: port 8080", "-i", "[::]:80=in"},
+		want:  map[string]string{hostAddr4: remoteAddr4, hostAddr6: remoteAddr6},
+	},
+	{
+		name: "ipv6", listen: "[2001:db8::80]:80",
+		flags: []string{"--endpoint", "in type ipv6 addr 2001:db8:1::1 port 8080", "-i", "[2001:db8::80]:80=in"},
+		want:  map[string]string{hostAddr6: remoteAddr6},
+	},
+}
+
 // TestGoServer serves with a program that makes its system calls itself, asks
 // for MPTCP when it listens, and tells clients who they are.
 func TestGoServer(t *testing.T) {
 	t.Parallel()
 	serveProgram, fetch := static(t, "serve"), static(t, "fetch")
-	tests := []struct {
-		name   string
-		listen string
-		flags  []string
-		want   map[string]string // the client's address, by that of the host
-	}{
-		{
-			name: "ipv4", listen: "0.0.0.0:80",
-			flags: []string{"--endpoint", "in type ipv4 addr 198.51.100.1 port 8080", "-i", "0.0.0.0:80=in"},
-			want:  map[string]string{hostAddr4: remoteAddr4},
-		},
-		{
-			name: "other-network", listen: "0.0.0.0:80",
-			flags: []string{"--endpoint", "in type ipv4 addr 203.0.113.1 port 8080", "-i", "0.0.0.0:80=in"},
-			want:  map[string]string{otherHostAddr4: otherRemoteAddr4},
-		},
-		{
-			name: "any-address", listen: "0.0.0.0:80",
-			flags: []string{"--endpoint", "in type ipv4 addr 0.0.0.0 port 8080", "-i", "0.0.0.0:80=in"},
-			want:  map[string]string{hostAddr4: remoteAddr4},
-		},
-		{
-			name: "second-address", listen: "0.0.0.0:80",
-			flags: []string{"--endpoint", "in type ipv4 addr 198.51.100.9 port 8080", "-i", "0.0.0.0:80=in"},
-			want:  map[string]string{sourceAddr4: remoteAddr4},
-		},
-		{
-			name: "dual-stack-as-ipv4", listen: ":80",
-			flags: []string{"--endpoint", "in type ipv4 addr 198.51.100.1 port 8080", "-i", "0.0.0.0:80=in"},
-			want:  map[string]string{hostAddr4: remoteAddr4},
-		},
-		{
-			name: "dual-stack", listen: ":80",
-			flags: []string{"--endpoint", "in type ipv6 addr :: port 8080", "-i", "[::]:80=in"},
-			want:  map[string]string{hostAddr4: remoteAddr4, hostAddr6: remoteAddr6},
-		},
-		{
-			name: "ipv6", listen: "[2001:db8::80]:80",
-			flags: []string{"--endpoint", "in type ipv6 addr 2001:db8:1::1 port 8080", "-i", "[2001:db8::80]:80=in"},
-			want:  map[string]string{hostAddr6: remoteAddr6},
-		},
-	}
-	picked := cover(serving, len(tests), always)
+	picked := cover(serving, len(goServers), always)
 	each(t, serving, func(t *testing.T, w *world, v variant) {
-		for i, test := range tests {
+		for i, test := range goServers {
 			if !picked(v, i) {
 				continue
 			}
 			t.Run(test.name, func(t *testing.T) {
-				line := append(test.flags, "--", serveProgram, "udp://"+test.listen, "tcp://"+test.listen)
+				line := slices.Concat(test.flags, []string{"--", serveProgram, "udp://" + test.listen, "tcp://" + test.listen})
 				serve(t, v.run(t, w, line...), port{w.h, "udp", 8080}, port{w.h, "tcp", 8080})
 				for to, from := range test.want {
 					if strings.Contains(to, ":") {

@@ -58,7 +58,7 @@ func TestShimLoads(t *testing.T) {
 			}
 			program := compile(t, "loaded.c", tt.compiler...)
 			for _, mode := range shimModes {
-				r := try(t, graft(t, a.Host, append(inMode(mode, born()), "--", program)...))
+				r := try(t, graft(t, a.Host, append(inMode(mode, hostFirst()), "--", program)...))
 				if want := "failed: 0\nparked: " + tt.parked + "\n"; r.err != nil || r.stdout != want || r.stderr != "" {
 					t.Errorf("%s: %v, printed %q and %q, want %q", mode, r.err, r.stdout, r.stderr, want)
 				}
@@ -83,7 +83,7 @@ func TestShimBesideOtherLibraries(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			for _, mode := range shimModes {
-				c := graft(t, a.Host, append(inMode(mode, born()), "--", program)...)
+				c := graft(t, a.Host, append(inMode(mode, hostFirst()), "--", program)...)
 				c.Env = append(os.Environ(), "LD_PRELOAD="+tt.value)
 				r := try(t, c)
 				if want := "failed: 0\nparked: yes\n"; r.err != nil || r.stdout != want || r.stderr != tt.stderr {
@@ -105,7 +105,7 @@ func TestShimUnreadable(t *testing.T) {
 		t.Fatal(err)
 	}
 	run := func(mode string) result {
-		args := append(append([]string{"run", "--run-dir", runDir}, inMode(mode, born())...), "--user", "65534:65534", "--", program)
+		args := append(append([]string{"run", "--run-dir", runDir}, inMode(mode, hostFirst())...), "--user", "65534:65534", "--", program)
 		return try(t, command(t, a.Host, filepath.Join(dir, "tsugiki"), args...))
 	}
 	r := run("auto")

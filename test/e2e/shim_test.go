@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// born are rules by which all IP sockets are made on the host.
-func born() []string {
+// hostFirst are rules by which all IP sockets are created on the host first.
+func hostFirst() []string {
 	return []string{
 		"--endpoint", "out type ipv4 addr 0.0.0.0 port dynamic",
 		"--endpoint", "out6 type ipv6 addr :: port dynamic",
@@ -33,7 +33,7 @@ func (a *arena) likeBare(t *testing.T, args ...string) {
 	const none = "parked: no\n"
 	bare := succeed(t, command(t, a.Host, attackProgram(t, "dynamic"), args...))
 	for _, mode := range []string{"auto", "preload"} {
-		flags := append(inMode(mode, born()), "--", attackProgram(t, "dynamic"))
+		flags := append(inMode(mode, hostFirst()), "--", attackProgram(t, "dynamic"))
 		got := succeed(t, graft(t, a.Host, append(flags, args...)...))
 		if strings.Contains(bare, none) && !strings.Contains(got, parked) {
 			t.Errorf("%s %v: the shim has nothing parked:\n%s", mode, args, got)
@@ -116,7 +116,7 @@ func TestShimUnknownChildren(t *testing.T) {
 	a := newArena(t)
 	peer := a.serveEnds(t)
 	for _, kind := range []string{"clone", "_Fork"} {
-		got := succeed(t, a.attack("dynamic", born(), "unknown-child", kind, peer))
+		got := succeed(t, a.attack("dynamic", hostFirst(), "unknown-child", kind, peer))
 		for _, w := range []string{parked, "parked in child: 0\n", "ended: all\n"} {
 			if !strings.Contains(got, w) {
 				t.Errorf("%s: no %q in\n%s", kind, w, got)
@@ -170,7 +170,7 @@ func TestShimElsewhere(t *testing.T) {
 	t.Parallel()
 	a := newArena(t)
 	for _, mode := range []string{"auto", "preload"} {
-		got := succeed(t, a.attack("dynamic", inMode(mode, born()), "elsewhere"))
+		got := succeed(t, a.attack("dynamic", inMode(mode, hostFirst()), "elsewhere"))
 		want := []string{parked, "unshare: 0\n", "its child: 0\n", "setns: 0\n", "at home: host's\n"}
 		for _, w := range want {
 			if !strings.Contains(got, w) {
@@ -200,7 +200,7 @@ print("done")
 `
 	args := []string{python(t), "-c", script, remoteAddr4, fmt.Sprint(allowedPort)}
 	bare := succeed(t, command(t, a.Host, args[0], args[1:]...))
-	if got := succeed(t, graft(t, a.Host, append(append(born(), "--"), args...)...)); got != bare {
+	if got := succeed(t, graft(t, a.Host, append(append(hostFirst(), "--"), args...)...)); got != bare {
 		t.Errorf("bare\n%s\ngrafted\n%s", bare, got)
 	}
 }

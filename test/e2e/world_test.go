@@ -80,7 +80,7 @@ var (
 )
 
 var variants = []variant{
-	{name: "new", egress: everything},                       // born there
+	{name: "new", egress: everything},                       // created there
 	{name: "bridge", bridge: true, egress: everything},      // likewise, with a way around
 	{name: "bridge-part", bridge: true, egress: remoteOnly}, // swapped when they connect
 }

@@ -6,7 +6,7 @@
 //     chose, close-on-exec when that was asked for.
 //
 // Since: Linux 5.9 (ADDFD), 5.14 (SEND).
-// By: intercept/notify (swapped sockets, sockets born on the host).
+// By: intercept/notify (swapped sockets, sockets created on the host first).
 
 package kernel
 

@@ -4,7 +4,7 @@
 //
 // Not relied upon: CLONE_INTO_CGROUP after a kill. Linux 6.18 compares, at fork,
 // the kill counts of the parent's cgroup and of the child's, so that a child
-// born into a cgroup that was killed once, or by a parent in such a cgroup into
+// created in a cgroup that was killed once, or by a parent in such a cgroup into
 // another one, is killed at birth, for ever. So a killed cgroup is removed and
 // made anew, and a keeper that dies at birth is started again without
 // CLONE_INTO_CGROUP, moving itself.
@@ -87,10 +87,10 @@ func TestKilledCgroupTakesProcessesThatMoveIn(t *testing.T) {
 	// Either answer is correct here; it is told for who reads the log.
 	fresh := newCgroup(t)
 	report := func(what string, into *cgroup) {
-		born := start(t, "trap nothing", &unix.SysProcAttr{UseCgroupFD: true, CgroupFD: into.fd})
-		_, alive := <-born.heard
+		child := start(t, "trap nothing", &unix.SysProcAttr{UseCgroupFD: true, CgroupFD: into.fd})
+		_, alive := <-child.heard
 		t.Logf("%s: lives: %v", what, alive)
 	}
-	report("born into a killed cgroup", cg)
-	cg.run(t, func() { report("born into a fresh cgroup, parent in a killed one", fresh) })
+	report("created in a killed cgroup", cg)
+	cg.run(t, func() { report("created in a fresh cgroup, parent in a killed one", fresh) })
 }

@@ -1,4 +1,4 @@
-// Relied upon: a process can be born in a cgroup (CLONE_INTO_CGROUP), and the
+// Relied upon: a process can be created in a cgroup (CLONE_INTO_CGROUP), and the
 // sockets it makes are that cgroup's from the first one on; there is no moment
 // in which it could make one elsewhere.
 //

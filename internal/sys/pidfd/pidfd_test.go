@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
@@ -58,4 +60,43 @@ func TestOnEnd(t *testing.T) {
 	none := make(chan struct{})
 	OnEnd(0, func() { close(none) }) // nobody's
 	<-none
+}
+
+// What is done by an FD is done to the process that was opened, also when that has ended.
+func TestFD(t *testing.T) {
+	cmd := exec.Command("/bin/cat")
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stdin.Close()
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	fd, err := OpenFD(cmd.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer fd.Close()
+	file, err := fd.File(0)
+	if err != nil {
+		t.Error(err)
+	} else if err := unix.Close(file); err != nil {
+		t.Error(err)
+	}
+	if !fd.Lives() {
+		t.Error("it does not live")
+	}
+	if err := fd.Kill(); err != nil {
+		t.Error(err)
+	}
+	if state := cmd.Wait(); state == nil || state.Error() != "signal: killed" {
+		t.Errorf("it ended by %v", state)
+	}
+	if _, err := fd.File(0); !errors.Is(err, unix.ESRCH) || fd.Lives() || fd.Kill() != nil {
+		t.Errorf("it has ended: its file: %v, lives %v, kill: %v", err, fd.Lives(), fd.Kill())
+	}
+	if _, err := OpenFD(cmd.Process.Pid); !errors.Is(err, unix.ESRCH) {
+		t.Errorf("open a process that has ended: %v", err)
+	}
 }

@@ -84,6 +84,12 @@ int probe_port(const struct probe_addr *a)
 	return ntohs(a->sa.sa_family == AF_INET6 ? a->in6.sin6_port : a->in.sin_port);
 }
 
+/* A port that no rule names. Each of a case's ports has one such beside it. */
+int probe_private(int n)
+{
+	return env.port + 20000 + n;
+}
+
 bool probe_same(const struct probe_addr *a, const struct probe_addr *b)
 {
 	if (a->sa.sa_family != b->sa.sa_family || probe_port(a) != probe_port(b))
@@ -171,6 +177,10 @@ static const char *name_port(int port)
 		snprintf(text, sizeof(text), "mine+%d", port - env.port);
 		return text;
 	}
+	if (port >= probe_private(0) && port < probe_private(10)) {
+		snprintf(text, sizeof(text), "private+%d", port - probe_private(0));
+		return text;
+	}
 	return "nonzero";
 }
 
@@ -189,6 +199,18 @@ void probe_name(const char *step, const struct probe_addr *a)
 	default:
 		probe_line(step, "family %d len %d", a->sa.sa_family, (int)a->len);
 	}
+}
+
+/* Prints an address of the loopback as it is, and its port as a relation. */
+void probe_host(const char *step, const struct probe_addr *a)
+{
+	char host[INET6_ADDRSTRLEN] = "";
+	const void *bytes = &a->in.sin_addr;
+
+	if (a->sa.sa_family == AF_INET6)
+		bytes = &a->in6.sin6_addr;
+	inet_ntop(a->sa.sa_family, bytes, host, sizeof(host));
+	probe_line(step, "%s port %s", host, name_port(probe_port(a)));
 }
 
 /* Prints both names of a socket; not having a peer is an answer too. */
@@ -304,6 +326,15 @@ int probe_accept(const char *step, int l, struct probe_addr *from)
 	if (!from)
 		from = &other;
 	return probe_fd(step, accept(l, &from->sa, &from->len));
+}
+
+/* Ends a connection by a reset: nothing waits for its last segments. */
+void probe_abort(int fd)
+{
+	struct linger now = {.l_onoff = 1};
+
+	setsockopt(fd, SOL_SOCKET, SO_LINGER, &now, sizeof(now));
+	close(fd);
 }
 
 /* Two ends of a TCP connection over the loopback: client, server. */

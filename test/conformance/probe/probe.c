@@ -8,10 +8,11 @@ struct probe_env env = {.fd = -1};
 char **probe_argv;
 
 static const struct probe_case *const themes[] = {
-	connect_cases, progress_cases, bind_cases,   listen_cases,   accept_cases, loopback_cases,
-	options_cases, optargs_cases,  epoll_cases,  epollset_cases, dup_cases,	   inherit_cases,
-	threads_cases, storm_cases,    stream_cases, udp_cases,	     udpmsg_cases, udpserver_cases,
-	badargs_cases, badfd_cases,    kinds_cases,
+	connect_cases,	progress_cases, bind_cases,	 listen_cases,	accept_cases,
+	loopback_cases, options_cases,	optargs_cases,	 epoll_cases,	epollset_cases,
+	dup_cases,	inherit_cases,	threads_cases,	 storm_cases,	stream_cases,
+	udp_cases,	udpmsg_cases,	udpserver_cases, badargs_cases, badfd_cases,
+	kinds_cases,	own_cases,	owntcp_cases,	 ownudp_cases,	ownshare_cases,
 };
 
 #define THEMES (sizeof(themes) / sizeof(themes[0]))

@@ -80,6 +80,10 @@ extern const struct probe_case listen_cases[];
 extern const struct probe_case loopback_cases[];
 extern const struct probe_case options_cases[];
 extern const struct probe_case optargs_cases[];
+extern const struct probe_case own_cases[];
+extern const struct probe_case ownshare_cases[];
+extern const struct probe_case owntcp_cases[];
+extern const struct probe_case ownudp_cases[];
 extern const struct probe_case progress_cases[];
 extern const struct probe_case storm_cases[];
 extern const struct probe_case stream_cases[];
@@ -119,6 +123,7 @@ struct probe_addr probe_loopback(int family, int port);
 struct probe_addr probe_text(int family, const char *host, int port);
 struct probe_addr probe_unspec(void);
 int probe_port(const struct probe_addr *a);
+int probe_private(int n);
 bool probe_same(const struct probe_addr *a, const struct probe_addr *b);
 
 int probe_socket(int family, int type);
@@ -128,6 +133,7 @@ struct probe_addr probe_local(int fd);
 struct probe_addr probe_remote(int fd);
 void probe_name(const char *step, const struct probe_addr *a);
 void probe_names(const char *when, int fd);
+void probe_host(const char *step, const struct probe_addr *a);
 
 /* How long to wait for what has to come, in ms: for hangs only. */
 #define PROBE_PATIENCE 40000
@@ -139,6 +145,7 @@ void probe_serve(const char *step, int fd, int client, const char *text);
 int probe_echo_client(int family);
 int probe_listener(struct probe_addr a);
 int probe_accept(const char *step, int l, struct probe_addr *from);
+void probe_abort(int fd);
 void probe_pair(int family, int pair[2]);
 struct probe_addr probe_seen(int fd);
 

@@ -245,10 +245,11 @@ int attack_helpers(pid_t *pids, int max)
 int main(int argc, char **argv)
 {
 	static const struct attack_case *const tables[] = {
-		abi_cases,     calls_cases,	 escape_cases,	forks_cases, fuzz_cases,
-		graft_cases,   interfaces_cases, listen_cases,	load_cases,  marks_cases,
-		numbers_cases, options_cases,	 packets_cases, pairs_cases, pinned_cases,
-		race_cases,    reach_cases,	 stuck_cases,	udp_cases,
+		abi_cases,   calls_cases,      escape_cases,  forks_cases,   fuzz_cases,
+		graft_cases, interfaces_cases, listen_cases,  load_cases,    marks_cases,
+		loop_cases,  loopload_cases,   numbers_cases, options_cases, packets_cases,
+		pairs_cases, pinned_cases,     race_cases,    reach_cases,   stuck_cases,
+		udp_cases,
 	};
 
 	const struct attack_case *found = NULL;

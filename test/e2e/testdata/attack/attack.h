@@ -42,6 +42,8 @@ extern const struct attack_case graft_cases[];
 extern const struct attack_case interfaces_cases[];
 extern const struct attack_case listen_cases[];
 extern const struct attack_case load_cases[];
+extern const struct attack_case loop_cases[];
+extern const struct attack_case loopload_cases[];
 extern const struct attack_case marks_cases[];
 extern const struct attack_case numbers_cases[];
 extern const struct attack_case options_cases[];
