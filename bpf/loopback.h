@@ -193,13 +193,14 @@ static __always_inline void name_peer(struct bpf_sock_addr *ctx, struct addr *pe
  * Refuses a destination that no rule leads to. Where the container has nothing but a loopback,
  * that is what its own namespace would say.
  */
-static __always_inline int unreachable(enum denial what, const struct addr *to)
+static __always_inline int unreachable(const struct addr *to)
 {
 	if (!container()->loopback)
-		return deny(what);
+		return deny(DENIED_CONNECT);
 	if ((to->word[0] & bpf_htonl(0xffc00000)) == bpf_htonl(0xfe800000))
-		return deny_as(what, 22 /* EINVAL: a link-local address without its link */);
-	return deny_as(what, 101 /* ENETUNREACH */);
+		return deny_as(DENIED_CONNECT,
+			       22 /* EINVAL: a link-local address without its link */);
+	return deny_as(DENIED_CONNECT, 101 /* ENETUNREACH */);
 }
 
 #endif

@@ -218,7 +218,7 @@ static __always_inline int leave_loopback(struct __sk_buff *skb, struct bpf_sock
 	if (may_leave(skb, sk, p))
 		return ALLOW;
 	deny(DENIED_LEAVE);
-	return p->protocol == IPPROTO_UDP ? DROP : DENY;
+	return p->protocol == IPPROTO_UDP && loopback(&p->to) ? DROP : DENY;
 }
 
 SEC("cgroup_skb/egress")
@@ -294,7 +294,7 @@ static __always_inline bool hears_others(struct __sk_buff *skb, struct bpf_sock 
 {
 	bool from, to;
 
-	if (!serves(sk))
+	if (!serves_here(sk))
 		return false;
 	sides(skb, &from, &to);
 	return !from || to;

@@ -97,7 +97,7 @@ int connect4(struct bpf_sock_addr *ctx)
 		return connect_loopback4(ctx, &to, port);
 	if (!ep) {
 		if (!connects_to_own(ctx, &to, &port))
-			return unreachable(DENIED_CONNECT, &to);
+			return unreachable(&to);
 		ctx->user_ip4 = to.word[3];
 		ctx->user_port = bpf_htons(port);
 		return ALLOW;
@@ -134,7 +134,7 @@ int connect6(struct bpf_sock_addr *ctx)
 		return connect_loopback6(ctx, &to, port);
 	if (!ep) {
 		if (!connects_to_own(ctx, &to, &port))
-			return unreachable(DENIED_CONNECT, &to);
+			return unreachable(&to);
 		redirect6(ctx, &to, port);
 		return ALLOW;
 	}
@@ -275,9 +275,7 @@ int sendmsg4(struct bpf_sock_addr *ctx)
 			if (on_loopback(&to))
 				return send_loopback4(ctx, &to, port);
 			if (!own_server(ctx, &to, &port))
-				return relay4(ctx, sk, &to, port)
-					       ? ALLOW
-					       : unreachable(DENIED_SENDMSG, &to);
+				return relay4(ctx, sk, &to, port) ? ALLOW : deny(DENIED_SENDMSG);
 			hear(sk, &to, port);
 			ctx->user_ip4 = to.word[3];
 			ctx->user_port = bpf_htons(port);
@@ -319,9 +317,7 @@ int sendmsg6(struct bpf_sock_addr *ctx)
 			if (on_loopback(&to))
 				return send_loopback6(ctx, &to, port);
 			if (!own_server(ctx, &to, &port))
-				return relay6(ctx, sk, &to, port)
-					       ? ALLOW
-					       : unreachable(DENIED_SENDMSG, &to);
+				return relay6(ctx, sk, &to, port) ? ALLOW : deny(DENIED_SENDMSG);
 			hear(sk, &to, port);
 			redirect6(ctx, &to, port);
 			return ALLOW;

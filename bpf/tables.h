@@ -165,6 +165,15 @@ static __always_inline bool serves(struct bpf_sock *sk)
 	return b && b->ingress;
 }
 
+/* Whether a listener still has the port that a rule has bound: what was accepted inherits the
+ * note, and may lose the port and listen itself. */
+static __always_inline bool serves_here(struct bpf_sock *sk)
+{
+	struct binding *b = binding_of(sk);
+
+	return b && b->ingress && b->host_port == sk->src_port;
+}
+
 static __always_inline void count_connection(enum connection direction)
 {
 	struct counts *counts = bpf_get_local_storage(&counts_by_cgroup, 0);

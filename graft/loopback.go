@@ -151,38 +151,38 @@ func (e *Engine) othersHave(place Place, p Port) (bool, error) {
 	return false, err
 }
 
-// freePort finds a port that no socket of the place has on any address: the wanted one, if the
-// kernel could choose that, or else one of the kernel's choice. The wanted one may also be one that
-// the kernel has chosen for a socket of the container's.
+// freePort finds a port of the kernel's choice that no socket of the place has on any address, or
+// the wanted one, if the kernel has chosen that for a socket of the container's. A port that is free
+// is not the program's to choose: it would be the one that remotes see.
 func (e *Engine) freePort(place Place, protocol int, wanted, lost uint16) (uint16, error) {
-	any, err := anyPortsOf(place)
-	if err != nil {
-		return 0, err
-	}
-	if wanted == lost || !any.Contains(wanted) || any.reserves(wanted) {
-		wanted = 0
-	}
-	for range privateTries {
+	if wanted != lost && e.Ephemeral.Contains(wanted) {
 		p := privatePort(place, protocol, wanted)
-		var port uint16
-		err := place.Do(func() (err error) {
-			port, err = p.claim()
-			return err
-		})
-		switch {
-		case err == nil && !e.Ports.Promised(p, endpoint.PortRange{First: port, Last: port}):
-			return port, nil
-		case err != nil && (wanted == 0 || !errors.Is(err, unix.EADDRINUSE)):
-			return 0, fmt.Errorf("find a free port: %w", refusal(err))
-		}
-		if wanted != 0 {
+		_, err := claimIn(place, p)
+		if errors.Is(err, unix.EADDRINUSE) {
 			if others, err := e.othersHave(place, p); !others {
 				return wanted, err
 			}
-			wanted = 0
+		}
+	}
+	for range privateTries {
+		p := privatePort(place, protocol, 0)
+		port, err := claimIn(place, p)
+		if err != nil {
+			return 0, fmt.Errorf("find a free port: %w", refusal(err))
+		}
+		if !e.Ports.Promised(p, endpoint.PortRange{First: port, Last: port}) {
+			return port, nil
 		}
 	}
 	return 0, refusalError{unix.EADDRINUSE}
+}
+
+func claimIn(place Place, p Port) (port uint16, err error) {
+	err = place.Do(func() (err error) {
+		port, err = p.claim()
+		return err
+	})
+	return port, err
 }
 
 // claim binds a socket to the port, or for 0 to one of the kernel's choice, for a moment.
