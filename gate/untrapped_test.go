@@ -24,7 +24,7 @@ var bindAddresses = []string{
 }
 
 // freeAtPort0 are those of which nobody is asked about port 0, if that is said.
-var freeAtPort0 = []string{"0.0.0.0", "127.0.0.1", "127.9.8.7", "::", "::1", "::ffff:127.0.0.1"}
+var freeAtPort0 = []string{"0.0.0.0", "127.0.0.1", "127.9.8.7", "::", "::1", "::ffff:127.0.0.1", "::ffff:0.0.0.0"}
 
 // Of a container whose calls are not trapped, the supervisor is asked about binds alone, whatever
 // the filter asks about. The shim does not ask the gate about more than that.
@@ -92,7 +92,7 @@ func runUntrapped(t *testing.T, shim bool, prog []unix.SockFilter, port0 bool) (
 	var g *Gate
 	ended := make(chan struct{})
 	c.process, err = launch.Start(launch.Spec{
-		Path: program, Args: []string{"untrapped", part, whole}, Netns: c.own, CgroupDir: dir,
+		Path: program, Args: []string{"untrapped", part, whole}, Netns: c.own.File(), CgroupDir: dir,
 		Filter: prog, Caps: launch.Default, Preload: preload, NeedsPreload: shim,
 	}, func(listener *os.File, _ int) (err error) {
 		c.listener = listener

@@ -2,9 +2,13 @@
 /* How a gate answers a notification, or has the supervisor or the kernel do so. */
 #include "answer.h"
 
+#include <errno.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
 
+#include "caller.h"
 #include "gate.h"
 #include "pending.h"
 #include "stats.h"
@@ -48,6 +52,39 @@ bool gate_deliver(struct gate_worker *w, int file, bool close_on_exec)
 
 	gate_count_answer(w, GATE_BY_GATE);
 	return ioctl(gate.listener, SECCOMP_IOCTL_NOTIF_ADDFD, &add) >= 0;
+}
+
+bool gate_deliver_socket(struct gate_worker *w, int file, bool close_on_exec)
+{
+	bool delivered;
+	int error;
+
+	atomic_store(&w->delivers, w->n.id);
+	delivered = gate_deliver(w, file, close_on_exec);
+	error = errno;
+	close(file);
+	atomic_store(&w->delivers, 0);
+	errno = error;
+	return delivered;
+}
+
+/*
+ * The program goes on before the thread that has delivered a socket closes its own descriptor. If
+ * the program closes the socket in the meantime, the descriptor keeps the socket's port, and
+ * another bind(2) would fail with EADDRINUSE. So bind(2) waits for such a thread. The thread
+ * needs the CPU and nothing else: its notification is answered or given up, so the program cannot
+ * make it wait.
+ */
+void gate_await_deliveries(void)
+{
+	const struct timespec pause = {.tv_nsec = 100000};
+
+	for (struct gate_worker *w = gate_workers; w < &gate_workers[GATE_THREADS_MAX]; w++) {
+		uint64_t id = atomic_load(&w->delivers);
+
+		while (id != 0 && atomic_load(&w->delivers) == id && !gate_valid_id(id))
+			nanosleep(&pause, NULL);
+	}
 }
 
 void gate_pass_if(struct gate_worker *w, bool passed)

@@ -15,6 +15,13 @@ void gate_proceed(struct gate_worker *w);
 /* Answers with a descriptor of FILE. Fails as the ioctl(2) that installs it. */
 bool gate_deliver(struct gate_worker *w, int file, bool close_on_exec);
 
+/* Answers with a descriptor of a socket that the gate has made, and closes FILE. Fails as
+ * gate_deliver. */
+bool gate_deliver_socket(struct gate_worker *w, int file, bool close_on_exec);
+
+/* Waits until no thread has a descriptor of a socket that a program has got. */
+void gate_await_deliveries(void);
+
 /* Passes the call on to the supervisor if PASSED, else lets the kernel carry on. */
 void gate_pass_if(struct gate_worker *w, bool passed);
 

@@ -90,8 +90,7 @@ static void gate_socket(struct gate_worker *w)
 	}
 	if (kind.nonblock)
 		fcntl(file, F_SETFL, O_RDWR | O_NONBLOCK);
-	error = gate_deliver(w, file, kind.close_on_exec) ? 0 : errno;
-	close(file);
+	error = gate_deliver_socket(w, file, kind.close_on_exec) ? 0 : errno;
 	GATE_COUNT(single, error == 0);
 	GATE_COUNT(misses, error == 0 && args[5] == MARK_ASK);
 	if (error == EMFILE || error == ENFILE || error == ENOMEM)
@@ -150,12 +149,17 @@ static void gate_bind(struct gate_worker *w)
 {
 	if (!gate_read_address(w, w->n.data.args[1], (uint32_t)w->n.data.args[2]))
 		return;
-	if (!board_bind_is_free(gate.board, w->request.address, w->request.length)) {
-		gate_pass_if(w, gate_bind_is_passed(w->request.address, w->request.length));
+	if (board_bind_is_free(gate.board, w->request.address, w->request.length)) {
+		gate_report(w);
+		gate_proceed(w);
 		return;
 	}
-	gate_report(w);
-	gate_proceed(w);
+	if (!gate_bind_is_passed(w->request.address, w->request.length)) {
+		gate_proceed(w);
+		return;
+	}
+	gate_await_deliveries();
+	gate_pass(w);
 }
 
 /* Gives the shim a descriptor of the board, which nobody can write to. */

@@ -31,9 +31,14 @@ static bool gate_policed(int file)
 	return setsockopt(file, 0 /* SOL_IP */, OPTIONS_PROOF, NULL, 0) != 0 && errno == EPERM;
 }
 
+static int gate_make_unproven(const struct gate_kind *kind)
+{
+	return socket(kind->family, kind->type | SOCK_CLOEXEC, kind->protocol);
+}
+
 int gate_make(const struct gate_kind *kind)
 {
-	int file = socket(kind->family, kind->type | SOCK_CLOEXEC, kind->protocol);
+	int file = gate_make_unproven(kind);
 
 	if (file >= 0 && !gate_policed(file)) {
 		close(file);
@@ -103,9 +108,11 @@ static unsigned int gate_batch_to(int pair, const struct gate_kind *kind, unsign
 	unsigned int made = 0;
 	bool sent;
 
-	while (made < count && (files[made] = gate_make(kind)) >= 0)
+	while (made < count && (files[made] = gate_make_unproven(kind)) >= 0)
 		made++;
-	sent = made > 0 && gate_send_files(pair, "", 1, files, made, MSG_DONTWAIT);
+	/* If the gate is moved out of its cgroup meanwhile, the last one shows it. */
+	sent = made > 0 && gate_policed(files[0]) && gate_policed(files[made - 1]) &&
+	       gate_send_files(pair, "", 1, files, made, MSG_DONTWAIT);
 	for (unsigned int i = 0; i < made; i++)
 		close(files[i]);
 	return sent ? made : 0;
@@ -125,8 +132,12 @@ unsigned int gate_batch(struct gate_worker *w)
 	if (pthread_mutex_trylock(&gate_batch_lock) != 0)
 		return 0;
 	pair = gate_batch_is_taken() ? gate_file_of(w, (int)args[2]) : -1;
-	if (pair >= 0 && gate_is_pair_of(&w->n, pair))
+	if (pair >= 0 && gate_is_pair_of(&w->n, pair)) {
+		/* Closed before the answer, but a signal may let the program go on. */
+		atomic_store(&w->delivers, w->n.id);
 		made = gate_batch_to(pair, &kind, (unsigned int)args[4]);
+		atomic_store(&w->delivers, 0);
+	}
 	if (made > 0)
 		gate_batch_sent_to = pair;
 	else if (pair >= 0)

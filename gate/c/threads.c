@@ -38,13 +38,12 @@
 #include "pending.h"
 #include "stats.h"
 
-#define GATE_THREADS_MAX 64
-#define GATE_STACK	 (64 * 1024)
-#define GATE_WAKE_UP	 SIGUSR1
+#define GATE_STACK   (64 * 1024)
+#define GATE_WAKE_UP SIGUSR1
 /* A thread that is just about to wait misses a signal. */
 #define GATE_STOP_TRIES 50
 
-static struct gate_worker gate_workers[GATE_THREADS_MAX];
+struct gate_worker gate_workers[GATE_THREADS_MAX];
 
 static atomic_bool gate_watchdog_sleeps;
 

@@ -9,6 +9,8 @@
 
 #include "protocol.h"
 
+#define GATE_THREADS_MAX 64
+
 /* Who has answered a notification. */
 enum gate_outcome {
 	GATE_BY_NOBODY, /* the caller is gone */
@@ -29,6 +31,10 @@ struct gate_worker {
 	atomic_bool waits; /* for room among the pending requests: another thread would wait too */
 	unsigned int seen; /* turn at the last tick; the watchdog's own */
 
+	/* The notification that gets sockets, while the thread has descriptors of these sockets
+	 * too; else 0. See gate_await_deliveries. */
+	_Atomic uint64_t delivers;
+
 	struct seccomp_notif n;
 	struct gate_request request; /* to the supervisor, if there is one */
 	enum gate_outcome outcome;
@@ -37,5 +43,7 @@ struct gate_worker {
 	uint32_t thread;
 	int pidfd;
 };
+
+extern struct gate_worker gate_workers[GATE_THREADS_MAX];
 
 #endif

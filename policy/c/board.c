@@ -18,6 +18,7 @@ static const uint8_t board_mapped[12] = {[10] = 0xff, [11] = 0xff};
 
 static const uint8_t board_zeros[15];
 
+/* Whether the kernel takes an address for the loopback's: a wildcard is one, too. */
 static bool board_is_loopback(const uint8_t addr[16])
 {
 	if (memcmp(addr, board_mapped, sizeof(board_mapped)) == 0)

@@ -21,12 +21,14 @@ static _Atomic(const struct board *) shim_mapped;
 static atomic_uint shim_calls;
 static atomic_uint shim_failures;
 
-uint64_t shim_cookie(int number, int which)
+/* SO_NETNS_COOKIE of a socket; 0 if it has none. */
+static uint64_t shim_netns(int number)
 {
 	unsigned int length = sizeof(uint64_t);
 	uint64_t cookie = 0;
 
-	if (KERNEL5(__NR_getsockopt, number, SHIM_SOL_SOCKET, which, &cookie, &length) != 0)
+	if (KERNEL5(__NR_getsockopt, number, SHIM_SOL_SOCKET, SHIM_SO_NETNS_COOKIE, &cookie,
+		    &length) != 0)
 		return 0;
 	return cookie;
 }
@@ -92,8 +94,7 @@ static bool shim_in_place(int number, const struct board *b, const struct board_
 
 	if (place.verdict != BOARD_LOOK)
 		return place.verdict == BOARD_IN_PLACE;
-	return shim_cookie(number, SHIM_SO_NETNS_COOKIE) == place.netns &&
-	       !(place.unbound && shim_is_bound(number));
+	return shim_netns(number) == place.netns && !(place.unbound && shim_is_bound(number));
 }
 
 /* Whether the shim may decide what is on a board. */

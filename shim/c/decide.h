@@ -23,9 +23,6 @@ uint64_t shim_bind_mark(const void *address, size_t length);
 /* Whether connects and sends of a container are not trapped. B is its board, or NULL. */
 bool shim_is_untrapped(const struct board *b);
 
-/* SO_NETNS_COOKIE (71) or SO_COOKIE (57) of a socket; 0 if it has none. */
-uint64_t shim_cookie(int number, int which);
-
 /* Whether LENGTH bytes at ADDRESS can be read. The kernel, and not the shim, refuses a bad pointer.
  * (rt_sigprocmask(2) reads its set of eight bytes before it refuses `how`.) */
 bool shim_readable(const void *address, size_t length);

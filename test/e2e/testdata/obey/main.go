@@ -19,6 +19,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -33,6 +34,7 @@ const limit = 40 * time.Second
 var named = map[string]io.Closer{}
 
 func main() {
+	runtime.LockOSThread() // a supervisor keeps a descriptor of each thread that calls
 	fmt.Println("ready")
 	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
 		words := strings.Fields(lines.Text())
