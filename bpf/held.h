@@ -11,8 +11,9 @@
  *	IP_FREEBIND, IPV6_FREEBIND	with a control message, any source address
  *
  * So setsockopt succeeds, getsockopt says what was set, and the kernel keeps its default.
- * A UDP socket that the supervisor has let bind by an ingress rule shares its port as
- * the program wants, and a rule that names 255.255.255.255 lets programs broadcast.
+ * A UDP socket that the supervisor has let bind by an ingress rule, or to a private port,
+ * shares its port as the program wants, and a rule that names 255.255.255.255 lets programs
+ *broadcast.
  */
 #ifndef TSUGIKI_HELD_H
 #define TSUGIKI_HELD_H
@@ -71,7 +72,7 @@ static __always_inline bool is_held(struct bpf_sock *sk, __u32 bit)
 	if (bit == HELD_BROADCAST)
 		return !broadcasts();
 	b = binding_of(sk);
-	return !b || !b->ingress;
+	return !b || !(b->ingress || b->private);
 }
 
 /* Notes what a program sets. The kernel hears of it too, unless it must not. */

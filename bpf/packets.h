@@ -28,6 +28,9 @@
  * it is connected, or from hosts that it has lately sent to: heard_by_socket has up to
  * HEARD_MAX of them, those of one set replaced in turn.
  *
+ * A listener that no rule has bound, where the loopback is on the host, takes a SYN of that
+ * loopback only: see loopback.h.
+ *
  * The kernel gives the programs a packet that begins with the IP header, before it is cut
  * into fragments or segments. Without a full socket (a SYN cookie, TIME_WAIT) it does not
  * ask them; such packets carry nothing that a program wrote.
@@ -35,6 +38,8 @@
 #ifndef TSUGIKI_PACKETS_H
 #define TSUGIKI_PACKETS_H
 
+#include "heard.h"
+#include "loopback.h"
 #include "relay.h"
 
 #define ETH_P_IP   0x0800
@@ -49,105 +54,6 @@ struct packet {
 	__u16 from_port, to_port;
 	__u8 protocol;
 };
-
-struct {
-	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, int);
-	__type(value, struct heard);
-} heard_by_socket SEC(".maps");
-
-/* A place that is in the table, as the verifier of 6.1 sees too: the mask must come last,
- * and in 64 bits. */
-static __always_inline __u64 heard_place(__u64 at)
-{
-	__asm__ volatile("" : "+r"(at));
-	return at & (HEARD_MAX - 1);
-}
-
-/* The first of the places where an address may be. */
-static __always_inline __u32 heard_set(const struct addr *a)
-{
-	__u32 hash = a->word[0] ^ a->word[1] ^ a->word[2] ^ a->word[3];
-
-	hash ^= hash >> 16;
-	hash ^= hash >> 8;
-	return hash * HEARD_WAYS % HEARD_MAX;
-}
-
-/* Whether a socket hears an address; port 0 is those of which a rule lets it send to. A
- * function of its own, as number_for is. */
-__noinline __u64 is_heard(const struct heard *h, const struct addr *a, __u32 port)
-{
-	__u32 set, i;
-
-	if (!h || !a)
-		return 0;
-	set = heard_set(a);
-	for (i = 0; i < HEARD_WAYS; i++) {
-		const struct heard_peer *p = &h->peer[heard_place(set + i)];
-
-		if (same(&p->addr, a) && p->port == port)
-			return 1;
-	}
-	return 0;
-}
-
-/*
- * Lets a client's socket hear a host that it is about to send to; or one port of it,
- * if that is not 0. Where there is no memory for it, no answer is heard.
- */
-static __always_inline void hear(struct bpf_sock *sk, const struct addr *a, __u16 port)
-{
-	struct heard *h;
-
-	if (sk->dst_port || serves(sk))
-		return;
-	h = bpf_sk_storage_get(&heard_by_socket, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
-	if (!h || is_heard(h, a, port))
-		return;
-	h->peer[heard_place(heard_set(a) + h->next++ % HEARD_WAYS)] =
-		(struct heard_peer){.addr = *a, .port = port};
-}
-
-/* Where UDP sockets have tried to connect to, by IPv4; all zero: nowhere, or they have
- * begun a datagram for there since. */
-struct {
-	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, int);
-	__type(value, struct addr);
-} tried_by_socket SEC(".maps");
-
-/* Lets a socket connect, and notes where to. */
-static __always_inline int tries(struct bpf_sock_addr *ctx, const struct addr *to)
-{
-	struct addr *tried;
-
-	if (ctx->protocol != IPPROTO_UDP || !ctx->sk || !is_mapped(to))
-		return ALLOW;
-	tried = bpf_sk_storage_get(&tried_by_socket, ctx->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
-	if (!tried)
-		return deny(DENIED_CONNECT);
-	*tried = *to;
-	return ALLOW;
-}
-
-static __always_inline bool tried(struct bpf_sock *sk, const struct addr *to)
-{
-	struct addr *at = bpf_sk_storage_get(&tried_by_socket, sk, 0, 0);
-
-	return at && same(at, to);
-}
-
-/* Notes that a datagram begins, rather than goes on. */
-static __always_inline void begins(struct bpf_sock *sk, const struct addr *to)
-{
-	struct addr *at = bpf_sk_storage_get(&tried_by_socket, sk, 0, 0);
-
-	if (at && same(at, to))
-		*at = (struct addr){};
-}
 
 /*
  * What a packet is, or false if it is none that a program may send: one with IP
@@ -196,15 +102,20 @@ static __always_inline bool goes_on(struct __sk_buff *skb)
 	return ip[6] == IPPROTO_TCP && !(ip[53] & TCP_SYN);
 }
 
-static __always_inline bool is_peer(struct bpf_sock *sk, const struct packet *p)
+static __always_inline struct addr peer_of(struct bpf_sock *sk)
 {
 	/* Of an AF_INET6 socket that is connected to a mapped address, ::ffff:a.b.c.d. */
 	struct addr peer = {{sk->dst_ip6[0], sk->dst_ip6[1], sk->dst_ip6[2], sk->dst_ip6[3]}};
 	/* Volatile, or the compiler computes a pointer into the socket, which may not be. */
 	__u32 ip4 = *(volatile __u32 *)&sk->dst_ip4;
 
-	if (sk->family == AF_INET)
-		peer = mapped(ip4);
+	return sk->family == AF_INET ? mapped(ip4) : peer;
+}
+
+static __always_inline bool is_peer(struct bpf_sock *sk, const struct packet *p)
+{
+	struct addr peer = peer_of(sk);
+
 	return sk->dst_port == bpf_htons(p->to_port) && same(&peer, &p->to);
 }
 
@@ -213,6 +124,18 @@ static __always_inline bool right_source(const struct endpoint *ep, const struct
 					 const struct addr *from, const struct addr *to)
 {
 	return fits(&ep->addr, from, to) || (b && b->ingress && fits(&b->host, from, to));
+}
+
+/* Whether a datagram to the peer of its socket has the source that a rule wants. Most are
+ * known to have it from connect on. */
+static __always_inline bool has_right_source(struct bpf_sock *sk, const struct packet *p)
+{
+	struct endpoint *ep;
+
+	if (!bpf_sk_storage_get(&kept_by_socket, sk, 0, 0))
+		return true;
+	ep = endpoint_for(&p->to, p->to_port);
+	return !ep || right_source(ep, binding_of(sk), &p->from, &p->to);
 }
 
 /* Whether a datagram is on its way to the relay, or from it: see relay.h. */
@@ -258,6 +181,46 @@ static __always_inline bool may_leave(struct __sk_buff *skb, struct bpf_sock *sk
 	       (!p->to_port || ours(skb, p->protocol, &p->to, p->to_port));
 }
 
+/* Whose socket a packet on the loopback goes to. Of TCP it is a listener: what has a
+ * connection already, another began. */
+static __always_inline enum owner receiver(struct __sk_buff *skb, const struct packet *p)
+{
+	__u16 from_port = p->protocol == IPPROTO_TCP ? 0 : p->from_port;
+	struct bpf_sock *sk = socket_for(skb, p->protocol, &p->from, from_port, &p->to, p->to_port);
+	enum owner owner = SOMEBODY;
+
+	if (!sk)
+		return NOBODY;
+	/* One that has never sent on the loopback is known by its cgroup. */
+	if (is_of_loopback(sk) || bpf_sk_cgroup_id(sk) == bpf_skb_cgroup_id(skb))
+		owner = LOOPBACK;
+	bpf_sk_release(sk);
+	return owner;
+}
+
+/*
+ * A packet of a container whose loopback is on the host, where the host delivers it itself. A
+ * port of nobody's is left to the kernel, which says so. From a host's socket that no rule
+ * leads to, a datagram gets no answer, as on a loopback where it was lost.
+ */
+static __always_inline int leave_loopback(struct __sk_buff *skb, struct bpf_sock *sk,
+					  const struct packet *p)
+{
+	skb->priority = container()->loopback;
+	if (sk->state == TCP_LISTEN) /* it was let hear the SYN */
+		return ALLOW;
+	if (!loopback(&p->from) && !loopback(&p->to)) {
+		if (p->protocol == IPPROTO_UDP && is_peer(sk, p))
+			return ALLOW;
+	} else if (receiver(skb, p) != SOMEBODY) {
+		return ALLOW;
+	}
+	if (may_leave(skb, sk, p))
+		return ALLOW;
+	deny(DENIED_LEAVE);
+	return p->protocol == IPPROTO_UDP && loopback(&p->to) ? DROP : DENY;
+}
+
 SEC("cgroup_skb/egress")
 int leave(struct __sk_buff *skb)
 {
@@ -269,8 +232,10 @@ int leave(struct __sk_buff *skb)
 	sk = skb->sk ? bpf_sk_fullsock(skb->sk) : NULL;
 	if (!sk || !parse(skb, &p))
 		return deny(DENIED_LEAVE);
+	if (container()->loopback && skb->ifindex == LOOPBACK_IFINDEX)
+		return leave_loopback(skb, sk, &p);
 	if (p.protocol == IPPROTO_UDP && is_peer(sk, &p))
-		return ALLOW;
+		return has_right_source(sk, &p) ? ALLOW : deny(DENIED_LEAVE);
 	if (sk->state == TCP_LISTEN) /* it answers a SYN */
 		return serves(sk) ? ALLOW : deny(DENIED_LEAVE);
 	return may_leave(skb, sk, &p) ? ALLOW : deny(DENIED_LEAVE);
@@ -290,17 +255,78 @@ static __always_inline bool from_relay(struct __sk_buff *skb, struct bpf_sock *s
 	       p->from.word[2] == c->relay_from6.word[2];
 }
 
+/* Whether a packet was sent on the container's loopback, by a socket of that. */
+static __always_inline bool is_own(struct __sk_buff *skb)
+{
+	__u32 id = container()->loopback;
+
+	return id && skb->priority == id && skb->ifindex == LOOPBACK_IFINDEX;
+}
+
+/* Whether a packet comes from a loopback address, or for one. */
+static __always_inline void sides(struct __sk_buff *skb, bool *from, bool *to)
+{
+	__u8 *ip = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
+	struct addr a, b;
+
+	*from = *to = true;
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		if (ip + 20 > end)
+			return;
+		a = mapped(*(__u32 *)(ip + 12));
+		b = mapped(*(__u32 *)(ip + 16));
+	} else {
+		if (ip + 40 > end)
+			return;
+		__builtin_memcpy(&a, ip + 8, sizeof(a));
+		__builtin_memcpy(&b, ip + 24, sizeof(b));
+	}
+	*from = loopback(&a);
+	*to = loopback(&b);
+}
+
+/*
+ * Whether somebody who is not on the container's loopback may reach a socket that a rule has
+ * bound: not as one of that. Where the rule has bound an address of the host's loopback, all
+ * of the host come from there.
+ */
+static __always_inline bool hears_others(struct __sk_buff *skb, struct bpf_sock *sk)
+{
+	bool from, to;
+
+	if (!serves_here(sk))
+		return false;
+	sides(skb, &from, &to);
+	return !from || to;
+}
+
+/* The same of a UDP socket that no rule has bound: it hears on a loopback address whom a
+ * rule lets it send to there. */
+static __always_inline bool may_hear_at(const struct packet *p)
+{
+	if (!loopback(&p->from) && !loopback(&p->to))
+		return true;
+	return loopback(&p->from) && endpoint_for(&p->from, p->from_port);
+}
+
 /* Whether a client's UDP socket may hear who has sent a datagram. */
 static __always_inline bool may_hear(struct __sk_buff *skb, struct bpf_sock *sk)
 {
+	bool shares = container()->loopback;
 	struct binding *b = binding_of(sk);
 	struct packet p;
 	struct heard *h;
 
-	if ((b && (b->ingress || b->relay)) || sk->dst_port)
+	if (is_own(skb) || (shares && hears_others(skb, sk)))
+		return true;
+	if (!shares && ((b && (b->ingress || b->relay)) || sk->dst_port))
 		return true;
 	if (!parse(skb, &p))
 		return false;
+	if (shares && (serves(sk) || !may_hear_at(&p)))
+		return false;
+	if (sk->dst_port)
+		return true;
 	if (from_relay(skb, sk, &p))
 		return true;
 	h = bpf_sk_storage_get(&heard_by_socket, sk, 0, 0);
@@ -314,19 +340,18 @@ static __always_inline bool may_hear(struct __sk_buff *skb, struct bpf_sock *sk)
 SEC("cgroup_skb/ingress")
 int enter(struct __sk_buff *skb)
 {
-	__u8 *ip = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
 	struct bpf_sock *sk;
 
-	if (skb->protocol == bpf_htons(ETH_P_IP)) {
-		if (ip + 20 <= end && ip[9] == IPPROTO_TCP)
-			return ALLOW;
-	} else if (ip + 40 <= end && ip[6] == IPPROTO_TCP) {
+	if (goes_on(skb))
 		return ALLOW;
-	}
 	sk = skb->sk ? bpf_sk_fullsock(skb->sk) : NULL;
-	if (!sk || sk->protocol != IPPROTO_UDP)
+	if (!sk)
 		return ALLOW;
-	return may_hear(skb, sk) ? ALLOW : deny(DENIED_ENTER);
+	if (sk->protocol == IPPROTO_UDP)
+		return may_hear(skb, sk) ? ALLOW : deny(DENIED_ENTER);
+	if (!container()->loopback || sk->state != TCP_LISTEN || is_own(skb))
+		return ALLOW;
+	return hears_others(skb, sk) ? ALLOW : deny(DENIED_ENTER);
 }
 
 #endif

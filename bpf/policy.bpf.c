@@ -13,7 +13,8 @@
  * connect(AF_UNSPEC), by raw system calls or io_uring, and with a sockaddr that
  * another thread has changed since the supervisor looked at it.
  *
- * A container's own loopback is in its own namespace, where its servers are not
+ * A container's own loopback is on the host, where its namespace has nothing else:
+ * see loopback.h. Others have it in their own namespace, where their servers are not
  * that an ingress rule has brought here. A destination there that such a server
  * has is rewritten to where the server is, if the socket that listens there is
  * this container's indeed. Datagrams to the other servers there, from a socket
@@ -30,18 +31,52 @@
  * getsockname: tells the program the name that it bound.
  * setsockopt: refuses what would lead a socket around the other hooks.
  * listen: a socket that was never bound listens on any address and a port that
- *   the kernel picks, past every bind hook. The supervisor never lets that
- *   happen; should a program get there by a race, nobody can reach it.
+ *   the kernel picks, past every bind hook. Where the loopback is on the host, only
+ *   that reaches it. Else the supervisor never lets that happen; should a program get
+ *   there by a race, nobody can reach it.
  *
  * A sockaddr of a family that the kernel will refuse anyway is passed on, so that
  * the program gets the kernel's errno for it.
  *
- * Oldest kernel: 5.15. What is denied is EPERM for the program.
+ * Oldest kernel: 5.15. What is denied is EPERM for the program, or what deny_as says.
  */
 #include "held.h"
+#include "names.h"
 #include "packets.h"
 #include "relay.h"
 #include "source.h"
+
+/* On its loopback a program sees loopback addresses on both ends. */
+static __always_inline int connect_loopback4(struct bpf_sock_addr *ctx, struct addr *to, __u16 port)
+{
+	struct sockaddr_in from = {.sin_family = AF_INET, .sin_addr.s_addr = bpf_htonl(0x7f000001)};
+
+	if (!ctx->sk)
+		return deny(DENIED_CONNECT);
+	connect_loopback(ctx, to, &port);
+	if (!loopback(to) && !ctx->sk->src_port)
+		bpf_bind(ctx, (struct sockaddr *)&from, sizeof(from));
+	ctx->user_ip4 = to->word[3];
+	ctx->user_port = bpf_htons(port);
+	return ALLOW;
+}
+
+static __always_inline int connect_loopback6(struct bpf_sock_addr *ctx, struct addr *to, __u16 port)
+{
+	struct sockaddr_in6 from = {.sin6_family = AF_INET6};
+	struct addr source;
+
+	if (!ctx->sk)
+		return deny(DENIED_CONNECT);
+	connect_loopback(ctx, to, &port);
+	if (!loopback(to) && !ctx->sk->src_port) {
+		source = localhost(is_mapped(to));
+		__builtin_memcpy(&from.sin6_addr, &source, sizeof(from.sin6_addr));
+		bpf_bind(ctx, (struct sockaddr *)&from, sizeof(from));
+	}
+	redirect6(ctx, to, port);
+	return ALLOW;
+}
 
 SEC("cgroup/connect4")
 int connect4(struct bpf_sock_addr *ctx)
@@ -58,15 +93,17 @@ int connect4(struct bpf_sock_addr *ctx)
 	ep = egress(ctx, &to, port);
 	if (!ep && by_name4(ctx, &to))
 		return tries(ctx, &to);
+	if (!ep && on_loopback(&to))
+		return connect_loopback4(ctx, &to, port);
 	if (!ep) {
 		if (!connects_to_own(ctx, &to, &port))
-			return deny(DENIED_CONNECT);
+			return unreachable(&to);
 		ctx->user_ip4 = to.word[3];
 		ctx->user_port = bpf_htons(port);
 		return ALLOW;
 	}
 	at = mapped(ctx->sk ? ctx->sk->src_ip4 : 0);
-	if (has_source(ctx->sk, ep, &at, &to))
+	if (has_source(ctx->sk, ep, &at, &to) || keeps_name(ctx->sk, &at))
 		return tries(ctx, &to);
 	from.sin_addr.s_addr = ep->addr.word[3];
 	from.sin_port = bpf_htons(ep->port);
@@ -93,14 +130,16 @@ int connect6(struct bpf_sock_addr *ctx)
 	ep = egress(ctx, &to, port);
 	if (!ep && by_name6(ctx, &to))
 		return tries(ctx, &to);
+	if (!ep && on_loopback(&to))
+		return connect_loopback6(ctx, &to, port);
 	if (!ep) {
 		if (!connects_to_own(ctx, &to, &port))
-			return deny(DENIED_CONNECT);
+			return unreachable(&to);
 		redirect6(ctx, &to, port);
 		return ALLOW;
 	}
 	at = sk ? source6(sk) : (struct addr){};
-	if (has_source(sk, ep, &at, &to))
+	if (has_source(sk, ep, &at, &to) || keeps_name(sk, &at))
 		return tries(ctx, &to);
 	__builtin_memcpy(&from.sin6_addr, &ep->addr, sizeof(from.sin6_addr));
 	from.sin6_port = bpf_htons(ep->port);
@@ -118,8 +157,9 @@ static __always_inline int may_bind(struct bpf_sock_addr *ctx, const struct addr
 	if (!sk)
 		return deny(DENIED_BIND);
 	b = binding_of(sk);
-	if (!b || b->host_port != port || !same(&b->host, to))
+	if ((!b || b->host_port != port || !same(&b->host, to)) && (port || !on_loopback(to)))
 		return deny(DENIED_BIND);
+	join_loopback(sk);
 	return ALLOW;
 }
 
@@ -162,8 +202,51 @@ static __always_inline bool leaves_by(struct bpf_sock *sk, const struct endpoint
 				      const struct addr *at, const struct addr *to,
 				      bool *as_its_own)
 {
-	*as_its_own = serves(sk) || (!wildcard(at) && keeps_source(sk, ep, at, to));
+	*as_its_own = serves(sk) || (!wildcard(at) && keeps_source(sk, ep, at, to)) ||
+		      (container()->loopback && loopback(at));
 	return *as_its_own || wildcard(at) || !lent(sk, at);
+}
+
+/*
+ * A datagram on the loopback has the source that the socket or a control message names, or
+ * one of the loopback.
+ */
+static __always_inline int send_loopback4(struct bpf_sock_addr *ctx, struct addr *to, __u16 port)
+{
+	struct bpf_sock *sk = ctx->sk;
+	struct addr asked = mapped(ctx->msg_src_ip4);
+
+	join_loopback(sk);
+	translate(ctx, to, &port);
+	if (sk->src_ip4)
+		ctx->msg_src_ip4 = sk->src_ip4;
+	else if (!loopback(&asked) && !loopback(to))
+		ctx->msg_src_ip4 = bpf_htonl(0x7f000001);
+	ctx->user_ip4 = to->word[3];
+	ctx->user_port = bpf_htons(port);
+	return ALLOW;
+}
+
+static __always_inline void send_from6(struct bpf_sock_addr *ctx, const struct addr *from)
+{
+	ctx->msg_src_ip6[0] = from->word[0];
+	ctx->msg_src_ip6[1] = from->word[1];
+	ctx->msg_src_ip6[2] = from->word[2];
+	ctx->msg_src_ip6[3] = from->word[3];
+}
+
+static __always_inline int send_loopback6(struct bpf_sock_addr *ctx, struct addr *to, __u16 port)
+{
+	struct addr from = source6(ctx->sk);
+
+	join_loopback(ctx->sk);
+	translate(ctx, to, &port);
+	if (wildcard(&from) && !loopback(to))
+		from = localhost(false);
+	if (!wildcard(&from))
+		send_from6(ctx, &from);
+	redirect6(ctx, to, port);
+	return ALLOW;
 }
 
 SEC("cgroup/sendmsg4")
@@ -189,6 +272,8 @@ int sendmsg4(struct bpf_sock_addr *ctx)
 	if (!to_connected_peer(ctx, sk)) {
 		ep = egress(ctx, &to, port);
 		if (!ep && !known_peer(ctx, &to, port) && !by_name4(ctx, &to)) {
+			if (on_loopback(&to))
+				return send_loopback4(ctx, &to, port);
 			if (!own_server(ctx, &to, &port))
 				return relay4(ctx, sk, &to, port) ? ALLOW : deny(DENIED_SENDMSG);
 			hear(sk, &to, port);
@@ -229,6 +314,8 @@ int sendmsg6(struct bpf_sock_addr *ctx)
 	if (!to_connected_peer(ctx, sk)) {
 		ep = egress(ctx, &to, port);
 		if (!ep && !known_peer(ctx, &to, port) && !by_name6(ctx, &to)) {
+			if (on_loopback(&to))
+				return send_loopback6(ctx, &to, port);
 			if (!own_server(ctx, &to, &port))
 				return relay6(ctx, sk, &to, port) ? ALLOW : deny(DENIED_SENDMSG);
 			hear(sk, &to, port);
@@ -243,114 +330,8 @@ int sendmsg6(struct bpf_sock_addr *ctx)
 			bound = ep->addr;
 		}
 	}
-	if (stale || !wildcard(&bound)) {
-		ctx->msg_src_ip6[0] = bound.word[0];
-		ctx->msg_src_ip6[1] = bound.word[1];
-		ctx->msg_src_ip6[2] = bound.word[2];
-		ctx->msg_src_ip6[3] = bound.word[3];
-	}
-	return ALLOW;
-}
-
-static __always_inline int remember(struct bpf_sock_addr *ctx, const struct addr *from)
-{
-	struct peer key = {.addr = *from, .port = bpf_ntohs(ctx->user_port)};
-	struct bpf_sock *sk = ctx->sk;
-	__u32 id = container()->id;
-	__u8 seen = 1;
-	void *peers;
-
-	if (!sk || !serves(sk))
-		return ALLOW;
-	peers = bpf_map_lookup_elem(&peer_tables, &id);
-	if (!peers)
-		return ALLOW;
-	key.socket = bpf_get_socket_cookie(ctx);
-	if (!bpf_map_lookup_elem(peers, &key))
-		bpf_map_update_elem(peers, &key, &seen, BPF_ANY);
-	return ALLOW;
-}
-
-SEC("cgroup/recvmsg4")
-int recvmsg4(struct bpf_sock_addr *ctx)
-{
-	struct addr from = mapped(ctx->user_ip4);
-	__u16 port = bpf_ntohs(ctx->user_port);
-
-	if (relayed(ctx, &from, &port)) {
-		/* Not to be remembered: on the host that is somebody else. */
-		ctx->user_ip4 = from.word[3];
-		ctx->user_port = bpf_htons(port);
-		return ALLOW;
-	}
-	return remember(ctx, &from);
-}
-
-SEC("cgroup/recvmsg6")
-int recvmsg6(struct bpf_sock_addr *ctx)
-{
-	struct addr from = {
-		{ctx->user_ip6[0], ctx->user_ip6[1], ctx->user_ip6[2], ctx->user_ip6[3]}};
-	__u16 port = bpf_ntohs(ctx->user_port);
-
-	if (relayed(ctx, &from, &port)) {
-		redirect6(ctx, &from, port);
-		return ALLOW;
-	}
-	return remember(ctx, &from);
-}
-
-/*
- * The name that the program shall see, or NULL for the socket's own. A port of
- * 0 was the host's to choose. A socket that was bound to the wildcard shows,
- * once connected, the address that its peer sees.
- */
-static __always_inline struct binding *view(struct bpf_sock_addr *ctx, bool *keep_addr)
-{
-	struct bpf_sock *sk = ctx->sk;
-	struct binding *b;
-
-	if (!sk)
-		return NULL;
-	b = binding_of(sk);
-	/* An accepted socket loses its name by connect(AF_UNSPEC). */
-	if (!b || b->host_port != sk->src_port)
-		return NULL;
-	*keep_addr = wildcard(&b->view) && sk->dst_port;
-	return b;
-}
-
-SEC("cgroup/getsockname4")
-int getsockname4(struct bpf_sock_addr *ctx)
-{
-	bool keep_addr = false;
-	struct binding *b = view(ctx, &keep_addr);
-
-	if (!b)
-		return ALLOW;
-	if (!keep_addr)
-		ctx->user_ip4 = b->view.word[3];
-	if (b->view_port)
-		ctx->user_port = bpf_htons(b->view_port);
-	return ALLOW;
-}
-
-SEC("cgroup/getsockname6")
-int getsockname6(struct bpf_sock_addr *ctx)
-{
-	bool keep_addr = false;
-	struct binding *b = view(ctx, &keep_addr);
-
-	if (!b)
-		return ALLOW;
-	if (!keep_addr) {
-		ctx->user_ip6[0] = b->view.word[0];
-		ctx->user_ip6[1] = b->view.word[1];
-		ctx->user_ip6[2] = b->view.word[2];
-		ctx->user_ip6[3] = b->view.word[3];
-	}
-	if (b->view_port)
-		ctx->user_port = bpf_htons(b->view_port);
+	if (stale || !wildcard(&bound))
+		send_from6(ctx, &bound);
 	return ALLOW;
 }
 
@@ -411,6 +392,10 @@ int guard_listen(struct bpf_sock_ops *ctx)
 		return 1;
 	if (!sk)
 		return 1;
+	if (container()->loopback) {
+		join_loopback(sk); /* whom it hears, the packets' program sees to */
+		return 1;
+	}
 	b = binding_of(sk);
 	if (b && b->ingress && b->host_port == sk->src_port)
 		return 1;

@@ -54,7 +54,8 @@ struct container {
 	__u64 relay_netns;
 	struct addr relay_from6; /* with P = 0 */
 	__u32 relay_from4;	 /* network order */
-	__u32 pad;
+	/* The loopback that it has on the host, see loopback.h; 0: its namespace's own. */
+	__u32 loopback;
 	struct endpoint endpoint[ENDPOINTS_AT_HAND]; /* by number */
 };
 
@@ -104,7 +105,8 @@ struct binding {
 	__u16 view_port;
 	__u8 ingress; /* bound by an ingress rule: may answer whoever asks */
 	__u8 relay;   /* the relay's own, see relay.h */
-	__u8 pad[2];
+	__u8 private; /* bound to a private port, see loopback.h */
+	__u8 pad;
 	__u32 named;	 /* number in name_by_number: may connect through that one; or 0 */
 	__u32 container; /* whose binding it is: sockets are passed around */
 	__u64 netns;	 /* cookie of that endpoint's namespace, if named */
@@ -144,16 +146,24 @@ struct graft_queue {
 	struct graft_option option[GRAFT_OPTIONS_MAX];
 };
 
-/* A port that the container serves, as its programs know it. */
+/*
+ * SERVED6, SERVED4: a port that the container serves by a rule, as its programs know it,
+ * and where that is on the host. SERVED_AS is the way back: from the host's port, and the
+ * address that is in the row, to the programs' port.
+ *
+ * PRIVATE: a port of a loopback on the host, as its programs know it, and the host's port
+ * that has its place. PRIVATE_AS is the way back.
+ */
+enum service_kind { SERVED6, SERVED4, SERVED_AS, PRIVATE, PRIVATE_AS };
+
 struct service {
 	__u32 bits;
-	__u32 container;
+	__u32 owner; /* a container, or a loopback; see tables.h */
 	__u16 port;
 	__u8 protocol; /* IPPROTO_TCP or IPPROTO_UDP */
-	__u8 is4;
+	__u8 kind;
 };
 
-/* Where on the host it is served. */
 struct location {
 	struct addr addr;
 	__u16 port;

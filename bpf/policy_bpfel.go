@@ -26,7 +26,8 @@ type PolicyBinding struct {
 	ViewPort  uint16
 	Ingress   uint8
 	Relay     uint8
-	Pad       [2]uint8
+	Private   uint8
+	Pad       uint8
 	Named     uint32
 	Container uint32
 	Netns     uint64
@@ -41,7 +42,7 @@ type PolicyContainer struct {
 	RelayNetns uint64
 	RelayFrom6 PolicyAddr
 	RelayFrom4 uint32
-	Pad        uint32
+	Loopback   uint32
 	Endpoint   [4]PolicyEndpoint
 }
 
@@ -165,12 +166,12 @@ type PolicySender struct {
 }
 
 type PolicyService struct {
-	_         structs.HostLayout
-	Bits      uint32
-	Container uint32
-	Port      uint16
-	Protocol  uint8
-	Is4       uint8
+	_        structs.HostLayout
+	Bits     uint32
+	Owner    uint32
+	Port     uint16
+	Protocol uint8
+	Kind     uint8
 }
 
 // LoadPolicy returns the embedded CollectionSpec for Policy.
@@ -220,6 +221,8 @@ type PolicyProgramSpecs struct {
 	Connect4     *ebpf.ProgramSpec `ebpf:"connect4"`
 	Connect6     *ebpf.ProgramSpec `ebpf:"connect6"`
 	Enter        *ebpf.ProgramSpec `ebpf:"enter"`
+	Getpeername4 *ebpf.ProgramSpec `ebpf:"getpeername4"`
+	Getpeername6 *ebpf.ProgramSpec `ebpf:"getpeername6"`
 	Getsockname4 *ebpf.ProgramSpec `ebpf:"getsockname4"`
 	Getsockname6 *ebpf.ProgramSpec `ebpf:"getsockname6"`
 	Getsockopt   *ebpf.ProgramSpec `ebpf:"getsockopt"`
@@ -236,22 +239,25 @@ type PolicyProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type PolicyMapSpecs struct {
-	BindingBySocket   *ebpf.MapSpec `ebpf:"binding_by_socket"`
-	ContainerByCgroup *ebpf.MapSpec `ebpf:"container_by_cgroup"`
-	CountsByCgroup    *ebpf.MapSpec `ebpf:"counts_by_cgroup"`
-	EgressByPrefix    *ebpf.MapSpec `ebpf:"egress_by_prefix"`
-	EndpointByNumber  *ebpf.MapSpec `ebpf:"endpoint_by_number"`
-	GraftBySocket     *ebpf.MapSpec `ebpf:"graft_by_socket"`
-	HeardBySocket     *ebpf.MapSpec `ebpf:"heard_by_socket"`
-	HeldBySocket      *ebpf.MapSpec `ebpf:"held_by_socket"`
-	LentBySocket      *ebpf.MapSpec `ebpf:"lent_by_socket"`
-	LocationByService *ebpf.MapSpec `ebpf:"location_by_service"`
-	NameByNumber      *ebpf.MapSpec `ebpf:"name_by_number"`
-	PeerTables        *ebpf.MapSpec `ebpf:"peer_tables"`
-	QueueBySocket     *ebpf.MapSpec `ebpf:"queue_by_socket"`
-	RelayedSockets    *ebpf.MapSpec `ebpf:"relayed_sockets"`
-	SenderTables      *ebpf.MapSpec `ebpf:"sender_tables"`
-	TriedBySocket     *ebpf.MapSpec `ebpf:"tried_by_socket"`
+	BindingBySocket    *ebpf.MapSpec `ebpf:"binding_by_socket"`
+	ContainerByCgroup  *ebpf.MapSpec `ebpf:"container_by_cgroup"`
+	CountsByCgroup     *ebpf.MapSpec `ebpf:"counts_by_cgroup"`
+	EgressByPrefix     *ebpf.MapSpec `ebpf:"egress_by_prefix"`
+	EndpointByNumber   *ebpf.MapSpec `ebpf:"endpoint_by_number"`
+	GraftBySocket      *ebpf.MapSpec `ebpf:"graft_by_socket"`
+	HeardBySocket      *ebpf.MapSpec `ebpf:"heard_by_socket"`
+	HeldBySocket       *ebpf.MapSpec `ebpf:"held_by_socket"`
+	KeptBySocket       *ebpf.MapSpec `ebpf:"kept_by_socket"`
+	LentBySocket       *ebpf.MapSpec `ebpf:"lent_by_socket"`
+	LocationByLoopback *ebpf.MapSpec `ebpf:"location_by_loopback"`
+	LocationByService  *ebpf.MapSpec `ebpf:"location_by_service"`
+	LoopbackBySocket   *ebpf.MapSpec `ebpf:"loopback_by_socket"`
+	NameByNumber       *ebpf.MapSpec `ebpf:"name_by_number"`
+	PeerTables         *ebpf.MapSpec `ebpf:"peer_tables"`
+	QueueBySocket      *ebpf.MapSpec `ebpf:"queue_by_socket"`
+	RelayedSockets     *ebpf.MapSpec `ebpf:"relayed_sockets"`
+	SenderTables       *ebpf.MapSpec `ebpf:"sender_tables"`
+	TriedBySocket      *ebpf.MapSpec `ebpf:"tried_by_socket"`
 }
 
 // PolicyVariableSpecs contains global variables before they are loaded into the kernel.
@@ -281,22 +287,25 @@ func (o *PolicyObjects) Close() error {
 //
 // It can be passed to LoadPolicyObjects or ebpf.CollectionSpec.LoadAndAssign.
 type PolicyMaps struct {
-	BindingBySocket   *ebpf.Map `ebpf:"binding_by_socket"`
-	ContainerByCgroup *ebpf.Map `ebpf:"container_by_cgroup"`
-	CountsByCgroup    *ebpf.Map `ebpf:"counts_by_cgroup"`
-	EgressByPrefix    *ebpf.Map `ebpf:"egress_by_prefix"`
-	EndpointByNumber  *ebpf.Map `ebpf:"endpoint_by_number"`
-	GraftBySocket     *ebpf.Map `ebpf:"graft_by_socket"`
-	HeardBySocket     *ebpf.Map `ebpf:"heard_by_socket"`
-	HeldBySocket      *ebpf.Map `ebpf:"held_by_socket"`
-	LentBySocket      *ebpf.Map `ebpf:"lent_by_socket"`
-	LocationByService *ebpf.Map `ebpf:"location_by_service"`
-	NameByNumber      *ebpf.Map `ebpf:"name_by_number"`
-	PeerTables        *ebpf.Map `ebpf:"peer_tables"`
-	QueueBySocket     *ebpf.Map `ebpf:"queue_by_socket"`
-	RelayedSockets    *ebpf.Map `ebpf:"relayed_sockets"`
-	SenderTables      *ebpf.Map `ebpf:"sender_tables"`
-	TriedBySocket     *ebpf.Map `ebpf:"tried_by_socket"`
+	BindingBySocket    *ebpf.Map `ebpf:"binding_by_socket"`
+	ContainerByCgroup  *ebpf.Map `ebpf:"container_by_cgroup"`
+	CountsByCgroup     *ebpf.Map `ebpf:"counts_by_cgroup"`
+	EgressByPrefix     *ebpf.Map `ebpf:"egress_by_prefix"`
+	EndpointByNumber   *ebpf.Map `ebpf:"endpoint_by_number"`
+	GraftBySocket      *ebpf.Map `ebpf:"graft_by_socket"`
+	HeardBySocket      *ebpf.Map `ebpf:"heard_by_socket"`
+	HeldBySocket       *ebpf.Map `ebpf:"held_by_socket"`
+	KeptBySocket       *ebpf.Map `ebpf:"kept_by_socket"`
+	LentBySocket       *ebpf.Map `ebpf:"lent_by_socket"`
+	LocationByLoopback *ebpf.Map `ebpf:"location_by_loopback"`
+	LocationByService  *ebpf.Map `ebpf:"location_by_service"`
+	LoopbackBySocket   *ebpf.Map `ebpf:"loopback_by_socket"`
+	NameByNumber       *ebpf.Map `ebpf:"name_by_number"`
+	PeerTables         *ebpf.Map `ebpf:"peer_tables"`
+	QueueBySocket      *ebpf.Map `ebpf:"queue_by_socket"`
+	RelayedSockets     *ebpf.Map `ebpf:"relayed_sockets"`
+	SenderTables       *ebpf.Map `ebpf:"sender_tables"`
+	TriedBySocket      *ebpf.Map `ebpf:"tried_by_socket"`
 }
 
 func (m *PolicyMaps) Close() error {
@@ -309,8 +318,11 @@ func (m *PolicyMaps) Close() error {
 		m.GraftBySocket,
 		m.HeardBySocket,
 		m.HeldBySocket,
+		m.KeptBySocket,
 		m.LentBySocket,
+		m.LocationByLoopback,
 		m.LocationByService,
+		m.LoopbackBySocket,
 		m.NameByNumber,
 		m.PeerTables,
 		m.QueueBySocket,
@@ -336,6 +348,8 @@ type PolicyPrograms struct {
 	Connect4     *ebpf.Program `ebpf:"connect4"`
 	Connect6     *ebpf.Program `ebpf:"connect6"`
 	Enter        *ebpf.Program `ebpf:"enter"`
+	Getpeername4 *ebpf.Program `ebpf:"getpeername4"`
+	Getpeername6 *ebpf.Program `ebpf:"getpeername6"`
 	Getsockname4 *ebpf.Program `ebpf:"getsockname4"`
 	Getsockname6 *ebpf.Program `ebpf:"getsockname6"`
 	Getsockopt   *ebpf.Program `ebpf:"getsockopt"`
@@ -355,6 +369,8 @@ func (p *PolicyPrograms) Close() error {
 		p.Connect4,
 		p.Connect6,
 		p.Enter,
+		p.Getpeername4,
+		p.Getpeername6,
 		p.Getsockname4,
 		p.Getsockname6,
 		p.Getsockopt,

@@ -97,27 +97,45 @@ static __always_inline bool by_name(struct bpf_sock_addr *ctx, const struct addr
 	return named_reaches(b, to, from);
 }
 
-/* The socket, not a connected one, that hears what is sent to an address. The
- * caller releases it. */
-static __always_inline struct bpf_sock *socket_at(void *ctx, __u8 protocol, const struct addr *at,
-						  __u16 port)
+/* The socket that hears what is sent to an address: not a connected one, unless it is
+ * connected to `from`. The caller releases it. */
+static __always_inline struct bpf_sock *socket_for(void *ctx, __u8 protocol,
+						   const struct addr *from, __u16 from_port,
+						   const struct addr *at, __u16 port)
 {
 	struct bpf_sock_tuple tuple = {};
 	__u32 size = sizeof(tuple.ipv6);
 
 	if (at->word[2] == bpf_htonl(0xffff)) {
 		size = sizeof(tuple.ipv4);
-		tuple.ipv4.saddr = bpf_htonl(0x7f000001);
+		tuple.ipv4.saddr = from->word[3];
+		tuple.ipv4.sport = bpf_htons(from_port);
 		tuple.ipv4.daddr = at->word[3];
 		tuple.ipv4.dport = bpf_htons(port);
 	} else {
-		tuple.ipv6.saddr[3] = bpf_htonl(1);
+		__builtin_memcpy(tuple.ipv6.saddr, from, sizeof(tuple.ipv6.saddr));
+		tuple.ipv6.sport = bpf_htons(from_port);
 		__builtin_memcpy(tuple.ipv6.daddr, at, sizeof(tuple.ipv6.daddr));
 		tuple.ipv6.dport = bpf_htons(port);
 	}
 	if (protocol == IPPROTO_TCP)
 		return bpf_sk_lookup_tcp(ctx, &tuple, size, BPF_F_CURRENT_NETNS, 0);
 	return bpf_sk_lookup_udp(ctx, &tuple, size, BPF_F_CURRENT_NETNS, 0);
+}
+
+/* The host's loopback address of a family. */
+static __always_inline struct addr localhost(bool is4)
+{
+	return is4 ? mapped(bpf_htonl(0x7f000001)) : (struct addr){{0, 0, 0, bpf_htonl(1)}};
+}
+
+/* The same, for what the loopback sends from a port of nobody's. */
+static __always_inline struct bpf_sock *socket_at(void *ctx, __u8 protocol, const struct addr *at,
+						  __u16 port)
+{
+	struct addr from = localhost(is_mapped(at));
+
+	return socket_for(ctx, protocol, &from, 0, at, port);
 }
 
 /* Whether the socket that is served at an address is this container's. */
@@ -133,6 +151,23 @@ static __always_inline bool ours(void *ctx, __u8 protocol, const struct addr *at
 	return b && b->ingress;
 }
 
+/* The row of a port of the container's loopback, if that is on the host; else of its own. */
+static __always_inline struct location *location_of(enum service_kind kind, __u8 protocol,
+						    __u16 port)
+{
+	const struct container *c = container();
+	struct service key = {.bits = KEY_BITS(key),
+			      .owner = c->id,
+			      .port = port,
+			      .protocol = protocol,
+			      .kind = kind};
+
+	if (!c->loopback)
+		return bpf_map_lookup_elem(&location_by_service, &key);
+	key.owner = c->loopback;
+	return bpf_map_lookup_elem(&location_by_loopback, &key);
+}
+
 /*
  * Whether a destination is one of the container's own servers on the host. If
  * so, TO and PORT become its address there; port 0, where nobody listens, if it
@@ -141,24 +176,20 @@ static __always_inline bool ours(void *ctx, __u8 protocol, const struct addr *at
  */
 static __always_inline bool own_server(struct bpf_sock_addr *ctx, struct addr *to, __u16 *port)
 {
-	struct service key = {.bits = KEY_BITS(key),
-			      .container = container()->id,
-			      .port = *port,
-			      .protocol = ctx->protocol};
+	__u8 protocol = ctx->protocol;
 	struct location *l;
 
 	if (wildcard(to))
 		to->word[3] = is_mapped(to) ? bpf_htonl(0x7f000001) : bpf_htonl(1);
 	if (!loopback(to))
 		return false;
-	key.is4 = to->word[2] == bpf_htonl(0xffff);
-	l = bpf_map_lookup_elem(&location_by_service, &key);
+	l = location_of(is_mapped(to) ? SERVED4 : SERVED6, protocol, *port);
 	if (!l)
 		return false;
 	if (!wildcard(&l->addr))
 		*to = l->addr;
 	*port = l->port;
-	if (!ours(ctx, key.protocol, to, l->port))
+	if (!ours(ctx, protocol, to, l->port))
 		*port = 0;
 	return true;
 }
@@ -177,6 +208,11 @@ static __always_inline void redirect6(struct bpf_sock_addr *ctx, const struct ad
 	ctx->user_ip6[2] = to->word[2];
 	ctx->user_ip6[3] = to->word[3];
 	ctx->user_port = bpf_htons(port);
+}
+
+static __always_inline struct addr source6(struct bpf_sock *sk)
+{
+	return (struct addr){{sk->src_ip6[0], sk->src_ip6[1], sk->src_ip6[2], sk->src_ip6[3]}};
 }
 
 #endif

@@ -3,12 +3,7 @@
 #ifndef TSUGIKI_SOURCE_H
 #define TSUGIKI_SOURCE_H
 
-#include "reach.h"
-
-static __always_inline struct addr source6(struct bpf_sock *sk)
-{
-	return (struct addr){{sk->src_ip6[0], sk->src_ip6[1], sk->src_ip6[2], sk->src_ip6[3]}};
-}
+#include "packets.h"
 
 /* A UDP server that connects to who has asked it, and keeps its own name. */
 static __always_inline bool answers(struct bpf_sock_addr *ctx, const struct addr *to, __u16 port)
@@ -89,6 +84,20 @@ static __always_inline bool has_source(struct bpf_sock *sk, const struct endpoin
 	if (wildcard(at))
 		return wildcard(&ep->addr) && !ep->port;
 	return keeps_source(sk, ep, at, to);
+}
+
+/*
+ * Whether a socket that has a port connects from where it is bound, as on a host. The kernel
+ * refuses to leave a loopback address for another host (EINVAL), and chooses the source of a
+ * socket that is bound to the wildcard: packets see to it that it is the endpoint's.
+ */
+static __always_inline bool keeps_name(struct bpf_sock *sk, const struct addr *at)
+{
+	if (!container()->loopback || !sk || !sk->src_port || !(wildcard(at) || loopback(at)))
+		return false;
+	if (sk->protocol == IPPROTO_UDP)
+		bpf_sk_storage_get(&kept_by_socket, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	return true;
 }
 
 /* Notes that an endpoint has lent its address to a socket, which TCP shows by itself: it

@@ -20,6 +20,7 @@
 
 #define DENY  0
 #define ALLOW 1
+#define DROP  2 /* a packet that leaves: without an error */
 
 /*
  * What belongs to one container. The programs are loaded once for many, and find
@@ -68,6 +69,15 @@ SHARED(egress_by_prefix, ALL(2 * EGRESS_PREFIXES_MAX), prefix, egress);
 SHARED(endpoint_by_number, ALL(ENDPOINTS_MAX), number, endpoint);
 SHARED(name_by_number, ALL(NAMED_MAX), number, endpoint_name);
 SHARED(location_by_service, ALL(SERVICES_MAX), service, location);
+/* The same for loopbacks on the host. Sets of programs share this table and the next, so
+ * that containers of one loopback may be of several sets. */
+SHARED(location_by_loopback, ALL(SERVICES_MAX), service, location);
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, __u32);
+} loopback_by_socket SEC(".maps");
 
 /* Of types that only tables in tables have, the compiler writes down no more than the
  * names, unless a variable has them too. */
@@ -155,6 +165,15 @@ static __always_inline bool serves(struct bpf_sock *sk)
 	return b && b->ingress;
 }
 
+/* Whether a listener still has the port that a rule has bound: what was accepted inherits the
+ * note, and may lose the port and listen itself. */
+static __always_inline bool serves_here(struct bpf_sock *sk)
+{
+	struct binding *b = binding_of(sk);
+
+	return b && b->ingress && b->host_port == sk->src_port;
+}
+
 static __always_inline void count_connection(enum connection direction)
 {
 	struct counts *counts = bpf_get_local_storage(&counts_by_cgroup, 0);
@@ -168,6 +187,16 @@ static __always_inline int deny(enum denial what)
 
 	counts->denials[what]++;
 	return DENY;
+}
+
+/*
+ * Has a call fail with an errno of its own, where the kernel can: before Linux 6.0 the loader
+ * takes the helper out, and it is EPERM.
+ */
+static __always_inline int deny_as(enum denial what, int errno)
+{
+	bpf_set_retval(-errno);
+	return deny(what);
 }
 
 #endif

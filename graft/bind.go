@@ -53,6 +53,8 @@ func (e call) bind(p Program, number int, addr netip.AddrPort) (Answer, error) {
 		return e.bindAt(p, number, s, e.Host[ep.Netns], policy.Binding{Host: host, View: addr, Ingress: true, Call: p.Call()})
 	case e.places[s.netns] == nil: // its own socket, to its own address
 		return Answer{}, e.Enforcer.NoteAnyPort(s.file, addr.Port() == 0)
+	case e.Untrapped:
+		return e.bindOnLoopback(p, s, addr)
 	case addr.Port() == 0 && addr.Addr().Unmap().IsUnspecified():
 		// Any address, any port: as clients do before they connect. Should it
 		// listen after all, Listen moves it.
@@ -184,8 +186,10 @@ func (e *Engine) serve(file, protocol int, place Place, b policy.Binding) error 
 	if b.Host.Port() == 0 {
 		b.Host = netip.AddrPortFrom(b.Host.Addr(), name.Port())
 	}
-	e.Know(Services)
-	e.served.Store(service{protocol, b.View.Port(), b.Host.Addr().Unmap().Is4()}, place)
+	if !e.Untrapped {
+		e.Know(Services)
+		e.served.Store(service{protocol, b.View.Port(), b.Host.Addr().Unmap().Is4()}, place)
+	}
 	return e.Enforcer.Serve(protocol, b, place.Cookie())
 }
 
@@ -265,7 +269,13 @@ func (e *Engine) bindAllowed(file int, b policy.Binding, share reuse) error {
 // A socket that is not IP is left to the kernel, which writes the caller's
 // identity into a unix one. Should the program put a host socket in its place
 // meanwhile, the kernel programs make that listener unreachable.
+//
+// Where the container's loopback is on the host, an unbound listener is reached only there, and
+// the kernel carries on with the call.
 func (e *Engine) Listen(p Program, number, backlog int) (Answer, error) {
+	if e.Untrapped {
+		return Answer{}, nil
+	}
 	return e.begin().listen(p, number, backlog)
 }
 

@@ -51,6 +51,10 @@ type Enforcer interface {
 	Serve(protocol int, b policy.Binding, netns uint64) error
 	Services() ([]policy.Service, error)
 
+	// Of a container whose loopback is on the host.
+	PrivatePort(protocol int, port, lost, offered uint16) (uint16, error)
+	SharesLoopback(cgroup uint64) bool
+
 	afgraft.Store
 }
 
@@ -79,6 +83,9 @@ type Config struct {
 	// OwnIsLoopback says that the container's namespace has nothing but a
 	// loopback, so that all else lies on the host's side.
 	OwnIsLoopback bool
+	// Untrapped says that the container's loopback is on the host, and that the kernel programs
+	// alone decide about connects, sends and listens (see NeedsTraps).
+	Untrapped bool
 	// NoSymlinks has the path of a unix endpoint lead through no symbolic link.
 	NoSymlinks bool
 	Log        *slog.Logger
@@ -110,6 +117,8 @@ type Program interface {
 	Descriptors(file int) ([]Descriptor, error)
 	// User is the effective user and group of the calling thread.
 	User() (uid, gid int, err error)
+	// Capable tells whether the calling thread has a capability, in its user namespace.
+	Capable(capability int) (bool, error)
 	// Install replaces a descriptor of the program by another file.
 	Install(number, file int, closeOnExec bool) error
 	// Add gives the program a file under a new number, as socket(2) would. Where

@@ -75,7 +75,9 @@ type fakeEnforcer struct {
 	bindings map[uint64]policy.Binding
 	anyPort  map[uint64]bool
 	served   []policy.Service
-	serve    error // of Serve
+	serve    error             // of Serve
+	private  map[[2]int]uint16 // by protocol and port
+	shares   bool              // what SharesLoopback says
 
 	states map[uint64]afgraft.State
 	queues map[uint64][]afgraft.Option
@@ -141,6 +143,19 @@ func (f *fakeEnforcer) Serve(protocol int, b policy.Binding, netns uint64) error
 
 func (f *fakeEnforcer) Services() ([]policy.Service, error) { return f.served, nil }
 
+func (f *fakeEnforcer) PrivatePort(protocol int, port, lost, offered uint16) (uint16, error) {
+	key := [2]int{protocol, int(port)}
+	if have := f.private[key]; have != 0 && have != lost {
+		return have, f.faults["PrivatePort"]
+	}
+	if offered != 0 {
+		f.private[key] = offered
+	}
+	return offered, f.faults["PrivatePort"]
+}
+
+func (f *fakeEnforcer) SharesLoopback(uint64) bool { return f.shares }
+
 func (f *fakeEnforcer) AFGraft(sock int) (afgraft.State, bool, error) {
 	cookie, err := unix.GetsockoptUint64(sock, unix.SOL_SOCKET, unix.SO_COOKIE)
 	if err != nil {
@@ -202,15 +217,19 @@ type fakeProgram struct {
 	watches map[int]Watch // by descriptor; Epoll is made anew for each who asks
 	uid     int
 	gid     int
-	user    error // of User
-	again   bool
-	log     []string // what Install did
+	user    error // of User and Capable
+
+	incapable bool
+	again     bool
+	log       []string // what Install did
 }
 
 func (p *fakeProgram) Thread() int                   { return os.Getpid() }
 func (p *fakeProgram) Call() uint64                  { return 7 }
 func (p *fakeProgram) Again() bool                   { return p.again }
 func (p *fakeProgram) User() (uid, gid int, e error) { return p.uid, p.gid, p.user }
+
+func (p *fakeProgram) Capable(int) (bool, error) { return !p.incapable, p.user }
 
 func (p *fakeProgram) File(number int) (int, error) {
 	file, open := p.files[number]

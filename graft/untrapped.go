@@ -10,7 +10,8 @@ import (
 	"github.com/tsugiki/tsugiki/policy"
 )
 
-// HostLoopback puts the loopback of new containers on the host where NeedsTraps allows it.
+// HostLoopback puts the loopback of new containers on the host where NeedsTraps allows it. It is
+// off until all attacks of test/e2e were tried with it.
 const HostLoopback = false
 
 // Facts are what NeedsTraps has to know of a container beside its rules.
@@ -54,6 +55,10 @@ func NeedsTraps(t *policy.Table, f Facts) error {
 	for _, r := range t.IngressRules() {
 		if r.Endpoint.Netns != "" {
 			return fmt.Errorf("the rule -i %s leads to network namespace %s", r, r.Endpoint.Netns)
+		}
+		if r.Endpoint.Type != endpoint.Unix && (r.Ports.Size() > 1 || r.Endpoint.Dynamic() && r.Ports.Contains(0)) {
+			// Other containers may get the port while a socket has it and does not listen.
+			return fmt.Errorf("the rule -i %s promises no port, so that listen(2) has to be decided", r)
 		}
 	}
 	return sourcesNeedTraps(t)

@@ -44,7 +44,7 @@ func newWorld(t *testing.T, host, own *fakePlace, onlyLoopback bool, rules ...st
 		t: t, host: host, own: own, program: &fakeProgram{t: t, files: map[int]int{}, watches: map[int]Watch{}},
 		enforcer: &fakeEnforcer{
 			t: t, bindings: map[uint64]policy.Binding{}, anyPort: map[uint64]bool{}, states: map[uint64]afgraft.State{},
-			queues: map[uint64][]afgraft.Option{}, faults: map[string]error{},
+			queues: map[uint64][]afgraft.Option{}, faults: map[string]error{}, private: map[[2]int]uint16{},
 		},
 		endpoints: map[string]*endpoint.Endpoint{},
 	}

@@ -10,6 +10,8 @@ type Binding struct {
 	// Ingress marks what a rule lets the container serve. A UDP socket so
 	// bound may answer whoever sent it something.
 	Ingress bool
+	// Private marks a private port of the container's loopback.
+	Private bool
 	// Named, if not 0, says that the program named the endpoint itself (AF_GRAFT):
 	// the socket may connect through it too, to all that is not special, until it
 	// is withdrawn. See Name.

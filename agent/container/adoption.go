@@ -60,7 +60,7 @@ func (c *Container) takeOver(patience time.Duration) (_ bool, err error) {
 	if c.ownNS, err = netns.Open(fmt.Sprintf("/proc/self/fd/%d", c.adopted[0].Own().File().Fd())); err != nil {
 		return true, err
 	}
-	for _, step := range []func() error{c.makeEngine, c.engineRecover, c.startRelay} {
+	for _, step := range []func() error{c.makeEngine, c.engineRecover, c.reachLoopback} {
 		if err := step(); err != nil {
 			return true, err
 		}

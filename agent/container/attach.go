@@ -90,9 +90,13 @@ func (c *Container) enterFirst(own *netns.NS, pid int) error {
 	c.ownNS = own
 	c.first.Store(first)
 	c.begun.Store(true)
-	next := c.state
-	next.PID, next.Started = first.PID, first.started
-	err = inOrder(c.checkOwn, c.makeEngine, c.startRelay, c.endIdleKeeper, func() error { return c.owner.Save(next) })
+	var next State
+	remember := func() error {
+		next = c.state
+		next.PID, next.Started = first.PID, first.started
+		return c.owner.Save(next)
+	}
+	err = inOrder(c.checkOwn, c.shareLoopback, c.makeEngine, c.reachLoopback, c.endIdleKeeper, remember)
 	if err != nil {
 		c.closing = true // half of what other programs would need is missing
 		return err

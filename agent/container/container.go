@@ -189,7 +189,7 @@ func (c *Container) Make() error {
 // Begin makes what works for the container in this process, after Make and before its program is
 // started by who has called Use.
 func (c *Container) Begin() error {
-	return inOrder(c.enforced.LetGoOfPrograms, c.makeEngine, c.guard, c.startRelay)
+	return inOrder(c.enforced.LetGoOfPrograms, c.makeEngine, c.guard, c.reachLoopback)
 }
 
 func inOrder(steps ...func() error) error {
@@ -358,7 +358,8 @@ func (c *Container) makeEngine() error {
 		Endpoint:      c.endpointNamed,
 		Own:           c.own,
 		Know:          c.gates.know,
-		OwnIsLoopback: c.spec.LoopbackOnly,
+		OwnIsLoopback: c.hasOnlyLoopback(),
+		Untrapped:     c.state.Untrapped,
 		Ports:         c.spec.Ports,
 		Ephemeral:     ephemeral,
 		NoSymlinks:    c.spec.Annotated,
@@ -374,9 +375,12 @@ func (c *Container) guard() error {
 	return err
 }
 
-// startRelay lets sockets that are created on the host first send datagrams to servers on
-// the container's own loopback.
-func (c *Container) startRelay() (err error) {
+// reachLoopback lets sockets that are created on the host first reach the container's own loopback: that is
+// there too, or else a relay leads datagrams to it.
+func (c *Container) reachLoopback() (err error) {
+	if c.state.Untrapped {
+		return c.enforced.UseLoopback(c.ownNS.Cookie())
+	}
 	if !c.engine.HostFirst(unix.AF_INET) && !c.engine.HostFirst(unix.AF_INET6) {
 		return nil
 	}

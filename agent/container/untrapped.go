@@ -1,18 +1,37 @@
 package container
 
 import (
+	"fmt"
+
 	"github.com/tsugiki/tsugiki/endpoint"
 	"github.com/tsugiki/tsugiki/graft"
 	"github.com/tsugiki/tsugiki/intercept/filter"
 	"github.com/tsugiki/tsugiki/internal/kernel"
 	"github.com/tsugiki/tsugiki/policy"
+	"github.com/tsugiki/tsugiki/policy/enforcer"
 )
+
+// hasOnlyLoopback tells whether the container's namespace has nothing but a loopback.
+func (c *Container) hasOnlyLoopback() bool { return c.spec.LoopbackOnly || c.state.Untrapped }
+
+// shareLoopback has the container use the loopback of others in its namespace, if that is on the
+// host. Its filter traps more than it has to.
+func (c *Container) shareLoopback() error {
+	if c.state.Untrapped || !enforcer.LoopbackOnHost(c.ownNS.Cookie()) {
+		return nil
+	}
+	c.state.Untrapped = true
+	if err := c.needsTraps(c.table, c.endpoints.Load()); err != nil {
+		return fmt.Errorf("the loopback of network namespace %s is on the host, as another container has it: %w", c.spec.Netns, err)
+	}
+	return nil
+}
 
 // needsTraps returns the reason why the container's filter has to trap connect(2), sends and
 // listen(2) with a table and the endpoints of a set; nil if it need not.
 func (c *Container) needsTraps(t *policy.Table, set *endpoint.Set) error {
 	return graft.NeedsTraps(t, graft.Facts{
-		OwnIsLoopback: c.spec.LoopbackOnly,
+		OwnIsLoopback: c.hasOnlyLoopback(),
 		SeesAll:       c.spec.Mode != filter.Preload,
 		Endpoints:     set.All(),
 		Kernel:        kernel.HostLoopback(),

@@ -163,6 +163,18 @@ func (p *program) User() (uid, gid int, err error) {
 	return uids[1], gids[1], p.valid()
 }
 
+func (p *program) Capable(capability int) (bool, error) {
+	status, err := proc.Status(p.request.Thread)
+	if err != nil {
+		return false, unix.ESRCH
+	}
+	has, err := status.Set("CapEff")
+	if err != nil {
+		return false, fmt.Errorf("read capabilities of thread %d: %w", p.request.Thread, err)
+	}
+	return has>>capability&1 != 0, p.valid()
+}
+
 func (p *program) Install(number, file int, closeOnExec bool) error {
 	a := addFd{id: p.request.ID, flags: unix.SECCOMP_ADDFD_FLAG_SETFD, srcFd: uint32(file), newFd: uint32(number)}
 	if closeOnExec {

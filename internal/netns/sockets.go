@@ -47,6 +47,23 @@ func (ns *NS) Sockets() (list []Socket, err error) {
 	return list, nil
 }
 
+// SocketsAt returns the sockets of a protocol that have a port in the calling thread's namespace,
+// connections included. Of a connection in TIME_WAIT the cgroup is 0.
+func SocketsAt(protocol int, port uint16) (list []Socket, err error) {
+	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
+		found, err := dumpSockets(family, uint8(protocol), allStates)
+		if err != nil {
+			return nil, fmt.Errorf("find sockets by sock_diag: %w", err)
+		}
+		for _, s := range found {
+			if s.At.Port() == port {
+				list = append(list, s)
+			}
+		}
+	}
+	return list, nil
+}
+
 // sockets finds those of the calling thread's namespace.
 func sockets() (list []Socket, err error) {
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {

@@ -63,6 +63,9 @@ func adopt(cgroup *os.File, t *policy.Table) (*Enforcement, error) {
 	}
 	e := enforcement(s, row.Id, own, t)
 	e.rows = written
+	if row.Loopback != 0 {
+		e.join(row.Loopback, s.foundOnLoopback(row.Loopback))
+	}
 	e.own.row, e.own.attached = row, true
 	e.cgroup = cgroupID
 	return e, nil

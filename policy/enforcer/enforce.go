@@ -40,9 +40,12 @@ type Enforcement struct {
 		row        bpf.PolicyContainer // what the programs know of the container
 		attached   bool                // whether they do
 	}
-	named  names
-	making sync.Mutex // guards tables
-	close  func() error
+	named names
+	// Its loopback, if that is on the host: nil, or set before there is a program.
+	loopback   *loopback
+	loopbackID uint32
+	making     sync.Mutex // guards tables
+	close      func() error
 }
 
 // Enforce attaches the programs, with the table's rules, to the cgroup in which the
@@ -99,6 +102,9 @@ func idOf(cgroup *os.File) (uint64, error) {
 func (e *Enforcement) End() {
 	// What remains, the programs do not find, and it goes with the set.
 	_ = e.forgetNumber()
+	if e.leaveLoopback(true) {
+		_ = e.clearLoopback()
+	}
 	_ = e.rows.clear()
 	e.set.use()
 	ending.Add(1)
@@ -150,7 +156,8 @@ func (e *Enforcement) AllowBind(sock int, b policy.Binding) error {
 		HostPort: b.Host.Port(),
 		ViewPort: b.View.Port(),
 	}
-	row.Ingress, row.Named, row.Netns, row.Call = boolByte(b.Ingress), b.Named, b.Netns, b.Call
+	row.Ingress, row.Private = boolByte(b.Ingress), boolByte(b.Private)
+	row.Named, row.Netns, row.Call = b.Named, b.Netns, b.Call
 	err := e.remember(sock, b)
 	if err == nil {
 		err = e.bind(sock, row)
@@ -218,12 +225,18 @@ func (e *Enforcement) BoundBy(sock int, call uint64) bool {
 // Serve lets the container's programs reach, on their own loopback, a server
 // that AllowBind let bind the host's address, in the namespace with a cookie.
 func (e *Enforcement) Serve(protocol int, b policy.Binding, netns uint64) error {
-	key := bpf.PolicyService{Bits: serviceBits, Container: e.id, Port: b.View.Port(), Protocol: uint8(protocol)}
+	kind := uint8(served6)
 	if b.Host.Addr().Unmap().Is4() {
-		key.Is4 = 1
+		kind = served4
 	}
 	row := bpf.PolicyLocation{Addr: wordsOf(b.Host.Addr()), Port: b.Host.Port(), Netns: netns}
-	if err := e.rows.services.put(key, row); err != nil {
+	var err error
+	if e.loopback != nil {
+		err = e.serveOnLoopback(protocol, kind, b, row)
+	} else {
+		err = e.rows.services.put(e.portKey(kind, protocol, b.View.Port()), row)
+	}
+	if err != nil {
 		return fmt.Errorf("let programs reach their server at %s: %w", b.Host, err)
 	}
 	return nil
@@ -240,13 +253,17 @@ const (
 // Services are those that Serve was called for, by this process or an earlier one.
 func (e *Enforcement) Services() ([]policy.Service, error) {
 	var list []policy.Service
-	for _, key := range e.rows.services.list() {
+	rows := e.services()
+	for _, key := range rows.list() {
 		var at bpf.PolicyLocation
-		if err := e.rows.services.table.Lookup(key, &at); err != nil {
+		if key.Kind > served4 {
+			continue
+		}
+		if err := rows.lookup(key, &at); err != nil {
 			return nil, fmt.Errorf("read services: %w", err)
 		}
 		list = append(list, policy.Service{
-			Protocol: int(key.Protocol), Port: key.Port, Is4: key.Is4 != 0, Netns: at.Netns,
+			Protocol: int(key.Protocol), Port: key.Port, Is4: key.Kind == served4, Netns: at.Netns,
 		})
 	}
 	return list, nil
@@ -255,9 +272,10 @@ func (e *Enforcement) Services() ([]policy.Service, error) {
 // Served tells whether Serve was called for an address of the host's, or for its
 // port on all addresses. Who has it by now is not known.
 func (e *Enforcement) Served(protocol int, host netip.AddrPort) bool {
-	for _, key := range e.rows.services.list() {
+	rows := e.services()
+	for _, key := range rows.list() {
 		var at bpf.PolicyLocation
-		if int(key.Protocol) != protocol || e.rows.services.table.Lookup(key, &at) != nil {
+		if int(key.Protocol) != protocol || key.Kind > served4 || rows.lookup(key, &at) != nil {
 			continue
 		}
 		any := at.Addr == wordsOf(netip.IPv6Unspecified()) || at.Addr == wordsOf(netip.IPv4Unspecified())
@@ -385,7 +403,10 @@ func (e *Enforcement) Close() error { return e.close() }
 func enforcement(s *set, id uint32, own tables, t *policy.Table) *Enforcement {
 	e := &Enforcement{set: s, id: id, rows: s.newShared(), tables: own, table: t}
 	e.own.row.Id = id
-	e.close = sync.OnceValue(func() error { return errors.Join(e.tables.close(), e.set.leave()) })
+	e.close = sync.OnceValue(func() error {
+		e.leaveLoopback(false)
+		return errors.Join(e.tables.close(), e.set.leave())
+	})
 	return e
 }
 

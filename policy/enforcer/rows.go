@@ -68,6 +68,30 @@ func (r *rows[K]) delete(key K) error {
 	return nil
 }
 
+func (r *rows[K]) lookup(key K, value any) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.table.Lookup(key, value)
+}
+
+// setTable makes another handle of the table the one that is used.
+func (r *rows[K]) setTable(table *ebpf.Map) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.table = table
+}
+
+func (r *rows[K]) count(which func(K) bool) (n int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for key := range r.keys {
+		if which(key) {
+			n++
+		}
+	}
+	return n
+}
+
 // list are the keys of the rows that are there, in any order.
 func (r *rows[K]) list() []K {
 	r.mu.Lock()
@@ -141,6 +165,16 @@ func (s *set) findShared(id uint32) (*shared, error) {
 	return r, nil
 }
 
+// foundOnLoopback are the rows of a loopback that findShared has found.
+func (s *set) foundOnLoopback(id uint32) []bpf.PolicyService {
+	s.finding.Lock()
+	defer s.finding.Unlock()
+	if s.found[id] == nil {
+		return nil
+	}
+	return s.found[id].services.list()
+}
+
 // readShared reads the rows of all containers of a set.
 func (s *set) readShared() (map[uint32]*shared, error) {
 	found := map[uint32]*shared{}
@@ -154,7 +188,8 @@ func (s *set) readShared() (map[uint32]*shared, error) {
 		eachKey(s.EgressByPrefix, func(k bpf.PolicyPrefix) { of(k.Container).egress.note(k) }),
 		eachKey(s.EndpointByNumber, func(k bpf.PolicyNumber) { of(k.Container).endpoints.note(k) }),
 		eachKey(s.NameByNumber, func(k bpf.PolicyNumber) { of(k.Container).names.note(k) }),
-		eachKey(s.LocationByService, func(k bpf.PolicyService) { of(k.Container).services.note(k) }),
+		eachKey(s.LocationByService, func(k bpf.PolicyService) { of(k.Owner).services.note(k) }),
+		eachKey(s.LocationByLoopback, func(k bpf.PolicyService) { of(k.Owner).services.note(k) }),
 	)
 	if err != nil {
 		return nil, fmt.Errorf("read policy maps: %w", err)

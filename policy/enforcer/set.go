@@ -12,6 +12,8 @@ import (
 	"unsafe"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/features"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
@@ -108,8 +110,25 @@ var parsed = sync.OnceValues(func() (*ebpf.CollectionSpec, error) {
 			m.InnerMap.Key, m.InnerMap.Value = nil, nil
 		}
 	}
+	for _, p := range spec.Programs {
+		withoutErrno(p)
+	}
 	return spec, nil
 })
+
+// setsErrno tells whether a program can say with which errno a call fails (Linux 6.0).
+var setsErrno = sync.OnceValue(func() bool {
+	return features.HaveProgramHelper(ebpf.CGroupSockAddr, asm.FnSetRetval) == nil
+})
+
+// withoutErrno takes out of a program what the kernel does not know.
+func withoutErrno(p *ebpf.ProgramSpec) {
+	for i, ins := range p.Instructions {
+		if ins.IsBuiltinCall() && asm.BuiltinFunc(ins.Constant) == asm.FnSetRetval && !setsErrno() {
+			p.Instructions[i] = asm.Mov.Imm(asm.R0, 0).WithMetadata(ins.Metadata)
+		}
+	}
+}
 
 // takeNumber returns a set, and a number in it for a new container. The caller is a user of the
 // set.
@@ -153,7 +172,7 @@ func loadOwn() (*set, error) {
 		return nil, err
 	}
 	var objs bpf.PolicyObjects
-	if err := spec.LoadAndAssign(&objs, nil); err != nil {
+	if err := spec.LoadAndAssign(&objs, loopbacksOfOthers()); err != nil {
 		return nil, err
 	}
 	s := &set{PolicyMaps: objs.PolicyMaps, programs: objs.PolicyPrograms, last: new(uint32)}
@@ -179,7 +198,7 @@ func (s *set) closeTheirs() error {
 }
 
 func (s *set) theirs() []**ebpf.Map {
-	return []**ebpf.Map{&s.HeardBySocket, &s.LentBySocket, &s.RelayedSockets, &s.TriedBySocket}
+	return []**ebpf.Map{&s.HeardBySocket, &s.KeptBySocket, &s.LentBySocket, &s.RelayedSockets, &s.TriedBySocket}
 }
 
 func (s *set) isTheirs(m **ebpf.Map) bool { return slices.Contains(s.theirs(), m) }
@@ -370,6 +389,8 @@ func hooks(p *bpf.PolicyPrograms) []hook {
 		{p.Recvmsg6, ebpf.AttachCGroupUDP6Recvmsg},
 		{p.Getsockname4, ebpf.AttachCgroupInet4GetSockname},
 		{p.Getsockname6, ebpf.AttachCgroupInet6GetSockname},
+		{p.Getpeername4, ebpf.AttachCgroupInet4GetPeername},
+		{p.Getpeername6, ebpf.AttachCgroupInet6GetPeername},
 		{p.Setsockopt, ebpf.AttachCGroupSetsockopt},
 		{p.Getsockopt, ebpf.AttachCGroupGetsockopt},
 		{p.Leave, ebpf.AttachCGroupInetEgress},

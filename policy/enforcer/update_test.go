@@ -286,7 +286,7 @@ func TestUpdateThatFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	small := &set{users: 1}
-	for name, m := range map[string]**ebpf.Map{"egress_by_prefix": &small.EgressByPrefix, "endpoint_by_number": &small.EndpointByNumber, "name_by_number": &small.NameByNumber, "location_by_service": &small.LocationByService} {
+	for name, m := range map[string]**ebpf.Map{"egress_by_prefix": &small.EgressByPrefix, "endpoint_by_number": &small.EndpointByNumber, "name_by_number": &small.NameByNumber, "location_by_service": &small.LocationByService, "location_by_loopback": &small.LocationByLoopback} {
 		of := spec.Maps[name].Copy()
 		of.MaxEntries = 500
 		if *m, err = ebpf.NewMap(of); err != nil {

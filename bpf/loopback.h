@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/*
+ * A container's own loopback on the host's.
+ *
+ * Theory of operation. Where a container's namespace has nothing but a loopback, all its
+ * sockets are on the host, and so is its loopback: addresses are the host's own (127.0.0.0/8
+ * and ::1), ports are translated. A port that a program binds has a *private port* of the
+ * host's in its place, which the kernel chose; a port that the kernel chose for the program
+ * stands for itself. Containers that share a network namespace share the loopback, by its
+ * id.
+ *
+ *	bind		port 0 of a wildcard or a loopback address passes; the supervisor binds
+ *			all others
+ *	connect,	to a loopback address or a wildcard that no rule names: the port
+ *	sendmsg		becomes the host's. TCP finds a listener of this loopback there, or
+ *			goes to port 0, where nobody listens (ECONNREFUSED)
+ *	getpeername,	a peer's port becomes the program's again
+ *	recvmsg
+ *	packets		what goes to, or from, a loopback address must find a socket of this
+ *			loopback. Then skb->priority says whose it is, which the receiver's
+ *			program sees: no other process can set such a priority without
+ *			CAP_NET_ADMIN, and no packet that comes from elsewhere has it. A SYN
+ *			or a datagram without it does not reach a port that no rule has bound
+ *
+ * A socket is known to be of the loopback by loopback_by_socket: one that was bound, that
+ * listens, or that has sent there.
+ */
+#ifndef TSUGIKI_LOOPBACK_H
+#define TSUGIKI_LOOPBACK_H
+
+#include "reach.h"
+
+/* Notes that a socket is of the container's loopback, if that is on the host. */
+static __always_inline void join_loopback(struct bpf_sock *sk)
+{
+	__u32 id = container()->loopback, *of;
+
+	if (!id)
+		return;
+	of = bpf_sk_storage_get(&loopback_by_socket, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	if (of)
+		*of = id;
+}
+
+static __always_inline bool is_of_loopback(struct bpf_sock *sk)
+{
+	__u32 *of = bpf_sk_storage_get(&loopback_by_socket, sk, 0, 0);
+
+	return of && *of == container()->loopback;
+}
+
+/* Whether a destination is on the container's own loopback on the host, if no rule names it. */
+static __always_inline bool on_loopback(const struct addr *to)
+{
+	return container()->loopback && (loopback(to) || wildcard(to));
+}
+
+/* The port that programs know a socket of the loopback by. */
+static __always_inline __u16 known_port(struct bpf_sock *sk)
+{
+	struct binding *b = bpf_sk_storage_get(&binding_by_socket, sk, 0, 0);
+
+	return b && b->host_port == sk->src_port && b->view_port ? b->view_port : sk->src_port;
+}
+
+/* Whose socket hears what is sent to an address. */
+enum owner { NOBODY, LOOPBACK, SOMEBODY };
+
+/* Where a socket sends from on the loopback. */
+static __always_inline struct addr source_of(struct bpf_sock *sk, const struct addr *to)
+{
+	/* Volatile, or the compiler computes a pointer into the socket, which may not be. */
+	__u32 ip4 = *(volatile __u32 *)&sk->src_ip4;
+	struct addr from = source6(sk);
+
+	if (sk->family == AF_INET)
+		from = mapped(ip4);
+	return wildcard(&from) ? localhost(is_mapped(to)) : from;
+}
+
+/* The same for what programs know by a port. Rows may be of sockets that are gone, and their
+ * ports by now another's, also of the loopback. */
+static __always_inline enum owner listener(struct bpf_sock_addr *ctx, __u8 protocol,
+					   const struct addr *at, __u16 port, __u16 known)
+{
+	struct addr from = source_of(ctx->sk, at);
+	/* Of UDP it may be one that is connected to who asks. */
+	__u16 from_port = protocol == IPPROTO_TCP ? 0 : ctx->sk->src_port;
+	struct bpf_sock *sk = socket_for(ctx, protocol, &from, from_port, at, port);
+	enum owner owner = SOMEBODY;
+
+	if (!sk)
+		return NOBODY;
+	if (is_of_loopback(sk) && known_port(sk) == known)
+		owner = LOOPBACK;
+	bpf_sk_release(sk);
+	return owner;
+}
+
+/*
+ * Where on the host a destination on the loopback is: a server that a rule has bound, a
+ * private port, or the same port.
+ */
+static __always_inline enum owner translate(struct bpf_sock_addr *ctx, struct addr *to, __u16 *port)
+{
+	__u8 protocol = ctx->protocol;
+	__u16 known = *port;
+	struct location *l;
+	struct addr at;
+
+	/* The kernel takes the wildcard for the loopback. */
+	if (wildcard(to))
+		*to = localhost(is_mapped(to) || ctx->family == AF_INET);
+	l = location_of(is_mapped(to) ? SERVED4 : SERVED6, protocol, known);
+	if (l) {
+		at = wildcard(&l->addr) ? *to : l->addr;
+		if (listener(ctx, protocol, &at, l->port, known) == LOOPBACK) {
+			*to = at;
+			*port = l->port;
+			return LOOPBACK;
+		}
+	}
+	l = location_of(PRIVATE, protocol, known);
+	if (l && listener(ctx, protocol, to, l->port, known) == LOOPBACK) {
+		*port = l->port;
+		return LOOPBACK;
+	}
+	return NOBODY;
+}
+
+/* Leads a connect to where its destination on the loopback is. */
+static __always_inline void connect_loopback(struct bpf_sock_addr *ctx, struct addr *to,
+					     __u16 *port)
+{
+	enum owner owner = translate(ctx, to, port);
+
+	if (ctx->protocol != IPPROTO_TCP)
+		join_loopback(ctx->sk);
+	if (owner == LOOPBACK)
+		return;
+	/* A socket may connect to itself. */
+	if (ctx->sk->src_port && *port == known_port(ctx->sk)) {
+		*port = ctx->sk->src_port;
+		return;
+	}
+	owner = listener(ctx, ctx->protocol, to, *port, *port);
+	if (owner == SOMEBODY || (owner == NOBODY && ctx->protocol == IPPROTO_TCP))
+		*port = 0;
+}
+
+/* Whether the socket that has a port of the host's, if it is there yet, is known by another. */
+static __always_inline bool has_port(struct bpf_sock_addr *ctx, __u8 protocol,
+				     const struct addr *at, __u16 port, __u16 known)
+{
+	struct bpf_sock *sk = ctx->sk, *other;
+	struct addr from;
+	bool has;
+
+	if (!sk)
+		return false;
+	from = source_of(sk, at);
+	other = socket_for(ctx, protocol, &from, sk->src_port, at, port);
+	if (!other)
+		return true;
+	has = known_port(other) == known;
+	bpf_sk_release(other);
+	return has;
+}
+
+/* Names a peer as the programs know it. */
+static __always_inline void name_peer(struct bpf_sock_addr *ctx, struct addr *peer, __u16 *port)
+{
+	__u8 protocol = *(volatile __u32 *)&ctx->protocol; /* as in has_port */
+	struct location *l;
+
+	if (!container()->loopback)
+		return;
+	if (loopback(peer)) {
+		l = location_of(PRIVATE_AS, protocol, *port);
+	} else {
+		l = location_of(SERVED_AS, protocol, *port);
+		if (l && !same(&l->addr, peer))
+			return;
+	}
+	if (!l || !has_port(ctx, protocol, peer, *port, l->port))
+		return;
+	*port = l->port;
+	if (!loopback(peer))
+		*peer = localhost(is_mapped(peer));
+}
+
+/*
+ * Refuses a destination that no rule leads to. Where the container has nothing but a loopback,
+ * that is what its own namespace would say.
+ */
+static __always_inline int unreachable(const struct addr *to)
+{
+	if (!container()->loopback)
+		return deny(DENIED_CONNECT);
+	if ((to->word[0] & bpf_htonl(0xffc00000)) == bpf_htonl(0xfe800000))
+		return deny_as(DENIED_CONNECT,
+			       22 /* EINVAL: a link-local address without its link */);
+	return deny_as(DENIED_CONNECT, 101 /* ENETUNREACH */);
+}
+
+#endif

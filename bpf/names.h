@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/*
+ * The names that programs see of their sockets and of their peers: getsockname, getpeername,
+ * which is also whom accept tells of, and recvmsg.
+ */
+#ifndef TSUGIKI_NAMES_H
+#define TSUGIKI_NAMES_H
+
+#include "packets.h"
+#include "relay.h"
+
+/* Whether a server that a rule has bound to another address is asked on the loopback, which
+ * only the container's own programs can. */
+static __always_inline bool speaks_on_loopback(struct bpf_sock *sk, const struct addr *from)
+{
+	struct binding *b = binding_of(sk);
+
+	return container()->loopback && loopback(from) && b && !wildcard(&b->host) &&
+	       !loopback(&b->host);
+}
+
+static __always_inline void remember(struct bpf_sock_addr *ctx, const struct addr *from)
+{
+	struct peer key = {.addr = *from, .port = bpf_ntohs(ctx->user_port)};
+	struct bpf_sock *sk = ctx->sk;
+	__u32 id = container()->id;
+	__u8 seen = 1;
+	void *peers;
+
+	if (!sk || !serves(sk) || speaks_on_loopback(sk, from))
+		return;
+	peers = bpf_map_lookup_elem(&peer_tables, &id);
+	if (!peers)
+		return;
+	key.socket = bpf_get_socket_cookie(ctx);
+	if (!bpf_map_lookup_elem(peers, &key))
+		bpf_map_update_elem(peers, &key, &seen, BPF_ANY);
+}
+
+SEC("cgroup/recvmsg4")
+int recvmsg4(struct bpf_sock_addr *ctx)
+{
+	struct addr from = mapped(ctx->user_ip4);
+	__u16 port = bpf_ntohs(ctx->user_port);
+
+	if (relayed(ctx, &from, &port)) {
+		/* Not to be remembered: on the host that is somebody else. */
+		ctx->user_ip4 = from.word[3];
+		ctx->user_port = bpf_htons(port);
+		return ALLOW;
+	}
+	remember(ctx, &from);
+	name_peer(ctx, &from, &port);
+	ctx->user_ip4 = from.word[3];
+	ctx->user_port = bpf_htons(port);
+	return ALLOW;
+}
+
+SEC("cgroup/recvmsg6")
+int recvmsg6(struct bpf_sock_addr *ctx)
+{
+	struct addr from = {
+		{ctx->user_ip6[0], ctx->user_ip6[1], ctx->user_ip6[2], ctx->user_ip6[3]}};
+	__u16 port = bpf_ntohs(ctx->user_port);
+
+	if (relayed(ctx, &from, &port)) {
+		redirect6(ctx, &from, port);
+		return ALLOW;
+	}
+	remember(ctx, &from);
+	name_peer(ctx, &from, &port);
+	redirect6(ctx, &from, port);
+	return ALLOW;
+}
+
+SEC("cgroup/getpeername4")
+int getpeername4(struct bpf_sock_addr *ctx)
+{
+	struct addr peer = mapped(ctx->user_ip4);
+	__u16 port = bpf_ntohs(ctx->user_port);
+
+	name_peer(ctx, &peer, &port);
+	ctx->user_ip4 = peer.word[3];
+	ctx->user_port = bpf_htons(port);
+	return ALLOW;
+}
+
+SEC("cgroup/getpeername6")
+int getpeername6(struct bpf_sock_addr *ctx)
+{
+	struct addr peer = {
+		{ctx->user_ip6[0], ctx->user_ip6[1], ctx->user_ip6[2], ctx->user_ip6[3]}};
+	__u16 port = bpf_ntohs(ctx->user_port);
+
+	name_peer(ctx, &peer, &port);
+	redirect6(ctx, &peer, port);
+	return ALLOW;
+}
+
+/*
+ * The name that the program shall see, or NULL for the socket's own. A port of
+ * 0 was the host's to choose. A socket that was bound to the wildcard shows,
+ * once connected, the address that its peer sees.
+ */
+static __always_inline struct binding *view(struct bpf_sock_addr *ctx, bool *keep_addr)
+{
+	struct bpf_sock *sk = ctx->sk;
+	struct binding *b;
+
+	if (!sk)
+		return NULL;
+	b = binding_of(sk);
+	/* An accepted socket loses its name by connect(AF_UNSPEC). */
+	if (!b || b->host_port != sk->src_port)
+		return NULL;
+	*keep_addr = wildcard(&b->view) && sk->dst_port;
+	return b;
+}
+
+/* Whether a socket has a peer that knows it by a loopback address. */
+static __always_inline bool seen_on_loopback(struct bpf_sock *sk)
+{
+	struct addr peer = peer_of(sk);
+
+	return container()->loopback && sk->dst_port && loopback(&peer);
+}
+
+SEC("cgroup/getsockname4")
+int getsockname4(struct bpf_sock_addr *ctx)
+{
+	bool keep_addr = false;
+	struct binding *b = view(ctx, &keep_addr);
+
+	if (!b)
+		return ALLOW;
+	if (!keep_addr)
+		ctx->user_ip4 = b->view.word[3];
+	else if (seen_on_loopback(ctx->sk) && bpf_ntohl(ctx->user_ip4) >> 24 != 127)
+		ctx->user_ip4 = bpf_htonl(0x7f000001);
+	if (b->view_port)
+		ctx->user_port = bpf_htons(b->view_port);
+	return ALLOW;
+}
+
+SEC("cgroup/getsockname6")
+int getsockname6(struct bpf_sock_addr *ctx)
+{
+	struct addr at = {{ctx->user_ip6[0], ctx->user_ip6[1], ctx->user_ip6[2], ctx->user_ip6[3]}};
+	bool keep_addr = false;
+	struct binding *b = view(ctx, &keep_addr);
+
+	if (!b)
+		return ALLOW;
+	if (!keep_addr)
+		at = b->view;
+	else if (seen_on_loopback(ctx->sk) && !loopback(&at))
+		at = localhost(is_mapped(&at));
+	redirect6(ctx, &at, b->view_port ? b->view_port : bpf_ntohs(ctx->user_port));
+	return ALLOW;
+}
+
+#endif

@@ -1,0 +1,211 @@
+package graft
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/internal/netns"
+	"github.com/tsugiki/tsugiki/policy"
+)
+
+// # A loopback on the host
+//
+// Where Config.Untrapped is set, the container's loopback is on the host, and the kernel programs
+// lead connects and datagrams there (bpf/loopback.h). What is left to the engine is bind(2). A port
+// P that the program binds on a wildcard or a loopback address has a port H of the host's in its
+// place, its private port. H is chosen at the first bind of P, and each later bind of P gets it
+// too, so that the kernel decides which of the program's sockets may share P.
+
+// privateTries is how many private ports are tried for one bind.
+const privateTries = 16
+
+// bindOnLoopback answers a bind that no rule names, in a container whose loopback is on the host.
+func (e call) bindOnLoopback(p Program, s *socket, addr netip.AddrPort) (Answer, error) {
+	at := addr.Addr().Unmap()
+	var err error
+	switch {
+	case !at.IsUnspecified() && !at.IsLoopback():
+		err = e.bindClient(p, s, addr)
+	case addr.Port() == 0:
+		return Answer{}, nil // the kernel programs let it pass
+	default:
+		if err = e.mayBind(p, addr.Port()); err == nil {
+			err = e.bindPrivate(p, s, addr)
+		}
+	}
+	if err != nil {
+		return answerFor(err)
+	}
+	return Answer{Action: Succeed}, nil
+}
+
+// privilegedPorts are those below which a program may bind only with CAP_NET_BIND_SERVICE, unless
+// its namespace says otherwise (ip-sysctl, ip_unprivileged_port_start).
+const privilegedPorts = 1024
+
+// mayBind refuses a port of the container's that the program may not bind.
+func (e call) mayBind(p Program, port uint16) error {
+	if port >= privilegedPorts {
+		return nil
+	}
+	var start uint16
+	err := e.Own.Do(func() error {
+		text, err := os.ReadFile("/proc/sys/net/ipv4/ip_unprivileged_port_start")
+		if err == nil {
+			_, err = fmt.Sscan(string(text), &start)
+		}
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("find the container's privileged ports: %w", err)
+	}
+	if port >= start {
+		return nil
+	}
+	if may, err := p.Capable(unix.CAP_NET_BIND_SERVICE); may || err != nil {
+		return err
+	}
+	return refusalError{unix.EACCES}
+}
+
+// bindClient binds an address of the host's from which the container may leave. Nobody reaches the
+// socket there whom it has not asked, so its port is the kernel's choice, whatever the program sees.
+func (e call) bindClient(p Program, s *socket, addr netip.AddrPort) error {
+	source := Source(e.Table, addr.Addr().Unmap().Is6())
+	if !source.IsValid() || !source.IsUnspecified() && source != addr.Addr().Unmap() {
+		return refusalError{unix.EADDRNOTAVAIL}
+	}
+	host := netip.AddrPortFrom(addr.Addr(), 0)
+	return e.bindHost(s.file, e.places[s.netns], policy.Binding{Host: host, View: addr, Call: p.Call()})
+}
+
+// bindPrivate binds the private port of a program's port.
+func (e call) bindPrivate(p Program, s *socket, addr netip.AddrPort) error {
+	place, protocol := e.places[s.netns], s.kind().Protocol
+	var lost uint16
+	for range privateTries {
+		port, err := e.Enforcer.PrivatePort(protocol, addr.Port(), lost, 0)
+		if err == nil && port == 0 {
+			var offered uint16
+			if offered, err = e.freePort(place, protocol, addr.Port(), lost); err == nil {
+				port, err = e.Enforcer.PrivatePort(protocol, addr.Port(), lost, offered)
+			}
+		}
+		if err != nil {
+			return err
+		}
+		b := policy.Binding{Host: netip.AddrPortFrom(addr.Addr(), port), View: addr, Private: true, Call: p.Call()}
+		err = e.bindPrivateAt(s.file, place, b)
+		var r refusalError
+		if !errors.As(err, &r) || r.errno != unix.EADDRINUSE {
+			return err
+		}
+		if others, oerr := e.othersHave(place, privatePort(place, protocol, port)); !others {
+			return errors.Join(err, oerr) // the program has it itself
+		}
+		lost = port
+	}
+	return refusalError{unix.EADDRINUSE}
+}
+
+// privatePort is a port that is one container's on all addresses of both families.
+func privatePort(place Place, protocol int, port uint16) Port {
+	return Port{Netns: place.Cookie(), Protocol: protocol, At: netip.AddrPortFrom(netip.IPv6Unspecified(), port), Dual: true}
+}
+
+func (e *Engine) bindPrivateAt(file int, place Place, b policy.Binding) error {
+	p, err := portOf(file, place.Cookie(), b.Host)
+	if err != nil {
+		return err
+	}
+	p = privatePort(place, p.Protocol, b.Host.Port())
+	share := reuseOf(file)
+	var taken func(Port) (bool, error)
+	if share.port != 0 || share.addr != 0 && p.Protocol == unix.IPPROTO_UDP {
+		taken = func(p Port) (bool, error) { return e.othersHave(place, p) }
+	}
+	return refusal(e.Ports.Bind(p, taken, func() error { return e.bindAllowed(file, b, share) }))
+}
+
+// othersHave tells whether a private port is somebody else's by now: another container was promised
+// it, or a socket has it that is not of the container's loopback.
+func (e *Engine) othersHave(place Place, p Port) (bool, error) {
+	if e.Ports.Promised(p, endpoint.PortRange{First: p.At.Port(), Last: p.At.Port()}) {
+		return true, nil
+	}
+	var list []netns.Socket
+	err := place.Do(func() (err error) {
+		list, err = netns.SocketsAt(p.Protocol, p.At.Port())
+		return err
+	})
+	for _, s := range list {
+		if s.Cgroup != 0 && !e.Enforcer.SharesLoopback(s.Cgroup) {
+			return true, nil
+		}
+	}
+	return false, err
+}
+
+// freePort finds a port of the kernel's choice that no socket of the place has on any address, or
+// the wanted one, if the kernel has chosen that for a socket of the container's. A port that is free
+// is not the program's to choose: it would be the one that remotes see.
+func (e *Engine) freePort(place Place, protocol int, wanted, lost uint16) (uint16, error) {
+	if wanted != lost && e.Ephemeral.Contains(wanted) {
+		p := privatePort(place, protocol, wanted)
+		_, err := claimIn(place, p)
+		if errors.Is(err, unix.EADDRINUSE) {
+			if others, err := e.othersHave(place, p); !others {
+				return wanted, err
+			}
+		}
+	}
+	for range privateTries {
+		p := privatePort(place, protocol, 0)
+		port, err := claimIn(place, p)
+		if err != nil {
+			return 0, fmt.Errorf("find a free port: %w", refusal(err))
+		}
+		if !e.Ports.Promised(p, endpoint.PortRange{First: port, Last: port}) {
+			return port, nil
+		}
+	}
+	return 0, refusalError{unix.EADDRINUSE}
+}
+
+func claimIn(place Place, p Port) (port uint16, err error) {
+	err = place.Do(func() (err error) {
+		port, err = p.claim()
+		return err
+	})
+	return port, err
+}
+
+// claim binds a socket to the port, or for 0 to one of the kernel's choice, for a moment.
+func (p Port) claim() (uint16, error) {
+	typ := unix.SOCK_DGRAM
+	if p.Protocol == unix.IPPROTO_TCP {
+		typ = unix.SOCK_STREAM
+	}
+	at := p.At
+	file, err := unix.Socket(unix.AF_INET6, typ|unix.SOCK_CLOEXEC, 0)
+	if errors.Is(err, unix.EAFNOSUPPORT) { // the host has no IPv6
+		at = netip.AddrPortFrom(netip.IPv4Unspecified(), at.Port())
+		file, err = unix.Socket(unix.AF_INET, typ|unix.SOCK_CLOEXEC, 0)
+	} else if err == nil {
+		err = unix.SetsockoptInt(file, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 0)
+	}
+	if err != nil {
+		return 0, err
+	}
+	defer unix.Close(file)
+	if err := unix.Bind(file, sockaddrOf(at)); err != nil {
+		return 0, err
+	}
+	name, err := localName(file)
+	return name.Port(), err
+}
