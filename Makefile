@@ -24,7 +24,7 @@ deps-bench-agent: ; scripts/deps.sh bench-agent
 deps-bench-charge: ; scripts/deps.sh bench-charge
 
 build:
-	$(GO) build -trimpath -o bin/ ./cmd/...
+	$(GO) build -trimpath -o bin/ ./cmd/... ./internal/launch/tsugiki-launch
 	$(MAKE) -f native/Makefile
 
 # The pages of the built commands.
@@ -102,7 +102,7 @@ soak: deps build sanitized
 SANITIZED = $(CURDIR)/bin/sanitized
 sanitized: build
 	$(MAKE) -f native/Makefile OUT=$(SANITIZED) SANITIZED=$(SANITIZED)/findings
-	cp bin/tsugiki $(SANITIZED)/
+	cp bin/tsugiki bin/tsugiki-launch $(SANITIZED)/
 
 # How much of tsugiki and tsugiki-runtime the end-to-end tests run: a line per package. What
 # processes run that are killed is not counted. COVER_RUN='TestAgent|TestCharge' chooses tests.
@@ -128,8 +128,9 @@ fuzz:
 		echo "$$p $$f"; $(GO) test -run '^$$' -fuzz "^$$f$$" -fuzztime $(FUZZTIME) $$p || exit 1; done; done
 	$(MAKE) -f native/Makefile fuzz
 
+# With a BPF file system, which not every machine has mounted.
 bench: deps-demo build
-	$(GO) run ./bench -figure graft -rounds $(ROUNDS) -o bench.json
+	unshare -m sh -ec 'mount -t bpf bpf /sys/fs/bpf; exec "$$@"' sh $(GO) run ./bench -figure graft -rounds $(ROUNDS) -o bench.json
 
 # What many containers cost: start and stop, memory, connections, a new agent.
 bench-agent: deps-bench-agent build

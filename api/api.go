@@ -1,45 +1,44 @@
-// Package api is what others say to the node daemon, and it to them: HTTP with JSON
-// on a unix socket. docs/API.md has it for readers of other languages.
+// Package api has the messages between the node daemon and its callers: HTTP with JSON on a unix
+// socket. docs/API.md describes them for other languages.
 //
-// It owns the messages and a client; it decides nothing. Who calls has to be root
-// and to have CAP_NET_ADMIN.
+// It owns the messages and a client. It decides nothing. A caller must be root, or the daemon's
+// user, and have CAP_NET_ADMIN.
 package api
 
 // Registration announces a container, before its first program is started.
 //
 //	POST /v1/containers
 type Registration struct {
-	ID   string `json:"id"`   // as its engine calls it
-	Name string `json:"name"` // and by which name
-	// Engine is one of config.Engines; empty is other.
+	ID   string `json:"id"`   // the engine's
+	Name string `json:"name"` // the engine's
+	// Engine is one of config.Engines; empty stands for other.
 	Engine string `json:"engine,omitempty"`
-	// Annotations are those that begin with tsugiki.dev/, of who starts the container.
-	// The configuration says which are heard.
+	// Annotations are those of the container's starter that begin with tsugiki.dev/. The
+	// configuration says which have an effect.
 	Annotations map[string]string `json:"annotations,omitempty"`
-	// Unknown are the names of those annotations of which it is not known whether the
-	// image brings them.
+	// Unknown are the names of those annotations that may be the starter's or the image's.
 	Unknown []string `json:"unknown,omitempty"`
-	// Image are the names of annotations that the image brings. They are for the
-	// agent's log, and never heard.
+	// Image are the names of the image's annotations. They have no effect, and are for the
+	// agent's log.
 	Image []string `json:"image,omitempty"`
-	// Rules are those of tsugiki run, and the caller's own: then annotations and
-	// configuration are not looked at.
+	// Rules are the caller's own, as tsugiki run has them. Annotations and configuration then
+	// have no effect.
 	Rules *Rules `json:"rules,omitempty"`
-	// UID and GID are the host's ids of its first program.
+	// UID and GID are those of the first program, in the host's user namespace.
 	UID int `json:"uid"`
 	GID int `json:"gid"`
-	// LoopbackOnly says that its own network namespace has, and will have, nothing
-	// but a loopback.
+	// LoopbackOnly says that the container's own network namespace has, and will have, no
+	// interface but a loopback.
 	LoopbackOnly bool `json:"loopbackOnly"`
-	// Dropped are capabilities that its runtime takes from it, if it is grafted. They
-	// are for the agent's log.
+	// Dropped are the capabilities that the runtime takes from a grafted container. They are
+	// for the agent's log.
 	Dropped []string `json:"dropped,omitempty"`
-	// Programs asks for a cgroup for its programs, which is killed when the
+	// Programs asks for a cgroup for the container's programs. The daemon kills it when the
 	// container is removed.
 	Programs bool `json:"programs"`
 }
 
-// Rules are what a container is given, in the words of tsugiki run.
+// Rules are a container's rules, in the grammar of the flags of tsugiki run.
 type Rules struct {
 	Mode      string   `json:"mode"`
 	Endpoints []string `json:"endpoints"`
@@ -47,28 +46,31 @@ type Rules struct {
 	Egress    []string `json:"egress"`
 }
 
-// Registered is the answer: 201, or 200 and Graft false where no rule says that
-// anything of the container is to be grafted.
+// Registered is the answer to a Registration: 201; or 200 with Graft false if no rule is for the
+// container.
 type Registered struct {
 	Graft bool   `json:"graft"`
-	Name  string `json:"name"` // of the container: an annotation can give it another
-	// Token goes, as seccomp's listenerMetadata, with each listener to the socket
+	Name  string `json:"name"` // the container's; an annotation can change it
+	// Token is sent as seccomp's listenerMetadata with each listener to the unix socket
 	// Listener.
 	Token    string `json:"token"`
 	Listener string `json:"listener"`
 	Filter   Filter `json:"filter"`
-	// Library is the folder of the library for LD_PRELOAD, which is
-	// preload/$LIB/libtsugiki.so in there; empty: none.
+	// Library is a directory. LD_PRELOAD names preload/$LIB/libtsugiki.so in it. Empty: no
+	// library.
 	Library string `json:"library"`
-	Cgroup  string `json:"cgroup,omitempty"` // of the programs, if it was asked for
+	Cgroup  string `json:"cgroup,omitempty"` // of the programs, if Programs was set
 }
 
-// Filter says what the container's filter has to trap.
+// Filter says which calls the container's filter must trap.
 type Filter struct {
 	Mode      string `json:"mode"`
 	Datagrams bool   `json:"datagrams"`
-	// AFGraft says that programs for AF_GRAFT are expected. The message has its first name.
+	// AFGraft says that the filter traps the calls of AF_GRAFT programs. The JSON key is older
+	// than that name.
 	AFGraft bool `json:"api"`
+	// Untrapped says that connect(2), sends and listen(2) are not trapped.
+	Untrapped bool `json:"untrapped"`
 }
 
 // Container is one of the daemon's containers.
@@ -82,11 +84,12 @@ type Container struct {
 	PID     int      `json:"pid"`   // of the first program; 0 before there is one
 	Mode    string   `json:"mode"`
 	Created string   `json:"created"` // RFC 3339
-	Ports   []string `json:"ports"`   // what it may serve: HOST:PORT->ADDR:PORT
-	Egress  []string `json:"egress"`  // where it may connect: PREFIX->ENDPOINT ADDRESS
+	Ports   []string `json:"ports"`   // ingress rules: HOST:PORT->ADDR:PORT
+	Egress  []string `json:"egress"`  // egress rules: PREFIX->ENDPOINT ADDRESS
 }
 
-// Removed is the answer to the removal of a container that the daemon has ended: 200; else it is 204.
+// Removed is the answer to the removal of a container that the daemon itself had ended: 200. The
+// removal of any other container has the answer 204.
 //
 //	DELETE /v1/containers/NAME
 type Removed struct {
@@ -96,11 +99,11 @@ type Removed struct {
 // Failure is every other answer.
 type Failure struct {
 	Error string `json:"error"`
-	// Unknown are the containers that there are not, of a request that charges some.
+	// Unknown are those containers of a charge request that do not exist.
 	Unknown []string `json:"unknown,omitempty"`
 }
 
-// Stats is what the daemon and its containers have counted.
+// Stats has the counters of the daemon and of its containers.
 //
 //	GET /v1/stats
 type Stats struct {
@@ -108,36 +111,35 @@ type Stats struct {
 	Containers []ContainerStats `json:"containers"` // by name
 }
 
-// ContainerStats are those of one container. What is not said to be the agent's is
-// counted by the kernel or by the container's gates, and goes on when the agent is
-// restarted.
+// ContainerStats has the counters of one container. The kernel and the container's gates count.
+// Their counters continue when the agent is restarted. Agent.Refused and Agent.Times are the
+// agent's own, and begin at 0 then.
 type ContainerStats struct {
 	ID    string `json:"id"`
 	Name  string `json:"name"`
 	State string `json:"state"` // created, running
-	// Gates are its gates; Silent those of them that did not say in time what they
-	// have counted: for them stands what they said last.
+	// Gates is the number of the container's gates. Silent is the number of those that did not
+	// answer in time: their last answer is used.
 	Gates  int `json:"gates"`
 	Silent int `json:"silent"`
-	// Connections are the TCP connections of its host sockets that were established.
+	// Connections are the TCP connections of host sockets that were established.
 	Connections Connections `json:"connections"`
 	Denied      Denied      `json:"denied"` // by the kernel programs
-	// Gate are the calls that its gates have answered themselves, Agent those that
-	// they have put to the agent.
+	// Gate has the calls that gates answered, Agent those that gates passed on to the agent.
 	Gate  Decisions `json:"gate"`
 	Agent Decisions `json:"agent"`
 	Pool  Pool      `json:"pool"`
-	// AskedAgain are calls that were put to another agent again after a restart,
-	// Delayed those that had to wait to be put to one, and Unreported those that no
-	// trace was told of, for want of time.
+	// AskedAgain are calls that a gate passed on once more after a restart of the agent. Delayed
+	// are calls that a gate could not pass on at once, as too many were pending. Unreported are
+	// calls that are missing in traces, as the agent was too slow.
 	AskedAgain uint64 `json:"askedAgain"`
 	Delayed    uint64 `json:"delayed"`
 	Unreported uint64 `json:"unreported"`
-	// Memory is what its gates and keepers have in memory, in bytes.
+	// Memory is the memory of gates and keepers, in bytes.
 	Memory uint64 `json:"memory"`
 }
 
-// Connections are counted by who began.
+// Connections are TCP connections: Out were opened by the container, In by others.
 type Connections struct {
 	Out uint64 `json:"out"`
 	In  uint64 `json:"in"`
@@ -149,8 +151,8 @@ type Denied struct {
 	Bind       uint64 `json:"bind"`
 	Send       uint64 `json:"send"`
 	SetSockOpt uint64 `json:"setsockopt"`
-	// Leave are packets that were about to leave a host socket to where no rule lets them,
-	// Enter datagrams that came for a client that had not sent to their sender.
+	// Leave are packets of host sockets to destinations that no rule permits. Enter are datagrams
+	// for a client from an address that it had not sent to.
 	Leave uint64 `json:"leave"`
 	Enter uint64 `json:"enter"`
 }
@@ -158,18 +160,17 @@ type Denied struct {
 // Decisions are calls that were answered.
 type Decisions struct {
 	Calls map[string]uint64 `json:"calls"` // by name
-	// Refused are those that got an error for an answer. The agent's begin at 0
-	// with the agent.
+	// Refused are the calls that were answered with an error.
 	Refused uint64 `json:"refused"`
-	// Times are how many took less than 2^N ns, but not less than 2^(N-1), for N =
-	// 0, 1, ...; the last, how many took longer. The agent's begin at 0 with it.
+	// Times is a histogram. Element N counts the calls that took at least 2^(N-1) ns and less
+	// than 2^N ns; the last element counts all longer ones.
 	Times []uint64 `json:"times"`
 }
 
-// Pool are sockets that were made before or when programs asked for one.
+// Pool counts the sockets that gates created for programs.
 type Pool struct {
-	Batches uint64 `json:"batches"` // that were handed to programs in advance
-	Sockets uint64 `json:"sockets"` // in these
-	Single  uint64 `json:"single"`  // made one at a time
-	Misses  uint64 `json:"misses"`  // of these, those of which a program had none left
+	Batches uint64 `json:"batches"` // messages with sockets in advance
+	Sockets uint64 `json:"sockets"` // in these messages
+	Single  uint64 `json:"single"`  // sockets for one socket(2) each
+	Misses  uint64 `json:"misses"`  // of Single: the program had used up its sockets in advance
 }

@@ -11,52 +11,52 @@ import (
 	"time"
 )
 
-// CPU time that others spend for a container is charged to it: its CPU quota is
-// lowered by as much. A container is named as its engine or the daemon calls it, or,
-// beginning with "/", by its cgroup's path in the hierarchy of the cpu controller.
+// CPU time that others spend for a container is charged to it: the agent lowers its CPU quota by
+// this time. A request names a container by its name, by the engine's id, or by the path of its
+// cgroup in the hierarchy of the cpu controller, which begins with "/".
 
-// What a request may hold at most.
+// Limits of requests.
 const (
 	ChargeMax       = time.Hour // of one charge
-	ChargesMax      = 1000      // of one request
+	ChargesMax      = 1000      // charges in one request
 	ChargeSourceMax = 31        // bytes of a source's name
 	LetGoMax        = time.Minute
 )
 
-// SourceDefault is the source of what is charged without saying which.
+// SourceDefault is the source of a charge that names none.
 const SourceDefault = "api"
 
-// How what a helper spends is taken from its container.
+// Ways in which the time of a helper is taken from its container.
 const (
-	ByAuto  = "auto"  // by place where that can be done, else by quota
+	ByAuto  = "auto"  // by place where that is possible, else by quota
 	ByPlace = "place" // the helper is moved under the container's quota: exact
-	ByQuota = "quota" // the helper's time is taken out of the container's quota
+	ByQuota = "quota" // the helper's time is subtracted from the container's quota
 	ByMarks = "marks" // only in answers: a part of a shared daemon's time, by quota
 )
 
 // Charge is CPU time that was spent for a container.
 type Charge struct {
 	Container string `json:"container"`
-	// Source says who spent it, in at most ChargeSourceMax letters, digits, "_", "."
-	// and "-"; empty is SourceDefault.
+	// Source names who spent it: at most ChargeSourceMax letters, digits, "_", "." and "-".
+	// Empty stands for SourceDefault.
 	Source string `json:"source,omitempty"`
-	// Microseconds are more than 0 and no more than ChargeMax.
+	// Microseconds is more than 0 and at most ChargeMax.
 	Microseconds int64 `json:"microseconds"`
 }
 
-// ChargeRequest charges containers: one, by the first keys, or several. All of it is
-// charged, or nothing.
+// ChargeRequest charges one container by its first three fields, or several by Charges. The daemon
+// charges all of them or none.
 //
 //	POST /v1/charge
 type ChargeRequest struct {
 	Container string `json:"container,omitempty"`
 	Source    string `json:"source,omitempty"`
-	// Duration is as ParseCharge takes it.
+	// Duration has the syntax of ParseCharge.
 	Duration string   `json:"duration,omitempty"`
 	Charges  []Charge `json:"charges,omitempty"`
 }
 
-// All checks a request and lists what it charges, with no source empty.
+// All checks a request and returns its charges. Each has a source.
 func (r *ChargeRequest) All() ([]Charge, error) {
 	all := slices.Clone(r.Charges)
 	single := r.Container != "" || r.Source != "" || r.Duration != ""
@@ -100,10 +100,10 @@ func (c *Charge) check() error {
 	return nil
 }
 
-// Duration is the time that is charged.
+// Duration returns the charged time.
 func (c *Charge) Duration() time.Duration { return time.Duration(c.Microseconds) * time.Microsecond }
 
-// ParseCharge reads a time to charge as in 1500us or 1.5ms: whole microseconds, more
+// ParseCharge parses a time such as 1500us or 1.5ms. It must be a whole number of microseconds, more
 // than 0 and at most ChargeMax.
 func ParseCharge(text string) (time.Duration, error) {
 	if _, err := strconv.ParseFloat(text, 64); err == nil && strings.ContainsAny(text[len(text)-1:], "0123456789.") {
@@ -123,8 +123,7 @@ func ParseCharge(text string) (time.Duration, error) {
 	return d, nil
 }
 
-// CheckChargeTarget tells what is wrong with the name of a container, or the path of
-// a cgroup, that is to be charged; not whether there is one.
+// CheckChargeTarget checks the syntax of a container's name, or of a cgroup's path, in a charge.
 func CheckChargeTarget(name string) error {
 	const longest = 4095 // PATH_MAX
 	switch {
@@ -146,7 +145,7 @@ func CheckChargeTarget(name string) error {
 	return nil
 }
 
-// CheckSource tells what is wrong with the name of a source.
+// CheckSource checks the name of a source.
 func CheckSource(source string) error {
 	if len(source) > ChargeSourceMax || strings.ContainsFunc(source, func(r rune) bool {
 		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune("_.-", r)
@@ -156,30 +155,30 @@ func CheckSource(source string) error {
 	return nil
 }
 
-// ChargeHelper makes the daemon measure what others do for a container.
+// ChargeHelper asks the daemon to measure a process, or a cgroup, that works for containers.
 //
 //	POST /v1/charge/helpers
 type ChargeHelper struct {
 	Helper HelperProcess `json:"helper"`
-	// To is the container; empty if it is Shared.
+	// To is the container; empty if Shared.
 	To string `json:"to,omitempty"`
-	// Source is as in Charge; empty is the process's command name, or the last part
-	// of its cgroup's path.
+	// Source is as in Charge. Empty stands for the process's command name, or the last part of
+	// its cgroup's path.
 	Source string `json:"source,omitempty"`
-	// By is ByAuto (as is empty), ByPlace or ByQuota.
+	// By is ByAuto, ByPlace or ByQuota; empty stands for ByAuto.
 	By string `json:"by,omitempty"`
-	// Shared says that the process works for many containers. Its time is divided by
-	// the files that it reads and writes.
+	// Shared says that the process works for several containers. The files that it reads and
+	// writes say for which.
 	Shared bool `json:"shared,omitempty"`
 }
 
-// HelperProcess is a process, or all of a cgroup.
+// HelperProcess is a process, or all processes of a cgroup.
 type HelperProcess struct {
 	PID   int    `json:"pid,omitempty"`
 	Group string `json:"group,omitempty"` // its path, which begins with /
 }
 
-// Check tells what is wrong with the request by itself.
+// Check checks the request's syntax.
 func (h *ChargeHelper) Check() error {
 	p := h.Helper
 	switch {
@@ -207,7 +206,7 @@ func (h *ChargeHelper) Check() error {
 	return errors.Join(CheckChargeTarget(h.To), CheckSource(h.Source))
 }
 
-// ChargeAttached is a helper that is measured. It is until its process ends.
+// ChargeAttached is a helper that is measured until its process ends.
 type ChargeAttached struct {
 	ID        string        `json:"id"`
 	Container string        `json:"container,omitempty"` // empty if it is shared
@@ -217,7 +216,7 @@ type ChargeAttached struct {
 	Reason    string        `json:"reason,omitempty"` // why not ByPlace
 }
 
-// Charges is what has been charged.
+// Charges has all accounts.
 //
 //	GET /v1/charge
 type Charges struct {
@@ -233,47 +232,47 @@ type Charged struct {
 	ID        string `json:"id"`        // as its engine calls it; may be empty
 	Group     string `json:"group"`     // the path of its cgroup
 	Version   string `json:"version"`   // of cgroups: v1, hybrid or v2
-	// Mode is quota, or "account only: " and why nothing is taken.
+	// Mode is "quota", or "account only: " with the reason why nothing is taken.
 	Mode string `json:"mode"`
-	// Since is when the container was first charged, maybe by a former agent, RFC 3339
-	// with nanoseconds: OwnUS and Borrowed are of the time since.
+	// Since is the time of the first charge, maybe by a former agent: RFC 3339 with nanoseconds.
+	// OwnUS and Borrowed count from then on.
 	Since string `json:"since"`
-	// Before is what the container was given, After what of it the helpers leave now.
+	// Before is the limit that the container was given, After the limit that is in force now.
 	Before ChargeLimit `json:"before"`
 	After  ChargeLimit `json:"after"`
-	// OwnUS is what the container itself has spent.
+	// OwnUS is the time that the container itself has spent.
 	OwnUS int64 `json:"own_us"`
-	// Borrowed is what others have spent for it, by source.
+	// Borrowed is the time that others have spent for it, by source.
 	Borrowed []Borrowed `json:"borrowed"`
-	// DebtUS is still to be taken from the quota of the next periods; of it, CarriedUS
-	// slowly, as the container would be stopped for too long otherwise. ForgivenUS
-	// was too much, and never will be.
+	// DebtUS will be subtracted from the quota of the next periods. CarriedUS is the part of it
+	// that is subtracted slowly, so that the container does not stop for too long. ForgivenUS
+	// exceeded the largest debt, and is never subtracted.
 	DebtUS     int64           `json:"debt_us"`
 	CarriedUS  int64           `json:"carried_us"`
 	ForgivenUS int64           `json:"forgiven_us"`
 	Held       ChargeHeld      `json:"held"`
 	Throttled  ChargeThrottled `json:"throttled"`
-	// Pressure is that of the CPU, of the container's cgroup; nil where the kernel
-	// does not count it by cgroup.
+	// Pressure is the CPU pressure of the container's cgroup; nil where the kernel does not
+	// measure pressure by cgroup.
 	Pressure *ChargePressure `json:"pressure,omitempty"`
 }
 
-// ChargeLimit is what a cgroup may spend.
+// ChargeLimit is the CPU quota of a cgroup.
 type ChargeLimit struct {
 	QuotaUS  int64 `json:"quota_us"` // in each period; -1 is no limit
 	PeriodUS int64 `json:"period_us"`
 	BurstUS  int64 `json:"burst_us"`
 }
 
-// Borrowed is what was spent for a container by one source.
+// Borrowed is the time that one source has spent for a container.
 type Borrowed struct {
 	Source string `json:"source"`
 	US     int64  `json:"us"`
 	By     string `json:"by"` // ByPlace, ByQuota or ByMarks
 }
 
-// ChargeHeld is how often and how long a container was frozen, its debt being more
-// than a lower quota can take.
+// ChargeHeld says how often and how long a container was frozen, because its debt was more than a
+// lower quota can take.
 type ChargeHeld struct {
 	Now       bool   `json:"now"`
 	TotalUS   int64  `json:"total_us"`
@@ -282,15 +281,15 @@ type ChargeHeld struct {
 	TooLong   uint64 `json:"too_long"` // of Count: longer than is meant to be
 }
 
-// ChargeThrottled is what the kernel has counted for the container's quota.
+// ChargeThrottled has the kernel's counters for the container's quota.
 type ChargeThrottled struct {
 	Periods   uint64 `json:"periods"`
 	Throttled uint64 `json:"throttled"` // of Periods: those in which it used all
 	US        int64  `json:"us"`
 }
 
-// ChargePressure is the part of the time, in percent, in which some program of the
-// container waited for a CPU, over the last so many seconds; and all of that time.
+// ChargePressure is the part of the last 10, 60 and 300 seconds, in percent, in which some program
+// of the container waited for a CPU; and the sum of that time.
 type ChargePressure struct {
 	Some10  float64 `json:"some10"`
 	Some60  float64 `json:"some60"`
@@ -298,7 +297,7 @@ type ChargePressure struct {
 	TotalUS int64   `json:"total_us"`
 }
 
-// ChargeShared is a process that works for many containers.
+// ChargeShared is a process that works for several containers.
 type ChargeShared struct {
 	PID       int    `json:"pid"`
 	Comm      string `json:"comm"`
@@ -306,15 +305,15 @@ type ChargeShared struct {
 	UnownedUS int64  `json:"unowned_us"` // of it, what is no container's
 }
 
-// ChargeLetGo asks that a container is not held for a while, and is thawed if it is
-// held: before it is paused, deleted, or a program is started in it.
+// ChargeLetGo asks the daemon not to hold a container for some time, and to thaw it if it is held.
+// A caller does so before it pauses or deletes the container or starts a program in it.
 //
 //	POST /v1/charge/CONTAINER/let-go
 type ChargeLetGo struct {
 	For string `json:"for"` // as in 2s; at most LetGoMax
 }
 
-// UnknownError says which containers of a request there are not. It is ErrNotFound.
+// UnknownError names those containers of a request that do not exist. It is an ErrNotFound.
 type UnknownError struct {
 	Message    string
 	Containers []string
@@ -322,40 +321,41 @@ type UnknownError struct {
 
 func (e *UnknownError) Error() string { return e.Message }
 
-// Is makes it ErrNotFound.
+// Is reports whether target is ErrNotFound or ErrRefused.
 func (e *UnknownError) Is(target error) bool { return target == ErrNotFound || target == ErrRefused }
 
-// Charge charges a container. No such container is ErrNotFound.
+// Charge charges a container. It returns ErrNotFound if the container does not exist.
 func (c *Client) Charge(container, source string, d time.Duration) error {
 	r := ChargeRequest{Container: container, Source: source, Duration: d.String()}
 	return c.Do(http.MethodPost, "/v1/charge", r, nil)
 }
 
-// ChargeBatch charges several containers, or none of them if it fails. If there are
-// not all of them, it is an UnknownError.
+// ChargeBatch charges several containers, or none of them if it fails. It returns an UnknownError
+// if some of them do not exist.
 func (c *Client) ChargeBatch(charges []Charge) error {
 	return c.Do(http.MethodPost, "/v1/charge", ChargeRequest{Charges: charges}, nil)
 }
 
-// AttachHelper has a helper measured. Neither container nor process is ErrNotFound.
+// AttachHelper has a helper measured. It returns ErrNotFound if the container or the process does
+// not exist.
 func (c *Client) AttachHelper(h ChargeHelper) (answer ChargeAttached, err error) {
 	err = c.Do(http.MethodPost, "/v1/charge/helpers", h, &answer)
 	return answer, err
 }
 
-// DetachHelper ends that. No such helper is ErrNotFound.
+// DetachHelper ends the measuring of a helper. It returns ErrNotFound if there is no such helper.
 func (c *Client) DetachHelper(id string) error {
 	return c.Do(http.MethodDelete, "/v1/charge/helpers/"+url.PathEscape(id), nil, nil)
 }
 
-// Charges is what has been charged.
+// Charges returns all accounts.
 func (c *Client) Charges() (all Charges, err error) {
 	err = c.Do(http.MethodGet, "/v1/charge", nil, &all)
 	return all, err
 }
 
-// LetGo has a container not held for a while. A daemon that ends thaws what it holds:
-// without one there is nothing to let go.
+// LetGo asks the daemon not to hold a container for some time. Without a daemon no container is
+// held: a daemon that ends thaws all of them.
 func (c *Client) LetGo(container string, d time.Duration) error {
 	path := "/v1/charge/" + url.PathEscape(container) + "/let-go"
 	return c.Do(http.MethodPost, path, ChargeLetGo{For: d.String()}, nil)

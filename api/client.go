@@ -17,17 +17,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// DefaultSocket is where the daemon listens unless told otherwise.
+// DefaultSocket is the path of the daemon's socket, unless its configuration names another.
 const DefaultSocket = "/run/tsugiki/agent.sock"
 
-// requestLimit is how long a request may take: what is waited for is the kernel
-// and other requests.
+// requestLimit is the time after which a request fails. The daemon waits only for the kernel and
+// for other requests.
 const requestLimit = 30 * time.Second
 
-// answerMax is more than any list of ours takes.
+// answerMax is more than the longest answer, in bytes.
 const answerMax = 16 << 20
 
-// ErrNotFound says that there is no such container, or endpoint.
+// ErrNotFound says that a container, helper or endpoint does not exist.
 var ErrNotFound = errors.New("not found")
 
 type notFoundError string
@@ -35,15 +35,15 @@ type notFoundError string
 func (e notFoundError) Error() string        { return string(e) }
 func (e notFoundError) Is(target error) bool { return target == ErrNotFound || target == ErrRefused }
 
-// Client speaks to a daemon.
+// Client makes requests to a daemon.
 type Client struct {
 	Socket string
 	http   http.Client
 	stream http.Client // for answers that take as long as they take
 }
 
-// Dial makes a client for the daemon at a socket, "" being DefaultSocket. It
-// connects at each request.
+// Dial makes a client for the daemon at a socket; "" is DefaultSocket. The client connects anew for
+// each request.
 func Dial(socket string) *Client {
 	if socket == "" {
 		socket = DefaultSocket
@@ -65,8 +65,8 @@ func Dial(socket string) *Client {
 	return c
 }
 
-// Nearby calls fn with another path to a file, which fits into a struct
-// sockaddr_un however long that of its directory is.
+// Nearby calls fn with another path to a file. It fits into a struct sockaddr_un, however long the
+// path of the directory is.
 func Nearby(path string, fn func(short string) error) error {
 	dir, err := os.Open(filepath.Dir(path))
 	if err != nil {
@@ -76,22 +76,21 @@ func Nearby(path string, fn func(short string) error) error {
 	return fn(fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), filepath.Base(path)))
 }
 
-// Register announces a container. If the daemon is being restarted, it waits for
-// the next one.
+// Register announces a container. While the daemon is restarted, Register waits for the next one.
 func (c *Client) Register(r Registration) (answer Registered, err error) {
 	err = Patiently(c.Socket, func() error { return c.Do(http.MethodPost, "/v1/containers", r, &answer) })
 	return answer, err
 }
 
-// Unregister removes the container of a name that was registered with an id; ""
-// is any. One that there is not is ErrNotFound. If the daemon is being restarted, it
-// waits for the next one.
+// Unregister removes the container with a name and an id; the id "" is any. It returns ErrNotFound
+// if there is none. While the daemon is restarted, Unregister waits for the next one.
 func (c *Client) Unregister(name, id string) error {
 	_, err := c.Remove(name, id)
 	return err
 }
 
-// Remove is Unregister, and tells why the daemon has ended the container before, if it has.
+// Remove is Unregister. If the daemon itself has ended the container before, Remove also returns
+// why.
 func (c *Client) Remove(name, id string) (Removed, error) {
 	path := "/v1/containers/" + url.PathEscape(name)
 	if id != "" {
@@ -102,12 +101,12 @@ func (c *Client) Remove(name, id string) (Removed, error) {
 	return removed, err
 }
 
-// restartPatience is how long a daemon that was killed may take to be there again.
+// restartPatience is the time that a daemon that was killed may take to start again.
 const restartPatience = 20 * time.Second
 
-// Patiently does something again that failed because the daemon was killed: its
-// socket is still there, which one that was stopped takes away. What is done has to
-// be such that it can be done again.
+// Patiently calls a function again while it fails because the daemon was killed. A daemon that was
+// killed leaves its socket's file; one that was stopped removes it. The function must permit
+// repetition.
 func Patiently(socket string, do func() error) error {
 	for deadline := time.Now().Add(restartPatience); ; time.Sleep(20 * time.Millisecond) {
 		err := do()
@@ -122,21 +121,21 @@ func Patiently(socket string, do func() error) error {
 	}
 }
 
-// Containers lists all containers.
+// Containers returns all containers.
 func (c *Client) Containers() ([]Container, error) {
 	var list []Container
 	return list, c.Do(http.MethodGet, "/v1/containers", nil, &list)
 }
 
-// Stats are what the daemon and its containers have counted.
+// Stats returns the counters of the daemon and of its containers.
 func (c *Client) Stats() (Stats, error) {
 	var s Stats
 	return s, c.Do(http.MethodGet, "/v1/stats", nil, &s)
 }
 
-// Trace gives a line of JSON for each decision about a container that is made from
-// now on: until the container ends, which is io.EOF. An answer that ends before that
-// is io.ErrUnexpectedEOF, or as ctx says.
+// Trace returns a stream with a line of JSON for each decision about a container from now on. Reads
+// return io.EOF when the container has ended, and io.ErrUnexpectedEOF or the cause of ctx when the
+// stream ends before.
 func (c *Client) Trace(ctx context.Context, name string) (io.ReadCloser, error) {
 	path := "/v1/containers/" + url.PathEscape(name) + "/trace"
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://tsugiki"+path, nil)
@@ -158,7 +157,7 @@ func (c *Client) Trace(ctx context.Context, name string) (io.ReadCloser, error) 
 	return nil, failure(resp, data)
 }
 
-// failure is what an answer says that is none of success.
+// failure returns the error of an answer that does not report success.
 func failure(resp *http.Response, data []byte) error {
 	var f Failure
 	if json.Unmarshal(data, &f) != nil || f.Error == "" {
@@ -172,7 +171,7 @@ func failure(resp *http.Response, data []byte) error {
 	return refusedError(f.Error)
 }
 
-// Do makes a request. send and receive are JSON; nil is nothing.
+// Do makes a request. It sends and receives JSON; nil stands for an empty body.
 func (c *Client) Do(method, path string, send, receive any) error {
 	var body io.Reader
 	if send != nil {
@@ -221,8 +220,8 @@ func (e noAgentError) Error() string {
 
 func (e noAgentError) Unwrap() []error { return []error{ErrNoAgent, ErrRefused, e.cause} }
 
-// ErrRefused says that the daemon was not asked, or has answered that it did nothing.
-// After another error it may have done what it was asked to.
+// ErrRefused says that the daemon did not get the request, or has answered that it did nothing.
+// After any other error the daemon may have carried out the request.
 var ErrRefused = errors.New("refused")
 
 type refusedError string

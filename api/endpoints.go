@@ -8,8 +8,8 @@ type Endpoint struct {
 	Rules []string `json:"rules"` // those that name it, as tsugiki run takes them
 }
 
-// Definition is what an endpoint is, in the words of the grammar; what does not
-// go with its type is empty.
+// Definition has the parts of an endpoint in the words of the grammar. Parts that its type does not
+// have are empty.
 type Definition struct {
 	Type  string `json:"type"`
 	Addr  string `json:"addr"`

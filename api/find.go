@@ -21,7 +21,7 @@ type ContainerClient struct {
 	agent     *Client
 }
 
-// Where says where containers are looked for.
+// Where names the places in which Connect and Running look for containers.
 type Where struct {
 	RunDir string
 	Agent  string // socket of the daemon; empty: that of RunDir
@@ -34,8 +34,8 @@ func (w Where) agent() string {
 	return SocketIn(w.RunDir)
 }
 
-// Connect finds a running container: one of the daemon's, or of a tsugiki run of its
-// own. With an empty name it is the only one.
+// Connect finds a running container: the daemon's, or that of a tsugiki run without a daemon. An
+// empty name stands for the only container.
 func Connect(w Where, name string) (*ContainerClient, error) {
 	if name != "" {
 		if err := CheckName(name); err != nil {
@@ -62,8 +62,7 @@ func Connect(w Where, name string) (*ContainerClient, error) {
 	return &ContainerClient{name, Dial(sockets[name])}, nil
 }
 
-// Running finds the containers that are running: by name, the sockets of those who
-// can change them.
+// Running returns the running containers: by name, the socket of the process that can change them.
 func Running(w Where) (map[string]string, error) {
 	sockets := map[string]string{}
 	list, err := Dial(w.agent()).Containers()
@@ -95,7 +94,7 @@ func Running(w Where) (map[string]string, error) {
 	return sockets, nil
 }
 
-// ContainerSocket is the socket in a run directory of a container that no daemon has.
+// ContainerSocket returns the path of the socket of a tsugiki run without a daemon.
 func ContainerSocket(runDir, name string) string { return filepath.Join(runDir, name+socketSuffix) }
 
 func dial(path string) (conn net.Conn, err error) {
@@ -106,7 +105,7 @@ func dial(path string) (conn net.Conn, err error) {
 	return conn, err
 }
 
-// Endpoints are those that the container has, by name.
+// Endpoints returns the container's endpoints, sorted by name.
 func (c *ContainerClient) Endpoints() ([]Endpoint, error) {
 	var list []Endpoint
 	return list, c.request(http.MethodGet, "", nil, &list)
@@ -117,7 +116,7 @@ func (c *ContainerClient) Add(name string, d Definition) error {
 	return c.request(http.MethodPut, name, d, nil)
 }
 
-// Delete takes an endpoint away from the container.
+// Delete deletes an endpoint of the container.
 func (c *ContainerClient) Delete(name string) error {
 	return c.request(http.MethodDelete, name, nil, nil)
 }

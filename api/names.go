@@ -4,14 +4,14 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"regexp"
+	"strings"
 )
 
-// Names that the agent, tsugiki-runtime, and whoever starts containers agree on.
+// Names that the agent, tsugiki-runtime and starters of containers share.
 const (
-	// AnnotationPrefix is that of our annotations, and of labels that stand for some.
+	// AnnotationPrefix is the prefix of our annotations, and of labels with the same meaning.
 	AnnotationPrefix = "tsugiki.dev/"
-	// The annotations: what a container is called, and what it is given.
+	// The annotations: a container's name, and its rules.
 	AnnotationName      = AnnotationPrefix + "name"
 	AnnotationMode      = AnnotationPrefix + "mode"
 	AnnotationEndpoints = AnnotationPrefix + "endpoints"
@@ -24,7 +24,7 @@ const (
 	// AgentName is the name of the daemon's own files in its run directory.
 	AgentName = "agent"
 
-	// RunDir is where containers are written down while they run.
+	// RunDir is the directory for the records of running containers.
 	RunDir = "/run/tsugiki"
 
 	socketSuffix = ".sock"
@@ -32,17 +32,15 @@ const (
 	ListenerSocket = "seccomp" + socketSuffix
 )
 
-// SocketIn is the daemon's socket in its run directory.
+// SocketIn returns the path of the daemon's socket in its run directory.
 func SocketIn(runDir string) string { return filepath.Join(runDir, AgentName+socketSuffix) }
 
 // ErrName says that a container's name cannot be used.
 var ErrName = errors.New("bad container name")
 
-var nameRE = regexp.MustCompile(fmt.Sprintf(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,%d}$`, NameMax-1))
-
-// CheckName finds out whether a container can have a name.
+// CheckName returns an ErrName unless a container can have a name.
 func CheckName(name string) error {
-	if !nameRE.MatchString(name) {
+	if len(name) == 0 || len(name) > NameMax || !alphanumeric(rune(name[0])) || strings.ContainsFunc(name, unfit) {
 		return fmt.Errorf("%w %q: letters, digits, '_', '.' and '-', at most %d, a letter or digit first", ErrName, name, NameMax)
 	}
 	if name == AgentName || name+socketSuffix == ListenerSocket {
@@ -50,3 +48,9 @@ func CheckName(name string) error {
 	}
 	return nil
 }
+
+func alphanumeric(r rune) bool {
+	return 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9'
+}
+
+func unfit(r rune) bool { return !alphanumeric(r) && !strings.ContainsRune("_.-", r) }

@@ -6,22 +6,22 @@ import (
 	"time"
 )
 
-// Rate is what a container did between two Stats, each but the last four in
-// events per second.
+// Rate is the activity of a container between two Stats. All fields but the last four are events
+// per second.
 type Rate struct {
 	Name           string
 	Out, In        float64 // connections
 	Gate, Agent    float64 // decisions, by who answers
 	Denied, Misses float64
-	// P50 and P99 are what half and 99 % of the decisions took no longer than; 0
-	// where there were none.
+	// P50 and P99 are the median and the 99th percentile of the time of a decision; 0 without
+	// decisions.
 	P50, P99 time.Duration
 	Silent   int
 	Memory   uint64 // bytes
 }
 
-// Rates are those of the containers of the later one, the busiest first. What an
-// agent has counted that has been restarted in between counts from 0.
+// Rates returns the rates of the containers that the later Stats has, the busiest first. Counters of
+// an agent that was restarted in between count from 0.
 func Rates(before, after *Stats) ([]Rate, error) {
 	from, err := time.Parse(time.RFC3339Nano, before.Time)
 	if err != nil {
@@ -77,7 +77,7 @@ func rate(a, b *ContainerStats, seconds float64) Rate {
 	}
 }
 
-// since is what a counter has counted, which may have begun anew.
+// since returns the increase of a counter that may have restarted at 0.
 func since(from, to uint64) uint64 {
 	if to < from {
 		return to
@@ -97,8 +97,8 @@ func denied(s *ContainerStats) uint64 {
 	return d.Connect + d.Bind + d.Send + d.SetSockOpt + d.Leave + d.Enter
 }
 
-// quantile is a time that so much of all took no longer than: within its bucket of
-// Decisions, the times are taken to be spread evenly.
+// quantile estimates a quantile from Decisions.Times. It assumes that times are spread evenly within
+// a bucket.
 func quantile(times []uint64, q float64) time.Duration {
 	var all uint64
 	for _, n := range times {

@@ -6,11 +6,11 @@ import (
 	"time"
 )
 
-// readyInterval is between two questions whether the daemon answers.
+// readyInterval is the time between two attempts to reach the daemon.
 const readyInterval = 2 * time.Millisecond
 
-// AwaitReady waits until the daemon answers. It has adopted the containers of the daemon
-// before it by then. Who knows that the daemon has ended, ends ctx with that cause.
+// AwaitReady waits until the daemon answers. By then it has adopted the containers of the former
+// daemon. A caller that learns that the daemon has ended cancels ctx with that cause.
 func (c *Client) AwaitReady(ctx context.Context) error {
 	tick := time.NewTicker(readyInterval)
 	defer tick.Stop()

@@ -14,8 +14,8 @@ import (
 // traceLineMax is more than any line of a trace takes.
 const traceLineMax = 1 << 20
 
-// Relog logs the lines of a trace as they were logged first, until it ends; then it
-// closes it.
+// Relog logs the lines of a trace as the agent logged them, until the trace ends. Then Relog closes
+// the trace.
 func Relog(lines io.ReadCloser, to slog.Handler) error {
 	defer lines.Close()
 	ctx := context.Background()
@@ -33,7 +33,7 @@ func Relog(lines io.ReadCloser, to slog.Handler) error {
 	return scanner.Err()
 }
 
-// parseLine reads a line of a trace, whose attributes stay in their order.
+// parseLine parses a line of a trace. It keeps the order of the attributes.
 func parseLine(line []byte) (slog.Record, error) {
 	r := slog.NewRecord(time.Now(), slog.LevelWarn, "decisions were lost", 0)
 	d := json.NewDecoder(bytes.NewReader(line))

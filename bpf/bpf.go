@@ -9,3 +9,6 @@ package bpf
 //go:generate go tool bpf2go -go-package bpf -output-dir . -target bpfel -type addr -type port_range -type graft_option -type prefix -type egress -type number -type endpoint -type endpoint_name -type service -type location -type sender -type peer -type held -cflags "-O2 -g -Wall -Wextra -Werror -I/usr/include/x86_64-linux-gnu -I/usr/include/aarch64-linux-gnu" Policy policy.bpf.c
 //go:generate go tool bpf2go -go-package bpf -output-dir . -target bpfel -type owner_slot -type running_word -type owned_file -type watched_process -cflags "-O2 -g -Wall -Wextra -Wno-unused-parameter -Werror -I/usr/include/x86_64-linux-gnu -I/usr/include/aarch64-linux-gnu" Shared shared.bpf.c
 //go:generate go tool bpf2go -go-package bpf -output-dir . -target bpfel -type receive_slot -type receive_work -type receive_device -cflags "-O2 -g -Wall -Wextra -Wno-unused-parameter -Werror -I/usr/include/x86_64-linux-gnu -I/usr/include/aarch64-linux-gnu" Softirq softirq.bpf.c
+
+// PolicyObject returns the compiled object of the policy programs. Nobody may change it.
+func PolicyObject() []byte { return _PolicyBytes }

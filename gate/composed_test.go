@@ -93,7 +93,7 @@ func runComposed(t *testing.T, program string, ask uint32) (string, Stats) {
 	var g *Gate
 	ended := make(chan (<-chan struct{}), 1)
 	c.process, err = launch.Start(launch.Spec{
-		Path: program, Args: []string{"composed", path + ".part", path}, Netns: c.own, CgroupDir: dir,
+		Path: program, Args: []string{"composed", path + ".part", path}, Netns: c.own.File(), CgroupDir: dir,
 		Filter: composedFilter(ask), Caps: launch.Default,
 	}, func(listener *os.File, _ int) (err error) {
 		c.listener = listener

@@ -282,7 +282,7 @@ func (c *container) start(threads int, edit func(*Config)) *Gate {
 	defer os.Unsetenv(programEnv)
 	var g *Gate
 	c.process, err = launch.Start(launch.Spec{
-		Path: exe, Args: []string{"program"}, Netns: c.own, CgroupDir: dir, Filter: prog, Caps: launch.Default,
+		Path: exe, Args: []string{"program"}, Netns: c.own.File(), CgroupDir: dir, Filter: prog, Caps: launch.Default,
 	}, func(listener *os.File, _ int) (err error) {
 		c.listener = listener
 		g, err = Start(c.config(listener, edit))

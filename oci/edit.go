@@ -121,7 +121,7 @@ func (s *spec) edit(r api.Registered) (config []byte, preload string, err error)
 	if !known {
 		return nil, "", fmt.Errorf("the agent's answer has the unknown mode %q", r.Filter.Mode)
 	}
-	options := filter.Options{Mode: mode, Datagrams: r.Filter.Datagrams, AFGraft: r.Filter.AFGraft}
+	options := filter.Options{Mode: mode, Datagrams: r.Filter.Datagrams, AFGraft: r.Filter.AFGraft, Untrapped: r.Filter.Untrapped}
 	profile, err := filter.Compose(s.seccomp, options, r.Listener, r.Token)
 	if err != nil {
 		return nil, "", err
@@ -205,7 +205,7 @@ func restoreConfig(bundle, edited string) error {
 func hash(data []byte) string { return fmt.Sprintf("%x", sha256.Sum256(data)) }
 
 // replaceFile writes a new file and renames it to the path, with the owner and mode of the old
-// file.
+// file. It does not wait for the disk: after a loss of power there is no container of the bundle.
 func replaceFile(path string, data []byte) (err error) {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {
@@ -221,7 +221,7 @@ func replaceFile(path string, data []byte) (err error) {
 		}
 	}()
 	_, err = f.Write(data)
-	err = errors.Join(err, f.Chown(int(st.Uid), int(st.Gid)), f.Chmod(fs.FileMode(st.Mode&0o777)), f.Sync(), f.Close())
+	err = errors.Join(err, f.Chown(int(st.Uid), int(st.Gid)), f.Chmod(fs.FileMode(st.Mode&0o777)), f.Close())
 	if err != nil {
 		return err
 	}

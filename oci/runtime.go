@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"runtime"
 	"strings"
 	"syscall"
 	"time"
@@ -80,14 +81,15 @@ func (w *Wrapper) exists(c command) bool {
 
 // run starts the real runtime, waits for its end and returns its exit status. The runtime
 // inherits the standard streams and all files that this process was given. It receives the
-// signals of this process, and is killed if this process ends.
-//
-// The caller must have locked its thread: for PR_SET_PDEATHSIG the kernel takes the thread that
-// starts the runtime as its parent.
+// signals of this process, and is killed if this process ends. Until then, no signal ends this
+// process, which has to undo what it has done.
 func (w *Wrapper) run(args []string) (int, error) {
 	signals := make(chan os.Signal, 16)
 	signal.Notify(signals)
-	defer signal.Stop(signals)
+	// For PR_SET_PDEATHSIG the kernel takes the thread that starts the runtime as its parent. (Not
+	// before: goroutines that wait for each other then take a switch of threads.)
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	child, err := os.StartProcess(w.runtime, append([]string{w.runtime}, args...), &os.ProcAttr{
 		Files: []*os.File{os.Stdin, os.Stdout, os.Stderr},
 		Sys:   &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL},
@@ -95,18 +97,11 @@ func (w *Wrapper) run(args []string) (int, error) {
 	if err != nil {
 		return 1, fmt.Errorf("execute %s: %w", w.runtime, err)
 	}
-	done := make(chan struct{})
-	defer close(done)
 	go func() {
-		for {
-			select {
-			case s := <-signals:
-				// SIGURG is Go's own, SIGCHLD is about the child, SIGPIPE about a failed write.
-				if s != unix.SIGURG && s != unix.SIGCHLD && s != unix.SIGPIPE {
-					_ = child.Signal(s) // the child may have ended
-				}
-			case <-done:
-				return
+		for s := range signals {
+			// SIGURG is Go's own, SIGCHLD is about the child, SIGPIPE about a failed write.
+			if s != unix.SIGURG && s != unix.SIGCHLD && s != unix.SIGPIPE {
+				_ = child.Signal(s) // the child may have ended
 			}
 		}
 	}()

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -28,7 +27,6 @@ type Wrapper struct {
 // real runtime in this process. TSUGIKI_AGENT names the agent's socket in place of the
 // configuration. TSUGIKI_OCI_RUNTIME names the real runtime if the configuration does not.
 func Main(args []string) int {
-	runtime.LockOSThread() // see run
 	c := parseCommand(args)
 	w, err := newWrapper()
 	if err == nil {

@@ -4,11 +4,13 @@ import (
 	"errors"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 
 	"github.com/tsugiki/tsugiki/internal/cgroup"
 	"github.com/tsugiki/tsugiki/policy"
+	"github.com/tsugiki/tsugiki/policy/enforcer"
 )
 
 // Close kills what is left of the container and removes it. It may be called for one that is only
@@ -57,7 +59,24 @@ func (c *Container) Close() (removed bool, err error) {
 	}
 	// Not before all are dead: a call that waits would fail with ENOSYS.
 	note(each(gates, (*supervised).forget))
+	if !c.spec.Outlives {
+		enforcer.Settle() // nobody else does what is left then
+	}
 	return removed, errors.Join(errs...)
+}
+
+// ForgetKilled removes what the process that had a container, and was killed, has left of it: its
+// rows in the kernel's tables, and its cgroup. It needs root.
+func ForgetKilled(group string) error {
+	g := cgroup.At(group)
+	if err := g.Kill(); err != nil {
+		return err
+	}
+	if dir, err := cgroup.At(filepath.Join(group, keepersGroup)).Open(); err == nil {
+		_ = enforcer.ForgetKilled(dir) // rows that remain go with their set; nobody finds them
+		dir.Close()
+	}
+	return g.Remove()
 }
 
 // closeKeepers ends all at once: each may take its time.

@@ -110,7 +110,7 @@ func (d *Daemon) start() (err error) {
 	if err := d.takeRunDir(); err != nil {
 		return err
 	}
-	if d.store, err = openStore(d.config.Load().StateDir); err != nil {
+	if d.store, err = openStore(d.config.Load().StateDir, d.boot); err != nil {
 		return err
 	}
 	if err := d.adoptAll(); err != nil {

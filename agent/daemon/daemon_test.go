@@ -35,7 +35,7 @@ func newDaemon(t *testing.T) (*Daemon, *bytes.Buffer) {
 	}
 	d.config.Store(&config.Config{RunDir: d.runDir, StateDir: t.TempDir()})
 	var err error
-	if d.store, err = openStore(d.config.Load().StateDir); err != nil {
+	if d.store, err = openStore(d.config.Load().StateDir, d.boot); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -58,7 +58,7 @@ func someRecord(name string) *record {
 
 func TestStore(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
-	s, err := openStore(dir)
+	s, err := openStore(dir, "this boot")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,14 +72,14 @@ func TestStore(t *testing.T) {
 	if err := errors.Join(s.put(a), s.delete("nobody"), s.close()); err != nil {
 		t.Fatal(err)
 	}
-	if s, err = openStore(dir); err != nil {
+	if s, err = openStore(dir, "this boot"); err != nil {
 		t.Fatal(err)
 	}
 	got, err := s.all()
 	if diff := cmp.Diff([]*record{a, b}, got, cmp.AllowUnexported(record{})); err != nil || diff != "" {
 		t.Errorf("after a restart: %v (-want +got)\n%s", err, diff)
 	}
-	if _, err := openStore(dir); !errors.Is(err, httpapi.ErrState) || !strings.Contains(err.Error(), "another agent has") {
+	if _, err := openStore(dir, "this boot"); !errors.Is(err, httpapi.ErrState) || !strings.Contains(err.Error(), "another agent has") {
 		t.Errorf("opened twice: %v", err)
 	}
 	if err := s.delete("a"); err != nil {
@@ -93,6 +93,46 @@ func TestStore(t *testing.T) {
 	}
 	if err := s.put(b); !errors.Is(err, httpapi.ErrState) {
 		t.Errorf("put into a store that is closed: %v", err)
+	}
+}
+
+// The state of another boot, which the machine may have written half of when it lost power, is
+// gone. That of a version which did not note the boot is read.
+func TestStateOfAnotherBoot(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		change func(dir string) error
+		kept   bool
+	}{
+		{"this boot", func(string) error { return nil }, true},
+		{"no boot was noted", func(dir string) error { return os.Remove(dir + "/boot") }, true},
+		{"another boot", func(dir string) error { return os.WriteFile(dir+"/boot", []byte("that boot"), 0o600) }, false},
+		{"half of a note", func(dir string) error { return os.WriteFile(dir+"/boot", nil, 0o600) }, false},
+		{"another boot, half of a state", func(dir string) error {
+			return errors.Join(os.WriteFile(dir+"/boot", []byte("that boot"), 0o600), os.WriteFile(dir+"/state.db", []byte("half"), 0o600))
+		}, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := t.TempDir()
+			s, err := openStore(dir, "this boot")
+			if err == nil {
+				err = errors.Join(s.put(someRecord("a")), s.close(), tt.change(dir))
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			for range 2 {
+				if s, err = openStore(dir, "this boot"); err != nil {
+					t.Fatal(err)
+				}
+				if got, err := s.all(); err != nil || (len(got) == 1) != tt.kept {
+					t.Errorf("records: %v, %v", got, err)
+				}
+				if err := s.close(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
 	}
 }
 
@@ -133,14 +173,14 @@ func TestStoreRefuses(t *testing.T) {
 		"a newer format": {"2", "was written by a newer tsugiki (format 2, this one knows 1)"}, "no version": {"x", "invalid syntax"},
 	} {
 		dir := t.TempDir()
-		s, err := openStore(dir)
+		s, err := openStore(dir, "this boot")
 		if err == nil {
 			err = errors.Join(s.db.Update(func(tx *bbolt.Tx) error { return tx.Bucket(bucketMeta).Put(keyVersion, []byte(tt.version)) }), s.close())
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := openStore(dir); !errors.Is(err, httpapi.ErrState) || !strings.Contains(err.Error(), tt.says) {
+		if _, err := openStore(dir, "this boot"); !errors.Is(err, httpapi.ErrState) || !strings.Contains(err.Error(), tt.says) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -149,7 +189,7 @@ func TestStoreRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, dir := range map[string]string{"another file": dir, "a folder that is a file": filepath.Join(dir, "state.db")} {
-		if _, err := openStore(dir); !errors.Is(err, httpapi.ErrState) || !strings.Contains(err.Error(), "--state-dir") {
+		if _, err := openStore(dir, "this boot"); !errors.Is(err, httpapi.ErrState) || !strings.Contains(err.Error(), "--state-dir") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

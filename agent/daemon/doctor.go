@@ -13,6 +13,7 @@ import (
 	"github.com/tsugiki/tsugiki/charge/accounts"
 	"github.com/tsugiki/tsugiki/gate"
 	"github.com/tsugiki/tsugiki/internal/kernel"
+	"github.com/tsugiki/tsugiki/internal/launch"
 	"github.com/tsugiki/tsugiki/internal/programs"
 	"github.com/tsugiki/tsugiki/internal/sys/thread"
 	"github.com/tsugiki/tsugiki/keeper"
@@ -27,13 +28,23 @@ func Examine(runDir string) ([]kernel.Result, error) {
 	return kernel.Examine(slices.Concat(kernel.Features(), installation(runDir), accounts.Features()))
 }
 
+// Clean removes the pinned policy programs of all versions from the kernel. Containers go on. It
+// needs root.
+func Clean() error { return enforcer.Unpin() }
+
 func installation(runDir string) []kernel.Feature {
 	find := func(name string) func(*kernel.Scratch) (string, error) {
 		return func(*kernel.Scratch) (string, error) { return programs.Find(name) }
 	}
 	return []kernel.Feature{
 		{Name: "policy programs", Required: true, Lost: "rules are not enforced", Probe: loadPolicy},
+		{
+			Name:  "pinned policy programs",
+			Lost:  "each tsugiki run without an agent has the kernel verify the policy programs again, which takes most of its start",
+			Probe: func(*kernel.Scratch) (string, error) { return enforcer.Pins() },
+		},
 		{Name: keeper.Program, Required: true, Lost: "sockets cannot be made in the host's namespace", Probe: find(keeper.Program)},
+		{Name: launch.Program, Required: true, Lost: "tsugiki run starts no program", Probe: find(launch.Program)},
 		{Name: gate.Program, Required: true, Lost: "trapped calls are not answered", Probe: find(gate.Program)},
 		{Name: "libtsugiki.so", Required: true, Lost: "only --mode seccomp works", Probe: find(shim.LibraryFile)},
 		{

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -60,19 +61,25 @@ type record struct {
 	container.State
 }
 
-// store keeps records. What it has taken is on the disk.
+// store keeps records. What it has taken survives this process, and not the machine: no container
+// does. So nothing waits for the disk, which takes some milliseconds for each record, and the state
+// of another boot is not read: the kernel may have written half of it.
 type store struct {
 	db *bbolt.DB
 }
 
-// openStore opens the state in a directory, or makes it. Only one process can have
-// it open.
-func openStore(dir string) (*store, error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+// openStore opens the state of a boot of the machine in a directory, or makes it. Only one process
+// can have it open.
+func openStore(dir, boot string) (*store, error) {
+	path := filepath.Join(dir, "state.db")
+	err := os.MkdirAll(dir, 0o700)
+	if err == nil {
+		err = forgetOtherBoot(path, filepath.Join(dir, "boot"), boot)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("%w: %w; choose another directory with --state-dir", httpapi.ErrState, err)
 	}
-	path := filepath.Join(dir, "state.db")
-	db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: storeWait})
+	db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: storeWait, NoSync: true})
 	if errors.Is(err, bbolterrors.ErrTimeout) {
 		return nil, fmt.Errorf("%w: another agent has %s open; stop that one, or choose another directory with --state-dir", httpapi.ErrState, path)
 	}
@@ -84,6 +91,28 @@ func openStore(dir string) (*store, error) {
 		return nil, errors.Join(err, db.Close())
 	}
 	return s, nil
+}
+
+// forgetOtherBoot removes a state of another boot than the one that is written in a file, and
+// writes this boot there. A state without that file was written by a version that waited for the
+// disk: its records say which boot they are of.
+func forgetOtherBoot(state, file, boot string) error {
+	written, err := os.ReadFile(file)
+	if err == nil && string(written) == boot {
+		return nil
+	}
+	if err == nil {
+		err = os.Remove(state)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(boot)
+	return errors.Join(err, f.Sync(), f.Close()) // before any record
 }
 
 func (s *store) prepare(path string) error {

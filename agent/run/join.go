@@ -109,6 +109,8 @@ func (j *Joined) launch(p *Program, path string, ns *netns.NS, r api.Registered)
 	}
 	prog, err := filter.Build(runtime.GOARCH, filter.Options{
 		Mode: mode, Datagrams: r.Filter.Datagrams, AFGraft: r.Filter.AFGraft, Alone: true,
+		// Calls that are not trapped cannot be told of.
+		Untrapped: r.Filter.Untrapped && j.followed == nil,
 	})
 	if err != nil {
 		return err
@@ -119,8 +121,11 @@ func (j *Joined) launch(p *Program, path string, ns *netns.NS, r api.Registered)
 	}
 	defer dir.Close()
 	l := launch.Spec{
-		Path: path, Args: p.Command, Netns: ns, CgroupDir: dir, Filter: prog, Caps: p.Caps, User: p.User,
+		Path: path, Args: p.Command, Netns: ns.File(), CgroupDir: dir, Filter: prog, Caps: p.Caps, User: p.User,
 		NeedsPreload: mode == filter.Preload,
+	}
+	if l.Launcher, err = programs.Find(launch.Program); err != nil {
+		return err
 	}
 	if r.Library != "" {
 		if l.Preload, err = programs.FindIn(shim.LibraryFile, []string{r.Library}); err != nil {

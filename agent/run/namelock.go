@@ -9,8 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/tsugiki/tsugiki/agent/container"
 	"github.com/tsugiki/tsugiki/api"
-	"github.com/tsugiki/tsugiki/internal/cgroup"
 	"github.com/tsugiki/tsugiki/internal/sys/lock"
 )
 
@@ -93,7 +93,7 @@ func readLeftovers(f *os.File) *leftovers {
 func removeLeftovers(f *os.File) error {
 	l := readLeftovers(f)
 	if l != nil && l.Cgroup != "" {
-		if err := cgroup.At(l.Cgroup).Remove(); err != nil {
+		if err := container.ForgetKilled(l.Cgroup); err != nil {
 			return fmt.Errorf("clean up after killed process %d: %w", l.PID, err)
 		}
 	}

@@ -151,8 +151,11 @@ func (a *Alone) launch(p *Program, path string) error {
 	}
 	defer dir.Close()
 	spec := launch.Spec{
-		Path: path, Args: p.Command, Netns: own, CgroupDir: dir,
+		Path: path, Args: p.Command, Netns: own.File(), CgroupDir: dir,
 		Filter: prog, Caps: p.Caps, User: p.User,
+	}
+	if spec.Launcher, err = programs.Find(launch.Program); err != nil {
+		return err
 	}
 	if a.container.Preloads() {
 		spec.NeedsPreload = p.Mode == filter.Preload

@@ -18,42 +18,54 @@ import (
 
 func doctorCommand() *cobra.Command {
 	var runDir string
-	var asJSON bool
+	var asJSON, clean bool
 	cmd := &cobra.Command{
-		Use:   "doctor [-j]",
+		Use:   "doctor [-j | --clean]",
 		Short: "List the kernel features and programs that tsugiki uses, and which of them are missing",
 		Long: `Doctor tries each kernel feature that tsugiki uses, and looks for the programs that it
 installs. It prints a line for each of them. -j prints a JSON array of objects with the
 keys name, present, required, lost and detail. present is null if doctor cannot find out.
 lost names what does not work without the feature.
 
-Doctor removes everything that it makes for a trial. Without root, it cannot find out
-about some features. The exit status is 0 if tsugiki run works here, and 1 if a required
+Doctor removes everything that it makes for a trial. The policy programs of this version stay
+pinned in /sys/fs/bpf/tsugiki, where the next start of tsugiki finds them. --clean removes
+those of all versions, and does nothing else; containers go on. Without root, doctor cannot
+find out about some features. The exit status is 0 if tsugiki run works here, and 1 if a required
 feature is missing or unknown.`,
 		DisableFlagsInUseLine: true,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return usageError{errors.New("doctor: write tsugiki doctor [-j]")}
+				return usageError{errors.New("doctor: write tsugiki doctor [-j | --clean]")}
+			}
+			if asJSON && clean {
+				return usageError{errors.New("doctor: --clean prints nothing; leave out -j")}
 			}
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			// An interrupted trial would leave what it made.
 			signal.Ignore(unix.SIGHUP, unix.SIGINT, unix.SIGTERM)
-			results, err := daemon.Examine(runDir)
-			if err == nil {
-				err = printResults(cmd, results, asJSON)
+			examine := func() error {
+				results, err := daemon.Examine(runDir)
+				if err == nil {
+					err = printResults(cmd, results, asJSON)
+				}
+				if err == nil {
+					err = diagnosis(results)
+				}
+				return err
 			}
-			if err == nil {
-				err = diagnosis(results)
+			if clean {
+				examine = daemon.Clean
 			}
-			if err != nil {
+			if err := examine(); err != nil {
 				return fmt.Errorf("doctor: %w", err)
 			}
 			return nil
 		},
 	}
 	cmd.Flags().BoolVarP(&asJSON, "json", "j", false, "print JSON")
+	cmd.Flags().BoolVar(&clean, "clean", false, "remove the pinned policy programs of all versions")
 	cmd.Flags().StringVar(&runDir, "run-dir", api.RunDir, "directory for the state and sockets of running containers")
 	return cmd
 }

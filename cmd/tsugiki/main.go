@@ -10,8 +10,6 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-
-	"github.com/tsugiki/tsugiki/internal/launch"
 )
 
 // Exit statuses of tsugiki itself. tsugiki run has the status of the program that it ran.
@@ -21,9 +19,6 @@ const (
 )
 
 func main() {
-	if launch.IsChild() {
-		launch.Child()
-	}
 	os.Exit(run(os.Args[1:], os.Stderr))
 }
 

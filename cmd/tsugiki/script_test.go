@@ -9,17 +9,12 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
-	"github.com/tsugiki/tsugiki/internal/launch"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 	"github.com/tsugiki/tsugiki/internal/testkit/script"
 )
 
-// The scripts run this test binary as the command tsugiki. tsugiki run starts itself again
-// as the child of internal/launch, under a name that testscript does not know.
+// The scripts run this test binary as the command tsugiki.
 func TestMain(m *testing.M) {
-	if launch.IsChild() {
-		launch.Child()
-	}
 	testscript.Main(program{m}, map[string]func(){"tsugiki": main})
 }
 

@@ -12,29 +12,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// barrierSize is of what is shared: arrived, generation.
+// barrierSize is the size of the shared words: arrived, generation.
 const barrierSize = 8
 
-// look is how often we look whether the context has ended.
+// look is the interval between two checks of the context.
 const look = 50 * time.Millisecond
 
-// Operations of futex(2), without the private flag: the words are other
-// processes' too.
+// Operations of futex(2), without the private flag: other processes share the words.
 const (
 	futexWait = 0
 	futexWake = 1
 )
 
-// Barrier is a file at which programs wait that have it mounted (At). It may be used
-// again after each Open. Its methods are for one goroutine. The protocol is in
+// Barrier is a file at which programs of several containers wait for each other (At). It can be
+// used again after each Open. Only one goroutine may call its methods. The protocol is in
 // density/load/c/barrier.c.
 type Barrier struct {
 	shared              []byte
 	arrived, generation *atomic.Uint32
 }
 
-// NewBarrier makes the barrier's file, which must not be there. Who mounts it must be able
-// to write it.
+// NewBarrier creates the barrier's file, which must not exist. Programs that wait must be able to
+// write to it.
 func NewBarrier(path string) (*Barrier, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -70,7 +69,7 @@ func (b *Barrier) Await(ctx context.Context, n int) error {
 	}
 }
 
-// Open lets all go that have arrived.
+// Open releases all programs that have arrived.
 func (b *Barrier) Open() error {
 	b.arrived.Store(0)
 	b.generation.Add(1)
@@ -80,8 +79,7 @@ func (b *Barrier) Open() error {
 	return nil
 }
 
-// Close lets all go too, so that nobody waits for one who does not come, and leaves
-// the file there.
+// Close releases all programs that have arrived, and unmaps the file. It does not remove it.
 func (b *Barrier) Close() error {
 	return errors.Join(b.Open(), unix.Munmap(b.shared))
 }

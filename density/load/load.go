@@ -1,10 +1,9 @@
-// Package load drives tsugiki-load, the program with which the density study loads
-// its containers (density/load/c): its command lines, what it prints, and the barrier at
-// which programs in many containers wait for each other.
+// Package load runs tsugiki-load (density/load/c), the program with which the density study
+// loads its containers. It owns the program's command lines, the parsing of its output, and the
+// barrier at which programs in many containers wait for each other.
 //
-// It owns neither containers nor figures; those are density/rig's and
-// density/figures'. It needs no privileges, and for a barrier a file system whose
-// files can be mapped shared. Linux 5.15.
+// Containers belong to density/rig, and figures to density/figures. The package needs no
+// privilege. A barrier needs a file system with shared mappings. Linux 5.15.
 package load
 
 import (
@@ -16,35 +15,35 @@ import (
 	"time"
 )
 
-// Program is the program's name in the folder of the binaries.
+// Program is the program's file name.
 const Program = "tsugiki-load"
 
-// ErrForeign says that something that was printed is not a result.
+// ErrForeign is wrapped by errors about output that is not a result of the program.
 var ErrForeign = errors.New("not a result of " + Program)
 
-// Idle are the arguments of a container's first program that does nothing.
+// Idle returns the arguments for a program that does nothing until SIGTERM.
 func Idle() []string { return []string{"idle"} }
 
-// Serve are the arguments of the least web server, which Web may ask.
+// Serve returns the arguments for a minimal web server, which serves Web until SIGTERM.
 func Serve(port uint16) []string { return []string{"serve", strconv.Itoa(int(port))} }
 
-// Ready is the line that Idle and Serve print when they run. They end by SIGTERM.
+// Ready is the line that Idle and Serve print when they are ready.
 const Ready = "ready"
 
-// At are the arguments with which a command is executed when a barrier opens. The
-// file is the path of the barrier where the program runs.
+// At returns the arguments for executing a command when a barrier opens. The file is the
+// barrier's path as the program sees it.
 func At(file string, command ...string) []string {
 	return append([]string{"at", file}, command...)
 }
 
-// Stencil are the arguments of the stencil kernel, which computes for some whole
-// seconds, at least one. Its grid is 64 by 64 by 128, as Himeno's small one.
+// Stencil returns the arguments for the stencil kernel, which computes for a number of whole
+// seconds, at least one. Its grid is Himeno's small one: 64 by 64 by 128.
 func Stencil(d time.Duration) []string {
 	return []string{"stencil", "-s", strconv.Itoa(max(1, int(math.Ceil(d.Seconds()))))}
 }
 
-// StencilResult is what the stencil kernel has computed. It has compared its
-// residual with the exact one already.
+// StencilResult is the result of the stencil kernel. The program has compared the residual with
+// the expected one.
 type StencilResult struct {
 	MFLOPS             float64 // millions of floating point operations per second of wall time
 	Iterations         int
@@ -52,7 +51,7 @@ type StencilResult struct {
 	Residual, Expected float64 // of the last iteration
 }
 
-// ParseStencil reads what the stencil kernel has printed.
+// ParseStencil parses the output of the stencil kernel.
 func ParseStencil(out []byte) (StencilResult, error) {
 	var r StencilResult
 	if err := json.Unmarshal(out, &r); err != nil {
@@ -64,22 +63,21 @@ func ParseStencil(out []byte) (StencilResult, error) {
 	return r, nil
 }
 
-// Web are the arguments of the web client, which makes requests one after the
-// other, each on a connection of its own to one of some servers (ADDR:PORT), drawn
-// by the seed.
+// Web returns the arguments for the web client. It makes requests one after the other, each on a
+// new connection. The seed determines the server (ADDR:PORT) of each request.
 func Web(requests int, seed uint64, servers ...string) []string {
 	args := []string{"web", "-n", strconv.Itoa(requests), "-r", strconv.FormatUint(seed>>1, 10)}
 	return append(args, servers...)
 }
 
-// WebResult is what the web client has seen.
+// WebResult is the result of the web client.
 type WebResult struct {
 	Failed  int       // requests without an answer, or with a wrong one
-	Seconds float64   // that all requests took
-	Took    []float64 // of each request that did not fail, in milliseconds, in their order
+	Seconds float64   // of all requests together
+	Took    []float64 // milliseconds of each request that did not fail, in their order
 }
 
-// ParseWeb reads what the web client has printed.
+// ParseWeb parses the output of the web client.
 func ParseWeb(out []byte) (WebResult, error) {
 	var raw struct {
 		Failed  int       `json:"failed"`

@@ -1,10 +1,9 @@
-// Package overlay measures how long it takes to create and to delete files on an
-// overlay file system, and on the plain one that is below it.
+// Package overlay measures how long it takes to create and to delete files on an overlay file
+// system, and on the plain file system below it.
 //
-// It owns the mounts, which are in a mount namespace of its own, so that nothing is
-// left mounted whatever ends it, and the files. Repeating, and what becomes of the
-// figures, is density/figures' business. It needs CAP_SYS_ADMIN and a file system
-// that takes an overlay's upper layer. Linux 5.15.
+// It owns the files, and the mounts, which are in a mount namespace of their own: the kernel
+// removes them however the process ends. Rounds and statistics belong to density/figures. It
+// needs CAP_SYS_ADMIN and a file system that can hold an overlay's upper layer. Linux 5.15.
 package overlay
 
 import (
@@ -20,7 +19,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/sys/thread"
 )
 
-// Operation is what is measured.
+// Operation is the operation that is measured.
 type Operation string
 
 // The operations of the study.
@@ -29,13 +28,12 @@ const (
 	Delete Operation = "delete" // unlink
 )
 
-// Target is what is at the names that files are created or deleted by.
+// Target says what exists at a file's name before the operation.
 type Target string
 
-// The targets. There is no file of the same name in Plain and Absent before one is
-// created. In Existing there is one, on the plain file system; Present has it in the
-// overlay's lower layer: it is then copied up to be written, without its data, and
-// a whiteout is put over it to delete it.
+// The targets. In Plain and Absent, Create finds no file of the name. In Existing it finds one on
+// the plain file system. In Present there is one in the overlay's lower layer: to write it, the
+// kernel copies it up without its data; to delete it, the kernel puts a whiteout over it.
 const (
 	Plain    Target = "plain"
 	Existing Target = "plain, over an old file"
@@ -45,8 +43,8 @@ const (
 
 // Job is one run.
 type Job struct {
-	// Dir is for the run's files, all of which are removed. It is on the file
-	// system to measure, and must be there.
+	// Dir is a directory on the file system that is measured. Run removes the files that it
+	// creates there.
 	Dir       string
 	Operation Operation
 	Target    Target
@@ -56,16 +54,16 @@ type Job struct {
 
 // Timing is what one run took.
 type Timing struct {
-	Each []time.Duration // one for each file
+	Each []time.Duration // by file
 	All  time.Duration
-	Sync time.Duration // syncfs(2) after it
+	Sync time.Duration // of syncfs(2) after the last file
 }
 
 // folders of a run.
 type folders struct{ plain, lower, upper, work, merged string }
 
-// Run measures. Before, everything is written to disk, and what is not measured is
-// in the caches: it was just made.
+// Run measures one job. Before it measures, it writes the file system's data to disk. The files
+// that exist before are in the kernel's caches, since Run has just created them.
 func (j Job) Run() (Timing, error) {
 	root, err := os.MkdirTemp(j.Dir, "overlay-")
 	if err != nil {
@@ -131,7 +129,7 @@ func (f folders) mount() error {
 	return nil
 }
 
-// fill makes the files that are there before.
+// fill creates the files that exist before the operation.
 func (j Job) fill(dir string) error {
 	data := make([]byte, j.Bytes)
 	for i := range j.Files {
@@ -174,7 +172,7 @@ func (j Job) measure(dir string) (Timing, error) {
 	return t, err
 }
 
-// write is without the runtime's poller, which would add a system call for each.
+// write does not use os.File: Go's poller would add a system call for each file.
 func write(path string, data []byte) error {
 	fd, err := unix.Open(path, unix.O_CREAT|unix.O_TRUNC|unix.O_WRONLY|unix.O_CLOEXEC, 0o600)
 	if err != nil {

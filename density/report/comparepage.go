@@ -60,7 +60,7 @@ func ComparisonHTML(before, after *result.Results) ([]byte, error) {
 		}
 	}
 	var out bytes.Buffer
-	if err := compares.Execute(&out, p); err != nil {
+	if err := compares().Execute(&out, p); err != nil {
 		return nil, err
 	}
 	return out.Bytes(), nil

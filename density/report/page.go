@@ -10,6 +10,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/tsugiki/tsugiki/density/result"
@@ -27,9 +28,11 @@ var (
 	//go:embed compare.html
 	compareText string
 
-	pages    = template.Must(template.New("page").Parse(pageText))
-	compares = template.Must(template.Must(pages.Clone()).New("compare").Parse(compareText))
+	pages    = sync.OnceValue(newPages)
+	compares = sync.OnceValue(func() *template.Template { return template.Must(newPages().New("compare").Parse(compareText)) })
 )
+
+func newPages() *template.Template { return template.Must(template.New("page").Parse(pageText)) }
 
 // head is what both pages begin with. Their policy forbids everything but their style.
 type head struct {
@@ -94,7 +97,7 @@ func HTML(r *result.Results) ([]byte, error) {
 		p.Figures = append(p.Figures, newFigure(i, f, colours))
 	}
 	var out bytes.Buffer
-	if err := pages.Execute(&out, p); err != nil {
+	if err := pages().Execute(&out, p); err != nil {
 		return nil, err
 	}
 	return out.Bytes(), nil

@@ -127,14 +127,14 @@ enum gate_file {
 	GATE_FILES,
 };
 
-/* What comes with them from a gate that exits because it is idle. */
+/* The message of an idle gate that exits. Its files are those of enum gate_file. */
 struct gate_handover {
 	uint32_t version;
 	uint32_t supervised;
 };
 
-/* What comes with an agent's order to keep a gate: its files are those that write what
- * went wrong, then GATE_FILE_CONTROL to GATE_FILE_NETNS, then the cgroup's directory. */
+/* An agent's order to the pool to keep a gate. Its files are the one for error messages,
+ * then GATE_FILE_CONTROL to GATE_FILE_NETNS, then the cgroup's directory. */
 struct gate_admission {
 	uint32_t version;
 	uint32_t uid;
@@ -143,7 +143,7 @@ struct gate_admission {
 	uint64_t own;
 	uint64_t cookie;
 	uint32_t datagrams;
-	uint32_t zero;
+	uint32_t untrapped;
 };
 
 #define GATE_ADMISSION_FILES 6

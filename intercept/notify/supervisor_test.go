@@ -128,7 +128,7 @@ func (w *world) start(own *netns.NS, group *os.File) {
 	w.must(os.Setenv(programEnv, w.done))
 	defer os.Unsetenv(programEnv)
 	w.process, err = launch.Start(launch.Spec{
-		Path: exe, Args: []string{"program"}, Netns: own, CgroupDir: group, Filter: prog, Caps: launch.Default,
+		Path: exe, Args: []string{"program"}, Netns: own.File(), CgroupDir: group, Filter: prog, Caps: launch.Default,
 	}, func(listener *os.File, _ int) (err error) {
 		w.listener = listener
 		binary := filepath.Join(testkit.BuildTsugiki(w.t), gate.Program)

@@ -93,6 +93,7 @@ var rooms = []room{
 	{"internal/cni", nil, "runs network plugins"},
 	{"internal/config", nil, "a file's grammar"},
 	{"internal/launch", []string{"shim"}, "starts one program, and has it load the library"},
+	{"internal/launch/tsugiki-launch", []string{"internal/launch"}, "the child of the room above it"},
 	{"internal/cgroup", nil, anybody},
 	{"internal/cputime", nil, anybody},
 	{"internal/kernel", nil, anybody},

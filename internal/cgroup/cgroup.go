@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -27,15 +28,24 @@ var ErrNoV2 = errors.New("no cgroup v2 hierarchy is mounted; mount one: mount -t
 // removePatience is how long Remove waits for killed processes to be gone.
 const removePatience = 10 * time.Second
 
+// v2 is the hierarchy in which Own has found the group. It does not move while this process runs,
+// and the list of mounts of a machine with many containers is long.
+var v2 atomic.Pointer[Hierarchy]
+
 // Own returns the directory of the calling process's group in the v2
 // hierarchy.
 func Own() (string, error) {
-	all, err := Find(mounts.Self)
-	if err != nil {
-		return "", err
-	}
-	if all.V2.Mount == "" {
-		return "", ErrNoV2
+	h := v2.Load()
+	if h == nil {
+		all, err := Find(mounts.Self)
+		if err != nil {
+			return "", err
+		}
+		if all.V2.Mount == "" {
+			return "", ErrNoV2
+		}
+		h = &all.V2
+		v2.Store(h)
 	}
 	f, err := os.Open("/proc/self/cgroup")
 	if err != nil {
@@ -44,11 +54,11 @@ func Own() (string, error) {
 	defer f.Close()
 	for lines := bufio.NewScanner(f); lines.Scan(); {
 		if path, ok := strings.CutPrefix(lines.Text(), "0::"); ok {
-			rel, err := filepath.Rel(all.V2.Root, path)
+			rel, err := filepath.Rel(h.Root, path)
 			if err != nil || strings.HasPrefix(rel, "..") {
 				rel = "."
 			}
-			return filepath.Join(all.V2.Mount, rel), nil
+			return filepath.Join(h.Mount, rel), nil
 		}
 	}
 	return "", ErrNoV2

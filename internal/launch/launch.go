@@ -6,7 +6,7 @@
 //
 // # Theory of operation
 //
-// The parent executes its own binary again as a child in the cgroup (CLONE_INTO_CGROUP). One
+// The parent executes the launcher as a child in the cgroup (CLONE_INTO_CGROUP). One
 // thread of the child enters the namespace and installs the filter. The child sends the number
 // of the listener to the parent and waits. The parent duplicates the listener by
 // pidfd_getfd(2), which the filter cannot trap, and releases the child. The thread drops its
@@ -17,6 +17,7 @@ package launch
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/gob"
 	"encoding/json"
 	"errors"
@@ -31,18 +32,22 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/tsugiki/tsugiki/internal/netns"
 	"github.com/tsugiki/tsugiki/internal/sys/pidfd"
 )
 
 // argv0 is the first argument of the child. IsChild recognizes it.
 const argv0 = "tsugiki: launch"
 
+// Program is the file name of the launcher that comes with tsugiki. It starts in a third of the
+// time that tsugiki takes.
+const Program = "tsugiki-launch"
+
 // Spec describes the program to start.
 type Spec struct {
+	Launcher  string   // path of a program that calls Child; empty: this program
 	Path      string   // of the program, see Lookup
 	Args      []string // of the program; the first is its name
-	Netns     *netns.NS
+	Netns     *os.File // a network namespace
 	CgroupDir *os.File // a directory of the cgroup v2 hierarchy
 	Filter    []unix.SockFilter
 	Caps      Capabilities
@@ -147,7 +152,7 @@ func start(spec Spec) (control *os.File, pid int, err error) {
 		return nil, 0, err
 	}
 	defer orders.Close()
-	ns, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", spec.Netns.File().Fd()))
+	ns, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", spec.Netns.Fd()))
 	if err != nil {
 		control.Close()
 		return nil, 0, err
@@ -163,7 +168,7 @@ func start(spec Spec) (control *os.File, pid int, err error) {
 		}
 		args = append(args, strconv.Itoa(int(f.Fd())))
 	}
-	proc, err := os.StartProcess("/proc/self/exe", args, &os.ProcAttr{
+	proc, err := os.StartProcess(cmp.Or(spec.Launcher, "/proc/self/exe"), args, &os.ProcAttr{
 		Files: []*os.File{os.Stdin, os.Stdout, os.Stderr},
 		Env:   os.Environ(),
 		Sys:   &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(spec.CgroupDir.Fd())},

@@ -1,7 +1,7 @@
-// Package watch waits until files can be read, with one goroutine for all of them: one
-// for each takes 5 KiB of stack, and most files of most containers never have anything.
+// Package watch waits until files can be read, with one goroutine for all files. A goroutine per
+// file would take 5 KiB of stack, and most files of most containers never become readable.
 //
-// It reads nothing, and owns no file. It needs no privilege, and Linux 2.6.
+// It reads nothing and owns no file. It needs no privilege and Linux 2.6.
 package watch
 
 import (
@@ -23,9 +23,9 @@ type Watch struct {
 	calls sync.WaitGroup // of ready
 }
 
-// Start calls ready when a file can be read, on a goroutine of its own, and again until it
-// returns false; one call after another. The file is closed after Stop, or by a ready that
-// then returns false. It need not be one that Go's poller waits for.
+// Start calls ready on a new goroutine whenever the file can be read, until ready returns false.
+// Calls do not overlap. The caller closes the file after Stop, or ready closes it and returns
+// false. The file need not be one that Go's poller can wait for.
 func Start(f syscall.Conn, ready func() (again bool)) (*Watch, error) {
 	raw, err := f.SyscallConn()
 	if err != nil {
@@ -48,8 +48,8 @@ func Start(f syscall.Conn, ready func() (again bool)) (*Watch, error) {
 	return w, nil
 }
 
-// Stop is to be called before the file is closed; ready is not called again. A call that
-// is under way goes on. It may be called twice.
+// Stop ends the calls of ready, and must come before the file is closed. A call that is under way
+// continues. Stop may be called twice.
 func (w *Watch) Stop() {
 	mu.Lock()
 	defer mu.Unlock()
@@ -75,7 +75,7 @@ func (w *Watch) call() {
 	}
 }
 
-// control has the kernel tell once that the file can be read, or never. With mu held.
+// control asks the kernel for one event when the file can be read, or for none. The caller holds mu.
 func (w *Watch) control(op int) error {
 	event := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLONESHOT, Fd: int32(w.id), Pad: int32(w.id >> 32)}
 	var err error
@@ -86,8 +86,8 @@ func (w *Watch) control(op int) error {
 	return errors.Join(err, eerr)
 }
 
-// mu guards current and what is in it: loops are made when there is something to watch,
-// and end when there is nothing any more.
+// mu guards current and its content. A loop is created for the first watch, and ends with the
+// last one.
 var (
 	mu      sync.Mutex
 	current *loop
@@ -97,8 +97,8 @@ var (
 type loop struct {
 	file *os.File
 	raw  syscall.RawConn
-	// watches are by an id that none has twice: what the kernel tells of one that is
-	// stopped meanwhile is nobody's.
+	// watches has the watches by id. No id is used twice, so an event of a watch that was
+	// stopped meanwhile finds none.
 	watches map[uint64]*Watch
 	last    uint64
 }
@@ -121,7 +121,7 @@ func newLoop() (*loop, error) {
 	return l, nil
 }
 
-// dispatch hands on all that can be read.
+// dispatch starts a call of ready for each file that can be read.
 func (l *loop) dispatch(epoll uintptr) bool {
 	var events [64]unix.EpollEvent
 	for {
@@ -143,7 +143,7 @@ func (l *loop) dispatch(epoll uintptr) bool {
 	}
 }
 
-// remove is for who holds mu.
+// remove deletes a watch. The caller holds mu.
 func (l *loop) remove(w *Watch) {
 	delete(l.watches, w.id)
 	if len(l.watches) == 0 {

@@ -40,9 +40,9 @@ type Enforcement struct {
 		row        bpf.PolicyContainer // what the programs know of the container
 		attached   bool                // whether they do
 	}
-	named names
-	peers sync.Mutex // guards tables.peers
-	close func() error
+	named  names
+	making sync.Mutex // guards tables
+	close  func() error
 }
 
 // Enforce attaches the programs, with the table's rules, to the cgroup in which the
@@ -56,11 +56,11 @@ func Enforce(cgroup *os.File, t *policy.Table, netnsOf func(*endpoint.Endpoint) 
 	if err != nil {
 		return nil, err
 	}
-	s, p, err := takePrepared()
+	s, number, err := takeNumber()
 	if err != nil {
 		return nil, err
 	}
-	e := enforcement(s, p.id, p.tables, t)
+	e := enforcement(s, number, tables{}, t)
 	e.cgroup = cgroupID
 	if err = e.begin(cgroup, netnsOf); err != nil {
 		e.End()
@@ -94,17 +94,40 @@ func idOf(cgroup *os.File) (uint64, error) {
 }
 
 // End takes away what the programs know of a container that is no more: sockets of its
-// that are still there, with whomever, are refused all that is looked at. It does not
-// wait until that is done.
+// that are still there, with whomever, are refused all that is looked at. Some of the work goes
+// on after it has returned, see Settle.
 func (e *Enforcement) End() {
+	// What remains, the programs do not find, and it goes with the set.
+	_ = e.forgetNumber()
+	_ = e.rows.clear()
 	e.set.use()
+	ending.Add(1)
 	go func() {
-		// What remains, the programs do not find, and it goes with the set.
-		_ = e.forgetNumber()
-		_ = e.rows.clear()
+		defer ending.Done()
 		_ = e.set.clear(e.id)
 		_ = e.set.leave()
 	}()
+}
+
+// ending is what End has begun.
+var ending sync.WaitGroup
+
+// Settle waits until all that End has begun is done. Of a process that ends before, tables may
+// remain that nobody uses, until their set goes.
+func Settle() { ending.Wait() }
+
+// ForgetKilled does what End does for the container of a killed process, if it was this version's.
+// It needs CAP_SYS_ADMIN.
+func ForgetKilled(cgroup *os.File) error {
+	e, err := adopt(cgroup, nil)
+	if errors.Is(err, ErrNotAdopted) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("forget policy of cgroup %s: %w", cgroup.Name(), err)
+	}
+	e.End()
+	return e.Close()
 }
 
 // forgetNumber makes the cgroup one of no container, for good.
@@ -158,12 +181,7 @@ func (e *Enforcement) remember(sock int, b policy.Binding) error {
 	if err != nil || protocol != unix.IPPROTO_UDP {
 		return err
 	}
-	e.peers.Lock()
-	defer e.peers.Unlock()
-	if e.tables.peers == nil {
-		e.tables.peers, err = e.set.makeTable(peersTable, e.id)
-	}
-	return err
+	return e.makeTable(peersTable)
 }
 
 // busyTries is how often a socket's storage is tried that another call of the

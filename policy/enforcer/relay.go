@@ -32,6 +32,11 @@ func (e *Enforcement) AllowRelay(sock int, host netip.AddrPort) error {
 // LeadToRelay makes the kernel programs send to the relay what is for the
 // container's own loopback.
 func (e *Enforcement) LeadToRelay(r Relay) error {
+	if r.Netns != 0 {
+		if err := e.makeTable(sendersTable); err != nil {
+			return fmt.Errorf("make table of senders to relay: %w", err)
+		}
+	}
 	err := e.change(func(c *bpf.PolicyContainer) {
 		c.RelayNetns, c.RelayPort4, c.RelayPort6 = r.Netns, r.Port4, r.Port6
 		c.RelayFrom4, c.RelayFrom6 = wordsOf(r.From4).Word[3], wordsOf(r.From6)
@@ -46,13 +51,25 @@ func (e *Enforcement) LeadToRelay(r Relay) error {
 // relay from a port.
 func (e *Enforcement) SentToRelay(ip6 bool, port uint16) bool {
 	var at bpf.PolicyAddr
-	return e.tables.senders.Lookup(senderKey(ip6, port), &at) == nil
+	senders := e.senders()
+	return senders != nil && senders.Lookup(senderKey(ip6, port), &at) == nil
+}
+
+// senders are those of a container that has had a relay, or nil.
+func (e *Enforcement) senders() *ebpf.Map {
+	e.making.Lock()
+	defer e.making.Unlock()
+	return e.tables.senders
 }
 
 // ForgetSender frees the room of a socket that has sent to the relay: it is answered
 // again once it has sent again.
 func (e *Enforcement) ForgetSender(ip6 bool, port uint16) error {
-	err := e.tables.senders.Delete(senderKey(ip6, port))
+	senders := e.senders()
+	if senders == nil {
+		return nil
+	}
+	err := senders.Delete(senderKey(ip6, port))
 	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return fmt.Errorf("forget sender to relay: %w", err)
 	}
@@ -64,7 +81,11 @@ func (e *Enforcement) ForgetSenders(but func(ip6 bool, port uint16) bool) error 
 	var gone []bpf.PolicySender
 	var key bpf.PolicySender
 	var at bpf.PolicyAddr
-	rows := e.tables.senders.Iterate()
+	senders := e.senders()
+	if senders == nil {
+		return nil
+	}
+	rows := senders.Iterate()
 	for rows.Next(&key, &at) {
 		if !but(key.Is4 == 0, key.Port) {
 			gone = append(gone, key)

@@ -5,10 +5,15 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"slices"
 	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/bpf"
 )
@@ -19,27 +24,23 @@ import (
 // all else that a container needs in the kernel. So a set of them is loaded once and
 // attached to the cgroups of many containers. What is one container's own is in rows, and
 // in tables, that the programs find by its number, which is in the storage of its cgroup:
-// no number is given twice, and a set that has no more is succeeded by another.
+// no number is given twice, and a set that has no more is succeeded by another. Processes share
+// a set too, see pin.go.
 //
-// A set lasts as long as one of its programs is attached somewhere, with all that is
-// in its tables; so it does not matter what a process that is killed leaves there.
+// A set lasts as long as one of its programs is attached somewhere or pinned, with all that is
+// in its tables. What a killed process leaves there, ForgetKilled or the end of the set removes.
 
 // containersMax is CONTAINERS_MAX of the BPF programs. 0 is no container's number.
 const containersMax = 1024
-
-// preparedMax is for how many containers there are tables in advance: the kernel takes a
-// grace period of RCU to enter one.
-const preparedMax = 4
 
 // set is programs, and the maps that all of their containers share. What this process
 // holds of it, it lets go with the last container that uses it.
 type set struct {
 	bpf.PolicyMaps
-	programs bpf.PolicyPrograms // none, if others have loaded them
+	programs bpf.PolicyPrograms // none, if the set was adopted
 	users    int                // guarded by sets.mu
-	next     uint32             // number that nobody has had; prepare's own, once that runs
-	ready    chan prepared      // what it has made, closed when there are no more numbers; nil: it does not run
-	unused   chan struct{}      // closed when ready is not read any more
+	last     *uint32            // the number that was given last, by any process; nil, if the set was adopted
+	shared   []byte             // memory that last is in; nil: no other process has the set
 
 	finding sync.Mutex         // guards what follows
 	found   map[uint32]*shared // by number: what others have written, and nobody has taken over yet
@@ -53,9 +54,9 @@ var sets struct {
 	kept    int                 // how many want current to stay though no container uses it
 }
 
-// Prepare loads what containers will need, and keeps it until letGo is called: else it is
-// loaded with the first container, in some tenths of a second on a busy machine, and goes with the
-// last. It needs what Enforce does.
+// Prepare loads or finds what containers will need, and keeps it until letGo is called: else that
+// is done with the first container, in some tenths of a second on a busy machine, and undone with
+// the last. It needs what Enforce does.
 func Prepare() (letGo func() error, err error) {
 	sets.mu.Lock()
 	defer sets.mu.Unlock()
@@ -65,7 +66,6 @@ func Prepare() (letGo func() error, err error) {
 		}
 	}
 	sets.kept++
-	sets.current.makeAhead()
 	return sync.OnceValue(func() error {
 		sets.mu.Lock()
 		defer sets.mu.Unlock()
@@ -77,25 +77,15 @@ func Prepare() (letGo func() error, err error) {
 	}), nil
 }
 
-// prepared is a container that there is not yet.
-type prepared struct {
-	id     uint32
-	tables tables
-	err    error
-}
-
 // tables are one container's own.
 type tables struct {
-	senders *ebpf.Map
-	peers   *ebpf.Map // nil until it is needed
+	senders *ebpf.Map // both nil until they are needed
+	peers   *ebpf.Map
 }
 
 func (t *tables) all() []**ebpf.Map {
 	return []**ebpf.Map{&t.senders, &t.peers}
 }
-
-// first are those that each container needs, or may need in a hurry.
-func (t *tables) first() []**ebpf.Map { return t.all()[:1] }
 
 func (t *tables) close() error {
 	var errs []error
@@ -121,35 +111,43 @@ var parsed = sync.OnceValues(func() (*ebpf.CollectionSpec, error) {
 	return spec, nil
 })
 
-// takePrepared returns what a new container gets. The caller is a user of its set.
-func takePrepared() (*set, prepared, error) {
+// takeNumber returns a set, and a number in it for a new container. The caller is a user of the
+// set.
+func takeNumber() (*set, uint32, error) {
 	sets.mu.Lock()
 	defer sets.mu.Unlock()
 	for {
 		if sets.current == nil {
 			var err error
 			if sets.current, err = loadSet(); err != nil {
-				return nil, prepared{}, fmt.Errorf("load policy programs: %w", err)
+				return nil, 0, fmt.Errorf("load policy programs: %w", err)
 			}
 		}
 		s := sets.current
-		p, more := s.take()
-		switch {
-		case !more:
-			sets.current = nil
-			if err := s.closeUnused(); err != nil {
-				return nil, p, err
-			}
-		case p.err != nil:
-			return nil, p, errors.Join(fmt.Errorf("make policy maps: %w", p.err), s.closeUnused())
-		default:
+		if number := atomic.AddUint32(s.last, 1); number < containersMax {
 			s.users++
-			return s, p, nil
+			return s, number, nil
+		}
+		sets.current = nil
+		if err := s.closeUnused(); err != nil {
+			return nil, 0, err
 		}
 	}
 }
 
+// loadSet returns the set that processes share, or one of this process's own where they cannot
+// share any: Pins says why.
 func loadSet() (*set, error) {
+	p, err := openPins()
+	if err != nil {
+		return loadOwn()
+	}
+	s, err := p.shares()
+	return s, errors.Join(err, p.dir.Close())
+}
+
+// loadOwn loads a set that no other process has.
+func loadOwn() (*set, error) {
 	spec, err := parsed()
 	if err != nil {
 		return nil, err
@@ -158,7 +156,7 @@ func loadSet() (*set, error) {
 	if err := spec.LoadAndAssign(&objs, nil); err != nil {
 		return nil, err
 	}
-	s := &set{PolicyMaps: objs.PolicyMaps, programs: objs.PolicyPrograms, next: 1}
+	s := &set{PolicyMaps: objs.PolicyMaps, programs: objs.PolicyPrograms, last: new(uint32)}
 	// The programs use none of these, and would let them go, with what is in them, when
 	// we end.
 	for _, m := range []*ebpf.Map{s.GraftBySocket, s.QueueBySocket} {
@@ -173,55 +171,18 @@ func loadSet() (*set, error) {
 // supervisors have few files.
 func (s *set) closeTheirs() error {
 	var errs []error
-	for _, m := range []**ebpf.Map{&s.HeardBySocket, &s.LentBySocket, &s.RelayedSockets, &s.TriedBySocket} {
+	for _, m := range s.theirs() {
 		errs = append(errs, (*m).Close())
 		*m = nil
 	}
 	return errors.Join(errs...)
 }
 
-// take is what another container gets, unless there are no more numbers. It is made in
-// advance from the second one on, because many programs have but one.
-func (s *set) take() (p prepared, more bool) {
-	if s.ready == nil {
-		if s.next == 1 {
-			return s.makeNext(), true
-		}
-		s.makeAhead()
-	}
-	p, more = <-s.ready
-	return p, more
+func (s *set) theirs() []**ebpf.Map {
+	return []**ebpf.Map{&s.HeardBySocket, &s.LentBySocket, &s.RelayedSockets, &s.TriedBySocket}
 }
 
-// makeAhead has what containers get made before they come.
-func (s *set) makeAhead() {
-	if s.ready == nil {
-		s.ready, s.unused = make(chan prepared, preparedMax), make(chan struct{})
-		go s.prepare()
-	}
-}
-
-// makeNext makes what the next container gets. An error is that one's alone.
-func (s *set) makeNext() prepared {
-	p := prepared{id: s.next}
-	s.next++
-	p.tables.senders, p.err = s.makeTable(sendersTable, p.id)
-	return p
-}
-
-// prepare makes what containers get, until there are no more numbers.
-func (s *set) prepare() {
-	defer close(s.ready)
-	for s.next < containersMax {
-		p := s.makeNext()
-		select {
-		case s.ready <- p:
-		case <-s.unused:
-			_ = p.tables.close()
-			return
-		}
-	}
-}
+func (s *set) isTheirs(m **ebpf.Map) bool { return slices.Contains(s.theirs(), m) }
 
 // LetGoOfPrograms closes the programs of the container's set, which stay attached: a process
 // with one container has no more use for them. The next container loads a set of its own.
@@ -241,18 +202,24 @@ func (s *set) outer() []*ebpf.Map {
 	return []*ebpf.Map{s.SenderTables, s.PeerTables}
 }
 
-// tableSpecs are what is in those, in the same order.
-func tableSpecs() ([]*ebpf.MapSpec, error) {
-	spec, err := parsed()
-	if err != nil {
-		return nil, err
-	}
-	var list []*ebpf.MapSpec
-	for _, name := range []string{"sender_tables", "peer_tables"} {
-		list = append(list, spec.Maps[name].InnerMap)
-	}
-	return list, nil
+// tableSpecs are what is in those, in the same order. To read them from the object takes longer
+// than all else that a container needs.
+var tableSpecs = []*ebpf.MapSpec{
+	{
+		Name: "sender_tables_inner", Type: ebpf.LPMTrie, MaxEntries: relaySendersMax, Flags: unix.BPF_F_NO_PREALLOC,
+		KeySize: uint32(unsafe.Sizeof(bpf.PolicySender{})), ValueSize: uint32(unsafe.Sizeof(bpf.PolicyAddr{})),
+	},
+	{
+		Name: "peer_tables_inner", Type: ebpf.LRUHash, MaxEntries: udpPeersMax,
+		KeySize: uint32(unsafe.Sizeof(bpf.PolicyPeer{})), ValueSize: 1,
+	},
 }
+
+// RELAY_SENDERS_MAX and UDP_PEERS_MAX of the BPF programs.
+const (
+	relaySendersMax = 4096
+	udpPeersMax     = 4096
+)
 
 // The places of tables in tables.all.
 const (
@@ -260,35 +227,55 @@ const (
 	peersTable   = 1
 )
 
-func (s *set) makeTable(kind int, id uint32) (*ebpf.Map, error) {
-	specs, err := tableSpecs()
+// makeTable makes a table of a container's own, unless it has it. The programs see it when
+// makeTable returns.
+func (e *Enforcement) makeTable(kind int) error {
+	e.making.Lock()
+	defer e.making.Unlock()
+	table := e.tables.all()[kind]
+	if *table != nil {
+		return nil
+	}
+	m, err := ebpf.NewMap(tableSpecs[kind])
 	if err != nil {
-		return nil, err
+		return err
 	}
-	m, err := ebpf.NewMap(specs[kind])
-	if err != nil {
-		return nil, err
+	if err := enter(e.set.outer()[kind], e.id, m); err != nil {
+		return errors.Join(err, m.Close())
 	}
-	if err := s.outer()[kind].Put(id, m); err != nil {
-		return nil, errors.Join(err, m.Close())
+	*table = m
+	return nil
+}
+
+// enter puts a table into a map of tables. The kernel does so at once; but its call returns only
+// when all programs that run have ended (8 to 16 ms), and nobody here needs to know that.
+func enter(outer *ebpf.Map, id uint32, table *ebpf.Map) error {
+	done := make(chan error, 1)
+	go func() { done <- outer.Put(id, table) }()
+	for {
+		var there ebpf.MapID
+		err := outer.Lookup(id, &there)
+		if !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return err
+		}
+		select {
+		case err := <-done:
+			return err
+		case <-time.After(50 * time.Microsecond):
+		}
 	}
-	return m, nil
 }
 
 // openTables opens those that there are for a container.
 func (s *set) openTables(id uint32) (t tables, err error) {
-	specs, err := tableSpecs()
-	if err != nil {
-		return t, err
-	}
 	list := t.all()
 	for i, outer := range s.outer() {
 		err := outer.Lookup(id, list[i])
 		switch {
-		case errors.Is(err, ebpf.ErrKeyNotExist) && i >= len(t.first()):
+		case errors.Is(err, ebpf.ErrKeyNotExist):
 			continue
 		case err == nil:
-			err = specs[i].Compatible(*list[i])
+			err = tableSpecs[i].Compatible(*list[i])
 		}
 		if err != nil {
 			return tables{}, errors.Join(fmt.Errorf("%w: %w", ErrNotAdopted, err), t.close())
@@ -297,10 +284,14 @@ func (s *set) openTables(id uint32) (t tables, err error) {
 	return t, nil
 }
 
-// clear takes the tables of a container away. It takes some grace periods.
+// clear takes the tables of a container away. It takes a grace period for each that there is.
 func (s *set) clear(id uint32) error {
 	var errs []error
 	for _, outer := range s.outer() {
+		var there ebpf.MapID
+		if err := outer.Lookup(id, &there); errors.Is(err, ebpf.ErrKeyNotExist) {
+			continue
+		}
 		if err := outer.Delete(id); !errors.Is(err, ebpf.ErrKeyNotExist) {
 			errs = append(errs, err)
 		}
@@ -330,14 +321,16 @@ func (s *set) closeUnused() error {
 		sets.current = nil
 	}
 	maps.DeleteFunc(sets.adopted, func(_ ebpf.MapID, other *set) bool { return other == s })
-	var errs []error
-	if s.ready != nil {
-		close(s.unused)
-		for p := range s.ready {
-			errs = append(errs, p.tables.close())
-		}
+	return s.close()
+}
+
+func (s *set) close() error {
+	var err error
+	if s.shared != nil {
+		err = unix.Munmap(s.shared)
+		s.shared, s.last = nil, nil
 	}
-	return errors.Join(append(errs, s.PolicyMaps.Close(), s.programs.Close())...)
+	return errors.Join(err, s.PolicyMaps.Close(), s.programs.Close())
 }
 
 // attach puts the programs in force for the sockets of a cgroup. They stay so until the

@@ -210,7 +210,7 @@ func TestSetIsUsedUp(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	almost.next = containersMax - 1
+	*almost.last = containersMax - 2
 	sets.mu.Lock()
 	if sets.current != nil {
 		t.Fatal("another test has left a container")
@@ -281,6 +281,9 @@ func TestForgetSenders(t *testing.T) {
 	containers(t, func(_ uint64, list []*contained) {
 		a, b := list[0], list[1]
 		for _, c := range list {
+			if err := c.makeTable(sendersTable); err != nil {
+				t.Fatal(err)
+			}
 			for _, port := range []uint16{1000, 2000} {
 				if err := c.tables.senders.Put(senderKey(false, port), wordsOf(netip.MustParseAddr("127.0.0.1"))); err != nil {
 					t.Fatal(err)

@@ -121,11 +121,11 @@ func TestUpdateEqualsFresh(t *testing.T) {
 // enforceMaps fills maps with a table, without attaching programs.
 func enforceMaps(t *testing.T, tb *policy.Table, netnsOf func(*endpoint.Endpoint) uint64, fn func(*Enforcement)) {
 	t.Helper()
-	s, p, err := takePrepared()
+	s, number, err := takeNumber()
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := enforcement(s, p.id, p.tables, tb)
+	e := enforcement(s, number, tables{}, tb)
 	defer e.Close()
 	defer e.End()
 	if err := e.write(tb, netnsOf); err != nil {

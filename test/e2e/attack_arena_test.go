@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"bytes"
 	"context"
 	"encoding/hex"
 	"errors"
@@ -150,17 +149,30 @@ func reuse(_, _ string, c syscall.RawConn) error {
 	})
 }
 
+// alone keeps a port from all others, as Go's listeners do not.
+func alone(_, _ string, c syscall.RawConn) error {
+	return c.Control(func(fd uintptr) {
+		_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 0)
+	})
+}
+
 // trapTCP listens on all addresses of a namespace.
 func (a *arena) trapTCP(ns *testkit.Namespace, port uint16) {
 	a.t.Helper()
+	if err := a.listenTrap(ns, port, reuse); err != nil {
+		a.t.Fatal(err)
+	}
+}
+
+func (a *arena) listenTrap(ns *testkit.Namespace, port uint16, control func(_, _ string, c syscall.RawConn) error) error {
 	var l net.Listener
-	config := net.ListenConfig{Control: reuse}
+	config := net.ListenConfig{Control: control}
 	err := ns.Do(func() (err error) {
 		l, err = config.Listen(context.Background(), "tcp", fmt.Sprintf("[::]:%d", port))
 		return err
 	})
 	if err != nil {
-		a.t.Fatal(err)
+		return err
 	}
 	a.t.Cleanup(func() { l.Close() })
 	go func() {
@@ -179,6 +191,7 @@ func (a *arena) trapTCP(ns *testkit.Namespace, port uint16) {
 			}()
 		}
 	}()
+	return nil
 }
 
 // trapUDP is bound to one address of a namespace, or to all and to two
@@ -252,19 +265,19 @@ func (a *arena) unharmed() {
 	}
 }
 
-// listeners are the TCP sockets that listen in a namespace.
-func listeners(t *testing.T, ns *testkit.Namespace) []netip.AddrPort {
+// sockets are the local addresses of a namespace's sockets in a state, in hexadecimal.
+func sockets(t *testing.T, ns *testkit.Namespace, network, state string) []netip.AddrPort {
 	t.Helper()
 	var found []netip.AddrPort
 	err := ns.Do(func() error {
-		for _, file := range []string{"tcp", "tcp6"} {
+		for _, file := range []string{network, network + "6"} {
 			table, err := os.ReadFile("/proc/thread-self/net/" + file)
 			if err != nil {
 				return err
 			}
-			for l := range bytes.Lines(table) {
-				fields := strings.Fields(string(l))
-				if len(fields) > 3 && fields[3] == "0A" {
+			for l := range strings.Lines(string(table)) {
+				fields := strings.Fields(l)
+				if len(fields) > 3 && fields[3] == state {
 					found = append(found, parseProcAddr(t, fields[1]))
 				}
 			}
@@ -295,10 +308,12 @@ func parseProcAddr(t *testing.T, s string) netip.AddrPort {
 }
 
 // noListeners fails the test for every listener of the host that the remote can
-// reach, other than the traps and one for which there is a rule.
+// reach, other than the traps and one for which there is a rule. The remote reaches a
+// trap after it has tried all of them from the same CPU.
 func (a *arena) noListeners() {
 	a.t.Helper()
-	for _, l := range listeners(a.t, a.Host) {
+	var doors []string
+	for _, l := range sockets(a.t, a.Host, "tcp", "0A") {
 		if l.Port() == secretPort || l.Port() == ingressPort {
 			continue
 		}
@@ -306,17 +321,22 @@ func (a *arena) noListeners() {
 		if l.Addr().Is6() {
 			host = testkit.HostAddr6
 		}
-		err := a.Remote.Do(func() error {
-			c, err := net.DialTimeout("tcp", netip.AddrPortFrom(host, l.Port()).String(), testkit.Patience)
-			if err == nil {
-				c.Close()
-			}
-			return err
-		})
-		if err == nil {
-			a.t.Errorf("the remote can connect to a listener on %v, for which there is no rule", l)
+		doors = append(doors, "tcp/"+netip.AddrPortFrom(host, l.Port()).String())
+	}
+	open := secret("tcp", hostAddr4)
+	h := hold(a.t, command(a.t, a.Remote, attackProgram(a.t, "static"), slices.Concat([]string{"loop-knock", "-"}, doors, []string{open})...), "knocked")
+	h.awaits(open + ": ok")
+	for _, at := range doors {
+		if slices.Contains(h.said, at+": ok") {
+			a.t.Errorf("the remote can connect to a listener at %s, for which there is no rule", at)
 		}
 	}
+	h.release()
+	hit := fmt.Sprintf("h %s:%d: intruder", hostAddr4, secretPort)
+	a.awaitHit(hit)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.hits, hit)
 }
 
 // taken tells whether a port of the host is in use: whether a process of the

@@ -1,10 +1,14 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
@@ -122,6 +126,61 @@ func TestAttackClosedServer(t *testing.T) {
 		}
 		a.unharmed()
 		p.release()
+	}
+}
+
+// Nor does it while its server opens and closes and somebody on the host takes each port that it lets
+// go of, besides the one that it has in the container.
+func TestAttackFlickeringServer(t *testing.T) {
+	t.Parallel()
+	a := newArena(t)
+	const number = 9100
+	a.trapTCP(a.Host, number)
+	succeed(t, a.bare("reach", allowed4.String(), fmt.Sprintf("127.0.0.1:%d", number)))
+	if _, arrived := a.arrived(); !containsAll(arrived, "tcp connect") {
+		t.Errorf("a process of the host does not reach its own service: %q", arrived)
+	}
+	for mode, build := range map[string]string{"auto": "dynamic", "seccomp": "static"} {
+		for _, at := range []string{"127.0.0.1", "0.0.0.0", "[::1]"} {
+			c := a.attack(build, inMode(mode, hostFirst()), "loop-flicker", fmt.Sprintf("%s:%d", at, number), fmt.Sprint(testkit.Times(100, 5000)))
+			var r result
+			ended := make(chan struct{})
+			go func() {
+				defer close(ended)
+				r = try(t, c)
+			}()
+			a.takePorts(ended)
+			if r.err != nil || r.stdout != "tried: ok\n" {
+				t.Errorf("%s, %s: %v, printed\n%s%s", mode, at, r.err, r.stdout, r.stderr)
+			}
+			a.unharmed()
+		}
+	}
+}
+
+// takePorts listens at each port that a server of the host has had and let go of, until a channel is
+// closed.
+func (a *arena) takePorts(done chan struct{}) {
+	a.t.Helper()
+	taken := map[string]bool{}
+	for before := a.hostPorts(); ; {
+		select {
+		case <-done:
+			return
+		case <-time.After(time.Millisecond):
+		}
+		now := a.hostPorts()
+		for _, port := range before {
+			if slices.Contains(now, port) || taken[port] {
+				continue
+			}
+			err := a.listenTrap(a.Host, portNumbers(a.t, []string{port})[0], alone)
+			if err != nil && !errors.Is(err, unix.EADDRINUSE) {
+				a.t.Fatal(err)
+			}
+			taken[port] = err == nil
+		}
+		before = now
 	}
 }
 

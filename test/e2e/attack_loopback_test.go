@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -101,31 +102,6 @@ func (a *arena) hostPorts() []string {
 	return slices.Compact(ports)
 }
 
-// sockets are the local addresses of a namespace's sockets in a state, in hexadecimal.
-func sockets(t *testing.T, ns *testkit.Namespace, network, state string) []netip.AddrPort {
-	t.Helper()
-	var found []netip.AddrPort
-	err := ns.Do(func() error {
-		for _, file := range []string{network, network + "6"} {
-			table, err := os.ReadFile("/proc/thread-self/net/" + file)
-			if err != nil {
-				return err
-			}
-			for l := range strings.Lines(string(table)) {
-				fields := strings.Fields(l)
-				if len(fields) > 3 && fields[3] == state {
-					found = append(found, parseProcAddr(t, fields[1]))
-				}
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return found
-}
-
 // doors are all addresses by which somebody could try the container's private servers: each port
 // that it has for them, and each that the host has.
 func (p *private) doors() []string {
@@ -210,6 +186,55 @@ func TestAttackPrivateServersFromContainer(t *testing.T) {
 		}
 	}
 	p.release()
+}
+
+const thiefPort = 8001 // at which the thief may listen
+
+// robbed has a thief bind all ports that the container's servers have, with the options of those, and
+// asks each server some times. Then the thief hears a client of its own.
+func (a *arena) robbed(thief func(args ...string) *testkit.Cmd) {
+	a.t.Helper()
+	p := a.servePrivate("static")
+	args := []string{"loop-thief"}
+	for _, port := range append(slices.Clone(p.ports), a.hostPorts()...) {
+		for _, addr := range []string{"127.0.0.1", "0.0.0.0", "[::1]", "[::]"} {
+			args = append(args, "tcp/"+addr+":"+port, "udp/"+addr+":"+port)
+		}
+	}
+	own := fmt.Sprintf("tcp/0.0.0.0:%d", thiefPort)
+	h := hold(a.t, thief(append(args, own)...), "ready")
+	for range 3 {
+		p.unharmed()
+	}
+	client := hold(a.t, a.bare("loop-knock", "-", fmt.Sprintf("tcp/%s:%d", hostAddr4, thiefPort)), "knocked")
+	h.await("accepted: " + own)
+	client.release()
+	for _, l := range h.release() {
+		if kind, what, _ := strings.Cut(l, ": "); (kind == "accepted" || kind == "heard") && !strings.HasPrefix(what, own) {
+			a.t.Errorf("the thief has %s", l)
+		}
+	}
+	p.release()
+}
+
+// Servers that share their ports (SO_REUSEADDR, SO_REUSEPORT) share them with no other container of
+// the same user.
+func TestAttackPrivateServersShared(t *testing.T) {
+	t.Parallel()
+	a := newArena(t)
+	rules := append(hostFirst(), "--endpoint", fmt.Sprintf("own type ipv4 addr %s port %d", hostAddr4, thiefPort), "-i", fmt.Sprintf("0.0.0.0:%d=own", thiefPort))
+	a.robbed(func(args ...string) *testkit.Cmd { return a.attack("static", rules, args...) })
+}
+
+// Nor with a process of the host that another user has.
+func TestAttackPrivateServersSharedWithHost(t *testing.T) {
+	t.Parallel()
+	a := newArena(t)
+	a.robbed(func(args ...string) *testkit.Cmd {
+		c := a.bare(args...)
+		c.SysProcAttr.Credential = &syscall.Credential{Uid: 65534, Gid: 65534}
+		return c
+	})
 }
 
 // The containers of a pod share its loopback. Those of another pod have another.

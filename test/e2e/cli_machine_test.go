@@ -181,7 +181,7 @@ func TestCLIInstallation(t *testing.T) {
 		refusal{status: 1, says: []string{"privilege|root", "as root"}}.judge(t, got, filepath.Join(dir, "run"))
 	})
 	for _, missing := range all {
-		if missing != "tsugiki-keeper" && missing != "tsugiki-gate" {
+		if missing != "tsugiki-keeper" && missing != "tsugiki-gate" && missing != "tsugiki-launch" {
 			continue
 		}
 		t.Run(missing, func(t *testing.T) {

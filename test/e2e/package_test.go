@@ -41,7 +41,7 @@ func TestDebianPackage(t *testing.T) {
 	}
 	list := succeed(t, command(t, top.Host, "dpkg-deb", "-c", deb))
 	for _, path := range []string{
-		"bin/tsugiki", "bin/tsugiki-runtime", "bin/tsugiki-log", "lib/tsugiki/tsugiki-keeper", "lib/tsugiki/tsugiki-gate", "lib/tsugiki/libtsugiki.so", "lib/tsugiki/preload/$LIB/libtsugiki.so",
+		"bin/tsugiki", "bin/tsugiki-runtime", "bin/tsugiki-log", "lib/tsugiki/tsugiki-keeper", "lib/tsugiki/tsugiki-gate", "lib/tsugiki/tsugiki-launch", "lib/tsugiki/libtsugiki.so", "lib/tsugiki/preload/$LIB/libtsugiki.so",
 		"include/tsugiki/graft.h", "share/pkgconfig/tsugiki-graft.pc", "share/man/man1/tsugiki-run.1.gz", "share/man/man5/tsugiki-agent.toml.5.gz", "share/doc/tsugiki/copyright",
 		"share/bash-completion/completions/tsugiki", "share/zsh/vendor-completions/_tsugiki", "share/fish/vendor_completions.d/tsugiki.fish",
 	} {

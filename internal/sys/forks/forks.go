@@ -2,8 +2,8 @@
 //
 // Such a child has a copy of each descriptor that was open when it was forked. The copies that are
 // to be closed at exec keep sockets, and the ports of these, until then: for milliseconds where the
-// child waits for a CPU. The package starts no process. It needs no privilege,
-// and no newer kernel than Go does.
+// child waits for a CPU. The package starts no process. It needs no privilege, and no newer kernel
+// than Go does.
 package forks
 
 import (

@@ -224,17 +224,21 @@ static void own_serve(int type)
 	}
 }
 
+/* Few: a socket that moves from another namespace to this one keeps its port if that is free here.
+ */
+#define OWN_EPHEMERAL 16
+
 /* Ports of the kernel's choice are all different, and of its range. */
 static void own_ephemeral_at(struct probe_addr at, int type)
 {
 	bool seen[65536] = {false};
-	int fds[200], low = 0, high = 0, twice = 0, outside = 0;
+	int fds[OWN_EPHEMERAL], low = 0, high = 0, twice = 0, outside = 0;
 	FILE *f = fopen("/proc/sys/net/ipv4/ip_local_port_range", "re");
 
 	if (!f || fscanf(f, "%d %d", &low, &high) != 2)
 		probe_die("ip_local_port_range");
 	fclose(f);
-	for (int i = 0; i < 200; i++) {
+	for (int i = 0; i < OWN_EPHEMERAL; i++) {
 		struct probe_addr a;
 		int port;
 
@@ -249,7 +253,7 @@ static void own_ephemeral_at(struct probe_addr at, int type)
 	}
 	probe_check("all different", !twice);
 	probe_check("all of the range", !outside);
-	for (int i = 0; i < 200; i++)
+	for (int i = 0; i < OWN_EPHEMERAL; i++)
 		close(fds[i]);
 }
 

@@ -12,6 +12,10 @@
  *   call N      a client connects to its address; "called: " and what came of it
  * A UDP socket that has asked all UDP servers says what else comes to it ("ear: TEXT").
  *
+ * All servers share their ports with who wants it (SO_REUSEADDR, SO_REUSEPORT).
+ *
+ * "loop-thief SERVER..." has such servers as well, where it can.
+ *
  * "loop-knock SOURCE TARGET..." is who wants to get in: from SOURCE, or "-", it connects or sends
  * to each TARGET (tcp/... or udp/...) and says "intruder" to who answers. It says how each went and
  * goes on until its standard input ends. All is sent from one CPU, so that it arrives in order.
@@ -97,6 +101,7 @@ static int loop_open(int n)
 
 	attack_need("make socket", fd);
 	setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
+	setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &one, sizeof(one));
 	if ((!loop_servers[n].unbound && bind(fd, &a->sa, a->len) < 0) ||
 	    (loop_servers[n].type == SOCK_STREAM && listen(fd, 1) < 0)) {
 		close(fd);
@@ -235,6 +240,8 @@ static void loop_came(int i)
 		send(fd, "answer", 6, MSG_NOSIGNAL);
 	if (kind == LOOP_CLIENT || (n <= 0 && kind == LOOP_CONN))
 		loop_close(i);
+	if (n == 0)
+		errno = ECONNRESET;
 	if (kind == LOOP_CLIENT)
 		loop_done(n > 0 ? 0 : -1, loop_files[i].server);
 }
@@ -281,6 +288,17 @@ static int loop_serve(int argc, char **argv)
 	}
 	if (ear >= 0)
 		loop_add(ear, LOOP_EAR, 0);
+	attack_note("ready", "ok");
+	return loop_run(loop_obey);
+}
+
+static int loop_thief(int argc, char **argv)
+{
+	for (int n = 0; n < argc; n++) {
+		loop_servers[n].at =
+			loop_address(argv[n], &loop_servers[n].type, &loop_servers[n].unbound);
+		attack_say(argv[n], loop_open(n));
+	}
 	attack_note("ready", "ok");
 	return loop_run(loop_obey);
 }
@@ -354,5 +372,6 @@ static int loop_knock(int argc, char **argv)
 const struct attack_case loop_cases[] = {
 	{"loop-serve", loop_serve},
 	{"loop-knock", loop_knock},
+	{"loop-thief", loop_thief},
 	{0},
 };

@@ -3,6 +3,9 @@
 #include "attack.h"
 
 #include <poll.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
 
 /* Dies unless a call's result is what it has to be. */
 static void loopload_must(const char *what, bool good)
@@ -104,7 +107,57 @@ static int loopload(int argc, char **argv)
 	return 0;
 }
 
+static struct attack_addr loopload_at;
+static atomic_bool loopload_over;
+
+/* A server that opens and closes, with clients in its queue. */
+static void *loopload_flicker(void *unused)
+{
+	while (!loopload_over) {
+		int fd = socket(loopload_at.sa.sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0), one = 1;
+
+		setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
+		loopload_must("bind", loopload_bind(fd, &loopload_at) == 0);
+		loopload_must("listen", listen(fd, 8) == 0);
+		sched_yield();
+		close(fd);
+	}
+	return unused;
+}
+
+/*
+ * "loop-flicker ADDR:PORT COUNT": clients of a server that opens and closes say "stray". Goes on
+ * until COUNT of them were connected and COUNT refused. Says which other errors there were.
+ */
+static int loopload_clients(int argc, char **argv)
+{
+	int connected = 0, refused = 0, wanted = atoi(argv[argc - 1]);
+	pthread_t server;
+
+	loopload_at = attack_addr(argv[0]);
+	loopload_must("start thread", pthread_create(&server, NULL, loopload_flicker, NULL) == 0);
+	while (connected < wanted || refused < wanted) {
+		int fd = attack_socket(loopload_at.sa.sa_family, SOCK_STREAM);
+
+		if (connect(fd, &loopload_at.sa, loopload_at.len) == 0) {
+			connected++;
+			send(fd, "stray", 5, MSG_NOSIGNAL);
+		} else if (errno == ECONNREFUSED) {
+			refused++;
+		} else if (errno != ECONNRESET && errno != EINPROGRESS) {
+			/* not: the server has closed meanwhile, or its queue is full */
+			attack_say("connect", -1);
+		}
+		close(fd);
+	}
+	loopload_over = true;
+	pthread_join(server, NULL);
+	attack_note("tried", "ok");
+	return 0;
+}
+
 const struct attack_case loopload_cases[] = {
 	{"loop-load", loopload},
+	{"loop-flicker", loopload_clients},
 	{0},
 };
