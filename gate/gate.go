@@ -27,6 +27,7 @@ import (
 	"time"
 
 	"github.com/tsugiki/tsugiki/internal/sys/fdpass"
+	"github.com/tsugiki/tsugiki/internal/sys/forks"
 	"github.com/tsugiki/tsugiki/internal/sys/pidfd"
 
 	"golang.org/x/sys/unix"
@@ -192,9 +193,9 @@ func startProcess(path string, c Config) (*Gate, error) {
 
 func startIn(ns *netns.NS, cmd *exec.Cmd) error {
 	if ns != nil {
-		return ns.Do(cmd.Start)
+		return ns.Do(func() error { return forks.Start(cmd.Start) })
 	}
-	return cmd.Start()
+	return forks.Start(cmd.Start)
 }
 
 // begin waits until a new gate serves, and closes it if it does not. What it says why

@@ -29,6 +29,7 @@ import (
 	"time"
 
 	"github.com/tsugiki/tsugiki/internal/sys/fdpass"
+	"github.com/tsugiki/tsugiki/internal/sys/forks"
 	"github.com/tsugiki/tsugiki/internal/sys/pidfd"
 
 	"golang.org/x/sys/unix"
@@ -160,9 +161,9 @@ func launch(path string, returned *os.File, cfg Config) (*exec.Cmd, *net.UnixCon
 	cmd.Stderr = stderr
 	// The child is in the namespace of the thread that forks it.
 	if cfg.Netns != nil {
-		err = cfg.Netns.Do(cmd.Start)
+		err = cfg.Netns.Do(func() error { return forks.Start(cmd.Start) })
 	} else {
-		err = cmd.Start()
+		err = forks.Start(cmd.Start)
 	}
 	theirs.Close()
 	stderr.Close()

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/tsugiki/tsugiki/internal/sys/fdpass"
+	"github.com/tsugiki/tsugiki/internal/sys/forks"
 	"github.com/tsugiki/tsugiki/internal/sys/pidfd"
 
 	"github.com/tsugiki/tsugiki/internal/programs"
@@ -67,7 +68,7 @@ func (j *Journal) start(stderr *os.File) (*undoHelper, error) {
 	cmd.Stderr = stderr
 	cmd.ExtraFiles = []*os.File{theirs, j.file.File} // fds 3 and 4
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if err := cmd.Start(); err != nil {
+	if err := forks.Start(cmd.Start); err != nil {
 		ours.Close()
 		return nil, fmt.Errorf("start undo helper: %w", err)
 	}

@@ -29,6 +29,7 @@ import (
 	"github.com/tsugiki/tsugiki/gate"
 	"github.com/tsugiki/tsugiki/graft"
 	"github.com/tsugiki/tsugiki/internal/cputime"
+	"github.com/tsugiki/tsugiki/internal/sys/forks"
 )
 
 // Supervisor serves the gate of one container.
@@ -222,6 +223,9 @@ func (s *Supervisor) dispatch(p *program) (graft.Answer, error) {
 		}
 		return s.engine.Send(p, r.Number, to)
 	case gate.Bind:
+		// A child that was forked while we had a socket of the program's has it, and its port,
+		// even if the program has closed it since.
+		forks.Await()
 		if afgraft.IsAddress(r.Address) {
 			return s.bindNamed(p)
 		}

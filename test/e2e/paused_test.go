@@ -75,3 +75,38 @@ func TestPausedGateKeepsNoPort(t *testing.T) {
 	resume()
 	o.release()
 }
+
+// rebinding binds a port, closes it and binds it again until standard input ends, and prints how often
+// it did, and how often the port was not free.
+const rebinding = `
+import select, socket, sys
+print("ready", flush=True)
+binds = taken = 0
+while not select.select([0], [], [], 0)[0]:
+    s = socket.socket()
+    try:
+        s.bind(("0.0.0.0", 8080))
+    except OSError:
+        taken += 1
+    binds += 1
+    s.close()
+print(binds, taken)
+`
+
+// The agent forks when a container starts. Until the child executes its program, it has what the agent
+// has: duplicates of sockets of other programs, too. They keep no port of these programs.
+func TestForksKeepNoPort(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	n := startBesieged(t, w)
+	flags := append(variants[0].flags(w), "--endpoint", "in type ipv4 addr "+hostAddr4+" port 80", "-i", "0.0.0.0:8080=in")
+	binder := hold(t, n.graft(append(flags, "--", python(t), "-c", rebinding)...), "ready")
+	for range 40 { // the agent starts a keeper for each
+		succeed(t, n.graft(append(variants[0].flags(w), "--", "true")...))
+	}
+	said := binder.release()
+	var binds, taken int
+	if _, err := fmt.Sscan(said[len(said)-1], &binds, &taken); err != nil || binds == 0 || taken != 0 {
+		t.Errorf("the program has bound and closed a port %d times, which was not free %d times (%v)", binds, taken, err)
+	}
+}
