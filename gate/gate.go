@@ -227,8 +227,11 @@ func command(path string, c Config, control *os.File) *exec.Cmd {
 		is   bool
 		name string
 	}{
-		{c.HostFirst4, "--host-first4"}, {c.HostFirst6, "--host-first6"}, {c.Datagrams, "--datagrams"},
-		{c.Untrapped, "--untrapped"}, {c.UntrappedPort0, "--untrapped-port-0"},
+		{c.HostFirst4, "--host-first4"},
+		{c.HostFirst6, "--host-first6"},
+		{c.Datagrams, "--datagrams"},
+		{c.Untrapped, "--untrapped"},
+		{c.UntrappedPort0, "--untrapped-port-0"},
 	} {
 		if flag.is {
 			cmd.Args = append(cmd.Args, flag.name)
