@@ -135,7 +135,7 @@ func (e *Engine) bindPrivateAt(file int, place Place, b policy.Binding) error {
 // othersHave tells whether a private port is somebody else's by now: another container was promised
 // it, or a socket has it that is not of the container's loopback.
 func (e *Engine) othersHave(place Place, p Port) (bool, error) {
-	if e.Ports.Promised(p, endpoint.PortRange{First: p.At.Port(), Last: p.At.Port()}) {
+	if e.Ports.Reserved(p, endpoint.PortRange{First: p.At.Port(), Last: p.At.Port()}) {
 		return true, nil
 	}
 	var list []netns.Socket
@@ -170,7 +170,7 @@ func (e *Engine) freePort(place Place, protocol int, wanted, lost uint16) (uint1
 		if err != nil {
 			return 0, fmt.Errorf("find a free port: %w", refusal(err))
 		}
-		if !e.Ports.Promised(p, endpoint.PortRange{First: port, Last: port}) {
+		if !e.Ports.Reserved(p, endpoint.PortRange{First: port, Last: port}) {
 			return port, nil
 		}
 	}
