@@ -89,7 +89,7 @@ func TestBindOnLoopbackAgain(t *testing.T) {
 	}{
 		{"it is the program's", true, freePorts{}, fail(unix.EADDRINUSE)},
 		{"it is somebody else's", false, freePorts{}, succeeded},
-		{"it is another container's", true, &promisedPort{}, succeeded},
+		{"it is another container's", true, &reservedPort{}, succeeded},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := newUntrapped(t, host, everywhere...)
@@ -98,7 +98,7 @@ func TestBindOnLoopbackAgain(t *testing.T) {
 				t.Fatalf("%+v, %v", answer, err)
 			}
 			_, before := w.at()
-			if p, is := c.ports.(*promisedPort); is {
+			if p, is := c.ports.(*reservedPort); is {
 				p.port = before.Port()
 			}
 			held := []int{w.program.files[3], w.program.files[4]}
@@ -116,13 +116,13 @@ func TestBindOnLoopbackAgain(t *testing.T) {
 	}
 }
 
-// promisedPort is one that another container was promised.
-type promisedPort struct {
+// reservedPort is one that another container was promised.
+type reservedPort struct {
 	fakePorts
 	port uint16
 }
 
-func (p *promisedPort) Promised(_ Port, of endpoint.PortRange) bool { return of.Contains(p.port) }
+func (p *reservedPort) Reserved(_ Port, of endpoint.PortRange) bool { return of.Contains(p.port) }
 
 // A port that the kernel has chosen for a socket of the program's stands for itself when another
 // socket binds it.
