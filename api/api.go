@@ -69,6 +69,8 @@ type Filter struct {
 	// AFGraft says that the filter traps the calls of AF_GRAFT programs. The JSON key is older
 	// than that name.
 	AFGraft bool `json:"api"`
+	// Untrapped says that connect(2), sends and listen(2) are not trapped.
+	Untrapped bool `json:"untrapped"`
 }
 
 // Container is one of the daemon's containers.

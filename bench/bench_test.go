@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"os"
 	"os/exec"
 	"strings"
 	"testing"
@@ -111,6 +112,15 @@ func TestDriverFails(t *testing.T) {
 	}
 }
 
+// The test's program is the client of Go, too.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == goClientCommand {
+		main()
+		return
+	}
+	os.Exit(m.Run())
+}
+
 // TestBench runs a short figure without the graft, whose program may not be
 // built.
 func TestBench(t *testing.T) {
@@ -118,7 +128,7 @@ func TestBench(t *testing.T) {
 	testkit.Build(t, testkit.Options{Containers: 1}) // skips what bench would fail at
 	var stdout, stderr bytes.Buffer
 	code := run([]string{
-		"-j", "-modes", "host,nat", "-tests", "tcp_crr,startup",
+		"-j", "-modes", "host,nat", "-tests", "tcp_crr,go_crr_16,startup",
 		"-rounds", "2", "-duration", "100ms", "-warmup", "10ms", "-pin", "anywhere", "-seed", "7",
 	}, &stdout, &stderr)
 	if code != 0 {
@@ -138,7 +148,7 @@ func TestBench(t *testing.T) {
 			t.Errorf("%s %s %s: %d values, %d ratios; want 2", res.Test, res.Metric, res.Mode, len(res.Values), len(res.Ratios))
 		}
 	}
-	for _, want := range []string{"tcp_crr rate host", "tcp_crr p99 nat", "tcp_crr first_connect nat", "startup wall nat"} {
+	for _, want := range []string{"tcp_crr rate host", "tcp_crr p99 nat", "tcp_crr first_connect nat", "go_crr_16 rate nat", "go_crr_16 first_connect host", "startup wall nat"} {
 		if !seen[want] {
 			t.Errorf("no result %s", want)
 		}

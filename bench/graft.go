@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/netip"
 	"strconv"
 	"strings"
 	"time"
@@ -58,14 +59,19 @@ type test struct {
 	network string // of the server's port
 	pin     modes.Pinning
 	record  func(s sample, add addFunc)
+	// goAtOnce, if not 0, has a Go program make connections to the server of tcp_crr, so many at
+	// once.
+	goAtOnce int
 }
 
 var tests = []test{
-	{"tcp_stream", "tcp", modes.Apart, recordStream},
-	{"tcp_rr", "tcp", modes.Together, recordRoundTrips},
-	{"tcp_crr", "tcp", modes.Anywhere, recordConnections},
-	{"udp_rr", "udp", modes.Together, recordRoundTrips},
-	{"udp_rr_unconnected", "udp", modes.Together, recordRoundTrips},
+	{"tcp_stream", "tcp", modes.Apart, recordStream, 0},
+	{"tcp_rr", "tcp", modes.Together, recordRoundTrips, 0},
+	{"tcp_crr", "tcp", modes.Anywhere, recordConnections, 0},
+	{"go_crr", "tcp", modes.Anywhere, recordConnections, 1},
+	{"go_crr_16", "tcp", modes.Anywhere, recordConnections, 16},
+	{"udp_rr", "udp", modes.Together, recordRoundTrips, 0},
+	{"udp_rr_unconnected", "udp", modes.Together, recordRoundTrips, 0},
 }
 
 // startup is the test that runs the program true: what a container costs
@@ -109,6 +115,7 @@ type figure struct {
 	options *options
 	runner  *modes.Runner
 	driver  string
+	self    string // this program
 	lost    uint64
 }
 
@@ -160,6 +167,9 @@ func (f *figure) load(t test, port uint16) modes.Load {
 		return nil
 	}
 	run := func(ctx context.Context, mode modes.Mode, add addFunc) error {
+		if t.goAtOnce > 0 && mode == modes.Preload {
+			return nil // it stays in the container's own network
+		}
 		s, err := f.drive(ctx, t, mode, servers[mode])
 		if err != nil {
 			return err
@@ -172,7 +182,11 @@ func (f *figure) load(t test, port uint16) modes.Load {
 }
 
 func (f *figure) netdrive(side string, t test, port uint16, args ...string) []string {
-	argv := []string{f.driver, side, t.name, testkit.RemoteAddr4.String(), strconv.Itoa(int(port))}
+	name := t.name
+	if t.goAtOnce > 0 {
+		name = "tcp_crr"
+	}
+	argv := []string{f.driver, side, name, testkit.RemoteAddr4.String(), strconv.Itoa(int(port))}
 	if f.options.size > 0 {
 		argv = append(argv, "-s", strconv.Itoa(f.options.size))
 	}
@@ -185,8 +199,14 @@ func (f *figure) drive(ctx context.Context, t test, mode modes.Mode, srv server)
 	if err != nil {
 		return sample{}, err
 	}
-	r, err := f.runner.Run(ctx, mode, f.netdrive("client", t, srv.port,
-		"-t", seconds(f.options.session.Duration), "-w", seconds(f.options.warmup))...)
+	argv := f.netdrive("client", t, srv.port, "-t", seconds(f.options.session.Duration), "-w", seconds(f.options.warmup))
+	if t.goAtOnce > 0 {
+		argv = []string{
+			f.self, goClientCommand, netip.AddrPortFrom(testkit.RemoteAddr4, srv.port).String(),
+			strconv.Itoa(t.goAtOnce), f.options.warmup.String(), f.options.session.Duration.String(),
+		}
+	}
+	r, err := f.runner.Run(ctx, mode, argv...)
 	if err != nil {
 		return sample{}, err
 	}

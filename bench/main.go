@@ -26,7 +26,16 @@ import (
 	"github.com/tsugiki/tsugiki/bench/netdrive"
 )
 
-func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
+func main() {
+	if len(os.Args) > 1 && os.Args[1] == goClientCommand {
+		if err := goClient(os.Args[2:], os.Stdout); err != nil {
+			fmt.Fprintln(os.Stderr, "bench:", err)
+			os.Exit(1)
+		}
+		return
+	}
+	os.Exit(run(os.Args[1:], os.Stdout, os.Stderr))
+}
 
 // options are the flags that bench has beside those of every session.
 type options struct {
@@ -59,6 +68,9 @@ func run(args []string, stdout, stderr io.Writer) int {
 		Loads: func(ctx context.Context, r *modes.Runner) ([]modes.Load, error) {
 			var err error
 			fig.runner = r
+			if fig.self, err = os.Executable(); err != nil {
+				return nil, err
+			}
 			fig.driver, err = netdrive.Build(ctx, dir)
 			return fig.loads(), err
 		},

@@ -68,7 +68,10 @@ type Config struct {
 	HostFirst6  bool   // AF_INET6 sockets likewise
 	UID, GID    int    // of the program
 	Datagrams   bool   // each datagram with an address is decided about
-	Report      bool   // from the start, also tell of calls that the gate answers itself
+	// Untrapped says that the kernel programs decide about connect, sends and listen; UntrappedPort0
+	// that they do so about a bind to port 0 of a wildcard or a loopback address.
+	Untrapped, UntrappedPort0 bool
+	Report                    bool // from the start, also tell of calls that the gate answers itself
 }
 
 // Gate is a running gate process of which this one is the supervisor. Its methods
@@ -222,7 +225,10 @@ func command(path string, c Config, control *os.File) *exec.Cmd {
 	for _, flag := range []struct {
 		is   bool
 		name string
-	}{{c.HostFirst4, "--host-first4"}, {c.HostFirst6, "--host-first6"}, {c.Datagrams, "--datagrams"}} {
+	}{
+		{c.HostFirst4, "--host-first4"}, {c.HostFirst6, "--host-first6"}, {c.Datagrams, "--datagrams"},
+		{c.Untrapped, "--untrapped"}, {c.UntrappedPort0, "--untrapped-port-0"},
+	} {
 		if flag.is {
 			cmd.Args = append(cmd.Args, flag.name)
 		}

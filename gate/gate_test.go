@@ -26,6 +26,9 @@ func TestProtocolIsTheGates(t *testing.T) {
 		"BOARD_HOST_FIRST_6": hostFirst6,
 		"GATE_TIMES":         TimeBuckets,
 
+		"BOARD_UNTRAPPED_DESTINATIONS": untrappedDestinations,
+		"BOARD_UNTRAPPED_PORT_0":       untrappedPort0,
+
 		"GATE_HELLO":       hello,
 		"GATE_SOCKET":      Socket,
 		"GATE_CONNECT":     Connect,

@@ -120,13 +120,19 @@ type admissionMessage struct {
 	own       uint64
 	cookie    uint64
 	datagrams uint32
-	_         uint32
+	untrapped uint32
 }
 
 // The families of which sockets are made on the host, bits of policy/c/board.h.
 const (
 	hostFirst4 = 1 << iota
 	hostFirst6
+)
+
+// What the kernel programs decide about, bits of policy/c/board.h.
+const (
+	untrappedDestinations = 1 << iota
+	untrappedPort0
 )
 
 // addressMax is how much of a sockaddr the gate reads.
@@ -200,6 +206,12 @@ func encodeAdmission(c Config) []byte {
 	}
 	if c.Datagrams {
 		m.datagrams = 1
+	}
+	if c.Untrapped {
+		m.untrapped |= untrappedDestinations
+	}
+	if c.UntrappedPort0 {
+		m.untrapped |= untrappedPort0
 	}
 	return wire.Append(nil, m)
 }

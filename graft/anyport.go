@@ -19,7 +19,7 @@ import (
 const anyPortTries = 1024
 
 // bindAnyPort binds a host socket to a port of the kernel's choice, which the socket shares
-// with none. Where the kernel might choose one that another container was promised, it is of
+// with none. Where the kernel might choose one that is reserved for another container, it is of
 // our choice, for a socket cannot be bound twice.
 func (e *Engine) bindAnyPort(file int, place Place, b policy.Binding) error {
 	any, err := anyPortsOf(place)
@@ -33,7 +33,7 @@ func (e *Engine) bindAnyPort(file int, place Place, b policy.Binding) error {
 	share := reuseOf(file)
 	share.undo(file) // UDP's could share a port that is in use
 	defer share.apply(file)
-	if !e.Ports.Promised(p, any.PortRange) {
+	if !e.Ports.Reserved(p, any.PortRange) {
 		return e.letKernelChoose(file, p, b)
 	}
 	size := any.Size()
@@ -66,7 +66,7 @@ func (e *Engine) letKernelChoose(file int, p Port, b policy.Binding) error {
 	p.At = netip.AddrPortFrom(p.At.Addr(), port)
 	err = e.Ports.Bind(p, nil, func() error { return nil })
 	if errors.Is(err, unix.EADDRINUSE) {
-		return nil // it was promised when it was in use already
+		return nil // it was reserved when it was in use already
 	}
 	return err
 }

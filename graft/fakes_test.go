@@ -189,7 +189,7 @@ func (f *fakeEnforcer) Withdraw(ep *endpoint.Endpoint) error {
 type freePorts struct{}
 
 func (freePorts) Bind(_ Port, _ func(Port) (bool, error), bind func() error) error { return bind() }
-func (freePorts) Promised(Port, endpoint.PortRange) bool                           { return false }
+func (freePorts) Reserved(Port, endpoint.PortRange) bool                           { return false }
 func (freePorts) Others(Port) bool                                                 { return false }
 
 // fakeProgram has descriptors of its own, by number.

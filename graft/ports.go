@@ -36,9 +36,9 @@ type Ports interface {
 	// taken tells whether some socket has a port. It is nil where the kernel does not let
 	// the socket share the port, whoever has it.
 	Bind(p Port, taken func(Port) (bool, error), bind func() error) error
-	// Promised tells whether another container was promised a port of the range at the
-	// address of p.
-	Promised(p Port, ports endpoint.PortRange) bool
+	// Reserved tells whether a port of the range, at the address of p, is reserved for another
+	// container.
+	Reserved(p Port, ports endpoint.PortRange) bool
 	// Others tells whether the port is another container's by now.
 	Others(p Port) bool
 }

@@ -14,7 +14,7 @@ import (
 
 // fakePorts has ports of others.
 type fakePorts struct {
-	promised bool              // to others: all that the kernel gives to who asks for none
+	reserved bool              // to others: all that the kernel gives to who asks for none
 	others   func(p Port) bool // whose are the others'; nil: none
 	asked    bool              // whether taken is called
 	bound    []Port
@@ -42,7 +42,7 @@ func (f *fakePorts) Bind(p Port, taken func(Port) (bool, error), bind func() err
 	return nil
 }
 
-func (f *fakePorts) Promised(Port, endpoint.PortRange) bool { return f.promised }
+func (f *fakePorts) Reserved(Port, endpoint.PortRange) bool { return f.reserved }
 func (f *fakePorts) Others(p Port) bool                     { return f.others != nil && f.others(p) }
 
 // setAnyPorts sets the ports that a namespace's kernel gives to who asks for none.
@@ -71,11 +71,11 @@ func TestAnyPort(t *testing.T) {
 		port  uint16 // 0: either
 	}{
 		{name: "the kernel chooses", typ: tcp, want: succeeded},
-		{name: "we choose", typ: tcp, ports: fakePorts{promised: true}, want: succeeded},
-		{name: "we choose what is not others'", typ: tcp, ports: fakePorts{promised: true, others: only(40009)}, want: succeeded, port: 40009},
-		{name: "we choose what is not in use", typ: udp, ports: fakePorts{promised: true}, want: succeeded, port: 40009},
-		{name: "all are others'", typ: tcp, ports: fakePorts{promised: true, others: func(Port) bool { return true }}, want: fail(unix.EADDRINUSE)},
-		{name: "all are others' or in use", typ: udp, ports: fakePorts{promised: true, others: only(40000)}, want: fail(unix.EADDRINUSE)},
+		{name: "we choose", typ: tcp, ports: fakePorts{reserved: true}, want: succeeded},
+		{name: "we choose what is not others'", typ: tcp, ports: fakePorts{reserved: true, others: only(40009)}, want: succeeded, port: 40009},
+		{name: "we choose what is not in use", typ: udp, ports: fakePorts{reserved: true}, want: succeeded, port: 40009},
+		{name: "all are others'", typ: tcp, ports: fakePorts{reserved: true, others: func(Port) bool { return true }}, want: fail(unix.EADDRINUSE)},
+		{name: "all are others' or in use", typ: udp, ports: fakePorts{reserved: true, others: only(40000)}, want: fail(unix.EADDRINUSE)},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := newWorld(t, host, own, false)

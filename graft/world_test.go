@@ -36,29 +36,7 @@ func newPlace(t *testing.T, addrs ...netip.Addr) *fakePlace {
 // Its own namespace has only a loopback, if that is said.
 func newWorld(t *testing.T, host, own *fakePlace, onlyLoopback bool, rules ...string) *world {
 	t.Helper()
-	var set endpoint.Set
-	var ingress []policy.Ingress
-	var egress []policy.Egress
-	p := policy.Parser{Endpoints: &set}
-	for i := 0; i < len(rules); i += 2 {
-		var err error
-		if rules[i] == "-i" {
-			var r policy.Ingress
-			r, err = p.Ingress(rules[i+1])
-			ingress = append(ingress, r)
-		} else {
-			var r policy.Egress
-			r, err = p.Egress(rules[i+1])
-			egress = append(egress, r)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	table, err := policy.NewTable(ingress, egress)
-	if err != nil {
-		t.Fatal(err)
-	}
+	table := tableOf(t, &endpoint.Set{}, rules...)
 	for _, p := range []*fakePlace{host, own} {
 		*p = fakePlace{NS: p.NS}
 	}

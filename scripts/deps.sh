@@ -57,8 +57,35 @@ if [[ ! -e $policy && -w /usr/sbin ]]; then
 	chmod +x "$policy"
 	trap 'rm -f "$policy"' EXIT
 fi
+
+# Any Go from 1.21 fetches the version that go.mod asks for by itself, unless it
+# was told not to. Debian 12's is older: it can still fetch that Go as a module.
+want=$(awk '$1 == "go" { print $2 }' go.mod)
+have=$(go env GOVERSION 2>/dev/null | sed 's/^go//' || true)
+newer() { [[ $(printf '%s\n%s\n' "$1" "$2" | sort -V | tail -n 1) == "$2" ]]; }
+
+# Fetches Go, if there is none that is new enough, and all modules.
+fetch_go() {
+	if [[ -z $have ]] || ! newer "$want" "$have"; then
+		local version dir
+		version="v0.0.1-go$want.linux-$(dpkg --print-architecture)"
+		dir=$(cd / && GOFLAGS=-mod=mod go mod download -json "golang.org/toolchain@$version" |
+			sed -n 's/^\t"Dir": "\(.*\)",$/\1/p')
+		chmod -R u+w "$dir"
+		chmod +x "$dir"/bin/* "$dir"/pkg/tool/*/*
+		mkdir -p .cache
+		ln -sfn "$dir" .cache/go
+		PATH=$PWD/.cache/go/bin:$PATH
+	fi
+	go mod download
+	go mod download -modfile=tools/go.mod
+}
+
 [[ $(dpkg --print-architecture) != amd64 ]] || packages+=(gcc-multilib) # 32-bit programs, in tests
+[[ -n $have ]] || packages+=(golang-go)
 install "${packages[@]}"
+fetch_go & # needs the network, while what follows needs the disk and a CPU
+fetching=$!
 # The sanitizers and the fuzzer of whichever clang this is.
 install "libclang-rt-$(clang -dumpversion | cut -d. -f1)-dev"
 if [[ ${1:-} == bench-agent ]]; then
@@ -73,22 +100,4 @@ elif [[ ${1:-} != demo ]]; then
 	fi
 	test/e2e/testdata/tokio/build.sh "$PWD/.cache/tokio"
 fi
-
-# Any Go from 1.21 fetches the version that go.mod asks for by itself, unless it
-# was told not to. Debian 12's is older: it can still fetch that Go as a module.
-want=$(awk '$1 == "go" { print $2 }' go.mod)
-have=$(go env GOVERSION 2>/dev/null | sed 's/^go//' || true)
-newer() { [[ $(printf '%s\n%s\n' "$1" "$2" | sort -V | tail -n 1) == "$2" ]]; }
-if [[ -z $have ]] || ! newer "$want" "$have"; then
-	[[ -n $have ]] || install golang-go
-	version="v0.0.1-go$want.linux-$(dpkg --print-architecture)"
-	dir=$(cd / && GOFLAGS=-mod=mod go mod download -json "golang.org/toolchain@$version" |
-		sed -n 's/^\t"Dir": "\(.*\)",$/\1/p')
-	chmod -R u+w "$dir"
-	chmod +x "$dir"/bin/* "$dir"/pkg/tool/*/*
-	mkdir -p .cache
-	ln -sfn "$dir" .cache/go
-	PATH=$PWD/.cache/go/bin:$PATH
-fi
-go mod download
-go mod download -modfile=tools/go.mod
+wait "$fetching"

@@ -80,6 +80,9 @@ type State struct {
 	// numbers in the kernel's tables.
 	Endpoints []string `json:"endpoints"`
 	Numbered  []string `json:"numbered"`
+	// Untrapped says that connect(2), sends and listen(2) of its programs are not trapped, and that
+	// its loopback is on the host (graft.NeedsTraps). Its filters do not change, so this does not.
+	Untrapped bool `json:"untrapped"`
 }
 
 // Owner is who has a container: the daemon, or tsugiki run.
@@ -213,6 +216,9 @@ func (c *Container) save() error {
 
 func (c *Container) compile() (err error) {
 	c.table, err = policy.NewTable(c.spec.Ingress, c.spec.Egress)
+	if err == nil {
+		c.state.Untrapped = graft.HostLoopback && c.needsTraps(c.table, c.endpoints.Load()) == nil
+	}
 	return err
 }
 

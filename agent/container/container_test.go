@@ -78,7 +78,7 @@ var given = api.Rules{
 	Egress:    []string{"198.51.100.0/24=out", "203.0.113.0/24=u"},
 }
 
-// What is promised by a rule is reserved; a range is not, nor a path.
+// The port of a rule is reserved; a range of ports is not, nor a path.
 func TestPrepare(t *testing.T) {
 	needRoot(t)
 	c, o, err := prepared(t, given)

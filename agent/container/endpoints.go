@@ -18,6 +18,10 @@ import (
 // ErrExists is wrapped where an endpoint is to be added whose name is taken.
 var ErrExists = errors.New("there is an endpoint of that name")
 
+// ErrUntrapped is wrapped where an endpoint is to be added for which calls would have to be trapped
+// that the container's filter does not trap.
+var ErrUntrapped = errors.New("calls of the container have not been trapped since its start")
+
 // HostError says that the host has not, or has no longer, what an endpoint wants.
 type HostError struct{ Err error }
 
@@ -64,6 +68,9 @@ func (c *Container) AddEndpoint(ep *endpoint.Endpoint) error {
 	table, err := c.nextTable(&set)
 	if err != nil {
 		return err
+	}
+	if reason := c.needsTraps(table, &set); c.state.Untrapped && reason != nil {
+		return fmt.Errorf("%w: %w; restart the container to have endpoint %s", ErrUntrapped, reason, ep.Name)
 	}
 	p, err := c.openPlace(ep)
 	if err != nil {
@@ -241,7 +248,7 @@ func (c *Container) closeUnused() error {
 }
 
 // reservations are those that the rules of a table promise: ranges are not, of which a program takes what is
-// free; one that another container was promised is not.
+// free; one that is reserved for another container is not.
 func (c *Container) reservations(t *policy.Table) []ports.Reservation {
 	var list []ports.Reservation
 	for _, r := range t.IngressRules() {

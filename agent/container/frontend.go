@@ -2,18 +2,22 @@ package container
 
 import (
 	"os"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/gate"
 	"github.com/tsugiki/tsugiki/intercept/filter"
 	"github.com/tsugiki/tsugiki/intercept/notify"
+	"github.com/tsugiki/tsugiki/policy"
 )
 
 // Preloads tells whether the container's programs get the shim.
 func (c *Container) Preloads() bool {
 	return c.spec.Mode != filter.Seccomp && len(c.spec.Endpoints.All()) > 0
 }
+
+func namesPort0(r policy.Ingress) bool { return r.Ports.Contains(0) }
 
 // Serve starts the front end for a filter's listener, before programs under the
 // filter can make their first call. The listener is the container's
@@ -28,6 +32,9 @@ func (c *Container) Serve(listener *os.File) error {
 		HostFirst4: c.engine.HostFirst(unix.AF_INET),
 		HostFirst6: c.engine.HostFirst(unix.AF_INET6),
 		Datagrams:  c.seesDatagrams(),
+		Untrapped:  c.state.Untrapped,
+		// With such a rule, the port that the kernel chooses is to be served.
+		UntrappedPort0: c.state.Untrapped && !slices.ContainsFunc(c.spec.Ingress, namesPort0),
 	}
 	var err error
 	if config.CgroupDir, err = c.keepers.Open(); err != nil {

@@ -20,6 +20,8 @@ func (c *Container) FilterOptions() filter.Options {
 		Mode:      c.spec.Mode,
 		Datagrams: c.seesDatagrams(),
 		AFGraft:   c.programsName(),
+		// Calls that are not trapped cannot be told of. Who traces from the start wants them.
+		Untrapped: c.state.Untrapped && !c.gates.isTraced(),
 	}
 }
 

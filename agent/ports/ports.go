@@ -78,7 +78,7 @@ func (ps *Table) Reserve(name string, list []Reservation) error {
 		for _, t := range theirs {
 			for _, p := range list {
 				if other != name && p.breaks(t) {
-					return &ReservedError{fmt.Sprintf("port %d of %s is promised to container %s (%s); stop that one, or choose another port",
+					return &ReservedError{fmt.Sprintf("port %d of %s is reserved for container %s (%s); stop that one, or choose another port",
 						p.At.Port(), p.At.Addr(), other, t.At)}
 				}
 			}
@@ -216,8 +216,8 @@ func (ps *Table) reservesOne(o *Holder, p graft.Port, of endpoint.PortRange) boo
 	return false
 }
 
-// Promised implements graft.Ports.
-func (o *Holder) Promised(p graft.Port, of endpoint.PortRange) bool {
+// Reserved implements graft.Ports.
+func (o *Holder) Reserved(p graft.Port, of endpoint.PortRange) bool {
 	o.ports.mu.Lock()
 	defer o.ports.mu.Unlock()
 	return o.ports.reservesOne(o, p, of)

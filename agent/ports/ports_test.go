@@ -85,7 +85,7 @@ func parsePort(text string) graft.Port {
 }
 
 // A script's steps are "CONTAINER shares|binds PORT -> ok|taken", "CONTAINER closes",
-// "CONTAINER ends" and "CONTAINER promised ADDR:PORT -> ok|taken". The host is one too.
+// "CONTAINER ends" and "CONTAINER reserves ADDR:PORT -> ok|taken". The host is one too.
 func TestPorts(t *testing.T) {
 	for name, script := range map[string]string{
 		"the first has it": `
@@ -133,8 +133,8 @@ func TestPorts(t *testing.T) {
 			a shares tcp 0.0.0.0:80 -> ok
 			b shares tcp 2.2.2.2:80 -> taken`,
 		"promises": `
-			a promised 1.1.1.1:80 -> ok
-			b promised 0.0.0.0:80 -> taken
+			a reserves 1.1.1.1:80 -> ok
+			b reserves 0.0.0.0:80 -> taken
 			b shares tcp 1.1.1.1:80 -> taken
 			b binds tcp 1.1.1.1:80 -> taken
 			b binds udp 0.0.0.0:80 -> taken
@@ -172,7 +172,7 @@ func (h *hostSockets) step(text string) {
 		h.bound[name] = append(h.bound[name], parsePort(what))
 	case verb == "shares", verb == "binds":
 		err = h.bind(name, parsePort(what), verb == "shares")
-	case verb == "promised":
+	case verb == "reserves":
 		err = h.ports.Reserve(name, []Reservation{{Netns: 1, At: netip.MustParseAddrPort(what)}})
 	case verb == "closes":
 		delete(h.bound, name)
@@ -307,9 +307,9 @@ func TestNarrower(t *testing.T) {
 }
 
 // The kernel may choose a port if none that it could choose is another container's.
-func TestPortsThatArePromised(t *testing.T) {
+func TestPortsThatAreReserved(t *testing.T) {
 	h := newHostSockets(t)
-	h.step("a promised 1.1.1.1:80 -> ok")
+	h.step("a reserves 1.1.1.1:80 -> ok")
 	for _, tt := range []struct {
 		name, at    string
 		first, last uint16
@@ -323,13 +323,13 @@ func TestPortsThatArePromised(t *testing.T) {
 		{"b", "udp 2.2.2.2:0", 1, 1000, false},
 		{"b", "tcp [::]:0", 1, 1000, false},
 	} {
-		if got := h.of(tt.name).Promised(parsePort(tt.at), endpoint.PortRange{First: tt.first, Last: tt.last}); got != tt.want {
+		if got := h.of(tt.name).Reserved(parsePort(tt.at), endpoint.PortRange{First: tt.first, Last: tt.last}); got != tt.want {
 			t.Errorf("%+v: %v", tt, got)
 		}
 	}
 	elsewhere := parsePort("tcp 1.1.1.1:0")
 	elsewhere.Netns++
-	if h.of("b").Promised(elsewhere, endpoint.PortRange{First: 80, Last: 80}) {
+	if h.of("b").Reserved(elsewhere, endpoint.PortRange{First: 80, Last: 80}) {
 		t.Error("a promise is of another namespace too")
 	}
 }

@@ -109,6 +109,8 @@ func (j *Joined) launch(p *Program, path string, ns *netns.NS, r api.Registered)
 	}
 	prog, err := filter.Build(runtime.GOARCH, filter.Options{
 		Mode: mode, Datagrams: r.Filter.Datagrams, AFGraft: r.Filter.AFGraft, Alone: true,
+		// Calls that are not trapped cannot be told of.
+		Untrapped: r.Filter.Untrapped && j.followed == nil,
 	})
 	if err != nil {
 		return err

@@ -39,7 +39,7 @@ const (
 	NAT Mode = "nat"
 	// The others are a process in a container, started by tsugiki run in the
 	// mode of that name, all of whose IPv4 destinations belong to an endpoint
-	// on the host.
+	// on the host. Its own network namespace has only a loopback.
 	Auto    Mode = "auto"
 	Preload Mode = "preload"
 	Seccomp Mode = "seccomp"
@@ -111,14 +111,6 @@ type Runner struct {
 	pinned  *measure.Pinned // see Pin
 }
 
-// The containers, by mode. They are not the same one, so that what a mode
-// leaves in the kernel's tables does not slow the other.
-const (
-	natContainer = iota
-	graftContainer
-	containers
-)
-
 // New builds a topology with containers. The caller closes the runner.
 func New(ctx context.Context, c Config) (*Runner, error) {
 	r := &Runner{modes: c.Modes}
@@ -137,7 +129,7 @@ func New(ctx context.Context, c Config) (*Runner, error) {
 		return nil, err
 	}
 	r.Top, err = testkit.New(ctx, testkit.Options{
-		Containers:        containers,
+		Containers:        1, // behind NAT
 		CongestionControl: r.CongestionControl,
 	})
 	if err != nil {
@@ -208,10 +200,10 @@ func (r *Runner) Client(ctx context.Context, m Mode, argv ...string) *testkit.Cm
 	ns := r.Top.Host
 	switch m {
 	case NAT:
-		ns = r.Top.Containers[natContainer]
+		ns = r.Top.Containers[0]
 	case Auto, Preload, Seccomp:
 		argv = append([]string{
-			r.tsugiki, "run", "--mode", string(m), "--netns", r.Top.Containers[graftContainer].Path(),
+			r.tsugiki, "run", "--mode", string(m), "--netns", "new",
 			"--endpoint", "out type ipv4 addr 0.0.0.0 port dynamic",
 			"-e", "0.0.0.0/0=out", "--",
 		}, argv...)

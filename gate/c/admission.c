@@ -60,6 +60,7 @@ static struct pooled_gate *admission_add(const struct gate_admission *a, const i
 		.cookie = a->cookie,
 		.host_first = a->host_first,
 		.datagrams = a->datagrams,
+		.untrapped = a->untrapped,
 		.uid = a->uid,
 		.gid = a->gid,
 	};

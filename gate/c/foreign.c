@@ -22,6 +22,7 @@
 #include "answer.h"
 #include "caller.h"
 #include "decide.h"
+#include "gate.h"
 #include "pending.h"
 
 /* System calls of the 32-bit ABIs, which the C library does not name here. */
@@ -99,7 +100,7 @@ static void gate_foreign_listen(struct gate_worker *w, int number, int backlog)
 	w->request.call = GATE_LISTEN;
 	w->request.number = number;
 	w->request.backlog = backlog;
-	gate_pass(w);
+	gate_pass_if(w, !gate.board->untrapped);
 }
 
 static void gate_foreign_socket(struct gate_worker *w, int family)

@@ -31,6 +31,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	to = board_look_up((void *)board, BOARD_RULES + rules, &data[1],
 			   data[0] % (BOARD_ADDRESS_MAX + 1));
 	board_place_for((void *)board, &to);
+	board_bind_is_free((void *)board, &data[1], data[0] % (BOARD_ADDRESS_MAX + 1));
 	free(board);
 	return 0;
 }

@@ -45,5 +45,6 @@ bool gate_make_board(struct gate *g)
 	b->host = host;
 	b->host_first = g->host_first;
 	b->datagrams = g->datagrams;
+	b->untrapped = g->untrapped;
 	return true;
 }

@@ -26,7 +26,8 @@ struct gate {
 	uint64_t cookie;
 	uint32_t host_first; /* BOARD_HOST_FIRST_ */
 	bool datagrams;
-	uint32_t uid; /* of the program, for the files' owner */
+	uint32_t untrapped; /* BOARD_UNTRAPPED_ */
+	uint32_t uid;	    /* of the program, for the files' owner */
 	uint32_t gid;
 	uint32_t idle_ms; /* how long a gate of the pool is idle before it exits */
 	bool stops;	  /* tests: it stops before it hands over (SIGSTOP) */

@@ -78,7 +78,7 @@ static void gate_socket(struct gate_worker *w)
 		return;
 	}
 	gate_report(w);
-	file = gate_make(&kind);
+	file = gate_take(&kind);
 	if (file < 0) {
 		/* The first two are about the gate, not about the program; with
 		 * the third, somebody has moved the gate out of its cgroup. */
@@ -127,6 +127,11 @@ static void gate_destination(struct gate_worker *w, uint64_t from, uint32_t leng
 
 	if (!gate_read_address(w, from, length))
 		return;
+	if (gate.board->untrapped) {
+		gate_report(w); /* a filter traps these for nothing else */
+		gate_proceed(w);
+		return;
+	}
 	to = board_look_up(gate.board, BOARD_SIZE, w->request.address, w->request.length);
 	if (to.where == BOARD_NO_IP) {
 		gate_proceed(w);
@@ -144,6 +149,11 @@ static void gate_bind(struct gate_worker *w)
 {
 	if (!gate_read_address(w, w->n.data.args[1], (uint32_t)w->n.data.args[2]))
 		return;
+	if (board_bind_is_free(gate.board, w->request.address, w->request.length)) {
+		gate_report(w);
+		gate_proceed(w);
+		return;
+	}
 	if (!gate_bind_is_passed(w->request.address, w->request.length)) {
 		gate_proceed(w);
 		return;
@@ -321,7 +331,7 @@ void gate_handle(struct gate_worker *w)
 	w->request.call = gate_call_of(n->data.nr);
 	/* These two whoever asks: it may be a host socket that was inherited. */
 	if (n->data.nr == SYS_listen)
-		gate_pass(w);
+		gate_pass_if(w, !gate.board->untrapped);
 	else if (n->data.nr == SYS_ioctl)
 		gate_pass_if(w, gate_ioctl_is_passed((uint32_t)w->n.data.args[1]));
 	else if (elsewhere)

@@ -143,7 +143,7 @@ struct gate_admission {
 	uint64_t own;
 	uint64_t cookie;
 	uint32_t datagrams;
-	uint32_t zero;
+	uint32_t untrapped;
 };
 
 #define GATE_ADMISSION_FILES 6

@@ -31,9 +31,14 @@ static bool gate_policed(int file)
 	return setsockopt(file, 0 /* SOL_IP */, OPTIONS_PROOF, NULL, 0) != 0 && errno == EPERM;
 }
 
+static int gate_make_unproven(const struct gate_kind *kind)
+{
+	return socket(kind->family, kind->type | SOCK_CLOEXEC, kind->protocol);
+}
+
 int gate_make(const struct gate_kind *kind)
 {
-	int file = socket(kind->family, kind->type | SOCK_CLOEXEC, kind->protocol);
+	int file = gate_make_unproven(kind);
 
 	if (file >= 0 && !gate_policed(file)) {
 		close(file);
@@ -41,6 +46,54 @@ int gate_make(const struct gate_kind *kind)
 		return -1;
 	}
 	return file;
+}
+
+/*
+ * A thread that has made some sockets of a kind, one at a time, makes the next one while the
+ * program goes on: it wakes up anyway when the program has got its socket. So static programs wait
+ * for less.
+ */
+enum { GATE_SPARE_AFTER = 3 };
+
+static _Thread_local struct {
+	bool made;
+	int file;
+	unsigned int taken; /* of the kind, one after another */
+	struct gate_kind kind;
+} gate_spare;
+
+int gate_take(const struct gate_kind *kind)
+{
+	const struct gate_kind *last = &gate_spare.kind;
+
+	if (last->family != kind->family || last->type != kind->type) {
+		gate_close_spare();
+		gate_spare.kind = *kind;
+		gate_spare.taken = 0;
+	}
+	if (gate_spare.taken < GATE_SPARE_AFTER)
+		gate_spare.taken++;
+	if (!gate_spare.made)
+		return gate_make(kind);
+	gate_spare.made = false;
+	return gate_spare.file;
+}
+
+void gate_make_spare(void)
+{
+	if (gate_spare.made || gate_spare.taken < GATE_SPARE_AFTER)
+		return;
+	gate_spare.file = gate_make(&gate_spare.kind);
+	gate_spare.made = gate_spare.file >= 0;
+	if (!gate_spare.made)
+		gate_spare.taken = 0;
+}
+
+void gate_close_spare(void)
+{
+	if (gate_spare.made)
+		close(gate_spare.file);
+	gate_spare.made = false;
 }
 
 /*
@@ -103,9 +156,11 @@ static unsigned int gate_batch_to(int pair, const struct gate_kind *kind, unsign
 	unsigned int made = 0;
 	bool sent;
 
-	while (made < count && (files[made] = gate_make(kind)) >= 0)
+	while (made < count && (files[made] = gate_make_unproven(kind)) >= 0)
 		made++;
-	sent = made > 0 && gate_send_files(pair, "", 1, files, made, MSG_DONTWAIT);
+	/* If the gate is moved out of its cgroup meanwhile, the last one shows it. */
+	sent = made > 0 && gate_policed(files[0]) && gate_policed(files[made - 1]) &&
+	       gate_send_files(pair, "", 1, files, made, MSG_DONTWAIT);
 	for (unsigned int i = 0; i < made; i++)
 		close(files[i]);
 	return sent ? made : 0;

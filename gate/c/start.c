@@ -23,7 +23,8 @@ enum { GATE_FD_CONTROL = 3, GATE_FD_LISTENER, GATE_FD_KILL };
 static const char gate_usage_text[] =
 	"usage: tsugiki-gate --uid N --gid N --own INODE --cookie N [--host-first4] "
 	"[--host-first6] "
-	"[--datagrams], control socket at 3, seccomp listener at 4, cgroup.kill at 5; or "
+	"[--datagrams] [--untrapped [--untrapped-port-0]], control socket at 3, seccomp listener "
+	"at 4, cgroup.kill at 5; or "
 	"tsugiki-gate --pool IDLE-MS, control socket at 3\n";
 
 static bool gate_flag(struct gate *g, const char *name)
@@ -34,6 +35,10 @@ static bool gate_flag(struct gate *g, const char *name)
 		g->host_first |= BOARD_HOST_FIRST_6;
 	else if (strcmp(name, "--datagrams") == 0)
 		g->datagrams = true;
+	else if (strcmp(name, "--untrapped") == 0)
+		g->untrapped |= BOARD_UNTRAPPED_DESTINATIONS;
+	else if (strcmp(name, "--untrapped-port-0") == 0)
+		g->untrapped |= BOARD_UNTRAPPED_PORT_0;
 	else
 		return false;
 	return true;

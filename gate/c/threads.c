@@ -36,6 +36,7 @@
 #include "handle.h"
 #include "messages.h"
 #include "pending.h"
+#include "sockets.h"
 #include "stats.h"
 
 #define GATE_STACK   (64 * 1024)
@@ -113,10 +114,12 @@ static void *gate_serve(void *worker)
 		gate_handle(w);
 		if (w->outcome == GATE_BY_GATE || w->outcome == GATE_BY_GATE_REFUSED)
 			gate_count_time(w, gate_now() - came);
+		gate_make_spare();
 		atomic_fetch_add(&w->turn, 1);
 	}
 	if (w->pidfd >= 0)
 		close(w->pidfd);
+	gate_close_spare();
 	atomic_store(&w->used, false);
 	return NULL;
 }

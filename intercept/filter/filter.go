@@ -69,6 +69,9 @@ type Options struct {
 	// AFGraft asks for what programs written for AF_GRAFT need besides their own
 	// calls: all socket options that may have to be delayed, and all names.
 	AFGraft bool
+	// Untrapped leaves connect(2), sends and listen(2) to the kernel programs, see
+	// graft.NeedsTraps. Datagrams has no effect then.
+	Untrapped bool
 	// Alone says that no engine's profile refuses sockets that are of no network namespace: so
 	// this program has to ask about them.
 	Alone bool
@@ -122,30 +125,35 @@ func Build(goarch string, o Options) ([]unix.SockFilter, error) {
 		return nil, fmt.Errorf("%w: %s", ErrArch, goarch)
 	}
 	rules := append(nativeRules(n, o), foreign[goarch]...)
+	if !o.Untrapped {
+		rules = slices.Concat(rules, destinations(n, o), foreignListen[goarch])
+	}
 	if o.Alone {
 		rules = append(rules, refusals(goarch)...)
 	}
 	return assemble(rules), nil
 }
 
+// decided narrows a rule's conditions to calls about which the shim has not made up its mind.
+func (o Options) decided(only ...cond) []cond {
+	switch o.Mode {
+	case Auto:
+		only = append(only, cond{markArg, notMarked, markPass})
+	case Preload:
+		only = append(only, cond{markArg, marked, markAsk})
+	}
+	return only
+}
+
+// nativeRules are for the calls that are always asked about.
 func nativeRules(n native, o Options) []rule {
 	var rules []rule
 	add := func(c call, only ...cond) {
 		rules = append(rules, rule{token: n.token, number: n.numbers[c], only: only})
 	}
-	// decided are calls about which the shim may have made up its mind.
-	decided := func(c call, only ...cond) {
-		switch o.Mode {
-		case Auto:
-			only = append(only, cond{markArg, notMarked, markPass})
-		case Preload:
-			only = append(only, cond{markArg, marked, markAsk})
-		}
-		add(c, only...)
-	}
 	for _, family := range []uint64{unix.AF_INET, unix.AF_INET6} {
 		for _, typ := range []uint64{unix.SOCK_STREAM, unix.SOCK_DGRAM} {
-			decided(socket, cond{0, equal, family}, cond{1, maskedIs, typ})
+			add(socket, o.decided(cond{0, equal, family}, cond{1, maskedIs, typ})...)
 		}
 	}
 	add(socket, cond{0, equal, afgraft.Family})
@@ -159,22 +167,31 @@ func nativeRules(n native, o Options) []rule {
 	if o.Mode != Seccomp {
 		add(socket, cond{0, equal, markFamily}, cond{markArg, marked, markShim})
 	}
-	decided(connect, cond{2, atLeast, addrMin})
-	decided(bind, cond{2, atLeast, addrMin})
-	add(listen)
+	add(bind, o.decided(cond{2, atLeast, addrMin})...)
 	add(ioctl, aboutInterfaces...)
+	// Who makes itself a network namespace is not to get the host's sockets there.
+	return append(rules, leaving(n.token, n.numbers[unshare], n.numbers[setNS], n.numbers[clone])...)
+}
+
+// destinations are the rules for the calls that say where a socket belongs, unless kernel programs
+// lead there whatever is called.
+func destinations(n native, o Options) []rule {
+	var rules []rule
+	add := func(c call, only ...cond) {
+		rules = append(rules, rule{token: n.token, number: n.numbers[c], only: only})
+	}
+	add(connect, o.decided(cond{2, atLeast, addrMin})...)
+	add(listen)
 	// A send with MSG_FASTOPEN is a connect(2). sendto(2) has no argument left
 	// for a mark.
-	decided(sendMsg, cond{2, anyBits, unix.MSG_FASTOPEN})
-	decided(sendMMsg, cond{3, anyBits, unix.MSG_FASTOPEN})
+	add(sendMsg, o.decided(cond{2, anyBits, unix.MSG_FASTOPEN})...)
+	add(sendMMsg, o.decided(cond{3, anyBits, unix.MSG_FASTOPEN})...)
 	if o.Mode != Preload {
 		add(sendTo, cond{3, anyBits, unix.MSG_FASTOPEN})
 	}
-	// Who makes itself a network namespace is not to get the host's sockets there.
-	rules = append(rules, leaving(n.token, n.numbers[unshare], n.numbers[setNS], n.numbers[clone])...)
 	if o.Datagrams {
-		decided(sendMsg)
-		decided(sendMMsg)
+		add(sendMsg, o.decided()...)
+		add(sendMMsg, o.decided()...)
 		if o.Mode != Preload {
 			add(sendTo, cond{4, nonNull, 0})
 		}

@@ -318,7 +318,7 @@ func FuzzFilter(f *testing.F) {
 	f.Add(uint32(archX8664), uint32(41), uint64(markFamily), uint64(2), uint64(0), uint64(0), uint64(0), uint64(markShim), uint8(2), false)
 	f.Fuzz(func(t *testing.T, arch, number uint32, a0, a1, a2, a3, a4, a5 uint64, mode uint8, datagrams bool) {
 		for goarch := range natives {
-			o := Options{Mode: Mode(mode % 3), Datagrams: datagrams, AFGraft: datagrams}
+			o := Options{Mode: Mode(mode % 3), Datagrams: datagrams, AFGraft: datagrams, Untrapped: mode&4 != 0}
 			d := seccompData{arch, number, [6]uint64{a0, a1, a2, a3, a4, a5}}
 			got := answer(t, goarch, o, d)
 			if got != allow && got != ask && got != enosys {
@@ -344,6 +344,63 @@ func answer(t *testing.T, goarch string, o Options, d seccompData) uint32 {
 		t.Fatal(err)
 	}
 	return evaluate(t, prog, d)
+}
+
+// Untrapped leaves out what says where a socket belongs, whatever its mark is, and nothing else.
+func TestBuildUntrapped(t *testing.T) {
+	const ptr = 0x7fff_0000_0000
+	type arg = [6]uint64
+	destinations := map[call][]arg{
+		connect: {{3, ptr, 16}},
+		listen:  {{3, 5}},
+		sendTo:  {{3, ptr, 1, unix.MSG_FASTOPEN, ptr, 16}, {3, ptr, 1, 0, ptr, 16}},
+		sendMsg: {{3, ptr, unix.MSG_FASTOPEN}, {3, ptr}},
+		sendMMsg: {
+			{3, ptr, 1, unix.MSG_FASTOPEN}, {3, ptr, 1},
+		},
+	}
+	others := map[call][]arg{
+		socket: {{unix.AF_INET, unix.SOCK_STREAM}, {unix.AF_INET6, unix.SOCK_DGRAM}, {4, unix.SOCK_STREAM}},
+		bind:   {{3, ptr, 16}},
+		ioctl:  {{3, unix.SIOCGIFCONF, ptr}},
+		setNS:  {{3, 0}}, unshare: {{unix.CLONE_NEWNET}}, clone: {{unix.CLONE_NEWNET}},
+		setSockOpt: {{3, 254}, {3, unix.SOL_TCP}}, getSockOpt: {{3, 254}}, getSockName: {{3}},
+	}
+	for goarch, n := range natives {
+		for mode := Seccomp; mode <= Preload; mode++ {
+			for i, mark := range []uint64{0, markPass, markAsk} {
+				trapped := Options{Mode: mode, Datagrams: i%2 == 0, AFGraft: true}
+				untrapped := trapped
+				untrapped.Untrapped = true
+				say := func(o Options, c call, args arg) uint32 {
+					if c != sendTo {
+						args[markArg] = mark
+					}
+					return answer(t, goarch, o, seccompData{n.token, n.numbers[c], args})
+				}
+				for c, calls := range destinations {
+					for _, args := range calls {
+						if got := say(untrapped, c, args); got != allow {
+							t.Errorf("%s, %s: call %d%#x: the filter says %#x", goarch, mode, c, args, got)
+						}
+					}
+				}
+				for c, calls := range others {
+					for _, args := range calls {
+						if got, want := say(untrapped, c, args), say(trapped, c, args); got != want {
+							t.Errorf("%s, %s: call %d%#x: the filter says %#x, and %#x where destinations are trapped", goarch, mode, c, args, got, want)
+						}
+					}
+				}
+			}
+		}
+		for _, rule := range foreignListen[goarch] {
+			d := seccompData{rule.token, rule.number, arg{socketcallListen, 16}}
+			if got, before := answer(t, goarch, Options{Untrapped: true}, d), answer(t, goarch, Options{}, d); got != allow || before != ask {
+				t.Errorf("%s: listen(2) %d of another ABI: the filter says %#x, and %#x where it is trapped", goarch, rule.number, got, before)
+			}
+		}
+	}
 }
 
 // Sockets that are of no network namespace are asked about in all ABIs and modes, whatever the mark

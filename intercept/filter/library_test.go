@@ -7,6 +7,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 
@@ -97,7 +98,7 @@ func TestComposeThroughLibrary(t *testing.T) {
 // checkForeign looks at the calls of other ABIs that our own program asks about.
 func checkForeign(t *testing.T, o Options, alone, composed, raw []unix.SockFilter) {
 	t.Helper()
-	for _, rule := range foreign["amd64"] {
+	for _, rule := range slices.Concat(foreign["amd64"], foreignListen["amd64"]) {
 		for _, args := range calls(rand.New(rand.NewPCG(5, 6)), 500) {
 			for i := range args {
 				if rule.token == archI386 {

@@ -94,29 +94,34 @@ func refusals(goarch string) []rule {
 }
 
 // foreign are the calls by which a program of another ABI could get around the
-// kernel programs: listen(2) and ioctl(2), for which there are none, and
-// setsockopt(2), for which they are not asked; and those by which it gets into
-// another network namespace. All else that such a program does stays in its own namespace, or is
-// theirs to judge.
+// kernel programs: ioctl(2), for which there is none, and setsockopt(2), for which they
+// are not asked; and those by which it gets into another network namespace. All else that such
+// a program does stays in its own namespace, or is theirs to judge.
 var foreign = map[string][]rule{
 	"amd64": slices.Concat([]rule{
-		{token: archX8664, number: x32Bit | 50},
 		{token: archX8664, number: x32Bit | 541},
 		{token: archX8664, number: x32Bit | 514, only: aboutInterfaces},
 		{token: archI386, number: 54, only: aboutInterfaces},
-		{token: archI386, number: 363},
 		{token: archI386, number: 366},
-		{token: archI386, number: 102, only: []cond{{arg: 0, op: equal, value: socketcallListen}}},
 		{token: archI386, number: 102, only: []cond{{arg: 0, op: equal, value: socketcallSetsockopt}}},
 	},
 		leaving(archX8664, x32Bit|272, x32Bit|308, x32Bit|56),
 		leaving(archI386, 310, 346, 120)),
 	"arm64": slices.Concat([]rule{
 		{token: archArm, number: 54, only: aboutInterfaces},
-		{token: archArm, number: 284},
 		{token: archArm, number: 294},
 	},
 		leaving(archArm, 337, 375, 120)),
+}
+
+// foreignListen is listen(2) of other ABIs.
+var foreignListen = map[string][]rule{
+	"amd64": {
+		{token: archX8664, number: x32Bit | 50},
+		{token: archI386, number: 363},
+		{token: archI386, number: 102, only: []cond{{arg: 0, op: equal, value: socketcallListen}}},
+	},
+	"arm64": {{token: archArm, number: 284}},
 }
 
 // leaving are the rules for who makes itself a network namespace, or enters one, by

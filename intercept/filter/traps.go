@@ -42,7 +42,6 @@ func traps(o Options, foreign32 bool) map[string]trap {
 	enosys := trap{verdict: verdict{specs.ActErrno, uint(unix.ENOSYS)}, regions: []region{everything}}
 
 	all := map[string]trap{
-		"listen":         ask(everything),
 		"ioctl":          interfaceTrap(),
 		"unshare":        ask(bit(0, unix.CLONE_NEWNET)),
 		"clone":          ask(bit(0, unix.CLONE_NEWNET)),
@@ -50,15 +49,17 @@ func traps(o Options, foreign32 bool) map[string]trap {
 		"getsockopt":     ask(everything.where(1, masked(0xff, afgraft.Level))),
 		"setsockopt":     ask(everything.where(1, masked(0xff, afgraft.Level))),
 		"socket":         decided(o.Mode, everything),
-		"connect":        decided(o.Mode, everything),
 		"bind":           decided(o.Mode, everything),
-		"sendmsg":        decided(o.Mode, bit(2, unix.MSG_FASTOPEN)),
-		"sendmmsg":       decided(o.Mode, bit(3, unix.MSG_FASTOPEN)),
-		"sendto":         ask(bit(3, unix.MSG_FASTOPEN)),
 		"io_uring_setup": enosys,
 		"clone3":         enosys,
 	}
-	if o.Datagrams {
+	if !o.Untrapped {
+		all["listen"] = ask(everything)
+		all["connect"] = decided(o.Mode, everything)
+		all["sendmsg"], all["sendmmsg"] = decided(o.Mode, bit(2, unix.MSG_FASTOPEN)), decided(o.Mode, bit(3, unix.MSG_FASTOPEN))
+		all["sendto"] = ask(bit(3, unix.MSG_FASTOPEN))
+	}
+	if !o.Untrapped && o.Datagrams {
 		all["sendmsg"], all["sendmmsg"] = decided(o.Mode, everything), decided(o.Mode, everything)
 		all["sendto"] = ask(append(all["sendto"].regions, everything.where(4, except(0)))...)
 	}

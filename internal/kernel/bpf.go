@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -51,11 +52,7 @@ func programs() []Feature {
 // attach loads a program that allows everything, and attaches it to an empty
 // cgroup, with which it goes.
 func attach(s *Scratch, typ ebpf.ProgramType, at ebpf.AttachType) error {
-	spec := ebpf.ProgramSpec{
-		Type: typ, AttachType: at, License: "GPL",
-		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 1), asm.Return()},
-	}
-	p, err := ebpf.NewProgramWithOptions(&spec, ebpf.ProgramOptions{LogDisabled: true})
+	p, err := load(typ, at)
 	if err != nil {
 		return err
 	}
@@ -71,6 +68,15 @@ func attach(s *Scratch, typ ebpf.ProgramType, at ebpf.AttachType) error {
 	defer dir.Close()
 	const allowMulti = 2 // BPF_F_ALLOW_MULTI: beside those of others, above it
 	return link.RawAttachProgram(link.RawAttachProgramOptions{Target: int(dir.Fd()), Program: p, Attach: at, Flags: allowMulti})
+}
+
+// load loads a program that allows everything.
+func load(typ ebpf.ProgramType, at ebpf.AttachType) (*ebpf.Program, error) {
+	spec := ebpf.ProgramSpec{
+		Type: typ, AttachType: at, License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 1), asm.Return()},
+	}
+	return ebpf.NewProgramWithOptions(&spec, ebpf.ProgramOptions{LogDisabled: true})
 }
 
 func maps() []Feature {
@@ -170,8 +176,33 @@ func helpers() []Feature {
 			},
 		})
 	}
-	return list
+	return append(list, Feature{
+		Name: "BPF for loopbacks on the host", Since: "5.8",
+		Lost: "a container's loopback stays in its network namespace: connects, sends and listens are trapped, " +
+			"and a relay carries datagrams there",
+		Probe: func(*Scratch) (string, error) { return "", HostLoopback() },
+	})
 }
+
+// HostLoopback returns why a container's loopback cannot be on the host; nil if it can. It tries
+// the kernel once.
+var HostLoopback = sync.OnceValue(func() error {
+	for _, fn := range []asm.BuiltinFunc{asm.FnSkcLookupTcp, asm.FnSkCgroupId} {
+		if err := bpf.HaveProgramHelper(ebpf.CGroupSKB, fn); err != nil {
+			return fmt.Errorf("BPF helper %s of cgroup_skb: %w", fn, err)
+		}
+	}
+	for _, at := range []ebpf.AttachType{ebpf.AttachCgroupInet4GetPeername, ebpf.AttachCgroupInet6GetPeername} {
+		p, err := load(ebpf.CGroupSockAddr, at)
+		if err != nil {
+			return fmt.Errorf("BPF program %s: %w", at, err)
+		}
+		if err := p.Close(); err != nil {
+			return err
+		}
+	}
+	return nil
+})
 
 // lsm loads a program of the security module, and attaches it to nothing.
 func lsm(*Scratch) (string, error) {

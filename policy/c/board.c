@@ -18,6 +18,7 @@ static const uint8_t board_mapped[12] = {[10] = 0xff, [11] = 0xff};
 
 static const uint8_t board_zeros[15];
 
+/* Whether the kernel takes an address for the loopback's: a wildcard is one, too. */
 static bool board_is_loopback(const uint8_t addr[16])
 {
 	if (memcmp(addr, board_mapped, sizeof(board_mapped)) == 0)
@@ -43,24 +44,47 @@ static enum board_where board_find(const struct board *b, size_t size, const uin
 	return ep.netns == 0 ? BOARD_OTHER : BOARD_HOST;
 }
 
+/* Reads a sockaddr of at least BOARD_IN_MIN bytes. Returns its family; 0 if it is no whole one of
+ * IP. An IPv4 address is mapped. */
+static uint16_t board_read(const uint8_t *bytes, size_t length, uint8_t addr[16])
+{
+	uint16_t family;
+
+	memcpy(&family, bytes, sizeof(family));
+	if (family == BOARD_INET) {
+		memcpy(addr, board_mapped, sizeof(board_mapped));
+		memcpy(&addr[12], &bytes[4], 4);
+	} else if (family == BOARD_INET6 && length >= BOARD_IN6_MIN) {
+		memcpy(addr, &bytes[8], 16);
+	} else {
+		return 0;
+	}
+	return family;
+}
+
+bool board_bind_is_free(const struct board *b, const uint8_t *bytes, size_t length)
+{
+	uint8_t addr[16];
+
+	if (!(b->untrapped & BOARD_UNTRAPPED_PORT_0) || length < BOARD_IN_MIN || bytes[2] != 0 ||
+	    bytes[3] != 0)
+		return false;
+	return board_read(bytes, length, addr) != 0 && board_is_loopback(addr);
+}
+
 struct board_address board_look_up(const struct board *b, size_t size, const uint8_t *bytes,
 				   size_t length)
 {
 	struct board_address a = {.where = BOARD_NO_IP};
-	uint8_t addr[16] = {[10] = 0xff, [11] = 0xff};
+	uint8_t addr[16];
 	uint16_t family;
 
 	if (length < BOARD_IN_MIN)
 		return a;
-	memcpy(&family, bytes, sizeof(family));
-	if (family == BOARD_INET) {
-		a.is4 = true;
-		memcpy(&addr[12], &bytes[4], 4);
-	} else if (family == BOARD_INET6 && length >= BOARD_IN6_MIN) {
-		memcpy(addr, &bytes[8], sizeof(addr));
-	} else {
+	family = board_read(bytes, length, addr);
+	if (family == 0)
 		return a;
-	}
+	a.is4 = family == BOARD_INET;
 	a.loopback = board_is_loopback(addr);
 	a.where = board_find(b, size, addr, (uint16_t)(bytes[2] << 8 | bytes[3]), &a.netns);
 	return a;

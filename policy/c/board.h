@@ -51,13 +51,18 @@ struct board {
 	 * to be another once it is known where it connects to. */
 	_Atomic uint32_t bound_clients;
 	uint32_t host_first; /* BOARD_HOST_FIRST_ */
-	uint32_t zero;
-	uint64_t host; /* SO_NETNS_COOKIE of the host's namespace */
+	uint32_t untrapped;  /* BOARD_UNTRAPPED_ */
+	uint64_t host;	     /* SO_NETNS_COOKIE of the host's namespace */
 };
 
 /* The families whose sockets are made on the host first: at socket(2). */
 #define BOARD_HOST_FIRST_4 1
 #define BOARD_HOST_FIRST_6 2
+
+/* What the kernel programs decide about alone: connect, sends and listen, which the filter does
+ * not trap; and, besides, a bind to port 0 of a wildcard or a loopback address. */
+#define BOARD_UNTRAPPED_DESTINATIONS 1
+#define BOARD_UNTRAPPED_PORT_0	     2
 
 _Static_assert(sizeof(struct board) <= BOARD_COUNTERS, "the counters have their place");
 
@@ -95,5 +100,9 @@ struct board_place {
 };
 
 struct board_place board_place_for(const struct board *b, const struct board_address *to);
+
+/* Whether nobody but the kernel programs is to be asked about a bind to LENGTH bytes of a sockaddr.
+ */
+bool board_bind_is_free(const struct board *b, const uint8_t *bytes, size_t length);
 
 #endif

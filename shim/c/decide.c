@@ -21,12 +21,14 @@ static _Atomic(const struct board *) shim_mapped;
 static atomic_uint shim_calls;
 static atomic_uint shim_failures;
 
-uint64_t shim_cookie(int number, int which)
+/* SO_NETNS_COOKIE of a socket; 0 if it has none. */
+static uint64_t shim_netns(int number)
 {
 	unsigned int length = sizeof(uint64_t);
 	uint64_t cookie = 0;
 
-	if (KERNEL5(__NR_getsockopt, number, SHIM_SOL_SOCKET, which, &cookie, &length) != 0)
+	if (KERNEL5(__NR_getsockopt, number, SHIM_SOL_SOCKET, SHIM_SO_NETNS_COOKIE, &cookie,
+		    &length) != 0)
 		return 0;
 	return cookie;
 }
@@ -92,8 +94,30 @@ static bool shim_in_place(int number, const struct board *b, const struct board_
 
 	if (place.verdict != BOARD_LOOK)
 		return place.verdict == BOARD_IN_PLACE;
-	return shim_cookie(number, SHIM_SO_NETNS_COOKIE) == place.netns &&
-	       !(place.unbound && shim_is_bound(number));
+	return shim_netns(number) == place.netns && !(place.unbound && shim_is_bound(number));
+}
+
+/* Whether the shim may decide what is on a board. */
+static bool shim_decides(const struct board *b)
+{
+	return b != NULL && !atomic_load(&b->traced) && !atomic_load(&b->nested);
+}
+
+bool shim_is_untrapped(const struct board *b)
+{
+	return b != NULL && b->untrapped && !atomic_load(&b->traced);
+}
+
+uint64_t shim_bind_mark(const void *address, size_t length)
+{
+	const struct board *b = shim_board();
+
+	if (length > BOARD_ADDRESS_MAX)
+		length = BOARD_ADDRESS_MAX;
+	if (!shim_decides(b) || !b->untrapped || length < SHIM_SOCKADDR_MIN ||
+	    !shim_readable(address, length))
+		return MARK_ASK;
+	return board_bind_is_free(b, address, length) ? MARK_PASS : MARK_ASK;
 }
 
 uint64_t shim_mark(int number, const void *address, size_t length)
@@ -101,12 +125,11 @@ uint64_t shim_mark(int number, const void *address, size_t length)
 	const struct board *b = shim_board();
 	struct board_address to;
 
-	if (length < SHIM_SOCKADDR_MIN)
+	if (length < SHIM_SOCKADDR_MIN || shim_is_untrapped(b))
 		return MARK_PASS;
 	if (length > BOARD_ADDRESS_MAX)
 		length = BOARD_ADDRESS_MAX;
-	if (b == NULL || atomic_load(&b->traced) || atomic_load(&b->nested) ||
-	    !shim_readable(address, length))
+	if (!shim_decides(b) || !shim_readable(address, length))
 		return MARK_ASK;
 	to = board_look_up(b, BOARD_SIZE, address, length);
 	if (to.where == BOARD_NO_IP)

@@ -17,8 +17,11 @@ const struct board *shim_board(void);
  * on, because the socket is where the destination lies; else MARK_ASK. */
 uint64_t shim_mark(int number, const void *address, size_t length);
 
-/* SO_NETNS_COOKIE (71) or SO_COOKIE (57) of a socket; 0 if it has none. */
-uint64_t shim_cookie(int number, int which);
+/* Returns the mark for a bind: MARK_PASS if nobody but the kernel programs is to be asked. */
+uint64_t shim_bind_mark(const void *address, size_t length);
+
+/* Whether connects and sends of a container are not trapped. B is its board, or NULL. */
+bool shim_is_untrapped(const struct board *b);
 
 /* Whether LENGTH bytes at ADDRESS can be read. The kernel, and not the shim, refuses a bad pointer.
  * (rt_sigprocmask(2) reads its set of eight bytes before it refuses `how`.) */

@@ -26,7 +26,7 @@ struct model_file {
 	bool given; /* the program has got it, or made it */
 	bool close_on_exec, nonblock;
 	int family, type;
-	uint64_t cookie;
+	uint64_t inode;
 };
 
 static struct model {
@@ -35,7 +35,7 @@ static struct model {
 	unsigned int sent_count;
 	int limit;
 	int process;
-	uint64_t cookies;
+	uint64_t inodes;
 	const uint8_t *data;
 	size_t size;
 } model;
@@ -106,7 +106,7 @@ static long model_order(long kind, long count)
 		model.sent[i] = (struct model_file){.kind = MODEL_SOCKET,
 						    .family = (int)(kind >> 8),
 						    .type = (int)(kind & 0xff),
-						    .cookie = ++model.cookies};
+						    .inode = ++model.inodes};
 	return model.sent_count;
 }
 
@@ -199,17 +199,17 @@ static long kernel6(long number, long a, long b, long c, long d, long e, long f)
 		return model_fails() ? -EINVAL : 0;
 	case __NR_getpid:
 		return model.process;
+	case __NR_fstat:
+		if (!model_is_open(a))
+			return -EBADF;
+		((uint64_t *)b)[0] = 1;
+		((uint64_t *)b)[1] = model.file[a].inode;
+		return 0;
 	case __NR_munmap:
 	case __NR_nanosleep:
 		return 0;
 	}
 	abort();
-}
-
-uint64_t shim_cookie(int number, int which)
-{
-	assert(which == POOL_SO_COOKIE);
-	return model_is_open(number) ? model.file[number].cookie : 0;
 }
 
 const struct board *shim_board(void)
@@ -224,7 +224,7 @@ static bool model_is_parked(int number)
 
 		for (int k = 0; k < MARK_BATCH_MAX; k++)
 			if (atomic_load(&p->parked) >> k & 1 && p->place[k].number == number &&
-			    p->place[k].cookie == model.file[number].cookie)
+			    (uint32_t)p->place[k].inode == model.file[number].inode)
 				return true;
 	}
 	return false;
@@ -264,7 +264,7 @@ static void model_take(bool ours)
 		assert(number == lowest || number >= POOL_NUMBER); /* no room, or said to be none */
 		file->given = true;
 		for (int n = 0; n < MODEL_FILES; n++)
-			assert(n == number || model.file[n].cookie != file->cookie ||
+			assert(n == number || model.file[n].inode != file->inode ||
 			       model.file[n].kind == MODEL_FREE);
 	}
 	model_check(&before, ours);
@@ -277,7 +277,7 @@ static void model_step(void)
 	static struct model parent;
 	struct model_file other = {.kind = MODEL_OTHER, .given = true};
 
-	other.cookie = what % 2 ? ++model.cookies : 0;
+	other.inode = ++model.inodes;
 	switch (what) {
 	case 0: /* close(2) */
 		model.file[number].kind = MODEL_FREE;

@@ -8,7 +8,8 @@
  * which would keep them out of the table, cost three times as much.)
  *
  * Somebody may close a parked socket, with all others, or put something else in
- * its place: so it is known by its SO_COOKIE, which is asked before it is used.
+ * its place: so it is known by its inode, which is asked for before it is used. (SO_COOKIE would do
+ * too. But getsockopt(2) of a host socket runs a kernel program, and takes five times as long.)
  *
  * A child of fork(2) has copies of what its parent has parked, which would keep
  * connections open that the parent has closed: it closes them at once
@@ -40,7 +41,6 @@
 
 #define POOL_SOL_SOCKET	   1
 #define POOL_SCM_RIGHTS	   1
-#define POOL_SO_COOKIE	   57
 #define POOL_MSG_DONTWAIT  0x40
 #define POOL_CMSG_CLOEXEC  0x40000000
 #define POOL_F_SETFL	   4
@@ -92,7 +92,7 @@ struct pool_rights {
 #define POOL_RIGHTS(count) (offsetof(struct pool_rights, number) + sizeof(int) * (count))
 
 struct pool_place {
-	uint64_t cookie;
+	uint64_t inode; /* see pool_inode */
 	int number;
 };
 
@@ -190,6 +190,19 @@ static bool pool_prepare(void)
 	return true;
 }
 
+/* Returns the device and the inode of an open file; 0 if that is no file of the kernel's own. */
+static uint64_t pool_inode(int number)
+{
+	/* struct stat; in that of all 64-bit machines these two come first. */
+	struct {
+		uint64_t device, inode, rest[16];
+	} st;
+
+	if (KERNEL2(__NR_fstat, number, &st) != 0 || st.inode > UINT32_MAX)
+		return 0;
+	return st.device << 32 | st.inode;
+}
+
 /* Parks a copy of a socket, if it can. */
 static bool pool_park(struct pool_place *place, int number)
 {
@@ -198,7 +211,7 @@ static bool pool_park(struct pool_place *place, int number)
 	if (high < 0)
 		return false;
 	place->number = (int)high;
-	place->cookie = shim_cookie((int)high, POOL_SO_COOKIE);
+	place->inode = pool_inode((int)high);
 	return true;
 }
 
@@ -240,7 +253,7 @@ static bool pool_fill(struct pool *p, int family, int type)
 /* Whether what is at a place is still what was put there. */
 static bool pool_is_there(const struct pool_place *place)
 {
-	return shim_cookie(place->number, POOL_SO_COOKIE) == place->cookie;
+	return place->inode != 0 && pool_inode(place->number) == place->inode;
 }
 
 /* Takes one of the places, for whatever is there now. */

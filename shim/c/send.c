@@ -64,12 +64,11 @@ __attribute__((constructor)) static void send_start(void)
 /* Whether somebody is to decide about what is sent with these flags. */
 static bool send_is_decided(int flags)
 {
-	const struct board *b;
+	const struct board *b = shim_board();
 
-	if (flags & SEND_FASTOPEN)
-		return true;
-	b = shim_board();
-	return b == NULL || b->datagrams;
+	if (shim_is_untrapped(b))
+		return false;
+	return b == NULL || b->datagrams || flags & SEND_FASTOPEN;
 }
 
 long sendto(int number, const void *bytes, size_t length, int flags, const void *address,

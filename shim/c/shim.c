@@ -81,5 +81,6 @@ int connect(int number, const void *address, unsigned int length)
 
 int bind(int number, const void *address, unsigned int length)
 {
-	return (int)shim_result(KERNEL6(__NR_bind, number, address, length, 0, 0, MARK_ASK));
+	return (int)shim_result(
+		KERNEL6(__NR_bind, number, address, length, 0, 0, shim_bind_mark(address, length)));
 }

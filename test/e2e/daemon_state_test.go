@@ -170,7 +170,7 @@ func TestPromisedPorts(t *testing.T) {
 	})
 	for _, rule := range []string{web, "0.0.0.0:81=0.0.0.0:8084"} {
 		r := try(t, d.graft("--name", "two", "-i", rule, "--", "true"))
-		if exitStatus(r.err) != 1 || !strings.Contains(r.stderr, "promised to container one") {
+		if exitStatus(r.err) != 1 || !strings.Contains(r.stderr, "reserved for container one") {
 			t.Errorf("%s: %v, printed:\n%s", rule, r.err, r.stderr)
 		}
 	}

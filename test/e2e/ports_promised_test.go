@@ -140,7 +140,7 @@ func TestPortsOfAddedEndpoints(t *testing.T) {
 	}
 	succeed(t, graftCommand(t, w, d.run, "del in for comes"))
 	other := binder(t, d.graft, "other", promised(8050)[:4])
-	add("promised to container other", 8050)
+	add("reserved for container other", 8050)
 	takes := binder(t, d.graft, "takes", sharing())
 	for _, network := range []string{"tcp", "udp"} {
 		takes.want("ok 8051", "bind %s %s 0.0.0.0 8051 reuseaddr", network, network)

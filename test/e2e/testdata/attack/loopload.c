@@ -137,14 +137,15 @@ static int loopload_clients(int argc, char **argv)
 	loopload_at = attack_addr(argv[0]);
 	loopload_must("start thread", pthread_create(&server, NULL, loopload_flicker, NULL) == 0);
 	while (connected < wanted || refused < wanted) {
-		int fd = socket(loopload_at.sa.sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+		int fd = attack_socket(loopload_at.sa.sa_family, SOCK_STREAM);
 
 		if (connect(fd, &loopload_at.sa, loopload_at.len) == 0) {
 			connected++;
 			send(fd, "stray", 5, MSG_NOSIGNAL);
 		} else if (errno == ECONNREFUSED) {
 			refused++;
-		} else if (errno != ECONNRESET) { /* the server has closed meanwhile */
+		} else if (errno != ECONNRESET && errno != EINPROGRESS) {
+			/* not: the server has closed meanwhile, or its queue is full */
 			attack_say("connect", -1);
 		}
 		close(fd);

@@ -1,0 +1,119 @@
+package graft
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/policy"
+)
+
+// HostLoopback puts the loopback of new containers on the host where NeedsTraps allows it.
+const HostLoopback = false
+
+// Facts are what NeedsTraps has to know of a container beside its rules.
+type Facts struct {
+	// OwnIsLoopback is that of Config.
+	OwnIsLoopback bool
+	// SeesAll says that the front end sees the calls of all programs. If some programs have their
+	// sockets in the container's own namespace, others have to find them on its loopback.
+	SeesAll bool
+	// Endpoints are all that the container has, whether a rule names them or not.
+	Endpoints []*endpoint.Endpoint
+	// Kernel says what the kernel lacks; nil if it has all that is needed.
+	Kernel error
+}
+
+// NeedsTraps returns the reason why somebody has to decide about each connect(2), send and listen(2)
+// of a container. It returns nil if the kernel programs can do so alone. In that case:
+//
+//   - all TCP and UDP sockets of the container are born on the host, and its loopback is there
+//     too, so that no socket is ever moved;
+//   - the address from which a socket leaves does not depend on its destination. A socket that is
+//     bound before it connects has this address from the beginning (see Source).
+//
+// It looks at nothing but its arguments.
+func NeedsTraps(t *policy.Table, f Facts) error {
+	switch {
+	case !f.OwnIsLoopback:
+		return errors.New("the container's network namespace may have more than a loopback")
+	case !f.SeesAll:
+		return errors.New("in mode preload some programs have their sockets in the container's network namespace")
+	case len(t.Endpoints()) == 0:
+		return errors.New("no rule names an endpoint")
+	case f.Kernel != nil:
+		return f.Kernel
+	}
+	for _, ep := range f.Endpoints {
+		if ep.Nameable {
+			return fmt.Errorf("programs may name endpoint %s (AF_GRAFT)", ep.Name)
+		}
+	}
+	for _, r := range t.IngressRules() {
+		if r.Endpoint.Netns != "" {
+			return fmt.Errorf("the rule -i %s leads to network namespace %s", r, r.Endpoint.Netns)
+		}
+	}
+	return sourcesNeedTraps(t)
+}
+
+// sourcesNeedTraps looks at the egress rules.
+func sourcesNeedTraps(t *policy.Table) error {
+	first := map[endpoint.Type]policy.Egress{}
+	for _, r := range egressRules(t) {
+		ep := r.Endpoint
+		switch {
+		case ep.Type == endpoint.Unix:
+			return fmt.Errorf("the rule -e %s leads to a unix socket", r)
+		case ep.Netns != "":
+			return fmt.Errorf("the rule -e %s leads to network namespace %s", r, ep.Netns)
+		case staysOnLoopback(r):
+			continue
+		}
+		other, known := first[ep.Type]
+		if known && other.Endpoint.Addr != ep.Addr {
+			return fmt.Errorf("the rules -e %s and -e %s leave from different addresses, %s and %s",
+				other, r, other.Endpoint.Addr, ep.Addr)
+		}
+		first[ep.Type] = r
+	}
+	return nil
+}
+
+// Source returns the one address of a family from which a container leaves that needs no traps. It
+// is unspecified where the host chooses the address, and invalid where no egress rule is of the
+// family.
+func Source(t *policy.Table, ip6 bool) netip.Addr {
+	for _, r := range egressRules(t) {
+		if r.Endpoint.Type != endpoint.Unix && r.Endpoint.Addr.Is6() == ip6 && !staysOnLoopback(r) {
+			return r.Endpoint.Addr
+		}
+	}
+	return netip.Addr{}
+}
+
+// staysOnLoopback tells whether a rule leads from a loopback address to loopback addresses. The
+// kernel gives such an address to whoever goes there, and to nobody else.
+func staysOnLoopback(r policy.Egress) bool {
+	return r.Endpoint.Addr.IsLoopback() && r.Prefix.Addr().IsLoopback()
+}
+
+// egressRules returns, for each endpoint that an egress rule names, a rule of the widest prefix.
+// Rules that stay on the loopback count apart.
+func egressRules(t *policy.Table) []policy.Egress {
+	numbered := t.Numbered()
+	var list []policy.Egress
+	for _, route := range slices.Backward(t.Routes()) {
+		for _, to := range route.Ranges {
+			r := policy.Egress{Prefix: route.Prefix, Ports: to.Ports, Endpoint: numbered[to.Endpoint]}
+			if !slices.ContainsFunc(list, func(l policy.Egress) bool {
+				return l.Endpoint == r.Endpoint && staysOnLoopback(l) == staysOnLoopback(r)
+			}) {
+				list = append(list, r)
+			}
+		}
+	}
+	return list
+}
