@@ -43,6 +43,7 @@ func (a *Account) freeze(now time.Duration) error {
 		return err
 	}
 	if !h.freezer.Private() {
+		a.c.drain() // what others wrote before is not about this hold
 		if frozen, err := h.freezer.Frozen(); err != nil || frozen {
 			return a.loseFreezer(now, err)
 		}

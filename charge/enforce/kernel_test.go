@@ -97,7 +97,10 @@ func TestFreezerOfARealGroup(t *testing.T) {
 				t.Fatal(err)
 			}
 			p.start(t, nil, busy)
-			eventually(t, "the container runs", func() bool { used, err := p.group.Usage(); return err == nil && used > 0 })
+			eventually(t, "the container runs, in all of its groups", func() bool {
+				used, err := p.group.Usage()
+				return err == nil && used > 0 && len(pidsOf(p.freezer)) > 0
+			})
 			a.Charge("test", 20*time.Second)
 			s.run(2 * restEvery)
 			if st := a.Status(); !p.frozen(t) || st.HeldNow == 0 {
