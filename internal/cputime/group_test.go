@@ -34,7 +34,7 @@ func TestGroup(t *testing.T) {
 			}
 		}
 		got, err := Group(dir).Elapsed()
-		if wrong := !errors.Is(err, c.err) && (c.err != errAny || err == nil); got != c.want || wrong {
+		if wrong := !errors.Is(err, c.err) && (!errors.Is(c.err, errAny) || err == nil); got != c.want || wrong {
 			t.Errorf("%s: %v, %v; want %v, %v", c.name, got, err, c.want, c.err)
 		}
 	}

@@ -54,27 +54,45 @@ var socketTables = map[string]struct {
 	"udp6": {[]string{"udp6"}, "07"},
 }
 
+// timeWait is TCP_TIME_WAIT of include/net/tcp_states.h.
+const timeWait = "06"
+
 // WaitListen waits until a socket of the namespace listens on a port, or for
 // udp is bound to it. Network is tcp, tcp4, tcp6, udp, udp4 or udp6; without a
 // digit either family does. Nothing is sent: servers that count connections
 // see none of it.
 func (n *Namespace) WaitListen(ctx context.Context, network string, port uint16) error {
+	listens := socketTables[network].state
+	return n.waitSockets(ctx, network, port, true, func(state string) bool { return state == listens })
+}
+
+// WaitFree waits until no socket of the namespace has a port, connections in TIME_WAIT apart:
+// the packets that end a connection may arrive after both programs have closed it. Network is as
+// for WaitListen.
+func (n *Namespace) WaitFree(ctx context.Context, network string, port uint16) error {
+	return n.waitSockets(ctx, network, port, false, func(state string) bool { return state != timeWait })
+}
+
+// waitSockets waits until there is a socket with a local port and such a state, or none.
+func (n *Namespace) waitSockets(ctx context.Context, network string, port uint16, wanted bool, is func(state string) bool) error {
 	table, ok := socketTables[network]
 	if !ok {
-		return fmt.Errorf("wait for listener: unknown network %q", network)
+		return fmt.Errorf("wait for sockets: unknown network %q", network)
 	}
 	return n.Do(func() error {
 		tick := time.NewTicker(pollInterval)
 		defer tick.Stop()
 		for {
+			found := false
 			for _, file := range table.files {
-				found, err := hasSocket("/proc/thread-self/net/"+file, table.state, port)
+				has, err := hasSocket("/proc/thread-self/net/"+file, port, is)
 				if err != nil {
 					return err
 				}
-				if found {
-					return nil
-				}
+				found = found || has
+			}
+			if found == wanted {
+				return nil
 			}
 			select {
 			case <-tick.C:
@@ -87,7 +105,7 @@ func (n *Namespace) WaitListen(ctx context.Context, network string, port uint16)
 
 // hasSocket looks for a socket with a local port and state. The columns are
 // "sl local_address rem_address st …", numbers in hexadecimal.
-func hasSocket(path, state string, port uint16) (bool, error) {
+func hasSocket(path string, port uint16, is func(state string) bool) (bool, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return false, fmt.Errorf("list sockets: %w", err)
@@ -96,7 +114,7 @@ func hasSocket(path, state string, port uint16) (bool, error) {
 	lines := bufio.NewScanner(f)
 	for lines.Scan() {
 		fields := strings.Fields(lines.Text())
-		if len(fields) < 4 || fields[3] != state {
+		if len(fields) < 4 || !is(fields[3]) {
 			continue
 		}
 		_, hex, _ := strings.Cut(fields[1], ":")

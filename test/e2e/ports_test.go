@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"os"
@@ -66,6 +67,16 @@ func (c sharedCase) bind(o *obedient, name, want string) {
 func (c sharedCase) close(o *obedient, name string) {
 	o.t.Helper()
 	o.want("ok 0", "close %s-%d", name, c.port)
+}
+
+// waitFree waits until the connections of those who have closed the port have ended.
+func (c sharedCase) waitFree(t *testing.T, ns *testkit.Namespace) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
+	defer cancel()
+	if err := ns.WaitFree(ctx, c.network, uint16(c.port)); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // answers asks at the port again and again, as the kernel divides connections, and
@@ -168,6 +179,7 @@ func (c sharedCase) passesOn(t *testing.T, w *world, one, two *obedient) {
 	}
 	c.answers(t, w.srv, "one")
 	c.close(one, "a")
+	c.waitFree(t, w.h)
 	c.bind(two, "a", "ok")
 	c.answers(t, w.srv, "two")
 	c.bind(one, "a", "EADDRINUSE")
@@ -199,6 +211,7 @@ func TestPortsAreNotSharedAfterRestart(t *testing.T) {
 				c.bind(two, "a", "EADDRINUSE")
 				c.answers(t, w.srv, "one")
 				c.close(one, "a")
+				c.waitFree(t, w.h)
 				c.bind(two, "a", "ok")
 				c.answers(t, w.srv, "two")
 			}
@@ -224,6 +237,7 @@ func TestPortsAreNotSharedWithoutAgent(t *testing.T) {
 				c.bind(two, "a", "EADDRINUSE")
 				c.answers(t, w.srv, one.name)
 				c.close(one, "a")
+				c.waitFree(t, w.h)
 				c.bind(two, "a", "ok")
 				c.answers(t, w.srv, two.name)
 			}

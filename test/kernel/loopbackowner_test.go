@@ -109,8 +109,12 @@ func TestIngressProgramFindsSender(t *testing.T) {
 						name, bind string
 						of         *cgroup
 					}{
-						{"unbound", "", own}, {"bound to the wildcard", any + ":1080", own}, {"bound to the loopback", here + ":1081", own},
-						{"another's", "", other}, {"another's, bound to the loopback", here + ":1082", other}, {"another's, of a host address", host + ":0", other},
+						{"unbound", "", own},
+						{"bound to the wildcard", any + ":1080", own},
+						{"bound to the loopback", here + ":1081", own},
+						{"another's", "", other},
+						{"another's, bound to the loopback", here + ":1082", other},
+						{"another's, of a host address", host + ":0", other},
 					} {
 						fd := c.of.socket(t, l.domain, k.typ, 0)
 						if c.bind != "" {
