@@ -9,10 +9,11 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/tsugiki/tsugiki/afgraft"
-
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/afgraft"
+	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
 // The profiles of testdata are what the engines of Debian 12 wrote into the
@@ -247,7 +248,7 @@ func TestComposeKeepsProfile(t *testing.T) {
 				t.Fatal(err)
 			}
 			for name, number := range numbers() {
-				for _, args := range calls(r, 1000) {
+				for _, args := range calls(r, testkit.Times(100, 1000)) {
 					alone, err := interpret(profile, name, args, false)
 					if err != nil {
 						t.Fatal(err)

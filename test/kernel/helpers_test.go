@@ -43,6 +43,11 @@ func addAddress(t *testing.T, prefix string) {
 	try(t, "parse address", err)
 	addr.Flags = unix.IFA_F_NODAD // usable at once
 	try(t, "add address", netlink.AddrAdd(lo, addr))
+	// The kernel adds the route of an IPv6 address later, by a worker (addrconf_dad_work).
+	testkit.Eventually(t, func() error {
+		_, err := netlink.RouteGet(addr.IP)
+		return err
+	})
 }
 
 // subtest runs fn in the caller's network namespace, which t.Run, using a
