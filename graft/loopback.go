@@ -187,23 +187,16 @@ func claimIn(place Place, p Port) (port uint16, err error) {
 
 // claim binds a socket to the port, or for 0 to one of the kernel's choice, for a moment.
 func (p Port) claim() (uint16, error) {
-	typ := unix.SOCK_DGRAM
-	if p.Protocol == unix.IPPROTO_TCP {
-		typ = unix.SOCK_STREAM
-	}
-	at := p.At
-	file, err := unix.Socket(unix.AF_INET6, typ|unix.SOCK_CLOEXEC, 0)
+	file, err := p.socket()
 	if errors.Is(err, unix.EAFNOSUPPORT) { // the host has no IPv6
-		at = netip.AddrPortFrom(netip.IPv4Unspecified(), at.Port())
-		file, err = unix.Socket(unix.AF_INET, typ|unix.SOCK_CLOEXEC, 0)
-	} else if err == nil {
-		err = unix.SetsockoptInt(file, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 0)
+		p.At = netip.AddrPortFrom(netip.IPv4Unspecified(), p.At.Port())
+		file, err = p.socket()
 	}
 	if err != nil {
 		return 0, err
 	}
 	defer unix.Close(file)
-	if err := unix.Bind(file, sockaddrOf(at)); err != nil {
+	if err := unix.Bind(file, sockaddrOf(p.At)); err != nil {
 		return 0, err
 	}
 	name, err := localName(file)

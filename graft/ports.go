@@ -120,33 +120,42 @@ const nobodysUser = 1<<32 - 2
 func (p Port) probe() (int, error) {
 	_, _ = unix.SetfsuidRetUid(nobodysUser)
 	user, _ := unix.SetfsuidRetUid(-1) // changes nothing
+	file, err := p.socket()
+	if err != nil {
+		return -1, err
+	}
+	if p.Protocol == unix.IPPROTO_TCP {
+		err = unix.SetsockoptInt(file, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+		// TIME_WAIT of a server that sets nothing else.
+		if err == nil && user == nobodysUser {
+			err = unix.SetsockoptInt(file, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1)
+		}
+	}
+	if err != nil {
+		unix.Close(file)
+		return -1, err
+	}
+	return file, nil
+}
+
+// socket makes a socket that can be bound to a port.
+func (p Port) socket() (int, error) {
 	family, typ := unix.AF_INET6, unix.SOCK_DGRAM
 	if p.At.Addr().Is4() {
 		family = unix.AF_INET
 	}
-	pass := p.Protocol == unix.IPPROTO_TCP
-	if pass {
+	if p.Protocol == unix.IPPROTO_TCP {
 		typ = unix.SOCK_STREAM
 	}
 	file, err := unix.Socket(family, typ|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return -1, err
+	if err != nil || family == unix.AF_INET {
+		return file, err
 	}
-	if family == unix.AF_INET6 {
-		only := 1
-		if p.Dual {
-			only = 0
-		}
-		err = unix.SetsockoptInt(file, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, only)
+	only := 1
+	if p.Dual {
+		only = 0
 	}
-	if pass && err == nil {
-		err = unix.SetsockoptInt(file, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
-	}
-	// TIME_WAIT of a server that sets nothing else.
-	if pass && err == nil && user == nobodysUser {
-		err = unix.SetsockoptInt(file, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1)
-	}
-	if err != nil {
+	if err := unix.SetsockoptInt(file, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, only); err != nil {
 		unix.Close(file)
 		return -1, err
 	}

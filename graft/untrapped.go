@@ -30,8 +30,8 @@ type Facts struct {
 // NeedsTraps returns the reason why somebody has to decide about each connect(2), send and listen(2)
 // of a container. It returns nil if the kernel programs can do so alone. In that case:
 //
-//   - all TCP and UDP sockets of the container are born on the host, and its loopback is there
-//     too, so that no socket is ever moved;
+//   - all TCP and UDP sockets of the container are created on the host, and its loopback is
+//     there too, so that no socket is ever moved;
 //   - the address from which a socket leaves does not depend on its destination. A socket that is
 //     bound before it connects has this address from the beginning (see Source).
 //
