@@ -187,7 +187,7 @@ func helpers() []Feature {
 // HostLoopback returns why a container's loopback cannot be on the host; nil if it can. It tries
 // the kernel once.
 var HostLoopback = sync.OnceValue(func() error {
-	for _, fn := range []asm.BuiltinFunc{asm.FnSkcLookupTcp, asm.FnSkCgroupId} {
+	for _, fn := range []asm.BuiltinFunc{asm.FnSkLookupTcp, asm.FnSkLookupUdp, asm.FnSkCgroupId, asm.FnSkbCgroupId} {
 		if err := bpf.HaveProgramHelper(ebpf.CGroupSKB, fn); err != nil {
 			return fmt.Errorf("BPF helper %s of cgroup_skb: %w", fn, err)
 		}
