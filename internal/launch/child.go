@@ -2,7 +2,6 @@ package launch
 
 import (
 	"bufio"
-	"encoding/gob"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -54,7 +53,7 @@ func Child() {
 // become executes the program in this process. It returns only with an error.
 func become(control, orders, ns *os.File) error {
 	var o order
-	if err := gob.NewDecoder(orders).Decode(&o); err != nil {
+	if err := json.NewDecoder(orders).Decode(&o); err != nil {
 		return fmt.Errorf("read order: %w", err)
 	}
 	if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
@@ -82,28 +81,33 @@ func become(control, orders, ns *os.File) error {
 	if err != nil {
 		return err
 	}
-	err = syscall.Exec(o.Path, o.Args, env)
+	var args []string
+	for _, arg := range o.Args {
+		args = append(args, string(arg))
+	}
+	err = syscall.Exec(string(o.Path), args, env)
 	var errno syscall.Errno
 	if !errors.As(err, &errno) {
 		return err
 	}
-	return &ExecError{o.Path, errno}
+	return &ExecError{string(o.Path), errno}
 }
 
 // environment returns the environment of the program, with the library in LD_PRELOAD. Without
 // NeedsPreload it leaves out a library that the program's user cannot read: the dynamic loader
 // would print an error for each program.
 func environment(o order) ([]string, error) {
-	if o.Preload == "" {
+	if len(o.Preload) == 0 {
 		return os.Environ(), nil
 	}
-	if err := preloadable(o.Preload); err != nil {
+	preload := string(o.Preload)
+	if err := preloadable(preload); err != nil {
 		if o.NeedsPreload {
 			return nil, err
 		}
 		return os.Environ(), nil
 	}
-	return shim.Preload(os.Environ(), o.Preload), nil
+	return shim.Preload(os.Environ(), preload), nil
 }
 
 func preloadable(path string) error {

@@ -30,7 +30,7 @@ func TestEnvironment(t *testing.T) {
 		if tt.before == "" {
 			os.Unsetenv("LD_PRELOAD")
 		}
-		env, err := environment(order{Preload: tt.preload})
+		env, err := environment(order{Preload: []byte(tt.preload)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -44,7 +44,7 @@ func TestEnvironment(t *testing.T) {
 			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)
 		}
 		bad := tt.preload != "" && tt.preload != library
-		if _, err := environment(order{Preload: tt.preload, NeedsPreload: true}); (err != nil) != bad {
+		if _, err := environment(order{Preload: []byte(tt.preload), NeedsPreload: true}); (err != nil) != bad {
 			t.Errorf("%s, if it is needed: %v", tt.name, err)
 		}
 	}

@@ -18,7 +18,6 @@ package launch
 import (
 	"bufio"
 	"cmp"
-	"encoding/gob"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -65,14 +64,17 @@ type User struct {
 }
 
 // order is the message from the parent to the child, in a file in memory.
+//
+// Strings that a program's user chooses are bytes here: JSON would change those that are not UTF-8.
+// (encoding/gob keeps them, and takes a millisecond of each start for its tables.)
 type order struct {
-	Path   string
-	Args   []string
+	Path   []byte
+	Args   [][]byte
 	Filter []unix.SockFilter
 	Caps   Capabilities
 	User   *User
 
-	Preload      string
+	Preload      []byte
 	NeedsPreload bool
 }
 
@@ -146,7 +148,11 @@ func start(spec Spec) (control *os.File, pid int, err error) {
 	}
 	control, theirs := os.NewFile(uintptr(pair[0]), "launch"), os.NewFile(uintptr(pair[1]), "launch")
 	defer theirs.Close()
-	orders, err := writeOrder(order{spec.Path, spec.Args, spec.Filter, spec.Caps, spec.User, spec.Preload, spec.NeedsPreload})
+	o := order{[]byte(spec.Path), nil, spec.Filter, spec.Caps, spec.User, []byte(spec.Preload), spec.NeedsPreload}
+	for _, arg := range spec.Args {
+		o.Args = append(o.Args, []byte(arg))
+	}
+	orders, err := writeOrder(o)
 	if err != nil {
 		control.Close()
 		return nil, 0, err
@@ -190,7 +196,7 @@ func writeOrder(o order) (*os.File, error) {
 		return nil, err
 	}
 	f := os.NewFile(uintptr(fd), "order")
-	if err = gob.NewEncoder(f).Encode(o); err == nil {
+	if err = json.NewEncoder(f).Encode(o); err == nil {
 		_, err = f.Seek(0, io.SeekStart)
 	}
 	if err != nil {

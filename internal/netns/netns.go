@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 
@@ -33,6 +34,10 @@ type NS struct {
 
 // Current opens the network namespace of the calling thread.
 func Current() (*NS, error) {
+	// Between the steps of open the goroutine could change to another thread. The one that it has
+	// left could end, or enter another namespace.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	return open("/proc/thread-self/ns/net")
 }
 

@@ -6,6 +6,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -95,4 +97,44 @@ func leadsTo(path string, want *NS) error {
 		err = fmt.Errorf("%s leads to another namespace", path)
 	}
 	return errors.Join(err, ns.Close())
+}
+
+// Current is about the caller's namespace also while threads of other goroutines enter other
+// namespaces and end.
+func TestCurrent(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("skip: needs root")
+	}
+	here, err := Current()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer here.Close()
+	other, err := New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	var threads sync.WaitGroup
+	var enough atomic.Bool
+	for range 4 {
+		threads.Go(func() {
+			for !enough.Load() {
+				_ = other.Do(func() error { return nil })
+			}
+		})
+	}
+	for range 2000 {
+		ns, err := Current()
+		if err != nil {
+			t.Error(err)
+			break
+		}
+		if ns.Cookie() != here.Cookie() {
+			t.Error("Current opened another namespace")
+		}
+		ns.Close()
+	}
+	enough.Store(true)
+	threads.Wait()
 }

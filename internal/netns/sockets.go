@@ -47,8 +47,8 @@ func (ns *NS) Sockets() (list []Socket, err error) {
 	return list, nil
 }
 
-// SocketsAt returns the sockets of a protocol that have a port in the calling thread's namespace,
-// connections included. Of a connection in TIME_WAIT the cgroup is 0.
+// SocketsAt returns the sockets of a protocol that have a port, or for 0 any port, in the calling
+// thread's namespace, connections included. Of a connection in TIME_WAIT the cgroup is 0.
 func SocketsAt(protocol int, port uint16) (list []Socket, err error) {
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
 		found, err := dumpSockets(family, uint8(protocol), allStates)
@@ -56,7 +56,7 @@ func SocketsAt(protocol int, port uint16) (list []Socket, err error) {
 			return nil, fmt.Errorf("find sockets by sock_diag: %w", err)
 		}
 		for _, s := range found {
-			if s.At.Port() == port {
+			if port == 0 || s.At.Port() == port {
 				list = append(list, s)
 			}
 		}

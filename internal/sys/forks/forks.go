@@ -1,23 +1,29 @@
-// Package forks knows which children of this process have not executed their program yet.
+// Package forks knows which children of this process may still have copies of its descriptors.
 //
-// Such a child has a copy of each descriptor that was open when it was forked. The copies that are
-// to be closed at exec keep sockets, and the ports of these, until then: for milliseconds where the
-// child waits for a CPU. The package starts no process. It needs no privilege, and no newer kernel
-// than Go does.
+// A child has a copy of each descriptor that was open when it was forked. The copies that are to be
+// closed at exec keep sockets, and the ports of these, until then: for milliseconds where the child
+// waits for a CPU. exec.Cmd.Start does not wait for all of that: the kernel closes the copies after
+// it has told the parent of the exec, in no certain order, and ends files only on the child's way to
+// its program's first instruction. So a child is known to have closed all copies when its program
+// has closed one that it got on purpose.
+//
+// The package needs no privilege, and no newer kernel than Go does.
 package forks
 
 import (
+	"os"
+	"os/exec"
 	"sync"
 	"time"
 )
 
 // patience is how long after its start a child is waited for. One that takes longer is kept from
 // running, as in a cgroup that somebody has frozen.
-const patience = time.Second
+var patience = time.Second
 
 type child struct {
-	began    time.Time
-	executed chan struct{} // closed also if it could not
+	began  time.Time
+	closed chan struct{} // closed when the child has closed all copies, has ended, or did not start
 }
 
 var (
@@ -25,34 +31,62 @@ var (
 	children = map[*child]struct{}{}
 )
 
-// Start calls start, which starts a process and returns when that has executed its program, as
-// exec.Cmd.Start does. It returns the error of start.
-func Start(start func() error) error {
-	c := &child{time.Now(), make(chan struct{})}
-	mu.Lock()
-	children[c] = struct{}{}
-	mu.Unlock()
-	defer func() {
-		mu.Lock()
-		delete(children, c)
-		mu.Unlock()
-		close(c.executed)
+// Start starts a program as cmd.Start does, whose errors it returns. The program gets one file more
+// than cmd.ExtraFiles says, behind those. It has to close that file, for Await waits until then.
+func Start(cmd *exec.Cmd) error {
+	read, write, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	cmd.ExtraFiles = append(cmd.ExtraFiles, write)
+	c := begin()
+	err = cmd.Start()
+	write.Close()
+	if err != nil {
+		c.end()
+		read.Close()
+		return err
+	}
+	go func() {
+		defer c.end()
+		defer read.Close()
+		_, _ = read.Read(make([]byte, 1)) // nothing but the end of file
 	}()
-	return start()
+	return nil
 }
 
-// Await waits until the children that were being started have executed their programs. What this
-// process had closed before is closed then, but for a child that was started a second ago.
+func begin() *child {
+	c := &child{time.Now(), make(chan struct{})}
+	mu.Lock()
+	defer mu.Unlock()
+	children[c] = struct{}{}
+	return c
+}
+
+func (c *child) end() {
+	mu.Lock()
+	defer mu.Unlock()
+	delete(children, c)
+	close(c.closed)
+}
+
+// Await waits until the children that were being started have closed their copies of this process's
+// descriptors. What this process had closed before is closed then, but for a child that was started
+// a second ago.
 func Await() {
 	for _, c := range started() {
 		late := time.NewTimer(time.Until(c.began.Add(patience)))
 		select {
-		case <-c.executed:
+		case <-c.closed:
 		case <-late.C:
 		}
 		late.Stop()
 	}
 }
+
+// Starting is the number of children that have not closed their copies yet. Each has a descriptor of
+// this process.
+func Starting() int { return len(started()) }
 
 func started() (list []*child) {
 	mu.Lock()

@@ -54,6 +54,22 @@ func (s *Stat) Exiting() bool { return s.Flags&exiting != 0 }
 // CPU is the CPU time of the process and of its children that it has waited for.
 func (s *Stat) CPU() time.Duration { return s.User + s.System + s.ChildUser + s.ChildSystem }
 
+// All returns the ids of the processes that /proc shows. One may have ended by then.
+func All() (pids []int, err error) {
+	dir, err := os.Open("/proc")
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	names, err := dir.Readdirnames(-1)
+	for _, name := range names {
+		if pid, err := strconv.Atoi(name); err == nil {
+			pids = append(pids, pid)
+		}
+	}
+	return pids, err
+}
+
 // ReadStat reads the stat of a process.
 func ReadStat(pid int) (Stat, error) {
 	text, err := os.ReadFile(path(pid, "stat"))

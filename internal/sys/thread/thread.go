@@ -11,21 +11,30 @@ import (
 )
 
 // Do runs fn on a thread of its own, which ends when fn returns, and returns what fn returns.
-// Goroutines that fn starts run on other threads.
+// Goroutines that fn starts run on other threads. If fn calls runtime.Goexit, as a test's Fatal
+// does, the caller's goroutine ends too.
 //
 // The thread is never the process's main thread: that one does not end, and its state is what
 // /proc/PID shows of the process.
 func Do(fn func() error) error {
-	done := make(chan error, 1)
+	var err error
+	returned, done := false, make(chan struct{})
 	go func() {
+		defer close(done)
 		runtime.LockOSThread() // never unlocked: the thread dies with the goroutine
 		if unix.Gettid() != unix.Getpid() {
-			done <- fn()
+			err = fn()
+			returned = true
 			return
 		}
 		// Keep the main thread busy while another thread does the work.
-		done <- Do(fn)
+		err = Do(fn)
+		returned = true
 		runtime.UnlockOSThread()
 	}()
-	return <-done
+	<-done
+	if !returned {
+		runtime.Goexit()
+	}
+	return err
 }

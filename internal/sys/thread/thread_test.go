@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"sync"
 	"testing"
 	"unsafe"
@@ -68,4 +69,18 @@ func TestDo(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// A function that ends its goroutine ends the caller's: a test that fails in one does not hang.
+func TestDoOfGoexit(t *testing.T) {
+	ended := make(chan bool, 1)
+	go func() {
+		defer func() { ended <- true }()
+		err := thread.Do(func() error {
+			runtime.Goexit()
+			return nil
+		})
+		t.Errorf("the caller goes on, %v", err)
+	}()
+	<-ended
 }

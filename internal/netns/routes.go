@@ -1,0 +1,128 @@
+package netns
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// SourcesFor returns the addresses from which the namespace sends to destinations of a prefix if
+// nobody says otherwise: what the kernel answers for the widest routes that lead there. There are
+// none where no route does. Routes within these routes, for example to the host's own bridges, may
+// have other sources.
+func (ns *NS) SourcesFor(prefix netip.Prefix) (list []netip.Addr, err error) {
+	err = ns.Do(func() error {
+		to, err := widestRoutes(prefix)
+		if err != nil {
+			return err
+		}
+		for _, r := range to {
+			source, err := sourceFor(narrower(r, prefix))
+			if err != nil {
+				return err
+			}
+			if source.IsValid() && !slices.Contains(list, source) {
+				list = append(list, source)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("find the source of packets to %s: %w", prefix, err)
+	}
+	return list, nil
+}
+
+// widestRoutes returns the destinations of the main table's routes that lead into a prefix, but for
+// those that lie in another of them.
+func widestRoutes(prefix netip.Prefix) (widest []netip.Prefix, err error) {
+	family := netlink.FAMILY_V4
+	if prefix.Addr().Is6() {
+		family = netlink.FAMILY_V6
+	}
+	routes, err := Dump(func() ([]netlink.Route, error) { return netlink.RouteList(nil, family) })
+	if err != nil {
+		return nil, err
+	}
+	var all []netip.Prefix
+	for _, r := range routes {
+		to := netip.PrefixFrom(unspecified(prefix), 0)
+		if r.Dst != nil {
+			addr, ok := netip.AddrFromSlice(r.Dst.IP)
+			if !ok {
+				return nil, fmt.Errorf("route to %s", r.Dst)
+			}
+			bits, _ := r.Dst.Mask.Size()
+			to = netip.PrefixFrom(addr.Unmap(), bits)
+		}
+		if r.Type == unix.RTN_UNICAST && to.Overlaps(prefix) && !to.Addr().IsLinkLocalUnicast() {
+			all = append(all, to)
+		}
+	}
+	slices.SortFunc(all, func(a, b netip.Prefix) int { return a.Bits() - b.Bits() })
+	for _, r := range all {
+		if !slices.ContainsFunc(widest, r.Overlaps) {
+			widest = append(widest, r)
+		}
+	}
+	return widest, nil
+}
+
+func unspecified(prefix netip.Prefix) netip.Addr {
+	if prefix.Addr().Is6() {
+		return netip.IPv6Unspecified()
+	}
+	return netip.IPv4Unspecified()
+}
+
+// narrower returns the one of two overlapping prefixes that is in the other.
+func narrower(a, b netip.Prefix) netip.Prefix {
+	if b.Bits() > a.Bits() {
+		return b.Masked()
+	}
+	return a.Masked()
+}
+
+// first returns an address of a prefix: of the default route one of those that are for documentation
+// (RFC 5737, RFC 3849), which nobody has a route for.
+func first(p netip.Prefix) netip.Addr {
+	switch {
+	case p.Bits() == 0 && p.Addr().Is6():
+		return netip.MustParseAddr("2001:db8:ffff:ffff::1")
+	case p.Bits() == 0:
+		return netip.MustParseAddr("192.0.2.1")
+	case p.IsSingleIP():
+		return p.Addr()
+	}
+	return p.Addr().Next()
+}
+
+// ownMax is how many addresses of the namespace's own are passed over.
+const ownMax = 16
+
+// sourceFor returns the source of packets to a prefix; none where they cannot go. To an address of
+// the namespace's own it would be that address: a neighbour's tells.
+func sourceFor(to netip.Prefix) (source netip.Addr, err error) {
+	addr := first(to)
+	for try := 0; try < ownMax && to.Contains(addr); try++ {
+		routes, err := netlink.RouteGet(addr.AsSlice())
+		for _, refusal := range []error{unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EINVAL /* blackhole */, unix.EACCES /* prohibit */} {
+			if errors.Is(err, refusal) {
+				return netip.Addr{}, nil
+			}
+		}
+		if err != nil || len(routes) == 0 {
+			return netip.Addr{}, err
+		}
+		source, _ = netip.AddrFromSlice(routes[0].Src)
+		if routes[0].Type != unix.RTN_LOCAL {
+			break
+		}
+		addr = addr.Next()
+	}
+	return source.Unmap(), nil
+}
