@@ -12,22 +12,49 @@ import (
 // Parser reads the rules of one container as ParseIngress and ParseEgress do. In
 // its rules a host address may stand where an endpoint's name does:
 //
-//	ADDR:PORT[-PORT]=HOST[:PORT[-PORT]]   without ports, those of the program
-//	PREFIX[:PORT[-PORT]]=HOST             from any port
+//	ADDR:PORT[-PORT][/tcp|/udp]=HOST[:PORT[-PORT]]   without ports, those of the program
+//	PREFIX[:PORT[-PORT]][/tcp|/udp]=HOST             from any port
+//
+// Without an address, an ingress rule is one for each family, to two endpoints, see
+// endpoint.ParseAll; or to the same unix one:
+//
+//	:PORT[-PORT][/tcp|/udp]=NAME     0.0.0.0:PORT=NAME.4 and [::]:PORT=NAME.6
 //
 // Such a rule gets an endpoint of its own, i-N or e-N for the N-th rule of its
 // kind; egress rules of the same address share the first one's. A name that
 // an endpoint has is that endpoint, also if it could be an address.
 type Parser struct {
 	Endpoints *endpoint.Set // what rules may name; those of addresses are added
+	// Translated lets an ingress rule for IPv4 lead to an IPv6 address, which takes its place.
+	Translated bool
 
 	ingress, egress int // rules so far
 	outlets         map[netip.Addr]*endpoint.Endpoint
 }
 
-// Ingress reads the next ingress rule.
-func (p *Parser) Ingress(s string) (Ingress, error) {
+// Ingress reads the next ingress rule, or two in one.
+func (p *Parser) Ingress(s string) ([]Ingress, error) {
 	p.ingress++
+	texts := []string{s}
+	if ports, name, found := strings.Cut(s, "="); found && strings.HasPrefix(s, ":") && !strings.HasPrefix(s, "::") {
+		names := []string{name + endpoint.Suffix4, name + endpoint.Suffix6}
+		if ep, err := p.Endpoints.Get(name); err == nil && ep.Type == endpoint.Unix {
+			names = []string{name, name}
+		}
+		texts = []string{"0.0.0.0" + ports + "=" + names[0], "[::]" + ports + "=" + names[1]}
+	}
+	var list []Ingress
+	for _, text := range texts {
+		r, err := p.ingressRule(text)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, r)
+	}
+	return list, nil
+}
+
+func (p *Parser) ingressRule(s string) (Ingress, error) {
 	what, host, is := p.cutHost(s)
 	if !is {
 		return ParseIngress(s, p.Endpoints)
@@ -44,7 +71,11 @@ func (p *Parser) ingressTo(what, host string) (Ingress, error) {
 	if err != nil {
 		return r, err
 	}
-	addr, text, err := parseHost(host, r.Addr)
+	family := r.Addr
+	if to, _, perr := splitPorts(host); p.Translated && perr == nil && strings.Contains(to, ":") {
+		family = netip.IPv6Unspecified()
+	}
+	addr, text, err := parseHost(host, family)
 	if err != nil {
 		return r, err
 	}
@@ -65,8 +96,13 @@ func (p *Parser) ingressTo(what, host string) (Ingress, error) {
 }
 
 // Egress reads the next egress rule.
-func (p *Parser) Egress(s string) (Egress, error) {
+func (p *Parser) Egress(s string) ([]Egress, error) {
 	p.egress++
+	r, err := p.egressRule(s)
+	return []Egress{r}, err
+}
+
+func (p *Parser) egressRule(s string) (Egress, error) {
 	what, host, is := p.cutHost(s)
 	if !is {
 		return ParseEgress(s, p.Endpoints)

@@ -69,6 +69,15 @@ func TestParserMakesEndpoints(t *testing.T) {
 			made:      []string{"e-2 type ipv4 addr 0.0.0.0 port dynamic", "i-2 type ipv4 addr 0.0.0.0 port 81", "out type ipv4 addr 0.0.0.0 port dynamic"},
 		},
 		{
+			name:      "both families",
+			endpoints: []string{"web type ip addr 198.51.100.1 addr6 2001:db8::1 port 8080 netns n", "db type unix path /x"},
+			ingress:   []string{":80/tcp=web", ":81=db"},
+			rules:     []string{"0.0.0.0:80/tcp=web.4", "[::]:80/tcp=web.6", "0.0.0.0:81=db", "[::]:81=db"},
+			made: []string{
+				"db type unix path /x", "web.4 type ipv4 addr 198.51.100.1 port 8080 netns n", "web.6 type ipv6 addr 2001:db8::1 port 8080 netns n",
+			},
+		},
+		{
 			name:      "a name that could be an address",
 			endpoints: []string{"198.51.100.1 type ipv4 addr 203.0.113.1 port dynamic"},
 			egress:    []string{"0.0.0.0/0=198.51.100.1"},
@@ -96,9 +105,11 @@ func TestParserMakesEndpoints(t *testing.T) {
 func parseAll(endpoints, ingress, egress []string) (rules, made []string, err error) {
 	var eps endpoint.Set
 	for _, s := range endpoints {
-		ep, err := endpoint.Parse(s)
-		if err == nil {
-			err = eps.Add(ep)
+		all, err := endpoint.ParseAll(s)
+		for _, ep := range all {
+			if err == nil {
+				err = eps.Add(ep)
+			}
 		}
 		if err != nil {
 			return nil, nil, err
@@ -106,18 +117,22 @@ func parseAll(endpoints, ingress, egress []string) (rules, made []string, err er
 	}
 	p := policy.Parser{Endpoints: &eps}
 	for _, s := range ingress {
-		r, err := p.Ingress(s)
+		list, err := p.Ingress(s)
 		if err != nil {
 			return nil, nil, err
 		}
-		rules = append(rules, r.String())
+		for _, r := range list {
+			rules = append(rules, r.String())
+		}
 	}
 	for _, s := range egress {
-		r, err := p.Egress(s)
+		list, err := p.Egress(s)
 		if err != nil {
 			return nil, nil, err
 		}
-		rules = append(rules, r.String())
+		for _, r := range list {
+			rules = append(rules, r.String())
+		}
 	}
 	return rules, lines(&eps), nil
 }
@@ -127,6 +142,7 @@ func TestParserSaysWhatIsWrong(t *testing.T) {
 		{"-i", "0.0.0.0:80", "=ENDPOINT"},
 		{"-i", "0.0.0.0:80=nope", "unknown endpoint"},
 		{"-i", "0.0.0.0:80=198.51.100.300", "unknown endpoint"},
+		{"-i", ":80=nope", `unknown endpoint "nope.4"`},
 		{"-i", "0.0.0.0:80=nope:80", `"nope" is neither an endpoint nor a host address`},
 		{"-i", "0.0.0.0:80=198.51.100.1:", "port after"},
 		{"-i", "0.0.0.0:80=198.51.100.1:0", "cannot be 0"},
@@ -192,4 +208,26 @@ func FuzzParser(f *testing.F) {
 			t.Errorf("%q, %q: read again (-first +then):\n%s", ingress, egress, diff)
 		}
 	})
+}
+
+// Where IPv4 is translated, an ingress rule for IPv4 may lead to an IPv6 address. Egress rules are for
+// what they name.
+func TestParserTranslated(t *testing.T) {
+	for in, want := range map[string]string{
+		"0.0.0.0:80=[2001:db8::1]:8080": "i-1 type ipv6 addr 2001:db8::1 port 8080",
+		"0.0.0.0:80=2001:db8::1":        "i-1 type ipv6 addr 2001:db8::1 port 80",
+		"0.0.0.0:80=198.51.100.1":       "i-1 type ipv4 addr 198.51.100.1 port 80",
+	} {
+		eps := &endpoint.Set{}
+		p := policy.Parser{Endpoints: eps, Translated: true}
+		if _, err := p.Ingress(in); err != nil {
+			t.Errorf("%s: %v", in, err)
+		} else if diff := cmp.Diff([]string{want}, lines(eps)); diff != "" {
+			t.Errorf("%s:\n%s", in, diff)
+		}
+	}
+	p := policy.Parser{Endpoints: &endpoint.Set{}, Translated: true}
+	if _, err := p.Egress("0.0.0.0/0=::"); !errors.Is(err, policy.ErrRule) {
+		t.Errorf("an egress rule for IPv4 leads to IPv6: %v", err)
+	}
 }

@@ -21,6 +21,7 @@ type Route struct {
 // Range is where some ports of a Route go.
 type Range struct {
 	Ports    endpoint.PortRange
+	Protocol Protocol
 	Endpoint int // its number, see Table.Numbered
 }
 
@@ -30,7 +31,7 @@ func (t *Table) Routes() []Route {
 	for p, outlets := range t.outlets {
 		r := Route{Prefix: p, Special: isSpecial(p)}
 		for _, o := range outlets {
-			r.Ranges = append(r.Ranges, Range{o.ports, slices.Index(t.endpoints, o.endpoint)})
+			r.Ranges = append(r.Ranges, Range{o.Ports, o.Protocol, slices.Index(t.endpoints, o.Endpoint)})
 		}
 		routes = append(routes, r)
 	}

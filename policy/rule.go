@@ -13,27 +13,36 @@ import (
 // go together.
 var ErrRule = errors.New("bad rule")
 
-// Ingress says what host address a program gets that binds Addr and one of
-// Ports, for TCP and UDP alike.
+// Ingress says what host address a program gets that binds Addr and one of Ports.
 type Ingress struct {
 	// Addr is what the program binds. The unspecified address stands for any
 	// address of its family but loopback ones.
 	Addr     netip.Addr
 	Ports    endpoint.PortRange
+	Protocol Protocol
 	Endpoint *endpoint.Endpoint
 }
 
-// Egress says through which endpoint a program reaches the addresses of Prefix
-// on Ports, for TCP and UDP alike.
+// HostPort returns the port of the host for a port that the program binds; 0 stands for whichever
+// is free.
+func (r Ingress) HostPort(port uint16) uint16 {
+	if r.Endpoint.Dynamic() || r.Endpoint.Port.Size() > 1 {
+		return port
+	}
+	return r.Endpoint.Port.First
+}
+
+// Egress says through which endpoint a program reaches the addresses of Prefix on Ports.
 type Egress struct {
 	Prefix   netip.Prefix // masked
 	Ports    endpoint.PortRange
+	Protocol Protocol
 	Endpoint *endpoint.Endpoint
 }
 
 var allPorts = endpoint.PortRange{First: 0, Last: 65535}
 
-// ParseIngress reads ADDR:PORT[-PORT]=ENDPOINT; an IPv6 address stands in
+// ParseIngress reads ADDR:PORT[-PORT][/tcp|/udp]=ENDPOINT; an IPv6 address stands in
 // brackets. The endpoint must be in eps and take the ports of the rule.
 func ParseIngress(s string, eps *endpoint.Set) (Ingress, error) {
 	r, err := parseIngress(s, eps)
@@ -59,12 +68,13 @@ func parseIngress(s string, eps *endpoint.Set) (Ingress, error) {
 // ingressOf reads what stands before the "=".
 func ingressOf(what string) (Ingress, error) {
 	var r Ingress
+	what, r.Protocol = CutProtocol(what)
 	addr, ports, err := splitPorts(what)
 	if err != nil {
 		return r, err
 	}
 	if ports == "" {
-		return r, errors.New("the port is missing; write ADDR:PORT[-PORT]=ENDPOINT, [ADDR]:PORT for IPv6")
+		return r, errors.New("the port is missing; write ADDR:PORT[-PORT][/tcp|/udp]=ENDPOINT, [ADDR]:PORT for IPv6")
 	}
 	if r.Addr, err = netip.ParseAddr(addr); err != nil || r.Addr.Zone() != "" || r.Addr.Is4In6() {
 		return r, fmt.Errorf("%q is no IP address", addr)
@@ -88,7 +98,7 @@ func (r Ingress) String() string {
 	if r.Addr.Is6() {
 		addr = "[" + addr + "]"
 	}
-	return fmt.Sprintf("%s:%s=%s", addr, r.Ports, r.Endpoint.Name)
+	return fmt.Sprintf("%s:%s%s=%s", addr, r.Ports, r.Protocol, r.Endpoint.Name)
 }
 
 func (r Ingress) fits() error {
@@ -109,7 +119,7 @@ func (r Ingress) fits() error {
 	return nil
 }
 
-// ParseEgress reads PREFIX[:PORT[-PORT]]=ENDPOINT; an IPv6 prefix with ports
+// ParseEgress reads PREFIX[:PORT[-PORT]][/tcp|/udp]=ENDPOINT; an IPv6 prefix with ports
 // stands in brackets, and an address without a length is the prefix of itself
 // alone. The unspecified address has to have a length, for without one it is a /0
 // that somebody misspelt. The endpoint must be in eps.
@@ -137,6 +147,7 @@ func parseEgress(s string, eps *endpoint.Set) (Egress, error) {
 // egressOf reads what stands before the "=".
 func egressOf(what string) (Egress, error) {
 	r := Egress{Ports: allPorts}
+	what, r.Protocol = CutProtocol(what)
 	prefix, ports, err := splitPorts(what)
 	if err != nil {
 		return r, err
@@ -163,11 +174,11 @@ func (r Egress) With(ep *endpoint.Endpoint) (Egress, error) {
 func (r Egress) String() string {
 	switch {
 	case r.Ports == allPorts:
-		return fmt.Sprintf("%s=%s", r.Prefix, r.Endpoint.Name)
+		return fmt.Sprintf("%s%s=%s", r.Prefix, r.Protocol, r.Endpoint.Name)
 	case r.Prefix.Addr().Is6():
-		return fmt.Sprintf("[%s]:%s=%s", r.Prefix, r.Ports, r.Endpoint.Name)
+		return fmt.Sprintf("[%s]:%s%s=%s", r.Prefix, r.Ports, r.Protocol, r.Endpoint.Name)
 	}
-	return fmt.Sprintf("%s:%s=%s", r.Prefix, r.Ports, r.Endpoint.Name)
+	return fmt.Sprintf("%s:%s%s=%s", r.Prefix, r.Ports, r.Protocol, r.Endpoint.Name)
 }
 
 func (r Egress) fits() error {

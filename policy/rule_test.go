@@ -27,6 +27,9 @@ func TestParseSaysWhatIsWrong(t *testing.T) {
 		{"-i", "[::]80=six", ":PORT is meant"},
 		{"-i", "[::ffff:1.2.3.4]:80=six", "no IP address"},
 		{"-i", "[fe80::1%eth0]:80=six", "no IP address"},
+		{"-i", "0.0.0.0:80/sctp=a", "neither a port"},
+		{"-i", "0.0.0.0/tcp=a", "port is missing"},
+		{"-e", "10.0.0.0/8:53/sctp=a", "neither a port"},
 		{"-i", "0.0.0.0:80-81=web", "2 ports do not fit"},
 		{"-i", "0.0.0.0:80-81=un", "2 ports do not fit"},
 		{"-i", "0.0.0.0:8090-8100=range", "not all in the range"},
@@ -62,6 +65,8 @@ func TestParseSaysWhatIsWrong(t *testing.T) {
 func TestParseForms(t *testing.T) {
 	tests := []struct{ in, prefix, ports string }{
 		{"10.0.0.0/8=a", "10.0.0.0/8", "0-65535"},
+		{"10.0.0.0/8/tcp=a", "10.0.0.0/8", "0-65535"},
+		{"[2001:db8::/32]:443/udp=six", "2001:db8::/32", "443"},
 		{"10.0.0.5=a", "10.0.0.5/32", "0-65535"},
 		{"0.0.0.0/32=a", "0.0.0.0/32", "0-65535"},
 		{"::/128=six", "::/128", "0-65535"},
@@ -84,6 +89,7 @@ func TestParseForms(t *testing.T) {
 func FuzzParseRules(f *testing.F) {
 	f.Add("[2001:db8::/32]:443=six")
 	f.Add("0.0.0.0:8000-8099=range")
+	f.Add("0.0.0.0:53/udp=a")
 	f.Fuzz(func(t *testing.T, s string) {
 		eps := policytest.Endpoints(t)
 		var in []policy.Ingress
@@ -116,7 +122,7 @@ func TestRulesWithOtherEndpoints(t *testing.T) {
 		}
 	}
 	fitting := map[string]string{ // rule, the endpoints that fit
-		"0.0.0.0:80=any": "any one un", "0.0.0.0:8000-8003=any": "any few", "[::]:80=six": "six un", "[::]:80-81=six": "six",
+		"0.0.0.0:80=any": "any one un", "0.0.0.0:80/udp=any": "any one un", "[::]:80-81/tcp=six": "six", "0.0.0.0:8000-8003=any": "any few", "[::]:80=six": "six un", "[::]:80-81=six": "six",
 		"10.0.0.0/8=any": "any one un", "10.0.0.0/8:1-9=any": "any one un", "[::/0]:80=six": "six un", "2001:db8::/32=six": "six un",
 	}
 	for s, want := range fitting {

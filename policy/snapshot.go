@@ -42,6 +42,9 @@ type imageRange struct {
 	endpoint uint32
 }
 
+// askEndpoint is RULES_ASK of policy/c/rules.h.
+const askEndpoint = 1<<32 - 1
+
 // Snapshot is the egress part of the table as C programs read it, see
 // policy/c. netnsOf gives the SO_NETNS_COOKIE of the namespace in which an
 // endpoint's sockets live.
@@ -54,7 +57,11 @@ func (t *Table) Snapshot(netnsOf func(*endpoint.Endpoint) uint64) []byte {
 		})
 		header.prefixes++
 		for _, o := range r.Ranges {
-			ranges = wire.Append(ranges, imageRange{first: o.Ports.First, last: o.Ports.Last, endpoint: uint32(o.Endpoint)})
+			to := uint32(o.Endpoint)
+			if o.Protocol != 0 {
+				to = askEndpoint
+			}
+			ranges = wire.Append(ranges, imageRange{first: o.Ports.First, last: o.Ports.Last, endpoint: to})
 			header.ranges++
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -41,6 +42,7 @@ func TestSnapshotAgreesWithTable(t *testing.T) {
 		{"0.0.0.0/0=any", "::/0=six"},
 		{"0.0.0.0/0=any", "127.0.0.1:53=a", "10.0.0.9:80=un"},
 		{"10.0.0.0/8=any", "10.1.0.0/16:80-90=a", "10.1.2.0/23:1-1000=b", "2001:db8::/33=six", "[2001:db8:2::/47]:443=six"},
+		{"0.0.0.0/0=any", "10.0.0.0/8/udp=a", "10.1.0.0/16:80/tcp=b"},
 	} {
 		tb, err := policytest.Table(t, nil, rules)
 		if err != nil {
@@ -50,6 +52,17 @@ func TestSnapshotAgreesWithTable(t *testing.T) {
 	}
 }
 
+// destinations are what the C side reads.
+func destinations(tos ...netip.AddrPort) *bytes.Buffer {
+	var in bytes.Buffer
+	for _, to := range tos {
+		addr := to.Addr().As16()
+		in.Write(addr[:])
+		in.Write(binary.BigEndian.AppendUint16(nil, to.Port()))
+	}
+	return &in
+}
+
 // checkLookup asks C and the table about the same addresses.
 func checkLookup(t *testing.T, lookup string, tb *policy.Table, random *rand.Rand) {
 	t.Helper()
@@ -57,15 +70,23 @@ func checkLookup(t *testing.T, lookup string, tb *policy.Table, random *rand.Ran
 	if err := os.WriteFile(image, tb.Snapshot(func(*endpoint.Endpoint) uint64 { return 1 }), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	tos := policytest.AddressesNear(tb, random)
-	var in bytes.Buffer
-	for _, to := range tos {
-		addr := to.Addr().As16()
-		in.Write(addr[:])
-		in.Write(binary.BigEndian.AppendUint16(nil, to.Port()))
+	var tos, asked []netip.AddrPort
+	for _, to := range policytest.AddressesNear(tb, random) {
+		if tb.EgressRule(0, to).Protocol != 0 {
+			asked = append(asked, to) // of who knows the protocol
+		} else {
+			tos = append(tos, to)
+		}
+	}
+	for _, to := range asked[:min(len(asked), 3)] {
+		cmd := exec.Command(lookup, image)
+		cmd.Stdin = destinations(to)
+		if out, err := cmd.Output(); err == nil {
+			t.Errorf("%s: C says %s, and knows no protocol", to, out)
+		}
 	}
 	cmd := exec.Command(lookup, image)
-	cmd.Stdin = &in
+	cmd.Stdin = destinations(tos...)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
 	if err != nil {
@@ -77,7 +98,7 @@ func checkLookup(t *testing.T, lookup string, tb *policy.Table, random *rand.Ran
 	}
 	for j, to := range tos {
 		want := -1
-		if ep := tb.Egress(to); ep != nil {
+		if ep := tb.Egress(0, to); ep != nil {
 			want = slices.Index(tb.Numbered(), ep)
 		}
 		if answers[j] != fmt.Sprint(want) {

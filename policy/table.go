@@ -8,6 +8,7 @@
 package policy
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -46,20 +47,15 @@ var (
 	all6 = netip.MustParsePrefix("::/0")
 )
 
-// outlet is where one range of ports of a prefix goes.
-type outlet struct {
-	ports    endpoint.PortRange
-	endpoint *endpoint.Endpoint
-}
-
 // Table holds the compiled rules of one container. It does not change, and may
 // be used by many goroutines at once.
 type Table struct {
 	ingress []Ingress
+	egress  []Egress // the longest prefix first, then the smallest range of ports, then one protocol
 	// outlets has, for every prefix that a rule names, for every special one
 	// and for both default routes, all that applies to an address of which
 	// this is the longest such prefix, in order of preference.
-	outlets  map[netip.Prefix][]outlet
+	outlets  map[netip.Prefix][]Egress
 	lengths4 []int // of the prefixes in outlets, longest first
 	lengths6 []int
 	// endpoints are those that some rule names, each at its number; nil: a number
@@ -90,7 +86,7 @@ func Restore(ingress []Ingress, egress []Egress, numbered []*endpoint.Endpoint) 
 func (t *Table) Numbered() []*endpoint.Endpoint { return slices.Clone(t.endpoints) }
 
 func compile(ingress []Ingress, egress []Egress, before []*endpoint.Endpoint) (*Table, error) {
-	t := &Table{ingress: slices.Clone(ingress), outlets: map[netip.Prefix][]outlet{}}
+	t := &Table{ingress: slices.Clone(ingress), outlets: map[netip.Prefix][]Egress{}}
 	if err := checkIngress(t.ingress); err != nil {
 		return nil, err
 	}
@@ -100,14 +96,12 @@ func compile(ingress []Ingress, egress []Egress, before []*endpoint.Endpoint) (*
 	})
 	egress = slices.Clone(egress)
 	slices.SortStableFunc(egress, func(a, b Egress) int {
-		if a.Prefix.Bits() != b.Prefix.Bits() {
-			return b.Prefix.Bits() - a.Prefix.Bits()
-		}
-		return a.Ports.Size() - b.Ports.Size()
+		return cmp.Or(b.Prefix.Bits()-a.Prefix.Bits(), a.Ports.Size()-b.Ports.Size(), boolCompare(a.Protocol == 0, b.Protocol == 0))
 	})
 	if err := checkEgress(egress); err != nil {
 		return nil, err
 	}
+	t.egress = egress
 	prefixes := append([]netip.Prefix{all4, all6}, special...)
 	for _, r := range egress {
 		prefixes = append(prefixes, r.Prefix)
@@ -182,19 +176,22 @@ func (t *Table) number(egress []Egress, before []*endpoint.Endpoint) {
 // outletsOf collects what applies to the addresses of p: the rules, most
 // specific first, of all prefixes that contain p, unless p is in a special
 // prefix that such a rule does not name.
-func outletsOf(p netip.Prefix, egress []Egress) []outlet {
-	var outlets []outlet
+func outletsOf(p netip.Prefix, egress []Egress) []Egress {
+	var outlets []Egress
 	for _, r := range egress {
 		if !contains(r.Prefix, p) || passesOver(r.Prefix, p) {
 			continue
 		}
-		outlets = append(outlets, outlet{r.Ports, r.Endpoint})
-		if r.Ports == allPorts {
+		outlets = append(outlets, r)
+		if r.isForAll() {
 			break // nothing after it can be reached
 		}
 	}
 	return outlets
 }
+
+// isForAll tells whether a rule is for each port of both protocols.
+func (r Egress) isForAll() bool { return r.Ports == allPorts && r.Protocol == 0 }
 
 func contains(wide, narrow netip.Prefix) bool {
 	return wide.Bits() <= narrow.Bits() && wide.Contains(narrow.Addr())
@@ -215,10 +212,14 @@ func isSpecial(p netip.Prefix) bool {
 }
 
 func checkEgress(egress []Egress) error {
-	for i, r := range egress[:max(len(egress)-1, 0)] {
-		if next := egress[i+1]; r.Prefix == next.Prefix && r.Ports == next.Ports {
-			return fmt.Errorf("%w -e: %s is given to endpoint %q and to %q", ErrRule, r.Prefix, r.Endpoint.Name, next.Endpoint.Name)
+	seen := map[Egress]*endpoint.Endpoint{}
+	for _, r := range egress {
+		what := r
+		what.Endpoint = nil
+		if other := seen[what]; other != nil {
+			return fmt.Errorf("%w -e: %s is given to endpoint %q and to %q", ErrRule, r.Prefix, other.Name, r.Endpoint.Name)
 		}
+		seen[what] = r.Endpoint
 	}
 	return nil
 }
@@ -226,7 +227,7 @@ func checkEgress(egress []Egress) error {
 func checkIngress(ingress []Ingress) error {
 	for i, a := range ingress {
 		for _, b := range ingress[i+1:] {
-			if a.Addr == b.Addr && a.Ports.First <= b.Ports.Last && b.Ports.First <= a.Ports.Last {
+			if a.Addr == b.Addr && a.Protocol.Meets(b.Protocol) && a.Ports.First <= b.Ports.Last && b.Ports.First <= a.Ports.Last {
 				return fmt.Errorf("%w -i: the ports %s and %s of %s overlap", ErrRule, a.Ports, b.Ports, a.Addr)
 			}
 		}
@@ -247,7 +248,12 @@ func boolCompare(a, b bool) int {
 // Egress returns the endpoint through which a destination is reached, or nil
 // where the container's own namespace is to be used. An IPv4-mapped address is
 // the IPv4 address.
-func (t *Table) Egress(to netip.AddrPort) *endpoint.Endpoint {
+func (t *Table) Egress(protocol Protocol, to netip.AddrPort) *endpoint.Endpoint {
+	return t.EgressRule(protocol, to).Endpoint
+}
+
+// EgressRule returns the rule that decides about a destination, or the zero value if none does.
+func (t *Table) EgressRule(protocol Protocol, to netip.AddrPort) Egress {
 	addr, lengths := to.Addr().Unmap().WithZone(""), t.lengths6
 	if addr.Is4() {
 		lengths = t.lengths4
@@ -259,46 +265,53 @@ func (t *Table) Egress(to netip.AddrPort) *endpoint.Endpoint {
 		}
 		if outlets, found := t.outlets[p]; found {
 			for _, o := range outlets {
-				if o.ports.Contains(to.Port()) {
-					return o.endpoint
+				if o.Ports.Contains(to.Port()) && o.Protocol.Meets(protocol) {
+					return o
 				}
 			}
-			return nil
+			return Egress{}
 		}
 	}
-	return nil
+	return Egress{}
 }
 
 // Ingress returns the endpoint, and the host's port, for a program that binds
 // an address and port; nil where it is the container's own namespace that is
 // bound. The port 0 stands for whichever is free.
-func (t *Table) Ingress(bind netip.AddrPort) (*endpoint.Endpoint, uint16) {
+func (t *Table) Ingress(protocol Protocol, bind netip.AddrPort) (*endpoint.Endpoint, uint16) {
+	r := t.IngressRule(protocol, bind)
+	if r.Endpoint == nil {
+		return nil, 0
+	}
+	return r.Endpoint, r.HostPort(bind.Port())
+}
+
+// IngressRule returns the rule that decides about what a program binds, or the zero value if none
+// does.
+func (t *Table) IngressRule(protocol Protocol, bind netip.AddrPort) Ingress {
 	addr := bind.Addr().WithZone("")
 	for _, r := range t.ingress {
-		if !r.Ports.Contains(bind.Port()) {
+		if !r.Ports.Contains(bind.Port()) || !r.Protocol.Meets(protocol) {
 			continue
 		}
 		any := r.Addr.IsUnspecified() && r.Addr.Is4() == addr.Is4() && !addr.IsLoopback()
 		if r.Addr != addr && !any {
 			continue
 		}
-		if e := r.Endpoint; !e.Dynamic() && e.Port.Size() == 1 {
-			return e, e.Port.First
-		}
-		return r.Endpoint, bind.Port()
+		return r
 	}
-	return nil, 0
+	return Ingress{}
 }
 
 // Default returns the endpoint that reaches the rest of the world, that is the
-// widest prefix on every port, or nil.
+// widest prefix on every port of both protocols, or nil.
 func (t *Table) Default(ip6 bool) *endpoint.Endpoint {
 	p := all4
 	if ip6 {
 		p = all6
 	}
-	if outlets := t.outlets[p]; len(outlets) > 0 && outlets[len(outlets)-1].ports == allPorts {
-		return outlets[len(outlets)-1].endpoint
+	if outlets := t.outlets[p]; len(outlets) > 0 && outlets[len(outlets)-1].isForAll() {
+		return outlets[len(outlets)-1].Endpoint
 	}
 	return nil
 }
@@ -310,6 +323,9 @@ func (t *Table) Endpoints() []*endpoint.Endpoint {
 
 // IngressRules are the ingress rules, exact addresses first.
 func (t *Table) IngressRules() []Ingress { return slices.Clone(t.ingress) }
+
+// EgressRules are the egress rules, the longest prefix first, then the smallest range of ports.
+func (t *Table) EgressRules() []Egress { return slices.Clone(t.egress) }
 
 // HasEgress tells whether any destination of a family lies on the host's side.
 func (t *Table) HasEgress(ip6 bool) bool {
@@ -324,4 +340,14 @@ func (t *Table) HasEgress(ip6 bool) bool {
 // Names tells whether an ingress rule names exactly this address.
 func (t *Table) Names(addr netip.Addr) bool {
 	return slices.ContainsFunc(t.ingress, func(r Ingress) bool { return r.Addr == addr })
+}
+
+// Special returns the special prefix that an address lies in: only a rule that names this prefix,
+// or a part of it, covers the address.
+func Special(addr netip.Addr) (netip.Prefix, bool) {
+	i := slices.IndexFunc(special, func(p netip.Prefix) bool { return p.Contains(addr.Unmap().WithZone("")) })
+	if i < 0 {
+		return netip.Prefix{}, false
+	}
+	return special[i], true
 }

@@ -14,7 +14,7 @@ import (
 // verdict is the name of the endpoint that an address goes to, "-" for the
 // container's own namespace.
 func verdict(tb *policy.Table, to string) string {
-	if ep := tb.Egress(netip.MustParseAddrPort(to)); ep != nil {
+	if ep := tb.Egress(policy.TCP, netip.MustParseAddrPort(to)); ep != nil {
 		return ep.Name
 	}
 	return "-"
@@ -103,7 +103,7 @@ func TestIngress(t *testing.T) {
 		{"[::]:81", "-", "0"},
 	}
 	for _, tt := range tests {
-		ep, port := tb.Ingress(netip.MustParseAddrPort(tt.bind))
+		ep, port := tb.Ingress(policy.TCP, netip.MustParseAddrPort(tt.bind))
 		name := "-"
 		if ep != nil {
 			name = ep.Name
@@ -160,6 +160,7 @@ func TestContradictions(t *testing.T) {
 		{nil, []string{"10.0.0.0/8:80=a", "10.0.0.0/8:80=b"}, "is given to"},
 		{nil, many, "at most 32"},
 		{[]string{"0.0.0.0:80=a", "0.0.0.0:79-81=b"}, nil, "overlap"},
+		{[]string{"0.0.0.0:80/udp=a", "0.0.0.0:79-81=b"}, nil, "overlap"},
 	}
 	for _, tt := range tests {
 		_, err := policytest.Table(t, tt.ingress, tt.egress)
@@ -169,5 +170,25 @@ func TestContradictions(t *testing.T) {
 	}
 	if _, err := policytest.Table(t, nil, many[:policy.RangesMax]); err != nil {
 		t.Errorf("%d ranges: %v", policy.RangesMax, err)
+	}
+}
+
+// A rule for one protocol leaves the other alone.
+func TestIngressOfProtocols(t *testing.T) {
+	tb, err := policytest.Table(t, []string{"0.0.0.0:53/udp=a", "0.0.0.0:53/tcp=b", "[::]:53/udp=six"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		protocol   policy.Protocol
+		bind, want string
+	}{{policy.UDP, "0.0.0.0:53", "a"}, {policy.TCP, "0.0.0.0:53", "b"}, {policy.UDP, "[::]:53", "six"}, {policy.TCP, "[::]:53", "-"}} {
+		got := "-"
+		if ep, _ := tb.Ingress(tt.protocol, netip.MustParseAddrPort(tt.bind)); ep != nil {
+			got = ep.Name
+		}
+		if got != tt.want {
+			t.Errorf("%s%s: %s, want %s", tt.bind, tt.protocol, got, tt.want)
+		}
 	}
 }
