@@ -13,24 +13,20 @@
  * So setsockopt succeeds, getsockopt says what was set, and the kernel keeps its default.
  * A UDP socket that the supervisor has let bind by an ingress rule, or to a private port,
  * shares its port as the program wants, and a rule that names 255.255.255.255 lets programs
- *broadcast.
+ * broadcast. A private port is shared by SO_REUSEPORT, whichever of both options the program
+ * has set: SO_REUSEADDR would let any process of the host take the port, which the kernel
+ * then prefers. SO_REUSEPORT lets those of the same user.
  */
 #ifndef TSUGIKI_HELD_H
 #define TSUGIKI_HELD_H
 
 #include "reach.h"
+#include "translated.h"
 
 #define HELD_REUSEADDR 1
 #define HELD_REUSEPORT 2
 #define HELD_BROADCAST 4
 #define HELD_FREEBIND  8
-
-struct {
-	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
-	__uint(map_flags, BPF_F_NO_PREALLOC | BPF_F_CLONE);
-	__type(key, int);
-	__type(value, struct held);
-} held_by_socket SEC(".maps");
 
 /* The option's bit, or 0 for one that is not held. */
 static __always_inline __u32 held_bit(int level, int name)
@@ -75,6 +71,14 @@ static __always_inline bool is_held(struct bpf_sock *sk, __u32 bit)
 	return !b || !(b->ingress || b->private);
 }
 
+/* Whether a socket is of UDP, and has a private port. */
+static __always_inline bool is_private(struct bpf_sock *sk)
+{
+	struct binding *b = sk->protocol == IPPROTO_UDP ? binding_of(sk) : NULL;
+
+	return b && b->private;
+}
+
 /* Notes what a program sets. The kernel hears of it too, unless it must not. */
 static __always_inline int hold(struct bpf_sockopt *ctx, __u32 bit)
 {
@@ -101,6 +105,12 @@ static __always_inline int hold(struct bpf_sockopt *ctx, __u32 bit)
 		held->on &= ~bit;
 	if (is_held(sk, bit))
 		ctx->optlen = -1;
+	if (bit == HELD_REUSEADDR && is_private(sk)) {
+		held->known |= HELD_REUSEPORT;
+		if (held->on & HELD_REUSEPORT)
+			ctx->optlen = -1; /* it is shared anyway */
+		ctx->optname = 15;	  /* SO_REUSEPORT */
+	}
 	return ALLOW;
 }
 
@@ -115,6 +125,8 @@ int getsockopt(struct bpf_sockopt *ctx)
 	/* The kernel need not see more of a value than it gave. */
 	if (ctx->optlen > 4096)
 		ctx->optlen = 0;
+	if (!ctx->retval)
+		show_translated(ctx);
 	if (!bit || !sk || ctx->retval || value + 4 > end)
 		return ALLOW;
 	held = bpf_sk_storage_get(&held_by_socket, sk, 0, 0);

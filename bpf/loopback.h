@@ -19,34 +19,90 @@
  *	packets		what goes to, or from, a loopback address must find a socket of this
  *			loopback. Then skb->priority says whose it is, which the receiver's
  *			program sees: no other process can set such a priority without
- *			CAP_NET_ADMIN, and no packet that comes from elsewhere has it. A SYN
+ *			CAP_NET_RAW or CAP_NET_ADMIN, no container's packet keeps one that
+ *			its program has set, and no packet that comes from elsewhere has it. A SYN
  *			or a datagram without it does not reach a port that no rule has bound
  *
  * A socket is known to be of the loopback by loopback_by_socket: one that was bound, that
  * listens, or that has sent there.
+ *
+ * The socket also remembers where its last datagram led. The next one with the same destination
+ * goes there too, without another decision, unless the rules have changed or the socket was bound
+ * since. The packets' program, which looks at the receiver anyway, has the socket forget it if the
+ * receiver is not known by the port that the program named.
  */
 #ifndef TSUGIKI_LOOPBACK_H
 #define TSUGIKI_LOOPBACK_H
 
 #include "reach.h"
 
-/* Notes that a socket is of the container's loopback, if that is on the host. */
-static __always_inline void join_loopback(struct bpf_sock *sk)
+/* Notes that a socket is of the container's loopback, if that is on the host; also if it asks a
+ * server there that is at an address of the host. */
+static __always_inline void join_loopback(struct bpf_sock *sk, bool asks)
 {
-	__u32 id = container()->loopback, *of;
+	__u32 id = container()->loopback;
+	struct member *m;
 
 	if (!id)
 		return;
-	of = bpf_sk_storage_get(&loopback_by_socket, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
-	if (of)
-		*of = id;
+	m = bpf_sk_storage_get(&loopback_by_socket, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	if (!m)
+		return;
+	m->loopback = id;
+	m->led = 0;
+	if (asks)
+		m->asks = 1;
+}
+
+static __always_inline struct member *member(struct bpf_sock *sk)
+{
+	struct member *m = bpf_sk_storage_get(&loopback_by_socket, sk, 0, 0);
+
+	return m && m->loopback == container()->loopback ? m : NULL;
 }
 
 static __always_inline bool is_of_loopback(struct bpf_sock *sk)
 {
-	__u32 *of = bpf_sk_storage_get(&loopback_by_socket, sk, 0, 0);
+	return member(sk);
+}
 
-	return of && *of == container()->loopback;
+static __always_inline bool asks(struct bpf_sock *sk)
+{
+	struct member *m = member(sk);
+
+	return m && m->asks;
+}
+
+/* A destination on the loopback as the program names it: of a loopback address, the last word says
+ * which one it is. All of it with the host's port is one word, which is read and written whole. */
+static __always_inline __u64 led_from(const struct addr *to, __u16 port)
+{
+	return (__u64)to->word[3] << 16 | port;
+}
+
+/* The host's port to which a datagram with this destination was led last, or 0. */
+static __always_inline __u16 was_led(struct bpf_sock *sk, const struct addr *to, __u16 port)
+{
+	struct member *m = member(sk);
+	__u64 led;
+
+	if (!m || m->rules != container()->rules || !loopback(to))
+		return 0;
+	led = *(volatile __u64 *)&m->led;
+	return led >> 16 == led_from(to, port) ? led : 0;
+}
+
+/* Remembers where a datagram is led, as the rules of that number have it. A server that a rule has
+ * bound may answer a peer there, which is looked up each time. */
+static __always_inline void note_led(struct bpf_sock *sk, const struct addr *to, __u16 port,
+				     __u16 host_port, __u32 rules)
+{
+	struct member *m = member(sk);
+
+	if (!m || !loopback(to) || serves(sk))
+		return;
+	m->rules = rules;
+	m->led = led_from(to, port) << 16 | host_port;
 }
 
 /* Whether a destination is on the container's own loopback on the host, if no rule names it. */
@@ -60,7 +116,7 @@ static __always_inline __u16 known_port(struct bpf_sock *sk)
 {
 	struct binding *b = bpf_sk_storage_get(&binding_by_socket, sk, 0, 0);
 
-	return b && b->host_port == sk->src_port && b->view_port ? b->view_port : sk->src_port;
+	return b && b->view_port && has_port_of(sk, b) ? b->view_port : sk->src_port;
 }
 
 /* Whose socket hears what is sent to an address. */
@@ -97,6 +153,39 @@ static __always_inline enum owner listener(struct bpf_sock_addr *ctx, __u8 proto
 	return owner;
 }
 
+/* The address that a socket has, or the wildcard. */
+static __always_inline struct addr own_addr(struct bpf_sock *sk)
+{
+	__u32 ip4 = *(volatile __u32 *)&sk->src_ip4; /* as in source_of */
+
+	return sk->family == AF_INET ? mapped(ip4) : source6(sk);
+}
+
+/*
+ * Whether who is at a port of the socket's own address, which is no loopback address, has connected
+ * to it on the loopback: the kernel has given that one this address as its source, since it had a
+ * port before. PORT becomes the one that programs know.
+ */
+static __always_inline bool asked_by(struct bpf_sock_addr *ctx, __u8 protocol, struct bpf_sock *sk,
+				     const struct addr *at, __u16 *port)
+{
+	struct bpf_sock *other;
+	struct binding *b;
+	bool asked;
+
+	if (loopback(at) || wildcard(at))
+		return false;
+	other = socket_for(ctx, protocol, at, sk->src_port, at, *port);
+	if (!other)
+		return false;
+	b = bpf_sk_storage_get(&binding_by_socket, other, 0, 0);
+	asked = asks(other) && other->dst_port && (!b || wildcard(&b->view));
+	if (asked)
+		*port = known_port(other);
+	bpf_sk_release(other);
+	return asked;
+}
+
 /*
  * Where on the host a destination on the loopback is: a server that a rule has bound, a
  * private port, or the same port.
@@ -104,7 +193,8 @@ static __always_inline enum owner listener(struct bpf_sock_addr *ctx, __u8 proto
 static __always_inline enum owner translate(struct bpf_sock_addr *ctx, struct addr *to, __u16 *port)
 {
 	__u8 protocol = ctx->protocol;
-	__u16 known = *port;
+	struct bpf_sock *sk = *(struct bpf_sock *volatile *)&ctx->sk; /* as in has_port */
+	__u16 known = *port, host;
 	struct location *l;
 	struct addr at;
 
@@ -125,6 +215,18 @@ static __always_inline enum owner translate(struct bpf_sock_addr *ctx, struct ad
 		*port = l->port;
 		return LOOPBACK;
 	}
+	if (protocol == IPPROTO_TCP)
+		return NOBODY;
+	at = own_addr(sk);
+	if (l)
+		*port = l->port;
+	host = *port;
+	if (asked_by(ctx, protocol, sk, &at, port)) {
+		*to = at;
+		*port = host;
+		return LOOPBACK;
+	}
+	*port = known;
 	return NOBODY;
 }
 
@@ -134,8 +236,8 @@ static __always_inline void connect_loopback(struct bpf_sock_addr *ctx, struct a
 {
 	enum owner owner = translate(ctx, to, port);
 
-	if (ctx->protocol != IPPROTO_TCP)
-		join_loopback(ctx->sk);
+	if (ctx->protocol != IPPROTO_TCP || !loopback(to))
+		join_loopback(ctx->sk, !loopback(to));
 	if (owner == LOOPBACK)
 		return;
 	/* A socket may connect to itself. */
@@ -171,22 +273,64 @@ static __always_inline bool has_port(struct bpf_sock_addr *ctx, __u8 protocol,
 static __always_inline void name_peer(struct bpf_sock_addr *ctx, struct addr *peer, __u16 *port)
 {
 	__u8 protocol = *(volatile __u32 *)&ctx->protocol; /* as in has_port */
+	struct bpf_sock *sk = ctx->sk;
 	struct location *l;
+	struct addr at;
 
 	if (!container()->loopback)
 		return;
 	if (loopback(peer)) {
 		l = location_of(PRIVATE_AS, protocol, *port);
-	} else {
-		l = location_of(SERVED_AS, protocol, *port);
-		if (l && !same(&l->addr, peer))
-			return;
+		if (l && has_port(ctx, protocol, peer, *port, l->port))
+			*port = l->port;
+		return;
 	}
-	if (!l || !has_port(ctx, protocol, peer, *port, l->port))
+	if (!sk)
+		return;
+	at = own_addr(sk);
+	if (same(&at, peer) && asked_by(ctx, protocol, sk, &at, port)) {
+		*peer = localhost(is_mapped(peer));
+		return;
+	}
+	if (!asks(sk))
+		return;
+	l = location_of(is_mapped(peer) ? SERVED4_AS : SERVED6_AS, protocol, *port);
+	if (!l || !same(&l->addr, peer) || !has_port(ctx, protocol, peer, *port, l->port))
 		return;
 	*port = l->port;
-	if (!loopback(peer))
-		*peer = localhost(is_mapped(peer));
+	*peer = localhost(is_mapped(peer));
+}
+
+/* On its loopback a program sees loopback addresses on both ends. */
+static __always_inline int connect_loopback4(struct bpf_sock_addr *ctx, struct addr *to, __u16 port)
+{
+	struct sockaddr_in from = {.sin_family = AF_INET, .sin_addr.s_addr = bpf_htonl(0x7f000001)};
+
+	if (!ctx->sk)
+		return deny(DENIED_CONNECT);
+	connect_loopback(ctx, to, &port);
+	if (!loopback(to) && !ctx->sk->src_port)
+		bpf_bind(ctx, (struct sockaddr *)&from, sizeof(from));
+	ctx->user_ip4 = to->word[3];
+	ctx->user_port = bpf_htons(port);
+	return ALLOW;
+}
+
+static __always_inline int connect_loopback6(struct bpf_sock_addr *ctx, struct addr *to, __u16 port)
+{
+	struct sockaddr_in6 from = {.sin6_family = AF_INET6};
+	struct addr source;
+
+	if (!ctx->sk)
+		return deny(DENIED_CONNECT);
+	connect_loopback(ctx, to, &port);
+	if (!loopback(to) && !ctx->sk->src_port) {
+		source = localhost(is_mapped(to));
+		__builtin_memcpy(&from.sin6_addr, &source, sizeof(from.sin6_addr));
+		bpf_bind(ctx, (struct sockaddr *)&from, sizeof(from));
+	}
+	redirect6(ctx, to, port);
+	return ALLOW;
 }
 
 /*

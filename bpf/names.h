@@ -8,6 +8,7 @@
 
 #include "packets.h"
 #include "relay.h"
+#include "resolver.h"
 
 /* Whether a server that a rule has bound to another address is asked on the loopback, which
  * only the container's own programs can. */
@@ -51,6 +52,7 @@ int recvmsg4(struct bpf_sock_addr *ctx)
 	}
 	remember(ctx, &from);
 	name_peer(ctx, &from, &port);
+	name_resolver(ctx->sk, &from, port);
 	ctx->user_ip4 = from.word[3];
 	ctx->user_port = bpf_htons(port);
 	return ALLOW;
@@ -69,6 +71,7 @@ int recvmsg6(struct bpf_sock_addr *ctx)
 	}
 	remember(ctx, &from);
 	name_peer(ctx, &from, &port);
+	name_resolver(ctx->sk, &from, port);
 	redirect6(ctx, &from, port);
 	return ALLOW;
 }
@@ -80,6 +83,7 @@ int getpeername4(struct bpf_sock_addr *ctx)
 	__u16 port = bpf_ntohs(ctx->user_port);
 
 	name_peer(ctx, &peer, &port);
+	name_resolver(ctx->sk, &peer, port);
 	ctx->user_ip4 = peer.word[3];
 	ctx->user_port = bpf_htons(port);
 	return ALLOW;
@@ -93,6 +97,7 @@ int getpeername6(struct bpf_sock_addr *ctx)
 	__u16 port = bpf_ntohs(ctx->user_port);
 
 	name_peer(ctx, &peer, &port);
+	name_resolver(ctx->sk, &peer, port);
 	redirect6(ctx, &peer, port);
 	return ALLOW;
 }
@@ -111,33 +116,42 @@ static __always_inline struct binding *view(struct bpf_sock_addr *ctx, bool *kee
 		return NULL;
 	b = binding_of(sk);
 	/* An accepted socket loses its name by connect(AF_UNSPEC). */
-	if (!b || b->host_port != sk->src_port)
+	if (!b || !has_port_of(sk, b))
 		return NULL;
 	*keep_addr = wildcard(&b->view) && sk->dst_port;
 	return b;
 }
 
-/* Whether a socket has a peer that knows it by a loopback address. */
-static __always_inline bool seen_on_loopback(struct bpf_sock *sk)
+/* Whether a socket is connected to a peer that knows it by a loopback address, which the kernel
+ * does not know. */
+static __always_inline bool seen_on_loopback(struct bpf_sock_addr *ctx, const struct addr *at)
 {
-	struct addr peer = peer_of(sk);
+	__u8 protocol = *(volatile __u32 *)&ctx->protocol; /* as in has_port */
+	struct bpf_sock *sk = ctx->sk;
+	struct addr peer;
+	__u16 port;
 
-	return container()->loopback && sk->dst_port && loopback(&peer);
+	if (!container()->loopback || !sk || !sk->dst_port || loopback(at))
+		return false;
+	peer = peer_of(sk);
+	if (loopback(&peer))
+		return true;
+	port = bpf_ntohs(sk->dst_port);
+	return same(at, &peer) && (asks(sk) || asked_by(ctx, protocol, sk, at, &port));
 }
 
 SEC("cgroup/getsockname4")
 int getsockname4(struct bpf_sock_addr *ctx)
 {
-	bool keep_addr = false;
+	struct addr at = mapped(ctx->user_ip4);
+	bool keep_addr = true;
 	struct binding *b = view(ctx, &keep_addr);
 
-	if (!b)
-		return ALLOW;
 	if (!keep_addr)
 		ctx->user_ip4 = b->view.word[3];
-	else if (seen_on_loopback(ctx->sk) && bpf_ntohl(ctx->user_ip4) >> 24 != 127)
+	else if (seen_on_loopback(ctx, &at))
 		ctx->user_ip4 = bpf_htonl(0x7f000001);
-	if (b->view_port)
+	if (b && b->view_port)
 		ctx->user_port = bpf_htons(b->view_port);
 	return ALLOW;
 }
@@ -146,16 +160,15 @@ SEC("cgroup/getsockname6")
 int getsockname6(struct bpf_sock_addr *ctx)
 {
 	struct addr at = {{ctx->user_ip6[0], ctx->user_ip6[1], ctx->user_ip6[2], ctx->user_ip6[3]}};
-	bool keep_addr = false;
+	__u16 port = bpf_ntohs(ctx->user_port);
+	bool keep_addr = true;
 	struct binding *b = view(ctx, &keep_addr);
 
-	if (!b)
-		return ALLOW;
 	if (!keep_addr)
 		at = b->view;
-	else if (seen_on_loopback(ctx->sk) && !loopback(&at))
+	else if (seen_on_loopback(ctx, &at))
 		at = localhost(is_mapped(&at));
-	redirect6(ctx, &at, b->view_port ? b->view_port : bpf_ntohs(ctx->user_port));
+	redirect6(ctx, &at, b && b->view_port ? b->view_port : port);
 	return ALLOW;
 }
 

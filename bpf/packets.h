@@ -134,7 +134,7 @@ static __always_inline bool has_right_source(struct bpf_sock *sk, const struct p
 
 	if (!bpf_sk_storage_get(&kept_by_socket, sk, 0, 0))
 		return true;
-	ep = endpoint_for(&p->to, p->to_port);
+	ep = endpoint_for(p->protocol, &p->to, p->to_port);
 	return !ep || right_source(ep, binding_of(sk), &p->from, &p->to);
 }
 
@@ -166,7 +166,7 @@ static __always_inline bool may_leave(struct __sk_buff *skb, struct bpf_sock *sk
 		return false;
 	if (p->protocol == IPPROTO_UDP && tried(sk, &p->to))
 		return false;
-	ep = endpoint_for(&p->to, p->to_port);
+	ep = endpoint_for(p->protocol, &p->to, p->to_port);
 	if (ep && right_source(ep, b, &p->from, &p->to))
 		return true;
 	if (b && named_reaches(b, &p->to, &p->from))
@@ -181,9 +181,10 @@ static __always_inline bool may_leave(struct __sk_buff *skb, struct bpf_sock *sk
 	       (!p->to_port || ours(skb, p->protocol, &p->to, p->to_port));
 }
 
-/* Whose socket a packet on the loopback goes to. Of TCP it is a listener: what has a
- * connection already, another began. */
-static __always_inline enum owner receiver(struct __sk_buff *skb, const struct packet *p)
+/* Whose socket a packet on the loopback goes to, and the port it is known by. Of TCP it is a
+ * listener: what has a connection already, another began. */
+static __always_inline enum owner receiver(struct __sk_buff *skb, const struct packet *p,
+					   __u16 *known)
 {
 	__u16 from_port = p->protocol == IPPROTO_TCP ? 0 : p->from_port;
 	struct bpf_sock *sk = socket_for(skb, p->protocol, &p->from, from_port, &p->to, p->to_port);
@@ -194,8 +195,32 @@ static __always_inline enum owner receiver(struct __sk_buff *skb, const struct p
 	/* One that has never sent on the loopback is known by its cgroup. */
 	if (is_of_loopback(sk) || bpf_sk_cgroup_id(sk) == bpf_skb_cgroup_id(skb))
 		owner = LOOPBACK;
+	*known = known_port(sk);
 	bpf_sk_release(sk);
 	return owner;
+}
+
+/* Whether a datagram may go where the one before was led. If the receiver is not known by the port
+ * that the program has named, the next one is not led there. */
+static __always_inline bool led_right(struct bpf_sock *sk, const struct packet *p, enum owner owner,
+				      __u16 known)
+{
+	struct member *m;
+	__u16 named, host;
+	__u64 led;
+
+	if (p->protocol != IPPROTO_UDP || sk->dst_port)
+		return true;
+	m = member(sk);
+	if (!m)
+		return true;
+	led = *(volatile __u64 *)&m->led;
+	host = led;
+	named = led >> 16;
+	if (host != p->to_port || (owner == LOOPBACK && named == known))
+		return true;
+	m->led = 0;
+	return owner != LOOPBACK || named == host;
 }
 
 /*
@@ -206,14 +231,20 @@ static __always_inline enum owner receiver(struct __sk_buff *skb, const struct p
 static __always_inline int leave_loopback(struct __sk_buff *skb, struct bpf_sock *sk,
 					  const struct packet *p)
 {
-	skb->priority = container()->loopback;
+	enum owner owner;
+	__u16 known = 0;
+
 	if (sk->state == TCP_LISTEN) /* it was let hear the SYN */
 		return ALLOW;
 	if (!loopback(&p->from) && !loopback(&p->to)) {
 		if (p->protocol == IPPROTO_UDP && is_peer(sk, p))
 			return ALLOW;
-	} else if (receiver(skb, p) != SOMEBODY) {
-		return ALLOW;
+	} else {
+		owner = receiver(skb, p, &known);
+		if (!led_right(sk, p, owner, known))
+			return DROP;
+		if (owner != SOMEBODY)
+			return ALLOW;
 	}
 	if (may_leave(skb, sk, p))
 		return ALLOW;
@@ -232,6 +263,9 @@ int leave(struct __sk_buff *skb)
 	sk = skb->sk ? bpf_sk_fullsock(skb->sk) : NULL;
 	if (!sk || !parse(skb, &p))
 		return deny(DENIED_LEAVE);
+	/* Whoever may choose the priority (SO_PRIORITY) could choose another loopback's. */
+	if (skb->ifindex == LOOPBACK_IFINDEX)
+		skb->priority = container()->loopback;
 	if (container()->loopback && skb->ifindex == LOOPBACK_IFINDEX)
 		return leave_loopback(skb, sk, &p);
 	if (p.protocol == IPPROTO_UDP && is_peer(sk, &p))
@@ -288,7 +322,7 @@ static __always_inline void sides(struct __sk_buff *skb, bool *from, bool *to)
 /*
  * Whether somebody who is not on the container's loopback may reach a socket that a rule has
  * bound: not as one of that. Where the rule has bound an address of the host's loopback, all
- * of the host come from there.
+ * of the host come from there, and nobody by a link (net.ipv4.conf.*.route_localnet).
  */
 static __always_inline bool hears_others(struct __sk_buff *skb, struct bpf_sock *sk)
 {
@@ -297,16 +331,17 @@ static __always_inline bool hears_others(struct __sk_buff *skb, struct bpf_sock 
 	if (!serves_here(sk))
 		return false;
 	sides(skb, &from, &to);
-	return !from || to;
+	return skb->ifindex == LOOPBACK_IFINDEX ? !from || to : !from && !to;
 }
 
 /* The same of a UDP socket that no rule has bound: it hears on a loopback address whom a
  * rule lets it send to there. */
-static __always_inline bool may_hear_at(const struct packet *p)
+static __always_inline bool may_hear_at(struct __sk_buff *skb, const struct packet *p)
 {
 	if (!loopback(&p->from) && !loopback(&p->to))
 		return true;
-	return loopback(&p->from) && endpoint_for(&p->from, p->from_port);
+	return skb->ifindex == LOOPBACK_IFINDEX && loopback(&p->from) &&
+	       endpoint_for(p->protocol, &p->from, p->from_port);
 }
 
 /* Whether a client's UDP socket may hear who has sent a datagram. */
@@ -323,7 +358,7 @@ static __always_inline bool may_hear(struct __sk_buff *skb, struct bpf_sock *sk)
 		return true;
 	if (!parse(skb, &p))
 		return false;
-	if (shares && (serves(sk) || !may_hear_at(&p)))
+	if (shares && (serves(sk) || !may_hear_at(skb, &p)))
 		return false;
 	if (sk->dst_port)
 		return true;
@@ -333,7 +368,7 @@ static __always_inline bool may_hear(struct __sk_buff *skb, struct bpf_sock *sk)
 	if (!h)
 		return false;
 	if (is_heard(h, &p.from, 0))
-		return endpoint_for(&p.from, p.from_port) != NULL;
+		return endpoint_for(p.protocol, &p.from, p.from_port) != NULL;
 	return is_heard(h, &p.from, p.from_port);
 }
 

@@ -30,10 +30,14 @@
  *   egress rule, so that they can be answered.
  * getsockname: tells the program the name that it bound.
  * setsockopt: refuses what would lead a socket around the other hooks.
+ * connect, sendmsg to a DNS port: where IPv4 is translated, to the DNS proxy: see resolver.h.
  * listen: a socket that was never bound listens on any address and a port that
  *   the kernel picks, past every bind hook. Where the loopback is on the host, only
  *   that reaches it. Else the supervisor never lets that happen; should a program get
  *   there by a race, nobody can reach it.
+ *
+ * connect, sendmsg and listen count what they decide where nobody else sees the calls, and
+ * report it to who traces the container: see trace.h.
  *
  * A sockaddr of a family that the kernel will refuse anyway is passed on, so that
  * the program gets the kernel's errno for it.
@@ -41,45 +45,16 @@
  * Oldest kernel: 5.15. What is denied is EPERM for the program, or what deny_as says.
  */
 #include "held.h"
+#include "listen.h"
 #include "names.h"
 #include "packets.h"
 #include "relay.h"
+#include "resolver.h"
+#include "send.h"
 #include "source.h"
+#include "trace.h"
 
-/* On its loopback a program sees loopback addresses on both ends. */
-static __always_inline int connect_loopback4(struct bpf_sock_addr *ctx, struct addr *to, __u16 port)
-{
-	struct sockaddr_in from = {.sin_family = AF_INET, .sin_addr.s_addr = bpf_htonl(0x7f000001)};
-
-	if (!ctx->sk)
-		return deny(DENIED_CONNECT);
-	connect_loopback(ctx, to, &port);
-	if (!loopback(to) && !ctx->sk->src_port)
-		bpf_bind(ctx, (struct sockaddr *)&from, sizeof(from));
-	ctx->user_ip4 = to->word[3];
-	ctx->user_port = bpf_htons(port);
-	return ALLOW;
-}
-
-static __always_inline int connect_loopback6(struct bpf_sock_addr *ctx, struct addr *to, __u16 port)
-{
-	struct sockaddr_in6 from = {.sin6_family = AF_INET6};
-	struct addr source;
-
-	if (!ctx->sk)
-		return deny(DENIED_CONNECT);
-	connect_loopback(ctx, to, &port);
-	if (!loopback(to) && !ctx->sk->src_port) {
-		source = localhost(is_mapped(to));
-		__builtin_memcpy(&from.sin6_addr, &source, sizeof(from.sin6_addr));
-		bpf_bind(ctx, (struct sockaddr *)&from, sizeof(from));
-	}
-	redirect6(ctx, to, port);
-	return ALLOW;
-}
-
-SEC("cgroup/connect4")
-int connect4(struct bpf_sock_addr *ctx)
+static __always_inline int decide_connect4(struct bpf_sock_addr *ctx)
 {
 	struct sockaddr_in from = {.sin_family = AF_INET};
 	struct addr at, to = mapped(ctx->user_ip4);
@@ -113,11 +88,20 @@ int connect4(struct bpf_sock_addr *ctx)
 	return tries(ctx, &to);
 }
 
-SEC("cgroup/connect6")
-int connect6(struct bpf_sock_addr *ctx)
+SEC("cgroup/connect4")
+int connect4(struct bpf_sock_addr *ctx)
+{
+	__u32 asked = ctx->user_ip4;
+	__u32 port = ctx->user_port;
+
+	ask_resolver4(ctx);
+	return decided4(ctx, DECIDED_CONNECT, asked, port, decide_connect4(ctx));
+}
+
+static __always_inline int decide_connect6(struct bpf_sock_addr *ctx)
 {
 	struct sockaddr_in6 from = {.sin6_family = AF_INET6};
-	struct addr to = {{ctx->user_ip6[0], ctx->user_ip6[1], ctx->user_ip6[2], ctx->user_ip6[3]}};
+	struct addr to = user6(ctx);
 	__u16 port = bpf_ntohs(ctx->user_port);
 	struct bpf_sock *sk = ctx->sk;
 	struct endpoint *ep;
@@ -149,6 +133,16 @@ int connect6(struct bpf_sock_addr *ctx)
 	return tries(ctx, &to);
 }
 
+SEC("cgroup/connect6")
+int connect6(struct bpf_sock_addr *ctx)
+{
+	struct addr asked = user6(ctx);
+	__u32 port = ctx->user_port;
+
+	ask_resolver6(ctx);
+	return decided6(ctx, DECIDED_CONNECT, &asked, port, decide_connect6(ctx));
+}
+
 static __always_inline int may_bind(struct bpf_sock_addr *ctx, const struct addr *to, __u16 port)
 {
 	struct bpf_sock *sk = ctx->sk;
@@ -159,7 +153,7 @@ static __always_inline int may_bind(struct bpf_sock_addr *ctx, const struct addr
 	b = binding_of(sk);
 	if ((!b || b->host_port != port || !same(&b->host, to)) && (port || !on_loopback(to)))
 		return deny(DENIED_BIND);
-	join_loopback(sk);
+	join_loopback(sk, false);
 	return ALLOW;
 }
 
@@ -177,90 +171,29 @@ int bind4(struct bpf_sock_addr *ctx)
 SEC("cgroup/bind6")
 int bind6(struct bpf_sock_addr *ctx)
 {
-	struct addr to = {{ctx->user_ip6[0], ctx->user_ip6[1], ctx->user_ip6[2], ctx->user_ip6[3]}};
+	struct addr to = user6(ctx);
 
 	if (ctx->user_family != AF_INET6)
 		return ALLOW;
 	return may_bind(ctx, &to, bpf_ntohs(ctx->user_port));
 }
 
-/*
- * A datagram without a destination of its own, on a connected socket: the hook
- * runs because of a control message, which may name another source.
- */
-static __always_inline bool to_connected_peer(struct bpf_sock_addr *ctx, struct bpf_sock *sk)
-{
-	return !ctx->user_port && sk->dst_port;
-}
-
-/*
- * Whether a datagram may leave by an endpoint, and then whether its source is the
- * endpoint's, rather than the socket's own. A socket that another endpoint has lent its
- * address could not hear the answer.
- */
-static __always_inline bool leaves_by(struct bpf_sock *sk, const struct endpoint *ep,
-				      const struct addr *at, const struct addr *to,
-				      bool *as_its_own)
-{
-	*as_its_own = serves(sk) || (!wildcard(at) && keeps_source(sk, ep, at, to)) ||
-		      (container()->loopback && loopback(at));
-	return *as_its_own || wildcard(at) || !lent(sk, at);
-}
-
-/*
- * A datagram on the loopback has the source that the socket or a control message names, or
- * one of the loopback.
- */
-static __always_inline int send_loopback4(struct bpf_sock_addr *ctx, struct addr *to, __u16 port)
-{
-	struct bpf_sock *sk = ctx->sk;
-	struct addr asked = mapped(ctx->msg_src_ip4);
-
-	join_loopback(sk);
-	translate(ctx, to, &port);
-	if (sk->src_ip4)
-		ctx->msg_src_ip4 = sk->src_ip4;
-	else if (!loopback(&asked) && !loopback(to))
-		ctx->msg_src_ip4 = bpf_htonl(0x7f000001);
-	ctx->user_ip4 = to->word[3];
-	ctx->user_port = bpf_htons(port);
-	return ALLOW;
-}
-
-static __always_inline void send_from6(struct bpf_sock_addr *ctx, const struct addr *from)
-{
-	ctx->msg_src_ip6[0] = from->word[0];
-	ctx->msg_src_ip6[1] = from->word[1];
-	ctx->msg_src_ip6[2] = from->word[2];
-	ctx->msg_src_ip6[3] = from->word[3];
-}
-
-static __always_inline int send_loopback6(struct bpf_sock_addr *ctx, struct addr *to, __u16 port)
-{
-	struct addr from = source6(ctx->sk);
-
-	join_loopback(ctx->sk);
-	translate(ctx, to, &port);
-	if (wildcard(&from) && !loopback(to))
-		from = localhost(false);
-	if (!wildcard(&from))
-		send_from6(ctx, &from);
-	redirect6(ctx, to, port);
-	return ALLOW;
-}
-
-SEC("cgroup/sendmsg4")
-int sendmsg4(struct bpf_sock_addr *ctx)
+static __always_inline int decide_sendmsg4(struct bpf_sock_addr *ctx)
 {
 	struct addr at, to = mapped(ctx->user_ip4);
 	__u16 port = bpf_ntohs(ctx->user_port);
 	struct bpf_sock *sk = ctx->sk;
+	__u32 bound, rules;
 	struct endpoint *ep;
-	__u32 bound;
+	__u16 led;
 	bool own;
 
 	if (!sk)
 		return deny(DENIED_SENDMSG);
+	led = was_led(sk, &to, port);
+	if (led)
+		return send_as_before4(ctx, led);
+	rules = container()->rules;
 	begins(sk, &to);
 	if (is_relay(sk, container()->relay_port4))
 		return relay_answer4(ctx);
@@ -273,7 +206,7 @@ int sendmsg4(struct bpf_sock_addr *ctx)
 		ep = egress(ctx, &to, port);
 		if (!ep && !known_peer(ctx, &to, port) && !by_name4(ctx, &to)) {
 			if (on_loopback(&to))
-				return send_loopback4(ctx, &to, port);
+				return send_loopback4(ctx, &to, port, rules);
 			if (!own_server(ctx, &to, &port))
 				return relay4(ctx, sk, &to, port) ? ALLOW : deny(DENIED_SENDMSG);
 			hear(sk, &to, port);
@@ -296,18 +229,33 @@ int sendmsg4(struct bpf_sock_addr *ctx)
 	return ALLOW;
 }
 
-SEC("cgroup/sendmsg6")
-int sendmsg6(struct bpf_sock_addr *ctx)
+SEC("cgroup/sendmsg4")
+int sendmsg4(struct bpf_sock_addr *ctx)
 {
-	struct addr to = {{ctx->user_ip6[0], ctx->user_ip6[1], ctx->user_ip6[2], ctx->user_ip6[3]}};
+	__u32 asked = ctx->user_ip4;
+	__u32 port = ctx->user_port;
+
+	ask_resolver4(ctx);
+	return decided4(ctx, DECIDED_SEND, asked, port, decide_sendmsg4(ctx));
+}
+
+static __always_inline int decide_sendmsg6(struct bpf_sock_addr *ctx)
+{
+	struct addr to = user6(ctx);
 	__u16 port = bpf_ntohs(ctx->user_port);
 	struct bpf_sock *sk = ctx->sk;
 	struct endpoint *ep;
-	struct addr bound;
 	bool own, stale = false;
+	struct addr bound;
+	__u32 rules;
+	__u16 led;
 
 	if (!sk)
 		return deny(DENIED_SENDMSG);
+	led = was_led(sk, &to, port);
+	if (led)
+		return send_as_before6(ctx, led);
+	rules = container()->rules;
 	if (is_relay(sk, container()->relay_port6))
 		return relay_answer6(ctx);
 	bound = source6(sk);
@@ -315,7 +263,7 @@ int sendmsg6(struct bpf_sock_addr *ctx)
 		ep = egress(ctx, &to, port);
 		if (!ep && !known_peer(ctx, &to, port) && !by_name6(ctx, &to)) {
 			if (on_loopback(&to))
-				return send_loopback6(ctx, &to, port);
+				return send_loopback6(ctx, &to, port, rules);
 			if (!own_server(ctx, &to, &port))
 				return relay6(ctx, sk, &to, port) ? ALLOW : deny(DENIED_SENDMSG);
 			hear(sk, &to, port);
@@ -333,6 +281,16 @@ int sendmsg6(struct bpf_sock_addr *ctx)
 	if (stale || !wildcard(&bound))
 		send_from6(ctx, &bound);
 	return ALLOW;
+}
+
+SEC("cgroup/sendmsg6")
+int sendmsg6(struct bpf_sock_addr *ctx)
+{
+	struct addr asked = user6(ctx);
+	__u32 port = ctx->user_port;
+
+	ask_resolver6(ctx);
+	return decided6(ctx, DECIDED_SEND, &asked, port, decide_sendmsg6(ctx));
 }
 
 /* Whether a socket would get back the datagrams that it has sent. */
@@ -357,6 +315,8 @@ int setsockopt(struct bpf_sockopt *ctx)
 		ctx->optlen = 0;
 	if (ctx->level == 0 && ctx->optname == OPTIONS_PROOF)
 		return DENY;
+	if (set_translated(ctx))
+		return ALLOW;
 	bit = held_bit(ctx->level, ctx->optname);
 	if (bit)
 		return hold(ctx, bit);
@@ -367,41 +327,6 @@ int setsockopt(struct bpf_sockopt *ctx)
 	if (ctx->level == 1 && ctx->sk && is_relay(ctx->sk, container()->relay_port4))
 		return ALLOW; /* it has to be bound to the loopback device */
 	return deny(DENIED_SETSOCKOPT);
-}
-
-/*
- * There is no way to refuse a listen(2), nor to end a socket, from here. Bound to
- * the loopback device it is out of reach of all but the host's own processes. A
- * connection that a listener took before it was bound so is cut off likewise:
- * its packets do not find it any more.
- */
-SEC("sockops")
-int guard_listen(struct bpf_sock_ops *ctx)
-{
-	static const char loopback[] = "lo";
-	struct bpf_sock *sk = ctx->sk;
-	struct binding *b;
-
-	if (ctx->op == BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB) {
-		count_connection(CONNECTION_OUT);
-		return 1;
-	}
-	if (ctx->op == BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB)
-		count_connection(CONNECTION_IN);
-	else if (ctx->op != BPF_SOCK_OPS_TCP_LISTEN_CB)
-		return 1;
-	if (!sk)
-		return 1;
-	if (container()->loopback) {
-		join_loopback(sk); /* whom it hears, the packets' program sees to */
-		return 1;
-	}
-	b = binding_of(sk);
-	if (b && b->ingress && b->host_port == sk->src_port)
-		return 1;
-	bpf_setsockopt(ctx, 1 /* SOL_SOCKET */, 25 /* SO_BINDTODEVICE */, (void *)loopback,
-		       sizeof(loopback));
-	return 1;
 }
 
 char LICENSE[] SEC("license") = "GPL";

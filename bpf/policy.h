@@ -29,6 +29,9 @@
 #define SERVICES_MAX 4096
 /* Host sockets that sent to the container's own loopback. */
 #define RELAY_SENDERS_MAX 4096
+/* Decisions that wait to be read by who traces a container: a power of 2, and of pages of
+ * each size. */
+#define TRACE_BYTES 65536
 
 struct addr {
 	__u32 word[4];
@@ -56,6 +59,11 @@ struct container {
 	__u32 relay_from4;	 /* network order */
 	/* The loopback that it has on the host, see loopback.h; 0: its namespace's own. */
 	__u32 loopback;
+	/* A number of the trace that its supervisor wants, see trace.h; 0: none. */
+	__u32 traced;
+	__u32 resolves; /* a DNS proxy answers at port 53 of its loopback, see resolver.h */
+	/* Another number after each change of the rules. */
+	__u32 rules;
 	struct endpoint endpoint[ENDPOINTS_AT_HAND]; /* by number */
 };
 
@@ -83,7 +91,8 @@ struct prefix {
 struct port_range {
 	__u16 first;
 	__u16 last;
-	__u16 endpoint; /* its number, see endpoint_of */
+	__u8 endpoint; /* its number, see endpoint_of */
+	__u8 protocol; /* IPPROTO_TCP or IPPROTO_UDP; 0: both */
 };
 
 /* The ranges of one prefix in order of preference; none: denied. */
@@ -154,7 +163,7 @@ struct graft_queue {
  * PRIVATE: a port of a loopback on the host, as its programs know it, and the host's port
  * that has its place. PRIVATE_AS is the way back.
  */
-enum service_kind { SERVED6, SERVED4, SERVED_AS, PRIVATE, PRIVATE_AS };
+enum service_kind { SERVED6, SERVED4, SERVED6_AS, SERVED4_AS, PRIVATE, PRIVATE_AS };
 
 struct service {
 	__u32 bits;
@@ -177,11 +186,45 @@ struct endpoint_name {
 	__u8 text[GRAFT_NAME_MAX];
 };
 
+/*
+ * The address of IPv6 where connections are led to a listener that is bound to one of IPv4,
+ * see steer.bpf.c. It counts for the container that it was noted for.
+ */
+struct second {
+	__u64 netns; /* of the address: a cookie */
+	struct addr addr;
+	__u16 port;
+	__u16 pad;
+	__u32 container;
+};
+
+/* Listeners that share their port have a slot each; the kernel chooses among those that share. */
+#define STEER_SLOTS 4
+/* For all containers: a slot of each listener. */
+#define STEERED_MAX 4096
+
+struct steered {
+	__u64 netns; /* a cookie: the kernel would take a listener of another namespace, too */
+	struct addr addr;
+	__u16 port;
+	__u16 slot;
+	__u32 pad;
+};
+
 struct peer {
 	__u64 socket; /* cookie */
 	struct addr addr;
 	__u16 port;
 	__u16 pad[3];
+};
+
+/* A socket of a loopback on the host. */
+struct member {
+	__u32 loopback;
+	__u32 asks;  /* it has asked a server there that a rule has bound to the host's address */
+	__u64 led;   /* where its last datagram led, see loopback.h; 0: unknown */
+	__u32 rules; /* of struct container, by which that was decided */
+	__u32 pad;
 };
 
 /* Who may send to a client's UDP socket, see packets.h. */
@@ -200,8 +243,10 @@ struct heard {
 struct held {
 	__u32 known;
 	__u32 on;
-	__u32 any_port;	 /* in its own namespace, the kernel chose its port; for the supervisor */
-	__u32 container; /* whose supervisor says so */
+	__u32 any_port;	  /* in its own namespace, the kernel chose its port; for the supervisor */
+	__u32 container;  /* whose supervisor says so */
+	__u32 translated; /* an IPv6 socket in the place of a program's IPv4 one */
+	__u16 option[4];  /* of such a socket, see translated.h: its value and 1; 0: not set */
 };
 
 /* Whom the relay can answer, see relay.h. */
@@ -225,10 +270,32 @@ enum denial {
 /* TCP connections of host sockets that were established, by who began. */
 enum connection { CONNECTION_OUT, CONNECTION_IN, CONNECTIONS };
 
+/* Calls about which the programs alone decide, where the loopback is on the host. */
+enum decided_call { DECIDED_CONNECT, DECIDED_SEND, DECIDED_LISTEN, DECIDED_CALLS };
+
 /* Of one container, on one CPU. */
 struct counts {
 	__u64 denials[DENIALS];
 	__u64 connections[CONNECTIONS];
+	__u64 decided[DECIDED_CALLS];
+	__u64 unreported; /* decisions for which a trace had no room */
+};
+
+/* A connect(2) or a send(2) that was decided about, see trace.h. */
+struct decision {
+	__u64 time;   /* CLOCK_MONOTONIC, in ns */
+	__u64 socket; /* cookie */
+	struct addr asked;
+	struct addr led; /* where the call leads */
+	__u16 asked_port;
+	__u16 led_port;
+	__u16 endpoint; /* the number of the one that a rule leads to; ENDPOINTS_MAX: none */
+	__u8 call;	/* enum decided_call */
+	__u8 protocol;	/* IPPROTO_TCP or IPPROTO_UDP */
+	__u32 thread;	/* in the host's pid namespace */
+	__u32 errno;	/* with which the call is refused, or 0 */
+	__u32 traced;	/* of struct container */
+	__u32 pad;
 };
 
 #endif

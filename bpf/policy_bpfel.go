@@ -43,6 +43,10 @@ type PolicyContainer struct {
 	RelayFrom6 PolicyAddr
 	RelayFrom4 uint32
 	Loopback   uint32
+	Traced     uint32
+	Resolves   uint32
+	Rules      uint32
+	_          [4]byte
 	Endpoint   [4]PolicyEndpoint
 }
 
@@ -50,6 +54,25 @@ type PolicyCounts struct {
 	_           structs.HostLayout
 	Denials     [6]uint64
 	Connections [2]uint64
+	Decided     [3]uint64
+	Unreported  uint64
+}
+
+type PolicyDecision struct {
+	_         structs.HostLayout
+	Time      uint64
+	Socket    uint64
+	Asked     PolicyAddr
+	Led       PolicyAddr
+	AskedPort uint16
+	LedPort   uint16
+	Endpoint  uint16
+	Call      uint8
+	Protocol  uint8
+	Thread    uint32
+	Errno     uint32
+	Traced    uint32
+	Pad       uint32
 }
 
 type PolicyEgress struct {
@@ -112,11 +135,13 @@ type PolicyHeard struct {
 }
 
 type PolicyHeld struct {
-	_         structs.HostLayout
-	Known     uint32
-	On        uint32
-	AnyPort   uint32
-	Container uint32
+	_          structs.HostLayout
+	Known      uint32
+	On         uint32
+	AnyPort    uint32
+	Container  uint32
+	Translated uint32
+	Option     [4]uint16
 }
 
 type PolicyLocation struct {
@@ -126,6 +151,15 @@ type PolicyLocation struct {
 	Pad   uint16
 	Pad2  uint32
 	Netns uint64
+}
+
+type PolicyMember struct {
+	_        structs.HostLayout
+	Loopback uint32
+	Asks     uint32
+	Led      uint64
+	Rules    uint32
+	Pad      uint32
 }
 
 type PolicyNumber struct {
@@ -147,7 +181,8 @@ type PolicyPortRange struct {
 	_        structs.HostLayout
 	First    uint16
 	Last     uint16
-	Endpoint uint16
+	Endpoint uint8
+	Protocol uint8
 }
 
 type PolicyPrefix struct {
@@ -155,6 +190,23 @@ type PolicyPrefix struct {
 	Bits      uint32
 	Container uint32
 	Addr      PolicyAddr
+}
+
+type PolicyReported struct {
+	_       structs.HostLayout
+	Asked   PolicyAddr
+	Port    uint16
+	Verdict uint16
+	Traced  uint32
+}
+
+type PolicySecond struct {
+	_         structs.HostLayout
+	Netns     uint64
+	Addr      PolicyAddr
+	Port      uint16
+	Pad       uint16
+	Container uint32
 }
 
 type PolicySender struct {
@@ -172,6 +224,15 @@ type PolicyService struct {
 	Port     uint16
 	Protocol uint8
 	Kind     uint8
+}
+
+type PolicySteered struct {
+	_     structs.HostLayout
+	Netns uint64
+	Addr  PolicyAddr
+	Port  uint16
+	Slot  uint16
+	Pad   uint32
 }
 
 // LoadPolicy returns the embedded CollectionSpec for Policy.
@@ -253,10 +314,15 @@ type PolicyMapSpecs struct {
 	LocationByService  *ebpf.MapSpec `ebpf:"location_by_service"`
 	LoopbackBySocket   *ebpf.MapSpec `ebpf:"loopback_by_socket"`
 	NameByNumber       *ebpf.MapSpec `ebpf:"name_by_number"`
+	NameserverBySocket *ebpf.MapSpec `ebpf:"nameserver_by_socket"`
 	PeerTables         *ebpf.MapSpec `ebpf:"peer_tables"`
 	QueueBySocket      *ebpf.MapSpec `ebpf:"queue_by_socket"`
 	RelayedSockets     *ebpf.MapSpec `ebpf:"relayed_sockets"`
+	ReportedBySocket   *ebpf.MapSpec `ebpf:"reported_by_socket"`
+	SecondBySocket     *ebpf.MapSpec `ebpf:"second_by_socket"`
 	SenderTables       *ebpf.MapSpec `ebpf:"sender_tables"`
+	SteeredListeners   *ebpf.MapSpec `ebpf:"steered_listeners"`
+	TraceTables        *ebpf.MapSpec `ebpf:"trace_tables"`
 	TriedBySocket      *ebpf.MapSpec `ebpf:"tried_by_socket"`
 }
 
@@ -301,10 +367,15 @@ type PolicyMaps struct {
 	LocationByService  *ebpf.Map `ebpf:"location_by_service"`
 	LoopbackBySocket   *ebpf.Map `ebpf:"loopback_by_socket"`
 	NameByNumber       *ebpf.Map `ebpf:"name_by_number"`
+	NameserverBySocket *ebpf.Map `ebpf:"nameserver_by_socket"`
 	PeerTables         *ebpf.Map `ebpf:"peer_tables"`
 	QueueBySocket      *ebpf.Map `ebpf:"queue_by_socket"`
 	RelayedSockets     *ebpf.Map `ebpf:"relayed_sockets"`
+	ReportedBySocket   *ebpf.Map `ebpf:"reported_by_socket"`
+	SecondBySocket     *ebpf.Map `ebpf:"second_by_socket"`
 	SenderTables       *ebpf.Map `ebpf:"sender_tables"`
+	SteeredListeners   *ebpf.Map `ebpf:"steered_listeners"`
+	TraceTables        *ebpf.Map `ebpf:"trace_tables"`
 	TriedBySocket      *ebpf.Map `ebpf:"tried_by_socket"`
 }
 
@@ -324,10 +395,15 @@ func (m *PolicyMaps) Close() error {
 		m.LocationByService,
 		m.LoopbackBySocket,
 		m.NameByNumber,
+		m.NameserverBySocket,
 		m.PeerTables,
 		m.QueueBySocket,
 		m.RelayedSockets,
+		m.ReportedBySocket,
+		m.SecondBySocket,
 		m.SenderTables,
+		m.SteeredListeners,
+		m.TraceTables,
 		m.TriedBySocket,
 	)
 }

@@ -22,38 +22,47 @@ static __always_inline struct endpoint *endpoint_of(__u64 number)
 	return bpf_map_lookup_elem(&endpoint_by_number, &key);
 }
 
-/* The number of the endpoint for a port, or ENDPOINTS_MAX. A function of its own, as
+/* The number of the endpoint for a port of a protocol, or ENDPOINTS_MAX. A function of its own, as
  * special_words is: inline, each turn of the loop would be followed to the end. */
-__noinline __u64 number_for(const struct egress *e, __u32 port)
+__noinline __u64 number_for(const struct egress *e, __u32 protocol, __u32 port)
 {
 	__u32 i;
 
 	if (!e)
 		return ENDPOINTS_MAX;
 	for (i = 0; i < EGRESS_RANGES_MAX && i < e->count; i++)
-		if (port >= e->range[i].first && port <= e->range[i].last)
+		if (port >= e->range[i].first && port <= e->range[i].last &&
+		    (!e->range[i].protocol || e->range[i].protocol == protocol))
 			return e->range[i].endpoint;
 	return ENDPOINTS_MAX;
 }
 
-/* The endpoint through which this destination is reached, or NULL. */
-static __always_inline struct endpoint *endpoint_for(const struct addr *to, __u16 port)
+/* The number of the endpoint through which this destination is reached, or ENDPOINTS_MAX. It is
+ * not cut to 32 bits, which the verifier would follow twice. */
+static __always_inline __u64 endpoint_number(__u32 protocol, const struct addr *to, __u16 port)
 {
 	struct prefix key = {.bits = KEY_BITS(key), .container = container()->id, .addr = *to};
-	struct egress *e;
-	__u64 number; /* not cut to 32 bits, which the verifier would follow twice */
+	struct egress *e = bpf_map_lookup_elem(&egress_by_prefix, &key);
 
-	e = bpf_map_lookup_elem(&egress_by_prefix, &key);
 	if (!e || (!e->special && special(to)))
-		return NULL;
-	number = number_for(e, port);
+		return ENDPOINTS_MAX;
+	return number_for(e, protocol, port);
+}
+
+/* The endpoint, or NULL. */
+static __always_inline struct endpoint *endpoint_for(__u32 protocol, const struct addr *to,
+						     __u16 port)
+{
+	__u64 number = endpoint_number(protocol, to, port);
+
 	return number < ENDPOINTS_MAX ? endpoint_of(number) : NULL;
 }
 
 /* The same, if it is in the namespace of the socket that the program was called for. */
-static __always_inline struct endpoint *egress(void *ctx, const struct addr *to, __u16 port)
+static __always_inline struct endpoint *egress(struct bpf_sock_addr *ctx, const struct addr *to,
+					       __u16 port)
 {
-	struct endpoint *ep = endpoint_for(to, port);
+	struct endpoint *ep = endpoint_for(ctx->protocol, to, port);
 
 	return ep && ep->netns == bpf_get_netns_cookie(ctx) ? ep : NULL;
 }
@@ -208,6 +217,12 @@ static __always_inline void redirect6(struct bpf_sock_addr *ctx, const struct ad
 	ctx->user_ip6[2] = to->word[2];
 	ctx->user_ip6[3] = to->word[3];
 	ctx->user_port = bpf_htons(port);
+}
+
+static __always_inline struct addr user6(struct bpf_sock_addr *ctx)
+{
+	return (struct addr){
+		{ctx->user_ip6[0], ctx->user_ip6[1], ctx->user_ip6[2], ctx->user_ip6[3]}};
 }
 
 static __always_inline struct addr source6(struct bpf_sock *sk)

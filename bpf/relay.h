@@ -57,16 +57,14 @@ static __always_inline bool is_relay(struct bpf_sock *sk, __u16 port)
 static __always_inline bool note_sender(struct bpf_sock *sk, const struct addr *at, __u8 is4)
 {
 	struct sender key = {.bits = KEY_BITS(key), .port = sk->src_port, .is4 = is4};
-	__u32 id = container()->id;
+	void *senders = table_of(&sender_tables);
 	struct addr *known;
-	void *senders;
 	__u32 *whose;
 
 	whose = bpf_sk_storage_get(&relayed_sockets, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
-	senders = bpf_map_lookup_elem(&sender_tables, &id);
 	if (!whose || !senders)
 		return false;
-	*whose = id;
+	*whose = container()->id;
 	known = bpf_map_lookup_elem(senders, &key);
 	if (!known || !same(known, at))
 		bpf_map_update_elem(senders, &key, at, BPF_ANY);

@@ -70,7 +70,8 @@ static __always_inline bool keeps_source(struct bpf_sock *sk, const struct endpo
 		return true;
 	if (special(at)) /* it is for special destinations */
 		return special(to) && wildcard(&ep->addr);
-	if (b && b->ingress && same(&b->host, at))
+	if (b && same(&b->host, at) &&
+	    (b->ingress || (container()->loopback && wildcard(&ep->addr))))
 		return true;
 	return wildcard(&ep->addr) && sk->protocol == IPPROTO_UDP && !lent(sk, at);
 }

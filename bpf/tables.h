@@ -13,6 +13,7 @@
 
 #include "options.h"
 #include "policy.h"
+#include "steered.h"
 
 #define AF_UNSPEC 0
 #define AF_INET	  2
@@ -76,7 +77,7 @@ struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, int);
-	__type(value, __u32);
+	__type(value, struct member);
 } loopback_by_socket SEC(".maps");
 
 /* Of types that only tables in tables have, the compiler writes down no more than the
@@ -84,6 +85,7 @@ struct {
 const union {
 	struct sender sender;
 	struct peer peer;
+	struct decision decision;
 } types = {};
 
 /*
@@ -110,8 +112,15 @@ struct udp_peers {
 	__type(value, __u8);
 };
 
+/* Only of containers that are traced. */
+struct decisions {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, TRACE_BYTES);
+};
+
 TABLES(sender_tables, address_by_sender);
 TABLES(peer_tables, udp_peers);
+TABLES(trace_tables, decisions);
 
 /* Inherited by accepted sockets, whose getsockname needs it too. */
 struct {
@@ -120,6 +129,14 @@ struct {
 	__type(key, int);
 	__type(value, struct binding);
 } binding_by_socket SEC(".maps");
+
+/* Inherited likewise. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC | BPF_F_CLONE);
+	__type(key, int);
+	__type(value, struct second);
+} second_by_socket SEC(".maps");
 
 /* Not inherited: what is accepted is an ordinary socket. */
 struct {
@@ -142,10 +159,17 @@ static __always_inline struct container *container(void)
 	return bpf_get_local_storage(&container_by_cgroup, 0);
 }
 
-static __always_inline void *find(void *tables, const void *key)
+/* The container's own table of a kind, or NULL. */
+static __always_inline void *table_of(void *tables)
 {
 	__u32 id = container()->id;
-	void *table = bpf_map_lookup_elem(tables, &id);
+
+	return bpf_map_lookup_elem(tables, &id);
+}
+
+static __always_inline void *find(void *tables, const void *key)
+{
+	void *table = table_of(tables);
 
 	return table ? bpf_map_lookup_elem(table, key) : NULL;
 }
@@ -165,6 +189,17 @@ static __always_inline bool serves(struct bpf_sock *sk)
 	return b && b->ingress;
 }
 
+/* Whether a socket has a port that its binding is for: of either address. */
+static __always_inline bool has_port_of(struct bpf_sock *sk, const struct binding *b)
+{
+	struct second *second;
+
+	if (b->host_port == sk->src_port)
+		return true;
+	second = bpf_sk_storage_get(&second_by_socket, sk, 0, 0);
+	return second && second->container == b->container && second->port == sk->src_port;
+}
+
 /* Whether a listener still has the port that a rule has bound: what was accepted inherits the
  * note, and may lose the port and listen itself. */
 static __always_inline bool serves_here(struct bpf_sock *sk)
@@ -174,18 +209,14 @@ static __always_inline bool serves_here(struct bpf_sock *sk)
 	return b && b->ingress && b->host_port == sk->src_port;
 }
 
-static __always_inline void count_connection(enum connection direction)
+static __always_inline struct counts *counts(void)
 {
-	struct counts *counts = bpf_get_local_storage(&counts_by_cgroup, 0);
-
-	counts->connections[direction]++;
+	return bpf_get_local_storage(&counts_by_cgroup, 0);
 }
 
 static __always_inline int deny(enum denial what)
 {
-	struct counts *counts = bpf_get_local_storage(&counts_by_cgroup, 0);
-
-	counts->denials[what]++;
+	counts()->denials[what]++;
 	return DENY;
 }
 

@@ -63,6 +63,9 @@ struct board {
  * not trap; and, besides, a bind to port 0 of a wildcard or a loopback address. */
 #define BOARD_UNTRAPPED_DESTINATIONS 1
 #define BOARD_UNTRAPPED_PORT_0	     2
+/* But not about a connect to an IPv4 address that is no loopback address: IPv4 is translated. Nor
+ * do they know the IPv4 names of sockets and of their peers. */
+#define BOARD_TRANSLATED 4
 
 _Static_assert(sizeof(struct board) <= BOARD_COUNTERS, "the counters have their place");
 

@@ -37,8 +37,11 @@ struct rules_prefix {
 struct rules_range {
 	uint16_t first;
 	uint16_t last;
-	uint32_t endpoint;
+	uint32_t endpoint; /* or RULES_ASK */
 };
+
+/* The endpoint of a range that is for one protocol: those who read this do not know which. */
+#define RULES_ASK 0xffffffffu
 
 struct rules_endpoint {
 	uint64_t netns; /* SO_NETNS_COOKIE; 0: not an IP endpoint */
@@ -51,7 +54,7 @@ _Static_assert(sizeof(struct rules_range) == 8, "range has no padding");
 /*
  * Finds the endpoint through which ADDR and PORT (host byte order) are reached, in
  * the SIZE bytes at IMAGE. Returns its index; RULES_OWN if they lie in the
- * container's own namespace; RULES_BROKEN if the image makes no sense.
+ * container's own namespace; RULES_BROKEN if the image makes no sense, or says RULES_ASK.
  */
 int64_t rules_find(const void *image, size_t size, const uint8_t addr[16], uint16_t port,
 		   struct rules_endpoint *found);

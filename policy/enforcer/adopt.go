@@ -68,6 +68,9 @@ func adopt(cgroup *os.File, t *policy.Table) (*Enforcement, error) {
 	}
 	e.own.row, e.own.attached = row, true
 	e.cgroup = cgroupID
+	if err := e.endFormerTrace(); err != nil {
+		return nil, errors.Join(err, e.Close())
+	}
 	return e, nil
 }
 

@@ -84,7 +84,7 @@ func TestAdopt(t *testing.T) {
 			t.Errorf("denied: %+v, %v; was %+v", got, err, denied)
 		}
 		services, err := next.Services()
-		if !slices.Equal(services, []policy.Service{{Protocol: unix.IPPROTO_TCP, Port: 80, Is4: true, Netns: here}}) || err != nil {
+		if !slices.Equal(services, []policy.Service{{Protocol: unix.IPPROTO_TCP, Port: 80, Is4: true, Host: netip.MustParseAddrPort("[::ffff:127.0.1.1]:8080"), Netns: here}}) || err != nil {
 			t.Errorf("services: %+v, %v", services, err)
 		}
 		if err := unix.Connect(s, to); !errors.Is(err, unix.ENETUNREACH) {

@@ -17,7 +17,6 @@ import (
 	"os"
 	"sync"
 
-	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/bpf"
@@ -44,7 +43,8 @@ type Enforcement struct {
 	// Its loopback, if that is on the host: nil, or set before there is a program.
 	loopback   *loopback
 	loopbackID uint32
-	making     sync.Mutex // guards tables
+	making     sync.Mutex     // guards tables
+	entering   sync.WaitGroup // tables whose entering has not returned yet
 	close      func() error
 }
 
@@ -145,203 +145,6 @@ func (e *Enforcement) forgetNumber() error {
 	return err
 }
 
-// AllowBind lets a host socket make one bind, and tells it the name to show. It
-// is to be called before the bind, by whoever makes it for the program, and again
-// with the port that the kernel chose where that was 0: the binding counts only
-// as long as the socket has its port.
-func (e *Enforcement) AllowBind(sock int, b policy.Binding) error {
-	row := bpf.PolicyBinding{
-		Host:     wordsOf(b.Host.Addr()),
-		View:     wordsOf(b.View.Addr()),
-		HostPort: b.Host.Port(),
-		ViewPort: b.View.Port(),
-	}
-	row.Ingress, row.Private = boolByte(b.Ingress), boolByte(b.Private)
-	row.Named, row.Netns, row.Call = b.Named, b.Netns, b.Call
-	err := e.remember(sock, b)
-	if err == nil {
-		err = e.bind(sock, row)
-	}
-	if err != nil {
-		return fmt.Errorf("allow bind to %s: %w", b.Host, err)
-	}
-	return nil
-}
-
-// bind notes what a socket may bind, unless it is another container's: what that one's
-// supervisor has noted is in force for it.
-func (e *Enforcement) bind(sock int, row bpf.PolicyBinding) error {
-	var there bpf.PolicyBinding
-	if err := e.set.BindingBySocket.Lookup(uint32(sock), &there); err == nil && there.Container != e.id {
-		return fmt.Errorf("the socket is another container's: %w", unix.EPERM)
-	}
-	row.Container = e.id
-	return putInSocket(e.set.BindingBySocket, sock, row)
-}
-
-// remember makes the table of those whom a UDP server may answer, before it is bound.
-func (e *Enforcement) remember(sock int, b policy.Binding) error {
-	if !b.Ingress {
-		return nil
-	}
-	protocol, err := unix.GetsockoptInt(sock, unix.SOL_SOCKET, unix.SO_PROTOCOL)
-	if err != nil || protocol != unix.IPPROTO_UDP {
-		return err
-	}
-	return e.makeTable(peersTable)
-}
-
-// busyTries is how often a socket's storage is tried that another call of the
-// program on the same socket keeps busy.
-const busyTries = 100
-
-func putInSocket(m *ebpf.Map, sock int, row any) (err error) {
-	for range busyTries {
-		if err = m.Put(uint32(sock), row); !errors.Is(err, unix.EAGAIN) {
-			break
-		}
-	}
-	return err
-}
-
-// Bound tells whether AllowBind was called for a host socket, and not taken back.
-func (e *Enforcement) Bound(sock int) bool {
-	_, found := e.binding(sock)
-	return found
-}
-
-// BoundTo is what AllowBind let a host socket bind.
-func (e *Enforcement) BoundTo(sock int) (netip.AddrPort, bool) {
-	row, found := e.binding(sock)
-	return netip.AddrPortFrom(addrOf(row.Host), row.HostPort), found
-}
-
-// BoundBy tells whether AllowBind let a host socket bind in answer to a call.
-func (e *Enforcement) BoundBy(sock int, call uint64) bool {
-	row, found := e.binding(sock)
-	return found && row.Call == call
-}
-
-// Serve lets the container's programs reach, on their own loopback, a server
-// that AllowBind let bind the host's address, in the namespace with a cookie.
-func (e *Enforcement) Serve(protocol int, b policy.Binding, netns uint64) error {
-	kind := uint8(served6)
-	if b.Host.Addr().Unmap().Is4() {
-		kind = served4
-	}
-	row := bpf.PolicyLocation{Addr: wordsOf(b.Host.Addr()), Port: b.Host.Port(), Netns: netns}
-	var err error
-	if e.loopback != nil {
-		err = e.serveOnLoopback(protocol, kind, b, row)
-	} else {
-		err = e.rows.services.put(e.portKey(kind, protocol, b.View.Port()), row)
-	}
-	if err != nil {
-		return fmt.Errorf("let programs reach their server at %s: %w", b.Host, err)
-	}
-	return nil
-}
-
-// OWNER_BITS of the BPF programs, and KEY_BITS of the keys that are looked up as a whole.
-const (
-	ownerBits   = 32
-	numberBits  = ownerBits + 32
-	serviceBits = ownerBits + 32
-	senderBits  = 32
-)
-
-// Services are those that Serve was called for, by this process or an earlier one.
-func (e *Enforcement) Services() ([]policy.Service, error) {
-	var list []policy.Service
-	rows := e.services()
-	for _, key := range rows.list() {
-		var at bpf.PolicyLocation
-		if key.Kind > served4 {
-			continue
-		}
-		if err := rows.lookup(key, &at); err != nil {
-			return nil, fmt.Errorf("read services: %w", err)
-		}
-		list = append(list, policy.Service{
-			Protocol: int(key.Protocol), Port: key.Port, Is4: key.Kind == served4, Netns: at.Netns,
-		})
-	}
-	return list, nil
-}
-
-// Served tells whether Serve was called for an address of the host's, or for its
-// port on all addresses. Who has it by now is not known.
-func (e *Enforcement) Served(protocol int, host netip.AddrPort) bool {
-	rows := e.services()
-	for _, key := range rows.list() {
-		var at bpf.PolicyLocation
-		if int(key.Protocol) != protocol || key.Kind > served4 || rows.lookup(key, &at) != nil {
-			continue
-		}
-		any := at.Addr == wordsOf(netip.IPv6Unspecified()) || at.Addr == wordsOf(netip.IPv4Unspecified())
-		if at.Port == host.Port() && (any || at.Addr == wordsOf(host.Addr())) {
-			return true
-		}
-	}
-	return false
-}
-
-// NoteAnyPort notes whether the kernel chooses the port of a socket in the container's
-// own namespace, rather than the program.
-func (e *Enforcement) NoteAnyPort(sock int, any bool) error {
-	row, err := e.held(sock)
-	if err != nil || row.AnyPort == boolToWord(any) && row.Container == e.id {
-		return err
-	}
-	row.AnyPort, row.Container = boolToWord(any), e.id
-	if err := putInSocket(e.set.HeldBySocket, sock, row); err != nil {
-		return fmt.Errorf("note who chooses a socket's port: %w", err)
-	}
-	return nil
-}
-
-// AnyPort tells whether the kernel chose the port of a socket in the container's own
-// namespace.
-func (e *Enforcement) AnyPort(sock int) bool {
-	row, err := e.held(sock)
-	return err == nil && row.AnyPort != 0 && row.Container == e.id
-}
-
-func (e *Enforcement) held(sock int) (row bpf.PolicyHeld, err error) {
-	err = e.set.HeldBySocket.Lookup(uint32(sock), &row)
-	if errors.Is(err, ebpf.ErrKeyNotExist) {
-		err = nil
-	}
-	return row, err
-}
-
-// ForgetBind takes back what AllowBind allowed, after a bind that failed.
-func (e *Enforcement) ForgetBind(sock int) error {
-	if !e.Bound(sock) {
-		return nil
-	}
-	err := e.set.BindingBySocket.Delete(uint32(sock))
-	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("forget allowed bind: %w", err)
-	}
-	return nil
-}
-
-// BoundByIngress tells whether AllowBind let a host socket bind what a rule lets
-// the container serve. It does not tell whether that was done, or undone.
-func (e *Enforcement) BoundByIngress(sock int) bool {
-	row, found := e.binding(sock)
-	return found && row.Ingress != 0
-}
-
-func (e *Enforcement) binding(sock int) (row bpf.PolicyBinding, found bool) {
-	err := e.set.BindingBySocket.Lookup(uint32(sock), &row)
-	if err != nil || row.Container != e.id {
-		return bpf.PolicyBinding{}, false
-	}
-	return row, true
-}
-
 // optionsProof is OPTIONS_PROOF of bpf/options.h.
 const optionsProof = 0x7473
 
@@ -379,6 +182,16 @@ func (e *Enforcement) Connections() (policy.Connections, error) {
 	return policy.Connections{Out: n.Connections[0], In: n.Connections[1]}, nil
 }
 
+// Decided returns about how many calls the programs alone have decided so far. That is 0 unless the
+// container's loopback is on the host.
+func (e *Enforcement) Decided() (policy.Decided, error) {
+	n, err := e.counts()
+	if err != nil {
+		return policy.Decided{}, fmt.Errorf("read decisions: %w", err)
+	}
+	return policy.Decided{Connect: n.Decided[0], Send: n.Decided[1], Listen: n.Decided[2], Unreported: n.Unreported}, nil
+}
+
 // counts adds up the counters of all CPUs.
 func (e *Enforcement) counts() (total bpf.PolicyCounts, err error) {
 	var perCPU []bpf.PolicyCounts
@@ -392,6 +205,10 @@ func (e *Enforcement) counts() (total bpf.PolicyCounts, err error) {
 		for i := range n.Connections {
 			total.Connections[i] += n.Connections[i]
 		}
+		for i := range n.Decided {
+			total.Decided[i] += n.Decided[i]
+		}
+		total.Unreported += n.Unreported
 	}
 	return total, nil
 }

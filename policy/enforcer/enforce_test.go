@@ -82,16 +82,16 @@ func inGroup(group *cgroup.Group, fn func()) error {
 	return move(own)
 }
 
-// tryConnect connects a new UDP socket, which sends nothing, and tells whether
-// policy refused it. Without a route the kernel says so after policy has passed.
-func tryConnect(to netip.AddrPort, mapped bool) (refused bool, err error) {
+// tryConnectBy connects a new socket of a type, without waiting, and tells whether policy refused it.
+// A UDP socket sends nothing. Without a route the kernel says so after policy has passed.
+func tryConnectBy(typ int, to netip.AddrPort, mapped bool) (refused bool, err error) {
 	family := unix.AF_INET6
 	var sa unix.Sockaddr = &unix.SockaddrInet6{Port: int(to.Port()), Addr: to.Addr().As16()}
 	if to.Addr().Is4() && !mapped {
 		family = unix.AF_INET
 		sa = &unix.SockaddrInet4{Port: int(to.Port()), Addr: to.Addr().As4()}
 	}
-	s, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	s, err := unix.Socket(family, typ|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return false, err
 	}
@@ -112,6 +112,7 @@ func TestKernelAgreesWithTable(t *testing.T) {
 		{"0.0.0.0/0=any", "224.0.0.0/4=any", "255.255.255.255=any"},
 		// More endpoints than are at hand.
 		{"10.0.0.0/16=a", "10.1.0.0/16=b", "10.2.0.0/24=any", "10.2.1.0/24=web", "2001:db8::/32=six"},
+		{"10.0.0.0/8/tcp=any", "10.0.0.0/8:53/udp=any", "10.1.0.0/16:80-90/udp=any", "10.1.0.0/16:85=a", "2001:db8::/32/udp=six", "[2001:db8:1::/48]:443/tcp=six"},
 		{"169.254.169.254:80=any", "[fe80::/64]:80=six", "224.0.0.0/24=any"},
 	}
 	for i, rules := range ruleSets {
@@ -129,12 +130,14 @@ func TestKernelAgreesWithTable(t *testing.T) {
 		enforce(t, tb, func(*Enforcement) {
 			for _, to := range policytest.AddressesNear(tb, rand.New(rand.NewPCG(1, uint64(i)))) {
 				for _, mapped := range []bool{false, true} {
-					refused, err := tryConnect(to, mapped)
-					if err != nil {
-						t.Fatal(err)
-					}
-					if want := tb.Egress(to) == nil; refused != want {
-						t.Errorf("rules %v: %s (mapped: %v): refused is %v, the table says %v", rules, to, mapped, refused, want)
+					for protocol, typ := range map[policy.Protocol]int{policy.TCP: unix.SOCK_STREAM, policy.UDP: unix.SOCK_DGRAM} {
+						refused, err := tryConnectBy(typ, to, mapped)
+						if err != nil {
+							t.Fatal(err)
+						}
+						if want := tb.Egress(protocol, to) == nil; refused != want {
+							t.Errorf("rules %v: %s%s (mapped: %v): refused is %v, the table says %v", rules, to, protocol, mapped, refused, want)
+						}
 					}
 				}
 			}

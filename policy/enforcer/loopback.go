@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/bpf"
 	"github.com/tsugiki/tsugiki/policy"
@@ -19,14 +20,15 @@ import (
 // can set without CAP_NET_ADMIN.
 const loopbackBit = 1 << 31
 
-// privateMax is how many private ports a loopback may have.
+// privateMax is how many private ports a loopback may have at a time.
 const privateMax = 1024
 
 // Kinds of rows, enum service_kind of the BPF programs.
 const (
 	served6 = iota
 	served4
-	servedAs
+	served6As
+	served4As
 	private
 	privateAs
 )
@@ -146,8 +148,10 @@ func (e *Enforcement) clearLoopback() error {
 
 // PrivatePort is the port of the host in whose place the container's programs know a port of
 // their loopback. Where there is none, or it is the one that is no longer theirs, it becomes the
-// one that is offered. If that is 0, there is none.
-func (e *Enforcement) PrivatePort(protocol int, port, lost, offered uint16) (uint16, error) {
+// one that is offered. If that is 0, or is in the place of another of their ports, there is none: 0.
+// inUse returns which ports of the host a socket of
+// a protocol has: where there is no room for another private port, those that none has are forgotten.
+func (e *Enforcement) PrivatePort(protocol int, port, lost, offered uint16, inUse func(protocol int) (map[uint16]bool, error)) (uint16, error) {
 	l := e.loopback
 	l.changing.Lock()
 	defer l.changing.Unlock()
@@ -163,11 +167,20 @@ func (e *Enforcement) PrivatePort(protocol int, port, lost, offered uint16) (uin
 	if offered == 0 {
 		return 0, nil
 	}
-	if err != nil && l.rows.count(func(k bpf.PolicyService) bool { return k.Kind == private }) >= privateMax {
-		return 0, fmt.Errorf("give port %d a private one: %w", port, errNoRoom)
+	back := e.portKey(privateAs, protocol, offered)
+	var is bpf.PolicyLocation
+	if err := l.rows.lookup(back, &is); err == nil && is.Port != port {
+		return 0, nil
+	} else if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return 0, fmt.Errorf("find the port of private port %d: %w", offered, err)
+	}
+	if err != nil {
+		if err := l.makeRoom(inUse); err != nil {
+			return 0, fmt.Errorf("give port %d a private one: %w", port, err)
+		}
 	}
 	// The way back first: a program that connects meanwhile sees no other name.
-	err = l.rows.put(e.portKey(privateAs, protocol, offered), bpf.PolicyLocation{Port: port})
+	err = l.rows.put(back, bpf.PolicyLocation{Port: port})
 	if err == nil {
 		err = l.rows.put(key, bpf.PolicyLocation{Port: offered})
 	}
@@ -178,6 +191,50 @@ func (e *Enforcement) PrivatePort(protocol int, port, lost, offered uint16) (uin
 		return 0, fmt.Errorf("give port %d a private one: %w", port, err)
 	}
 	return offered, nil
+}
+
+// makeRoom makes room for one more private port. With l.changing held.
+func (l *loopback) makeRoom(inUse func(protocol int) (map[uint16]bool, error)) error {
+	isPrivate := func(k bpf.PolicyService) bool { return k.Kind == private }
+	if l.rows.count(isPrivate) < privateMax {
+		return nil
+	}
+	for _, protocol := range []int{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
+		used, err := inUse(protocol)
+		if err != nil {
+			return err
+		}
+		for _, key := range l.rows.list() {
+			if !isPrivate(key) || int(key.Protocol) != protocol {
+				continue
+			}
+			if err := l.forgetUnused(key, used); err != nil {
+				return err
+			}
+		}
+	}
+	if l.rows.count(isPrivate) >= privateMax {
+		return errNoRoom
+	}
+	return nil
+}
+
+// forgetUnused deletes the rows of a private port, unless it is in use. With l.changing held.
+func (l *loopback) forgetUnused(key bpf.PolicyService, used map[uint16]bool) error {
+	var at, from bpf.PolicyLocation
+	if err := l.rows.lookup(key, &at); err != nil || used[at.Port] {
+		return err
+	}
+	back := key
+	back.Kind, back.Port = privateAs, at.Port
+	err := l.rows.lookup(back, &from)
+	if err == nil && from.Port == key.Port {
+		err = l.rows.delete(back)
+	}
+	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return err
+	}
+	return l.rows.delete(key)
 }
 
 // serveOnLoopback is Serve for a container whose loopback is on the host.
@@ -191,7 +248,7 @@ func (e *Enforcement) serveOnLoopback(protocol int, kind uint8, b policy.Binding
 		back.Addr = wordsOf(netip.IPv6Unspecified())
 		err = l.rows.put(e.portKey(privateAs, protocol, row.Port), back)
 	} else {
-		err = l.rows.put(e.portKey(servedAs, protocol, row.Port), back)
+		err = l.rows.put(e.portKey(kind+served6As, protocol, row.Port), back)
 	}
 	if err != nil {
 		return err
@@ -213,4 +270,13 @@ func (e *Enforcement) services() *rows[bpf.PolicyService] {
 		return &e.loopback.rows
 	}
 	return &e.rows.services
+}
+
+// ServeNames leads what the container sends to port 53 of any address to port 53 of its loopback,
+// from now on. The loopback has to be on the host.
+func (e *Enforcement) ServeNames() error {
+	if err := e.change(func(c *bpf.PolicyContainer) { c.Resolves = 1 }); err != nil {
+		return fmt.Errorf("lead questions for names to the loopback: %w", err)
+	}
+	return nil
 }

@@ -48,7 +48,7 @@ func of(t *testing.T, c *contained, family, typ int) (s int) {
 // private binds a socket to an address, whose port the host's has another for.
 func (c *contained) private(t *testing.T, s, protocol int, view netip.AddrPort, port uint16) {
 	t.Helper()
-	if have, err := c.PrivatePort(protocol, view.Port(), 0, port); err != nil || have != port {
+	if have, err := c.PrivatePort(protocol, view.Port(), 0, port, nil); err != nil || have != port {
 		t.Fatalf("private port of %v: %d, %v", view, have, err)
 	}
 	b := policy.Binding{Host: netip.AddrPortFrom(view.Addr(), port), View: view, Private: true}
@@ -230,6 +230,50 @@ func heard(t *testing.T, s int, text string, from netip.AddrPort) {
 	n, sa, err := unix.Recvfrom(s, buf[:], 0)
 	if err != nil || string(buf[:n]) != text || nameOf(sa) != from.String() {
 		t.Errorf("%q from %s, %v; want %q from %s", buf[:max(n, 0)], nameOf(sa), err, text, from)
+	}
+}
+
+// Sockets share a private port of UDP if they set SO_REUSEADDR. The kernel knows it as SO_REUSEPORT,
+// so that nobody shares the port who sets SO_REUSEADDR alone.
+func TestPrivatePortShared(t *testing.T) {
+	onLoopback(t, func(list []*contained) {
+		at := netip.MustParseAddrPort("127.0.0.1:53")
+		var own [2]int
+		for i := range own {
+			own[i] = of(t, list[i], unix.AF_INET, unix.SOCK_DGRAM)
+			list[i].share(t, own[i], at, 40000)
+			for option, want := range map[int]int{unix.SO_REUSEADDR: 1, unix.SO_REUSEPORT: 0} {
+				if is, err := unix.GetsockoptInt(own[i], unix.SOL_SOCKET, option); err != nil || is != want {
+					t.Errorf("option %d of socket %d is %d, %v, want %d", option, i, is, err, want)
+				}
+			}
+		}
+		host := of(t, nil, unix.AF_INET, unix.SOCK_DGRAM)
+		err := unix.SetsockoptInt(host, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+		if err := errors.Join(err, unix.Bind(host, sockaddrOf(netip.MustParseAddrPort("127.0.0.1:40000")))); !errors.Is(err, unix.EADDRINUSE) {
+			t.Errorf("a socket of the host: %v, want EADDRINUSE", err)
+		}
+		closeSocket(t, own[0])
+		if err := unix.Sendto(of(t, list[0], unix.AF_INET, unix.SOCK_DGRAM), []byte("ask"), 0, sockaddrOf(at)); err != nil {
+			t.Fatal(err)
+		}
+		var buf [8]byte
+		if n, _, err := unix.Recvfrom(own[1], buf[:], 0); err != nil || string(buf[:n]) != "ask" {
+			t.Errorf("%q, %v", buf[:max(n, 0)], err)
+		}
+	})
+}
+
+// share is private for a UDP socket that sets SO_REUSEADDR.
+func (c *contained) share(t *testing.T, s int, view netip.AddrPort, port uint16) {
+	t.Helper()
+	if _, err := c.PrivatePort(unix.IPPROTO_UDP, view.Port(), 0, port, nil); err != nil {
+		t.Fatal(err)
+	}
+	b := policy.Binding{Host: netip.AddrPortFrom(view.Addr(), port), View: view, Private: true}
+	err := c.AllowBind(s, b)
+	if err := errors.Join(err, unix.SetsockoptInt(s, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1), unix.Bind(s, sockaddrOf(b.Host))); err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -46,6 +46,9 @@ type set struct {
 
 	finding sync.Mutex         // guards what follows
 	found   map[uint32]*shared // by number: what others have written, and nobody has taken over yet
+
+	steering sync.Mutex           // guards what follows
+	steered  map[uint64]link.Link // by the cookie of a network namespace: see Steer
 }
 
 // sets are those that this process uses.
@@ -81,12 +84,13 @@ func Prepare() (letGo func() error, err error) {
 
 // tables are one container's own.
 type tables struct {
-	senders *ebpf.Map // both nil until they are needed
+	senders *ebpf.Map // all nil until they are needed
 	peers   *ebpf.Map
+	ring    *ebpf.Map
 }
 
 func (t *tables) all() []**ebpf.Map {
-	return []**ebpf.Map{&t.senders, &t.peers}
+	return []**ebpf.Map{&t.senders, &t.peers, &t.ring}
 }
 
 func (t *tables) close() error {
@@ -124,7 +128,8 @@ var setsErrno = sync.OnceValue(func() bool {
 // withoutErrno takes out of a program what the kernel does not know.
 func withoutErrno(p *ebpf.ProgramSpec) {
 	for i, ins := range p.Instructions {
-		if ins.IsBuiltinCall() && asm.BuiltinFunc(ins.Constant) == asm.FnSetRetval && !setsErrno() {
+		fn := asm.BuiltinFunc(ins.Constant)
+		if ins.IsBuiltinCall() && (fn == asm.FnSetRetval || fn == asm.FnGetRetval) && !setsErrno() {
 			p.Instructions[i] = asm.Mov.Imm(asm.R0, 0).WithMetadata(ins.Metadata)
 		}
 	}
@@ -198,7 +203,7 @@ func (s *set) closeTheirs() error {
 }
 
 func (s *set) theirs() []**ebpf.Map {
-	return []**ebpf.Map{&s.HeardBySocket, &s.KeptBySocket, &s.LentBySocket, &s.RelayedSockets, &s.TriedBySocket}
+	return []**ebpf.Map{&s.HeardBySocket, &s.KeptBySocket, &s.LentBySocket, &s.NameserverBySocket, &s.RelayedSockets, &s.ReportedBySocket, &s.TriedBySocket}
 }
 
 func (s *set) isTheirs(m **ebpf.Map) bool { return slices.Contains(s.theirs(), m) }
@@ -218,7 +223,7 @@ func (e *Enforcement) LetGoOfPrograms() error {
 
 // outer are the maps that have the containers' tables, in the order of tables.all.
 func (s *set) outer() []*ebpf.Map {
-	return []*ebpf.Map{s.SenderTables, s.PeerTables}
+	return []*ebpf.Map{s.SenderTables, s.PeerTables, s.TraceTables}
 }
 
 // tableSpecs are what is in those, in the same order. To read them from the object takes longer
@@ -232,6 +237,7 @@ var tableSpecs = []*ebpf.MapSpec{
 		Name: "peer_tables_inner", Type: ebpf.LRUHash, MaxEntries: udpPeersMax,
 		KeySize: uint32(unsafe.Sizeof(bpf.PolicyPeer{})), ValueSize: 1,
 	},
+	{Name: "trace_tables_inner", Type: ebpf.RingBuf, MaxEntries: traceBytes},
 }
 
 // RELAY_SENDERS_MAX and UDP_PEERS_MAX of the BPF programs.
@@ -244,6 +250,7 @@ const (
 const (
 	sendersTable = 0
 	peersTable   = 1
+	traceTable   = 2
 )
 
 // makeTable makes a table of a container's own, unless it has it. The programs see it when
@@ -259,7 +266,7 @@ func (e *Enforcement) makeTable(kind int) error {
 	if err != nil {
 		return err
 	}
-	if err := enter(e.set.outer()[kind], e.id, m); err != nil {
+	if err := e.enter(e.set.outer()[kind], m); err != nil {
 		return errors.Join(err, m.Close())
 	}
 	*table = m
@@ -268,12 +275,16 @@ func (e *Enforcement) makeTable(kind int) error {
 
 // enter puts a table into a map of tables. The kernel does so at once; but its call returns only
 // when all programs that run have ended (8 to 16 ms), and nobody here needs to know that.
-func enter(outer *ebpf.Map, id uint32, table *ebpf.Map) error {
+func (e *Enforcement) enter(outer, table *ebpf.Map) error {
 	done := make(chan error, 1)
-	go func() { done <- outer.Put(id, table) }()
+	e.entering.Add(1)
+	go func() {
+		defer e.entering.Done()
+		done <- outer.Put(e.id, table)
+	}()
 	for {
 		var there ebpf.MapID
-		err := outer.Lookup(id, &there)
+		err := outer.Lookup(e.id, &there)
 		if !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return err
 		}
@@ -349,7 +360,7 @@ func (s *set) close() error {
 		err = unix.Munmap(s.shared)
 		s.shared, s.last = nil, nil
 	}
-	return errors.Join(err, s.PolicyMaps.Close(), s.programs.Close())
+	return errors.Join(err, s.closeSteering(), s.PolicyMaps.Close(), s.programs.Close())
 }
 
 // attach puts the programs in force for the sockets of a cgroup. They stay so until the

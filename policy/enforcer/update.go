@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/cilium/ebpf"
 
@@ -25,8 +26,9 @@ import (
 //     finds the one that the new table says. All of the old ones are there yet.
 //  3. Prefixes that the new table has not go, the shortest first: whoever finds
 //     one finds the one that the old table says.
-//  4. All programs that may have seen an old row are waited for.
-//  5. The rows of endpoints that are gone are deleted. Their numbers are free.
+//  4. The number of the rules changes, with which sockets remember where datagrams lead.
+//  5. All programs that may have seen an old row are waited for.
+//  6. The rows of endpoints that are gone are deleted. Their numbers are free.
 //
 // At each moment a destination so has the verdict of the old table or that of the
 // new one. What is old is what is found in the maps: so a change that a process has
@@ -51,8 +53,12 @@ func (e *Enforcement) Update(t *policy.Table, netnsOf func(*endpoint.Endpoint) u
 			return fmt.Errorf("change policy maps: number %d is endpoint %s's, and %s's in the next table", i, ep.Name, next[i].Name)
 		}
 	}
-	if err := e.write(t, netnsOf); err != nil {
-		if back := e.write(e.table, netnsOf); back != nil {
+	written, err := e.add(t, netnsOf)
+	if err == nil {
+		err = e.remove(t, netnsOf)
+	}
+	if err != nil {
+		if back := e.restore(written, netnsOf); back != nil {
 			e.stuck = fmt.Errorf("%w: %w", errStuck, back)
 		}
 		return errors.Join(fmt.Errorf("change policy maps: %w", err), e.stuck)
@@ -63,30 +69,76 @@ func (e *Enforcement) Update(t *policy.Table, netnsOf func(*endpoint.Endpoint) u
 
 // write has the maps hold a table and nothing else.
 func (e *Enforcement) write(t *policy.Table, netnsOf func(*endpoint.Endpoint) uint64) error {
-	endpoints := endpointRows(t, netnsOf)
-	if err := e.writeEndpoints(endpoints); err != nil {
+	if _, err := e.add(t, netnsOf); err != nil {
 		return err
 	}
-	keys := map[bpf.PolicyPrefix]bool{}
+	return e.remove(t, netnsOf)
+}
+
+// add writes the rows of a table. It returns the prefixes that it has written, in this order.
+func (e *Enforcement) add(t *policy.Table, netnsOf func(*endpoint.Endpoint) uint64) (written []bpf.PolicyPrefix, err error) {
+	if err := e.writeEndpoints(endpointRows(t, netnsOf)); err != nil {
+		return nil, err
+	}
 	for _, r := range t.Routes() {
 		if !hasRow(r) {
 			continue
 		}
 		key := e.prefixKey(r.Prefix)
-		keys[key] = true
 		if err := e.rows.egress.put(key, egressRow(r)); err != nil {
-			return fmt.Errorf("prefix %s: %w", r.Prefix, err)
+			return written, fmt.Errorf("prefix %s: %w", r.Prefix, err)
 		}
+		written = append(written, key)
 	}
+	return written, nil
+}
+
+// remove deletes the rows that a table has not.
+func (e *Enforcement) remove(t *policy.Table, netnsOf func(*endpoint.Endpoint) uint64) error {
+	rows := e.egressRows(t)
 	for _, key := range e.rows.prefixes() {
-		if keys[key] {
+		if _, there := rows[key]; there {
 			continue
 		}
 		if err := e.rows.egress.delete(key); err != nil {
 			return fmt.Errorf("former prefix %s/%d: %w", addrOf(key.Addr), key.Bits-ownerBits, err)
 		}
 	}
-	return e.clear(endpoints)
+	// What sockets remember of the rules is outdated.
+	if err := e.change(func(c *bpf.PolicyContainer) { c.Rules++ }); err != nil {
+		return err
+	}
+	return e.clear(endpointRows(t, netnsOf))
+}
+
+// egressRows are those of a table's prefixes.
+func (e *Enforcement) egressRows(t *policy.Table) map[bpf.PolicyPrefix]bpf.PolicyEgress {
+	rows := map[bpf.PolicyPrefix]bpf.PolicyEgress{}
+	for _, r := range t.Routes() {
+		if hasRow(r) {
+			rows[e.prefixKey(r.Prefix)] = egressRow(r)
+		}
+	}
+	return rows
+}
+
+// restore has the maps hold the table that is in force, after another was written in part. It first
+// undoes what was written, the latest first: so the programs find again what they found before, and
+// there is room. On Linux 5.15 a full trie refuses to replace a row, too.
+func (e *Enforcement) restore(written []bpf.PolicyPrefix, netnsOf func(*endpoint.Endpoint) uint64) error {
+	rows := e.egressRows(e.table)
+	for _, key := range slices.Backward(written) {
+		var err error
+		if row, there := rows[key]; there {
+			err = e.rows.egress.put(key, row)
+		} else {
+			err = e.rows.egress.delete(key)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return e.write(e.table, netnsOf)
 }
 
 // clear frees the rows of endpoints that are none of these.
@@ -216,7 +268,7 @@ func endpointRow(ep *endpoint.Endpoint, netnsOf func(*endpoint.Endpoint) uint64)
 func egressRow(r policy.Route) bpf.PolicyEgress {
 	row := bpf.PolicyEgress{Count: uint16(len(r.Ranges)), Special: boolByte(r.Special)}
 	for i, o := range r.Ranges {
-		row.Range[i] = bpf.PolicyPortRange{First: o.Ports.First, Last: o.Ports.Last, Endpoint: uint16(o.Endpoint)}
+		row.Range[i] = bpf.PolicyPortRange{First: o.Ports.First, Last: o.Ports.Last, Endpoint: uint8(o.Endpoint), Protocol: uint8(o.Protocol)}
 	}
 	return row
 }
