@@ -1,11 +1,14 @@
 package graft
 
 import (
+	"os"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/keeper"
 )
 
 func TestParseAnyPorts(t *testing.T) {
@@ -56,5 +59,40 @@ func TestStride(t *testing.T) {
 				t.Fatalf("of %d ports, %d is never tried", size, port)
 			}
 		}
+	}
+}
+
+// What is bound to any port on the host keeps that port on the container's loopback, whatever
+// ports are taken there.
+func TestAnyPortIsKept(t *testing.T) {
+	host, own := newPlace(t, host4), newPlace(t)
+	for _, p := range []*fakePlace{host, own} {
+		if err := p.Do(func() error {
+			return os.WriteFile("/proc/sys/net/ipv4/ip_local_port_range", []byte("40000 40007"), 0)
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for port := 40000; port < 40007; port++ {
+		file, err := own.Socket(keeper.Kind{Family: ip4, Type: tcp})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(file)
+		if err := unix.Bind(file, &unix.SockaddrInet4{Port: port}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w := newWorld(t, host, own, false, everywhere...)
+	number := w.socket(host, ip4, tcp)
+	if answer, err := w.Bind(w.program, number, addr("0.0.0.0:0")); err != nil || answer != succeeded {
+		t.Fatal(answer, err)
+	}
+	place, before := w.at()
+	if _, err := w.Connect(w.program, number, addr("127.0.0.1:80")); err != nil {
+		t.Fatal(err)
+	}
+	if at, after := w.at(); place != "host" || at != "own" || before != after {
+		t.Errorf("%v in %s, then %v in %s", before, place, after, at)
 	}
 }

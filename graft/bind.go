@@ -1,6 +1,7 @@
 package graft
 
 import (
+	"errors"
 	"net/netip"
 
 	"golang.org/x/sys/unix"
@@ -48,9 +49,11 @@ func (e call) bind(p Program, number int, addr netip.AddrPort) (Answer, error) {
 	switch {
 	case ep != nil && ep.Type == endpoint.Unix:
 		return e.listenAtPath(p, number, s, ep)
+	case ep != nil && s.is4() && ep.Addr.Is6():
+		return e.bind6(p, number, s, ep, port, addr)
 	case ep != nil:
-		host := netip.AddrPortFrom(s.shape(ep.Addr), port)
-		return e.bindAt(p, number, s, e.Host[ep.Netns], policy.Binding{Host: host, View: addr, Ingress: true, Call: p.Call()})
+		b := policy.Binding{Host: netip.AddrPortFrom(s.shape(ep.Addr), port), View: addr, Ingress: true, Call: p.Call()}
+		return e.bindAt(p, number, s, e.Host[ep.Netns], e.bothFamilies(s, b, ep))
 	case e.places[s.netns] == nil: // its own socket, to its own address
 		return Answer{}, e.Enforcer.NoteAnyPort(s.file, addr.Port() == 0)
 	case e.Untrapped:
@@ -61,8 +64,7 @@ func (e call) bind(p Program, number int, addr netip.AddrPort) (Answer, error) {
 		if e.hasSources() {
 			e.Know(BoundClients)
 		}
-		host := netip.AddrPortFrom(e.clientSource(s), 0)
-		return e.bindAt(p, number, s, e.places[s.netns], policy.Binding{Host: host, View: addr, Call: p.Call()})
+		return e.bindAnyClient(p, number, s, policy.Binding{View: addr, Call: p.Call()})
 	}
 	moved, err := e.swap(p, number, s, e.Own, rebind{})
 	if err != nil {
@@ -78,9 +80,13 @@ func (e call) bind(p Program, number int, addr netip.AddrPort) (Answer, error) {
 // refuse.
 func (e call) ingress(s *socket, addr netip.AddrPort) (*endpoint.Endpoint, uint16, error) {
 	unmapped := netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())
-	ep, port := e.Table.Ingress(unmapped)
+	protocol := policy.TCP
+	if s.typ == unix.SOCK_DGRAM {
+		protocol = policy.UDP
+	}
+	ep, port := e.Table.Ingress(protocol, unmapped)
 	if ep == nil && addr.Addr() == netip.IPv6Unspecified() && !s.v6only() {
-		ep, port = e.Table.Ingress(netip.AddrPortFrom(netip.IPv4Unspecified(), addr.Port()))
+		ep, port = e.Table.Ingress(protocol, netip.AddrPortFrom(netip.IPv4Unspecified(), addr.Port()))
 	}
 	if ep == nil || unmapped.Addr().IsUnspecified() || unmapped.Addr() == ep.Addr || e.Table.Names(unmapped.Addr()) {
 		return ep, port, nil
@@ -151,6 +157,46 @@ func (e call) clientSource(s *socket) netip.Addr {
 	return s.shape(ep.Addr)
 }
 
+// bindAnyClient binds a host socket to port 0. The socket moves to the container's namespace if
+// it connects there or listens, and is to keep its port then. So one whose port is taken there is
+// replaced by a socket with a port that is free in both.
+func (e call) bindAnyClient(p Program, number int, s *socket, b policy.Binding) (Answer, error) {
+	place := e.places[s.netns]
+	b.Host = netip.AddrPortFrom(e.clientSource(s), 0)
+	answer, err := e.bindAt(p, number, s, place, b)
+	if err != nil || answer.Action != Succeed {
+		return answer, err
+	}
+	name, err := localName(s.file)
+	if err != nil || name.Port() == 0 { // IP_BIND_ADDRESS_NO_PORT
+		return answer, err
+	}
+	at := privatePort(e.Own, s.kind().Protocol, name.Port())
+	if _, err := claimIn(e.Own, at); !errors.Is(err, unix.EADDRINUSE) {
+		return answer, nil
+	}
+	any := privatePort(place, s.kind().Protocol, 0)
+	for range privateTries {
+		port, err := claimIn(e.Own, any)
+		if err != nil || !e.chooses(any, port) {
+			break
+		}
+		to := netip.AddrPortFrom(b.Host.Addr(), port)
+		moved, err := e.swap(p, number, s, place, rebind{wanted: true, exact: true, to: to, view: b.View, call: b.Call})
+		if err == nil {
+			unix.Close(moved)
+			break
+		}
+		e.Log.Debug("port is taken", "pid", p.Thread(), "fd", number, "port", port, "err", err)
+	}
+	return answer, nil // at worst its port changes when it moves
+}
+
+// chooses tells whether the host's kernel might choose a port for the container's sockets.
+func (e *Engine) chooses(at Port, port uint16) bool {
+	return e.Ephemeral.Contains(port) && !e.keeps(port) && !e.Ports.Reserved(at, endpoint.PortRange{First: port, Last: port})
+}
+
 // bindAt binds a socket of the place and makes it the program's.
 func (e call) bindAt(p Program, number int, s *socket, place Place, b policy.Binding) (Answer, error) {
 	file := s.file
@@ -159,14 +205,18 @@ func (e call) bindAt(p Program, number int, s *socket, place Place, b policy.Bin
 			return answerFor(err)
 		}
 	} else {
-		moved, err := e.swap(p, number, s, place, rebind{wanted: true, exact: true, to: b.Host, view: b.View, ingress: b.Ingress, call: b.Call})
+		moved, err := e.swap(p, number, s, place, rebind{wanted: true, exact: true, to: b.Host, second: b.Second, view: b.View, ingress: b.Ingress, call: b.Call})
 		if err != nil {
 			return answerFor(err)
 		}
 		defer unix.Close(moved)
 		file = moved
 	}
-	if b.Ingress {
+	for _, host := range []netip.AddrPort{b.Host, b.Second} {
+		if !b.Ingress || !host.IsValid() {
+			continue
+		}
+		b.Host = host
 		if err := e.serve(file, s.kind().Protocol, place, b); err != nil {
 			// It serves the world all the same.
 			e.Log.Error("server not reachable on the container's loopback", "pid", p.Thread(), "addr", b.View, "err", err)

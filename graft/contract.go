@@ -46,13 +46,19 @@ type Enforcer interface {
 	BoundBy(sock int, call uint64) bool
 	BoundByIngress(sock int) bool
 	NoteAnyPort(sock int, chosen bool) error
+	NoteTranslated(sock int) error
 	AnyPort(sock int) bool
 
 	Serve(protocol int, b policy.Binding, netns uint64) error
 	Services() ([]policy.Service, error)
 
+	// Of servers that have an address of each family.
+	Steer(netns uint64, in func(func() error) error) error
+	Steered(netns uint64, at netip.AddrPort) (bool, error)
+	EndSteering(netns uint64, at netip.AddrPort) error
+
 	// Of a container whose loopback is on the host.
-	PrivatePort(protocol int, port, lost, offered uint16) (uint16, error)
+	PrivatePort(protocol int, port, lost, offered uint16, inUse func(protocol int) (map[uint16]bool, error)) (uint16, error)
 	SharesLoopback(cgroup uint64) bool
 
 	afgraft.Store
@@ -80,12 +86,16 @@ type Config struct {
 	// Ephemeral are the ports that the host's kernel gives to whoever asks for
 	// none: a client may keep the one that it got of those, where it is free.
 	Ephemeral endpoint.PortRange
+	// Kept are those that the host's administrator keeps for who names them.
+	Kept []endpoint.PortRange
 	// OwnIsLoopback says that the container's namespace has nothing but a
 	// loopback, so that all else lies on the host's side.
 	OwnIsLoopback bool
 	// Untrapped says that the container's loopback is on the host, and that the kernel programs
 	// alone decide about connects, sends and listens (see NeedsTraps).
 	Untrapped bool
+	// Translation is that of IPv4, which needs Untrapped.
+	Translation
 	// NoSymlinks has the path of a unix endpoint lead through no symbolic link.
 	NoSymlinks bool
 	Log        *slog.Logger

@@ -75,9 +75,12 @@ type fakeEnforcer struct {
 	bindings map[uint64]policy.Binding
 	anyPort  map[uint64]bool
 	served   []policy.Service
-	serve    error             // of Serve
-	private  map[[2]int]uint16 // by protocol and port
-	shares   bool              // what SharesLoopback says
+	// translated are the sockets that NoteTranslated was called for.
+	translated []uint64
+	serve      error             // of Serve
+	private    map[[2]int]uint16 // by protocol and port
+	shares     bool              // what SharesLoopback says
+	steered    map[netip.AddrPort]bool
 
 	states map[uint64]afgraft.State
 	queues map[uint64][]afgraft.Option
@@ -131,6 +134,11 @@ func (f *fakeEnforcer) NoteAnyPort(sock int, chosen bool) error {
 	return nil
 }
 
+func (f *fakeEnforcer) NoteTranslated(sock int) error {
+	f.translated = append(f.translated, f.cookie(sock))
+	return nil
+}
+
 func (f *fakeEnforcer) AnyPort(sock int) bool { return f.anyPort[f.cookie(sock)] }
 
 func (f *fakeEnforcer) Serve(protocol int, b policy.Binding, netns uint64) error {
@@ -143,10 +151,24 @@ func (f *fakeEnforcer) Serve(protocol int, b policy.Binding, netns uint64) error
 
 func (f *fakeEnforcer) Services() ([]policy.Service, error) { return f.served, nil }
 
-func (f *fakeEnforcer) PrivatePort(protocol int, port, lost, offered uint16) (uint16, error) {
+func (f *fakeEnforcer) Steer(uint64, func(func() error) error) error { return f.faults["Steer"] }
+
+func (f *fakeEnforcer) Steered(_ uint64, at netip.AddrPort) (bool, error) { return f.steered[at], nil }
+
+func (f *fakeEnforcer) EndSteering(_ uint64, at netip.AddrPort) error {
+	delete(f.steered, at)
+	return nil
+}
+
+func (f *fakeEnforcer) PrivatePort(protocol int, port, lost, offered uint16, _ func(int) (map[uint16]bool, error)) (uint16, error) {
 	key := [2]int{protocol, int(port)}
 	if have := f.private[key]; have != 0 && have != lost {
 		return have, f.faults["PrivatePort"]
+	}
+	for other, at := range f.private {
+		if at == offered && other != key && other[0] == protocol {
+			offered = 0
+		}
 	}
 	if offered != 0 {
 		f.private[key] = offered

@@ -25,8 +25,6 @@
 package graft
 
 import (
-	"context"
-	"log/slog"
 	"net/netip"
 	"slices"
 	"sync"
@@ -63,6 +61,12 @@ type Engine struct {
 	pathsMu sync.Mutex
 	paths   []madeSocket
 
+	// accepting is held while a listener that waits is kept from waiting.
+	accepting sync.Mutex
+	// guards are the sockets that have the ports of second addresses.
+	guardsMu sync.Mutex
+	guards   map[Port]int
+
 	// sent remembers, by socket cookie, the UDP sockets whose place was decided
 	// by the first datagram.
 	sentMu sync.Mutex
@@ -88,7 +92,7 @@ type call struct {
 
 // New makes an engine that begins with the rules r.
 func New(c Config, r Rules) *Engine {
-	e := &Engine{Config: c, host: r.Host[""], sent: map[uint64]struct{}{}}
+	e := &Engine{Config: c, host: r.Host[""], sent: map[uint64]struct{}{}, guards: map[Port]int{}}
 	e.Update(r)
 	e.hostFirst4, e.hostFirst6 = hostFirst(r.Table, c.OwnIsLoopback, false), hostFirst(r.Table, c.OwnIsLoopback, true)
 	return e
@@ -112,12 +116,13 @@ func (e *Engine) Update(r Rules) {
 
 // Recover learns from the kernel what an earlier engine of the container knew.
 func (e *Engine) Recover() error {
-	if e.Untrapped {
-		return nil // the kernel programs alone need it
-	}
 	services, err := e.Enforcer.Services()
 	if err != nil {
 		return err
+	}
+	e.recoverGuards(services)
+	if e.Untrapped {
+		return nil // the kernel programs alone need the rest
 	}
 	places := e.now.Load().places
 	for _, s := range services {
@@ -167,7 +172,7 @@ func isUDP(protocol int) bool { return protocol == 0 || protocol == unix.IPPROTO
 // an ingress rule has brought to the host: the kernel programs lead there. The
 // kernel takes the wildcard for the loopback.
 func (e call) reach(s *socket, to netip.AddrPort) (*endpoint.Endpoint, Place) {
-	if ep := e.Table.Egress(to); ep != nil {
+	if ep := e.Table.Egress(policy.Protocol(s.kind().Protocol), to); ep != nil {
 		return ep, e.Host[ep.Netns]
 	}
 	if addr := to.Addr().Unmap(); addr.IsLoopback() || addr.IsUnspecified() {
@@ -199,9 +204,11 @@ func (e *Engine) Send(p Program, number int, to netip.AddrPort) (Answer, error) 
 
 // move brings the socket of a call to where its destination lies.
 func (e call) move(p Program, syscall string, number int, to netip.AddrPort) (Answer, error) {
+	if e.Untrapped && e.Translator != nil && syscall == "connect" && to.Addr().Is4() {
+		return e.connectTranslated(p, number, to)
+	}
 	if e.Untrapped {
-		e.logDecision(p, syscall, number, to, e.Table.Egress(to))
-		return Answer{}, nil // the kernel programs lead it
+		return Answer{}, nil // the kernel programs lead it, and report it
 	}
 	file, err := p.File(number)
 	if err != nil {
@@ -309,21 +316,4 @@ func (e *Engine) decided(s *socket) bool {
 		e.sent[s.cookie] = struct{}{}
 	}
 	return seen
-}
-
-// LogDecision logs what was decided about a destination without the engine.
-func (e *Engine) LogDecision(p Program, syscall string, number int, to netip.AddrPort) {
-	e.logDecision(p, syscall, number, to, e.begin().Table.Egress(to))
-}
-
-func (e *Engine) logDecision(p Program, syscall string, number int, addr netip.AddrPort, ep *endpoint.Endpoint) {
-	// The arguments would be allocated even where nobody wants them.
-	if !e.Log.Enabled(context.Background(), slog.LevelInfo) {
-		return
-	}
-	name := "-"
-	if ep != nil {
-		name = ep.Name
-	}
-	e.Log.Info("decided", "pid", p.Thread(), "syscall", syscall, "fd", number, "addr", addr, "endpoint", name)
 }

@@ -3,8 +3,10 @@ package graft
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"os"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -35,7 +37,7 @@ func (e call) bindOnLoopback(p Program, s *socket, addr netip.AddrPort) (Answer,
 		return Answer{}, nil // the kernel programs let it pass
 	default:
 		if err = e.mayBind(p, addr.Port()); err == nil {
-			err = e.bindPrivate(p, s, addr)
+			err = e.bindPrivate(p.Call(), s, addr)
 		}
 	}
 	if err != nil {
@@ -84,33 +86,66 @@ func (e call) bindClient(p Program, s *socket, addr netip.AddrPort) error {
 	return e.bindHost(s.file, e.places[s.netns], policy.Binding{Host: host, View: addr, Call: p.Call()})
 }
 
-// bindPrivate binds the private port of a program's port.
-func (e call) bindPrivate(p Program, s *socket, addr netip.AddrPort) error {
+// bindPrivate binds the private port of a program's port, in answer to a call.
+func (e call) bindPrivate(id uint64, s *socket, addr netip.AddrPort) error {
 	place, protocol := e.places[s.netns], s.kind().Protocol
 	var lost uint16
+	again := false
 	for range privateTries {
-		port, err := e.Enforcer.PrivatePort(protocol, addr.Port(), lost, 0)
+		port, err := e.Enforcer.PrivatePort(protocol, addr.Port(), lost, 0, nil)
 		if err == nil && port == 0 {
 			var offered uint16
 			if offered, err = e.freePort(place, protocol, addr.Port(), lost); err == nil {
-				port, err = e.Enforcer.PrivatePort(protocol, addr.Port(), lost, offered)
+				port, err = e.privateBecomes(place, protocol, addr.Port(), lost, offered)
 			}
 		}
 		if err != nil {
 			return err
 		}
-		b := policy.Binding{Host: netip.AddrPortFrom(addr.Addr(), port), View: addr, Private: true, Call: p.Call()}
+		if port == 0 {
+			continue // it is another port's, that no socket has now
+		}
+		b := policy.Binding{Host: netip.AddrPortFrom(addr.Addr(), port), View: addr, Private: true, Call: id}
 		err = e.bindPrivateAt(s.file, place, b)
+		if err == nil { // the port may have been forgotten as long as no socket had it
+			_, err = e.privateBecomes(place, protocol, addr.Port(), 0, port)
+		}
 		var r refusalError
 		if !errors.As(err, &r) || r.errno != unix.EADDRINUSE {
 			return err
 		}
-		if others, oerr := e.othersHave(place, privatePort(place, protocol, port)); !others {
+		others, oerr := e.othersHave(place, privatePort(place, protocol, port))
+		switch {
+		case others:
+			lost = port
+		case again || oerr != nil:
 			return errors.Join(err, oerr) // the program has it itself
+		default: // or another container's engine had it for a moment, to see whether it is free
+			again = true
 		}
-		lost = port
 	}
 	return refusalError{unix.EADDRINUSE}
+}
+
+// privateBecomes is PrivatePort with a port that is offered.
+func (e call) privateBecomes(place Place, protocol int, port, lost, offered uint16) (uint16, error) {
+	return e.Enforcer.PrivatePort(protocol, port, lost, offered, func(protocol int) (map[uint16]bool, error) {
+		list, err := socketsAt(place, protocol, 0)
+		used := map[uint16]bool{}
+		for _, s := range list {
+			used[s.At.Port()] = true
+		}
+		return used, err
+	})
+}
+
+// socketsAt returns the sockets of a place that have a port, or for 0 any port.
+func socketsAt(place Place, protocol int, port uint16) (list []netns.Socket, err error) {
+	err = place.Do(func() (err error) {
+		list, err = netns.SocketsAt(protocol, port)
+		return err
+	})
+	return list, err
 }
 
 // privatePort is a port that is one container's on all addresses of both families.
@@ -138,11 +173,7 @@ func (e *Engine) othersHave(place Place, p Port) (bool, error) {
 	if e.Ports.Reserved(p, endpoint.PortRange{First: p.At.Port(), Last: p.At.Port()}) {
 		return true, nil
 	}
-	var list []netns.Socket
-	err := place.Do(func() (err error) {
-		list, err = netns.SocketsAt(p.Protocol, p.At.Port())
-		return err
-	})
+	list, err := socketsAt(place, p.Protocol, p.At.Port())
 	for _, s := range list {
 		if s.Cgroup != 0 && !e.Enforcer.SharesLoopback(s.Cgroup) {
 			return true, nil
@@ -151,9 +182,9 @@ func (e *Engine) othersHave(place Place, p Port) (bool, error) {
 	return false, err
 }
 
-// freePort finds a port of the kernel's choice that no socket of the place has on any address, or
-// the wanted one, if the kernel has chosen that for a socket of the container's. A port that is free
-// is not the program's to choose: it would be the one that remotes see.
+// freePort finds a port that no socket of the place has on any address, or returns the wanted one, if
+// the kernel has chosen that for a socket of the container's. A port that is free is not the
+// program's to choose: it would be the one that remotes see.
 func (e *Engine) freePort(place Place, protocol int, wanted, lost uint16) (uint16, error) {
 	if wanted != lost && e.Ephemeral.Contains(wanted) {
 		p := privatePort(place, protocol, wanted)
@@ -164,9 +195,12 @@ func (e *Engine) freePort(place Place, protocol int, wanted, lost uint16) (uint1
 			}
 		}
 	}
-	for range privateTries {
-		p := privatePort(place, protocol, 0)
+	for try := range privateTries {
+		p := privatePort(place, protocol, e.candidate(try))
 		port, err := claimIn(place, p)
+		if errors.Is(err, unix.EADDRINUSE) && p.At.Port() != 0 {
+			continue
+		}
 		if err != nil {
 			return 0, fmt.Errorf("find a free port: %w", refusal(err))
 		}
@@ -175,6 +209,26 @@ func (e *Engine) freePort(place Place, protocol int, wanted, lost uint16) (uint1
 		}
 	}
 	return 0, refusalError{unix.EADDRINUSE}
+}
+
+// candidate is a port to try. Those above the ephemeral range are first: the kernel never chooses
+// them for a client, so that a server which starts again finds its port free. 0 is the kernel's
+// choice, where there are none or many are taken.
+func (e *Engine) candidate(try int) uint16 {
+	const last = 1<<16 - 1
+	if try >= privateTries/2 || e.Ephemeral.Last == last {
+		return 0
+	}
+	port := e.Ephemeral.Last + 1 + uint16(rand.IntN(int(last-e.Ephemeral.Last)))
+	if e.keeps(port) {
+		return 0
+	}
+	return port
+}
+
+// keeps tells whether the host's administrator keeps a port from all that ask for any.
+func (e *Engine) keeps(port uint16) bool {
+	return slices.ContainsFunc(e.Kept, func(r endpoint.PortRange) bool { return r.Contains(port) })
 }
 
 func claimIn(place Place, p Port) (port uint16, err error) {

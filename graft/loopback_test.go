@@ -24,6 +24,7 @@ func TestBindOnLoopback(t *testing.T) {
 	host := newPlace(t, host4, other4, host6)
 	setAnyPorts(t, host, "40000 40009", "40001-40008")
 	ephemeral := func(port uint16) bool { return port == 40000 || port == 40009 }
+	above := func(port uint16) bool { return port > 60999 }
 	for _, c := range []struct {
 		name   string
 		rules  []string
@@ -33,14 +34,14 @@ func TestBindOnLoopback(t *testing.T) {
 		at     string // the address that is bound; empty: none
 		port   func(uint16) bool
 	}{
-		{"loopback", everywhere, ip4, "127.0.0.1:80", succeeded, "127.0.0.1", ephemeral},
-		{"another address of it", everywhere, ip4, "127.0.0.53:53", succeeded, "127.0.0.53", ephemeral},
-		{"wildcard", everywhere, ip4, "0.0.0.0:80", succeeded, "0.0.0.0", ephemeral},
-		{"IPv6", everywhere, ip6, "[::1]:80", succeeded, "::1", ephemeral},
-		{"mapped", everywhere, ip6, "[::ffff:127.0.0.1]:80", succeeded, "::ffff:127.0.0.1", ephemeral},
-		{"IPv6 wildcard", everywhere, ip6, "[::]:80", succeeded, "::", ephemeral},
-		{"a port that the kernel could choose", everywhere, ip4, "127.0.0.1:40009", succeeded, "127.0.0.1", ephemeral},
-		{"a port that is reserved", everywhere, ip4, "127.0.0.1:40005", succeeded, "127.0.0.1", ephemeral},
+		{"loopback", everywhere, ip4, "127.0.0.1:80", succeeded, "127.0.0.1", above},
+		{"another address of it", everywhere, ip4, "127.0.0.53:53", succeeded, "127.0.0.53", above},
+		{"wildcard", everywhere, ip4, "0.0.0.0:80", succeeded, "0.0.0.0", above},
+		{"IPv6", everywhere, ip6, "[::1]:80", succeeded, "::1", above},
+		{"mapped", everywhere, ip6, "[::ffff:127.0.0.1]:80", succeeded, "::ffff:127.0.0.1", above},
+		{"IPv6 wildcard", everywhere, ip6, "[::]:80", succeeded, "::", above},
+		{"a port that the kernel could choose", everywhere, ip4, "127.0.0.1:40009", succeeded, "127.0.0.1", above},
+		{"a port that is reserved", everywhere, ip4, "127.0.0.1:40005", succeeded, "127.0.0.1", above},
 		{"any port", everywhere, ip4, "127.0.0.1:0", Answer{}, "", nil},
 		{"any port of any address", everywhere, ip6, "[::]:0", Answer{}, "", nil},
 		{"an address that the host may choose", everywhere, ip4, "198.51.100.3:20", succeeded, "198.51.100.3", ephemeral},
@@ -74,6 +75,26 @@ func TestBindOnLoopback(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// Ports above the ephemeral range are the host's own where its administrator keeps them. Where none
+// is left, a private port is of the kernel's choice.
+func TestPrivatePortOfTheKernelsChoice(t *testing.T) {
+	host := newPlace(t)
+	setAnyPorts(t, host, "40000 40009", "")
+	for name, set := range map[string]func(w *world){
+		"all are kept":            func(w *world) { w.Kept = []endpoint.PortRange{{First: 61000, Last: 65535}} },
+		"all ports are ephemeral": func(w *world) { w.Ephemeral = endpoint.PortRange{First: 1024, Last: 65535} },
+	} {
+		w := newUntrapped(t, host, everywhere...)
+		set(w)
+		if answer, err := w.Bind(w.program, w.socket(host, ip4, tcp), addr("127.0.0.1:80")); err != nil || answer != succeeded {
+			t.Fatalf("%s: %+v, %v", name, answer, err)
+		}
+		if _, at := w.at(); at.Port() < 40000 || at.Port() > 40009 {
+			t.Errorf("%s: at %v", name, at)
+		}
 	}
 }
 
@@ -113,6 +134,32 @@ func TestBindOnLoopbackAgain(t *testing.T) {
 				t.Errorf("both are at %v", at)
 			}
 		})
+	}
+}
+
+// The private port of one of the program's ports is no other's, also while no socket has it.
+func TestPrivatePortsAreOfOnePort(t *testing.T) {
+	host := newPlace(t)
+	w := newUntrapped(t, host, everywhere...)
+	w.Ephemeral.Last = 65533 // two are above
+	bind := func(name string) uint16 {
+		t.Helper()
+		if answer, err := w.Bind(w.program, w.socket(host, ip4, tcp), addr(name)); answer != succeeded || err != nil {
+			t.Fatalf("%+v, %v", answer, err)
+		}
+		_, at := w.at()
+		for _, number := range []int{3, 4} {
+			unix.Close(w.program.files[number])
+			delete(w.program.files, number)
+		}
+		return at.Port()
+	}
+	first := bind("127.0.0.1:80")
+	for range 8 {
+		if second := bind("127.0.0.1:81"); second == first {
+			t.Fatalf("both are at %d", first)
+		}
+		delete(w.enforcer.private, [2]int{unix.IPPROTO_TCP, 81})
 	}
 }
 

@@ -63,7 +63,7 @@ type madeSocket struct {
 func (e *Engine) Close() error {
 	e.pathsMu.Lock()
 	defer e.pathsMu.Unlock()
-	var errs []error
+	errs := []error{e.closeGuards()}
 	for _, made := range e.paths {
 		if err := e.remove(made); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, err)

@@ -52,12 +52,22 @@ func (e *Engine) bindServer(file int, place Place, b policy.Binding) error {
 	if err != nil {
 		return err
 	}
+	undo := func() {}
+	if b.Second.IsValid() {
+		if undo, err = e.guard(place, b.Second); err != nil {
+			return err
+		}
+	}
 	share := reuseOf(file)
 	var taken func(Port) (bool, error)
 	if share.port != 0 || share.addr != 0 && p.Protocol == unix.IPPROTO_UDP {
 		taken = func(p Port) (bool, error) { return isTaken(place, p) }
 	}
-	return refusal(e.Ports.Bind(p, taken, func() error { return e.bindAllowed(file, b, share) }))
+	if err := e.Ports.Bind(p, taken, func() error { return e.bindAllowed(file, b, share) }); err != nil {
+		undo()
+		return refusal(err)
+	}
+	return nil
 }
 
 // mayListen tells whether the port that an ingress rule has bound a socket to is still the

@@ -134,11 +134,14 @@ func tcpState(file int) (uint8, error) {
 	return buf[0], nil
 }
 
-// localName is getsockname(2). unix.Getsockname is for calls that never wait, see getsockopt.
-func localName(file int) (netip.AddrPort, error) {
+func localName(file int) (netip.AddrPort, error) { return nameByCall(unix.SYS_GETSOCKNAME, file) }
+
+// nameByCall is getsockname(2) or getpeername(2). unix.Getsockname is for calls that never wait, see
+// getsockopt.
+func nameByCall(call uintptr, file int) (netip.AddrPort, error) {
 	var name [unix.SizeofSockaddrAny]byte
 	size := uint32(len(name))
-	_, _, errno := unix.Syscall(unix.SYS_GETSOCKNAME, uintptr(file), uintptr(unsafe.Pointer(&name[0])), uintptr(unsafe.Pointer(&size)))
+	_, _, errno := unix.Syscall(call, uintptr(file), uintptr(unsafe.Pointer(&name[0])), uintptr(unsafe.Pointer(&size)))
 	if errno != 0 {
 		return netip.AddrPort{}, fmt.Errorf("inspect socket: %w", errno)
 	}

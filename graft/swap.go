@@ -16,6 +16,7 @@ type rebind struct {
 	exact   bool // else another port will do where this one is taken
 	ingress bool
 	to      netip.AddrPort
+	second  netip.AddrPort // see policy.Binding
 	view    netip.AddrPort // on the host's side
 	call    uint64         // the bind(2) that is answered so, or 0
 }
@@ -140,7 +141,7 @@ func (e call) bindIn(file int, to Place, name rebind) error {
 	if e.places[to.Cookie()] == nil {
 		return refusal(unix.Bind(file, sockaddrOf(name.to)))
 	}
-	return e.bindHost(file, to, policy.Binding{Host: name.to, View: name.view, Ingress: name.ingress, Call: name.call})
+	return e.bindHost(file, to, policy.Binding{Host: name.to, Second: name.second, View: name.view, Ingress: name.ingress, Call: name.call})
 }
 
 // replace puts the new socket under one number. An epoll knows a registration

@@ -10,10 +10,6 @@ import (
 	"github.com/tsugiki/tsugiki/policy"
 )
 
-// HostLoopback puts the loopback of new containers on the host where NeedsTraps allows it. It is
-// off until all attacks of test/e2e were tried with it.
-const HostLoopback = false
-
 // Facts are what NeedsTraps has to know of a container beside its rules.
 type Facts struct {
 	// OwnIsLoopback is that of Config.
@@ -23,8 +19,9 @@ type Facts struct {
 	SeesAll bool
 	// Endpoints are all that the container has, whether a rule names them or not.
 	Endpoints []*endpoint.Endpoint
-	// Kernel says what the kernel lacks; nil if it has all that is needed.
-	Kernel error
+	// SourcesFor are the addresses that the host's routes choose for destinations of a prefix. It
+	// is nil where that does not count.
+	SourcesFor func(netip.Prefix) ([]netip.Addr, error)
 }
 
 // NeedsTraps returns the reason why somebody has to decide about each connect(2), send and listen(2)
@@ -32,10 +29,11 @@ type Facts struct {
 //
 //   - all TCP and UDP sockets of the container are created on the host, and its loopback is
 //     there too, so that no socket is ever moved;
-//   - the address from which a socket leaves does not depend on its destination. A socket that is
-//     bound before it connects has this address from the beginning (see Source).
+//   - the address from which a socket leaves does not depend on its destination (see Source). One
+//     that is bound to the wildcard before it connects leaves from the address that the host's
+//     routes choose, so this has to be the same.
 //
-// It looks at nothing but its arguments.
+// It looks at nothing but its arguments, and asks SourcesFor.
 func NeedsTraps(t *policy.Table, f Facts) error {
 	switch {
 	case !f.OwnIsLoopback:
@@ -44,8 +42,6 @@ func NeedsTraps(t *policy.Table, f Facts) error {
 		return errors.New("in mode preload some programs have their sockets in the container's network namespace")
 	case len(t.Endpoints()) == 0:
 		return errors.New("no rule names an endpoint")
-	case f.Kernel != nil:
-		return f.Kernel
 	}
 	for _, ep := range f.Endpoints {
 		if ep.Nameable {
@@ -61,7 +57,10 @@ func NeedsTraps(t *policy.Table, f Facts) error {
 			return fmt.Errorf("the rule -i %s promises no port, so that listen(2) has to be decided", r)
 		}
 	}
-	return sourcesNeedTraps(t)
+	if err := sourcesNeedTraps(t); err != nil || f.SourcesFor == nil {
+		return err
+	}
+	return routesNeedTraps(t, f.SourcesFor)
 }
 
 // sourcesNeedTraps looks at the egress rules.
@@ -83,6 +82,28 @@ func sourcesNeedTraps(t *policy.Table) error {
 				other, r, other.Endpoint.Addr, ep.Addr)
 		}
 		first[ep.Type] = r
+	}
+	return nil
+}
+
+// routesNeedTraps compares the addresses from which the egress rules leave with what the host's
+// routes choose.
+func routesNeedTraps(t *policy.Table, sourcesFor func(netip.Prefix) ([]netip.Addr, error)) error {
+	for _, r := range egressRules(t) {
+		ep := r.Endpoint
+		if ep.Addr.IsUnspecified() || staysOnLoopback(r) {
+			continue
+		}
+		sources, err := sourcesFor(r.Prefix)
+		if err != nil {
+			return err
+		}
+		for _, s := range sources {
+			if s != ep.Addr {
+				return fmt.Errorf("the rule -e %s leaves from %s, and the host's routes choose %s for a socket that is bound before it connects",
+					r, ep.Addr, s)
+			}
+		}
 	}
 	return nil
 }

@@ -1,7 +1,6 @@
 package graft
 
 import (
-	"errors"
 	"net/netip"
 	"strings"
 	"testing"
@@ -9,6 +8,17 @@ import (
 	"github.com/tsugiki/tsugiki/endpoint"
 	"github.com/tsugiki/tsugiki/policy"
 )
+
+// routes are those of a host that has 198.51.100.1 and, for 10.0.0.0/8, 198.51.100.2.
+func routes(to netip.Prefix) ([]netip.Addr, error) {
+	switch {
+	case to.Addr().Is6():
+		return nil, nil // none
+	case to.Bits() >= 8 && netip.MustParsePrefix("10.0.0.0/8").Overlaps(to):
+		return []netip.Addr{netip.MustParseAddr("198.51.100.2")}, nil
+	}
+	return []netip.Addr{netip.MustParseAddr("198.51.100.1")}, nil
+}
 
 func TestNeedsTraps(t *testing.T) {
 	good := Facts{OwnIsLoopback: true, SeesAll: true}
@@ -24,7 +34,7 @@ func TestNeedsTraps(t *testing.T) {
 		{name: "any address of the host", rules: everywhere, facts: good, source4: "0.0.0.0"},
 		{name: "one address", rules: from, facts: good, source4: "198.51.100.1"},
 		{name: "one address of each family", rules: append([]string{"-e", "::/0=2001:db8::1"}, from...), facts: good, source4: "198.51.100.1", source6: "2001:db8::1"},
-		{name: "some destinations", rules: []string{"-e", "10.0.0.0/8:443=198.51.100.1"}, facts: good, source4: "198.51.100.1"},
+		{name: "some destinations", rules: []string{"-e", "10.0.0.0/8:443=198.51.100.2"}, facts: good, source4: "198.51.100.2"},
 		{name: "servers alone", rules: []string{"-i", "0.0.0.0:80=198.51.100.1:80"}, facts: good},
 		{name: "a server at another address", rules: append([]string{"-i", "0.0.0.0:80=198.51.100.2:80"}, from...), facts: good, source4: "198.51.100.1"},
 		{name: "a server at a unix socket", endpoints: []string{"x type unix path /x"}, rules: append([]string{"-i", "0.0.0.0:80=x"}, from...), facts: good, source4: "198.51.100.1"},
@@ -35,17 +45,18 @@ func TestNeedsTraps(t *testing.T) {
 		{name: "a network of its own", rules: everywhere, facts: Facts{SeesAll: true}, want: "may have more than a loopback"},
 		{name: "some programs are not seen", rules: everywhere, facts: Facts{OwnIsLoopback: true}, want: "mode preload"},
 		{name: "no rule", endpoints: []string{"x type ipv4 addr 198.51.100.1 port dynamic"}, facts: good, want: "no rule names an endpoint"},
-		{name: "an older kernel", rules: everywhere, facts: Facts{OwnIsLoopback: true, SeesAll: true, Kernel: errors.New("helper is missing")}, want: "helper is missing"},
 		{name: "an endpoint of programs", endpoints: []string{"x type ipv4 addr 198.51.100.1 port dynamic nameable"}, rules: everywhere, facts: good, want: "programs may name endpoint x"},
 		{name: "a unix socket", endpoints: []string{"x type unix path /x"}, rules: append([]string{"-e", "10.0.0.1:80=x"}, everywhere...), facts: good, want: "the rule -e 10.0.0.1/32:80=x leads to a unix socket"},
 		{name: "another namespace", endpoints: []string{"x type ipv4 addr 198.51.100.1 port dynamic netns n"}, rules: []string{"-e", "10.0.0.0/8=x"}, facts: good, want: "the rule -e 10.0.0.0/8=x leads to network namespace n"},
 		{name: "a server in another namespace", endpoints: []string{"x type ipv4 addr 198.51.100.1 port dynamic netns n"}, rules: append([]string{"-i", "0.0.0.0:80=x"}, everywhere...), facts: good, want: "the rule -i 0.0.0.0:80=x leads to network namespace n"},
 		{name: "two addresses", rules: append([]string{"-e", "10.0.0.0/8=198.51.100.2"}, from...), facts: good, want: "the rules -e 0.0.0.0/0=e-2 and -e 10.0.0.0/8=e-1 leave from different addresses, 198.51.100.1 and 198.51.100.2"},
 		{name: "an address and any other", rules: append([]string{"-e", "10.0.0.0/8=198.51.100.2"}, everywhere...), facts: good, want: "different addresses, 0.0.0.0 and 198.51.100.2"},
+		{name: "an address that no route chooses", rules: []string{"-e", "10.0.0.0/8=198.51.100.1"}, facts: good, want: "the rule -e 10.0.0.0/8=e-1 leaves from 198.51.100.1, and the host's routes choose 198.51.100.2"},
 		{name: "a loopback address to elsewhere", rules: append([]string{"-e", "10.0.0.0/8=127.0.0.1"}, from...), facts: good, want: "different addresses"},
 		{name: "the host's loopback from an address", rules: append([]string{"-e", "127.0.0.1:5432=198.51.100.2"}, from...), facts: good, want: "different addresses"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			c.facts.SourcesFor = routes
 			var set endpoint.Set
 			for _, text := range c.endpoints {
 				ep, err := endpoint.Parse(text)
@@ -83,17 +94,17 @@ func tableOf(t *testing.T, set *endpoint.Set, rules ...string) *policy.Table {
 	t.Helper()
 	var ingress []policy.Ingress
 	var egress []policy.Egress
-	p := policy.Parser{Endpoints: set}
+	p := policy.Parser{Endpoints: set, Translated: true}
 	for i := 0; i < len(rules); i += 2 {
 		var err error
 		if rules[i] == "-i" {
-			var r policy.Ingress
-			r, err = p.Ingress(rules[i+1])
-			ingress = append(ingress, r)
+			var list []policy.Ingress
+			list, err = p.Ingress(rules[i+1])
+			ingress = append(ingress, list...)
 		} else {
-			var r policy.Egress
-			r, err = p.Egress(rules[i+1])
-			egress = append(egress, r)
+			var list []policy.Egress
+			list, err = p.Egress(rules[i+1])
+			egress = append(egress, list...)
 		}
 		if err != nil {
 			t.Fatal(err)

@@ -72,6 +72,9 @@ type Options struct {
 	// Untrapped leaves connect(2), sends and listen(2) to the kernel programs, see
 	// graft.NeedsTraps. Datagrams has no effect then.
 	Untrapped bool
+	// Translated asks for what programs that know IPv4 only need on an IPv6-only network: connects
+	// and the names of sockets and their peers. It goes with Untrapped and mode Seccomp.
+	Translated bool
 	// Alone says that no engine's profile refuses sockets that are of no network namespace: so
 	// this program has to ask about them.
 	Alone bool
@@ -163,6 +166,12 @@ func nativeRules(n native, o Options) []rule {
 		// SOL_SOCKET's are never delayed.
 		add(setSockOpt, cond{1, differs, unix.SOL_SOCKET})
 		add(getSockName)
+	}
+	if o.Translated {
+		add(connect, cond{2, atLeast, addrMin})
+		for _, name := range []call{getSockName, getPeerName, accept, accept4} {
+			add(name)
+		}
 	}
 	if o.Mode != Seccomp {
 		add(socket, cond{0, equal, markFamily}, cond{markArg, marked, markShim})

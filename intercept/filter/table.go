@@ -47,6 +47,9 @@ const (
 	setSockOpt
 	getSockOpt
 	getSockName
+	getPeerName
+	accept
+	accept4
 	ioctl
 )
 
@@ -60,10 +63,12 @@ var natives = map[string]native{
 	"amd64": {archX8664, map[call]uint32{
 		socket: 41, connect: 42, bind: 49, listen: 50, sendTo: 44, sendMsg: 46, sendMMsg: 307,
 		unshare: 272, setNS: 308, clone: 56, setSockOpt: 54, getSockOpt: 55, getSockName: 51, ioctl: 16,
+		getPeerName: 52, accept: 43, accept4: 288,
 	}},
 	"arm64": {archAarch64, map[call]uint32{
 		socket: 198, connect: 203, bind: 200, listen: 201, sendTo: 206, sendMsg: 211, sendMMsg: 269,
 		unshare: 97, setNS: 268, clone: 220, setSockOpt: 208, getSockOpt: 209, getSockName: 204, ioctl: 29,
+		getPeerName: 205, accept: 202, accept4: 242,
 	}},
 }
 

@@ -3,7 +3,8 @@
 // the engine and answers the notification.
 //
 // It decides no policy, and touches memory of programs only for the options and
-// names of AF_GRAFT sockets, and for what ioctl(2) tells of interfaces (memory.go). It needs CAP_SYS_PTRACE over the
+// names of AF_GRAFT sockets, for the names of translated ones (names.go), and for what ioctl(2) tells
+// of interfaces (memory.go). It needs CAP_SYS_PTRACE over the
 // container's processes and Linux 5.15.
 //
 // # Theory of operation
@@ -43,6 +44,7 @@ type Supervisor struct {
 	threads   *threads
 	done      sync.WaitGroup
 	closing   atomic.Bool
+	waiting   waiting
 	stop      chan struct{} // closed by End,
 	stopping  sync.Once     // once
 	gone      func(error)
@@ -129,22 +131,27 @@ func (s *Supervisor) Start() {
 			s.tell(r) // in order
 			return
 		}
-		leave := s.places.take(s.stop, s.gate.Ended())
-		if leave == nil {
-			return // the next supervisor is asked, if there is one
-		}
-		s.done.Add(1)
-		go func() {
-			defer s.done.Done()
-			defer leave()
-			s.work.Do(func() { s.handle(r, came) })
-		}()
+		s.begin(r, came)
 	}, s.listener.valid, func(err error) {
 		defer s.done.Done()
 		if !s.closing.Load() && !errors.Is(err, os.ErrClosed) {
 			s.gone(err)
 		}
 	})
+}
+
+// begin handles a request once there is a place for it, if there will be one.
+func (s *Supervisor) begin(r gate.Request, came time.Time) {
+	leave := s.places.take(s.stop, s.gate.Ended())
+	if leave == nil {
+		return // the next supervisor is asked, if there is one
+	}
+	s.done.Add(1)
+	go func() {
+		defer s.done.Done()
+		defer leave()
+		s.work.Do(func() { s.handle(r, came) })
+	}()
 }
 
 // Stats are the calls that this supervisor has answered, by the gate.Call, with how
@@ -184,6 +191,9 @@ func (s *Supervisor) handle(r gate.Request, came time.Time) {
 	}
 	defer s.threads.end(r)
 	answer, err := s.dispatch(p)
+	if errors.Is(err, errWaits) {
+		return // it is handled again
+	}
 	switch {
 	case errors.Is(err, errStale), errors.Is(err, unix.ESRCH):
 		s.log.Debug("caller is gone", "pid", r.Thread, "syscall", r.Call)
@@ -197,8 +207,9 @@ func (s *Supervisor) handle(r gate.Request, came time.Time) {
 	if err != nil {
 		answer = graft.Answer{}
 	}
-	// Before the program goes on, which may ask what has been counted.
+	// Before the program goes on, which may ask what has been counted, and denied.
 	s.count(r, answer, time.Since(came))
+	s.logOutcome(r, answer)
 	stale := errors.Is(s.answer(r, answer), errStale)
 	if stale && r.Call == gate.Bind && (answer.Action == graft.Succeed || p.call != r.ID) {
 		s.threads.interrupt(r, p.call)
@@ -239,6 +250,9 @@ func (s *Supervisor) dispatch(p *program) (graft.Answer, error) {
 	case gate.Socket:
 		return s.engine.Socket(p, int(int32(r.Args[1])), int(int32(r.Args[2])))
 	case gate.SetOption, gate.GetOption, gate.GetName:
+		if r.Call == gate.GetName && s.engine.Translator != nil {
+			return s.name(p)
+		}
 		return s.optionOrName(p)
 	case gate.Ioctl:
 		return s.ioctl(p)

@@ -132,7 +132,7 @@ func (w *world) start(own *netns.NS, group *os.File) {
 	}, func(listener *os.File, _ int) (err error) {
 		w.listener = listener
 		binary := filepath.Join(testkit.BuildTsugiki(w.t), gate.Program)
-		if w.pool, err = gate.StartPool(binary, nil, gate.IdleAfter); err != nil {
+		if w.pool, err = gate.StartPool(binary, nil, gate.IdleAfter, nil); err != nil {
 			return err
 		}
 		w.t.Cleanup(func() { w.pool.Close() })

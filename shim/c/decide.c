@@ -12,7 +12,7 @@
 
 #define SHIM_EINVAL 22
 
-/* Connects and binds that are worth a trap, before the board is asked for. */
+/* Connects that are worth a trap, before the board is asked for. */
 #define SHIM_PATIENCE 1
 /* How often in vain. */
 #define SHIM_TRIES 3
@@ -105,19 +105,7 @@ static bool shim_decides(const struct board *b)
 
 bool shim_is_untrapped(const struct board *b)
 {
-	return b != NULL && b->untrapped && !atomic_load(&b->traced);
-}
-
-uint64_t shim_bind_mark(const void *address, size_t length)
-{
-	const struct board *b = shim_board();
-
-	if (length > BOARD_ADDRESS_MAX)
-		length = BOARD_ADDRESS_MAX;
-	if (!shim_decides(b) || !b->untrapped || length < SHIM_SOCKADDR_MIN ||
-	    !shim_readable(address, length))
-		return MARK_ASK;
-	return board_bind_is_free(b, address, length) ? MARK_PASS : MARK_ASK;
+	return b != NULL && b->untrapped;
 }
 
 uint64_t shim_mark(int number, const void *address, size_t length)

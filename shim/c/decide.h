@@ -17,9 +17,6 @@ const struct board *shim_board(void);
  * on, because the socket is where the destination lies; else MARK_ASK. */
 uint64_t shim_mark(int number, const void *address, size_t length);
 
-/* Returns the mark for a bind: MARK_PASS if nobody but the kernel programs is to be asked. */
-uint64_t shim_bind_mark(const void *address, size_t length);
-
 /* Whether connects and sends of a container are not trapped. B is its board, or NULL. */
 bool shim_is_untrapped(const struct board *b);
 

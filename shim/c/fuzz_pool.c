@@ -341,7 +341,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	memset(model_page, 0, sizeof(model_page));
 	atomic_store(&pool_owner, NULL);
 	atomic_store(&pool_forks, 0);
-	atomic_store(&pool_users, 0);
+	for (int i = 0; i < POOL_USERS; i++)
+		atomic_store(&pool_users[i], NULL);
 	model.limit = MODEL_FILES;
 	model.process = 100;
 	model.data = data;

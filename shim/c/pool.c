@@ -49,10 +49,13 @@
 #define POOL_F_SETFD	   2
 #define POOL_RLIMIT_NOFILE 7
 
-/* How long a fork waits for other threads, that may themselves wait for the gate:
- * longer than a batch takes. One in a signal handler may wait for its own. */
+/* How long a fork waits for other threads at most, which may themselves wait for the gate, or for a
+ * CPU. Only one that has left by longjmp(3), or has ended, takes as long: 10 seconds. */
 #define POOL_WAIT_NS 100000
-#define POOL_WAITS   2000
+#define POOL_WAITS   100000
+
+/* Threads that can be at the pools at once; others make their sockets themselves. */
+#define POOL_USERS 32
 
 /* Sockets of a kind that a process makes before it gets some in advance. */
 #define POOL_PATIENCE 3
@@ -114,9 +117,9 @@ static struct pool pools[2][2]; /* by family and type */
 /* In a page of its own: the process, 0 if it is a child that does not know. */
 static _Atomic(atomic_int *) pool_owner;
 
-static atomic_uint pool_users; /* threads that are at the pools */
+/* Threads that are at the pools, by their thread pointers. */
+static _Atomic(void *) pool_users[POOL_USERS];
 static atomic_uint pool_forks; /* that are under way: leave the pools alone */
-static atomic_int pool_waits = POOL_WAITS;
 
 /* Receives up to COUNT descriptors; returns how many, -1 if there is no message. */
 static int pool_receive(int from, int *numbers, unsigned int count, int flags)
@@ -334,9 +337,35 @@ static bool pool_is_ours(void)
 	return atomic_load(owner) == KERNEL0(__NR_getpid);
 }
 
+/* Notes that this thread is at the pools, in a place for pool_leave; false if it may not be. A
+ * thread that is noted is in a signal handler, or has left by longjmp(3): it stays noted. */
+static bool pool_enter(_Atomic(void *) **place)
+{
+	void *self = __builtin_thread_pointer(), *nobody = NULL;
+
+	*place = NULL;
+	for (int i = 0; i < POOL_USERS; i++)
+		if (atomic_load_explicit(&pool_users[i], memory_order_relaxed) == self)
+			return true;
+	for (int i = 0; i < POOL_USERS && *place == NULL; i++, nobody = NULL)
+		if (atomic_compare_exchange_strong(&pool_users[i], &nobody, self))
+			*place = &pool_users[i];
+	return *place != NULL;
+}
+
+/* A fork that did not wait any longer may have given the place to another thread. */
+static void pool_leave(_Atomic(void *) *place)
+{
+	void *self = __builtin_thread_pointer();
+
+	if (place != NULL)
+		atomic_compare_exchange_strong(place, &self, NULL);
+}
+
 int shim_take_socket(int family, int type, int protocol)
 {
 	struct pool *p = pool_of(family, type, protocol);
+	_Atomic(void *) *place;
 	int number = -1;
 
 	if (p == NULL || !pool_is_ours())
@@ -345,10 +374,11 @@ int shim_take_socket(int family, int type, int protocol)
 		atomic_fetch_add(&p->calls, 1);
 		return -1;
 	}
-	atomic_fetch_add(&pool_users, 1);
+	if (!pool_enter(&place))
+		return -1;
 	if (atomic_load(&pool_forks) == 0)
 		number = pool_get(p, type, family);
-	atomic_fetch_sub(&pool_users, 1);
+	pool_leave(place);
 	return number;
 }
 
@@ -380,15 +410,20 @@ bool shim_drop_sockets(void)
 
 void shim_before_fork(void)
 {
-	const struct {
-		long seconds, nanoseconds;
-	} pause = {0, POOL_WAIT_NS};
+	static const long pause[] = {0, POOL_WAIT_NS}; /* seconds, nanoseconds */
+	int waits = POOL_WAITS;
 
 	atomic_fetch_add(&pool_forks, 1);
-	for (int i = atomic_load(&pool_waits); i > 0 && atomic_load(&pool_users) > 0; i--)
-		KERNEL2(__NR_nanosleep, &pause, NULL);
-	/* One that has left by longjmp(3) will never be gone: once is enough. */
-	atomic_store(&pool_waits, atomic_load(&pool_users) > 0 ? 1 : POOL_WAITS);
+	for (int i = 0; i < POOL_USERS; i++) {
+		void *user = atomic_load(&pool_users[i]);
+
+		if (user == NULL || user == __builtin_thread_pointer())
+			continue;
+		for (; atomic_load(&pool_users[i]) == user && waits > 0; waits--)
+			KERNEL2(__NR_nanosleep, pause, NULL);
+		if (waits == 0) /* it will never leave: once is enough */
+			atomic_compare_exchange_strong(&pool_users[i], &user, NULL);
+	}
 }
 
 void shim_after_fork(void)
@@ -401,7 +436,8 @@ void shim_forked(void)
 	atomic_int *owner = atomic_load(&pool_owner);
 
 	atomic_store(&pool_forks, 0);
-	atomic_store(&pool_users, 0);
+	for (int i = 0; i < POOL_USERS; i++)
+		atomic_store(&pool_users[i], NULL);
 	for (int i = 0; i < 4; i++) {
 		struct pool *p = &pools[i / 2][i % 2];
 

@@ -81,6 +81,5 @@ int connect(int number, const void *address, unsigned int length)
 
 int bind(int number, const void *address, unsigned int length)
 {
-	return (int)shim_result(
-		KERNEL6(__NR_bind, number, address, length, 0, 0, shim_bind_mark(address, length)));
+	return (int)shim_result(KERNEL6(__NR_bind, number, address, length, 0, 0, MARK_ASK));
 }

@@ -1,0 +1,139 @@
+package graft
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/policy"
+)
+
+// # Servers of both families
+//
+// A program that binds the wildcard of IPv6 without IPV6_V6ONLY serves IPv4 too, and a rule of each
+// family may name its port. Its socket is bound to the IPv4 address of the host's, and the kernel
+// programs lead connections to the IPv6 address to it too (bpf/steer.bpf.c). A guard has that
+// port: a socket of this process that is bound to it and never listens. It stays until the engine
+// ends, since nobody says when the program's listeners have gone.
+
+// guardsMax is how many a container may have: each is a descriptor of this process.
+const guardsMax = 64
+
+// bothFamilies returns the bind by an IPv6 rule for both families, where an IPv4 rule names the
+// port too.
+func (e call) bothFamilies(s *socket, b policy.Binding, ep *endpoint.Endpoint) policy.Binding {
+	if b.View.Addr() != netip.IPv6Unspecified() || s.typ != unix.SOCK_STREAM || s.v6only() {
+		return b
+	}
+	if ep.Type != endpoint.IPv6 || ep.Addr.IsUnspecified() || b.Host.Port() == 0 {
+		return b // the kernel's wildcard is of both, and port 0 would be two ports
+	}
+	other, port := e.Table.Ingress(policy.TCP, netip.AddrPortFrom(netip.IPv4Unspecified(), b.View.Port()))
+	if other == nil || other.Type != endpoint.IPv4 || other.Netns != ep.Netns || port == 0 {
+		return b
+	}
+	place := e.Host[ep.Netns]
+	err := e.Enforcer.Steer(place.Cookie(), place.Do)
+	if err == nil && !e.mayGuard(guardPort(place, b.Host)) {
+		err = fmt.Errorf("%d ports are served so", guardsMax)
+	}
+	if err != nil {
+		e.Log.Warn("server is not reached over IPv4", "addr", b.View, "err", err)
+		return b
+	}
+	b.Host, b.Second = netip.AddrPortFrom(s.shape(other.Addr), port), b.Host
+	return b
+}
+
+func guardPort(place Place, at netip.AddrPort) Port {
+	return Port{Netns: place.Cookie(), Protocol: unix.IPPROTO_TCP, At: at}
+}
+
+func (e *Engine) mayGuard(p Port) bool {
+	e.guardsMu.Lock()
+	defer e.guardsMu.Unlock()
+	_, has := e.guards[p]
+	return has || len(e.guards) < guardsMax
+}
+
+// guard has the port of an address to which connections are led. undo is for a bind that fails.
+func (e *Engine) guard(place Place, at netip.AddrPort) (undo func(), err error) {
+	p := guardPort(place, at)
+	e.guardsMu.Lock()
+	defer e.guardsMu.Unlock()
+	if _, has := e.guards[p]; has {
+		return func() {}, nil
+	}
+	file := -1
+	err = e.Ports.Bind(p, nil, func() error {
+		return place.Do(func() (err error) {
+			file, err = p.guard()
+			return err
+		})
+	})
+	if err != nil {
+		return nil, refusal(err)
+	}
+	e.guards[p] = file
+	return func() {
+		e.guardsMu.Lock()
+		defer e.guardsMu.Unlock()
+		delete(e.guards, p)
+		unix.Close(file)
+	}, nil
+}
+
+// guard makes a socket that has a port and never listens.
+func (p Port) guard() (int, error) {
+	file, err := p.socket()
+	if err != nil {
+		return -1, err
+	}
+	err = unix.Bind(file, sockaddrOf(p.At))
+	if errors.Is(err, unix.EADDRINUSE) { // perhaps by no more than connections in TIME_WAIT
+		var restore func()
+		if restore, err = letTogether(file); err == nil {
+			err = unix.Bind(file, sockaddrOf(p.At))
+			restore()
+		}
+	}
+	if err != nil {
+		unix.Close(file)
+		return -1, err
+	}
+	return file, nil
+}
+
+// recoverGuards does anew what an earlier engine did for servers that still listen.
+func (e *Engine) recoverGuards(services []policy.Service) {
+	for _, s := range services {
+		place := e.now.Load().places[s.Netns]
+		if place == nil || s.Is4 || s.Protocol != unix.IPPROTO_TCP {
+			continue
+		}
+		is, err := e.Enforcer.Steered(s.Netns, s.Host)
+		if is {
+			if err = e.Enforcer.Steer(s.Netns, place.Do); err == nil {
+				_, err = e.guard(place, s.Host)
+			}
+		}
+		if err != nil {
+			e.Log.Warn("server may not be reached over IPv6", "addr", s.Host, "err", err)
+		}
+	}
+}
+
+// closeGuards leads nobody to the container's servers any more.
+func (e *Engine) closeGuards() error {
+	e.guardsMu.Lock()
+	defer e.guardsMu.Unlock()
+	var errs []error
+	for p, file := range e.guards {
+		errs = append(errs, e.Enforcer.EndSteering(p.Netns, p.At), unix.Close(file))
+	}
+	clear(e.guards)
+	return errors.Join(errs...)
+}

@@ -1,0 +1,312 @@
+package graft
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/keeper"
+	"github.com/tsugiki/tsugiki/policy"
+)
+
+// # Translated sockets
+//
+// A program that knows IPv4 only sees IPv6 hosts under virtual addresses. Where it connects to one,
+// or binds what a rule leads to an IPv6 address, an IPv6 socket takes the place of its TCP socket,
+// which is then a translated one. The kernel programs show it as one of AF_INET (SO_DOMAIN), which
+// its name contradicts: that is how it is known, whoever has it. Its names, and those of its
+// peers, are the engine's to say. Rules are for the IPv6 addresses, and enforced in the kernel.
+
+// Translator knows the virtual addresses of a container. A *translate.Table is one.
+type Translator interface {
+	// V6 returns the IPv6 address behind a virtual one.
+	V6(v4 netip.Addr) (v6 netip.Addr, known bool)
+	// Map returns the virtual address of an IPv6 host, which is in use for some time from now on.
+	Map(v6 netip.Addr, ttl time.Duration) (v4 netip.Addr, err error)
+}
+
+// Translation is what an engine needs to translate IPv4. The zero value translates nothing.
+type Translation struct {
+	Translator Translator
+	// Own is the container's IPv4 address, which stands for each address of the host's.
+	Own netip.Addr
+	// Nobody stands for peers that have no virtual address. Programs reach nothing by it.
+	Nobody netip.Addr
+}
+
+// resolverPort is where the kernel programs lead questions for names to the container's DNS proxy.
+const resolverPort = 53
+
+// connectTranslated answers connect(2) to an IPv4 address that is no loopback address. The engine
+// begins to connect, without waiting. Then the kernel carries on with the call: on a socket that
+// connects, it waits, and looks at no address. So blocking, signals and errnos are its own.
+func (e call) connectTranslated(p Program, number int, to netip.AddrPort) (Answer, error) {
+	file, err := p.File(number)
+	if err != nil {
+		return Answer{}, ignoreBadFile(err)
+	}
+	defer unix.Close(file)
+	s, err := inspect(file)
+	if err != nil || !s.is4() || s.typ != unix.SOCK_STREAM || !s.movable() || e.places[s.netns] == nil {
+		return Answer{}, err
+	}
+	v6, known := e.Translator.V6(to.Addr())
+	if !known || to.Port() == resolverPort {
+		return e.connectUntranslated(s), nil
+	}
+	if s.translated() {
+		if err := unix.Connect(file, sockaddrOf(to)); !errors.Is(err, unix.EINVAL) {
+			return answerFor(refusal(err)) // a connect has failed, of which the program has not heard
+		}
+	}
+	to6 := netip.AddrPortFrom(v6, to.Port())
+	ep := e.Table.Egress(policy.TCP, to6)
+	e.logTranslated(p, number, to, to6, ep)
+	if ep == nil || ep.Netns != "" {
+		return fail(unix.ENETUNREACH), nil
+	}
+	return e.connectBy6(p, number, s, ep, to6)
+}
+
+// connectUntranslated is the answer for a destination that is no virtual address: the kernel
+// programs decide, unless the socket is an IPv6 one by now.
+func (e call) connectUntranslated(s *socket) Answer {
+	if s.translated() {
+		return fail(unix.ENETUNREACH)
+	}
+	return Answer{}
+}
+
+// connectBy6 begins to connect an IPv6 socket, and puts it in the place of s. If the connection is
+// refused at once, s stays.
+func (e call) connectBy6(p Program, number int, s *socket, ep *endpoint.Endpoint, to netip.AddrPort) (Answer, error) {
+	flags, err := unix.FcntlInt(uintptr(s.file), unix.F_GETFL, 0)
+	if err != nil {
+		return Answer{}, fmt.Errorf("read file flags: %w", err)
+	}
+	file, err := e.make6(s, e.nameAt(s, ep, e.host))
+	if err != nil {
+		return answerFor(err)
+	}
+	defer unix.Close(file)
+	if _, err := unix.FcntlInt(uintptr(file), unix.F_SETFL, unix.O_NONBLOCK); err != nil {
+		return Answer{}, fmt.Errorf("keep connect from waiting: %w", err)
+	}
+	begun := unix.Connect(file, sockaddrOf(to))
+	if begun != nil && !errors.Is(begun, unix.EINPROGRESS) {
+		return answerFor(refusal(begun))
+	}
+	if err := copyFlags(s, file); err != nil {
+		return Answer{}, err
+	}
+	if err := e.install6(p, number, s, file); err != nil {
+		return answerFor(err)
+	}
+	switch {
+	case begun == nil:
+		return Answer{Action: Succeed}, nil
+	case flags&unix.O_NONBLOCK != 0:
+		return fail(unix.EINPROGRESS), nil
+	}
+	return Answer{}, nil
+}
+
+// bind6 binds an IPv6 socket to what a rule gives an IPv4 program, and puts it in the place of s.
+func (e call) bind6(p Program, number int, s *socket, ep *endpoint.Endpoint, port uint16, view netip.AddrPort) (Answer, error) {
+	if s.typ != unix.SOCK_STREAM {
+		return fail(unix.EADDRNOTAVAIL), nil // UDP is not translated
+	}
+	b := policy.Binding{Host: netip.AddrPortFrom(ep.Addr, port), View: view, Ingress: true, Call: p.Call()}
+	file, err := e.make6(s, rebind{wanted: true, exact: true, to: b.Host, view: b.View, ingress: true, call: b.Call})
+	if err != nil {
+		return answerFor(err)
+	}
+	defer unix.Close(file)
+	if err := e.install6(p, number, s, file); err != nil {
+		return answerFor(err)
+	}
+	return Answer{Action: Succeed}, nil
+}
+
+// make6 makes an IPv6 socket that has been told all that s has been told.
+func (e call) make6(s *socket, name rebind) (int, error) {
+	k, err := e.host.Maker()
+	if err != nil {
+		return -1, err
+	}
+	file, err := k.Socket(keeper.Kind{Family: unix.AF_INET6, Type: unix.SOCK_STREAM, Protocol: unix.IPPROTO_TCP})
+	if err != nil {
+		return -1, err
+	}
+	err = unix.SetsockoptInt(file, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1)
+	if err == nil {
+		err = e.Enforcer.NoteTranslated(file)
+	}
+	if err == nil {
+		err = e.prepare(s, file, e.host, name)
+	}
+	if err != nil {
+		unix.Close(file)
+		return -1, err
+	}
+	return file, nil
+}
+
+func (e call) install6(p Program, number int, s *socket, file int) error {
+	k, err := e.host.Maker()
+	if err != nil {
+		return err
+	}
+	if err := e.replaceAll(p, k, s, file); err != nil {
+		return err
+	}
+	e.Log.Debug("translated", "pid", p.Thread(), "fd", number)
+	return nil
+}
+
+// Name returns the IPv4 name of a program's translated socket, or of its peer. The answer is zero
+// if that is a name; Proceed and no name if the socket is none of these: the kernel knows its name.
+func (e *Engine) Name(p Program, number int, peer bool) (netip.AddrPort, Answer, error) {
+	file, err := p.File(number)
+	if err != nil {
+		return netip.AddrPort{}, Answer{}, ignoreBadFile(err)
+	}
+	defer unix.Close(file)
+	s, err := inspect(file)
+	if err != nil || !s.translated() {
+		return netip.AddrPort{}, Answer{}, err
+	}
+	if !peer {
+		return e.ownName(s.local), Answer{}, nil
+	}
+	to, err := nameByCall(unix.SYS_GETPEERNAME, file)
+	if err != nil {
+		answer, err := answerFor(refusal(err))
+		return netip.AddrPort{}, answer, err
+	}
+	return e.peerName4(to), Answer{}, nil
+}
+
+// ownName is the IPv4 name of a host's address. What a program has bound, the kernel programs show
+// as it was asked for.
+func (e *Engine) ownName(at netip.AddrPort) netip.AddrPort {
+	addr := at.Addr().Unmap()
+	switch {
+	case addr == netip.IPv6Unspecified():
+		addr = netip.IPv4Unspecified()
+	case addr.Is6():
+		addr = e.Translation.Own
+	}
+	return netip.AddrPortFrom(addr, at.Port())
+}
+
+// peerName4 returns the IPv4 name of a peer: its virtual address. The name is Nobody if the peer is the
+// host, which has no virtual address, or if all virtual addresses are in use.
+func (e *Engine) peerName4(peer netip.AddrPort) netip.AddrPort {
+	v4, err := e.Translator.Map(peer.Addr(), 0)
+	if err != nil {
+		v4 = e.Nobody
+	}
+	return netip.AddrPortFrom(v4, peer.Port())
+}
+
+// Accept takes a connection off a program's translated listener, without waiting; waits tells that
+// the program wants to wait for one. The file is -1 if there is no connection; then the answer is
+// what is to become of the call.
+func (e *Engine) Accept(p Program, number int) (file int, peer netip.AddrPort, waits bool, answer Answer, err error) {
+	listener, err := p.File(number)
+	if err != nil {
+		return -1, peer, false, Answer{}, ignoreBadFile(err)
+	}
+	defer unix.Close(listener)
+	s, err := inspect(listener)
+	if err != nil || !s.translated() || s.state != tcpListen {
+		return -1, peer, false, Answer{}, err
+	}
+	flags, err := unix.FcntlInt(uintptr(listener), unix.F_GETFL, 0)
+	if err != nil {
+		return -1, peer, false, Answer{}, fmt.Errorf("read file flags: %w", err)
+	}
+	file, from, err := e.acceptAtOnce(listener, flags)
+	if errors.Is(err, unix.EAGAIN) && flags&unix.O_NONBLOCK == 0 {
+		return -1, peer, true, Answer{}, nil
+	}
+	if err != nil {
+		answer, err = answerFor(refusal(err))
+		return -1, peer, false, answer, err
+	}
+	return file, e.peerName4(from), false, Answer{}, nil
+}
+
+// acceptAtOnce is accept(2) that does not wait. The file's flag says so, which the program sees too:
+// so it is there no longer than the call takes.
+func (e *Engine) acceptAtOnce(listener, flags int) (int, netip.AddrPort, error) {
+	if flags&unix.O_NONBLOCK == 0 {
+		e.accepting.Lock()
+		defer e.accepting.Unlock()
+		if _, err := unix.FcntlInt(uintptr(listener), unix.F_SETFL, flags|unix.O_NONBLOCK); err != nil {
+			return -1, netip.AddrPort{}, fmt.Errorf("keep accept from waiting: %w", err)
+		}
+		defer unix.FcntlInt(uintptr(listener), unix.F_SETFL, flags) //nolint:errcheck // it did just now
+	}
+	file, from, err := unix.Accept4(listener, unix.SOCK_CLOEXEC)
+	if err != nil {
+		return -1, netip.AddrPort{}, err
+	}
+	peer, is6 := from.(*unix.SockaddrInet6)
+	if !is6 {
+		unix.Close(file)
+		return -1, netip.AddrPort{}, unix.ECONNABORTED
+	}
+	return file, netip.AddrPortFrom(netip.AddrFrom16(peer.Addr), uint16(peer.Port)), nil
+}
+
+// ServeNames returns sockets at port 53 of the container's loopback on the host, for a DNS proxy:
+// one of UDP, and one of TCP that listens. The caller closes them.
+func (e *Engine) ServeNames() (udp, tcp int, err error) {
+	at := netip.AddrPortFrom(netip.IPv6Unspecified(), resolverPort)
+	udp, err = e.bindOwn(unix.SOCK_DGRAM, unix.IPPROTO_UDP, at)
+	if err != nil {
+		return -1, -1, err
+	}
+	tcp, err = e.bindOwn(unix.SOCK_STREAM, unix.IPPROTO_TCP, at)
+	if err == nil {
+		err = unix.Listen(tcp, unix.SOMAXCONN)
+	}
+	if err != nil {
+		unix.Close(udp)
+		return -1, -1, fmt.Errorf("listen at %s: %w", at, err)
+	}
+	return udp, tcp, nil
+}
+
+// bindOwn makes a socket of ours at a port of the container's loopback on the host, for IPv4 too.
+func (e *Engine) bindOwn(typ, protocol int, at netip.AddrPort) (int, error) {
+	k, err := e.host.Maker()
+	if err != nil {
+		return -1, err
+	}
+	file, err := k.Socket(keeper.Kind{Family: unix.AF_INET6, Type: typ, Protocol: protocol})
+	if err != nil {
+		return -1, err
+	}
+	s, err := inspect(file)
+	if err == nil {
+		err = unix.SetsockoptInt(file, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 0)
+	}
+	if err == nil {
+		err = e.begin().bindPrivate(0, s, at)
+	}
+	if err != nil {
+		unix.Close(file)
+		return -1, fmt.Errorf("bind %s: %w", at, err)
+	}
+	return file, nil
+}
+
+// translated tells whether the socket is an IPv6 one in the place of an IPv4 one.
+func (s *socket) translated() bool { return s.family == unix.AF_INET && s.local.Addr().Is6() }

@@ -1,0 +1,97 @@
+package graft
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// fakeTranslator knows virtual addresses.
+type fakeTranslator map[netip.Addr]netip.Addr
+
+func (f fakeTranslator) V6(v4 netip.Addr) (netip.Addr, bool) {
+	v6, known := f[v4]
+	return v6, known
+}
+
+func (f fakeTranslator) Map(netip.Addr, time.Duration) (netip.Addr, error) {
+	return netip.Addr{}, unix.ENOBUFS
+}
+
+// A connect to a virtual address is begun on an IPv6 socket, which takes the place of the program's.
+// Whatever is not ours to translate stays the kernel's, and what no rule covers is refused.
+func TestConnectTranslated(t *testing.T) {
+	host := newPlace(t, host6)
+	known := fakeTranslator{
+		netip.MustParseAddr("198.18.0.1"): host6,
+		netip.MustParseAddr("198.18.0.2"): netip.MustParseAddr("2001:db8:2::1"), // no rule
+		netip.MustParseAddr("198.18.0.3"): netip.MustParseAddr("2001:db8:3::1"), // no route
+	}
+	for name, tt := range map[string]struct {
+		to       string
+		typ      int
+		nonblock bool
+		want     Answer
+		swapped  bool
+	}{
+		"waits":            {to: "198.18.0.1:80", typ: tcp, swapped: true},
+		"does not wait":    {to: "198.18.0.1:80", typ: tcp, nonblock: true, want: fail(unix.EINPROGRESS), swapped: true},
+		"no rule":          {to: "198.18.0.2:80", typ: tcp, want: fail(unix.ENETUNREACH)},
+		"refused at once":  {to: "198.18.0.3:80", typ: tcp, want: fail(unix.ENETUNREACH)},
+		"nobody's address": {to: "198.18.0.4:80", typ: tcp},
+		"a resolver":       {to: "198.18.0.1:53", typ: tcp},
+		"UDP":              {to: "198.18.0.1:80", typ: unix.SOCK_DGRAM},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newUntrapped(t, host, "-e", "2001:db8:1::/48=::", "-e", "2001:db8:3::/48=::")
+			w.Translation = Translation{Translator: known}
+			number := w.socket(host, ip4, tt.typ)
+			if err := unix.SetNonblock(w.program.files[number], tt.nonblock); err != nil {
+				t.Fatal(err)
+			}
+			if err := unix.SetsockoptInt(w.program.files[number], unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1); err != nil {
+				t.Fatal(err)
+			}
+			answer, err := w.Connect(w.program, number, addr(tt.to))
+			if err != nil || answer != tt.want {
+				t.Fatalf("%+v, %v, want %+v", answer, err, tt.want)
+			}
+			family, _ := unix.GetsockoptInt(w.program.files[number], unix.SOL_SOCKET, unix.SO_DOMAIN)
+			keeps, _ := unix.GetsockoptInt(w.program.files[number], unix.SOL_SOCKET, unix.SO_KEEPALIVE)
+			if swapped := family == unix.AF_INET6; swapped != tt.swapped || swapped && len(w.enforcer.translated) == 0 || keeps != 1 {
+				t.Errorf("its socket is of family %d with keepalive %d, and %d are noted", family, keeps, len(w.enforcer.translated))
+			}
+			if place, _ := w.at(); place != "host" {
+				t.Errorf("it is in %s", place)
+			}
+		})
+	}
+}
+
+// An IPv4 server that a rule leads to an IPv6 address is bound there, and nothing else is. UDP is not.
+func TestBindTranslated(t *testing.T) {
+	host := newPlace(t, host6)
+	for typ, want := range map[int]Answer{tcp: succeeded, udp: fail(unix.EADDRNOTAVAIL)} {
+		w := newUntrapped(t, host, "-i", "0.0.0.0:80=[2001:db8:1::1]:8080")
+		number := w.socket(host, ip4, typ)
+		answer, err := w.Bind(w.program, number, addr("0.0.0.0:80"))
+		if err != nil || answer != want {
+			t.Fatalf("%+v, %v, want %+v", answer, err, want)
+		}
+		if typ != tcp {
+			continue
+		}
+		file := w.program.files[number]
+		if b := w.enforcer.bindings[w.enforcer.cookie(file)]; b.View != addr("0.0.0.0:80") || !b.Ingress {
+			t.Errorf("the kernel programs are told %+v", b)
+		}
+		if place, at := w.at(); place != "host" || at != addr("[2001:db8:1::1]:8080") || len(w.enforcer.translated) != 1 {
+			t.Errorf("it is at %s in %s, and %d are noted", at, place, len(w.enforcer.translated))
+		}
+		if only, err := unix.GetsockoptInt(file, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY); err != nil || only != 1 {
+			t.Errorf("it is V6ONLY: %d, %v", only, err)
+		}
+	}
+}

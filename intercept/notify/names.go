@@ -1,0 +1,118 @@
+package notify
+
+import (
+	"encoding/binary"
+	"errors"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/gate"
+	"github.com/tsugiki/tsugiki/graft"
+)
+
+// The kernel would tell the IPv6 names of translated sockets and of their peers. So getsockname(2),
+// getpeername(2) and accept(2) are answered here.
+//
+// Time of check. The file is duplicated once, and is what is asked. The length is read once; what is
+// written goes where the caller could write itself. If the file is no translated socket, the kernel
+// carries on: with a translated one that a thread has put under the number meanwhile, the program
+// learns the IPv6 address of a peer that its rules let it reach, and nothing else.
+
+// name answers the calls for names.
+func (s *Supervisor) name(p *program) (graft.Answer, error) {
+	r := p.request
+	if r.Name == gate.AcceptName {
+		return s.accept(p)
+	}
+	name, answer, err := s.engine.Name(p, r.Number, r.Name == gate.PeerName)
+	if err != nil || !name.IsValid() {
+		return answer, err
+	}
+	return orFault(giveName(p, name, r.Args[1], r.Args[2]))
+}
+
+// acceptFlags are those of accept4(2). The kernel refuses others.
+const acceptFlags = unix.SOCK_NONBLOCK | unix.SOCK_CLOEXEC
+
+// accept answers accept(2) on a translated listener. A call that waits for a connection takes no
+// place meanwhile.
+func (s *Supervisor) accept(p *program) (graft.Answer, error) {
+	r := p.request
+	flags := intArg(r, 3)
+	if flags&^acceptFlags != 0 {
+		return graft.Answer{}, nil
+	}
+	file, peer, waits, answer, err := s.engine.Accept(p, r.Number)
+	if waits {
+		return graft.Answer{}, s.await(p)
+	}
+	if err != nil || file < 0 {
+		return answer, err
+	}
+	defer unix.Close(file)
+	if r.Args[1] != 0 {
+		if errno, err := giveName(p, peer, r.Args[1], r.Args[2]); errno != 0 || err != nil {
+			return orFault(errno, err)
+		}
+	}
+	if flags&unix.SOCK_NONBLOCK != 0 {
+		if err := unix.SetNonblock(file, true); err != nil {
+			return graft.Answer{}, err
+		}
+	}
+	number, err := p.Add(file, flags&unix.SOCK_CLOEXEC != 0)
+	if err != nil {
+		return orRefusal(err)
+	}
+	return graft.Answer{Action: graft.Succeed, Value: number}, nil
+}
+
+// orRefusal makes the program's own limits its errno.
+func orRefusal(err error) (graft.Answer, error) {
+	for _, errno := range []unix.Errno{unix.EMFILE, unix.ENFILE, unix.ENOMEM} {
+		if errors.Is(err, errno) {
+			return fail(errno), nil
+		}
+	}
+	return graft.Answer{}, err
+}
+
+func orFault(errno unix.Errno, err error) (graft.Answer, error) {
+	if err != nil || errno != 0 {
+		return fail(errno), err
+	}
+	return succeed(), nil
+}
+
+// giveName writes a struct sockaddr_in where the program has room for it, and its size, as the
+// kernel does.
+func giveName(p *program, name netip.AddrPort, at, length uint64) (unix.Errno, error) {
+	var sa [sockaddrIn4Min]byte
+	binary.NativeEndian.PutUint16(sa[:], unix.AF_INET)
+	binary.BigEndian.PutUint16(sa[2:], name.Port())
+	addr := name.Addr().As4()
+	copy(sa[4:], addr[:])
+	m, err := p.memory()
+	if err != nil {
+		return 0, err
+	}
+	defer m.close()
+	var size [4]byte
+	err = m.read(length, size[:])
+	room := int32(binary.NativeEndian.Uint32(size[:]))
+	if err == nil && room < 0 {
+		return unix.EINVAL, nil
+	}
+	if err == nil && room > 0 {
+		err = m.write(at, sa[:min(int(room), len(sa))])
+	}
+	if err == nil {
+		binary.NativeEndian.PutUint32(size[:], uint32(len(sa)))
+		err = m.write(length, size[:])
+	}
+	if errors.Is(err, unix.EFAULT) {
+		return unix.EFAULT, nil
+	}
+	return 0, err
+}
