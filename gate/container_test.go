@@ -310,7 +310,7 @@ func (c *container) config(listener *os.File, edit func(*Config)) Config {
 	c.t.Cleanup(func() { dir.Close() })
 	binary := filepath.Join(testkit.BuildTsugiki(c.t), Program)
 	if c.pool == nil {
-		c.pool, err = startPool(binary, c.host, c.idleAfter, c.flags...)
+		c.pool, err = startPool(binary, c.host, c.idleAfter, nil, 0, c.flags...)
 		c.must(err)
 		c.t.Cleanup(func() { c.pool.Close() })
 	}

@@ -72,7 +72,10 @@ type Config struct {
 	// Untrapped says that the kernel programs decide about connect, sends and listen; UntrappedPort0
 	// that they do so about a bind to port 0 of a wildcard or a loopback address.
 	Untrapped, UntrappedPort0 bool
-	Report                    bool // from the start, also tell of calls that the gate answers itself
+	// Translated says that IPv4 is translated: the supervisor decides about a connect to an IPv4
+	// address that is no loopback address, and about names.
+	Translated bool
+	Report     bool // from the start, also tell of calls that the gate answers itself
 }
 
 // Gate is a running gate process of which this one is the supervisor. Its methods
@@ -193,9 +196,9 @@ func startProcess(path string, c Config) (*Gate, error) {
 
 func startIn(ns *netns.NS, cmd *exec.Cmd) error {
 	if ns != nil {
-		return ns.Do(func() error { return forks.Start(cmd.Start) })
+		return ns.Do(func() error { return forks.Start(cmd) })
 	}
-	return forks.Start(cmd.Start)
+	return forks.Start(cmd)
 }
 
 // begin waits until a new gate serves, and closes it if it does not. What it says why
@@ -232,6 +235,7 @@ func command(path string, c Config, control *os.File) *exec.Cmd {
 		{c.Datagrams, "--datagrams"},
 		{c.Untrapped, "--untrapped"},
 		{c.UntrappedPort0, "--untrapped-port-0"},
+		{c.Translated, "--translated"},
 	} {
 		if flag.is {
 			cmd.Args = append(cmd.Args, flag.name)

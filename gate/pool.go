@@ -17,31 +17,38 @@ import (
 	"github.com/tsugiki/tsugiki/internal/sys/pidfd"
 )
 
-// Pool is the process that holds the descriptors of idle gates (gate/c/gatepool.c). It outlives
-// this process as long as it has a gate. Its methods may be called by several goroutines.
+// Pool is the process that holds the descriptors of idle gates (gate/c/gatepool.c), with another
+// one that goes on in its place (gate/c/spare.c). It outlives this process as long as it has a gate.
+// Its methods may be called by several goroutines.
 type Pool struct {
 	conn  *net.UnixConn
-	pid   int
-	ended chan struct{} // closed when the process has ended
+	group int // its processes, and those of its gates
 }
 
 // IdleAfter is how long a gate has nothing to do before its process exits. To start the process
 // again takes some tenths of a millisecond.
 const IdleAfter = 3 * time.Second
 
+// keepFor is how long a pool keeps a file without a supervisor and gates. Docker waits a minute, at
+// most, before it starts a container again that has ended.
+const keepFor = 2 * time.Minute
+
+func milliseconds(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
+
 // StartPool starts a pool in the network namespace of the host, nil for the caller's. The process
 // of a gate exits after it has had nothing to do for idle, in milliseconds. (The gate first needs
 // a tenth of a second to find out that it is idle.) The pool says on standard error why it cannot
-// start. binary is as in Config. StartPool needs what Start needs.
-func StartPool(binary string, host *netns.NS, idle time.Duration) (*Pool, error) {
-	p, err := startPool(binary, host, idle)
+// start. keep is a file that the pool keeps for the next process that asks for it (Kept); nil: none.
+// binary is as in Config. StartPool needs what Start needs.
+func StartPool(binary string, host *netns.NS, idle time.Duration, keep *os.File) (*Pool, error) {
+	p, err := startPool(binary, host, idle, keep, keepFor)
 	if err != nil {
 		return nil, fmt.Errorf("start gate pool: %w", err)
 	}
 	return p, nil
 }
 
-func startPool(binary string, host *netns.NS, idle time.Duration, more ...string) (*Pool, error) {
+func startPool(binary string, host *netns.NS, idle time.Duration, keep *os.File, keepFor time.Duration, more ...string) (*Pool, error) {
 	path, err := find(binary)
 	if err != nil {
 		return nil, err
@@ -51,35 +58,66 @@ func startPool(binary string, host *netns.NS, idle time.Duration, more ...string
 		return nil, err
 	}
 	defer theirs.Close()
-	cmd := exec.Command(path, append([]string{"--pool", strconv.FormatInt(idle.Milliseconds(), 10)}, more...)...)
+	if keep == nil {
+		keepFor = 0
+	}
+	cmd := exec.Command(path, append([]string{"--pool", milliseconds(idle), milliseconds(keepFor)}, more...)...)
 	apart(cmd, theirs)
+	if keep != nil {
+		cmd.ExtraFiles = append(cmd.ExtraFiles, keep)
+	}
 	cmd.Stderr = os.Stderr
 	if err := startIn(host, cmd); err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
-	p := &Pool{conn, cmd.Process.Pid, make(chan struct{})}
-	pidfd.OnEnd(cmd.Process.Pid, func() {
-		_ = cmd.Wait() // why it ended, it has said
-		close(p.ended)
-	})
-	return p, nil
+	pidfd.OnEnd(cmd.Process.Pid, func() { _ = cmd.Wait() }) // why it ended, it has said
+	return &Pool{conn, cmd.Process.Pid}, nil
 }
 
-// Ended tells whether the process has ended. Then new gates need another pool.
+// Ended tells whether both processes have ended. Then new gates need another pool.
 func (p *Pool) Ended() bool {
-	select {
-	case <-p.ended:
+	raw, err := p.conn.SyscallConn()
+	if err != nil {
 		return true
-	default:
-		return false
 	}
+	ended := true
+	_ = raw.Control(func(fd uintptr) { // a closed one has ended
+		fds := []unix.PollFd{{Fd: int32(fd)}}
+		_, err := unix.Poll(fds, 0)
+		ended = err == nil && fds[0].Revents&unix.POLLHUP != 0
+	})
+	return ended
+}
+
+// KeepNothing has the pool keep its file no more once nobody needs the pool for gates.
+func (p *Pool) KeepNothing() error {
+	if err := p.conn.SetWriteDeadline(time.Now().Add(helloWait)); err != nil {
+		return err
+	}
+	_, err := p.conn.Write([]byte{0})
+	return err
 }
 
 // Close lets go of the pool. The process ends when it has no gate any more, or at once.
 func (p *Pool) Close() error { return p.conn.Close() }
 
+// admitTries is how often a pool is asked for a gate whose process is killed, or that the pool was
+// about to start when it was killed.
+const admitTries = 3
+
 // start has the pool start a new gate.
-func (p *Pool) start(c Config) (*Gate, error) {
+func (p *Pool) start(c Config) (g *Gate, err error) {
+	for range admitTries {
+		g, err = p.tryStart(c)
+		killed := errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET)
+		if !killed || errors.Is(err, ErrEnded) {
+			break
+		}
+	}
+	return g, err
+}
+
+func (p *Pool) tryStart(c Config) (*Gate, error) {
 	socket, err := makeAdoptSocket(c.AdoptSocket)
 	if err != nil {
 		return nil, err

@@ -130,23 +130,20 @@ func TestIdleWithoutSupervisor(t *testing.T) {
 	c.must(c.programs.Kill())
 	h.says("ended true")
 	c.helper(c.top.Host, "answer", journal).says("gone")
-	select {
-	case <-c.pool.ended:
-	case <-time.After(testkit.Patience):
-		t.Error("a pool without agent and gates has not ended")
-	}
+	c.eventually("a pool without agent and gates ends", func() bool { return len(c.poolPIDs(poolName)) == 0 && len(c.poolPIDs(spareName)) == 0 })
 }
 
 // Whoever is killed takes with it what it held, and its supervisor knows.
 func TestIdleKilled(t *testing.T) {
-	for _, who := range []string{"gate", "pool with the gate idle", "pool with the gate at work"} {
+	const idle, working = "pool and spare with the gate idle", "pool and spare with the gate at work"
+	for _, who := range []string{"gate", idle, working} {
 		t.Run(who, func(t *testing.T) {
 			c := newContainer(t)
 			c.idleAfter = 100 * time.Millisecond
 			g := c.start(1, nil)
 			ended := serve(c, g, nil)
 			c.moves("asked", &c.progress.asked, 10)
-			if who != "pool with the gate at work" {
+			if who != working {
 				c.quiet(true)
 				c.exits()
 			}
@@ -154,10 +151,9 @@ func TestIdleKilled(t *testing.T) {
 				g.SetTraced(true)
 				c.must(unix.Kill(c.gatePID(), unix.SIGKILL))
 			} else {
-				c.must(unix.Kill(c.pool.pid, unix.SIGKILL))
+				c.killPoolAndSpare()
 			}
-			if who == "pool with the gate at work" {
-				<-c.pool.ended
+			if who == working {
 				c.moves("asked", &c.progress.asked, 10)
 				c.quiet(true)
 				// It cannot exit any more, and goes on.
@@ -169,7 +165,7 @@ func TestIdleKilled(t *testing.T) {
 				c.must(c.programs.Kill())
 			}
 			<-ended
-			if well := g.EndedWell(); well != (who == "pool with the gate at work") {
+			if well := g.EndedWell(); well != (who == working) {
 				t.Errorf("it ended well: %v", well)
 			}
 			if _, err := g.Stats(); err != nil && !errors.Is(err, io.EOF) {
@@ -183,12 +179,14 @@ func TestIdleKilled(t *testing.T) {
 	}
 }
 
+// gatePID waits for the gate's process: where its callers get no CPU for a while, it exits as idle.
 func (c *container) gatePID() int {
 	c.t.Helper()
-	pids := c.gatePIDs()
-	if len(pids) != 1 {
-		c.t.Fatalf("processes of gates: %v, want one", pids)
-	}
+	var pids []int
+	c.eventually("one process of a gate", func() bool {
+		pids = c.gatePIDs()
+		return len(pids) == 1
+	})
 	return pids[0]
 }
 
@@ -287,7 +285,7 @@ func TestIdleLosesNothing(t *testing.T) {
 				c.hush()
 				c.aboutToHandOver()
 				if handedOver {
-					c.must(unix.Kill(c.pool.pid, unix.SIGSTOP))
+					c.must(unix.Kill(c.pool.group, unix.SIGSTOP))
 					c.goOn()
 					c.exits()
 				}
@@ -295,7 +293,7 @@ func TestIdleLosesNothing(t *testing.T) {
 					f()
 				}
 				c.goOn()
-				c.must(unix.Kill(c.pool.pid, unix.SIGCONT))
+				c.must(unix.Kill(c.pool.group, unix.SIGCONT))
 				c.answers()
 			}
 		}
@@ -387,7 +385,7 @@ func TestEndWithOrderUnread(t *testing.T) {
 			g := c.start(1, nil)
 			ended := serve(c, g, nil)
 			c.moves("asked", &c.progress.asked, 10)
-			stopped := c.pool.pid
+			stopped := c.pool.group
 			if idle {
 				c.quiet(true)
 				c.exits()
@@ -421,7 +419,7 @@ func TestPoolIsFull(t *testing.T) {
 	ended := serve(c, g, nil)
 	c.moves("asked", &c.progress.asked, 1)
 	limit := unix.Rlimit{Cur: 40, Max: 40} // one needs 39
-	c.must(unix.Prlimit(c.pool.pid, unix.RLIMIT_NOFILE, &limit, nil))
+	c.must(unix.Prlimit(c.pool.group, unix.RLIMIT_NOFILE, &limit, nil))
 	_, err := Start(c.config(c.listener, func(config *Config) { config.AdoptSocket += "-other" }))
 	if err == nil || !strings.Contains(err.Error(), "keep gate: ") {
 		t.Errorf("start of one more: %v", err)

@@ -105,8 +105,11 @@ func checkSees(c *container, g *Gate, sees bool) {
 func TestPoolPrivileges(t *testing.T) {
 	c := newContainer(t)
 	c.start(1, nil)
-	checkPrivileges(t, Program+" --pool", c.pool.pid)
-	testkit.Refuses(t, c.pool.pid, unneeded)
+	for _, name := range []string{poolName, spareName} {
+		pid := c.poolPID(name)
+		checkPrivileges(t, Program+" --pool", pid)
+		testkit.Refuses(t, pid, unneeded)
+	}
 	c.moves("own", &c.progress.own, 10)
 	c.allRight()
 }
@@ -122,7 +125,7 @@ func TestPoolNeeds(t *testing.T) {
 					binary = testkit.WithoutCapability(t, binary, capability)
 				}
 				var err error
-				c.pool, err = StartPool(binary, c.host, c.idleAfter)
+				c.pool, err = StartPool(binary, c.host, c.idleAfter, nil)
 				c.must(err)
 				t.Cleanup(func() { c.pool.Close() })
 				checkNeed(t, c, capability, without)

@@ -26,10 +26,20 @@ const (
 	Send
 	SetOption
 	GetOption
-	GetName
-	Ioctl // about the interfaces of a socket's namespace
-	Other // of Stats only: calls that the gate has no part in
+	GetName // of a socket, or of its peer, see Request.Name
+	Ioctl   // about the interfaces of a socket's namespace
+	Other   // of Stats only: calls that the gate has no part in
 	calls
+)
+
+// Name says whose name a call asks for, enum gate_name.
+type Name uint8
+
+// The names.
+const (
+	OwnName    Name = iota
+	PeerName        // getpeername(2)
+	AcceptName      // accept(2), accept4(2)
 )
 
 // Messages that are no calls.
@@ -63,6 +73,7 @@ type Request struct {
 	Answered bool
 	Again    bool      // a supervisor that is gone may have begun to answer
 	Narrow   bool      // the caller's ABI has words of 32 bits
+	Name     Name      // of GetName
 	Address  []byte    // the sockaddr's beginning, as the program had it; may be cut short
 	Args     [6]uint64 // of the call, as the program passed them
 }
@@ -89,7 +100,7 @@ type requestMessage struct {
 	answered uint8
 	again    uint8
 	narrow   uint8
-	_        uint8
+	name     Name
 	length   uint32
 	address  [addressMax]byte
 	args     [6]uint64
@@ -133,6 +144,7 @@ const (
 const (
 	untrappedDestinations = 1 << iota
 	untrappedPort0
+	translated
 )
 
 // addressMax is how much of a sockaddr the gate reads.
@@ -181,6 +193,7 @@ func parse(b []byte) (Request, error) {
 		Answered: m.answered != 0,
 		Again:    m.again != 0,
 		Narrow:   m.narrow != 0,
+		Name:     m.name,
 		Address:  bytes.Clone(m.address[:m.length]),
 		Args:     m.args,
 	}, nil
@@ -212,6 +225,9 @@ func encodeAdmission(c Config) []byte {
 	}
 	if c.UntrappedPort0 {
 		m.untrapped |= untrappedPort0
+	}
+	if c.Translated {
+		m.untrapped |= translated
 	}
 	return wire.Append(nil, m)
 }

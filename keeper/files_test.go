@@ -2,17 +2,25 @@ package keeper
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/internal/sys/forks"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
 // limitFiles lets the process have so many more descriptors.
 func limitFiles(t *testing.T, more int) (restore func()) {
 	t.Helper()
+	testkit.Eventually(t, func() error {
+		if n := forks.Starting(); n > 0 {
+			return fmt.Errorf("%d children have not closed their files", n)
+		}
+		return nil
+	})
 	var old unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &old); err != nil {
 		t.Fatal(err)

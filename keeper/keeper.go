@@ -161,9 +161,9 @@ func launch(path string, returned *os.File, cfg Config) (*exec.Cmd, *net.UnixCon
 	cmd.Stderr = stderr
 	// The child is in the namespace of the thread that forks it.
 	if cfg.Netns != nil {
-		err = cfg.Netns.Do(func() error { return forks.Start(cmd.Start) })
+		err = cfg.Netns.Do(func() error { return forks.Start(cmd) })
 	} else {
-		err = forks.Start(cmd.Start)
+		err = forks.Start(cmd)
 	}
 	theirs.Close()
 	stderr.Close()

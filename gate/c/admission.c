@@ -5,7 +5,6 @@
 
 #include <errno.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -45,7 +44,7 @@ static void admission_refuse(struct pooled_gate *p, const char *operation)
 /* The files of an admission are in the order of GATE_FILES, between two others. */
 static struct pooled_gate *admission_add(const struct gate_admission *a, const int *files)
 {
-	struct pooled_gate *p = calloc(1, sizeof(*p));
+	struct pooled_gate *p = idle_find_free();
 
 	if (p == NULL)
 		return NULL;
@@ -53,8 +52,9 @@ static struct pooled_gate *admission_add(const struct gate_admission *a, const i
 	memcpy(p->files, &files[1], (GATE_FILES - 1) * sizeof(int));
 	p->files[GATE_FILE_BOARD] = -1;
 	p->cgroup = files[GATE_ADMISSION_FILES - 1];
-	p->process = -1;
+	p->process = p->theirs = -1;
 	p->supervised = true;
+	p->retry = false;
 	p->gate = (struct gate){
 		.own = a->own,
 		.cookie = a->cookie,
@@ -64,8 +64,7 @@ static struct pooled_gate *admission_add(const struct gate_admission *a, const i
 		.uid = a->uid,
 		.gid = a->gid,
 	};
-	p->next = pooled_gates;
-	pooled_gates = p;
+	idle_set_state(p, POOLED_PARTLY);
 	return p;
 }
 
@@ -76,7 +75,7 @@ static bool admission_has_room(void)
 	struct rlimit limit;
 	rlim_t need = ADMISSION_SPARE_FILES;
 
-	for (struct pooled_gate *p = pooled_gates; p != NULL; p = p->next)
+	for (struct pooled_gate *p = idle_next(NULL); p != NULL; p = idle_next(p))
 		need += GATE_FILES + 2; /* the cgroup and the socket to its process */
 	return getrlimit(RLIMIT_NOFILE, &limit) == 0 && need <= limit.rlim_cur;
 }

@@ -70,10 +70,11 @@ bool gate_deliver_socket(struct gate_worker *w, int file, bool close_on_exec)
 
 /*
  * The program goes on before the thread that has delivered a socket closes its own descriptor. If
- * the program closes the socket in the meantime, the descriptor keeps the socket's port, and
- * another bind(2) would fail with EADDRINUSE. So bind(2) waits for such a thread. The thread
- * needs the CPU and nothing else: its notification is answered or given up, so the program cannot
- * make it wait.
+ * the program closes the socket in the meantime, the descriptor keeps the socket's port:
+ * another bind(2) would fail with EADDRINUSE, and a connect(2), which is not trapped where the
+ * loopback is on the host, would find a listener that is closed. So bind(2) waits for such a
+ * thread, also if the kernel is to choose the port. The thread needs the CPU and nothing else: its
+ * notification is answered or given up, so the program cannot make it wait.
  */
 void gate_await_deliveries(void)
 {

@@ -49,6 +49,9 @@ int gate_file_of(struct gate_worker *w, int number)
 				close(w->pidfd);
 			w->thread = w->n.pid;
 			w->pidfd = (int)syscall(SYS_pidfd_open, w->n.pid, GATE_PIDFD_THREAD);
+			if (w->pidfd < 0 &&
+			    errno == EINVAL) /* before 6.9: of a process's first thread */
+				w->pidfd = (int)syscall(SYS_pidfd_open, w->n.pid, 0);
 		}
 		if (w->pidfd < 0)
 			return -1;

@@ -55,6 +55,7 @@ void gatepool_confine(void)
 #endif
 		{.number = SYS_epoll_pwait},
 		{.number = SYS_epoll_ctl},
+		{.number = SYS_epoll_create1},
 		{.number = SYS_socketpair},
 		{.number = SYS_listen},
 		{.number = SYS_memfd_create},

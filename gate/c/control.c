@@ -85,7 +85,7 @@ static void gate_listen_to_supervisor(void)
 {
 	struct gate_message m;
 
-	if (gate_receive(gate.control, &m) && (m.length > 0 || m.count > 0 || !gate_hung_up())) {
+	if (gate_receive(gate.control, &m, 0) && (m.length > 0 || m.count > 0 || !gate_hung_up())) {
 		gate_carry_out(&m);
 		gate_close_files(&m);
 	} else if (gate_hung_up()) {

@@ -165,13 +165,14 @@ static void gate_set(struct gate_worker *w, const struct gate_setting *s)
 		return;
 	}
 	file = gate_file_of(w, s->number);
+	error = errno;
 	if (!gate_valid(&w->n)) {
 		if (file >= 0)
 			close(file);
 		return;
 	}
-	if (file < 0) {
-		gate_answer(w, -EBADF);
+	if (file < 0) { /* ENOPROTOOPT: before 6.9, the descriptors of this thread cannot be had */
+		gate_answer(w, error == EBADF ? -EBADF : -ENOPROTOOPT);
 		return;
 	}
 	length = gate_widen(s, value, length);

@@ -19,7 +19,7 @@ void fork_take_files(struct pooled_gate *p, struct gate *g)
 	for (int i = 0; i < GATE_FILES; i++)
 		if (dup2(p->files[i], POOL_FD_FIRST + i) < 0)
 			privilege_die("take files");
-	if (dup2(p->process, POOL_FD_POOL) < 0 ||
+	if (dup2(p->theirs, POOL_FD_POOL) < 0 ||
 	    (p->errors >= 0 && dup2(p->errors, STDERR_FILENO) < 0) ||
 	    syscall(SYS_close_range, POOL_FD_FREE, ~0U, 0) != 0)
 		privilege_die("take files");
@@ -56,24 +56,25 @@ static pid_t fork_into_cgroup(const struct pooled_gate *p)
 
 struct pooled_gate *fork_start(struct pooled_gate *p)
 {
-	int ends[2];
+	int ends[2], error;
 	pid_t pid = -1;
 
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
 		idle_set_retry(p, true);
 		return NULL;
 	}
-	p->process = ends[1];
-	if (idle_watch_file(p, ends[0], 0 /* its end alone */))
+	p->process = ends[0];
+	p->theirs = ends[1];
+	idle_set_state(p, POOLED_STARTING);
+	if (idle_watch_file(p, p->process, 0 /* its end alone */))
 		pid = fork_into_cgroup(p);
 	if (pid == 0)
 		return p;
-	close(ends[1]);
-	p->process = ends[0];
+	error = errno;
+	idle_set_state(p, pid < 0 ? POOLED_IDLE : POOLED_WORKING);
+	idle_close_file(&p->theirs);
 	idle_set_retry(p, pid < 0);
 	if (pid < 0) {
-		int error = errno;
-
 		idle_ignore_file(p->process);
 		idle_close_file(&p->process);
 		errno = error;

@@ -30,6 +30,8 @@ struct gate {
 	uint32_t uid;	    /* of the program, for the files' owner */
 	uint32_t gid;
 	uint32_t idle_ms; /* how long a gate of the pool is idle before it exits */
+	uint32_t keep_ms; /* how long the pool keeps its file without an agent and gates; 0: it has
+			     none */
 	bool stops;	  /* tests: it stops before it hands over (SIGSTOP) */
 };
 

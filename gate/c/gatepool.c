@@ -22,7 +22,11 @@
  *
  * What a gate does not hand back is closed when its process ends. Then its container has ended, or
  * the gate was killed, and the agent sees the end of the control socket. The pool outlives the
- * agent, as gates do, and ends when it has neither an agent nor a gate.
+ * agent, as gates do, and ends when it has neither an agent nor a gate. If it is killed, its spare
+ * goes on in its place (spare.c).
+ *
+ * The agent can give the pool a file to keep for the next agent: its socket for listeners. Then the
+ * pool goes on for some time after its last gate: an engine starts containers again.
  *
  * No call is lost meanwhile: a notification waits in the kernel until it is received, and an order
  * waits in the socket.
@@ -48,6 +52,7 @@
 #include "fork.h"
 #include "idle.h"
 #include "messages.h"
+#include "spare.h"
 
 /* How long after a failed start of a gate's process another is tried: processes may end. */
 #define GATEPOOL_RETRY_MS 100
@@ -64,10 +69,19 @@
 	 1ull << PRIVILEGE_CAP_SYS_PTRACE)
 
 static bool gatepool_agent_is_gone;
+static bool gatepool_keeps; /* a file for the next agent */
+
+/* The gate of the process that BECOME is called in. */
+static struct gate *gatepool_gate;
+static void (*gatepool_become)(struct gate_life);
+
+/* What the spare process is in an event. */
+static const char gatepool_spare;
+
 /* Receives a message that is whole. */
-static bool gatepool_receive(int from, struct gate_message *m)
+static bool gatepool_receive(int from, struct gate_message *m, int flags)
 {
-	if (!gate_receive(from, m))
+	if (!gate_receive(from, m, flags))
 		return false;
 	if (m->length > 0 && !m->cut)
 		return true;
@@ -75,7 +89,8 @@ static bool gatepool_receive(int from, struct gate_message *m)
 	return false;
 }
 
-/* The process of a gate has ended. */
+/* The process of a gate has ended. Its message is in the queue until the socket is closed, for the
+ * spare if we are killed. */
 static void gatepool_process_ended(struct pooled_gate *p)
 {
 	struct gate_message m;
@@ -83,7 +98,7 @@ static void gatepool_process_ended(struct pooled_gate *p)
 	bool whole;
 
 	idle_ignore_file(p->process);
-	if (!gatepool_receive(p->process, &m)) {
+	if (!gatepool_receive(p->process, &m, MSG_PEEK)) {
 		idle_remove(p);
 		return;
 	}
@@ -95,9 +110,10 @@ static void gatepool_process_ended(struct pooled_gate *p)
 		idle_remove(p);
 		return;
 	}
-	idle_close_file(&p->process);
 	memcpy(p->files, m.files, sizeof(p->files));
 	p->supervised = handover.supervised != 0;
+	idle_set_state(p, POOLED_IDLE);
+	idle_close_file(&p->process);
 	if (!idle_watch(p)) {
 		idle_ignore(p);
 		idle_remove(p);
@@ -117,8 +133,13 @@ static struct pooled_gate *gatepool_read_agent(void)
 {
 	struct gate_message m;
 
-	if (gatepool_receive(POOL_FD_AGENT, &m))
-		return admission_admit(&m);
+	if (gatepool_receive(POOL_FD_AGENT, &m, 0)) {
+		if (m.length != 1)
+			return admission_admit(&m);
+		gate_close_files(&m);
+		gatepool_keeps = false;
+		return NULL;
+	}
 	if (gate_has(POOL_FD_AGENT, POLLHUP)) {
 		idle_ignore_file(POOL_FD_AGENT);
 		gatepool_agent_is_gone = true;
@@ -129,10 +150,9 @@ static struct pooled_gate *gatepool_read_agent(void)
 /* Tries failed starts again. Returns the gate in its process. */
 static struct pooled_gate *gatepool_retry(void)
 {
-	struct pooled_gate *p, *next;
+	struct pooled_gate *p;
 
-	for (p = pooled_gates; p != NULL; p = next) {
-		next = p->next;
+	for (p = idle_next(NULL); p != NULL; p = idle_next(p)) {
 		if (p->retry && !idle_settles(p) && fork_restart(p) != NULL)
 			return p;
 	}
@@ -143,21 +163,29 @@ static void gatepool_take_descriptors(void)
 {
 	struct rlimit limit;
 
+	/* What the agent gives to be kept is the second file, unless it says that there is none. */
+	gatepool_keeps = gatepool_gate->keep_ms > 0 && dup2(POOL_FD_AGENT + 1, POOL_FD_KEPT) >= 0;
+
 	/* All files that come are to have higher numbers than a gate's. */
 	for (int i = POOL_FD_FIRST + 1; i < POOL_FD_FREE; i++)
-		if (dup2(POOL_FD_AGENT, i) < 0)
+		if (!(gatepool_keeps && i == POOL_FD_KEPT) && dup2(POOL_FD_AGENT, i) < 0)
 			privilege_die("reserve descriptors");
 	if (syscall(SYS_close_range, POOL_FD_FREE, ~0U, 0) != 0)
 		privilege_die("close descriptors");
-	close(POOL_FD_EVENTS);
-	if (epoll_create1(EPOLL_CLOEXEC) != POOL_FD_EVENTS)
-		privilege_die("make epoll");
-	if (!idle_watch_file(NULL, POOL_FD_AGENT, EPOLLIN))
-		privilege_die("watch agent");
 	if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
 		limit.rlim_cur = limit.rlim_max;
 		(void)setrlimit(RLIMIT_NOFILE, &limit);
 	}
+	if (!idle_make_table())
+		privilege_die("make table");
+}
+
+/* Waits for what comes from outside. */
+static void gatepool_watch(void)
+{
+	if (!idle_make_events() ||
+	    (!gatepool_agent_is_gone && !idle_watch_file(NULL, POOL_FD_AGENT, EPOLLIN)))
+		privilege_die("watch agent");
 }
 
 static void gatepool_start(void)
@@ -178,17 +206,40 @@ static void gatepool_start(void)
 		privilege_die("let go of standard error");
 }
 
+static int64_t gatepool_now_ms(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+/* In how many milliseconds the process ends, for it has nothing to do; -1 if it has. */
+static int64_t gatepool_until_end(void)
+{
+	static int64_t empty; /* since when; 0 if it is not */
+	int64_t left = 0;
+
+	if (!gatepool_agent_is_gone || idle_next(NULL) != NULL) {
+		empty = 0;
+		return -1;
+	}
+	if (empty == 0)
+		empty = gatepool_now_ms();
+	if (gatepool_keeps)
+		left = empty + gatepool_gate->keep_ms - gatepool_now_ms();
+	return left > 0 ? left : 0;
+}
+
 /* Waits for an event, at most until failed starts are tried again. */
 static bool gatepool_wait(struct epoll_event *e)
 {
-	static struct timespec last;
-	struct timespec now;
-	int64_t left = -1;
+	static int64_t last;
+	int64_t left = gatepool_until_end(), now;
 
-	if (idle_retries > 0) {
-		clock_gettime(CLOCK_MONOTONIC, &now);
-		left = GATEPOOL_RETRY_MS - (now.tv_sec - last.tv_sec) * 1000 -
-		       (now.tv_nsec - last.tv_nsec) / 1000000;
+	if (idle_retries > 0 || !spare_is_there()) {
+		now = gatepool_now_ms();
+		left = GATEPOOL_RETRY_MS - (now - last);
 		if (left <= 0) {
 			last = now;
 			return false;
@@ -197,31 +248,86 @@ static bool gatepool_wait(struct epoll_event *e)
 	return epoll_wait(POOL_FD_EVENTS, e, 1, (int)left) == 1;
 }
 
+static void gatepool_watch_spare(void)
+{
+	if (spare_is_there())
+		(void)idle_watch_file((void *)&gatepool_spare, POOL_FD_SPARE, EPOLLIN);
+}
+
+static void gatepool_take_over(void);
+
+static void gatepool_start_spare(void)
+{
+	(void)spare_start(gatepool_take_over);
+	gatepool_watch_spare();
+}
+
+static void gatepool_spare_ended(void)
+{
+	idle_ignore_file(POOL_FD_SPARE);
+	spare_ended();
+	gatepool_start_spare();
+}
+
 /* One event. Returns the gate that is to be, in the process that is to be it. */
 static struct pooled_gate *gatepool_turn(void)
 {
 	struct epoll_event e;
 	struct pooled_gate *p;
 
-	if (!gatepool_wait(&e))
+	if (!gatepool_wait(&e)) {
+		if (!spare_is_there())
+			gatepool_start_spare();
 		return idle_retries > 0 ? gatepool_retry() : NULL;
+	}
 	p = e.data.ptr;
 	if (p == NULL)
 		return gatepool_read_agent();
-	if (p->process < 0)
+	if (e.data.ptr == &gatepool_spare)
+		gatepool_spare_ended();
+	else if (p->state == POOLED_IDLE)
 		return gatepool_wake(p);
-	gatepool_process_ended(p);
+	else
+		gatepool_process_ended(p);
 	return NULL;
 }
 
-struct gate_life gatepool_run(struct gate *g)
+/* Ends the process if nothing is left to keep. */
+static void gatepool_end(void)
+{
+	if (gatepool_until_end() == 0)
+		_exit(0);
+}
+
+static _Noreturn void gatepool_serve(void)
 {
 	struct pooled_gate *p;
 
-	gatepool_start();
 	while ((p = gatepool_turn()) == NULL)
-		if (gatepool_agent_is_gone && pooled_gates == NULL)
-			_exit(0);
-	fork_take_files(p, g);
-	return (struct gate_life){.first = p->errors >= 0, .supervised = p->supervised};
+		gatepool_end();
+	fork_take_files(p, gatepool_gate);
+	gatepool_become((struct gate_life){.first = p->errors >= 0, .supervised = p->supervised});
+	_exit(1);
+}
+
+/* The spare goes on. The next one is there before it does anything else. */
+static void gatepool_take_over(void)
+{
+	gatepool_end();
+	(void)prctl(PR_SET_NAME, "tsugiki-pool");
+	(void)spare_start(gatepool_take_over);
+	gatepool_watch();
+	gatepool_watch_spare();
+	idle_recover();
+	gatepool_serve();
+}
+
+_Noreturn void gatepool_run(struct gate *g, void (*become)(struct gate_life))
+{
+	gatepool_gate = g;
+	gatepool_become = become;
+	gatepool_start();
+	gatepool_watch();
+	gatepool_start_spare();
+	gatepool_serve();
 }

@@ -13,8 +13,9 @@ struct gate_life {
 
 /*
  * Keeps the gates of an agent's containers, until there are none and no agent any more;
- * then it ends the process. Returns in the process of each gate that has something to do.
+ * then it ends the process. In the process of each gate that has something to do, G is that gate,
+ * and BECOME is called.
  */
-struct gate_life gatepool_run(struct gate *g);
+_Noreturn void gatepool_run(struct gate *g, void (*become)(struct gate_life));
 
 #endif

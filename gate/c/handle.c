@@ -40,7 +40,6 @@
 #include "handle.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <linux/seccomp.h>
 #include <sched.h>
 #include <stdio.h>
@@ -88,8 +87,6 @@ static void gate_socket(struct gate_worker *w)
 			gate_answer(w, -errno);
 		return;
 	}
-	if (kind.nonblock)
-		fcntl(file, F_SETFL, O_RDWR | O_NONBLOCK);
 	error = gate_deliver_socket(w, file, kind.close_on_exec) ? 0 : errno;
 	GATE_COUNT(single, error == 0);
 	GATE_COUNT(misses, error == 0 && args[5] == MARK_ASK);
@@ -125,14 +122,20 @@ static void gate_destination(struct gate_worker *w, uint64_t from, uint32_t leng
 {
 	struct board_address to;
 
-	if (!gate_read_address(w, from, length))
-		return;
-	if (gate.board->untrapped) {
-		gate_report(w); /* a filter traps these for nothing else */
+	bool translated = gate.board->untrapped & BOARD_TRANSLATED;
+
+	/* The kernel programs decide, and report it. */
+	if (gate.board->untrapped && !(translated && w->request.call == GATE_CONNECT)) {
 		gate_proceed(w);
 		return;
 	}
+	if (!gate_read_address(w, from, length))
+		return;
 	to = board_look_up(gate.board, BOARD_SIZE, w->request.address, w->request.length);
+	if (translated) {
+		gate_pass_if(w, to.where != BOARD_NO_IP && to.is4 && !to.loopback);
+		return;
+	}
 	if (to.where == BOARD_NO_IP) {
 		gate_proceed(w);
 		return;
@@ -149,6 +152,7 @@ static void gate_bind(struct gate_worker *w)
 {
 	if (!gate_read_address(w, w->n.data.args[1], (uint32_t)w->n.data.args[2]))
 		return;
+	gate_await_deliveries();
 	if (board_bind_is_free(gate.board, w->request.address, w->request.length)) {
 		gate_report(w);
 		gate_proceed(w);
@@ -158,7 +162,6 @@ static void gate_bind(struct gate_worker *w)
 		gate_proceed(w);
 		return;
 	}
-	gate_await_deliveries();
 	gate_pass(w);
 }
 
@@ -244,6 +247,9 @@ static enum gate_call gate_call_of(int number)
 	case SYS_getsockopt:
 		return GATE_GETSOCKOPT;
 	case SYS_getsockname:
+	case SYS_getpeername:
+	case SYS_accept:
+	case SYS_accept4:
 		return GATE_GETSOCKNAME;
 	case SYS_ioctl:
 		return GATE_IOCTL;
@@ -261,6 +267,25 @@ static void gate_handle_socket(struct gate_worker *w)
 		gate_serve_shim(w);
 	else
 		gate_socket(w);
+}
+
+/* Which name a call asks for. */
+static uint8_t gate_name_of(int number)
+{
+	if (number == SYS_getsockname)
+		return GATE_NAME_OWN;
+	return number == SYS_getpeername ? GATE_NAME_PEER : GATE_NAME_ACCEPT;
+}
+
+/* A socket may have IPv6 names where its program wants IPv4 ones. */
+static void gate_name(struct gate_worker *w)
+{
+	w->request.name = gate_name_of(w->n.data.nr);
+	if (w->n.data.nr == SYS_accept)
+		w->request.args[3] = 0; /* it has no flags */
+	gate_pass_if(w, gate.board->untrapped & BOARD_TRANSLATED ||
+				(w->request.name == GATE_NAME_OWN &&
+				 atomic_load(&gate.board->afgraft_sockets)));
 }
 
 static void gate_handle_native(struct gate_worker *w)
@@ -282,7 +307,10 @@ static void gate_handle_native(struct gate_worker *w)
 		gate_pass_if(w, (int)args[1] == IPPROTO_GRAFT);
 		break;
 	case SYS_getsockname:
-		gate_pass_if(w, afgraft_sockets);
+	case SYS_getpeername:
+	case SYS_accept:
+	case SYS_accept4:
+		gate_name(w);
 		break;
 	case SYS_connect:
 		gate_destination(w, args[1], (uint32_t)args[2]);

@@ -20,14 +20,8 @@
 #endif
 #define GATE_SYNC_WAKE_UP 1
 
-int main(int argc, char **argv)
+static _Noreturn void gate_live(struct gate_life life)
 {
-	struct gate_life life = {.first = true, .supervised = true};
-
-	if (gate_is_pool(&gate, argc, argv))
-		life = gatepool_run(&gate);
-	else
-		gate_arguments(&gate, argc, argv);
 	gate_give_up(&gate);
 	/*
 	 * Callers and the gate take turns: let them do so on one CPU (6.6). And
@@ -42,4 +36,12 @@ int main(int argc, char **argv)
 		gate_greet();
 	gate_start_serving();
 	gate_converse();
+}
+
+int main(int argc, char **argv)
+{
+	if (gate_is_pool(&gate, argc, argv))
+		gatepool_run(&gate, gate_live);
+	gate_arguments(&gate, argc, argv);
+	gate_live((struct gate_life){.first = true, .supervised = true});
 }

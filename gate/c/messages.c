@@ -54,7 +54,7 @@ static void gate_take_files(const struct msghdr *msg, struct gate_message *m)
 	}
 }
 
-bool gate_receive(int from, struct gate_message *m)
+bool gate_receive(int from, struct gate_message *m, int flags)
 {
 	union {
 		char space[CMSG_SPACE(sizeof(m->files))];
@@ -65,7 +65,7 @@ bool gate_receive(int from, struct gate_message *m)
 			     .msg_iovlen = 1,
 			     .msg_control = control.space,
 			     .msg_controllen = sizeof(control.space)};
-	ssize_t got = recvmsg(from, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+	ssize_t got = recvmsg(from, &msg, flags | MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
 
 	if (got < 0)
 		return false;

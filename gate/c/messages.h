@@ -21,8 +21,8 @@ struct gate_message {
 	bool cut; /* files are lost: the process may open no more */
 };
 
-/* Receives one without waiting. Returns false if there is none. */
-bool gate_receive(int from, struct gate_message *m);
+/* Receives one without waiting, with FLAGS of recvmsg(2). Returns false if there is none. */
+bool gate_receive(int from, struct gate_message *m, int flags);
 void gate_close_files(struct gate_message *m);
 
 /* Whether one of EVENTS of poll(2) is there. */

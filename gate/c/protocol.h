@@ -22,9 +22,9 @@ enum gate_call {
 	GATE_SEND,
 	GATE_SETSOCKOPT, /* of AF_GRAFT sockets, or what may be one */
 	GATE_GETSOCKOPT,
-	GATE_GETSOCKNAME,
-	GATE_IOCTL, /* about the interfaces of a socket's namespace */
-	GATE_OTHER, /* only counted: what the gate has no part in */
+	GATE_GETSOCKNAME, /* and the names of peers: see enum gate_name */
+	GATE_IOCTL,	  /* about the interfaces of a socket's namespace */
+	GATE_OTHER,	  /* only counted: what the gate has no part in */
 	GATE_CALLS,
 	/* Messages that are no calls: */
 	GATE_DONE = GATE_CALLS, /* the order `id` is carried out; `number` is an errno */
@@ -32,6 +32,13 @@ enum gate_call {
 	GATE_BYE,		/* the last: the container's last process is gone */
 	GATE_TAKEN,		/* to who connects: there is a supervisor already */
 	GATE_REFUSED,		/* to who connects: this process may not supervise */
+};
+
+/* Whose name a GATE_GETSOCKNAME asks for. */
+enum gate_name {
+	GATE_NAME_OWN,
+	GATE_NAME_PEER,	  /* getpeername(2) */
+	GATE_NAME_ACCEPT, /* accept(2), accept4(2) */
 };
 
 #define GATE_ARGUMENTS 6
@@ -50,8 +57,8 @@ struct gate_request {
 	int32_t backlog;
 	uint8_t answered;
 	uint8_t again;
-	uint8_t narrow; /* the caller's ABI has words of 32 bits */
-	uint8_t zero;
+	uint8_t narrow;	 /* the caller's ABI has words of 32 bits */
+	uint8_t name;	 /* enum gate_name */
 	uint32_t length; /* of the address */
 	uint8_t address[BOARD_ADDRESS_MAX];
 	uint64_t args[GATE_ARGUMENTS]; /* as the program passed them */

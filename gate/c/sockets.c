@@ -33,7 +33,9 @@ static bool gate_policed(int file)
 
 static int gate_make_unproven(const struct gate_kind *kind)
 {
-	return socket(kind->family, kind->type | SOCK_CLOEXEC, kind->protocol);
+	int flags = SOCK_CLOEXEC | (kind->nonblock ? SOCK_NONBLOCK : 0);
+
+	return socket(kind->family, kind->type | flags, kind->protocol);
 }
 
 int gate_make(const struct gate_kind *kind)
@@ -66,7 +68,8 @@ int gate_take(const struct gate_kind *kind)
 {
 	const struct gate_kind *last = &gate_spare.kind;
 
-	if (last->family != kind->family || last->type != kind->type) {
+	if (last->family != kind->family || last->type != kind->type ||
+	    last->nonblock != kind->nonblock) {
 		gate_close_spare();
 		gate_spare.kind = *kind;
 		gate_spare.taken = 0;

@@ -23,9 +23,11 @@ enum { GATE_FD_CONTROL = 3, GATE_FD_LISTENER, GATE_FD_KILL };
 static const char gate_usage_text[] =
 	"usage: tsugiki-gate --uid N --gid N --own INODE --cookie N [--host-first4] "
 	"[--host-first6] "
-	"[--datagrams] [--untrapped [--untrapped-port-0]], control socket at 3, seccomp listener "
+	"[--datagrams] [--untrapped [--untrapped-port-0] [--translated]], control socket at 3, "
+	"seccomp listener "
 	"at 4, cgroup.kill at 5; or "
-	"tsugiki-gate --pool IDLE-MS, control socket at 3\n";
+	"tsugiki-gate --pool IDLE-MS KEEP-MS, control socket at 3, a file to keep at 4 unless "
+	"KEEP-MS is 0\n";
 
 static bool gate_flag(struct gate *g, const char *name)
 {
@@ -39,6 +41,8 @@ static bool gate_flag(struct gate *g, const char *name)
 		g->untrapped |= BOARD_UNTRAPPED_DESTINATIONS;
 	else if (strcmp(name, "--untrapped-port-0") == 0)
 		g->untrapped |= BOARD_UNTRAPPED_PORT_0;
+	else if (strcmp(name, "--translated") == 0)
+		g->untrapped |= BOARD_TRANSLATED;
 	else
 		return false;
 	return true;
@@ -49,7 +53,8 @@ bool gate_is_pool(struct gate *g, int argc, char **argv)
 	if (argc < 2 || strcmp(argv[1], "--pool") != 0)
 		return false;
 	g->idle_ms = privilege_number(argv[2], gate_usage_text);
-	g->stops = argc > 3 && strcmp(argv[3], "--stop-before-handover") == 0;
+	g->keep_ms = privilege_number(argv[3], gate_usage_text);
+	g->stops = argc > 4 && strcmp(argv[4], "--stop-before-handover") == 0;
 	return true;
 }
 
