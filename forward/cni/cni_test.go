@@ -1,0 +1,430 @@
+package cni
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/skel"
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+
+	"github.com/tsugiki/tsugiki/forward"
+	"github.com/tsugiki/tsugiki/internal/testkit"
+)
+
+// In each mode pods reach each other, directly; CHECK agrees; DEL leaves nothing, also again.
+func TestModes(t *testing.T) {
+	r := newRig(t)
+	standard := func(kind string) object {
+		return object{"type": kind, "ipam": r.ipam(), "isGateway": true}
+	}
+	chained := object{"type": "tsugiki-cni", "pairs": "all"}
+	for name, plugins := range map[string][]object{
+		"bridge":         {r.plugin(object{})},
+		"routed":         {r.plugin(object{"routed": true})},
+		"chained-bridge": {standard("bridge"), chained},
+		"chained-ptp":    {standard("ptp"), chained},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := *r
+			r.t = t
+			n := r.network(name, plugins...)
+			pods := n.pods(2)
+			a, b := pods[0], pods[1]
+			r.echo(a, b)
+			r.echo(b, a)
+			for _, p := range pods {
+				if c := r.counts(n, p); c["direct"] < 2 || c["bad-addr"]+c["bad-mac"] > 0 {
+					t.Errorf("counts %v", c)
+				}
+				if err := n.check(p); err != nil {
+					t.Errorf("check: %v", err)
+				}
+			}
+			b.ns.Close() // with the pod's end the host's goes, before DEL
+			for _, p := range []*pod{a, b, a, b} {
+				if err := n.del(p); err != nil {
+					t.Errorf("del: %v", err)
+				}
+			}
+			r.nothing(n)
+		})
+	}
+}
+
+// The host reaches pods, and pods the host.
+func TestHost(t *testing.T) {
+	r := newRig(t)
+	for name, more := range map[string]object{"bridge": {}, "routed": {"routed": true}} {
+		n := r.network("host-"+name, r.plugin(more))
+		p := n.pods(1)[0]
+		r.do(func() error {
+			lo, err := netlink.LinkByName("lo")
+			if err != nil {
+				return err
+			}
+			addr, err := netlink.ParseAddr("203.0.113.1/32")
+			if err == nil {
+				err = netlink.AddrReplace(lo, addr)
+			}
+			return err
+		})
+		host := &pod{ns: r.host}
+		r.echo(host, &pod{ns: p.ns, addrs: p.addrs[:1]})
+		must(t, n.del(p))
+		r.nothing(n)
+	}
+}
+
+// Results have the version that the configuration asks for.
+func TestVersions(t *testing.T) {
+	r := newRig(t)
+	info, err := libcni.NewCNIConfig(r.path, &executor{r: r}).GetVersionInfo(context.Background(), "tsugiki-cni")
+	must(t, err)
+	if diff := cmp.Diff([]string{"0.4.0", "1.0.0", "1.1.0"}, info.SupportedVersions()); diff != "" {
+		t.Errorf("versions:\n%s", diff)
+	}
+	for _, v := range info.SupportedVersions() {
+		n := r.network("v", r.plugin(object{}))
+		n.list.CNIVersion = v
+		p := n.newPod("one")
+		got, err := n.cni.AddNetworkList(context.Background(), n.list, p.conf)
+		must(t, err)
+		if got.Version() != v {
+			t.Errorf("asked for %s, got %s", v, got.Version())
+		}
+		must(t, errors.Join(n.check(p), n.del(p)))
+		r.nothing(n)
+	}
+}
+
+// has is an error with a code whose message has each of some words.
+func has(t *testing.T, err error, code uint, words ...string) {
+	t.Helper()
+	var e *types.Error
+	if !errors.As(err, &e) || e.Code != code {
+		t.Errorf("error %v, want code %d", err, code)
+		return
+	}
+	for _, w := range words {
+		if !strings.Contains(e.Msg, w) {
+			t.Errorf("%q does not have %q", e.Msg, w)
+		}
+	}
+}
+
+// Wrong configurations are refused before anything is made.
+func TestWrongConfiguration(t *testing.T) {
+	r := newRig(t)
+	for name, c := range map[string]struct {
+		more  object
+		code  uint
+		words []string
+	}{
+		"mode":         {object{"mode": "dpdk"}, types.ErrInvalidNetworkConfig, []string{"dpdk", "write bridge or ovs"}},
+		"mtu":          {object{"mtu": 100}, types.ErrInvalidNetworkConfig, []string{"576..65535"}},
+		"type":         {object{"mtu": "large"}, types.ErrDecodingFailure, []string{"mtu"}},
+		"pairs":        {object{"pairs": "some"}, types.ErrInvalidNetworkConfig, []string{"write listed or all"}},
+		"bridge":       {object{"bridge": "a/b"}, types.ErrInvalidNetworkConfig, []string{"no name of a link"}},
+		"long bridge":  {object{"bridge": "a-bridge-with-a-name"}, types.ErrInvalidNetworkConfig, []string{"15"}},
+		"option":       {object{"mode": "ovs", "bridge": "--all"}, types.ErrInvalidNetworkConfig, []string{"no name of a link"}},
+		"routed":       {object{"routed": true, "bridge": "br0"}, types.ErrInvalidNetworkConfig, []string{"leave out bridge"}},
+		"ovsdb":        {object{"mode": "ovs", "ovsdb": "tcp:203.0.113.1"}, types.ErrInvalidNetworkConfig, []string{"unix:PATH"}},
+		"ipam path":    {object{"ipam": object{"type": "../sh"}}, types.ErrInvalidNetworkConfig, []string{"name"}},
+		"ipam missing": {object{"ipam": object{"type": "nobody"}}, codeAddresses, []string{"nobody", "install"}},
+		"no ipam":      {object{"ipam": object{}}, types.ErrInvalidNetworkConfig, []string{"ipam is missing"}},
+		"no switch":    {object{"mode": "ovs", "ovsdb": "unix:/nowhere"}, codeNetwork, []string{"ovs-vsctl"}},
+		"no subnet":    {object{"ipam": object{"type": "host-local"}}, codeAddresses, []string{"host-local"}},
+		"multicast MAC": {
+			object{"runtimeConfig": object{"mac": "01:00:00:00:00:01"}},
+			types.ErrInvalidNetworkConfig,
+			[]string{"01:00:00:00:00:01"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := r.network("wrong", r.plugin(c.more))
+			_, err := n.add(n.newPod("one"))
+			has(t, err, c.code, c.words...)
+			r.nothing(n)
+		})
+	}
+}
+
+// A clash is refused with what to do, and takes nothing from who was there first.
+func TestClashes(t *testing.T) {
+	r := newRig(t)
+	first := r.plugin(object{"capabilities": object{"mac": true}})
+	n := r.network("clash", first)
+	a := n.newPod("a")
+	a.conf.CapabilityArgs = map[string]any{"mac": "02:00:00:00:00:99"}
+	result, err := n.add(a)
+	must(t, err)
+	if got := result.Interfaces[1].Mac; got != "02:00:00:00:00:99" {
+		t.Errorf("MAC address %s", got)
+	}
+	_, err = n.add(a)
+	has(t, err, codeClash, "call DEL first")
+
+	twin := n.newPod("twin")
+	twin.conf.CapabilityArgs = a.conf.CapabilityArgs
+	_, err = n.add(twin)
+	has(t, err, codeClash, "02:00:00:00:00:99", "another address")
+
+	named := n.newPod("named")
+	must(t, named.ns.Do(func() error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = "eth0"
+		return netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs})
+	}))
+	_, err = n.add(named)
+	has(t, err, codeClash, "an interface eth0")
+
+	own := n.newPod("own")
+	own.conf.NetNS = nsPath(r.host)
+	_, err = n.add(own)
+	has(t, err, types.ErrInvalidNetNS, "the host's network namespace")
+
+	gone := n.newPod("gone")
+	gone.conf.NetNS = "/run/netns/nobody"
+	_, err = n.add(gone)
+	has(t, err, types.ErrInvalidNetNS, "nobody")
+
+	must(t, n.check(a))
+	must(t, n.del(a))
+	r.nothing(n)
+}
+
+// A network that cannot take a pod says why, and keeps nothing of it.
+func TestUnusable(t *testing.T) {
+	r := newRig(t)
+	full := r.ipam()
+	full["ranges"] = [][]object{{{"subnet": "198.51.100.0/24", "rangeStart": "198.51.100.9", "rangeEnd": "198.51.100.9"}}}
+	n := r.network("full", r.plugin(object{"ipam": full}))
+	p := n.pods(1)[0]
+	_, err := n.add(n.newPod("late"))
+	has(t, err, codeAddresses, "no IP addresses available", "larger range")
+	must(t, n.del(p))
+	r.nothing(n)
+
+	n = r.network("no-bridge", r.plugin(object{"bridge": "lo"}))
+	_, err = n.add(n.newPod("one"))
+	has(t, err, codeNetwork, "no bridge", "another bridge")
+	r.nothing(n)
+
+	late := r.ipam()
+	late["routes"] = []object{{"dst": "203.0.113.0/24", "gw": "192.0.2.1"}} // nothing leads to this gateway
+	n = r.network("late", r.plugin(object{"ipam": late}))
+	_, err = n.add(n.newPod("one"))
+	has(t, err, codeKernel, "203.0.113.0/24")
+	r.nothing(n)
+}
+
+// CHECK finds whatever is not as ADD made it.
+func TestCheckFindsDrift(t *testing.T) {
+	r := newRig(t)
+	n := r.network("drift", r.plugin(object{}))
+	own := func(change func(netlink.Link) error) func(*pod) error {
+		return func(p *pod) error {
+			return p.ns.Do(func() error {
+				link, err := netlink.LinkByName("eth0")
+				if err == nil {
+					err = change(link)
+				}
+				return err
+			})
+		}
+	}
+	host := func(change func(netlink.Link) error) func(*pod) error {
+		return func(p *pod) error {
+			return r.host.Do(func() error {
+				link, err := netlink.LinkByIndex(r.device(forward.Owner{Network: "drift", Container: p.conf.ContainerID, Interface: "eth0"}))
+				if err == nil {
+					err = change(link)
+				}
+				return err
+			})
+		}
+	}
+	for name, change := range map[string]func(*pod) error{
+		"the link eth0 of the container is down": own(netlink.LinkSetDown),
+		"MAC address": own(func(l netlink.Link) error {
+			return netlink.LinkSetHardwareAddr(l, net.HardwareAddr{2, 0, 0, 0, 0, 1})
+		}),
+		"address": own(func(l netlink.Link) error {
+			list, err := netlink.AddrList(l, netlink.FAMILY_V4)
+			return errors.Join(err, netlink.AddrDel(l, &list[0]))
+		}),
+		"no route to 0.0.0.0/0": own(func(l netlink.Link) error {
+			return netlink.RouteDel(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}})
+		}),
+		"not a port of bridge": host(netlink.LinkSetNoMaster),
+		"is down":              host(netlink.LinkSetDown),
+		"the alias":            host(func(l netlink.Link) error { return netlink.LinkSetAlias(l, "another") }),
+		"no such pod":          host(func(l netlink.Link) error { return leave(l.Attrs().Index) }),
+		"is not attached": host(func(l netlink.Link) error {
+			return withTable(func(t *forward.Table) error {
+				p, err := t.Pod(l.Attrs().Index)
+				return errors.Join(err, t.Detach(p))
+			})
+		}),
+		"eth0": host(netlink.LinkDel),
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := n.pods(1)[0]
+			must(t, n.check(p))
+			alias := name == "the alias"
+			must(t, change(p))
+			has(t, n.check(p), codeDrift, name, "add it again")
+			if alias {
+				r.do(func() error {
+					link, err := netlink.LinkByName(namesOf("drift", p.conf.ContainerID, "eth0").host)
+					return errors.Join(err, netlink.LinkSetAlias(link, ""))
+				})
+			}
+			must(t, n.del(p))
+			r.nothing(n)
+		})
+	}
+}
+
+// GC removes the attachments that the runtime does not name, of its own network only.
+func TestGC(t *testing.T) {
+	r := newRig(t)
+	n, other := r.network("kept", r.plugin(object{})), r.network("other", r.plugin(object{"routed": true}))
+	pods, foreign := n.pods(3), other.pods(1)[0]
+	stale := pods[1]
+	must(t, os.RemoveAll(r.data+"/results")) // libcni would call DEL for those it has noted
+	pods[2].ns.Close()
+	err := n.cni.GCNetworkList(context.Background(), n.list, &libcni.GCArgs{
+		ValidAttachments: []types.GCAttachment{{ContainerID: pods[0].conf.ContainerID, IfName: "eth0"}},
+	})
+	must(t, err)
+	r.do(func() error {
+		left := map[forward.Owner]bool{}
+		links, err := netlink.LinkList()
+		for _, link := range links {
+			if o, ok := ownerOf(link); ok {
+				left[o] = true
+			}
+		}
+		want := map[forward.Owner]bool{{Network: "kept", Container: pods[0].conf.ContainerID, Interface: "eth0"}: true, {Network: "other", Container: foreign.conf.ContainerID, Interface: "eth0"}: true}
+		if diff := cmp.Diff(want, left); diff != "" {
+			t.Errorf("attachments:\n%s", diff)
+		}
+		return err
+	})
+	if _, err := os.Stat(fmt.Sprintf("%s/leases/kept/%s", r.data, stale.addrs[0])); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the address of the stale attachment: %v", err)
+	}
+	must(t, errors.Join(n.del(pods[0]), n.del(pods[2]), other.del(foreign)))
+	r.nothing(n)
+	r.nothing(other)
+}
+
+// STATUS says whether ADD would work.
+func TestStatus(t *testing.T) {
+	r := newRig(t)
+	status := func(more object) error {
+		n := r.network("status", r.plugin(more))
+		return n.cni.GetStatusNetworkList(context.Background(), n.list)
+	}
+	must(t, status(object{}))
+	must(t, status(object{"routed": true}))
+	has(t, status(object{"bridge": "lo"}), codeNoService, "no bridge")
+	has(t, status(object{"ipam": object{"type": "nobody"}}), codeNoService, "nobody")
+	has(t, status(object{"mode": "ovs", "ovsdb": "unix:/nowhere"}), codeNoService, "ovsdb-server")
+}
+
+// Malformed input gets an error of CNI's, and no other output.
+func TestMalformedInput(t *testing.T) {
+	r := newRig(t)
+	for name, c := range map[string]struct {
+		stdin string
+		env   []string
+		code  uint
+	}{
+		"nothing":     {"", nil, types.ErrDecodingFailure},
+		"no JSON":     {"{", nil, types.ErrDecodingFailure},
+		"a list":      {"[]", nil, types.ErrDecodingFailure},
+		"no name":     {`{"cniVersion": "1.0.0"}`, nil, types.ErrInvalidNetworkConfig},
+		"odd name":    {`{"cniVersion": "1.0.0", "name": "a b"}`, nil, types.ErrInvalidNetworkConfig},
+		"version":     {`{"cniVersion": "9.0.0", "name": "a"}`, nil, types.ErrIncompatibleCNIVersion},
+		"nulls":       {`{"cniVersion": "1.0.0", "name": "a", "mode": null, "isGateway": null, "ipam": null, "prevResult": null}`, nil, types.ErrInvalidNetworkConfig},
+		"prevResult":  {`{"cniVersion": "1.0.0", "name": "a", "prevResult": {"ips": [{"address": "x"}]}}`, nil, types.ErrDecodingFailure},
+		"container":   {`{"cniVersion": "1.0.0", "name": "a"}`, []string{"CNI_CONTAINERID=../x"}, types.ErrInvalidEnvironmentVariables},
+		"interface":   {`{"cniVersion": "1.0.0", "name": "a"}`, []string{"CNI_IFNAME=a/b"}, types.ErrInvalidEnvironmentVariables},
+		"no command":  {`{"cniVersion": "1.0.0", "name": "a"}`, []string{"CNI_COMMAND=STOP"}, types.ErrInvalidEnvironmentVariables},
+		"not a netns": {`{"cniVersion": "1.0.0", "name": "a", "ipam": {"type": "host-local"}}`, []string{"CNI_NETNS=/dev/null"}, types.ErrInvalidNetNS},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cmd := r.command(context.Background(), r.path[0]+"/tsugiki-cni")
+			cmd.Stdin = strings.NewReader(c.stdin)
+			cmd.Env = append([]string{"CNI_COMMAND=ADD", "CNI_CONTAINERID=c", "CNI_NETNS=/proc/self/ns/net", "CNI_IFNAME=eth0", "CNI_PATH=" + r.path[1]}, c.env...)
+			out, err := cmd.Output()
+			e := &types.Error{}
+			if err == nil || json.Unmarshal(out, e) != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+			has(t, e, c.code)
+		})
+	}
+}
+
+// Pods that come and go at once leave nothing.
+func TestManyAtOnce(t *testing.T) {
+	r := newRig(t)
+	n := r.network("many", r.plugin(object{}))
+	first := n.pods(1)[0]
+	pods := make([]*pod, testkit.Times(16, 200))
+	for i := range pods {
+		pods[i] = n.newPod(fmt.Sprintf("many-%d", i))
+	}
+	all := func(call func(*pod) error) {
+		t.Helper()
+		errs := make([]error, len(pods))
+		var wait sync.WaitGroup
+		for i, p := range pods {
+			wait.Add(1)
+			go func() {
+				defer wait.Done()
+				errs[i] = call(p)
+			}()
+		}
+		wait.Wait()
+		must(t, errors.Join(errs...))
+	}
+	for range testkit.Times(1, 3) {
+		all(func(p *pod) error { _, err := n.add(p); return err })
+		r.echo(first, pods[len(pods)-1])
+		all(n.del)
+	}
+	must(t, n.del(first))
+	r.nothing(n)
+}
+
+// The examples are configurations that the plugin accepts.
+func TestExamples(t *testing.T) {
+	files, err := filepath.Glob("../../examples/*.conflist")
+	if err != nil || len(files) != 4 {
+		t.Fatalf("examples: %v, %v", files, err)
+	}
+	for _, file := range files {
+		list, err := libcni.NetworkConfFromFile(file)
+		must(t, err)
+		own := list.Plugins[len(list.Plugins)-1]
+		c, err := parse(&skel.CmdArgs{StdinData: own.Bytes})
+		if err != nil || own.Network.Type != "tsugiki-cni" || !c.DirectForward || !c.AntiSpoof || c.chained != (len(list.Plugins) > 1) {
+			t.Errorf("%s: %+v, %v", file, c, err)
+		}
+	}
+}

@@ -1,0 +1,209 @@
+package cni
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+
+	"github.com/containernetworking/cni/pkg/types"
+	current "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/forward"
+	"github.com/tsugiki/tsugiki/internal/netns"
+)
+
+// names are the host's links of one attachment.
+type names struct {
+	forward.Owner
+	host string // the other end is in the pod
+	wire string // mode ovs: from the host's end to the switch
+	port string // the wire's end that is the switch's port
+}
+
+// ownerOf returns whose link it is, if it is an attachment's host end.
+func ownerOf(link netlink.Link) (forward.Owner, bool) { return forward.OwnerOf(link.Attrs().Alias) }
+
+// namesOf computes them: 13 hexadecimal digits of a digest.
+func namesOf(network, container, ifname string) names {
+	o := forward.Owner{Network: network, Container: container, Interface: ifname}
+	digest := fmt.Sprintf("%x", sha256.Sum256([]byte(o.Alias())))[:13]
+	return names{o, "tp" + digest, "tw" + digest, "ts" + digest}
+}
+
+func (c *command) names() names { return namesOf(c.Name, c.args.ContainerID, c.args.IfName) }
+
+// podLink is the link of a pod.
+type podLink struct {
+	ns      *netns.NS // the pod's; only while ADD makes it
+	host    netlink.Link
+	mac     net.HardwareAddr // of the pod's end
+	network uint32           // forward.Pod.Network
+	wire    int              // forward.Pod.Wire
+	end     int              // the switch's port, where the host must not listen
+	routed  bool
+	index   int // of the pod's end among the result's interfaces
+	mtu     int
+}
+
+// findLink returns nil if there is no such link.
+func findLink(name string) (netlink.Link, error) {
+	link, err := netlink.LinkByName(name)
+	var missing netlink.LinkNotFoundError
+	if errors.As(err, &missing) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("find link %s: %w", name, err)
+	}
+	return link, nil
+}
+
+func deleteLink(link netlink.Link) error {
+	err := netlink.LinkDel(link)
+	if err != nil && !errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("delete link %s: %w", link.Attrs().Name, err)
+	}
+	return nil
+}
+
+// openPod opens the pod's namespace, which must not be this process's.
+func openPod(path string) (*netns.NS, error) {
+	pod, err := netns.Open(path)
+	if err != nil {
+		return nil, failure(types.ErrInvalidNetNS, "%v", err)
+	}
+	host, err := netns.Current()
+	if err != nil {
+		return nil, errors.Join(err, pod.Close())
+	}
+	defer host.Close()
+	if host.Cookie() == pod.Cookie() {
+		return nil, errors.Join(failure(types.ErrInvalidNetNS, "the container has the host's network namespace; do not attach it to a network"), pod.Close())
+	}
+	return pod, nil
+}
+
+// makeLink makes the link of a pod. Both ends are down.
+func (c *command) makeLink(ns *netns.NS, name names, done *undo) (*podLink, error) {
+	l := &podLink{ns: ns, index: 1, mtu: c.MTU}
+	if l.mtu == 0 {
+		l.mtu = c.plane.mtu()
+	}
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU = name.host, l.mtu
+	err := netlink.LinkAdd(&netlink.Veth{
+		LinkAttrs: attrs, PeerName: c.args.IfName, PeerNamespace: netlink.NsFd(int(ns.File().Fd())), PeerMTU: uint32(l.mtu), PeerHardwareAddr: c.mac,
+	})
+	if errors.Is(err, os.ErrExist) {
+		return nil, failure(codeClash, "the container has an interface %s, or the host a link %s; choose another CNI_IFNAME, or call DEL", c.args.IfName, name.host)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("make link %s: %w", name.host, err)
+	}
+	if l.host, err = netlink.LinkByName(name.host); err != nil {
+		return nil, fmt.Errorf("find link %s: %w", name.host, err)
+	}
+	*done = append(*done, func() error { return deleteLink(l.host) })
+	if err := netlink.LinkSetAlias(l.host, name.Alias()); err != nil {
+		return nil, fmt.Errorf("name owner of link %s: %w", name.host, err)
+	}
+	err = ns.Do(func() error {
+		own, err := netlink.LinkByName(c.args.IfName)
+		if err == nil {
+			l.mac = own.Attrs().HardwareAddr
+		}
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("find link %s in the container: %w", c.args.IfName, err)
+	}
+	return l, nil
+}
+
+// configurePod gives the pod's end its addresses and routes, and sets it up: the kernel then
+// announces them to neighbors, which may know another MAC address.
+func (l *podLink) configurePod(ifname string, given *current.Result, p plane) error {
+	return l.ns.Do(func() error {
+		link, err := netlink.LinkByName(ifname)
+		if err != nil {
+			return fmt.Errorf("find link %s in the container: %w", ifname, err)
+		}
+		for _, f := range []string{"ipv4/conf/%s/arp_notify=1", "ipv6/conf/%s/disable_ipv6=0", "ipv6/conf/%s/ndisc_notify=1"} {
+			key, value, _ := strings.Cut(fmt.Sprintf(f, ifname), "=")
+			// Without IPv6 in the kernel there is no file.
+			if err := os.WriteFile("/proc/sys/net/"+key, []byte(value), 0); err != nil && !errors.Is(err, os.ErrNotExist) {
+				return fmt.Errorf("set net/%s of the container: %w", key, err)
+			}
+		}
+		for _, ip := range given.IPs {
+			a := &netlink.Addr{IPNet: &ip.Address}
+			if ip.Address.IP.To4() == nil {
+				a.Flags = unix.IFA_F_NODAD // the IPAM plugin sees to it
+			}
+			if err := netlink.AddrAdd(link, a); err != nil {
+				return fmt.Errorf("add address %s: %w", ip.Address.String(), err)
+			}
+		}
+		if err := p.configure(link, l); err != nil {
+			return err
+		}
+		if err := netlink.LinkSetUp(link); err != nil {
+			return fmt.Errorf("set link %s of the container up: %w", ifname, err)
+		}
+		return l.addRoutes(link, given, p)
+	})
+}
+
+// addRoutes adds the routes that the IPAM plugin gave, and those of the plane.
+func (l *podLink) addRoutes(link netlink.Link, given *current.Result, p plane) error {
+	if err := p.addRoutes(link, l, given); err != nil {
+		return err
+	}
+	for _, r := range given.Routes {
+		gw := r.GW
+		if gw == nil {
+			gw = gatewayFor(r.Dst.IP, given)
+		}
+		if l.routed {
+			continue // the default route leads everywhere
+		}
+		route := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: &r.Dst, Gw: gw, MTU: r.MTU, AdvMSS: r.AdvMSS, Priority: r.Priority}
+		if err := netlink.RouteAdd(route); err != nil && !errors.Is(err, os.ErrExist) {
+			return fmt.Errorf("add route to %s by %s: %w", r.Dst.String(), gw, err)
+		}
+	}
+	return nil
+}
+
+// gatewayFor is that of the address of the same family.
+func gatewayFor(dst net.IP, given *current.Result) net.IP {
+	for _, ip := range given.IPs {
+		if (ip.Address.IP.To4() == nil) == (dst.To4() == nil) && ip.Gateway != nil {
+			return ip.Gateway
+		}
+	}
+	return nil
+}
+
+// result is what ADD prints.
+func (c *command) result(l *podLink, given *current.Result) *current.Result {
+	r := &current.Result{CNIVersion: current.ImplementedSpecVersion, Routes: given.Routes, DNS: given.DNS}
+	r.Interfaces = []*current.Interface{
+		{Name: l.host.Attrs().Name, Mac: l.host.Attrs().HardwareAddr.String(), Mtu: l.mtu},
+		{Name: c.args.IfName, Mac: l.mac.String(), Mtu: l.mtu, Sandbox: c.args.Netns},
+	}
+	for _, ip := range given.IPs {
+		own := ip.Copy()
+		own.Interface = current.Int(l.index)
+		r.IPs = append(r.IPs, own)
+	}
+	if len(c.DNS.Nameservers)+len(c.DNS.Search)+len(c.DNS.Options)+len(c.DNS.Domain) > 0 {
+		r.DNS = c.DNS
+	}
+	return r
+}

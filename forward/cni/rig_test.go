@@ -1,0 +1,295 @@
+package cni
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/invoke"
+	"github.com/containernetworking/cni/pkg/types"
+	current "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/cni/pkg/version"
+	"github.com/vishvananda/netlink"
+
+	"github.com/tsugiki/tsugiki/forward"
+	"github.com/tsugiki/tsugiki/internal/netns"
+	"github.com/tsugiki/tsugiki/internal/testkit"
+)
+
+// A rig is a host in a namespace, with a BPF file system of its own, and runs plugins there.
+type rig struct {
+	t    *testing.T
+	host *netns.NS
+	pid  int      // of a process in the host's mount namespace
+	path []string // folders of plugins
+	data string   // for addresses and results
+}
+
+type object map[string]any
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func newRig(t *testing.T) *rig {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("skip: needs root")
+	}
+	testkit.CheckLeaks(t)
+	plugins, err := testkit.CNIPlugins()
+	must(t, err)
+	r := &rig{t: t, path: []string{testkit.BuildTsugiki(t), plugins}, data: t.TempDir(), host: newNS(t)}
+	hold := exec.Command("unshare", "-m", "--propagation", "private", "sh", "-ec", "mount -t bpf bpf /sys/fs/bpf; echo up; exec cat")
+	stdin, err := hold.StdinPipe()
+	must(t, err)
+	stdout, err := hold.StdoutPipe()
+	must(t, err)
+	must(t, hold.Start())
+	t.Cleanup(func() { stdin.Close(); _ = hold.Wait() })
+	if _, err := io.ReadFull(stdout, make([]byte, 3)); err != nil {
+		t.Fatalf("mount BPF file system: %v", err)
+	}
+	r.pid = hold.Process.Pid
+	before := forward.Folder
+	forward.Folder = fmt.Sprintf("/proc/%d/root%s", r.pid, before)
+	t.Cleanup(func() { forward.Folder = before })
+	return r
+}
+
+func newNS(t *testing.T) *netns.NS {
+	t.Helper()
+	ns, err := netns.New()
+	must(t, err)
+	t.Cleanup(func() { ns.Close() })
+	return ns
+}
+
+func nsPath(ns *netns.NS) string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), ns.File().Fd()) }
+
+// do runs a function in the host's namespace.
+func (r *rig) do(f func() error) {
+	r.t.Helper()
+	must(r.t, r.host.Do(f))
+}
+
+// executor runs plugins on the host.
+type executor struct {
+	version.PluginDecoder
+	r *rig
+}
+
+func (e *executor) ExecPlugin(ctx context.Context, plugin string, stdin []byte, env []string) ([]byte, error) {
+	cmd := e.r.command(ctx, plugin)
+	cmd.Env, cmd.Stdin = env, bytes.NewReader(stdin)
+	var out, said bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &said
+	if err := cmd.Run(); err != nil {
+		answer := &types.Error{}
+		if json.Unmarshal(out.Bytes(), answer) == nil && answer.Msg != "" {
+			return nil, answer
+		}
+		return nil, fmt.Errorf("%w: %s%s", err, out.Bytes(), said.Bytes())
+	}
+	return out.Bytes(), nil
+}
+
+func (*executor) FindInPath(plugin string, paths []string) (string, error) {
+	return invoke.FindInPath(plugin, paths)
+}
+
+// command is a program on the host.
+func (r *rig) command(ctx context.Context, program string, args ...string) *exec.Cmd {
+	words := append([]string{fmt.Sprintf("--mount=/proc/%d/ns/mnt", r.pid), "--net=" + nsPath(r.host), program}, args...)
+	return exec.CommandContext(ctx, "nsenter", words...)
+}
+
+// network is a list of plugins, and how often it was changed.
+type network struct {
+	r    *rig
+	list *libcni.NetworkConfigList
+	cni  *libcni.CNIConfig
+}
+
+// network makes a network of these plugins. Version 1.1.0 has GC and STATUS.
+func (r *rig) network(name string, plugins ...object) *network {
+	r.t.Helper()
+	text, err := json.Marshal(object{"cniVersion": "1.1.0", "name": name, "plugins": plugins})
+	must(r.t, err)
+	list, err := libcni.NetworkConfFromBytes(text)
+	must(r.t, err)
+	return &network{r, list, libcni.NewCNIConfigWithCacheDir(r.path, r.data, &executor{r: r})}
+}
+
+// ipam hands out addresses of both families.
+func (r *rig) ipam() object {
+	return object{
+		"type": "host-local", "dataDir": filepath.Join(r.data, "leases"),
+		"ranges": [][]object{{{"subnet": "198.51.100.0/24"}}, {{"subnet": "2001:db8:77::/64"}}},
+		"routes": []object{{"dst": "0.0.0.0/0"}, {"dst": "::/0"}},
+	}
+}
+
+// plugin is tsugiki-cni with an IPAM plugin and what else is given.
+func (r *rig) plugin(more object) object {
+	p := object{"type": "tsugiki-cni", "ipam": r.ipam(), "pairs": "all"}
+	for k, v := range more {
+		p[k] = v
+	}
+	return p
+}
+
+// pod is one that is, or was, attached.
+type pod struct {
+	ns    *netns.NS
+	conf  *libcni.RuntimeConf
+	addrs []netip.Addr
+}
+
+func (n *network) newPod(id string) *pod {
+	ns := newNS(n.r.t)
+	return &pod{ns: ns, conf: &libcni.RuntimeConf{ContainerID: id, NetNS: nsPath(ns), IfName: "eth0"}}
+}
+
+func (n *network) add(p *pod) (*current.Result, error) {
+	got, err := n.cni.AddNetworkList(context.Background(), n.list, p.conf)
+	if err != nil {
+		return nil, err
+	}
+	result, err := current.NewResultFromResult(got)
+	if err != nil {
+		return nil, err
+	}
+	p.addrs = nil
+	for _, ip := range result.IPs {
+		p.addrs = append(p.addrs, addrOf(ip.Address.IP))
+	}
+	return result, nil
+}
+
+func (n *network) del(p *pod) error {
+	return n.cni.DelNetworkList(context.Background(), n.list, p.conf)
+}
+
+func (n *network) check(p *pod) error {
+	return n.cni.CheckNetworkList(context.Background(), n.list, p.conf)
+}
+
+// pods attaches some.
+func (n *network) pods(count int) []*pod {
+	n.r.t.Helper()
+	var all []*pod
+	for i := range count {
+		p := n.newPod(fmt.Sprintf("pod-%s-%d", n.list.Name, i))
+		_, err := n.add(p)
+		must(n.r.t, err)
+		all = append(all, p)
+	}
+	return all
+}
+
+// echo sends a datagram from a pod to each address of another one, which answers.
+func (r *rig) echo(from, to *pod) {
+	r.t.Helper()
+	for _, a := range to.addrs {
+		r.echoBy(from, &pod{ns: to.ns, addrs: []netip.Addr{a}}, a.String())
+	}
+}
+
+// echoBy sends to an address that leads to a pod's.
+func (r *rig) echoBy(from, to *pod, by string) {
+	r.t.Helper()
+	a := netip.MustParseAddr(by)
+	var server, client *net.UDPConn
+	must(r.t, to.ns.Do(func() (err error) {
+		server, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(to.addrs[0], 0)))
+		return err
+	}))
+	defer server.Close()
+	must(r.t, from.ns.Do(func() (err error) {
+		port := server.LocalAddr().(*net.UDPAddr).AddrPort().Port()
+		client, err = net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(a, port)))
+		return err
+	}))
+	defer client.Close()
+	go testkit.AnswerDatagrams(server, testkit.Echo)
+	testkit.Eventually(r.t, func() error {
+		buf := []byte("sent")
+		if _, err := client.Write(buf); err != nil {
+			return err
+		}
+		must(r.t, client.SetReadDeadline(time.Now().Add(time.Second)))
+		if _, err := client.Read(buf); err != nil {
+			return fmt.Errorf("answer of %s: %w", a, err)
+		}
+		return nil
+	})
+}
+
+// counts are a pod's, by its host link.
+func (r *rig) counts(n *network, p *pod) (counts map[string]uint64) {
+	r.t.Helper()
+	r.do(func() error {
+		return withTable(func(t *forward.Table) error {
+			c, err := t.Counts(r.device(forward.Owner{Network: n.list.Name, Container: p.conf.ContainerID, Interface: p.conf.IfName}))
+			counts = c.Packets
+			return err
+		})
+	})
+	return counts
+}
+
+// device is the host's link of an attachment.
+func (r *rig) device(o forward.Owner) int {
+	links, err := netlink.LinkList()
+	must(r.t, err)
+	for _, link := range links {
+		if found, ok := ownerOf(link); ok && found == o {
+			return link.Attrs().Index
+		}
+	}
+	r.t.Fatalf("no link of %v", o)
+	return 0
+}
+
+// nothing checks that no pod is left: no link, no row, no address that is taken.
+func (r *rig) nothing(n *network) {
+	r.t.Helper()
+	r.do(func() error {
+		links, err := netlink.LinkList()
+		for _, link := range links {
+			if link.Type() == "veth" {
+				r.t.Errorf("link %s (%s) is left", link.Attrs().Name, link.Attrs().Alias)
+			}
+		}
+		return errors.Join(err, withTable(func(t *forward.Table) error {
+			pods, err := t.Pods()
+			if len(pods) > 0 {
+				r.t.Errorf("the table has %v", pods)
+			}
+			return err
+		}))
+	})
+	leases, err := filepath.Glob(filepath.Join(r.data, "leases", n.list.Name, "[0-9]*"))
+	must(r.t, err)
+	for _, lease := range leases {
+		if base := filepath.Base(lease); !strings.HasPrefix(base, "last_") && base != "lock" {
+			r.t.Errorf("the address %s is taken", base)
+		}
+	}
+}
