@@ -15,36 +15,7 @@ out=$(realpath "$2")
 version=$3
 maintainer="The Tsugiki authors <maintainers@tsugiki.invalid>"
 
-# The licenses of what the binaries contain: of Go, of the modules, of musl.
-licenses() {
-	local path dir
-	(
-		cd "$source"
-		echo "std $(go env GOROOT)"
-		go list -deps -f '{{with .Module}}{{if not .Main}}{{.Path}} {{.Dir}}{{end}}{{end}}' ./cmd/... | sort -u
-	) | while read -r path dir; do
-		printf '\n== Go: %s\n\n' "$path"
-		# A package refers to what all systems have, but for who wrote it.
-		if grep -q '^ *Apache License$' "$dir"/LICENSE* 2>/dev/null; then
-			sed -n 's/^ *\(Copyright [0-9(]\)/\1/p' "$dir"/LICENSE*
-			echo "Apache-2.0, see /usr/share/common-licenses/Apache-2.0."
-		else
-			cat "$dir"/LICENSE* || cat "$dir"/COPYING*
-		fi
-	done
-	printf '\n== musl, in tsugiki-keeper, tsugiki-gate and tsugiki-log\n\n'
-	cat /usr/share/doc/musl/copyright
-}
-
-# The last release, or what was built on it.
-if described=$(git -C "$source" describe --tags --match 'v[0-9]*' 2>/dev/null); then
-	described=${described#v}
-	version=${described/-/+}
-	version=${version//-/.}
-elif commit=$(git -C "$source" log -1 --date=format:%Y%m%d%H%M%S --format='%cd.%h' 2>/dev/null); then
-	version=$version+git$commit
-fi
-git -C "$source" diff --quiet HEAD 2>/dev/null || version=$version.dirty
+described=$("$here/../version.sh" "$version")
 SOURCE_DATE_EPOCH=$(git -C "$source" log -1 --format=%ct 2>/dev/null || stat -c %Y "$bin/tsugiki")
 export SOURCE_DATE_EPOCH
 arch=$(dpkg --print-architecture)
@@ -52,17 +23,10 @@ arch=$(dpkg --print-architecture)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 root=$work/root
-mkdir "$root"
-make -s --no-print-directory -C "$source" install BIN="$bin" DESTDIR="$root" PREFIX=/usr VERSION="$version" ZSH=vendor-completions
-strip --strip-unneeded "$root"/usr/bin/*
+"$here/../stage.sh" "$bin" "$root" "$version" vendor-completions
+version=$described
 install -D -m 644 "$here/lintian-overrides" "$root/usr/share/lintian/overrides/tsugiki"
-gzip -9n "$root"/usr/share/man/man?/*
 doc=$root/usr/share/doc/tsugiki
-mkdir -p "$doc"
-{
-	cat "$here/copyright"
-	licenses
-} >"$doc/copyright"
 cat >"$work/changelog" <<END
 tsugiki ($version) unstable; urgency=medium
 
