@@ -1,17 +1,18 @@
-// Package charge is for daemons that measure what they do for containers: the CPU time
-// between Begin and End is taken out of the container's CPU quota by the node's agent.
+// Package charge lets a daemon charge its own CPU time to containers. The node's agent takes the
+// CPU time between Begin and End out of the container's CPU quota.
 //
 //	w := charge.Begin("web-1")
 //	compress(request)
 //	w.End()
 //
-// It owns the time that is not sent yet, and nothing else: enforcement is the agent's.
-// Begin and End cost two readings of the thread's CPU clock and two of its number, and
-// never wait. What has come together is sent about every 50 ms, in the background. While
-// no agent listens it is kept, up to an hour of CPU time for each container; what is
-// beyond that, or is for containers that there are not, is lost, as Lost says.
+// The package owns only the charges that are not sent yet. The agent enforces them. Begin and End
+// never block. Each reads the thread's CPU clock once and the thread's id once. A goroutine in the
+// background sends the charges about every 50 ms. While no agent listens, the package keeps up to
+// an hour of CPU time for each container. Lost reports the time above that hour, and the time for
+// containers that do not exist.
 //
-// The agent listens to root with CAP_NET_ADMIN. A kernel that it runs on will do.
+// The agent accepts charges only from root with CAP_NET_ADMIN. Any kernel that the agent supports
+// is enough.
 package charge
 
 import (
@@ -25,64 +26,64 @@ import (
 )
 
 const (
-	// sendInterval is how long charges come together. It is shorter than a usual
-	// period of quotas, so that they are taken from the next.
+	// sendInterval is the time for which charges are collected before they are sent. It is shorter
+	// than a usual quota period, so the agent takes the charges from the next period.
 	sendInterval = 50 * time.Millisecond
-	// retryMax is the longest time between two looks for an agent.
+	// retryMax is the longest time between two attempts to reach an agent.
 	retryMax = 2 * time.Second
-	// containersMax bounds what is kept without an agent.
+	// containersMax limits the number of containers with pending charges.
 	containersMax = 4096
 )
 
-// Errors of End and Add; others say which value they refuse.
+// Errors of End and Add. Any other error of theirs names the value that is refused.
 var (
-	// ErrEnded says that End was called before: nothing is charged again.
-	ErrEnded = errors.New("charge: work has ended before")
-	// ErrThread says that End was called by another goroutine than Begin. Nothing is
-	// charged, and the work goes on.
-	ErrThread = errors.New("charge: work is ended by another goroutine than began it")
+	// ErrEnded says that End was called before. The second call charges nothing.
+	ErrEnded = errors.New("charge: End was called before")
+	// ErrThread says that another goroutine than the caller of Begin called End. Nothing is
+	// charged, and the measurement continues.
+	ErrThread = errors.New("charge: End was called by another goroutine than Begin")
 )
 
-// Default is the client of the functions of this package. Its agent is that of
+// Default is the client that the functions of this package use. It sends to the agent at
 // api.DefaultSocket.
 var Default = New("")
 
-// Begin is Default's.
+// Begin calls Default.Begin.
 func Begin(container string) *Work { return Default.Begin(container) }
 
-// Add is Default's.
+// Add calls Default.Add.
 func Add(container string, d time.Duration) error { return Default.Add(container, d) }
 
-// Flush is Default's.
+// Flush calls Default.Flush.
 func Flush(ctx context.Context) error { return Default.Flush(ctx) }
 
-// Lost is Default's.
+// Lost calls Default.Lost.
 func Lost() time.Duration { return Default.Lost() }
 
-// Client sends charges to an agent. All of it may be used by several goroutines.
+// Client sends charges to an agent. Several goroutines may use a Client at the same time.
 type Client struct {
-	// Source is what the time is shown as spent by, as api.CheckSource allows; empty
-	// is api.SourceDefault. It is set before the first use.
+	// Source is the name under which the time is shown. api.CheckSource says which names are
+	// allowed. The empty string means api.SourceDefault. Set Source before the first call.
 	Source string
 
 	agent *api.Client
-	turn  chan struct{} // held by who sends
+	turn  chan struct{} // a semaphore: the goroutine that sends holds it
 
 	mu      sync.Mutex
-	pending map[string]time.Duration // guarded by mu; more than 0
+	pending map[string]time.Duration // guarded by mu; each value is more than 0
 	lost    time.Duration            // guarded by mu
-	running bool                     // guarded by mu: somebody sends what is pending
+	running bool                     // guarded by mu: run is active
 }
 
-// New makes a client for the agent at a socket, "" being api.DefaultSocket. There is
-// nothing to close.
+// New makes a client for the agent at a socket. The empty string means api.DefaultSocket. A Client
+// needs no Close.
 func New(socket string) *Client {
 	return &Client{agent: api.Dial(socket), turn: make(chan struct{}, 1), pending: map[string]time.Duration{}}
 }
 
-// Add charges a container CPU time that was measured otherwise. It refuses names that
-// no container has, and times that are not more than 0 or are longer than
-// api.ChargeMax; it does not look for the container.
+// Add charges a container for CPU time that the caller measured by other means. It refuses a name
+// that no container can have. It refuses a time of 0 or less, and a time of more than
+// api.ChargeMax. It does not check whether the container exists.
 func (c *Client) Add(container string, d time.Duration) error {
 	if err := api.CheckChargeTarget(container); err != nil {
 		return err
@@ -91,7 +92,7 @@ func (c *Client) Add(container string, d time.Duration) error {
 		return err
 	}
 	if d <= 0 || d > api.ChargeMax {
-		return fmt.Errorf("charge %s: %v: it takes more than 0 and at most %v", container, d, api.ChargeMax)
+		return fmt.Errorf("charge %s: %v: a charge is more than 0 and at most %v", container, d, api.ChargeMax)
 	}
 	c.add(container, d)
 	return nil
@@ -107,7 +108,7 @@ func (c *Client) add(container string, d time.Duration) {
 	}
 }
 
-// keep adds to what is pending, within bounds. Called with mu.
+// keep adds to the pending charges, within their limits. The caller holds mu.
 func (c *Client) keep(container string, d time.Duration) {
 	before, found := c.pending[container]
 	if !found && len(c.pending) >= containersMax {
@@ -119,15 +120,15 @@ func (c *Client) keep(container string, d time.Duration) {
 	c.pending[container] = after
 }
 
-// Lost is the CPU time that was never charged: for containers that there are not, or
-// as no agent was there for too long, or as it ended before it had answered.
+// Lost returns the CPU time that was not charged: the container does not exist, no agent was there
+// for too long, or the agent ended before it answered.
 func (c *Client) Lost() time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.lost
 }
 
-// run sends what comes together until nothing more does.
+// run sends the pending charges until none are left.
 func (c *Client) run() {
 	wait := sendInterval
 	for {
@@ -146,8 +147,9 @@ func (c *Client) run() {
 	}
 }
 
-// Flush sends what is pending, before a program ends. What was not taken goes on to be
-// sent in the background, unless it is lost; also when ctx ends first.
+// Flush sends the pending charges. Call it before the program ends. The charges that the agent did
+// not take stay pending, unless they are lost: run sends them later. The same is true if ctx ends
+// first.
 func (c *Client) Flush(ctx context.Context) error {
 	select {
 	case c.turn <- struct{}{}:
@@ -167,7 +169,7 @@ func (c *Client) Flush(ctx context.Context) error {
 	}
 }
 
-// send sends all that is pending. Called by who has the turn.
+// send sends all pending charges. The caller holds turn.
 func (c *Client) send() error {
 	var failed error
 	for {
@@ -186,14 +188,14 @@ func (c *Client) send() error {
 			c.putBack(batch, nil)
 			return fmt.Errorf("charge: %w", err)
 		default:
-			// It may have been charged: not twice.
+			// The agent may have charged the batch. Sending the batch again could charge it twice.
 			c.lose(batch)
 			return fmt.Errorf("charge: %w", err)
 		}
 	}
 }
 
-// take takes a batch of what is pending.
+// take removes a batch from the pending charges and returns it.
 func (c *Client) take() []api.Charge {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -202,7 +204,8 @@ func (c *Client) take() []api.Charge {
 		if len(batch) == api.ChargesMax {
 			break
 		}
-		// The nearest of what can be sent: over time they add up to what was spent.
+		// The agent takes whole microseconds. Rounding to the nearest makes the sum right over
+		// time.
 		if us := d.Round(time.Microsecond).Microseconds(); us > 0 {
 			batch = append(batch, api.Charge{Container: container, Source: c.Source, Microseconds: us})
 		}
@@ -211,8 +214,8 @@ func (c *Client) take() []api.Charge {
 	return batch
 }
 
-// putBack keeps a batch that was not charged for the next time, but for some of its
-// containers.
+// putBack makes a batch pending again that was not charged, except for the containers in but: their
+// time is lost.
 func (c *Client) putBack(batch []api.Charge, but []string) {
 	gone := make(map[string]bool, len(but))
 	for _, name := range but {

@@ -18,7 +18,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
-// agent answers as docs/API.md says that one does.
+// agent is a server that answers as docs/API.md describes.
 type agent struct {
 	mu      sync.Mutex
 	charged map[string]time.Duration // by container; guarded by mu
@@ -107,7 +107,7 @@ func spin(d time.Duration) {
 	}
 }
 
-// moment is what the thread's clock says before and after something is done.
+// moment has the thread's clock before and after a call.
 type moment struct{ before, after time.Duration }
 
 func during(do func()) moment {
@@ -116,16 +116,16 @@ func during(do func()) moment {
 	return moment{before, threadClock()}
 }
 
-// span is the least and the most that was spent.
+// span is the least and the most CPU time that may have been used.
 type span struct{ least, most time.Duration }
 
-// to is what was spent from a moment to another.
+// to returns the CPU time from one moment to another.
 func (m moment) to(end moment) span { return span{end.before - m.after, end.after - m.before} }
 
 func (s span) and(other span) span { return span{s.least + other.least, s.most + other.most} }
 
-// want wants a time to be charged that was spent. What is sent at once is rounded to
-// the nearest microsecond.
+// want checks that a measured time was charged. Each sent charge is rounded to the nearest
+// microsecond.
 func (s span) want(t *testing.T, a *agent, container string) {
 	t.Helper()
 	if d := a.of(container); d < s.least-time.Microsecond || d > s.most+time.Microsecond {
@@ -133,8 +133,8 @@ func (s span) want(t *testing.T, a *agent, container string) {
 	}
 }
 
-// begin and end are Begin and End, and what the clock says around them. The caller's
-// goroutine is locked to its thread.
+// begin and end call Begin and End, and read the clock before and after. The caller's goroutine is
+// locked to its thread.
 func begin(c *Client, container string) (w *Work, at moment) {
 	at = during(func() { w = c.Begin(container) })
 	return w, at
@@ -156,7 +156,7 @@ func TestWork(t *testing.T) {
 	c := start(t, a)
 	w, began := begin(c, "web")
 	spin(20 * time.Millisecond)
-	time.Sleep(50 * time.Millisecond) // which is no CPU time
+	time.Sleep(50 * time.Millisecond) // sleeping uses no CPU time
 	ended := end(t, w)
 	flush(t, c)
 	began.to(ended).want(t, a, "web")
@@ -211,7 +211,7 @@ func TestOtherGoroutine(t *testing.T) {
 	began.to(ended).want(t, a, "web")
 }
 
-// TestAbandoned has goroutines end without ending their work, whose threads end too.
+// TestAbandoned lets goroutines end without End. Their threads end, too.
 func TestAbandoned(t *testing.T) {
 	c := New(filepath.Join(t.TempDir(), "none"))
 	for range 100 {
@@ -254,7 +254,7 @@ func TestConcurrent(t *testing.T) {
 	all.Wait()
 	flush(t, c)
 	// What the background has taken may still be under way: then the turn was its.
-	sum := span{-routines * works * time.Microsecond, routines * works * time.Microsecond} // as often as it can be rounded
+	sum := span{-routines * works * time.Microsecond, routines * works * time.Microsecond} // each charge may be rounded once
 	for _, s := range spans {
 		sum = sum.and(s)
 	}
@@ -288,7 +288,7 @@ func TestBadValues(t *testing.T) {
 	}
 }
 
-// TestLateAgent keeps what is charged until an agent comes, up to a bound.
+// TestLateAgent checks that charges are kept until an agent comes, up to a limit.
 func TestLateAgent(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "agent.sock")
 	c := New(socket)
@@ -320,8 +320,8 @@ func TestLateAgent(t *testing.T) {
 	}
 }
 
-// TestUnknown checks that containers that there are not do not keep others from being
-// charged, in several requests.
+// TestUnknown checks that containers that do not exist do not prevent charges to others, in several
+// requests.
 func TestUnknown(t *testing.T) {
 	a := &agent{unknown: map[string]bool{"gone": true, "/gone": true}}
 	c := start(t, a)
@@ -348,7 +348,8 @@ func TestUnknown(t *testing.T) {
 	}
 }
 
-// TestCutAnswer has an agent end between charging and answering: not charged twice.
+// TestCutAnswer checks that a charge is not sent again if the agent ends between charging and
+// answering.
 func TestCutAnswer(t *testing.T) {
 	a := &agent{cut: true}
 	c := start(t, a)

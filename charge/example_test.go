@@ -11,7 +11,7 @@ import (
 	"github.com/tsugiki/tsugiki/charge"
 )
 
-// A daemon that checks what containers upload charges each for its own.
+// A daemon checks uploads of containers, and charges each container for its own upload.
 func Example() {
 	check := func(container string, upload []byte) uint32 {
 		defer charge.Begin(container).End()

@@ -13,28 +13,30 @@ import (
 	"github.com/tsugiki/tsugiki/api"
 )
 
-// Work is CPU time of a goroutine that is being spent for a container. The goroutine
-// stays on its thread meanwhile, and what others do for it on theirs is not in it.
+// Work measures the CPU time that one goroutine spends for a container. The goroutine stays on its
+// thread meanwhile. The measurement does not contain the time of other goroutines, on any thread.
 type Work struct {
 	client    *Client
 	container string
 	thread    int
-	outer     *Work // which goes on when this ends
+	outer     *Work // continues when this Work ends
 
 	ended atomic.Bool
 
-	// Only the thread itself knows these.
-	since time.Duration // the thread's clock when the time after spent began
-	spent time.Duration // before an inner work began, or between two
+	// Only the thread itself reads and writes these fields.
+	since time.Duration // the thread's CPU clock when the current stretch began
+	spent time.Duration // the sum of the stretches that an inner Work ended
 }
 
-// Each thread's innermost work, in parts so that threads do not wait for each other.
+// innermost has the innermost Work of each thread. It has many parts, so that threads rarely wait
+// for the same lock.
 var innermost [64]struct {
 	sync.Mutex
 	of map[int]*Work
 }
 
-// swap makes w, or none, the innermost work of a thread and returns what was.
+// swap makes w the innermost Work of a thread and returns the one before. A nil w removes the
+// entry.
 func swap(thread int, w *Work) *Work {
 	part := &innermost[thread%len(innermost)]
 	part.Lock()
@@ -51,16 +53,16 @@ func swap(thread int, w *Work) *Work {
 	return before
 }
 
-// Begin begins to measure what the calling goroutine does, for a container: its name, or
-// its cgroup's path. End must follow, in the same goroutine. Work that is begun in
-// between is not this one's: no time is charged twice.
+// Begin starts to measure the CPU time of the calling goroutine for a container. The argument is
+// the container's name or its cgroup's path. The same goroutine must call End. A Work that begins
+// before that End is measured separately: no time is charged twice.
 func (c *Client) Begin(container string) *Work {
 	runtime.LockOSThread()
 	w := &Work{client: c, container: container, thread: unix.Gettid()}
 	now := threadClock()
 	w.outer = swap(w.thread, w)
-	// A goroutine that ends within its work takes its thread along, whose number may
-	// be another's by now. That one's clock began again.
+	// A goroutine that ends without End ends its thread too. The kernel may have given the thread's
+	// id to a new thread. The CPU clock of the new thread started at 0.
 	if w.outer != nil && w.outer.since > now {
 		w.outer = nil
 	}
@@ -71,9 +73,9 @@ func (c *Client) Begin(container string) *Work {
 	return w
 }
 
-// End ends the measurement and charges the time, without waiting for it to be sent.
-// What was begun since and has not ended ends too. An error is ErrEnded, ErrThread, or
-// says what is wrong with the container's name.
+// End stops the measurement and charges the time. It does not wait until the charge is sent. It
+// also ends every inner Work that has not ended. The error is ErrEnded, ErrThread, or names the
+// fault of the container's name.
 func (w *Work) End() error {
 	now := threadClock()
 	if w.ended.Load() {
@@ -98,7 +100,7 @@ func (w *Work) End() error {
 func (w *Work) close() error {
 	w.ended.Store(true)
 	runtime.UnlockOSThread()
-	if w.spent <= 0 { // the clock of a thread has steps
+	if w.spent <= 0 { // the CPU clock of a thread advances in steps
 		return api.CheckChargeTarget(w.container)
 	}
 	if err := w.client.Add(w.container, min(w.spent, api.ChargeMax)); err != nil {
@@ -107,10 +109,11 @@ func (w *Work) close() error {
 	return nil
 }
 
-// threadClock is the CPU time of the calling thread.
+// threadClock returns the CPU time of the calling thread.
 func threadClock() time.Duration {
 	var t unix.Timespec
-	// It fails for clocks that a kernel does not have, which all have had since 2.6.
+	// The call fails only for clocks that the kernel does not have. Every kernel since 2.6 has this
+	// clock.
 	_ = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t)
 	return time.Duration(t.Nano())
 }

@@ -18,20 +18,20 @@ import (
 	"github.com/tsugiki/tsugiki/charge/shared"
 )
 
-// shortID is the length of a prefix by which engines show a container.
+// shortID is the number of characters of an id that engines show.
 const shortID = 12
 
-// account is that of one cgroup.
+// account is the CPU account of one cgroup.
 type account struct {
 	*enforce.Account
 	group   *bandwidth.Group
-	init    *helper.Process      // the container's first, once it was asked for
-	owner   uint32               // in meters of the kernel
-	names   []string             // of byName; the first is shown
-	id      string               // as its engine calls it; or empty
-	by      map[string]string    // how a source is charged, if not by quota
+	init    *helper.Process      // the container's first process; nil until place needs it
+	owner   uint32               // the account's number in the kernel's meters
+	names   []string             // its keys in byName; the first is shown
+	id      string               // the engine's id of the container; or empty
+	by      map[string]string    // how a source is charged, where not by quota
 	network *network             // nil: receiving is not charged
-	files   map[shared.File]bool // work on which is for the container
+	files   map[shared.File]bool // a daemon's work on these files is for the container
 }
 
 func (acct *account) close() error {
@@ -42,11 +42,11 @@ func (acct *account) close() error {
 	return errors.Join(err, acct.group.Close())
 }
 
-// limited tells whether the container has a quota that something can be taken from.
+// limited tells whether the container has a quota. Without one nothing can be taken.
 func (acct *account) limited() bool { return acct.Status().Before.Quota > 0 }
 
-// resolve finds the account of a container by name, id or the beginning of its id,
-// or that of a cgroup by its path, which is opened if there is none. With mu held.
+// resolve finds the account of a container by its name, its id or the beginning of its id. It also
+// finds the account of a cgroup by its path, and opens one if there is none. The caller holds mu.
 func (a *Accounts) resolve(name string) (*account, error) {
 	if acct := a.byName[name]; acct != nil {
 		return acct, nil
@@ -68,13 +68,13 @@ func (a *Accounts) resolve(name string) (*account, error) {
 		}
 	}
 	if found == nil {
-		return nil, fmt.Errorf("%w: no container %s; tsugiki charge show lists those that are known", ErrUnknown, name)
+		return nil, fmt.Errorf("%w: no container %s; tsugiki charge show lists the known containers", ErrUnknown, name)
 	}
 	return found, nil
 }
 
-// open opens the account of a cgroup, which is the account's from then on, or gives
-// another name to it. With mu held.
+// open returns the account of a cgroup, and makes one if there is none. An account that exists gets
+// the name as a further name. The account owns g afterwards. The caller holds mu.
 func (a *Accounts) open(g *bandwidth.Group, name, id string) (*account, error) {
 	if acct := a.byGroup[g.ID()]; acct != nil {
 		a.name(acct, name, id)
@@ -86,7 +86,7 @@ func (a *Accounts) open(g *bandwidth.Group, name, id string) (*account, error) {
 	if g.Root() {
 		return nil, errors.Join(fmt.Errorf("%w: the root of the cpu hierarchy is no container's cgroup", ErrRequest), g.Close())
 	}
-	// Locked: this process is the one that charges it.
+	// The lock makes this process the only agent that charges the cgroup.
 	err := g.Lock()
 	if errors.Is(err, unix.EWOULDBLOCK) {
 		err = fmt.Errorf("%w: another agent charges %s", ErrRequest, g.Path())
@@ -105,8 +105,8 @@ func (a *Accounts) open(g *bandwidth.Group, name, id string) (*account, error) {
 	return acct, nil
 }
 
-// ledgerName is what the ledger calls a cgroup: its path, or what stands for one that
-// is too long, as of a node within a container.
+// ledgerName returns the key of a cgroup in the ledger: its path, or a hash of a path that is too
+// long (for example of a node within a container).
 func ledgerName(path string) string {
 	if len(path) <= ledger.NameSize {
 		return path
@@ -115,7 +115,7 @@ func ledgerName(path string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// name gives an account another name. The first is kept, unless that was a path.
+// name gives an account a further name. The first name stays first, unless it is a path or the id.
 func (a *Accounts) name(acct *account, name, id string) {
 	if id != "" && acct.id == "" {
 		acct.id = id
@@ -132,7 +132,7 @@ func (a *Accounts) name(acct *account, name, id string) {
 	}
 }
 
-// gone forgets the account of a cgroup that is no more.
+// gone forgets the account of a cgroup that was removed.
 func (a *Accounts) gone(ended *enforce.Account) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -144,7 +144,7 @@ func (a *Accounts) gone(ended *enforce.Account) {
 	}
 }
 
-// forget drops an account that the controller has ended. With mu held.
+// forget removes an account that the controller has ended. The caller holds mu.
 func (a *Accounts) forget(acct *account) {
 	for _, h := range a.helpers {
 		if h.account == acct {

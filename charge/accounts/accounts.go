@@ -1,13 +1,15 @@
-// Package accounts has the CPU accounts of a node's containers: it finds out who
-// works for whom, has that measured, and has it taken from the right quotas.
+// Package accounts has the CPU accounts of a node's containers. It finds out which process works
+// for which container, has its CPU time measured, and has that time taken from the container's
+// quota.
 //
-// It assembles the packages beside it: discover finds containers and their helpers,
-// helper, shared and softirq measure, enforce takes. What is taken, and what has to be
-// undone should the agent be killed, is theirs to know; this package decides only
-// whose account something belongs to. A cgroup has one account, whatever names its
-// container has, and on one machine one agent that charges it.
+// It assembles the packages beside it. Package discover finds containers and their helpers.
+// Packages helper, shared and softirq measure. Package enforce takes the time, and with package
+// journal undoes the changes if the agent is killed. This package only decides which account a
+// piece of time belongs to. A cgroup has one account, no matter how many names its container has.
+// One agent per machine charges a cgroup.
 //
-// It needs root and Linux 5.15. What the kernel lacks is left out, and said so.
+// The package needs root and Linux 5.15. If the kernel lacks a feature, the package logs it and
+// works without it.
 package accounts
 
 import (
@@ -28,22 +30,22 @@ import (
 )
 
 const (
-	// scanEvery is how often containers and helpers are looked for.
+	// scanEvery is the time between two scans for containers and helpers.
 	scanEvery = time.Second
-	// takeEvery is how often what meters of the kernel have counted is charged.
+	// takeEvery is the time between two readings of the kernel's meters.
 	takeEvery = 20 * time.Millisecond
 )
 
 var (
-	// ErrUnknown says that there is no such container, cgroup, process or helper.
+	// ErrUnknown says that a container, cgroup, process or helper does not exist.
 	ErrUnknown = errors.New("unknown")
-	// ErrRequest says that what was asked for makes no sense.
+	// ErrRequest says that the request cannot be carried out.
 	ErrRequest = errors.New("cannot be charged")
-	// ErrFull says that there is no room for one more in a file of a fixed size.
+	// ErrFull says that a file of a fixed size has no free entry.
 	ErrFull = errors.New("no room")
 )
 
-// full says what to do about a file that is full, if that is what has gone wrong.
+// full adds a remedy to an error of a full ledger or journal. It returns other errors unchanged.
 func full(err error) error {
 	switch {
 	case errors.Is(err, ledger.ErrFull):
@@ -54,21 +56,20 @@ func full(err error) error {
 	return err
 }
 
-// Config says what is charged, and where that is kept.
+// Config says which work is charged, and names the files for it.
 type Config struct {
-	Journal, Ledger string // files
-	UndoHelper      string // its program; empty looks for it in the usual places
-	Placement       bool   // helpers are moved under quotas where that can be done
+	Journal, Ledger string // paths of files
+	UndoHelper      string // path of its program; empty: looked for in the usual places
+	Placement       bool   // helpers are moved under their container's quota where possible
 	Burst           bool
 	Discovery       bool
-	Within          string // where containers are looked for: a path in the cpu hierarchy; empty is all of it
+	Within          string // only containers below this path of the cpu hierarchy are found; empty: all
 	Softirq         bool
 	Shared          []string // command names of daemons that work for many containers
 	Log             *slog.Logger
 }
 
-// Accounts are those of all containers. Its methods may be called by several
-// goroutines.
+// Accounts has the accounts of all containers. Several goroutines may call its methods.
 type Accounts struct {
 	config     Config
 	log        *slog.Logger
@@ -76,12 +77,12 @@ type Accounts struct {
 	ledger     *ledger.Ledger
 	controller *enforce.Controller
 
-	scanner *discover.Scanner             // nil: nothing is looked for
-	missed  map[string]discover.Container // found, and not followed yet
+	scanner *discover.Scanner             // nil: discovery is off
+	missed  map[string]discover.Container // found, but not followed yet
 	stop    chan struct{}
 	loops   sync.WaitGroup
 
-	mu        sync.Mutex // guards what follows
+	mu        sync.Mutex // guards the fields below
 	closed    bool
 	byGroup   map[uint64]*account // by inode of the cgroup
 	byOwner   map[uint32]*account
@@ -89,14 +90,14 @@ type Accounts struct {
 	helpers   map[int]*helping
 	divisions map[int]*division // by pid
 	daemons   *shared.Meter     // nil until a daemon is shared
-	softirq   *softirq.Meter    // nil: not charged
+	softirq   *softirq.Meter    // nil: receiving is not charged
 	metering  bool
-	faults    map[string]time.Time // when each was logged last
+	faults    map[string]time.Time // when each fault was last logged
 	lastID    int
 	lastSlot  uint32
 }
 
-// Start restores what a killed agent left, and begins to charge.
+// Start undoes what a killed agent left behind, and begins to charge.
 func Start(c Config) (*Accounts, error) {
 	a := &Accounts{
 		config: c, log: c.Log, stop: make(chan struct{}),
@@ -119,13 +120,13 @@ func (a *Accounts) start() (err error) {
 		return err
 	}
 	if restored > 0 {
-		a.log.Warn("quotas and freezers of a killed agent are restored", "count", restored)
+		a.log.Warn("quotas and freezers that a killed agent left behind are restored", "count", restored)
 	}
 	if a.ledger, err = ledger.Open(a.config.Ledger); err != nil {
 		return err
 	}
 	if aside := a.ledger.Aside(); aside != "" {
-		a.log.Warn("the ledger begins anew", "aside", aside)
+		a.log.Warn("a new ledger is begun; the old file is moved aside", "aside", aside)
 	}
 	if err := a.journal.Guard(a.log); err != nil {
 		return err
@@ -151,7 +152,7 @@ func (a *Accounts) start() (err error) {
 	return nil
 }
 
-// every does something again and again until Close.
+// every calls do after each pause until Close.
 func (a *Accounts) every(pause time.Duration, do func()) {
 	a.loops.Add(1)
 	go func() {
@@ -169,7 +170,8 @@ func (a *Accounts) every(pause time.Duration, do func()) {
 	}()
 }
 
-// meter begins to charge what meters of the kernel count, if it has not. With mu held.
+// meter starts the loop that reads the kernel's meters, if it does not run yet. The caller holds
+// mu.
 func (a *Accounts) meter() {
 	if !a.metering {
 		a.metering = true
@@ -177,8 +179,8 @@ func (a *Accounts) meter() {
 	}
 }
 
-// Close restores all quotas, and where helpers were. What containers owe is kept for
-// the next agent. Again, it does nothing.
+// Close restores all quotas, and moves helpers back to their own cgroups. The ledger keeps the
+// debts for the next agent. A second Close does nothing.
 func (a *Accounts) Close() error {
 	a.mu.Lock()
 	closed := a.closed
@@ -203,7 +205,7 @@ func (a *Accounts) Close() error {
 	for _, acct := range a.byGroup {
 		errs = append(errs, acct.close())
 	}
-	clear(a.byGroup) // for a late gone
+	clear(a.byGroup) // a later gone then finds nothing
 	if a.daemons != nil {
 		errs = append(errs, a.daemons.Close())
 	}
@@ -219,22 +221,22 @@ func (a *Accounts) Close() error {
 	return errors.Join(errs...)
 }
 
-// Charge charges accounts; all of them, or none if one is unknown.
+// Charge is one charge: Time that Source used for Container.
 type Charge struct {
 	Container, Source string
 	Time              time.Duration
 }
 
-// UnknownError says which containers there are not.
+// UnknownError lists the containers that do not exist.
 type UnknownError struct{ Containers []string }
 
 func (e *UnknownError) Error() string {
-	return fmt.Sprintf("no such container: %s; tsugiki charge show lists those that are known", strings.Join(e.Containers, ", "))
+	return fmt.Sprintf("no such container: %s; tsugiki charge show lists the known containers", strings.Join(e.Containers, ", "))
 }
 
 func (e *UnknownError) Is(target error) bool { return target == ErrUnknown }
 
-// Charge charges containers: all of them, or none if the error is an UnknownError.
+// Charge charges containers. If the error is an UnknownError, no container was charged.
 func (a *Accounts) Charge(charges []Charge) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -258,7 +260,7 @@ func (a *Accounts) Charge(charges []Charge) error {
 	return nil
 }
 
-// LetGo thaws a container that is held, and does not hold it for a while.
+// LetGo thaws a held container, and does not hold it for the time d.
 func (a *Accounts) LetGo(container string, d time.Duration) error {
 	a.mu.Lock()
 	acct, err := a.resolve(container)
@@ -270,7 +272,7 @@ func (a *Accounts) LetGo(container string, d time.Duration) error {
 	return nil
 }
 
-// take charges what meters of the kernel have counted.
+// take charges the time that the kernel's meters have counted.
 func (a *Accounts) take() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -278,7 +280,8 @@ func (a *Accounts) take() {
 	a.takeSoftirq()
 }
 
-// isGroup tells a path of a cgroup from the name of a container.
+// isGroup tells whether a name is the path of a cgroup. Names of containers do not start with a
+// slash.
 func isGroup(name string) bool { return name != "" && name[0] == '/' }
 
 func openGroup(path string) (*bandwidth.Group, error) {

@@ -21,7 +21,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
-// start starts the accounts of a directory of their own, without discovery.
+// start starts accounts with files in a directory of their own, without discovery.
 func start(t *testing.T, change func(*Config)) *Accounts {
 	t.Helper()
 	dir := t.TempDir()
@@ -60,13 +60,13 @@ func group(t *testing.T, quota time.Duration) *cgroups {
 	return &cgroups{g, groups}
 }
 
-// cgroups are a container's, of which that of the cpu controller is the first.
+// cgroups lists a container's cgroups. The group of the cpu controller is the first.
 type cgroups struct {
 	*bandwidth.Group
 	*testkit.Groups
 }
 
-// run runs a shell script, in a group if there is one, until the test ends.
+// run runs a shell script until the test ends, in a group if one is given.
 func run(t *testing.T, g *cgroups, script string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command("sh", "-c", script)
@@ -86,12 +86,11 @@ func run(t *testing.T, g *cgroups, script string) *exec.Cmd {
 
 func groupOfProcess(t *testing.T, pid int) string {
 	t.Helper()
-	g, err := groupOf(pid)
+	path, err := bandwidth.PathOfProcess(pid)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer g.Close()
-	return g.Path()
+	return path
 }
 
 func quotaOf(t *testing.T, g *cgroups) time.Duration {
@@ -103,7 +102,7 @@ func quotaOf(t *testing.T, g *cgroups) time.Duration {
 	return l.Quota
 }
 
-// one is the account of a container, of which there has to be one only.
+// one returns a container's account. It fails unless there is exactly one.
 func one(t *testing.T, a *Accounts) Shown {
 	t.Helper()
 	shown, _, _ := a.Show()
@@ -153,7 +152,7 @@ func TestHelperIsPlacedAndPutBack(t *testing.T) {
 	}
 }
 
-// The quota falls by what a helper spends that stays where it is, and is restored.
+// A helper is not placed. The quota falls by its CPU time, and is restored at the end.
 func TestQuotaPaysForHelper(t *testing.T) {
 	a := start(t, func(c *Config) { c.Placement = false })
 	g := group(t, 50*time.Millisecond)
@@ -282,7 +281,7 @@ func TestOneAgentCharges(t *testing.T) {
 	}
 }
 
-// An account ends with its cgroup, and what it had.
+// An account ends when its cgroup is removed, and its helpers are detached.
 func TestGroupIsGone(t *testing.T) {
 	a := start(t, nil)
 	g := group(t, 20*time.Millisecond)
@@ -314,7 +313,7 @@ func TestSourceName(t *testing.T) {
 	}
 }
 
-// Whatever somebody asks for, nothing breaks.
+// No invalid request breaks the accounts.
 func FuzzNames(f *testing.F) {
 	f.Add("web", "/x")
 	f.Fuzz(func(t *testing.T, name, path string) {
@@ -405,10 +404,10 @@ func TestDividedHelper(t *testing.T) {
 		})
 		return spent(g)
 	}
-	attach(idle) // alone, it pays for all
+	attach(idle) // a container that is alone pays for all of the time
 	paid := more(idle)
 	at := attach(busy)
-	// Where the busy one gets no CPU for a while, both pay the same: not for long.
+	// If the busy container gets no CPU for a while, both pay the same. That does not last.
 	testkit.Eventually(t, func() error {
 		if all := spent(busy); all < 50*time.Millisecond || spent(idle)-paid > all/2 {
 			return fmt.Errorf("the busy one is charged %v, the idle one %v", all, spent(idle)-paid)

@@ -11,26 +11,26 @@ import (
 	"github.com/tsugiki/tsugiki/charge/helper"
 )
 
-// divideEvery is how often a process's time is divided among several containers: their
-// own is known to a tick.
+// divideEvery is the shortest time between two divisions among several containers. The kernel
+// counts the containers' own time in ticks, so shorter times divide badly.
 const divideEvery = 100 * time.Millisecond
 
-// division is the time of a process that works for several containers, as the shim of
-// a pod does, where it cannot be seen for which. It is theirs in proportion to the CPU
-// time that they used themselves meanwhile; if none has used any, in equal parts. One
-// that is alone pays for all, at once.
+// division divides the CPU time of one process among the containers that it works for. A pod's shim
+// is such a process: nothing shows which container it works for at a moment. Each container gets a
+// part in proportion to the CPU time that it used itself since the last division. If none used any,
+// the parts are equal. A container that is alone gets all of the time at once.
 type division struct {
 	process divisible
 	now     func() time.Time
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	last    time.Duration
 	divided time.Time
 	members map[*account]*share
-	calls   map[*share]func() // whom to wake
+	calls   map[*share]func() // called when the process has worked
 }
 
-// divisible is a process whose time is divided: a helper.Process.
+// divisible is a process whose time can be divided. helper.Process implements it.
 type divisible interface {
 	PID() int
 	Elapsed() (time.Duration, error)
@@ -38,21 +38,21 @@ type divisible interface {
 	Close() error
 }
 
-// share is what of a division is one container's, as a Clock.
+// share is one container's part of a division. It implements Clock.
 type share struct {
 	of    *division
-	own   func() (time.Duration, error) // what the container uses itself
-	usage time.Duration                 // of the container, when it was last divided,
-	used  time.Duration                 // and since the time before
-	sum   time.Duration
+	own   func() (time.Duration, error) // the CPU time that the container used itself
+	usage time.Duration                 // the result of own at the last division
+	used  time.Duration                 // by how much own grew before the last division
+	sum   time.Duration                 // of the container's parts so far
 }
 
-// join has a container take part in the division of a process's time. With mu held.
+// join adds a container to the division of a process's time. The caller holds a.mu.
 func (a *Accounts) join(acct *account, p *helper.Process) (*share, error) {
 	d := a.divisions[p.PID()]
 	if d != nil {
 		if _, err := d.process.Elapsed(); errors.Is(err, os.ErrProcessDone) {
-			d = nil // its number has gone to another one
+			d = nil // another process has its pid now
 		}
 	}
 	if d == nil {
@@ -70,11 +70,12 @@ func (a *Accounts) join(acct *account, p *helper.Process) (*share, error) {
 	defer d.mu.Unlock()
 	s := &share{of: d, own: acct.group.Usage}
 	d.members[acct] = s
-	d.use() // begins now for all
+	d.use() // the shares of all members start now
 	return s, nil
 }
 
-// leave ends that: what is not divided yet is the others'. With mu held.
+// leave removes a container from a division. The remaining members get the time that is not divided
+// yet. The caller holds a.mu.
 func (a *Accounts) leave(acct *account, s *share) error {
 	d := s.of
 	d.mu.Lock()
@@ -90,7 +91,7 @@ func (a *Accounts) leave(acct *account, s *share) error {
 	return d.process.Close()
 }
 
-// Elapsed is the container's part of the process's time since it takes part.
+// Elapsed returns the container's part of the process's time since join.
 func (s *share) Elapsed() (time.Duration, error) {
 	s.of.mu.Lock()
 	defer s.of.mu.Unlock()
@@ -98,7 +99,8 @@ func (s *share) Elapsed() (time.Duration, error) {
 	return s.sum, err
 }
 
-// Wake is as of the process: it may have worked for another.
+// Wake has call run after the process has worked for that long. The work may have been for another
+// member.
 func (s *share) Wake(after time.Duration, call func()) error {
 	d := s.of
 	d.mu.Lock()
@@ -120,7 +122,8 @@ func (d *division) wake() {
 	}
 }
 
-// divide gives the members what was spent since the last time. With the mutex held.
+// divide adds the process's time since the last division to the members' sums. The caller holds
+// d.mu.
 func (d *division) divide() error {
 	now, err := d.process.Elapsed()
 	spent := now - d.last
@@ -145,11 +148,12 @@ func (d *division) divide() error {
 	return err
 }
 
-// use finds out what the members have used since the last time. With the mutex held.
+// use reads the CPU time that each member used itself since the last call, and returns the sum. The
+// caller holds d.mu.
 func (d *division) use() (all time.Duration) {
 	for _, s := range d.members {
 		s.used = 0
-		// One whose cgroup is gone uses nothing.
+		// A member whose cgroup was removed uses no time.
 		if usage, err := s.own(); err == nil {
 			s.used, s.usage = max(0, usage-s.usage), usage
 			all += s.used

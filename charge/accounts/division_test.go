@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// fake is a process, and containers, of which a test says what they use.
+// fake is a process and its containers, with CPU times that a test sets.
 type fake struct {
 	clock time.Duration
 	err   error

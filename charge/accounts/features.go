@@ -11,7 +11,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/programs"
 )
 
-// Features are what charging needs, all of it or some.
+// Features lists the kernel features that charging needs, and the effect of each missing one.
 func Features() []kernel.Feature {
 	return []kernel.Feature{
 		{Name: "cpu controller", Lost: "CPU time is not charged", Probe: probeController},
@@ -49,7 +49,7 @@ func probeController(*kernel.Scratch) (string, error) {
 	}
 	detail := fmt.Sprintf("%s, %s", root.Version(), root.Path())
 	if root.Version() == "v2" {
-		detail += "; helpers are charged by quota, unless what has the quota has its processes in groups below"
+		detail += "; helpers are charged by quota, except where a cgroup with a quota has its processes in cgroups below it"
 	}
 	return detail, root.Close()
 }

@@ -16,29 +16,29 @@ import (
 	"github.com/tsugiki/tsugiki/charge/ledger"
 )
 
-// Clock is CPU time since any moment.
+// Clock is a CPU clock: CPU time since any fixed moment.
 type Clock = enforce.Clock
 
-// Helper is what works for a container, or, if it is shared, for many.
+// Helper is a process or a cgroup that works for one container, or for many if it is shared.
 type Helper struct {
-	PID            int    // or
-	Group          string // the path of a cgroup
-	Container      string // as for Charge
-	Source         string // empty: what the process or the cgroup is called
-	Place, NoPlace bool   // by no other means, by other means
+	PID            int    // the process; or 0, and Group is set
+	Group          string // the path of the helper's cgroup
+	Container      string // the container's name, id or cgroup, as for Charge
+	Source         string // empty: the name of the process or the cgroup
+	Place, NoPlace bool   // Place: fail if it cannot be placed; NoPlace: do not place it
 	Shared         bool
-	divided        bool // it may work for several, which it is attached to one by one
+	divided        bool // it may work for several containers, and is attached to each
 }
 
-// Attached is a helper that is measured.
+// Attached is a helper whose time is measured.
 type Attached struct {
 	Helper
 	ID         int
-	By, Reason string // place, quota or marks; why not place
-	Known      bool   // it was measured before it was asked for
+	By, Reason string // api.ByPlace, ByQuota or ByMarks; why it was not placed
+	Known      bool   // the helper was attached before this request
 }
 
-// helping is a helper with what measures it.
+// helping is an attached helper with the objects that measure it.
 type helping struct {
 	Attached
 	id         int
@@ -46,12 +46,12 @@ type helping struct {
 	process    *helper.Process
 	group      *helper.Group
 	placement  *helper.Placement
-	share      *share // of a divided one
+	share      *share // nil unless the helper is divided
 	attachment *enforce.Attachment
-	ended      atomic.Bool // the process
+	ended      atomic.Bool // the process has ended
 }
 
-// Container is one that the agent itself has.
+// Container is a container that the agent itself runs.
 type Container struct {
 	Name, ID string
 	PID      int    // of its first program
@@ -59,8 +59,8 @@ type Container struct {
 	Sources  map[string]Clock
 }
 
-// Open opens the account of a container, until its cgroup is gone, and measures what
-// works for it.
+// Open opens the account of a container and measures its helpers. The account ends when the
+// container's cgroup is removed.
 func (a *Accounts) Open(c Container) error {
 	g, err := groupOf(c.PID)
 	if err != nil {
@@ -79,8 +79,8 @@ func (a *Accounts) Open(c Container) error {
 	return nil
 }
 
-// Attach begins to measure a helper, until it ends. One that is attached already to
-// that container stays as it is.
+// Attach measures a helper until the helper ends. It changes nothing if the helper is already
+// attached to that container.
 func (a *Accounts) Attach(h Helper) (Attached, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -117,7 +117,7 @@ func (a *Accounts) attach(acct *account, h Helper) (Attached, error) {
 	return x.Attached, nil
 }
 
-// again is what is said of a helper that is attached once more.
+// again returns the answer for a helper that is attached already.
 func (h *helping) again() Attached {
 	attached := h.Attached
 	attached.Known = true
@@ -135,7 +135,7 @@ func (a *Accounts) keep(x *helping, h Helper) {
 	a.helpers[x.id] = x
 	if p := x.process; p != nil {
 		go func() {
-			p.Await() // which its being closed ends, too
+			p.Await() // Close of the process ends Await, too
 			x.ended.Store(true)
 		}()
 	}
@@ -183,8 +183,9 @@ func (a *Accounts) attachProcess(x *helping, h *Helper) (err error) {
 	return nil
 }
 
-// place moves a helper under the quota of its container, until the container's first
-// program ends, whose runtime then removes the cgroup.
+// place moves a helper into the cgroup of its container, so that the container's quota holds for
+// both. When the container's first process ends, the helper is moved back: the runtime removes the
+// cgroup then.
 func (a *Accounts) place(x *helping) error {
 	if x.account.init == nil {
 		first, err := firstOf(x.account.group)
@@ -198,8 +199,8 @@ func (a *Accounts) place(x *helping) error {
 	return err
 }
 
-// firstOf opens the process of a cgroup that is taken for its container's first: the
-// one with the lowest number.
+// firstOf opens the process with the lowest pid in a cgroup. It is taken for the container's first
+// process.
 func firstOf(g *bandwidth.Group) (*helper.Process, error) {
 	pids, err := g.Processes()
 	if err != nil {
@@ -236,19 +237,19 @@ func (a *Accounts) attachGroup(x *helping, h *Helper) (err error) {
 	return nil
 }
 
-// Detach ends measuring a helper, and puts it back where it was.
+// Detach stops measuring a helper, and moves a placed helper back to its own cgroup.
 func (a *Accounts) Detach(id string) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	n, err := strconv.Atoi(id)
 	h := a.helpers[n]
 	if err != nil || h == nil {
-		return fmt.Errorf("%w: no helper %s; tsugiki charge show lists them", ErrUnknown, id)
+		return fmt.Errorf("%w: no helper %s; tsugiki charge show lists the helpers", ErrUnknown, id)
 	}
 	return a.detach(h)
 }
 
-// detach ends measuring. With mu held.
+// detach stops measuring a helper. The caller holds mu.
 func (a *Accounts) detach(h *helping) error {
 	delete(a.helpers, h.id)
 	var errs []error
@@ -273,7 +274,7 @@ func (a *Accounts) detach(h *helping) error {
 	return errors.Join(errs...)
 }
 
-// reap forgets helpers that have ended. With mu held.
+// reap detaches helpers that have ended. The caller holds mu.
 func (a *Accounts) reap() {
 	for _, h := range a.helpers {
 		if h.alive() {
@@ -287,8 +288,8 @@ func (a *Accounts) reap() {
 
 func (h *helping) alive() bool { return !h.ended.Load() }
 
-// sourceName makes the name of a source of what a process or a cgroup is called,
-// which is anything: what package api allows, and no more.
+// sourceName makes a source's name from the name of a process or a cgroup. The argument may have
+// any bytes. The result has only characters that package api allows.
 func sourceName(text string) string {
 	name := strings.Map(func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("_.-", r) {

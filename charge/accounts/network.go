@@ -12,14 +12,14 @@ import (
 	"github.com/tsugiki/tsugiki/internal/netns"
 )
 
-// Receiving packets.
+// sourceSoftirq is the source under which the receiving of packets is charged.
 
 const sourceSoftirq = "softirq"
 
-// interfacesPatience is how many scans a container may take to get its interfaces.
+// interfacesPatience is the number of scans in which a container's interfaces are looked for.
 const interfacesPatience = 10
 
-// network is what of the network is a container's.
+// network has the interfaces and cgroups whose received packets are charged to one container.
 type network struct {
 	pid        int // of a program in the container
 	netns      uint64
@@ -29,8 +29,8 @@ type network struct {
 	sockets    uint64 // inode of the v2 cgroup; 0: none
 }
 
-// openNetwork makes an account pay for what its container's interfaces and sockets
-// receive. With mu held.
+// openNetwork charges an account for the packets that its container's interfaces and sockets
+// receive. The caller holds mu.
 func (a *Accounts) openNetwork(acct *account, pid int, sockets string) {
 	if a.softirq == nil {
 		return
@@ -63,8 +63,8 @@ func (a *Accounts) openSockets(acct *account, dir string) error {
 	return a.softirq.Group(f, acct.owner)
 }
 
-// findInterfaces looks for the interfaces of a container's own namespace, until there
-// is one besides its loopback.
+// findInterfaces looks for interfaces in the container's own network namespace. It stops when it
+// finds one besides the loopback, or after interfacesPatience scans.
 func (a *Accounts) findInterfaces(acct *account) {
 	n := acct.network
 	if n == nil || len(n.interfaces) > 0 || n.looks >= interfacesPatience {
@@ -89,7 +89,7 @@ func (a *Accounts) tryInterfaces(acct *account) error {
 	}
 	defer host.Close()
 	if own.Inode() == host.Inode() {
-		n.looks = interfacesPatience // they are everybody's
+		n.looks = interfacesPatience // the host's interfaces belong to no container
 		return nil
 	}
 	var found []net.Interface
@@ -109,7 +109,7 @@ func (a *Accounts) tryInterfaces(acct *account) error {
 	return err
 }
 
-// forgetNetwork makes a container's network nobody's. With mu held.
+// forgetNetwork stops charging for a container's interfaces and sockets. The caller holds mu.
 func (a *Accounts) forgetNetwork(acct *account) {
 	n := acct.network
 	if a.softirq == nil || n == nil {
@@ -129,7 +129,7 @@ func (a *Accounts) forgetNetwork(acct *account) {
 	acct.network = nil
 }
 
-// takeSoftirq charges what was received. With mu held.
+// takeSoftirq charges the CPU time of received packets. The caller holds mu.
 func (a *Accounts) takeSoftirq() {
 	if a.softirq == nil {
 		return

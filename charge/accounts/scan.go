@@ -13,7 +13,7 @@ import (
 	"github.com/tsugiki/tsugiki/charge/discover"
 )
 
-// scan follows what containers there are and who works for them.
+// scan brings the accounts up to date with the node's containers and their helpers.
 func (a *Accounts) scan() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -26,13 +26,13 @@ func (a *Accounts) scan() {
 	}
 	changes, err := a.scanner.Scan()
 	if err != nil {
-		a.complain("containers are not looked for", err)
+		a.complain("cannot look for containers", err)
 		return
 	}
 	for _, c := range changes.Ended {
 		delete(a.missed, c.ID)
 		if acct := a.byName[c.ID]; acct != nil {
-			a.setFiles(acct, nil) // its cgroup may outlive it, its files do not
+			a.setFiles(acct, nil) // the cgroup may outlive the container, its files do not
 		}
 	}
 	for _, c := range slices.Concat(changes.Started, changes.Changed) {
@@ -44,7 +44,7 @@ func (a *Accounts) scan() {
 	}
 }
 
-// followMissed follows what was found and is not followed yet. With mu held.
+// followMissed tries again to follow the containers in missed. The caller holds mu.
 func (a *Accounts) followMissed() {
 	for id, c := range a.missed {
 		if a.follow(c) {
@@ -53,22 +53,22 @@ func (a *Accounts) followMissed() {
 	}
 }
 
-// Missed is how many containers were found and cannot be charged. Each scan tries again.
+// Missed returns the number of containers that were found and cannot be charged yet. Each scan
+// tries again.
 func (a *Accounts) Missed() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return len(a.missed)
 }
 
-// follow has an account for a container, and measures who works for it. It tells
-// whether that is done: another agent may charge the container, which may just have
-// been killed.
+// follow opens an account for a container, and attaches its helpers. It returns false if a later
+// scan must try again: another agent, which may just have been killed, still holds the lock.
 func (a *Accounts) follow(c discover.Container) bool {
 	g, err := groupOf(c.Init.PID)
 	if err != nil {
-		return true // it has just ended
+		return true // the container has just ended
 	}
-	// It may have no cgroup of its own.
+	// The container may have no cgroup of its own.
 	if g.Root() || a.config.Within != "" && !g.Within(a.config.Within) {
 		_ = g.Close()
 		return true
@@ -82,8 +82,8 @@ func (a *Accounts) follow(c discover.Container) bool {
 		return false
 	}
 	for _, h := range c.Helpers {
-		// Shims are not moved: they start what removes the cgroup. One may come to
-		// serve more containers than it does now.
+		// A shim is not placed: it starts the process that removes the cgroup. It may also serve
+		// more containers later.
 		alone := h.Kind == discover.Logger
 		_, err := a.attach(acct, Helper{PID: h.PID, Source: string(h.Kind), NoPlace: !alone, divided: !alone})
 		if err != nil && !errors.Is(err, ErrUnknown) {
@@ -98,26 +98,32 @@ func (a *Accounts) follow(c discover.Container) bool {
 // groupOf opens the cpu cgroup of a process.
 func groupOf(pid int) (*bandwidth.Group, error) {
 	g, err := bandwidth.OfProcess(pid)
-	if errors.Is(err, os.ErrNotExist) {
-		err = fmt.Errorf("%w: %w", ErrUnknown, err)
-	}
-	return g, err
+	return g, isUnknown(err)
 }
 
-// isInside tells whether a process is in a cgroup or below it, helpers apart.
+// isInside tells whether a process is in a cgroup or below it. The cgroup of placed helpers does
+// not count.
 func isInside(pid int, group string) (bool, error) {
-	g, err := groupOf(pid)
+	path, err := bandwidth.PathOfProcess(pid)
 	if err != nil {
-		return false, err
+		return false, isUnknown(err)
 	}
-	rest, below := strings.CutPrefix(g.Path()+"/", group+"/")
-	return below && !strings.HasPrefix(rest, bandwidth.HelperGroup+"/"), g.Close()
+	rest, below := strings.CutPrefix(path+"/", group+"/")
+	return below && !strings.HasPrefix(rest, bandwidth.HelperGroup+"/"), nil
 }
 
-// complainEvery is how often a fault that stays is logged.
+// isUnknown adds ErrUnknown to the error about a process that has ended.
+func isUnknown(err error) error {
+	if errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("%w: %w", ErrUnknown, err)
+	}
+	return err
+}
+
+// complainEvery is the time after which a lasting fault is logged again.
 const complainEvery = 10 * time.Minute
 
-// complain logs a fault, which may be found at every look.
+// complain logs a fault, at most once in complainEvery. Every scan may find the same fault.
 func (a *Accounts) complain(what string, err error) {
 	now, text := time.Now(), what+err.Error()
 	maps.DeleteFunc(a.faults, func(_ string, at time.Time) bool { return now.Sub(at) > complainEvery })

@@ -13,8 +13,7 @@ import (
 	"github.com/tsugiki/tsugiki/charge/shared"
 )
 
-// share begins to divide the time of a daemon that works for many containers. With mu
-// held.
+// share starts to divide the time of a daemon that works for many containers. The caller holds mu.
 func (a *Accounts) share(h Helper) (Attached, error) {
 	for _, known := range a.helpers {
 		if known.Shared && known.PID == h.PID && known.alive() {
@@ -55,8 +54,8 @@ func (a *Accounts) watch(pid int) error {
 	return a.daemons.Watch(pid)
 }
 
-// shareKnown shares the daemons that the configuration names, as soon as they work
-// for a container that has a quota. With mu held.
+// shareKnown divides the time of the daemons that the configuration names. It starts when a daemon
+// works for a container with a quota. The caller holds mu.
 func (a *Accounts) shareKnown() {
 	daemons := a.scanner.Daemons()
 	for _, c := range a.scanner.Containers() {
@@ -75,12 +74,12 @@ func (a *Accounts) shareKnown() {
 	}
 }
 
-// setFiles says which files daemons read and write for a container. With mu held.
+// setFiles sets the files that daemons read and write for a container. The caller holds mu.
 func (a *Accounts) setFiles(acct *account, files []discover.File) {
 	next := map[shared.File]bool{}
 	for _, f := range files {
 		next[identify(f)] = true
-		// What is made in the container's directory later is as much for it.
+		// A file that is created later in the container's directory is for the container, too.
 		if f.Directory {
 			if known, err := shared.Identify(fmt.Sprintf("/proc/%d/root%s", f.Daemon.PID, filepath.Dir(f.Path))); err == nil {
 				next[known] = true
@@ -96,8 +95,8 @@ func (a *Accounts) setFiles(acct *account, files []discover.File) {
 	a.ownFiles(acct)
 }
 
-// identify finds out how the kernel knows a file: on btrfs or overlayfs not as stat(2)
-// has it.
+// identify returns the kernel's own numbers of a file. On btrfs and overlayfs stat(2) returns
+// others.
 func identify(f discover.File) shared.File {
 	if f.Daemon.PID != 0 {
 		if known, err := shared.Identify(fmt.Sprintf("/proc/%d/root%s", f.Daemon.PID, f.Path)); err == nil {
@@ -123,13 +122,13 @@ func (a *Accounts) disown(f shared.File) {
 		return
 	}
 	if err := a.daemons.Disown(f); err != nil {
-		a.complain("work on a file that is nobody's is charged", err)
+		a.complain("work on a file is still charged to the container that had it", err)
 	}
 }
 
 func (a *Accounts) forgetFiles(acct *account) { a.setFiles(acct, nil) }
 
-// takeShared charges what daemons have spent. With mu held.
+// takeShared charges the CPU time of shared daemons. The caller holds mu.
 func (a *Accounts) takeShared() {
 	if a.daemons == nil {
 		return
@@ -146,5 +145,5 @@ func (a *Accounts) takeShared() {
 	}
 }
 
-// sourceShared is the source of what daemons spend that work for many.
+// sourceShared is the source under which the time of shared daemons is charged.
 const sourceShared = "shared"

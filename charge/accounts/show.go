@@ -8,20 +8,20 @@ import (
 	"github.com/tsugiki/tsugiki/charge/shared"
 )
 
-// Shown is an account as it is now.
+// Shown is the present state of an account.
 type Shown struct {
 	enforce.Status
 	Name, ID, Group, Version string
-	By                       map[string]string // how a source is charged, if not by quota
+	By                       map[string]string // how a source is charged, where not by quota
 }
 
-// Shared is a daemon whose time is divided.
+// Shared is a daemon whose time is divided among containers.
 type Shared struct {
 	shared.Process
 	Name string
 }
 
-// Show lists accounts by name, helpers by id and shared daemons by pid.
+// Show lists accounts in the order of their names, helpers by id and shared daemons by pid.
 func (a *Accounts) Show() ([]Shown, []Attached, []Shared) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -1,22 +1,20 @@
-// Package balance decides what a container may still use of its CPU quota when
-// others spend CPU time for it. It is arithmetic: no input or output, no clock, no
-// cgroup; it runs anywhere.
+// Package balance decides how much of its CPU quota a container may still use when others spend CPU
+// time for it. It is arithmetic: no input or output, no clock, no cgroup. It runs anywhere.
 //
-// Theory of operation. A container has a balance, which rises by the quota in each
-// period and falls by what the container used (own) and by what others used for it
-// (borrowed). At the beginning of a period the balance is what both together may use
-// in it: the container's quota is made its own usual part of that. Helpers are not
-// under the quota, and with a container that needs little itself and makes others
-// work much (yes | logger) no quota is low enough. So a container whose balance is
-// below zero is held (frozen) until it is above zero by what it earns in a Pulse.
+// Theory of operation. A container has a balance. The balance rises by the quota in each period. It
+// falls by the CPU time that the container used (own) and that others used for it (borrowed). At
+// the beginning of a period the balance is the CPU time that the container and its helpers together
+// may use in that period. The container's quota becomes its own usual share of that. Helpers do not
+// run under the quota. If a container needs little CPU time itself and makes others work much (yes
+// | logger), no quota is low enough. So a container with a balance below zero is held (frozen)
+// until the balance reaches the amount earned in one Pulse.
 //
-// A hold ends after HoldLimit. What it cannot pay for is carried, and while something
-// is carried half of what is earned goes there: the container runs at no less than
-// half its quota for as long as it takes, rather than not at all. Of what is carried,
-// all above a limit is forgiven.
+// A hold ends after HoldLimit. Debt that no hold can pay is carried. While a container carries
+// debt, half of its earnings pay for it: the container runs at half its quota or more for as long
+// as that takes. Carried debt above a limit is forgiven.
 //
-// A balance at rest is one to which nothing was charged lately. The kernel by itself
-// keeps such a container to its quota, so its own use does not lower the balance.
+// A balance is at rest if nothing was charged to it lately. The kernel alone keeps such a container
+// to its quota, so its own use does not lower the balance.
 package balance
 
 import (
@@ -25,88 +23,88 @@ import (
 )
 
 const (
-	// Pulse is how often to look at a container that is held or soon may be.
+	// Pulse is the time between two looks at a container that is held or soon may be.
 	Pulse = 10 * time.Millisecond
-	// HoldLimit is how long a container is held at most, but for a Pulse.
+	// HoldLimit is the longest hold, plus up to one Pulse.
 	//
-	// Freezing a container does not stop its helpers at once: what it has written
-	// waits for them in pipes. A logger that takes 3 us for a line of two bytes works
-	// for 0.1 s on a pipe of 64 KiB, and so for 0.2 s on that of a container whose shim
-	// copies it into another. With a quota of a tenth of a CPU it takes 2 s to pay for
-	// that, and what a hold is too short for is never paid by one that needs next to
-	// no CPU itself.
+	// A frozen container's helpers do not stop at once: they still read the data that the container
+	// has written into pipes. A logger that takes 3 us for a line of two bytes works 0.1 s on a
+	// pipe of 64 KiB. It works 0.2 s if a shim copies that pipe into another one. With a quota of a
+	// tenth of a CPU, a container takes 2 s to pay for that. A container that itself needs almost
+	// no CPU time would never pay for more than a hold covers.
 	HoldLimit = 3 * time.Second
-	// MinQuota is the smallest quota that the kernel takes.
+	// MinQuota is the smallest quota that the kernel accepts.
 	MinQuota = time.Millisecond
-	// Tolerance is how far what container and helpers together get may be from the
-	// right amount without the quota being written.
+	// Tolerance is the error in the CPU time of container and helpers together up to which the
+	// quota is not rewritten.
 	Tolerance = MinQuota / 2
 
-	longest   = 100 * time.Millisecond // between looks, for a period may last a second
-	longestIn = 900 * time.Millisecond // between looks at one that is held: it does not run
-	weight    = 0.3                    // of the last period in the usual parts
-	restAfter = 10                     // periods in which nothing worth mentioning was charged
-	headroom  = 0.1                    // of a quota, which an idle container has above one
+	longest   = 100 * time.Millisecond // between looks, even if a period lasts a second
+	longestIn = 900 * time.Millisecond // between looks at a held container, which does not run
+	weight    = 0.3                    // of the last period in the usual values
+	restAfter = 10                     // periods with negligible charges, after which the balance is at rest
+	headroom  = 0.1                    // of a quota: what an idle container may save above one quota
 )
 
-// Limit is what the container may use by itself: Quota per Period, and up to Burst
-// of what it left unused. A negative quota is none.
+// Limit is the container's own CPU limit: Quota per Period, and up to Burst of unused earlier
+// quota. A negative quota means no quota.
 type Limit struct {
 	Quota, Period, Burst time.Duration
 }
 
-// Input is what happened since the step before.
+// Input has the CPU times since the step before.
 type Input struct {
 	Elapsed  time.Duration
 	Own      time.Duration
 	Borrowed time.Duration
-	Credit   time.Duration // of Own, what the kernel billed to it that was another's
+	Credit   time.Duration // the part of Own that was other containers' work
 	Boundary bool          // a period has just begun
-	Held     bool          // the container was held all the time
+	Held     bool          // the container was held the whole time
 }
 
-// Output is what to do now.
+// Output is the decision of a step.
 type Output struct {
-	// Quota is what the container should have now; negative: none. It is more than its
-	// limit as far as the kernel takes from it what is another's.
-	Quota    time.Duration
-	Hold     bool
-	Protect  bool          // it owes nothing: it may have burst
-	Easy     bool          // it leaves some of its quota: when exactly a look comes does not matter
-	Next     time.Duration // look again by then, and at the beginning of a period, unless it is held; 0: only then
-	Forgiven time.Duration // by this step
+	// Quota is the quota to set. Negative: none. It is above the container's limit if the kernel
+	// bills other containers' work to this one.
+	Quota   time.Duration
+	Hold    bool
+	Protect bool // the container has no debt, and may have a burst
+	Easy    bool // the container leaves part of its quota: looks need not be on time
+	// Next is the time until the next look. A container that is not held is also looked at when a
+	// period begins. 0: only then.
+	Next     time.Duration
+	Forgiven time.Duration // debt that this step forgave
 }
 
-// Balance is the state of one container. Its zero value is of no use: see New.
+// Balance is the state of one container. Make it with New: the zero value is not usable.
 type Balance struct {
 	limit     Limit
-	debtLimit int // quotas
+	debtLimit int // in quotas
 
 	b       float64 // the balance, nanoseconds
 	carried float64
 	pending float64 // charged at rest
 	rest    bool
-	calm    int // periods without charges worth mentioning
+	calm    int // periods in a row with negligible charges
 
 	own, borrowed, credit   float64 // in this period
-	elapsed                 float64 // how long this period is by now, nanoseconds
+	elapsed                 float64 // time since the period began, nanoseconds
 	usualOwn, usualBorrowed float64 // per period
 	usualCredit             float64
-	quota, raise            time.Duration // raise comes on top of the quota
+	quota, raise            time.Duration // raise is added to quota
 	hold                    bool
-	held                    time.Duration // how long by now
+	held                    time.Duration // how long the present hold has lasted
 }
 
-// New is the balance of a container that owes nothing. Of a debt more than debtLimit
-// quotas are forgiven.
+// New returns the balance of a container without debt. Carried debt above debtLimit quotas is
+// forgiven.
 func New(l Limit, debtLimit int) *Balance {
 	b := &Balance{debtLimit: debtLimit, rest: true, b: float64(max(0, l.Quota))}
 	b.SetLimit(l)
 	return b
 }
 
-// SetLimit says that the container has another limit now, and that as its quota.
-// What it owes stays.
+// SetLimit sets the container's limit, after its quota file was set to that limit. The debt stays.
 func (b *Balance) SetLimit(l Limit) {
 	b.limit = l
 	b.quota = l.Quota
@@ -117,10 +115,10 @@ func (b *Balance) SetLimit(l Limit) {
 	b.b = min(b.b, b.most())
 }
 
-// SetBurst says how much of what it leaves unused the container can use later.
+// SetBurst sets how much unused quota the container can save for later.
 func (b *Balance) SetBurst(d time.Duration) { b.limit.Burst = d }
 
-// Owe charges a debt of former times. It is carried: nobody is held for it.
+// Owe adds an old debt. The debt is carried: the container is not held for it.
 func (b *Balance) Owe(d time.Duration) {
 	if b.limit.Quota >= 0 && d > 0 {
 		b.carried += float64(d)
@@ -128,28 +126,28 @@ func (b *Balance) Owe(d time.Duration) {
 	}
 }
 
-// Debt is what the container has yet to pay for; what is carried is a part of it.
+// Debt returns the CPU time that the container has not paid for yet. It includes Carried.
 func (b *Balance) Debt() time.Duration {
 	return time.Duration(max(0, -b.b) + b.carried + max(0, b.pending))
 }
 
-// Carried is the part of the debt that is paid by running at a lower quota.
+// Carried returns the part of the debt that the container pays by running at a lower quota.
 func (b *Balance) Carried() time.Duration { return time.Duration(b.carried) }
 
-// Rest tells whether nothing was charged lately, and nothing is to be done but to
-// look now and then.
+// Rest tells whether nothing was charged lately. A container at rest needs only a rare look.
 func (b *Balance) Rest() bool { return b.rest }
 
-// Bound is how long a container may be held at most, if it is looked at in time.
+// Bound returns the longest possible hold, if all looks are in time.
 func Bound() time.Duration { return HoldLimit + Pulse }
 
-// most is the highest balance: what the kernel lets a container save, and a little.
+// most returns the highest balance: the CPU time that the kernel lets a container save, and a
+// little more.
 func (b *Balance) most() float64 {
 	quota := float64(b.limit.Quota)
 	return quota + max(headroom, float64(Pulse)/float64(b.limit.Period))*quota + float64(b.limit.Burst)
 }
 
-// rate is what is earned and not at once used to pay what is carried, per nanosecond.
+// rate returns the earnings per nanosecond, without the part that pays for carried debt.
 func (b *Balance) rate() float64 {
 	r := float64(b.limit.Quota) / float64(b.limit.Period)
 	if b.carried > 0 {
@@ -158,7 +156,7 @@ func (b *Balance) rate() float64 {
 	return r
 }
 
-// Step accounts for what happened and says what to do.
+// Step accounts for the CPU times since the last step, and decides.
 func (b *Balance) Step(in Input) Output {
 	if b.limit.Quota < 0 {
 		return Output{Quota: b.limit.Quota}
@@ -189,22 +187,23 @@ func (b *Balance) Step(in Input) Output {
 	return out
 }
 
-// coming is what the container and its helpers still use in this period, if the helpers work
-// for it as usual: the kernel gives it no more than what is left of its quota. Where that is
-// less than a helper can do between two looks, looks in between are of no use.
+// coming returns the CPU time that the container and its helpers can still use in this period, if
+// the helpers work for it as much as usual. The kernel gives the container no more than the rest of
+// its quota. If the result is less than a helper's work between two looks, more looks are of no
+// use.
 func (b *Balance) coming() float64 {
 	left := float64(b.quota+b.raise+b.limit.Burst) - b.own
 	switch {
 	case left <= 0:
 		return 0
 	case b.usualOwn == 0:
-		return math.Inf(1) // nothing is usual yet
+		return math.Inf(1) // there are no usual values yet
 	}
 	return left * (1 + b.usualBorrowed/b.usualOwn)
 }
 
-// next is when the container may have to be held, or need not be any more, if it goes
-// on like this: half of the way to it, when that is not too near.
+// next returns the time until a look at the container. It is half the time until the container must
+// be held if it goes on like this, or the time until a hold ends.
 func (b *Balance) next(in Input) time.Duration {
 	wait := float64(b.limit.Period)
 	if b.hold {
@@ -220,12 +219,12 @@ func (b *Balance) next(in Input) time.Duration {
 	return min(max(time.Duration(wait), Pulse), longest, b.limit.Period)
 }
 
-// threshold is what may be charged before a balance at rest is looked at closely.
+// threshold returns the charge above which a balance is not at rest any more.
 func (b *Balance) threshold() float64 {
 	return min(float64(Tolerance), float64(b.limit.Quota)/100)
 }
 
-// wake does a step at rest, and tells whether rest has ended.
+// wake does a step of a balance at rest, and tells whether the rest has ended.
 func (b *Balance) wake(in Input) bool {
 	quota := float64(b.limit.Quota)
 	b.pending = max(b.pending+float64(in.Borrowed), -headroom*quota)
@@ -259,17 +258,17 @@ func (b *Balance) earn(in Input) {
 	}
 }
 
-// release is the balance from which on a container is not held any more.
+// release returns the balance at which a hold ends.
 func (b *Balance) release() float64 { return b.rate() * float64(Pulse) }
 
-// floor is the balance from which the container gets out of a hold in time.
+// floor returns the lowest balance from which a hold can still end in time.
 func (b *Balance) floor() float64 {
 	return b.release() - b.rate()*float64(Bound()-b.held)
 }
 
-// carry moves what no hold can pay for, and returns what is forgiven.
+// carry moves the debt that no hold can pay to carried, and returns the forgiven debt.
 func (b *Balance) carry() time.Duration {
-	// Twice, because with something to carry less is earned.
+	// Two passes, because a container with carried debt earns less, which raises the floor.
 	for range 2 {
 		if excess := b.floor() - b.b; excess > 0 {
 			b.b += excess
@@ -290,8 +289,8 @@ func (b *Balance) decideHold() {
 	}
 }
 
-// repay raises the quota by what of it the kernel usually takes for others: at most to
-// twice the container's own.
+// repay raises the quota by the CPU time per period that the kernel usually bills to the container
+// for others' work. The result is at most twice the container's quota.
 func (b *Balance) repay() {
 	b.usualCredit += weight * (b.credit - b.usualCredit)
 	raise := min(time.Duration(b.usualCredit), b.limit.Quota).Truncate(time.Microsecond)
@@ -302,31 +301,31 @@ func (b *Balance) repay() {
 	}
 }
 
-// worked is what was charged in this period, as far as it tells what is usual: no more
-// than a helper can do in that time on one CPU, or than the container's whole quota. What
-// is above was charged at once for work of another time. It is owed, and no reason to
-// expect as much in the next period.
+// worked returns the part of this period's charges that predicts the next period. It is at most the
+// CPU time that one helper can use on one CPU in that time, or the container's whole quota if that
+// is more. A charge above that was for older work. The container owes it, but the next period need
+// not bring as much.
 func (b *Balance) worked() float64 {
 	return min(max(0, b.borrowed), max(b.elapsed, float64(b.limit.Quota)))
 }
 
-// period decides on the quota of the period that begins.
+// period decides the quota of the period that begins.
 func (b *Balance) period() {
 	full := b.limit.Quota
 	share := 1.0
 	if borrowed := b.worked(); b.own+borrowed > 0 {
 		w := weight
 		if b.usualOwn+b.usualBorrowed == 0 {
-			w = 1 // there is nothing usual yet
+			w = 1 // there are no usual values yet
 		}
 		b.usualOwn += w * (b.own - b.usualOwn)
 		b.usualBorrowed += w * (borrowed - b.usualBorrowed)
 	}
 	if b.calm >= restAfter && !b.hold && b.carried == 0 {
-		b.usualBorrowed = 0 // of one that does nothing, nothing else would tell
+		b.usualBorrowed = 0 // nothing else lowers it for a container that does nothing
 	}
-	// One that together with its helpers leaves half of its quota may need it at any
-	// time; if its helpers do too then, that is taken from the periods after.
+	// A container that, with its helpers, leaves half of its quota gets the whole quota: it may
+	// need it at any time. If its helpers work too much then, later periods pay for that.
 	if sum := b.usualOwn + b.usualBorrowed; sum > 0 && (sum > float64(full)/2 || b.b < float64(full)) {
 		share = b.usualOwn / sum
 	}
@@ -348,8 +347,7 @@ func (b *Balance) period() {
 	}
 }
 
-// near tells whether what is missing of a quota is so little that it is taken from the
-// container when something is charged again: a quota that is written late in a period
-// gives what was used of the period twice, so that to take that back at once would
-// never end.
+// near tells whether the balance is less than headroom below one quota. So little is taken when the
+// next charge arrives, and not now. A quota that is written late in a period gives the container
+// the used part of the period twice. Taking that back at once would never end.
 func (b *Balance) near() bool { return b.b >= (1-headroom)*float64(b.limit.Quota) }

@@ -8,8 +8,8 @@ import (
 
 const ms = time.Millisecond
 
-// machine is a scheduler in miniature: a container under the kernel's bandwidth
-// control, and a helper that works off what the container gives it to do.
+// machine simulates a container under the kernel's bandwidth control, and a helper that does the
+// work that the container gives it.
 type machine struct {
 	balance *Balance
 	limit   Limit
@@ -141,7 +141,7 @@ func TestSaturatingDemandGetsTheQuota(t *testing.T) {
 	}
 }
 
-// What waits for the helper in pipes is worked on while the container is held.
+// The helper does the work that waits in pipes while the container is held.
 func TestDeepPipe(t *testing.T) {
 	m := newMachine(Limit{Period: 100 * ms, Quota: 25 * ms}, 2, 1000)
 	m.pipe = 300 * ms
@@ -157,7 +157,7 @@ func TestDeepPipe(t *testing.T) {
 	}
 }
 
-// A container in whose time the kernel works for others gets as much more.
+// If the kernel works for others in a container's time, the container's quota is raised by as much.
 func TestStolenTimeIsGivenBack(t *testing.T) {
 	m := newMachine(Limit{Period: 100 * ms, Quota: 25 * ms}, 1, 0)
 	m.stolen = 0.3
@@ -174,9 +174,9 @@ func TestStolenTimeIsGivenBack(t *testing.T) {
 	}
 }
 
-// A container that is always busy comes to rest soon after its helper has ended, also
-// where looks come late: what is written late in a period gives twice what was used of it
-// by then.
+// A container that is always busy comes to rest soon after its helper has ended, even if looks come
+// late. (A quota that is written late in a period gives the container the used part of the period
+// twice.)
 func TestLateLooks(t *testing.T) {
 	for seed := range uint64(300) {
 		r := rand.New(rand.NewPCG(seed, 4))
@@ -357,8 +357,8 @@ func TestOldDebtHoldsNobody(t *testing.T) {
 	}
 }
 
-// One that does nothing after its helper has used most of a period comes to rest, with
-// its quota.
+// A container that does nothing after its helper has used most of a period comes to rest, with its
+// whole quota.
 func TestIdleComesToRest(t *testing.T) {
 	l := Limit{Quota: 20 * ms, Period: 100 * ms}
 	b := New(l, 600)

@@ -1,14 +1,13 @@
-// Package bandwidth is the CPU bandwidth of one cgroup, whichever hierarchy the
-// cpu controller is in: quota, period and burst, how much the group has used, how
-// it was throttled, and the freezer that stops its processes.
+// Package bandwidth reads and writes the CPU limit of one cgroup, in any version of the cpu
+// controller: quota, period and burst. It also reads the CPU time that the group has used and how
+// it was throttled, and stops the group's processes with a freezer.
 //
-// It changes what it is told to change and nothing by itself, makes no group and
-// moves no process; what has to be undone is written down by others. A group is
-// held by its directory's descriptor: one that is made anew under the same name is
-// another group. Reading needs access to the hierarchy, writing needs root. The files of
-// a group are opened for each use, unless Keep says that it is read often.
+// It changes only the files that its caller asks for. It makes no group and moves no process. Its
+// callers record how to undo a change. A Group holds its directory's descriptor: a directory made
+// later under the same name is another group. Reading needs access to the hierarchy. Writing needs
+// root. The files of a group are opened for each use, unless Keep says that they are read often.
 //
-// It needs Linux 5.6 (openat2). Burst is there since 5.14, in v2 and in v1.
+// It needs Linux 5.6 (openat2). Burst exists since 5.14, in v2 and in v1.
 package bandwidth
 
 import (
@@ -26,40 +25,41 @@ import (
 var (
 	// ErrNotAGroup says that a path is no cgroup with a cpu controller.
 	ErrNotAGroup = errors.New("not a cgroup with a cpu controller")
-	// ErrNoFreezer says that a group's processes cannot be stopped, or not
-	// without stopping others.
+	// ErrNoFreezer says that a group's processes cannot be stopped without stopping others, or not
+	// at all.
 	ErrNoFreezer = errors.New("no freezer of its own")
-	// ErrEmpty says that what only processes can tell about a group is not known, as
-	// none is in it yet.
+	// ErrEmpty says that the group has no process yet, and that only a process could show the
+	// answer.
 	ErrEmpty = errors.New("no process is in it yet")
 	// ErrGone says that the group was removed.
 	ErrGone = errors.New("the cgroup is gone")
 )
 
-// HelperGroup is the name of the child in which helpers of a container are placed
-// in the cpu hierarchy alone: they are under its quota, but not of the container.
+// HelperGroup is the name of the child group for a container's helpers. It exists only in the cpu
+// hierarchy: the helpers there are under the container's quota, but are not processes of the
+// container.
 const HelperGroup = "tsugiki-helpers"
 
-// Group is one group of the cpu hierarchy. It may be used from several goroutines.
+// Group is one group of the cpu hierarchy. Several goroutines may use it.
 type Group struct {
 	all  *hierarchies
 	path string // absolute
 	id   uint64
-	dir  int // not O_PATH, which has no locks
+	dir  int // not O_PATH: such a descriptor cannot be locked
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the fields below
 	keep     bool
 	kept     [fileKinds]int // descriptors; 0: not open
-	counting int            // directory of the usage where that is in another hierarchy, once found; or 0
-	unused   bool           // the usage was asked for before that
-	before   uint64         // what the usage was when it was found
-	period   string         // what was last read, for FormatQuota
+	counting int            // directory of the cpuacct group, if that is another one and was found; or 0
+	unused   bool           // Usage was called before counting was found
+	before   uint64         // the usage when counting was found after such a call
+	period   string         // the text that was last read, for FormatQuota
 	closed   bool
 }
 
-// Open opens the group at path: an absolute directory in the cpu hierarchy, or a
-// path relative to its mount, "/docker/ID". A path with "..", one that leaves the
-// hierarchy by a symlink or a mount, and one that is no group are ErrNotAGroup.
+// Open opens the group at path. The path is an absolute directory in the cpu hierarchy, or a path
+// relative to its mount such as "/docker/ID". ErrNotAGroup: the path has a "..", leaves the
+// hierarchy by a symlink or a mount, or is no group.
 func Open(path string) (*Group, error) {
 	all, err := mounted.find()
 	if err != nil {
@@ -72,7 +72,7 @@ func Open(path string) (*Group, error) {
 	return open(all, rel)
 }
 
-// OfProcess opens the group of the cpu hierarchy that a process is in.
+// OfProcess opens the cpu group of a process.
 func OfProcess(pid int) (*Group, error) {
 	all, err := mounted.find()
 	if err != nil {
@@ -83,6 +83,20 @@ func OfProcess(pid int) (*Group, error) {
 		return nil, err
 	}
 	return open(all, rel)
+}
+
+// PathOfProcess returns the directory of the group of the cpu hierarchy that a process is in. In
+// cgroup v2 such a group may have no cpu controller, and so cannot be opened.
+func PathOfProcess(pid int) (string, error) {
+	all, err := mounted.find()
+	if err != nil {
+		return "", err
+	}
+	rel, err := all.cpu.of(pid)
+	if err != nil {
+		return "", err
+	}
+	return filepath.Join(all.cpu.mount, filepath.Clean("/"+rel)), nil
 }
 
 func open(all *hierarchies, rel string) (*Group, error) {
@@ -114,33 +128,33 @@ func open(all *hierarchies, rel string) (*Group, error) {
 	return g, nil
 }
 
-// Path is the group's absolute directory.
+// Path returns the group's absolute directory.
 func (g *Group) Path() string { return g.path }
 
-// rel is the path below the root of the hierarchy, "/" first.
+// rel returns the path below the root of the hierarchy. It starts with "/".
 func (g *Group) rel() string {
 	rel, _ := below(g.path, g.all.cpu.mount)
 	return rel
 }
 
-// Within tells whether the group is that at a path relative to the mount, "/docker",
-// or below it.
+// Within tells whether the group is at or below a path that is relative to the mount, such as
+// "/docker".
 func (g *Group) Within(path string) bool {
 	_, inside := below(g.rel(), filepath.Clean(path))
 	return inside
 }
 
-// ID is the directory's inode, which is the kernel's id of the group.
+// ID returns the directory's inode. It is the kernel's id of the group.
 func (g *Group) ID() uint64 { return g.id }
 
 // rootInode is the inode of every hierarchy's root (kernfs).
 const rootInode = 1
 
-// Root tells whether it is the root of the hierarchy, which has no quota.
+// Root tells whether the group is the root of the hierarchy. The root has no quota.
 func (g *Group) Root() bool { return g.id == rootInode }
 
-// Version is the kind of hierarchy: "v1", "hybrid" (the cpu controller is v1's, and
-// cgroup v2 is mounted too), or "v2".
+// Version returns the kind of hierarchy: "v1", "hybrid" (the cpu controller is in v1, and v2 is
+// mounted too), or "v2".
 func (g *Group) Version() string {
 	switch {
 	case g.all.cpu.v2:
@@ -160,8 +174,7 @@ func (g *Group) Gone() bool {
 	return st.Ino != g.id
 }
 
-// Lock locks the group's directory until Close, against whoever else locks it;
-// unix.EWOULDBLOCK: somebody has.
+// Lock locks the group's directory until Close. unix.EWOULDBLOCK: another process holds the lock.
 func (g *Group) Lock() error {
 	if err := lock.TakeFD(g.dir); err != nil {
 		return fmt.Errorf("lock cgroup %s: %w", g.path, err)
@@ -169,7 +182,7 @@ func (g *Group) Lock() error {
 	return nil
 }
 
-// Close gives the descriptors back. It changes nothing of the group.
+// Close closes the descriptors. It does not change the group.
 func (g *Group) Close() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -184,7 +197,7 @@ func (g *Group) Close() error {
 	return errors.Join(errs...)
 }
 
-// fault says what of which group went wrong; ErrGone when that is why.
+// fault adds the operation and the group to an error, and ErrGone if the group was removed.
 func (g *Group) fault(what string, err error) error {
 	if (errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENOENT)) && g.Gone() {
 		return fmt.Errorf("%s of %s: %w: %w", what, g.path, ErrGone, err)

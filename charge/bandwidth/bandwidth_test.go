@@ -44,7 +44,7 @@ func container(t *testing.T, others ...string) (*testkit.Groups, int) {
 	return groups, cmd.Process.Pid
 }
 
-// cpuRoot is where the hierarchy of the cpu controller is mounted.
+// cpuRoot returns the mount of the cpu hierarchy.
 func cpuRoot(t *testing.T) string {
 	t.Helper()
 	root, err := testkit.CgroupRoot("cpu")
@@ -259,14 +259,14 @@ func TestFreezer(t *testing.T) {
 				t.Errorf("%s, private %v", f.File(), f.Private())
 			}
 			tryFreezer(t, f)
-			if testkit.CgroupVersion() != "v2" { // there who is frozen is who has the quota
+			if testkit.CgroupVersion() != "v2" { // in v2 the frozen group is the group with the quota
 				tryFreezerWithOthers(t, g, f)
 			}
 		})
 	}
 }
 
-// A helper that was placed is no reason against freezing; anybody else is.
+// A placed helper does not prevent freezing. Any other foreign process does.
 func tryFreezerWithOthers(t *testing.T, g *Group, f *Freezer) {
 	t.Helper()
 	if err := os.Mkdir(filepath.Join(g.Path(), HelperGroup), 0o755); err != nil {
@@ -286,7 +286,7 @@ func tryFreezerWithOthers(t *testing.T, g *Group, f *Freezer) {
 	}
 }
 
-// In v1 a process is said to be in the root once it exits.
+// In v1 the kernel shows an exiting process in the root group.
 func TestFreezerWhileProcessesEnd(t *testing.T) {
 	groups, _ := container(t, "freezer")
 	loop := exec.Command("sh", "-c", "read go; while :; do /bin/true & /bin/true; done")
@@ -358,7 +358,7 @@ func TestPressureIsTheGroupsOwn(t *testing.T) {
 	}
 }
 
-// cgroup2 beside the hierarchies of v1 has no cpu controller.
+// A v2 hierarchy beside v1 hierarchies has no cpu controller.
 func TestControllerIsElsewhere(t *testing.T) {
 	v2, want := "/sys/fs/cgroup", error(nil)
 	switch testkit.CgroupVersion() {

@@ -6,7 +6,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
-// BenchmarkUsage is what a look at one of many groups costs.
+// BenchmarkUsage measures one reading of the usage with many groups.
 func BenchmarkUsage(b *testing.B) {
 	var groups []*Group
 	for range 100 {

@@ -34,9 +34,9 @@ func (g *Group) name(kind fileKind) string {
 	return namesV1[kind]
 }
 
-// Keep has the files stay open from their first use on, or no more. A file that was
-// read takes 4.5 KiB of the kernel's memory as long as it is open; to open one for each
-// use costs two or three times as much as to read it.
+// Keep keeps the files open after their first use, or closes them. An open file that was read takes
+// 4.5 KiB of the kernel's memory. Opening a file for each use costs two or three times as much as
+// reading it.
 func (g *Group) Keep(keep bool) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -47,7 +47,7 @@ func (g *Group) Keep(keep bool) error {
 	return g.drop()
 }
 
-// drop closes the files. With mu held.
+// drop closes the open files. The caller holds mu.
 func (g *Group) drop() error {
 	var errs []error
 	for kind, fd := range g.kept {
@@ -59,8 +59,8 @@ func (g *Group) drop() error {
 	return errors.Join(errs...)
 }
 
-// use does something with one of the group's files. A bare descriptor, because
-// os.File.Fd is a system call. With mu held.
+// use calls do with a descriptor of one of the group's files. It uses no os.File, because
+// os.File.Fd is a system call. The caller holds mu.
 func (g *Group) use(kind fileKind, do func(fd int) (int, error)) (int, error) {
 	if fd := g.kept[kind]; fd != 0 {
 		return do(fd)
@@ -84,7 +84,7 @@ func (g *Group) use(kind fileKind, do func(fd int) (int, error)) (int, error) {
 	return do(fd)
 }
 
-// openAt opens a file of a group for reading and, where it can be, for writing.
+// openAt opens a file of a group, for writing too where that is possible.
 func openAt(dir int, name string) (int, error) {
 	fd, err := unix.Openat(dir, name, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM) || errors.Is(err, unix.EROFS) {
@@ -93,15 +93,15 @@ func openAt(dir int, name string) (int, error) {
 	return fd, err
 }
 
-// readSize is more than any file read here has.
+// readSize is larger than any file that this package reads once.
 const readSize = 1024
 
-// read is a file's text, trimmed.
+// read returns a file's text without surrounding space.
 func (g *Group) read(kind fileKind) (string, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	var buf [readSize]byte
-	// Once: reading on until the end is a second system call.
+	// One read is enough: another one, to see the end, would be a second system call.
 	n, err := g.use(kind, func(fd int) (int, error) { return unix.Pread(fd, buf[:], 0) })
 	if err != nil {
 		return "", g.fault("read "+g.name(kind), err)
@@ -118,8 +118,8 @@ func (g *Group) write(kind fileKind, text string) error {
 	return nil
 }
 
-// readWhole reads a file of any group. os.ReadFile has the runtime poll it, because files
-// of cgroups can be polled, and that costs more than reading it.
+// readWhole reads a file of any group. os.ReadFile costs more than the reading itself: files of
+// cgroups can be polled, so the Go runtime adds them to its poller.
 func readWhole(path string) ([]byte, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
-// openFiles are the files of cgroups below a path that this process has open.
+// openFiles returns the files of cgroups below a path that this process has open.
 func openFiles(t *testing.T, groups *testkit.Groups) int {
 	t.Helper()
 	fds, err := os.ReadDir("/proc/self/fd")
@@ -84,7 +84,7 @@ func TestLock(t *testing.T) {
 	}
 }
 
-// mountTable is the mounts of this process, and many more, in a file.
+// mountTable makes a file with the mounts of this process and many more.
 func mountTable(t *testing.T, more int) string {
 	t.Helper()
 	text, err := os.ReadFile("/proc/self/mountinfo")
@@ -108,7 +108,7 @@ func liveHeap() int {
 	return int(stats.HeapAlloc)
 }
 
-// What is known of the mounts has none of their text, which grows with the containers.
+// The cache keeps no text of the mounts, because that grows with the containers.
 func TestTheMountsAreNotRetained(t *testing.T) {
 	const times, lines = 8, 4096
 	file := mountTable(t, lines)

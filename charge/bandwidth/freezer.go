@@ -10,26 +10,26 @@ import (
 
 // Freezer stops and resumes all of a container's processes.
 //
-// On a hybrid machine engines pause by the v1 freezer. Where the container has a v2
-// group of its own, its cgroup.freeze is nobody else's business, and SIGKILL ends a
-// process that it has stopped. Else the engine's own freezer serves: then somebody
-// else's pause may come between Freeze and Thaw, and it is for the caller to notice.
+// On a hybrid machine engines pause a container by its v1 freezer. If the container has a v2 group
+// of its own, Freezer uses the cgroup.freeze of that group: nobody else writes it, and SIGKILL ends
+// the processes that it has stopped. Otherwise Freezer uses the engine's own freezer. Then somebody
+// else may pause the container between Freeze and Thaw, and the caller must notice that.
 type Freezer struct {
 	group   *Group
-	dir     string // of the group that is frozen, absolute
+	dir     string // absolute directory of the group that is frozen
 	rel     string
 	file    *os.File
-	state   *os.File // what tells of this group's own order
+	state   *os.File // has the order to this group, without those to its parents
 	v2      bool
 	private bool
-	checked time.Time // that nobody else is in it
+	checked time.Time // when the group was last seen to have no other processes
 }
 
-// recheck is how long a look at who is in the frozen group is trusted.
+// recheck is how long the result of a check for other processes is trusted.
 const recheck = 10 * time.Second
 
-// Freezer finds the group's freezer. ErrNoFreezer: there is none, or others would be
-// stopped too. ErrEmpty: it cannot be known which it is. Close it when it is done with.
+// Freezer finds the group's freezer. ErrNoFreezer: there is none, or it would stop others too.
+// ErrEmpty: the group has no process that shows which freezer it is. The caller closes the freezer.
 func (g *Group) Freezer() (*Freezer, error) {
 	if g.Root() {
 		return nil, fmt.Errorf("%s: %w: it is the root", g.path, ErrNoFreezer)
@@ -76,10 +76,10 @@ func (g *Group) freezer(h *hierarchy, rel string, private bool) (*Freezer, error
 	return f, nil
 }
 
-// File is what Freeze and Thaw write.
+// File returns the path of the file that Freeze and Thaw write.
 func (f *Freezer) File() string { return f.file.Name() }
 
-// Texts are what File says.
+// Texts returns the texts that File can contain.
 func (f *Freezer) Texts() (thawed string, frozen []string) {
 	if f.v2 {
 		return "0", []string{"1"}
@@ -87,14 +87,14 @@ func (f *Freezer) Texts() (thawed string, frozen []string) {
 	return "THAWED", []string{"FROZEN", "FREEZING"}
 }
 
-// Private tells whether nobody but this program has a reason to use it.
+// Private tells whether this program alone has a reason to use the freezer.
 func (f *Freezer) Private() bool { return f.private }
 
-// Freeze orders all processes in the group to stop, and does not wait for the last.
-// ErrNoFreezer: by now others are in the group, who would be stopped too.
+// Freeze orders all processes in the group to stop. It does not wait until they have. ErrNoFreezer:
+// the group now has other processes, which would be stopped too.
 func (f *Freezer) Freeze() error {
 	if now := time.Now(); now.Sub(f.checked) > recheck {
-		// In v2 they are the cpu group's by definition.
+		// In v2 the frozen group is the cpu group itself.
 		if !f.group.all.cpu.v2 {
 			if err := f.group.alone(f.dir, f.rel); err != nil {
 				return fmt.Errorf("freeze: %w: %w", ErrNoFreezer, err)
@@ -106,7 +106,7 @@ func (f *Freezer) Freeze() error {
 	return f.write(frozen[0])
 }
 
-// Thaw lets them go on.
+// Thaw lets the group's processes run again.
 func (f *Freezer) Thaw() error {
 	thawed, _ := f.Texts()
 	return f.write(thawed)
@@ -119,8 +119,8 @@ func (f *Freezer) write(text string) error {
 	return nil
 }
 
-// Frozen tells whether somebody has ordered this group to stop, whoever it was. A
-// parent's order is not seen: it is none of this group's.
+// Frozen tells whether anybody has ordered this group to stop. It does not see an order to a parent
+// of the group.
 func (f *Freezer) Frozen() (bool, error) {
 	var text [1]byte
 	if _, err := f.state.ReadAt(text[:], 0); err != nil {
@@ -129,7 +129,7 @@ func (f *Freezer) Frozen() (bool, error) {
 	return text[0] == '1', nil
 }
 
-// Close gives the descriptors back, and thaws nothing.
+// Close closes the descriptors. It thaws nothing.
 func (f *Freezer) Close() error {
 	var errs []error
 	for _, file := range []*os.File{f.file, f.state} {

@@ -18,33 +18,34 @@ import (
 
 var errNoController = errors.New("no cgroup hierarchy with a cpu controller is mounted")
 
-// hierarchy is where a controller's groups are; without a mount there is none.
+// hierarchy is the mount of a controller's groups. An empty mount means that the controller is not
+// mounted.
 type hierarchy struct {
 	mount string
 	dev   uint64 // of the mount
-	root  string // the group that is at the mount
-	id    string // as in the lines of /proc/PID/cgroup: a controller's name, "" is v2
+	root  string // the group at the mount
+	id    string // the controller's name in /proc/PID/cgroup; empty for v2
 	v2    bool
 }
 
-// hierarchies are those that matter for the CPU of a group.
+// hierarchies are the ones that this package needs.
 type hierarchies struct {
 	cpu, cpuacct, freezer, unified hierarchy
 }
 
-// cache is the hierarchies that were found last, for all groups: with each container
-// there are more mounts to read.
+// cache has the hierarchies that were found last, for all groups. Each container adds mounts, which
+// makes reading them slower.
 type cache struct {
 	file string
 
-	mu  sync.Mutex // guards what follows
+	mu  sync.Mutex // guards all
 	all *hierarchies
 }
 
 var mounted = &cache{file: mounts.Self}
 
-// find reads the mounts, unless nothing was missing when that was done last, and what
-// was found is still there.
+// find returns the hierarchies. It reads the mounts again if some were missing the last time, or if
+// a mount has changed since.
 func (m *cache) find() (*hierarchies, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -61,7 +62,7 @@ func (m *cache) find() (*hierarchies, error) {
 	return m.all, nil
 }
 
-// complete tells whether reading the mounts again would bring nothing else.
+// complete tells whether reading the mounts again would find nothing new.
 func (all *hierarchies) complete() bool {
 	if all.cpu.v2 {
 		return all.cpu.whole() && all.cpu.hasCPU()
@@ -69,7 +70,7 @@ func (all *hierarchies) complete() bool {
 	return all.cpu.whole() && all.cpuacct.whole() && all.freezer.whole() && all.unified.whole()
 }
 
-// whole tells whether all of a hierarchy is mounted, and still where it was.
+// whole tells whether the whole hierarchy is mounted, and is still mounted at the same place.
 func (h *hierarchy) whole() bool {
 	var st unix.Stat_t
 	return h.root == "/" && unix.Stat(h.mount, &st) == nil && st.Ino == rootInode && st.Dev == h.dev
@@ -91,14 +92,14 @@ func findHierarchies(mountinfo string) (*hierarchies, error) {
 	return all, nil
 }
 
-// hasCPU tells whether the cpu controller is in a hierarchy of v2: it may be in one of
-// v1 that is mounted nowhere here, or switched off (cgroup_disable=cpu).
+// hasCPU tells whether a v2 hierarchy has the cpu controller. The controller may instead be in a v1
+// hierarchy that is not mounted here, or be switched off (cgroup_disable=cpu).
 func (h *hierarchy) hasCPU() bool {
 	text, err := os.ReadFile(filepath.Join(h.mount, "cgroup.controllers"))
 	return h.mount != "" && err == nil && slices.Contains(strings.Fields(string(text)), "cpu")
 }
 
-// choose takes what matters for the CPU of a group.
+// choose picks the hierarchies that this package needs.
 func choose(found *cgroup.Hierarchies) *hierarchies {
 	as := func(h cgroup.Hierarchy, id string) hierarchy {
 		if h.Mount == "" {
@@ -112,10 +113,10 @@ func choose(found *cgroup.Hierarchies) *hierarchies {
 	}
 }
 
-// relative is the group's path in the hierarchy of what a person wrote.
+// relative returns the path in the hierarchy for a path that a person wrote.
 func (h *hierarchy) relative(path string) (string, error) {
 	if !strings.HasPrefix(path, "/") || strings.ContainsRune(path, 0) || slices.Contains(strings.Split(path, "/"), "..") {
-		return "", fmt.Errorf("open cgroup %q: %w: it takes a path that starts with / and has no .. in it", path, ErrNotAGroup)
+		return "", fmt.Errorf("open cgroup %q: %w: a path starts with / and has no .. in it", path, ErrNotAGroup)
 	}
 	// /sys/fs/cgroup/cpu is a symlink where cpu and cpuacct are one hierarchy.
 	if real, err := filepath.EvalSymlinks(path); err == nil {
@@ -129,7 +130,7 @@ func (h *hierarchy) relative(path string) (string, error) {
 	return filepath.Clean(path), nil
 }
 
-// below is the part of path below dir.
+// below returns the part of path below dir.
 func below(path, dir string) (rel string, inside bool) {
 	if path == dir {
 		return "/", true
@@ -138,7 +139,7 @@ func below(path, dir string) (rel string, inside bool) {
 	return "/" + rel, inside
 }
 
-// of is the path of a process's group below the mount.
+// of returns the path of a process's group below the mount.
 func (h *hierarchy) of(pid int) (string, error) {
 	file := "/proc/" + strconv.Itoa(pid) + "/cgroup"
 	text, err := os.ReadFile(file)
@@ -156,14 +157,14 @@ func (h *hierarchy) of(pid int) (string, error) {
 		}
 		path = rel
 	}
-	// Outside of this process's cgroup namespace, or removed with processes in it.
+	// The group is outside of this process's cgroup namespace, or was removed with processes in it.
 	if strings.HasPrefix(path, "/..") || strings.HasSuffix(path, " (deleted)") {
 		return "", fmt.Errorf("find the cgroup of process %d: %w: %s", pid, ErrNotAGroup, path)
 	}
 	return path, nil
 }
 
-// line is the path that a /proc/PID/cgroup says for the hierarchy.
+// line returns the path that the text of a /proc/PID/cgroup has for the hierarchy.
 func (h *hierarchy) line(text string) (string, bool) {
 	for line := range strings.Lines(text) {
 		_, rest, _ := strings.Cut(strings.TrimSuffix(line, "\n"), ":")

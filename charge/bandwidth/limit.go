@@ -10,19 +10,19 @@ import (
 	"time"
 )
 
-// MinQuota is the smallest quota that the kernel takes (min_cfs_quota_period).
+// MinQuota is the smallest quota that the kernel accepts (min_cfs_quota_period).
 const MinQuota = time.Millisecond
 
-// None is the quota of a group that has none.
+// None is the quota of a group without a quota.
 const None time.Duration = -1
 
-// Limit is what a group may use: Quota in each Period, and up to Burst of what it
-// left unused before. A negative quota is none.
+// Limit is the CPU limit of a group: Quota in each Period, and up to Burst of unused earlier quota.
+// A negative quota means no quota.
 type Limit struct {
 	Quota, Period, Burst time.Duration
 }
 
-// Limit reads the group's limit. A kernel without burst, before 5.14, has Burst 0.
+// Limit reads the group's limit. On a kernel without burst, before 5.14, Burst is 0.
 func (g *Group) Limit() (Limit, error) {
 	l, err := g.Quota()
 	if err != nil || g.Root() {
@@ -35,7 +35,7 @@ func (g *Group) Limit() (Limit, error) {
 	return l, err
 }
 
-// Quota reads the group's quota and period alone.
+// Quota reads only the group's quota and period.
 func (g *Group) Quota() (Limit, error) {
 	if g.Root() {
 		return Limit{Quota: None}, nil
@@ -63,10 +63,10 @@ func (g *Group) Quota() (Limit, error) {
 	return l, nil
 }
 
-// QuotaText is what QuotaFile says.
+// QuotaText returns the text of QuotaFile.
 func (g *Group) QuotaText() (string, error) { return g.read(quotaFile) }
 
-// Burst reads the group's burst. fs.ErrNotExist: the kernel has none.
+// Burst reads the group's burst. fs.ErrNotExist: the kernel has no burst.
 func (g *Group) Burst() (time.Duration, error) {
 	text, err := g.read(burstFile)
 	if err != nil {
@@ -75,7 +75,7 @@ func (g *Group) Burst() (time.Duration, error) {
 	return micros(text)
 }
 
-// parseLimit reads "QUOTA PERIOD" in microseconds, the quota "max" or "-1" for none.
+// parseLimit parses "QUOTA PERIOD" in microseconds. A quota of "max" or "-1" means none.
 func parseLimit(text string) (Limit, error) {
 	quota, period, _ := strings.Cut(text, " ")
 	l := Limit{Quota: None}
@@ -93,7 +93,7 @@ func parseLimit(text string) (Limit, error) {
 	return l, err
 }
 
-// micros reads microseconds, not negative.
+// micros parses microseconds. They must not be negative.
 func micros(text string) (time.Duration, error) {
 	n, err := strconv.ParseInt(text, 10, 64)
 	if err != nil {
@@ -105,9 +105,9 @@ func micros(text string) (time.Duration, error) {
 	return time.Duration(n) * time.Microsecond, nil
 }
 
-// SetQuota writes the quota, in whole microseconds; the period stays. The kernel
-// refuses (EINVAL) less than MinQuota, less than the burst, and in v1 less than a
-// child has or more than a parent; a group without quota has a negative one.
+// SetQuota writes the quota, in whole microseconds, and keeps the period. A negative quota removes
+// the limit. The kernel refuses (EINVAL) a quota below MinQuota or below the burst. In v1 it also
+// refuses a quota below a child's or above a parent's.
 func (g *Group) SetQuota(d time.Duration) error {
 	if !g.all.cpu.v2 {
 		return g.write(quotaFile, g.FormatQuota(d))
@@ -122,20 +122,20 @@ func (g *Group) SetQuota(d time.Duration) error {
 	return g.SetBurst(burst)
 }
 
-// SetBurst writes the burst, in whole microseconds. The kernel refuses (EINVAL) more
-// than the quota. fs.ErrNotExist: the kernel has none.
+// SetBurst writes the burst, in whole microseconds. The kernel refuses (EINVAL) a burst above the
+// quota. fs.ErrNotExist: the kernel has no burst.
 func (g *Group) SetBurst(d time.Duration) error {
 	return g.write(burstFile, FormatBurst(d))
 }
 
-// QuotaFile is the file that SetQuota writes.
+// QuotaFile returns the path of the file that SetQuota writes.
 func (g *Group) QuotaFile() string { return filepath.Join(g.path, g.name(quotaFile)) }
 
-// BurstFile is the file that SetBurst writes.
+// BurstFile returns the path of the file that SetBurst writes.
 func (g *Group) BurstFile() string { return filepath.Join(g.path, g.name(burstFile)) }
 
-// FormatQuota is what QuotaFile has to be written, and says when it is read, for a
-// quota. In v2 it has the period that was read last.
+// FormatQuota returns the text of QuotaFile for a quota, as it is written and read. In v2 the text
+// contains the period that was read last.
 func (g *Group) FormatQuota(d time.Duration) string {
 	if !g.all.cpu.v2 {
 		if d < 0 {
@@ -150,7 +150,7 @@ func (g *Group) FormatQuota(d time.Duration) string {
 		if _, err := g.Quota(); err == nil {
 			return g.FormatQuota(d)
 		}
-		period = "100000" // the group is gone, and so is what this is for
+		period = "100000" // the group was removed, so the text is not used
 	}
 	if d < 0 {
 		return "max " + period
@@ -158,5 +158,5 @@ func (g *Group) FormatQuota(d time.Duration) string {
 	return strconv.FormatInt(d.Microseconds(), 10) + " " + period
 }
 
-// FormatBurst is what BurstFile says for a burst.
+// FormatBurst returns the text of BurstFile for a burst.
 func FormatBurst(d time.Duration) string { return strconv.FormatInt(d.Microseconds(), 10) }

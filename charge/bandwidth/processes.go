@@ -17,8 +17,7 @@ import (
 // errShared says that the container has no group of its own in another hierarchy.
 var errShared = errors.New("no group of its own")
 
-// Processes are those in the group and below it, helpers that were placed there
-// among them.
+// Processes lists the processes in the group and below it. Placed helpers are among them.
 func (g *Group) Processes() ([]int, error) {
 	pids, err := processes(g.path, "")
 	if err != nil {
@@ -27,7 +26,7 @@ func (g *Group) Processes() ([]int, error) {
 	return pids, nil
 }
 
-// own are the container's processes alone.
+// own lists the container's processes without placed helpers.
 func (g *Group) own() ([]int, error) {
 	pids, err := processes(g.path, filepath.Join(g.path, HelperGroup))
 	if err != nil {
@@ -36,8 +35,8 @@ func (g *Group) own() ([]int, error) {
 	return pids, nil
 }
 
-// processes lists those of a tree of groups but of one branch. Groups that are
-// removed meanwhile had none.
+// processes lists the processes of a tree of groups without one branch. A group that is removed
+// meanwhile had no processes.
 func processes(top, but string) ([]int, error) {
 	pids, err := processesOf(top)
 	if err != nil || leaf(top) {
@@ -63,8 +62,8 @@ func processes(top, but string) ([]int, error) {
 	return pids, nil
 }
 
-// leaf tells whether a group has no groups below it: the links of a directory of kernfs
-// are two and one for each directory in it.
+// leaf tells whether a group has no child groups. A directory of kernfs has two links, and one more
+// for each directory in it.
 func leaf(dir string) bool {
 	var st unix.Stat_t
 	return unix.Stat(dir, &st) == nil && st.Nlink == 2
@@ -72,7 +71,7 @@ func leaf(dir string) bool {
 
 func processesOf(dir string) ([]int, error) {
 	text, err := readWhole(filepath.Join(dir, "cgroup.procs"))
-	if errors.Is(err, unix.EOPNOTSUPP) { // a threaded group: its root has them
+	if errors.Is(err, unix.EOPNOTSUPP) { // a threaded group: its processes are listed at the root of its threads
 		return nil, nil
 	}
 	if err != nil {
@@ -84,15 +83,15 @@ func processesOf(dir string) ([]int, error) {
 		if err != nil {
 			return nil, fmt.Errorf("read cgroup.procs of %s: %w", dir, err)
 		}
-		if pid > 0 { // 0: of a pid namespace that is not ours
+		if pid > 0 { // 0: in a pid namespace that is not ours
 			pids = append(pids, pid)
 		}
 	}
 	return pids, nil
 }
 
-// counterpart is the path of the group in another hierarchy that has all of the
-// container's processes and nobody else in it and below it.
+// counterpart returns the path of the group in another hierarchy that has all of the container's
+// processes. No other process may be in that group or below it.
 func (g *Group) counterpart(h *hierarchy) (string, error) {
 	mine, err := g.own()
 	if err != nil {
@@ -102,13 +101,13 @@ func (g *Group) counterpart(h *hierarchy) (string, error) {
 	for _, pid := range mine {
 		path, err := h.of(pid)
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
-			continue // it has ended
+			continue // the process has ended
 		}
 		if err != nil {
 			return "", err
 		}
 		if path == "/" && ended(pid) {
-			continue // in v1 a process is said to be in the root from its exit on
+			continue // in v1 the kernel shows an exiting process in the root
 		}
 		if rel == "" {
 			rel = path
@@ -121,12 +120,13 @@ func (g *Group) counterpart(h *hierarchy) (string, error) {
 	return rel, g.alone(filepath.Join(h.mount, rel), rel)
 }
 
-// alone checks that nobody but the container's processes is in a group.
+// alone checks that a group has only processes of the container.
 func (g *Group) alone(dir, rel string) error {
 	if rel == "/" {
 		return fmt.Errorf("%s: %w: its processes are in the root of %s", g.path, errShared, dir)
 	}
-	// Theirs first: one that is forked meanwhile is only in mine.
+	// The group is listed first: a process that is forked between the two listings is then only in
+	// mine.
 	theirs, err := processes(dir, "")
 	if err != nil {
 		return err
@@ -144,20 +144,20 @@ func (g *Group) alone(dir, rel string) error {
 			continue
 		}
 		if unix.Kill(pid, 0) == nil && !ended(pid) {
-			return fmt.Errorf("%s: %w: process %d in %s is not in it", g.path, errShared, pid, dir)
+			return fmt.Errorf("%s: %w: process %d in %s is not in the container", g.path, errShared, pid, dir)
 		}
 	}
 	return nil
 }
 
-// ended tells whether a process exits, is a zombie or gone: which hierarchy still
-// lists one differs.
+// ended tells whether a process exits, is a zombie, or is gone. The hierarchies differ in which of
+// these they list.
 func ended(pid int) bool {
 	s, err := proc.ReadStat(pid)
 	return err != nil || s.Exiting()
 }
 
-// common is the nearest group above both.
+// common returns the nearest group above both paths.
 func common(a, b string) string {
 	for a != b {
 		if len(a) >= len(b) {

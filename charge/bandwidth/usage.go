@@ -13,11 +13,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Throttling is how often the limit was felt, since the group was made.
+// Throttling counts how often the limit stopped the group, since the group was made.
 type Throttling struct {
 	Periods   uint64 // in which the group ran
-	Throttled uint64 // of these, in which it was stopped for the rest
-	Bursts    uint64 // of these, in which it used burst
+	Throttled uint64 // in which the group was stopped for the rest of the period
+	Bursts    uint64 // in which the group used burst
 	Time      time.Duration
 	BurstTime time.Duration
 }
@@ -59,16 +59,17 @@ func parseThrottling(text string) Throttling {
 	return t
 }
 
-// OneHierarchy tells whether Usage counts exactly what is in the group, also helpers
-// that were placed in HelperGroup. Where cpu and cpuacct are mounted apart, it
-// counts the container's processes alone.
+// OneHierarchy tells whether Usage counts all processes in the group, including helpers in
+// HelperGroup. If cpu and cpuacct are mounted apart, Usage counts only the container's own
+// processes.
 func (g *Group) OneHierarchy() bool {
 	return g.all.cpu.v2 || g.all.cpu.mount == g.all.cpuacct.mount
 }
 
-// Usage is the CPU time that the group and those below it have used since they were
-// made. The kernel brings it up to date at each tick and each switch. Where a process
-// has to tell which group counts it, it is 0 until there is one, and then the time since.
+// Usage returns the CPU time that the group and its child groups have used since they were made.
+// The kernel updates it at each tick and each context switch. If only a process can show which
+// cpuacct group counts the time, Usage returns 0 until the group has a process, and then the time
+// since.
 func (g *Group) Usage() (time.Duration, error) {
 	if g.all.cpu.v2 {
 		text, err := g.read(statFile)
@@ -93,7 +94,7 @@ func (g *Group) Usage() (time.Duration, error) {
 	}
 	text, err := g.read(usageFile)
 	if errors.Is(err, fs.ErrNotExist) && !errors.Is(err, ErrGone) {
-		// Runtimes remove the group of one hierarchy after another.
+		// Runtimes remove a container's groups in one hierarchy after the other.
 		err = fmt.Errorf("%w: %w", ErrGone, err)
 	}
 	if err != nil {
@@ -111,9 +112,9 @@ func (g *Group) Usage() (time.Duration, error) {
 	return time.Duration(n - g.before), nil
 }
 
-// findCounting finds the group's counterpart in the hierarchy of cpuacct, where that is
-// another one. Engines give the groups of a container the same path everywhere; a
-// process knows better.
+// findCounting finds the group's counterpart in the hierarchy of cpuacct, if that is another one.
+// It asks a process of the group first. Without an answer it takes the same path: engines give a
+// container the same path in all hierarchies.
 func (g *Group) findCounting() error {
 	g.mu.Lock()
 	found := g.counting != 0
@@ -141,15 +142,15 @@ func (g *Group) findCounting() error {
 	return nil
 }
 
-// Pressure is how much the group's processes waited for a CPU: the share of the last
-// 10, 60 and 300 seconds in percent, and the sum.
+// Pressure is the time for which the group's processes waited for a CPU: the share of the last 10,
+// 60 and 300 seconds in percent, and the sum.
 type Pressure struct {
 	Avg10, Avg60, Avg300 float64
 	Total                time.Duration
 }
 
-// Pressure is the group's own; false where the kernel knows none (no cgroup v2, no
-// PSI), for that of the machine says nothing about a group.
+// Pressure reads the group's own pressure. It returns false if the kernel has none for the group
+// (no cgroup v2, no PSI). The pressure of the whole machine would say nothing about a group.
 func (g *Group) Pressure() (Pressure, bool, error) {
 	dir := g.path
 	if !g.all.cpu.v2 {
@@ -158,7 +159,7 @@ func (g *Group) Pressure() (Pressure, bool, error) {
 		}
 		rel, err := g.counterpart(&g.all.unified)
 		if err != nil {
-			return Pressure{}, false, nil //nolint:nilerr // it has none of its own
+			return Pressure{}, false, nil //nolint:nilerr // the container has no v2 group of its own
 		}
 		dir = filepath.Join(g.all.unified.mount, rel)
 	}

@@ -1,47 +1,46 @@
 package discover
 
-// Process is one life of a process: its number, and when it began, in clock ticks
-// since the boot (field 22 of /proc/PID/stat).
+// Process identifies a process by its pid and its start time. The kernel uses a pid again after the
+// process has ended. Start is in clock ticks since the boot (field 22 of /proc/PID/stat).
 type Process struct {
 	PID   int
 	Start uint64
 }
 
-// Kind is what a helper does.
+// Kind is the kind of a helper.
 type Kind string
 
 const (
 	// Shim is a containerd-shim, which may serve several containers.
 	Shim Kind = "shim"
-	// Logger is a logging driver, or what works for it: a child of a shim that was told
-	// for which container it is.
+	// Logger is a logging driver: a child of a shim whose environment names its container.
 	Logger Kind = "logger"
-	// Monitor is conmon, of podman and CRI-O.
+	// Monitor is conmon, which podman and CRI-O start for each container.
 	Monitor Kind = "monitor"
 )
 
-// Helper is a process that works for containers and for nobody else.
+// Helper is a process that works only for containers.
 type Helper struct {
 	Process
 	Kind Kind
-	// Name is that of its executable.
+	// Name is the name of the helper's executable.
 	Name string
-	// Containers are those that it works for, sorted. The time of a helper with
-	// several, a pod's shim, is to be split among them by their own: for which one
-	// it works cannot be seen from outside.
+	// Containers are the ids of the containers that the helper works for, sorted. If there are
+	// several (a pod's shim), divide the helper's time among them by the containers' own CPU times.
+	// Nothing shows from outside which of them the helper works for.
 	Containers []string
 }
 
-// File is what a shared daemon reads or writes for one container.
+// File is a file that a shared daemon reads or writes for one container.
 type File struct {
-	// Device and Inode are as stat(2) has them.
+	// Device and Inode are the numbers that stat(2) returns.
 	Device, Inode uint64
-	// Daemon has the file open; its PID is 0 for the pipes of init's first three
-	// descriptors, whoever is at their other end.
+	// Daemon is the process that has the file open. Its PID is 0 for the pipes of init's first
+	// three descriptors: any process may have the other end.
 	Daemon Process
-	// Path is what the daemon has opened, or pipe:[INODE].
+	// Path is the path of the open file, or pipe:[INODE].
 	Path string
-	// Directory says that what else is in its directory is for the container, too.
+	// Directory says that the other files in the same directory are for the container, too.
 	Directory bool
 }
 
@@ -49,16 +48,16 @@ type File struct {
 type Container struct {
 	ID   string
 	Init Process
-	// Helpers and Files are in order of pid, and of device and inode.
+	// Helpers is in the order of pids. Files is in the order of devices and inodes.
 	Helpers []Helper
 	Files   []File
 }
 
-// Changes are what a scan has found to be otherwise than the one before. A
-// container that was restarted between the two is in Ended and in Started.
+// Changes lists the differences between two scans. A container that was restarted between them is
+// in both Ended and Started.
 type Changes struct {
 	Started, Changed, Ended []Container
 }
 
-// Any says whether there are any.
+// Any tells whether there is a change.
 func (c Changes) Any() bool { return len(c.Started)+len(c.Changed)+len(c.Ended) > 0 }

@@ -1,17 +1,17 @@
 package discover
 
-// Daemon has a process taken for one that works for many containers, as dockerd is,
-// until it ends: what it has open under a container's id is among the container's
-// files. Who calls it answers for the process.
+// Daemon marks a process as one that works for many containers, like dockerd, until the process
+// ends. An open file of the process belongs to a container if its path contains the container's id.
+// The caller is responsible for trusting the process.
 func (s *Scanner) Daemon(pid int) {
 	s.named[pid] = true
-	s.latest = s.latest[:0] // the next scan lists all, if it is not known yet
+	s.latest = s.latest[:0] // makes the next scan list /proc, in case the table does not have the process yet
 	if p := s.table[pid]; p != nil {
 		s.serveMany(p)
 	}
 }
 
-// serveMany gives a process its role if it was named.
+// serveMany gives a process the role daemon if it was passed to Daemon.
 func (s *Scanner) serveMany(p *proc) {
 	if !s.named[p.PID] || p.role != nobody {
 		return
@@ -21,8 +21,7 @@ func (s *Scanner) serveMany(p *proc) {
 	s.dirty, s.stale = true, true
 }
 
-// Daemons are the processes that work for many containers, by pid, and what the
-// kernel calls them.
+// Daemons returns the processes that work for many containers: the kernel's name of each, by pid.
 func (s *Scanner) Daemons() map[int]string {
 	daemons := map[int]string{}
 	for pid, p := range s.table {

@@ -8,17 +8,17 @@ import (
 	"strings"
 )
 
-// found is a container in the making, and what is remembered of it.
+// found is a container during a scan, with the facts that are kept between scans.
 type found struct {
 	Container
-	group string // of init, in the cpu hierarchy
-	stdio []File // of init's first descriptors, read once
+	group string // init's group in the cpu hierarchy
+	stdio []File // init's first three descriptors, read once
 	pod   pod    // read once
 }
 
 func sortedKeys[V any](m map[int]V) []int { return slices.Sorted(maps.Keys(m)) }
 
-// derive makes the containers anew and says what is different.
+// derive makes the containers from the table and returns the changes.
 func (s *Scanner) derive() Changes {
 	next := map[string]*found{}
 	children := map[int][]*proc{}
@@ -43,7 +43,7 @@ func (s *Scanner) derive() Changes {
 	return s.replace(next)
 }
 
-// serve finds the containers of a shim or monitor, and who else works for them.
+// serve finds the containers of a shim or monitor, and its other children.
 func (s *Scanner) serve(p *proc, children []*proc, next map[string]*found) {
 	own, err := s.groupsOf(p)
 	if err != nil {
@@ -63,7 +63,7 @@ func (s *Scanner) serve(p *proc, children []*proc, next map[string]*found) {
 		}
 		if f := next[id]; f == nil {
 			next[id] = &found{Container: Container{ID: id, Init: c.Process}, group: g.cpu}
-		} else if c.Start < f.Init.Start { // that one has come by exec
+		} else if c.Start < f.Init.Start { // the younger process entered the container by exec
 			f.Init, f.group = c.Process, g.cpu
 		}
 		if !slices.Contains(ids, id) {
@@ -81,22 +81,23 @@ func (s *Scanner) serve(p *proc, children []*proc, next map[string]*found) {
 	}
 }
 
-// containerOf is the id of the container that a child of a shim is in, or empty:
-// the child is then where the shim is, but for its having been placed.
+// containerOf returns the id of the container that a shim's child is in. It is empty if the child
+// is in the shim's own groups. A child's cpu group does not count if the child was placed as a
+// helper.
 func containerOf(pid int, g, own groups, shimID string) string {
 	for _, path := range g.telling(pid) {
 		if id := idIn(path, shimID); id != "" {
 			return id
 		}
 	}
-	// Whoever started the container may have called its group anything.
+	// Whoever started the container may have chosen any name for its group.
 	if !slices.Equal(g.others, own.others) || len(g.others) == 0 && g.cpu != own.cpu && !placed(g.cpu, pid) {
 		return shimID
 	}
 	return ""
 }
 
-// log adds a logger.
+// log adds a child of a shim as a logger, if it is one.
 func (s *Scanner) log(c *proc, ids []string, next map[string]*found) {
 	if !c.settled || !s.isHosts(c) {
 		return
@@ -105,7 +106,7 @@ func (s *Scanner) log(c *proc, ids []string, next map[string]*found) {
 	if err != nil {
 		return
 	}
-	// The runtime is a shim's child as well, for long where the container is held.
+	// The runtime is a child of the shim, too. It stays for long if the container is held.
 	id := loggedID(environ)
 	if !slices.Contains(ids, id) {
 		return
@@ -120,7 +121,7 @@ func help(next map[string]*found, h Helper) {
 	}
 }
 
-// replace makes the new containers the known ones.
+// replace stores the new containers and returns the changes.
 func (s *Scanner) replace(next map[string]*found) Changes {
 	var c Changes
 	for _, id := range slices.Sorted(maps.Keys(next)) {
@@ -146,7 +147,7 @@ func (s *Scanner) replace(next map[string]*found) Changes {
 	return c
 }
 
-// Containers are all that the last scan has found, by id.
+// Containers returns the containers that the last scan found, sorted by id.
 func (s *Scanner) Containers() []Container {
 	var all []Container
 	for _, f := range s.containers {

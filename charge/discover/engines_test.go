@@ -54,7 +54,7 @@ func tool(t *testing.T, r *engines.Rig, name string, args ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// watcher scans until something is so.
+// watcher scans until a condition is true.
 type watcher struct {
 	*Scanner
 	t                *testing.T
@@ -84,7 +84,7 @@ func (w *watcher) until(check func() error) {
 	})
 }
 
-// get finds the container in whose cgroup a name is.
+// get returns the container whose cgroup's path contains a name.
 func (w *watcher) get(id string) (Container, error) {
 	for _, c := range w.Containers() {
 		if c.ID == id {

@@ -13,13 +13,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// logsPerScan is how many log files a scan looks at, whether they have been rotated:
-// with more containers it takes that many scans more until it is noticed.
+// logsPerScan is the number of containers whose log files a scan checks for rotation. With more
+// containers it takes several scans to notice a rotation.
 const logsPerScan = 64
 
 type identity struct{ device, inode uint64 }
 
-// identify is the identity of the file that a path leads to, and whether it is a FIFO.
+// identify returns the identity of the file at a path, and whether the file is a FIFO.
 func identify(path string) (id identity, fifo bool, err error) {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {
@@ -28,7 +28,8 @@ func identify(path string) (id identity, fifo bool, err error) {
 	return identity{uint64(st.Dev), st.Ino}, st.Mode&unix.S_IFMT == syscall.S_IFIFO, nil
 }
 
-// addFiles finds the files of all containers, unless they are known.
+// addFiles finds the files of all containers, unless they are known already. A file that several
+// containers claim belongs to none of them.
 func (s *Scanner) addFiles(next map[string]*found) {
 	if !s.stale {
 		for id, f := range next {
@@ -72,8 +73,8 @@ func (s *Scanner) addFiles(next map[string]*found) {
 	}
 }
 
-// stdio are the pipes at a container's first three descriptors. A file or a device
-// there may be one that others use as well.
+// stdio returns the pipes at a container's first three descriptors. It ignores a file or a device
+// there, because others may use that as well.
 func (s *Scanner) stdio(init Process) []File {
 	files := []File{}
 	for fd := range 3 {
@@ -88,8 +89,8 @@ func (s *Scanner) stdio(init Process) []File {
 	return files
 }
 
-// daemonFiles finds what a daemon has open under a container's id: FIFOs of its
-// output, and its log; and the logs of pods' containers.
+// daemonFiles finds the files that a daemon has open for containers: the FIFOs of a container's
+// output, its log, and the logs of pods' containers.
 func (s *Scanner) daemonFiles(p *proc, next map[string]*found, pods map[identity][]*found) {
 	dir := p.path("fd")
 	fds, err := os.ReadDir(dir)
@@ -119,8 +120,8 @@ func (s *Scanner) daemonFiles(p *proc, next map[string]*found, pods map[identity
 	}
 }
 
-// containerIn finds the container whose id is a directory of a path. Only root's
-// daemons make such paths.
+// containerIn finds the container whose id is the name of a directory in a path. Only daemons of
+// root make such paths.
 func containerIn(path string, next map[string]*found) *found {
 	for part := range strings.SplitSeq(path, "/") {
 		if f := next[part]; f != nil && part != "" {
@@ -130,8 +131,8 @@ func containerIn(path string, next map[string]*found) *found {
 	return nil
 }
 
-// rotated says whether some container's log is another file than it was, or may not
-// have been there yet.
+// rotated tells whether a container's log path now leads to another file. The log may have been
+// rotated, or not have existed before.
 func (s *Scanner) rotated() bool {
 	ids := slices.Sorted(maps.Keys(s.containers))
 	for range min(logsPerScan, len(ids)) {

@@ -12,27 +12,27 @@ const (
 	idMax   = 128
 )
 
-// stat is what is used of /proc/PID/stat.
+// stat has the fields of /proc/PID/stat that the scanner uses.
 type stat struct {
 	comm  string
 	ppid  int
 	start uint64
-	ended bool // a zombie
+	ended bool // the process is a zombie
 }
 
-// parseStat reads what is used of /proc/PID/stat.
+// parseStat parses /proc/PID/stat.
 func parseStat(text []byte) (stat, bool) {
 	s, err := procfile.ParseStat(text)
 	return stat{s.Comm, s.Parent, s.Start, s.Ended()}, err == nil
 }
 
-// groups are the paths of a process in the cgroup hierarchies.
+// groups has the paths of a process in the cgroup hierarchies.
 type groups struct {
-	cpu    string   // where the cpu controller is, or the only hierarchy
-	others []string // in the kernel's order
+	cpu    string   // in the hierarchy of the cpu controller, or the only one
+	others []string // in the other hierarchies, in the kernel's order
 }
 
-// parseGroups reads /proc/PID/cgroup.
+// parseGroups parses /proc/PID/cgroup.
 func parseGroups(text []byte) groups {
 	var g groups
 	unified := ""
@@ -62,10 +62,10 @@ func parseGroups(text []byte) groups {
 	return g
 }
 
-// idIn finds which container a group is of: that of the topmost directory
-// called by a container's id, for below it the container may have made directories of its
-// own. Engines' ids are 64 hexadecimal digits; containerd's own may be anything, and
-// are known from the shim.
+// idIn returns the id of the container that a group belongs to. It is the topmost directory of the
+// path with the name of a container's id: below that one, the container may have made directories
+// of its own. The ids of engines are 64 hexadecimal digits. containerd's own ids can be any text,
+// so they must equal the shim's id.
 func idIn(path, shimID string) string {
 	for part := range strings.SplitSeq(path, "/") {
 		if part == "" {
@@ -93,7 +93,7 @@ func isHex(s string) bool {
 	return strings.Trim(s, "0123456789abcdef") == ""
 }
 
-// argument finds the value of a flag, "-id" or "-c", in /proc/PID/cmdline.
+// argument returns the value of a flag such as "-id" or "-c" in /proc/PID/cmdline.
 func argument(cmdline []byte, flag string) string {
 	args := strings.Split(string(cmdline), "\x00")
 	for i := 1; i+1 < len(args); i++ {
@@ -104,8 +104,8 @@ func argument(cmdline []byte, flag string) string {
 	return ""
 }
 
-// loggedID finds the container of a logging driver, which containerd starts with it in
-// /proc/PID/environ.
+// loggedID returns the id of a logging driver's container. containerd puts it into the driver's
+// environment, /proc/PID/environ.
 func loggedID(environ []byte) string {
 	for v := range bytes.SplitSeq(environ, []byte{0}) {
 		if value, found := bytes.CutPrefix(v, []byte("CONTAINER_ID=")); found {
@@ -115,7 +115,7 @@ func loggedID(environ []byte) string {
 	return ""
 }
 
-// validID returns an id if it can be one of a container.
+// validID returns an id that a container can have, and "" for any other text.
 func validID(id string) string {
 	if id == "" || len(id) > idMax || id[0] == '.' || id[0] == '-' {
 		return ""

@@ -86,8 +86,8 @@ func TestArguments(t *testing.T) {
 	}
 }
 
-// FuzzParse: no text of /proc makes a parser fail, and no id is one that could lead
-// anywhere as a path.
+// FuzzParse checks that no text of /proc makes a parser panic, and that no id is dangerous as a
+// part of a path.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte("12 (a) b) S 7 1 1 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 12 0 4711 9 9 9\n"))
 	f.Add([]byte("4:memory:/m\n3:cpu,cpuacct:/docker/" + hex + "\n0::/u\n"))

@@ -8,27 +8,29 @@ import (
 	"strings"
 )
 
-// A pod's logs. containerd writes the log of a pod's container itself, to a path that the
-// kubelet has chosen: DIRECTORY/NAME/ATTEMPT.log. No id is in it. The directory is told to the
-// runtime with the sandbox, and the container's name with the container, as annotations of
-// their specs. containerd writes both annotations over what a pod asks for. The directory is one
-// pod's, so what a pod calls its containers changes nothing of others' charges.
+// The logs of pods. containerd itself writes the log of a pod's container, to a path that the
+// kubelet has chosen: DIRECTORY/NAME/ATTEMPT.log. The path contains no id. Annotations in the
+// runtime's specs have both parts: the sandbox's spec has the directory, and the container's spec
+// has the container's name. A pod cannot choose these annotations: containerd overwrites them. A
+// directory belongs to one pod. So the names that a pod gives to its containers do not change what
+// other pods are charged.
 const (
 	logDirectoryAnnotation = "io.kubernetes.cri.sandbox-log-directory"
 	sandboxAnnotation      = "io.kubernetes.cri.sandbox-id"
 	nameAnnotation         = "io.kubernetes.cri.container-name"
 )
 
-// specMax is the size from which on a runtime's spec is not read.
+// specMax is the number of bytes that are read of a runtime's spec.
 const specMax = 8 << 20
 
-// pod is where the log of a pod's container is.
+// pod is the place of the log of a pod's container.
 type pod struct {
-	logs identity // the directory; zero: it is in no pod
+	logs identity // the log directory; zero: the container is in no pod
 	name string   // of the container
 }
 
-// podOf reads it from the specs beside that of the shim, whose working directory has its own.
+// podOf reads the place of a container's log from the runtime's specs. Each spec is in a directory
+// beside the shim's working directory.
 func (s *Scanner) podOf(f *found) pod {
 	for _, h := range f.Helpers {
 		if h.Kind != Shim {
@@ -49,7 +51,7 @@ func (s *Scanner) podOf(f *found) pod {
 	return pod{}
 }
 
-// annotations are those of a runtime's spec, if it can be read.
+// annotations returns the annotations of a runtime's spec, or nil if the spec cannot be read.
 func annotations(file string) map[string]string {
 	f, err := os.Open(file)
 	if err != nil {
@@ -65,7 +67,7 @@ func annotations(file string) map[string]string {
 	return spec.Annotations
 }
 
-// byLogs are the containers of pods by directory of logs.
+// byLogs returns the containers of pods by their log directory.
 func byLogs(all map[string]*found) map[identity][]*found {
 	pods := map[identity][]*found{}
 	for _, f := range all {
@@ -76,8 +78,8 @@ func byLogs(all map[string]*found) map[identity][]*found {
 	return pods
 }
 
-// loggedTo finds the containers whose log a file may be, by the path that a process has it
-// open with: NAME/ATTEMPT.log, when the directory is the container's alone, or NAME.log.
+// loggedTo finds the containers whose log a file may be, by the path of the open file. The path is
+// NAME/ATTEMPT.log, in a directory of the container alone, or NAME.log.
 func loggedTo(root, path string, pods map[identity][]*found) (some []*found, directory bool) {
 	if len(pods) == 0 || !strings.HasSuffix(path, ".log") {
 		return nil, false

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// A log is that of the container whose name its path has below the pod's directory.
+// A log belongs to the container whose name is in its path, below the pod's directory.
 func TestLoggedTo(t *testing.T) {
 	top := t.TempDir()
 	all := map[string]*found{"engine": {}}

@@ -15,20 +15,21 @@ import (
 	procfile "github.com/tsugiki/tsugiki/internal/sys/proc"
 )
 
-// textMax bounds what is read of a process's arguments and environment.
+// textMax is the number of bytes that are read of a process's arguments and environment.
 const textMax = 32 << 10
 
-// role is what a process is found to be.
+// role is the verified role of a process.
 type role int
 
 const (
 	nobody  role = iota
 	shim         // containerd-shim
 	monitor      // conmon
-	daemon       // dockerd, containerd: they work for many
+	daemon       // dockerd, containerd, or named by Daemon: works for many
 )
 
-// executables are what may have a role, by what the kernel calls it (15 bytes).
+// executables lists the programs that can have a role, by the name that the kernel gives their
+// processes (15 bytes).
 var executables = map[string]struct {
 	role  role
 	names []string
@@ -43,19 +44,19 @@ var executables = map[string]struct {
 type proc struct {
 	Process
 	stat
-	scan    uint64 // in which it was last seen
+	scan    uint64 // the number of the scan that last saw the process
 	role    role
-	id      string   // of the container that a shim was started for, or conmon's
-	name    string   // of its executable, once verified
-	where   *groups  // once settled
-	fd      pidfd.FD // of one with a role and of a container's init and loggers; pidfd.None
-	settled bool     // read when it was old enough not to become another by exec
+	id      string   // the id argument of a shim or conmon
+	name    string   // of the executable; set by isHosts
+	where   *groups  // read after the process was settled
+	fd      pidfd.FD // of a process with a role, and of a container's init and loggers; or pidfd.None
+	settled bool     // the process is old enough not to become another program by exec
 }
 
 func (p *proc) path(name string) string { return "/proc/" + strconv.Itoa(p.PID) + "/" + name }
 
-// read reads a file of /proc into the scanner's buffer, which the next read
-// overwrites. What is longer is cut.
+// read reads a file of /proc into the scanner's buffer. The next read overwrites the buffer. A
+// longer file is cut off.
 func (s *Scanner) read(path string) ([]byte, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -79,7 +80,7 @@ func (s *Scanner) read(path string) ([]byte, error) {
 	return s.buffer[:total], nil
 }
 
-// pids lists the processes there are.
+// pids calls each for every process in /proc.
 func (s *Scanner) pids(each func(pid int)) error {
 	dir, err := unix.Open("/proc", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -104,7 +105,7 @@ func (s *Scanner) pids(each func(pid int)) error {
 	}
 }
 
-// number is that of a directory entry's name, or 0.
+// number returns the number that a directory entry's name is, or 0.
 func number(name []byte) int {
 	n := 0
 	for _, c := range name {
@@ -119,7 +120,7 @@ func number(name []byte) int {
 	return 0
 }
 
-// verify says whether a process is what its name says. Anybody can call itself
+// verify tells whether a process is the program that its name says. Anybody can call itself
 // containerd-shim, or run a copy of it: a process counts only if
 //   - it is in our pid and user namespaces, and root in all its ids;
 //   - no shim or monitor is above it: they are subreapers, so that all that
@@ -128,7 +129,7 @@ func number(name []byte) int {
 //   - it is in no container's cgroup, in no hierarchy;
 //   - its executable has the name, is root's, and can be written by nobody else.
 //
-// What root on the host does outside of containers is not looked through.
+// Processes that root starts on the host, outside of containers, are trusted.
 func (s *Scanner) verify(p *proc, names []string) bool {
 	if !s.isHosts(p) || s.inContainer(p) {
 		return false
@@ -141,8 +142,8 @@ func (s *Scanner) verify(p *proc, names []string) bool {
 	return slices.Contains(names, p.name)
 }
 
-// isHosts says whether a process is root's in the host's namespaces with an executable
-// that only root can have written, and learns its name.
+// isHosts tells whether a process runs as root in the host's namespaces, with an executable that
+// only root can have written. It sets the process's name.
 func (s *Scanner) isHosts(p *proc) bool {
 	for i, ns := range namespaces {
 		if own, err := os.Readlink(p.path(ns)); err != nil || own != s.namespaces[i] {
@@ -167,14 +168,14 @@ func (s *Scanner) isHosts(p *proc) bool {
 	if err != nil {
 		return false
 	}
-	p.name = filepath.Base(strings.TrimSuffix(link, " (deleted)")) // replaced by an update
+	p.name = filepath.Base(strings.TrimSuffix(link, " (deleted)")) // an update replaces the file
 	return true
 }
 
 var namespaces = []string{"ns/pid", "ns/user"}
 
-// groupsOf reads where a process is. What it does later, within its container or by
-// being placed, changes nothing of what that says here.
+// groupsOf returns the groups of a process. The result of a settled process is kept: a later move,
+// within the container or by placing, does not change it.
 func (s *Scanner) groupsOf(p *proc) (groups, error) {
 	if p.where != nil {
 		return *p.where, nil
@@ -190,8 +191,8 @@ func (s *Scanner) groupsOf(p *proc) (groups, error) {
 	return g, nil
 }
 
-// inContainer says whether a process is in a container's group. Where it has been
-// placed as a helper, that of the cpu controller says nothing.
+// inContainer tells whether a process is in a container's group. The cpu group of a placed helper
+// does not count.
 func (s *Scanner) inContainer(p *proc) bool {
 	g, err := s.groupsOf(p)
 	if err != nil {
@@ -210,8 +211,8 @@ func (s *Scanner) inContainer(p *proc) bool {
 	return false
 }
 
-// telling are those groups of a process that say whose it is: not that of the cpu
-// controller, if it has been placed there.
+// telling returns the groups that show which container a process belongs to. The cpu group of a
+// placed helper is not among them.
 func (g groups) telling(pid int) []string {
 	if placed(g.cpu, pid) {
 		return g.others
@@ -219,17 +220,17 @@ func (g groups) telling(pid int) []string {
 	return append([]string{g.cpu}, g.others...)
 }
 
-// placed says whether a group is one that a helper was placed in: see charge/helper.
+// placed tells whether a group was made for a placed helper: see charge/helper.
 func placed(group string, pid int) bool {
 	return strings.HasSuffix(group, "/tsugiki-helpers/"+strconv.Itoa(pid))
 }
 
-// watch makes the end of a process known to the next scan.
+// watch makes the next scan see the end of a process.
 func (p *proc) watch() {
 	if p.fd != pidfd.None {
 		return
 	}
-	// Where that fails it is gone, or will be noticed to be by the next full scan.
+	// An error means that the process has ended. The next scan that lists /proc notices it.
 	if fd, err := pidfd.OpenFD(p.PID); err == nil {
 		p.fd = fd
 	}

@@ -1,24 +1,22 @@
-// Package discover finds which processes work for which container: containerd's
-// shims and what they start beside the container, podman's and CRI-O's conmon, and
-// the files by which shared daemons (dockerd, containerd) do.
+// Package discover finds which processes work for which container. It finds containerd's shims and
+// the loggers that they start, the conmon of podman and CRI-O, and the files that shared daemons
+// (dockerd, containerd) use for each container.
 //
-// Theory of operation. A table has every process: pid, parent, beginning, name. A
-// scan that finds, by the number that /proc/loadavg has for the latest process, that
-// none was begun, only polls the pidfds of the processes that matter. Otherwise it
-// lists /proc and reads what is new there; what is young, for it may yet become
-// another by exec; and those whose parent is gone, for they have another one now. If
-// anything that matters has changed, the containers are made anew from the table:
-// the children of a shim that are in a container's cgroup are the container's, the
-// eldest of them is its init, and the others are loggers.
+// Theory of operation. A table has every process: pid, parent, start time, name. /proc/loadavg has
+// the pid of the newest process. If it shows that no process has started since the last scan, a
+// scan only polls the pidfds of the processes that matter. Otherwise the scan lists /proc. It reads
+// the new processes, the young processes (they may still become another program by exec), and the
+// processes whose parent has ended (they have another parent now). If a process that matters has
+// changed, the containers are made anew from the table. The children of a shim that are in a
+// container's cgroup are the container's. The oldest of them is the container's init. The other
+// children are loggers.
 //
-// All that /proc says of a container's processes is theirs to choose. What a
-// helper must be to be taken for one is said at verify. Of a container, its
-// processes' names, arguments and environment are never read; a file that two
-// containers claim counts for neither.
+// A container's processes can choose all that /proc shows of them. The comment of verify has the
+// conditions for a helper. The scanner never reads the names, arguments or environment of a
+// container's processes. A file that two containers claim counts for neither.
 //
-// It charges nobody and changes nothing. It needs root (the namespaces and
-// descriptors of others' processes) in the host's pid namespace, and Linux 5.3
-// (pidfd_open).
+// The package charges nobody and changes nothing. It needs root (the namespaces and descriptors of
+// others' processes) in the host's pid namespace, and Linux 5.3 (pidfd_open).
 package discover
 
 import (
@@ -35,30 +33,31 @@ import (
 )
 
 const (
-	// settling is how long a new process is looked at again, because it may not
-	// be yet what it will be.
+	// settling is how long a new process is read again in each scan, because it may still become
+	// another program by exec.
 	settling = 3 * time.Second
-	// fullEvery is how many scans there are at most between two that list /proc.
+	// fullEvery is the largest number of scans from one that lists /proc to the next.
 	fullEvery = 30
 )
 
-// Scanner knows what the last scan has found. One goroutine at a time may use it.
+// Scanner finds containers and helpers, and keeps the result of the last scan. One goroutine at a
+// time may use it.
 type Scanner struct {
 	table      map[int]*proc
-	young      map[int]time.Time // until when they are looked at again
-	named      map[int]bool      // daemons that we were told of
+	young      map[int]time.Time // when to stop reading each in every scan
+	named      map[int]bool      // pids that were passed to Daemon
 	containers map[string]*found
 	namespaces [2]string // ours
-	latest     []byte    // process, of /proc/loadavg
+	latest     []byte    // pid of the newest process, from /proc/loadavg
 	scans      uint64
 	buffer     []byte
-	orphans    bool // some process has lost its parent
-	dirty      bool // something that matters has changed
-	stale      bool // the files have to be looked for again
-	nextLog    int  // which container's log is looked at next
+	orphans    bool // a process has lost its parent
+	dirty      bool // a process that matters has changed
+	stale      bool // the files must be looked for again
+	nextLog    int  // the index of the container whose log is checked next
 }
 
-// New makes a scanner that knows of nothing yet.
+// New makes a scanner that has found nothing yet.
 func New() *Scanner {
 	return &Scanner{
 		table:      map[int]*proc{},
@@ -69,8 +68,8 @@ func New() *Scanner {
 	}
 }
 
-// Scan looks what has changed. An error means that /proc could not be read at all;
-// processes that end meanwhile are no error.
+// Scan returns the changes since the last scan. An error means that /proc could not be read at all.
+// Processes that end during the scan cause no error.
 func (s *Scanner) Scan() (Changes, error) {
 	for i, ns := range namespaces {
 		if s.namespaces[i] != "" {
@@ -104,7 +103,7 @@ func (s *Scanner) Scan() (Changes, error) {
 	return s.derive(), nil
 }
 
-// Close gives the descriptors back.
+// Close closes the descriptors.
 func (s *Scanner) Close() {
 	for _, p := range s.table {
 		p.close()
@@ -112,8 +111,8 @@ func (s *Scanner) Close() {
 	clear(s.table)
 }
 
-// anyNew says whether a process may have begun since the last scan: pids are given
-// out in turn, and the last field of /proc/loadavg is the latest.
+// anyNew tells whether a process may have started since the last scan. The kernel gives out pids in
+// turn, and the last field of /proc/loadavg is the newest one.
 func (s *Scanner) anyNew() (bool, error) {
 	text, err := s.read("/proc/loadavg")
 	if err != nil {
@@ -127,7 +126,7 @@ func (s *Scanner) anyNew() (bool, error) {
 	return true, nil
 }
 
-// poll forgets the processes that matter and have ended.
+// poll removes the processes that matter and have ended.
 func (s *Scanner) poll() {
 	var fds []unix.PollFd
 	var of []*proc
@@ -156,7 +155,7 @@ func (s *Scanner) forget(p *proc) {
 	delete(s.young, p.PID)
 }
 
-// matters says whether the containers depend on a process.
+// matters tells whether the result depends on a process.
 func (s *Scanner) matters(p *proc) bool {
 	parent := s.table[p.ppid]
 	return p.role != nobody || p.fd != pidfd.None || parent != nil && (parent.role == shim || parent.role == monitor)
@@ -187,9 +186,9 @@ func (s *Scanner) list() error {
 	return nil
 }
 
-// lookAgain reads the young, and those who have another parent now. Only when all are
-// read, roles are given, in order of age: a shim is older than what pretends to be
-// one in its container.
+// lookAgain reads the young processes, and those that have another parent now. After all are read
+// it gives roles, the oldest process first: a shim is older than a process in its container that
+// pretends to be a shim.
 func (s *Scanner) lookAgain() {
 	now := time.Now()
 	if s.orphans {
@@ -217,12 +216,12 @@ func (s *Scanner) lookAgain() {
 	}
 }
 
-// look reads a process, and says whether it may have a role that it has not got yet.
+// look reads a process, and tells whether the process may have a role and has none yet.
 func (s *Scanner) look(p *proc) bool {
 	text, err := s.read(p.path("stat"))
 	st, ok := parseStat(text)
 	if err != nil || !ok || p.Start != 0 && st.start != p.Start {
-		s.forget(p) // another one that has got its number is new to the next scan
+		s.forget(p) // the next scan finds the new process with this pid
 		s.latest = s.latest[:0]
 		return false
 	}
@@ -234,7 +233,7 @@ func (s *Scanner) look(p *proc) bool {
 	return found && p.role == nobody
 }
 
-// assume gives a process a role if it proves to be what it is called.
+// assume gives a process the role that its name suggests, if verify succeeds.
 func (s *Scanner) assume(p *proc) {
 	e := executables[p.comm]
 	if !s.verify(p, e.names) {

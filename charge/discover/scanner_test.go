@@ -18,7 +18,8 @@ import (
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
-// actEnv makes the test binary play: "sleep", or "parent" of what its arguments say.
+// actEnv is the environment variable that makes the test binary act as another program: "sleep", or
+// "parent", which starts its arguments.
 const actEnv = "TSUGIKI_TEST_ACT"
 
 func TestMain(m *testing.M) {
@@ -65,7 +66,7 @@ func actor(t *testing.T, name string, mode os.FileMode, uid int) string {
 	return path
 }
 
-// act starts a program that calls itself a shim, and returns the pid that it says.
+// act starts a program with the name of a shim, and returns the pid that the program prints.
 func act(t *testing.T, path string, prepare func(cmd *exec.Cmd)) int {
 	t.Helper()
 	cmd := exec.Command(path, "-namespace", "moby", "-id", "outer", path)
@@ -96,8 +97,7 @@ func act(t *testing.T, path string, prepare func(cmd *exec.Cmd)) int {
 	return pid
 }
 
-// roleOf is what a scanner that sees the machine for the first time takes a process
-// for.
+// roleOf returns the role that a new scanner gives to a process.
 func roleOf(t *testing.T, pid int) role {
 	t.Helper()
 	s := New()
@@ -112,7 +112,7 @@ func roleOf(t *testing.T, pid int) role {
 	return p.role
 }
 
-// What calls itself a shim is one only if it proves to be.
+// A process with a shim's name is a shim only if it passes verify.
 func TestImpostors(t *testing.T) {
 	const name = "containerd-shim-runc-v2"
 	good := actor(t, name, 0o755, 0)
@@ -153,7 +153,7 @@ func TestImpostors(t *testing.T) {
 	}
 }
 
-// containerGroup makes a cgroup that is called as that of an engine's container.
+// containerGroup makes a cgroup with the name of an engine's container.
 func containerGroup(t *testing.T) *os.File {
 	t.Helper()
 	out, err := exec.Command("findmnt", "-n", "-f", "-t", "cgroup2", "-o", "TARGET").Output()
@@ -182,7 +182,7 @@ func containerGroup(t *testing.T) *os.File {
 	return group
 }
 
-// A helper that ends is noticed at once, though nothing new began.
+// The end of a helper is noticed at once, even if no new process has started.
 func TestEnd(t *testing.T) {
 	cmd := exec.Command(actor(t, "containerd-shim-runc-v2", 0o755, 0), "-id", "outer")
 	cmd.Env = []string{actEnv + "=sleep"}
@@ -209,8 +209,8 @@ func TestEnd(t *testing.T) {
 	}
 }
 
-// BenchmarkScan is a scan of 2000 processes more than there are: with nothing new,
-// and with one that has just begun and is looked at for some scans.
+// BenchmarkScan measures a scan with 2000 additional processes: without a new process, and with a
+// new one that is read in several scans.
 func BenchmarkScan(b *testing.B) {
 	for range 2000 {
 		cmd := exec.Command("sleep", "1000")

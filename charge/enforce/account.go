@@ -12,26 +12,26 @@ import (
 	"github.com/tsugiki/tsugiki/charge/ledger"
 )
 
-// maxCharge bounds one charge: nobody spends more between two looks.
+// maxCharge is the largest CPU time that Charge accepts. No source uses more between two looks.
 const maxCharge = time.Hour
 
-// Clock is somebody's CPU time.
+// Clock is the CPU clock of a helper.
 type Clock interface {
-	// Elapsed is the CPU time since any origin. os.ErrProcessDone: there will be no
-	// more, and what it says is the last.
+	// Elapsed returns the CPU time since any fixed moment. With os.ErrProcessDone the returned time
+	// is the last one: the clock has stopped for good.
 	Elapsed() (time.Duration, error)
 }
 
-// Waker is a clock that says by itself that it goes on, and has not to be read for that.
+// Waker is a clock that calls a function when it advances. It need not be read to see that.
 type Waker interface {
 	Clock
-	// Wake has call run, once, some milliseconds after the clock has gone on by that
-	// much. If it is set already it stays as it is. An error: the clock has to be read.
+	// Wake has call run once, some milliseconds after the clock has advanced by after. If a call is
+	// already set, Wake changes nothing. After an error the caller must read the clock instead.
 	Wake(after time.Duration, call func()) error
 }
 
-// Account is one container's. Its methods may be called by several goroutines, and
-// do nothing when it has ended.
+// Account enforces the debt of one container. Several goroutines may call its methods. After the
+// account has ended they do nothing.
 type Account struct {
 	c       *Controller
 	name    string
@@ -39,25 +39,25 @@ type Account struct {
 	entry   *ledger.Entry
 	balance *balance.Balance
 
-	// Of the controller's mutex.
+	// The controller's mutex guards the fields down to fault.
 	limits  limits
 	hold    hold
 	phase   phase
 	due     time.Duration // when to look next
-	begin   time.Duration // when the next period begins, and a little later;
-	easy    bool          // or about then, because nothing will have to be written
-	last    time.Duration // when the usage was read,
-	usage   time.Duration // which it was then
-	checked time.Duration // when the limit was read
+	begin   time.Duration // when to look at the next period's beginning
+	easy    bool          // the time in begin is rough, because the quota need not be written
+	last    time.Duration // when usage was read
+	usage   time.Duration // the group's CPU time
+	checked time.Duration // when the limit was last read
 	clocks  []*Attachment
 	placed  map[string]bool
-	warn    time.Duration // when to log that next
-	fault   string        // that was logged last
+	warn    time.Duration // when to log forgiven debt again
+	fault   string        // the last fault that was logged
 
-	asleep atomic.Bool // it is looked at only now and then, unless it is roused
+	asleep atomic.Bool // at rest, and looked at only every checkEvery unless rouse is called
 
-	mu      sync.Mutex               // guards what follows
-	charges map[string]time.Duration // nil at rest
+	mu      sync.Mutex               // guards the fields below
+	charges map[string]time.Duration // by source, since the last look; nil at rest
 }
 
 func newAccount(c *Controller, name string, g group, entry *ledger.Entry) (*Account, error) {
@@ -79,11 +79,11 @@ func newAccount(c *Controller, name string, g group, entry *ledger.Entry) (*Acco
 	return a, nil
 }
 
-// Name is the container's, as it was added.
+// Name returns the container's name, as given to Add.
 func (a *Account) Name() string { return a.name }
 
-// Charge says that a source has used CPU time for the container. Less than zero is a
-// credit: time that the kernel took from the container was another's.
+// Charge adds CPU time that a source used for the container. A negative time is a credit: the
+// kernel billed that time to the container, but another's work took it.
 func (a *Account) Charge(source string, d time.Duration) {
 	a.mu.Lock()
 	if a.charges == nil {
@@ -94,7 +94,7 @@ func (a *Account) Charge(source string, d time.Duration) {
 	a.rouse()
 }
 
-// Attachment is a clock that runs for an account.
+// Attachment is a clock whose time is charged to an account.
 type Attachment struct {
 	account *Account
 	source  string
@@ -103,8 +103,8 @@ type Attachment struct {
 	last    time.Duration
 }
 
-// Attach charges what a clock counts from now on. placed: whose clock it is runs under
-// the container's quota already, so that its time is written down but not taken.
+// Attach charges the time that a clock counts from now on. If placed is set, the process already
+// runs under the container's quota: its time is recorded but not taken.
 func (a *Account) Attach(source string, clock Clock, placed bool) *Attachment {
 	x := &Attachment{account: a, source: source, clock: clock, placed: placed}
 	x.last, _ = clock.Elapsed()
@@ -117,11 +117,11 @@ func (a *Account) Attach(source string, clock Clock, placed bool) *Attachment {
 		}
 		a.placed[source] = true
 	}
-	a.rouse() // it is not known to wake
+	a.rouse() // the new clock may not be a Waker
 	return x
 }
 
-// Detach charges the rest, and no more. Again, it does nothing.
+// Detach charges the time since the last look, and stops charging. A second Detach does nothing.
 func (x *Attachment) Detach() {
 	a := x.account
 	a.c.mu.Lock()
@@ -130,7 +130,7 @@ func (x *Attachment) Detach() {
 	if i < 0 {
 		return
 	}
-	// The charge is for the next look, a placed helper's time is for none.
+	// The next look collects the charge. It would not see the time of a placed helper.
 	if d, _ := x.read(); x.placed {
 		a.entry.Add(x.source, d)
 	} else {
@@ -139,7 +139,7 @@ func (x *Attachment) Detach() {
 	a.clocks = slices.Delete(a.clocks, i, i+1)
 }
 
-// read is the time since the last time, and whether there will be no more.
+// read returns the time since the last read, and whether the clock has stopped for good.
 func (x *Attachment) read() (d time.Duration, ended bool) {
 	t, err := x.clock.Elapsed()
 	ended = errors.Is(err, os.ErrProcessDone)
@@ -157,16 +157,17 @@ func (x *Attachment) read() (d time.Duration, ended bool) {
 	return d, ended
 }
 
-// collect takes the time since the last look. Helpers that the kernel holds to the
-// quota count as the container's own, for that is whose quota they use.
+// collect returns the CPU times since the last look. The time of placed helpers counts as the
+// container's own, because they use up its quota.
 //
-// What is held does not run. The little that it used before it stopped is read later.
+// A held container does not run, so its usage is not read. The next look after the hold reads the
+// time that it used before it stopped.
 func (a *Account) collect(now time.Duration) (balance.Input, error) {
 	usage, held := a.usage, a.hold.on
 	if !held {
 		var err error
 		if usage, err = a.group.Usage(); err != nil {
-			return balance.Input{}, err // what was borrowed waits
+			return balance.Input{}, err // the clocks are read at the next look
 		}
 	}
 	own := max(0, usage-a.usage)
@@ -176,7 +177,7 @@ func (a *Account) collect(now time.Duration) (balance.Input, error) {
 	var placed time.Duration
 	a.clocks = slices.DeleteFunc(a.clocks, func(x *Attachment) bool {
 		if held && x.placed {
-			return false // its time is in the usage
+			return false // the next look after the hold reads it
 		}
 		d, ended := x.read()
 		if x.placed {
@@ -208,9 +209,9 @@ func (a *Account) collect(now time.Duration) (balance.Input, error) {
 	return in, nil
 }
 
-// LetGo thaws the container now and does not hold it for a time, nor lower its quota,
-// nor give it burst:
-// before an exec, a pause, an update of its limits, its end.
+// LetGo thaws the container now. For the time d the container is not held, its quota is not
+// lowered, and it gets no burst. Call LetGo before an exec, a pause, a change of the limits, or the
+// container's end.
 func (a *Account) LetGo(d time.Duration) {
 	a.c.mu.Lock()
 	defer a.c.mu.Unlock()
@@ -219,7 +220,7 @@ func (a *Account) LetGo(d time.Duration) {
 	}
 	now := a.c.now()
 	a.hold.letGo = max(a.hold.letGo, now+d)
-	a.lookBy(now) // held, it was not due at the beginning of the next period
+	a.lookBy(now) // a held account was not due at the beginning of the next period
 	if err := a.release(now); err != nil {
 		a.complain(err)
 	}
@@ -228,7 +229,7 @@ func (a *Account) LetGo(d time.Duration) {
 	}
 }
 
-// fullQuota gives the container back what it was given, for now.
+// fullQuota sets the container's original quota. A later look may lower it again.
 func (a *Account) fullQuota(now time.Duration) error {
 	original := a.limits.original.Quota
 	if foreign, err := a.foreign(now, original); foreign || err != nil || a.limits.reason != "" {
@@ -237,7 +238,7 @@ func (a *Account) fullQuota(now time.Duration) error {
 	return a.setQuota(original)
 }
 
-// complain logs what went wrong, once until something else does.
+// complain logs a fault, unless it is the one that was logged last.
 func (a *Account) complain(err error) {
 	if text := err.Error(); text != a.fault {
 		a.fault = text
@@ -245,16 +246,16 @@ func (a *Account) complain(err error) {
 	}
 }
 
-// bury ends an account whose group is gone.
+// bury ends an account whose group was removed.
 func (a *Account) bury() {
 	if debt := a.balance.Debt(); debt > 0 {
-		a.c.cfg.Log.Info("a container is gone in debt", "container", a.name, "debt", debt)
+		a.c.cfg.Log.Info("the cgroup of a container in debt was removed", "container", a.name, "debt", debt)
 	}
-	_ = a.restore() // its processes may live on elsewhere, and its freezer with them
+	_ = a.restore() // processes may have moved to other groups, together with a v1 freezer
 	a.entry.Forget()
 }
 
-// restore puts everything back, and ends what runs for the account.
+// restore puts back the quota, the burst and the freezer, and drops the account's clocks.
 func (a *Account) restore() error {
 	a.due = 1<<63 - 1
 	a.asleep.Store(false)
@@ -267,5 +268,5 @@ func (a *Account) restore() error {
 		done(&a.hold.entry)
 		return nil
 	}
-	return err // the journal knows what is left
+	return err // the journal still has the entries
 }

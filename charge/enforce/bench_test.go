@@ -11,8 +11,8 @@ import (
 	"github.com/tsugiki/tsugiki/charge/balance"
 )
 
-// rateClock is a helper that always uses the same part of a CPU. Reading it costs
-// what reading a process's clock does.
+// rateClock is a helper that always uses the same part of a CPU. Reading it takes as long as
+// reading a process's clock.
 type rateClock struct {
 	start time.Time
 	part  float64
@@ -33,10 +33,10 @@ func cpuTime(b *testing.B) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// BenchmarkHundredAccounts is what the controller costs with a hundred containers,
-// each with a process that wakes up 20 times a second and a quota of 10 ms: at rest,
-// with helpers that use a fifth of the quota, and with helpers that use all of it, so
-// that the containers are looked at every 10 ms and held.
+// BenchmarkHundredAccounts measures the CPU time of the controller for a hundred containers. Each
+// has a process that wakes up 20 times a second and a quota of 10 ms. The containers are at rest;
+// or have helpers that use a fifth of the quota; or have helpers that use all of it, so that the
+// containers are looked at every 10 ms and held.
 func BenchmarkHundredAccounts(b *testing.B) {
 	for _, part := range []float64{0, .02, .11} {
 		b.Run(fmt.Sprintf("helpers use %v", part), func(b *testing.B) {
@@ -64,8 +64,8 @@ func BenchmarkHundredAccounts(b *testing.B) {
 	}
 }
 
-// BenchmarkAccuracy is by how many points of a CPU container and helper together are
-// off the quota over 10 s, both on one CPU.
+// BenchmarkAccuracy measures the difference between the quota and the CPU time of container and
+// helper together over 10 s, in points of a CPU. Both run on one CPU.
 func BenchmarkAccuracy(b *testing.B) {
 	for _, load := range loads {
 		for _, quota := range []time.Duration{50 * ms, 33 * ms, 25 * ms, 20 * ms} {

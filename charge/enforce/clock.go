@@ -9,26 +9,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// clock is what the loop goes by. Its methods may be called by several goroutines.
+// clock is the loop's time and alarm. Several goroutines may call its methods.
 type clock interface {
-	// now is the time since the start. It never goes back.
+	// now returns the time since the start. It never decreases.
 	now() time.Duration
-	// set has wait return then, whatever was set before.
+	// set sets the time at which wait returns. It replaces the time set before.
 	set(at time.Duration)
-	// wait returns at the time that was set, or a little later.
+	// wait blocks until the time that was set, or a little longer.
 	wait()
 	close() error
 }
 
-// timer is the kernel's monotonic clock with a timerfd, which is exact: a Go timer is
-// up to a millisecond late, and a thread that blocks in a system call has the runtime
-// watch it, which costs more than the looks.
+// timer is a clock made of CLOCK_MONOTONIC and a timerfd. A Go timer is up to a millisecond late. A
+// thread that blocks in a system call makes the Go runtime watch it, which costs more CPU time than
+// the looks.
 type timer struct {
 	start time.Time
 	file  *os.File
 
-	mu sync.Mutex // guards what follows
-	fd int        // of file; less than 0: it is closed
+	mu sync.Mutex // guards fd
+	fd int        // the descriptor of file; negative after close
 }
 
 func newTimer() (*timer, error) {
@@ -54,7 +54,7 @@ func (t *timer) set(at time.Duration) {
 func (t *timer) wait() {
 	var count [8]byte
 	if _, err := t.file.Read(count[:]); err != nil {
-		time.Sleep(time.Millisecond) // not to spin, whatever that may be
+		time.Sleep(time.Millisecond) // so that a lasting error does not make the loop spin
 	}
 }
 

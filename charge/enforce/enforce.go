@@ -1,28 +1,29 @@
-// Package enforce takes CPU time that others spend for a container out of the
-// container's CPU quota.
+// Package enforce takes CPU time that others spend for a container out of the container's CPU
+// quota.
 //
-// It owns the quota, the burst and the freezer of the groups that it is given, and
-// puts back what it found. It does not find containers or helpers, nor does it
-// measure: clocks and charges come from outside, and package balance decides.
+// It owns the quota, the burst and the freezer of the cgroups that it is given, and restores the
+// original values. It does not find containers or helpers, and does not measure. Its callers supply
+// clocks and charges. Package balance computes each quota and decides each hold.
 //
-// Theory of operation. One goroutine, on a thread of its own, looks at all accounts.
-// One to which nothing was charged lately is looked at every second, together with
-// all others at rest, and at the next tenth of a second when something is charged. The
-// kernel says so of processes (see Waker): they get no farther than wakeAfter unseen,
-// but for its tick. Where it does not, the clocks are read every 100 ms. An active one is looked at 0.3 ms after the beginning of each
-// of its periods, where a quota that is written counts for a whole period: a write
-// elsewhere gives what was not used of the period twice (the kernel refills at each
-// write). If it may have to be held soon, it is looked at every 10 ms, again all such
-// accounts at a time.
+// Theory of operation. One goroutine, on a thread of its own, looks at all accounts. An account is
+// at rest if nothing was charged to it lately. All accounts at rest are looked at together, once
+// per second. When a charge arrives for one, the loop looks at it at the next multiple of 100 ms. A
+// Waker tells the loop when a helper has used wakeAfter of CPU time, to the precision of the
+// kernel's tick. Clocks that are no Waker are read every 100 ms.
 //
-// Before a file is written, the journal knows what undoes it. A value that somebody
-// else wrote is the new original. It is read right before each write; what is written
-// in the microseconds between is lost.
+// An account that is not at rest is looked at 0.3 ms after the beginning of each of its periods.
+// The kernel refills the quota at each write, so a write at another moment would give the container
+// the used part of the period twice. If the container may have to be held soon, the loop looks at
+// it every 10 ms, together with all other such accounts.
 //
-// Hold and pause. Where the container's freezer is also its engine's (cgroup v1 or
-// pure v2), fanotify tells of each write of others to it, in the order in which they
-// happened. Who froze last has it: what somebody else froze is neither frozen again
-// nor thawed here, and what somebody else thawed is left running for a second.
+// The journal knows how to undo a write before the write happens. If somebody else writes a file,
+// the written value becomes the original. The file is read right before each write of ours. A write
+// by somebody else in the microseconds between the two is lost.
+//
+// Hold and pause. A container's freezer may also be its engine's (cgroup v1, or v2 alone). fanotify
+// then reports each write by others to the freezer, in order. The last one who froze or thawed the
+// container decides. The agent does not freeze or thaw a container that somebody else froze. It
+// does not hold a container for one second after somebody else thawed it.
 //
 // It needs root (the cgroups' files, CAP_SYS_ADMIN for fanotify) and Linux 5.15.
 package enforce
@@ -42,46 +43,47 @@ import (
 	"github.com/tsugiki/tsugiki/charge/ledger"
 )
 
-// DebtLimit is how many quotas a container can owe where Config does not say: a
-// minute of its own at the usual period.
+// DebtLimit is the default of Config.DebtLimit, in quotas: one minute of the container's quota at
+// the usual period.
 const DebtLimit = 600
 
-// ErrClosed says that the controller has ended.
+// ErrClosed says that the controller is closed.
 var ErrClosed = errors.New("the controller is closed")
 
-// Config is what a controller needs.
+// Config has what a controller needs.
 type Config struct {
 	Journal *journal.Journal
 	Ledger  *ledger.Ledger
 	Log     *slog.Logger
-	// Burst gives accounts that owe nothing a burst of their quota while others'
-	// quotas are lowered: they catch up after those's helpers ran ahead. While it is
-	// there, the kernel refuses (EINVAL) to lower the quota below it: LetGo before that.
+	// Burst lets debt-free containers save up to one quota of unused CPU time while other
+	// containers' quotas are lowered. They use it to catch up after others' helpers used the CPU.
+	// While a burst is set, the kernel rejects (EINVAL) a quota below it. Call LetGo before you
+	// write a lower quota.
 	Burst     bool
-	DebtLimit int            // in quotas; 0: the constant
-	Gone      func(*Account) // the account's group is gone, and so is the account
+	DebtLimit int            // in quotas, above which debt is forgiven; 0: DebtLimit
+	Gone      func(*Account) // called after the account's group was removed and the account has ended
 }
 
-// Controller enforces what its accounts owe.
+// Controller enforces the debts of its accounts.
 type Controller struct {
 	cfg   Config
 	clock clock
 	ended chan struct{}
 
-	watch watcher // nil: there is none, for the reason below
+	watch watcher // nil: fanotify does not work; blind has the error
 	blind error
 
-	mu       sync.Mutex // guards what follows, and all of the accounts but their charges
+	mu       sync.Mutex // guards the fields below, and the accounts except their charges
 	accounts []*Account
 	closed   bool
 	lowered  lowered
 
-	sleep  sync.Mutex // guards what follows; taken after mu
+	sleep  sync.Mutex // guards the fields below; taken after mu
 	alarm  time.Duration
 	roused []roused
 }
 
-// New starts a controller. It ends with Close.
+// New starts a controller. End it with Close.
 func New(cfg Config) (*Controller, error) {
 	t, err := newTimer()
 	if err != nil {
@@ -90,7 +92,7 @@ func New(cfg Config) (*Controller, error) {
 	c := newController(cfg, t)
 	if w, err := newWatch(c); err != nil {
 		c.blind = err
-		cfg.Log.Warn("containers whose freezer is their engine's are not held", "error", err)
+		cfg.Log.Warn("containers that share a freezer with their engine are not held", "error", err)
 	} else {
 		c.watch = w
 	}
@@ -98,7 +100,7 @@ func New(cfg Config) (*Controller, error) {
 	return c, nil
 }
 
-// newController makes a controller whose loop does not run.
+// newController makes a controller without starting its loop.
 func newController(cfg Config, clock clock) *Controller {
 	if cfg.DebtLimit <= 0 {
 		cfg.DebtLimit = DebtLimit
@@ -106,8 +108,8 @@ func newController(cfg Config, clock clock) *Controller {
 	return &Controller{cfg: cfg, clock: clock, ended: make(chan struct{})}
 }
 
-// Add makes an account for the container of a group, which stays the caller's. What
-// the ledger knows of this name and group, sums and debt, is the account's.
+// Add makes an account for the container of a group. The caller still owns the group. The account
+// starts with the sums and the debt that the ledger has for this name and group.
 func (c *Controller) Add(name string, g *bandwidth.Group) (*Account, error) {
 	return c.add(name, kernelGroup{g})
 }
@@ -133,8 +135,8 @@ func (c *Controller) add(name string, g group) (*Account, error) {
 	return a, nil
 }
 
-// Remove ends an account: the container is thawed and has its quota and burst back,
-// what it owes is forgotten. Removing it twice does nothing.
+// Remove ends an account. It thaws the container, restores its quota and burst, and forgets its
+// debt. A second Remove does nothing.
 func (c *Controller) Remove(a *Account) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -149,7 +151,7 @@ func (c *Controller) Remove(a *Account) error {
 	return a.restore()
 }
 
-// drop takes an account off the list, and tells whether it was there.
+// drop removes an account from the list, and tells whether it was there.
 func (c *Controller) drop(a *Account) bool {
 	i := slices.Index(c.accounts, a)
 	if i < 0 {
@@ -159,7 +161,7 @@ func (c *Controller) drop(a *Account) bool {
 	return true
 }
 
-// Close ends all accounts as Remove does, but the ledger keeps what they owe.
+// Close ends all accounts as Remove does, but keeps their debts in the ledger.
 func (c *Controller) Close() error {
 	c.mu.Lock()
 	if c.closed {
@@ -187,15 +189,15 @@ func (c *Controller) Close() error {
 
 func (c *Controller) now() time.Duration { return c.clock.now() }
 
-// kick makes the loop look at what is due. The mutex is held.
+// kick makes the loop look at due accounts now. The caller holds mu.
 func (c *Controller) kick() { c.wakeBy(0) }
 
-// limitOf is a limit for package balance.
+// limitOf converts a limit for package balance.
 func limitOf(l bandwidth.Limit) balance.Limit {
 	return balance.Limit{Quota: l.Quota, Period: l.Period, Burst: l.Burst}
 }
 
-// isGone tells whether an error says that the group is no more.
+// isGone tells whether an error says that the group was removed.
 func isGone(err error) bool {
 	return errors.Is(err, bandwidth.ErrGone) || errors.Is(err, os.ErrClosed)
 }

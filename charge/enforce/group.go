@@ -6,8 +6,8 @@ import (
 	"github.com/tsugiki/tsugiki/charge/bandwidth"
 )
 
-// group is a container's cgroup, as far as an account needs it. What the methods do is
-// said at bandwidth.Group.
+// group has the methods of a container's cgroup that an account needs. bandwidth.Group documents
+// them.
 type group interface {
 	ID() uint64
 	Root() bool
@@ -32,8 +32,7 @@ type group interface {
 	Freezer() (freezer, error)
 }
 
-// freezer holds the processes of a group. What the methods do is said at
-// bandwidth.Freezer.
+// freezer stops the processes of a group. bandwidth.Freezer documents the methods.
 type freezer interface {
 	File() string
 	Texts() (thawed string, frozen []string)
@@ -44,23 +43,22 @@ type freezer interface {
 	Close() error
 }
 
-// kernelGroup is a group of the kernel.
+// kernelGroup is a real cgroup.
 type kernelGroup struct{ *bandwidth.Group }
 
 func (g kernelGroup) Freezer() (freezer, error) {
 	f, err := g.Group.Freezer()
 	if err != nil {
-		return nil, err // not a freezer that is nil
+		return nil, err // a nil *bandwidth.Freezer would make a non-nil interface
 	}
 	return f, nil
 }
 
-// watcher tells who has written to freezers that are not ours alone.
+// watcher reports writes by others to freezers.
 type watcher interface {
 	add(file string, a *Account) error
 	remove(file string, a *Account)
-	// written are the accounts to whose freezers others have written since the last
-	// time.
+	// written returns the accounts to whose freezers others have written since the last call.
 	written() ([]*Account, error)
 	close() error
 }

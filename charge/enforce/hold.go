@@ -9,15 +9,15 @@ import (
 	"github.com/tsugiki/tsugiki/charge/journal"
 )
 
-// hold is whether a container is held, and how often it was.
+// hold is the state and the counts of a container's holds.
 type hold struct {
-	freezer freezer       // nil: it has not been needed, or there is none
-	reason  string        // why there is none
-	retry   time.Duration // when to look for one again
-	on      bool          // we hold it
+	freezer freezer       // nil: not needed yet, or not usable
+	reason  string        // why the freezer is not usable
+	retry   time.Duration // when to look for a freezer again
+	on      bool          // the agent holds the container
 	since   time.Duration
-	entry   *journal.Entry // thaws it; while it is not held, suspended
-	letGo   time.Duration  // not held until then
+	entry   *journal.Entry // undoes the hold; suspended while the container is not held
+	letGo   time.Duration  // no hold before this time
 
 	total, longest time.Duration
 	count, late    int
@@ -25,14 +25,14 @@ type hold struct {
 
 const (
 	retryFreezer = time.Second
-	// thawedByOthers is how long somebody has to do what he thawed the container for.
+	// thawedByOthers is how long a container is not held after somebody else thawed it.
 	thawedByOthers = time.Second
-	// slack is how much later than it should a hold may end on a busy machine.
+	// slack is the delay of a hold's end that a busy machine explains.
 	slack = balance.Pulse + gatherMost
 )
 
-// freeze holds the container, if it can be and nobody else has frozen it. A private freezer
-// is nobody else's.
+// freeze holds the container, unless it cannot be held or somebody else has frozen it. Only the
+// agent writes to a private freezer, so that one is not read.
 func (a *Account) freeze(now time.Duration) error {
 	h := &a.hold
 	if h.on || now < h.letGo || now < h.retry {
@@ -43,7 +43,7 @@ func (a *Account) freeze(now time.Duration) error {
 		return err
 	}
 	if !h.freezer.Private() {
-		a.c.drain() // what others wrote before is not about this hold
+		a.c.drain() // writes by others before now do not concern this hold
 		if frozen, err := h.freezer.Frozen(); err != nil || frozen {
 			return a.loseFreezer(now, err)
 		}
@@ -59,7 +59,7 @@ func (a *Account) freeze(now time.Duration) error {
 	return nil
 }
 
-// noteThaw has the journal thaw the container, should the agent end.
+// noteThaw has the journal thaw the container if the agent dies.
 func (a *Account) noteThaw() (err error) {
 	h := &a.hold
 	if h.entry != nil {
@@ -70,7 +70,7 @@ func (a *Account) noteThaw() (err error) {
 	return err
 }
 
-// findFreezer finds the container's freezer, and watches it if others use it too.
+// findFreezer finds the container's freezer. It watches a freezer that others use, too.
 func (a *Account) findFreezer() error {
 	if a.hold.freezer != nil {
 		return nil
@@ -91,8 +91,8 @@ func (a *Account) findFreezer() error {
 	return nil
 }
 
-// loseFreezer has the freezer looked for again after an error: the container's
-// processes may have moved.
+// loseFreezer closes the freezer after an error, so that it is looked for again. The container's
+// processes may have moved to another group.
 func (a *Account) loseFreezer(now time.Duration, err error) error {
 	if err != nil {
 		a.closeFreezer()
@@ -114,8 +114,8 @@ func (a *Account) closeFreezer() {
 	}
 }
 
-// release ends a hold. What others wrote to the freezer by now comes first: if they
-// froze the container, it is theirs.
+// release ends a hold. It first reads the writes by others: if somebody else has frozen the
+// container meanwhile, it stays frozen.
 func (a *Account) release(now time.Duration) error {
 	h := &a.hold
 	if !h.on {
@@ -131,7 +131,7 @@ func (a *Account) release(now time.Duration) error {
 		if isGone(err) {
 			a.ended(now)
 		}
-		return err // and again at the next look
+		return err // the next look tries again
 	}
 	held := now - h.since
 	if limit := balance.Bound(); held > limit+slack {
@@ -142,7 +142,7 @@ func (a *Account) release(now time.Duration) error {
 	return nil
 }
 
-// ended notes that we do not hold the container any more.
+// ended records that the agent does not hold the container any more.
 func (a *Account) ended(now time.Duration) {
 	h := &a.hold
 	held := now - h.since
@@ -152,7 +152,7 @@ func (a *Account) ended(now time.Duration) {
 	h.entry.Suspend()
 }
 
-// othersWrote is told that somebody else has frozen or thawed the container.
+// othersWrote handles a write by somebody else to the container's freezer.
 func (a *Account) othersWrote(now time.Duration) error {
 	h := &a.hold
 	if !h.on {
@@ -163,7 +163,7 @@ func (a *Account) othersWrote(now time.Duration) error {
 		return err
 	}
 	a.ended(now)
-	a.lookBy(now) // held, it was not due at the beginning of the next period
+	a.lookBy(now) // a held account was not due at the beginning of the next period
 	if !frozen {
 		h.letGo = max(h.letGo, now+thawedByOthers)
 	}

@@ -7,7 +7,7 @@ import (
 	"github.com/tsugiki/tsugiki/charge/balance"
 )
 
-// held is an account whose container is held, and will be for some seconds.
+// held returns an account whose container is held for some seconds.
 func (s *sim) held(t *testing.T) (*Account, *simGroup) {
 	t.Helper()
 	a, g := s.account(t, limit(20*ms))
@@ -36,7 +36,7 @@ func TestHoldEndsInTime(t *testing.T) {
 	}
 }
 
-// What somebody else froze meanwhile stays frozen.
+// A container that somebody else froze during a hold stays frozen.
 func TestPauseWhileHeldStays(t *testing.T) {
 	s := newSim(t, nil)
 	a, g := s.held(t)
@@ -49,7 +49,7 @@ func TestPauseWhileHeldStays(t *testing.T) {
 		t.Fatalf("frozen %v, %d holds", g.frozen, holds)
 	}
 	s.others(g, false)
-	s.run(5 * time.Second) // what was charged at once is forgotten as usual
+	s.run(5 * time.Second) // the single charge no longer counts as usual
 	own := a.Status().Own
 	s.run(10 * time.Second)
 	if part := a.Status().Own - own; g.frozen || part < 900*ms || part > 1100*ms {
@@ -57,7 +57,7 @@ func TestPauseWhileHeldStays(t *testing.T) {
 	}
 }
 
-// Who thaws a container has a second to do what that was for.
+// A container that somebody else thaws is not held again for a second.
 func TestThawByOthersIsRespected(t *testing.T) {
 	s := newSim(t, nil)
 	a, g := s.held(t)
@@ -117,8 +117,8 @@ func TestGroupIsRemovedWhileHeld(t *testing.T) {
 	}
 }
 
-// A container that was charged much at once, and nothing since, runs at half its quota
-// after a second: what came once is not what its helpers usually use.
+// A container gets one large charge and none after it. A second later it runs at half its quota: a
+// single charge does not count as the usual work of its helpers.
 func TestOneChargeIsNotUsual(t *testing.T) {
 	for _, quota := range []time.Duration{10 * ms, 50 * ms, 90 * ms} {
 		s := newSim(t, nil)

@@ -9,15 +9,15 @@ import (
 	"github.com/tsugiki/tsugiki/charge/balance"
 )
 
-// helpers are what works for containers of the paper's kinds: one that only writes, one
-// that forks and writes 3 KB at a time, one that writes short lines.
+// helpers has helpers for the paper's kinds of containers: one that only writes, one that forks and
+// writes 3 KB at a time, one that writes short lines.
 var helpers = []struct {
 	name   string
 	factor float64
 }{{"yes", 30}, {"lsmod", .05}, {"echo", .5}}
 
-// Looks come late on a busy machine. A quota that is written late in a period gives twice
-// what was used of the period by then, which is taken back later.
+// Looks come late on a busy machine. A quota that is written late in a period gives the container
+// the used part of the period twice. That time is taken back later.
 func TestContainerAndHelperTogetherKeepToTheQuota(t *testing.T) {
 	for _, quota := range []time.Duration{50 * ms, 20 * ms} {
 		for _, late := range []time.Duration{0, 100 * time.Microsecond, 5 * ms} {
@@ -52,10 +52,10 @@ func TestContainerAndHelperTogetherKeepToTheQuota(t *testing.T) {
 	}
 }
 
-// A hundred containers that are over their quotas at once keep to them, and are looked at
-// once in a period or less: before that, the kernel gives them no more.
+// A hundred containers that all exceed their quotas are kept to them. Each is looked at once per
+// period or less: within a period the kernel gives them no more.
 func TestManyOverTheirQuotas(t *testing.T) {
-	const accounts, quota = 100, ms // the least that the kernel takes
+	const accounts, quota = 100, ms // the smallest quota that the kernel accepts
 	for _, helper := range helpers[1:] {
 		s := newSim(t, nil)
 		used := func() (sum time.Duration, reads, holds int) {

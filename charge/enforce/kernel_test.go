@@ -52,8 +52,8 @@ func eventually(t testing.TB, what string, is func() bool) {
 	})
 }
 
-// The controller's own loop takes a helper's time out of a real group's quota, adopts
-// what an engine writes, and puts it back.
+// The controller's own loop takes a helper's time out of a real group's quota. It adopts a quota
+// that an engine writes, and restores it at the end.
 func TestQuotaOfARealGroup(t *testing.T) {
 	r := newRig(t, nil)
 	p := newPlace(t, freezers[0], limit(60*ms))
@@ -61,7 +61,7 @@ func TestQuotaOfARealGroup(t *testing.T) {
 	a.Attach("helper", rateClock{time.Now(), .1}, false)
 	p.start(t, nil, busy)
 	eventually(t, "the quota is lowered", func() bool { return p.quota(t) != "60000" })
-	// What somebody writes between the controller's reading a quota and its writing one is lost.
+	// A write by somebody else between the controller's read and write of a quota is lost.
 	r.mu.Lock()
 	p.setLimit(t, "50000", "200000")
 	r.mu.Unlock()
@@ -79,8 +79,8 @@ func TestQuotaOfARealGroup(t *testing.T) {
 	}
 }
 
-// A real group is held, as far as nobody else freezes or thaws it. Time passes as the
-// test says, so that no hold ends before the test has looked.
+// A real group is held unless somebody else freezes or thaws it. The test moves the clock, so no
+// hold ends before the test has looked.
 func TestFreezerOfARealGroup(t *testing.T) {
 	for _, hierarchy := range freezers {
 		t.Run(hierarchy, func(t *testing.T) {
@@ -114,7 +114,7 @@ func TestFreezerOfARealGroup(t *testing.T) {
 					t.Error(err)
 				}
 			}
-			s.run(2 * balance.Bound()) // in v1 what is frozen does not end
+			s.run(2 * balance.Bound()) // in v1 a frozen process does not end
 			eventually(t, "the processes are gone", func() bool { return len(pidsOf(p.dirs[0])) == 0 })
 			eventually(t, "the group is removed", func() bool { return unix.Rmdir(p.dirs[0]) == nil })
 			s.run(trustLimit)
@@ -154,10 +154,11 @@ func pausedWhileHeld(t *testing.T, s *sim, a *Account, p *place) {
 	}
 }
 
-// killed are the files of the controller that is killed.
+// killed has the files of the controller that is killed.
 const killed = "TSUGIKI_TEST_KILLED"
 
-// beController charges a container that never stops owing.
+// beController runs a controller in this process, and charges a container so much that it is always
+// in debt.
 func beController() int {
 	j, err := journal.Open(filepath.Join(os.Getenv(killed), "journal"))
 	if err == nil {
@@ -202,7 +203,7 @@ func TestKilledControllerIsUndone(t *testing.T) {
 	}
 	eventually(t, "undone", func() bool { return !p.frozen(t) && p.quota(t) == "20000" })
 
-	// The next one knows what it owes.
+	// The next controller knows the container's debt.
 	l, err := ledger.Open(filepath.Join(dir, "ledger"))
 	if err != nil {
 		t.Fatal(err)

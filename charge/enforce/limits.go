@@ -13,34 +13,34 @@ import (
 	"github.com/tsugiki/tsugiki/charge/journal"
 )
 
-// limits is what the container's group has, and should have.
+// limits has the original and the present limit of the container's group.
 type limits struct {
-	original  bandwidth.Limit // whoever runs the container wants
-	written   bandwidth.Limit // is in the files, as far as is known
-	quota     *journal.Entry  // undoes the quota; nil: it is the original
-	burst     *journal.Entry
-	wrote     time.Duration // when the quota was last written; or 0
-	reason    string        // why nothing is taken; empty: something is
-	owesSince time.Duration // when it was last seen to owe, or with another quota than its own
-	noBurst   bool          // the kernel has none
-	noRaise   bool          // the quota cannot be more than the original
+	original  bandwidth.Limit // wanted by whoever runs the container
+	written   bandwidth.Limit // in the files, as far as the account knows
+	quota     *journal.Entry  // restores the quota; nil: the file has the original
+	burst     *journal.Entry  // restores the burst; nil: the file has the original
+	wrote     time.Duration   // when the agent last wrote the quota; or 0
+	reason    string          // why no time can be taken; empty: it can
+	owesSince time.Duration   // when the container was last in debt or had a lowered quota
+	noBurst   bool            // the kernel has no burst
+	noRaise   bool            // the kernel refuses a quota above the original
 }
 
-// protectAfter is how long a container has to owe nothing before it has burst: with
-// it the kernel gives it a quota at once.
+// protectAfter is how long a container must be free of debt before it gets burst. With a burst the
+// kernel refills a whole quota at once.
 const protectAfter = time.Second
 
-// pressedFor is how long others keep their burst after the last time that a quota was
+// pressedFor is how long other containers keep their burst after the last time that a quota was
 // lowered.
 const pressedFor = 2 * time.Second
 
-// learnFor is how long after a quota was written the kernel's periods are followed.
+// learnFor is how long the account follows the kernel's periods after it wrote a quota.
 const learnFor = 2 * time.Second
 
-// writes tells whether quotas are written, for which one has to know when periods begin.
+// writes tells whether the account wrote a quota lately. Writing needs the beginning of periods.
 func (l *limits) writes(now time.Duration) bool { return l.wrote > 0 && now-l.wrote < learnFor }
 
-// noQuota finds out why nothing can be taken from the group.
+// noQuota sets the reason why no time can be taken from the group, if there is one.
 func (l *limits) noQuota(g group) {
 	l.reason = ""
 	switch {
@@ -51,9 +51,9 @@ func (l *limits) noQuota(g group) {
 	}
 }
 
-// foreign tells whether somebody else has written a quota where ours is or would be
-// now, and takes that over. Other changes are found by check, within a second, but at
-// rest only if it matters or somebody asks.
+// foreign tells whether somebody else has written a quota over ours, or where ours is about to be
+// written. It makes that quota the original. check finds other changes within a second; for an
+// account at rest, only if they matter or Status is called.
 func (a *Account) foreign(now, quota time.Duration) (bool, error) {
 	l := &a.limits
 	if quota == l.written.Quota && l.written.Quota == l.original.Quota {
@@ -66,8 +66,7 @@ func (a *Account) foreign(now, quota time.Duration) (bool, error) {
 	return true, a.check(now)
 }
 
-// check reads what is in the files, and makes what somebody else has written the
-// original.
+// check reads the files. A value that somebody else has written becomes the original.
 func (a *Account) check(now time.Duration) error {
 	a.checked = now
 	have, err := a.group.Quota()
@@ -88,19 +87,19 @@ func (a *Account) check(now time.Duration) error {
 	return nil
 }
 
-// adopt takes over what somebody else has written.
+// adopt makes the values that somebody else has written the original.
 func (a *Account) adopt(have bandwidth.Limit) {
 	l := &a.limits
 	original := have
 	if have.Quota == l.written.Quota {
-		original.Quota = l.original.Quota // this is still ours
+		original.Quota = l.original.Quota // the file still has our quota
 	}
 	if have.Burst == l.written.Burst {
 		original.Burst = l.original.Burst
 	}
 	if have.Period != l.written.Period {
 		a.phase = newPhase(have.Period)
-		// In v2 the period is in the text that undoes the quota.
+		// In v2 the journal's text for the quota contains the period.
 		done(&l.quota)
 	}
 	a.c.cfg.Log.Info("somebody changed a container's CPU limit", "container", a.name,
@@ -111,8 +110,8 @@ func (a *Account) adopt(have bandwidth.Limit) {
 	a.balance.SetLimit(limitOf(original))
 }
 
-// endUndo ends what would undo a write, where the file has the original: it was put back,
-// or the kernel has refused what was to be written.
+// endUndo ends the journal's entries for files that have the original value: it was restored, or
+// the kernel refused ours.
 func (l *limits) endUndo() {
 	if l.written.Quota == l.original.Quota {
 		done(&l.quota)
@@ -122,7 +121,7 @@ func (l *limits) endUndo() {
 	}
 }
 
-// done ends an entry of the journal.
+// done ends an entry of the journal, if there is one.
 func done(e **journal.Entry) {
 	if *e != nil {
 		(*e).Done()
@@ -130,15 +129,15 @@ func done(e **journal.Entry) {
 	}
 }
 
-// control gives the group the quota and the burst that it should have. A burst above
-// the quota is refused, so it goes down before the quota and up after it.
+// control writes the quota and the burst that the group should have. The kernel refuses a burst
+// above the quota. So the burst is lowered before the quota, and raised after it.
 func (a *Account) control(out balance.Output) error {
 	l, now := &a.limits, a.c.now()
 	if l.reason != "" {
 		return nil
 	}
 	if now < a.hold.letGo {
-		out.Quota = l.original.Quota // what it uses more is owed
+		out.Quota = l.original.Quota // the container owes what it uses too much
 	}
 	if foreign, err := a.foreign(now, out.Quota); foreign || err != nil {
 		return err
@@ -174,7 +173,7 @@ func (a *Account) control(out balance.Output) error {
 	}
 	switch {
 	case errors.Is(err, unix.EINVAL) && out.Quota > l.original.Quota:
-		l.noRaise = true // in v1, a group above has no more
+		l.noRaise = true // in v1, a group above has a quota that is no higher
 		return nil
 	case errors.Is(err, unix.EINVAL):
 		a.giveUp(err)
@@ -182,15 +181,16 @@ func (a *Account) control(out balance.Output) error {
 	return err
 }
 
-// protected tells whether the container has been without debt for long enough.
+// protected tells whether the container is to get a burst: it has been free of debt for long
+// enough, and others' quotas were lowered lately.
 func (a *Account) protected(now time.Duration) bool {
 	return a.c.cfg.Burst && !a.limits.noBurst && now >= a.hold.letGo && a.pressed(now) && now-a.limits.owesSince >= protectAfter
 }
 
-// lowered is whose quota was lowered last.
+// lowered records whose quota was lowered last.
 type lowered struct {
 	last       *Account
-	at, others time.Duration // when; and when that of any other account last was; or 0
+	at, others time.Duration // at: when; others: when any other account's quota was last lowered, or 0
 }
 
 func (l *lowered) note(a *Account, now time.Duration) {
@@ -200,7 +200,7 @@ func (l *lowered) note(a *Account, now time.Duration) {
 	l.at = now
 }
 
-// besides is when the quota of any other account was lowered last, or 0.
+// besides returns when the quota of any other account was last lowered, or 0.
 func (l *lowered) besides(a *Account) time.Duration {
 	if a == l.last {
 		return l.others
@@ -208,21 +208,21 @@ func (l *lowered) besides(a *Account) time.Duration {
 	return l.at
 }
 
-// pressed tells whether the helpers of another container run ahead of its quota, so
-// that this one may have to catch up. Nobody has our burst for nothing: while a group has
-// it, the kernel refuses to lower its quota below it, and so an engine's update. What the
-// container itself uses too much, as with burst it may, is no reason.
+// pressed tells whether the quota of another container was lowered lately. Its helpers may have
+// used the CPU before that, so this container may have to catch up. A burst has a price: while it
+// is set, the kernel refuses a quota below it, and so an engine's update fails. So the container's
+// own lowered quota is no reason for a burst: with a burst it may use too much itself.
 func (a *Account) pressed(now time.Duration) bool {
 	last := a.c.lowered.besides(a)
 	return last > 0 && now-last < pressedFor
 }
 
-// unprotected is the burst that the container has without ours.
+// unprotected returns the burst that the container has without the agent's addition.
 func (a *Account) unprotected() time.Duration {
 	return min(a.limits.written.Burst, a.limits.original.Burst)
 }
 
-// giveUp leaves a group alone whose limits the kernel does not let us write.
+// giveUp stops changing a group whose limits the kernel does not let the agent write.
 func (a *Account) giveUp(err error) {
 	_ = a.putBack()
 	a.limits.reason = err.Error()
@@ -262,13 +262,13 @@ func (a *Account) setBurst(d time.Duration) error {
 	}
 	l.written.Burst = d
 	l.endUndo()
-	// What the kernel lets it save is not to be held against it.
+	// The balance must not count the saved time as used too much.
 	a.balance.SetBurst(max(d, l.original.Burst))
 	return nil
 }
 
-// undo has the journal know, before a file says now what was and is next, what it
-// said at first.
+// undo makes or extends the journal's entry for a file before the file is written. The file has the
+// text now, and gets the text next. The entry restores original.
 func (a *Account) undo(e **journal.Entry, order journal.Order, file, original, now, next string) error {
 	if *e != nil {
 		return (*e).Ours(next)
@@ -284,8 +284,7 @@ func (a *Account) undo(e **journal.Entry, order journal.Order, file, original, n
 	return nil
 }
 
-// putBack gives the group its quota and its burst back, unless somebody else has
-// changed them.
+// putBack restores the group's quota and burst, unless somebody else has changed them.
 func (a *Account) putBack() error {
 	if a.limits.quota == nil && a.limits.burst == nil {
 		return nil

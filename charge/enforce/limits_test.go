@@ -12,8 +12,8 @@ import (
 	"github.com/tsugiki/tsugiki/charge/bandwidth"
 )
 
-// Somebody changes the limit of a container whose quota is lowered. From ten periods
-// later on, it and its helper keep to the new one.
+// Somebody changes the limit of a container whose quota is lowered. Ten periods later the container
+// and its helper keep to the new limit.
 func TestUpdateOfTheLimitIsAdopted(t *testing.T) {
 	s := newSim(t, nil)
 	a, g := s.account(t, limit(60*ms))
@@ -79,8 +79,8 @@ func TestRefusedQuotaLeavesItAlone(t *testing.T) {
 	}
 }
 
-// While a neighbour owes, one that owes nothing has burst; with a lowered quota it has
-// none, and it has it again a little after it owes nothing any more.
+// While a neighbour is in debt, a container without debt has a burst. With a lowered quota it has
+// none. It has the burst again shortly after it has paid its debt.
 func TestBurstIsGivenAndTakenAway(t *testing.T) {
 	for seed := range uint64(30) {
 		for _, late := range []time.Duration{1, 10 * ms} {
@@ -113,7 +113,7 @@ func burstComesAndGoes(t *testing.T, r *rand.Rand, late time.Duration) {
 	}
 }
 
-// Only what others owe gives a container burst.
+// Only the debt of other containers gives a container a burst.
 func TestBurstIsNotForOnesOwnDebts(t *testing.T) {
 	s := newSim(t, func(c *Config) { c.Burst = true })
 	l := bandwidth.Limit{Quota: 50 * ms, Period: 100 * ms, Burst: 5 * ms}
@@ -123,8 +123,8 @@ func TestBurstIsNotForOnesOwnDebts(t *testing.T) {
 	s.run(time.Minute)
 	owes, owesNothing := balance.Output{Quota: 40 * ms}, balance.Output{Quota: 50 * ms, Protect: true}
 	for i, step := range []struct {
-		owe  []*Account    // one after the other
-		want time.Duration // burst of the first
+		owe  []*Account    // accounts in debt, one after the other
+		want time.Duration // burst of the first account
 	}{
 		{nil, 5 * ms},
 		{[]*Account{a}, 5 * ms},
@@ -135,7 +135,7 @@ func TestBurstIsNotForOnesOwnDebts(t *testing.T) {
 		{[]*Account{a, b, b}, 50 * ms},
 	} {
 		s.lowered = lowered{}
-		for _, account := range []*Account{a, b, c} { // as they were
+		for _, account := range []*Account{a, b, c} { // restores the initial state
 			if err := account.control(owesNothing); err != nil {
 				t.Fatal(err)
 			}

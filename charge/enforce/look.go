@@ -7,7 +7,7 @@ import (
 	"github.com/tsugiki/tsugiki/charge/bandwidth"
 )
 
-// look brings an account up to date, and does what follows from that.
+// look brings an account up to date, writes its quota, and holds or thaws the container.
 func (a *Account) look(now time.Duration) error {
 	rest := a.balance.Rest()
 	a.asleep.Store(false)
@@ -16,7 +16,7 @@ func (a *Account) look(now time.Duration) error {
 		a.rest(now)
 		return nil
 	}
-	a.due = nextTick(now, restEvery) // should something fail
+	a.due = nextTick(now, restEvery) // used if a step below fails
 	boundary := !rest && now+early >= a.begin
 	if err := a.learn(now); err != nil {
 		return err
@@ -43,8 +43,8 @@ func (a *Account) look(now time.Duration) error {
 	return err
 }
 
-// recheck checks the limit, if that was some time ago. At rest nothing depends on it:
-// there it is enough to know that the group is still there.
+// recheck reads the limit again if the last reading is old. For an account at rest nothing depends
+// on the limit: it is enough to know that the group still exists.
 func (a *Account) recheck(now time.Duration, rest bool) error {
 	switch age := now - a.checked; {
 	case age < checkAfter:
@@ -58,7 +58,7 @@ func (a *Account) recheck(now time.Duration, rest bool) error {
 	return a.check(now)
 }
 
-// count brings the sums and the debt up to date, for the last time.
+// count updates the sums and the debt for the last time.
 func (a *Account) count() {
 	if in, err := a.collect(a.c.now()); err == nil {
 		a.settle(a.balance.Step(in))
@@ -74,8 +74,8 @@ func firstOf(errs ...error) error {
 	return nil
 }
 
-// idle tells whether nothing has run for the account that is to be paid for, so that
-// its own time can wait.
+// idle tells whether no helper has run for the account since the last look. The usage of the
+// container itself can then be read later.
 func (a *Account) idle() bool {
 	for _, x := range a.clocks {
 		if x.placed {
@@ -90,8 +90,8 @@ func (a *Account) idle() bool {
 	return len(a.charges) == 0
 }
 
-// rest says when to look next at an account at rest: soon, unless what has to be seen
-// rouses it.
+// rest sets the next look at an account at rest. That is soon, unless a charge and every clock will
+// rouse the account.
 func (a *Account) rest(now time.Duration) {
 	a.due = nextTick(now+early, restEvery)
 	for _, x := range a.clocks {
@@ -106,14 +106,14 @@ func (a *Account) rest(now time.Duration) {
 	a.mu.Lock()
 	charged := len(a.charges) > 0
 	a.mu.Unlock()
-	if charged { // before it slept
+	if charged { // the charge came before asleep was set, and did not rouse the account
 		a.rouse()
 		return
 	}
 	a.due = nextTick(now+early, checkEvery)
 }
 
-// learn follows the kernel's periods while quotas are written at their begin.
+// learn follows the kernel's periods while quotas are written at their beginning.
 func (a *Account) learn(now time.Duration) error {
 	if a.balance.Rest() || a.easy || a.hold.on || !a.limits.writes(now) || !a.phase.wanted(now) {
 		return nil
@@ -126,10 +126,10 @@ func (a *Account) learn(now time.Duration) error {
 	return nil
 }
 
-// warnEvery is how often it is logged that a container does not pay for all.
+// warnEvery is the shortest time between two log lines about a container's forgiven debt.
 const warnEvery = time.Minute
 
-// settle writes down what the step has decided.
+// settle records the debt and the forgiven debt of a step.
 func (a *Account) settle(out balance.Output) {
 	a.entry.SetDebt(a.balance.Debt())
 	if out.Forgiven > 0 {
@@ -141,7 +141,7 @@ func (a *Account) settle(out balance.Output) {
 	}
 }
 
-// plan says when to look next.
+// plan sets the time of the next look.
 func (a *Account) plan(now time.Duration, out balance.Output) {
 	rest := a.balance.Rest()
 	a.keepReady(!rest)
@@ -154,12 +154,12 @@ func (a *Account) plan(now time.Duration, out balance.Output) {
 		a.begin = nextTick(now+early, restEvery)
 	} else if now+early >= a.begin {
 		a.begin = a.gather(a.phase.after(now) + afterBegin)
-		// Woken a little early, this period's has just been looked at.
+		// The loop woke a little early, and this look was the one for that period.
 		if a.begin <= now+early {
 			a.begin += a.phase.period
 		}
 	}
-	if a.hold.on { // until it goes on, periods are of no use to it
+	if a.hold.on { // a held container does not run, so its periods do not matter
 		a.due = a.gather(now + out.Next)
 		return
 	}
@@ -167,7 +167,7 @@ func (a *Account) plan(now time.Duration, out balance.Output) {
 	if out.Next > 0 {
 		a.due = min(a.due, a.gather(now+out.Next))
 	}
-	a.phase.enough = a.c.gathering() * 5 / 4 // a look at each, which come a little late
+	a.phase.enough = a.c.gathering() * 5 / 4 // the time between grouped looks, which come a little late
 	if next := a.phase.next(now); next > 0 && !a.easy && a.limits.writes(now) {
 		next = max(next, now+finest)
 		if a.phase.enough > precise && !a.phase.known() {
@@ -177,7 +177,7 @@ func (a *Account) plan(now time.Duration, out balance.Output) {
 	}
 }
 
-// keepReady has what looks need stay open and allocated, or gives it back: most
+// keepReady keeps the files open and the charges allocated that looks need, or frees them. Most
 // containers are at rest most of the time.
 func (a *Account) keepReady(keep bool) {
 	_ = a.group.Keep(keep)
@@ -194,14 +194,14 @@ func (a *Account) keepReady(keep bool) {
 	}
 }
 
-// gathering is by how much looks are put off so that several accounts are looked at
-// together, the more of them there are: waking up costs more than a look.
+// gathering is the time by which looks are delayed at most, so that several accounts are looked at
+// together. It grows with the number of accounts, because waking the thread costs more than a look.
 func (c *Controller) gathering() time.Duration {
 	return min(time.Duration(len(c.accounts))*gatherEach, gatherMost)
 }
 
-// gather puts off a time by that. What a container gets too much by a quota that is
-// written late, or before it is held, is taken from the next.
+// gather delays a time to the next multiple of gathering. A delayed quota or hold lets a container
+// use too much CPU time. That time is taken from its next period.
 func (a *Account) gather(t time.Duration) time.Duration {
 	if every := a.c.gathering(); every > 0 {
 		return nextTick(t, every)

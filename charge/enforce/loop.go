@@ -3,20 +3,20 @@ package enforce
 import "time"
 
 const (
-	restEvery   = 100 * time.Millisecond // accounts at rest, of which something is to be seen
-	checkEvery  = time.Second            // what is at rest,
-	checkAfter  = checkEvery - restEvery // for one look may come late, and the next in time
-	trustLimit  = 10 * time.Second       // of what is at rest and asked about by nobody
-	wakeAfter   = time.Millisecond       // of a helper's time an account at rest is looked at
-	afterBegin  = 300 * time.Microsecond // looks come this long after a period's begin
-	early       = 150 * time.Microsecond // or by so much sooner, if there is something to do now
-	gatherEach  = 200 * time.Microsecond // looks are put off by this at most, per account,
-	gatherMost  = 20 * time.Millisecond  // and by this
+	restEvery   = 100 * time.Millisecond // between looks at accounts at rest whose clocks must be read
+	checkEvery  = time.Second            // between looks at other accounts at rest
+	checkAfter  = checkEvery - restEvery // the age of a look that is old: one may come late, and the next on time
+	trustLimit  = 10 * time.Second       // how long the limit of an account at rest is trusted
+	wakeAfter   = time.Millisecond       // of a helper's CPU time, after which its Waker rouses the account
+	afterBegin  = 300 * time.Microsecond // from the beginning of a period to the look at it
+	early       = 150 * time.Microsecond // how much too early a look may come
+	gatherEach  = 200 * time.Microsecond // per account: looks are delayed by this at most
+	gatherMost  = 20 * time.Millisecond  // for all accounts: looks are delayed by this at most
 	priority    = -10                    // nice
 	longestWait = 10 * time.Second
 )
 
-// run looks at what is due until Close.
+// run looks at due accounts until Close.
 func (c *Controller) run() {
 	defer close(c.ended)
 	for c.pass() {
@@ -24,8 +24,8 @@ func (c *Controller) run() {
 	}
 }
 
-// pass looks at every account that is due, and sets the clock for the next one. It
-// tells whether there will be a next one.
+// pass looks at every due account, and sets the clock for the next look. It returns false after
+// Close.
 func (c *Controller) pass() bool {
 	gone, closed := c.lookAtDue()
 	for _, a := range gone {
@@ -52,7 +52,7 @@ func (c *Controller) lookAtDue() (gone []*Account, closed bool) {
 				continue
 			} else if err != nil {
 				a.complain(err)
-				_ = a.release(c.now()) // who cannot see must not hold
+				_ = a.release(c.now()) // an account that cannot read its group must not hold it
 			}
 		}
 		next = min(next, a.due)
@@ -65,7 +65,8 @@ func (c *Controller) lookAtDue() (gone []*Account, closed bool) {
 	return gone, false
 }
 
-// sleepUntil has the loop go on then, or sooner for whom is roused by now.
+// sleepUntil sets the loop's next pass to the time t, or earlier if a roused account is due
+// earlier.
 func (c *Controller) sleepUntil(t time.Duration) {
 	c.sleep.Lock()
 	defer c.sleep.Unlock()
@@ -75,7 +76,7 @@ func (c *Controller) sleepUntil(t time.Duration) {
 	c.setAlarm(t)
 }
 
-// wakeBy has the loop go on no later than then.
+// wakeBy sets the loop's next pass to no later than the time t.
 func (c *Controller) wakeBy(t time.Duration) {
 	c.sleep.Lock()
 	defer c.sleep.Unlock()
@@ -84,20 +85,20 @@ func (c *Controller) wakeBy(t time.Duration) {
 	}
 }
 
-// setAlarm is called with sleep held.
+// setAlarm sets the loop's alarm. The caller holds sleep.
 func (c *Controller) setAlarm(t time.Duration) {
 	c.alarm = t
 	c.clock.set(t)
 }
 
-// roused is an account that is to be looked at.
+// roused is an account that rouse or lookBy has made due.
 type roused struct {
 	*Account
 	due time.Duration
 }
 
-// rouse has an account looked at at the next tick of those at rest, if it sleeps. It
-// takes neither the controller's mutex nor the account's.
+// rouse makes a sleeping account due at the next multiple of restEvery. It takes neither the
+// controller's mutex nor the account's.
 func (a *Account) rouse() {
 	if !a.asleep.Swap(false) {
 		return
@@ -105,7 +106,7 @@ func (a *Account) rouse() {
 	a.lookBy(nextTick(a.c.now(), restEvery))
 }
 
-// lookBy has an account looked at no later than then.
+// lookBy makes an account due no later than the time t.
 func (a *Account) lookBy(t time.Duration) {
 	a.c.sleep.Lock()
 	a.c.roused = append(a.c.roused, roused{a, t})
@@ -113,7 +114,7 @@ func (a *Account) lookBy(t time.Duration) {
 	a.c.wakeBy(t)
 }
 
-// dueRoused makes due who was roused.
+// dueRoused moves the roused accounts' times to the accounts themselves.
 func (c *Controller) dueRoused() {
 	c.sleep.Lock()
 	defer c.sleep.Unlock()
@@ -124,7 +125,7 @@ func (c *Controller) dueRoused() {
 	c.roused = c.roused[:0]
 }
 
-// nextTick is the next common multiple of an interval.
+// nextTick returns the next multiple of every after now.
 func nextTick(now, every time.Duration) time.Duration {
 	return now - now%every + every
 }

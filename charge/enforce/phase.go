@@ -2,34 +2,33 @@ package enforce
 
 import "time"
 
-// phase finds out when a group's periods begin, from the number of periods that the
-// kernel has counted at different times. The kernel's timer keeps its phase also
-// while the group is idle, and when its quota is written; it is of the same clock.
+// phase learns when a group's periods begin. Its input is the number of periods that the kernel has
+// counted at different times. The kernel's timer runs on the same clock as the loop. It keeps its
+// phase while the group is idle, and when the quota is written.
 //
-// Where the count went up by one between two looks, the begin is in between. Each
-// round looks ten times at what the round before has left, in the next period: from
-// 100 ms to 0.1 ms it takes three periods and thirty looks.
+// If the count went up by one between two looks, a period began between them. Each round narrows
+// the known interval to a tenth, with ten looks in the next period. From 100 ms to 0.1 ms it takes
+// three periods and thirty looks.
 //
-// The kernel's timer comes late where its CPU does something else, and so may what is
-// learnt from it. What is known is therefore checked: in the next period, a second
-// later, and from then on every ten seconds. Right before a period should begin the
-// count is to be what it was, and right after it is to be one more. A period that
-// begins elsewhere has all learnt anew.
+// The kernel's timer fires late if its CPU is busy, so a learnt beginning may be wrong. It is
+// therefore checked: in the next period, one second later, and then every ten seconds. The count
+// must be unchanged right before a beginning, and one higher right after it. If a period begins
+// elsewhere, the phase is learnt again from the start.
 type phase struct {
 	period time.Duration
-	from   time.Duration // the begin is after from and not after from+width, modulo period
-	width  time.Duration // the whole period: nothing is known
-	at     time.Duration // of the last look, at which there were
-	count  uint64
+	from   time.Duration // a period begins after from and no later than from+width, modulo period
+	width  time.Duration // equal to period: nothing is known
+	at     time.Duration // when look was last called
+	count  uint64        // the number of periods at that time
 	looked bool
 
-	running int           // times that more periods were found, half a period apart or more
-	ran     time.Duration // the last of these; or the first look
+	running int           // how many times a look found more periods, at least half a period apart
+	ran     time.Duration // the last of these times; or of the first look
 
-	checks int           // how often it was right since it was learnt
-	check  time.Duration // when to see whether it still is
+	checks int           // successful checks since the phase was learnt
+	check  time.Duration // when to check next
 
-	enough time.Duration // how well it has to be known, for looks that come late anyway
+	enough time.Duration // the width that is precise enough, because looks come late anyway
 }
 
 const (
@@ -39,19 +38,20 @@ const (
 
 	checkSoon  = time.Second
 	checkPhase = 10 * time.Second
-	// nearBegin is how long before a begin the look comes, at most, that a check is.
+	// nearBegin is the longest time between a beginning and the look before it that still makes a
+	// check.
 	nearBegin = time.Millisecond
 )
 
 func newPhase(period time.Duration) phase { return phase{period: period, width: period} }
 
-// known tells whether it is known well enough.
+// known tells whether the beginning is known precisely enough.
 func (p *phase) known() bool { return p.width <= max(precise, p.enough) }
 
-// wanted tells whether the number of periods is to be read at a look.
+// wanted tells whether a look should read the number of periods.
 func (p *phase) wanted(now time.Duration) bool { return !p.known() || now+p.period >= p.check }
 
-// look is told how many periods there were by now.
+// look records that the kernel has counted count periods by now.
 func (p *phase) look(now time.Duration, count uint64) {
 	at, before, looked := p.at, p.count, p.looked
 	p.at, p.count, p.looked = now, count, true
@@ -65,7 +65,7 @@ func (p *phase) look(now time.Duration, count uint64) {
 		return
 	}
 	switch start := p.after(at) - p.width; {
-	case start >= now: // a period has begun, but not where it should have
+	case start >= now: // a period began at another time than expected
 		*p = phase{
 			period: p.period, from: at, width: passed, at: now, count: count, looked: true,
 			running: p.running, ran: p.ran, enough: p.enough,
@@ -80,8 +80,8 @@ func (p *phase) look(now time.Duration, count uint64) {
 	}
 }
 
-// run counts looks that found more periods, however many looks there are in between. A
-// group that hardly runs has none: the kernel's timer rests.
+// run counts the looks that found more periods, however many looks come in between. The kernel's
+// timer stops while a group does not run, so such a group has no new periods.
 func (p *phase) run(now time.Duration, more bool) {
 	switch since := now - p.ran; {
 	case more && since >= p.period/2:
@@ -92,7 +92,7 @@ func (p *phase) run(now time.Duration, more bool) {
 	}
 }
 
-// right says that a check has found what was learnt to be right.
+// right records a successful check.
 func (p *phase) right(now time.Duration) {
 	p.checks++
 	p.check = now + checkPhase
@@ -101,7 +101,7 @@ func (p *phase) right(now time.Duration) {
 	}
 }
 
-// after is the end of the next time in which a period begins.
+// after returns the end of the next interval in which a period begins.
 func (p *phase) after(now time.Duration) time.Duration {
 	since := (now - p.from - p.width) % p.period
 	if since < 0 {
@@ -110,7 +110,7 @@ func (p *phase) after(now time.Duration) time.Duration {
 	return now + p.period - since
 }
 
-// next is when to look, or zero when there is no need.
+// next returns the time of the next look for the phase, or zero if none is needed.
 func (p *phase) next(now time.Duration) time.Duration {
 	if p.running < 2 {
 		return 0
@@ -124,7 +124,8 @@ func (p *phase) next(now time.Duration) time.Duration {
 	}
 	step := max(p.width/rounds, finest)
 	end := p.after(now)
-	// A step early: it may begin right at the start, and a look is a little late.
+	// The look comes one step early: the period may begin right at the interval's start, and a look
+	// is a little late.
 	if start := end - p.width - step; now < start {
 		return start
 	}

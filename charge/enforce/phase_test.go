@@ -8,16 +8,16 @@ import (
 	"github.com/tsugiki/tsugiki/charge/balance"
 )
 
-// kernel counts the periods of a group that always runs.
+// kernel simulates the kernel's count of periods for a group that always runs.
 type kernel struct {
 	period time.Duration
 	first  time.Duration // when the first period of this length began
 	before uint64        // periods by then
-	late   time.Duration // by how much later periods are counted that begin
-	until  time.Duration // sooner than then
+	late   time.Duration // delay of the counting of periods
+	until  time.Duration // that begin before this time
 }
 
-// begun is when the last period began.
+// begun returns the beginning of the last period.
 func (k *kernel) begun(now time.Duration) time.Duration {
 	return k.first + (now-k.first)/k.period*k.period
 }
@@ -34,15 +34,15 @@ func (k *kernel) count(now time.Duration) uint64 {
 	return n
 }
 
-// change has periods of another length follow. The timer that runs goes off once more
-// when it would have, put off by shift.
+// change changes the length of the following periods. The running timer still fires once at its old
+// time plus shift.
 func (k *kernel) change(now, period, shift time.Duration) {
 	*k = kernel{period: period, first: k.begun(now) + k.period + shift, before: k.count(now)}
 }
 
-// looks looks at a group until a time, as an account does that owes: at the begin of each
-// period, when the phase wants to, and no later than every so often. It is a little
-// late, as on a real machine. It returns how many looks only the phase wanted.
+// looks looks at a group until a time, like an account in debt: at the beginning of each period,
+// when the phase asks for it, and at least every pulse. Each look is a little late, as on a real
+// machine. It returns the number of looks that only the phase asked for.
 func (k *kernel) looks(p *phase, now, until, every time.Duration, r *rand.Rand) (wanted int) {
 	begin := now
 	for now < until {
@@ -62,7 +62,7 @@ func (k *kernel) looks(p *phase, now, until, every time.Duration, r *rand.Rand) 
 	return wanted
 }
 
-// off is how far the learnt begin is from the real one.
+// off returns the error of the learnt beginning.
 func (k *kernel) off(p *phase) time.Duration {
 	d := (p.after(0) - k.first) % k.period
 	if d < 0 {
@@ -73,11 +73,11 @@ func (k *kernel) off(p *phase) time.Duration {
 
 var (
 	periods = []time.Duration{10 * ms, 50 * ms, 100 * ms, 200 * ms, 500 * ms, time.Second}
-	// pulses are how often the balance of one that owes asks for a look.
+	// pulses are the intervals at which a balance in debt asks for a look.
 	pulses = []time.Duration{100 * ms, balance.Pulse}
 )
 
-// learnt is how many periods it takes to learn when they begin.
+// learnt returns the number of periods until the beginning is known.
 const learnt = 10
 
 // eachPeriod runs a test for all periods and pulses, many times.
@@ -156,7 +156,7 @@ func TestPhaseOfAnIdleGroupCostsNothing(t *testing.T) {
 	}
 }
 
-// A group that stops to run wants no more looks, also when a check is due.
+// A group that stops running asks for no more looks, even if a check is due.
 func TestPhaseOfAGroupThatStops(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 3))
 	k := kernel{period: 100 * ms, first: 30 * ms}

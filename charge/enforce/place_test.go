@@ -21,7 +21,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
-// role has the test's program be something else.
+// role makes the test binary run as another program.
 const role = "TSUGIKI_TEST_ROLE"
 
 func TestMain(m *testing.M) {
@@ -51,7 +51,7 @@ func beLogger() int {
 	return 0
 }
 
-// processClock is the CPU time of a process, all of its threads.
+// processClock returns the CPU time of all threads of a process.
 type processClock int
 
 func (p processClock) Elapsed() (time.Duration, error) {
@@ -62,14 +62,14 @@ func (p processClock) Elapsed() (time.Duration, error) {
 	return d, err
 }
 
-// place is where a container runs: groups of the same name in several hierarchies.
+// place has the groups of a container, with the same name in several hierarchies.
 type place struct {
 	group   *bandwidth.Group
-	dirs    []string // that of the cpu controller first
-	freezer string   // the directory of what can freeze it
+	dirs    []string // the group in the cpu hierarchy is the first
+	freezer string   // the directory of the group that can freeze the container
 }
 
-// freezers are the hierarchies in which a container can be frozen.
+// freezers lists the hierarchies in which a container can be frozen.
 var freezers = map[string][]string{
 	"hybrid": {"unified", "freezer"},
 	"v1":     {"freezer"},
@@ -85,7 +85,8 @@ func byVersion(v1, other string) string {
 	return v1
 }
 
-// newPlace makes a container's groups. freezer: in which hierarchy it can be frozen.
+// newPlace makes a container's groups. freezer is the hierarchy in which the container can be
+// frozen.
 func newPlace(t testing.TB, freezer string, l bandwidth.Limit) *place {
 	t.Helper()
 	var others []string
@@ -157,7 +158,7 @@ func (p *place) setLimit(t testing.TB, quota, period string) {
 	p.write(t, "cpu.cfs_quota_us", quota)
 }
 
-// pause and unpause are an engine's.
+// pause and unpause do the same as an engine's commands.
 func (p *place) pause(t testing.TB)   { p.freezeBy(t, "FROZEN", "1") }
 func (p *place) unpause(t testing.TB) { p.freezeBy(t, "THAWED", "0") }
 
@@ -228,7 +229,7 @@ func (p *place) logged(t testing.TB, command string) (logger processClock) {
 	return processClock(cmd.Process.Pid)
 }
 
-// rig is a controller of real groups, whose own loop runs.
+// rig is a controller with its real loop, for real groups.
 type rig struct{ *Controller }
 
 func newRig(t testing.TB, change func(*Config)) *rig {
@@ -263,7 +264,7 @@ func (r *rig) add(t testing.TB, p *place) *Account {
 	return a
 }
 
-// share is how much of a CPU a group and a helper used during a time.
+// share returns the CPU time that a group and a helper used, as a part of the elapsed time.
 func share(t testing.TB, g *bandwidth.Group, helper Clock, during time.Duration) (own, help float64) {
 	t.Helper()
 	read := func() (o, h time.Duration) {
@@ -285,8 +286,8 @@ func share(t testing.TB, g *bandwidth.Group, helper Clock, during time.Duration)
 	return float64(o2-o) / float64(passed), float64(h2-h) / float64(passed)
 }
 
-// loads are the paper's: a container that only writes, one that forks and writes 3 KB
-// at a time, one that writes short lines.
+// loads has the paper's workloads: a container that only writes, one that forks and writes 3 KB at
+// a time, one that writes short lines.
 var loads = []struct{ name, command string }{
 	{"yes", "exec yes"},
 	{"lsmod", "while :; do /bin/cat /proc/self/maps; done"},

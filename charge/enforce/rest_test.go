@@ -9,12 +9,12 @@ import (
 	"time"
 )
 
-// wakingClock is a clock that a test has going on.
+// wakingClock is a Waker that a test advances.
 type wakingClock struct {
 	mu      sync.Mutex // guards what follows
 	elapsed time.Duration
 	call    func()
-	broken  bool // it does not say that it goes on
+	broken  bool // Wake fails
 }
 
 func (w *wakingClock) Elapsed() (time.Duration, error) {
@@ -44,7 +44,7 @@ func borrowed(a *Account, want time.Duration) func() bool {
 	return func() bool { return a.Status().Borrowed["helper"] == want }
 }
 
-// What rouses an account that sleeps has it looked at at the next tenth of a second.
+// A charge makes the loop look at a sleeping account at the next multiple of 100 ms.
 func TestRoused(t *testing.T) {
 	r := newRig(t, nil)
 	a := r.add(t, newPlace(t, "unified", limit(20*ms)))
@@ -54,7 +54,7 @@ func TestRoused(t *testing.T) {
 		func() { clock.advance(5 * ms)() },
 		func() { a.Charge("helper", 5*ms) },
 	} {
-		r.mu.Lock() // the loop cannot look meanwhile
+		r.mu.Lock() // holds up the loop's next look
 		for !a.asleep.Load() {
 			r.mu.Unlock()
 			eventually(t, "it sleeps", a.asleep.Load)
@@ -75,7 +75,7 @@ func TestRoused(t *testing.T) {
 	}
 }
 
-// An account that something can be charged to unseen does not sleep.
+// An account does not sleep if one of its clocks cannot rouse it.
 func TestNotAsleep(t *testing.T) {
 	r := newRig(t, nil)
 	a := r.add(t, newPlace(t, "unified", limit(20*ms)))
@@ -85,7 +85,7 @@ func TestNotAsleep(t *testing.T) {
 	clock.mu.Lock()
 	clock.broken = true
 	clock.mu.Unlock()
-	a.Attach("other", &wakingClock{}, false) // it is looked at
+	a.Attach("other", &wakingClock{}, false) // makes the loop look at it
 	for range 3 {
 		clock.advance(5 * ms)
 		eventually(t, "it is charged", borrowed(a, clock.elapsed))
@@ -95,7 +95,7 @@ func TestNotAsleep(t *testing.T) {
 	}
 }
 
-// openFiles are the files of cgroups, directories apart, that this process has open.
+// openFiles returns the files of cgroups that this process has open, without directories.
 func openFiles(t *testing.T) (files []string) {
 	t.Helper()
 	fds, err := os.ReadDir("/proc/self/fd")
@@ -114,7 +114,7 @@ func openFiles(t *testing.T) (files []string) {
 	return files
 }
 
-// Accounts at rest have no files open, whatever was done before.
+// Accounts at rest have no open files, whatever they did before.
 func TestNoFilesAtRest(t *testing.T) {
 	r := newRig(t, nil)
 	var accounts []*Account

@@ -21,14 +21,14 @@ import (
 
 const ms = time.Millisecond
 
-// simStep is how finely a simulated machine runs.
+// simStep is the time step of a simulated machine.
 const simStep = 50 * time.Microsecond
 
 // simClock is a clock that a test moves.
 type simClock struct {
 	at    time.Duration
-	wakes time.Duration        // when the loop goes on
-	late  func() time.Duration // by how much it does so late; nil: in time
+	wakes time.Duration        // when the loop wakes up
+	late  func() time.Duration // delay of the wake-up; nil: none
 }
 
 func (c *simClock) now() time.Duration { return c.at }
@@ -43,31 +43,31 @@ func (c *simClock) set(at time.Duration) {
 func (c *simClock) wait()        {}
 func (c *simClock) close() error { return nil }
 
-// simGroup is a cgroup under the kernel's bandwidth control (kernel/sched/fair.c). Its
-// processes use CPU time as they like, as far as the kernel lets them.
+// simGroup simulates a cgroup under the kernel's bandwidth control (kernel/sched/fair.c). Its
+// processes use as much CPU time as they want and the kernel permits.
 type simGroup struct {
 	id     uint64
 	dir    string // of its files, which are empty
 	limit  bandwidth.Limit
-	demand float64    // CPUs that it would use
+	demand float64    // CPUs that the group would use without a limit
 	helper *simHelper // works for it; or nil
 
 	usage   time.Duration
-	runtime time.Duration // left in this period
+	runtime time.Duration // quota left in this period
 	period  time.Duration // age of this period
 	periods uint64
 	frozen  bool
 	gone    bool
-	reads   int   // of the usage
-	shared  bool  // its freezer is also its engine's
-	refused error // what writing a quota below the original fails with
+	reads   int   // number of times that the usage was read
+	shared  bool  // the freezer is also the engine's
+	refused error // error of writing a quota below the original
 }
 
-// simHelper has a thread of its own, outside of the group. It works off what the group's
-// processes give it to do.
+// simHelper simulates a helper with a thread outside of the group. It does the work that the
+// group's processes give it.
 type simHelper struct {
-	factor  float64       // its work per work of the group
-	pipe    time.Duration // work that the group can have waiting
+	factor  float64       // helper's work per work of the group
+	pipe    time.Duration // largest amount of waiting work
 	backlog time.Duration
 	used    time.Duration
 }
@@ -104,13 +104,13 @@ func (g *simGroup) run(d time.Duration) {
 	g.usage += use
 }
 
-// refill is __refill_cfs_bandwidth_runtime: at the begin of a period, and whenever a
-// limit is written.
+// refill does the work of __refill_cfs_bandwidth_runtime: it runs at the beginning of a period, and
+// whenever a limit is written.
 func (g *simGroup) refill() {
 	g.runtime = min(g.runtime+g.limit.Quota, g.limit.Quota+g.limit.Burst)
 }
 
-// write is somebody's writing of a limit.
+// write writes a limit, by the controller or by somebody else.
 func (g *simGroup) write(l bandwidth.Limit) error {
 	switch {
 	case g.gone:
@@ -138,7 +138,7 @@ func (g *simGroup) SetBurst(d time.Duration) error {
 	return g.write(l)
 }
 
-// whole is an error if the group is gone.
+// whole returns an error if the group was removed.
 func (g *simGroup) whole() error {
 	if g.gone {
 		return bandwidth.ErrGone
@@ -195,7 +195,7 @@ func (f *simFreezer) Thaw() error {
 	return f.g.whole()
 }
 
-// simWatch tells what a test says that others wrote to freezers.
+// simWatch reports the writes to freezers that a test has made in the name of others.
 type simWatch struct {
 	accounts []*Account
 	wrote    []*Account
@@ -289,7 +289,7 @@ func (s *sim) account(t testing.TB, l bandwidth.Limit) (*Account, *simGroup) {
 	return a, g
 }
 
-// run has time pass.
+// run advances the simulated time.
 func (s *sim) run(d time.Duration) {
 	for end := s.clock.at + d; s.clock.at < end; {
 		next := min(end, s.clock.at+simStep, max(s.clock.wakes, s.clock.at))
@@ -303,7 +303,7 @@ func (s *sim) run(d time.Duration) {
 	}
 }
 
-// until has time pass until something is true, and returns how much.
+// until advances the simulated time until a condition is true, and returns the passed time.
 func (s *sim) until(t testing.TB, most time.Duration, what string, is func() bool) time.Duration {
 	t.Helper()
 	start := s.clock.at
@@ -316,7 +316,7 @@ func (s *sim) until(t testing.TB, most time.Duration, what string, is func() boo
 	return s.clock.at - start
 }
 
-// others is what somebody else writes to the freezer.
+// others writes to the freezer in the name of somebody else.
 func (s *sim) others(g *simGroup, frozen bool) {
 	g.frozen = frozen
 	for _, a := range s.watch.accounts {
@@ -327,7 +327,7 @@ func (s *sim) others(g *simGroup, frozen bool) {
 	s.lookAtFreezers()
 }
 
-// lookAtFreezers has the controller see what others wrote to freezers by now.
+// lookAtFreezers makes the controller read the writes by others now.
 func (s *sim) lookAtFreezers() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -8,41 +8,40 @@ import (
 	"github.com/tsugiki/tsugiki/charge/bandwidth"
 )
 
-// Status is what an account has come to. Sums are of all agents that knew the
-// container.
+// Status is the state of an account. The ledger keeps the sums across restarts of the agent.
 type Status struct {
 	Name     string
-	Since    time.Time                // of the sums
+	Since    time.Time                // the beginning of the sums
 	Own      time.Duration            // used by the container itself
-	Borrowed map[string]time.Duration // used for it, by source
+	Borrowed map[string]time.Duration // used for the container, by source
 	Placed   map[string]bool          // sources whose helpers run under its quota
-	Debt     time.Duration            // yet to be paid for
-	Carried  time.Duration            // of this, by running at half the quota
+	Debt     time.Duration            // not yet paid
+	Carried  time.Duration            // the part of Debt that is paid by running at half the quota
 	Forgiven time.Duration
 
-	Before     bandwidth.Limit // as whoever runs the container wants it
-	After      bandwidth.Limit // as it is now
+	Before     bandwidth.Limit // wanted by whoever runs the container
+	After      bandwidth.Limit // in the files now
 	Throttling bandwidth.Throttling
-	Pressure   *bandwidth.Pressure // nil: the kernel does not tell
+	Pressure   *bandwidth.Pressure // nil: the kernel has none for the group
 
-	Held        time.Duration // in all, not counting now
-	HeldNow     time.Duration // so far; 0: it is not held
+	Held        time.Duration // the sum of all ended holds
+	HeldNow     time.Duration // the present hold so far; 0: not held
 	LongestHold time.Duration
 	Holds       int
-	HeldTooLong int // holds that should have ended sooner
+	HeldTooLong int // holds that ended too late
 
-	// Mode is "quota", "quota, not held: REASON" where the container cannot be
-	// frozen, or "account only: REASON" where nothing is taken from it.
+	// Mode is "quota"; or "quota, not held: REASON" if the container cannot be frozen; or "account
+	// only: REASON" if no time can be taken from it.
 	Mode string
 }
 
-// Status is of this moment, but for the CPU times, which are those of the last look:
-// up to a second ago where nothing runs for the container.
+// Status returns the state now. The CPU times are those of the last look, up to a second ago if no
+// helper works for the container.
 func (a *Account) Status() Status {
 	a.c.mu.Lock()
 	if now := a.c.now(); now >= a.checked+checkAfter && slices.Contains(a.c.accounts, a) {
 		if a.check(now) != nil {
-			a.checked = 0 // what has gone wrong is for the loop to see
+			a.checked = 0 // the loop checks again and handles the error
 		}
 	}
 	h := &a.hold

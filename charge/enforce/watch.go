@@ -9,19 +9,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// watch tells who has written to freezers that are not ours alone.
+// watch reports writes by others to freezers that the agent shares with engines.
 //
-// Events are of the kind that brings a descriptor of the file: they say which file
-// it was without the names and handles of newer kinds, and cgroup files are cheap to
-// open. An event is queued before the write returns, with the writer's process.
+// It uses fanotify events that carry a descriptor of the file. The descriptor identifies the file
+// without the names and handles of newer events, and cgroup files are cheap to open. The kernel
+// queues an event before the write returns, with the pid of the writer.
 type watch struct {
 	fd    int
-	wait  *os.File // fd, for the runtime to wait for
+	wait  *os.File // owns fd; the runtime polls it
 	pid   int32
 	files map[file]*Account // guarded by the controller's mutex
 }
 
-// file is what a descriptor leads to.
+// file identifies a file.
 type file struct{ dev, ino uint64 }
 
 func newWatch(c *Controller) (*watch, error) {
@@ -36,7 +36,8 @@ func newWatch(c *Controller) (*watch, error) {
 		return nil, errors.Join(fmt.Errorf("start fanotify: %w", err), w.wait.Close())
 	}
 	go func() {
-		// Nothing is read but with the mutex held: who thaws has seen all.
+		// Events are read only with the mutex held. So a release that has drained has seen all
+		// writes before it.
 		for raw.Read(readable) == nil {
 			c.mu.Lock()
 			if !c.closed {
@@ -69,7 +70,7 @@ func (w *watch) add(path string, a *Account) error {
 }
 
 func (w *watch) remove(path string, a *Account) {
-	// A file that is gone has taken its mark along.
+	// The kernel removes the mark together with the file.
 	_ = unix.FanotifyMark(w.fd, unix.FAN_MARK_REMOVE, unix.FAN_MODIFY, unix.AT_FDCWD, path)
 	for f, of := range w.files {
 		if of == a {
@@ -78,7 +79,7 @@ func (w *watch) remove(path string, a *Account) {
 	}
 }
 
-// written are the accounts to whose freezers others have written since the last time.
+// written returns the accounts to whose freezers others have written since the last call.
 func (w *watch) written() ([]*Account, error) {
 	var accounts []*Account
 	buf := make([]byte, 4096)
@@ -108,7 +109,7 @@ func (w *watch) written() ([]*Account, error) {
 	}
 }
 
-// account is whose freezer the descriptor of an event is, which it closes.
+// account returns the account of an event's freezer, and closes the event's descriptor.
 func (w *watch) account(fd int) *Account {
 	if fd < 0 {
 		return nil
@@ -121,7 +122,7 @@ func (w *watch) account(fd int) *Account {
 	return w.files[file{st.Dev, st.Ino}]
 }
 
-// drain tells accounts what others have done to their freezers.
+// drain passes the writes by others to their accounts.
 func (c *Controller) drain() {
 	accounts, err := c.watch.written()
 	if err != nil {

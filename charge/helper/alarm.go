@@ -12,19 +12,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// alarmSignal is what timers of clocks send, to one thread that waits for it. The C
-// libraries keep the first two or three from 32 for themselves.
+// alarmSignal is the signal that the timers send to the one thread that waits for it. C libraries
+// reserve the first two or three signals from 32 on.
 const alarmSignal = 40
 
-// alarms are the timers of processes' clocks, all of this program's. The kernel lets
-// anybody have one on anybody's clock; it looks at them at each tick that the process
-// runs in. While one is set the kernel sums up the process's clock as it runs, so that
-// reading it does not take looking at all of its threads.
+// alarms has the timers on processes' CPU clocks of this program. The kernel lets any process set a
+// timer on any process's clock. It checks the timer at each tick in which that process runs. While
+// a timer is set, the kernel sums up the process's CPU time as it runs, so reading the clock does
+// not need to visit all threads.
 type alarms struct {
-	thread int // that waits for the signals
+	thread int // waits for the signals
 	err    error
 
-	mu   sync.Mutex // guards what follows
+	mu   sync.Mutex // guards the fields below
 	of   map[uint64]*Process
 	last uint64
 }
@@ -37,7 +37,7 @@ var startAlarms = sync.OnceValue(func() *alarms {
 	return a
 })
 
-// run waits for signals, as long as the program runs.
+// run waits for the timers' signals until the program ends.
 func (a *alarms) run(started chan<- struct{}) {
 	runtime.LockOSThread()
 	set := unix.Sigset_t{Val: [len(unix.Sigset_t{}.Val)]uint64{1 << (alarmSignal - 1)}}
@@ -58,7 +58,7 @@ func (a *alarms) run(started chan<- struct{}) {
 	}
 }
 
-// never is when the clock of no process will be.
+// never is a CPU time that no process reaches.
 const never = 100 * 365 * 24 * time.Hour
 
 const (
@@ -71,13 +71,13 @@ func (a *alarms) ring(value uint64) {
 	p := a.of[value]
 	a.mu.Unlock()
 	if p == nil {
-		return // it was closed meanwhile
+		return // Close came first
 	}
 	p.mu.Lock()
 	call := p.alarm.call
 	p.alarm.call = nil
 	if p.alarm.made {
-		_ = p.setAlarm(never) // but for that, reading its clock costs more
+		_ = p.setAlarm(never) // a set timer makes reading the clock cheaper
 	}
 	p.mu.Unlock()
 	if call != nil {
@@ -85,18 +85,18 @@ func (a *alarms) ring(value uint64) {
 	}
 }
 
-// alarm is the timer of a process's clock.
+// alarm is the timer on one process's clock.
 type alarm struct {
 	made  bool
 	timer int32
-	value uint64 // by which the signal says whose it is
-	call  func() // nil: it is not set
+	value uint64 // the key in alarms.of, which the signal carries
+	call  func() // nil: not set
 }
 
-// Wake has call run when the process has used that much CPU time from now on, at the
-// next tick of the clock that finds it running. If it is set already, it stays as it is.
-// An error says that the kernel sets none (its number is limited by RLIMIT_SIGPENDING,
-// and the process has to be there), and the clock has to be read to see it go on.
+// Wake calls call once, after the process has used that much more CPU time. The call comes at the
+// next tick of the clock in which the process runs. If a call is already set, Wake changes nothing.
+// After an error the caller must read the clock instead: the process has ended, or the kernel gives
+// no timer (RLIMIT_SIGPENDING limits their number).
 func (p *Process) Wake(after time.Duration, call func()) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -117,7 +117,7 @@ func (p *Process) Wake(after time.Duration, call func()) error {
 	return nil
 }
 
-// makeAlarm makes the timer, once. With mu held.
+// makeAlarm makes the timer, once. The caller holds mu.
 func (p *Process) makeAlarm() error {
 	all := startAlarms()
 	if all.err != nil || p.alarm.made {
@@ -137,7 +137,8 @@ func (p *Process) makeAlarm() error {
 	if errno != 0 {
 		return errno
 	}
-	// The timer is the process's of that number: its own, if it was there to the end.
+	// The timer belongs to the process that had the pid when it was made. That is the right process
+	// if it still exists now.
 	if err := unix.PidfdSendSignal(p.fd, 0, nil, 0); err != nil && !errors.Is(err, unix.EPERM) {
 		return errors.Join(err, deleteTimer(p.alarm.timer))
 	}
@@ -155,7 +156,7 @@ func (p *Process) setAlarm(after time.Duration) error {
 	return nil
 }
 
-// closeAlarm deletes the timer. With mu held.
+// closeAlarm deletes the timer. The caller holds mu.
 func (p *Process) closeAlarm() error {
 	if !p.alarm.made {
 		return nil

@@ -21,7 +21,7 @@ func awaitRing(t *testing.T, rung <-chan struct{}) {
 	}
 }
 
-// The alarm of a process that waits rings when it works, and not before that.
+// The alarm of a waiting process rings when the process works, and not before.
 func TestWake(t *testing.T) {
 	cmd := shell(t, "kill -STOP $$; "+spin, "")
 	p := process(t, cmd.Process.Pid)
@@ -115,8 +115,8 @@ func TestWakeOfNobody(t *testing.T) {
 	}
 }
 
-// BenchmarkElapsedOfManyThreads is what it takes to read the clock of a process with many threads,
-// as a shim is, and of one that has an alarm set.
+// BenchmarkElapsedOfManyThreads measures reading the clock of a process with many threads, such as
+// a shim, without and with an alarm.
 func BenchmarkElapsedOfManyThreads(b *testing.B) {
 	for _, alarm := range []bool{false, true} {
 		name := map[bool]string{false: "no alarm", true: "alarm"}[alarm]

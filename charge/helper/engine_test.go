@@ -35,8 +35,8 @@ func pidsOf(t *testing.T, parts ...string) []int {
 	return pids
 }
 
-// A real shim below its container's quota: the container can be used, ended and removed
-// as ever, and leaves no group.
+// A real shim is placed below its container's quota. The container can still be used, ended and
+// removed, and leaves no group.
 func TestPlacedShim(t *testing.T) {
 	image, err := engines.BuildImage(t.TempDir())
 	var needs *testkit.NeedsError

@@ -65,7 +65,7 @@ func agent(args []string) error {
 	return fmt.Errorf("nobody has killed it: %w", err)
 }
 
-// shell starts a script, in a group if one is named.
+// shell starts a script, in a group if one is given.
 func shell(t testing.TB, script, group string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command("sh", "-c", script)
@@ -95,8 +95,7 @@ func process(t testing.TB, pid int) *Process {
 	return p
 }
 
-// newGroup makes a group of the cpu hierarchy, with a quota of so many microseconds
-// in 100 ms.
+// newGroup makes a group of the cpu hierarchy. Its quota is in microseconds per 100 ms.
 func newGroup(t testing.TB, quota int) *bandwidth.Group {
 	t.Helper()
 	root, err := bandwidth.Open("/")
@@ -125,8 +124,8 @@ func newGroup(t testing.TB, quota int) *bandwidth.Group {
 	return g
 }
 
-// inside is where the processes of a container are that has a group's quota: in cgroup
-// v2 not where helpers are to be placed.
+// inside returns the group of the container's processes below a group with a quota. In cgroup v2
+// that is another group than the helpers'.
 func inside(t testing.TB, g *bandwidth.Group) string {
 	t.Helper()
 	if g.Version() != "v2" {
@@ -159,12 +158,11 @@ func newJournal(t testing.TB) *journal.Journal {
 
 func groupOf(t *testing.T, pid int) string {
 	t.Helper()
-	g, err := bandwidth.OfProcess(pid)
+	path, err := bandwidth.PathOfProcess(pid)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer g.Close()
-	return g.Path()
+	return path
 }
 
 func goneSoon(t *testing.T, path string) {
@@ -194,7 +192,7 @@ func TestElapsed(t *testing.T) {
 		}
 		return nil
 	})
-	// The scheduler's own count of it is the same, as long as it does not run.
+	// The scheduler's own count of its CPU time is the same while it does not run.
 	if err := cmd.Process.Signal(unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
@@ -310,7 +308,7 @@ func TestPlace(t *testing.T) {
 	goneSoon(t, filepath.Dir(placed))
 }
 
-// throttled is in how many periods the quota has stopped the group.
+// throttled returns the number of periods in which the quota has stopped the group.
 func throttled(t *testing.T, g *bandwidth.Group) int {
 	t.Helper()
 	stat, err := os.ReadFile(filepath.Join(g.Path(), "cpu.stat"))
@@ -325,8 +323,8 @@ func throttled(t *testing.T, g *bandwidth.Group) int {
 	return n
 }
 
-// What a helper forks while it is moved back is moved back too, and a group of its
-// own that is gone does not matter.
+// A child that a helper forks while it is moved back is moved back, too. It does not matter if the
+// helper's former group was removed.
 func TestUndoWhileItForks(t *testing.T) {
 	old, g := newGroup(t, 90000), newGroup(t, 80000)
 	lost := filepath.Join(old.Path(), "lost")
@@ -349,7 +347,7 @@ func TestUndoWhileItForks(t *testing.T) {
 	goneSoon(t, filepath.Join(g.Path(), bandwidth.HelperGroup))
 }
 
-// The undo helper undoes what a killed agent has placed, several helpers at once.
+// The undo helper undoes the placements of a killed agent, for several helpers at once.
 func TestKilledAgent(t *testing.T) {
 	undoHelper := filepath.Join(testkit.BuildTsugiki(t), journal.Program)
 	old, g := newGroup(t, 90000), newGroup(t, 80000)
@@ -420,8 +418,8 @@ func BenchmarkElapsed(b *testing.B) {
 	}
 }
 
-// BenchmarkPlaced is the share of a CPU that a container and a helper placed with it use,
-// both of which would use all: the quota is a fifth.
+// BenchmarkPlaced measures the share of a CPU that a container and a placed helper use together.
+// Both would use all of it. The quota is a fifth.
 func BenchmarkPlaced(b *testing.B) {
 	g := newGroup(b, 20000)
 	init, cmd := shell(b, spin, inside(b, g)), shell(b, spin, "")

@@ -18,56 +18,55 @@ import (
 	"github.com/tsugiki/tsugiki/charge/journal"
 )
 
-// ErrNotPlaceable means that a helper cannot be put under the container's quota by
-// the kernel; its time has to be taken from the quota instead. The text says why.
+// ErrNotPlaceable means that the kernel cannot hold a helper to the container's quota. Its CPU time
+// must be measured and taken from the quota instead. The text has the reason.
 var ErrNotPlaceable = errors.New("helper cannot be placed")
 
 const (
-	// Who is ending cannot be moved and is gone soon, on an idle machine.
+	// An exiting process cannot be moved. On an idle machine it is gone soon.
 	undoRounds = 1000
 	undoPause  = 2 * time.Millisecond
-	undoTries  = 10 // of such rounds, after the end of a process
+	undoTries  = 10 // times undoRounds, after the end of a process
 )
 
-// Placement is a helper below a container's group, in the group
-// tsugiki-helpers/PID there, which has no quota of its own.
+// Placement is a helper that was moved to the group tsugiki-helpers/PID below a container's group.
+// That group has no quota of its own.
 type Placement struct {
 	group, from string
 	entry       *journal.Entry
 	done        chan struct{}
 
-	mu     sync.Mutex // held while it is undone
+	mu     sync.Mutex // held during Undo
 	undone bool
 }
 
-// Place puts a helper and what it will fork under the quota of a container's group,
-// until Undo, or the end of the helper or of the container's init: runc retries the
-// removal of the container's groups only for some tenths of a second, and an
-// occupied one would stay. The journal knows how to undo it before it is done.
-// Both processes stay the caller's, to be closed after Done.
+// Place moves a helper, with its future children, under the quota of a container's group. Undo ends
+// the placement. So does the end of the helper, or of the container's init: runc tries only for
+// some tenths of a second to remove the container's groups, and cannot remove an occupied one. The
+// journal knows how to undo the move before it happens. The caller still owns both processes, and
+// closes them after Done.
 func Place(j *journal.Journal, p, init *Process, container *bandwidth.Group) (*Placement, error) {
 	if err := placeable(container); err != nil {
 		return nil, err
 	}
-	from, err := bandwidth.OfProcess(p.pid)
+	from, err := bandwidth.PathOfProcess(p.pid)
 	if err != nil {
 		return nil, fmt.Errorf("place process %d: %w", p.pid, err)
 	}
-	defer from.Close()
-	if strings.HasPrefix(from.Path()+"/", container.Path()+"/") {
+	if strings.HasPrefix(from+"/", container.Path()+"/") {
 		return nil, fmt.Errorf("place process %d: %w: it is in the container's group already", p.pid, ErrNotPlaceable)
 	}
-	// Where it was would be gone when it is put back there.
-	if slices.Contains(strings.Split(from.Path(), "/"), bandwidth.HelperGroup) {
-		return nil, fmt.Errorf("place process %d: %w: it is placed already, in %s", p.pid, ErrNotPlaceable, from.Path())
+	// Its present group will be removed, so it could not be moved back there.
+	if slices.Contains(strings.Split(from, "/"), bandwidth.HelperGroup) {
+		return nil, fmt.Errorf("place process %d: %w: it is placed already, in %s", p.pid, ErrNotPlaceable, from)
 	}
 	l := &Placement{
 		group: filepath.Join(container.Path(), bandwidth.HelperGroup, strconv.Itoa(p.pid)),
-		from:  from.Path(),
+		from:  from,
 		done:  make(chan struct{}),
 	}
-	// A group that is left without an entry is empty: the engine removes it along
-	// with the container's.
+	// If the agent dies before the entry is made, the group is empty. The engine then removes it
+	// together with the container's group.
 	if err := os.MkdirAll(l.group, 0o755); err != nil {
 		return nil, fmt.Errorf("place process %d: %w", p.pid, err)
 	}
@@ -84,13 +83,13 @@ func Place(j *journal.Journal, p, init *Process, container *bandwidth.Group) (*P
 				if l.Undo() == nil {
 					return
 				}
-			} // the journal still knows of it
+			} // the journal still has the entry
 		}()
 	}
 	return l, nil
 }
 
-// placeable says why no helper can be placed below a group, if that is so.
+// placeable returns an error with the reason if no helper can be placed below a group.
 func placeable(g *bandwidth.Group) error {
 	switch {
 	case g.Root():
@@ -101,8 +100,8 @@ func placeable(g *bandwidth.Group) error {
 	return nil
 }
 
-// placeableInV2: a group with a child of its own for the container. Below that of
-// the container itself, a pause would stop the helper as well.
+// placeableInV2 allows a group in which the container has a child group of its own. If the group
+// were the container's own, a pause of the container would also stop the helper.
 func placeableInV2(path string) error {
 	own, err := os.ReadFile(filepath.Join(path, "cgroup.procs"))
 	if err != nil {
@@ -123,7 +122,7 @@ func placeableInV2(path string) error {
 	return fmt.Errorf("place below %s: %w: cgroup v2, and it does not delegate cpu", path, ErrNotPlaceable)
 }
 
-// move moves the helper, which the pidfd proves to have been itself.
+// move moves the helper into the group. The pidfd then shows that the pid was still the helper's.
 func (l *Placement) move(p *Process) error {
 	if err := enter(l.group, p.pid); err != nil {
 		return err
@@ -136,12 +135,12 @@ func enter(group string, pid int) error {
 	return os.WriteFile(filepath.Join(group, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0)
 }
 
-// Done is closed when it has been undone.
+// Done returns a channel that is closed after the placement was undone.
 func (l *Placement) Done() <-chan struct{} { return l.done }
 
-// Undo moves the helper and its descendants back to where it was (or, if that is
-// gone, to the nearest group above), and removes their group. After an error it may
-// be called again; after it has been done it does nothing.
+// Undo moves the helper and its descendants back to the helper's former group, and removes the
+// placement's group. If the former group was removed, they move to the nearest group above it.
+// After an error Undo may be called again. After a success it does nothing.
 func (l *Placement) Undo() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -157,7 +156,8 @@ func (l *Placement) Undo() error {
 	return nil
 }
 
-// remove empties the group until it can be removed: what is moved may be forking.
+// remove moves the processes out and removes the group. It repeats this, because a process may fork
+// meanwhile.
 func (l *Placement) remove() error {
 	to := l.from
 	for round := 0; ; round++ {
@@ -185,17 +185,17 @@ func (l *Placement) remove() error {
 			time.Sleep(undoPause)
 		}
 	}
-	// Unless there are other helpers.
+	// The parent stays if it has other helpers.
 	if err := unix.Rmdir(filepath.Dir(l.group)); err != nil && !gone(err) && !errors.Is(err, unix.EBUSY) {
 		return err
 	}
 	return nil
 }
 
-// moveBack moves a process to a group, or the nearest above it that takes it, and
-// returns which that was.
+// moveBack moves a process to a group, or to the nearest group above it that accepts the process.
+// It returns that group.
 func moveBack(to string, pid int) (string, error) {
-	for pid > 0 { // not one of a pid namespace that is not ours
+	for pid > 0 { // 0: in a pid namespace that is not ours
 		err := enter(to, pid)
 		switch {
 		case err == nil || errors.Is(err, unix.ESRCH):

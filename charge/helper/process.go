@@ -1,15 +1,15 @@
-// Package helper is processes that work for one container: how much CPU time they
-// have used, and how they are put under the container's quota.
+// Package helper handles processes that work for one container. It measures their CPU time, and
+// places them under the container's quota.
 //
-// It does not find them, and charges nobody. A helper that can be placed below the
-// container's group of the cpu hierarchy needs no measuring: the kernel enforces the
-// quota. In cgroup v1 that concerns CPU time alone; limits of memory, the freezer and
-// the rest have hierarchies of their own. In v2 there is one hierarchy: who freezes
-// or kills the group that a helper is placed below gets the helper too. There,
-// place only below a group whose container has a child group of its own.
+// It does not find helpers and charges nobody. A helper that is placed below the container's group
+// of the cpu hierarchy needs no measuring: the kernel enforces the quota. In cgroup v1 placing
+// affects only CPU time, because memory limits, the freezer and the other controllers have
+// hierarchies of their own. In v2 there is one hierarchy: a freeze or a kill of the group affects a
+// helper below it, too. So in v2 a helper is placed only below a group in which the container has a
+// child group of its own.
 //
-// Reading clocks needs no privileges; placing needs root. The oldest kernel is
-// Linux 5.10 (PIDFD_NONBLOCK).
+// Reading clocks needs no privileges. Placing needs root. The oldest kernel is Linux 5.10
+// (PIDFD_NONBLOCK).
 package helper
 
 import (
@@ -29,8 +29,8 @@ import (
 	"github.com/tsugiki/tsugiki/internal/cputime"
 )
 
-// Process is a process, known by a pidfd: another one that gets its number is not
-// taken for it. Its methods may be called by several goroutines.
+// Process is a process that is identified by a pidfd. A later process with the same pid is not
+// mistaken for it. Several goroutines may call its methods.
 type Process struct {
 	pid   int
 	name  string
@@ -38,13 +38,13 @@ type Process struct {
 	fd    int // of file
 	file  *os.File
 
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the fields below
 	last  time.Duration
 	alarm alarm
 	shut  bool
 }
 
-// Open opens a process; os.ErrProcessDone if there is none.
+// Open opens a process. os.ErrProcessDone: there is no such process.
 func Open(pid int) (*Process, error) {
 	file, err := pidfd.Open(pid)
 	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EINVAL) && pid <= 0 {
@@ -63,22 +63,22 @@ func Open(pid int) (*Process, error) {
 	}
 	comm, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/comm")
 	p.name = strings.TrimSuffix(string(comm), "\n")
-	if _, err := p.Elapsed(); err != nil { // also that comm was its own
+	if _, err := p.Elapsed(); err != nil { // also shows that comm was this process's
 		return nil, errors.Join(err, file.Close())
 	}
 	return p, nil
 }
 
-// PID is its process id.
+// PID returns the process id.
 func (p *Process) PID() int { return p.pid }
 
-// Name is what the kernel called it when it was opened (at most 15 bytes). A
-// process can call itself anything.
+// Name returns the name that the process had when it was opened, at most 15 bytes. A process can
+// choose any name.
 func (p *Process) Name() string { return p.name }
 
-// Elapsed is the CPU time that it has used, all threads together (nanoseconds, not
-// ticks). When it has ended and its parent knows: the last that was seen, and
-// os.ErrProcessDone.
+// Elapsed returns the CPU time of all threads of the process, in nanoseconds and not in ticks.
+// After the process has ended and its parent has waited for it, Elapsed returns the last known time
+// and os.ErrProcessDone.
 func (p *Process) Elapsed() (time.Duration, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -88,10 +88,10 @@ func (p *Process) Elapsed() (time.Duration, error) {
 	var now unix.Timespec
 	err := unix.ClockGettime(p.clock, &now)
 	if err == nil && p.last != 0 && time.Duration(now.Nano()) == p.last {
-		return p.last, nil // of another process it would be another time
+		return p.last, nil // another process would have another time
 	}
-	// As long as it is there, if only as a zombie, the number was its own while the
-	// clock was read; EPERM is of one that is there.
+	// While the process exists, even as a zombie, no other process has its pid. So the clock that
+	// was read is its own. EPERM also means that the process exists.
 	switch gone := unix.PidfdSendSignal(p.fd, 0, nil, 0); {
 	case errors.Is(gone, unix.ESRCH):
 		return p.last, fmt.Errorf("read clock of process %d: %w", p.pid, os.ErrProcessDone)
@@ -105,10 +105,10 @@ func (p *Process) Elapsed() (time.Duration, error) {
 	return p.last, nil
 }
 
-// Await waits for its end, or Close.
+// Await waits until the process ends or Close is called.
 func (p *Process) Await() { pidfd.Await(p.file) }
 
-// Close gives the descriptor back.
+// Close deletes the timer and closes the pidfd.
 func (p *Process) Close() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -119,7 +119,7 @@ func (p *Process) Close() error {
 // Group is a cgroup whose processes all work for one container.
 type Group struct{ *bandwidth.Group }
 
-// OfGroup opens a helper cgroup: a directory of the cpu hierarchy, or a path
+// OfGroup opens the cgroup of helpers. The path is a directory of the cpu hierarchy, or a path
 // relative to its mount.
 func OfGroup(path string) (*Group, error) {
 	g, err := bandwidth.Open(path)
@@ -127,14 +127,14 @@ func OfGroup(path string) (*Group, error) {
 		return nil, fmt.Errorf("open helper group: %w", err)
 	}
 	if g.Root() {
-		return nil, errors.Join(fmt.Errorf("open helper group %s: it is everybody's", path), g.Close())
+		return nil, errors.Join(fmt.Errorf("open helper group %s: it is the root, which holds all processes", path), g.Close())
 	}
-	// Its clock is read each tenth of a second.
+	// Its clock is read every 100 ms.
 	return &Group{g}, g.Keep(true)
 }
 
-// Elapsed is the CPU time that the group and those below it have used;
-// os.ErrProcessDone when it has been removed.
+// Elapsed returns the CPU time that the group and its child groups have used. os.ErrProcessDone:
+// the group was removed.
 func (g *Group) Elapsed() (time.Duration, error) {
 	d, err := g.Usage()
 	if err != nil && g.Gone() {
@@ -143,7 +143,7 @@ func (g *Group) Elapsed() (time.Duration, error) {
 	return d, err
 }
 
-// Name is the last part of its path.
+// Name returns the last element of the group's path.
 func (g *Group) Name() string {
 	path := g.Path()
 	return path[strings.LastIndexByte(path, '/')+1:]

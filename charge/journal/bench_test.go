@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// BenchmarkOurs is what each change of a quota costs more for being undoable.
+// BenchmarkOurs measures the additional cost of the journal for each change of a quota.
 func BenchmarkOurs(b *testing.B) {
 	j, err := Open(filepath.Join(b.TempDir(), "undo"))
 	if err != nil {
@@ -25,8 +25,8 @@ func BenchmarkOurs(b *testing.B) {
 	}
 }
 
-// BenchmarkKillToThawed is how long a container stays frozen when its agent is
-// killed , from the signal on.
+// BenchmarkKillToThawed measures the time from the kill of an agent until its frozen container is
+// thawed.
 func BenchmarkKillToThawed(b *testing.B) {
 	quota, freezer, dir := group(b, "cpu"), group(b, "freezer"), b.TempDir()
 	sleeper(b, freezer)

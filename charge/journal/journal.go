@@ -1,22 +1,20 @@
-// Package journal remembers on file how to undo what the agent does to other
-// people's cgroups, so that a killed agent leaves no container frozen or slowed.
+// Package journal records on file how to undo the agent's changes to containers' cgroups, so that a
+// killed agent leaves no container frozen or slowed.
 //
-// Theory of operation. The journal is a mapped file of fixed-size entries (layout:
-// charge/journal/c/journal.h). An entry is written before the thing it undoes is
-// done, is valid from the store of one word on, and free from the store of that
-// word on: a SIGKILL at any instruction leaves either state. tsugiki-undo, a
-// small process that shares the file and its lock, sits at a socket that only the
-// agent holds open. When the agent ends, however it ends, the undo helper walks the
-// file, undoes what is valid, and ends; the lock goes with it, so that the next
-// agent starts only then. If both are killed, the next agent's Restore lets another
-// undo helper do it. Only the undo helper undoes: there is one implementation.
+// Theory of operation. The journal is a mapped file of entries of a fixed size (layout:
+// charge/journal/c/journal.h). An entry is written before the change that it undoes. One store of a
+// word makes it valid, and one store of that word frees it. So a SIGKILL at any instruction leaves
+// it either valid or free. tsugiki-undo, the undo helper, is a small process that shares the file
+// and its lock. It waits at a socket whose other end only the agent has open. When the agent ends
+// for any reason, the undo helper undoes the valid entries and exits. That releases the lock, so
+// the next agent starts only then. If both are killed, the next agent's Restore starts another undo
+// helper. Only the undo helper undoes, so there is one implementation.
 //
-// Entries name files, and what they may hold: a value that somebody else has
-// written meanwhile is never overwritten.
+// An entry names a file and the texts that the agent has written to it. The undo helper does not
+// change a file that has another text: somebody else has written that.
 //
-// It does not decide what to change, and changes nothing itself. It needs root
-// (CAP_DAC_OVERRIDE where a cgroup is delegated to a user) and Linux 5.10
-// (PIDFD_NONBLOCK).
+// The package does not decide what to change, and changes nothing itself. It needs root
+// (CAP_DAC_OVERRIDE if a cgroup is delegated to a user) and Linux 5.10 (PIDFD_NONBLOCK).
 package journal
 
 import (
@@ -34,11 +32,11 @@ import (
 	"github.com/tsugiki/tsugiki/internal/mapped"
 )
 
-// Order says when an entry is undone, among others.
+// Order is the kind of an entry. The undo helper undoes the kinds in the order of their numbers.
 type Order uint32
 
-// The undo helper goes through the journal once per order, lowest first. A frozen
-// container cannot wait; a quota cannot be below its burst.
+// The undo helper reads the whole journal once for each Order. A frozen container is the most
+// urgent. A quota is restored before its burst, because the kernel refuses a burst above the quota.
 const (
 	Thaw Order = iota + 1
 	Quota
@@ -46,7 +44,7 @@ const (
 	move
 )
 
-// Capacity is how many things can be waiting to be undone.
+// Capacity is the number of entries that fit into a journal.
 const Capacity = 16384
 
 const (
@@ -55,11 +53,11 @@ const (
 	textSize = 64
 )
 
-// How long an undo helper is waited for, on a loaded machine. Tests wait longer.
+// Limits of the waits for an undo helper on a loaded machine. Tests use longer ones.
 var (
-	busyWait  = 5 * time.Second  // for another agent's, that died
-	helloWait = 10 * time.Second // for its start
-	workWait  = 30 * time.Second // for all entries; see charge/journal/c/undo.c for the longest of one
+	busyWait  = 5 * time.Second  // for the undo helper of an agent that died
+	helloWait = 10 * time.Second // for the greeting of a new undo helper
+	workWait  = 30 * time.Second // for all entries; charge/journal/c/undo.c has the longest time of one
 )
 
 var (
@@ -73,13 +71,13 @@ var (
 
 // slot is struct journal_entry of charge/journal/c/journal.h.
 type slot struct {
-	valid    atomic.Uint32 // stored last; 0 is free
+	valid    atomic.Uint32 // stored last; 0: the slot is free
 	order    Order
-	inode    uint64 // of the file or group: one made anew under its name is another
+	inode    uint64 // of the file or group; another one made later under the same name does not match
 	original atomic.Uint32
 	_        [12]byte
-	// Of the originals only the one with the number above counts, so that another can
-	// be written beside it. An empty text of ours matches nothing.
+	// original is the index of the valid element of originals. A new original is written to the
+	// other element. An empty text in ours matches nothing.
 	originals [2][textSize]byte
 	ours      [2]text
 	path      [pathSize]byte
@@ -93,23 +91,22 @@ type text struct {
 
 const slotSize = 2048
 
-// Journal is an open undo journal. Its methods may be called by several goroutines.
+// Journal is an open undo journal. Several goroutines may call its methods.
 type Journal struct {
-	// UndoHelper is the path of tsugiki-undo; empty looks in the usual places.
-	// It is for before the first call of another method.
+	// UndoHelper is the path of tsugiki-undo. If it is empty, the program is looked for in the
+	// usual places. Set it before the first call of a method.
 	UndoHelper string
 
 	file  *mapped.File
 	guard guard
 
-	mu     sync.Mutex // guards what follows
-	free   []uint32   // slots below used that are free
+	mu     sync.Mutex // guards the fields below
+	free   []uint32   // free slots below used
 	closed bool
 }
 
-// Open maps the journal, made if there is none; only root can read it. While the
-// undo helper of an agent that died still works, Open waits. ErrBusy: another agent
-// uses it.
+// Open maps the journal, and makes the file if there is none. Only root can read the file. Open
+// waits for the undo helper of an agent that died. ErrBusy: another agent uses the journal.
 func Open(path string) (*Journal, error) {
 	f, err := mapped.Open(path, magic, mapped.HeaderSize+Capacity*slotSize, busyWait, nil)
 	if err != nil {
@@ -120,7 +117,7 @@ func Open(path string) (*Journal, error) {
 	return j, nil
 }
 
-// sweep finds the free slots.
+// sweep lists the free slots.
 func (j *Journal) sweep() {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -135,7 +132,7 @@ func (j *Journal) sweep() {
 	}
 }
 
-// used is how many slots have ever been used: what the undo helper looks at.
+// used is the number of slots that have ever been used. The undo helper reads only these.
 func (j *Journal) used() *atomic.Uint32 {
 	return (*atomic.Uint32)(unsafe.Pointer(&j.file.Data[mapped.Spare]))
 }
@@ -144,19 +141,19 @@ func (j *Journal) slot(i uint32) *slot {
 	return (*slot)(unsafe.Pointer(&j.file.Data[mapped.HeaderSize+int(i)*slotSize]))
 }
 
-// step is called between stores that a kill can come between. Tests stop there.
+// step is called between stores, where a kill may come. Tests replace it to stop there.
 var step = func(string) {}
 
-// Entry is one thing to undo. One goroutine at a time may use it.
+// Entry is the record of one change to undo. One goroutine at a time may use it.
 type Entry struct {
 	journal *Journal
 	index   uint32
-	next    int // which of ours is the older one
+	next    int // the index of the older element of ours
 }
 
-// Write notes, before a file of a cgroup is written, how to undo that: while the
-// first line of the file is one of the last two texts of ours, without space around
-// it, write original.
+// Write records how to undo a write to a cgroup's file, before that write. The undo helper writes
+// original if the first line of the file, without surrounding space, is one of the last two texts
+// in ours.
 func (j *Journal) Write(order Order, file, original string, ours ...string) (*Entry, error) {
 	if order < Thaw || order > Burst || len(ours) > 2 {
 		return nil, fmt.Errorf("note how to undo %s: order %d with %d texts of ours", file, order, len(ours))
@@ -177,9 +174,9 @@ func (j *Journal) Write(order Order, file, original string, ours ...string) (*En
 	})
 }
 
-// Move notes, before processes are moved into a cgroup made for them, how to undo
-// that: move every process of group to the cgroup to (or, where that is gone, to
-// the nearest ancestor there is), until none is left, and remove group.
+// Move records how to undo moving processes into a cgroup made for them, before they are moved. The
+// undo helper moves every process of group to the cgroup to, until none is left, and removes group.
+// If to was removed, the processes move to its nearest existing ancestor.
 func (j *Journal) Move(group, to string) (*Entry, error) {
 	if !proper(to) {
 		return nil, fmt.Errorf("note how to undo %s: %q is not a clean absolute path of at most %d bytes", group, to, pathSize-1)
@@ -187,7 +184,7 @@ func (j *Journal) Move(group, to string) (*Entry, error) {
 	return j.add(group, to, move, func(*Entry, *slot) error { return nil })
 }
 
-// proper is what the undo helper demands of a path as well.
+// proper tells whether a path is acceptable. The undo helper makes the same check.
 func proper(path string) bool {
 	return filepath.IsAbs(path) && filepath.Clean(path) == path && len(path) > 1 && len(path) < pathSize && strings.IndexByte(path, 0) < 0
 }
@@ -231,14 +228,14 @@ func (j *Journal) add(path, to string, order Order, fill func(*Entry, *slot) err
 	return e, nil
 }
 
-// Ours says what will be written next, before it is. The last two are kept: the
-// file has the former until the write, and the latter from then on.
+// Ours records the text that will be written next, before the write. The entry keeps the last two
+// texts: the file has the older one until the write, and the newer one after it.
 func (e *Entry) Ours(text string) error {
 	t := &e.journal.slot(e.index).ours[e.next]
 	if newest := &e.journal.slot(e.index).ours[1-e.next]; newest.is(text) {
 		return nil
 	}
-	t.length.Store(0) // matches nothing while it is half written
+	t.length.Store(0) // an empty text matches nothing while the bytes change
 	step("text begun")
 	if err := mapped.SetText(t.bytes[:], text); err != nil {
 		return fmt.Errorf("note what is written: %w", err)
@@ -255,8 +252,8 @@ func (t *text) is(other string) bool {
 	return n > 0 && int(n) < len(t.bytes) && string(t.bytes[:n]) == other
 }
 
-// Original says that somebody else has changed the file: this is what to go back to
-// from now on.
+// Original records that somebody else has changed the file. The undo helper then restores that
+// text.
 func (e *Entry) Original(text string) error {
 	s := e.journal.slot(e.index)
 	if text == "" {
@@ -272,12 +269,11 @@ func (e *Entry) Original(text string) error {
 	return nil
 }
 
-// Suspend says that there is nothing to undo until Resume. To write an entry anew costs
-// more.
-func (e *Entry) Suspend() { _ = e.store(0) } // a closed journal has nothing to undo
+// Suspend makes the entry invalid until Resume. That is cheaper than Done and a new entry.
+func (e *Entry) Suspend() { _ = e.store(0) } // the error is ErrClosed: a closed journal has undone everything
 
-// Resume says, before the file is written again, that it is to be undone as Write has
-// said. ErrClosed: nobody would undo it.
+// Resume makes a suspended entry valid again, before the file is written again. ErrClosed: no undo
+// helper would undo the entry.
 func (e *Entry) Resume() error { return e.store(1) }
 
 func (e *Entry) store(valid uint32) error {
@@ -292,8 +288,8 @@ func (e *Entry) store(valid uint32) error {
 	return nil
 }
 
-// Done says that there is nothing to undo any more. The entry must not be used
-// after it; a second Done does nothing.
+// Done frees the entry: there is nothing to undo any more. Do not use the entry afterwards. A
+// second Done does nothing.
 func (e *Entry) Done() {
 	j := e.journal
 	j.mu.Lock()

@@ -11,7 +11,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
-// The C side's constants and offsets are those of this package.
+// The C header has the same constants and offsets as this package.
 func TestLayoutIsTheUndoHelpers(t *testing.T) {
 	testkit.CheckC(t, "c/journal.h", map[string]any{
 		"JOURNAL_MAGIC":                         magic,
@@ -97,7 +97,7 @@ func TestRestore(t *testing.T) {
 	}
 }
 
-// A group that was made anew is another one.
+// A group that was removed and made again is another group.
 func TestRestoreLeavesAnotherGroupAlone(t *testing.T) {
 	parent := group(t, "cpu")
 	if v2 {
@@ -140,7 +140,7 @@ func TestRestoreGoesByOrder(t *testing.T) {
 	write(t, "50000", quota, burstFile)
 	j := open(t, filepath.Join(t.TempDir(), "undo"))
 	defer j.Close()
-	// The burst is too large for the quota as it is: it has to come second.
+	// The burst is too large for the present quota, so it must be restored second.
 	for _, e := range []struct {
 		order Order
 		file  string
@@ -155,8 +155,8 @@ func TestRestoreGoesByOrder(t *testing.T) {
 	}
 }
 
-// Whatever is in a damaged journal, no file outside of the cgroups is written, and
-// what is whole is undone all the same.
+// For any damage of the journal, no file outside of the cgroups is written, and the valid entries
+// are undone.
 func TestRestoreOfDamagedJournal(t *testing.T) {
 	dir := t.TempDir()
 	precious := filepath.Join(dir, "precious")
@@ -165,7 +165,7 @@ func TestRestoreOfDamagedJournal(t *testing.T) {
 	}
 	g := group(t, "cpu")
 	file := filepath.Join(g, quotaFile)
-	// What is whole may be undone another time.
+	// Entries that are whole may be undone later.
 	outside := map[string]int{"outside": 1, "removes": 1}
 	for name, damage := range map[string]func(s *slot){
 		"outside": func(s *slot) { _ = mapped.SetText(s.path[:], precious) },

@@ -17,8 +17,8 @@ import (
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
-// hold is an agent that has lowered a quota and frozen a group, says its undo helper's
-// pid, and waits for its death.
+// hold runs an agent that has lowered a quota and frozen a group. It prints its undo helper's pid
+// and waits until it is killed.
 func hold(j *Journal, quota, freezer string, _ int) error {
 	file, state := filepath.Join(quota, quotaFile), filepath.Join(freezer, freezeFile)
 	_, err1 := j.Write(Quota, file, ms80, ms20)
@@ -37,8 +37,8 @@ func awaitKill() error {
 	return fmt.Errorf("nobody has killed it: %w", err)
 }
 
-// scribe is an agent that writes one thing or other, and stops before a step, of which it
-// says the name. If it has less steps it says "end".
+// scribe runs an agent that writes an entry and stops before a step. It prints the step's name, or
+// "end" if it has fewer steps.
 func scribe(j *Journal, quota, _ string, stop int) error {
 	steps := 0
 	step = func(name string) {
@@ -106,7 +106,7 @@ func TestKilledAgent(t *testing.T) {
 	}
 }
 
-// openNow is Open without the patience.
+// openNow calls Open without waiting for the lock.
 func openNow(path string) (*Journal, error) {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
@@ -121,7 +121,7 @@ func openNow(path string) (*Journal, error) {
 	return nil, nil
 }
 
-// A killed undo helper is replaced, and the other one does the work.
+// After an undo helper was killed, another one is started and does the work.
 func TestKilledUndoHelper(t *testing.T) {
 	quota, freezer := group(t, "cpu"), group(t, "freezer")
 	write(t, ms80, quota, quotaFile)
@@ -170,7 +170,7 @@ func undoHelperOf(t *testing.T, pid int) int {
 	return 0
 }
 
-// If both are killed, the next agent undoes.
+// If the agent and the undo helper are killed, the next agent undoes.
 func TestKilledWithoutUndoHelper(t *testing.T) {
 	quota, freezer := group(t, "cpu"), group(t, "freezer")
 	write(t, ms80, quota, quotaFile)
@@ -188,7 +188,7 @@ func TestKilledWithoutUndoHelper(t *testing.T) {
 	}
 }
 
-// A kill at any step leaves the quota as it was.
+// After a kill at any step, the quota has its original value.
 func TestKilledAnywhere(t *testing.T) {
 	quota, dir := group(t, "cpu"), t.TempDir()
 	write(t, ms80, quota, quotaFile)
@@ -254,7 +254,7 @@ func TestMove(t *testing.T) {
 	}
 }
 
-// Close undoes what is not Done, also if the undo helper dies at that moment.
+// Close undoes the entries that are not Done, even if the undo helper dies at that moment.
 func TestClose(t *testing.T) {
 	for _, guarded := range []bool{false, true} {
 		t.Run(fmt.Sprintf("guarded %v", guarded), func(t *testing.T) {

@@ -13,8 +13,8 @@ import (
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
-// agents are what the test binary can be instead: processes that get killed. They
-// get the journal and a cgroup of each hierarchy.
+// agents lists the programs that the test binary can run as: agents that get killed. They get the
+// journal and a cgroup of each hierarchy.
 var agents = map[string]func(j *Journal, quota, freezer string, stop int) error{
 	"hold":   hold,
 	"scribe": scribe,
@@ -115,7 +115,7 @@ func byVersion(v1, other string) string {
 	return v1
 }
 
-// quotaOf is what the file of the quota says.
+// quotaOf returns the text of the quota's file.
 func quotaOf(micros string) string { return micros + byVersion("", " 100000") }
 
 // group makes a group in the hierarchy of a controller, which is removed after the

@@ -11,8 +11,8 @@ import (
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
-// An undo helper has what SECURITY.md says, and undoes what there is after its filter has
-// refused what an undo helper has no use for.
+// An undo helper has only the privileges that SECURITY.md names. It still undoes after its filter
+// has refused a call that it does not need.
 func TestUndoHelperPrivileges(t *testing.T) {
 	quota := group(t, "cpu")
 	write(t, ms80, quota, quotaFile)
@@ -40,7 +40,7 @@ func TestUndoHelperPrivileges(t *testing.T) {
 	}
 }
 
-// needs runs an undoing with the undo helper as it is, and without a capability.
+// needs runs an undo with the undo helper as it is, and without one capability.
 func needs(t *testing.T, capability string, lay func(t *testing.T, j *Journal)) {
 	t.Helper()
 	for _, without := range []bool{false, true} {

@@ -29,12 +29,12 @@ const (
 	restartPause      = 100 * time.Millisecond
 )
 
-// guard is the undo helper that is there for the agent's end.
+// guard is the undo helper that waits for the agent's end.
 type guard struct {
-	mu      sync.Mutex  // guards what follows
+	mu      sync.Mutex  // guards the fields below
 	process *undoHelper // nil before Guard
 	closing bool
-	watched chan struct{} // closed when nobody watches any more
+	watched chan struct{} // closed when watch has returned
 }
 
 // undoHelper is a running undo helper.
@@ -66,15 +66,15 @@ func (j *Journal) start(stderr *os.File) (*undoHelper, error) {
 	cmd.Dir = "/"
 	cmd.Env = []string{}
 	cmd.Stderr = stderr
-	cmd.ExtraFiles = []*os.File{theirs, j.file.File} // fds 3 and 4
+	cmd.ExtraFiles = []*os.File{theirs, j.file.File} // descriptors 3 and 4 of the undo helper
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if err := forks.Start(cmd.Start); err != nil {
+	if err := forks.Start(cmd); err != nil {
 		ours.Close()
 		return nil, fmt.Errorf("start undo helper: %w", err)
 	}
-	theirs.Close() // or its death would not end the wait for its greeting
+	theirs.Close() // while this end is open, the helper's death does not end the wait for its greeting
 	g := &undoHelper{cmd: cmd, conn: ours}
-	g.pidfd, _ = pidfd.Open(cmd.Process.Pid) // without, a thread waits
+	g.pidfd, _ = pidfd.Open(cmd.Process.Pid) // without a pidfd, a thread waits
 	if _, err := g.hear(helloWait); err != nil {
 		_ = cmd.Process.Kill()
 		g.wait()
@@ -83,7 +83,7 @@ func (j *Journal) start(stderr *os.File) (*undoHelper, error) {
 	return g, nil
 }
 
-// hear reads what the undo helper says.
+// hear reads a report from the undo helper.
 func (g *undoHelper) hear(wait time.Duration) (report, error) {
 	var r report
 	if err := g.conn.SetReadDeadline(time.Now().Add(wait)); err != nil {
@@ -95,22 +95,22 @@ func (g *undoHelper) hear(wait time.Duration) (report, error) {
 		return r, err
 	}
 	if _, err := binary.Decode(buf[:n], binary.NativeEndian, &r); err != nil || n != binary.Size(r) || r.Version != undoHelperVersion {
-		return r, fmt.Errorf("it is of another version: said %d bytes, version %d", n, r.Version)
+		return r, fmt.Errorf("the undo helper has another version: it sent %d bytes, version %d", n, r.Version)
 	}
 	return r, nil
 }
 
-// wait waits for the undo helper's end.
+// wait waits until the undo helper has ended.
 func (g *undoHelper) wait() {
 	g.waited.Do(func() {
 		pidfd.Await(g.pidfd)
 		g.pidfd.Close()
-		_ = g.cmd.Wait() // how it ended is in ProcessState
+		_ = g.cmd.Wait() // ProcessState has the result
 		g.conn.Close()
 	})
 }
 
-// finish lets the undo helper undo what there is, and end.
+// finish makes the undo helper undo all entries and end. It returns the number of undone entries.
 func (g *undoHelper) finish() (int, error) {
 	err := g.conn.CloseWrite()
 	var r report
@@ -118,22 +118,22 @@ func (g *undoHelper) finish() (int, error) {
 		r, err = g.hear(workWait)
 	}
 	if err != nil {
-		_ = g.cmd.Process.Kill() // it is of no use any more
+		_ = g.cmd.Process.Kill() // a helper without a report is of no use
 	}
 	g.wait()
 	if err == nil && r.Failed > 0 {
-		err = fmt.Errorf("%d things could not be undone", r.Failed)
+		err = fmt.Errorf("%d entries could not be undone", r.Failed)
 	}
 	return int(r.Undone), err
 }
 
-// Restore undoes what a killed agent left, and returns how many things that were.
-// What has gone meanwhile, or was changed by somebody else, is not counted; what
-// cannot be undone is logged, makes an error, and is tried again the next time.
-// It is for the start, before Guard and before the first entry.
+// Restore undoes the entries that a killed agent left, and returns their number. It does not count
+// an entry whose file was removed or changed by somebody else. An entry that cannot be undone is
+// logged, returned as an error, and tried again the next time. Call Restore at the start, before
+// Guard and before the first entry.
 func (j *Journal) Restore(log *slog.Logger) (int, error) {
 	if j.file.Aside != "" {
-		log.Warn("undo journal could not be used: what it says is not undone", "aside", j.file.Aside)
+		log.Warn("undo journal could not be read: its entries are not undone", "aside", j.file.Aside)
 	}
 	if j.pending() == 0 {
 		return 0, nil
@@ -159,19 +159,19 @@ func (j *Journal) Restore(log *slog.Logger) (int, error) {
 	return undone, nil
 }
 
-// pending is how many entries there are.
+// pending returns the number of valid entries.
 func (j *Journal) pending() int {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return int(j.used().Load()) - len(j.free)
 }
 
-// Guard starts the undo helper, and another one whenever it is killed, until Close.
+// Guard starts the undo helper. Until Close, it starts another one whenever the undo helper ends.
 func (j *Journal) Guard(log *slog.Logger) error {
 	j.guard.mu.Lock()
 	defer j.guard.mu.Unlock()
 	if j.guard.process != nil || j.guard.closing {
-		return errors.New("start undo helper: the journal has one, or is closed")
+		return errors.New("start undo helper: the journal has an undo helper, or is closed")
 	}
 	g, err := j.start(os.Stderr)
 	if err != nil {
@@ -183,7 +183,7 @@ func (j *Journal) Guard(log *slog.Logger) error {
 	return nil
 }
 
-// watch replaces the undo helper until Close wants none.
+// watch starts a new undo helper whenever one ends, until Close.
 func (j *Journal) watch(g *undoHelper, log *slog.Logger) {
 	defer close(j.guard.watched)
 	for {
@@ -196,8 +196,7 @@ func (j *Journal) watch(g *undoHelper, log *slog.Logger) {
 	}
 }
 
-// replace starts another undo helper in the place of one that has ended; nil: Close
-// has been called.
+// replace starts an undo helper after one has ended. It returns nil if Close was called.
 func (j *Journal) replace(ended *undoHelper, log *slog.Logger) *undoHelper {
 	for first := true; ; first = false {
 		j.guard.mu.Lock()
@@ -220,7 +219,7 @@ func (j *Journal) replace(ended *undoHelper, log *slog.Logger) *undoHelper {
 	}
 }
 
-// PID is the undo helper's process id, 0 while there is none.
+// PID returns the undo helper's process id, or 0 if there is none.
 func (j *Journal) PID() int {
 	j.guard.mu.Lock()
 	defer j.guard.mu.Unlock()
@@ -230,8 +229,8 @@ func (j *Journal) PID() int {
 	return j.guard.process.cmd.Process.Pid
 }
 
-// Close ends the undo helper, which first undoes what is not Done, and lets go of the
-// file. No entry may be used after it, but for Done.
+// Close makes the undo helper undo every valid entry and end, and closes the file. After Close only
+// Done may be called on an entry.
 func (j *Journal) Close() error {
 	j.guard.mu.Lock()
 	if j.guard.closing {
@@ -254,7 +253,8 @@ func (j *Journal) Close() error {
 	return nil
 }
 
-// undo lets the undo helper undo everything, and another one if it has been killed.
+// undo makes the undo helper undo every entry. If the undo helper was killed, undo starts another
+// one.
 func (j *Journal) undo(g *undoHelper) error {
 	if g != nil {
 		_, err := g.finish()

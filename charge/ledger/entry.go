@@ -8,26 +8,25 @@ import (
 	"github.com/tsugiki/tsugiki/internal/mapped"
 )
 
-// Entry is one container's account. Its methods may be called by several
-// goroutines; when it is forgotten they do nothing and return zero.
+// Entry is the account of one container. Several goroutines may call its methods. After the entry
+// was forgotten they do nothing and return zero.
 type Entry struct {
 	ledger *Ledger
 	name   string
 	id     uint64
 	opened atomic.Bool
 
-	mu   sync.Mutex // guards what follows, and the names of sources
+	mu   sync.Mutex // guards slot, and the names of sources
 	slot *slot      // nil: forgotten
 }
 
-// Name is the container's.
+// Name returns the container's name.
 func (e *Entry) Name() string { return e.name }
 
-// ID is the inode of the container's cgroup.
+// ID returns the inode of the container's cgroup.
 func (e *Entry) ID() uint64 { return e.id }
 
-// Since is when the account was made: the sums are of the time since, by the wall
-// clock.
+// Since returns the time at which the account was made, by the wall clock. All sums begin then.
 func (e *Entry) Since() time.Time {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -37,11 +36,11 @@ func (e *Entry) Since() time.Time {
 	return time.Unix(0, e.slot.since)
 }
 
-// Opened says whether somebody has opened it since the start.
+// Opened tells whether Ledger.Entry has returned the entry since the start.
 func (e *Entry) Opened() bool { return e.opened.Load() }
 
-// Add adds CPU time that a source has used for the container; it may be negative.
-// Sources that have no room, or a name of no use, are added to Other.
+// Add adds CPU time that a source has used for the container. The time may be negative. The time
+// goes to Other if the container has no room for the source, or if the source's name is not valid.
 func (e *Entry) Add(source string, d time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -50,7 +49,7 @@ func (e *Entry) Add(source string, d time.Duration) {
 	}
 }
 
-// source finds the sum of a source, a new one if need be.
+// source returns the sum of a source, and makes one if there is none.
 func (s *slot) source(name string) *source {
 	for i := range s.sources[:Sources] {
 		src := &s.sources[i]
@@ -72,7 +71,7 @@ func (s *source) is(name string) bool {
 	return len(name) <= SourceSize && s.name[len(name)] == 0 && string(s.name[:len(name)]) == name
 }
 
-// Sources are the sums by source; Other only where there is any.
+// Sources returns the sums by source. Other is among them only if it is not zero.
 func (e *Entry) Sources() map[string]time.Duration {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -90,7 +89,7 @@ func (e *Entry) Sources() map[string]time.Duration {
 	return sums
 }
 
-// SetDebt stores what is still to be taken from the container.
+// SetDebt stores the container's debt.
 func (e *Entry) SetDebt(d time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -99,26 +98,26 @@ func (e *Entry) SetDebt(d time.Duration) {
 	}
 }
 
-// Debt is what SetDebt stored.
+// Debt returns the debt that SetDebt stored.
 func (e *Entry) Debt() time.Duration { return e.sum((*slot).debtSum) }
 
-// AddOwn adds CPU time that the container has used itself.
+// AddOwn adds CPU time that the container itself has used.
 func (e *Entry) AddOwn(d time.Duration) { e.add((*slot).ownSum, d) }
 
-// Own is the sum of AddOwn.
+// Own returns the sum of AddOwn.
 func (e *Entry) Own() time.Duration { return e.sum((*slot).ownSum) }
 
-// AddForgiven adds debt that nobody will ask for any more.
+// AddForgiven adds debt that was forgiven.
 func (e *Entry) AddForgiven(d time.Duration) { e.add((*slot).forgivenSum, d) }
 
-// Forgiven is the sum of AddForgiven.
+// Forgiven returns the sum of AddForgiven.
 func (e *Entry) Forgiven() time.Duration { return e.sum((*slot).forgivenSum) }
 
 func (s *slot) debtSum() *atomic.Int64     { return &s.debt }
 func (s *slot) ownSum() *atomic.Int64      { return &s.own }
 func (s *slot) forgivenSum() *atomic.Int64 { return &s.forgiven }
 
-// add adds to a sum that only grows.
+// add adds to a sum that never decreases.
 func (e *Entry) add(which func(*slot) *atomic.Int64, d time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -136,7 +135,7 @@ func (e *Entry) sum(which func(*slot) *atomic.Int64) time.Duration {
 	return time.Duration(which(e.slot).Load())
 }
 
-// Forget frees the container's place.
+// Forget frees the container's slot.
 func (e *Entry) Forget() {
 	e.ledger.mu.Lock()
 	defer e.ledger.mu.Unlock()

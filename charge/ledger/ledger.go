@@ -1,13 +1,13 @@
-// Package ledger keeps per container the CPU time that it and others for it have
-// used, in a mapped file, so that a killed agent forgets no balance.
+// Package ledger stores, for each container, the CPU time that it used and that others used for it.
+// It stores them in a mapped file, so that a killed agent loses no debt.
 //
-// It owns the file and nothing else: it measures nothing and decides nothing. All
-// values are stored atomically, one by one: a SIGKILL loses at most the sum that
-// was about to be stored. A container is known by its name and the inode of its
-// cgroup, which another container with the same name does not share; a file of
-// another boot counts as empty.
+// It owns only the file. It measures nothing and decides nothing. Each value is stored atomically,
+// so a SIGKILL loses at most the sum that was about to be stored. A container is identified by its
+// name and the inode of its cgroup: a later container with the same name has another inode. A file
+// of an earlier boot counts as empty.
 //
-// It needs no privileges beyond writing the folder; any kernel will do.
+// The package needs write access to the folder and no other privileges. It needs no particular
+// kernel.
 package ledger
 
 import (
@@ -24,14 +24,14 @@ import (
 )
 
 const (
-	// Capacity is how many containers a ledger has room for.
+	// Capacity is the number of containers that fit into a ledger.
 	Capacity = 4096
-	// Sources is how many different sources a container can have; further ones are
-	// summed up as Other.
+	// Sources is the number of sources that a container can have. The time of further sources is
+	// added to Other.
 	Sources = 24
-	// NameSize and SourceSize are the most bytes of a container's and a source's name.
+	// NameSize and SourceSize are the longest names of a container and of a source, in bytes.
 	NameSize, SourceSize = 255, 31
-	// Other is the source of what had no room of its own.
+	// Other is the source for the time of sources that have no room of their own.
 	Other = "other"
 
 	magic    = "tsugiLE1"
@@ -47,17 +47,17 @@ var (
 	ErrClosed = errors.New("ledger is closed")
 )
 
-// Ledger is an open ledger. Its methods may be called by several goroutines.
+// Ledger is an open ledger. Several goroutines may call its methods.
 type Ledger struct {
 	file *mapped.File
 
-	mu    sync.Mutex // guards what follows, and which slots are in use
+	mu    sync.Mutex // guards the fields below, and which slots are in use
 	names map[string]*Entry
-	free  []*slot // those below used
+	free  []*slot // free slots below used
 }
 
-// Open maps the ledger, made if there is none. What it knew of containers is there
-// as unopened entries. ErrBusy: another agent uses it.
+// Open maps the ledger, and makes the file if there is none. The containers in the file become
+// entries that are not opened yet. ErrBusy: another agent uses the ledger.
 func Open(path string) (*Ledger, error) {
 	f, err := mapped.Open(path, magic, mapped.HeaderSize+Capacity*slotSize, busyWait, check)
 	if err != nil {
@@ -66,7 +66,7 @@ func Open(path string) (*Ledger, error) {
 	return load(f), nil
 }
 
-// load makes the entries of a file that check has found good.
+// load makes the entries of a file that has passed check.
 func load(f *mapped.File) *Ledger {
 	l := &Ledger{file: f, names: map[string]*Entry{}}
 	for i := range used(f.Data).Load() {
@@ -81,14 +81,12 @@ func load(f *mapped.File) *Ledger {
 	return l
 }
 
-// Aside says, when it is not empty, where an older or corrupt file has been moved,
-// and why.
+// Aside returns where an older or corrupt file was moved, and why. It is empty if none was moved.
 func (l *Ledger) Aside() string { return l.file.Aside }
 
-// Entry opens the account of the container with this name whose cgroup has this
-// inode. It is fresh if the ledger did not know it: another id under the same name
-// starts at zero. A full ledger forgets a container that nobody has opened since
-// the start; if there is none, ErrFull.
+// Entry opens the account of a container by its name and the inode of its cgroup. fresh tells that
+// the ledger did not have the account. Another id under a known name starts at zero. A full ledger
+// forgets a container that was not opened since the start. ErrFull: there is none to forget.
 func (l *Ledger) Entry(name string, id uint64) (e *Entry, fresh bool, err error) {
 	if err := new(slot).setName(name); err != nil {
 		return nil, false, fmt.Errorf("open account: %w", err)
@@ -108,7 +106,7 @@ func (l *Ledger) Entry(name string, id uint64) (e *Entry, fresh bool, err error)
 		return nil, false, fmt.Errorf("open account of %s: %w", name, err)
 	}
 	*(*[slotSize]byte)(unsafe.Pointer(s)) = [slotSize]byte{}
-	_ = s.setName(name) // it fits
+	_ = s.setName(name) // the new slot above has accepted the name
 	s.id, s.since = id, time.Now().UnixNano()
 	_ = mapped.SetText(s.sources[Sources].name[:], Other)
 	s.sources[Sources].valid.Store(1)
@@ -119,7 +117,7 @@ func (l *Ledger) Entry(name string, id uint64) (e *Entry, fresh bool, err error)
 	return e, true, nil
 }
 
-// take finds a free slot; mu is held.
+// take returns a free slot. The caller holds mu.
 func (l *Ledger) take() (*slot, error) {
 	if l.names == nil {
 		return nil, ErrClosed
@@ -145,7 +143,7 @@ func (l *Ledger) take() (*slot, error) {
 	return s, nil
 }
 
-// forget frees an entry's slot; mu is held.
+// forget frees an entry's slot. The caller holds mu.
 func (l *Ledger) forget(e *Entry) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -158,15 +156,14 @@ func (l *Ledger) forget(e *Entry) {
 	e.slot = nil
 }
 
-// Entries are all containers by name, also those that nobody has opened since the
-// start.
+// Entries returns all entries sorted by name, including those that were not opened since the start.
 func (l *Ledger) Entries() []*Entry {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return slices.SortedFunc(maps.Values(l.names), func(a, b *Entry) int { return strings.Compare(a.name, b.name) })
 }
 
-// Close unmaps the file. Entries are as if forgotten from then on, but are on file.
+// Close unmaps the file. The entries then behave as if forgotten, but stay in the file.
 func (l *Ledger) Close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -204,7 +204,7 @@ func TestManyAtOnce(t *testing.T) {
 	}
 }
 
-// spend is a process that always says how much it has added at least.
+// spend runs a process that prints, again and again, a lower bound of the sum that it has added.
 func spend(path string) error {
 	l, err := Open(path)
 	if err != nil {
@@ -263,7 +263,7 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// FuzzCheck: what check lets pass can be used, and is fit to be used again.
+// FuzzCheck checks that data accepted by check can be used, and is still accepted afterwards.
 func FuzzCheck(f *testing.F) {
 	const slots = 2
 	page := make([]byte, slots*slotSize)

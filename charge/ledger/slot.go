@@ -9,9 +9,9 @@ import (
 	"github.com/tsugiki/tsugiki/internal/mapped"
 )
 
-// slot is how a container is on file.
+// slot is the layout of one container in the file.
 type slot struct {
-	valid               atomic.Uint32 // stored last; 0 is free
+	valid               atomic.Uint32 // stored last; 0: the slot is free
 	_                   uint32
 	id                  uint64
 	since               int64 // nanoseconds since 1970
@@ -29,7 +29,7 @@ type source struct {
 
 const slotSize = int(unsafe.Sizeof(slot{}))
 
-// used is how many slots have ever been used.
+// used is the number of slots that have ever been used.
 func used(data []byte) *atomic.Uint32 { return (*atomic.Uint32)(unsafe.Pointer(&data[mapped.Spare])) }
 
 func slotOf(data []byte, i uint32) *slot {
@@ -43,11 +43,11 @@ func (s *slot) setName(name string) error {
 	return mapped.SetText(s.name[:], name)
 }
 
-// check says what is wrong with a file's data, if anything.
+// check returns an error that names the first fault of a file's data.
 func check(data []byte) error {
 	n := used(data).Load()
 	if n > Capacity {
-		return fmt.Errorf("it claims %d containers", n)
+		return fmt.Errorf("the file claims to have %d containers", n)
 	}
 	names := map[string]bool{}
 	for i := range n {
@@ -69,12 +69,12 @@ func check(data []byte) error {
 
 func (s *slot) check() error {
 	if name, whole := mapped.Text(s.name[:]); !whole || name == "" || s.valid.Load() != 1 {
-		return fmt.Errorf("its name is %q", s.name)
+		return fmt.Errorf("the name is %q", s.name)
 	}
 	if s.since <= 0 {
-		return fmt.Errorf("it began at %d", s.since)
+		return fmt.Errorf("the start time is %d", s.since)
 	}
-	// No sum gets anywhere near these in the life of a machine.
+	// No sum gets near this value in the life of a machine.
 	const most = math.MaxInt64 / 16
 	for _, v := range []int64{s.debt.Load(), s.own.Load(), s.forgiven.Load()} {
 		if v < 0 || v > most {

@@ -15,9 +15,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// BenchmarkCall is what a system call costs more while something is watched: one of
-// another process, and an event of the watched itself. Rounds with and without
-// take turns; the figures are medians of the differences.
+// BenchmarkCall measures by how much a system call slows down while a process is watched: a call of
+// another process, and an event of the watched process itself. Rounds with and without watching
+// take turns. The figures are medians of the differences.
 func BenchmarkCall(b *testing.B) {
 	zero, err := os.Open("/dev/zero")
 	if err != nil {
@@ -86,7 +86,8 @@ func benchmarkCall(b *testing.B, pid int, call func()) {
 	}
 }
 
-// timeOf is the CPU time of a call, in ns: others may use the machine meanwhile.
+// timeOf returns the CPU time of a call, in ns. It is CPU time because others may use the machine
+// meanwhile.
 func timeOf(call func()) float64 {
 	const calls = 20000
 	var before, after unix.Timespec
@@ -98,9 +99,9 @@ func timeOf(call func()) float64 {
 	return float64(after.Nano()-before.Nano()) / calls
 }
 
-// BenchmarkLines is what a line costs a collector of 10000 a second in CPU time, and
-// how much more of it while it is watched. Its collector is the only thing measured:
-// the writer's calls cost more too, as BenchmarkCall tells.
+// BenchmarkLines measures a collector's CPU time per line at 10000 lines a second, and by how much
+// it grows while the collector is watched. It measures only the collector. The writer's calls slow
+// down, too: see BenchmarkCall.
 func BenchmarkLines(b *testing.B) {
 	const rounds, length, every = 8, time.Second / 2, 100
 	m, r := open(b), newRig(b)
@@ -137,9 +138,9 @@ func BenchmarkLines(b *testing.B) {
 	}
 }
 
-// BenchmarkShares is what the first of two containers has of a daemon's time, as far as it
-// is owned, how much is owned, and what is counted in the end. The name has what is
-// right, roughly where lines are not handled one by one.
+// BenchmarkShares measures the first of two containers' part of a daemon's owned time, the owned
+// part of all time, and the counted part in the end. The name contains the right share. It is rough
+// where lines are not handled one by one.
 func BenchmarkShares(b *testing.B) {
 	for _, role := range []string{"inline", "handoff", "storm"} {
 		for name, lines := range map[string][]int{"0.9": {90, 10}, "0.5": {50, 50}} {
@@ -154,7 +155,7 @@ func BenchmarkShares(b *testing.B) {
 	})
 	b.Run("splice/0.5", func(b *testing.B) {
 		benchmarkShares(b, false, false, "splice", (*rig).args, func(d *daemon) {
-			for range 1000 { // one by one: how much it splices at once is luck
+			for range 1000 { // one by one, because the number of lines per splice is random
 				d.line(b, 0)
 				d.line(b, 1)
 			}
@@ -170,8 +171,8 @@ func BenchmarkShares(b *testing.B) {
 	})
 }
 
-// computeBeside has the daemon compute for two seconds for the first container, and
-// handle lines of the second one for 15 percent of its time.
+// computeBeside makes the daemon compute for two seconds for the first container, and handle lines
+// of the second one for 15 percent of its time.
 func computeBeside(b *testing.B, d *daemon, flag string) {
 	stop, err := mapFlag(flag)
 	if err != nil {
@@ -193,8 +194,8 @@ func computeBeside(b *testing.B, d *daemon, flag string) {
 	d.settle(b)
 }
 
-// benchmarkShares has daemons work while their time is taken every 50 ms. The first
-// container owns its pipe and the second one its log; others as told.
+// benchmarkShares makes daemons work while their time is taken every 50 ms. Unless a case says
+// otherwise, the first container owns its pipe and the second one its log.
 func benchmarkShares(b *testing.B, log1, pipe2 bool, role string, args func(*rig) []string, work func(*daemon)) {
 	for range b.N {
 		m, r := open(b), newRig(b)
@@ -239,7 +240,7 @@ func benchmarkShares(b *testing.B, log1, pipe2 bool, role string, args func(*rig
 	}
 }
 
-// BenchmarkTake is one look at one daemon with a hundred owners.
+// BenchmarkTake measures one Take for one daemon with a hundred owners.
 func BenchmarkTake(b *testing.B) {
 	m, err := New()
 	if err != nil {
@@ -261,9 +262,9 @@ func BenchmarkTake(b *testing.B) {
 	}
 }
 
-// produce has the containers write so many lines each, every 10 ms, for a while. They
-// take turns in being the first, whose lines find the daemon asleep and are read in
-// smaller pieces.
+// produce makes each container write that many lines every 10 ms, for a while. The containers take
+// turns at being the first: the first one's lines find the daemon asleep and are read in smaller
+// pieces.
 func (r *rig) produce(b *testing.B, length time.Duration, lines ...int) {
 	b.Helper()
 	tick := time.NewTicker(10 * time.Millisecond)

@@ -6,8 +6,8 @@ import (
 	"github.com/tsugiki/tsugiki/bpf"
 )
 
-// reads and writes are the system calls whose first argument is the file that they
-// are work on: where work begins, and where it ends.
+// reads and writes are the system calls whose first argument is the file that they work on. Work
+// for a container begins with a read, and ends with a write.
 var (
 	reads = []int{
 		unix.SYS_READ, unix.SYS_READV, unix.SYS_PREAD64, unix.SYS_PREADV, unix.SYS_PREADV2,
@@ -21,13 +21,13 @@ var (
 	}
 )
 
-// waits are those in which a thread does nothing for anybody in particular.
+// waits are the system calls in which a thread waits and works for no container in particular.
 var waits = append([]int{
 	unix.SYS_EPOLL_PWAIT, unix.SYS_EPOLL_PWAIT2, unix.SYS_PPOLL, unix.SYS_PSELECT6,
 	unix.SYS_NANOSLEEP, unix.SYS_CLOCK_NANOSLEEP, unix.SYS_SCHED_YIELD,
 }, oldWaits...)
 
-// callByNumber is the table that the kernel programs look a system call up in.
+// callByNumber returns the table in which the kernel programs look up a system call.
 func callByNumber(size uint64) []bpf.SharedCallKind {
 	table := make([]bpf.SharedCallKind, size/4)
 	set := func(kind bpf.SharedCallKind, calls ...int) {

@@ -2,5 +2,5 @@ package shared
 
 import "golang.org/x/sys/unix"
 
-// oldWaits are not in newer architectures.
+// oldWaits are system calls that newer architectures do not have.
 var oldWaits = []int{unix.SYS_EPOLL_WAIT, unix.SYS_POLL, unix.SYS_SELECT}

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The daemons that are measured are this test binary, started again.
+// The measured daemons are this test binary, started again.
 const roleVar = "TSUGIKI_TEST_MARKS_ROLE"
 
 func TestMain(m *testing.M) {
@@ -45,7 +45,7 @@ var roles = map[string]func([]string) error{
 	"overlay": overlay,
 }
 
-// burn is what handling a line costs: the same for every container.
+// burn uses the CPU time of handling a line. It is the same for every container.
 func burn(line []byte) [32]byte {
 	var sum [32]byte
 	block := make([]byte, 4096)
@@ -88,7 +88,7 @@ func writeInline(out *os.File, line []byte) error {
 	return err
 }
 
-// writePlain is all that a logger does.
+// writePlain does the work of a plain logger.
 func writePlain(out *os.File, line []byte) error {
 	_, err := fmt.Fprintf(out, "{%q:%q}\n", "log", line)
 	return err
@@ -116,8 +116,8 @@ func writeByWorkers() func(*os.File, []byte) error {
 	}
 }
 
-// wake writes a byte to a pipe of its own for each line, and reads it, as programs do that wake
-// their threads so.
+// wake is a program that wakes its own threads by a pipe: for each line it writes a byte to that
+// pipe and reads it.
 func wake(args []string) error {
 	var own [2]int
 	if err := unix.Pipe2(own[:], unix.O_CLOEXEC); err != nil {
@@ -131,8 +131,8 @@ func wake(args []string) error {
 	})
 }
 
-// storm asks an empty pipe again and again, for each byte of another one. Nobody writes to
-// the write end of the empty one.
+// storm reads an empty pipe again and again, for each byte of another pipe. Nobody writes to the
+// empty one.
 func storm(bytes, empty string) {
 	from, err1 := unix.Open(bytes, unix.O_RDWR, 0)
 	fd, err2 := unix.Open(empty, unix.O_RDWR|unix.O_NONBLOCK, 0)
@@ -150,11 +150,11 @@ func storm(bytes, empty string) {
 	}
 }
 
-// reuse writes to one of two logs for each byte of its standard input, by one descriptor
-// number. Before each write it reads what is nobody's, and works.
+// reuse writes to one of two logs for each byte of its standard input, always by the same
+// descriptor number. Before each write it reads a file without an owner, and works.
 func reuse(args []string) error {
 	const number = 100
-	zero, err := unix.Open("/dev/zero", unix.O_RDONLY, 0) // which nobody owns
+	zero, err := unix.Open("/dev/zero", unix.O_RDONLY, 0) // without an owner
 	if err != nil {
 		return err
 	}
@@ -180,7 +180,7 @@ func reuse(args []string) error {
 	})
 }
 
-// eachByte does something for each byte of the standard input.
+// eachByte calls a function for each byte of the standard input.
 func eachByte(f func(byte) error) error {
 	for {
 		var b [1]byte
@@ -193,8 +193,8 @@ func eachByte(f func(byte) error) error {
 	}
 }
 
-// spliceAll moves pipes to logs without reading them. The first log is of nobody:
-// what is spliced is told by the pipe, or by the log.
+// spliceAll moves data from pipes to logs without reading it. The first log has no owner, so the
+// pipe or the log identifies the owner of a splice.
 func spliceAll(args []string) error {
 	errs := make(chan error)
 	for ; len(args) > 0; args = args[2:] {
@@ -220,8 +220,8 @@ func spliceAll(args []string) error {
 	return <-errs
 }
 
-// compute reads a byte and computes, without an event, until its third argument's first
-// byte is set. Meanwhile another thread writes a line to a log for each byte of the
+// compute reads a byte and then computes without an event, until the first byte of its third
+// argument's file is set. Meanwhile another thread writes a line to a log for each byte of the
 // standard input.
 func compute(args []string) error {
 	stop, err := mapFlag(args[2])
@@ -245,7 +245,7 @@ func compute(args []string) error {
 	return eachByte(func(byte) error { return writeInline(log, nil) })
 }
 
-// mapFlag maps the begin of a file, which two processes share.
+// mapFlag maps the beginning of a file that two processes share.
 func mapFlag(path string) (*atomic.Uint32, error) {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
@@ -282,9 +282,8 @@ func shortThreads(args []string) error {
 	}
 }
 
-// overlay makes a mount of its own, with a file of an overlay, says what the file
-// is, and writes to it for each byte of its standard input. The test starts it in a namespace of
-// mounts.
+// overlay mounts an overlay with a file, prints the file's identity, and writes to the file for
+// each byte of its standard input. The test starts it in a mount namespace.
 func overlay(args []string) error {
 	dir := args[0]
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {

@@ -6,24 +6,24 @@ import (
 )
 
 const (
-	// patience is how much CPU time may be left for a later Take, because the events
-	// do not tell yet whose it is: a thread is accounted at its next event.
+	// patience is the CPU time that Take may leave for a later Take, because no event tells yet
+	// whose time it is. The kernel programs count a thread's time at the thread's next event.
 	patience = 500 * time.Millisecond
 
-	// memory is for how long work for an owner is a reason to take a part of the
-	// overhead: what is done in between, and counted at no event, may be for it too.
+	// memory is the time constant of the recent work that the overhead is divided by. Work between
+	// two events, which no event counts, may be for the recent owners, too.
 	memory = 300 * time.Millisecond
 
-	// forgotten is less than anybody works for.
+	// forgotten is the recent work below which an owner is dropped, in nanoseconds.
 	forgotten = float64(time.Microsecond)
 )
 
-// counts are what the kernel programs have counted of a process since the step before. Owner 0 is
-// the daemon itself.
+// counts are the sums of the kernel programs for one process since the step before. Owner 0 is the
+// daemon itself.
 type counts struct {
-	of       map[uint32]time.Duration // time that is counted, by owner
+	of       map[uint32]time.Duration // counted time by owner
 	overhead time.Duration
-	open     map[uint32]time.Duration // by owner: for how long threads run since their last event
+	open     map[uint32]time.Duration // by owner: running time of threads since their last event
 }
 
 func (m counts) sum() time.Duration { return sum(m.of) + m.overhead }
@@ -36,30 +36,30 @@ func sum(parts map[uint32]time.Duration) time.Duration {
 	return all
 }
 
-// division divides the time that a clock tells by the weights that are counted. The
-// sum of its parts is the clock, whatever the weights.
+// division divides the time of a CPU clock in proportion to the counted times. The sum of the parts
+// always equals the clock.
 //
-// An event tells of the time before it, and may come late: a thread can compute for
-// seconds without one. Time that is open is not divided among those who are counted
-// meanwhile. Up to patience of it is left for its event, which may say that it was for
-// somebody else than the event before it said. More than that is given at once to whom
-// it is open for; when its event comes, that much of the count is left out.
+// An event counts the time before it, and may come late: a thread can compute for seconds without
+// an event. Such time is open. Open time is not divided among the owners that are counted
+// meanwhile. Up to patience of it waits for its event, which may name another owner than the event
+// before. Open time above that goes at once to the owner for whom it is open. When its event comes,
+// the count is reduced by that time.
 type division struct {
 	rest   time.Duration            // not divided yet
-	recent map[uint32]float64       // ns by owner, fading
-	given  map[uint32]time.Duration // of open time, by owner
+	recent map[uint32]float64       // recent work in ns by owner, decaying
+	given  map[uint32]time.Duration // by owner: open time that was divided before its event
 }
 
-// step divides what the clock has gained since the step before, which was as long ago as
-// passed. Everything is divided in the last step.
+// step divides the clock's gain since the step before. passed is the time since then. The last step
+// divides everything.
 func (d *division) step(gained, passed time.Duration, m counts, last bool) map[uint32]time.Duration {
 	d.rest += gained
 	d.settle(m)
 	left := d.give(m, last)
 	weights, sum := d.weigh(passed, m.of, float64(m.overhead))
 	due := d.rest - left
-	// Counts miss a part of a thread's switches, up to a quarter if it does little
-	// else. If they miss more there are some to come.
+	// The counts miss a part of the time in which a thread is switched: up to a quarter if the
+	// thread does little else. If they miss more, some events are still to come.
 	if all := time.Duration(sum); !last && all < due*3/4 {
 		due = max(all, due-(patience-left))
 	}
@@ -72,18 +72,18 @@ func (d *division) step(gained, passed time.Duration, m counts, last bool) map[u
 		parts[owner] = part
 		d.rest -= part
 	}
-	if last { // some nanoseconds of rounding
+	if last { // the rest is a few nanoseconds of rounding
 		parts[0] += d.rest
 		d.rest = 0
 	}
 	return parts
 }
 
-// ahead is what was given and is not counted yet.
+// ahead returns the open time that was divided before its event.
 func (d *division) ahead() time.Duration { return sum(d.given) }
 
-// settle leaves out of the counts what was given before they came. What is open no more
-// is counted, for whomever: no account of it is kept.
+// settle reduces the counts by the time that was divided before its event. If time is not open any
+// more, an event has counted it, for any owner.
 func (d *division) settle(m counts) {
 	for owner, given := range d.given {
 		still := min(given, m.open[owner])
@@ -96,8 +96,8 @@ func (d *division) settle(m counts) {
 	}
 }
 
-// give adds to the counts what is due of the open time, and returns what of it is left
-// for later.
+// give adds the open time above patience to the counts, and returns the open time that is left for
+// later.
 func (d *division) give(m counts, last bool) (left time.Duration) {
 	all := sum(m.open) - d.ahead()
 	if all <= 0 {
@@ -123,8 +123,8 @@ func (d *division) give(m counts, last bool) (left time.Duration) {
 	return left - due
 }
 
-// weigh gives everybody a part of the overhead: as much as it was worked for
-// lately. What nobody was worked for is the daemon's own.
+// weigh adds to each owner's count a part of the overhead, in proportion to the recent work for the
+// owner. Without recent work the overhead is the daemon's own.
 func (d *division) weigh(passed time.Duration, counted map[uint32]time.Duration, overhead float64) (map[uint32]float64, float64) {
 	if d.recent == nil {
 		d.recent = make(map[uint32]float64)
@@ -150,7 +150,7 @@ func (d *division) weigh(passed time.Duration, counted map[uint32]time.Duration,
 	return weights, sum
 }
 
-// shares is what was worked for whom lately, and the sum of it, which is not 0.
+// shares returns the recent work by owner, and its sum. The sum is not 0.
 func (d *division) shares() (map[uint32]float64, float64) {
 	if len(d.recent) == 0 {
 		return map[uint32]float64{0: 1}, 1

@@ -106,7 +106,7 @@ func TestDivisionSteps(t *testing.T) {
 	}
 }
 
-// Whatever is counted, the parts are what the clock has gained.
+// For any counts, the parts add up to the gain of the clock.
 func TestDivisionKeepsTheClock(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	some := func() time.Duration { return time.Duration(random.Int64N(int64(time.Second)) >> random.IntN(31)) }

@@ -3,6 +3,7 @@ package shared
 import (
 	"fmt"
 	"os"
+	"runtime"
 	"strconv"
 	"strings"
 
@@ -11,9 +12,9 @@ import (
 	"github.com/tsugiki/tsugiki/internal/sys/mounts"
 )
 
-// Identify returns what the kernel programs know a file by. That is what stat(2)
-// tells, but for btrfs and overlayfs, which tell programs the device of a subvolume
-// or of a layer. The last component may be a link of /proc/PID/fd.
+// Identify returns the numbers by which the kernel programs know a file. They are the numbers of
+// stat(2), except on btrfs and overlayfs, where stat(2) returns the device of a subvolume or of a
+// layer. The last component of the path may be a link in /proc/PID/fd.
 func Identify(path string) (File, error) {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -38,9 +39,11 @@ func Identify(path string) (File, error) {
 	return file, nil
 }
 
-// identifyMounted asks what does not go by the file system's own stat: fdinfo has the
-// kernel's inode number (since 5.14), and the list of mounts the device.
+// identifyMounted uses sources other than the file system's own stat: fdinfo has the kernel's inode
+// number (since 5.14), and the list of mounts has the device.
 func identifyMounted(fd int) (File, error) {
+	runtime.LockOSThread() // the thread of the files below may not end before they are read
+	defer runtime.UnlockOSThread()
 	info, err := os.ReadFile(fmt.Sprintf("/proc/thread-self/fdinfo/%d", fd))
 	if err != nil {
 		return File{}, err

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A file of a file system that stat tells the truth about is what stat tells.
+// On a file system where stat(2) is right, Identify returns the numbers of stat(2).
 func TestIdentify(t *testing.T) {
 	var st unix.Stat_t
 	if err := unix.Stat("/proc/self/ns/net", &st); err != nil {
@@ -21,8 +21,7 @@ func TestIdentify(t *testing.T) {
 	}
 }
 
-// What the lists of mounts and descriptors tell of a file is what stat tells, where that
-// tells the truth.
+// On such a file system the lists of mounts and descriptors have the same numbers as stat(2).
 func TestIdentifyMounted(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

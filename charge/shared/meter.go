@@ -1,17 +1,16 @@
-// Package shared divides the CPU time of daemons that work for many containers
-// among those containers, by the files that the daemons read and write.
+// Package shared divides the CPU time of a daemon that works for many containers among those
+// containers, by the files that the daemon reads and writes.
 //
-// The sum is the exact CPU clock of the process. The parts are by events in the
-// kernel, where system calls of the watched processes end and where their threads are
-// switched (bpf/shared.bpf.c says how). What cannot be said to be for somebody,
-// such as waiting for the next thing to do, is each one's in proportion. Work that
-// io_uring does, and work for files that are not told by Own, is divided likewise
-// or is the daemon's own.
+// The total is the exact CPU clock of the process. The parts come from events in the kernel: the
+// end of each system call of a watched process, and each switch of its threads (bpf/shared.bpf.c
+// has the details). Time that belongs to no single owner, such as the search for the next thing to
+// do, is divided in proportion. The work of io_uring, and work on files without an owner, is
+// divided in the same way or is the daemon's own.
 //
-// It does not find daemons or files, and charges nobody. It takes CAP_BPF,
-// CAP_PERFMON and CAP_SYS_PTRACE; Linux 5.15 with BTF, on x86-64 or arm64. While
-// anything is watched, every system call of the machine costs more: some ten
-// nanoseconds, or more than a hundred where the processor's mitigations are dear.
+// The package does not find daemons or files, and charges nobody. It needs CAP_BPF, CAP_PERFMON and
+// CAP_SYS_PTRACE; Linux 5.15 with BTF, on x86-64 or arm64. While a process is watched, every system
+// call on the machine costs about ten nanoseconds more, or over a hundred on processors with
+// expensive mitigations.
 package shared
 
 import (
@@ -31,42 +30,42 @@ import (
 	"github.com/tsugiki/tsugiki/internal/kernel"
 )
 
-// ErrProcesses says that as many daemons are watched as can be.
+// ErrProcesses says that the largest possible number of daemons is watched already.
 var ErrProcesses = errors.New("too many processes")
 
-// File is what a file is known by, as stat(2) gives it: st_dev and st_ino. A file
-// of btrfs or overlayfs has another device there than in the kernel: see Identify.
+// File identifies a file by st_dev and st_ino of stat(2). On btrfs and overlayfs the kernel has
+// another device than stat(2): see Identify.
 type File struct {
 	Dev, Ino uint64
 }
 
-// Process is what a watched process has spent since it is watched.
+// Process has the CPU time of a watched process since Watch.
 type Process struct {
 	PID     int
 	CPU     time.Duration // divided so far
-	Unowned time.Duration // of which for nobody but itself
+	Unowned time.Duration // the part of CPU without an owner
 }
 
-// Meter divides. Its methods may be called by several goroutines.
+// Meter divides the CPU time of watched processes. Several goroutines may call its methods.
 type Meter struct {
 	objects bpf.SharedObjects
 
-	mu        sync.Mutex // guards all below
+	mu        sync.Mutex // guards the fields below
 	sums      slots.Sums
 	running   slots.Sums
 	width     uint32 // slots in a row
 	owners    *slots.Table
 	files     map[File]uint32
 	processes map[int]*process
-	rows      []uint32 // free
+	rows      []uint32 // free rows
 	watches   uint32
 	links     []link.Link
-	taken     map[uint32]time.Duration // of processes that are not watched any more
-	broken    error                    // of their last division
+	taken     map[uint32]time.Duration // of processes that are no longer watched
+	broken    error                    // of the last division of such processes
 }
 
-// New loads the kernel programs. They are attached, and cost something, only while
-// something is watched. A kernel that cannot is a kernel.UnsupportedError.
+// New loads the kernel programs. They are attached, and cost CPU time, only while a process is
+// watched. On a kernel without the features the error is a kernel.UnsupportedError.
 func New() (*Meter, error) {
 	m := &Meter{files: make(map[File]uint32), processes: make(map[int]*process), taken: make(map[uint32]time.Duration)}
 	if err := m.load(); err != nil {
@@ -115,16 +114,17 @@ func (m *Meter) load() error {
 	return err
 }
 
-// key has the device as the kernel keeps it, not as stat tells it.
+// key returns the kernel's form of a file's identity: the kernel encodes the device otherwise than
+// stat(2).
 func key(f File) bpf.SharedOwnedFile {
 	return bpf.SharedOwnedFile{Ino: f.Ino, Dev: unix.Major(f.Dev)<<20 | unix.Minor(f.Dev)}
 }
 
-// Own makes work on a file the owner's: that of any watched process, from now on.
-// The file may be a regular file, a pipe or a socket. What was owned by another
-// owner is this one's now. Owner 0 is nobody: see Disown.
+// Own makes owner the owner of a file: work of any watched process on the file is charged to the
+// owner from now on. The file may be a regular file, a pipe or a socket. Own replaces an earlier
+// owner. Owner 0 means none and is refused: see Disown.
 //
-// A directory owns what is directly in it and has no owner itself.
+// A directory makes its direct children owned, and is not owned itself.
 func (m *Meter) Own(file File, owner uint32) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -141,8 +141,8 @@ func (m *Meter) Own(file File, owner uint32) error {
 	return nil
 }
 
-// Disown makes work on a file nobody's. The inode number of a file that is gone
-// comes back with another file: disown files that go.
+// Disown removes the owner of a file. The kernel gives the inode number of a deleted file to
+// another file, so disown files that are deleted.
 func (m *Meter) Disown(file File) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -158,12 +158,11 @@ func (m *Meter) Disown(file File) error {
 	return nil
 }
 
-// Take returns what the watched processes have spent since the last Take, by
-// owner. 0 is the daemons themselves: files that nobody owns. Up to 500 ms of a
-// process are left for the next time if no event tells yet whose they are. More than
-// that of a thread that computes on is its owner's whom the last event told; what no
-// event has told of yet is divided as the rest is. An error is of some process, and what
-// the others have spent is returned with it.
+// Take returns the CPU time of the watched processes since the last Take, by owner. Owner 0 is the
+// time without an owner. Up to 500 ms of a process wait for a later Take if no event tells yet
+// whose they are. If a thread computes for longer, the time above that goes to the owner of its
+// last event. Time without any event is divided in proportion. After an error of one process, the
+// result still has the time of the others.
 func (m *Meter) Take() (map[uint32]time.Duration, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -182,7 +181,7 @@ func (m *Meter) Take() (map[uint32]time.Duration, error) {
 	return taken, err
 }
 
-// Processes returns what each watched process has spent, as far as it is divided.
+// Processes returns the divided CPU time of each watched process.
 func (m *Meter) Processes() []Process {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -193,7 +192,7 @@ func (m *Meter) Processes() []Process {
 	return list
 }
 
-// Close detaches everything, which then costs nothing.
+// Close detaches the kernel programs, which then cost nothing, and frees everything.
 func (m *Meter) Close() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -16,8 +16,8 @@ import (
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
-// What a collector does for a line is counted for the container whose line it is, line by
-// line, whichever thread does it, and nothing of it is the collector's own.
+// A collector's work for a line is counted for the container of that line, line by line, on any
+// thread. Nothing of it is counted for the collector itself.
 func TestLines(t *testing.T) {
 	for _, role := range []string{"inline", "handoff", "wake", "storm"} {
 		t.Run(role, func(t *testing.T) {
@@ -26,8 +26,8 @@ func TestLines(t *testing.T) {
 				own(t, m, r.pipes[i], uint32(i+1))
 				own(t, m, r.logs[i], uint32(i+1))
 			}
-			// The storm asks a pipe of the second container for nothing, at any time. It is
-			// told to by a byte of a file of its own.
+			// The storm may read the second container's empty pipe at any time. A byte of a file of
+			// its own starts it.
 			own(t, m, r.pipes[1]+".idle", 2)
 			asks := io.Discard
 			var itself []uint32
@@ -55,8 +55,8 @@ func TestLines(t *testing.T) {
 	}
 }
 
-// Asking for nothing is overhead, and no work on the file that is asked.
-// What is its own is one call for two thousand that ask.
+// Reading an empty pipe is overhead, and does not count for the pipe's owner. The daemon's own work
+// is one call for two thousand of these reads.
 func TestStorm(t *testing.T) {
 	m, r := open(t), newRig(t)
 	own(t, m, r.pipes[1]+".idle", 2)
@@ -64,7 +64,7 @@ func TestStorm(t *testing.T) {
 	testkit.Eventually(t, func() error {
 		before, was := d.weights(), d.overhead()
 		for range 10 {
-			d.wantOnly(t, 0, func() { // to ask for it is its own
+			d.wantOnly(t, 0, func() { // reading the command is the daemon's own work
 				if _, err := r.asks.Write([]byte("x")); err != nil {
 					t.Fatal(err)
 				}
@@ -78,7 +78,7 @@ func TestStorm(t *testing.T) {
 	})
 }
 
-// A descriptor number says nothing about the file: inodes do.
+// Files are told apart by their inodes, not by the descriptor number.
 func TestReusedDescriptor(t *testing.T) {
 	m, r := open(t), newRig(t)
 	for i := range r.logs {
@@ -89,8 +89,8 @@ func TestReusedDescriptor(t *testing.T) {
 		container := i % 3 % 2
 		d.wantOnly(t, uint32(container+1), func() { d.ask(t, string(rune('0'+container))) }, 0) // its input is its own
 	}
-	// What is done before a write is for whom is written to, though the last event said
-	// otherwise: as long as the thread is not switched in between.
+	// Work before a write counts for the owner of the written file, even if the last event was
+	// another owner's, unless the thread was switched in between.
 	testkit.Eventually(t, func() error {
 		before := d.weights()
 		d.ask(t, "1")
@@ -102,7 +102,7 @@ func TestReusedDescriptor(t *testing.T) {
 	})
 }
 
-// A call with two files is the owner's who owns either.
+// A call with two files counts for the owner of either file.
 func TestSplice(t *testing.T) {
 	m, r := open(t), newRig(t)
 	own(t, m, r.pipes[0], 1)
@@ -114,8 +114,8 @@ func TestSplice(t *testing.T) {
 	}
 }
 
-// An owner that is counted while another thread of the daemon computes gets what is
-// counted for it, and not what the thread uses.
+// While one thread of the daemon computes, another owner is counted. That owner gets its counted
+// time, and none of the computing thread's.
 func TestThreadThatComputes(t *testing.T) {
 	m, r := open(t), newRig(t)
 	own(t, m, r.pipes[0], 1)
@@ -141,7 +141,7 @@ func TestThreadThatComputes(t *testing.T) {
 		return nil
 	})
 	const rounds = 40
-	for i := range rounds { // twice as much as may be left for an event
+	for i := range rounds { // twice the time that may wait for an event
 		was := d.weights()[2]
 		if _, err := io.WriteString(d.stdin, "x"); err != nil {
 			t.Fatal(err)
@@ -160,7 +160,7 @@ func TestThreadThatComputes(t *testing.T) {
 	}
 	stop.Store(1)
 	d.settle(t)
-	// Counts can miss a quarter, and what is overhead is for whoever is worked for.
+	// The counts can miss a quarter. Overhead counts for the owner of the recent work.
 	w, overhead := d.weights(), d.overhead()
 	d.end(t, sums)
 	if most := (w[2] + overhead) * 4 / 3; sums[2] > most+ms || sums[2] == 0 {
@@ -171,7 +171,7 @@ func TestThreadThatComputes(t *testing.T) {
 	}
 }
 
-// Threads that have ended are in the process's clock, and in its counts.
+// The time of ended threads is in the process's clock and in the counts.
 func TestThreadsThatEnd(t *testing.T) {
 	m, r := open(t), newRig(t)
 	own(t, m, r.pipes[0], 1)
@@ -182,7 +182,7 @@ func TestThreadsThatEnd(t *testing.T) {
 	d.end(t, byOwner{})
 }
 
-// What stat tells of a file on overlayfs is not what the kernel programs see.
+// On overlayfs the kernel programs see other numbers than stat(2).
 func TestIdentifyOverlay(t *testing.T) {
 	m := open(t)
 	cmd := command("overlay", t.TempDir())
@@ -221,7 +221,7 @@ func TestDisown(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	take(t, m, byOwner{}) // gives the slots of 1 and 2 back
+	take(t, m, byOwner{}) // frees the slots of 1 and 2
 	d.begin(t)
 	for range 5 {
 		d.wantOnly(t, 0, func() { d.line(t, 0) })
@@ -237,7 +237,7 @@ func TestDisown(t *testing.T) {
 	}
 }
 
-// A process that ends is taken once more, and what watching took is given back.
+// The time of an ended process is taken once more, and its resources are freed.
 func TestProcessEnds(t *testing.T) {
 	m, r := open(t), newRig(t)
 	own(t, m, r.pipes[0], 1)
@@ -261,7 +261,7 @@ func TestProcessEnds(t *testing.T) {
 	}
 }
 
-// What a process spends while it is not watched is nobody's.
+// The time of a process that is not watched is not charged.
 func TestWatchTwiceAndAgain(t *testing.T) {
 	m, r := open(t), newRig(t)
 	own(t, m, r.pipes[0], 1)

@@ -17,25 +17,25 @@ import (
 type process struct {
 	source
 	pid   int
-	row   uint32        // of its sums
-	seen  []uint64      // sums at the last division
-	at    time.Duration // of the last division
-	clock time.Duration // at the last division
+	row   uint32        // the row of its sums
+	seen  []uint64      // the sums at the last division
+	at    time.Duration // the time of the last division
+	clock time.Duration // the clock at the last division
 	total Process
-	wakes []File // pipes by which it wakes itself
+	wakes []File // pipes by which the process wakes itself
 	division
 }
 
-// source is what the kernel tells of a process. In tests a simulation fills it.
+// source has the kernel's data about a process. Tests simulate it.
 type source struct {
 	of      cpuClock
-	sums    slots.Sums // of what is counted, by slot
+	sums    slots.Sums // counted times, by slot
 	running slots.Sums // what each CPU does now
-	watch   uint32     // how this watch is called there
+	watch   uint32     // the number of this watch in running
 	now     func() time.Duration
 }
 
-// cpuClock is a process's CPU clock: a helper.Process.
+// cpuClock is a process's CPU clock. helper.Process implements it.
 type cpuClock interface {
 	Elapsed() (time.Duration, error)
 	Close() error
@@ -66,11 +66,11 @@ func newProcess(pid int, row uint32, from source) (*process, error) {
 	return p, err
 }
 
-// native refuses programs of a 32-bit ABI, whose system calls have other numbers.
+// native returns an error for a program of a 32-bit ABI: its system calls have other numbers.
 func native(pid int) error {
 	f, err := os.Open(fmt.Sprintf("/proc/%d/exe", pid))
 	if err != nil {
-		return err // a kernel thread has none
+		return err // a kernel thread has no program
 	}
 	defer f.Close()
 	var ident [5]byte
@@ -78,14 +78,14 @@ func native(pid int) error {
 		return err
 	}
 	if ident[4] != 2 { // ELFCLASS64
-		return errors.New("its program is not of the native ABI")
+		return errors.New("the program does not have the native ABI")
 	}
 	return nil
 }
 
-// divide adds what the process has spent since the last time to its owners' sums,
-// and leaves nothing undivided if that is the last time. It returns
-// os.ErrProcessDone, having done that, if the process has ended.
+// divide adds the process's CPU time since the last division to its owners' sums. If last is set or
+// the process has ended, nothing is left for later. If the process has ended, divide returns
+// os.ErrProcessDone after that.
 func (p *process) divide(owners *slots.Table, to map[uint32]time.Duration, last bool) error {
 	now, err := p.of.Elapsed()
 	gone := errors.Is(err, os.ErrProcessDone)
@@ -94,7 +94,7 @@ func (p *process) divide(owners *slots.Table, to map[uint32]time.Duration, last 
 	}
 	m := p.read(owners)
 	gained := now - p.clock
-	if gone { // and its clock with it: the counts have the last bit
+	if gone { // the clock is gone, too: only the counts have the last part
 		gained = max(m.sum()-p.ahead()-p.rest, 0)
 	}
 	p.clock = now
@@ -110,9 +110,9 @@ func (p *process) divide(owners *slots.Table, to map[uint32]time.Duration, last 
 	return err
 }
 
-// read returns what was counted since the last time. What a CPU does now is read
-// first: a thread that is accounted in between is in the sums, and then counts twice
-// until the next time, not never.
+// read returns the counts since the last division. It reads the running words before the sums: if a
+// thread is counted in between, its time is in both and counts twice until the next division. In
+// the other order it would be in neither.
 func (p *process) read(owners *slots.Table) counts {
 	open := openTime(p.running, p.watch, p.now())
 	m := counts{overhead: p.since(uint32(bpf.SharedOwnerSlotSLOT_OVERHEAD)), of: map[uint32]time.Duration{}, open: map[uint32]time.Duration{}}
@@ -131,7 +131,7 @@ func (p *process) read(owners *slots.Table) counts {
 	return m
 }
 
-// since is what was added to a sum since the last time.
+// since returns by how much a sum grew since the last call.
 func (p *process) since(slot uint32) time.Duration {
 	sum := atomic.LoadUint64(&p.sums[slot])
 	ns := sum - p.seen[slot]

@@ -45,7 +45,8 @@ func command(role string, args ...string) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe", args...)
 	cmd.Env = append(os.Environ(), roleVar+"="+role)
 	if role == "compute" {
-		// The runtime neither stops it nor waits for it, and has a processor for each thread.
+		// The Go runtime must not stop it or wait for it, and must have a processor for each
+		// thread.
 		cmd.Env = append(cmd.Env, "GODEBUG=asyncpreemptoff=1", "GOGC=off", "GOMAXPROCS=4")
 	}
 	cmd.Stderr = os.Stderr
@@ -65,11 +66,11 @@ func run(t testing.TB, cmd *exec.Cmd) int {
 	return cmd.Process.Pid
 }
 
-// rig is the files of two containers: a pipe and a log of each.
+// rig has the files of two containers: a pipe and a log of each.
 type rig struct {
 	pipes, logs []string
 	writers     []*os.File
-	asks        *os.File // the first pipe that is called idle, which nobody owns
+	asks        *os.File // the pipe "idle", without an owner
 }
 
 func newRig(t testing.TB) *rig {
@@ -116,7 +117,7 @@ func own(t testing.TB, m *Meter, path string, owner uint32) File {
 	return f
 }
 
-// daemon is a process that is watched from its start, with its raw counts at hand.
+// daemon is a process that is watched from its start, and its raw counts.
 type daemon struct {
 	pid   int
 	m     *Meter
@@ -127,7 +128,7 @@ type daemon struct {
 	before, after time.Duration
 }
 
-// watch starts a daemon, lets it come to rest, and watches it.
+// watch starts a daemon, waits until it is idle, and watches it.
 func (r *rig) watch(t testing.TB, m *Meter, role string, args ...string) *daemon {
 	t.Helper()
 	cmd := command(role, args...)
@@ -150,13 +151,13 @@ func (d *daemon) begin(t testing.TB) {
 	d.after = clockOf(t, d.pid)
 }
 
-// settle waits until the daemon has done what it was asked for, and waits for more.
+// settle waits until the daemon has done its work and waits for more.
 func (d *daemon) settle(t testing.TB) {
 	t.Helper()
 	testkit.Settle(t, d.pid)
 }
 
-// weights returns what is counted so far, by owner. 0 is the daemon itself.
+// weights returns the counts so far, by owner. Owner 0 is the daemon itself.
 func (d *daemon) weights() byOwner {
 	p := d.m.processes[d.pid]
 	all := byOwner{0: time.Duration(atomic.LoadUint64(&p.sums[bpf.SharedOwnerSlotSLOT_OWN]))}
@@ -166,12 +167,12 @@ func (d *daemon) weights() byOwner {
 	return all
 }
 
-// overhead is what is counted so far that had to be done for all.
+// overhead returns the overhead that is counted so far.
 func (d *daemon) overhead() time.Duration {
 	return time.Duration(atomic.LoadUint64(&d.m.processes[d.pid].sums[bpf.SharedOwnerSlotSLOT_OVERHEAD]))
 }
 
-// line has a container write a line, and waits until the daemon has handled it.
+// line makes a container write a line, and waits until the daemon has handled it.
 func (d *daemon) line(t testing.TB, container int) {
 	t.Helper()
 	if _, err := io.WriteString(d.rig.writers[container], "a line of a container\n"); err != nil {
@@ -189,8 +190,8 @@ func (d *daemon) ask(t testing.TB, what string) {
 	d.settle(t)
 }
 
-// wantOnly does something for one owner, and wants it counted for that owner, and nothing
-// for others. Those of but may have more, too.
+// wantOnly calls a function, and checks that its work counts only for one owner. The owners in but
+// may get time, too.
 func (d *daemon) wantOnly(t *testing.T, owner uint32, do func(), but ...uint32) {
 	t.Helper()
 	before := d.weights()
@@ -205,8 +206,8 @@ func (d *daemon) wantOnly(t *testing.T, owner uint32, do func(), but ...uint32) 
 	}
 }
 
-// end ends the watch, and wants what was divided since its begin, with what is in sums
-// already, to be the daemon's CPU clock.
+// end ends the watch. It checks that all divided time, with the time in sums, equals the daemon's
+// CPU clock.
 func (d *daemon) end(t *testing.T, sums byOwner) {
 	t.Helper()
 	least := clockOf(t, d.pid) - d.after

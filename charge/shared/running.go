@@ -10,7 +10,7 @@ import (
 	"github.com/tsugiki/tsugiki/charge/slots"
 )
 
-// The words of the kernel programs' map of what each CPU does now (bpf/shared.bpf.c).
+// The layout of the words in the map of what each CPU does now (bpf/shared.bpf.c).
 const (
 	slotBits  = uint64(bpf.SharedRunningWordRUNNING_SLOT_BITS)
 	watchBits = uint64(bpf.SharedRunningWordRUNNING_WATCH_BITS)
@@ -19,8 +19,8 @@ const (
 	stride    = int(bpf.SharedRunningWordRUNNING_STRIDE)
 )
 
-// openTime returns, by slot, for how long threads run that no event has accounted since:
-// threads of the process that is watched under this number.
+// openTime returns, by slot, the running time of threads since their last event. It counts the
+// threads of the process with the given watch number.
 func openTime(running slots.Sums, watch uint32, now time.Duration) map[uint32]time.Duration {
 	open := make(map[uint32]time.Duration)
 	for i := 0; i < len(running); i += stride {
@@ -30,7 +30,7 @@ func openTime(running slots.Sums, watch uint32, now time.Duration) map[uint32]ti
 			continue
 		}
 		units := (uint64(now)>>unitBits - since) & (1<<timeBits - 1)
-		if units >= 1<<(timeBits-1) { // it began after now was read
+		if units >= 1<<(timeBits-1) { // the thread began to run after now was read
 			continue
 		}
 		open[uint32(slot)] += time.Duration(units << unitBits)
@@ -38,9 +38,9 @@ func openTime(running slots.Sums, watch uint32, now time.Duration) map[uint32]ti
 	return open
 }
 
-// monotonic is the clock of the kernel programs.
+// monotonic returns the time on the clock of the kernel programs.
 func monotonic() time.Duration {
 	var t unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &t) // every kernel has it
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &t) // every kernel has this clock
 	return time.Duration(t.Nano())
 }

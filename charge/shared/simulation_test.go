@@ -10,8 +10,8 @@ import (
 	"github.com/tsugiki/tsugiki/charge/slots"
 )
 
-// simulation is a daemon with a thread on each CPU, and the clock and the counts that the
-// kernel would keep of it.
+// simulation is a daemon with a thread on each CPU, with the clock and the counts that the kernel
+// would keep.
 type simulation struct {
 	time, cpu time.Duration
 	gone      bool
@@ -20,15 +20,15 @@ type simulation struct {
 	threads   []*simulated
 }
 
-// simulated is a thread that works for one owner at a time, in pieces. An event comes at
-// the end of each piece, and where the thread is switched.
+// simulated is a thread that works for one owner at a time, in pieces. An event comes at the end of
+// each piece, and when the thread is switched.
 type simulated struct {
 	slot        uint32
-	piece, rest time.Duration // CPU time up to an event, and what is done after it
-	switches    time.Duration // how long it runs at most without being switched; 0: never
+	piece, rest time.Duration // CPU time up to an event, and after it
+	switches    time.Duration // the longest time between switches; 0: no switches
 
-	at    time.Duration // into its piece and rest
-	since time.Duration // when it was counted
+	at    time.Duration // position in piece and rest
+	since time.Duration // time of the last count
 	runs  bool
 	spent time.Duration
 }
@@ -61,7 +61,7 @@ func (s *simulation) process(t *testing.T) *process {
 	return p
 }
 
-// word is what a CPU tells of a thread that is open since then.
+// word returns the running word of a CPU with a thread that is open since then.
 func word(slot uint32, watch uint32, since time.Duration) uint64 {
 	return (uint64(since)>>unitBits<<watchBits|uint64(watch)&(1<<watchBits-1))<<slotBits | uint64(slot)
 }
@@ -94,8 +94,8 @@ func (s *simulation) step() {
 	s.time += ms
 }
 
-// Whatever a piece's length, who is worked for in long pieces gets what is worked for
-// them, and no more than patience of it late.
+// For any length of pieces, the owner of the long pieces gets their time, and at most patience of
+// it late.
 func TestLateEvents(t *testing.T) {
 	for _, piece := range []time.Duration{10 * ms, 100 * ms, 400 * ms, 600 * ms, 3 * time.Second, time.Hour} {
 		for _, switches := range []time.Duration{0, 4 * ms, 700 * ms} {
@@ -144,7 +144,7 @@ func divideLate(t *testing.T, take time.Duration, late, other *simulated) {
 	}
 }
 
-// The counts have what the clock of a process that has ended does not tell any more.
+// After a process has ended, its clock cannot be read. The counts have its last time.
 func TestProcessIsGone(t *testing.T) {
 	owners := slots.NewTable(uint32(bpf.SharedOwnerSlotSLOT_FIRST), 8)
 	slot, err := owners.Hold(1)
@@ -175,7 +175,7 @@ func TestProcessIsGone(t *testing.T) {
 	}
 }
 
-// A word is believed if it is of the watch, and of a time before now.
+// A running word counts only if it belongs to the watch and has a time before now.
 func TestOpenTime(t *testing.T) {
 	const now, watch = time.Hour, 5
 	unit := time.Duration(1) << unitBits

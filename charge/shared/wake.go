@@ -12,8 +12,8 @@ import (
 	"github.com/tsugiki/tsugiki/bpf"
 )
 
-// ownAnonymous makes work on eventfds and the like overhead. They share one inode;
-// a Go program wakes its own threads by them.
+// ownAnonymous makes work on eventfds and similar files overhead. A Go program wakes its own
+// threads by them. All of these files share one inode.
 func (m *Meter) ownAnonymous() error {
 	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
 	if err != nil {
@@ -31,21 +31,21 @@ func (m *Meter) overhead(f File) error {
 	return m.objects.SlotByFile.Put(key(f), uint32(bpf.SharedOwnerSlotSLOT_OVERHEAD))
 }
 
-// ownPipes makes work on the pipes that a process has both ends of overhead: programs, and
-// Go's runtime before 1.23, wake their own threads by them. m.mu is held.
+// ownPipes makes work on pipes overhead if the process has both ends. Programs wake their own
+// threads by such pipes, as Go's runtime did before 1.23. The caller holds m.mu.
 func (m *Meter) ownPipes(p *process) error {
 	dir := fmt.Sprintf("/proc/%d/fd/", p.pid)
 	fds, err := os.ReadDir(dir)
 	if err != nil {
 		return err
 	}
-	const both = 0o600 // as the permissions of the link say
+	const both = 0o600 // permissions of the links to both ends together
 	ends := map[string]os.FileMode{}
 	for _, fd := range fds {
 		path := dir + fd.Name()
 		link, err := os.Readlink(path)
 		if err != nil || !strings.HasPrefix(link, "pipe:[") {
-			continue // or it was closed meanwhile
+			continue // no pipe, or closed meanwhile
 		}
 		info, err := os.Lstat(path)
 		before := ends[link]
@@ -71,7 +71,7 @@ func (m *Meter) ownPipes(p *process) error {
 	return nil
 }
 
-// forgetPipes undoes that. m.mu is held.
+// forgetPipes undoes ownPipes. The caller holds m.mu.
 func (m *Meter) forgetPipes(p *process) (err error) {
 	for _, f := range p.wakes {
 		if _, owned := m.files[f]; owned {

@@ -11,8 +11,8 @@ import (
 	"github.com/tsugiki/tsugiki/bpf"
 )
 
-// Watch divides the CPU time of a process from now on, of all its threads. It ends
-// by itself when the process does. A process is a thread group: pid is its leader.
+// Watch divides the CPU time of all threads of a process from now on, until the process ends. pid
+// is the leader of the thread group.
 func (m *Meter) Watch(pid int) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -53,7 +53,7 @@ func (m *Meter) Watch(pid int) error {
 	return nil
 }
 
-// Unwatch ends it. What is not taken yet of its time is in the next Take.
+// Unwatch ends a watch. The next Take returns the time that is not taken yet.
 func (m *Meter) Unwatch(pid int) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -64,7 +64,7 @@ func (m *Meter) Unwatch(pid int) error {
 	return m.part(p)
 }
 
-// part takes what a process has spent and forgets it. m.mu is held.
+// part divides the rest of a process's time and ends the watch. The caller holds m.mu.
 func (m *Meter) part(p *process) error {
 	if err := p.divide(m.owners, m.taken, true); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		m.broken = errors.Join(m.broken, err)
@@ -72,7 +72,7 @@ func (m *Meter) part(p *process) error {
 	return m.forget(p)
 }
 
-// forget ends a watch. m.mu is held.
+// forget ends a watch. The caller holds m.mu.
 func (m *Meter) forget(p *process) error {
 	err := m.objects.ProcessByTgid.Delete(uint32(p.pid))
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
@@ -90,7 +90,8 @@ func (m *Meter) forget(p *process) error {
 	return nil
 }
 
-// setBits tells the programs whose system calls need no look. m.mu is held.
+// setBits sets the bits by which the kernel programs skip system calls of other processes. The
+// caller holds m.mu.
 func (m *Meter) setBits() error {
 	words := make([]uint64, m.objects.WatchedBits.Size()/8)
 	for pid := range m.processes {
@@ -100,8 +101,8 @@ func (m *Meter) setBits() error {
 	return m.objects.WatchedBits.Set(words)
 }
 
-// attach attaches the programs, that of switches first: an open time has to stop there.
-// m.mu is held.
+// attach attaches the kernel programs. The program at switches is first, because it ends open time.
+// The caller holds m.mu.
 func (m *Meter) attach() error {
 	if len(m.links) > 0 {
 		return nil

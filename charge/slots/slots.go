@@ -1,8 +1,7 @@
-// Package slots numbers owners densely for kernel programs, which add up what is
-// theirs in an array, and maps that array, so that reading it takes no system call.
+// Package slots gives each owner a small number, its slot, for kernel programs that keep a sum per
+// owner in an array. It also maps that array, so that reading it needs no system call.
 //
-// It does not know what is added up. It takes CAP_BPF to map an array; Linux 5.5
-// or later.
+// It does not know what the sums count. It needs CAP_BPF to map an array, and Linux 5.5.
 package slots
 
 import (
@@ -16,22 +15,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrFull says that there are as many owners as the kernel programs can tell apart.
+// ErrFull says that all slots are in use.
 var ErrFull = errors.New("too many owners")
 
-// ErrOwner says that 0 is nobody, who can own nothing.
-var ErrOwner = errors.New("owner 0 is nobody")
+// ErrOwner says that the owner is 0, which means no owner.
+var ErrOwner = errors.New("owner 0 means no owner")
 
-// Table is the owners that have a slot. It is not safe for use by several
-// goroutines at once.
+// Table has the owners with a slot. It is not safe for concurrent use.
 type Table struct {
 	byOwner map[uint32]*holding
-	free    []uint32 // the longest free first: what is late for it finds nobody's
+	free    []uint32 // the longest free first, so that a late addition to a slot finds no new owner
 }
 
 type holding struct {
 	slot uint32
-	held int // things that are this owner's
+	held int // how many times Hold was called without Release
 }
 
 // NewTable returns a table of the slots from first to limit-1.
@@ -43,7 +41,7 @@ func NewTable(first, limit uint32) *Table {
 	return t
 }
 
-// Hold returns the slot of an owner, for one more thing that is its own.
+// Hold returns the slot of an owner, and counts one more thing that belongs to the owner.
 func (t *Table) Hold(owner uint32) (uint32, error) {
 	if owner == 0 {
 		return 0, ErrOwner
@@ -61,14 +59,14 @@ func (t *Table) Hold(owner uint32) (uint32, error) {
 	return h.slot, nil
 }
 
-// Release gives one thing up. The slot stays the owner's until Sweep.
+// Release undoes one Hold. The owner keeps the slot until Sweep.
 func (t *Table) Release(owner uint32) {
 	if h := t.byOwner[owner]; h != nil && h.held > 0 {
 		h.held--
 	}
 }
 
-// All returns the owners and their slots, of those too that own nothing any more.
+// All returns the owners and their slots, including owners without any Hold left.
 func (t *Table) All() iter.Seq2[uint32, uint32] {
 	return func(yield func(uint32, uint32) bool) {
 		for owner, h := range t.byOwner {
@@ -79,7 +77,7 @@ func (t *Table) All() iter.Seq2[uint32, uint32] {
 	}
 }
 
-// Sweep frees the slots of owners that own nothing, once their sums are read.
+// Sweep frees the slots of owners without any Hold left. Read their sums before.
 func (t *Table) Sweep() {
 	maps.DeleteFunc(t.byOwner, func(_ uint32, h *holding) bool {
 		if h.held > 0 {
@@ -90,10 +88,10 @@ func (t *Table) Sweep() {
 	})
 }
 
-// Sums is a mapped array of sums. They only grow; read them with sync/atomic.
+// Sums is a mapped array of sums. Sums only grow. Read them with sync/atomic.
 type Sums []uint64
 
-// Map maps an array whose values are sums only.
+// Map maps an array whose values consist only of sums.
 func Map(m *ebpf.Map) (Sums, error) {
 	size := int(m.MaxEntries() * m.ValueSize())
 	page := unix.Getpagesize()
@@ -104,7 +102,7 @@ func Map(m *ebpf.Map) (Sums, error) {
 	return unsafe.Slice((*uint64)(unsafe.Pointer(&b[0])), len(b)/8), nil
 }
 
-// Unmap gives the array back.
+// Unmap unmaps the array.
 func (s Sums) Unmap() error {
 	return unix.Munmap(unsafe.Slice((*byte)(unsafe.Pointer(&s[0])), len(s)*8))
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
-// BenchmarkPacket is what a datagram to a container costs more while it is measured:
-// its sender receives it on its own time. Rounds with and without take turns; the
+// BenchmarkPacket measures by how much a datagram to a container slows down while receiving is
+// measured. The sender's own thread receives it. Rounds with and without measuring take turns. The
 // figures are medians of the differences.
 func BenchmarkPacket(b *testing.B) {
 	const rounds, packets = 41, 5000
@@ -65,8 +65,8 @@ func BenchmarkPacket(b *testing.B) {
 	}
 }
 
-// BenchmarkReceive is a sender that receives on its own time what it sends to another
-// container: time for the receiver by packet, and how much of it is the sender's credit.
+// BenchmarkReceive measures a sender whose own thread receives the packets for another container:
+// the receiver's time per packet, and the part of it that is credited to the sender.
 func BenchmarkReceive(b *testing.B) {
 	top := testkit.Build(b, testkit.Options{Containers: 2, NoRemote: true})
 	m := open(b)

@@ -12,15 +12,15 @@ import (
 	"github.com/tsugiki/tsugiki/bpf"
 )
 
-// group is a cgroup whose sockets are an owner's.
+// group is a registered cgroup: receiving by its sockets is charged to the owner.
 type group struct {
 	owner uint32
 	link  link.Link
 }
 
-// Interface makes what is received on a network interface the owner's. netns is the
-// inode of its network namespace, ifindex its number there: of a veth, the end that
-// is in the container.
+// Interface charges the packets that a network interface receives to an owner. netns is the inode
+// of the interface's network namespace. ifindex is its number there. For a veth pair, register the
+// end in the container.
 func (m *Meter) Interface(netns uint64, ifindex int, owner uint32) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -41,7 +41,7 @@ func (m *Meter) Interface(netns uint64, ifindex int, owner uint32) error {
 	return nil
 }
 
-// ForgetInterface makes it nobody's.
+// ForgetInterface ends the registration of an interface.
 func (m *Meter) ForgetInterface(netns uint64, ifindex int) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -58,9 +58,10 @@ func (m *Meter) ForgetInterface(netns uint64, ifindex int) error {
 	return m.rest()
 }
 
-// CPUGroup makes receiving that interrupts the tasks of a group of the cpu
-// controller, or of groups up to seven levels below it, billed to the owner. ino is
-// the inode of the group's directory, in a v1 hierarchy or in cgroup2 alike.
+// CPUGroup registers a group of the cpu controller. The kernel bills receiving to the task that it
+// interrupts. If the task is in this group, or in a group up to seven levels below, the owner gets
+// a credit for the packets of others. ino is the inode of the group's directory, in a v1 hierarchy
+// or in cgroup v2.
 func (m *Meter) CPUGroup(ino uint64, owner uint32) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -77,7 +78,7 @@ func (m *Meter) CPUGroup(ino uint64, owner uint32) error {
 	return nil
 }
 
-// ForgetCPUGroup makes it nobody's.
+// ForgetCPUGroup ends the registration of a cpu group.
 func (m *Meter) ForgetCPUGroup(ino uint64) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -93,9 +94,9 @@ func (m *Meter) ForgetCPUGroup(ino uint64) error {
 	return nil
 }
 
-// Group makes what reaches the sockets of a cgroup the owner's, whatever the
-// interface: a grafted container's are on the host's. dir is a directory of cgroup2.
-// A socket is of the group in which it was made.
+// Group charges the packets that reach a cgroup's sockets to an owner, on any interface: a grafted
+// container's sockets are on the host's interfaces. dir is a directory of cgroup v2. A socket
+// belongs to the cgroup in which it was created.
 func (m *Meter) Group(dir *os.File, owner uint32) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -126,7 +127,7 @@ func (m *Meter) attachGroup(dir *os.File, id uint64, slot uint32) (link.Link, er
 	if err != nil {
 		return nil, err
 	}
-	// The storage is made by attaching, with nobody in it.
+	// Attaching makes the group's storage, without a slot in it.
 	if err = m.objects.SlotOfGroup.Put(id, slot); err == nil {
 		err = m.attach()
 	}
@@ -136,7 +137,8 @@ func (m *Meter) attachGroup(dir *os.File, id uint64, slot uint32) (link.Link, er
 	return l, nil
 }
 
-// ForgetGroup makes the group nobody's. It may be gone: ino is its inode.
+// ForgetGroup ends the registration of a cgroup. ino is the inode of the cgroup, which may have
+// been removed.
 func (m *Meter) ForgetGroup(ino uint64) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -146,7 +148,7 @@ func (m *Meter) ForgetGroup(ino uint64) error {
 	return m.rest()
 }
 
-// dropGroup detaches the program. m.mu is held.
+// dropGroup detaches the program from a cgroup. The caller holds m.mu.
 func (m *Meter) dropGroup(ino uint64) error {
 	g, known := m.groups[ino]
 	if !known {
@@ -160,7 +162,7 @@ func (m *Meter) dropGroup(ino uint64) error {
 	return nil
 }
 
-// inode is the number by which the kernel knows a cgroup too.
+// inode returns the inode of a cgroup's directory. It is also the kernel's id of the cgroup.
 func inode(dir *os.File) (uint64, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(dir.Fd()), &st); err != nil {

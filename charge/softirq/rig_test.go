@@ -33,7 +33,7 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// play does what a program of a container does, on one CPU, until it is killed.
+// play runs the work of a container's program, on one CPU, until it is killed.
 func play(role, cpu string, args []string) error {
 	n, err := strconv.Atoi(cpu)
 	if err != nil {
@@ -70,7 +70,7 @@ func everyThread(f func(tid int) error) error {
 // burst is how many datagrams are sent for one byte.
 const burst = 100
 
-// send sends datagrams for each byte of its standard input, and says when it has.
+// send sends a burst for each byte of its standard input, and prints when it is done.
 func send(to string) error {
 	conn, err := net.Dial("udp", to)
 	if err != nil {
@@ -91,7 +91,7 @@ func send(to string) error {
 	}
 }
 
-// sink receives some of it; the rest overflows, which is the kernel's work too.
+// sink receives a part of the datagrams. The others overflow the queue, which is kernel work, too.
 func sink(at string) error {
 	conn, err := net.ListenPacket("udp", at)
 	if err != nil {
@@ -107,8 +107,7 @@ func sink(at string) error {
 	}
 }
 
-// container is a place for programs: a network, a group of the cpu controller and
-// perhaps one of cgroup2.
+// container has a network, a group of the cpu controller and perhaps a v2 group for programs.
 type container struct {
 	owner uint32
 	ns    *testkit.Namespace
@@ -124,7 +123,7 @@ func newContainer(t testing.TB, m *tally, owner uint32, ns *testkit.Namespace) *
 	return c
 }
 
-// favour has the container's programs run whenever they can.
+// favour makes the container's programs run before others.
 func (c *container) favour(t testing.TB) {
 	t.Helper()
 	file, most := c.group+"/cpu.shares", "262144"
@@ -145,7 +144,7 @@ func (c *container) own(t testing.TB, m *tally) {
 	}
 }
 
-// place is what a container's interface is known by.
+// place returns the numbers that identify a container's interface.
 func place(t testing.TB, ns *testkit.Namespace) (netns uint64, index int) {
 	t.Helper()
 	err := ns.Do(func() error {
@@ -168,7 +167,7 @@ type program struct {
 	out  *bufio.Reader
 }
 
-// hear waits for a line.
+// hear waits for a line of the program.
 func (p *program) hear(t testing.TB, want string) {
 	t.Helper()
 	if line, err := p.out.ReadString('\n'); err != nil || line != want+"\n" {
@@ -176,7 +175,7 @@ func (p *program) hear(t testing.TB, want string) {
 	}
 }
 
-// send has it send a burst, and waits until it has.
+// send makes the program send a burst, and waits until it has.
 func (p *program) send(t testing.TB) {
 	t.Helper()
 	if _, err := p.in.Write([]byte("x")); err != nil {
@@ -227,7 +226,7 @@ func inodeOf(t testing.TB, path string) uint64 {
 	return st.Ino
 }
 
-// steer has what arrives at the container received on one CPU, whoever sent it.
+// steer makes one CPU receive all packets of the container, whoever sent them.
 func (c *container) steer(t testing.TB, cpu int) {
 	t.Helper()
 	script := fmt.Sprintf("mount -t sysfs sysfs /sys && echo %x >/sys/class/net/eth0/queues/rx-0/rps_cpus", 1<<cpu)
@@ -237,7 +236,7 @@ func (c *container) steer(t testing.TB, cpu int) {
 	}
 }
 
-// packets is how many the container's interface has received.
+// packets returns the number of packets that the container's interface has received.
 func (c *container) packets(t testing.TB) int {
 	t.Helper()
 	out, err := c.ns.Command(t.Context(), "cat", "/proc/net/dev").Output()

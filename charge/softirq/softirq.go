@@ -1,17 +1,17 @@
-// Package softirq measures what the kernel spends on receiving packets, by the
-// container that they are for, and by the container whose time it took.
+// Package softirq measures the CPU time that the kernel spends on receiving packets. It measures
+// the time for the container that gets the packets, and the time of the container that the kernel
+// billed for it.
 //
-// Packets are received in softirqs, on top of whatever task happens to run, to
-// which the kernel bills them; a kernel with CONFIG_IRQ_TIME_ACCOUNTING bills them
-// to nobody. bpf/softirq.bpf.c says how the time is cut into pieces, and what is
-// left out: threaded NAPI, and packets that a task feeds in (tun).
+// The kernel receives packets in softirqs, which interrupt any running task. It bills the time to
+// that task, or to no task with CONFIG_IRQ_TIME_ACCOUNTING. bpf/softirq.bpf.c explains how the time
+// is divided among packets, and what is not measured: threaded NAPI, and packets that a task sends
+// into a tun device.
 //
-// It does not know containers, only what is registered: network interfaces in
-// namespaces, cgroups whose sockets are a container's, and groups of the cpu
-// controller. It charges nobody. It takes CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN;
-// Linux 5.15 with BTF. While anything is registered, softirqs and received packets
-// cost more, machine-wide: some ten nanoseconds each, or some hundred where the
-// processor's mitigations are dear.
+// The package does not know containers. It knows the registered network interfaces, cgroups whose
+// sockets belong to a container, and groups of the cpu controller. It charges nobody. It needs
+// CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN; Linux 5.15 with BTF. While anything is registered, each
+// softirq and each received packet on the machine costs about ten nanoseconds more, or some hundred
+// on processors with expensive mitigations.
 package softirq
 
 import (
@@ -32,24 +32,25 @@ import (
 	"github.com/tsugiki/tsugiki/internal/kernel"
 )
 
-// Work is time spent on receiving.
+// Work is CPU time spent on receiving, for one owner.
 type Work struct {
-	For    time.Duration // for the owner, whoever it was billed to
-	Own    time.Duration // of For: billed to the owner by the kernel already
-	Credit time.Duration // billed to the owner by the kernel, but for somebody else
+	For    time.Duration // for the owner's packets, no matter who was billed
+	Own    time.Duration // the part of For that the kernel billed to the owner
+	Credit time.Duration // for others' packets, but billed to the owner
 }
 
-// Charge is what the owner owes for it: negative if the kernel billed it too much.
+// Charge returns the CPU time that the owner owes. It is negative if the kernel billed the owner
+// too much.
 func (w Work) Charge() time.Duration { return w.For - w.Own - w.Credit }
 
-// Meter measures. Its methods may be called by several goroutines.
+// Meter measures the receiving of packets. Several goroutines may call its methods.
 type Meter struct {
 	objects bpf.SoftirqObjects
 	billed  bool
 
-	mu         sync.Mutex // guards all below
+	mu         sync.Mutex // guards the fields below
 	sums       slots.Sums
-	seen       []uint64 // sums at the last Take
+	seen       []uint64 // the sums at the last Take
 	owners     *slots.Table
 	interfaces map[bpf.SoftirqReceiveDevice]uint32
 	cpuGroups  map[uint64]uint32
@@ -57,8 +58,8 @@ type Meter struct {
 	links      []link.Link
 }
 
-// New loads the kernel programs. They are attached, and cost something, only while
-// something is registered. A kernel that cannot is a kernel.UnsupportedError.
+// New loads the kernel programs. They are attached, and cost CPU time, only while something is
+// registered. On a kernel without the features the error is a kernel.UnsupportedError.
 func New() (*Meter, error) {
 	m := &Meter{
 		interfaces: make(map[bpf.SoftirqReceiveDevice]uint32),
@@ -97,9 +98,9 @@ func (m *Meter) load() error {
 	return nil
 }
 
-// billed tells whether this kernel bills softirqs to the tasks that they interrupt.
-// A runqueue counts them apart if it is built with CONFIG_IRQ_TIME_ACCOUNTING,
-// unless the machine's clock is too slow for that or the command line forbids it.
+// billed tells whether this kernel bills softirqs to the tasks that they interrupt. A kernel with
+// CONFIG_IRQ_TIME_ACCOUNTING counts them separately in each runqueue, unless the machine's clock is
+// too slow or the command line forbids it.
 func billed() (bool, error) {
 	types, err := btf.LoadKernelSpec()
 	if err != nil {
@@ -140,7 +141,7 @@ func (m *Meter) Take() (map[uint32]Work, error) {
 	return taken, nil
 }
 
-// since is what was added to a sum since the last Take. m.mu is held.
+// since returns by how much a sum grew since the last Take. The caller holds m.mu.
 func (m *Meter) since(i uint32) time.Duration {
 	sum := atomic.LoadUint64(&m.sums[i])
 	ns := sum - m.seen[i]
@@ -148,7 +149,7 @@ func (m *Meter) since(i uint32) time.Duration {
 	return time.Duration(ns)
 }
 
-// Close detaches everything, which then costs nothing.
+// Close detaches the kernel programs, which then cost nothing, and frees everything.
 func (m *Meter) Close() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -164,7 +165,7 @@ func (m *Meter) Close() error {
 	return errors.Join(err, m.objects.Close())
 }
 
-// attach begins measuring. m.mu is held.
+// attach starts measuring. The caller holds m.mu.
 func (m *Meter) attach() error {
 	if len(m.links) > 0 {
 		return nil
@@ -181,7 +182,7 @@ func (m *Meter) attach() error {
 	return nil
 }
 
-// rest ends measuring if there is nothing left to measure. m.mu is held.
+// rest stops measuring if nothing is registered that needs it. The caller holds m.mu.
 func (m *Meter) rest() error {
 	if len(m.interfaces)+len(m.groups) > 0 {
 		return nil

@@ -29,13 +29,13 @@ func open(t testing.TB) *tally {
 
 type works = map[uint32]Work
 
-// tally is what a meter has told, from its begin on.
+// tally has the sums of a meter since its start.
 type tally struct {
 	*Meter
 	all works
 }
 
-// collect adds what was done since the last time to sums.
+// collect adds the work since the last call to the sums.
 func (m *tally) collect(t testing.TB, sums works) {
 	t.Helper()
 	taken, err := m.Take()
@@ -49,8 +49,8 @@ func (m *tally) collect(t testing.TB, sums works) {
 	}
 }
 
-// until has a program send until the works are what is waited for, and returns them.
-// What was done before counts not.
+// until makes a program send until the works satisfy a condition, and returns them. Earlier work
+// does not count.
 func (m *tally) until(t *testing.T, sender *program, what string, done func(works) bool) works {
 	t.Helper()
 	m.collect(t, works{})
@@ -66,8 +66,8 @@ func (m *tally) until(t *testing.T, sender *program, what string, done func(work
 	return sums
 }
 
-// check wants no more to be billed than was received. A piece of work is added to two
-// sums, and may be seen in one of them before it is in the other.
+// check checks that no more time is billed than was used for receiving. A piece of work is added to
+// two sums, and may be in one of them before the other.
 func (m *tally) check(t *testing.T) {
 	t.Helper()
 	testkit.Eventually(t, func() error {
@@ -86,7 +86,7 @@ func (m *tally) check(t *testing.T) {
 	})
 }
 
-// wantNothing wants nothing to have been received for who got no packet since then.
+// wantNothing checks that an owner without packets got no time since then.
 func (c *container) wantNothing(t *testing.T, w Work, before int) {
 	t.Helper()
 	if now := c.packets(t); now == before && w.For != 0 {
@@ -94,8 +94,8 @@ func (c *container) wantNothing(t *testing.T, w Work, before int) {
 	}
 }
 
-// The sender runs the softirq on its own time: that is the receiver's, once, though
-// the packets pass a bridge and two pairs of links.
+// The sender's own thread runs the softirq. The time counts once for the receiver, though the
+// packets pass a bridge and two pairs of links.
 func TestReceiverOwesSender(t *testing.T) {
 	top := testkit.Build(t, testkit.Options{Containers: 3, NoRemote: true})
 	m := open(t)
@@ -131,9 +131,9 @@ func TestReceiverOwesSender(t *testing.T) {
 	m.check(t)
 }
 
-// Packets that another CPU sent interrupt whoever runs where they are received. That
-// is not always the busy container: the kernel's own thread takes over when there
-// are many, and other programs run on the machine.
+// Packets from another CPU interrupt the task that runs on the receiving CPU. That is not always
+// the busy container: for many packets the kernel's own thread takes over, and the machine has
+// other programs.
 func TestInterruptedIsCredited(t *testing.T) {
 	top := testkit.Build(t, testkit.Options{Containers: 2, NoRemote: true})
 	m := open(t)
@@ -195,7 +195,7 @@ func TestSocketsOfGroups(t *testing.T) {
 	}
 }
 
-// v2Group is the group of cgroup2 that the container's programs are in.
+// v2Group returns the v2 group of the container's programs.
 func (c *container) v2Group(t testing.TB) *os.File {
 	t.Helper()
 	if testkit.CgroupVersion() != "v2" {
@@ -272,7 +272,7 @@ func TestRegister(t *testing.T) {
 	}
 }
 
-// A group that is gone takes its program along; forgetting it is no error.
+// A removed group removes its program, too. Forgetting the group afterwards is no error.
 func TestGroupGone(t *testing.T) {
 	m := open(t)
 	own, err := cgroup.Own()

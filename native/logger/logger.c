@@ -147,6 +147,8 @@ int main(int argc, char **argv)
 	int signals;
 	bool awaited = fcntl(FD_READY, F_SETFD, FD_CLOEXEC) == 0; /* not so if run by hand */
 
+	if (options_help(argc, argv))
+		return fflush(stdout) == 0 ? 0 : 1;
 	output.make_room = logger_make_room;
 	streams[0].fd = FD_STDOUT;
 	streams[0].name = "stdout";

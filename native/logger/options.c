@@ -88,6 +88,38 @@ static bool options_set(struct options *o, const char *key, const char *value)
 static const char usage[] = "path=/FILE, max-size=NUMBER[k|m|g], max-file=NUMBER, "
 			    "compress=true|false, agent=/SOCKET|none";
 
+/* What --help prints. tsugiki manpages makes the manual page of it. */
+static const char help[] =
+	"tsugiki-log - logging driver for containerd, which writes files as Docker's json-file\n"
+	"\n"
+	"Usage:\n"
+	"  tsugiki-log KEY VALUE [KEY VALUE...]\n"
+	"  tsugiki-log --help\n"
+	"\n"
+	"containerd starts tsugiki-log for a container whose log URI is binary:///PATH?KEY=VALUE.\n"
+	"Descriptors 3 and 4 are what the container prints. The environment has CONTAINER_ID and\n"
+	"CONTAINER_NAMESPACE. tsugiki-log reports bad options to syslog. The agent takes its CPU\n"
+	"time from the container's quota.\n"
+	"\n"
+	"Options:\n"
+	"  path=/FILE             the file (default " DEFAULT_DIR "/NAMESPACE/ID/ID-json.log)\n"
+	"  max-size=NUMBER[k|m|g] begin the next file at so many bytes; k is 1000 (default never)\n"
+	"  max-file=NUMBER        number of files, with the current one (default 1)\n"
+	"  compress=true|false    compress older files with gzip (default false)\n"
+	"  agent=/SOCKET|none     socket of the agent (default " DEFAULT_AGENT ")\n"
+	"\n"
+	"Example:\n"
+	"  ctr run -d --log-uri 'binary:///usr/bin/tsugiki-log?max-size=10m&max-file=3' IMAGE "
+	"web-1\n";
+
+bool options_help(int argc, char **argv)
+{
+	if (argc != 2 || (strcmp(argv[1], "--help") != 0 && strcmp(argv[1], "-h") != 0))
+		return false;
+	fputs(help, stdout);
+	return true;
+}
+
 bool options_read(struct options *o, int argc, char **argv, char *why, size_t size)
 {
 	const char *namespace = getenv("CONTAINER_NAMESPACE");

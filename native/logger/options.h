@@ -17,6 +17,9 @@ struct options {
 	const char *container;
 };
 
+/* Prints a help text if the command line asks for it. */
+bool options_help(int argc, char **argv);
+
 /* Says in why[] what is wrong with the command line or the environment. */
 bool options_read(struct options *o, int argc, char **argv, char *why, size_t size);
 

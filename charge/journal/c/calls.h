@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The system calls of an undo helper that waits and undoes; see privilege_confine. */
+/* The system calls of a running undo helper; see privilege_confine. */
 #ifndef TSUGIKI_UNDO_HELPER_CALLS_H
 #define TSUGIKI_UNDO_HELPER_CALLS_H
 
@@ -7,9 +7,9 @@
 
 #include "../../../native/privilege/privilege.h"
 
-/* Its work is in files of cgroups. It makes no socket and starts nothing. */
+/* The undo helper works on files of cgroups. It makes no socket and starts no process. */
 static const struct privilege_call undo_helper_calls[] = {
-#ifdef SYS_open /* arm64 has the newer ones only */
+#ifdef SYS_open /* arm64 has only the newer calls */
 	{.number = SYS_open},	 {.number = SYS_rmdir},
 #endif
 	{.number = SYS_openat},	 {.number = SYS_newfstatat}, {.number = SYS_fstatfs},

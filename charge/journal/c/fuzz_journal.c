@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * libFuzzer target: no bytes make journal_read() touch memory that is not its own,
- * and whatever it accepts is within what undo.c relies on.
+ * libFuzzer target. For any input, journal_read() must not touch memory outside of the entry, and
+ * an entry that it accepts must satisfy the assumptions of undo.c.
  */
 #include "journal.h"
 
@@ -23,8 +23,8 @@ static void fuzz_path(const char path[JOURNAL_PATH])
 		abort();
 }
 
-/* One byte of order, original and lengths each, a path and a text; the rest is as
- * it comes. */
+/* The input is one byte each for order, original and the two lengths, and then the bytes of both
+ * the path and the texts. */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	struct journal_entry *shared = calloc(1, sizeof(*shared)), entry;

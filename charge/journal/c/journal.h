@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The undo journal: a file that the agent maps and writes, and that the undo helper
- * maps as well. The agent's side is charge/journal, whose test holds both to this.
+ * The layout of the undo journal. The agent maps the file and writes it. The undo helper maps it,
+ * too. The agent's side is the Go package charge/journal. A test of that package compares the two.
  *
- * A page with a header is followed by entries. An entry counts while `valid` is 1,
- * which the agent stores last: what a killed agent had not finished is not looked
- * at. What it changes later is either not looked at before one word says so
- * (`originals`), or does no harm half written (`ours`: a text of length 0).
+ * A header in the first page is followed by entries. An entry is valid while `valid` is 1. The
+ * agent stores `valid` last, so entries that a killed agent had not finished are ignored. The agent
+ * changes a valid entry without harm: a new original counts only after the store of `original`, and
+ * a text in `ours` has length 0 while it is written.
  */
 #ifndef TSUGIKI_JOURNAL_H
 #define TSUGIKI_JOURNAL_H
@@ -21,17 +21,17 @@
 #define JOURNAL_CAPACITY 16384
 #define JOURNAL_PATH	 880
 #define JOURNAL_TEXT	 64
-/* charge/bandwidth's HelperGroup. */
+/* The same as HelperGroup of charge/bandwidth. */
 #define JOURNAL_SHELF "tsugiki-helpers"
 
-/* In which order entries are undone. */
+/* The kinds of entries, in the order in which they are undone. */
 enum { JOURNAL_THAW = 1, JOURNAL_QUOTA, JOURNAL_BURST, JOURNAL_MOVE };
 
 struct journal_header {
 	char magic[8];
-	char boot[36]; /* the boot's id: the agent empties the file of another boot */
+	char boot[36]; /* id of the boot: the agent empties a file of an earlier boot */
 	uint32_t zero[5];
-	_Atomic uint32_t used; /* entries from there on have never been used */
+	_Atomic uint32_t used; /* later entries have never been used */
 };
 
 struct journal_text {
@@ -43,7 +43,7 @@ struct journal_entry {
 	_Atomic uint32_t valid;
 	uint32_t order;
 	uint64_t inode;		   /* of the file, or of the group to move from */
-	_Atomic uint32_t original; /* which of the two counts */
+	_Atomic uint32_t original; /* index of the valid element of originals */
 	uint32_t zero[3];
 	char originals[2][JOURNAL_TEXT];
 	struct journal_text ours[2];
@@ -55,9 +55,9 @@ _Static_assert(offsetof(struct journal_header, used) == 64, "the agent's Spare")
 _Static_assert(sizeof(struct journal_entry) == 2048, "entries do not straddle pages");
 
 /*
- * Copies an entry and says whether it can be undone: its order is known, its paths
- * are absolute without empty components, "." or "..", and its texts end. What is left in
- * `ours` has a length below JOURNAL_TEXT - 4 and a zero byte after it.
+ * Copies an entry and tells whether it can be undone: its order is known, its paths are absolute
+ * without empty components, "." or "..", and its texts are terminated. Each text in `ours` then has
+ * a length below JOURNAL_TEXT - 4 and a zero byte after it.
  */
 bool journal_read(const struct journal_entry *shared, struct journal_entry *entry);
 

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Theory of operation. The journal is root's, but may be damaged: nothing outside
- * of a cgroup file system is opened for writing. Hence a file is reached by its
- * directory, which is opened as a mere place (O_PATH), found to be in a cgroup file
- * system, and only then asked for the file. A group made anew under an old name
- * has another inode, and is left alone.
+ * Theory of operation. Only root can write the journal, but it may be damaged. So nothing outside
+ * of a cgroup file system is opened for writing. The directory of a file is opened first, with
+ * O_PATH. Only if it is in a cgroup file system is the file opened. A group that was made later
+ * under an old name has another inode, and is left alone.
  *
- * Between reading a file and writing it, somebody else may write it: cgroup files
- * know no compare and exchange. The window is two system calls.
+ * Somebody else may write a file between our read and our write: cgroup files have no
+ * compare-and-exchange. That window is two system calls long.
  */
 #define _GNU_SOURCE
 #include "undo.h"
@@ -23,8 +22,8 @@
 #include <time.h>
 #include <unistd.h>
 
-/* How often processes are moved out of a group that does not become empty, and the
- * pause between: about two seconds. */
+/* How often processes are moved out of a group that does not become empty, and the pause between
+ * two attempts: about two seconds in all. */
 #define UNDO_ROUNDS 1000
 #define UNDO_PAUSE  2000000L /* ns */
 
@@ -33,7 +32,7 @@ static bool undo_is_gone(int error)
 	return error == ENOENT || error == ENODEV || error == ENOTDIR;
 }
 
-/* Opens a directory of a cgroup file system as a place, or fails with EXDEV. */
+/* Opens a directory of a cgroup file system with O_PATH. Fails with EXDEV in other file systems. */
 static int undo_open_group(const char *path)
 {
 	struct statfs fs;
@@ -49,7 +48,7 @@ static int undo_open_group(const char *path)
 	return -1;
 }
 
-/* Cuts the last component off and returns it; PATH becomes the directory. */
+/* Cuts off the last component and returns it. PATH becomes the directory. */
 static const char *undo_split(char path[JOURNAL_PATH])
 {
 	char *slash = strrchr(path, '/');
@@ -58,7 +57,7 @@ static const char *undo_split(char path[JOURNAL_PATH])
 	return slash + 1;
 }
 
-/* Opens the directory that PATH is in; NAME is what it is called there. */
+/* Opens the directory of PATH. NAME becomes the last component of PATH. */
 static int undo_open_parent(const char *path, char place[JOURNAL_PATH], const char **name)
 {
 	memcpy(place, path, JOURNAL_PATH);
@@ -66,7 +65,7 @@ static int undo_open_parent(const char *path, char place[JOURNAL_PATH], const ch
 	return undo_open_group(place);
 }
 
-/* Reads a file's first line without the space around it. */
+/* Reads a file's first line without surrounding space. */
 static bool undo_read_line(int fd, char *line, size_t size)
 {
 	ssize_t n = pread(fd, line, size - 1, 0);
@@ -92,8 +91,8 @@ static bool undo_is_ours(const struct journal_entry *entry, const char *line)
 }
 
 /*
- * Writes a file's original. Before Linux 6.10 (commit 49217ea147df), a write to cpu.max
- * divides cpu.max.burst by a thousand: it is written again.
+ * Writes a file's original text. Before Linux 6.10 (commit 49217ea147df), a write to cpu.max
+ * divides cpu.max.burst by a thousand. So the burst is read before and written again after it.
  */
 static bool undo_put(int dir, const char *name, int fd, const char *original)
 {
@@ -148,15 +147,15 @@ static enum undo_outcome undo_write(const struct journal_entry *entry)
 	return outcome;
 }
 
-/* Where processes go back to. */
+/* The group that processes are moved back to. */
 struct undo_home {
 	char path[JOURNAL_PATH];
-	int procs; /* of the group there, or -1 */
+	int procs; /* the group's cgroup.procs, or -1 */
 };
 
 /*
- * Opens the group that PATH names, or the nearest above it that there is; it has
- * to be in the file system DEVICE.
+ * Opens the group at the path in HOME, or its nearest existing ancestor. The group must be in the
+ * file system DEVICE.
  */
 static bool undo_open_home(struct undo_home *home, dev_t device)
 {
@@ -184,8 +183,8 @@ static bool undo_open_home(struct undo_home *home, dev_t device)
 }
 
 /*
- * Moves the processes that TEXT, a part of cgroup.procs, names on whole lines. A
- * 0 is a process of another pid namespace than ours, and written would be us.
+ * Moves the processes in TEXT, a part of cgroup.procs. Only whole lines count. A 0 is a process of
+ * another pid namespace. Written, it would mean this process.
  */
 static bool undo_move_listed(struct undo_home *home, dev_t device, char *text)
 {
@@ -194,8 +193,8 @@ static bool undo_move_listed(struct undo_home *home, dev_t device, char *text)
 		if (strtol(text, NULL, 10) <= 0)
 			continue;
 		while (write(home->procs, text, strlen(text)) < 0 && errno != ESRCH) {
-			/* A group that was removed meanwhile, or one of the second kind
-			 * that may have no processes of its own: the one above it. */
+			/* The group was removed meanwhile, or it is a v2 group that may have no
+			 * processes. Take the group above it. */
 			if (!undo_is_gone(errno) && errno != EBUSY && errno != EOPNOTSUPP)
 				return false;
 			close(home->procs);
@@ -208,8 +207,8 @@ static bool undo_move_listed(struct undo_home *home, dev_t device, char *text)
 	return true;
 }
 
-/* Moves everybody out of the group GROUP, whose directory is in PARENT as NAME,
- * until it can be removed: what is moved may be forking. */
+/* Moves all processes out of GROUP until it can be removed: a process may fork meanwhile. GROUP
+ * is NAME in the directory PARENT. */
 static bool undo_empty(int parent, const char *name, int group, struct undo_home *home,
 		       dev_t device)
 {
@@ -233,15 +232,14 @@ static bool undo_empty(int parent, const char *name, int group, struct undo_home
 			return true;
 		if (errno != EBUSY)
 			return false;
-		/* Who is ending cannot be moved, and is gone soon. */
+		/* An exiting process cannot be moved, and is gone soon. */
 		if (round > 0)
 			(void)nanosleep(&pause, NULL);
 	}
 	return false;
 }
 
-/* Removes the group that groups to move from are made in, unless there are others
- * in it. */
+/* Removes the parent of the placements' groups, unless it has other groups. */
 static void undo_remove_shelf(const char *path)
 {
 	if (strcmp(strrchr(path, '/') + 1, JOURNAL_SHELF) == 0)

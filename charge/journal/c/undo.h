@@ -6,11 +6,11 @@
 
 enum undo_outcome {
 	UNDO_DONE,
-	UNDO_NOTHING, /* the group is gone, or somebody else has written the file */
+	UNDO_NOTHING, /* the group was removed, or somebody else has written the file */
 	UNDO_FAILED,  /* errno says why */
 };
 
-/* Undoes an entry that journal_read() has let pass. */
+/* Undoes an entry that journal_read() has accepted. */
 enum undo_outcome undo_entry(const struct journal_entry *entry);
 
 #endif

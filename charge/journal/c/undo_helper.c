@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * tsugiki-undo: undoes what the agent did to cgroups when the agent ends.
+ * tsugiki-undo undoes the agent's changes to cgroups when the agent ends.
  *
- * Theory of operation. The agent starts it with one end of a socket, of which only
- * the agent has the other, and with the undo journal, whose lock is that
- * of the open file and so held by both. The undo helper greets, and sleeps until the
- * socket ends. Then it undoes every entry, those first that cannot wait, says how
- * many (to an agent that is still there: it only shut its side down), and ends.
+ * Theory of operation. The agent starts it with the undo journal and one end of a socket. Only the
+ * agent has the other end. The lock of the journal belongs to the open file, so both processes hold
+ * it. The undo helper sends a greeting and waits for the end of the socket. Then it undoes every
+ * entry, the urgent ones first, and sends the number of undone entries. An agent that has only shut
+ * down its side of the socket reads that number. Then the undo helper exits.
  *
- * It is in a session of its own and ignores signals: only SIGKILL ends it early,
- * and then the agent, or the next one, starts another.
+ * It has a session of its own and ignores signals. Only SIGKILL ends it early. The agent, or the
+ * next agent, then starts another one.
  */
 #define _GNU_SOURCE
 #include "../../../native/privilege/privilege.h"
@@ -31,13 +31,13 @@
 #define UNDO_HELPER_CONTROL 3
 #define UNDO_HELPER_FILE    4
 
-/* Groups that were delegated to a user are that user's, and moving somebody else's
- * process between groups that have a cpuset takes the right to say where it runs. */
+/* The capabilities that the undo helper keeps: to write to groups that were delegated to a user,
+ * and to move another user's process between groups that have a cpuset. */
 #define UNDO_HELPER_CAP_DAC_OVERRIDE 1
 #define UNDO_HELPER_CAP_SYS_NICE     23
 #define UNDO_HELPER_KEEP	     (1ull << UNDO_HELPER_CAP_DAC_OVERRIDE | 1ull << UNDO_HELPER_CAP_SYS_NICE)
 
-/* What happened, and the first failure of all. */
+/* The counts of the work, and the error and path of the first failure. */
 struct undo_helper_work {
 	struct undo_helper_report report;
 	int error;
@@ -64,7 +64,7 @@ static struct journal_header *undo_helper_map(void)
 	return header;
 }
 
-/* Ends with the agent, not with the terminal, the session or the service. */
+/* The end of the terminal, the session or the service does not end the undo helper. */
 static void undo_helper_ignore_signals(void)
 {
 	static const int ignored[] = {SIGHUP,  SIGINT,	SIGQUIT, SIGTERM, SIGPIPE, SIGUSR1,
@@ -118,7 +118,7 @@ static void undo_helper_undo_all(struct journal_header *header, struct undo_help
 
 	if (used > JOURNAL_CAPACITY)
 		used = JOURNAL_CAPACITY;
-	/* Damaged entries, of no known order, come last. */
+	/* Damaged entries have no known order, and come last. */
 	for (uint32_t order = JOURNAL_THAW; order <= JOURNAL_MOVE + 1; order++) {
 		for (uint32_t i = 0; i < used; i++) {
 			uint32_t turn = entries[i].order;
@@ -135,8 +135,9 @@ static void undo_helper_say(const struct undo_helper_work *work)
 {
 	char text[JOURNAL_PATH + 128];
 
-	/* An agent that is there reads it, and says it itself. If it is not, the next
-	 * one need not wait until somebody reads what is said here. */
+	/* If the agent exists, it reads the report and logs it. If it does not, the lock is
+	 * released first, so that the next agent need not wait until somebody reads these
+	 * messages. */
 	if (send(UNDO_HELPER_CONTROL, &work->report, sizeof(work->report), MSG_NOSIGNAL) < 0) {
 		(void)flock(UNDO_HELPER_FILE, LOCK_UN);
 		(void)snprintf(text, sizeof(text), "tsugiki-undo: agent ended; undone: %u\n",

@@ -6,8 +6,8 @@
 
 #define UNDO_HELPER_VERSION 1
 
-/* What the undo helper says: once when it is ready, with zeroes, and once when the
- * work is done. Both sides run on one machine: host byte order. */
+/* A report of the undo helper. It sends one when it is ready, with zeroes, and one when the work
+ * is done. Both sides run on one machine: host byte order. */
 struct undo_helper_report {
 	uint32_t version;
 	uint32_t undone;
