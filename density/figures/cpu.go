@@ -16,10 +16,10 @@ import (
 
 const (
 	studyCPU = 64
-	// stencilMemory is what the kernel's three grids take.
+	// stencilMemory is the size of the kernel's three grids in bytes.
 	stencilMemory = 8 << 20
-	// leastCPU is what a container should compute at least, so that it is more
-	// than a few of the scheduler's slices.
+	// leastCPU is the CPU time that a container should use at least, so that it takes more than a
+	// few of the scheduler's slices.
 	leastCPU = 100 * time.Millisecond
 )
 
@@ -105,8 +105,8 @@ func cpuStep(o *sweep.Options, v variant, n int, quota bool) sweep.Step {
 	return sweep.Step{Key: key, Variant: v.String(), Seconds: took.Seconds() + seconds(n), Run: run}
 }
 
-// sharedOut are the samples of something that containers share: the sum, and what each
-// got, with its fairness.
+// sharedOut returns the samples of a quantity that containers share: the sum, and each container's
+// part with the fairness.
 func sharedOut(labels map[string]string, n int, values []float64, extra map[string]float64) []sweep.Sample {
 	x := float64(n)
 	return []sweep.Sample{
@@ -115,7 +115,7 @@ func sharedOut(labels map[string]string, n int, values []float64, extra map[stri
 	}
 }
 
-// seconds is about what starting and stopping containers takes.
+// seconds is roughly the time to start and stop containers.
 func seconds(n int) float64 { return 0.5 + secondsEach*float64(n) }
 
 const secondsEach = 0.25

@@ -16,17 +16,17 @@ import (
 	"github.com/tsugiki/tsugiki/density/sweep"
 )
 
-// barrierInside is where containers of a crowd have the barrier.
+// barrierInside is the barrier's path in the containers of a crowd.
 const barrierInside = "/run/barrier"
 
-// arriveLimit is how long programs may take until all are at the barrier: some tenths
-// of a second each, on slow machines.
+// arriveLimit is the time within which all programs must arrive at the barrier. On slow machines
+// each takes some tenths of a second.
 const arriveLimit = 10 * time.Minute
 
-// runLimit is how long programs may take, far above what any does.
+// runLimit is the time limit of the programs. It is far above the time that any of them takes.
 const runLimit = 30 * time.Minute
 
-// crowd is some containers that do the same at the same time.
+// crowd is a set of containers that run the same program at the same time.
 type crowd struct {
 	env     *sweep.Env
 	spec    func(i int) rig.Spec
@@ -36,8 +36,7 @@ type crowd struct {
 	barrier *load.Barrier
 }
 
-// gather starts n containers, which have the barrier mounted. It leaves none if one
-// does not start.
+// gather starts n containers with the barrier mounted. If one fails, it stops the others.
 func gather(ctx context.Context, e *sweep.Env, n int, spec func(i int) rig.Spec) (*crowd, error) {
 	c := &crowd{env: e, spec: spec, file: filepath.Join(e.Rig.Dir(), "barrier")}
 	var err error
@@ -71,8 +70,8 @@ func (c *crowd) grow(ctx context.Context, n int) error {
 	})
 }
 
-// disperse ends them. When the sweep is interrupted it leaves that to the rig's end,
-// which is faster.
+// disperse stops the containers. After an interrupt of the sweep it does nothing: the rig's end is
+// faster.
 func (c *crowd) disperse(ctx context.Context) error {
 	err := errors.Join(c.barrier.Close(), os.Remove(c.file))
 	if ctx.Err() != nil {
@@ -87,11 +86,11 @@ func (c *crowd) disperse(ctx context.Context) error {
 	}))
 }
 
-// each calls f for 0 to n-1, as many at a time as there are CPUs to do it. After an
-// error nothing more is begun.
+// each calls f for 0 to n-1, on as many goroutines as there are CPUs. After an error it starts no
+// more calls.
 func each(n int, f func(i int) error) error {
 	var (
-		mu     sync.Mutex // guards what follows
+		mu     sync.Mutex // guards the variables below
 		next   int
 		failed error
 		group  sync.WaitGroup
@@ -119,10 +118,10 @@ func each(n int, f func(i int) error) error {
 	return failed
 }
 
-// runner runs a program at the barrier and returns what it printed.
+// runner runs a program at the barrier and returns its output.
 type runner func(ctx context.Context, args ...string) ([]byte, error)
 
-// runners are one for each container.
+// runners returns one runner for each container.
 func (c *crowd) runners() []runner {
 	var list []runner
 	for _, m := range c.members {
@@ -133,17 +132,17 @@ func (c *crowd) runners() []runner {
 	return list
 }
 
-// onHost is one on the host.
+// onHost returns a runner on the host.
 func (c *crowd) onHost(loader string) runner {
 	return func(ctx context.Context, args ...string) ([]byte, error) {
 		return c.env.Rig.Host(ctx, append([]string{loader}, load.At(c.file, args...)...)...)
 	}
 }
 
-// together runs a program in each at the same time, and returns what they printed and
-// what the machine was like meanwhile.
+// together runs a program in each runner at the same time. It returns their outputs, and the
+// machine's counters meanwhile.
 func (c *crowd) together(ctx context.Context, where []runner, args func(i int) []string) ([][]byte, map[string]float64, error) {
-	ctx, stop := context.WithTimeoutCause(ctx, runLimit, errors.New("programs do not come to an end"))
+	ctx, stop := context.WithTimeoutCause(ctx, runLimit, errors.New("the programs do not end"))
 	defer stop()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -178,7 +177,7 @@ func (c *crowd) together(ctx context.Context, where []runner, args func(i int) [
 	return out, after.since(before), nil
 }
 
-// watch looks at the machine and at the quotas of the containers.
+// watch observes the machine and the quotas of the containers.
 func (c *crowd) watch() (observation, error) {
 	o, err := observe()
 	for _, m := range c.members {

@@ -1,12 +1,12 @@
-// Package figures is the experiments of the density study: those of the study on
-// highly consolidated containers (Umezawa and Yamaguchi), in their order, and what it
-// left open.
+// Package figures has the experiments of the density study: first the experiments of the study on
+// highly consolidated containers (Umezawa and Yamaguchi), in their order, then those on its open
+// questions.
 //
-// It owns what is measured and how, and what is written beside it. Containers are
-// density/rig's, the order and the repeating of steps density/sweep's, the programs
-// that load containers density/load's, statistics density/result's. It needs what
-// density/rig needs, the programs that an experiment's Plan asks for, and for pressure
-// a kernel with PSI, without which that is left out.
+// It decides what is measured, how, and what is recorded beside it. density/rig makes containers,
+// density/sweep orders and repeats steps, density/load has the programs that load containers, and
+// density/result makes statistics. The package needs the same privileges and kernel as density/rig,
+// and the programs that an experiment's Plan asks for. Pressure needs a kernel with PSI, and is
+// left out without it.
 package figures
 
 import (
@@ -46,7 +46,7 @@ func (e experiment) Plan(o *sweep.Options) (*sweep.Plan, error) {
 	return p, nil
 }
 
-// All are the experiments, the study's first.
+// All returns the experiments, the study's first.
 func All() []sweep.Experiment {
 	return []sweep.Experiment{
 		experiment{"cpu", planCPU},
@@ -63,7 +63,7 @@ func All() []sweep.Experiment {
 	}
 }
 
-// Rounds, if nobody says how many: an interval takes three.
+// The default numbers of rounds. An interval needs three.
 const (
 	usualRounds = result.IntervalFrom
 	quickRounds = 1
@@ -76,10 +76,11 @@ func rounds(o *sweep.Options) int {
 	return usualRounds
 }
 
-// quickMax bounds the containers of a quick sweep that was not told how many.
+// quickMax is the default number of containers of a quick sweep.
 const quickMax = 4
 
-// largest is how many containers an experiment goes to, if the study went to so many.
+// largest returns the largest number of containers of an experiment. study is the largest number in
+// the study.
 func largest(o *sweep.Options, study int) int {
 	switch {
 	case o.Max > 0:
@@ -90,7 +91,7 @@ func largest(o *sweep.Options, study int) int {
 	return study
 }
 
-// doubling are 1, 2, 4 and so on, and the largest.
+// doubling returns 1, 2, 4 and so on, and the largest number.
 func doubling(largest int) []int {
 	var list []int
 	for n := 1; n < largest; n *= 2 {
@@ -99,13 +100,13 @@ func doubling(largest int) []int {
 	return append(list, largest)
 }
 
-// variant is what differs between the containers that are compared.
+// variant has the settings that differ between the compared containers.
 type variant struct {
 	network, runtime, storage string
-	labels                    map[string]string // of its series: those of the three that are compared
+	labels                    map[string]string // of the series: the settings that are compared
 }
 
-// variants are all that were asked for, or some usual ones.
+// variants returns all combinations that were asked for, or the usual ones.
 func variants(o *sweep.Options, networks, storages []string) []variant {
 	if len(o.Networks) > 0 {
 		networks = o.Networks
@@ -145,8 +146,8 @@ func (v variant) spec(i int, args ...string) rig.Spec {
 	return rig.Spec{Name: fmt.Sprintf("c%d", i), Args: args, Network: v.network, Runtime: v.runtime, Storage: v.storage}
 }
 
-// order makes the series that samples are to have, in the order of the variants and not
-// in the one in which they are drawn.
+// order makes the series of the samples, in the order of the variants. Without it they would be in
+// the random order of the steps.
 func order(f *result.Figure, list []variant, series ...string) {
 	for _, v := range list {
 		for _, name := range series {
@@ -155,7 +156,7 @@ func order(f *result.Figure, list []variant, series ...string) {
 	}
 }
 
-// most is the variant that takes most of the machine, for the check of its limits.
+// most returns the variant that needs the most of the machine, for the check of its limits.
 func most(list []variant) (network, storage string) {
 	network, storage = list[0].network, list[0].storage
 	for _, v := range list {
@@ -169,15 +170,16 @@ func most(list []variant) (network, storage string) {
 	return network, storage
 }
 
-// has says whether a variant has a network.
+// has tells whether a variant has a network.
 func has(list []variant, network string) bool {
 	return slices.ContainsFunc(list, func(v variant) bool { return v.network == network })
 }
 
-// binEnv names the folder of the binaries for tests, as it does for density/rig.
+// binEnv is the environment variable with the folder of built binaries, for tests, as in
+// density/rig.
 const binEnv = "TSUGIKI_BIN"
 
-// findLoad finds the program that loads containers.
+// findLoad finds tsugiki-load.
 func findLoad() (string, error) {
 	if dir := os.Getenv(binEnv); dir != "" {
 		return programs.FindIn(load.Program, []string{dir})
@@ -185,7 +187,7 @@ func findLoad() (string, error) {
 	return programs.Find(load.Program)
 }
 
-// need finds a program of the machine's.
+// need checks that a program of the machine is installed.
 func need(program, pkg string) error {
 	if _, err := exec.LookPath(program); err != nil {
 		return fmt.Errorf("%s: %w; install the package %s", program, rig.ErrMissing, pkg)
@@ -193,24 +195,24 @@ func need(program, pkg string) error {
 	return nil
 }
 
-// loadInside is tsugiki-load in a container.
+// loadInside is the path of tsugiki-load in a container.
 const loadInside = "/bin/" + load.Program
 
 func inside(args []string) []string { return append([]string{loadInside}, args...) }
 
-// prepare installs tsugiki-load, and more.
+// prepare returns a function that installs tsugiki-load and other programs.
 func prepare(loader string, more ...string) func(context.Context, *rig.Rig) error {
 	return func(_ context.Context, r *rig.Rig) error { return r.Install(append([]string{loader}, more...)...) }
 }
 
-// percentiles are those that so many events can tell.
+// percentiles returns the percentiles that this number of events can show.
 func percentiles(events []float64) map[string]float64 {
 	var p result.Point
 	p.SetPercentiles(events)
 	return p.Extra
 }
 
-// merge adds to extra measures.
+// merge adds to a map of extra measures.
 func merge(into, from map[string]float64) {
 	for name, value := range from {
 		into[name] = value

@@ -12,8 +12,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
-// measure makes all steps of an experiment once, in a rig of its own, and returns what
-// they measured.
+// measure makes all steps of an experiment once, in a rig of its own, and returns their samples.
 func measure(t *testing.T, name string, o *sweep.Options) []sweep.Sample {
 	t.Helper()
 	t.Setenv(binEnv, testkit.BuildTsugiki(t))
@@ -47,7 +46,7 @@ func measure(t *testing.T, name string, o *sweep.Options) []sweep.Sample {
 			t.Fatalf("step %s: %v", s.Key, err)
 		}
 		for _, m := range more {
-			// A few containers' memory is less than what the machine's changes by.
+			// The memory of a few containers is less than the changes of the machine's.
 			if m.Value <= 0 && m.Figure != figureMemory {
 				t.Errorf("step %s: %+v", s.Key, m)
 			}
@@ -175,7 +174,7 @@ func TestOverlay(t *testing.T) {
 	}
 }
 
-// TestRamp has three figures measured at once.
+// TestRamp measures three figures at once.
 func TestRamp(t *testing.T) {
 	samples := measure(t, figureNetwork, options(2))
 	for _, network := range allNetworks {
@@ -200,9 +199,9 @@ func TestRamp(t *testing.T) {
 	}
 }
 
-// The use of a neighbour and its logger is measured with charging and without. Whether it stays
-// within the neighbour's quota is for the study to say (make test-density), not for a machine
-// that has other things to do.
+// The CPU time of a neighbour and its logger is measured with charging and without. The study (make
+// test-density) checks whether it stays within the neighbour's quota, because a busy machine
+// cannot.
 func TestNoisyLogger(t *testing.T) {
 	samples := measure(t, "noisy-logger", options(0))
 	used := func(others neighbours) float64 {

@@ -19,17 +19,17 @@ import (
 
 const (
 	studyFiles = 4096
-	// usualFiles are what a container reads if nobody says how many: fewer than the
-	// study's, for they are written anew in every container.
+	// usualFiles is the default number of files of a container. It is below the study's number,
+	// because each container writes its files anew.
 	usualFiles = 256
-	// denseFiles are the same in a crowd.
+	// denseFiles is the same for a crowd.
 	denseFiles  = 16
 	quickFiles  = 4
 	studyIO     = 64
 	ioSeconds   = 3
 	dataInside  = "/data"
 	fileBytes   = 1 << 20
-	usualWrites = 200 << 20 // bytes per second at which files may be expected to be made
+	usualWrites = 200 << 20 // bytes per second: the expected speed of making files
 )
 
 func files(o *sweep.Options, usual int) int {
@@ -53,8 +53,8 @@ func newFileJob(o *sweep.Options, usual int) fileJob {
 	return j
 }
 
-// args are those of fio, in a folder. The page cache is bypassed. There is no
-// ramp_time: with files in random order, fio 3.33 does not come to an end then.
+// args returns the arguments of fio for files in a folder. The page cache is bypassed. There is no
+// ramp_time: with it, fio 3.33 does not end if the files are in random order.
 func (j fileJob) args(dir string) []string {
 	return []string{
 		"fio", "--name=read", "--directory=" + dir, "--nrfiles=" + strconv.Itoa(j.files), "--filesize=1m", "--bs=1m",
@@ -63,14 +63,14 @@ func (j fileJob) args(dir string) []string {
 	}
 }
 
-// makeArgs make the files, and write them to disk.
+// makeArgs returns the arguments that make the files and write them to disk.
 func (j fileJob) makeArgs(dir string) []string {
 	return append(j.args(dir), "--create_only=1", "--create_fsync=1")
 }
 
 func (j fileJob) bytes() int64 { return int64(j.files) * fileBytes }
 
-// notes are the conditions.
+// notes returns the conditions of the job.
 func (j fileJob) notes() []string {
 	return []string{
 		fmt.Sprintf("fio: %d files of 1 MB for each reader (the study had %d), whole files in random order, one at a time, for %d s.",
@@ -80,7 +80,7 @@ func (j fileJob) notes() []string {
 	}
 }
 
-// fioRead is what one reader did.
+// fioRead is the result of one reader.
 type fioRead struct {
 	MBps        float64
 	percentiles map[string]float64 // of single reads, in milliseconds
@@ -115,7 +115,7 @@ func parseFio(out []byte) (fioRead, error) {
 	return r, nil
 }
 
-// mixture is who reads at the same time.
+// mixture is a set of readers that read at the same time.
 type mixture struct {
 	category          string
 	hosts, containers int
@@ -144,7 +144,7 @@ func planFiles(o *sweep.Options, j fileJob, containers int) (*sweep.Plan, []vari
 
 func planIO(o *sweep.Options) (*sweep.Plan, error) {
 	j := newFileJob(o, usualFiles)
-	p, list, loader, err := planFiles(o, j, 4) // the host's two have room too
+	p, list, loader, err := planFiles(o, j, 4) // leaves room for the host's two readers, too
 	if err != nil {
 		return nil, err
 	}
@@ -186,7 +186,7 @@ func planIODensity(o *sweep.Options) (*sweep.Plan, error) {
 	return p, nil
 }
 
-// dense has more and more containers read.
+// dense is a step in which more and more containers read.
 func (j fileJob) dense(v variant, sizes []int) sweep.Step {
 	run := func(ctx context.Context, e *sweep.Env) (samples []sweep.Sample, err error) {
 		c, err := gather(ctx, e, 0, idle(v))
@@ -221,7 +221,7 @@ func (j fileJob) dense(v variant, sizes []int) sweep.Step {
 	}
 }
 
-// idle containers are those in which programs are executed.
+// idle starts idle containers in which programs are executed.
 func idle(v variant) func(i int) rig.Spec {
 	return func(i int) rig.Spec {
 		s := v.spec(i, inside(load.Idle())...)
@@ -230,7 +230,7 @@ func idle(v variant) func(i int) rig.Spec {
 	}
 }
 
-// makeInside has containers make their files.
+// makeInside makes the containers' files, each inside its container.
 func (j fileJob) makeInside(ctx context.Context, members []*rig.Container) error {
 	return each(len(members), func(i int) error {
 		if _, err := members[i].Exec(ctx, j.makeArgs(dataInside)...); err != nil {
@@ -240,7 +240,7 @@ func (j fileJob) makeInside(ctx context.Context, members []*rig.Container) error
 	})
 }
 
-// step has a mixture of readers read.
+// step returns a step in which a mixture of readers read.
 func (j fileJob) step(v variant, loader string, m mixture) sweep.Step {
 	run := func(ctx context.Context, e *sweep.Env) (_ []sweep.Sample, err error) {
 		c, err := gather(ctx, e, m.containers, idle(v))
@@ -273,7 +273,7 @@ func (j fileJob) step(v variant, loader string, m mixture) sweep.Step {
 	}
 }
 
-// parseReaders has the percentiles of the slowest.
+// parseReaders parses the readers' reports. The percentiles are those of the slowest reader.
 func parseReaders(out [][]byte) (speeds []float64, worst map[string]float64, err error) {
 	worst = make(map[string]float64)
 	for _, o := range out {
@@ -289,7 +289,7 @@ func parseReaders(out [][]byte) (speeds []float64, worst map[string]float64, err
 	return speeds, worst, nil
 }
 
-// makeOnHost makes the files of a reader on the host, which later steps find there.
+// makeOnHost makes the files of a reader on the host. Later steps find them there.
 func (j fileJob) makeOnHost(ctx context.Context, r *rig.Rig, i int) (string, error) {
 	dir := filepath.Join(r.Dir(), fmt.Sprintf("host-%d", i))
 	err := os.Mkdir(dir, 0o700)

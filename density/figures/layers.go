@@ -11,9 +11,9 @@ import (
 	"github.com/tsugiki/tsugiki/density/sweep"
 )
 
-const layerBytes = 4096 // of each file
+const layerBytes = 4096 // size of each file
 
-// layerFiles are how many files a folder has.
+// layerFiles is the numbers of files in a folder.
 func layerFiles(o *sweep.Options) []int {
 	if o.Quick {
 		return []int{64}

@@ -14,11 +14,11 @@ import (
 	"github.com/tsugiki/tsugiki/density/sweep"
 )
 
-// studyMost is the most containers that the study had.
+// studyMost is the largest number of containers in the study.
 const studyMost = 300
 
-// ramp is containers that are started one after the other, and stay: each the least
-// web server, with its port on the network.
+// ramp is a growing number of containers, started one after the other. Each runs a minimal web
+// server with a port on the network.
 type ramp struct {
 	rig     *rig.Rig
 	variant variant
@@ -43,8 +43,8 @@ func (r *ramp) grow(ctx context.Context, n int) error {
 	return nil
 }
 
-// check asks all containers from outside, in the mean, so that no network counts that
-// does not work.
+// check makes requests to all containers from outside. So a network that does not work is not
+// counted.
 func (r *ramp) check(ctx context.Context) error {
 	if r.variant.network == rig.None {
 		return nil
@@ -67,8 +67,8 @@ func (r *ramp) check(ctx context.Context) error {
 	return nil
 }
 
-// shrink stops the containers above n, the last one first, and says how long each took
-// in milliseconds, in that order.
+// shrink stops the containers above n, the newest first. It returns the time of each stop in
+// milliseconds, in that order.
 func (r *ramp) shrink(ctx context.Context, n int) ([]float64, error) {
 	var took []float64
 	for i := len(r.members) - 1; i >= n; i-- {
@@ -83,7 +83,8 @@ func (r *ramp) shrink(ctx context.Context, n int) ([]float64, error) {
 	return took, nil
 }
 
-// end stops those that are left after an error; the rig's end does that faster.
+// end stops the remaining containers after an error, except after an interrupt: the rig's end is
+// faster.
 func (r *ramp) end(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return nil
@@ -92,24 +93,24 @@ func (r *ramp) end(ctx context.Context) error {
 	return err
 }
 
-// warm has what all containers of a variant share made before anything is measured:
-// the agent, the bridge.
+// warm makes what all containers of a variant share (the agent, the bridge) before anything is
+// measured.
 func warm(ctx context.Context, r *rig.Rig, v variant) error {
 	one := ramp{rig: r, variant: v, said: func(string, int) {}}
 	return errors.Join(one.grow(ctx, 1), one.end(ctx))
 }
 
-// stages are up to how many containers a ramp goes before it is looked at.
+// stages returns the numbers of containers at which a ramp is measured.
 func stages(most int) []int {
 	list := slices.DeleteFunc([]int{1, 10, 50, 100, 200, 300}, func(n int) bool { return n >= most })
 	return append(list, most)
 }
 
-// allNetworks are in the order of what they are expected to cost.
+// allNetworks is in the order of the expected costs.
 var allNetworks = []string{rig.None, rig.Host, rig.Graft, rig.Bridge}
 
-// planRamp is for a figure about containers that are started one after the other. All
-// of them have the same steps, which are made once for all.
+// planRamp plans a figure about containers that are started one after the other. All such figures
+// have the same steps, which are made once for all of them.
 func planRamp(o *sweep.Options, f *result.Figure) (*sweep.Plan, []variant, error) {
 	loader, err := findLoad()
 	if err != nil {
@@ -161,7 +162,7 @@ func planStart(o *sweep.Options) (*sweep.Plan, error) {
 // The figures that a ramp has samples of.
 const figureStart, figureMemory, figureNetwork = "start", "memory", "network"
 
-// climb starts containers in stages, looks at what they take, and stops them.
+// climb starts containers in stages, measures the resources that they use, and stops them.
 func climb(ctx context.Context, e *sweep.Env, v variant, stages []int, wait time.Duration) (samples []sweep.Sample, err error) {
 	r, most := e.Rig, stages[len(stages)-1]
 	if err := warm(ctx, r, v); err != nil {
@@ -221,7 +222,7 @@ func climb(ctx context.Context, e *sweep.Env, v variant, stages []int, wait time
 	return append(samples, network), nil
 }
 
-// lifeSample is how long each container of a stage took to start or to stop.
+// lifeSample returns the time that each container of a stage took to start or to stop.
 func lifeSample(v variant, series string, containers int, took []float64) sweep.Sample {
 	return sweep.Sample{
 		Figure: figureStart, Series: series, Labels: v.labels, X: float64(containers), Value: result.Median(took), Events: took,
@@ -229,19 +230,19 @@ func lifeSample(v variant, series string, containers int, took []float64) sweep.
 	}
 }
 
-// fewest containers are looked at for memory: fewer take less than what the rest of a
-// machine changes by meanwhile.
+// fewest is the smallest number of containers whose memory is measured. The memory of fewer
+// containers is less than the changes of the rest of the machine.
 const fewest = 10
 
-// settle is how long nothing is started or stopped before memory is read: the kernel
-// frees what it left for after a grace period of RCU, and what helpers end when they
-// have rested is gone. A gate rests for 3 s.
+// settle is the pause without starts and stops before memory is read. In that time the kernel frees
+// memory after a grace period of RCU, and idle helpers exit. A gate exits after it was idle for 3
+// s.
 const (
 	settle      = 5 * time.Second
 	quickSettle = 100 * time.Millisecond
 )
 
-// rampSeconds is about what a ramp takes: starting, stopping, and the waits.
+// rampSeconds is roughly the time of a ramp: starts, stops, and pauses.
 func rampSeconds(most int, wait time.Duration) float64 {
 	looks := 1
 	for _, stage := range stages(most) {
@@ -259,7 +260,7 @@ func waitOf(o *sweep.Options) time.Duration {
 	return settle
 }
 
-// usage is what memory is used for by a machine, in KiB.
+// usage is a machine's use of memory by purpose, in KiB.
 type usage struct{ processes, agent, slab, kernel, available float64 }
 
 func measureMemory(ctx context.Context, r *rig.Rig, wait time.Duration) (usage, error) {
@@ -273,9 +274,9 @@ func measureMemory(ctx context.Context, r *rig.Rig, wait time.Duration) (usage, 
 	return usage{kib(m.Processes), kib(m.Agent), kib(m.Slab), kib(m.Kernel), kib(m.Available)}, err
 }
 
-// each is what n containers have added, for one of them. The sum of processes and
-// kernel is what a container costs: slab is in kernel, but for what can be reclaimed,
-// and available is the whole machine's view of the same.
+// each returns the memory that n containers have added, divided by n. The sum of processes and
+// kernel is the cost of a container: kernel contains slab, except its reclaimable part. available
+// shows the same cost from the whole machine's view.
 func (u usage) each(before usage, n int) (float64, map[string]float64) {
 	of := func(after, before float64) float64 { return (after - before) / float64(n) }
 	pss, kernel := of(u.processes, before.processes), of(u.kernel, before.kernel)
@@ -325,7 +326,7 @@ func planNetwork(o *sweep.Options) (*sweep.Plan, error) {
 	return p, nil
 }
 
-// withoutNetwork are the labels where networks are categories.
+// withoutNetwork returns the labels for a figure whose categories are networks.
 func (v variant) withoutNetwork() map[string]string {
 	labels := maps.Clone(v.labels)
 	delete(labels, "network")

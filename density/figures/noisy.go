@@ -21,7 +21,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/programs"
 )
 
-// neighbours is what the others do, while one container computes.
+// neighbours is the work of the other containers while one container computes.
 type neighbours string
 
 const (
@@ -34,9 +34,9 @@ const (
 	studyNoisy  = 5
 	loggerName  = "tsugiki-log"
 	tsugikiName = "tsugiki"
-	// helperLimit is how long a logger may take until it is there.
+	// helperLimit is the time within which a logger must be ready.
 	helperLimit = 30 * time.Second
-	// learn is what charging is given to find its pace: some of its averages' lengths.
+	// learn is the time in which charging adapts: some of its averages' lengths.
 	learn      = 2 * time.Second
 	quickLearn = 300 * time.Millisecond
 )
@@ -91,7 +91,7 @@ func planNoisy(o *sweep.Options) (*sweep.Plan, error) {
 	return p, nil
 }
 
-// noisyJob is one run.
+// noisyJob is the description of one run.
 type noisyJob struct {
 	n               int
 	learn           time.Duration
@@ -101,7 +101,7 @@ type noisyJob struct {
 	logger, tsugiki string // their paths
 }
 
-// noise is what runs besides the containers.
+// noise has the programs and files of a run besides the containers.
 type noise struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
@@ -130,7 +130,7 @@ func (j noisyJob) run(ctx context.Context, e *sweep.Env) (_ []sweep.Sample, err 
 	if err != nil {
 		return nil, err
 	}
-	// Loggers that are below a container's quota have to be gone before it.
+	// Loggers below a container's quota must end before the container.
 	defer func() { err = errors.Join(err, helpers.end(), c.disperse(ctx)) }()
 	if j.others != quiet {
 		if err := j.startHelpers(helpers, c); err != nil {
@@ -140,9 +140,9 @@ func (j noisyJob) run(ctx context.Context, e *sweep.Env) (_ []sweep.Sample, err 
 	return j.compute(helpers, c)
 }
 
-// pipes are the neighbours' standard output: ones with names, which a program that is
-// started otherwise can open. They are open for both directions, so that neither end
-// waits for the other.
+// pipes makes the neighbours' standard outputs. They are named pipes, so that a program that is
+// started separately can open them. They are open in both directions, so that neither end waits for
+// the other.
 func (j noisyJob) pipes(dir string) (list []*os.File, err error) {
 	for i := 1; i < j.n; i++ {
 		path := pipeOf(dir, i)
@@ -198,7 +198,7 @@ func (j noisyJob) startHelpers(h *noise, c *crowd) error {
 	return nil
 }
 
-// startAgent starts the rig's agent. If the agent ends by itself, all is over.
+// startAgent starts the rig's agent. If the agent ends by itself, the run fails.
 func (j noisyJob) startAgent(h *noise) (socket string, err error) {
 	agent, err := h.rig.StartAgent(h.ctx, fmt.Sprintf("enabled = %v\ndiscovery = false\n", j.others == charged))
 	if err != nil {
@@ -208,9 +208,9 @@ func (j noisyJob) startAgent(h *noise) (socket string, err error) {
 	return agent.Client().Socket, nil
 }
 
-// loggerScript starts the logger as containerd does: the container's outputs are
-// descriptors 3 and 4, and 5 says that it is ready. It tells the process id, which
-// stays the same.
+// loggerScript starts the logger as containerd does: descriptors 3 and 4 are the container's
+// outputs, and the logger reports on 5 that it is ready. The script prints its process id, which
+// the logger keeps.
 const loggerScript = `echo $$ >"$1.new" && mv "$1.new" "$1"
 exec env CONTAINER_ID=density CONTAINER_NAMESPACE=density taskset -c 0 \
 	"$2" path "$3" max-size 16m max-file 1 agent none 3<"$4" 4</dev/null 5>/dev/null`
@@ -228,7 +228,7 @@ func (j noisyJob) startLogger(h *noise, i int) (pid int, err error) {
 	return pid, err
 }
 
-// compute has the first container compute while the others go on.
+// compute runs the computation in the first container while the others continue.
 func (j noisyJob) compute(h *noise, c *crowd) ([]sweep.Sample, error) {
 	select {
 	case <-time.After(j.learn):
@@ -259,12 +259,11 @@ func (j noisyJob) compute(h *noise, c *crowd) ([]sweep.Sample, error) {
 	return []sweep.Sample{{Series: string(j.others), X: float64(j.n), Value: r.MFLOPS, Extra: extra}}, nil
 }
 
-// spending is the CPU time of the container that computes, and of all others with their
-// loggers.
+// spending is the CPU time of the computing container, and of all others with their loggers.
 type spending struct{ own, others time.Duration }
 
-// spent reads it. The others are one process each, so that a logger does not count
-// twice that was moved into a container's group.
+// spent reads the CPU times. It counts one process of each other container: a logger that was moved
+// into a container's group would otherwise count twice.
 func (j noisyJob) spent(h *noise, c *crowd) (s spending, err error) {
 	stats, err := c.members[0].Stats()
 	if err != nil {
@@ -285,7 +284,7 @@ func (j noisyJob) spent(h *noise, c *crowd) (s spending, err error) {
 	return s, nil
 }
 
-// start starts a program on the host. If it ends by itself, all is over.
+// start starts a program on the host. If the program ends by itself, the run fails.
 func (h *noise) start(args ...string) {
 	ended := make(chan struct{})
 	h.ended = append(h.ended, ended)
@@ -293,7 +292,7 @@ func (h *noise) start(args ...string) {
 		defer close(ended)
 		_, err := h.rig.Host(h.ctx, args...)
 		if err == nil {
-			err = errors.New("it has ended")
+			err = errors.New("the program has ended")
 		}
 		h.cancel(fmt.Errorf("%s: %w", filepath.Base(args[0]), err))
 	}()
@@ -311,7 +310,7 @@ func (h *noise) await(what string, there func() bool) error {
 	return nil
 }
 
-// cause is why something was interrupted, if a helper was it.
+// cause returns the reason of an interrupt, if a helper caused it.
 func (h *noise) cause(err error) error {
 	if h.ctx.Err() != nil {
 		return context.Cause(h.ctx)
@@ -319,7 +318,7 @@ func (h *noise) cause(err error) error {
 	return err
 }
 
-// end kills what was started, and removes the files.
+// end kills the programs and removes the files.
 func (h *noise) end() error {
 	h.cancel(context.Canceled)
 	h.rig.EndAgent()

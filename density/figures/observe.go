@@ -12,13 +12,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// observation is what the kernel counts of a machine and of a crowd's quotas.
+// observation has the kernel's counters of the machine and of a crowd's quotas.
 type observation struct {
 	at           time.Time
-	stalled      map[string]float64 // by resource: microseconds in which somebody waited for it
+	stalled      map[string]float64 // by resource: microseconds in which at least one program waited for it
 	busy         float64            // CPU time that was not idle, in ticks
-	softirq      float64            // of that
-	throttled    int64              // periods of the crowd's containers
+	softirq      float64            // the part of busy in softirqs
+	throttled    int64              // throttled periods of the crowd's containers
 	throttledFor time.Duration
 }
 
@@ -40,10 +40,10 @@ func observe() (observation, error) {
 	return o, err
 }
 
-// since is what has happened between two observations, as Point.Extra has it:
-// psi_cpu, psi_io and psi_memory are the part of the time, in percent, in which some
-// program waited for it ("some" of PSI, of exactly that time and not of the last ten
-// seconds); softirq_share the part of the CPU time that was spent.
+// since returns the difference between two observations, as in Point.Extra. psi_cpu, psi_io and
+// psi_memory are the percentage of the time in which some program waited for the resource ("some"
+// of PSI). They cover exactly that time, not the last ten seconds. softirq_share is the softirqs'
+// part of the used CPU time.
 func (o observation) since(before observation) map[string]float64 {
 	extra := make(map[string]float64)
 	took := o.at.Sub(before.at)
@@ -73,8 +73,8 @@ func readPressure(file string) (float64, error) {
 	return 0, fmt.Errorf("read %s: no line of some", file)
 }
 
-// readBusy reads the CPU time of the machine. The columns are user, nice, system,
-// idle, iowait, irq, softirq and steal; guests' time is in the first two.
+// readBusy reads the CPU time of the machine. The columns are user, nice, system, idle, iowait,
+// irq, softirq and steal. The first two contain the guests' time.
 func readBusy(file string) (busy, softirq float64, err error) {
 	data, err := os.ReadFile(file)
 	if err != nil {

@@ -8,8 +8,8 @@ import (
 	"github.com/tsugiki/tsugiki/density/rig"
 )
 
-// addVersion adds what a program says of itself, in its first line. What is not known is
-// left out.
+// addVersion adds the first line that a program prints about its version. It adds nothing if that
+// is unknown.
 func addVersion(tools map[string]string, name string, command ...string) {
 	out, err := exec.Command(command[0], command[1:]...).CombinedOutput()
 	line, _, _ := strings.Cut(strings.TrimSpace(string(out)), "\n")
@@ -18,7 +18,7 @@ func addVersion(tools map[string]string, name string, command ...string) {
 	}
 }
 
-// networkTools checks that what makes the networks is installed, and has its versions.
+// networkTools checks that the programs for the networks are installed, and returns their versions.
 func networkTools(list []variant) (map[string]string, error) {
 	tools := make(map[string]string)
 	if !has(list, rig.Bridge) {

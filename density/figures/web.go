@@ -16,17 +16,18 @@ import (
 const (
 	studyWeb       = 128
 	studyWebRandom = 300
-	webRequests    = 1000  // of each container's client in the study
-	webTotal       = 16000 // of all clients at most
+	webRequests    = 1000  // of each container's client, as in the study
+	webTotal       = 16000 // largest sum of all clients' requests
 	randomRequests = 10000 // of the client outside
 	webPort        = 80
-	// firstHostPort is the first container's in the host's network, where they share
-	// the ports. It is below those that the kernel gives to clients.
+	// firstHostPort is the port of the first container in the host's network, where the containers
+	// share the ports. It is below the ports that the kernel gives to clients.
 	firstHostPort = 10000
 	page          = "<!doctype html><title>density</title><p>A small page, as a server's own start page is.\n"
 )
 
-// nginxConfig is for one port. A worker and a master, as distributions have it.
+// nginxConfig is the configuration for one port, with a master and a worker, as distributions have
+// it.
 const nginxConfig = `user nobody nogroup;
 worker_processes 1;
 pid /run/nginx.pid;
@@ -42,7 +43,7 @@ http {
 }
 `
 
-// webServer is the server in the containers.
+// webServer is the web server in the containers.
 type webServer struct{ nginx bool }
 
 func findServer() webServer {
@@ -74,7 +75,7 @@ func (s webServer) addVersion(tools map[string]string) {
 
 func configFile(port uint16) string { return fmt.Sprintf("/etc/nginx/%d.conf", port) }
 
-// portOf is where container i serves.
+// portOf returns the port of container i.
 func portOf(v variant, i int) uint16 {
 	if v.network == rig.Host {
 		return uint16(firstHostPort + i)
@@ -82,7 +83,7 @@ func portOf(v variant, i int) uint16 {
 	return webPort
 }
 
-// prepare installs the server, and what it needs for as many containers.
+// prepare installs the server and its files for a number of containers.
 func (s webServer) prepare(loader string, list []variant, n int) func(context.Context, *rig.Rig) error {
 	return func(_ context.Context, r *rig.Rig) error {
 		if err := errors.Join(r.Install(loader), r.Put("/www/index.html", []byte(page), 0o644)); err != nil || !s.nginx {
@@ -156,10 +157,10 @@ func planWeb(o *sweep.Options) (*sweep.Plan, error) {
 	return p, nil
 }
 
-// grownNote is about how servers come to be so many.
+// grownNote explains how the number of servers grows.
 const grownNote = "In each round, a network's containers are started until there are as many as the first point has, asked, then more are started for the next."
 
-// step has servers asked at each size.
+// step returns a step that makes requests to the servers at each size.
 func (s webServer) step(v variant, sizes []int, requests int, ask func(ctx context.Context, e *sweep.Env, c *crowd) ([]sweep.Sample, error)) sweep.Step {
 	run := func(ctx context.Context, e *sweep.Env) (samples []sweep.Sample, err error) {
 		c, err := s.serve(ctx, e, v)
@@ -183,7 +184,7 @@ func (s webServer) step(v variant, sizes []int, requests int, ask func(ctx conte
 	return sweep.Step{Key: v.key(most), Seconds: 1 + 2*seconds(most) + float64(len(sizes)*requests)/3000, Run: run}
 }
 
-// serve prepares servers, and starts none yet.
+// serve prepares the servers without starting them.
 func (s webServer) serve(ctx context.Context, e *sweep.Env, v variant) (*crowd, error) {
 	return gather(ctx, e, 0, func(i int) rig.Spec {
 		port := portOf(v, i)
@@ -193,7 +194,7 @@ func (s webServer) serve(ctx context.Context, e *sweep.Env, v variant) (*crowd, 
 	})
 }
 
-// askInside has all containers ask themselves.
+// askInside makes each container send requests to its own server.
 func askInside(ctx context.Context, seed uint64, c *crowd, v variant, requests int) ([]sweep.Sample, error) {
 	out, extra, err := c.together(ctx, c.runners(), func(i int) []string {
 		return inside(load.Web(requests, seed+uint64(i), fmt.Sprintf("127.0.0.1:%d", portOf(v, i))))
@@ -214,14 +215,14 @@ func askInside(ctx context.Context, seed uint64, c *crowd, v variant, requests i
 	merge(extra, percentiles(took))
 	x := float64(len(c.members))
 	return []sweep.Sample{
-		// Until the last has ended: some run alone at the end.
+		// The time ends with the last container. Some containers run alone at the end.
 		{Series: "total", Labels: v.labels, X: x, Value: float64(len(took)) / longest, Each: rates, Extra: extra},
 		{Series: "each", Labels: v.labels, X: x, Value: mean(rates)},
 	}, nil
 }
 
-// answers reads what a client has seen. Requests that were refused make all others
-// look fast, so that none may be.
+// answers parses a client's result. A failed request is an error: refused requests would make the
+// others look fast.
 func answers(out []byte) (load.WebResult, error) {
 	r, err := load.ParseWeb(out)
 	if err == nil && r.Failed > 0 {
@@ -269,7 +270,7 @@ func planWebRandom(o *sweep.Options) (*sweep.Plan, error) {
 	return p, nil
 }
 
-// askOutside has the remote side ask containers at random.
+// askOutside makes the remote side send requests to random containers.
 func askOutside(ctx context.Context, e *sweep.Env, loader string, seed uint64, c *crowd, v variant, requests int) ([]sweep.Sample, error) {
 	var servers []string
 	for i, m := range c.members {

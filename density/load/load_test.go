@@ -45,8 +45,8 @@ func output(t *testing.T, args ...string) []byte {
 	return out
 }
 
-// residual is what iteration k changes, computed with double precision and without
-// what is known of the solution.
+// residual returns the sum of squares of iteration k. It computes the iterations in double
+// precision, without the known solution.
 func residual(x, y, z, iterations int) float64 {
 	grid := func() [][][]float64 {
 		g := make([][][]float64, x)
@@ -196,7 +196,7 @@ func TestServe(t *testing.T) {
 	}
 }
 
-// What is no answer, or half of one, is counted as such.
+// A wrong or incomplete answer counts as a failed request.
 func TestWebFails(t *testing.T) {
 	for name, answer := range map[string]string{
 		"nothing":    "",

@@ -47,8 +47,8 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// What is measured is what it is called: the lower layer is not changed, and a
-// whiteout or a copy is in the upper one.
+// Each operation is the one that its name says: the lower layer is unchanged, and the upper layer has
+// a whiteout or a copy.
 func TestLayers(t *testing.T) {
 	for operation, want := range map[Operation]string{Create: "regular file", Delete: "character special file"} {
 		root := t.TempDir()

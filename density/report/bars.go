@@ -14,8 +14,8 @@ const (
 	groupHead = 20.0
 )
 
-// drawBars is a plot over categories: a bar for each series below the name of
-// its category, so that both may be long also on a telephone.
+// drawBars draws a plot with categories. Each series has a bar below the name of its category, so
+// that both names can be long, even on a telephone.
 func drawBars(f *result.Figure, lines []line, on sheet) string {
 	groups := categories(lines)
 	label := on.label(f.Y)
@@ -27,7 +27,7 @@ func drawBars(f *result.Figure, lines []line, on sheet) string {
 	d := newDrawing(on.class, on.width, height, f.Title, f.Finding)
 	d.labels(label)
 
-	// The longest text beside a bar needs its room.
+	// Leave room for the longest text beside a bar.
 	room := 0.0
 	var values []float64
 	for _, l := range lines {
@@ -59,7 +59,7 @@ func drawBars(f *result.Figure, lines []line, on sheet) string {
 	return d.close()
 }
 
-// tick writes a tick's label around a coordinate, but on the sheet.
+// tick writes a tick's label centred at a coordinate, but within the sheet.
 func (d *drawing) tick(at, y, width, font float64, label string) {
 	half := textWidth(label, font)/2 + 1
 	d.text("tick", "middle", max(half, min(at, width-half)), y, label)

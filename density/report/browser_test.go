@@ -34,7 +34,8 @@ import (
 //go:embed testdata/look.js
 var lookScript string
 
-// shotsEnv names a folder in which the pages and their pictures are to stay.
+// shotsEnv is the environment variable with the folder in which the pages and their pictures are
+// kept.
 const shotsEnv = "REPORT_SHOTS"
 
 const (
@@ -48,7 +49,7 @@ type browser struct {
 	shots string
 }
 
-// openBrowser starts one that ends with the test, and leaves no process and no file.
+// openBrowser starts a browser that ends with the test, and leaves no process and no file.
 func openBrowser(t *testing.T) *browser {
 	t.Helper()
 	program := testkit.Program(t, "chromium")
@@ -60,7 +61,7 @@ func openBrowser(t *testing.T) *browser {
 	allocator, end := chromedp.NewExecAllocator(context.Background(), append(chromedp.DefaultExecAllocatorOptions[:],
 		chromedp.ExecPath(program), chromedp.UserDataDir(profile), chromedp.WSURLReadTimeout(2*time.Minute),
 		chromedp.NoSandbox, chromedp.DisableGPU, // the sandbox is not for root
-		// Nothing but the DevTools protocol's own socket.
+		// The only messages come from the DevTools protocol's own socket.
 		chromedp.ProxyServer("127.0.0.1:9"), chromedp.Flag("host-resolver-rules", "MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"),
 		chromedp.Flag("disable-breakpad", true), chromedp.Flag("disable-component-update", true),
 		chromedp.Env("HOME="+profile, "XDG_CONFIG_HOME="+profile, "XDG_CACHE_HOME="+profile),
@@ -91,7 +92,7 @@ func openBrowser(t *testing.T) *browser {
 	return b
 }
 
-// noProcess fails as long as a process has the profile's path among its arguments.
+// noProcess returns an error as long as a process has the profile's path among its arguments.
 func noProcess(profile string) error {
 	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
@@ -105,7 +106,7 @@ func noProcess(profile string) error {
 	return nil
 }
 
-// tab is a page that is shown in some way, and what it complained of.
+// tab is a page in one look, with the page's error messages.
 type tab struct {
 	context.Context
 	t   *testing.T
@@ -168,7 +169,7 @@ func (v *tab) do(actions ...chromedp.Action) {
 	}
 }
 
-// check reports what the page complained of.
+// check reports the page's error messages.
 func (v *tab) check() {
 	v.t.Helper()
 	v.mu.Lock()
@@ -178,7 +179,7 @@ func (v *tab) check() {
 	}
 }
 
-// look reports what is wrong with what is shown.
+// look reports the faults of the shown page.
 func (v *tab) look(what string, plots int) {
 	v.t.Helper()
 	var seen struct {
@@ -194,7 +195,7 @@ func (v *tab) look(what string, plots int) {
 	}
 }
 
-// shoot makes a picture of the whole page, and checks that it is one.
+// shoot makes a picture of the whole page, and checks its size and colours.
 func (v *tab) shoot(file string, width int) {
 	v.t.Helper()
 	var data []byte
@@ -215,8 +216,8 @@ func (v *tab) shoot(file string, width int) {
 	}
 }
 
-// colours of a picture, and the part that the most frequent one covers. One pixel of nine
-// is enough.
+// colours returns the colours of a picture, and the part that the most frequent one covers. It
+// reads one pixel of nine.
 func colours(picture image.Image) (int, float64) {
 	counts := make(map[color.Color]int)
 	most := 0
@@ -233,7 +234,7 @@ func colours(picture image.Image) (int, float64) {
 	return len(counts), float64(most) / float64(all)
 }
 
-// pagesToSee are the pages of the samples, with how many plots they show at least.
+// pagesToSee returns the pages of the samples, with the least number of plots on each.
 func pagesToSee(t *testing.T, dir string) map[string]int {
 	t.Helper()
 	pages := make(map[string]int)
@@ -304,8 +305,8 @@ func (b *browser) testPages(t *testing.T) {
 	}
 }
 
-// tour goes through the page by the keyboard only, and opens what is closed. All that a
-// pointer reaches must be reached.
+// tour goes through the page with only the keyboard, and opens what is closed. The keyboard must
+// reach everything that a pointer reaches.
 func (v *tab) tour() {
 	v.t.Helper()
 	const reachable = `a[href], summary, [tabindex="0"]`
@@ -362,7 +363,7 @@ func (b *browser) testHostilePage(t *testing.T) {
 		if found != "" {
 			t.Errorf("%s: %s", name, found)
 		}
-		// What is not allowed does not run even if it were there.
+		// The policy forbids this script, even if it were on the page.
 		var ran string
 		v.do(chromedp.Evaluate(`(() => {
 			const s = document.createElement('script');

@@ -17,11 +17,11 @@ import (
 	"github.com/tsugiki/tsugiki/density/result"
 )
 
-// committed is the folder of the study that is in docs, if there is one.
+// committed is the folder of the study in docs, if there is one.
 const committed = "../../docs/density"
 
-// committedLimit is for the whole folder, in bytes: each new study stays in the repository's
-// history.
+// committedLimit is the largest size of the whole folder in bytes. Each new study stays in the
+// repository's history.
 const committedLimit = 2 << 20
 
 func loadCommitted(t *testing.T) *result.Results {
@@ -37,8 +37,8 @@ func loadCommitted(t *testing.T) *result.Results {
 	return r
 }
 
-// TestCommitted looks at the page and the tables that this code makes of the committed
-// results.json, and at those beside it: both show all of that study. They may look different.
+// TestCommitted checks that the committed page and tables, and those that this code makes of the
+// committed results.json, show all of that study. They may look different.
 func TestCommitted(t *testing.T) {
 	r := loadCommitted(t)
 	if r == nil {

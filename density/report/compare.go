@@ -11,17 +11,17 @@ import (
 	"github.com/tsugiki/tsugiki/density/result"
 )
 
-// Verdicts of a Difference.
+// The verdicts of a Difference.
 const (
 	Better  = "better"
 	Worse   = "worse"
-	More    = "more" // where neither is better
+	More    = "more" // if neither direction is better
 	Less    = "less"
 	Same    = "not significantly different" // the intervals overlap
-	Unknown = "cannot tell"                 // too few runs, or they differ too much
+	Unknown = "cannot tell"                 // too few runs, or the interval is too wide
 )
 
-// Difference is what became of one point from one sweep to another.
+// Difference is the change of one point from one sweep to another.
 type Difference struct {
 	Figure string        `json:"figure"`
 	Series string        `json:"series"`
@@ -29,25 +29,25 @@ type Difference struct {
 	Unit   string        `json:"unit"`
 	Before *result.Point `json:"before"`
 	After  *result.Point `json:"after"`
-	// Ratio of the medians, After to Before, and its bounds: those of both intervals
-	// at their worst, so that 1 is between them exactly where the intervals overlap.
-	// All are 0 where there is none.
+	// Ratio is the ratio of the medians, After to Before. Its bounds are the extreme ratios of the
+	// two intervals, so that 1 lies between the bounds exactly if the intervals overlap. All are 0
+	// if there is no ratio.
 	Ratio   float64 `json:"ratio"`
 	Low     float64 `json:"ratio_low"`
 	High    float64 `json:"ratio_high"`
 	Verdict string  `json:"verdict"`
 }
 
-// Comparison is one sweep beside another.
+// Comparison is the comparison of two sweeps.
 type Comparison struct {
-	// Differ are what makes the sweeps hard to compare: machines, options.
+	// Differ lists the differences that make the sweeps hard to compare: machines, options.
 	Differ []string `json:"differ"`
-	// Only are figures and points that one of them has not.
+	// Only lists the figures and points that only one sweep has.
 	Only        []string     `json:"only"`
 	Differences []Difference `json:"differences"`
 }
 
-// Compare puts two sweeps side by side. They are not changed.
+// Compare compares two sweeps. It does not change them.
 func Compare(before, after *result.Results) *Comparison {
 	c := &Comparison{Differ: []string{}, Only: []string{}, Differences: []Difference{}}
 	a, b := append(facts(before), options(before)...), append(facts(after), options(after)...)
@@ -63,7 +63,7 @@ func Compare(before, after *result.Results) *Comparison {
 	return c
 }
 
-// differ compares what the sweeps were made with. The load always differs.
+// differ compares the conditions of the sweeps. The load is ignored, because it always differs.
 func (c *Comparison) differ(before, after []fact) {
 	is := make(map[string][2]string)
 	for i, list := range [][]fact{before, after} {
@@ -101,7 +101,7 @@ func (c *Comparison) figure(before, after *result.Figure) {
 	}
 }
 
-// where is a point in any sweep.
+// where identifies a point in any sweep.
 type where struct {
 	series   string
 	x        float64
@@ -166,7 +166,7 @@ func compare(f *result.Figure, key where, before, after *result.Point) Differenc
 	return d
 }
 
-// Counts says how many points are how, in words.
+// Counts returns the number of points for each verdict, in words.
 func (c *Comparison) Counts() string {
 	counts := make(map[string]int)
 	for _, d := range c.Differences {
@@ -184,7 +184,7 @@ func (c *Comparison) Counts() string {
 	return fmt.Sprintf("%s in both studies: %s.", count(len(c.Differences), "point"), strings.Join(words, ", "))
 }
 
-// ratioText is the ratio with its bounds.
+// ratioText formats the ratio with its bounds.
 func (d *Difference) ratioText() string {
 	switch {
 	case d.Ratio == 0:
@@ -195,7 +195,7 @@ func (d *Difference) ratioText() string {
 	return fmt.Sprintf("%s (%s to %s)", result.Number(d.Ratio), result.Number(d.Low), result.Number(d.High))
 }
 
-// Write prints the comparison: what differs first, then a table, then the sum.
+// Write prints the differences of the conditions, then a table, then the counts.
 func (c *Comparison) Write(out io.Writer) error {
 	for _, line := range c.Differ {
 		fmt.Fprintf(out, "the sweeps differ in %s\n", printable(line))

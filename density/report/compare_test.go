@@ -8,7 +8,7 @@ import (
 	"github.com/tsugiki/tsugiki/density/result"
 )
 
-// sweepOf has one point for each of some medians.
+// sweepOf returns a sweep with one point for each of some medians.
 func sweepOf(better string, medians ...float64) *result.Results {
 	f := &result.Figure{Name: "f", Title: "F", Y: result.Axis{Unit: "ms", Better: better}}
 	for i, m := range medians {
@@ -60,7 +60,7 @@ func TestCompareDifferent(t *testing.T) {
 	}
 }
 
-// between says whether no change is within the bounds of a ratio.
+// between tells whether the bounds of a ratio include no change.
 func between(d Difference) bool { return d.Low <= 1 && 1 <= d.High }
 
 // TestRatioBounds checks that a ratio has bounds if it has a meaning.
@@ -81,8 +81,8 @@ func TestRatioBounds(t *testing.T) {
 	}
 }
 
-// TestLabelsAreTold checks that points of series that have the same name are compared
-// with those of the same labels.
+// TestLabelsAreTold checks that a point is compared with the point of the series with the same
+// labels, if several series have the same name.
 func TestLabelsAreTold(t *testing.T) {
 	c := Compare(full(1), full(1.5))
 	for _, d := range c.Differences {

@@ -10,13 +10,13 @@ import (
 	"github.com/tsugiki/tsugiki/density/result"
 )
 
-// comparePage is what compare.html shows.
+// comparePage is the data of compare.html.
 type comparePage struct {
 	Head         head
 	Counts       string
 	Studies      []study
 	Differ, Only []string
-	Facts        []fact // that are the same
+	Facts        []fact // the same in both sweeps
 	HowToRead    []string
 	Figures      []comparedFigure
 }
@@ -41,7 +41,7 @@ var howToCompare = []string{
 	"With many points, some differ by chance. A difference of one point only, next to others without, is to be measured again.",
 }
 
-// ComparisonHTML is the page of a comparison.
+// ComparisonHTML returns the page of a comparison.
 func ComparisonHTML(before, after *result.Results) ([]byte, error) {
 	c := Compare(before, after)
 	p := comparePage{
@@ -73,7 +73,7 @@ func newStudy(name string, r *result.Results) study {
 	}
 }
 
-// of is the comparison of one figure.
+// of returns the comparison of one figure.
 func (c *Comparison) of(f *result.Figure) *Comparison {
 	one := &Comparison{}
 	for _, d := range c.Differences {
@@ -103,7 +103,7 @@ func compareFigure(number int, before, after *result.Figure, c *Comparison) comp
 	return v
 }
 
-// look is how a verdict is drawn: not by its colour alone.
+// look returns the marker of a verdict. Verdicts differ by shape as well as by colour.
 type look struct {
 	name       string
 	hue, shape int
@@ -130,8 +130,8 @@ func (l look) legend() legend {
 
 const ratioRow = 22.0
 
-// drawRatios is a row for each point: its ratio with the bounds, beside the line that
-// means no change.
+// drawRatios draws a row for each point: its ratio with the bounds, and the line that means no
+// change.
 func drawRatios(f *result.Figure, c *Comparison, on sheet) string {
 	var values []float64
 	names, series := 0.0, 0

@@ -17,8 +17,8 @@ var csvHeader = []string{
 	"runs", "median", "low", "high", "wide", "samples",
 }
 
-// CSV has a row for each point and measure of the figures: a long table, as
-// statistics programs like it.
+// CSV returns a row for each point and measure of the figures. Statistics programs expect such a
+// long table.
 func CSV(figures ...*result.Figure) []byte {
 	var out bytes.Buffer
 	w := csv.NewWriter(&out)
@@ -30,7 +30,7 @@ func CSV(figures ...*result.Figure) []byte {
 			}
 		}
 	}
-	_ = w.WriteAll(rows) // a bytes.Buffer takes all
+	_ = w.WriteAll(rows) // a bytes.Buffer never fails
 	return out.Bytes()
 }
 
@@ -66,7 +66,7 @@ func joined(values []float64) string {
 	return strings.Join(texts, ";")
 }
 
-// inert text is no formula to a spreadsheet, whoever wrote the results.
+// inert returns text that no spreadsheet takes for a formula. Anybody may have written the results.
 func inert(text string) string {
 	if text != "" && strings.ContainsRune("=+-@\t\r", rune(text[0])) {
 		return "'" + text

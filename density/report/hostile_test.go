@@ -12,7 +12,7 @@ import (
 	"github.com/tsugiki/tsugiki/density/result"
 )
 
-// evil is what somebody may have called a container, or an error.
+// evil is a hostile name of a container, or a hostile error.
 const evil = `"><script>window.pwned=1</script><img src="http://198.51.100.9/x" onerror="window.pwned=1">` +
 	`</style><style>body{display:none}</style></title></svg>'--><!--{{.}}javascript:alert(1)` + "\x1b[2J\u202e|`\n\n# x\n=1"
 
@@ -77,8 +77,8 @@ func hostilePages(t *testing.T) map[string][]byte {
 	return map[string][]byte{"report": page, "compare": comparison}
 }
 
-// TestMarkup checks that what is written in results.json is text on the page and in the
-// tables, also where no browser is.
+// TestMarkup checks that the texts of results.json stay text on the page and in the tables. It
+// needs no browser.
 func TestMarkup(t *testing.T) {
 	for name, page := range hostilePages(t) {
 		if n := bytes.Count(page, []byte("window.pwned")); n < 50 {

@@ -7,7 +7,7 @@ import (
 	"github.com/tsugiki/tsugiki/density/result"
 )
 
-// Markdown has the findings and the tables of the page.
+// Markdown returns the findings and the tables of the page.
 func Markdown(r *result.Results) []byte {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# %s\n\n", title)
@@ -62,7 +62,7 @@ func markdownRow(b *strings.Builder, cells []string) {
 	b.WriteString("|\n")
 }
 
-// plain text is neither markup nor the end of a cell or line.
+// plain returns text that is no markup and does not end a cell or a line.
 var plainer = strings.NewReplacer(
 	"\\", "\\\\", "|", "\\|", "<", "&lt;", ">", "&gt;", "&", "&amp;", "`", "\\`", "*", "\\*", "_", "\\_",
 	"[", "\\[", "]", "\\]", "\r", " ", "\n", " ",
@@ -70,7 +70,7 @@ var plainer = strings.NewReplacer(
 
 func plain(text string) string { return printable(plainer.Replace(text)) }
 
-// code is a block that its text cannot end: indented, on one line.
+// code returns a block of code that its text cannot end: one indented line.
 func code(text string) string {
 	return "    " + printable(strings.NewReplacer("\r", " ", "\n", " ").Replace(text))
 }

@@ -34,7 +34,8 @@ var (
 
 func newPages() *template.Template { return template.Must(template.New("page").Parse(pageText)) }
 
-// head is what both pages begin with. Their policy forbids everything but their style.
+// head is the beginning of both pages. Its content policy forbids everything except the page's own
+// style.
 type head struct {
 	Title, Policy string
 	Style         template.CSS
@@ -48,7 +49,7 @@ func newHead(title string) head {
 	}
 }
 
-// page is what page.html shows.
+// page is the data of page.html.
 type page struct {
 	Head                      head
 	Lead, Command, Incomplete string
@@ -64,11 +65,11 @@ type figure struct {
 	Finding                []string
 	Notes                  []string
 	Legend                 []legend
-	Hollow                 string // in words, if a point is
+	Hollow                 string // what hollow points mean, if there is one
 	Plots                  []template.HTML
-	Lines                  bool // not bars
+	Lines                  bool // false: bars
 	Small                  []small
-	Constant               string // measures that are not worth a plot, in words
+	Constant               string // measures that are the same at all points, in words
 	Table                  table
 	Download               template.URL
 	DownloadName           string
@@ -84,7 +85,7 @@ type small struct {
 	Plot         template.HTML
 }
 
-// HTML is the page of r.
+// HTML returns the page of r.
 func HTML(r *result.Results) ([]byte, error) {
 	p := page{
 		Head: newHead(title), Lead: lead(r),
@@ -112,12 +113,12 @@ func lead(r *result.Results) string {
 		count(r.Machine.Cores, "core"), gibibytes(r.Machine.MemoryBytes))
 }
 
-// palette gives what is compared (a network, a storage) the same colour in all figures,
-// as long as there are enough for all of a figure to differ.
+// palette gives a variant (a network, a storage) the same colour in all figures, as long as the
+// variants of one figure still differ.
 type palette map[string]int
 
-// lines have a shape each. Those of the same variant share a colour and differ by
-// their dashes also.
+// lines returns the looks of lines. Each line has its own shape. Lines of the same variant share a
+// colour and have different dashes.
 func (p palette) lines(f *result.Figure) []line {
 	keys := variantKeys(f)
 	taken := make(map[int]bool)
@@ -127,7 +128,7 @@ func (p palette) lines(f *result.Figure) []line {
 		}
 	}
 	here := make(map[string]int)
-	used := make(map[int]int) // how many lines have a colour
+	used := make(map[int]int) // number of lines by colour
 	var lines []line
 	for i, s := range f.Series {
 		key := keys[i]
@@ -142,8 +143,8 @@ func (p palette) lines(f *result.Figure) []line {
 	return lines
 }
 
-// variantKeys are what colours go by: the labels, if these are not the same for all
-// series, or the names.
+// variantKeys returns the keys of the colours: the labels, or the names if all series have the same
+// labels.
 func variantKeys(f *result.Figure) []string {
 	var labels, names []string
 	differ := false
@@ -161,8 +162,8 @@ func variantKeys(f *result.Figure) []string {
 	return names
 }
 
-// hue is that which the key has in other figures, unless another one of this figure
-// has that; or the first that nobody here has.
+// hue returns the key's colour of other figures. If another key of this figure has that colour, it
+// returns the first free one.
 func (p palette) hue(key string, here map[string]int, taken map[int]bool) int {
 	free := func(hue int) bool {
 		for _, other := range here {
@@ -175,7 +176,7 @@ func (p palette) hue(key string, here map[string]int, taken map[int]bool) int {
 	if hue, known := p[key]; known && free(hue) {
 		return hue
 	}
-	hue := len(here) % hues // if there are not enough
+	hue := len(here) % hues // used if no colour is free
 	for i := range hues {
 		if free(i) && !taken[i] {
 			hue = i
@@ -230,7 +231,7 @@ func categorical(f *result.Figure) bool {
 	return false
 }
 
-// measured says whether there is anything to draw.
+// measured tells whether there is a point to draw.
 func measured(f *result.Figure) bool {
 	for _, s := range f.Series {
 		for _, p := range s.Points {
@@ -256,7 +257,7 @@ func newLegend(l line) legend {
 	return entry
 }
 
-// doubts says in words which points are hollow or missing.
+// doubts describes in words which points are hollow or missing.
 func doubts(f *result.Figure) string {
 	var wide, failed, few, all int
 	for _, s := range f.Series {
@@ -288,8 +289,8 @@ func doubts(f *result.Figure) string {
 	return strings.Join(words, " ")
 }
 
-// smallPlots show what else was measured at the same points; what is the same at all
-// of them is said.
+// smallPlots returns plots of the other measures at the same points. A measure that is the same at
+// all points is only described.
 func smallPlots(f *result.Figure, lines []line) (plots []small, constant string) {
 	var same []string
 	for _, key := range extras(f) {
@@ -303,7 +304,7 @@ func smallPlots(f *result.Figure, lines []line) (plots []small, constant string)
 			for _, p := range l.points {
 				if v, there := p.Extra[key]; there {
 					samples := p.ExtraSamples[key]
-					if len(samples) == 0 { // of all runs together
+					if len(samples) == 0 { // the measure covers all runs together
 						samples = []float64{v}
 					}
 					low, high := result.Interval(samples)
@@ -320,7 +321,7 @@ func smallPlots(f *result.Figure, lines []line) (plots []small, constant string)
 		case low == high:
 			name, unit, _ := strings.Cut(m.title, ", ")
 			same = append(same, strings.TrimSpace(name+" "+result.Number(low)+" "+unit))
-		case most > 1: // otherwise the table has it
+		case most > 1: // otherwise the table is enough
 			what := &result.Figure{Title: f.Title + ": " + m.title, Finding: m.about, X: f.X}
 			if what.Y.Log = low > 0 && high > logFrom*low; what.Y.Log {
 				m.title += " (log scale)"
@@ -334,10 +335,11 @@ func smallPlots(f *result.Figure, lines []line) (plots []small, constant string)
 	return plots, constant
 }
 
-// logFrom is from how many times the least on the largest would hide it.
+// logFrom is the ratio of the largest to the least value from which a linear axis would hide the
+// least.
 const logFrom = 100
 
-// fileName keeps what no file system and no shell minds.
+// fileName keeps only characters that are safe in file systems and shells.
 func fileName(name string) string {
 	return strings.Map(func(r rune) rune {
 		if '0' <= r && r <= '9' || 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || r == '-' {

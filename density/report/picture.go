@@ -8,7 +8,7 @@ import (
 	"github.com/tsugiki/tsugiki/density/result"
 )
 
-// pictureSheet is that of a plot which stands alone: it has no legend beside it.
+// pictureSheet is the sheet of a picture without a legend beside it.
 var pictureSheet = sheet{
 	class: "plot", width: 860, height: 388, left: 58, right: 22, top: 52, bottom: 46, radius: 4.5, font: plotFont, nameLeast: 1,
 }
@@ -16,7 +16,7 @@ var pictureSheet = sheet{
 // titleLine is the height of the title of a picture, in pixels.
 const titleLine = 26
 
-// referenceHue is the grey of the style.
+// referenceHue is the number of the style's grey.
 const referenceHue = 6
 
 // Picture draws a figure over a numeric axis as an SVG file of its own, with its title, in
@@ -47,8 +47,8 @@ var (
 	cssUse      = regexp.MustCompile(`var\(--([a-z0-9]+)\)`)
 )
 
-// pictureStyle is the plots' part of the style without variables: most programs that show
-// SVG, but browsers, have none. The first value of each is that of the light page.
+// pictureStyle returns the plots' part of the style without variables, with the colours of the
+// light page. Most programs that show SVG have no variables, except browsers.
 func pictureStyle() string {
 	values := make(map[string]string)
 	for _, m := range cssVariable.FindAllStringSubmatch(layoutText, -1) {

@@ -9,21 +9,21 @@ import (
 	"github.com/tsugiki/tsugiki/density/result"
 )
 
-// sheet is the paper of a plot.
+// sheet has the sizes of a plot.
 type sheet struct {
 	class                    string
 	width, height            float64
 	left, right, top, bottom float64
 	radius                   float64 // of markers
-	font                     float64 // size of the letters, as the style has it
-	// nameLeast is the least number of lines whose names are written beside their ends; 0:
-	// no names.
+	font                     float64 // letter size; the style has the same
+	// nameLeast is the number of lines from which their names are written beside their ends; 0:
+	// never.
 	nameLeast int
 }
 
 var (
-	// A plot is drawn twice: letters that are readable on a desk are not when
-	// the picture is shrunk to a telephone. The style shows one of them.
+	// A plot is drawn twice, for a desk and for a telephone: letters for a desk are unreadable on a
+	// shrunk picture. The style shows one of the two.
 	wideSheet   = sheet{class: "plot wide", width: 860, height: 388, left: 58, right: 22, top: 52, bottom: 46, radius: 4.5, font: plotFont, nameLeast: 2}
 	narrowSheet = sheet{class: "plot narrow", width: 360, height: 298, left: 46, right: 14, top: 52, bottom: 44, radius: 4, font: plotFont}
 	smallSheet  = sheet{class: "plot small", width: 270, height: 150, left: 44, right: 12, top: 12, bottom: 24, radius: 2.6, font: 12}
@@ -31,7 +31,7 @@ var (
 
 const plotFont = 13
 
-// line is one series as it is drawn.
+// line is the look of one series.
 type line struct {
 	name   string
 	hue    int
@@ -39,16 +39,16 @@ type line struct {
 	dash   int // of the stroke
 	points []*result.Point
 	knee   float64
-	// reference: the values are known and were not measured. They have no markers.
+	// reference tells that the values are known and were not measured. Such a line has no markers.
 	reference bool
 }
 
-// dashes are how many kinds of strokes there are: the style has as many.
+// dashes is the number of kinds of strokes in the style.
 const dashes = 3
 
 func (l line) stroke() string { return fmt.Sprintf("stroke hue%d dash%d", l.hue, l.dash) }
 
-// plot draws lines over a numeric axis.
+// plot draws lines with a numeric X axis.
 type plot struct {
 	*drawing
 	sheet
@@ -57,7 +57,7 @@ type plot struct {
 	x, y   *scale
 }
 
-// drawLines is a plot of lines with their bands and knees.
+// drawLines draws a plot of lines with their bands and knees.
 func drawLines(f *result.Figure, lines []line, on sheet) string {
 	p := newPlot(f, lines, on)
 	p.drawing = newDrawing(on.class, p.width, p.height, f.Title, f.Finding)
@@ -65,7 +65,7 @@ func drawLines(f *result.Figure, lines []line, on sheet) string {
 	return p.close()
 }
 
-// newPlot fits the sheet to the figure. Its caller sets the drawing.
+// newPlot fits the sheet to the figure. The caller sets the drawing.
 func newPlot(f *result.Figure, lines []line, on sheet) *plot {
 	if on.class != smallSheet.class && len(on.label(f.Y)) > 1 {
 		on.top += labelLine
@@ -139,7 +139,7 @@ func (p *plot) grid() {
 
 const labelLine = 15 // pixels
 
-// label is that of an axis in one line, or two where it must be.
+// label returns an axis's label in one line, or in two if one is too long.
 func (s sheet) label(a result.Axis) []string {
 	lines := axisLabel(a)
 	if one := strings.Join(lines, " "); textWidth(one, s.font) <= s.width-4 {
@@ -151,14 +151,14 @@ func (s sheet) label(a result.Axis) []string {
 	return lines
 }
 
-// labels are at the top of the sheet.
+// labels writes the axes' labels at the top of the sheet.
 func (d *drawing) labels(lines []string) {
 	for i, text := range lines {
 		d.text("label", "start", 2, 14+labelLine*float64(i), text)
 	}
 }
 
-// axisLabel is what an axis shows, and how.
+// axisLabel returns the text for the quantity of an axis.
 func axisLabel(a result.Axis) []string {
 	text := a.Label
 	if a.Unit != "" && a.Unit != a.Label {
@@ -177,8 +177,7 @@ func axisLabel(a result.Axis) []string {
 	return []string{text}
 }
 
-// banded says whether a point is part of a band; all others with an interval
-// have a whisker.
+// banded tells whether a point is part of a band. Other points with an interval have a whisker.
 func banded(points []*result.Point, i int) bool {
 	trusted := func(i int) bool {
 		return i >= 0 && i < len(points) && points[i].HasInterval() && !points[i].Wide
@@ -208,7 +207,7 @@ func (p *plot) band(l line) {
 	flush()
 }
 
-// stroke joins the medians; where one of two is not to be trusted, by dots.
+// stroke draws the line through the medians. It is dotted beside a median that is not trustworthy.
 func (p *plot) stroke(l line) {
 	var last *result.Point
 	for _, point := range l.points {
@@ -254,8 +253,8 @@ func (p *plot) markers(l line) {
 	}
 }
 
-// knees are lines across the plot, with their X written above, in as many
-// rows as it takes for none to cover another.
+// knees draws a line across the plot at each knee, with its X above. It uses as many rows as
+// necessary, so that no number covers another.
 func (p *plot) knees() {
 	var at []float64
 	for _, l := range p.lines {
@@ -274,15 +273,15 @@ func (p *plot) knees() {
 		from := min(max(x-width/2, 2), p.width-width-2)
 		row := slices.IndexFunc(used[:], func(end float64) bool { return end <= from })
 		if row < 0 {
-			continue // the legend has it too
+			continue // the legend has the name, too
 		}
 		used[row] = from + width + 8
 		p.text("kneelabel", "start", from, p.top-9-float64(row)*13, text)
 	}
 }
 
-// Names beside the ends of lines spare the eye the way to the legend. There is room for
-// them on wide sheets.
+// Names beside the ends of lines are faster to find than names in the legend. Wide sheets have room
+// for them.
 const (
 	nameWidth = 240 // pixels at most
 	nameLine  = 16
@@ -298,7 +297,8 @@ func (p *plot) nameRoom() float64 {
 	return min(longest+30, nameWidth)
 }
 
-// names are written beside the last point of each line, as far apart as they must be.
+// names writes the names beside the last points of the lines. It moves names apart if they would
+// overlap.
 func (p *plot) names() {
 	if !p.named() {
 		return
@@ -324,7 +324,7 @@ func (p *plot) names() {
 			ends[i].y = max(ends[i].y, ends[i-1].y+nameLine)
 		}
 	}
-	// What went over the bottom is pushed back up.
+	// Names below the bottom are moved back up.
 	below := p.height - p.bottom - 4
 	for i := range slices.Backward(ends) {
 		ends[i].y = min(ends[i].y, below)

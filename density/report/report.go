@@ -1,11 +1,10 @@
-// Package report shows what a density sweep measured: a page with plots, a
-// Markdown and a CSV table, and the comparison of two sweeps.
+// Package report shows the results of a density sweep: a page with plots, a Markdown table, a CSV
+// table, and the comparison of two sweeps.
 //
-// It owns their looks. The page is one file that needs no network and runs no
-// script, readable in light and dark, on a desk and on a telephone. What it
-// prints may be anybody's results.json: nothing in there becomes markup. It
-// measures nothing and makes no statistics (density/result); it needs no
-// privileges and no kernel in particular.
+// It owns their looks. The page is one file. It needs no network, runs no script, and is readable
+// in light and dark colours, on a desk and on a telephone. Anybody may have written the
+// results.json: its text never becomes markup. The package measures nothing and makes no statistics
+// (density/result). It needs no privileges and no particular kernel.
 package report
 
 import (
@@ -26,7 +25,7 @@ const title = "Container density report"
 
 const dateLayout = "2006-01-02 15:04 MST"
 
-// howToRead is on the page and in the Markdown.
+// howToRead is the explanation on the page and in the Markdown.
 var howToRead = []string{
 	"Each point is the median of repeated runs, which took turns with the other points of their figure.",
 	"Bands and whiskers are the 95 % bootstrap interval of the median from six runs on; with three to five runs they are the range of the runs (75 % at three, 94 % at five); with fewer there is none.",
@@ -34,8 +33,8 @@ var howToRead = []string{
 	"A knee is where more containers start to cost more than before: the line, in log-log space, bends for the worse there by at least a third.",
 }
 
-// Write puts the page and the tables of r beside its results.json. Each file is
-// there whole or not at all.
+// Write writes the page and the tables of r beside its results.json. Each file is complete or
+// unchanged.
 func Write(r *result.Results, dir string) error {
 	page, err := HTML(r)
 	if err != nil {

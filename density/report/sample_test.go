@@ -8,8 +8,8 @@ import (
 	"github.com/tsugiki/tsugiki/density/result"
 )
 
-// samples are sweeps as there are: all figures, an interrupted one, one whose runs
-// differ too much, and one of which a single point was measured.
+// samples returns the kinds of sweeps that occur: one with all figures, an interrupted one, one
+// whose runs differ too much, and one with a single measured point.
 func samples() map[string]*result.Results {
 	return map[string]*result.Results{"full": full(1), "partial": partial(), "wide": wide(), "point": point()}
 }
@@ -84,7 +84,7 @@ func point() *result.Results {
 	return sweepWith(f)
 }
 
-// runs adds n samples around a middle, always the same ones.
+// runs adds n samples around a middle. They are the same each time.
 func runs(p *result.Point, n int, middle, spread float64) {
 	random := rand.New(rand.NewPCG(uint64(p.X*1000), uint64(middle)))
 	for range n {

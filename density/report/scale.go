@@ -8,11 +8,11 @@ import (
 	"github.com/tsugiki/tsugiki/density/result"
 )
 
-// scale maps values to pixels, with the ticks that are written beside it.
+// scale maps values to pixels, and has the ticks of the axis.
 type scale struct {
 	log      bool
-	from, to float64 // values, logarithms of them if log
-	zero     float64 // where what has no logarithm goes
+	from, to float64 // values, or their logarithms
+	zero     float64 // where a value without a logarithm is drawn
 	at, size float64 // pixels; size is negative on an axis that points up
 	ticks    []tick
 }
@@ -32,8 +32,8 @@ func (s *scale) pixel(v float64) float64 {
 	return s.at + s.size*((v-s.from)/(s.to-s.from))
 }
 
-// newScale covers all values. A linear one starts at 0: lengths are then
-// proportional to what they show. A logarithmic one needs a positive value.
+// newScale returns a scale for all values. A linear scale starts at 0, so that lengths are
+// proportional to values. A logarithmic scale needs a positive value.
 func newScale(values []float64, log bool, at, size float64, room int) *scale {
 	s := &scale{at: at, size: size}
 	var low, high, positive float64
@@ -59,9 +59,8 @@ func newScale(values []float64, log bool, at, size float64, room int) *scale {
 	return s
 }
 
-// logarithmic reaches from a tick to a tick: powers of ten, and twice and five
-// times these where there is room. A zero is drawn a factor of two below
-// everything else.
+// logarithmic makes the scale reach from tick to tick. The ticks are powers of ten, and twice and
+// five times these if there is room. A zero is drawn a factor of two below all other values.
 func (s *scale) logarithmic(low, high float64, zero bool, room int) {
 	decades := math.Log10(high) - math.Log10(low)
 	steps := []float64{1}
@@ -93,8 +92,8 @@ func (s *scale) logarithmic(low, high float64, zero bool, room int) {
 	}
 }
 
-// measured puts the ticks of a logarithmic axis where something was measured,
-// and leaves out those that have no room.
+// measured sets the ticks of a logarithmic axis to the measured values, without those that have no
+// room.
 func (s *scale) measured(values []float64, room float64) {
 	values = slices.Compact(slices.Sorted(slices.Values(values)))
 	s.from = math.Log2(max(values[0], s.zero))
@@ -103,7 +102,7 @@ func (s *scale) measured(values []float64, room float64) {
 		s.from, s.to = s.from-1, s.to+1
 	}
 	s.ticks = nil
-	// From the largest down: where the sweep ended must be told.
+	// It starts with the largest value: the end of the sweep must have a tick.
 	last := math.Inf(1)
 	for _, v := range slices.Backward(values) {
 		label := short(v)
@@ -114,7 +113,7 @@ func (s *scale) measured(values []float64, room float64) {
 	}
 }
 
-// niceStep is the next of 1, 2, 5, 10, … that is not below.
+// niceStep returns the smallest of 1, 2, 5, 10, … that is not below least.
 func niceStep(least float64) float64 {
 	if least <= 0 || math.IsInf(least, 0) || math.IsNaN(least) {
 		return 1
@@ -128,7 +127,7 @@ func niceStep(least float64) float64 {
 	return 10 * power
 }
 
-// short is a number for an axis.
+// short formats a number for an axis.
 func short(v float64) string {
 	for _, u := range []struct {
 		from   float64

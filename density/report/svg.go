@@ -7,13 +7,13 @@ import (
 	"strings"
 )
 
-// drawing writes one SVG element after the other. Everything has classes, no
-// colours: the page's style has those, for light and dark.
+// drawing writes SVG elements. Elements have classes and no colours: the page's style has the light
+// and dark colours.
 type drawing struct {
 	strings.Builder
 }
 
-// newDrawing opens an image that is described to those who do not see it.
+// newDrawing starts an image with a description for readers who cannot see it.
 func newDrawing(class string, width, height float64, title, description string) *drawing {
 	d := &drawing{}
 	fmt.Fprintf(d, `<svg class="%s" viewBox="0 0 %s %s" role="img" aria-label="%s">`,
@@ -29,7 +29,7 @@ func (d *drawing) close() string {
 func (d *drawing) open(class string) { fmt.Fprintf(d, `<g class="%s">`, class) }
 func (d *drawing) end()              { d.WriteString("</g>") }
 
-// hint is shown where the pointer rests on the group that was just opened.
+// hint sets the text that is shown while the pointer is over the group that was just opened.
 func (d *drawing) hint(text string) {
 	fmt.Fprintf(d, `<title>%s</title>`, html.EscapeString(text))
 }
@@ -44,7 +44,7 @@ func (d *drawing) rect(class string, x, y, width, height, radius float64) {
 		class, coordinate(x), coordinate(y), coordinate(max(width, 0)), coordinate(height), coordinate(radius))
 }
 
-// text is anchored at its "start", "middle" or "end".
+// text writes text that is anchored at its "start", "middle" or "end".
 func (d *drawing) text(class, anchor string, x, y float64, text string) {
 	fmt.Fprintf(d, `<text class="%s" text-anchor="%s" x="%s" y="%s">%s</text>`,
 		class, anchor, coordinate(x), coordinate(y), html.EscapeString(text))
@@ -52,7 +52,7 @@ func (d *drawing) text(class, anchor string, x, y float64, text string) {
 
 type position struct{ x, y float64 }
 
-// path is a line through positions, closed to an area or not.
+// path draws a line through positions. A closed line is an area.
 func (d *drawing) path(class string, through []position, closed bool) {
 	fmt.Fprintf(d, `<path class="%s" d="`, class)
 	for i, p := range through {
@@ -68,8 +68,8 @@ func (d *drawing) path(class string, through []position, closed bool) {
 	d.WriteString(`"/>`)
 }
 
-// shapes are the outlines of markers, of equal area to the eye, around 0 and
-// for a radius of 1. Lines differ by them as well as by colour.
+// shapes has the outlines of markers around 0 with a radius of 1. Their areas look equal. Lines
+// differ by shape as well as by colour.
 var shapes = [][]position{
 	nil, // a circle
 	{{-.85, -.85}, {.85, -.85}, {.85, .85}, {-.85, .85}},
@@ -81,7 +81,7 @@ var shapes = [][]position{
 	{{0, -1.2}, {1.15, -.35}, {.7, 1}, {-.7, 1}, {-1.15, -.35}},
 }
 
-// hues is how many colours and shapes a figure has before they repeat.
+// hues is the number of colours and of shapes before they repeat.
 var hues = len(shapes)
 
 func (d *drawing) marker(class string, hue int, x, y, radius float64) {
@@ -97,8 +97,8 @@ func (d *drawing) marker(class string, hue int, x, y, radius float64) {
 	d.path(class, outline, true)
 }
 
-// coordinate prints a tenth of a pixel, and never what is no number: a value
-// far off the plot stays far off.
+// coordinate formats a coordinate to a tenth of a pixel. It never prints NaN or infinity. A value
+// far outside the plot stays far outside.
 func coordinate(v float64) string {
 	if math.IsNaN(v) {
 		v = 0
@@ -108,8 +108,8 @@ func coordinate(v float64) string {
 	return strings.TrimSuffix(text, ".0")
 }
 
-// textWidth is about how wide text is in a font of that size: in one of the wider ones
-// that pages are shown with, so that others leave room.
+// textWidth estimates the width of text at a font size. It assumes one of the wider fonts of pages,
+// so that narrower ones fit, too.
 func textWidth(text string, size float64) float64 {
 	em := 0.0
 	for _, r := range text {
@@ -127,10 +127,10 @@ func textWidth(text string, size float64) float64 {
 	return em * size
 }
 
-// bold text is wider by this.
+// bold is the factor by which bold text is wider.
 const bold = 1.13
 
-// fit cuts text to a width in pixels.
+// fit shortens text to a width in pixels.
 func fit(text string, width, size float64) string {
 	if textWidth(text, size) <= width {
 		return text

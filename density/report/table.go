@@ -4,7 +4,7 @@ import (
 	"github.com/tsugiki/tsugiki/density/result"
 )
 
-// table is a figure as rows, for the page and for Markdown.
+// table is a figure as rows, for the page and the Markdown.
 type table struct {
 	Columns []string
 	Rows    []row

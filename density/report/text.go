@@ -11,7 +11,7 @@ import (
 	"github.com/tsugiki/tsugiki/density/result"
 )
 
-// pointLabel names the point's category, or its X.
+// pointLabel returns the point's category, or its X.
 func pointLabel(p *result.Point) string {
 	if p.Category != "" {
 		return p.Category
@@ -19,7 +19,7 @@ func pointLabel(p *result.Point) string {
 	return result.Number(p.X)
 }
 
-// value words a point: a number with its interval, or why there is none.
+// value returns a point's number with its interval, or the reason why it has none.
 func value(p *result.Point, unit string) string {
 	if unit != "" {
 		unit = " " + unit
@@ -43,11 +43,11 @@ func count(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// measure is what Point.Extra may hold.
+// measure describes a key of Point.Extra.
 type measure struct{ key, title, about string }
 
-// measures are those that are known, in the order of the report. Percentiles are of
-// the single events, whose unit measureOf adds.
+// measures has the known measures, in the order of the report. Percentiles are of single events.
+// measureOf adds their unit.
 var measures = []measure{
 	{"p50", "p50", "Median of the single events."},
 	{"p90", "p90", ""},
@@ -76,7 +76,7 @@ var measures = []measure{
 	{"others_of_quota", "CPU of the others, of theirs", "Each other container with its logger: 1 is all of its quota."},
 }
 
-// measureOf a figure's points, by its key.
+// measureOf returns the measure of a key for a figure.
 func measureOf(f *result.Figure, key string) measure {
 	for _, m := range measures {
 		if m.key != key {
@@ -90,8 +90,7 @@ func measureOf(f *result.Figure, key string) measure {
 	return measure{key: key, title: strings.ReplaceAll(key, "_", " ")}
 }
 
-// eventUnit is in what single events are told: that of the figure if it is a time, or
-// milliseconds.
+// eventUnit returns the unit of single events: the figure's unit if it is a time, or milliseconds.
 func eventUnit(f *result.Figure) string {
 	switch f.Y.Unit {
 	case "s", "µs", "ns":
@@ -100,7 +99,7 @@ func eventUnit(f *result.Figure) string {
 	return "ms"
 }
 
-// extras of a figure: known ones in their order, then the others by name.
+// extras returns the measures of a figure: the known ones in their order, then the others by name.
 func extras(f *result.Figure) []string {
 	there := make(map[string]bool)
 	for _, s := range f.Series {
@@ -124,7 +123,7 @@ func gibibytes(n int64) string {
 	return fmt.Sprintf("%.1f GiB", float64(n)/(1<<30))
 }
 
-// duration is to the second, or to what there is below one.
+// duration formats a time to the second, or to the millisecond if it is below a second.
 func duration(d time.Duration) string {
 	if d < 0 {
 		d = 0
@@ -135,7 +134,7 @@ func duration(d time.Duration) string {
 	return d.Round(time.Millisecond).String()
 }
 
-// commandLine quotes what a shell would take apart.
+// commandLine quotes arguments that a shell would split.
 func commandLine(args []string) string {
 	quoted := make([]string, len(args))
 	for i, a := range args {
@@ -150,7 +149,7 @@ func commandLine(args []string) string {
 	return strings.Join(quoted, " ")
 }
 
-// facts describe the machine and the run, as pairs for a list.
+// facts returns the facts about the machine and the run, as pairs for a list.
 type fact struct{ Name, Value string }
 
 func facts(r *result.Results) []fact {
@@ -182,7 +181,8 @@ func options(r *result.Results) []fact {
 	return all
 }
 
-// printable text does nothing to a terminal or a table, whoever wrote the results.
+// printable returns text without control characters for terminals and tables. Anybody may have
+// written the results.
 func printable(text string) string {
 	return strings.Map(func(r rune) rune {
 		if r == ' ' || unicode.IsPrint(r) {

@@ -10,18 +10,18 @@ import (
 	"path/filepath"
 )
 
-// File is the name of the results in their folder.
+// File is the file name of the results in their folder.
 const File = "results.json"
 
-// fileLimit is far above what 300 containers in thirty runs of every figure
-// take, and far below what would hurt.
+// fileLimit is the largest accepted size. It is far above the size for 300 containers in thirty
+// runs of every figure, and small enough to fit into memory.
 const fileLimit = 256 << 20
 
-// ErrForeign says that a file is not one of ours, or not of this version.
+// ErrForeign says that a file is not a results file of this version.
 var ErrForeign = errors.New("not results of this version of tsugiki density")
 
-// Load reads the results of a folder. A file that does not exist matches
-// fs.ErrNotExist, one that is damaged or foreign ErrForeign.
+// Load reads the results of a folder. If the file does not exist the error matches fs.ErrNotExist.
+// If it is damaged or foreign the error matches ErrForeign.
 func Load(dir string) (*Results, error) {
 	path := filepath.Join(dir, File)
 	f, err := os.Open(path)
@@ -43,7 +43,7 @@ func Load(dir string) (*Results, error) {
 	return r, nil
 }
 
-// Parse reads results as Save writes them.
+// Parse parses results in the format of Save.
 func Parse(data []byte) (*Results, error) {
 	var version struct{ Version int }
 	if err := json.Unmarshal(data, &version); err != nil {
@@ -62,8 +62,8 @@ func Parse(data []byte) (*Results, error) {
 	return &r, nil
 }
 
-// Save writes the results into a folder, which must exist: all or nothing, also
-// if the disk is full or the machine stops.
+// Save writes the results into an existing folder. The file is complete or unchanged, even if the
+// disk is full or the machine stops.
 func (r *Results) Save(dir string) error {
 	r.Version = Version
 	if err := r.check(); err != nil {
@@ -79,13 +79,13 @@ func (r *Results) Save(dir string) error {
 	return nil
 }
 
-// WriteFile puts a whole file into place, or leaves what was there.
+// WriteFile replaces a file. The file is complete or unchanged.
 func WriteFile(path string, data []byte) error {
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*")
 	if err != nil {
 		return err
 	}
-	defer os.Remove(f.Name()) // fails once it is renamed
+	defer os.Remove(f.Name()) // fails after the rename
 	_, err = f.Write(data)
 	err = errors.Join(err, f.Chmod(0o644), f.Sync(), f.Close())
 	if err != nil {
@@ -94,7 +94,7 @@ func WriteFile(path string, data []byte) error {
 	return os.Rename(f.Name(), path)
 }
 
-// check finds what no sweep writes and what a page could not be made of.
+// check returns an error for results that no sweep writes, and from which no page can be made.
 func (r *Results) check() error {
 	names := make(map[string]bool)
 	for i, f := range r.Figures {

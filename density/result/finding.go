@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// conclude words what the series of a figure do, a line for each.
+// conclude describes the series of a figure in words, one line for each series.
 func (f *Figure) conclude() string {
 	var sentences []string
 	for _, s := range f.Series {
@@ -20,7 +20,7 @@ func (f *Figure) conclude() string {
 	return strings.Join(sentences, "\n")
 }
 
-// FullName is the name with the labels that it does not tell already.
+// FullName returns the name, with the labels that the name does not contain.
 func (s *Series) FullName() string {
 	var parts []string
 	if s.Name != "" {
@@ -69,7 +69,7 @@ func (s *Series) conclude(f *Figure) string {
 	return s.FullName() + ": " + text + "." + lost
 }
 
-// untold is why a series has no number.
+// untold returns the reason why a series has no number.
 func (s *Series) untold() string {
 	for _, p := range s.Points {
 		if len(p.Samples) > 0 {
@@ -79,7 +79,7 @@ func (s *Series) untold() string {
 	return "no run succeeded."
 }
 
-// against words a point beside the first of its series.
+// against describes a point in words, compared with the point of the first series.
 func against(first, p *Point) string {
 	switch {
 	case !first.HasInterval() || !p.HasInterval():
@@ -92,7 +92,7 @@ func against(first, p *Point) string {
 	return strconv.FormatFloat(p.Median/first.Median, 'g', 2, 64) + " times that"
 }
 
-// categories words all points, and which of them differ from the first.
+// categories describes all points in words, and tells which of them differ from the first.
 func categories(told []*Point, unit string) string {
 	first := told[0]
 	var values, differ []string
@@ -119,7 +119,7 @@ func categories(told []*Point, unit string) string {
 
 const alike = "not significantly different"
 
-// counted is what the X of a point is a number of.
+// counted returns the noun for the X of a point.
 func (a Axis) counted(p *Point) string {
 	if a.Label == "" {
 		return ""
@@ -137,8 +137,8 @@ func withUnit(v float64, unit string) string {
 	return Number(v) + " " + unit
 }
 
-// Number prints v with three significant digits, more only where they stand
-// before the point, thousands apart by commas.
+// Number formats v with three significant digits, or with all digits before the point if these are
+// more. Commas separate thousands.
 func Number(v float64) string {
 	if v == 0 || math.IsNaN(v) || math.IsInf(v, 0) {
 		return strconv.FormatFloat(v, 'f', -1, 64)

@@ -3,20 +3,18 @@ package result
 import "math"
 
 const (
-	// kneeBend is the least change of slope, in the exponent of y = x^slope, that
-	// is called a knee: from "as before" to "a third of a doubling for each
-	// doubling of the containers".
+	// kneeBend is the smallest change of slope that is called a knee. The slope is the exponent of
+	// y = x^slope: the change is a third of a doubling for each doubling of the containers.
 	kneeBend = 1.0 / 3
-	// kneeExplains is how much of what a straight line leaves the bent one must
-	// explain.
+	// kneeExplains is the part of the straight line's residual that the bent line must explain.
 	kneeExplains = 0.75
 	kneePoints   = 4
 )
 
-// knee is where adding containers starts to cost more than before: the X at
-// which a line in log-log space, bent once, fits best, if it bends towards the
-// worse, by enough, and fits much better than a straight one. Points without a
-// trustworthy median are left out. 0 if there is none.
+// knee returns the X from which more containers cost more than before. It fits a line with one bend
+// in log-log space. The bend must go towards the worse and be large enough, and the bent line must
+// fit much better than a straight one. Points without a trustworthy median are left out. It returns
+// 0 if there is no knee.
 func (s *Series) knee(better string) float64 {
 	var xs, ys, at []float64
 	for _, p := range s.Points {
@@ -46,9 +44,8 @@ func (s *Series) knee(better string) float64 {
 	return knee
 }
 
-// fitBent fits y = a + slope·x + bend·max(0, x-knee) by least squares and has
-// what is left and the bend. It solves the normal equations of x and the hinge,
-// both centred, so that a falls out.
+// fitBent fits y = a + slope·x + bend·max(0, x-knee) by least squares, and returns the residual and
+// the bend. It solves the normal equations of x and the hinge, both centred, so that a drops out.
 func fitBent(xs, ys []float64, knee float64) (left, bend float64) {
 	n := float64(len(xs))
 	hinge := make([]float64, len(xs))

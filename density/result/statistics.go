@@ -8,21 +8,21 @@ import (
 )
 
 const (
-	// resamples of the bootstrap: the ends of a 95 % interval then move by less
-	// than the spread of the samples themselves.
+	// resamples is the number of resamples of the bootstrap. With so many, the ends of a 95 %
+	// interval vary by less than the spread of the samples.
 	resamples = 2000
-	// bootstrapFrom is how many runs an interval of the median needs to cover
-	// 95 %: the range of n runs covers 1 - 2^(1-n) of it, 94 % at five.
+	// bootstrapFrom is the number of runs from which the bootstrap is used. An interval needs so
+	// many to cover 95 %: the range of n runs covers 1 - 2^(1-n), which is 94 % for five.
 	bootstrapFrom = 6
-	// IntervalFrom is how many runs an interval needs at all.
+	// IntervalFrom is the smallest number of runs for an interval.
 	IntervalFrom = 3
-	// WideFrom is the width of an interval, in medians, from which the median
-	// is not worth printing.
+	// WideFrom is the width of an interval, as a multiple of the median, from which the median is
+	// not worth printing.
 	WideFrom = 0.5
 )
 
-// Finish makes everything that follows from the samples: medians, intervals,
-// fairness, knees, findings. It may be called again after more runs.
+// Finish computes everything from the samples: medians, intervals, fairness, knees, findings. It
+// may be called again after more runs.
 func (r *Results) Finish() {
 	for _, f := range r.Figures {
 		for _, s := range f.Series {
@@ -70,7 +70,7 @@ func (p *Point) finish() {
 	p.Wide = p.High-p.Low > WideFrom*math.Abs(p.Median)
 }
 
-// fairness is the median over the runs, 0 where none told of its containers.
+// fairness returns the median over the runs, or 0 if no run has the values of its containers.
 func (p *Point) fairness() float64 {
 	var each []float64
 	for _, values := range p.PerContainer {
@@ -81,17 +81,16 @@ func (p *Point) fairness() float64 {
 	return Median(each)
 }
 
-// HasInterval says whether there are enough runs for Low and High to bound
-// anything.
+// HasInterval tells whether there are enough runs for Low and High.
 func (p *Point) HasInterval() bool { return len(p.Samples) >= IntervalFrom }
 
-// Median of values, 0 for none. Values are not changed.
+// Median returns the median of values, or 0 for none. It does not change values.
 func Median(values []float64) float64 {
 	return Percentile(values, 50)
 }
 
-// Percentile interpolates between the two nearest of the sorted values; 0 for
-// none. Values are not changed.
+// Percentile returns a percentile, interpolated between the two nearest sorted values, or 0 for
+// none. It does not change values.
 func Percentile(values []float64, percent float64) float64 {
 	if len(values) == 0 {
 		return 0
@@ -106,13 +105,13 @@ func percentileOf(sorted []float64, percent float64) float64 {
 	if below == len(sorted)-1 {
 		return sorted[below]
 	}
-	// Weights, not a difference, which could overflow.
+	// Weights are used, because a difference could overflow.
 	part := at - float64(below)
 	return sorted[below]*(1-part) + sorted[below+1]*part
 }
 
-// SetPercentiles puts those percentiles of single events (latencies) into Extra
-// that so many events can tell: p99 needs a hundred, p999 a thousand.
+// SetPercentiles sets the percentiles of single events (latencies) in Extra. It leaves out a
+// percentile that needs more events: p99 needs a hundred, p999 a thousand.
 func (p *Point) SetPercentiles(events []float64) {
 	if p.Extra == nil {
 		p.Extra = make(map[string]float64)
@@ -129,9 +128,9 @@ func (p *Point) SetPercentiles(events []float64) {
 	}
 }
 
-// Interval of the median: 95 % by bootstrap (percentile method) from six runs
-// on, below that the range of the runs, which is as much as they can tell. The
-// same samples always give the same interval.
+// Interval returns the interval of the median. From six runs on it is the 95 % interval by
+// bootstrap (percentile method). With fewer runs it is the range of the runs. Equal samples always
+// give the same interval.
 func Interval(samples []float64) (low, high float64) {
 	if len(samples) == 0 {
 		return 0, 0
@@ -154,8 +153,8 @@ func Interval(samples []float64) (low, high float64) {
 	return percentileOf(medians, 2.5), percentileOf(medians, 97.5)
 }
 
-// Jain is Jain's fairness index: 1 where all have the same, 1/n where one has
-// all, 0 where there is nothing to share.
+// Jain returns Jain's fairness index: 1 if all values are equal, 1/n if one value has everything, 0
+// if there are no values.
 func Jain(values []float64) float64 {
 	var largest float64
 	for _, v := range values {
@@ -166,7 +165,7 @@ func Jain(values []float64) float64 {
 	}
 	var sum, squares float64
 	for _, v := range values {
-		v /= largest // or squares could overflow
+		v /= largest // squares could overflow otherwise
 		sum += v
 		squares += v * v
 	}

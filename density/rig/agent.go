@@ -13,22 +13,22 @@ import (
 	"github.com/tsugiki/tsugiki/internal/programs"
 )
 
-// agentLimit is how long an agent may take until it serves.
+// agentLimit is the time within which an agent must answer.
 const agentLimit = 60 * time.Second
 
-// binEnv names the folder of built binaries for tests.
+// binEnv is the environment variable with the folder of built binaries, for tests.
 const binEnv = "TSUGIKI_BIN"
 
-// Agent is the rig's `tsugiki agent`. It is killed with the rig.
+// Agent is the rig's `tsugiki agent`. It dies with the rig.
 type Agent struct {
 	cmd    *exec.Cmd
-	log    *os.File // of all agents of the rig
+	log    *os.File // shared by all agents of the rig
 	socket string
-	ended  context.Context // done when the process has ended; the cause says how
+	ended  context.Context // done when the process has ended; its cause is the reason
 }
 
-// StartAgent starts the agent with more lines for the section [charge] of its configuration,
-// and waits until it serves. Without this call the first grafted container starts one.
+// StartAgent starts the agent and waits until it answers. The lines are added to the section
+// [charge] of its configuration. Without this call the first grafted container starts an agent.
 func (r *Rig) StartAgent(ctx context.Context, charge string) (*Agent, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -39,7 +39,7 @@ func (r *Rig) StartAgent(ctx context.Context, charge string) (*Agent, error) {
 	return r.agent, err
 }
 
-// useAgent starts the agent before the first container is grafted.
+// useAgent starts the agent for the first grafted container.
 func (r *Rig) useAgent(ctx context.Context) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -49,7 +49,7 @@ func (r *Rig) useAgent(ctx context.Context) error {
 	return r.startAgent(ctx, "")
 }
 
-// startAgent is called with r.mu locked.
+// startAgent starts the agent. The caller holds r.mu.
 func (r *Rig) startAgent(ctx context.Context, charge string) error {
 	tsugiki, err := r.findTsugiki("tsugiki")
 	if err != nil {
@@ -63,7 +63,7 @@ func (r *Rig) startAgent(ctx context.Context, charge string) error {
 	if a.log, err = os.OpenFile(filepath.Join(r.dir, "agent.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600); err != nil {
 		return err
 	}
-	// The agent stays longer than what it was started for: it has no context.
+	// The agent outlives the call that starts it, so it has no context.
 	a.cmd = r.command(context.WithoutCancel(ctx), tsugiki, "agent", "--config", config,
 		"--run-dir", filepath.Dir(a.socket), "--state-dir", filepath.Join(r.dir, "agent"))
 	a.cmd.Stdout, a.cmd.Stderr = a.log, a.log
@@ -83,8 +83,8 @@ func (r *Rig) startAgent(ctx context.Context, charge string) error {
 	return a.await(ctx)
 }
 
-// agentConfig leaves the machine's other containers alone, and allows the annotations of the
-// rig's: nobody but the rig writes their bundles.
+// agentConfig returns a configuration that ignores the machine's other containers, and allows
+// annotations: only the rig writes its containers' bundles.
 func (r *Rig) agentConfig(charge string) string {
 	return fmt.Sprintf(`[charge]
 within = %q
@@ -100,8 +100,8 @@ ports = ["1-65535"]
 `, "/"+r.name(), charge, hostAddr.Addr())
 }
 
-// EndAgent kills the agent; without one it does nothing. The next grafted container starts
-// another one. Grafted containers that run stay, and the next agent adopts them.
+// EndAgent kills the agent, if there is one. The next grafted container starts another agent.
+// Running grafted containers continue, and the next agent adopts them.
 func (r *Rig) EndAgent() {
 	r.mu.Lock()
 	a := r.agent
@@ -112,7 +112,7 @@ func (r *Rig) EndAgent() {
 	}
 }
 
-// Agent is the one that runs; nil if there is none.
+// Agent returns the running agent, or nil.
 func (r *Rig) Agent() *Agent {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -132,16 +132,16 @@ func (r *Rig) findTsugiki(name string) (string, error) {
 	return programs.Find(name)
 }
 
-// Client speaks to the agent.
+// Client returns a client of the agent's API.
 func (a *Agent) Client() *api.Client { return api.Dial(a.socket) }
 
-// PID is the agent's process.
+// PID returns the agent's process id.
 func (a *Agent) PID() int { return a.cmd.Process.Pid }
 
-// Log is the path of the file with what the rig's agents have logged, all of them.
+// Log returns the path of the file with the log of all the rig's agents.
 func (a *Agent) Log() string { return a.log.Name() }
 
-// OnEnd calls fn with the cause when the agent has ended, on a goroutine of its own.
+// OnEnd calls fn with the cause after the agent has ended, on another goroutine.
 func (a *Agent) OnEnd(fn func(error)) { context.AfterFunc(a.ended, func() { fn(a.check()) }) }
 
 // await waits until the agent answers.
@@ -158,7 +158,7 @@ func (a *Agent) await(ctx context.Context) error {
 	return err
 }
 
-// check says whether the agent has ended, which it does not by itself.
+// check returns an error if the agent has ended, which it never does by itself.
 func (a *Agent) check() error {
 	if a.ended.Err() == nil {
 		return nil
@@ -166,7 +166,7 @@ func (a *Agent) check() error {
 	return fmt.Errorf("the agent has ended: %w%s", context.Cause(a.ended), a.said())
 }
 
-// said is the end of the agent's log, to append to an error.
+// said returns the end of the agent's log, to append to an error.
 func (a *Agent) said() string {
 	data, err := os.ReadFile(a.log.Name())
 	if err != nil {
@@ -175,7 +175,7 @@ func (a *Agent) said() string {
 	return complaint(data)
 }
 
-// close kills the agent and waits for its end.
+// close kills the agent and waits until it has ended.
 func (a *Agent) close() {
 	_ = a.cmd.Process.Kill()
 	<-a.ended.Done()

@@ -12,11 +12,11 @@ import (
 	"github.com/tsugiki/tsugiki/internal/cni"
 )
 
-// trackedFor is how long the kernel remembers a connection that has ended, instead of
-// two minutes: thousands of short ones follow each other, and the table is full then.
+// trackedFor is how long the kernel remembers a closed connection. The default is two minutes:
+// thousands of short connections would fill the table.
 const trackedFor = "1"
 
-// FindPlugins finds the folder of the CNI plugins, and checks that what a bridge needs is
+// FindPlugins finds the folder of the CNI plugins, and checks that the programs for a bridge are
 // installed.
 func FindPlugins() (string, error) {
 	dir, err := cni.Find()
@@ -26,7 +26,7 @@ func FindPlugins() (string, error) {
 	return dir, err
 }
 
-// useBridge finds the plugins before the first container is connected.
+// useBridge finds the plugins for the first container behind the bridge.
 func (r *Rig) useBridge() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -40,7 +40,7 @@ func (r *Rig) useBridge() error {
 	err = r.bridged.do(func() error {
 		err := os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_time_wait", []byte(trackedFor), 0)
 		if errors.Is(err, fs.ErrNotExist) {
-			err = nil // the module comes with the first rule, and has its default
+			err = nil // the module is loaded with the first rule, and has its default
 		}
 		return errors.Join(err, os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0))
 	})
@@ -51,7 +51,7 @@ func (r *Rig) useBridge() error {
 	return nil
 }
 
-// plugin runs a CNI plugin in the namespace that has the bridge.
+// plugin runs a CNI plugin in the bridge's network namespace.
 func (r *Rig) plugin(ctx context.Context, plugin string, env []string, stdin []byte) ([]byte, error) {
 	cmd := r.command(ctx, plugin)
 	cmd.Stdin = bytes.NewReader(stdin)
@@ -59,7 +59,7 @@ func (r *Rig) plugin(ctx context.Context, plugin string, env []string, stdin []b
 	return r.bridged.output(ctx, cmd)
 }
 
-// link is the container as the plugins know it.
+// link returns the description of the container for the plugins.
 func (c *Container) link() cni.Container {
 	l := cni.Container{ID: c.spec.Name, NS: c.net, Ports: make(map[uint16]uint16)}
 	for own, host := range c.hostPorts {

@@ -21,42 +21,42 @@ import (
 )
 
 const (
-	// startLimit is how long a container may take until it is up, and stopLimit until
-	// it is gone.
+	// startLimit is the time within which a container must be up, and stopLimit the time within
+	// which it must be removed.
 	startLimit = 60 * time.Second
 	stopLimit  = 30 * time.Second
-	// pollInterval is between two connections to a port that is waited for.
+	// pollInterval is the time between two attempts to connect to a port.
 	pollInterval = 2 * time.Millisecond
-	// crun refuses to work where v2 has controllers and v1 has others. A container of its
+	// crun refuses to work if v2 has controllers and v1 has others. A container that crun starts
 	// stays in the rig's own v2 group then.
 	crun = "crun"
-	// firstPort is the first of the host's ports that lead to containers. The kernel
-	// gives those from 32768 to clients.
+	// firstPort is the first of the host's ports that lead to containers. The kernel gives ports
+	// from 32768 on to clients.
 	firstPort, lastPort = 10000, 32000
 )
 
-// Container is one that was started. Its methods may be called by several goroutines,
-// but for those that read and write its lines.
+// Container is a container that was started. Several goroutines may call its methods, except those
+// that read or write its lines.
 type Container struct {
 	rig       *Rig
 	spec      Spec
-	at        *namespace        // where the runtime runs
+	at        *namespace        // the runtime runs in it
 	runtime   string            // the program
-	env       []string          // of the program, besides the machine's
-	hostPorts map[uint16]uint16 // of the host's, by its own
-	net       *netns.NS         // behind a bridge
-	mounted   string            // its overlay
+	env       []string          // added to the machine's for the runtime
+	hostPorts map[uint16]uint16 // port of the host by port of the container
+	net       *netns.NS         // of a container behind a bridge
+	mounted   string            // its overlay's mount point
 	created   bool              // the runtime knows it
 	pid       int
-	process   *os.File // its first one
+	process   *os.File // pidfd of the first process
 	started   time.Duration
 
 	stdout *os.File // nil with Spec.Output
 	lines  *bufio.Reader
 }
 
-// Start makes and starts a container, and waits until it is up. One that fails is
-// removed; when ctx has ended, Close does that, with all others at once.
+// Start makes and starts a container, and waits until it is up. A container that fails is removed.
+// If ctx has ended, Close removes it together with all others.
 func (r *Rig) Start(ctx context.Context, spec Spec) (*Container, error) {
 	c, err := r.prepare(ctx, spec)
 	if err != nil {
@@ -76,8 +76,8 @@ func (r *Rig) Start(ctx context.Context, spec Spec) (*Container, error) {
 	return c, nil
 }
 
-// Run runs a program in a container of its own to its end, and returns what the program
-// printed. An error has what it complained of.
+// Run runs a program in a container of its own until the program ends, and returns its output. An
+// error contains the program's error output.
 func (r *Rig) Run(ctx context.Context, spec Spec) ([]byte, error) {
 	c, err := r.prepare(ctx, spec)
 	if err != nil {
@@ -100,7 +100,7 @@ func (r *Rig) Run(ctx context.Context, spec Spec) ([]byte, error) {
 	return printed, errors.Join(err, stopped)
 }
 
-// prepare does what is not measured, for a container that is made then.
+// prepare makes a Container without the work whose time is measured.
 func (r *Rig) prepare(ctx context.Context, spec Spec) (*Container, error) {
 	spec, err := r.complete(spec)
 	if err != nil {
@@ -113,8 +113,8 @@ func (r *Rig) prepare(ctx context.Context, spec Spec) (*Container, error) {
 	return c, nil
 }
 
-// prepare does what does not count: it finds the runtime, has what the network needs
-// running, and takes the name and the ports.
+// prepare does the work whose time is not measured: it finds the runtime, starts what the network
+// needs, and reserves the name and the ports.
 func (c *Container) prepare(ctx context.Context) (err error) {
 	r := c.rig
 	made, err := findRuntime(c.spec.Runtime)
@@ -141,7 +141,7 @@ func (c *Container) prepare(ctx context.Context) (err error) {
 	return r.add(c)
 }
 
-// add takes the container's name and ports.
+// add reserves the container's name and ports.
 func (r *Rig) add(c *Container) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -177,7 +177,7 @@ func (r *Rig) add(c *Container) error {
 	return nil
 }
 
-// drop gives the container's name and ports back.
+// drop frees the container's name and ports.
 func (r *Rig) drop(c *Container) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -189,10 +189,10 @@ func (r *Rig) drop(c *Container) {
 	delete(r.containers, c.spec.Name)
 }
 
-// dir is the container's bundle.
+// dir returns the folder of the container's bundle.
 func (c *Container) dir() string { return filepath.Join(c.rig.dir, "bundles", c.spec.Name) }
 
-// start is what is measured: all that an engine would do for a container.
+// start does the measured work: all steps of an engine that starts a container.
 func (c *Container) start(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()
@@ -204,7 +204,7 @@ func (c *Container) start(ctx context.Context) error {
 		return err
 	}
 	if c.process, err = pidfd.Open(c.pid); err != nil {
-		return fmt.Errorf("its program has ended: %w", err)
+		return fmt.Errorf("the container's program has ended: %w", err)
 	}
 	return c.awaitUp(ctx)
 }
@@ -229,7 +229,7 @@ func (c *Container) make(ctx context.Context) error {
 	return c.writeBundle(root)
 }
 
-// launch has the runtime make and start it.
+// launch makes the runtime create and start the container.
 func (c *Container) launch(ctx context.Context) error {
 	output := c.spec.Output
 	if output == nil {
@@ -267,7 +267,7 @@ func (c *Container) launch(ctx context.Context) error {
 	return err
 }
 
-// command is a call of the container's runtime.
+// command returns a call of the container's runtime.
 func (c *Container) command(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := c.rig.command(ctx, c.runtime, append([]string{"--root", c.rig.state()}, args...)...)
 	cmd.Env = append(cmd.Env, c.env...)
@@ -278,7 +278,8 @@ func (c *Container) call(ctx context.Context, args ...string) ([]byte, error) {
 	return c.at.output(ctx, c.command(ctx, args...))
 }
 
-// errors is the file of what the runtime and the program complain of, said its end.
+// errors is the path of the file with the error output of the runtime and the program. said returns
+// its end.
 func (c *Container) errors() string { return filepath.Join(c.dir(), "errors") }
 
 func (c *Container) said() string {
@@ -289,12 +290,12 @@ func (c *Container) said() string {
 	return complaint(data)
 }
 
-// awaitUp waits until the program says that it is up, or its port does.
+// awaitUp waits until the program prints its ready line or listens on its port.
 func (c *Container) awaitUp(ctx context.Context) error {
 	if c.spec.Ready != "" && c.lines != nil {
 		line, err := c.Line(ctx)
 		if err == nil && line != c.spec.Ready {
-			err = fmt.Errorf("it says %q, want %q", line, c.spec.Ready)
+			err = fmt.Errorf("the program printed %q, want %q", line, c.spec.Ready)
 		}
 		return err
 	}
@@ -303,12 +304,12 @@ func (c *Container) awaitUp(ctx context.Context) error {
 	}
 	err := c.in(func() error { return c.dial(ctx, c.spec.Ports[0]) })
 	if err != nil && c.ended() {
-		return fmt.Errorf("its program has ended, and did not listen on port %d", c.spec.Ports[0])
+		return fmt.Errorf("the container's program has ended, and did not listen on port %d", c.spec.Ports[0])
 	}
 	return err
 }
 
-// dial connects to one of the container's ports, as soon as its program listens.
+// dial connects to one of the container's ports as soon as its program listens.
 func (c *Container) dial(ctx context.Context, port uint16) error {
 	if err := dial(ctx, c.Address(port), c.ended); err != nil {
 		return fmt.Errorf("port %d: %w", port, err)
@@ -316,7 +317,7 @@ func (c *Container) dial(ctx context.Context, port uint16) error {
 	return nil
 }
 
-// dial tries to connect until somebody listens, or nobody will.
+// dial tries to connect until a program listens, or gone reports that none will.
 func dial(ctx context.Context, address string, over func() bool) error {
 	var dialer net.Dialer
 	for {
@@ -331,7 +332,7 @@ func dial(ctx context.Context, address string, over func() bool) error {
 	}
 }
 
-// in runs fn in the network namespace in which Address is.
+// in runs fn in the network namespace of Address.
 func (c *Container) in(fn func() error) error {
 	switch c.spec.Network {
 	case Bridge:

@@ -15,18 +15,18 @@ import (
 	"github.com/tsugiki/tsugiki/internal/sys/lock"
 )
 
-// Registry has a file for each rig, named as its folder and its groups are, with the
-// folder's path in it. Whoever holds the lock of the file lives.
+// Registry is a folder with a file for each rig. The file has the name of the rig's folder and
+// groups, and contains the folder's path. A rig holds the lock of its file as long as it lives.
 const Registry = "/run/tsugiki-density"
 
 const (
 	namePrefix = "tsugiki-density-"
-	// removeLimit bounds the wait for groups whose processes were killed.
+	// removeLimit limits the wait for groups whose processes were killed.
 	removeLimit = 10 * time.Second
 )
 
-// claim removes what killed rigs have left, writes a new one down and makes its
-// folder. The file is locked.
+// claim removes what killed rigs have left, registers a new rig and makes its folder. The returned
+// file is locked.
 func claim(parent string) (dir string, f *os.File, err error) {
 	if err := os.MkdirAll(Registry, 0o700); err != nil {
 		return "", nil, fmt.Errorf("write down the rig: %w", err)

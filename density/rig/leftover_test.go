@@ -20,10 +20,12 @@ import (
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
-// limitEnv makes the test's program one that says how many processes its group allows.
+// limitEnv is the environment variable that makes the test binary print how many processes its
+// group allows.
 const limitEnv = "TSUGIKI_TEST_LIMIT"
 
-// killedEnv makes the test's program one that makes containers and is killed.
+// killedEnv is the environment variable that makes the test binary make containers until it is
+// killed.
 const killedEnv = "TSUGIKI_TEST_KILLED"
 
 func TestMain(m *testing.M) {
@@ -50,7 +52,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// makeAndWait makes a container on each network, says the rig's folder, and waits to be
+// makeAndWait makes a container on each network, prints the rig's folder, and waits until it is
 // killed.
 func makeAndWait(dir string) error {
 	r, err := New(Options{Dir: dir})
@@ -69,8 +71,8 @@ func makeAndWait(dir string) error {
 	select {}
 }
 
-// TestKilled kills a process that has a rig with containers, and checks that the next
-// rig removes all of that.
+// TestKilled kills a process that has a rig with containers, and checks that the next rig removes
+// everything of it.
 func TestKilled(t *testing.T) {
 	t.Setenv(binEnv, testkit.BuildTsugiki(t))
 	killed := exec.CommandContext(limited(t), os.Args[0])
@@ -102,8 +104,8 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// inhabitants are the processes in a rig's groups. One that has ended, but whose new
-// parent has not asked for it yet, is in none that is still there.
+// inhabitants returns the processes in a rig's groups. It leaves out processes that have ended and
+// that their new parent has not waited for.
 func inhabitants(t *testing.T, name string) (pids []string) {
 	t.Helper()
 	files, err := filepath.Glob("/proc/[0-9]*/cgroup")
@@ -118,7 +120,7 @@ func inhabitants(t *testing.T, name string) (pids []string) {
 	return pids
 }
 
-// TestOthersStay checks that a rig does not take away what a living one has.
+// TestOthersStay checks that a rig removes nothing of a living one.
 func TestOthersStay(t *testing.T) {
 	one := newRig(t, Options{})
 	c, err := one.Start(limited(t), Spec{Name: "stays", Args: []string{"sleep", "1000"}})

@@ -17,7 +17,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/cni"
 )
 
-// limit is one that the machine has.
+// limit is a limit of the machine.
 type limit struct {
 	what, remedy string
 	need, have   int64
@@ -31,10 +31,10 @@ func (l limit) print(n int64) string {
 	return strconv.FormatInt(n, 10)
 }
 
-// share is how much of it is taken.
+// share returns the used part of the limit.
 func (l limit) share() float64 { return float64(l.need) / max(1, float64(l.have)) }
 
-// limits are all that containers meet, with what is left of each.
+// limits returns the limits that containers meet, with the free amount of each.
 func (r *Rig) limits(containers int, network string, need Room) (list []limit, err error) {
 	for _, look := range []func() ([]limit, error){
 		func() ([]limit, error) { return r.storageLimits(need, r.inGroup("memory", containers, network, need)) },
@@ -59,8 +59,8 @@ func (r *Rig) limits(containers int, network string, need Room) (list []limit, e
 	return list, err
 }
 
-// inGroup is what is taken of the limits of the group that the rig's own processes are
-// in: with v1, runtimes make the containers' groups elsewhere.
+// inGroup returns the limits of the group of the rig's own processes. In v1, runtimes make the
+// containers' groups elsewhere.
 func (r *Rig) inGroup(controller string, containers int, network string, need Room) Room {
 	switch {
 	case r.v1[controller] == "":
@@ -85,21 +85,21 @@ func (r *Rig) storageLimits(need, inGroup Room) ([]limit, error) {
 		return nil, err
 	}
 	return []limit{
-		{what: "memory", remedy: "end what else takes it", need: need.Memory, have: info["MemAvailable"] << 10, bytes: true},
+		{what: "memory", remedy: "end other programs that use it", need: need.Memory, have: info["MemAvailable"] << 10, bytes: true},
 		{what: "memory of the cgroup", remedy: "raise its limit", need: inGroup.Memory, have: group, bytes: true},
 		{what: "disk in " + r.Options.Dir, remedy: "choose another folder with --work-dir", need: need.Disk, have: free, bytes: true},
 		{what: "inodes in " + r.Options.Dir, remedy: "choose another folder with --work-dir", need: int64(need.Inodes), have: inodes},
 	}, nil
 }
 
-// disk is what there is left of the containers' disk, in bytes and in inodes.
+// disk returns the free space of the containers' disk, in bytes and in inodes.
 func (r *Rig) disk() (free, inodes int64, err error) {
 	var disk unix.Statfs_t
 	if err := unix.Statfs(r.dir, &disk); err != nil {
 		return 0, 0, fmt.Errorf("disk of %s: %w", r.dir, err)
 	}
 	inodes = int64(disk.Ffree)
-	if disk.Files == 0 { // the file system makes them as it needs them
+	if disk.Files == 0 { // the file system makes inodes as needed
 		inodes = math.MaxInt64
 	}
 	return int64(disk.Bavail) * disk.Bsize, inodes, nil
@@ -135,8 +135,8 @@ func (r *Rig) processLimits(need, inGroup Room) ([]limit, error) {
 	}, nil
 }
 
-// namespaceLimits are those of namespaces, which containers have one of each kind of, and
-// of mounts: a container's begin as a copy of all.
+// namespaceLimits returns the limits of namespaces and mounts. Each container has one namespace of
+// each kind. Its mounts start as a copy of all mounts.
 func namespaceLimits(containers int) (list []limit, err error) {
 	for _, kind := range []string{"net", "mnt", "pid", "ipc", "uts"} {
 		name := "max_" + kind + "_namespaces"
@@ -159,7 +159,7 @@ func namespaceLimits(containers int) (list []limit, err error) {
 	}), err
 }
 
-// readLimit reads a limit; the kernel may have none.
+// readLimit reads a limit. The kernel may have none.
 func readLimit(file string) (int64, error) {
 	n, err := readNumber(file)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -168,8 +168,8 @@ func readLimit(file string) (int64, error) {
 	return n, err
 }
 
-// groupLimit is what is left to the rig's own processes by the groups of a controller
-// that they are in: with v1 those of this process, which it has from who started it.
+// groupLimit returns what the groups of the rig's own processes still allow for one controller. In
+// v1 these are the groups of this process, which it has inherited.
 func (r *Rig) groupLimit(controller, maxV1, nowV1, maxV2, nowV2 string) (int64, error) {
 	root, group, most, now := filepath.Dir(r.group), r.group, maxV2, nowV2
 	if mount, v1 := r.v1[controller]; v1 {
@@ -183,7 +183,7 @@ func (r *Rig) groupLimit(controller, maxV1, nowV1, maxV2, nowV2 string) (int64, 
 	for ; strings.HasPrefix(group, root); group = filepath.Dir(group) {
 		text, err := os.ReadFile(filepath.Join(group, most))
 		if errors.Is(err, fs.ErrNotExist) || err == nil && strings.TrimSpace(string(text)) == "max" {
-			continue // the hierarchy's first group has none; or it is the machine's, as this namespace does not see it
+			continue // the root group has no limit; or a cgroup namespace shows the machine's root here
 		}
 		if err != nil {
 			return 0, err
@@ -201,7 +201,7 @@ func (r *Rig) groupLimit(controller, maxV1, nowV1, maxV2, nowV2 string) (int64, 
 	return left, nil
 }
 
-// ownGroup is the group of this process below the mount of a v1 controller.
+// ownGroup returns the group of this process below the mount of a v1 controller.
 func ownGroup(controller string) (string, error) {
 	data, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
@@ -216,14 +216,14 @@ func ownGroup(controller string) (string, error) {
 	return "/", nil
 }
 
-// raiseFiles raises the limit of open files to the highest that this process may have,
-// for its children too.
+// raiseFiles raises this process's limit of open files to the largest allowed value, for its
+// children too.
 func raiseFiles() (int64, error) {
 	var files unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
 		return 0, fmt.Errorf("limit of open files: %w", err)
 	}
-	// Go has done so, but only for us: children get what was before, until it is set.
+	// The Go runtime raises only its own limit: children get the old one until it is set here.
 	files.Cur = files.Max
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
 		return 0, fmt.Errorf("raise the limit of open files: %w", err)

@@ -18,26 +18,26 @@ import (
 	"github.com/tsugiki/tsugiki/internal/netns"
 )
 
-// waitDelay bounds the wait for the output of a command that has ended, when children
-// of its still hold the pipe.
+// waitDelay limits the wait for the output of a command that has ended while its children still
+// hold the pipe.
 const waitDelay = 2 * time.Second
 
 var errClosed = errors.New("the rig is closed")
 
-// namespace is a network namespace, together with the rig's mount namespace. Commands are
-// forked by its thread, which stays until the namespace is closed: what a thread is in its
-// children are in, and a child's parent-death signal is sent when the thread ends that
-// forked it.
+// namespace is a network namespace together with the rig's mount namespace. Its own thread forks
+// all commands. A child starts in the namespaces of that thread. The kernel sends a child's
+// parent-death signal when the thread that forked it ends, so the thread stays until the namespace
+// is closed.
 type namespace struct {
 	net    *netns.NS
-	shared bool // another's, which closes it
+	shared bool // belongs to another namespace, which closes it
 	work   chan func()
 	ended  chan struct{} // closed when the thread is about to end
 	closed chan struct{} // no more work
 }
 
-// newNamespace makes a network namespace and a thread that is in it, and in a mount
-// namespace: that of the file, or a new one if it is nil.
+// newNamespace makes a network namespace and a thread in it. The thread's mount namespace is that
+// of the file, or a new one if the file is nil.
 func newNamespace(mounts *os.File) (*namespace, error) {
 	ns, err := netns.New()
 	if err != nil {
@@ -50,7 +50,7 @@ func newNamespace(mounts *os.File) (*namespace, error) {
 	return n, nil
 }
 
-// without is the same network namespace with a mount namespace that lacks one mount.
+// without returns the same network namespace with a mount namespace that lacks one mount.
 func (n *namespace) without(path string) (*namespace, error) {
 	mounts, err := n.mounts()
 	if err != nil {
@@ -85,8 +85,8 @@ func (n *namespace) open(enter func() error) error {
 	return <-ready
 }
 
-// onThread runs fn on a thread that ends with it. It is never the process's main
-// thread, which does not end, and whose namespaces /proc/PID shows.
+// onThread runs fn on a thread that ends with fn. That is never the process's main thread: the main
+// thread does not end, and /proc/PID shows its namespaces.
 func onThread(fn func()) {
 	go func() {
 		runtime.LockOSThread() // the thread dies with the goroutine
@@ -121,8 +121,8 @@ func (n *namespace) serve(enter func() error, ready chan<- error) {
 	}
 }
 
-// enter moves the calling thread. What is unmounted on the machine is unmounted here
-// too, and nothing goes the other way (MS_SLAVE).
+// enter moves the calling thread into the namespaces. An unmount on the machine also happens here,
+// but mounts and unmounts here stay here (MS_SLAVE).
 func enter(ns *netns.NS, mounts *os.File) error {
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return fmt.Errorf("make mount namespace: %w", err)
@@ -137,7 +137,7 @@ func enter(ns *netns.NS, mounts *os.File) error {
 	return unix.Setns(int(ns.File().Fd()), unix.CLONE_NEWNET)
 }
 
-// ownMounts gives the calling thread a mount namespace of its own.
+// ownMounts moves the calling thread into a new mount namespace.
 func ownMounts(propagation ...uintptr) error {
 	err := unix.Unshare(unix.CLONE_NEWNS)
 	for _, p := range propagation {
@@ -171,7 +171,7 @@ func (n *namespace) mounts() (f *os.File, err error) {
 	return f, err
 }
 
-// close ends the thread, and so kills what it has started, and lets go of the namespaces.
+// close ends the thread, which kills the commands that it has started, and closes the namespaces.
 func (n *namespace) close() error {
 	close(n.closed)
 	<-n.ended
@@ -181,9 +181,9 @@ func (n *namespace) close() error {
 	return n.net.Close()
 }
 
-// command prepares a program that runs in a namespace, as one of the rig's own processes. It
-// is killed when ctx ends and when this process does; a Ctrl-C of the terminal's does
-// not reach it.
+// command prepares a program that runs in a namespace, as one of the rig's own processes. The
+// program is killed when ctx ends and when this process ends. A Ctrl-C on the terminal does not
+// reach it.
 func (r *Rig) command(ctx context.Context, name string, args ...string) *exec.Cmd {
 	c := exec.CommandContext(ctx, name, args...)
 	c.Env = os.Environ()
@@ -197,8 +197,8 @@ func (r *Rig) command(ctx context.Context, name string, args ...string) *exec.Cm
 // start starts a command in the namespace.
 func (n *namespace) start(c *exec.Cmd) error { return n.do(c.Start) }
 
-// output runs a command in the namespace and returns what it printed. An error has what it
-// complained of.
+// output runs a command in the namespace and returns its output. An error contains its error
+// output.
 func (n *namespace) output(ctx context.Context, c *exec.Cmd) ([]byte, error) {
 	var stdout, stderr bytes.Buffer
 	c.Stdout, c.Stderr = &stdout, &stderr
@@ -215,7 +215,7 @@ func (n *namespace) output(ctx context.Context, c *exec.Cmd) ([]byte, error) {
 	return stdout.Bytes(), nil
 }
 
-// complaint is the end of what a program has said, to append to an error.
+// complaint returns the end of a program's error output, to append to an error.
 func complaint(said []byte) string {
 	lines := strings.Split(strings.TrimSpace(string(said)), "\n")
 	if last := strings.Join(lines[max(0, len(lines)-4):], "; "); last != "" {
@@ -224,26 +224,26 @@ func complaint(said []byte) string {
 	return ""
 }
 
-// Host runs a program in the namespace that stands for the host, and returns what it
-// printed. It is killed when ctx ends.
+// Host runs a program in the namespace that stands for the host, and returns its output. The
+// program is killed when ctx ends.
 func (r *Rig) Host(ctx context.Context, args ...string) ([]byte, error) {
 	return r.host.output(ctx, r.command(ctx, args[0], args[1:]...))
 }
 
-// Bridged runs a program in the namespace of the host that has the bridge, and returns what
-// it printed. It is killed when ctx ends.
+// Bridged runs a program in the namespace of the host with the bridge, and returns its output. The
+// program is killed when ctx ends.
 func (r *Rig) Bridged(ctx context.Context, args ...string) ([]byte, error) {
 	return r.bridged.output(ctx, r.command(ctx, args[0], args[1:]...))
 }
 
-// Outside runs a program in the namespace of the remote side, and returns what it
-// printed. It is killed when ctx ends.
+// Outside runs a program in the namespace of the remote side, and returns its output. The program
+// is killed when ctx ends.
 func (r *Rig) Outside(ctx context.Context, args ...string) ([]byte, error) {
 	return r.remote.output(ctx, r.command(ctx, args[0], args[1:]...))
 }
 
-// ServeOutside starts a server in the namespace of the remote side, and waits until it
-// listens on a TCP port there. It is killed with the rig.
+// ServeOutside starts a server in the namespace of the remote side, and waits until the server
+// listens on a TCP port there. The server is killed with the rig.
 func (r *Rig) ServeOutside(ctx context.Context, port uint16, args ...string) error {
 	at := netip.AddrPortFrom(remoteAddr.Addr(), port)
 	cmd := r.command(context.WithoutCancel(ctx), args[0], args[1:]...)
@@ -271,8 +271,7 @@ func (r *Rig) ServeOutside(ctx context.Context, port uint16, args ...string) err
 	return err
 }
 
-// DialOutside connects to an address from the remote side, as soon as somebody listens
-// there.
+// DialOutside connects from the remote side to an address, as soon as a program listens there.
 func (r *Rig) DialOutside(ctx context.Context, address string) error {
 	return r.remote.net.Do(func() error { return dial(ctx, address, func() bool { return false }) })
 }

@@ -1,24 +1,22 @@
-// Package rig makes the containers of a density sweep: real OCI containers, made by
-// an OCI runtime from a file system of the machine's own programs, without a daemon
-// but the agent's, and with nothing downloaded.
+// Package rig makes the containers of a density sweep. They are real OCI containers: an OCI runtime
+// makes them from a file system of the machine's own programs. No daemon but the agent is needed,
+// and nothing is downloaded.
 //
-// It owns network namespaces, one that stands for the host, one that stands for a host
-// with a bridge and one for a remote side, a mount namespace, one cgroup, one folder, and
-// the agent for grafted containers. It measures how long containers take to start and to stop, and reads what
-// they use; what runs in them, and what it means, is the caller's. It does not touch the
-// machine's own network, mounts or other groups. It needs root, cgroups (v1, v2 or
-// both, v2 at least without controllers), Linux 5.14, a runtime, and for bridges the CNI
-// plugins and iptables.
+// It owns three network namespaces (one stands for the host, one for a host with a bridge, one for
+// a remote side), a mount namespace, one cgroup, one folder, and the agent for grafted containers.
+// It measures how long containers take to start and to stop, and reads the resources that they use.
+// The caller decides which programs run in them and interprets the figures. The rig does not touch
+// the machine's own network, mounts or other groups. It needs root, cgroups (v1, v2 or both, v2 at
+// least without controllers), Linux 5.14, a runtime, and for bridges the CNI plugins and iptables.
 //
-// Theory of operation: all commands of a rig are forked by one thread that is in the
-// rig's mount namespace and in that of its network namespaces which stands for the host.
-// So what is mounted is seen by nobody else, and goes with the last process. A bridge
-// and its rules go with a namespace of their own: else what other containers send would
-// be tracked, and translated, as soon as one was behind a bridge. All processes are in one cgroup of the
-// v2 hierarchy: to take a rig down is to kill that. What a killed rig leaves is that
-// cgroup with what runs in it, groups of the same name in the v1 hierarchies, and the
-// folder; it is written down in Registry before it is made, and the next rig, of
-// whichever process, removes it (leftover.go).
+// Theory of operation: one thread forks all commands of a rig. It is in the rig's mount namespace
+// and in the network namespace that stands for the host. So only the rig's processes see its
+// mounts, and the mounts disappear with the last of these processes. A bridge and its rules are in
+// another namespace. Otherwise the kernel would track and translate the packets of all containers
+// as soon as one container is behind a bridge. All processes are in one cgroup of the v2 hierarchy:
+// killing that group ends the rig's processes. A killed rig leaves that cgroup with its processes,
+// groups of the same name in the v1 hierarchies, and the folder. Registry lists these before they
+// are made, and the next rig of any process removes them (leftover.go).
 package rig
 
 import (
@@ -40,77 +38,78 @@ import (
 	"github.com/tsugiki/tsugiki/internal/netns"
 )
 
-// Networks by which a container is connected.
+// The networks of containers.
 const (
 	Bridge = "bridge" // veth, bridge, address translation: CNI's plugins, as engines call them
 	Host   = "host"   // the namespace that stands for the host
-	Graft  = "graft"  // tsugiki-runtime, with an agent of the rig's
-	None   = "none"   // a namespace with a loopback only
+	Graft  = "graft"  // tsugiki-runtime, with the rig's agent
+	None   = "none"   // a namespace with only a loopback
 )
 
-// Storages of a container's root file system.
+// The storages of a container's root file system.
 const (
-	Overlay = "overlay" // overlayfs over the rootfs that all share
-	Dir     = "dir"     // a copy of that
+	Overlay = "overlay" // overlayfs over the rootfs, which all containers share
+	Dir     = "dir"     // a copy of the rootfs
 	Shared  = "shared"  // the rootfs itself, read-only
 )
 
 var (
-	// ErrMissing says that a program or a package is missing; its text names both.
+	// ErrMissing says that a program or a package is missing. Its text names both.
 	ErrMissing = bundle.ErrMissing
-	// ErrRoom says that the machine has no room for so many containers.
+	// ErrRoom says that the machine has too few resources for that many containers.
 	ErrRoom = errors.New("no room")
 	// ErrTaken says that a port or a name is in use.
 	ErrTaken = errors.New("is taken")
 )
 
-// The addresses of a rig, of documentation ranges (RFC 5737).
+// The addresses of a rig, from the documentation ranges (RFC 5737).
 var (
 	hostAddr   = netip.MustParsePrefix("198.51.100.1/24")
 	remoteAddr = netip.MustParsePrefix("198.51.100.2/24")
-	// Of the host that has the bridge, and of the remote side's link to it.
+	// The link between the host with the bridge and the remote side.
 	bridgedAddr       = netip.MustParsePrefix("203.0.113.1/24")
 	remoteBridgedAddr = netip.MustParsePrefix("203.0.113.2/24")
 )
 
-// RemoteAddr is the remote side, as the host and grafted containers see it.
+// RemoteAddr is the address of the remote side for the host and for grafted containers.
 func RemoteAddr() netip.Addr { return remoteAddr.Addr() }
 
-// helpersGroup has the rig's own processes, below its group.
+// helpersGroup is the child group of the rig's group for the rig's own processes.
 const helpersGroup = "helpers"
 
-// Options say how a rig is made. Containers may differ from what they say of them.
+// Options configures a rig. A container's Spec can override Network, Runtime and Storage.
 type Options struct {
-	Network string // of containers that do not say; None if empty
-	Runtime string // runc, crun, or a path; runc if empty
-	Storage string // Overlay if empty
-	Dir     string // where the rig makes its folder; the system's for temporary files if empty
-	Bin     string // the folder of tsugiki's programs; where they are installed if empty
+	Network string // the default of containers; empty: None
+	Runtime string // runc, crun, or a path; empty: runc
+	Storage string // empty: Overlay
+	Dir     string // the rig's folder is made in it; empty: the system's folder for temporary files
+	Bin     string // the folder of tsugiki's programs; empty: where they are installed
 }
 
-// Rig is a set of namespaces, a cgroup and a folder, in which containers run. Its methods may be called by several goroutines.
+// Rig has the namespaces, the cgroup and the folder in which containers run. Several goroutines may
+// call its methods.
 type Rig struct {
 	Options
 
 	dir     string
-	claim   *os.File // locked as long as the rig is
+	claim   *os.File // the file in Registry, locked as long as the rig exists
 	group   string   // the rig's, in the v2 hierarchy
-	helpers *os.File // the group of its own processes
+	helpers *os.File // the group of the rig's own processes
 	v1      map[string]string
 	mounts  *os.File
 	host    *namespace
-	bridged *namespace // the host that has the bridge
+	bridged *namespace // the host with the bridge
 	pureV1  *namespace // the host without the v2 hierarchy; nil if all is v2
 	remote  *namespace
 
-	mu         sync.Mutex // guards what follows
+	mu         sync.Mutex // guards the fields below
 	containers map[string]*Container
-	ports      map[uint16]string // of the host's: by whom they are taken
+	ports      map[uint16]string // name of the container by port of the host
 	agent      *Agent            // nil until a container is grafted
 	bridge     *cni.Network      // nil until a container is connected to it
 }
 
-// New makes a rig, after it has removed what killed ones have left.
+// New removes what killed rigs have left, and makes a rig.
 func New(o Options) (_ *Rig, err error) {
 	if os.Geteuid() != 0 {
 		return nil, fmt.Errorf("make containers: %w; run as root", unix.EPERM)
@@ -160,24 +159,24 @@ func findRuntime(name string) (string, error) {
 	return filepath.Abs(path)
 }
 
-// name is that of the rig's groups and folder.
+// name returns the name of the rig's groups and folder.
 func (r *Rig) name() string { return filepath.Base(r.dir) }
 
-// Dir is the rig's folder, for files of the caller's; on the file system that the
-// containers' storage is on.
+// Dir returns the rig's folder. The caller may keep files there. It is on the same file system as
+// the containers' storage.
 func (r *Rig) Dir() string { return filepath.Join(r.dir, "files") }
 
-// Group is the rig's cgroup in the v2 hierarchy. All processes of the rig are below it.
+// Group returns the rig's cgroup in the v2 hierarchy. All processes of the rig are below it.
 func (r *Rig) Group() string { return r.group }
 
-// Running are the names of the containers that were started and not stopped.
+// Running returns the names of the containers that were started and not stopped.
 func (r *Rig) Running() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.Sorted(maps.Keys(r.containers))
 }
 
-// Cgroups says which hierarchies the machine has: v2, or v1 beside it (hybrid).
+// Cgroups returns the kind of the machine's hierarchies: v1, hybrid (v2 beside v1) or v2.
 func (r *Rig) Cgroups() string {
 	if len(r.v1) > 0 {
 		return "hybrid"
@@ -185,8 +184,8 @@ func (r *Rig) Cgroups() string {
 	return "v2"
 }
 
-// makeGroup makes the rig's group, with one for its own processes: in v2, a group that
-// has children with controllers has no processes.
+// makeGroup makes the rig's group, and a child group for the rig's own processes: in v2, a group
+// whose children have controllers cannot have processes.
 func (r *Rig) makeGroup() error {
 	v2, err := cgroup.Mounted()
 	if err != nil {
@@ -231,14 +230,14 @@ func (r *Rig) makeNamespaces() (err error) {
 		netns.End{NS: r.remote.net, Name: "bridged", Addr: remoteBridgedAddr})
 }
 
-// Close ends everything and removes it. It may be called again after an error.
+// Close ends all processes and removes everything. After an error it may be called again.
 func (r *Rig) Close() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var errs []error
-	// Before the kill: an overlay waits until the whole disk is written when its last
-	// mount goes. So each goes with its container, all at the same time, and not one
-	// after the other with our thread.
+	// This comes before the kill. When the last mount of an overlay goes, the kernel writes the
+	// whole disk first. So each overlay goes with its container, all at the same time, and not one
+	// after the other when our thread ends.
 	for _, c := range r.containers {
 		if c.mounted != "" {
 			errs = append(errs, r.unmount(c.mounted))
@@ -277,5 +276,5 @@ func (r *Rig) Close() error {
 	return errors.Join(errs...)
 }
 
-// state is the runtimes' own folder.
+// state returns the runtimes' own folder.
 func (r *Rig) state() string { return filepath.Join(r.dir, "state") }

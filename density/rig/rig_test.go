@@ -3,6 +3,7 @@ package rig
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -14,7 +15,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
-// newRig makes a rig, and checks in the end that nothing is left of it.
+// newRig makes a rig, and checks at the test's end that nothing of it is left.
 func newRig(t *testing.T, o Options) *Rig {
 	t.Helper()
 	t.Setenv(binEnv, testkit.BuildTsugiki(t))
@@ -67,8 +68,8 @@ func limited(t *testing.T) context.Context {
 	return ctx
 }
 
-// TestContainers starts a web server in each kind of container, asks it from outside,
-// and stops it.
+// TestContainers starts a web server in each kind of container, sends requests from outside, and
+// stops it.
 func TestContainers(t *testing.T) {
 	ctx := limited(t)
 	r := newRig(t, Options{})
@@ -117,7 +118,7 @@ func TestContainers(t *testing.T) {
 	}
 }
 
-// TestCrun has another runtime make containers, with a limit, on each network.
+// TestCrun makes containers with crun, with a limit, on each network.
 func TestCrun(t *testing.T) {
 	testkit.Program(t, crun)
 	ctx := limited(t)
@@ -139,38 +140,53 @@ func TestCrun(t *testing.T) {
 	}
 }
 
-// TestProgram reads what a program in a container prints, and uses.
+// TestProgram checks the output of a program in a container, and the resources that it uses.
 func TestProgram(t *testing.T) {
 	ctx := limited(t)
 	r := newRig(t, Options{})
 	c, err := r.Start(ctx, Spec{
 		Name: "echo", Quota: 0.1, Memory: 64 << 20, Ready: "up", Env: []string{"GREETING=hello"},
-		Args: []string{"sh", "-c", `echo up; echo "$GREETING you"; timeout 1 yes >/dev/null; echo done`},
+		Args: []string{"sh", "-c", `echo up; echo "$GREETING you"; yes >/dev/null & echo $!; wait; echo done`},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"hello you", "done"} {
+	prints := func(want string) {
+		t.Helper()
 		if line, err := c.Line(ctx); err != nil || line != want {
 			t.Errorf("line: %q, %v, want %q", line, err, want)
 		}
 	}
+	prints("hello you")
+	load, err := c.Line(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	testkit.Eventually(t, func() error {
+		if s, err := c.Stats(); err != nil || s.Throttled == 0 || s.ThrottledBy == 0 {
+			return fmt.Errorf("with a tenth of a CPU: %+v, %w", s, err)
+		}
+		return nil
+	})
+	if out, err := c.Exec(ctx, "sh", "-c", "kill "+load); err != nil {
+		t.Fatalf("end the load: %v: %s", err, out)
+	}
+	prints("done")
 	if err := c.Wait(ctx); err != nil {
 		t.Error(err)
 	}
 	if _, err := c.Line(ctx); !errors.Is(err, io.EOF) {
 		t.Errorf("after the end: %v", err)
 	}
-	s, err := c.Stats()
-	if err != nil || s.Throttled == 0 || s.ThrottledBy == 0 || s.Periods < s.Throttled || s.CPU > 400*time.Millisecond {
-		t.Errorf("with a tenth of a CPU: %+v, %v", s, err)
+	if s, err := c.Stats(); err != nil || s.Periods < s.Throttled || s.CPU <= 0 {
+		t.Errorf("after the end: %+v, %v", s, err)
 	}
 	if _, err := c.Stop(ctx); err != nil {
 		t.Error(err)
 	}
 }
 
-// TestRun runs programs to their end, and one that fails.
+// TestRun runs programs until they end, and one that fails.
 func TestRun(t *testing.T) {
 	ctx := limited(t)
 	r := newRig(t, Options{Storage: Shared})
@@ -196,8 +212,8 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// TestAgent replaces the agent below a grafted container, which reaches a server outside
-// and is reached from there with each of the two.
+// TestAgent replaces the agent of a running grafted container. With each of the two agents the
+// container reaches a server outside and is reached from there.
 func TestAgent(t *testing.T) {
 	ctx := limited(t)
 	r := newRig(t, Options{Storage: Shared, Network: Graft})

@@ -12,28 +12,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Room is what a container takes at most.
+// Room is the largest amount of each resource that a container uses.
 type Room struct {
 	Memory      int64 // bytes
 	Disk        int64 // bytes
 	Inodes      int   // files and folders on that disk
 	Processes   int
-	Files       int // that this process, or the agent, has open
-	Connections int // that the containers get from outside within a second
+	Files       int // open files of this process or the agent
+	Connections int // from outside to the containers, within a second
 }
 
-// What containers take besides their programs: the runtime while it starts one, its
-// file system, and what connects it.
+// The resources of a container besides its program: for the runtime that starts it, its file
+// system, and its network.
 var (
 	anyRoom = Room{Memory: 1 << 20, Disk: 64 << 10, Inodes: 16, Processes: 1, Files: 6}
-	// Two gates or keepers and the kernel's maps; the agent's files.
+	// The descriptors of two gates or keepers and of the kernel's maps; the agent's files.
 	graftRoom  = Room{Memory: 3 << 20, Disk: 64 << 10, Processes: 3, Files: 40}
 	bridgeRoom = Room{Memory: 1 << 20, Disk: 8 << 10, Inodes: 2, Files: 1}
-	// The agent, and one runtime with its helpers at a time.
+	// The processes of the agent, and of one runtime with its helpers at a time.
 	rigRoom = Room{Memory: 256 << 20, Disk: 16 << 20, Inodes: 1000, Processes: 40, Files: 200}
-	// What a rig has itself of each kind of namespace, and in a mount namespace.
+	// The namespaces of each kind that a rig itself has, and its mounts.
 	rigNamespaces, rigMounts = 4, 64
-	// shownLimits are how many are said, those of which most is taken.
+	// shownLimits is the number of limits that are shown: those with the largest used part.
 	shownLimits = 4
 )
 
@@ -42,10 +42,10 @@ func (a Room) plus(b Room, times int) Room {
 	return Room{a.Memory + b.Memory*n, a.Disk + b.Disk*n, a.Inodes + b.Inodes*times, a.Processes + b.Processes*times, a.Files + b.Files*times, a.Connections + b.Connections*times}
 }
 
-// CheckRoom compares what the machine has with what so many containers take, each with
-// what its program takes, and for its network and storage; it says both in one line. An
-// error is an ErrRoom: a line of each limit that is too low, and how it is raised. It
-// also raises this process's limit of open files to what it may be.
+// CheckRoom compares the machine's resources with the need of n containers: each needs the
+// resources of its program, its network and its storage. It returns one line with both. An ErrRoom
+// has a line for each limit that is too low, with the way to raise it. CheckRoom also raises this
+// process's limit of open files to the largest allowed value.
 func (r *Rig) CheckRoom(containers int, network, storage string, program Room) (string, error) {
 	need, err := r.need(containers, network, storage, program)
 	if err != nil {
@@ -89,7 +89,7 @@ func (r *Rig) need(containers int, network, storage string, program Room) (Room,
 	return rigRoom.plus(each, containers), nil
 }
 
-// treeRoom is what the files in a folder take.
+// treeRoom returns the resources that the files in a folder use.
 func treeRoom(dir string) (sum Room, err error) {
 	const block = 4096
 	err = filepath.WalkDir(dir, func(_ string, d os.DirEntry, err error) error {
@@ -106,7 +106,7 @@ func treeRoom(dir string) (sum Room, err error) {
 	return sum, err
 }
 
-// size prints bytes.
+// size formats a number of bytes.
 func size(n int64) string {
 	switch {
 	case n >= 1<<30:
@@ -117,8 +117,8 @@ func size(n int64) string {
 	return fmt.Sprintf("%.0f KiB", float64(n)/(1<<10))
 }
 
-// BlameDisk adds to an error that there is no room on the containers' disk, if there is less
-// than it takes to begin: what programs say of it is often something else.
+// BlameDisk adds to an error that the containers' disk is full, if it has less free space than the
+// rig needs at its start. The messages of programs are often misleading then.
 func (r *Rig) BlameDisk(err error) error {
 	if free, _, unknown := r.disk(); unknown != nil || free >= rigRoom.Disk {
 		return err
@@ -126,8 +126,7 @@ func (r *Rig) BlameDisk(err error) error {
 	return fmt.Errorf("%w; %s: %w", err, r.dir, unix.ENOSPC)
 }
 
-// DiskFull tells whether an error comes from a disk without room, which a program may
-// have met.
+// DiskFull tells whether a full disk caused an error, here or in a program.
 func DiskFull(err error) bool {
 	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) ||
 		err != nil && strings.Contains(strings.ToLower(err.Error()), unix.ENOSPC.Error())

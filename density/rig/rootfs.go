@@ -13,7 +13,7 @@ import (
 
 func (r *Rig) rootfs() string { return filepath.Join(r.dir, "rootfs") }
 
-// makeRootfs makes the file system that all containers are made of.
+// makeRootfs makes the file system from which all containers are made.
 func (r *Rig) makeRootfs() error {
 	for _, name := range []string{"files", "bundles", "rootfs", "state"} {
 		if err := os.MkdirAll(filepath.Join(r.dir, name), 0o755); err != nil {
@@ -23,17 +23,17 @@ func (r *Rig) makeRootfs() error {
 	return bundle.Root(r.rootfs()).Make()
 }
 
-// Put writes a file into the rootfs that containers are made of, and its folders.
+// Put writes a file into the rootfs, and makes its folders.
 func (r *Rig) Put(path string, data []byte, mode os.FileMode) error {
 	return bundle.Root(r.rootfs()).Put(path, data, mode)
 }
 
-// Install copies programs of the machine, by name or path, into /bin of the rootfs
-// that containers are made of, and their libraries to where they are on the machine.
-// Busybox is there from the beginning, with links for the applets of use.
+// Install copies programs of the machine, by name or path, into /bin of the rootfs, and their
+// libraries to the same paths as on the machine. Busybox is always there, with links for the useful
+// applets.
 func (r *Rig) Install(list ...string) error { return bundle.Root(r.rootfs()).Install(list...) }
 
-// makeRoot makes the root file system of a container, and says where it is.
+// makeRoot makes the root file system of a container, and returns its path.
 func (c *Container) makeRoot() (string, error) {
 	switch c.spec.Storage {
 	case Overlay:
@@ -51,8 +51,7 @@ func (c *Container) makeRoot() (string, error) {
 	return "", fmt.Errorf("storage %q is none of %s, %s and %s", c.spec.Storage, Overlay, Dir, Shared)
 }
 
-// mountOverlay mounts an overlay in a folder, where only the rig's commands and the
-// containers see it.
+// mountOverlay mounts an overlay in a folder. Only the rig's commands and the containers see it.
 func (r *Rig) mountOverlay(dir, lower string) (merged string, err error) {
 	merged, upper, work := filepath.Join(dir, "merged"), filepath.Join(dir, "upper"), filepath.Join(dir, "work")
 	for _, d := range []string{merged, upper, work} {
@@ -82,6 +81,6 @@ func (r *Rig) unmount(merged string) error {
 	return nil
 }
 
-// In runs fn on a thread that sees the rig's mounts, and is in the namespace that stands
-// for the host. Commands of other methods wait meanwhile.
+// In runs fn on a thread that sees the rig's mounts and is in the namespace that stands for the
+// host. Commands of other methods wait until fn returns.
 func (r *Rig) In(fn func() error) error { return r.host.do(fn) }

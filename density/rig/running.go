@@ -11,22 +11,23 @@ import (
 	"github.com/tsugiki/tsugiki/internal/sys/pidfd"
 )
 
-// Name is that of its Spec.
+// Name returns the name in the container's Spec.
 func (c *Container) Name() string { return c.spec.Name }
 
-// Started is how long it took to start: from making its file system and its network,
-// as an engine would have to, until its program was up.
+// Started returns how long the start took: from making the file system and the network, as an
+// engine must, until the program was up.
 func (c *Container) Started() time.Duration { return c.started }
 
-// PID is the first process, as the machine numbers it.
+// PID returns the pid of the first process in the machine's pid namespace.
 func (c *Container) PID() int { return c.pid }
 
-// Cgroup is the path of its group below the mount of each hierarchy, with a slash first.
+// Cgroup returns the path of the container's group below the mount of each hierarchy. It starts
+// with a slash.
 func (c *Container) Cgroup() string { return "/" + c.rig.name() + "/" + c.spec.Name }
 
-// Address is where one of its Ports is reached from the remote side and from the host,
-// of a container behind a bridge from the host that has it, as ADDR:PORT; of a container
-// with network None it is that in itself.
+// Address returns the ADDR:PORT of one of the container's Ports. The remote side and the host reach
+// it there. For a container behind a bridge the host is the one with the bridge. For a container
+// with network None the address is valid only inside it.
 func (c *Container) Address(port uint16) string {
 	if c.spec.Network == None {
 		return fmt.Sprintf("127.0.0.1:%d", port)
@@ -38,8 +39,8 @@ func (c *Container) Address(port uint16) string {
 	return fmt.Sprintf("%s:%d", host.Addr(), c.hostPorts[port])
 }
 
-// Line reads the next line of what the program prints, after that of Spec.Ready. At the
-// end it is io.EOF. A program that prints much is held up until it is read.
+// Line returns the next line of the program's output after Spec.Ready. At the end of the output it
+// returns io.EOF. A program that prints much blocks until its output is read.
 func (c *Container) Line(ctx context.Context) (string, error) {
 	if c.lines == nil {
 		return "", fmt.Errorf("container %s has another output", c.spec.Name)
@@ -54,13 +55,13 @@ func (c *Container) Line(ctx context.Context) (string, error) {
 		return "", ctx.Err()
 	}
 	if err != nil && (line == "" || !errors.Is(err, io.EOF)) {
-		return "", fmt.Errorf("container %s says nothing: %w%s", c.spec.Name, err, c.said())
+		return "", fmt.Errorf("read the output of container %s: %w%s", c.spec.Name, err, c.said())
 	}
 	return strings.TrimSuffix(line, "\n"), nil
 }
 
-// Exec runs a program in the container, by the runtime, and returns what it printed. An
-// error has what it complained of.
+// Exec runs a program in the container with the runtime, and returns its output. An error contains
+// the program's error output.
 func (c *Container) Exec(ctx context.Context, args ...string) ([]byte, error) {
 	return c.call(ctx, append([]string{"exec", c.spec.Name}, args...)...)
 }
@@ -69,7 +70,7 @@ func (c *Container) Exec(ctx context.Context, args ...string) ([]byte, error) {
 func (c *Container) Wait(ctx context.Context) error {
 	ended := make(chan struct{})
 	go func() {
-		pidfd.Await(c.process) // returns also when Stop closes the file
+		pidfd.Await(c.process) // also returns when Stop closes the file
 		close(ended)
 	}()
 	select {

@@ -14,42 +14,44 @@ import (
 	"github.com/tsugiki/tsugiki/internal/cni"
 )
 
-// period is that of CPU quotas, in microseconds: the kernel's and all engines' default.
+// period is the period of CPU quotas, in microseconds. It is the default of the kernel and of all
+// engines.
 const period = 100_000
 
-// Spec says what a container is to be.
+// Spec describes a container.
 type Spec struct {
-	Name    string   // unique in the rig while it is there; letters, digits and "-"
-	Args    []string // of its program
+	Name    string   // unique in the rig; letters, digits and "-"
+	Args    []string // the program and its arguments
 	Env     []string // added to PATH
-	Network string   // the rig's if empty, and so the next two
+	Network string   // empty: the rig's; also for the next two
 	Storage string
 	Runtime string
-	Mode    string  // of a grafted container: auto, preload or seccomp; the agent's default if empty
-	Quota   float64 // CPUs that it may use; 0: no limit
+	Mode    string  // of a grafted container: auto, preload or seccomp; empty: the agent's default
+	Quota   float64 // CPUs that the container may use; 0: no limit
 	CPUs    string  // as in cpuset.cpus; empty: all
 	Memory  int64   // bytes; 0: no limit
 	Mounts  []Mount
-	// Ports are the TCP ports that its programs listen on, at 0.0.0.0. With Host they
-	// are the host's own; with Bridge and Graft ports of the host's lead to them.
+	// Ports lists the TCP ports on which the programs listen, at 0.0.0.0. With Host they are the
+	// host's own ports. With Bridge and Graft, ports of the host lead to them.
 	Ports []uint16
-	// Ready is a line that the program prints when it is up. Without it, a container
-	// with Ports is up when the first of them accepts a connection, and others when the
+	// Ready is the line that the program prints when it is up. If Ready is empty, a container with
+	// Ports is up when the first port accepts a connection, and any other container when the
 	// runtime has returned.
 	Ready string
-	// Input is where standard input comes from; nil: it is empty. Start does not close it.
+	// Input is the standard input. nil: it is empty. Start does not close it.
 	Input *os.File
-	// Output is where standard output goes; nil: to Line. Start does not close it.
+	// Output is the standard output. nil: Line reads the output. Start does not close it.
 	Output *os.File
 }
 
-// Mount is a folder or file of the machine's that a container sees.
+// Mount is a folder or file of the machine that a container sees.
 type Mount struct {
 	From, To string
 	ReadOnly bool
 }
 
-// input is for exec.Cmd, which takes an interface: a nil file in it would not be nil.
+// input returns Input for exec.Cmd, which has an interface: a nil *os.File in an interface is not
+// nil.
 func (s Spec) input() io.Reader {
 	if s.Input == nil {
 		return nil
@@ -59,7 +61,7 @@ func (s Spec) input() io.Reader {
 
 var validName = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9-]{0,40}$`)
 
-// complete fills in what the rig decides, and checks the rest.
+// complete fills in the rig's defaults, and checks the other fields.
 func (r *Rig) complete(s Spec) (Spec, error) {
 	for _, d := range []struct {
 		of  *string
@@ -93,7 +95,7 @@ func (c *Container) writeBundle(root string) error {
 	s.Process.Env = append(s.Process.Env, c.spec.Env...)
 	s.Linux.CgroupsPath = c.Cgroup()
 	switch c.spec.Network {
-	case Host: // that of the runtime
+	case Host: // the container has the runtime's network namespace
 	case Bridge:
 		s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: specs.NetworkNamespace, Path: cni.NSPath(c.net)})
 	default:
@@ -110,7 +112,7 @@ func (c *Container) writeBundle(root string) error {
 	return bundle.Write(c.dir(), s)
 }
 
-// limit sets what the container may use.
+// limit sets the container's resource limits.
 func (c *Container) limit(res *specs.LinuxResources) {
 	res.CPU = &specs.LinuxCPU{Cpus: c.spec.CPUs}
 	if c.spec.Quota > 0 {
@@ -122,7 +124,7 @@ func (c *Container) limit(res *specs.LinuxResources) {
 	}
 }
 
-// annotations give a grafted container the host's network.
+// annotations returns the annotations that graft a container onto the host's network.
 func (c *Container) annotations() map[string]string {
 	if c.spec.Network != Graft {
 		return nil

@@ -16,18 +16,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Stats is what a container has used, and uses.
+// Stats has the resources that a container has used and uses.
 type Stats struct {
 	CPU         time.Duration // of all its processes
-	Periods     int64         // in which it ran, if it has a quota
-	Throttled   int64         // of those: in which it was held back
-	ThrottledBy time.Duration // for how long
+	Periods     int64         // in which the container ran, if it has a quota
+	Throttled   int64         // the part of Periods in which the quota was used up
+	ThrottledBy time.Duration // the total time of throttling
 	Processes   int
-	PSS         int64 // bytes, of its processes; what several share is divided among them
-	HelpersPSS  int64 // bytes, of the processes that work for it alone: gate and keepers
+	PSS         int64 // bytes, of the container's processes; shared pages are divided among their users
+	HelpersPSS  int64 // bytes, of the container's own gate and keepers
 }
 
-// Stats reads what the container uses.
+// Stats reads the resources that the container uses.
 func (c *Container) Stats() (s Stats, err error) {
 	if s.CPU, err = cputime.Group(filepath.Join(c.rig.hierarchy("cpuacct"), c.Cgroup())).Elapsed(); err != nil {
 		return s, fmt.Errorf("read the CPU time of container %s: %w", c.spec.Name, err)
@@ -41,8 +41,8 @@ func (c *Container) Stats() (s Stats, err error) {
 	if s.PSS, s.Processes, err = pssBelow(filepath.Join(c.rig.hierarchy("cpu"), c.Cgroup())); err != nil {
 		return s, err
 	}
-	// The agent makes groups in its own, named after containers, with a mark of eight
-	// characters.
+	// The agent makes groups below its own group. Their names are containers' names and a mark of
+	// eight characters.
 	groups, err := filepath.Glob(filepath.Join(c.rig.group, helpersGroup, "tsugiki-"+c.spec.Name+"-????????"))
 	for _, group := range groups {
 		pss, _, err := pssBelow(group)
@@ -54,7 +54,7 @@ func (c *Container) Stats() (s Stats, err error) {
 	return s, err
 }
 
-// hierarchy is where that of a controller is mounted.
+// hierarchy returns the mount of a controller's hierarchy.
 func (r *Rig) hierarchy(controller string) string {
 	if mount, ok := r.v1[controller]; ok {
 		return mount
@@ -62,8 +62,8 @@ func (r *Rig) hierarchy(controller string) string {
 	return filepath.Dir(r.group)
 }
 
-// pssBelow sums the memory of the processes in a group and below. Of a group that is
-// not there, and of a process that has just ended, it is nothing.
+// pssBelow returns the PSS of the processes in a group and below. A missing group and a process
+// that has just ended count 0.
 func pssBelow(group string) (sum int64, processes int, err error) {
 	err = eachProcess(group, func(pid string) error {
 		pss, err := pssOf(pid)
@@ -73,8 +73,7 @@ func pssBelow(group string) (sum int64, processes int, err error) {
 	return sum, processes, err
 }
 
-// eachProcess calls fn for each process in a group and below; for none, if the group is not
-// there.
+// eachProcess calls fn for each process in a group and below. A missing group has no processes.
 func eachProcess(group string, fn func(pid string) error) error {
 	return filepath.WalkDir(group, func(path string, d fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {
@@ -96,14 +95,14 @@ func eachProcess(group string, fn func(pid string) error) error {
 	})
 }
 
-// Processes is what all processes of one program take together.
+// Processes is the number and the memory of all processes of one program.
 type Processes struct {
 	Count int
 	PSS   int64 // bytes
 }
 
-// Processes reads which programs run in the rig and in its containers, by their names
-// (/proc/PID/comm).
+// Processes returns the programs that run in the rig and in its containers, by their names in
+// /proc/PID/comm.
 func (r *Rig) Processes() (map[string]Processes, error) {
 	found := make(map[string]Processes)
 	err := eachProcess(r.group, func(pid string) error {
@@ -134,20 +133,20 @@ func pssOf(pid string) (int64, error) {
 	return n, err
 }
 
-// Memory is what the machine's memory is used for, in bytes. All but Processes and Agent
-// are the whole machine's.
+// Memory is the machine's use of memory, in bytes. Processes and Agent belong to the rig. The other
+// fields belong to the whole machine.
 type Memory struct {
 	Available int64
 	Slab      int64
-	// Kernel is what the kernel does not give back: the unreclaimable part of Slab, page
-	// tables, what each CPU has of its own, and vmalloc, which stacks are a part of
-	// (CONFIG_VMAP_STACK, the default of x86-64 and arm64).
+	// Kernel is the memory that the kernel does not give back: the unreclaimable part of Slab, page
+	// tables, per-CPU data, and vmalloc. vmalloc includes stacks (CONFIG_VMAP_STACK, the default on
+	// x86-64 and arm64).
 	Kernel    int64
-	Processes int64 // PSS of all processes of the rig's and of its containers, the agent's too
+	Processes int64 // PSS of all processes of the rig and its containers, including the agent
 	Agent     int64 // PSS of the agent
 }
 
-// Memory reads what memory is used for.
+// Memory reads the use of memory.
 func (r *Rig) Memory() (m Memory, err error) {
 	info, err := readFields("/proc/meminfo")
 	if err != nil {
@@ -166,7 +165,7 @@ func (r *Rig) Memory() (m Memory, err error) {
 	return m, err
 }
 
-// readFields reads a file of lines with a name and a number.
+// readFields reads a file in which each line has a name and a number.
 func readFields(file string) (map[string]int64, error) {
 	data, err := os.ReadFile(file)
 	if err != nil {

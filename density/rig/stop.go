@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Stop kills the container and removes it, as engines do, and says how long that took:
-// from the kill until it was removed with its network and its file system.
+// Stop kills and removes the container, as engines do. It returns the time from the kill until the
+// container was removed with its network and its file system.
 func (c *Container) Stop(ctx context.Context) (time.Duration, error) {
 	took, err := c.stop(ctx)
 	if err != nil {
@@ -18,7 +18,7 @@ func (c *Container) Stop(ctx context.Context) (time.Duration, error) {
 	return took, nil
 }
 
-// stop also removes what was only half made.
+// stop also removes a container that is only half made.
 func (c *Container) stop(ctx context.Context) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, stopLimit)
 	defer cancel()
@@ -43,15 +43,15 @@ func (c *Container) stop(ctx context.Context) (time.Duration, error) {
 	return took, errors.Join(errs...)
 }
 
-// kill kills the container's processes and has the runtime forget it. One that never
-// ran is only forgotten, if it is known.
+// kill kills the container's processes and makes the runtime forget the container. A container that
+// never ran is only forgotten, if the runtime knows it.
 func (c *Container) kill(ctx context.Context) error {
 	if c.process == nil {
-		_, _ = c.call(ctx, "delete", "--force", c.spec.Name) // it may never have been made
+		_, _ = c.call(ctx, "delete", "--force", c.spec.Name) // the runtime may not know it
 		return nil
 	}
 	if !c.ended() {
-		// It may end before it is killed: then this fails, and that it has ended counts.
+		// The container may end before the kill, which then fails. In that case its end counts.
 		_, err := c.call(ctx, "kill", c.spec.Name, "KILL")
 		if err != nil && !c.ended() {
 			return err
@@ -64,8 +64,7 @@ func (c *Container) kill(ctx context.Context) error {
 	return err
 }
 
-// close closes what the container has open. What else there is of it goes with the
-// rig.
+// close closes the container's files. Close of the rig removes everything else.
 func (c *Container) close() {
 	for _, f := range []*os.File{c.process, c.stdout} {
 		if f != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/tsugiki/tsugiki/density/rig"
 )
 
-// TestFailure keeps what there is, and goes on with the next figure.
+// TestFailure checks that the results so far are kept and that the next figure is measured.
 func TestFailure(t *testing.T) {
 	bad, good := &counting{name: "bad", fail: "b"}, &counting{name: "good"}
 	r, err := run(t, &Sweep{Experiments: []Experiment{bad, good}, Dir: t.TempDir()})
@@ -28,7 +28,7 @@ func TestFailure(t *testing.T) {
 	}
 }
 
-// failsLater is a runtime that makes two containers and no more.
+// failsLater is a runtime that fails after two containers.
 const failsLater = `#!/bin/sh
 case " $* " in *" run "*)
 	echo >>"$0.made"
@@ -70,7 +70,8 @@ func (c climbing) Plan(*Options) (*Plan, error) {
 	return p, nil
 }
 
-// TestFailingVariant has the others go on, what it has measured kept, and no third try.
+// TestFailingVariant checks that the other variants are measured, that the failing variant's
+// samples are kept, and that it is not tried a third time.
 func TestFailingVariant(t *testing.T) {
 	broken := filepath.Join(t.TempDir(), "broken")
 	if err := os.WriteFile(broken, []byte(failsLater), 0o755); err != nil {
@@ -103,7 +104,7 @@ func TestFailingVariant(t *testing.T) {
 	if made, err := os.ReadFile(broken + ".made"); err != nil || len(made) != 4 { // three containers, then one
 		t.Errorf("it was asked for %d containers: %v", len(made), err)
 	}
-	// When it is mended, what is missing is measured.
+	// After the runtime is repaired, the missing steps are measured.
 	if err := os.Remove(broken + ".made"); err != nil {
 		t.Fatal(err)
 	}

@@ -19,21 +19,22 @@ import (
 	"github.com/tsugiki/tsugiki/internal/sys/lock"
 )
 
-// JournalFile is what a sweep has in the folder of its results until it is complete:
-// a line of what it is, and a line for each step that was made.
+// JournalFile is the name of the journal in the folder of the results, until the sweep is complete.
+// Its first line describes the sweep. Each other line is a step that was made.
 const JournalFile = "journal.jsonl"
 
-// journalVersion is that of its format.
+// journalVersion is the version of the journal's format.
 const journalVersion = 1
 
 var (
-	// ErrOther says that a journal is another sweep's.
+	// ErrOther says that a journal belongs to a sweep with other options.
 	ErrOther = errors.New("is of a sweep with other options")
-	// ErrThere says that a folder has what a sweep would replace, or is another's now.
+	// ErrThere says that a folder has results that the sweep would replace, or that another sweep
+	// uses it.
 	ErrThere = errors.New("choose another folder")
-	// errJournal says that a step cannot be written down.
+	// errJournal says that a step could not be written to the journal.
 	errJournal = errors.New("write journal")
-	// ErrNothing says that there is nothing to resume.
+	// ErrNothing says that the folder has no interrupted sweep.
 	ErrNothing = errors.New("nothing to resume")
 )
 
@@ -44,7 +45,7 @@ type header struct {
 	Started time.Time `json:"started"`
 }
 
-// entry is one step that was made.
+// entry is the record of one step.
 type entry struct {
 	Figure  string   `json:"figure"`
 	Key     string   `json:"key"`
@@ -57,10 +58,10 @@ type journal struct {
 	header header
 	file   *os.File
 	steps  map[string][]entry // by figure
-	keys   map[string]bool    // of those that were made
+	keys   map[string]bool    // of the steps that were made
 }
 
-// earlier is what a sweep does with what its folder has of an earlier one.
+// earlier tells what to do with the files of an earlier sweep in the folder.
 type earlier int
 
 const (
@@ -69,7 +70,7 @@ const (
 	replace
 )
 
-// openJournal begins a journal, or continues the one that is there.
+// openJournal makes a journal, or continues an existing one.
 func openJournal(dir string, h header, do earlier) (_ *journal, err error) {
 	h.Version = journalVersion
 	j := &journal{header: h, steps: map[string][]entry{}, keys: map[string]bool{}}
@@ -101,8 +102,7 @@ func openJournal(dir string, h header, do earlier) (_ *journal, err error) {
 	return j, j.begin(length)
 }
 
-// before looks at what there is of an earlier sweep, and returns how much of the journal
-// stays.
+// before reads the journal of an earlier sweep, and returns how many of its bytes stay.
 func (j *journal) before(dir string, do earlier) (int, error) {
 	data, err := io.ReadAll(j.file)
 	switch {
@@ -125,8 +125,8 @@ func (j *journal) before(dir string, do earlier) (int, error) {
 	return 0, nil
 }
 
-// begin cuts off what does not stay, as half a line that was being written, and writes
-// the first line if there is none.
+// begin cuts off the bytes that do not stay, such as an unfinished line. It writes the first line
+// if there is none.
 func (j *journal) begin(length int) error {
 	err := j.file.Truncate(int64(length))
 	if err == nil {
@@ -144,7 +144,7 @@ func (j *journal) begin(length int) error {
 	return j.write(j.header)
 }
 
-// parse reads whole lines, and returns those that it has understood.
+// parse reads whole lines, and returns the lines that are valid.
 func (j *journal) parse(data []byte) ([]byte, error) {
 	length := 0
 	for line := range bytes.Lines(data) {
@@ -170,26 +170,26 @@ func (j *journal) parse(data []byte) ([]byte, error) {
 		length += len(line)
 	}
 	if length == 0 {
-		return nil, errors.New("it is empty")
+		return nil, errors.New("the journal is empty")
 	}
 	return data[:length], nil
 }
 
-// sameAs compares what a journal was begun with to what it is to be continued with. A
-// seed that was not asked for is the journal's.
+// sameAs compares the options of the journal's sweep and of the sweep that continues it. If the
+// caller gives no seed, the journal's seed is used.
 func (h *header) sameAs(want *header) error {
 	a, b := h.Options, want.Options
 	if b.Seed == 0 {
 		b.Seed = a.Seed
 	}
 	if h.Version != journalVersion || !reflect.DeepEqual(h.Figures, want.Figures) || !sameOptions(a, b) {
-		had, _ := json.Marshal(h) // it was read from JSON
+		had, _ := json.Marshal(h) // it was read from JSON, so this cannot fail
 		return fmt.Errorf("it %w: %s", ErrOther, had)
 	}
 	return nil
 }
 
-// sameOptions does not tell an empty list from none, as JSON may not.
+// sameOptions treats an empty list like a missing one, because JSON may not keep the difference.
 func sameOptions(a, b Options) bool {
 	for _, list := range []*[]string{&a.Networks, &a.Runtimes, &a.Storages, &b.Networks, &b.Runtimes, &b.Storages} {
 		if len(*list) == 0 {

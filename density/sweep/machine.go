@@ -13,7 +13,7 @@ import (
 	"github.com/tsugiki/tsugiki/density/rig"
 )
 
-// describe says what the sweep is made on.
+// describe returns the description of the machine.
 func describe(ctx context.Context, r *rig.Rig, runtimes []string) (result.Machine, error) {
 	m := result.Machine{Cgroups: r.Cgroups(), Tools: map[string]string{}}
 	var name unix.Utsname
@@ -38,14 +38,14 @@ func describe(ctx context.Context, r *rig.Rig, runtimes []string) (result.Machin
 	if _, err := fmt.Sscan(string(load), &m.Load); err != nil {
 		return m, err
 	}
-	// What is not known is left out.
+	// Unknown facts are left out.
 	m.CPU = value("/proc/cpuinfo", ":", "model name")
 	m.Distribution = strings.Trim(value("/etc/os-release", "=", "PRETTY_NAME"), `"`)
 	if strings.Contains(value("/proc/cpuinfo", ":", "flags")+" ", " hypervisor ") {
 		m.Virtualization = "hypervisor"
 	}
 	m.FileSystem = fileSystem(r.Dir())
-	// In the rig's namespace that stands for the host.
+	// This runs in the rig's namespace that stands for the host.
 	control, err := r.Host(ctx, "cat", "/proc/sys/net/ipv4/tcp_congestion_control")
 	if err != nil {
 		return m, err
@@ -64,7 +64,7 @@ func describe(ctx context.Context, r *rig.Rig, runtimes []string) (result.Machin
 	return m, nil
 }
 
-// value finds a name in a file of names and values.
+// value returns the value of a name in a file of names and values.
 func value(file, between, name string) string {
 	f, err := os.Open(file)
 	if err != nil {
@@ -81,7 +81,7 @@ func value(file, between, name string) string {
 	return ""
 }
 
-// fileSystem names the one that a folder is on.
+// fileSystem returns the name of a folder's file system.
 func fileSystem(dir string) string {
 	var fs unix.Statfs_t
 	if unix.Statfs(dir, &fs) != nil {

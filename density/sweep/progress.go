@@ -13,26 +13,26 @@ import (
 
 const (
 	barWidth  = 24
-	lineEvery = 30 * time.Second // where there is no terminal
+	lineEvery = 30 * time.Second // without a terminal
 )
 
-// progress shows how far a sweep is: on a terminal a bar with the time left, which is
-// drawn again every second, elsewhere a line now and then.
+// progress shows how much of a sweep is done. On a terminal it draws a bar with the remaining time
+// every second. Elsewhere it prints a line every lineEvery.
 type progress struct {
 	out   io.Writer
-	width int // of the terminal; 0: there is none
+	width int // of the terminal in columns; 0: there is no terminal
 	stop  chan struct{}
 	ended chan struct{}
 
-	mu       sync.Mutex    // guards what follows
+	mu       sync.Mutex    // guards the fields below
 	expected float64       // seconds of all steps
-	past     float64       // of expected: those of steps that were made
-	took     time.Duration // what those took
+	past     float64       // the part of expected for steps that were made
+	took     time.Duration // the real time of these steps
 	step     string
-	what     string    // that the step does now
-	share    float64   // of the step that is over, as it says; 0: it does not say
-	guess    float64   // seconds that the step is expected to take
-	since    time.Time // when it began
+	what     string    // what the present step does now
+	share    float64   // the done part of the present step; 0: unknown
+	guess    float64   // expected seconds of the present step
+	since    time.Time // start of the present step
 	said     time.Time // when the last line was written
 }
 
@@ -63,7 +63,7 @@ func (p *progress) tick() {
 	}
 }
 
-// show says which step is being made.
+// show shows the step that starts.
 func (p *progress) show(step string, expected float64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -71,7 +71,7 @@ func (p *progress) show(step string, expected float64) {
 	p.draw()
 }
 
-// within says how far the step is.
+// within shows the progress of the present step.
 func (p *progress) within(what string, share float64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -79,7 +79,7 @@ func (p *progress) within(what string, share float64) {
 	p.draw()
 }
 
-// say prints a line above the bar; so many seconds are left now.
+// say prints a line above the bar. seconds is the expected time of the steps that are left.
 func (p *progress) say(line string, left float64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -90,7 +90,7 @@ func (p *progress) say(line string, left float64) {
 	p.expected = p.past + left
 }
 
-// done says that a step was made.
+// done records that a step was made.
 func (p *progress) done(expected float64, took time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -98,11 +98,11 @@ func (p *progress) done(expected float64, took time.Duration) {
 	p.took += took
 }
 
-// state is the share that is made, and the time that is left: as much longer, or
-// shorter, than was expected as what is past. A step is not over before it is.
+// state returns the done share of the sweep and the remaining time. It scales the expected time by
+// the ratio of real to expected time so far. A step counts as not done before it ends.
 func (p *progress) state() (share float64, left time.Duration) {
 	past, took := p.past, p.took.Seconds()
-	if p.share > 0 { // it counts as one that was made
+	if p.share > 0 { // it counts like a step that was made
 		past, took = past+p.share*p.guess, took+time.Since(p.since).Seconds()
 	}
 	factor := 1.0
@@ -141,7 +141,7 @@ func (p *progress) draw() {
 	fmt.Fprintf(p.out, "\r\x1b[K%s", line[:min(len(line), p.width-1)])
 }
 
-// close ends the showing; what comes after begins on a line of its own.
+// close ends the display. Later output begins on a new line.
 func (p *progress) close() {
 	close(p.stop)
 	<-p.ended

@@ -25,12 +25,12 @@ func TestProgress(t *testing.T) {
 			t.Errorf("after %v of 100 s: %v, %v left, want %v, %v", tt.past, share, left, tt.share, tt.left)
 		}
 	}
-	// A step that takes longer than was expected does not count for more.
+	// A step that takes longer than expected counts only its expected time.
 	p.past, p.took, p.guess, p.since = 0, 0, 30, time.Now().Add(-time.Hour)
 	if share, left := p.state(); share != 0.3 || left != 70*time.Second {
 		t.Errorf("in a long step: %v, %v left", share, left)
 	}
-	// One that says how far it is, is as slow as it says.
+	// A step that reports its progress is as slow as it reports.
 	p.share = 0.5
 	if share, left := p.state(); share != 0.15 || left < 5*time.Hour || left > 6*time.Hour {
 		t.Errorf("half of a step in an hour: %v, %v left", share, left)

@@ -19,22 +19,22 @@ import (
 	"github.com/tsugiki/tsugiki/density/rig"
 )
 
-// A step that takes this many times as long as was expected, and stepPatience more, is
-// taken for hung: the machine may be slow, or busy.
+// A step is given up after this many times its expected time plus stepPatience: the machine may be
+// slow or busy.
 const (
 	stepFactor   = 30
 	stepPatience = 5 * time.Minute
 )
 
-// Sweep is a study: some experiments, and where their results go.
+// Sweep is a study: some experiments, and the folder of their results.
 type Sweep struct {
 	Experiments []Experiment
 	Options     Options
-	Dir         string   // of the results; it exists
-	WorkDir     string   // for the rigs' folders; empty: the system's for temporary files
-	Resume      bool     // what the journal in Dir has is not measured again
-	Force       bool     // what Dir has of an earlier study is replaced
-	Command     []string // runs it again, but for the seed
+	Dir         string   // folder of the results; it exists
+	WorkDir     string   // parent of the rigs' folders; empty: the system's folder for temporary files
+	Resume      bool     // do not repeat the steps in the journal
+	Force       bool     // replace the files of an earlier study in Dir
+	Command     []string // repeats the sweep, without its seed
 	Progress    io.Writer
 	Log         *slog.Logger
 
@@ -43,18 +43,18 @@ type Sweep struct {
 	bar     *progress
 	plans   []*Plan
 	events  map[*result.Point][]float64
-	failed  map[string]*failure // by what fails together
+	failed  map[string]*failure // by the result of failureOf
 }
 
-// failure is what has failed of a variant.
+// failure counts the failures of a variant.
 type failure struct {
 	first error
 	times int
-	keys  map[string]int // of its steps
+	keys  map[string]int // failures by step
 }
 
-// A step that has failed so often is not tried again, and neither is a variant of which
-// so many steps have.
+// A step with this many failures is not tried again. A variant with this many failed steps is not
+// tried again.
 const patience = 2
 
 func (f *failure) add(key string, err error) {
@@ -67,8 +67,8 @@ func (f *failure) add(key string, err error) {
 
 func (f *failure) enough(key string) bool { return f.keys[key] >= patience || len(f.keys) >= patience }
 
-// failureOf is where a step's failures are counted. What is the same in several figures
-// fails in all of them.
+// failureOf returns the count of a step's failures. A step that several figures share fails in all
+// of them.
 func (s *Sweep) failureOf(p *Plan, step *Step) *failure {
 	of := step.Same
 	if of == "" {
@@ -80,9 +80,9 @@ func (s *Sweep) failureOf(p *Plan, step *Step) *failure {
 	return s.failed[of]
 }
 
-// Run makes all steps, writes the results into Dir and returns them, with an error also:
-// those that there are then, or nil if nothing was measured. Everything else that it has
-// made is removed when it returns. It ends when ctx does.
+// Run makes all steps, writes the results into Dir and returns them. After an error it returns the
+// results so far, or nil if nothing was measured. When Run returns, everything else that it has
+// made is removed. Run ends when ctx does.
 func (s *Sweep) Run(ctx context.Context) (results *result.Results, err error) {
 	s.events, s.failed = make(map[*result.Point][]float64), make(map[string]*failure)
 	s.results = &result.Results{Started: time.Now().UTC().Truncate(time.Second)}
@@ -118,7 +118,7 @@ func (s *Sweep) Run(ctx context.Context) (results *result.Results, err error) {
 	return s.finish(ctx, failed)
 }
 
-// open reads the journal of an interrupted sweep, or begins one.
+// open reads the journal of an interrupted sweep, or makes a new journal.
 func (s *Sweep) open() (err error) {
 	var names []string
 	for _, e := range s.Experiments {
@@ -139,7 +139,8 @@ func (s *Sweep) open() (err error) {
 	return nil
 }
 
-// plan has all experiments say what they want to measure, and what is missing.
+// plan gets the plans of all experiments. They check that the programs that they need are
+// installed.
 func (s *Sweep) plan() error {
 	var missing []error
 	for _, e := range s.Experiments {
@@ -164,7 +165,7 @@ func (s *Sweep) plan() error {
 	return errors.Join(missing...)
 }
 
-// check compares what the plans need with what the machine has.
+// check compares the needs of the plans with the machine's resources.
 func (s *Sweep) check(ctx context.Context) (err error) {
 	r, err := rig.New(rig.Options{Dir: s.WorkDir, Runtime: s.Options.Runtimes[0]})
 	if err != nil {
@@ -187,7 +188,7 @@ func (s *Sweep) check(ctx context.Context) (err error) {
 	return nil
 }
 
-// left is how long the steps are expected to take that have not been made.
+// left returns the expected time of the steps that are not made yet.
 func (s *Sweep) left() (seconds float64) {
 	shared := make(map[string]bool)
 	for _, p := range s.plans {
@@ -206,7 +207,7 @@ func (s *Sweep) left() (seconds float64) {
 	return seconds
 }
 
-// todo are the steps of a round that have not been made, in their order.
+// todo returns the steps of a round that are not made yet, in their order.
 func (s *Sweep) todo(p *Plan, round int) (steps []*Step) {
 	h := fnv.New64a()
 	io.WriteString(h, p.Figure.Name) // never fails
@@ -219,8 +220,8 @@ func (s *Sweep) todo(p *Plan, round int) (steps []*Step) {
 	return steps
 }
 
-// figure makes the steps of a figure, in a rig of its own. A step that fails does not
-// end it: the others are made, in another rig, for nobody knows what is left in that one.
+// figure makes the steps of a figure, in a rig of its own. After a failed step it makes the others
+// in another rig: the state of the old rig is unknown.
 func (s *Sweep) figure(ctx context.Context, p *Plan) (err error) {
 	var r *rig.Rig
 	defer func() {
@@ -266,7 +267,7 @@ func (s *Sweep) figure(ctx context.Context, p *Plan) (err error) {
 	return all(failed)
 }
 
-// rig makes one for a figure.
+// rig makes a rig for a figure.
 func (s *Sweep) rig(ctx context.Context, p *Plan) (*rig.Rig, error) {
 	r, err := rig.New(p.Rig)
 	if err != nil {
@@ -296,10 +297,10 @@ func all(failed []*failure) error {
 
 func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
 
-// stops says whether nothing else can be measured after an error.
+// stops tells whether the sweep must end after an error.
 func (s *Sweep) stops(err error) bool { return rig.DiskFull(err) || errors.Is(err, errJournal) }
 
-// step makes one step and writes down what it has measured.
+// step makes one step and records its samples.
 func (s *Sweep) step(ctx context.Context, p *Plan, step *Step, e *Env) error {
 	limit := stepPatience + time.Duration(stepFactor*step.Seconds*float64(time.Second))
 	limited, cancel := context.WithTimeout(ctx, limit)
@@ -312,9 +313,9 @@ func (s *Sweep) step(ctx context.Context, p *Plan, step *Step, e *Env) error {
 	case ctx.Err() != nil:
 		err = ctx.Err()
 	case limited.Err() != nil:
-		err = fmt.Errorf("it was given up after %v, %.0f s were expected: %w", limit, step.Seconds, err)
+		err = fmt.Errorf("the step was given up after %v, %.0f s were expected: %w", limit, step.Seconds, err)
 	case err == nil && len(left) > 0:
-		err = fmt.Errorf("it has left containers running: %s", strings.Join(left, ", "))
+		err = fmt.Errorf("the step has left containers running: %s", strings.Join(left, ", "))
 	case err == nil:
 		s.bar.done(step.Seconds, took)
 	}
@@ -324,8 +325,8 @@ func (s *Sweep) step(ctx context.Context, p *Plan, step *Step, e *Env) error {
 	return errors.Join(err, s.keep(p, step, entry{Round: e.Round, Seconds: took.Seconds(), Samples: samples}, err == nil))
 }
 
-// keep takes what a step has measured, for each figure that has the step. It is written
-// down if that is all: else a resumed sweep makes the step again.
+// keep adds the samples of a step to each figure that has the step. It writes them to the journal
+// if the step has given all samples. Otherwise a resumed sweep makes the step again.
 func (s *Sweep) keep(p *Plan, step *Step, made entry, whole bool) error {
 	samples := made.Samples
 	for _, other := range s.plans {
@@ -359,7 +360,7 @@ func (s *Sweep) add(p *Plan, made entry) {
 	}
 }
 
-// finish makes the statistics, and says what is missing.
+// finish makes the statistics, and records what is missing.
 func (s *Sweep) finish(ctx context.Context, failed []error) (*result.Results, error) {
 	for point, events := range s.events {
 		if len(events) > 0 {
@@ -384,7 +385,7 @@ func (s *Sweep) finish(ctx context.Context, failed []error) (*result.Results, er
 	if len(why) > 0 {
 		r.Incomplete = fmt.Sprintf("%d of %d steps were made: %s", made, all, strings.Join(why, "; "))
 	}
-	// A figure of which nothing was measured is none.
+	// A figure without measurements is left out.
 	r.Figures = slices.DeleteFunc(r.Figures, func(f *result.Figure) bool { return f.Seconds == 0 })
 	r.Finish()
 	if len(r.Figures) == 0 {
@@ -392,13 +393,13 @@ func (s *Sweep) finish(ctx context.Context, failed []error) (*result.Results, er
 	}
 	r.Command = append(s.Command, "--seed", strconv.FormatUint(s.Options.Seed, 10))
 	err := r.Save(s.Dir)
-	if err == nil && len(failed) == 0 { // else there would be nothing that has it
+	if err == nil && len(failed) == 0 { // otherwise the journal is the only record of the steps
 		err = s.journal.remove()
 	}
 	return r, errors.Join(append(failed, err)...)
 }
 
-// options are what two sweeps have to share to be compared.
+// options returns the options that two sweeps must share to be comparable.
 func (s *Sweep) options() map[string]string {
 	o := s.Options
 	all := map[string]string{

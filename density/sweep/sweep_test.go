@@ -23,7 +23,7 @@ import (
 type counting struct {
 	name   string
 	fail   string // a step that fails
-	cancel func() // called by the step that is called last, if any
+	cancel func() // called by the step after which the sweep ends
 	made   []string
 }
 
@@ -135,7 +135,7 @@ func TestResume(t *testing.T) {
 	if !errors.Is(err, ErrOther) {
 		t.Errorf("resumed as another: %v", err)
 	}
-	// A step that was being written down when the machine stopped.
+	// The machine stopped while this step was being written.
 	f, err := os.OpenFile(filepath.Join(dir, JournalFile), os.O_WRONLY|os.O_APPEND, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -160,7 +160,7 @@ func TestResume(t *testing.T) {
 	}
 }
 
-// An earlier study is replaced only if that is asked for.
+// An earlier study is replaced only with Force.
 func TestEarlier(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -188,7 +188,7 @@ func TestEarlier(t *testing.T) {
 	if _, err := run(t, &Sweep{Experiments: one, Dir: dir, Force: true}); err != nil {
 		t.Error(err)
 	}
-	// Somebody measures there.
+	// Another sweep uses the folder.
 	j, err := openJournal(dir, header{}, replace)
 	if err != nil {
 		t.Fatal(err)
@@ -202,7 +202,7 @@ func TestEarlier(t *testing.T) {
 	}
 }
 
-// snapshot is what the files of a folder have.
+// snapshot returns the contents of a folder's files.
 func snapshot(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	all := make(map[string]string)
@@ -231,7 +231,7 @@ func TestCategories(t *testing.T) {
 	}
 }
 
-// sharing is a figure about what another one measures too.
+// sharing is a figure that needs a measurement of another figure.
 type sharing struct {
 	name string
 	made *int
@@ -252,7 +252,7 @@ func (s sharing) Plan(*Options) (*Plan, error) {
 	return &Plan{Figure: &result.Figure{Name: s.name}, Rounds: 3, Network: rig.None, Storage: rig.Overlay, Steps: []Step{step}}, nil
 }
 
-// TestShared makes a step once in a round, for two figures.
+// TestShared checks that a shared step is made once per round for two figures.
 func TestShared(t *testing.T) {
 	made, dir := 0, t.TempDir()
 	r, err := run(t, &Sweep{Experiments: []Experiment{sharing{"one", &made}, sharing{"two", &made}}, Dir: dir})
@@ -288,7 +288,7 @@ func (v varying) Plan(*Options) (*Plan, error) {
 	}, nil
 }
 
-// Runs that differ too much have no number, and say so.
+// If runs differ too much, the figure has no number and says so.
 func TestWide(t *testing.T) {
 	for _, tt := range []struct {
 		values []float64
@@ -310,7 +310,7 @@ func TestWide(t *testing.T) {
 	}
 }
 
-// The order is drawn anew in each round, and is the seed's.
+// The order differs from round to round and depends only on the seed.
 func TestOrder(t *testing.T) {
 	p := &Plan{Figure: &result.Figure{Name: "one"}}
 	for i := range 10 {

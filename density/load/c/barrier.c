@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Theory of operation: programs in many containers begin at the same time. They
- * share two 32-bit words at the beginning of a file that is mounted into each:
+ * Theory of operation: programs in many containers begin at the same time. They share two 32-bit
+ * words at the beginning of a file that is mounted into each container:
  *
- *	0	how many have arrived	added to here, set to 0 by who starts them
- *	4	generation		one more with every start
+ *	0	number of arrivals	a program adds 1, the starter stores 0
+ *	4	generation		the starter adds 1
  *
- * Who arrives reads the generation before it adds itself, so that a start which
- * counted it has a generation that it has not seen. A futex in a shared mapping
- * is found by the file, so it works across containers; the starter is
- * density/barrier.
+ * A program reads the generation before it adds itself. So after a start that counted the program,
+ * the generation differs from the one it has read. The kernel identifies a futex in a shared
+ * mapping by its file, so it works across containers. The starter is the type Barrier of
+ * density/load.
  */
 #include <errno.h>
 #include <fcntl.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The command line of load, see load.h. */
+/* The command line of tsugiki-load, see load.h. */
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
@@ -51,8 +51,8 @@ static void load_end(int signal)
 }
 
 /*
- * The kernel does not end the first program of a PID namespace by a signal that it
- * has no handler for, and what others leave behind becomes its child.
+ * A signal without a handler does not end the first program of a PID namespace. Orphaned processes
+ * become its children.
  */
 void load_handle_end(void)
 {
@@ -66,7 +66,7 @@ void load_say_ready(void)
 	fflush(stdout);
 }
 
-/* A container's first program, in which others are executed. */
+/* A container's first program, in whose container other programs are executed. */
 static _Noreturn void load_idle(void)
 {
 	load_handle_end();

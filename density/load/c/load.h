@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * load: what the density study runs in its containers. One static program, so
- * that it is the same in every container and brings no libraries along.
+ * tsugiki-load is the program that the density study runs in its containers. It is one static
+ * program: it is the same in every container and needs no libraries.
  *
  *	load stencil [-g XxYxZ] [-s SECONDS | -i ITERATIONS]	stencil.c
  *	load web -n REQUESTS [-r SEED] ADDR:PORT...		web.c
@@ -9,8 +9,8 @@
  *	load at FILE COMMAND...					barrier.c
  *	load idle						load.c
  *
- * Results are one line of JSON on standard output, errors one line on standard
- * error. The exit status is 2 for usage and 1 for failure.
+ * A result is one line of JSON on standard output. An error is one line on standard error. The exit
+ * status is 2 for a usage error and 1 for a failure.
  */
 #ifndef TSUGIKI_LOAD_H
 #define TSUGIKI_LOAD_H
@@ -22,12 +22,12 @@ int load_web(int argc, char **argv);
 int load_serve(int argc, char **argv);
 int load_at(int argc, char **argv);
 
-void load_handle_end(void); /* SIGTERM ends, children are not waited for */
+void load_handle_end(void); /* SIGTERM ends the program; the kernel reaps its children */
 void load_say_ready(void);
 
-_Noreturn void load_die(const char *what); /* with errno's text */
+_Noreturn void load_die(const char *what); /* prints errno's text */
 _Noreturn void load_usage(void);
 uint64_t load_clock_ns(void);				/* CLOCK_MONOTONIC */
-long load_number(const char *text, long min, long max); /* or ends by load_usage */
+long load_number(const char *text, long min, long max); /* calls load_usage for others */
 
 #endif

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The least that is a web server: what a container costs is then not what its
- * program costs. It says "ready" when it listens, and answers one after the other.
+ * A minimal web server, so that the measured cost is the container's and not the program's. It
+ * prints "ready" when it listens. It answers one request at a time.
  */
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -13,7 +13,7 @@
 #include "load.h"
 
 #define BACKLOG	  16
-#define TIMEOUT_S 5 /* for a client that says nothing */
+#define TIMEOUT_S 5 /* for a client that sends nothing */
 
 static const char answer[] = "HTTP/1.0 200 OK\r\nContent-Length: 3\r\n\r\nok\n";
 
@@ -47,7 +47,7 @@ int load_serve(int argc, char **argv)
 	for (;;) {
 		fd = accept(listener, NULL, NULL);
 		if (fd < 0)
-			continue; /* a client that went away */
+			continue; /* the client has closed */
 		setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
 		if (read(fd, request, sizeof(request)) > 0)
 			send(fd, answer, sizeof(answer) - 1, MSG_NOSIGNAL);

@@ -1,25 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Theory of operation: Jacobi's method for Poisson's equation on a box with a
- * grid of distance 1, zero at its faces, in single precision, seven points at a
- * time:
+ * Theory of operation: Jacobi's method for Poisson's equation on a box. The grid has the distance 1
+ * and is zero at the faces. The computation is in single precision and uses seven points at a time:
  *
  *	u'(p) = (sum of u at p's six neighbours - f(p)) / 6
  *
- * f is -lambda s, where s is the product of half a sine wave along each axis: it
- * is an eigenvector of the discrete Laplacian, so the solution is s itself, and
- * what iteration k (from 0, with u = 0) changes is known without computing it:
+ * f is -lambda s, where s is the product of half a sine wave along each axis. s is an eigenvector
+ * of the discrete Laplacian, so the solution is s itself. The change in iteration k (from 0, with u
+ * = 0) is known in advance:
  *
  *	u' - u = mu^k (1 - mu) s,  mu = 1 - lambda / 6
  *	sum of (u' - u)^2 = mu^2k (1 - mu)^2 (X-1)(Y-1)(Z-1) / 8
  *
- * The sum is computed along, as in the benchmark of Himeno, and compared at the
- * end of each round of ROUND iterations, after which it begins anew: else u' - u
- * would shrink to the size of rounding errors. A wrong result is a failure: a
- * fast one is no measurement.
+ * Each iteration computes that sum, as Himeno's benchmark does. After each round of ROUND
+ * iterations the sum is compared with the known one, and u starts again at 0. Otherwise u' - u
+ * would shrink to the size of rounding errors. A wrong result is a failure, even if it was computed
+ * fast.
  *
- * Of floating point operations there are ten per inner point: five additions and
- * a subtraction, a multiplication by 1/6, and three for the sum of squares.
+ * An inner point takes ten floating point operations: five additions and a subtraction, a
+ * multiplication by 1/6, and three for the sum of squares.
  */
 #include <errno.h>
 #include <math.h>
@@ -102,10 +101,10 @@ static void stencil_free(struct stencil *s)
 static void stencil_reset(struct stencil *s)
 {
 	memset(s->u, 0, stencil_points(s) * sizeof(float));
-	memset(s->next, 0, stencil_points(s) * sizeof(float)); /* the faces stay so */
+	memset(s->next, 0, stencil_points(s) * sizeof(float)); /* the faces stay 0 */
 }
 
-/* One iteration; returns the sum of the squares of what it changed. */
+/* Computes one iteration and returns the sum of the squares of the changes. */
 static double stencil_iterate(struct stencil *s)
 {
 	const size_t y = s->z, x = (size_t)s->y * s->z;
@@ -137,7 +136,7 @@ static double stencil_iterate(struct stencil *s)
 	return sum;
 }
 
-/* What iteration k changes, see above. */
+/* Returns the known sum of squares for iteration k, see above. */
 static double stencil_expected(const struct stencil *s, int k)
 {
 	double mu = 1 - s->lambda / 6;

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * One request after the other, each on a connection of its own as ApacheBench does
- * without -k, to servers drawn at random. A request takes from before socket(2)
- * until the server has closed, and is one that failed if anything of that does, or
- * the answer is not 200 with a body. The line it prints has all that succeeded,
- * in nanoseconds, in the order in which they were made.
+ * A web client. It makes one request at a time, each on a new connection (like ApacheBench without
+ * -k), to random servers. The time of a request is from before socket(2) until the server has
+ * closed. A request has failed if any step fails, or if the answer is not 200 with a body. The
+ * output has the times of the successful requests, in nanoseconds and in their order.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -41,7 +40,7 @@ static struct sockaddr_in web_parse(const char *text)
 	return addr;
 }
 
-/* Reads an answer to its end: whether it is one. */
+/* Reads an answer to its end. Returns whether it is a correct one. */
 static bool web_read(int fd)
 {
 	char head[1024], rest[16384], *body;
@@ -79,7 +78,7 @@ static bool web_ask(const struct sockaddr_in *addr)
 	return answered;
 }
 
-/* splitmix64: the same servers for the same seed. */
+/* splitmix64: the same seed gives the same servers. */
 static uint64_t web_random(uint64_t *state)
 {
 	uint64_t z = *state += 0x9e3779b97f4a7c15;
