@@ -19,12 +19,12 @@ import (
 	"github.com/tsugiki/tsugiki/api"
 )
 
-// testAgent is as much of an agent as runtimes see: it registers containers and lets
-// all calls of theirs that it is asked about carry on.
+// testAgent does the part of an agent that runtimes see: it registers containers, and answers each
+// trapped call with CONTINUE.
 type testAgent struct {
 	dir string
 
-	mu         sync.Mutex // guards what follows
+	mu         sync.Mutex // guards the fields below
 	answer     api.Registered
 	refuse     string
 	registered map[string]api.Registration
@@ -35,7 +35,7 @@ type testAgent struct {
 
 func startAgent(t *testing.T) *testAgent {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "oci") // sockets' paths are short
+	dir, err := os.MkdirTemp("", "oci") // the path of a socket must be short
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -98,7 +98,7 @@ func (a *testAgent) unregister(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// change changes how the agent answers.
+// change changes the agent's answer.
 func (a *testAgent) change(f func()) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -157,7 +157,7 @@ func receiveListener(conn *net.UnixConn) (*os.File, specs.ContainerProcessState,
 	return os.NewFile(uintptr(fds[0]), "listener"), state, nil
 }
 
-// answerCalls lets calls carry on until there is nobody left to make any.
+// answerCalls answers calls until their processes have ended.
 func (a *testAgent) answerCalls(f *os.File) {
 	defer f.Close()
 	type notification struct {

@@ -15,8 +15,8 @@ import (
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
-// No process of a container has CAP_NET_RAW, the first one or one that is added, and the
-// runtime's log says so. In a user namespace of its own it is nothing to the host.
+// No process of a container has CAP_NET_RAW, neither the first one nor an added one, and the
+// runtime's log says so. A container in a user namespace of its own keeps it.
 func TestNetRawIsDropped(t *testing.T) {
 	for _, user := range []bool{false, true} {
 		t.Run(fmt.Sprintf("own users %v", user), func(t *testing.T) {
@@ -51,8 +51,8 @@ var withNetRaw = func() *specs.LinuxCapabilities {
 	return &specs.LinuxCapabilities{Bounding: set, Effective: set, Permitted: set, Inheritable: set, Ambient: set}
 }()
 
-// createAndRead creates and starts the container and returns what it has printed when a
-// word is in it.
+// createAndRead creates and starts the container, and returns its output as soon as that contains a
+// word.
 func (r *rig) createAndRead(word string, options ...string) string {
 	r.t.Helper()
 	out, err := os.Create(filepath.Join(r.t.TempDir(), "out"))
@@ -85,7 +85,7 @@ func (r *rig) createAndRead(word string, options ...string) string {
 	return said()
 }
 
-// checkAdded adds processes that ask for CAP_NET_RAW in each way that there is.
+// checkAdded adds processes that ask for CAP_NET_RAW in every possible way.
 func (r *rig) checkAdded(want uint64, may bool) {
 	r.t.Helper()
 	process := filepath.Join(r.t.TempDir(), "process")
@@ -108,7 +108,7 @@ func (r *rig) checkAdded(want uint64, may bool) {
 	}
 }
 
-// checkCaps looks at the sets of a process in what /proc/PID/status says of it.
+// checkCaps checks the capability sets in the text of a /proc/PID/status.
 func checkCaps(t *testing.T, whose, status string, bounding uint64) {
 	t.Helper()
 	seen := 0

@@ -13,6 +13,7 @@
 //     the library and set LD_PRELOAD. If the real runtime fails, they unregister the container.
 //   - exec adds the library to the environment of the process.
 //   - delete unregisters the container.
+//   - --help prints what this program is, and --version prints its version before the runtime's.
 //   - Other commands, and commands for containers that are not grafted, execute the real runtime.
 //
 // # State

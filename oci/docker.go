@@ -8,7 +8,8 @@ import (
 	"regexp"
 )
 
-// dockerContainer is what dockerd stores in config.v2.json and hostconfig.json.
+// dockerContainer has the fields of dockerd's config.v2.json and hostconfig.json that this package
+// uses.
 type dockerContainer struct {
 	ID, Name    string
 	Config      struct{ Labels map[string]string }

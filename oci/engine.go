@@ -121,8 +121,8 @@ func factsOf(s *spec, id, bundle string) (facts, error) {
 // containerdType is an annotation that containerd gives to the containers of pods only.
 const containerdType = "io.kubernetes.cri.container-type"
 
-// engineOf finds the engine of a container that is in no containers/storage (see stored): by
-// the folder of its bundle and, for containerd, by annotations, where no image has any. No
+// engineOf finds the engine of a container that is not in a containers/storage (see stored). It
+// uses the folder of the bundle and, for containerd, annotations that no image can have. No
 // annotation makes a container of Docker one of another engine.
 func engineOf(s *spec, id, bundle string, ofDocker bool) string {
 	folder := filepath.Dir(bundle)
@@ -147,7 +147,7 @@ func engineOf(s *spec, id, bundle string, ofDocker bool) string {
 	return containerd
 }
 
-// keepsToItself reports whether the spec names nobody who adds interfaces to the container's
+// keepsToItself reports whether the spec names nothing that adds interfaces to the container's
 // network namespace: no path, no hook and no annotation of CNI.
 func (s *spec) keepsToItself() bool {
 	path, is := s.namespace(specs.NetworkNamespace)

@@ -28,8 +28,8 @@ func files(t *testing.T, dir string, texts map[string]string) string {
 	return dir
 }
 
-// dockerDir makes what dockerd keeps of a container, and of its image. The folder of
-// another container is there too.
+// dockerDir makes dockerd's files of a container and of its image. It also makes the folder of
+// another container.
 func dockerDir(t *testing.T, id, config, host, image string) string {
 	t.Helper()
 	imageID := fmt.Sprintf("%x", sha256.Sum256([]byte(image)))
@@ -155,7 +155,7 @@ func TestFacts(t *testing.T) {
 	}
 }
 
-// damage writes something else into a folder's files.
+// damage overwrites the files of a folder.
 func damage(t *testing.T, dir string) {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
@@ -177,7 +177,7 @@ func TestLegal(t *testing.T) {
 	}
 }
 
-// An annotation is the image's if one of the image's manifests has it.
+// An annotation belongs to the image if one of the image's manifests has it.
 func TestPodmanImage(t *testing.T) {
 	image := strings.Repeat("ab", 32)
 	const first, second = `{"annotations":{"tsugiki.dev/egress":"a"}}`, `{"annotations":{"tsugiki.dev/egress":"b","tsugiki.dev/mode":"auto"}}`

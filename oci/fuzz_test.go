@@ -10,8 +10,8 @@ import (
 	"github.com/tsugiki/tsugiki/api"
 )
 
-// FuzzSpec edits whatever an engine writes: what comes out is read again, and refuses
-// all that the profile did.
+// FuzzSpec edits any spec of an engine. The result must be readable, and must refuse all calls that
+// the original profile refused.
 func FuzzSpec(f *testing.F) {
 	f.Add([]byte(`{"process":{"env":["A=B"]},"linux":{"namespaces":[{"type":"network"}],"seccomp":{"defaultAction":"SCMP_ACT_ERRNO","syscalls":[{"names":["read","socket"],"action":"SCMP_ACT_ALLOW"}]}}}`))
 	f.Add([]byte(`{"annotations":{"tsugiki.dev/name":"x"},"mounts":[{"destination":"/dev","type":"tmpfs"}],"process":{},"linux":{"seccomp":null}}`))
@@ -41,7 +41,7 @@ func FuzzSpec(f *testing.F) {
 	})
 }
 
-// checkNotWeaker compares the calls that are allowed at all.
+// checkNotWeaker compares the sets of allowed calls.
 func checkNotWeaker(t *testing.T, before, after *specs.LinuxSeccomp) {
 	t.Helper()
 	if before.DefaultAction != after.DefaultAction {
@@ -73,8 +73,7 @@ func FuzzDocker(f *testing.F) {
 	})
 }
 
-// FuzzName takes names and annotations from an engine that is not known, from containerd
-// and from podman.
+// FuzzName checks names and annotations from an unknown engine, from containerd and from podman.
 func FuzzName(f *testing.F) {
 	const id = "0123456789abcdef"
 	f.Add("ns.pod.container", "/")
@@ -99,7 +98,7 @@ func FuzzName(f *testing.F) {
 	})
 }
 
-// FuzzImage reads what storages have of images.
+// FuzzImage checks the parsers of images' files.
 func FuzzImage(f *testing.F) {
 	f.Add([]byte(`{"config":{"Labels":{"tsugiki.dev/mode":"auto"}},"annotations":{"a":"b"}}`))
 	f.Add([]byte(`[{"id":"id","names":["a"],"image":"x"}]`))

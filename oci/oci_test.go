@@ -38,7 +38,7 @@ func TestParseCommand(t *testing.T) {
 	}
 }
 
-// grafted is an answer of the agent's.
+// grafted returns an answer of the agent for a grafted container.
 var grafted = api.Registered{
 	Graft: true, Name: "web", Token: "token", Listener: "/run/l.sock", Filter: api.Filter{Mode: "auto"}, Library: "/usr/lib/tsugiki",
 }
@@ -257,7 +257,7 @@ func TestExecProcess(t *testing.T) {
 	}
 }
 
-// What is no file is not waited for.
+// readFile does not wait for a path that is no regular file.
 func TestReadFile(t *testing.T) {
 	dir := t.TempDir()
 	fifo, file := filepath.Join(dir, "fifo"), filepath.Join(dir, "file")

@@ -18,7 +18,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
-// asWrapper has the test binary be tsugiki-runtime.
+// asWrapper makes the test binary run as tsugiki-runtime.
 const asWrapper = "OCI_TEST_WRAPPER"
 
 func TestMain(m *testing.M) {
@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// rig is a bundle with busybox, runc with directories of its own, and an agent.
+// rig has a bundle with busybox, runc with directories of its own, and an agent.
 type rig struct {
 	t      *testing.T
 	agent  *testAgent
@@ -113,7 +113,7 @@ func (r *rig) command(args ...string) *exec.Cmd {
 	return cmd
 }
 
-// run runs the wrapper and returns what it printed and its exit status.
+// run runs the wrapper and returns its output and exit status.
 func (r *rig) run(args ...string) (string, int) {
 	r.t.Helper()
 	cmd := r.command(args...)
@@ -133,7 +133,7 @@ func (r *rig) check(want int, out string, status int) string {
 	return out
 }
 
-// checkGone looks for what a container must not leave.
+// checkGone checks that nothing of a container is left.
 func (r *rig) checkGone(config string) {
 	r.t.Helper()
 	if names := r.agent.names(); names != "" {
@@ -149,7 +149,7 @@ func (r *rig) checkGone(config string) {
 	}
 }
 
-// The profile of the engine stays in force, and our calls are asked about.
+// The engine's profile stays in force, and the agent gets our trapped calls.
 func TestRunComposed(t *testing.T) {
 	for mode, seccompMode := range map[string]string{"auto": "auto", "seccomp": "seccomp", "preload": "preload", "unconfined": "auto"} {
 		t.Run(mode, func(t *testing.T) {
@@ -165,7 +165,7 @@ func TestRunComposed(t *testing.T) {
 				t.Errorf("unshare(2), which Docker's profile refuses:\n%s", out)
 			}
 			asked := r.agent.asks(unix.SYS_SOCKET)
-			if (asked > 0) != (mode != "preload") { // no library: nobody asks
+			if (asked > 0) != (mode != "preload") { // no library is loaded, so no call is trapped
 				t.Errorf("socket(2) was asked about %d times:\n%s", asked, out)
 			}
 			if len(r.agent.states) != 1 || r.agent.states[0].Metadata != "secret" || r.agent.states[0].State.ID != r.id {
@@ -176,7 +176,7 @@ func TestRunComposed(t *testing.T) {
 	}
 }
 
-// A container's life as containerd has it, with processes added.
+// A container with containerd's sequence of commands, and added processes.
 func TestCreateExecDelete(t *testing.T) {
 	r := newRig(t, "sh", "-c", "echo $LD_PRELOAD; ls /dev/tsugiki; sleep 1000")
 	folder := t.TempDir()
@@ -185,7 +185,7 @@ func TestCreateExecDelete(t *testing.T) {
 	}
 	r.agent.change(func() { r.agent.answer.Library = folder })
 	config := r.config()
-	// What the container prints comes by the files that the wrapper was given.
+	// The container's output comes through the files that the wrapper was given.
 	read, write, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
@@ -215,7 +215,7 @@ func TestCreateExecDelete(t *testing.T) {
 
 	before := r.agent.asks(unix.SYS_SOCKET)
 	process := filepath.Join(t.TempDir(), "process.json")
-	// One file for both: runc copies what comes by two of them in any order.
+	// Both streams use one file: runc copies two streams in any order.
 	text := `{"cwd":"/","args":["sh","-c","echo $LD_PRELOAD; nc -w 1 127.0.0.1 9 2>&1"],"env":["PATH=/bin"],"user":{"uid":0,"gid":0}}`
 	if err := os.WriteFile(process, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
@@ -236,7 +236,7 @@ func TestCreateExecDelete(t *testing.T) {
 		t.Errorf("exec --cap: %d, %s", status, out)
 	}
 
-	// Who makes it once more harms nothing, nor who deletes what runs.
+	// A second create and a delete of a running container do no harm.
 	out, status = r.run("create", "--bundle", r.bundle, r.id)
 	if status == 0 || r.agent.names() != "box" {
 		t.Errorf("made again: %d, %s, registered: %q", status, out, r.agent.names())
@@ -262,7 +262,7 @@ func TestRunUngrafted(t *testing.T) {
 	r.checkGone(config)
 }
 
-// What is refused is said on standard error and in the log, and leaves nothing.
+// A refused container is reported on standard error and in the log, and leaves nothing.
 func TestRunRefuses(t *testing.T) {
 	for name, tt := range map[string]struct {
 		change func(r *rig)
@@ -314,8 +314,8 @@ func TestRunRefuses(t *testing.T) {
 	}
 }
 
-// A runtime that fails leaves nothing registered, and its status is passed on; so are
-// signals.
+// A failing runtime leaves nothing registered. The wrapper returns its status and passes signals
+// on.
 func TestRuntimeFails(t *testing.T) {
 	r := newRig(t, "/nonexistent")
 	config := r.config()
@@ -352,8 +352,8 @@ func TestRuntimeFails(t *testing.T) {
 	r.checkGone(config)
 }
 
-// A wrapper that is killed at any moment leaves a bundle of which the container can be
-// made again.
+// A wrapper that is killed at any moment leaves a bundle from which the container can be created
+// again.
 func TestKilledWrapper(t *testing.T) {
 	r := newRig(t, "true")
 	config := r.config()
@@ -381,7 +381,7 @@ func TestKilledWrapper(t *testing.T) {
 	}
 }
 
-// All files that do not close on exec are the container's, as without us.
+// The container gets all files without close-on-exec, as without the wrapper.
 func TestFilesArePassedOn(t *testing.T) {
 	r := newRig(t, "cat", "/proc/self/fd/3")
 	read, write, err := os.Pipe()

@@ -86,8 +86,9 @@ func (w *Wrapper) exists(c command) bool {
 func (w *Wrapper) run(args []string) (int, error) {
 	signals := make(chan os.Signal, 16)
 	signal.Notify(signals)
-	// For PR_SET_PDEATHSIG the kernel takes the thread that starts the runtime as its parent. (Not
-	// before: goroutines that wait for each other then take a switch of threads.)
+	// The kernel sends the signal of PR_SET_PDEATHSIG when the thread that started the runtime
+	// ends, so this goroutine stays on its thread. (It is not locked earlier: goroutines that wait
+	// for each other would then need a switch of threads.)
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	child, err := os.StartProcess(w.runtime, append([]string{w.runtime}, args...), &os.ProcAttr{

@@ -8,9 +8,11 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"github.com/tsugiki/tsugiki/api"
 )
 
-// state is the file of a container that is registered, or may be.
+// state is the content of the file of a registered container.
 type state struct {
 	ID       string `json:"id"`
 	Name     string `json:"name"`
@@ -18,7 +20,10 @@ type state struct {
 	Preload  string `json:"preload,omitempty"` // LD_PRELOAD of its processes
 	HostUser bool   `json:"hostUser"`          // the container is in the host's user namespace
 	Edited   string `json:"edited"`            // the hash of the config.json that we wrote
-	path     string
+	// Asked is the hash of the registration that the agent got. Answer is the agent's answer.
+	Asked  string         `json:"asked"`
+	Answer api.Registered `json:"answer"`
+	path   string
 }
 
 // statePath returns the path of a container's state. Ids are unique below one root.
@@ -29,8 +34,16 @@ func (w *Wrapper) statePath(c command) string {
 
 // loadState returns nil for a container that was not registered.
 func (w *Wrapper) loadState(c command) (*state, error) {
-	s := &state{path: w.statePath(c)}
-	data, err := readFile(s.path)
+	s, err := loadStateAt(w.statePath(c))
+	if err != nil {
+		return nil, fmt.Errorf("container %s: %w", c.id, err)
+	}
+	return s, nil
+}
+
+func loadStateAt(path string) (*state, error) {
+	s := &state{path: path}
+	data, err := readFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -38,7 +51,7 @@ func (w *Wrapper) loadState(c command) (*state, error) {
 		err = json.Unmarshal(data, s)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read the state of container %s: %w", c.id, err)
+		return nil, fmt.Errorf("read the state %s: %w", path, err)
 	}
 	return s, nil
 }

@@ -28,7 +28,14 @@ type Wrapper struct {
 // configuration. TSUGIKI_OCI_RUNTIME names the real runtime if the configuration does not.
 func Main(args []string) int {
 	c := parseCommand(args)
-	w, err := newWrapper()
+	done, err := own(args)
+	if done && err == nil {
+		return 0
+	}
+	var w *Wrapper
+	if err == nil {
+		w, err = newWrapper()
+	}
 	if err == nil {
 		var status int
 		if status, err = w.call(c, args); err == nil {
@@ -71,19 +78,19 @@ func (w *Wrapper) call(c command, args []string) (int, error) {
 	return 1, w.become(args)
 }
 
-// stopped are the commands that do not work while a container is frozen. (update does not work
+// stopped lists the commands that do not work while a container is frozen. (update does not work
 // while a container has burst, but has too many options for parseCommand.)
 var stopped = []string{"exec", "pause", "resume", "kill", "delete"}
 
-// letGoFor is the time during which the agent then does not hold the container for its debt.
+// letGoFor is how long the agent then does not hold the container for its debt.
 const letGoFor = 2 * time.Second
 
-// letGo has the agent thaw the container if it holds the container for its debt. Without an
-// agent no container is held: the agent thaws all containers when it ends.
+// letGo makes the agent thaw the container if it holds the container for its debt. Without an agent
+// no container is held: the agent thaws all containers when it ends.
 func (w *Wrapper) letGo(c command) { _ = w.agent.LetGo(c.id, letGoFor) }
 
 func (w *Wrapper) create(c command, args []string) (int, error) {
-	bundle, err := filepath.Abs(c.bundle) // of "" it is the current directory
+	bundle, err := filepath.Abs(c.bundle) // "" is the current directory
 	if err != nil {
 		return 1, err
 	}
@@ -154,7 +161,9 @@ func (w *Wrapper) prepare(c command, s *spec, f facts, bundle string) (*state, e
 	if len(f.image) > 0 {
 		note(c, "warning", fmt.Sprintf("container %s: the agent ignores annotations of its image: %s", f.name, strings.Join(f.image, ", ")))
 	}
-	answer, err := w.agent.Register(r)
+	st.Asked = hashOf(r)
+	err = w.register(st, r)
+	answer := st.Answer
 	if err != nil || !answer.Graft {
 		return nil, w.explain(err)
 	}
@@ -187,13 +196,17 @@ func (w *Wrapper) explain(err error) error {
 	return err
 }
 
-// undo removes the registration of a container, and restores its bundle.
+// undo removes the registration of a container, and restores its bundle. Without an agent, the
+// registration is left to the next one.
 func (w *Wrapper) undo(st *state) error {
 	err := w.agent.Unregister(st.Name, st.ID)
 	if errors.Is(err, api.ErrNotFound) {
 		err = nil
 	}
-	return errors.Join(w.explain(err), restoreConfig(st.Bundle, st.Edited), st.forget())
+	if errors.Is(err, api.ErrNoAgent) {
+		return errors.Join(restoreConfig(st.Bundle, st.Edited), w.keepEnded(st))
+	}
+	return errors.Join(err, restoreConfig(st.Bundle, st.Edited), st.forget())
 }
 
 func (w *Wrapper) delete(c command, args []string) (int, error) {
@@ -212,8 +225,9 @@ func (w *Wrapper) delete(c command, args []string) (int, error) {
 	return status, err
 }
 
-// clean is undo for a container that the runtime has deleted. An unreadable state is removed:
-// create would refuse the id. It tells neither the agent's name of the container nor its bundle.
+// clean is undo for a container that the runtime has deleted. An unreadable state is only removed,
+// because create would refuse the id: it has neither the agent's name of the container nor its
+// bundle.
 func (w *Wrapper) clean(c command, st *state, unreadable error) error {
 	if unreadable == nil {
 		return w.undo(st)

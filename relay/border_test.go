@@ -13,7 +13,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
-// families are what the tests of the border do for each.
+// families lists the address families of the tests.
 var families = []struct {
 	name   string
 	family int
@@ -22,8 +22,8 @@ var families = []struct {
 
 const sentinel = "sentinel"
 
-// onlySentinel fails the test if a server hears something before the sentinel, which was
-// sent after all else by the same way.
+// onlySentinel fails the test if a server gets something before the sentinel. The sentinel was sent
+// last and takes the same path.
 func onlySentinel(t *testing.T, who string, conn *net.UDPConn) {
 	t.Helper()
 	b := make([]byte, 64)
@@ -40,8 +40,8 @@ func onlySentinel(t *testing.T, who string, conn *net.UDPConn) {
 	}
 }
 
-// nothing fails the test if a server has heard something by now. The sentinel comes over the
-// loopback of the server's namespace.
+// nothing fails the test if a server has got something by now. The sentinel comes over the loopback
+// of the server's namespace.
 func nothing(t *testing.T, who string, ns *netns.NS, conn *net.UDPConn) {
 	t.Helper()
 	at := conn.LocalAddr().(*net.UDPAddr).AddrPort()
@@ -49,8 +49,8 @@ func nothing(t *testing.T, who string, ns *netns.NS, conn *net.UDPConn) {
 	onlySentinel(t, who, conn)
 }
 
-// nothingRelayed is nothing for what would have come by the container's relay: so does the
-// sentinel.
+// nothingRelayed does the same as nothing for datagrams that would come through the container's
+// relay. The sentinel comes through it, too.
 func nothingRelayed(t *testing.T, c *container, family int, server *net.UDPConn) {
 	t.Helper()
 	at := server.LocalAddr().(*net.UDPAddr).AddrPort()
@@ -60,8 +60,7 @@ func nothingRelayed(t *testing.T, c *container, family int, server *net.UDPConn)
 	onlySentinel(t, "the container", server)
 }
 
-// The host's own servers at the very same addresses hear nothing of a container,
-// nor do another container's.
+// Servers of the host and of other containers at the same addresses get nothing from a container.
 func TestDatagramsStayInTheirContainer(t *testing.T) {
 	testkit.CheckLeaks(t)
 	host := newHost(t)
@@ -85,8 +84,8 @@ func TestDatagramsStayInTheirContainer(t *testing.T) {
 	}
 }
 
-// Whoever else sends to a relay's port gets nothing through, whatever source it
-// takes, and be it one that the container had.
+// A datagram of any other sender to a relay's port is dropped, whatever its source address is, even
+// a source that the container had.
 func TestStrangersGetNothingThrough(t *testing.T) {
 	testkit.CheckLeaks(t)
 	host := newHost(t)
@@ -102,7 +101,7 @@ func TestStrangersGetNothingThrough(t *testing.T) {
 			if end.ip6 {
 				to = netip.AddrPortFrom(loop6, end.port)
 			}
-			// A port that the container has sent from.
+			// The container has sent from this port.
 			fd := a.shortLived(t, f.family)
 			if err := unix.Sendto(fd, []byte("x"), 0, sockaddr(at)); err != nil {
 				t.Fatal(err)
@@ -127,20 +126,20 @@ func TestStrangersGetNothingThrough(t *testing.T) {
 			nothingRelayed(t, a, f.family, server)
 		})
 	}
-	// The secret alone is not enough for a port that nobody of the container had.
+	// The secret is not enough for a port that the container never had.
 	end := a.end(t, false)
 	server := listen(t, a.own.ns, netip.AddrPortFrom(loop4, 0))
 	alias, _ := end.aliasOf(server.LocalAddr().(*net.UDPAddr).AddrPort())
 	sendFrom(t, host, netip.AddrPortFrom(end.secret, 1), netip.AddrPortFrom(alias, end.port), "stranger")
-	// The relay forgets who has no flow then, and that can be who sends the sentinel.
+	// The relay then forgets senders without a flow. The sentinel's sender can be one of them.
 	a.losesOne(t)
 	nothingRelayed(t, a, unix.AF_INET, server)
 }
 
-// strangers are source addresses that a process of the host can take.
+// strangers lists source addresses that a process of the host can use.
 func strangers(e *end, server netip.AddrPort) []netip.Addr {
 	if e.ip6 {
-		// As the kernel programs write it but for one bit.
+		// This address differs by one bit from the one that the kernel programs write.
 		alias, _ := e.aliasOf(server)
 		near := alias.As16()
 		near[13] ^= 1
@@ -149,7 +148,7 @@ func strangers(e *end, server netip.AddrPort) []netip.Addr {
 	return []netip.Addr{loop4, host4, e.secret.Next()}
 }
 
-// sendFrom sends from the host, from whatever address.
+// sendFrom sends from the host with any source address.
 func sendFrom(t *testing.T, ns *netns.NS, from, to netip.AddrPort, text string) {
 	t.Helper()
 	err := ns.Do(func() error {
@@ -175,12 +174,12 @@ func sendFrom(t *testing.T, ns *netns.NS, from, to netip.AddrPort, text string) 
 	}
 }
 
-// An answer that comes when the socket has been closed goes to nobody, though a
-// process of the host has its port by then.
+// An answer that comes after the socket was closed is dropped, even if a process of the host has
+// the port by then.
 func TestLateAnswersReachNobodyElse(t *testing.T) {
 	testkit.CheckLeaks(t)
 	host := newHost(t)
-	c := newContainer(t, host, "a", time.Hour) // no flow ends because it is idle
+	c := newContainer(t, host, "a", time.Hour) // so that no flow ends because it is idle
 	for _, f := range families {
 		t.Run(f.name, func(t *testing.T) {
 			server := listen(t, c.own.ns, netip.AddrPortFrom(f.loop, 0))
@@ -198,7 +197,7 @@ func TestLateAnswersReachNobodyElse(t *testing.T) {
 			if _, err := server.WriteToUDPAddrPort([]byte("late"), client); err != nil {
 				t.Fatal(err)
 			}
-			// It ends when the kernel programs have refused to send the answer.
+			// The flow ends when the kernel programs have refused to send the answer.
 			testkit.Eventually(t, func() error {
 				if n := c.flowCount(); n != 0 {
 					return errors.New("the flow goes on")
@@ -210,7 +209,7 @@ func TestLateAnswersReachNobodyElse(t *testing.T) {
 	}
 }
 
-// A client may send and be gone before the relay has seen it.
+// A client may send and close before the relay has seen the datagram.
 func TestSendAndClose(t *testing.T) {
 	testkit.CheckLeaks(t)
 	c := newContainer(t, newHost(t), "a", 0)

@@ -19,8 +19,8 @@ type socket struct {
 	raw  syscall.RawConn
 }
 
-// newSocket has a socket made at a place. On an error of use it is closed. Go's poller waits
-// only for one of which flags say that it does not block.
+// newSocket makes a UDP socket at a place and calls use with its descriptor. If use fails,
+// newSocket closes the socket. Go's poller waits only for sockets whose flags have SOCK_NONBLOCK.
 func newSocket(at Place, ip6 bool, flags int, use func(fd int) error) (socket, error) {
 	k, err := at.Keeper()
 	if err != nil {
@@ -45,15 +45,15 @@ func newSocket(at Place, ip6 bool, flags int, use func(fd int) error) (socket, e
 	return s, nil
 }
 
-// datagram is one that was received, and where to.
+// datagram is a received datagram with its addresses.
 type datagram struct {
 	data []byte
 	from netip.AddrPort
-	to   netip.Addr // of IPv4 with IP_PKTINFO, else invalid
+	to   netip.Addr // the destination on an IPv4 socket with IP_PKTINFO; otherwise invalid
 }
 
-// receive waits for a datagram, whose buffer the caller has to drop. An error means
-// that the socket is closed or its deadline over.
+// receive waits for a datagram. The caller drops the buffer. An error means that the socket is
+// closed or that its deadline has passed.
 func (s *socket) receive() (b *buffer, d datagram, err error) {
 	err = s.raw.Read(func(fd uintptr) (received bool) {
 		b, d, received = receive(fd)
@@ -62,13 +62,14 @@ func (s *socket) receive() (b *buffer, d datagram, err error) {
 	return b, d, err
 }
 
-// poll does not wait: nil if there is no datagram, or the socket is closed.
+// poll returns a datagram without waiting. b is nil if there is none, or if the socket is closed.
 func (s *socket) poll() (b *buffer, d datagram) {
 	_ = s.raw.Control(func(fd uintptr) { b, d, _ = receive(fd) })
 	return b, d
 }
 
-// receive tells whether there was a datagram, and what it was, if that can be told.
+// receive reads a datagram without waiting, and tells whether there was one. The datagram is empty
+// if it could not be read.
 func receive(fd uintptr) (*buffer, datagram, bool) {
 	var oob [64]byte
 	b := takeBuffer()
@@ -78,12 +79,12 @@ func receive(fd uintptr) (*buffer, datagram, bool) {
 		return nil, datagram{}, false
 	}
 	if err != nil || flags&unix.MSG_TRUNC != 0 {
-		return b, datagram{}, true // a fault of this one datagram
+		return b, datagram{}, true // an error of this datagram alone
 	}
 	return b, datagram{data: b[:n], from: addrPort(from), to: destination(oob[:oobn])}, true
 }
 
-// send never waits: what finds no room is lost.
+// send sends a datagram without waiting. A datagram is lost if the receiver's queue is full.
 func (s *socket) send(data []byte, to netip.AddrPort) error {
 	var sendErr error
 	err := s.raw.Write(func(fd uintptr) bool {
@@ -113,7 +114,8 @@ func sockaddr(a netip.AddrPort) unix.Sockaddr {
 	return &unix.SockaddrInet6{Addr: a.Addr().As16(), Port: int(a.Port())}
 }
 
-// destination is the last part of the struct in_pktinfo among control messages.
+// destination returns the destination address in the IP_PKTINFO control message. It is the last
+// field of struct in_pktinfo.
 func destination(oob []byte) netip.Addr {
 	for len(oob) > 0 {
 		h, data, rest, err := unix.ParseOneSocketControlMessage(oob)
@@ -128,7 +130,7 @@ func destination(oob []byte) netip.Addr {
 	return netip.Addr{}
 }
 
-// end is the host's end of the relay, for one family.
+// end is the relay's socket on the host, for one address family.
 type end struct {
 	socket
 	relay  *Relay
@@ -138,8 +140,9 @@ type end struct {
 	port   uint16
 }
 
-// newEnd makes the socket to which the kernel programs lead. That of IPv4 hears
-// all of 127.0.0.0/8, and by its device nothing from outside.
+// newEnd makes the socket to which the kernel programs redirect datagrams. The socket for IPv4
+// receives on all of 127.0.0.0/8. It is bound to the loopback device, so it receives nothing from
+// outside.
 func (r *Relay) newEnd(ip6 bool, secret netip.Addr) (*end, error) {
 	e := &end{relay: r, ip6: ip6, secret: secret}
 	at := netip.AddrPortFrom(netip.IPv4Unspecified(), 0)
@@ -151,7 +154,7 @@ func (r *Relay) newEnd(ip6 bool, secret netip.Addr) (*end, error) {
 		if err := r.config.Enforcement.AllowRelay(fd, at); err != nil {
 			return err
 		}
-		// Without it, there is the room that a server has.
+		// If this fails, the queue has the default size.
 		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, bufferSize)
 		if !ip6 {
 			if err := unix.BindToDevice(fd, "lo"); err != nil {
@@ -180,7 +183,7 @@ func (r *Relay) newEnd(ip6 bool, secret netip.Addr) (*end, error) {
 	return e, nil
 }
 
-// serve passes on what programs have sent by now, and is called again when there is more.
+// serve forwards the datagrams that programs have sent. It is called again when there are more.
 func (e *end) serve() bool {
 	for {
 		b, d := e.poll()
@@ -194,8 +197,8 @@ func (e *end) serve() bool {
 	}
 }
 
-// server tells which server a datagram is for; not for any, if it did not come
-// by the kernel programs.
+// server returns the server that a datagram is for. It returns false for a datagram that the kernel
+// programs have not redirected.
 func (e *end) server(d datagram) (netip.AddrPort, bool) {
 	if e.ip6 {
 		from, secret := d.from.Addr().As16(), e.secret.As16()
@@ -207,8 +210,8 @@ func (e *end) server(d datagram) (netip.AddrPort, bool) {
 	return serverOf(d.to), true
 }
 
-// serverOf and aliasOf turn an address of the container's loopback into the one
-// that stands for it and its port on the host, and back.
+// serverOf returns the server behind an alias. An alias is the host address that stands for an
+// address and a port on the container's loopback. aliasOf is the inverse.
 func serverOf(alias netip.Addr) netip.AddrPort {
 	if alias.Is4() {
 		a := alias.As4()

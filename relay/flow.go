@@ -10,48 +10,48 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// flowKey is a socket of the container's programs on the host, by its port.
+// flowKey identifies a host socket of the container's programs by its port.
 type flowKey struct {
 	ip6  bool
 	port uint16
 }
 
-// flow is what stands for such a socket in the container's own namespace.
+// flow is the socket in the container's own namespace that stands for a host socket.
 type flow struct {
 	socket
 	key flowKey
 	end *end
-	// used is when something was last sent or received, since start.
+	// used is the time of the last datagram in either direction, since start.
 	used atomic.Int64
 }
 
-// start is what times of use are counted from.
+// start is the origin of flow.used.
 var start = time.Now()
 
 func (f *flow) use() { f.used.Store(int64(time.Since(start))) }
 
 func (f *flow) close() { _ = f.file.Close() }
 
-// pass sends a datagram to a server, by the flow of its sender.
+// pass sends a datagram to a server through the sender's flow.
 func (r *Relay) pass(e *end, d datagram, to netip.AddrPort) {
-	// A flow may end between its being found and being used.
+	// The flow may end after flowOf has found it. Then a second try makes a new one.
 	for range 2 {
 		f, err := r.flowOf(e, d.from.Port())
 		if err != nil {
-			r.config.Log.Debug("datagram to own loopback lost", "addr", to, "err", err)
+			r.config.Log.Debug("a datagram to the container's own loopback was lost", "addr", to, "err", err)
 			return
 		}
 		f.use()
 		if err := f.send(d.data, to); !errors.Is(err, os.ErrClosed) {
-			return // other errors are what a network does to datagrams
+			return // other errors lose the datagram, as networks do
 		}
 	}
 }
 
 var errUnknown = errors.New("no socket of the container has sent from this port")
 
-// flowOf finds the flow of a sender, or makes it. Only the one call of end.serve
-// does that for its family.
+// flowOf returns the flow of a sender, and makes it if there is none. For each family only one
+// goroutine (end.serve) calls flowOf.
 func (r *Relay) flowOf(e *end, port uint16) (*flow, error) {
 	key := flowKey{e.ip6, port}
 	r.mu.Lock()
@@ -61,7 +61,7 @@ func (r *Relay) flowOf(e *end, port uint16) (*flow, error) {
 		return f, nil
 	}
 	if !r.config.Enforcement.SentToRelay(e.ip6, port) {
-		// There may be no room for those that send now.
+		// The table of senders may be full, so rows without a flow are removed.
 		return nil, errors.Join(errUnknown, r.config.Enforcement.ForgetSenders(r.has))
 	}
 	f = &flow{key: key, end: e}
@@ -92,7 +92,8 @@ func (r *Relay) has(ip6 bool, port uint16) bool {
 	return r.flows[flowKey{ip6, port}] != nil
 }
 
-// bindNear binds a loopback address and the port, or another where that is taken.
+// bindNear binds the socket to a loopback address and the port, or to another port if that one is
+// taken.
 func bindNear(fd int, ip6 bool, port uint16) error {
 	addr := netip.AddrFrom4([4]byte{127, 0, 0, 1})
 	if ip6 {
@@ -105,7 +106,7 @@ func bindNear(fd int, ip6 bool, port uint16) error {
 	return err
 }
 
-// endOldest ends the flow that was idle for longest. With mu held.
+// endOldest ends the flow that was idle for the longest time. The caller holds mu.
 func (r *Relay) endOldest() {
 	var oldest *flow
 	for _, f := range r.flows {
@@ -117,8 +118,7 @@ func (r *Relay) endOldest() {
 	oldest.close()
 }
 
-// serve passes on what servers answer, until the flow is closed or idle, or its
-// sender gone.
+// serve forwards the servers' answers until the flow is closed or idle, or its sender has closed.
 func (f *flow) serve() {
 	r := f.end.relay
 	defer r.running.Done()
@@ -138,7 +138,7 @@ func (f *flow) serve() {
 	}
 }
 
-// answer passes datagrams on until there is an error.
+// answer forwards datagrams until an error.
 func (f *flow) answer() error {
 	for {
 		b, d, err := f.receive()
@@ -152,7 +152,7 @@ func (f *flow) answer() error {
 			}
 		})
 		dropBuffer(b)
-		// The kernel programs say that the sender is gone.
+		// The kernel programs refuse the datagram because the sender has closed.
 		if errors.Is(err, unix.EPERM) {
 			return err
 		}
@@ -168,11 +168,11 @@ func (r *Relay) forget(f *flow) {
 	f.close()
 }
 
-// end takes a flow away, and its sender's row, so that who sends again gets another. With
-// mu held.
+// end removes a flow and its sender's row, so that a sender that sends again gets a new flow. The
+// caller holds mu.
 func (r *Relay) end(f *flow) {
 	if err := r.config.Enforcement.ForgetSender(f.key.ip6, f.key.port); err != nil {
-		r.config.Log.Warn("end flow to own loopback", "err", err)
+		r.config.Log.Warn("end a flow to the container's own loopback", "err", err)
 	}
 	delete(r.flows, f.key)
 }

@@ -22,7 +22,7 @@ func ask(t *testing.T, fd int, server netip.AddrPort) bool {
 	return heard && from == server
 }
 
-// A flow looks at its deadline whether it has been used since. The test lets deadlines pass.
+// At its deadline, a flow checks whether it was used since. The test moves the deadlines.
 func TestIdleFlowsEnd(t *testing.T) {
 	testkit.CheckLeaks(t)
 	const idle = time.Hour
@@ -59,7 +59,7 @@ func TestIdleFlowsEnd(t *testing.T) {
 	}
 }
 
-// expire lets the deadline of a flow pass.
+// expire moves the deadline of a flow into the past.
 func (f *flow) expire(t *testing.T) {
 	t.Helper()
 	if err := f.file.SetReadDeadline(time.Now()); err != nil {
@@ -67,7 +67,7 @@ func (f *flow) expire(t *testing.T) {
 	}
 }
 
-// The deadline comes by itself.
+// The deadline comes without expire.
 func TestUnusedFlowEnds(t *testing.T) {
 	testkit.CheckLeaks(t)
 	c := newContainer(t, newHost(t), "a", time.Millisecond)
@@ -84,7 +84,7 @@ func TestUnusedFlowEnds(t *testing.T) {
 	})
 }
 
-// flowOf is the flow of a sender, or nil.
+// flowOf returns the flow of a sender, or nil.
 func (c *container) flowOf(t *testing.T, fd int) *flow {
 	t.Helper()
 	c.relay.mu.Lock()
@@ -121,7 +121,7 @@ func TestFlowsAreBounded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The keeper's pool of sockets is some.
+	// The keeper has some sockets in its pool.
 	if n := after.FDs - before.FDs; n > flowsMax+64 {
 		t.Errorf("%d open files for %d flows", n, flowsMax)
 	}
@@ -130,7 +130,7 @@ func TestFlowsAreBounded(t *testing.T) {
 	}
 }
 
-// brokenPlace has no sockets to give.
+// brokenPlace is a place in which no socket can be made.
 type brokenPlace struct{ cookie uint64 }
 
 func (p brokenPlace) Cookie() uint64                  { return p.cookie }

@@ -19,8 +19,8 @@ func TestServersOnOwnLoopbackAnswer(t *testing.T) {
 	cases := []struct {
 		name     string
 		family   int
-		server   string // where it listens
-		to, from string // where the program sends, and gets its answer from
+		server   string // the server's address
+		to, from string // the program's destination, and the source of the answer
 	}{
 		{"127.0.0.1", unix.AF_INET, "127.0.0.1", "127.0.0.1", "127.0.0.1"},
 		{"127.0.0.53", unix.AF_INET, "127.0.0.53", "127.0.0.53", "127.0.0.53"},
@@ -55,7 +55,8 @@ func TestServersOnOwnLoopbackAnswer(t *testing.T) {
 	}
 }
 
-// A socket that was bound for the outside, and one whose port somebody has inside.
+// A socket that was bound for the outside, and a socket whose port is taken in the container's
+// namespace.
 func TestBoundSenders(t *testing.T) {
 	testkit.CheckLeaks(t)
 	c := newContainer(t, newHost(t), "a", 0)
@@ -86,7 +87,7 @@ func TestBoundSenders(t *testing.T) {
 	}
 }
 
-// One socket and many servers: each answer is from the one that gave it.
+// One socket sends to many servers: each answer has the address of its server.
 func TestAnswersAreToldApart(t *testing.T) {
 	testkit.CheckLeaks(t)
 	c := newContainer(t, newHost(t), "a", 0)
@@ -135,7 +136,7 @@ func TestWhatIsNotRelayedIsRefused(t *testing.T) {
 	if err := unix.Sendto(fd, []byte("x"), 0, sockaddr(netip.AddrPortFrom(loop4, 9))); !errors.Is(err, unix.EPERM) {
 		t.Errorf("send from a connected socket: %v, want EPERM", err)
 	}
-	// Bound to a device it would not be asked about the policy any more.
+	// A socket that is bound to a device is not checked against the policy any more.
 	for _, fd := range []int{c.hostSocket(t, unix.AF_INET), c.hostSocket(t, unix.AF_INET6)} {
 		if err := unix.BindToDevice(fd, "lo"); !errors.Is(err, unix.EPERM) {
 			t.Errorf("SO_BINDTODEVICE: %v, want EPERM", err)

@@ -27,7 +27,7 @@ import (
 var (
 	loop4 = netip.MustParseAddr("127.0.0.1")
 	loop6 = netip.IPv6Loopback()
-	// Addresses of the host besides those.
+	// The host's other addresses.
 	host4 = netip.MustParseAddr("198.51.100.7")
 	host6 = netip.MustParseAddr("2001:db8::7")
 )
@@ -41,27 +41,26 @@ type place struct {
 func (p *place) Keeper() (*keeper.Keeper, error) { return p.keeper, nil }
 func (p *place) Cookie() uint64                  { return p.ns.Cookie() }
 
-// container is what package agent makes of a container, as far as it matters to
-// a relay.
+// container has the parts of a container of package agent that matter to a relay.
 type container struct {
 	enforced  *enforcer.Enforcement
 	host, own *place
 	relay     *Relay
-	lost      atomic.Int32 // datagrams of which the relay has said so
+	lost      atomic.Int32 // datagrams that the relay has logged as lost
 }
 
-// The container is its relay's log.
+// container implements slog.Handler for its relay's log.
 func (c *container) Enabled(context.Context, slog.Level) bool { return true }
 func (c *container) WithAttrs([]slog.Attr) slog.Handler       { return c }
 func (c *container) WithGroup(string) slog.Handler            { return c }
 func (c *container) Handle(_ context.Context, r slog.Record) error {
-	if r.Message == "datagram to own loopback lost" {
+	if r.Message == "a datagram to the container's own loopback was lost" {
 		c.lost.Add(1)
 	}
 	return nil
 }
 
-// losesOne waits until the relay has not passed on the first of all datagrams.
+// losesOne waits until the relay has lost its first datagram.
 func (c *container) losesOne(t *testing.T) {
 	t.Helper()
 	testkit.Eventually(t, func() error {
@@ -72,13 +71,13 @@ func (c *container) losesOne(t *testing.T) {
 	})
 }
 
-// newHost makes a namespace that stands for the host's.
+// newHost makes a namespace that stands for the host.
 func newHost(t *testing.T) *netns.NS {
 	t.Helper()
 	return testkit.NewLoopback(t, host4, host6)
 }
 
-// newContainer makes a container on the host that may send anywhere outside.
+// newContainer makes a container on the host. It may send to any outside address.
 func newContainer(t *testing.T, host *netns.NS, name string, idle time.Duration) *container {
 	t.Helper()
 	own, err := cgroup.Own()
@@ -163,7 +162,7 @@ func rules(t *testing.T) *policy.Table {
 	return table
 }
 
-// end of the relay for a family.
+// end returns the relay's end for a family.
 func (c *container) end(t *testing.T, ip6 bool) *end {
 	t.Helper()
 	for _, e := range c.relay.ends {
@@ -181,7 +180,7 @@ func (c *container) flowCount() int {
 	return len(c.relay.flows)
 }
 
-// hostSocket makes a socket on the host first, as the container's programs get it.
+// hostSocket makes a socket on the host, as the container's programs get one.
 func (c *container) hostSocket(t *testing.T, family int) int {
 	t.Helper()
 	fd := c.shortLived(t, family)
@@ -199,8 +198,8 @@ func (c *container) shortLived(t *testing.T, family int) int {
 	return fd
 }
 
-// serve answers in a namespace what comes to an address, with the same data, and
-// tells who it was from.
+// serve answers each datagram to an address in a namespace with the same data, and reports the
+// sender.
 func serve(t *testing.T, ns *netns.NS, at netip.AddrPort) (netip.AddrPort, <-chan netip.AddrPort) {
 	t.Helper()
 	conn := listen(t, ns, at)
@@ -239,7 +238,7 @@ func listen(t *testing.T, ns *netns.NS, at netip.AddrPort) *net.UDPConn {
 	return conn
 }
 
-// hears tells what comes to a socket within a time.
+// hears returns the datagram that a socket gets within a time.
 func hears(t *testing.T, fd int, within time.Duration) ([]byte, netip.AddrPort, bool) {
 	t.Helper()
 	tv := unix.NsecToTimeval(int64(within))
@@ -269,8 +268,8 @@ func portOf(t *testing.T, fd int) uint16 {
 	return addrPort(sa).Port()
 }
 
-// closeLast closes a short-lived socket and waits until its port is free: its
-// keeper may not have closed it yet.
+// closeLast closes a short-lived socket and waits until its port is free: the keeper closes its own
+// descriptor a little later.
 func (c *container) closeLast(t *testing.T, fd int) {
 	t.Helper()
 	sa, err := unix.Getsockname(fd)
