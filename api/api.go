@@ -128,10 +128,12 @@ type ContainerStats struct {
 	// Gate has the calls that gates answered, Agent those that gates passed on to the agent.
 	Gate  Decisions `json:"gate"`
 	Agent Decisions `json:"agent"`
-	Pool  Pool      `json:"pool"`
+	// Kernel has the calls that are not trapped, about which the kernel programs decide.
+	Kernel KernelDecisions `json:"kernel"`
+	Pool   Pool            `json:"pool"`
 	// AskedAgain are calls that a gate passed on once more after a restart of the agent. Delayed
 	// are calls that a gate could not pass on at once, as too many were pending. Unreported are
-	// calls that are missing in traces, as the agent was too slow.
+	// decisions that are missing in traces, as the agent was too slow.
 	AskedAgain uint64 `json:"askedAgain"`
 	Delayed    uint64 `json:"delayed"`
 	Unreported uint64 `json:"unreported"`
@@ -165,6 +167,11 @@ type Decisions struct {
 	// Times is a histogram. Element N counts the calls that took at least 2^(N-1) ns and less
 	// than 2^N ns; the last element counts all longer ones.
 	Times []uint64 `json:"times"`
+}
+
+// KernelDecisions are calls about which kernel programs have decided.
+type KernelDecisions struct {
+	Calls map[string]uint64 `json:"calls"` // by name
 }
 
 // Pool counts the sockets that gates created for programs.

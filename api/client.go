@@ -83,22 +83,24 @@ func (c *Client) Register(r Registration) (answer Registered, err error) {
 }
 
 // Unregister removes the container with a name and an id; the id "" is any. It returns ErrNotFound
-// if there is none. While the daemon is restarted, Unregister waits for the next one.
+// if there is none, and does not wait for a daemon.
 func (c *Client) Unregister(name, id string) error {
-	_, err := c.Remove(name, id)
-	return err
+	return c.Do(http.MethodDelete, removalPath(name, id), nil, nil)
 }
 
-// Remove is Unregister. If the daemon itself has ended the container before, Remove also returns
-// why.
-func (c *Client) Remove(name, id string) (Removed, error) {
+// Remove is Unregister, and waits for the next daemon while the daemon is restarted. If the daemon
+// itself has ended the container before, Remove also returns why.
+func (c *Client) Remove(name, id string) (removed Removed, err error) {
+	err = Patiently(c.Socket, func() error { return c.Do(http.MethodDelete, removalPath(name, id), nil, &removed) })
+	return removed, err
+}
+
+func removalPath(name, id string) string {
 	path := "/v1/containers/" + url.PathEscape(name)
 	if id != "" {
 		path += "?id=" + url.QueryEscape(id)
 	}
-	var removed Removed
-	err := Patiently(c.Socket, func() error { return c.Do(http.MethodDelete, path, nil, &removed) })
-	return removed, err
+	return path
 }
 
 // restartPatience is the time that a daemon that was killed may take to start again.

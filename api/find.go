@@ -42,12 +42,14 @@ func Connect(w Where, name string) (*ContainerClient, error) {
 			return nil, err
 		}
 	}
-	sockets, err := Running(w)
+	sockets, away, err := running(w)
 	if err != nil {
 		return nil, err
 	}
 	names := slices.Sorted(maps.Keys(sockets))
 	switch {
+	case away != nil && (name == "" && len(names) == 0 || name != "" && sockets[name] == ""):
+		return nil, unknownTo(away, w.RunDir, name, names)
 	case name == "" && len(names) == 0:
 		return nil, fmt.Errorf("no container is running; start one with tsugiki run, or say with --run-dir where its directory is (here %s)", w.RunDir)
 	case name == "" && len(names) > 1:
@@ -64,17 +66,36 @@ func Connect(w Where, name string) (*ContainerClient, error) {
 
 // Running returns the running containers: by name, the socket of the process that can change them.
 func Running(w Where) (map[string]string, error) {
-	sockets := map[string]string{}
-	list, err := Dial(w.agent()).Containers()
-	if err != nil && (w.Agent != "" || !errors.Is(err, ErrNoAgent)) {
-		return nil, err
+	sockets, _, err := running(w)
+	return sockets, err
+}
+
+// unknownTo returns an error about a container that may be one of the daemon's, which is away.
+// names are the containers that were found; name is empty for any container.
+func unknownTo(away error, runDir, name string, names []string) error {
+	switch {
+	case name == "":
+		return fmt.Errorf("no container is running without the agent (in --run-dir %s), and %w", runDir, away)
+	case len(names) == 0:
+		return fmt.Errorf("container %s is not known: %w", name, away)
+	}
+	return fmt.Errorf("container %s is not known: %w; without the agent there is %s", name, away, strings.Join(names, ", "))
+}
+
+// running is Running. away is the error of a daemon that does not listen: its containers, if it
+// has any, are missing.
+func running(w Where) (sockets map[string]string, away, err error) {
+	sockets = map[string]string{}
+	list, away := Dial(w.agent()).Containers()
+	if away != nil && (w.Agent != "" || !errors.Is(away, ErrNoAgent)) {
+		return nil, nil, away
 	}
 	for _, c := range list {
 		sockets[c.Name] = w.agent()
 	}
 	entries, err := os.ReadDir(w.RunDir)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("find running containers: %w", err)
+		return nil, nil, fmt.Errorf("find running containers: %w", err)
 	}
 	for _, e := range entries {
 		name, isSocket := strings.CutSuffix(e.Name(), socketSuffix)
@@ -91,7 +112,7 @@ func Running(w Where) (map[string]string, error) {
 		}
 		sockets[name] = path
 	}
-	return sockets, nil
+	return sockets, away, nil
 }
 
 // ContainerSocket returns the path of the socket of a tsugiki run without a daemon.
@@ -103,6 +124,15 @@ func dial(path string) (conn net.Conn, err error) {
 		return err
 	})
 	return conn, err
+}
+
+// Container returns a client for the container of a name, whether there is one or not.
+func (c *Client) Container(name string) *ContainerClient { return &ContainerClient{name, c} }
+
+// Show returns the container. The container must be one of the daemon's.
+func (c *ContainerClient) Show() (Container, error) {
+	var shown Container
+	return shown, c.do(http.MethodGet, "", nil, &shown)
 }
 
 // Endpoints returns the container's endpoints, sorted by name.
@@ -122,11 +152,16 @@ func (c *ContainerClient) Delete(name string) error {
 }
 
 func (c *ContainerClient) request(method, name string, send, receive any) error {
-	path := "/v1/containers/" + c.container + "/endpoints"
+	path := "/endpoints"
 	if name != "" {
 		path += "/" + url.PathEscape(name)
 	}
-	err := c.agent.Do(method, path, send, receive)
+	return c.do(method, path, send, receive)
+}
+
+// do makes a request for a path below that of the container.
+func (c *ContainerClient) do(method, path string, send, receive any) error {
+	err := c.agent.Do(method, "/v1/containers/"+url.PathEscape(c.container)+path, send, receive)
 	if err != nil {
 		return fmt.Errorf("container %s: %w", c.container, err)
 	}

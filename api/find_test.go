@@ -28,10 +28,10 @@ func serveAt(t *testing.T, path string, handle http.HandlerFunc) {
 func TestConnect(t *testing.T) {
 	dir := t.TempDir()
 	where := Where{RunDir: dir}
-	if _, err := Connect(where, ""); err == nil || !strings.Contains(err.Error(), "no container is running") {
+	if _, err := Connect(where, ""); err == nil || !strings.Contains(err.Error(), "no container is running") || !errors.Is(err, ErrNoAgent) {
 		t.Errorf("none: %v", err)
 	}
-	if _, err := Connect(where, "a"); err == nil || !strings.Contains(err.Error(), "nor is any other") {
+	if _, err := Connect(where, "a"); err == nil || !strings.Contains(err.Error(), "container a is not known: tsugiki agent is not running at "+SocketIn(dir)) {
 		t.Errorf("none of that name: %v", err)
 	}
 	if _, err := Connect(where, "a/b"); !errors.Is(err, ErrName) {
@@ -55,6 +55,9 @@ func TestConnect(t *testing.T) {
 	c, err := Connect(where, "")
 	if err != nil {
 		t.Fatal(err)
+	}
+	if _, err := Connect(where, "web"); !errors.Is(err, ErrNoAgent) || !strings.HasSuffix(err.Error(), "; without the agent there is alone") {
+		t.Errorf("the daemon's, which is away: %v", err)
 	}
 	list, err := c.Endpoints()
 	if err != nil || len(list) != 1 || list[0].Name != "x" {

@@ -32,6 +32,14 @@ const (
 	ListenerSocket = "seccomp" + socketSuffix
 )
 
+// EndedDir returns the directory of the states of containers that ended while no daemon ran. Who
+// writes there has the daemon's lock, and so in AgainDir.
+func EndedDir(runDir string) string { return filepath.Join(runDir, "runtime", "ended") }
+
+// AgainDir returns the directory of notes about containers that were started again while no daemon
+// ran. The file of a container's name has its id.
+func AgainDir(runDir string) string { return filepath.Join(runDir, "runtime", "again") }
+
 // SocketIn returns the path of the daemon's socket in its run directory.
 func SocketIn(runDir string) string { return filepath.Join(runDir, AgentName+socketSuffix) }
 

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode"
@@ -146,6 +147,47 @@ func Parse(s string) (*Endpoint, error) {
 	return e, nil
 }
 
+// ParseAll reads an endpoint as Parse does, or two at once, of the same ports:
+//
+//	NAME type ip addr ADDR addr6 ADDR6 port PORT|FIRST-LAST|dynamic [netns PID|NAME] [nameable]
+//
+// They are NAME.4 with the IPv4 address ADDR, and NAME.6 with the IPv6 address ADDR6.
+func ParseAll(s string) ([]*Endpoint, error) {
+	words := strings.Fields(s)
+	at := slices.Index(words, "addr6")
+	if at < 1 || at+1 == len(words) || !slices.Contains(words, "ip") {
+		e, err := Parse(s)
+		return []*Endpoint{e}, err
+	}
+	addr6 := words[at+1]
+	words = slices.Delete(words, at, at+2)
+	var all []*Endpoint
+	for _, f := range []struct{ suffix, typ, addr string }{{Suffix4, "ipv4", ""}, {Suffix6, "ipv6", addr6}} {
+		one := slices.Clone(words)
+		one[0] += f.suffix
+		for i := 1; i+1 < len(one); i++ {
+			switch {
+			case one[i] == "type" && one[i+1] == "ip":
+				one[i+1] = f.typ
+			case one[i] == "addr" && f.addr != "":
+				one[i+1] = f.addr
+			}
+		}
+		e, err := parse(one)
+		if err != nil {
+			return nil, fmt.Errorf("%w %q: %w", ErrGrammar, s, err)
+		}
+		all = append(all, e)
+	}
+	return all, nil
+}
+
+// The ends of the names of two endpoints that a rule names as one.
+const (
+	Suffix4 = ".4"
+	Suffix6 = ".6"
+)
+
 // ParseWords reads an endpoint whose words come from somewhere else than a line,
 // and of which none can be taken for more than one.
 func ParseWords(words []string) (*Endpoint, error) {
@@ -211,7 +253,7 @@ func (e *Endpoint) set(given map[string]string) error {
 	case "":
 		return errors.New(`"type" is missing: ipv4, ipv6 or unix`)
 	default:
-		return fmt.Errorf("unknown type %q: ipv4, ipv6 or unix", given["type"])
+		return fmt.Errorf("unknown type %q: ipv4, ipv6 or unix; ip is for a rule of both families, with addr and addr6", given["type"])
 	}
 	return e.setAddr(given)
 }

@@ -32,8 +32,16 @@ func (c *Container) Runs() bool { return c.gates.count() > 0 || c.late.Load() }
 func (c *Container) Begun() bool { return c.begun.Load() }
 
 func (c *Container) tryAttach(listener *os.File, pid int) error {
+	if isUnused(listener) { // it has waited for us: the number may be another process's
+		c.log.Debug("the program has ended", "pid", pid)
+		return listener.Close()
+	}
 	if err := c.enter(pid); err != nil {
-		return err
+		if !isUnused(listener) {
+			return err
+		}
+		c.log.Debug("the program ended at once", "pid", pid, "err", err)
+		return listener.Close()
 	}
 	if c.gates.serve(listener) {
 		return listener.Close() // the sender was not told, and has sent it again
@@ -49,6 +57,13 @@ func (c *Container) tryAttach(listener *os.File, pid int) error {
 		c.refresh() // not before: until it has a gate, it has only begun to run
 	}
 	return err
+}
+
+// isUnused tells whether no process has the listener's filter any more.
+func isUnused(listener *os.File) bool {
+	p := []unix.PollFd{{Fd: int32(listener.Fd())}}
+	n, err := unix.Poll(p, 0)
+	return err == nil && n == 1 && p[0].Revents&unix.POLLHUP != 0
 }
 
 // enter makes the first program's namespace the container's own; later ones have to

@@ -42,6 +42,7 @@ func (c *Container) Close() (removed bool, err error) {
 	if c.engine != nil {
 		note(c.engine.Close())
 	}
+	c.setTracing(func(t *tracing) { t.possible = false })
 	if c.enforced != nil {
 		c.reportDenied()
 	}
@@ -110,6 +111,7 @@ func (c *Container) letGo() error {
 	if c.relay != nil {
 		errs = append(errs, c.relay.Close())
 	}
+	errs = append(errs, c.translation.close())
 	if c.enforced != nil {
 		c.counting.Lock()
 		c.uncounted = true
@@ -150,6 +152,7 @@ func (c *Container) Release() error {
 		errs = append(errs, s.supervisor.Release(), s.listener.Close())
 	}
 	errs = append(errs, c.closeKeepers())
+	c.setTracing(func(t *tracing) { t.possible = false })
 	if first := c.first.Load(); first != nil {
 		errs = append(errs, first.Close())
 	}

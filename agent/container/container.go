@@ -65,10 +65,12 @@ type Spec struct {
 	// Annotated says that the rules stood in a container's annotations, whose author may
 	// also write in the folders of its unix endpoints.
 	Annotated bool
-	User      *launch.User  // nil: who we are
-	Ports     *ports.Holder // of the host
-	Log       *slog.Logger
-	Decisions *slog.Logger // takes what is decided about calls, below the level of a warning
+	// Translation is that of IPv4; nil: there is none.
+	Translation *rules.Translation
+	User        *launch.User  // nil: who we are
+	Ports       *ports.Holder // of the host
+	Log         *slog.Logger
+	Decisions   *slog.Logger // takes what is decided about calls, below the level of a warning
 }
 
 // State is what has to be remembered of a container, beside its Spec, to take it over.
@@ -137,14 +139,16 @@ type kernelState struct {
 
 // parts are what works for a container in this process, and its helpers.
 type parts struct {
-	doors     *os.File       // directory of its gates' doors; nil unless it outlives us
-	own       *place         // makes sockets in its own namespace
-	answering *notify.Places // what answering its calls may take
-	engine    *graft.Engine
-	relay     *relay.Relay
-	gates     gates
-	adopted   []*gate.Gate   // that nobody has answered yet
-	retiring  sync.WaitGroup // gates that have ended and are being closed
+	doors       *os.File       // directory of its gates' doors; nil unless it outlives us
+	own         *place         // makes sockets in its own namespace
+	answering   *notify.Places // what answering its calls may take
+	tracing     tracing
+	engine      *graft.Engine
+	relay       *relay.Relay
+	translation *translation // nil: there is none
+	gates       gates
+	adopted     []*gate.Gate   // that nobody has answered yet
+	retiring    sync.WaitGroup // gates that have ended and are being closed
 	// What this process has worked for it.
 	intercepted, relayed cputime.Meter
 }
@@ -189,7 +193,7 @@ func (c *Container) Make() error {
 // Begin makes what works for the container in this process, after Make and before its program is
 // started by who has called Use.
 func (c *Container) Begin() error {
-	return inOrder(c.enforced.LetGoOfPrograms, c.makeEngine, c.guard, c.reachLoopback)
+	return inOrder(c.enforced.LetGoOfPrograms, c.makeEngine, c.guard, c.reachLoopback, c.serveNames)
 }
 
 func inOrder(steps ...func() error) error {
@@ -217,7 +221,8 @@ func (c *Container) save() error {
 func (c *Container) compile() (err error) {
 	c.table, err = policy.NewTable(c.spec.Ingress, c.spec.Egress)
 	if err == nil {
-		c.state.Untrapped = graft.HostLoopback && c.needsTraps(c.table, c.endpoints.Load()) == nil
+		c.state.Untrapped = c.needsTraps(c.table, c.endpoints.Load(), c.sourcesFor()) == nil
+		err = c.checkTranslation()
 	}
 	return err
 }
@@ -248,19 +253,6 @@ func (c *Container) checkHost() error {
 		if err := checkPorts(c.table, ep, ns, func(int, netip.AddrPort) bool { return false }); err != nil {
 			return err
 		}
-	}
-	return nil
-}
-
-// Use makes a namespace the container's own, unless it is the host's.
-func (c *Container) Use(own *netns.NS) error {
-	c.ownNS = own
-	return c.checkOwn()
-}
-
-func (c *Container) checkOwn() error {
-	if c.ownNS.Cookie() == c.host[""].Cookie() {
-		return fmt.Errorf("network namespace %s is the host's, in which nothing needs grafting; name another, or \"new\"", c.spec.Netns)
 	}
 	return nil
 }
@@ -342,7 +334,7 @@ func (c *Container) rules(t *policy.Table) graft.Rules {
 }
 
 func (c *Container) makeEngine() error {
-	ephemeral, err := ephemeralPorts(c.host[""].ns)
+	ephemeral, kept, err := hostPorts(c.host[""].ns)
 	if err != nil {
 		return err
 	}
@@ -353,6 +345,10 @@ func (c *Container) makeEngine() error {
 	c.own = c.newPlace(c.ownNS)
 	c.settle(c.own)
 	c.own.cgroup = cmp.Or(c.programs, c.group)
+	translation, err := c.openTranslation()
+	if err != nil {
+		return err
+	}
 	c.engine = graft.New(graft.Config{
 		Enforcer:      c.enforced,
 		Endpoint:      c.endpointNamed,
@@ -362,6 +358,8 @@ func (c *Container) makeEngine() error {
 		Untrapped:     c.state.Untrapped,
 		Ports:         c.spec.Ports,
 		Ephemeral:     ephemeral,
+		Kept:          kept,
+		Translation:   translation,
 		NoSymlinks:    c.spec.Annotated,
 		Log:           c.spec.Decisions,
 	}, c.rules(c.table))
@@ -379,7 +377,9 @@ func (c *Container) guard() error {
 // there too, or else a relay leads datagrams to it.
 func (c *Container) reachLoopback() (err error) {
 	if c.state.Untrapped {
-		return c.enforced.UseLoopback(c.ownNS.Cookie())
+		err := c.enforced.UseLoopback(c.ownNS.Cookie())
+		c.setTracing(func(t *tracing) { t.possible = err == nil })
+		return err
 	}
 	if !c.engine.HostFirst(unix.AF_INET) && !c.engine.HostFirst(unix.AF_INET6) {
 		return nil
@@ -401,33 +401,12 @@ func (c *Container) Cause() string {
 	return ""
 }
 
-// Trace makes gates tell of each decision, or no longer.
-func (c *Container) Trace(on bool) { c.gates.trace(on) }
-
 // GateCount is how many gates there are, those included that wait for Resume.
 func (c *Container) GateCount() int {
 	c.changes.Lock()
 	defer c.changes.Unlock()
 	return c.gates.count() + len(c.adopted)
 }
-
-// ProgramsGroup is the directory of the cgroup of the container's programs; empty if others have
-// put them elsewhere.
-func (c *Container) ProgramsGroup() string {
-	if c.programs == nil {
-		return ""
-	}
-	return c.programs.Path()
-}
-
-// OpenOwn gives the cgroup of the container's programs and its own namespace, for starting one.
-func (c *Container) OpenOwn() (programs *os.File, own *netns.NS, err error) {
-	programs, err = c.programs.Open()
-	return programs, c.ownNS, err
-}
-
-// SocketsGroup is the directory of the cgroup in which the host sockets are made.
-func (c *Container) SocketsGroup() string { return c.keepers.Path() }
 
 // SocketsID is the number of that cgroup.
 func (c *Container) SocketsID() uint64 { return c.enforced.Cgroup() }

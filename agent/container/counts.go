@@ -1,6 +1,7 @@
 package container
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -15,6 +16,7 @@ import (
 type Counts struct {
 	Connections policy.Connections
 	Denied      policy.Denied
+	Decided     policy.Decided
 	Gates       gate.Stats // those that have ended included
 	Agent       gate.Stats // only its Calls
 	Running     bool       // there is a gate
@@ -24,15 +26,14 @@ type Counts struct {
 // Counts are what the container has counted, its gates when they were last asked; false if it has
 // ended.
 func (c *Container) Counts() (*Counts, bool) {
-	connections, denied, ok := c.kernelCounts()
-	if !ok {
+	counts := &Counts{}
+	if !c.countKernel(counts) {
 		return nil, false
 	}
 	sum := c.gates.counted()
-	return &Counts{
-		Connections: connections, Denied: denied, Gates: sum.gates, Agent: sum.agents,
-		Running: c.gates.count() > 0, Memory: residentIn(c.keepers.Path()),
-	}, true
+	counts.Gates, counts.Agent = sum.gates, sum.agents
+	counts.Running, counts.Memory = c.gates.count() > 0, residentIn(c.keepers.Path())
+	return counts, true
 }
 
 // AskGates makes all gates say what they have counted. Each channel is closed when a gate has.
@@ -44,16 +45,18 @@ func (c *Container) AskGates() []<-chan struct{} {
 	return asked
 }
 
-// kernelCounts are those of the kernel programs; false if the container has ended.
-func (c *Container) kernelCounts() (policy.Connections, policy.Denied, bool) {
+// countKernel fills in what the kernel programs have counted; false if the container has ended.
+func (c *Container) countKernel(n *Counts) bool {
 	c.counting.Lock()
 	defer c.counting.Unlock()
 	if c.uncounted {
-		return policy.Connections{}, policy.Denied{}, false
+		return false
 	}
-	connections, err := c.enforced.Connections()
-	denied, derr := c.enforced.Denied()
-	return connections, denied, err == nil && derr == nil
+	var errs [3]error
+	n.Connections, errs[0] = c.enforced.Connections()
+	n.Denied, errs[1] = c.enforced.Denied()
+	n.Decided, errs[2] = c.enforced.Decided()
+	return errors.Join(errs[:]...) == nil
 }
 
 // counted is what gates and those who answer what they ask have counted. It is 6 KiB:

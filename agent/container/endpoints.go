@@ -69,7 +69,7 @@ func (c *Container) AddEndpoint(ep *endpoint.Endpoint) error {
 	if err != nil {
 		return err
 	}
-	if reason := c.needsTraps(table, &set); c.state.Untrapped && reason != nil {
+	if reason := c.needsTraps(table, &set, nil); c.state.Untrapped && reason != nil {
 		return fmt.Errorf("%w: %w; restart the container to have endpoint %s", ErrUntrapped, reason, ep.Name)
 	}
 	p, err := c.openPlace(ep)
@@ -256,8 +256,8 @@ func (c *Container) reservations(t *policy.Table) []ports.Reservation {
 		if r.Endpoint.Type == endpoint.Unix || r.Ports.Size() > 1 || place == nil {
 			continue
 		}
-		if _, port := t.Ingress(netip.AddrPortFrom(r.Addr, r.Ports.First)); port != 0 {
-			list = append(list, ports.Reservation{Netns: place.Cookie(), At: netip.AddrPortFrom(r.Endpoint.Addr, port)})
+		if port := r.HostPort(r.Ports.First); port != 0 {
+			list = append(list, ports.Reservation{Netns: place.Cookie(), Protocol: r.Protocol, At: netip.AddrPortFrom(r.Endpoint.Addr, port)})
 		}
 	}
 	return list

@@ -33,6 +33,7 @@ func (c *Container) Serve(listener *os.File) error {
 		HostFirst6: c.engine.HostFirst(unix.AF_INET6),
 		Datagrams:  c.seesDatagrams(),
 		Untrapped:  c.state.Untrapped,
+		Translated: c.spec.Translation != nil,
 		// With such a rule, the port that the kernel chooses is to be served.
 		UntrappedPort0: c.state.Untrapped && !slices.ContainsFunc(c.spec.Ingress, namesPort0),
 	}

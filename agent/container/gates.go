@@ -106,13 +106,6 @@ func (g *gates) trace(on bool) {
 	})
 }
 
-// isTraced tells whether the gates tell of each decision.
-func (g *gates) isTraced() bool {
-	g.telling.Lock()
-	defer g.telling.Unlock()
-	return g.traced
-}
-
 // add makes a gate one of the container's, which knows by then what all know.
 func (g *gates) add(s *supervised) {
 	g.telling.Lock()

@@ -4,8 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 
 	"github.com/tsugiki/tsugiki/internal/cgroup"
+	"github.com/tsugiki/tsugiki/internal/netns"
 )
 
 func (c *Container) makeGroups() error {
@@ -43,3 +45,21 @@ func makeGroup(parent, name string) (*cgroup.Group, error) {
 	}
 	return g, err
 }
+
+// ProgramsGroup is the directory of the cgroup of the container's programs; empty if others have
+// put them elsewhere.
+func (c *Container) ProgramsGroup() string {
+	if c.programs == nil {
+		return ""
+	}
+	return c.programs.Path()
+}
+
+// OpenOwn gives the cgroup of the container's programs and its own namespace, for starting one.
+func (c *Container) OpenOwn() (programs *os.File, own *netns.NS, err error) {
+	programs, err = c.programs.Open()
+	return programs, c.ownNS, err
+}
+
+// SocketsGroup is the directory of the cgroup in which the host sockets are made.
+func (c *Container) SocketsGroup() string { return c.keepers.Path() }

@@ -17,11 +17,11 @@ import (
 // FilterOptions are what the engine has to see.
 func (c *Container) FilterOptions() filter.Options {
 	return filter.Options{
-		Mode:      c.spec.Mode,
-		Datagrams: c.seesDatagrams(),
-		AFGraft:   c.programsName(),
-		// Calls that are not trapped cannot be told of. Who traces from the start wants them.
-		Untrapped: c.state.Untrapped && !c.gates.isTraced(),
+		Mode:       c.spec.Mode,
+		Datagrams:  c.seesDatagrams(),
+		AFGraft:    c.programsName(),
+		Untrapped:  c.state.Untrapped,
+		Translated: c.spec.Translation != nil,
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -38,12 +39,15 @@ func checkPorts(t *policy.Table, ep *endpoint.Endpoint, ns *netns.NS, ours func(
 		if r.Endpoint != ep || ep.Type == endpoint.Unix || r.Ports.Size() > 1 {
 			continue
 		}
-		_, port := t.Ingress(netip.AddrPortFrom(r.Addr, r.Ports.First))
+		port := r.HostPort(r.Ports.First)
 		at := netip.AddrPortFrom(ep.Addr, port)
 		for _, p := range []struct {
 			typ, protocol int
 			name          string
 		}{{unix.SOCK_STREAM, unix.IPPROTO_TCP, "TCP"}, {unix.SOCK_DGRAM, unix.IPPROTO_UDP, "UDP"}} {
+			if !r.Protocol.Meets(policy.Protocol(p.protocol)) {
+				continue
+			}
 			err := ns.Do(func() error { return tryBind(ep.Addr, port, p.typ) })
 			if errors.Is(err, unix.EADDRINUSE) && ours(p.protocol, at) {
 				continue
@@ -60,22 +64,28 @@ func checkPorts(t *policy.Table, ep *endpoint.Endpoint, ns *netns.NS, ours func(
 	return nil
 }
 
-// ephemeralPorts are those that the kernel gives in a namespace to sockets that
-// ask for none (ip(7), ip_local_port_range).
-func ephemeralPorts(ns *netns.NS) (endpoint.PortRange, error) {
-	var r endpoint.PortRange
-	err := ns.Do(func() error {
-		data, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
+// hostPorts reads which ports the kernel gives in a namespace to sockets that ask for none, and
+// which it keeps for those who name them (ip-sysctl: ip_local_port_range, ip_local_reserved_ports).
+func hostPorts(ns *netns.NS) (ephemeral endpoint.PortRange, kept []endpoint.PortRange, err error) {
+	err = ns.Do(func() error {
+		local, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
+		if err == nil {
+			_, err = fmt.Sscan(string(local), &ephemeral.First, &ephemeral.Last)
+		}
 		if err != nil {
 			return err
 		}
-		_, err = fmt.Sscan(string(data), &r.First, &r.Last)
+		reserved, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_reserved_ports")
+		for text := range strings.FieldsFuncSeq(string(reserved), func(r rune) bool { return r == ',' || r == '\n' }) {
+			r, perr := endpoint.ParsePortRange(text)
+			kept, err = append(kept, r), errors.Join(err, perr)
+		}
 		return err
 	})
 	if err != nil {
-		return r, fmt.Errorf("find the host's ephemeral ports: %w", err)
+		return ephemeral, nil, fmt.Errorf("find the host's ephemeral ports: %w", err)
 	}
-	return r, nil
+	return ephemeral, kept, nil
 }
 
 // tryBind binds a socket and closes it.

@@ -35,7 +35,7 @@ func (c *Container) describe() Shown {
 	s := Shown{PID: c.state.PID, Ports: []string{}, Egress: []string{}}
 	for _, r := range c.table.IngressRules() {
 		bound, _, _ := strings.Cut(r.String(), "=")
-		s.Ports = append(s.Ports, served(c.table, r)+"->"+bound)
+		s.Ports = append(s.Ports, served(r)+"->"+bound)
 	}
 	for _, r := range c.spec.Egress {
 		if ep := c.endpointNamed(r.Endpoint.Name); ep != nil {
@@ -47,12 +47,12 @@ func (c *Container) describe() Shown {
 }
 
 // served is where on the host a rule leads what a program binds.
-func served(t *policy.Table, r policy.Ingress) string {
+func served(r policy.Ingress) string {
 	ep := r.Endpoint
 	if ep.Type == endpoint.Unix {
 		return ep.Path
 	}
-	_, first := t.Ingress(netip.AddrPortFrom(r.Addr, r.Ports.First))
+	first := r.HostPort(r.Ports.First)
 	at := netip.AddrPortFrom(ep.Addr, first).String()
 	if size := r.Ports.Size(); size > 1 {
 		at += fmt.Sprintf("-%d", int(first)+size-1)

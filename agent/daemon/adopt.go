@@ -2,9 +2,13 @@ package daemon
 
 import (
 	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/tsugiki/tsugiki/agent/rules"
+	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/gate"
 )
 
@@ -28,7 +32,18 @@ func (d *Daemon) adoptAll() error {
 	if err != nil {
 		return err
 	}
+	again, err := d.startedAgain()
+	if err != nil {
+		return err
+	}
 	for _, r := range records {
+		started := r.ID != "" && again[r.Name] == r.ID
+		if started {
+			r.PID, r.Started = 0, ""
+			if err := d.store.put(r); err != nil {
+				return err
+			}
+		}
 		if r.Boot != d.boot {
 			d.log.Info("container ended with the machine", "container", r.Name)
 			if err := d.store.delete(r.Name); err != nil {
@@ -36,8 +51,13 @@ func (d *Daemon) adoptAll() error {
 			}
 			continue
 		}
-		if err := d.adopt(r); err != nil {
+		if err := d.adopt(r, started); err != nil {
 			d.log.Error("container not taken over; it runs on without an agent", "container", r.Name, "err", err)
+		}
+	}
+	for _, dir := range []string{api.AgainDir(d.runDir), api.EndedDir(d.runDir)} {
+		if err := os.RemoveAll(dir); err != nil {
+			return err
 		}
 	}
 	d.findPorts()
@@ -53,12 +73,45 @@ func (d *Daemon) adoptAll() error {
 	return nil
 }
 
-func (d *Daemon) adopt(r *record) error {
+// awaitPrograms awaits the first programs of containers that were adopted without one. Listeners are
+// taken by then. One that was started again has a runtime that is at work.
+func (d *Daemon) awaitPrograms() {
+	for _, m := range d.awaited {
+		patience := adoptedPatience
+		if m.again {
+			patience = attachPatience
+		}
+		d.awaitProgram(m, patience)
+	}
+	d.awaited = nil
+}
+
+// startedAgain returns the ids of the containers that tsugiki-runtime has started again without a
+// daemon, by name. Their first programs are gone, and others are about to come.
+func (d *Daemon) startedAgain() (map[string]string, error) {
+	dir := api.AgainDir(d.runDir)
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	ids := map[string]string{}
+	for _, e := range entries {
+		id, err := os.ReadFile(filepath.Join(dir, e.Name()))
+		if err != nil {
+			return nil, err
+		}
+		ids[e.Name()] = string(id)
+	}
+	return ids, nil
+}
+
+func (d *Daemon) adopt(r *record, again bool) error {
 	given, err := rules.Parse(r.rules())
 	if err != nil {
 		return err
 	}
 	m := d.newManaged(r.identity, given)
+	m.again = again
 	d.insert(m)
 	patience := max(adoptPatience-d.silence, adoptLeast)
 	lives, err := m.Adopt(r.State, patience)
@@ -77,7 +130,7 @@ func (d *Daemon) adopt(r *record) error {
 		return errors.Join(err, m.release())
 	}
 	if m.Awaits() {
-		d.awaitProgram(m, adoptedPatience)
+		d.awaited = append(d.awaited, m)
 	}
 	d.log.Info("container taken over", "container", r.Name, "gates", m.GateCount())
 	return nil

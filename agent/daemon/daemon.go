@@ -21,6 +21,7 @@ import (
 	"github.com/tsugiki/tsugiki/agent/ports"
 	"github.com/tsugiki/tsugiki/charge/accounts"
 	"github.com/tsugiki/tsugiki/gate"
+	"github.com/tsugiki/tsugiki/internal/cgroup"
 	"github.com/tsugiki/tsugiki/internal/config"
 	"github.com/tsugiki/tsugiki/internal/kernel"
 	"github.com/tsugiki/tsugiki/internal/programs"
@@ -50,11 +51,16 @@ type Daemon struct {
 
 	poolMu sync.Mutex // guards pool
 	pool   *gate.Pool // of new gates; nil before the first one
+	// filterSocket is the socket of listeners. A pool keeps it for the next daemon. It is set
+	// before the first listener can come.
+	filterSocket *os.File
 
 	files  httpapi.FileLimit
 	failed chan error // has room for one
 
 	closing chan struct{} // closed by Close
+	// awaited are the adopted containers without a program, until the start has come that far.
+	awaited []*managed
 	// silence is how long gates that do not answer were waited for at the start.
 	silence time.Duration
 
@@ -96,6 +102,9 @@ func (d *Daemon) start() (err error) {
 	if err := kernel.Require(); err != nil {
 		return err
 	}
+	if _, err := cgroup.Own(); err != nil {
+		d.log.Warn("containers cannot be grafted here; CPU time is charged", "err", err)
+	}
 	for _, program := range []string{gate.Program, keeper.Program} {
 		if _, err := programs.Find(program); err != nil {
 			return err
@@ -126,6 +135,7 @@ func (d *Daemon) start() (err error) {
 	if d.listeners, err = d.listenForFilters(); err != nil {
 		return err
 	}
+	d.awaitPrograms()
 	d.api, err = d.serveAPI()
 	return err
 }
@@ -135,8 +145,8 @@ func bootID() (string, error) {
 	return string(bytes.TrimSpace(id)), err
 }
 
-// gatePool returns the process that holds idle gates, and starts it if necessary. If it is killed,
-// the idle gates die with it and their containers end.
+// gatePool returns the processes that hold idle gates, and starts them if necessary. If both are
+// killed at once, the idle gates die with them and their containers end.
 func (d *Daemon) gatePool() (*gate.Pool, error) {
 	d.poolMu.Lock()
 	defer d.poolMu.Unlock()
@@ -144,11 +154,11 @@ func (d *Daemon) gatePool() (*gate.Pool, error) {
 		return d.pool, nil
 	}
 	if d.pool != nil {
-		d.log.Warn("the gate pool was killed, starting another")
+		d.log.Warn("the gate pool and its spare were killed, starting another")
 		_ = d.pool.Close() // nobody is at its other end
 	}
 	var err error
-	d.pool, err = gate.StartPool("", nil, gate.IdleAfter)
+	d.pool, err = gate.StartPool("", nil, gate.IdleAfter, d.filterSocket)
 	return d.pool, err
 }
 

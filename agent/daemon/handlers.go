@@ -43,13 +43,14 @@ func (d *Daemon) routes() httpapi.Routes {
 		return nil // and not a *managed that is nil
 	})
 	routes := httpapi.Routes{
-		"POST /v1/containers":                  d.handleRegister,
-		"GET /v1/containers":                   d.handleList,
-		"GET /v1/containers/{container}":       d.handleShow,
-		"DELETE /v1/containers/{container}":    d.handleRemove,
-		"GET /v1/containers/{container}/trace": d.handleTrace,
-		"GET /v1/stats":                        d.handleStats,
-		"GET /metrics":                         d.metricsHandler().ServeHTTP,
+		"POST /v1/containers":                    d.handleRegister,
+		"GET /v1/containers":                     d.handleList,
+		"GET /v1/containers/{container}":         d.handleShow,
+		"DELETE /v1/containers/{container}":      d.handleRemove,
+		"GET /v1/containers/{container}/trace":   d.handleTrace,
+		"GET /v1/containers/{container}/denials": d.handleDenials,
+		"GET /v1/stats":                          d.handleStats,
+		"GET /metrics":                           d.metricsHandler().ServeHTTP,
 	}
 	maps.Copy(routes, endpoints)
 	maps.Copy(routes, d.chargeRoutes())

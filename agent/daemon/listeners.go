@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -19,6 +20,7 @@ import (
 	"github.com/tsugiki/tsugiki/agent/container"
 	"github.com/tsugiki/tsugiki/agent/httpapi"
 	"github.com/tsugiki/tsugiki/api"
+	"github.com/tsugiki/tsugiki/gate"
 	"github.com/tsugiki/tsugiki/internal/sys/fdpass"
 )
 
@@ -28,6 +30,10 @@ import (
 // specification (config-linux.md, "Seccomp"), whose metadata is the token that the
 // container got when it was registered. Nothing is answered to a runtime, which
 // does not wait; whoever closes its side reads {} or {"error": "..."}.
+//
+// The gate pool keeps the socket while there is no daemon. So an engine can execute
+// programs in a container meanwhile: their listeners wait in the socket for the next
+// daemon, and their calls with them.
 
 const (
 	listenerPatience = 10 * time.Second // for a message to come in
@@ -48,14 +54,75 @@ type listeners struct {
 
 func (d *Daemon) listenForFilters() (*listeners, error) {
 	l := &listeners{d: d, path: filepath.Join(d.runDir, api.ListenerSocket)}
-	var err error
-	if l.socket, err = httpapi.ListenAt(l.path); err != nil {
+	socket, err := l.takeKept()
+	if err == nil && socket == nil {
+		socket, err = l.make()
+	}
+	if err != nil {
 		return nil, fmt.Errorf("listen at %s: %w; choose another directory with --run-dir", l.path, err)
 	}
-	l.socket = d.guard(l.socket)
+	l.socket = d.guard(socket)
 	l.serving.Add(1)
 	go l.serve()
 	return l, nil
+}
+
+// make makes the socket, and notes by what it is known.
+func (l *listeners) make() (net.Listener, error) {
+	socket, err := httpapi.ListenAt(l.path)
+	if err != nil {
+		return nil, err
+	}
+	if l.d.filterSocket, err = duplicate(socket.(*net.UnixListener)); err != nil {
+		return nil, errors.Join(err, socket.Close())
+	}
+	inode, err := gate.Inode(l.d.filterSocket)
+	if err == nil {
+		err = os.WriteFile(l.note(), []byte(strconv.FormatUint(inode, 10)), 0o600)
+	}
+	if err != nil {
+		return nil, errors.Join(err, socket.Close())
+	}
+	return socket, nil
+}
+
+// duplicate returns another descriptor of a listener. Unlike that of UnixListener.File, its Fd leaves
+// the socket as it is: not blocking, so that Close ends an Accept.
+func duplicate(l *net.UnixListener) (*os.File, error) {
+	raw, err := l.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	fd := -1
+	cerr := raw.Control(func(old uintptr) { fd, err = unix.FcntlInt(old, unix.F_DUPFD_CLOEXEC, 0) })
+	if err = errors.Join(cerr, err); err != nil {
+		return nil, fmt.Errorf("duplicate the socket: %w", err)
+	}
+	return os.NewFile(uintptr(fd), "socket for listeners"), nil
+}
+
+// note is the path of the file with the inode of the socket.
+func (l *listeners) note() string { return l.path + ".inode" }
+
+// takeKept takes the socket that a gate pool has kept, nil if there is none.
+func (l *listeners) takeKept() (net.Listener, error) {
+	text, err := os.ReadFile(l.note())
+	if err != nil {
+		return nil, nil // this is the first daemon here
+	}
+	inode, err := strconv.ParseUint(string(text), 10, 64)
+	if err != nil {
+		return nil, nil // a daemon was killed before it had written that
+	}
+	if _, err := os.Lstat(l.path); err != nil {
+		return nil, nil // nobody can connect to it
+	}
+	kept, err := gate.Kept(inode)
+	if kept == nil || err != nil {
+		return nil, err
+	}
+	l.d.filterSocket = kept
+	return net.FileListener(kept)
 }
 
 func (l *listeners) serve() {
@@ -83,10 +150,20 @@ func (l *listeners) serve() {
 }
 
 func (l *listeners) close() error {
-	err := l.socket.Close()
+	err := errors.Join(l.socket.Close(), l.d.filterSocket.Close())
 	l.serving.Wait()
-	if rm := os.Remove(l.path); !errors.Is(rm, os.ErrNotExist) {
-		err = errors.Join(err, rm)
+	if len(l.d.all()) > 0 {
+		return err // a gate pool keeps it
+	}
+	l.d.poolMu.Lock()
+	defer l.d.poolMu.Unlock()
+	if l.d.pool != nil && !l.d.pool.Ended() {
+		err = errors.Join(err, l.d.pool.KeepNothing())
+	}
+	for _, path := range []string{l.path, l.note()} {
+		if rm := os.Remove(path); !errors.Is(rm, os.ErrNotExist) {
+			err = errors.Join(err, rm)
+		}
 	}
 	return err
 }
@@ -155,7 +232,7 @@ func (l *listeners) attach(conn *net.UnixConn, sender int) (*slog.Logger, error)
 	program, err := container.OpenProcess(state.Pid)
 	if err == nil {
 		defer program.Close()
-	} else if !errors.Is(err, unix.ESRCH) && !errors.Is(err, os.ErrNotExist) {
+	} else if !errors.Is(err, unix.ESRCH) && !errors.Is(err, os.ErrProcessDone) && !errors.Is(err, os.ErrNotExist) {
 		return log, err
 	}
 	m := l.d.findToken(state.Metadata)

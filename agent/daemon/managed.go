@@ -28,6 +28,7 @@ type managed struct {
 	d        *Daemon
 	tracer   *tracer
 	log      *slog.Logger
+	again    bool // its engine has started it again while there was no daemon
 }
 
 func (d *Daemon) newManaged(id identity, given rules.Rules) *managed {
@@ -62,8 +63,13 @@ func (m *managed) Pool() (*gate.Pool, error) { return m.d.gatePool() }
 // Entered implements Owner.
 func (m *managed) Entered() { m.charge() }
 
-// Ended implements Owner.
-func (m *managed) Ended() { m.d.end(m) }
+// Ended implements Owner. A container that was started again more than once has listeners of
+// programs that have ended, before that of its first program: awaitProgram waits for that one.
+func (m *managed) Ended() {
+	if !m.again || m.Begun() {
+		m.d.end(m)
+	}
+}
 
 // attach makes the filter of a program one of the container's. Many may be starting.
 func (m *managed) attach(listener *os.File, pid int) error {

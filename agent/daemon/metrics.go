@@ -28,8 +28,9 @@ const (
 
 // Who answers a call.
 const (
-	byGate  = "gate"
-	byAgent = "agent"
+	byGate   = "gate"
+	byAgent  = "agent"
+	byKernel = "kernel"
 )
 
 func containerDesc(name, help string, labels ...string) *prometheus.Desc {
@@ -42,7 +43,7 @@ var (
 	descBuild       = prometheus.NewDesc("tsugiki_build_info", "What the agent was built from; always 1.", []string{"version", "revision", "goversion"}, nil)
 	descConnections = containerDesc("connections_total", "TCP connections of host sockets that were established.", "direction")
 	descDenied      = containerDesc("denied_total", "Calls that the kernel programs refused.", "call")
-	descDecisions   = containerDesc("decisions_total", "Calls that were trapped, by who answered them.", "call", "by")
+	descDecisions   = containerDesc("decisions_total", "Calls that were decided about, by whom.", "call", "by")
 	descRefusals    = containerDesc("refusals_total", "Trapped calls that were answered with an error.", "by")
 	descSeconds     = containerDesc("decision_seconds", "Time that it took to answer a trapped call. The sum is estimated from the buckets.", "by")
 	descBatches     = containerDesc("pool_batches_total", "Batches of sockets that were handed to programs in advance.")
@@ -51,7 +52,7 @@ var (
 	descMisses      = containerDesc("pool_misses_total", "Sockets that were made one at a time because a program had none left.")
 	descAgain       = containerDesc("calls_asked_again_total", "Calls that were put to another agent again after a restart.")
 	descDelayed     = containerDesc("calls_delayed_total", "Calls that had to wait to be put to an agent.")
-	descUnreported  = containerDesc("trace_unreported_total", "Calls that no trace was told of, for want of time.")
+	descUnreported  = containerDesc("trace_unreported_total", "Decisions that no trace was told of, for want of time.")
 	descMemory      = containerDesc("helpers_resident_bytes", "Memory of the container's gates and keepers.")
 )
 
@@ -95,6 +96,9 @@ func collectContainer(out chan<- prometheus.Metric, s *api.ContainerStats) {
 	count(descDenied, s.Denied.SetSockOpt, "setsockopt")
 	count(descDenied, s.Denied.Leave, "leave")
 	count(descDenied, s.Denied.Enter, "enter")
+	for call, n := range s.Kernel.Calls {
+		count(descDecisions, n, call, byKernel)
+	}
 	for by, d := range map[string]*api.Decisions{byGate: &s.Gate, byAgent: &s.Agent} {
 		for call, n := range d.Calls {
 			count(descDecisions, n, call, by)

@@ -7,6 +7,7 @@ import (
 	"github.com/tsugiki/tsugiki/agent/httpapi"
 	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/gate"
+	"github.com/tsugiki/tsugiki/policy"
 )
 
 // statsPatience is how long gates have to say what they have counted. All are asked
@@ -68,22 +69,26 @@ func (m *managed) stats() (api.ContainerStats, bool) {
 	s := api.ContainerStats{
 		ID: m.ID, Name: m.Name, State: stateCreated,
 		Connections: api.Connections{Out: c.Connections.Out, In: c.Connections.In},
-		Denied: api.Denied{
-			Connect: c.Denied.Connect, Bind: c.Denied.Bind, Send: c.Denied.Send, SetSockOpt: c.Denied.SetOption,
-			Leave: c.Denied.Leave, Enter: c.Denied.Enter,
-		},
-		Pool:       api.Pool{Batches: g.Batches, Sockets: g.BatchSockets, Single: g.Single, Misses: g.Misses},
-		AskedAgain: g.Again, Delayed: g.Full, Unreported: g.Unreported,
+		Denied:      deniedOf(c.Denied),
+		Pool:        api.Pool{Batches: g.Batches, Sockets: g.BatchSockets, Single: g.Single, Misses: g.Misses},
+		AskedAgain:  g.Again, Delayed: g.Full, Unreported: g.Unreported + c.Decided.Unreported,
 		Memory: c.Memory,
 	}
 	if c.Running {
 		s.State = stateRunning
+	}
+	s.Kernel.Calls = map[string]uint64{
+		gate.Connect.String(): c.Decided.Connect, gate.Send.String(): c.Decided.Send, gate.Listen.String(): c.Decided.Listen,
 	}
 	s.Gate = decisions(g, func(c *gate.CallStats) uint64 { return c.Answered })
 	s.Agent = decisions(&c.Agent, func(c *gate.CallStats) uint64 { return c.Answered })
 	// The gates know also of those that an earlier agent has answered.
 	s.Agent.Calls = decisions(g, func(c *gate.CallStats) uint64 { return c.Passed }).Calls
 	return s, true
+}
+
+func deniedOf(d policy.Denied) api.Denied {
+	return api.Denied{Connect: d.Connect, Bind: d.Bind, Send: d.Send, SetSockOpt: d.SetOption, Leave: d.Leave, Enter: d.Enter}
 }
 
 func decisions(s *gate.Stats, of func(*gate.CallStats) uint64) api.Decisions {

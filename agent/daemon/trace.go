@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 
 	"github.com/tsugiki/tsugiki/agent/httpapi"
+	"github.com/tsugiki/tsugiki/graft"
 )
 
 // # Traces
@@ -38,6 +39,8 @@ type tracer struct {
 	traced func(bool)
 	// wanted says that there is somebody.
 	wanted atomic.Bool
+
+	denials denials // kept whether there is somebody or not
 
 	changing sync.Mutex // makes calls of traced follow one another; taken before mu
 
@@ -167,11 +170,12 @@ type traceHandler struct {
 	tracer *tracer
 	log    slog.Handler // the daemon's
 	lines  slog.Handler // writes to tracer
+	denied slog.Handler // writes to tracer.denials
 }
 
 func (t *tracer) handler(log slog.Handler) slog.Handler {
-	lines := slog.NewJSONHandler(t, &slog.HandlerOptions{Level: slog.LevelDebug, ReplaceAttr: asPrinted})
-	return traceHandler{t, log, lines}
+	options := &slog.HandlerOptions{Level: slog.LevelDebug, ReplaceAttr: asPrinted}
+	return traceHandler{t, log, slog.NewJSONHandler(t, options), slog.NewJSONHandler(&t.denials, options)}
 }
 
 // asPrinted makes JSON say of a value what a text would.
@@ -193,7 +197,7 @@ func (h traceHandler) logs(ctx context.Context, level slog.Level) bool {
 
 // Enabled is false where nobody would see a line.
 func (h traceHandler) Enabled(ctx context.Context, level slog.Level) bool {
-	return h.tracer.wanted.Load() || h.logs(ctx, level)
+	return h.tracer.wanted.Load() || h.logs(ctx, level) || graft.IsRefusal(ctx)
 }
 
 func (h traceHandler) Handle(ctx context.Context, r slog.Record) error {
@@ -204,13 +208,16 @@ func (h traceHandler) Handle(ctx context.Context, r slog.Record) error {
 	if h.tracer.wanted.Load() {
 		err = errors.Join(err, h.lines.Handle(ctx, r))
 	}
+	if isDenial(r) {
+		err = errors.Join(err, h.denied.Handle(ctx, r))
+	}
 	return err
 }
 
 func (h traceHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
-	return traceHandler{h.tracer, h.log.WithAttrs(attrs), h.lines.WithAttrs(attrs)}
+	return traceHandler{h.tracer, h.log.WithAttrs(attrs), h.lines.WithAttrs(attrs), h.denied.WithAttrs(attrs)}
 }
 
 func (h traceHandler) WithGroup(name string) slog.Handler {
-	return traceHandler{h.tracer, h.log.WithGroup(name), h.lines.WithGroup(name)}
+	return traceHandler{h.tracer, h.log.WithGroup(name), h.lines.WithGroup(name), h.denied.WithGroup(name)}
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/endpoint"
 	"github.com/tsugiki/tsugiki/gate"
+	"github.com/tsugiki/tsugiki/graft"
 )
 
 // withoutTime makes a handler whose lines can be compared.
@@ -230,5 +231,32 @@ func TestTracesAtOnce(t *testing.T) {
 	all.Wait()
 	if on || tracer.wanted.Load() {
 		t.Error("somebody seems to be there")
+	}
+}
+
+// The last denials are kept while nobody traces: of refusals, and of all records with an errno that
+// is not success.
+func TestDenialsAreKept(t *testing.T) {
+	tr := newTracer(func(bool) {})
+	log, agents := tracedLog(tr)
+	log.Info("answered", "errno", "EPERM") // nobody wants it
+	log.InfoContext(graft.Refusals, "answered", "pid", 7, "syscall", gate.Bind, "fd", 3, "addr", netip.MustParseAddrPort("0.0.0.0:80"), "errno", "EADDRINUSE")
+	log.InfoContext(graft.Refusals, "answered", "pid", 8, "errno", "0")
+	list, err := tr.denials.list()
+	if err != nil || len(list) != 1 || list[0].Time == "" {
+		t.Fatalf("%+v %v", list, err)
+	}
+	list[0].Time = ""
+	if want := (api.Denial{PID: 7, Syscall: "bind", FD: 3, Addr: "0.0.0.0:80", Errno: "EADDRINUSE"}); list[0] != want {
+		t.Errorf("%+v, want %+v", list[0], want)
+	}
+	for n := range 2 * denialsKept {
+		log.InfoContext(graft.Refusals, "answered", "pid", n, "errno", "EINVAL")
+	}
+	if list, err = tr.denials.list(); err != nil || len(list) != denialsKept || list[0].PID != denialsKept {
+		t.Errorf("%d, the first of %d: %v", len(list), list[0].PID, err)
+	}
+	if strings.Contains(agents.String(), "EADDRINUSE") {
+		t.Errorf("the agent's log has it: %s", agents)
 	}
 }

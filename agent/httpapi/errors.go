@@ -30,7 +30,9 @@ var (
 func Answer(w http.ResponseWriter, status int, body any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(body) // a caller that is gone misses it
+	e := json.NewEncoder(w)
+	e.SetEscapeHTML(false) // arrows of rules stay readable
+	_ = e.Encode(body)     // a caller that is gone misses it
 }
 
 // Refuse answers with an error, and the status that HTTP has for it.

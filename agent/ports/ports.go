@@ -16,6 +16,7 @@ import (
 
 	"github.com/tsugiki/tsugiki/endpoint"
 	"github.com/tsugiki/tsugiki/graft"
+	"github.com/tsugiki/tsugiki/policy"
 )
 
 // Table has the ports of the host that containers have reserved, and those that they have bound
@@ -208,7 +209,7 @@ func (ps *Table) reservesOne(o *Holder, p graft.Port, of endpoint.PortRange) boo
 		}
 		for _, t := range list {
 			p.At = netip.AddrPortFrom(p.At.Addr(), t.At.Port())
-			if t.Netns == p.Netns && of.Contains(t.At.Port()) && overlap(graft.Port{At: t.At}, p) {
+			if t.Netns == p.Netns && t.Protocol.Meets(policy.Protocol(p.Protocol)) && of.Contains(t.At.Port()) && overlap(graft.Port{At: t.At}, p) {
 				return true
 			}
 		}
@@ -302,13 +303,14 @@ func narrower(a, b graft.Port) graft.Port {
 
 // Reservation is a port of the host's that a container shall get when it asks for it.
 type Reservation struct {
-	Netns uint64
-	At    netip.AddrPort
+	Netns    uint64
+	Protocol policy.Protocol
+	At       netip.AddrPort
 }
 
 func (p Reservation) breaks(other Reservation) bool {
 	a, b := p.At.Addr(), other.At.Addr()
-	return p.Netns == other.Netns && p.At.Port() == other.At.Port() && a.Is4() == b.Is4() &&
+	return p.Netns == other.Netns && p.Protocol.Meets(other.Protocol) && p.At.Port() == other.At.Port() && a.Is4() == b.Is4() &&
 		(a == b || a.IsUnspecified() || b.IsUnspecified())
 }
 

@@ -204,7 +204,7 @@ func TestKinds(t *testing.T) {
 			return
 		}
 		kind := kindOf(netip.PrefixFrom(a, a.BitLen()))
-		if covered := table.Egress(netip.AddrPortFrom(a, 80)) != nil; covered == (kind != "") {
+		if covered := table.Egress(policy.TCP, netip.AddrPortFrom(a, 80)) != nil; covered == (kind != "") {
 			t.Errorf("%s is of the kind %q, and a default route covers it: %v", a, kind, covered)
 		}
 	}

@@ -44,7 +44,7 @@ func CheckConfig(cfg *config.Config) error {
 	}
 	for i := range cfg.Containers {
 		c := &cfg.Containers[i]
-		rules, bad := parse(textsOf(c))
+		rules, bad := parse(textsOf(c), false)
 		for _, e := range bad {
 			errs = append(errs, &config.Error{File: cfg.Path, Line: lineOf(c, e), Err: e})
 		}

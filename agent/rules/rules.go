@@ -59,8 +59,10 @@ func (e *TextError) Unwrap() error { return e.Err }
 // annotations, in the configuration. Its error joins a TextError for each that is wrong;
 // rules are looked at only where all endpoints are right. Rules may still
 // contradict each other (policy.NewTable).
-func Parse(t api.Rules) (Rules, error) {
-	r, bad := parse(t)
+func Parse(t api.Rules) (Rules, error) { return join(parse(t, false)) }
+
+// join joins the errors of parse.
+func join(r Rules, bad []*TextError) (Rules, error) {
 	if len(bad) == 0 {
 		return r, nil
 	}
@@ -71,7 +73,8 @@ func Parse(t api.Rules) (Rules, error) {
 	return Rules{}, errors.Join(errs...)
 }
 
-func parse(t api.Rules) (Rules, []*TextError) {
+// parse reads rules. translated is that of policy.Parser.
+func parse(t api.Rules, translated bool) (Rules, []*TextError) {
 	r := Rules{Mode: filter.Auto}
 	var errs []*TextError
 	if t.Mode != "" {
@@ -82,16 +85,18 @@ func parse(t api.Rules) (Rules, []*TextError) {
 		}
 		r.Mode = mode
 	}
-	_, bad := parseList("endpoints", t.Endpoints, func(s string) (*endpoint.Endpoint, error) {
-		e, err := endpoint.Parse(s)
-		if err == nil {
-			err = r.Endpoints.Add(e)
+	_, bad := parseList("endpoints", t.Endpoints, func(s string) ([]*endpoint.Endpoint, error) {
+		all, err := endpoint.ParseAll(s)
+		for _, e := range all {
+			if err == nil {
+				err = r.Endpoints.Add(e)
+			}
 		}
-		return e, err
+		return all, err
 	})
 	errs = append(errs, bad...)
 	if len(bad) == 0 {
-		p := policy.Parser{Endpoints: &r.Endpoints}
+		p := policy.Parser{Endpoints: &r.Endpoints, Translated: translated}
 		r.Ingress, bad = parseList("ingress", t.Ingress, p.Ingress)
 		errs = append(errs, bad...)
 		r.Egress, bad = parseList("egress", t.Egress, p.Egress)
@@ -100,14 +105,14 @@ func parse(t api.Rules) (Rules, []*TextError) {
 	return r, errs
 }
 
-func parseList[T any](key string, texts []string, parse func(string) (T, error)) (list []T, errs []*TextError) {
+func parseList[T any](key string, texts []string, parse func(string) ([]T, error)) (list []T, errs []*TextError) {
 	for i, s := range texts {
 		v, err := parse(s)
 		if err != nil {
 			errs = append(errs, &TextError{key, i, err})
 			continue
 		}
-		list = append(list, v)
+		list = append(list, v...)
 	}
 	return list, errs
 }

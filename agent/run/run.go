@@ -36,10 +36,12 @@ type Program struct {
 	// empty or "new" makes one that has only a loopback.
 	Netns string
 	rules.Rules
-	Caps    launch.Capabilities
-	User    *launch.User // nil: who we are
-	Command []string
-	Log     *slog.Logger
+	// Translation is that of IPv4; nil: there is none. It needs a program that is Alone.
+	Translation *rules.Translation
+	Caps        launch.Capabilities
+	User        *launch.User // nil: who we are
+	Command     []string
+	Log         *slog.Logger
 }
 
 func (p *Program) ownIsNew() bool { return p.Netns == "" || p.Netns == "new" }
@@ -68,16 +70,31 @@ type Alone struct {
 	signals   chan os.Signal
 }
 
-// Start makes a container and starts its program. On an error nothing is left,
-// and the program has not run.
-func Start(p Program) (*Alone, error) {
+// newAlone returns a container that has nothing yet.
+func newAlone(p *Program) *Alone {
 	p.nameIt()
 	a := &Alone{}
 	a.container = container.New(container.Spec{
 		Name: p.Name, RunDir: p.RunDir, Netns: p.Netns, LoopbackOnly: p.ownIsNew(), Programs: true,
-		Rules: p.Rules, User: p.User, Log: p.Log,
+		Rules: p.Rules, Translation: p.Translation, User: p.User, Log: p.Log,
 		Ports: ports.New().Holder(p.Name), // nobody asks for other containers
 	}, a)
+	return a
+}
+
+// Check returns the error for which Start would not start a program: a missing feature or
+// program, rules that contradict each other, and addresses and ports that the host does not have.
+// It starts and leaves nothing.
+func Check(p Program) error {
+	a := newAlone(&p)
+	_, err := a.check(&p)
+	return errors.Join(err, a.Close())
+}
+
+// Start makes a container and starts its program. On an error nothing is left,
+// and the program has not run.
+func Start(p Program) (*Alone, error) {
+	a := newAlone(&p)
 	a.container.Trace(p.Log.Enabled(context.Background(), slog.LevelInfo))
 	if err := a.start(&p); err != nil {
 		return nil, errors.Join(err, a.Close())
@@ -87,17 +104,12 @@ func Start(p Program) (*Alone, error) {
 
 func (a *Alone) start(p *Program) error {
 	a.signals = catchSignals()
-	if err := kernel.Require(); err != nil {
-		return err
-	}
-	path, err := launch.Lookup(p.Command[0])
+	path, err := a.check(p)
 	if err != nil {
 		return err
 	}
 	c := a.container
-	for _, step := range []func() error{
-		c.Prepare, func() error { return a.useOwn(p) }, func() error { return a.lockName(p) }, c.Make, c.Begin, func() error { return a.listen(p) },
-	} {
+	for _, step := range []func() error{func() error { return a.lockName(p) }, c.Make, c.Begin, func() error { return a.listen(p) }} {
 		if err := step(); err != nil {
 			return err
 		}
@@ -107,6 +119,20 @@ func (a *Alone) start(p *Program) error {
 	}
 	a.api.Start()
 	return nil
+}
+
+// check does what can fail before anything is made that others see. It returns the program's path.
+func (a *Alone) check(p *Program) (path string, err error) {
+	if err := kernel.Require(); err != nil {
+		return "", err
+	}
+	if path, err = launch.Lookup(p.Command[0]); err != nil {
+		return "", err
+	}
+	if err := a.container.Prepare(); err != nil {
+		return "", err
+	}
+	return path, a.useOwn(p)
 }
 
 func (a *Alone) useOwn(p *Program) error {

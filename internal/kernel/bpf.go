@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"strings"
-	"sync"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -46,7 +45,11 @@ func programs() []Feature {
 			Probe: func(s *Scratch) (string, error) { return "", attach(s, p.typ, p.at) },
 		})
 	}
-	return list
+	return append(list, Feature{
+		Name: "BPF sk_lookup", Since: "5.9",
+		Lost:  "a server of both families is reached at its IPv6 address only, where rules have one for each",
+		Probe: func(*Scratch) (string, error) { return "", bpf.HaveProgramType(ebpf.SkLookup) },
+	})
 }
 
 // attach loads a program that allows everything, and attaches it to an empty
@@ -108,6 +111,8 @@ func maps() []Feature {
 		{"percpu_array", ebpf.PerCPUArray, "4.6", "refusals are not counted"},
 		{"lpm_trie", ebpf.LPMTrie, "4.11", "the kernel cannot hold the rules"},
 		{"sk_storage", ebpf.SkStorage, "5.2", "the kernel cannot store with a socket what its rules allow"},
+		{"sockhash", ebpf.SockHash, "4.18", "connections to an address of IPv6 are not led to a listener of both families"},
+		{"ringbuf", ebpf.RingBuf, "5.8", "traces do not show calls about which the kernel programs decide"},
 	} {
 		list = append(list, Feature{
 			Name: "BPF map " + m.name, Since: m.since, Required: true, Lost: m.lost,
@@ -140,7 +145,7 @@ func helpers() []Feature {
 			"sock_addr", ebpf.CGroupSockAddr, "5.15",
 			[]asm.BuiltinFunc{
 				asm.FnGetNetnsCookie, asm.FnSkStorageGet, asm.FnSkLookupTcp, asm.FnSkLookupUdp, asm.FnSkRelease,
-				asm.FnGetSocketCookie, asm.FnBind,
+				asm.FnGetSocketCookie, asm.FnBind, asm.FnRingbufReserve, asm.FnRingbufSubmit, asm.FnGetCurrentPidTgid,
 			},
 			"endpoints cannot be enforced",
 		},
@@ -150,15 +155,16 @@ func helpers() []Feature {
 			"the socket of the relay cannot be recognized",
 		},
 		{
-			"cgroup_skb", ebpf.CGroupSKB, "5.4",
+			"cgroup_skb", ebpf.CGroupSKB, "5.8",
 			[]asm.BuiltinFunc{
 				asm.FnSkFullsock, asm.FnSkStorageGet, asm.FnSkLookupTcp, asm.FnSkLookupUdp, asm.FnSkRelease, asm.FnGetSocketCookie,
+				asm.FnSkCgroupId, asm.FnSkbCgroupId,
 			},
 			"packets cannot be checked by their socket",
 		},
 		{
 			"sock_ops", ebpf.SockOps, "5.15",
-			[]asm.BuiltinFunc{asm.FnSkStorageGet, asm.FnSetsockopt},
+			[]asm.BuiltinFunc{asm.FnSkStorageGet, asm.FnSetsockopt, asm.FnSockHashUpdate},
 			"listeners that no rule allows are not confined to the loopback device",
 		},
 	} {
@@ -177,32 +183,18 @@ func helpers() []Feature {
 		})
 	}
 	return append(list, Feature{
-		Name: "BPF for loopbacks on the host", Since: "5.8",
-		Lost: "a container's loopback stays in its network namespace: connects, sends and listens are trapped, " +
-			"and a relay carries datagrams there",
-		Probe: func(*Scratch) (string, error) { return "", HostLoopback() },
+		Name: "BPF helpers of sched_cls", Since: "5.12",
+		Lost: "tsugiki-cni cannot check pods' addresses, nor hand packets directly from pod to pod",
+		Probe: func(*Scratch) (string, error) {
+			for _, fn := range []asm.BuiltinFunc{asm.FnRedirectPeer, asm.FnCheckMtu} {
+				if err := bpf.HaveProgramHelper(ebpf.SchedCLS, fn); err != nil {
+					return "", fmt.Errorf("%s: %w", fn, err)
+				}
+			}
+			return "RedirectPeer CheckMtu", nil
+		},
 	})
 }
-
-// HostLoopback returns why a container's loopback cannot be on the host; nil if it can. It tries
-// the kernel once.
-var HostLoopback = sync.OnceValue(func() error {
-	for _, fn := range []asm.BuiltinFunc{asm.FnSkLookupTcp, asm.FnSkLookupUdp, asm.FnSkCgroupId, asm.FnSkbCgroupId} {
-		if err := bpf.HaveProgramHelper(ebpf.CGroupSKB, fn); err != nil {
-			return fmt.Errorf("BPF helper %s of cgroup_skb: %w", fn, err)
-		}
-	}
-	for _, at := range []ebpf.AttachType{ebpf.AttachCgroupInet4GetPeername, ebpf.AttachCgroupInet6GetPeername} {
-		p, err := load(ebpf.CGroupSockAddr, at)
-		if err != nil {
-			return fmt.Errorf("BPF program %s: %w", at, err)
-		}
-		if err := p.Close(); err != nil {
-			return err
-		}
-	}
-	return nil
-})
 
 // lsm loads a program of the security module, and attaches it to nothing.
 func lsm(*Scratch) (string, error) {

@@ -74,7 +74,7 @@ var calls = []Feature{
 	},
 	{
 		Name: "PIDFD_THREAD", Since: "6.9",
-		Lost: "calls for which a socket is inspected are slower; threads with descriptors of their own get those of their process",
+		Lost: "threads other than a process's first: calls for which a socket is inspected are slower, 32-bit programs cannot set options, and descriptors of their own are taken for those of the process",
 		Probe: func(*Scratch) (string, error) {
 			const pidfdThread = unix.O_EXCL
 			runtime.LockOSThread()

@@ -1,0 +1,201 @@
+package container
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/tsugiki/tsugiki/graft"
+	"github.com/tsugiki/tsugiki/internal/netns"
+	"github.com/tsugiki/tsugiki/translate"
+	"github.com/tsugiki/tsugiki/translate/dns"
+)
+
+// translation is what translates IPv4 for a container: its table, and its DNS proxy. It implements
+// graft.Translator.
+type translation struct {
+	*translate.Table
+	host  hostAddresses
+	proxy *dns.Proxy
+	nat64 atomic.Pointer[translate.NAT64] // nil: the network has none, as far as is known
+
+	end  context.CancelFunc // nil before the proxy serves
+	work sync.WaitGroup
+}
+
+// checkTranslation refuses to translate where calls have to be trapped.
+func (c *Container) checkTranslation() error {
+	if c.spec.Translation == nil || c.state.Untrapped {
+		return nil
+	}
+	err := c.needsTraps(c.table, c.endpoints.Load(), nil)
+	return fmt.Errorf("IPv4 is translated only in a container whose loopback is on the host: %w", err)
+}
+
+// openTranslation makes the table.
+func (c *Container) openTranslation() (graft.Translation, error) {
+	if c.spec.Translation == nil {
+		return graft.Translation{}, nil
+	}
+	t := &translation{host: hostAddresses{ns: c.host[""].ns}}
+	var err error
+	if t.Table, err = translate.New(translate.Options{Refuse: t.host.has}); err != nil {
+		return graft.Translation{}, err
+	}
+	c.translation = t
+	return graft.Translation{Translator: t, Own: translate.Own, Nobody: translate.Nobody}, nil
+}
+
+// serveNames starts the DNS proxy on the container's loopback, and gives the container an IPv4
+// address: without one, programs do not ask for IPv4 addresses (AI_ADDRCONFIG of getaddrinfo(3)).
+func (c *Container) serveNames() error {
+	t := c.translation
+	if t == nil {
+		return nil
+	}
+	var err error
+	t.proxy, err = dns.New(dns.Options{Table: t.Table, Upstreams: c.spec.Translation.Resolvers, NAT64: t.prefix, Dial: c.dialResolver})
+	if err != nil {
+		return err
+	}
+	udp, tcp, err := c.engine.ServeNames()
+	if err != nil {
+		return fmt.Errorf("serve names on the container's loopback: %w", err)
+	}
+	packets, listener, err := openServers(udp, tcp)
+	if err != nil {
+		return err
+	}
+	ctx, end := context.WithCancel(context.Background())
+	t.end = end
+	t.work.Go(func() {
+		if err := t.proxy.Serve(ctx, []net.PacketConn{packets}, []net.Listener{listener}); err != nil {
+			c.log.Error("the container gets no more answers for names", "err", err)
+		}
+	})
+	t.work.Go(func() { t.discover(ctx) })
+	if err := c.ownNS.AddToLoopback(translate.Own); err != nil {
+		return err
+	}
+	return c.enforced.ServeNames()
+}
+
+// openServers makes what package net has of sockets, which it takes.
+func openServers(udp, tcp int) (net.PacketConn, net.Listener, error) {
+	datagrams, stream := os.NewFile(uintptr(udp), "names by UDP"), os.NewFile(uintptr(tcp), "names by TCP")
+	packets, err := net.FilePacketConn(datagrams)
+	err = errors.Join(err, datagrams.Close())
+	if err != nil {
+		return nil, nil, errors.Join(err, stream.Close())
+	}
+	listener, err := net.FileListener(stream)
+	err = errors.Join(err, stream.Close())
+	if err != nil {
+		return nil, nil, errors.Join(err, packets.Close())
+	}
+	return packets, listener, nil
+}
+
+// dialResolver opens a socket to a resolver in the host's namespace.
+func (c *Container) dialResolver(ctx context.Context, network, address string) (conn net.Conn, err error) {
+	err = c.host[""].ns.Do(func() error {
+		conn, err = new(net.Dialer).DialContext(ctx, network, address)
+		return err
+	})
+	return conn, err
+}
+
+// The pauses of discover, where the answer says nothing else (RFC 7050 section 3).
+const (
+	discoverAgain = 10 * time.Second // after a failure
+	discoverLeast = time.Minute
+)
+
+// discover keeps the network's NAT64 up to date.
+func (t *translation) discover(ctx context.Context) {
+	for {
+		found, valid, err := t.proxy.Discover(ctx)
+		pause := max(valid, discoverLeast)
+		switch {
+		case err != nil:
+			pause = discoverAgain
+		case len(found) > 0:
+			t.nat64.Store(&found[0])
+		default:
+			t.nat64.Store(nil)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pause):
+		}
+	}
+}
+
+func (t *translation) prefix() (none translate.NAT64) {
+	if n := t.nat64.Load(); n != nil {
+		return *n
+	}
+	return none
+}
+
+// V6 is the IPv6 address behind a virtual one, or behind an IPv4 host's that the NAT64 reaches.
+func (t *translation) V6(v4 netip.Addr) (netip.Addr, bool) {
+	if v6, known := t.Table.V6(v4); known || t.Prefix().Contains(v4) {
+		return v6, known
+	}
+	v6, ok := t.prefix().Embed(v4)
+	return v6, ok && t.Usable(v6)
+}
+
+// Map is the virtual address of an IPv6 host, or the IPv4 address of a host behind the NAT64.
+func (t *translation) Map(v6 netip.Addr, ttl time.Duration) (netip.Addr, error) {
+	if v4, ok := t.prefix().Extract(v6); ok && t.Usable(v6) {
+		return v4, nil
+	}
+	return t.Table.Map(v6, ttl)
+}
+
+// close ends the proxy.
+func (t *translation) close() error {
+	if t == nil {
+		return nil
+	}
+	if t.end != nil {
+		t.end()
+		t.work.Wait()
+	}
+	return t.Close()
+}
+
+// hostAddresses knows the host's own addresses, as they were a second ago at most.
+type hostAddresses struct {
+	ns *netns.NS
+
+	mu   sync.Mutex // guards what follows
+	list []netip.Addr
+	read time.Time
+}
+
+const hostAddressesAge = time.Second
+
+// has tells whether an address is the host's. If that cannot be told, it is.
+func (h *hostAddresses) has(addr netip.Addr) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if time.Since(h.read) > hostAddressesAge {
+		list, err := h.ns.Addresses()
+		if err != nil {
+			return true
+		}
+		h.list, h.read = list, time.Now()
+	}
+	return slices.Contains(h.list, addr)
+}

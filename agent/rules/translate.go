@@ -1,0 +1,37 @@
+package rules
+
+import (
+	"errors"
+	"net/netip"
+
+	"github.com/tsugiki/tsugiki/api"
+	"github.com/tsugiki/tsugiki/intercept/filter"
+)
+
+// Translation is what a container is given whose programs know IPv4 only, on an IPv6-only network.
+type Translation struct {
+	// Resolvers are asked for names, in this order.
+	Resolvers []netip.AddrPort
+}
+
+// ParseTranslated is Parse for such a container. An ingress rule for IPv4 may lead to an IPv6 address.
+// Without an egress rule, programs reach all of IPv6, from an address of the host's; the unspecified
+// one is the host's choice.
+func ParseTranslated(t api.Rules, from netip.Addr) (Rules, error) {
+	switch {
+	case t.Mode == "" || t.Mode == filter.Seccomp.String():
+		t.Mode = filter.Seccomp.String()
+	default:
+		return Rules{}, errors.New("IPv4 is translated in mode seccomp only")
+	}
+	switch {
+	case len(t.Egress) == 0:
+		if !from.IsValid() {
+			from = netip.IPv6Unspecified()
+		}
+		t.Egress = []string{"::/0=" + from.String()}
+	case from.IsValid():
+		return Rules{}, errors.New("an egress rule names the address from which programs leave; leave --ipv6 out")
+	}
+	return join(parse(t, true))
+}
