@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -16,10 +15,10 @@ import (
 )
 
 func chargeShow(socket *string) *cobra.Command {
-	var asJSON bool
+	var o output
 	var over time.Duration
 	cmd := &cobra.Command{
-		Use:   "show [--over DURATION] [-j] [CONTAINER|CGROUP]",
+		Use:   "show [--over DURATION] [-o FORMAT] [CONTAINER|CGROUP]",
 		Short: "Show the accounts of containers that are charged",
 		Long: `Show prints a line for each container that has an account:
   QUOTA      quota of the container, in percent of a CPU; after "->" the current quota,
@@ -40,7 +39,8 @@ containers.
 OWN, BORROWED and THROTTLED cover the time since the account was opened. With --over they
 cover a DURATION that begins now.
 
--j prints JSON once, as GET /v1/charge of the agent returns it.`,
+-o json and -o yaml print all of this once, as GET /v1/charge of the agent returns it.
+-o wide adds the container's cgroup.`,
 		Example: `  tsugiki charge show
   tsugiki charge show --over 2s web-1`,
 		DisableFlagsInUseLine: true,
@@ -49,40 +49,35 @@ cover a DURATION that begins now.
 			if len(args) > 1 {
 				return usageError{errors.New("charge show: write tsugiki charge show [CONTAINER|CGROUP]")}
 			}
-			if over < 0 || (over > 0 && asJSON) {
-				return usageError{errors.New("charge show: --over must be more than 0, and cannot be used with -j")}
+			if over < 0 || (over > 0 && !o.isTable()) {
+				return usageError{errors.New("charge show: --over must be more than 0, and cannot be used with -o json or yaml")}
 			}
-			if err := showCharges(cmd.OutOrStdout(), api.Dial(*socket), slices.Concat(args, []string{""})[0], over, asJSON); err != nil {
+			if err := showCharges(cmd.OutOrStdout(), api.Dial(*socket), slices.Concat(args, []string{""})[0], over, &o); err != nil {
 				return fmt.Errorf("charge show: %w", err)
 			}
 			return nil
 		},
 	}
-	cmd.Flags().BoolVarP(&asJSON, "json", "j", false, "print JSON")
+	o.register(cmd, formatJSON, formatYAML, formatWide)
 	cmd.Flags().DurationVar(&over, "over", 0, "measure for this long from now, as in 2s, and show that time only")
 	return cmd
 }
 
 // showCharges prints all accounts, or the account of one container with its helpers.
-func showCharges(out io.Writer, client *api.Client, one string, over time.Duration, asJSON bool) error {
+func showCharges(out io.Writer, client *api.Client, one string, over time.Duration, o *output) error {
 	before, err := charges(client, one)
 	if err != nil {
 		return err
 	}
-	if asJSON {
-		e := json.NewEncoder(out)
-		e.SetIndent("", "  ")
-		return e.Encode(before)
-	}
-	if over == 0 {
-		return printCharges(out, nil, &before)
+	if over == 0 || !o.isTable() {
+		return o.write(out, before, func() error { return printCharges(out, nil, &before, o.wide()) })
 	}
 	time.Sleep(over)
 	after, err := charges(client, one)
 	if err != nil {
 		return err
 	}
-	return printCharges(out, &before, &after)
+	return printCharges(out, &before, &after, o.wide())
 }
 
 // charges asks the agent for all accounts, and keeps that of one container if one is not "".
@@ -104,9 +99,13 @@ func charges(client *api.Client, one string) (api.Charges, error) {
 	return all, nil
 }
 
-func printCharges(out io.Writer, before, after *api.Charges) error {
+func printCharges(out io.Writer, before, after *api.Charges, wide bool) error {
 	w := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
-	fmt.Fprintln(w, "CONTAINER\tQUOTA\tOWN\tBORROWED\tDEBT\tFORGIVEN\tHELD\tTHROTTLED\tPRESSURE")
+	group := ""
+	if wide {
+		group = "\tCGROUP"
+	}
+	fmt.Fprintln(w, "CONTAINER\tQUOTA\tOWN\tBORROWED\tDEBT\tFORGIVEN\tHELD\tTHROTTLED\tPRESSURE"+group)
 	for i := range after.Containers {
 		c := &after.Containers[i]
 		s, err := spent(before, after, c)
@@ -117,8 +116,11 @@ func printCharges(out io.Writer, before, after *api.Charges) error {
 		if c.Pressure != nil {
 			pressure = fmt.Sprintf("%.1f%%", c.Pressure.Some10)
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", c.Container, quota(c), percent(s.own, s.of),
-			borrowed(s.borrowed, s.of), micro(c.DebtUS), micro(c.ForgivenUS), held(c.Held), percent(s.throttled, s.periods), pressure)
+		if wide {
+			group = "\t" + c.Group
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s%s\n", c.Container, quota(c), percent(s.own, s.of),
+			borrowed(s.borrowed, s.of), micro(c.DebtUS), micro(c.ForgivenUS), held(c.Held), percent(s.throttled, s.periods), pressure, group)
 	}
 	if len(after.Helpers) > 0 {
 		fmt.Fprintln(w, "\nID\tHELPER\tCONTAINER\tSOURCE\tBY")

@@ -57,8 +57,9 @@ func completeRun(cmd *cobra.Command) {
 		"netns": func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 			return append(namespaces(), "new"), cobra.ShellCompDirectiveDefault
 		},
-		"ingress": help("ADDR:PORT[-PORT]=ENDPOINT, or =HOST[:PORT] of an address of the host"),
+		"ingress": help("ADDR:PORT[-PORT][/tcp|/udp]=ENDPOINT, or =HOST[:PORT] of an address of the host"),
 		"egress":  help("PREFIX[:PORT[-PORT]]=ENDPOINT, or =HOST of an address of the host"),
+		"publish": help("[ADDR:]HOST:CONTAINER[/tcp|/udp]"),
 		"name":    nothing, "endpoint": nothing,
 		"user": nothing, "cap-add": nothing, "cap-drop": nothing,
 	} {
@@ -95,8 +96,7 @@ func completeGraft(where *api.Where, first func(api.Where) []string, grammar fun
 		last := len(args) - 1
 		switch {
 		case len(args)%2 == 1 && args[last] == "for":
-			names, _ := api.Running(*where)
-			return slices.Sorted(maps.Keys(names)), directive
+			return containerNames(*where), directive
 		case len(args)%2 == 1 && args[last] == "nameable":
 			return []string{"for"}, directive
 		case len(args)%2 == 1 && args[last] == "path":
@@ -109,6 +109,12 @@ func completeGraft(where *api.Where, first func(api.Where) []string, grammar fun
 		left := append(slices.Sorted(maps.Keys(keys)), "for")
 		return slices.DeleteFunc(left, func(key string) bool { return slices.Contains(args, key) }), directive
 	}
+}
+
+// containerNames returns the names of all running containers.
+func containerNames(where api.Where) []string {
+	names, _ := api.Running(where) // without an agent there is nothing to complete
+	return slices.Sorted(maps.Keys(names))
 }
 
 // endpointNames returns the names of the endpoints of all running containers.

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -73,7 +72,5 @@ func compareStudies(out io.Writer, before, after, page string, asJSON bool) erro
 	if !asJSON {
 		return c.Write(out)
 	}
-	e := json.NewEncoder(out)
-	e.SetIndent("", "  ")
-	return e.Encode(c)
+	return writeJSON(out, c)
 }

@@ -1,9 +1,9 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os/signal"
 	"strings"
 	"text/tabwriter"
@@ -18,14 +18,17 @@ import (
 
 func doctorCommand() *cobra.Command {
 	var runDir string
-	var asJSON, clean bool
+	var o output
+	var verbose, clean bool
 	cmd := &cobra.Command{
-		Use:   "doctor [-j | --clean]",
+		Use:   "doctor [-v | -o FORMAT | --clean]",
 		Short: "List the kernel features and programs that tsugiki uses, and which of them are missing",
 		Long: `Doctor tries each kernel feature that tsugiki uses, and looks for the programs that it
-installs. It prints a line for each of them. -j prints a JSON array of objects with the
-keys name, present, required, lost and detail. present is null if doctor cannot find out.
-lost names what does not work without the feature.
+installs. It prints a line for each of them that is missing, or about which it cannot
+find out, and a last line that says whether tsugiki run works here. -v prints all of them.
+-o json and -o yaml print an array of objects with the keys name, present, required, lost
+and detail. present is null if doctor cannot find out. lost names what does not work
+without the feature.
 
 Doctor removes everything that it makes for a trial. The policy programs of this version stay
 pinned in /sys/fs/bpf/tsugiki, where the next start of tsugiki finds them. --clean removes
@@ -35,23 +38,27 @@ feature is missing or unknown.`,
 		DisableFlagsInUseLine: true,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return usageError{errors.New("doctor: write tsugiki doctor [-j | --clean]")}
+				return usageError{errors.New("doctor: write tsugiki doctor [-v | -o FORMAT | --clean]")}
 			}
-			if asJSON && clean {
-				return usageError{errors.New("doctor: --clean prints nothing; leave out -j")}
+			if !o.isTable() && clean {
+				return usageError{errors.New("doctor: --clean prints nothing; leave out -o")}
 			}
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			// An interrupted trial would leave what it made.
 			signal.Ignore(unix.SIGHUP, unix.SIGINT, unix.SIGTERM)
+			out := cmd.OutOrStdout()
 			examine := func() error {
 				results, err := daemon.Examine(runDir)
 				if err == nil {
-					err = printResults(cmd, results, asJSON)
+					err = o.write(out, results, func() error { return printResults(out, results, verbose || o.wide()) })
 				}
 				if err == nil {
 					err = diagnosis(results)
+				}
+				if err == nil && o.isTable() {
+					_, err = fmt.Fprintln(out, verdict(results))
 				}
 				return err
 			}
@@ -64,20 +71,20 @@ feature is missing or unknown.`,
 			return nil
 		},
 	}
-	cmd.Flags().BoolVarP(&asJSON, "json", "j", false, "print JSON")
+	o.register(cmd, formatJSON, formatYAML, formatWide)
+	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "print what is present, too, as -o wide")
 	cmd.Flags().BoolVar(&clean, "clean", false, "remove the pinned policy programs of all versions")
 	cmd.Flags().StringVar(&runDir, "run-dir", api.RunDir, "directory for the state and sockets of running containers")
 	return cmd
 }
 
-func printResults(cmd *cobra.Command, results []kernel.Result, asJSON bool) error {
-	if asJSON {
-		e := json.NewEncoder(cmd.OutOrStdout())
-		e.SetIndent("", "  ")
-		return e.Encode(results)
-	}
-	w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
+// printResults prints a line for each feature: for all, or for those that are not present.
+func printResults(out io.Writer, results []kernel.Result, all bool) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	for _, r := range results {
+		if !all && state(r) == "present" {
+			continue
+		}
 		need := "optional"
 		if r.Required {
 			need = "required"
@@ -89,6 +96,23 @@ func printResults(cmd *cobra.Command, results []kernel.Result, asJSON bool) erro
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", state(r), need, r.Name, text)
 	}
 	return w.Flush()
+}
+
+// verdict is the last line where all required features are present.
+func verdict(results []kernel.Result) string {
+	missing := 0
+	for _, r := range results {
+		if state(r) != "present" {
+			missing++
+		}
+	}
+	switch missing {
+	case 0:
+		return fmt.Sprintf("tsugiki run works here: all %d features are present", len(results))
+	case 1:
+		return fmt.Sprintf("tsugiki run works here: 1 optional feature of %d is not present", len(results))
+	}
+	return fmt.Sprintf("tsugiki run works here: %d optional features of %d are not present", missing, len(results))
 }
 
 func state(r kernel.Result) string {

@@ -1,10 +1,11 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"strings"
+	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
@@ -17,27 +18,30 @@ func graftCommand() *cobra.Command {
 	var where api.Where
 	cmd := &cobra.Command{
 		Use:   "graft",
-		Short: "Add, delete and show the endpoints of a running container",
+		Short: "Add, delete and show the endpoints of a running container, and explain its rules",
 		Long: `Graft adds, deletes and shows endpoints. The rules of a container name its endpoints.
+Explain says which rule decides about an address.
 
 "for CONTAINER" may be omitted if exactly one container is running. Established
-connections continue when their endpoint is deleted.`,
-		Example: `  tsugiki graft show
-  tsugiki graft del out
-  tsugiki graft add out type ipv4 addr 198.51.100.7 port dynamic
+connections continue when their endpoint is deleted. The endpoint of a rule with a host
+address is e-1 for the first -e and i-1 for the first -i.`,
+		Example: `  tsugiki run --name web-1 -e 0.0.0.0/0=0.0.0.0 -- sleep 600 &
+  tsugiki graft show
+  tsugiki graft del e-1
+  tsugiki graft add e-1 type ipv4 addr 198.51.100.7 port dynamic
   tsugiki graft add db type unix path /run/db.sock for web-1`,
 		DisableFlagsInUseLine: true,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return usageError{fmt.Errorf("graft: unknown command %q; there are add, del and show", args[0])}
+				return usageError{fmt.Errorf("graft: unknown command %q; there are add, del, show and explain", args[0])}
 			}
-			return usageError{errors.New("graft: the command is missing: add, del or show")}
+			return usageError{errors.New("graft: the command is missing: add, del, show or explain")}
 		},
 		Run: func(*cobra.Command, []string) {},
 	}
 	cmd.PersistentFlags().StringVar(&where.RunDir, "run-dir", api.RunDir, "directory for the state and sockets of running containers")
 	cmd.PersistentFlags().StringVar(&where.Agent, "agent", "", "socket of the agent (default agent.sock in --run-dir)")
-	cmd.AddCommand(graftAdd(&where), graftDel(&where), graftShow(&where))
+	cmd.AddCommand(graftAdd(&where), graftDel(&where), graftShow(&where), graftExplain(&where))
 	return cmd
 }
 
@@ -50,7 +54,7 @@ func graftAdd(where *api.Where) *cobra.Command {
   NAME type unix path PATH [netns PID|NAME] [nameable] [for CONTAINER]
 Rules that name the endpoint apply to sockets that are bound or connected after that. The
 endpoint's type and ports must fit these rules, and the host must have its address.`,
-		Example: `  tsugiki graft add out type ipv4 addr 198.51.100.7 port dynamic
+		Example: `  tsugiki graft add e-1 type ipv4 addr 198.51.100.7 port dynamic
   tsugiki graft add web type ipv6 addr 2001:db8::7 port 80 for web-1`,
 		DisableFlagsInUseLine: true,
 		ValidArgsFunction:     completeGraft(where, noName, endpointKeys),
@@ -75,8 +79,8 @@ func graftDel(where *api.Where) *cobra.Command {
 		Long: `Del deletes an endpoint of a running container. Rules that name the endpoint do not apply
 until an endpoint of that name is added. Without another rule, sockets that are bound or
 connected after that stay in the container's network namespace.`,
-		Example: `  tsugiki graft del out
-  tsugiki graft del out for web-1`,
+		Example: `  tsugiki graft del e-1
+  tsugiki graft del e-1 for web-1`,
 		DisableFlagsInUseLine: true,
 		ValidArgsFunction:     completeGraft(where, endpointNames, nil),
 		RunE: func(_ *cobra.Command, args []string) error {
@@ -93,21 +97,22 @@ connected after that stay in the container's network namespace.`,
 }
 
 func graftShow(where *api.Where) *cobra.Command {
-	var asJSON bool
+	var o output
 	cmd := &cobra.Command{
-		Use:   "show [-j] [for CONTAINER]",
+		Use:   "show [-o FORMAT] [for CONTAINER]",
 		Short: "Show the endpoints of a container",
 		Long: `Show prints the endpoints of a running container, sorted by name. Each line is what
-tsugiki graft add accepts. -j prints a JSON array of objects with the keys container,
-name, type, addr, port, path, netns and rules.`,
+tsugiki graft add accepts. -o wide adds the rules that name the endpoint. -o json and
+-o yaml print an array of objects with the keys container, name, type, addr, port, path,
+netns, nameable and rules.`,
 		Example: `  tsugiki graft show
-  tsugiki graft show -j for web-1`,
+  tsugiki graft show -o wide for web-1`,
 		DisableFlagsInUseLine: true,
 		ValidArgsFunction:     completeGraft(where, nil, nil),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			words, container, err := cutFor(args, 0)
 			if err == nil && len(words) > 0 {
-				err = errors.New("write tsugiki graft show [-j] [for CONTAINER]")
+				err = errors.New("write tsugiki graft show [-o FORMAT] [for CONTAINER]")
 			}
 			if err != nil {
 				return usageError{fmt.Errorf("graft show: %w", err)}
@@ -117,30 +122,29 @@ name, type, addr, port, path, netns and rules.`,
 				if err != nil {
 					return err
 				}
-				return printEndpoints(cmd, list, asJSON)
+				return o.write(cmd.OutOrStdout(), list, func() error { return printEndpoints(cmd.OutOrStdout(), list, o.wide()) })
 			})
 		},
 	}
-	cmd.Flags().BoolVarP(&asJSON, "json", "j", false, "print JSON")
+	o.register(cmd, formatJSON, formatYAML, formatWide)
 	return cmd
 }
 
-func printEndpoints(cmd *cobra.Command, list []api.Endpoint, asJSON bool) error {
-	if asJSON {
-		e := json.NewEncoder(cmd.OutOrStdout())
-		e.SetIndent("", "  ")
-		return e.Encode(list)
-	}
+// printEndpoints prints a line for each endpoint. A wide one has the endpoint's rules.
+func printEndpoints(out io.Writer, list []api.Endpoint, wide bool) error {
+	w := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
 	for _, e := range list {
 		ep, err := rules.ParseDefinition(e.Name, e.Definition)
 		if err != nil {
 			return err
 		}
-		if _, err := fmt.Fprintln(cmd.OutOrStdout(), ep); err != nil {
-			return err
+		line := ep.String()
+		if wide {
+			line += "\t" + strings.Join(e.Rules, " ")
 		}
+		fmt.Fprintln(w, line)
 	}
-	return nil
+	return w.Flush()
 }
 
 // with calls fn with a connection to a container, and says in its error which verb failed.

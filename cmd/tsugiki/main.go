@@ -6,10 +6,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"github.com/tsugiki/tsugiki/internal/kernel"
+	"github.com/tsugiki/tsugiki/internal/launch"
+	"github.com/tsugiki/tsugiki/internal/programs"
 )
 
 // Exit statuses of tsugiki itself. tsugiki run has the status of the program that it ran.
@@ -31,6 +36,7 @@ func run(args []string, stderr io.Writer) int {
 	root := &cobra.Command{
 		Use:           "tsugiki",
 		Short:         "Give containers the host's network stack, under rules that the kernel enforces",
+		Version:       programs.Version(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		Args: func(cmd *cobra.Command, args []string) error {
@@ -43,13 +49,28 @@ func run(args []string, stderr io.Writer) int {
 	}
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(runCommand(), agentCommand(), psCommand(), topCommand(), traceCommand(), graftCommand(), chargeCommand(), densityCommand(), doctorCommand(), completionCommand(), manCommand())
+	root.AddCommand(runCommand(), agentCommand(), psCommand(), inspectCommand(), topCommand(), traceCommand(), denialsCommand(), graftCommand(), chargeCommand(), forwardCommand(), densityCommand(),
+		doctorCommand(), setupCommand(), completionCommand(), manCommand())
+	root.SetVersionTemplate("{{.Name}} {{.Version}}\n")
 	root.SetArgs(args)
 	err := root.Execute()
 	if err == nil {
 		return 0
 	}
+	err = explainPrivilege(err)
 	// errors.Join puts newlines between errors. This message is one line.
 	fmt.Fprintf(stderr, "tsugiki: %s\n", strings.ReplaceAll(err.Error(), "\n", "; "))
 	return exitStatus(err)
+}
+
+// explainPrivilege puts what to do in place of an error that a user other than root meets: the
+// directory of the agent's socket is root's.
+func explainPrivilege(err error) error {
+	uid := os.Geteuid()
+	var exec *launch.ExecError
+	if uid == 0 || errors.As(err, &exec) || !errors.Is(err, fs.ErrPermission) && !errors.Is(err, kernel.ErrPrivilege) {
+		return err
+	}
+	command, _, _ := strings.Cut(err.Error(), ": ")
+	return fmt.Errorf("%s: only root may do this, and the user id is %d; use sudo", command, uid)
 }

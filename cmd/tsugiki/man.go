@@ -13,7 +13,7 @@ import (
 )
 
 // manCommand writes the manual pages for make man and make install. Their texts are those of
-// --help and of config.Keys.
+// --help, of this program and of the others that users name, and of config.Keys.
 func manCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:                   "manpages DIRECTORY",
@@ -28,6 +28,9 @@ func manCommand() *cobra.Command {
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			err := writePages(cmd.Root(), filepath.Join(args[0], "man1"))
+			if err == nil {
+				err = writeProgramPages(filepath.Join(args[0], "man1"))
+			}
 			if err == nil {
 				err = writeConfigPage(filepath.Join(args[0], "man5"))
 			}

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"strings"
@@ -14,25 +13,22 @@ import (
 
 func psCommand() *cobra.Command {
 	var socket string
-	var asJSON bool
+	var o output
 	cmd := &cobra.Command{
-		Use:   "ps [-j]",
+		Use:   "ps [-o FORMAT]",
 		Short: "List the agent's containers with their host addresses",
 		Long: `Ps prints a line for each container of the agent: its name, id and state, the PID of its
 first process, the mode of interception, the host's addresses and ports at which it
-serves (PORTS), and the host's addresses from which it connects (EGRESS). -j prints a
-JSON array of objects with the keys id, name, state, pid, mode, created, ports and
+serves (PORTS), and the host's addresses from which it connects (EGRESS). -o wide prints
+whole ids, and the times at which the containers were registered. -o json and -o yaml
+print an array of objects with the keys id, name, state, pid, mode, created, ports and
 egress.`,
 		DisableFlagsInUseLine: true,
 		Args:                  noArguments("ps"),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			list, err := api.Dial(socket).Containers()
-			if err == nil && asJSON {
-				e := json.NewEncoder(cmd.OutOrStdout())
-				e.SetIndent("", "  ")
-				err = e.Encode(list)
-			} else if err == nil {
-				err = printContainers(cmd.OutOrStdout(), list)
+			if err == nil {
+				err = o.write(cmd.OutOrStdout(), list, func() error { return printContainers(cmd.OutOrStdout(), list, o.wide()) })
 			}
 			if err != nil {
 				return fmt.Errorf("ps: %w", err)
@@ -41,7 +37,7 @@ egress.`,
 		},
 	}
 	addAgentFlag(cmd, &socket)
-	cmd.Flags().BoolVarP(&asJSON, "json", "j", false, "print JSON")
+	o.register(cmd, formatJSON, formatYAML, formatWide)
 	return cmd
 }
 
@@ -49,12 +45,26 @@ func addAgentFlag(cmd *cobra.Command, socket *string) {
 	cmd.Flags().StringVar(socket, "agent", api.DefaultSocket, "socket of the agent")
 }
 
-func printContainers(out io.Writer, list []api.Container) error {
+// idShown is how much of an id the table of ps shows, in bytes.
+const idShown = 12
+
+// printContainers prints a table. A wide one has whole ids and the time of creation.
+func printContainers(out io.Writer, list []api.Container, wide bool) error {
 	w := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
-	fmt.Fprintln(w, "NAME\tID\tSTATE\tPID\tMODE\tPORTS\tEGRESS")
+	created := ""
+	if wide {
+		created = "\tCREATED"
+	}
+	fmt.Fprintf(w, "NAME\tID\tSTATE\tPID\tMODE%s\tPORTS\tEGRESS\n", created)
 	for _, c := range list {
-		fmt.Fprintf(w, "%s\t%.12s\t%s\t%d\t%s\t%s\t%s\n",
-			c.Name, c.ID, c.State, c.PID, c.Mode, strings.Join(c.Ports, ", "), strings.Join(c.Egress, ", "))
+		id := c.ID
+		if wide {
+			created = "\t" + c.Created
+		} else {
+			id = id[:min(len(id), idShown)]
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s%s\t%s\t%s\n",
+			c.Name, id, c.State, c.PID, c.Mode, created, strings.Join(c.Ports, ", "), strings.Join(c.Egress, ", "))
 	}
 	return w.Flush()
 }

@@ -13,7 +13,6 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
-	"github.com/tsugiki/tsugiki/agent/rules"
 	runner "github.com/tsugiki/tsugiki/agent/run"
 	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/internal/launch"
@@ -23,9 +22,10 @@ import (
 // runFlags are the flags of tsugiki run.
 type runFlags struct {
 	name, netns, mode, user, runDir, agent string
-	endpoints, ingress, egress             []string
+	endpoints, ingress, egress, published  []string
 	capAdd, capDrop                        []string
-	verbose                                bool
+	verbose, dry                           bool
+	translation                            translateFlags
 }
 
 const runHelp = `Run starts COMMAND in a new network namespace. It grafts COMMAND's sockets onto endpoints
@@ -33,15 +33,20 @@ of "the host", which is the network namespace in which tsugiki was started.
 
 An endpoint is a name for an address of the host:
   NAME type ipv4|ipv6 addr ADDR port PORT|FIRST-LAST|dynamic [netns PID|NAME] [nameable]
+  NAME type ip addr ADDR addr6 ADDR6 port ... [netns PID|NAME] [nameable]
   NAME type unix path PATH [netns PID|NAME] [nameable]
 With the address 0.0.0.0 or ::, the host chooses the address. Programs may name a
 "nameable" endpoint themselves (AF_GRAFT); its destinations and ports are then not
 limited by the rules.
 
 Rules choose the sockets that are grafted. All other sockets stay in the container:
-  -i ADDR:PORT[-PORT]=ENDPOINT       sockets that COMMAND binds to ADDR and PORT; 0.0.0.0
-                                     is any address
-  -e PREFIX[:PORT[-PORT]]=ENDPOINT   sockets that COMMAND connects to PREFIX and PORT; the
+  -i ADDR:PORT[-PORT][/tcp|/udp]=ENDPOINT
+                                     sockets that COMMAND binds to ADDR and PORT; 0.0.0.0
+                                     is any address; without /tcp or /udp, both protocols
+  -i :PORT[-PORT][/tcp|/udp]=NAME    both, for an endpoint of type ip: 0.0.0.0 at NAME.4, and
+                                     :: at NAME.6
+  -e PREFIX[:PORT[-PORT]][/tcp|/udp]=ENDPOINT
+                                     sockets that COMMAND connects to PREFIX and PORT; the
                                      rule with the longest prefix applies
 Write an IPv6 address with a port as [ADDR]:PORT. A rule covers loopback, link-local,
 multicast and unspecified addresses only if it names them.
@@ -50,6 +55,11 @@ ENDPOINT may be an address of the host instead of a name. The N-th -i or -e then
 the endpoint i-N or e-N:
   -i ADDR:PORT[-PORT]=HOST[:PORT]    this port of the host; without :PORT the same port
   -e PREFIX[:PORT[-PORT]]=HOST       any port of the host
+
+  -p HOST:CONTAINER[/tcp|/udp]       further -i: this port of the host for this port of any
+                                     address that COMMAND binds, for IPv4, and for IPv6 if
+                                     the host has it
+  -p ADDR:HOST:CONTAINER[/tcp|/udp]  at this address of the host
 
 COMMAND gets its exit status, signals, standard streams, terminal and directory as from
 env(1). When COMMAND ends, run kills the processes that it left behind.`
@@ -62,6 +72,7 @@ func runCommand() *cobra.Command {
 		Long:  runHelp,
 		Example: `  tsugiki run -e 0.0.0.0/0=0.0.0.0 -- curl http://198.51.100.2/
   tsugiki run -i 0.0.0.0:8080=198.51.100.1:80 -- ./server -listen :8080
+  tsugiki run -p 8080:80 -- ./server -listen :80
   tsugiki run --endpoint "out type ipv4 addr 0.0.0.0 port dynamic" -e 0.0.0.0/0=out -- curl http://198.51.100.2/
   tsugiki run --endpoint "web type ipv4 addr 198.51.100.1 port 80" -i 0.0.0.0:8080=web -- ./server -listen :8080`,
 		DisableFlagsInUseLine: true,
@@ -72,9 +83,16 @@ func runCommand() *cobra.Command {
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			spec, err := f.spec(args, cmd.ErrOrStderr())
+			err := errors.Join(f.publish(), f.resolveByHost())
+			var spec runner.Program
+			if err == nil {
+				spec, err = f.spec(args, cmd.ErrOrStderr())
+			}
 			if err != nil {
 				return usageError{fmt.Errorf("run: %w", err)}
+			}
+			if f.dry {
+				return f.rehearse(cmd.OutOrStdout(), spec)
 			}
 			c, err := f.start(spec)
 			if err != nil {
@@ -104,12 +122,15 @@ func (f *runFlags) register(flags *pflag.FlagSet) {
 	flags.StringArrayVar(&f.endpoints, "endpoint", nil, "definition of an endpoint; may be repeated")
 	flags.StringArrayVarP(&f.ingress, "ingress", "i", nil, "rule for sockets that COMMAND binds; may be repeated")
 	flags.StringArrayVarP(&f.egress, "egress", "e", nil, "rule for sockets that COMMAND connects; may be repeated")
-	flags.StringVar(&f.mode, "mode", "auto", "interception of socket calls: preload, by a library in dynamic programs; seccomp, by the kernel in all programs; auto, both")
+	flags.StringArrayVarP(&f.published, "publish", "p", nil, "port of the host for a port that COMMAND binds, as [ADDR:]HOST:CONTAINER[/tcp|/udp]; may be repeated")
+	flags.StringVar(&f.mode, "mode", "", "interception of socket calls: preload, by a library in dynamic programs; seccomp, by the kernel in all programs; auto, both (default auto; with --translate seccomp)")
 	flags.StringVarP(&f.user, "user", "u", "", "run COMMAND as USER[:GROUP], names or ids")
 	flags.StringArrayVar(&f.capAdd, "cap-add", nil, "add a capability of COMMAND, or ALL; may be repeated")
 	flags.StringArrayVar(&f.capDrop, "cap-drop", nil, "drop a capability of COMMAND, or ALL; may be repeated")
 	flags.StringVar(&f.runDir, "run-dir", api.RunDir, "directory for the state and sockets of running containers")
 	flags.StringVar(&f.agent, "agent", "", "socket of the agent that serves the container, or none to run without an agent (default the agent of --run-dir, if it runs)")
+	f.translation.register(flags)
+	flags.BoolVar(&f.dry, "dry-run", false, "check all that a start needs, print what each rule does, and start nothing")
 	flags.BoolVarP(&f.verbose, "verbose", "v", false, "log each decision to standard error")
 }
 
@@ -120,6 +141,9 @@ type container interface {
 }
 
 func (f *runFlags) start(spec runner.Program) (container, error) {
+	if spec.Translation != nil {
+		return f.startTranslated(spec)
+	}
 	socket := f.agent
 	if socket == "" {
 		socket = runner.AgentAt(f.runDir)
@@ -130,6 +154,19 @@ func (f *runFlags) start(spec runner.Program) (container, error) {
 	return runner.Join(api.Dial(socket), spec, f.texts())
 }
 
+// rehearse checks what start needs, in the network namespace of this process, and prints what the
+// rules do.
+func (f *runFlags) rehearse(out io.Writer, spec runner.Program) error {
+	verdicts, err := spec.Explain()
+	if err == nil {
+		err = runner.Check(spec)
+	}
+	if err != nil {
+		return fmt.Errorf("run: %w", err)
+	}
+	return printVerdicts(out, verdicts)
+}
+
 func (f *runFlags) texts() api.Rules {
 	return api.Rules{Mode: f.mode, Endpoints: f.endpoints, Ingress: f.ingress, Egress: f.egress}
 }
@@ -137,7 +174,7 @@ func (f *runFlags) texts() api.Rules {
 func (f *runFlags) spec(command []string, stderr io.Writer) (runner.Program, error) {
 	spec := runner.Program{Name: f.name, RunDir: f.runDir, Netns: f.netns, Command: command}
 	var err error
-	if spec.Rules, err = rules.Parse(f.texts()); err != nil {
+	if spec.Rules, spec.Translation, err = f.rules(); err != nil {
 		return spec, err
 	}
 	if spec.Caps, err = launch.Default.Edit(f.capAdd, f.capDrop); err != nil {

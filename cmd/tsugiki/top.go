@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -24,7 +23,7 @@ const silentMark = "*"
 
 type topFlags struct {
 	socket string
-	asJSON bool
+	output output
 	count  int
 	delay  float64
 }
@@ -32,7 +31,7 @@ type topFlags struct {
 func topCommand() *cobra.Command {
 	var f topFlags
 	cmd := &cobra.Command{
-		Use:   "top [-n N] [-d SECONDS] | -j",
+		Use:   "top [-n N] [-d SECONDS] | -o json|yaml",
 		Short: "Show the activity of the agent's containers, the busiest first",
 		Long: `Top prints a table of the agent's containers every few seconds. On a terminal, each table
 replaces the previous one, until you press q or Ctrl-C. Counts per second:
@@ -42,11 +41,11 @@ replaces the previous one, until you press q or Ctrl-C. Counts per second:
   MISSES       sockets that a program had to wait for, because its pool was empty
 P50 and P99 are the median and the 99th percentile of the answer times. MEMORY is the
 memory of the container's helper processes. "*" after a name means that a gate of the
-container does not report its counts. Calls that the preloaded library decides are not
-trapped, and not counted.
+container does not report its counts. Calls that the preloaded library, or the kernel
+programs alone, decide are not trapped, and not in these columns.
 
--j prints the counts since the start of the containers once, as GET /v1/stats of the agent
-returns them.`,
+-o json and -o yaml print the counts since the start of the containers once, as
+GET /v1/stats of the agent returns them.`,
 		Example: `  tsugiki top
   tsugiki top -n 1 -d 10`,
 		DisableFlagsInUseLine: true,
@@ -62,8 +61,8 @@ returns them.`,
 		},
 	}
 	addAgentFlag(cmd, &f.socket)
+	f.output.register(cmd, formatJSON, formatYAML)
 	flags := cmd.Flags()
-	flags.BoolVarP(&f.asJSON, "json", "j", false, "print JSON, once")
 	flags.IntVarP(&f.count, "count", "n", 0, "end after this number of tables (default never)")
 	flags.Float64VarP(&f.delay, "delay", "d", 2, "seconds between two tables, at least 0.1")
 	return cmd
@@ -75,10 +74,8 @@ func (f *topFlags) run(out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	if f.asJSON {
-		e := json.NewEncoder(out)
-		e.SetIndent("", "  ")
-		return e.Encode(before)
+	if !f.output.isTable() {
+		return f.output.write(out, before, nil)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
 	defer stop()

@@ -16,37 +16,41 @@ import (
 
 func traceCommand() *cobra.Command {
 	var socket string
-	var asJSON bool
+	var o output
 	cmd := &cobra.Command{
-		Use:   "trace [-j] CONTAINER",
+		Use:   "trace [-o json] CONTAINER",
 		Short: "Print the decisions about a container's socket calls as they are made",
 		Long: `Trace prints a line for each decision about a socket call of a container, until the
 container ends or trace is interrupted. A line has the system call, the process, the
-address, and the endpoint onto which the socket was grafted ("-" is none). -j prints a
-JSON object per line, with the keys time, level, msg, container and pid, and, where they
-are known, syscall, fd, addr, endpoint and others. {"lost":N} stands for N lines that
-trace did not read in time.
+address, and the endpoint onto which the socket was grafted ("-" is none). A line
+"answered" has the errno with which the agent has answered a call; 0 is success. -o json
+prints a JSON object per line, with the keys time, level, msg, container and pid, and, where they
+are known, syscall, fd, addr, endpoint and others. The key lost stands for so many lines
+that were not read in time.
 
-While a container is traced, all its socket calls are trapped. This slows them down.`,
+Where the kernel programs alone decide about connects and sends, a line has the socket's
+cookie instead of fd, and the protocol, where the call leads on the host, and its errno.
+Of equal datagrams of a socket only the first is printed. In other containers, all socket
+calls are trapped while the container is traced. This slows them down.`,
 		Example: `  tsugiki trace web-1
-  tsugiki trace -j web-1 | jq 'select(.syscall == "connect") | .addr'`,
+  tsugiki trace -o json web-1 | jq 'select(.syscall == "connect") | .addr'`,
 		DisableFlagsInUseLine: true,
 		ValidArgsFunction:     completeContainers(&socket),
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {
-				return usageError{errors.New("trace: write tsugiki trace [-j] CONTAINER")}
+				return usageError{errors.New("trace: write tsugiki trace [-o json] CONTAINER")}
 			}
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := trace(socket, args[0], asJSON, cmd.OutOrStdout()); err != nil {
+			if err := trace(socket, args[0], !o.isTable(), cmd.OutOrStdout()); err != nil {
 				return fmt.Errorf("trace: %w", err)
 			}
 			return nil
 		},
 	}
 	addAgentFlag(cmd, &socket)
-	cmd.Flags().BoolVarP(&asJSON, "json", "j", false, "print JSON")
+	o.register(cmd, formatJSON)
 	return cmd
 }
 
