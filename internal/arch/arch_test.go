@@ -38,10 +38,10 @@ var rooms = []room{
 	{"intercept/notify", []string{"afgraft", "gate", "graft"}, "brings the engine the calls that the gate passes on"},
 	{"relay", []string{"keeper", "policy/enforcer"}, "has its sockets known to the kernel programs"},
 	{"agent/rules", []string{"api", "endpoint", "intercept/filter", "internal/config", "policy"}, "decides by texts alone what a container is given"},
-	{"agent/ports", []string{"endpoint", "graft"}, "knows whose ports are, and opens no socket"},
+	{"agent/ports", []string{"endpoint", "graft", "policy"}, "knows whose ports are, and opens no socket"},
 	{"agent/container", []string{
 		"afgraft", "agent/ports", "agent/rules", "api", "endpoint", "gate", "graft", "intercept", "internal/launch", "keeper", "policy",
-		"policy/enforcer", "relay",
+		"policy/enforcer", "relay", "translate", "translate/dns",
 	}, "puts the systems of one container together, and knows neither its owner nor HTTP"},
 	{"agent/httpapi", []string{"agent/container", "agent/ports", "agent/rules", "api", "endpoint", "policy"}, "gives errors of containers their status, and knows no daemon"},
 	{"agent/daemon", []string{
@@ -52,6 +52,9 @@ var rooms = []room{
 		"agent/container", "agent/httpapi", "agent/ports", "agent/rules", "api", "gate", "intercept/filter", "internal/launch", "shim",
 	}, "has one program, in a container of its own or by the daemon's API"},
 	{"oci", []string{"api", "intercept/filter", "internal/config", "shim"}, "speaks to the agent by its API alone"},
+
+	{"translate", nil, "tables, and the arithmetic of addresses: it opens no socket"},
+	{"translate/dns", []string{"translate"}, "answers names by a table, on sockets that it is given"},
 
 	{"charge", []string{"api"}, "a client of the agent, for programs of others"},
 	{"charge/balance", nil, "arithmetic"},
@@ -69,6 +72,9 @@ var rooms = []room{
 		"charge/softirq",
 	}, "puts the parts of charging together"},
 
+	{"forward", []string{"bpf"}, "has kernel programs hand packets to pods, and makes no link"},
+	{"forward/cni", []string{"forward"}, "makes pods' links, and enters them into the table"},
+
 	{"density/load", nil, "programs that run in containers"},
 	{"density/overlay", nil, "mounts"},
 	{"density/result", nil, "what a study has measured"},
@@ -79,11 +85,13 @@ var rooms = []room{
 
 	{"cmd/tsugiki", []string{
 		"agent/daemon", "agent/rules", "agent/run", "api", "density/figures", "density/report", "density/result", "density/rig", "density/sweep", "endpoint",
-		"intercept/filter", "internal/config", "internal/launch", "policy",
+		"forward", "intercept/filter", "internal/config", "internal/launch", "internal/setup", "policy",
+		"translate/dns",
 	}, "the command line"},
 	{"cmd/tsugiki-runtime", []string{"oci"}, "the command line"},
+	{"cmd/tsugiki-cni", []string{"forward/cni"}, "the command line"},
 
-	{"bench", []string{"api", "bench", "density/report", "density/result", "density/rig", "gate", "internal/bundle", "internal/testkit", "keeper"}, "measures, and is no part of the product"},
+	{"bench", []string{"api", "bench", "density/report", "density/result", "density/rig", "forward", "gate", "internal/bundle", "internal/testkit", "keeper"}, "measures, and is no part of the product"},
 	{"test", nil, "tests"},
 
 	{"internal/arch", nil, "tests"},
@@ -92,6 +100,7 @@ var rooms = []room{
 	{"internal/bundle", nil, "files: it mounts nothing"},
 	{"internal/cni", nil, "runs network plugins"},
 	{"internal/config", nil, "a file's grammar"},
+	{"internal/setup", nil, "edits texts of engines' configurations: it calls none"},
 	{"internal/launch", []string{"shim"}, "starts one program, and has it load the library"},
 	{"internal/launch/tsugiki-launch", []string{"internal/launch"}, "the child of the room above it"},
 	{"internal/cgroup", nil, anybody},

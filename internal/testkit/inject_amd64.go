@@ -20,8 +20,6 @@ func Inject(t TB, pid int, number uintptr, arguments ...uint64) unix.Errno {
 			t.Fatalf("%s process %d: %v", what, pid, err)
 		}
 	}
-	try("trace", unix.PtraceAttach(pid))
-	defer func() { try("let go of", unix.PtraceDetach(pid)) }()
 	await := func(signal unix.Signal) {
 		t.Helper()
 		var status unix.WaitStatus
@@ -31,9 +29,17 @@ func Inject(t TB, pid int, number uintptr, arguments ...uint64) unix.Errno {
 			t.Fatalf("process %d: status %#x, want it stopped by %v", pid, status, signal)
 		}
 	}
-	await(unix.SIGSTOP)
 	var before, during unix.PtraceRegs
-	try("read registers of", unix.PtraceGetRegs(pid, &before))
+	stop := func() (inCall bool) {
+		try("trace", unix.PtraceAttach(pid))
+		await(unix.SIGSTOP)
+		try("read registers of", unix.PtraceGetRegs(pid, &before))
+		return int64(before.Orig_rax) >= 0
+	}
+	for !stop() { // it was on its way from one call to the next
+		try("let go of", unix.PtraceDetach(pid))
+	}
+	defer func() { try("let go of", unix.PtraceDetach(pid)) }()
 	during = before
 	during.Rip -= 2              // the instruction that it waits behind is syscall
 	during.Orig_rax = ^uint64(0) // it is not started again now

@@ -47,7 +47,7 @@ func (t *Topology) build(ctx context.Context, o Options) error {
 		if t.Remote, err = newNamespace("srv", o); err != nil {
 			return err
 		}
-		if err := t.connectRemote(); err != nil {
+		if err := t.connectRemote(o); err != nil {
 			return err
 		}
 	}
@@ -76,18 +76,23 @@ func (t *Topology) build(ctx context.Context, o Options) error {
 	return nil
 }
 
-func (t *Topology) connectRemote() error {
+func (t *Topology) connectRemote(o Options) error {
+	host := []netip.Prefix{netip.PrefixFrom(HostAddr6, 64), netip.PrefixFrom(HostAddr4, 24)}
+	remote := []netip.Prefix{netip.PrefixFrom(RemoteAddr6, 64), netip.PrefixFrom(RemoteAddr4, 24)}
+	if o.IPv6Only {
+		host, remote = host[:1], remote[:1]
+	}
 	err := t.Host.Do(func() error {
 		if err := addVeth("srv", t.Remote, "h"); err != nil {
 			return err
 		}
-		return setUp("srv", netip.PrefixFrom(HostAddr4, 24), netip.PrefixFrom(HostAddr6, 64))
+		return setUp("srv", host...)
 	})
 	if err != nil {
 		return err
 	}
 	return t.Remote.Do(func() error {
-		return setUp("h", netip.PrefixFrom(RemoteAddr4, 24), netip.PrefixFrom(RemoteAddr6, 64))
+		return setUp("h", remote...)
 	})
 }
 

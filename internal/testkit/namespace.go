@@ -6,13 +6,13 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"strconv"
 	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/internal/netns"
+	"github.com/tsugiki/tsugiki/internal/sys/proc"
 )
 
 // errClosed is what a command gets whose namespace's topology is closed.
@@ -195,13 +195,12 @@ func (n *Namespace) killInhabitants() error {
 	if err := unix.Fstat(int(n.ns.File().Fd()), &own); err != nil {
 		return fmt.Errorf("identify namespace %s: %w", n.name, err)
 	}
-	entries, err := os.ReadDir("/proc")
+	pids, err := proc.All()
 	if err != nil {
 		return fmt.Errorf("list processes of namespace %s: %w", n.name, err)
 	}
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil || pid == os.Getpid() || !inNamespace(pid, own) {
+	for _, pid := range pids {
+		if pid == os.Getpid() || !inNamespace(pid, own) {
 			continue
 		}
 		// The process may end, and its id go to another, at any time: look

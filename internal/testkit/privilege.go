@@ -126,7 +126,7 @@ func WithoutCapability(t TB, program, capability string) string {
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	path := filepath.Join(dir, filepath.Base(program))
 	script := fmt.Sprintf("#!/bin/sh\nPATH=/usr/sbin:/usr/bin:/sbin:/bin\nexec setpriv --bounding-set -%s -- '%s' \"$@\"\n", capability, program)
-	if err := os.WriteFile(path, []byte(script), 0o700); err != nil {
+	if err := WriteExecutable(path, []byte(script), 0o700); err != nil {
 		t.Fatalf("%v", err)
 	}
 	return path

@@ -66,6 +66,9 @@ type Options struct {
 	// Containers is the number of containers behind the host's bridge. With
 	// none there is no bridge and no address translation.
 	Containers int
+	// IPv6Only leaves the IPv4 addresses of the host and the remote out, but for loopback ones.
+	// It goes without containers.
+	IPv6Only bool
 	// NoRemote leaves the remote out.
 	NoRemote bool
 	// CongestionControl is set in every namespace; empty keeps the kernel's
@@ -92,6 +95,9 @@ func New(ctx context.Context, o Options) (*Topology, error) {
 	}
 	if o.Containers < 0 || o.Containers > MaxContainers {
 		return nil, fmt.Errorf("build topology: %d containers, want 0..%d", o.Containers, MaxContainers)
+	}
+	if o.IPv6Only && o.Containers > 0 {
+		return nil, errors.New("build topology: containers behind a bridge have IPv4")
 	}
 	t := &Topology{}
 	if err := t.build(ctx, o); err != nil {

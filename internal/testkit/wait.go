@@ -11,7 +11,8 @@ import (
 )
 
 // A wait looks again after pollInterval, and after a tenth of the time that it has taken so far,
-// but at least every pollMost. Looking costs others their CPU: some looks run programs.
+// but at least every pollMost. Looking costs others their CPU: some looks run programs, and a list of
+// TCP sockets has the kernel walk the hash table of all network namespaces.
 const (
 	pollInterval = 5 * time.Millisecond
 	pollMost     = 100 * time.Millisecond
@@ -80,9 +81,7 @@ func (n *Namespace) waitSockets(ctx context.Context, network string, port uint16
 		return fmt.Errorf("wait for sockets: unknown network %q", network)
 	}
 	return n.Do(func() error {
-		tick := time.NewTicker(pollInterval)
-		defer tick.Stop()
-		for {
+		for began := time.Now(); ; {
 			found := false
 			for _, file := range table.files {
 				has, err := hasSocket("/proc/thread-self/net/"+file, port, is)
@@ -95,7 +94,7 @@ func (n *Namespace) waitSockets(ctx context.Context, network string, port uint16
 				return nil
 			}
 			select {
-			case <-tick.C:
+			case <-time.After(pollAfter(time.Since(began))):
 			case <-ctx.Done():
 				return fmt.Errorf("wait for %s port %d in %s: %w", network, port, n.name, ctx.Err())
 			}
