@@ -3,7 +3,8 @@
 # new enough for go.mod, and all Go modules, so that the build is offline after.
 # Says nothing and changes nothing where all is there. "deps.sh demo" leaves out
 # what only the end-to-end tests need, "deps.sh bench-agent" all of that but what
-# containers are made with, "deps.sh bench-charge" all but what runs and loads them;
+# containers are made with, "deps.sh bench-charge" all but what runs and loads them,
+# "deps.sh bench-forward" all but Open vSwitch;
 # "deps.sh kernels" installs what a virtual machine takes, too.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -17,8 +18,9 @@ packages=(
 
 programs=(
 	postgresql nodejs default-jdk-headless python3-uvloop apache2-bin haproxy memcached
-	openssh-server openssh-client dnsmasq-base bind9-dnsutils man-db systemd
+	openssh-server openssh-client dnsmasq-base bind9-dnsutils man-db systemd rpm
 	php-fpm unbound vsftpd tftpd-hpa # test/programs
+	openvswitch-switch # forward/cni
 	chromium # opens the pages of reports
 )
 # Container engines, what their images are made of, and what benches load them with.
@@ -79,6 +81,8 @@ fetch_go() {
 	fi
 	go mod download
 	go mod download -modfile=tools/go.mod
+	go mod download -modfile=tools/cni/go.mod
+	go mod download -modfile=tools/nfpm.mod
 }
 
 [[ $(dpkg --print-architecture) != amd64 ]] || packages+=(gcc-multilib) # 32-bit programs, in tests
@@ -92,6 +96,8 @@ if [[ ${1:-} == bench-agent ]]; then
 	install runc containernetworking-plugins iptables
 elif [[ ${1:-} == bench-charge ]]; then
 	install containerd runc busybox-static sysbench
+elif [[ ${1:-} == bench-forward ]]; then
+	install openvswitch-switch
 elif [[ ${1:-} != demo ]]; then
 	[[ ${1:-} != kernels ]] || install qemu-system-x86 kmod xz-utils busybox-static
 	install "${programs[@]}" "${engines[@]}"
