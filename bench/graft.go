@@ -89,6 +89,9 @@ func testNames() []string {
 	for _, t := range tests {
 		names = append(names, t.name)
 	}
+	for _, t := range ownTests {
+		names = append(names, t.name)
+	}
 	return append(names, startup, execs)
 }
 
@@ -127,6 +130,12 @@ func (f *figure) loads() []modes.Load {
 		for _, t := range tests {
 			if t.name == name {
 				list = append(list, f.load(t, port))
+				port += uint16(len(f.options.session.Modes))
+			}
+		}
+		for _, t := range ownTests {
+			if t.name == name {
+				list = append(list, f.ownLoad(t, port))
 				port += uint16(len(f.options.session.Modes))
 			}
 		}

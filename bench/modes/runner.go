@@ -197,16 +197,20 @@ func (r *Runner) Shuffled(random *rand.Rand) []Mode {
 
 // Client prepares a program to be run in a mode.
 func (r *Runner) Client(ctx context.Context, m Mode, argv ...string) *testkit.Cmd {
+	return r.client(ctx, m, nil, argv...)
+}
+
+func (r *Runner) client(ctx context.Context, m Mode, flags []string, argv ...string) *testkit.Cmd {
 	ns := r.Top.Host
 	switch m {
 	case NAT:
 		ns = r.Top.Containers[0]
 	case Auto, Preload, Seccomp:
-		argv = append([]string{
+		argv = slices.Concat([]string{
 			r.tsugiki, "run", "--mode", string(m), "--netns", "new",
 			"--endpoint", "out type ipv4 addr 0.0.0.0 port dynamic",
-			"-e", "0.0.0.0/0=out", "--",
-		}, argv...)
+			"-e", "0.0.0.0/0=out",
+		}, flags, []string{"--"}, argv)
 	}
 	if r.pinned != nil {
 		argv = pinned(r.pinned.Client, argv)
@@ -250,7 +254,12 @@ type Run struct {
 
 // Run runs a program in a mode to its end.
 func (r *Runner) Run(ctx context.Context, m Mode, argv ...string) (Run, error) {
-	cmd := r.Client(ctx, m, argv...)
+	return r.RunWith(ctx, m, nil, argv...)
+}
+
+// RunWith is Run with further flags of tsugiki run, where the mode is one of graft's.
+func (r *Runner) RunWith(ctx context.Context, m Mode, flags []string, argv ...string) (Run, error) {
+	cmd := r.client(ctx, m, flags, argv...)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	start := time.Now()

@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -75,7 +76,6 @@ func graft(mode string, egress []string) func(*testing.T, string, *testkit.Topol
 		if len(top.Containers) > 0 {
 			netns = top.Containers[0].Path()
 		}
-		ports := fmt.Sprintf("%d-%d", firstPort, lastPort)
 		args := []string{
 			filepath.Join(bin, "tsugiki"), "run",
 			"--run-dir", t.TempDir(), "--mode", mode, "--netns", netns,
@@ -83,10 +83,24 @@ func graft(mode string, egress []string) func(*testing.T, string, *testkit.Topol
 			"--endpoint", "out6 type ipv6 addr :: port dynamic",
 			"--endpoint", "in type ipv4 addr 0.0.0.0 port dynamic",
 			"--endpoint", "in6 type ipv6 addr :: port dynamic",
-			"-i", "0.0.0.0:" + ports + "=in", "-i", "[::]:" + ports + "=in6",
 		}
-		return append(append(args, egress...), "--")
+		return slices.Concat(args, ingress(len(top.Containers) == 0), egress, []string{"--"})
 	}
+}
+
+// ingress are the rules for the ports of all cases: one rule for each port, which needs no traps, or
+// one for all.
+func ingress(each bool) []string {
+	size := lastPort - firstPort
+	if each {
+		size = 0
+	}
+	var args []string
+	for first := firstPort; first <= lastPort; first += size + 1 {
+		ports := fmt.Sprintf("%d-%d", first, first+size)
+		args = append(args, "-i", "0.0.0.0:"+ports+"=in", "-i", "[::]:"+ports+"=in6")
+	}
+	return args
 }
 
 func TestMain(m *testing.M) {
@@ -105,10 +119,7 @@ func TestConformance(t *testing.T) {
 	sanitized, findings := testkit.BuildSanitized(t)
 	t.Cleanup(func() { reportFindings(t, findings) })
 	bin := map[bool]string{false: testkit.BuildTsugiki(t), true: sanitized}
-	probes := map[string]string{}
-	for _, build := range []string{"", "static", "musl"} {
-		probes[build] = buildProbe(t, build)
-	}
+	probes := buildProbes(t)
 	cases := listCases(t, probes[""])
 	reference := bareRun(t, probes[""], cases)
 	musl := bareRun(t, probes["musl"], cases)
@@ -196,31 +207,56 @@ func firstDifference(want, got result) line {
 	return line(got.Status)
 }
 
-// buildProbe compiles and links the probe: "" with glibc's dynamic loader, "musl"
-// with musl's, "static" with none.
-func buildProbe(t *testing.T, build string) string {
+// buildProbes compiles the probe with each C library and links it: "" with glibc's dynamic loader,
+// "static" with none, "musl" with musl's.
+func buildProbes(t *testing.T) map[string]string {
 	t.Helper()
-	compiler, flags := "gcc", []string{"-std=gnu11", "-D_GNU_SOURCE", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread"}
-	switch build {
-	case "static":
-		flags = append(flags, "-static")
-	case "musl":
-		compiler = "musl-gcc"
-		// It does not bring the kernel's headers.
-		multiarch, err := exec.Command(testkit.Program(t, "gcc"), "-print-multiarch").Output()
-		if err != nil {
-			t.Fatalf("find the kernel's headers: %v", err)
-		}
-		flags = append(flags, "-idirafter", "/usr/include", "-idirafter", "/usr/include/"+strings.TrimSpace(string(multiarch)))
+	glibc, musl := testkit.Program(t, "gcc"), testkit.Program(t, "musl-gcc")
+	multiarch, err := exec.Command(glibc, "-print-multiarch").Output()
+	if err != nil {
+		t.Fatalf("find the kernel's headers: %v", err)
 	}
+	// musl-gcc does not bring the kernel's headers.
+	kernel := []string{"-idirafter", "/usr/include", "-idirafter", "/usr/include/" + strings.TrimSpace(string(multiarch))}
+	objects := compileProbe(t, glibc)
+	return map[string]string{
+		"":       linkProbe(t, glibc, objects),
+		"static": linkProbe(t, glibc, objects, "-static"),
+		"musl":   linkProbe(t, musl, compileProbe(t, musl, kernel...)),
+	}
+}
+
+// compileProbe returns the folder of the probe's objects.
+func compileProbe(t *testing.T, compiler string, flags ...string) string {
+	t.Helper()
 	sources, err := filepath.Glob("probe/*.c")
 	if err != nil || len(sources) == 0 {
 		t.Fatalf("find sources of the probe: %v", err)
 	}
-	probe := filepath.Join(t.TempDir(), "probe")
-	args := append(append(flags, "-o", probe), sources...)
-	if text, err := exec.Command(testkit.Program(t, compiler), args...).CombinedOutput(); err != nil {
+	for i, source := range sources {
+		if sources[i], err = filepath.Abs(source); err != nil {
+			t.Fatal(err)
+		}
+	}
+	flags = append(flags, "-c", "-std=gnu11", "-D_GNU_SOURCE", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread")
+	cmd := exec.Command(compiler, append(flags, sources...)...)
+	cmd.Dir = t.TempDir() // where the objects are put
+	if text, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("compile probe: %v\n%s", err, text)
+	}
+	return cmd.Dir
+}
+
+func linkProbe(t *testing.T, compiler, objects string, flags ...string) string {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(objects, "*.o"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	probe := filepath.Join(t.TempDir(), "probe")
+	args := append(append(flags, "-pthread", "-o", probe), files...)
+	if text, err := exec.Command(compiler, args...).CombinedOutput(); err != nil {
+		t.Fatalf("link probe: %v\n%s", err, text)
 	}
 	return probe
 }

@@ -160,19 +160,7 @@ func (p *peer) serveDatagrams(addr netip.AddrPort, answer func(netip.AddrPort, [
 		return fmt.Errorf("serve datagrams at %s: %w", addr, err)
 	}
 	p.closers = append(p.closers, c)
-	go func() {
-		buf := make([]byte, 65536)
-		for {
-			n, from, err := c.ReadFromUDPAddrPort(buf)
-			if errors.Is(err, net.ErrClosed) {
-				return
-			}
-			if err == nil {
-				// A client that is gone is no fault of the peer's.
-				_, _ = c.WriteToUDPAddrPort(answer(from, buf[:n]), from)
-			}
-		}
-	}()
+	go testkit.AnswerDatagrams(c, answer)
 	return nil
 }
 

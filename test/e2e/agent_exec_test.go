@@ -101,9 +101,12 @@ func TestProgramOfNobody(t *testing.T) {
 	if r := try(t, c); signalOf(r.err) != 0 || !strings.Contains(r.stdout, "no container is registered") || !strings.Contains(r.stderr, "Function not implemented") {
 		t.Errorf("it ended with %v, and printed %s and %s", r.err, r.stdout, r.stderr)
 	}
-	if log := n.log.String(); !strings.Contains(log, `no container is registered by that token`) || !strings.Contains(log, `"msg":"program not attached","pid":`) {
-		t.Errorf("the agent says %s", log)
-	}
+	testkit.Eventually(t, func() error {
+		if log := n.log.String(); !strings.Contains(log, `no container is registered by that token`) || !strings.Contains(log, `"msg":"program not attached","pid":`) {
+			return fmt.Errorf("the agent says %s", log)
+		}
+		return nil
+	})
 	observe(t, w.srv)
 	n.unharmed(t, files)
 }

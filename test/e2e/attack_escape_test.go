@@ -181,7 +181,7 @@ func ownCgroup(t *testing.T) string {
 func TestAttackElsewhere(t *testing.T) {
 	t.Parallel()
 	a := newArena(t)
-	bare, err := unix.Socket(unix.AF_VSOCK, unix.SOCK_STREAM, 0)
+	bare, err := unix.Socket(unix.AF_VSOCK, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Skipf("skip: needs AF_VSOCK (CONFIG_VSOCKETS): %v", err)
 	}

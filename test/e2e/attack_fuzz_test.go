@@ -34,10 +34,6 @@ func TestAttackGarbage(t *testing.T) {
 // same makes one of two errors that differ by when a reset arrives.
 func same(line string) string { return strings.Replace(line, "EPIPE", "ECONNRESET", 1) }
 
-// triesOfSequence is how often a sequence may differ before that counts: some of
-// its answers depend on when the peer's packets arrive, bare as well.
-const triesOfSequence = 4
-
 // Random calls of one thread return what they return to a process of the host
 // that has the same capabilities.
 func TestAttackSequencesEqualBare(t *testing.T) {
@@ -51,12 +47,8 @@ func TestAttackSequencesEqualBare(t *testing.T) {
 	const limits = "--bounding-set=-all,+net_bind_service"
 	for seed := range testkit.Times(4, 24) {
 		args := []string{"sequence", strconv.Itoa(seed + 1), "250", allowed4.String()}
-		difference := "never run"
-		for try := 0; try < triesOfSequence && difference != ""; try++ {
-			bare := succeed(t, command(t, a.Host, "setpriv", append([]string{limits, "--inh-caps=-all", attackProgram(t, "static")}, args...)...))
-			difference = firstDifference(bare, succeed(t, a.attack("static", rules, args...)))
-		}
-		if difference != "" {
+		bare := succeed(t, command(t, a.Host, "setpriv", append([]string{limits, "--inh-caps=-all", attackProgram(t, "static")}, args...)...))
+		if difference := firstDifference(bare, succeed(t, a.attack("static", rules, args...))); difference != "" {
 			t.Errorf("seed %d: %s", seed+1, difference)
 		}
 	}

@@ -44,18 +44,32 @@ func buildSources(name string, builds map[string]string) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	return built(name, func(dir string) error {
+		flags := []string{"-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread"}
+		for build, extra := range builds {
+			args := append(slices.Clone(flags), extra, "-o", filepath.Join(dir, build))
+			if out, err := exec.Command("gcc", append(args, sources...)...).CombinedOutput(); err != nil {
+				return fmt.Errorf("build %s: %w\n%s", name, err, out)
+			}
+		}
+		return nil
+	})
+}
+
+// built returns a directory with programs that build has put there. It is in the directory
+// TSUGIKI_PROGRAMS, where later runs find it, or else in tmpDir.
+func built(name string, build func(dir string) error) (string, error) {
 	dir := filepath.Join(tmpDir, name)
-	if err := os.Mkdir(dir, 0o755); err != nil {
+	if kept := os.Getenv("TSUGIKI_PROGRAMS"); kept != "" {
+		dir = filepath.Join(kept, name)
+	}
+	if _, err := os.Stat(dir); err == nil {
+		return dir, nil
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", err
 	}
-	flags := []string{"-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread"}
-	for build, extra := range builds {
-		args := append(slices.Clone(flags), extra, "-o", filepath.Join(dir, build))
-		if out, err := exec.Command("gcc", append(args, sources...)...).CombinedOutput(); err != nil {
-			return "", fmt.Errorf("build %s: %w\n%s", name, err, out)
-		}
-	}
-	return dir, nil
+	return dir, build(dir)
 }
 
 // attackProgram is the path of the attack, built "static" or "dynamic".

@@ -96,25 +96,33 @@ func TestAttackSourceAddress(t *testing.T) {
 	}
 }
 
-// A socket that has sent by an endpoint can still connect by it, if the endpoint
-// leaves the source to the host: its port is bound then, and the kernel gives no
-// address to a socket that has a port.
+// A socket that has sent by an endpoint can still connect by it: its port is bound then, and the
+// kernel gives no address to a socket that has a port. Where the kernel would choose another than
+// the endpoint's, the connect or the datagram is refused.
 func TestAttackConnectAfterSend(t *testing.T) {
 	t.Parallel()
 	a := newArena(t)
-	for _, addr := range []string{"0.0.0.0", hostAddr4} {
-		rules := []string{
-			"--endpoint", "out type ipv4 addr " + addr + " port dynamic",
+	addAddr(t, a.Host, sourceAddr4+"/24", "srv")
+	traps := []string{"--endpoint", "own type ipv4 addr " + hostAddr4 + " port dynamic nameable"}
+	for _, tt := range []struct {
+		addr          string
+		flags         []string
+		connect, send string
+	}{
+		{"0.0.0.0", nil, "ok", "ok"},
+		{hostAddr4, nil, "ok", "ok"},
+		{sourceAddr4, nil, "EPERM", "EDESTADDRREQ"},
+		{"0.0.0.0", traps, "ok", "ok"},
+		{hostAddr4, traps, "EPERM", "EDESTADDRREQ"},
+	} {
+		rules := append([]string{
+			"--endpoint", "out type ipv4 addr " + tt.addr + " port dynamic",
 			"-e", remoteAddr4 + "/32=out",
-		}
+		}, tt.flags...)
 		out := steps(succeed(t, a.attack("static", rules, "udp-later", allowed4.String())))
-		for _, step := range []string{"sendto", "connect", "send"} {
-			want := []string{"ok"}
-			if addr != "0.0.0.0" {
-				want = map[string][]string{"sendto": {"ok"}, "connect": {"EPERM"}, "send": {"EDESTADDRREQ"}}[step]
-			}
-			if got := out[step]; !slices.Equal(got, want) {
-				t.Errorf("endpoint %s: %s: %v", addr, step, got)
+		for step, want := range map[string]string{"sendto": "ok", "connect": tt.connect, "send": tt.send} {
+			if got := out[step]; !slices.Equal(got, []string{want}) {
+				t.Errorf("endpoint %s %v: %s: %v, want %s", tt.addr, tt.flags, step, got, want)
 			}
 		}
 	}

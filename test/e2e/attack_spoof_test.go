@@ -8,10 +8,12 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/internal/netns"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
@@ -251,6 +253,78 @@ func TestAttackSpoofedPackets(t *testing.T) {
 		p.unharmed()
 		p.release()
 	}
+}
+
+// A server that a rule has bound to an address of the host's loopback is for those on the host: what
+// comes by a link does not reach it, though the host takes it and its own services hear it.
+func TestAttackRoutedLoopback(t *testing.T) {
+	t.Parallel()
+	a := newArena(t)
+	s := a.newSpoofer()
+	rules := []string{"--endpoint", fmt.Sprintf("in type ipv4 addr 127.0.0.1 port %d", ingressPort), "-i", fmt.Sprintf("0.0.0.0:%d=in", ingressPort)}
+	tcp, udp := fmt.Sprintf("tcp/0.0.0.0:%d", ingressPort), fmt.Sprintf("udp/0.0.0.0:%d", ingressPort)
+	h := hold(t, a.attack("static", rules, "loop-serve", tcp, udp), "ready")
+	spoofed := func(text string) (all [][]byte) {
+		for _, port := range []uint16{ingressPort, secretPort} {
+			for _, from := range []netip.Addr{loopback4, testkit.HostAddr4, testkit.RemoteAddr4} {
+				source, to := netip.AddrPortFrom(from, 40000), netip.AddrPortFrom(loopback4, port)
+				all = append(all, s.packets(source, to, segment(source, to, text), 1, 1480)...)
+			}
+		}
+		return all
+	}
+	s.send(spoofed("intruder"))
+	a.awaitHit(hostTrap + "intruder")
+	if s.answers(func() { s.send(spoofed("")) }, secretPort)[ingressPort] {
+		t.Error("a SYN that came by a link is answered")
+	}
+	client := hold(t, a.bare("loop-knock", "-", "udp/"+loopbackAt(ingressPort), "tcp/"+loopbackAt(ingressPort)), "knocked")
+	h.awaits("heard: " + tcp + " intruder")
+	client.release()
+	fmt.Fprintln(h.stdin, "own last")
+	h.await("round: last:")
+	heard := map[string]int{}
+	for _, l := range h.said {
+		heard[l]++
+	}
+	for l, want := range map[string]int{"heard: " + udp + " intruder": 1, "accepted: " + tcp: 2, "round: last: 0 failed": 1} {
+		if heard[l] != want {
+			t.Errorf("%q was said %d times, want %d:\n%s", l, heard[l], want, strings.Join(h.said, "\n"))
+		}
+	}
+	h.release()
+}
+
+func loopbackAt(port uint16) string { return fmt.Sprintf("127.0.0.1:%d", port) }
+
+// A container that may give its packets any priority passes for no other's program. A process of the
+// host's administrator does.
+func TestAttackForgedPriority(t *testing.T) {
+	t.Parallel()
+	a := newArena(t)
+	p := a.servePrivate("static")
+	ns, err := netns.Open(fmt.Sprintf("/proc/%d/ns/net", child(p.Process.Pid, "static")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	source := fmt.Sprintf("priority:%d", uint32(ns.Cookie())|1<<31)
+	ns.Close()
+	rules := append(hostFirst(), "--cap-add", "NET_RAW", "-e", "127.0.0.0/8=0.0.0.0", "-e", "::1/128=::")
+	trapped := append(rules, "--endpoint", "far type ipv4 addr 0.0.0.0 port dynamic netns "+a.Remote.Path(), "-e", "203.0.113.99/32=far")
+	for _, rules := range [][]string{rules, trapped} {
+		p.knock(func(args ...string) *testkit.Cmd { return a.attack("static", rules, args...) },
+			source, secret("tcp", "127.0.0.1"), secret("udp", "127.0.0.1"))
+	}
+	server := "tcp/127.0.0.1:0"
+	host := "tcp/127.0.0.1:" + p.ports[slices.Index(privateServers, server)]
+	h := hold(t, a.bare("loop-knock", source, host), "knocked")
+	h.awaits(host + ": ok")
+	p.calls[server]++
+	p.awaits("heard: " + server + " intruder")
+	p.said = slices.DeleteFunc(p.said, func(l string) bool { return strings.HasSuffix(l, " intruder") })
+	p.unharmed()
+	h.release()
+	p.release()
 }
 
 // awaitHit waits until something has arrived.

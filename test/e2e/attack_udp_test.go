@@ -76,20 +76,46 @@ func TestAttackUDPServer(t *testing.T) {
 	}
 }
 
-// A UDP socket does not connect to the container's own server on the loopback:
-// when that has gone and the host has its port, it would reach the other.
+// A UDP socket that is connected to a server of the container's own reaches nobody else when the
+// server has gone and a service of the host has its port. That of a process of the host does.
 func TestAttackOutlivedServer(t *testing.T) {
 	t.Parallel()
-	a := newArena(t)
-	for _, addr := range []string{"0.0.0.0", hostAddr4} {
-		rules := []string{
-			"--endpoint", fmt.Sprintf("in type ipv4 addr %s port %d", addr, ingressPort),
-			"-i", fmt.Sprintf("0.0.0.0:%d=in", ingressPort),
-		}
-		r := try(t, a.attack("static", rules, "udp-outlive", fmt.Sprintf("0.0.0.0:%d", ingressPort), fmt.Sprintf("127.0.0.1:%d", ingressPort)))
-		if !strings.Contains(r.stderr, "connect: Operation not permitted") {
-			t.Errorf("endpoint %s: %v: %s%s", addr, r.err, r.stdout, r.stderr)
-		}
+	published := fmt.Sprintf("0.0.0.0:%d", ingressPort)
+	for _, addr := range []string{"0.0.0.0", hostAddr4, "private", "bare"} {
+		t.Run(addr, func(t *testing.T) {
+			a := newArena(t)
+			rules := []string{"--endpoint", fmt.Sprintf("in type ipv4 addr %s port %d", addr, ingressPort), "-i", published + "=in"}
+			c, ports := a.bare("udp-outlive", published, fmt.Sprintf("127.0.0.1:%d", ingressPort)), []uint16{ingressPort}
+			switch addr {
+			case "bare":
+			case "private":
+				c = a.attack("static", hostFirst(), "udp-outlive", "0.0.0.0:9104", "127.0.0.1:9104")
+			default:
+				c = a.attack("static", rules, "udp-outlive", published, fmt.Sprintf("127.0.0.1:%d", ingressPort))
+			}
+			h := hold(t, c, "heard")
+			if addr == "private" {
+				ports = portNumbers(t, a.hostPorts())
+			}
+			if len(ports) == 0 {
+				t.Fatal("the server has no port of the host")
+			}
+			fmt.Fprintln(h.stdin)
+			h.await("closed")
+			var roads []road
+			for _, port := range ports {
+				a.trapUDP(a.Host, "", port)
+				roads = append(roads, road{"udp", fmt.Sprintf("127.0.0.1:%d", port)})
+			}
+			fmt.Fprintln(h.stdin)
+			h.await("send")
+			a.follow(roads)
+			_, arrived := a.arrived()
+			if reached := len(arrived) > 0; reached != (addr == "bare") {
+				t.Errorf("a service of the host has heard %q; the program says\n%s", arrived, strings.Join(h.said, "\n"))
+			}
+			h.release()
+		})
 	}
 }
 
@@ -111,8 +137,11 @@ func TestAttackOwnLoopback(t *testing.T) {
 	t.Parallel()
 	a := newArena(t)
 	for _, at := range []string{"127.0.0.1:9094", "[::1]:9094"} {
-		r := try(t, a.attack("static", minimal(), "udp-own", at))
-		for step, results := range steps(r.stdout) {
+		out := steps(succeed(t, a.attack("static", minimal(), "udp-own", at)))
+		if len(out) != 2 {
+			t.Errorf("over %s: %v, want what sendto and receive say", at, out)
+		}
+		for step, results := range out {
 			if !slices.Equal(results, []string{"ok"}) {
 				t.Errorf("%s over %s: %v", step, at, results)
 			}

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -131,7 +132,7 @@ func (b *bundles) left() []string {
 
 // TestChargeChurn makes and removes many containers, while the agent is killed again
 // and again. The runtime can remove each, and nothing of it is left, in the agent
-// either.
+// either. The last third has one agent, which hears all.
 func TestChargeChurn(t *testing.T) {
 	t.Parallel()
 	n := startAgent(t, newWorld(t))
@@ -140,44 +141,49 @@ func TestChargeChurn(t *testing.T) {
 	if _, err := b.live(n.client(), b.prefix+"first"); err != nil {
 		t.Fatal(err)
 	}
-	names := make(chan string)
-	var workers sync.WaitGroup
-	var mu sync.Mutex
-	var heard int // guarded by mu
-	for range 3 {
-		workers.Add(1)
-		go func() {
-			defer workers.Done()
-			for name := range names {
-				count, err := b.live(n.client(), name)
-				if err != nil {
-					t.Errorf("%s: %v", name, err)
-				}
-				mu.Lock()
-				heard += count
-				mu.Unlock()
-			}
-		}()
-	}
+	killed := *churn * 2 / 3
 	next := time.Now().Add(time.Second)
-	for i := range *churn {
-		names <- fmt.Sprintf("%s%d", b.prefix, i)
-		if time.Now().After(next) && i < *churn*2/3 { // the last third has one agent
+	b.churn(n, 0, killed, func() {
+		if time.Now().After(next) {
 			n.kill()
 			time.Sleep(time.Duration(rand.IntN(100)) * time.Millisecond)
 			n.start()
 			next = time.Now().Add(time.Duration(300+rand.IntN(700)) * time.Millisecond)
 		}
-	}
-	close(names)
-	workers.Wait()
-	if heard < *churn {
-		t.Errorf("the agent has heard %d requests for %d containers", heard, *churn)
+	})
+	if heard, want := b.churn(n, killed, *churn, func() {}), 2*(*churn-killed); heard != want {
+		t.Errorf("the agent has heard %d requests, want %d", heard, want)
 	}
 	if left := b.left(); len(left) > 0 {
 		t.Errorf("left: %v", left)
 	}
 	n.checkForgotten(t)
+}
+
+// churn has the containers of some numbers live, three at once, and calls between after each
+// beginning. It returns how many requests the agent has heard.
+func (b *bundles) churn(n *asked, first, end int, between func()) int {
+	var workers sync.WaitGroup
+	var heard atomic.Int64
+	names := make(chan string)
+	for range 3 {
+		workers.Go(func() {
+			for name := range names {
+				count, err := b.live(n.client(), name)
+				if err != nil {
+					b.t.Errorf("%s: %v", name, err)
+				}
+				heard.Add(int64(count))
+			}
+		})
+	}
+	for i := first; i < end; i++ {
+		names <- fmt.Sprintf("%s%d", b.prefix, i)
+		between()
+	}
+	close(names)
+	workers.Wait()
+	return int(heard.Load())
 }
 
 // removeLeft thaws, kills and removes what a failed test leaves.

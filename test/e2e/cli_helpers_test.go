@@ -1,8 +1,6 @@
 package e2e
 
 import (
-	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -84,20 +82,11 @@ func installed(t *testing.T, names ...string) string {
 }
 
 func copyFile(to, from string) error {
-	in, err := os.Open(from)
+	content, err := os.ReadFile(from)
 	if err != nil {
 		return err
 	}
-	defer in.Close()
-	out, err := os.OpenFile(to, os.O_CREATE|os.O_WRONLY|os.O_EXCL, 0o755)
-	if err != nil {
-		return err
-	}
-	if _, err := io.Copy(out, in); err != nil {
-		out.Close()
-		return fmt.Errorf("copy %s: %w", from, err)
-	}
-	return out.Close()
+	return testkit.WriteExecutable(to, content, 0o755)
 }
 
 // binaries are the names of all that was built.

@@ -178,7 +178,7 @@ func TestCLIInstallation(t *testing.T) {
 		dir := installed(t, all...)
 		got := try(t, command(t, top.Host, "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--bounding-set=-all",
 			filepath.Join(dir, "tsugiki"), "run", "--run-dir", filepath.Join(dir, "run"), "--", "true"))
-		refusal{status: 1, says: []string{"privilege|root", "as root"}}.judge(t, got, filepath.Join(dir, "run"))
+		refusal{status: 1, says: []string{"privilege|root", "only root may do this"}}.judge(t, got, filepath.Join(dir, "run"))
 	})
 	for _, missing := range all {
 		if missing != "tsugiki-keeper" && missing != "tsugiki-gate" && missing != "tsugiki-launch" {

@@ -34,7 +34,7 @@ func TestCompletion(t *testing.T) {
 		{"run --mode |", "auto preload seccomp"},
 		{"run --mode pre|", "preload"},
 		{"run --netns ne|", "new"},
-		{"graft |", "add del show"},
+		{"graft |", "add del explain show"},
 		{"graft del --run-dir DIR |", "out six"},
 		{"graft del --run-dir DIR o|", "out"},
 		{"graft del --run-dir DIR out |", "for"},
@@ -59,12 +59,12 @@ func TestCompletion(t *testing.T) {
 			t.Errorf("%s: %q, want %q", tt.words, got, tt.want)
 		}
 	}
-	for flag, says := range map[string]string{"-i": "ADDR:PORT[-PORT]=ENDPOINT", "-e": "PREFIX[:PORT[-PORT]]=ENDPOINT"} {
+	for flag, says := range map[string]string{"-i": "ADDR:PORT[-PORT][/tcp|/udp]=ENDPOINT", "-e": "PREFIX[:PORT[-PORT]]=ENDPOINT"} {
 		if out := succeed(t, command(t, top.Host, tsugiki, "__complete", "run", flag, "")); !strings.Contains(out, says) {
 			t.Errorf("help for %s: %q", flag, out)
 		}
 	}
-	if got := completions(t, top.Host, ""); !slices.Equal(got, []string{"agent", "charge", "completion", "density", "doctor", "graft", "help", "ps", "run", "top", "trace"}) {
+	if got := completions(t, top.Host, ""); !slices.Equal(got, []string{"agent", "charge", "completion", "denials", "density", "doctor", "forward", "graft", "help", "inspect", "ps", "run", "setup", "top", "trace"}) {
 		t.Errorf("commands: %v", got)
 	}
 }

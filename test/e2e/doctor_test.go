@@ -85,7 +85,11 @@ func TestDoctor(t *testing.T) {
 			t.Errorf("%s is %s: %s", f.Name, f.state(), f.Detail)
 		}
 	}
-	lines := strings.Split(strings.TrimSuffix(succeed(t, command(t, top.Host, tsugiki, "doctor")), "\n"), "\n")
+	lines := strings.Split(strings.TrimSuffix(succeed(t, command(t, top.Host, tsugiki, "doctor", "-v")), "\n"), "\n")
+	verdict := lines[len(lines)-1]
+	if lines = lines[:len(lines)-1]; !strings.HasPrefix(verdict, "tsugiki run works here: ") {
+		t.Errorf("the last line is %q", verdict)
+	}
 	if len(lines) != len(found) {
 		t.Errorf("%d lines for %d features", len(lines), len(found))
 	}

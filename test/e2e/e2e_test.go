@@ -233,6 +233,14 @@ func (s *server) stop(t *testing.T) {
 	}
 }
 
+// printed stops a server, and returns all that it has printed: what is read before the end may lack
+// the last lines.
+func (s *server) printed(t *testing.T) string {
+	t.Helper()
+	s.stop(t)
+	return s.output.String()
+}
+
 // exitStatus is how a command ended: its status, or -1 for one that was killed.
 func exitStatus(err error) int {
 	var exit *exec.ExitError

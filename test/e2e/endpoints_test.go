@@ -229,14 +229,15 @@ func TestEndpointsOfServers(t *testing.T) {
 	}
 }
 
-// An endpoint's namespace may be another each time.
+// An endpoint's namespace may be another each time, if some rule has led to another from the
+// beginning.
 func TestEndpointsOfOtherNamespaces(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	far, near := observe(t, w.srv), observe(t, w.h)
 	local := fmt.Sprintf("127.0.0.1:%d", observerPort)
 	here, there := "ep type ipv4 addr 0.0.0.0 port dynamic", "ep type ipv4 addr 0.0.0.0 port dynamic netns "+w.srv.Path()
-	o := w.obey(t, t.TempDir(), "--endpoint", here, "-e", local+"=ep")
+	o := w.obey(t, t.TempDir(), "--endpoint", here, "-e", local+"=ep", "--endpoint", "far"+strings.TrimPrefix(there, "ep"), "-e", "192.0.2.1=far")
 	for i := range 6 {
 		o.want("127.0.0.1", "dial x tcp %s", local)
 		if n, f := near.take(), far.take(); len(n) != (i+1)%2 || len(f) != i%2 {

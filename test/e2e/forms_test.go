@@ -63,7 +63,7 @@ func setuid(t *testing.T, program string) string {
 		t.Fatal(err)
 	}
 	path := filepath.Join(openDir(t), "setuid")
-	if err := os.WriteFile(path, content, 0o755); err != nil {
+	if err := testkit.WriteExecutable(path, content, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Chmod(path, 0o755|os.ModeSetuid); err != nil {

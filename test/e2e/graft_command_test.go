@@ -79,8 +79,8 @@ func TestGraftRefusals(t *testing.T) {
 			}
 		})
 	}
-	check("", 2, "add, del or show")
-	check("list", 2, "list", "add, del and show")
+	check("", 2, "add, del, show or explain")
+	check("list", 2, "list", "add, del, show and explain")
 	check("add", 2, "NAME type")
 	check("add x", 2, "type")
 	check("add x type ipv4 addr 0.0.0.0 port dynamic for", 2, "for.*container")
@@ -116,7 +116,7 @@ func TestGraftRefusals(t *testing.T) {
 	two.release()
 	one.release()
 	refusal{status: 1, says: []string{"no container is running", "run-dir"}}.judge(t, try(t, graftCommand(t, w, dir, "show")), "")
-	refusal{status: 1, says: []string{one.name, "not running", "any other"}}.judge(t, try(t, graftCommand(t, w, dir, "show for "+one.name)), "")
+	refusal{status: 1, says: []string{one.name, "not known", "agent is not running"}}.judge(t, try(t, graftCommand(t, w, dir, "show for "+one.name)), "")
 	refusal{status: 1, says: []string{"no container is running"}}.judge(t, try(t, graftCommand(t, w, dir+"/none", "show")), "")
 }
 

@@ -69,8 +69,7 @@ func TestHaproxy(t *testing.T) {
 			t.Errorf("the server behind it answered %q", body)
 		}
 		checkAB(t, succeed(t, command(t, w.srv, "ab", "-q", "-n", fmt.Sprint(abRequests), "-c", "8", url+"/")))
-		s.stop(t)
-		log := s.output.String()
+		log := s.printed(t)
 		var clients []string
 		for _, found := range haproxyAnswered.FindAllStringSubmatch(log, -1) {
 			clients = append(clients, found[1])

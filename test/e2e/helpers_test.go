@@ -21,21 +21,29 @@ var hurts = map[string]func(pid int) error{
 	},
 }
 
-// helper waits for a process of a container's, by its name.
+// helper waits for a process of a container's, by its name. A gate of the agent's that has been idle
+// for a while has none: see findHelper.
 func (o *obedient) helper(t *testing.T, name string) (pid int) {
 	t.Helper()
-	testkit.Eventually(t, func() error {
-		groups, _ := filepath.Glob(filepath.Join(ownCgroup(t), "tsugiki-"+o.name+"*", "keepers"))
-		for _, group := range groups {
-			for _, pid = range members(group) {
-				if comm(pid) == name {
-					return nil
-				}
-			}
-		}
-		return fmt.Errorf("%s has no %s", o.name, name)
+	testkit.Eventually(t, func() (err error) {
+		pid, err = o.findHelper(t, name)
+		return err
 	})
 	return pid
+}
+
+// findHelper looks once for a process of a container's, by its name.
+func (o *obedient) findHelper(t *testing.T, name string) (pid int, err error) {
+	t.Helper()
+	groups, _ := filepath.Glob(filepath.Join(ownCgroup(t), "tsugiki-"+o.name+"*", "keepers"))
+	for _, group := range groups {
+		for _, pid := range members(group) {
+			if comm(pid) == name {
+				return pid, nil
+			}
+		}
+	}
+	return 0, fmt.Errorf("%s has no %s", o.name, name)
 }
 
 // gatePool is the agent's process that keeps gates.
@@ -86,11 +94,14 @@ func TestHelpersAreHurt(t *testing.T) {
 				v := variants[2] // its sockets are swapped, by the keeper
 				other := n.obey(t, v.flags(w)...)
 				o := n.obey(t, v.flags(w)...)
-				o.want(sourceAddr4, "dial first tcp %s", remoteObserver())
-				pid := o.helper(t, "tsugiki-"+helper)
-				if err := hurt(pid); err != nil {
-					t.Fatal(err)
-				}
+				var pid int
+				testkit.Eventually(t, func() (err error) { // a gate may exit as idle
+					o.want(sourceAddr4, "dial first tcp %s", remoteObserver())
+					if pid, err = o.findHelper(t, "tsugiki-"+helper); err == nil {
+						err = hurt(pid)
+					}
+					return err
+				})
 				defer unix.Kill(pid, unix.SIGCONT) // if it is there
 				n.suffer(t, o)
 				n.goesOn(t, other)
@@ -202,7 +213,9 @@ func (o *obedient) stopGate(t *testing.T) (pid int) {
 // stopGateNow stops the gate's process, or says that it has exited.
 func (o *obedient) stopGateNow(t *testing.T) (pid int, err error) {
 	t.Helper()
-	pid = o.helper(t, "tsugiki-gate")
+	if pid, err = o.findHelper(t, "tsugiki-gate"); err != nil {
+		return 0, err
+	}
 	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
 		return 0, err
 	}

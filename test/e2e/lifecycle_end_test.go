@@ -58,14 +58,15 @@ func TestLifecycleKilledTogether(t *testing.T) {
 	t.Parallel()
 	a := newArena(t)
 	c := newContainer(t, a.Host, withIngress(), "ready", attackProgram(t, "static"), "family", allowed4.String())
-	for _, pid := range append(c.helpers(), c.Process.Pid) {
+	supervisor := c.Process.Pid
+	for _, pid := range append(c.helpers(), supervisor) {
 		_ = unix.Kill(pid, unix.SIGKILL)
 	}
 	// Its daemons may still have its standard output.
 	_ = c.Process.Release()
 	testkit.Eventually(t, func() error {
-		if state(c.Process.Pid) != 0 {
-			return fmt.Errorf("process %d lives", c.Process.Pid)
+		if state(supervisor) != 0 {
+			return fmt.Errorf("process %d lives", supervisor)
 		}
 		return nil
 	})

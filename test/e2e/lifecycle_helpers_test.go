@@ -177,11 +177,15 @@ func (c *container) gone(t *testing.T) error {
 		return fmt.Errorf("run directory: %v", left)
 	}
 	if _, err := os.Stat("/sys/fs/bpf/tsugiki"); err == nil {
-		return nil // where programs are pinned, they stay
+		return nil // where programs are pinned, they stay; see TestProgramsEndWithContainer
 	}
-	for _, id := range c.programs {
-		p, err := ebpf.NewProgramFromID(id)
-		if err == nil {
+	return programsEnded(c.programs)
+}
+
+// programsEnded returns an error while the kernel has one of some programs.
+func programsEnded(ids []ebpf.ProgramID) error {
+	for _, id := range ids {
+		if p, err := ebpf.NewProgramFromID(id); err == nil {
 			p.Close()
 			return fmt.Errorf("kernel program %d is there", id)
 		}

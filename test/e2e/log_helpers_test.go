@@ -16,6 +16,10 @@ import (
 	"testing"
 	"time"
 	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
 // logger is a running tsugiki-log, which was started as containerd's shim does.
@@ -66,6 +70,18 @@ func (l *logger) print(t testing.TB, to *os.File, text string) {
 	if _, err := io.WriteString(to, text); err != nil {
 		t.Fatalf("%v; the logger says %s", err, l.said.String())
 	}
+}
+
+// awaitRead waits until the logger has read all that was written to one of its streams.
+func (l *logger) awaitRead(t testing.TB, from *os.File) {
+	t.Helper()
+	testkit.Eventually(t, func() error {
+		n, err := unix.IoctlGetInt(int(from.Fd()), unix.TIOCINQ) // FIONREAD
+		if err == nil && n > 0 {
+			err = fmt.Errorf("%d bytes are in the pipe", n)
+		}
+		return err
+	})
 }
 
 // end ends both streams and waits for it.

@@ -33,6 +33,7 @@ type containerStats struct {
 	Connections   struct{ Out, In int }
 	Denied        struct{ SetSockOpt int }
 	Gate, Agent   decisions
+	Kernel        struct{ Calls map[string]int }
 	Memory        int
 }
 
@@ -50,14 +51,15 @@ func (n *asked) stats(t *testing.T, name string) containerStats {
 	return containerStats{}
 }
 
-// connects waits until a container's gates have counted so many connects: a gate counts
-// a call once it has answered it.
+// connects waits until a container's gates and kernel programs have counted so many connects: a
+// gate counts a call once it has answered it.
 func (n *asked) connects(t *testing.T, name string, want int) containerStats {
 	t.Helper()
 	var s containerStats
 	testkit.Eventually(t, func() error {
-		if s = n.stats(t, name); s.Gate.Calls["connect"] != want {
-			return fmt.Errorf("its gates have counted %d connects, want %d", s.Gate.Calls["connect"], want)
+		s = n.stats(t, name)
+		if got := s.Gate.Calls["connect"] + s.Kernel.Calls["connect"]; got != want {
+			return fmt.Errorf("%d connects were counted, want %d", got, want)
 		}
 		return nil
 	})
@@ -116,15 +118,19 @@ func (n *asked) metrics(t *testing.T) samples {
 	return parseMetrics(t, n.get(t, "/metrics"))
 }
 
-// counted are metrics that nothing more has come to: a gate counts a call once it has
-// answered it.
+// silentGates counts the times that a gate did not answer within a second: because it is stopped, or
+// because it got no CPU.
+const silentGates = "tsugiki_gates_silent_total{}"
+
+// counted are metrics that nothing more has come to, by gates that were all heard: a gate counts a
+// call once it has answered it.
 func (n *asked) counted(t *testing.T) samples {
 	t.Helper()
 	var last, now samples
 	testkit.Eventually(t, func() error {
 		last, now = now, n.metrics(t)
 		for k, v := range now {
-			if strings.HasPrefix(k, "tsugiki_decision") && last[k] != v {
+			if (strings.HasPrefix(k, "tsugiki_decision") || k == silentGates) && last[k] != v {
 				return fmt.Errorf("%s has moved from %v to %v", k, last[k], v)
 			}
 		}
@@ -139,14 +145,23 @@ func TestMetrics(t *testing.T) {
 	w := newWorld(t)
 	observe(t, w.srv)
 	n := startAgent(t, w)
-	for _, v := range []variant{variants[0], variants[2]} {
-		t.Run(v.name, func(t *testing.T) {
-			o := n.obey(t, append(v.flags(w), "--endpoint", "in type ipv4 addr "+hostAddr4+" port 8081", "-i", "0.0.0.0:8080=in")...)
+	for _, tt := range []struct {
+		decides, source string // who, about connects, and from where they are
+		flags           []string
+	}{
+		// Where sockets are created on the host first, the gate lets connects go ahead; else the agent
+		// swaps each. Where connects are not trapped, the kernel programs decide.
+		{"gate", sourceAddr4, variants[0].flags(w)},
+		{"agent", sourceAddr4, variants[2].flags(w)},
+		{"kernel", hostAddr4, untrapped()},
+	} {
+		t.Run(tt.decides, func(t *testing.T) {
+			o := n.obey(t, append(tt.flags, "--endpoint", "in type ipv4 addr "+hostAddr4+" port 8081", "-i", "0.0.0.0:8080=in")...)
 			o.want("listens", "listen l 0.0.0.0:8080")
-			o.want(sourceAddr4, "dial a tcp %s", remoteObserver())
+			o.want(tt.source, "dial a tcp %s", remoteObserver())
 			before := n.counted(t)
 			for i := range 10 {
-				o.want(sourceAddr4, "dial a%d tcp %s", i, remoteObserver())
+				o.want(tt.source, "dial a%d tcp %s", i, remoteObserver())
 			}
 			for range 3 {
 				succeed(t, command(t, w.srv, "curl", "-sS", "http://"+hostAddr4+":8081/"))
@@ -160,7 +175,7 @@ func TestMetrics(t *testing.T) {
 				}
 				return after[k] - before[k]
 			}
-			for _, tt := range []struct {
+			for _, m := range []struct {
 				name, labels string
 				want         float64
 			}{
@@ -173,21 +188,18 @@ func TestMetrics(t *testing.T) {
 				{"refusals_total", "by=agent,container=%s", 0},
 				{"refusals_total", "by=gate,container=%s", 0},
 			} {
-				if got := moved(tt.name, tt.labels); got != tt.want {
-					t.Errorf("%s{%s} moved by %v, want %v", tt.name, tt.labels, got, tt.want)
+				if got := moved(m.name, m.labels); got != m.want {
+					t.Errorf("%s{%s} moved by %v, want %v", m.name, m.labels, got, m.want)
 				}
 			}
-			// Where sockets are created on the host first, the gate lets connects go ahead; else the
-			// agent swaps each.
-			by, other := "gate", "agent"
-			if v.bridge {
-				by, other = other, by
-			}
-			if got := moved("decisions_total", "by="+by+",call=connect,container=%s"); got != 10 {
-				t.Errorf("%s has decided %v connects, want 10", by, got)
-			}
-			if got := moved("decisions_total", "by="+other+",call=connect,container=%s"); got != 0 {
-				t.Errorf("%s has decided %v connects, want 0", other, got)
+			for _, by := range []string{"gate", "agent", "kernel"} {
+				want := 0.0
+				if by == tt.decides {
+					want = 10
+				}
+				if got := moved("decisions_total", "by="+by+",call=connect,container=%s"); got != want {
+					t.Errorf("%s has decided %v connects, want %v", by, got, want)
+				}
 			}
 			for _, by := range []string{"gate", "agent"} {
 				all := 0.0
@@ -200,8 +212,8 @@ func TestMetrics(t *testing.T) {
 					t.Errorf("%v decisions by %s were timed, of %v", got, by, all)
 				}
 			}
-			if after["tsugiki_containers{state=running}"] != 1 || after["tsugiki_gates_silent_total{}"] != 0 {
-				t.Errorf("containers %v, silent gates %v", after["tsugiki_containers{state=running}"], after["tsugiki_gates_silent_total{}"])
+			if running := after["tsugiki_containers{state=running}"]; running != 1 {
+				t.Errorf("%v containers run, want 1", running)
 			}
 			o.release()
 		})
@@ -219,18 +231,26 @@ func TestMetricsOverRestart(t *testing.T) {
 	w := newWorld(t)
 	observe(t, w.srv)
 	n := startAgent(t, w)
-	o := n.obey(t, variants[0].flags(w)...)
-	o.want(sourceAddr4, "dial a tcp %s", remoteObserver())
-	o.want("EPERM", "mark a")
-	before := n.connects(t, o.name, 1)
-	n.stop()
-	o.want(sourceAddr4, "dial b tcp %s", remoteObserver())
-	n.start()
-	after := n.connects(t, o.name, 2)
-	if after.Connections.Out != before.Connections.Out+1 || after.Denied != before.Denied || after.Agent.Calls["bind"] != before.Agent.Calls["bind"] {
-		t.Errorf("before %+v\nafter %+v", before, after)
+	list := []*obedient{n.obey(t, variants[0].flags(w)...), n.obey(t, untrapped()...)}
+	sources := []string{sourceAddr4, hostAddr4}
+	var before []containerStats
+	for i, o := range list {
+		o.want(sources[i], "dial a tcp %s", remoteObserver())
+		o.want("EPERM", "mark a")
+		before = append(before, n.connects(t, o.name, 1))
 	}
-	o.release()
+	n.stop()
+	for i, o := range list {
+		o.want(sources[i], "dial b tcp %s", remoteObserver())
+	}
+	n.start()
+	for i, o := range list {
+		before, after := before[i], n.connects(t, o.name, 2)
+		if after.Connections.Out != before.Connections.Out+1 || after.Denied != before.Denied || after.Agent.Calls["bind"] != before.Agent.Calls["bind"] {
+			t.Errorf("before %+v\nafter %+v", before, after)
+		}
+		o.release()
+	}
 }
 
 // At an address there are metrics and nothing else.
@@ -272,20 +292,25 @@ func TestMetricsSilentGate(t *testing.T) {
 	trapped := variants[0]
 	trapped.mode = modes[1]
 	stopped, other := n.obey(t, trapped.flags(w)...), n.obey(t, variants[0].flags(w)...)
-	stopped.want(sourceAddr4, "dial a tcp %s", remoteObserver()) // its gate does not rest then
-	before := n.stats(t, stopped.name)
-	gate := stopped.helper(t, "tsugiki-gate")
-	if err := unix.Kill(gate, unix.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	var gate int
+	var before containerStats
+	testkit.Eventually(t, func() (err error) { // it may exit as idle
+		stopped.want(sourceAddr4, "dial a tcp %s", remoteObserver())
+		if before = n.stats(t, stopped.name); before.Silent != 0 {
+			return fmt.Errorf("it is silent: %+v", before)
+		}
+		gate, err = stopped.stopGateNow(t)
+		return err
+	})
+	said := n.metrics(t)[silentGates]
 	silent := n.stats(t, stopped.name)
 	if silent.Silent != 1 || silent.Gates != 1 || silent.Gate.Calls["connect"] != before.Gate.Calls["connect"] {
 		t.Errorf("before %+v\nwithout its gate %+v", before, silent)
 	}
 	other.want(sourceAddr4, "dial a tcp %s", remoteObserver())
 	m := n.metrics(t)
-	if m["tsugiki_gates_silent_total{}"] != 2 || m["tsugiki_connections_total{container="+other.name+",direction=out}"] != 1 {
-		t.Errorf("silent gates %v, connections of the other %v", m["tsugiki_gates_silent_total{}"],
+	if m[silentGates] < said+2 || m["tsugiki_connections_total{container="+other.name+",direction=out}"] != 1 {
+		t.Errorf("silent gates %v, were %v; connections of the other %v", m[silentGates], said,
 			m["tsugiki_connections_total{container="+other.name+",direction=out}"])
 	}
 	// Other containers are served as before.

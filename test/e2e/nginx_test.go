@@ -3,6 +3,7 @@ package e2e
 import (
 	"crypto/rand"
 	"fmt"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -288,7 +289,7 @@ func TestNginxProxy(t *testing.T) {
 			})
 		}
 		checkAllFrom(t, slices.DeleteFunc(o.take(), func(s string) bool { return s == sourceAddr6 }), sourceAddr4)
-		if log := s.output.String(); !strings.Contains(log, `127.0.0.1 - - [`) || strings.Contains(log, hostAddr4) {
+		if log := s.printed(t); !strings.Contains(log, `127.0.0.1 - - [`) || strings.Contains(log, hostAddr4) {
 			t.Errorf("the program behind nginx logged:\n%s", log)
 		}
 	})
@@ -322,7 +323,7 @@ func TestUnixEndpoint(t *testing.T) {
 			n := newNginx(t, "listen unix:"+path+";")
 			line := n.line()
 			s := start(t, command(t, w.h, line[0], line[1:]...))
-			waitPath(t, path)
+			waitUnix(t, path)
 			args := append(flags, "-e", "192.0.2.80:80=un", "--", "curl", "-sS", "-f", "http://192.0.2.80/", "http://192.0.2.80/")
 			if body := succeed(t, v.run(t, w, args...)); body != "hello\nhello\n" {
 				t.Errorf("got %q", body)
@@ -335,7 +336,7 @@ func TestUnixEndpoint(t *testing.T) {
 		t.Run("server", func(t *testing.T) {
 			n := newNginx(t, "listen 80;")
 			s := start(t, v.run(t, w, append(append(flags, "-i", "0.0.0.0:80=un", "--"), n.line()...)...))
-			waitPath(t, path)
+			waitUnix(t, path)
 			for range 2 {
 				if body := curl(t, w.h, "--unix-socket", path, "http://any/"); body != "hello\n" {
 					t.Errorf("got %q", body)
@@ -353,10 +354,14 @@ func TestUnixEndpoint(t *testing.T) {
 	})
 }
 
-func waitPath(t *testing.T, path string) {
+// waitUnix waits until a server accepts on a path. It sees a connection without a request.
+func waitUnix(t *testing.T, path string) {
 	t.Helper()
 	testkit.Eventually(t, func() error {
-		_, err := os.Stat(path)
-		return err
+		c, err := net.Dial("unix", path)
+		if err != nil {
+			return err
+		}
+		return c.Close()
 	})
 }

@@ -152,7 +152,7 @@ var postgresClient = regexp.MustCompile(`connection received: host=(\S+)`)
 // found nothing wrong with them.
 func checkPostgresLog(t *testing.T, s *server, client string) {
 	t.Helper()
-	log := s.output.String()
+	log := s.printed(t)
 	var seen []string
 	for _, found := range postgresClient.FindAllStringSubmatch(log, -1) {
 		seen = append(seen, found[1])

@@ -130,7 +130,7 @@ func TestExitStatus(t *testing.T) {
 	w := newWorld(t)
 	script := func(text string) string {
 		path := filepath.Join(t.TempDir(), "script")
-		if err := os.WriteFile(path, []byte(text), 0o755); err != nil {
+		if err := testkit.WriteExecutable(path, []byte(text), 0o755); err != nil {
 			t.Fatal(err)
 		}
 		return path

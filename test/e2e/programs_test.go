@@ -59,8 +59,8 @@ func TestNotTranslated(t *testing.T) {
 		t.Errorf("the remote saw %q of a container without tsugiki, want %q", seen, hostAddr4)
 	}
 	before := translated()
-	if before < 4 {
-		t.Errorf("%d packets counted of a connection over the bridge", before)
+	if before == 0 {
+		t.Error("a connection over the bridge was not counted")
 	}
 	v := variant{bridge: true, egress: everything}
 	succeed(t, v.run(t, w, "--", "curl", "-sS", url))

@@ -144,6 +144,11 @@ func (f frame) container() int {
 	return int(f.mark &^ markMask >> markShift)
 }
 
+// onLoopback tells whether a packet is of the loopback that its container has on the host.
+func (f frame) onLoopback() bool {
+	return f.link == "lo" && f.container() != 0 && f.mark&markOnLoopback != 0
+}
+
 // take waits until a packet whose payload begins so has passed, and returns what has until
 // then since the last call.
 func (c *capture) take(t *testing.T, sentinel string) []frame {

@@ -59,6 +59,11 @@ func TestPropertyJudgeSent(t *testing.T) {
 	odd.whole = false
 	ping := caseFrame(1, client, remote, "srv", "", 0)
 	ping.protocol = unix.IPPROTO_ICMP
+	own := func(from, to string, flags uint8) frame {
+		f := caseFrame(1, from, to, "lo", "", flags)
+		f.mark |= markOnLoopback
+		return f
+	}
 	asks := caseFrame(0, "203.0.113.2:9", "198.51.100.1:8100", "alt", "!1;", 0).into()
 	for _, tt := range []struct {
 		name   string
@@ -76,6 +81,14 @@ func TestPropertyJudgeSent(t *testing.T) {
 		{"ping", []frame{ping}, "ICMP"},
 		{"nobody's", []frame{caseFrame(9, client, remote, "srv", "", 0)}, "no container"},
 		{"the host's", []frame{caseFrame(0, client, "203.0.113.2:7001", "alt", "hello", 0)}, ""},
+		{"its loopback", []frame{own("127.0.0.1:5000", "127.5.5.5:40000", tcpSYN), own("127.5.5.5:40000", "127.0.0.1:5000", tcpSYN|tcpACK)}, ""},
+		{"its loopback, for nobody", []frame{own("127.0.0.1:5000", "127.0.0.1:0", tcpSYN), own("[::1]:5000", "[::1]:51820", 0)}, ""},
+		{"its loopback, from outside", []frame{own("198.51.100.1:5000", "127.0.0.1:40000", 0), own("127.0.0.1:40000", "198.51.100.1:5000", 0)}, ""},
+		{"its loopback, to outside", []frame{own("127.0.0.1:40000", "203.0.113.1:5000", 0)}, "do not let it send"},
+		{"its loopback, to a service", []frame{own("127.0.0.1:5000", "127.0.0.1:7101", 0)}, "do not let it send"},
+		{"another's loopback", []frame{caseFrame(1, "127.0.0.1:5000", "127.0.0.1:40000", "lo", "", 0)}, "do not let it send"},
+		{"accepted on another's", []frame{caseFrame(2, "127.0.0.1:5000", "127.0.0.1:40000", "lo", "", tcpSYN|tcpACK)}, "accepted"},
+		{"accepted of nobody on its loopback", []frame{own("127.0.0.1:40000", "127.0.0.1:5000", tcpSYN|tcpACK)}, "accepted"},
 		{"answer", []frame{asks, caseFrame(2, "198.51.100.1:8100", "203.0.113.2:9", "alt", "", 0)}, ""},
 		{"answer before", []frame{caseFrame(2, "198.51.100.1:8100", "203.0.113.2:9", "alt", "", 0), asks}, "nobody has asked"},
 		{"accepted", []frame{caseFrame(2, "198.51.100.1:8100", "203.0.113.2:9", "alt", "", tcpSYN|tcpACK)}, ""},

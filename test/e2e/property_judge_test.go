@@ -19,7 +19,7 @@ type judge struct {
 	ephemeral  modelPorts
 
 	asked   map[asker]bool
-	opened  map[[2]netip.AddrPort]bool // connections that were allowed, each of their ends
+	opened  map[[2]netip.AddrPort]int  // by whom connections were allowed, each of their ends
 	bridged map[string]bool            // payloads that have left a container's own namespace
 	passed  map[[2]netip.AddrPort]bool // what the bridge has passed on to its ports
 	found   []breach
@@ -45,7 +45,7 @@ type breach struct {
 func newJudge(w *propertyWorld, containers []*propertyContainer) *judge {
 	j := &judge{
 		host: w.model, services: w.services, ephemeral: w.ephemeral, containers: map[int]*propertyContainer{},
-		asked: map[asker]bool{}, opened: map[[2]netip.AddrPort]bool{}, bridged: map[string]bool{},
+		asked: map[asker]bool{}, opened: map[[2]netip.AddrPort]int{}, bridged: map[string]bool{},
 		passed: map[[2]netip.AddrPort]bool{}, ports: map[uint16]*propertyContainer{}, seen: map[string]int{},
 	}
 	for _, c := range containers {
@@ -112,7 +112,7 @@ func (j *judge) unowned(f frame) {
 // owned judges a packet that leaves a container's host socket.
 func (j *judge) owned(f frame) {
 	c := j.containers[f.container()]
-	ends := [2]netip.AddrPort{f.from, f.to}
+	ends, back := [2]netip.AddrPort{f.from, f.to}, [2]netip.AddrPort{f.to, f.from}
 	switch {
 	case c == nil:
 		j.find(nil, f, f.to, "a packet has the mark %#x of no container", f.mark)
@@ -136,20 +136,26 @@ func (j *judge) owned(f frame) {
 		j.find(c, f, f.to, "sent ICMP")
 	case !p.tcp || f.flags&(tcpSYN|tcpACK) == tcpSYN:
 		verdict, why := c.sends(j.host, p)
-		if verdict == modelForbidden || verdict == modelAnswer && !j.asked[asker{f.to, f.from.Port()}] {
+		asked := j.asked[asker{f.to, f.from.Port()}]
+		if f.onLoopback() && verdict != modelAllowed && c.onLoopback(j.host, p, asked) && !j.serves(p.to) {
+			verdict = modelOwn
+		}
+		if verdict == modelForbidden || verdict == modelAnswer && !asked {
 			j.find(c, f, f.to, "sent what its rules do not let it send: %s", why)
 			return
 		}
-		j.opened[ends] = true
+		j.opened[ends] = c.number
 		j.seen[kindOf(p, verdict)]++
 	case f.flags&tcpSYN != 0:
-		if !c.accepts(j.host, f.from) {
+		own := f.onLoopback() && j.opened[back] == c.number
+		if !own && !c.accepts(j.host, f.from) {
 			j.find(c, f, f.from, "accepted a connection where no rule lets it be reached")
 			return
 		}
-		j.opened[ends] = true
+		j.opened[ends] = c.number
 		j.seen["connections accepted"]++
-	case !j.opened[ends]:
+	case j.opened[ends] == 0 && j.opened[back] != c.number: // the answer with a SYN cookie is of no socket
+
 		j.find(c, f, f.to, "sent a segment of a connection that it may not have")
 	}
 }
@@ -160,8 +166,11 @@ func kindOf(p modelPacket, verdict modelVerdict) string {
 	if p.to.Addr().Is4() {
 		family = "IPv4"
 	}
-	if verdict == modelAnswer {
+	switch verdict {
+	case modelAnswer:
 		return "answers"
+	case modelOwn:
+		return "what stays on a loopback"
 	}
 	if p.tcp {
 		protocol = "connections"
@@ -173,7 +182,7 @@ func kindOf(p modelPacket, verdict modelVerdict) string {
 // could find nothing of it.
 var propertyKinds = []string{
 	"datagrams by IPv4", "datagrams by IPv6", "connections by IPv4", "connections by IPv6", "answers",
-	"connections accepted", "datagrams heard", "datagrams kept out",
+	"connections accepted", "datagrams heard", "datagrams kept out", "what stays on a loopback",
 }
 
 // bridgePort tells whether a link of the host leads from the bridge to a container.
@@ -221,6 +230,9 @@ func (j *judge) mayHear(c *propertyContainer, f frame) bool {
 	if c.veth != "" && f.link == c.veth && f.outgoing {
 		return true // by the bridge, in its own namespace
 	}
+	if f.onLoopback() && f.container() == c.number {
+		return true
+	}
 	taken := slices.ContainsFunc(j.services, func(s netip.AddrPort) bool {
 		return s.Port() == f.to.Port() && (s.Addr() == f.to.Addr() || s.Addr().IsUnspecified() && j.host.owns(f.to.Addr()))
 	})
@@ -228,6 +240,13 @@ func (j *judge) mayHear(c *propertyContainer, f frame) bool {
 		return false
 	}
 	return c.hears(j.host, modelPacket{from: f.from, to: f.to, link: f.link})
+}
+
+// serves tells whether one of the host's services is at an address, which may be of the loopback.
+func (j *judge) serves(at netip.AddrPort) bool {
+	return slices.ContainsFunc(j.services, func(s netip.AddrPort) bool {
+		return s.Port() == at.Port() && (s.Addr() == at.Addr() || s.Addr().IsUnspecified())
+	})
 }
 
 // holding judges the ports that sockets of containers have on the host.

@@ -19,13 +19,15 @@ import (
 // that was made in the container's cgroup, whoever uses it, just before the packet goes to an
 // interface: so a capture knows whose it is. The mark leads packets nowhere there.
 //
-// The lowest bits tell what the packet had before: a mark, or a priority that needs a right.
+// The lowest bits tell what the packet had before: a mark, a priority that needs a right, or the id of
+// the container's loopback as its priority, on the host's loopback device.
 const (
 	markMagic       = 0x7359 << 16 // the kernel keeps other things there in some of its own packets
 	markMask        = 0xffff << 16
-	markShift       = 2
+	markShift       = 3
 	markHadMark     = 1
 	markHadPriority = 2
+	markOnLoopback  = 4
 	// priorityMax is the highest that any program may give itself (socket(7)).
 	priorityMax = 6
 )
@@ -33,11 +35,11 @@ const (
 // markOfContainer is what a marker writes for a container's number, without those bits.
 func markOfContainer(number int) uint32 { return markMagic | uint32(number)<<markShift }
 
-// newMarker attaches a marker to a cgroup. It stays until the test ends, or the cgroup's last
-// socket is closed.
-func newMarker(t *testing.T, cgroup string, number int) {
+// newMarker attaches a marker to a cgroup, whose container's loopback on the host has an id. It stays
+// until the test ends, or the cgroup's last socket is closed.
+func newMarker(t *testing.T, cgroup string, number int, loopback uint32) {
 	t.Helper()
-	const mark, priority = 8, 32 // in struct __sk_buff
+	const mark, priority, ifindex = 8, 32, 40 // in struct __sk_buff
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 		Type: ebpf.CGroupSKB,
 		Instructions: asm.Instructions{
@@ -47,7 +49,13 @@ func newMarker(t *testing.T, cgroup string, number int) {
 			asm.Or.Imm(asm.R2, markHadMark),
 			asm.LoadMem(asm.R3, asm.R1, priority, asm.Word).WithSymbol("priority"),
 			asm.JLE.Imm(asm.R3, priorityMax, "write"),
-			asm.Or.Imm(asm.R2, markHadPriority),
+			asm.LoadMem(asm.R4, asm.R1, ifindex, asm.Word),
+			asm.JNE.Imm(asm.R4, 1, "other"),
+			asm.Mov.Imm32(asm.R4, int32(loopback)),
+			asm.JNE.Reg(asm.R3, asm.R4, "other"),
+			asm.Or.Imm(asm.R2, markOnLoopback),
+			asm.Ja.Label("write"),
+			asm.Or.Imm(asm.R2, markHadPriority).WithSymbol("other"),
 			asm.StoreMem(asm.R1, mark, asm.R2, asm.Word).WithSymbol("write"),
 			asm.Mov.Imm(asm.R0, 1),
 			asm.Return(),
@@ -202,7 +210,7 @@ func TestPropertyCaptureKnowsWhose(t *testing.T) {
 	c := newCapture(t, top.Host)
 	groups := testkit.NewGroupsIn(t, "unified")
 	dir := groups.Dir("unified")
-	newMarker(t, dir, 5)
+	newMarker(t, dir, 5, 0)
 	send := command(t, top.Host, "sh", "-c", `echo $$ > "$0/cgroup.procs" && exec '`+python(t)+`' -c '
 import socket
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)

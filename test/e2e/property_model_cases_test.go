@@ -181,6 +181,7 @@ func TestPropertyModelHolds(t *testing.T) {
 	}{
 		{"nothing", "0.0.0.0:0", true},
 		{"nothing", "0.0.0.0:40000", true}, // ephemeral
+		{"nothing", "0.0.0.0:61000", true}, // private
 		{"nothing", "0.0.0.0:9091", false},
 		{"server", "198.51.100.1:8100", true},
 		{"server", "198.51.100.9:8100", false},

@@ -167,6 +167,7 @@ const (
 	modelForbidden modelVerdict = iota
 	modelAllowed
 	modelAnswer // allowed to whoever has sent something to its source
+	modelOwn    // on the container's own loopback
 )
 
 // sends judges a packet that leaves a host socket of the container.
@@ -201,6 +202,26 @@ func (c modelContainer) sends(h modelHost, p modelPacket) (modelVerdict, string)
 		return modelForbidden, "its source is not that of the rule for " + rule.prefix.String()
 	}
 	return modelForbidden, "no rule covers the destination"
+}
+
+// onLoopback tells whether a packet that is of the container's loopback may be on it, if it goes to no
+// service of the host's: from any of the host's addresses to a loopback one or a server of the
+// container's, and from there to what a rule covers, whatever the source that it wants. asked says that
+// somebody has asked from where the packet goes.
+func (c modelContainer) onLoopback(h modelHost, p modelPacket, asked bool) bool {
+	own := func(at netip.AddrPort) bool { return at.Addr().IsLoopback() || c.serves(h, at) }
+	if len(p.via) > 0 || !p.from.Addr().IsLoopback() && !p.to.Addr().IsLoopback() {
+		return false
+	}
+	return own(p.to) && (own(p.from) || h.owns(p.from.Addr())) ||
+		c.outlet(p.to) != nil || asked && c.lends(h, p.to.Addr())
+}
+
+// lends tells whether an egress rule leads from an address of the host.
+func (c modelContainer) lends(h modelHost, addr netip.Addr) bool {
+	return slices.ContainsFunc(c.egress, func(r modelEgress) bool {
+		return r.from.addr == addr || r.from.addr.IsUnspecified() && r.from.addr.Is4() == addr.Is4() && h.owns(addr)
+	})
 }
 
 // toOwn tells whether a packet on the host's loopback is for the container's own servers,
@@ -239,9 +260,9 @@ func (c modelContainer) hears(h modelHost, p modelPacket) bool {
 }
 
 // holds tells whether a socket of the container may have a port of the host. Those of the
-// host's ephemeral range are anybody's.
+// host's ephemeral range are anybody's, and private ports are above it.
 func (c modelContainer) holds(h modelHost, at netip.AddrPort, ephemeral modelPorts) bool {
-	if at.Port() == 0 || ephemeral.contains(at.Port()) || slices.Contains(c.relay, at.Port()) {
+	if at.Port() == 0 || at.Port() >= ephemeral.first || slices.Contains(c.relay, at.Port()) {
 		return true
 	}
 	if slices.ContainsFunc(c.egress, func(r modelEgress) bool { return r.from.ports.first == at.Port() }) {

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/internal/netns"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
@@ -147,16 +148,28 @@ func (w *propertyWorld) startContainers(t *testing.T, seed uint64) []*propertyCo
 			netns, c.veth = w.Containers[i].Path(), w.Containers[i].Name()
 		}
 		flags := append([]string{"--name", c.name, "--netns", netns}, c.flags...)
-		driver := append([]string{"--", propertyDriver(t, c.build)}, w.words(t, r, c, containers, dir, passing)...)
+		program := propertyDriver(t, c.build)
+		driver := append([]string{"--", program}, w.words(t, r, c, containers, dir, passing)...)
 		c.held = hold(t, graft(t, w.Host, append(flags, driver...)...), "ready")
 		c.dir = filepath.Join(ownCgroup(t), "tsugiki-"+c.name, "keepers")
 		c.cgroup = cgroupID(t, c.dir)
-		newMarker(t, c.dir, c.number)
+		newMarker(t, c.dir, c.number, c.loopback(t, filepath.Base(program)))
 	}
 	for _, c := range containers {
 		c.tell()
 	}
 	return containers
+}
+
+// loopback is the id that the container's loopback has if it is on the host.
+func (c *propertyContainer) loopback(t *testing.T, program string) uint32 {
+	t.Helper()
+	ns, err := netns.Open(fmt.Sprintf("/proc/%d/ns/net", child(c.Process.Pid, program)))
+	if err != nil {
+		t.Fatalf("find the namespace of %s: %v", c, err)
+	}
+	defer ns.Close()
+	return uint32(ns.Cookie()) | 1<<31
 }
 
 // words are a driver's arguments.

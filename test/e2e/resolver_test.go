@@ -70,6 +70,11 @@ type resolverTest struct {
 	by string
 }
 
+// perlLookup prints the IPv4 addresses of a host.
+const perlLookup = `my ($err, @found) = getaddrinfo($ARGV[0], "", {family => AF_INET, socktype => SOCK_STREAM, flags => AI_ADDRCONFIG});
+die "$err\n" if $err;
+print inet_ntoa((unpack_sockaddr_in($_->{addr}))[1]), "\n" for @found;`
+
 func resolverTests(t *testing.T) []resolverTest {
 	t.Helper()
 	url := fmt.Sprintf("http://%s:%d", serverName, observerPort)
@@ -85,10 +90,12 @@ func resolverTests(t *testing.T) []resolverTest {
 		{"dig", []string{"dig", "+short", serverName, "A", serverName, "AAAA"}, addrs, ""},
 		{"dig-tcp", []string{"dig", "+short", "+tcp", serverName, "A", serverName, "AAAA"}, addrs, ""},
 		{"dig-truncated", []string{"dig", "+short", "+bufsize=512", largeName}, large, ""},
-		// Not ahostsv4: it asks for IPv4 only where an interface other than
-		// the loopback has such an address (AI_ADDRCONFIG), and a container
-		// may have no other interface.
 		{"getent", getent("ahosts", serverName), addrs, "libc"},
+		// They ask for a family only where an address of it is not the loopback's
+		// (AI_ADDRCONFIG), and a container may have no other interface.
+		{"getent4", getent("ahostsv4", serverName), remoteAddr4 + "\n", "libc"},
+		{"getent6", getent("ahostsv6", serverName), remoteAddr6 + "\n", "libc"},
+		{"perl", []string{"perl", "-MSocket=:all", "-e", perlLookup, serverName}, remoteAddr4 + "\n", "libc"},
 		{"getent-truncated", getent("ahosts", largeName), large, "libc"},
 		{"curl", []string{"curl", "-4", "-sS", url}, sourceAddr4 + "\n", "libc"},
 		{"curl6", []string{"curl", "-6", "-sS", url}, sourceAddr6 + "\n", "libc"},
@@ -134,16 +141,17 @@ func TestResolver(t *testing.T) {
 				p.check(t, out)
 			})
 		}
-		checkAllFrom(t, queriesOf(s), sourceAddr4)
+		checkAllFrom(t, queriesOf(t, s), sourceAddr4)
 	})
 }
 
 var dnsmasqQuery = regexp.MustCompile(`query\[\S+\] \S+ from (\S+)`)
 
 // queriesOf are the clients that dnsmasq has logged.
-func queriesOf(s *server) []string {
+func queriesOf(t *testing.T, s *server) []string {
+	t.Helper()
 	var clients []string
-	for _, found := range dnsmasqQuery.FindAllStringSubmatch(s.output.String(), -1) {
+	for _, found := range dnsmasqQuery.FindAllStringSubmatch(s.printed(t), -1) {
 		clients = append(clients, found[1])
 	}
 	return clients
@@ -180,7 +188,7 @@ func TestNameServer(t *testing.T) {
 						t.Errorf("%s: got %q", transport, out)
 					}
 				}
-				checkAllFrom(t, queriesOf(s), remoteAddr4)
+				checkAllFrom(t, queriesOf(t, s), remoteAddr4)
 			})
 		}
 	})
@@ -220,4 +228,25 @@ func quoted(line []string) string {
 		words = append(words, "'"+strings.ReplaceAll(word, "'", `'\''`)+"'")
 	}
 	return strings.Join(words, " ")
+}
+
+// The stub of the host, at an address of its loopback, answers by one flag.
+func TestResolverOfHostsLoopback(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	server := append(dnsmasq(t, 53), "--listen-address=127.0.0.53", "--bind-interfaces")
+	s := serve(t, command(t, w.h, server[0], server[1:]...), port{w.h, "udp", 53}, port{w.h, "tcp", 53})
+	for _, v := range variants {
+		t.Run(v.name, func(t *testing.T) {
+			args := resolving(t, "127.0.0.53", v.run(t, w, "--dns", "host", "--", "getent", "ahostsv4", serverName).Args...)
+			if out := succeed(t, command(t, w.h, args[0], args[1:]...)); !strings.HasPrefix(out, remoteAddr4+" ") {
+				t.Errorf("printed %q", out)
+			}
+			args = resolving(t, "127.0.0.53", v.run(t, w, "--dns", "host", "--", "dig", "+short", "+tcp", serverName).Args...)
+			if out := succeed(t, command(t, w.h, args[0], args[1:]...)); out != remoteAddr4+"\n" {
+				t.Errorf("over TCP: %q", out)
+			}
+		})
+	}
+	checkAllFrom(t, queriesOf(t, s), "127.0.0.1")
 }

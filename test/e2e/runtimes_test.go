@@ -164,7 +164,7 @@ var buildTokio = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return program, os.WriteFile(program, content, 0o755)
+	return program, testkit.WriteExecutable(program, content, 0o755)
 })
 
 // tokioProgram is the path of testdata/tokio, and is static, with musl.

@@ -148,7 +148,7 @@ var goServers = []goServer{
 	{
 		name: "any-address", listen: "0.0.0.0:80",
 		flags: []string{"--endpoint", "in type ipv4 addr 0.0.0.0 port 8080", "-i", "0.0.0.0:80=in"},
-		want:  map[string]string{hostAddr4: remoteAddr4},
+		want:  map[string]string{sourceAddr4: remoteAddr4}, // from which the host answers
 	},
 	{
 		name: "second-address", listen: "0.0.0.0:80",
@@ -163,7 +163,7 @@ var goServers = []goServer{
 	{
 		name: "dual-stack", listen: ":80",
 		flags: []string{"--endpoint", "in type ipv6 addr :: port 8080", "-i", "[::]:80=in"},
-		want:  map[string]string{hostAddr4: remoteAddr4, hostAddr6: remoteAddr6},
+		want:  map[string]string{sourceAddr4: remoteAddr4, sourceAddr6: remoteAddr6}, // likewise
 	},
 	{
 		name: "ipv6", listen: "[2001:db8::80]:80",

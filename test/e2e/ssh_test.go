@@ -131,7 +131,7 @@ func (s sshFiles) check(t *testing.T, data []byte, server, client string, sshd *
 	if last, err := os.ReadFile(s.path("last")); err != nil || !bytes.Equal(last, data) {
 		t.Errorf("copied %d bytes that are not the %d of the file (%v)", len(last), len(data), err)
 	}
-	if want := "Accepted publickey for root from " + client + " port "; strings.Count(sshd.output.String(), want) != 4 {
+	if want := "Accepted publickey for root from " + client + " port "; strings.Count(sshd.printed(t), want) != 4 {
 		t.Errorf("the server has not printed %q four times:\n%s", want, sshd.output)
 	}
 }

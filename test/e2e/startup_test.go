@@ -13,17 +13,17 @@ import (
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
-// pinnery is a mount namespace with a BPF file system.
+// pinnery is a mount namespace with a file system of its own for kernel programs.
 type pinnery struct {
 	host *testkit.Namespace
 	hold *held
 	dir  string // of the run directory
 }
 
-func newPinnery(t *testing.T) *pinnery {
+func newPinnery(t *testing.T, kind string) *pinnery {
 	t.Helper()
 	host := testkit.Build(t, testkit.Options{NoRemote: true}).Host
-	holder := hold(t, command(t, host, "unshare", "-m", "--propagation", "private", "sh", "-ec", "mount -t bpf none /sys/fs/bpf; echo up; cat"), "up")
+	holder := hold(t, command(t, host, "unshare", "-m", "--propagation", "private", "sh", "-ec", "mount -t "+kind+" none /sys/fs/bpf; echo up; cat"), "up")
 	return &pinnery{host, holder, t.TempDir()}
 }
 
@@ -52,8 +52,9 @@ func (p *pinnery) pins() []string {
 	return names
 }
 
-// policyPrograms are those that a container's host sockets meet.
-func policyPrograms(t *testing.T, name string) []ebpf.ProgramID {
+// hostSocketPrograms returns the ids of the BPF programs that are attached for a container's host
+// sockets.
+func hostSocketPrograms(t *testing.T, name string) []ebpf.ProgramID {
 	t.Helper()
 	return attached(filepath.Join(ownCgroup(t), "tsugiki-"+name, "keepers"))
 }
@@ -61,7 +62,7 @@ func policyPrograms(t *testing.T, name string) []ebpf.ProgramID {
 // Starts without an agent share the programs that the first has loaded, until they are removed.
 func TestStartsSharePrograms(t *testing.T) {
 	t.Parallel()
-	p := newPinnery(t)
+	p := newPinnery(t, "bpf")
 	defer p.hold.release()
 	a := p.run(t, "pin-a")
 	pins := p.pins()
@@ -69,7 +70,7 @@ func TestStartsSharePrograms(t *testing.T) {
 		t.Fatalf("pinned: %v, want one set", pins)
 	}
 	b := p.run(t, "pin-b")
-	first, second := policyPrograms(t, "pin-a"), policyPrograms(t, "pin-b")
+	first, second := hostSocketPrograms(t, "pin-a"), hostSocketPrograms(t, "pin-b")
 	if len(first) == 0 || !slices.Equal(first, second) {
 		t.Errorf("programs %v and %v", first, second)
 	}
@@ -83,7 +84,7 @@ func TestStartsSharePrograms(t *testing.T) {
 	}
 	_ = a.Wait()
 	a = p.run(t, "pin-a")
-	if again := policyPrograms(t, "pin-a"); !slices.Equal(first, again) || !slices.Equal(pins, p.pins()) {
+	if again := hostSocketPrograms(t, "pin-a"); !slices.Equal(first, again) || !slices.Equal(pins, p.pins()) {
 		t.Errorf("after a kill: programs %v, pins %v; were %v, %v", again, p.pins(), first, pins)
 	}
 	if out := succeed(t, p.command(t, "doctor", "--clean")); out != "" {
@@ -92,11 +93,11 @@ func TestStartsSharePrograms(t *testing.T) {
 	if left := p.pins(); len(left) > 0 {
 		t.Errorf("left: %v", left)
 	}
-	if still := policyPrograms(t, "pin-b"); !slices.Equal(second, still) {
+	if still := hostSocketPrograms(t, "pin-b"); !slices.Equal(second, still) {
 		t.Errorf("the programs of a container that runs were %v, are %v", second, still)
 	}
 	c := p.run(t, "pin-c")
-	if third := policyPrograms(t, "pin-c"); slices.Equal(first, third) {
+	if third := hostSocketPrograms(t, "pin-c"); slices.Equal(first, third) {
 		t.Errorf("programs %v are used after they were removed", third)
 	}
 	for _, k := range []*held{a, b, c} {
@@ -121,4 +122,18 @@ func TestStartsWithoutBPFFileSystem(t *testing.T) {
 	if strings.Contains(got.stderr, "tsugiki\n") {
 		t.Errorf("standard error: %s", got.stderr)
 	}
+}
+
+// Where there is no BPF file system, the programs of a container end with it.
+func TestProgramsEndWithContainer(t *testing.T) {
+	t.Parallel()
+	p := newPinnery(t, "tmpfs")
+	defer p.hold.release()
+	c := p.run(t, "unpinned")
+	programs := hostSocketPrograms(t, "unpinned")
+	if len(programs) == 0 {
+		t.Fatal("no programs are attached")
+	}
+	c.release()
+	testkit.Eventually(t, func() error { return programsEnded(programs) })
 }

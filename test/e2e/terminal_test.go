@@ -129,7 +129,7 @@ func TestTerminal(t *testing.T) {
 func TestInterruptKey(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	term := startOnTerminal(t, plain(t, w, "--", "sh", "-c", "trap 'echo got' INT; trap 'exit 4' QUIT; echo ready; while :; do sleep 0.01; done"))
+	term := startOnTerminal(t, plain(t, w, "--", "sh", "-c", "trap 'echo got' INT; trap 'echo other' USR1; trap 'exit 4' QUIT; echo ready; while :; do sleep 0.01; done"))
 	term.expect(t, "ready")
 	for n := 1; n <= 3; n++ {
 		term.press(t, ctrlC)
@@ -140,7 +140,11 @@ func TestInterruptKey(t *testing.T) {
 			return nil
 		})
 	}
-	time.Sleep(100 * time.Millisecond)
+	// tsugiki passes signals on in the order in which they came.
+	if err := term.Process.Signal(unix.SIGUSR1); err != nil {
+		t.Fatal(err)
+	}
+	term.expect(t, "other")
 	if got := strings.Count(term.output.String(), "got"); got != 3 {
 		t.Errorf("%d signals for 3 keys", got)
 	}

@@ -45,7 +45,10 @@ func addAddress(t *testing.T, prefix string) {
 	try(t, "add address", netlink.AddrAdd(lo, addr))
 	// The kernel adds the route of an IPv6 address later, by a worker (addrconf_dad_work).
 	testkit.Eventually(t, func() error {
-		_, err := netlink.RouteGet(addr.IP)
+		routes, err := netlink.RouteGet(addr.IP)
+		if err == nil && routes[0].Type != unix.RTN_LOCAL {
+			err = fmt.Errorf("the route to it is %v", routes[0])
+		}
 		return err
 	})
 }

@@ -19,8 +19,10 @@ import (
 //	needs       programs, or patterns of paths, without which the case is skipped
 //	rules       ingress rules of the container
 //	inside.sh   what runs in the container, or bare in the host's namespace
+//	beside.sh   what runs at the same time in another container of the same namespace, with the
+//	            rules of the file beside; once inside.sh has ended, its standard input does
 //	outside.sh  what runs on the remote, each time that inside.sh calls "outside ARG..."
-//	want        what both print; a status other than 0 is the last line
+//	want        what all print, beside.sh last; a status other than 0 is the last line
 //	fails       what they print in a container while the case is pending
 //
 // All files are in the folder @DIR@, which is where the scripts run, with the functions of
@@ -76,9 +78,8 @@ func TestPrograms(t *testing.T) {
 						compare(t, r.file("want"), r.run(t))
 						return
 					}
-					command := slices.Concat([]string{tsugiki}, col.graft, []string{"--run-dir", t.TempDir()},
-						egress, strings.Fields(r.file("rules")), []string{"--"})
-					judge(t, r, pending[name], r.run(t, command...))
+					r.graft = slices.Concat([]string{tsugiki}, col.graft, r.place(t, tsugiki), egress)
+					judge(t, r, pending[name], r.run(t))
 				})
 			}
 		})

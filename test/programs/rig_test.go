@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -23,8 +24,9 @@ var programPatience = 5 * testkit.Patience
 
 // rig is a topology of a case's own, and a folder with its files.
 type rig struct {
-	top *testkit.Topology
-	dir string
+	top   *testkit.Topology
+	dir   string
+	graft []string // the command of tsugiki but for the case's rules; nil for the control
 }
 
 // newRig writes the files of a case, which may name the folder bin of our programs. Users other
@@ -49,7 +51,7 @@ func newRig(t *testing.T, c *txtar.Archive, bin string) *rig {
 			t.Fatal(err)
 		}
 	}
-	return &rig{testkit.Build(t, testkit.Options{}), dir}
+	return &rig{top: testkit.Build(t, testkit.Options{}), dir: dir}
 }
 
 // build builds the programs of testdata, static.
@@ -93,10 +95,87 @@ func (r *rig) command(t *testing.T, ns *testkit.Namespace, line []string) *testk
 	return c
 }
 
-// run runs the case, inside.sh by the command before, and returns what its scripts print.
-func (r *rig) run(t *testing.T, before ...string) string {
+// container prepares a script of the case in a container with the rules of a file, or bare.
+func (r *rig) container(t *testing.T, name, rules string) *testkit.Cmd {
 	t.Helper()
-	c := r.command(t, r.top.Host, append(before, script(t, "trap stop EXIT", "inside.sh")...))
+	line := script(t, "trap stop EXIT\necho $$ >"+name+".new\nmv "+name+".new "+name+".pid", name)
+	if r.graft != nil {
+		line = slices.Concat(r.graft, strings.Fields(r.file(rules)), []string{"--"}, line)
+	}
+	return r.command(t, r.top.Host, line)
+}
+
+// place returns the flags of tsugiki that say where its files are. A pod has an agent there.
+func (r *rig) place(t *testing.T, tsugiki string) []string {
+	t.Helper()
+	run := t.TempDir()
+	if r.file("beside.sh") == "" {
+		return []string{"--run-dir", run}
+	}
+	config := filepath.Join(run, "agent.toml")
+	if err := os.WriteFile(config, []byte("[charge]\ndiscovery = false\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	agent := r.top.Host.Command(context.Background(), tsugiki, "agent", "--run-dir", run,
+		"--state-dir", filepath.Join(run, "state"), "--config", config)
+	var log strings.Builder
+	agent.Stderr = &log
+	if err := agent.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = agent.Process.Signal(unix.SIGTERM)
+		if err := agent.Wait(); err != nil || strings.Contains(log.String(), "level=ERROR") || t.Failed() {
+			t.Errorf("the agent (%v):\n%s", err, &log)
+		}
+	})
+	testkit.Eventually(t, func() error {
+		_, err := os.Stat(filepath.Join(run, "agent.sock"))
+		return err
+	})
+	return []string{"--run-dir", run}
+}
+
+// beside starts the other container of a pod, if the case has one, and has the next container join
+// its namespace. End ends it, and returns what it has printed.
+func (r *rig) beside(t *testing.T) (end func() string) {
+	t.Helper()
+	if r.file("beside.sh") == "" {
+		return func() string { return "" }
+	}
+	c := r.container(t, "beside.sh", "beside")
+	pid := filepath.Join(r.dir, "beside.sh.pid")
+	stdin, err := c.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var printed, faults strings.Builder
+	c.Stdout, c.Stderr = &printed, &faults
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.report(t, &faults) })
+	if r.graft != nil {
+		testkit.Eventually(t, func() error {
+			text, err := os.ReadFile(pid)
+			if err == nil {
+				r.graft = append(r.graft, "--netns", strings.TrimSpace(string(text)))
+			}
+			return err
+		})
+	}
+	return func() string {
+		stdin.Close()
+		status(&printed, c.Wait())
+		return printed.String()
+	}
+}
+
+// run runs the case and returns what its scripts print.
+func (r *rig) run(t *testing.T) string {
+	t.Helper()
+	end := r.beside(t)
+	c := r.container(t, "inside.sh", "rules")
 	stdin, err := c.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -123,7 +202,7 @@ func (r *rig) run(t *testing.T, before ...string) string {
 		}
 	}
 	status(&printed, c.Wait())
-	return printed.String()
+	return printed.String() + end()
 }
 
 // status writes how a program has failed.

@@ -4,6 +4,7 @@
  *
  *	netdrive server TEST ADDR PORT [-s SIZE] [-t LIMIT]
  *	netdrive client TEST ADDR PORT [-s SIZE] [-t SECONDS] [-w WARMUP]
+ *	netdrive both TEST ADDR PORT [-s SIZE] [-t SECONDS] [-w WARMUP]
  *
  * TEST is one of
  *	tcp_stream		send as fast as possible, SIZE bytes per call
@@ -43,6 +44,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <unistd.h>
@@ -287,21 +289,28 @@ static void netdrive_serve_udp(int fd)
 	}
 }
 
-static _Noreturn void netdrive_server(void)
+static int netdrive_open(void)
 {
-	int one = 1, fd = socket(addr.ss_family, test->type, 0), c;
+	int one = 1, fd = socket(addr.ss_family, test->type, 0);
 
 	if (fd < 0)
 		netdrive_die("socket");
 	setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
 	if (bind(fd, (struct sockaddr *)&addr, addr_len) < 0)
 		netdrive_die("bind");
+	if (test->type == SOCK_STREAM && listen(fd, BACKLOG) < 0)
+		netdrive_die("listen");
+	return fd;
+}
+
+static _Noreturn void netdrive_server(int fd)
+{
+	int c;
+
 	signal(SIGPIPE, SIG_IGN);
 	alarm(seconds);
 	if (test->type == SOCK_DGRAM)
 		test->serve(fd);
-	if (listen(fd, BACKLOG) < 0)
-		netdrive_die("listen");
 	for (;;) {
 		c = accept(fd, NULL, NULL);
 		if (c < 0)
@@ -309,6 +318,22 @@ static _Noreturn void netdrive_server(void)
 		test->serve(c);
 		close(c);
 	}
+}
+
+/* A server that ends with this process. */
+static void netdrive_serve_here(int fd)
+{
+	pid_t parent = getpid(), child = fork();
+
+	if (child < 0)
+		netdrive_die("fork");
+	if (child == 0) {
+		if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || getppid() != parent)
+			netdrive_die("prctl");
+		seconds = 600;
+		netdrive_server(fd);
+	}
+	close(fd);
 }
 
 static const struct test tests[] = {
@@ -323,7 +348,7 @@ static const struct test tests[] = {
 
 static _Noreturn void netdrive_usage(void)
 {
-	fputs("usage: netdrive server|client "
+	fputs("usage: netdrive server|client|both "
 	      "tcp_stream|tcp_rr|tcp_crr|udp_rr|udp_rr_unconnected ADDR PORT\n"
 	      "       [-s SIZE] [-t SECONDS] [-w WARMUP]\n",
 	      stderr);
@@ -359,10 +384,11 @@ static const struct test *netdrive_find(const char *name)
 int main(int argc, char **argv)
 {
 	bool serve = argc > 1 && !strcmp(argv[1], "server");
+	bool both = argc > 1 && !strcmp(argv[1], "both");
 	double warmup = 0;
 	int opt;
 
-	if (argc < 5 || (!serve && strcmp(argv[1], "client")))
+	if (argc < 5 || (!serve && !both && strcmp(argv[1], "client")))
 		netdrive_usage();
 	test = netdrive_find(argv[2]);
 	netdrive_parse_addr(argv[3], argv[4]);
@@ -382,7 +408,9 @@ int main(int argc, char **argv)
 	if (size < 1 || size > test->size_max || seconds <= 0 || warmup < 0)
 		netdrive_usage();
 	if (serve)
-		netdrive_server();
+		netdrive_server(netdrive_open());
+	if (both)
+		netdrive_serve_here(netdrive_open());
 	alarm(warmup + seconds + ALARM_GRACE);
 	count_begin(warmup, seconds);
 	test->drive();

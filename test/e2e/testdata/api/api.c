@@ -296,7 +296,7 @@ static void do_wait(char **word)
 	struct epoll_event e = {0};
 
 	(void)word;
-	if (epoll_wait(epoll, &e, 1, 10000) == 1 && e.data.u64 == 0x1234567890abcdef)
+	if (epoll_wait(epoll, &e, 1, -1) == 1 && e.data.u64 == 0x1234567890abcdef)
 		say("events %#x", e.events);
 	else
 		say("nothing");
@@ -422,7 +422,6 @@ static void run(char *text)
 
 int main(int argc, char **argv)
 {
-	alarm(20);
 	for (int i = 1; i < argc; i++) {
 		rest = &argv[i + 1];
 		run(argv[i]);

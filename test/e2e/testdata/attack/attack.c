@@ -108,6 +108,14 @@ int attack_socket(int family, int type)
 	return fd;
 }
 
+int attack_patient(int fd)
+{
+	struct timeval minute = {.tv_sec = 60};
+
+	attack_need("be patient", setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &minute, sizeof(minute)));
+	return fd;
+}
+
 uint64_t attack_netns(int fd)
 {
 	uint64_t cookie = 0;

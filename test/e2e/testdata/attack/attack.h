@@ -88,6 +88,9 @@ int attack_parked(void);
 
 /* A socket on which nothing waits for longer than some 300 ms. */
 int attack_socket(int family, int type);
+
+/* Has a socket of attack_socket wait for a minute for what is to come; returns it. */
+int attack_patient(int fd);
 uint64_t attack_netns(int fd);	/* SO_NETNS_COOKIE */
 uint64_t attack_cookie(int fd); /* SO_COOKIE; 0 if it is no socket */
 bool attack_listens(int fd);

@@ -14,7 +14,7 @@
 #include <stdatomic.h>
 
 /* More than a shim has in advance of a kind. */
-enum { FORKS_SOCKETS = 40, FORKS_PATIENCE_MS = 5000, FORKS_THREADS = 3, FORKS_CHILDREN = 300 };
+enum { FORKS_SOCKETS = 40, FORKS_PATIENCE_MS = 60000, FORKS_THREADS = 3, FORKS_CHILDREN = 300 };
 
 extern char **environ;
 

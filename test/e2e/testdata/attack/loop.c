@@ -19,6 +19,7 @@
  * "loop-knock SOURCE TARGET..." is who wants to get in: from SOURCE, or "-", it connects or sends
  * to each TARGET (tcp/... or udp/...) and says "intruder" to who answers. It says how each went and
  * goes on until its standard input ends. All is sent from one CPU, so that it arrives in order.
+ * SOURCE may be "priority:N" instead, what SO_PRIORITY gives its packets.
  */
 #include "attack.h"
 
@@ -53,6 +54,7 @@ static struct {
 } loop_servers[1024];
 static int loop_server_count, loop_waiting, loop_failed;
 static char loop_round[64];
+static unsigned loop_priority;
 
 static void loop_add(int fd, int kind, int server)
 {
@@ -159,7 +161,7 @@ static void loop_own(const char *text)
 static void loop_call(int n)
 {
 	struct attack_addr to = loop_to(n);
-	int fd = attack_socket(to.sa.sa_family, loop_servers[n].type);
+	int fd = attack_patient(attack_socket(to.sa.sa_family, loop_servers[n].type));
 	long result = connect(fd, &to.sa, to.len);
 
 	if (result == 0 && loop_servers[n].type == SOCK_DGRAM) {
@@ -320,6 +322,9 @@ static long loop_attempt(const struct attack_addr *source, struct attack_addr *t
 
 	attack_need("make socket", fd);
 	setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
+	if (loop_priority != 0)
+		attack_need("priority", setsockopt(fd, SOL_SOCKET, SO_PRIORITY, &loop_priority,
+						   sizeof(loop_priority)));
 	if (source != NULL && source->sa.sa_family == to->sa.sa_family &&
 	    bind(fd, &source->sa, source->len) < 0) {
 		close(fd);
@@ -351,6 +356,8 @@ static int loop_knock(int argc, char **argv)
 	bool bound = strcmp(argv[0], "-") != 0, unbound;
 	int type;
 
+	if (sscanf(argv[0], "priority:%u", &loop_priority) == 1)
+		bound = false;
 	if (bound)
 		source = attack_addr(argv[0]);
 	if (argc > (int)(sizeof(loop_servers) / sizeof(loop_servers[0])))

@@ -115,11 +115,12 @@ static int udp_range(int argc, char **argv)
 	return 0;
 }
 
-/* "udp-outlive AT BY": a client of an own server that is no more. */
+/* "udp-outlive AT BY": a client of an own server that is no more. It waits for a line before the
+ * server closes, and for another before it sends again. */
 static int udp_outlive(int argc, char **argv)
 {
 	struct attack_addr at = attack_addr(argv[0]), by = attack_addr(argv[argc - 1]);
-	int server = attack_socket(at.sa.sa_family, SOCK_DGRAM);
+	int server = attack_patient(attack_socket(at.sa.sa_family, SOCK_DGRAM));
 	int client = attack_socket(by.sa.sa_family, SOCK_DGRAM);
 	char data[16];
 
@@ -127,6 +128,8 @@ static int udp_outlive(int argc, char **argv)
 	attack_need("connect", connect(client, &by.sa, by.len));
 	attack_need("send", send(client, "mine", 4, 0));
 	attack_need("receive", recv(server, data, sizeof(data), 0));
+	attack_note("heard", "ok");
+	attack_need("wait", read(STDIN_FILENO, data, 1));
 	close(server);
 	attack_note("closed", "ok");
 	attack_need("wait", read(STDIN_FILENO, data, 1));
@@ -139,7 +142,7 @@ static int udp_outlive(int argc, char **argv)
 static int udp_own(int argc, char **argv)
 {
 	struct attack_addr at = attack_addr(argv[argc - 1]);
-	int server = attack_socket(at.sa.sa_family, SOCK_DGRAM);
+	int server = attack_patient(attack_socket(at.sa.sa_family, SOCK_DGRAM));
 	int client = attack_socket(at.sa.sa_family, SOCK_DGRAM);
 	char data[16] = "";
 

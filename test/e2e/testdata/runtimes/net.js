@@ -15,7 +15,7 @@ function serve(port) {
 
 function get(url, agent) {
   return new Promise((resolve, reject) => {
-    const req = http.get(url, { agent, timeout: 5000 }, (res) => {
+    const req = http.get(url, { agent, timeout: 60000 }, (res) => {
       let body = "";
       res.on("data", (chunk) => (body += chunk));
       res.on("end", () => resolve({ body, reused: req.reusedSocket }));
