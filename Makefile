@@ -22,9 +22,13 @@ deps: ; scripts/deps.sh
 deps-demo: ; scripts/deps.sh demo
 deps-bench-agent: ; scripts/deps.sh bench-agent
 deps-bench-charge: ; scripts/deps.sh bench-charge
+deps-bench-forward: ; scripts/deps.sh bench-forward
+
+# What tsugiki --version says.
+STAMP = -ldflags "-X github.com/tsugiki/tsugiki/internal/programs.version=$(shell packaging/version.sh $(VERSION))"
 
 build:
-	$(GO) build -trimpath -o bin/ ./cmd/... ./internal/launch/tsugiki-launch
+	$(GO) build -trimpath $(STAMP) -o bin/ ./cmd/... ./internal/launch/tsugiki-launch
 	$(MAKE) -f native/Makefile
 
 # The pages of the built commands.
@@ -37,8 +41,8 @@ COMMANDS = $(addprefix $(BIN)/,$(notdir $(wildcard cmd/*)) tsugiki-log)
 HELPERS  = $(filter-out $(COMMANDS),$(wildcard $(BIN)/tsugiki-*))
 
 # After make build: the binaries with their pages and completions, the daemon's
-# unit and configuration, unless there is one, and what programs written for
-# AF_GRAFT are built with.
+# unit and configuration, unless there is one, the documents, and what programs
+# written for AF_GRAFT are built with.
 install:
 	install -D -t $(DESTDIR)$(PREFIX)/bin $(COMMANDS)
 	install -D -t $(DESTDIR)$(PREFIX)/lib/tsugiki $(HELPERS) $(BIN)/libtsugiki.so
@@ -50,15 +54,29 @@ install:
 	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
 	sed 's|/usr/bin/|$(PREFIX)/bin/|' packaging/systemd/tsugiki.service > $(DESTDIR)$(PREFIX)/lib/systemd/system/tsugiki.service
 	[ -e $(DESTDIR)/etc/tsugiki/agent.toml ] || install -D -m 644 -t $(DESTDIR)/etc/tsugiki packaging/agent.toml
+	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/tsugiki/docs $(wildcard docs/*.md)
+	install -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/tsugiki README.md CHANGELOG.md SECURITY.md
+	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/tsugiki/examples $(wildcard examples/*)
 	$(BIN)/tsugiki manpages $(DESTDIR)$(PREFIX)/share/man
 	install -d $(addprefix $(DESTDIR)$(PREFIX)/share/,bash-completion/completions zsh/$(ZSH) fish/vendor_completions.d)
 	$(BIN)/tsugiki completion bash > $(DESTDIR)$(PREFIX)/share/bash-completion/completions/tsugiki
 	$(BIN)/tsugiki completion zsh > $(DESTDIR)$(PREFIX)/share/zsh/$(ZSH)/_tsugiki
 	$(BIN)/tsugiki completion fish > $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/tsugiki.fish
 
-# A Debian package in dist/.
+# Takes away what install has put there. /etc/tsugiki and the state of the agent stay.
+uninstall:
+	rm -f $(addprefix $(DESTDIR)$(PREFIX)/bin/,$(notdir $(COMMANDS)))
+	rm -f $(DESTDIR)$(PREFIX)/share/man/man1/tsugiki.1 $(DESTDIR)$(PREFIX)/share/man/man1/tsugiki-*.1
+	rm -f $(DESTDIR)$(PREFIX)/share/man/man5/tsugiki-agent.toml.5
+	rm -f $(addprefix $(DESTDIR)$(PREFIX)/,lib/systemd/system/tsugiki.service share/pkgconfig/tsugiki-graft.pc)
+	rm -f $(addprefix $(DESTDIR)$(PREFIX)/share/,bash-completion/completions/tsugiki zsh/$(ZSH)/_tsugiki fish/vendor_completions.d/tsugiki.fish)
+	rm -rf $(addprefix $(DESTDIR)$(PREFIX)/,lib/tsugiki include/tsugiki share/doc/tsugiki)
+
+# A Debian package in dist/; all packages: that, an .rpm and a .tar.gz.
 deb: build
 	packaging/deb/build.sh $(BIN) dist $(VERSION)
+packages: build
+	packaging/build.sh $(BIN) dist $(VERSION)
 
 generate:
 	$(GO) generate ./...
@@ -140,10 +158,14 @@ bench-agent: deps-bench-agent build
 bench-charge: deps-bench-charge build
 	$(GO) run ./bench/charge -o bench-charge.json
 
+# Round trips between two pods of a node: bridge, Open vSwitch, and directly.
+bench-forward: deps-bench-forward
+	$(GO) run ./bench/forward -o bench-forward.json
+
 demo: deps-demo build
 	$(GO) run ./bench/demo
 
 clean:
-	rm -rf bin dist man .cache bench.json bench-agent.json bench-charge* density-test
+	rm -rf bin dist man .cache bench.json bench-agent.json bench-charge* bench-forward.json density-test
 
-.PHONY: all deps deps-demo deps-bench-agent deps-bench-charge build man install deb generate lint test tests sanitized test-density density-report test-kernels cover-binaries soak fuzz bench bench-agent bench-charge demo clean
+.PHONY: all deps deps-demo deps-bench-agent deps-bench-charge build man install uninstall deb packages generate lint test tests sanitized test-density density-report test-kernels cover-binaries soak fuzz bench bench-agent bench-charge bench-forward demo clean
