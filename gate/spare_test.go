@@ -60,7 +60,7 @@ func TestPoolIsKilled(t *testing.T) {
 		for range testkit.Times(5, 50) {
 			c.quiet(true)
 			c.exits()
-			c.must(unix.Kill(c.poolPID(name), unix.SIGKILL))
+			testkit.Kill(c.t, c.poolPID(name))
 			c.poolPID(name)
 			if c.pool.Ended() {
 				t.Fatal("the pool has ended")
@@ -68,7 +68,7 @@ func TestPoolIsKilled(t *testing.T) {
 			c.quiet(false)
 			c.moves("asked", &c.progress.asked, 3)
 			c.moves("own", &c.progress.own, 3)
-			c.must(unix.Kill(c.poolPID(name), unix.SIGKILL)) // with the gate at work
+			testkit.Kill(c.t, c.poolPID(name)) // with the gate at work
 		}
 	}
 	if c.poolPID(poolName) == first {
