@@ -41,6 +41,9 @@ import (
 const (
 	// DefaultTimeout is the default of Options.Timeout.
 	DefaultTimeout = 2 * time.Second
+	// DefaultClientTimeout is the default of Options.ClientTimeout. RFC 7766, section 6.2.3, asks for
+	// some seconds.
+	DefaultClientTimeout = 10 * time.Second
 	// DefaultMost is the default of Options.Most.
 	DefaultMost = 256
 
@@ -62,6 +65,9 @@ type Options struct {
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	// Timeout is the time within which one upstream must answer. Zero is DefaultTimeout.
 	Timeout time.Duration
+	// ClientTimeout is the time that a TCP client may take to send its first question, and to read an
+	// answer. Zero is DefaultClientTimeout.
+	ClientTimeout time.Duration
 	// Most is the largest number of questions that are answered at a time. More questions fail with
 	// SERVFAIL. Zero is DefaultMost.
 	Most int
@@ -115,6 +121,9 @@ func New(o Options) (*Proxy, error) {
 	if o.Timeout == 0 {
 		o.Timeout = DefaultTimeout
 	}
+	if o.ClientTimeout == 0 {
+		o.ClientTimeout = DefaultClientTimeout
+	}
 	if o.Most == 0 {
 		o.Most = DefaultMost
 	}
@@ -145,7 +154,10 @@ func (p *Proxy) Serve(ctx context.Context, packets []net.PacketConn, listeners [
 		})
 	}
 	for _, l := range listeners {
-		servers = append(servers, &dns.Server{Listener: netutil.LimitListener(l, connections), Handler: p.handler(answering, false)})
+		servers = append(servers, &dns.Server{
+			Listener: netutil.LimitListener(l, connections), Handler: p.handler(answering, false),
+			ReadTimeout: p.o.ClientTimeout, WriteTimeout: p.o.ClientTimeout,
+		})
 	}
 	ended := make(chan error, len(servers))
 	err := start(servers, ended)

@@ -155,6 +155,9 @@ func serve(t testing.TB, ns *testkit.Namespace, o Options) (*Proxy, netip.AddrPo
 	if o.Timeout == 0 {
 		o.Timeout = testkit.Patience
 	}
+	if o.ClientTimeout == 0 {
+		o.ClientTimeout = testkit.Patience
+	}
 	o.Dial = dialIn(t, ns)
 	p := newProxy(t, o)
 	packet, listener := sockets(t, ns)

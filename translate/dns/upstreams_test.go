@@ -268,7 +268,7 @@ func TestManyClients(t *testing.T) {
 // gets its answer when the proxy has closed the idle connections.
 func TestIdleConnections(t *testing.T) {
 	ns := network(t)
-	_, at := serve(t, ns, Options{})
+	_, at := serve(t, ns, Options{ClientTimeout: time.Second})
 	dial := dialIn(t, ns)
 	for range connections {
 		conn, err := dial(context.Background(), "tcp", at.String())
