@@ -15,6 +15,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/netns"
 	"github.com/tsugiki/tsugiki/internal/sys/fdpass"
 	"github.com/tsugiki/tsugiki/internal/sys/pidfd"
+	"github.com/tsugiki/tsugiki/internal/sys/poll"
 )
 
 // Pool is the process that holds the descriptors of idle gates (gate/c/gatepool.c), with another
@@ -75,19 +76,7 @@ func startPool(binary string, host *netns.NS, idle time.Duration, keep *os.File,
 }
 
 // Ended tells whether both processes have ended. Then new gates need another pool.
-func (p *Pool) Ended() bool {
-	raw, err := p.conn.SyscallConn()
-	if err != nil {
-		return true
-	}
-	ended := true
-	_ = raw.Control(func(fd uintptr) { // a closed one has ended
-		fds := []unix.PollFd{{Fd: int32(fd)}}
-		_, err := unix.Poll(fds, 0)
-		ended = err == nil && fds[0].Revents&unix.POLLHUP != 0
-	})
-	return ended
-}
+func (p *Pool) Ended() bool { return poll.HungUp(p.conn) }
 
 // KeepNothing has the pool keep its file no more once nobody needs the pool for gates.
 func (p *Pool) KeepNothing() error {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/tsugiki/tsugiki/gate"
 	"github.com/tsugiki/tsugiki/internal/netns"
+	"github.com/tsugiki/tsugiki/internal/sys/poll"
 )
 
 // Attach makes the filter of a program one of the container's. The listener is the
@@ -32,12 +33,12 @@ func (c *Container) Runs() bool { return c.gates.count() > 0 || c.late.Load() }
 func (c *Container) Begun() bool { return c.begun.Load() }
 
 func (c *Container) tryAttach(listener *os.File, pid int) error {
-	if isUnused(listener) { // it has waited for us: the number may be another process's
+	if poll.HungUp(listener) { // it has waited for us: the number may be another process's
 		c.log.Debug("the program has ended", "pid", pid)
 		return listener.Close()
 	}
 	if err := c.enter(pid); err != nil {
-		if !isUnused(listener) {
+		if !poll.HungUp(listener) {
 			return err
 		}
 		c.log.Debug("the program ended at once", "pid", pid, "err", err)
@@ -57,13 +58,6 @@ func (c *Container) tryAttach(listener *os.File, pid int) error {
 		c.refresh() // not before: until it has a gate, it has only begun to run
 	}
 	return err
-}
-
-// isUnused tells whether no process has the listener's filter any more.
-func isUnused(listener *os.File) bool {
-	p := []unix.PollFd{{Fd: int32(listener.Fd())}}
-	n, err := unix.Poll(p, 0)
-	return err == nil && n == 1 && p[0].Revents&unix.POLLHUP != 0
 }
 
 // enter makes the first program's namespace the container's own; later ones have to

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/api"
+	"github.com/tsugiki/tsugiki/internal/sys/poll"
 )
 
 const (
@@ -154,15 +155,6 @@ func (s *Server) Guard(limit FileLimit, log *slog.Logger, fail func(error)) {
 
 // HungUp tells whether the caller of a request is known to have closed its connection.
 func HungUp(ctx context.Context) bool {
-	hungUp := false
-	if conn, is := ctx.Value(connKey{}).(syscall.Conn); is {
-		if raw, err := conn.SyscallConn(); err == nil {
-			_ = raw.Control(func(fd uintptr) {
-				p := []unix.PollFd{{Fd: int32(fd)}}
-				n, err := unix.Poll(p, 0)
-				hungUp = err == nil && n > 0 && p[0].Revents&unix.POLLHUP != 0
-			})
-		}
-	}
-	return hungUp
+	conn, is := ctx.Value(connKey{}).(syscall.Conn)
+	return is && poll.HungUp(conn)
 }
