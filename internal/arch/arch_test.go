@@ -19,7 +19,7 @@ type room struct {
 	why     string   // these, or none
 }
 
-// rooms are the arrows of docs/ARCHITECTURE.md.
+// rooms are those of docs/ARCHITECTURE.md, which does not repeat their imports.
 var rooms = []room{
 	{"api", nil, "messages and names that programs of others use: whoever imports it gets nothing else"},
 	{"bpf", nil, "kernel programs and their tables, as they were compiled"},
@@ -179,7 +179,7 @@ func TestImports(t *testing.T) {
 		from := strings.TrimPrefix(p.ImportPath, module+"/")
 		r := roomOf(from)
 		if r == nil {
-			t.Errorf("%s is a new folder: write its row down here, and its arrows in docs/ARCHITECTURE.md", from)
+			t.Errorf("%s is a new folder: write its row down here and in docs/ARCHITECTURE.md", from)
 			continue
 		}
 		for _, i := range p.Imports {
