@@ -82,11 +82,7 @@ func TestProgramsOfAnEngine(t *testing.T) {
 	if got := strings.Count(trace.String(), `"syscall":"connect"`); got != 12 {
 		t.Errorf("%d connects are in the trace, want 12:\n%s", got, &trace)
 	}
-	for _, l := range []string{"program attached\" container=" + name + " pid=", "container ended\" container=" + name} {
-		if !strings.Contains(n.log.String(), l) {
-			t.Errorf("the agent's log has no %q:\n%s", l, n.log)
-		}
-	}
+	n.log.await(t, "program attached\" container="+name+" pid=", "container ended\" container="+name)
 }
 
 // A program whose token is nobody's is told so and not killed, for a message proves nothing
@@ -101,12 +97,7 @@ func TestProgramOfNobody(t *testing.T) {
 	if r := try(t, c); signalOf(r.err) != 0 || !strings.Contains(r.stdout, "no container is registered") || !strings.Contains(r.stderr, "Function not implemented") {
 		t.Errorf("it ended with %v, and printed %s and %s", r.err, r.stdout, r.stderr)
 	}
-	testkit.Eventually(t, func() error {
-		if log := n.log.String(); !strings.Contains(log, `no container is registered by that token`) || !strings.Contains(log, `"msg":"program not attached","pid":`) {
-			return fmt.Errorf("the agent says %s", log)
-		}
-		return nil
-	})
+	n.log.await(t, `no container is registered by that token`, `"msg":"program not attached","pid":`)
 	observe(t, w.srv)
 	n.unharmed(t, files)
 }

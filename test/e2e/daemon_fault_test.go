@@ -112,9 +112,7 @@ func TestDaemonMissesNetns(t *testing.T) {
 	}
 	d.start()
 	await("one")
-	if log := d.log.String(); !strings.Contains(log, "not taken over") {
-		t.Errorf("the agent does not say that it misses a container:\n%s", log)
-	}
+	d.log.await(t, "not taken over")
 	d.kill()
 	mount()
 	d.log = &syncBuffer{} // but for the fault that it has to have logged
@@ -193,12 +191,7 @@ func TestNotAttached(t *testing.T) {
 			if !errors.As(r.err, &exit) || exit.ExitCode() != -1 {
 				t.Errorf("the program ended with %v, printed %s%s", r.err, r.stdout, r.stderr)
 			}
-			testkit.Eventually(t, func() error { // it kills first
-				if log := d.log.String(); !strings.Contains(log, test.want) {
-					return fmt.Errorf("the agent does not say why:\n%s", log)
-				}
-				return nil
-			})
+			d.log.await(t, test.want)
 			if test.what == "listener" {
 				testkit.Eventually(t, func() error {
 					if ps := d.ps(); strings.Contains(ps, "box ") {
@@ -251,7 +244,8 @@ func TestRegistrationIsAbandoned(t *testing.T) {
 	if ps := n.ps(); strings.Contains(ps, "box ") || !strings.Contains(ps, "later ") {
 		t.Errorf("tsugiki ps prints\n%s", ps)
 	}
-	if log := n.log.String(); !strings.Contains(log, "container registered") || strings.Contains(log, `"box"`) {
+	n.log.await(t, "container registered")
+	if log := n.log.String(); strings.Contains(log, `"box"`) {
 		t.Errorf("the agent says\n%s", log)
 	}
 	n.request(t, "DELETE", "/v1/containers/later", "")

@@ -281,9 +281,7 @@ func TestStoppedGateIsTakenOverLater(t *testing.T) {
 	})
 	defer unix.Kill(pid, unix.SIGCONT) // if it is there
 	n.start()
-	if !strings.Contains(n.log.String(), "a gate does not answer") {
-		t.Errorf("the agent does not say that the gate is stopped:\n%s", n.log)
-	}
+	n.log.await(t, "a gate does not answer")
 	if ps := n.ps(); !strings.Contains(ps, o.name) {
 		t.Errorf("tsugiki ps does not list the container:\n%s", ps)
 	}
@@ -318,12 +316,7 @@ func TestAgentIsStarved(t *testing.T) {
 				t.Fatal(err)
 			}
 			r := try(t, n.command(t, "ps"))
-			testkit.Eventually(t, func() error { // it may answer first
-				if !strings.Contains(n.log.String(), "lowered the limit of open files") {
-					return fmt.Errorf("it does not say what was done to it:\n%s", n.log)
-				}
-				return nil
-			})
+			n.log.await(t, "lowered the limit of open files")
 			if name == "soft" && r.err != nil {
 				t.Errorf("tsugiki ps: %v, printed:\n%s", r.err, r.stderr)
 			}

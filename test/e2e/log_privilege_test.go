@@ -67,12 +67,7 @@ func TestLogNeedsNetAdmin(t *testing.T) {
 	refusal := func(l *logger) string { return fmt.Sprintf("process %d may not", l.Process.Pid) }
 	heard := startLoggerWithout(t, "", filepath.Join(dir, "heard.json"), "agent", d.socket())
 	refused := startLoggerWithout(t, "net_admin", filepath.Join(dir, "refused.json"), "agent", d.socket())
-	testkit.Eventually(t, func() error {
-		if log := d.log.String(); !strings.Contains(log, refusal(refused)) {
-			return fmt.Errorf("the agent logs no %q: %s", refusal(refused), log)
-		}
-		return nil
-	})
+	d.log.await(t, refusal(refused))
 	if log := d.log.String(); strings.Contains(log, refusal(heard)) {
 		t.Errorf("the agent logs:\n%s", log)
 	}
