@@ -20,7 +20,7 @@ import (
 func (c *Container) Attach(listener *os.File, pid int) error {
 	c.attaching.Add(1)
 	err := c.tryAttach(listener, pid)
-	if c.attaching.Add(-1) == 0 && !c.Runs() {
+	if c.attaching.Add(-1); c.Over() {
 		go c.owner.Ended() // with the program, or because that is killed; no gate will say so
 	}
 	return err
@@ -28,6 +28,9 @@ func (c *Container) Attach(listener *os.File, pid int) error {
 
 // Runs tells whether the container has a gate, or is known to have had one.
 func (c *Container) Runs() bool { return c.gates.count() > 0 || c.late.Load() }
+
+// Over tells whether the container has no gate, and none is about to be added.
+func (c *Container) Over() bool { return c.attaching.Load() == 0 && !c.Runs() }
 
 // Begun tells whether a first program has entered the container.
 func (c *Container) Begun() bool { return c.begun.Load() }

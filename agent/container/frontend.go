@@ -96,7 +96,7 @@ func (c *Container) gateEnded(s *supervised, cause error) {
 				c.log.Error("close gate", "err", err)
 			}
 			c.retiring.Done()
-			if last {
+			if last && c.Over() {
 				c.owner.Ended()
 			}
 		}()

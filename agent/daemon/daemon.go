@@ -59,6 +59,8 @@ type Daemon struct {
 	failed chan error // has room for one
 
 	closing chan struct{} // closed by Close
+	// attached is closed when all programs that waited for the daemon are attached.
+	attached chan struct{}
 	// awaited are the adopted containers without a program, until the start has come that far.
 	awaited []*managed
 	// silence is how long gates that do not answer were waited for at the start.
@@ -87,7 +89,7 @@ type Daemon struct {
 func Start(cfg *config.Config, log *slog.Logger) (*Daemon, error) {
 	d := &Daemon{
 		runDir: cfg.RunDir, log: log,
-		byName: map[string]*managed{}, byToken: map[string]*managed{}, leaving: map[string]*removal{}, closing: make(chan struct{}),
+		byName: map[string]*managed{}, byToken: map[string]*managed{}, leaving: map[string]*removal{}, closing: make(chan struct{}), attached: make(chan struct{}),
 		failed: make(chan error, 1), ports: ports.New(),
 	}
 	d.memory = newMemory()

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -22,6 +23,7 @@ import (
 	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/gate"
 	"github.com/tsugiki/tsugiki/internal/sys/fdpass"
+	"github.com/tsugiki/tsugiki/internal/sys/poll"
 )
 
 // OCI runtimes send the listener of a container's filter to a unix socket, as soon
@@ -33,7 +35,8 @@ import (
 //
 // The gate pool keeps the socket while there is no daemon. So an engine can execute
 // programs in a container meanwhile: their listeners wait in the socket for the next
-// daemon, and their calls with them.
+// daemon, and their calls with them. That daemon ends no container before it has attached
+// all that waited: the first program may come after another one has been attached and has ended.
 
 const (
 	listenerPatience = 10 * time.Second // for a message to come in
@@ -48,6 +51,7 @@ var errNoListener = errors.New("no seccomp listener came with the container's st
 type listeners struct {
 	d       *Daemon
 	socket  net.Listener
+	waiting syscall.Conn // the socket, to be asked whether somebody waits
 	path    string
 	serving sync.WaitGroup
 }
@@ -61,7 +65,7 @@ func (d *Daemon) listenForFilters() (*listeners, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen at %s: %w; choose another directory with --run-dir", l.path, err)
 	}
-	l.socket = d.guard(socket)
+	l.waiting, l.socket = socket.(*net.UnixListener), d.guard(socket)
 	l.serving.Add(1)
 	go l.serve()
 	return l, nil
@@ -128,7 +132,17 @@ func (l *listeners) takeKept() (net.Listener, error) {
 func (l *listeners) serve() {
 	defer l.serving.Done()
 	places := make(chan struct{}, listenersAtOnce)
-	for {
+	var early sync.WaitGroup // those that waited when the daemon started
+	for starting := true; ; {
+		if starting && !poll.Readable(l.waiting) {
+			starting = false
+			l.serving.Add(1)
+			go func() {
+				defer l.serving.Done()
+				early.Wait()
+				l.d.endEarly()
+			}()
+		}
 		conn, err := l.socket.Accept()
 		if errors.Is(err, net.ErrClosed) {
 			return
@@ -140,8 +154,13 @@ func (l *listeners) serve() {
 		}
 		places <- struct{}{}
 		l.serving.Add(1)
+		done := l.serving.Done
+		if starting {
+			early.Add(1)
+			done = func() { early.Done(); l.serving.Done() }
+		}
 		go func() {
-			defer l.serving.Done()
+			defer done()
 			defer conn.Close()
 			l.take(conn.(*net.UnixConn))
 			<-places

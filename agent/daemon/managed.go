@@ -66,8 +66,24 @@ func (m *managed) Entered() { m.charge() }
 // Ended implements Owner. A container that was started again more than once has listeners of
 // programs that have ended, before that of its first program: awaitProgram waits for that one.
 func (m *managed) Ended() {
+	select {
+	case <-m.d.attached:
+	default:
+		return // endEarly looks at it
+	}
 	if !m.again || m.Begun() {
 		m.d.end(m)
+	}
+}
+
+// endEarly ends the containers whose programs have ended while the daemon attached those that waited
+// for it.
+func (d *Daemon) endEarly() {
+	close(d.attached)
+	for _, m := range d.all() {
+		if m.Begun() && m.Over() {
+			m.Ended()
+		}
 	}
 }
 

@@ -13,10 +13,10 @@ import (
 )
 
 // filtered prepares a program in the container's namespace as an engine would.
-func (n *asked) filtered(t *testing.T, token string) *testkit.Cmd {
+func (n *asked) filtered(t *testing.T, token string, more ...string) *testkit.Cmd {
 	t.Helper()
-	return command(t, n.w.c1, python(t), "testdata/filtered/filtered.py", filepath.Join(n.run, "seccomp.sock"), token,
-		remoteAddr4, fmt.Sprint(observerPort))
+	args := []string{"testdata/filtered/filtered.py", filepath.Join(n.run, "seccomp.sock"), token, remoteAddr4, fmt.Sprint(observerPort)}
+	return command(t, n.w.c1, python(t), append(args, more...)...)
 }
 
 // Each program that an engine executes in a container has a gate of its own. What that
@@ -83,6 +83,40 @@ func TestProgramsOfAnEngine(t *testing.T) {
 		t.Errorf("%d connects are in the trace, want 12:\n%s", got, &trace)
 	}
 	n.log.await(t, "program attached\" container="+name+" pid=", "container ended\" container="+name)
+}
+
+// Two programs of a container wait for an agent. The one that came second is attached first, and ends:
+// the container goes on, for the other one.
+func TestProgramsThatWaitForAnAgent(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	observe(t, w.srv)
+	n := startAgent(t, w)
+	keeps := hold(t, n.filtered(t, n.registered(t, "other", "1")), "{}") // the gate pool, with the agent's socket
+	token := n.registered(t, "box", "2")
+	n.killAndForget()
+	first := hold(t, n.filtered(t, token, "later"), "connected")
+	second := n.filtered(t, token) // it ends when it is attached
+	if err := second.Start(); err != nil {
+		t.Fatal(err)
+	}
+	n.start()
+	n.log.await(t, "program attached\" container=box")
+	if err := second.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	testkit.Eventually(t, func() error {
+		if s := n.stats(t, "box"); s.Gates > 0 {
+			return fmt.Errorf("%d gates", s.Gates)
+		}
+		return nil
+	})
+	fmt.Fprintln(first.stdin)
+	first.await("{}")
+	fmt.Fprintln(first.stdin, 1)
+	first.await("done")
+	first.release()
+	keeps.release()
 }
 
 // A program whose token is nobody's is told so and not killed, for a message proves nothing

@@ -1,8 +1,9 @@
 """Does what a program does that an engine has executed in a container: puts itself under
 a seccomp filter with a listener, hands that to the agent, and makes calls.
 
-filtered.py SOCKET TOKEN ADDR PORT: prints what the agent answers, and then connects
-as many UDP sockets as each line of standard input says.
+filtered.py SOCKET TOKEN ADDR PORT [later]: prints what the agent answers, and then connects
+as many UDP sockets as each line of standard input says. With "later", it prints "connected",
+and reads a line before it hands anything over.
 """
 import array
 import ctypes
@@ -34,9 +35,12 @@ def put_under_filter():
     return listener
 
 
-path, token, addr, port = sys.argv[1:]
+path, token, addr, port, *later = sys.argv[1:]
 agent = socket.socket(socket.AF_UNIX)
 agent.connect(path)
+if later:
+    print("connected", flush=True)
+    sys.stdin.readline()
 listener = put_under_filter()
 state = {"ociVersion": "1.0.2", "fds": ["seccompFd"], "pid": os.getpid(), "metadata": token,
          "state": {"ociVersion": "1.0.2", "id": "x", "status": "running", "bundle": "/"}}
