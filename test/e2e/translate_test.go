@@ -204,6 +204,7 @@ func TestTranslatedNamesOpenNothing(t *testing.T) {
 const pythonServer = `
 import socket, sys, threading
 s = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 s.bind(("0.0.0.0", int(sys.argv[1])))
 s.listen()
 def serve():
