@@ -28,7 +28,8 @@ static __always_inline void remember(struct bpf_sock_addr *ctx, const struct add
 	__u8 seen = 1;
 	void *peers;
 
-	if (!sk || !serves(sk) || speaks_on_loopback(sk, from))
+	if (!sk || !(serves(sk) || (is_published(sk) && is_alias(from))) ||
+	    speaks_on_loopback(sk, from))
 		return;
 	peers = bpf_map_lookup_elem(&peer_tables, &id);
 	if (!peers)
@@ -51,8 +52,10 @@ int recvmsg4(struct bpf_sock_addr *ctx)
 		return ALLOW;
 	}
 	remember(ctx, &from);
-	name_peer(ctx, &from, &port);
-	name_resolver(ctx->sk, &from, port);
+	if (!name_host(&from)) {
+		name_peer(ctx, &from, &port);
+		name_resolver(ctx->sk, &from, port);
+	}
 	ctx->user_ip4 = from.word[3];
 	ctx->user_port = bpf_htons(port);
 	return ALLOW;
@@ -82,8 +85,10 @@ int getpeername4(struct bpf_sock_addr *ctx)
 	struct addr peer = mapped(ctx->user_ip4);
 	__u16 port = bpf_ntohs(ctx->user_port);
 
-	name_peer(ctx, &peer, &port);
-	name_resolver(ctx->sk, &peer, port);
+	if (ctx->protocol != IPPROTO_UDP || !name_host(&peer)) {
+		name_peer(ctx, &peer, &port);
+		name_resolver(ctx->sk, &peer, port);
+	}
 	ctx->user_ip4 = peer.word[3];
 	ctx->user_port = bpf_htons(port);
 	return ALLOW;
@@ -149,6 +154,8 @@ int getsockname4(struct bpf_sock_addr *ctx)
 
 	if (!keep_addr)
 		ctx->user_ip4 = b->view.word[3];
+	else if (ctx->sk && is_with_host(ctx->sk))
+		ctx->user_ip4 = bpf_htonl(OWN_ADDRESS);
 	else if (seen_on_loopback(ctx, &at))
 		ctx->user_ip4 = bpf_htonl(0x7f000001);
 	if (b && b->view_port)

@@ -41,6 +41,7 @@
 #include "heard.h"
 #include "loopback.h"
 #include "relay.h"
+#include "udp.h"
 
 #define ETH_P_IP   0x0800
 #define ETH_P_IPV6 0x86dd
@@ -236,6 +237,10 @@ static __always_inline int leave_loopback(struct __sk_buff *skb, struct bpf_sock
 
 	if (sk->state == TCP_LISTEN) /* it was let hear the SYN */
 		return ALLOW;
+	if (p->protocol == IPPROTO_UDP && is_alias(&p->to))
+		return may_reach(skb, sk, &p->to, p->to_port) && somebody_translates(skb)
+			       ? ALLOW
+			       : deny(DENIED_LEAVE);
 	if (!loopback(&p->from) && !loopback(&p->to)) {
 		if (p->protocol == IPPROTO_UDP && is_peer(sk, p))
 			return ALLOW;
@@ -352,6 +357,8 @@ static __always_inline bool may_hear(struct __sk_buff *skb, struct bpf_sock *sk)
 	struct packet p;
 	struct heard *h;
 
+	if (container()->translates && is_own(skb) && parse(skb, &p) && is_alias(&p.from))
+		return hears_host(sk, &p.from, p.from_port);
 	if (is_own(skb) || (shares && hears_others(skb, sk)))
 		return true;
 	if (!shares && ((b && (b->ingress || b->relay)) || sk->dst_port))

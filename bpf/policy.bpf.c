@@ -53,6 +53,7 @@
 #include "send.h"
 #include "source.h"
 #include "trace.h"
+#include "udp.h"
 
 static __always_inline int decide_connect4(struct bpf_sock_addr *ctx)
 {
@@ -60,9 +61,14 @@ static __always_inline int decide_connect4(struct bpf_sock_addr *ctx)
 	struct addr at, to = mapped(ctx->user_ip4);
 	__u16 port = bpf_ntohs(ctx->user_port);
 	struct endpoint *ep;
+	int verdict;
 
 	if (ctx->user_family != AF_INET)
 		return ALLOW;
+	if (leads_to_host(ctx, &to, port, &verdict)) {
+		ctx->user_ip4 = to.word[3];
+		return verdict == ALLOW ? ALLOW : unreachable(&to);
+	}
 	if (answers(ctx, &to, port))
 		return tries(ctx, &to);
 	ep = egress(ctx, &to, port);
@@ -185,11 +191,16 @@ static __always_inline int decide_sendmsg4(struct bpf_sock_addr *ctx)
 	struct bpf_sock *sk = ctx->sk;
 	__u32 bound, rules;
 	struct endpoint *ep;
+	int verdict;
 	__u16 led;
 	bool own;
 
 	if (!sk)
 		return deny(DENIED_SENDMSG);
+	if (leads_to_host(ctx, &to, port, &verdict)) {
+		ctx->user_ip4 = to.word[3];
+		return verdict == ALLOW ? ALLOW : deny_as(DENIED_SENDMSG, 101 /* ENETUNREACH */);
+	}
 	led = was_led(sk, &to, port);
 	if (led)
 		return send_as_before4(ctx, led);
@@ -305,6 +316,23 @@ static __always_inline bool sends_back(struct bpf_sockopt *ctx)
 	return flags & OPTIONS_TIMESTAMPING_SENT && !(flags & OPTIONS_TIMESTAMPING_NO_DATA);
 }
 
+/* Whether an option would leave out UDP's checksum, which IPv6 needs (RFC 8200 section 8.1). Then
+ * the kernel computes it all the same. */
+static __always_inline bool keeps_checksum(struct bpf_sockopt *ctx)
+{
+	__u8 *value, *end;
+
+	/* As in set_translated. */
+	__asm__ volatile("" : "+r"(ctx));
+	value = ctx->optval;
+	end = ctx->optval_end;
+	if (!container()->translates || ctx->level != 1 /* SOL_SOCKET */ ||
+	    ctx->optname != 11 /* SO_NO_CHECK */ || value + 4 > end)
+		return false;
+	*(__u32 *)value = 0;
+	return true;
+}
+
 SEC("cgroup/setsockopt")
 int setsockopt(struct bpf_sockopt *ctx)
 {
@@ -315,7 +343,7 @@ int setsockopt(struct bpf_sockopt *ctx)
 		ctx->optlen = 0;
 	if (ctx->level == 0 && ctx->optname == OPTIONS_PROOF)
 		return DENY;
-	if (set_translated(ctx))
+	if (set_translated(ctx) || keeps_checksum(ctx))
 		return ALLOW;
 	bit = held_bit(ctx->level, ctx->optname);
 	if (bit)

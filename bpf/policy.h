@@ -61,7 +61,8 @@ struct container {
 	__u32 loopback;
 	/* A number of the trace that its supervisor wants, see trace.h; 0: none. */
 	__u32 traced;
-	__u32 resolves; /* a DNS proxy answers at port 53 of its loopback, see resolver.h */
+	__u32 resolves;	  /* a DNS proxy answers at port 53 of its loopback, see resolver.h */
+	__u32 translates; /* its UDP is translated, see udp.h */
 	/* Another number after each change of the rules. */
 	__u32 rules;
 	struct endpoint endpoint[ENDPOINTS_AT_HAND]; /* by number */
@@ -112,10 +113,10 @@ struct binding {
 	struct addr view;
 	__u16 host_port;
 	__u16 view_port;
-	__u8 ingress; /* bound by an ingress rule: may answer whoever asks */
-	__u8 relay;   /* the relay's own, see relay.h */
-	__u8 private; /* bound to a private port, see loopback.h */
-	__u8 pad;
+	__u8 ingress;	 /* bound by an ingress rule: may answer whoever asks */
+	__u8 relay;	 /* the relay's own, see relay.h */
+	__u8 private;	 /* bound to a private port, see loopback.h */
+	__u8 published;	 /* at an IPv6 address, see udp.h */
 	__u32 named;	 /* number in name_by_number: may connect through that one; or 0 */
 	__u32 container; /* whose binding it is: sockets are passed around */
 	__u64 netns;	 /* cookie of that endpoint's namespace, if named */
@@ -216,6 +217,29 @@ struct peer {
 	struct addr addr;
 	__u16 port;
 	__u16 pad[3];
+};
+
+/* A virtual IPv4 address, see virtual.h. */
+struct virtual_addr {
+	__u32 bits;
+	__u32 addr; /* network order */
+};
+
+/* The IPv6 host behind one. */
+struct virtual_host {
+	struct addr addr;
+	struct addr
+		source; /* from which the container sends to it, where no rule has published it */
+	__u32 device;	/* by which it is reached; 0: it is not */
+	__u32 peer;	/* 1: only servers that it has asked send to it */
+	__u64 heard; /* CLOCK_MONOTONIC in ns: its last datagram, if the programs chose the address
+		      */
+};
+
+/* Where a UDP server is published. */
+struct published {
+	struct addr addr;
+	__u32 port;
 };
 
 /* A socket of a loopback on the host. */

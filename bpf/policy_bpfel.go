@@ -27,7 +27,7 @@ type PolicyBinding struct {
 	Ingress   uint8
 	Relay     uint8
 	Private   uint8
-	Pad       uint8
+	Published uint8
 	Named     uint32
 	Container uint32
 	Netns     uint64
@@ -45,8 +45,8 @@ type PolicyContainer struct {
 	Loopback   uint32
 	Traced     uint32
 	Resolves   uint32
+	Translates uint32
 	Rules      uint32
-	_          [4]byte
 	Endpoint   [4]PolicyEndpoint
 }
 
@@ -235,6 +235,21 @@ type PolicySteered struct {
 	Pad   uint32
 }
 
+type PolicyVirtualAddr struct {
+	_    structs.HostLayout
+	Bits uint32
+	Addr uint32
+}
+
+type PolicyVirtualHost struct {
+	_      structs.HostLayout
+	Addr   PolicyAddr
+	Source PolicyAddr
+	Device uint32
+	Peer   uint32
+	Heard  uint64
+}
+
 // LoadPolicy returns the embedded CollectionSpec for Policy.
 func LoadPolicy() (*ebpf.CollectionSpec, error) {
 	reader := bytes.NewReader(_PolicyBytes)
@@ -308,6 +323,7 @@ type PolicyMapSpecs struct {
 	GraftBySocket      *ebpf.MapSpec `ebpf:"graft_by_socket"`
 	HeardBySocket      *ebpf.MapSpec `ebpf:"heard_by_socket"`
 	HeldBySocket       *ebpf.MapSpec `ebpf:"held_by_socket"`
+	HostTables         *ebpf.MapSpec `ebpf:"host_tables"`
 	KeptBySocket       *ebpf.MapSpec `ebpf:"kept_by_socket"`
 	LentBySocket       *ebpf.MapSpec `ebpf:"lent_by_socket"`
 	LocationByLoopback *ebpf.MapSpec `ebpf:"location_by_loopback"`
@@ -361,6 +377,7 @@ type PolicyMaps struct {
 	GraftBySocket      *ebpf.Map `ebpf:"graft_by_socket"`
 	HeardBySocket      *ebpf.Map `ebpf:"heard_by_socket"`
 	HeldBySocket       *ebpf.Map `ebpf:"held_by_socket"`
+	HostTables         *ebpf.Map `ebpf:"host_tables"`
 	KeptBySocket       *ebpf.Map `ebpf:"kept_by_socket"`
 	LentBySocket       *ebpf.Map `ebpf:"lent_by_socket"`
 	LocationByLoopback *ebpf.Map `ebpf:"location_by_loopback"`
@@ -389,6 +406,7 @@ func (m *PolicyMaps) Close() error {
 		m.GraftBySocket,
 		m.HeardBySocket,
 		m.HeldBySocket,
+		m.HostTables,
 		m.KeptBySocket,
 		m.LentBySocket,
 		m.LocationByLoopback,

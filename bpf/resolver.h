@@ -7,9 +7,7 @@
 #ifndef TSUGIKI_RESOLVER_H
 #define TSUGIKI_RESOLVER_H
 
-#include "loopback.h"
-
-#define RESOLVER_PORT 53
+#include "udp.h"
 
 /* The nameserver that a socket has asked last. Programs that ask several at once from one socket
  * take an answer of any of them. */

@@ -14,6 +14,7 @@
 #include "options.h"
 #include "policy.h"
 #include "steered.h"
+#include "virtual.h"
 
 #define AF_UNSPEC 0
 #define AF_INET	  2
@@ -86,6 +87,8 @@ const union {
 	struct sender sender;
 	struct peer peer;
 	struct decision decision;
+	struct virtual_addr virtual_addr;
+	struct virtual_host virtual_host;
 } types = {};
 
 /*
@@ -112,6 +115,11 @@ struct udp_peers {
 	__type(value, __u8);
 };
 
+/* Only of containers whose UDP is translated. */
+struct host_by_virtual {
+	TRIE(VIRTUAL_HOSTS, virtual_addr, virtual_host);
+};
+
 /* Only of containers that are traced. */
 struct decisions {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
@@ -121,6 +129,7 @@ struct decisions {
 TABLES(sender_tables, address_by_sender);
 TABLES(peer_tables, udp_peers);
 TABLES(trace_tables, decisions);
+TABLES(host_tables, host_by_virtual);
 
 /* Inherited by accepted sockets, whose getsockname needs it too. */
 struct {

@@ -61,7 +61,10 @@ func (e *Engine) mayGuard(p Port) bool {
 
 // guard has the port of an address to which connections are led. undo is for a bind that fails.
 func (e *Engine) guard(place Place, at netip.AddrPort) (undo func(), err error) {
-	p := guardPort(place, at)
+	return e.guardAt(place, guardPort(place, at))
+}
+
+func (e *Engine) guardAt(place Place, p Port) (undo func(), err error) {
 	e.guardsMu.Lock()
 	defer e.guardsMu.Unlock()
 	if _, has := e.guards[p]; has {
@@ -93,7 +96,7 @@ func (p Port) guard() (int, error) {
 		return -1, err
 	}
 	err = unix.Bind(file, sockaddrOf(p.At))
-	if errors.Is(err, unix.EADDRINUSE) { // perhaps by no more than connections in TIME_WAIT
+	if errors.Is(err, unix.EADDRINUSE) && p.Protocol == unix.IPPROTO_TCP { // perhaps by no more than connections in TIME_WAIT
 		var restore func()
 		if restore, err = letTogether(file); err == nil {
 			err = unix.Bind(file, sockaddrOf(p.At))

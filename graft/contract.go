@@ -47,6 +47,8 @@ type Enforcer interface {
 	BoundByIngress(sock int) bool
 	NoteAnyPort(sock int, chosen bool) error
 	NoteTranslated(sock int) error
+	Publishes() bool
+	Publish(private uint16, at netip.AddrPort) error
 	AnyPort(sock int) bool
 
 	Serve(protocol int, b policy.Binding, netns uint64) error

@@ -77,9 +77,10 @@ type fakeEnforcer struct {
 	served   []policy.Service
 	// translated are the sockets that NoteTranslated was called for.
 	translated []uint64
-	serve      error             // of Serve
-	private    map[[2]int]uint16 // by protocol and port
-	shares     bool              // what SharesLoopback says
+	published  map[netip.AddrPort]uint16 // private ports; nil: UDP is not translated
+	serve      error                     // of Serve
+	private    map[[2]int]uint16         // by protocol and port
+	shares     bool                      // what SharesLoopback says
 	steered    map[netip.AddrPort]bool
 
 	states map[uint64]afgraft.State
@@ -110,6 +111,13 @@ func (f *fakeEnforcer) AllowBind(sock int, b policy.Binding) error {
 func (f *fakeEnforcer) ForgetBind(sock int) error {
 	delete(f.bindings, f.cookie(sock))
 	return nil
+}
+
+func (f *fakeEnforcer) Publishes() bool { return f.published != nil }
+
+func (f *fakeEnforcer) Publish(private uint16, at netip.AddrPort) error {
+	f.published[at] = private
+	return f.faults["Publish"]
 }
 
 func (f *fakeEnforcer) Bound(sock int) bool {

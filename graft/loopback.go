@@ -37,7 +37,7 @@ func (e call) bindOnLoopback(p Program, s *socket, addr netip.AddrPort) (Answer,
 		return Answer{}, nil // the kernel programs let it pass
 	default:
 		if err = e.mayBind(p, addr.Port()); err == nil {
-			err = e.bindPrivate(p.Call(), s, addr)
+			err = e.bindPrivate(s, policy.Binding{Host: addr, View: addr, Call: p.Call()})
 		}
 	}
 	if err != nil {
@@ -86,17 +86,19 @@ func (e call) bindClient(p Program, s *socket, addr netip.AddrPort) error {
 	return e.bindHost(s.file, e.places[s.netns], policy.Binding{Host: host, View: addr, Call: p.Call()})
 }
 
-// bindPrivate binds the private port of a program's port, in answer to a call.
-func (e call) bindPrivate(id uint64, s *socket, addr netip.AddrPort) error {
-	place, protocol := e.places[s.netns], s.kind().Protocol
+// bindPrivate binds the private port of a program's port, which is that of b.View, at the address of
+// b.Host.
+func (e call) bindPrivate(s *socket, b policy.Binding) error {
+	place, protocol, wanted := e.places[s.netns], s.kind().Protocol, b.View.Port()
+	b.Private = true
 	var lost uint16
 	again := false
 	for range privateTries {
-		port, err := e.Enforcer.PrivatePort(protocol, addr.Port(), lost, 0, nil)
+		port, err := e.Enforcer.PrivatePort(protocol, wanted, lost, 0, nil)
 		if err == nil && port == 0 {
 			var offered uint16
-			if offered, err = e.freePort(place, protocol, addr.Port(), lost); err == nil {
-				port, err = e.privateBecomes(place, protocol, addr.Port(), lost, offered)
+			if offered, err = e.freePort(place, protocol, wanted, lost); err == nil {
+				port, err = e.privateBecomes(place, protocol, wanted, lost, offered)
 			}
 		}
 		if err != nil {
@@ -105,10 +107,10 @@ func (e call) bindPrivate(id uint64, s *socket, addr netip.AddrPort) error {
 		if port == 0 {
 			continue // it is another port's, that no socket has now
 		}
-		b := policy.Binding{Host: netip.AddrPortFrom(addr.Addr(), port), View: addr, Private: true, Call: id}
+		b.Host = netip.AddrPortFrom(b.Host.Addr(), port)
 		err = e.bindPrivateAt(s.file, place, b)
 		if err == nil { // the port may have been forgotten as long as no socket had it
-			_, err = e.privateBecomes(place, protocol, addr.Port(), 0, port)
+			_, err = e.privateBecomes(place, protocol, wanted, 0, port)
 		}
 		var r refusalError
 		if !errors.As(err, &r) || r.errno != unix.EADDRINUSE {

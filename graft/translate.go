@@ -118,7 +118,7 @@ func (e call) connectBy6(p Program, number int, s *socket, ep *endpoint.Endpoint
 // bind6 binds an IPv6 socket to what a rule gives an IPv4 program, and puts it in the place of s.
 func (e call) bind6(p Program, number int, s *socket, ep *endpoint.Endpoint, port uint16, view netip.AddrPort) (Answer, error) {
 	if s.typ != unix.SOCK_STREAM {
-		return fail(unix.EADDRNOTAVAIL), nil // UDP is not translated
+		return e.publish(p, s, netip.AddrPortFrom(ep.Addr, port), view)
 	}
 	b := policy.Binding{Host: netip.AddrPortFrom(ep.Addr, port), View: view, Ingress: true, Call: p.Call()}
 	file, err := e.make6(s, rebind{wanted: true, exact: true, to: b.Host, view: b.View, ingress: true, call: b.Call})
@@ -299,7 +299,7 @@ func (e *Engine) bindOwn(typ, protocol int, at netip.AddrPort) (int, error) {
 		err = unix.SetsockoptInt(file, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 0)
 	}
 	if err == nil {
-		err = e.begin().bindPrivate(0, s, at)
+		err = e.begin().bindPrivate(s, policy.Binding{Host: at, View: at})
 	}
 	if err != nil {
 		unix.Close(file)

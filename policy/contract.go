@@ -19,6 +19,9 @@ type Binding struct {
 	Ingress bool
 	// Private marks a private port of the container's loopback.
 	Private bool
+	// Published, if it is valid, is the IPv6 address where a rule publishes a UDP socket of IPv4, which
+	// has a private port.
+	Published netip.AddrPort
 	// Named, if not 0, says that the program named the endpoint itself (AF_GRAFT):
 	// the socket may connect through it too, to all that is not special, until it
 	// is withdrawn. See Name.

@@ -55,6 +55,9 @@ type Options struct {
 	// Refuse tells which IPv6 addresses get no virtual one, in addition to special addresses: the
 	// host's own. It may be nil. The table's lock is held during the call.
 	Refuse func(netip.Addr) bool
+	// Mapped is called with each new mapping, before Map returns it. It may be nil. The table's lock
+	// is held during the call.
+	Mapped func(v4, v6 netip.Addr)
 	// Clock returns the time since the machine's boot. nil is CLOCK_BOOTTIME.
 	Clock func() time.Duration
 	// File is the path of a file that keeps the table over restarts of the process, until the
@@ -81,6 +84,7 @@ type use struct {
 type Table struct {
 	prefix netip.Prefix
 	refuse func(netip.Addr) bool
+	mapped func(v4, v6 netip.Addr)
 	clock  func() time.Duration
 	file   *mapped.File // nil: in memory
 
@@ -119,7 +123,7 @@ func New(o Options) (*Table, error) {
 	if a := o.Prefix.Addr(); !a.Is4() || o.Prefix.Bits() < 12 || o.Prefix.Bits() > 30 || o.Prefix != o.Prefix.Masked() {
 		return nil, fmt.Errorf("virtual addresses %s: want an IPv4 prefix of 12 to 30 bits, the others zero", o.Prefix)
 	}
-	t := &Table{prefix: o.Prefix, refuse: o.Refuse, clock: o.Clock, six: map[[16]byte]uint32{}, uses: make([]use, 1)}
+	t := &Table{prefix: o.Prefix, refuse: o.Refuse, mapped: o.Mapped, clock: o.Clock, six: map[[16]byte]uint32{}, uses: make([]use, 1)}
 	if t.clock == nil {
 		t.clock = sinceBoot
 	}
@@ -179,6 +183,9 @@ func (t *Table) Map(v6 netip.Addr, ttl time.Duration) (netip.Addr, error) {
 	t.six[v6.As16()] = i
 	t.toIdle(i)
 	t.stats.Created++
+	if t.mapped != nil {
+		t.mapped(t.at(i), v6)
+	}
 	return t.at(i), nil
 }
 

@@ -25,6 +25,7 @@ type translation struct {
 	host  hostAddresses
 	proxy *dns.Proxy
 	nat64 atomic.Pointer[translate.NAT64] // nil: the network has none, as far as is known
+	udp   atomic.Pointer[datagrams]       // nil: UDP is not translated
 
 	end  context.CancelFunc // nil before the proxy serves
 	work sync.WaitGroup
@@ -46,7 +47,8 @@ func (c *Container) openTranslation() (graft.Translation, error) {
 	}
 	t := &translation{host: hostAddresses{ns: c.host[""].ns}}
 	var err error
-	if t.Table, err = translate.New(translate.Options{Refuse: t.host.has}); err != nil {
+	options := translate.Options{Prefix: tablePrefix, Refuse: t.host.has, Mapped: t.mapped}
+	if t.Table, err = translate.New(options); err != nil {
 		return graft.Translation{}, err
 	}
 	c.translation = t
@@ -81,6 +83,9 @@ func (c *Container) serveNames() error {
 		}
 	})
 	t.work.Go(func() { t.discover(ctx) })
+	if err := c.translateDatagrams(ctx, packets); err != nil {
+		return err
+	}
 	if err := c.ownNS.AddToLoopback(translate.Own); err != nil {
 		return err
 	}
@@ -148,6 +153,10 @@ func (t *translation) prefix() (none translate.NAT64) {
 
 // V6 is the IPv6 address behind a virtual one, or behind an IPv4 host's that the NAT64 reaches.
 func (t *translation) V6(v4 netip.Addr) (netip.Addr, bool) {
+	if peersPrefix.Contains(v4) {
+		v6, known := t.udp.Load().host(v4)
+		return v6, known && t.Usable(v6)
+	}
 	if v6, known := t.Table.V6(v4); known || t.Prefix().Contains(v4) {
 		return v6, known
 	}
@@ -158,6 +167,9 @@ func (t *translation) V6(v4 netip.Addr) (netip.Addr, bool) {
 // Map is the virtual address of an IPv6 host, or the IPv4 address of a host behind the NAT64.
 func (t *translation) Map(v6 netip.Addr, ttl time.Duration) (netip.Addr, error) {
 	if v4, ok := t.prefix().Extract(v6); ok && t.Usable(v6) {
+		return v4, nil
+	}
+	if v4, known := t.udp.Load().virtual(v6); known && t.Usable(v6) {
 		return v4, nil
 	}
 	return t.Table.Map(v6, ttl)
@@ -172,7 +184,7 @@ func (t *translation) close() error {
 		t.end()
 		t.work.Wait()
 	}
-	return t.Close()
+	return errors.Join(t.udp.Load().close(), t.Close())
 }
 
 // hostAddresses knows the host's own addresses, as they were a second ago at most.

@@ -109,20 +109,47 @@ const ownMax = 16
 func sourceFor(to netip.Prefix) (source netip.Addr, err error) {
 	addr := first(to)
 	for try := 0; try < ownMax && to.Contains(addr); try++ {
-		routes, err := netlink.RouteGet(addr.AsSlice())
-		for _, refusal := range []error{unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EINVAL /* blackhole */, unix.EACCES /* prohibit */} {
-			if errors.Is(err, refusal) {
-				return netip.Addr{}, nil
-			}
-		}
-		if err != nil || len(routes) == 0 {
+		route, err := routeTo(addr)
+		if err != nil || route == nil {
 			return netip.Addr{}, err
 		}
-		source, _ = netip.AddrFromSlice(routes[0].Src)
-		if routes[0].Type != unix.RTN_LOCAL {
+		source, _ = netip.AddrFromSlice(route.Src)
+		if route.Type != unix.RTN_LOCAL {
 			break
 		}
 		addr = addr.Next()
 	}
 	return source.Unmap(), nil
+}
+
+// routeTo returns the route of packets to an address; nil where they cannot go.
+func routeTo(addr netip.Addr) (*netlink.Route, error) {
+	routes, err := netlink.RouteGet(addr.AsSlice())
+	for _, refusal := range []error{unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EINVAL /* blackhole */, unix.EACCES /* prohibit */} {
+		if errors.Is(err, refusal) {
+			return nil, nil
+		}
+	}
+	if err != nil || len(routes) == 0 {
+		return nil, err
+	}
+	return &routes[0], nil
+}
+
+// Way returns the number of the link by which packets leave the namespace to an address, and the
+// source that its routes choose. The number is 0 where they cannot go, or stay on the machine.
+func (ns *NS) Way(to netip.Addr) (device int, source netip.Addr, err error) {
+	err = ns.Do(func() error {
+		route, err := routeTo(to)
+		if err != nil || route == nil || route.Type == unix.RTN_LOCAL {
+			return err
+		}
+		device = route.LinkIndex
+		source, _ = netip.AddrFromSlice(route.Src)
+		return nil
+	})
+	if err != nil {
+		return 0, netip.Addr{}, fmt.Errorf("find the way to %s: %w", to, err)
+	}
+	return device, source.Unmap(), nil
 }

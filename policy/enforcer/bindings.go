@@ -23,7 +23,7 @@ func (e *Enforcement) AllowBind(sock int, b policy.Binding) error {
 		HostPort: b.Host.Port(),
 		ViewPort: b.View.Port(),
 	}
-	row.Ingress, row.Private = boolByte(b.Ingress), boolByte(b.Private)
+	row.Ingress, row.Private, row.Published = boolByte(b.Ingress), boolByte(b.Private), boolByte(b.Published.IsValid())
 	row.Named, row.Netns, row.Call = b.Named, b.Netns, b.Call
 	err := e.remember(sock, b)
 	if err == nil {
@@ -51,7 +51,7 @@ func (e *Enforcement) bind(sock int, row bpf.PolicyBinding) error {
 
 // remember makes the table of those whom a UDP server may answer, before it is bound.
 func (e *Enforcement) remember(sock int, b policy.Binding) error {
-	if !b.Ingress {
+	if !b.Ingress && !b.Published.IsValid() {
 		return nil
 	}
 	protocol, err := unix.GetsockoptInt(sock, unix.SOL_SOCKET, unix.SO_PROTOCOL)

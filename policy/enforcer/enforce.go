@@ -16,6 +16,7 @@ import (
 	"net/netip"
 	"os"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -43,8 +44,9 @@ type Enforcement struct {
 	// Its loopback, if that is on the host: nil, or set before there is a program.
 	loopback   *loopback
 	loopbackID uint32
-	making     sync.Mutex     // guards tables
-	entering   sync.WaitGroup // tables whose entering has not returned yet
+	datagrams  atomic.Pointer[Datagrams] // nil: its UDP is not translated
+	making     sync.Mutex                // guards tables
+	entering   sync.WaitGroup            // tables whose entering has not returned yet
 	close      func() error
 }
 

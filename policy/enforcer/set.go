@@ -87,10 +87,11 @@ type tables struct {
 	senders *ebpf.Map // all nil until they are needed
 	peers   *ebpf.Map
 	ring    *ebpf.Map
+	hosts   *ebpf.Map
 }
 
 func (t *tables) all() []**ebpf.Map {
-	return []**ebpf.Map{&t.senders, &t.peers, &t.ring}
+	return []**ebpf.Map{&t.senders, &t.peers, &t.ring, &t.hosts}
 }
 
 func (t *tables) close() error {
@@ -223,7 +224,7 @@ func (e *Enforcement) LetGoOfPrograms() error {
 
 // outer are the maps that have the containers' tables, in the order of tables.all.
 func (s *set) outer() []*ebpf.Map {
-	return []*ebpf.Map{s.SenderTables, s.PeerTables, s.TraceTables}
+	return []*ebpf.Map{s.SenderTables, s.PeerTables, s.TraceTables, s.HostTables}
 }
 
 // tableSpecs are what is in those, in the same order. To read them from the object takes longer
@@ -238,12 +239,17 @@ var tableSpecs = []*ebpf.MapSpec{
 		KeySize: uint32(unsafe.Sizeof(bpf.PolicyPeer{})), ValueSize: 1,
 	},
 	{Name: "trace_tables_inner", Type: ebpf.RingBuf, MaxEntries: traceBytes},
+	{
+		Name: "host_tables_inner", Type: ebpf.LPMTrie, MaxEntries: virtualHosts, Flags: unix.BPF_F_NO_PREALLOC,
+		KeySize: uint32(unsafe.Sizeof(bpf.PolicyVirtualAddr{})), ValueSize: uint32(unsafe.Sizeof(bpf.PolicyVirtualHost{})),
+	},
 }
 
-// RELAY_SENDERS_MAX and UDP_PEERS_MAX of the BPF programs.
+// RELAY_SENDERS_MAX, UDP_PEERS_MAX and VIRTUAL_HOSTS of the BPF programs.
 const (
 	relaySendersMax = 4096
 	udpPeersMax     = 4096
+	virtualHosts    = 1 << 17
 )
 
 // The places of tables in tables.all.
@@ -251,6 +257,7 @@ const (
 	sendersTable = 0
 	peersTable   = 1
 	traceTable   = 2
+	hostsTable   = 3
 )
 
 // makeTable makes a table of a container's own, unless it has it. The programs see it when

@@ -1,0 +1,218 @@
+package container
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"syscall"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/tsugiki/tsugiki/graft"
+	"github.com/tsugiki/tsugiki/internal/netns"
+	"github.com/tsugiki/tsugiki/policy/enforcer"
+	"github.com/tsugiki/tsugiki/translate"
+)
+
+// The halves of the pool: the table gives out addresses of one, and the kernel programs choose those
+// of the other for who asks a UDP server (bpf/translate.bpf.c).
+var (
+	tablePrefix = netip.PrefixFrom(translate.DefaultPrefix.Addr(), 16)
+	peersPrefix = netip.MustParsePrefix("198.19.0.0/16")
+)
+
+// datagrams is what translates UDP for a container. It keeps the kernel's table of hosts, and the
+// programs at the host's links, as the host's routes and links are.
+type datagrams struct {
+	*enforcer.Datagrams
+	table  *translate.Table
+	ns     *netns.NS
+	source netip.Addr // from which the container leaves; unspecified: the host's routes choose
+	guard  int        // the file of the DNS proxy's socket
+	log    *slog.Logger
+}
+
+// translateDatagrams begins to translate UDP, if the kernel can. ctx ends what keeps it up to date.
+func (c *Container) translateDatagrams(ctx context.Context, proxy net.PacketConn) error {
+	t := c.translation
+	d := &datagrams{table: t.Table, ns: c.host[""].ns, source: graft.Source(c.table, true), log: c.log}
+	var err error
+	if d.guard, err = fileOf(proxy); err != nil {
+		return err
+	}
+	if d.Datagrams, err = c.enforced.TranslateDatagrams(); err != nil {
+		return err
+	}
+	changes, err := d.watch(ctx)
+	if err == nil {
+		err = d.attach()
+	}
+	if err != nil {
+		err = errors.Join(err, d.close())
+		if errors.Is(err, enforcer.ErrNoDatagrams) {
+			c.spec.Decisions.Warn("UDP is not translated, only TCP", "err", err)
+			return nil
+		}
+		return err
+	}
+	t.udp.Store(d)
+	d.mapAll()
+	t.work.Go(func() { d.follow(ctx, changes) })
+	return d.Begin()
+}
+
+// fileOf is the number of a socket's file.
+func fileOf(conn net.PacketConn) (file int, err error) {
+	raw, is := conn.(syscall.Conn)
+	if !is {
+		return -1, fmt.Errorf("a %T has no file", conn)
+	}
+	control, err := raw.SyscallConn()
+	if err == nil {
+		err = control.Control(func(fd uintptr) { file = int(fd) })
+	}
+	return file, err
+}
+
+// mapped is told of a new mapping of the table.
+func (t *translation) mapped(v4, v6 netip.Addr) { t.udp.Load().put(v4, v6) }
+
+// put tells the kernel of a mapping.
+func (d *datagrams) put(v4, v6 netip.Addr) {
+	if d == nil {
+		return
+	}
+	device, source, err := d.ns.Way(v6)
+	if err == nil {
+		if d.source.IsValid() && !d.source.IsUnspecified() {
+			source = d.source
+		}
+		err = d.Put(v4, enforcer.VirtualHost{Addr: v6, Source: source, Device: device})
+	}
+	if err != nil {
+		d.log.Error("a host is not reached by UDP", "host", v6, "err", err)
+	}
+}
+
+// mapAll tells the kernel of all mappings of the table.
+func (d *datagrams) mapAll() {
+	for _, m := range d.table.Mappings() {
+		d.put(m.V4, m.V6)
+	}
+}
+
+func (d *datagrams) host(v4 netip.Addr) (netip.Addr, bool) {
+	if d == nil {
+		return netip.Addr{}, false
+	}
+	return d.Host(v4)
+}
+
+func (d *datagrams) virtual(v6 netip.Addr) (netip.Addr, bool) {
+	if d == nil {
+		return netip.Addr{}, false
+	}
+	return d.Virtual(v6)
+}
+
+// etherFrames is what netlink calls the packets of links that have Ethernet's header.
+const etherFrames = "ether"
+
+// attach attaches the programs to the host's links: the loopback, and those of Ethernet. A link that
+// is gone by then has none.
+func (d *datagrams) attach() error {
+	return d.ns.Do(func() error {
+		links, err := netns.Dump(netlink.LinkList)
+		if err != nil {
+			return fmt.Errorf("list links: %w", err)
+		}
+		for _, l := range links {
+			a := l.Attrs()
+			if a.EncapType != etherFrames && a.Flags&net.FlagLoopback == 0 {
+				continue
+			}
+			if err := d.Attach(a.Index, d.guard); err != nil && !errors.Is(err, syscall.ENODEV) {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// changes tell that the host's links or routes have changed.
+type changes struct {
+	links  chan netlink.LinkUpdate
+	routes chan netlink.RouteUpdate
+	end    context.CancelFunc
+}
+
+// watch begins to watch the host's links and routes, until ctx ends. The channels are closed where
+// news were lost.
+func (d *datagrams) watch(ctx context.Context) (ch changes, err error) {
+	ctx, end := context.WithCancel(ctx)
+	ch = changes{make(chan netlink.LinkUpdate), make(chan netlink.RouteUpdate), end}
+	err = d.ns.Do(func() error {
+		if err := netlink.LinkSubscribe(ch.links, ctx.Done()); err != nil {
+			return err
+		}
+		return netlink.RouteSubscribe(ch.routes, ctx.Done())
+	})
+	if err != nil {
+		end()
+		return ch, fmt.Errorf("watch links and routes: %w", err)
+	}
+	return ch, nil
+}
+
+// watchAgain is the pause before links and routes are watched again, where news were lost.
+const watchAgain = time.Second
+
+// follow keeps programs and table as links and routes are.
+func (d *datagrams) follow(ctx context.Context, ch changes) {
+	for ctx.Err() == nil {
+		lost := false
+		select {
+		case news, open := <-ch.links:
+			lost = !open
+			if open && news.Header.Type == syscall.RTM_DELLINK {
+				d.report(d.Detach(int(news.Index)))
+			}
+		case _, open := <-ch.routes:
+			lost = !open
+		case <-ctx.Done():
+			return
+		}
+		if lost {
+			ch.end()
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(watchAgain):
+			}
+			again, err := d.watch(ctx)
+			d.report(err)
+			if err == nil {
+				ch = again
+			}
+		}
+		d.report(d.attach())
+		d.mapAll()
+	}
+}
+
+func (d *datagrams) report(err error) {
+	if err != nil {
+		d.log.Error("UDP is not translated at all links", "err", err)
+	}
+}
+
+func (d *datagrams) close() error {
+	if d == nil {
+		return nil
+	}
+	return d.Datagrams.Close()
+}

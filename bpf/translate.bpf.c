@@ -1,0 +1,289 @@
+/* clang-format off */
+//go:build ignore
+/* clang-format on */
+
+// SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
+/*
+ * Translates the datagrams of one container between IPv4 and IPv6 (RFC 7915).
+ *
+ * Theory of operation. udp.h has datagrams for virtual addresses go to their aliases, by the host's
+ * loopback device. These programs are attached to the links of the host's namespace (tcx):
+ *
+ *	to_ipv6		where packets leave to the loopback device. What a socket of the
+ *			container sends to an alias becomes IPv6, and goes to that host's link
+ *	to_ipv4		where packets arrive by any other link, and where the host's own leave
+ *			to its loopback. What is for a socket of the container becomes IPv4,
+ *			from the sender's alias, and goes to the loopback device
+ *
+ * The ports are the host's, which the kernel gives to one socket at a time: IPv4 has no other than
+ * IPv6. A published server has a private port (loopback.h) in the place of its own.
+ *
+ * For whom a datagram is, to_ipv4 asks the kernel. There must be a socket of the container that
+ * hears it, and, unless a rule has published it, no IPv6 socket: that would be the receiver.
+ * skb->priority then says that it is of the container's loopback, which enter (packets.h) wants.
+ *
+ * Who asks a published server has no virtual address, mostly. These programs choose one of
+ * 198.19.0.0/16. It is that host's until PEER_NS after its last datagram, and longer if nobody
+ * needs it.
+ *
+ * ICMPv6 errors about a datagram become ICMP errors (RFC 7915 section 5.2), for the same socket.
+ *
+ * A packet that is neither is left as it is: TCX_NEXT. Oldest kernel: 6.6.
+ */
+#include "hosts.h"
+
+#define ETH_P_IP   0x0800
+#define ETH_P_IPV6 0x86dd
+#define ETH_LENGTH 14
+
+#define ICMP_UNREACHABLE 3
+#define ICMPV6		 58
+#define UNREACHABLE6	 1
+#define TOO_BIG6	 2
+
+#define TCX_NEXT (-1)
+#define TCX_DROP 2
+
+#define CHECKSUM_FLAGS (BPF_F_PSEUDO_HDR | BPF_F_MARK_MANGLED_0 | BPF_F_MARK_ENFORCE)
+
+struct header4 {
+	__u8 version; /* and the header's length */
+	__u8 tos;
+	__u16 length;
+	__u16 id;
+	__u16 fragment;
+	__u8 ttl;
+	__u8 protocol;
+	__u16 check;
+	__u32 from, to;
+};
+
+struct header6 {
+	__u32 first; /* version, traffic class, flow label */
+	__u16 length;
+	__u8 next;
+	__u8 hops;
+	struct addr from, to;
+};
+
+struct ports {
+	__u16 from, to;
+	__u16 length, check;
+};
+
+static __always_inline __u16 folded(__u64 sum)
+{
+	sum = (sum & 0xffffffff) + (sum >> 32);
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	return ~sum;
+}
+
+static __always_inline struct header4 header4_for(__u16 length, __u8 protocol, __u32 from)
+{
+	struct header4 ip = {.version = 0x45,
+			     .length = bpf_htons(length),
+			     .fragment = bpf_htons(0x4000),
+			     .ttl = 64,
+			     .protocol = protocol,
+			     .from = from,
+			     .to = bpf_htonl(0x7f000001)};
+
+	return ip;
+}
+
+static __always_inline void sum_header(struct header4 *ip)
+{
+	ip->check = 0;
+	ip->check = folded(bpf_csum_diff(0, 0, (__be32 *)ip, sizeof(*ip), 0));
+}
+
+static __always_inline int set_protocol(struct __sk_buff *skb, __u16 protocol)
+{
+	protocol = bpf_htons(protocol);
+	return bpf_skb_store_bytes(skb, ETH_LENGTH - 2, &protocol, sizeof(protocol), 0);
+}
+
+SEC("tcx/egress")
+int to_ipv6(struct __sk_buff *skb)
+{
+	struct published *published;
+	struct virtual_host *host;
+	struct header6 ip6 = {};
+	struct bpf_sock *sk;
+	struct ports udp;
+	struct header4 ip;
+	__u32 from_port;
+	__u16 port;
+	__s64 diff;
+
+	if (skb->protocol != bpf_htons(ETH_P_IP) ||
+	    bpf_skb_load_bytes(skb, ETH_LENGTH, &ip, sizeof(ip)) || ip.protocol != IPPROTO_UDP ||
+	    !in_pool(ip.to, ALIAS_NET))
+		return TCX_NEXT;
+	sk = skb->sk ? bpf_sk_fullsock(skb->sk) : NULL;
+	if (!sk || !is_ours(sk))
+		return TCX_NEXT;
+	host = host_of(ip.to);
+	if (!host || !host->device || ip.version != 0x45 || ip.fragment & bpf_htons(0x3fff) ||
+	    bpf_skb_load_bytes(skb, ETH_LENGTH + sizeof(ip), &udp, sizeof(udp)))
+		return TCX_DROP;
+	if (host->heard)
+		host->heard = bpf_ktime_get_ns();
+	from_port = bpf_ntohs(udp.from);
+	port = udp.from;
+	ip6.from = host->source;
+	published = bpf_map_lookup_elem(&published_by_private, &from_port);
+	if (published) {
+		ip6.from = published->addr;
+		port = bpf_htons(published->port);
+	}
+	ip6.first = bpf_htonl(6 << 28 | ip.tos << 20);
+	ip6.length = bpf_htons(bpf_ntohs(ip.length) - sizeof(ip));
+	ip6.next = IPPROTO_UDP;
+	ip6.hops = ip.ttl;
+	ip6.to = host->addr;
+	diff = bpf_csum_diff((__be32 *)&ip.from, 8, (__be32 *)&ip6.from, 32, 0);
+	if (diff < 0 || bpf_skb_change_proto(skb, bpf_htons(ETH_P_IPV6), 0) ||
+	    set_protocol(skb, ETH_P_IPV6) ||
+	    bpf_skb_store_bytes(skb, ETH_LENGTH, &ip6, sizeof(ip6), 0) ||
+	    bpf_l4_csum_replace(skb, ETH_LENGTH + sizeof(ip6) + offsetof(struct ports, check), 0,
+				diff, CHECKSUM_FLAGS))
+		return TCX_DROP;
+	if (port != udp.from &&
+	    (bpf_l4_csum_replace(skb, ETH_LENGTH + sizeof(ip6) + offsetof(struct ports, check),
+				 udp.from, port, BPF_F_MARK_MANGLED_0 | 2) ||
+	     bpf_skb_store_bytes(skb, ETH_LENGTH + sizeof(ip6), &port, sizeof(port), 0)))
+		return TCX_DROP;
+	return bpf_redirect_neigh(host->device, NULL, 0, 0);
+}
+
+static __always_inline int datagram(struct __sk_buff *skb, const struct header6 *ip6, __u32 device)
+{
+	struct flow f = {.host = ip6->from, .here = ip6->to};
+	struct header4 ip;
+	struct ports udp;
+	__s64 diff;
+
+	if (bpf_skb_load_bytes(skb, ETH_LENGTH + sizeof(*ip6), &udp, sizeof(udp)))
+		return TCX_NEXT;
+	f.host_port = udp.from;
+	f.here_port = udp.to;
+	if (!find_socket(skb, &f, device))
+		return TCX_NEXT;
+	ip = header4_for(bpf_ntohs(ip6->length) + sizeof(ip), IPPROTO_UDP, f.alias);
+	ip.tos = bpf_ntohl(ip6->first) >> 20;
+	ip.ttl = ip6->hops;
+	sum_header(&ip);
+	diff = bpf_csum_diff((__be32 *)&ip6->from, 32, (__be32 *)&ip.from, 8, 0);
+	if (diff < 0 || bpf_skb_change_proto(skb, bpf_htons(ETH_P_IP), 0) ||
+	    set_protocol(skb, ETH_P_IP) ||
+	    bpf_skb_store_bytes(skb, ETH_LENGTH, &ip, sizeof(ip), 0) ||
+	    bpf_l4_csum_replace(skb, ETH_LENGTH + sizeof(ip) + offsetof(struct ports, check), 0,
+				diff, CHECKSUM_FLAGS))
+		return TCX_DROP;
+	if (f.port != udp.to &&
+	    (bpf_l4_csum_replace(skb, ETH_LENGTH + sizeof(ip) + offsetof(struct ports, check),
+				 udp.to, f.port, BPF_F_MARK_MANGLED_0 | 2) ||
+	     bpf_skb_store_bytes(skb, ETH_LENGTH + sizeof(ip) + offsetof(struct ports, to), &f.port,
+				 sizeof(f.port), 0)))
+		return TCX_DROP;
+	skb->priority = loopback_id;
+	return bpf_redirect_neigh(LOOPBACK, NULL, 0, 0);
+}
+
+/* An ICMP error about a datagram: the error, and the beginning of what it is about. */
+struct error4 {
+	__u8 type, code;
+	__u16 check;
+	__u16 unused, mtu;
+	struct header4 ip;
+	struct ports udp;
+};
+
+struct error6 {
+	__u8 type, code;
+	__u16 check;
+	__u32 mtu; /* or unused */
+	struct header6 ip;
+	struct ports udp;
+};
+
+/* The code of ICMP's "unreachable" that is an ICMPv6 error, or -1. */
+static __always_inline int code_of(const struct error6 *e)
+{
+	if (e->type == TOO_BIG6)
+		return 4; /* fragmentation needed */
+	if (e->type != UNREACHABLE6)
+		return -1;
+	if (e->code == 1)
+		return 10; /* prohibited */
+	return e->code == 4 ? 3 /* port */ : 1 /* host */;
+}
+
+static __always_inline int error(struct __sk_buff *skb, const struct header6 *ip6)
+{
+	struct error4 to = {.type = ICMP_UNREACHABLE};
+	struct error6 e;
+	struct flow f = {};
+	struct header4 ip;
+	int code;
+
+	if (bpf_skb_load_bytes(skb, ETH_LENGTH + sizeof(*ip6), &e, sizeof(e)) ||
+	    e.ip.next != IPPROTO_UDP)
+		return TCX_NEXT;
+	code = code_of(&e);
+	f.host = e.ip.to;
+	f.here = e.ip.from;
+	f.host_port = e.udp.to;
+	f.here_port = e.udp.from;
+	if (code < 0 || !same(&ip6->to, &f.here) || !find_socket(skb, &f, 0))
+		return TCX_NEXT;
+	to.code = code;
+	if (e.type == TOO_BIG6)
+		to.mtu = bpf_htons(bpf_ntohl(e.mtu) > 65535 ? 65535 : bpf_ntohl(e.mtu) - 20);
+	to.ip = header4_for(bpf_ntohs(e.ip.length) + sizeof(ip), IPPROTO_UDP,
+			    bpf_htonl(0x7f000001));
+	to.ip.to = f.alias;
+	sum_header(&to.ip);
+	to.udp = e.udp;
+	to.udp.from = f.port;
+	to.check = folded(bpf_csum_diff(0, 0, (__be32 *)&to, sizeof(to), 0));
+	ip = header4_for(sizeof(ip) + sizeof(to), 1 /* ICMP */, f.alias);
+	sum_header(&ip);
+	if (bpf_skb_change_proto(skb, bpf_htons(ETH_P_IP), 0) || set_protocol(skb, ETH_P_IP) ||
+	    bpf_skb_change_tail(skb, ETH_LENGTH + sizeof(ip) + sizeof(to), 0) ||
+	    bpf_skb_store_bytes(skb, ETH_LENGTH, &ip, sizeof(ip), 0) ||
+	    bpf_skb_store_bytes(skb, ETH_LENGTH + sizeof(ip), &to, sizeof(to),
+				BPF_F_RECOMPUTE_CSUM))
+		return TCX_DROP;
+	skb->priority = loopback_id;
+	return bpf_redirect_neigh(LOOPBACK, NULL, 0, 0);
+}
+
+static __always_inline int arrives(struct __sk_buff *skb, __u32 device)
+{
+	struct header6 ip6;
+
+	if (skb->protocol != bpf_htons(ETH_P_IPV6) ||
+	    bpf_skb_load_bytes(skb, ETH_LENGTH, &ip6, sizeof(ip6)))
+		return TCX_NEXT;
+	if (ip6.next == IPPROTO_UDP)
+		return datagram(skb, &ip6, device);
+	return ip6.next == ICMPV6 ? error(skb, &ip6) : TCX_NEXT;
+}
+
+SEC("tcx/ingress")
+int to_ipv4(struct __sk_buff *skb)
+{
+	return arrives(skb, skb->ifindex);
+}
+
+SEC("tcx/egress")
+int to_ipv4_on_host(struct __sk_buff *skb)
+{
+	return arrives(skb, LOOPBACK);
+}
+
+char LICENSE[] SEC("license") = "GPL";

@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/*
+ * UDP of programs that know IPv4 only, on an IPv6-only network (docs/design/translate.md).
+ *
+ * Theory of operation. The program's socket is one of AF_INET on the host, as for its loopback.
+ * What it sends to a virtual address goes to the alias of that (virtual.h), by the host's loopback
+ * device. There translate.bpf.c makes IPv6 of it, and of what comes back IPv4 from the alias.
+ *
+ *	connect, sendmsg	judge the IPv6 address behind a virtual one by the rules. The
+ *				way leads to the alias. A program that names an alias gets
+ *				ENETUNREACH, and so does an IPv6 socket
+ *	getpeername, recvmsg	name the virtual address
+ *	getsockname		a socket that is connected to one has the container's address
+ *	packets that leave	for an alias are judged again, each of them. They need somebody
+ *				who translates: else a service of the host's would get them
+ *	packets that arrive	from an alias need the loopback's id as their priority. A client
+ *				hears hosts that it has sent to, a published server hears all
+ *
+ * Somebody translates as long as the socket of the container's DNS proxy is there: it ends before
+ * the programs of translate.bpf.c, when its process does.
+ */
+#ifndef TSUGIKI_UDP_H
+#define TSUGIKI_UDP_H
+
+#include "heard.h"
+#include "loopback.h"
+#include "virtual.h"
+
+#define RESOLVER_PORT 53
+/* The container's IPv4 address, 192.0.0.2 (RFC 7335). */
+#define OWN_ADDRESS 0xc0000002
+
+static __always_inline bool is_virtual(const struct addr *a)
+{
+	return container()->translates && is_mapped(a) && in_pool(a->word[3], VIRTUAL_NET);
+}
+
+static __always_inline bool is_alias(const struct addr *a)
+{
+	return container()->translates && is_mapped(a) && in_pool(a->word[3], ALIAS_NET);
+}
+
+/* The host behind a virtual address or its alias, or NULL. */
+static __always_inline struct virtual_host *host_of(const struct addr *a)
+{
+	struct virtual_addr key = {.bits = KEY_BITS(key), .addr = in_net(a->word[3], VIRTUAL_NET)};
+
+	return find(&host_tables, &key);
+}
+
+/* Whether a rule has published a UDP server at an IPv6 address. */
+static __always_inline bool is_published(struct bpf_sock *sk)
+{
+	struct binding *b = binding_of(sk);
+
+	return b && b->published;
+}
+
+/* Whether a socket may send to a host: by a rule, or because the host has asked it. */
+static __always_inline bool may_reach(void *ctx, struct bpf_sock *sk, const struct addr *alias,
+				      __u16 port)
+{
+	struct virtual_host *host = host_of(alias);
+	struct addr to;
+
+	if (!host || !host->device)
+		return false;
+	if (is_published(sk) && known_peer(ctx, alias, port))
+		return true;
+	to = host->addr;
+	return !host->peer && endpoint_for(IPPROTO_UDP, &to, port);
+}
+
+/* Whether a call is one about a virtual address or an alias. Then TO becomes the alias, or VERDICT
+ * says that there is no way. */
+static __always_inline bool leads_to_host(struct bpf_sock_addr *ctx, struct addr *to, __u16 port,
+					  int *verdict)
+{
+	struct bpf_sock *sk = *(struct bpf_sock *volatile *)&ctx->sk; /* as in has_port */
+	bool alias = is_alias(to);
+
+	if (ctx->protocol != IPPROTO_UDP || !sk || (!alias && !is_virtual(to)))
+		return false;
+	*verdict = DENY;
+	to->word[3] = in_net(to->word[3], ALIAS_NET);
+	if (alias || ctx->family != AF_INET || !may_reach(ctx, sk, to, port))
+		return true;
+	join_loopback(sk, false);
+	hear(sk, to, 0);
+	*verdict = ALLOW;
+	return true;
+}
+
+/* Names a host by its virtual address. */
+static __always_inline bool name_host(struct addr *peer)
+{
+	if (!is_alias(peer))
+		return false;
+	peer->word[3] = in_net(peer->word[3], VIRTUAL_NET);
+	return true;
+}
+
+/* Whether a socket is connected to a virtual address. */
+static __always_inline bool is_with_host(struct bpf_sock *sk)
+{
+	/* Volatile, or the compiler computes a pointer into the socket, which may not be. */
+	struct addr peer = mapped(*(volatile __u32 *)&sk->dst_ip4);
+
+	return sk->protocol == IPPROTO_UDP && sk->dst_port && is_alias(&peer);
+}
+
+/* Whether the container's DNS proxy is there. */
+static __always_inline bool somebody_translates(struct __sk_buff *skb)
+{
+	struct location *l = location_of(PRIVATE, IPPROTO_UDP, RESOLVER_PORT);
+	struct addr at = localhost(true);
+	struct bpf_sock *sk;
+	bool is;
+
+	if (!l)
+		return false;
+	sk = socket_at(skb, IPPROTO_UDP, &at, l->port);
+	if (!sk)
+		return false;
+	is = is_of_loopback(sk) && known_port(sk) == RESOLVER_PORT;
+	bpf_sk_release(sk);
+	return is;
+}
+
+/* Whether a datagram from an alias may reach a socket. */
+static __always_inline bool hears_host(struct bpf_sock *sk, const struct addr *alias, __u16 port)
+{
+	struct virtual_host *host;
+	struct heard *h;
+	struct addr from;
+
+	if (is_published(sk) || sk->dst_port)
+		return true;
+	h = bpf_sk_storage_get(&heard_by_socket, sk, 0, 0);
+	host = host_of(alias);
+	if (!h || !host || host->peer || !is_heard(h, alias, 0))
+		return false;
+	from = host->addr;
+	return endpoint_for(IPPROTO_UDP, &from, port);
+}
+
+#endif

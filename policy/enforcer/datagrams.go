@@ -1,0 +1,214 @@
+package enforcer
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/bpf"
+)
+
+// Datagrams translates a container's UDP between IPv4 and IPv6, as long as this process lives
+// (bpf/translate.bpf.c, bpf/udp.h).
+type Datagrams struct {
+	e    *Enforcement
+	objs bpf.TranslateObjects
+
+	mu    sync.Mutex        // guards what follows
+	links map[int]link.Link // by the link's number
+	ended bool
+}
+
+// VirtualHost is an IPv6 host that a container reaches under a virtual address.
+type VirtualHost struct {
+	Addr   netip.Addr
+	Source netip.Addr // from which the container sends to it
+	Device int        // the number of the link by which it is reached; 0: it is not reached
+}
+
+// loopbackDevice is the number of a namespace's loopback.
+const loopbackDevice = 1
+
+// ErrNoDatagrams says that the kernel cannot translate UDP.
+var ErrNoDatagrams = errors.New("the kernel cannot attach programs to links by BPF links, which Linux 6.6 can")
+
+// TranslateDatagrams prepares to translate the UDP of a container whose loopback is on the host. It
+// is translated after Begin. The error wraps ErrNoDatagrams where the kernel is older than 6.6. It
+// needs CAP_BPF and CAP_NET_ADMIN.
+func (e *Enforcement) TranslateDatagrams() (*Datagrams, error) {
+	if err := e.makeTable(hostsTable); err != nil {
+		return nil, fmt.Errorf("make table of virtual addresses: %w", err)
+	}
+	spec, err := bpf.LoadTranslate()
+	if err != nil {
+		return nil, err
+	}
+	if err := spec.Variables["loopback_id"].Set(e.loopbackID); err != nil {
+		return nil, err
+	}
+	// See parsed.
+	spec.Maps["host_by_virtual"].Key, spec.Maps["host_by_virtual"].Value = nil, nil
+	d := &Datagrams{e: e, links: map[int]link.Link{}}
+	err = spec.LoadAndAssign(&d.objs, &ebpf.CollectionOptions{MapReplacements: map[string]*ebpf.Map{
+		"host_by_virtual": e.tables.hosts, "loopback_by_socket": e.set.LoopbackBySocket,
+	}})
+	if err != nil {
+		return nil, fmt.Errorf("load programs that translate UDP: %w", err)
+	}
+	e.datagrams.Store(d)
+	return d, nil
+}
+
+// Attach attaches the programs to a link of the host's namespace, which the calling thread is in. It
+// does nothing if they are attached there. A file that this process closes before it lets go of the
+// link has the number `before`, or none: -1.
+func (d *Datagrams) Attach(device, before int) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.ended || d.links[device] != nil {
+		return nil
+	}
+	if device != loopbackDevice {
+		return d.attach(device, device, link.TCXOptions{Program: d.objs.ToIpv4, Attach: ebpf.AttachTCXIngress}, before)
+	}
+	err := d.attach(-loopbackDevice, device, link.TCXOptions{Program: d.objs.ToIpv4OnHost, Attach: ebpf.AttachTCXEgress}, before)
+	if err == nil {
+		err = d.attach(device, device, link.TCXOptions{Program: d.objs.ToIpv6, Attach: ebpf.AttachTCXEgress}, before)
+	}
+	return err
+}
+
+// attach attaches a program. The kernel closes the files of a process that is killed in the order of
+// their numbers, so the link gets a larger one than the file that has to be closed before it.
+func (d *Datagrams) attach(key, device int, o link.TCXOptions, before int) error {
+	o.Interface = device
+	l, err := link.AttachTCX(o)
+	if errors.Is(err, ebpf.ErrNotSupported) {
+		return fmt.Errorf("%w: %w", ErrNoDatagrams, err)
+	}
+	if err == nil {
+		l, err = renumber(l, before)
+	}
+	if err != nil {
+		return fmt.Errorf("translate UDP at link %d: %w", device, err)
+	}
+	d.links[key] = l
+	return nil
+}
+
+// renumber gives the file of a link a number that is larger than another.
+func renumber(l link.Link, than int) (link.Link, error) {
+	numbered, is := l.(interface{ FD() int })
+	if !is || numbered.FD() > than {
+		return l, nil
+	}
+	file, err := unix.FcntlInt(uintptr(numbered.FD()), unix.F_DUPFD_CLOEXEC, than+1)
+	if err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	second, err := link.NewFromFD(file)
+	return second, errors.Join(err, l.Close())
+}
+
+// Detach lets go of a link that is gone.
+func (d *Datagrams) Detach(device int) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	l := d.links[device]
+	if l == nil || device == loopbackDevice {
+		return nil
+	}
+	delete(d.links, device)
+	return l.Close()
+}
+
+// Begin has the container's UDP translated.
+func (d *Datagrams) Begin() error {
+	return d.e.change(func(c *bpf.PolicyContainer) { c.Translates = 1 })
+}
+
+// Put says which host is behind a virtual address, and how the container reaches it.
+func (d *Datagrams) Put(v4 netip.Addr, h VirtualHost) error {
+	key := virtualKey(v4)
+	row := bpf.PolicyVirtualHost{Addr: wordsOf(h.Addr), Source: wordsOf(h.Source), Device: uint32(h.Device)}
+	var there bpf.PolicyVirtualHost
+	if d.e.tables.hosts.Lookup(key, &there) == nil && there.Addr != row.Addr {
+		if err := d.objs.VirtualByHost.Delete(there.Addr); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("forget the host behind %s: %w", v4, err)
+		}
+	}
+	err := d.e.tables.hosts.Put(key, row)
+	if err == nil {
+		err = d.objs.VirtualByHost.Put(row.Addr, key.Addr)
+	}
+	if err != nil {
+		return fmt.Errorf("map %s to %s in the kernel: %w", v4, h.Addr, err)
+	}
+	return nil
+}
+
+// Host returns the IPv6 address behind a virtual one, unless only servers may answer there.
+func (d *Datagrams) Host(v4 netip.Addr) (netip.Addr, bool) {
+	var row bpf.PolicyVirtualHost
+	if d == nil || d.e.tables.hosts.Lookup(virtualKey(v4), &row) != nil || row.Peer != 0 {
+		return netip.Addr{}, false
+	}
+	return addrOf(row.Addr), true
+}
+
+// Virtual returns the virtual address of an IPv6 host that the kernel programs know.
+func (d *Datagrams) Virtual(v6 netip.Addr) (netip.Addr, bool) {
+	var addr uint32
+	if d == nil || d.objs.VirtualByHost.Lookup(wordsOf(v6), &addr) != nil {
+		return netip.Addr{}, false
+	}
+	var b [4]byte
+	binary.NativeEndian.PutUint32(b[:], addr)
+	return netip.AddrFrom4(b), true
+}
+
+func virtualKey(v4 netip.Addr) bpf.PolicyVirtualAddr {
+	b := v4.As4()
+	return bpf.PolicyVirtualAddr{Bits: 32, Addr: binary.NativeEndian.Uint32(b[:])}
+}
+
+// Publishes tells whether Publish works: whether UDP is translated.
+func (e *Enforcement) Publishes() bool { return e.datagrams.Load() != nil }
+
+// Publish has datagrams to an IPv6 address led to the UDP sockets of a private port, whose own leave
+// from there.
+func (e *Enforcement) Publish(private uint16, at netip.AddrPort) error {
+	d := e.datagrams.Load()
+	if d == nil {
+		return fmt.Errorf("publish port %d at %s: %w", private, at, ErrNoDatagrams)
+	}
+	row := bpf.TranslatePublished{Addr: bpf.TranslateAddr(wordsOf(at.Addr())), Port: uint32(at.Port())}
+	err := d.objs.PublishedByPrivate.Put(uint32(private), row)
+	if err == nil {
+		err = d.objs.PrivateByPublished.Put(row, uint32(private))
+	}
+	if err != nil {
+		return fmt.Errorf("publish port %d at %s: %w", private, at, err)
+	}
+	return nil
+}
+
+// Close ends the translation.
+func (d *Datagrams) Close() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.ended = true
+	var errs []error
+	for _, l := range d.links {
+		errs = append(errs, l.Close())
+	}
+	d.links = nil
+	d.e.datagrams.Store(nil)
+	return errors.Join(append(errs, d.objs.Close())...)
+}
