@@ -104,6 +104,7 @@ func (d *Daemon) start() (err error) {
 	if err := kernel.Require(); err != nil {
 		return err
 	}
+	cgroup.MakeLasting() // containers, and so their groups, outlive a service
 	if _, err := cgroup.Own(); err != nil {
 		d.log.Warn("containers cannot be grafted here; CPU time is charged", "err", err)
 	}

@@ -32,8 +32,26 @@ const removePatience = 10 * time.Second
 // and the list of mounts of a machine with many containers is long.
 var v2 atomic.Pointer[Hierarchy]
 
-// Own returns the directory of the calling process's group in the v2
-// hierarchy.
+// lasting says that the groups that this process makes outlive it, see MakeLasting.
+var lasting atomic.Bool
+
+// MakeLasting has Own return a directory whose groups outlive a process that is a service of
+// systemd. When a unit ends, also before it starts again, systemd removes all empty groups below
+// the unit's group (cg_trim in unit_prune_cgroup, systemd 252). It is called at the start, before
+// Own.
+func MakeLasting() { lasting.Store(true) }
+
+// beside returns the group around a unit's, if a group is one that systemd removes with the unit.
+func beside(group string) string {
+	switch filepath.Ext(group) {
+	case ".service", ".scope":
+		return filepath.Dir(group)
+	}
+	return group
+}
+
+// Own returns the directory of the v2 hierarchy in which the calling process makes groups. It is
+// the process's own group, or after MakeLasting the group of the slice that has its service.
 func Own() (string, error) {
 	h := v2.Load()
 	if h == nil {
@@ -57,6 +75,9 @@ func Own() (string, error) {
 			rel, err := filepath.Rel(h.Root, path)
 			if err != nil || strings.HasPrefix(rel, "..") {
 				rel = "."
+			}
+			if lasting.Load() {
+				rel = beside(rel)
 			}
 			return filepath.Join(h.Mount, rel), nil
 		}

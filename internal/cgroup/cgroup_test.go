@@ -53,3 +53,20 @@ func TestRemoveKills(t *testing.T) {
 		t.Errorf("removing it again: %v", err)
 	}
 }
+
+// Groups that outlive a service are beside its group, which systemd empties.
+func TestBeside(t *testing.T) {
+	for group, want := range map[string]string{
+		"system.slice/tsugiki.service":            "system.slice",
+		"user.slice/user-0.slice/session-1.scope": "user.slice/user-0.slice",
+		"tsugiki.service":                         ".",
+		".":                                       ".",
+		"system.slice":                            "system.slice",
+		"system.slice/docker.service/some/group":  "system.slice/docker.service/some/group",
+		"system.slice/tsugiki.service/tsugiki-web-0ff": "system.slice/tsugiki.service/tsugiki-web-0ff",
+	} {
+		if got := beside(group); got != want {
+			t.Errorf("beside %s: %s, want %s", group, got, want)
+		}
+	}
+}

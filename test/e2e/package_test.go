@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"context"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -23,12 +22,7 @@ func TestDebianPackage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), programPatience)
-	defer cancel()
-	build := commandIn(ctx, t, top.Host, filepath.Join(root, "packaging/deb/build.sh"), filepath.Dir(tsugiki), t.TempDir(), "0.1")
-	build.Env = append(os.Environ(), "DEB_COMPRESSION=none")
-	out := succeed(t, build)
-	deb := strings.TrimSpace(out)
+	deb := debOf(t, top.Host, t.TempDir(), "0.1")
 
 	info := succeed(t, command(t, top.Host, "dpkg-deb", "-I", deb))
 	for _, re := range []string{`(?m)^ Package: tsugiki$`, `(?m)^ Version: [0-9]`, `(?m)^ Architecture: (amd64|arm64)$`, `(?m)^ Installed-Size: [1-9]`} {

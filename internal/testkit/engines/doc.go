@@ -12,7 +12,8 @@
 // they store is in a tmpfs of that namespace; all of their processes, and those
 // of their containers, are in one cgroup. So a daemon of the machine is neither
 // found nor touched, rigs can run side by side, and to take one down is to kill
-// the cgroup. The process that holds the mount namespace (testdata/janitor.sh)
+// the cgroup. A [Machine] is a rig in which systemd runs services, as on a machine of its own, and
+// which packages are installed on. The process that holds the mount namespace (testdata/janitor.sh)
 // does so as soon as its standard input ends: when the test asks for it, and as
 // well when the test is killed.
 package engines

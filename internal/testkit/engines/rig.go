@@ -42,6 +42,9 @@ type Options struct {
 	Env []string
 	// Files are what the rig's /etc has besides the machine's, by path.
 	Files map[string]string
+	// Written are the folders that programs of the rig can write without changing the machine's;
+	// by default /etc and /var/lib.
+	Written []string
 }
 
 // Rig is the place in which engines run.
@@ -103,7 +106,11 @@ func New(host *testkit.Namespace, o Options) (*Rig, error) {
 }
 
 func (r *Rig) startJanitor(group string) error {
-	r.janitor = exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-c", janitorScript, "janitor", r.dir, group)
+	if r.Written == nil {
+		r.Written = []string{"/etc", "/var/lib"}
+	}
+	args := append([]string{"--mount", "--propagation", "private", "sh", "-c", janitorScript, "janitor", r.dir, group}, r.Written...)
+	r.janitor = exec.Command("unshare", args...)
 	r.janitor.Env = []string{"PATH=" + searchPath}
 	r.janitor.Stderr = &r.stderr
 	r.janitor.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // no signals from a terminal
@@ -163,11 +170,15 @@ func (r *Rig) Command(ctx context.Context, name string, args ...string) *testkit
 func (r *Rig) run(name string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
 	defer cancel()
+	return output(r.Command(ctx, name, args...))
+}
+
+// output runs a command and returns what it printed. An error has what it said.
+func output(c *testkit.Cmd) (string, error) {
 	var stdout, stderr bytes.Buffer
-	c := r.Command(ctx, name, args...)
 	c.Stdout, c.Stderr = &stdout, &stderr
 	if err := c.Run(); err != nil {
-		return stdout.String(), fmt.Errorf("%s %s: %w: %s", name, strings.Join(args, " "), err, stderr.String())
+		return stdout.String(), fmt.Errorf("%s: %w: %s", strings.Join(c.Args, " "), err, stderr.String())
 	}
 	return stdout.String(), nil
 }

@@ -1,9 +1,11 @@
 # Makes the mount namespace of a rig ready, holds it, and takes the rig down when
 # standard input ends, in whatever way the test has.
-# usage: unshare --mount sh janitor.sh FOLDER GROUP, both made by the caller: an
-# empty folder, and the rig's cgroup in the v2 hierarchy.
+# usage: unshare --mount sh janitor.sh FOLDER GROUP PATH..., the first two made by the caller: an
+# empty folder, and the rig's cgroup in the v2 hierarchy. What is written below the paths is not
+# the machine's.
 dir=$1 group=$2
 name=${group##*/}
+shift 2
 
 # Ends what the rig has started and removes what it has left. The engines make
 # groups of the same name in the other hierarchies.
@@ -27,9 +29,9 @@ set -e
 trap '' HUP INT TERM PIPE
 trap clean EXIT
 mount -t tmpfs -o mode=755 rig "$dir"
-for d in etc var/lib; do
-	mkdir -p "$dir/written/$d" "$dir/scratch/$d"
-	mount -t overlay -o "lowerdir=/$d,upperdir=$dir/written/$d,workdir=$dir/scratch/$d" rig "/$d"
+for d; do
+	mkdir -p "$dir/written$d" "$dir/scratch$d"
+	mount -t overlay -o "lowerdir=$d,upperdir=$dir/written$d,workdir=$dir/scratch$d" rig "$d"
 done
 mount -t tmpfs -o mode=755 rig /run
 echo ready
