@@ -50,7 +50,9 @@ func TestChanges(t *testing.T) {
 			gone = max(gone, c.Gone)
 		}
 	}
-	until("without a way", func(device int, _ netip.Addr, framed []int) bool { return device == 0 && slices.Equal(framed, []int{1}) })
+	until("without a way", func(device int, _ netip.Addr, framed []int) bool {
+		return device == 0 && slices.Equal(framed, []int{1})
+	})
 	change("link add name one type veth peer name one-peer")
 	change("link set one-peer up")
 	change("link set one up")
@@ -65,7 +67,9 @@ func TestChanges(t *testing.T) {
 		return slices.Contains(framed, device) && device != 1 && source == netip.MustParseAddr("2001:db8:1::1")
 	})
 	change("link del one")
-	until("told which link is gone", func(device int, _ netip.Addr, framed []int) bool { return gone == link && device == 0 })
+	until("told which link is gone", func(device int, _ netip.Addr, _ []int) bool {
+		return gone == link && device == 0
+	})
 	to = netip.MustParseAddr("::1")
 	until("on the machine", func(device int, _ netip.Addr, _ []int) bool { return device == 0 })
 }
