@@ -70,7 +70,8 @@ func TestConnectTranslated(t *testing.T) {
 	}
 }
 
-// An IPv4 server that a rule leads to an IPv6 address is bound there, and nothing else is. UDP is not.
+// An IPv4 server that a rule leads to an IPv6 address is bound there, and nothing else is. UDP is not,
+// where the kernel programs translate none.
 func TestBindTranslated(t *testing.T) {
 	host := newPlace(t, host6)
 	for typ, want := range map[int]Answer{tcp: succeeded, udp: fail(unix.EADDRNOTAVAIL)} {
@@ -94,4 +95,63 @@ func TestBindTranslated(t *testing.T) {
 			t.Errorf("it is V6ONLY: %d, %v", only, err)
 		}
 	}
+}
+
+// A UDP server that a rule leads to an IPv6 address gets a private port, which is published there. The
+// address stays the container's. What nobody could publish is refused, and leaves the socket unbound.
+func TestPublishDatagrams(t *testing.T) {
+	host := newPlace(t, host6)
+	for name, tt := range map[string]struct {
+		to    string
+		taken bool
+		fault error
+		want  Answer
+		fails bool
+	}{
+		"published":       {to: "[2001:db8:1::1]:8053", want: succeeded},
+		"any address":     {to: "[::]:8053", want: fail(unix.EADDRNOTAVAIL)},
+		"taken":           {to: "[2001:db8:1::1]:8053", taken: true, want: fail(unix.EADDRINUSE)},
+		"a fault of ours": {to: "[2001:db8:1::1]:8053", fault: unix.ENOSPC, fails: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newUntrapped(t, host, "-i", "0.0.0.0:53="+tt.to)
+			w.enforcer.published = map[netip.AddrPort]uint16{}
+			w.enforcer.faults = map[string]error{"Publish": tt.fault}
+			if tt.taken {
+				other := udpAt(t, host, addr(tt.to))
+				defer unix.Close(other)
+			}
+			number := w.socket(host, ip4, udp)
+			answer, err := w.Bind(w.program, number, addr("0.0.0.0:53"))
+			if (err != nil) != tt.fails || answer != tt.want {
+				t.Fatalf("%+v, %v, want %+v", answer, err, tt.want)
+			}
+			b, bound := w.enforcer.bindings[w.enforcer.cookie(w.program.files[number])]
+			if want := tt.want == succeeded; bound != want || len(w.guards) > 0 != want {
+				t.Errorf("it may bind %+v, and there are %d guards", b, len(w.guards))
+			}
+			if !bound {
+				return
+			}
+			if b.Published != addr(tt.to) || b.View != addr("0.0.0.0:53") || !b.Private || b.Ingress ||
+				w.enforcer.published[b.Published] != b.Host.Port() {
+				t.Errorf("the kernel programs are told %+v and %v", b, w.enforcer.published)
+			}
+			unix.Close(w.guards[Port{Netns: host.Cookie(), Protocol: unix.IPPROTO_UDP, At: addr(tt.to)}])
+		})
+	}
+}
+
+// udpAt makes a socket of a place that has a port.
+func udpAt(t *testing.T, place *fakePlace, at netip.AddrPort) (file int) {
+	t.Helper()
+	p := Port{Protocol: unix.IPPROTO_UDP, At: at}
+	err := place.Do(func() (err error) {
+		file, err = p.guard()
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return file
 }

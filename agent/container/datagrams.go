@@ -10,8 +10,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/vishvananda/netlink"
-
 	"github.com/tsugiki/tsugiki/graft"
 	"github.com/tsugiki/tsugiki/internal/netns"
 	"github.com/tsugiki/tsugiki/policy/enforcer"
@@ -47,7 +45,7 @@ func (c *Container) translateDatagrams(ctx context.Context, proxy net.PacketConn
 	if d.Datagrams, err = c.enforced.TranslateDatagrams(); err != nil {
 		return err
 	}
-	changes, err := d.watch(ctx)
+	changes, err := d.ns.Changes(ctx)
 	if err == nil {
 		err = d.attach()
 	}
@@ -119,23 +117,15 @@ func (d *datagrams) virtual(v6 netip.Addr) (netip.Addr, bool) {
 	return d.Virtual(v6)
 }
 
-// etherFrames is what netlink calls the packets of links that have Ethernet's header.
-const etherFrames = "ether"
-
-// attach attaches the programs to the host's links: the loopback, and those of Ethernet. A link that
-// is gone by then has none.
+// attach attaches the programs to the host's links. A link that is gone by then has none.
 func (d *datagrams) attach() error {
+	links, err := d.ns.Framed()
+	if err != nil {
+		return err
+	}
 	return d.ns.Do(func() error {
-		links, err := netns.Dump(netlink.LinkList)
-		if err != nil {
-			return fmt.Errorf("list links: %w", err)
-		}
-		for _, l := range links {
-			a := l.Attrs()
-			if a.EncapType != etherFrames && a.Flags&net.FlagLoopback == 0 {
-				continue
-			}
-			if err := d.Attach(a.Index, d.guard); err != nil && !errors.Is(err, syscall.ENODEV) {
+		for _, device := range links {
+			if err := d.Attach(device, d.guard); err != nil && !errors.Is(err, syscall.ENODEV) {
 				return err
 			}
 		}
@@ -143,60 +133,32 @@ func (d *datagrams) attach() error {
 	})
 }
 
-// changes tell that the host's links or routes have changed.
-type changes struct {
-	links  chan netlink.LinkUpdate
-	routes chan netlink.RouteUpdate
-	end    context.CancelFunc
-}
-
-// watch begins to watch the host's links and routes, until ctx ends. The channels are closed where
-// news were lost.
-func (d *datagrams) watch(ctx context.Context) (ch changes, err error) {
-	ctx, end := context.WithCancel(ctx)
-	ch = changes{make(chan netlink.LinkUpdate), make(chan netlink.RouteUpdate), end}
-	err = d.ns.Do(func() error {
-		if err := netlink.LinkSubscribe(ch.links, ctx.Done()); err != nil {
-			return err
-		}
-		return netlink.RouteSubscribe(ch.routes, ctx.Done())
-	})
-	if err != nil {
-		end()
-		return ch, fmt.Errorf("watch links and routes: %w", err)
-	}
-	return ch, nil
-}
-
 // watchAgain is the pause before links and routes are watched again, where news were lost.
 const watchAgain = time.Second
 
 // follow keeps programs and table as links and routes are.
-func (d *datagrams) follow(ctx context.Context, ch changes) {
-	for ctx.Err() == nil {
-		lost := false
-		select {
-		case news, open := <-ch.links:
-			lost = !open
-			if open && news.Header.Type == syscall.RTM_DELLINK {
-				d.report(d.Detach(int(news.Index)))
+func (d *datagrams) follow(ctx context.Context, news <-chan netns.Change) {
+	for {
+		change, open := <-news
+		for more := open; more; {
+			d.report(d.Detach(change.Gone))
+			select {
+			case change, open = <-news:
+				more = open
+			default:
+				more = false
 			}
-		case _, open := <-ch.routes:
-			lost = !open
-		case <-ctx.Done():
-			return
 		}
-		if lost {
-			ch.end()
+		if !open {
 			select {
 			case <-ctx.Done():
 				return
 			case <-time.After(watchAgain):
 			}
-			again, err := d.watch(ctx)
+			again, err := d.ns.Changes(ctx)
 			d.report(err)
 			if err == nil {
-				ch = again
+				news = again
 			}
 		}
 		d.report(d.attach())

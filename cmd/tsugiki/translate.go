@@ -21,7 +21,7 @@ type translateFlags struct {
 }
 
 func (f *translateFlags) register(flags *pflag.FlagSet) {
-	flags.BoolVar(&f.on, "translate", false, "let COMMAND, which may know IPv4 only, reach IPv6 hosts by TCP, and -i 0.0.0.0:PORT=[ADDR]:PORT serve IPv6")
+	flags.BoolVar(&f.on, "translate", false, "let COMMAND, which may know IPv4 only, reach IPv6 hosts, and -i 0.0.0.0:PORT=[ADDR]:PORT serve IPv6")
 	flags.StringVar(&f.ipv6, "ipv6", "", "with --translate, the IPv6 address of the host from which COMMAND connects (default the host's choice)")
 	flags.StringArrayVar(&f.resolvers, "dns", nil, "host: let COMMAND ask the name servers of /etc/resolv.conf that are on the host's loopback, such as 127.0.0.53; or with --translate, a resolver to ask for names, as [ADDR]:PORT, may be repeated (default those of /etc/resolv.conf)")
 }

@@ -1,8 +1,11 @@
 package enforcer
 
 import (
+	"bytes"
+	"encoding/binary"
 	"errors"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -84,4 +87,111 @@ func TestVirtualHosts(t *testing.T) {
 			t.Error("a host is behind an address that nobody has")
 		}
 	}, nil)
+}
+
+// The actions of the programs at the links.
+const (
+	leftAlone  = 1<<32 - 1 // TCX_NEXT
+	redirected = 7         // TCX_REDIRECT
+)
+
+// about is an ICMPv6 message about a datagram that has left from a port.
+func about(typ, code byte, mtu uint32, next byte, from, to netip.AddrPort) []byte {
+	frame := make([]byte, 14+40+8+40+8)
+	header := func(at, length int, next byte, from, to netip.Addr) {
+		frame[at], frame[at+6], frame[at+7] = 0x60, next, 64
+		binary.BigEndian.PutUint16(frame[at+4:], uint16(length))
+		copy(frame[at+8:], from.AsSlice())
+		copy(frame[at+24:], to.AsSlice())
+	}
+	binary.BigEndian.PutUint16(frame[12:], unix.ETH_P_IPV6)
+	header(14, 8+40+8, unix.IPPROTO_ICMPV6, netip.MustParseAddr("2001:db8::9"), from.Addr())
+	frame[54], frame[55] = typ, code
+	binary.BigEndian.PutUint32(frame[58:], mtu)
+	header(62, 8+100, next, from.Addr(), to.Addr())
+	binary.BigEndian.PutUint16(frame[102:], from.Port())
+	binary.BigEndian.PutUint16(frame[104:], to.Port())
+	binary.BigEndian.PutUint16(frame[106:], 108)
+	return frame
+}
+
+// sum is the checksum of RFC 1071: 0 if the data has the right one.
+func sum(data []byte) uint16 {
+	var s uint32
+	for i := 0; i < len(data); i += 2 {
+		s += uint32(binary.BigEndian.Uint16(data[i:]))
+	}
+	for s > 0xffff {
+		s = s&0xffff + s>>16
+	}
+	return ^uint16(s)
+}
+
+// ICMPv6 errors about a datagram of the container's become the ICMP errors of RFC 7915 section 5.2.
+// Others are the host's.
+func TestTranslatedErrors(t *testing.T) {
+	containers(t, func(_ uint64, list []*contained) {
+		c := list[0]
+		if err := c.UseLoopback(7); err != nil {
+			t.Fatal(err)
+		}
+		d, err := c.TranslateDatagrams()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer d.Close()
+		own, to := netip.MustParseAddr("2001:db8::1"), netip.MustParseAddrPort("[2001:db8::6]:5353")
+		client, virtual := of(t, c, unix.AF_INET, unix.SOCK_DGRAM), netip.MustParseAddrPort("198.18.0.1:5353")
+		err = errors.Join(d.Put(virtual.Addr(), VirtualHost{Addr: to.Addr(), Source: own, Device: loopbackDevice}), d.Begin(),
+			unix.Connect(client, sockaddrOf(virtual)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		local, _ := names2(t, client)
+		from := netip.AddrPortFrom(own, netip.MustParseAddrPort(local).Port())
+		other := netip.AddrPortFrom(own, from.Port()^1)
+		const none = 255
+		for name, tt := range map[string]struct {
+			message []byte
+			code    byte
+			mtu     uint16
+		}{
+			"no route":      {about(1, 0, 0, unix.IPPROTO_UDP, from, to), 1, 0},
+			"prohibited":    {about(1, 1, 0, unix.IPPROTO_UDP, from, to), 10, 0},
+			"address":       {about(1, 3, 0, unix.IPPROTO_UDP, from, to), 1, 0},
+			"port":          {about(1, 4, 0, unix.IPPROTO_UDP, from, to), 3, 0},
+			"too big":       {about(2, 0, 1400, unix.IPPROTO_UDP, from, to), 4, 1380},
+			"hop limit":     {about(3, 0, 0, unix.IPPROTO_UDP, from, to), none, 0},
+			"TCP":           {about(1, 4, 0, unix.IPPROTO_TCP, from, to), none, 0},
+			"another port":  {about(1, 4, 0, unix.IPPROTO_UDP, other, to), none, 0},
+			"another host":  {about(1, 4, 0, unix.IPPROTO_UDP, from, netip.AddrPortFrom(own.Next(), 5353)), none, 0},
+			"another's own": {about(1, 4, 0, unix.IPPROTO_UDP, netip.AddrPortFrom(own.Next(), from.Port()), to), none, 0},
+		} {
+			action, out, err := d.objs.ToIpv4.Test(tt.message)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if tt.code == none {
+				if action != leftAlone || !bytes.Equal(out, tt.message) {
+					t.Errorf("%s: %d, % x; want it left alone", name, action, out)
+				}
+				continue
+			}
+			if action != redirected || len(out) != 14+20+36 {
+				t.Errorf("%s: %d, %d B, want %d", name, action, len(out), redirected)
+				continue
+			}
+			ip, icmp := out[14:34], out[34:]
+			inner := icmp[8:]
+			if sum(ip) != 0 || sum(icmp) != 0 || sum(inner[:20]) != 0 {
+				t.Errorf("%s: checksums are wrong: % x", name, out)
+			}
+			peer, here := []byte{127, 18, 0, 1}, []byte{127, 0, 0, 1}
+			if ip[9] != unix.IPPROTO_ICMP || !bytes.Equal(ip[12:], slices.Concat(peer, here)) || icmp[0] != 3 || icmp[1] != tt.code ||
+				binary.BigEndian.Uint16(icmp[6:]) != tt.mtu || !bytes.Equal(inner[12:20], slices.Concat(here, peer)) ||
+				binary.BigEndian.Uint16(inner[2:]) != 128 || !bytes.Equal(inner[20:], tt.message[102:110]) {
+				t.Errorf("%s: % x", name, out)
+			}
+		}
+	}, []string{"[2001:db8::6]:5353=six"})
 }

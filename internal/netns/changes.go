@@ -1,0 +1,79 @@
+package netns
+
+import (
+	"context"
+	"fmt"
+	"net"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Framed returns the numbers of the namespace's links whose packets begin with Ethernet's header, as
+// those of the loopback do.
+func (ns *NS) Framed() (list []int, err error) {
+	err = ns.Do(func() error {
+		links, err := Dump(netlink.LinkList)
+		for _, l := range links {
+			if a := l.Attrs(); a.EncapType == "ether" || a.Flags&net.FlagLoopback != 0 {
+				list = append(list, a.Index)
+			}
+		}
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list links: %w", err)
+	}
+	return list, nil
+}
+
+// Change is news about the links or the routes of a namespace.
+type Change struct {
+	Gone int // the number of a link that may be gone; 0: none
+}
+
+// changesWaiting is how many news of a kind wait to be read.
+const changesWaiting = 64
+
+// Changes tells of changes of the namespace's links and routes, from now on. The channel is closed when
+// ctx ends, or when news were lost.
+func (ns *NS) Changes(ctx context.Context) (<-chan Change, error) {
+	ctx, end := context.WithCancel(ctx)
+	links, routes := make(chan netlink.LinkUpdate, changesWaiting), make(chan netlink.RouteUpdate, changesWaiting)
+	err := ns.Do(func() error {
+		if err := netlink.LinkSubscribe(links, ctx.Done()); err != nil {
+			return err
+		}
+		return netlink.RouteSubscribe(routes, ctx.Done())
+	})
+	if err != nil {
+		end()
+		return nil, fmt.Errorf("watch links and routes: %w", err)
+	}
+	news := make(chan Change)
+	go func() {
+		defer end()
+		defer close(news)
+		for {
+			var c Change
+			open := false
+			select {
+			case <-ctx.Done():
+			case _, open = <-routes:
+			case l, more := <-links:
+				if open = more; open && l.Header.Type == unix.RTM_DELLINK {
+					c.Gone = int(l.Index)
+				}
+			}
+			if !open {
+				return
+			}
+			select {
+			case news <- c:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return news, nil
+}
