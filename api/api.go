@@ -71,6 +71,8 @@ type Filter struct {
 	AFGraft bool `json:"api"`
 	// Untrapped says that connect(2), sends and listen(2) are not trapped.
 	Untrapped bool `json:"untrapped"`
+	// Accepts says that accept(2) is trapped.
+	Accepts bool `json:"accepts,omitempty"`
 }
 
 // Container is one of the daemon's containers.

@@ -35,7 +35,7 @@ func (s *Supervisor) name(p *program) (graft.Answer, error) {
 // acceptFlags are those of accept4(2). The kernel refuses others.
 const acceptFlags = unix.SOCK_NONBLOCK | unix.SOCK_CLOEXEC
 
-// accept answers accept(2) on a translated listener. A call that waits for a connection takes no
+// accept answers accept(2) on a translated listener, and on one of two namespaces. A call that waits for a connection takes no
 // place meanwhile.
 func (s *Supervisor) accept(p *program) (graft.Answer, error) {
 	r := p.request
@@ -85,14 +85,10 @@ func orFault(errno unix.Errno, err error) (graft.Answer, error) {
 	return succeed(), nil
 }
 
-// giveName writes a struct sockaddr_in where the program has room for it, and its size, as the
+// giveName writes a sockaddr where the program has room for it, and its size, as the
 // kernel does.
 func giveName(p *program, name netip.AddrPort, at, length uint64) (unix.Errno, error) {
-	var sa [sockaddrIn4Min]byte
-	binary.NativeEndian.PutUint16(sa[:], unix.AF_INET)
-	binary.BigEndian.PutUint16(sa[2:], name.Port())
-	addr := name.Addr().As4()
-	copy(sa[4:], addr[:])
+	sa := sockaddrOf(name)
 	m, err := p.memory()
 	if err != nil {
 		return 0, err

@@ -250,7 +250,7 @@ func (s *Supervisor) dispatch(p *program) (graft.Answer, error) {
 	case gate.Socket:
 		return s.engine.Socket(p, int(int32(r.Args[1])), int(int32(r.Args[2])))
 	case gate.SetOption, gate.GetOption, gate.GetName:
-		if r.Call == gate.GetName && s.engine.Translator != nil {
+		if r.Call == gate.GetName && (r.Name == gate.AcceptName || s.engine.Translator != nil) {
 			return s.name(p)
 		}
 		return s.optionOrName(p)
