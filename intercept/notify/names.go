@@ -18,6 +18,10 @@ import (
 // written goes where the caller could write itself. If the file is no translated socket, the kernel
 // carries on: with a translated one that a thread has put under the number meanwhile, the program
 // learns the IPv6 address of a peer that its rules let it reach, and nothing else.
+//
+// accept(2) is answered for listeners of two network namespaces, too (graft/own.go). If a thread has put
+// such a listener under the number meanwhile, the program may get a marker, and the connection that the
+// marker stands for is reset.
 
 // name answers the calls for names.
 func (s *Supervisor) name(p *program) (graft.Answer, error) {
