@@ -30,6 +30,9 @@ type Registration struct {
 	// LoopbackOnly says that the container's own network namespace has, and will have, no
 	// interface but a loopback.
 	LoopbackOnly bool `json:"loopbackOnly"`
+	// Published are the container's ports that the engine publishes at the host's addresses itself
+	// (docker run -p), as PORT/PROTOCOL. A rule that would move the server away is refused.
+	Published []string `json:"published,omitempty"`
 	// Dropped are the capabilities that the runtime takes from a grafted container. They are
 	// for the agent's log.
 	Dropped []string `json:"dropped,omitempty"`
@@ -71,6 +74,8 @@ type Filter struct {
 	AFGraft bool `json:"api"`
 	// Untrapped says that connect(2), sends and listen(2) are not trapped.
 	Untrapped bool `json:"untrapped"`
+	// Accepts says that accept(2) is trapped.
+	Accepts bool `json:"accepts,omitempty"`
 }
 
 // Container is one of the daemon's containers.

@@ -345,11 +345,15 @@ func (e call) listen(p Program, number, backlog int) (Answer, error) {
 		return fail(unix.EADDRNOTAVAIL), nil
 	}
 	listener := s.file
+	var own *ownListener
 	onHost := e.places[s.netns] != nil && s.movable()
 	serves := onHost && s.local.Port() != 0 && e.Enforcer.BoundByIngress(s.file)
 	if serves {
 		if may, err := e.mayListen(s); !may {
 			return fail(unix.EADDRINUSE), err
+		}
+		if own, err = e.openOwn(s, backlog); err != nil {
+			return answerFor(err)
 		}
 	}
 	if onHost && !serves {
@@ -361,7 +365,9 @@ func (e call) listen(p Program, number, backlog int) (Answer, error) {
 		listener = moved
 	}
 	e.Log.Debug("listen", "pid", p.Thread(), "fd", number, "addr", s.local)
-	if err := unix.Listen(listener, backlog); err != nil {
+	err = unix.Listen(listener, backlog)
+	own.serve() // if that has failed, it ends with the first connection
+	if err != nil {
 		return answerFor(refusal(err))
 	}
 	return Answer{Action: Succeed}, nil

@@ -9,6 +9,7 @@ import (
 
 	"github.com/tsugiki/tsugiki/afgraft"
 	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/internal/cputime"
 	"github.com/tsugiki/tsugiki/keeper"
 	"github.com/tsugiki/tsugiki/policy"
 )
@@ -54,6 +55,9 @@ type Enforcer interface {
 	Serve(protocol int, b policy.Binding, netns uint64) error
 	Services() ([]policy.Service, error)
 
+	// Cgroup is the id of the one in which the container's host sockets are made.
+	Cgroup() uint64
+
 	// Of servers that have an address of each family.
 	Steer(netns uint64, in func(func() error) error) error
 	Steered(netns uint64, at netip.AddrPort) (bool, error)
@@ -98,6 +102,9 @@ type Config struct {
 	Untrapped bool
 	// Translation is that of IPv4, which needs Untrapped.
 	Translation
+	// Work measures what is done for servers that listen in the container's own namespace too; or it
+	// is nil.
+	Work *cputime.Meter
 	// NoSymlinks has the path of a unix endpoint lead through no symbolic link.
 	NoSymlinks bool
 	Log        *slog.Logger

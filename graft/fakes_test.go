@@ -71,6 +71,7 @@ func (p *fakePlace) doEpoll(call string, number int) error {
 // fakeEnforcer remembers what the kernel programs are told, by socket.
 type fakeEnforcer struct {
 	t        *testing.T
+	cgroup   uint64
 	prove    error
 	bindings map[uint64]policy.Binding
 	anyPort  map[uint64]bool
@@ -97,6 +98,8 @@ func (f *fakeEnforcer) cookie(sock int) uint64 {
 	}
 	return c
 }
+
+func (f *fakeEnforcer) Cgroup() uint64 { return f.cgroup }
 
 func (f *fakeEnforcer) Prove(int) error { return f.prove }
 

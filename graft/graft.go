@@ -67,6 +67,12 @@ type Engine struct {
 	guardsMu sync.Mutex
 	guards   map[Port]int
 
+	// own are the sockets that listen in the container's own namespace, by the host's listener.
+	ownMu sync.Mutex
+	own   map[Port]*ownListener
+	// ownRoom has an entry for each marker.
+	ownRoom chan struct{}
+
 	// sent remembers, by socket cookie, the UDP sockets whose place was decided
 	// by the first datagram.
 	sentMu sync.Mutex
@@ -92,7 +98,7 @@ type call struct {
 
 // New makes an engine that begins with the rules r.
 func New(c Config, r Rules) *Engine {
-	e := &Engine{Config: c, host: r.Host[""], sent: map[uint64]struct{}{}, guards: map[Port]int{}}
+	e := &Engine{Config: c, host: r.Host[""], sent: map[uint64]struct{}{}, guards: map[Port]int{}, own: map[Port]*ownListener{}, ownRoom: make(chan struct{}, markersMax)}
 	e.Update(r)
 	e.hostFirst4, e.hostFirst6 = hostFirst(r.Table, c.OwnIsLoopback, false), hostFirst(r.Table, c.OwnIsLoopback, true)
 	return e
@@ -124,6 +130,7 @@ func (e *Engine) Recover() error {
 	if e.Untrapped {
 		return nil // the kernel programs alone need the rest
 	}
+	e.recoverOwn(services)
 	places := e.now.Load().places
 	for _, s := range services {
 		if place := places[s.Netns]; place != nil {

@@ -214,57 +214,6 @@ func (e *Engine) peerName4(peer netip.AddrPort) netip.AddrPort {
 	return netip.AddrPortFrom(v4, peer.Port())
 }
 
-// Accept takes a connection off a program's translated listener, without waiting; waits tells that
-// the program wants to wait for one. The file is -1 if there is no connection; then the answer is
-// what is to become of the call.
-func (e *Engine) Accept(p Program, number int) (file int, peer netip.AddrPort, waits bool, answer Answer, err error) {
-	listener, err := p.File(number)
-	if err != nil {
-		return -1, peer, false, Answer{}, ignoreBadFile(err)
-	}
-	defer unix.Close(listener)
-	s, err := inspect(listener)
-	if err != nil || !s.translated() || s.state != tcpListen {
-		return -1, peer, false, Answer{}, err
-	}
-	flags, err := unix.FcntlInt(uintptr(listener), unix.F_GETFL, 0)
-	if err != nil {
-		return -1, peer, false, Answer{}, fmt.Errorf("read file flags: %w", err)
-	}
-	file, from, err := e.acceptAtOnce(listener, flags)
-	if errors.Is(err, unix.EAGAIN) && flags&unix.O_NONBLOCK == 0 {
-		return -1, peer, true, Answer{}, nil
-	}
-	if err != nil {
-		answer, err = answerFor(refusal(err))
-		return -1, peer, false, answer, err
-	}
-	return file, e.peerName4(from), false, Answer{}, nil
-}
-
-// acceptAtOnce is accept(2) that does not wait. The file's flag says so, which the program sees too:
-// so it is there no longer than the call takes.
-func (e *Engine) acceptAtOnce(listener, flags int) (int, netip.AddrPort, error) {
-	if flags&unix.O_NONBLOCK == 0 {
-		e.accepting.Lock()
-		defer e.accepting.Unlock()
-		if _, err := unix.FcntlInt(uintptr(listener), unix.F_SETFL, flags|unix.O_NONBLOCK); err != nil {
-			return -1, netip.AddrPort{}, fmt.Errorf("keep accept from waiting: %w", err)
-		}
-		defer unix.FcntlInt(uintptr(listener), unix.F_SETFL, flags) //nolint:errcheck // it did just now
-	}
-	file, from, err := unix.Accept4(listener, unix.SOCK_CLOEXEC)
-	if err != nil {
-		return -1, netip.AddrPort{}, err
-	}
-	peer, is6 := from.(*unix.SockaddrInet6)
-	if !is6 {
-		unix.Close(file)
-		return -1, netip.AddrPort{}, unix.ECONNABORTED
-	}
-	return file, netip.AddrPortFrom(netip.AddrFrom16(peer.Addr), uint16(peer.Port)), nil
-}
-
 // ServeNames returns sockets at port 53 of the container's loopback on the host, for a DNS proxy:
 // one of UDP, and one of TCP that listens. The caller closes them.
 func (e *Engine) ServeNames() (udp, tcp int, err error) {

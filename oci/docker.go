@@ -4,8 +4,10 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"regexp"
+	"slices"
 )
 
 // dockerContainer has the fields of dockerd's config.v2.json and hostconfig.json that this package
@@ -16,7 +18,8 @@ type dockerContainer struct {
 	Image       string // id
 	Driver      string // of its storage
 	networkMode string
-	root        string // of dockerd's files
+	published   []string // ports of the container: PORT/PROTOCOL
+	root        string   // of dockerd's files
 }
 
 // findDocker reads dockerd's files of a container. config.json has neither name nor labels, but
@@ -61,11 +64,14 @@ func dockerRoots(s *spec) []string {
 
 func parseDocker(config, host []byte, id string) (dockerContainer, bool) {
 	var c dockerContainer
-	var h struct{ NetworkMode string }
+	var h struct {
+		NetworkMode  string
+		PortBindings map[string]json.RawMessage
+	}
 	if json.Unmarshal(config, &c) != nil || json.Unmarshal(host, &h) != nil || c.ID != id {
 		return dockerContainer{}, false
 	}
-	c.networkMode = h.NetworkMode
+	c.networkMode, c.published = h.NetworkMode, slices.Sorted(maps.Keys(h.PortBindings))
 	return c, true
 }
 

@@ -40,6 +40,7 @@ type facts struct {
 	image       []string          // keys that are the image's, and not in annotations
 	sandbox     bool              // the container has only the namespaces of a pod
 	loopback    bool              // its network namespace will have only a loopback
+	published   []string          // ports of the container: PORT/PROTOCOL
 }
 
 // words are the annotations or labels of a container, from the user and from the image.
@@ -91,6 +92,7 @@ func factsOf(s *spec, id, bundle string) (facts, error) {
 		}
 		f.add(words{d.Config.Labels, d.imageLabels()})
 		name = strings.TrimPrefix(d.Name, "/")
+		f.published = d.published
 	case podman:
 		name = stored.name()
 	case nerdctl:

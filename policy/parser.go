@@ -12,13 +12,13 @@ import (
 // Parser reads the rules of one container as ParseIngress and ParseEgress do. In
 // its rules a host address may stand where an endpoint's name does:
 //
-//	ADDR:PORT[-PORT][/tcp|/udp]=HOST[:PORT[-PORT]]   without ports, those of the program
+//	ADDR:PORT[-PORT][/tcp|/udp][+own]=HOST[:PORT[-PORT]]   without ports, those of the program
 //	PREFIX[:PORT[-PORT]][/tcp|/udp]=HOST             from any port
 //
 // Without an address, an ingress rule is one for each family, to two endpoints, see
 // endpoint.ParseAll; or to the same unix one:
 //
-//	:PORT[-PORT][/tcp|/udp]=NAME     0.0.0.0:PORT=NAME.4 and [::]:PORT=NAME.6
+//	:PORT[-PORT][/tcp|/udp][+own]=NAME     0.0.0.0:PORT=NAME.4 and [::]:PORT=NAME.6
 //
 // Such a rule gets an endpoint of its own, i-N or e-N for the N-th rule of its
 // kind; egress rules of the same address share the first one's. A name that

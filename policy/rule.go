@@ -20,8 +20,13 @@ type Ingress struct {
 	Addr     netip.Addr
 	Ports    endpoint.PortRange
 	Protocol Protocol
+	// Own has a TCP server listen at what it binds in the container's own namespace too.
+	Own      bool
 	Endpoint *endpoint.Endpoint
 }
+
+// ownWord follows the ports and the protocol of an ingress rule with Own.
+const ownWord = "+own"
 
 // HostPort returns the port of the host for a port that the program binds; 0 stands for whichever
 // is free.
@@ -42,7 +47,7 @@ type Egress struct {
 
 var allPorts = endpoint.PortRange{First: 0, Last: 65535}
 
-// ParseIngress reads ADDR:PORT[-PORT][/tcp|/udp]=ENDPOINT; an IPv6 address stands in
+// ParseIngress reads ADDR:PORT[-PORT][/tcp|/udp][+own]=ENDPOINT; an IPv6 address stands in
 // brackets. The endpoint must be in eps and take the ports of the rule.
 func ParseIngress(s string, eps *endpoint.Set) (Ingress, error) {
 	r, err := parseIngress(s, eps)
@@ -68,19 +73,38 @@ func parseIngress(s string, eps *endpoint.Set) (Ingress, error) {
 // ingressOf reads what stands before the "=".
 func ingressOf(what string) (Ingress, error) {
 	var r Ingress
+	what, r.Own = strings.CutSuffix(what, ownWord)
 	what, r.Protocol = CutProtocol(what)
 	addr, ports, err := splitPorts(what)
 	if err != nil {
 		return r, err
 	}
 	if ports == "" {
-		return r, errors.New("the port is missing; write ADDR:PORT[-PORT][/tcp|/udp]=ENDPOINT, [ADDR]:PORT for IPv6")
+		return r, errors.New("the port is missing; write ADDR:PORT[-PORT][/tcp|/udp][+own]=ENDPOINT, [ADDR]:PORT for IPv6")
 	}
 	if r.Addr, err = netip.ParseAddr(addr); err != nil || r.Addr.Zone() != "" || r.Addr.Is4In6() {
 		return r, fmt.Errorf("%q is no IP address", addr)
 	}
 	r.Ports, err = endpoint.ParsePortRange(ports)
+	if err == nil {
+		err = r.fitsOwn()
+	}
 	return r, err
+}
+
+// fitsOwn tells what is wrong with a rule that has Own, apart from its endpoint.
+func (r Ingress) fitsOwn() error {
+	switch {
+	case !r.Own:
+		return nil
+	case r.Protocol == UDP:
+		return fmt.Errorf("%s is for TCP servers; write it in a rule with /tcp", ownWord)
+	case r.Addr.IsLoopback():
+		return fmt.Errorf("%s is for addresses that other containers reach, and %s is a loopback address", ownWord, r.Addr)
+	case r.Ports.First == 0:
+		return fmt.Errorf("%s needs a port other than 0", ownWord)
+	}
+	return nil
 }
 
 // With is the rule with another endpoint, which has to take its ports too.
@@ -98,7 +122,11 @@ func (r Ingress) String() string {
 	if r.Addr.Is6() {
 		addr = "[" + addr + "]"
 	}
-	return fmt.Sprintf("%s:%s%s=%s", addr, r.Ports, r.Protocol, r.Endpoint.Name)
+	own := ""
+	if r.Own {
+		own = ownWord
+	}
+	return fmt.Sprintf("%s:%s%s%s=%s", addr, r.Ports, r.Protocol, own, r.Endpoint.Name)
 }
 
 func (r Ingress) fits() error {
@@ -107,6 +135,8 @@ func (r Ingress) fits() error {
 		return err
 	}
 	switch {
+	case ep.Type == endpoint.Unix && r.Own:
+		return fmt.Errorf("%s needs an endpoint with an address, and %q is a unix one", ownWord, ep.Name)
 	case ep.Type == endpoint.Unix || (!ep.Dynamic() && ep.Port.Size() == 1):
 		if r.Ports.Size() > 1 {
 			return fmt.Errorf("%d ports do not fit the one of endpoint %q; give it \"port dynamic\" or the same range", r.Ports.Size(), ep.Name)

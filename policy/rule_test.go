@@ -33,6 +33,12 @@ func TestParseSaysWhatIsWrong(t *testing.T) {
 		{"-i", "0.0.0.0:80-81=web", "2 ports do not fit"},
 		{"-i", "0.0.0.0:80-81=un", "2 ports do not fit"},
 		{"-i", "0.0.0.0:8090-8100=range", "not all in the range"},
+		{"-i", "0.0.0.0:53/udp+own=a", "for TCP servers"},
+		{"-i", "0.0.0.0:80+own/tcp=a", "neither a port"},
+		{"-i", "127.0.0.1:80+own=a", "loopback"},
+		{"-i", "0.0.0.0:0+own=a", "port other than 0"},
+		{"-i", "0.0.0.0:80+own=un", "unix"},
+		{"-e", "10.0.0.0/8:80+own=a", "neither a port"},
 		{"-e", "0.0.0.0/0", "=ENDPOINT"},
 		{"-e", "0.0.0.0/0=nope", "unknown endpoint"},
 		{"-e", "0.0.0.0/33=a", "neither an IP prefix"},
@@ -90,6 +96,7 @@ func FuzzParseRules(f *testing.F) {
 	f.Add("[2001:db8::/32]:443=six")
 	f.Add("0.0.0.0:8000-8099=range")
 	f.Add("0.0.0.0:53/udp=a")
+	f.Add("0.0.0.0:53/tcp+own=a")
 	f.Fuzz(func(t *testing.T, s string) {
 		eps := policytest.Endpoints(t)
 		var in []policy.Ingress
@@ -122,7 +129,7 @@ func TestRulesWithOtherEndpoints(t *testing.T) {
 		}
 	}
 	fitting := map[string]string{ // rule, the endpoints that fit
-		"0.0.0.0:80=any": "any one un", "0.0.0.0:80/udp=any": "any one un", "[::]:80-81/tcp=six": "six", "0.0.0.0:8000-8003=any": "any few", "[::]:80=six": "six un", "[::]:80-81=six": "six",
+		"0.0.0.0:80=any": "any one un", "0.0.0.0:80/tcp+own=any": "any one", "[::]:80-81+own=six": "six", "0.0.0.0:80/udp=any": "any one un", "[::]:80-81/tcp=six": "six", "0.0.0.0:8000-8003=any": "any few", "[::]:80=six": "six un", "[::]:80-81=six": "six",
 		"10.0.0.0/8=any": "any one un", "10.0.0.0/8:1-9=any": "any one un", "[::/0]:80=six": "six un", "2001:db8::/32=six": "six un",
 	}
 	for s, want := range fitting {

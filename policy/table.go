@@ -303,6 +303,11 @@ func (t *Table) IngressRule(protocol Protocol, bind netip.AddrPort) Ingress {
 	return Ingress{}
 }
 
+// HasOwn tells whether a rule has servers listen in the container's own namespace too.
+func (t *Table) HasOwn() bool {
+	return slices.ContainsFunc(t.ingress, func(r Ingress) bool { return r.Own })
+}
+
 // Default returns the endpoint that reaches the rest of the world, that is the
 // widest prefix on every port of both protocols, or nil.
 func (t *Table) Default(ip6 bool) *endpoint.Endpoint {

@@ -107,6 +107,9 @@ func (c *Container) places() []*place {
 // letGo closes what is only this process's, once nobody uses it any more.
 func (c *Container) letGo() error {
 	c.retiring.Wait()
+	if c.engine != nil {
+		c.engine.CloseOwn()
+	}
 	var errs []error
 	if c.relay != nil {
 		errs = append(errs, c.relay.Close())

@@ -360,6 +360,7 @@ func (c *Container) makeEngine() error {
 		Ephemeral:     ephemeral,
 		Kept:          kept,
 		Translation:   translation,
+		Work:          &c.intercepted,
 		NoSymlinks:    c.spec.Annotated,
 		Log:           c.spec.Decisions,
 	}, c.rules(c.table))

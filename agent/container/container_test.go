@@ -203,11 +203,12 @@ func TestFilterOptions(t *testing.T) {
 		want     filter.Options
 		preloads bool
 	}{
-		"nothing":             {api.Rules{}, filter.Options{Mode: filter.Auto, AFGraft: true}, false},
-		"a rule":              {api.Rules{Egress: []string{"0.0.0.0/0=0.0.0.0"}}, filter.Options{Mode: filter.Auto}, true},
-		"seccomp alone":       {api.Rules{Mode: "seccomp", Egress: []string{"0.0.0.0/0=0.0.0.0"}}, filter.Options{Mode: filter.Seccomp}, false},
-		"a nameable endpoint": {api.Rules{Endpoints: []string{"x type unix path /x nameable"}}, filter.Options{Mode: filter.Auto, AFGraft: true}, true},
-		"another endpoint":    {api.Rules{Endpoints: []string{"x type unix path /x"}}, filter.Options{Mode: filter.Auto, AFGraft: true}, true},
+		"nothing":                     {api.Rules{}, filter.Options{Mode: filter.Auto, AFGraft: true}, false},
+		"a rule":                      {api.Rules{Egress: []string{"0.0.0.0/0=0.0.0.0"}}, filter.Options{Mode: filter.Auto}, true},
+		"seccomp alone":               {api.Rules{Mode: "seccomp", Egress: []string{"0.0.0.0/0=0.0.0.0"}}, filter.Options{Mode: filter.Seccomp}, false},
+		"a nameable endpoint":         {api.Rules{Endpoints: []string{"x type unix path /x nameable"}}, filter.Options{Mode: filter.Auto, AFGraft: true}, true},
+		"the container's own address": {api.Rules{Ingress: []string{"0.0.0.0:80+own=127.0.0.1:20080"}}, filter.Options{Mode: filter.Auto, Accepts: true}, true},
+		"another endpoint":            {api.Rules{Endpoints: []string{"x type unix path /x"}}, filter.Options{Mode: filter.Auto, AFGraft: true}, true},
 	} {
 		c, _, err := prepared(t, tt.texts)
 		if err != nil {

@@ -30,6 +30,9 @@ func (d *Daemon) register(ctx context.Context, r api.Registration) (*managed, er
 	if !g.Found {
 		return nil, nil // whatever its name is
 	}
+	if err := rules.CheckPublished(&r, &g.Rules); err != nil {
+		return nil, err
+	}
 	r.Name = g.Name
 	if err := api.CheckName(r.Name); err != nil {
 		return nil, fmt.Errorf("%w: %w", rules.ErrRequest, err)

@@ -57,7 +57,7 @@ func (r *Rules) Explain() ([]Verdict, error) {
 	for _, rule := range t.IngressRules() {
 		what, _, _ := strings.Cut(rule.String(), "=")
 		ports := endpoint.PortRange{First: rule.HostPort(rule.Ports.First), Last: rule.HostPort(rule.Ports.Last)}
-		list = append(list, Verdict{"bind", what, "-i " + rule.String(), rule.Endpoint.Name, serves(rule.Endpoint, ports), "an exact address decides, then any address"})
+		list = append(list, Verdict{"bind", what, "-i " + rule.String(), rule.Endpoint.Name, servesBy(rule, ports), "an exact address decides, then any address"})
 	}
 	return append(list, Verdict{Call: "bind", Address: "any other", Result: staysInside, Why: "no rule covers it"}), nil
 }
@@ -128,7 +128,7 @@ func (r *Rules) ExplainBind(protocol policy.Protocol, at netip.AddrPort) (Verdic
 		v.Why = fmt.Sprintf("%s stands for any address that the container has, but its loopback", rule.Addr)
 	}
 	_, port := t.Ingress(protocol, at)
-	v.Rule, v.Endpoint, v.Result = "-i "+rule.String(), rule.Endpoint.Name, serves(rule.Endpoint, endpoint.PortRange{First: port, Last: port})
+	v.Rule, v.Endpoint, v.Result = "-i "+rule.String(), rule.Endpoint.Name, servesBy(rule, endpoint.PortRange{First: port, Last: port})
 	return v, nil
 }
 
@@ -180,6 +180,15 @@ func leaves(ep *endpoint.Endpoint) string {
 		return fmt.Sprintf("through the host, from %s%s", ep.Addr, in(ep))
 	}
 	return fmt.Sprintf("through the host, from %s%s", netip.AddrPortFrom(ep.Addr, ep.Port.First), in(ep))
+}
+
+// servesBy says where a rule has sockets bound, at ports of the host.
+func servesBy(rule policy.Ingress, ports endpoint.PortRange) string {
+	at := serves(rule.Endpoint, ports)
+	if rule.Own {
+		at += "; a TCP server listens in the container's network namespace, too"
+	}
+	return at
 }
 
 // serves says where on the host an endpoint is bound, at ports of the host.

@@ -45,6 +45,9 @@ Rules choose the sockets that are grafted. All other sockets stay in the contain
                                      is any address; without /tcp or /udp, both protocols
   -i :PORT[-PORT][/tcp|/udp]=NAME    both, for an endpoint of type ip: 0.0.0.0 at NAME.4, and
                                      :: at NAME.6
+  -i ADDR:PORT[-PORT][/tcp]+own=ENDPOINT
+                                     a TCP server listens at ADDR and PORT in the container's
+                                     own network, too; its accept(2) is slower then
   -e PREFIX[:PORT[-PORT]][/tcp|/udp]=ENDPOINT
                                      sockets that COMMAND connects to PREFIX and PORT; the
                                      rule with the longest prefix applies

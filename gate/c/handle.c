@@ -277,13 +277,17 @@ static uint8_t gate_name_of(int number)
 	return number == SYS_getpeername ? GATE_NAME_PEER : GATE_NAME_ACCEPT;
 }
 
-/* A socket may have IPv6 names where its program wants IPv4 ones. */
+/*
+ * A socket may have IPv6 names where its program wants IPv4 ones. accept(2) is trapped only where
+ * the supervisor answers it.
+ */
 static void gate_name(struct gate_worker *w)
 {
 	w->request.name = gate_name_of(w->n.data.nr);
 	if (w->n.data.nr == SYS_accept)
 		w->request.args[3] = 0; /* it has no flags */
 	gate_pass_if(w, gate.board->untrapped & BOARD_TRANSLATED ||
+				w->request.name == GATE_NAME_ACCEPT ||
 				(w->request.name == GATE_NAME_OWN &&
 				 atomic_load(&gate.board->afgraft_sockets)));
 }

@@ -70,7 +70,7 @@ func profiles(t testing.TB) map[string]*specs.LinuxSeccomp {
 func choices() []Options {
 	var all []Options
 	for mode := Seccomp; mode <= Preload; mode++ {
-		all = append(all, Options{Mode: mode, Untrapped: true})
+		all = append(all, Options{Mode: mode, Untrapped: true}, Options{Mode: mode, Accepts: true})
 		for i := range 4 {
 			all = append(all, Options{Mode: mode, Datagrams: i&1 != 0, AFGraft: i&2 != 0})
 		}

@@ -75,6 +75,9 @@ type Options struct {
 	// Translated asks for what programs that know IPv4 only need on an IPv6-only network: connects
 	// and the names of sockets and their peers. It goes with Untrapped and mode Seccomp.
 	Translated bool
+	// Accepts asks for accept(2): listeners of the container may have connections of two network
+	// namespaces (graft/own.go).
+	Accepts bool
 	// Alone says that no engine's profile refuses sockets that are of no network namespace: so
 	// this program has to ask about them.
 	Alone bool
@@ -172,6 +175,10 @@ func nativeRules(n native, o Options) []rule {
 		for _, name := range []call{getSockName, getPeerName, accept, accept4} {
 			add(name)
 		}
+	}
+	if o.Accepts {
+		add(accept)
+		add(accept4)
 	}
 	if o.Mode != Seccomp {
 		add(socket, cond{0, equal, markFamily}, cond{markArg, marked, markShim})

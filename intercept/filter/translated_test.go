@@ -33,3 +33,19 @@ func TestBuildTranslated(t *testing.T) {
 		}
 	}
 }
+
+// Where listeners may have connections of two namespaces, the filter asks about each accept(2), in each
+// mode.
+func TestBuildAccepts(t *testing.T) {
+	for goarch, n := range natives {
+		for _, mode := range []Mode{Seccomp, Auto, Preload} {
+			for _, c := range []call{accept, accept4} {
+				d := seccompData{n.token, n.numbers[c], [6]uint64{3}}
+				got, before := answer(t, goarch, Options{Mode: mode, Accepts: true}, d), answer(t, goarch, Options{Mode: mode}, d)
+				if got != ask || before != allow {
+					t.Errorf("%s, %s: call %d: the filter says %#x, and %#x otherwise", goarch, mode, c, got, before)
+				}
+			}
+		}
+	}
+}

@@ -67,6 +67,9 @@ func traps(o Options, foreign32 bool) map[string]trap {
 		all["setsockopt"] = ask(everything.where(1, except(unix.SOL_SOCKET)))
 		all["getsockname"] = ask(everything)
 	}
+	if o.Accepts {
+		all["accept"], all["accept4"] = ask(everything), ask(everything)
+	}
 	if o.Mode == Preload {
 		delete(all, "sendto")
 		all["socket"] = ask(everything.where(markArg, masked(markBits, markAsk)))

@@ -18,6 +18,10 @@ import (
 // written goes where the caller could write itself. If the file is no translated socket, the kernel
 // carries on: with a translated one that a thread has put under the number meanwhile, the program
 // learns the IPv6 address of a peer that its rules let it reach, and nothing else.
+//
+// accept(2) is answered for listeners of two network namespaces, too (graft/own.go). If a thread has put
+// such a listener under the number meanwhile, the program may get a marker, and the connection that the
+// marker stands for is reset.
 
 // name answers the calls for names.
 func (s *Supervisor) name(p *program) (graft.Answer, error) {
@@ -35,7 +39,7 @@ func (s *Supervisor) name(p *program) (graft.Answer, error) {
 // acceptFlags are those of accept4(2). The kernel refuses others.
 const acceptFlags = unix.SOCK_NONBLOCK | unix.SOCK_CLOEXEC
 
-// accept answers accept(2) on a translated listener. A call that waits for a connection takes no
+// accept answers accept(2) on a translated listener, and on one of two namespaces. A call that waits for a connection takes no
 // place meanwhile.
 func (s *Supervisor) accept(p *program) (graft.Answer, error) {
 	r := p.request
@@ -85,14 +89,10 @@ func orFault(errno unix.Errno, err error) (graft.Answer, error) {
 	return succeed(), nil
 }
 
-// giveName writes a struct sockaddr_in where the program has room for it, and its size, as the
+// giveName writes a sockaddr where the program has room for it, and its size, as the
 // kernel does.
 func giveName(p *program, name netip.AddrPort, at, length uint64) (unix.Errno, error) {
-	var sa [sockaddrIn4Min]byte
-	binary.NativeEndian.PutUint16(sa[:], unix.AF_INET)
-	binary.BigEndian.PutUint16(sa[2:], name.Port())
-	addr := name.Addr().As4()
-	copy(sa[4:], addr[:])
+	sa := sockaddrOf(name)
 	m, err := p.memory()
 	if err != nil {
 		return 0, err

@@ -3,6 +3,7 @@ package notify
 import (
 	"encoding/binary"
 	"net/netip"
+	"strconv"
 
 	"golang.org/x/sys/unix"
 )
@@ -30,6 +31,25 @@ func parseSockaddr(b []byte) (netip.AddrPort, bool) {
 		}
 	}
 	return netip.AddrPort{}, false
+}
+
+// sockaddrOf is the struct sockaddr_in or sockaddr_in6 of a name, whose zone is a number.
+func sockaddrOf(name netip.AddrPort) []byte {
+	addr := name.Addr()
+	if addr.Is4() {
+		sa := make([]byte, unix.SizeofSockaddrInet4)
+		binary.NativeEndian.PutUint16(sa, unix.AF_INET)
+		binary.BigEndian.PutUint16(sa[2:], name.Port())
+		copy(sa[4:], addr.AsSlice())
+		return sa
+	}
+	sa := make([]byte, unix.SizeofSockaddrInet6)
+	binary.NativeEndian.PutUint16(sa, unix.AF_INET6)
+	binary.BigEndian.PutUint16(sa[2:], name.Port())
+	copy(sa[8:], addr.AsSlice())
+	scope, _ := strconv.ParseUint(addr.Zone(), 10, 32) // none is 0
+	binary.NativeEndian.PutUint32(sa[24:], uint32(scope))
+	return sa
 }
 
 // parseBindAddr is parseSockaddr for bind(2), where an IPv4 socket takes the

@@ -3,7 +3,8 @@
 // the engine and answers the notification.
 //
 // It decides no policy, and touches memory of programs only for the options and
-// names of AF_GRAFT sockets, for the names of translated ones (names.go), and for what ioctl(2) tells
+// names of AF_GRAFT sockets, for the names of translated ones and of those that accept(2) returns
+// (names.go), and for what ioctl(2) tells
 // of interfaces (memory.go). It needs CAP_SYS_PTRACE over the
 // container's processes and Linux 5.15.
 //
@@ -250,7 +251,7 @@ func (s *Supervisor) dispatch(p *program) (graft.Answer, error) {
 	case gate.Socket:
 		return s.engine.Socket(p, int(int32(r.Args[1])), int(int32(r.Args[2])))
 	case gate.SetOption, gate.GetOption, gate.GetName:
-		if r.Call == gate.GetName && s.engine.Translator != nil {
+		if r.Call == gate.GetName && (r.Name == gate.AcceptName || s.engine.Translator != nil) {
 			return s.name(p)
 		}
 		return s.optionOrName(p)

@@ -47,7 +47,11 @@ func TestSockets(t *testing.T) {
 			if s.udp {
 				protocol = unix.IPPROTO_UDP
 			}
-			want = append(want, Socket{Protocol: protocol, At: netip.AddrPortFrom(at.Addr().Unmap(), at.Port()), V6Only: s.only != 0})
+			family := unix.AF_INET6
+			if at.Addr().Is4() {
+				family = unix.AF_INET
+			}
+			want = append(want, Socket{Protocol: protocol, Family: family, At: netip.AddrPortFrom(at.Addr().Unmap(), at.Port()), V6Only: s.only != 0})
 		}
 		got, err = ns.Sockets()
 		return err
@@ -92,13 +96,58 @@ func listenAt(at netip.AddrPort, udp bool, only int) (int, error) {
 	return file, err
 }
 
+// ListenerAt finds who takes a connection to an address, and no socket that only has the port.
+func TestListenerAt(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("skip: needs root")
+	}
+	ns, err := New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	if err := ns.AddToLoopback(netip.MustParseAddr("198.51.100.1")); err != nil {
+		t.Fatal(err)
+	}
+	if err := ns.Do(func() error {
+		for _, at := range []string{"127.0.0.1:80", "[::]:81", "[::ffff:198.51.100.1]:82", "0.0.0.0:83"} {
+			file, err := listenAt(netip.MustParseAddrPort(at), false, 0)
+			if err != nil {
+				return err
+			}
+			defer unix.Close(file)
+		}
+		bound, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err == nil {
+			err = unix.Bind(bound, &unix.SockaddrInet4{Port: 84})
+		}
+		if err != nil {
+			return err
+		}
+		defer unix.Close(bound)
+		for at, want := range map[string]string{ // where the listener is bound; empty: there is none
+			"127.0.0.1:80": "127.0.0.1:80", "198.51.100.1:80": "", "[::1]:81": "[::]:81", "127.0.0.1:81": "[::]:81",
+			"198.51.100.1:82": "198.51.100.1:82", "127.0.0.1:82": "", "127.0.0.1:83": "0.0.0.0:83", "0.0.0.0:83": "0.0.0.0:83", "[::1]:83": "",
+			"127.0.0.1:84": "", "127.0.0.1:85": "",
+		} {
+			got, found, err := ListenerAt(netip.MustParseAddrPort(at))
+			if err != nil || found != (want != "") || found && (got.At.String() != want || got.Cgroup == 0) {
+				t.Errorf("%s: %+v, %v, %v, want %s", at, got, found, err, want)
+			}
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestParseSocket(t *testing.T) {
 	good := make([]byte, diagMessageSize)
 	good[0] = unix.AF_INET
 	copy(good[4:], []byte{0x1f, 0x90, 0, 0, 127, 0, 0, 1})
 	good = append(good, 12, 0, 21, 0, 7, 0, 0, 0, 0, 0, 0, 0) // INET_DIAG_CGROUP_ID
 	got, err := parseSocket(unix.IPPROTO_TCP, good)
-	if want := (Socket{unix.IPPROTO_TCP, netip.MustParseAddrPort("127.0.0.1:8080"), false, 7}); err != nil || got != want {
+	if want := (Socket{unix.IPPROTO_TCP, unix.AF_INET, netip.MustParseAddrPort("127.0.0.1:8080"), false, 7}); err != nil || got != want {
 		t.Errorf("%+v, %v", got, err)
 	}
 	for n := range len(good) {

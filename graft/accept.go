@@ -1,0 +1,81 @@
+package graft
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// Accept takes a connection off a program's listener, without waiting, if the listener is translated
+// or has connections of the container's own namespace too. waits tells that the program wants to
+// wait for one. The file is -1 if there is no connection; then the answer is what is to become of
+// the call.
+func (e *Engine) Accept(p Program, number int) (file int, peer netip.AddrPort, waits bool, answer Answer, err error) {
+	listener, err := p.File(number)
+	if err != nil {
+		return -1, peer, false, Answer{}, ignoreBadFile(err)
+	}
+	defer unix.Close(listener)
+	s, err := inspect(listener)
+	if err != nil || s.state != tcpListen {
+		return -1, peer, false, Answer{}, err
+	}
+	own := e.ownListenerOf(s)
+	if own == nil && !s.translated() {
+		return -1, peer, false, Answer{}, nil
+	}
+	flags, err := unix.FcntlInt(uintptr(listener), unix.F_GETFL, 0)
+	if err != nil {
+		return -1, peer, false, Answer{}, fmt.Errorf("read file flags: %w", err)
+	}
+	file, peer, err = e.acceptAtOnce(listener, flags)
+	if errors.Is(err, unix.EAGAIN) && flags&unix.O_NONBLOCK == 0 {
+		return -1, peer, true, Answer{}, nil
+	}
+	if err != nil {
+		answer, err = answerFor(refusal(err))
+		return -1, peer, false, answer, err
+	}
+	if own == nil {
+		return file, e.peerName4(peer), false, Answer{}, nil
+	}
+	file, peer = e.begin().exchange(own, s, file, peer)
+	return file, peer, false, Answer{}, nil
+}
+
+// acceptAtOnce is accept(2) that does not wait. The file's flag says so, which the program sees too:
+// so it is there no longer than the call takes.
+func (e *Engine) acceptAtOnce(listener, flags int) (int, netip.AddrPort, error) {
+	if flags&unix.O_NONBLOCK == 0 {
+		e.accepting.Lock()
+		defer e.accepting.Unlock()
+		if _, err := unix.FcntlInt(uintptr(listener), unix.F_SETFL, flags|unix.O_NONBLOCK); err != nil {
+			return -1, netip.AddrPort{}, fmt.Errorf("keep accept from waiting: %w", err)
+		}
+		defer unix.FcntlInt(uintptr(listener), unix.F_SETFL, flags) //nolint:errcheck // it did just now
+	}
+	return acceptFrom(listener)
+}
+
+// acceptFrom takes a connection off a listener, with the name of its peer in the listener's family.
+func acceptFrom(listener int) (int, netip.AddrPort, error) {
+	file, from, err := unix.Accept4(listener, unix.SOCK_CLOEXEC)
+	if err != nil {
+		return -1, netip.AddrPort{}, err
+	}
+	switch peer := from.(type) {
+	case *unix.SockaddrInet4:
+		return file, netip.AddrPortFrom(netip.AddrFrom4(peer.Addr), uint16(peer.Port)), nil
+	case *unix.SockaddrInet6:
+		addr := netip.AddrFrom16(peer.Addr)
+		if peer.ZoneId != 0 {
+			addr = addr.WithZone(strconv.FormatUint(uint64(peer.ZoneId), 10))
+		}
+		return file, netip.AddrPortFrom(addr, uint16(peer.Port)), nil
+	}
+	unix.Close(file)
+	return -1, netip.AddrPort{}, unix.ECONNABORTED
+}

@@ -1,0 +1,331 @@
+package graft
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/cputime"
+	"github.com/tsugiki/tsugiki/internal/netns"
+	"github.com/tsugiki/tsugiki/internal/watch"
+	"github.com/tsugiki/tsugiki/keeper"
+)
+
+// ownListener listens in the container's own namespace.
+type ownListener struct {
+	at     Port // of the program's listener, on the host
+	place  Place
+	cgroup uint64 // of it
+	kind   keeper.Kind
+	v6only bool
+	view   netip.AddrPort // where it listens
+	file   *os.File
+	log    *slog.Logger
+	gone   func() // the program's listener is
+
+	begin sync.Once
+	room  chan struct{} // has an entry for each marker of the container
+	ended chan struct{} // closed with the file
+	work  *cputime.Meter
+	leads sync.WaitGroup
+
+	mu      sync.Mutex // guards what follows
+	watch   *watch.Watch
+	closed  bool
+	markers map[netip.AddrPort]marked // by their own address
+}
+
+// marked is a connection that the program has not accepted.
+type marked struct {
+	conn   int
+	peer   netip.AddrPort
+	marker *os.File
+}
+
+// open makes the socket in the container's own namespace, and binds it.
+func (l *ownListener) open(own Place) error {
+	k, err := own.Maker()
+	if err != nil {
+		return err
+	}
+	file, err := k.Socket(l.kind)
+	if err != nil {
+		return err
+	}
+	if l.kind.Family == unix.AF_INET6 {
+		only := 0
+		if l.v6only {
+			only = 1
+		}
+		err = unix.SetsockoptInt(file, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, only)
+	}
+	if err == nil { // connections in TIME_WAIT are in nobody's way
+		err = unix.SetsockoptInt(file, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+	}
+	if err == nil {
+		err = unix.SetNonblock(file, true)
+	}
+	if err == nil {
+		err = unix.Bind(file, sockaddrOf(l.view))
+	}
+	if err != nil {
+		unix.Close(file)
+		return fmt.Errorf("listen at %s: %w", l.view, err)
+	}
+	l.file = os.NewFile(uintptr(file), "listener of the container's own namespace")
+	return nil
+}
+
+func (l *ownListener) listen(backlog int) (err error) {
+	return errors.Join(control(l.file, func(fd int) { err = unix.Listen(fd, backlog) }), err)
+}
+
+// control calls fn with the descriptor of a file that stays open meanwhile.
+func control(f *os.File, fn func(fd int)) error {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	return raw.Control(func(fd uintptr) { fn(int(fd)) })
+}
+
+// serve begins to accept. The program's listener listens by then.
+func (l *ownListener) serve() {
+	if l == nil {
+		return
+	}
+	l.begin.Do(func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if l.closed {
+			return
+		}
+		var err error
+		if l.watch, err = watch.Start(l.file, l.accept); err != nil {
+			l.log.Error("server is not reached at the container's own address", "addr", l.view, "err", err)
+		}
+	})
+}
+
+// accept takes a connection off the queue, and tells whether to go on.
+func (l *ownListener) accept() bool {
+	if !l.enter() {
+		return false
+	}
+	conn, again := -1, true
+	var peer netip.AddrPort
+	var err error
+	var cerr error
+	l.work.Do(func() {
+		cerr = control(l.file, func(fd int) { conn, peer, err = acceptFrom(fd) })
+	})
+	switch {
+	case cerr != nil:
+		again = false // it is closed
+	case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR), errors.Is(err, unix.ECONNABORTED):
+	case err != nil:
+		l.log.Error("accept at the container's own address", "addr", l.view, "err", err)
+		again = !errors.Is(err, unix.EINVAL)
+	default:
+		l.leads.Go(func() {
+			defer l.leave()
+			l.lead(conn, peer)
+		})
+		return true
+	}
+	l.leave()
+	return again
+}
+
+// enter waits for room for a marker, and tells whether there is some before the end.
+func (l *ownListener) enter() bool {
+	select {
+	case l.room <- struct{}{}:
+	case <-l.ended:
+		return false
+	}
+	select {
+	case markersOfAll <- struct{}{}:
+		return true
+	case <-l.ended:
+		<-l.room
+		return false
+	}
+}
+
+// leave gives the room of a marker back.
+func (l *ownListener) leave() {
+	<-markersOfAll
+	<-l.room
+}
+
+// lead has the program accept a connection, and returns when the program has, or cannot.
+func (l *ownListener) lead(conn int, peer netip.AddrPort) {
+	marker, from, err := l.mark(conn, peer)
+	noted := err == nil
+	if noted {
+		err = awaitEnd(marker)
+	}
+	if !noted || l.drop(from) {
+		reset(conn)
+	}
+	if marker != nil {
+		marker.Close() // not before: until then the address is nobody else's
+	}
+	switch {
+	case errors.Is(err, unix.ECONNREFUSED):
+		l.gone()
+	case !noted && !errors.Is(err, os.ErrClosed):
+		l.log.Warn("connection to the container's own address is reset", "addr", l.view, "peer", peer, "err", err)
+	}
+}
+
+// mark connects to the program's listener, on the host, and notes for which connection.
+func (l *ownListener) mark(conn int, peer netip.AddrPort) (_ *os.File, from netip.AddrPort, err error) {
+	to := l.at.At
+	if to.Addr().IsUnspecified() {
+		to = netip.AddrPortFrom(loopbackLike(to.Addr()), to.Port())
+	}
+	file := -1
+	err = l.place.Do(func() (err error) {
+		l.work.Do(func() { file, err = l.markerSocket() })
+		return err
+	})
+	if err != nil {
+		return nil, from, err
+	}
+	resetAtEnd(file)
+	if err := unix.SetNonblock(file, true); err != nil {
+		unix.Close(file)
+		return nil, from, err
+	}
+	marker := os.NewFile(uintptr(file), "marker of a connection")
+	l.mu.Lock() // until it is noted, take does not look for it
+	defer l.mu.Unlock()
+	err = unix.Connect(file, sockaddrOf(to))
+	if errors.Is(err, unix.EINPROGRESS) {
+		err = nil
+	}
+	if err == nil && l.closed {
+		err = os.ErrClosed
+	}
+	if err == nil {
+		from, err = localName(file)
+	}
+	if err == nil {
+		l.markers[from] = marked{conn, peer, marker}
+	}
+	return marker, from, err
+}
+
+// markerSocket makes the socket of a marker, if the program's listener is there still.
+func (l *ownListener) markerSocket() (int, error) {
+	s, found, err := netns.ListenerAt(l.at.At)
+	if err != nil {
+		return -1, err
+	}
+	if !found || s.Cgroup != l.cgroup {
+		return -1, unix.ECONNREFUSED
+	}
+	return l.at.socket()
+}
+
+func loopbackLike(addr netip.Addr) netip.Addr {
+	if addr.Is4() {
+		return netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	}
+	return netip.IPv6Loopback()
+}
+
+// awaitEnd waits until a marker is refused, or its other end closed. It sends a byte first: a
+// listener with TCP_DEFER_ACCEPT has no connection before.
+func awaitEnd(marker *os.File) error {
+	raw, err := marker.SyscallConn()
+	if err != nil {
+		return err
+	}
+	for _, step := range []struct {
+		wait func(func(uintptr) bool) error
+		do   func(int, []byte) (int, error)
+	}{{raw.Write, unix.Write}, {raw.Read, unix.Read}} {
+		werr := step.wait(func(fd uintptr) bool {
+			_, err = step.do(int(fd), []byte{0})
+			return !errors.Is(err, syscall.EAGAIN)
+		})
+		if err = errors.Join(werr, err); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// take returns the connection for which what the program's listener has accepted is the marker, and
+// the name of its peer.
+func (l *ownListener) take(file int, from netip.AddrPort) (conn int, peer netip.AddrPort, is bool) {
+	from = netip.AddrPortFrom(from.Addr().Unmap(), from.Port())
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	m, is := l.markers[from]
+	if !is {
+		return -1, peer, false
+	}
+	if state, err := tcpState(file); err != nil || state == tcpClose {
+		return -1, peer, false // of an earlier connection
+	}
+	delete(l.markers, from)
+	return m.conn, m.peer, true
+}
+
+// drop forgets a marker, and tells whether it was not taken.
+func (l *ownListener) drop(from netip.AddrPort) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	_, is := l.markers[from]
+	delete(l.markers, from)
+	return is
+}
+
+// close resets the connections that the program has not accepted.
+func (l *ownListener) close() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return
+	}
+	l.closed = true
+	close(l.ended)
+	if l.watch != nil {
+		l.watch.Stop()
+	}
+	l.file.Close()
+	for _, m := range l.markers {
+		m.marker.Close()
+	}
+}
+
+// wait waits until nothing works for it any more, after close.
+func (l *ownListener) wait() {
+	l.mu.Lock()
+	w := l.watch
+	l.mu.Unlock()
+	if w != nil {
+		w.Wait()
+	}
+	l.leads.Wait()
+}
+
+// resetAtEnd has a connection end with a reset, so that nothing of it lingers.
+func resetAtEnd(file int) {
+	_ = unix.SetsockoptLinger(file, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
+}
+
+func reset(file int) {
+	resetAtEnd(file)
+	unix.Close(file)
+}

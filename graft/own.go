@@ -1,0 +1,225 @@
+package graft
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/keeper"
+	"github.com/tsugiki/tsugiki/policy"
+)
+
+// # Servers that listen in the container's own namespace too
+//
+// A rule with +own (policy.Ingress.Own) has a server listen at two places: its socket is on the host,
+// and a socket of ours, an ownListener, listens at the same port in the container's own namespace.
+// The kernel has one queue of connections for each network namespace, and nothing moves a
+// connection from one to another. So:
+//
+//   - The engine accepts a connection of the ownListener, and connects to the program's listener on
+//     the host, from the host. This second connection is the marker of the first. It carries
+//     nothing. By it the program's poll(2), epoll and accept(2) see that there is a connection.
+//   - accept(2) is trapped. The engine accepts on the program's behalf. If it gets a marker, then the
+//     program gets the connection that the marker stands for, and the marker ends.
+//
+// Before it connects, the engine asks the kernel whose listener is there: the port may be another
+// process's by now. A marker is known by the address from which it comes, as long as it is open at our side: until
+// then the host's kernel gives that address to no other connection to the listener. A socket of an
+// earlier connection from there may be in the queue still, but is closed then.
+//
+// If the program's listener is gone, the connection is reset, and the ownListener closed.
+
+const (
+	// ownMax is how many ownListeners a container may have: each is a descriptor of this process.
+	ownMax = 64
+	// markersMax is how many connections the ownListeners of a container take off their queues before
+	// the program accepts them. Further ones wait in the queue, which has the program's backlog.
+	markersMax = 32
+	// markersPool is the same of all containers: each connection is two descriptors.
+	markersPool = 2048
+)
+
+// markersOfAll has an entry for each marker of this process.
+var markersOfAll = make(chan struct{}, markersPool)
+
+// ownListenerOf returns the ownListener whose markers come to a program's listener, or nil.
+func (e *Engine) ownListenerOf(s *socket) *ownListener {
+	at, known := e.Enforcer.BoundTo(s.file)
+	if !known {
+		return nil
+	}
+	e.ownMu.Lock()
+	defer e.ownMu.Unlock()
+	return e.own[ownKey(s.netns, at)]
+}
+
+func ownKey(netns uint64, at netip.AddrPort) Port {
+	return Port{Netns: netns, Protocol: unix.IPPROTO_TCP, At: netip.AddrPortFrom(at.Addr().Unmap(), at.Port())}
+}
+
+// wantsOwn tells whether a rule has a server listen in the container's own namespace too.
+func (e call) wantsOwn(s *socket) bool {
+	addr, port := s.local.Addr().Unmap(), s.local.Port()
+	if e.OwnIsLoopback || e.Untrapped || addr.IsLoopback() {
+		return false
+	}
+	if e.Table.IngressRule(policy.TCP, netip.AddrPortFrom(addr, port)).Own {
+		return true
+	}
+	return addr == netip.IPv6Unspecified() && !s.v6only() &&
+		e.Table.IngressRule(policy.TCP, netip.AddrPortFrom(netip.IPv4Unspecified(), port)).Own
+}
+
+// openOwn makes the ownListener of a program's socket that is about to listen on the host, if a rule
+// says so. It serves once serve is called. An address that is taken in the container's own
+// namespace is a refusal.
+func (e call) openOwn(s *socket, backlog int) (*ownListener, error) {
+	at, known := e.Enforcer.BoundTo(s.file)
+	if !known || !e.wantsOwn(s) {
+		return nil, nil
+	}
+	l := e.newOwnListener(e.places[s.netns], at)
+	l.kind, l.v6only, l.view = s.kind(), s.v6only(), s.local
+	return e.addOwn(l, backlog)
+}
+
+// newOwnListener makes one for a program's listener at an address of the host's.
+func (e *Engine) newOwnListener(place Place, at netip.AddrPort) *ownListener {
+	return &ownListener{
+		at: ownKey(place.Cookie(), at), place: place, cgroup: e.Enforcer.Cgroup(), work: e.Work, log: e.Log,
+		room: e.ownRoom, ended: make(chan struct{}), markers: map[netip.AddrPort]marked{},
+	}
+}
+
+// addOwn has an ownListener listen. If there is one like it, for another socket that shares the port
+// or for one that is gone, that one remains.
+func (e *Engine) addOwn(l *ownListener, backlog int) (*ownListener, error) {
+	e.ownMu.Lock()
+	defer e.ownMu.Unlock()
+	if have := e.own[l.at]; have != nil {
+		if have.kind == l.kind && have.v6only == l.v6only && have.view == l.view {
+			return have, have.listen(backlog)
+		}
+		e.closeOwn(have)
+	}
+	if len(e.own) >= ownMax {
+		e.Log.Warn("server is not reached at the container's own address", "addr", l.view, "err", fmt.Sprintf("%d ports are served so", ownMax))
+		return nil, nil
+	}
+	err := l.open(e.Own)
+	if errors.Is(err, unix.EADDRINUSE) {
+		e.closeEndedOwn(l.view.Port())
+		err = l.open(e.Own)
+	}
+	if err == nil {
+		err = l.listen(backlog)
+	}
+	if err != nil {
+		if l.file != nil {
+			l.file.Close()
+		}
+		return nil, refusal(err)
+	}
+	l.gone = func() {
+		e.ownMu.Lock()
+		defer e.ownMu.Unlock()
+		if e.own[l.at] == l {
+			e.closeOwn(l)
+		}
+	}
+	e.own[l.at] = l
+	return l, nil
+}
+
+// closeOwn, and closeEndedOwn, are for who holds e.ownMu.
+func (e *Engine) closeOwn(l *ownListener) {
+	delete(e.own, l.at)
+	l.close()
+}
+
+// closeEndedOwn closes those ownListeners of a port whose program listens no more.
+func (e *Engine) closeEndedOwn(port uint16) {
+	for _, l := range e.own {
+		if l.view.Port() != port {
+			continue
+		}
+		if taken, err := isTaken(l.place, l.at); err == nil && !taken {
+			e.closeOwn(l)
+		}
+	}
+}
+
+// exchange returns what the program gets of a connection that its listener has accepted: if it is a
+// marker, the connection that it stands for, with the options that the program has set on the
+// listener.
+func (e call) exchange(l *ownListener, s *socket, file int, from netip.AddrPort) (int, netip.AddrPort) {
+	conn, peer, is := l.take(file, from)
+	if !is {
+		return file, from
+	}
+	reset(file)
+	if err := e.copyOptions(s, conn); err != nil {
+		e.Log.Warn("connection has not the options of its listener", "peer", peer, "err", err)
+	}
+	return conn, peer
+}
+
+// recoverOwn has servers that an earlier engine knew listen in the container's own namespace again.
+// A server that has bound one address of the container's is then at all that its rule is for.
+func (e *Engine) recoverOwn(services []policy.Service) {
+	c := e.begin()
+	for _, s := range services {
+		place := c.places[s.Netns]
+		if place == nil || s.Protocol != unix.IPPROTO_TCP {
+			continue
+		}
+		for _, r := range c.Table.IngressRules() {
+			if !r.Own || !r.Ports.Contains(s.Port) || r.Endpoint.Addr != s.Host.Addr().Unmap() {
+				continue
+			}
+			if err := e.recoverOwnOf(place, s, r); err != nil {
+				e.Log.Warn("server is not reached at the container's own address", "addr", netip.AddrPortFrom(r.Addr, s.Port), "err", err)
+			}
+		}
+	}
+}
+
+// recoverOwnOf does so for a server of a rule, if it listens.
+func (e *Engine) recoverOwnOf(place Place, service policy.Service, r policy.Ingress) error {
+	at := ownKey(service.Netns, service.Host)
+	list, err := socketsAt(place, unix.IPPROTO_TCP, at.At.Port())
+	if err != nil {
+		return err
+	}
+	for _, found := range list {
+		if found.At != at.At {
+			continue
+		}
+		l := e.newOwnListener(place, service.Host)
+		l.kind = keeper.Kind{Family: found.Family, Type: unix.SOCK_STREAM, Protocol: unix.IPPROTO_TCP}
+		l.v6only, l.view = found.V6Only, netip.AddrPortFrom(r.Addr, service.Port)
+		if found.Family == unix.AF_INET6 && r.Addr == netip.IPv4Unspecified() {
+			l.view = netip.AddrPortFrom(netip.IPv6Unspecified(), service.Port)
+		}
+		l, err = e.addOwn(l, unix.SOMAXCONN)
+		l.serve()
+		return err
+	}
+	return nil
+}
+
+// CloseOwn lets servers listen in the container's own namespace no more.
+func (e *Engine) CloseOwn() {
+	e.ownMu.Lock()
+	var closed []*ownListener
+	for _, l := range e.own {
+		closed = append(closed, l)
+		e.closeOwn(l)
+	}
+	e.ownMu.Unlock()
+	for _, l := range closed {
+		l.wait()
+	}
+}
