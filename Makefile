@@ -23,6 +23,7 @@ deps-demo: ; scripts/deps.sh demo
 deps-bench-agent: ; scripts/deps.sh bench-agent
 deps-bench-charge: ; scripts/deps.sh bench-charge
 deps-bench-forward: ; scripts/deps.sh bench-forward
+deps-bench-peers: ; scripts/deps.sh bench-peers
 
 # What tsugiki --version says.
 STAMP = -ldflags "-X github.com/tsugiki/tsugiki/internal/programs.version=$(shell packaging/version.sh $(VERSION))"
@@ -150,6 +151,11 @@ fuzz:
 bench: deps-demo build
 	unshare -m sh -ec 'mount -t bpf bpf /sys/fs/bpf; exec "$$@"' sh $(GO) run ./bench -figure graft -rounds $(ROUNDS) -o bench.json
 
+# The same in both directions beside pasta and slirp4netns.
+bench-peers: deps-bench-peers build
+	unshare -m sh -ec 'mount -t bpf bpf /sys/fs/bpf; exec "$$@"' sh $(GO) run ./bench -modes host,nat,auto,pasta,slirp4netns \
+		-tests tcp_stream,tcp_rr,tcp_crr,in_tcp_stream,in_tcp_rr,in_tcp_crr -rounds $(ROUNDS) -o bench-peers.json
+
 # What many containers cost: start and stop, memory, connections, a new agent.
 bench-agent: deps-bench-agent build
 	$(GO) run ./bench/agent -n $(CONTAINERS) -o bench-agent.json
@@ -166,6 +172,6 @@ demo: deps-demo build
 	$(GO) run ./bench/demo
 
 clean:
-	rm -rf bin dist man .cache bench.json bench-agent.json bench-charge* bench-forward.json density-test
+	rm -rf bin dist man .cache bench.json bench-agent.json bench-charge* bench-forward.json bench-peers.json density-test
 
-.PHONY: all deps deps-demo deps-bench-agent deps-bench-charge build man install uninstall deb packages generate lint test tests sanitized test-density density-report test-kernels cover-binaries soak fuzz bench bench-agent bench-charge bench-forward demo clean
+.PHONY: all deps deps-demo deps-bench-agent deps-bench-charge deps-bench-peers build man install uninstall deb packages generate lint test tests sanitized test-density density-report test-kernels cover-binaries soak fuzz bench bench-agent bench-charge bench-forward bench-peers demo clean

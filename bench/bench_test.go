@@ -157,3 +157,35 @@ func TestBench(t *testing.T) {
 		}
 	}
 }
+
+// A short run measures other programs that connect namespaces beside the graft, in both directions.
+func TestPeers(t *testing.T) {
+	for _, name := range []string{"gcc", "pasta", "slirp4netns", "socat"} {
+		testkit.Program(t, name)
+	}
+	testkit.BuildTsugiki(t)
+	testkit.Build(t, testkit.Options{Containers: 1}) // skips what bench would fail at
+	var stdout, stderr bytes.Buffer
+	code := run([]string{
+		"-j", "-modes", "host,nat,auto,pasta,slirp4netns", "-tests", "tcp_rr,in_tcp_stream,in_tcp_rr,in_tcp_crr",
+		"-rounds", "1", "-duration", "20ms", "-warmup", "1ms", "-pin", "anywhere",
+	}, &stdout, &stderr)
+	if code != 0 {
+		t.Fatalf("exit status %d: %s", code, stderr.String())
+	}
+	var report measure.Report
+	if err := json.Unmarshal(stdout.Bytes(), &report); err != nil {
+		t.Fatal(err)
+	}
+	seen := make(map[string]bool)
+	for _, res := range report.Results {
+		seen[res.Test+" "+res.Metric+" "+res.Mode] = len(res.Ratios) == 1 && res.Ratios[0] > 0
+	}
+	for _, mode := range []string{"host", "nat", "auto", "pasta", "slirp4netns"} {
+		for _, want := range []string{"tcp_rr rate", "in_tcp_stream throughput", "in_tcp_rr rate", "in_tcp_crr rate"} {
+			if !seen[want+" "+mode] {
+				t.Errorf("no result %s %s", want, mode)
+			}
+		}
+	}
+}

@@ -92,6 +92,7 @@ func testNames() []string {
 	for _, t := range ownTests {
 		names = append(names, t.name)
 	}
+	names = append(names, inboundNames()...)
 	return append(names, startup, execs)
 }
 
@@ -120,6 +121,7 @@ type figure struct {
 	driver  string
 	self    string // this program
 	lost    uint64
+	inPort  uint16 // the last one of inbound
 }
 
 // loads are the tests that the command line asks for, in its order.
@@ -138,6 +140,9 @@ func (f *figure) loads() []modes.Load {
 				list = append(list, f.ownLoad(t, port))
 				port += uint16(len(f.options.session.Modes))
 			}
+		}
+		if t, inbound := strings.CutPrefix(name, inPrefix); inbound {
+			list = append(list, f.inbound(t))
 		}
 		if name == startup {
 			list = append(list, modes.Load{Name: startup, Pin: modes.Anywhere, Run: f.startup})
@@ -195,11 +200,15 @@ func (f *figure) netdrive(side string, t test, port uint16, args ...string) []st
 	if t.goAtOnce > 0 {
 		name = "tcp_crr"
 	}
-	argv := []string{f.driver, side, name, testkit.RemoteAddr4.String(), strconv.Itoa(int(port))}
+	return append(f.sized(f.driver, side, name, testkit.RemoteAddr4.String(), strconv.Itoa(int(port))), args...)
+}
+
+// sized is a command of netdrive with the size of messages that the command line asks for.
+func (f *figure) sized(argv ...string) []string {
 	if f.options.size > 0 {
 		argv = append(argv, "-s", strconv.Itoa(f.options.size))
 	}
-	return append(argv, args...)
+	return argv
 }
 
 // drive runs a test's client in a mode.

@@ -1,5 +1,5 @@
 // Command bench measures Tsugiki's figures, side by side with a host process
-// and a container behind address translation.
+// and a container behind address translation, and if asked for with pasta and slirp4netns.
 //
 //	go run ./bench -figure graft -o graft.json
 //
@@ -59,7 +59,8 @@ func run(args []string, stdout, stderr io.Writer) int {
 	f.DurationVar(&o.session.Duration, "duration", 1500*time.Millisecond, "time of one measurement")
 	f.DurationVar(&o.warmup, "warmup", 200*time.Millisecond, "time before it that does not count")
 	f.IntVar(&o.size, "size", 0, "bytes per message; 0 is 1 for round trips and 131072 for streams")
-	f.StringVar(&o.tests, "tests", strings.Join(testNames(), ","), "tests to run")
+	f.StringVar(&o.tests, "tests", strings.Join(outbound(), ","), "tests to run; "+inPrefix+"NAME has the server in the mode, and the client outside: "+
+		strings.Join(inboundNames(), ","))
 	fig := &figure{options: o}
 	program := modes.Program{
 		Session: &o.session,

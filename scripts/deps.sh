@@ -4,7 +4,7 @@
 # Says nothing and changes nothing where all is there. "deps.sh demo" leaves out
 # what only the end-to-end tests need, "deps.sh bench-agent" all of that but what
 # containers are made with, "deps.sh bench-charge" all but what runs and loads them,
-# "deps.sh bench-forward" all but Open vSwitch;
+# "deps.sh bench-forward" all but Open vSwitch, "deps.sh bench-peers" all but pasta and slirp4netns;
 # "deps.sh kernels" installs what a virtual machine takes, too.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -21,6 +21,7 @@ programs=(
 	openssh-server openssh-client dnsmasq-base bind9-dnsutils man-db systemd rpm
 	php-fpm unbound vsftpd tftpd-hpa # test/programs
 	openvswitch-switch # forward/cni
+	passt slirp4netns # bench
 	chromium # opens the pages of reports
 )
 # Container engines, what their images are made of, and what benches load them with.
@@ -98,6 +99,8 @@ elif [[ ${1:-} == bench-charge ]]; then
 	install containerd runc busybox-static sysbench
 elif [[ ${1:-} == bench-forward ]]; then
 	install openvswitch-switch
+elif [[ ${1:-} == bench-peers ]]; then
+	install passt slirp4netns
 elif [[ ${1:-} != demo ]]; then
 	[[ ${1:-} != kernels ]] || install qemu-system-x86 kmod xz-utils busybox-static
 	install "${programs[@]}" "${engines[@]}"

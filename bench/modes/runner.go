@@ -49,14 +49,14 @@ const (
 var Modes = []Mode{Host, NAT, Auto, Preload, Seccomp}
 
 // IsGraft tells whether a mode's programs are started by tsugiki run.
-func (m Mode) IsGraft() bool { return m != Host && m != NAT }
+func (m Mode) IsGraft() bool { return m == Auto || m == Preload || m == Seccomp }
 
 // ParseModes reads a list of modes separated by commas.
 func ParseModes(list string) ([]Mode, error) {
 	var modes []Mode
 	for name := range strings.SplitSeq(list, ",") {
-		if !slices.Contains(Modes, Mode(name)) {
-			return nil, fmt.Errorf("unknown mode %q, want some of %v", name, Modes)
+		if m := Mode(name); !slices.Contains(Modes, m) && !m.isPeer() {
+			return nil, fmt.Errorf("unknown mode %q, want some of %v", name, slices.Concat(Modes, Peers))
 		}
 		modes = append(modes, Mode(name))
 	}
@@ -135,6 +135,9 @@ func New(ctx context.Context, c Config) (*Runner, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := r.prepare(ctx); err != nil {
+		return nil, errors.Join(err, r.Close())
+	}
 	return r, nil
 }
 
@@ -205,6 +208,8 @@ func (r *Runner) client(ctx context.Context, m Mode, flags []string, argv ...str
 	switch m {
 	case NAT:
 		ns = r.Top.Containers[0]
+	case Pasta, Slirp4netns:
+		argv = peer(m, 0, argv)
 	case Auto, Preload, Seccomp:
 		argv = slices.Concat([]string{
 			r.tsugiki, "run", "--mode", string(m), "--netns", "new",

@@ -35,8 +35,8 @@ func newRig(t *testing.T, c Config) *Runner {
 }
 
 func TestParseModes(t *testing.T) {
-	got, err := ParseModes("auto,host")
-	if diff := cmp.Diff([]Mode{Auto, Host}, got); diff != "" || err != nil {
+	got, err := ParseModes("auto,host,pasta")
+	if diff := cmp.Diff([]Mode{Auto, Host, Pasta}, got); diff != "" || err != nil {
 		t.Errorf("%v %s", err, diff)
 	}
 	for _, list := range []string{"", "host,", "bare"} {

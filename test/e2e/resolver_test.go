@@ -12,10 +12,10 @@ import (
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
-// serverName is a name of the remote's, for both families. largeName has an
-// answer that does not fit into a datagram.
+// serverName is a name of the remote's, for both families, and anyName one of the wildcard. largeName has an answer that does not fit into a datagram.
 const (
 	serverName = "server.example.org"
+	anyName    = "any.example.org"
 	largeName  = "large.example.org"
 )
 
@@ -23,7 +23,7 @@ const (
 // else.
 func dnsmasq(t *testing.T, port int) []string {
 	t.Helper()
-	hosts := fmt.Sprintf("%s %s\n%s %s\n", remoteAddr4, serverName, remoteAddr6, serverName)
+	hosts := fmt.Sprintf("%s %s\n%s %s\n%s %s\n", remoteAddr4, serverName, remoteAddr6, serverName, "0.0.0.0", anyName)
 	for i := range 200 {
 		hosts += fmt.Sprintf("203.0.113.%d %s\n", i, largeName)
 	}

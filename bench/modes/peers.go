@@ -1,0 +1,137 @@
+package modes
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"syscall"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
+)
+
+// Other programs that connect a network namespace by sockets of the host: their processes carry
+// each byte. The namespace has their tap device.
+const (
+	Pasta       Mode = "pasta"
+	Slirp4netns Mode = "slirp4netns"
+)
+
+// Peers are the modes of other programs. They are not among Modes.
+var Peers = []Mode{Pasta, Slirp4netns}
+
+// slirpScript runs a program in a network namespace that slirp4netns connects. The program starts
+// when the device is there, and the port is published.
+// usage: sh -c SCRIPT sh PORT PROGRAM...; PORT is 0 where none is published
+const slirpScript = `set -e
+port=$1; shift
+dir=$(mktemp -d)
+trap 'rm -r "$dir"' EXIT
+mkfifo "$dir/up" "$dir/go" "$dir/ready"
+unshare --net sh -c 'echo >"$0/up"; read -r _ <"$0/go"; exec "$@"' "$dir" "$@" &
+program=$!
+read -r _ <"$dir/up"
+slirp4netns --configure --mtu=65520 --disable-host-loopback --api-socket "$dir/api" --ready-fd=3 $program tap0 \
+	3>"$dir/ready" >"$dir/log" 2>&1 &
+slirp=$!
+trap 'kill $program $slirp 2>/dev/null || :; wait; rm -r "$dir"' EXIT
+trap 'exit 1' TERM
+[ "$(head -c 1 "$dir/ready")" = 1 ] || { cat "$dir/log" >&2; exit 1; }
+if [ "$port" != 0 ]; then
+	echo '{"execute": "add_hostfwd", "arguments": {"proto": "tcp", "host_port": '$port', "guest_port": '$port'}}' |
+		socat -t 10 - UNIX-CONNECT:"$dir/api" | grep -q '"return"'
+fi
+echo >"$dir/go"
+wait $program
+`
+
+// pastaScript runs a program in a network namespace that pasta connects. As another user than root,
+// pasta cannot open files of the namespace that it makes. The program is the first process of a
+// namespace of processes: it ends by SIGKILL only, and pasta with it.
+// usage: as slirpScript
+const pastaScript = `port=$1; shift
+[ "$port" != 0 ] || port=none
+pasta --runas 0 --no-map-gw --config-net --foreground --quiet -4 -t "$port" -u none -T none -U none -- "$@" &
+pasta=$!
+trap 'kill -KILL $(cat /proc/$pasta/task/$pasta/children)' TERM
+while kill -0 $pasta 2>/dev/null; do
+	wait $pasta
+	status=$?
+done
+exit $status
+`
+
+// peer is the command line of a program in a mode of Peers, with a TCP port of the host that is
+// published; 0 for none.
+func peer(m Mode, port uint16, argv []string) []string {
+	script := pastaScript
+	if m == Slirp4netns {
+		script = slirpScript
+	}
+	return append([]string{"sh", "-c", script, "sh", strconv.Itoa(int(port))}, argv...)
+}
+
+// prepare makes the host ready for the modes that are not Modes.
+func (r *Runner) prepare(ctx context.Context) error {
+	if !slices.ContainsFunc(r.modes, Mode.isPeer) {
+		return nil
+	}
+	if err := testkit.Programs("pasta", "slirp4netns", "socat"); err != nil {
+		return err
+	}
+	// Pasta copies addresses and routes of the device that leads to the default gateway.
+	return r.onHost(ctx, "ip", "route", "add", "default", "via", testkit.RemoteAddr4.String())
+}
+
+func (m Mode) isPeer() bool { return slices.Contains(Peers, m) }
+
+func (r *Runner) onHost(ctx context.Context, name string, args ...string) error {
+	if out, err := r.Top.Host.Command(ctx, name, args...).CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w: %s", name, err, out)
+	}
+	return nil
+}
+
+// Publish starts a server in a mode, which listens at a TCP port that clients on the remote reach at
+// the host's address. End ends it.
+func (r *Runner) Publish(ctx context.Context, m Mode, port uint16, argv ...string) (end func(), err error) {
+	var cmd *testkit.Cmd
+	number := strconv.Itoa(int(port))
+	switch {
+	case m == NAT:
+		if err := r.translate(ctx, number); err != nil {
+			return nil, err
+		}
+		cmd = r.Client(ctx, m, argv...)
+	case m.IsGraft():
+		cmd = r.client(ctx, m, []string{"-p", testkit.HostAddr4.String() + ":" + number + ":" + number}, argv...)
+	case m.isPeer():
+		cmd = r.Client(ctx, Host, peer(m, port, argv)...)
+		cmd.SysProcAttr.Pdeathsig = syscall.SIGTERM
+	default:
+		cmd = r.Client(ctx, m, argv...)
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start server %s in mode %s: %w", argv[0], m, err)
+	}
+	return func() {
+		_ = cmd.Process.Signal(syscall.SIGTERM) // or it has ended
+		_ = cmd.Wait()                          // by the signal
+	}, nil
+}
+
+// translate publishes a port of the container behind NAT, as container engines do.
+func (r *Runner) translate(ctx context.Context, port string) error {
+	const chain = "add table ip publish; add chain ip publish in { type nat hook prerouting priority dstnat; }; "
+	to := "tcp dport " + port
+	return r.onHost(ctx, "nft", chain+"add rule ip publish in "+to+" dnat to "+testkit.ContainerAddr4(0).String()+
+		"; insert rule ip engine forward "+to+" accept")
+}
+
+// Remote prepares a client on the remote, on the servers' CPU: it takes the place of the server.
+func (r *Runner) Remote(ctx context.Context, argv ...string) *testkit.Cmd {
+	if r.pinned != nil {
+		argv = pinned(r.pinned.Server, argv)
+	}
+	return r.Top.Remote.Command(ctx, argv[0], argv[1:]...)
+}
