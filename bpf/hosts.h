@@ -120,7 +120,10 @@ static __always_inline __u32 choose(const struct flow *f, __u32 device, __u64 no
 			continue;
 		if (there) {
 			gone = there->addr;
-			bpf_map_delete_elem(&virtual_by_host, &gone);
+			other = bpf_map_lookup_elem(&virtual_by_host, &gone);
+			/* Its name may have been asked since, and given another address. */
+			if (other && *other == key.addr)
+				bpf_map_delete_elem(&virtual_by_host, &gone);
 		}
 		if (bpf_map_update_elem(&host_by_virtual, &key, &row, BPF_ANY))
 			return 0;

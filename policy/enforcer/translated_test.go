@@ -89,6 +89,33 @@ func TestVirtualHosts(t *testing.T) {
 	}, nil)
 }
 
+// The programs are attached once to each link, by files with larger numbers than the one that has to be
+// closed before them.
+func TestAttachTranslation(t *testing.T) {
+	containers(t, func(_ uint64, list []*contained) {
+		d, err := list[0].TranslateDatagrams()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer d.Close()
+		const before = 300
+		if err := errors.Join(d.Attach(loopbackDevice, before), d.Attach(loopbackDevice, before), d.Detach(loopbackDevice), d.Detach(77)); err != nil {
+			t.Fatal(err)
+		}
+		if len(d.links) != 2 {
+			t.Errorf("there are %d links", len(d.links))
+		}
+		for _, l := range d.links {
+			if file := l.(interface{ FD() int }).FD(); file <= before {
+				t.Errorf("a link has file %d, which is closed before %d", file, before)
+			}
+		}
+		if err := d.Attach(77, before); !errors.Is(err, unix.ENODEV) {
+			t.Errorf("attach to a link that is not there: %v", err)
+		}
+	}, nil)
+}
+
 // The actions of the programs at the links.
 const (
 	leftAlone  = 1<<32 - 1 // TCX_NEXT
