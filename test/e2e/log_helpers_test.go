@@ -119,6 +119,21 @@ func entries(t testing.TB, path string) []logEntry {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return parseEntries(t, path, data)
+}
+
+// entriesSoFar are those of a file that is being written: the last one may be there in part.
+func entriesSoFar(t testing.TB, path string) []logEntry {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return parseEntries(t, path, data[:bytes.LastIndexByte(data, '\n')+1])
+}
+
+func parseEntries(t testing.TB, path string, data []byte) []logEntry {
+	t.Helper()
 	var all []logEntry
 	for line := range bytes.Lines(data) {
 		d := json.NewDecoder(bytes.NewReader(line))

@@ -35,7 +35,7 @@ func TestLogFormat(t *testing.T) {
 	}
 	l.print(t, l.stdout, strings.Join(texts, ""))
 	testkit.Eventually(t, func() error {
-		if n := len(entries(t, l.path)); n != len(texts) {
+		if n := len(entriesSoFar(t, l.path)); n != len(texts) {
 			return fmt.Errorf("%d entries", n)
 		}
 		return nil
@@ -179,7 +179,7 @@ func TestLogDiskFull(t *testing.T) {
 	if err := numbers(l.stdout, "stdout", lines); err != nil { // which does not wait for room
 		t.Fatal(err)
 	}
-	written := func() []logEntry { return entries(t, inside+"/log.json") }
+	written := func() []logEntry { return entriesSoFar(t, inside+"/log.json") }
 	// What it has read when it reads again has been written, or lost.
 	l.awaitRead(t, l.stdout)
 	l.print(t, l.stdout, "all was read\n")
