@@ -339,7 +339,10 @@ func TestRemove(t *testing.T) {
 	if err := d.remove(m, "again"); !errors.Is(err, httpapi.ErrNoContainer) {
 		t.Errorf("removed twice: %v", err)
 	}
-	d.causes = []ended{{"1", "a cause"}}
+	if !d.hasEnded(m.Token) || d.hasEnded("x") {
+		t.Error("it is not known to have ended")
+	}
+	d.ended = []ended{{"1", m.Token, "a cause"}}
 	if code := ask("?id=1"); code != 200 {
 		t.Errorf("ended by the daemon before: %d", code)
 	}

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -45,7 +46,11 @@ const (
 	listenersAtOnce  = 64
 )
 
-var errNoListener = errors.New("no seccomp listener came with the container's state")
+var (
+	errNoListener = errors.New("no seccomp listener came with the container's state")
+	// An engine may end a container while it executes a program in it, as for a health check.
+	errEnded = errors.New("its container has ended")
+)
 
 // listeners takes listeners.
 type listeners struct {
@@ -195,7 +200,11 @@ func (l *listeners) take(conn *net.UnixConn) {
 	}
 	var result any = struct{}{}
 	if err != nil {
-		log.Error("program not attached", "err", err)
+		level := slog.LevelError
+		if errors.Is(err, errEnded) {
+			level = slog.LevelInfo
+		}
+		log.Log(context.Background(), level, "program not attached", "err", err)
 		result = api.Failure{Error: httpapi.OneLine(err)}
 	}
 	_ = json.NewEncoder(conn).Encode(result) // who does not wait misses it
@@ -259,6 +268,8 @@ func (l *listeners) attach(conn *net.UnixConn, sender int) (*slog.Logger, error)
 	switch {
 	case m == nil && !came:
 		return log, errNoListener
+	case m == nil && l.d.hasEnded(state.Metadata):
+		return log, fmt.Errorf("process %d: %w", state.Pid, errEnded)
 	case m == nil:
 		return log, fmt.Errorf("process %d: no container is registered by that token; its listener is closed, so its socket calls fail; start the container again", state.Pid)
 	}

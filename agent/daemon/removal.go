@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -40,22 +41,30 @@ type removal struct {
 	err  error         // of it, then
 }
 
-// causesMax are the causes of ends that are kept for who asks.
-const causesMax = 64
+// endedMax are the containers that have ended and are kept for who asks.
+const endedMax = 256
 
-// ended is a container that the daemon has ended by itself.
-type ended struct{ id, cause string }
+// ended is a container that was removed, or is being removed, and why the daemon has ended it by
+// itself, if it has.
+type ended struct{ id, token, cause string }
 
 // causeOf is why the daemon has ended the container that was registered with an id; "" if it has not.
 func (d *Daemon) causeOf(id string) string {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
-	for _, e := range d.causes {
-		if e.id == id {
+	for _, e := range d.ended {
+		if e.id == id && e.cause != "" {
 			return e.cause
 		}
 	}
 	return ""
+}
+
+// hasEnded tells whether a container with a token was removed of late.
+func (d *Daemon) hasEnded(token string) bool {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	return slices.ContainsFunc(d.ended, func(e ended) bool { return e.token == token })
 }
 
 // leavingIs is the removal of a container of a name, nil if there is none.
@@ -76,6 +85,8 @@ func (d *Daemon) leave(m *managed) *removal {
 	}
 	delete(d.byName, m.Name)
 	delete(d.byToken, m.Token)
+	d.ended = append(d.ended, ended{id: m.ID, token: m.Token})
+	d.ended = d.ended[max(0, len(d.ended)-endedMax):]
 	r := &removal{id: m.ID, done: make(chan struct{})}
 	d.leaving[m.Name] = r
 	d.removals.Add(1)
@@ -93,9 +104,10 @@ func (d *Daemon) remove(m *managed, why string) error {
 	r.err = d.forget(m)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if cause := m.Cause(); cause != "" {
-		d.causes = append(d.causes, ended{m.ID, cause})
-		d.causes = d.causes[max(0, len(d.causes)-causesMax):]
+	for i := range d.ended {
+		if d.ended[i].token == m.Token {
+			d.ended[i].cause = m.Cause()
+		}
 	}
 	delete(d.leaving, m.Name)
 	close(r.done)

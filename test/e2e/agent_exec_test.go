@@ -115,7 +115,14 @@ func TestProgramsThatWaitForAnAgent(t *testing.T) {
 	first.await("{}")
 	fmt.Fprintln(first.stdin, 1)
 	first.await("done")
+	late := hold(t, n.filtered(t, token, "later"), "connected")
 	first.release()
+	n.log.await(t, "container ended\" container=box")
+	fmt.Fprintln(late.stdin)
+	late.await(`{"error":"process`) // an engine executes programs while it ends a container: no fault
+	if said := late.release(); !strings.Contains(said[len(said)-1], "its container has ended") {
+		t.Errorf("the agent answers %q", said)
+	}
 	keeps.release()
 }
 

@@ -388,7 +388,7 @@ func TestTopOnTerminal(t *testing.T) {
 	o := n.obey(t, variants[0].flags(w)...)
 	c := n.command(t, "top", "-d", "0.1")
 	term := startOnTerminal(t, command(t, w.h, "sh", "-c",
-		`stty rows 5 cols 60; stty -g; "$@"; echo "status $?"; stty -g`, "sh", c.Path, "top", "--agent", c.Args[3], "-d", "0.1"))
+		`stty rows 5 cols 60; stty -g; "$@"; s=$?; echo; stty -g; echo "status $s"`, "sh", c.Path, "top", "--agent", c.Args[3], "-d", "0.1"))
 	term.expect(t, o.name)
 	term.press(t, "q")
 	term.expect(t, "status 0")
