@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"net/netip"
 	"os"
@@ -129,10 +130,26 @@ type moment struct {
 	monotonic time.Duration
 }
 
-func clocks() moment {
+// clocksTries is how often clocks reads both clocks, if something comes between.
+const clocksTries = 10
+
+// clocks reads both clocks until nothing comes between, or else takes the best pair.
+func clocks() (best moment) {
+	least := time.Duration(math.MaxInt64)
+	for i := 0; i < clocksTries && least > time.Microsecond; i++ {
+		before := monotonic()
+		wall := time.Now()
+		if between := monotonic() - before; between < least {
+			least, best = between, moment{wall, before + between/2}
+		}
+	}
+	return best
+}
+
+func monotonic() time.Duration {
 	var ts unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts) // which there is
-	return moment{time.Now(), time.Duration(ts.Nano())}
+	return time.Duration(ts.Nano())
 }
 
 func (m moment) decision(row *bpf.PolicyDecision) policy.Decision {
