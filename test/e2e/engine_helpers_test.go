@@ -61,23 +61,18 @@ var allowed = []string{
 // [[allow]] of its own it has the one of allowed.
 func newNode(t *testing.T, c engineCase, config ...string) *node {
 	t.Helper()
-	image, err := engineImage()
-	var needs *testkit.NeedsError
-	if errors.As(err, &needs) {
-		t.Skipf("skip: %v", needs)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	image := needImage(t)
 	top := testkit.Build(t, testkit.Options{}) // the bridge is the engine's
 	n := &node{world: &world{Topology: top, h: top.Host, srv: top.Remote}, engineCase: c, t: t}
 	addAddr(t, n.h, sourceAddr4+"/24", "srv")
 	addAddr(t, n.h, otherHostAddr4+"/24", "srv")
 	addAddr(t, n.srv, otherRemoteAddr4+"/24", "h")
 	// Paths of unix sockets are short: so is this one.
-	if n.dir, err = os.MkdirTemp("/tmp", "agent-"); err != nil {
+	dir, err := os.MkdirTemp("/tmp", "agent-")
+	if err != nil {
 		t.Fatal(err)
 	}
+	n.dir = dir
 	t.Cleanup(func() { os.RemoveAll(n.dir) })
 	n.rig = engines.NewRig(t, n.h, engines.Options{
 		Image:    image,
@@ -94,6 +89,21 @@ func newNode(t *testing.T, c engineCase, config ...string) *node {
 	n.agent.start()
 	n.Engine = n.rig.Start(t, c.engine)
 	return n
+}
+
+// needImage returns the image that containers of engines are made of. The test is skipped if the
+// machine has not what the image takes.
+func needImage(t *testing.T) *engines.Image {
+	t.Helper()
+	image, err := engineImage()
+	var needs *testkit.NeedsError
+	if errors.As(err, &needs) {
+		t.Skipf("skip: %v", needs)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return image
 }
 
 var engineImage = sync.OnceValues(func() (*engines.Image, error) {

@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -17,14 +16,7 @@ import (
 // over rotations, or when the container ends, and it is deleted as ever.
 func TestLogContainerd(t *testing.T) {
 	t.Parallel()
-	image, err := engineImage()
-	var needs *testkit.NeedsError
-	if errors.As(err, &needs) {
-		t.Skipf("skip: %v", needs)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	image := needImage(t)
 	rig := engines.NewRig(t, testkit.Build(t, testkit.Options{}).Host, engines.Options{Image: image})
 	rig.Start(t, "ctr")
 	ctr := func(args ...string) string {

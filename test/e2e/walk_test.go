@@ -3,7 +3,6 @@ package e2e
 import (
 	"bufio"
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -50,14 +49,7 @@ const daemonConfig = "{\n  \"log-level\" : \"warn\"\n}\n"
 // the package while the container serves, and purges it. Then the machine is as it was.
 func TestWalk(t *testing.T) {
 	t.Parallel()
-	image, err := engineImage()
-	var needs *testkit.NeedsError
-	if errors.As(err, &needs) {
-		t.Skipf("skip: %v", needs)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	image := needImage(t)
 	top := testkit.Build(t, testkit.Options{})
 	w := &walk{engines.NewMachine(t, top.Host), &world{Topology: top, h: top.Host, srv: top.Remote}, t}
 	first, second := w.debs(t.TempDir())
