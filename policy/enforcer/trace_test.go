@@ -13,7 +13,7 @@ import (
 	"github.com/tsugiki/tsugiki/policy"
 )
 
-// told collects what is told of a container.
+// told records the decisions that a trace reports, and how many it has lost.
 type told struct {
 	mu   sync.Mutex
 	list []policy.Decision

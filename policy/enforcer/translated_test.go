@@ -11,10 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What is sent to a virtual address reaches no service of the host's, where the programs at the links
-// do not translate it: it is refused unless the DNS proxy is there, which ends before they do. With
-// the proxy and without them, the service would hear it.
-func TestNobodyTranslates(t *testing.T) {
+// translating has a container whose datagrams are translated, and that may ask one host and port.
+func translating(t *testing.T, fn func(c *contained, d *Datagrams)) {
+	t.Helper()
 	containers(t, func(_ uint64, list []*contained) {
 		c := list[0]
 		if err := c.UseLoopback(7); err != nil {
@@ -25,10 +24,19 @@ func TestNobodyTranslates(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer d.Close()
+		fn(c, d)
+	}, []string{"[2001:db8::6]:5353=six"})
+}
+
+// What is sent to a virtual address reaches no service of the host's, where the programs at the links
+// do not translate it: it is refused unless the DNS proxy is there, which ends before they do. With
+// the proxy and without them, the service would hear it.
+func TestNobodyTranslates(t *testing.T) {
+	translating(t, func(c *contained, d *Datagrams) {
 		virtual := netip.MustParseAddrPort("198.18.0.1:5353")
 		remote := VirtualHost{Addr: netip.MustParseAddr("2001:db8::6"), Source: netip.MustParseAddr("2001:db8::1"), Device: loopbackDevice}
 		service, client := of(t, nil, unix.AF_INET, unix.SOCK_DGRAM), of(t, c, unix.AF_INET, unix.SOCK_DGRAM)
-		err = errors.Join(d.Put(virtual.Addr(), remote), d.Begin(),
+		err := errors.Join(d.Put(virtual.Addr(), remote), d.Begin(),
 			unix.Bind(service, sockaddrOf(netip.AddrPortFrom(netip.IPv4Unspecified(), virtual.Port()))))
 		if err != nil {
 			t.Fatal(err)
@@ -46,7 +54,7 @@ func TestNobodyTranslates(t *testing.T) {
 		reads(t, service, "sentinel")
 		closeSocket(t, proxy)
 		send("after the proxy", unix.EPERM)
-	}, []string{"[2001:db8::6]:5353=six"})
+	})
 }
 
 // The kernel's table has the last host of a virtual address, and the last address of a host.
@@ -157,19 +165,10 @@ func sum(data []byte) uint16 {
 // ICMPv6 errors about a datagram of the container's become the ICMP errors of RFC 7915 section 5.2.
 // Others are the host's.
 func TestTranslatedErrors(t *testing.T) {
-	containers(t, func(_ uint64, list []*contained) {
-		c := list[0]
-		if err := c.UseLoopback(7); err != nil {
-			t.Fatal(err)
-		}
-		d, err := c.TranslateDatagrams()
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer d.Close()
+	translating(t, func(c *contained, d *Datagrams) {
 		own, to := netip.MustParseAddr("2001:db8::1"), netip.MustParseAddrPort("[2001:db8::6]:5353")
 		client, virtual := of(t, c, unix.AF_INET, unix.SOCK_DGRAM), netip.MustParseAddrPort("198.18.0.1:5353")
-		err = errors.Join(d.Put(virtual.Addr(), VirtualHost{Addr: to.Addr(), Source: own, Device: loopbackDevice}), d.Begin(),
+		err := errors.Join(d.Put(virtual.Addr(), VirtualHost{Addr: to.Addr(), Source: own, Device: loopbackDevice}), d.Begin(),
 			unix.Connect(client, sockaddrOf(virtual)))
 		if err != nil {
 			t.Fatal(err)
@@ -220,5 +219,5 @@ func TestTranslatedErrors(t *testing.T) {
 				t.Errorf("%s: % x", name, out)
 			}
 		}
-	}, []string{"[2001:db8::6]:5353=six"})
+	})
 }
