@@ -214,7 +214,8 @@ static int64_t gatepool_now_ms(void)
 	return now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
-/* In how many milliseconds the process ends, for it has nothing to do; -1 if it has. */
+/* Returns the milliseconds until the process ends because it has nothing to do; -1 if it has
+ * something to do. */
 static int64_t gatepool_until_end(void)
 {
 	static int64_t empty; /* since when; 0 if it is not */

@@ -211,7 +211,7 @@ static void idle_lower(int *least, int file, int from)
 		*least = file;
 }
 
-/* Returns the lowest file of a gate that is at least FROM; INT_MAX if there is none. */
+/* Returns the lowest descriptor of all gates that is not below FROM; INT_MAX if there is none. */
 static int idle_least_file(int from)
 {
 	int least = INT_MAX;
