@@ -193,6 +193,9 @@ static __always_inline int datagram(struct __sk_buff *skb, const struct header6 
 	return bpf_redirect_neigh(LOOPBACK, NULL, 0, 0);
 }
 
+/* The least MTU of a link of IPv6 (RFC 8200, section 5), in bytes. */
+#define MTU_MIN6 1280
+
 /* An ICMP error about a datagram: the error, and the beginning of what it is about. */
 struct error4 {
 	__u8 type, code;
@@ -228,6 +231,7 @@ static __always_inline int error(struct __sk_buff *skb, const struct header6 *ip
 	struct error6 e;
 	struct flow f = {};
 	struct header4 ip;
+	__u32 mtu;
 	int code;
 
 	if (bpf_skb_load_bytes(skb, ETH_LENGTH + sizeof(*ip6), &e, sizeof(e)) ||
@@ -241,8 +245,12 @@ static __always_inline int error(struct __sk_buff *skb, const struct header6 *ip
 	if (code < 0 || !same(&ip6->to, &f.here) || !find_socket(skb, &f, 0))
 		return TCX_NEXT;
 	to.code = code;
-	if (e.type == TOO_BIG6)
-		to.mtu = bpf_htons(bpf_ntohl(e.mtu) > 65535 ? 65535 : bpf_ntohl(e.mtu) - 20);
+	if (e.type == TOO_BIG6) {
+		mtu = bpf_ntohl(e.mtu);
+		if (mtu < MTU_MIN6)
+			return TCX_NEXT; /* RFC 8201, section 4: to be discarded */
+		to.mtu = bpf_htons(mtu > 65535 ? 65535 : mtu - 20);
+	}
 	to.ip = header4_for(bpf_ntohs(e.ip.length) + sizeof(ip), IPPROTO_UDP,
 			    bpf_htonl(0x7f000001));
 	to.ip.to = f.alias;
