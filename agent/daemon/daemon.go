@@ -79,7 +79,7 @@ type Daemon struct {
 	byName  map[string]*managed
 	byToken map[string]*managed
 	leaving map[string]*removal // by name
-	ended   []ended             // the last is the latest
+	ended   []*ended            // the last is the latest
 
 	ports *ports.Table
 }

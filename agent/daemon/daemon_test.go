@@ -342,7 +342,7 @@ func TestRemove(t *testing.T) {
 	if !d.hasEnded(m.Token) || d.hasEnded("x") {
 		t.Error("it is not known to have ended")
 	}
-	d.ended = []ended{{"1", m.Token, "a cause"}}
+	d.ended = []*ended{{"1", m.Token, "a cause"}}
 	if code := ask("?id=1"); code != 200 {
 		t.Errorf("ended by the daemon before: %d", code)
 	}
@@ -356,7 +356,7 @@ func TestLockName(t *testing.T) {
 		t.Fatalf("%v, %v", err, d.find("a"))
 	}
 	d.changes.Unlock()
-	d.leaving["b"] = &removal{id: "1", done: make(chan struct{})}
+	d.leaving["b"] = &removal{ended: &ended{id: "1"}, done: make(chan struct{})}
 	ctx, cancel := context.WithCancel(context.Background())
 	locked := make(chan error)
 	go func() { locked <- d.lockName(ctx, "b", "1") }()

@@ -36,7 +36,7 @@ func abandoned(ctx context.Context) bool {
 
 // removal is of a container that is being removed.
 type removal struct {
-	id   string
+	*ended
 	done chan struct{} // closed when it has been
 	err  error         // of it, then
 }
@@ -64,7 +64,7 @@ func (d *Daemon) causeOf(id string) string {
 func (d *Daemon) hasEnded(token string) bool {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
-	return slices.ContainsFunc(d.ended, func(e ended) bool { return e.token == token })
+	return slices.ContainsFunc(d.ended, func(e *ended) bool { return e.token == token })
 }
 
 // leavingIs is the removal of a container of a name, nil if there is none.
@@ -85,9 +85,9 @@ func (d *Daemon) leave(m *managed) *removal {
 	}
 	delete(d.byName, m.Name)
 	delete(d.byToken, m.Token)
-	d.ended = append(d.ended, ended{id: m.ID, token: m.Token})
+	r := &removal{ended: &ended{id: m.ID, token: m.Token}, done: make(chan struct{})}
+	d.ended = append(d.ended, r.ended)
 	d.ended = d.ended[max(0, len(d.ended)-endedMax):]
-	r := &removal{id: m.ID, done: make(chan struct{})}
 	d.leaving[m.Name] = r
 	d.removals.Add(1)
 	return r
@@ -104,11 +104,7 @@ func (d *Daemon) remove(m *managed, why string) error {
 	r.err = d.forget(m)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for i := range d.ended {
-		if d.ended[i].token == m.Token {
-			d.ended[i].cause = m.Cause()
-		}
-	}
+	r.cause = m.Cause()
 	delete(d.leaving, m.Name)
 	close(r.done)
 	return r.err
