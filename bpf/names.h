@@ -24,14 +24,13 @@ static __always_inline void remember(struct bpf_sock_addr *ctx, const struct add
 {
 	struct peer key = {.addr = *from, .port = bpf_ntohs(ctx->user_port)};
 	struct bpf_sock *sk = ctx->sk;
-	__u32 id = container()->id;
 	__u8 seen = 1;
 	void *peers;
 
 	if (!sk || !(serves(sk) || (is_published(sk) && is_alias(from))) ||
 	    speaks_on_loopback(sk, from))
 		return;
-	peers = bpf_map_lookup_elem(&peer_tables, &id);
+	peers = table_of(&peer_tables);
 	if (!peers)
 		return;
 	key.socket = bpf_get_socket_cookie(ctx);

@@ -49,7 +49,9 @@ struct endpoint {
  * zero until the supervisor has written it: then nothing is allowed.
  */
 struct container {
-	__u32 id; /* in the keys of its rows; one that is used only once */
+	/* In the keys of its rows; one that is used only once. By its remainder, less than
+	 * CONTAINERS_MAX, its set of programs finds its tables. */
+	__u32 id;
 	/* The relay, see relay.h. All zero without one, and for a family that has
 	 * none. */
 	__u16 relay_port4;

@@ -171,9 +171,9 @@ static __always_inline struct container *container(void)
 /* The container's own table of a kind, or NULL. */
 static __always_inline void *table_of(void *tables)
 {
-	__u32 id = container()->id;
+	__u32 place = container()->id % CONTAINERS_MAX;
 
-	return bpf_map_lookup_elem(tables, &id);
+	return bpf_map_lookup_elem(tables, &place);
 }
 
 static __always_inline void *find(void *tables, const void *key)

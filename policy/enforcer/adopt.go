@@ -91,26 +91,24 @@ func adoptSet(cgroup *os.File) (*set, error) {
 	if containers == nil {
 		return nil, fmt.Errorf("%w: no map container_by_cgroup", ErrNotAdopted)
 	}
-	info, err := containers.Info()
+	id, err := mapID(containers)
 	if err != nil {
 		return nil, err
 	}
-	id, _ := info.ID()
-	if s := sets.adopted[id]; s != nil {
-		s.users++
-		return s, nil
+	for s := range sets.open {
+		if s.adopted == id {
+			s.users++
+			return s, nil
+		}
 	}
-	s := &set{users: 1}
+	s := &set{users: 1, adopted: id}
 	if s.PolicyMaps, err = openMaps(found); err != nil {
 		return nil, err
 	}
 	if err := s.closeTheirs(); err != nil {
 		return nil, errors.Join(err, s.PolicyMaps.Close())
 	}
-	if sets.adopted == nil {
-		sets.adopted = map[ebpf.MapID]*set{}
-	}
-	sets.adopted[id] = s
+	s.opened()
 	return s, nil
 }
 

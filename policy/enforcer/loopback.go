@@ -47,17 +47,6 @@ var loopbacks struct {
 	byID map[uint32]*loopback
 }
 
-// loopbacksOfOthers are the tables of loopbacks of a set that is there, for another set. With
-// sets.mu held.
-func loopbacksOfOthers() *ebpf.CollectionOptions {
-	for _, s := range sets.adopted {
-		return &ebpf.CollectionOptions{MapReplacements: map[string]*ebpf.Map{
-			"location_by_loopback": s.LocationByLoopback, "loopback_by_socket": s.LoopbackBySocket,
-		}}
-	}
-	return nil
-}
-
 // LoopbackOnHost tells whether a container of this process has put the loopback of a namespace on
 // the host.
 func LoopbackOnHost(netns uint64) bool {

@@ -41,9 +41,12 @@ import (
 //
 // last_number is shared memory. Each process takes the next number by an atomic addition, so no
 // number is given twice, whoever is killed when.
+//
+// The set that succeeds one has its common tables. Where the pins are of a set that has other ones
+// than this process uses, because somebody has removed the pins since, the process loads its own.
 
 // pinLayout is another one whenever this version could not use the pins of the last.
-const pinLayout = "1"
+const pinLayout = "2"
 
 // lastNumber is the name of the pin that no map of the object has.
 const lastNumber = "last_number"
@@ -59,9 +62,6 @@ var atStep = func(string) {}
 
 // errNoBPFFS says that the file system in which sets are pinned is not there.
 var errNoBPFFS = errors.New("no BPF file system")
-
-// errUsedUp says that a pinned set has no more numbers.
-var errUsedUp = errors.New("no more numbers")
 
 // pins is our directory in the BPF file system.
 type pins struct{ dir *os.File }
@@ -188,43 +188,57 @@ func pinKey() (string, error) {
 }
 
 // shares returns the set that is pinned; or it loads one, and pins that if nobody else is about to.
-func (p *pins) shares() (*set, error) {
+// It has the common tables of a set that this process uses, unless that is nil.
+func (p *pins) shares(former *set) (*set, error) {
 	key, err := pinKey()
 	if err != nil {
 		return nil, err
 	}
-	if s, err := p.find(key); err == nil {
-		return s, nil
+	found := p.find(key)
+	if found.serves(former) {
+		return found, nil
 	}
-	if lock.Take(p.dir) != nil {
-		return loadOwn()
+	locked := lock.Take(p.dir) == nil
+	if locked { // another process may have pinned one meanwhile
+		if err := found.close(); err != nil {
+			return nil, err
+		}
+		if found = p.find(key); found.serves(former) {
+			return found, nil
+		}
 	}
-	if s, err := p.find(key); err == nil {
-		return s, nil // another process has pinned it meanwhile
+	defer func() { _ = found.close() }()
+	if former == nil {
+		former = found
 	}
-	s, err := loadOwn()
-	if err == nil {
+	s, err := loadOwn(former)
+	if err == nil && locked && found.usedUp() {
 		_ = p.pin(key, s) // without pins it serves this process
 	}
 	return s, err
 }
 
-// find opens the pinned set.
-func (p *pins) find(key string) (*set, error) {
+// find opens the pinned set, or returns nil: there is none that this process can use.
+func (p *pins) find(key string) *set {
 	dir, err := openOwn(p.dir, key)
 	if err != nil {
-		return nil, err
+		return nil
 	}
 	defer dir.Close()
 	s := &set{}
 	if err := s.openPins(dir); err != nil {
-		return nil, errors.Join(err, s.close())
+		_ = s.close()
+		return nil
 	}
-	if atomic.LoadUint32(s.last) >= containersMax-1 {
-		return nil, errors.Join(errUsedUp, s.close())
-	}
-	return s, nil
+	return s
 }
+
+// usedUp tells whether a set that find has found has no more numbers, or there is none.
+func (s *set) usedUp() bool { return s == nil || atomic.LoadUint32(s.last) >= containersMax-1 }
+
+// serves tells whether containers may be of a set that find has found, in a process that uses
+// another.
+func (s *set) serves(former *set) bool { return !s.usedUp() && s.hasTablesOf(former) }
 
 func (s *set) openPins(dir *os.File) error {
 	err := eachPin(&s.PolicyMaps, func(name string, m **ebpf.Map) (err error) {
@@ -256,7 +270,7 @@ func (s *set) openPins(dir *os.File) error {
 		return err
 	}
 	defer counter.Close()
-	return s.count(counter)
+	return errors.Join(s.count(counter), s.beginNumbers())
 }
 
 // count has the set take numbers from a map of one word, which stays mapped until close.

@@ -60,6 +60,21 @@ func keyOf(t *testing.T) string {
 	return key
 }
 
+// pinnedID is the number of the map of containers of the pinned set.
+func pinnedID(t *testing.T) ebpf.MapID {
+	t.Helper()
+	m, err := ebpf.LoadPinnedMap(filepath.Join(bpffs, pinsFolder, keyOf(t), "container_by_cgroup"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	id, err := mapID(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return id
+}
+
 // onlyKey checks that the pinned set is there, and nothing else.
 func onlyKey(t *testing.T) {
 	t.Helper()
@@ -151,8 +166,58 @@ func TestPinsAtOnce(t *testing.T) {
 	}
 	onlyKey(t)
 	s, id := loadedSet(t)
-	if want := fmt.Sprintf("%d %d\n", id, *s.last); !seen[want] {
+	if want := fmt.Sprintf("%d %d\n", id, s.first+*s.last); !seen[want] {
 		t.Errorf("the last number of the pinned set, %q, was given to nobody", want)
+	}
+}
+
+// A set that succeeds one has the tables by which the containers of a loopback know each other's
+// sockets, whoever loads it; and it gives no number that the former has given.
+func TestSuccessor(t *testing.T) {
+	testkit.CheckLeaks(t)
+	mount := bpfFileSystem(t)
+	former, id := loadedSet(t)
+	*former.last = containersMax - 1
+	if out, err := other(mount, "take 1").Output(); err != nil || strings.HasPrefix(string(out), fmt.Sprint(id)) {
+		t.Fatalf("another process: %s, %v", out, err)
+	}
+	next, second := loadedSet(t)
+	if second == id || !next.hasTablesOf(former) || next.shared == nil {
+		t.Errorf("the set that another process has pinned has other tables")
+	}
+	if next.first == former.first || next.first%containersMax != 0 || next.first >= loopbackBit {
+		t.Errorf("numbers begin at %d, the former set's at %d", next.first, former.first)
+	}
+}
+
+// Where the pins are of a set with other tables than the process uses, it loads a set for itself.
+func TestSuccessorOfRemovedPins(t *testing.T) {
+	testkit.CheckLeaks(t)
+	mount := bpfFileSystem(t)
+	former := almostUsedUp(t)
+	first, _, err := takeNumber()
+	if err != nil || first != former {
+		t.Fatalf("set %p, %v; want %p", first, err, former)
+	}
+	if err := Unpin(); err != nil {
+		t.Fatal(err)
+	}
+	if err := other(mount, "take 1").Run(); err != nil {
+		t.Fatal(err)
+	}
+	strangers := pinnedID(t)
+	second, _, err := takeNumber()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if second == first || second.shared != nil || !second.hasTablesOf(first) {
+		t.Errorf("the next containers are of a set with other tables, or of one that others have: %v", second.shared != nil)
+	}
+	if err := errors.Join(first.leave(), second.leave()); err != nil {
+		t.Error(err)
+	}
+	if id := pinnedID(t); id != strangers {
+		t.Errorf("the pinned set is %d, was %d", id, strangers)
 	}
 }
 

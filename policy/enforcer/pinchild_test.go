@@ -98,15 +98,6 @@ func enforceIn(group string) error {
 	return unix.Pause()
 }
 
-func mapID(m *ebpf.Map) (ebpf.MapID, error) {
-	info, err := m.Info()
-	if err != nil {
-		return 0, err
-	}
-	id, _ := info.ID()
-	return id, nil
-}
-
 // bpfFileSystem is one of a test's own, which no path leads to.
 func bpfFileSystem(t *testing.T) *os.File {
 	t.Helper()

@@ -3,13 +3,10 @@ package enforcer
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
-	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -29,10 +26,14 @@ import (
 // no number is given twice, and a set that has no more is succeeded by another. Processes share
 // a set too, see pin.go.
 //
+// The containers of one loopback may be of several sets: a pod goes on while numbers run out. Their
+// programs look at each other's sockets, so all sets of a process have the tables in common that
+// tell whose these are (commonTables).
+//
 // A set lasts as long as one of its programs is attached somewhere or pinned, with all that is
 // in its tables. What a killed process leaves there, ForgetKilled or the end of the set removes.
 
-// containersMax is CONTAINERS_MAX of the BPF programs. 0 is no container's number.
+// containersMax is CONTAINERS_MAX of the BPF programs. 0 is no container's number in a set.
 const containersMax = 1024
 
 // set is programs, and the maps that all of their containers share. What this process
@@ -40,7 +41,9 @@ const containersMax = 1024
 type set struct {
 	bpf.PolicyMaps
 	programs bpf.PolicyPrograms // none, if the set was adopted
+	adopted  ebpf.MapID         // by which map of containers it was; 0: this process loaded or found it
 	users    int                // guarded by sets.mu
+	first    uint32             // what is added to the numbers, so that no other set has one of them
 	last     *uint32            // the number that was given last, by any process; nil, if the set was adopted
 	shared   []byte             // memory that last is in; nil: no other process has the set
 
@@ -53,10 +56,10 @@ type set struct {
 
 // sets are those that this process uses.
 var sets struct {
-	mu      sync.Mutex          // guards what follows
-	current *set                // what new containers get; nil: has to be loaded
-	adopted map[ebpf.MapID]*set // loaded by others; by their map of containers
-	kept    int                 // how many want current to stay though no container uses it
+	mu      sync.Mutex        // guards what follows
+	current *set              // what new containers get; nil: has to be loaded
+	open    map[*set]struct{} // current, and all that have a user
+	kept    int               // how many want current to stay though no container uses it
 }
 
 // Prepare loads or finds what containers will need, and keeps it until letGo is called: else that
@@ -65,10 +68,8 @@ var sets struct {
 func Prepare() (letGo func() error, err error) {
 	sets.mu.Lock()
 	defer sets.mu.Unlock()
-	if sets.current == nil {
-		if sets.current, err = loadSet(); err != nil {
-			return nil, fmt.Errorf("load policy programs: %w", err)
-		}
+	if err := haveCurrent(); err != nil {
+		return nil, err
 	}
 	sets.kept++
 	return sync.OnceValue(func() error {
@@ -80,26 +81,6 @@ func Prepare() (letGo func() error, err error) {
 		}
 		return sets.current.closeUnused()
 	}), nil
-}
-
-// tables are one container's own.
-type tables struct {
-	senders *ebpf.Map // all nil until they are needed
-	peers   *ebpf.Map
-	ring    *ebpf.Map
-	hosts   *ebpf.Map
-}
-
-func (t *tables) all() []**ebpf.Map {
-	return []**ebpf.Map{&t.senders, &t.peers, &t.ring, &t.hosts}
-}
-
-func (t *tables) close() error {
-	var errs []error
-	for _, m := range t.all() {
-		errs = append(errs, (*m).Close())
-	}
-	return errors.Join(errs...)
 }
 
 // parsed is the object, which takes longer to read than to load.
@@ -142,16 +123,13 @@ func takeNumber() (*set, uint32, error) {
 	sets.mu.Lock()
 	defer sets.mu.Unlock()
 	for {
-		if sets.current == nil {
-			var err error
-			if sets.current, err = loadSet(); err != nil {
-				return nil, 0, fmt.Errorf("load policy programs: %w", err)
-			}
+		if err := haveCurrent(); err != nil {
+			return nil, 0, err
 		}
 		s := sets.current
 		if number := atomic.AddUint32(s.last, 1); number < containersMax {
 			s.users++
-			return s, number, nil
+			return s, s.first + number, nil
 		}
 		sets.current = nil
 		if err := s.closeUnused(); err != nil {
@@ -160,36 +138,118 @@ func takeNumber() (*set, uint32, error) {
 	}
 }
 
+// haveCurrent loads or finds a set, unless there is one. With sets.mu held.
+func haveCurrent() error {
+	if sets.current != nil {
+		return nil
+	}
+	s, err := loadSet()
+	if err != nil {
+		return fmt.Errorf("load policy programs: %w", err)
+	}
+	s.opened()
+	sets.current = s
+	return nil
+}
+
+// opened has the next sets share this one's tables. With sets.mu held.
+func (s *set) opened() {
+	if sets.open == nil {
+		sets.open = map[*set]struct{}{}
+	}
+	sets.open[s] = struct{}{}
+}
+
 // loadSet returns the set that processes share, or one of this process's own where they cannot
-// share any: Pins says why.
+// share any: Pins says why. With sets.mu held.
 func loadSet() (*set, error) {
+	former := anyOpen()
 	p, err := openPins()
 	if err != nil {
-		return loadOwn()
+		return loadOwn(former)
 	}
-	s, err := p.shares()
+	s, err := p.shares(former)
 	return s, errors.Join(err, p.dir.Close())
 }
 
-// loadOwn loads a set that no other process has.
-func loadOwn() (*set, error) {
+// anyOpen is a set that this process uses, or nil. All have the same common tables. With sets.mu
+// held.
+func anyOpen() *set {
+	for s := range sets.open {
+		return s
+	}
+	return nil
+}
+
+// commonTables are those by which a program finds out about the sockets of its loopback that are
+// another container's.
+func (s *set) commonTables() map[string]*ebpf.Map {
+	if s == nil {
+		return nil
+	}
+	return map[string]*ebpf.Map{
+		"location_by_loopback": s.LocationByLoopback,
+		"loopback_by_socket":   s.LoopbackBySocket,
+		"binding_by_socket":    s.BindingBySocket,
+		"second_by_socket":     s.SecondBySocket,
+	}
+}
+
+// hasTablesOf tells whether a set has the common tables of another, which may be nil.
+func (s *set) hasTablesOf(former *set) bool {
+	own := s.commonTables()
+	for name, m := range former.commonTables() {
+		a, aerr := mapID(own[name])
+		b, berr := mapID(m)
+		if aerr != nil || berr != nil || a != b {
+			return false
+		}
+	}
+	return true
+}
+
+// mapID is the kernel's number of a map, which no other that is there has.
+func mapID(m *ebpf.Map) (ebpf.MapID, error) {
+	info, err := m.Info()
+	if err != nil {
+		return 0, fmt.Errorf("identify map: %w", err)
+	}
+	id, _ := info.ID()
+	return id, nil
+}
+
+// beginNumbers chooses what is added to the set's numbers: it is made of the number of a map of
+// the set's. As the owner of a row, a loopback has another bit (loopbackBit).
+func (s *set) beginNumbers() error {
+	id, err := mapID(s.ContainerByCgroup)
+	s.first = uint32(id) % (loopbackBit / containersMax) * containersMax
+	return err
+}
+
+// loadOwn loads a set that no other process has, with the common tables of another or with its
+// own: nil.
+func loadOwn(former *set) (*set, error) {
 	spec, err := parsed()
 	if err != nil {
 		return nil, err
 	}
 	var objs bpf.PolicyObjects
-	if err := spec.LoadAndAssign(&objs, loopbacksOfOthers()); err != nil {
+	if err := spec.LoadAndAssign(&objs, &ebpf.CollectionOptions{MapReplacements: former.commonTables()}); err != nil {
 		return nil, err
 	}
 	s := &set{PolicyMaps: objs.PolicyMaps, programs: objs.PolicyPrograms, last: new(uint32)}
+	err = s.beginNumbers()
 	// The programs use none of these, and would let them go, with what is in them, when
 	// we end.
 	for _, m := range []*ebpf.Map{s.GraftBySocket, s.QueueBySocket} {
-		if err := s.programs.Setsockopt.BindMap(m); err != nil {
-			return nil, errors.Join(fmt.Errorf("keep map %s with the policy programs: %w", m, err), objs.Close())
+		if bound := s.programs.Setsockopt.BindMap(m); bound != nil {
+			err = errors.Join(err, fmt.Errorf("keep map %s with the policy programs: %w", m, bound))
 		}
 	}
-	return s, s.closeTheirs()
+	if err = errors.Join(err, s.closeTheirs()); err != nil {
+		return nil, errors.Join(err, s.close())
+	}
+	return s, nil
 }
 
 // closeTheirs lets go of the maps that only the programs use, which keep them: many
@@ -222,120 +282,6 @@ func (e *Enforcement) LetGoOfPrograms() error {
 	return programs.Close()
 }
 
-// outer are the maps that have the containers' tables, in the order of tables.all.
-func (s *set) outer() []*ebpf.Map {
-	return []*ebpf.Map{s.SenderTables, s.PeerTables, s.TraceTables, s.HostTables}
-}
-
-// tableSpecs are what is in those, in the same order. To read them from the object takes longer
-// than all else that a container needs.
-var tableSpecs = []*ebpf.MapSpec{
-	{
-		Name: "sender_tables_inner", Type: ebpf.LPMTrie, MaxEntries: relaySendersMax, Flags: unix.BPF_F_NO_PREALLOC,
-		KeySize: uint32(unsafe.Sizeof(bpf.PolicySender{})), ValueSize: uint32(unsafe.Sizeof(bpf.PolicyAddr{})),
-	},
-	{
-		Name: "peer_tables_inner", Type: ebpf.LRUHash, MaxEntries: udpPeersMax,
-		KeySize: uint32(unsafe.Sizeof(bpf.PolicyPeer{})), ValueSize: 1,
-	},
-	{Name: "trace_tables_inner", Type: ebpf.RingBuf, MaxEntries: traceBytes},
-	{
-		Name: "host_tables_inner", Type: ebpf.LPMTrie, MaxEntries: virtualHosts, Flags: unix.BPF_F_NO_PREALLOC,
-		KeySize: uint32(unsafe.Sizeof(bpf.PolicyVirtualAddr{})), ValueSize: uint32(unsafe.Sizeof(bpf.PolicyVirtualHost{})),
-	},
-}
-
-// RELAY_SENDERS_MAX, UDP_PEERS_MAX and VIRTUAL_HOSTS of the BPF programs.
-const (
-	relaySendersMax = 4096
-	udpPeersMax     = 4096
-	virtualHosts    = 1 << 17
-)
-
-// The places of tables in tables.all.
-const (
-	sendersTable = 0
-	peersTable   = 1
-	traceTable   = 2
-	hostsTable   = 3
-)
-
-// makeTable makes a table of a container's own, unless it has it. The programs see it when
-// makeTable returns.
-func (e *Enforcement) makeTable(kind int) error {
-	e.making.Lock()
-	defer e.making.Unlock()
-	table := e.tables.all()[kind]
-	if *table != nil {
-		return nil
-	}
-	m, err := ebpf.NewMap(tableSpecs[kind])
-	if err != nil {
-		return err
-	}
-	if err := e.enter(e.set.outer()[kind], m); err != nil {
-		return errors.Join(err, m.Close())
-	}
-	*table = m
-	return nil
-}
-
-// enter puts a table into a map of tables. The kernel does so at once; but its call returns only
-// when all programs that run have ended (8 to 16 ms), and nobody here needs to know that.
-func (e *Enforcement) enter(outer, table *ebpf.Map) error {
-	done := make(chan error, 1)
-	e.entering.Add(1)
-	go func() {
-		defer e.entering.Done()
-		done <- outer.Put(e.id, table)
-	}()
-	for {
-		var there ebpf.MapID
-		err := outer.Lookup(e.id, &there)
-		if !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return err
-		}
-		select {
-		case err := <-done:
-			return err
-		case <-time.After(50 * time.Microsecond):
-		}
-	}
-}
-
-// openTables opens those that there are for a container.
-func (s *set) openTables(id uint32) (t tables, err error) {
-	list := t.all()
-	for i, outer := range s.outer() {
-		err := outer.Lookup(id, list[i])
-		switch {
-		case errors.Is(err, ebpf.ErrKeyNotExist):
-			continue
-		case err == nil:
-			err = tableSpecs[i].Compatible(*list[i])
-		}
-		if err != nil {
-			return tables{}, errors.Join(fmt.Errorf("%w: %w", ErrNotAdopted, err), t.close())
-		}
-	}
-	return t, nil
-}
-
-// clear takes the tables of a container away. It takes a grace period for each that there is.
-func (s *set) clear(id uint32) error {
-	var errs []error
-	for _, outer := range s.outer() {
-		var there ebpf.MapID
-		if err := outer.Lookup(id, &there); errors.Is(err, ebpf.ErrKeyNotExist) {
-			continue
-		}
-		if err := outer.Delete(id); !errors.Is(err, ebpf.ErrKeyNotExist) {
-			errs = append(errs, err)
-		}
-	}
-	return errors.Join(errs...)
-}
-
 func (s *set) use() {
 	sets.mu.Lock()
 	defer sets.mu.Unlock()
@@ -357,11 +303,15 @@ func (s *set) closeUnused() error {
 	if sets.current == s {
 		sets.current = nil
 	}
-	maps.DeleteFunc(sets.adopted, func(_ ebpf.MapID, other *set) bool { return other == s })
+	delete(sets.open, s)
 	return s.close()
 }
 
+// close lets go of a set, which may be nil.
 func (s *set) close() error {
+	if s == nil {
+		return nil
+	}
 	var err error
 	if s.shared != nil {
 		err = unix.Munmap(s.shared)

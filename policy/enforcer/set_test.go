@@ -204,19 +204,24 @@ func TestEnd(t *testing.T) {
 	}, all, all)
 }
 
-// Where numbers are used up, other programs are loaded; the former stay in force.
-func TestSetIsUsedUp(t *testing.T) {
-	almost, err := loadSet()
-	if err != nil {
-		t.Fatal(err)
-	}
-	*almost.last = containersMax - 2
+// almostUsedUp is the current set, with numbers for one container.
+func almostUsedUp(t *testing.T) *set {
+	t.Helper()
 	sets.mu.Lock()
+	defer sets.mu.Unlock()
 	if sets.current != nil {
 		t.Fatal("another test has left a container")
 	}
-	sets.current = almost
-	sets.mu.Unlock()
+	if err := haveCurrent(); err != nil {
+		t.Fatal(err)
+	}
+	*sets.current.last = containersMax - 2
+	return sets.current
+}
+
+// Where numbers are used up, other programs are loaded; the former stay in force.
+func TestSetIsUsedUp(t *testing.T) {
+	almost := almostUsedUp(t)
 	all := []string{"0.0.0.0/0=any"}
 	containers(t, func(_ uint64, list []*contained) {
 		if list[0].set != almost || list[1].set == almost || list[1].set != list[2].set {
@@ -228,6 +233,19 @@ func TestSetIsUsedUp(t *testing.T) {
 			}
 		}
 	}, all, nil, all)
+}
+
+// The containers of a loopback may be of two sets of programs: numbers run out while a pod starts.
+func TestLoopbackOfTwoSets(t *testing.T) {
+	for name, test := range map[string]func(*testing.T){
+		"published": TestPublishedOnLoopback, "private TCP": TestPrivatePortOfTCP, "private UDP": TestPrivatePortOfUDP,
+	} {
+		t.Run(name, func(t *testing.T) {
+			bpfFileSystem(t)
+			almostUsedUp(t)
+			test(t)
+		})
+	}
 }
 
 // Those that a process has left are taken over together; what it left in force stays so,

@@ -175,7 +175,7 @@ func (e *Enforcement) dropTable(kind int) error {
 		return nil
 	}
 	e.entering.Wait()
-	err := e.set.outer()[kind].Delete(e.id)
+	err := e.set.outer()[kind].Delete(placeOf(e.id))
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
 		err = nil // the container has ended
 	}
