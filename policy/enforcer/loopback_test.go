@@ -142,7 +142,7 @@ func strangers(list []*contained) map[string]*contained {
 func TestPrivatePortOfTCP(t *testing.T) {
 	onLoopback(t, func(list []*contained) {
 		for i, way := range ways {
-			host := uint16(40000 + i)
+			host := uint16(20000 + i)
 			to := netip.AddrPortFrom(netip.MustParseAddr(way.to), uint16(80+i))
 			l := of(t, list[0], way.family, unix.SOCK_STREAM)
 			list[0].private(t, l, unix.IPPROTO_TCP, netip.AddrPortFrom(netip.MustParseAddr(way.bind), to.Port()), host)
@@ -185,7 +185,7 @@ func TestPrivatePortOfTCP(t *testing.T) {
 func TestPrivatePortOfUDP(t *testing.T) {
 	onLoopback(t, func(list []*contained) {
 		for i, way := range ways {
-			host := uint16(40000 + i)
+			host := uint16(20000 + i)
 			at := netip.MustParseAddr(way.to)
 			to := netip.AddrPortFrom(at, uint16(80+i))
 			server := of(t, list[0], way.family, unix.SOCK_DGRAM)
@@ -200,7 +200,7 @@ func TestPrivatePortOfUDP(t *testing.T) {
 			for _, connects := range []bool{false, true} {
 				client := of(t, list[1], way.family, unix.SOCK_DGRAM)
 				// Its own port is a private one too.
-				list[1].private(t, client, unix.IPPROTO_UDP, netip.AddrPortFrom(netip.MustParseAddr(way.bind), uint16(300+i)), uint16(41000+2*i))
+				list[1].private(t, client, unix.IPPROTO_UDP, netip.AddrPortFrom(netip.MustParseAddr(way.bind), uint16(300+i)), uint16(21000+2*i))
 				var err error
 				if connects {
 					if err = unix.Connect(client, sockaddrOf(to)); err == nil {
@@ -241,7 +241,7 @@ func TestPrivatePortShared(t *testing.T) {
 		var own [2]int
 		for i := range own {
 			own[i] = of(t, list[i], unix.AF_INET, unix.SOCK_DGRAM)
-			list[i].share(t, own[i], at, 40000)
+			list[i].share(t, own[i], at, 20000)
 			for option, want := range map[int]int{unix.SO_REUSEADDR: 1, unix.SO_REUSEPORT: 0} {
 				if is, err := unix.GetsockoptInt(own[i], unix.SOL_SOCKET, option); err != nil || is != want {
 					t.Errorf("option %d of socket %d is %d, %v, want %d", option, i, is, err, want)
@@ -250,7 +250,7 @@ func TestPrivatePortShared(t *testing.T) {
 		}
 		host := of(t, nil, unix.AF_INET, unix.SOCK_DGRAM)
 		err := unix.SetsockoptInt(host, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
-		if err := errors.Join(err, unix.Bind(host, sockaddrOf(netip.MustParseAddrPort("127.0.0.1:40000")))); !errors.Is(err, unix.EADDRINUSE) {
+		if err := errors.Join(err, unix.Bind(host, sockaddrOf(netip.MustParseAddrPort("127.0.0.1:20000")))); !errors.Is(err, unix.EADDRINUSE) {
 			t.Errorf("a socket of the host: %v, want EADDRINUSE", err)
 		}
 		closeSocket(t, own[0])

@@ -66,7 +66,7 @@ func TestTraceConnects(t *testing.T) {
 	onLoopback(t, func(list []*contained) {
 		c := list[3]
 		server := c.socket(t, unix.SOCK_STREAM)
-		c.private(t, server, unix.IPPROTO_TCP, netip.MustParseAddrPort("127.0.0.1:80"), 40080)
+		c.private(t, server, unix.IPPROTO_TCP, netip.MustParseAddrPort("127.0.0.1:80"), 20080)
 		if err := unix.Listen(server, 8); err != nil {
 			t.Fatal(err)
 		}
@@ -78,8 +78,8 @@ func TestTraceConnects(t *testing.T) {
 			want  decision
 			fails unix.Errno
 		}{
-			{decision{"connect", "127.0.0.1:80", "127.0.0.1:40080", -1, 0}, 0},
-			{decision{"connect", "0.0.0.0:80", "127.0.0.1:40080", -1, 0}, 0},
+			{decision{"connect", "127.0.0.1:80", "127.0.0.1:20080", -1, 0}, 0},
+			{decision{"connect", "0.0.0.0:80", "127.0.0.1:20080", -1, 0}, 0},
 			{decision{"connect", "127.0.0.1:81", "127.0.0.1:0", -1, unix.ECONNREFUSED}, unix.ECONNREFUSED},
 			{decision{"connect", "[::1]:80", "[::1]:0", -1, unix.ECONNREFUSED}, unix.ECONNREFUSED},
 			{decision{"connect", "127.0.0.1:5353", "127.0.0.1:5353", 0, 0}, unix.ECONNREFUSED},

@@ -50,23 +50,23 @@ func peerOf(t *testing.T, fd int) string {
 func TestPortOfDestinationIsRenamed(t *testing.T) {
 	enterNetns(t)
 	cg := newCgroup(t)
-	inBoth(t, cg, ebpf.AttachCGroupInet4Connect, ebpf.AttachCGroupInet6Connect, func() asm.Instructions { return renamePort(80, 40080) })
-	inBoth(t, cg, ebpf.AttachCgroupInet4GetPeername, ebpf.AttachCgroupInet6GetPeername, func() asm.Instructions { return renamePort(40080, 80) })
+	inBoth(t, cg, ebpf.AttachCGroupInet4Connect, ebpf.AttachCGroupInet6Connect, func() asm.Instructions { return renamePort(80, 20080) })
+	inBoth(t, cg, ebpf.AttachCgroupInet4GetPeername, ebpf.AttachCgroupInet6GetPeername, func() asm.Instructions { return renamePort(20080, 80) })
 	for _, c := range []struct {
 		name             string
 		domain, typ      int
 		listener, to, at string
 		only             int // V6ONLY of the listener
 	}{
-		{"IPv4", unix.AF_INET, unix.SOCK_STREAM, "127.0.0.1:40080", "127.0.0.1:80", "127.0.0.1:80", 0},
-		{"another address", unix.AF_INET, unix.SOCK_STREAM, "127.0.0.53:40080", "127.0.0.53:80", "127.0.0.53:80", 0},
-		{"wildcard", unix.AF_INET, unix.SOCK_STREAM, "0.0.0.0:40080", "0.0.0.0:80", "127.0.0.1:80", 0},
-		{"IPv6", unix.AF_INET6, unix.SOCK_STREAM, "[::1]:40080", "[::1]:80", "[::1]:80", 1},
-		{"IPv6 wildcard", unix.AF_INET6, unix.SOCK_STREAM, "[::]:40080", "[::]:80", "[::1]:80", 1},
-		{"dual stack", unix.AF_INET, unix.SOCK_STREAM, "[::]:40080", "127.0.0.1:80", "127.0.0.1:80", 0},
-		{"mapped", unix.AF_INET6, unix.SOCK_STREAM, "127.0.0.1:40080", "[::ffff:127.0.0.1]:80", "[::ffff:127.0.0.1]:80", 0},
-		{"UDP over IPv4", unix.AF_INET, unix.SOCK_DGRAM, "127.0.0.1:40080", "127.0.0.1:80", "127.0.0.1:80", 0},
-		{"UDP over IPv6", unix.AF_INET6, unix.SOCK_DGRAM, "[::1]:40080", "[::1]:80", "[::1]:80", 1},
+		{"IPv4", unix.AF_INET, unix.SOCK_STREAM, "127.0.0.1:20080", "127.0.0.1:80", "127.0.0.1:80", 0},
+		{"another address", unix.AF_INET, unix.SOCK_STREAM, "127.0.0.53:20080", "127.0.0.53:80", "127.0.0.53:80", 0},
+		{"wildcard", unix.AF_INET, unix.SOCK_STREAM, "0.0.0.0:20080", "0.0.0.0:80", "127.0.0.1:80", 0},
+		{"IPv6", unix.AF_INET6, unix.SOCK_STREAM, "[::1]:20080", "[::1]:80", "[::1]:80", 1},
+		{"IPv6 wildcard", unix.AF_INET6, unix.SOCK_STREAM, "[::]:20080", "[::]:80", "[::1]:80", 1},
+		{"dual stack", unix.AF_INET, unix.SOCK_STREAM, "[::]:20080", "127.0.0.1:80", "127.0.0.1:80", 0},
+		{"mapped", unix.AF_INET6, unix.SOCK_STREAM, "127.0.0.1:20080", "[::ffff:127.0.0.1]:80", "[::ffff:127.0.0.1]:80", 0},
+		{"UDP over IPv4", unix.AF_INET, unix.SOCK_DGRAM, "127.0.0.1:20080", "127.0.0.1:80", "127.0.0.1:80", 0},
+		{"UDP over IPv6", unix.AF_INET6, unix.SOCK_DGRAM, "[::1]:20080", "[::1]:80", "[::1]:80", 1},
 	} {
 		subtest(t, c.name, func(t *testing.T) {
 			l := boundAt(t, c.typ, c.listener, c.only)
@@ -100,7 +100,7 @@ func boundAt(t *testing.T, typ int, address string, only int) int {
 func TestPeerIsRenamedForAccept(t *testing.T) {
 	enterNetns(t)
 	cg := newCgroup(t)
-	inBoth(t, cg, ebpf.AttachCgroupInet4GetPeername, ebpf.AttachCgroupInet6GetPeername, func() asm.Instructions { return renamePort(40090, 90) })
+	inBoth(t, cg, ebpf.AttachCgroupInet4GetPeername, ebpf.AttachCgroupInet6GetPeername, func() asm.Instructions { return renamePort(20090, 90) })
 	for _, l := range loopbacks {
 		subtest(t, l.name, func(t *testing.T) {
 			var listener int
@@ -110,12 +110,12 @@ func TestPeerIsRenamedForAccept(t *testing.T) {
 			if l.domain == unix.AF_INET6 {
 				from = "[::1]:"
 			}
-			try(t, "bind", unix.Bind(fd, sockaddr(from+"40090")))
+			try(t, "bind", unix.Bind(fd, sockaddr(from+"20090")))
 			try(t, "connect", unix.Connect(fd, sockaddr(l.address)))
 			conn, peer := accept(t, listener)
 			want(t, "address of accept", peer, from+"90")
 			want(t, "getpeername", peerOf(t, conn), from+"90")
-			want(t, "the client's name", local(t, fd), from+"40090")
+			want(t, "the client's name", local(t, fd), from+"20090")
 		})
 	}
 }
