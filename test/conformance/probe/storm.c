@@ -80,6 +80,7 @@ static void storm_round(int family, struct storm_count *counts)
 {
 	struct probe_addr a = probe_peer(family, env.udp);
 	int one = 1, l, c, u;
+	char echo;
 
 	l = storm_socket(family, SOCK_STREAM, counts);
 	setsockopt(l, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
@@ -94,6 +95,9 @@ static void storm_round(int family, struct storm_count *counts)
 	u = storm_socket(family, SOCK_DGRAM, counts);
 	STORM(&counts[SENDTO], sendto(u, "x", 1, 0, &a.sa, a.len), 0);
 	STORM(&counts[DGRAM], probe_connect(u, a), 0);
+	/* The next socket that gets this port must not hear the echo. */
+	while (read(u, &echo, sizeof(echo)) < 0 && errno == EINTR)
+		;
 	close(u);
 	close(l);
 }
