@@ -149,7 +149,9 @@ func TestWeb(t *testing.T) {
 	o.Networks = allNetworks
 	samples := measure(t, "web", o)
 	for _, network := range allNetworks {
-		wantExtra(t, find(t, samples, "total", 2, "", "network", network), "p50", "p99")
+		for _, client := range []string{"", ", static client"} {
+			wantExtra(t, find(t, samples, "total"+client, 2, "", "network", network), "p50", "p99")
+		}
 	}
 }
 

@@ -59,7 +59,7 @@ func (r *ramp) check(ctx context.Context) error {
 	}
 	out, err := r.rig.Outside(ctx, args...)
 	if err == nil {
-		_, err = answers(out)
+		_, err = answered(load.ParseWeb(out))
 	}
 	if err != nil {
 		return fmt.Errorf("ask %d containers from outside: %w", len(r.members), err)

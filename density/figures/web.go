@@ -86,7 +86,13 @@ func portOf(v variant, i int) uint16 {
 // prepare installs the server and its files for a number of containers.
 func (s webServer) prepare(loader string, list []variant, n int) func(context.Context, *rig.Rig) error {
 	return func(_ context.Context, r *rig.Rig) error {
-		if err := errors.Join(r.Install(loader), r.Put("/www/index.html", []byte(page), 0o644)); err != nil || !s.nginx {
+		programs := []string{loader}
+		for _, c := range webClients() {
+			if c.program != "" {
+				programs = append(programs, c.program)
+			}
+		}
+		if err := errors.Join(r.Install(programs...), r.Put("/www/index.html", []byte(page), 0o644)); err != nil || !s.nginx {
 			return err
 		}
 		if err := r.Install("nginx"); err != nil {
@@ -119,6 +125,7 @@ func planServers(o *sweep.Options, study int) (*sweep.Plan, []variant, webServer
 		return nil, nil, server, err
 	}
 	server.addVersion(tools)
+	addVersion(tools, "web client", load.AB, "-V")
 	p := &sweep.Plan{Rounds: rounds(o), Containers: n, Tools: tools, Room: rig.Room{Memory: 12 << 20, Processes: 6, Connections: 1}}
 	p.Network, p.Storage = most(list)
 	p.Prepare = server.prepare(loader, list, n)
@@ -143,18 +150,49 @@ func planWeb(o *sweep.Options) (*sweep.Plan, error) {
 			server.note(),
 			fmt.Sprintf("%d requests in each container, or fewer where all would make more than %d (the study made %d in each), one after the other, "+
 				"each on a new connection, from the container to itself. All begin at the same time.", requests, webTotal, webRequests),
+			"The client is ApacheBench, as in the study. After it, the same is measured with a client that is linked statically.",
 			grownNote,
 			"Percentiles are of the single requests of all containers, in milliseconds.",
 		},
 	}
-	order(p.Figure, list, "total", "each")
+	clients := webClients()
+	for _, c := range clients {
+		order(p.Figure, list, "total"+c.series, "each"+c.series)
+	}
 	for _, v := range list {
-		measure := func(ctx context.Context, _ *sweep.Env, c *crowd) ([]sweep.Sample, error) {
-			return askInside(ctx, o.Seed, c, v, min(requests, max(1, webTotal/len(c.members))))
+		measure := func(ctx context.Context, _ *sweep.Env, c *crowd) (samples []sweep.Sample, err error) {
+			for _, client := range clients {
+				more, err := askInside(ctx, o.Seed, c, v, client, min(requests, max(1, webTotal/len(c.members))))
+				if err != nil {
+					return samples, err
+				}
+				samples = append(samples, more...)
+			}
+			return samples, nil
 		}
-		p.Steps = append(p.Steps, server.step(v, doubling(p.Containers), min(requests*p.Containers, webTotal), measure))
+		p.Steps = append(p.Steps, server.step(v, doubling(p.Containers), len(clients)*min(requests*p.Containers, webTotal), measure))
 	}
 	return p, nil
+}
+
+// webClient is a client that containers run.
+type webClient struct {
+	series  string // what is added to the names of its series
+	program string // what else is installed for it, "" if nothing
+	command func(requests int, seed uint64, server string) []string
+	parse   func(out []byte) (load.WebResult, error)
+}
+
+// webClients are ApacheBench, if it is on this machine, and tsugiki-load, which is linked statically.
+func webClients() (list []webClient) {
+	if _, err := exec.LookPath(load.AB); err == nil {
+		command := func(requests int, _ uint64, server string) []string { return load.ABCommand(requests, server) }
+		list = append(list, webClient{"", load.AB, command, load.ParseAB})
+	}
+	command := func(requests int, seed uint64, server string) []string {
+		return inside(load.Web(requests, seed, server))
+	}
+	return append(list, webClient{", static client", "", command, load.ParseWeb})
 }
 
 // grownNote explains how the number of servers grows.
@@ -195,9 +233,9 @@ func (s webServer) serve(ctx context.Context, e *sweep.Env, v variant) (*crowd, 
 }
 
 // askInside makes each container send requests to its own server.
-func askInside(ctx context.Context, seed uint64, c *crowd, v variant, requests int) ([]sweep.Sample, error) {
+func askInside(ctx context.Context, seed uint64, c *crowd, v variant, client webClient, requests int) ([]sweep.Sample, error) {
 	out, extra, err := c.together(ctx, c.runners(), func(i int) []string {
-		return inside(load.Web(requests, seed+uint64(i), fmt.Sprintf("127.0.0.1:%d", portOf(v, i))))
+		return client.command(requests, seed+uint64(i), fmt.Sprintf("127.0.0.1:%d", portOf(v, i)))
 	})
 	if err != nil {
 		return nil, err
@@ -205,7 +243,7 @@ func askInside(ctx context.Context, seed uint64, c *crowd, v variant, requests i
 	var rates, took []float64
 	longest := 0.0
 	for i, o := range out {
-		r, err := answers(o)
+		r, err := answered(client.parse(o))
 		if err != nil {
 			return nil, fmt.Errorf("container %d: %w", i, err)
 		}
@@ -216,15 +254,14 @@ func askInside(ctx context.Context, seed uint64, c *crowd, v variant, requests i
 	x := float64(len(c.members))
 	return []sweep.Sample{
 		// The time ends with the last container. Some containers run alone at the end.
-		{Series: "total", Labels: v.labels, X: x, Value: float64(len(took)) / longest, Each: rates, Extra: extra},
-		{Series: "each", Labels: v.labels, X: x, Value: mean(rates)},
+		{Series: "total" + client.series, Labels: v.labels, X: x, Value: float64(len(took)) / longest, Each: rates, Extra: extra},
+		{Series: "each" + client.series, Labels: v.labels, X: x, Value: mean(rates)},
 	}, nil
 }
 
-// answers parses a client's result. A failed request is an error: refused requests would make the
+// answered checks a client's result. A failed request is an error: refused requests would make the
 // others look fast.
-func answers(out []byte) (load.WebResult, error) {
-	r, err := load.ParseWeb(out)
+func answered(r load.WebResult, err error) (load.WebResult, error) {
 	if err == nil && r.Failed > 0 {
 		err = fmt.Errorf("%d of %d requests failed", r.Failed, r.Failed+len(r.Took))
 	}
@@ -288,7 +325,7 @@ func askOutside(ctx context.Context, e *sweep.Env, loader string, seed uint64, c
 	if err != nil {
 		return nil, err
 	}
-	r, err := answers(out)
+	r, err := answered(load.ParseWeb(out))
 	if err != nil {
 		return nil, err
 	}

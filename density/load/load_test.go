@@ -303,8 +303,10 @@ func FuzzParse(f *testing.F) {
 		if r, err := ParseStencil(out); err == nil && (r.MFLOPS <= 0 || r.Iterations <= 0 || r.Seconds <= 0) {
 			t.Errorf("%+v", r)
 		}
-		if r, err := ParseWeb(out); err == nil && (r.Seconds <= 0 || len(r.Took)+r.Failed <= 0) {
-			t.Errorf("%+v", r)
+		for _, parse := range []func([]byte) (WebResult, error){ParseWeb, ParseAB} {
+			if r, err := parse(out); err == nil && (r.Seconds <= 0 || len(r.Took)+r.Failed <= 0) {
+				t.Errorf("%+v", r)
+			}
 		}
 	})
 }
