@@ -86,7 +86,7 @@ func onlyKey(t *testing.T) {
 // A second process has the set of the first, and other numbers.
 func TestPins(t *testing.T) {
 	testkit.CheckLeaks(t)
-	bpfFileSystem(t)
+	pinTrivial(t)
 	a, first := loadedSet(t)
 	b, second := loadedSet(t)
 	if first != second || a.shared == nil || b.shared == nil {
@@ -113,6 +113,7 @@ func TestPins(t *testing.T) {
 
 // Where there is no BPF file system, each process has a set of its own.
 func TestNoBPFFileSystem(t *testing.T) {
+	pinTrivial(t)
 	before := bpffs
 	defer func() { bpffs = before }()
 	for _, at := range []string{t.TempDir(), filepath.Join(t.TempDir(), "missing")} {
@@ -135,7 +136,7 @@ func TestNoBPFFileSystem(t *testing.T) {
 
 // Processes that start at once, with and without pins, have no number twice.
 func TestPinsAtOnce(t *testing.T) {
-	mount := bpfFileSystem(t)
+	mount := pinTrivial(t)
 	const processes, each = 6, 40
 	seen := map[string]bool{}
 	for round := range 2 {
@@ -175,7 +176,7 @@ func TestPinsAtOnce(t *testing.T) {
 // sockets, whoever loads it; and it gives no number that the former has given.
 func TestSuccessor(t *testing.T) {
 	testkit.CheckLeaks(t)
-	mount := bpfFileSystem(t)
+	mount := pinTrivial(t)
 	former, id := loadedSet(t)
 	*former.last = containersMax - 1
 	if out, err := other(mount, "take 1").Output(); err != nil || strings.HasPrefix(string(out), fmt.Sprint(id)) {
@@ -193,7 +194,7 @@ func TestSuccessor(t *testing.T) {
 // Where the pins are of a set with other tables than the process uses, it loads a set for itself.
 func TestSuccessorOfRemovedPins(t *testing.T) {
 	testkit.CheckLeaks(t)
-	mount := bpfFileSystem(t)
+	mount := pinTrivial(t)
 	former := almostUsedUp(t)
 	first, _, err := takeNumber()
 	if err != nil || first != former {
@@ -226,7 +227,7 @@ func TestSuccessorOfRemovedPins(t *testing.T) {
 func TestKilledWhilePinning(t *testing.T) {
 	for _, step := range []string{"made", "half", "pinned", "moved", "named"} {
 		t.Run(step, func(t *testing.T) {
-			mount := bpfFileSystem(t)
+			mount := pinTrivial(t)
 			former, used := loadedSet(t)
 			*former.last = containersMax - 1
 			cmd := other(mount, "die "+step)
@@ -292,7 +293,7 @@ var untrusted = []struct {
 func TestUntrustedPins(t *testing.T) {
 	for _, tt := range untrusted {
 		t.Run(tt.name, func(t *testing.T) {
-			bpfFileSystem(t)
+			pinTrivial(t)
 			_, was := loadedSet(t)
 			folder := filepath.Join(bpffs, pinsFolder)
 			if err := tt.change(bpffs, folder, filepath.Join(folder, keyOf(t))); err != nil {
@@ -321,7 +322,7 @@ func TestUntrustedPins(t *testing.T) {
 
 // A process that is stopped while it pins a set delays nobody.
 func TestNobodyWaitsForPins(t *testing.T) {
-	bpfFileSystem(t)
+	pinTrivial(t)
 	p, err := openPins()
 	if err != nil {
 		t.Fatal(err)
@@ -401,7 +402,7 @@ func TestContainersOfProcesses(t *testing.T) {
 			}
 			for _, outer := range mine.set.outer() {
 				var table ebpf.MapID
-				if err := outer.Lookup(number, &table); !errors.Is(err, ebpf.ErrKeyNotExist) {
+				if err := outer.Lookup(placeOf(number), &table); !errors.Is(err, ebpf.ErrKeyNotExist) {
 					t.Errorf("a table is left in %v: %v", outer, err)
 				}
 			}
