@@ -13,13 +13,16 @@ import (
 // dockerContainer has the fields of dockerd's config.v2.json and hostconfig.json that this package
 // uses.
 type dockerContainer struct {
-	ID, Name    string
-	Config      struct{ Labels map[string]string }
-	Image       string // id
-	Driver      string // of its storage
-	networkMode string
-	published   []string // ports of the container: PORT/PROTOCOL
-	root        string   // of dockerd's files
+	ID, Name string
+	Config   struct{ Labels map[string]string }
+	Image    string // id
+	Driver   string // of its storage
+	// ImageManifest is empty unless the image is in containerd's image store, which is the default
+	// since Docker 29.
+	ImageManifest struct{ Digest string }
+	networkMode   string
+	published     []string // ports of the container: PORT/PROTOCOL
+	root          string   // of dockerd's files
 }
 
 // findDocker reads dockerd's files of a container. config.json has neither name nor labels, but
@@ -76,23 +79,14 @@ func parseDocker(config, host []byte, id string) (dockerContainer, bool) {
 }
 
 var (
-	imageID    = regexp.MustCompile(`^sha256:([0-9a-f]{64})$`)
-	driverName = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]*$`)
+	sha256Digest = regexp.MustCompile(`^sha256:([0-9a-f]{64})$`)
+	driverName   = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]*$`)
 )
 
-// imageLabels returns a function that recognizes labels of the container's image. The name of
-// the image's configuration is its hash. It returns nil if the configuration is not found, such
-// as with containerd's image store.
+// imageLabels returns a function that recognizes labels of the container's image. It returns nil
+// if the image's configuration is not found.
 func (c dockerContainer) imageLabels() func(key, value string) bool {
-	id := imageID.FindStringSubmatch(c.Image)
-	if id == nil || !driverName.MatchString(c.Driver) {
-		return nil
-	}
-	data, err := readFile(filepath.Join(c.root, "image", c.Driver, "imagedb", "content", "sha256", id[1]))
-	if err != nil || fmt.Sprintf("%x", sha256.Sum256(data)) != id[1] {
-		return nil
-	}
-	labels, err := parseImageLabels(data)
+	labels, err := parseImageLabels(c.imageConfig())
 	if err != nil {
 		return nil
 	}
@@ -100,6 +94,46 @@ func (c dockerContainer) imageLabels() func(key, value string) bool {
 		v, is := labels[key]
 		return is && v == value
 	}
+}
+
+// imageConfig reads the image's configuration. It returns nil if this is not found.
+func (c dockerContainer) imageConfig() []byte {
+	if c.ImageManifest.Digest != "" {
+		var manifest struct{ Config struct{ Digest string } }
+		if json.Unmarshal(c.content(c.ImageManifest.Digest), &manifest) != nil {
+			return nil
+		}
+		return c.content(manifest.Config.Digest)
+	}
+	if !driverName.MatchString(c.Driver) {
+		return nil
+	}
+	return readHashed(filepath.Join(c.root, "image", c.Driver, "imagedb", "content", "sha256"), c.Image)
+}
+
+// content reads a file of a containerd: of dockerd's own or of the machine's. The name of a file
+// is its hash, so the file is the image's in whichever of them it is found.
+func (c dockerContainer) content(digest string) []byte {
+	for _, root := range []string{filepath.Join(c.root, "containerd", "daemon"), "/var/lib/containerd"} {
+		if data := readHashed(filepath.Join(root, "io.containerd.content.v1.content", "blobs", "sha256"), digest); data != nil {
+			return data
+		}
+	}
+	return nil
+}
+
+// readHashed reads the file of a folder that has this hash, and its hash as its name. It returns
+// nil if there is none.
+func readHashed(dir, digest string) []byte {
+	id := sha256Digest.FindStringSubmatch(digest)
+	if id == nil {
+		return nil
+	}
+	data, err := readFile(filepath.Join(dir, id[1]))
+	if err != nil || fmt.Sprintf("%x", sha256.Sum256(data)) != id[1] {
+		return nil
+	}
+	return data
 }
 
 // parseImageLabels reads an image's configuration.

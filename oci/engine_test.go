@@ -44,6 +44,21 @@ func dockerDir(t *testing.T, id, config, host, image string) string {
 	return root
 }
 
+// containerdDir is dockerDir with the image in containerd's image store.
+func containerdDir(t *testing.T, config, host, image string) string {
+	t.Helper()
+	const blobs = "containerd/daemon/io.containerd.content.v1.content/blobs/sha256/"
+	hash := func(text string) string { return fmt.Sprintf("%x", sha256.Sum256([]byte(text))) }
+	manifest := `{"schemaVersion":2,"config":{"mediaType":"application/vnd.oci.image.config.v1+json","digest":"sha256:` + hash(image) + `"}}`
+	return files(t, t.TempDir(), map[string]string{
+		"containers/" + testID + "/config.v2.json": `{"ID":"` + testID + `","Image":"sha256:` + hash("index") + `","Driver":"overlayfs",` +
+			`"ImageManifest":{"digest":"sha256:` + hash(manifest) + `"},` + config[1:],
+		"containers/" + testID + "/hostconfig.json": host,
+		blobs + hash(manifest):                      manifest,
+		blobs + hash(image):                         image,
+	})
+}
+
 const noImage = `{"config":{"Labels":null}}`
 
 func TestFacts(t *testing.T) {
@@ -52,6 +67,9 @@ func TestFacts(t *testing.T) {
 	labels := `{"Name":"/web","Config":{"Labels":{"tsugiki.dev/ingress":"a","tsugiki.dev/mode":"auto","other":"x"}},"State":{"Pid":0}}`
 	docker := dockerDir(t, testID, labels, `{"NetworkMode":"none"}`, noImage)
 	withImage := dockerDir(t, testID, labels, `{"NetworkMode":"none"}`, `{"config":{"Labels":{"tsugiki.dev/ingress":"a","tsugiki.dev/mode":"seccomp","other":"y"}}}`)
+	inContainerd := containerdDir(t, labels, `{"NetworkMode":"none"}`, `{"config":{"Labels":{"tsugiki.dev/ingress":"a","tsugiki.dev/mode":"seccomp","other":"y"}}}`)
+	damagedStore := containerdDir(t, labels, `{"NetworkMode":"none"}`, noImage)
+	damage(t, filepath.Join(damagedStore, "containerd/daemon/io.containerd.content.v1.content/blobs/sha256"))
 	damaged := dockerDir(t, testID, labels, `{"NetworkMode":"none"}`, noImage)
 	damage(t, filepath.Join(damaged, "image/overlay2/imagedb/content/sha256"))
 	bridged := dockerDir(t, testID, `{"Name":"/two words","Config":{"Labels":null}}`, `{"NetworkMode":"default"}`, noImage)
@@ -111,6 +129,14 @@ func TestFacts(t *testing.T) {
 		"an image's labels": {
 			`{` + from(withImage, testID), task("moby"),
 			facts{engine: "docker", name: "web", annotations: map[string]string{"tsugiki.dev/mode": "auto"}, image: []string{"tsugiki.dev/ingress"}, loopback: true},
+		},
+		"an image's labels, in containerd's image store": {
+			`{` + from(inContainerd, testID), task("moby"),
+			facts{engine: "docker", name: "web", annotations: map[string]string{"tsugiki.dev/mode": "auto"}, image: []string{"tsugiki.dev/ingress"}, loopback: true},
+		},
+		"an image of containerd's image store that is another by now": {
+			`{` + from(damagedStore, testID), task("moby"),
+			facts{engine: "docker", name: "web", annotations: ours, unknown: []string{"tsugiki.dev/ingress", "tsugiki.dev/mode"}, loopback: true},
 		},
 		"an image's label that is an annotation too": {
 			`{"annotations":{"tsugiki.dev/ingress":"a"},` + from(withImage, testID), task("moby"), facts{engine: "docker", name: "web", annotations: ours, loopback: true},
