@@ -20,6 +20,7 @@ all: build
 
 deps: ; scripts/deps.sh
 deps-demo: ; scripts/deps.sh demo
+deps-engines: ; scripts/deps.sh engines
 deps-bench-agent: ; scripts/deps.sh bench-agent
 deps-bench-charge: ; scripts/deps.sh bench-charge
 deps-bench-forward: ; scripts/deps.sh bench-forward
@@ -111,6 +112,11 @@ density-report: deps build
 test-kernels: deps build sanitized
 	scripts/kernels/test.sh
 
+# All tests that start a container engine, with newer engines than the distribution's: those of
+# tools/*/go.mod, which are built first. The first time this takes 10 minutes more.
+test-engines: deps-engines build
+	scripts/engines.sh
+
 # All tests with long loops: 100,000 connections through one container, a hundred kills, ten
 # minutes of random calls under random rules.
 soak: export TSUGIKI_SOAK = 1
@@ -174,4 +180,4 @@ demo: deps-demo build
 clean:
 	rm -rf bin dist man .cache bench.json bench-agent.json bench-charge* bench-forward.json bench-peers.json density-test
 
-.PHONY: all deps deps-demo deps-bench-agent deps-bench-charge deps-bench-peers build man install uninstall deb packages generate lint test tests sanitized test-density density-report test-kernels cover-binaries soak fuzz bench bench-agent bench-charge bench-forward bench-peers demo clean
+.PHONY: all deps deps-demo deps-engines deps-bench-agent deps-bench-charge deps-bench-peers build man install uninstall deb packages generate lint test tests sanitized test-density density-report test-engines test-kernels cover-binaries soak fuzz bench bench-agent bench-charge bench-forward bench-peers demo clean

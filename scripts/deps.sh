@@ -5,7 +5,8 @@
 # what only the end-to-end tests need, "deps.sh bench-agent" all of that but what
 # containers are made with, "deps.sh bench-charge" all but what runs and loads them,
 # "deps.sh bench-forward" all but Open vSwitch, "deps.sh bench-peers" all but pasta and slirp4netns;
-# "deps.sh kernels" installs what a virtual machine takes, too.
+# "deps.sh kernels" installs what a virtual machine takes, too, and "deps.sh engines" what runc is
+# built with.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -103,6 +104,7 @@ elif [[ ${1:-} == bench-peers ]]; then
 	install passt slirp4netns
 elif [[ ${1:-} != demo ]]; then
 	[[ ${1:-} != kernels ]] || install qemu-system-x86 kmod xz-utils busybox-static
+	[[ ${1:-} != engines ]] || install libseccomp-dev # runc is built
 	install "${programs[@]}" "${engines[@]}"
 	if [[ $(dpkg --print-architecture) == amd64 ]]; then
 		install libc6-dev-i386 "lib32gcc-$(gcc -dumpversion)-dev" # 32-bit programs

@@ -3,7 +3,8 @@
 #
 # Most packages share the machine, three at a time: many tests wait. The packages with the
 # largest budgets (.ci/budget) start first, so test/e2e, which takes longest, runs beside all
-# others. The packages of .ci/serial follow, one at a time.
+# others. The packages of .ci/serial follow, one at a time. TSUGIKI_PACKAGES are other packages
+# than all.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 
@@ -24,9 +25,10 @@ run() {
 }
 
 module=$(go list -m) || exit
-all=$(go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./...) || exit
+read -ra packages <<<"${TSUGIKI_PACKAGES:-./...}"
+all=$(go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' "${packages[@]}") || exit
 long=$(awk '!/^#/ && NF && $1 != "default"' .ci/budget | sort -rnk 2 | awk -v m="$module" '{ print m "/" $1 }')
-order=$(printf '%s\n' "$long" "$all" | awk '!seen[$0]++')
+order=$(printf '%s\n' "$long" "$all" | grep -Fx "$all" | awk '!seen[$0]++')
 mapfile -t shared < <(listed -v <<<"$order")
 mapfile -t serial < <(listed <<<"$order")
 
@@ -34,5 +36,6 @@ rm -rf .cache/test-logs
 {
 	run -p 3 "$@" "${shared[@]}"
 	status=$?
+	((${#serial[@]})) || exit "$status"
 	run -p 1 "$@" "${serial[@]}" && exit "$status"
 } | go run ./internal/testreport -skips .ci/skips -budget .ci/budget -logs .cache/test-logs

@@ -24,15 +24,22 @@ func startDocker(t testing.TB, r *Rig) Engine {
 	for name, path := range r.Runtimes {
 		runtimes[name] = map[string]string{"path": path}
 	}
-	config, err := json.Marshal(map[string]any{
+	settings := map[string]any{
 		"runtimes":      runtimes,
 		"data-root":     filepath.Join(r.dir, "docker"),
 		"cgroup-parent": "/" + r.name,
 		"exec-opts":     []string{"native.cgroupdriver=cgroupfs"},
+	}
+	help, err := r.run("dockerd", "--help")
+	if err != nil {
+		t.Fatalf("%v", err)
+	}
+	if strings.Contains(help, "--oom-score-adjust") { // before Docker 25
 		// Lowering it needs CAP_SYS_RESOURCE, which machines for tests lack.
-		"oom-score-adjust": 0,
-		"storage-driver":   "overlay2",
-	})
+		settings["oom-score-adjust"] = 0
+		settings["storage-driver"] = "overlay2"
+	}
+	config, err := json.Marshal(settings)
 	if err != nil {
 		t.Fatalf("%v", err)
 	}
@@ -152,8 +159,12 @@ func (e *cli) Exec(name string, args ...string) (string, error) {
 func (e *cli) Logs(name string) (string, error) { return e.do("logs", name) }
 
 func (e *cli) IP(name string) (string, error) {
-	out, err := e.do("inspect", "-f", "{{.NetworkSettings.IPAddress}}", name)
-	return strings.TrimSpace(out), err
+	out, err := e.do("inspect", "-f", "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}", name)
+	ip := strings.TrimSpace(out)
+	if ip == "invalid IP" { // Docker 29 says so of a network without addresses
+		ip = ""
+	}
+	return ip, err
 }
 
 func (e *cli) Running(name string) (bool, error) {
