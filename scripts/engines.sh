@@ -16,14 +16,15 @@ path=/usr/sbin:/usr/bin:/sbin:/bin # of the tests' engines
 pinned() { go list -modfile="tools/$1/go.mod" -m -f '{{.Version}}' "$2" | sed 's/^v//; s/+incompatible$//'; }
 
 # build ENGINE FOLDER LDFLAGS PACKAGE... builds into a folder of the new /usr, unless that was done
-# with the same modules.
+# with the same modules. docker/cli has no go.mod, which would say that it is not Go 1.16.
 build() {
 	local engine=$1 folder=$2 ldflags=$3
 	shift 3
 	cmp -s "tools/$engine/go.mod" "$cache/$engine.mod" && return
 	echo "engines: build $engine"
 	mkdir -p "$cache/usr/$folder"
-	go build -modfile="tools/$engine/go.mod" -trimpath -tags seccomp -ldflags "$ldflags" -o "$cache/usr/$folder/" "$@"
+	go build -modfile="tools/$engine/go.mod" -trimpath -tags seccomp \
+		-gcflags=github.com/docker/cli/cmd/docker=-lang=go1.26 -ldflags "$ldflags" -o "$cache/usr/$folder/" "$@"
 	cp "tools/$engine/go.mod" "$cache/$engine.mod"
 }
 
