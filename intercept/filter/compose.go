@@ -18,7 +18,7 @@ var ErrProfile = errors.New("the seccomp profile cannot be composed")
 
 // ruleMax is how many rules a call may come to. The kernel takes 4096 instructions,
 // and each condition is some four.
-const ruleMax = 128
+const ruleMax = 256
 
 // Compose returns the profile of an OCI runtime with our calls handed to the
 // supervisor that listens at a socket, and metadata told to it. A nil profile is
@@ -152,7 +152,7 @@ type part struct {
 // composeCall returns the rules for one of our calls, given those of the profile.
 func composeCall(profile *specs.LinuxSeccomp, name string, old []specs.LinuxSyscall, t trap) ([]specs.LinuxSyscall, error) {
 	def := verdictOf(profile.DefaultAction, profile.DefaultErrnoRet)
-	parts, err := partsOf(old, def)
+	parts, err := partsOf(name, old, def)
 	if err != nil {
 		return nil, err
 	}
@@ -269,7 +269,7 @@ func rulesOf(name string, v verdict, rs []region) []specs.LinuxSyscall {
 // that says the default is left out, and the first one without conditions is the
 // only one. Those that say different things about one form of the call have no
 // order there, so nobody knows which holds.
-func partsOf(rules []specs.LinuxSyscall, def verdict) ([]part, error) {
+func partsOf(name string, rules []specs.LinuxSyscall, def verdict) ([]part, error) {
 	var parts []part
 	for _, s := range rules {
 		v := verdictOf(s.Action, s.ErrnoRet)
@@ -282,7 +282,7 @@ func partsOf(rules []specs.LinuxSyscall, def verdict) ([]part, error) {
 		if len(s.Args) == 0 {
 			return []part{{v, []region{everything}}}, nil
 		}
-		rs, err := regionsOf(s.Args)
+		rs, err := regionsOf(name, s.Args)
 		if err != nil {
 			return nil, err
 		}
@@ -303,9 +303,9 @@ func partsOf(rules []specs.LinuxSyscall, def verdict) ([]part, error) {
 	return parts, nil
 }
 
-// regionsOf returns what conditions say. Several of one argument are alternatives,
+// regionsOf returns what conditions of a call say. Several of one argument are alternatives,
 // as runc has it, and then so are all of them.
-func regionsOf(conditions []specs.LinuxSeccompArg) ([]region, error) {
+func regionsOf(name string, conditions []specs.LinuxSeccompArg) ([]region, error) {
 	all, either := []region{everything}, []region(nil)
 	var seen [6]int
 	repeated := false
@@ -316,6 +316,9 @@ func regionsOf(conditions []specs.LinuxSeccompArg) ([]region, error) {
 		spans, err := parse(c)
 		if err != nil {
 			return nil, err
+		}
+		if name == "socket" && c.Index == 0 && isOfOrder(c.Op) {
+			spans = lowerHalves(spans)
 		}
 		seen[c.Index]++
 		repeated = repeated || seen[c.Index] > 1

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -44,6 +45,16 @@ func profiles(t testing.TB) map[string]*specs.LinuxSeccomp {
 			{Names: []string{"setsockopt"}, Action: specs.ActLog},
 		},
 	}
+	families := func(op specs.LinuxSeccompOperator, value uint64) specs.LinuxSyscall {
+		return specs.LinuxSyscall{Names: []string{"socket"}, Action: specs.ActAllow, Args: []specs.LinuxSeccompArg{{Index: 0, Value: value, Op: op}}}
+	}
+	all["no vsock, no alg"] = &specs.LinuxSeccomp{ // the default profile of moby 29
+		DefaultAction: specs.ActErrno, Architectures: []specs.Arch{specs.ArchX86_64, specs.ArchX86, specs.ArchX32},
+		Syscalls: []specs.LinuxSyscall{
+			{Names: []string{"connect", "bind", "listen", "read", "setsockopt", "sendto"}, Action: specs.ActAllow},
+			families(specs.OpLessThan, unix.AF_ALG), families(specs.OpEqualTo, unix.AF_NFC), families(specs.OpGreaterThan, unix.AF_VSOCK),
+		},
+	}
 	all["some refused"] = &specs.LinuxSeccomp{
 		DefaultAction: specs.ActAllow,
 		Syscalls: []specs.LinuxSyscall{
@@ -64,6 +75,33 @@ func profiles(t testing.TB) map[string]*specs.LinuxSeccomp {
 		},
 	}
 	return all
+}
+
+// The families of socket(2) that moby 29 refuses are refused, whatever the upper half of the
+// argument is: the kernel takes the lower one.
+func TestComposedFamilies(t *testing.T) {
+	for _, o := range choices() {
+		composed, err := compose("amd64", profiles(t)["no vsock, no alg"], o, "/l", "m")
+		if err != nil {
+			t.Fatal(err)
+		}
+		said := only(composed, "socket")
+		for _, upper := range []uint64{0, 1 << 32, 1 << 63, math.MaxUint32 << 32} {
+			for family := range uint64(300) {
+				if upper != 0 && family == unix.AF_NFC {
+					continue // allowed alone; as a number of 64 bits, it is above AF_VSOCK
+				}
+				got, err := interpret(said, [6]uint64{upper | family}, true)
+				if err != nil {
+					t.Fatal(err)
+				}
+				refused := got == unix.SECCOMP_RET_ERRNO|uint32(unix.EPERM)
+				if refused != (family == unix.AF_ALG || family == unix.AF_VSOCK) {
+					t.Errorf("%+v: family %#x: %#x", o, upper|family, got)
+				}
+			}
+		}
+	}
 }
 
 // choices are all options.

@@ -28,7 +28,7 @@ var socketcallNames = []string{
 func composeSocketcall(composed *specs.LinuxSeccomp, trapped map[string]trap) error {
 	named, others := divide(composed.Syscalls, map[string]bool{socketcall: true})
 	def := verdictOf(composed.DefaultAction, composed.DefaultErrnoRet)
-	parts, err := partsOf(named[socketcall], def)
+	parts, err := partsOf(socketcall, named[socketcall], def)
 	if err != nil {
 		return err
 	}

@@ -190,6 +190,31 @@ func parse(c specs.LinuxSeccompArg) ([]span, error) {
 	return nil, fmt.Errorf("unknown operator %q", c.Op)
 }
 
+func isOfOrder(op specs.LinuxSeccompOperator) bool {
+	switch op {
+	case specs.OpLessThan, specs.OpLessEqual, specs.OpGreaterEqual, specs.OpGreaterThan:
+		return true
+	}
+	return false
+}
+
+// lowerHalves are the numbers whose lower half is in one of the spans: what a condition says of an
+// argument of which the kernel takes no more, such as the family of socket(2). An interval that is
+// open above is a block for each bit otherwise, and those of the upper half say nothing to programs of
+// a 32-bit ABI. A number with an upper half is then refused if the profile refuses its lower half.
+func lowerHalves(spans []span) []span {
+	var all []span
+	for _, s := range spans {
+		for _, low := range s.intersect(span{hi: math.MaxUint32}) {
+			for _, block := range low.blocks() {
+				mask, value := block.bitsOf()
+				all = append(all, masked(mask&math.MaxUint32, value))
+			}
+		}
+	}
+	return all
+}
+
 // region is a set of calls: those of which each argument is in its set.
 type region [6]span
 
