@@ -116,7 +116,10 @@ func factsOf(s *spec, id, bundle string) (facts, error) {
 			break
 		}
 	}
-	f.loopback = f.engine == docker && d.networkMode == "none" || s.keepsToItself()
+	if f.loopback = s.keepsToItself(); f.engine == docker {
+		// Since Docker 29, no hook says that dockerd will add interfaces.
+		f.loopback = d.networkMode == "none"
+	}
 	return f, nil
 }
 

@@ -75,8 +75,9 @@ func TestFacts(t *testing.T) {
 	bridged := dockerDir(t, testID, `{"Name":"/two words","Config":{"Labels":null}}`, `{"NetworkMode":"default"}`, noImage)
 	joined := dockerDir(t, testID, labels, `{"NetworkMode":"container:another"}`, noImage)
 	notOurs := dockerDir(t, "yet another", `{"Name":"/web"}`, `{"NetworkMode":"none"}`, noImage)
+	const hooks = `"hooks":{"prestart":[{"path":"/x"}]},`
 	from := func(root, id string) string {
-		return `"mounts":[{"destination":"/etc/hosts","source":"` + root + `/containers/` + id + `/hosts"}],"hooks":{"prestart":[{"path":"/x"}]},` + newNetns + `}`
+		return `"mounts":[{"destination":"/etc/hosts","source":"` + root + `/containers/` + id + `/hosts"}],` + hooks + newNetns + `}`
 	}
 	storage := files(t, t.TempDir(), map[string]string{"containers.json": `[{"id":"x"},{"id":"` + testID + `","names":["pod","man"]}]`})
 	crio := files(t, t.TempDir(), map[string]string{"containers.json": `[{"id":"` + testID + `","names":["k8s_c"],"metadata":"{\"pod-id\":\"x\"}"}]`})
@@ -150,6 +151,7 @@ func TestFacts(t *testing.T) {
 		"another's of docker":        {`{` + from(notOurs, testID), "", facts{engine: other, name: "0123456789ab"}},
 		"not docker's":               {`{` + from("/etc", testID), "", facts{engine: other, name: "0123456789ab"}},
 		"a pod that mounts docker's": {`{"annotations":{` + pod + `"container"},` + from(docker, testID), task("k8s.io"), facts{engine: other, name: "0123456789ab"}},
+		"docker adds the interfaces": {`{` + strings.Replace(from(bridged, testID), hooks, "", 1), task("moby"), facts{engine: "docker", name: "two-words"}},
 		"podman":                     {annotated(`"io.container.manager":"libpod"`), filepath.Join(storage, testID, "userdata"), facts{engine: podman, name: "pod", loopback: true}},
 		"podman, with what is another engine's": {
 			annotated(`"io.container.manager":"libpod","nerdctl/name":"n",` + pod + `"sandbox"`), filepath.Join(storage, testID, "userdata"), facts{engine: podman, name: "pod", loopback: true},
