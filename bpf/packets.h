@@ -29,7 +29,7 @@
  * HEARD_MAX of them, those of one set replaced in turn.
  *
  * A listener that no rule has bound, where the loopback is on the host, takes a SYN of that
- * loopback only: see loopback.h.
+ * loopback only: see loopback.h. A socket that connects there hears no other either.
  *
  * The kernel gives the programs a packet that begins with the IP header, before it is cut
  * into fragments or segments. Without a full socket (a SYN cookie, TIME_WAIT) it does not
@@ -48,6 +48,7 @@
 
 #define LOOPBACK_IFINDEX 1
 #define TCP_SYN		 0x02
+#define TCP_SYN_SENT	 2
 #define TCP_LISTEN	 10
 
 struct packet {
@@ -349,6 +350,40 @@ static __always_inline bool may_hear_at(struct __sk_buff *skb, const struct pack
 	       endpoint_for(p->protocol, &p->from, p->from_port);
 }
 
+/* Whether a listener may hear a SYN that is not of its loopback. Its answer is judged too, unless
+ * that is a SYN cookie. A container that has ended serves nobody. */
+static __always_inline bool hears_syn(struct __sk_buff *skb, struct bpf_sock *sk)
+{
+	return container()->loopback ? hears_others(skb, sk) : serves(sk);
+}
+
+/*
+ * Whether a socket that connects may hear a SYN, or the answer to its own. On a loopback address
+ * that is one of whom a rule lets it connect to there, or of a socket of the loopback: a
+ * stranger's SYN would make a connection too (simultaneous open, RFC 9293 section 3.5). A SYN
+ * cookie has no socket that leave could know it by, but its listener is there.
+ */
+static __always_inline bool may_answer(struct __sk_buff *skb)
+{
+	struct bpf_sock *other;
+	struct packet p;
+	bool from, to, own;
+
+	sides(skb, &from, &to);
+	if (!from && !to)
+		return true;
+	if (skb->ifindex != LOOPBACK_IFINDEX || !parse(skb, &p))
+		return false;
+	if (may_hear_at(skb, &p))
+		return true;
+	other = socket_for(skb, p.protocol, &p.to, p.to_port, &p.from, p.from_port);
+	if (!other)
+		return false;
+	own = is_of_loopback(other);
+	bpf_sk_release(other);
+	return own;
+}
+
 /* Whether a client's UDP socket may hear who has sent a datagram. */
 static __always_inline bool may_hear(struct __sk_buff *skb, struct bpf_sock *sk)
 {
@@ -391,9 +426,13 @@ int enter(struct __sk_buff *skb)
 		return ALLOW;
 	if (sk->protocol == IPPROTO_UDP)
 		return may_hear(skb, sk) ? ALLOW : deny(DENIED_ENTER);
-	if (!container()->loopback || sk->state != TCP_LISTEN || is_own(skb))
+	if (is_own(skb))
 		return ALLOW;
-	return hears_others(skb, sk) ? ALLOW : deny(DENIED_ENTER);
+	if (sk->state == TCP_LISTEN)
+		return hears_syn(skb, sk) ? ALLOW : deny(DENIED_ENTER);
+	if (!container()->loopback || sk->state != TCP_SYN_SENT)
+		return ALLOW;
+	return may_answer(skb) ? ALLOW : deny(DENIED_ENTER);
 }
 
 #endif
