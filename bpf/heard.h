@@ -66,7 +66,8 @@ static __always_inline void hear(struct bpf_sock *sk, const struct addr *a, __u1
 		(struct heard_peer){.addr = *a, .port = port};
 }
 
-/* UDP sockets that had a port before they connected, and so a source of the kernel's choice. */
+/* UDP sockets that had a port before they connected, and so a source of the kernel's choice; and
+ * whether their last datagram had the source that a rule wants. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);

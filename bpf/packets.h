@@ -128,16 +128,21 @@ static __always_inline bool right_source(const struct endpoint *ep, const struct
 	return fits(&ep->addr, from, to) || (b && b->ingress && fits(&b->host, from, to));
 }
 
-/* Whether a datagram to the peer of its socket has the source that a rule wants. Most are
- * known to have it from connect on. */
+/* Whether a datagram to the peer of its socket has the source that a rule wants, or wanted when
+ * there was one. Most are known to have it from connect on. */
 static __always_inline bool has_right_source(struct bpf_sock *sk, const struct packet *p)
 {
+	__u8 *right = bpf_sk_storage_get(&kept_by_socket, sk, 0, 0);
+	struct binding *b;
 	struct endpoint *ep;
 
-	if (!bpf_sk_storage_get(&kept_by_socket, sk, 0, 0))
+	if (!right)
 		return true;
+	b = binding_of(sk);
 	ep = endpoint_for(p->protocol, &p->to, p->to_port);
-	return !ep || right_source(ep, binding_of(sk), &p->from, &p->to);
+	if (ep)
+		*right = right_source(ep, b, &p->from, &p->to);
+	return *right || (!ep && b && b->ingress && fits(&b->host, &p->from, &p->to));
 }
 
 /* Whether a datagram is on its way to the relay, or from it: see relay.h. */
@@ -243,7 +248,7 @@ static __always_inline int leave_loopback(struct __sk_buff *skb, struct bpf_sock
 			       ? ALLOW
 			       : deny(DENIED_LEAVE);
 	if (!loopback(&p->from) && !loopback(&p->to)) {
-		if (p->protocol == IPPROTO_UDP && is_peer(sk, p))
+		if (p->protocol == IPPROTO_UDP && is_peer(sk, p) && has_right_source(sk, p))
 			return ALLOW;
 	} else {
 		owner = receiver(skb, p, &known);

@@ -94,11 +94,16 @@ static __always_inline bool has_source(struct bpf_sock *sk, const struct endpoin
  */
 static __always_inline bool keeps_name(struct bpf_sock *sk, const struct addr *at)
 {
+	__u8 *right;
+
 	if (!container()->loopback || !sk || !sk->src_port || !(wildcard(at) || loopback(at)))
 		return false;
-	if (sk->protocol == IPPROTO_UDP)
-		bpf_sk_storage_get(&kept_by_socket, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
-	return true;
+	if (sk->protocol != IPPROTO_UDP)
+		return true;
+	right = bpf_sk_storage_get(&kept_by_socket, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	if (right)
+		*right = 0; /* it is another peer */
+	return right;
 }
 
 /* Notes that an endpoint has lent its address to a socket, which TCP shows by itself: it
