@@ -15,8 +15,9 @@
  *			to its loopback. What is for a socket of the container becomes IPv4,
  *			from the sender's alias, and goes to the loopback device
  *
- * The ports are the host's, which the kernel gives to one socket at a time: IPv4 has no other than
- * IPv6. A published server has a private port (loopback.h) in the place of its own.
+ * The ports are the host's. The kernel gives one to a socket of IPv4 and to another of IPv6, if
+ * that is for IPv6 alone: then the port is that one's, and nothing leaves from it for the
+ *container. A published server has a private port (loopback.h) in the place of its own.
  *
  * For whom a datagram is, to_ipv4 asks the kernel. There must be a socket of the container that
  * hears it, and, unless a rule has published it, no IPv6 socket: that would be the receiver.
@@ -112,6 +113,7 @@ int to_ipv6(struct __sk_buff *skb)
 	struct virtual_host *host;
 	struct header6 ip6 = {};
 	struct bpf_sock *sk;
+	struct flow f = {};
 	struct ports udp;
 	struct header4 ip;
 	__u32 from_port;
@@ -139,6 +141,12 @@ int to_ipv6(struct __sk_buff *skb)
 		ip6.from = published->addr;
 		port = bpf_htons(published->port);
 	}
+	f.host = host->addr;
+	f.here = host->source;
+	f.host_port = udp.to;
+	f.here_port = udp.from;
+	if (!published && is_anothers(skb, &f))
+		return TCX_DROP;
 	ip6.first = bpf_htonl(6 << 28 | ip.tos << 20);
 	ip6.length = bpf_htons(bpf_ntohs(ip.length) - sizeof(ip));
 	ip6.next = IPPROTO_UDP;

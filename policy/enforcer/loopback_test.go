@@ -79,6 +79,7 @@ func addLoopbackAddress(t *testing.T, prefix string) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	addr.Flags = unix.IFA_F_NODAD // it can be bound at once
 	if err := netlink.AddrAdd(lo, addr); err != nil {
 		t.Fatal(err)
 	}

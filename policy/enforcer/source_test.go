@@ -73,7 +73,6 @@ func TestSourceOfTheKernelsChoice(t *testing.T) {
 	}, []string{"198.51.100.0/24:53=a", "203.0.113.0/24:53=any"})
 }
 
-
 func up(name string) error {
 	l, err := netlink.LinkByName(name)
 	if err != nil {
