@@ -24,12 +24,21 @@ static __always_inline void remember(struct bpf_sock_addr *ctx, const struct add
 {
 	struct peer key = {.addr = *from, .port = bpf_ntohs(ctx->user_port)};
 	struct bpf_sock *sk = ctx->sk;
+	struct virtual_host *host;
 	__u8 seen = 1;
 	void *peers;
 
-	if (!sk || !(serves(sk) || (is_published(sk) && is_alias(from))) ||
-	    speaks_on_loopback(sk, from))
+	if (!sk)
 		return;
+	if (is_published(sk) && is_alias(from)) {
+		/* The alias may be another host's later. */
+		host = host_of(from);
+		if (!host)
+			return;
+		key.addr = host->addr;
+	} else if (!serves(sk) || speaks_on_loopback(sk, from)) {
+		return;
+	}
 	peers = table_of(&peer_tables);
 	if (!peers)
 		return;

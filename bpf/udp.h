@@ -65,9 +65,9 @@ static __always_inline bool may_reach(void *ctx, struct bpf_sock *sk, const stru
 
 	if (!host || !host->device)
 		return false;
-	if (is_published(sk) && known_peer(ctx, alias, port))
-		return true;
 	to = host->addr;
+	if (is_published(sk) && known_peer(ctx, &to, port))
+		return true;
 	return !host->peer && endpoint_for(IPPROTO_UDP, &to, port);
 }
 
