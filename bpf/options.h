@@ -20,6 +20,13 @@
  */
 #define OPTIONS_PROOF 0x7473
 
+/*
+ * TCP_ULP. "smc" makes another socket, of the caller's own cgroup, of a host socket: its options
+ * are set where the kernel programs do not see them. "espintcp" has the host's IPsec read what
+ * arrives, as UDP_ENCAP does. The programs let "tls" pass.
+ */
+#define OPTIONS_ULP 31
+
 static inline __attribute__((always_inline)) bool options_refused_socket(int name)
 {
 	return name == 25 /* SO_BINDTODEVICE */ || name == 36 /* SO_MARK */ ||
@@ -83,8 +90,8 @@ static inline __attribute__((always_inline)) bool options_refused(int level, int
 		return options_refused_ip(name);
 	case 41: /* SOL_IPV6 */
 		return options_refused_ip6(name);
-	case 6:			    /* SOL_TCP */
-		return name == 19;  /* TCP_REPAIR */
+	case 6: /* SOL_TCP */
+		return name == 19 /* TCP_REPAIR */ || name == OPTIONS_ULP;
 	case 17:		    /* SOL_UDP */
 		return name == 100; /* UDP_ENCAP: other protocols would get the datagrams */
 	}

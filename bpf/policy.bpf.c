@@ -333,6 +333,22 @@ static __always_inline bool keeps_checksum(struct bpf_sockopt *ctx)
 	return true;
 }
 
+/* Whether an option has the kernel encrypt (kTLS): TCP_ULP with no other name than "tls". */
+static __always_inline bool encrypts(struct bpf_sockopt *ctx)
+{
+	__u8 *value, *end;
+
+	/* As in set_translated. */
+	__asm__ volatile("" : "+r"(ctx));
+	value = ctx->optval;
+	end = ctx->optval_end;
+	if (ctx->level != 6 || ctx->optname != OPTIONS_ULP || ctx->optlen < 3 || value + 3 > end)
+		return false;
+	if (value[0] != 't' || value[1] != 'l' || value[2] != 's')
+		return false;
+	return ctx->optlen == 3 || (value + 4 <= end && !value[3]);
+}
+
 SEC("cgroup/setsockopt")
 int setsockopt(struct bpf_sockopt *ctx)
 {
@@ -350,7 +366,7 @@ int setsockopt(struct bpf_sockopt *ctx)
 		return hold(ctx, bit);
 	if (options_timestamping(ctx->level, ctx->optname) && sends_back(ctx))
 		return deny(DENIED_SETSOCKOPT);
-	if (!options_refused(ctx->level, ctx->optname))
+	if (!options_refused(ctx->level, ctx->optname) || encrypts(ctx))
 		return ALLOW;
 	if (ctx->level == 1 && ctx->sk && is_relay(ctx->sk, container()->relay_port4))
 		return ALLOW; /* it has to be bound to the loopback device */

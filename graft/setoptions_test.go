@@ -21,7 +21,7 @@ func refusedOptions(t *testing.T) map[int][]int {
 	}
 	levels := map[string]int{"options_refused_socket": unix.SOL_SOCKET, "options_refused_ip": unix.SOL_IP, "options_refused_ip6": unix.SOL_IPV6}
 	number := regexp.MustCompile(`(?:case|name ==) (\d+)`)
-	refused := map[int][]int{unix.SOL_TCP: {19}} // TCP_REPAIR
+	refused := map[int][]int{unix.SOL_TCP: {unix.TCP_REPAIR, unix.TCP_ULP}}
 	for name, level := range levels {
 		_, body, found := strings.Cut(string(source), name+"(int name)\n{")
 		body, _, ended := strings.Cut(body, "\n}")
