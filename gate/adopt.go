@@ -40,6 +40,9 @@ func adopt(socket string, patience time.Duration) (*Gate, error) {
 	if errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.ENOENT) {
 		return nil, ErrGone
 	}
+	if errors.Is(err, unix.EAGAIN) { // as many wait to be let in as can: a gate that does not answer
+		return nil, ErrSilent
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -411,6 +411,31 @@ func TestEndWithOrderUnread(t *testing.T) {
 	}
 }
 
+// A gate that is stopped for long is silent however often it is tried, and lets in who comes when it
+// goes on.
+func TestStoppedForLong(t *testing.T) {
+	c := newContainer(t)
+	g := c.start(1, nil)
+	c.must(g.Release())
+	pid := c.gatePID()
+	c.must(unix.Kill(pid, unix.SIGSTOP))
+	for i := range 20 {
+		if _, err := Adopt(c.adoptSocket, time.Millisecond); !errors.Is(err, ErrSilent) {
+			t.Fatalf("adopted for the %dth time: %v, want %v", i, err, ErrSilent)
+		}
+	}
+	c.must(unix.Kill(pid, unix.SIGCONT))
+	c.eventually("it hears again", func() bool { // and lets us in from no other namespace than the host's
+		_, err := Adopt(c.adoptSocket, testkit.Patience)
+		return errors.Is(err, ErrRefused)
+	})
+	h := c.helper(c.top.Host, "answer", filepath.Join(c.dir, "journal"))
+	h.says("adopted")
+	c.must(c.programs.Kill())
+	h.says("ended true")
+	c.must(h.cmd.Wait())
+}
+
 // A pool takes no more gates than can be idle at once: what they hand over has to find room.
 func TestPoolIsFull(t *testing.T) {
 	c := newContainer(t)
