@@ -208,6 +208,8 @@ func (j *Journal) add(path, to string, order Order, fill func(*Entry, *slot) err
 		e.index = j.free[n-1]
 	} else if e.index = j.used().Load(); e.index == Capacity {
 		return nil, fmt.Errorf("note how to undo %s: %w", path, ErrFull)
+	} else if err := j.file.Reserve(mapped.HeaderSize+int(e.index)*slotSize, slotSize); err != nil {
+		return nil, fmt.Errorf("note how to undo %s: %w", path, err)
 	}
 	s := j.slot(e.index)
 	*(*[slotSize]byte)(unsafe.Pointer(s)) = [slotSize]byte{}

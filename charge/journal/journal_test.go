@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/tsugiki/tsugiki/internal/mapped"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
@@ -244,6 +246,35 @@ func TestWriteRefuses(t *testing.T) {
 }
 
 func second(_ *Entry, err error) error { return err }
+
+// On a full disk nothing is noted, and so nothing is changed; what was noted can change.
+func TestFullDisk(t *testing.T) {
+	file := filepath.Join(group(t, "cpu"), quotaFile)
+	dir := t.TempDir()
+	testkit.SmallDisk(t, dir, 1<<20)
+	j := open(t, filepath.Join(dir, "undo"))
+	defer j.Close()
+	first, err := j.Write(Quota, file, ms80, ms50)
+	if err != nil {
+		t.Fatal(err)
+	}
+	room := testkit.Fill(t, dir)
+	for range Capacity {
+		if _, err = j.Write(Quota, file, ms80, ms50); err != nil {
+			break
+		}
+	}
+	if !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("one more: %v, want %v", err, unix.ENOSPC)
+	}
+	if err := first.Ours(ms80); err != nil {
+		t.Error(err)
+	}
+	room()
+	if _, err := j.Write(Quota, file, ms80, ms50); err != nil {
+		t.Error(err)
+	}
+}
 
 func TestCapacity(t *testing.T) {
 	file := filepath.Join(group(t, "cpu"), quotaFile)

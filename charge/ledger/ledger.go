@@ -123,6 +123,9 @@ func (l *Ledger) take() (*slot, error) {
 		return nil, ErrClosed
 	}
 	if n := used(l.file.Data); len(l.free) == 0 && n.Load() < Capacity {
+		if err := l.file.Reserve(mapped.HeaderSize+int(n.Load())*slotSize, slotSize); err != nil {
+			return nil, err
+		}
 		n.Add(1)
 		return slotOf(l.file.Data, n.Load()-1), nil
 	}

@@ -15,8 +15,10 @@ import (
 	"unsafe"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/internal/mapped"
+	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
 const spenderEnv = "TSUGIKI_TEST_SPENDER"
@@ -263,6 +265,26 @@ func TestKilled(t *testing.T) {
 	}
 }
 
+// On a full disk there is no account for a new container. Those that there are go on.
+func TestFullDisk(t *testing.T) {
+	dir := t.TempDir()
+	testkit.SmallDisk(t, dir, 1<<20)
+	l := open(t, filepath.Join(dir, "ledger"))
+	defer l.Close()
+	e := entry(t, l, "first", 1, true)
+	room := testkit.Fill(t, dir)
+	var err error
+	for i := 0; err == nil && i < Capacity; i++ {
+		_, _, err = l.Entry("more-"+strconv.Itoa(i), 1)
+	}
+	if !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("one more: %v, want %v", err, unix.ENOSPC)
+	}
+	e.Add("source", time.Second)
+	room()
+	entry(t, l, "later", 1, true)
+}
+
 // FuzzCheck checks that data accepted by check can be used, and is still accepted afterwards.
 func FuzzCheck(f *testing.F) {
 	const slots = 2
@@ -275,6 +297,11 @@ func FuzzCheck(f *testing.F) {
 	first.sources[Sources].valid.Store(1)
 	f.Add(uint32(slots), page)
 	data := make([]byte, mapped.HeaderSize+Capacity*slotSize)
+	file, err := os.Create(filepath.Join(f.TempDir(), "ledger"))
+	if err != nil {
+		f.Fatal(err)
+	}
+	defer file.Close()
 	f.Fuzz(func(t *testing.T, count uint32, body []byte) {
 		clear(data[:mapped.HeaderSize+(slots+1)*slotSize])
 		if count <= Capacity {
@@ -285,7 +312,7 @@ func FuzzCheck(f *testing.F) {
 		if check(data) != nil {
 			return
 		}
-		l := load(&mapped.File{Data: data})
+		l := load(&mapped.File{Data: data, File: file})
 		for _, e := range l.Entries() {
 			e.Add("x", 1)
 			if n := len(e.Sources()); n > Sources+1 || e.Debt() < 0 {

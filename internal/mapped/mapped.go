@@ -165,6 +165,21 @@ func (f *File) Close() error {
 	return errors.Join(unix.Munmap(f.Data), f.File.Close())
 }
 
+// Reserve makes room on the disk for a part of the file. It is for what is about to be written for
+// the first time: where the disk is full, such a write to the memory would be a SIGBUS. A file system
+// that reserves nothing is no error.
+func (f *File) Reserve(offset, size int) error {
+	for {
+		err := unix.Fallocate(int(f.File.Fd()), 0, int64(offset), int64(size))
+		switch {
+		case err == nil, errors.Is(err, unix.EOPNOTSUPP):
+			return nil
+		case !errors.Is(err, unix.EINTR):
+			return fmt.Errorf("make room in %s: %w", f.File.Name(), err)
+		}
+	}
+}
+
 // Text gives what a field has until its first zero byte, and whether it has one.
 func Text(field []byte) (string, bool) {
 	i := bytes.IndexByte(field, 0)
