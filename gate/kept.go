@@ -16,9 +16,9 @@ import (
 // keptFile is the number of the file that a pool keeps (POOL_FD_KEPT of gate/c/idle.h).
 const keptFile = 7
 
-// Kept returns the file that a pool of an earlier process keeps, and nil if there is none. The file
-// is known by its inode, which the earlier process has written down. Only pools in the network and
-// PID namespaces of the caller are asked, so no container is. Kept needs CAP_SYS_PTRACE.
+// Kept returns the socket that a pool of an earlier process keeps, and nil if there is none. It
+// listens, and is known by its inode, which the earlier process has written down. Only pools in the
+// network and PID namespaces of the caller are asked, so no container is. Kept needs CAP_SYS_PTRACE.
 func Kept(inode uint64) (*os.File, error) {
 	pids, err := proc.All()
 	if err != nil {
@@ -63,10 +63,17 @@ func takeKept(pid int, inode uint64) (*os.File, error) {
 		return nil, fmt.Errorf("take the file that pool %d keeps: %w", pid, err)
 	}
 	f := os.NewFile(uintptr(fd), "kept by pool")
-	if is, err := Inode(f); err != nil || is != inode {
+	if is, err := Inode(f); err != nil || is != inode || !listens(f) {
 		return nil, errors.Join(err, f.Close())
 	}
 	return f, nil
+}
+
+// listens tells whether a file is a socket that listens. Any user of the host can give a process the
+// name of a pool, and make files until one of them has the inode. Only one socket has it.
+func listens(f *os.File) bool {
+	is, err := unix.GetsockoptInt(int(f.Fd()), unix.SOL_SOCKET, unix.SO_ACCEPTCONN)
+	return err == nil && is == 1
 }
 
 // Inode returns the inode of a file, by which Kept knows it.

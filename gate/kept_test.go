@@ -3,6 +3,7 @@ package gate
 import (
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
 	"time"
@@ -58,6 +59,41 @@ func TestKept(t *testing.T) {
 	c.must(socket.Close())
 	if f, err := Kept(inode); f != nil || err != nil {
 		t.Errorf("after the end of the pools: %v, %v", f, err)
+	}
+}
+
+// Any user of the host can call a process a pool, and give it a file of any inode.
+func TestKeptByAStranger(t *testing.T) {
+	sleep, err := os.ReadFile("/bin/sleep")
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), poolName)
+	if err := testkit.WriteExecutable(path, sleep, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	file, err := os.Create(filepath.Join(t.TempDir(), "file"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	cmd := exec.Command(path, "1000")
+	for len(cmd.ExtraFiles) <= keptFile-3 {
+		cmd.ExtraFiles = append(cmd.ExtraFiles, file)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	}()
+	inode, err := Inode(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f, err := Kept(inode); f != nil || err != nil {
+		t.Errorf("taken for the pool's: %v, %v", f, err)
 	}
 }
 
