@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strconv"
 
 	"golang.org/x/sys/unix"
 
@@ -74,7 +73,7 @@ func (c *Container) enter(pid int) error {
 	if c.late.Load() {
 		return errors.New("the container is not taken over yet, for its gate does not answer; somebody may have stopped it")
 	}
-	own, err := netns.Open(strconv.Itoa(pid))
+	own, err := netns.Open(fmt.Sprintf("/proc/%d/ns/net", pid)) // by its number alone, it may be a name of ip netns
 	if c.ownNS == nil {
 		if err == nil {
 			err = c.enterFirst(own, pid)

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -20,6 +21,7 @@ import (
 	"github.com/tsugiki/tsugiki/endpoint"
 	"github.com/tsugiki/tsugiki/gate"
 	"github.com/tsugiki/tsugiki/intercept/filter"
+	"github.com/tsugiki/tsugiki/internal/netns"
 	"github.com/tsugiki/tsugiki/policy"
 )
 
@@ -192,6 +194,23 @@ func TestEndpointsRefuse(t *testing.T) {
 		if !errors.Is(err, os.ErrClosed) {
 			t.Errorf("while it ends: %v", err)
 		}
+	}
+}
+
+// The namespace of a program is its own, and not one that ip netns knows by the same number.
+func TestEnterByProcess(t *testing.T) {
+	needRoot(t)
+	c, _, err := prepared(t, given)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(netns.RunDir, strconv.Itoa(os.Getpid()))
+	if err := errors.Join(os.MkdirAll(netns.RunDir, 0o755), os.WriteFile(path, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	defer os.Remove(path)
+	if err := c.enter(os.Getpid()); err == nil || !strings.Contains(err.Error(), "has no seccomp filter") {
+		t.Errorf("a program without a filter: %v", err)
 	}
 }
 

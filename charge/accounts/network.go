@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"strconv"
 
 	"golang.org/x/sys/unix"
 
@@ -78,7 +77,7 @@ func (a *Accounts) findInterfaces(acct *account) {
 
 func (a *Accounts) tryInterfaces(acct *account) error {
 	n := acct.network
-	own, err := netns.Open(strconv.Itoa(n.pid))
+	own, err := netns.Open(fmt.Sprintf("/proc/%d/ns/net", n.pid))
 	if err != nil {
 		return err
 	}
