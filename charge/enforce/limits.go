@@ -82,15 +82,15 @@ func (a *Account) check(now time.Duration) error {
 		}
 	}
 	if have != a.limits.written {
-		a.adopt(have)
+		return a.adopt(have)
 	}
 	return nil
 }
 
 // adopt makes the values that somebody else has written the original.
-func (a *Account) adopt(have bandwidth.Limit) {
+func (a *Account) adopt(have bandwidth.Limit) error {
 	l := &a.limits
-	original := have
+	original, before := have, l.quota
 	if have.Quota == l.written.Quota {
 		original.Quota = l.original.Quota // the file still has our quota
 	}
@@ -99,15 +99,22 @@ func (a *Account) adopt(have bandwidth.Limit) {
 	}
 	if have.Period != l.written.Period {
 		a.phase = newPhase(have.Period)
-		// In v2 the journal's text for the quota contains the period.
-		done(&l.quota)
+		l.quota = nil // in v2 the journal's text for the quota contains the period
 	}
 	a.c.cfg.Log.Info("somebody changed a container's CPU limit", "container", a.name,
 		"quota", original.Quota, "period", original.Period, "burst", original.Burst)
 	l.original, l.written = original, have
+	var err error
+	if text := a.group.FormatQuota; l.quota == nil && have.Quota != original.Quota {
+		err = a.undo(&l.quota, journal.Quota, a.group.QuotaFile(), text(original.Quota), text(have.Quota), text(have.Quota))
+	}
+	if l.quota != before {
+		done(&before)
+	}
 	l.endUndo()
 	l.noQuota(a.group)
 	a.balance.SetLimit(limitOf(original))
+	return err
 }
 
 // endUndo ends the journal's entries for files that have the original value: it was restored, or
@@ -286,7 +293,7 @@ func (a *Account) undo(e **journal.Entry, order journal.Order, file, original, n
 
 // putBack restores the group's quota and burst, unless somebody else has changed them.
 func (a *Account) putBack() error {
-	if a.limits.quota == nil && a.limits.burst == nil {
+	if a.limits.quota == nil && a.limits.burst == nil && a.limits.written == a.limits.original {
 		return nil
 	}
 	if err := a.check(a.c.now()); err != nil {

@@ -1,6 +1,7 @@
 package enforce
 
 import (
+	"errors"
 	"math/rand/v2"
 	"strings"
 	"testing"
@@ -60,6 +61,34 @@ func TestUpdateOfTheLimitIsAdopted(t *testing.T) {
 	}
 	if g.limit != limit(30*ms) {
 		t.Errorf("left: %+v", g.limit)
+	}
+}
+
+// Somebody changes the period alone, as cgroup v1 permits, and the account ends before it writes
+// again. The lowered quota does not stay.
+func TestQuotaUnderAnotherPeriodIsPutBack(t *testing.T) {
+	s := newSim(t, nil)
+	a, g := s.account(t, limit(60*ms))
+	a.Attach("helper", s.rate(.1), false)
+	s.run(2 * time.Second)
+	l := g.limit
+	if l.Quota >= 60*ms {
+		t.Fatalf("the quota is %v", l.Quota)
+	}
+	l.Period = 200 * ms
+	s.mu.Lock()
+	if err := errors.Join(g.write(l), a.check(s.now())); err != nil {
+		t.Error(err)
+	}
+	if a.limits.quota == nil {
+		t.Error("a killed agent would leave the lowered quota")
+	}
+	s.mu.Unlock()
+	if err := s.Remove(a); err != nil {
+		t.Error(err)
+	}
+	if want := (bandwidth.Limit{Quota: 60 * ms, Period: 200 * ms}); g.limit != want {
+		t.Errorf("left: %+v, want %+v", g.limit, want)
 	}
 }
 
