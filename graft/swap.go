@@ -60,7 +60,7 @@ func (e *Engine) replaceAll(p Program, k SocketMaker, s *socket, file int) error
 	if err != nil {
 		return err
 	}
-	defer closeWatches(descriptors)
+	defer CloseWatches(descriptors)
 	for _, d := range descriptors {
 		if err := e.replace(p, k, s, file, d); err != nil {
 			return err
@@ -167,7 +167,8 @@ func (e *Engine) replace(p Program, k SocketMaker, s *socket, file int, d Descri
 	return nil
 }
 
-func closeWatches(descriptors []Descriptor) {
+// CloseWatches closes the epolls of descriptors.
+func CloseWatches(descriptors []Descriptor) {
 	for _, d := range descriptors {
 		for _, w := range d.Watches {
 			unix.Close(w.Epoll)

@@ -198,9 +198,20 @@ func (p *program) Add(file int, closeOnExec bool) (int, error) {
 	return number, nil
 }
 
+// watchesMax bounds the registrations of one socket, each of which is a descriptor of ours: a program
+// can have a million with some thousand descriptors.
+const watchesMax = 1024
+
+var errWatches = fmt.Errorf("the socket is in epolls more than %d times", watchesMax)
+
 // Descriptors goes through all that the process has open: it is asked only
 // where a socket is swapped.
-func (p *program) Descriptors(file int) ([]graft.Descriptor, error) {
+func (p *program) Descriptors(file int) (described []graft.Descriptor, err error) {
+	defer func() {
+		if err != nil {
+			graft.CloseWatches(described)
+		}
+	}()
 	want, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(file))
 	if err != nil {
 		return nil, fmt.Errorf("identify socket: %w", err)
@@ -228,16 +239,22 @@ func (p *program) Descriptors(file int) ([]graft.Descriptor, error) {
 			epolls = append(epolls, number)
 		}
 	}
-	described := found[:0]
+	watches := 0
 	for _, d := range found {
 		err := p.describe(&d, epolls)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue // closed meanwhile
+		described = append(described, d)
+		if errors.Is(err, fs.ErrNotExist) { // closed meanwhile
+			last := len(described) - 1
+			graft.CloseWatches(described[last:])
+			described = described[:last]
+			continue
+		}
+		if watches += len(d.Watches); err == nil && watches > watchesMax {
+			err = errWatches
 		}
 		if err != nil {
-			return nil, err
+			return described, err
 		}
-		described = append(described, d)
 	}
 	return described, p.valid()
 }
@@ -262,6 +279,9 @@ func (p *program) describe(d *graft.Descriptor, epolls []int) error {
 		}
 		if found {
 			d.Watches = append(d.Watches, w)
+		}
+		if len(d.Watches) > watchesMax {
+			return errWatches
 		}
 	}
 	return nil

@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"slices"
 	"testing"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -101,6 +103,123 @@ func TestDescribe(t *testing.T) {
 			t.Errorf("a descriptor that was closed: %v", err)
 		}
 	}
+}
+
+// waits returns a caller whose call waits for an answer: a thread of this process.
+func waits(t *testing.T) *program {
+	t.Helper()
+	listeners := make(chan int)
+	go func() {
+		runtime.LockOSThread() // the thread ends with its filter
+		const userNotify, allow = 0x7fc00000, 0x7fff0000
+		code := []unix.SockFilter{
+			{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS},
+			{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: unix.SYS_GETPPID, Jf: 1},
+			{Code: unix.BPF_RET | unix.BPF_K, K: userNotify},
+			{Code: unix.BPF_RET | unix.BPF_K, K: allow},
+		}
+		prog := unix.SockFprog{Len: uint16(len(code)), Filter: &code[0]}
+		fd, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_NEW_LISTENER, uintptr(unsafe.Pointer(&prog)))
+		if errno != 0 {
+			fd = ^uintptr(0)
+		}
+		listeners <- int(fd)
+		_, _, _ = unix.Syscall(unix.SYS_GETPPID, 0, 0, 0)
+	}()
+	l := listener{<-listeners}
+	if l.fd < 0 {
+		t.Fatal("no filter with a listener")
+	}
+	var notification struct {
+		id    uint64
+		pid   uint32
+		flags uint32
+		data  [64]byte
+	}
+	if err := l.ioctl(unix.SECCOMP_IOCTL_NOTIF_RECV, unsafe.Pointer(&notification)); err != nil {
+		t.Fatal(err)
+	}
+	p := &program{s: &Supervisor{listener: l}, request: gate.Request{ID: notification.id, Thread: int(notification.pid)}}
+	t.Cleanup(func() {
+		if err := l.send(&response{id: notification.id, flags: unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE}); err != nil {
+			t.Error(err)
+		}
+		p.s.processes.closeAll()
+		unix.Close(l.fd)
+	})
+	return p
+}
+
+// Epolls of a program stay open here only as long as they are needed, also where not all can be had.
+func TestDescriptorsOfEpolls(t *testing.T) {
+	p := waits(t)
+	file, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(file)
+	if own, err := p.File(file); err != nil { // which keeps the process
+		t.Fatal(err)
+	} else if err := unix.Close(own); err != nil {
+		t.Fatal(err)
+	}
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	watched := func(epolls int) {
+		for range epolls {
+			epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+			if err == nil {
+				err = unix.EpollCtl(epoll, unix.EPOLL_CTL_ADD, file, &unix.EpollEvent{Events: unix.EPOLLIN})
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { unix.Close(epoll) })
+		}
+	}
+	check := func(room int, want error, watches int) {
+		t.Helper()
+		before := highest(t)
+		if room > 0 {
+			small := unix.Rlimit{Cur: uint64(before + room), Max: limit.Max}
+			if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &small); err != nil {
+				t.Fatal(err)
+			}
+		}
+		list, err := p.Descriptors(file)
+		if rerr := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); rerr != nil {
+			t.Fatal(rerr)
+		}
+		if !errors.Is(err, want) || want == nil && (len(list) != 1 || len(list[0].Watches) != watches) {
+			t.Errorf("%d, %v; want %v", len(list), err, want)
+		}
+		if err == nil {
+			graft.CloseWatches(list)
+		}
+		if after := highest(t); after != before {
+			t.Errorf("%d descriptors are left", after-before)
+		}
+	}
+	watched(10)
+	check(0, nil, 10)
+	check(6, unix.EMFILE, 0)
+	watched(watchesMax - 10)
+	check(0, nil, watchesMax)
+	watched(1)
+	check(0, errWatches, 0)
+}
+
+// highest returns the number that the next descriptor gets.
+func highest(t *testing.T) int {
+	t.Helper()
+	next, err := unix.FcntlInt(0, unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	unix.Close(next)
+	return next
 }
 
 // The kernel's own text about an epoll, and such as is none.
