@@ -105,6 +105,26 @@ func TestPathsOfUnixEndpoints(t *testing.T) {
 	}
 }
 
+// A server that is started again and again at a path is remembered once.
+func TestPathIsBoundAgain(t *testing.T) {
+	path := filepath.Join(folders(t), "server")
+	e := &Engine{}
+	for range 3 { // none of them listens
+		if err := e.bindPath(rootProgram{}, unixSocket(t), unix.SOCK_STREAM, path); err != nil {
+			t.Fatal(err)
+		}
+		if len(e.paths) != 1 {
+			t.Errorf("%d sockets at one path", len(e.paths))
+		}
+	}
+	if err := e.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("it is left: %v", err)
+	}
+}
+
 // What has taken the place of a listener's socket is not removed.
 func TestCloseRemovesOnlyItsOwn(t *testing.T) {
 	dir := folders(t)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -102,8 +103,9 @@ func (e *Engine) bindPath(p Program, file, typ int, path string) error {
 		return refusal(err)
 	}
 	e.pathsMu.Lock()
-	e.paths = append(e.paths, made)
-	e.pathsMu.Unlock()
+	defer e.pathsMu.Unlock()
+	// Who had the path before is not there any more.
+	e.paths = append(slices.DeleteFunc(e.paths, func(m madeSocket) bool { return m.path == path }), made)
 	return nil
 }
 

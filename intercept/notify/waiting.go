@@ -19,6 +19,24 @@ type waiting struct {
 	mu    sync.Mutex // guards what follows
 	epoll int        // 0: there is none yet
 	calls map[uint64][]waitingCall
+	room  int // for so many listeners, before those are forgotten that nobody waits for
+}
+
+// waitingRoom is for how many listeners there is room at least. Nobody says when a listener is
+// closed that a signal got its caller out of.
+const waitingRoom = 1 << 10
+
+// makeRoom forgets listeners that nobody waits for any more, once there are many. With w.mu held.
+func (w *waiting) makeRoom(waits func(waitingCall) bool) {
+	if len(w.calls) < w.room {
+		return
+	}
+	for cookie, calls := range w.calls {
+		if !slices.ContainsFunc(calls, waits) {
+			delete(w.calls, cookie)
+		}
+	}
+	w.room = max(waitingRoom, 2*len(w.calls))
 }
 
 type waitingCall struct {
@@ -49,7 +67,9 @@ func (s *Supervisor) await(p *program) error {
 		}
 	}
 	// Calls that a signal has interrupted are nobody's.
-	calls := slices.DeleteFunc(w.calls[cookie], func(c waitingCall) bool { return !s.listener.valid(c.request.ID) })
+	waits := func(c waitingCall) bool { return s.listener.valid(c.request.ID) }
+	w.makeRoom(waits)
+	calls := slices.DeleteFunc(w.calls[cookie], func(c waitingCall) bool { return !waits(c) })
 	w.calls[cookie] = append(calls, waitingCall{p.request, time.Now()})
 	event := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLONESHOT, Fd: int32(cookie), Pad: int32(cookie >> 32)}
 	err = unix.EpollCtl(w.epoll, unix.EPOLL_CTL_ADD, file, &event)

@@ -1,0 +1,35 @@
+package notify
+
+import (
+	"errors"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/gate"
+)
+
+// Listeners that were closed while nobody waited any more do not add up.
+func TestWaitingListenersAreBounded(t *testing.T) {
+	p := waits(t)
+	p.s.stop = make(chan struct{})
+	defer close(p.s.stop)
+	var err error
+	if p.request.Number, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(p.request.Number)
+	if err := errors.Join(unix.Listen(p.request.Number, 1), p.s.watch()); err != nil {
+		t.Fatal(err)
+	}
+	w := &p.s.waiting
+	for gone := uint64(1); gone <= 10*waitingRoom; gone++ {
+		w.calls[1<<60+gone] = []waitingCall{{request: gate.Request{ID: p.request.ID + gone}}}
+	}
+	if err := p.s.await(p); !errors.Is(err, errWaits) {
+		t.Fatal(err)
+	}
+	if len(w.calls) != 1 {
+		t.Errorf("%d listeners are remembered, want the one that is waited for", len(w.calls))
+	}
+}
