@@ -114,10 +114,7 @@ static void gatepool_process_ended(struct pooled_gate *p)
 	p->supervised = handover.supervised != 0;
 	idle_set_state(p, POOLED_IDLE);
 	idle_close_file(&p->process);
-	if (!idle_watch(p)) {
-		idle_ignore(p);
-		idle_remove(p);
-	}
+	idle_watch(p);
 }
 
 /* Something has come for an idle gate. Returns the gate in its process. */

@@ -95,11 +95,19 @@ void idle_ignore_file(int file)
 	(void)epoll_ctl(POOL_FD_EVENTS, EPOLL_CTL_DEL, file, NULL);
 }
 
-bool idle_watch(struct pooled_gate *p)
+static bool idle_watch_files(struct pooled_gate *p)
 {
 	return idle_watch_file(p, p->files[GATE_FILE_LISTENER], EPOLLIN) &&
 	       idle_watch_file(p, p->files[GATE_FILE_ADOPT_SOCKET], EPOLLIN) &&
 	       (!p->supervised || idle_watch_file(p, p->files[GATE_FILE_CONTROL], EPOLLIN));
+}
+
+void idle_watch(struct pooled_gate *p)
+{
+	if (idle_watch_files(p))
+		return;
+	idle_ignore(p);
+	idle_set_retry(p, true);
 }
 
 void idle_ignore(struct pooled_gate *p)
@@ -269,7 +277,9 @@ void idle_recover(void)
 			idle_recover_start(p);
 		/* The agent is to send one again that is new and has not greeted. */
 		if (p->state == POOLED_WORKING ? !idle_watch_file(p, p->process, 0)
-					       : p->errors >= 0 || !idle_watch(p))
+					       : p->errors >= 0)
 			idle_remove(p);
+		else if (p->state == POOLED_IDLE)
+			idle_watch(p);
 	}
 }

@@ -75,8 +75,10 @@ bool idle_make_events(void);
 bool idle_watch_file(void *p, int file, uint32_t events);
 void idle_ignore_file(int file);
 
-/* Begin and end to wait for whatever the gate would have to do. */
-bool idle_watch(struct pooled_gate *p);
+/* Begin and end to wait for whatever the gate would have to do. The epolls of a user can be full
+ * (ENOSPC), and a container of root's can fill root's. Then the gate is one whose process could not
+ * be started. */
+void idle_watch(struct pooled_gate *p);
 void idle_ignore(struct pooled_gate *p);
 
 void idle_set_retry(struct pooled_gate *p, bool retry);
