@@ -80,6 +80,15 @@ func ForgetKilled(group string) error {
 	return g.Remove()
 }
 
+// ForgetState removes what is left of a container that has ended and outlived the process that had
+// it, and was not adopted. It needs root.
+func ForgetState(runDir, name string, s State) error {
+	if err := ForgetKilled(s.Cgroup); err != nil {
+		return err
+	}
+	return os.RemoveAll(doorsOf(runDir, name))
+}
+
 // closeKeepers ends all at once: each may take its time.
 func (c *Container) closeKeepers() error {
 	list := c.places()

@@ -45,6 +45,15 @@ func reopenProcess(pid int, started string) (*Process, error) {
 	return p, err
 }
 
+// Lives tells whether the first program of a container lives.
+func (s State) Lives() bool {
+	p, err := reopenProcess(s.PID, s.Started)
+	if err == nil {
+		err = p.Close()
+	}
+	return err == nil
+}
+
 // startOf is when a process began, in the kernel's words.
 func startOf(pid int) (string, error) {
 	s, err := proc.ReadStat(pid)

@@ -41,6 +41,9 @@ func (d *Daemon) register(ctx context.Context, r api.Registration) (*managed, er
 		return nil, err
 	}
 	defer d.changes.Unlock()
+	if err := d.forgetOrphan(r.Name); err != nil {
+		return nil, err
+	}
 	d.memory.setBusyGC()
 	m := d.newManaged(d.newIdentity(r, &g), g.Rules)
 	err = m.Prepare()

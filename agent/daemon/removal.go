@@ -120,6 +120,23 @@ func (d *Daemon) forget(m *managed) error {
 	return d.store.delete(m.Name)
 }
 
+// forgetOrphan removes what is left of a container of a name that is free, which was not taken over or
+// could not be removed. One that runs has its name still. It is for who holds d.changes.
+func (d *Daemon) forgetOrphan(name string) error {
+	r, err := d.store.get(name)
+	if r == nil || err != nil {
+		return err
+	}
+	if r.State.Lives() {
+		return fmt.Errorf("%w: a container %s runs, with the id %s, which was not taken over; stop it, or choose another name", container.ErrExists, name, r.ID)
+	}
+	if err := container.ForgetState(d.runDir, name, r.State); err != nil {
+		return err
+	}
+	d.ports.Forget(name)
+	return d.store.delete(name)
+}
+
 // end removes a container whose programs have ended.
 func (d *Daemon) end(m *managed) {
 	if err := d.remove(m, "container ended"); err != nil && !errors.Is(err, httpapi.ErrNoContainer) {

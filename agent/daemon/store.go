@@ -169,6 +169,22 @@ func (s *store) delete(name string) error {
 	return nil
 }
 
+// get reads the record of a name, nil if there is none.
+func (s *store) get(name string) (r *record, err error) {
+	err = s.db.View(func(tx *bbolt.Tx) error {
+		data := tx.Bucket(bucketContainers).Get([]byte(name))
+		if data == nil {
+			return nil
+		}
+		r = &record{}
+		return json.Unmarshal(data, r)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("%w: read container %s: %w", httpapi.ErrState, name, err)
+	}
+	return r, nil
+}
+
 // all reads every record, by name. One that cannot be read is an error: it is
 // somebody's container.
 func (s *store) all() ([]*record, error) {
