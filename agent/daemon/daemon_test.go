@@ -4,13 +4,11 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net/http/httptest"
 	"net/netip"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -23,9 +21,7 @@ import (
 	"github.com/tsugiki/tsugiki/agent/ports"
 	"github.com/tsugiki/tsugiki/agent/rules"
 	"github.com/tsugiki/tsugiki/api"
-	"github.com/tsugiki/tsugiki/internal/cgroup"
 	"github.com/tsugiki/tsugiki/internal/config"
-	"github.com/tsugiki/tsugiki/internal/sys/proc"
 )
 
 // newDaemon is a daemon that serves nobody and has started nothing, and what it logs.
@@ -276,46 +272,6 @@ func TestRegisterRefuses(t *testing.T) {
 				t.Errorf("%v is written down, %d are found, %v", left, len(d.all()), err)
 			}
 		})
-	}
-}
-
-// A container that was not taken over has its name while it runs. Afterwards nothing of it is left
-// when another one comes.
-func TestRegisterOverAnOrphan(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
-	own, err := cgroup.Own()
-	if err != nil {
-		t.Fatal(err)
-	}
-	stat, err := proc.ReadStat(os.Getpid())
-	if err != nil {
-		t.Fatal(err)
-	}
-	for started, runs := range map[string]bool{strconv.FormatUint(stat.Start, 10): true, "0": false} {
-		d, _ := newDaemon(t)
-		g, err := cgroup.Create(own, fmt.Sprintf("tsugiki-daemon-test-%d", os.Getpid()))
-		if err != nil {
-			t.Fatal(err)
-		}
-		r := someRecord("a")
-		r.PID, r.Started, r.Cgroup = os.Getpid(), started, g.Path()
-		if err := d.store.put(r); err != nil {
-			t.Fatal(err)
-		}
-		// The host has not this address.
-		_, err = d.register(context.Background(), api.Registration{Name: "a", Rules: &api.Rules{Egress: []string{"198.51.100.0/24=203.0.113.77"}}})
-		if err == nil || errors.Is(err, container.ErrExists) != runs {
-			t.Errorf("runs %v: %v", runs, err)
-		}
-		left, err := d.store.all()
-		if _, gone := os.Stat(g.Path()); err != nil || (len(left) == 1) != runs || (gone == nil) != runs {
-			t.Errorf("runs %v: %d records are left, cgroup: %v, %v", runs, len(left), gone, err)
-		}
-		if err := g.Remove(); err != nil {
-			t.Error(err)
-		}
 	}
 }
 
