@@ -27,7 +27,7 @@ const (
 	bodyMax   = 64 << 10
 	headerMax = 16 << 10
 	// Patience is how long a request may take to come in, or its answer to be
-	// read; idlePatience how long a connection is kept without one.
+	// read (timed.go); idlePatience how long a connection is kept without one.
 	Patience     = 10 * time.Second
 	idlePatience = 30 * time.Second
 	// headerPatience is how long a connection may take to say what it wants.
@@ -135,7 +135,7 @@ func New(routes Routes, log *slog.Logger) *http.Server {
 func NewHTTP(h http.Handler, log *slog.Logger) *http.Server {
 	ctx, cancel := context.WithCancel(context.Background())
 	s := &http.Server{
-		Handler:           h,
+		Handler:           untimed(h),
 		BaseContext:       func(net.Listener) context.Context { return ctx },
 		ReadHeaderTimeout: headerPatience,
 		ReadTimeout:       Patience,

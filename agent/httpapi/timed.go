@@ -1,0 +1,69 @@
+package httpapi
+
+import (
+	"errors"
+	"io"
+	"net/http"
+	"time"
+)
+
+// # How long a request may take
+//
+// net/http begins both of its limits when a request begins: an answer that takes longer than its
+// limit is lost, and the context of a request that takes longer than its own ends. Here a request
+// has Patience to come in and its answer has Patience to be read; what is done between takes as
+// long as it takes.
+
+// untimed calls a handler without a limit for what it does.
+func untimed(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		out := http.NewResponseController(w)
+		whole := func() { _ = out.SetReadDeadline(time.Time{}) }
+		if r.Body == http.NoBody {
+			whole()
+		} else {
+			r.Body = &body{r.Body, whole}
+		}
+		h.ServeHTTP(&answer{ResponseWriter: w}, r)
+	})
+}
+
+// body tells when it has been read to its end.
+type body struct {
+	io.ReadCloser
+	whole func()
+}
+
+func (b *body) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if errors.Is(err, io.EOF) {
+		b.whole()
+	}
+	return n, err
+}
+
+// answer has Patience to be read from its first byte on.
+type answer struct {
+	http.ResponseWriter
+	begun bool
+}
+
+// Unwrap is for http.ResponseController.
+func (a *answer) Unwrap() http.ResponseWriter { return a.ResponseWriter }
+
+func (a *answer) begin() {
+	if !a.begun {
+		a.begun = true
+		_ = http.NewResponseController(a.ResponseWriter).SetWriteDeadline(time.Now().Add(Patience))
+	}
+}
+
+func (a *answer) WriteHeader(status int) {
+	a.begin()
+	a.ResponseWriter.WriteHeader(status)
+}
+
+func (a *answer) Write(p []byte) (int, error) {
+	a.begin()
+	return a.ResponseWriter.Write(p)
+}
