@@ -194,8 +194,8 @@ func TestSuccessor(t *testing.T) {
 // Where the pins are of a set with other tables than the process uses, it loads a set for itself.
 func TestSuccessorOfRemovedPins(t *testing.T) {
 	testkit.CheckLeaks(t)
-	mount := pinTrivial(t)
-	former := almostUsedUp(t)
+	pinTrivial(t)
+	former, mount := almostUsedUp(t)
 	first, _, err := takeNumber()
 	if err != nil || first != former {
 		t.Fatalf("set %p, %v; want %p", first, err, former)

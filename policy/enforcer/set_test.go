@@ -204,9 +204,11 @@ func TestEnd(t *testing.T) {
 	}, all, all)
 }
 
-// almostUsedUp is the current set, with numbers for one container.
-func almostUsedUp(t *testing.T) *set {
+// almostUsedUp is the current set, with numbers for one container, in a BPF file system of the
+// test's own: other processes take numbers too.
+func almostUsedUp(t *testing.T) (*set, *os.File) {
 	t.Helper()
+	mount := bpfFileSystem(t)
 	sets.mu.Lock()
 	defer sets.mu.Unlock()
 	if sets.current != nil {
@@ -216,12 +218,12 @@ func almostUsedUp(t *testing.T) *set {
 		t.Fatal(err)
 	}
 	*sets.current.last = containersMax - 2
-	return sets.current
+	return sets.current, mount
 }
 
 // Where numbers are used up, other programs are loaded; the former stay in force.
 func TestSetIsUsedUp(t *testing.T) {
-	almost := almostUsedUp(t)
+	almost, _ := almostUsedUp(t)
 	all := []string{"0.0.0.0/0=any"}
 	containers(t, func(_ uint64, list []*contained) {
 		if list[0].set != almost || list[1].set == almost || list[1].set != list[2].set {
@@ -241,7 +243,6 @@ func TestLoopbackOfTwoSets(t *testing.T) {
 		"published": TestPublishedOnLoopback, "private TCP": TestPrivatePortOfTCP, "private UDP": TestPrivatePortOfUDP,
 	} {
 		t.Run(name, func(t *testing.T) {
-			bpfFileSystem(t)
 			almostUsedUp(t)
 			test(t)
 		})
