@@ -17,7 +17,7 @@
  *
  * The ports are the host's. The kernel gives one to a socket of IPv4 and to another of IPv6, if
  * that is for IPv6 alone: then the port is that one's, and nothing leaves from it for the
- *container. A published server has a private port (loopback.h) in the place of its own.
+ * container. A published server has a private port (loopback.h) in the place of its own.
  *
  * For whom a datagram is, to_ipv4 asks the kernel. There must be a socket of the container that
  * hears it, and, unless a rule has published it, no IPv6 socket: that would be the receiver.
