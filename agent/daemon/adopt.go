@@ -149,6 +149,9 @@ func (d *Daemon) adoptLate(m *managed) {
 			d.log.Error("container not taken over; it runs on without an agent", "container", m.Name, "err", err)
 			return
 		case err == nil:
+			if m.Awaits() {
+				d.awaitProgram(m, adoptedPatience)
+			}
 			d.log.Info("container taken over", "container", m.Name, "gates", m.GateCount())
 			return
 		}
