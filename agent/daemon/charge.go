@@ -102,7 +102,7 @@ func (d *Daemon) charging(w http.ResponseWriter, r *http.Request, request any, d
 	case err != nil:
 		httpapi.Refuse(w, err)
 	case result == nil:
-		w.WriteHeader(status)
+		httpapi.AnswerStatus(w, status)
 	default:
 		httpapi.Answer(w, status, result)
 	}

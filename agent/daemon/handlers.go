@@ -142,6 +142,6 @@ func (d *Daemon) handleRemove(w http.ResponseWriter, r *http.Request) {
 	case cause != "":
 		httpapi.Answer(w, http.StatusOK, api.Removed{Cause: cause})
 	default:
-		w.WriteHeader(http.StatusNoContent)
+		httpapi.AnswerStatus(w, http.StatusNoContent)
 	}
 }

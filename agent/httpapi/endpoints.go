@@ -85,5 +85,5 @@ func (a *endpointHandlers) delete(w http.ResponseWriter, r *http.Request) {
 		Refuse(w, err)
 		return
 	}
-	w.WriteHeader(http.StatusNoContent)
+	AnswerStatus(w, http.StatusNoContent)
 }

@@ -29,7 +29,7 @@ var (
 // Answer sends a body as JSON.
 func Answer(w http.ResponseWriter, status int, body any) {
 	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(status)
+	AnswerStatus(w, status)
 	e := json.NewEncoder(w)
 	e.SetEscapeHTML(false) // arrows of rules stay readable
 	_ = e.Encode(body)     // a caller that is gone misses it

@@ -12,7 +12,8 @@ import (
 // net/http begins both of its limits when a request begins: an answer that takes longer than its
 // limit is lost, and the context of a request that takes longer than its own ends. Here a request
 // has Patience to come in and its answer has Patience to be read; what is done between takes as
-// long as it takes.
+// long as it takes. A handler gets the server's own http.ResponseWriter: http.MaxBytesReader needs
+// that to answer who sends too much.
 
 // untimed calls a handler without a limit for what it does.
 func untimed(h http.Handler) http.Handler {
@@ -24,7 +25,7 @@ func untimed(h http.Handler) http.Handler {
 		} else {
 			r.Body = &body{r.Body, whole}
 		}
-		h.ServeHTTP(&answer{ResponseWriter: w}, r)
+		h.ServeHTTP(w, r)
 	})
 }
 
@@ -42,28 +43,8 @@ func (b *body) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// answer has Patience to be read from its first byte on.
-type answer struct {
-	http.ResponseWriter
-	begun bool
-}
-
-// Unwrap is for http.ResponseController.
-func (a *answer) Unwrap() http.ResponseWriter { return a.ResponseWriter }
-
-func (a *answer) begin() {
-	if !a.begun {
-		a.begun = true
-		_ = http.NewResponseController(a.ResponseWriter).SetWriteDeadline(time.Now().Add(Patience))
-	}
-}
-
-func (a *answer) WriteHeader(status int) {
-	a.begin()
-	a.ResponseWriter.WriteHeader(status)
-}
-
-func (a *answer) Write(p []byte) (int, error) {
-	a.begin()
-	return a.ResponseWriter.Write(p)
+// AnswerStatus begins an answer, which then has Patience to be read.
+func AnswerStatus(w http.ResponseWriter, status int) {
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(Patience))
+	w.WriteHeader(status)
 }
