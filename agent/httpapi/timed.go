@@ -12,8 +12,8 @@ import (
 // net/http begins both of its limits when a request begins: an answer that takes longer than its
 // limit is lost, and the context of a request that takes longer than its own ends. Here a request
 // has Patience to come in and its answer has Patience to be read; what is done between takes as
-// long as it takes. A handler gets the server's own http.ResponseWriter: http.MaxBytesReader needs
-// that to answer who sends too much.
+// long as it takes. A handler gets the server's own http.ResponseWriter, and the server keeps its own
+// request: they have who sends too much read the answer before the connection is reset.
 
 // untimed calls a handler without a limit for what it does.
 func untimed(h http.Handler) http.Handler {
@@ -23,6 +23,7 @@ func untimed(h http.Handler) http.Handler {
 		if r.Body == http.NoBody {
 			whole()
 		} else {
+			r = r.WithContext(r.Context()) // the server looks at its own one's body in the end
 			r.Body = &body{r.Body, whole}
 		}
 		h.ServeHTTP(w, r)
