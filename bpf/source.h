@@ -103,7 +103,7 @@ static __always_inline bool keeps_name(struct bpf_sock *sk, const struct addr *a
 	right = bpf_sk_storage_get(&kept_by_socket, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
 	if (right)
 		*right = 0; /* it is another peer */
-	return right;
+	return true; /* where there is no room for the note, the packets are judged as before it */
 }
 
 /* Notes that an endpoint has lent its address to a socket, which TCP shows by itself: it
