@@ -113,8 +113,8 @@ func TestListenerOfEndedContainer(t *testing.T) {
 		}
 		served := policy.Binding{Host: netip.MustParseAddrPort("127.0.0.1:8080"), View: netip.MustParseAddrPort("0.0.0.0:80"), Ingress: true}
 		published.listen(t, served)
-		if !connected(t, of(t, nil, unix.AF_INET, unix.SOCK_STREAM), served.Host) {
-			t.Error("a server that a rule has bound is not reached")
+		if err := unix.Connect(of(t, nil, unix.AF_INET, unix.SOCK_STREAM), sockaddrOf(served.Host)); err != nil {
+			t.Errorf("a server that a rule has bound is not reached: %v", err)
 		}
 		for at, c := range map[netip.AddrPort]*contained{netip.MustParseAddrPort("127.0.0.1:20000"): onHost, served.Host: published} {
 			c.End()
