@@ -120,8 +120,8 @@ func (d *Daemon) forget(m *managed) error {
 	return d.store.delete(m.Name)
 }
 
-// forgetOrphan removes what is left of a container of a name that is free, which was not taken over or
-// could not be removed. One that runs has its name still. It is for who holds d.changes.
+// forgetOrphan removes what a container has left that was not taken over, or could not be removed.
+// It refuses the name of one that still runs. The caller holds d.changes.
 func (d *Daemon) forgetOrphan(name string) error {
 	r, err := d.store.get(name)
 	if r == nil || err != nil {

@@ -169,7 +169,7 @@ func (s *store) delete(name string) error {
 	return nil
 }
 
-// get reads the record of a name, nil if there is none.
+// get reads the record of a name. It returns nil if there is none.
 func (s *store) get(name string) (r *record, err error) {
 	err = s.db.View(func(tx *bbolt.Tx) error {
 		data := tx.Bucket(bucketContainers).Get([]byte(name))

@@ -15,7 +15,7 @@ import (
 // long as it takes. A handler gets the server's own http.ResponseWriter, and the server keeps its own
 // request: they have who sends too much read the answer before the connection is reset.
 
-// untimed calls a handler without a limit for what it does.
+// untimed returns a handler that calls another one, which may take as long as it takes.
 func untimed(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		out := http.NewResponseController(w)

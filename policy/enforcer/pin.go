@@ -233,11 +233,11 @@ func (p *pins) find(key string) *set {
 	return s
 }
 
-// usedUp tells whether a set that find has found has no more numbers, or there is none.
+// usedUp tells whether a set that find has returned gives no more numbers. No set gives none.
 func (s *set) usedUp() bool { return s == nil || atomic.LoadUint32(s.last) >= containersMax-1 }
 
-// serves tells whether containers may be of a set that find has found, in a process that uses
-// another.
+// serves tells whether new containers of a process may be of a set that find has returned. former is
+// a set that the process uses, or nil.
 func (s *set) serves(former *set) bool { return !s.usedUp() && s.hasTablesOf(former) }
 
 func (s *set) openPins(dir *os.File) error {
