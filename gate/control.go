@@ -160,8 +160,11 @@ func (c *control) hand() {
 	for {
 		c.mu.Lock()
 		end := c.end
-		// Whose end is ours leaves what waits to another supervisor.
-		if end != nil && (len(c.pending) == 0 || errors.Is(end, os.ErrClosed)) {
+		if errors.Is(end, os.ErrClosed) {
+			// What asks is left to another supervisor. Nobody else is told what has been answered.
+			c.pending = slices.DeleteFunc(c.pending, func(a Request) bool { return !a.Answered })
+		}
+		if end != nil && len(c.pending) == 0 {
 			c.mu.Unlock()
 			c.ended(end)
 			return

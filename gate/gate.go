@@ -324,8 +324,8 @@ func (g *Gate) Own() *netns.NS { return g.own }
 // Serve has each Request taken, one after the other, those that have come before included. Where
 // many have not been taken yet, those are forgotten whose callers wait no more, as waits
 // tells (SECCOMP_IOCTL_NOTIF_ID_VALID). Then ended is called once: with ErrEnded if the gate
-// has ended with its container, io.EOF if it was killed, and os.ErrClosed after Close, Stop or
-// Release.
+// has ended with its container, io.EOF if it was killed or closed, and os.ErrClosed after Stop or
+// Release, when no Request is taken any more but for those that the gate has answered before.
 func (g *Gate) Serve(take func(Request), waits func(id uint64) bool, ended func(error)) {
 	g.serve(take, waits, ended)
 }
@@ -397,9 +397,8 @@ func (g *Gate) Release() error {
 
 // Close ends the process and removes its adoption socket. Calls that wait for it, or come
 // later, wait for ever: the container's processes are to be killed first, or at
-// once after.
+// once after. Requests that have come by then are taken.
 func (g *Gate) Close() error {
-	g.Stop()
 	g.process.kill()
 	err := g.awaitEnd()
 	err = errors.Join(err, g.letGo())

@@ -183,3 +183,35 @@ func TestTraced(t *testing.T) {
 	}
 	c.must(g.Close())
 }
+
+// What the gate has answered is told also after it is closed, or stopped.
+func TestToldAtTheEnd(t *testing.T) {
+	for name, end := range map[string]func(g *Gate){
+		"closed":  func(g *Gate) { _ = g.Close() },
+		"stopped": func(g *Gate) { g.Stop() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newContainer(t)
+			g := c.start(0, func(config *Config) { config.Report = true })
+			told, ended, over := 0, make(chan struct{}), make(chan struct{})
+			g.Serve(func(r Request) {
+				<-ended // all that has come waits
+				if r.Answered {
+					told++
+				}
+			}, nil, func(error) { close(over) })
+			c.moves("own", &c.progress.own, 50)
+			c.quiet(true)
+			want := c.stats(g)
+			end(g)
+			close(ended)
+			<-over
+			if n := want.Calls[Socket].Answered + want.Calls[Connect].Answered; n < 100 || uint64(told) != n {
+				t.Errorf("%d calls were told of, want all %d that were answered", told, n)
+			}
+			if name == "stopped" {
+				c.must(g.Close())
+			}
+		})
+	}
+}

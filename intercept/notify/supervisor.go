@@ -128,11 +128,12 @@ func (s *Supervisor) Start() {
 	s.done.Add(1)
 	s.gate.Serve(func(r gate.Request) {
 		came := time.Now()
-		if r.Answered {
+		switch {
+		case r.Answered:
 			s.tell(r) // in order
-			return
+		case !s.closing.Load(): // else the next supervisor is asked, if there is one
+			s.begin(r, came)
 		}
-		s.begin(r, came)
 	}, s.listener.valid, func(err error) {
 		defer s.done.Done()
 		if !s.closing.Load() && !errors.Is(err, os.ErrClosed) {
@@ -145,7 +146,7 @@ func (s *Supervisor) Start() {
 func (s *Supervisor) begin(r gate.Request, came time.Time) {
 	leave := s.places.take(s.stop, s.gate.Ended())
 	if leave == nil {
-		return // the next supervisor is asked, if there is one
+		return // it ends
 	}
 	s.done.Add(1)
 	go func() {
