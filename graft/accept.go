@@ -27,12 +27,8 @@ func (e *Engine) Accept(p Program, number int) (file int, peer netip.AddrPort, w
 	if own == nil && !s.translated() {
 		return -1, peer, false, Answer{}, nil
 	}
-	flags, err := unix.FcntlInt(uintptr(listener), unix.F_GETFL, 0)
-	if err != nil {
-		return -1, peer, false, Answer{}, fmt.Errorf("read file flags: %w", err)
-	}
-	file, peer, err = e.acceptAtOnce(listener, flags)
-	if errors.Is(err, unix.EAGAIN) && flags&unix.O_NONBLOCK == 0 {
+	file, peer, waits, err = e.acceptAtOnce(listener)
+	if errors.Is(err, unix.EAGAIN) && waits {
 		return -1, peer, true, Answer{}, nil
 	}
 	if err != nil {
@@ -46,18 +42,23 @@ func (e *Engine) Accept(p Program, number int) (file int, peer netip.AddrPort, w
 	return file, peer, false, Answer{}, nil
 }
 
-// acceptAtOnce is accept(2) that does not wait. The file's flag says so, which the program sees too:
-// so it is there no longer than the call takes.
-func (e *Engine) acceptAtOnce(listener, flags int) (int, netip.AddrPort, error) {
-	if flags&unix.O_NONBLOCK == 0 {
-		e.accepting.Lock()
-		defer e.accepting.Unlock()
+// acceptAtOnce is accept(2) that does not wait, and tells whether the program's would. The file's
+// flag says that it does not, which the program sees too: so it is there no longer than that takes.
+func (e *Engine) acceptAtOnce(listener int) (file int, peer netip.AddrPort, waits bool, err error) {
+	e.accepting.Lock() // or another call has set the flag
+	defer e.accepting.Unlock()
+	flags, err := unix.FcntlInt(uintptr(listener), unix.F_GETFL, 0)
+	if err != nil {
+		return -1, peer, false, fmt.Errorf("read file flags: %w", err)
+	}
+	if waits = flags&unix.O_NONBLOCK == 0; waits {
 		if _, err := unix.FcntlInt(uintptr(listener), unix.F_SETFL, flags|unix.O_NONBLOCK); err != nil {
-			return -1, netip.AddrPort{}, fmt.Errorf("keep accept from waiting: %w", err)
+			return -1, peer, false, fmt.Errorf("keep accept from waiting: %w", err)
 		}
 		defer unix.FcntlInt(uintptr(listener), unix.F_SETFL, flags) //nolint:errcheck // it did just now
 	}
-	return acceptFrom(listener)
+	file, peer, err = acceptFrom(listener)
+	return file, peer, waits, err
 }
 
 // acceptFrom takes a connection off a listener, with the name of its peer in the listener's family.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/netip"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -128,6 +129,41 @@ func TestAcceptOfBothNamespaces(t *testing.T) {
 	}
 	if flags, _ := unix.FcntlInt(uintptr(w.program.files[number]), unix.F_GETFL, 0); flags&unix.O_NONBLOCK != 0 {
 		t.Error("the listener does not wait any more")
+	}
+}
+
+// While one call takes a connection off a listener that waits, that does not wait. Another call waits
+// nonetheless.
+func TestAcceptBesideAnother(t *testing.T) {
+	w := ownWorld(t, ownRule)
+	number := w.listening()
+	setWaiting := func(waits bool) {
+		if err := unix.SetNonblock(w.program.files[number], !waits); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.accepting.Lock() // as a call does
+	setWaiting(false)
+	type outcome struct {
+		waits  bool
+		answer Answer
+		err    error
+	}
+	other := make(chan outcome, 1)
+	go func() {
+		var o outcome
+		_, _, o.waits, o.answer, o.err = w.Accept(w.program, number)
+		other <- o
+	}()
+	select {
+	case o := <-other:
+		t.Fatalf("accept did not wait for the other call: %+v", o)
+	case <-time.After(10 * time.Millisecond): // it may not have begun: then it waits anyway
+	}
+	setWaiting(true)
+	w.accepting.Unlock()
+	if o := <-other; o != (outcome{waits: true}) {
+		t.Errorf("accept says %+v, want that it waits", o)
 	}
 }
 

@@ -7,7 +7,6 @@ import (
 	"net"
 	"net/netip"
 	"os/exec"
-	"slices"
 	"strings"
 	"time"
 
@@ -201,8 +200,8 @@ func setUp(name string, addrs ...netip.Prefix) error {
 // waitLinks waits until every link of the namespace can carry IPv6. A veth
 // gets its carrier when its peer is set up, but the kernel's link watch tells
 // IPv6 of it later; until then neighbours are solicited in vain and a first
-// connection takes a second or two. The link-local address is the last thing
-// that IPv6 configures.
+// connection takes a second or two. The link-local address and the routes of the others are the last
+// things that IPv6 configures.
 func (n *Namespace) waitLinks(ctx context.Context) error {
 	return n.Do(func() error {
 		links, err := netlink.LinkList()
@@ -233,7 +232,17 @@ func ready(link netlink.Link) bool {
 		return false
 	}
 	addrs, err := netlink.AddrList(link, netlink.FAMILY_V6)
-	return err == nil && slices.ContainsFunc(addrs, func(a netlink.Addr) bool {
-		return a.IP.IsLinkLocalUnicast() && a.Flags&unix.IFA_F_TENTATIVE == 0
-	})
+	if err != nil {
+		return false
+	}
+	var own bool
+	for _, a := range addrs {
+		switch {
+		case a.IP.IsLinkLocalUnicast():
+			own = own || a.Flags&unix.IFA_F_TENTATIVE == 0
+		case isLocal(a.IP) != nil:
+			return false
+		}
+	}
+	return own
 }

@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/internal/testkit"
@@ -65,22 +64,6 @@ func closeSocket(t *testing.T, s int) {
 		err = errors.Join(unix.Dup2(null, s), unix.Close(null))
 	}
 	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-func addLoopbackAddress(t *testing.T, prefix string) {
-	t.Helper()
-	lo, err := netlink.LinkByName("lo")
-	if err != nil {
-		t.Fatal(err)
-	}
-	addr, err := netlink.ParseAddr(prefix)
-	if err != nil {
-		t.Fatal(err)
-	}
-	addr.Flags = unix.IFA_F_NODAD // it can be bound at once
-	if err := netlink.AddrAdd(lo, addr); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -389,7 +372,7 @@ func TestPeerThatHasGone(t *testing.T) {
 // names of that, by its own; others reach it at its address, but not from a loopback one.
 func TestPublishedOnLoopback(t *testing.T) {
 	onLoopback(t, func(list []*contained) {
-		addLoopbackAddress(t, "198.51.100.1/32")
+		testkit.AddToLoopback(t, "198.51.100.1/32")
 		for typ, protocol := range map[int]int{unix.SOCK_STREAM: unix.IPPROTO_TCP, unix.SOCK_DGRAM: unix.IPPROTO_UDP} {
 			b := policy.Binding{Host: netip.MustParseAddrPort("198.51.100.1:8080"), View: netip.MustParseAddrPort("0.0.0.0:80"), Ingress: true}
 			server := of(t, list[0], unix.AF_INET, typ)

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
 // addLink makes a link with an address, by which a network is reached.
@@ -41,8 +42,8 @@ func TestSourceOfTheKernelsChoice(t *testing.T) {
 			t.Fatal(err)
 		}
 		addLink(t, "203.0.113.9/24", "198.51.100.0/24")
-		addLoopbackAddress(t, "198.51.100.1/32")
-		addLoopbackAddress(t, "198.51.100.3/32")
+		testkit.AddToLoopback(t, "198.51.100.1/32")
+		testkit.AddToLoopback(t, "198.51.100.3/32")
 		connect := func(to string) int {
 			s := of(t, c, unix.AF_INET, unix.SOCK_DGRAM)
 			if err := errors.Join(unix.Bind(s, sockaddrOf(netip.MustParseAddrPort("0.0.0.0:0"))), unix.Connect(s, sockaddrOf(netip.MustParseAddrPort(to)))); err != nil {

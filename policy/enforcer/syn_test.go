@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"os"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -37,16 +36,47 @@ func chosen(t *testing.T, c *contained, at netip.AddrPort) int {
 	return -1
 }
 
-// connected tells whether a socket has a connection soon, having begun one to an address.
+// connected tells whether a socket gets a connection, having begun one to an address. The loopback
+// delivers the packets that one CPU sends in their order.
 func connected(t *testing.T, s int, to netip.AddrPort) bool {
 	t.Helper()
+	onOneCPU(t)
 	_ = unix.SetNonblock(s, true)
 	if err := unix.Connect(s, sockaddrOf(to)); err != nil && !errors.Is(err, unix.EINPROGRESS) {
 		t.Errorf("connect to %s: %v", to, err)
 	}
-	time.Sleep(50 * time.Millisecond)
+	sentinel := netip.MustParseAddrPort("127.0.0.8:30000") // not of ip_local_port_range
+	own := of(t, nil, unix.AF_INET, unix.SOCK_DGRAM)
+	if err := unix.Bind(own, sockaddrOf(sentinel)); err != nil {
+		t.Fatal(err)
+	}
+	defer closeSocket(t, own)
+	for _, behind := range []string{"SYN", "SYN and ACK", "ACK"} {
+		if err := unix.Sendto(own, []byte(behind), 0, sockaddrOf(sentinel)); err != nil {
+			t.Fatal(err)
+		}
+		reads(t, own, behind)
+	}
 	_, err := unix.Getpeername(s)
 	return err == nil
+}
+
+// onOneCPU keeps the calling thread, which is the test's own, on one CPU.
+func onOneCPU(t *testing.T) {
+	t.Helper()
+	var all, one unix.CPUSet
+	err := unix.SchedGetaffinity(0, &all)
+	for cpu := 0; err == nil && one.Count() == 0; cpu++ {
+		if all.IsSet(cpu) {
+			one.Set(cpu)
+		}
+	}
+	if err == nil {
+		err = unix.SchedSetaffinity(0, &one)
+	}
+	if err != nil {
+		t.Fatalf("stay on one CPU: %v", err)
+	}
 }
 
 // A socket that connects on the loopback, and has no answer yet, is not connected by who connects to

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/internal/testkit"
 	"github.com/tsugiki/tsugiki/policy"
 )
 
@@ -15,7 +16,7 @@ import (
 func TestTranslatedPeerIsAnother(t *testing.T) {
 	translating(t, func(c *contained, d *Datagrams) {
 		for _, own := range []string{"2001:db8::1/128", "2001:db8::8/128", "2001:db8::9/128"} {
-			addLoopbackAddress(t, own)
+			testkit.AddToLoopback(t, own)
 		}
 		published, port := netip.MustParseAddrPort("[2001:db8::1]:80"), uint16(20001)
 		proxy, server := of(t, c, unix.AF_INET, unix.SOCK_DGRAM), of(t, c, unix.AF_INET, unix.SOCK_DGRAM)

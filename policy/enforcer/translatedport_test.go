@@ -6,14 +6,16 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
 // A translated datagram does not leave from a port that an IPv6 socket of the host's has: for its
 // receiver, it would be that one's.
 func TestTranslatedFromAnothersPort(t *testing.T) {
 	translating(t, func(c *contained, d *Datagrams) {
-		addLoopbackAddress(t, "2001:db8::1/128")
-		addLoopbackAddress(t, "2001:db8::6/128")
+		testkit.AddToLoopback(t, "2001:db8::1/128")
+		testkit.AddToLoopback(t, "2001:db8::6/128")
 		own, to := netip.MustParseAddr("2001:db8::1"), netip.MustParseAddrPort("[2001:db8::6]:5353")
 		virtual := netip.MustParseAddrPort("198.18.0.1:5353")
 		proxy := of(t, c, unix.AF_INET, unix.SOCK_DGRAM)

@@ -24,6 +24,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
 const bindResult = asm.R7
@@ -61,7 +63,7 @@ const einval = -int32(unix.EINVAL)
 
 func TestBPFBindChoosesSource(t *testing.T) {
 	enterNetns(t)
-	addAddress(t, "2001:db8::2/128")
+	testkit.AddToLoopback(t, "2001:db8::2/128")
 	cg := newCgroup(t)
 	for _, a := range []string{"127.0.0.1:80", "127.0.0.1:81", "[::1]:80", "[::1]:81"} {
 		listenerAt(t, unix.SOCK_STREAM, a)

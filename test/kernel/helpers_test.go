@@ -34,25 +34,6 @@ func enterNetns(t *testing.T) {
 	try(t, "set loopback up", netlink.LinkSetUp(lo))
 }
 
-// addAddress gives the loopback of the test's namespace another address.
-func addAddress(t *testing.T, prefix string) {
-	t.Helper()
-	lo, err := netlink.LinkByName("lo")
-	try(t, "find loopback", err)
-	addr, err := netlink.ParseAddr(prefix)
-	try(t, "parse address", err)
-	addr.Flags = unix.IFA_F_NODAD // usable at once
-	try(t, "add address", netlink.AddrAdd(lo, addr))
-	// The kernel adds the route of an IPv6 address later, by a worker (addrconf_dad_work).
-	testkit.Eventually(t, func() error {
-		routes, err := netlink.RouteGet(addr.IP)
-		if err == nil && routes[0].Type != unix.RTN_LOCAL {
-			err = fmt.Errorf("the route to it is %v", routes[0])
-		}
-		return err
-	})
-}
-
 // subtest runs fn in the caller's network namespace, which t.Run, using a
 // thread of its own, would not.
 func subtest(t *testing.T, name string, fn func(t *testing.T)) {

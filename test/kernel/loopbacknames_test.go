@@ -20,6 +20,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
 // renamePort changes the port of the context where it is from.
@@ -139,8 +141,8 @@ func TestPortZeroIsRefused(t *testing.T) {
 
 func TestLoopbackSourceReachesHostAddress(t *testing.T) {
 	enterNetns(t)
-	addAddress(t, "198.51.100.1/32")
-	addAddress(t, "2001:db8::1/128")
+	testkit.AddToLoopback(t, "198.51.100.1/32")
+	testkit.AddToLoopback(t, "2001:db8::1/128")
 	for _, c := range []struct{ source, listener string }{{"127.0.0.1", "198.51.100.1:80"}, {"::1", "[2001:db8::1]:80"}} {
 		for _, typ := range []int{unix.SOCK_STREAM, unix.SOCK_DGRAM} {
 			subtest(t, c.listener, func(t *testing.T) {

@@ -22,6 +22,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
 // Who sent a packet, in words of a record: the state of the socket and its cgroup.
@@ -87,8 +89,8 @@ func TestIngressProgramFindsSender(t *testing.T) {
 	for _, l := range loopbacks {
 		t.Run(l.name, func(t *testing.T) {
 			enterNetns(t)
-			addAddress(t, "198.51.100.1/32")
-			addAddress(t, "2001:db8::1/128")
+			testkit.AddToLoopback(t, "198.51.100.1/32")
+			testkit.AddToLoopback(t, "2001:db8::1/128")
 			own, other := newCgroup(t), newCgroup(t)
 			any, here, host := "0.0.0.0", "127.0.0.1", "198.51.100.1"
 			if l.domain == unix.AF_INET6 {

@@ -17,6 +17,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
 // received is the address that the next datagram came from.
@@ -73,7 +75,7 @@ func TestSendmsgProgramSeesSource(t *testing.T) {
 
 func TestSendmsgProgramReplacesSource(t *testing.T) {
 	enterNetns(t)
-	addAddress(t, "2001:db8::2/128")
+	testkit.AddToLoopback(t, "2001:db8::2/128")
 	cg := newCgroup(t)
 	attach(t, cg, ebpf.AttachCGroupUDP4Sendmsg, program(1, storeAddress(ctxMsgSrc4, "127.0.0.2")))
 	attach(t, cg, ebpf.AttachCGroupUDP6Sendmsg, program(1, storeAddress(ctxMsgSrc6, "2001:db8::2")))

@@ -12,12 +12,14 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
 func TestConnectThatIsUnderWay(t *testing.T) {
 	enterNetns(t)
 	listenerAt(t, unix.SOCK_STREAM, "[::1]:80")
-	addAddress(t, "2001:db8::9/64")
+	testkit.AddToLoopback(t, "2001:db8::9/64")
 	short := sockaddr("198.18.0.1:80") // of IPv4
 
 	fd := socket(t, unix.AF_INET6, unix.SOCK_STREAM, 0)
