@@ -26,7 +26,12 @@ func (p *Proxy) ask(ctx context.Context, k key) *dns.Msg {
 	wire, age, ok := p.cache.get(k)
 	if !ok {
 		// Equal questions share one query: several queries would give a forger several chances.
-		shared, _, _ := p.flights.Do(k.String(), func() (any, error) { return p.fetch(ctx, k), nil })
+		shared, _, _ := p.flights.Do(k.String(), func() (any, error) {
+			if wire, _, ok := p.cache.get(k); ok { // it has come just now
+				return wire, nil
+			}
+			return p.fetch(ctx, k), nil
+		})
 		wire = shared.([]byte)
 	}
 	m := new(dns.Msg)
