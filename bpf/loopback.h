@@ -51,7 +51,7 @@ static __always_inline void join_loopback(struct bpf_sock *sk, bool asks)
 	m->loopback = id;
 	m->led = 0;
 	if (asks)
-		m->asks = 1;
+		m->asks = ASKS;
 }
 
 static __always_inline struct member *member(struct bpf_sock *sk)
@@ -67,6 +67,14 @@ static __always_inline bool is_of_loopback(struct bpf_sock *sk)
 }
 
 static __always_inline bool asks(struct bpf_sock *sk)
+{
+	struct member *m = member(sk);
+
+	return m && m->asks == ASKS;
+}
+
+/* Whether a connected UDP socket was led to an address of the host's, where no rule may lead. */
+static __always_inline bool was_led_to_host(struct bpf_sock *sk)
 {
 	struct member *m = member(sk);
 
@@ -230,6 +238,36 @@ static __always_inline enum owner translate(struct bpf_sock_addr *ctx, struct ad
 	return NOBODY;
 }
 
+/*
+ * Whether a UDP socket at an address of the host's, where no rule has bound it, connects to who has
+ * asked a server there on the loopback: a server that learnt this address from a datagram
+ * (IP_PKTINFO) answers so. Who has asked is told this address, and will answer from it too, which
+ * is the kernel's choice for a destination that is its own. So the socket connects to that one.
+ */
+static __always_inline bool answers_from_host(struct bpf_sock_addr *ctx, struct addr *to,
+					      __u16 port)
+{
+	struct bpf_sock *sk = *(struct bpf_sock *volatile *)&ctx->sk; /* as in has_port */
+	struct addr at = own_addr(sk);
+	struct member *m = member(sk);
+	struct bpf_sock *other;
+	bool does;
+
+	if (ctx->protocol != IPPROTO_UDP || !m || !loopback(to) || loopback(&at) || wildcard(&at) ||
+	    serves(sk))
+		return false;
+	other = socket_for(ctx, IPPROTO_UDP, &at, sk->src_port, &at, port);
+	if (!other)
+		return false;
+	does = asks(other) && !other->dst_port;
+	bpf_sk_release(other);
+	if (does) {
+		m->asks = ANSWERS;
+		*to = at;
+	}
+	return does;
+}
+
 /* Leads a connect to where its destination on the loopback is. */
 static __always_inline void connect_loopback(struct bpf_sock_addr *ctx, struct addr *to,
 					     __u16 *port)
@@ -238,7 +276,7 @@ static __always_inline void connect_loopback(struct bpf_sock_addr *ctx, struct a
 
 	if (ctx->protocol != IPPROTO_TCP || !loopback(to))
 		join_loopback(ctx->sk, !loopback(to));
-	if (owner == LOOPBACK)
+	if (answers_from_host(ctx, to, *port) || owner == LOOPBACK)
 		return;
 	/* A socket may connect to itself. */
 	if (ctx->sk->src_port && *port == known_port(ctx->sk)) {

@@ -248,7 +248,9 @@ static __always_inline int leave_loopback(struct __sk_buff *skb, struct bpf_sock
 			       ? ALLOW
 			       : deny(DENIED_LEAVE);
 	if (!loopback(&p->from) && !loopback(&p->to)) {
-		if (p->protocol == IPPROTO_UDP && is_peer(sk, p) && has_right_source(sk, p))
+		/* The peer may have gone, and its port be another's by now. */
+		if (p->protocol == IPPROTO_UDP && is_peer(sk, p) && has_right_source(sk, p) &&
+		    (!was_led_to_host(sk) || receiver(skb, p, &known) != SOMEBODY))
 			return ALLOW;
 	} else {
 		owner = receiver(skb, p, &known);

@@ -244,10 +244,14 @@ struct published {
 	__u32 port;
 };
 
+/* Whether a socket has asked a server that a rule has bound to an address of the host's, or answers
+ * from one who has. */
+enum asking { ASKS_NOT, ASKS, ANSWERS };
+
 /* A socket of a loopback on the host. */
 struct member {
 	__u32 loopback;
-	__u32 asks;  /* it has asked a server there that a rule has bound to the host's address */
+	__u32 asks;  /* enum asking */
 	__u64 led;   /* where its last datagram led, see loopback.h; 0: unknown */
 	__u32 rules; /* of struct container, by which that was decided */
 	__u32 pad;

@@ -23,7 +23,7 @@ func onLoopback(t *testing.T, fn func(list []*contained)) {
 			}
 		}
 		fn(list)
-	}, nil, nil, nil, []string{"127.0.0.1/32:5353=any"})
+	}, nil, nil, nil, []string{"127.0.0.1/32:5353=any", "198.51.100.1/32=any"})
 }
 
 // of makes a socket of a container's, or of the host's if that is nil. It gives up after a minute.

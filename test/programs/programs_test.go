@@ -51,10 +51,6 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// soaking are the cases of make soak alone. tftp-own has failed in two whole runs of five, for a reason
-// that is not known: its client says "read error".
-var soaking = map[string]bool{"tftp-own": true}
-
 // TestPrograms runs every case in every column. A case that is pending has to fail in the way
 // that its file "fails" says.
 func TestPrograms(t *testing.T) {
@@ -67,9 +63,6 @@ func TestPrograms(t *testing.T) {
 	for _, path := range paths {
 		name := strings.TrimSuffix(filepath.Base(path), ".txtar")
 		cases[name] = true
-		if soaking[name] && !testkit.Soaking() {
-			continue
-		}
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			archive, err := txtar.ParseFile(path)
