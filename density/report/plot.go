@@ -107,21 +107,27 @@ func (p *plot) scales() {
 			}
 		}
 	}
+	tall := p.height - p.top - p.bottom
+	p.y = newScale(ys, p.figure.Y.Log, p.height-p.bottom, -tall, int(tall/44))
+	for _, t := range p.y.ticks {
+		p.left = max(p.left, textWidth(t.label, p.font)+tickGap)
+	}
 	inner := p.width - p.left - p.right
 	p.x = newScale(xs, p.figure.X.Log, p.left, inner, int(inner/60))
 	if p.x.log {
 		p.x.measured(xs, p.font*.63)
 	}
-	tall := p.height - p.top - p.bottom
-	p.y = newScale(ys, p.figure.Y.Log, p.height-p.bottom, -tall, int(tall/44))
 }
+
+// tickGap is between the labels of the y axis and the plot, in pixels.
+const tickGap = 8
 
 func (p *plot) grid() {
 	bottom := p.height - p.bottom
 	for _, t := range p.y.ticks {
 		y := p.y.pixel(t.value)
 		p.line("grid", p.left, y, p.width-p.right, y)
-		p.text("tick", "end", p.left-8, y+4, t.label)
+		p.text("tick", "end", p.left-tickGap, y+4, t.label)
 	}
 	p.line("axis", p.left, bottom, p.width-p.right, bottom)
 	for _, t := range p.x.ticks {
