@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -180,7 +181,8 @@ func addMapsOf(id ebpf.ProgramID, maps map[string]*ebpf.Map) error {
 	return nil
 }
 
-// restore reads the numbers that an earlier process gave out.
+// restore reads the numbers that an earlier process gave out. It withdraws endpoints that find does
+// not know: that process ended before it had.
 func (n *names) restore(rows *rows[bpf.PolicyNumber], find func(name string) *endpoint.Endpoint) error {
 	n.number = map[*endpoint.Endpoint]uint32{}
 	for _, key := range rows.list() {
@@ -188,10 +190,20 @@ func (n *names) restore(rows *rows[bpf.PolicyNumber], find func(name string) *en
 		if err := rows.table.Lookup(key, &row); err != nil {
 			return err
 		}
-		n.last = max(n.last, key.Number)
 		text, _, _ := bytes.Cut(row.Text[:], []byte{0})
+		if key.Number == lastGiven {
+			last, err := strconv.ParseUint(string(text), 10, 32)
+			if err != nil {
+				return fmt.Errorf("read the last number of an endpoint: %w", err)
+			}
+			n.last = max(n.last, uint32(last))
+			continue
+		}
+		n.last = max(n.last, key.Number)
 		if ep := find(string(text)); ep != nil {
 			n.number[ep] = key.Number
+		} else if err := rows.delete(key); err != nil {
+			return fmt.Errorf("withdraw endpoint %s: %w", text, err)
 		}
 	}
 	return nil

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"sync"
 
 	"github.com/cilium/ebpf"
@@ -27,6 +28,10 @@ type names struct {
 	number map[*endpoint.Endpoint]uint32
 }
 
+// lastGiven is the number of the row that says which number was given last: also of an endpoint that
+// was withdrawn before another process took over. It is none of an endpoint's.
+const lastGiven = 0
+
 // Name returns a Binding's number for an endpoint. It is good until the endpoint
 // is withdrawn.
 func (e *Enforcement) Name(ep *endpoint.Endpoint) (uint32, error) {
@@ -36,9 +41,14 @@ func (e *Enforcement) Name(ep *endpoint.Endpoint) (uint32, error) {
 	if number, known := n.number[ep]; known {
 		return number, nil
 	}
-	var row bpf.PolicyEndpointName
+	var row, last bpf.PolicyEndpointName
 	copy(row.Text[:], ep.Name)
-	if err := e.rows.names.put(e.numberKey(n.last+1), row); err != nil {
+	copy(last.Text[:], strconv.FormatUint(uint64(n.last+1), 10))
+	err := e.rows.names.put(e.numberKey(lastGiven), last)
+	if err == nil {
+		err = e.rows.names.put(e.numberKey(n.last+1), row)
+	}
+	if err != nil {
 		return 0, fmt.Errorf("note endpoint %s: %w", ep.Name, err)
 	}
 	if n.number == nil {

@@ -262,6 +262,43 @@ func TestWithdraw(t *testing.T) {
 	})
 }
 
+// An endpoint that was withdrawn, or that the next process does not know, is no endpoint's to whom a
+// number is given after that process took over.
+func TestWithdrawnStaysSo(t *testing.T) {
+	for name, knows := range map[string]bool{"withdrawn": true, "unknown to the next": false} {
+		t.Run(name, func(t *testing.T) {
+			enforce(t, empty(t), func(e *Enforcement) {
+				here := namespaceHere(t)
+				to := sockaddrOf(netip.MustParseAddrPort("198.51.100.2:80"))
+				old := socketOf(t, unix.AF_INET, unix.SOCK_STREAM)
+				bindByName(t, e, old, netip.MustParseAddrPort("0.0.0.0:0"), here)
+				eps := map[string]*endpoint.Endpoint{}
+				if knows {
+					eps[namedEndpoint.Name] = namedEndpoint
+					if err := e.Withdraw(namedEndpoint); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if err := e.Close(); err != nil {
+					t.Fatal(err)
+				}
+				_, next := takeOver(t, nil, nil, eps)
+				defer next.Close()
+				for _, gives := range []bool{false, true} {
+					if gives {
+						if _, err := next.Name(policytest.Fresh(t, "another", 1)); err != nil {
+							t.Fatal(err)
+						}
+					}
+					if err := unix.Connect(old, to); !errors.Is(err, unix.EPERM) {
+						t.Errorf("connect through the endpoint, with another one after it %v: %v, want EPERM", gives, err)
+					}
+				}
+			})
+		})
+	}
+}
+
 // A special destination that a rule names is reached by that rule alone.
 func TestByNameBesideRules(t *testing.T) {
 	tb, err := policytest.Table(t, nil, []string{"127.0.0.5:80=any"})
