@@ -36,10 +36,12 @@ func (c *container) poolPID(name string) (pid int) {
 	return pid
 }
 
-// killPoolAndSpare ends both, so that nobody goes on: stopped, neither sees the other's end.
+// killPoolAndSpare ends both, so that nobody goes on: stopped, neither sees the other's end. The pool
+// is the last: with its end the kernel has stopped processes of its group go on, which is orphaned
+// then (setpgid(2)).
 func (c *container) killPoolAndSpare() {
 	c.t.Helper()
-	pids := []int{c.poolPID(poolName), c.poolPID(spareName)}
+	pids := []int{c.poolPID(spareName), c.poolPID(poolName)}
 	for _, signal := range []unix.Signal{unix.SIGSTOP, unix.SIGKILL} {
 		for _, pid := range pids {
 			c.must(unix.Kill(pid, signal))

@@ -14,6 +14,7 @@ import (
 	"github.com/tsugiki/tsugiki/endpoint"
 	"github.com/tsugiki/tsugiki/internal/cgroup"
 	"github.com/tsugiki/tsugiki/internal/netns"
+	"github.com/tsugiki/tsugiki/internal/testkit"
 	"github.com/tsugiki/tsugiki/policy"
 	"github.com/tsugiki/tsugiki/policy/policytest"
 )
@@ -57,7 +58,10 @@ func enforce(t *testing.T, tb *policy.Table, fn func(e *Enforcement)) {
 			t.Fatal(err)
 		}
 		defer e.Close()
-		err = ns.Do(func() error { return inGroup(group, func() { fn(e) }) })
+		err = ns.Do(func() error {
+			testkit.HoldSignals(t) // the thread ends with the test
+			return inGroup(group, func() { fn(e) })
+		})
 		if err != nil {
 			t.Fatal(err)
 		}

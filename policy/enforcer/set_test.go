@@ -91,7 +91,11 @@ func containers(t *testing.T, fn func(here uint64, list []*contained), rules ...
 		}
 		list = append(list, &contained{e, group, dir, tb})
 	}
-	if err := ns.Do(func() error { fn(ns.Cookie(), list); return nil }); err != nil {
+	if err := ns.Do(func() error {
+		testkit.HoldSignals(t) // the thread ends with the test
+		fn(ns.Cookie(), list)
+		return nil
+	}); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -52,7 +52,9 @@ func moveThread(t *testing.T, move func() error) {
 	runtime.LockOSThread()
 	before := netnsFD(t)
 	try(t, "enter network namespace", move())
+	restore := testkit.HoldSignals(t)
 	t.Cleanup(func() {
+		restore()
 		if unix.Setns(before, unix.CLONE_NEWNET) == nil {
 			runtime.UnlockOSThread() // else the thread dies with the test
 		}
