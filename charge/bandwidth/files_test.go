@@ -3,6 +3,7 @@ package bandwidth
 import (
 	"errors"
 	"os"
+	"path/filepath"
 	"runtime"
 	"strconv"
 	"strings"
@@ -165,5 +166,33 @@ func TestTheMountsAreReadOnce(t *testing.T) {
 	}
 	if *find() != whole {
 		t.Error("it is read again")
+	}
+}
+
+// In v2 before Linux 6.11 the kernel takes a quota below the burst. So the group does not write it.
+func TestQuotaBelowTheBurstIsNotWritten(t *testing.T) {
+	mount := t.TempDir()
+	dir := filepath.Join(mount, "c")
+	write := func(name, text string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	write("cpu.max", "80000 100000\n")
+	write("cpu.max.burst", "50000\n")
+	g, err := open(&hierarchies{cpu: hierarchy{mount: mount, v2: true}}, "/c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { g.Close() })
+	if err := g.SetQuota(40 * ms); !errors.Is(err, unix.EINVAL) {
+		t.Errorf("a quota below the burst: %v", err)
+	}
+	if text, err := g.QuotaText(); err != nil || text != "80000 100000" {
+		t.Errorf("the quota is %q, %v", text, err)
 	}
 }

@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // MinQuota is the smallest quota that the kernel accepts (min_cfs_quota_period).
@@ -114,6 +116,10 @@ func (g *Group) SetQuota(d time.Duration) error {
 	}
 	burst, err := g.Burst()
 	hasBurst := err == nil
+	if hasBurst && d >= 0 && burst > d {
+		// Before 6.11 the kernel refuses only the burst below, after it has taken the quota.
+		return g.fault("write a quota below the burst to "+g.name(quotaFile), unix.EINVAL)
+	}
 	if err := g.write(quotaFile, g.FormatQuota(d)); err != nil || !hasBurst || burst == 0 {
 		return err
 	}

@@ -183,8 +183,22 @@ func (a *Account) control(out balance.Output) error {
 		l.noRaise = true // in v1, a group above has a quota that is no higher
 		return nil
 	case errors.Is(err, unix.EINVAL):
-		a.giveUp(err)
+		return a.refused(err)
 	}
+	return err
+}
+
+// refused handles a write that the kernel refused. Somebody else may have changed the limit before
+// that write, for example to a burst above our quota. The next look then tries again.
+func (a *Account) refused(err error) error {
+	before := a.limits.written
+	if failed := a.check(a.c.now()); failed != nil {
+		return failed
+	}
+	if a.limits.written != before {
+		return nil
+	}
+	a.giveUp(err)
 	return err
 }
 
@@ -247,6 +261,10 @@ func (a *Account) setQuota(d time.Duration) error {
 		return err
 	}
 	if err := a.group.SetQuota(d); err != nil {
+		// In v2 the file may have the quota: only the burst after it failed.
+		if have, failed := a.group.QuotaText(); failed == nil && have == text(d) {
+			l.written.Quota, l.wrote = d, a.c.now()
+		}
 		return err
 	}
 	l.written.Quota, l.wrote = d, a.c.now()

@@ -183,3 +183,28 @@ func TestBurstIsNotForOnesOwnDebts(t *testing.T) {
 		}
 	}
 }
+
+// Somebody sets a burst above the quota that is written next. The kernel refuses that quota, with
+// or without storing it. The account adopts the burst and goes on.
+func TestRefusedBelowABurstByOthers(t *testing.T) {
+	for _, half := range []bool{false, true} {
+		s := newSim(t, nil)
+		a, g := s.account(t, limit(80*ms))
+		s.run(time.Second)
+		g.half = half
+		want := bandwidth.Limit{Quota: 80 * ms, Period: 100 * ms, Burst: 50 * ms}
+		if err := g.write(want); err != nil {
+			t.Fatal(err)
+		}
+		owes := balance.Output{Quota: 40 * ms}
+		if err := a.control(owes); err != nil || a.limits.original != want || a.limits.reason != "" {
+			t.Errorf("stored %t: %v, original %+v, reason %q", half, err, a.limits.original, a.limits.reason)
+		}
+		if err := a.control(owes); err != nil || g.limit != limit(40*ms) {
+			t.Errorf("stored %t: %v, then %+v", half, err, g.limit)
+		}
+		if err := s.Remove(a); err != nil || g.limit != want {
+			t.Errorf("stored %t: %v, left %+v", half, err, g.limit)
+		}
+	}
+}

@@ -61,6 +61,7 @@ type simGroup struct {
 	reads   int   // number of times that the usage was read
 	shared  bool  // the freezer is also the engine's
 	refused error // error of writing a quota below the original
+	half    bool  // the next quota below the burst is stored and refused, as in v2 before Linux 6.11
 }
 
 // simHelper simulates a helper with a thread outside of the group. It does the work that the
@@ -126,6 +127,10 @@ func (g *simGroup) write(l bandwidth.Limit) error {
 func (g *simGroup) SetQuota(d time.Duration) error {
 	if g.refused != nil && d < g.limit.Quota {
 		return g.refused
+	}
+	if g.half && d < g.limit.Burst {
+		g.half, g.limit.Quota = false, d
+		return unix.EINVAL
 	}
 	l := g.limit
 	l.Quota = d
