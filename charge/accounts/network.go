@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -24,6 +25,7 @@ type network struct {
 	netns      uint64
 	interfaces []int
 	looks      int
+	again      bool // another container that had the interfaces has ended
 	cpuGroup   uint64
 	sockets    uint64 // inode of the v2 cgroup; 0: none
 }
@@ -63,10 +65,11 @@ func (a *Accounts) openSockets(acct *account, dir string) error {
 }
 
 // findInterfaces looks for interfaces in the container's own network namespace. It stops when it
-// finds one besides the loopback, or after interfacesPatience scans.
+// finds one besides the loopback, or after interfacesPatience scans. The containers of a pod share
+// their interfaces. The one that looked last is charged.
 func (a *Accounts) findInterfaces(acct *account) {
 	n := acct.network
-	if n == nil || len(n.interfaces) > 0 || n.looks >= interfacesPatience {
+	if n == nil || len(n.interfaces) > 0 && !n.again || n.looks >= interfacesPatience {
 		return
 	}
 	n.looks++
@@ -102,10 +105,27 @@ func (a *Accounts) tryInterfaces(acct *account) error {
 			continue
 		}
 		if err = a.softirq.Interface(n.netns, i.Index, acct.owner); err == nil {
-			n.interfaces = append(n.interfaces, i.Index)
+			n.again = false
+			if !slices.Contains(n.interfaces, i.Index) {
+				n.interfaces = append(n.interfaces, i.Index)
+			}
 		}
 	}
 	return err
+}
+
+// inherit has the newest account of a network namespace look for the interfaces again, after
+// another account has forgotten them.
+func (a *Accounts) inherit(netns uint64) {
+	var newest *account
+	for _, acct := range a.byGroup {
+		if n := acct.network; n != nil && n.netns == netns && (newest == nil || acct.owner > newest.owner) {
+			newest = acct
+		}
+	}
+	if newest != nil {
+		newest.network.again, newest.network.looks = true, 0
+	}
 }
 
 // forgetNetwork stops charging for a container's interfaces and sockets. The caller holds mu.
@@ -116,16 +136,19 @@ func (a *Accounts) forgetNetwork(acct *account) {
 	}
 	var errs []error
 	for _, i := range n.interfaces {
-		errs = append(errs, a.softirq.ForgetInterface(n.netns, i))
+		errs = append(errs, a.softirq.ForgetInterface(n.netns, i, acct.owner))
 	}
-	errs = append(errs, a.softirq.ForgetCPUGroup(n.cpuGroup))
+	errs = append(errs, a.softirq.ForgetCPUGroup(n.cpuGroup, acct.owner))
 	if n.sockets != 0 {
-		errs = append(errs, a.softirq.ForgetGroup(n.sockets))
+		errs = append(errs, a.softirq.ForgetGroup(n.sockets, acct.owner))
 	}
 	if err := errors.Join(errs...); err != nil {
 		a.log.Error("forget a container's network", "container", acct.names[0], "err", fmt.Errorf("charge: %w", err))
 	}
 	acct.network = nil
+	if len(n.interfaces) > 0 {
+		a.inherit(n.netns)
+	}
 }
 
 // takeSoftirq charges the CPU time of received packets. The caller holds mu.

@@ -88,7 +88,7 @@ func (a *Accounts) setFiles(acct *account, files []discover.File) {
 	}
 	for f := range acct.files {
 		if !next[f] {
-			a.disown(f)
+			a.disown(f, acct.owner)
 		}
 	}
 	acct.files = next
@@ -117,11 +117,11 @@ func (a *Accounts) ownFiles(acct *account) {
 	}
 }
 
-func (a *Accounts) disown(f shared.File) {
+func (a *Accounts) disown(f shared.File, owner uint32) {
 	if a.daemons == nil {
 		return
 	}
-	if err := a.daemons.Disown(f); err != nil {
+	if err := a.daemons.Disown(f, owner); err != nil {
 		a.complain("work on a file is still charged to the container that had it", err)
 	}
 }

@@ -141,13 +141,12 @@ func (m *Meter) Own(file File, owner uint32) error {
 	return nil
 }
 
-// Disown removes the owner of a file. The kernel gives the inode number of a deleted file to
-// another file, so disown files that are deleted.
-func (m *Meter) Disown(file File) error {
+// Disown removes the owner of a file, unless the file has another owner by now. The kernel gives the
+// inode number of a deleted file to another file, so disown files that are deleted.
+func (m *Meter) Disown(file File, owner uint32) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	owner, known := m.files[file]
-	if !known {
+	if m.files[file] != owner {
 		return nil
 	}
 	if err := m.objects.SlotByFile.Delete(key(file)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {

@@ -212,12 +212,12 @@ func TestDisown(t *testing.T) {
 	d.line(t, 1)
 	d.end(t, byOwner{})
 	for _, f := range files[:2] {
-		if err := m.Disown(f); err != nil {
+		if err := m.Disown(f, 1); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for _, f := range files[2:] { // to another, without a gap
-		if err := m.Own(f, 3); err != nil {
+		if err := errors.Join(m.Own(f, 3), m.Disown(f, 2)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -315,7 +315,7 @@ func TestFull(t *testing.T) {
 	if !errors.Is(last, slots.ErrFull) || n < 2000 {
 		t.Fatalf("owner %d: %v", n, last)
 	}
-	if err := m.Disown(File{1, 1}); err != nil {
+	if err := m.Disown(File{1, 1}, 1); err != nil {
 		t.Fatal(err)
 	}
 	take(t, m, make(map[uint32]time.Duration))

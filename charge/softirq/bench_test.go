@@ -51,7 +51,7 @@ func BenchmarkPacket(b *testing.B) {
 				b.Fatal(err)
 			}
 			with := timeOf()
-			if err := m.ForgetInterface(netns, index); err != nil {
+			if err := m.ForgetInterface(netns, index, 1); err != nil {
 				b.Fatal(err)
 			}
 			off, more = append(off, without), append(more, with-without)

@@ -41,13 +41,13 @@ func (m *Meter) Interface(netns uint64, ifindex int, owner uint32) error {
 	return nil
 }
 
-// ForgetInterface ends the registration of an interface.
-func (m *Meter) ForgetInterface(netns uint64, ifindex int) error {
+// ForgetInterface ends the registration of an interface, unless another owner has registered it
+// since.
+func (m *Meter) ForgetInterface(netns uint64, ifindex int, owner uint32) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	key := bpf.SoftirqReceiveDevice{Netns: uint32(netns), Ifindex: uint32(ifindex)}
-	owner, known := m.interfaces[key]
-	if !known {
+	if m.interfaces[key] != owner {
 		return nil
 	}
 	if err := m.objects.SlotByDevice.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
@@ -78,12 +78,11 @@ func (m *Meter) CPUGroup(ino uint64, owner uint32) error {
 	return nil
 }
 
-// ForgetCPUGroup ends the registration of a cpu group.
-func (m *Meter) ForgetCPUGroup(ino uint64) error {
+// ForgetCPUGroup ends the registration of a cpu group, unless another owner has registered it since.
+func (m *Meter) ForgetCPUGroup(ino uint64, owner uint32) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	owner, known := m.cpuGroups[ino]
-	if !known {
+	if m.cpuGroups[ino] != owner {
 		return nil
 	}
 	if err := m.objects.SlotByCpuGroup.Delete(ino); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
@@ -137,11 +136,14 @@ func (m *Meter) attachGroup(dir *os.File, id uint64, slot uint32) (link.Link, er
 	return l, nil
 }
 
-// ForgetGroup ends the registration of a cgroup. ino is the inode of the cgroup, which may have
-// been removed.
-func (m *Meter) ForgetGroup(ino uint64) error {
+// ForgetGroup ends the registration of a cgroup, unless another owner has registered it since. ino
+// is the inode of the cgroup, which may have been removed.
+func (m *Meter) ForgetGroup(ino uint64, owner uint32) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.groups[ino].owner != owner {
+		return nil
+	}
 	if err := m.dropGroup(ino); err != nil {
 		return err
 	}

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tsugiki/tsugiki/bpf"
 	"github.com/tsugiki/tsugiki/charge/slots"
 	"github.com/tsugiki/tsugiki/internal/cgroup"
 	"github.com/tsugiki/tsugiki/internal/testkit"
@@ -248,11 +249,16 @@ func TestRegister(t *testing.T) {
 	if owners := maps.Collect(m.owners.All()); len(owners) != 1 || owners[8] == 0 {
 		t.Errorf("owners %v, want 8 only", owners)
 	}
-	for range 2 {
-		if err := errors.Join(m.ForgetInterface(1, 2), m.ForgetCPUGroup(3), m.ForgetGroup(id)); err != nil {
+	forget := func(owner uint32) {
+		t.Helper()
+		if err := errors.Join(m.ForgetInterface(1, 2, owner), m.ForgetCPUGroup(3, owner), m.ForgetGroup(id, owner)); err != nil {
 			t.Fatal(err)
 		}
 	}
+	forget(7) // it has nothing any more
+	m.wantSlots(t, id, 8)
+	forget(8)
+	forget(8)
 	if len(m.links) != 0 {
 		t.Error("still attached, for nobody")
 	}
@@ -269,6 +275,19 @@ func TestRegister(t *testing.T) {
 	defer v1.Close()
 	if err := m.Group(v1, 5); err == nil || len(m.links) != 0 {
 		t.Errorf("a folder that is no cgroup: %v; attached: %v", err, m.links)
+	}
+}
+
+// wantSlots checks that the kernel has an owner's slot for what TestRegister registers.
+func (m *tally) wantSlots(t *testing.T, group uint64, owner uint32) {
+	t.Helper()
+	want := maps.Collect(m.owners.All())[owner]
+	var device, cpu, sockets uint32
+	key := bpf.SoftirqReceiveDevice{Netns: 1, Ifindex: 2}
+	err := errors.Join(m.objects.SlotByDevice.Lookup(key, &device), m.objects.SlotByCpuGroup.Lookup(uint64(3), &cpu),
+		m.objects.SlotOfGroup.Lookup(group, &sockets))
+	if err != nil || want == 0 || device != want || cpu != want || sockets != want || len(m.links) == 0 {
+		t.Errorf("slots %d, %d and %d, want %d; %d programs; %v", device, cpu, sockets, want, len(m.links), err)
 	}
 }
 
@@ -289,7 +308,7 @@ func TestGroupGone(t *testing.T) {
 	}
 	defer dir.Close()
 	id := inodeOf(t, dir.Name())
-	if err := errors.Join(m.Group(dir, 1), g.Remove(), m.ForgetGroup(id)); err != nil {
+	if err := errors.Join(m.Group(dir, 1), g.Remove(), m.ForgetGroup(id, 1)); err != nil {
 		t.Error(err)
 	}
 }
