@@ -25,6 +25,7 @@ const shortID = 12
 type account struct {
 	*enforce.Account
 	group   *bandwidth.Group
+	first   int                  // pid of the container's first process, as far as is known; or 0
 	init    *helper.Process      // the container's first process; nil until place needs it
 	owner   uint32               // the account's number in the kernel's meters
 	names   []string             // its keys in byName; the first is shown

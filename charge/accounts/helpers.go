@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -72,6 +71,7 @@ func (a *Accounts) Open(c Container) error {
 	if err != nil {
 		return err
 	}
+	acct.first = c.PID
 	for source, clock := range c.Sources {
 		acct.Attach(source, clock, false)
 	}
@@ -183,35 +183,6 @@ func (a *Accounts) attachProcess(x *helping, h *Helper) (err error) {
 	return nil
 }
 
-// place moves a helper into the cgroup of its container, so that the container's quota holds for
-// both. When the container's first process ends, the helper is moved back: the runtime removes the
-// cgroup then.
-func (a *Accounts) place(x *helping) error {
-	if x.account.init == nil {
-		first, err := firstOf(x.account.group)
-		if err != nil {
-			return err
-		}
-		x.account.init = first
-	}
-	var err error
-	x.placement, err = helper.Place(a.journal, x.process, x.account.init, x.account.group)
-	return err
-}
-
-// firstOf opens the process with the lowest pid in a cgroup. It is taken for the container's first
-// process.
-func firstOf(g *bandwidth.Group) (*helper.Process, error) {
-	pids, err := g.Processes()
-	if err != nil {
-		return nil, err
-	}
-	if len(pids) == 0 {
-		return nil, fmt.Errorf("%w: nothing runs in %s", helper.ErrNotPlaceable, g.Path())
-	}
-	return helper.Open(slices.Min(pids))
-}
-
 func (a *Accounts) attachGroup(x *helping, h *Helper) (err error) {
 	if h.Place {
 		return fmt.Errorf("%w: a cgroup cannot be placed, only a process", ErrRequest)
@@ -274,10 +245,12 @@ func (a *Accounts) detach(h *helping) error {
 	return errors.Join(errs...)
 }
 
-// reap detaches helpers that have ended. The caller holds mu.
+// reap detaches helpers that have ended, and measures those that were moved back. The caller holds
+// mu.
 func (a *Accounts) reap() {
 	for _, h := range a.helpers {
 		if h.alive() {
+			a.measure(h)
 			continue
 		}
 		if err := a.detach(h); err != nil {

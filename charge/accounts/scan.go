@@ -81,6 +81,7 @@ func (a *Accounts) follow(c discover.Container) bool {
 		a.complain("a container is not charged", err)
 		return false
 	}
+	acct.first = c.Init.PID
 	for _, h := range c.Helpers {
 		// A shim is not placed: it starts the process that removes the cgroup. It may also serve
 		// more containers later.

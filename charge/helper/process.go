@@ -108,6 +108,18 @@ func (p *Process) Elapsed() (time.Duration, error) {
 // Await waits until the process ends or Close is called.
 func (p *Process) Await() { pidfd.Await(p.file) }
 
+// Ended tells whether the process has ended or Close was called. A zombie has ended.
+func (p *Process) Ended() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.shut {
+		return true
+	}
+	end := []unix.PollFd{{Fd: int32(p.fd), Events: unix.POLLIN}}
+	n, _ := unix.Poll(end, 0)
+	return n > 0
+}
+
 // Close deletes the timer and closes the pidfd.
 func (p *Process) Close() error {
 	p.mu.Lock()
