@@ -142,9 +142,12 @@ func (a *Accounts) keep(x *helping, h Helper) {
 	a.log.Info("helper is charged", "helper", x.id, "container", x.Container, "pid", h.PID, "source", h.Source, "by", x.By, "reason", x.Reason)
 }
 
+// openProcess is helper.Open. Tests replace it with a function that fails.
+var openProcess = helper.Open
+
 func (a *Accounts) attachProcess(x *helping, h *Helper) (err error) {
-	if x.process, err = helper.Open(h.PID); err != nil {
-		return fmt.Errorf("%w: %w", ErrUnknown, err)
+	if x.process, err = openProcess(h.PID); err != nil {
+		return isUnknown(err)
 	}
 	if inside, err := isInside(h.PID, x.account.group.Path()); err != nil || inside {
 		if inside {
@@ -160,7 +163,7 @@ func (a *Accounts) attachProcess(x *helping, h *Helper) (err error) {
 	switch {
 	case h.divided:
 		if x.share, err = a.join(x.account, x.process); err != nil {
-			return errors.Join(fmt.Errorf("%w: %w", ErrUnknown, err), x.process.Close())
+			return errors.Join(isUnknown(err), x.process.Close())
 		}
 		clock = x.share
 	case h.NoPlace:

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/tsugiki/tsugiki/charge/bandwidth"
 	"github.com/tsugiki/tsugiki/charge/discover"
 )
@@ -62,11 +64,16 @@ func (a *Accounts) Missed() int {
 }
 
 // follow opens an account for a container, and attaches its helpers. It returns false if a later
-// scan must try again: another agent, which may just have been killed, still holds the lock.
+// scan must try again: another agent, which may just have been killed, still holds the lock, or the
+// agent has too many open files.
 func (a *Accounts) follow(c discover.Container) bool {
 	g, err := groupOf(c.Init.PID)
+	if lasting(err) {
+		return true // the container has just ended, or has no cgroup with a cpu controller
+	}
 	if err != nil {
-		return true // the container has just ended
+		a.complain("a container is not charged", err)
+		return false
 	}
 	// The container may have no cgroup of its own.
 	if g.Root() || a.config.Within != "" && !g.Within(a.config.Within) {
@@ -82,6 +89,7 @@ func (a *Accounts) follow(c discover.Container) bool {
 		return false
 	}
 	acct.first = c.Init.PID
+	all := true
 	for _, h := range c.Helpers {
 		// A shim is not placed: it starts the process that removes the cgroup. It may also serve
 		// more containers later.
@@ -89,11 +97,17 @@ func (a *Accounts) follow(c discover.Container) bool {
 		_, err := a.attach(acct, Helper{PID: h.PID, Source: string(h.Kind), NoPlace: !alone, divided: !alone})
 		if err != nil && !errors.Is(err, ErrUnknown) {
 			a.complain("a helper is not charged", err)
+			all = all && lasting(err)
 		}
 	}
 	a.setFiles(acct, c.Files)
 	a.openNetwork(acct, c.Init.PID, "")
-	return true
+	return all
+}
+
+// lasting tells whether the same attempt would fail in the same way at the next scan.
+func lasting(err error) bool {
+	return errors.Is(err, ErrUnknown) || errors.Is(err, ErrRequest) || errors.Is(err, bandwidth.ErrNotAGroup)
 }
 
 // groupOf opens the cpu cgroup of a process.
@@ -115,7 +129,7 @@ func isInside(pid int, group string) (bool, error) {
 
 // isUnknown adds ErrUnknown to the error about a process that has ended.
 func isUnknown(err error) error {
-	if errors.Is(err, os.ErrNotExist) {
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) || errors.Is(err, os.ErrProcessDone) {
 		return fmt.Errorf("%w: %w", ErrUnknown, err)
 	}
 	return err

@@ -22,7 +22,7 @@ func (a *Accounts) share(h Helper) (Attached, error) {
 	}
 	p, err := helper.Open(h.PID)
 	if err != nil {
-		return Attached{}, fmt.Errorf("%w: %w", ErrUnknown, err)
+		return Attached{}, isUnknown(err)
 	}
 	if err := a.watch(h.PID); err != nil {
 		return Attached{}, errors.Join(err, p.Close())

@@ -111,7 +111,7 @@ func open(all *hierarchies, rel string) (*Group, error) {
 		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_XDEV,
 	})
 	if err != nil {
-		return nil, fmt.Errorf("open cgroup %s in %s: %w: %w", rel, all.cpu.mount, ErrNotAGroup, err)
+		return nil, fmt.Errorf("open cgroup %s in %s: %w", rel, all.cpu.mount, notAGroup(err))
 	}
 	g := &Group{all: all, path: filepath.Join(all.cpu.mount, rel), dir: dir}
 	var st unix.Stat_t
@@ -126,6 +126,17 @@ func open(all *hierarchies, rel string) (*Group, error) {
 		}
 	}
 	return g, nil
+}
+
+// notAGroup adds ErrNotAGroup to an error of opening a path, if the path is the reason. Another
+// reason is for example that the process has too many open files.
+func notAGroup(err error) error {
+	for _, path := range []error{unix.ENOENT, unix.ENOTDIR, unix.ELOOP, unix.EXDEV, unix.ENAMETOOLONG, unix.EINVAL} {
+		if errors.Is(err, path) {
+			return fmt.Errorf("%w: %w", ErrNotAGroup, err)
+		}
+	}
+	return err
 }
 
 // Path returns the group's absolute directory.
