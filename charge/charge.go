@@ -9,7 +9,7 @@
 // never block. Each reads the thread's CPU clock once and the thread's id once. A goroutine in the
 // background sends the charges about every 50 ms. While no agent listens, the package keeps up to
 // an hour of CPU time for each container. Lost reports the time above that hour, and the time for
-// containers that do not exist.
+// containers that do not exist or cannot be charged.
 //
 // The agent accepts charges only from root with CAP_NET_ADMIN. Any kernel that the agent supports
 // is enough.
@@ -120,8 +120,8 @@ func (c *Client) keep(container string, d time.Duration) {
 	c.pending[container] = after
 }
 
-// Lost returns the CPU time that was not charged: the container does not exist, no agent was there
-// for too long, or the agent ended before it answered.
+// Lost returns the CPU time that was not charged: the container does not exist or the agent cannot
+// charge it, no agent was there for too long, or the agent ended before it answered.
 func (c *Client) Lost() time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()

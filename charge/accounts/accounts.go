@@ -227,16 +227,23 @@ type Charge struct {
 	Time              time.Duration
 }
 
-// UnknownError lists the containers that do not exist.
-type UnknownError struct{ Containers []string }
+// UnknownError lists the containers of several charges that do not exist or cannot be charged.
+type UnknownError struct {
+	Containers []string
+	refused    error // why one of them cannot be charged; nil: all do not exist
+}
 
 func (e *UnknownError) Error() string {
+	if e.refused != nil {
+		return fmt.Sprintf("cannot charge %s: %v", strings.Join(e.Containers, ", "), e.refused)
+	}
 	return fmt.Sprintf("no such container: %s; tsugiki charge show lists the known containers", strings.Join(e.Containers, ", "))
 }
 
 func (e *UnknownError) Is(target error) bool { return target == ErrUnknown }
 
-// Charge charges containers. If the error is an UnknownError, no container was charged.
+// Charge charges containers. If the error is an UnknownError, no container was charged. The caller
+// then repeats the charges without the listed containers: one of them does not prevent the others.
 func (a *Accounts) Charge(charges []Charge) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -246,6 +253,9 @@ func (a *Accounts) Charge(charges []Charge) error {
 		acct, err := a.resolve(c.Container)
 		if errors.Is(err, ErrUnknown) {
 			unknown.Containers = append(unknown.Containers, c.Container)
+		} else if refused := errors.Is(err, ErrRequest) || errors.Is(err, ErrFull); refused && len(charges) > 1 {
+			a.complain("a charge is refused", err)
+			unknown.Containers, unknown.refused = append(unknown.Containers, c.Container), err
 		} else if err != nil {
 			return err
 		}
