@@ -296,7 +296,7 @@ func (a *Account) setBurst(d time.Duration) error {
 // text now, and gets the text next. The entry restores original.
 func (a *Account) undo(e **journal.Entry, order journal.Order, file, original, now, next string) error {
 	if *e != nil {
-		return (*e).Ours(next)
+		return (*e).Ours(now, next)
 	}
 	ours := []string{next}
 	if now != original {

@@ -1,8 +1,11 @@
 package enforce
 
 import (
+	"bytes"
 	"errors"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -11,6 +14,7 @@ import (
 
 	"github.com/tsugiki/tsugiki/charge/balance"
 	"github.com/tsugiki/tsugiki/charge/bandwidth"
+	"github.com/tsugiki/tsugiki/charge/journal"
 )
 
 // Somebody changes the limit of a container whose quota is lowered. Ten periods later the container
@@ -206,5 +210,39 @@ func TestRefusedBelowABurstByOthers(t *testing.T) {
 		if err := s.Remove(a); err != nil || g.limit != want {
 			t.Errorf("stored %t: %v, left %+v", half, err, g.limit)
 		}
+	}
+}
+
+// In v1, somebody lowers the quota of a group above. The kernel then refuses to restore the quota.
+// Once it permits that again, the quota is restored. Until then the journal knows the text that the
+// file has.
+func TestRefusedRestoreIsTriedAgain(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "journal")
+	own, err := journal.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { own.Close() }) // after the controller
+	s := newSim(t, func(c *Config) { c.Journal = own })
+	a, g := s.account(t, limit(100*ms))
+	s.run(time.Second)
+	if err := a.control(balance.Output{Quota: 50 * ms}); err != nil {
+		t.Fatal(err)
+	}
+	g.sealed = unix.EINVAL
+	if err := a.control(balance.Output{Quota: 80 * ms}); !errors.Is(err, unix.EINVAL) {
+		t.Errorf("the quota is refused: %v", err)
+	}
+	for range 3 {
+		text, err := os.ReadFile(file)
+		if err != nil || !bytes.Contains(text, []byte("50ms")) || g.limit.Quota != 50*ms {
+			t.Errorf("a killed agent would leave a quota of %v, %v", g.limit.Quota, err)
+		}
+		s.run(2 * checkEvery)
+	}
+	g.sealed = nil
+	s.until(t, 2*checkEvery, "restored", func() bool { return g.limit == limit(100*ms) })
+	if a.limits.quota != nil || !strings.HasPrefix(a.Status().Mode, "account only: ") {
+		t.Errorf("mode %q, and the journal would undo what is restored: %v", a.Status().Mode, a.limits.quota)
 	}
 }

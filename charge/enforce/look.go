@@ -46,9 +46,12 @@ func (a *Account) look(now time.Duration) error {
 // recheck reads the limit again if the last reading is old. For an account at rest nothing depends
 // on the limit: it is enough to know that the group still exists.
 func (a *Account) recheck(now time.Duration, rest bool) error {
+	l := &a.limits
 	switch age := now - a.checked; {
 	case age < checkAfter:
 		return nil
+	case l.reason != "" && l.written != l.original:
+		return a.restoreAgain()
 	case rest && age < trustLimit:
 		if a.group.Gone() {
 			return bandwidth.ErrGone
@@ -56,6 +59,17 @@ func (a *Account) recheck(now time.Duration, rest bool) error {
 		return nil
 	}
 	return a.check(now)
+}
+
+// restoreAgain restores a limit that the kernel refused to restore. In v1, a group above may have
+// had a lower quota then. The times are collected even if the kernel refuses again.
+func (a *Account) restoreAgain() error {
+	err := a.putBack()
+	if err == nil || isGone(err) {
+		return err
+	}
+	a.complain(err)
+	return nil
 }
 
 // count updates the sums and the debt for the last time.

@@ -61,6 +61,7 @@ type simGroup struct {
 	reads   int   // number of times that the usage was read
 	shared  bool  // the freezer is also the engine's
 	refused error // error of writing a quota below the original
+	sealed  error // error of writing any quota
 	half    bool  // the next quota below the burst is stored and refused, as in v2 before Linux 6.11
 }
 
@@ -127,6 +128,9 @@ func (g *simGroup) write(l bandwidth.Limit) error {
 func (g *simGroup) SetQuota(d time.Duration) error {
 	if g.refused != nil && d < g.limit.Quota {
 		return g.refused
+	}
+	if g.sealed != nil {
+		return g.sealed
 	}
 	if g.half && d < g.limit.Burst {
 		g.half, g.limit.Quota = false, d

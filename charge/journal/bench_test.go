@@ -19,7 +19,7 @@ func BenchmarkOurs(b *testing.B) {
 	defer e.Done()
 	texts := []string{ms30, ms40}
 	for i := 0; b.Loop(); i++ {
-		if err := e.Ours(texts[i&1]); err != nil {
+		if err := e.Ours(texts[1-i&1], texts[i&1]); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -148,25 +148,24 @@ var step = func(string) {}
 type Entry struct {
 	journal *Journal
 	index   uint32
-	next    int // the index of the older element of ours
 }
 
 // Write records how to undo a write to a cgroup's file, before that write. The undo helper writes
-// original if the first line of the file, without surrounding space, is one of the last two texts
-// in ours.
+// original if the first line of the file, without surrounding space, is one of the texts in
+// ours. There are at most two.
 func (j *Journal) Write(order Order, file, original string, ours ...string) (*Entry, error) {
 	if order < Thaw || order > Burst || len(ours) > 2 {
 		return nil, fmt.Errorf("note how to undo %s: order %d with %d texts of ours", file, order, len(ours))
 	}
-	return j.add(file, "", order, func(e *Entry, s *slot) error {
+	return j.add(file, "", order, func(s *slot) error {
 		if original == "" {
 			return errors.New("there is nothing to go back to")
 		}
 		if err := mapped.SetText(s.originals[0][:], original); err != nil {
 			return err
 		}
-		for _, text := range ours {
-			if err := e.Ours(text); err != nil {
+		for i, text := range ours {
+			if err := s.ours[i].set(text); err != nil {
 				return err
 			}
 		}
@@ -181,7 +180,7 @@ func (j *Journal) Move(group, to string) (*Entry, error) {
 	if !proper(to) {
 		return nil, fmt.Errorf("note how to undo %s: %q is not a clean absolute path of at most %d bytes", group, to, pathSize-1)
 	}
-	return j.add(group, to, move, func(*Entry, *slot) error { return nil })
+	return j.add(group, to, move, func(*slot) error { return nil })
 }
 
 // proper tells whether a path is acceptable. The undo helper makes the same check.
@@ -189,7 +188,7 @@ func proper(path string) bool {
 	return filepath.IsAbs(path) && filepath.Clean(path) == path && len(path) > 1 && len(path) < pathSize && strings.IndexByte(path, 0) < 0
 }
 
-func (j *Journal) add(path, to string, order Order, fill func(*Entry, *slot) error) (*Entry, error) {
+func (j *Journal) add(path, to string, order Order, fill func(*slot) error) (*Entry, error) {
 	if !proper(path) {
 		return nil, fmt.Errorf("note how to undo %q: not a clean absolute path of at most %d bytes", path, pathSize-1)
 	}
@@ -215,7 +214,7 @@ func (j *Journal) add(path, to string, order Order, fill func(*Entry, *slot) err
 	*(*[slotSize]byte)(unsafe.Pointer(s)) = [slotSize]byte{}
 	step("clear")
 	s.order, s.inode = order, st.Ino
-	err := errors.Join(mapped.SetText(s.path[:], path), mapped.SetText(s.to[:], to), fill(e, s))
+	err := errors.Join(mapped.SetText(s.path[:], path), mapped.SetText(s.to[:], to), fill(s))
 	if err != nil {
 		return nil, fmt.Errorf("note how to undo %s: %w", path, err)
 	}
@@ -230,22 +229,29 @@ func (j *Journal) add(path, to string, order Order, fill func(*Entry, *slot) err
 	return e, nil
 }
 
-// Ours records the text that will be written next, before the write. The entry keeps the last two
-// texts: the file has the older one until the write, and the newer one after it.
-func (e *Entry) Ours(text string) error {
-	t := &e.journal.slot(e.index).ours[e.next]
-	if newest := &e.journal.slot(e.index).ours[1-e.next]; newest.is(text) {
+// Ours records the text that will be written next, before the write. present is the text that the
+// file has. The entry keeps both: the file has the first one until the write, or if the write is
+// refused, and the other one after it.
+func (e *Entry) Ours(present, next string) error {
+	ours := &e.journal.slot(e.index).ours
+	if ours[0].is(next) || ours[1].is(next) {
 		return nil
 	}
+	if ours[0].is(present) {
+		return ours[1].set(next)
+	}
+	return ours[0].set(next)
+}
+
+func (t *text) set(s string) error {
 	t.length.Store(0) // an empty text matches nothing while the bytes change
 	step("text begun")
-	if err := mapped.SetText(t.bytes[:], text); err != nil {
+	if err := mapped.SetText(t.bytes[:], s); err != nil {
 		return fmt.Errorf("note what is written: %w", err)
 	}
 	step("text written")
-	t.length.Store(uint32(len(text)))
+	t.length.Store(uint32(len(s)))
 	step("text valid")
-	e.next = 1 - e.next
 	return nil
 }
 

@@ -43,16 +43,19 @@ func TestRestore(t *testing.T) {
 		undone int
 	}{
 		"the latest of ours": {func(e *Entry, file string) error {
-			return errors.Join(e.Ours(ms30), os.WriteFile(file, []byte(ms30), 0))
+			return errors.Join(e.Ours(ms50, ms30), os.WriteFile(file, []byte(ms30), 0))
 		}, ms80, 1},
 		"killed before the write": {func(e *Entry, file string) error {
-			return errors.Join(os.WriteFile(file, []byte(ms50), 0), e.Ours(ms30))
+			return errors.Join(os.WriteFile(file, []byte(ms50), 0), e.Ours(ms50, ms30))
 		}, ms80, 1},
 		"two writes before": {func(e *Entry, file string) error {
-			return errors.Join(os.WriteFile(file, []byte(ms50), 0), e.Ours(ms30), e.Ours(ms20))
+			return errors.Join(os.WriteFile(file, []byte(ms50), 0), e.Ours(ms50, ms30), e.Ours(ms30, ms20))
 		}, ms50, 0},
+		"a refused write before": {func(e *Entry, file string) error {
+			return errors.Join(os.WriteFile(file, []byte(ms50), 0), e.Ours(ms50, ms30), e.Ours(ms50, ms20), e.Ours(ms50, ms40))
+		}, ms80, 1},
 		"the same again": {func(e *Entry, file string) error {
-			return errors.Join(os.WriteFile(file, []byte(ms50), 0), e.Ours(ms30), e.Ours(ms30), e.Ours(ms30))
+			return errors.Join(os.WriteFile(file, []byte(ms50), 0), e.Ours(ms50, ms30), e.Ours(ms50, ms30), e.Ours(ms30, ms30))
 		}, ms80, 1},
 		"somebody else's value": {func(_ *Entry, file string) error {
 			return os.WriteFile(file, []byte(ms66), 0)
@@ -267,7 +270,7 @@ func TestFullDisk(t *testing.T) {
 	if !errors.Is(err, unix.ENOSPC) {
 		t.Errorf("one more: %v, want %v", err, unix.ENOSPC)
 	}
-	if err := first.Ours(ms80); err != nil {
+	if err := first.Ours(ms50, ms80); err != nil {
 		t.Error(err)
 	}
 	room()

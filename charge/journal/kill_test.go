@@ -60,10 +60,12 @@ func scribe(j *Journal, quota, _ string, stop int) error {
 		if err != nil {
 			return err
 		}
+		present := ms80
 		for _, text := range []string{ms20, ms66, ms30} {
-			if err := errors.Join(e.Ours(text), put(text), e.Original(ms80)); err != nil {
+			if err := errors.Join(e.Ours(present, text), put(text), e.Original(ms80)); err != nil {
 				return err
 			}
+			present = text
 		}
 		if err := put(ms80); err != nil {
 			return err
