@@ -194,12 +194,15 @@ static __always_inline bool find_socket(struct __sk_buff *skb, struct flow *f, _
 	host = host_of(chosen);
 	if (!host || (!private && (!same(&host->source, &f->here) || is_anothers(skb, f))))
 		return false;
+	/* What nobody hears may be forged: it says nothing about where the host is. */
+	if (!hears(skb, f))
+		return false;
 	if (host->heard) {
 		host->heard = now;
 		host->device = device ? device : host->device;
 		host->peer |= device == LOOPBACK;
 	}
-	return hears(skb, f);
+	return true;
 }
 
 #endif

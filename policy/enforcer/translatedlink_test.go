@@ -1,0 +1,124 @@
+package enforcer
+
+import (
+	"encoding/binary"
+	"errors"
+	"net"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/bpf"
+)
+
+// pair makes two links in the calling thread's namespace, and returns that at which packets arrive.
+func pair(t *testing.T) (here, there *net.Interface) {
+	t.Helper()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = "here"
+	err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "there"})
+	for _, name := range []string{"here", "there"} {
+		link, lerr := netlink.LinkByName(name)
+		if err = errors.Join(err, lerr); err == nil {
+			err = netlink.LinkSetUp(link)
+		}
+	}
+	if err == nil {
+		here, err = net.InterfaceByName("here")
+	}
+	if err == nil {
+		there, err = net.InterfaceByName("there")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return here, there
+}
+
+// datagramFrame is a frame with a UDP datagram.
+func datagramFrame(mac net.HardwareAddr, from, to netip.AddrPort, text string) []byte {
+	length := uint16(8 + len(text))
+	udp := binary.BigEndian.AppendUint16(nil, from.Port())
+	udp = binary.BigEndian.AppendUint16(udp, to.Port())
+	udp = binary.BigEndian.AppendUint16(udp, length)
+	udp = append(udp, 0, 0)
+	udp = append(udp, text...)
+	addrs := slices.Concat(from.Addr().AsSlice(), to.Addr().AsSlice())
+	summed := slices.Concat(addrs, udp, []byte{0, unix.IPPROTO_UDP}, binary.BigEndian.AppendUint16(nil, length))
+	if len(text)%2 != 0 {
+		panic("the checksum is of even lengths")
+	}
+	binary.BigEndian.PutUint16(udp[6:], sum(summed))
+	frame := binary.BigEndian.AppendUint16(append(slices.Clone(mac), make([]byte, 6)...), unix.ETH_P_IPV6)
+	frame = append(frame, 0x60, 0, 0, 0)
+	frame = append(binary.BigEndian.AppendUint16(frame, length), unix.IPPROTO_UDP, 64)
+	return slices.Concat(frame, addrs, udp)
+}
+
+// hearing has the datagrams of one host translated, and returns the address of it and of the socket
+// that hears it.
+func hearing(t *testing.T, c *contained, d *Datagrams) (client int, from, to netip.AddrPort) {
+	t.Helper()
+	from, virtual := netip.MustParseAddrPort("[2001:db8::6]:5353"), netip.MustParseAddrPort("198.18.0.1:5353")
+	own := netip.MustParseAddr("2001:db8::1")
+	client = of(t, c, unix.AF_INET, unix.SOCK_DGRAM)
+	err := errors.Join(d.Put(virtual.Addr(), VirtualHost{Addr: from.Addr(), Source: own, Device: loopbackDevice}), d.Begin(),
+		unix.Connect(client, sockaddrOf(virtual)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	local, _ := names2(t, client)
+	return client, from, netip.AddrPortFrom(own, netip.MustParseAddrPort(local).Port())
+}
+
+// Only a datagram that a socket hears says by which link its host is reached.
+func TestTranslatedAnswersByTheLinkThatIsHeard(t *testing.T) {
+	translating(t, func(c *contained, d *Datagrams) {
+		_, from, to := hearing(t, c, d)
+		here, _ := pair(t)
+		peer := netip.MustParseAddr("198.19.0.1")
+		known := bpf.PolicyVirtualHost{Addr: wordsOf(from.Addr()), Source: wordsOf(to.Addr()), Device: 77, Heard: 1}
+		send := func(from, to netip.AddrPort) (action uint32, row bpf.PolicyVirtualHost) {
+			t.Helper()
+			key := virtualKey(peer)
+			err := errors.Join(d.e.tables.hosts.Put(key, known), d.objs.VirtualByHost.Put(known.Addr, key.Addr))
+			if err == nil {
+				action, err = d.objs.ToIpv4.Run(&ebpf.RunOptions{
+					Data: datagramFrame(here.HardwareAddr, from, to, "text"), DataOut: make([]byte, 256), Context: skb{Ifindex: uint32(here.Index)},
+				})
+			}
+			if err = errors.Join(err, d.e.tables.hosts.Lookup(key, &row)); err != nil {
+				t.Fatal(err)
+			}
+			return action, row
+		}
+		nobody := netip.AddrPortFrom(to.Addr(), to.Port()^1)
+		if action, row := send(from, nobody); action != leftAlone || row != known {
+			t.Errorf("a datagram that nobody hears: %d, %+v; want %d, %+v", action, row, uint32(leftAlone), known)
+		}
+		// The socket is connected to another virtual address of the host.
+		client := of(t, c, unix.AF_INET, unix.SOCK_DGRAM)
+		if err := unix.Bind(client, sockaddrOf(netip.MustParseAddrPort("0.0.0.0:0"))); err != nil {
+			t.Fatal(err)
+		}
+		local, err := unix.Getsockname(client)
+		if err != nil {
+			t.Fatal(err)
+		}
+		to = netip.AddrPortFrom(to.Addr(), netip.MustParseAddrPort(nameOf(local)).Port())
+		if action, row := send(from, to); action != redirected || row.Device != uint32(here.Index) || row.Heard == known.Heard {
+			t.Errorf("a datagram that a socket hears: %d, %+v", action, row)
+		}
+	})
+}
+
+// skb is struct __sk_buff of linux/bpf.h.
+type skb struct {
+	_       [10]uint32
+	Ifindex uint32
+	_       [37]uint32
+}
