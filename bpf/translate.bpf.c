@@ -42,6 +42,9 @@
 #define UNREACHABLE6	 1
 #define TOO_BIG6	 2
 
+#define PACKET_HOST 0
+#define VLAN_ID	    0x0fff
+
 #define TCX_NEXT (-1)
 #define TCX_DROP 2
 
@@ -290,9 +293,13 @@ static __always_inline int arrives(struct __sk_buff *skb, __u32 device)
 	return ip6.next == ICMPV6 ? error(skb, &ip6) : TCX_NEXT;
 }
 
+/* What is for a link above this one, a VLAN or one with another MAC address, arrives by that one,
+ * too. VLAN 0 is this link's: its tag has a priority only. */
 SEC("tcx/ingress")
 int to_ipv4(struct __sk_buff *skb)
 {
+	if (skb->pkt_type != PACKET_HOST || skb->vlan_tci & VLAN_ID)
+		return TCX_NEXT;
 	return arrives(skb, skb->ifindex);
 }
 

@@ -1,6 +1,7 @@
 package enforcer
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"net"
@@ -59,6 +60,22 @@ func datagramFrame(mac net.HardwareAddr, from, to netip.AddrPort, text string) [
 	return slices.Concat(frame, addrs, udp)
 }
 
+// tagged is a frame with the tag of a VLAN (IEEE 802.1Q).
+func tagged(frame []byte, vlan uint16) []byte {
+	tag := binary.BigEndian.AppendUint16([]byte{0x81, 0}, vlan)
+	return slices.Concat(frame[:12], tag, frame[12:])
+}
+
+// sniffer opens a socket for the frames of a link.
+func sniffer(t *testing.T, link int) int {
+	t.Helper()
+	s := of(t, nil, unix.AF_PACKET, unix.SOCK_RAW)
+	if err := unix.Bind(s, &unix.SockaddrLinklayer{Protocol: 0x0300 /* ETH_P_ALL */, Ifindex: link}); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
 // hearing has the datagrams of one host translated, and returns the address of it and of the socket
 // that hears it.
 func hearing(t *testing.T, c *contained, d *Datagrams) (client int, from, to netip.AddrPort) {
@@ -73,6 +90,42 @@ func hearing(t *testing.T, c *contained, d *Datagrams) (client int, from, to net
 	}
 	local, _ := names2(t, client)
 	return client, from, netip.AddrPortFrom(own, netip.MustParseAddrPort(local).Port())
+}
+
+// What is for a link above another, a VLAN or one with another MAC address, is not translated below
+// it. The tag of VLAN 0 has a priority only.
+func TestTranslatedByTheUpperLink(t *testing.T) {
+	translating(t, func(c *contained, d *Datagrams) {
+		client, from, to := hearing(t, c, d)
+		here, there := pair(t)
+		if err := d.Attach(here.Index, -1); err != nil {
+			t.Fatal(err)
+		}
+		loopback, sender := sniffer(t, loopbackDevice), sniffer(t, there.Index)
+		other := net.HardwareAddr{2, 0, 0, 0, 0, 7}
+		for _, frame := range [][]byte{
+			tagged(datagramFrame(here.HardwareAddr, from, to, "of a VLAN!"), 5),
+			datagramFrame(other, from, to, "for a port"),
+			tagged(datagramFrame(here.HardwareAddr, from, to, "priority"), 7<<13),
+			datagramFrame(here.HardwareAddr, from, to, "sentinel"),
+		} {
+			if _, err := unix.Write(sender, frame); err != nil {
+				t.Fatal(err)
+			}
+		}
+		reads(t, client, "priority")
+		reads(t, client, "sentinel")
+		buf := make([]byte, 2048)
+		for n := 0; !bytes.HasSuffix(buf[:n], []byte("sentinel")); {
+			var err error
+			if n, _, err = unix.Recvfrom(loopback, buf, 0); err != nil {
+				t.Fatal(err)
+			}
+			if !bytes.HasSuffix(buf[:n], []byte("sentinel")) && !bytes.HasSuffix(buf[:n], []byte("priority")) {
+				t.Errorf("on the loopback: % x", buf[:n])
+			}
+		}
+	})
 }
 
 // Only a datagram that a socket hears says by which link its host is reached.
