@@ -117,7 +117,8 @@ func (d *datagrams) virtual(v6 netip.Addr) (netip.Addr, bool) {
 	return d.Virtual(v6)
 }
 
-// attach attaches the programs to the host's links. A link that is gone by then has none.
+// attach attaches the programs to the host's links, and lets go of those that are ports since. A link
+// that is gone by then has none.
 func (d *datagrams) attach() error {
 	links, err := d.ns.Framed()
 	if err != nil {
@@ -129,7 +130,7 @@ func (d *datagrams) attach() error {
 				return err
 			}
 		}
-		return nil
+		return d.Keep(links)
 	})
 }
 

@@ -9,22 +9,34 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Framed returns the numbers of the namespace's links whose packets begin with Ethernet's header, as
-// those of the loopback do.
+// Framed returns the numbers of the links by which the namespace's packets come and go, and whose
+// packets begin with Ethernet's header, as those of the loopback do.
 func (ns *NS) Framed() (list []int, err error) {
 	err = ns.Do(func() error {
 		links, err := Dump(netlink.LinkList)
-		for _, l := range links {
-			if a := l.Attrs(); a.EncapType == "ether" || a.Flags&net.FlagLoopback != 0 {
-				list = append(list, a.Index)
-			}
-		}
+		list = framed(links)
 		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("list links: %w", err)
 	}
 	return list, nil
+}
+
+// framed leaves out the ports of bridges, bonds and the like: what arrives by a port comes by its
+// master. A VRF is the only master whose links keep their packets.
+func framed(links []netlink.Link) (list []int) {
+	port := map[int]bool{0: false} // by the number of the master; 0: none
+	for _, l := range links {
+		port[l.Attrs().Index] = l.Type() != "vrf"
+	}
+	for _, l := range links {
+		a := l.Attrs()
+		if (a.EncapType == "ether" || a.Flags&net.FlagLoopback != 0) && !port[a.MasterIndex] {
+			list = append(list, a.Index)
+		}
+	}
+	return list
 }
 
 // Change is news about the links or the routes of a namespace.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
 
 	"github.com/cilium/ebpf"
@@ -126,6 +127,20 @@ func (d *Datagrams) Detach(device int) error {
 	}
 	delete(d.links, device)
 	return l.Close()
+}
+
+// Keep lets go of the links that are not in a list, but for the loopback.
+func (d *Datagrams) Keep(devices []int) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var errs []error
+	for device, l := range d.links {
+		if device > loopbackDevice && !slices.Contains(devices, device) {
+			delete(d.links, device)
+			errs = append(errs, l.Close())
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // Begin has the container's UDP translated.

@@ -118,6 +118,13 @@ func TestAttachTranslation(t *testing.T) {
 				t.Errorf("a link has file %d, which is closed before %d", file, before)
 			}
 		}
+		here, there := pair(t)
+		if err := errors.Join(d.Attach(here.Index, before), d.Attach(there.Index, before), d.Keep([]int{here.Index})); err != nil {
+			t.Fatal(err)
+		}
+		if d.links[here.Index] == nil || d.links[there.Index] != nil || len(d.links) != 3 {
+			t.Errorf("kept are %v, want the loopback and %d", d.links, here.Index)
+		}
 		if err := d.Attach(77, before); !errors.Is(err, unix.ENODEV) {
 			t.Errorf("attach to a link that is not there: %v", err)
 		}
