@@ -247,6 +247,16 @@ func (t *Table) V4(v6 netip.Addr) (netip.Addr, bool) {
 	return t.at(i), true
 }
 
+// While calls a function if an IPv6 address is behind a virtual one, which it then is until the
+// function returns. The table's lock is held during the call.
+func (t *Table) While(v4, v6 netip.Addr, do func()) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	if i, ok := t.slotOf(v4); ok && t.slots[i].addr() == v6 {
+		do()
+	}
+}
+
 // Stats returns the table's counts.
 func (t *Table) Stats() Stats {
 	t.mu.RLock()

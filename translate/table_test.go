@@ -175,6 +175,25 @@ func TestReclaimedInOrder(t *testing.T) {
 	}
 }
 
+// While a function is called for a mapping, it stays.
+func TestWhile(t *testing.T) {
+	table, _ := small(t, 30)
+	v4, called := mustMap(t, table, remote(1), 0), 0
+	table.While(v4, remote(1), func() {
+		called++
+		if table.mu.TryLock() {
+			t.Error("the mapping can change")
+			table.mu.Unlock()
+		}
+	})
+	for _, m := range [][2]netip.Addr{{v4, remote(2)}, {v4.Next(), remote(1)}, {addr("192.0.2.1"), remote(1)}} {
+		table.While(m[0], m[1], func() { t.Errorf("%s is taken for %s", m[0], m[1]) })
+	}
+	if called != 1 {
+		t.Errorf("called %d times", called)
+	}
+}
+
 func TestHoldOfNothing(t *testing.T) {
 	table, _ := small(t, 24)
 	if six, ok := table.Hold(addr("198.18.0.1")); ok || table.Release(addr("198.18.0.1")) {

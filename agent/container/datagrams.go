@@ -97,9 +97,13 @@ func (d *datagrams) put(v4, v6 netip.Addr) {
 }
 
 // mapAll tells the kernel of all mappings of the table.
-func (d *datagrams) mapAll() {
-	for _, m := range d.table.Mappings() {
-		d.put(m.V4, m.V6)
+func (d *datagrams) mapAll() { d.putAll(d.table.Mappings()) }
+
+// putAll tells the kernel of those of some mappings that the table still has. An address that another
+// host has got since is that one's.
+func (d *datagrams) putAll(list []translate.Mapping) {
+	for _, m := range list {
+		d.table.While(m.V4, m.V6, func() { d.put(m.V4, m.V6) })
 	}
 }
 

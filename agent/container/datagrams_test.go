@@ -1,0 +1,100 @@
+package container
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/internal/cgroup"
+	"github.com/tsugiki/tsugiki/internal/netns"
+	"github.com/tsugiki/tsugiki/policy/enforcer"
+	"github.com/tsugiki/tsugiki/policy/policytest"
+	"github.com/tsugiki/tsugiki/translate"
+)
+
+// inKernel has the kernel's table of hosts of a container.
+func inKernel(t *testing.T) *datagrams {
+	t.Helper()
+	needRoot(t)
+	own, err := cgroup.Own()
+	if err != nil {
+		t.Fatal(err)
+	}
+	group, err := cgroup.Create(own, fmt.Sprintf("tsugiki-test-datagrams-%d", os.Getpid()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := group.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ns, err := netns.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	rules, err := policytest.Table(t, nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := enforcer.Enforce(dir, rules, func(*endpoint.Endpoint) uint64 { return ns.Cookie() })
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &datagrams{ns: ns, log: slog.New(slog.DiscardHandler)}
+	d.Datagrams, err = e.TranslateDatagrams()
+	t.Cleanup(func() {
+		err := d.close()
+		e.End()
+		if err = errors.Join(err, e.Close(), dir.Close(), group.Remove(), ns.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// An address that is reclaimed while the kernel is told of all mappings stays the new host's.
+func TestReclaimedMeanwhile(t *testing.T) {
+	d, now := inKernel(t), time.Duration(0)
+	table, err := translate.New(translate.Options{
+		Prefix: netip.MustParsePrefix("198.18.0.0/30"), Mapped: d.put, Clock: func() time.Duration { return now },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.table = table
+	mapped := func(v6 netip.Addr) netip.Addr {
+		t.Helper()
+		v4, err := table.Map(v6, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v4
+	}
+	first, second, third := netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("2001:db8::2"), netip.MustParseAddr("2001:db8::3")
+	v4, other := mapped(first), mapped(second)
+	list := table.Mappings()
+	now += time.Hour
+	if again := mapped(third); again != v4 {
+		t.Fatalf("%s is reclaimed, want %s", again, v4)
+	}
+	d.putAll(list)
+	for v4, want := range map[netip.Addr]netip.Addr{v4: third, other: second} {
+		if v6, known := d.host(v4); !known || v6 != want {
+			t.Errorf("behind %s is %s, %v; want %s", v4, v6, known, want)
+		}
+		if virtual, known := d.virtual(want); !known || virtual != v4 {
+			t.Errorf("%s is %s, %v; want %s", want, virtual, known, v4)
+		}
+	}
+	if virtual, known := d.virtual(first); known {
+		t.Errorf("%s is %s again", first, virtual)
+	}
+}
