@@ -25,6 +25,7 @@ type translation struct {
 	host  hostAddresses
 	proxy *dns.Proxy
 	nat64 atomic.Pointer[translate.NAT64] // nil: the network has none, as far as is known
+	known chan struct{}                   // closed when nat64 has been looked for once
 	udp   atomic.Pointer[datagrams]       // nil: UDP is not translated
 
 	end  context.CancelFunc // nil before the proxy serves
@@ -45,7 +46,7 @@ func (c *Container) openTranslation() (graft.Translation, error) {
 	if c.spec.Translation == nil {
 		return graft.Translation{}, nil
 	}
-	t := &translation{host: hostAddresses{ns: c.host[""].ns}}
+	t := &translation{host: hostAddresses{ns: c.host[""].ns}, known: make(chan struct{})}
 	var err error
 	options := translate.Options{Prefix: tablePrefix, Refuse: t.host.has, Mapped: t.mapped}
 	if t.Table, err = translate.New(options); err != nil {
@@ -63,7 +64,9 @@ func (c *Container) serveNames() error {
 		return nil
 	}
 	var err error
-	t.proxy, err = dns.New(dns.Options{Table: t.Table, Upstreams: c.spec.Translation.Resolvers, NAT64: t.prefix, Dial: c.dialResolver})
+	t.proxy, err = dns.New(dns.Options{
+		Table: t.Table, Upstreams: c.spec.Translation.Resolvers, NAT64: t.prefix, NAT64Known: t.known, Dial: c.dialResolver,
+	})
 	if err != nil {
 		return err
 	}
@@ -123,8 +126,10 @@ const (
 	discoverLeast = time.Minute
 )
 
-// discover keeps the network's NAT64 up to date.
+// discover keeps the network's NAT64 up to date. It needs nothing that waits for it: the proxy asks
+// for no NAT64 where it asks upstreams.
 func (t *translation) discover(ctx context.Context) {
+	known := sync.OnceFunc(func() { close(t.known) })
 	for {
 		found, valid, err := t.proxy.Discover(ctx)
 		pause := max(valid, discoverLeast)
@@ -136,6 +141,7 @@ func (t *translation) discover(ctx context.Context) {
 		default:
 			t.nat64.Store(nil)
 		}
+		known()
 		select {
 		case <-ctx.Done():
 			return
@@ -151,6 +157,16 @@ func (t *translation) prefix() (none translate.NAT64) {
 	return none
 }
 
+// await waits until the NAT64 has been looked for once, as long as a program waits for a name.
+func (t *translation) await() {
+	timeout := time.NewTimer(dns.DefaultTimeout)
+	defer timeout.Stop()
+	select {
+	case <-t.known:
+	case <-timeout.C:
+	}
+}
+
 // V6 is the IPv6 address behind a virtual one, or behind an IPv4 host's that the NAT64 reaches.
 func (t *translation) V6(v4 netip.Addr) (netip.Addr, bool) {
 	if peersPrefix.Contains(v4) {
@@ -160,6 +176,7 @@ func (t *translation) V6(v4 netip.Addr) (netip.Addr, bool) {
 	if v6, known := t.Table.V6(v4); known || t.Prefix().Contains(v4) {
 		return v6, known
 	}
+	t.await() // a program may connect as soon as it runs
 	v6, ok := t.prefix().Embed(v4)
 	return v6, ok && t.Usable(v6)
 }

@@ -60,6 +60,9 @@ type Options struct {
 	// NAT64 returns the network's NAT64, for names that have only IPv4 addresses. It is called for
 	// each such name. nil means that there is none.
 	NAT64 func() translate.NAT64
+	// NAT64Known is closed when NAT64 knows the network's. Until then, questions for names that have
+	// only IPv4 addresses wait, for Timeout at most. nil means that it is known.
+	NAT64Known <-chan struct{}
 	// Dial opens a socket to an upstream. nil opens one in this process's network namespace. The
 	// kernel must choose the local port.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
@@ -114,6 +117,11 @@ func New(o Options) (*Proxy, error) {
 	}
 	if o.NAT64 == nil {
 		o.NAT64 = func() (none translate.NAT64) { return none }
+	}
+	if o.NAT64Known == nil {
+		known := make(chan struct{})
+		close(known)
+		o.NAT64Known = known
 	}
 	if o.Dial == nil {
 		o.Dial = new(net.Dialer).DialContext

@@ -48,16 +48,29 @@ func (p *Proxy) addresses(ctx context.Context, r *dns.Msg, k key) *dns.EDNS0_EDE
 		r.Rcode = dns.RcodeServerFailure
 		return &dns.EDNS0_EDE{InfoCode: dns.ExtendedErrorCodeOther, ExtraText: err.Error()}
 	}
-	if nat64 := p.o.NAT64(); len(virtual) == 0 && m.Rcode != dns.RcodeNameError && nat64.IsValid() {
-		// RFC 6147 section 5.1.2: some name servers fail for AAAA and have A.
-		k.qtype = dns.TypeA
-		p.real(r, p.ask(ctx, k), m, nat64)
-		return nil
+	if len(virtual) == 0 && m.Rcode != dns.RcodeNameError {
+		p.awaitNAT64(ctx)
+		if nat64 := p.o.NAT64(); nat64.IsValid() {
+			// RFC 6147 section 5.1.2: some name servers fail for AAAA and have A.
+			k.qtype = dns.TypeA
+			p.real(r, p.ask(ctx, k), m, nat64)
+			return nil
+		}
 	}
 	m.Answer = append(aliases, virtual...)
 	m.AuthenticatedData = false
 	p.pass(r, m)
 	return nil
+}
+
+// awaitNAT64 waits until the network's NAT64 is known.
+func (p *Proxy) awaitNAT64(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, p.o.Timeout)
+	defer cancel()
+	select {
+	case <-p.o.NAT64Known:
+	case <-ctx.Done():
+	}
 }
 
 // virtual makes A records from AAAA records. The error is about addresses that got no virtual one,

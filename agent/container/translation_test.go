@@ -1,0 +1,96 @@
+package container
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	mdns "github.com/miekg/dns"
+
+	"github.com/tsugiki/tsugiki/translate"
+	"github.com/tsugiki/tsugiki/translate/dns"
+)
+
+// newTranslation is a translation whose proxy asks a function. The function returns the IPv6 addresses
+// of a name.
+func newTranslation(t *testing.T, resolve func(name string) []string) *translation {
+	t.Helper()
+	table, err := translate.New(translate.Options{Prefix: tablePrefix})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tr := &translation{Table: table, known: make(chan struct{})}
+	tr.proxy, err = dns.New(dns.Options{
+		Table: table, Upstreams: []netip.AddrPort{netip.MustParseAddrPort("192.0.2.53:53")}, NAT64: tr.prefix, NAT64Known: tr.known,
+		Dial: func(context.Context, string, string) (net.Conn, error) {
+			here, there := net.Pipe()
+			go func() {
+				defer there.Close()
+				c := mdns.Conn{Conn: there}
+				q, err := c.ReadMsg()
+				if err != nil {
+					return // closed
+				}
+				m := new(mdns.Msg).SetReply(q)
+				for _, addr := range resolve(q.Question[0].Name) {
+					m.Answer = append(m.Answer, &mdns.AAAA{
+						Hdr:  mdns.RR_Header{Name: q.Question[0].Name, Rrtype: mdns.TypeAAAA, Class: mdns.ClassINET, Ttl: 3600},
+						AAAA: net.ParseIP(addr),
+					})
+				}
+				_ = c.WriteMsg(m) // the proxy may be gone
+			}()
+			return here, nil
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tr
+}
+
+// An IPv4 address is reached by the NAT64 also before that was found: who connects waits for it, but
+// not for ever.
+func TestLiteralWaitsForNAT64(t *testing.T) {
+	literal, behind := netip.MustParseAddr("203.0.113.9"), netip.MustParseAddr("2001:db8:64::203.0.113.9")
+	for _, answered := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			release := make(chan struct{})
+			tr := newTranslation(t, func(string) []string {
+				<-release
+				return []string{"2001:db8:64::192.0.0.170", "2001:db8:64::192.0.0.171"}
+			})
+			ctx, end := context.WithCancel(t.Context())
+			tr.work.Go(func() { tr.discover(ctx) })
+			defer tr.work.Wait()
+			defer end()
+
+			type result struct {
+				v6    netip.Addr
+				known bool
+			}
+			got, begun := make(chan result, 1), time.Now()
+			go func() {
+				v6, known := tr.V6(literal)
+				got <- result{v6, known}
+			}()
+			synctest.Wait()
+			want, took := result{}, dns.DefaultTimeout
+			if answered {
+				close(release)
+				want, took = result{behind, true}, 0
+			} else {
+				defer close(release)
+			}
+			if r := <-got; r != want || time.Since(begun) != took {
+				t.Errorf("answered %v: %v after %s, want %v after %s", answered, r, time.Since(begun), want, took)
+			}
+			if _, known := tr.V6(tablePrefix.Addr().Next()); known || time.Since(begun) != took {
+				t.Error("an address of the pool waits, or is known")
+			}
+		})
+	}
+}

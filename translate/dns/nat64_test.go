@@ -1,0 +1,73 @@
+package dns
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/miekg/dns"
+
+	"github.com/tsugiki/tsugiki/translate"
+)
+
+// dialTo returns a function that opens sockets to an upstream of the test's own.
+func dialTo(answer func(q *dns.Msg) *dns.Msg) func(context.Context, string, string) (net.Conn, error) {
+	return func(context.Context, string, string) (net.Conn, error) {
+		here, there := net.Pipe()
+		go func() {
+			defer there.Close()
+			c := dns.Conn{Conn: there}
+			if q, err := c.ReadMsg(); err == nil { // else it is closed
+				_ = c.WriteMsg(answer(q)) // the proxy may be gone
+			}
+		}()
+		return here, nil
+	}
+}
+
+// only4 is what an upstream says of a name that has an IPv4 address only.
+func only4(t testing.TB) func(q *dns.Msg) *dns.Msg {
+	return func(q *dns.Msg) *dns.Msg {
+		m := new(dns.Msg).SetReply(q)
+		if q.Question[0].Qtype == dns.TypeA {
+			m.Answer = records(t, q.Question[0].Name+" 300 A 203.0.113.4")
+		}
+		return m
+	}
+}
+
+// A question for a name that has only IPv4 addresses waits until the NAT64 is known, but not for ever.
+func TestNAT64IsAwaited(t *testing.T) {
+	for _, c := range []struct {
+		found bool
+		want  []string
+		took  time.Duration
+	}{
+		{true, []string{"four.example.\t0\tIN\tA\t203.0.113.4"}, 0},
+		{false, nil, DefaultTimeout},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			var found translate.NAT64
+			known := make(chan struct{})
+			p := newProxy(t, Options{
+				Table: newTable(t), Upstreams: []netip.AddrPort{unbound}, Dial: dialTo(only4(t)),
+				NAT64: func() translate.NAT64 { return found }, NAT64Known: known,
+			})
+			answer, begun := make(chan *dns.Msg, 1), time.Now()
+			go func() { answer <- p.respond(t.Context(), new(dns.Msg).SetQuestion("four.example.", dns.TypeA), true) }()
+			synctest.Wait()
+			if c.found {
+				found = prefix64(t)()
+				close(known)
+			}
+			m := <-answer
+			if d := cmp.Diff(c.want, texts(m.Answer)); d != "" || m.Rcode != dns.RcodeSuccess || time.Since(begun) != c.took {
+				t.Errorf("after %s, want %s: rcode %d, %s", time.Since(begun), c.took, m.Rcode, d)
+			}
+		})
+	}
+}
