@@ -181,9 +181,14 @@ func (t *translation) V6(v4 netip.Addr) (netip.Addr, bool) {
 	return v6, ok && t.Usable(v6)
 }
 
-// Map is the virtual address of an IPv6 host, or the IPv4 address of a host behind the NAT64.
+// Map is the virtual address of an IPv6 host, or the IPv4 address of a host behind the NAT64. A name
+// may have been answered with a virtual address of such a host, which then is the one that the program
+// knows. An IPv4 address that is a virtual one here means another host.
 func (t *translation) Map(v6 netip.Addr, ttl time.Duration) (netip.Addr, error) {
-	if v4, ok := t.prefix().Extract(v6); ok && t.Usable(v6) {
+	if _, known := t.V4(v6); known {
+		return t.Table.Map(v6, ttl)
+	}
+	if v4, ok := t.prefix().Extract(v6); ok && !translate.DefaultPrefix.Contains(v4) && t.Usable(v6) {
 		return v4, nil
 	}
 	if v4, known := t.udp.Load().virtual(v6); known && t.Usable(v6) {

@@ -94,3 +94,33 @@ func TestLiteralWaitsForNAT64(t *testing.T) {
 		})
 	}
 }
+
+// A host behind the NAT64 has its IPv4 address, unless a name was answered with a virtual one, or the
+// IPv4 address is a virtual one.
+func TestMapBehindNAT64(t *testing.T) {
+	tr := newTranslation(t, nil)
+	n, err := translate.NewNAT64(netip.MustParsePrefix("2001:db8:64::/96"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	tr.nat64.Store(&n)
+	named := netip.MustParseAddr("2001:db8:64::203.0.113.8")
+	v4, err := tr.Table.Map(named, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for v6, want := range map[string]netip.Addr{
+		named.String():             v4,
+		"2001:db8:64::203.0.113.9": netip.MustParseAddr("203.0.113.9"),
+	} {
+		if got, err := tr.Map(netip.MustParseAddr(v6), 0); err != nil || got != want {
+			t.Errorf("%s is %s, %v; want %s", v6, got, err, want)
+		}
+	}
+	for _, v6 := range []string{"2001:db8:64::198.18.7.7", "2001:db8:64::198.19.7.7", "2001:db8::1"} {
+		got, err := tr.Map(netip.MustParseAddr(v6), 0)
+		if back, known := tr.Table.V6(got); err != nil || !known || back != netip.MustParseAddr(v6) {
+			t.Errorf("%s is %s, %v, which is %s", v6, got, err, back)
+		}
+	}
+}

@@ -71,3 +71,39 @@ func TestNAT64IsAwaited(t *testing.T) {
 		})
 	}
 }
+
+// An address of the pool is in no answer, whoever gives it out.
+func TestNoRealAddressOfThePool(t *testing.T) {
+	table, err := translate.New(translate.Options{Prefix: netip.MustParsePrefix("198.18.0.0/16")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := newProxy(t, Options{
+		Table: table, Upstreams: []netip.AddrPort{unbound}, NAT64: prefix64(t),
+		Dial: dialTo(func(q *dns.Msg) *dns.Msg {
+			m, name := new(dns.Msg).SetReply(q), q.Question[0].Name
+			switch q.Question[0].Qtype {
+			case dns.TypeA:
+				m.Answer = records(t, name+" 300 A 198.19.7.7", name+" 300 A 203.0.113.4", name+" 300 A 198.18.7.7")
+			case dns.TypeHTTPS:
+				m.Answer = records(t, name+" 300 HTTPS 1 . ipv4hint=198.19.7.7,203.0.113.4,198.18.7.7")
+			}
+			return m
+		}),
+	})
+	var got []string
+	for _, rr := range p.respond(t.Context(), new(dns.Msg).SetQuestion("pool.example.", dns.TypeA), true).Answer {
+		v4, _ := netip.AddrFromSlice(rr.(*dns.A).A.To4())
+		if v6, ok := table.V6(v4); ok {
+			v4 = v6
+		}
+		got = append(got, v4.String())
+	}
+	if d := cmp.Diff([]string{"2001:db8:64::c613:707", "203.0.113.4", "2001:db8:64::c612:707"}, got); d != "" {
+		t.Error(d)
+	}
+	m := p.respond(t.Context(), new(dns.Msg).SetQuestion("pool.example.", dns.TypeHTTPS), true)
+	if d := cmp.Diff([]string{"ipv4hint=203.0.113.4"}, hintsOf(table, &m.Answer[0].(*dns.HTTPS).SVCB)); d != "" {
+		t.Error(d)
+	}
+}
