@@ -90,10 +90,11 @@ func (t *Table) check(i uint32) error {
 		return errors.New("the checksum is wrong")
 	case i == 0 || int(i) == len(t.slots)-1:
 		return errors.New("the address is not in the pool")
-	case t.special(s.addr()):
-		return fmt.Errorf("%s: %w", s.addr(), ErrSpecial)
 	case twice:
 		return fmt.Errorf("%s has another virtual address, too", s.addr())
+	}
+	if err := t.refused(s.addr()); err != nil {
+		return fmt.Errorf("%s: %w", s.addr(), err)
 	}
 	return nil
 }

@@ -134,7 +134,7 @@ func TestHostileFileIsRefused(t *testing.T) {
 	for _, c := range hostile {
 		t.Run(c.name, func(t *testing.T) {
 			o, _ := onFile(t)
-			o.Refuse = func(a netip.Addr) bool { return a == remote(666) }
+			o.Refuse = func(a netip.Addr) (bool, error) { return a == remote(666), nil }
 			data := c.do(filled(t, o))
 			if err := os.WriteFile(o.File, data, 0o600); err != nil {
 				t.Fatal(err)

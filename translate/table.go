@@ -53,8 +53,9 @@ type Options struct {
 	// address are not given out. It also limits the memory: a mapping takes about 90 B.
 	Prefix netip.Prefix
 	// Refuse tells which IPv6 addresses get no virtual one, in addition to special addresses: the
-	// host's own. It may be nil. The table's lock is held during the call.
-	Refuse func(netip.Addr) bool
+	// host's own. If it cannot tell, no new virtual address is given out. It may be nil. The table's
+	// lock is held during the call.
+	Refuse func(netip.Addr) (bool, error)
 	// Mapped is called with each new mapping, before Map returns it. It may be nil. The table's lock
 	// is held during the call.
 	Mapped func(v4, v6 netip.Addr)
@@ -83,7 +84,7 @@ type use struct {
 // Table has the mappings of one container. Several goroutines may call its methods.
 type Table struct {
 	prefix netip.Prefix
-	refuse func(netip.Addr) bool
+	refuse func(netip.Addr) (bool, error)
 	mapped func(v4, v6 netip.Addr)
 	clock  func() time.Duration
 	file   *mapped.File // nil: in memory
@@ -103,7 +104,7 @@ type Stats struct {
 	Created   uint64
 	Reclaimed uint64
 	Exhausted uint64 // addresses without a virtual one because all were in use
-	Refused   uint64 // addresses without a virtual one because they are special or the host's
+	Refused   uint64 // addresses without a virtual one because they are special or the host's, or may be
 }
 
 // Mapping is one line of a table.
@@ -161,14 +162,15 @@ func (t *Table) Prefix() netip.Prefix { return t.prefix }
 
 // Map returns the virtual address of an IPv6 address: the existing one or a new one. The mapping is
 // in use for at least ttl and Grace from now on. ttl is the TTL of a DNS answer, or zero for a peer
-// that a socket has heard from. Map fails with ErrSpecial and ErrExhausted.
+// that a socket has heard from. Map fails with ErrSpecial, ErrExhausted, and errors of
+// Options.Refuse.
 func (t *Table) Map(v6 netip.Addr, ttl time.Duration) (netip.Addr, error) {
 	until := t.clock() + max(0, min(ttl, MaxTTL)) + Grace
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.special(v6) {
+	if err := t.refused(v6); err != nil {
 		t.stats.Refused++
-		return netip.Addr{}, fmt.Errorf("virtual address for %s: %w", v6, ErrSpecial)
+		return netip.Addr{}, fmt.Errorf("virtual address for %s: %w", v6, err)
 	}
 	i, ok := t.six[v6.As16()]
 	if ok {
@@ -190,10 +192,21 @@ func (t *Table) Map(v6 netip.Addr, ttl time.Duration) (netip.Addr, error) {
 }
 
 // Usable tells whether Map gives a virtual address to an IPv6 address, provided that one is free.
-func (t *Table) Usable(v6 netip.Addr) bool { return !t.special(v6) }
+func (t *Table) Usable(v6 netip.Addr) bool { return t.refused(v6) == nil }
 
-func (t *Table) special(v6 netip.Addr) bool {
-	return special6(v6) || t.refuse != nil && t.refuse(v6)
+// refused returns why an address gets no virtual one.
+func (t *Table) refused(v6 netip.Addr) error {
+	if special6(v6) {
+		return ErrSpecial
+	}
+	if t.refuse == nil {
+		return nil
+	}
+	refuse, err := t.refuse(v6)
+	if err == nil && refuse {
+		return ErrSpecial
+	}
+	return err
 }
 
 // Hold returns the IPv6 address of a virtual one, for a socket that will use it. The mapping is in

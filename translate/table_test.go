@@ -88,7 +88,7 @@ func TestOptions(t *testing.T) {
 
 func TestSpecialAddressesGetNone(t *testing.T) {
 	own := addr("2001:db8::aaaa")
-	table := newTable(t, Options{Refuse: func(a netip.Addr) bool { return a == own }})
+	table := newTable(t, Options{Refuse: func(a netip.Addr) (bool, error) { return a == own, nil }})
 	list := []netip.Addr{{}, own, addr("192.0.2.1"), addr("fe80::1%eth0"), addr("2001:db8::1").WithZone("1")}
 	for _, a := range []string{
 		"::", "::1", "::7f00:1", "::ffff:127.0.0.1", "::ffff:192.0.2.1", "::ffff:0:192.0.2.1", "fe80::1", "febf::1", "fec0::1",

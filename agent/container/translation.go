@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/tsugiki/tsugiki/graft"
-	"github.com/tsugiki/tsugiki/internal/netns"
 	"github.com/tsugiki/tsugiki/translate"
 	"github.com/tsugiki/tsugiki/translate/dns"
 )
@@ -46,7 +45,7 @@ func (c *Container) openTranslation() (graft.Translation, error) {
 	if c.spec.Translation == nil {
 		return graft.Translation{}, nil
 	}
-	t := &translation{host: hostAddresses{ns: c.host[""].ns}, known: make(chan struct{})}
+	t := &translation{host: hostAddresses{read: c.host[""].ns.Addresses}, known: make(chan struct{})}
 	var err error
 	options := translate.Options{Prefix: tablePrefix, Refuse: t.host.has, Mapped: t.mapped}
 	if t.Table, err = translate.New(options); err != nil {
@@ -209,27 +208,30 @@ func (t *translation) close() error {
 	return errors.Join(t.udp.Load().close(), t.Close())
 }
 
-// hostAddresses knows the host's own addresses, as they were a second ago at most.
+// hostAddresses knows the host's own addresses, as they were a second ago at most, or when they could
+// be read last.
 type hostAddresses struct {
-	ns *netns.NS
+	read func() ([]netip.Addr, error)
 
 	mu   sync.Mutex // guards what follows
 	list []netip.Addr
-	read time.Time
+	at   time.Time // zero: never
 }
 
 const hostAddressesAge = time.Second
 
-// has tells whether an address is the host's. If that cannot be told, it is.
-func (h *hostAddresses) has(addr netip.Addr) bool {
+// has tells whether an address is the host's.
+func (h *hostAddresses) has(addr netip.Addr) (bool, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if time.Since(h.read) > hostAddressesAge {
-		list, err := h.ns.Addresses()
-		if err != nil {
-			return true
+	if time.Since(h.at) > hostAddressesAge {
+		list, err := h.read()
+		switch {
+		case err == nil:
+			h.list, h.at = list, time.Now()
+		case h.at.IsZero():
+			return false, err
 		}
-		h.list, h.read = list, time.Now()
 	}
-	return slices.Contains(h.list, addr)
+	return slices.Contains(h.list, addr), nil
 }

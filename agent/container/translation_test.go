@@ -2,6 +2,7 @@ package container
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/netip"
 	"testing"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	mdns "github.com/miekg/dns"
+	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/translate"
 	"github.com/tsugiki/tsugiki/translate/dns"
@@ -123,4 +125,32 @@ func TestMapBehindNAT64(t *testing.T) {
 			t.Errorf("%s is %s, %v, which is %s", v6, got, err, back)
 		}
 	}
+}
+
+// The host's addresses are those that were read last. If none were, nobody knows.
+func TestHostAddresses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		own, other, failure := netip.MustParseAddr("2001:db8::aaaa"), netip.MustParseAddr("2001:db8::1"), unix.EMFILE
+		var list []netip.Addr
+		var fails error
+		h := hostAddresses{read: func() ([]netip.Addr, error) { return list, fails }}
+		check := func(addr netip.Addr, want bool, fails error) {
+			t.Helper()
+			if has, err := h.has(addr); has != want || !errors.Is(err, fails) {
+				t.Errorf("%s: %v, %v; want %v, %v", addr, has, err, want, fails)
+			}
+		}
+		fails = failure
+		check(own, false, failure)
+		check(other, false, failure)
+		list, fails = []netip.Addr{own}, nil
+		check(own, true, nil)
+		list, fails = nil, failure
+		time.Sleep(2 * hostAddressesAge)
+		check(own, true, nil)
+		check(other, false, nil)
+		list, fails = []netip.Addr{other}, nil
+		check(own, false, nil)
+		check(other, true, nil)
+	})
 }

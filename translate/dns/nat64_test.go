@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/miekg/dns"
+	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/translate"
 )
@@ -105,5 +106,32 @@ func TestNoRealAddressOfThePool(t *testing.T) {
 	m := p.respond(t.Context(), new(dns.Msg).SetQuestion("pool.example.", dns.TypeHTTPS), true)
 	if d := cmp.Diff([]string{"ipv4hint=203.0.113.4"}, hintsOf(table, &m.Answer[0].(*dns.HTTPS).SVCB)); d != "" {
 		t.Error(d)
+	}
+}
+
+// While nobody can tell which addresses are the host's, questions fail. They do not have an empty
+// answer, which programs keep.
+func TestUnknownHost(t *testing.T) {
+	var fails error = unix.EMFILE
+	table, err := translate.New(translate.Options{Refuse: func(netip.Addr) (bool, error) { return false, fails }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := newProxy(t, Options{
+		Table: table, Upstreams: []netip.AddrPort{unbound},
+		Dial: dialTo(func(q *dns.Msg) *dns.Msg { return truth(t, q) }),
+	})
+	ask := func() *dns.Msg {
+		return p.respond(t.Context(), new(dns.Msg).SetQuestion("six.example.", dns.TypeA), true)
+	}
+	if m := ask(); m.Rcode != dns.RcodeServerFailure || len(m.Answer) > 0 {
+		t.Errorf("it is not known which addresses are the host's: %v", m)
+	}
+	fails = nil
+	if d := cmp.Diff([]string{"2001:db8::600d"}, answered(t, p, ask())); d != "" {
+		t.Error(d)
+	}
+	if n := p.Counts().Exhausted; n != 0 {
+		t.Errorf("%d questions count as exhausted", n)
 	}
 }

@@ -97,7 +97,7 @@ func askedWith(t testing.TB, ns *testkit.Namespace, to netip.AddrPort, q *dns.Ms
 
 func newTable(t testing.TB) *translate.Table {
 	t.Helper()
-	table, err := translate.New(translate.Options{Refuse: func(a netip.Addr) bool { return a == hostsOwn }})
+	table, err := translate.New(translate.Options{Refuse: func(a netip.Addr) (bool, error) { return a == hostsOwn, nil }})
 	if err != nil {
 		t.Fatal(err)
 	}

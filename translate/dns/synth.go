@@ -44,7 +44,9 @@ func (p *Proxy) addresses(ctx context.Context, r *dns.Msg, k key) *dns.EDNS0_EDE
 	aliases, records := split(m, dns.TypeAAAA)
 	virtual, err := p.virtual(records)
 	if len(virtual) == 0 && err != nil {
-		p.counts.exhausted.Add(1)
+		if errors.Is(err, translate.ErrExhausted) {
+			p.counts.exhausted.Add(1)
+		}
 		r.Rcode = dns.RcodeServerFailure
 		return &dns.EDNS0_EDE{InfoCode: dns.ExtendedErrorCodeOther, ExtraText: err.Error()}
 	}
@@ -75,7 +77,7 @@ func (p *Proxy) awaitNAT64(ctx context.Context) {
 
 // virtual makes A records from AAAA records. The error is about addresses that got no virtual one,
 // except special ones.
-func (p *Proxy) virtual(records []dns.RR) (list []dns.RR, exhausted error) {
+func (p *Proxy) virtual(records []dns.RR) (list []dns.RR, failed error) {
 	for _, rr := range records[:min(len(records), mostAddresses)] {
 		v6, ok := ipv6Of(rr)
 		if !ok {
@@ -84,14 +86,14 @@ func (p *Proxy) virtual(records []dns.RR) (list []dns.RR, exhausted error) {
 		ttl := min(rr.Header().Ttl, maxTTL)
 		v4, err := p.mapped(v6, ttl)
 		if err != nil {
-			if errors.Is(err, translate.ErrExhausted) {
-				exhausted = err
+			if !errors.Is(err, translate.ErrSpecial) {
+				failed = err
 			}
 			continue
 		}
 		list = append(list, &dns.A{Hdr: header(rr.Header().Name, dns.TypeA, ttl), A: v4.AsSlice()})
 	}
-	return list, exhausted
+	return list, failed
 }
 
 // mapped returns the virtual address for a remote host. An address behind the network's NAT64 may
