@@ -35,6 +35,7 @@
 
 #define TC_ACT_UNSPEC (-1)
 #define TC_ACT_SHOT   2
+#define PACKET_HOST   0 /* linux/if_packet.h */
 
 #define FOUND 1
 
@@ -182,6 +183,17 @@ static __always_inline bool route(struct __sk_buff *skb, const struct frame *f,
 	return !bpf_skb_store_bytes(skb, 0, macs, sizeof(macs), 0);
 }
 
+/*
+ * Hands a frame for the pod's MAC address to the pod. The kernel has compared that address with
+ * the one of the link where the frame came, and calls the frame another host's. Kernels before
+ * c43272299488 keep that at bpf_redirect_peer, and IP drops the packet.
+ */
+static __always_inline int hand_over(struct __sk_buff *skb, __u32 target)
+{
+	bpf_skb_change_type(skb, PACKET_HOST);
+	return bpf_redirect_peer(target, 0);
+}
+
 SEC("tc")
 int forward_from_pod(struct __sk_buff *skb)
 {
@@ -209,7 +221,7 @@ int forward_from_pod(struct __sk_buff *skb)
 	if (why == WHY_DIRECT && to) {
 		if (routed && !route(skb, &f, to))
 			return TC_ACT_SHOT;
-		return bpf_redirect_peer(target, 0);
+		return hand_over(skb, target);
 	}
 	return wire ? bpf_redirect(wire, 0) : TC_ACT_UNSPEC;
 }
@@ -245,10 +257,12 @@ int forward_to_pod(struct __sk_buff *skb)
 	return TC_ACT_UNSPEC;
 }
 
+/* A switch floods frames for MAC addresses that it does not know: those are not the pod's. */
 SEC("tc")
 int forward_from_wire(struct __sk_buff *skb)
 {
 	__u32 wire = skb->ifindex, *device = bpf_map_lookup_elem(&device_by_wire, &wire), target;
+	__u8 mac[MAC_LENGTH];
 	struct pod *to;
 
 	if (!device)
@@ -257,8 +271,13 @@ int forward_from_wire(struct __sk_buff *skb)
 	to = bpf_map_lookup_elem(&pod_by_device, &target);
 	if (!to || to->wire != wire || to->device != target)
 		return TC_ACT_SHOT;
+	if (bpf_skb_load_bytes(skb, 0, mac, sizeof(mac)))
+		return TC_ACT_SHOT;
+	if (!(mac[0] & 1) && !same_mac(mac, to->mac))
+		return TC_ACT_SHOT;
 	remember(skb, target);
-	return bpf_redirect_peer(target, 0);
+	/* The kernel knows group frames as what they are. */
+	return mac[0] & 1 ? bpf_redirect_peer(target, 0) : hand_over(skb, target);
 }
 
 /* At a port of a switch in user space, which has taken its copy: the host must not see it. */

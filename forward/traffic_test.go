@@ -129,23 +129,7 @@ func TestWires(t *testing.T) {
 	r := newRig(t, false, 2)
 	a, b := r.pods[0], r.pods[1]
 	for i, p := range r.pods {
-		r.do(func() error {
-			attrs := netlink.NewLinkAttrs()
-			attrs.Name = fmt.Sprintf("wire%d", i)
-			wire := &netlink.Veth{LinkAttrs: attrs, PeerName: fmt.Sprintf("port%d", i)}
-			err := errors.Join(r.table.Remove(p.Device), r.table.Detach(p.Pod), netlink.LinkAdd(wire))
-			if err != nil {
-				return err
-			}
-			port, err := netlink.LinkByName(wire.PeerName)
-			if err != nil {
-				return err
-			}
-			own, err := netlink.LinkByIndex(p.Device)
-			p.Wire = wire.Index
-			return errors.Join(err, netlink.LinkSetNoMaster(own), netlink.LinkSetMasterByIndex(port, r.bridge),
-				netlink.LinkSetUp(port), netlink.LinkSetUp(wire), r.table.Add(p.Pod), r.table.Attached(p.Pod))
-		})
+		r.wire(i, p)
 	}
 	r.do(func() error { return r.table.SetPair(a.Device, b.Device, Slow) })
 	for family := range 2 {
@@ -161,6 +145,28 @@ func TestWires(t *testing.T) {
 	r.deafEnd(a, b)
 	r.do(func() error { return errors.Join(r.table.Remove(a.Device), r.table.Remove(b.Device)) })
 	r.empty()
+}
+
+// wire has a pod lead to the bridge by a wire.
+func (r *rig) wire(i int, p *testPod) {
+	r.t.Helper()
+	r.do(func() error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = fmt.Sprintf("wire%d", i)
+		wire := &netlink.Veth{LinkAttrs: attrs, PeerName: fmt.Sprintf("port%d", i)}
+		err := errors.Join(r.table.Remove(p.Device), r.table.Detach(p.Pod), netlink.LinkAdd(wire))
+		if err != nil {
+			return err
+		}
+		port, err := netlink.LinkByName(wire.PeerName)
+		if err != nil {
+			return err
+		}
+		own, err := netlink.LinkByIndex(p.Device)
+		p.Wire = wire.Index
+		return errors.Join(err, netlink.LinkSetNoMaster(own), netlink.LinkSetMasterByIndex(port, r.bridge),
+			netlink.LinkSetUp(port), netlink.LinkSetUp(wire), r.table.Add(p.Pod), r.table.Attached(p.Pod))
+	})
 }
 
 // deafEnd has the host ignore what arrives at a switch's port: a slow datagram does not come, and
