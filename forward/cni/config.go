@@ -45,7 +45,7 @@ type config struct {
 		MAC string `json:"mac"`
 	} `json:"runtimeConfig"`
 
-	mac     net.HardwareAddr // that the runtime wants; nil: the kernel's choice
+	mac     net.HardwareAddr // that the runtime wants; nil: a random one
 	prev    *current.Result  // of the plugins before this one; nil: there are none
 	chained bool             // another plugin makes the link
 }

@@ -1,6 +1,7 @@
 package cni
 
 import (
+	"crypto/rand"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -88,6 +89,15 @@ func openPod(path string) (*netns.NS, error) {
 	return pod, nil
 }
 
+// randomMAC is a MAC address for a new link. udev replaces an address that the kernel has chosen
+// (systemd.link(5), MACAddressPolicy), when neighbors know it already.
+func randomMAC() net.HardwareAddr {
+	mac := make(net.HardwareAddr, 6)
+	_, _ = rand.Read(mac)     // never fails
+	mac[0] = mac[0]&^1 | 1<<1 // one link's, locally administered
+	return mac
+}
+
 // makeLink makes the link of a pod. Both ends are down.
 func (c *command) makeLink(ns *netns.NS, name names, done *undo) (*podLink, error) {
 	l := &podLink{ns: ns, index: 1, mtu: c.MTU}
@@ -95,9 +105,13 @@ func (c *command) makeLink(ns *netns.NS, name names, done *undo) (*podLink, erro
 		l.mtu = c.plane.mtu()
 	}
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.MTU = name.host, l.mtu
+	attrs.Name, attrs.MTU, attrs.HardwareAddr = name.host, l.mtu, randomMAC()
+	mac := c.mac
+	if mac == nil {
+		mac = randomMAC()
+	}
 	err := netlink.LinkAdd(&netlink.Veth{
-		LinkAttrs: attrs, PeerName: c.args.IfName, PeerNamespace: netlink.NsFd(int(ns.File().Fd())), PeerMTU: uint32(l.mtu), PeerHardwareAddr: c.mac,
+		LinkAttrs: attrs, PeerName: c.args.IfName, PeerNamespace: netlink.NsFd(int(ns.File().Fd())), PeerMTU: uint32(l.mtu), PeerHardwareAddr: mac,
 	})
 	if errors.Is(err, os.ErrExist) {
 		return nil, failure(codeClash, "the container has an interface %s, or the host a link %s; choose another CNI_IFNAME, or call DEL", c.args.IfName, name.host)

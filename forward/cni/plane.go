@@ -42,7 +42,8 @@ type bridge struct {
 
 func (b bridge) prepare(given *current.Result) error {
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name = b.name
+	// A bridge with no address of its own takes its ports', and another one as pods come and go.
+	attrs.Name, attrs.HardwareAddr = b.name, randomMAC()
 	if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}); err != nil && !errors.Is(err, os.ErrExist) {
 		return fmt.Errorf("make bridge %s: %w", b.name, err)
 	}
