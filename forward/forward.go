@@ -29,6 +29,7 @@ import (
 
 	"github.com/tsugiki/tsugiki/bpf"
 	"github.com/tsugiki/tsugiki/internal/netns"
+	"github.com/tsugiki/tsugiki/internal/sys/lock"
 )
 
 // Folder is where tables are pinned: a folder for each network namespace.
@@ -78,6 +79,7 @@ type Pod struct {
 
 // Table is the table of the network namespace in which it was opened.
 type Table struct {
+	dir      string // where it is pinned
 	maps     bpf.ForwardMaps
 	programs bpf.ForwardPrograms
 }
@@ -151,7 +153,7 @@ func load(dir string) (*Table, error) {
 		m.Pinning = ebpf.PinByName
 	}
 	for {
-		t := &Table{}
+		t := &Table{dir: dir}
 		err := spec.LoadAndAssign(&t.maps, &ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: dir}})
 		if errors.Is(err, os.ErrExist) {
 			continue
@@ -224,6 +226,20 @@ func ignore(err, expected error) error {
 
 // Close frees the descriptors. The table stays, as do the programs that are attached.
 func (t *Table) Close() error { return errors.Join(t.maps.Close(), t.programs.Close()) }
+
+// locked calls a function while no other process changes the table, nor another thread of this
+// one. A pod is several rows, and an index that a link has left is soon another link's.
+func (t *Table) locked(change func() error) error {
+	dir, err := os.Open(t.dir)
+	if err != nil {
+		return fmt.Errorf("open table of pods: %w", err)
+	}
+	defer dir.Close()
+	if err := lock.Wait(dir); err != nil {
+		return fmt.Errorf("lock table of pods: %w", err)
+	}
+	return change()
+}
 
 // exists tells whether the namespace has a link.
 func exists(device int) (bool, error) {

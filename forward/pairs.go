@@ -38,6 +38,10 @@ func pairKey(a, b int) bpf.ForwardPair {
 // that allows everything has to be in force before SetPair Direct. Flows between them that
 // began through the switch stay there.
 func (t *Table) SetPair(a, b int, v Verdict) error {
+	return t.locked(func() error { return t.setPair(a, b, v) })
+}
+
+func (t *Table) setPair(a, b int, v Verdict) error {
 	for _, device := range []int{a, b} {
 		if _, err := t.Pod(device); err != nil {
 			return fmt.Errorf("link %d: %w", device, err)

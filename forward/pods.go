@@ -16,10 +16,14 @@ import (
 // Add enters a pod and attaches the programs to its links, which must exist. Packets of the
 // pod are checked from then on; other pods reach it directly when Add returns. An error is a
 // ClashError, ErrFull, or the kernel's. After an error the pod is not in the table.
-func (t *Table) Add(p Pod) (err error) {
+func (t *Table) Add(p Pod) error {
 	if len(p.Addrs) == 0 || len(p.Addrs) > AddrsMax {
 		return fmt.Errorf("a pod has 1 to %d addresses, not %d", AddrsMax, len(p.Addrs))
 	}
+	return t.locked(func() error { return t.add(p) })
+}
+
+func (t *Table) add(p Pod) (err error) {
 	device := uint32(p.Device)
 	if err := t.maps.PodByDevice.Update(device, row(p), ebpf.UpdateNoExist); err != nil {
 		if errors.Is(err, ebpf.ErrKeyExist) {
@@ -29,7 +33,7 @@ func (t *Table) Add(p Pod) (err error) {
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, t.Remove(p.Device))
+			err = errors.Join(err, t.remove(p.Device))
 		}
 	}()
 	if err := t.addTables(device); err != nil {
@@ -85,7 +89,7 @@ func (t *Table) enter(p Pod) error {
 }
 
 // claim enters an address. Where another pod has it whose link is gone, that pod is removed:
-// its network plugin was not called, or died.
+// its network plugin was not called, or died. A row that leads to no pod is nobody's.
 func (t *Table) claim(m *ebpf.Map, key any, device uint32, address string) error {
 	for {
 		err := m.Update(key, device, ebpf.UpdateNoExist)
@@ -101,22 +105,34 @@ func (t *Table) claim(m *ebpf.Map, key any, device uint32, address string) error
 		} else if err != nil {
 			return fmt.Errorf("look up address %s: %w", address, err)
 		}
-		there, err := exists(int(other))
+		there, err := t.lives(int(other))
 		if err != nil {
-			return fmt.Errorf("look for link %d: %w", other, err)
+			return fmt.Errorf("look for pod of link %d: %w", other, err)
 		}
 		if there {
 			return &ClashError{Address: address, Device: int(other)}
 		}
-		if err := t.Remove(int(other)); err != nil {
+		if err := errors.Join(t.remove(int(other)), t.release(m, key, other)); err != nil {
 			return err
 		}
 	}
 }
 
+// lives tells whether the table has a pod, and the namespace its link.
+func (t *Table) lives(device int) (bool, error) {
+	if _, err := t.Pod(device); err != nil {
+		return false, ignore(err, ErrUnknown)
+	}
+	return exists(device)
+}
+
 // Remove removes a pod, first where others find it. The programs stay attached to its link and
 // drop what the pod still sends. A pod that is not there is no error.
 func (t *Table) Remove(device int) error {
+	return t.locked(func() error { return t.remove(device) })
+}
+
+func (t *Table) remove(device int) error {
 	key := uint32(device)
 	var r bpf.ForwardPod
 	err := t.maps.PodByDevice.Lookup(key, &r)
@@ -156,7 +172,9 @@ func (t *Table) release(m *ebpf.Map, key any, device uint32) error {
 }
 
 // Sweep removes pods whose links are gone.
-func (t *Table) Sweep() error {
+func (t *Table) Sweep() error { return t.locked(t.sweep) }
+
+func (t *Table) sweep() error {
 	pods, err := t.Pods()
 	if err != nil {
 		return err
@@ -164,7 +182,7 @@ func (t *Table) Sweep() error {
 	for _, p := range pods {
 		there, err := exists(p.Device)
 		if err == nil && !there {
-			err = t.Remove(p.Device)
+			err = t.remove(p.Device)
 		}
 		if err != nil {
 			return err
@@ -199,9 +217,35 @@ func (t *Table) Pod(device int) (Pod, error) {
 	return podOf(r), nil
 }
 
+// Found returns which address of a pod does not lead to it; nil if all do.
+func (t *Table) Found(p Pod) error {
+	check := func(m *ebpf.Map, key any, what string) error {
+		var owner uint32
+		if err := ignore(m.Lookup(key, &owner), ebpf.ErrKeyNotExist); err != nil {
+			return fmt.Errorf("look up %s: %w", what, err)
+		}
+		if int(owner) != p.Device {
+			return fmt.Errorf("%s does not lead to the pod of link %d in the table", what, p.Device)
+		}
+		return nil
+	}
+	err := check(t.maps.DeviceByMac, macKey(p), "MAC address "+net.HardwareAddr(p.MAC[:]).String())
+	for _, a := range p.Addrs {
+		err = errors.Join(err, check(t.maps.DeviceByAddr, addrKey(p.Network, a), "address "+a.String()))
+	}
+	if p.Wire != 0 {
+		err = errors.Join(err, check(t.maps.DeviceByWire, uint32(p.Wire), fmt.Sprintf("wire %d", p.Wire)))
+	}
+	return err
+}
+
 // SetDirect switches direct forward of a pod on or off, in both directions. Flows that went
 // directly go on through the switch.
 func (t *Table) SetDirect(device int, on bool) error {
+	return t.locked(func() error { return t.setDirect(device, on) })
+}
+
+func (t *Table) setDirect(device int, on bool) error {
 	p, err := t.Pod(device)
 	if err != nil {
 		return err

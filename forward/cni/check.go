@@ -2,6 +2,7 @@ package cni
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -131,5 +132,5 @@ func (c *command) checkTable(l *podLink) error {
 	if has.MAC != want.MAC || !slices.Equal(has.Addrs, want.Addrs) || has.Checked != want.Checked || has.AllPairs != want.AllPairs {
 		return fmt.Errorf("the table has %+v, not %+v", has, want)
 	}
-	return t.Attached(has)
+	return errors.Join(t.Found(has), t.Attached(has))
 }

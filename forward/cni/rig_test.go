@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/containernetworking/cni/pkg/types"
@@ -265,6 +266,26 @@ func (r *rig) device(o forward.Owner) int {
 	}
 	r.t.Fatalf("no link of %v", o)
 	return 0
+}
+
+// emptyMap removes all rows of a map of the host's table.
+func emptyMap(name string) error {
+	path, err := filepath.Glob(filepath.Join(forward.Folder, "*", name))
+	if err != nil || len(path) != 1 {
+		return fmt.Errorf("maps %v: %w", path, err)
+	}
+	m, err := ebpf.LoadPinnedMap(path[0], nil)
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	key := make([]byte, m.KeySize())
+	for m.NextKey(nil, &key) == nil {
+		if err := m.Delete(key); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // nothing checks that no pod is left: no link, no row, no address that is taken.
