@@ -8,6 +8,8 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/forward"
 	"github.com/tsugiki/tsugiki/internal/netns"
@@ -35,7 +37,7 @@ func (c *command) join(done *undo) (*current.Result, error) {
 	if err := netlink.LinkSetAlias(l.host, c.names().Alias()); err != nil {
 		return nil, fmt.Errorf("name owner of link %s: %w", l.host.Attrs().Name, err)
 	}
-	*done = append(*done, func() error { return netlink.LinkSetAlias(l.host, "") })
+	*done = append(*done, func() error { return forget(l.host) })
 	return c.prev, c.enter(l, c.prev, done)
 }
 
@@ -55,30 +57,108 @@ func (c *command) otherLink() (*podLink, error) {
 		return nil, err
 	}
 	defer ns.Close()
-	var peer int
-	err = ns.Do(func() error {
-		own, err := netlink.LinkByName(c.args.IfName)
-		if err != nil {
+	var own netlink.Link
+	err = ns.Do(func() (err error) {
+		if own, err = netlink.LinkByName(c.args.IfName); err != nil {
 			return err
 		}
 		if own.Type() != "veth" {
 			return failure(types.ErrInvalidNetworkConfig, "%s is a link of type %s; only links of type veth have an end on the host", c.args.IfName, own.Type())
 		}
-		l.mac, peer = own.Attrs().HardwareAddr, own.Attrs().ParentIndex
+		l.mac = own.Attrs().HardwareAddr
 		return nil
 	})
 	if err != nil {
 		return nil, fmt.Errorf("examine link %s of the container: %w", c.args.IfName, err)
 	}
-	if l.host, err = netlink.LinkByIndex(peer); err != nil {
-		return nil, fmt.Errorf("find the host's end of link %s: %w", c.args.IfName, err)
-	}
-	if l.host.Type() != "veth" {
-		return nil, failure(types.ErrInvalidNetworkConfig, "the other end of link %s is not in this network namespace", c.args.IfName)
+	if l.host, err = hostEnd(own, ns); err != nil {
+		return nil, err
 	}
 	l.network = uint32(l.host.Attrs().MasterIndex)
 	l.routed = l.network == 0
+	if c.DirectForward && !l.routed {
+		return l, directPort(l.host)
+	}
 	return l, nil
+}
+
+// hostEnd finds the other end of a pod's link. The pod's end has only its index, in a namespace
+// that may be the pod's own: the host's link says whether its other end is that of the pod.
+func hostEnd(own netlink.Link, pod *netns.NS) (netlink.Link, error) {
+	name := own.Attrs().Name
+	host, err := netlink.LinkByIndex(own.Attrs().ParentIndex)
+	var missing netlink.LinkNotFoundError
+	if err != nil && !errors.As(err, &missing) {
+		return nil, fmt.Errorf("find the host's end of link %s: %w", name, err)
+	}
+	if err == nil && host.Type() == "veth" && host.Attrs().ParentIndex == own.Attrs().Index {
+		// The kernel gives namespaces their numbers when it tells of a link.
+		id, err := netlink.GetNetNsIdByFd(int(pod.File().Fd()))
+		if err != nil {
+			return nil, fmt.Errorf("find number of the container's namespace: %w", err)
+		}
+		if id >= 0 && host.Attrs().NetNsID == id {
+			return host, nil
+		}
+	}
+	return nil, failure(types.ErrInvalidNetworkConfig, "the other end of link %s is not in this network namespace", name)
+}
+
+// directPort refuses a link whose bridge keeps ports apart: direct packets do not ask it.
+func directPort(host netlink.Link) error {
+	name := host.Attrs().Name
+	master, err := netlink.LinkByIndex(host.Attrs().MasterIndex)
+	if err != nil {
+		return fmt.Errorf("find the bridge of link %s: %w", name, err)
+	}
+	var port netlink.Protinfo
+	var vlans []*nl.BridgeVlanInfo
+	if master.Type() == "bridge" {
+		ports, err := netns.Dump(func() ([]netlink.Protinfo, error) {
+			port, err := netlink.LinkGetProtinfo(host)
+			return []netlink.Protinfo{port}, err
+		})
+		if err != nil {
+			return fmt.Errorf("examine the bridge's port %s: %w", name, err)
+		}
+		port = ports[0]
+		if vlans, err = netns.Dump(bridgeVLANs(host)); err != nil {
+			return fmt.Errorf("list VLANs of link %s: %w", name, err)
+		}
+	}
+	if why := apart(master, port, vlans); why != "" {
+		return failure(codeNetwork, "the link %s is %s %s, which direct packets would not respect; set directForward to false",
+			name, why, master.Attrs().Name)
+	}
+	return nil
+}
+
+// apart says what keeps a port from others of its master; nothing if it reaches them all.
+func apart(master netlink.Link, port netlink.Protinfo, vlans []*nl.BridgeVlanInfo) string {
+	br, ok := master.(*netlink.Bridge)
+	if !ok {
+		return "no bridge's, but a port of the " + master.Type()
+	}
+	if port.Isolated {
+		return "an isolated port of bridge"
+	}
+	if br.VlanFiltering == nil || !*br.VlanFiltering {
+		return ""
+	}
+	for _, v := range vlans {
+		if v.PortVID() && br.VlanDefaultPVID != nil && v.Vid == *br.VlanDefaultPVID {
+			return ""
+		}
+	}
+	return "not in the default VLAN of bridge"
+}
+
+// bridgeVLANs lists those of one port.
+func bridgeVLANs(port netlink.Link) func() ([]*nl.BridgeVlanInfo, error) {
+	return func() ([]*nl.BridgeVlanInfo, error) {
+		all, err := netlink.BridgeVlanList()
+		return all[int32(port.Attrs().Index)], err
+	}
 }
 
 // part undoes join. The link may have gone, with the pod or by a plugin that was called before.
@@ -109,7 +189,16 @@ func (c *command) partLink(link netlink.Link) error {
 	if err != nil {
 		return err
 	}
-	return netlink.LinkSetAlias(link, "")
+	return forget(link)
+}
+
+// forget removes the owner's name from a link, which may have gone.
+func forget(link netlink.Link) error {
+	err := netlink.LinkSetAlias(link, "")
+	if err != nil && !errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("remove owner of link %s: %w", link.Attrs().Name, err)
+	}
+	return nil
 }
 
 // sameMAC compares the text of a result with a link's.
