@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -173,25 +174,54 @@ func (l *podLink) configurePod(ifname string, given *current.Result, p plane) er
 	})
 }
 
-// addRoutes adds the routes that the IPAM plugin gave, and those of the plane.
+// addRoutes adds the routes that the IPAM plugin gave, and those of the plane. Those that lead to
+// another link of the container stay there, and the result leaves them out.
 func (l *podLink) addRoutes(link netlink.Link, given *current.Result, p plane) error {
 	if err := p.addRoutes(link, l, given); err != nil {
 		return err
 	}
+	if l.routed {
+		return nil // the default route leads everywhere
+	}
+	var own []*types.Route
 	for _, r := range given.Routes {
 		gw := r.GW
 		if gw == nil {
 			gw = gatewayFor(r.Dst.IP, given)
 		}
-		if l.routed {
-			continue // the default route leads everywhere
-		}
-		route := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: &r.Dst, Gw: gw, MTU: r.MTU, AdvMSS: r.AdvMSS, Priority: r.Priority}
-		if err := netlink.RouteAdd(route); err != nil && !errors.Is(err, os.ErrExist) {
+		there, err := addRoute(link, &netlink.Route{Dst: &r.Dst, Gw: gw, MTU: r.MTU, AdvMSS: r.AdvMSS, Priority: r.Priority})
+		if err != nil {
 			return fmt.Errorf("add route to %s by %s: %w", r.Dst.String(), gw, err)
 		}
+		if there {
+			own = append(own, r)
+		}
 	}
+	given.Routes = own
 	return nil
+}
+
+// addRoute adds a route, and tells whether the link has one to this prefix. The container may have
+// one by another link.
+func addRoute(link netlink.Link, r *netlink.Route) (bool, error) {
+	r.LinkIndex = link.Attrs().Index
+	err := netlink.RouteAdd(r)
+	if err == nil || !errors.Is(err, os.ErrExist) {
+		return err == nil, err
+	}
+	list, err := netns.Dump(func() ([]netlink.Route, error) { return netlink.RouteList(link, netlink.FAMILY_ALL) })
+	return slices.ContainsFunc(list, func(has netlink.Route) bool { return prefixOf(has) == prefixOf(*r) }), err
+}
+
+// prefixOf is where a route leads. That of a default route can be missing.
+func prefixOf(r netlink.Route) string {
+	if r.Dst != nil {
+		return r.Dst.String()
+	}
+	if r.Family == netlink.FAMILY_V4 || r.Gw.To4() != nil {
+		return "0.0.0.0/0"
+	}
+	return "::/0"
 }
 
 // gatewayFor is that of the address of the same family.

@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 
+	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -28,7 +30,8 @@ type plane interface {
 	connected(host netlink.Link, name names) error
 	// configure changes the pod's end; the thread is in the pod.
 	configure(own netlink.Link, l *podLink) error
-	// addRoutes adds routes to those of the IPAM plugin; the thread is in the pod.
+	// addRoutes adds routes to those of the IPAM plugin; the thread is in the pod. It removes from
+	// the result those that the link does not get.
 	addRoutes(own netlink.Link, l *podLink, given *current.Result) error
 }
 
@@ -237,9 +240,12 @@ func (routes) addRoutes(own netlink.Link, l *podLink, given *current.Result) err
 		if err := netlink.NeighSet(neighbor); err != nil {
 			return fmt.Errorf("enter neighbor %s in the container: %w", gw, err)
 		}
-		err := netlink.RouteAdd(&netlink.Route{LinkIndex: own.Attrs().Index, Gw: gw, Flags: int(netlink.FLAG_ONLINK)})
-		if err != nil && !errors.Is(err, os.ErrExist) {
+		there, err := addRoute(own, &netlink.Route{Gw: gw, Flags: int(netlink.FLAG_ONLINK)})
+		if err != nil {
 			return fmt.Errorf("add route by %s in the container: %w", gw, err)
+		}
+		if !there {
+			given.Routes = slices.DeleteFunc(given.Routes, func(r *types.Route) bool { return (r.Dst.IP.To4() == nil) == (gw.To4() == nil) })
 		}
 	}
 	return nil
