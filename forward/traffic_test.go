@@ -13,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/internal/netns"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
@@ -37,16 +38,36 @@ func TestService(t *testing.T) {
 	})
 	for _, to := range []netip.AddrPort{service, service6} {
 		before, direct := r.counts(b), r.counts(a)["direct"]
-		r.stream(r.dial(a, "tcp", to))
+		far := r.dial(a, "tcp", to)
+		r.stream(far)
 		r.echo(r.dial(a, "udp", to), 64)
 		if n := r.counts(b); n["direct"] != before["direct"] || n["flow"] <= before["flow"] {
 			t.Errorf("%s: counts of the server %v, then %v", to, before, n)
 		}
-		r.stream(r.dial(a, "tcp", netip.AddrPortFrom(b.Addrs[0], echoPort)))
+		near := r.dial(a, "tcp", netip.AddrPortFrom(b.Addrs[0], echoPort))
+		r.stream(near)
+		near.Close()
+		far.Close()
+		r.deserted(b) // what comes late would be the next round's
 		if n := r.counts(a); n["direct"] <= direct {
 			t.Errorf("%s: then directly: counts %v", to, n)
 		}
 	}
+}
+
+// deserted waits until a pod's server has no connection any more. Who has closed one last sends
+// nothing more.
+func (r *rig) deserted(p *testPod) {
+	r.t.Helper()
+	testkit.Eventually(r.t, func() error {
+		return p.ns.Do(func() error {
+			list, err := netns.SocketsAt(unix.IPPROTO_TCP, echoPort)
+			if err == nil && len(list) != 1 {
+				err = fmt.Errorf("sockets %v, want the one that listens", list)
+			}
+			return err
+		})
+	})
 }
 
 // Fragments arrive, by the slow way.

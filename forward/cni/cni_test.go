@@ -51,7 +51,7 @@ func TestModes(t *testing.T) {
 					t.Errorf("check: %v", err)
 				}
 			}
-			b.ns.Close() // with the pod's end the host's goes, before DEL
+			b.close() // with the pod's end the host's goes, before DEL
 			for _, p := range []*pod{a, b, a, b} {
 				if err := n.del(p); err != nil {
 					t.Errorf("del: %v", err)
@@ -305,7 +305,7 @@ func TestGC(t *testing.T) {
 	pods, foreign := n.pods(3), other.pods(1)[0]
 	stale := pods[1]
 	must(t, os.RemoveAll(r.data+"/results")) // libcni would call DEL for those it has noted
-	pods[2].ns.Close()
+	pods[2].close()
 	err := n.cni.GCNetworkList(context.Background(), n.list, &libcni.GCArgs{
 		ValidAttachments: []types.GCAttachment{{ContainerID: pods[0].conf.ContainerID, IfName: "eth0"}},
 	})

@@ -204,7 +204,7 @@ func TestOVSFaults(t *testing.T) {
 	must(t, n.del(p))
 	r.nothing(n)
 
-	n.pods(1)[0].ns.Close()
+	n.pods(1)[0].close()
 	must(t, os.RemoveAll(r.data+"/results")) // libcni would call DEL for those it has noted
 	must(t, n.cni.GCNetworkList(context.Background(), n.list, &libcni.GCArgs{}))
 	r.nothing(n)
