@@ -12,7 +12,7 @@
 #define POD_ADDRS_MAX 4
 #define PODS_MAX      4096
 #define PAIRS_MAX     65536
-#define FLOWS_MAX     2048 /* of one pod */
+#define FLOWS_MAX     2048 /* of one pod; its table is larger, by the number of processors */
 
 #define MAC_LENGTH 6
 

@@ -368,6 +368,26 @@ func TestFlowsOfPods(t *testing.T) {
 	}
 }
 
+// A pod's table of flows has room for what each processor keeps for itself.
+func TestRoomForFlows(t *testing.T) {
+	for cpus, want := range map[int]uint32{1: 2304, 16: 6144, 128: 34816} {
+		if got := flowEntries(2048, cpus); got != want {
+			t.Errorf("%d processors: %d entries, want %d", cpus, got, want)
+		}
+	}
+	r := newRig(t, false, 1)
+	var flows *ebpf.Map
+	must(t, r.table.maps.FlowsByDevice.Lookup(uint32(r.pods[0].Device), &flows))
+	defer flows.Close()
+	info, err := flows.Info()
+	must(t, err)
+	cpus, err := ebpf.PossibleCPU()
+	must(t, err)
+	if want := flowEntries(uint32(bpfFlowsMax(t)), cpus); info.MaxEntries != want {
+		t.Errorf("%d entries, want %d", info.MaxEntries, want)
+	}
+}
+
 func bpfFlowsMax(t *testing.T) int {
 	t.Helper()
 	spec, err := bpf.LoadForward()

@@ -58,7 +58,9 @@ func (t *Table) addTables(device uint32) error {
 	if err != nil {
 		return err
 	}
-	flows, err := ebpf.NewMap(spec.Maps["flows_by_device"].InnerMap)
+	inner := spec.Maps["flows_by_device"].InnerMap
+	inner.MaxEntries = flowEntries(inner.MaxEntries, cpus)
+	flows, err := ebpf.NewMap(inner)
 	if err != nil {
 		return fmt.Errorf("make table of flows of link %d: %w", device, err)
 	}
@@ -67,6 +69,14 @@ func (t *Table) addTables(device uint32) error {
 		return fmt.Errorf("enter table of flows of link %d: %w", device, full(err))
 	}
 	return nil
+}
+
+// flowEntries is the size of a table that keeps the last flows of a pod. The kernel can give each
+// processor this many entries that nobody else uses, and not evict as many that it was given
+// before (LOCAL_FREE_TARGET, kernel/bpf/bpf_lru_list.c).
+func flowEntries(flows uint32, cpus int) uint32 {
+	const share = 128
+	return flows + 2*share*uint32(cpus)
 }
 
 // enter has other pods find the pod.
