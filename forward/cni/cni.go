@@ -131,19 +131,30 @@ func (c *command) add(done *undo) (*current.Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := c.plane.connect(l, name, given, done); err != nil {
-		return nil, failure(codeNetwork, "%v", err)
-	}
-	if err := c.enter(l, given, done); err != nil {
+	if err := c.attach(l, name, given, done); err != nil {
 		return nil, err
-	}
-	if err := netlink.LinkSetUp(l.host); err != nil {
-		return nil, fmt.Errorf("set link %s up: %w", name.host, err)
 	}
 	if err := l.configurePod(c.args.IfName, given, c.plane); err != nil {
 		return nil, err
 	}
 	return c.result(l, given), nil
+}
+
+// attach leads the pod's link to the plane. No packet passes it before the programs are there.
+func (c *command) attach(l *podLink, name names, given *current.Result, done *undo) error {
+	if err := c.plane.connect(l, name, given, done); err != nil {
+		return failure(codeNetwork, "%v", err)
+	}
+	if err := c.enter(l, given, done); err != nil {
+		return err
+	}
+	if err := netlink.LinkSetUp(l.host); err != nil {
+		return fmt.Errorf("set link %s up: %w", name.host, err)
+	}
+	if err := c.plane.open(l, name, given); err != nil {
+		return failure(codeNetwork, "%v", err)
+	}
+	return nil
 }
 
 // enter enters the pod into the table, which attaches the programs.

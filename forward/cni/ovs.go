@@ -93,12 +93,14 @@ func (o ovs) connect(l *podLink, name names, _ *current.Result, done *undo) erro
 		if err := netlink.LinkSetAlias(link, name.Alias()); err != nil {
 			return fmt.Errorf("name owner of link %s: %w", each, err)
 		}
+		if each == name.wire {
+			l.wire = link.Attrs().Index
+			continue
+		}
 		if err := netlink.LinkSetUp(link); err != nil {
 			return fmt.Errorf("set link %s up: %w", each, err)
 		}
-		if each == name.wire {
-			l.wire = link.Attrs().Index
-		} else if user, err := o.inUserSpace(); err != nil {
+		if user, err := o.inUserSpace(); err != nil {
 			return err
 		} else if user {
 			l.end = link.Attrs().Index
@@ -106,6 +108,18 @@ func (o ovs) connect(l *podLink, name names, _ *current.Result, done *undo) erro
 	}
 	l.network = networkOf(o.database, o.bridge)
 	return o.addPort(name)
+}
+
+// open sets the wire up: until then nothing comes to the switch's port, and nothing from it.
+func (ovs) open(l *podLink, name names, _ *current.Result) error {
+	wire, err := netlink.LinkByIndex(l.wire)
+	if err == nil {
+		err = netlink.LinkSetUp(wire)
+	}
+	if err != nil {
+		return fmt.Errorf("set link %s up: %w", name.wire, err)
+	}
+	return nil
 }
 
 // networkOf is a number of a switch's bridge, and not that of a bridge of the kernel's, which is

@@ -24,6 +24,8 @@ type plane interface {
 	// connect leads the host's end of a pod's link, which is down, to the plane. It sets the
 	// link's network, wire, end and routed.
 	connect(l *podLink, name names, given *current.Result, done *undo) error
+	// open lets packets through, when the programs are on the link and its host's end is up.
+	open(l *podLink, name names, given *current.Result) error
 	// disconnect removes what connect has made, besides the pod's link. It may be gone.
 	disconnect(name names) error
 	// connected says what is not as connect has made it.
@@ -137,6 +139,8 @@ func (b bridge) connect(l *podLink, name names, _ *current.Result, _ *undo) erro
 	return nil
 }
 
+func (bridge) open(*podLink, names, *current.Result) error { return nil }
+
 func (bridge) disconnect(names) error { return nil } // the bridge forgets a link that is deleted
 
 func (b bridge) connected(host netlink.Link, name names) error {
@@ -186,13 +190,13 @@ func whole(ip net.IP) *net.IPNet {
 	return &net.IPNet{IP: ip, Mask: net.CIDRMask(8*len(ip), 8*len(ip))}
 }
 
-// connect sets the link up, because the kernel takes routes only of such links; the pod's end is
-// down.
-func (routes) connect(l *podLink, name names, given *current.Result, _ *undo) error {
+func (routes) connect(l *podLink, _ names, _ *current.Result, _ *undo) error {
 	l.routed = true
-	if err := netlink.LinkSetUp(l.host); err != nil {
-		return fmt.Errorf("set link %s up: %w", name.host, err)
-	}
+	return nil
+}
+
+// open adds the routes now, because the kernel takes them only of links that are up.
+func (routes) open(l *podLink, _ names, given *current.Result) error {
 	for _, ip := range given.IPs {
 		to := whole(ip.Address.IP)
 		ip.Address, ip.Gateway = *to, nil
