@@ -370,7 +370,7 @@ func TestFlowsOfPods(t *testing.T) {
 
 // A pod's table of flows has room for what each processor keeps for itself.
 func TestRoomForFlows(t *testing.T) {
-	for cpus, want := range map[int]uint32{1: 2304, 16: 6144, 128: 34816} {
+	for cpus, want := range map[int]uint32{1: 2304, 16: 6144, 32: 10240, 128: 10240} {
 		if got := flowEntries(2048, cpus); got != want {
 			t.Errorf("%d processors: %d entries, want %d", cpus, got, want)
 		}

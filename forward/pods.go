@@ -73,10 +73,11 @@ func (t *Table) addTables(device uint32) error {
 
 // flowEntries is the size of a table that keeps the last flows of a pod. The kernel can give each
 // processor this many entries that nobody else uses, and not evict as many that it was given
-// before (LOCAL_FREE_TARGET, kernel/bpf/bpf_lru_list.c).
+// before (LOCAL_FREE_TARGET, kernel/bpf/bpf_lru_list.c). A table has no more than 1 MB: a pod whose
+// packets many processors forward at a time forgets flows earlier there.
 func flowEntries(flows uint32, cpus int) uint32 {
-	const share = 128
-	return flows + 2*share*uint32(cpus)
+	const share, cpusMax = 128, 32
+	return flows + 2*share*uint32(min(cpus, cpusMax))
 }
 
 // enter has other pods find the pod.
