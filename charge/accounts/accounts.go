@@ -253,7 +253,7 @@ func (a *Accounts) Charge(charges []Charge) error {
 		acct, err := a.resolve(c.Container)
 		if errors.Is(err, ErrUnknown) {
 			unknown.Containers = append(unknown.Containers, c.Container)
-		} else if refused := errors.Is(err, ErrRequest) || errors.Is(err, ErrFull); refused && len(charges) > 1 {
+		} else if errors.Is(err, ErrRequest) && len(charges) > 1 {
 			a.complain("a charge is refused", err)
 			unknown.Containers, unknown.refused = append(unknown.Containers, c.Container), err
 		} else if err != nil {
