@@ -248,13 +248,18 @@ static __always_inline bool answers_from_host(struct bpf_sock_addr *ctx, struct 
 					      __u16 port)
 {
 	struct bpf_sock *sk = *(struct bpf_sock *volatile *)&ctx->sk; /* as in has_port */
-	struct addr at = own_addr(sk);
-	struct member *m = member(sk);
 	struct bpf_sock *other;
+	struct member *m;
+	struct addr at;
 	bool does;
 
-	if (ctx->protocol != IPPROTO_UDP || !m || !loopback(to) || loopback(&at) || wildcard(&at) ||
-	    serves(sk))
+	if (ctx->protocol != IPPROTO_UDP || !loopback(to))
+		return false;
+	at = own_addr(sk);
+	if (loopback(&at) || wildcard(&at) || serves(sk))
+		return false;
+	m = member(sk);
+	if (!m)
 		return false;
 	other = socket_for(ctx, IPPROTO_UDP, &at, sk->src_port, &at, port);
 	if (!other)
