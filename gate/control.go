@@ -160,10 +160,6 @@ func (c *control) hand() {
 	for {
 		c.mu.Lock()
 		end := c.end
-		if errors.Is(end, os.ErrClosed) {
-			// What asks is left to another supervisor. Nobody else is told what has been answered.
-			c.pending = slices.DeleteFunc(c.pending, func(a Request) bool { return !a.Answered })
-		}
 		if end != nil && len(c.pending) == 0 {
 			c.mu.Unlock()
 			c.ended(end)
@@ -177,7 +173,11 @@ func (c *control) hand() {
 		a := c.pending[0]
 		c.pending = c.pending[1:]
 		c.mu.Unlock()
-		c.take(a)
+		// Whose end is ours leaves what asks to another supervisor. Nobody else is told what has been
+		// answered.
+		if a.Answered || !errors.Is(end, os.ErrClosed) {
+			c.take(a)
+		}
 	}
 }
 
