@@ -11,14 +11,26 @@ import (
 	"github.com/tsugiki/tsugiki/policy"
 )
 
+// published makes a UDP server of a container's that a rule has bound to an address of the host's.
+// Its programs know it by port 80 of their loopback.
+func (c *contained) published(t *testing.T) (server int, at netip.AddrPort) {
+	t.Helper()
+	testkit.AddToLoopback(t, "198.51.100.1/32")
+	b := policy.Binding{Host: netip.MustParseAddrPort("198.51.100.1:8080"), View: netip.MustParseAddrPort("0.0.0.0:80"), Ingress: true}
+	server = of(t, c, unix.AF_INET, unix.SOCK_DGRAM)
+	if err := errors.Join(c.AllowBind(server, b), unix.Bind(server, sockaddrOf(b.Host)), c.Serve(unix.IPPROTO_UDP, b, 0)); err != nil {
+		t.Fatal(err)
+	}
+	return server, b.Host
+}
+
 // A datagram socket that was led to a server of the container's at an address of the host's does not
 // reach who has that address and port when the server has gone.
 func TestServerHasGone(t *testing.T) {
 	onLoopback(t, func(list []*contained) {
-		testkit.AddToLoopback(t, "198.51.100.1/32")
-		b := policy.Binding{Host: netip.MustParseAddrPort("198.51.100.1:8080"), View: netip.MustParseAddrPort("0.0.0.0:80"), Ingress: true}
-		server, client := of(t, list[0], unix.AF_INET, unix.SOCK_DGRAM), of(t, list[1], unix.AF_INET, unix.SOCK_DGRAM)
-		err := errors.Join(list[0].AllowBind(server, b), unix.Bind(server, sockaddrOf(b.Host)), list[0].Serve(unix.IPPROTO_UDP, b, 0),
+		server, at := list[0].published(t)
+		client := of(t, list[1], unix.AF_INET, unix.SOCK_DGRAM)
+		err := errors.Join(
 			unix.Bind(client, sockaddrOf(netip.MustParseAddrPort("0.0.0.0:0"))), // then the kernel chooses its source
 			unix.Connect(client, sockaddrOf(netip.MustParseAddrPort("127.0.0.1:80"))))
 		if err != nil {
@@ -30,13 +42,13 @@ func TestServerHasGone(t *testing.T) {
 		reads(t, server, "ask")
 		closeSocket(t, server)
 		service, neighbour := of(t, nil, unix.AF_INET, unix.SOCK_DGRAM), of(t, nil, unix.AF_INET, unix.SOCK_DGRAM)
-		if err := unix.Bind(service, sockaddrOf(b.Host)); err != nil {
+		if err := unix.Bind(service, sockaddrOf(at)); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := unix.Write(client, []byte("for the server")); !errors.Is(err, unix.EPERM) {
 			t.Errorf("the client sends to the host's service: %v, want %v", err, unix.EPERM)
 		}
-		if err := unix.Sendto(neighbour, []byte("sentinel"), 0, sockaddrOf(b.Host)); err != nil {
+		if err := unix.Sendto(neighbour, []byte("sentinel"), 0, sockaddrOf(at)); err != nil {
 			t.Fatal(err)
 		}
 		reads(t, service, "sentinel")
@@ -47,12 +59,9 @@ func TestServerHasGone(t *testing.T) {
 // who has asked it on the loopback, and hears that one.
 func TestAnswersFromHost(t *testing.T) {
 	onLoopback(t, func(list []*contained) {
-		testkit.AddToLoopback(t, "198.51.100.1/32")
-		b := policy.Binding{Host: netip.MustParseAddrPort("198.51.100.1:8080"), View: netip.MustParseAddrPort("0.0.0.0:80"), Ingress: true}
-		server, client := of(t, list[3], unix.AF_INET, unix.SOCK_DGRAM), of(t, list[3], unix.AF_INET, unix.SOCK_DGRAM)
-		err := errors.Join(list[3].AllowBind(server, b), unix.Bind(server, sockaddrOf(b.Host)), list[3].Serve(unix.IPPROTO_UDP, b, 0),
-			unix.Sendto(client, []byte("ask"), 0, sockaddrOf(netip.MustParseAddrPort("127.0.0.1:80"))))
-		if err != nil {
+		server, _ := list[3].published(t)
+		client := of(t, list[3], unix.AF_INET, unix.SOCK_DGRAM)
+		if err := unix.Sendto(client, []byte("ask"), 0, sockaddrOf(netip.MustParseAddrPort("127.0.0.1:80"))); err != nil {
 			t.Fatal(err)
 		}
 		var buf [8]byte
