@@ -23,13 +23,13 @@ const (
 	poolPlaces = 1024
 )
 
-// Pool is what containers share.
+// Pool has the places that all containers share.
 type Pool struct{ free chan struct{} }
 
 // NewPool makes one for all containers of a process.
 func NewPool() *Pool { return &Pool{make(chan struct{}, poolPlaces)} }
 
-// Places are those of one container.
+// Places has the places of one container.
 type Places struct {
 	pool          *Pool
 	own, fromPool chan struct{}
