@@ -238,7 +238,7 @@ func (ps *Table) hold(o *Holder, p graft.Port) *holding {
 	return h
 }
 
-// drop drops those holdings of a port for which which returns true. The caller holds mu.
+// drop drops the holdings of a port that the function which selects. The caller holds mu.
 func (ps *Table) drop(s slot, which func(*holding) bool) {
 	if left := slices.DeleteFunc(ps.held[s], which); len(left) > 0 {
 		ps.held[s] = left
