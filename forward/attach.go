@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// priority is that of the filters among those of others on the same link.
+// priority is the priority of our filters among the filters on the same link.
 const priority = 0x7467
 
 // hook is a program's place on a link.

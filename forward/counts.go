@@ -40,7 +40,7 @@ type Counts struct {
 	DirectBytes uint64
 }
 
-// Counts returns those of one pod since it was added, or ErrUnknown.
+// Counts returns the counters of one pod since it was added, or ErrUnknown.
 func (t *Table) Counts(device int) (Counts, error) {
 	var each []bpf.ForwardCounts
 	err := t.maps.CountsByDevice.Lookup(uint32(device), &each)

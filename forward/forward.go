@@ -58,7 +58,7 @@ func (e *ClashError) Error() string {
 	return fmt.Sprintf("the address %s is the pod's on link %d", e.Address, e.Device)
 }
 
-// AddrsMax is how many IP addresses a pod can have.
+// AddrsMax is the number of IP addresses that a pod can have.
 const AddrsMax = len(bpf.ForwardPod{}.Addrs)
 
 // Pod is one that is attached to this node.
@@ -67,8 +67,8 @@ type Pod struct {
 	Network uint32 // pods of different networks are strangers
 	MAC     [6]byte
 	Addrs   []netip.Addr // 1 to AddrsMax
-	// Wire is the index of the link that leads to a switch in user space or on another
-	// machine. 0: what is not direct goes to the bridge of Device, or to the host's routes.
+	// Wire is the index of the link that leads to a switch in user space or on another machine. 0:
+	// packets that are not direct go to the bridge of Device, or to the host's routes.
 	Wire int
 	// Gateway is the MAC address of Device where the host routes for the pod; zero elsewhere.
 	Gateway [6]byte

@@ -36,7 +36,7 @@ type Entry struct {
 	Owner Owner  // zero if the link's alias does not say
 	Link  string // empty if the link has gone
 	Counts
-	Fault string // what is wrong with its programs; empty if nothing is
+	Fault string // the fault of its programs; empty if there is none
 }
 
 // Entries lists the pods in the order of their links. A pod that is removed meanwhile is left out.

@@ -99,8 +99,8 @@ func (t *Table) enter(p Pod) error {
 	return nil
 }
 
-// claim enters an address. Where another pod has it whose link is gone, that pod is removed:
-// its network plugin was not called, or died. A row that leads to no pod is nobody's.
+// claim enters an address. If a pod whose link is gone has the address, claim removes that pod: its
+// network plugin was not called, or died. A row that leads to no pod belongs to nobody.
 func (t *Table) claim(m *ebpf.Map, key any, device uint32, address string) error {
 	for {
 		err := m.Update(key, device, ebpf.UpdateNoExist)

@@ -16,17 +16,17 @@ import (
 )
 
 var (
-	// ErrGone says that the gate of an adoption socket has ended, and its container with it.
+	// ErrGone says that the gate of an adoption socket has ended with its container.
 	ErrGone = errors.New("the gate is gone")
-	// ErrTaken says that a gate has a supervisor.
+	// ErrTaken says that a gate has a supervisor already.
 	ErrTaken = errors.New("the gate has a supervisor already")
-	// ErrRefused says that the gate takes this process for none of its supervisors.
+	// ErrRefused says that the gate does not accept this process as a supervisor.
 	ErrRefused = errors.New("the gate lets in only root, in the network namespace that is the container's host")
 )
 
-// Adopt becomes the supervisor of a gate whose former one is gone, or has released
-// it. What that one has left unanswered is asked again. A gate that does not greet within
-// patience is left where it is: that is ErrSilent.
+// Adopt makes this process the supervisor of a gate whose former supervisor has gone or has
+// released it. The gate repeats requests that the former supervisor has not answered. If the gate
+// does not greet within patience, Adopt leaves it alone and returns ErrSilent.
 func Adopt(socket string, patience time.Duration) (*Gate, error) {
 	g, err := adopt(socket, patience)
 	if err != nil {
@@ -40,7 +40,7 @@ func adopt(socket string, patience time.Duration) (*Gate, error) {
 	if errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.ENOENT) {
 		return nil, ErrGone
 	}
-	if errors.Is(err, unix.EAGAIN) { // as many wait to be let in as can: a gate that does not answer
+	if errors.Is(err, unix.EAGAIN) { // the backlog is full: a gate that does not answer
 		return nil, ErrSilent
 	}
 	if err != nil {
@@ -50,13 +50,13 @@ func adopt(socket string, patience time.Duration) (*Gate, error) {
 	g.process = pooled{g.control}
 	files, err := g.awaitHello(patience)
 	if raw, rerr := conn.SyscallConn(); rerr == nil {
-		_ = passCredentials(raw, 0) // nobody looks at those of later messages
+		_ = passCredentials(raw, 0) // later messages need none
 	}
 	g.control.start()
 	if err == nil {
 		err = g.takeFiles(files)
 	}
-	// Its container may end while it lets us in.
+	// The container may end while the gate accepts the connection.
 	if err == nil {
 		_, err = g.Stats()
 	}
@@ -72,8 +72,8 @@ func adopt(socket string, patience time.Duration) (*Gate, error) {
 	return nil, err
 }
 
-// dial connects to an adoption socket. The gate that answers is known by its process id
-// (SCM_CREDENTIALS), which is not that of the process that listens.
+// dial connects to an adoption socket. The gate's process id comes with its answer
+// (SCM_CREDENTIALS). It differs from that of the process that listens.
 func dial(socket string) (*net.UnixConn, error) {
 	d := net.Dialer{Control: func(_, _ string, raw syscall.RawConn) error { return passCredentials(raw, 1) }}
 	conn, err := d.Dial("unixpacket", socket)
@@ -89,7 +89,7 @@ func passCredentials(raw syscall.RawConn, on int) error {
 	return errors.Join(cerr, err)
 }
 
-// borrow takes the files whose numbers a gate has said that could not send them. That takes
+// borrow takes files by their numbers out of a gate that could not send them. It needs
 // CAP_SYS_PTRACE.
 func borrow(a Request, space []byte) ([]*os.File, error) {
 	pid, err := senderOf(space)

@@ -16,38 +16,38 @@ import (
 	"github.com/tsugiki/tsugiki/internal/watch"
 )
 
-// reportsMax bounds the calls that the gate has answered and that nobody has yet
-// taken notice of.
+// reportsMax bounds the number of reports of answered calls that nobody has taken yet.
 const reportsMax = 1 << 14
 
-// pendingRoom is for how many Requests there is room at least, before those are forgotten whose
-// callers wait no more. The gate bounds those that wait, but callers that are interrupted
-// come again, each time as another.
+// pendingRoom is the least number of Requests for which there is room, before those are forgotten
+// whose callers do not wait any more. The gate bounds the waiting calls, but an interrupted caller
+// calls again, each time with a new Request.
 const pendingRoom = 1 << 12
 
-// messagesAtOnce are read before anything else has its turn, to stop reading too.
+// messagesAtOnce is the number of messages that are read before other work has its turn, including
+// the end of reading.
 const messagesAtOnce = 64
 
-// control is a supervisor's end of a gate's control socket. What comes is read at once, so
-// that an order is answered also while nobody takes a Request. It takes no goroutine
-// until something comes.
+// control is a supervisor's end of a gate's control socket. It reads messages at once, so that
+// orders are answered even while nobody takes a Request. It uses no goroutine until a message
+// comes.
 type control struct {
 	conn  *net.UnixConn
 	watch *watch.Watch          // nil before it is read
-	read  chan struct{}         // closed when nothing is read any more,
+	read  chan struct{}         // closed when reading has ended,
 	once  sync.Once             // by this
 	bye   atomic.Bool           // the gate has ended because its container has
-	last  atomic.Pointer[Stats] // what a gate had counted when it ended so
+	last  atomic.Pointer[Stats] // the gate's counters at such an end
 
 	mu      sync.Mutex // guards what follows
 	take    func(Request)
-	waits   func(id uint64) bool // nil before take is there
+	waits   func(id uint64) bool // nil before take is set
 	ended   func(error)
-	handing bool // a goroutine hands on asks, or has handed on the end
+	handing bool // a goroutine hands on Requests, or has handed on the end
 	pending []Request
-	room    int   // for so many asks, before some are forgotten
-	end     error // why no Request comes any more
-	gone    error // why no answer comes any more
+	room    int   // for so many Requests, before some are forgotten
+	end     error // why no more Requests come
+	gone    error // why no more answers come
 	orders  orders
 
 	flags [words]flag
@@ -68,7 +68,7 @@ func (c *control) start() {
 	}
 }
 
-// readAll reads what there is, and tells whether more may come.
+// readAll reads all present messages, and tells whether more may come.
 func (c *control) readAll(raw syscall.RawConn) bool {
 	var buf [messageMax + 1]byte
 	for range messagesAtOnce {
@@ -84,8 +84,8 @@ func (c *control) readAll(raw syscall.RawConn) bool {
 		case errors.Is(err, unix.EAGAIN):
 			return true
 		case errors.Is(err, unix.EINTR), errors.Is(err, unix.ECONNRESET):
-			// The latter says that the gate ended before it had read all that we sent,
-			// and comes before its last words.
+			// ECONNRESET says that the gate ended before it had read all that we sent. It comes
+			// before the gate's last messages.
 			continue
 		case err == nil && n == 0:
 			err = io.EOF
@@ -100,7 +100,7 @@ func (c *control) readAll(raw syscall.RawConn) bool {
 	return true
 }
 
-// over is when nothing is read any more.
+// over handles the end of reading.
 func (c *control) over(err error) {
 	c.fail(err)
 	c.once.Do(func() { close(c.read) })
@@ -139,7 +139,8 @@ func (c *control) receive(b []byte) error {
 	return nil
 }
 
-// makeRoom forgets Requests whose callers wait no more, once there are many. With mu.
+// makeRoom forgets Requests whose callers do not wait any more, once there are many. The caller
+// holds mu.
 func (c *control) makeRoom() {
 	if c.waits == nil || len(c.pending) < c.room {
 		return
@@ -148,7 +149,8 @@ func (c *control) makeRoom() {
 	c.room = max(pendingRoom, 2*len(c.pending))
 }
 
-// handOn has what has come taken, by a goroutine that ends when there is nothing. With mu.
+// handOn starts a goroutine that hands on the pending Requests and ends when there are none. The
+// caller holds mu.
 func (c *control) handOn() {
 	if !c.handing && c.take != nil && (len(c.pending) > 0 || c.end != nil) {
 		c.handing = true
@@ -173,15 +175,15 @@ func (c *control) hand() {
 		a := c.pending[0]
 		c.pending = c.pending[1:]
 		c.mu.Unlock()
-		// Whose end is ours leaves what asks to another supervisor. Nobody else is told what has been
-		// answered.
+		// If this process has ended the conversation, another supervisor answers the unanswered
+		// Requests. Nobody else gets the reports of answered calls.
 		if a.Answered || !errors.Is(end, os.ErrClosed) {
 			c.take(a)
 		}
 	}
 }
 
-// serve is Gate.Serve.
+// serve implements Gate.Serve.
 func (c *control) serve(take func(Request), waits func(id uint64) bool, ended func(error)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -189,7 +191,7 @@ func (c *control) serve(take func(Request), waits func(id uint64) bool, ended fu
 	c.handOn()
 }
 
-// fail releases all who wait.
+// fail ends all waits for answers.
 func (c *control) fail(err error) {
 	c.stop(err)
 	c.mu.Lock()

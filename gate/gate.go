@@ -1,14 +1,12 @@
-// Package gate starts tsugiki-gate processes, hears what they ask, and gives them
-// orders.
+// Package gate starts tsugiki-gate processes, receives their requests, and gives them orders.
 //
-// A gate answers the notifications of one container's seccomp filter that need
-// no thought (see gate/c) and passes the others on as Requests. This package
-// owns the process and its control socket; it answers nothing and restarts
-// nothing.
+// A gate answers the simple notifications of one container's seccomp filter (see gate/c) and passes
+// the others on as Requests. This package owns the process and its control socket. It answers no
+// Requests and restarts no gates.
 //
-// A gate either kills its container when its supervisor is gone (Config.Kill), or
-// goes on without one and waits for the next (Config.AdoptSocket, Adopt). The latter
-// belongs to a Pool, and has a process only while it is not idle.
+// When its supervisor has gone, a gate either kills its container (Config.Kill), or goes on and
+// waits for the next supervisor (Config.AdoptSocket, Adopt). A gate of the second kind belongs to a
+// Pool, and has a process only while it is not idle.
 //
 // Start needs root (CAP_SETPCAP, CAP_SYS_PTRACE, and write access to the
 // cgroup), and Linux 5.14.
@@ -39,62 +37,63 @@ import (
 // Program is the gate's file name.
 const Program = "tsugiki-gate"
 
-// helloWait is for a start on a loaded machine.
+// helloWait limits the start of a gate on a loaded machine.
 const helloWait = 10 * time.Second
 
 var (
-	// ErrProtocol says that the process is not the gate of this version.
+	// ErrProtocol says that the process is not a gate of this version.
 	ErrProtocol = errors.New("gate speaks another protocol; it was started by another version")
-	// ErrEnded says that the gate has ended because the last process of its
-	// container has.
+	// ErrEnded says that the gate has ended because the last process of its container has ended.
 	ErrEnded = fmt.Errorf("the container has ended: %w", io.EOF)
 )
 
-// Config says where a gate lives and what it works with. The files and the
-// namespaces stay the caller's and may be closed after Start.
+// Config has the cgroup, the namespaces, the files and the options of a gate. The caller keeps the
+// files and namespaces, and may close them after Start.
 type Config struct {
 	Binary    string    // "" looks in the usual places
 	Netns     *netns.NS // the host's; nil: the caller's
 	Own       *netns.NS // the program's
 	CgroupDir *os.File  // cgroup2 directory it starts in; nil: the caller's
 	Listener  *os.File  // of the container's seccomp filter
-	// Kill is cgroup.kill of the container, used if this process dies. Or else:
+	// Kill is cgroup.kill of the container. The gate uses it if this process dies. Without Kill,
+	// the following fields count:
 	Kill *os.File
-	// AdoptSocket is the path of the adoption socket, which is made. The gate waits
-	// there for the next supervisor when this one is gone.
+	// AdoptSocket is the path of the adoption socket, which Start makes. The gate waits there for
+	// the next supervisor when this one has gone.
 	AdoptSocket string
-	Pool        *Pool  // with an AdoptSocket; Binary and Netns are its then
-	Rules       []byte // policy.Table.Snapshot; nil: whatever it is, it is asked
+	Pool        *Pool  // with an AdoptSocket; Binary and Netns then come from the pool
+	Rules       []byte // policy.Table.Snapshot; nil: the gate asks about each call
 	HostFirst4  bool   // AF_INET sockets are made on the host at socket(2)
-	HostFirst6  bool   // AF_INET6 sockets likewise
+	HostFirst6  bool   // AF_INET6 sockets are made on the host at socket(2)
 	UID, GID    int    // of the program
-	Datagrams   bool   // each datagram with an address is decided about
-	// Untrapped says that the kernel programs decide about connect, sends and listen; UntrappedPort0
-	// that they do so about a bind to port 0 of a wildcard or a loopback address.
+	Datagrams   bool   // each datagram with an address needs a decision
+	// Untrapped says that the kernel programs decide about connect, sends and listen.
+	// UntrappedPort0 says that they also decide about a bind to port 0 of a wildcard or a loopback
+	// address.
 	Untrapped, UntrappedPort0 bool
 	// Translated says that IPv4 is translated: the supervisor decides about a connect to an IPv4
 	// address that is no loopback address, and about names.
 	Translated bool
-	Report     bool // from the start, also tell of calls that the gate answers itself
+	Report     bool // from the start, report also calls that the gate answers itself
 }
 
-// Gate is a running gate process of which this one is the supervisor. Its methods
-// may be called at once by many goroutines.
+// Gate is a running gate process whose supervisor is this process. Many goroutines may call its
+// methods at once.
 type Gate struct {
 	*control
 	process     process
 	adoptSocket string // "": none; else the gate belongs to a pool
 
-	// Of an adopted one.
+	// Only of an adopted gate.
 	listener *os.File
 	own      *netns.NS
 }
 
-// process is a gate's: a child, or whatever process the pool has for it.
+// process is the process of a gate: a child, or the present process of a pool's gate.
 type process interface {
 	kill()
 	wait()      // until it has ended
-	well() bool // once it has ended: whether it ended with status 0, if that is known
+	well() bool // after the end: whether it ended with status 0, if that is known
 }
 
 // child is a gate that this process has started.
@@ -107,24 +106,24 @@ func (c *child) kill()      { _ = c.cmd.Process.Kill() } // or it has ended
 func (c *child) wait()      { <-c.ended }
 func (c *child) well() bool { return c.cmd.ProcessState.Success() }
 
-// pooled is a gate of a pool, whose processes come and go. It ends with its end of
-// the control socket, which nobody else has.
+// pooled is a gate of a pool, whose processes come and go. The gate ends with its end of the
+// control socket, which nobody else has.
 type pooled struct{ *control }
 
-// kill is an order: so it reaches also a gate that is idle. One that somebody has stopped
-// is killed with its cgroup, and that is up to the caller.
+// kill sends an order, which also reaches an idle gate. A stopped gate is killed with its cgroup,
+// which is the caller's task.
 func (p pooled) kill() { _ = p.tell(opEnd, 0) }
 
-// endPatience is for a gate to end that has been told to.
+// endPatience limits the wait for the end of a gate that was ordered to end.
 const endPatience = 5 * time.Second
 
 func (p pooled) wait() { <-p.read }
 
-// well is not known of another's child: it says good-bye.
+// well is unknown, because the process is another's child. Its GATE_BYE message tells instead.
 func (p pooled) well() bool { return false }
 
-// Start starts a gate and waits until it serves. If the program has ended by then, that
-// is ErrEnded.
+// Start starts a gate and waits until it serves. If the program has ended by then, the error is
+// ErrEnded.
 func Start(c Config) (*Gate, error) {
 	g, err := start(c)
 	if err != nil {
@@ -154,7 +153,7 @@ func find(binary string) (string, error) {
 	return programs.Find(Program)
 }
 
-// makeAdoptSocket binds the socket. The pool listens; until then nobody can connect.
+// makeAdoptSocket binds the socket. The pool listens on it later; until then nobody can connect.
 func makeAdoptSocket(path string) (*os.File, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -187,7 +186,7 @@ func startProcess(path string, c Config) (*Gate, error) {
 	}
 	p := &child{cmd, make(chan struct{})}
 	pidfd.OnEnd(cmd.Process.Pid, func() {
-		_ = cmd.Wait() // how it ended is in ProcessState
+		_ = cmd.Wait() // ProcessState says how it ended
 		close(p.ended)
 	})
 	g := &Gate{control: newControl(conn), process: p}
@@ -201,8 +200,8 @@ func startIn(ns *netns.NS, cmd *exec.Cmd) error {
 	return forks.Start(cmd)
 }
 
-// begin waits until a new gate serves, and closes it if it does not. What it says why
-// it could not is what complaint returns once it has ended.
+// begin waits until a new gate serves. If the gate does not serve, begin closes it. complaint then
+// returns the gate's message why it could not serve, once the gate has ended.
 func (g *Gate) begin(c Config, complaint func() string) error {
 	_, err := g.awaitHello(helloWait)
 	g.control.start()
@@ -249,13 +248,13 @@ func command(path string, c Config, control *os.File) *exec.Cmd {
 	return cmd
 }
 
-// apart gives a process nothing of ours but files, from 3 on.
+// apart gives a process nothing of this process except files, from number 3 on.
 func apart(cmd *exec.Cmd, files ...*os.File) {
 	cmd.Dir = "/"
 	cmd.Env = []string{}
 	cmd.ExtraFiles = files
-	// Not a session of its own: the scheduler would take it for a group apart
-	// (autogroup, sched(7)), and it takes turns with the program.
+	// Not a session of its own: the scheduler would treat it as a separate group (autogroup,
+	// sched(7)), but it takes turns with the program.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 }
 
@@ -297,7 +296,7 @@ func (g *Gate) awaitHello(patience time.Duration) ([]*os.File, error) {
 	return nil, err
 }
 
-// prepare tells a new gate what it does not learn from its command line.
+// prepare gives a new gate the configuration that is not on its command line.
 func (g *Gate) prepare(c Config) error {
 	if c.Report {
 		g.SetTraced(true)
@@ -308,50 +307,50 @@ func (g *Gate) prepare(c Config) error {
 	return g.SetRules(c.Rules)
 }
 
-// TakeListener is the file of the container's seccomp filter that an adopted gate has
-// given, nil of others. It is the caller's from then on: who answers calls may do so
-// for longer than the Gate is open.
+// TakeListener returns the file of the container's seccomp filter from an adopted gate; nil for
+// other gates. The caller owns the file from then on, because calls may be answered for longer than
+// the Gate is open.
 func (g *Gate) TakeListener() *os.File {
 	l := g.listener
 	g.listener = nil
 	return l
 }
 
-// Own is the program's network namespace, likewise of an adopted gate. It is closed
-// with the Gate.
+// Own returns the program's network namespace from an adopted gate; nil for other gates. It is
+// closed with the Gate.
 func (g *Gate) Own() *netns.NS { return g.own }
 
-// Serve has each Request taken, one after the other, those that have come before included. Where
-// many have not been taken yet, those are forgotten whose callers wait no more, as waits
-// tells (SECCOMP_IOCTL_NOTIF_ID_VALID). Then ended is called once: with ErrEnded if the gate
-// has ended with its container, io.EOF if it was killed or closed, and os.ErrClosed after Stop or
-// Release, when no Request is taken any more but for those that the gate has answered before.
+// Serve calls take for each Request, one after the other, including earlier ones. If many have not
+// been taken yet, Serve forgets those whose callers do not wait any more, as waits tells
+// (SECCOMP_IOCTL_NOTIF_ID_VALID). Then it calls ended once: with ErrEnded if the gate has ended
+// with its container, with io.EOF if the gate was killed or closed, and with os.ErrClosed after
+// Stop or Release. After these two, it calls take only for Requests that the gate has answered
+// before.
 func (g *Gate) Serve(take func(Request), waits func(id uint64) bool, ended func(error)) {
 	g.serve(take, waits, ended)
 }
 
-// Ended returns a channel that is closed when the gate has ended, or this end is closed: nothing
-// comes from it any more.
+// Ended returns a channel that is closed when the gate has ended or this end is closed: no more
+// messages come from the gate.
 func (g *Gate) Ended() <-chan struct{} { return g.read }
 
-// Set lets the gate and the shims know that something is so from now on. It takes effect
-// before it returns.
+// Set tells the gate and the shims that w is true from now on. It takes effect before it returns.
 func (g *Gate) Set(w Word) { g.set(w) }
 
-// SetTraced makes the gate tell also of calls that it answers itself, and the shims
-// decide nothing, or no longer so. It takes effect before it returns, and ends with
-// this supervisor.
+// SetTraced(true) makes the gate report also the calls that it answers itself, and makes the shims
+// decide nothing. SetTraced(false) ends that. It takes effect before it returns, and ends with this
+// supervisor.
 func (g *Gate) SetTraced(on bool) {
 	var value uint32
 	if on {
 		value = 1
 	}
-	_, _ = g.order(order{op: opSet, word: uint32(traced), value: value}) // a gate that is gone tells nothing
+	_, _ = g.order(order{op: opSet, word: uint32(traced), value: value}) // a gate that has gone reports nothing
 }
 
-// SetRules changes the rules, a policy.Table.Snapshot. It takes effect before it
-// returns; or, if the error is ErrSilent, when the gate goes on. On another error the gate
-// asks about all that rules would tell.
+// SetRules changes the rules, a policy.Table.Snapshot. It takes effect before it returns; or, if
+// the error is ErrSilent, when the gate goes on. On another error, the gate asks about each call
+// that rules would decide.
 func (g *Gate) SetRules(image []byte) error {
 	if err := g.setRules(image); err != nil {
 		return fmt.Errorf("change rules of gate: %w", err)
@@ -359,8 +358,8 @@ func (g *Gate) SetRules(image []byte) error {
 	return nil
 }
 
-// Stats asks for what the gate has counted. Of one that has ended with its container
-// it is what it had counted by then.
+// Stats asks the gate for its counters. For a gate that has ended with its container, it returns
+// the last ones.
 func (g *Gate) Stats() (Stats, error) {
 	a, err := g.order(order{op: opStats})
 	if last := g.last.Load(); err != nil && last != nil {
@@ -375,19 +374,19 @@ func (g *Gate) Stats() (Stats, error) {
 	return *a.stats, nil
 }
 
-// EndedWell waits for the process to end and tells whether it did so because
-// the last process of its container had.
+// EndedWell waits for the end of the process and tells whether it ended because the last process of
+// its container had ended.
 func (g *Gate) EndedWell() bool {
 	g.process.wait()
-	<-g.read // its last words may be on the way
+	<-g.read // its last messages may be on the way
 	return g.bye.Load() || g.process.well()
 }
 
-// Stop ends the Requests with os.ErrClosed. Orders are carried out as before. Requests that
-// nobody has taken are put to the next supervisor.
+// Stop ends the Requests with os.ErrClosed. The gate still carries out orders. It sends Requests
+// that nobody has taken to the next supervisor.
 func (g *Gate) Stop() { g.stop(os.ErrClosed) }
 
-// Release lets go of a gate that has an adoption socket: it goes on, and waits there.
+// Release lets go of a gate that has an adoption socket. The gate goes on, and waits there.
 func (g *Gate) Release() error {
 	if g.adoptSocket == "" {
 		return errors.New("release gate: it has no adoption socket, and would kill its container")
@@ -395,9 +394,9 @@ func (g *Gate) Release() error {
 	return g.letGo()
 }
 
-// Close ends the process and removes its adoption socket. Calls that wait for it, or come
-// later, wait for ever: the container's processes are to be killed first, or at
-// once after. Requests that have come by then are taken.
+// Close ends the process and removes its adoption socket. Present and later calls wait for ever:
+// the caller has to kill the container's processes before Close or immediately after. Requests that
+// have come by then are taken.
 func (g *Gate) Close() error {
 	g.process.kill()
 	err := g.awaitEnd()
@@ -410,8 +409,8 @@ func (g *Gate) Close() error {
 	return err
 }
 
-// awaitEnd waits for the end of a gate that has been told to, or killed, and for its last
-// words.
+// awaitEnd waits for the end of a gate that was ordered to end or killed, and for its last
+// messages.
 func (g *Gate) awaitEnd() error {
 	ended := make(chan struct{})
 	go func() {

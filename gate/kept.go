@@ -16,9 +16,10 @@ import (
 // keptFile is the number of the file that a pool keeps (POOL_FD_KEPT of gate/c/idle.h).
 const keptFile = 7
 
-// Kept returns the socket that a pool of an earlier process keeps, and nil if there is none. It
-// listens, and is known by its inode, which the earlier process has written down. Only pools in the
-// network and PID namespaces of the caller are asked, so no container is. Kept needs CAP_SYS_PTRACE.
+// Kept returns the socket that a pool of an earlier process keeps, and nil if there is none. The
+// socket listens, and Kept knows it by its inode, which the earlier process has recorded. Kept asks
+// only pools in the network and PID namespaces of the caller, so it asks no container. Kept needs
+// CAP_SYS_PTRACE.
 func Kept(inode uint64) (*os.File, error) {
 	pids, err := proc.All()
 	if err != nil {

@@ -13,28 +13,29 @@ import (
 
 // # Orders
 //
-// A gate carries out orders in the order in which they come, and answers each. One that somebody
-// has stopped, or that gets no CPU time, answers none; it does so once it goes on. So
+// A gate carries out orders in the sequence in which they come, and answers each. A gate that is
+// stopped, or that gets no CPU time, answers once it goes on. So
 //
-//   - nobody waits for an answer for longer than orderPatience, and nobody at all while an
-//     answer is overdue;
-//   - of each kind of order at most one is under way, which a gate that goes on finds; behind that
-//     the last one of its kind waits, which is sent with the answer. So a gate that answers again
-//     gets to what was ordered last, and its queue is never full.
+//   - no caller waits for an answer longer than orderPatience, and no caller waits while an answer
+//     is overdue;
+//   - of each kind of order, at most one is under way, and a gate that goes on finds it. The last
+//     later order of the kind waits behind it, and is sent when the answer comes. So a gate that
+//     answers again gets to the last order, and its queue is never full.
 
-// ErrSilent says that a gate does not answer. What it was ordered it carries out when it goes on.
+// ErrSilent says that a gate does not answer. The gate carries out its orders when it goes on.
 var ErrSilent = errors.New("the gate does not answer; somebody may have stopped it")
 
-// orderPatience is for an answer, on a loaded machine.
+// orderPatience limits the wait for an answer on a loaded machine.
 const orderPatience = 5 * time.Second
 
-// kind of an order: a later one of the same kind makes an earlier one void, or is the same.
+// kind is the kind of an order. A later order of the same kind replaces an earlier one, or is equal
+// to it.
 type kind struct {
 	op   op
 	word uint32 // of opSet
 }
 
-// order is what a supervisor wants of its gate.
+// order is an order of a supervisor to its gate.
 type order struct {
 	op          op
 	word, value uint32
@@ -61,11 +62,11 @@ func (p *openOrder) end(a answer) {
 	}
 }
 
-// orders are those of one gate. control.mu guards them.
+// orders are the open orders of one gate. control.mu guards them.
 type orders struct {
 	tag      uint64
 	underWay map[kind]*openOrder
-	next     map[kind]*openOrder // behind one of its kind
+	next     map[kind]*openOrder // waits behind one of its kind
 	silent   bool                // an answer is overdue
 }
 
@@ -73,7 +74,7 @@ func newOrders() orders {
 	return orders{underWay: map[kind]*openOrder{}, next: map[kind]*openOrder{}}
 }
 
-// fail releases all who wait.
+// fail ends all waits for answers.
 func (o *orders) fail(err error) {
 	for _, list := range []map[kind]*openOrder{o.underWay, o.next} {
 		for _, p := range list {
@@ -107,8 +108,8 @@ func (c *control) order(r order) (answer, error) {
 	}
 }
 
-// submit sends an order, or puts it behind the one of its kind. It tells whether the gate is silent:
-// then nobody waits.
+// submit sends an order, or puts it behind the one of its kind. It tells whether the gate is
+// silent: then the caller does not wait.
 func (c *control) submit(r order, waiter chan answer) (silent bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -150,7 +151,7 @@ func (c *control) answered(a answer) {
 	}
 }
 
-// send sends an order, without waiting for room. With mu.
+// send sends an order, without waiting for room. The caller holds mu.
 func (c *control) send(p *openOrder) error {
 	c.orders.tag++
 	p.tag = c.orders.tag
@@ -187,10 +188,10 @@ func (c *control) write(b, rights []byte) error {
 	return errors.Join(werr, err)
 }
 
-// tell sends an order that nobody answers.
+// tell sends an order that gets no answer.
 func (c *control) tell(o op, value uint32) error { return c.write(encodeOrder(o, 0, 0, value), nil) }
 
-// flag is a word of the board that is set once and for good.
+// flag is a word of the board that is set once and stays set.
 type flag struct {
 	mu  sync.Mutex // held while it is being set
 	set atomic.Bool
@@ -207,7 +208,8 @@ func (c *control) set(w Word) {
 	if f.set.Load() {
 		return
 	}
-	// A gate that is gone decides nothing any more; one that is silent will know before it does.
+	// A gate that has gone decides nothing any more. A silent gate gets the order before it
+	// decides.
 	if _, err := c.order(order{op: opSet, word: uint32(w), value: 1}); err == nil {
 		f.set.Store(true)
 	}
@@ -218,7 +220,7 @@ func (c *control) setRules(image []byte) error {
 	return err
 }
 
-// rulesFile is a file in memory.
+// rulesFile returns a file in memory with an image.
 func rulesFile(image []byte) (*os.File, error) {
 	fd, err := unix.MemfdCreate("rules", unix.MFD_CLOEXEC)
 	if err != nil {

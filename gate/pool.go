@@ -18,29 +18,29 @@ import (
 	"github.com/tsugiki/tsugiki/internal/sys/poll"
 )
 
-// Pool is the process that holds the descriptors of idle gates (gate/c/gatepool.c), with another
-// one that goes on in its place (gate/c/spare.c). It outlives this process as long as it has a gate.
-// Its methods may be called by several goroutines.
+// Pool is the process that holds the descriptors of idle gates (gate/c/gatepool.c), with a spare
+// that replaces it if it is killed (gate/c/spare.c). It outlives this process as long as it has a
+// gate. Several goroutines may call its methods.
 type Pool struct {
 	conn  *net.UnixConn
-	group int // its processes, and those of its gates
+	group int // process group of its processes and those of its gates
 }
 
-// IdleAfter is how long a gate has nothing to do before its process exits. To start the process
-// again takes some tenths of a millisecond.
+// IdleAfter is how long a gate is idle before its process exits. To start the process again takes
+// some tenths of a millisecond.
 const IdleAfter = 3 * time.Second
 
-// keepFor is how long a pool keeps a file without a supervisor and gates. Docker waits a minute, at
-// most, before it starts a container again that has ended.
+// keepFor is how long a pool keeps a file without a supervisor and gates. Docker waits at most a
+// minute before it restarts a container that has ended.
 const keepFor = 2 * time.Minute
 
 func milliseconds(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
 
-// StartPool starts a pool in the network namespace of the host, nil for the caller's. The process
-// of a gate exits after it has had nothing to do for idle, in milliseconds. (The gate first needs
-// a tenth of a second to find out that it is idle.) The pool says on standard error why it cannot
-// start. keep is a file that the pool keeps for the next process that asks for it (Kept); nil: none.
-// binary is as in Config. StartPool needs what Start needs.
+// StartPool starts a pool in the network namespace of the host; nil stands for the caller's. The
+// process of a gate exits after it has been idle for idle, in milliseconds. (The gate first needs a
+// tenth of a second to find out that it is idle.) If the pool cannot start, it says why on standard
+// error. keep is a file that the pool keeps for the next process that asks for it (Kept); nil:
+// none. binary is as in Config. StartPool needs the privileges of Start.
 func StartPool(binary string, host *netns.NS, idle time.Duration, keep *os.File) (*Pool, error) {
 	p, err := startPool(binary, host, idle, keep, keepFor)
 	if err != nil {
@@ -71,14 +71,14 @@ func startPool(binary string, host *netns.NS, idle time.Duration, keep *os.File,
 	if err := startIn(host, cmd); err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
-	pidfd.OnEnd(cmd.Process.Pid, func() { _ = cmd.Wait() }) // why it ended, it has said
+	pidfd.OnEnd(cmd.Process.Pid, func() { _ = cmd.Wait() }) // it has said why it ended
 	return &Pool{conn, cmd.Process.Pid}, nil
 }
 
 // Ended tells whether both processes have ended. Then new gates need another pool.
 func (p *Pool) Ended() bool { return poll.HungUp(p.conn) }
 
-// KeepNothing has the pool keep its file no more once nobody needs the pool for gates.
+// KeepNothing makes the pool drop its file once no gate needs the pool.
 func (p *Pool) KeepNothing() error {
 	if err := p.conn.SetWriteDeadline(time.Now().Add(helloWait)); err != nil {
 		return err
@@ -90,11 +90,11 @@ func (p *Pool) KeepNothing() error {
 // Close lets go of the pool. The process ends when it has no gate any more, or at once.
 func (p *Pool) Close() error { return p.conn.Close() }
 
-// admitTries is how often a pool is asked for a gate whose process is killed, or that the pool was
-// about to start when it was killed.
+// admitTries is the number of attempts to get a gate from a pool, if the gate's process is killed
+// or the pool is killed during the start.
 const admitTries = 3
 
-// start has the pool start a new gate.
+// start makes the pool start a new gate.
 func (p *Pool) start(c Config) (g *Gate, err error) {
 	for range admitTries {
 		g, err = p.tryStart(c)
@@ -143,7 +143,7 @@ func (p *Pool) admit(c Config, socket *os.File) (*Gate, error) {
 	return g, g.begin(c, func() string { return said(complaints) })
 }
 
-// said is what a gate that has ended complained of.
+// said returns the error message of a gate that has ended.
 func said(complaints *os.File) string {
 	_ = complaints.SetReadDeadline(time.Now().Add(endPatience)) // or it is a pipe that blocks
 	text, _ := io.ReadAll(io.LimitReader(complaints, 1<<10))
@@ -155,7 +155,7 @@ func (p *Pool) send(message []byte, files ...*os.File) error {
 	for _, f := range files {
 		fds = append(fds, int(f.Fd()))
 	}
-	// A stopped pool takes nothing once its queue is full.
+	// A stopped pool receives nothing once its queue is full.
 	if err := p.conn.SetWriteDeadline(time.Now().Add(helloWait)); err != nil {
 		return err
 	}

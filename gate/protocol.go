@@ -13,7 +13,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/wire"
 )
 
-// Call is what a program called.
+// Call is a system call of a program.
 type Call uint32
 
 // The calls, enum gate_call of gate/c/protocol.h.
@@ -27,8 +27,8 @@ const (
 	SetOption
 	GetOption
 	GetName // of a socket, or of its peer, see Request.Name
-	Ioctl   // about the interfaces of a socket's namespace
-	Other   // of Stats only: calls that the gate has no part in
+	Ioctl   // asks about the interfaces of a socket's namespace
+	Other   // of Stats only: calls that do not concern the gate
 	calls
 )
 
@@ -62,8 +62,8 @@ var callNames = []string{
 	"hello", "socket", "connect", "bind", "listen", "send", "setsockopt", "getsockopt", "getsockname", "ioctl", "other",
 }
 
-// Request is a call of a program that waits for an answer, or one that the gate has
-// answered itself.
+// Request is a call of a program that waits for an answer, or a call that the gate has answered
+// itself.
 type Request struct {
 	Call     Call
 	ID       uint64 // of the notification
@@ -71,7 +71,7 @@ type Request struct {
 	Number   int    // the descriptor; of Socket the address family
 	Backlog  int    // of Listen
 	Answered bool
-	Again    bool      // a supervisor that is gone may have begun to answer
+	Again    bool      // a former supervisor may have begun to answer
 	Narrow   bool      // the caller's ABI has words of 32 bits
 	Name     Name      // of GetName
 	Address  []byte    // the sockaddr's beginning, as the program had it; may be cut short
@@ -81,7 +81,7 @@ type Request struct {
 // version is GATE_VERSION of gate/c/protocol.h.
 const version = 5
 
-// messageHead is how each message of a gate begins.
+// messageHead is the beginning of each message of a gate.
 type messageHead struct {
 	version uint32
 	call    Call
@@ -140,20 +140,20 @@ const (
 	hostFirst6
 )
 
-// What the kernel programs decide about, bits of policy/c/board.h.
+// The calls about which the kernel programs decide, bits of policy/c/board.h.
 const (
 	untrappedDestinations = 1 << iota
 	untrappedPort0
 	translated
 )
 
-// addressMax is how much of a sockaddr the gate reads.
+// addressMax is the number of bytes of a sockaddr that the gate reads.
 const addressMax = 28
 
 // messageMax is the longest message of a gate.
 const messageMax = int(unsafe.Sizeof(statsMessage{}))
 
-// op is what a supervisor orders, enum gate_order_op.
+// op is the kind of an order, enum gate_order_op.
 type op uint32
 
 const (
@@ -163,16 +163,16 @@ const (
 	opEnd
 )
 
-// Word is one of the board's that a supervisor sets, enum gate_word.
+// Word is a word of the board that a supervisor sets, enum gate_word.
 type Word uint32
 
-// The words. Each says that something is so, and stays so.
+// The words. Each states a fact that stays true once it is true.
 const (
 	OwnSockets     Word = iota // some sockets of the container are in its own namespace
 	Services                   // the container serves ports on the host
 	AFGraftSockets             // the container has AF_GRAFT sockets
 	BoundClients               // a client's socket that is bound may need another source
-	traced                     // calls that the gate answers itself are told of; until the supervisor ends
+	traced                     // the gate reports calls that it answers itself; until the supervisor ends
 	words
 )
 
@@ -232,36 +232,36 @@ func encodeAdmission(c Config) []byte {
 	return wire.Append(nil, m)
 }
 
-// TimeBuckets is how many classes of times there are, see CallStats.Time.
+// TimeBuckets is the number of classes of times, see CallStats.Time.
 const TimeBuckets = 32
 
 // CallStats counts the notifications of one call. The layout is that of struct gate_call_stats.
 type CallStats struct {
-	Answered uint64 // by the gate itself, Refused included
+	Answered uint64 // by the gate itself, including Refused
 	Passed   uint64 // on to the supervisor
 	Refused  uint64 // by the gate, with an errno of its own
-	// Time has, for those that the gate answered, how long that took from when
-	// it picked the notification up: of bucket i less than TimeBelow(i), and not
-	// less than the one before.
+	// Time counts the calls that the gate answered, by the time from the receipt of the
+	// notification to the answer. Times of bucket i are less than TimeBelow(i), and not less than
+	// TimeBelow(i-1).
 	Time [TimeBuckets]uint64
 }
 
-// TimeBelow is the upper bound of a bucket; the last has none.
+// TimeBelow returns the upper bound of a bucket; the last bucket has none.
 func TimeBelow(bucket int) time.Duration { return 1 << bucket }
 
-// Stats are what a gate has counted since its start. The layout is that of struct gate_counters.
+// Stats are the counters of a gate since its start. The layout is that of struct gate_counters.
 type Stats struct {
 	Calls        [calls]CallStats // by Call
-	Batches      uint64           // of sockets that shims have ordered and got
+	Batches      uint64           // of sockets that shims have ordered and received
 	BatchSockets uint64           // in these
 	Single       uint64           // sockets that were made one at a time
-	Misses       uint64           // of these, those of which a shim had none left
-	Again        uint64           // calls that were put to another supervisor again
-	Full         uint64           // calls that had to wait to be put to a supervisor
-	Unreported   uint64           // calls that a traced gate could not tell of
+	Misses       uint64           // of these, sockets of which a shim had none left
+	Again        uint64           // calls that were sent again to another supervisor
+	Full         uint64           // calls that had to wait to be sent to a supervisor
+	Unreported   uint64           // calls that a traced gate could not report
 }
 
-// Add adds what another gate, or the same at another time, has counted.
+// Add adds the counters of another gate, or of the same gate at another time.
 func (s *Stats) Add(o *Stats) {
 	for i := range s.Calls {
 		s.Calls[i].add(&o.Calls[i])
@@ -284,17 +284,17 @@ func (c *CallStats) add(o *CallStats) {
 	}
 }
 
-// Bucket is the one that a time belongs to, see CallStats.Time.
+// Bucket returns the bucket of a time, see CallStats.Time.
 func Bucket(d time.Duration) int { return min(bits.Len64(uint64(max(d, 0))), TimeBuckets-1) }
 
-// answer is a message that says what has become of an order.
+// answer is a message with the result of an order.
 type answer struct {
 	tag   uint64
 	err   error
 	stats *Stats
 }
 
-// parseAnswer reads one if it is one.
+// parseAnswer reads a message, and tells whether it is an answer.
 func parseAnswer(b []byte) (answer, bool, error) {
 	head, whole := wire.Read[messageHead](b[:min(len(b), headSize)])
 	if !whole || head.version != version {

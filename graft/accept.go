@@ -9,10 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Accept takes a connection off a program's listener, without waiting, if the listener is translated
-// or has connections of the container's own namespace too. waits tells that the program wants to
-// wait for one. The file is -1 if there is no connection; then the answer is what is to become of
-// the call.
+// Accept accepts a connection of a program's listener, without waiting, if the listener is
+// translated or has connections of the container's own namespace too. waits says that the program's
+// call would wait for a connection. If there is no connection, file is -1, and the answer says how
+// the call goes on.
 func (e *Engine) Accept(p Program, number int) (file int, peer netip.AddrPort, waits bool, answer Answer, err error) {
 	listener, err := p.File(number)
 	if err != nil {
@@ -42,8 +42,9 @@ func (e *Engine) Accept(p Program, number int) (file int, peer netip.AddrPort, w
 	return file, peer, false, Answer{}, nil
 }
 
-// acceptAtOnce is accept(2) that does not wait, and tells whether the program's would. The file's
-// flag says that it does not, which the program sees too: so it is there no longer than that takes.
+// acceptAtOnce calls accept(2) without waiting, and tells whether the program's call would wait. It
+// sets O_NONBLOCK on the file, which the program can see. So it clears the flag right after the
+// call.
 func (e *Engine) acceptAtOnce(listener int) (file int, peer netip.AddrPort, waits bool, err error) {
 	e.accepting.Lock() // or another call has set the flag
 	defer e.accepting.Unlock()
@@ -61,7 +62,8 @@ func (e *Engine) acceptAtOnce(listener int) (file int, peer netip.AddrPort, wait
 	return file, peer, waits, err
 }
 
-// acceptFrom takes a connection off a listener, with the name of its peer in the listener's family.
+// acceptFrom accepts a connection of a listener, and returns the name of its peer in the listener's
+// family.
 func acceptFrom(listener int) (int, netip.AddrPort, error) {
 	file, from, err := unix.Accept4(listener, unix.SOCK_CLOEXEC)
 	if err != nil {

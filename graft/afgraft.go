@@ -20,13 +20,13 @@ import (
 //
 // # Theory of operation
 //
-// socket(AF_GRAFT) is answered with a stand-in: an IP socket of the container's own
-// namespace, so that poll, dup, fork, exec and options work on it. It is marked in
-// the kernel (afgraft.State). What the program binds tells the endpoint, which has to
-// be a nameable one, and with it family and place: a socket made there takes the stand-in's place, as in a swap.
-// A stand-in that connects or sends is bound to the endpoint default-source first.
-// From then on it is a host socket, and the kernel carries on with its calls: the
-// kernel programs let it connect through its endpoint to all that is not special.
+// socket(AF_GRAFT) is answered with a stand-in: an IP socket of the container's own namespace, so
+// that poll, dup, fork, exec and options work on it. It is marked in the kernel (afgraft.State).
+// bind(2) names the endpoint, which has to be a nameable one, and so tells family and place. A
+// socket made there replaces the stand-in, as in a swap. A stand-in that connects or sends is bound
+// to the endpoint default-source first. From then on the program has a host socket, and the kernel
+// carries on with its calls: the kernel programs let it connect through its endpoint to all that is
+// not special.
 
 // namedLocks is how many AF_GRAFT sockets can be changed at the same time.
 const namedLocks = 64
@@ -76,8 +76,8 @@ func (e *Engine) Socket(p Program, typ, protocol int) (Answer, error) {
 	return Answer{Action: Succeed, Value: number}, nil
 }
 
-// AFGraftState returns what belongs to an AF_GRAFT socket of the program, or false if
-// the descriptor is none.
+// AFGraftState returns the state of an AF_GRAFT socket of the program, or false if the descriptor
+// is none.
 func (e *Engine) AFGraftState(p Program, number int) (afgraft.State, bool, error) {
 	file, err := p.File(number)
 	if err != nil {
@@ -87,8 +87,8 @@ func (e *Engine) AFGraftState(p Program, number int) (afgraft.State, bool, error
 	return e.Enforcer.AFGraft(file)
 }
 
-// AFGraftSocket takes an AF_GRAFT socket of the program, which the caller has to Close,
-// or returns nil if the descriptor is none.
+// AFGraftSocket returns an AF_GRAFT socket of the program, which the caller has to Close, or nil if
+// the descriptor is none.
 func (e *Engine) AFGraftSocket(p Program, number int) (*afgraft.Socket, error) {
 	n, err := e.takeNamed(p, number)
 	if n == nil {
@@ -97,7 +97,7 @@ func (e *Engine) AFGraftSocket(p Program, number int) (*afgraft.Socket, error) {
 	return &n.Socket, nil
 }
 
-// named is an AF_GRAFT socket of the program, for the time of one call.
+// named is an AF_GRAFT socket of the program during one call.
 type named struct {
 	afgraft.Socket
 	call
@@ -106,7 +106,7 @@ type named struct {
 	s      *socket
 }
 
-// takeNamed takes an AF_GRAFT socket of the program, or returns nil.
+// takeNamed returns an AF_GRAFT socket of the program, or nil if the descriptor is none.
 func (e *Engine) takeNamed(p Program, number int) (*named, error) {
 	file, err := p.File(number)
 	if err != nil {
@@ -156,7 +156,7 @@ func (e *Engine) BindNamed(p Program, number int, name string) (Answer, error) {
 	return n.bindTo(name)
 }
 
-// bindTo puts a socket at the endpoint of a name in the stand-in's place.
+// bindTo replaces the stand-in by a socket at the endpoint of a name.
 func (n *named) bindTo(name string) (Answer, error) {
 	ep := n.Endpoint(name)
 	if ep != nil && !ep.Nameable {
@@ -178,8 +178,8 @@ func (n *named) bindTo(name string) (Answer, error) {
 	return Answer{Action: Succeed}, nil
 }
 
-// leaveFrom answers connect(2) and sends of an AF_GRAFT socket, which the kernel
-// then carries on with.
+// leaveFrom answers connect(2) and sends of an AF_GRAFT socket. The kernel then carries on with the
+// call.
 func (e *Engine) leaveFrom(p Program, number int, state afgraft.State) (Answer, error) {
 	if state.Name != "" {
 		return Answer{}, nil
@@ -190,7 +190,7 @@ func (e *Engine) leaveFrom(p Program, number int, state afgraft.State) (Answer, 
 	}
 	defer n.Close()
 	if n.Bound() {
-		return Answer{}, nil // by another thread
+		return Answer{}, nil // another thread has bound it
 	}
 	if answer, err := n.bindTo(afgraft.DefaultSource); err != nil || answer.Action == Fail {
 		return answer, err
@@ -198,8 +198,8 @@ func (e *Engine) leaveFrom(p Program, number int, state afgraft.State) (Answer, 
 	return Answer{}, nil
 }
 
-// moveTo makes a socket at an endpoint, sets on it what the program has set, and
-// puts it in the stand-in's place. An error leaves the stand-in as it was.
+// moveTo makes a socket at an endpoint, sets the program's options on it, and replaces the stand-in
+// by it. An error leaves the stand-in unchanged.
 func (n *named) moveTo(ep *endpoint.Endpoint) error {
 	file, err := n.socketFor(ep)
 	if err != nil {
@@ -242,7 +242,7 @@ func (n *named) moveTo(ep *endpoint.Endpoint) error {
 	return nil
 }
 
-// socketFor makes the socket that is to take the stand-in's place.
+// socketFor makes the socket that replaces the stand-in.
 func (n *named) socketFor(ep *endpoint.Endpoint) (int, error) {
 	if ep.Type == endpoint.Unix {
 		file, err := n.unixSocket(n.s.typ)
@@ -276,8 +276,8 @@ func (n *named) socketFor(ep *endpoint.Endpoint) (int, error) {
 	return file, nil
 }
 
-// bindNamed binds a socket to an endpoint's address and port, or to the first
-// that is free of its ports.
+// bindNamed binds a socket to an endpoint's address and port, or to the first free one of its
+// ports.
 func (e call) bindNamed(file int, ep *endpoint.Endpoint, by uint64) error {
 	named, err := e.Enforcer.Name(ep)
 	if err != nil {
@@ -287,7 +287,7 @@ func (e call) bindNamed(file int, ep *endpoint.Endpoint, by uint64) error {
 		return err
 	}
 	if e.Endpoint(ep.Name) != ep {
-		// It was deleted meanwhile, perhaps before it had a number.
+		// The endpoint was deleted meanwhile, perhaps before it had a number.
 		return errors.Join(refusalError{unix.ENOENT}, e.Enforcer.Withdraw(ep))
 	}
 	return nil
@@ -308,11 +308,10 @@ func (e call) bindNamedPort(file int, b policy.Binding, ep *endpoint.Endpoint) e
 	}
 }
 
-// setOptions sets those of the options that are not done, in their order, and
-// notes the results. The program could make us set what it could not set itself:
-// we are root, and what an option holds may be a pointer or a descriptor, ours
-// then. So only such are set as hold their value and nothing else, and that
-// without any capability.
+// setOptions sets those options that have no result yet, in their order, and notes the results. A
+// program must not make us set an option that it could not set itself: we are root, and a pointer
+// or a descriptor in an option would be one of ours. So setOptions sets only options that hold
+// nothing but a value, and has no capability while it does.
 func setOptions(file int, options []afgraft.Option) error {
 	return withoutCapabilities(func() {
 		for i := range options {
@@ -333,8 +332,8 @@ func setOptions(file int, options []afgraft.Option) error {
 	})
 }
 
-// settableByProgram tells whether an option holds nothing but its value, and does
-// not lead a socket around its endpoint (bpf/options.h).
+// settableByProgram tells whether an option holds nothing but a value, and does not let a socket
+// bypass its endpoint (bpf/options.h).
 func settableByProgram(level, name int) bool {
 	if level == unix.SOL_SOCKET && name == unix.SO_PASSCRED {
 		return true
@@ -347,7 +346,7 @@ func settableByProgram(level, name int) bool {
 	return false
 }
 
-// withoutCapabilities runs fn on a thread of its own that has none.
+// withoutCapabilities runs fn on a thread of its own without capabilities.
 func withoutCapabilities(fn func()) error {
 	return thread.Do(func() error {
 		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}

@@ -15,12 +15,12 @@ import (
 	"github.com/tsugiki/tsugiki/policy"
 )
 
-// anyPortTries is how many ports are tried for a program that binds port 0.
+// anyPortTries is the number of ports to try for a program that binds port 0.
 const anyPortTries = 1024
 
-// bindAnyPort binds a host socket to a port of the kernel's choice, which the socket shares
-// with none. Where the kernel might choose one that is reserved for another container, it is of
-// our choice, for a socket cannot be bound twice.
+// bindAnyPort binds a host socket to a port of the kernel's choice, which it shares with no other
+// socket. If the kernel might choose a port that is reserved for another container, the engine
+// chooses the port, because a socket cannot be bound twice.
 func (e *Engine) bindAnyPort(file int, place Place, b policy.Binding) error {
 	any, err := anyPortsOf(place)
 	if err != nil {
@@ -31,7 +31,7 @@ func (e *Engine) bindAnyPort(file int, place Place, b policy.Binding) error {
 		return err
 	}
 	share := reuseOf(file)
-	share.undo(file) // UDP's could share a port that is in use
+	share.undo(file) // a UDP socket could share a port that is in use
 	defer share.apply(file)
 	if !e.Ports.Reserved(p, any.PortRange) {
 		return e.letKernelChoose(file, p, b)
@@ -66,12 +66,12 @@ func (e *Engine) letKernelChoose(file int, p Port, b policy.Binding) error {
 	p.At = netip.AddrPortFrom(p.At.Addr(), port)
 	err = e.Ports.Bind(p, nil, func() error { return nil })
 	if errors.Is(err, unix.EADDRINUSE) {
-		return nil // it was reserved when it was in use already
+		return nil // it was reserved after it was in use
 	}
 	return err
 }
 
-// stride leads to each of so many ports once, and to few in a row.
+// stride returns a step that visits each of size ports once, with few neighbours in a row.
 func stride(size int) int {
 	const prime = 7919
 	if size%prime == 0 {
@@ -81,7 +81,7 @@ func stride(size int) int {
 }
 
 // anyPorts are the ports that the kernel gives to sockets that ask for none (ip-sysctl,
-// ip_local_port_range), but for those that the administrator has reserved.
+// ip_local_port_range), except those that the administrator has reserved.
 type anyPorts struct {
 	endpoint.PortRange
 	reserved []endpoint.PortRange
@@ -128,7 +128,7 @@ func parseAnyPorts(local, reserved string) (any anyPorts, err error) {
 	return any, nil
 }
 
-// portRange reads the first port and the last one, or one alone.
+// portRange reads a first and a last port, or a single port.
 func portRange(ports []string) (r endpoint.PortRange, err error) {
 	if len(ports) < 1 || len(ports) > 2 {
 		return r, fmt.Errorf("%q is no range of ports", ports)

@@ -30,7 +30,7 @@ func (e call) bind(p Program, number int, addr netip.AddrPort) (Answer, error) {
 		return s.again(p), err
 	}
 	if _, is, err := e.Enforcer.AFGraft(file); is || err != nil {
-		return fail(unix.EAFNOSUPPORT), err // it has only names of endpoints
+		return fail(unix.EAFNOSUPPORT), err // an AF_GRAFT socket takes only names of endpoints
 	}
 	if s.is4() != addr.Addr().Is4() {
 		return Answer{}, nil
@@ -54,13 +54,13 @@ func (e call) bind(p Program, number int, addr netip.AddrPort) (Answer, error) {
 	case ep != nil:
 		b := policy.Binding{Host: netip.AddrPortFrom(s.shape(ep.Addr), port), View: addr, Ingress: true, Call: p.Call()}
 		return e.bindAt(p, number, s, e.Host[ep.Netns], e.bothFamilies(s, b, ep))
-	case e.places[s.netns] == nil: // its own socket, to its own address
+	case e.places[s.netns] == nil: // a socket of the container's own namespace, to an address there
 		return Answer{}, e.Enforcer.NoteAnyPort(s.file, addr.Port() == 0)
 	case e.Untrapped:
 		return e.bindOnLoopback(p, s, addr)
 	case addr.Port() == 0 && addr.Addr().Unmap().IsUnspecified():
-		// Any address, any port: as clients do before they connect. Should it
-		// listen after all, Listen moves it.
+		// Any address, any port: clients bind so before they connect. If the socket listens after
+		// all, Listen moves it.
 		if e.hasSources() {
 			e.Know(BoundClients)
 		}
@@ -74,10 +74,9 @@ func (e call) bind(p Program, number int, addr netip.AddrPort) (Answer, error) {
 	return Answer{}, nil
 }
 
-// ingress finds the rule for what a socket binds. The wildcard of an IPv6
-// socket that is not V6ONLY stands for IPv4's as well. A rule for any address
-// is for any that the container has: one that is nobody's stays the kernel's to
-// refuse.
+// ingress finds the rule for the address that a socket binds. The wildcard of an IPv6 socket that
+// is not V6ONLY stands for the IPv4 wildcard as well. A rule for any address covers any address of
+// the container: all other addresses are left to the kernel to refuse.
 func (e call) ingress(s *socket, addr netip.AddrPort) (*endpoint.Endpoint, uint16, error) {
 	unmapped := netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())
 	protocol := policy.TCP
@@ -116,8 +115,8 @@ func (e *Engine) has(addr netip.Addr) (bool, error) {
 	return unix.Bind(probe, sockaddrOf(netip.AddrPortFrom(addr, 0))) == nil, nil
 }
 
-// bound tells whether a socket has a port. A TCP socket shows the one of a
-// connection that was reset long after it has lost it.
+// bound tells whether a socket has a port. After a connection was reset, a TCP socket shows the
+// port for long although it has lost it.
 func (e call) bound(s *socket) bool {
 	if s.local.Port() == 0 {
 		return false
@@ -125,9 +124,9 @@ func (e call) bound(s *socket) bool {
 	return s.typ == unix.SOCK_DGRAM || e.places[s.netns] == nil || e.Enforcer.Bound(s.file)
 }
 
-// bindAgain is the answer for a socket that has a name already, or is in use,
-// whose bind(2) must not reach the kernel programs, for they would refuse it with
-// another errno than the kernel does.
+// bindAgain is the answer for a socket that has a name already or is in use. A bind(2) on a host
+// socket must not reach the kernel programs then, because they would refuse it with another errno
+// than the kernel does.
 func (e call) bindAgain(s *socket) Answer {
 	if e.places[s.netns] == nil {
 		return Answer{}
@@ -135,11 +134,10 @@ func (e call) bindAgain(s *socket) Answer {
 	return fail(unix.EINVAL)
 }
 
-// clientSource picks a source address for a socket that has no destination yet: that of
-// the endpoints, if they have but one. A socket with none gets it when it connects, and
-// each of its datagrams from the kernel programs. A socket that can reach both families
-// keeps that as long as it has neither's address: the kernel makes a socket V6ONLY that
-// is bound to an IPv6 one.
+// clientSource picks a source address for a socket that has no destination yet: the address of the
+// endpoints, if all have the same. A socket without a source address gets one when it connects, and
+// the kernel programs give one to each of its datagrams. A socket that can reach both families gets
+// the wildcard: once it is bound to an IPv6 address, the kernel makes it V6ONLY.
 func (e call) clientSource(s *socket) netip.Addr {
 	any := netip.IPv6Unspecified()
 	if s.is4() {
@@ -157,9 +155,9 @@ func (e call) clientSource(s *socket) netip.Addr {
 	return s.shape(ep.Addr)
 }
 
-// bindAnyClient binds a host socket to port 0. The socket moves to the container's namespace if
-// it connects there or listens, and is to keep its port then. So one whose port is taken there is
-// replaced by a socket with a port that is free in both.
+// bindAnyClient binds a host socket to port 0. The socket moves to the container's namespace if it
+// connects there or listens, and has to keep its port then. So if the port is taken there,
+// bindAnyClient replaces the socket by one with a port that is free in both.
 func (e call) bindAnyClient(p Program, number int, s *socket, b policy.Binding) (Answer, error) {
 	place := e.places[s.netns]
 	b.Host = netip.AddrPortFrom(e.clientSource(s), 0)
@@ -189,7 +187,7 @@ func (e call) bindAnyClient(p Program, number int, s *socket, b policy.Binding) 
 		}
 		e.Log.Debug("port is taken", "pid", p.Thread(), "fd", number, "port", port, "err", err)
 	}
-	return answer, nil // at worst its port changes when it moves
+	return answer, nil // at worst the port changes when the socket moves
 }
 
 // chooses tells whether the host's kernel might choose a port for the container's sockets.
@@ -197,7 +195,7 @@ func (e *Engine) chooses(at Port, port uint16) bool {
 	return e.Ephemeral.Contains(port) && !e.keeps(port) && !e.Ports.Reserved(at, endpoint.PortRange{First: port, Last: port})
 }
 
-// bindAt binds a socket of the place and makes it the program's.
+// bindAt binds a socket of the place and gives it to the program.
 func (e call) bindAt(p Program, number int, s *socket, place Place, b policy.Binding) (Answer, error) {
 	file := s.file
 	if s.netns == place.Cookie() {
@@ -218,20 +216,20 @@ func (e call) bindAt(p Program, number int, s *socket, place Place, b policy.Bin
 		}
 		b.Host = host
 		if err := e.serve(file, s.kind().Protocol, place, b); err != nil {
-			// It serves the world all the same.
+			// Remote clients reach the server all the same.
 			e.Log.Error("server not reachable on the container's loopback", "pid", p.Thread(), "addr", b.View, "err", err)
 		}
 	}
 	return Answer{Action: Succeed}, nil
 }
 
-// serve lets the container reach on its loopback what was bound on the host.
+// serve lets the container reach on its loopback a server that was bound on the host.
 func (e *Engine) serve(file, protocol int, place Place, b policy.Binding) error {
 	name, err := localName(file)
 	if err != nil {
 		return err
 	}
-	// Where a port was 0, the kernel has chosen.
+	// If the port was 0, the kernel has chosen one.
 	b.View = netip.AddrPortFrom(b.View.Addr(), name.Port())
 	if b.Host.Port() == 0 {
 		b.Host = netip.AddrPortFrom(b.Host.Addr(), name.Port())
@@ -243,8 +241,8 @@ func (e *Engine) serve(file, protocol int, place Place, b policy.Binding) error 
 	return e.Enforcer.Serve(protocol, b, place.Cookie())
 }
 
-// reuse is whether a socket shares its port. Of UDP sockets the kernel programs keep that
-// to themselves until a rule lets the socket bind (bpf/held.h): then it has to be set again.
+// reuse has the options by which a socket shares its port. For UDP sockets, the kernel programs
+// hold these back until a rule lets the socket bind (bpf/held.h). Then they have to be set again.
 type reuse struct{ addr, port int }
 
 func reuseOf(file int) reuse {
@@ -253,7 +251,7 @@ func reuseOf(file int) reuse {
 	return reuse{addr, port}
 }
 
-// apply sets it. That it was refused shows when the port is taken.
+// apply sets the options. If the kernel refuses them, the bind fails when the port is taken.
 func (r reuse) apply(file int) {
 	if r.addr != 0 {
 		_ = unix.SetsockoptInt(file, unix.SOL_SOCKET, unix.SO_REUSEADDR, r.addr)
@@ -282,7 +280,7 @@ func (e *Engine) bindHost(file int, place Place, b policy.Binding) error {
 	return err
 }
 
-// allowChosen tells the kernel programs which port a socket has that was bound to port 0.
+// allowChosen tells the kernel programs the port of a socket that was bound to port 0.
 func (e *Engine) allowChosen(file int, b policy.Binding) (uint16, error) {
 	name, err := localName(file)
 	if err != nil {
@@ -292,7 +290,7 @@ func (e *Engine) allowChosen(file int, b policy.Binding) (uint16, error) {
 	return name.Port(), e.Enforcer.AllowBind(file, b)
 }
 
-// bindAllowed makes the one bind that the kernel programs are told to allow.
+// bindAllowed tells the kernel programs to allow one bind, and makes the bind.
 func (e *Engine) bindAllowed(file int, b policy.Binding, share reuse) error {
 	if err := e.Enforcer.AllowBind(file, b); err != nil {
 		return err
@@ -310,15 +308,15 @@ func (e *Engine) bindAllowed(file int, b policy.Binding, share reuse) error {
 	return nil
 }
 
-// Listen answers listen(2). The engine calls it itself on the file that it
-// holds: an unbound socket that listens is bound to any address of its
-// namespace and a port that the kernel picks, past every bind program, which
-// must not happen to a host socket. Only a socket that an ingress rule has
-// bound may listen on the host; another is moved to its own namespace first.
+// Listen answers listen(2). The engine calls listen(2) itself on the file that it holds. When an
+// unbound socket listens, the kernel binds it to any address of its namespace and to a port of the
+// kernel's choice, without any bind program. That must not happen to a host socket. Only a socket
+// that an ingress rule has bound may listen on the host. Any other is moved to the container's own
+// namespace first.
 //
-// A socket that is not IP is left to the kernel, which writes the caller's
-// identity into a unix one. Should the program put a host socket in its place
-// meanwhile, the kernel programs make that listener unreachable.
+// A socket that is not IP is left to the kernel, which writes the caller's identity into a unix
+// socket. If the program puts a host socket in its place meanwhile, the kernel programs make that
+// listener unreachable.
 //
 // Where the container's loopback is on the host, an unbound listener is reached only there, and
 // the kernel carries on with the call.
@@ -366,7 +364,7 @@ func (e call) listen(p Program, number, backlog int) (Answer, error) {
 	}
 	e.Log.Debug("listen", "pid", p.Thread(), "fd", number, "addr", s.local)
 	err = unix.Listen(listener, backlog)
-	own.serve() // if that has failed, it ends with the first connection
+	own.serve() // if listen has failed, it ends with the first connection
 	if err != nil {
 		return answerFor(refusal(err))
 	}

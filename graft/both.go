@@ -14,22 +14,23 @@ import (
 // # Servers of both families
 //
 // A program that binds the wildcard of IPv6 without IPV6_V6ONLY serves IPv4 too, and a rule of each
-// family may name its port. Its socket is bound to the IPv4 address of the host's, and the kernel
-// programs lead connections to the IPv6 address to it too (bpf/steer.bpf.c). A guard has that
-// port: a socket of this process that is bound to it and never listens. It stays until the engine
-// ends, since nobody says when the program's listeners have gone.
+// family may name its port. Its socket is bound to the host's IPv4 address, and the kernel programs
+// lead connections for the IPv6 address to it too (bpf/steer.bpf.c). A guard holds the port of the
+// IPv6 address: a socket of this process that is bound to the port and never listens. It stays
+// until the engine ends, because nothing tells when the program's listeners have gone.
 
-// guardsMax is how many a container may have: each is a descriptor of this process.
+// guardsMax is the number of guards that a container may have. Each is a descriptor of this
+// process.
 const guardsMax = 64
 
-// bothFamilies returns the bind by an IPv6 rule for both families, where an IPv4 rule names the
+// bothFamilies turns a bind by an IPv6 rule into one for both families, if an IPv4 rule names the
 // port too.
 func (e call) bothFamilies(s *socket, b policy.Binding, ep *endpoint.Endpoint) policy.Binding {
 	if b.View.Addr() != netip.IPv6Unspecified() || s.typ != unix.SOCK_STREAM || s.v6only() {
 		return b
 	}
 	if ep.Type != endpoint.IPv6 || ep.Addr.IsUnspecified() || b.Host.Port() == 0 {
-		return b // the kernel's wildcard is of both, and port 0 would be two ports
+		return b // the host's wildcard is of both families, and port 0 would give two ports
 	}
 	other, port := e.Table.Ingress(policy.TCP, netip.AddrPortFrom(netip.IPv4Unspecified(), b.View.Port()))
 	if other == nil || other.Type != endpoint.IPv4 || other.Netns != ep.Netns || port == 0 {
@@ -59,7 +60,8 @@ func (e *Engine) mayGuard(p Port) bool {
 	return has || len(e.guards) < guardsMax
 }
 
-// guard has the port of an address to which connections are led. undo is for a bind that fails.
+// guard holds the port of an address whose connections are led elsewhere. The caller calls undo if
+// the bind fails.
 func (e *Engine) guard(place Place, at netip.AddrPort) (undo func(), err error) {
 	return e.guardAt(place, guardPort(place, at))
 }
@@ -89,14 +91,14 @@ func (e *Engine) guardAt(place Place, p Port) (undo func(), err error) {
 	}, nil
 }
 
-// guard makes a socket that has a port and never listens.
+// guard makes a socket that is bound to a port and never listens.
 func (p Port) guard() (int, error) {
 	file, err := p.socket()
 	if err != nil {
 		return -1, err
 	}
 	err = unix.Bind(file, sockaddrOf(p.At))
-	if errors.Is(err, unix.EADDRINUSE) && p.Protocol == unix.IPPROTO_TCP { // perhaps by no more than connections in TIME_WAIT
+	if errors.Is(err, unix.EADDRINUSE) && p.Protocol == unix.IPPROTO_TCP { // perhaps only by connections in TIME_WAIT
 		var restore func()
 		if restore, err = letTogether(file); err == nil {
 			err = unix.Bind(file, sockaddrOf(p.At))
@@ -110,7 +112,7 @@ func (p Port) guard() (int, error) {
 	return file, nil
 }
 
-// recoverGuards does anew what an earlier engine did for servers that still listen.
+// recoverGuards steers and guards again for servers of an earlier engine that still listen.
 func (e *Engine) recoverGuards(services []policy.Service) {
 	for _, s := range services {
 		place := e.now.Load().places[s.Netns]
@@ -129,7 +131,7 @@ func (e *Engine) recoverGuards(services []policy.Service) {
 	}
 }
 
-// closeGuards leads nobody to the container's servers any more.
+// closeGuards stops leading connections to the container's servers.
 func (e *Engine) closeGuards() error {
 	e.guardsMu.Lock()
 	defer e.guardsMu.Unlock()

@@ -14,29 +14,27 @@ import (
 	"github.com/tsugiki/tsugiki/policy"
 )
 
-// Rules are what an engine decides by. They do not change; others may take their
-// place, see Engine.Update.
+// Rules are the rules of an engine. They do not change, but Engine.Update can replace them.
 type Rules struct {
 	Table *policy.Table
-	// Host has the places of endpoints, by their Netns; "" is the host's.
+	// Host has the places of endpoints, by the endpoints' Netns; "" is the host's.
 	Host map[string]Place
-	// Former are those that no endpoint has any more, in which the container may
-	// still have sockets.
+	// Former are places without an endpoint, in which the container may still have sockets.
 	Former []Place
 }
 
 // SocketMaker makes sockets in one network namespace. A *keeper.Keeper is one.
 type SocketMaker interface {
-	// Socket makes a socket. What the kernel refuses is a *keeper.SocketError.
+	// Socket makes a socket. If the kernel refuses, the error is a *keeper.SocketError.
 	Socket(keeper.Kind) (file int, err error)
-	// EpollAdd and EpollDel change the registration of a file, under a number that need
-	// not be open here, in an epoll.
+	// EpollAdd and EpollDel change the registration of a file in an epoll, under a number that need
+	// not be open here.
 	EpollAdd(epoll, file, number int, events uint32, data uint64) error
 	EpollDel(epoll, file, number int) error
 }
 
-// Enforcer has the kernel hold sockets to what the engine decides. A
-// *enforcer.Enforcement is one, and says what each method does.
+// Enforcer makes the kernel enforce the engine's decisions. A *enforcer.Enforcement is one, and its
+// methods are documented there.
 type Enforcer interface {
 	Prove(sock int) error
 
@@ -55,15 +53,15 @@ type Enforcer interface {
 	Serve(protocol int, b policy.Binding, netns uint64) error
 	Services() ([]policy.Service, error)
 
-	// Cgroup is the id of the one in which the container's host sockets are made.
+	// Cgroup returns the id of the cgroup in which the container's host sockets are made.
 	Cgroup() uint64
 
-	// Of servers that have an address of each family.
+	// For servers that have an address of each family.
 	Steer(netns uint64, in func(func() error) error) error
 	Steered(netns uint64, at netip.AddrPort) (bool, error)
 	EndSteering(netns uint64, at netip.AddrPort) error
 
-	// Of a container whose loopback is on the host.
+	// For a container whose loopback is on the host.
 	PrivatePort(protocol int, port, lost, offered uint16, inUse func(protocol int) (map[uint16]bool, error)) (uint16, error)
 	SharesLoopback(cgroup uint64) bool
 
@@ -72,51 +70,50 @@ type Enforcer interface {
 
 var _ SocketMaker = (*keeper.Keeper)(nil)
 
-// ErrGone is what the maker of a place is refused with when no endpoint is there
-// any more. A call that was about to use it goes on as it is.
+// ErrGone is the error of Maker for a place without an endpoint. A call that was about to use the
+// place goes on unchanged.
 var ErrGone = errors.New("no endpoint is in this network namespace any more")
 
-// Config is what an engine works with.
+// Config has the dependencies and constants of an engine.
 type Config struct {
 	Enforcer Enforcer
-	// Endpoint finds an endpoint that the container was given; nil if there is
-	// none of that name.
+	// Endpoint returns the container's endpoint of a name; nil if there is none.
 	Endpoint func(name string) *endpoint.Endpoint
 	// Own is the container's own namespace.
 	Own Place
-	// Know is called before something comes true of the container on which those rely
-	// who answer calls without the engine.
+	// Know is called before a Hint becomes true for the container. Gates and shims, which answer
+	// calls without the engine, rely on it.
 	Know func(Hint)
 	// Ports says which ports of the host the container may bind.
 	Ports Ports
-	// Ephemeral are the ports that the host's kernel gives to whoever asks for
-	// none: a client may keep the one that it got of those, where it is free.
+	// Ephemeral are the ports that the host's kernel gives to sockets that ask for none. A client
+	// that moves may keep a port of these, if it is free.
 	Ephemeral endpoint.PortRange
-	// Kept are those that the host's administrator keeps for who names them.
+	// Kept are the ports that the host's administrator keeps for programs that name them.
 	Kept []endpoint.PortRange
-	// OwnIsLoopback says that the container's namespace has nothing but a
-	// loopback, so that all else lies on the host's side.
+	// OwnIsLoopback says that the container's namespace has only a loopback, so that all else lies
+	// on the host's side.
 	OwnIsLoopback bool
 	// Untrapped says that the container's loopback is on the host, and that the kernel programs
 	// alone decide about connects, sends and listens (see NeedsTraps).
 	Untrapped bool
-	// Translation is that of IPv4, which needs Untrapped.
+	// Translation translates IPv4. It needs Untrapped.
 	Translation
-	// Work measures what is done for servers that listen in the container's own namespace too; or it
-	// is nil.
+	// Work measures the CPU time used for servers that listen in the container's own namespace too.
+	// It may be nil.
 	Work *cputime.Meter
-	// NoSymlinks has the path of a unix endpoint lead through no symbolic link.
+	// NoSymlinks refuses symbolic links in the paths of unix endpoints.
 	NoSymlinks bool
 	Log        *slog.Logger
 }
 
 // Place is a network namespace in which the engine can have sockets made.
 type Place interface {
-	// Maker returns the maker of sockets, which it starts if need be.
+	// Maker returns the maker of sockets, and starts it if necessary.
 	Maker() (SocketMaker, error)
 	// Cookie is the namespace's SO_NETNS_COOKIE.
 	Cookie() uint64
-	// Do runs fn on a thread of its own that is in the namespace, and ends with fn.
+	// Do runs fn on a thread of its own that is in the namespace and ends with fn.
 	Do(fn func() error) error
 }
 
@@ -124,24 +121,24 @@ type Place interface {
 type Program interface {
 	// Thread is the id of the calling thread, in the front end's pid namespace.
 	Thread() int
-	// Call is an id of the call, which no other of the container has.
+	// Call is the id of the call. No other call of the container has it.
 	Call() uint64
 	// Again tells that an earlier supervisor may have begun to answer this call.
 	Again() bool
-	// File returns a duplicate of one of the program's descriptors. One that
-	// the program has not open is EBADF.
+	// File returns a duplicate of one of the program's descriptors. The error is EBADF if the
+	// program does not have it open.
 	File(number int) (int, error)
 	// Descriptors lists all descriptors of the program's process that refer to
 	// the same file as the duplicate, with their registrations in epolls.
 	Descriptors(file int) ([]Descriptor, error)
-	// User is the effective user and group of the calling thread.
+	// User returns the effective user and group of the calling thread.
 	User() (uid, gid int, err error)
 	// Capable tells whether the calling thread has a capability, in its user namespace.
 	Capable(capability int) (bool, error)
 	// Install replaces a descriptor of the program by another file.
 	Install(number, file int, closeOnExec bool) error
-	// Add gives the program a file under a new number, as socket(2) would. Where
-	// the program has no room for it, that is the error.
+	// Add gives the program a file under a new number, as socket(2) would. It returns an error if
+	// the program has no room for it.
 	Add(file int, closeOnExec bool) (number int, err error)
 }
 
@@ -154,12 +151,12 @@ type Descriptor struct {
 
 // Watch is the registration of a descriptor in an epoll.
 type Watch struct {
-	Epoll  int // a duplicate, which the receiver has to close
+	Epoll  int // a duplicate; the receiver has to close it
 	Events uint32
 	Data   uint64
 }
 
-// Action is what is to become of a call.
+// Action says how a call goes on.
 type Action int
 
 // The actions.
@@ -169,31 +166,31 @@ const (
 	Succeed               // the call returns Value
 )
 
-// Answer is what the engine says of a call.
+// Answer is the engine's answer to a call.
 type Answer struct {
 	Action Action
-	Errno  unix.Errno // of Fail: the kernel's own, from a call of the engine
+	Errno  unix.Errno // of Fail: the kernel's errno for a call of the engine
 	Value  int        // of Succeed
 }
 
 func fail(errno unix.Errno) Answer { return Answer{Action: Fail, Errno: errno} }
 
-// Hint is something that is not so of a container at first. Once it is, it stays so.
+// Hint is a fact about a container. It is false at first, and stays true once it is true.
 type Hint int
 
 // The hints.
 const (
-	// OwnSockets: a socket has been moved to the container's own namespace. Until the
-	// first, sockets that were created on the host first are known to be there.
+	// OwnSockets: a socket has been moved to the container's own namespace. Until then, all sockets
+	// that were created on the host first are still there.
 	OwnSockets Hint = iota
-	// Services: the container serves a port on the host. Until then, its loopback is
-	// its own alone.
+	// Services: the container serves a port on the host. Until then, no destination on its loopback
+	// leads to the host.
 	Services
-	// BoundClients: a client's socket is bound on the host where the endpoint that it
-	// will connect through may want another source.
+	// BoundClients: a client's socket is bound on the host, and the endpoint through which it will
+	// connect may need another source address.
 	BoundClients
 	// AFGraftSockets: the program has got an AF_GRAFT socket.
 	AFGraftSockets
 
-	Hints // how many there are
+	Hints // the number of hints
 )

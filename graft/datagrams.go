@@ -11,13 +11,13 @@ import (
 
 // # Translated datagrams
 //
-// A UDP socket stays one of IPv4, whether its program sends to virtual addresses or not: the kernel
-// programs translate each datagram (bpf/udp.h). What is left to the engine is bind(2) of what a rule
-// leads to an IPv6 address. Such a socket has a private port, as all on the container's loopback, and
-// is published. The IPv6 address and port are bound by a guard, which hears nothing: so they are
-// nobody else's.
+// A UDP socket stays an IPv4 socket, whether its program sends to virtual addresses or not: the
+// kernel programs translate each datagram (bpf/udp.h). The engine answers only a bind(2) that a
+// rule leads to an IPv6 address. Such a socket has a private port, as all sockets on the
+// container's loopback, and is published. A guard, which receives nothing, is bound to the IPv6
+// address and port, so that nobody else can have them.
 
-// publish binds a UDP socket of IPv4, and has it hear what is sent to an IPv6 address.
+// publish binds an IPv4 UDP socket, and has datagrams to an IPv6 address delivered to it.
 func (e call) publish(p Program, s *socket, at, view netip.AddrPort) (Answer, error) {
 	if at.Addr().IsUnspecified() || at.Port() == 0 || !e.Enforcer.Publishes() || !e.Untrapped {
 		return fail(unix.EADDRNOTAVAIL), nil
@@ -37,7 +37,7 @@ func (e call) publish(p Program, s *socket, at, view netip.AddrPort) (Answer, er
 		undo()
 		return answerFor(err)
 	}
-	// The kernel would tell the port that the program has asked for.
+	// getsockname(2) would show the port that the program has asked for.
 	private, _ := e.Enforcer.BoundTo(s.file)
 	if err := e.Enforcer.Publish(private.Port(), at); err != nil {
 		undo()

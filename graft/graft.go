@@ -11,17 +11,16 @@
 //
 // # How a socket gets its place
 //
-// A socket is of the namespace that it was made in, for good. So:
+// A socket stays in the namespace in which it was made. So:
 //
-//   - socket(2) is answered with a host socket at once, by the front end, where
-//     most of what the program can reach lies on the host's side (HostFirst). Such a
-//     socket is created there: options, dup, fork and epoll work on it as on any
-//     other.
-//   - bind(2), listen(2) and connect(2) tell where the socket belongs. If that
-//     is not where it is, a new one is made there, everything that the old one
-//     was told is copied, and the program's descriptors are replaced: a swap.
-//   - bind(2) by a rule is made by the engine, to the host's address; connect(2)
-//     is left to the kernel, so that blocking, signals and errnos are its own.
+//   - Where most destinations of the program lie on the host's side (HostFirst), the front end
+//     answers socket(2) with a host socket at once. Options, dup, fork and epoll work on it as on
+//     any other socket.
+//   - bind(2), listen(2) and connect(2) tell in which namespace the socket belongs. If it is in
+//     another one, the engine makes a new socket in the right one, copies the state of the old
+//     socket, and replaces the program's descriptors: a swap.
+//   - The engine makes a bind(2) by a rule, to the host's address. It leaves connect(2) to the
+//     kernel, so that blocking, signals and errnos are the kernel's.
 package graft
 
 import (
@@ -43,27 +42,27 @@ type Engine struct {
 	host Place
 	now  atomic.Pointer[rules]
 
-	// What the front end was built with, which later rules do not change.
+	// Constants of the front end, which later rules do not change.
 	hostFirst4, hostFirst6 bool
 
 	// defaultValues has, by valuesKey, the values of a new socket.
 	defaultValues sync.Map
 
-	// served has, by service, the Place where it is.
+	// served has the Place of each service.
 	served sync.Map
 
-	// namedMu has, by cookie, who may change what belongs to an AF_GRAFT socket. Most
-	// containers have none, nor it.
+	// namedMu has locks for the states of AF_GRAFT sockets, by cookie. It is nil until there is
+	// such a socket, which most containers never have.
 	namedMu     *[namedLocks]sync.Mutex
 	makeNamedMu sync.Once
 
-	// paths are the unix sockets that were made in the file system.
+	// paths are the sockets that were made in the file system for unix endpoints.
 	pathsMu sync.Mutex
 	paths   []madeSocket
 
-	// accepting is held while a listener that waits is kept from waiting.
+	// accepting is held while a blocking listener has O_NONBLOCK set.
 	accepting sync.Mutex
-	// guards are the sockets that have the ports of second addresses.
+	// guards are the sockets that hold the ports of second addresses.
 	guardsMu sync.Mutex
 	guards   map[Port]int
 
@@ -79,18 +78,17 @@ type Engine struct {
 	sent   map[uint64]struct{}
 }
 
-// sentMax bounds Engine.sent. Where more sockets than that send, some are
-// decided anew, which costs time and changes nothing.
+// sentMax bounds Engine.sent. If more sockets than that send, the engine decides again about some
+// of them, which costs time and changes nothing.
 const sentMax = 4096
 
-// rules are Rules with what follows from them.
+// rules are Rules with data that is derived from them.
 type rules struct {
 	Rules
 	places map[uint64]Place // by cookie, the host's side
 }
 
-// call is the engine with the rules by which one call is answered, from its
-// beginning to its end.
+// call is the engine with the rules that hold during one call, from its beginning to its end.
 type call struct {
 	*Engine
 	*rules
@@ -104,8 +102,8 @@ func New(c Config, r Rules) *Engine {
 	return e
 }
 
-// Update makes the engine decide by other rules. A call that is being answered is
-// answered by those that it began with.
+// Update makes the engine decide by other rules. A call that is being answered keeps the rules with
+// which it began.
 func (e *Engine) Update(r Rules) {
 	now := &rules{r, map[uint64]Place{}}
 	for _, p := range r.Host {
@@ -120,7 +118,7 @@ func (e *Engine) Update(r Rules) {
 	clear(e.sent)
 }
 
-// Recover learns from the kernel what an earlier engine of the container knew.
+// Recover restores the state of an earlier engine of the container from the kernel.
 func (e *Engine) Recover() error {
 	services, err := e.Enforcer.Services()
 	if err != nil {
@@ -128,7 +126,7 @@ func (e *Engine) Recover() error {
 	}
 	e.recoverGuards(services)
 	if e.Untrapped {
-		return nil // the kernel programs alone need the rest
+		return nil // only the kernel programs need the rest
 	}
 	e.recoverOwn(services)
 	places := e.now.Load().places
@@ -140,7 +138,7 @@ func (e *Engine) Recover() error {
 	return nil
 }
 
-// begin is to be called once for each call that is answered.
+// begin has to be called once for each call that is answered.
 func (e *Engine) begin() call { return call{e, e.now.Load()} }
 
 func hostFirst(t *policy.Table, ownIsLoopback, ip6 bool) bool {
@@ -150,9 +148,9 @@ func hostFirst(t *policy.Table, ownIsLoopback, ip6 bool) bool {
 	return t.Default(ip6) != nil
 }
 
-// HostFirst tells whether sockets of a family are made on the host's side from the
-// start: where a default route led there when the engine was made, or where the
-// container has nothing but a loopback of its own and some rule.
+// HostFirst tells whether sockets of a family are made on the host's side from the start. They are
+// if a rule led a default route there when the engine was made, or if the container has some rule
+// and nothing but a loopback of its own.
 func (e *Engine) HostFirst(family int) bool {
 	if family == unix.AF_INET6 {
 		return e.hostFirst6
@@ -160,10 +158,9 @@ func (e *Engine) HostFirst(family int) bool {
 	return e.hostFirst4
 }
 
-// SeesDatagrams tells whether the front end has to ask about each datagram that
-// is sent to an address: where UDP sockets of a family are not created on the host's
-// side but some of that family's destinations lie there. ownIsLoopback is that of
-// Config.
+// SeesDatagrams tells whether the front end has to ask about each datagram that is sent to an
+// address. It has to if UDP sockets of a family are not created on the host's side, but some
+// destinations of that family lie there. ownIsLoopback is Config's OwnIsLoopback.
 func SeesDatagrams(t *policy.Table, ownIsLoopback bool) bool {
 	return t.HasEgress(false) && !hostFirst(t, ownIsLoopback, false) || t.HasEgress(true) && !hostFirst(t, ownIsLoopback, true)
 }
@@ -174,10 +171,9 @@ func isTCP(protocol int) bool {
 
 func isUDP(protocol int) bool { return protocol == 0 || protocol == unix.IPPROTO_UDP }
 
-// reach tells where a destination lies: the endpoint, or nil where none is
-// needed, and the place. The container's own loopback has its servers too that
-// an ingress rule has brought to the host: the kernel programs lead there. The
-// kernel takes the wildcard for the loopback.
+// reach returns the endpoint of a destination, or nil if none is needed, and its place. Servers
+// that an ingress rule has moved to the host are reached on the container's own loopback too: the
+// kernel programs lead there. The kernel takes the wildcard for the loopback.
 func (e call) reach(s *socket, to netip.AddrPort) (*endpoint.Endpoint, Place) {
 	if ep := e.Table.Egress(policy.Protocol(s.kind().Protocol), to); ep != nil {
 		return ep, e.Host[ep.Netns]
@@ -197,25 +193,25 @@ type service struct {
 	is4      bool
 }
 
-// Connect answers connect(2), which the kernel then carries on with, on a socket
-// that is where the destination lies.
+// Connect answers connect(2). The kernel then carries on with the call, on a socket in the
+// namespace of the destination.
 func (e *Engine) Connect(p Program, number int, to netip.AddrPort) (Answer, error) {
 	return e.begin().move(p, "connect", number, to)
 }
 
-// Send answers a datagram that is sent to an address, and a TCP Fast Open. The
-// first decides about the socket.
+// Send answers a datagram that is sent to an address, and a TCP Fast Open. The first such call
+// decides the socket's place.
 func (e *Engine) Send(p Program, number int, to netip.AddrPort) (Answer, error) {
 	return e.begin().move(p, "send", number, to)
 }
 
-// move brings the socket of a call to where its destination lies.
+// move moves the socket of a call to the place of its destination.
 func (e call) move(p Program, syscall string, number int, to netip.AddrPort) (Answer, error) {
 	if e.Untrapped && e.Translator != nil && syscall == "connect" && to.Addr().Is4() {
 		return e.connectTranslated(p, number, to)
 	}
 	if e.Untrapped {
-		return Answer{}, nil // the kernel programs lead it, and report it
+		return Answer{}, nil // the kernel programs lead and report the call
 	}
 	file, err := p.File(number)
 	if err != nil {
@@ -235,12 +231,13 @@ func (e call) move(p Program, syscall string, number int, to netip.AddrPort) (An
 		return Answer{}, nil
 	}
 	if s.typ == unix.SOCK_DGRAM && e.places[s.netns] != nil && e.Enforcer.BoundByIngress(s.file) {
-		return Answer{}, nil // a server, which answers from where it is
+		return Answer{}, nil // a server answers from its place
 	}
 	ep, place := e.reach(s, to)
 	e.logDecision(p, syscall, number, to, ep)
 	if ep != nil && s.local.Addr().Unmap().IsLoopback() && !to.Addr().Unmap().IsLoopback() {
-		// What is bound to the container's loopback would be the host's there.
+		// On the host, a socket bound to the container's loopback address would be on the host's
+		// loopback.
 		return fail(unix.EINVAL), nil
 	}
 	if ep != nil && ep.Type == endpoint.Unix {
@@ -264,9 +261,9 @@ func (e call) move(p Program, syscall string, number int, to netip.AddrPort) (An
 	return Answer{}, nil
 }
 
-// hasOtherSource tells whether a client's socket that is bound on the host already
-// has not the address from which the endpoint is to be left. The kernel programs
-// give an address only to sockets without a port.
+// hasOtherSource tells whether a client's socket is bound on the host already, but not to the
+// source address of the endpoint. The kernel programs give an address only to sockets without a
+// port.
 func (e call) hasOtherSource(s *socket, ep *endpoint.Endpoint) bool {
 	if ep == nil || ep.Addr.IsUnspecified() || s.local.Port() == 0 {
 		return false
@@ -278,18 +275,17 @@ func (e call) hasOtherSource(s *socket, ep *endpoint.Endpoint) bool {
 	return addr.Unmap() != ep.Addr
 }
 
-// hasSources tells whether some endpoint is an address that the host does not
-// choose.
+// hasSources tells whether some endpoint has a source address that is not the host's choice.
 func (e call) hasSources() bool {
 	return slices.ContainsFunc(e.Table.Endpoints(), func(ep *endpoint.Endpoint) bool {
 		return ep.Type != endpoint.Unix && !ep.Addr.IsUnspecified()
 	})
 }
 
-// nameAt is what a socket that was bound already shall be bound to in its new
-// place, or the zero value. On the host it keeps only a port that the kernel chose, and
-// if the host's kernel could have: whose any other is, a rule says. One that was bound to
-// a loopback address stays so, and reaches from there what the kernel says it does.
+// nameAt returns the address to which a bound socket is bound in its new place, or the zero value
+// for an unbound one. On the host the socket keeps its port only if the kernel chose it and the
+// host's kernel could have chosen it: rules decide about all other ports. A socket that was bound
+// to a loopback address stays bound to it. The kernel decides what it reaches from there.
 func (e call) nameAt(s *socket, ep *endpoint.Endpoint, place Place) rebind {
 	addr, port := s.local.Addr(), s.local.Port()
 	if port == 0 {
@@ -311,7 +307,7 @@ func (e call) nameAt(s *socket, ep *endpoint.Endpoint, place Place) rebind {
 	return rebind{wanted: true, to: netip.AddrPortFrom(addr, port), view: s.local}
 }
 
-// decided tells whether a UDP socket has sent before, and notes that it has.
+// decided tells whether a UDP socket has sent before, and notes that it has sent.
 func (e *Engine) decided(s *socket) bool {
 	e.sentMu.Lock()
 	defer e.sentMu.Unlock()

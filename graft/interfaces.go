@@ -12,19 +12,20 @@ import (
 // tunDevice is /dev/net/tun, whose files answer SIOCGIFHWADDR too (linux/major.h).
 var tunDevice = unix.Mkdev(10, 200)
 
-// Interfaces calls ask with a file by which ioctl(2) tells of network interfaces what a
-// program may know by one of its descriptors. For a socket on the host's side that is a
-// socket of the same kind in the container's own namespace. For other sockets, and for
-// tun devices, it is the program's own file. Other files are no sockets (ENOTTY).
+// Interfaces calls ask with a file on which ioctl(2) tells about those network interfaces that the
+// program may see through one of its descriptors. For a socket on the host's side, the file is a
+// socket of the same kind in the container's own namespace. For other sockets and for tun devices,
+// it is the program's own file. For all other files the error is ENOTTY.
 //
-// The program can put another file under the number at any time. What counts is the
-// file that was duplicated here: ask is called with no other.
+// The program can put another file under the number at any time. Only the file that was duplicated
+// here counts: ask is called with no other.
 //
-// The thread that runs ask has no capabilities. With ours, the kernel would load a module
-// for each name of an interface that is not there (dev_load).
+// The thread that runs ask has no capabilities. With our capabilities, the kernel would load a
+// module for each name of a missing interface (dev_load).
 //
-// named says that the name of an interface is asked for, by its number. A server that a
-// rule has bound gets such numbers with its datagrams (IP_PKTINFO), and is told their names.
+// named says that the program asks for the name of an interface by its number. A server that a rule
+// has bound gets numbers of the host's interfaces with its datagrams (IP_PKTINFO), so it gets their
+// names.
 func (e *Engine) Interfaces(p Program, number int, named bool, ask func(file int)) error {
 	file, err := p.File(number)
 	if err != nil {
@@ -41,7 +42,7 @@ func (e *Engine) Interfaces(p Program, number int, named bool, ask func(file int
 	return withoutCapabilities(func() { ask(about) })
 }
 
-// aboutInterfaces returns the file that Interfaces asks in the place of a program's.
+// aboutInterfaces returns the file that Interfaces asks instead of the program's.
 func (e call) aboutInterfaces(file int, named bool) (int, error) {
 	cookie, err := unix.GetsockoptUint64(file, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
 	switch {
@@ -67,7 +68,7 @@ func (e call) aboutInterfaces(file int, named bool) (int, error) {
 	return k.Socket(kind)
 }
 
-// notTun is ENOTTY for files that are no tun devices.
+// notTun returns ENOTTY for files that are no tun devices.
 func notTun(file int) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(file, &st); err != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/tsugiki/tsugiki/policy"
 )
 
-// LogDecision logs what was decided about a destination without the engine, which has to decide
-// where a rule is for one protocol.
+// LogDecision logs a decision about a destination that was made without the engine. Where a rule is
+// for one protocol, the engine has to decide.
 func (e *Engine) LogDecision(p Program, syscall string, number int, to netip.AddrPort) {
 	e.logDecision(p, syscall, number, to, e.begin().Table.Egress(0, to))
 }
@@ -25,7 +25,7 @@ func (e *Engine) logDecision(p Program, syscall string, number int, addr netip.A
 	e.Log.Info("decided", "pid", p.Thread(), "syscall", syscall, "fd", number, "addr", addr, "endpoint", nameOf(ep))
 }
 
-// logTranslated logs which IPv6 address takes the place of a virtual one.
+// logTranslated logs which IPv6 address replaces a virtual one.
 func (e *Engine) logTranslated(p Program, number int, to, to6 netip.AddrPort, ep *endpoint.Endpoint) {
 	if e.Log.Enabled(context.Background(), slog.LevelInfo) {
 		e.Log.Info("decided", "pid", p.Thread(), "syscall", "connect", "fd", number, "addr", to, "to", to6, "endpoint", nameOf(ep))
@@ -39,8 +39,8 @@ func nameOf(ep *endpoint.Endpoint) string {
 	return ep.Name
 }
 
-// LogKernel logs what the kernel programs have decided, and how many decisions they could not
-// report.
+// LogKernel logs the decisions of the kernel programs, and the number of decisions that they could
+// not report.
 func (e *Engine) LogKernel(list []policy.Decision, lost uint64) {
 	ctx := context.Background()
 	if !e.Log.Enabled(ctx, slog.LevelInfo) {

@@ -18,15 +18,15 @@ import (
 // # A loopback on the host
 //
 // Where Config.Untrapped is set, the container's loopback is on the host, and the kernel programs
-// lead connects and datagrams there (bpf/loopback.h). What is left to the engine is bind(2). A port
-// P that the program binds on a wildcard or a loopback address has a port H of the host's in its
-// place, its private port. H is chosen at the first bind of P, and each later bind of P gets it
-// too, so that the kernel decides which of the program's sockets may share P.
+// lead connects and datagrams there (bpf/loopback.h). The engine answers only bind(2). If the
+// program binds a port P on a wildcard or a loopback address, the socket gets a port H of the host
+// instead, P's private port. The first bind of P chooses H. Each later bind of P gets H too, so
+// that the kernel decides which of the program's sockets may share P.
 
-// privateTries is how many private ports are tried for one bind.
+// privateTries is the number of private ports to try for one bind.
 const privateTries = 16
 
-// bindOnLoopback answers a bind that no rule names, in a container whose loopback is on the host.
+// bindOnLoopback answers a bind that no rule covers, in a container whose loopback is on the host.
 func (e call) bindOnLoopback(p Program, s *socket, addr netip.AddrPort) (Answer, error) {
 	at := addr.Addr().Unmap()
 	var err error
@@ -46,11 +46,11 @@ func (e call) bindOnLoopback(p Program, s *socket, addr netip.AddrPort) (Answer,
 	return Answer{Action: Succeed}, nil
 }
 
-// privilegedPorts are those below which a program may bind only with CAP_NET_BIND_SERVICE, unless
-// its namespace says otherwise (ip-sysctl, ip_unprivileged_port_start).
+// privilegedPorts is the first port that a program may bind without CAP_NET_BIND_SERVICE, unless
+// its namespace sets another (ip-sysctl, ip_unprivileged_port_start).
 const privilegedPorts = 1024
 
-// mayBind refuses a port of the container's that the program may not bind.
+// mayBind refuses a port of the container that the program may not bind.
 func (e call) mayBind(p Program, port uint16) error {
 	if port >= privilegedPorts {
 		return nil
@@ -75,8 +75,8 @@ func (e call) mayBind(p Program, port uint16) error {
 	return refusalError{unix.EACCES}
 }
 
-// bindClient binds an address of the host's from which the container may leave. Nobody reaches the
-// socket there whom it has not asked, so its port is the kernel's choice, whatever the program sees.
+// bindClient binds a source address of the container on the host. Only peers that the socket has
+// contacted reach it there, so the kernel chooses its port, whatever port the program sees.
 func (e call) bindClient(p Program, s *socket, addr netip.AddrPort) error {
 	source := Source(e.Table, addr.Addr().Unmap().Is6())
 	if !source.IsValid() || !source.IsUnspecified() && source != addr.Addr().Unmap() {
@@ -86,8 +86,7 @@ func (e call) bindClient(p Program, s *socket, addr netip.AddrPort) error {
 	return e.bindHost(s.file, e.places[s.netns], policy.Binding{Host: host, View: addr, Call: p.Call()})
 }
 
-// bindPrivate binds the private port of a program's port, which is that of b.View, at the address of
-// b.Host.
+// bindPrivate binds the private port of the program's port in b.View, at the address of b.Host.
 func (e call) bindPrivate(s *socket, b policy.Binding) error {
 	place, protocol, wanted := e.places[s.netns], s.kind().Protocol, b.View.Port()
 	b.Private = true
@@ -105,11 +104,11 @@ func (e call) bindPrivate(s *socket, b policy.Binding) error {
 			return err
 		}
 		if port == 0 {
-			continue // it is another port's, that no socket has now
+			continue // offered is the private port of another port that no socket has now
 		}
 		b.Host = netip.AddrPortFrom(b.Host.Addr(), port)
 		err = e.bindPrivateAt(s.file, place, b)
-		if err == nil { // the port may have been forgotten as long as no socket had it
+		if err == nil { // the row may have been deleted while no socket had the port
 			_, err = e.privateBecomes(place, protocol, wanted, 0, port)
 		}
 		var r refusalError
@@ -121,15 +120,15 @@ func (e call) bindPrivate(s *socket, b policy.Binding) error {
 		case others:
 			lost = port
 		case again || oerr != nil:
-			return errors.Join(err, oerr) // the program has it itself
-		default: // or another container's engine had it for a moment, to see whether it is free
+			return errors.Join(err, oerr) // the program itself has the port
+		default: // perhaps another container's engine had it for a moment, to check whether it is free
 			again = true
 		}
 	}
 	return refusalError{unix.EADDRINUSE}
 }
 
-// privateBecomes is PrivatePort with a port that is offered.
+// privateBecomes calls PrivatePort with an offered port.
 func (e call) privateBecomes(place Place, protocol int, port, lost, offered uint16) (uint16, error) {
 	return e.Enforcer.PrivatePort(protocol, port, lost, offered, func(protocol int) (map[uint16]bool, error) {
 		list, err := socketsAt(place, protocol, 0)
@@ -141,7 +140,7 @@ func (e call) privateBecomes(place Place, protocol int, port, lost, offered uint
 	})
 }
 
-// socketsAt returns the sockets of a place that have a port, or for 0 any port.
+// socketsAt returns the sockets of a place that have a port; port 0 stands for any.
 func socketsAt(place Place, protocol int, port uint16) (list []netns.Socket, err error) {
 	err = place.Do(func() (err error) {
 		list, err = netns.SocketsAt(protocol, port)
@@ -150,7 +149,7 @@ func socketsAt(place Place, protocol int, port uint16) (list []netns.Socket, err
 	return list, err
 }
 
-// privatePort is a port that is one container's on all addresses of both families.
+// privatePort returns a port that belongs to one container on all addresses of both families.
 func privatePort(place Place, protocol int, port uint16) Port {
 	return Port{Netns: place.Cookie(), Protocol: protocol, At: netip.AddrPortFrom(netip.IPv6Unspecified(), port), Dual: true}
 }
@@ -169,8 +168,8 @@ func (e *Engine) bindPrivateAt(file int, place Place, b policy.Binding) error {
 	return refusal(e.Ports.Bind(p, taken, func() error { return e.bindAllowed(file, b, share) }))
 }
 
-// othersHave tells whether a private port is somebody else's by now: another container was promised
-// it, or a socket has it that is not of the container's loopback.
+// othersHave tells whether others have a private port by now: it is reserved for another container,
+// or a socket outside the container's loopback has it.
 func (e *Engine) othersHave(place Place, p Port) (bool, error) {
 	if e.Ports.Reserved(p, endpoint.PortRange{First: p.At.Port(), Last: p.At.Port()}) {
 		return true, nil
@@ -184,9 +183,9 @@ func (e *Engine) othersHave(place Place, p Port) (bool, error) {
 	return false, err
 }
 
-// freePort finds a port that no socket of the place has on any address, or returns the wanted one, if
-// the kernel has chosen that for a socket of the container's. A port that is free is not the
-// program's to choose: it would be the one that remotes see.
+// freePort finds a port that no socket of the place has on any address. It returns the wanted port
+// if the kernel has chosen that for a socket of the container. Otherwise the program cannot choose
+// a free port by its bind: remotes would see that port.
 func (e *Engine) freePort(place Place, protocol int, wanted, lost uint16) (uint16, error) {
 	if wanted != lost && e.Ephemeral.Contains(wanted) {
 		p := privatePort(place, protocol, wanted)
@@ -213,9 +212,9 @@ func (e *Engine) freePort(place Place, protocol int, wanted, lost uint16) (uint1
 	return 0, refusalError{unix.EADDRINUSE}
 }
 
-// candidate is a port to try. Those above the ephemeral range are first: the kernel never chooses
-// them for a client, so that a server which starts again finds its port free. 0 is the kernel's
-// choice, where there are none or many are taken.
+// candidate returns a port to try. Ports above the ephemeral range come first: the kernel never
+// chooses them for a client, so that a restarted server finds its port free. 0 stands for the
+// kernel's choice, if there are no such ports or many are taken.
 func (e *Engine) candidate(try int) uint16 {
 	const last = 1<<16 - 1
 	if try >= privateTries/2 || e.Ephemeral.Last == last {
@@ -228,7 +227,7 @@ func (e *Engine) candidate(try int) uint16 {
 	return port
 }
 
-// keeps tells whether the host's administrator keeps a port from all that ask for any.
+// keeps tells whether the host's administrator reserves a port for programs that name it.
 func (e *Engine) keeps(port uint16) bool {
 	return slices.ContainsFunc(e.Kept, func(r endpoint.PortRange) bool { return r.Contains(port) })
 }
@@ -241,7 +240,7 @@ func claimIn(place Place, p Port) (port uint16, err error) {
 	return port, err
 }
 
-// claim binds a socket to the port, or for 0 to one of the kernel's choice, for a moment.
+// claim binds a socket to the port for a moment. For port 0, the kernel chooses the port.
 func (p Port) claim() (uint16, error) {
 	file, err := p.socket()
 	if errors.Is(err, unix.EAFNOSUPPORT) { // the host has no IPv6

@@ -19,15 +19,15 @@ import (
 
 // ownListener listens in the container's own namespace.
 type ownListener struct {
-	at     Port // of the program's listener, on the host
+	at     Port // address of the program's listener, on the host
 	place  Place
-	cgroup uint64 // of it
+	cgroup uint64 // of the program's listener
 	kind   keeper.Kind
 	v6only bool
-	view   netip.AddrPort // where it listens
+	view   netip.AddrPort // address in the container's own namespace
 	file   *os.File
 	log    *slog.Logger
-	gone   func() // the program's listener is
+	gone   func() // called when the program's listener has gone
 
 	begin sync.Once
 	room  chan struct{} // has an entry for each marker of the container
@@ -48,7 +48,7 @@ type marked struct {
 	marker *os.File
 }
 
-// open makes the socket in the container's own namespace, and binds it.
+// open makes and binds the socket in the container's own namespace.
 func (l *ownListener) open(own Place) error {
 	k, err := own.Maker()
 	if err != nil {
@@ -65,7 +65,7 @@ func (l *ownListener) open(own Place) error {
 		}
 		err = unix.SetsockoptInt(file, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, only)
 	}
-	if err == nil { // connections in TIME_WAIT are in nobody's way
+	if err == nil { // connections in TIME_WAIT do not block the bind
 		err = unix.SetsockoptInt(file, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
 	}
 	if err == nil {
@@ -86,7 +86,7 @@ func (l *ownListener) listen(backlog int) (err error) {
 	return errors.Join(control(l.file, func(fd int) { err = unix.Listen(fd, backlog) }), err)
 }
 
-// control calls fn with the descriptor of a file that stays open meanwhile.
+// control calls fn with the descriptor of a file, which stays open meanwhile.
 func control(f *os.File, fn func(fd int)) error {
 	raw, err := f.SyscallConn()
 	if err != nil {
@@ -113,7 +113,7 @@ func (l *ownListener) serve() {
 	})
 }
 
-// accept takes a connection off the queue, and tells whether to go on.
+// accept accepts a connection, and tells whether to go on.
 func (l *ownListener) accept() bool {
 	if !l.enter() {
 		return false
@@ -127,7 +127,7 @@ func (l *ownListener) accept() bool {
 	})
 	switch {
 	case cerr != nil:
-		again = false // it is closed
+		again = false // the listener is closed
 	case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR), errors.Is(err, unix.ECONNABORTED):
 	case err != nil:
 		l.log.Error("accept at the container's own address", "addr", l.view, "err", err)
@@ -143,7 +143,7 @@ func (l *ownListener) accept() bool {
 	return again
 }
 
-// enter waits for room for a marker, and tells whether there is some before the end.
+// enter waits for room for a marker. It returns false if the listener ends first.
 func (l *ownListener) enter() bool {
 	select {
 	case l.room <- struct{}{}:
@@ -165,7 +165,8 @@ func (l *ownListener) leave() {
 	<-l.room
 }
 
-// lead has the program accept a connection, and returns when the program has, or cannot.
+// lead makes the program accept a connection, and returns when the program has accepted it or
+// cannot.
 func (l *ownListener) lead(conn int, peer netip.AddrPort) {
 	marker, from, err := l.mark(conn, peer)
 	noted := err == nil
@@ -176,7 +177,7 @@ func (l *ownListener) lead(conn int, peer netip.AddrPort) {
 		reset(conn)
 	}
 	if marker != nil {
-		marker.Close() // not before: until then the address is nobody else's
+		marker.Close() // not before: until then no other connection gets the address
 	}
 	switch {
 	case errors.Is(err, unix.ECONNREFUSED):
@@ -186,7 +187,7 @@ func (l *ownListener) lead(conn int, peer netip.AddrPort) {
 	}
 }
 
-// mark connects to the program's listener, on the host, and notes for which connection.
+// mark connects to the program's listener, on the host, and notes for which connection it does.
 func (l *ownListener) mark(conn int, peer netip.AddrPort) (_ *os.File, from netip.AddrPort, err error) {
 	to := l.at.At
 	if to.Addr().IsUnspecified() {
@@ -206,7 +207,7 @@ func (l *ownListener) mark(conn int, peer netip.AddrPort) (_ *os.File, from neti
 		return nil, from, err
 	}
 	marker := os.NewFile(uintptr(file), "marker of a connection")
-	l.mu.Lock() // until it is noted, take does not look for it
+	l.mu.Lock() // take waits until the marker is noted
 	defer l.mu.Unlock()
 	err = unix.Connect(file, sockaddrOf(to))
 	if errors.Is(err, unix.EINPROGRESS) {
@@ -224,7 +225,7 @@ func (l *ownListener) mark(conn int, peer netip.AddrPort) (_ *os.File, from neti
 	return marker, from, err
 }
 
-// markerSocket makes the socket of a marker, if the program's listener is there still.
+// markerSocket makes the socket of a marker, if the program's listener is still there.
 func (l *ownListener) markerSocket() (int, error) {
 	s, found, err := netns.ListenerAt(l.at.At)
 	if err != nil {
@@ -243,8 +244,8 @@ func loopbackLike(addr netip.Addr) netip.Addr {
 	return netip.IPv6Loopback()
 }
 
-// awaitEnd waits until a marker is refused, or its other end closed. It sends a byte first: a
-// listener with TCP_DEFER_ACCEPT has no connection before.
+// awaitEnd waits until a marker is refused or its other end is closed. It sends a byte first,
+// because a listener with TCP_DEFER_ACCEPT has no connection before data comes.
 func awaitEnd(marker *os.File) error {
 	raw, err := marker.SyscallConn()
 	if err != nil {
@@ -265,8 +266,8 @@ func awaitEnd(marker *os.File) error {
 	return nil
 }
 
-// take returns the connection for which what the program's listener has accepted is the marker, and
-// the name of its peer.
+// take returns the connection, and the name of its peer, if the program's listener has accepted the
+// connection's marker.
 func (l *ownListener) take(file int, from netip.AddrPort) (conn int, peer netip.AddrPort, is bool) {
 	from = netip.AddrPortFrom(from.Addr().Unmap(), from.Port())
 	l.mu.Lock()
@@ -276,13 +277,13 @@ func (l *ownListener) take(file int, from netip.AddrPort) (conn int, peer netip.
 		return -1, peer, false
 	}
 	if state, err := tcpState(file); err != nil || state == tcpClose {
-		return -1, peer, false // of an earlier connection
+		return -1, peer, false // the marker of an earlier connection
 	}
 	delete(l.markers, from)
 	return m.conn, m.peer, true
 }
 
-// drop forgets a marker, and tells whether it was not taken.
+// drop forgets a marker. It returns true if the marker had not been taken.
 func (l *ownListener) drop(from netip.AddrPort) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -309,7 +310,7 @@ func (l *ownListener) close() {
 	}
 }
 
-// wait waits until nothing works for it any more, after close.
+// wait waits, after close, until all goroutines of the listener have ended.
 func (l *ownListener) wait() {
 	l.mu.Lock()
 	w := l.watch
@@ -320,7 +321,7 @@ func (l *ownListener) wait() {
 	l.leads.Wait()
 }
 
-// resetAtEnd has a connection end with a reset, so that nothing of it lingers.
+// resetAtEnd makes a connection end with a reset, so that it leaves no TIME_WAIT.
 func resetAtEnd(file int) {
 	_ = unix.SetsockoptLinger(file, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
 }

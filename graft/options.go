@@ -11,28 +11,28 @@ import (
 	"github.com/tsugiki/tsugiki/keeper"
 )
 
-// option is a socket option that a program may have set before its socket is
-// moved, in the form in which getsockopt(2) gives what setsockopt(2) takes.
+// option is a socket option that a program may have set before its socket is moved. getsockopt(2)
+// returns it in the form that setsockopt(2) takes.
 type option struct {
 	level, name int
-	family      int // only for sockets of it; 0: any
-	typ         int // likewise
+	family      int // only for sockets of this family; 0: any
+	typ         int // only for sockets of this type; 0: any
 	size        int
-	halve       bool // the kernel doubles what it is given (socket(7))
-	// limited: the kernel takes only some values from who has no capability on the
-	// host. In a user namespace of its own the program may have set others.
+	halve       bool // the kernel doubles the value that it is given (socket(7))
+	// limited: without a capability on the host, the kernel accepts only some values. In a user
+	// namespace of its own, the program may have set others.
 	limited bool
 }
 
 // ipv6MulticastAll is IPV6_MULTICAST_ALL of linux/in6.h.
 const ipv6MulticastAll = 29
 
-// optionSizeMax is the size of the largest of them.
+// optionSizeMax is the size of the largest option.
 const optionSizeMax = 16
 
-// options are all that can be read back, but for the socket filter, see
-// copyFilter. Those that cannot, such as multicast memberships, do not survive a
-// move; sockets that are created where they belong have no need of one.
+// options are all options that can be read back, except the socket filter, see copyFilter. Others,
+// such as multicast memberships, are lost in a move. Sockets that are created in the right place
+// are not moved.
 var options = []option{
 	{level: unix.SOL_SOCKET, name: unix.SO_REUSEADDR, size: 4},
 	{level: unix.SOL_SOCKET, name: unix.SO_REUSEPORT, size: 4},
@@ -105,8 +105,8 @@ var options = []option{
 	{level: unix.SOL_UDP, name: unix.UDP_GRO, typ: unix.SOCK_DGRAM, size: 4},
 }
 
-// values are what the options of a socket are, in the order of options; one that
-// it does not have is empty.
+// values are the values of a socket's options, in the order of options. The value of an option that
+// the socket does not have is empty.
 type values []string
 
 func (s *socket) values() values {
@@ -128,8 +128,8 @@ type valuesKey struct {
 	kind  keeper.Kind
 }
 
-// defaults are the options of a new socket in the place where s is. Many come
-// from that namespace's sysctls, and shall be the new place's after a move.
+// defaults returns the options of a new socket in the place of s. Many come from the sysctls of
+// that namespace. After a move, these have to be the defaults of the new place.
 func (e call) defaults(s *socket) (values, error) {
 	key := valuesKey{s.netns, s.kind()}
 	if vs, ok := e.defaultValues.Load(key); ok {
@@ -155,9 +155,8 @@ func (e call) defaults(s *socket) (values, error) {
 	return vs, nil
 }
 
-// copyOptions sets on the socket to what the program has set on s. An option
-// that the new place refuses is left out: on a host socket, the program could
-// not have set it either.
+// copyOptions sets on the socket to the options that the program has set on s. It leaves out an
+// option that the new place refuses: on a host socket, the program could not have set it either.
 func (e call) copyOptions(s *socket, to int) error {
 	defaults, err := e.defaults(s)
 	if err != nil {
@@ -189,8 +188,8 @@ func (o option) set(file int, value []byte) (err error) {
 
 var native = binary.NativeEndian
 
-// copyFilter copies a classic BPF filter (SO_ATTACH_FILTER). An eBPF one cannot
-// be read back, and is left behind.
+// copyFilter copies a classic BPF filter (SO_ATTACH_FILTER). An eBPF filter cannot be read back,
+// and is lost.
 func copyFilter(from, to int) error {
 	blocks, err := getFilter(from, nil)
 	if err != nil || blocks == 0 {
@@ -207,7 +206,7 @@ func copyFilter(from, to int) error {
 	return nil
 }
 
-// getFilter is getsockopt(SO_GET_FILTER), whose length counts instructions.
+// getFilter calls getsockopt(SO_GET_FILTER), whose length counts instructions.
 func getFilter(file int, code []unix.SockFilter) (int, error) {
 	var first *unix.SockFilter
 	if len(code) > 0 {
@@ -222,9 +221,9 @@ func getFilter(file int, code []unix.SockFilter) (int, error) {
 	return int(size), nil
 }
 
-// getsockopt and setsockopt take the lock of a program's socket, which the program may hold for
-// as long as it likes. So Go's runtime has to know that they may wait: with RawSyscall all of
-// this process would.
+// getsockopt and setsockopt take the lock of a program's socket, which the program may hold for as
+// long as it likes. So Go's runtime has to know that they may wait: with RawSyscall, all of this
+// process would wait.
 func getsockopt(file, level, name int, value []byte) (int, error) {
 	size := uint32(len(value))
 	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(file), uintptr(level), uintptr(name),

@@ -13,31 +13,34 @@ import (
 
 // # Servers that listen in the container's own namespace too
 //
-// A rule with +own (policy.Ingress.Own) has a server listen at two places: its socket is on the host,
-// and a socket of ours, an ownListener, listens at the same port in the container's own namespace.
-// The kernel has one queue of connections for each network namespace, and nothing moves a
-// connection from one to another. So:
+// A rule with +own (policy.Ingress.Own) makes a server listen at two places. Its socket is on the
+// host, and a socket of the engine, an ownListener, listens at the same port in the container's own
+// namespace. The kernel has one queue of connections for each network namespace, and nothing moves
+// a connection from one to another. So:
 //
 //   - The engine accepts a connection of the ownListener, and connects to the program's listener on
 //     the host, from the host. This second connection is the marker of the first. It carries
-//     nothing. By it the program's poll(2), epoll and accept(2) see that there is a connection.
-//   - accept(2) is trapped. The engine accepts on the program's behalf. If it gets a marker, then the
-//     program gets the connection that the marker stands for, and the marker ends.
+//     nothing. It makes the program's poll(2), epoll and accept(2) see that there is a connection.
+//   - accept(2) is trapped. The engine accepts on the program's behalf. If it gets a marker, it
+//     gives the program the connection that the marker stands for, and the marker ends.
 //
-// Before it connects, the engine asks the kernel whose listener is there: the port may be another
-// process's by now. A marker is known by the address from which it comes, as long as it is open at our side: until
-// then the host's kernel gives that address to no other connection to the listener. A socket of an
-// earlier connection from there may be in the queue still, but is closed then.
+// Before it connects, the engine asks the kernel whose listener is there: another process may have
+// the port by now. The engine knows a marker by its source address as long as the engine's end is
+// open: so long the host's kernel gives that address to no other connection to the listener. A
+// socket of an earlier connection from that address may still be in the queue, but then it is
+// closed.
 //
-// If the program's listener is gone, the connection is reset, and the ownListener closed.
+// If the program's listener has gone, the connection is reset and the ownListener closed.
 
 const (
-	// ownMax is how many ownListeners a container may have: each is a descriptor of this process.
+	// ownMax is the number of ownListeners that a container may have. Each is a descriptor of this
+	// process.
 	ownMax = 64
-	// markersMax is how many connections the ownListeners of a container take off their queues before
-	// the program accepts them. Further ones wait in the queue, which has the program's backlog.
+	// markersMax is the number of connections that the ownListeners of a container accept before
+	// the program does. Further connections wait in the queue, which has the program's backlog.
 	markersMax = 32
-	// markersPool is the same of all containers: each connection is two descriptors.
+	// markersPool is the same number for all containers together. Each connection takes two
+	// descriptors.
 	markersPool = 2048
 )
 
@@ -59,7 +62,7 @@ func ownKey(netns uint64, at netip.AddrPort) Port {
 	return Port{Netns: netns, Protocol: unix.IPPROTO_TCP, At: netip.AddrPortFrom(at.Addr().Unmap(), at.Port())}
 }
 
-// wantsOwn tells whether a rule has a server listen in the container's own namespace too.
+// wantsOwn tells whether a rule makes a server listen in the container's own namespace too.
 func (e call) wantsOwn(s *socket) bool {
 	addr, port := s.local.Addr().Unmap(), s.local.Port()
 	if e.OwnIsLoopback || e.Untrapped || addr.IsLoopback() {
@@ -72,9 +75,9 @@ func (e call) wantsOwn(s *socket) bool {
 		e.Table.IngressRule(policy.TCP, netip.AddrPortFrom(netip.IPv4Unspecified(), port)).Own
 }
 
-// openOwn makes the ownListener of a program's socket that is about to listen on the host, if a rule
-// says so. It serves once serve is called. An address that is taken in the container's own
-// namespace is a refusal.
+// openOwn makes the ownListener of a program's socket that is about to listen on the host, if a
+// rule says so. It serves once serve is called. If the address is taken in the container's own
+// namespace, the error is a refusalError.
 func (e call) openOwn(s *socket, backlog int) (*ownListener, error) {
 	at, known := e.Enforcer.BoundTo(s.file)
 	if !known || !e.wantsOwn(s) {
@@ -85,7 +88,7 @@ func (e call) openOwn(s *socket, backlog int) (*ownListener, error) {
 	return e.addOwn(l, backlog)
 }
 
-// newOwnListener makes one for a program's listener at an address of the host's.
+// newOwnListener makes an ownListener for a program's listener at an address of the host.
 func (e *Engine) newOwnListener(place Place, at netip.AddrPort) *ownListener {
 	return &ownListener{
 		at: ownKey(place.Cookie(), at), place: place, cgroup: e.Enforcer.Cgroup(), work: e.Work, log: e.Log,
@@ -93,8 +96,8 @@ func (e *Engine) newOwnListener(place Place, at netip.AddrPort) *ownListener {
 	}
 }
 
-// addOwn has an ownListener listen. If there is one like it, for another socket that shares the port
-// or for one that is gone, that one remains.
+// addOwn makes an ownListener listen. If there is an equal one, for another socket that shares the
+// port or for one that has gone, that one remains.
 func (e *Engine) addOwn(l *ownListener, backlog int) (*ownListener, error) {
 	e.ownMu.Lock()
 	defer e.ownMu.Unlock()
@@ -133,13 +136,13 @@ func (e *Engine) addOwn(l *ownListener, backlog int) (*ownListener, error) {
 	return l, nil
 }
 
-// closeOwn, and closeEndedOwn, are for who holds e.ownMu.
+// The caller of closeOwn and of closeEndedOwn holds e.ownMu.
 func (e *Engine) closeOwn(l *ownListener) {
 	delete(e.own, l.at)
 	l.close()
 }
 
-// closeEndedOwn closes those ownListeners of a port whose program listens no more.
+// closeEndedOwn closes those ownListeners of a port whose program does not listen any more.
 func (e *Engine) closeEndedOwn(port uint16) {
 	for _, l := range e.own {
 		if l.view.Port() != port {
@@ -151,9 +154,9 @@ func (e *Engine) closeEndedOwn(port uint16) {
 	}
 }
 
-// exchange returns what the program gets of a connection that its listener has accepted: if it is a
-// marker, the connection that it stands for, with the options that the program has set on the
-// listener.
+// exchange returns the connection that the program gets when its listener has accepted one. For a
+// marker, that is the connection that the marker stands for, with the options that the program has
+// set on the listener.
 func (e call) exchange(l *ownListener, s *socket, file int, from netip.AddrPort) (int, netip.AddrPort) {
 	conn, peer, is := l.take(file, from)
 	if !is {
@@ -166,8 +169,8 @@ func (e call) exchange(l *ownListener, s *socket, file int, from netip.AddrPort)
 	return conn, peer
 }
 
-// recoverOwn has servers that an earlier engine knew listen in the container's own namespace again.
-// A server that has bound one address of the container's is then at all that its rule is for.
+// recoverOwn makes servers of an earlier engine listen in the container's own namespace again. A
+// server that has bound one address of the container then listens at all addresses of its rule.
 func (e *Engine) recoverOwn(services []policy.Service) {
 	c := e.begin()
 	for _, s := range services {
@@ -186,7 +189,7 @@ func (e *Engine) recoverOwn(services []policy.Service) {
 	}
 }
 
-// recoverOwnOf does so for a server of a rule, if it listens.
+// recoverOwnOf does so for the server of a rule, if it listens.
 func (e *Engine) recoverOwnOf(place Place, service policy.Service, r policy.Ingress) error {
 	at := ownKey(service.Netns, service.Host)
 	list, err := socketsAt(place, unix.IPPROTO_TCP, at.At.Port())
@@ -210,7 +213,7 @@ func (e *Engine) recoverOwnOf(place Place, service policy.Service, r policy.Ingr
 	return nil
 }
 
-// CloseOwn lets servers listen in the container's own namespace no more.
+// CloseOwn closes all ownListeners.
 func (e *Engine) CloseOwn() {
 	e.ownMu.Lock()
 	var closed []*ownListener

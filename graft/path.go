@@ -9,16 +9,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Who has an annotation heard may often write in the folder of its unix endpoint as well,
-// and could put a symbolic link there once the agent has looked at it: to a socket of the
-// host. Where Config.NoSymlinks is set, a path is therefore opened without following one
-// (openat2(2), Linux 5.6), and from then on named by the open file. The name of a listening
-// socket, as its peers see it, is then /proc/thread-self/fd/N/FILE.
+// The author of an annotation may often also write in the folder of its unix endpoint. After the
+// agent has checked the path, the author could put a symbolic link to a socket of the host there.
+// So where Config.NoSymlinks is set, the engine opens a path without following symbolic links
+// (openat2(2), Linux 5.6), and then uses only the open file. The peers of a listening socket then
+// see the name /proc/thread-self/fd/N/FILE.
 
-// socketName is a name for a path, as connect(2) and bind(2) of a unix socket take it.
+// socketName is a name for a path that connect(2) and bind(2) of a unix socket take.
 type socketName struct {
 	name string
-	fd   int // that the name leads through; or less than 0
+	fd   int // through which the name leads; or less than 0
 }
 
 func (n socketName) close() {
@@ -27,7 +27,7 @@ func (n socketName) close() {
 	}
 }
 
-// openSocket names a socket, to connect to.
+// openSocket returns the name of a socket, to connect to it.
 func (e *Engine) openSocket(file string) (socketName, error) {
 	if !e.NoSymlinks {
 		return socketName{file, -1}, nil
@@ -35,7 +35,7 @@ func (e *Engine) openSocket(file string) (socketName, error) {
 	return openPath(file, 0, "")
 }
 
-// openFolder names a file, to be made.
+// openFolder returns the name of a file that will be made.
 func (e *Engine) openFolder(file string) (socketName, error) {
 	if !e.NoSymlinks {
 		return socketName{file, -1}, nil
@@ -58,8 +58,8 @@ type madeSocket struct {
 	st   unix.Stat_t
 }
 
-// Close removes the sockets that the container's listeners have in the file system, where
-// nobody has put something else.
+// Close removes the sockets of the container's listeners from the file system, unless another file
+// is at the path.
 func (e *Engine) Close() error {
 	e.pathsMu.Lock()
 	defer e.pathsMu.Unlock()

@@ -14,36 +14,36 @@ import (
 // # Ports of the host
 //
 // The rules of several containers may lead to the same port of the host. The kernel lets two
-// sockets share one that both set SO_REUSEPORT and have the same user, or for UDP both set
-// SO_REUSEADDR: it knows of users, not of containers. So whose a port is, Ports says. What
-// Ports does not know, a socket of ours tells that is bound to the port for a moment.
+// sockets share a port if both set SO_REUSEPORT and have the same user, or for UDP if both set
+// SO_REUSEADDR. It distinguishes users, not containers. So Ports decides which container has a
+// port. If Ports does not know, a socket of ours that is bound to the port for a moment tells.
 
-// Port is a port of the host's, and the address at which it is bound.
+// Port is a port of the host and the address at which it is bound.
 type Port struct {
 	Netns    uint64 // cookie of its namespace
 	Protocol int    // unix.IPPROTO_TCP or unix.IPPROTO_UDP
 	At       netip.AddrPort
-	// Dual says that At is the wildcard of IPv6, and stands for that of IPv4 too.
+	// Dual says that At is the IPv6 wildcard and stands for the IPv4 wildcard too.
 	Dual bool
 }
 
-// Ports knows which ports of the host are which container's.
+// Ports knows which container has which ports of the host.
 type Ports interface {
-	// Bind calls bind, which binds a socket of the container's to a port, and notes that the
-	// port is the container's if it succeeds. Where the port is another container's, bind is
-	// not called, and the error is EADDRINUSE.
+	// Bind calls bind, which binds a socket of the container to a port. If bind succeeds, Bind
+	// notes that the container has the port. If another container has the port, Bind does not call
+	// bind and returns EADDRINUSE.
 	//
-	// taken tells whether some socket has a port. It is nil where the kernel does not let
-	// the socket share the port, whoever has it.
+	// taken tells whether some socket has a port. It is nil if the kernel does not let the socket
+	// share the port with any other.
 	Bind(p Port, taken func(Port) (bool, error), bind func() error) error
 	// Reserved tells whether a port of the range, at the address of p, is reserved for another
 	// container.
 	Reserved(p Port, ports endpoint.PortRange) bool
-	// Others tells whether the port is another container's by now.
+	// Others tells whether another container has the port by now.
 	Others(p Port) bool
 }
 
-// bindServer binds a host socket to what a rule lets the container serve.
+// bindServer binds a host socket to an address that a rule lets the container serve.
 func (e *Engine) bindServer(file int, place Place, b policy.Binding) error {
 	if b.Host.Port() == 0 {
 		return e.bindAnyPort(file, place, b)
@@ -70,19 +70,19 @@ func (e *Engine) bindServer(file int, place Place, b policy.Binding) error {
 	return nil
 }
 
-// mayListen tells whether the port that an ingress rule has bound a socket to is still the
-// container's. The kernel lets sockets that set SO_REUSEADDR have the same port as long as
-// none of them listens.
+// mayListen tells whether the container still has the port to which an ingress rule has bound a
+// socket. The kernel lets sockets with SO_REUSEADDR have the same port as long as none of them
+// listens.
 func (e *Engine) mayListen(s *socket) (bool, error) {
 	at, known := e.Enforcer.BoundTo(s.file)
 	if !known {
-		return true, nil // the kernel programs see to it
+		return true, nil // the kernel programs decide
 	}
 	p, err := portOf(s.file, s.netns, at)
 	return err == nil && !e.Ports.Others(p), err
 }
 
-// portOf is the port at an address of the host's that a socket is to be bound to.
+// portOf returns the Port for an address of the host to which a socket will be bound.
 func portOf(file int, netns uint64, at netip.AddrPort) (Port, error) {
 	p := Port{Netns: netns, Protocol: unix.IPPROTO_UDP, At: netip.AddrPortFrom(at.Addr().Unmap(), at.Port())}
 	typ, err := unix.GetsockoptInt(file, unix.SOL_SOCKET, unix.SO_TYPE)
@@ -102,8 +102,8 @@ func portOf(file int, netns uint64, at netip.AddrPort) (Port, error) {
 	return p, nil
 }
 
-// isTaken tells whether a socket has a port: one of TCP that listens, or that does not set
-// SO_REUSEADDR; any of UDP. Connections that linger in TIME_WAIT are in nobody's way.
+// isTaken tells whether a socket has a port: a TCP socket that listens or does not set
+// SO_REUSEADDR, or any UDP socket. Connections in TIME_WAIT do not count.
 func isTaken(place Place, p Port) (bool, error) {
 	err := place.Do(func() error {
 		file, err := p.probe()
@@ -117,16 +117,16 @@ func isTaken(place Place, p Port) (bool, error) {
 	case errors.Is(err, unix.EADDRINUSE):
 		return true, nil
 	case errors.Is(err, unix.EADDRNOTAVAIL), err == nil:
-		return false, nil // what else is wrong with it, the program's own bind says
+		return false, nil // the program's own bind reports other errors
 	}
 	return false, fmt.Errorf("try port %s: %w", p.At, err)
 }
 
-// nobodysUser is a user whom no program has: no socket shares a port with one of his.
+// nobodysUser is a user of no program: no other socket shares a port with a socket of this user.
 const nobodysUser = 1<<32 - 2
 
-// probe makes a socket for a port that passes over connections in TIME_WAIT, as those of
-// servers do. It is to be called on a thread that then ends.
+// probe makes a socket that can have a port in spite of connections in TIME_WAIT, as sockets of
+// servers can. It has to be called on a thread that then ends.
 func (p Port) probe() (int, error) {
 	_, _ = unix.SetfsuidRetUid(nobodysUser)
 	user, _ := unix.SetfsuidRetUid(-1) // changes nothing
@@ -136,7 +136,7 @@ func (p Port) probe() (int, error) {
 	}
 	if p.Protocol == unix.IPPROTO_TCP {
 		err = unix.SetsockoptInt(file, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
-		// TIME_WAIT of a server that sets nothing else.
+		// For TIME_WAIT of a server that sets only SO_REUSEPORT.
 		if err == nil && user == nobodysUser {
 			err = unix.SetsockoptInt(file, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1)
 		}

@@ -12,8 +12,8 @@ import (
 	"github.com/tsugiki/tsugiki/keeper"
 )
 
-// refusalError is an errno that the kernel gave the engine for a call that it
-// made on the program's behalf, and that therefore is the program's.
+// refusalError is an errno of the kernel for a call that the engine made on the program's behalf.
+// The program gets this errno.
 type refusalError struct {
 	errno unix.Errno
 }
@@ -37,8 +37,8 @@ func kernelRefusal(err error) (unix.Errno, bool) {
 	return 0, false
 }
 
-// answerFor turns what went wrong into an answer, if it is the program's to
-// know, and else returns it as the fault of ours that it is.
+// answerFor turns a refusal into an answer with the program's errno. It returns any other error, a
+// fault of ours, as an error.
 func answerFor(err error) (Answer, error) {
 	var r refusalError
 	if errors.As(err, &r) {
@@ -53,7 +53,7 @@ func answerFor(err error) (Answer, error) {
 	return Answer{}, err
 }
 
-// ignoreBadFile drops EBADF: the kernel will say it itself.
+// ignoreBadFile drops EBADF, which the kernel will return itself.
 func ignoreBadFile(err error) error {
 	if errors.Is(err, unix.EBADF) {
 		return nil
@@ -61,7 +61,7 @@ func ignoreBadFile(err error) error {
 	return err
 }
 
-// socket is what the engine has to know of a file before it moves it.
+// socket has the facts about a file that the engine needs before it moves the file.
 type socket struct {
 	file     int
 	family   int
@@ -73,9 +73,9 @@ type socket struct {
 	local    netip.AddrPort
 }
 
-// again is the answer for a file that is nothing to us. Where a call to an IP
-// address meets a unix socket, and somebody has begun to answer it, they had put
-// that socket there and were done.
+// again is the answer for a file that is no IP socket. If a call to an IP address meets a unix
+// socket, and an earlier supervisor has begun to answer the call, that supervisor had put the unix
+// socket there and was done.
 func (s *socket) again(p Program) Answer {
 	if s != nil && s.family == unix.AF_UNIX && p.Again() {
 		return Answer{Action: Succeed}
@@ -83,7 +83,7 @@ func (s *socket) again(p Program) Answer {
 	return Answer{}
 }
 
-// inspect looks at a file. One that is no socket has the family 0.
+// inspect reads the facts about a file. If the file is no socket, its family is 0.
 func inspect(file int) (*socket, error) {
 	s := &socket{file: file}
 	var err error
@@ -120,8 +120,8 @@ const (
 	tcpListen = 10
 )
 
-// tcpState is the first byte of struct tcp_info. MPTCP and other protocols have
-// none; they count as closed, which is what a socket that nobody connected is.
+// tcpState returns the first byte of struct tcp_info. Sockets of MPTCP and other protocols have no
+// tcp_info. They count as closed, the state of a socket that nobody connected.
 func tcpState(file int) (uint8, error) {
 	var buf [1]byte
 	n, err := getsockopt(file, unix.IPPROTO_TCP, unix.TCP_INFO, buf[:])
@@ -136,8 +136,8 @@ func tcpState(file int) (uint8, error) {
 
 func localName(file int) (netip.AddrPort, error) { return nameByCall(unix.SYS_GETSOCKNAME, file) }
 
-// nameByCall is getsockname(2) or getpeername(2). unix.Getsockname is for calls that never wait, see
-// getsockopt.
+// nameByCall calls getsockname(2) or getpeername(2). unix.Getsockname is for calls that never wait,
+// see getsockopt.
 func nameByCall(call uintptr, file int) (netip.AddrPort, error) {
 	var name [unix.SizeofSockaddrAny]byte
 	size := uint32(len(name))
@@ -158,8 +158,8 @@ func nameByCall(call uintptr, file int) (netip.AddrPort, error) {
 func (s *socket) isIP() bool { return s.family == unix.AF_INET || s.family == unix.AF_INET6 }
 func (s *socket) is4() bool  { return s.family == unix.AF_INET }
 
-// movable tells whether another socket can take this one's place: TCP that is
-// neither connected nor listening, and UDP.
+// movable tells whether another socket can replace this one: a TCP socket that is neither connected
+// nor listening, or a UDP socket.
 func (s *socket) movable() bool {
 	if !s.isIP() {
 		return false
@@ -178,7 +178,7 @@ func (s *socket) v6only() bool {
 	return err == nil && v != 0
 }
 
-// kind is what a socket in this one's place is made of.
+// kind returns the parameters of a socket that replaces this one.
 func (s *socket) kind() keeper.Kind {
 	k := keeper.Kind{Family: s.family, Type: s.typ, Protocol: unix.IPPROTO_UDP}
 	if s.typ == unix.SOCK_STREAM {
@@ -187,7 +187,7 @@ func (s *socket) kind() keeper.Kind {
 	return k
 }
 
-// shape writes an address as a socket of this family takes it.
+// shape returns an address in the form that a socket of this family takes.
 func (s *socket) shape(addr netip.Addr) netip.Addr {
 	if !s.is4() && addr.Is4() {
 		return netip.AddrFrom16(addr.As16())

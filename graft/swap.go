@@ -10,25 +10,24 @@ import (
 	"github.com/tsugiki/tsugiki/policy"
 )
 
-// rebind says what a socket is to be bound to in its new place.
+// rebind says how a socket is bound in its new place.
 type rebind struct {
 	wanted  bool
-	exact   bool // else another port will do where this one is taken
+	exact   bool // if false, another port will do if this one is taken
 	ingress bool
 	to      netip.AddrPort
 	second  netip.AddrPort // see policy.Binding
-	view    netip.AddrPort // on the host's side
-	call    uint64         // the bind(2) that is answered so, or 0
+	view    netip.AddrPort // name that the program sees, on the host's side
+	call    uint64         // the bind(2) that the swap answers, or 0
 }
 
-// swap makes a socket in another place, tells it all that the old one was told,
-// and puts it under every number that the program's process has for the old.
-// The caller closes the file that it returns.
+// swap makes a socket in another place, copies the old socket's state to it, and installs it under
+// every number that the program's process has for the old socket. The caller closes the returned
+// file.
 //
-// Nothing of the program is touched before the new socket is complete, so that
-// a failure leaves it as it was. Replacing one number is atomic; a thread of
-// the program that uses the socket while it is being moved may use either.
-// Other processes that share the old socket keep it.
+// swap changes nothing in the program before the new socket is complete, so that a failure leaves
+// the program unchanged. Replacing one number is atomic. A thread of the program that uses the
+// socket during the move may use either socket. Other processes that share the old socket keep it.
 func (e call) swap(p Program, number int, s *socket, to Place, name rebind) (int, error) {
 	k, err := to.Maker()
 	if err != nil {
@@ -53,8 +52,8 @@ func (e call) swap(p Program, number int, s *socket, to Place, name rebind) (int
 	return file, nil
 }
 
-// replaceAll puts the new socket under every number that the program's process
-// has for the old one.
+// replaceAll installs the new socket under every number that the program's process has for the old
+// one.
 func (e *Engine) replaceAll(p Program, k SocketMaker, s *socket, file int) error {
 	descriptors, err := p.Descriptors(s.file)
 	if err != nil {
@@ -93,7 +92,7 @@ func (e call) prepare(s *socket, file int, to Place, name rebind) error {
 	}
 	err := e.bindIn(file, to, name)
 	if err != nil && !name.exact {
-		// The program knows the socket's port, and goes on seeing that.
+		// The program knows the socket's port and still sees it.
 		name.to = netip.AddrPortFrom(name.to.Addr(), 0)
 		err = e.bindIn(file, to, name)
 	}
@@ -111,8 +110,7 @@ func copyFlags(s *socket, file int) error {
 	return nil
 }
 
-// letTogether lets two sockets of one namespace have the same port, until it is
-// restored that they may not.
+// letTogether lets two sockets of one namespace have the same port, until restore is called.
 func letTogether(files ...int) (restore func(), err error) {
 	var changed []int
 	restore = func() {
@@ -144,14 +142,15 @@ func (e call) bindIn(file int, to Place, name rebind) error {
 	return e.bindHost(file, to, policy.Binding{Host: name.to, Second: name.second, View: name.view, Ingress: name.ingress, Call: name.call})
 }
 
-// replace puts the new socket under one number. An epoll knows a registration
-// by file and number, so it is made for the new file first, under the number by
-// which the program will refer to it: should we die in between, there is one too
-// many and not one too few. The old one goes at the end, for the old file may live
-// on under another process's numbers.
+// replace installs the new socket under one number. An epoll identifies a registration by file and
+// number. So replace first registers the new file, under the number by which the program will refer
+// to it: if we die in between, there is one registration too many and not one too few. It deletes
+// the old registration at the end, because the old file may live on under numbers of other
+// processes.
 func (e *Engine) replace(p Program, k SocketMaker, s *socket, file int, d Descriptor) error {
 	for _, w := range d.Watches {
-		// Two of the program's descriptors may be of one epoll, which has it then.
+		// Two of the program's descriptors may refer to one epoll, which then has the registration
+		// already.
 		if err := k.EpollAdd(w.Epoll, file, d.Number, w.Events, w.Data); err != nil && !errors.Is(err, unix.EEXIST) {
 			return fmt.Errorf("put descriptor %d into its epoll: %w", d.Number, err)
 		}

@@ -15,24 +15,26 @@ import (
 
 // # Translated sockets
 //
-// A program that knows IPv4 only sees IPv6 hosts under virtual addresses. Where it connects to one,
-// or binds what a rule leads to an IPv6 address, an IPv6 socket takes the place of its TCP socket,
-// which is then a translated one. The kernel programs show it as one of AF_INET (SO_DOMAIN), which
-// its name contradicts: that is how it is known, whoever has it. Its names, and those of its
-// peers, are the engine's to say. Rules are for the IPv6 addresses, and enforced in the kernel.
+// A program that knows IPv4 only sees IPv6 hosts under virtual addresses. If the program connects
+// to one, or binds an address that a rule leads to an IPv6 address, an IPv6 socket replaces its TCP
+// socket: a translated socket. The kernel programs show its domain (SO_DOMAIN) as AF_INET, which
+// its name contradicts. By this contradiction the engine recognizes it, whichever process has it.
+// The engine answers the names of the socket and of its peers. Rules are for the IPv6 addresses,
+// and the kernel enforces them.
 
 // Translator knows the virtual addresses of a container. A *translate.Table is one.
 type Translator interface {
-	// V6 returns the IPv6 address behind a virtual one.
+	// V6 returns the IPv6 address for a virtual one.
 	V6(v4 netip.Addr) (v6 netip.Addr, known bool)
-	// Map returns the virtual address of an IPv6 host, which is in use for some time from now on.
+	// Map returns the virtual address of an IPv6 host. The address stays in use for ttl from now
+	// on.
 	Map(v6 netip.Addr, ttl time.Duration) (v4 netip.Addr, err error)
 }
 
 // Translation is what an engine needs to translate IPv4. The zero value translates nothing.
 type Translation struct {
 	Translator Translator
-	// Own is the container's IPv4 address, which stands for each address of the host's.
+	// Own is the container's IPv4 address, which stands for each address of the host.
 	Own netip.Addr
 	// Nobody stands for peers that have no virtual address. Programs reach nothing by it.
 	Nobody netip.Addr
@@ -42,8 +44,9 @@ type Translation struct {
 const resolverPort = 53
 
 // connectTranslated answers connect(2) to an IPv4 address that is no loopback address. The engine
-// begins to connect, without waiting. Then the kernel carries on with the call: on a socket that
-// connects, it waits, and looks at no address. So blocking, signals and errnos are its own.
+// begins to connect, without waiting. Then the kernel carries on with the call: on a socket that is
+// connecting, connect(2) waits and does not look at the address. So blocking, signals and errnos
+// are the kernel's.
 func (e call) connectTranslated(p Program, number int, to netip.AddrPort) (Answer, error) {
 	file, err := p.File(number)
 	if err != nil {
@@ -60,7 +63,7 @@ func (e call) connectTranslated(p Program, number int, to netip.AddrPort) (Answe
 	}
 	if s.translated() {
 		if err := unix.Connect(file, sockaddrOf(to)); !errors.Is(err, unix.EINVAL) {
-			return answerFor(refusal(err)) // a connect has failed, of which the program has not heard
+			return answerFor(refusal(err)) // a connect has failed, and the program does not know yet
 		}
 	}
 	to6 := netip.AddrPortFrom(v6, to.Port())
@@ -81,8 +84,8 @@ func (e call) connectUntranslated(s *socket) Answer {
 	return Answer{}
 }
 
-// connectBy6 begins to connect an IPv6 socket, and puts it in the place of s. If the connection is
-// refused at once, s stays.
+// connectBy6 begins to connect an IPv6 socket, and replaces s by it. If the connection is refused
+// at once, s stays.
 func (e call) connectBy6(p Program, number int, s *socket, ep *endpoint.Endpoint, to netip.AddrPort) (Answer, error) {
 	flags, err := unix.FcntlInt(uintptr(s.file), unix.F_GETFL, 0)
 	if err != nil {
@@ -115,7 +118,8 @@ func (e call) connectBy6(p Program, number int, s *socket, ep *endpoint.Endpoint
 	return Answer{}, nil
 }
 
-// bind6 binds an IPv6 socket to what a rule gives an IPv4 program, and puts it in the place of s.
+// bind6 binds an IPv6 socket to the address that a rule gives an IPv4 program, and replaces s by
+// it.
 func (e call) bind6(p Program, number int, s *socket, ep *endpoint.Endpoint, port uint16, view netip.AddrPort) (Answer, error) {
 	if s.typ != unix.SOCK_STREAM {
 		return e.publish(p, s, netip.AddrPortFrom(ep.Addr, port), view)
@@ -132,7 +136,7 @@ func (e call) bind6(p Program, number int, s *socket, ep *endpoint.Endpoint, por
 	return Answer{Action: Succeed}, nil
 }
 
-// make6 makes an IPv6 socket that has been told all that s has been told.
+// make6 makes an IPv6 socket with the state of s.
 func (e call) make6(s *socket, name rebind) (int, error) {
 	k, err := e.host.Maker()
 	if err != nil {
@@ -168,8 +172,8 @@ func (e call) install6(p Program, number int, s *socket, file int) error {
 	return nil
 }
 
-// Name returns the IPv4 name of a program's translated socket, or of its peer. The answer is zero
-// if that is a name; Proceed and no name if the socket is none of these: the kernel knows its name.
+// Name returns the IPv4 name of a program's translated socket, or of its peer, and a zero answer.
+// For any other socket it returns Proceed and no name: the kernel knows the name.
 func (e *Engine) Name(p Program, number int, peer bool) (netip.AddrPort, Answer, error) {
 	file, err := p.File(number)
 	if err != nil {
@@ -191,8 +195,8 @@ func (e *Engine) Name(p Program, number int, peer bool) (netip.AddrPort, Answer,
 	return e.peerName4(to), Answer{}, nil
 }
 
-// ownName is the IPv4 name of a host's address. What a program has bound, the kernel programs show
-// as it was asked for.
+// ownName returns the IPv4 name of an address of the host. For a bound socket, the kernel programs
+// show the address that the program asked for.
 func (e *Engine) ownName(at netip.AddrPort) netip.AddrPort {
 	addr := at.Addr().Unmap()
 	switch {
@@ -233,7 +237,8 @@ func (e *Engine) ServeNames() (udp, tcp int, err error) {
 	return udp, tcp, nil
 }
 
-// bindOwn makes a socket of ours at a port of the container's loopback on the host, for IPv4 too.
+// bindOwn makes a socket of the engine at a port of the container's loopback on the host, for IPv4
+// too.
 func (e *Engine) bindOwn(typ, protocol int, at netip.AddrPort) (int, error) {
 	k, err := e.host.Maker()
 	if err != nil {
@@ -257,5 +262,5 @@ func (e *Engine) bindOwn(typ, protocol int, at netip.AddrPort) (int, error) {
 	return file, nil
 }
 
-// translated tells whether the socket is an IPv6 one in the place of an IPv4 one.
+// translated tells whether the socket is an IPv6 socket that replaces an IPv4 socket.
 func (s *socket) translated() bool { return s.family == unix.AF_INET && s.local.Addr().Is6() }

@@ -15,11 +15,11 @@ import (
 	"github.com/tsugiki/tsugiki/keeper"
 )
 
-// A unix endpoint carries TCP only: the program's stream socket is replaced by
-// a unix one, whose names and TCP options it then sees (or misses).
+// A unix endpoint carries TCP only. A unix socket replaces the program's stream socket. The program
+// then sees the unix socket's names, and misses TCP options.
 
-// unixPatience is how long a connect waits while the listener's backlog is
-// full, before it fails as one whose SYNs are dropped does.
+// unixPatience is how long a connect waits while the listener's backlog is full. Then it fails like
+// a connect whose SYNs are dropped.
 const unixPatience = 2 * time.Second
 
 // connectUnix connects the program's socket to an endpoint's path, with the
@@ -42,7 +42,7 @@ func (e *Engine) connectUnix(p Program, number int, s *socket, ep *endpoint.Endp
 		return connectPatiently(file, at.name)
 	})
 	if errors.Is(err, fs.ErrNotExist) {
-		return fail(unix.ECONNREFUSED), nil // nobody has ever listened there
+		return fail(unix.ECONNREFUSED), nil // no server has ever listened there
 	}
 	if err != nil {
 		return answerFor(refusal(err))
@@ -64,8 +64,8 @@ func connectPatiently(file int, path string) error {
 	}
 }
 
-// listenAtPath makes a bind(2) one at an endpoint's path. A socket file that
-// nobody listens on any more, as a killed server leaves it, is replaced.
+// listenAtPath makes a bind(2) a bind at an endpoint's path. It replaces a socket file without a
+// listener, which a killed server leaves.
 func (e call) listenAtPath(p Program, number int, s *socket, ep *endpoint.Endpoint) (Answer, error) {
 	if s.typ != unix.SOCK_STREAM {
 		return fail(unix.EPROTOTYPE), nil
@@ -104,7 +104,7 @@ func (e *Engine) bindPath(p Program, file, typ int, path string) error {
 	}
 	e.pathsMu.Lock()
 	defer e.pathsMu.Unlock()
-	// Who had the path before is not there any more.
+	// The earlier listener at the path has gone.
 	e.paths = append(slices.DeleteFunc(e.paths, func(m madeSocket) bool { return m.path == path }), made)
 	return nil
 }
@@ -125,9 +125,9 @@ func removeIfDead(path string, typ int) bool {
 	return os.Remove(path) == nil
 }
 
-// unixSocket makes one that does not block, so that neither do we. It is of the
-// container's own namespace: a path is found from any, but in the host's the
-// program could connect it to the host's abstract sockets, which have none.
+// unixSocket makes a unix socket that does not block, so that the engine does not block either. The
+// socket is in the container's own namespace. Paths can be reached from any namespace, but from the
+// host's namespace the program could also connect the socket to the host's abstract sockets.
 func (e *Engine) unixSocket(typ int) (int, error) {
 	k, err := e.Own.Maker()
 	if err != nil {
@@ -151,8 +151,8 @@ func (e *Engine) replaceByUnix(p Program, number int, s *socket, file int) (Answ
 	return Answer{Action: Succeed}, nil
 }
 
-// asUserOf runs fn on a thread of its own that has the program's effective user
-// and group, in what it may open and in what its peers are told.
+// asUserOf runs fn on a thread of its own with the program's effective user and group, which decide
+// what fn may open and what its peers see.
 func asUserOf(p Program, fn func() error) error {
 	uid, gid, err := p.User()
 	if err != nil {

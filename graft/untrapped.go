@@ -10,30 +10,31 @@ import (
 	"github.com/tsugiki/tsugiki/policy"
 )
 
-// Facts are what NeedsTraps has to know of a container beside its rules.
+// Facts are the facts about a container that NeedsTraps needs beside its rules.
 type Facts struct {
-	// OwnIsLoopback is that of Config.
+	// OwnIsLoopback is Config's OwnIsLoopback.
 	OwnIsLoopback bool
-	// SeesAll says that the front end sees the calls of all programs. If some programs have their
-	// sockets in the container's own namespace, others have to find them on its loopback.
+	// SeesAll says that the front end sees the calls of all programs. If it does not, some programs
+	// have their sockets in the container's own namespace, and others have to find them on its
+	// loopback.
 	SeesAll bool
-	// Endpoints are all that the container has, whether a rule names them or not.
+	// Endpoints are all endpoints of the container, whether a rule names them or not.
 	Endpoints []*endpoint.Endpoint
-	// SourcesFor are the addresses that the host's routes choose for destinations of a prefix. It
-	// is nil where that does not count.
+	// SourcesFor returns the addresses that the host's routes choose for destinations of a prefix.
+	// It is nil if these addresses do not matter.
 	SourcesFor func(netip.Prefix) ([]netip.Addr, error)
 }
 
-// NeedsTraps returns the reason why somebody has to decide about each connect(2), send and listen(2)
-// of a container. It returns nil if the kernel programs can do so alone. In that case:
+// NeedsTraps returns the reason why the connect(2), send and listen(2) calls of a container have to
+// be trapped. It returns nil if the kernel programs can decide about them alone. In that case:
 //
 //   - all TCP and UDP sockets of the container are created on the host, and its loopback is
 //     there too, so that no socket is ever moved;
-//   - the address from which a socket leaves does not depend on its destination (see Source). One
-//     that is bound to the wildcard before it connects leaves from the address that the host's
-//     routes choose, so this has to be the same.
+//   - the address from which a socket leaves does not depend on its destination (see Source). A
+//     socket that is bound to the wildcard before it connects leaves from the address that the
+//     host's routes choose, so that address has to be the same.
 //
-// It looks at nothing but its arguments, and asks SourcesFor.
+// It looks at nothing but its arguments, and calls SourcesFor.
 func NeedsTraps(t *policy.Table, f Facts) error {
 	switch {
 	case !f.OwnIsLoopback:
@@ -86,7 +87,7 @@ func sourcesNeedTraps(t *policy.Table) error {
 	return nil
 }
 
-// routesNeedTraps compares the addresses from which the egress rules leave with what the host's
+// routesNeedTraps compares the source addresses of the egress rules with those that the host's
 // routes choose.
 func routesNeedTraps(t *policy.Table, sourcesFor func(netip.Prefix) ([]netip.Addr, error)) error {
 	for _, r := range egressRules(t) {
@@ -108,9 +109,8 @@ func routesNeedTraps(t *policy.Table, sourcesFor func(netip.Prefix) ([]netip.Add
 	return nil
 }
 
-// Source returns the one address of a family from which a container leaves that needs no traps. It
-// is unspecified where the host chooses the address, and invalid where no egress rule is of the
-// family.
+// Source returns the one source address of a family for a container without traps. It is
+// unspecified if the host chooses the address, and invalid if no egress rule is of the family.
 func Source(t *policy.Table, ip6 bool) netip.Addr {
 	for _, r := range egressRules(t) {
 		if r.Endpoint.Type != endpoint.Unix && r.Endpoint.Addr.Is6() == ip6 && !staysOnLoopback(r) {
@@ -121,13 +121,13 @@ func Source(t *policy.Table, ip6 bool) netip.Addr {
 }
 
 // staysOnLoopback tells whether a rule leads from a loopback address to loopback addresses. The
-// kernel gives such an address to whoever goes there, and to nobody else.
+// kernel gives such a source address to sockets that connect there, and to no others.
 func staysOnLoopback(r policy.Egress) bool {
 	return r.Endpoint.Addr.IsLoopback() && r.Prefix.Addr().IsLoopback()
 }
 
 // egressRules returns, for each endpoint that an egress rule names, a rule of the widest prefix.
-// Rules that stay on the loopback count apart.
+// Rules that stay on the loopback are counted separately.
 func egressRules(t *policy.Table) []policy.Egress {
 	numbered := t.Numbered()
 	var list []policy.Egress

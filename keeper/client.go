@@ -17,17 +17,16 @@ import (
 
 // client is the supervisor's end of a control socket.
 //
-// Requests are written by whoever has one; replies are read by one goroutine,
-// read, which never waits for anything else, not even for a write: the keeper
-// takes no request while the answer to the one before has no room here. At
-// most one request for sockets is under way at a time, the others wait in
-// queue: so an epoll request, which is written at once, is never behind more
-// than one batch in the keeper.
+// Each caller writes its own request. One goroutine, read, reads the replies. It never waits for
+// anything else, not even for a write, because the keeper takes no request while there is no room
+// here for the last answer. At most one request for sockets is under way at a time, and the others
+// wait in queue. So an epoll request, which is written at once, is never behind more than one batch
+// in the keeper.
 type client struct {
 	conn   *net.UnixConn
 	broken func() // ends the peer; called once, without mu
-	// borrow takes sockets out of the keeper's table, and says that it has. Fewer than it was
-	// asked for is all that there is room for here.
+	// borrow takes sockets out of the keeper's table, and tells the keeper so. If it returns fewer
+	// than requested, there is no room for more here.
 	borrow func(numbers []int) ([]int, error)
 
 	mu    sync.Mutex // guards what follows
@@ -58,7 +57,7 @@ func newClient(conn *net.UnixConn, broken func()) *client {
 	return c
 }
 
-// nextTag numbers a request. With mu held. 0 is the greeting's.
+// nextTag numbers a request. The caller holds mu. The greeting has number 0.
 func (c *client) nextTag() uint32 {
 	c.tag++
 	if c.tag == 0 {
@@ -67,8 +66,8 @@ func (c *client) nextTag() uint32 {
 	return c.tag
 }
 
-// send writes one request. If that shows that the peer is gone, so is the
-// client; any other error means that this request was not sent.
+// send writes one request. If the write shows that the peer has gone, send ends the client. Any
+// other error means that this request was not sent.
 func (c *client) send(r request, rights []byte) error {
 	m := r.message()
 	_, _, err := c.conn.WriteMsgUnix(wire.Bytes(&m), rights, nil)
@@ -83,7 +82,7 @@ func (c *client) send(r request, rights []byte) error {
 	return c.cause()
 }
 
-// cause is why the client is gone.
+// cause returns why the client has ended.
 func (c *client) cause() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -124,10 +123,10 @@ func (c *client) read() {
 // files are the descriptors that come before a reply.
 type files struct {
 	fds []int
-	cut bool // the kernel could not give us all that was sent
+	cut bool // the kernel could not deliver all descriptors
 }
 
-// takeLoan takes what the keeper lends, because the kernel lets it send no descriptors.
+// takeLoan takes the sockets that the keeper lends because the kernel lets it send no descriptors.
 func (c *client) takeLoan(b []byte) (files, error) {
 	numbers, err := parseLoan(b)
 	if err != nil {
@@ -167,8 +166,8 @@ func (c *client) receive(b []byte, sent files) error {
 	return nil
 }
 
-// fail ends the client: nobody waits any longer and nothing stays open but the
-// connection, which the peer's end must not see closed while it lives.
+// fail ends the client: it ends all waits and closes all files except the connection, which the
+// peer must not see closed while the peer lives.
 func (c *client) fail(cause error) {
 	c.mu.Lock()
 	if c.gone != nil {
@@ -199,7 +198,7 @@ func (c *client) fail(cause error) {
 // program would if sock were its descriptor number. Both are descriptors of
 // this process. A refusal of the kernel is an *EpollError.
 //
-// The container can hold up the call, see keeper/c: then the keeper is given up after
+// The container can block the call, see keeper/c. Then the client gives the keeper up after
 // answerWait.
 func (c *client) EpollAdd(epfd, sock, number int, events uint32, data uint64) error {
 	return c.epoll(request{op: opEpollAdd, events: events, data: data}, "add", epfd, sock, number)
@@ -246,7 +245,8 @@ func (c *client) epoll(r request, op string, epfd, sock, number int) error {
 	return nil
 }
 
-// await waits for the answer to an epoll request. A keeper that gives none in time is given up.
+// await waits for the answer to an epoll request. It gives up a keeper that does not answer in
+// time.
 func (c *client) await(ch chan epollAnswer) epollAnswer {
 	late := time.NewTimer(answerWait)
 	defer late.Stop()

@@ -44,8 +44,8 @@ const Program = "tsugiki-keeper"
 const (
 	helloWait = 10 * time.Second // for a keeper's start on a loaded machine
 	endWait   = 5 * time.Second  // for a killed keeper's end, see Close
-	// answerWait is for an answer on a loaded machine. A keeper that has given none is stopped, or
-	// is kept from it by its container: it is killed.
+	// answerWait limits the wait for an answer on a loaded machine. A keeper that has not answered
+	// by then is stopped, or blocked by its container, and is killed.
 	answerWait = 10 * time.Second
 )
 
@@ -54,13 +54,13 @@ var (
 	// this Keeper will succeed any more.
 	ErrGone   = errors.New("keeper is gone")
 	errSilent = fmt.Errorf("%w: it did not answer for %v, somebody may have stopped it", ErrGone, answerWait)
-	// ErrFiles means that the keeper made a socket which this process could
-	// not take, being at its limit of open files.
+	// ErrFiles means that the keeper made a socket that this process could not take, because it is
+	// at its limit of open files.
 	ErrFiles = errors.New("this process is out of file descriptors")
 )
 
-// SocketError is the kernel's own answer to socket(2): what the program would
-// have got. Every other error of Socket is a fault of ours.
+// SocketError is the kernel's errno for socket(2), which the program would have got. Every other
+// error of Socket is a fault of ours.
 type SocketError struct{ Errno unix.Errno }
 
 func (e *SocketError) Error() string { return "make socket: " + e.Errno.Error() }
@@ -79,8 +79,8 @@ func (e *EpollError) Error() string { return "epoll " + e.Op + ": " + e.Errno.Er
 // Unwrap gives the errno.
 func (e *EpollError) Unwrap() error { return e.Errno }
 
-// Config says where and as whom a keeper lives. The files and the namespace
-// stay the caller's and may be closed after Start.
+// Config has the namespace, the cgroup and the user of a keeper. The caller keeps the files and the
+// namespace, and may close them after Start.
 type Config struct {
 	Binary    string       // "" looks in the usual places
 	Netns     *netns.NS    // nil: the caller's
@@ -97,10 +97,10 @@ type Keeper struct {
 	cmd     *exec.Cmd
 	log     *slog.Logger
 	closing atomic.Bool
-	ended   atomic.Bool   // its process id may be another's
+	ended   atomic.Bool   // another process may have its process id
 	reading chan struct{} // closed when the reader has ended
 	done    chan struct{}
-	// returned tells the keeper that what it lent has been taken.
+	// returned tells the keeper that its lent sockets have been taken.
 	returned *os.File
 }
 
@@ -189,9 +189,8 @@ func command(path string, control, returned *os.File, cfg Config) *exec.Cmd {
 	cmd.Dir = "/"
 	cmd.Env = []string{}
 	cmd.ExtraFiles = []*os.File{control, returned} // fds 3 and 4
-	// No Pdeathsig: it would fire when the forking thread ends, and that one
-	// is thrown away for having been in another namespace. The keeper sees
-	// the end of its control socket instead.
+	// No Pdeathsig: the signal would come when the forking thread ends, and that thread ends
+	// because it was in another namespace. The keeper sees the end of its control socket instead.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if cfg.Kill != nil {
 		cmd.ExtraFiles = append(cmd.ExtraFiles, cfg.Kill) // fd 5
@@ -228,8 +227,8 @@ func awaitHello(conn *net.UnixConn) error {
 	return conn.SetReadDeadline(time.Time{})
 }
 
-// kill ends the process; the control socket stays open until it has ended, so
-// that it cannot take this for the supervisor's death and kill the container.
+// kill ends the process. The control socket stays open until the process has ended. Otherwise the
+// keeper could take its closing for the supervisor's death and kill the container.
 func (k *Keeper) kill() {
 	if err := k.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		k.log.Warn("kill keeper", "pid", k.PID(), "error", err)
@@ -258,14 +257,14 @@ func newEvents() (*os.File, error) {
 	return os.NewFile(uintptr(fd), "keeper events"), nil
 }
 
-// take takes sockets out of the keeper's table. That takes CAP_SYS_PTRACE.
+// take takes sockets out of the keeper's table. It needs CAP_SYS_PTRACE.
 func (k *Keeper) take(numbers []int) ([]int, error) {
 	process, err := pidfd.OpenFD(k.PID())
 	if err != nil {
 		return nil, err
 	}
 	defer process.Close()
-	if k.ended.Load() { // what was opened may be another process
+	if k.ended.Load() { // the opened process may be another one
 		return nil, ErrGone
 	}
 	var fds []int
@@ -286,17 +285,17 @@ func (k *Keeper) take(numbers []int) ([]int, error) {
 // PID is the keeper's process id.
 func (k *Keeper) PID() int { return k.cmd.Process.Pid }
 
-// Done is closed when the process is gone and reaped, and all that belonged to
-// it here is closed.
+// Done returns a channel that is closed when the process has been reaped and all its resources here
+// are closed.
 func (k *Keeper) Done() <-chan struct{} { return k.done }
 
 // Close ends the process and closes the sockets nobody asked for. Calls under
 // way return ErrGone at once. It does not kill the container: only this
 // process's death without Close does that.
 //
-// A container can hold up its keeper, unkillable, inside epoll_ctl (see
-// keeper/c). Close then gives up after some seconds and says so; the
-// process ends by itself as soon as the container does.
+// A container can block its keeper inside epoll_ctl, where a kill has no effect (see keeper/c).
+// Close then gives up after some seconds and says so; the process ends by itself as soon as the
+// container does.
 func (k *Keeper) Close() error {
 	k.closing.Store(true)
 	k.fail(ErrGone)

@@ -10,13 +10,12 @@ import (
 
 // Theory of operation
 //
-// Each kind of socket has a pool. A pool starts with a batch of two, and asks
-// for the next, twice as large up to batchMax, when half a batch or less is
-// left; whoever notices that writes the request and goes on without waiting.
-// So a program that makes one socket costs two, and one that makes thousands
-// finds them there. A pool that is no longer used shrinks by half every
-// tidyEvery, down to one socket, because idle sockets are descriptors of the
-// supervisor, which has many containers.
+// Each kind of socket has a pool. A pool starts with a batch of two. When half a batch or less is
+// left, it asks for the next one, twice as large up to batchMax. The caller that notices this
+// writes the request and does not wait. So a program that makes one socket costs two, and one that
+// makes thousands finds them there. A pool that is no longer used shrinks by half every tidyEvery,
+// down to one socket, because idle sockets are descriptors of the supervisor, which has many
+// containers.
 //
 // Invariants, with mu held:
 //   - waiters are there only while nothing is idle and a batch is asked for
@@ -54,9 +53,8 @@ type handed struct {
 	err error
 }
 
-// Socket gives a socket of a kind to the caller, who closes it. The kernel's
-// refusal is a *SocketError; when the process has no room for another
-// descriptor the error is ErrFiles.
+// Socket returns a socket of a kind. The caller closes it. If the kernel refuses, the error is a
+// *SocketError. If the process has no room for another descriptor, the error is ErrFiles.
 func (c *client) Socket(kind Kind) (int, error) {
 	kind.Type &^= unix.SOCK_CLOEXEC
 	c.mu.Lock()
@@ -124,8 +122,8 @@ func newPool(kind Kind) *pool {
 	p := &pool{kind: kind, size: 1}
 	switch kind.Type &^ unix.SOCK_NONBLOCK {
 	case unix.SOCK_STREAM, unix.SOCK_DGRAM, unix.SOCK_SEQPACKET:
-		// Raw and packet sockets receive from their birth on: one made ahead
-		// would come with what was on the wire before the program asked.
+		// Raw and packet sockets receive as soon as they exist. A socket that was made ahead would
+		// have packets from before the program's call.
 		p.ahead = kind.Family == unix.AF_INET || kind.Family == unix.AF_INET6 || kind.Family == unix.AF_UNIX
 	}
 	if p.ahead {
@@ -134,7 +132,7 @@ func newPool(kind Kind) *pool {
 	return p
 }
 
-// ask puts a pool in the queue for its next batch. With mu held.
+// ask puts a pool in the queue for its next batch. The caller holds mu.
 func (c *client) ask(p *pool) {
 	p.asked = true
 	if p.ahead {
@@ -143,8 +141,8 @@ func (c *client) ask(p *pool) {
 	c.queue = append(c.queue, p)
 }
 
-// next takes the request that should be written now, if any. Pools that
-// somebody waits for go first. With mu held.
+// next takes the request that should be written now, if any. Pools with waiters go first. The
+// caller holds mu.
 func (c *client) next() (request, bool) {
 	if c.batch != nil || len(c.queue) == 0 {
 		return request{}, false
@@ -194,7 +192,7 @@ func (c *client) request(r request) {
 	}
 }
 
-// complete takes in a batch. It owns fds unless it returns an error.
+// complete handles a received batch. It owns fds unless it returns an error.
 func (c *client) complete(r reply, fds []int) error {
 	c.mu.Lock()
 	if c.gone != nil {
@@ -224,9 +222,9 @@ func (c *client) complete(r reply, fds []int) error {
 	return nil
 }
 
-// settle ends the batch under way: fds go to the waiters and then to the pool.
-// Waiters for whom there is none get err; without an error there were more of
-// them than fit in a batch, and the next is for them. With mu held.
+// settle ends the batch under way: fds go to the waiters and then to the pool. Waiters without a
+// socket get err. If there is no error, there were more waiters than fit in a batch, and they wait
+// for the next. The caller holds mu.
 func (c *client) settle(fds []int, err error) {
 	p := c.batch.pool
 	c.batch = nil
@@ -245,7 +243,7 @@ func (c *client) settle(fds []int, err error) {
 		p.waiters = nil
 		p.size = 1
 		if len(p.idle) == 0 {
-			// Programs may ask for any nonsense: keep no account of it.
+			// Programs may ask for any invalid kind, so the pool is not kept.
 			delete(c.pools, p.kind)
 		}
 		return
@@ -260,10 +258,9 @@ func (c *client) settle(fds []int, err error) {
 	}
 }
 
-// economize gives back every descriptor that nobody waits for, because this
-// process has run out of them. It returns what is left of a batch that came in
-// part, and ErrFiles if there is nothing to gain from asking again. With mu
-// held.
+// economize closes every descriptor for which nobody waits, because this process has run out of
+// descriptors. It returns the rest of an incomplete batch, and ErrFiles if another request would
+// gain nothing. The caller holds mu.
 func (c *client) economize(fds []int) ([]int, error) {
 	freed := false
 	for _, p := range c.pools {

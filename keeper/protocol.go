@@ -69,8 +69,7 @@ const (
 	statusMalformed status = 3 // we broke the protocol
 )
 
-// errProtocol means that the two sides do not understand each other. Nothing
-// but ending the keeper helps then.
+// errProtocol means that the two sides use different protocols. Then the keeper has to be ended.
 var errProtocol = errors.New("keeper broke the protocol")
 
 type request struct {
@@ -106,8 +105,8 @@ type reply struct {
 	count  int // descriptors sent before
 }
 
-// parseReply checks a message of the keeper. A reply it accepts is consistent
-// in itself; whether it answers anything is for the caller to see.
+// parseReply checks a message of the keeper. A reply that it accepts is consistent in itself. The
+// caller checks whether it answers a request.
 func parseReply(b []byte) (reply, error) {
 	m, whole := wire.Read[replyMessage](b)
 	if !whole {

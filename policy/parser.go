@@ -9,10 +9,10 @@ import (
 	"github.com/tsugiki/tsugiki/endpoint"
 )
 
-// Parser reads the rules of one container as ParseIngress and ParseEgress do. In
-// its rules a host address may stand where an endpoint's name does:
+// Parser reads the rules of one container like ParseIngress and ParseEgress. In its rules, a host
+// address may stand in place of an endpoint's name:
 //
-//	ADDR:PORT[-PORT][/tcp|/udp][+own]=HOST[:PORT[-PORT]]   without ports, those of the program
+//	ADDR:PORT[-PORT][/tcp|/udp][+own]=HOST[:PORT[-PORT]]   without ports: the program's ports
 //	PREFIX[:PORT[-PORT]][/tcp|/udp]=HOST             from any port
 //
 // Without an address, an ingress rule is one for each family, to two endpoints, see
@@ -20,12 +20,12 @@ import (
 //
 //	:PORT[-PORT][/tcp|/udp][+own]=NAME     0.0.0.0:PORT=NAME.4 and [::]:PORT=NAME.6
 //
-// Such a rule gets an endpoint of its own, i-N or e-N for the N-th rule of its
-// kind; egress rules of the same address share the first one's. A name that
-// an endpoint has is that endpoint, also if it could be an address.
+// Such a rule gets an endpoint of its own, i-N or e-N for the N-th rule of its kind. Egress rules
+// of the same address share the endpoint of the first one. The name of an endpoint means that
+// endpoint, even if the name could be an address.
 type Parser struct {
-	Endpoints *endpoint.Set // what rules may name; those of addresses are added
-	// Translated lets an ingress rule for IPv4 lead to an IPv6 address, which takes its place.
+	Endpoints *endpoint.Set // endpoints that rules may name; Parser adds those of addresses
+	// Translated lets an ingress rule for IPv4 lead to an IPv6 address.
 	Translated bool
 
 	ingress, egress int // rules so far
@@ -151,7 +151,7 @@ func (p *Parser) add(kind string, rule int, addr netip.Addr, ports endpoint.Port
 	return ep, p.Endpoints.Add(ep)
 }
 
-// cutHost takes a rule apart that is for a host address, and not for an endpoint.
+// cutHost splits a rule that is for a host address and not for an endpoint.
 func (p *Parser) cutHost(s string) (what, host string, is bool) {
 	what, host, err := splitRule(s)
 	if err != nil {
@@ -160,14 +160,14 @@ func (p *Parser) cutHost(s string) (what, host string, is bool) {
 	if _, err := p.Endpoints.Get(host); err == nil {
 		return "", "", false
 	}
-	if strings.ContainsAny(host, ":[]%/") { // none of which a name may hold
+	if strings.ContainsAny(host, ":[]%/") { // no name may contain these
 		return what, host, true
 	}
 	_, err = netip.ParseAddr(host)
 	return what, host, err == nil
 }
 
-// parseHost reads the address, of the family of another, and leaves its ports.
+// parseHost reads an address of the family of another one, and returns the text of its ports.
 func parseHost(s string, family netip.Addr) (addr netip.Addr, ports string, err error) {
 	text, ports, err := splitPorts(s)
 	if err != nil {

@@ -14,7 +14,7 @@ const (
 	UDP Protocol = 17
 )
 
-// String is the protocol as it follows the ports of a rule.
+// String returns the protocol as it stands after the ports of a rule.
 func (p Protocol) String() string {
 	switch p {
 	case 0:
@@ -27,10 +27,10 @@ func (p Protocol) String() string {
 	return fmt.Sprintf("/%d", int(p))
 }
 
-// Meets tells whether a rule for one protocol speaks of what a rule for the other does.
+// Meets tells whether rules for two protocols can cover the same socket.
 func (p Protocol) Meets(other Protocol) bool { return p == 0 || other == 0 || p == other }
 
-// CutProtocol takes "/tcp" or "/udp" off the end of a text.
+// CutProtocol cuts "/tcp" or "/udp" from the end of a text.
 func CutProtocol(s string) (rest string, p Protocol) {
 	for _, p := range []Protocol{TCP, UDP} {
 		if rest, is := strings.CutSuffix(s, p.String()); is {

@@ -8,24 +8,24 @@ import (
 	"github.com/tsugiki/tsugiki/endpoint"
 )
 
-// Route is the verdict of a Table about the addresses of which Prefix is the longest
-// prefix in the table. The kernel's tables and the image for C are made of routes.
+// Route is the verdict of a Table about the addresses whose longest prefix in the table is Prefix.
+// The kernel's tables and the image for C are made of routes.
 type Route struct {
 	Prefix netip.Prefix
-	// Special tells that only a rule that names the prefix, or a part of it, covers it.
+	// Special says that only a rule that names the prefix, or a part of it, covers it.
 	Special bool
-	// Ranges are in order of preference. A port of none is not reached.
+	// Ranges are in order of preference. A port in no range is not reached.
 	Ranges []Range
 }
 
-// Range is where some ports of a Route go.
+// Range is the destination of some ports of a Route.
 type Range struct {
 	Ports    endpoint.PortRange
 	Protocol Protocol
-	Endpoint int // its number, see Table.Numbered
+	Endpoint int // its number in Table.Numbered
 }
 
-// Routes are the table's, the longest prefix first.
+// Routes returns the table's routes, the longest prefix first.
 func (t *Table) Routes() []Route {
 	var routes []Route
 	for p, outlets := range t.outlets {
@@ -41,7 +41,7 @@ func (t *Table) Routes() []Route {
 	return routes
 }
 
-// MappedBits is the length of a prefix among IPv6 ones, IPv4 mapped.
+// MappedBits returns the length of a prefix as an IPv6 prefix, with IPv4 mapped.
 func MappedBits(p netip.Prefix) int {
 	if p.Addr().Is4() {
 		return p.Bits() + 96

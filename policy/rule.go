@@ -9,18 +9,18 @@ import (
 	"github.com/tsugiki/tsugiki/endpoint"
 )
 
-// ErrRule is wrapped by every error about how a rule is written or how rules
-// go together.
+// ErrRule is wrapped by every error about the text of a rule or about rules that contradict each
+// other.
 var ErrRule = errors.New("bad rule")
 
-// Ingress says what host address a program gets that binds Addr and one of Ports.
+// Ingress gives a host address to a program that binds Addr and one of Ports.
 type Ingress struct {
-	// Addr is what the program binds. The unspecified address stands for any
-	// address of its family but loopback ones.
+	// Addr is the address that the program binds. The unspecified address stands for any address of
+	// its family except loopback addresses.
 	Addr     netip.Addr
 	Ports    endpoint.PortRange
 	Protocol Protocol
-	// Own has a TCP server listen at what it binds in the container's own namespace too.
+	// Own makes a TCP server listen at its address in the container's own namespace too.
 	Own      bool
 	Endpoint *endpoint.Endpoint
 }
@@ -28,8 +28,8 @@ type Ingress struct {
 // ownWord follows the ports and the protocol of an ingress rule with Own.
 const ownWord = "+own"
 
-// HostPort returns the port of the host for a port that the program binds; 0 stands for whichever
-// is free.
+// HostPort returns the port of the host for a port that the program binds; 0 stands for any free
+// port.
 func (r Ingress) HostPort(port uint16) uint16 {
 	if r.Endpoint.Dynamic() || r.Endpoint.Port.Size() > 1 {
 		return port
@@ -70,7 +70,7 @@ func parseIngress(s string, eps *endpoint.Set) (Ingress, error) {
 	return r, r.fits()
 }
 
-// ingressOf reads what stands before the "=".
+// ingressOf reads the part before the "=".
 func ingressOf(what string) (Ingress, error) {
 	var r Ingress
 	what, r.Own = strings.CutSuffix(what, ownWord)
@@ -92,7 +92,7 @@ func ingressOf(what string) (Ingress, error) {
 	return r, err
 }
 
-// fitsOwn tells what is wrong with a rule that has Own, apart from its endpoint.
+// fitsOwn returns what is wrong with a rule that has Own, apart from its endpoint.
 func (r Ingress) fitsOwn() error {
 	switch {
 	case !r.Own:
@@ -107,7 +107,7 @@ func (r Ingress) fitsOwn() error {
 	return nil
 }
 
-// With is the rule with another endpoint, which has to take its ports too.
+// With returns the rule with another endpoint, which has to take its ports too.
 func (r Ingress) With(ep *endpoint.Endpoint) (Ingress, error) {
 	r.Endpoint = ep
 	if err := r.fits(); err != nil {
@@ -116,7 +116,7 @@ func (r Ingress) With(ep *endpoint.Endpoint) (Ingress, error) {
 	return r, nil
 }
 
-// String is the rule as ParseIngress reads it.
+// String returns the rule as ParseIngress reads it.
 func (r Ingress) String() string {
 	addr := r.Addr.String()
 	if r.Addr.Is6() {
@@ -149,10 +149,9 @@ func (r Ingress) fits() error {
 	return nil
 }
 
-// ParseEgress reads PREFIX[:PORT[-PORT]][/tcp|/udp]=ENDPOINT; an IPv6 prefix with ports
-// stands in brackets, and an address without a length is the prefix of itself
-// alone. The unspecified address has to have a length, for without one it is a /0
-// that somebody misspelt. The endpoint must be in eps.
+// ParseEgress reads PREFIX[:PORT[-PORT]][/tcp|/udp]=ENDPOINT; an IPv6 prefix with ports stands in
+// brackets, and an address without a length is the prefix of itself alone. The unspecified address
+// needs a length, because without one it is most likely a misspelt /0. The endpoint must be in eps.
 func ParseEgress(s string, eps *endpoint.Set) (Egress, error) {
 	r, err := parseEgress(s, eps)
 	if err != nil {
@@ -174,7 +173,7 @@ func parseEgress(s string, eps *endpoint.Set) (Egress, error) {
 	return r, r.fits()
 }
 
-// egressOf reads what stands before the "=".
+// egressOf reads the part before the "=".
 func egressOf(what string) (Egress, error) {
 	r := Egress{Ports: allPorts}
 	what, r.Protocol = CutProtocol(what)
@@ -191,7 +190,7 @@ func egressOf(what string) (Egress, error) {
 	return r, err
 }
 
-// With is the rule with another endpoint, which has to fit it too.
+// With returns the rule with another endpoint, which has to fit it too.
 func (r Egress) With(ep *endpoint.Endpoint) (Egress, error) {
 	r.Endpoint = ep
 	if err := r.fits(); err != nil {
@@ -200,7 +199,7 @@ func (r Egress) With(ep *endpoint.Endpoint) (Egress, error) {
 	return r, nil
 }
 
-// String is the rule as ParseEgress reads it.
+// String returns the rule as ParseEgress reads it.
 func (r Egress) String() string {
 	switch {
 	case r.Ports == allPorts:
@@ -222,8 +221,8 @@ func (r Egress) fits() error {
 	return nil
 }
 
-// ParsePrefix reads a PREFIX of an egress rule: an IP prefix with nothing beyond its
-// length, or an address.
+// ParsePrefix reads a PREFIX of an egress rule: an IP prefix without bits after its length, or an
+// address.
 func ParsePrefix(s string) (netip.Prefix, error) {
 	p, err := netip.ParsePrefix(s)
 	if err != nil {
@@ -262,8 +261,7 @@ func splitRule(s string) (what, name string, err error) {
 	return what, name, nil
 }
 
-// splitPorts takes ADDR, ADDR:PORTS, [ADDR]:PORTS, or an IPv6 ADDR with its
-// colons, apart.
+// splitPorts splits ADDR, ADDR:PORTS, [ADDR]:PORTS, or an IPv6 ADDR with its colons.
 func splitPorts(s string) (addr, ports string, err error) {
 	if inner, ok := strings.CutPrefix(s, "["); ok {
 		addr, rest, closed := strings.Cut(inner, "]")

@@ -45,9 +45,8 @@ type imageRange struct {
 // askEndpoint is RULES_ASK of policy/c/rules.h.
 const askEndpoint = 1<<32 - 1
 
-// Snapshot is the egress part of the table as C programs read it, see
-// policy/c. netnsOf gives the SO_NETNS_COOKIE of the namespace in which an
-// endpoint's sockets live.
+// Snapshot returns the egress part of the table in the form for C programs, see policy/c. netnsOf
+// gives the SO_NETNS_COOKIE of the namespace in which an endpoint's sockets live.
 func (t *Table) Snapshot(netnsOf func(*endpoint.Endpoint) uint64) []byte {
 	var prefixes, ranges []byte
 	header := imageHeader{magic: imageMagic, version: imageVersion, endpoints: uint32(len(t.endpoints))}

@@ -1,6 +1,5 @@
-// Package policy owns the rules of a container: which host address it gets for
-// what it binds, through which endpoint it reaches what it connects to, and
-// what it does not reach at all.
+// Package policy owns the rules of a container: which host address a bind gets, through which
+// endpoint a destination is reached, and which destinations are not reached at all.
 //
 // A Table gives the verdicts in Go, for the supervisor. Snapshot compiles the very
 // same table for C programs, and package enforcer for the kernel. This package opens
@@ -16,9 +15,9 @@ import (
 	"github.com/tsugiki/tsugiki/endpoint"
 )
 
-// The limits of a Table, as the BPF programs' constants of these names say.
+// The limits of a Table: the BPF programs' constants of these names.
 const (
-	// RangesMax is how many port ranges a prefix may have with those of its
+	// RangesMax is the number of port ranges that a prefix may have, including those of its
 	// parents: EGRESS_RANGES_MAX.
 	RangesMax = 32
 	// PrefixesMax is EGRESS_PREFIXES_MAX.
@@ -27,9 +26,9 @@ const (
 	EndpointsMax = 256
 )
 
-// special are the prefixes that a wider rule does not speak of: a rule that
-// shall cover them must name them, or a part of them. In the host's namespace
-// they would reach what only the host's own processes reach.
+// special lists the prefixes that a wider rule does not cover. To cover one, a rule must name it or
+// a part of it. In the host's namespace, they lead to destinations that only the host's own
+// processes reach.
 var special = []netip.Prefix{
 	netip.MustParsePrefix("0.0.0.0/8"),
 	netip.MustParsePrefix("127.0.0.0/8"),
@@ -52,37 +51,37 @@ var (
 type Table struct {
 	ingress []Ingress
 	egress  []Egress // the longest prefix first, then the smallest range of ports, then one protocol
-	// outlets has, for every prefix that a rule names, for every special one
-	// and for both default routes, all that applies to an address of which
-	// this is the longest such prefix, in order of preference.
+	// outlets has an entry for every prefix that a rule names, for every special prefix and for
+	// both default routes. The entry has all rules for an address whose longest such prefix this
+	// is, in order of preference.
 	outlets  map[netip.Prefix][]Egress
 	lengths4 []int // of the prefixes in outlets, longest first
 	lengths6 []int
-	// endpoints are those that some rule names, each at its number; nil: a number
-	// that is nobody's.
+	// endpoints has the endpoints that some rule names, each at its number; nil: the number is
+	// free.
 	endpoints []*endpoint.Endpoint
 }
 
-// NewTable compiles rules. Rules that contradict each other, or that are more
-// than the kernel's tables hold, are an error that wraps ErrRule.
+// NewTable compiles rules. If rules contradict each other, or are too many for the kernel's tables,
+// the error wraps ErrRule.
 func NewTable(ingress []Ingress, egress []Egress) (*Table, error) {
 	return compile(ingress, egress, nil)
 }
 
-// Next compiles rules into a table that can take this one's place: an endpoint
-// that both name has the same number, and a new one has none of this table's.
+// Next compiles rules into a table that can replace this one: an endpoint that both name has the
+// same number in both, and a new endpoint has no number of this table.
 func (t *Table) Next(ingress []Ingress, egress []Egress) (*Table, error) {
 	return compile(ingress, egress, t.endpoints)
 }
 
-// Restore compiles the rules of a table that an earlier process had in force, of
-// which numbered are the endpoints at their numbers.
+// Restore compiles the rules of a table that an earlier process had in force. numbered has the
+// endpoints of that table, each at its number.
 func Restore(ingress []Ingress, egress []Egress, numbered []*endpoint.Endpoint) (*Table, error) {
 	return compile(ingress, egress, numbered)
 }
 
-// Numbered are the endpoints that some rule names, each at its number; nil is a
-// number that is nobody's.
+// Numbered returns the endpoints that some rule names, each at its number; nil stands for a free
+// number.
 func (t *Table) Numbered() []*endpoint.Endpoint { return slices.Clone(t.endpoints) }
 
 func compile(ingress []Ingress, egress []Egress, before []*endpoint.Endpoint) (*Table, error) {
@@ -90,7 +89,7 @@ func compile(ingress []Ingress, egress []Egress, before []*endpoint.Endpoint) (*
 	if err := checkIngress(t.ingress); err != nil {
 		return nil, err
 	}
-	// An exact address goes before the unspecified one.
+	// An exact address comes before the unspecified one.
 	slices.SortStableFunc(t.ingress, func(a, b Ingress) int {
 		return boolCompare(a.Addr.IsUnspecified(), b.Addr.IsUnspecified())
 	})
@@ -139,8 +138,7 @@ func (t *Table) sortLengths() {
 	slices.SortFunc(t.lengths6, descending)
 }
 
-// number gives each endpoint the number that it had before, or one that was
-// nobody's.
+// number gives each endpoint the number that it had before, or a free one.
 func (t *Table) number(egress []Egress, before []*endpoint.Endpoint) {
 	var named []*endpoint.Endpoint
 	for _, r := range t.ingress {
@@ -173,9 +171,8 @@ func (t *Table) number(egress []Egress, before []*endpoint.Endpoint) {
 	}
 }
 
-// outletsOf collects what applies to the addresses of p: the rules, most
-// specific first, of all prefixes that contain p, unless p is in a special
-// prefix that such a rule does not name.
+// outletsOf returns the rules for the addresses of p, most specific first: those of all prefixes
+// that contain p, unless p is in a special prefix that such a rule does not name.
 func outletsOf(p netip.Prefix, egress []Egress) []Egress {
 	var outlets []Egress
 	for _, r := range egress {
@@ -184,29 +181,28 @@ func outletsOf(p netip.Prefix, egress []Egress) []Egress {
 		}
 		outlets = append(outlets, r)
 		if r.isForAll() {
-			break // nothing after it can be reached
+			break // no rule after it can match
 		}
 	}
 	return outlets
 }
 
-// isForAll tells whether a rule is for each port of both protocols.
+// isForAll tells whether a rule is for all ports of both protocols.
 func (r Egress) isForAll() bool { return r.Ports == allPorts && r.Protocol == 0 }
 
 func contains(wide, narrow netip.Prefix) bool {
 	return wide.Bits() <= narrow.Bits() && wide.Contains(narrow.Addr())
 }
 
-// passesOver tells whether a rule for the prefix wide leaves narrow alone,
-// because narrow is special and wide is wider than that.
+// passesOver tells whether a rule for the prefix wide does not cover narrow, because narrow is
+// special and wide is wider than the special prefix.
 func passesOver(wide, narrow netip.Prefix) bool {
 	return slices.ContainsFunc(special, func(s netip.Prefix) bool {
 		return contains(s, narrow) && !contains(s, wide)
 	})
 }
 
-// isSpecial tells whether no address of a prefix is covered by a rule that does
-// not name it.
+// isSpecial tells whether rules cover addresses of a prefix only if they name it.
 func isSpecial(p netip.Prefix) bool {
 	return slices.ContainsFunc(special, func(s netip.Prefix) bool { return contains(s, p) })
 }
@@ -245,9 +241,8 @@ func boolCompare(a, b bool) int {
 	return 1
 }
 
-// Egress returns the endpoint through which a destination is reached, or nil
-// where the container's own namespace is to be used. An IPv4-mapped address is
-// the IPv4 address.
+// Egress returns the endpoint through which a destination is reached, or nil for the container's
+// own namespace. An IPv4-mapped address is the IPv4 address.
 func (t *Table) Egress(protocol Protocol, to netip.AddrPort) *endpoint.Endpoint {
 	return t.EgressRule(protocol, to).Endpoint
 }
@@ -275,9 +270,8 @@ func (t *Table) EgressRule(protocol Protocol, to netip.AddrPort) Egress {
 	return Egress{}
 }
 
-// Ingress returns the endpoint, and the host's port, for a program that binds
-// an address and port; nil where it is the container's own namespace that is
-// bound. The port 0 stands for whichever is free.
+// Ingress returns the endpoint and the host's port for a program that binds an address and port;
+// nil for the container's own namespace. Port 0 stands for any free port.
 func (t *Table) Ingress(protocol Protocol, bind netip.AddrPort) (*endpoint.Endpoint, uint16) {
 	r := t.IngressRule(protocol, bind)
 	if r.Endpoint == nil {
@@ -286,8 +280,7 @@ func (t *Table) Ingress(protocol Protocol, bind netip.AddrPort) (*endpoint.Endpo
 	return r.Endpoint, r.HostPort(bind.Port())
 }
 
-// IngressRule returns the rule that decides about what a program binds, or the zero value if none
-// does.
+// IngressRule returns the rule that decides about a bind, or the zero value if none does.
 func (t *Table) IngressRule(protocol Protocol, bind netip.AddrPort) Ingress {
 	addr := bind.Addr().WithZone("")
 	for _, r := range t.ingress {
@@ -303,13 +296,13 @@ func (t *Table) IngressRule(protocol Protocol, bind netip.AddrPort) Ingress {
 	return Ingress{}
 }
 
-// HasOwn tells whether a rule has servers listen in the container's own namespace too.
+// HasOwn tells whether a rule makes servers listen in the container's own namespace too.
 func (t *Table) HasOwn() bool {
 	return slices.ContainsFunc(t.ingress, func(r Ingress) bool { return r.Own })
 }
 
-// Default returns the endpoint that reaches the rest of the world, that is the
-// widest prefix on every port of both protocols, or nil.
+// Default returns the endpoint for the widest prefix on all ports of both protocols, which leads to
+// the rest of the world; or nil.
 func (t *Table) Default(ip6 bool) *endpoint.Endpoint {
 	p := all4
 	if ip6 {
@@ -321,15 +314,15 @@ func (t *Table) Default(ip6 bool) *endpoint.Endpoint {
 	return nil
 }
 
-// Endpoints are those that some rule names.
+// Endpoints returns the endpoints that some rule names.
 func (t *Table) Endpoints() []*endpoint.Endpoint {
 	return slices.DeleteFunc(slices.Clone(t.endpoints), func(ep *endpoint.Endpoint) bool { return ep == nil })
 }
 
-// IngressRules are the ingress rules, exact addresses first.
+// IngressRules returns the ingress rules, exact addresses first.
 func (t *Table) IngressRules() []Ingress { return slices.Clone(t.ingress) }
 
-// EgressRules are the egress rules, the longest prefix first, then the smallest range of ports.
+// EgressRules returns the egress rules, the longest prefix first, then the smallest range of ports.
 func (t *Table) EgressRules() []Egress { return slices.Clone(t.egress) }
 
 // HasEgress tells whether any destination of a family lies on the host's side.

@@ -16,9 +16,9 @@ import (
 	"github.com/tsugiki/tsugiki/policy/enforcer"
 )
 
-// Adopt takes over what an earlier process has made, which Outlives it, and tells whether it is
-// still there. Its calls wait until Resume. If a gate does not answer within patience, that is
-// gate.ErrSilent: AdoptLate does the rest.
+// Adopt takes over a container that an earlier process made and that Outlives it, and tells whether
+// the container still lives. The container's calls wait until Resume. If a gate does not answer
+// within patience, Adopt returns gate.ErrSilent, and AdoptLate does the rest.
 func (c *Container) Adopt(s State, patience time.Duration) (lives bool, err error) {
 	c.state = s
 	c.group = cgroup.At(s.Cgroup)
@@ -34,7 +34,7 @@ func (c *Container) Adopt(s State, patience time.Duration) (lives bool, err erro
 		c.first.Store(first)
 	}
 	if err := c.restore(); err != nil {
-		// Whatever the reason is: of what has no program, nothing is left to lose.
+		// The reason does not matter: a container without a program has nothing to lose.
 		return c.first.Load() != nil || c.group.Populated(), err
 	}
 	lives, err = c.takeOver(patience)
@@ -53,7 +53,7 @@ func (c *Container) takeOver(patience time.Duration) (_ bool, err error) {
 	}
 	rules := c.table.Snapshot(c.netnsOf)
 	for _, g := range c.adopted {
-		if err := g.SetRules(rules); err != nil { // it asks, or has them when it goes on
+		if err := g.SetRules(rules); err != nil { // if it is silent, it asks, or has them when it goes on
 			c.log.Warn("a gate has no rules", "err", err)
 		}
 	}
@@ -68,9 +68,9 @@ func (c *Container) takeOver(patience time.Duration) (_ bool, err error) {
 	return true, nil
 }
 
-// awaits tells whether a container without a gate still gets one: it was never
-// attached, or who was just attaching it will ask again, as tsugiki run does. An
-// OCI runtime does not: its program has lost its listener, and ends.
+// awaits tells whether a container without a gate still gets one: no program was ever attached, or
+// the process that was just attaching one asks again, as tsugiki run does. An OCI runtime does not
+// ask again: its program has lost its listener, and ends.
 func (c *Container) awaits() bool {
 	if first := c.first.Load(); c.state.PID != 0 && c.spec.Programs && first != nil {
 		_ = first.Close() // it is opened again
@@ -87,7 +87,7 @@ func (c *Container) Awaits() bool {
 	return c.state.PID == 0
 }
 
-// Late tells whether the container is not taken over yet, for a gate of it does not answer.
+// Late tells whether the container is not taken over yet because one of its gates does not answer.
 func (c *Container) Late() bool { return c.late.Load() }
 
 // Resume answers the calls of a container that was adopted.
@@ -100,9 +100,9 @@ func (c *Container) Resume() {
 
 func (c *Container) engineRecover() error { return c.engine.Recover() }
 
-// restore makes what create has made, out of the record and the kernel. The record is what was
-// about to be in force: a daemon that was killed while it changed endpoints has perhaps not
-// got that far, in the kernel nor at the gates.
+// restore rebuilds from the record and the kernel what create made. The record has what was about
+// to be in force. If a daemon was killed while it changed endpoints, kernel and gates may still
+// have the state before.
 func (c *Container) restore() error {
 	var set endpoint.Set
 	byName := map[string]*endpoint.Endpoint{}
@@ -148,7 +148,7 @@ func (c *Container) restore() error {
 	return c.openDoors()
 }
 
-// adoptGates connects to the gates that wait at their doors.
+// adoptGates connects to the gates that wait at their sockets.
 func (c *Container) adoptGates(patience time.Duration) ([]*gate.Gate, error) {
 	entries, err := os.ReadDir(doorsOf(c.spec.RunDir, c.spec.Name))
 	if err != nil {
@@ -179,10 +179,10 @@ func (c *Container) adoptGates(patience time.Duration) ([]*gate.Gate, error) {
 }
 
 const (
-	// takenPatience is how long a helper that a killed daemon was about to start may hold
-	// that one's files, and with them the gate.
+	// takenPatience is how long a helper that a killed daemon was about to start may hold the
+	// daemon's files, and with them the gate.
 	takenPatience = 5 * time.Second
-	// latePatience is how long a gate is waited for that did not answer before.
+	// latePatience limits the wait for a gate that did not answer before.
 	latePatience = 10 * time.Second
 )
 

@@ -14,13 +14,13 @@ import (
 	"github.com/tsugiki/tsugiki/internal/sys/poll"
 )
 
-// Attach makes the filter of a program one of the container's. The listener is the
-// container's from then on, unless it fails.
+// Attach adds the filter of a program to the container. The container owns the listener from then
+// on, unless Attach fails.
 func (c *Container) Attach(listener *os.File, pid int) error {
 	c.attaching.Add(1)
 	err := c.tryAttach(listener, pid)
 	if c.attaching.Add(-1); c.Over() {
-		go c.owner.Ended() // with the program, or because that is killed; no gate will say so
+		go c.owner.Ended() // it ends with the program or with its kill; no gate will say so
 	}
 	return err
 }
@@ -35,7 +35,7 @@ func (c *Container) Over() bool { return c.attaching.Load() == 0 && !c.Runs() }
 func (c *Container) Begun() bool { return c.begun.Load() }
 
 func (c *Container) tryAttach(listener *os.File, pid int) error {
-	if poll.HungUp(listener) { // it has waited for us: the number may be another process's
+	if poll.HungUp(listener) { // it has waited for us: another process may have the number by now
 		c.log.Debug("the program has ended", "pid", pid)
 		return listener.Close()
 	}
@@ -47,7 +47,7 @@ func (c *Container) tryAttach(listener *os.File, pid int) error {
 		return listener.Close()
 	}
 	if c.gates.serve(listener) {
-		return listener.Close() // the sender was not told, and has sent it again
+		return listener.Close() // the sender got no answer, and has sent it again
 	}
 	err := c.Serve(listener)
 	if errors.Is(err, gate.ErrEnded) {
@@ -57,13 +57,13 @@ func (c *Container) tryAttach(listener *os.File, pid int) error {
 	if err == nil {
 		c.changes.Lock()
 		defer c.changes.Unlock()
-		c.refresh() // not before: until it has a gate, it has only begun to run
+		c.refresh() // not before: until the container has a gate, it has only begun to run
 	}
 	return err
 }
 
-// enter makes the first program's namespace the container's own; later ones have to
-// be there, as long as they are anywhere.
+// enter makes the first program's namespace the container's own. Later programs have to be in this
+// namespace, as long as they live.
 func (c *Container) enter(pid int) error {
 	c.changes.Lock()
 	defer c.changes.Unlock()
@@ -73,7 +73,7 @@ func (c *Container) enter(pid int) error {
 	if c.late.Load() {
 		return errors.New("the container is not taken over yet, for its gate does not answer; somebody may have stopped it")
 	}
-	own, err := netns.Open(fmt.Sprintf("/proc/%d/ns/net", pid)) // by its number alone, it may be a name of ip netns
+	own, err := netns.Open(fmt.Sprintf("/proc/%d/ns/net", pid)) // its number alone may be a name of ip netns
 	if c.ownNS == nil {
 		if err == nil {
 			err = c.enterFirst(own, pid)
@@ -117,17 +117,17 @@ func (c *Container) enterFirst(own *netns.NS, pid int) error {
 	return nil
 }
 
-// endIdleKeeper ends the keeper that has made the relay's sockets: most programs never need one
-// where sockets are created on the host first.
+// endIdleKeeper ends the keeper that has made the relay's sockets. Where sockets are created on the
+// host first, most programs never need a keeper.
 func (c *Container) endIdleKeeper() error {
 	c.host[""].endIdle()
 	return nil
 }
 
-// doorsOf is where the doors of a container's gates are.
+// doorsOf returns the directory of the sockets at which a container's gates wait.
 func doorsOf(runDir, name string) string { return filepath.Join(runDir, "gates", name) }
 
-// openDoors opens the directory of doors, if the container outlives us.
+// openDoors opens the directory of the gates' sockets, if the container outlives us.
 func (c *Container) openDoors() error {
 	if !c.spec.Outlives {
 		return nil
@@ -141,7 +141,7 @@ func (c *Container) openDoors() error {
 	return err
 }
 
-// newDoor is the path of a door that is not there yet.
+// newDoor returns a path for a gate's socket at which there is none yet.
 func newDoor(dir *os.File) (string, error) {
 	for n := 1; ; n++ {
 		path := fmt.Sprintf("/proc/self/fd/%d/%d", dir.Fd(), n)

@@ -13,8 +13,8 @@ import (
 	"github.com/tsugiki/tsugiki/policy/enforcer"
 )
 
-// Close kills what is left of the container and removes it. It may be called for one that is only
-// half made. It tells whether nothing is left that the State would be needed for.
+// Close kills what is left of the container and removes it. The container may be only half made.
+// removed says that nothing is left for which the State is needed.
 func (c *Container) Close() (removed bool, err error) {
 	var errs []error
 	note := func(err error) {
@@ -30,7 +30,7 @@ func (c *Container) Close() (removed bool, err error) {
 		s.supervisor.End()
 	}
 	note(c.closeKeepers())
-	// Before gates are waited for: one that is stopped ends no other way.
+	// This comes before the wait for gates: a stopped gate ends in no other way.
 	if c.group != nil {
 		note(c.group.Kill())
 	}
@@ -58,7 +58,7 @@ func (c *Container) Close() (removed bool, err error) {
 			note(err)
 		}
 	}
-	// Not before all are dead: a call that waits would fail with ENOSYS.
+	// This comes after all programs are dead: a call that waits would fail with ENOSYS.
 	note(each(gates, (*supervised).forget))
 	if !c.spec.Outlives {
 		enforcer.Settle() // nobody else does what is left then
@@ -66,8 +66,8 @@ func (c *Container) Close() (removed bool, err error) {
 	return removed, errors.Join(errs...)
 }
 
-// ForgetKilled removes what the process that had a container, and was killed, has left of it: its
-// rows in the kernel's tables, and its cgroup. It needs root.
+// ForgetKilled removes what is left of a container whose process was killed: its rows in the
+// kernel's tables, and its cgroup. It needs root.
 func ForgetKilled(group string) error {
 	g := cgroup.At(group)
 	if err := g.Kill(); err != nil {
@@ -80,8 +80,8 @@ func ForgetKilled(group string) error {
 	return g.Remove()
 }
 
-// ForgetState removes what is left of a container that has ended and outlived the process that had
-// it, and was not adopted. It needs root.
+// ForgetState removes what is left of a container that outlived its process, was not adopted, and
+// has ended. It needs root.
 func ForgetState(runDir, name string, s State) error {
 	if err := ForgetKilled(s.Cgroup); err != nil {
 		return err
@@ -108,12 +108,12 @@ func (c *Container) closeKeepers() error {
 	return errors.Join(errs...)
 }
 
-// places are all of the host's side.
+// places returns all places of the host's side.
 func (c *Container) places() []*place {
 	return append(slices.Collect(maps.Values(c.host)), c.former...)
 }
 
-// letGo closes what is only this process's, once nobody uses it any more.
+// letGo closes the resources that only this process has, once nobody uses them any more.
 func (c *Container) letGo() error {
 	c.retiring.Wait()
 	if c.engine != nil {
@@ -142,7 +142,7 @@ func (c *Container) letGo() error {
 	return errors.Join(errs...)
 }
 
-// reportDenied says what the kernel refused, for the program itself may not.
+// reportDenied logs what the kernel refused, because the program itself may not report it.
 func (c *Container) reportDenied() {
 	d, err := c.enforced.Denied()
 	if err == nil && d != (policy.Denied{}) {
@@ -171,11 +171,11 @@ func (c *Container) Release() error {
 	return errors.Join(append(errs, c.letGo())...)
 }
 
-// Remove ends a container that outlives us, if it has not ended, and removes all that belongs to it.
+// Remove ends a container that outlives us, if it still runs, and removes all that belongs to it.
 func (c *Container) Remove() error {
 	c.changes.Lock()
 	c.closing = true
-	err := c.closeKeepers() // else they are found dead, and said so
+	err := c.closeKeepers() // else the log would call them dead
 	c.changes.Unlock()
 	err = errors.Join(err, c.killAll())
 	_, cerr := c.Close()
@@ -189,8 +189,8 @@ func (c *Container) Remove() error {
 	return err
 }
 
-// killAll ends all programs of the container. Where nobody else has put them in a cgroup, that is
-// killed; else all of them end with the first, if that is the first of a pid namespace.
+// killAll ends all programs of the container. If they are in a cgroup of ours, it kills the cgroup.
+// Otherwise it kills the first program; if that is the first of a pid namespace, all end with it.
 func (c *Container) killAll() error {
 	switch {
 	case !c.spec.Outlives:

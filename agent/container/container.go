@@ -1,19 +1,19 @@
-// Package container assembles one container: it makes it out of namespaces, cgroups, kernel programs,
-// keepers, the engine and its front ends, adopts it from an earlier process, changes its endpoints
-// while it runs, and takes all of it down again.
+// Package container assembles one container out of namespaces, cgroups, kernel programs, keepers,
+// the engine and its front ends. It adopts a container from an earlier process, changes its
+// endpoints while it runs, and takes all of it down again.
 //
-// It knows neither who has the container (see Owner) nor how others speak to it.
+// It does not know whether the daemon or tsugiki run has the container (see Owner), nor how others
+// speak to it.
 //
 // It needs root (see kernel.Require) and Linux 5.15.
 //
 // # What is left when
 //
-// Everything that outlives a process by itself is in one cgroup per container,
-// which is written down before it is made (see Owner.Save). The keeper holds the
-// file that kills this cgroup and uses it as soon as its supervisor is gone, so
-// that nothing runs on without one; the empty cgroup is removed by the next
-// start. Kernel programs go with the cgroup and its last socket. Where the container outlives its
-// supervisor, no keeper holds that file.
+// Everything that outlives a process by itself is in one cgroup per container. Its path is saved
+// before the cgroup is made (see Owner.Save). The keeper holds the file that kills this cgroup. It
+// uses the file as soon as its supervisor is gone, so that nothing runs on without a supervisor.
+// The next start removes the empty cgroup. Kernel programs go with the cgroup and its last socket.
+// Where the container outlives its supervisor, no keeper holds that file.
 package container
 
 import (
@@ -48,51 +48,54 @@ import (
 type Spec struct {
 	Name   string
 	RunDir string
-	// Mark makes the name of the container's cgroup unique where names are not; or it is empty.
+	// Mark makes the name of the container's cgroup unique where containers' names are not. It may
+	// be empty.
 	Mark string
 	// Netns is the container's own network namespace, for messages; empty if it has no name.
 	Netns string
 	// LoopbackOnly says that the container's own namespace has only a loopback.
 	LoopbackOnly bool
-	// Outlives says that the container outlives this process: its gates wait at their doors.
-	// Without it, gates and keepers end the container when this process ends.
+	// Outlives says that the container outlives this process: its gates wait at their sockets. If
+	// it is false, gates and keepers end the container when this process ends.
 	Outlives bool
-	// Programs asks for a cgroup for the container's programs, which nobody else has put in one.
+	// Programs asks for a cgroup for the container's programs, if nobody else has put them in one.
 	Programs bool
-	// Endpoints of the rules are all that the container is given, named by a rule
-	// or not.
+	// The Endpoints of the rules are all endpoints of the container, whether a rule names them or
+	// not.
 	rules.Rules
-	// Annotated says that the rules stood in a container's annotations, whose author may
-	// also write in the folders of its unix endpoints.
+	// Annotated says that the rules come from a container's annotations. The author of annotations
+	// may also write in the folders of the container's unix endpoints.
 	Annotated bool
-	// Translation is that of IPv4; nil: there is none.
+	// Translation says how IPv4 is translated; nil: it is not.
 	Translation *rules.Translation
 	User        *launch.User  // nil: who we are
 	Ports       *ports.Holder // of the host
 	Log         *slog.Logger
-	Decisions   *slog.Logger // takes what is decided about calls, below the level of a warning
+	Decisions   *slog.Logger // takes decisions about calls, below the level of a warning
 }
 
-// State is what has to be remembered of a container, beside its Spec, to take it over.
+// State is what a process needs, beside the Spec, to take over a container.
 type State struct {
 	PID     int    `json:"pid"` // of the first program; 0: there was none yet
 	Started string `json:"started"`
 	Cgroup  string `json:"cgroup"`
-	// Endpoints are those that it has; Numbered are the names of those at their
-	// numbers in the kernel's tables.
+	// Endpoints are the container's endpoints. Numbered has their names, each at the endpoint's
+	// number in the kernel's tables.
 	Endpoints []string `json:"endpoints"`
 	Numbered  []string `json:"numbered"`
 	// Untrapped says that connect(2), sends and listen(2) of its programs are not trapped, and that
-	// its loopback is on the host (graft.NeedsTraps). Its filters do not change, so this does not.
+	// its loopback is on the host (graft.NeedsTraps). Its filters do not change, so Untrapped does
+	// not change.
 	Untrapped bool `json:"untrapped"`
 }
 
-// Owner is who has a container: the daemon, or tsugiki run.
+// Owner is the process that has a container: the daemon, or tsugiki run.
 type Owner interface {
-	// Reserve reserves ports of the host in place of those that the container has reserved. If
-	// one is another container's, that is a *ports.ReservedError, and nothing has changed.
+	// Reserve reserves ports of the host in place of those that the container had reserved. If
+	// another container has reserved one, Reserve returns a *ports.ReservedError and changes
+	// nothing.
 	Reserve(list []ports.Reservation) error
-	// Save makes durable what is about to be in force.
+	// Save stores the state that is about to be in force.
 	Save(s State) error
 	// Pool returns the process that holds the idle gates of a container that outlives us.
 	Pool() (*gate.Pool, error)
@@ -111,10 +114,10 @@ type Container struct {
 
 	endpoints atomic.Pointer[endpoint.Set] // never changed, only replaced
 	shown     atomic.Pointer[Shown]
-	// cause is why the container was ended by us; nil if it was not.
+	// cause says why this process ended the container; nil if it did not.
 	cause atomic.Pointer[string]
 
-	changes sync.Mutex // guards what follows once the program runs, but for what locks itself
+	changes sync.Mutex // once the program runs: guards what follows, except fields with locks of their own
 	closing bool
 	state   State
 	kernelState
@@ -122,7 +125,7 @@ type Container struct {
 	program
 }
 
-// kernelState is what the kernel has of a container.
+// kernelState is the part of a container that is in the kernel.
 type kernelState struct {
 	group    *cgroup.Group // parent of the two below
 	programs *cgroup.Group // where the program is, and the sockets of its own namespace are made; nil, and group, if others have put it elsewhere
@@ -130,41 +133,41 @@ type kernelState struct {
 	ownNS    *netns.NS
 	table    *policy.Table
 	host     map[string]*place // by Endpoint.Netns
-	former   []*place          // what was in host, and sockets may still be there
+	former   []*place          // places that were in host; sockets may still be in them
 	enforced *enforcer.Enforcement
-	counting sync.Mutex // held while enforced is closed, or read by who does not hold changes
+	counting sync.Mutex // held to close enforced, and to read it without changes
 	// uncounted says that enforced is closed; guarded by counting.
 	uncounted bool
 }
 
-// parts are what works for a container in this process, and its helpers.
+// parts are the workers of a container in this process, and its helpers.
 type parts struct {
-	doors       *os.File       // directory of its gates' doors; nil unless it outlives us
+	doors       *os.File       // directory of its gates' sockets; nil unless it outlives us
 	own         *place         // makes sockets in its own namespace
-	answering   *notify.Places // what answering its calls may take
+	answering   *notify.Places // limits how many calls are answered at once
 	tracing     tracing
 	engine      *graft.Engine
 	relay       *relay.Relay
 	translation *translation // nil: there is none
 	gates       gates
-	adopted     []*gate.Gate   // that nobody has answered yet
+	adopted     []*gate.Gate   // whose calls nobody has answered yet
 	retiring    sync.WaitGroup // gates that have ended and are being closed
-	// What this process has worked for it.
+	// CPU time that this process has used for the container.
 	intercepted, relayed cputime.Meter
 }
 
-// program is what is known of the programs of a container.
+// program is the state of a container's programs.
 type program struct {
 	first     atomic.Pointer[Process] // nil before there is one
-	begun     atomic.Bool             // a first program has entered while we had the container
+	begun     atomic.Bool             // a first program has entered since we have the container
 	attaching atomic.Int32            // programs
 	late      atomic.Bool             // a gate does not answer yet, so it is not taken over
 }
 
-// answering is what all containers of this process share.
+// answering is the pool that all containers of this process share to answer calls.
 var answering = notify.NewPool()
 
-// New makes a container that has nothing yet.
+// New returns a container without any resources.
 func New(spec Spec, owner Owner) *Container {
 	c := &Container{spec: spec, owner: owner, log: spec.Log.With("container", spec.Name)}
 	if spec.Decisions == nil {
@@ -175,13 +178,13 @@ func New(spec Spec, owner Owner) *Container {
 	return c
 }
 
-// Prepare finds out whether the container can have what it is given, and reserves its ports.
+// Prepare checks whether the host has what the Spec asks for, and reserves the container's ports.
 func (c *Container) Prepare() error {
 	return inOrder(c.compile, c.openHost, c.reserve, c.checkHost)
 }
 
-// Make makes what is there before the container has a program, after Prepare. Before anything is
-// made that outlives us, the owner is told to save the State.
+// Make makes all resources that the container needs before it has a program. It comes after
+// Prepare. Before Make makes anything that outlives us, it has the owner save the State.
 func (c *Container) Make() error {
 	err := inOrder(c.save, c.openDoors, c.makeGroups, c.makePrograms, c.enforce)
 	if err == nil {
@@ -190,8 +193,8 @@ func (c *Container) Make() error {
 	return err
 }
 
-// Begin makes what works for the container in this process, after Make and before its program is
-// started by who has called Use.
+// Begin starts the container's workers in this process. It comes after Make, and before the caller
+// of Use starts the program.
 func (c *Container) Begin() error {
 	return inOrder(c.enforced.LetGoOfPrograms, c.makeEngine, c.guard, c.reachLoopback, c.serveNames)
 }
@@ -205,7 +208,7 @@ func inOrder(steps ...func() error) error {
 	return nil
 }
 
-// reserve reserves the ports that the rules promise.
+// reserve reserves the ports that the rules name.
 func (c *Container) reserve() error { return c.owner.Reserve(c.reservations(c.table)) }
 
 // save has the owner save the state for the first time.
@@ -243,7 +246,7 @@ func (c *Container) openHost() error {
 	return nil
 }
 
-// checkHost finds out whether the host has what endpoints and rules promise.
+// checkHost checks whether the host has the addresses and ports of endpoints and rules.
 func (c *Container) checkHost() error {
 	for _, ep := range c.endpoints.Load().All() {
 		ns := c.host[ep.Netns].ns
@@ -281,12 +284,12 @@ func (c *Container) endpointNamed(name string) *endpoint.Endpoint {
 	return ep
 }
 
-// netnsOf and what follows are for who holds c.changes, or nobody does yet.
+// The caller of netnsOf and of the functions below holds c.changes, or nobody else can have c yet.
 func (c *Container) netnsOf(ep *endpoint.Endpoint) uint64 { return c.host[ep.Netns].Cookie() }
 
 func (c *Container) newPlace(ns *netns.NS) *place { return &place{ns: ns, user: c.spec.User} }
 
-// settle says where the keeper of a place goes.
+// settle sets the cgroup, the log and the owner of a place's keeper.
 func (c *Container) settle(p *place) {
 	p.cgroup, p.log = c.keepers, c.spec.Decisions
 	if !c.spec.Outlives {
@@ -294,7 +297,7 @@ func (c *Container) settle(p *place) {
 	}
 }
 
-// openPlace returns the place of an endpoint, which may be one that c.host has not.
+// openPlace returns the place of an endpoint. The place may be a new one that is not in c.host.
 func (c *Container) openPlace(ep *endpoint.Endpoint) (*place, error) {
 	have := c.host[ep.Netns]
 	if ep.Netns == "" {
@@ -321,7 +324,7 @@ func (c *Container) openPlace(ep *endpoint.Endpoint) (*place, error) {
 	return have, nil
 }
 
-// rules are what the engine decides by with a table.
+// rules returns the engine's rules for a table.
 func (c *Container) rules(t *policy.Table) graft.Rules {
 	r := graft.Rules{Table: t, Host: map[string]graft.Place{}}
 	for name, p := range c.host {
@@ -367,15 +370,15 @@ func (c *Container) makeEngine() error {
 	return nil
 }
 
-// guard starts the keeper now, so that a fault of it is an error of Start; and
-// because it guards the container against our own death.
+// guard starts the keeper early, so that Start reports its errors and the container is protected if
+// the supervisor dies.
 func (c *Container) guard() error {
 	_, err := c.host[""].Keeper()
 	return err
 }
 
-// reachLoopback lets sockets that are created on the host first reach the container's own loopback: that is
-// there too, or else a relay leads datagrams to it.
+// reachLoopback lets sockets that are created on the host first reach the container's own loopback:
+// the loopback is on the host too, or a relay carries datagrams to it.
 func (c *Container) reachLoopback() (err error) {
 	if c.state.Untrapped {
 		err := c.enforced.UseLoopback(c.ownNS.Cookie())
@@ -394,7 +397,7 @@ func (c *Container) reachLoopback() (err error) {
 // First is the first program; nil before there is one.
 func (c *Container) First() *Process { return c.first.Load() }
 
-// Cause is why we have ended the container; empty if we have not.
+// Cause returns why this process ended the container; empty if it did not.
 func (c *Container) Cause() string {
 	if cause := c.cause.Load(); cause != nil {
 		return *cause
@@ -402,18 +405,18 @@ func (c *Container) Cause() string {
 	return ""
 }
 
-// GateCount is how many gates there are, those included that wait for Resume.
+// GateCount returns the number of gates, including those that wait for Resume.
 func (c *Container) GateCount() int {
 	c.changes.Lock()
 	defer c.changes.Unlock()
 	return c.gates.count() + len(c.adopted)
 }
 
-// SocketsID is the number of that cgroup.
+// SocketsID returns the number of the cgroup in which the host sockets are made.
 func (c *Container) SocketsID() uint64 { return c.enforced.Cgroup() }
 
-// Clocks are the CPU time that this process has worked for the container: answering calls, and
-// carrying datagrams.
+// Clocks returns the meters of the CPU time that this process uses for the container: to answer
+// calls, and to carry datagrams.
 func (c *Container) Clocks() (intercepted, relayed *cputime.Meter) { return &c.intercepted, &c.relayed }
 
 // Ports are the container's ports of the host.

@@ -12,19 +12,19 @@ import (
 	"github.com/tsugiki/tsugiki/policy"
 )
 
-// Counts are what a container has counted.
+// Counts are the counters of a container.
 type Counts struct {
 	Connections policy.Connections
 	Denied      policy.Denied
 	Decided     policy.Decided
-	Gates       gate.Stats // those that have ended included
+	Gates       gate.Stats // including those that have ended
 	Agent       gate.Stats // only its Calls
 	Running     bool       // there is a gate
 	Memory      uint64     // of gates and keepers, in bytes
 }
 
-// Counts are what the container has counted, its gates when they were last asked; false if it has
-// ended.
+// Counts returns the counters of the container; false if it has ended. Those of its gates are from
+// the last AskGates.
 func (c *Container) Counts() (*Counts, bool) {
 	counts := &Counts{}
 	if !c.countKernel(counts) {
@@ -36,7 +36,7 @@ func (c *Container) Counts() (*Counts, bool) {
 	return counts, true
 }
 
-// AskGates makes all gates say what they have counted. Each channel is closed when a gate has.
+// AskGates asks all gates for their counters. Each channel is closed when a gate has answered.
 func (c *Container) AskGates() []<-chan struct{} {
 	var asked []<-chan struct{}
 	for _, s := range c.gates.all() {
@@ -45,7 +45,7 @@ func (c *Container) AskGates() []<-chan struct{} {
 	return asked
 }
 
-// countKernel fills in what the kernel programs have counted; false if the container has ended.
+// countKernel fills in the counters of the kernel programs; false if the container has ended.
 func (c *Container) countKernel(n *Counts) bool {
 	c.counting.Lock()
 	defer c.counting.Unlock()
@@ -59,8 +59,8 @@ func (c *Container) countKernel(n *Counts) bool {
 	return errors.Join(errs[:]...) == nil
 }
 
-// counted is what gates and those who answer what they ask have counted. It is 6 KiB:
-// where it stays, it is only if there is something.
+// counted has the counters of gates and of the agent's answers to them. They take 6 KiB, so a
+// lasting counted has them only if a gate has counted something.
 type counted struct{ *sums }
 
 type sums struct {
@@ -79,7 +79,7 @@ func (c *counted) add(o counted) {
 	}
 }
 
-// ask makes a gate say what it has counted. The channel is closed when it has.
+// ask asks a gate for its counters. The channel is closed when the gate has answered.
 func (s *supervised) ask() <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -101,7 +101,7 @@ func (s *supervised) ask() <-chan struct{} {
 	return asking
 }
 
-// counted is what the gate has said last.
+// counted returns the gate's last answer.
 func (s *supervised) counted() counted {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -112,7 +112,7 @@ func (s *supervised) counted() counted {
 	return c
 }
 
-// counted is what all gates have counted, those that have ended included.
+// counted returns the sums over all gates, including those that have ended.
 func (g *gates) counted() counted {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -124,7 +124,7 @@ func (g *gates) counted() counted {
 	return sum
 }
 
-// residentIn is the memory of the processes in a cgroup, in bytes.
+// residentIn returns the memory of the processes in a cgroup, in bytes.
 func residentIn(cgroup string) uint64 {
 	pids, _ := os.ReadFile(filepath.Join(cgroup, "cgroup.procs")) // it may be gone
 	var sum uint64

@@ -16,25 +16,25 @@ import (
 	"github.com/tsugiki/tsugiki/translate"
 )
 
-// The halves of the pool: the table gives out addresses of one, and the kernel programs choose those
-// of the other for who asks a UDP server (bpf/translate.bpf.c).
+// The halves of the pool. The table gives out addresses of one half. The kernel programs choose
+// addresses of the other half for clients of a UDP server (bpf/translate.bpf.c).
 var (
 	tablePrefix = netip.PrefixFrom(translate.DefaultPrefix.Addr(), 16)
 	peersPrefix = netip.MustParsePrefix("198.19.0.0/16")
 )
 
-// datagrams is what translates UDP for a container. It keeps the kernel's table of hosts, and the
-// programs at the host's links, as the host's routes and links are.
+// datagrams translates UDP for a container. It updates the kernel's table of hosts, and the
+// programs at the host's links, when the host's routes and links change.
 type datagrams struct {
 	*enforcer.Datagrams
 	table  *translate.Table
 	ns     *netns.NS
-	source netip.Addr // from which the container leaves; unspecified: the host's routes choose
+	source netip.Addr // source address of the container; unspecified: the host's routes choose
 	guard  int        // the file of the DNS proxy's socket
 	log    *slog.Logger
 }
 
-// translateDatagrams begins to translate UDP, if the kernel can. ctx ends what keeps it up to date.
+// translateDatagrams begins to translate UDP, if the kernel can. ctx ends the updates.
 func (c *Container) translateDatagrams(ctx context.Context, proxy net.PacketConn) error {
 	t := c.translation
 	d := &datagrams{table: t.Table, ns: c.host[""].ns, source: graft.Source(c.table, true), log: c.log}
@@ -63,7 +63,7 @@ func (c *Container) translateDatagrams(ctx context.Context, proxy net.PacketConn
 	return d.Begin()
 }
 
-// fileOf is the number of a socket's file.
+// fileOf returns the descriptor of a socket.
 func fileOf(conn net.PacketConn) (file int, err error) {
 	raw, is := conn.(syscall.Conn)
 	if !is {
@@ -76,7 +76,7 @@ func fileOf(conn net.PacketConn) (file int, err error) {
 	return file, err
 }
 
-// mapped is told of a new mapping of the table.
+// mapped tells the kernel of a new mapping of the table.
 func (t *translation) mapped(v4, v6 netip.Addr) { t.udp.Load().put(v4, v6) }
 
 // put tells the kernel of a mapping.
@@ -99,8 +99,8 @@ func (d *datagrams) put(v4, v6 netip.Addr) {
 // mapAll tells the kernel of all mappings of the table.
 func (d *datagrams) mapAll() { d.putAll(d.table.Mappings()) }
 
-// putAll tells the kernel of those of some mappings that the table still has. An address that another
-// host has got since is that one's.
+// putAll tells the kernel of those mappings in the list that the table still has. If another host
+// has got an address since, the address stays that host's.
 func (d *datagrams) putAll(list []translate.Mapping) {
 	for _, m := range list {
 		d.table.While(m.V4, m.V6, func() { d.put(m.V4, m.V6) })
@@ -121,8 +121,8 @@ func (d *datagrams) virtual(v6 netip.Addr) (netip.Addr, bool) {
 	return d.Virtual(v6)
 }
 
-// attach attaches the programs to the host's links, and lets go of those that are ports since. A link
-// that is gone by then has none.
+// attach attaches the programs to the host's links, and lets go of the links that have become ports
+// since. A link that has gone meanwhile gets none.
 func (d *datagrams) attach() error {
 	links, err := d.ns.Framed()
 	if err != nil {
@@ -138,10 +138,10 @@ func (d *datagrams) attach() error {
 	})
 }
 
-// watchAgain is the pause before links and routes are watched again, where news were lost.
+// watchAgain is the pause before links and routes are watched again after news were lost.
 const watchAgain = time.Second
 
-// follow keeps programs and table as links and routes are.
+// follow updates programs and table when links and routes change.
 func (d *datagrams) follow(ctx context.Context, news <-chan netns.Change) {
 	for {
 		change, open := <-news

@@ -15,14 +15,15 @@ import (
 	"github.com/tsugiki/tsugiki/policy"
 )
 
-// ErrExists is wrapped where an endpoint is to be added whose name is taken.
+// ErrExists is wrapped where the name of a new endpoint is taken.
 var ErrExists = errors.New("there is an endpoint of that name")
 
-// ErrUntrapped is wrapped where an endpoint is to be added for which calls would have to be trapped
-// that the container's filter does not trap.
+// ErrUntrapped is wrapped where a new endpoint needs traps for calls that the container's filter
+// does not trap.
 var ErrUntrapped = errors.New("calls of the container have not been trapped since its start")
 
-// HostError says that the host has not, or has no longer, what an endpoint wants.
+// HostError says that the host does not have, or no longer has, an address or a port of an
+// endpoint.
 type HostError struct{ Err error }
 
 func (e HostError) Error() string { return e.Err.Error() }
@@ -50,8 +51,8 @@ func (c *Container) ListEndpoints() []api.Endpoint {
 	return list
 }
 
-// AddEndpoint gives the container another endpoint. Rules that name it are in
-// force when it returns.
+// AddEndpoint gives the container another endpoint. Rules that name the endpoint are in force when
+// AddEndpoint returns.
 func (c *Container) AddEndpoint(ep *endpoint.Endpoint) error {
 	c.changes.Lock()
 	defer c.changes.Unlock()
@@ -90,7 +91,7 @@ func (c *Container) AddEndpoint(ep *endpoint.Endpoint) error {
 	if err := c.announce(table, &set); err != nil {
 		return errors.Join(err, c.closeUnused())
 	}
-	// The kernel first: what is led to the endpoint gets there.
+	// The kernel first: sockets that are led to the endpoint then get there.
 	if err := c.change(table, c.updateKernel, c.updateEngine, c.updateGates); err != nil {
 		return errors.Join(err, c.announce(c.table, c.endpoints.Load()), c.closeUnused())
 	}
@@ -98,7 +99,7 @@ func (c *Container) AddEndpoint(ep *endpoint.Endpoint) error {
 	return nil
 }
 
-// served tells of ports in a place whether the container has bound them.
+// served returns a function that tells whether the container has bound a port in a place.
 func (c *Container) served(p *place) func(protocol int, at netip.AddrPort) bool {
 	return func(protocol int, at netip.AddrPort) bool {
 		return c.spec.Ports.Has(graft.Port{Netns: p.Cookie(), Protocol: protocol, At: at}) || c.spec.Ports.Unknown() && c.enforced.Served(protocol, at)
@@ -119,8 +120,8 @@ func (c *Container) announce(t *policy.Table, set *endpoint.Set) error {
 	return nil
 }
 
-// DeleteEndpoint takes an endpoint away. Rules that name it are as if they were
-// not there; connections that it has go on.
+// DeleteEndpoint removes an endpoint. Rules that name the endpoint have no effect any more. Its
+// connections go on.
 func (c *Container) DeleteEndpoint(name string) error {
 	c.changes.Lock()
 	defer c.changes.Unlock()
@@ -140,7 +141,7 @@ func (c *Container) DeleteEndpoint(name string) error {
 		return err
 	}
 	c.endpoints.Store(&set)
-	// The kernel last: what is led elsewhere by then is not refused.
+	// The kernel last: it does not refuse sockets that are led elsewhere by then.
 	if err := c.change(table, c.updateEngine, c.updateGates, c.updateKernel); err != nil {
 		c.endpoints.Store(before)
 		return errors.Join(err, c.announce(c.table, before))
@@ -158,7 +159,7 @@ func (c *Container) nextTable(set *endpoint.Set) (*policy.Table, error) {
 	return c.table.Next(ingress, egress)
 }
 
-// rulesFor are the rules whose endpoints are in the set.
+// rulesFor returns the rules whose endpoints are in the set.
 func (c *Container) rulesFor(set *endpoint.Set) (ingress []policy.Ingress, egress []policy.Egress, err error) {
 	for _, r := range c.spec.Ingress {
 		ep, err := set.Get(r.Endpoint.Name)
@@ -183,8 +184,7 @@ func (c *Container) rulesFor(set *endpoint.Set) (ingress []policy.Ingress, egres
 	return ingress, egress, nil
 }
 
-// change puts a table in force by some steps. If one fails, those before it are
-// taken back.
+// change puts a table in force in steps. If one fails, change undoes the steps before it.
 func (c *Container) change(t *policy.Table, steps ...func(*policy.Table) error) error {
 	for i, step := range steps {
 		err := step(t)
@@ -202,9 +202,9 @@ func (c *Container) change(t *policy.Table, steps ...func(*policy.Table) error) 
 
 func (c *Container) updateKernel(t *policy.Table) error { return c.enforced.Update(t, c.netnsOf) }
 
-// updateGates does not fail for a gate that does not answer. No call that it traps is answered
-// until it goes on, and it finds the new rules then; what its shims decide by the old ones
-// meanwhile, the kernel programs judge by the new ones.
+// updateGates does not fail if a gate does not answer. Until that gate goes on, none of its trapped
+// calls is answered, and when it goes on, it finds the new rules. Its shims may still decide by the
+// old rules meanwhile, but the kernel programs judge by the new ones.
 func (c *Container) updateGates(t *policy.Table) error {
 	silent, err := c.gates.setRules(t.Snapshot(c.netnsOf))
 	if silent > 0 {
@@ -220,9 +220,9 @@ func (c *Container) updateEngine(t *policy.Table) error {
 	return nil
 }
 
-// closeUnused lets go of the namespaces that no endpoint is in any more. Where
-// sockets of the container were made, some may still be: those stay open, and
-// count as the host's side, until its end.
+// closeUnused lets go of the namespaces in which no endpoint is any more. Namespaces in which
+// sockets of the container were made may still have some. They stay open and count as the host's
+// side until the container ends.
 func (c *Container) closeUnused() error {
 	inUse := map[string]bool{"": true}
 	for _, ep := range c.endpoints.Load().All() {
@@ -247,8 +247,9 @@ func (c *Container) closeUnused() error {
 	return err
 }
 
-// reservations are those that the rules of a table promise: ranges are not, of which a program takes what is
-// free; one that is reserved for another container is not.
+// reservations returns the ports that the rules of a table reserve. Ranges are not reserved: a
+// program takes a free port of the range, and a port that is reserved for another container is not
+// free.
 func (c *Container) reservations(t *policy.Table) []ports.Reservation {
 	var list []ports.Reservation
 	for _, r := range t.IngressRules() {

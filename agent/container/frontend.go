@@ -19,9 +19,8 @@ func (c *Container) Preloads() bool {
 
 func namesPort0(r policy.Ingress) bool { return r.Ports.Contains(0) }
 
-// Serve starts the front end for a filter's listener, before programs under the
-// filter can make their first call. The listener is the container's
-// from then on, unless it fails.
+// Serve starts the front end for a filter's listener, before programs under the filter can make
+// their first call. The container owns the listener from then on, unless Serve fails.
 func (c *Container) Serve(listener *os.File) error {
 	c.changes.Lock()
 	defer c.changes.Unlock()
@@ -34,7 +33,7 @@ func (c *Container) Serve(listener *os.File) error {
 		Datagrams:  c.seesDatagrams(),
 		Untrapped:  c.state.Untrapped,
 		Translated: c.spec.Translation != nil,
-		// With such a rule, the port that the kernel chooses is to be served.
+		// With a rule for port 0, the engine has to serve the port that the kernel chooses.
 		UntrappedPort0: c.state.Untrapped && !slices.ContainsFunc(c.spec.Ingress, namesPort0),
 	}
 	var err error
@@ -67,7 +66,7 @@ func (c *Container) Serve(listener *os.File) error {
 	return nil
 }
 
-// supervise answers what a gate asks from now on.
+// supervise answers the requests of a gate from now on.
 func (c *Container) supervise(s *supervised) {
 	s.supervisor = notify.New(s.listener, s.gate, c.engine, c.answering, c.spec.Decisions, func(cause error) { c.gateEnded(s, cause) }, &c.intercepted)
 	c.gates.add(s)
@@ -76,8 +75,8 @@ func (c *Container) supervise(s *supervised) {
 
 const gateKilled = "the gate was killed; the container ends"
 
-// gateEnded ends the container if it has lost a gate: nobody would answer its
-// calls any more.
+// gateEnded ends the container if a gate was lost: nobody would answer the container's calls any
+// more.
 func (c *Container) gateEnded(s *supervised, cause error) {
 	if !s.gate.EndedWell() {
 		c.spec.Decisions.Warn(gateKilled, "cause", cause)
@@ -91,7 +90,7 @@ func (c *Container) gateEnded(s *supervised, cause error) {
 		return // Close does the rest
 	}
 	if found, last := c.gates.remove(s, &c.retiring); found {
-		go func() { // we are called by its supervisor, which has to end
+		go func() { // the caller is the gate's supervisor, which has to end
 			if err := s.close(); err != nil {
 				c.log.Error("close gate", "err", err)
 			}

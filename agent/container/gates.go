@@ -14,7 +14,7 @@ import (
 	"github.com/tsugiki/tsugiki/intercept/notify"
 )
 
-// words are those that tell gates and shims a hint.
+// words are the words by which gates and shims learn a hint.
 var words = [graft.Hints]gate.Word{
 	graft.OwnSockets:     gate.OwnSockets,
 	graft.Services:       gate.Services,
@@ -22,39 +22,39 @@ var words = [graft.Hints]gate.Word{
 	graft.AFGraftSockets: gate.AFGraftSockets,
 }
 
-// gates are a container's: one for the filter of its first program, and one for
-// each program that an engine has executed in it since.
+// gates are the gates of a container: one for the filter of its first program, and one for each
+// program that an engine has executed in the container since.
 type gates struct {
 	known [graft.Hints]atomic.Bool
 
-	// telling is held while gates are told something. A gate that is stopped holds up who
-	// tells for gate's patience, and then follows when it goes on. Taken before mu.
+	// telling is held while gates are told something. A stopped gate delays the caller for package
+	// gate's patience, and learns it when it goes on. telling is taken before mu.
 	telling sync.Mutex
 	traced  bool // guarded by telling
 
 	mu    sync.Mutex // guards what follows
 	list  []*supervised
-	ended counted // by gates that are not in the list any more
+	ended counted // sums of gates that are not in the list any more
 }
 
-// supervised is a gate with the one who answers what it asks.
+// supervised is a gate with the supervisor that answers its requests.
 type supervised struct {
 	gate       *gate.Gate
 	supervisor *notify.Supervisor
 	listener   *os.File
 
 	mu     sync.Mutex    // guards what follows
-	stats  *gate.Stats   // as it last said; nil before
-	asking chan struct{} // closed when it has answered; nil unless it is asked
+	stats  *gate.Stats   // its last answer; nil before
+	asking chan struct{} // closed when the gate has answered; nil unless it is asked
 }
 
-// close ends a gate, whose programs have ended.
+// close ends a gate after its programs have ended.
 func (s *supervised) close() error {
 	return errors.Join(s.supervisor.Close(), s.forget())
 }
 
-// forget closes the listener once no call is being handled. If that takes too long, it is closed
-// later.
+// forget closes the listener once no call is being handled. If that takes too long, the listener is
+// closed later.
 func (s *supervised) forget() error {
 	if s.supervisor.Await() {
 		return s.listener.Close()
@@ -66,7 +66,7 @@ func (s *supervised) forget() error {
 	return nil
 }
 
-// each does something with all gates at once: each may take its time.
+// each calls do for all gates at once, because each call may take its time.
 func each(list []*supervised, do func(*supervised) error) error {
 	errs := make([]error, len(list))
 	var all sync.WaitGroup
@@ -81,7 +81,7 @@ func each(list []*supervised, do func(*supervised) error) error {
 	return errors.Join(errs...)
 }
 
-// know makes a hint known to all gates before it returns.
+// know tells all gates a hint before it returns.
 func (g *gates) know(h graft.Hint) {
 	if g.known[h].Load() {
 		return
@@ -95,7 +95,7 @@ func (g *gates) know(h graft.Hint) {
 	g.known[h].Store(true)
 }
 
-// trace makes all gates tell of each decision, or no longer.
+// trace makes all gates report each decision, or stop doing so.
 func (g *gates) trace(on bool) {
 	g.telling.Lock()
 	defer g.telling.Unlock()
@@ -106,7 +106,7 @@ func (g *gates) trace(on bool) {
 	})
 }
 
-// add makes a gate one of the container's, which knows by then what all know.
+// add adds a gate to the container. The gate has been told by then all that the others were told.
 func (g *gates) add(s *supervised) {
 	g.telling.Lock()
 	defer g.telling.Unlock()
@@ -123,12 +123,12 @@ func (g *gates) add(s *supervised) {
 	g.list = append(g.list, s)
 }
 
-// remove takes a gate that has ended away, if it is there, and tells whether it was
-// the last. What it has counted stays counted. It is one of retiring from then on: who
-// takes all gates after that waits for it.
+// remove removes a gate that has ended, if it is in the list, and tells whether it was the last.
+// Its counters stay in the sums. It is one of retiring from then on: whoever takes all gates later
+// waits for it.
 func (g *gates) remove(s *supervised, retiring *sync.WaitGroup) (found, last bool) {
-	// By its last words, which are there by now; what it was asked before, it may have
-	// answered before.
+	// This reads the gate's last counters, which are there by now. A request from before may have
+	// an answer from before.
 	<-s.ask()
 	<-s.ask()
 	g.mu.Lock()
@@ -143,7 +143,7 @@ func (g *gates) remove(s *supervised, retiring *sync.WaitGroup) (found, last boo
 	return true, len(g.list) == 0
 }
 
-// take takes all gates away.
+// take removes and returns all gates.
 func (g *gates) take() []*supervised {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -152,7 +152,7 @@ func (g *gates) take() []*supervised {
 	return list
 }
 
-// serve tells whether one of the gates has a listener.
+// serve tells whether one of the gates has this listener.
 func (g *gates) serve(listener *os.File) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -161,26 +161,26 @@ func (g *gates) serve(listener *os.File) bool {
 	})
 }
 
-// sameFile tells whether two descriptors of ours are of one open file: seccomp
-// listeners are all of one inode.
+// sameFile tells whether two descriptors of this process are of one open file. Inodes do not tell:
+// all seccomp listeners have the same.
 func sameFile(a, b *os.File) bool {
 	self := uintptr(os.Getpid())
 	order, _, errno := unix.Syscall6(unix.SYS_KCMP, self, self, 0 /* KCMP_FILE */, a.Fd(), b.Fd(), 0)
 	return errno == 0 && order == 0
 }
 
-// all are those that there are.
+// all returns the gates.
 func (g *gates) all() []*supervised {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return slices.Clone(g.list)
 }
 
-// count is how many there are.
+// count returns the number of gates.
 func (g *gates) count() int { return len(g.all()) }
 
-// setRules gives all gates other rules, and returns how many of them do not answer: these follow
-// when they go on.
+// setRules gives all gates other rules, and returns how many gates do not answer. These get the
+// rules when they go on.
 func (g *gates) setRules(image []byte) (silent int, err error) {
 	g.telling.Lock()
 	defer g.telling.Unlock()

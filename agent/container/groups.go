@@ -33,8 +33,8 @@ func (c *Container) makePrograms() (err error) {
 
 func (c *Container) groupName() string { return "tsugiki-" + c.spec.Name + c.spec.Mark }
 
-// makeGroup makes a cgroup. One of that name that is empty is what a killed
-// process with another run directory has left.
+// makeGroup makes a cgroup. An empty cgroup of that name was left by a killed process with another
+// run directory.
 func makeGroup(parent, name string) (*cgroup.Group, error) {
 	g, err := cgroup.Create(parent, name)
 	if errors.Is(err, fs.ErrExist) && cgroup.At(parent+"/"+name).RemoveIfEmpty() == nil {
@@ -46,8 +46,8 @@ func makeGroup(parent, name string) (*cgroup.Group, error) {
 	return g, err
 }
 
-// ProgramsGroup is the directory of the cgroup of the container's programs; empty if others have
-// put them elsewhere.
+// ProgramsGroup returns the directory of the cgroup of the container's programs; empty if others
+// have put them elsewhere.
 func (c *Container) ProgramsGroup() string {
 	if c.programs == nil {
 		return ""
@@ -55,11 +55,12 @@ func (c *Container) ProgramsGroup() string {
 	return c.programs.Path()
 }
 
-// OpenOwn gives the cgroup of the container's programs and its own namespace, for starting one.
+// OpenOwn returns the cgroup of the container's programs, opened, and the container's own
+// namespace, to start a program in them.
 func (c *Container) OpenOwn() (programs *os.File, own *netns.NS, err error) {
 	programs, err = c.programs.Open()
 	return programs, c.ownNS, err
 }
 
-// SocketsGroup is the directory of the cgroup in which the host sockets are made.
+// SocketsGroup returns the directory of the cgroup in which the host sockets are made.
 func (c *Container) SocketsGroup() string { return c.keepers.Path() }

@@ -9,12 +9,12 @@ import (
 	"github.com/tsugiki/tsugiki/intercept/filter"
 )
 
-// Programs that are written for AF_GRAFT name endpoints themselves, of those that are
-// nameable. Their own calls are always seen; what else they need costs all programs of
-// a container, and is seen where such a program is to be expected: in a container that
+// Programs that are written for AF_GRAFT name endpoints themselves, among the nameable ones. Their
+// AF_GRAFT calls are always trapped. To trap the other calls that they need costs all programs of a
+// container. These are trapped only where such a program is to be expected: in a container that
 // begins with a nameable endpoint, or without any rule.
 
-// FilterOptions are what the engine has to see.
+// FilterOptions returns which calls the engine has to see.
 func (c *Container) FilterOptions() filter.Options {
 	return filter.Options{
 		Mode:       c.spec.Mode,
@@ -26,14 +26,14 @@ func (c *Container) FilterOptions() filter.Options {
 	}
 }
 
-// seesDatagrams tells whether each datagram with an address is looked at. An
+// seesDatagrams tells whether the engine sees each datagram with an address. It has to, because an
 // AF_GRAFT socket that sends before it is bound leaves by the endpoint for that.
 func (c *Container) seesDatagrams() bool {
 	source := c.endpointNamed(afgraft.DefaultSource)
 	return graft.SeesDatagrams(c.table, c.spec.LoopbackOnly) || source != nil && source.Nameable
 }
 
-// programsName tells whether to expect programs that name endpoints.
+// programsName tells whether programs that name endpoints are to be expected.
 func (c *Container) programsName() bool {
 	return len(c.table.Endpoints()) == 0 || slices.ContainsFunc(c.spec.Endpoints.All(), isNameable)
 }

@@ -28,18 +28,18 @@ func (c *Container) checkOwn() error {
 // # Addresses for resolvers
 //
 // getaddrinfo(3) with AI_ADDRCONFIG asks for IPv4 addresses only where the namespace has an IPv4
-// address that is not the loopback's, and for IPv6 likewise. Most programs set it, or have it set:
-// a container with nothing but a loopback would find no host by name, though its rules lead there.
-// So the loopback gets an address of each family that an egress rule is of. Both are set aside for
-// hosts that nobody routes to: the IPv4 dummy address (RFC 7600) and one of the discard prefix
-// (RFC 6666).
+// address other than a loopback address, and for IPv6 likewise. Most programs or their libraries
+// set AI_ADDRCONFIG: in a container with nothing but a loopback, they would find no host by name,
+// though rules lead to the host. So the loopback gets an address of each family for which there is
+// an egress rule. Nobody routes to either address: they are the IPv4 dummy address (RFC 7600) and
+// one of the discard prefix (RFC 6666).
 var (
 	dummy4 = netip.MustParseAddr("192.0.0.8")
 	dummy6 = netip.MustParseAddr("100::1")
 )
 
-// addressLoopback gives the loopback of a container that has nothing else these addresses. A
-// container without them works, but for such programs.
+// addressLoopback gives these addresses to the loopback of a container that has nothing else.
+// Without them a container works, except for such programs.
 func (c *Container) addressLoopback() {
 	if !c.hasOnlyLoopback() {
 		return
@@ -54,7 +54,7 @@ func (c *Container) addressLoopback() {
 	}
 }
 
-// leavesBy tells whether a rule leads to other hosts by a family.
+// leavesBy tells whether a rule leads to other hosts of a family.
 func leavesBy(rules []policy.Egress, ip6 bool) bool {
 	for _, r := range rules {
 		special, is := policy.Special(r.Prefix.Addr())

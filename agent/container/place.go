@@ -13,9 +13,9 @@ import (
 	"github.com/tsugiki/tsugiki/keeper"
 )
 
-// place is a network namespace with the keeper that makes a container's sockets
-// in it. The keeper is started when it is first needed, and again if it was
-// killed: it holds nothing but sockets that nobody has yet.
+// place is a network namespace with the keeper that makes a container's sockets in the namespace.
+// The keeper is started when it is first needed, and again if it was killed: it holds only sockets
+// that no program has yet.
 type place struct {
 	ns     *netns.NS
 	cgroup *cgroup.Group // whose sockets they are
@@ -46,7 +46,8 @@ func (p *place) Keeper() (*keeper.Keeper, error) {
 			p.keeper.Close()
 			p.keeper = nil
 		default:
-			// Or one that does not answer and cannot be killed: another would fare alike.
+			// This includes a keeper that does not answer and cannot be killed: another would fare
+			// no better.
 			return p.keeper, nil
 		}
 	}
@@ -63,7 +64,7 @@ func (p *place) Keeper() (*keeper.Keeper, error) {
 func (p *place) Maker() (graft.SocketMaker, error) {
 	k, err := p.Keeper()
 	if err != nil {
-		return nil, err // not a keeper that is nil
+		return nil, err // not a nil *keeper.Keeper, which is no nil SocketMaker
 	}
 	return k, nil
 }
@@ -87,7 +88,7 @@ func (p *place) start() (*keeper.Keeper, error) {
 	return keeper.Start(c)
 }
 
-// close ends the keeper. Calls that wait for it get an error at once.
+// close ends the keeper. Calls that wait for the keeper get an error at once.
 func (p *place) close() error {
 	p.mu.Lock()
 	p.closed = os.ErrClosed
@@ -99,8 +100,8 @@ func (p *place) close() error {
 	return k.Close()
 }
 
-// endIdle ends the keeper, while nobody can be using it, until one is needed: it costs each
-// container a process.
+// endIdle ends the keeper until one is needed again, because it costs each container a process.
+// Nobody may be using it.
 func (p *place) endIdle() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -115,8 +116,8 @@ func (p *place) endIdle() {
 	p.keeper = nil
 }
 
-// closeUnused closes a place in which there never was a socket, and tells whether
-// it did.
+// closeUnused closes a place in which there never was a socket, and tells whether it closed the
+// place.
 func (p *place) closeUnused() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

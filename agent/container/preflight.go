@@ -14,7 +14,7 @@ import (
 	"github.com/tsugiki/tsugiki/policy"
 )
 
-// checkAddress finds out whether the host has the address of an endpoint.
+// checkAddress checks that the host has the address of an endpoint.
 func checkAddress(ep *endpoint.Endpoint, ns *netns.NS) error {
 	if ep.Type == endpoint.Unix {
 		return nil
@@ -31,9 +31,9 @@ func checkAddress(ep *endpoint.Endpoint, ns *netns.NS) error {
 	return nil
 }
 
-// checkPorts finds out whether the ports are free that rules promise an endpoint,
-// but for those that the container itself has bound: ours tells. Ranges are left to
-// the program: it takes one of them.
+// checkPorts checks that the ports of an endpoint's rules are free. It skips ports that the
+// container itself has bound, of which ours tells. It skips ranges too: the program takes one port
+// of them.
 func checkPorts(t *policy.Table, ep *endpoint.Endpoint, ns *netns.NS, ours func(protocol int, at netip.AddrPort) bool) error {
 	for _, r := range t.IngressRules() {
 		if r.Endpoint != ep || ep.Type == endpoint.Unix || r.Ports.Size() > 1 {
@@ -64,8 +64,9 @@ func checkPorts(t *policy.Table, ep *endpoint.Endpoint, ns *netns.NS, ours func(
 	return nil
 }
 
-// hostPorts reads which ports the kernel gives in a namespace to sockets that ask for none, and
-// which it keeps for those who name them (ip-sysctl: ip_local_port_range, ip_local_reserved_ports).
+// hostPorts reads which ports the kernel of a namespace gives to sockets that ask for none, and
+// which ports it keeps for sockets that name them (ip-sysctl: ip_local_port_range,
+// ip_local_reserved_ports).
 func hostPorts(ns *netns.NS) (ephemeral endpoint.PortRange, kept []endpoint.PortRange, err error) {
 	err = ns.Do(func() error {
 		local, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
@@ -102,7 +103,7 @@ func tryBind(addr netip.Addr, port uint16, typ int) error {
 	}
 	defer unix.Close(s)
 	if typ == unix.SOCK_STREAM {
-		// Connections that linger in TIME_WAIT are in nobody's way.
+		// Connections in TIME_WAIT do not make a port taken.
 		if err := unix.SetsockoptInt(s, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
 			return err
 		}

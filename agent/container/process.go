@@ -13,10 +13,10 @@ import (
 	"github.com/tsugiki/tsugiki/internal/sys/proc"
 )
 
-// Process is a process of somebody else's.
+// Process is a process that others have started.
 type Process struct {
 	PID     int
-	started string // when, in the kernel's words: another with its pid has another
+	started string // start time as the kernel writes it: another process with the same pid has another
 	fd      pidfd.FD
 }
 
@@ -28,7 +28,7 @@ func OpenProcess(pid int) (*Process, error) {
 	}
 	p := &Process{PID: pid, fd: fd}
 	if p.started, err = startOf(pid); err == nil && !p.lives() {
-		err = os.ErrProcessDone // another may have been read about
+		err = os.ErrProcessDone // startOf may have read about another process
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("open process %d: %w", pid, err), fd.Close())
@@ -36,7 +36,7 @@ func OpenProcess(pid int) (*Process, error) {
 	return p, nil
 }
 
-// reopenProcess opens the process that had a pid and a start time, if it lives.
+// reopenProcess opens the process that has a pid and a start time, if it still lives.
 func reopenProcess(pid int, started string) (*Process, error) {
 	p, err := OpenProcess(pid)
 	if err == nil && p.started != started {
@@ -54,42 +54,43 @@ func (s State) Lives() bool {
 	return err == nil
 }
 
-// startOf is when a process began, in the kernel's words.
+// startOf returns the start time of a process as the kernel writes it.
 func startOf(pid int) (string, error) {
 	s, err := proc.ReadStat(pid)
 	return strconv.FormatUint(s.Start, 10), err
 }
 
-// lives tells whether the process has not ended, so that what was read by its pid before
-// was about it.
+// lives tells whether the process has not ended. If so, all that was read by its pid before was
+// about this process.
 func (p *Process) lives() bool { return p.fd.Lives() }
 
-// IsOf tells whether the process is another, or its child: that one could kill it itself.
+// IsOf tells whether the process is the process pid, or its child: the process pid could kill both
+// itself.
 func (p *Process) IsOf(pid int) bool {
-	if pid <= 0 || p.PID == pid { // 0: of a pid namespace that is not below ours
+	if pid <= 0 || p.PID == pid { // 0: the pid is of a pid namespace that is not below ours
 		return pid > 0 && p.lives()
 	}
 	s, err := proc.ReadStat(p.PID)
 	return err == nil && s.Parent == pid && p.lives()
 }
 
-// IsIn tells whether the process is in a cgroup, which is given by its directory.
+// IsIn tells whether the process is in the cgroup of a directory.
 func (p *Process) IsIn(dir string) bool {
 	pids, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
 	return err == nil && slices.Contains(strings.Fields(string(pids)), strconv.Itoa(p.PID)) && p.lives()
 }
 
-// isFiltered tells whether a seccomp filter is on the process's first thread.
+// isFiltered tells whether the process's first thread has a seccomp filter.
 func (p *Process) isFiltered() bool {
 	status, err := proc.Status(p.PID)
 	mode, _ := status.Get("Seccomp")
 	return err == nil && mode == "2" && p.lives()
 }
 
-// Kill ends the process, if there is one.
+// Kill kills the process, if there is one.
 func (p *Process) Kill() error {
 	if p == nil {
-		return nil // it was gone
+		return nil // it had ended
 	}
 	if err := p.fd.Kill(); err != nil {
 		return fmt.Errorf("kill process %d: %w", p.PID, err)

@@ -9,14 +9,14 @@ import (
 	"github.com/tsugiki/tsugiki/policy"
 )
 
-// Shown is what a container is to others.
+// Shown is the description of a container for others.
 type Shown struct {
 	PID    int      // of the first program; 0 before there is one
-	Ports  []string // what it may serve: HOST:PORT->ADDR:PORT
-	Egress []string // where it may connect: PREFIX->ENDPOINT ADDRESS
+	Ports  []string // that it may serve: HOST:PORT->ADDR:PORT
+	Egress []string // prefixes to which it may connect: PREFIX->ENDPOINT ADDRESS
 }
 
-// Show says what a container is; while something is being changed, what it was before.
+// Show describes a container. During a change, it describes the container before the change.
 func (c *Container) Show() Shown {
 	if c.changes.TryLock() {
 		defer c.changes.Unlock()
@@ -25,7 +25,7 @@ func (c *Container) Show() Shown {
 	return *c.shown.Load()
 }
 
-// refresh is for who holds c.changes, or nobody does yet.
+// refresh updates the description. The caller holds c.changes, or nobody else can have c yet.
 func (c *Container) refresh() {
 	s := c.describe()
 	c.shown.Store(&s)
@@ -46,7 +46,7 @@ func (c *Container) describe() Shown {
 	return s
 }
 
-// served is where on the host a rule leads what a program binds.
+// served returns the address and port on the host to which a rule leads a bind.
 func served(r policy.Ingress) string {
 	ep := r.Endpoint
 	if ep.Type == endpoint.Unix {
@@ -60,7 +60,7 @@ func served(r policy.Ingress) string {
 	return at
 }
 
-// source is from where on the host an endpoint connects.
+// source returns the host's address from which an endpoint connects.
 func source(ep *endpoint.Endpoint) string {
 	switch {
 	case ep.Type == endpoint.Unix:

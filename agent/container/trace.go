@@ -7,21 +7,21 @@ import (
 	"github.com/tsugiki/tsugiki/policy/enforcer"
 )
 
-// tracing is the reading of what the kernel programs decide about a container's calls.
+// tracing reads the decisions of the kernel programs about a container's calls.
 type tracing struct {
 	mu       sync.Mutex // guards what follows
 	wanted   bool
-	possible bool // the kernel programs decide alone
+	possible bool // the kernel programs decide calls alone
 	trace    *enforcer.Trace
 }
 
-// Trace has gates and kernel programs tell of each decision, or no longer.
+// Trace makes gates and kernel programs report each decision, or stop doing so.
 func (c *Container) Trace(on bool) {
 	c.gates.trace(on)
 	c.setTracing(func(t *tracing) { t.wanted = on })
 }
 
-// setTracing changes what is known, and then begins or ends to trace.
+// setTracing changes t, and then starts or stops the trace.
 func (c *Container) setTracing(change func(*tracing)) {
 	t := &c.tracing
 	t.mu.Lock()

@@ -23,15 +23,16 @@ type translation struct {
 	*translate.Table
 	host  hostAddresses
 	proxy *dns.Proxy
-	nat64 atomic.Pointer[translate.NAT64] // nil: the network has none, as far as is known
-	known chan struct{}                   // closed when nat64 has been looked for once
+	nat64 atomic.Pointer[translate.NAT64] // nil: none is known of the network
+	known chan struct{}                   // closed after the first search for nat64
 	udp   atomic.Pointer[datagrams]       // nil: UDP is not translated
 
 	end  context.CancelFunc // nil before the proxy serves
 	work sync.WaitGroup
 }
 
-// checkTranslation refuses to translate where calls have to be trapped.
+// checkTranslation returns an error if calls have to be trapped, because translation needs that
+// they are not.
 func (c *Container) checkTranslation() error {
 	if c.spec.Translation == nil || c.state.Untrapped {
 		return nil
@@ -40,7 +41,7 @@ func (c *Container) checkTranslation() error {
 	return fmt.Errorf("IPv4 is translated only in a container whose loopback is on the host: %w", err)
 }
 
-// openTranslation makes the table.
+// openTranslation makes the table of addresses.
 func (c *Container) openTranslation() (graft.Translation, error) {
 	if c.spec.Translation == nil {
 		return graft.Translation{}, nil
@@ -94,7 +95,7 @@ func (c *Container) serveNames() error {
 	return c.enforced.ServeNames()
 }
 
-// openServers makes what package net has of sockets, which it takes.
+// openServers turns two sockets into a net.PacketConn and a net.Listener, and owns the sockets.
 func openServers(udp, tcp int) (net.PacketConn, net.Listener, error) {
 	datagrams, stream := os.NewFile(uintptr(udp), "names by UDP"), os.NewFile(uintptr(tcp), "names by TCP")
 	packets, err := net.FilePacketConn(datagrams)
@@ -119,14 +120,14 @@ func (c *Container) dialResolver(ctx context.Context, network, address string) (
 	return conn, err
 }
 
-// The pauses of discover, where the answer says nothing else (RFC 7050 section 3).
+// The pauses of discover, unless the answer has another (RFC 7050 section 3).
 const (
 	discoverAgain = 10 * time.Second // after a failure
 	discoverLeast = time.Minute
 )
 
-// discover keeps the network's NAT64 up to date. It needs nothing that waits for it: the proxy asks
-// for no NAT64 where it asks upstreams.
+// discover keeps the network's NAT64 up to date. Nothing that it calls waits for it: the proxy
+// needs no NAT64 to ask upstreams.
 func (t *translation) discover(ctx context.Context) {
 	known := sync.OnceFunc(func() { close(t.known) })
 	for {
@@ -156,7 +157,7 @@ func (t *translation) prefix() (none translate.NAT64) {
 	return none
 }
 
-// await waits until the NAT64 has been looked for once, as long as a program waits for a name.
+// await waits for the first search for the NAT64, at most as long as a program waits for a name.
 func (t *translation) await() {
 	timeout := time.NewTimer(dns.DefaultTimeout)
 	defer timeout.Stop()
@@ -166,7 +167,8 @@ func (t *translation) await() {
 	}
 }
 
-// V6 is the IPv6 address behind a virtual one, or behind an IPv4 host's that the NAT64 reaches.
+// V6 returns the IPv6 address for a virtual address, or for the address of an IPv4 host that the
+// NAT64 reaches.
 func (t *translation) V6(v4 netip.Addr) (netip.Addr, bool) {
 	if peersPrefix.Contains(v4) {
 		v6, known := t.udp.Load().host(v4)
@@ -180,9 +182,9 @@ func (t *translation) V6(v4 netip.Addr) (netip.Addr, bool) {
 	return v6, ok && t.Usable(v6)
 }
 
-// Map is the virtual address of an IPv6 host, or the IPv4 address of a host behind the NAT64. A name
-// may have been answered with a virtual address of such a host, which then is the one that the program
-// knows. An IPv4 address that is a virtual one here means another host.
+// Map returns the virtual address of an IPv6 host, or the IPv4 address of a host behind the NAT64.
+// If a name was answered with a virtual address of a host behind the NAT64, the program knows that
+// address, and Map returns it. An IPv4 address that is also a virtual one here means another host.
 func (t *translation) Map(v6 netip.Addr, ttl time.Duration) (netip.Addr, error) {
 	if _, known := t.V4(v6); known {
 		return t.Table.Map(v6, ttl)
@@ -208,8 +210,8 @@ func (t *translation) close() error {
 	return errors.Join(t.udp.Load().close(), t.Close())
 }
 
-// hostAddresses knows the host's own addresses, as they were a second ago at most, or when they could
-// be read last.
+// hostAddresses has the host's own addresses. They are a second old at most, or as old as the last
+// successful read.
 type hostAddresses struct {
 	read func() ([]netip.Addr, error)
 

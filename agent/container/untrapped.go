@@ -16,8 +16,8 @@ import (
 // hasOnlyLoopback tells whether the container's namespace has nothing but a loopback.
 func (c *Container) hasOnlyLoopback() bool { return c.spec.LoopbackOnly || c.state.Untrapped }
 
-// shareLoopback has the container use the loopback of others in its namespace, if that is on the
-// host. Its filter traps more than it has to.
+// shareLoopback makes the container use the loopback of others in its namespace, if that loopback
+// is on the host. The container's filter then traps more calls than necessary.
 func (c *Container) shareLoopback() error {
 	if c.state.Untrapped || !enforcer.LoopbackOnHost(c.ownNS.Cookie()) {
 		return nil
@@ -29,8 +29,9 @@ func (c *Container) shareLoopback() error {
 	return nil
 }
 
-// sourcesFor are the addresses that the host's routes choose for destinations of a prefix. Later
-// changes of rules are not refused for them: a socket that no rule fits gets an error of its own.
+// sourcesFor returns the addresses that the host's routes choose for destinations of a prefix. They
+// are no reason to refuse a later change of rules: a socket that fits no rule gets an error of its
+// own.
 func sourcesFor(to netip.Prefix) ([]netip.Addr, error) {
 	host, err := netns.Current()
 	if err != nil {
@@ -40,8 +41,8 @@ func sourcesFor(to netip.Prefix) ([]netip.Addr, error) {
 	return list, errors.Join(err, host.Close())
 }
 
-// sourcesFor is what needsTraps is to ask of the host's routes. Where IPv4 is translated, that is
-// nothing: the engine gives translated sockets their source.
+// sourcesFor returns the function by which needsTraps asks the host's routes. Where IPv4 is
+// translated, the function is nil: the engine gives translated sockets their source.
 func (c *Container) sourcesFor() func(netip.Prefix) ([]netip.Addr, error) {
 	if c.spec.Translation != nil {
 		return nil

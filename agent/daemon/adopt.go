@@ -12,17 +12,16 @@ import (
 	"github.com/tsugiki/tsugiki/gate"
 )
 
-// adoptedPatience is how long a container may be without a program that was registered
-// with a daemon that has ended since: who was about to start it may have been told that
-// there is none, and could not take it back.
+// adoptedPatience is how long an adopted container may be without a program. The process that was
+// about to start the program may have found no daemon, and so could not take the registration back.
 const adoptedPatience = 10 * time.Second
 
 const (
-	// adoptPatience is how long gates that do not answer may hold up the others when a daemon
-	// starts, all together. Each has adoptLeast all the same.
+	// adoptPatience is how long all gates that do not answer may together delay the others when a
+	// daemon starts. Each of them has adoptLeast in any case.
 	adoptPatience = 2 * time.Second
 	adoptLeast    = 100 * time.Millisecond
-	// lateAgain is after how long a gate that did not answer is tried again.
+	// lateAgain is the pause before a gate that did not answer is tried again.
 	lateAgain = 500 * time.Millisecond
 )
 
@@ -61,8 +60,8 @@ func (d *Daemon) adoptAll() error {
 		}
 	}
 	d.findPorts()
-	// Not before: while a helper of another container is being started, it has a
-	// copy of every file that we have, and so of what a program is about to close.
+	// This comes after all adoptions: while a helper of another container is being started, it has
+	// a copy of each of our files, and so of those that a program is about to close.
 	for _, m := range d.all() {
 		if m.Late() {
 			go d.adoptLate(m)
@@ -73,8 +72,8 @@ func (d *Daemon) adoptAll() error {
 	return nil
 }
 
-// awaitPrograms awaits the first programs of containers that were adopted without one. Listeners are
-// taken by then. One that was started again has a runtime that is at work.
+// awaitPrograms waits for the first programs of containers that were adopted without one. Listeners
+// are accepted by then. A container that was started again has a runtime at work.
 func (d *Daemon) awaitPrograms() {
 	for _, m := range d.awaited {
 		patience := adoptedPatience
@@ -87,7 +86,7 @@ func (d *Daemon) awaitPrograms() {
 }
 
 // startedAgain returns the ids of the containers that tsugiki-runtime has started again without a
-// daemon, by name. Their first programs are gone, and others are about to come.
+// daemon, by name. Their first programs have ended, and new ones are about to come.
 func (d *Daemon) startedAgain() (map[string]string, error) {
 	dir := api.AgainDir(d.runDir)
 	entries, err := os.ReadDir(dir)

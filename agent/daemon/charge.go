@@ -18,15 +18,15 @@ import (
 // chargeMax is the largest request to charge something, in bytes.
 const chargeMax = 1 << 20
 
-// Sources of what the agent and its helpers work for a container.
+// Sources of the CPU time that the agent and its helpers use for a container.
 const (
 	sourceIntercept = "intercept" // answering calls and making sockets
 	sourceRelay     = "relay"     // carrying datagrams
 	sourceGate      = "gate"      // gates and keepers
 )
 
-// startCharging begins to charge, if the configuration says so. An agent that cannot
-// is one without it.
+// startCharging begins to charge, if the configuration says so. If the agent cannot charge, it runs
+// without.
 func (d *Daemon) startCharging() {
 	c := d.config.Load()
 	if !c.Charge.Enabled {
@@ -44,12 +44,12 @@ func (d *Daemon) startCharging() {
 	}
 }
 
-// charge opens the account of a container whose first program is there. What it has
-// no account for is not charged.
+// charge opens the account of a container that has its first program. Without an account, the
+// container is not charged.
 func (m *managed) charge() {
 	first := m.First()
 	if m.d.accounts == nil || m.Programs || first == nil {
-		return // programs of tsugiki run are in somebody else's cpu cgroup
+		return // programs of tsugiki run are in a cpu cgroup of others
 	}
 	intercepted, relayed := m.Clocks()
 	err := m.d.accounts.Open(accounts.Container{
@@ -63,7 +63,7 @@ func (m *managed) charge() {
 	}
 }
 
-// chargeRoutes are those of docs/API.md for charges.
+// chargeRoutes returns the routes of docs/API.md for charges.
 func (d *Daemon) chargeRoutes() httpapi.Routes {
 	return httpapi.Routes{
 		"POST /v1/charge":                    d.handleCharge,
@@ -76,7 +76,7 @@ func (d *Daemon) chargeRoutes() httpapi.Routes {
 
 var errNotCharging = errors.New("this agent does not charge CPU time; set enabled = true below [charge] in its configuration, or see its log")
 
-// charging reads a request, if there is one, and has it carried out.
+// charging reads a request, if there is one, and carries it out.
 func (d *Daemon) charging(w http.ResponseWriter, r *http.Request, request any, do func() (status int, result any, err error)) {
 	if d.accounts == nil {
 		httpapi.Answer(w, http.StatusServiceUnavailable, api.Failure{Error: errNotCharging.Error()})

@@ -38,7 +38,7 @@ func collectAccount(out chan<- prometheus.Metric, c *api.Charged) {
 	count := func(desc *prometheus.Desc, value float64) { put(desc, prometheus.CounterValue, value) }
 	count(descOwn, seconds(c.OwnUS))
 	for _, b := range c.Borrowed {
-		// Credits make less of it: it is no counter then.
+		// Credits reduce the value, so it is no counter.
 		put(descBorrowed, prometheus.UntypedValue, seconds(b.US), b.Source, b.By)
 	}
 	put(descDebt, prometheus.GaugeValue, seconds(c.DebtUS))

@@ -11,7 +11,7 @@ import (
 	"github.com/tsugiki/tsugiki/charge/bandwidth"
 )
 
-// charges is what has been charged, as package api has it.
+// charges returns all charges in the form of package api.
 func (d *Daemon) charges() api.Charges {
 	shown, attached, shared := d.accounts.Show()
 	all := api.Charges{

@@ -1,7 +1,7 @@
 // Package daemon is the node daemon: it registers containers, writes them down, adopts them after a
 // restart, hands the listeners of their programs to them, and serves the API and the metrics.
 //
-// What a container is made of is package container's to say. It needs root and Linux 5.15.
+// Package container knows what a container is made of. Package daemon needs root and Linux 5.15.
 package daemon
 
 import (
@@ -29,8 +29,8 @@ import (
 	"github.com/tsugiki/tsugiki/policy/enforcer"
 )
 
-// Daemon is the node daemon: it has containers that others start, and leaves them
-// running when it ends.
+// Daemon is the node daemon. It has the containers that others start, and leaves them running when
+// it ends.
 type Daemon struct {
 	runDir string
 	config atomic.Pointer[config.Config]
@@ -46,7 +46,7 @@ type Daemon struct {
 
 	memory *memory
 
-	// letGo lets go of the kernel programs that containers to come get.
+	// letGo lets go of the kernel programs that are kept for future containers.
 	letGo func() error
 
 	poolMu sync.Mutex // guards pool
@@ -59,18 +59,18 @@ type Daemon struct {
 	failed chan error // has room for one
 
 	closing chan struct{} // closed by Close
-	// attached is closed when all programs that waited for the daemon are attached.
+	// attached is closed when all programs that waited for the daemon have been attached.
 	attached chan struct{}
-	// awaited are the adopted containers without a program, until the start has come that far.
+	// awaited has the adopted containers without a program, until awaitPrograms takes them.
 	awaited []*managed
-	// silence is how long gates that do not answer were waited for at the start.
+	// silence is the time that the start has waited for gates that do not answer.
 	silence time.Duration
 
 	traces atomic.Int32  // that are open
 	silent atomic.Uint64 // gates that did not answer in time
 
-	// changes makes registrations, and beginnings of removals, one after another. While it is
-	// held, nothing waits for a helper or for a container.
+	// changes serializes registrations and the beginnings of removals. Its holder never waits for a
+	// helper or for a container.
 	changes  sync.Mutex
 	closed   bool           // nothing is registered or removed any more; guarded by changes
 	removals sync.WaitGroup // under way
@@ -84,8 +84,8 @@ type Daemon struct {
 	ports *ports.Table
 }
 
-// Start takes over what an earlier daemon left running, and begins to serve.
-// A container that cannot be taken over is left alone, and said so.
+// Start takes over the containers that an earlier daemon left running, and begins to serve. It
+// leaves a container alone that it cannot take over, and logs that.
 func Start(cfg *config.Config, log *slog.Logger) (*Daemon, error) {
 	d := &Daemon{
 		runDir: cfg.RunDir, log: log,
@@ -131,7 +131,7 @@ func (d *Daemon) start() (err error) {
 	if d.letGo, err = enforcer.Prepare(); err != nil {
 		return err
 	}
-	d.startCharging() // calls that wait come first: what a killed agent held, its undo helper has let go
+	d.startCharging() // after the calls that wait: by now a killed agent's undo helper has released its locks
 	for _, m := range d.all() {
 		m.charge()
 	}
@@ -190,7 +190,7 @@ func (d *Daemon) findToken(token string) *managed {
 	return d.byToken[token]
 }
 
-// all are the containers at this moment, by name.
+// all returns the containers of this moment, in the order of their names.
 func (d *Daemon) all() []*managed {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
@@ -202,12 +202,11 @@ func (d *Daemon) all() []*managed {
 	return list
 }
 
-// Reload makes a configuration the one that containers are registered by from now
-// on. The directories, and where metrics are, stay those of the first.
+// Reload sets the configuration for later registrations. The directories and the address of metrics
+// stay those of the first configuration.
 func (d *Daemon) Reload(cfg *config.Config) { d.config.Store(cfg) }
 
-// Close stops to serve. The containers go on, and wait for the next daemon where
-// they need one.
+// Close stops serving. The containers go on, and wait for the next daemon where they need one.
 func (d *Daemon) Close() error {
 	var errs []error
 	close(d.closing)
@@ -244,16 +243,17 @@ func (d *Daemon) Close() error {
 	return errors.Join(errs...)
 }
 
-// guard makes a listener one that does not stay without files.
+// guard wraps a listener so that it recovers when it runs out of files.
 func (d *Daemon) guard(l net.Listener) net.Listener { return httpapi.Guard(l, d.files, d.log, d.fail) }
 
-// fail says that the daemon cannot go on.
+// fail reports that the daemon cannot go on.
 func (d *Daemon) fail(err error) {
 	select {
 	case d.failed <- err:
-	default: // it has been said
+	default: // an earlier error is there
 	}
 }
 
-// Failed has why the daemon cannot go on, once it cannot: then it is to be closed.
+// Failed returns a channel for the error with which the daemon cannot go on. The caller then closes
+// the daemon.
 func (d *Daemon) Failed() <-chan error { return d.failed }

@@ -12,7 +12,7 @@ import (
 	"github.com/tsugiki/tsugiki/api"
 )
 
-// denialsKept is how many denials are kept of a container.
+// denialsKept is the number of denials that are kept per container.
 const denialsKept = 64
 
 // denials has the last denials of a container, each a line as in a trace.
@@ -47,7 +47,7 @@ func (d *denials) list() ([]api.Denial, error) {
 	return list, nil
 }
 
-// isDenial tells whether a record says with which errno a call has failed.
+// isDenial tells whether a record has the errno with which a call has failed.
 func isDenial(r slog.Record) bool {
 	is := false
 	r.Attrs(func(a slog.Attr) bool {

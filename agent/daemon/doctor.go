@@ -65,8 +65,7 @@ func installation(runDir string) []kernel.Feature {
 	}
 }
 
-// loadPolicy attaches the kernel programs, with no rules, to a cgroup in which
-// nobody is.
+// loadPolicy attaches the kernel programs, with no rules, to an empty cgroup.
 func loadPolicy(s *kernel.Scratch) (string, error) {
 	g, err := s.Trial()
 	if err != nil {
@@ -91,8 +90,8 @@ func loadPolicy(s *kernel.Scratch) (string, error) {
 // nobody is a user who owns nothing.
 const nobody = 65534
 
-// readableByOthers opens a file as a user without any rights, on a thread that
-// ends after. Who is not root opens it as himself.
+// readableByOthers opens a file as a user without any rights, on a thread that ends afterwards. A
+// caller other than root opens the file as the caller's own user.
 func readableByOthers(path string) error {
 	err := thread.Do(func() error {
 		if os.Geteuid() == 0 {
@@ -109,13 +108,13 @@ func readableByOthers(path string) error {
 		return err
 	})
 	if errno := unix.Errno(0); errors.As(err, &errno) {
-		// No ErrPermission: it is not ours that is missing.
+		// Not ErrPermission: this process itself has the permission.
 		return fmt.Errorf("open %s as another user: %s; install it where all users can read it", path, errno.Error())
 	}
 	return err
 }
 
-// writable tells why files cannot be made in a directory, or why it cannot be made.
+// writable returns an error if the directory cannot be made, or files cannot be made in it.
 func writable(dir string) error {
 	for {
 		err := unix.Access(dir+"/.", unix.W_OK|unix.X_OK)

@@ -16,8 +16,8 @@ import (
 // registrationMax is the largest registration, in bytes: annotations may be many.
 const registrationMax = 1 << 20
 
-// serveAPI serves the messages of package api, and those of endpoints; and metrics,
-// if the configuration says where.
+// serveAPI serves the requests of package api and those for endpoints. It serves metrics if the
+// configuration has an address for them.
 func (d *Daemon) serveAPI() (*httpapi.Server, error) {
 	if addr := d.config.Load().Metrics.Listen; addr != "" {
 		var err error
@@ -34,7 +34,7 @@ func (d *Daemon) serveAPI() (*httpapi.Server, error) {
 	return s, nil
 }
 
-// routes are those of docs/API.md.
+// routes returns the routes of docs/API.md.
 func (d *Daemon) routes() httpapi.Routes {
 	endpoints := httpapi.EndpointRoutes(func(name string) httpapi.Container {
 		if m := d.find(name); m != nil {
@@ -57,7 +57,7 @@ func (d *Daemon) routes() httpapi.Routes {
 	return routes
 }
 
-// What a container can be.
+// The states of a container.
 const (
 	stateCreated = "created"
 	stateRunning = "running"
@@ -123,12 +123,12 @@ func (d *Daemon) handleShow(w http.ResponseWriter, r *http.Request) {
 
 func (d *Daemon) handleRemove(w http.ResponseWriter, r *http.Request) {
 	name, id := r.PathValue("container"), r.URL.Query().Get("id")
-	// The name may be another's by now.
+	// Another container may have the name by now.
 	err := httpapi.ErrNoContainer
 	if m := d.find(name); m != nil && (id == "" || id == m.ID) {
 		err = d.remove(m, "container is removed")
 	}
-	// Somebody else may be removing it: who asks for that wants to know when it is gone.
+	// Another caller may be removing it. This caller too wants to know when it is gone.
 	if l := d.leavingIs(name); l != nil && (id == "" || id == l.id) {
 		select {
 		case <-l.done:

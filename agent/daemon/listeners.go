@@ -27,17 +27,16 @@ import (
 	"github.com/tsugiki/tsugiki/internal/sys/poll"
 )
 
-// OCI runtimes send the listener of a container's filter to a unix socket, as soon
-// as the program is under the filter and before it runs; and so does tsugiki run.
-// With it comes one JSON object, the container process state of the runtime
-// specification (config-linux.md, "Seccomp"), whose metadata is the token that the
-// container got when it was registered. Nothing is answered to a runtime, which
-// does not wait; whoever closes its side reads {} or {"error": "..."}.
+// OCI runtimes send the listener of a container's filter to a unix socket, after the filter is on
+// the program and before the program runs. tsugiki run does the same. With the listener comes one
+// JSON object, the container process state of the runtime specification (config-linux.md,
+// "Seccomp"). Its metadata is the token that the container got when it was registered. A runtime
+// does not wait and gets no answer. A sender that closes its side reads {} or {"error": "..."}.
 //
-// The gate pool keeps the socket while there is no daemon. So an engine can execute
-// programs in a container meanwhile: their listeners wait in the socket for the next
-// daemon, and their calls with them. That daemon ends no container before it has attached
-// all that waited: the first program may come after another one has been attached and has ended.
+// The gate pool keeps the socket while there is no daemon. So an engine can execute programs in a
+// container meanwhile: their listeners and their calls wait in the socket for the next daemon. That
+// daemon ends no container before it has attached all programs that waited: the first program may
+// come after another one has been attached and has ended.
 
 const (
 	listenerPatience = 10 * time.Second // for a message to come in
@@ -52,11 +51,11 @@ var (
 	errEnded = errors.New("its container has ended")
 )
 
-// listeners takes listeners.
+// listeners accepts the listeners of filters.
 type listeners struct {
 	d       *Daemon
 	socket  net.Listener
-	waiting syscall.Conn // the socket, to be asked whether somebody waits
+	waiting syscall.Conn // the socket, to ask whether a sender waits
 	path    string
 	serving sync.WaitGroup
 }
@@ -76,7 +75,7 @@ func (d *Daemon) listenForFilters() (*listeners, error) {
 	return l, nil
 }
 
-// make makes the socket, and notes by what it is known.
+// make makes the socket, and notes its inode, by which the next daemon knows it.
 func (l *listeners) make() (net.Listener, error) {
 	socket, err := httpapi.ListenAt(l.path)
 	if err != nil {
@@ -95,8 +94,8 @@ func (l *listeners) make() (net.Listener, error) {
 	return socket, nil
 }
 
-// duplicate returns another descriptor of a listener. Unlike that of UnixListener.File, its Fd leaves
-// the socket as it is: not blocking, so that Close ends an Accept.
+// duplicate returns another descriptor of a listener. Unlike the result of UnixListener.File, its
+// Fd leaves the socket nonblocking, so that Close ends an Accept.
 func duplicate(l *net.UnixListener) (*os.File, error) {
 	raw, err := l.SyscallConn()
 	if err != nil {
@@ -110,10 +109,10 @@ func duplicate(l *net.UnixListener) (*os.File, error) {
 	return os.NewFile(uintptr(fd), "socket for listeners"), nil
 }
 
-// note is the path of the file with the inode of the socket.
+// note returns the path of the file with the inode of the socket.
 func (l *listeners) note() string { return l.path + ".inode" }
 
-// takeKept takes the socket that a gate pool has kept, nil if there is none.
+// takeKept takes the socket that a gate pool has kept; nil if there is none.
 func (l *listeners) takeKept() (net.Listener, error) {
 	text, err := os.ReadFile(l.note())
 	if err != nil {
@@ -121,7 +120,7 @@ func (l *listeners) takeKept() (net.Listener, error) {
 	}
 	inode, err := strconv.ParseUint(string(text), 10, 64)
 	if err != nil {
-		return nil, nil // a daemon was killed before it had written that
+		return nil, nil // a daemon was killed before it had written the note
 	}
 	if _, err := os.Lstat(l.path); err != nil {
 		return nil, nil // nobody can connect to it
@@ -137,7 +136,7 @@ func (l *listeners) takeKept() (net.Listener, error) {
 func (l *listeners) serve() {
 	defer l.serving.Done()
 	places := make(chan struct{}, listenersAtOnce)
-	var early sync.WaitGroup // those that waited when the daemon started
+	var early sync.WaitGroup // senders that waited when the daemon started
 	for starting := true; ; {
 		if starting && !poll.Readable(l.waiting) {
 			starting = false
@@ -152,7 +151,7 @@ func (l *listeners) serve() {
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
-		if err != nil { // out of files: those that come meanwhile wait
+		if err != nil { // out of files: senders that come meanwhile wait
 			l.d.log.Error("take seccomp listener", "err", err)
 			time.Sleep(10 * time.Millisecond)
 			continue
@@ -207,12 +206,12 @@ func (l *listeners) take(conn *net.UnixConn) {
 		log.Log(context.Background(), level, "program not attached", "err", err)
 		result = api.Failure{Error: httpapi.OneLine(err)}
 	}
-	_ = json.NewEncoder(conn).Encode(result) // who does not wait misses it
+	_ = json.NewEncoder(conn).Encode(result) // a sender that does not wait misses it
 }
 
-// checkSender refuses all but root and our user, and says which process it is. More cannot
-// be asked of a runtime, which does not wait to be looked at; who may attach to which
-// container, the token says.
+// checkSender refuses all senders but root and our user, and returns the sender's pid. It cannot
+// check more, because a runtime does not wait for the check. The token says to which container a
+// sender may attach.
 func checkSender(conn *net.UnixConn) (pid int, err error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -231,12 +230,11 @@ func checkSender(conn *net.UnixConn) (pid int, err error) {
 	return int(cred.Pid), nil
 }
 
-// attach reads a message and acts on it. The log says which program it is about, as far
-// as that is known.
+// attach reads a message and acts on it. The returned log names the program, as far as it is known.
 //
-// A program that cannot be attached has no listener any more once the files are closed, and
-// each of its trapped calls fails with ENOSYS. One of a container of ours is killed too, for
-// it could not know the reason.
+// If a program cannot be attached, its listener ends when the files are closed, and each of its
+// trapped calls fails with ENOSYS. A program of one of our containers is killed too, because it
+// could not know the reason for ENOSYS.
 func (l *listeners) attach(conn *net.UnixConn, sender int) (*slog.Logger, error) {
 	log := l.d.log
 	if err := conn.SetReadDeadline(time.Now().Add(listenerPatience)); err != nil {
@@ -256,7 +254,7 @@ func (l *listeners) attach(conn *net.UnixConn, sender int) (*slog.Logger, error)
 		return log, err
 	}
 	log = log.With("pid", state.Pid)
-	// A program may have left its work to a child, and be gone.
+	// The program may have ended and left its work to a child.
 	program, err := container.OpenProcess(state.Pid)
 	if err == nil {
 		defer program.Close()
@@ -287,8 +285,8 @@ func (l *listeners) attach(conn *net.UnixConn, sender int) (*slog.Logger, error)
 	return log, nil
 }
 
-// giveUp kills a program that cannot be attached, if it is shown to be the container's: a
-// message may name any process.
+// giveUp kills a program that cannot be attached, if it is proven to be the container's: a message
+// may name any process.
 func (m *managed) giveUp(program *container.Process, sender int, reason error) error {
 	if program == nil {
 		return reason // it is gone

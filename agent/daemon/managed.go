@@ -15,11 +15,10 @@ import (
 
 // # Containers of a daemon
 //
-// Nothing of them ends with the daemon. Their programs are somebody else's
-// children; their gates go on and wait at their doors; the kernel programs are in
-// their cgroup; established connections are sockets. All that is only in the
-// daemon's memory is in its record, or in the kernel, or made anew: keepers, which
-// hold nothing, and the relay.
+// No part of them ends with the daemon. Their programs are children of others. Their gates go on
+// and wait at their sockets. The kernel programs are in their cgroup. Established connections are
+// sockets. The rest, which is in the daemon's memory alone, is also in its record or in the kernel,
+// or the next daemon makes it anew: the relay, and keepers, which hold nothing.
 
 // managed is a container of the daemon. It implements Owner.
 type managed struct {
@@ -28,7 +27,7 @@ type managed struct {
 	d        *Daemon
 	tracer   *tracer
 	log      *slog.Logger
-	again    bool // its engine has started it again while there was no daemon
+	again    bool // its engine has started it again while no daemon ran
 }
 
 func (d *Daemon) newManaged(id identity, given rules.Rules) *managed {
@@ -63,21 +62,20 @@ func (m *managed) Pool() (*gate.Pool, error) { return m.d.gatePool() }
 // Entered implements Owner.
 func (m *managed) Entered() { m.charge() }
 
-// Ended implements Owner. A container that was started again more than once has listeners of
-// programs that have ended, before that of its first program: awaitProgram waits for that one.
+// Ended implements Owner. If a container was started again more than once, listeners of ended
+// programs come before the listener of its first program. awaitProgram waits for the latter.
 func (m *managed) Ended() {
 	select {
 	case <-m.d.attached:
 	default:
-		return // endEarly looks at it
+		return // endEarly looks at this container
 	}
 	if !m.again || m.Begun() {
 		m.d.end(m)
 	}
 }
 
-// endEarly ends the containers whose programs have ended while the daemon attached those that waited
-// for it.
+// endEarly ends the containers whose programs ended while the daemon attached the waiting programs.
 func (d *Daemon) endEarly() {
 	close(d.attached)
 	for _, m := range d.all() {
@@ -87,7 +85,7 @@ func (d *Daemon) endEarly() {
 	}
 }
 
-// attach makes the filter of a program one of the container's. Many may be starting.
+// attach adds the filter of a program to the container. Many programs may be starting at once.
 func (m *managed) attach(listener *os.File, pid int) error {
 	m.d.memory.setBusyGC()
 	defer m.d.memory.giveBackLater()
@@ -100,13 +98,13 @@ func (m *managed) release() error {
 	return m.Release()
 }
 
-// remove ends the container, if it has not, and removes all that belongs to it.
+// remove ends the container, if it still runs, and removes all that belongs to it.
 func (m *managed) remove() error {
 	defer m.tracer.close()
 	return m.Remove()
 }
 
-// show says what the container is.
+// show describes the container.
 func (m *managed) show() api.Container {
 	s := m.Show()
 	c := api.Container{

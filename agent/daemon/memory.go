@@ -7,18 +7,18 @@ import (
 	"time"
 )
 
-// tidyAfter is longer than what lies between the starts of many containers: to give
-// memory back takes some milliseconds of CPU time.
+// tidyAfter is longer than the pauses between the starts of many containers, because giving memory
+// back takes some milliseconds of CPU time.
 const tidyAfter = 500 * time.Millisecond
 
-// idleGrowth is by how many percent the heap may grow before it is collected while no
-// container is started, unless GOGC says (see runtime). Starting makes much garbage, and
-// to collect it more often takes CPU time: then it is busyGrowth, Go's own.
+// idleGrowth is the GOGC percentage (see runtime) while no container is started, unless the
+// environment sets GOGC. busyGrowth, Go's default, holds while containers are started: a start
+// makes much garbage, and more frequent collection takes CPU time.
 const idleGrowth, busyGrowth = 50, 100
 
 // memory keeps the daemon's memory small while no container is started.
 type memory struct {
-	timer *time.Timer // for when no container has been started for tidyAfter
+	timer *time.Timer // fires when no container has been started for tidyAfter
 	idle  atomic.Bool
 }
 
@@ -38,7 +38,7 @@ func (m *memory) setIdleGC() {
 	debug.FreeOSMemory()
 }
 
-// setBusyGC is for who begins to start a container.
+// setBusyGC is called when the start of a container begins.
 func (m *memory) setBusyGC() {
 	if m.idle.Swap(false) {
 		debug.SetGCPercent(busyGrowth)

@@ -16,13 +16,13 @@ import (
 	"github.com/tsugiki/tsugiki/api"
 )
 
-// Metrics, for Prometheus. Names of containers, and of calls, are the only labels
-// that there are many of. docs/METRICS.md has them for readers.
+// Metrics for Prometheus. Only the labels with names of containers and of calls have many values.
+// docs/METRICS.md describes the metrics for readers.
 
 const (
-	// scrapesMax are those at once.
+	// scrapesMax is the number of scrapes at once.
 	scrapesMax = 4
-	// metricsConnections are those at once at the address of the configuration.
+	// metricsConnections is the number of connections at once at the configured address.
 	metricsConnections = 64
 )
 
@@ -60,10 +60,10 @@ var (
 // us to 1 s.
 var bucketPowers = []int{10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30}
 
-// collector gives what the containers have counted, when it is asked.
+// collector returns the counters of the containers at each scrape.
 type collector struct{ d *Daemon }
 
-// Describe sends nothing: which series there are depends on the containers.
+// Describe sends nothing, because the series depend on the containers.
 func (collector) Describe(chan<- *prometheus.Desc) {}
 
 func (c collector) Collect(out chan<- prometheus.Metric) {
@@ -116,8 +116,8 @@ func collectContainer(out chan<- prometheus.Metric, s *api.ContainerStats) {
 	out <- prometheus.MustNewConstMetric(descMemory, prometheus.GaugeValue, float64(s.Memory), s.Name)
 }
 
-// histogram makes one of the buckets of api.Decisions. Their sum is that of times
-// which lie in the middle of their bucket.
+// histogram makes a histogram of the buckets of api.Decisions. Its sum takes each time as the
+// middle of the time's bucket.
 func histogram(times []uint64, labels ...string) prometheus.Metric {
 	buckets := map[float64]uint64{}
 	var total uint64
@@ -134,7 +134,7 @@ func histogram(times []uint64, labels ...string) prometheus.Metric {
 	return prometheus.MustNewConstHistogram(descSeconds, total, sum, buckets, labels...)
 }
 
-// middle is that of the times of a bucket.
+// middle returns the middle of a bucket.
 func middle(power int) time.Duration { return 3 * (time.Duration(1) << power) / 4 }
 
 func buildInfo() prometheus.Metric {

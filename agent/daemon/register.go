@@ -16,8 +16,8 @@ import (
 // attachPatience is how long a container may be registered without a program.
 const attachPatience = 2 * time.Minute
 
-// register makes a container that has no program yet. On an error nothing is left. It does not
-// begin, or is undone, if it is abandoned by then: nobody would start its program.
+// register makes a container that has no program yet. On an error nothing is left. If the caller
+// has gone, register does not begin or undoes its work: nobody would start the program.
 func (d *Daemon) register(ctx context.Context, r api.Registration) (*managed, error) {
 	if r.Rules == nil && len(r.Image) > 0 {
 		d.log.Warn("annotations of the image are not heard: only those count that are given to who starts the container",
@@ -28,7 +28,7 @@ func (d *Daemon) register(ctx context.Context, r api.Registration) (*managed, er
 		return nil, err
 	}
 	if !g.Found {
-		return nil, nil // whatever its name is
+		return nil, nil // it is given nothing, whatever its name is
 	}
 	if err := rules.CheckPublished(&r, &g.Rules); err != nil {
 		return nil, err

@@ -15,40 +15,43 @@ import (
 
 // # The end of a daemon's container
 //
-// To remove a container takes as long as its helpers and the memory of its programs take. Its name
-// and its ports are its own until then; other containers come, change and go meanwhile.
+// The removal of a container takes as long as its helpers and the memory of its programs take. The
+// container keeps its name and its ports until then. Other containers come, change and go
+// meanwhile.
 
-// leavePatience is how long a container may be removed whose name is wanted again: its groups have
-// ten seconds.
+// leavePatience is how long a registration waits for the removal of a container with the same name.
+// The container's cgroups have ten seconds.
 const leavePatience = 15 * time.Second
 
-// endPatience is how long a container may be ending that is started again.
+// endPatience is how long a registration waits for the end of the same container, which is started
+// again.
 const endPatience = 2 * time.Second
 
-// errAbandoned is why nothing was registered; nobody is there to be told.
+// errAbandoned says why nothing was registered. Nobody is there to read it.
 var errAbandoned = errors.New("who asked for the container is gone")
 
-// abandoned tells whether who has asked for something is gone. The server finds that out too, but
-// maybe only after it is done.
+// abandoned tells whether the caller of a request has gone. The server finds that out too, but
+// maybe only after the request is done.
 func abandoned(ctx context.Context) bool {
 	return httpapi.HungUp(ctx) || ctx.Err() != nil
 }
 
-// removal is of a container that is being removed.
+// removal describes a container that is being removed.
 type removal struct {
 	*ended
-	done chan struct{} // closed when it has been
-	err  error         // of it, then
+	done chan struct{} // closed when it has been removed
+	err  error         // of the removal; valid then
 }
 
-// endedMax are the containers that have ended and are kept for who asks.
+// endedMax is the number of ended containers that are kept for later requests.
 const endedMax = 256
 
-// ended is a container that was removed, or is being removed, and why the daemon has ended it by
-// itself, if it has.
+// ended is a container that was removed or is being removed. cause says why the daemon ended it by
+// itself, if so.
 type ended struct{ id, token, cause string }
 
-// causeOf is why the daemon has ended the container that was registered with an id; "" if it has not.
+// causeOf returns why the daemon has ended the container that was registered with an id; "" if it
+// has not.
 func (d *Daemon) causeOf(id string) string {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
@@ -60,21 +63,21 @@ func (d *Daemon) causeOf(id string) string {
 	return ""
 }
 
-// hasEnded tells whether a container with a token was removed of late.
+// hasEnded tells whether a container with a token was removed recently.
 func (d *Daemon) hasEnded(token string) bool {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
 	return slices.ContainsFunc(d.ended, func(e *ended) bool { return e.token == token })
 }
 
-// leavingIs is the removal of a container of a name, nil if there is none.
+// leavingIs returns the removal of the container of a name; nil if there is none.
 func (d *Daemon) leavingIs(name string) *removal {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
 	return d.leaving[name]
 }
 
-// leave makes a container one that is being removed, unless it is one already, or is gone.
+// leave marks a container as being removed, unless it is so already or is gone.
 func (d *Daemon) leave(m *managed) *removal {
 	d.changes.Lock()
 	defer d.changes.Unlock()
@@ -93,7 +96,7 @@ func (d *Daemon) leave(m *managed) *removal {
 	return r
 }
 
-// remove ends a container and forgets it, and says why.
+// remove ends a container, forgets it, and logs why.
 func (d *Daemon) remove(m *managed, why string) error {
 	r := d.leave(m)
 	if r == nil {
@@ -110,7 +113,7 @@ func (d *Daemon) remove(m *managed, why string) error {
 	return r.err
 }
 
-// forget ends a container that nobody finds any more, or nobody has found yet.
+// forget ends a container that no request can find any more, or that none could find yet.
 func (d *Daemon) forget(m *managed) error {
 	err := m.remove()
 	d.ports.Forget(m.Name)
@@ -120,8 +123,8 @@ func (d *Daemon) forget(m *managed) error {
 	return d.store.delete(m.Name)
 }
 
-// forgetOrphan removes what a container has left that was not taken over, or could not be removed.
-// It refuses the name of one that still runs. The caller holds d.changes.
+// forgetOrphan removes the remains of a container that was not taken over or could not be removed.
+// It refuses the name if the container still runs. The caller holds d.changes.
 func (d *Daemon) forgetOrphan(name string) error {
 	r, err := d.store.get(name)
 	if r == nil || err != nil {
@@ -155,8 +158,8 @@ func (d *Daemon) awaitProgram(m *managed, patience time.Duration) {
 	})
 }
 
-// lockName locks d.changes once a container's name is free. The same container registered again is
-// one that was never started, or whose end was not told.
+// lockName locks d.changes once a container's name is free. If the same container is registered
+// again, it was never started, or its end was not reported.
 func (d *Daemon) lockName(ctx context.Context, name, id string) error {
 	began := time.Now()
 	for {
@@ -173,7 +176,7 @@ func (d *Daemon) lockName(ctx context.Context, name, id string) error {
 		case m != nil && (m.ID != id || time.Since(began) > endPatience), time.Since(began) > leavePatience:
 			return taken(name, m, leaving)
 		}
-		// It may just be ending.
+		// The container may be about to end.
 		select {
 		case <-time.After(10 * time.Millisecond):
 		case <-ctx.Done():
@@ -181,7 +184,8 @@ func (d *Daemon) lockName(ctx context.Context, name, id string) error {
 	}
 }
 
-// tryName locks d.changes if a name is free, and else tells whose it is.
+// tryName locks d.changes if a name is free. Otherwise it returns the container or the removal that
+// has the name.
 func (d *Daemon) tryName(ctx context.Context, name string) (*managed, *removal, error) {
 	d.changes.Lock()
 	m, leaving := d.find(name), d.leavingIs(name)
@@ -205,7 +209,7 @@ func taken(name string, m *managed, leaving *removal) error {
 	return fmt.Errorf("%w: a container %s runs, with the id %s; choose another name", container.ErrExists, name, m.ID)
 }
 
-// releaseAll lets go of all containers at once, each of which may take its time.
+// releaseAll lets go of all containers at once, because each may take its time.
 func (d *Daemon) releaseAll() error {
 	list := d.all()
 	errs := make([]error, len(list))

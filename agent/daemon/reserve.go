@@ -6,8 +6,8 @@ import (
 	"github.com/tsugiki/tsugiki/internal/netns"
 )
 
-// findPorts finds out which ports the containers have that were taken over: the kernel says of
-// each socket in which cgroup it was made.
+// findPorts finds the ports of adopted containers. The kernel says of each socket in which cgroup
+// it was made.
 func (d *Daemon) findPorts() {
 	owners := map[uint64]*ports.Holder{}
 	namespaces := map[uint64]*netns.NS{}

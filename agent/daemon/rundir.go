@@ -10,7 +10,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/sys/lock"
 )
 
-// takeRunDir makes the run directory this daemon's.
+// takeRunDir claims the run directory for this daemon.
 func (d *Daemon) takeRunDir() error {
 	if err := os.MkdirAll(d.runDir, 0o700); err != nil {
 		return fmt.Errorf("make run directory: %w; choose another with --run-dir", err)

@@ -10,11 +10,11 @@ import (
 	"github.com/tsugiki/tsugiki/policy"
 )
 
-// statsPatience is how long gates have to say what they have counted. All are asked
-// at once, and nothing else here waits for anybody.
+// statsPatience is how long gates have to report their counters. All are asked at once, and nothing
+// else here waits.
 const statsPatience = time.Second
 
-// stats are what all containers have counted.
+// stats returns the counters of all containers.
 func (d *Daemon) stats() api.Stats {
 	var list []*managed
 	asked := map[*managed][]<-chan struct{}{}
@@ -59,7 +59,7 @@ func (d *Daemon) stats() api.Stats {
 	return stats
 }
 
-// stats are what the container has counted; false if it has ended.
+// stats returns the counters of the container; false if it has ended.
 func (m *managed) stats() (api.ContainerStats, bool) {
 	c, ok := m.Counts()
 	if !ok {
@@ -82,7 +82,7 @@ func (m *managed) stats() (api.ContainerStats, bool) {
 	}
 	s.Gate = decisions(g, func(c *gate.CallStats) uint64 { return c.Answered })
 	s.Agent = decisions(&c.Agent, func(c *gate.CallStats) uint64 { return c.Answered })
-	// The gates know also of those that an earlier agent has answered.
+	// The gates also count the calls that an earlier agent has answered.
 	s.Agent.Calls = decisions(g, func(c *gate.CallStats) uint64 { return c.Passed }).Calls
 	return s, true
 }

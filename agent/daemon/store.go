@@ -18,8 +18,8 @@ import (
 	"github.com/tsugiki/tsugiki/api"
 )
 
-// stateVersion is that of what a daemon writes down. One that finds a higher one
-// leaves it alone.
+// stateVersion is the version of a daemon's state. A daemon leaves a state with a higher version
+// alone.
 const stateVersion = 1
 
 // storeWait is how long another daemon may take to let go of its state.
@@ -31,45 +31,46 @@ var (
 	keyVersion       = []byte("version")
 )
 
-// identity is what a daemon has to know of a container for as long as it is there.
+// identity has the facts about a container that never change.
 type identity struct {
 	ID           string    `json:"id"`
 	Name         string    `json:"name"`
 	Token        string    `json:"token"`
-	Boot         string    `json:"boot"` // of the machine, when it was registered
+	Boot         string    `json:"boot"` // boot of the machine when it was registered
 	Created      time.Time `json:"created"`
 	UID          int       `json:"uid"`
 	GID          int       `json:"gid"`
 	LoopbackOnly bool      `json:"loopbackOnly"`
 	Programs     bool      `json:"programs"`
 	Mode         string    `json:"mode"`
-	Annotated    bool      `json:"annotated"` // what it is given stood in annotations
-	// Rules may name endpoints that are gone; Given are those that it began with.
+	Annotated    bool      `json:"annotated"` // its rules come from annotations
+	// Given are the endpoints with which the container began. Rules may name endpoints that are
+	// gone.
 	Given   []string `json:"given"`
 	Ingress []string `json:"ingress"`
 	Egress  []string `json:"egress"`
 }
 
-// rules are what the container was given when it was registered.
+// rules returns the rules that the container got when it was registered.
 func (id *identity) rules() api.Rules {
 	return api.Rules{Mode: id.Mode, Endpoints: id.Given, Ingress: id.Ingress, Egress: id.Egress}
 }
 
-// record is what a daemon has to know of a container to take it over.
+// record has the facts that a daemon needs to take over a container.
 type record struct {
 	identity
 	container.State
 }
 
-// store keeps records. What it has taken survives this process, and not the machine: no container
-// does. So nothing waits for the disk, which takes some milliseconds for each record, and the state
-// of another boot is not read: the kernel may have written half of it.
+// store keeps records. They survive this process but not a reboot, as no container does. So the
+// store does not wait for the disk, which takes some milliseconds for each record. It does not read
+// the state of another boot, of which the kernel may have written only half.
 type store struct {
 	db *bbolt.DB
 }
 
-// openStore opens the state of a boot of the machine in a directory, or makes it. Only one process
-// can have it open.
+// openStore opens or makes the state of this boot in a directory. Only one process can have the
+// state open.
 func openStore(dir, boot string) (*store, error) {
 	path := filepath.Join(dir, "state.db")
 	err := os.MkdirAll(dir, 0o700)
@@ -93,9 +94,9 @@ func openStore(dir, boot string) (*store, error) {
 	return s, nil
 }
 
-// forgetOtherBoot removes a state of another boot than the one that is written in a file, and
-// writes this boot there. A state without that file was written by a version that waited for the
-// disk: its records say which boot they are of.
+// forgetOtherBoot removes the state if the file names another boot than this one, and writes this
+// boot into the file. A state without that file comes from a version that waited for the disk: its
+// records name their boot.
 func forgetOtherBoot(state, file, boot string) error {
 	written, err := os.ReadFile(file)
 	if err == nil && string(written) == boot {
@@ -148,7 +149,7 @@ func (s *store) prepare(path string) error {
 	return nil
 }
 
-// put writes a record in the place of the one of its name.
+// put writes a record, and replaces the one of the same name.
 func (s *store) put(r *record) error {
 	data, err := json.Marshal(r)
 	if err != nil {
@@ -185,8 +186,8 @@ func (s *store) get(name string) (r *record, err error) {
 	return r, nil
 }
 
-// all reads every record, by name. One that cannot be read is an error: it is
-// somebody's container.
+// all reads every record, by name. A record that cannot be read is an error: it stands for a
+// container.
 func (s *store) all() ([]*record, error) {
 	var list []*record
 	err := s.db.View(func(tx *bbolt.Tx) error {

@@ -18,13 +18,12 @@ import (
 
 // # Traces
 //
-// What is decided about the calls of a daemon's container goes to who traces it, and
-// nowhere else; warnings and errors go to the daemon's log too. While nobody traces
-// a container, nothing is told, written or allocated, and the gates and shims decide
-// by themselves again.
+// Decisions about the calls of a daemon's container go to the traces of the container, and nowhere
+// else. Warnings and errors go to the daemon's log too. While nobody traces a container, nothing is
+// sent, written or allocated for traces, and the gates and shims decide by themselves again.
 //
-// A trace has a queue. Whoever decides puts a line there and goes on; a line for
-// which there is no room is lost, and counted where it would have been.
+// A trace has a queue. A decider puts a line there and goes on. A line for which there is no room
+// is lost. A count of lost lines stands in its place.
 
 const (
 	tracesMax     = 8  // of one container
@@ -34,15 +33,14 @@ const (
 
 // tracer has the traces of one container.
 type tracer struct {
-	// traced is called when there is somebody to tell, and when there is nobody any
-	// more.
+	// traced is called with true when the first trace opens, and with false when the last one ends.
 	traced func(bool)
-	// wanted says that there is somebody.
+	// wanted says that there is a trace.
 	wanted atomic.Bool
 
-	denials denials // kept whether there is somebody or not
+	denials denials // kept with and without traces
 
-	changing sync.Mutex // makes calls of traced follow one another; taken before mu
+	changing sync.Mutex // serializes calls of traced; taken before mu
 
 	mu     sync.Mutex // guards what follows
 	traces []*trace
@@ -51,7 +49,7 @@ type tracer struct {
 
 func newTracer(traced func(bool)) *tracer { return &tracer{traced: traced} }
 
-// open begins a trace: of all that is decided after it has returned.
+// open begins a trace of all decisions after open has returned.
 func (t *tracer) open() (*trace, error) {
 	t.changing.Lock()
 	defer t.changing.Unlock()
@@ -88,7 +86,7 @@ func (t *tracer) drop(x *trace) {
 	}
 }
 
-// remove tells whether it was the last.
+// remove removes a trace, and tells whether it was the last.
 func (t *tracer) remove(x *trace) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -98,7 +96,7 @@ func (t *tracer) remove(x *trace) bool {
 	return last
 }
 
-// close ends all traces, whose container has ended.
+// close ends all traces when their container has ended.
 func (t *tracer) close() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -123,7 +121,7 @@ func (t *tracer) Write(line []byte) (int, error) {
 
 // trace is a reader of a tracer.
 type trace struct {
-	more  chan struct{} // has something while there are lines
+	more  chan struct{} // has an item while there are lines
 	ended context.Context
 	end   func()
 
@@ -147,7 +145,7 @@ func (x *trace) put(line []byte) {
 	}
 }
 
-// note says what was lost. With x.mu held.
+// note adds a line with the number of lost lines. The caller holds x.mu.
 func (x *trace) note() {
 	if x.lost > 0 {
 		x.lines = append(x.lines, fmt.Appendf(nil, "{\"lost\":%d}\n", x.lost))
@@ -155,7 +153,7 @@ func (x *trace) note() {
 	}
 }
 
-// take returns the lines that are there by now, each a JSON object.
+// take removes and returns the lines, each a JSON object.
 func (x *trace) take() [][]byte {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -165,7 +163,7 @@ func (x *trace) take() [][]byte {
 	return lines
 }
 
-// traceHandler is where decisions about a container are logged.
+// traceHandler handles the log records of decisions about a container.
 type traceHandler struct {
 	tracer *tracer
 	log    slog.Handler // the daemon's
@@ -178,7 +176,7 @@ func (t *tracer) handler(log slog.Handler) slog.Handler {
 	return traceHandler{t, log, slog.NewJSONHandler(t, options), slog.NewJSONHandler(&t.denials, options)}
 }
 
-// asPrinted makes JSON say of a value what a text would.
+// asPrinted makes JSON show a value as a text log shows it.
 func asPrinted(_ []string, a slog.Attr) slog.Attr {
 	if a.Value.Kind() != slog.KindAny {
 		return a
@@ -195,7 +193,7 @@ func (h traceHandler) logs(ctx context.Context, level slog.Level) bool {
 	return level >= slog.LevelWarn && h.log.Enabled(ctx, level)
 }
 
-// Enabled is false where nobody would see a line.
+// Enabled returns false if nobody would see a line.
 func (h traceHandler) Enabled(ctx context.Context, level slog.Level) bool {
 	return h.tracer.wanted.Load() || h.logs(ctx, level) || graft.IsRefusal(ctx)
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/tsugiki/tsugiki/agent/httpapi"
 )
 
-// handleTrace answers with a line for each decision about a container, until that
-// ends. If the answer ends otherwise, it is cut off, as HTTP has it.
+// handleTrace answers with a line for each decision about a container, until the container ends. If
+// the answer ends for another reason, HTTP shows it as cut off.
 func (d *Daemon) handleTrace(w http.ResponseWriter, r *http.Request) {
 	m := d.find(r.PathValue("container"))
 	if m == nil {
@@ -33,8 +33,8 @@ func (d *Daemon) handleTrace(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/x-ndjson")
 	w.Header().Set("Connection", "close")
 	w.WriteHeader(http.StatusOK)
-	// The server's limits are for requests that end. Who does not read is waited
-	// for as long as the container lives.
+	// The server's limits are for requests that end. This answer waits for a slow reader as long as
+	// the container lives.
 	err = errors.Join(out.SetReadDeadline(time.Time{}), out.SetWriteDeadline(time.Time{}), out.Flush())
 	stop := context.AfterFunc(x.ended, func() { _ = out.SetWriteDeadline(time.Now().Add(httpapi.Patience)) })
 	defer stop()
@@ -55,7 +55,7 @@ func writeTrace(ctx context.Context, w http.ResponseWriter, out *http.ResponseCo
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-		last := x.ended.Err() != nil // what comes before this is in lines by now
+		last := x.ended.Err() != nil // if so, all lines before the end are there by now
 		for _, line := range x.take() {
 			if _, err := w.Write(line); err != nil {
 				return err

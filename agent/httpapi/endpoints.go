@@ -15,19 +15,20 @@ import (
 //	PUT    /v1/containers/NAME/endpoints/ENDPOINT   api.Definition; 201, 409 if there is one or it does not fit
 //	DELETE /v1/containers/NAME/endpoints/ENDPOINT   204
 //
-// What goes wrong is {"error": "..."}, with the status that HTTP has for it.
+// An error is {"error": "..."}, with the HTTP status for it.
 //
-// The file system does not keep the container's own programs from the socket, for
-// they have the host's; checkPeer does.
+// The file system does not keep the container's own programs from the socket, because they use the
+// host's file system. checkPeer keeps them out.
 
-// Container is a running container, as package container has it.
+// Container is the part of package container's Container that this package needs.
 type Container interface {
 	ListEndpoints() []api.Endpoint
 	AddEndpoint(ep *endpoint.Endpoint) error
 	DeleteEndpoint(name string) error
 }
 
-// EndpointRoutes serve the endpoints of the containers that find finds; nil is none.
+// EndpointRoutes returns the requests for endpoints of the containers that find returns. find
+// returns nil if there is no such container.
 func EndpointRoutes(find func(name string) Container) Routes {
 	e := &endpointHandlers{find}
 	return Routes{

@@ -17,12 +17,12 @@ import (
 	"github.com/tsugiki/tsugiki/policy"
 )
 
-// Errors that have a status of HTTP, beside those of other packages; see Refuse.
+// Errors with an HTTP status of their own, beside those of other packages; see Refuse.
 var (
 	ErrNoContainer = errors.New("no container of that name is here")
-	// ErrState says that a daemon cannot keep its state.
+	// ErrState says that a daemon cannot save its state.
 	ErrState = errors.New("state cannot be kept")
-	// ErrTraces says that there are as many traces as there can be.
+	// ErrTraces says that the number of traces is at its limit.
 	ErrTraces = errors.New("too many traces")
 )
 
@@ -35,7 +35,7 @@ func Answer(w http.ResponseWriter, status int, body any) {
 	_ = e.Encode(body)     // a caller that is gone misses it
 }
 
-// Refuse answers with an error, and the status that HTTP has for it.
+// Refuse answers with an error and the HTTP status for it.
 func Refuse(w http.ResponseWriter, err error) {
 	status := http.StatusInternalServerError
 	var tooLarge *http.MaxBytesError
@@ -62,7 +62,7 @@ func Refuse(w http.ResponseWriter, err error) {
 	Answer(w, status, api.Failure{Error: OneLine(err)})
 }
 
-// OneLine is what an error says, in one line.
+// OneLine returns the text of an error in one line.
 func OneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
 
 // ReadObject reads one JSON object and nothing else.

@@ -9,41 +9,41 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A process of the same user may lower the limit of our open files (prlimit(2)): root in tsugiki run
-// can. An agent that can open none hears nobody, and nobody starts another in its place. So it
-// raises the limit again, or ends and leaves that to whoever starts it anew.
+// A process of the same user may lower the limit of our open files (prlimit(2)): root in tsugiki
+// run can. An agent that can open no files accepts no connections, and nothing restarts an agent
+// that still runs. So the agent raises the limit again, or ends, so that it can be started anew.
 
-// FileLimit is how many files this process may have open, as it began.
+// FileLimit is the limit of open files with which this process began.
 type FileLimit struct{ unix.Rlimit }
 
-// CurrentFileLimit is the limit as it is now.
+// CurrentFileLimit returns the present limit.
 func CurrentFileLimit() (l FileLimit, err error) {
 	err = unix.Getrlimit(unix.RLIMIT_NOFILE, &l.Rlimit)
 	return l, err
 }
 
-// restore raises the limit again if it is lower by now, and tells what it was.
+// restore raises the limit again if it has been lowered, and returns the lowered limit.
 func (l FileLimit) restore() (lowered bool, was uint64, err error) {
 	now, err := CurrentFileLimit()
 	if err != nil || now.Cur >= l.Cur {
 		return false, now.Cur, err
 	}
 	err = unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: l.Cur, Max: max(now.Max, l.Cur)})
-	if errors.Is(err, unix.EPERM) && now.Max > now.Cur { // without CAP_SYS_RESOURCE, what is left
+	if errors.Is(err, unix.EPERM) && now.Max > now.Cur { // without CAP_SYS_RESOURCE: up to the hard limit
 		err = unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: now.Max, Max: now.Max})
 	}
 	return true, now.Cur, err
 }
 
-// guarded is a listener that does not stay without files.
+// guarded is a listener that raises the limit of open files when Accept meets the limit.
 type guarded struct {
 	net.Listener
 	limit FileLimit
 	log   *slog.Logger
-	fail  func(error) // it cannot have them again
+	fail  func(error) // called if the limit cannot be raised
 }
 
-// Accept returns other errors as they are.
+// Accept returns errors other than those of the limit unchanged.
 func (g *guarded) Accept() (net.Conn, error) {
 	for {
 		conn, err := g.Listener.Accept()
@@ -62,8 +62,8 @@ func (g *guarded) Accept() (net.Conn, error) {
 	}
 }
 
-// Guard makes a listener one that raises the limit of open files again if somebody has lowered it.
-// If that fails, fail is told.
+// Guard wraps a listener so that it raises the limit of open files again after a process has
+// lowered the limit. If that fails, it calls fail.
 func Guard(l net.Listener, limit FileLimit, log *slog.Logger, fail func(error)) net.Listener {
 	return &guarded{l, limit, log, fail}
 }

@@ -5,16 +5,16 @@ import (
 	"net/http"
 )
 
-// limited is a listener that accepts no more than so many connections at once;
-// others wait until one is closed. Who says nothing for a while is closed by the
-// server, so that nobody waits for ever.
+// limited is a listener that accepts a limited number of connections at once. Others wait until one
+// is closed. The server closes connections that are silent for a while, so that nobody waits for
+// ever.
 type limited struct {
 	net.Listener
 	places chan struct{}
 }
 
-// Limit makes a listener a limited one, for a server that serves no other. The
-// connections stay what they were.
+// Limit wraps a listener in a limited one, for a server that serves no other. It does not wrap the
+// connections.
 func Limit(l net.Listener, s *http.Server, most int) net.Listener {
 	places := make(chan struct{}, most)
 	s.ConnState = func(_ net.Conn, state http.ConnState) {

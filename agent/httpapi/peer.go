@@ -19,7 +19,7 @@ const soPeerPidfd = 77
 // configure the host's network: it has CAP_NET_ADMIN in our user namespace, which
 // no program of a container has (see launch.Capabilities), root or not.
 //
-// Before Linux 6.5, a caller that ends at once may be taken for one that gets its
+// Before Linux 6.5, checkPeer may take a caller that ends at once for another process that gets its
 // process id right then.
 func checkPeer(conn any) error {
 	unixConn, ok := conn.(*net.UnixConn)
@@ -54,7 +54,7 @@ func checkPeer(conn any) error {
 	if err != nil {
 		return fmt.Errorf("find out what process %d may do: %w", cred.Pid, err)
 	}
-	// Alive now, it was the one whose files were read.
+	// It is alive now, so the files that were read were its own.
 	if !process.Lives() {
 		return errors.New("find out who calls: the process has ended")
 	}

@@ -1,8 +1,8 @@
-// Package httpapi serves HTTP with JSON on a unix socket: it makes the socket, limits what callers
-// can hold, finds out whether a caller may speak to it, and gives errors their status. It has the
+// Package httpapi serves HTTP with JSON on a unix socket. It makes the socket, limits connections
+// and requests, checks whether a caller is allowed, and maps errors to HTTP statuses. It has the
 // requests for the endpoints of a container, which the daemon and tsugiki run both serve.
 //
-// It knows containers by three methods, and decides nothing about them. It needs Linux 5.3
+// It uses three methods of a container, and decides nothing about containers. It needs Linux 5.3
 // (pidfd_open), and a caller needs CAP_NET_ADMIN.
 package httpapi
 
@@ -26,19 +26,19 @@ import (
 const (
 	bodyMax   = 64 << 10
 	headerMax = 16 << 10
-	// Patience is how long a request may take to come in, or its answer to be
-	// read (timed.go); idlePatience how long a connection is kept without one.
+	// Patience limits the time in which a request comes in, and the time in which its answer is
+	// read (timed.go). idlePatience limits the time without a request on a connection.
 	Patience     = 10 * time.Second
 	idlePatience = 30 * time.Second
-	// headerPatience is how long a connection may take to say what it wants.
+	// headerPatience limits the time in which the header of a request comes in.
 	headerPatience = 2 * time.Second
-	// connectionsMax are those at once; see Limit.
+	// connectionsMax is the number of connections at once; see Limit.
 	connectionsMax = 256
-	// closePatience is how long requests that are being answered hold up the end.
+	// closePatience is how long Close waits for requests that are being answered.
 	closePatience = 2 * time.Second
 )
 
-// Server serves at a unix socket.
+// Server is an HTTP server at a unix socket.
 type Server struct {
 	http     *http.Server
 	listener net.Listener
@@ -67,15 +67,15 @@ func (s *Server) Close() error {
 	if s.http.Shutdown(ctx) != nil {
 		_ = s.http.Close()
 	}
-	_ = s.listener.Close() // Shutdown does so only once it is served
+	_ = s.listener.Close() // Shutdown closes it only after Serve has begun
 	if err := os.Remove(s.path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("remove API socket: %w", err)
 	}
 	return nil
 }
 
-// ListenAt makes a socket that only its owner may connect to. It takes the place of
-// what a killed owner left: names are claimed. At every moment there is one.
+// ListenAt makes a socket to which only its owner may connect. It replaces the socket of a killed
+// owner: callers hold a lock on the name. At every moment there is a socket at the path.
 func ListenAt(path string) (net.Listener, error) {
 	next := path + ".new"
 	if err := os.Remove(next); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -87,7 +87,7 @@ func ListenAt(path string) (net.Listener, error) {
 	}
 	f := os.NewFile(uintptr(fd), path)
 	defer f.Close()
-	// The file gets the mode of the socket as it is when it is bound.
+	// bind(2) gives the file the mode that the socket has then.
 	if err := f.Chmod(0o600); err != nil {
 		return nil, err
 	}
@@ -107,10 +107,10 @@ func ListenAt(path string) (net.Listener, error) {
 
 type connKey struct{}
 
-// Routes are what can be asked for: handlers by patterns of http.ServeMux.
+// Routes has the handlers of requests, by patterns of http.ServeMux.
 type Routes map[string]http.HandlerFunc
 
-// New makes a server that lets nobody in who may not change a container.
+// New makes a server that refuses callers who may not change a container.
 func New(routes Routes, log *slog.Logger) *http.Server {
 	mux := http.NewServeMux()
 	for pattern, handle := range routes {
@@ -130,8 +130,8 @@ func New(routes Routes, log *slog.Logger) *http.Server {
 	return s
 }
 
-// NewHTTP makes a server that waits for nobody for long. The context of a request
-// ends when the server is being closed.
+// NewHTTP makes a server with limits for all waits for a peer. The context of a request ends when
+// the server is being closed.
 func NewHTTP(h http.Handler, log *slog.Logger) *http.Server {
 	ctx, cancel := context.WithCancel(context.Background())
 	s := &http.Server{
@@ -148,7 +148,7 @@ func NewHTTP(h http.Handler, log *slog.Logger) *http.Server {
 	return s
 }
 
-// Guard makes the server's listener one that does not stay without files; see Guard.
+// Guard wraps the server's listener; see the function Guard.
 func (s *Server) Guard(limit FileLimit, log *slog.Logger, fail func(error)) {
 	s.listener = Guard(s.listener, limit, log, fail)
 }

@@ -1,8 +1,8 @@
-// Package ports knows which ports of the host are whose: those that a container's rules reserve for
-// it, and those that containers have bound.
+// Package ports knows which container has which port of the host: a container's rules reserve
+// ports, and containers bind ports.
 //
-// It opens no socket: whoever asks for a port says how the kernel is to be asked. It needs no
-// privilege.
+// It opens no socket: the caller that asks for a port brings the function that asks the kernel. It
+// needs no privilege.
 package ports
 
 import (
@@ -19,14 +19,13 @@ import (
 	"github.com/tsugiki/tsugiki/policy"
 )
 
-// Table has the ports of the host that containers have reserved, and those that they have bound
-// by a rule. A holding says who was the last to bind a port, not that it still does: when
-// another container asks for the port, a socket of ours finds out.
+// Table has the ports of the host that containers have reserved, and those that they have bound by
+// a rule. A holding says which container was the last to bind a port, not that the port is still
+// bound. When another container asks for the port, a socket of ours finds out.
 //
-// Holdings of two containers do not overlap, so a container's own sockets never are in the
-// way of its next one.
+// Holdings of two containers do not overlap, so a container's own sockets never block its next one.
 type Table struct {
-	mu       sync.Mutex // guards what follows; no system call is made while it is held
+	mu       sync.Mutex // guards what follows; its holder makes no system call
 	reserved map[string][]Reservation
 	held     map[slot][]*holding
 }
@@ -51,7 +50,7 @@ type holding struct {
 type Holder struct {
 	ports *Table
 	name  string
-	// unknown says that the container may have ports that ports does not know of.
+	// unknown says that the container may have ports that the table does not know.
 	unknown bool
 }
 
@@ -70,8 +69,8 @@ func (ps *Table) Holder(name string) *Holder { return &Holder{ports: ps, name: n
 
 func slotOf(p graft.Port) slot { return slot{p.Netns, p.Protocol, p.At.Port()} }
 
-// Reserve reserves for a container ports instead of those that it has reserved, unless
-// one is another's.
+// Reserve replaces the reserved ports of a container, unless another container has reserved one of
+// the new ports.
 func (ps *Table) Reserve(name string, list []Reservation) error {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
@@ -89,7 +88,7 @@ func (ps *Table) Reserve(name string, list []Reservation) error {
 	return nil
 }
 
-// Forget takes back all that a container has reserved, and all that it has had.
+// Forget removes all reservations and all holdings of a container.
 func (ps *Table) Forget(name string) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
@@ -120,8 +119,8 @@ func (o *Holder) Bind(p graft.Port, taken func(graft.Port) (bool, error), bind f
 	return err
 }
 
-// bindAlone is for a socket that shares its port with none: the kernel knows whether it is
-// free. Whoever had it has it no more.
+// bindAlone binds a socket that shares its port with no other: the kernel knows whether the port is
+// free. If the bind succeeds, other containers lose their holdings of the port.
 func (o *Holder) bindAlone(p graft.Port, bind func() error) error {
 	ps := o.ports
 	ps.mu.Lock()
@@ -140,8 +139,8 @@ func (o *Holder) bindAlone(p graft.Port, bind func() error) error {
 	return nil
 }
 
-// take makes a port the container's for the time of a bind, or fails with EADDRINUSE. To try
-// whether it is free can take a moment, in which others may have been faster.
+// take holds a port for the container during a bind, or fails with EADDRINUSE. The check whether
+// the port is free takes a moment, in which another container may be faster.
 func (o *Holder) take(p graft.Port, taken func(graft.Port) (bool, error)) (*holding, error) {
 	ps := o.ports
 	ps.mu.Lock()
@@ -181,8 +180,9 @@ func (o *Holder) take(p graft.Port, taken func(graft.Port) (bool, error)) (*hold
 	return h, nil
 }
 
-// contest finds the holdings of others that a port is in, each with its binds so far. It is
-// not open if one of them is being bound, or if it is reserved. With mu held.
+// contest finds the holdings of others that overlap a port, each with its number of binds so far.
+// The port is not open if one of these is being bound, or if the port is reserved. The caller holds
+// mu.
 func (ps *Table) contest(o *Holder, p graft.Port) (others map[*holding]uint64, open bool) {
 	open = !ps.isReserved(o, p)
 	others = map[*holding]uint64{}
@@ -195,13 +195,13 @@ func (ps *Table) contest(o *Holder, p graft.Port) (others map[*holding]uint64, o
 	return others, open
 }
 
-// isReserved tells whether a port is reserved for another container. With mu held.
+// isReserved tells whether a port is reserved for another container. The caller holds mu.
 func (ps *Table) isReserved(o *Holder, p graft.Port) bool {
 	return ps.reservesOne(o, p, endpoint.PortRange{First: p.At.Port(), Last: p.At.Port()})
 }
 
-// reservesOne tells whether a port of the range is reserved for another container, at the
-// address of p. With mu held.
+// reservesOne tells whether a port of the range is reserved for another container, at the address
+// of p. The caller holds mu.
 func (ps *Table) reservesOne(o *Holder, p graft.Port, of endpoint.PortRange) bool {
 	for name, list := range ps.reserved {
 		if name == o.name {
@@ -224,8 +224,8 @@ func (o *Holder) Reserved(p graft.Port, of endpoint.PortRange) bool {
 	return o.ports.reservesOne(o, p, of)
 }
 
-// hold returns the container's holding of a port, which it makes if there is none. With mu
-// held.
+// hold returns the container's holding of a port, and makes one if there is none. The caller holds
+// mu.
 func (ps *Table) hold(o *Holder, p graft.Port) *holding {
 	s := slotOf(p)
 	for _, h := range ps.held[s] {
@@ -238,7 +238,7 @@ func (ps *Table) hold(o *Holder, p graft.Port) *holding {
 	return h
 }
 
-// drop drops holdings of a port. With mu held.
+// drop drops the holdings of a port that the function which selects. The caller holds mu.
 func (ps *Table) drop(s slot, which func(*holding) bool) {
 	if left := slices.DeleteFunc(ps.held[s], which); len(left) > 0 {
 		ps.held[s] = left
@@ -255,8 +255,8 @@ func (o *Holder) Others(p graft.Port) bool {
 	return slices.ContainsFunc(ps.held[slotOf(p)], func(h *holding) bool { return h.owner != o && overlap(h.port, p) })
 }
 
-// Has tells whether the container was the last to bind a port. That of both wildcards is
-// one of them.
+// Has tells whether the container was the last to bind a port. A port of both wildcards counts as a
+// port of each.
 func (o *Holder) Has(p graft.Port) bool {
 	ps := o.ports
 	ps.mu.Lock()
@@ -266,7 +266,7 @@ func (o *Holder) Has(p graft.Port) bool {
 	})
 }
 
-// Found notes a port that a container had before there was somebody who knew.
+// Found notes a port that a container had bound before this table existed.
 func (o *Holder) Found(p graft.Port) {
 	ps := o.ports
 	ps.mu.Lock()
@@ -274,7 +274,7 @@ func (o *Holder) Found(p graft.Port) {
 	ps.hold(o, p).bound = true
 }
 
-// overlap tells whether the kernel counts one address as the other's, of the same port.
+// overlap tells whether two addresses of the same port conflict for the kernel.
 func overlap(a, b graft.Port) bool {
 	x, y := a.At.Addr(), b.At.Addr()
 	switch {
@@ -286,7 +286,7 @@ func overlap(a, b graft.Port) bool {
 	return a.Dual || b.Dual
 }
 
-// narrower is what two ports that overlap have in common.
+// narrower returns the part that two overlapping ports have in common.
 func narrower(a, b graft.Port) graft.Port {
 	x, y := a.At.Addr(), b.At.Addr()
 	switch {
@@ -301,7 +301,7 @@ func narrower(a, b graft.Port) graft.Port {
 	return a
 }
 
-// Reservation is a port of the host's that a container shall get when it asks for it.
+// Reservation is a port of the host that is kept for one container.
 type Reservation struct {
 	Netns    uint64
 	Protocol policy.Protocol
@@ -314,8 +314,8 @@ func (p Reservation) breaks(other Reservation) bool {
 		(a == b || a.IsUnspecified() || b.IsUnspecified())
 }
 
-// SetUnknown says that the container may have ports that nobody has noted.
+// SetUnknown notes that the container may have ports that are not in the table.
 func (o *Holder) SetUnknown() { o.unknown = true }
 
-// Unknown tells whether the container may have ports that nobody has noted.
+// Unknown tells whether the container may have ports that are not in the table.
 func (o *Holder) Unknown() bool { return o.unknown }

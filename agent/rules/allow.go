@@ -13,15 +13,14 @@ import (
 	"github.com/tsugiki/tsugiki/policy"
 )
 
-// Who may ask for what is the administrator's to say. Rules of the configuration and of
-// the API are his own. Annotations are those of whoever may start a container: each of
-// them asks for something (demand), and an [[allow]] of the configuration (allowance)
-// says whether that is given. What is decided depends on the configuration and on the
-// registration alone.
+// The administrator decides who may ask for what. Rules of the configuration and of the API are the
+// administrator's own. Annotations come from anyone who may start a container. Each annotation asks
+// for something (demand), and an [[allow]] of the configuration (allowance) says whether it is
+// given. The decision depends on the configuration and on the registration alone.
 
-// allowance is an [[allow]], ready to be asked.
+// allowance is an [[allow]] in the form in which demands are compared with it.
 type allowance struct {
-	lists         map[string][]string // as they are written; a key that is not there has its default
+	lists         map[string][]string // as written; a missing key has its default
 	unknownOrigin bool
 	nameable      bool
 	destinations  []netip.Prefix
@@ -49,13 +48,13 @@ var allowKeys = []string{
 	keyEngines, keyNames, keyAnnotations, keyUnknown, keyDestinations, keySpecial, keyAddresses, keyPorts, keyTypes, keyNameable, keyNetns, keyPaths,
 }
 
-// What the least allowance gives where a key is not written.
+// The defaults of keys that are not written: the least that an allowance gives.
 var (
 	defaultTypes = []string{endpoint.IPv4.String(), endpoint.IPv6.String()}
 	defaultPorts = endpoint.PortRange{First: 1024, Last: 65535}
 )
 
-// newAllowance reads an entry. Its errors have lines.
+// newAllowance reads an entry. Its errors have line numbers.
 func newAllowance(a *config.Allow) (*allowance, []config.Error) {
 	w := &allowance{lists: map[string][]string{}, unknownOrigin: a.UnknownOrigin, nameable: a.Nameable}
 	for key, list := range map[string][]config.Text{
@@ -109,8 +108,8 @@ func readAddresses(s string) (netip.Prefix, error) {
 // isChoice tells whether an address leaves the choice to the host.
 func isChoice(p netip.Prefix) bool { return p.IsSingleIP() && p.Addr().IsUnspecified() }
 
-// kinds are the destinations that no wider rule covers (policy), by what
-// config.SpecialKinds calls them.
+// kinds has the destinations that no wider rule covers (policy), by their names in
+// config.SpecialKinds.
 var kinds = map[string][]netip.Prefix{
 	"unspecified": {netip.MustParsePrefix("0.0.0.0/8"), netip.MustParsePrefix("::/128")},
 	"loopback":    {netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")},
@@ -119,7 +118,7 @@ var kinds = map[string][]netip.Prefix{
 	"broadcast":   {netip.MustParsePrefix("255.255.255.255/32")},
 }
 
-// kindOf is the kind of a prefix that is special as a whole; else it is empty.
+// kindOf returns the kind of a prefix that is special as a whole; otherwise "".
 func kindOf(p netip.Prefix) string {
 	for kind, prefixes := range kinds {
 		if p.IsValid() && within(p, prefixes) {
@@ -129,12 +128,12 @@ func kindOf(p netip.Prefix) string {
 	return ""
 }
 
-// within tells whether one of some prefixes has all of p.
+// within tells whether one of the prefixes contains all of p.
 func within(p netip.Prefix, prefixes []netip.Prefix) bool {
 	return slices.ContainsFunc(prefixes, func(q netip.Prefix) bool { return q.Bits() <= p.Bits() && q.Contains(p.Addr()) })
 }
 
-// has tells whether a list of the entry has a value, in the list's own way.
+// has tells whether a list of the entry has a value. Each list has its own way to compare.
 func (w *allowance) has(key, value string) bool {
 	list, written := w.lists[key]
 	switch key {
@@ -157,7 +156,7 @@ func matches(pattern, name string) bool {
 	return ok
 }
 
-// hasPorts tells whether all ports of a range are in the entry's, together.
+// hasPorts tells whether the entry's ranges together have all ports of a range.
 func (w *allowance) hasPorts(r endpoint.PortRange) bool {
 	for next := int(r.First); next <= int(r.Last); {
 		i := slices.IndexFunc(w.ports, func(p endpoint.PortRange) bool { return p.Contains(uint16(next)) })
@@ -169,8 +168,9 @@ func (w *allowance) hasPorts(r endpoint.PortRange) bool {
 	return true
 }
 
-// errPID is about an endpoint whose namespace is a number: soon it may be another's.
+// errPID refuses an endpoint whose namespace is named by a process id: another process may soon
+// have this id.
 var errPID = errors.New("an annotation cannot name a network namespace by a process id; name it as ip-netns(8) does, or by its path")
 
-// errUnclean is about a path that can be read in several ways.
+// errUnclean refuses a path that can be read in several ways.
 var errUnclean = errors.New("the path has to be absolute, without .., . and // in it")

@@ -8,8 +8,7 @@ import (
 	"github.com/tsugiki/tsugiki/policy"
 )
 
-// OfConfig are the rules that the configuration has for a container of a
-// name; false if it has none.
+// OfConfig returns the rules of the configuration for a container's name; false if it has none.
 func OfConfig(cfg *config.Config, name string) (api.Rules, bool) {
 	c := cfg.For(name)
 	if c == nil {
@@ -31,9 +30,9 @@ func Plain(list []config.Text) []string {
 	return texts
 }
 
-// CheckConfig looks at the rules of a configuration, and at what it allows, which
-// config.Load leaves alone. Its error joins a config.Error for each that is wrong, and for each
-// container whose rules contradict each other.
+// CheckConfig checks the rules and the [[allow]] entries of a configuration, which config.Load does
+// not check. Its error joins a config.Error for each wrong one, and for each container whose rules
+// contradict each other.
 func CheckConfig(cfg *config.Config) error {
 	var errs []error
 	for i := range cfg.Allows {
@@ -58,7 +57,7 @@ func CheckConfig(cfg *config.Config) error {
 	return errors.Join(errs...)
 }
 
-// lineOf is that of the text in which an error is.
+// lineOf returns the line of the text with an error.
 func lineOf(c *config.Container, e *TextError) int {
 	switch e.Key {
 	case "endpoints":

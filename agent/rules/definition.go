@@ -5,7 +5,7 @@ import (
 	"github.com/tsugiki/tsugiki/endpoint"
 )
 
-// DefinitionOf writes an endpoint as the API has it.
+// DefinitionOf returns an endpoint in the form of the API.
 func DefinitionOf(ep *endpoint.Endpoint) api.Definition {
 	d := api.Definition{Type: ep.Type.String(), Path: ep.Path, Netns: ep.Netns, Nameable: ep.Nameable}
 	if ep.Type != endpoint.Unix {
@@ -17,7 +17,7 @@ func DefinitionOf(ep *endpoint.Endpoint) api.Definition {
 	return d
 }
 
-// ParseDefinition reads an endpoint of a name as the API has it.
+// ParseDefinition reads an endpoint of a name in the form of the API.
 func ParseDefinition(name string, d api.Definition) (*endpoint.Endpoint, error) {
 	words := []string{name}
 	for _, w := range [][2]string{{"type", d.Type}, {"addr", d.Addr}, {"port", d.Port}, {"path", d.Path}, {"netns", d.Netns}} {

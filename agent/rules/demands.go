@@ -15,23 +15,23 @@ import (
 // demand is one thing that an annotation asks for, and whether an allowance gives it.
 type demand struct {
 	annotation string // without its prefix
-	key, value string // of the allowance: what it would have to have
+	key, value string // key and value that the allowance has to have
 	given      func(*allowance) bool
 }
 
-// demands are all that a container's annotations ask for.
+// demands are all demands of a container's annotations.
 type demands struct {
 	list       []demand
-	annotation string // of what is being looked at
+	annotation string // the one that is being read
 }
 
-// add asks for a value in a list that is compared as allowance.has does.
+// add demands a value of a list, compared by allowance.has.
 func (d *demands) add(key, value string) {
 	d.list = append(d.list, demand{d.annotation, key, value, func(w *allowance) bool { return w.has(key, value) }})
 }
 
-// demandsOf are those of annotations, of which rules is what they say. The annotations of
-// unknown are those of which it is not known whether the image brings them.
+// demandsOf returns the demands of annotations. rules are the rules in them. unknown lists the
+// annotations that may come from the image.
 func demandsOf(annotations map[string]string, unknown []string, rules Rules) (*demands, error) {
 	d := &demands{}
 	for _, key := range annotationKeys(annotations) {
@@ -78,8 +78,8 @@ func demandsOf(annotations map[string]string, unknown []string, rules Rules) (*d
 	return d, nil
 }
 
-// endpoint asks for what an endpoint has. One that programs name is one by which they
-// reach all that is not special, and listen at ports of the host's choice.
+// endpoint demands the address, ports, path and namespace of an endpoint. Through an endpoint that
+// programs may name, they reach all that is not special, and listen at ports of the host's choice.
 func (d *demands) endpoint(ep *endpoint.Endpoint) error {
 	d.add(keyTypes, ep.Type.String())
 	if err := d.netns(ep); err != nil {
@@ -140,7 +140,7 @@ func (d *demands) address(a netip.Addr) {
 	d.list = append(d.list, demand{d.annotation, keyAddresses, value, func(w *allowance) bool { return within(p, w.addresses) }})
 }
 
-// ports asks for ports of the host. Port 0 is one of the kernel's choice.
+// ports demands ports of the host. Port 0 is a port of the kernel's choice.
 func (d *demands) ports(r endpoint.PortRange) {
 	if r.First == 0 {
 		d.portRange(defaultPorts)
@@ -155,12 +155,12 @@ func (d *demands) portRange(r endpoint.PortRange) {
 	d.list = append(d.list, demand{d.annotation, keyPorts, r.String(), func(w *allowance) bool { return w.hasPorts(r) }})
 }
 
-// missing are those that an allowance does not give.
+// missing returns the demands that an allowance does not give.
 func (d *demands) missing(w *allowance) []demand {
 	return slices.DeleteFunc(slices.Clone(d.list), func(d demand) bool { return d.given(w) })
 }
 
-// lines are those of an allowance that would give what is missing of it, and no more.
+// lines returns the lines of an allowance that give the missing demands, and no more.
 func (d *demands) lines(w *allowance, missing []demand) string {
 	var lines []string
 	for _, key := range allowKeys {

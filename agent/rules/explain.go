@@ -10,18 +10,18 @@ import (
 	"github.com/tsugiki/tsugiki/policy"
 )
 
-// Verdict says what becomes of a call, or of all calls for which a rule is.
+// Verdict is the result of a call, or of all calls that a rule covers.
 type Verdict struct {
 	Call     string `json:"call"`     // connect or bind
-	Address  string `json:"address"`  // what the program asks for
+	Address  string `json:"address"`  // the address in the call
 	Rule     string `json:"rule"`     // the rule that decides, with its flag; empty: none
 	Endpoint string `json:"endpoint"` // the rule's; empty: the socket stays in the container
 	Result   string `json:"result"`
 	Why      string `json:"why"`
 }
 
-// OfEndpoints returns the rules that are in force in a container whose endpoints these are. A
-// rule whose endpoint was deleted is not.
+// OfEndpoints returns the rules that are in force in a container with these endpoints. A rule whose
+// endpoint was deleted is not in force.
 func OfEndpoints(list []api.Endpoint) (Rules, error) {
 	var t api.Rules
 	for _, e := range list {
@@ -42,7 +42,7 @@ func OfEndpoints(list []api.Endpoint) (Rules, error) {
 }
 
 // Explain returns a Verdict for each rule, in the order in which they are compared, and one for
-// what no rule covers. The error is that of policy.NewTable.
+// calls that no rule covers. The error is that of policy.NewTable.
 func (r *Rules) Explain() ([]Verdict, error) {
 	t, err := policy.NewTable(r.Ingress, r.Egress)
 	if err != nil {
@@ -64,7 +64,7 @@ func (r *Rules) Explain() ([]Verdict, error) {
 
 const staysInside = "the socket stays in the container's network namespace"
 
-// ExplainConnect says what becomes of connect(2), or of a datagram, to an address.
+// ExplainConnect returns the Verdict on connect(2), or on a datagram, to an address.
 func (r *Rules) ExplainConnect(protocol policy.Protocol, to netip.AddrPort) (Verdict, error) {
 	t, err := policy.NewTable(r.Ingress, r.Egress)
 	if err != nil {
@@ -81,7 +81,7 @@ func (r *Rules) ExplainConnect(protocol policy.Protocol, to netip.AddrPort) (Ver
 	return v, nil
 }
 
-// whyNoEgress names the nearest miss.
+// whyNoEgress names the rule that comes nearest to the call.
 func (r *Rules) whyNoEgress(protocol policy.Protocol, to netip.AddrPort) string {
 	addr := to.Addr().Unmap()
 	special, isSpecial := policy.Special(addr)
@@ -106,7 +106,7 @@ func (r *Rules) whyNoEgress(protocol policy.Protocol, to netip.AddrPort) string 
 	})
 }
 
-// ExplainBind says what becomes of bind(2) to an address.
+// ExplainBind returns the Verdict on bind(2) to an address.
 func (r *Rules) ExplainBind(protocol policy.Protocol, at netip.AddrPort) (Verdict, error) {
 	t, err := policy.NewTable(r.Ingress, r.Egress)
 	if err != nil {
@@ -132,7 +132,7 @@ func (r *Rules) ExplainBind(protocol policy.Protocol, at netip.AddrPort) (Verdic
 	return v, nil
 }
 
-// whyNoIngress names the nearest miss.
+// whyNoIngress names the rule that comes nearest to the call.
 func (r *Rules) whyNoIngress(protocol policy.Protocol, at netip.AddrPort) string {
 	near := ""
 	for _, rule := range r.Ingress {
@@ -159,7 +159,7 @@ func (r *Rules) whyNoIngress(protocol policy.Protocol, at netip.AddrPort) string
 	})
 }
 
-// otherFamily says that there are rules for the other family alone.
+// otherFamily returns a text if only the other family has rules.
 func (r *Rules) otherFamily(addr netip.Addr, has func(ip4 bool) bool) string {
 	if ip4 := addr.Is4(); has(ip4) || !has(!ip4) {
 		return ""
@@ -169,7 +169,7 @@ func (r *Rules) otherFamily(addr netip.Addr, has func(ip4 bool) bool) string {
 	return "; the rules are for IPv4"
 }
 
-// leaves says from where a socket connects through an endpoint.
+// leaves names the address from which a socket connects through an endpoint.
 func leaves(ep *endpoint.Endpoint) string {
 	switch {
 	case ep.Type == endpoint.Unix:
@@ -182,7 +182,7 @@ func leaves(ep *endpoint.Endpoint) string {
 	return fmt.Sprintf("through the host, from %s%s", netip.AddrPortFrom(ep.Addr, ep.Port.First), in(ep))
 }
 
-// servesBy says where a rule has sockets bound, at ports of the host.
+// servesBy names the address and ports of the host to which a rule binds sockets.
 func servesBy(rule policy.Ingress, ports endpoint.PortRange) string {
 	at := serves(rule.Endpoint, ports)
 	if rule.Own {
@@ -191,7 +191,7 @@ func servesBy(rule policy.Ingress, ports endpoint.PortRange) string {
 	return at
 }
 
-// serves says where on the host an endpoint is bound, at ports of the host.
+// serves names the address of an endpoint on the host, with ports of the host.
 func serves(ep *endpoint.Endpoint, ports endpoint.PortRange) string {
 	switch {
 	case ep.Type == endpoint.Unix:

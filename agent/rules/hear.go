@@ -18,10 +18,10 @@ import (
 // ErrNotAllowed says that annotations ask for more than the configuration allows.
 var ErrNotAllowed = errors.New("not allowed")
 
-// ErrRequest says that what is asked for cannot be read.
+// ErrRequest says that a request cannot be read.
 var ErrRequest = errors.New("bad request")
 
-// heard is what a container gets of what its annotations ask for: all or nothing.
+// heard is what a container's annotations give it: all that they ask for, or nothing.
 type heard struct {
 	rules Rules
 	found bool     // whether an annotation says something about rules
@@ -32,15 +32,15 @@ type heard struct {
 // Given is what a container is given.
 type Given struct {
 	Rules Rules
-	// Found says that there is something to give: an empty list of rules, too.
+	// Found says that rules were found. They may be an empty list.
 	Found     bool
 	Name      string // the container's: the engine's, or that of an annotation
-	Annotated bool   // the rules stood in annotations
+	Annotated bool   // the rules come from annotations
 }
 
-// For finds out what a container is given: the rules that came with its registration; else those of
-// its annotations, if they are allowed; else those of the configuration for the name that its engine
-// gives it, for no annotation takes another's.
+// For finds the rules of a container: those of its registration; else those of its annotations, if
+// they are allowed; else those of the configuration for its name. That is the name from its engine,
+// so that no annotation takes the name of another container.
 func For(cfg *config.Config, r *api.Registration) (Given, error) {
 	if r.Rules != nil {
 		return given(*r.Rules, true, r.Name)
@@ -69,8 +69,8 @@ func given(texts api.Rules, found bool, name string) (Given, error) {
 	return Given{Rules: rules, Found: found, Name: name}, nil
 }
 
-// hear decides whether a container's annotations are heard, or says in one line which is
-// not, and what the configuration would have to say. It looks at nothing but its arguments.
+// hear decides whether a container's annotations are allowed. Its error says in one line which is
+// not, and which configuration would allow it. hear looks at nothing but its arguments.
 func hear(cfg *config.Config, r *api.Registration) (heard, error) {
 	h := heard{name: r.Name}
 	engine := r.Engine
@@ -110,7 +110,7 @@ func hear(cfg *config.Config, r *api.Registration) (heard, error) {
 	return h, nil
 }
 
-// allowedBy looks for the entry that counts, and at what it does not give.
+// allowedBy finds the entry that counts, and returns an error if it does not give all demands.
 func (d *demands) allowedBy(cfg *config.Config, engine, name string) error {
 	const then = "and restart the agent"
 	entry := cfg.AllowFor(engine, name)
@@ -137,7 +137,7 @@ func (d *demands) allowedBy(cfg *config.Config, engine, name string) error {
 		ErrNotAllowed, api.AnnotationPrefix, missing[0].annotation, what, entry.Line, cfg.Path, then, d.lines(w, missing))
 }
 
-// entry is the least [[allow]] that gives all, for a container of an engine and a name.
+// entry returns the least [[allow]] that gives all demands to a container of an engine and a name.
 func (d *demands) entry(engine, name string) string {
 	least, _ := newAllowance(&config.Allow{Names: []config.Text{{Text: literal.Replace(name)}}})
 	missing := d.missing(least)
@@ -148,7 +148,7 @@ func (d *demands) entry(engine, name string) string {
 	return lines + d.lines(least, missing)
 }
 
-// annotationKeys are those of our annotations, without their prefix.
+// annotationKeys returns the keys of Tsugiki's annotations, without their prefix.
 func annotationKeys(annotations map[string]string) []string {
 	var keys []string
 	for _, name := range slices.Sorted(maps.Keys(annotations)) {
@@ -159,8 +159,8 @@ func annotationKeys(annotations map[string]string) []string {
 	return keys
 }
 
-// checkPath finds out whether a path leads elsewhere than it says: somebody who may
-// write in a folder that is allowed could lead it to one that is not.
+// checkPath refuses a path with symbolic links: a user who may write in an allowed folder could
+// lead the path to a folder that is not allowed.
 func checkPath(file string) error {
 	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS}
 	dir, err := unix.Openat2(unix.AT_FDCWD, path.Dir(file), &how)
@@ -174,7 +174,7 @@ func checkPath(file string) error {
 	var st unix.Stat_t
 	err = unix.Fstatat(dir, path.Base(file), &st, unix.AT_SYMLINK_NOFOLLOW)
 	if errors.Is(err, unix.ENOENT) {
-		return nil // a server may come
+		return nil // a server may make it later
 	}
 	if err == nil && st.Mode&unix.S_IFMT == unix.S_IFLNK {
 		err = errors.New("it is a symbolic link; write where it leads")

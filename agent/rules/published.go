@@ -9,9 +9,9 @@ import (
 	"github.com/tsugiki/tsugiki/policy"
 )
 
-// CheckPublished refuses a rule that moves a server away from a port at which the engine publishes it
-// (docker run -p). The engine leads connections to the container's own address, where nobody would
-// listen, and nothing would say so.
+// CheckPublished refuses a rule that moves a server away from a port at which the engine publishes
+// it (docker run -p). The engine leads connections to the container's own address. Nobody would
+// listen there, and no error would show that.
 func CheckPublished(r *api.Registration, rules *Rules) error {
 	if r.LoopbackOnly {
 		return nil
@@ -21,7 +21,7 @@ func CheckPublished(r *api.Registration, rules *Rules) error {
 		port, err := strconv.ParseUint(text, 10, 16)
 		_, protocol := policy.CutProtocol("/" + word)
 		if err != nil || protocol == 0 {
-			continue // such as SCTP, for which there are no rules
+			continue // there are no rules for such protocols as SCTP
 		}
 		moves, stays := movedBy(rules.Ingress, protocol, uint16(port))
 		if moves == nil || stays {
@@ -37,8 +37,8 @@ func CheckPublished(r *api.Registration, rules *Rules) error {
 	return nil
 }
 
-// movedBy returns a rule that moves what serves a port at the container's own addresses, or nil.
-// stays tells that a rule has it listen there too.
+// movedBy returns a rule that moves servers of a port away from the container's own addresses, or
+// nil. stays says that a rule lets the server listen there too.
 func movedBy(list []policy.Ingress, protocol policy.Protocol, port uint16) (moves *policy.Ingress, stays bool) {
 	for _, r := range list {
 		if r.Addr.IsLoopback() || !r.Ports.Contains(port) || !r.Protocol.Meets(protocol) {

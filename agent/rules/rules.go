@@ -1,8 +1,8 @@
-// Package rules decides what a container is given: it reads the texts of rules, finds those of a
-// container in the configuration and in its annotations, and refuses annotations that ask for
-// more than the configuration allows.
+// Package rules decides which rules a container gets. It reads the texts of rules, finds those of a
+// container in the configuration and in its annotations, and refuses annotations that ask for more
+// than the configuration allows.
 //
-// What it decides depends on the configuration and on the registration alone, except for CheckPath,
+// Its decisions depend on the configuration and on the registration alone, except for CheckPath,
 // which looks at the file system. It puts nothing in force. It needs no privilege, and Linux 5.6
 // (openat2).
 package rules
@@ -20,7 +20,7 @@ import (
 	"github.com/tsugiki/tsugiki/policy"
 )
 
-// Rules are what api.Rules say. Endpoints also holds those of rules that name a
+// Rules are the parsed form of api.Rules. Endpoints also has the endpoints of rules that name a
 // host address.
 type Rules struct {
 	Mode      filter.Mode
@@ -29,7 +29,7 @@ type Rules struct {
 	Egress    []policy.Egress
 }
 
-// Texts writes the rules as they can be read again.
+// Texts returns the rules as texts that Parse reads.
 func (r *Rules) Texts() api.Rules {
 	t := api.Rules{Mode: r.Mode.String()}
 	for _, ep := range r.Endpoints.All() {
@@ -56,9 +56,8 @@ func (e *TextError) Error() string { return e.Err.Error() }
 func (e *TextError) Unwrap() error { return e.Err }
 
 // Parse reads rules as users write them: on the command line of tsugiki run, in a container's
-// annotations, in the configuration. Its error joins a TextError for each that is wrong;
-// rules are looked at only where all endpoints are right. Rules may still
-// contradict each other (policy.NewTable).
+// annotations, in the configuration. Its error joins a TextError for each wrong text. Parse reads
+// rules only if all endpoints are right. Rules may still contradict each other (policy.NewTable).
 func Parse(t api.Rules) (Rules, error) { return join(parse(t, false)) }
 
 // join joins the errors of parse.
@@ -73,7 +72,7 @@ func join(r Rules, bad []*TextError) (Rules, error) {
 	return Rules{}, errors.Join(errs...)
 }
 
-// parse reads rules. translated is that of policy.Parser.
+// parse reads rules. translated is policy.Parser's Translated.
 func parse(t api.Rules, translated bool) (Rules, []*TextError) {
 	r := Rules{Mode: filter.Auto}
 	var errs []*TextError
@@ -117,16 +116,15 @@ func parseList[T any](key string, texts []string, parse func(string) ([]T, error
 	return list, errs
 }
 
-// What a container's annotations may hold: they come from whoever may start one.
+// Limits of a container's annotations: anyone who may start a container writes them.
 const (
 	annotationMax  = 16 << 10 // bytes of a value
 	annotationList = 64       // entries of a list
 )
 
-// OfAnnotations reads the annotations tsugiki.dev/mode, and, as lists,
-// tsugiki.dev/endpoints, /ingress and /egress. Commas, semicolons and newlines
-// separate the entries of a list. It tells whether there is one of these;
-// tsugiki.dev/name is somebody else's, and so is all without the prefix.
+// OfAnnotations reads the annotations tsugiki.dev/mode, and, as lists, tsugiki.dev/endpoints,
+// /ingress and /egress. Commas, semicolons and newlines separate the entries of a list. It tells
+// whether there is one of these. It ignores tsugiki.dev/name and all keys without the prefix.
 func OfAnnotations(annotations map[string]string) (api.Rules, bool, error) {
 	var t api.Rules
 	lists := map[string]*[]string{"endpoints": &t.Endpoints, "ingress": &t.Ingress, "egress": &t.Egress}
@@ -167,7 +165,7 @@ func annotationNames() []string {
 	return names
 }
 
-// splitList leaves out what is blank.
+// splitList splits a list and leaves out blank entries.
 func splitList(s string) []string {
 	var list []string
 	for _, entry := range strings.FieldsFunc(s, func(r rune) bool { return strings.ContainsRune(",;\n", r) }) {

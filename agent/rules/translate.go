@@ -8,15 +8,15 @@ import (
 	"github.com/tsugiki/tsugiki/intercept/filter"
 )
 
-// Translation is what a container is given whose programs know IPv4 only, on an IPv6-only network.
+// Translation configures a container on an IPv6-only network whose programs know IPv4 only.
 type Translation struct {
 	// Resolvers are asked for names, in this order.
 	Resolvers []netip.AddrPort
 }
 
-// ParseTranslated is Parse for such a container. An ingress rule for IPv4 may lead to an IPv6 address.
-// Without an egress rule, programs reach all of IPv6, from an address of the host's; the unspecified
-// one is the host's choice.
+// ParseTranslated is Parse for such a container. An ingress rule for IPv4 may lead to an IPv6
+// address. Without an egress rule, programs reach all of IPv6 from the host's address from. If from
+// is unspecified, the host chooses the address.
 func ParseTranslated(t api.Rules, from netip.Addr) (Rules, error) {
 	switch {
 	case t.Mode == "" || t.Mode == filter.Seccomp.String():

@@ -27,17 +27,17 @@ import (
 // joinPatience is how long the daemon may take to attach a program.
 const joinPatience = 30 * time.Second
 
-// retracePause is how often it is tried to follow a container again; followPatience how
-// long the daemon may take to say the last that it has decided.
+// retracePause is the pause between attempts to follow a container again. followPatience is how
+// long the daemon may take to report its last decisions.
 const (
 	retracePause   = 200 * time.Millisecond
 	followPatience = 2 * time.Second
 )
 
-// answerMax is more than the daemon answers to a listener, in bytes.
+// answerMax is larger than any answer of the daemon to a listener, in bytes.
 const answerMax = 1 << 20
 
-// Joined is a program of ours in a container of the daemon.
+// Joined is a program of this process in a container of the daemon.
 type Joined struct {
 	client  *api.Client
 	log     *slog.Logger
@@ -46,14 +46,14 @@ type Joined struct {
 	group   *cgroup.Group
 	process *launch.Process
 	signals chan os.Signal
-	// followed is closed when all has been said that is decided about it; nil if
-	// nobody wants to know. unfollow makes an end of it.
+	// followed is closed when all decisions about the container have been logged; nil if they are
+	// not wanted. unfollow ends the following.
 	followed chan struct{}
 	unfollow func()
 }
 
-// AgentAt finds the daemon of a run directory, or returns "" if there is none. One that
-// was killed is still found, for another will take over what it had.
+// AgentAt finds the daemon of a run directory, or returns "" if there is none. It also finds a
+// daemon that was killed, because the next daemon will take over its containers.
 func AgentAt(runDir string) string {
 	socket := api.SocketIn(runDir)
 	if _, err := os.Lstat(socket); err != nil {
@@ -62,8 +62,8 @@ func AgentAt(runDir string) string {
 	return socket
 }
 
-// Join starts a program in a new container of the daemon, whose host namespace then
-// is the host. On an error nothing is left, and the program has not run.
+// Join starts a program in a new container of the daemon. The daemon's host namespace is then the
+// container's host. On an error nothing is left, and the program has not run.
 func Join(client *api.Client, p Program, texts api.Rules) (*Joined, error) {
 	p.nameIt()
 	j := &Joined{client: client, log: p.Log.With("container", p.Name), name: p.Name, signals: catchSignals()}
@@ -140,8 +140,7 @@ func (j *Joined) launch(p *Program, path string, ns *netns.NS, r api.Registered)
 	return err
 }
 
-// handListener gives a filter's listener to the daemon, and waits until the program
-// is attached.
+// handListener sends a filter's listener to the daemon, and waits until the program is attached.
 func handListener(socket, token string, listener *os.File, pid int) error {
 	state, err := json.Marshal(specs.ContainerProcessState{
 		Version: specs.Version, Fds: []string{specs.SeccompFdName}, Pid: pid, Metadata: token,
@@ -190,8 +189,8 @@ func handListener(socket, token string, listener *os.File, pid int) error {
 // returns how it ended.
 func (j *Joined) Wait() (unix.WaitStatus, error) { return wait(j.process.PID, j.signals) }
 
-// follow logs what the daemon decides about the container, also when another daemon
-// takes over.
+// follow logs the daemon's decisions about the container. It goes on when another daemon takes
+// over.
 func (j *Joined) follow(log slog.Handler) error {
 	ctx, cancel := context.WithCancel(context.Background())
 	lines, err := j.client.Trace(ctx, j.name)
@@ -228,8 +227,8 @@ func (j *Joined) retrace(ctx context.Context) (io.ReadCloser, error) {
 	}
 }
 
-// Close kills what the program has left running and has the daemon remove the
-// container. If there is no daemon now, the next one does.
+// Close kills the processes that the program has left running, and has the daemon remove the
+// container. If there is no daemon now, the next one removes the container.
 func (j *Joined) Close() error {
 	err := j.close()
 	if j.followed == nil {
@@ -240,14 +239,14 @@ func (j *Joined) Close() error {
 	defer wait.Stop()
 	select {
 	case <-j.followed:
-	case <-wait.C: // no daemon is there to say the rest
+	case <-wait.C: // no daemon reports the rest
 	}
 	return err
 }
 
 func (j *Joined) close() error {
 	removed, err := j.client.Remove(j.name, j.id)
-	if removed.Cause != "" && j.followed == nil { // else it has been said
+	if removed.Cause != "" && j.followed == nil { // else the trace has logged it
 		j.log.Warn(removed.Cause)
 	}
 	if errors.Is(err, api.ErrNotFound) {

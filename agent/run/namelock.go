@@ -14,23 +14,23 @@ import (
 	"github.com/tsugiki/tsugiki/internal/sys/lock"
 )
 
-// nameLock is a container's name, held by a lock on a file that says what has to
-// be removed should its holder be killed.
+// nameLock holds a container's name by a lock on a file. The file says what has to be removed if
+// the holder is killed.
 //
-// The lock is the holder's life: whoever gets it knows that the holder is gone
-// and removes what it left. Files are only ever removed by who holds the lock,
-// and a lock counts only if the file is still the one of that name.
+// The lock lasts as long as the holder lives. A process that gets the lock knows that the former
+// holder is gone, and removes what that one left. Only the holder of the lock removes the file, and
+// a lock counts only if the file is still the one of that name.
 type nameLock struct {
 	file *os.File
 }
 
-// leftovers is what the file holds.
+// leftovers is the content of the file.
 type leftovers struct {
 	PID    int    `json:"pid"`
 	Cgroup string `json:"cgroup"`
 }
 
-// lockName takes a name, after it has removed what a killed holder left of it.
+// lockName takes a name, after it has removed the leftovers of a killed holder.
 func lockName(dir, name string) (*nameLock, error) {
 	if err := api.CheckName(name); err != nil {
 		return nil, err
@@ -64,7 +64,7 @@ func lockName(dir, name string) (*nameLock, error) {
 	}
 }
 
-// record writes down what is about to be made, before it is made.
+// record saves the leftovers before they are made.
 func (l *nameLock) record(left leftovers) error {
 	data, err := json.Marshal(left)
 	if err == nil {
@@ -104,7 +104,7 @@ func removeLeftovers(f *os.File) error {
 	return f.Truncate(0)
 }
 
-// Sweep removes what killed processes have left in a run directory.
+// Sweep removes the leftovers of killed processes from a run directory.
 func Sweep(dir string) error {
 	files, err := filepath.Glob(filepath.Join(dir, "*.json"))
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package run is tsugiki run: it starts one program in a container of its own process, or in one of
-// the daemon's, and ends as the program ends.
+// Package run implements tsugiki run. It starts one program in a container of its own process, or
+// in one of the daemon's, and ends as the program ends.
 //
 // It needs root (see kernel.Require) and Linux 5.15.
 package run
@@ -28,7 +28,7 @@ import (
 	"github.com/tsugiki/tsugiki/shim"
 )
 
-// Program describes a program that is to run in a container.
+// Program describes a program to run in a container.
 type Program struct {
 	Name   string // of the container; empty: made from our process id
 	RunDir string
@@ -36,7 +36,7 @@ type Program struct {
 	// empty or "new" makes one that has only a loopback.
 	Netns string
 	rules.Rules
-	// Translation is that of IPv4; nil: there is none. It needs a program that is Alone.
+	// Translation says how IPv4 is translated; nil: it is not. It needs a program that is Alone.
 	Translation *rules.Translation
 	Caps        launch.Capabilities
 	User        *launch.User // nil: who we are
@@ -64,20 +64,20 @@ func (p *Program) nameIt() {
 type Alone struct {
 	container *container.Container
 	name      *nameLock // nil before there is one
-	saved     string    // the cgroup that is written down
+	saved     string    // the cgroup that is recorded
 	api       *httpapi.Server
 	process   *launch.Process
 	signals   chan os.Signal
 }
 
-// newAlone returns a container that has nothing yet.
+// newAlone returns a container without any resources.
 func newAlone(p *Program) *Alone {
 	p.nameIt()
 	a := &Alone{}
 	a.container = container.New(container.Spec{
 		Name: p.Name, RunDir: p.RunDir, Netns: p.Netns, LoopbackOnly: p.ownIsNew(), Programs: true,
 		Rules: p.Rules, Translation: p.Translation, User: p.User, Log: p.Log,
-		Ports: ports.New().Holder(p.Name), // nobody asks for other containers
+		Ports: ports.New().Holder(p.Name), // no other container asks for ports
 	}, a)
 	return a
 }
@@ -121,7 +121,8 @@ func (a *Alone) start(p *Program) error {
 	return nil
 }
 
-// check does what can fail before anything is made that others see. It returns the program's path.
+// check makes all checks that are possible before others can see the container. It returns the
+// program's path.
 func (a *Alone) check(p *Program) (path string, err error) {
 	if err := kernel.Require(); err != nil {
 		return "", err
@@ -197,7 +198,7 @@ func (a *Alone) launch(p *Program, path string) error {
 // returns how it ended.
 func (a *Alone) Wait() (unix.WaitStatus, error) { return wait(a.process.PID, a.signals) }
 
-// Close takes the API away, kills what is left of the container and removes it.
+// Close ends the API, kills what is left of the container and removes it.
 func (a *Alone) Close() error {
 	var err error
 	if a.api != nil {
@@ -211,10 +212,10 @@ func (a *Alone) Close() error {
 	return err
 }
 
-// Reserve implements Owner: nobody else has ports.
+// Reserve implements Owner. No other container has ports.
 func (a *Alone) Reserve([]ports.Reservation) error { return nil }
 
-// Save implements Owner: what has to be removed is written down before it is made.
+// Save implements Owner. It records what will have to be removed before it is made.
 func (a *Alone) Save(s container.State) error {
 	if s.Cgroup == a.saved {
 		return nil
@@ -223,7 +224,7 @@ func (a *Alone) Save(s container.State) error {
 	return a.name.record(leftovers{PID: os.Getpid(), Cgroup: s.Cgroup})
 }
 
-// Pool implements Owner: gates of a container that ends with us are not idle.
+// Pool implements Owner. Gates of a container that ends with this process are never idle.
 func (a *Alone) Pool() (*gate.Pool, error) { return nil, errors.ErrUnsupported }
 
 // Entered implements Owner.

@@ -11,15 +11,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// forwarded are the signals that others send us and mean the program: all that
-// would end or stop us and can be caught, and those that programs use.
+// forwarded are the signals that others send to us but mean for the program: all that would end or
+// stop us and can be caught, and those that programs use.
 var forwarded = []os.Signal{
 	unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGUSR1, unix.SIGUSR2,
 	unix.SIGALRM, unix.SIGVTALRM, unix.SIGIO, unix.SIGPWR, unix.SIGWINCH,
 }
 
-// catchSignals begins to collect signals, before the program is there to take
-// them: one that came earlier would end us with the container half made.
+// catchSignals begins to collect signals before the program exists. Without it, an early signal
+// would end us with the container half made.
 func catchSignals() chan os.Signal {
 	signals := make(chan os.Signal, 32)
 	var caught []os.Signal
@@ -29,8 +29,8 @@ func catchSignals() chan os.Signal {
 		}
 	}
 	signal.Notify(signals, caught...)
-	// The terminal stops the program; we stop when it has, see waitForEnd. These
-	// are not ignored, for the program would inherit that.
+	// The terminal stops the program. We stop after it has stopped, see waitForEnd. These signals
+	// are caught, not ignored, because the program would inherit that they are ignored.
 	signal.Notify(make(chan os.Signal, 1), unix.SIGTSTP, unix.SIGTTIN, unix.SIGTTOU)
 	return signals
 }
@@ -59,9 +59,9 @@ func wait(pid int, signals chan os.Signal) (unix.WaitStatus, error) {
 	return status, err
 }
 
-// waitForEnd stops when the program is stopped, so that a shell's job control
-// sees it, and continues it when we are continued: unless whoever did that has
-// continued it too, for by now it may have been stopped again.
+// waitForEnd stops this process when the program is stopped, so that a shell's job control sees the
+// stop. When this process is continued, waitForEnd continues the program, unless it has been
+// continued with us: by now it may have been stopped again.
 func waitForEnd(child int) (unix.WaitStatus, error) {
 	// A stop takes effect at once only on the thread that it is sent to.
 	runtime.LockOSThread()
@@ -89,9 +89,8 @@ func waitForEnd(child int) (unix.WaitStatus, error) {
 	}
 }
 
-// fromTerminal tells whether a signal is one that the terminal sends to the
-// whole foreground process group: the program, which is in ours, then has it
-// already.
+// fromTerminal tells whether the terminal sends a signal to the whole foreground process group. The
+// program is in our group, so it then has the signal already.
 func fromTerminal(sig os.Signal) bool {
 	switch sig {
 	case unix.SIGINT, unix.SIGQUIT, unix.SIGWINCH, unix.SIGHUP:
@@ -115,15 +114,15 @@ type sigaction struct {
 	mask     uint64
 }
 
-// Exit ends this process as the program ended: with its status, or by the
-// signal that killed it. Go's runtime keeps some signals to itself even where
-// nobody asked for them, so the kernel's default is put back by hand.
+// Exit ends this process as the program ended: with its status, or by the signal that killed it.
+// Go's runtime handles some signals even if nobody asked for them, so Exit restores the kernel's
+// default by hand.
 func Exit(status unix.WaitStatus) {
 	if !status.Signaled() {
 		os.Exit(status.ExitStatus())
 	}
 	sig := status.Signal()
-	// The program has dumped its core, if any; ours is nobody's business.
+	// The program has dumped its core, if any. A core of this process would not help anybody.
 	_ = unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{})
 	runtime.LockOSThread()
 	var act sigaction
@@ -131,5 +130,5 @@ func Exit(status unix.WaitStatus) {
 	mask := uint64(1) << (sig - 1)
 	_, _, _ = unix.RawSyscall6(unix.SYS_RT_SIGPROCMASK, unix.SIG_UNBLOCK, uintptr(unsafe.Pointer(&mask)), 0, unsafe.Sizeof(mask), 0, 0)
 	_ = unix.Tgkill(os.Getpid(), unix.Gettid(), sig)
-	os.Exit(128 + int(sig)) // as a shell would have it
+	os.Exit(128 + int(sig)) // as a shell does
 }

@@ -25,8 +25,8 @@ func (f *runFlags) resolveByHost() error {
 }
 
 // toNameServers returns the rules by which programs ask the name servers of a resolv.conf(5) that
-// are on the host's loopback, as systemd-resolved's stub is. No rule covers those that does not name
-// them, and all others lie where rules for other hosts lead.
+// are on the host's loopback, as systemd-resolved's stub is. Only a rule that names such a name
+// server covers it. Rules for other hosts cover all other name servers.
 func toNameServers(text string) (rules []string) {
 	for line := range strings.Lines(text) {
 		words := strings.Fields(line)

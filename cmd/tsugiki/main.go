@@ -63,8 +63,8 @@ func run(args []string, stderr io.Writer) int {
 	return exitStatus(err)
 }
 
-// explainPrivilege puts what to do in place of an error that a user other than root meets: the
-// directory of the agent's socket is root's.
+// explainPrivilege replaces the error that a user other than root gets by advice: the directory of
+// the agent's socket belongs to root.
 func explainPrivilege(err error) error {
 	uid := os.Geteuid()
 	var exec *launch.ExecError

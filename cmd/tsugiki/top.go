@@ -18,7 +18,7 @@ import (
 // delayMin is the shortest time between two tables, in seconds.
 const delayMin = 0.1
 
-// silentMark follows the name of a container that has a gate which does not answer.
+// silentMark follows the name of a container with a gate that does not answer.
 const silentMark = "*"
 
 type topFlags struct {

@@ -15,7 +15,7 @@ import (
 	"github.com/tsugiki/tsugiki/forward"
 )
 
-// check says what is not as ADD made it.
+// check returns an error that says what differs from the result of ADD.
 func check(args *skel.CmdArgs) error {
 	cmd, err := newCommand(args)
 	if err != nil {

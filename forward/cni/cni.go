@@ -62,7 +62,7 @@ func newCommand(args *skel.CmdArgs) (*command, error) {
 	return cmd, nil
 }
 
-// undo is what ADD has done so far: what removes it, in the order in which it was done.
+// undo has the functions that undo the steps of ADD so far, in the order of the steps.
 type undo []func() error
 
 func (u undo) run() error {

@@ -78,7 +78,7 @@ func parse(args *skel.CmdArgs) (*config, error) {
 	return c, c.validate()
 }
 
-// validate refuses what cannot work, and completes the rest.
+// validate refuses a configuration that cannot work, and completes any other.
 func (c *config) validate() error {
 	wrong := func(format string, args ...any) error {
 		return failure(types.ErrInvalidNetworkConfig, format, args...)

@@ -79,7 +79,7 @@ func (c *command) ipamDel(container, ifname string) error {
 	return c.ipam(context.Background(), "DEL", container, ifname, c.args.StdinData)
 }
 
-// addrOf returns the zero Addr for what is no address.
+// addrOf returns the zero Addr for a text that is no address.
 func addrOf(ip net.IP) netip.Addr {
 	a, _ := netip.AddrFromSlice(ip)
 	return a.Unmap()

@@ -234,7 +234,7 @@ func gatewayFor(dst net.IP, given *current.Result) net.IP {
 	return nil
 }
 
-// result is what ADD prints.
+// result returns the output of ADD.
 func (c *command) result(l *podLink, given *current.Result) *current.Result {
 	r := &current.Result{CNIVersion: current.ImplementedSpecVersion, Routes: given.Routes, DNS: given.DNS}
 	r.Interfaces = []*current.Interface{

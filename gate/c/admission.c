@@ -12,7 +12,7 @@
 
 #include "fork.h"
 
-/* Descriptors for what comes in a message, and what else is open for a moment. */
+/* Descriptors for the files of a message, and for other files that are open for a moment. */
 #define ADMISSION_SPARE_FILES 32
 
 /* Processes that may connect at once to become the supervisor; one of them does. */
@@ -33,7 +33,7 @@ static int admission_parse(const void *bytes, size_t length, unsigned int files,
 	return 0;
 }
 
-/* Why a container that has just come has no gate. */
+/* Reports why a new container gets no gate. */
 static void admission_refuse(struct pooled_gate *p, const char *operation)
 {
 	if (p->errors >= 0)
@@ -68,8 +68,8 @@ static struct pooled_gate *admission_add(const struct gate_admission *a, const i
 	return p;
 }
 
-/* Whether all gates can be idle at once, with files to spare: a gate is lost if there is no room
- * for the descriptors that it hands back. */
+/* Whether all gates can be idle at once, with descriptors to spare. A gate is lost if there is no
+ * room for the descriptors that it hands back. */
 static bool admission_has_room(void)
 {
 	struct rlimit limit;
@@ -80,7 +80,7 @@ static bool admission_has_room(void)
 	return getrlimit(RLIMIT_NOFILE, &limit) == 0 && need <= limit.rlim_cur;
 }
 
-/* Makes what a gate has as long as its container lives. */
+/* Makes the parts of a gate that last as long as its container. */
 static bool admission_prepare(struct pooled_gate *p)
 {
 	bool made;

@@ -13,7 +13,7 @@
 #include "pending.h"
 #include "stats.h"
 
-/* From linux/seccomp.h, where it is too old. */
+/* From linux/seccomp.h, which may be too old. */
 #ifndef SECCOMP_ADDFD_FLAG_SEND
 #define SECCOMP_ADDFD_FLAG_SEND 2
 #endif
@@ -27,7 +27,7 @@ static void gate_reply(struct gate_worker *w, int64_t value, uint32_t flags)
 	else
 		r.val = value;
 	gate_count_answer(w, value < 0 ? GATE_BY_GATE_REFUSED : GATE_BY_GATE);
-	/* ENOENT: the caller is gone, and nobody is left to be told. */
+	/* ENOENT: the caller has gone, and nobody waits for an answer. */
 	(void)ioctl(gate.listener, SECCOMP_IOCTL_NOTIF_SEND, &r);
 }
 

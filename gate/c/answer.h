@@ -12,10 +12,10 @@
 void gate_answer(struct gate_worker *w, int64_t value);
 void gate_proceed(struct gate_worker *w);
 
-/* Answers with a descriptor of FILE. Fails as the ioctl(2) that installs it. */
+/* Answers with a descriptor of FILE. Fails like the ioctl(2) that installs it. */
 bool gate_deliver(struct gate_worker *w, int file, bool close_on_exec);
 
-/* Answers with a descriptor of a socket that the gate has made, and closes FILE. Fails as
+/* Answers with a descriptor of a socket that the gate has made, and closes FILE. Fails like
  * gate_deliver. */
 bool gate_deliver_socket(struct gate_worker *w, int file, bool close_on_exec);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Memory and descriptors of callers. The gate names a caller by its thread id, so what it read
- * counts only if gate_valid says afterwards that the caller still waits.
+ * Memory and descriptors of callers. The gate knows a caller by its thread id, so data that it has
+ * read counts only if gate_valid says afterwards that the caller still waits.
  */
 #define _GNU_SOURCE
 #include "caller.h"
@@ -50,7 +50,7 @@ int gate_file_of(struct gate_worker *w, int number)
 			w->thread = w->n.pid;
 			w->pidfd = (int)syscall(SYS_pidfd_open, w->n.pid, GATE_PIDFD_THREAD);
 			if (w->pidfd < 0 &&
-			    errno == EINVAL) /* before 6.9: of a process's first thread */
+			    errno == EINVAL) /* before 6.9: only for a process's first thread */
 				w->pidfd = (int)syscall(SYS_pidfd_open, w->n.pid, 0);
 		}
 		if (w->pidfd < 0)
@@ -59,7 +59,7 @@ int gate_file_of(struct gate_worker *w, int number)
 		if (file < 0 && errno != ESRCH)
 			return -1;
 		if (file < 0)
-			w->thread = 0; /* whose id this was is gone */
+			w->thread = 0; /* the thread with this id has ended */
 	}
 	return file;
 }
@@ -67,7 +67,7 @@ int gate_file_of(struct gate_worker *w, int number)
 /* Whether an IP socket has a port. */
 static bool gate_is_bound(int file)
 {
-	struct sockaddr_in6 name = {0}; /* the port is where AF_INET has it */
+	struct sockaddr_in6 name = {0}; /* the port is at the same offset for AF_INET */
 	socklen_t length = sizeof(name);
 
 	return getsockname(file, (struct sockaddr *)&name, &length) != 0 || name.sin6_port != 0;

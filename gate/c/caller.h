@@ -8,17 +8,18 @@
 
 #include "worker.h"
 
-/* Whether the caller still waits. If not, what was read by its thread id may be another thread's.
+/* Whether the caller still waits. If not, data that was read by its thread id may be another
+ * thread's.
  */
 bool gate_valid(const struct seccomp_notif *n);
 bool gate_valid_id(uint64_t id);
 
-/* Reads the caller's memory. Returns how many bytes come before the first one that is not mapped.
+/* Reads the caller's memory. Returns the number of bytes before the first one that is not mapped.
  */
 size_t gate_read(const struct seccomp_notif *n, uint64_t from, void *to, size_t size);
 
-/* Returns the network namespace of a descriptor of the caller, 0 if it is no socket. BOUND, unless
- * it is NULL, says whether the socket has a port. */
+/* Returns the network namespace of a descriptor of the caller; 0 if it is no socket. Unless BOUND
+ * is NULL, BOUND says whether the socket has a port. */
 uint64_t gate_netns_of(struct gate_worker *w, int number, bool *bound);
 
 /* A duplicate of a descriptor of the caller, or -1. */

@@ -3,9 +3,9 @@
  * The system calls of gates and of the gate pool. A gate that the pool has forked has both
  * filters.
  *
- * A gate reads the memory of programs and takes their descriptors. It opens no file, connects
- * to nothing, writes to no memory but its own, starts no program, and signals its own
- * threads alone. What it may do else with a descriptor is what it does anyway.
+ * A gate reads the memory of programs and takes their descriptors. It opens no file, connects to
+ * nothing, writes only to its own memory, starts no program, and signals only its own threads. Its
+ * other calls on descriptors are those that it makes anyway.
  */
 #define _GNU_SOURCE
 #include "calls.h"
@@ -16,7 +16,7 @@
 
 #include "../../native/privilege/privilege.h"
 
-/* What both need; arm64 has the newer calls only. */
+/* Calls of both. arm64 has only the newer calls. */
 #ifdef SYS_stat
 #define CALLS_OF_BOTH_OLD {.number = SYS_stat}, {.number = SYS_access},
 #else
@@ -49,7 +49,7 @@ void gatepool_confine(void)
 {
 	const struct privilege_call may[] = {
 		CALLS_OF_BOTH,
-		{.number = SYS_tgkill}, /* gates are more than one process */
+		{.number = SYS_tgkill}, /* the processes of gates are several */
 #ifdef SYS_epoll_wait
 		{.number = SYS_epoll_wait},
 #endif

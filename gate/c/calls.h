@@ -3,7 +3,7 @@
 #ifndef TSUGIKI_GATE_CALLS_H
 #define TSUGIKI_GATE_CALLS_H
 
-/* Leave the process what it needs to serve; see privilege_confine. */
+/* These leave the process only the system calls that it needs to serve; see privilege_confine. */
 void gate_confine(void);
 void gatepool_confine(void);
 

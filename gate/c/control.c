@@ -2,8 +2,8 @@
 /*
  * The gate and its supervisor.
  *
- * The first thread carries out the supervisor's orders, sends requests for which the socket had
- * no room, and notices when the supervisor is gone. What happens then depends on the start:
+ * The first thread carries out the supervisor's orders, sends requests for which the socket had no
+ * room, and notices when the supervisor has gone. What the gate does then depends on its start:
  *
  *   kill	the container ends with its supervisor: the gate kills its cgroup,
  *		itself included. (The keeper does so too, but a program of its own
@@ -38,7 +38,7 @@ static bool gate_hung_up(void)
 	return gate_has(gate.control, POLLHUP | POLLERR | POLLNVAL);
 }
 
-/* A supervisor takes its answers: where it does not, it waits for itself. */
+/* A supervisor has to receive its answers. If it does not, it waits for itself. */
 static void gate_done(const struct gate_order *order, int error)
 {
 	const struct gate_request done = {
@@ -75,7 +75,7 @@ static void gate_carry_out(const struct gate_message *m)
 static void gate_left(void)
 {
 	gate_supervisor_left();
-	/* Nobody is there to be told of decisions. */
+	/* Nobody is there to receive reports of decisions. */
 	atomic_store(&gate.board->traced, 0);
 	if (gate.kill >= 0 && write(gate.kill, "1", 1) < 0)
 		_exit(1);
@@ -93,7 +93,7 @@ static void gate_listen_to_supervisor(void)
 	}
 }
 
-/* Whether a process is in the namespace that we are in. */
+/* Whether a process is in our network namespace. */
 static bool gate_shares_namespace(pid_t pid)
 {
 	char path[sizeof("/proc/4294967295/ns/net")];
@@ -104,7 +104,7 @@ static bool gate_shares_namespace(pid_t pid)
 	       theirs.st_dev == ours.st_dev && theirs.st_ino == ours.st_ino;
 }
 
-/* Whether the process that has connected may supervise. One that has died since may not. */
+/* Whether the process that has connected may supervise. A process that has died since may not. */
 static bool gate_may_supervise(int file)
 {
 	struct ucred peer = {0};
@@ -127,7 +127,7 @@ static void gate_accept_supervisor(void)
 
 	if (file < 0)
 		return;
-	/* The former one may have gone since we looked. */
+	/* The former supervisor may have gone since the last look. */
 	while (gate_supervisor_is_there() && gate_hung_up())
 		gate_listen_to_supervisor();
 	if (!gate_may_supervise(file))
@@ -148,7 +148,7 @@ _Noreturn void gate_converse(void)
 			 .events = POLLIN | (there && gate_pending_any_due() ? POLLOUT : 0)},
 			{.fd = gate.adopt_socket, .events = POLLIN},
 			{.fd = gate_pending_event(), .events = POLLIN},
-			{.fd = gate.listener}, /* its end alone */
+			{.fd = gate.listener}, /* only for its end */
 		};
 		eventfd_t events;
 

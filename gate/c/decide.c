@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The gate's decisions, without a system call: these are fed by programs and
- * fuzzed.
+ * The gate's decisions, without a system call. Programs control their input, so they are fuzzed.
  */
 #include "decide.h"
 
@@ -30,8 +29,8 @@ bool gate_kind_of(unsigned int host_first, int family, int type, int protocol,
 		return false;
 	switch (type & GATE_TYPE_MASK) {
 	case SOCK_STREAM:
-		/* The kernel programs do not see all that MPTCP does; TCP is
-		 * what its callers fall back to. */
+		/* The kernel programs do not see all that MPTCP does. Its callers fall back to
+		 * TCP. */
 		if (protocol != 0 && protocol != IPPROTO_TCP && protocol != IPPROTO_MPTCP)
 			return false;
 		kind->protocol = IPPROTO_TCP;
@@ -51,14 +50,14 @@ bool gate_kind_of(unsigned int host_first, int family, int type, int protocol,
 	return true;
 }
 
-/* Those of linux/sockios.h and linux/wireless.h, but for the requests about the socket
- * itself (intercept/filter/ioctl.go). */
+/* The requests of linux/sockios.h and linux/wireless.h, except those about the socket itself
+ * (intercept/filter/ioctl.go). */
 bool gate_ioctl_is_passed(uint32_t request)
 {
 	return (request & 0xfffffd00) == 0x8900 && request >= 0x8910 && request != SIOCOUTQNSD;
 }
 
-/* The same as in intercept/filter/table.go. */
+/* The same families as in intercept/filter/table.go. */
 bool gate_family_is_elsewhere(int family)
 {
 	return family == 40 /* AF_VSOCK */ || family == 42 /* AF_QIPCRTR */;
@@ -71,6 +70,6 @@ bool gate_bind_is_passed(const uint8_t *address, size_t length)
 	if (length < sizeof(struct sockaddr_in))
 		return false;
 	memcpy(&family, address, sizeof(family));
-	/* An IPv4 socket takes the wildcard with AF_UNSPEC too. */
+	/* An IPv4 socket also accepts the wildcard with AF_UNSPEC. */
 	return family == AF_INET || family == AF_INET6 || family == AF_UNSPEC || family == AF_GRAFT;
 }

@@ -7,8 +7,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The kind of socket that a socket(2) wants. The function returns false if a gate does not make
- * such sockets. HOST_FIRST is a board's. */
+/* The kind of socket that a socket(2) asks for. The function returns false if a gate does not make
+ * such sockets. HOST_FIRST is the board's host_first. */
 struct gate_kind {
 	int family;
 	int type;
@@ -26,7 +26,7 @@ bool gate_kind_of(unsigned int host_first, int family, int type, int protocol,
  */
 bool gate_ioctl_is_passed(uint32_t request);
 
-/* Whether sockets of a family are of no network namespace, and so are refused. */
+/* Whether sockets of a family belong to no network namespace, and so are refused. */
 bool gate_family_is_elsewhere(int family);
 
 /* Whether bind(2) to an address is passed on to the supervisor. */

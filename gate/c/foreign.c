@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Calls of other ABIs than the machine's own. Three of them would get around the kernel
- * programs: listen(2) and ioctl(2), which have none, and setsockopt(2), for which they are
- * not asked. So the gate sets options itself, by a call of its own ABI, for which they
- * are: what it has read it acts on, and a caller that changes its memory changes
- * nothing. All other calls go on as they are, in the caller's own namespace or under
- * the eyes of the kernel programs; filters may ask about more of them than ours does.
+ * Calls of other ABIs than the machine's own. Three of them would bypass the kernel programs:
+ * listen(2) and ioctl(2), which have no such programs, and setsockopt(2), whose programs the kernel
+ * does not run for these ABIs. So the gate sets options itself, by a call of its own ABI, for which
+ * the kernel runs the programs. It acts on the value that it has read, so a caller that changes its
+ * memory changes nothing. All other calls pass through unchanged: they act in the caller's own
+ * namespace, or the kernel programs check them. Composed filters may trap more of them than our
+ * filter does.
  */
 #define _GNU_SOURCE
 #include "foreign.h"
@@ -54,15 +55,15 @@
 #define GATE_SYS_LISTEN	    4
 #define GATE_SYS_SETSOCKOPT 14
 
-/* Options of SOL_SOCKET whose value is a pointer, or a descriptor of the caller's. */
+/* Options of SOL_SOCKET whose value is a pointer, or a descriptor of the caller. */
 #define GATE_SO_ATTACH_FILTER	      26
 #define GATE_SO_ATTACH_BPF	      50
 #define GATE_SO_ATTACH_REUSEPORT_CBPF 51
 #define GATE_SO_ATTACH_REUSEPORT_EBPF 52
-/* Those of IP and IPv6 from here on are netfilter's, which want CAP_NET_ADMIN. */
+/* From here on, options of IP and IPv6 are those of netfilter, which need CAP_NET_ADMIN. */
 #define GATE_NETFILTER_OPTIONS 64
 
-/* The longest value that is read: no option that a program may set has a longer one. */
+/* The longest value that is read. No option that a program may set has a longer one. */
 #define GATE_VALUE_MAX 512
 
 /* A system call, whatever its ABI. */
@@ -128,7 +129,7 @@ static bool gate_refers(const struct gate_setting *s)
 	       s->name < GATE_NETFILTER_OPTIONS + 4;
 }
 
-/* A time of 32-bit words becomes one of 64 bits. Returns the value's new length. */
+/* Converts a time of 32-bit words into one of 64-bit words. Returns the value's new length. */
 static uint32_t gate_widen(const struct gate_setting *s, void *value, uint32_t length)
 {
 	int32_t narrow[2];
@@ -144,7 +145,7 @@ static uint32_t gate_widen(const struct gate_setting *s, void *value, uint32_t l
 	return sizeof(wide);
 }
 
-/* Sets an option for the caller, on the file that its descriptor is now. */
+/* Sets an option for the caller, on the file that its descriptor refers to now. */
 static void gate_set(struct gate_worker *w, const struct gate_setting *s)
 {
 	uint8_t value[GATE_VALUE_MAX];
@@ -171,7 +172,7 @@ static void gate_set(struct gate_worker *w, const struct gate_setting *s)
 			close(file);
 		return;
 	}
-	if (file < 0) { /* ENOPROTOOPT: before 6.9, the descriptors of this thread cannot be had */
+	if (file < 0) { /* ENOPROTOOPT: before 6.9, its descriptors cannot be taken */
 		gate_answer(w, error == EBADF ? -EBADF : -ENOPROTOOPT);
 		return;
 	}

@@ -5,12 +5,12 @@
 
 #include "idle.h"
 
-/* Starts the gate's process, and returns the gate in that process. A failed start is tried again
- * later (idle_set_retry). */
+/* Starts the gate's process, and returns the gate in that process. If the start fails, the pool
+ * tries again later (idle_set_retry). */
 struct pooled_gate *fork_start(struct pooled_gate *p);
 
 /* The same for a gate that has had a process. If its cgroup is gone, no program is left, and the
- * gate is removed. */
+ * function removes the gate. */
 struct pooled_gate *fork_restart(struct pooled_gate *p);
 
 /* Moves the descriptors of P to their numbers in the process of a gate, and puts them into G. */

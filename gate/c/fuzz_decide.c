@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What programs control: the bytes of a sockaddr, socket(2)'s arguments; and a
- * board whose rules are changed while they are read. */
+/* Fuzzes the input that programs control: the bytes of a sockaddr and socket(2)'s arguments; and a
+ * board whose rules change while they are read. */
 #include "decide.h"
 
 #include "../../policy/c/board.h"

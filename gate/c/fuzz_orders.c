@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What comes by the control socket: an order, and the file of rules that is with it. */
+/* Fuzzes the input of the control socket: an order, and the file of rules that comes with it. */
 #define _GNU_SOURCE
 #include "orders.h"
 
@@ -9,7 +9,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* Rules that were changed, or could not be, are read as any others. */
+/* Rules are read the same way whether the change has succeeded or failed. */
 static void look_up(const struct board *b)
 {
 	static const uint8_t address[BOARD_ADDRESS_MAX] = {2, 0, 0, 80, 198, 51, 100, 2};

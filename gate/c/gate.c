@@ -8,7 +8,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* From linux/fcntl.h, which a C library need not come with (5.1). */
+/* From linux/fcntl.h (5.1), which the C library may not include. */
 #ifndef F_SEAL_FUTURE_WRITE
 #define F_SEAL_FUTURE_WRITE 0x10
 #endif

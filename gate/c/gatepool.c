@@ -4,26 +4,25 @@
  *
  * Theory of operation
  *
- * A gate is a process in the cgroup of its container, because it reads what hostile programs have
- * written. Most containers make no new connection for minutes, and a process that waits costs
- * about 140 KiB. So an idle gate exits. It hands its descriptors (enum gate_file) to the pool,
- * which waits in its place:
+ * A gate is a process in the cgroup of its container, because it reads data of hostile programs.
+ * Most containers make no new connection for minutes, and a waiting process costs about 140 KiB. So
+ * an idle gate exits. It hands its descriptors (enum gate_file) to the pool, which waits in its
+ * place:
  *
  *	a message of the agent	admission: the descriptors of a new container
  *	a call, an order, the	the pool forks into the container's cgroup. The child is the
  *	next supervisor		gate. Only the child has the descriptors from then on.
  *	the gate is idle	the gate hands the descriptors back, and exits
  *
- * The pool reads nothing that a container writes, neither calls nor memory: it only learns that
- * there is something to read. A child does not execute the program again, because it has to
- * inherit the board: a board can be mapped for writing only before it is sealed. Each child
- * inherits only its own board (MADV_DONTFORK), and closes all other files before it looks at
- * anything.
+ * The pool reads no data of a container, neither calls nor memory: it only learns that there is
+ * something to read. A child does not execute the program again, because it has to inherit the
+ * board: a board can be mapped for writing only before it is sealed. Each child inherits only its
+ * own board (MADV_DONTFORK), and closes all other files before it looks at anything.
  *
- * What a gate does not hand back is closed when its process ends. Then its container has ended, or
- * the gate was killed, and the agent sees the end of the control socket. The pool outlives the
- * agent, as gates do, and ends when it has neither an agent nor a gate. If it is killed, its spare
- * goes on in its place (spare.c).
+ * Descriptors that a gate does not hand back are closed when its process ends. Then its container
+ * has ended, or the gate was killed, and the agent sees the end of the control socket. The pool
+ * outlives the agent, as gates do, and ends when it has neither an agent nor a gate. If it is
+ * killed, its spare goes on in its place (spare.c).
  *
  * The agent can give the pool a file to keep for the next agent: its socket for listeners. Then the
  * pool goes on for some time after its last gate: an engine starts containers again.
@@ -54,11 +53,11 @@
 #include "messages.h"
 #include "spare.h"
 
-/* How long after a failed start of a gate's process another is tried: processes may end. */
+/* The pause after a failed start of a gate's process: other processes may end meanwhile. */
 #define GATEPOOL_RETRY_MS 100
 
-/* What the pool and its gates need: the pool forks into cgroups of other users and takes the
- * user of the program; gates read memory. */
+/* The capabilities of the pool and its gates: the pool forks into cgroups of other users and takes
+ * the user of the program; gates read memory. */
 #define GATEPOOL_CAP_DAC_OVERRIDE 1
 #define GATEPOOL_CAP_SETGID	  6
 #define GATEPOOL_CAP_SETUID	  7
@@ -69,16 +68,16 @@
 	 1ull << PRIVILEGE_CAP_SYS_PTRACE)
 
 static bool gatepool_agent_is_gone;
-static bool gatepool_keeps; /* a file for the next agent */
+static bool gatepool_keeps; /* the pool keeps a file for the next agent */
 
 /* The gate of the process that BECOME is called in. */
 static struct gate *gatepool_gate;
 static void (*gatepool_become)(struct gate_life);
 
-/* What the spare process is in an event. */
+/* Marks an event of the spare process. */
 static const char gatepool_spare;
 
-/* Receives a message that is whole. */
+/* Receives a message, and returns whether it is complete. */
 static bool gatepool_receive(int from, struct gate_message *m, int flags)
 {
 	if (!gate_receive(from, m, flags))
@@ -89,8 +88,8 @@ static bool gatepool_receive(int from, struct gate_message *m, int flags)
 	return false;
 }
 
-/* The process of a gate has ended. Its message is in the queue until the socket is closed, for the
- * spare if we are killed. */
+/* The process of a gate has ended. Its message stays in the queue until the socket is closed, so
+ * that the spare finds it if we are killed. */
 static void gatepool_process_ended(struct pooled_gate *p)
 {
 	struct gate_message m;
@@ -160,10 +159,11 @@ static void gatepool_take_descriptors(void)
 {
 	struct rlimit limit;
 
-	/* What the agent gives to be kept is the second file, unless it says that there is none. */
+	/* The second file is the one that the pool keeps for the agent, unless the agent says that
+	 * there is none. */
 	gatepool_keeps = gatepool_gate->keep_ms > 0 && dup2(POOL_FD_AGENT + 1, POOL_FD_KEPT) >= 0;
 
-	/* All files that come are to have higher numbers than a gate's. */
+	/* All received files get higher numbers than a gate's files. */
 	for (int i = POOL_FD_FIRST + 1; i < POOL_FD_FREE; i++)
 		if (!(gatepool_keeps && i == POOL_FD_KEPT) && dup2(POOL_FD_AGENT, i) < 0)
 			privilege_die("reserve descriptors");
@@ -177,7 +177,7 @@ static void gatepool_take_descriptors(void)
 		privilege_die("make table");
 }
 
-/* Waits for what comes from outside. */
+/* Begins to wait for events from outside. */
 static void gatepool_watch(void)
 {
 	if (!idle_make_events() ||
@@ -198,7 +198,7 @@ static void gatepool_start(void)
 	privilege_drop_capabilities(GATEPOOL_KEEP);
 	privilege_seal();
 	gatepool_confine();
-	/* Who reads what the agent prints is not to wait for us: standard input is /dev/null. */
+	/* A reader of the agent's output must not wait for us: standard input is /dev/null. */
 	if (dup2(STDIN_FILENO, STDERR_FILENO) < 0)
 		privilege_die("let go of standard error");
 }
@@ -211,11 +211,10 @@ static int64_t gatepool_now_ms(void)
 	return now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
-/* Returns the milliseconds until the process ends because it has nothing to do; -1 if it has
- * something to do. */
+/* Returns the milliseconds until the process ends for lack of work; -1 if it has work. */
 static int64_t gatepool_until_end(void)
 {
-	static int64_t empty; /* since when; 0 if it is not */
+	static int64_t empty; /* since when the pool is empty; 0 if it is not */
 	int64_t left = 0;
 
 	if (!gatepool_agent_is_gone || idle_next(NULL) != NULL) {
@@ -267,7 +266,7 @@ static void gatepool_spare_ended(void)
 	gatepool_start_spare();
 }
 
-/* One event. Returns the gate that is to be, in the process that is to be it. */
+/* Handles one event. In a new process of a gate, returns the gate. */
 static struct pooled_gate *gatepool_turn(void)
 {
 	struct epoll_event e;
@@ -308,7 +307,7 @@ static _Noreturn void gatepool_serve(void)
 	_exit(1);
 }
 
-/* The spare goes on. The next one is there before it does anything else. */
+/* The spare goes on as the pool. It starts the next spare before it does anything else. */
 static void gatepool_take_over(void)
 {
 	gatepool_end();

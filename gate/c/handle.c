@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The gate: answers the system calls of one container's seccomp filter that
- * need no thought, and passes the others on to the supervisor.
+ * The gate: answers the simple system calls of one container's seccomp filter, and passes the
+ * others on to the supervisor.
  *
  * Theory of operation
  *
@@ -17,19 +17,18 @@
  *		supervisor, which answers the notification itself. (It reads no option: the
  *		supervisor does, where it needs one.)
  *
- * What is no socket of IP's or AF_GRAFT's goes on as it is: container engines
- * compose our filter with their own, which may ask about more.
+ * Calls on sockets other than IP or AF_GRAFT pass through unchanged: container engines compose our
+ * filter with their own, which may trap more calls.
  *
- * threads.c has the threads, and says what happens if one takes for ever. pending.c has the
- * requests to the supervisor, control.c the life of the gate without one.
+ * threads.c has the threads, and says what happens if one never returns. pending.c has the requests
+ * to the supervisor, control.c the life of the gate without one.
  *
- * What may be believed. A notification names its caller by thread id, which is
- * somebody else's once the caller is dead. So everything that was got by that
- * id, memory or descriptor, counts only if NOTIF_ID_VALID says afterwards that
- * the caller still waits. What the kernel reads again when it carries on may be
- * another address by then: if that is not where the socket is, then on the host
- * the kernel programs refuse it, and in the container's own namespace it reaches
- * what the container reaches anyway.
+ * Time of check. A notification names its caller by thread id, which another thread may get once
+ * the caller is dead. So all that was read by that id, memory or descriptor, counts only if
+ * NOTIF_ID_VALID says afterwards that the caller still waits. When the kernel carries on, it reads
+ * the address again, and the program may have changed it. If the new address does not lie where the
+ * socket is, then on the host the kernel programs refuse it, and in the container's own namespace
+ * it reaches only what the container reaches anyway.
  *
  * Signals. An ADDFD that a signal interrupts can leave the program with a call
  * that returned 0 instead of a descriptor: the kernel takes the file back but
@@ -62,7 +61,7 @@
 #include "sockets.h"
 #include "stats.h"
 
-/* Beyond struct sockaddr_storage the kernel refuses an address. */
+/* The kernel refuses an address that is longer than struct sockaddr_storage. */
 #define GATE_SOCKADDR_MAX 128
 
 static void gate_socket(struct gate_worker *w)
@@ -79,8 +78,8 @@ static void gate_socket(struct gate_worker *w)
 	gate_report(w);
 	file = gate_take(&kind);
 	if (file < 0) {
-		/* The first two are about the gate, not about the program; with
-		 * the third, somebody has moved the gate out of its cgroup. */
+		/* The first two are about the gate, not about the program; with the third, the gate
+		 * was moved out of its cgroup. */
 		if (errno == EMFILE || errno == ENFILE || errno == EXDEV)
 			gate_proceed(w);
 		else
@@ -91,7 +90,7 @@ static void gate_socket(struct gate_worker *w)
 	GATE_COUNT(single, error == 0);
 	GATE_COUNT(misses, error == 0 && args[5] == MARK_ASK);
 	if (error == EMFILE || error == ENFILE || error == ENOMEM)
-		gate_answer(w, -error); /* the program's own limits */
+		gate_answer(w, -error); /* the program's own limits are reached */
 	else if (error != 0 && error != ENOENT)
 		gate_proceed(w);
 }
@@ -124,7 +123,7 @@ static void gate_destination(struct gate_worker *w, uint64_t from, uint32_t leng
 
 	bool translated = gate.board->untrapped & BOARD_TRANSLATED;
 
-	/* The kernel programs decide, and report it. */
+	/* The kernel programs decide and report the call. */
 	if (gate.board->untrapped && !(translated && w->request.call == GATE_CONNECT)) {
 		gate_proceed(w);
 		return;
@@ -165,7 +164,7 @@ static void gate_bind(struct gate_worker *w)
 	gate_pass(w);
 }
 
-/* Gives the shim a descriptor of the board, which nobody can write to. */
+/* Gives the shim a descriptor of the board. No process can write through it. */
 static void gate_give_board(struct gate_worker *w)
 {
 	if (!gate_deliver(w, gate.board_file, true) && errno != ENOENT)
@@ -191,8 +190,8 @@ static void gate_serve_shim(struct gate_worker *w)
 }
 
 /*
- * struct mmsghdr begins with a struct msghdr, and that with the pointer to the
- * address and its length. The first message decides.
+ * struct mmsghdr begins with a struct msghdr, which begins with the pointer to the address and its
+ * length. The first message decides.
  */
 static void gate_send_message(struct gate_worker *w)
 {
@@ -205,16 +204,15 @@ static void gate_send_message(struct gate_worker *w)
 		gate_proceed(w);
 		return;
 	}
-	/* Unlike sendto(2), the kernel cuts off what is too long. */
+	/* Unlike for sendto(2), the kernel cuts off an address that is too long. */
 	if (head.length > GATE_SOCKADDR_MAX && head.length <= INT32_MAX)
 		head.length = GATE_SOCKADDR_MAX;
 	gate_destination(w, head.name, head.length);
 }
 
 /*
- * Programs that shut themselves off, in a network namespace of their own making,
- * want no socket of the host's. They are only looked for once somebody has asked
- * for such a namespace.
+ * Programs that isolate themselves in a network namespace of their own must not get sockets of the
+ * host. The gate looks for them only after a program has asked for such a namespace.
  */
 static bool gate_is_elsewhere(const struct seccomp_notif *n)
 {
@@ -269,7 +267,7 @@ static void gate_handle_socket(struct gate_worker *w)
 		gate_socket(w);
 }
 
-/* Which name a call asks for. */
+/* Returns which name a call asks for. */
 static uint8_t gate_name_of(int number)
 {
 	if (number == SYS_getsockname)
@@ -303,7 +301,7 @@ static void gate_handle_native(struct gate_worker *w)
 		break;
 	/* Options and names of sockets that may be AF_GRAFT ones. */
 	case SYS_setsockopt:
-		/* SOL_SOCKET's are never delayed. */
+		/* Options of SOL_SOCKET are never delayed. */
 		gate_pass_if(w, (int)args[1] == IPPROTO_GRAFT ||
 					(afgraft_sockets && (int)args[1] != SOL_SOCKET));
 		break;
@@ -361,7 +359,7 @@ void gate_handle(struct gate_worker *w)
 		return;
 	}
 	w->request.call = gate_call_of(n->data.nr);
-	/* These two whoever asks: it may be a host socket that was inherited. */
+	/* These two are checked for every caller: the socket may be an inherited host socket. */
 	if (n->data.nr == SYS_listen)
 		gate_pass_if(w, !gate.board->untrapped);
 	else if (n->data.nr == SYS_ioctl)

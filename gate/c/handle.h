@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What becomes of a notification. */
+/* How a gate handles a notification. */
 #ifndef TSUGIKI_GATE_HANDLE_H
 #define TSUGIKI_GATE_HANDLE_H
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the pool does for a gate that has no process (see gatepool.c). */
+/* The work of the pool for a gate without a process (see gatepool.c). */
 #define _GNU_SOURCE
 #include "idle.h"
 
@@ -125,7 +125,7 @@ void idle_set_retry(struct pooled_gate *p, bool retry)
 	p->retry = retry;
 }
 
-/* Frees an entry that has no file any more. */
+/* Frees an entry whose files are closed. */
 static void idle_free(struct pooled_gate *p)
 {
 	if (p->gate.board != NULL)
@@ -144,7 +144,7 @@ void idle_remove(struct pooled_gate *p)
 	idle_free(p);
 }
 
-/* What is first in the queue of a supervisor's orders. */
+/* The kind of the first order in a supervisor's queue. */
 enum idle_order { IDLE_NOTHING, IDLE_STATS, IDLE_OTHER, IDLE_GONE };
 
 static enum idle_order idle_next_order(int control, struct gate_order *order)
@@ -153,7 +153,7 @@ static enum idle_order idle_next_order(int control, struct gate_order *order)
 
 	if (got < 0 && errno == EAGAIN)
 		return IDLE_NOTHING;
-	/* An end has an event of its own; what is left to read may come before it. */
+	/* The end has an event of its own. Messages before the end may still be there. */
 	if (got <= 0)
 		return gate_has(control, POLLHUP) ? IDLE_GONE : IDLE_OTHER;
 	if (got == sizeof(*order) && order->version == GATE_VERSION &&
@@ -162,7 +162,7 @@ static enum idle_order idle_next_order(int control, struct gate_order *order)
 	return IDLE_OTHER;
 }
 
-/* What needs no gate of what the supervisor wants; false if it needs one. */
+/* Carries out an order that needs no gate process; false if the order needs one. */
 static bool idle_obeys(struct pooled_gate *p)
 {
 	int control = p->files[GATE_FILE_CONTROL];
@@ -171,13 +171,13 @@ static bool idle_obeys(struct pooled_gate *p)
 	switch (idle_next_order(control, &order)) {
 	case IDLE_STATS:
 		if (!gate_say_stats(p->gate.board, control, order.tag, MSG_DONTWAIT))
-			return false; /* a gate waits until there is room */
+			return false; /* a gate process can wait until there is room */
 		(void)recv(control, &order, sizeof(order), MSG_DONTWAIT);
 		return true;
 	case IDLE_GONE:
 		idle_ignore_file(control);
 		p->supervised = false;
-		atomic_store(&p->gate.board->traced, 0); /* there is nobody to be told */
+		atomic_store(&p->gate.board->traced, 0); /* nobody receives reports */
 		return true;
 	default:
 		return false;
@@ -197,7 +197,7 @@ bool idle_settles(struct pooled_gate *p)
 	return true;
 }
 
-/* Forgets the files that do not count in the state of an entry: they may be closed. */
+/* Forgets the files that do not count in the entry's state, because they may be closed. */
 static void idle_recover_files(struct pooled_gate *p)
 {
 	p->theirs = -1;
@@ -208,7 +208,7 @@ static void idle_recover_files(struct pooled_gate *p)
 	for (int i = 0; p->state == POOLED_WORKING && i < GATE_FILES; i++)
 		p->files[i] = -1;
 	idle_retries += p->retry;
-	/* It may have been about to start a process. */
+	/* The killed pool may have been about to start a process. */
 	(void)madvise(p->gate.board, BOARD_SIZE, MADV_DONTFORK);
 }
 
@@ -247,7 +247,7 @@ static void idle_close_others(void)
 	(void)syscall(SYS_close_range, from, ~0U, 0);
 }
 
-/* Finds out whether a gate that was being started has a process, or has even had one. */
+/* Finds out whether a gate that was being started has a process, or has had one. */
 static void idle_recover_start(struct pooled_gate *p)
 {
 	char byte;
@@ -275,7 +275,7 @@ void idle_recover(void)
 	for (struct pooled_gate *p = idle_next(NULL); p != NULL; p = idle_next(p)) {
 		if (p->state == POOLED_STARTING)
 			idle_recover_start(p);
-		/* The agent is to send one again that is new and has not greeted. */
+		/* The agent sends a new gate that has not greeted again. */
 		if (p->state == POOLED_WORKING ? !idle_watch_file(p, p->process, 0)
 					       : p->errors >= 0)
 			idle_remove(p);

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The gates of the pool, and what the pool does for one that has no process. It reads orders of
+ * The gates of the pool, and the pool's work for a gate without a process. The pool reads orders of
  * the supervisor. Of a container it learns only whether there is something to read.
  *
  * The pool can be killed between any two instructions, and its spare goes on with the same memory
  * and descriptors (spare.c). So each entry of the table has a state, which says what its fields
- * mean. What a state needs is there before the state is set, and is closed after another is set.
+ * mean. The files of a state are open before the state is set, and are closed after another state
+ * is set.
  */
 #ifndef TSUGIKI_GATE_IDLE_H
 #define TSUGIKI_GATE_IDLE_H
@@ -23,7 +24,7 @@ enum {
 	POOL_FD_AGENT = POOL_FD_FIRST,
 	POOL_FD_EVENTS,
 	POOL_FD_SELF,  /* the process that is the pool (pidfd_open(2)) */
-	POOL_FD_SPARE, /* the process that takes its place */
+	POOL_FD_SPARE, /* the process that goes on if the pool is killed */
 	POOL_FD_KEPT,  /* a file that the pool keeps for the next agent, which takes it (kept.go) */
 	POOL_FD_POOL = 8,
 	POOL_FD_FREE
@@ -41,10 +42,10 @@ enum pooled_state {
 
 struct pooled_gate {
 	enum pooled_state state;
-	struct gate gate;      /* but for its files, which have other numbers there */
+	struct gate gate;      /* except its files, which have other numbers there */
 	int files[GATE_FILES]; /* unless it is working */
 	int cgroup;
-	int errors;  /* where it says why it could not start; -1 once it has */
+	int errors;  /* for the message why it could not start; -1 after the start */
 	int process; /* a socket to its process, while it is starting or working */
 	int theirs;  /* the other end, while it is starting */
 	bool supervised;
@@ -56,7 +57,7 @@ extern unsigned int idle_retries; /* gates whose process could not be started */
 /* Makes the table. There is room for as many gates as there may be descriptors for. */
 bool idle_make_table(void);
 
-/* Returns the gate that comes after P in the table, the first one for NULL; NULL after the last. */
+/* Returns the gate after P in the table, or the first one if P is NULL; NULL after the last. */
 struct pooled_gate *idle_next(struct pooled_gate *p);
 
 /* Returns a free entry, or NULL. */
@@ -75,9 +76,9 @@ bool idle_make_events(void);
 bool idle_watch_file(void *p, int file, uint32_t events);
 void idle_ignore_file(int file);
 
-/* Begin and end to wait for whatever the gate would have to do. The epolls of a user can be full
- * (ENOSPC), and a container of root's can fill root's. Then the gate is one whose process could not
- * be started. */
+/* Begin and end to wait for work for the gate. The epolls of a user can be full (ENOSPC), and a
+ * container of root can fill root's. Then the gate counts as one whose process could not be
+ * started. */
 void idle_watch(struct pooled_gate *p);
 void idle_ignore(struct pooled_gate *p);
 
@@ -86,13 +87,13 @@ void idle_set_retry(struct pooled_gate *p, bool retry);
 /* Removes a gate. Its descriptors are closed, if the pool has them. */
 void idle_remove(struct pooled_gate *p);
 
-/* Does what needs no process: statistics, the end of the supervisor, the end of the container.
- * Returns whether nothing else is to be done. */
+/* Does the work that needs no process: statistics, the end of the supervisor, the end of the
+ * container. Returns whether no other work is left. */
 bool idle_settles(struct pooled_gate *p);
 
-/* Makes of the table and the descriptors of a pool that was killed what they are between two
- * events, and watches them. What that pool was about to do counts as not begun, unless a gate has
- * a process already. */
+/* Restores the table and the descriptors of a killed pool to a state between two events, and
+ * watches the descriptors. An action that the killed pool had begun counts as not begun, unless a
+ * gate has a process already. */
 void idle_recover(void);
 
 #endif

@@ -24,14 +24,13 @@ static _Noreturn void gate_live(struct gate_life life)
 {
 	gate_give_up(&gate);
 	/*
-	 * Callers and the gate take turns: let them do so on one CPU (6.6). And
-	 * when a caller has taken its descriptor, let it go on: the gate has
-	 * nothing to do but to wait for its next call.
+	 * Callers and the gate take turns: let them do so on one CPU (6.6). And when a caller has
+	 * got its descriptor, let the caller go on: the gate only waits for the next call.
 	 */
 	(void)ioctl(gate.listener, SECCOMP_IOCTL_NOTIF_SET_FLAGS, GATE_SYNC_WAKE_UP);
 	(void)syscall(SYS_sched_setscheduler, 0, SCHED_BATCH, &(struct sched_param){0});
 	gate_pending_start(life.supervised);
-	/* First of all that it hears: calls may be waiting by now. */
+	/* The greeting is the first message to the supervisor, before any waiting call. */
 	if (life.first)
 		gate_greet();
 	gate_start_serving();

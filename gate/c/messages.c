@@ -33,8 +33,8 @@ bool gate_send_files(int to, const void *bytes, size_t length, const int *files,
 	return sendmsg(to, &msg, flags | MSG_NOSIGNAL) >= 0;
 }
 
-/* Takes the files of a message, of which there may be one more than there is space for, for its
- * alignment. */
+/* Takes the files of a message. Because of alignment, there may be one more than there is space
+ * for. */
 static void gate_take_files(const struct msghdr *msg, struct gate_message *m)
 {
 	const struct cmsghdr *cmsg = CMSG_FIRSTHDR(msg);

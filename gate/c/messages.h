@@ -8,7 +8,7 @@
 
 #include "protocol.h"
 
-/* Sends a message, with files; fails as sendmsg(2). */
+/* Sends a message with files. Fails like sendmsg(2). */
 bool gate_send_files(int to, const void *bytes, size_t length, const int *files, unsigned int count,
 		     int flags);
 
@@ -18,14 +18,14 @@ struct gate_message {
 	size_t length;
 	int files[GATE_ADMISSION_FILES];
 	unsigned int count;
-	bool cut; /* files are lost: the process may open no more */
+	bool cut; /* files are lost because the process may open no more */
 };
 
-/* Receives one without waiting, with FLAGS of recvmsg(2). Returns false if there is none. */
+/* Receives a message without waiting, with FLAGS of recvmsg(2). Returns false if there is none. */
 bool gate_receive(int from, struct gate_message *m, int flags);
 void gate_close_files(struct gate_message *m);
 
-/* Whether one of EVENTS of poll(2) is there. */
+/* Whether poll(2) reports one of EVENTS. */
 bool gate_has(int file, short events);
 
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the supervisor orders, without its socket: this is fuzzed. */
+/* The supervisor's orders, without the socket, so that they can be fuzzed. */
 #define _GNU_SOURCE
 #include "orders.h"
 
@@ -45,8 +45,8 @@ int gate_order_set(struct board *b, const struct gate_order *order)
 	return 0;
 }
 
-/* Words, each of them atomic: plain writes might be seen before the first change of the
- * sequence, or after the second. */
+/* Copies words, each atomically: other threads might see plain writes before the first change of
+ * the sequence, or after the second. */
 static int gate_copy_rules(_Atomic uint32_t *to, int file, uint32_t length)
 {
 	uint32_t words[1024];

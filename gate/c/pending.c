@@ -42,13 +42,13 @@
 #include "stats.h"
 
 #define GATE_PENDING_MAX 1024
-/* How many entries are looked at for one that is over, before a new one is used. */
+/* The number of entries to check for one that is over, before a new entry is used. */
 #define GATE_PENDING_LOOK 8
-/* After how long a thread looks again for room: the supervisor works, or callers
- * may die. */
+/* The pause before a thread looks for room again: the supervisor may make room, or callers may
+ * die. */
 #define GATE_ROOM_MS	  20
 #define GATE_ROOM_IDLE_MS 1000
-/* How long a call waits until the supervisor has room to be told of it. */
+/* How long a call waits until the supervisor has room for a report. */
 #define GATE_REPORT_MS 100
 
 enum gate_state { GATE_FREE, GATE_DUE, GATE_SENT };
@@ -61,7 +61,7 @@ struct gate_entry {
 /* All of these are covered by the lock. */
 static struct {
 	struct gate_entry entries[GATE_PENDING_MAX]; /* pages that are not used cost nothing */
-	unsigned int used;			     /* entries that ever were */
+	unsigned int used;			     /* entries that were ever used */
 	unsigned int hand;			     /* where to look next */
 	unsigned int due;
 	bool supervised;
@@ -69,7 +69,7 @@ static struct {
 
 static pthread_mutex_t gate_pending_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t gate_pending_room; /* a supervisor has come */
-static int gate_pending_event_file;	 /* eventfd: there is something to send, or to watch */
+static int gate_pending_event_file;	 /* eventfd: there is a message to send, or work to watch */
 
 void gate_pending_start(bool supervised)
 {
@@ -171,7 +171,7 @@ void gate_pass(struct gate_worker *w)
 	e = gate_find();
 	if (e == NULL)
 		e = gate_wait_for_entry(w);
-	/* Before the supervisor can answer: the container may end with the answer. */
+	/* This comes before the supervisor can answer: the container may end with the answer. */
 	GATE_COUNT(calls[w->request.call].passed, 1);
 	e->request = w->request;
 	gate_set(e, GATE_DUE);
@@ -183,8 +183,8 @@ void gate_pass(struct gate_worker *w)
 	pthread_mutex_unlock(&gate_pending_lock);
 }
 
-/* A slow supervisor makes those calls slow that it wants to be told of; one that takes
- * nothing is not told. */
+/* A slow supervisor slows down the calls that it wants reports of. A supervisor that receives
+ * nothing gets no report. */
 void gate_report(struct gate_worker *w)
 {
 	struct pollfd p = {.fd = gate.control, .events = POLLOUT};
@@ -223,7 +223,7 @@ static void gate_send_due(void)
 		if (e->state != GATE_DUE || gate_is_free(e))
 			continue;
 		if (!gate_send(&e->request, MSG_DONTWAIT))
-			return; /* when there is room, or another supervisor */
+			return; /* sent when there is room, or another supervisor */
 		if (e->request.again)
 			GATE_COUNT(again, 1);
 		gate_set(e, GATE_SENT);
@@ -261,9 +261,9 @@ void gate_greet(void)
 }
 
 /*
- * Greets a supervisor that has come, with the files that it is to have. Descriptors in messages
- * count against root, all over the machine, and a container of root's may have as many as it
- * likes. Then the greeting has their numbers, and the supervisor takes them out of our table
+ * Greets a new supervisor, and sends the supervisor's files. Descriptors in messages count against
+ * root, on the whole machine, and a container of root may have any number of them. If there is no
+ * room, the greeting has the files' numbers, and the supervisor takes them out of our table
  * (pidfd_getfd(2)).
  */
 static bool gate_greet_next(int file)

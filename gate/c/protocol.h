@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What gates, supervisors and the gate pool say to each other. All of it goes over sockets that
- * keep messages apart, on one machine: numbers are in the machine's byte order. The Go side is
- * protocol.go of package gate, whose test compares both.
+ * The messages between gates, supervisors and the gate pool. They go over sockets that keep message
+ * boundaries, on one machine: numbers are in the machine's byte order. The Go side is protocol.go
+ * of package gate, whose test compares both.
  */
 #ifndef TSUGIKI_GATE_PROTOCOL_H
 #define TSUGIKI_GATE_PROTOCOL_H
@@ -20,18 +20,18 @@ enum gate_call {
 	GATE_BIND,
 	GATE_LISTEN,
 	GATE_SEND,
-	GATE_SETSOCKOPT, /* of AF_GRAFT sockets, or what may be one */
+	GATE_SETSOCKOPT, /* of sockets that are or may be AF_GRAFT ones */
 	GATE_GETSOCKOPT,
 	GATE_GETSOCKNAME, /* and the names of peers: see enum gate_name */
 	GATE_IOCTL,	  /* about the interfaces of a socket's namespace */
-	GATE_OTHER,	  /* only counted: what the gate has no part in */
+	GATE_OTHER,	  /* only counted: calls that do not concern the gate */
 	GATE_CALLS,
 	/* Messages that are no calls: */
 	GATE_DONE = GATE_CALLS, /* the order `id` is carried out; `number` is an errno */
 	GATE_STATS,		/* struct gate_stats; also comes right before GATE_BYE */
-	GATE_BYE,		/* the last: the container's last process is gone */
-	GATE_TAKEN,		/* to who connects: there is a supervisor already */
-	GATE_REFUSED,		/* to who connects: this process may not supervise */
+	GATE_BYE,		/* the last message: the container's last process has gone */
+	GATE_TAKEN,		/* to a process that connects: there is a supervisor already */
+	GATE_REFUSED,		/* to a process that connects: it may not supervise */
 };
 
 /* Whose name a GATE_GETSOCKNAME asks for. */
@@ -44,9 +44,9 @@ enum gate_name {
 #define GATE_ARGUMENTS 6
 
 /*
- * A call that the supervisor has to answer, or, if `answered` is set, one that
- * the gate has answered and reports, because the supervisor traces. With `again`, a
- * supervisor that is gone may have begun to answer it.
+ * A call that the supervisor has to answer, or, if `answered` is set, one that the gate has
+ * answered and reports, because the supervisor traces. With `again`, a former supervisor may have
+ * begun to answer it.
  */
 struct gate_request {
 	uint32_t version;
@@ -66,8 +66,7 @@ struct gate_request {
 
 _Static_assert(sizeof(struct gate_request) == 112, "request has no padding");
 
-/* What the supervisor wants of the gate. Each is answered by GATE_DONE, or by
- * GATE_STATS. */
+/* The orders of a supervisor. The gate answers each with GATE_DONE or GATE_STATS. */
 enum gate_order_op {
 	GATE_ORDER_SET = 1, /* `word` of the board to `value` */
 	GATE_ORDER_RULES,   /* `value` bytes of rules, in the file that comes with it */
@@ -94,25 +93,25 @@ struct gate_order {
 
 _Static_assert(sizeof(struct gate_order) == 24, "order has no padding");
 
-/* Of times: below 2^N nanoseconds for N = 0, 1, ..., the last for all that is longer. */
+/* Classes of times: below 2^N nanoseconds for N = 0, 1, ...; the last is for all longer times. */
 #define GATE_TIMES 32
 
 struct gate_call_stats {
-	uint64_t answered; /* by the gate, refused ones included */
+	uint64_t answered; /* by the gate, including refused ones */
 	uint64_t passed;   /* on to the supervisor */
-	uint64_t refused;  /* with an errno of the gate's */
+	uint64_t refused;  /* with an errno of the gate */
 	uint64_t time[GATE_TIMES];
 };
 
 struct gate_counters {
 	struct gate_call_stats calls[GATE_CALLS];
-	uint64_t batches; /* that shims have ordered and got */
+	uint64_t batches; /* batches that shims have ordered and received */
 	uint64_t batch_sockets;
 	uint64_t single;     /* sockets that were made one at a time */
-	uint64_t misses;     /* of these, those that a shim had none left for */
+	uint64_t misses;     /* of these, sockets of which a shim had none left */
 	uint64_t again;	     /* requests to a former supervisor that were sent again */
 	uint64_t full;	     /* calls that had to wait for room in the table */
-	uint64_t unreported; /* that a supervisor was too slow to be told of */
+	uint64_t unreported; /* calls that a supervisor was too slow to receive */
 };
 
 _Static_assert(sizeof(struct gate_counters) <= BOARD_RULES - BOARD_COUNTERS, "they have room");
@@ -126,7 +125,7 @@ struct gate_stats {
 
 /* The descriptors of a gate that the pool holds while the gate is idle. */
 enum gate_file {
-	GATE_FILE_CONTROL, /* the supervisor's other end; or, if that is gone, nobody's */
+	GATE_FILE_CONTROL, /* socket to the supervisor, whose end may be closed */
 	GATE_FILE_LISTENER,
 	GATE_FILE_ADOPT_SOCKET,
 	GATE_FILE_NETNS,
@@ -134,7 +133,7 @@ enum gate_file {
 	GATE_FILES,
 };
 
-/* The message of an idle gate that exits. Its files are those of enum gate_file. */
+/* The message of an idle gate that exits. It comes with the files of enum gate_file. */
 struct gate_handover {
 	uint32_t version;
 	uint32_t supervised;

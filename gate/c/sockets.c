@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Making sockets, one for a program that waits, or many in advance for its shim
- * (shim/c/marks.h).
+ * Makes sockets: one for a program that waits, or many in advance for its shim (shim/c/marks.h).
  *
  * (Sockets for shims are made when a shim orders them. A thread that made the next ones in the
  * meantime took more CPU time than it saved: what one CPU allocates, another then frees.)
@@ -52,15 +51,15 @@ int gate_make(const struct gate_kind *kind)
 
 /*
  * A thread that has made some sockets of a kind, one at a time, makes the next one while the
- * program goes on: it wakes up anyway when the program has got its socket. So static programs wait
- * for less.
+ * program goes on: the thread wakes up anyway when the program has got its socket. So static
+ * programs wait less.
  */
 enum { GATE_SPARE_AFTER = 3 };
 
 static _Thread_local struct {
 	bool made;
 	int file;
-	unsigned int taken; /* of the kind, one after another */
+	unsigned int taken; /* number taken of the kind, one after another */
 	struct gate_kind kind;
 } gate_spare;
 
@@ -100,8 +99,8 @@ void gate_close_spare(void)
 }
 
 /*
- * Whether FILE is one end of a socketpair(2) that the caller has made: what is
- * sent there reaches nobody whom the caller could not send it to.
+ * Whether FILE is one end of a socketpair(2) that the caller has made. Then messages there reach
+ * only processes to which the caller itself can send.
  */
 static bool gate_is_pair_of(const struct seccomp_notif *n, int file)
 {
@@ -123,9 +122,9 @@ static bool gate_is_pair_of(const struct seccomp_notif *n, int file)
 }
 
 /*
- * Descriptors that are under way count against the sender's user, all over the
- * machine. So there is one batch under way at most, whichever thread has sent it: a
- * program that does not take its own gets no other, and leaves none for others.
+ * Descriptors in messages count against the sender's user, on the whole machine. So at most one
+ * batch is under way, whichever thread has sent it. A program that does not receive its batch gets
+ * no other, and blocks the batches of others.
  */
 static pthread_mutex_t gate_batch_lock = PTHREAD_MUTEX_INITIALIZER;
 static int gate_batch_sent_to = -1;
@@ -161,7 +160,7 @@ static unsigned int gate_batch_to(int pair, const struct gate_kind *kind, unsign
 
 	while (made < count && (files[made] = gate_make_unproven(kind)) >= 0)
 		made++;
-	/* If the gate is moved out of its cgroup meanwhile, the last one shows it. */
+	/* If the gate is moved out of its cgroup meanwhile, the last socket shows that. */
 	sent = made > 0 && gate_policed(files[0]) && gate_policed(files[made - 1]) &&
 	       gate_send_files(pair, "", 1, files, made, MSG_DONTWAIT);
 	for (unsigned int i = 0; i < made; i++)
@@ -184,7 +183,8 @@ unsigned int gate_batch(struct gate_worker *w)
 		return 0;
 	pair = gate_batch_is_taken() ? gate_file_of(w, (int)args[2]) : -1;
 	if (pair >= 0 && gate_is_pair_of(&w->n, pair)) {
-		/* Closed before the answer, but a signal may let the program go on. */
+		/* The files are closed before the answer, but a signal may let the program go on
+		 * earlier. */
 		atomic_store(&w->delivers, w->n.id);
 		made = gate_batch_to(pair, &kind, (unsigned int)args[4]);
 		atomic_store(&w->delivers, 0);

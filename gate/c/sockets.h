@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Making sockets, one at a time or in advance. */
+/* Functions to make sockets, one at a time or in advance. */
 #ifndef TSUGIKI_GATE_SOCKETS_H
 #define TSUGIKI_GATE_SOCKETS_H
 
 #include "decide.h"
 #include "worker.h"
 
-/* Makes a socket. Fails as socket(2), and with EXDEV if the kernel programs do not check the
- * socket: then somebody has moved the gate out of its cgroup. */
+/* Makes a socket. Fails like socket(2), and with EXDEV if the kernel programs do not check the
+ * socket: then the gate was moved out of its cgroup. */
 int gate_make(const struct gate_kind *kind);
 
-/* Gives a socket as gate_make does, and the thread's spare one if it is of this kind. */
+/* Returns a socket like gate_make, or the thread's spare one if it is of this kind. */
 int gate_take(const struct gate_kind *kind);
 
-/* Makes the thread's spare socket, if it has none and is likely to need one: of the kind of the
- * last one that was taken. */
+/* Makes the thread's spare socket, of the kind that was taken last, if the thread has none and is
+ * likely to need one. */
 void gate_make_spare(void);
 
 /* Closes the thread's spare socket. */

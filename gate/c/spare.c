@@ -4,20 +4,21 @@
  *
  * Theory of operation
  *
- * The pool has the only descriptors of idle gates, so nobody may end it with one signal. It has a
+ * The pool has the only descriptors of idle gates, so one signal must not end it. The pool has a
  * spare: a process of its own (clone(2) without CLONE_THREAD) with the same memory (CLONE_VM) and
  * the same table of descriptors (CLONE_FILES). The spare waits for the end of the pool, and the
- * pool for the end of its spare. So there are two from some microseconds after the end of one:
+ * pool for the end of its spare. So some microseconds after the end of one process, there are two
+ * again:
  *
  *	the spare is killed	the pool starts another
  *	the pool is killed	the spare is the pool, and starts a spare. It goes on with the
  *				table of gates (idle.h) as the killed process has left it
  *
- * Nothing has to be told to the spare, and nothing can be out of date. It has no privilege that
- * the pool has not. What ends both: two signals at once, and the kernel for want of memory, which
- * kills all processes that share memory.
+ * The spare needs no messages, and its state cannot be out of date. It has no privilege that the
+ * pool does not have. Both end by two signals at once, or if the kernel runs out of memory, because
+ * it kills all processes that share memory.
  *
- * Both have one thread-local storage too. The spare leaves it alone as long as it waits: its
+ * Both also share one thread-local storage. The spare does not touch it while it waits, because its
  * system calls do not fail.
  */
 #define _GNU_SOURCE
@@ -35,7 +36,7 @@
 
 #define SPARE_STACK (64 * 1024)
 
-/* The pool may run on one of them, and its spare has the other one. */
+/* The pool may run on one stack, and its spare has the other one. */
 static _Alignas(64) char spare_stacks[2][SPARE_STACK];
 static unsigned int spare_stack; /* the spare's */
 static bool spare_there;
@@ -75,7 +76,7 @@ bool spare_start(void (*take_over)(void))
 	if (clone(spare_wait, stack + SPARE_STACK, CLONE_VM | CLONE_FILES | CLONE_PIDFD | SIGCHLD,
 		  stack, &file) < 0)
 		return false;
-	(void)spare_move(file, POOL_FD_SPARE); /* a number that is in use: it does not fail */
+	(void)spare_move(file, POOL_FD_SPARE); /* the number is in use, so this does not fail */
 	spare_there = true;
 	return true;
 }

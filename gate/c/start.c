@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * How the gate takes what it was given and gives up everything else. It keeps
- * CAP_SYS_PTRACE, without which the memory and the descriptors of programs that
- * have capabilities are closed to it, and root's user id, so that a program of
- * another user cannot signal it; the files that it makes are the program's
- * user's, for the host firewall's owner match.
+ * The start of a gate: it takes the files that it was given, and gives up everything else. It keeps
+ * CAP_SYS_PTRACE, without which it could not read the memory and take the descriptors of programs
+ * that have capabilities. It keeps root's user id, so that a program of another user cannot signal
+ * it. The program's user owns the sockets that it makes, for the host firewall's owner match.
  */
 #define _GNU_SOURCE
 #include "start.h"

@@ -5,7 +5,8 @@
 
 #include "gate.h"
 
-/* Reads the command line, and takes what the process was given; an error ends it. */
+/* Reads the command line, and takes the files that the process was given. An error ends the
+ * process. */
 void gate_arguments(struct gate *g, int argc, char **argv);
 
 /* Whether the command line is that of a pool. Then G has its options. */

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the gate counts. Sums of words that several threads add to: each is right, and
- * two that are read together may be a notification apart. */
+/* The gate's counters. Several threads add to these words: each is right, and two that are read
+ * together may differ by a notification. */
 #define _GNU_SOURCE
 #include "stats.h"
 
@@ -65,7 +65,7 @@ bool gate_say_bye(struct board *b, int to, int flags)
 {
 	const struct gate_request bye = {.version = GATE_VERSION, .call = GATE_BYE};
 
-	/* Nobody has asked, or can ask any more: no tag. */
+	/* No tag, because this is no answer to an order. */
 	return gate_say_stats(b, to, 0, flags) &&
 	       send(to, &bye, sizeof(bye), flags | MSG_NOSIGNAL) >= 0;
 }

@@ -3,21 +3,21 @@
  * The threads of a gate.
  *
  * One thread serves: it takes turns with callers on one CPU, and a second thread would only be
- * woken on another CPU. But a program's memory can take for ever to read (it may be a file of a
- * file system that answers when it likes), and that must not delay the calls of other programs.
- * So the thread that talks with the supervisor is also a watchdog (watchdog.c): while there is
- * work, it looks at the threads every GATE_TICK_MS. If no thread has finished what it did at the
- * last look, the watchdog gives it up and starts another. A thread that was given up ends when it
+ * woken on another CPU. But to read a program's memory can take for ever (it may be a file of a
+ * file system that never answers), and that must not delay the calls of other programs. So the
+ * thread that talks with the supervisor is also a watchdog (watchdog.c): while there is work, it
+ * looks at the threads every GATE_TICK_MS. If no thread has finished its work since the last look,
+ * the watchdog gives the thread up and starts another. A thread that was given up ends when it
  * comes back. (A watchdog with a thread of its own would cost each container a stack and a task.)
  *
  * The gate ends with the last process of the container.
  *
- * A gate of the pool also exits when it is idle. It must not do so with a notification that it
- * has received: no other process would receive it again. So the watchdog gives the serving thread
- * up, and a signal interrupts the thread's wait. The thread counts its turn up first, and then
- * looks whether it was given up. The watchdog sends the signal only while the turn is not counted
- * up. So one of the two sees the other. The signal is open only while the thread waits, because no
- * ADDFD may be interrupted (see handle.c).
+ * A gate of the pool also exits when it is idle. It must not exit with a received notification,
+ * because no other process would receive the notification again. So the watchdog gives the serving
+ * thread up, and a signal interrupts the thread's wait. The thread counts its turn up first, and
+ * then looks whether it was given up. The watchdog sends the signal only while the turn is not
+ * counted up. So one of the two sees the other. The signal is unblocked only while the thread
+ * waits, because no ADDFD may be interrupted (see handle.c).
  */
 #define _GNU_SOURCE
 #include "threads.h"
@@ -48,7 +48,7 @@ struct gate_worker gate_workers[GATE_THREADS_MAX];
 
 static atomic_bool gate_watchdog_sleeps;
 
-/* Whether the last process that the filter is on is gone. */
+/* Whether the last process with the filter has gone. */
 static bool gate_abandoned(void)
 {
 	return gate_has(gate.listener, POLLHUP);
@@ -78,7 +78,7 @@ static void gate_wakes_up(int sig)
 	(void)sig;
 }
 
-/* Whether the signal gets this thread out of a wait. */
+/* Unblocks or blocks the signal that interrupts this thread's wait. */
 static void gate_open_signal(bool open)
 {
 	sigset_t set;
@@ -133,7 +133,7 @@ static void gate_start_thread(void)
 	while (w < &gate_workers[GATE_THREADS_MAX] && atomic_load(&w->used))
 		w++;
 	if (w == &gate_workers[GATE_THREADS_MAX])
-		return; /* those that there are have to do */
+		return; /* the existing threads have to suffice */
 	atomic_store(&w->used, true);
 	atomic_store(&w->given_up, false);
 	atomic_store(&w->id, 0);
@@ -195,7 +195,7 @@ bool gate_stop_thread(void)
 		int id = atomic_load(&serving->id);
 
 		if (turn % 2 || atomic_load(&serving->turn) != turn)
-			return false; /* it ends when it has handled that */
+			return false; /* the thread ends after it has handled this notification */
 		if (id != 0)
 			(void)syscall(SYS_tgkill, getpid(), id, GATE_WAKE_UP);
 		nanosleep(&pause, NULL);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The watchdog: looks after the threads (threads.c), and ends the process of a gate of the pool
- * that is idle (gatepool.c).
+ * The watchdog: watches the threads (threads.c), and ends the process of an idle gate of the pool
+ * (gatepool.c).
  */
 #define _GNU_SOURCE
 #include "watchdog.h"
@@ -18,7 +18,7 @@
 #include "threads.h"
 
 #define GATE_TICK_MS 20
-/* Ticks without work after which the watchdog sleeps until there is some. */
+/* Ticks without work after which the watchdog sleeps until there is work. */
 #define GATE_QUIET_TICKS 4
 
 /* The pool takes it as it is: nobody else has this socket. */
@@ -36,10 +36,10 @@ static bool gate_hand_over(bool supervised)
 			       MSG_DONTWAIT);
 }
 
-/* Ends the process for as long as there is nothing to do; returns if there is. */
+/* Ends the process if the gate is idle; returns if the gate has work. */
 static void gate_exit_idle(void)
 {
-	/* Another process would not know of it, and send another. */
+	/* Another process would not know of the batch, and would send another. */
 	if (!gate_stop_thread() || gate_batch_is_under_way())
 		return;
 	if (gate.stops)
@@ -75,7 +75,7 @@ int gate_watch(void)
 	left = gate_until_exit(now, worked);
 	if (left == 0) {
 		gate_exit_idle();
-		(void)gate_tick(); /* starts a thread, as ours has ended or is about to */
+		(void)gate_tick(); /* starts a thread: ours has ended or is about to */
 		worked = now;
 	} else {
 		gate_set_watchdog_sleeps(true);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Looks after the threads, and ends the process where it may. */
+/* Watches the threads, and ends the process of an idle gate. */
 #ifndef TSUGIKI_GATE_WATCHDOG_H
 #define TSUGIKI_GATE_WATCHDOG_H
 
-/* Looks after the threads, if it is time. Returns in how many milliseconds it will be
- * again; -1: when gate_wake_control is called. */
+/* Watches the threads, if it is time. Returns the milliseconds until the next time; -1: when
+ * gate_wake_control is called. */
 int gate_watch(void);
 
 #endif

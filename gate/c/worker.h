@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a thread that serves keeps from one notification to the next. */
+/* The state that a serving thread keeps from one notification to the next. */
 #ifndef TSUGIKI_GATE_WORKER_H
 #define TSUGIKI_GATE_WORKER_H
 
@@ -11,7 +11,7 @@
 
 #define GATE_THREADS_MAX 64
 
-/* Who has answered a notification. */
+/* The process that has answered a notification. */
 enum gate_outcome {
 	GATE_BY_NOBODY, /* the caller is gone */
 	GATE_BY_GATE,
@@ -19,14 +19,14 @@ enum gate_outcome {
 	GATE_BY_SUPERVISOR, /* or will */
 };
 
-/* What a thread keeps from one notification to the next. */
+/* The state of a serving thread. */
 struct gate_worker {
 	/* Counts up when a notification is picked up and again when it has been
 	 * handled: odd while at work. */
 	atomic_uint turn;
 	/* Between the watchdog and the thread: */
-	atomic_bool given_up; /* another has taken over; end after this one */
-	atomic_bool used;     /* this slot is some thread's */
+	atomic_bool given_up; /* another thread has taken over; end after this notification */
+	atomic_bool used;     /* this slot belongs to a thread */
 	atomic_int id;	      /* of that thread, once it runs */
 	atomic_bool waits; /* for room among the pending requests: another thread would wait too */
 	unsigned int seen; /* turn at the last tick; the watchdog's own */
@@ -38,8 +38,8 @@ struct gate_worker {
 	struct seccomp_notif n;
 	struct gate_request request; /* to the supervisor, if there is one */
 	enum gate_outcome outcome;
-	/* The last caller's pidfd: it refers to that thread for good, so that a
-	 * reused id fails instead of reaching somebody else. */
+	/* The last caller's pidfd. It refers to that thread for good, so that a reused id fails
+	 * instead of reaching another thread. */
 	uint32_t thread;
 	int pidfd;
 };

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Calls about which a composed filter asks the gate, though they are none of its
- * business. Writes what each returns into the file argv[1], which then becomes argv[2],
- * and waits to be killed.
+ * Makes calls that a composed filter passes to the gate although they do not concern it. Writes the
+ * result of each call into the file argv[1], renames the file to argv[2], and waits to be killed.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -65,7 +64,7 @@ static void local(void)
 	say("setsockopt v6", setsockopt(s, IPPROTO_IPV6, IPV6_V6ONLY, &(int){1}, sizeof(int)));
 	length = sizeof(int);
 	say("getsockopt", getsockopt(s, SOL_SOCKET, SO_TYPE, &(int){0}, &length));
-	/* About the socket, and about a file that is none. */
+	/* About the socket, and about a file that is no socket. */
 	say("ioctl", ioctl(s, SIOCATMARK, &(int){0}));
 	say("ioctl of bytes", ioctl(s, FIONREAD, &(int){0}));
 	say("ioctl of bad descriptor", ioctl(-1, TCGETS, NULL));

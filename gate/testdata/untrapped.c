@@ -29,7 +29,7 @@ static void binds(const char *text, uint16_t port)
 	listen(s, 1);
 }
 
-/* To nobody who listens there, whether the kernel carries on or not. */
+/* Nobody listens at these addresses, whether the kernel carries on or not. */
 static void destinations(void)
 {
 	struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(9)};

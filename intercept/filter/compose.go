@@ -12,26 +12,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrProfile says that a seccomp profile cannot be composed with ours so that it
-// stays in force.
+// ErrProfile says that a seccomp profile cannot be composed with our rules and stay in force.
 var ErrProfile = errors.New("the seccomp profile cannot be composed")
 
-// ruleMax is how many rules a call may come to. The kernel takes 4096 instructions,
-// and each condition is some four.
+// ruleMax is the number of rules that a call may have. The kernel takes 4096 instructions, and each
+// condition takes about four.
 const ruleMax = 256
 
 // Compose returns the profile of an OCI runtime with our calls handed to the
 // supervisor that listens at a socket, and metadata told to it. A nil profile is
 // that of an unconfined container.
 //
-// The profile stays in force: what it refuses is refused as before, and what is
-// allowed by it, or logged, is that or asked about. More is asked about than by the
-// program of Build, and never less, except that marks are looked at for sockets of
-// AF_GRAFT as for others. What rules cannot say exactly is an error.
+// The profile stays in force: calls that it refuses are still refused, and calls that it allows or
+// logs are allowed, logged or trapped. The result traps at least the calls that the program of
+// Build traps, except that it also checks the marks of AF_GRAFT sockets. If rules cannot express a
+// call exactly, Compose returns an error.
 //
-// The x32 ABI is left out of the profile, so that its calls end their program: its
-// programs are as good as none, and rules cannot tell its calls from those of the
-// 64-bit ABI.
+// The profile does not have the x32 ABI, so its calls end their program. There are almost no such
+// programs, and rules cannot distinguish their calls from those of the 64-bit ABI.
 func Compose(profile *specs.LinuxSeccomp, o Options, listener, metadata string) (*specs.LinuxSeccomp, error) {
 	return compose(runtime.GOARCH, profile, o, listener, metadata)
 }
@@ -133,8 +131,7 @@ func verdictOf(action specs.LinuxSeccompAction, errno *uint) verdict {
 // allows tells whether the kernel carries on with the call.
 func (v verdict) allows() bool { return v.action == specs.ActAllow || v.action == specs.ActLog }
 
-// keepable tells whether it is known what becomes of the call. Who traces could let
-// it pass.
+// keepable tells whether the result of the call is known. A tracer could let a call pass.
 func (v verdict) keepable() bool {
 	switch v.action {
 	case specs.ActErrno, specs.ActTrap, specs.ActKill, specs.ActKillThread, specs.ActKillProcess:
@@ -214,17 +211,17 @@ func datum(c specs.LinuxSeccompArg) uint64 {
 	return c.Value
 }
 
-// inTreeOrder compares rules as libseccomp does in its tree. What it has to put
-// before others may be lost, or never end: it goes astray where rules share a
-// condition that is not met by equality (2.5.4).
+// inTreeOrder compares rules as libseccomp does in its tree. If libseccomp has to insert a rule
+// before others, it may lose the rule or never end: it is wrong where rules share a condition that
+// is not an equality (2.5.4).
 func inTreeOrder(a, b specs.LinuxSyscall) int {
 	return slices.CompareFunc(a.Args, b.Args, func(c, d specs.LinuxSeccompArg) int {
 		return cmp.Or(cmp.Compare(d.Index, c.Index), cmp.Compare(datum(d), datum(c)))
 	})
 }
 
-// checkArguments refuses what libseccomp 2.5 loses rules of: different arguments in
-// the rules of one call. Those of socket(2) that engines look at are known to do.
+// checkArguments refuses different arguments in the rules of one call, because libseccomp 2.5 loses
+// such rules. The arguments of socket(2) that engines check are known to work.
 func checkArguments(name string, parts []part, t trap) error {
 	theirs, all := map[int]bool{}, map[int]bool{}
 	note := func(rs []region, in ...map[int]bool) {
@@ -265,10 +262,9 @@ func rulesOf(name string, v verdict, rs []region) []specs.LinuxSyscall {
 	return all
 }
 
-// partsOf returns what the rules of one call come to, as libseccomp takes them: one
-// that says the default is left out, and the first one without conditions is the
-// only one. Those that say different things about one form of the call have no
-// order there, so nobody knows which holds.
+// partsOf returns the effect of the rules of one call in libseccomp: it leaves out a rule with the
+// default action, and the first rule without conditions is the only one. Rules with different
+// actions for one form of the call have no order in libseccomp, so it is unknown which holds.
 func partsOf(name string, rules []specs.LinuxSyscall, def verdict) ([]part, error) {
 	var parts []part
 	for _, s := range rules {

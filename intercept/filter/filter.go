@@ -24,14 +24,14 @@ import (
 // ErrArch says that the system call numbers of an architecture are not known.
 var ErrArch = errors.New("no system call table for this architecture; x86-64 and arm64 have one")
 
-// Mode says whose calls the supervisor wants to see.
+// Mode says which programs' calls the supervisor sees.
 type Mode int
 
 // The modes.
 const (
 	Seccomp Mode = iota // everybody's
 	Auto                // all but those that the shim has decided
-	Preload             // those that the shim asks about, and what is needed for safety
+	Preload             // those that the shim asks about, and those needed for safety
 )
 
 var modeNames = map[Mode]string{Auto: "auto", Preload: "preload", Seccomp: "seccomp"}
@@ -51,7 +51,7 @@ func ParseMode(name string) (Mode, bool) {
 	return 0, false
 }
 
-// The marks by which the shim speaks to the filter, shim/c/marks.h.
+// The marks of the shim for the filter, shim/c/marks.h.
 const (
 	markPass   = 0x7473756769706173
 	markAsk    = 0x747375676961736b
@@ -59,7 +59,7 @@ const (
 	markFamily = 0xffffffff
 )
 
-// Options choose what the supervisor wants to see.
+// Options choose the calls that the supervisor sees.
 type Options struct {
 	Mode Mode
 	// Datagrams asks for every datagram that is sent to an address: only where
@@ -185,12 +185,12 @@ func nativeRules(n native, o Options) []rule {
 	}
 	add(bind, o.decided(cond{2, atLeast, addrMin})...)
 	add(ioctl, aboutInterfaces...)
-	// Who makes itself a network namespace is not to get the host's sockets there.
+	// A program that makes a network namespace must not get the host's sockets there.
 	return append(rules, leaving(n.token, n.numbers[unshare], n.numbers[setNS], n.numbers[clone])...)
 }
 
-// destinations are the rules for the calls that say where a socket belongs, unless kernel programs
-// lead there whatever is called.
+// destinations returns the rules for the calls that tell where a socket belongs, unless the kernel
+// programs alone lead sockets there.
 func destinations(n native, o Options) []rule {
 	var rules []rule
 	add := func(c call, only ...cond) {
@@ -240,10 +240,9 @@ func assemble(rules []rule) []unix.SockFilter {
 			block = append(block, jump(unix.BPF_JEQ, number, 0, len(body)))
 			block = append(block, body...)
 		}
-		// io_uring's requests pass no filter: connect(2) and listen(2) made by
-		// it would go unseen. clone3(2) has its flags in memory, where no filter
-		// sees them; engines' default profiles do the same to it. Programs fall
-		// back to older calls on ENOSYS.
+		// io_uring's requests pass no filter: no filter would see its connect(2) and listen(2).
+		// clone3(2) has its flags in memory, where no filter sees them; engines' default profiles
+		// do the same to it. Programs fall back to older calls on ENOSYS.
 		block = append(block, refuse(ioUringSetup)...)
 		block = append(block, refuse(clone3)...)
 		if token == archX8664 {

@@ -28,9 +28,9 @@ var aboutInterfaces = []cond{
 	{ioctlRequest, differs, unix.SIOCOUTQNSD},
 }
 
-// interfaceTrap is the same for profiles, and asks also about requests of which only the
-// upper half differs: rules of profiles have only masks to say a range by. The masks are
-// of the lower half of an argument, as programs of 32-bit ABIs have no other.
+// interfaceTrap returns the same for profiles. It also traps requests that differ only in the upper
+// half, because rules of profiles can express a range only by masks. The masks are of the lower
+// half of an argument, because programs of 32-bit ABIs have no upper half.
 func interfaceTrap() trap {
 	t := trap{verdict: verdict{action: specs.ActNotify}}
 	for _, m := range []struct{ mask, value uint64 }{

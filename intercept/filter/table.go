@@ -98,10 +98,10 @@ func refusals(goarch string) []rule {
 	return rules
 }
 
-// foreign are the calls by which a program of another ABI could get around the
-// kernel programs: ioctl(2), for which there is none, and setsockopt(2), for which they
-// are not asked; and those by which it gets into another network namespace. All else that such
-// a program does stays in its own namespace, or is theirs to judge.
+// foreign are the calls by which a program of another ABI could bypass the kernel programs:
+// ioctl(2), for which there is no kernel program, and setsockopt(2), for which the kernel does not
+// run them; and the calls by which it gets into another network namespace. All other calls of such
+// a program stay in its own namespace, or the kernel programs check them.
 var foreign = map[string][]rule{
 	"amd64": slices.Concat([]rule{
 		{token: archX8664, number: x32Bit | 541},
@@ -129,8 +129,8 @@ var foreignListen = map[string][]rule{
 	"arm64": {{token: archArm, number: 284}},
 }
 
-// leaving are the rules for who makes itself a network namespace, or enters one, by
-// the numbers of these calls.
+// leaving returns the rules for programs that make or enter a network namespace, by the numbers of
+// these calls.
 func leaving(token, unshare, setNS, clone uint32) []rule {
 	return []rule{
 		{token, unshare, []cond{{0, anyBits, unix.CLONE_NEWNET}}},

@@ -7,8 +7,8 @@ import (
 	"github.com/tsugiki/tsugiki/afgraft"
 )
 
-// trap says which forms of a call the profile's permission does not reach, and what
-// becomes of those.
+// trap says which forms of a call the profile's permission does not cover, and how they are
+// handled.
 type trap struct {
 	verdict
 	regions []region
@@ -82,7 +82,7 @@ func traps(o Options, foreign32 bool) map[string]trap {
 	return all
 }
 
-// decided narrows a region to the calls about which the shim has not made up its mind.
+// decided narrows a region to the calls about which the shim has not decided.
 func decided(m Mode, r region) trap {
 	t := trap{verdict: verdict{action: specs.ActNotify}}
 	switch m {

@@ -30,11 +30,11 @@ func exactly(v uint64) span { return span{lo: v, hi: v} }
 
 func except(v uint64) span { return span{lo: v + 1, hi: v - 1} }
 
-// hole is the number that alone is missing.
+// hole returns the only number that is not in the set.
 func (s span) hole() (v uint64, is bool) { return s.hi + 1, s.mask == 0 && s.lo == s.hi+2 }
 
-// masked are the values of which the bits of mask are those of value. Those that are
-// neighbours are the interval that they are, so that one set has one form.
+// masked returns the values whose bits of mask equal those of value. Neighbouring values become an
+// interval, so that one set has one form.
 func masked(mask, value uint64) span {
 	value &= mask
 	if free := ^mask; free&(free+1) == 0 {
@@ -53,7 +53,7 @@ func (s span) contains(v uint64) bool {
 	return s.lo <= v && v <= s.hi
 }
 
-// blocks are the same set in aligned blocks, each of which a mask describes.
+// blocks returns the set as aligned blocks, each of which a mask describes.
 func (s span) blocks() []span {
 	if s.mask != 0 {
 		return []span{s}
@@ -148,9 +148,8 @@ func (s span) aside() []span {
 	return all
 }
 
-// conditions say that an argument is in the set, one of them each. libseccomp 2.5
-// makes mistakes with operators of order where rules share an argument, so none of
-// them is used.
+// conditions returns conditions of which each alone says that an argument is in the set. libseccomp
+// 2.5 is wrong about order operators where rules share an argument, so conditions uses none.
 func (s span) conditions(index int) []specs.LinuxSeccompArg {
 	c := specs.LinuxSeccompArg{Index: uint(index), Value: s.lo, Op: specs.OpEqualTo}
 	if v, is := s.hole(); is {
@@ -226,7 +225,7 @@ func (r region) where(arg int, s span) region {
 	return r
 }
 
-// errTooMany says that a profile is divided into more rules than are of use.
+// errTooMany says that a profile is divided into too many rules.
 var errTooMany = fmt.Errorf("its conditions come to more than %d rules", ruleMax)
 
 func (r region) intersect(t region) ([]region, error) {

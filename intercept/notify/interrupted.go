@@ -6,11 +6,10 @@ import (
 	"github.com/tsugiki/tsugiki/gate"
 )
 
-// Where a filter's calls wait interruptibly (before Linux 5.19, and in containers of
-// OCI runtimes that do not ask for WAIT_KILLABLE_RECV), a signal can take a program
-// from under us while we do what it asked for. If its handler lets calls be restarted,
-// the program makes the same call next, as a notification of its own; what was done for
-// the first is what it gets.
+// Where a filter's calls wait interruptibly (before Linux 5.19, and in containers of OCI runtimes
+// that do not ask for WAIT_KILLABLE_RECV), a signal can interrupt a call while the supervisor
+// carries it out. If the handler lets calls be restarted, the program makes the same call next,
+// with a notification of its own. The second call gets the result of the first.
 
 // The second may come while the first is still being carried out. So calls of one
 // thread are answered one after another.
@@ -40,8 +39,8 @@ func newThreads() *threads {
 	return t
 }
 
-// begin waits until the thread's last call has been answered. If that was this one,
-// carried out in answer to another notification, it returns that one.
+// begin waits until the thread's last call has been answered. If that was the same call, carried
+// out for another notification, begin returns the id of that notification.
 func (t *threads) begin(r gate.Request) (id uint64, found bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -11,9 +11,9 @@ import (
 	"github.com/tsugiki/tsugiki/graft"
 )
 
-// ioctl(2) of a socket tells of the interfaces, addresses and neighbours of the network
-// namespace that the socket is of. For a grafted socket that is the host's. So requests that
-// read such things are made here, by a socket of the container's own namespace.
+// ioctl(2) of a socket tells of the interfaces, addresses and neighbours of the network namespace
+// that the socket is of. For a grafted socket that is the host's. So the supervisor makes the
+// requests that read such data, on a socket of the container's own namespace.
 //
 // Time of check. A request is read from the program once, made with a copy and a file of
 // ours, and then the copy is written back. The kernel never carries on with it: by then a
@@ -21,7 +21,7 @@ import (
 // requests for which it wants CAP_NET_ADMIN in the namespace of the socket that is there by
 // then, which no program has in the host's, and with those that TCP and UDP do not have.
 
-// treatment is what becomes of a request.
+// treatment says how a request is handled.
 type treatment int
 
 const (

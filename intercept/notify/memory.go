@@ -8,19 +8,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// memory is that of a program which waits for an answer. It is opened before the
-// notification is found valid: so it is the caller's, and stays so. When the
-// caller is killed, or executes another program, it is nobody's any more.
+// memory is the memory of a program that waits for an answer. It is opened before the check that
+// the notification is valid, so it is the caller's and stays so. When the caller is killed or
+// executes another program, it is nobody's memory any more.
 //
-// What is read may be another thing the next moment; each value is read once, and
-// what was read is what counts. A read or a write takes as long as the program's
-// memory does, which may be for ever (userfaultfd, a file of a slow file system):
-// it holds up calls of the same container only.
+// The program may change a value after it was read. So each value is read once, and only the value
+// read counts. A read or a write may take for ever, if the program's memory does (userfaultfd, a
+// file of a slow file system). It delays only calls of the same container.
 type memory struct {
 	fd int
 }
 
-// errFault says that the program's pointer leads nowhere.
+// errFault says that the program's pointer is invalid.
 var errFault = fmt.Errorf("bad address in the program: %w", unix.EFAULT)
 
 func (p *program) memory() (*memory, error) {

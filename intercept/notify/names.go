@@ -14,10 +14,11 @@ import (
 // The kernel would tell the IPv6 names of translated sockets and of their peers. So getsockname(2),
 // getpeername(2) and accept(2) are answered here.
 //
-// Time of check. The file is duplicated once, and is what is asked. The length is read once; what is
-// written goes where the caller could write itself. If the file is no translated socket, the kernel
-// carries on: with a translated one that a thread has put under the number meanwhile, the program
-// learns the IPv6 address of a peer that its rules let it reach, and nothing else.
+// Time of check. The file is duplicated once, and only the duplicate is asked. The length is read
+// once. The answer is written only where the caller could write itself. If the file is no
+// translated socket, the kernel carries on: with a translated one that a thread has put under the
+// number meanwhile, the program learns the IPv6 address of a peer that its rules let it reach, and
+// nothing else.
 //
 // accept(2) is answered for listeners of two network namespaces, too (graft/own.go). If a thread has put
 // such a listener under the number meanwhile, the program may get a marker, and the connection that the

@@ -2,11 +2,11 @@ package notify
 
 // # What answering calls may take
 //
-// To answer a call takes a place, and maybe a thread of this process for as long as the
-// container likes: its program's memory may be a file that is never read, and the locks of its
-// sockets and epolls are held while the program's own calls wait for such memory. No such
-// wait can be ended from here. So each container has some places, of all its filters together;
-// with none free, its next calls wait in its gates, and nobody else's do.
+// An answer to a call takes a place, and maybe a thread of this process for as long as the
+// container likes: its program's memory may be a file whose read never ends, and the locks of its
+// sockets and epolls are held while the program's own calls wait for such memory. This process
+// cannot end such a wait. So each container has a number of places for all its filters together. If
+// none is free, the container's next calls wait in its gates, and calls of other containers do not.
 //
 // Some places are the container's own. The others are of a pool, which all containers share: so
 // the threads of this process are bounded, also where every container is hostile, and a
@@ -23,13 +23,13 @@ const (
 	poolPlaces = 1024
 )
 
-// Pool is what containers share.
+// Pool has the places that all containers share.
 type Pool struct{ free chan struct{} }
 
 // NewPool makes one for all containers of a process.
 func NewPool() *Pool { return &Pool{make(chan struct{}, poolPlaces)} }
 
-// Places are those of one container.
+// Places has the places of one container.
 type Places struct {
 	pool          *Pool
 	own, fromPool chan struct{}

@@ -23,9 +23,9 @@ import (
 // kcmpEpollTFD is KCMP_EPOLL_TFD of linux/kcmp.h (4.13, CONFIG_KCMP).
 const kcmpEpollTFD = 7
 
-// processes finds the process of a thread and holds on to it. A pidfd refers to
-// one process for good, so an entry whose thread id is somebody else's by now
-// fails instead of hitting that one.
+// processes finds the process of a thread and holds on to it. A pidfd refers to one process for
+// good. So if another process has the thread id by now, the entry fails instead of reaching that
+// process.
 type processes struct {
 	mu   sync.Mutex
 	byID map[int]pidfd.FD // by thread id

@@ -1,20 +1,18 @@
-// Package notify is the seccomp front end's thinking half: it takes the calls
-// that the gate does not answer itself (seccomp_unotify(2), gate/c), asks
-// the engine and answers the notification.
+// Package notify is the supervisor's half of the seccomp front end: it takes the calls that the
+// gate does not answer itself (seccomp_unotify(2), gate/c), asks the engine and answers the
+// notification.
 //
-// It decides no policy, and touches memory of programs only for the options and
-// names of AF_GRAFT sockets, for the names of translated ones and of those that accept(2) returns
-// (names.go), and for what ioctl(2) tells
-// of interfaces (memory.go). It needs CAP_SYS_PTRACE over the
-// container's processes and Linux 5.15.
+// It decides no policy. It reads and writes memory of programs only for the options and names of
+// AF_GRAFT sockets, for the names of translated sockets and of those that accept(2) returns
+// (names.go), and for the answers of ioctl(2) about interfaces (memory.go). It needs CAP_SYS_PTRACE
+// over the container's processes and Linux 5.15.
 //
 // # Theory of operation
 //
-// A notification names its caller by thread id, which may be reused the moment
-// the caller dies. So everything that is found by that id is believed only after
-// NOTIF_ID_VALID has been asked *afterwards*, and answers go by notification id,
-// which is never reused. Every call is handled on its own goroutine, so that none
-// waits for another's answer.
+// A notification names its caller by thread id, which may be reused the moment the caller dies. So
+// data that is found by that id counts only if NOTIF_ID_VALID holds *afterwards*. Answers go by
+// notification id, which is never reused. Every call has its own goroutine, so that no call waits
+// for another's answer.
 package notify
 
 import (
@@ -70,14 +68,14 @@ func New(l *os.File, g *gate.Gate, engine *graft.Engine, places *Places, log *sl
 	}
 }
 
-// End says that the gate's end is ours: gone is not called any more, and calls that have no place
-// yet are not handled.
+// End says that this process ends the gate: gone is not called any more, and calls that have no
+// place yet are not handled.
 func (s *Supervisor) End() {
 	s.closing.Store(true)
 	s.stopping.Do(func() { close(s.stop) })
 }
 
-// Close ends the gate. What is being handled then comes to nothing.
+// Close ends the gate. Calls that are being handled then get no answer.
 func (s *Supervisor) Close() error {
 	s.End()
 	return s.gate.Close()
@@ -87,8 +85,8 @@ func (s *Supervisor) Close() error {
 // program's memory can take for ever to read.
 const releaseWait = 2 * time.Second
 
-// Release stops to serve and lets go of the gate, which goes on: what is being
-// handled is finished, or put to the next supervisor as all else is.
+// Release stops serving and lets go of the gate, which goes on. Calls that are being handled are
+// finished, or go to the next supervisor like all others.
 func (s *Supervisor) Release() error {
 	s.End()
 	s.gate.Stop()
@@ -218,11 +216,11 @@ func (s *Supervisor) handle(r gate.Request, came time.Time) {
 	}
 }
 
-// dispatch puts a request to the engine. What a sockaddr held when the gate read it is
-// what the engine acts on: bind and listen it makes itself, so that what the
-// program changes later does not matter. Where it lets the kernel carry on and
-// read the address again, a changed one meets the kernel programs on a host
-// socket, and on the container's own reaches what the container reaches anyway.
+// dispatch passes a request to the engine. The engine acts on the sockaddr that the gate has read.
+// It makes bind and listen itself, so later changes by the program do not matter. If it lets the
+// kernel carry on and read the address again, the program may have changed the address. On a host
+// socket the kernel programs check the changed address; on a socket of the container's own
+// namespace, it reaches only what the container reaches anyway.
 func (s *Supervisor) dispatch(p *program) (graft.Answer, error) {
 	r := p.request
 	switch r.Call {

@@ -22,11 +22,11 @@ type waiting struct {
 	room  int // for so many listeners, before those are forgotten that nobody waits for
 }
 
-// waitingRoom is for how many listeners there is room at least. Nobody says when a listener is
-// closed that a signal got its caller out of.
+// waitingRoom is the least number of listeners for which there is room. If a signal interrupts the
+// call on a listener, nothing tells when the listener is closed.
 const waitingRoom = 1 << 10
 
-// makeRoom forgets listeners that nobody waits for any more, once there are many. With w.mu held.
+// makeRoom forgets listeners without waiting calls, once there are many. The caller holds w.mu.
 func (w *waiting) makeRoom(waits func(waitingCall) bool) {
 	if len(w.calls) < w.room {
 		return
@@ -47,7 +47,8 @@ type waitingCall struct {
 // errWaits says that a call waits, and is handled again.
 var errWaits = errors.New("the call waits for a connection")
 
-// await has a call handled again when its listener has a connection. It returns errWaits.
+// await arranges that a call is handled again when its listener has a connection. It returns
+// errWaits.
 func (s *Supervisor) await(p *program) error {
 	file, err := p.File(p.request.Number)
 	if err != nil {
@@ -66,7 +67,7 @@ func (s *Supervisor) await(p *program) error {
 			return err
 		}
 	}
-	// Calls that a signal has interrupted are nobody's.
+	// No program waits for a call that a signal has interrupted.
 	waits := func(c waitingCall) bool { return s.listener.valid(c.request.ID) }
 	w.makeRoom(waits)
 	calls := slices.DeleteFunc(w.calls[cookie], func(c waitingCall) bool { return !waits(c) })

@@ -1,5 +1,5 @@
-// Package cgroup makes and removes child groups in the cgroup v2 hierarchy,
-// which is mounted also on machines whose controllers are still v1 ("hybrid").
+// Package cgroup makes and removes child groups in the cgroup v2 hierarchy. This hierarchy is
+// mounted also on machines whose controllers are still v1 ("hybrid").
 //
 // It never changes a group that it did not make, nor a mount. It needs write
 // access to the group that it makes children of; Kill needs Linux 5.14.
@@ -35,7 +35,7 @@ var v2 atomic.Pointer[Hierarchy]
 // lasting says that the groups that this process makes outlive it, see MakeLasting.
 var lasting atomic.Bool
 
-// MakeLasting has Own return a directory whose groups outlive a process that is a service of
+// MakeLasting makes Own return a directory whose groups outlive a process that is a service of
 // systemd. When a unit ends, also before it starts again, systemd removes all empty groups below
 // the unit's group (cg_trim in unit_prune_cgroup, systemd 252). It is called at the start, before
 // Own.
@@ -98,8 +98,8 @@ func Create(parent, name string) (*Group, error) {
 	if err := os.Mkdir(path, 0o755); err != nil {
 		return nil, fmt.Errorf("make cgroup: %w; it takes write access to the cgroup v2 hierarchy", err)
 	}
-	// Somebody may take from us, with prlimit(2), what it takes to open it when
-	// it is needed.
+	// A process may lower our limit of open files with prlimit(2), so that the file could not be
+	// opened later.
 	kill, err := os.OpenFile(filepath.Join(path, "cgroup.kill"), os.O_WRONLY, 0)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("make cgroup: %w", err), unix.Rmdir(path))
@@ -121,8 +121,8 @@ func (g *Group) Killer() (*os.File, error) {
 	return os.OpenFile(filepath.Join(g.path, "cgroup.kill"), os.O_WRONLY, 0)
 }
 
-// Kill kills every process in the group and below it. One that is forking at
-// this moment does not get away (kernel commit 661ee6280931).
+// Kill kills every process in the group and below it. A process that is forking at this moment does
+// not escape (kernel commit 661ee6280931).
 func (g *Group) Kill() error {
 	if g.kill != nil {
 		return g.killBy(g.kill)
@@ -173,8 +173,8 @@ func (g *Group) Remove() error {
 	}
 }
 
-// Populated tells whether a process is in the group or below it, as far as is known:
-// of a group that is gone, none is.
+// Populated tells whether a process is in the group or below it. If the group is gone, it returns
+// false.
 func (g *Group) Populated() bool {
 	events, err := os.ReadFile(filepath.Join(g.path, "cgroup.events"))
 	return err == nil && strings.Contains(string(events), "populated 1") ||

@@ -16,8 +16,8 @@ type Hierarchy struct {
 	Dev   uint64 // of the mount, as stat(2) has it
 }
 
-// Hierarchies are those that are mounted. Of several mounts of one, that of the whole tree
-// serves.
+// Hierarchies are the mounted hierarchies. If one has several mounts, the mount of the whole tree
+// counts.
 type Hierarchies struct {
 	V2 Hierarchy
 	V1 map[string]Hierarchy // by controller, or "name=NAME"

@@ -1,8 +1,8 @@
 // Package cputime measures the CPU time of processes, and of work that one process
 // does for many others.
 //
-// It owns no account: who the work was for is the caller's to know. It needs no
-// privilege, and Linux 2.6.12.
+// It owns no account: the caller knows for whom the work was. It needs no privilege, and Linux
+// 2.6.12.
 package cputime
 
 import (
@@ -31,12 +31,12 @@ func (m *Meter) Do(work func()) {
 	work()
 }
 
-// Elapsed is what all work has taken until now. There is never an error.
+// Elapsed returns the CPU time of all work until now. It never returns an error.
 func (m *Meter) Elapsed() (time.Duration, error) { return time.Duration(m.sum.Load()), nil }
 
-// ProcessClock is the id of a process's CPU clock, as clock_getcpuclockid(3) makes it:
-// that of all threads that it has and had, to the nanosecond. It can be read, and has
-// timers, as others' clocks; its process may be another one by then.
+// ProcessClock returns the id of a process's CPU clock, like clock_getcpuclockid(3). The clock
+// counts all threads that the process has and had, to the nanosecond. It can be read, and has
+// timers, like other clocks. Another process may have the pid by then.
 func ProcessClock(pid int) int32 {
 	const scheduler = 2 // CPUCLOCK_SCHED of linux/posix-timers.h
 	return int32(^pid)<<3 | scheduler

@@ -87,7 +87,7 @@ func maps() []Feature {
 		Name: "BPF memory", Required: true, // RLIMIT_MEMLOCK counts before 5.11 only
 		Lost: "the kernel cannot hold the rules",
 		Probe: func(*Scratch) (string, error) {
-			// As much as all maps of a container, or more.
+			// At least as much as all maps of a container.
 			spec := ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4096, MaxEntries: 4096}
 			m, err := ebpf.NewMap(&spec)
 			if err == nil {
@@ -130,8 +130,8 @@ func memlock() string {
 	return fmt.Sprintf("RLIMIT_MEMLOCK %d KiB", limit.Cur>>10)
 }
 
-// helpers are what the kernel programs call, by kind of program. All that they call
-// is there since the kernel that the last one came with.
+// helpers are the helpers that the kernel programs call, by kind of program. All helpers are in
+// kernels that have the newest of them.
 func helpers() []Feature {
 	var list []Feature
 	for _, h := range []struct {

@@ -14,7 +14,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/cgroup"
 )
 
-// Feature is something that Tsugiki uses of the machine, or could use.
+// Feature is a feature of the machine that Tsugiki uses or could use.
 type Feature struct {
 	Name     string
 	Since    string // the first kernel that has it, if configured; empty: not the kernel's
@@ -28,13 +28,13 @@ type Feature struct {
 	early bool // cheap and without a trace: Require looks at it; its Probe gets nil
 }
 
-// features are all of the kernel's, in the order in which they are looked at.
+// features are all features of the kernel, in the order in which they are tried.
 var features = slices.Concat(capabilities(), limits(), calls, cgroups, programs(), maps(), helpers(), host)
 
 // Features are all that the kernel has to have, or could.
 func Features() []Feature { return slices.Clone(features) }
 
-// Result is what has become of trying a Feature.
+// Result is the result of a trial of a Feature.
 type Result struct {
 	Name     string `json:"name"`
 	Present  *bool  `json:"present"` // nil: unknown, and Detail has the reason
@@ -80,7 +80,7 @@ func (f *Feature) try(s *Scratch) (string, error) {
 	return detail, err
 }
 
-// unknown are the errnos by which kernels say that they know no such thing.
+// unknown are the errnos of kernels that do not have a feature.
 var unknown = []unix.Errno{
 	unix.ENOSYS, unix.EINVAL, unix.ENOPROTOOPT, unix.EOPNOTSUPP, unix.EAFNOSUPPORT, unix.ENOTTY, unix.E2BIG, unix.ENOENT,
 }
@@ -94,7 +94,7 @@ func (e untoldError) Error() string { return string(e) }
 
 func (e untoldError) Is(target error) bool { return target == errUntold }
 
-// Scratch is what probes may use together, made when it is first asked for.
+// Scratch has resources that probes share. Each is made at its first use.
 type Scratch struct {
 	group *cgroup.Group
 	err   error

@@ -105,8 +105,8 @@ func effective() (uint64, error) {
 }
 
 const (
-	// filesMin is how many files a container may have open at once here, with some
-	// room. At the limit the kernel's answers no longer tell what is missing.
+	// filesMin is the number of files that this process may have open at once for a container, with
+	// some room. At the limit the kernel's answers no longer tell what is missing.
 	filesMin = 64
 	// filesPlenty is what Linux gives programs by default.
 	filesPlenty = 1024
@@ -139,7 +139,7 @@ func limits() []Feature {
 	}
 }
 
-// filesLimit is that of this process: Go has raised the soft one to the hard one.
+// filesLimit returns the limit of this process. Go has raised the soft limit to the hard one.
 func filesLimit() (unix.Rlimit, error) {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {

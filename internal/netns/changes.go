@@ -44,7 +44,7 @@ type Change struct {
 	Gone int // the number of a link that may be gone; 0: none
 }
 
-// changesWaiting is how many news of a kind wait to be read.
+// changesWaiting is the number of news of a kind that can wait to be read.
 const changesWaiting = 64
 
 // Changes tells of changes of the namespace's links and routes, from now on. The channel is closed when

@@ -111,9 +111,9 @@ func openFile(path string) (*os.File, error) {
 
 // find looks a path up without opening what is there (O_PATH).
 //
-// On the way it follows no magic link of procfs: behind /proc/PID/root can be a file
-// system that a container serves, which answers when that likes. As the last step it
-// follows those in the folders ns and fd of procfs, which lead to what is open already.
+// On the way it follows no magic link of procfs: behind /proc/PID/root can be a file system that a
+// container serves and that may never answer. As the last step it follows those in the folders ns
+// and fd of procfs, which lead to what is open already.
 func find(path string) (int, error) {
 	const flags = unix.O_PATH | unix.O_CLOEXEC
 	plain := unix.OpenHow{Flags: flags, Resolve: unix.RESOLVE_NO_MAGICLINKS}
@@ -151,8 +151,8 @@ func openat2(path string, how *unix.OpenHow) (int, error) {
 	}
 }
 
-// FromFile makes an NS of an open namespace, which is its own from then on, and is
-// closed on an error.
+// FromFile makes an NS of the file of an open namespace. The NS owns the file from then on. On an
+// error, FromFile closes the file.
 func FromFile(f *os.File) (*NS, error) {
 	ns := &NS{f: f}
 	err := ns.Do(func() error {

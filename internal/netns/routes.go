@@ -10,10 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SourcesFor returns the addresses from which the namespace sends to destinations of a prefix if
-// nobody says otherwise: what the kernel answers for the widest routes that lead there. There are
-// none where no route does. Routes within these routes, for example to the host's own bridges, may
-// have other sources.
+// SourcesFor returns the default source addresses of the namespace for destinations of a prefix:
+// the kernel's answers for the widest routes that lead there. If no route leads there, there are
+// none. Routes within these routes, for example to the host's own bridges, may have other sources.
 func (ns *NS) SourcesFor(prefix netip.Prefix) (list []netip.Addr, err error) {
 	err = ns.Do(func() error {
 		to, err := widestRoutes(prefix)
@@ -101,11 +100,12 @@ func first(p netip.Prefix) netip.Addr {
 	return p.Addr().Next()
 }
 
-// ownMax is how many addresses of the namespace's own are passed over.
+// ownMax is the number of the namespace's own addresses that are skipped.
 const ownMax = 16
 
-// sourceFor returns the source of packets to a prefix; none where they cannot go. To an address of
-// the namespace's own it would be that address: a neighbour's tells.
+// sourceFor returns the source of packets to a prefix; none where they cannot go. For one of the
+// namespace's own addresses, the source would be that address, so sourceFor asks for a neighbouring
+// address.
 func sourceFor(to netip.Prefix) (source netip.Addr, err error) {
 	addr := first(to)
 	for try := 0; try < ownMax && to.Contains(addr); try++ {

@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Socket is one that has a port, as sock_diag(7) tells of it. That the kernel says the cgroup
-// needs Linux 5.8 (commit 6e3a401fc8af); that it tells of TCP sockets that are bound and do
-// not listen, 6.8 (commit 91051f003948).
+// Socket is a socket with a port, as sock_diag(7) shows it. The kernel shows the cgroup since Linux
+// 5.8 (commit 6e3a401fc8af), and TCP sockets that are bound but do not listen since 6.8 (commit
+// 91051f003948).
 type Socket struct {
 	Protocol int // unix.IPPROTO_TCP or unix.IPPROTO_UDP
 	Family   int // unix.AF_INET or unix.AF_INET6; one of the latter may have an address of IPv4

@@ -7,7 +7,7 @@
 
 #include "../../native/privilege/privilege.h"
 
-/* It opens nothing and connects nothing: all that it hands over it has made. */
+/* The keeper opens nothing and connects nothing: it hands over only sockets that it has made. */
 static const struct privilege_call keeper_calls[] = {
 	{.number = SYS_socket},
 	{.number = SYS_sendmsg},

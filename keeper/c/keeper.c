@@ -13,16 +13,13 @@
  * never reads anything that the container wrote: socket(2)'s arguments reach
  * it by value, and everything else comes from the supervisor.
  *
- * It has a second use. The kernel files an epoll registration under (open
- * file, descriptor number), and the number is looked up in the table of
- * whoever calls epoll_ctl(2). To register a socket so that the program's own
- * EPOLL_CTL_MOD and EPOLL_CTL_DEL find it, the call is made here, with the
- * socket put at the program's number for as long as the call takes.
- * Mind that epoll_ctl(2) takes the instance's mutex, which a program may hold
- * for as long as it likes (epoll_wait(2) into memory whose faults it serves
- * itself). Such a program stops its own keeper and nobody else's. It also puts
- * off its own death if the supervisor dies meanwhile; what the BPF programs of
- * its cgroup enforce stays enforced.
+ * It has a second use. The kernel keeps an epoll registration by open file and descriptor number,
+ * and looks the number up in the table of the process that calls epoll_ctl(2). The program's own
+ * EPOLL_CTL_MOD and EPOLL_CTL_DEL have to find the registration. So the keeper makes the call, with
+ * the socket at the program's number during the call. epoll_ctl(2) takes the instance's mutex,
+ * which a program may hold for as long as it likes (epoll_wait(2) into memory whose faults it
+ * serves itself). Such a program blocks only its own keeper. It also delays its own end if the
+ * supervisor dies meanwhile, but the BPF programs of its cgroup stay in force.
  *
  * Started with
  *   fd 3      the control socket, see protocol.h
@@ -63,7 +60,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* A request as it came, before anything about it is believed. */
+/* A received request, before it is checked. */
 struct keeper_incoming {
 	unsigned char bytes[sizeof(struct keeper_request)];
 	size_t length;
@@ -89,8 +86,8 @@ static int keeper_send(const struct keeper *k, struct msghdr *msg)
 }
 
 /*
- * A supervisor that can no longer be answered but is there would wait for
- * ever: leaving tells it. One that is gone is noticed by the next read.
+ * A supervisor that is there but cannot be answered would wait for ever. The keeper ends, which the
+ * supervisor notices. If the supervisor has gone, the next read notices that.
  */
 static void keeper_answer(const struct keeper *k, struct keeper_reply *reply)
 {
@@ -121,7 +118,7 @@ static int keeper_send_files(const struct keeper *k, const int *fds, unsigned in
 	return keeper_send(k, &msg);
 }
 
-/* Waits until the supervisor has taken what was lent, or is gone. */
+/* Waits until the supervisor has taken the lent sockets, or has gone. */
 static void keeper_await_return(const struct keeper *k)
 {
 	struct pollfd p[] = {{.fd = k->returned, .events = POLLIN}, {.fd = k->control}};
@@ -184,17 +181,16 @@ static void keeper_serve_sockets(const struct keeper *k, const struct keeper_req
 		reply->count = made;
 	}
 	/*
-	 * Closed before the answer: once the program has a socket, closing it has
-	 * to end it. A reference of ours would keep its port for a moment more.
+	 * The sockets are closed before the answer: once the program has a socket, its close(2) has
+	 * to end the socket. A reference of the keeper would keep the port for a moment longer.
 	 */
 	keeper_close_all(fds, made);
 	keeper_answer(k, reply);
 }
 
 /*
- * Puts the socket fds[1] at NUMBER. Whatever of ours has that number moves
- * first; nothing else can be there. On failure NUMBER is closed or still what
- * k and fds say it is.
+ * Puts the socket fds[1] at NUMBER. If a file of the keeper has that number, it moves first;
+ * nothing else can be there. On failure NUMBER is closed, or is still the file that k and fds say.
  */
 static int keeper_place(struct keeper *k, int fds[2], int number)
 {
@@ -256,15 +252,15 @@ static void keeper_serve_request(struct keeper *k, struct keeper_incoming *in)
 		return;
 	}
 	keeper_serve_epoll(k, &request, in->fds, &reply);
-	/* Closed before the answer: the supervisor may look. */
+	/* The files are closed before the answer, because the supervisor may check that. */
 	keeper_close_all(in->fds, in->fd_count);
 	keeper_answer(k, &reply);
 }
 
 /*
- * Waits for a request. Returns false once the supervisor is gone: that reads
- * as an end of file, which a message of no bytes does too, or as ECONNRESET
- * if it left answers unread, so the socket's state decides.
+ * Waits for a request. Returns false once the supervisor has gone. The read then returns an end of
+ * file, as for a message of no bytes, or ECONNRESET if the supervisor left answers unread. So the
+ * socket's state decides.
  */
 static bool keeper_receive(const struct keeper *k, struct keeper_incoming *in)
 {
@@ -297,7 +293,7 @@ static bool keeper_receive(const struct keeper *k, struct keeper_incoming *in)
 		in->fd_count = (unsigned int)(size / sizeof(int));
 		memcpy(in->fds, CMSG_DATA(cmsg), size);
 	}
-	/* A message that was cut is malformed, as one without bytes is. */
+	/* A truncated message is malformed, like one without bytes. */
 	in->length = msg.msg_flags & (MSG_TRUNC | MSG_CTRUNC) ? 0 : (size_t)n;
 	if (n == 0 && in->fd_count == 0 && keeper_supervisor_gone(k))
 		return false;

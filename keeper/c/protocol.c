@@ -6,8 +6,8 @@
 #include <string.h>
 
 /*
- * Family, type and protocol are whatever the program gave to socket(2):
- * judging them is the kernel's business, whose errno the program is owed.
+ * Family, type and protocol come from the program's socket(2). The kernel judges them, and the
+ * program gets the kernel's errno.
  */
 static int keeper_parse_sockets(const struct keeper_request *request, unsigned int fds)
 {

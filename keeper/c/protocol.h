@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a supervisor and its keeper say to each other.
+ * The messages between a supervisor and its keeper.
  *
  * They share one SOCK_SEQPACKET pair on one machine, so numbers are in the
  * machine's byte order and a message is exactly one struct. The keeper speaks
@@ -18,12 +18,11 @@
  * of one byte; the keeper has closed its own when it replies. No other message
  * has one byte or descriptors.
  *
- * The kernel counts descriptors that are in such messages against the user, all
- * over the machine, and a container of the same user may have as many as it
- * likes (ETOOMANYREFS). Then the keeper lends its sockets: struct keeper_loan
- * comes in the place of that message, the supervisor takes them out of the
- * keeper's table (pidfd_getfd(2)) and adds to the eventfd that it gave the keeper.
- * The keeper waits for that before it closes its own and replies.
+ * The kernel counts descriptors in such messages against the user, on the whole machine, and a
+ * container of the same user may have any number of them (ETOOMANYREFS). Then the keeper lends its
+ * sockets: struct keeper_loan comes in the place of that message, the supervisor takes them out of
+ * the keeper's table (pidfd_getfd(2)) and adds to the eventfd that it gave the keeper. The keeper
+ * waits for that before it closes its own and replies.
  *
  * Fields that an op does not use are zero. Change KEEPER_VERSION with any
  * change here; the Go side is protocol.go of package keeper.
@@ -49,11 +48,11 @@ enum keeper_op {
 
 enum keeper_status {
 	KEEPER_DONE = 0,
-	/* The kernel refused the call that was asked for. Its errno may be
-	 * shown to the program, as it would have got it from its own call. */
+	/* The kernel refused the requested call. The program may get the errno, as from its own
+	 * call. */
 	KEEPER_REFUSED = 1,
-	/* The keeper could not get as far as that call. The errno is about the
-	 * keeper and must not reach the program. */
+	/* The keeper could not make that call. The errno is about the keeper and must not reach the
+	 * program. */
 	KEEPER_FAULT = 2,
 	/* The request broke the rules above. op is 0. */
 	KEEPER_MALFORMED = 3,

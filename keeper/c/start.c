@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * How the keeper becomes harmless, before it says a word to its supervisor.
- * The order matters: the bounding set needs CAP_SETPCAP, the ids need theirs,
- * so the capabilities themselves go late, and the system calls after them;
- * stderr is closed when nothing can fail any more.
+ * The keeper gives up its privileges before it sends anything to its supervisor. The order matters:
+ * the bounding set needs CAP_SETPCAP, the ids need theirs, so the capabilities themselves go late,
+ * and the system calls after them; stderr is closed when nothing can fail any more.
  */
 #define _GNU_SOURCE
 #include "../../native/privilege/privilege.h"
@@ -80,9 +79,9 @@ static void keeper_check_fds(const struct keeper *k)
 }
 
 /*
- * The keeper ends with its supervisor, not with the terminal or the session.
- * What cannot be ignored (SIGKILL) or is the C library's own is refused and
- * left alone, and so are the faults, which would only come again.
+ * The keeper ends with its supervisor, not with the terminal or the session. Signals that cannot be
+ * ignored (SIGKILL) or belong to the C library are refused and left alone. Faults are left alone
+ * too, because they would only occur again.
  */
 static void keeper_ignore_signals(void)
 {

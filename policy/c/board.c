@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Without a system call or a C library: it is part of programs, and fuzzed. */
+/* This code uses no system call and no C library: it is part of programs, and fuzzed. */
 #include "board.h"
 
 #include <string.h>
@@ -18,7 +18,7 @@ static const uint8_t board_mapped[12] = {[10] = 0xff, [11] = 0xff};
 
 static const uint8_t board_zeros[15];
 
-/* Whether the kernel takes an address for the loopback's: a wildcard is one, too. */
+/* Whether the kernel takes an address for a loopback address. It takes a wildcard for one, too. */
 static bool board_is_loopback(const uint8_t addr[16])
 {
 	if (memcmp(addr, board_mapped, sizeof(board_mapped)) == 0)
@@ -44,8 +44,8 @@ static enum board_where board_find(const struct board *b, size_t size, const uin
 	return ep.netns == 0 ? BOARD_OTHER : BOARD_HOST;
 }
 
-/* Reads a sockaddr of at least BOARD_IN_MIN bytes. Returns its family; 0 if it is no whole one of
- * IP. An IPv4 address is mapped. */
+/* Reads a sockaddr of at least BOARD_IN_MIN bytes. Returns its family; 0 if it is not a complete IP
+ * sockaddr. An IPv4 address is mapped. */
 static uint16_t board_read(const uint8_t *bytes, size_t length, uint8_t addr[16])
 {
 	uint16_t family;
@@ -108,8 +108,8 @@ struct board_place board_place_for(const struct board *b, const struct board_add
 		p.unbound = atomic_load(&b->bound_clients);
 		return p;
 	case BOARD_OWN:
-		/* One of its servers may be on the host; and what rules say is not
-		 * all there is to an AF_GRAFT socket. */
+		/* A server of the container's loopback may be on the host. And for an AF_GRAFT
+		 * socket, the rules do not decide alone. */
 		if (atomic_load(&b->afgraft_sockets) || (to->loopback && atomic_load(&b->services)))
 			p.verdict = BOARD_ASK;
 		p.netns = b->own;

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The board: one file in memory per container, on which its gate writes what others
- * have to know at every call, much of it by order of the supervisor, and that all of
- * its programs may read (the shim does). It is sealed against further writers before
- * anybody else gets it.
+ * The board: one file in memory per container, with the data that others need at every call. The
+ * container's gate writes the board, mostly by order of the supervisor. All programs of the
+ * container may read it (the shim does). The gate seals it against further writers before anybody
+ * else gets it.
  *
- * The rules on it change while it is read: the gate counts `sequence` up
- * before it changes them and again after. A reader that has seen another sequence
- * afterwards, or an odd one, has read nothing and asks the supervisor.
+ * The rules on the board change while others read them: the gate counts `sequence` up before it
+ * changes the rules and again after. A reader that sees an odd sequence, or another sequence
+ * afterwards, discards what it has read and asks the supervisor.
  */
 #ifndef TSUGIKI_BOARD_H
 #define TSUGIKI_BOARD_H
@@ -20,8 +20,8 @@
 #define BOARD_MAGIC   0x6f627374u /* "tsbo" */
 #define BOARD_VERSION 3
 /*
- * Of the file: the header; what the gate counts, which is here because it outlives the gate's
- * process, and most boards are one page; and the largest image of rules that there can be.
+ * Size of the file: the header; the gate's counters, which are here because they outlive the gate's
+ * process, and most boards take one page; and the largest possible image of rules.
  */
 #define BOARD_SIZE     0x4a000
 #define BOARD_COUNTERS 64
@@ -32,57 +32,58 @@ struct board {
 	uint32_t version;
 	uint64_t own; /* SO_NETNS_COOKIE of the container's own namespace */
 	_Atomic uint32_t sequence;
-	/* Set before the first socket is moved to the container's own namespace:
-	 * until then, sockets that were made on the host first are there. */
+	/* Set before the first socket is moved to the container's own namespace: until then, all
+	 * sockets that were made on the host first are still there. */
 	_Atomic uint32_t own_sockets;
-	/* Set before the container serves its first port on the host: from then
-	 * on, its own loopback may lead there. */
+	/* Set before the container serves its first port on the host: from then on, destinations on
+	 * its own loopback may lead there. */
 	_Atomic uint32_t services;
 	/* Set before a program makes or enters another network namespace. */
 	_Atomic uint32_t nested;
 	/* Set before the first AF_GRAFT socket is made: from then on, a socket's
 	 * own endpoint may count for more than the rules. */
 	_Atomic uint32_t afgraft_sockets;
-	/* Set while somebody wants to be told of every decision. */
+	/* Set while a supervisor wants a report of every decision. */
 	_Atomic uint32_t traced;
-	/* Whether each datagram with an address is to be decided about. */
+	/* Whether each datagram with an address needs a decision. */
 	uint32_t datagrams;
-	/* Set before a client's socket is bound on the host whose source may have
-	 * to be another once it is known where it connects to. */
+	/* Set before a client's socket is bound on the host, if the socket may need another source
+	 * address once its destination is known. */
 	_Atomic uint32_t bound_clients;
 	uint32_t host_first; /* BOARD_HOST_FIRST_ */
 	uint32_t untrapped;  /* BOARD_UNTRAPPED_ */
 	uint64_t host;	     /* SO_NETNS_COOKIE of the host's namespace */
 };
 
-/* The families whose sockets are made on the host first: at socket(2). */
+/* The families whose sockets socket(2) makes on the host first. */
 #define BOARD_HOST_FIRST_4 1
 #define BOARD_HOST_FIRST_6 2
 
-/* What the kernel programs decide about alone: connect, sends and listen, which the filter does
- * not trap; and, besides, a bind to port 0 of a wildcard or a loopback address. */
+/* The calls about which the kernel programs decide alone. The first bit: connect, sends and listen,
+ * which the filter does not trap. The second bit, in addition: a bind to port 0 of a wildcard or a
+ * loopback address. */
 #define BOARD_UNTRAPPED_DESTINATIONS 1
 #define BOARD_UNTRAPPED_PORT_0	     2
-/* But not about a connect to an IPv4 address that is no loopback address: IPv4 is translated. Nor
- * do they know the IPv4 names of sockets and of their peers. */
+/* IPv4 is translated. Then the kernel programs do not decide about a connect to an IPv4 address
+ * that is no loopback address, and do not know the IPv4 names of sockets and of their peers. */
 #define BOARD_TRANSLATED 4
 
 _Static_assert(sizeof(struct board) <= BOARD_COUNTERS, "the counters have their place");
 
 /*
- * Where an address that a program passed lies. BOARD_NO_IP is one of another
- * family, or too short: the kernel's to refuse, or not for an IP socket.
+ * Where an address that a program passed lies. BOARD_NO_IP is an address of another family, or one
+ * that is too short: the kernel refuses it, or it is not for an IP socket.
  */
 enum board_where { BOARD_NO_IP, BOARD_OWN, BOARD_HOST, BOARD_OTHER, BOARD_BUSY };
 
 struct board_address {
 	enum board_where where;
-	bool is4;	/* by its own family: a mapped address is not */
-	bool loopback;	/* or the wildcard, which the kernel takes for that */
+	bool is4;	/* by the sockaddr's family: false for a mapped address */
+	bool loopback;	/* or the wildcard, which the kernel takes for it */
 	uint64_t netns; /* SO_NETNS_COOKIE, of BOARD_HOST */
 };
 
-/* The longest sockaddr that is looked at; a longer one names nothing more. */
+/* The longest part of a sockaddr that is read. The bytes after it do not count. */
 #define BOARD_ADDRESS_MAX 28
 
 /* Looks up LENGTH bytes of a sockaddr on a board of SIZE bytes. */
@@ -90,9 +91,9 @@ struct board_address board_look_up(const struct board *b, size_t size, const uin
 				   size_t length);
 
 /*
- * Whether an IP socket is where a destination lies, as far as the board can tell.
- * BOARD_LOOK: it is if its namespace is `netns` and, where it has to be `unbound`, it
- * has no port. BOARD_ASK: only the supervisor knows.
+ * Whether an IP socket is where a destination lies, as far as the board can tell. BOARD_LOOK: the
+ * socket is there if its namespace is `netns` and, if it has to be `unbound`, it has no port.
+ * BOARD_ASK: only the supervisor knows.
  */
 enum board_verdict { BOARD_ASK, BOARD_IN_PLACE, BOARD_LOOK };
 
@@ -104,7 +105,7 @@ struct board_place {
 
 struct board_place board_place_for(const struct board *b, const struct board_address *to);
 
-/* Whether nobody but the kernel programs is to be asked about a bind to LENGTH bytes of a sockaddr.
+/* Whether the kernel programs decide alone about a bind to LENGTH bytes of a sockaddr.
  */
 bool board_bind_is_free(const struct board *b, const uint8_t *bytes, size_t length);
 

@@ -4,7 +4,7 @@
 #include <stdbool.h>
 #include <string.h>
 
-/* Whether the array of COUNT entries fits, which becomes the offset after it. */
+/* Whether the array of COUNT entries at OFFSET fits. Moves OFFSET to the end of the array. */
 static bool rules_fits(uint64_t *offset, uint32_t count, size_t entry, size_t size)
 {
 	*offset += (uint64_t)count * entry;

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A container's egress rules as an image in memory, which package policy writes
- * (snapshot.go) and C programs read: where a destination lies.
+ * A container's egress rules as an image in memory. Package policy writes the image (snapshot.go),
+ * and C programs read from it where a destination lies.
  *
- * The image is a header and three arrays, in the machine's byte order, without
- * pointers. It may be changed while it is read (see board.h), so that every index
- * is checked when it is used.
+ * The image is a header and three arrays, in the machine's byte order, without pointers. It may
+ * change while it is read (see board.h), so every index is checked when it is used.
  */
 #ifndef TSUGIKI_RULES_H
 #define TSUGIKI_RULES_H
@@ -40,7 +39,8 @@ struct rules_range {
 	uint32_t endpoint; /* or RULES_ASK */
 };
 
-/* The endpoint of a range that is for one protocol: those who read this do not know which. */
+/* The endpoint of a range that is for one protocol: readers of the image do not know the protocol
+ * of a socket. */
 #define RULES_ASK 0xffffffffu
 
 struct rules_endpoint {
@@ -52,9 +52,9 @@ _Static_assert(sizeof(struct rules_prefix) == 32, "prefix has no padding");
 _Static_assert(sizeof(struct rules_range) == 8, "range has no padding");
 
 /*
- * Finds the endpoint through which ADDR and PORT (host byte order) are reached, in
- * the SIZE bytes at IMAGE. Returns its index; RULES_OWN if they lie in the
- * container's own namespace; RULES_BROKEN if the image makes no sense, or says RULES_ASK.
+ * Finds the endpoint through which ADDR and PORT (host byte order) are reached, in the SIZE bytes
+ * at IMAGE. Returns the endpoint's index; RULES_OWN if the destination lies in the container's own
+ * namespace; RULES_BROKEN if the image makes no sense, or says RULES_ASK.
  */
 int64_t rules_find(const void *image, size_t size, const uint8_t addr[16], uint16_t port,
 		   struct rules_endpoint *found);

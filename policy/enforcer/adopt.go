@@ -15,15 +15,15 @@ import (
 	"github.com/tsugiki/tsugiki/policy"
 )
 
-// ErrNotAdopted says that a cgroup has not the programs and maps that Enforce of
-// this version makes.
+// ErrNotAdopted says that a cgroup does not have the programs and maps that Enforce of this version
+// makes.
 var ErrNotAdopted = errors.New("another version's policy programs, or none, are attached")
 
-// mapNameMax is how much of a map's name the kernel keeps (BPF_OBJ_NAME_LEN).
+// mapNameMax is the length of a map's name that the kernel keeps (BPF_OBJ_NAME_LEN).
 const mapNameMax = 15
 
-// Adopt takes over what Enforce of an earlier process has attached to a cgroup,
-// and left in force. t is the table that was in force, see Restore.
+// Adopt takes over the programs and maps that Enforce of an earlier process has attached to a
+// cgroup, and that are still in force. t is the table that was in force, see policy.Restore.
 //
 // It needs CAP_SYS_ADMIN, to open programs and maps by their ids.
 func Adopt(cgroup *os.File, t *policy.Table, find func(name string) *endpoint.Endpoint) (*Enforcement, error) {
@@ -75,7 +75,7 @@ func adopt(cgroup *os.File, t *policy.Table) (*Enforcement, error) {
 	return e, nil
 }
 
-// adoptSet opens the set that is attached to a cgroup. The caller is a user of it.
+// adoptSet opens the set that is attached to a cgroup, and counts the caller as a user of it.
 func adoptSet(cgroup *os.File) (*set, error) {
 	found, err := mapsOf(cgroup)
 	defer func() {
@@ -133,8 +133,8 @@ func openMaps(found map[string]*ebpf.Map) (maps bpf.PolicyMaps, err error) {
 	return maps, err
 }
 
-// mapsOf opens the maps of the programs that are attached to a cgroup, by the names
-// that the kernel knows.
+// mapsOf opens the maps of the programs that are attached to a cgroup, by the kernel's names for
+// them.
 func mapsOf(cgroup *os.File) (map[string]*ebpf.Map, error) {
 	maps := map[string]*ebpf.Map{}
 	for _, h := range hooks(&bpf.PolicyPrograms{}) {
@@ -182,7 +182,7 @@ func addMapsOf(id ebpf.ProgramID, maps map[string]*ebpf.Map) error {
 }
 
 // restore reads the numbers that an earlier process gave out. It withdraws endpoints that find does
-// not know: that process ended before it had.
+// not know: the earlier process ended before it could withdraw them.
 func (n *names) restore(rows *rows[bpf.PolicyNumber], find func(name string) *endpoint.Endpoint) error {
 	n.number = map[*endpoint.Endpoint]uint32{}
 	for _, key := range rows.list() {

@@ -16,24 +16,24 @@ import (
 	"github.com/tsugiki/tsugiki/endpoint"
 )
 
-// What belongs to an AF_GRAFT socket is kept in the kernel with the socket: it
-// goes where the socket goes, ends with it, and does not end with us. Whoever
-// changes it sees to it that nobody else does so at the same time.
+// The state of an AF_GRAFT socket is in the kernel, in the socket's storage. It goes where the
+// socket goes, ends with the socket, and outlives this process. A caller that changes it has to
+// exclude other changes at the same time.
 
-// names are the numbers by which the programs know endpoints that were bound by
-// name. None is used twice: sockets keep them.
+// names are the numbers by which the programs know endpoints that were bound by name. No number is
+// used twice, because sockets keep their numbers.
 type names struct {
 	mu     sync.Mutex // guards what follows
 	last   uint32
 	number map[*endpoint.Endpoint]uint32
 }
 
-// lastGiven is the number of the row that says which number was given last: also of an endpoint that
-// was withdrawn before another process took over. It is none of an endpoint's.
+// lastGiven is the number of the row with the last number that was given. So a process that takes
+// over also knows the numbers of withdrawn endpoints. No endpoint has this number.
 const lastGiven = 0
 
-// Name returns a Binding's number for an endpoint. It is good until the endpoint
-// is withdrawn.
+// Name returns a Binding's number for an endpoint. The number is valid until the endpoint is
+// withdrawn.
 func (e *Enforcement) Name(ep *endpoint.Endpoint) (uint32, error) {
 	n := &e.named
 	n.mu.Lock()
@@ -59,8 +59,8 @@ func (e *Enforcement) Name(ep *endpoint.Endpoint) (uint32, error) {
 	return n.last, nil
 }
 
-// Withdraw takes an endpoint from the sockets that were bound to it by name: they
-// connect and send through it no more, but for what a rule allows.
+// Withdraw takes an endpoint from the sockets that were bound to it by name. They no longer connect
+// and send through it, except where a rule allows it.
 func (e *Enforcement) Withdraw(ep *endpoint.Endpoint) error {
 	n := &e.named
 	n.mu.Lock()
@@ -76,7 +76,7 @@ func (e *Enforcement) Withdraw(ep *endpoint.Endpoint) error {
 	return nil
 }
 
-// AFGraft returns what belongs to an AF_GRAFT socket, or false if the file is none.
+// AFGraft returns the state of an AF_GRAFT socket, or false if the file is none.
 func (e *Enforcement) AFGraft(sock int) (afgraft.State, bool, error) {
 	var row bpf.PolicyGraftSocket
 	err := e.set.GraftBySocket.Lookup(uint32(sock), &row)
@@ -84,7 +84,7 @@ func (e *Enforcement) AFGraft(sock int) (afgraft.State, bool, error) {
 		return afgraft.State{}, false, nil
 	}
 	if err == nil && row.Container != e.id {
-		return afgraft.State{}, false, nil // of another container's; here it is an IP socket
+		return afgraft.State{}, false, nil // a socket of another container; here it is an IP socket
 	}
 	if err != nil {
 		return afgraft.State{}, false, fmt.Errorf("look up AF_GRAFT socket: %w", err)
@@ -95,7 +95,7 @@ func (e *Enforcement) AFGraft(sock int) (afgraft.State, bool, error) {
 	}, true, nil
 }
 
-// SetAFGraft makes a socket an AF_GRAFT one, or changes what belongs to it.
+// SetAFGraft makes a socket an AF_GRAFT socket, or changes its state.
 func (e *Enforcement) SetAFGraft(sock int, g afgraft.State) error {
 	row := bpf.PolicyGraftSocket{Container: e.id, Delayed: boolByte(g.Delayed), NameTransparent: boolByte(g.NameTransparent)}
 	copy(row.Name[:], g.Name)
@@ -105,8 +105,7 @@ func (e *Enforcement) SetAFGraft(sock int, g afgraft.State) error {
 	return nil
 }
 
-// AFGraftOptions returns the delayed options of a socket, in the order in which
-// they came.
+// AFGraftOptions returns the delayed options of a socket, in the order of the calls.
 func (e *Enforcement) AFGraftOptions(sock int) ([]afgraft.Option, error) {
 	var row bpf.PolicyGraftQueue
 	err := e.set.QueueBySocket.Lookup(uint32(sock), &row)
@@ -126,8 +125,8 @@ func (e *Enforcement) AFGraftOptions(sock int) ([]afgraft.Option, error) {
 	return options, nil
 }
 
-// SetAFGraftOptions replaces the delayed options of a socket. More than there is
-// room for are ErrQueueFull, and change nothing.
+// SetAFGraftOptions replaces the delayed options of a socket. If there is no room for all, it
+// returns ErrQueueFull and changes nothing.
 func (e *Enforcement) SetAFGraftOptions(sock int, options []afgraft.Option) error {
 	var row bpf.PolicyGraftQueue
 	if len(options) > len(row.Option) {

@@ -12,10 +12,10 @@ import (
 	"github.com/tsugiki/tsugiki/policy"
 )
 
-// AllowBind lets a host socket make one bind, and tells it the name to show. It
-// is to be called before the bind, by whoever makes it for the program, and again
-// with the port that the kernel chose where that was 0: the binding counts only
-// as long as the socket has its port.
+// AllowBind lets a host socket make one bind, and sets the name that the socket shows. It has to be
+// called before the bind, by the process that binds for the program. If the port was 0, it has to
+// be called again with the port that the kernel chose: the binding counts only as long as the
+// socket has the binding's port.
 func (e *Enforcement) AllowBind(sock int, b policy.Binding) error {
 	row := bpf.PolicyBinding{
 		Host:     wordsOf(b.Host.Addr()),
@@ -38,8 +38,8 @@ func (e *Enforcement) AllowBind(sock int, b policy.Binding) error {
 	return nil
 }
 
-// bind notes what a socket may bind, unless it is another container's: what that one's
-// supervisor has noted is in force for it.
+// bind notes the binding that a socket may make, unless the socket is another container's. For such
+// a socket, the note of that container's supervisor holds.
 func (e *Enforcement) bind(sock int, row bpf.PolicyBinding) error {
 	var there bpf.PolicyBinding
 	if err := e.set.BindingBySocket.Lookup(uint32(sock), &there); err == nil && there.Container != e.id {
@@ -49,7 +49,7 @@ func (e *Enforcement) bind(sock int, row bpf.PolicyBinding) error {
 	return putInSocket(e.set.BindingBySocket, sock, row)
 }
 
-// remember makes the table of those whom a UDP server may answer, before it is bound.
+// remember makes the table of peers that a UDP server may answer, before the server is bound.
 func (e *Enforcement) remember(sock int, b policy.Binding) error {
 	if !b.Ingress && !b.Published.IsValid() {
 		return nil
@@ -61,8 +61,8 @@ func (e *Enforcement) remember(sock int, b policy.Binding) error {
 	return e.makeTable(peersTable)
 }
 
-// busyTries is how often a socket's storage is tried that another call of the
-// program on the same socket keeps busy.
+// busyTries is the number of attempts on a socket's storage while another call of the program on
+// the same socket keeps the storage busy.
 const busyTries = 100
 
 func putInSocket(m *ebpf.Map, sock int, row any) (err error) {
@@ -74,13 +74,13 @@ func putInSocket(m *ebpf.Map, sock int, row any) (err error) {
 	return err
 }
 
-// Bound tells whether AllowBind was called for a host socket, and not taken back.
+// Bound tells whether AllowBind was called for a host socket, and ForgetBind was not.
 func (e *Enforcement) Bound(sock int) bool {
 	_, found := e.binding(sock)
 	return found
 }
 
-// BoundTo is what AllowBind let a host socket bind.
+// BoundTo returns the address that AllowBind let a host socket bind.
 func (e *Enforcement) BoundTo(sock int) (netip.AddrPort, bool) {
 	row, found := e.binding(sock)
 	return netip.AddrPortFrom(addrOf(row.Host), row.HostPort), found
@@ -92,8 +92,8 @@ func (e *Enforcement) BoundBy(sock int, call uint64) bool {
 	return found && row.Call == call
 }
 
-// Serve lets the container's programs reach, on their own loopback, a server
-// that AllowBind let bind the host's address, in the namespace with a cookie.
+// Serve lets the container's programs reach a server on their own loopback. AllowBind has let the
+// server bind the host's address, in the namespace with the cookie netns.
 func (e *Enforcement) Serve(protocol int, b policy.Binding, netns uint64) error {
 	kind := uint8(served6)
 	if b.Host.Addr().Unmap().Is4() {
@@ -120,7 +120,7 @@ const (
 	senderBits  = 32
 )
 
-// Services are those that Serve was called for, by this process or an earlier one.
+// Services returns the services for which Serve was called, by this process or an earlier one.
 func (e *Enforcement) Services() ([]policy.Service, error) {
 	var list []policy.Service
 	rows := e.services()
@@ -140,8 +140,8 @@ func (e *Enforcement) Services() ([]policy.Service, error) {
 	return list, nil
 }
 
-// Served tells whether Serve was called for an address of the host's, or for its
-// port on all addresses. Who has it by now is not known.
+// Served tells whether Serve was called for an address of the host's, or for its port on all
+// addresses. It does not tell which socket has the port by now.
 func (e *Enforcement) Served(protocol int, host netip.AddrPort) bool {
 	rows := e.services()
 	for _, key := range rows.list() {
@@ -157,8 +157,8 @@ func (e *Enforcement) Served(protocol int, host netip.AddrPort) bool {
 	return false
 }
 
-// NoteAnyPort notes whether the kernel chooses the port of a socket in the container's
-// own namespace, rather than the program.
+// NoteAnyPort notes whether the kernel or the program chooses the port of a socket in the
+// container's own namespace.
 func (e *Enforcement) NoteAnyPort(sock int, any bool) error {
 	row, err := e.held(sock)
 	if err != nil || row.AnyPort == boolToWord(any) && row.Container == e.id {
@@ -186,7 +186,7 @@ func (e *Enforcement) held(sock int) (row bpf.PolicyHeld, err error) {
 	return row, err
 }
 
-// ForgetBind takes back what AllowBind allowed, after a bind that failed.
+// ForgetBind withdraws the permission of AllowBind after a failed bind.
 func (e *Enforcement) ForgetBind(sock int) error {
 	if !e.Bound(sock) {
 		return nil
@@ -198,8 +198,8 @@ func (e *Enforcement) ForgetBind(sock int) error {
 	return nil
 }
 
-// BoundByIngress tells whether AllowBind let a host socket bind what a rule lets
-// the container serve. It does not tell whether that was done, or undone.
+// BoundByIngress tells whether AllowBind let a host socket bind an address that a rule lets the
+// container serve. It does not tell whether the socket was bound, or is still bound.
 func (e *Enforcement) BoundByIngress(sock int) bool {
 	row, found := e.binding(sock)
 	return found && row.Ingress != 0
@@ -213,8 +213,8 @@ func (e *Enforcement) binding(sock int) (row bpf.PolicyBinding, found bool) {
 	return row, true
 }
 
-// NoteTranslated notes that an IPv6 host socket is in the place of an IPv4 one. Programs see its
-// domain (SO_DOMAIN) as AF_INET, and so do all others.
+// NoteTranslated notes that an IPv6 host socket replaces an IPv4 one. All processes then see its
+// domain (SO_DOMAIN) as AF_INET.
 func (e *Enforcement) NoteTranslated(sock int) error {
 	row, err := e.held(sock)
 	if err != nil {

@@ -29,8 +29,8 @@ type Datagrams struct {
 // VirtualHost is an IPv6 host that a container reaches under a virtual address.
 type VirtualHost struct {
 	Addr   netip.Addr
-	Source netip.Addr // from which the container sends to it
-	Device int        // the number of the link by which it is reached; 0: it is not reached
+	Source netip.Addr // source address of the container's datagrams to it
+	Device int        // the number of the link that leads to it; 0: no link leads to it
 }
 
 // loopbackDevice is the number of a namespace's loopback.
@@ -39,9 +39,9 @@ const loopbackDevice = 1
 // ErrNoDatagrams says that the kernel cannot translate UDP.
 var ErrNoDatagrams = errors.New("the kernel cannot attach programs to links by BPF links, which Linux 6.6 can")
 
-// TranslateDatagrams prepares to translate the UDP of a container whose loopback is on the host. It
-// is translated after Begin. The error wraps ErrNoDatagrams where the kernel is older than 6.6. It
-// needs CAP_BPF and CAP_NET_ADMIN.
+// TranslateDatagrams prepares to translate the UDP of a container whose loopback is on the host.
+// The translation starts with Begin. The error wraps ErrNoDatagrams where the kernel is older than
+// 6.6. It needs CAP_BPF and CAP_NET_ADMIN.
 func (e *Enforcement) TranslateDatagrams() (*Datagrams, error) {
 	if err := e.makeTable(hostsTable); err != nil {
 		return nil, fmt.Errorf("make table of virtual addresses: %w", err)
@@ -66,9 +66,9 @@ func (e *Enforcement) TranslateDatagrams() (*Datagrams, error) {
 	return d, nil
 }
 
-// Attach attaches the programs to a link of the host's namespace, which the calling thread is in. It
-// does nothing if they are attached there. A file that this process closes before it lets go of the
-// link has the number `before`, or none: -1.
+// Attach attaches the programs to a link of the host's namespace, which the calling thread is in.
+// It does nothing if they are attached there. `before` is the number of a file that this process
+// closes before it lets go of the link; -1 if there is none.
 func (d *Datagrams) Attach(device, before int) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -85,8 +85,8 @@ func (d *Datagrams) Attach(device, before int) error {
 	return err
 }
 
-// attach attaches a program. The kernel closes the files of a process that is killed in the order of
-// their numbers, so the link gets a larger one than the file that has to be closed before it.
+// attach attaches a program. The kernel closes the files of a killed process in the order of their
+// numbers, so the link gets a larger number than the file that has to be closed before it.
 func (d *Datagrams) attach(key, device int, o link.TCXOptions, before int) error {
 	o.Interface = device
 	l, err := link.AttachTCX(o)
@@ -117,7 +117,7 @@ func renumber(l link.Link, than int) (link.Link, error) {
 	return second, errors.Join(err, l.Close())
 }
 
-// Detach lets go of a link that is gone.
+// Detach lets go of a link that has gone.
 func (d *Datagrams) Detach(device int) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -129,7 +129,7 @@ func (d *Datagrams) Detach(device int) error {
 	return l.Close()
 }
 
-// Keep lets go of the links that are not in a list, but for the loopback.
+// Keep lets go of all links that are not in the list, except the loopback.
 func (d *Datagrams) Keep(devices []int) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -143,12 +143,12 @@ func (d *Datagrams) Keep(devices []int) error {
 	return errors.Join(errs...)
 }
 
-// Begin has the container's UDP translated.
+// Begin starts the translation of the container's UDP.
 func (d *Datagrams) Begin() error {
 	return d.e.change(func(c *bpf.PolicyContainer) { c.Translates = 1 })
 }
 
-// Put says which host is behind a virtual address, and how the container reaches it.
+// Put sets the host for a virtual address, and how the container reaches the host.
 func (d *Datagrams) Put(v4 netip.Addr, h VirtualHost) error {
 	key := virtualKey(v4)
 	row := bpf.PolicyVirtualHost{Addr: wordsOf(h.Addr), Source: wordsOf(h.Source), Device: uint32(h.Device)}
@@ -168,7 +168,7 @@ func (d *Datagrams) Put(v4 netip.Addr, h VirtualHost) error {
 	return nil
 }
 
-// Host returns the IPv6 address behind a virtual one, unless only servers may answer there.
+// Host returns the IPv6 address for a virtual one, unless only servers may answer there.
 func (d *Datagrams) Host(v4 netip.Addr) (netip.Addr, bool) {
 	var row bpf.PolicyVirtualHost
 	if d == nil || d.e.tables.hosts.Lookup(virtualKey(v4), &row) != nil || row.Peer != 0 {
@@ -193,11 +193,11 @@ func virtualKey(v4 netip.Addr) bpf.PolicyVirtualAddr {
 	return bpf.PolicyVirtualAddr{Bits: 32, Addr: binary.NativeEndian.Uint32(b[:])}
 }
 
-// Publishes tells whether Publish works: whether UDP is translated.
+// Publishes tells whether Publish works, that is, whether UDP is translated.
 func (e *Enforcement) Publishes() bool { return e.datagrams.Load() != nil }
 
-// Publish has datagrams to an IPv6 address led to the UDP sockets of a private port, whose own leave
-// from there.
+// Publish leads datagrams for an IPv6 address to the UDP sockets of a private port. Datagrams of
+// these sockets leave from that address.
 func (e *Enforcement) Publish(private uint16, at netip.AddrPort) error {
 	d := e.datagrams.Load()
 	if d == nil {

@@ -1,10 +1,10 @@
-// Package enforcer has the kernel hold a container's sockets to its rules, whatever the
+// Package enforcer makes the kernel enforce a container's rules on its sockets, whatever the
 // program does.
 //
-// Enforce compiles a policy.Table into the maps of the BPF programs and attaches the
-// programs to the cgroup in which the container's host sockets are made. Adopt takes over
-// what an earlier process has attached. An Enforcement also keeps, with the sockets, what
-// the engine allowed each of them. The package makes no socket and decides nothing.
+// Enforce compiles a policy.Table into the maps of the BPF programs and attaches the programs to
+// the cgroup in which the container's host sockets are made. Adopt takes over what an earlier
+// process has attached. An Enforcement also stores, with each socket, what the engine allowed it.
+// The package makes no socket and decides nothing.
 //
 // It needs CAP_BPF and CAP_NET_ADMIN, for Adopt also CAP_SYS_ADMIN, and Linux 5.15.
 package enforcer
@@ -25,7 +25,7 @@ import (
 	"github.com/tsugiki/tsugiki/policy"
 )
 
-// Enforcement is a table at work in the kernel.
+// Enforcement is a table that is in force in the kernel.
 type Enforcement struct {
 	set    *set
 	cgroup uint64 // its id
@@ -33,15 +33,15 @@ type Enforcement struct {
 	rows   *shared
 	tables tables
 	table  *policy.Table // in the maps
-	stuck  error         // why the maps hold neither this table nor the next
+	stuck  error         // why the maps hold neither the old table nor the new one
 
 	own struct {
 		sync.Mutex                     // guards what follows
-		row        bpf.PolicyContainer // what the programs know of the container
-		attached   bool                // whether they do
+		row        bpf.PolicyContainer // the container's row, which the programs read
+		attached   bool                // whether the programs can find the row
 	}
 	named names
-	// Its loopback, if that is on the host: nil, or set before there is a program.
+	// The container's loopback on the host, or nil. It is set before the container has a program.
 	loopback   *loopback
 	loopbackID uint32
 	datagrams  atomic.Pointer[Datagrams] // nil: its UDP is not translated
@@ -54,8 +54,8 @@ type Enforcement struct {
 // container's host sockets are made. netnsOf gives the SO_NETNS_COOKIE of the namespace
 // in which an endpoint's sockets live.
 //
-// They stay in force until the cgroup is gone and the last of its sockets is closed,
-// whatever becomes of this process; see End.
+// They stay in force until the cgroup is gone and the last of its sockets is closed, even if this
+// process ends; see End.
 func Enforce(cgroup *os.File, t *policy.Table, netnsOf func(*endpoint.Endpoint) uint64) (*Enforcement, error) {
 	cgroupID, err := idOf(cgroup)
 	if err != nil {
@@ -89,7 +89,7 @@ func (e *Enforcement) begin(cgroup *os.File, netnsOf func(*endpoint.Endpoint) ui
 	return nil
 }
 
-// idOf is how the kernel calls a cgroup.
+// idOf returns the kernel's id of a cgroup.
 func idOf(cgroup *os.File) (uint64, error) {
 	var stat unix.Stat_t
 	if err := unix.Fstat(int(cgroup.Fd()), &stat); err != nil {
@@ -98,11 +98,11 @@ func idOf(cgroup *os.File) (uint64, error) {
 	return stat.Ino, nil
 }
 
-// End takes away what the programs know of a container that is no more: sockets of its
-// that are still there, with whomever, are refused all that is looked at. Some of the work goes
-// on after it has returned, see Settle.
+// End removes the data of an ended container from the programs' maps. If any process still has
+// sockets of the container, the programs refuse all their calls and packets that they check. Some
+// of the work goes on after End has returned, see Settle.
 func (e *Enforcement) End() {
-	// What remains, the programs do not find, and it goes with the set.
+	// The programs do not find what remains, and it goes with the set.
 	_ = e.forgetNumber()
 	if e.leaveLoopback(true) {
 		_ = e.clearLoopback()
@@ -117,15 +117,15 @@ func (e *Enforcement) End() {
 	}()
 }
 
-// ending is what End has begun.
+// ending counts the work that End has begun.
 var ending sync.WaitGroup
 
-// Settle waits until all that End has begun is done. Of a process that ends before, tables may
-// remain that nobody uses, until their set goes.
+// Settle waits until all work that End has begun is done. If the process ends before, unused tables
+// may remain until their set goes.
 func Settle() { ending.Wait() }
 
-// ForgetKilled does what End does for the container of a killed process, if it was this version's.
-// It needs CAP_SYS_ADMIN.
+// ForgetKilled does the work of End for the container of a killed process of this version. It needs
+// CAP_SYS_ADMIN.
 func ForgetKilled(cgroup *os.File) error {
 	e, err := adopt(cgroup, nil)
 	if errors.Is(err, ErrNotAdopted) {
@@ -138,7 +138,7 @@ func ForgetKilled(cgroup *os.File) error {
 	return e.Close()
 }
 
-// forgetNumber makes the cgroup one of no container, for good.
+// forgetNumber takes the container's number from the cgroup, for good.
 func (e *Enforcement) forgetNumber() error {
 	err := e.change(func(c *bpf.PolicyContainer) { *c = bpf.PolicyContainer{} })
 	e.own.Lock()
@@ -175,7 +175,7 @@ func (e *Enforcement) Denied() (policy.Denied, error) {
 	return policy.Denied{Connect: d[0], Bind: d[1], Send: d[2], SetOption: d[3], Leave: d[4], Enter: d[5]}, nil
 }
 
-// Connections returns how many there have been so far.
+// Connections returns the numbers of connections so far.
 func (e *Enforcement) Connections() (policy.Connections, error) {
 	n, err := e.counts()
 	if err != nil {
@@ -184,8 +184,8 @@ func (e *Enforcement) Connections() (policy.Connections, error) {
 	return policy.Connections{Out: n.Connections[0], In: n.Connections[1]}, nil
 }
 
-// Decided returns about how many calls the programs alone have decided so far. That is 0 unless the
-// container's loopback is on the host.
+// Decided returns the number of calls about which the programs alone have decided so far. It is 0
+// unless the container's loopback is on the host.
 func (e *Enforcement) Decided() (policy.Decided, error) {
 	n, err := e.counts()
 	if err != nil {
@@ -215,10 +215,10 @@ func (e *Enforcement) counts() (total bpf.PolicyCounts, err error) {
 	return total, nil
 }
 
-// Close lets go of the programs and maps; those that are attached stay so.
+// Close lets go of the programs and maps. Attached ones stay attached.
 func (e *Enforcement) Close() error { return e.close() }
 
-// enforcement is one that is closed once, however often Close is called.
+// enforcement returns an Enforcement that is closed once, however often Close is called.
 func enforcement(s *set, id uint32, own tables, t *policy.Table) *Enforcement {
 	e := &Enforcement{set: s, id: id, rows: s.newShared(), tables: own, table: t}
 	e.own.row.Id = id
@@ -238,7 +238,7 @@ func boolByte(b bool) uint8 {
 	return 0
 }
 
-// addrOf undoes wordsOf.
+// addrOf is the inverse of wordsOf.
 func addrOf(w bpf.PolicyAddr) netip.Addr {
 	var b [16]byte
 	for i, word := range w.Word {
@@ -247,7 +247,7 @@ func addrOf(w bpf.PolicyAddr) netip.Addr {
 	return netip.AddrFrom16(b)
 }
 
-// wordsOf is an address as the programs see it: network order, IPv4 mapped.
+// wordsOf returns an address in the programs' form: network order, IPv4 mapped.
 func wordsOf(a netip.Addr) bpf.PolicyAddr {
 	var w bpf.PolicyAddr
 	b := a.As16()

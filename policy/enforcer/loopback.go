@@ -16,11 +16,11 @@ import (
 // A container's loopback on the host (bpf/loopback.h). Containers that share a network
 // namespace share it, and with it the rows of its ports.
 
-// loopbackBit is in the id of each loopback: as a packet's priority it is one that no program
-// can set without CAP_NET_ADMIN.
+// loopbackBit is set in the id of each loopback. So no program can set such an id as a packet's
+// priority without CAP_NET_ADMIN.
 const loopbackBit = 1 << 31
 
-// privateMax is how many private ports a loopback may have at a time.
+// privateMax is the number of private ports that a loopback may have at a time.
 const privateMax = 1024
 
 // Kinds of rows, enum service_kind of the BPF programs.
@@ -33,7 +33,7 @@ const (
 	privateAs
 )
 
-// loopback has the rows of one.
+// loopback has the rows of one loopback on the host.
 type loopback struct {
 	rows    rows[bpf.PolicyService]
 	members map[*Enforcement]struct{} // guarded by loopbacks.mu
@@ -41,7 +41,7 @@ type loopback struct {
 	changing sync.Mutex // held while rows of a port are read and then changed
 }
 
-// loopbacks are those of the containers that this process has, by id.
+// loopbacks has the loopbacks of this process's containers, by id.
 var loopbacks struct {
 	mu   sync.Mutex
 	byID map[uint32]*loopback
@@ -56,8 +56,8 @@ func LoopbackOnHost(netns uint64) bool {
 	return l != nil && len(l.members) > 0
 }
 
-// UseLoopback puts the container's loopback on the host, from now on. The namespace is that
-// of the programs: who is in the same one has the same loopback.
+// UseLoopback puts the container's loopback on the host, from now on. netns is the namespace of the
+// programs: containers in the same namespace have the same loopback.
 func (e *Enforcement) UseLoopback(netns uint64) error {
 	id := uint32(netns) | loopbackBit
 	e.join(id, nil)
@@ -79,8 +79,8 @@ func (e *Enforcement) SharesLoopback(cgroup uint64) bool {
 	return false
 }
 
-// join makes the container one of those of a loopback. keys are the rows that it has by now,
-// if nobody else in this process is there yet.
+// join makes the container a member of a loopback. keys are the rows that the loopback has by now,
+// if it has no other member in this process yet.
 func (e *Enforcement) join(id uint32, keys []bpf.PolicyService) {
 	loopbacks.mu.Lock()
 	defer loopbacks.mu.Unlock()
@@ -100,8 +100,8 @@ func (e *Enforcement) join(id uint32, keys []bpf.PolicyService) {
 	e.loopback, e.loopbackID = l, id
 }
 
-// leaveLoopback ends the container's share of its loopback, and tells whether it was the last.
-// Where the container ends, clearLoopback is then to be called.
+// leaveLoopback ends the container's share of its loopback, and tells whether it was the last. If
+// the container ends, clearLoopback has to be called afterwards.
 func (e *Enforcement) leaveLoopback(ends bool) (last bool) {
 	loopbacks.mu.Lock()
 	defer loopbacks.mu.Unlock()
@@ -123,7 +123,7 @@ func (e *Enforcement) leaveLoopback(ends bool) (last bool) {
 	return true
 }
 
-// clearLoopback takes the rows of the container's loopback away, unless another has come.
+// clearLoopback deletes the rows of the container's loopback, unless another container has joined.
 func (e *Enforcement) clearLoopback() error {
 	loopbacks.mu.Lock()
 	defer loopbacks.mu.Unlock()
@@ -135,11 +135,11 @@ func (e *Enforcement) clearLoopback() error {
 	return l.rows.clear(l.rows.list())
 }
 
-// PrivatePort is the port of the host in whose place the container's programs know a port of
-// their loopback. Where there is none, or it is the one that is no longer theirs, it becomes the
-// one that is offered. If that is 0, or is in the place of another of their ports, there is none: 0.
-// inUse returns which ports of the host a socket of
-// a protocol has: where there is no room for another private port, those that none has are forgotten.
+// PrivatePort returns the private port on the host for a port of the container's loopback. If there
+// is none, or if it is lost, offered becomes the private port. If offered is 0, or is the private
+// port of another port, there is none and PrivatePort returns 0. inUse returns the ports of the
+// host that sockets of a protocol have: if there is no room for another private port, unused ones
+// are deleted.
 func (e *Enforcement) PrivatePort(protocol int, port, lost, offered uint16, inUse func(protocol int) (map[uint16]bool, error)) (uint16, error) {
 	l := e.loopback
 	l.changing.Lock()
@@ -168,7 +168,8 @@ func (e *Enforcement) PrivatePort(protocol int, port, lost, offered uint16, inUs
 			return 0, fmt.Errorf("give port %d a private one: %w", port, err)
 		}
 	}
-	// The way back first: a program that connects meanwhile sees no other name.
+	// The row for the way back comes first, so that a program that connects meanwhile sees no other
+	// name.
 	err = l.rows.put(back, bpf.PolicyLocation{Port: port})
 	if err == nil {
 		err = l.rows.put(key, bpf.PolicyLocation{Port: offered})
@@ -182,7 +183,7 @@ func (e *Enforcement) PrivatePort(protocol int, port, lost, offered uint16, inUs
 	return offered, nil
 }
 
-// makeRoom makes room for one more private port. With l.changing held.
+// makeRoom makes room for one more private port. The caller holds l.changing.
 func (l *loopback) makeRoom(inUse func(protocol int) (map[uint16]bool, error)) error {
 	isPrivate := func(k bpf.PolicyService) bool { return k.Kind == private }
 	if l.rows.count(isPrivate) < privateMax {
@@ -208,7 +209,8 @@ func (l *loopback) makeRoom(inUse func(protocol int) (map[uint16]bool, error)) e
 	return nil
 }
 
-// forgetUnused deletes the rows of a private port, unless it is in use. With l.changing held.
+// forgetUnused deletes the rows of a private port, unless the port is in use. The caller holds
+// l.changing.
 func (l *loopback) forgetUnused(key bpf.PolicyService, used map[uint16]bool) error {
 	var at, from bpf.PolicyLocation
 	if err := l.rows.lookup(key, &at); err != nil || used[at.Port] {
@@ -226,7 +228,7 @@ func (l *loopback) forgetUnused(key bpf.PolicyService, used map[uint16]bool) err
 	return l.rows.delete(key)
 }
 
-// serveOnLoopback is Serve for a container whose loopback is on the host.
+// serveOnLoopback implements Serve for a container whose loopback is on the host.
 func (e *Enforcement) serveOnLoopback(protocol int, kind uint8, b policy.Binding, row bpf.PolicyLocation) error {
 	l := e.loopback
 	l.changing.Lock()
@@ -253,7 +255,7 @@ func (e *Enforcement) portKey(kind uint8, protocol int, port uint16) bpf.PolicyS
 	return key
 }
 
-// services are the rows of the container's servers.
+// services returns the rows of the container's servers.
 func (e *Enforcement) services() *rows[bpf.PolicyService] {
 	if e.loopback != nil {
 		return &e.loopback.rows
@@ -261,8 +263,8 @@ func (e *Enforcement) services() *rows[bpf.PolicyService] {
 	return &e.rows.services
 }
 
-// ServeNames leads what the container sends to port 53 of any address to port 53 of its loopback,
-// from now on. The loopback has to be on the host.
+// ServeNames leads all that the container sends to port 53 of any address to port 53 of its
+// loopback, from now on. The loopback has to be on the host.
 func (e *Enforcement) ServeNames() error {
 	if err := e.change(func(c *bpf.PolicyContainer) { c.Resolves = 1 }); err != nil {
 		return fmt.Errorf("lead questions for names to the loopback: %w", err)

@@ -25,49 +25,51 @@ import (
 // The kernel verifies the programs each time that a process loads them. So the process that
 // loads a set pins it in the BPF file system, and the next process opens the pins:
 //
-//	/sys/fs/bpf/tsugiki/       root's, mode 0700; whoever changes it has it locked
+//	/sys/fs/bpf/tsugiki/       of root, mode 0700; locked during a change
 //	  KEY/connect4 …           a set: its programs, its maps, and
 //	  KEY/last_number          the number that was given last
 //	  new-KEY/                 a set that is being pinned
 //	  old-KEY/                 a set that has no more numbers, about to be removed
 //
-// KEY is a digest of the compiled programs, of the kernel and of pinLayout. So a process opens
-// only what it would have loaded itself. A set is pinned under another name and then renamed: it
-// is there as a whole or not at all.
+// KEY is a digest of the compiled programs, of the kernel and of pinLayout. So a process opens only
+// a set that is equal to the one it would load itself. A set is pinned under another name and then
+// renamed, so it is there as a whole or not at all.
 //
-// Nobody waits for the lock. Where another process has it, where a pin is missing, or where
-// somebody but root may write, a process loads a set that is its own alone. Pins may be removed at
-// any time: an attached program stays attached, and keeps its maps.
+// No process waits for the lock. If another process has the lock, if a pin is missing, or if a user
+// other than root may write, the process loads a set of its own. Pins may be removed at any time:
+// an attached program stays attached, and keeps its maps.
 //
 // last_number is shared memory. Each process takes the next number by an atomic addition, so no
-// number is given twice, whoever is killed when.
+// number is given twice, whichever process is killed at whatever time.
 //
-// The set that succeeds one has its common tables. Where the pins are of a set that has other ones
-// than this process uses, because somebody has removed the pins since, the process loads its own.
+// A set has the common tables of the set before it. If the pinned set has other common tables than
+// those that this process uses, because the pins were removed since, the process loads a set of its
+// own.
 
-// pinLayout is another one whenever this version could not use the pins of the last.
+// pinLayout changes whenever this version could not use the pins of the version before.
 const pinLayout = "2"
 
-// lastNumber is the name of the pin that no map of the object has.
+// lastNumber is the name of the pin of the counter, which is no map of the object.
 const lastNumber = "last_number"
 
-// The BPF file system, and our directory in it. Tests have others.
+// The BPF file system, and our directory in it. Tests replace them.
 var (
 	bpffs      = "/sys/fs/bpf"
 	pinsFolder = "tsugiki"
 )
 
-// atStep is called at each step of pinning a set; tests end the process there.
+// atStep is called at each step when a set is pinned. Tests end the process there.
 var atStep = func(string) {}
 
-// errNoBPFFS says that the file system in which sets are pinned is not there.
+// errNoBPFFS says that there is no file system in which sets can be pinned.
 var errNoBPFFS = errors.New("no BPF file system")
 
 // pins is our directory in the BPF file system.
 type pins struct{ dir *os.File }
 
-// Pins finds out where sets of programs are pinned, or why nowhere. It makes the directory. It
-// needs root, and a BPF file system at /sys/fs/bpf where nobody else may replace the directory.
+// Pins returns the directory in which sets of programs are pinned, or the reason why there is none.
+// It makes the directory. It needs root, and a BPF file system at /sys/fs/bpf where nobody else may
+// replace the directory.
 func Pins() (path string, err error) {
 	p, err := openPins()
 	if err != nil {
@@ -76,8 +78,8 @@ func Pins() (path string, err error) {
 	return filepath.Join(bpffs, pinsFolder), p.dir.Close()
 }
 
-// Unpin removes all pinned sets, those of other versions too. It needs root. What is attached
-// stays so. The next process that needs a set loads one.
+// Unpin removes all pinned sets, those of other versions too. It needs root. Attached programs stay
+// attached. The next process that needs a set loads one.
 func Unpin() error {
 	p, err := openPins()
 	if errors.Is(err, errNoBPFFS) {
@@ -133,7 +135,7 @@ func openDir(at int, name string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), name), nil
 }
 
-// openOwn opens a directory that nobody but root may write.
+// openOwn opens a directory in which only root may write.
 func openOwn(at *os.File, name string) (*os.File, error) {
 	dir, err := openDir(int(at.Fd()), name)
 	if err != nil {
@@ -145,8 +147,9 @@ func openOwn(at *os.File, name string) (*os.File, error) {
 	return dir, nil
 }
 
-// checkOwner refuses a directory in which others than root may put something in the place of what
-// is root's. In one with the mode bit `or` (S_ISVTX), others write, but replace only their own.
+// checkOwner refuses a directory in which users other than root may replace root's files. In a
+// directory with the mode bit `or` (S_ISVTX), others may write, but they replace only their own
+// files.
 func checkOwner(dir *os.File, or uint32) error {
 	var stat unix.Stat_t
 	if err := unix.Fstat(int(dir.Fd()), &stat); err != nil {
@@ -158,7 +161,7 @@ func checkOwner(dir *os.File, or uint32) error {
 	return nil
 }
 
-// checkPin refuses a pin that another than root has made, or may use.
+// checkPin refuses a pin that a user other than root has made or may use.
 func checkPin(dir *os.File, name string) error {
 	var stat unix.Stat_t
 	if err := unix.Fstatat(int(dir.Fd()), name, &stat, unix.AT_SYMLINK_NOFOLLOW); err != nil {
@@ -170,12 +173,12 @@ func checkPin(dir *os.File, name string) error {
 	return nil
 }
 
-// pathIn leads to what is in an open directory, wherever that was moved.
+// pathIn returns a path to an entry of an open directory, wherever the directory was moved.
 func pathIn(dir *os.File, name string) string {
 	return fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), name)
 }
 
-// pinKey is the name of the directory with a set that this process can use.
+// pinKey returns the name of the directory with a set that this process can use.
 func pinKey() (string, error) {
 	var host unix.Utsname
 	if err := unix.Uname(&host); err != nil {
@@ -187,8 +190,9 @@ func pinKey() (string, error) {
 	return hex.EncodeToString(h.Sum(nil)[:16]), nil
 }
 
-// shares returns the set that is pinned; or it loads one, and pins that if nobody else is about to.
-// It has the common tables of a set that this process uses, unless that is nil.
+// shares returns the pinned set; or it loads a set, and pins that if no other process is about to
+// pin one. The set has the common tables of former, a set that this process uses, unless former is
+// nil.
 func (p *pins) shares(former *set) (*set, error) {
 	key, err := pinKey()
 	if err != nil {
@@ -218,7 +222,7 @@ func (p *pins) shares(former *set) (*set, error) {
 	return s, err
 }
 
-// find opens the pinned set, or returns nil: there is none that this process can use.
+// find opens the pinned set, or returns nil if there is none that this process can use.
 func (p *pins) find(key string) *set {
 	dir, err := openOwn(p.dir, key)
 	if err != nil {
@@ -236,7 +240,7 @@ func (p *pins) find(key string) *set {
 // usedUp tells whether a set that find has returned gives no more numbers. No set gives none.
 func (s *set) usedUp() bool { return s == nil || atomic.LoadUint32(s.last) >= containersMax-1 }
 
-// serves tells whether new containers of a process may be of a set that find has returned. former is
+// serves tells whether new containers of a process may use a set that find has returned. former is
 // a set that the process uses, or nil.
 func (s *set) serves(former *set) bool { return !s.usedUp() && s.hasTablesOf(former) }
 
@@ -273,7 +277,7 @@ func (s *set) openPins(dir *os.File) error {
 	return errors.Join(s.count(counter), s.beginNumbers())
 }
 
-// count has the set take numbers from a map of one word, which stays mapped until close.
+// count makes the set take numbers from a map of one word, which stays mapped until close.
 func (s *set) count(counter *ebpf.Map) (err error) {
 	s.shared, err = unix.Mmap(counter.FD(), 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
@@ -283,8 +287,8 @@ func (s *set) count(counter *ebpf.Map) (err error) {
 	return nil
 }
 
-// pin makes a set the one that others find, with p locked. The set counts its numbers for all of
-// them from the moment that they could find it.
+// pin makes a set the one that other processes find. The caller has locked p. From the moment that
+// others can find the set, it takes its numbers from the shared counter.
 func (p *pins) pin(key string, s *set) error {
 	if err := p.removeAllBut(key); err != nil {
 		return err
@@ -303,7 +307,7 @@ func (p *pins) pin(key string, s *set) error {
 		return errors.Join(err, p.remove(next))
 	}
 	atStep("pinned")
-	// The set that is in the way is used up, or cannot be used.
+	// The set with this name is used up, or cannot be used.
 	if err := p.rename(key, "old-"+key); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -349,7 +353,7 @@ func (p *pins) rename(from, to string) error {
 	return nil
 }
 
-// removeAllBut removes what killed processes and other versions have left, with p locked.
+// removeAllBut removes what killed processes and other versions have left. The caller has locked p.
 func (p *pins) removeAllBut(key string) error {
 	if _, err := p.dir.Seek(0, io.SeekStart); err != nil {
 		return err
@@ -374,7 +378,7 @@ func (p *pins) remove(name string) error {
 	return nil
 }
 
-// eachPin calls fn with each map or program of a struct that bpf2go has written, and its name.
+// eachPin calls fn with each map or program of a struct from bpf2go, and its name.
 func eachPin[T any](objects any, fn func(name string, field *T) error) error {
 	v := reflect.ValueOf(objects).Elem()
 	for i := range v.NumField() {

@@ -12,15 +12,15 @@ import (
 
 // Relay says how the kernel programs lead datagrams to a container's relay.
 type Relay struct {
-	Netns        uint64 // cookie of the namespace that its sockets are in
+	Netns        uint64 // cookie of the namespace of its sockets
 	Port4, Port6 uint16 // 0: none
-	// From4 and From6 are the source addresses of what comes by the programs.
-	// The last two bytes of From6 are where they put a port.
+	// From4 and From6 are the source addresses of datagrams that the programs lead to the relay.
+	// The programs put a port into the last two bytes of From6.
 	From4, From6 netip.Addr
 }
 
-// AllowRelay makes a host socket one of the relay's own: it may bind the address,
-// be bound to a device, and answer those who sent to it.
+// AllowRelay makes a host socket a socket of the relay: it may bind the address, be bound to a
+// device, and answer those who sent to it.
 func (e *Enforcement) AllowRelay(sock int, host netip.AddrPort) error {
 	row := bpf.PolicyBinding{Host: wordsOf(host.Addr()), View: wordsOf(host.Addr()), HostPort: host.Port(), Relay: 1}
 	if err := e.bind(sock, row); err != nil {
@@ -29,8 +29,8 @@ func (e *Enforcement) AllowRelay(sock int, host netip.AddrPort) error {
 	return nil
 }
 
-// LeadToRelay makes the kernel programs send to the relay what is for the
-// container's own loopback.
+// LeadToRelay makes the kernel programs send datagrams for the container's own loopback to the
+// relay.
 func (e *Enforcement) LeadToRelay(r Relay) error {
 	if r.Netns != 0 {
 		if err := e.makeTable(sendersTable); err != nil {
@@ -47,23 +47,22 @@ func (e *Enforcement) LeadToRelay(r Relay) error {
 	return nil
 }
 
-// SentToRelay tells whether a socket of the container's has lately sent to the
-// relay from a port.
+// SentToRelay tells whether a socket of the container has recently sent to the relay from a port.
 func (e *Enforcement) SentToRelay(ip6 bool, port uint16) bool {
 	var at bpf.PolicyAddr
 	senders := e.senders()
 	return senders != nil && senders.Lookup(senderKey(ip6, port), &at) == nil
 }
 
-// senders are those of a container that has had a relay, or nil.
+// senders returns the table of senders of a container that has had a relay, or nil.
 func (e *Enforcement) senders() *ebpf.Map {
 	e.making.Lock()
 	defer e.making.Unlock()
 	return e.tables.senders
 }
 
-// ForgetSender frees the room of a socket that has sent to the relay: it is answered
-// again once it has sent again.
+// ForgetSender frees the row of a socket that has sent to the relay. The relay answers the socket
+// again after it has sent again.
 func (e *Enforcement) ForgetSender(ip6 bool, port uint16) error {
 	senders := e.senders()
 	if senders == nil {
@@ -76,7 +75,7 @@ func (e *Enforcement) ForgetSender(ip6 bool, port uint16) error {
 	return nil
 }
 
-// ForgetSenders forgets all but some.
+// ForgetSenders frees the rows of all sockets for which but returns false.
 func (e *Enforcement) ForgetSenders(but func(ip6 bool, port uint16) bool) error {
 	var gone []bpf.PolicySender
 	var key bpf.PolicySender

@@ -14,20 +14,20 @@ import (
 	"github.com/tsugiki/tsugiki/policy"
 )
 
-// In the tables that containers share, a row's key has the number of the container whose
-// it is. The keys of each container's rows are kept here: so it finds its own, has no more
-// than it may, and takes all of them away in the end.
+// In the tables that containers share, a row's key has the number of the row's container. This file
+// keeps the keys of each container's rows. So a container finds its rows, stays within its limits,
+// and deletes all rows in the end.
 
-// What one container may have, as the BPF programs' constants of these names say.
+// The limits of one container: the BPF programs' constants of these names.
 const (
 	namedMax    = 1024
 	servicesMax = 4096
 )
 
-// errNoRoom says that a container has as many rows of a kind as it may have.
+// errNoRoom says that a container has reached its limit of rows of a kind.
 var errNoRoom = errors.New("no room for another")
 
-// rows are those of one container in one table.
+// rows are the rows of one container in one table.
 type rows[K comparable] struct {
 	table *ebpf.Map
 	most  int
@@ -49,7 +49,7 @@ func (r *rows[K]) put(key K, value any) error {
 	return nil
 }
 
-// note adds a row that is there. With mu held.
+// note adds the key of an existing row. The caller holds mu.
 func (r *rows[K]) note(key K) {
 	if r.keys == nil {
 		r.keys = map[K]struct{}{}
@@ -74,7 +74,7 @@ func (r *rows[K]) lookup(key K, value any) error {
 	return r.table.Lookup(key, value)
 }
 
-// setTable makes another handle of the table the one that is used.
+// setTable replaces the handle of the table.
 func (r *rows[K]) setTable(table *ebpf.Map) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -92,14 +92,14 @@ func (r *rows[K]) count(which func(K) bool) (n int) {
 	return n
 }
 
-// list are the keys of the rows that are there, in any order.
+// list returns the keys of the rows, in any order.
 func (r *rows[K]) list() []K {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.Collect(maps.Keys(r.keys))
 }
 
-// clear deletes rows that list has given.
+// clear deletes rows that list has returned.
 func (r *rows[K]) clear(keys []K) error {
 	var errs []error
 	for _, key := range keys {
@@ -108,7 +108,7 @@ func (r *rows[K]) clear(keys []K) error {
 	return errors.Join(errs...)
 }
 
-// shared are the rows of one container in the tables that it shares.
+// shared has the rows of one container in the tables that containers share.
 type shared struct {
 	egress    rows[bpf.PolicyPrefix]
 	endpoints rows[bpf.PolicyNumber]
@@ -116,10 +116,11 @@ type shared struct {
 	services  rows[bpf.PolicyService]
 }
 
-// newShared is a container without any.
+// newShared returns the rows of a container without any.
 func (s *set) newShared() *shared {
 	return &shared{
-		// Twice, for those of two tables while one takes the other's place.
+		// Twice the limit, because the rows of two policy tables are there while one replaces the
+		// other.
 		egress:    rows[bpf.PolicyPrefix]{table: s.EgressByPrefix, most: 2 * policy.PrefixesMax},
 		endpoints: rows[bpf.PolicyNumber]{table: s.EndpointByNumber, most: policy.EndpointsMax},
 		names:     rows[bpf.PolicyNumber]{table: s.NameByNumber, most: namedMax},
@@ -127,15 +128,15 @@ func (s *set) newShared() *shared {
 	}
 }
 
-// prefixes are those that have rows, the shortest first: if they are deleted in this
-// order, whoever finds one finds the one that was in force.
+// prefixes returns the prefixes with rows, the shortest first. If they are deleted in this order, a
+// program that finds a row finds the one that was in force.
 func (r *shared) prefixes() []bpf.PolicyPrefix {
 	prefixes := r.egress.list()
 	slices.SortFunc(prefixes, func(a, b bpf.PolicyPrefix) int { return cmp.Compare(a.Bits, b.Bits) })
 	return prefixes
 }
 
-// clear takes all of them away.
+// clear deletes all rows.
 func (r *shared) clear() error {
 	return errors.Join(
 		r.egress.clear(r.prefixes()),
@@ -145,9 +146,9 @@ func (r *shared) clear() error {
 	)
 }
 
-// findShared finds those that another process has written for a container. All are read at
-// once, as who takes over one container mostly takes over the others too; a container that
-// is taken over again is not among those that are left.
+// findShared finds the rows that another process has written for a container. It reads the rows of
+// all containers at once, because a process that takes over one container mostly takes over the
+// others too. A container that is taken over again is not among the remaining ones.
 func (s *set) findShared(id uint32) (*shared, error) {
 	s.finding.Lock()
 	defer s.finding.Unlock()
@@ -165,7 +166,7 @@ func (s *set) findShared(id uint32) (*shared, error) {
 	return r, nil
 }
 
-// foundOnLoopback are the rows of a loopback that findShared has found.
+// foundOnLoopback returns the rows of a loopback that findShared has found.
 func (s *set) foundOnLoopback(id uint32) []bpf.PolicyService {
 	s.finding.Lock()
 	defer s.finding.Unlock()

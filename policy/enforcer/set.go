@@ -19,52 +19,52 @@ import (
 
 // How containers share programs.
 //
-// To load and verify the programs takes more time, and to keep them more memory, than
-// all else that a container needs in the kernel. So a set of them is loaded once and
-// attached to the cgroups of many containers. What is one container's own is in rows, and
-// in tables, that the programs find by its number, which is in the storage of its cgroup:
-// no number is given twice, and a set that has no more is succeeded by another. Processes share
-// a set too, see pin.go.
+// To load and verify the programs takes more time, and to keep them takes more memory, than all
+// else that a container needs in the kernel. So a set of programs is loaded once and attached to
+// the cgroups of many containers. The data of one container is in rows and tables that the programs
+// find by the container's number, which is in the storage of its cgroup. No number is given twice.
+// When a set has no more numbers, another set replaces it for new containers. Processes share a set
+// too, see pin.go.
 //
-// The containers of one loopback may be of several sets: a pod goes on while numbers run out. Their
-// programs look at each other's sockets, so all sets of a process have the tables in common that
-// tell whose these are (commonTables).
+// The containers of one loopback may be of several sets, because numbers may run out while a pod
+// goes on. Their programs look at each other's sockets. So all sets of a process have those tables
+// in common that tell whose a socket is (commonTables).
 //
-// A set lasts as long as one of its programs is attached somewhere or pinned, with all that is
-// in its tables. What a killed process leaves there, ForgetKilled or the end of the set removes.
+// A set and the rows of its tables last as long as one of its programs is attached or pinned.
+// ForgetKilled, or the end of the set, removes the rows of a killed process.
 
-// containersMax is CONTAINERS_MAX of the BPF programs. 0 is no container's number in a set.
+// containersMax is CONTAINERS_MAX of the BPF programs. No container has the number 0 in a set.
 const containersMax = 1024
 
-// set is programs, and the maps that all of their containers share. What this process
-// holds of it, it lets go with the last container that uses it.
+// set has programs, and the maps that all of their containers share. This process lets go of it
+// with the last container that uses it.
 type set struct {
 	bpf.PolicyMaps
 	programs bpf.PolicyPrograms // none, if the set was adopted
 	adopted  ebpf.MapID         // by which map of containers it was; 0: this process loaded or found it
 	users    int                // guarded by sets.mu
-	first    uint32             // what is added to the numbers, so that no other set has one of them
+	first    uint32             // is added to the numbers, so that no two sets have the same number
 	last     *uint32            // the number that was given last, by any process; nil, if the set was adopted
-	shared   []byte             // memory that last is in; nil: no other process has the set
+	shared   []byte             // memory with last; nil: no other process has the set
 
 	finding sync.Mutex         // guards what follows
-	found   map[uint32]*shared // by number: what others have written, and nobody has taken over yet
+	found   map[uint32]*shared // by number: rows of other processes that nobody has taken over yet
 
 	steering sync.Mutex           // guards what follows
 	steered  map[uint64]link.Link // by the cookie of a network namespace: see Steer
 }
 
-// sets are those that this process uses.
+// sets has the sets that this process uses.
 var sets struct {
 	mu      sync.Mutex        // guards what follows
-	current *set              // what new containers get; nil: has to be loaded
+	current *set              // the set for new containers; nil: it has to be loaded
 	open    map[*set]struct{} // current, and all that have a user
-	kept    int               // how many want current to stay though no container uses it
+	kept    int               // number of callers that want current to stay though no container uses it
 }
 
-// Prepare loads or finds what containers will need, and keeps it until letGo is called: else that
-// is done with the first container, in some tenths of a second on a busy machine, and undone with
-// the last. It needs what Enforce does.
+// Prepare loads or finds the set for containers, and keeps it until letGo is called. Without
+// Prepare, the set is loaded with the first container, which takes some tenths of a second on a
+// busy machine, and closed with the last one. Prepare needs the privileges of Enforce.
 func Prepare() (letGo func() error, err error) {
 	sets.mu.Lock()
 	defer sets.mu.Unlock()
@@ -83,14 +83,14 @@ func Prepare() (letGo func() error, err error) {
 	}), nil
 }
 
-// parsed is the object, which takes longer to read than to load.
+// parsed returns the object. To read the object takes longer than to load it.
 var parsed = sync.OnceValues(func() (*ebpf.CollectionSpec, error) {
 	spec, err := bpf.LoadPolicy()
 	if err != nil {
 		return nil, err
 	}
-	// The kernel would keep a copy of their types for each table of a container. Without them
-	// those that are put in place of the first must be (before 6.4, map_meta_equal).
+	// The kernel would keep a copy of the types for each table of a container. If the first table
+	// has no types, those that replace it must have none either (before 6.4, map_meta_equal).
 	for _, m := range spec.Maps {
 		if m.InnerMap != nil {
 			m.InnerMap.Key, m.InnerMap.Value = nil, nil
@@ -107,7 +107,7 @@ var setsErrno = sync.OnceValue(func() bool {
 	return features.HaveProgramHelper(ebpf.CGroupSockAddr, asm.FnSetRetval) == nil
 })
 
-// withoutErrno takes out of a program what the kernel does not know.
+// withoutErrno removes those calls from a program that the running kernel does not know.
 func withoutErrno(p *ebpf.ProgramSpec) {
 	for i, ins := range p.Instructions {
 		fn := asm.BuiltinFunc(ins.Constant)
@@ -117,8 +117,8 @@ func withoutErrno(p *ebpf.ProgramSpec) {
 	}
 }
 
-// takeNumber returns a set, and a number in it for a new container. The caller is a user of the
-// set.
+// takeNumber returns a set, and a number in it for a new container. The caller becomes a user of
+// the set.
 func takeNumber() (*set, uint32, error) {
 	sets.mu.Lock()
 	defer sets.mu.Unlock()
@@ -138,7 +138,7 @@ func takeNumber() (*set, uint32, error) {
 	}
 }
 
-// haveCurrent loads or finds a set, unless there is one. With sets.mu held.
+// haveCurrent loads or finds a set, unless there is one. The caller holds sets.mu.
 func haveCurrent() error {
 	if sets.current != nil {
 		return nil
@@ -152,7 +152,7 @@ func haveCurrent() error {
 	return nil
 }
 
-// opened has the next sets share this one's tables. With sets.mu held.
+// opened makes the next sets share this set's tables. The caller holds sets.mu.
 func (s *set) opened() {
 	if sets.open == nil {
 		sets.open = map[*set]struct{}{}
@@ -160,8 +160,8 @@ func (s *set) opened() {
 	sets.open[s] = struct{}{}
 }
 
-// loadSet returns the set that processes share, or one of this process's own where they cannot
-// share any: Pins says why. With sets.mu held.
+// loadSet returns the set that processes share, or one of this process's own if they cannot share
+// any: Pins says why. The caller holds sets.mu.
 func loadSet() (*set, error) {
 	former := anyOpen()
 	p, err := openPins()
@@ -172,8 +172,8 @@ func loadSet() (*set, error) {
 	return s, errors.Join(err, p.dir.Close())
 }
 
-// anyOpen is a set that this process uses, or nil. All have the same common tables. With sets.mu
-// held.
+// anyOpen returns a set that this process uses, or nil. All have the same common tables. The caller
+// holds sets.mu.
 func anyOpen() *set {
 	for s := range sets.open {
 		return s
@@ -181,8 +181,8 @@ func anyOpen() *set {
 	return nil
 }
 
-// commonTables are those by which a program finds out about the sockets of its loopback that are
-// another container's.
+// commonTables returns the tables that tell a program about other containers' sockets on its
+// loopback.
 func (s *set) commonTables() map[string]*ebpf.Map {
 	if s == nil {
 		return nil
@@ -208,7 +208,7 @@ func (s *set) hasTablesOf(former *set) bool {
 	return true
 }
 
-// mapID is the kernel's number of a map, which no other that is there has.
+// mapID returns the kernel's number of a map, which no other existing map has.
 func mapID(m *ebpf.Map) (ebpf.MapID, error) {
 	info, err := m.Info()
 	if err != nil {
@@ -218,16 +218,16 @@ func mapID(m *ebpf.Map) (ebpf.MapID, error) {
 	return id, nil
 }
 
-// beginNumbers chooses what is added to the set's numbers: it is made of the number of a map of
-// the set's. As the owner of a row, a loopback has another bit (loopbackBit).
+// beginNumbers chooses the number that is added to the set's numbers. It derives it from the number
+// of a map of the set. As the owner of a row, a loopback has another bit (loopbackBit).
 func (s *set) beginNumbers() error {
 	id, err := mapID(s.ContainerByCgroup)
 	s.first = uint32(id) % (loopbackBit / containersMax) * containersMax
 	return err
 }
 
-// loadOwn loads a set that no other process has, with the common tables of another or with its
-// own: nil.
+// loadOwn loads a set that no other process has, with the common tables of former, or with its own
+// if former is nil.
 func loadOwn(former *set) (*set, error) {
 	spec, err := parsed()
 	if err != nil {
@@ -239,8 +239,8 @@ func loadOwn(former *set) (*set, error) {
 	}
 	s := &set{PolicyMaps: objs.PolicyMaps, programs: objs.PolicyPrograms, last: new(uint32)}
 	err = s.beginNumbers()
-	// The programs use none of these, and would let them go, with what is in them, when
-	// we end.
+	// The programs use none of these maps, so the maps and their contents would end with this
+	// process. BindMap keeps them with a program.
 	for _, m := range []*ebpf.Map{s.GraftBySocket, s.QueueBySocket} {
 		if bound := s.programs.Setsockopt.BindMap(m); bound != nil {
 			err = errors.Join(err, fmt.Errorf("keep map %s with the policy programs: %w", m, bound))
@@ -252,8 +252,8 @@ func loadOwn(former *set) (*set, error) {
 	return s, nil
 }
 
-// closeTheirs lets go of the maps that only the programs use, which keep them: many
-// supervisors have few files.
+// closeTheirs closes the maps that only the programs use, because a supervisor may have few files.
+// The programs keep these maps.
 func (s *set) closeTheirs() error {
 	var errs []error
 	for _, m := range s.theirs() {
@@ -269,8 +269,8 @@ func (s *set) theirs() []**ebpf.Map {
 
 func (s *set) isTheirs(m **ebpf.Map) bool { return slices.Contains(s.theirs(), m) }
 
-// LetGoOfPrograms closes the programs of the container's set, which stay attached: a process
-// with one container has no more use for them. The next container loads a set of its own.
+// LetGoOfPrograms closes the programs of the container's set, which stay attached. A process with
+// one container does not need them any more. The next container loads a set of its own.
 func (e *Enforcement) LetGoOfPrograms() error {
 	sets.mu.Lock()
 	defer sets.mu.Unlock()
@@ -295,7 +295,7 @@ func (s *set) leave() error {
 	return s.closeUnused()
 }
 
-// closeUnused lets go of a set that has no user. With sets.mu held.
+// closeUnused lets go of a set that has no user. The caller holds sets.mu.
 func (s *set) closeUnused() error {
 	if s.users > 0 || (s == sets.current && sets.kept > 0) {
 		return nil
@@ -320,10 +320,9 @@ func (s *set) close() error {
 	return errors.Join(err, s.closeSteering(), s.PolicyMaps.Close(), s.programs.Close())
 }
 
-// attach puts the programs in force for the sockets of a cgroup. They stay so until the
-// cgroup is gone and the last of its sockets is closed, whatever becomes of this
-// process: they are attached by BPF_PROG_ATTACH, not by a link that its owner's death
-// would undo.
+// attach puts the programs in force for the sockets of a cgroup. They stay in force until the
+// cgroup is gone and the last of its sockets is closed, even if this process ends: they are
+// attached by BPF_PROG_ATTACH, not by a link, which would end with its owner.
 func (s *set) attach(cgroup *os.File) error {
 	for _, p := range hooks(&s.programs) {
 		err := link.RawAttachProgram(link.RawAttachProgramOptions{
@@ -339,7 +338,7 @@ func (s *set) attach(cgroup *os.File) error {
 	return nil
 }
 
-// hook is where a program is attached.
+// hook is a point at which a program is attached.
 type hook struct {
 	program *ebpf.Program
 	at      ebpf.AttachType
@@ -367,6 +366,6 @@ func hooks(p *bpf.PolicyPrograms) []hook {
 	}
 }
 
-// flagAllowMulti is BPF_F_ALLOW_MULTI: programs that others have attached to
-// this cgroup or above it stay in force too.
+// flagAllowMulti is BPF_F_ALLOW_MULTI: programs that others have attached to this cgroup or to its
+// parents stay in force too.
 const flagAllowMulti = 2

@@ -20,10 +20,10 @@ const steerSlots = 4
 // ErrNotSteered says that the kernel cannot lead connections to a listener of another address.
 var ErrNotSteered = errors.New("the kernel has no sk_lookup programs, or a network namespace has as many as it can")
 
-// Steer has connections led to the listeners of the container that AllowBind has noted a second
-// address for, in the network namespace of a place (bpf/steer.bpf.c), as long as this process
-// lives. in runs a function on a thread in that namespace. Where the kernel cannot do so the error
-// wraps ErrNotSteered. It needs CAP_BPF, CAP_NET_ADMIN, and Linux 5.9.
+// Steer leads connections for second addresses, which AllowBind has noted, to the container's
+// listeners in the network namespace of a place (bpf/steer.bpf.c), as long as this process lives.
+// in runs a function on a thread in that namespace. If the kernel cannot lead them, the error wraps
+// ErrNotSteered. It needs CAP_BPF, CAP_NET_ADMIN, and Linux 5.9.
 func (e *Enforcement) Steer(netns uint64, in func(func() error) error) error {
 	s := e.set
 	s.steering.Lock()
@@ -70,7 +70,7 @@ func (s *set) steer(netns uint64, in func(func() error) error) (l link.Link, err
 	return l, err
 }
 
-// closeSteering ends what Steer has begun.
+// closeSteering detaches the programs of Steer.
 func (s *set) closeSteering() error {
 	s.steering.Lock()
 	defer s.steering.Unlock()
@@ -82,7 +82,7 @@ func (s *set) closeSteering() error {
 	return errors.Join(errs...)
 }
 
-// second notes the address of IPv6 that a socket listens at too, or that it has none.
+// second notes the IPv6 address at which a socket listens too, or that it has none.
 func (e *Enforcement) second(sock int, b policy.Binding) error {
 	if !b.Second.IsValid() {
 		err := e.set.SecondBySocket.Delete(uint32(sock))
@@ -99,7 +99,8 @@ func (e *Enforcement) second(sock int, b policy.Binding) error {
 	return putInSocket(e.set.SecondBySocket, sock, row)
 }
 
-// Steered tells whether connections to an address of IPv6, in a network namespace, are led to a listener.
+// Steered tells whether connections for an IPv6 address, in a network namespace, are led to a
+// listener.
 func (e *Enforcement) Steered(netns uint64, at netip.AddrPort) (bool, error) {
 	for slot := range uint16(steerSlots) {
 		var cookie uint64
@@ -114,7 +115,7 @@ func (e *Enforcement) Steered(netns uint64, at netip.AddrPort) (bool, error) {
 	return false, nil
 }
 
-// EndSteering leads no more connections to an address of IPv6 to a listener.
+// EndSteering stops leading connections for an IPv6 address to a listener.
 func (e *Enforcement) EndSteering(netns uint64, at netip.AddrPort) error {
 	var errs []error
 	for slot := range uint16(steerSlots) {

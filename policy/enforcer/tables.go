@@ -12,7 +12,7 @@ import (
 	"github.com/tsugiki/tsugiki/bpf"
 )
 
-// tables are one container's own.
+// tables are the tables of one container.
 type tables struct {
 	senders *ebpf.Map // all nil until they are needed
 	peers   *ebpf.Map
@@ -32,13 +32,13 @@ func (t *tables) close() error {
 	return errors.Join(errs...)
 }
 
-// outer are the maps that have the containers' tables, in the order of tables.all.
+// outer returns the maps that contain the containers' tables, in the order of tables.all.
 func (s *set) outer() []*ebpf.Map {
 	return []*ebpf.Map{s.SenderTables, s.PeerTables, s.TraceTables, s.HostTables}
 }
 
-// tableSpecs are what is in those, in the same order. To read them from the object takes longer
-// than all else that a container needs.
+// tableSpecs has the specs of these tables, in the same order. To read them from the object takes
+// longer than all else that a container needs.
 var tableSpecs = []*ebpf.MapSpec{
 	{
 		Name: "sender_tables_inner", Type: ebpf.LPMTrie, MaxEntries: relaySendersMax, Flags: unix.BPF_F_NO_PREALLOC,
@@ -62,7 +62,7 @@ const (
 	virtualHosts    = 1 << 17
 )
 
-// The places of tables in tables.all.
+// Indexes of tables in tables.all.
 const (
 	sendersTable = 0
 	peersTable   = 1
@@ -70,8 +70,8 @@ const (
 	hostsTable   = 3
 )
 
-// makeTable makes a table of a container's own, unless it has it. The programs see it when
-// makeTable returns.
+// makeTable makes a table of a container, unless the container has it. The programs see the table
+// when makeTable returns.
 func (e *Enforcement) makeTable(kind int) error {
 	e.making.Lock()
 	defer e.making.Unlock()
@@ -90,8 +90,8 @@ func (e *Enforcement) makeTable(kind int) error {
 	return nil
 }
 
-// enter puts a table into a map of tables. The kernel does so at once; but its call returns only
-// when all programs that run have ended (8 to 16 ms), and nobody here needs to know that.
+// enter puts a table into a map of tables. The kernel does so at once, but its call returns only
+// after all running programs have ended (8 to 16 ms). No caller here has to wait for that.
 func (e *Enforcement) enter(outer, table *ebpf.Map) error {
 	done := make(chan error, 1)
 	e.entering.Add(1)
@@ -113,10 +113,10 @@ func (e *Enforcement) enter(outer, table *ebpf.Map) error {
 	}
 }
 
-// placeOf is a container's place in the maps of tables of its set.
+// placeOf returns a container's index in the maps of tables of its set.
 func placeOf(id uint32) uint32 { return id % containersMax }
 
-// openTables opens those that there are for a container.
+// openTables opens the tables that exist for a container.
 func (s *set) openTables(id uint32) (t tables, err error) {
 	list := t.all()
 	for i, outer := range s.outer() {
@@ -134,7 +134,7 @@ func (s *set) openTables(id uint32) (t tables, err error) {
 	return t, nil
 }
 
-// clear takes the tables of a container away. It takes a grace period for each that there is.
+// clear removes the tables of a container. It takes a grace period for each table.
 func (s *set) clear(id uint32) error {
 	var errs []error
 	for _, outer := range s.outer() {

@@ -21,21 +21,21 @@ import (
 	"github.com/tsugiki/tsugiki/policy"
 )
 
-// What the programs report of a container whose loopback is on the host (bpf/trace.h).
+// Reports of the programs about a container whose loopback is on the host (bpf/trace.h).
 
 const (
 	// traceBytes is TRACE_BYTES of the BPF programs.
 	traceBytes = 1 << 16
-	// traceBatch is how many decisions are read at a time: all that there is room for.
+	// traceBatch is the number of decisions that are read at a time: all for which there is room.
 	traceBatch = traceBytes / int(unsafe.Sizeof(bpf.PolicyDecision{}))
 	// endpointsMax is ENDPOINTS_MAX of the BPF programs.
 	endpointsMax = 256
 )
 
-// callNames are those of enum decided_call of the BPF programs.
+// callNames are the names of the BPF programs' enum decided_call.
 var callNames = [...]string{"connect", "send", "listen"}
 
-// Trace is the reading of a container's decisions.
+// Trace reads a container's decisions.
 type Trace struct {
 	e      *Enforcement
 	number uint32 // in each of its decisions
@@ -43,14 +43,14 @@ type Trace struct {
 	file   *os.File // the ring buffer
 	watch  *watch.Watch
 	tell   func(list []policy.Decision, lost uint64)
-	lost   uint64 // told, since the container's beginning
+	lost   uint64 // reported, since the container's beginning
 }
 
-// Trace has tell called with what the kernel programs decide about connects and datagrams from
-// now on, and with the number of decisions for which there was no room. Calls do not overlap. There
-// is one trace at a time.
+// Trace calls tell with the decisions of the kernel programs about connects and datagrams from now
+// on, and with the number of decisions for which there was no room. Calls do not overlap. There is
+// one trace at a time.
 //
-// It takes 64 KiB of kernel memory and four descriptors. It needs what Enforce does.
+// A trace takes 64 KiB of kernel memory and four descriptors. It needs the privileges of Enforce.
 func (e *Enforcement) Trace(tell func(list []policy.Decision, lost uint64)) (*Trace, error) {
 	t := &Trace{e: e, number: rand.Uint32() | 1, tell: tell}
 	if err := t.begin(); err != nil {
@@ -84,7 +84,7 @@ func (t *Trace) begin() error {
 	return t.e.change(func(c *bpf.PolicyContainer) { c.Traced = t.number })
 }
 
-// Stop ends the calls of tell. The last one tells what was decided before.
+// Stop ends the calls of tell. The last call has the decisions from before Stop.
 func (t *Trace) Stop() error {
 	err := t.e.change(func(c *bpf.PolicyContainer) { c.Traced = 0 })
 	if t.watch != nil {
@@ -101,7 +101,8 @@ func (t *Trace) Stop() error {
 	return errors.Join(err, t.e.dropTable(traceTable))
 }
 
-// read tells what is in the ring buffer. Who fills it meanwhile is read again.
+// read reports the contents of the ring buffer. It reads again if programs fill the buffer
+// meanwhile.
 func (t *Trace) read() {
 	var list []policy.Decision
 	var record ringbuf.Record
@@ -133,7 +134,7 @@ type moment struct {
 // clocksTries is how often clocks reads both clocks, if something comes between.
 const clocksTries = 10
 
-// clocks reads both clocks until nothing comes between, or else takes the best pair.
+// clocks reads both clocks until nothing comes between the two readings, or takes the best pair.
 func clocks() (best moment) {
 	least := time.Duration(math.MaxInt64)
 	for i := 0; i < clocksTries && least > time.Microsecond; i++ {
@@ -148,7 +149,7 @@ func clocks() (best moment) {
 
 func monotonic() time.Duration {
 	var ts unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts) // which there is
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts) // every kernel has it
 	return time.Duration(ts.Nano())
 }
 
@@ -165,8 +166,8 @@ func (m moment) decision(row *bpf.PolicyDecision) policy.Decision {
 	return d
 }
 
-// dropTable takes a table of the container's own away. It takes a grace period of the kernel's if
-// there is one.
+// dropTable removes a table of the container. If there is one, that takes a grace period of the
+// kernel.
 func (e *Enforcement) dropTable(kind int) error {
 	e.making.Lock()
 	defer e.making.Unlock()
@@ -184,7 +185,7 @@ func (e *Enforcement) dropTable(kind int) error {
 	return err
 }
 
-// endFormerTrace ends what a former process has traced.
+// endFormerTrace ends the trace of a former process.
 func (e *Enforcement) endFormerTrace() error {
 	if e.own.row.Traced == 0 && e.tables.ring == nil {
 		return nil

@@ -13,13 +13,12 @@ import (
 	"github.com/tsugiki/tsugiki/policy"
 )
 
-// How one table takes another's place while the programs read the maps.
+// How one table replaces another while the programs read the maps.
 //
-// A program looks up the row of the longest matching prefix, and then the row of
-// an endpoint by the number that it finds there; it goes on reading that one
-// until it ends. A row is complete in itself and is replaced as a whole (RCU). A special
-// prefix has a row where a rule names it; where not, the programs know themselves that no
-// wider row covers it. So:
+// A program looks up the row of the longest matching prefix, and then the row of an endpoint by the
+// number in the first row. It reads the endpoint's row until it ends. A row is complete in itself
+// and is replaced as a whole (RCU). A special prefix has a row if a rule names it; if not, the
+// programs themselves know that no wider row covers it. So:
 //
 //  1. New endpoints get rows that no prefix refers to, in a table or in the cgroup's storage.
 //  2. The new table's prefixes are written, the longest first: whoever finds one
@@ -30,19 +29,19 @@ import (
 //  5. All programs that may have seen an old row are waited for.
 //  6. The rows of endpoints that are gone are deleted. Their numbers are free.
 //
-// At each moment a destination so has the verdict of the old table or that of the
-// new one. What is old is what is found in the maps: so a change that a process has
-// left half done ends the same way.
+// So at each moment a destination has the verdict of the old table or that of the new one. The old
+// table is whatever is in the maps: so a change that a process has left half done is completed in
+// the same way.
 
 // endpointsAtHand is ENDPOINTS_AT_HAND of the BPF programs.
 const endpointsAtHand = 4
 
-// errStuck says that a table could not be changed, nor be put back.
+// errStuck says that a table could be neither replaced nor restored.
 var errStuck = errors.New("the kernel's tables are half changed; start the container anew")
 
-// Update puts a table into the place of the one that is in force: its Next, or itself, to
-// end what a former process was about to change when it was killed. After an error the
-// old one is in force. It is not to be called by two at once.
+// Update replaces the table in force by t: its Next, or the table itself, to complete a change
+// during which a former process was killed. After an error the old table is in force. Two calls
+// must not overlap.
 func (e *Enforcement) Update(t *policy.Table, netnsOf func(*endpoint.Endpoint) uint64) error {
 	if e.stuck != nil {
 		return e.stuck
@@ -67,7 +66,7 @@ func (e *Enforcement) Update(t *policy.Table, netnsOf func(*endpoint.Endpoint) u
 	return nil
 }
 
-// write has the maps hold a table and nothing else.
+// write makes the maps hold a table and nothing else.
 func (e *Enforcement) write(t *policy.Table, netnsOf func(*endpoint.Endpoint) uint64) error {
 	if _, err := e.add(t, netnsOf); err != nil {
 		return err
@@ -75,7 +74,8 @@ func (e *Enforcement) write(t *policy.Table, netnsOf func(*endpoint.Endpoint) ui
 	return e.remove(t, netnsOf)
 }
 
-// add writes the rows of a table. It returns the prefixes that it has written, in this order.
+// add writes the rows of a table. It returns the prefixes that it has written, in the order of
+// writing.
 func (e *Enforcement) add(t *policy.Table, netnsOf func(*endpoint.Endpoint) uint64) (written []bpf.PolicyPrefix, err error) {
 	if err := e.writeEndpoints(endpointRows(t, netnsOf)); err != nil {
 		return nil, err
@@ -93,7 +93,7 @@ func (e *Enforcement) add(t *policy.Table, netnsOf func(*endpoint.Endpoint) uint
 	return written, nil
 }
 
-// remove deletes the rows that a table has not.
+// remove deletes the rows that a table does not have.
 func (e *Enforcement) remove(t *policy.Table, netnsOf func(*endpoint.Endpoint) uint64) error {
 	rows := e.egressRows(t)
 	for _, key := range e.rows.prefixes() {
@@ -104,14 +104,14 @@ func (e *Enforcement) remove(t *policy.Table, netnsOf func(*endpoint.Endpoint) u
 			return fmt.Errorf("former prefix %s/%d: %w", addrOf(key.Addr), key.Bits-ownerBits, err)
 		}
 	}
-	// What sockets remember of the rules is outdated.
+	// The verdicts that sockets remember are outdated.
 	if err := e.change(func(c *bpf.PolicyContainer) { c.Rules++ }); err != nil {
 		return err
 	}
 	return e.clear(endpointRows(t, netnsOf))
 }
 
-// egressRows are those of a table's prefixes.
+// egressRows returns the rows of a table's prefixes.
 func (e *Enforcement) egressRows(t *policy.Table) map[bpf.PolicyPrefix]bpf.PolicyEgress {
 	rows := map[bpf.PolicyPrefix]bpf.PolicyEgress{}
 	for _, r := range t.Routes() {
@@ -122,9 +122,9 @@ func (e *Enforcement) egressRows(t *policy.Table) map[bpf.PolicyPrefix]bpf.Polic
 	return rows
 }
 
-// restore has the maps hold the table that is in force, after another was written in part. It first
-// undoes what was written, the latest first: so the programs find again what they found before, and
-// there is room. On Linux 5.15 a full trie refuses to replace a row, too.
+// restore makes the maps hold the table in force, after another was written in part. It first
+// undoes the writes, the latest first: so the programs find the old rows again, and there is room.
+// On Linux 5.15 a full trie refuses to replace a row, too.
 func (e *Enforcement) restore(written []bpf.PolicyPrefix, netnsOf func(*endpoint.Endpoint) uint64) error {
 	rows := e.egressRows(e.table)
 	for _, key := range slices.Backward(written) {
@@ -141,7 +141,7 @@ func (e *Enforcement) restore(written []bpf.PolicyPrefix, netnsOf func(*endpoint
 	return e.write(e.table, netnsOf)
 }
 
-// clear frees the rows of endpoints that are none of these.
+// clear frees the rows of all endpoints that are not in the argument.
 func (e *Enforcement) clear(endpoints map[int]bpf.PolicyEndpoint) error {
 	gone := map[int]bpf.PolicyEndpoint{}
 	for i := range e.numbers() {
@@ -158,7 +158,7 @@ func (e *Enforcement) clear(endpoints map[int]bpf.PolicyEndpoint) error {
 	return e.writeEndpoints(gone)
 }
 
-// numbers are those of the endpoints that have rows.
+// numbers returns the numbers of the endpoints that have rows.
 func (e *Enforcement) numbers() map[int]bool {
 	numbers := map[int]bool{}
 	for _, key := range e.rows.endpoints.list() {
@@ -174,7 +174,7 @@ func (e *Enforcement) numbers() map[int]bool {
 	return numbers
 }
 
-// writeEndpoints writes rows of endpoints by their numbers. An empty one is no endpoint's.
+// writeEndpoints writes rows of endpoints by their numbers. An empty row stands for no endpoint.
 func (e *Enforcement) writeEndpoints(rows map[int]bpf.PolicyEndpoint) error {
 	atHand := false
 	for i, row := range rows {
@@ -203,7 +203,7 @@ func (e *Enforcement) writeEndpoints(rows map[int]bpf.PolicyEndpoint) error {
 	})
 }
 
-// change changes what the programs know of the container: they see all of it or nothing.
+// change changes the container's row. The programs see all of the change or nothing.
 func (e *Enforcement) change(fn func(*bpf.PolicyContainer)) error {
 	e.own.Lock()
 	defer e.own.Unlock()
@@ -236,9 +236,9 @@ func waitForPrograms() error {
 	return outer.Put(uint32(0), inner)
 }
 
-// hasRow tells whether the programs need a row for a prefix. Where they find none, and for
-// special destinations where they find only that of a wider prefix, they refuse. That of
-// IPv4 keeps its addresses, which are mapped, from what is IPv6's.
+// hasRow tells whether the programs need a row for a prefix. If they find no row, or for a special
+// destination only the row of a wider prefix, they refuse. The row of all IPv4 keeps IPv4
+// addresses, which are mapped, from the rows of IPv6 prefixes.
 func hasRow(r policy.Route) bool {
 	return len(r.Ranges) > 0 || r.Prefix == netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 }
@@ -247,7 +247,7 @@ func (e *Enforcement) numberKey(number uint32) bpf.PolicyNumber {
 	return bpf.PolicyNumber{Bits: numberBits, Container: e.id, Number: number}
 }
 
-// endpointRows are those of a table's endpoints, by their numbers.
+// endpointRows returns the rows of a table's endpoints, by their numbers.
 func endpointRows(t *policy.Table, netnsOf func(*endpoint.Endpoint) uint64) map[int]bpf.PolicyEndpoint {
 	rows := map[int]bpf.PolicyEndpoint{}
 	for i, ep := range t.Numbered() {
@@ -260,7 +260,7 @@ func endpointRows(t *policy.Table, netnsOf func(*endpoint.Endpoint) uint64) map[
 
 func endpointRow(ep *endpoint.Endpoint, netnsOf func(*endpoint.Endpoint) uint64) bpf.PolicyEndpoint {
 	if ep.Type == endpoint.Unix {
-		return bpf.PolicyEndpoint{} // no namespace's cookie: IP sockets do not pass
+		return bpf.PolicyEndpoint{} // no namespace has cookie 0: IP sockets do not pass
 	}
 	return bpf.PolicyEndpoint{Netns: netnsOf(ep), Addr: wordsOf(ep.Addr), Port: ep.Port.First}
 }

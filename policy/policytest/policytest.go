@@ -13,7 +13,7 @@ import (
 	"github.com/tsugiki/tsugiki/policy"
 )
 
-// Endpoints are what the tests' rules name.
+// Endpoints returns the endpoints that the tests' rules name.
 func Endpoints(t testing.TB) *endpoint.Set {
 	t.Helper()
 	var s endpoint.Set
@@ -65,7 +65,7 @@ var UpdateRules = []string{
 	"127.0.0.0/8=a", "127.2.0.0/16=b", "127.2.3.0/24:53=c", "127.2.3.0/24=d", "127.9.0.0/16=e", "10.0.0.0/8=b", "10.1.0.0/16:80-90=c",
 }
 
-// RulesOf are the rules whose endpoints there are.
+// RulesOf returns the rules whose endpoints are in eps.
 func RulesOf(t *testing.T, rules []string, eps map[string]*endpoint.Endpoint) []policy.Egress {
 	t.Helper()
 	var active []policy.Egress
@@ -87,8 +87,7 @@ func RulesOf(t *testing.T, rules []string, eps map[string]*endpoint.Endpoint) []
 	return active
 }
 
-// Fresh is an endpoint with an address of its own, of the namespace that netnsOf
-// gives for it.
+// Fresh returns an endpoint with an address of its own, in the namespace that netnsOf gives for it.
 func Fresh(t *testing.T, name string, last int) *endpoint.Endpoint {
 	t.Helper()
 	ep, err := endpoint.Parse(fmt.Sprintf("%s type ipv4 addr 127.0.1.%d port dynamic", name, last))
@@ -98,8 +97,8 @@ func Fresh(t *testing.T, name string, last int) *endpoint.Endpoint {
 	return ep
 }
 
-// AddressesNear are the first and last of every prefix, their neighbours, and
-// some at random, each with ports at the ends of ranges.
+// AddressesNear returns the first and last address of every prefix, their neighbours, and some
+// random addresses, each with ports at the ends of ranges.
 func AddressesNear(tb *policy.Table, random *rand.Rand) []netip.AddrPort {
 	var addrs []netip.Addr
 	for _, r := range tb.Routes() {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where a socket is, and where a destination lies: what the gate would find. */
+/* Finds out where a socket is and where a destination lies, as the gate does. */
 #ifndef TSUGIKI_SHIM_DECIDE_H
 #define TSUGIKI_SHIM_DECIDE_H
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How the shim speaks to the filter and the gate: by its system calls.
+ * The shim's messages to the filter and the gate, in its system calls.
  *
  * None of the calls in question uses its sixth argument. The shim puts a mark
  * there, which the filter compares (package filter has the same numbers):

@@ -7,17 +7,17 @@
  * socket(2) would have put it. (Queues of one socket per message in a socketpair(2),
  * which would keep them out of the table, cost three times as much.)
  *
- * Somebody may close a parked socket, with all others, or put something else in
- * its place: so it is known by its inode, which is asked for before it is used. (SO_COOKIE would do
- * too. But getsockopt(2) of a host socket runs a kernel program, and takes five times as long.)
+ * The program may close a parked socket with all other files, or put another file under its number.
+ * So the shim knows a parked socket by its inode, and checks the inode before it uses the socket.
+ * (SO_COOKIE would do too. But getsockopt(2) of a host socket runs a kernel program, and takes five
+ * times as long.)
  *
- * A child of fork(2) has copies of what its parent has parked, which would keep
- * connections open that the parent has closed: it closes them at once
- * (pthread_atfork(3)). So that it knows of all, the parent waits before until no
- * thread is at it. A child that was made past the C library, or by _Fork(3), does
- * so when it first calls in: it finds a page wiped (MADV_WIPEONFORK, 4.14). One of
- * vfork(2), which shares the page, is told by its process id. In no case does a
- * child use them.
+ * A child of fork(2) has copies of its parent's parked sockets. They would keep connections open
+ * that the parent has closed, so the child closes them at once (pthread_atfork(3)). The parent
+ * first waits until no thread uses the pools, so that the child knows all parked sockets. A child
+ * that was made without the C library, or by _Fork(3), closes the copies when it first calls the
+ * shim: it finds a page wiped (MADV_WIPEONFORK, 4.14). A child of vfork(2) shares the page, and is
+ * recognized by its process id. No child ever uses the copies.
  */
 #include "pool.h"
 
@@ -49,12 +49,12 @@
 #define POOL_F_SETFD	   2
 #define POOL_RLIMIT_NOFILE 7
 
-/* How long a fork waits for other threads at most, which may themselves wait for the gate, or for a
- * CPU. Only one that has left by longjmp(3), or has ended, takes as long: 10 seconds. */
+/* The longest time that a fork waits for other threads. These may wait for the gate, or for a CPU.
+ * Only one that has left by longjmp(3), or has ended, takes as long: 10 seconds. */
 #define POOL_WAIT_NS 100000
 #define POOL_WAITS   100000
 
-/* Threads that can be at the pools at once; others make their sockets themselves. */
+/* Threads that can use the pools at once. Others make their sockets themselves. */
 #define POOL_USERS 32
 
 /* Sockets of a kind that a process makes before it gets some in advance. */
@@ -63,8 +63,8 @@
 #define POOL_REPENTANCE 1000
 /* How many at first; later, MARK_BATCH_MAX. */
 #define POOL_FIRST 8
-/* Where sockets are parked: where few programs come, and small enough for a table
- * of 256. */
+/* The first number for parked sockets: few programs have such numbers, and it fits a table of
+ * 256. */
 #define POOL_NUMBER 224
 /* Of the descriptors that a process may have, one in this many may be parked. */
 #define POOL_SHARE 32
@@ -144,7 +144,7 @@ static int pool_receive(int from, int *numbers, unsigned int count, int flags)
 	return (int)count;
 }
 
-/* Has the gate make COUNT sockets; returns how many there are now in NUMBERS. */
+/* Makes the gate make COUNT sockets. Returns the number of sockets that are now in NUMBERS. */
 static int pool_order(int family, int type, unsigned int count, int *numbers)
 {
 	int pair[2], got = -1;
@@ -253,13 +253,13 @@ static bool pool_fill(struct pool *p, int family, int type)
 	return places > 0;
 }
 
-/* Whether what is at a place is still what was put there. */
+/* Whether the file of a place is still the parked socket. */
 static bool pool_is_there(const struct pool_place *place)
 {
 	return place->inode != 0 && pool_inode(place->number) == place->inode;
 }
 
-/* Takes one of the places, for whatever is there now. */
+/* Marks one of the places as free, whatever file is there now. */
 static bool pool_remove(struct pool *p, struct pool_place *place)
 {
 	uint64_t parked = atomic_load(&p->parked);
@@ -307,7 +307,7 @@ static struct pool *pool_of(int family, int type, int protocol)
 	return NULL;
 }
 
-/* Takes a socket, if need be after having got some. */
+/* Takes a socket, and orders more first if necessary. */
 static int pool_get(struct pool *p, int type, int family)
 {
 	const struct board *b = shim_board();
@@ -325,7 +325,7 @@ static int pool_get(struct pool *p, int type, int family)
 	return pool_take(p, type);
 }
 
-/* Whether what is parked is this process's. */
+/* Whether the parked sockets are this process's. */
 static bool pool_is_ours(void)
 {
 	atomic_int *owner = atomic_load(&pool_owner);
@@ -382,7 +382,7 @@ int shim_take_socket(int family, int type, int protocol)
 	return number;
 }
 
-/* Closes what is parked in a pool. Returns whether that was anything. */
+/* Closes the parked sockets of a pool. Returns whether there were any. */
 static bool pool_drop(struct pool *p)
 {
 	struct pool_place place;

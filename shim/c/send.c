@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Sends with an address. The filter traps them only where rules divide the
- * destinations of datagrams, and those with MSG_FASTOPEN, which connect. There the
- * shim does for each what connect does.
+ * Sends with an address. The filter traps them only where rules divide the destinations of
+ * datagrams. It also traps those with MSG_FASTOPEN, which connect. For these sends, the shim does
+ * the same as for connect.
  *
  * sendto(2) has six arguments and none left for a mark: it becomes sendmsg(2).
  *
@@ -61,7 +61,7 @@ __attribute__((constructor)) static void send_start(void)
 	send_next_many = (send_messages_function *)dlsym(next, "sendmmsg");
 }
 
-/* Whether somebody is to decide about what is sent with these flags. */
+/* Whether a send with these flags needs a decision. */
 static bool send_is_decided(int flags)
 {
 	const struct board *b = shim_board();

@@ -4,10 +4,10 @@
  *
  * Theory of operation
  *
- * The container's seccomp filter traps the calls that decide about a socket, and
- * the gate and the supervisor answer them. The shim knows most of the answers
- * beforehand: from the board (policy/c/board.h), which it maps, and from the socket
- * itself, which the kernel says the namespace of. It replaces
+ * The container's seccomp filter traps the calls that decide about a socket, and the gate and the
+ * supervisor answer them. The shim knows most of the answers beforehand: from the board
+ * (policy/c/board.h), which it maps, and from the socket, whose namespace the kernel tells. It
+ * replaces
  *
  *   socket	by taking one of the host sockets that the gate has made in advance
  *		(pool.c);
@@ -16,14 +16,13 @@
  *   sendto and its kin, likewise, where rules divide the destinations of datagrams
  *		(send.c).
  *
- * In all other cases, and whenever anything is not as it should be, it makes the
- * program's call as it is, with MARK_ASK, and that is trapped. So there is no
- * state to lose: a program that forks, executes, closes all descriptors, passes
- * sockets on or makes system calls by itself is served by the filter, and what the
- * shim does not know it asks. Nothing that it does is a right (see marks.h).
+ * In all other cases, and after any fault, the shim makes the program's call unchanged, with
+ * MARK_ASK, and the filter traps the call. So the shim has no state to lose: the filter serves a
+ * program that forks, executes, closes all descriptors, passes sockets on or makes system calls by
+ * itself. The shim's calls have no privilege (see marks.h).
  *
- * Calls that the filter does not look at are not replaced; those on the data path
- * that are go on at once where nothing is to be decided.
+ * The shim does not replace calls that the filter does not check. Replaced calls on the data path
+ * go on at once if there is nothing to decide.
  *
  * Rules of the house. No C library: glibc and musl load the same file, and where a
  * function of theirs is used it is by a weak reference. No allocation and no lock.

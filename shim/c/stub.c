@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What 32-bit programs load in the shim's place: nothing. Their sockets stay in the
- * container, and their loader has nothing to complain about.
+ * The empty library that 32-bit programs load instead of the shim. Their sockets stay in the
+ * container, and their loader reports no error.
  */
 extern const char tsugiki_stub;
 const char tsugiki_stub = 0;

@@ -17,8 +17,8 @@ import (
 	"time"
 )
 
-// patience is how long after its start a child is waited for. One that takes longer is kept from
-// running, as in a cgroup that somebody has frozen.
+// patience is the longest wait after the start of a child. A child that takes longer cannot run,
+// for example because its cgroup is frozen.
 var patience = time.Second
 
 type child struct {

@@ -1,5 +1,5 @@
-// Package lock takes the locks that tell what belongs to a process which lives from
-// what a killed one has left.
+// Package lock takes locks that distinguish the files of a living process from those that a killed
+// process has left.
 //
 // It owns no file and removes none. A lock is flock(2)'s: it ends with the process that
 // has it, and its children have it only if they inherit the file. It needs no privileges.
@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Take locks a file, or fails at once with EWOULDBLOCK if somebody else has it locked.
-// Closing the file gives the lock back.
+// Take locks a file, or fails at once with EWOULDBLOCK if another process has locked it. Closing
+// the file gives the lock back.
 func Take(f *os.File) error { return TakeFD(int(f.Fd())) }
 
 // TakeFD is Take for a bare descriptor.
