@@ -44,15 +44,15 @@ type identity struct {
 	Programs     bool      `json:"programs"`
 	Mode         string    `json:"mode"`
 	Annotated    bool      `json:"annotated"` // what it is given stood in annotations
-	// Rules may name endpoints that are gone; Given are those that it began with.
-	Given   []string `json:"given"`
-	Ingress []string `json:"ingress"`
-	Egress  []string `json:"egress"`
+	// Rules may name endpoints that are gone; Endpoints are those that it began with.
+	Endpoints []string `json:"given"`
+	Ingress   []string `json:"ingress"`
+	Egress    []string `json:"egress"`
 }
 
 // rules are what the container was given when it was registered.
 func (id *identity) rules() api.Rules {
-	return api.Rules{Mode: id.Mode, Endpoints: id.Given, Ingress: id.Ingress, Egress: id.Egress}
+	return api.Rules{Mode: id.Mode, Endpoints: id.Endpoints, Ingress: id.Ingress, Egress: id.Egress}
 }
 
 // record is what a daemon has to know of a container to take it over.
