@@ -124,25 +124,25 @@ func (c *Container) endIdleKeeper() error {
 	return nil
 }
 
-// doorsOf is where the doors of a container's gates are.
-func doorsOf(runDir, name string) string { return filepath.Join(runDir, "gates", name) }
+// adoptSocketsOf is where the adoption sockets of a container's gates are.
+func adoptSocketsOf(runDir, name string) string { return filepath.Join(runDir, "gates", name) }
 
-// openDoors opens the directory of doors, if the container outlives us.
-func (c *Container) openDoors() error {
+// openAdoptSockets opens the directory of adoption sockets, if the container outlives us.
+func (c *Container) openAdoptSockets() error {
 	if !c.spec.Outlives {
 		return nil
 	}
-	dir := doorsOf(c.spec.RunDir, c.spec.Name)
+	dir := adoptSocketsOf(c.spec.RunDir, c.spec.Name)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("make directory of doors: %w", err)
 	}
 	var err error
-	c.doors, err = os.OpenFile(dir, unix.O_PATH|unix.O_DIRECTORY, 0)
+	c.adoptDir, err = os.OpenFile(dir, unix.O_PATH|unix.O_DIRECTORY, 0)
 	return err
 }
 
-// newDoor is the path of a door that is not there yet.
-func newDoor(dir *os.File) (string, error) {
+// newAdoptSocket is the path of an adoption socket that is not there yet.
+func newAdoptSocket(dir *os.File) (string, error) {
 	for n := 1; ; n++ {
 		path := fmt.Sprintf("/proc/self/fd/%d/%d", dir.Fd(), n)
 		if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {

@@ -54,8 +54,8 @@ type Spec struct {
 	Netns string
 	// LoopbackOnly says that the container's own namespace has only a loopback.
 	LoopbackOnly bool
-	// Outlives says that the container outlives this process: its gates wait at their doors.
-	// Without it, gates and keepers end the container when this process ends.
+	// Outlives says that the container outlives this process: its gates wait at their adoption
+	// sockets. Without it, gates and keepers end the container when this process ends.
 	Outlives bool
 	// Programs asks for a cgroup for the container's programs, which nobody else has put in one.
 	Programs bool
@@ -139,7 +139,7 @@ type kernelState struct {
 
 // parts are what works for a container in this process, and its helpers.
 type parts struct {
-	doors       *os.File       // directory of its gates' doors; nil unless it outlives us
+	adoptDir    *os.File       // directory of its gates' adoption sockets; nil unless it outlives us
 	own         *place         // makes sockets in its own namespace
 	answering   *notify.Places // what answering its calls may take
 	tracing     tracing
@@ -183,7 +183,7 @@ func (c *Container) Prepare() error {
 // Make makes what is there before the container has a program, after Prepare. Before anything is
 // made that outlives us, the owner is told to save the State.
 func (c *Container) Make() error {
-	err := inOrder(c.save, c.openDoors, c.makeGroups, c.makePrograms, c.enforce)
+	err := inOrder(c.save, c.openAdoptSockets, c.makeGroups, c.makePrograms, c.enforce)
 	if err == nil {
 		c.refresh()
 	}

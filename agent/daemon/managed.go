@@ -16,8 +16,8 @@ import (
 // # Containers of a daemon
 //
 // Nothing of them ends with the daemon. Their programs are somebody else's
-// children; their gates go on and wait at their doors; the kernel programs are in
-// their cgroup; established connections are sockets. All that is only in the
+// children; their gates go on and wait at their adoption sockets; the
+// kernel programs are in their cgroup; established connections are sockets. All that is only in the
 // daemon's memory is in its record, or in the kernel, or made anew: keepers, which
 // hold nothing, and the relay.
 
