@@ -43,9 +43,9 @@ type control struct {
 	take    func(Request)
 	waits   func(id uint64) bool // nil before take is there
 	ended   func(error)
-	handing bool // a goroutine hands on asks, or has handed on the end
+	handing bool // a goroutine hands on requests, or has handed on the end
 	pending []Request
-	room    int   // for so many asks, before some are forgotten
+	room    int   // for so many requests, before some are forgotten
 	end     error // why no Request comes any more
 	gone    error // why no answer comes any more
 	orders  orders
