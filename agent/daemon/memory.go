@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// tidyAfter is longer than what lies between the starts of many containers: to give
+// idleAfter is longer than what lies between the starts of many containers: to give
 // memory back takes some milliseconds of CPU time.
-const tidyAfter = 500 * time.Millisecond
+const idleAfter = 500 * time.Millisecond
 
 // idleGrowth is by how many percent the heap may grow before it is collected while no
 // container is started, unless GOGC says (see runtime). Starting makes much garbage, and
@@ -18,13 +18,13 @@ const idleGrowth, busyGrowth = 50, 100
 
 // memory keeps the daemon's memory small while no container is started.
 type memory struct {
-	timer *time.Timer // for when no container has been started for tidyAfter
+	timer *time.Timer // for when no container has been started for idleAfter
 	idle  atomic.Bool
 }
 
 func newMemory() *memory {
 	m := &memory{}
-	m.timer = time.AfterFunc(tidyAfter, m.setIdleGC)
+	m.timer = time.AfterFunc(idleAfter, m.setIdleGC)
 	return m
 }
 
@@ -47,4 +47,4 @@ func (m *memory) setBusyGC() {
 }
 
 // giveBackLater puts off setIdleGC.
-func (m *memory) giveBackLater() { m.timer.Reset(tidyAfter) }
+func (m *memory) giveBackLater() { m.timer.Reset(idleAfter) }
