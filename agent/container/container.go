@@ -139,9 +139,9 @@ type kernelState struct {
 
 // parts are what works for a container in this process, and its helpers.
 type parts struct {
-	adoptDir    *os.File       // directory of its gates' adoption sockets; nil unless it outlives us
-	own         *place         // makes sockets in its own namespace
-	answering   *notify.Places // what answering its calls may take
+	adoptDir    *os.File      // directory of its gates' adoption sockets; nil unless it outlives us
+	own         *place        // makes sockets in its own namespace
+	answering   *notify.Slots // what answering its calls may take
 	tracing     tracing
 	engine      *graft.Engine
 	relay       *relay.Relay
@@ -170,7 +170,7 @@ func New(spec Spec, owner Owner) *Container {
 	if spec.Decisions == nil {
 		c.spec.Decisions = c.log
 	}
-	c.host, c.answering = map[string]*place{}, answering.NewPlaces()
+	c.host, c.answering = map[string]*place{}, answering.NewSlots()
 	c.endpoints.Store(&c.spec.Endpoints)
 	return c
 }

@@ -136,7 +136,7 @@ func (l *listeners) takeKept() (net.Listener, error) {
 
 func (l *listeners) serve() {
 	defer l.serving.Done()
-	places := make(chan struct{}, listenersAtOnce)
+	slots := make(chan struct{}, listenersAtOnce)
 	var early sync.WaitGroup // those that waited when the daemon started
 	for starting := true; ; {
 		if starting && !poll.Readable(l.waiting) {
@@ -157,7 +157,7 @@ func (l *listeners) serve() {
 			time.Sleep(10 * time.Millisecond)
 			continue
 		}
-		places <- struct{}{}
+		slots <- struct{}{}
 		l.serving.Add(1)
 		done := l.serving.Done
 		if starting {
@@ -168,7 +168,7 @@ func (l *listeners) serve() {
 			defer done()
 			defer conn.Close()
 			l.take(conn.(*net.UnixConn))
-			<-places
+			<-slots
 		}()
 	}
 }
