@@ -18,7 +18,7 @@ import (
 )
 
 // DefaultSocket is the path of the daemon's socket, unless its configuration names another.
-const DefaultSocket = "/run/tsugiki/agent.sock"
+const DefaultSocket = RunDir + "/" + AgentName + socketSuffix
 
 // requestLimit is the time after which a request fails. The daemon waits only for the kernel and
 // for other requests.

@@ -19,9 +19,9 @@ type socket struct {
 	raw  syscall.RawConn
 }
 
-// newSocket makes a UDP socket at a place and calls use with its descriptor. If use fails,
+// newSocket makes a UDP socket in a namespace and calls use with its descriptor. If use fails,
 // newSocket closes the socket. Go's poller waits only for sockets whose flags have SOCK_NONBLOCK.
-func newSocket(at Place, ip6 bool, flags int, use func(fd int) error) (socket, error) {
+func newSocket(at Namespace, ip6 bool, flags int, use func(fd int) error) (socket, error) {
 	k, err := at.Keeper()
 	if err != nil {
 		return socket{}, err

@@ -130,11 +130,11 @@ func TestFlowsAreBounded(t *testing.T) {
 	}
 }
 
-// brokenPlace is a place in which no socket can be made.
-type brokenPlace struct{ cookie uint64 }
+// brokenNamespace is a namespace in which no socket can be made.
+type brokenNamespace struct{ cookie uint64 }
 
-func (p brokenPlace) Cookie() uint64                  { return p.cookie }
-func (p brokenPlace) Keeper() (*keeper.Keeper, error) { return nil, errors.New("no keeper here") }
+func (n brokenNamespace) Cookie() uint64                  { return n.cookie }
+func (n brokenNamespace) Keeper() (*keeper.Keeper, error) { return nil, errors.New("no keeper here") }
 
 func TestWithoutKeeperDatagramsAreLost(t *testing.T) {
 	testkit.CheckLeaks(t)
@@ -151,7 +151,7 @@ func TestWithoutKeeperDatagramsAreLost(t *testing.T) {
 	if n, _, err := unix.Recvfrom(fd, make([]byte, 8), unix.MSG_DONTWAIT); !errors.Is(err, unix.EAGAIN) {
 		t.Errorf("an answer of %d bytes without a socket to ask with (%v)", n, err)
 	}
-	_, err := Start(Config{Enforcement: c.enforced, Host: brokenPlace{c.host.Cookie()}, Own: c.own, Log: c.relay.config.Log})
+	_, err := Start(Config{Enforcement: c.enforced, Host: brokenNamespace{c.host.Cookie()}, Own: c.own, Log: c.relay.config.Log})
 	if err == nil {
 		t.Error("a relay without sockets started")
 	}

@@ -61,8 +61,8 @@ var buffers = sync.Pool{New: func() any { return new(buffer) }}
 func takeBuffer() *buffer  { return buffers.Get().(*buffer) }
 func dropBuffer(b *buffer) { buffers.Put(b) }
 
-// Place is a network namespace in which a keeper creates sockets.
-type Place interface {
+// Namespace is a network namespace in which a keeper creates sockets.
+type Namespace interface {
 	Keeper() (*keeper.Keeper, error)
 	Cookie() uint64
 }
@@ -71,9 +71,9 @@ type Place interface {
 type Config struct {
 	Enforcement *enforcer.Enforcement
 	// Host makes sockets in the cgroup that Enforcement is attached to.
-	Host Place
+	Host Namespace
 	// Own is the container's own namespace.
-	Own Place
+	Own Namespace
 	Log *slog.Logger
 	// Work measures the CPU time of carrying datagrams. nil: it is not measured.
 	Work *cputime.Meter

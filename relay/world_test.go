@@ -32,19 +32,19 @@ var (
 	host6 = netip.MustParseAddr("2001:db8::7")
 )
 
-// place is a namespace with a keeper in it.
-type place struct {
+// namespace is a network namespace with a keeper in it.
+type namespace struct {
 	ns     *netns.NS
 	keeper *keeper.Keeper
 }
 
-func (p *place) Keeper() (*keeper.Keeper, error) { return p.keeper, nil }
-func (p *place) Cookie() uint64                  { return p.ns.Cookie() }
+func (n *namespace) Keeper() (*keeper.Keeper, error) { return n.keeper, nil }
+func (n *namespace) Cookie() uint64                  { return n.ns.Cookie() }
 
 // container has the parts of a container of package agent that matter to a relay.
 type container struct {
 	enforced  *enforcer.Enforcement
-	host, own *place
+	host, own *namespace
 	relay     *Relay
 	lost      atomic.Int32 // datagrams that the relay has logged as lost
 }
@@ -99,8 +99,8 @@ func newContainer(t *testing.T, host *netns.NS, name string, idle time.Duration)
 	}
 	defer dir.Close()
 	c := &container{
-		host: &place{ns: host},
-		own:  &place{ns: testkit.NewLoopback(t)},
+		host: &namespace{ns: host},
+		own:  &namespace{ns: testkit.NewLoopback(t)},
 	}
 	if c.enforced, err = enforcer.Enforce(dir, rules(t), func(*endpoint.Endpoint) uint64 { return host.Cookie() }); err != nil {
 		t.Fatal(err)

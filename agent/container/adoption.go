@@ -145,12 +145,12 @@ func (c *Container) restore() error {
 	if err := c.reserve(); err != nil {
 		return err
 	}
-	return c.openDoors()
+	return c.openAdoptSockets()
 }
 
-// adoptGates connects to the gates that wait at their sockets.
+// adoptGates connects to the gates that wait at their adoption sockets.
 func (c *Container) adoptGates(patience time.Duration) ([]*gate.Gate, error) {
-	entries, err := os.ReadDir(doorsOf(c.spec.RunDir, c.spec.Name))
+	entries, err := os.ReadDir(adoptSocketsOf(c.spec.RunDir, c.spec.Name))
 	if err != nil {
 		return nil, fmt.Errorf("find gates: %w", err)
 	}
@@ -159,10 +159,10 @@ func (c *Container) adoptGates(patience time.Duration) ([]*gate.Gate, error) {
 		if _, err := strconv.Atoi(e.Name()); err != nil {
 			continue
 		}
-		door := fmt.Sprintf("/proc/self/fd/%d/%s", c.doors.Fd(), e.Name())
-		g, err := adoptPatiently(door, patience)
+		socket := fmt.Sprintf("/proc/self/fd/%d/%s", c.adoptDir.Fd(), e.Name())
+		g, err := adoptPatiently(socket, patience)
 		if errors.Is(err, gate.ErrGone) {
-			if err := os.Remove(door); err != nil {
+			if err := os.Remove(socket); err != nil {
 				return gates, err
 			}
 			continue
@@ -186,9 +186,9 @@ const (
 	latePatience = 10 * time.Second
 )
 
-func adoptPatiently(door string, patience time.Duration) (*gate.Gate, error) {
+func adoptPatiently(socket string, patience time.Duration) (*gate.Gate, error) {
 	for deadline := time.Now().Add(takenPatience); ; time.Sleep(5 * time.Millisecond) {
-		g, err := gate.Adopt(door, patience)
+		g, err := gate.Adopt(socket, patience)
 		if !errors.Is(err, gate.ErrTaken) || time.Now().After(deadline) {
 			return g, err
 		}

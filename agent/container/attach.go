@@ -124,25 +124,25 @@ func (c *Container) endIdleKeeper() error {
 	return nil
 }
 
-// doorsOf returns the directory of the sockets at which a container's gates wait.
-func doorsOf(runDir, name string) string { return filepath.Join(runDir, "gates", name) }
+// adoptSocketsOf returns the directory of the adoption sockets of a container's gates.
+func adoptSocketsOf(runDir, name string) string { return filepath.Join(runDir, "gates", name) }
 
-// openDoors opens the directory of the gates' sockets, if the container outlives us.
-func (c *Container) openDoors() error {
+// openAdoptSockets opens the directory of adoption sockets, if the container outlives us.
+func (c *Container) openAdoptSockets() error {
 	if !c.spec.Outlives {
 		return nil
 	}
-	dir := doorsOf(c.spec.RunDir, c.spec.Name)
+	dir := adoptSocketsOf(c.spec.RunDir, c.spec.Name)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("make directory of doors: %w", err)
 	}
 	var err error
-	c.doors, err = os.OpenFile(dir, unix.O_PATH|unix.O_DIRECTORY, 0)
+	c.adoptDir, err = os.OpenFile(dir, unix.O_PATH|unix.O_DIRECTORY, 0)
 	return err
 }
 
-// newDoor returns a path for a gate's socket at which there is none yet.
-func newDoor(dir *os.File) (string, error) {
+// newAdoptSocket returns the path of an adoption socket that is not there yet.
+func newAdoptSocket(dir *os.File) (string, error) {
 	for n := 1; ; n++ {
 		path := fmt.Sprintf("/proc/self/fd/%d/%d", dir.Fd(), n)
 		if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {

@@ -86,7 +86,7 @@ func ForgetState(runDir, name string, s State) error {
 	if err := ForgetKilled(s.Cgroup); err != nil {
 		return err
 	}
-	return os.RemoveAll(doorsOf(runDir, name))
+	return os.RemoveAll(adoptSocketsOf(runDir, name))
 }
 
 // closeKeepers ends all at once: each may take its time.
@@ -136,8 +136,8 @@ func (c *Container) letGo() error {
 	if c.ownNS != nil {
 		errs = append(errs, c.ownNS.Close())
 	}
-	if c.doors != nil {
-		errs = append(errs, c.doors.Close())
+	if c.adoptDir != nil {
+		errs = append(errs, c.adoptDir.Close())
 	}
 	return errors.Join(errs...)
 }
@@ -183,7 +183,7 @@ func (c *Container) Remove() error {
 	if first := c.first.Load(); first != nil {
 		err = errors.Join(err, first.Close())
 	}
-	if dir := doorsOf(c.spec.RunDir, c.spec.Name); err == nil {
+	if dir := adoptSocketsOf(c.spec.RunDir, c.spec.Name); err == nil {
 		err = os.RemoveAll(dir)
 	}
 	return err

@@ -55,7 +55,7 @@ type Spec struct {
 	Netns string
 	// LoopbackOnly says that the container's own namespace has only a loopback.
 	LoopbackOnly bool
-	// Outlives says that the container outlives this process: its gates wait at their sockets. If
+	// Outlives says that the container outlives this process: its gates wait at their adoption sockets. If
 	// it is false, gates and keepers end the container when this process ends.
 	Outlives bool
 	// Programs asks for a cgroup for the container's programs, if nobody else has put them in one.
@@ -142,9 +142,9 @@ type kernelState struct {
 
 // parts are the workers of a container in this process, and its helpers.
 type parts struct {
-	doors       *os.File       // directory of its gates' sockets; nil unless it outlives us
-	own         *place         // makes sockets in its own namespace
-	answering   *notify.Places // limits how many calls are answered at once
+	adoptDir    *os.File      // directory of its gates' sockets; nil unless it outlives us
+	own         *place        // makes sockets in its own namespace
+	answering   *notify.Slots // limits how many calls are answered at once
 	tracing     tracing
 	engine      *graft.Engine
 	relay       *relay.Relay
@@ -173,7 +173,7 @@ func New(spec Spec, owner Owner) *Container {
 	if spec.Decisions == nil {
 		c.spec.Decisions = c.log
 	}
-	c.host, c.answering = map[string]*place{}, answering.NewPlaces()
+	c.host, c.answering = map[string]*place{}, answering.NewSlots()
 	c.endpoints.Store(&c.spec.Endpoints)
 	return c
 }
@@ -186,7 +186,7 @@ func (c *Container) Prepare() error {
 // Make makes all resources that the container needs before it has a program. It comes after
 // Prepare. Before Make makes anything that outlives us, it has the owner save the State.
 func (c *Container) Make() error {
-	err := inOrder(c.save, c.openDoors, c.makeGroups, c.makePrograms, c.enforce)
+	err := inOrder(c.save, c.openAdoptSockets, c.makeGroups, c.makePrograms, c.enforce)
 	if err == nil {
 		c.refresh()
 	}

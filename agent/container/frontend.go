@@ -42,7 +42,7 @@ func (c *Container) Serve(listener *os.File) error {
 	}
 	defer config.CgroupDir.Close()
 	if c.spec.Outlives {
-		config.AdoptSocket, err = newDoor(c.doors)
+		config.AdoptSocket, err = newAdoptSocket(c.adoptDir)
 		if err == nil {
 			config.Pool, err = c.owner.Pool()
 		}

@@ -50,7 +50,7 @@ func someRecord(name string) *record {
 	return &record{
 		identity{
 			ID: "id of " + name, Name: name, Token: "0123456789abcdef" + name, Boot: "this boot", Created: time.Unix(1, 0).UTC(),
-			Mode: "auto", Given: []string{"a type ipv4 addr 0.0.0.0 port dynamic"}, Egress: []string{"198.51.100.0/24=a"},
+			Mode: "auto", Endpoints: []string{"a type ipv4 addr 0.0.0.0 port dynamic"}, Egress: []string{"198.51.100.0/24=a"},
 		},
 		container.State{Cgroup: "/sys/fs/cgroup/nothing/tsugiki-" + name, Endpoints: []string{"a type ipv4 addr 0.0.0.0 port dynamic"}, Numbered: []string{"a"}},
 	}
@@ -145,7 +145,7 @@ func TestRecordOfAnEarlierDaemon(t *testing.T) {
 	got, err := d.store.all()
 	want := &record{identity{
 		ID: "i", Name: "n", Token: "t", Boot: "b", Created: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), UID: 1, GID: 2, LoopbackOnly: true,
-		Programs: true, Mode: "seccomp", Annotated: true, Given: []string{"e"}, Ingress: []string{"i"}, Egress: []string{"o"},
+		Programs: true, Mode: "seccomp", Annotated: true, Endpoints: []string{"e"}, Ingress: []string{"i"}, Egress: []string{"o"},
 	}, container.State{PID: 3, Started: "4", Cgroup: "/g", Endpoints: []string{"p"}, Numbered: []string{"q"}}}
 	if diff := cmp.Diff([]*record{want}, got, cmp.AllowUnexported(record{})); err != nil || diff != "" {
 		t.Errorf("%v (-want +got)\n%s", err, diff)
@@ -210,7 +210,7 @@ func TestAdopt(t *testing.T) {
 		"with a first program, gone":   {func(r *record) { r.PID, r.Started = os.Getpid(), "0" }, false, `msg="container ended"`},
 		"with rules of another format": {func(r *record) { r.Egress = []string{"from here"} }, true, "level=ERROR msg=\"container not taken over; it runs on without an agent\" container=a"},
 		"with an unknown mode":         {func(r *record) { r.Mode = "ptrace" }, true, "unknown mode"},
-		"with another's endpoints":     {func(r *record) { r.Endpoints = []string{"x"} }, false, `msg="container ended"`},
+		"with another's endpoints":     {func(r *record) { r.State.Endpoints = []string{"x"} }, false, `msg="container ended"`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d, log := newDaemon(t)

@@ -135,7 +135,7 @@ func (l *listeners) takeKept() (net.Listener, error) {
 
 func (l *listeners) serve() {
 	defer l.serving.Done()
-	places := make(chan struct{}, listenersAtOnce)
+	slots := make(chan struct{}, listenersAtOnce)
 	var early sync.WaitGroup // senders that waited when the daemon started
 	for starting := true; ; {
 		if starting && !poll.Readable(l.waiting) {
@@ -156,7 +156,7 @@ func (l *listeners) serve() {
 			time.Sleep(10 * time.Millisecond)
 			continue
 		}
-		places <- struct{}{}
+		slots <- struct{}{}
 		l.serving.Add(1)
 		done := l.serving.Done
 		if starting {
@@ -167,7 +167,7 @@ func (l *listeners) serve() {
 			defer done()
 			defer conn.Close()
 			l.take(conn.(*net.UnixConn))
-			<-places
+			<-slots
 		}()
 	}
 }

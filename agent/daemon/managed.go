@@ -16,7 +16,7 @@ import (
 // # Containers of a daemon
 //
 // No part of them ends with the daemon. Their programs are children of others. Their gates go on
-// and wait at their sockets. The kernel programs are in their cgroup. Established connections are
+// and wait at their adoption sockets. The kernel programs are in their cgroup. Established connections are
 // sockets. The rest, which is in the daemon's memory alone, is also in its record or in the kernel,
 // or the next daemon makes it anew: the relay, and keepers, which hold nothing.
 

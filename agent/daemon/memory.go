@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// tidyAfter is longer than the pauses between the starts of many containers, because giving memory
+// idleAfter is longer than the pauses between the starts of many containers, because giving memory
 // back takes some milliseconds of CPU time.
-const tidyAfter = 500 * time.Millisecond
+const idleAfter = 500 * time.Millisecond
 
 // idleGrowth is the GOGC percentage (see runtime) while no container is started, unless the
 // environment sets GOGC. busyGrowth, Go's default, holds while containers are started: a start
@@ -18,13 +18,13 @@ const idleGrowth, busyGrowth = 50, 100
 
 // memory keeps the daemon's memory small while no container is started.
 type memory struct {
-	timer *time.Timer // fires when no container has been started for tidyAfter
+	timer *time.Timer // fires when no container has been started for idleAfter
 	idle  atomic.Bool
 }
 
 func newMemory() *memory {
 	m := &memory{}
-	m.timer = time.AfterFunc(tidyAfter, m.setIdleGC)
+	m.timer = time.AfterFunc(idleAfter, m.setIdleGC)
 	return m
 }
 
@@ -47,4 +47,4 @@ func (m *memory) setBusyGC() {
 }
 
 // giveBackLater puts off setIdleGC.
-func (m *memory) giveBackLater() { m.timer.Reset(tidyAfter) }
+func (m *memory) giveBackLater() { m.timer.Reset(idleAfter) }

@@ -73,6 +73,6 @@ func (d *Daemon) newIdentity(r api.Registration, g *rules.Given) identity {
 	return identity{
 		ID: r.ID, Name: r.Name, Token: hex.EncodeToString(token[:]), Boot: d.boot, Created: time.Now().UTC(),
 		UID: r.UID, GID: r.GID, LoopbackOnly: r.LoopbackOnly, Programs: r.Programs, Annotated: g.Annotated,
-		Mode: t.Mode, Given: t.Endpoints, Ingress: t.Ingress, Egress: t.Egress,
+		Mode: t.Mode, Endpoints: t.Endpoints, Ingress: t.Ingress, Egress: t.Egress,
 	}
 }

@@ -44,16 +44,16 @@ type identity struct {
 	Programs     bool      `json:"programs"`
 	Mode         string    `json:"mode"`
 	Annotated    bool      `json:"annotated"` // its rules come from annotations
-	// Given are the endpoints with which the container began. Rules may name endpoints that are
+	// Endpoints are those with which the container began. Rules may name endpoints that are
 	// gone.
-	Given   []string `json:"given"`
-	Ingress []string `json:"ingress"`
-	Egress  []string `json:"egress"`
+	Endpoints []string `json:"given"`
+	Ingress   []string `json:"ingress"`
+	Egress    []string `json:"egress"`
 }
 
 // rules returns the rules that the container got when it was registered.
 func (id *identity) rules() api.Rules {
-	return api.Rules{Mode: id.Mode, Endpoints: id.Given, Ingress: id.Ingress, Egress: id.Egress}
+	return api.Rules{Mode: id.Mode, Endpoints: id.Endpoints, Ingress: id.Ingress, Egress: id.Egress}
 }
 
 // record has the facts that a daemon needs to take over a container.

@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
-	"runtime"
 	"strings"
 	"syscall"
 	"time"
@@ -16,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/internal/netns"
+	"github.com/tsugiki/tsugiki/internal/sys/thread"
 )
 
 // waitDelay limits the wait for the output of a command that has ended while its children still
@@ -81,27 +81,11 @@ func (n *namespace) without(path string) (*namespace, error) {
 func (n *namespace) open(enter func() error) error {
 	n.work, n.ended, n.closed = make(chan func()), make(chan struct{}), make(chan struct{})
 	ready := make(chan error)
-	onThread(func() { n.serve(enter, ready) })
+	go thread.Do(func() error {
+		n.serve(enter, ready)
+		return nil
+	})
 	return <-ready
-}
-
-// onThread runs fn on a thread that ends with fn. That is never the process's main thread: the main
-// thread does not end, and /proc/PID shows its namespaces.
-func onThread(fn func()) {
-	go func() {
-		runtime.LockOSThread() // the thread dies with the goroutine
-		if unix.Gettid() != unix.Getpid() {
-			fn()
-			return
-		}
-		done := make(chan struct{})
-		onThread(func() {
-			defer close(done)
-			fn()
-		})
-		<-done
-		runtime.UnlockOSThread()
-	}()
 }
 
 func (n *namespace) serve(enter func() error, ready chan<- error) {

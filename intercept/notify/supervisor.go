@@ -37,7 +37,7 @@ type Supervisor struct {
 	listener  listener
 	gate      *gate.Gate
 	engine    *graft.Engine
-	places    *Places
+	slots     *Slots
 	log       *slog.Logger
 	processes processes
 	threads   *threads
@@ -57,19 +57,19 @@ type Supervisor struct {
 // New makes a supervisor for a filter's listener and its gate, which stay the
 // caller's: one that it has started, or adopted. What a former supervisor had not
 // answered then comes first.
-// places are those of the container.
+// slots are those of the container.
 // gone is called if the gate ends before Close, as it does with the container's
 // last process, or when it is killed. work, if it is not nil, measures what it takes
 // to answer calls.
-func New(l *os.File, g *gate.Gate, engine *graft.Engine, places *Places, log *slog.Logger, gone func(error), work *cputime.Meter) *Supervisor {
+func New(l *os.File, g *gate.Gate, engine *graft.Engine, slots *Slots, log *slog.Logger, gone func(error), work *cputime.Meter) *Supervisor {
 	return &Supervisor{
-		listener: listener{int(l.Fd())}, gate: g, engine: engine, places: places, log: log, threads: newThreads(),
+		listener: listener{int(l.Fd())}, gate: g, engine: engine, slots: slots, log: log, threads: newThreads(),
 		stop: make(chan struct{}), gone: gone, work: work,
 	}
 }
 
 // End says that this process ends the gate: gone is not called any more, and calls that have no
-// place yet are not handled.
+// slot yet are not handled.
 func (s *Supervisor) End() {
 	s.closing.Store(true)
 	s.stopping.Do(func() { close(s.stop) })
@@ -140,9 +140,9 @@ func (s *Supervisor) Start() {
 	})
 }
 
-// begin handles a request once there is a place for it, if there will be one.
+// begin handles a request once there is a slot for it, if there will be one.
 func (s *Supervisor) begin(r gate.Request, came time.Time) {
-	leave := s.places.take(s.stop, s.gate.Ended())
+	leave := s.slots.take(s.stop, s.gate.Ended())
 	if leave == nil {
 		return // it ends
 	}

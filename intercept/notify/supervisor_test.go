@@ -146,7 +146,7 @@ func (w *world) start(own *netns.NS, group *os.File) {
 }
 
 func (w *world) supervise(listener *os.File, g *gate.Gate) *Supervisor {
-	s := New(listener, g, w.engine, NewPool().NewPlaces(), slog.New(slog.DiscardHandler), func(err error) { w.gone <- err }, nil)
+	s := New(listener, g, w.engine, NewPool().NewSlots(), slog.New(slog.DiscardHandler), func(err error) { w.gone <- err }, nil)
 	s.Start()
 	return s
 }

@@ -10,6 +10,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/pelletier/go-toml/v2"
+
+	"github.com/tsugiki/tsugiki/api"
 )
 
 const runtime = "/usr/bin/tsugiki-runtime"
@@ -151,6 +153,19 @@ func TestTexts(t *testing.T) {
 		}
 		if got != runtime {
 			t.Errorf("%s has %v at %v:\n%s", name, got, path, c.After)
+		}
+	}
+}
+
+// The package cannot import api, so its text repeats the prefix of annotations.
+func TestContainerdPassesAnnotations(t *testing.T) {
+	c, err := at(t, "containerd", "-").Add(runtime)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range []string{"pod_annotations", "container_annotations"} {
+		if line := key + ` = ["` + api.AnnotationPrefix + `*"]`; !strings.Contains(string(c.After), line) {
+			t.Errorf("there is no %s:\n%s", line, c.After)
 		}
 	}
 }

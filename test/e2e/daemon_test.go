@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
@@ -97,7 +98,7 @@ func (d *daemon) await() {
 	})
 }
 
-func (d *daemon) socket() string { return filepath.Join(d.run, "agent.sock") }
+func (d *daemon) socket() string { return api.SocketIn(d.run) }
 
 // kill kills the daemon without a warning.
 func (d *daemon) kill() {

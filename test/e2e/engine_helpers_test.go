@@ -9,6 +9,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 	"github.com/tsugiki/tsugiki/internal/testkit/engines"
 )
@@ -114,7 +115,7 @@ var engineImage = sync.OnceValues(func() (*engines.Image, error) {
 	return engines.BuildImage(dir)
 })
 
-func (n *node) socket() string { return filepath.Join(n.dir, "run", "agent.sock") }
+func (n *node) socket() string { return api.SocketIn(filepath.Join(n.dir, "run")) }
 
 // newAgent prepares the node's agent, which ends with the test.
 func (n *node) newAgent() *daemon {

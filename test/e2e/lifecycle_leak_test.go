@@ -17,7 +17,7 @@ import (
 const (
 	// The supervisor keeps up to 256 files of programs that it has served.
 	slackFiles = 256 + 32
-	// The Go runtime keeps the threads that calls needed at once: up to 64 (notify/places.go).
+	// The Go runtime keeps the threads that calls needed at once: up to 64 (notify/slots.go).
 	slackThreads = 64 + 16
 )
 

@@ -15,11 +15,11 @@ import (
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
-// pinningThreads are more than the agent has places for one container.
+// pinningThreads are more than the agent has slots for one container.
 const pinningThreads = 300
 
 // pinnedThreadsMax is how many threads the agent may have while one container pins it: one for
-// each place of that container, and what it has for all else.
+// each slot of that container, and what it has for all else.
 const pinnedThreadsMax = 64 + 40
 
 func agentThreads(t *testing.T, n *asked) int {

@@ -16,6 +16,7 @@ import (
 	"github.com/rogpeppe/go-internal/txtar"
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
@@ -130,7 +131,7 @@ func (r *rig) place(t *testing.T, tsugiki string) []string {
 		}
 	})
 	testkit.Eventually(t, func() error {
-		_, err := os.Stat(filepath.Join(run, "agent.sock"))
+		_, err := os.Stat(api.SocketIn(run))
 		return err
 	})
 	return []string{"--run-dir", run}

@@ -2,8 +2,8 @@ package notify
 
 import "testing"
 
-// fill takes places until there is none, and tells how many there were.
-func fill(p *Places) int {
+// fill takes slots until there is none, and tells how many there were.
+func fill(p *Slots) int {
 	stop := make(chan struct{})
 	close(stop)
 	for n := 0; ; n++ {
@@ -21,42 +21,42 @@ func fill(p *Places) int {
 	}
 }
 
-// A container that takes all that it gets leaves each other one its own places, and all together
+// A container that takes all that it gets leaves each other one its own slots, and all together
 // take no more than the pool and what is each one's own.
-func TestPlaces(t *testing.T) {
+func TestSlots(t *testing.T) {
 	pool := NewPool()
 	total, containers := 0, 40
 	for range containers {
-		n := fill(pool.NewPlaces())
-		if n < placesOwn || n > placesMax {
-			t.Fatalf("a container took %d places, want %d to %d", n, placesOwn, placesMax)
+		n := fill(pool.NewSlots())
+		if n < slotsOwn || n > slotsMax {
+			t.Fatalf("a container took %d slots, want %d to %d", n, slotsOwn, slotsMax)
 		}
 		total += n
 	}
-	if want := poolPlaces + containers*placesOwn; total != want {
-		t.Errorf("all took %d places, want %d", total, want)
+	if want := poolSlots + containers*slotsOwn; total != want {
+		t.Errorf("all took %d slots, want %d", total, want)
 	}
-	if n := fill(pool.NewPlaces()); n != placesOwn {
-		t.Errorf("with the pool empty, a container took %d places, want its own %d", n, placesOwn)
+	if n := fill(pool.NewSlots()); n != slotsOwn {
+		t.Errorf("with the pool empty, a container took %d slots, want its own %d", n, slotsOwn)
 	}
 }
 
-// A place that is given back is another's, whichever it was.
-func TestPlacesAreGivenBack(t *testing.T) {
+// A slot that is given back is another's, whichever it was.
+func TestSlotsAreGivenBack(t *testing.T) {
 	pool := NewPool()
-	p := pool.NewPlaces()
+	p := pool.NewSlots()
 	var leave []func()
-	for range placesMax {
+	for range slotsMax {
 		leave = append(leave, p.take(nil, nil))
 	}
 	next := make(chan func())
-	for range placesMax {
+	for range slotsMax {
 		go func() { next <- p.take(nil, nil) }()
 	}
 	for _, l := range leave {
 		l()
 	}
-	for range placesMax {
+	for range slotsMax {
 		(<-next)()
 	}
 	if len(pool.free)+len(p.own)+len(p.fromPool) != 0 {
