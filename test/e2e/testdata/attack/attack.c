@@ -4,6 +4,7 @@
 
 #include <arpa/inet.h>
 #include <dirent.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <time.h>
 
@@ -114,6 +115,15 @@ int attack_patient(int fd)
 
 	attack_need("be patient", setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &minute, sizeof(minute)));
 	return fd;
+}
+
+void attack_pin(void)
+{
+	cpu_set_t one;
+
+	CPU_ZERO(&one);
+	CPU_SET(sched_getcpu(), &one);
+	attack_need("stay on a CPU", sched_setaffinity(0, sizeof(one), &one));
 }
 
 uint64_t attack_netns(int fd)

@@ -80,6 +80,9 @@ bool attack_late(int seconds);
 /* Waits until the test closes standard input. */
 void attack_hold(void);
 
+/* Keeps the thread on the CPU that it runs on. */
+void attack_pin(void);
+
 /* Makes so many sockets of all kinds that a shim will have made some in advance. */
 void attack_warm(void);
 
