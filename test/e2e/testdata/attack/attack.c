@@ -99,21 +99,10 @@ struct attack_addr attack_addr(const char *text)
 
 int attack_socket(int family, int type)
 {
-	struct timeval limit = {.tv_usec = 300000};
 	int one = 1, fd = socket(family, type | SOCK_CLOEXEC, 0);
 
 	attack_need("make socket", fd);
-	setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
-	setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
 	setsockopt(fd, SOL_SOCKET, SO_BROADCAST, &one, sizeof(one));
-	return fd;
-}
-
-int attack_patient(int fd)
-{
-	struct timeval minute = {.tv_sec = 60};
-
-	attack_need("be patient", setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &minute, sizeof(minute)));
 	return fd;
 }
 

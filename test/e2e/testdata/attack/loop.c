@@ -161,7 +161,7 @@ static void loop_own(const char *text)
 static void loop_call(int n)
 {
 	struct attack_addr to = loop_to(n);
-	int fd = attack_patient(attack_socket(to.sa.sa_family, loop_servers[n].type));
+	int fd = attack_socket(to.sa.sa_family, loop_servers[n].type);
 	long result = connect(fd, &to.sa, to.len);
 
 	if (result == 0 && loop_servers[n].type == SOCK_DGRAM) {
