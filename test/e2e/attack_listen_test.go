@@ -3,7 +3,6 @@ package e2e
 import (
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"slices"
 	"strconv"
@@ -70,46 +69,28 @@ func TestAttackListenWhileBindRaces(t *testing.T) {
 // A listener that comes about by putting a TCP socket in the place of a unix one
 // is out of reach from its first moment, also for somebody who tries to connect
 // all the time and is told the port. A handshake may succeed, but then nothing is
-// said.
+// said. The program goes on until it has made as many such listeners as it is told.
 func TestAttackListenBySwap(t *testing.T) {
 	t.Parallel()
 	a := newArena(t)
-	accomplice := command(t, a.Remote, attackProgram(t, "static"), "flood", hostAddr4+":0")
-	var answers syncBuffer
-	accomplice.Stdout = &answers
-	told, err := accomplice.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := accomplice.Start(); err != nil {
-		t.Fatal(err)
-	}
-	c := a.attack("static", minimal(), "swapped", "6")
-	printed, err := c.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
-	last := map[string]string{}
-	scanLines(printed, func(step, result string) {
-		last[step] = result
-		if step == "port" {
-			_, _ = io.WriteString(told, result+"\n")
+	accomplice := hold(t, command(t, a.Remote, attackProgram(t, "static"), "flood", secretAt(hostAddr4)), "ready")
+	h := hold(t, a.attack("static", minimal(), "swapped", strconv.Itoa(testkit.Times(100, 1000))), "port")
+	for h.said[len(h.said)-1] != "hold: ok" {
+		if port, ok := strings.CutPrefix(h.said[len(h.said)-1], "port: "); ok {
+			fmt.Fprintln(accomplice.stdin, port)
 		}
-	})
-	if err := c.Wait(); err != nil {
-		t.Errorf("%s: %v", line(c), err)
+		h.await("")
 	}
-	told.Close()
-	_ = accomplice.Wait() // its connections end as they may
-	if last["won"] == "0" || last["won"] == "" {
-		t.Errorf("not one race was won: nothing was tried")
-	}
-	t.Logf("%s listeners, %s connections, %s heard something", last["won"], last["accepted"], last["heard"])
-	if last["heard"] != "0" || answers.String() != "" {
-		t.Errorf("listeners that no rule allows heard the remote %s times; the remote: %q", last["heard"], answers.String())
+	fmt.Fprintln(accomplice.stdin, 0)
+	// What was said comes before the sentinels: the accomplice's own, and those of the host.
+	accomplice.await("hold")
+	a.settle()
+	a.noListeners()
+	for _, said := range [][]string{h.release(), accomplice.release()} {
+		if said = said[len(said)-2:]; said[1] != "heard: 0" {
+			t.Errorf("by listeners that no rule allows, something was said: %q", said)
+		}
+		t.Log(said)
 	}
 }
 

@@ -92,7 +92,7 @@ func TestDaemonMissesNetns(t *testing.T) {
 	t.Cleanup(func() { _ = unix.Unmount(named, unix.MNT_DETACH) })
 	d.sleeper(t, "one", 8086)
 	start(t, d.graft("--name", "far", "--endpoint", "far type ipv4 addr 0.0.0.0 port dynamic netns "+named,
-		"-e", "0.0.0.0/0=far", "--", "sleep", "60"))
+		"-e", "0.0.0.0/0=far", "--", "sleep", "1000"))
 	await := func(name string) {
 		t.Helper()
 		testkit.Eventually(t, func() error {

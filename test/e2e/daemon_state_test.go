@@ -161,7 +161,7 @@ func TestPromisedPorts(t *testing.T) {
 	w := newWorld(t)
 	d := startDaemon(t, w.h)
 	web := "0.0.0.0:80=" + hostAddr4 + ":8084"
-	start(t, d.graft("--name", "one", "-i", web, "--", "sleep", "60"))
+	start(t, d.graft("--name", "one", "-i", web, "--", "sleep", "1000"))
 	testkit.Eventually(t, func() error {
 		if !strings.Contains(d.ps(), hostAddr4+":8084->0.0.0.0:80") {
 			return fmt.Errorf("tsugiki ps prints\n%s", d.ps())

@@ -4,7 +4,7 @@ Attaches itself, by TOKEN, to a container of the daemon whose socket is SOCKET.
 
 With "nothing" in the place of a listener it sends none, as it comes where the
 receiver is out of files. With PID it names that process instead of itself. It then
-sleeps."""
+sleeps until it is killed."""
 import ctypes, json, os, socket, struct, sys, time
 
 SOCKET, TOKEN, WHAT = sys.argv[1:4]
@@ -27,4 +27,4 @@ files = [] if WHAT == "nothing" else [listener]
 socket.send_fds(s, [json.dumps(state).encode()], files)
 s.shutdown(socket.SHUT_WR)
 print(s.recv(4096).decode(), flush=True)
-time.sleep(10)
+time.sleep(1000)

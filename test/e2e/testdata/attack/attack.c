@@ -4,6 +4,7 @@
 
 #include <arpa/inet.h>
 #include <dirent.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <time.h>
 
@@ -98,22 +99,20 @@ struct attack_addr attack_addr(const char *text)
 
 int attack_socket(int family, int type)
 {
-	struct timeval limit = {.tv_usec = 300000};
 	int one = 1, fd = socket(family, type | SOCK_CLOEXEC, 0);
 
 	attack_need("make socket", fd);
-	setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
-	setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
 	setsockopt(fd, SOL_SOCKET, SO_BROADCAST, &one, sizeof(one));
 	return fd;
 }
 
-int attack_patient(int fd)
+void attack_pin(void)
 {
-	struct timeval minute = {.tv_sec = 60};
+	cpu_set_t one;
 
-	attack_need("be patient", setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &minute, sizeof(minute)));
-	return fd;
+	CPU_ZERO(&one);
+	CPU_SET(sched_getcpu(), &one);
+	attack_need("stay on a CPU", sched_setaffinity(0, sizeof(one), &one));
 }
 
 uint64_t attack_netns(int fd)

@@ -80,17 +80,20 @@ bool attack_late(int seconds);
 /* Waits until the test closes standard input. */
 void attack_hold(void);
 
+/* Keeps the thread on the CPU that it runs on. */
+void attack_pin(void);
+
 /* Makes so many sockets of all kinds that a shim will have made some in advance. */
 void attack_warm(void);
 
 /* How many sockets there are where it parks them. */
 int attack_parked(void);
 
-/* A socket on which nothing waits for longer than some 300 ms. */
+/*
+ * A socket that may broadcast. It has no limit of time: an allowed connection takes as long as
+ * the machine needs, a forbidden one is refused at once, and the test ends what hangs.
+ */
 int attack_socket(int family, int type);
-
-/* Has a socket of attack_socket wait for a minute for what is to come; returns it. */
-int attack_patient(int fd);
 uint64_t attack_netns(int fd);	/* SO_NETNS_COOKIE */
 uint64_t attack_cookie(int fd); /* SO_COOKIE; 0 if it is no socket */
 bool attack_listens(int fd);

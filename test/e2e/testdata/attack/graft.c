@@ -190,7 +190,6 @@ static int graft_many(int argc, char **argv)
 /* graft-reach ENDPOINT ADDR...: from sockets that are bound to the endpoint. */
 static int graft_reach(int argc, char **argv)
 {
-	struct timeval limit = {.tv_usec = 300000};
 	int one = 1;
 
 	for (int i = 1; i < argc; i++) {
@@ -202,7 +201,6 @@ static int graft_reach(int argc, char **argv)
 
 		for (int j = 0; j < 4; j++) {
 			attack_need("bind", graft_bind(all[j], argv[0]));
-			setsockopt(all[j], SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
 			setsockopt(all[j], SOL_SOCKET, SO_BROADCAST, &one, sizeof(one));
 		}
 		snprintf(what, sizeof(what), "tcp connect %s", to.text);

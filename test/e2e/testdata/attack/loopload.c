@@ -131,6 +131,8 @@ static void *loopload_flicker(void *unused)
  */
 static int loopload_clients(int argc, char **argv)
 {
+	/* Decides nothing: a client that a full queue keeps waiting makes room for the next. */
+	struct timeval pace = {.tv_usec = 300000};
 	int connected = 0, refused = 0, wanted = atoi(argv[argc - 1]);
 	pthread_t server;
 
@@ -139,6 +141,7 @@ static int loopload_clients(int argc, char **argv)
 	while (connected < wanted || refused < wanted) {
 		int fd = attack_socket(loopload_at.sa.sa_family, SOCK_STREAM);
 
+		setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &pace, sizeof(pace));
 		if (connect(fd, &loopload_at.sa, loopload_at.len) == 0) {
 			connected++;
 			send(fd, "stray", 5, MSG_NOSIGNAL);

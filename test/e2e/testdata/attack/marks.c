@@ -22,12 +22,9 @@ static struct attack_addr marks_allowed;
 
 static int marks_socket(int family, int type, uint64_t mark)
 {
-	struct timeval limit = {.tv_usec = 300000};
 	int one = 1, fd = (int)syscall(SYS_socket, family, type | SOCK_CLOEXEC, 0, 0, 0, mark);
 
 	attack_need("make socket", fd);
-	setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
-	setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
 	setsockopt(fd, SOL_SOCKET, SO_BROADCAST, &one, sizeof(one));
 	return fd;
 }

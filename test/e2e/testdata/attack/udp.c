@@ -120,7 +120,7 @@ static int udp_range(int argc, char **argv)
 static int udp_outlive(int argc, char **argv)
 {
 	struct attack_addr at = attack_addr(argv[0]), by = attack_addr(argv[argc - 1]);
-	int server = attack_patient(attack_socket(at.sa.sa_family, SOCK_DGRAM));
+	int server = attack_socket(at.sa.sa_family, SOCK_DGRAM);
 	int client = attack_socket(by.sa.sa_family, SOCK_DGRAM);
 	char data[16];
 
@@ -142,7 +142,7 @@ static int udp_outlive(int argc, char **argv)
 static int udp_own(int argc, char **argv)
 {
 	struct attack_addr at = attack_addr(argv[argc - 1]);
-	int server = attack_patient(attack_socket(at.sa.sa_family, SOCK_DGRAM));
+	int server = attack_socket(at.sa.sa_family, SOCK_DGRAM);
 	int client = attack_socket(at.sa.sa_family, SOCK_DGRAM);
 	char data[16] = "";
 
