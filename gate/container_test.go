@@ -2,7 +2,6 @@ package gate
 
 import (
 	"bufio"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -385,7 +384,8 @@ func (h *helper) kill() {
 }
 
 // supervise adopts the gate of the socket args[0], writes down in the file args[2] what
-// it is asked, and answers, unless args[1] says that it is to be mute.
+// it is asked, and answers, unless args[1] says that it is to be mute, or is to hold what it is
+// asked first.
 func supervise(args []string) int {
 	g, err := Adopt(args[0], testkit.Patience)
 	for name, target := range map[string]error{"taken": ErrTaken, "refused": ErrRefused, "gone": ErrGone} {
@@ -420,6 +420,10 @@ func supervise(args []string) int {
 	g.Serve(func(a Request) {
 		// Lines that end where pages do: a write may be cut there by a kill.
 		fmt.Fprintf(journal, "%-63s\n", fmt.Sprint(os.Getpid(), a.ID, a.Again, " ", a.Call))
+		if args[1] == "hold" {
+			fmt.Println("holds")
+			select {}
+		}
 		go func() {
 			runtime.Gosched() // others are taken meanwhile
 			if err := reply(listener, a.ID, answered, 0); err != nil && !errors.Is(err, unix.ENOENT) {
@@ -433,18 +437,4 @@ func supervise(args []string) int {
 	}
 	fmt.Println("ended", g.EndedWell())
 	return 0
-}
-
-// reply answers a notification.
-func reply(listener *os.File, id uint64, value int64, flags uint32) error {
-	var b [24]byte // struct seccomp_notif_resp
-	e := binary.NativeEndian
-	e.PutUint64(b[:], id)
-	e.PutUint64(b[8:], uint64(value))
-	e.PutUint32(b[20:], flags)
-	_, _, errno := unix.Syscall(unix.SYS_IOCTL, listener.Fd(), unix.SECCOMP_IOCTL_NOTIF_SEND, uintptr(unsafe.Pointer(&b)))
-	if errno != 0 {
-		return errno
-	}
-	return nil
 }

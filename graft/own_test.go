@@ -3,8 +3,9 @@ package graft
 import (
 	"errors"
 	"net/netip"
+	"runtime"
+	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -155,16 +156,35 @@ func TestAcceptBesideAnother(t *testing.T) {
 		_, _, o.waits, o.answer, o.err = w.Accept(w.program, number)
 		other <- o
 	}()
-	select {
-	case o := <-other:
-		t.Fatalf("accept did not wait for the other call: %+v", o)
-	case <-time.After(10 * time.Millisecond): // it may not have begun: then it waits anyway
-	}
+	testkit.Eventually(t, func() error {
+		select {
+		case o := <-other:
+			t.Fatalf("accept did not wait for the other call: %+v", o)
+		default:
+		}
+		if !waitsForLock("acceptAtOnce") {
+			return errors.New("accept does not wait for the other call yet")
+		}
+		return nil
+	})
 	setWaiting(true)
 	w.accepting.Unlock()
 	if o := <-other; o != (outcome{waits: true}) {
 		t.Errorf("accept says %+v, want that it waits", o)
 	}
+}
+
+// waitsForLock tells whether a goroutine waits for a lock that a method of the engine takes.
+func waitsForLock(method string) bool {
+	stacks := make([]byte, 1<<20)
+	stacks = stacks[:runtime.Stack(stacks, true)]
+	for stack := range strings.SplitSeq(string(stacks), "\n\n") {
+		first, calls, _ := strings.Cut(stack, "\n")
+		if strings.Contains(first, "[sync.Mutex.Lock") && strings.Contains(calls, "graft.(*Engine)."+method+"(") {
+			return true
+		}
+	}
+	return false
 }
 
 // Without +own, and at another port, the container's own namespace is left alone.

@@ -75,7 +75,7 @@ func TestEpollAddUnderAnyNumber(t *testing.T) {
 			if got := registered(t, ep); len(got) != 1 || got[0] != strconv.Itoa(number) {
 				t.Errorf("%s: registered numbers are %v, want %d", name, got, number)
 			}
-			cmd := exec.Command(epollProgram(t), strconv.Itoa(number), strconv.FormatUint(data, 10))
+			cmd := exec.Command(epollProgram(t), strconv.Itoa(number), strconv.FormatUint(data, 10), strconv.FormatInt(testkit.Patience.Milliseconds(), 10))
 			cmd.ExtraFiles = []*os.File{ep, s}
 			if out, err := cmd.CombinedOutput(); err != nil {
 				t.Errorf("%s: program with its socket at %d: %v\n%s", name, number, err, out)

@@ -134,7 +134,7 @@ func (c *Container) openAdoptSockets() error {
 	}
 	dir := adoptSocketsOf(c.spec.RunDir, c.spec.Name)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return fmt.Errorf("make directory of doors: %w", err)
+		return fmt.Errorf("make directory of adoption sockets: %w", err)
 	}
 	var err error
 	c.adoptDir, err = os.OpenFile(dir, unix.O_PATH|unix.O_DIRECTORY, 0)
@@ -148,7 +148,7 @@ func newAdoptSocket(dir *os.File) (string, error) {
 		if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
 			return path, nil
 		} else if err != nil {
-			return "", fmt.Errorf("find a place for a door: %w", err)
+			return "", fmt.Errorf("find a name for an adoption socket: %w", err)
 		}
 	}
 }

@@ -35,22 +35,21 @@ func TestWake(t *testing.T) {
 			t.Fatal(err)
 		}
 		rung := make(chan struct{}, 1)
+		var used time.Duration // when it rings
+		var readErr error
 		const after = 20 * time.Millisecond
-		if err := p.Wake(after, func() { rung <- struct{}{} }); err != nil {
+		if err := p.Wake(after, func() { used, readErr = p.Elapsed(); rung <- struct{}{} }); err != nil {
 			t.Fatal(err)
 		}
 		if err := p.Wake(after, func() { t.Error("an alarm that is set already was set") }); err != nil {
 			t.Fatal(err)
 		}
-		if len(rung) > 0 {
-			t.Fatal("it has rung while the process was stopped")
-		}
 		if err := cmd.Process.Signal(unix.SIGCONT); err != nil {
 			t.Fatal(err)
 		}
 		awaitRing(t, rung)
-		if now, err := p.Elapsed(); err != nil || now-stopped < after {
-			t.Errorf("it rang after %v (%v)", now-stopped, err)
+		if readErr != nil || used-stopped < after {
+			t.Errorf("it rang after %v (%v)", used-stopped, readErr)
 		}
 		if err := cmd.Process.Signal(unix.SIGSTOP); err != nil {
 			t.Fatal(err)

@@ -5,7 +5,6 @@ import (
 	"log/slog"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/tsugiki/tsugiki/density/rig"
 	"github.com/tsugiki/tsugiki/density/sweep"
@@ -16,7 +15,7 @@ import (
 func measure(t *testing.T, name string, o *sweep.Options) []sweep.Sample {
 	t.Helper()
 	t.Setenv(binEnv, testkit.BuildTsugiki(t))
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*testkit.Patience)
 	t.Cleanup(cancel)
 	p := plan(t, name, o)
 	p.Rig.Dir = t.TempDir()

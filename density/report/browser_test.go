@@ -18,7 +18,6 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/cdproto/log"
@@ -59,7 +58,7 @@ func openBrowser(t *testing.T) *browser {
 	}
 	var command *exec.Cmd
 	allocator, end := chromedp.NewExecAllocator(context.Background(), append(chromedp.DefaultExecAllocatorOptions[:],
-		chromedp.ExecPath(program), chromedp.UserDataDir(profile), chromedp.WSURLReadTimeout(2*time.Minute),
+		chromedp.ExecPath(program), chromedp.UserDataDir(profile), chromedp.WSURLReadTimeout(2*testkit.Patience),
 		chromedp.NoSandbox, chromedp.DisableGPU, // the sandbox is not for root
 		// The only messages come from the DevTools protocol's own socket.
 		chromedp.ProxyServer("127.0.0.1:9"), chromedp.Flag("host-resolver-rules", "MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"),
@@ -121,7 +120,7 @@ func (b *browser) show(t *testing.T, file string, width int64, colours string) *
 	t.Helper()
 	ctx, closeTab := chromedp.NewContext(b)
 	t.Cleanup(closeTab)
-	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, 3*testkit.Patience)
 	t.Cleanup(cancel)
 	v := &tab{Context: ctx, t: t, url: (&url.URL{Scheme: "file", Path: file}).String()}
 	chromedp.ListenTarget(ctx, v.event)

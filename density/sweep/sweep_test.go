@@ -11,12 +11,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tsugiki/tsugiki/density/result"
 	"github.com/tsugiki/tsugiki/density/rig"
+	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
 // counting is an experiment that starts a container in each step and counts.
@@ -73,7 +73,7 @@ func (c *counting) measure(ctx context.Context, e *Env, key string) ([]Sample, e
 
 func run(t *testing.T, s *Sweep) (*result.Results, error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
 	defer cancel()
 	return runIn(ctx, t, s)
 }

@@ -3,6 +3,7 @@ package cni
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -59,7 +60,7 @@ func (s *vswitch) run(program string, args ...string) string {
 
 func (s *vswitch) vsctl(args ...string) string {
 	s.r.t.Helper()
-	return s.run("ovs-vsctl", append([]string{"--db=unix:" + s.dir + "/db.sock", "--timeout=30"}, args...)...)
+	return s.run("ovs-vsctl", append([]string{"--db=unix:" + s.dir + "/db.sock", fmt.Sprintf("--timeout=%.0f", max(1, testkit.Patience.Seconds()))}, args...)...)
 }
 
 // daemon starts one of the two, which is ready when the command returns, and ends it with the test.

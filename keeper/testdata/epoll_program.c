@@ -23,11 +23,12 @@ int main(int argc, char **argv)
 {
 	struct epoll_event event = {.events = EPOLLOUT, .data.u64 = 7};
 	struct epoll_event got;
-	int number, epoll, sock, out;
+	int number, epoll, sock, out, patience;
 
-	if (argc != 3)
+	if (argc != 4)
 		return 2;
 	number = atoi(argv[1]);
+	patience = atoi(argv[3]); /* ms, for hangs */
 	/* Everything out of the way of any number a test may choose. */
 	epoll = fcntl(3, F_DUPFD, 900);
 	sock = fcntl(4, F_DUPFD, 900);
@@ -39,7 +40,7 @@ int main(int argc, char **argv)
 	if (number != 1)
 		dup2(out, 1);
 
-	if (epoll_wait(epoll, &got, 1, 1000) != 1)
+	if (epoll_wait(epoll, &got, 1, patience) != 1)
 		return program_fail("wait");
 	if (got.data.u64 != strtoull(argv[2], NULL, 0))
 		return program_fail("data of the registration");
@@ -47,7 +48,7 @@ int main(int argc, char **argv)
 		return program_fail("second add");
 	if (epoll_ctl(epoll, EPOLL_CTL_MOD, number, &event) != 0)
 		return program_fail("modify");
-	if (epoll_wait(epoll, &got, 1, 1000) != 1 || got.data.u64 != 7)
+	if (epoll_wait(epoll, &got, 1, patience) != 1 || got.data.u64 != 7)
 		return program_fail("wait after modify");
 	if (epoll_ctl(epoll, EPOLL_CTL_DEL, number, NULL) != 0)
 		return program_fail("delete");

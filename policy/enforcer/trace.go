@@ -44,6 +44,7 @@ type Trace struct {
 	watch  *watch.Watch
 	tell   func(list []policy.Decision, lost uint64)
 	lost   uint64 // reported, since the container's beginning
+	clocks func() moment
 }
 
 // Trace calls tell with the decisions of the kernel programs about connects and datagrams from now
@@ -52,7 +53,12 @@ type Trace struct {
 //
 // A trace takes 64 KiB of kernel memory and four descriptors. It needs the privileges of Enforce.
 func (e *Enforcement) Trace(tell func(list []policy.Decision, lost uint64)) (*Trace, error) {
-	t := &Trace{e: e, number: rand.Uint32() | 1, tell: tell}
+	return e.traceBy(clocks, tell)
+}
+
+// traceBy is Trace with the clocks that tell a decision's time.
+func (e *Enforcement) traceBy(clocks func() moment, tell func(list []policy.Decision, lost uint64)) (*Trace, error) {
+	t := &Trace{e: e, number: rand.Uint32() | 1, tell: tell, clocks: clocks}
 	if err := t.begin(); err != nil {
 		return nil, errors.Join(fmt.Errorf("trace kernel programs: %w", err), t.Stop())
 	}
@@ -106,7 +112,7 @@ func (t *Trace) Stop() error {
 func (t *Trace) read() {
 	var list []policy.Decision
 	var record ringbuf.Record
-	now := clocks()
+	now := t.clocks()
 	for range traceBatch {
 		if t.reader.ReadInto(&record) != nil {
 			break

@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/bpf"
 	"github.com/tsugiki/tsugiki/policy"
 )
 
@@ -29,8 +30,13 @@ func (o *told) tell(list []policy.Decision, lost uint64) {
 // trace traces a container. stop returns what was told.
 func (c *contained) trace(t *testing.T) (stop func() *told) {
 	t.Helper()
+	return c.traceByClocks(t, clocks)
+}
+
+func (c *contained) traceByClocks(t *testing.T, clocks func() moment) (stop func() *told) {
+	t.Helper()
 	o := &told{}
-	trace, err := c.Trace(o.tell)
+	trace, err := c.traceBy(clocks, o.tell)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,11 +64,28 @@ func short(list []policy.Decision) (all []decision) {
 	return all
 }
 
+// kernelTime has decisions told with the kernel's monotonic time, which kernelNow is of too.
+func kernelTime() moment   { return moment{wall: time.Unix(0, 0)} }
+func kernelNow() time.Time { return time.Unix(0, int64(monotonic())) }
+
+// The two clocks are read at one time, between two others.
+func TestClocks(t *testing.T) {
+	wall, kernel := time.Now(), monotonic()
+	now := clocks()
+	if later := monotonic(); now.monotonic < kernel || now.monotonic > later {
+		t.Errorf("the monotonic clock is %v, want %v to %v", now.monotonic, kernel, later)
+	}
+	if later := time.Now(); now.wall.Before(wall) || now.wall.After(later) {
+		t.Errorf("the wall clock is %v, want %v to %v", now.wall, wall, later)
+	}
+	d := now.decision(&bpf.PolicyDecision{Time: uint64(now.monotonic - time.Hour)})
+	if want := now.wall.Add(-time.Hour); !d.Time.Equal(want) {
+		t.Errorf("an hour before is %v, want %v", d.Time, want)
+	}
+}
+
 // Each connect is told, with where it leads and how it ends.
 func TestTraceConnects(t *testing.T) {
-	// The kernel's time is made one of the wall clock: both are read one after the other, and the
-	// reader may have to wait in between, each time that it tries.
-	const clocksApart = time.Second
 	onLoopback(t, func(list []*contained) {
 		c := list[3]
 		server := c.socket(t, unix.SOCK_STREAM)
@@ -91,9 +114,9 @@ func TestTraceConnects(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			stop, before := c.trace(t), time.Now()
+			stop, before := c.traceByClocks(t, kernelTime), kernelNow()
 			cerr := unix.Connect(s, sockaddrOf(to))
-			thread, after := unix.Gettid(), time.Now()
+			thread, after := unix.Gettid(), kernelNow()
 			if fails := tt.fails; fails == 0 && cerr != nil || fails != 0 && !errors.Is(cerr, fails) {
 				t.Errorf("connect to %s: %v, want %v", to, cerr, fails)
 			}
@@ -102,7 +125,7 @@ func TestTraceConnects(t *testing.T) {
 				t.Fatalf("%d lost, -want +got\n%s", o.lost, diff)
 			}
 			d := o.list[0]
-			if d.Socket != cookie || d.Thread != thread || d.Protocol != unix.IPPROTO_TCP || d.Time.Before(before.Add(-clocksApart)) || d.Time.After(after.Add(clocksApart)) {
+			if d.Socket != cookie || d.Thread != thread || d.Protocol != unix.IPPROTO_TCP || d.Time.Before(before) || d.Time.After(after) {
 				t.Errorf("%+v, want socket %d, thread %d, between %v and %v", d, cookie, thread, before, after)
 			}
 		}

@@ -61,14 +61,16 @@ func newRig(t *testing.T, col column, bin, probe string) *rig {
 }
 
 // run runs all cases in one container, each as a process of its own (probe/suite.c), and
-// returns the results by the cases' names. The container is killed when no case ends for as
-// long as the tests' patience. The cases that have not ended then have no status.
+// returns the results by the cases' names. The container is killed when no case ends for
+// three times the tests' patience: a case ends itself after twice that (probe/probe.c). The
+// cases that have not ended then have no status.
 func (r *rig) run(t *testing.T, cases []probeCase) map[string]result {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	dir := t.TempDir()
 	args := append(append([]string{}, r.prefix...), r.probe, "suite", dir, strconv.Itoa(jobs), fmt.Sprint("warm=", r.warm))
+	args = append(args, fmt.Sprint("patience=", testkit.Patience.Milliseconds()))
 	args = append(args, peerArgs()...)
 	cmd := r.top.Host.Command(ctx, args[0], args[1:]...)
 	var todo strings.Builder
@@ -86,8 +88,9 @@ func (r *rig) run(t *testing.T, cases []probeCase) map[string]result {
 		t.Fatal(err)
 	}
 	statuses := map[string]string{}
-	hangs := time.AfterFunc(testkit.Patience, cancel)
-	for lines := bufio.NewScanner(out); lines.Scan(); hangs.Reset(testkit.Patience) {
+	const times = 3
+	hangs := time.AfterFunc(times*testkit.Patience, cancel)
+	for lines := bufio.NewScanner(out); lines.Scan(); hangs.Reset(times * testkit.Patience) {
 		name, status, _ := strings.Cut(lines.Text(), " ")
 		statuses[name] = status
 	}

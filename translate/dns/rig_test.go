@@ -113,9 +113,11 @@ func newProxy(t testing.TB, o Options) *Proxy {
 	return p
 }
 
+type dialer = func(ctx context.Context, network, address string) (net.Conn, error)
+
 // dialIn returns a function that opens sockets in the namespace. One thread opens them all and
 // stays there until the test ends.
-func dialIn(t testing.TB, ns *testkit.Namespace) func(ctx context.Context, network, address string) (net.Conn, error) {
+func dialIn(t testing.TB, ns *testkit.Namespace) dialer {
 	calls := make(chan func())
 	ended := make(chan error)
 	go func() {
@@ -143,6 +145,26 @@ func dialIn(t testing.TB, ns *testkit.Namespace) func(ctx context.Context, netwo
 	}
 }
 
+// patientWith returns a dial function whose sockets for one upstream have the tests' patience,
+// whatever the proxy's timeout is.
+func patientWith(upstream netip.AddrPort, dial dialer) dialer {
+	return func(ctx context.Context, network, address string) (net.Conn, error) {
+		if network != "udp" || address != upstream.String() {
+			return dial(ctx, network, address)
+		}
+		c, err := dial(context.WithoutCancel(ctx), network, address)
+		if err != nil {
+			return nil, err
+		}
+		return patient{c.(*net.UDPConn)}, c.SetDeadline(time.Now().Add(testkit.Patience))
+	}
+}
+
+// patient is a socket whose deadline stays.
+type patient struct{ *net.UDPConn }
+
+func (patient) SetDeadline(time.Time) error { return nil }
+
 // serve runs a proxy in the namespace until the test ends, over UDP and TCP.
 func serve(t testing.TB, ns *testkit.Namespace, o Options) (*Proxy, netip.AddrPort) {
 	t.Helper()
@@ -158,7 +180,9 @@ func serve(t testing.TB, ns *testkit.Namespace, o Options) (*Proxy, netip.AddrPo
 	if o.ClientTimeout == 0 {
 		o.ClientTimeout = testkit.Patience
 	}
-	o.Dial = dialIn(t, ns)
+	if o.Dial == nil {
+		o.Dial = dialIn(t, ns)
+	}
 	p := newProxy(t, o)
 	packet, listener := sockets(t, ns)
 	ctx, cancel := context.WithCancel(context.Background())

@@ -53,6 +53,7 @@ struct probe_env {
 	int port;	    /* first of the ports that this case may listen on */
 	int fd;		    /* the descriptor that a re-executed probe inherits */
 	int warm;	    /* rounds of sockets before the case */
+	int patience;	    /* ms, see PROBE_PATIENCE */
 };
 
 struct probe_case {
@@ -135,8 +136,9 @@ void probe_name(const char *step, const struct probe_addr *a);
 void probe_names(const char *when, int fd);
 void probe_host(const char *step, const struct probe_addr *a);
 
-/* How long to wait for what has to come, in ms: for hangs only. */
-#define PROBE_PATIENCE 40000
+/* How long to wait for what has to come, in ms: for hangs only. A case may take twice that
+ * (probe_hung), and whoever waits for a case waits longer still. */
+#define PROBE_PATIENCE env.patience
 
 int probe_poll(int fd, int events, int ms);
 ssize_t probe_read(int fd, char *buf, size_t len);

@@ -65,11 +65,10 @@ pid_t probe_ticker(int flags)
 	pid = probe_fork();
 	if (pid)
 		return pid;
-	for (int i = 0; i < 150; i++) {
+	for (;;) { /* dies with its parent */
 		probe_sleep(100);
 		kill(parent, SIGUSR1);
 	}
-	_exit(0);
 }
 
 void probe_ticker_stop(pid_t pid)

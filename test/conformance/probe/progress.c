@@ -46,14 +46,16 @@ static void progress_refused(int family)
 
 static void progress_pending(int family)
 {
-	int fd = probe_socket(family, SOCK_STREAM | SOCK_NONBLOCK);
+	int fd = probe_socket(family, SOCK_STREAM | SOCK_NONBLOCK), beside;
 	struct probe_addr a = probe_peer(family, env.hole);
 	char byte = 0;
 
 	probe_want("connect", probe_connect(fd, a), EINPROGRESS);
 	probe_want("connect again", probe_connect(fd, a), EALREADY);
 	probe_want("connect elsewhere", probe_connect(fd, probe_peer(family, env.tcp)), EALREADY);
-	probe_line("poll", "%s", probe_events(probe_poll(fd, POLLOUT, 100)));
+	beside = probe_echo_client(family);
+	probe_echo("echo beside", beside, "busy"); /* an answer would have come before */
+	probe_line("poll", "%s", probe_events(probe_poll(fd, POLLOUT, 0)));
 	progress_error("SO_ERROR", fd);
 	probe_names("pending", fd);
 	probe_want("send", send(fd, &byte, 1, MSG_NOSIGNAL), EAGAIN);
@@ -171,7 +173,6 @@ static void progress_restarted(int family)
 /* A blocked connect does not keep a process from being killed. */
 static void progress_killed(int family)
 {
-	long start;
 	int fds[2], status;
 	pid_t pid;
 
@@ -187,12 +188,10 @@ static void progress_killed(int family)
 		_exit(1);
 	}
 	probe_want("child is there", read(fds[0], &status, 1), 0);
-	probe_sleep(150);
-	start = probe_now();
+	probe_sleep(150); /* it most likely waits in connect then */
 	probe_want("kill", kill(pid, SIGKILL), 0);
 	probe_want("wait", waitpid(pid, &status, 0) == pid ? 0 : -1, 0);
 	probe_line("ended by", "signal %d", WIFSIGNALED(status) ? WTERMSIG(status) : 0);
-	probe_check("soon", probe_now() - start < 5000);
 }
 
 struct progress_call {
