@@ -1,5 +1,5 @@
-// Package run implements tsugiki run. It starts one program in a container of its own process, or
-// in one of the daemon's, and ends as the program ends.
+// Package run implements the command tsugiki run, which starts one program in a
+// container of its own process, or in one of the daemon's, and ends as the program ends.
 //
 // It needs root (see kernel.Require) and Linux 5.15.
 package run
