@@ -69,18 +69,22 @@ func testEngineServe(t *testing.T, n *node) {
 
 // testEngineSignals has a program bind that is interrupted every 150 us: runtimes
 // install filters whose calls do not wait for their answer. The kernel can lose an
-// answer that it has taken (docs/LIMITS.md, "Calls and signals"); all but few have to be
-// right. Without what is done about it, every third to tenth is wrong.
+// answer that it has taken (docs/LIMITS.md, "Calls and signals"): the bind that it repeats fails
+// with EINVAL, and the socket is bound. That alone is tolerated. How often it happens, luck
+// decides: the soak measures it. Without what is done about it, it is every third to tenth.
 func testEngineSignals(t *testing.T, n *node) {
 	// On a busy machine nearly each call is interrupted more than once, and begins again.
 	binds := testkit.Times(300, 3000)
 	out := n.exec(t, "web", "interrupted", fmt.Sprint(binds))
 	lines := strings.Split(strings.TrimSpace(out), "\n") // some engines show standard error too
-	var wrong int
-	if _, err := fmt.Sscanf(lines[len(lines)-1], "%d wrong, interrupted", &wrong); err != nil || wrong > binds/50 {
+	var repeated, wrong int
+	if _, err := fmt.Sscanf(lines[len(lines)-1], "%d repeated, %d wrong", &repeated, &wrong); err != nil || wrong > 0 {
 		t.Errorf("the program printed %q", out)
 	}
-	t.Logf("%d of %d binds were wrong", wrong, binds)
+	t.Logf("%d of %d binds were repeated", repeated, binds)
+	if testkit.Soaking() && repeated > binds/50 {
+		t.Errorf("%d of %d binds were repeated", repeated, binds)
+	}
 }
 
 // testEngineConnect has programs that the engine executes in the container
@@ -107,9 +111,27 @@ func testEngineConnect(t *testing.T, n *node) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	out, err := n.Exec("web", "nc", "-w", "3", "-z", "127.0.0.1", fmt.Sprint(private))
+	out, err := n.Exec("web", "nc", "-z", "127.0.0.1", fmt.Sprint(private))
 	if err == nil {
 		t.Errorf("the container connects to the host's loopback: %q", out)
+	}
+	// What the container had connected would be in the listener's queue before this one.
+	var allowed net.Conn
+	err = n.h.Do(func() (err error) {
+		allowed, err = net.Dial("tcp4", l.Addr().String())
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer allowed.Close()
+	first, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer first.Close()
+	if first.RemoteAddr().String() != allowed.LocalAddr().String() {
+		t.Errorf("the listener on the host's loopback has accepted %v", first.RemoteAddr())
 	}
 }
 

@@ -212,7 +212,7 @@ func TestNginxLoad(t *testing.T) {
 		}
 		if picked(v, 0) {
 			t.Run("wrk", func(t *testing.T) {
-				checkWrk(t, succeed(t, command(t, w.srv, "wrk", "-t", "1", "-c", "8", "-d", "1s", url)))
+				checkWrk(t, func() *testkit.Cmd { c := wrk(1, url); return command(t, w.srv, c[0], c[1:]...) })
 			})
 		}
 		if picked(v, 1) {

@@ -67,7 +67,7 @@ func TestSockperfServer(t *testing.T) {
 					}, sockperfServer("0.0.0.0", sockperfPort, test.args...)...)
 					serve(t, v.run(t, w, args...), port{w.h, test.network, uint16(host)})
 					client := sockperfClient(hostAddr4, host, test.args...)
-					checkSockperf(t, succeed(t, command(t, w.srv, "sockperf", client...)))
+					checkSockperf(t, func() *testkit.Cmd { return command(t, w.srv, "sockperf", client...) })
 				})
 			}
 		}
