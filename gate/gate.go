@@ -337,9 +337,9 @@ func (g *Gate) Ended() <-chan struct{} { return g.read }
 // Set tells the gate and the shims that w is true from now on. It takes effect before it returns.
 func (g *Gate) Set(w Word) { g.set(w) }
 
-// SetTraced(true) makes the gate report also the calls that it answers itself, and makes the shims
-// decide nothing. SetTraced(false) ends that. It takes effect before it returns, and ends with this
-// supervisor.
+// SetTraced begins or ends tracing. While a container is traced, the gate also reports the calls that
+// it answers itself, and the shims decide nothing. It takes effect before it returns, and ends with
+// this supervisor.
 func (g *Gate) SetTraced(on bool) {
 	var value uint32
 	if on {

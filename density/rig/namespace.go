@@ -81,18 +81,19 @@ func (n *namespace) without(path string) (*namespace, error) {
 func (n *namespace) open(enter func() error) error {
 	n.work, n.ended, n.closed = make(chan func()), make(chan struct{}), make(chan struct{})
 	ready := make(chan error)
-	go thread.Do(func() error {
-		n.serve(enter, ready)
-		return nil
-	})
+	go func() {
+		if err := thread.Do(func() error { return n.serve(enter, ready) }); err != nil {
+			ready <- err
+		}
+	}()
 	return <-ready
 }
 
-func (n *namespace) serve(enter func() error, ready chan<- error) {
+// serve runs the namespace's work on its thread until Close. It returns the error of enter.
+func (n *namespace) serve(enter func() error, ready chan<- error) error {
 	defer close(n.ended)
 	if err := enter(); err != nil {
-		ready <- err
-		return
+		return err
 	}
 	ready <- nil
 	for {
@@ -100,7 +101,7 @@ func (n *namespace) serve(enter func() error, ready chan<- error) {
 		case fn := <-n.work:
 			fn()
 		case <-n.closed:
-			return
+			return nil
 		}
 	}
 }
