@@ -30,13 +30,18 @@ func Inject(t TB, pid int, number uintptr, arguments ...uint64) unix.Errno {
 		}
 	}
 	var before, during unix.PtraceRegs
-	stop := func() (inCall bool) {
+	stop := func() (behindCall bool) {
 		try("trace", unix.PtraceAttach(pid))
 		await(unix.SIGSTOP)
 		try("read registers of", unix.PtraceGetRegs(pid, &before))
-		return int64(before.Orig_rax) >= 0
+		var instruction [2]byte
+		_, err := unix.PtracePeekText(pid, uintptr(before.Rip-2), instruction[:])
+		try("read memory of", err)
+		return int64(before.Orig_rax) >= 0 && instruction == [2]byte{0x0f, 0x05} // syscall
 	}
-	for !stop() { // it was on its way from one call to the next
+	// It may be on its way from one call to the next, or about to make a call again that was
+	// interrupted: then it is still before the instruction.
+	for !stop() {
 		try("let go of", unix.PtraceDetach(pid))
 	}
 	defer func() { try("let go of", unix.PtraceDetach(pid)) }()
