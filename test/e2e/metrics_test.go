@@ -122,8 +122,8 @@ func (n *asked) metrics(t *testing.T) samples {
 // because it got no CPU.
 const silentGates = "tsugiki_gates_silent_total{}"
 
-// counted are metrics that nothing more has come to, by gates that were all heard: a gate counts a
-// call once it has answered it.
+// counted are metrics that nothing more has come to, by gates that were all heard. A gate counts a
+// call before it answers, and the time that it took after that.
 func (n *asked) counted(t *testing.T) samples {
 	t.Helper()
 	var last, now samples
@@ -137,6 +137,33 @@ func (n *asked) counted(t *testing.T) samples {
 		return nil
 	})
 	return now
+}
+
+// countedAndTimed are metrics that nothing more has come to, and in which each call of a container
+// that gate or agent has counted has its time.
+func (n *asked) countedAndTimed(t *testing.T, container string) (now samples) {
+	t.Helper()
+	testkit.Eventually(t, func() error {
+		now = n.counted(t)
+		for _, by := range []string{"gate", "agent"} {
+			timed, all := now[fmt.Sprintf("tsugiki_decision_seconds{by=%s,container=%s}", by, container)], now.decisions(by, container)
+			if timed != all {
+				return fmt.Errorf("%v decisions by %s are timed, of %v", timed, by, all)
+			}
+		}
+		return nil
+	})
+	return now
+}
+
+// decisions is the number of decisions about all calls of a container.
+func (s samples) decisions(by, container string) (all float64) {
+	for k, v := range s {
+		if strings.HasPrefix(k, "tsugiki_decisions_total{by="+by+",") && strings.HasSuffix(k, ",container="+container+"}") {
+			all += v
+		}
+	}
+	return all
 }
 
 // A counter moves by what a program does.
@@ -159,7 +186,7 @@ func TestMetrics(t *testing.T) {
 			o := n.obey(t, append(tt.flags, "--endpoint", "in type ipv4 addr "+hostAddr4+" port 8081", "-i", "0.0.0.0:8080=in")...)
 			o.want("listens", "listen l 0.0.0.0:8080")
 			o.want(tt.source, "dial a tcp %s", remoteObserver())
-			before := n.counted(t)
+			before := n.countedAndTimed(t, o.name)
 			for i := range 10 {
 				o.want(tt.source, "dial a%d tcp %s", i, remoteObserver())
 			}
@@ -167,7 +194,7 @@ func TestMetrics(t *testing.T) {
 				succeed(t, command(t, w.srv, "curl", "-sS", "http://"+hostAddr4+":8081/"))
 			}
 			o.want("EPERM", "mark a")
-			after := n.counted(t)
+			after := n.countedAndTimed(t, o.name)
 			moved := func(name, format string) float64 {
 				k := fmt.Sprintf("tsugiki_%s{"+format+"}", name, o.name)
 				if _, found := after[k]; !found {
@@ -199,17 +226,6 @@ func TestMetrics(t *testing.T) {
 				}
 				if got := moved("decisions_total", "by="+by+",call=connect,container=%s"); got != want {
 					t.Errorf("%s has decided %v connects, want %v", by, got, want)
-				}
-			}
-			for _, by := range []string{"gate", "agent"} {
-				all := 0.0
-				for k := range after {
-					if strings.HasPrefix(k, "tsugiki_decisions_total{by="+by) && strings.HasSuffix(k, "container="+o.name+"}") {
-						all += after[k] - before[k]
-					}
-				}
-				if got := moved("decision_seconds", "by="+by+",container=%s"); got != all {
-					t.Errorf("%v decisions by %s were timed, of %v", got, by, all)
 				}
 			}
 			if running := after["tsugiki_containers{state=running}"]; running != 1 {
@@ -328,30 +344,42 @@ func TestMetricsSilentGate(t *testing.T) {
 	other.release()
 }
 
+// top is what tsugiki top -j says of all containers.
+func (n *asked) top(t *testing.T, containers int) []containerStats {
+	t.Helper()
+	var all struct {
+		Time       string
+		Containers []containerStats
+	}
+	out := succeed(t, n.command(t, "top", "-j"))
+	if err := json.Unmarshal([]byte(out), &all); err != nil || len(all.Containers) != containers {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if _, err := time.Parse(time.RFC3339Nano, all.Time); err != nil {
+		t.Error(err)
+	}
+	return all.Containers
+}
+
 func TestTop(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	observe(t, w.srv)
 	n := startAgent(t, w)
 	idle, busy := n.obey(t, variants[0].flags(w)...), n.obey(t, variants[0].flags(w)...)
-	busy.want(sourceAddr4, "dial a tcp %s", remoteObserver())
-
-	var all struct {
-		Time       string
-		Containers []containerStats
-	}
-	out := succeed(t, n.command(t, "top", "-j"))
-	if err := json.Unmarshal([]byte(out), &all); err != nil || len(all.Containers) != 2 {
-		t.Fatalf("%v: %s", err, out)
-	}
-	if _, err := time.Parse(time.RFC3339Nano, all.Time); err != nil {
-		t.Error(err)
-	}
-	for _, c := range all.Containers {
-		if c.State != "running" || c.Gates != 1 || c.Memory == 0 || len(c.Gate.Times) != 32 {
-			t.Errorf("%+v", c)
+	// Without a call for a while, a container has no process of its own, and no memory.
+	testkit.Eventually(t, func() error {
+		busy.want(sourceAddr4, "dial a tcp %s", remoteObserver())
+		for _, c := range n.top(t, 2) {
+			if c.State != "running" || c.Gates != 1 || len(c.Gate.Times) != 32 {
+				t.Fatalf("%+v", c)
+			}
+			if c.Name == busy.name && c.Memory == 0 {
+				return fmt.Errorf("%+v", c)
+			}
 		}
-	}
+		return nil
+	})
 
 	top := start(t, n.command(t, "top", "-d", "0.3"))
 	// The columns of the busy one, once there is something in them.
