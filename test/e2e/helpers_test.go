@@ -337,6 +337,7 @@ func TestAgentIsStarved(t *testing.T) {
 func TestKilledGateIsSaid(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
+	observe(t, w.srv)
 	for name, start := range map[string]func(t *testing.T) *obedient{
 		"agent": func(t *testing.T) *obedient { return startBesieged(t, w).obey(t, variants[0].flags(w)...) },
 		"following": func(t *testing.T) *obedient {
@@ -346,9 +347,14 @@ func TestKilledGateIsSaid(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := start(t)
-			if err := unix.Kill(o.helper(t, "tsugiki-gate"), unix.SIGKILL); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Eventually(t, func() error { // a gate may exit as idle
+				o.want(sourceAddr4, "dial a tcp %s", remoteObserver())
+				pid, err := o.findHelper(t, "tsugiki-gate")
+				if err == nil {
+					err = unix.Kill(pid, unix.SIGKILL)
+				}
+				return err
+			})
 			if err := o.Wait(); exitStatus(err) != -1 {
 				t.Errorf("it ended with %v, want what ended its program", err)
 			}
