@@ -401,8 +401,8 @@ func TestLogAnnounces(t *testing.T) {
 	log(func() bool { return len(a.asked()) >= 2 })
 	a.mu.Lock()
 	a.status = http.StatusCreated
+	n := len(a.helpers)
 	a.mu.Unlock()
-	n := len(a.asked())
 	log(func() bool { return len(a.asked()) > n })
 	want := api.ChargeHelper{Helper: api.HelperProcess{PID: l.Process.Pid}, To: "web", Source: "logger", By: api.ByAuto}
 	for _, h := range a.asked() {
