@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"testing"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -41,10 +42,12 @@ func (c *container) stats(g *Gate) Stats {
 
 func TestOrders(t *testing.T) {
 	c := newContainer(t)
+	c.idleAfter = time.Hour // the process stays
 	g := c.start(1, func(config *Config) { config.Rules = nil })
 	ended := serve(c, g, nil)
 	c.moves("own", &c.progress.own, 10)
 	c.quiet(true)
+	testkit.Settle(t, c.gatePID()) // a call ends before its time is counted
 	before := c.counted(g)
 	if n := before.Calls[Connect].Passed; n != before.own {
 		t.Errorf("without rules, %d of %d connects were asked about", n, before.own)
@@ -54,6 +57,7 @@ func TestOrders(t *testing.T) {
 	c.moves("own", &c.progress.own, 100)
 	c.moves("asked", &c.progress.asked, 10)
 	c.quiet(true)
+	testkit.Settle(t, c.gatePID()) // a call ends before its time is counted
 	after := c.counted(g)
 	if n := after.Calls[Connect].Passed - before.Calls[Connect].Passed; n != 0 {
 		t.Errorf("with rules, %d connects were asked about", n)

@@ -1,73 +1,106 @@
 package gate
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"runtime"
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
 // killAtStop has the pool killed at the nth point where it begins or ends a system call, in the
 // round that do causes: from one wait for events to the next. It tells whether there is such a
-// point; if not, the pool lives.
+// point; if not, the pool lives. A killed pool has ended when killAtStop returns.
 func (c *container) killAtStop(n int, do func()) (killed bool) {
 	c.t.Helper()
 	pid := c.poolPID(poolName)
-	result, began := make(chan bool), make(chan struct{})
+	testkit.Settle(c.t, pid) // or the end of the last round's work counts as this round's
+	began, result := make(chan struct{}), make(chan error, 1)
 	go func() {
 		runtime.LockOSThread() // only the thread that traces may give orders; it ends with the goroutine
-		c.check(unix.PtraceSeize(pid))
-		c.check(unix.PtraceInterrupt(pid))
-		c.traced(pid)
-		stops, waiting := 0, false
-		for {
-			c.check(unix.PtraceSyscall(pid, 0))
-			if !waiting {
-				close(began)
-			}
-			var regs unix.PtraceRegs
-			c.traced(pid)
-			c.check(unix.PtraceGetRegs(pid, &regs))
-			waits := regs.Orig_rax == unix.SYS_EPOLL_WAIT || regs.Orig_rax == unix.SYS_EPOLL_PWAIT
-			waiting = true
-			if waits && int64(regs.Rax) != 1 && stops == 0 {
-				continue // it begins to wait, or is interrupted
-			}
-			if waits && stops > 0 {
-				c.check(unix.PtraceDetach(pid))
-				result <- false
-				return
-			}
-			if stops++; stops == n {
-				c.check(unix.Kill(pid, unix.SIGKILL))
-				result <- true
-				return
-			}
-		}
+		begins := sync.OnceFunc(func() { close(began) })
+		defer begins()
+		var err error
+		killed, err = traceAndKill(pid, n, begins)
+		result <- err
 	}()
 	<-began
 	do()
-	return <-result
+	c.must(<-result)
+	return killed
 }
 
-// check is must for other goroutines than the test's.
-func (c *container) check(err error) {
-	if err != nil {
-		c.t.Error(err)
-		panic(err)
+// traceAndKill kills a pool at its nth stop, and calls begins once the pool goes on until it stops.
+// This thread traces the pool.
+func traceAndKill(pid, n int, begins func()) (killed bool, err error) {
+	if err := unix.PtraceSeize(pid); err != nil {
+		return false, fmt.Errorf("trace process %d: %w", pid, err)
 	}
+	if err := unix.PtraceInterrupt(pid); err != nil {
+		return false, fmt.Errorf("interrupt process %d: %w", pid, err)
+	}
+	if err := awaitStop(pid); err != nil {
+		return false, err
+	}
+	for stops := 0; stops < n; {
+		if err := unix.PtraceSyscall(pid, 0); err != nil {
+			return false, fmt.Errorf("let process %d go on: %w", pid, err)
+		}
+		begins()
+		if err := awaitStop(pid); err != nil {
+			return false, err
+		}
+		var regs unix.PtraceRegs
+		if err := unix.PtraceGetRegs(pid, &regs); err != nil {
+			return false, fmt.Errorf("read registers of process %d: %w", pid, err)
+		}
+		waits := regs.Orig_rax == unix.SYS_EPOLL_WAIT || regs.Orig_rax == unix.SYS_EPOLL_PWAIT
+		if waits && int64(regs.Rax) != 1 && stops == 0 {
+			continue // it begins to wait, or is interrupted
+		}
+		if waits && stops > 0 {
+			return false, unix.PtraceDetach(pid)
+		}
+		stops++
+	}
+	return true, killTracee(pid)
 }
 
-// traced waits until a process that this thread traces has stopped.
-func (c *container) traced(pid int) {
+// awaitStop waits until a process that this thread traces has stopped.
+func awaitStop(pid int) error {
+	var status unix.WaitStatus
+	if _, err := unix.Wait4(pid, &status, unix.WALL, nil); err != nil {
+		return fmt.Errorf("await stop of process %d: %w", pid, err)
+	}
+	if !status.Stopped() {
+		return fmt.Errorf("process %d: status %#x, want it stopped", pid, status)
+	}
+	return nil
+}
+
+// killTracee ends a process that this thread traces, and waits for that: kill(2) alone returns while
+// the process may still do things. Its parent hears of the end once the tracer has.
+func killTracee(pid int) error {
+	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
+		return fmt.Errorf("kill process %d: %w", pid, err)
+	}
 	var status unix.WaitStatus
 	_, err := unix.Wait4(pid, &status, unix.WALL, nil)
-	if err == nil && !status.Stopped() {
-		err = fmt.Errorf("process %d: status %#x, want it stopped", pid, status)
+	if errors.Is(err, unix.ECHILD) { // the first pool is our child, and its waiter was faster
+		return nil
 	}
-	c.check(err)
+	if err != nil {
+		return fmt.Errorf("await end of process %d: %w", pid, err)
+	}
+	if !status.Signaled() {
+		return fmt.Errorf("process %d: status %#x, want it killed", pid, status)
+	}
+	return nil
 }
 
 // atEachCall kills the pool at the first point in the round that do causes, at the second one of
