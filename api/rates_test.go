@@ -73,3 +73,12 @@ func TestRates(t *testing.T) {
 		t.Errorf("within no time: %+v %v", same, err)
 	}
 }
+
+func TestRatesNeedTimes(t *testing.T) {
+	good, bad := &Stats{Time: "2026-01-02T03:04:05.000000006Z"}, &Stats{Time: "yesterday"}
+	for _, pair := range [][2]*Stats{{good, bad}, {bad, good}} {
+		if rates, err := Rates(pair[0], pair[1]); err == nil || rates != nil {
+			t.Errorf("%q to %q: %v, %v; want an error", pair[0].Time, pair[1].Time, rates, err)
+		}
+	}
+}

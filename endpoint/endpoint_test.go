@@ -3,6 +3,7 @@ package endpoint
 import (
 	"errors"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -105,4 +106,37 @@ func FuzzParse(f *testing.F) {
 			t.Errorf("%q: %+v became %+v, %v", s, e, again, err)
 		}
 	})
+}
+
+func TestParseAll(t *testing.T) {
+	for _, tt := range []struct {
+		in   string
+		want []string // as String writes them; none: an error that says says
+		says string
+	}{
+		{"web type ipv4 addr 198.51.100.1 port 80", []string{"web type ipv4 addr 198.51.100.1 port 80"}, ""},
+		{"web type ip addr 198.51.100.1 addr6 2001:db8::1 port 80 nameable", []string{
+			"web.4 type ipv4 addr 198.51.100.1 port 80 nameable", "web.6 type ipv6 addr 2001:db8::1 port 80 nameable",
+		}, ""},
+		{"web type ip addr 198.51.100.1 addr6 198.51.100.1 port 80", nil, "198.51.100.1"},
+		{"web type ip addr 198.51.100.1 addr6", nil, "ip"},
+	} {
+		all, err := ParseAll(tt.in)
+		if tt.want == nil {
+			if !errors.Is(err, ErrGrammar) || !strings.Contains(err.Error(), tt.says) {
+				t.Errorf("ParseAll(%q): %v; want ErrGrammar that says %q", tt.in, err, tt.says)
+			}
+			continue
+		}
+		var got []string
+		for _, e := range all {
+			got = append(got, e.String())
+		}
+		if err != nil || !slices.Equal(got, tt.want) {
+			t.Errorf("ParseAll(%q): %q, %v; want %q", tt.in, got, err, tt.want)
+		}
+	}
+	if got := Type(99).String(); got != "type 99" {
+		t.Errorf("an unknown type is %q", got)
+	}
 }
