@@ -112,8 +112,8 @@ func openFile(path string) (*os.File, error) {
 // find looks a path up without opening what is there (O_PATH).
 //
 // On the way it follows no magic link of procfs: behind /proc/PID/root can be a file system that a
-// container serves and that may never answer. As the last step it follows those in the folders ns
-// and fd of procfs, which lead to what is open already.
+// container serves and that may never answer. As the last step it follows a link in the folders ns
+// and fd of procfs: such a link leads to a file that is open already.
 func find(path string) (int, error) {
 	const flags = unix.O_PATH | unix.O_CLOEXEC
 	plain := unix.OpenHow{Flags: flags, Resolve: unix.RESOLVE_NO_MAGICLINKS}

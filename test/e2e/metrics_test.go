@@ -51,8 +51,7 @@ func (n *asked) stats(t *testing.T, name string) containerStats {
 	return containerStats{}
 }
 
-// connects waits until a container's gates and kernel programs have counted so many connects: a
-// gate counts a call once it has answered it.
+// connects waits until a container's gates and kernel programs have counted so many connects.
 func (n *asked) connects(t *testing.T, name string, want int) containerStats {
 	t.Helper()
 	var s containerStats

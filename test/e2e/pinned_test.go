@@ -18,8 +18,8 @@ import (
 // pinningThreads are more than the agent has slots for one container.
 const pinningThreads = 300
 
-// pinnedThreadsMax is how many threads the agent may have while one container pins it: one for
-// each slot of that container, and what it has for all else.
+// pinnedThreadsMax limits the agent's threads while one container pins it. Each slot of that
+// container may take one. The agent has the others for all its other work.
 const pinnedThreadsMax = 64 + 40
 
 func agentThreads(t *testing.T, n *asked) int {
