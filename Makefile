@@ -138,7 +138,7 @@ cover-binaries: deps build
 	rm -rf $(COVERED)
 	install -d $(COVERED)/oci
 	install -d -m 777 $(COVERED)/counters # programs of any user write there
-	cp -a $(HELPERS) $(BIN)/tsugiki-log $(BIN)/libtsugiki.so $(BIN)/preload $(COVERED)/
+	cp -a $(HELPERS) $(BIN)/tsugiki-log $(BIN)/tsugiki-cni $(BIN)/libtsugiki.so $(BIN)/preload $(COVERED)/
 	$(GO) build -cover -coverpkg=./... -trimpath -o $(COVERED)/ ./cmd/tsugiki
 	$(GO) build -cover -coverpkg=./... -trimpath -o $(COVERED)/oci/ ./cmd/tsugiki-runtime
 	printf '#!/bin/sh\nGOCOVERDIR=%s exec %s "$$@"\n' $(COVERED)/counters $(COVERED)/oci/tsugiki-runtime \

@@ -3,6 +3,7 @@ package keeper
 import (
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -343,5 +344,28 @@ func TestNoProgram(t *testing.T) {
 	// A program that is none of ours ends without a greeting.
 	if _, err := Start(Config{Binary: "/bin/true"}); err == nil {
 		t.Error("/bin/true was taken for a keeper")
+	}
+}
+
+// An errno of the kernel is told with the call that it refuses, and is found in the error.
+func TestErrorsOfTheKernel(t *testing.T) {
+	for want, err := range map[string]error{
+		"make socket: address family not supported by protocol": &SocketError{unix.EAFNOSUPPORT},
+		"epoll add: file exists":                                &EpollError{"add", unix.EEXIST},
+	} {
+		var errno unix.Errno
+		if err.Error() != want || !errors.As(err, &errno) {
+			t.Errorf("%v (%v), want %q", err, errno, want)
+		}
+	}
+}
+
+// The number of the greeting is given to no request, also after four thousand million of them.
+func TestTagsStartAgain(t *testing.T) {
+	c := &client{tag: math.MaxUint32 - 1}
+	for _, want := range []uint32{math.MaxUint32, 1, 2} {
+		if got := c.nextTag(); got != want {
+			t.Errorf("tag %d, want %d", got, want)
+		}
 	}
 }

@@ -25,6 +25,22 @@ type peer struct {
 
 func newPeer(t testing.TB) *peer {
 	t.Helper()
+	p := newUnreadPeer(t)
+	read := make(chan struct{})
+	go func() {
+		p.client.read()
+		close(read)
+	}()
+	t.Cleanup(func() {
+		p.client.fail(ErrGone)
+		<-read
+	})
+	return p
+}
+
+// newUnreadPeer is a peer whose answers the client does not read.
+func newUnreadPeer(t testing.TB) *peer {
+	t.Helper()
 	conn, theirs, err := fdpass.Pair("keeper control")
 	if err != nil {
 		t.Fatal(err)
@@ -40,16 +56,10 @@ func newPeer(t testing.TB) *peer {
 	}
 	p := &peer{raw: raw{t: t, fd: fd}}
 	p.client = newClient(conn, func() { p.broken.Add(1) })
-	read := make(chan struct{})
-	go func() {
-		p.client.read()
-		close(read)
-	}()
 	t.Cleanup(func() {
 		p.client.fail(ErrGone)
 		conn.Close()
 		unix.Close(fd)
-		<-read
 	})
 	return p
 }

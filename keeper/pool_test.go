@@ -81,6 +81,81 @@ func TestOneBatchUnderWay(t *testing.T) {
 	}
 }
 
+// A request that the kernel does not send ends the waits for that kind, and the next pool has its
+// turn. The client lives on.
+func TestRequestIsNotSent(t *testing.T) {
+	testkit.CheckLeaks(t)
+	p := newUnreadPeer(t)
+	raw, err := p.client.conn.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	pathOnly, err := unix.Open("/", unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(pathOnly)
+	kept := -1
+	// replace puts another file at the control socket's descriptor.
+	replace := func(file int) {
+		t.Helper()
+		cerr := raw.Control(func(fd uintptr) {
+			if kept < 0 {
+				kept, err = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0)
+			}
+			if err == nil {
+				err = unix.Dup3(file, int(fd), unix.O_CLOEXEC)
+			}
+		})
+		if err := errors.Join(cerr, err); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	answered := p.ask(tcp, 1)
+	first := p.request()
+	queued := []<-chan error{p.ask(udp, 2), p.ask(Kind{unix.AF_INET6, unix.SOCK_STREAM, 0}, 1)}
+	p.waiting(udp, 2)
+	p.waiting(Kind{unix.AF_INET6, unix.SOCK_STREAM, 0}, 1)
+	replace(pathOnly) // sendmsg(2) gives EBADF
+	if err := p.client.complete(reply{op: opSockets, tag: first.tag, status: statusRefused, errno: unix.ENFILE}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.result(answered); !errors.Is(err, unix.ENFILE) {
+		t.Errorf("the call whose request was sent: %v, want ENFILE", err)
+	}
+	for _, results := range queued {
+		for range cap(results) {
+			if err := p.result(results); !errors.Is(err, unix.EBADF) || errors.Is(err, ErrGone) {
+				t.Errorf("a call whose request was not sent: %v, want EBADF", err)
+			}
+		}
+	}
+	if n := p.client.kinds(); n != 0 {
+		t.Errorf("%d pools left after every request failed", n)
+	}
+
+	replace(kept)
+	defer unix.Close(kept)
+	again := p.ask(udp, 1)
+	second := p.request()
+	if second.op != opSockets || second.kind != udp {
+		t.Fatalf("request %+v, want sockets of %v", second, udp)
+	}
+	// An answer to a request that nobody waits for ends the client.
+	if err := p.client.complete(reply{op: opSockets, tag: first.tag}, nil); !errors.Is(err, errProtocol) {
+		t.Errorf("an answer that comes twice: %v, want a broken protocol", err)
+	}
+	p.client.fail(ErrGone)
+	if err := p.result(again); !errors.Is(err, ErrGone) {
+		t.Errorf("a call that waits when the client ends: %v", err)
+	}
+	// What comes after the end is not kept.
+	if err := p.client.complete(reply{op: opSockets, tag: second.tag}, nil); err != nil {
+		t.Errorf("an answer after the end: %v", err)
+	}
+}
+
 func TestManyWaiters(t *testing.T) {
 	testkit.CheckLeaks(t)
 	p := newPeer(t)

@@ -1,11 +1,14 @@
 package overlay
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/internal/sys/thread"
 )
@@ -64,6 +67,40 @@ func TestLayers(t *testing.T) {
 		if lines[0] != "regular file 10" || !strings.HasPrefix(lines[1], want) {
 			t.Errorf("%s: lower and upper layer have %q, want a %s in the upper one", operation, lines, want)
 		}
+	}
+}
+
+// A full file system ends the run that meets it, whether the files are there before or come with it.
+func TestFull(t *testing.T) {
+	for name, job := range map[string]Job{
+		"plain, create":    {Operation: Create, Target: Plain},
+		"existing, create": {Operation: Create, Target: Existing},
+		"absent, create":   {Operation: Create, Target: Absent},
+		"present, delete":  {Operation: Delete, Target: Present},
+	} {
+		t.Run(name, func(t *testing.T) {
+			root := t.TempDir()
+			job.Files, job.Bytes = 64, 4096
+			err := thread.Do(func() error {
+				if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
+					return err
+				}
+				if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+					return err
+				}
+				if err := unix.Mount("tmpfs", root, "tmpfs", 0, "size=128k"); err != nil {
+					return err
+				}
+				_, err := job.run(root)
+				if _, again := job.run(root); !errors.Is(again, unix.EEXIST) {
+					t.Errorf("a second run in the same folder: %v, want EEXIST", again)
+				}
+				return err
+			})
+			if !errors.Is(err, unix.ENOSPC) {
+				t.Errorf("%v, want ENOSPC", err)
+			}
+		})
 	}
 }
 

@@ -1,6 +1,7 @@
 package notify
 
 import (
+	"encoding/binary"
 	"errors"
 	"os"
 	"testing"
@@ -40,6 +41,72 @@ func TestMemory(t *testing.T) {
 		}
 		if err := m.read(bad, nil); err != nil {
 			t.Errorf("read nothing at %#x: %v", bad, err)
+		}
+	}
+}
+
+// readSome reads what there is, which may be nothing. A file that is not open is a fault of
+// ours, and not the program's.
+func TestReadSome(t *testing.T) {
+	size := os.Getpagesize()
+	pages, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(pages)
+	fd, err := unix.Open("/proc/self/mem", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := &memory{fd}
+	defer m.close()
+	at := uint64(uintptr(unsafe.Pointer(&pages[0])))
+	copy(pages, "hello")
+	b := make([]byte, size)
+	if n, err := m.readSome(at, b); err != nil || n != size || string(b[:5]) != "hello" {
+		t.Errorf("a page: %d bytes, %v, %q", n, err, b[:5])
+	}
+	for _, bad := range []uint64{0, 1, 1 << 62, 1 << 63, 1<<64 - 1} {
+		if n, err := m.readSome(bad, b); err != nil || n != 0 {
+			t.Errorf("%#x: %d bytes, %v; want none", bad, n, err)
+		}
+	}
+	closed := &memory{-1}
+	if n, err := closed.readSome(at, b); n != 0 || !errors.Is(err, unix.EBADF) {
+		t.Errorf("a file that is not open: %d bytes, %v", n, err)
+	}
+	if err := closed.read(at, b); !errors.Is(err, unix.EBADF) || errors.Is(err, errFault) {
+		t.Errorf("a file that is not open: %v", err)
+	}
+}
+
+// A request that points where the program has nothing is its own fault, and changes nothing.
+func TestReadThroughNowhere(t *testing.T) {
+	page, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(page)
+	fd, err := unix.Open("/proc/self/mem", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := interfaceRequest{number: unix.SIOCETHTOOL, memory: &memory{fd}, file: -1}
+	defer r.memory.close()
+	if err := r.readThrough(); !errors.Is(err, errFault) {
+		t.Errorf("no struct ifreq: %v", err)
+	}
+	r.at = uint64(uintptr(unsafe.Pointer(&page[0])))
+	if err := r.readThrough(); !errors.Is(err, errFault) { // its pointer is 0
+		t.Errorf("no data: %v", err)
+	}
+	binary.NativeEndian.PutUint64(page[offData:], r.at+ifreqSize)
+	if err := r.readThrough(); !errors.Is(err, unix.EBADF) {
+		t.Errorf("a file that is not open: %v", err)
+	}
+	for i, b := range page[ifreqSize:] {
+		if b != 0 {
+			t.Fatalf("byte %d was written", i)
 		}
 	}
 }

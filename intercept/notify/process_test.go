@@ -3,6 +3,7 @@ package notify
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"runtime"
@@ -268,5 +269,74 @@ func TestStatus(t *testing.T) {
 	}
 	if _, err := numbers(os.Getpid(), "State"); err == nil || errors.Is(err, unix.ESRCH) {
 		t.Errorf("a line without numbers: %v", err)
+	}
+}
+
+// A call that a signal has interrupted is nobody's: whatever is read of its thread may be another's, and
+// nothing of it stays open. Of a thread that is gone the kernel says so.
+func TestGoneCaller(t *testing.T) {
+	p := waits(t)
+	file, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(file)
+	if own, err := p.File(file); err != nil { // which keeps the process
+		t.Fatal(err)
+	} else if err := unix.Close(own); err != nil {
+		t.Fatal(err)
+	}
+	questions := func(p *program) map[string]func() error {
+		return map[string]func() error{
+			"file":        func() error { _, err := p.File(file); return err },
+			"memory":      func() error { _, err := p.memory(); return err },
+			"read":        func() error { return p.readAt(4096, make([]byte, 1)) },
+			"write":       func() error { return p.writeAt(4096, make([]byte, 1)) },
+			"name":        func() error { _, err := giveName(p, netip.AddrPort{}, 4096, 4096); return err },
+			"user":        func() error { _, _, err := p.User(); return err },
+			"capability":  func() error { _, err := p.Capable(unix.CAP_NET_ADMIN); return err },
+			"descriptors": func() error { _, err := p.Descriptors(file); return err },
+			"accept":      func() error { return p.s.await(p) },
+		}
+	}
+	before := highest(t)
+	interrupted := &program{s: p.s, request: p.request}
+	interrupted.request.ID++
+	interrupted.request.Number = file
+	for name, ask := range questions(interrupted) {
+		if err := ask(); !errors.Is(err, errStale) {
+			t.Errorf("%s of an interrupted call: %v, want %v", name, err, errStale)
+		}
+	}
+	gone := &program{s: p.s, request: p.request}
+	gone.request.Thread = 1 << 30 // above the largest that there can be
+	for name, ask := range questions(gone) {
+		if err := ask(); !errors.Is(err, unix.ESRCH) && !errors.Is(err, os.ErrNotExist) || errors.Is(err, errStale) {
+			t.Errorf("%s of a thread that is gone: %v, want ESRCH or ENOENT", name, err)
+		}
+	}
+	if _, err := p.Descriptors(1 << 20); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("descriptors of a file that is not open: %v", err)
+	}
+	if after := highest(t); after != before {
+		t.Errorf("%d descriptors are left", after-before)
+	}
+}
+
+// Limits of the program are its errno. Any other error is a fault of ours.
+func TestRefusals(t *testing.T) {
+	for _, errno := range []unix.Errno{unix.EMFILE, unix.ENFILE, unix.ENOMEM} {
+		if answer, err := orRefusal(fmt.Errorf("add: %w", errno)); err != nil || answer != fail(errno) {
+			t.Errorf("%v: %+v, %v", errno, answer, err)
+		}
+	}
+	if _, err := orRefusal(unix.EINVAL); !errors.Is(err, unix.EINVAL) {
+		t.Errorf("EINVAL: %v", err)
+	}
+	if answer, err := orFault(unix.EFAULT, nil); err != nil || answer != fail(unix.EFAULT) {
+		t.Errorf("EFAULT: %+v, %v", answer, err)
+	}
+	if answer, err := orFault(0, nil); err != nil || answer != succeed() {
+		t.Errorf("no error: %+v, %v", answer, err)
 	}
 }

@@ -96,3 +96,35 @@ func TestErrorsOfPlugins(t *testing.T) {
 		t.Errorf("after a failure: %v", err)
 	}
 }
+
+// What is not installed is said with the package that has it.
+func TestFindSaysWhatIsMissing(t *testing.T) {
+	old := folders
+	defer func() { folders = old }()
+	programs, plugins := t.TempDir(), t.TempDir()
+	t.Setenv("PATH", programs)
+	folders = []string{t.TempDir(), plugins}
+	missing := func(pkg string) {
+		t.Helper()
+		dir, err := Find()
+		var m *MissingError
+		if !errors.As(err, &m) || m.Package != pkg || !strings.HasSuffix(m.Error(), "is missing: install the package "+pkg) {
+			t.Errorf("%q, %v; want that %s is missing", dir, err, pkg)
+		}
+	}
+	create := func(path string) {
+		t.Helper()
+		if err := os.WriteFile(path, nil, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	missing("iptables")
+	create(filepath.Join(programs, "iptables"))
+	for _, name := range []string{"bridge", "host-local", "portmap"} {
+		missing("containernetworking-plugins")
+		create(filepath.Join(plugins, name))
+	}
+	if dir, err := Find(); err != nil || dir != plugins {
+		t.Errorf("%q, %v; want %s", dir, err, plugins)
+	}
+}
