@@ -131,7 +131,8 @@ sanitized: build
 
 # How much of tsugiki and tsugiki-runtime the end-to-end tests run: a line per package. What
 # processes run that are killed is not counted. COVER_RUN='TestAgent|TestCharge' chooses tests.
-# Engines do not pass the environment on to the runtime.
+# Engines do not pass the environment on to the runtime, so tsugiki-runtime is a script here, of which
+# no package is made.
 COVERED = $(CURDIR)/bin/covered
 COVER_RUN ?= .
 cover-binaries: deps build
@@ -145,7 +146,7 @@ cover-binaries: deps build
 		> $(COVERED)/tsugiki-runtime
 	chmod +x $(COVERED)/tsugiki-runtime
 	GOCOVERDIR=$(COVERED)/counters TSUGIKI_BIN=$(COVERED) $(GO) test -count=1 -vet=off -timeout 60m \
-		-run '$(COVER_RUN)' ./test/e2e; status=$$?; \
+		-run '$(COVER_RUN)' -skip '^(TestWalk|TestPackages|TestDebianPackage)$$' ./test/e2e; status=$$?; \
 		$(GO) tool covdata percent -i $(COVERED)/counters && exit $$status
 
 fuzz:

@@ -40,6 +40,8 @@ func TestParseSaysWhatIsWrong(t *testing.T) {
 		{"-i", "0.0.0.0:80+own=un", "unix"},
 		{"-e", "10.0.0.0/8:80+own=a", "neither a port"},
 		{"-e", "0.0.0.0/0", "=ENDPOINT"},
+		{"-e", "10.0.0.0/8:=a", "port after"},
+		{"-e", "[2001:db8::/32=six", `"]" is missing`},
 		{"-e", "0.0.0.0/0=nope", "unknown endpoint"},
 		{"-e", "0.0.0.0/33=a", "neither an IP prefix"},
 		{"-e", "10.0.0.1/8=a", "10.0.0.0/8 is meant"},

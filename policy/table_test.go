@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tsugiki/tsugiki/endpoint"
 	"github.com/tsugiki/tsugiki/policy"
 	"github.com/tsugiki/tsugiki/policy/policytest"
 )
@@ -189,6 +190,44 @@ func TestIngressOfProtocols(t *testing.T) {
 		}
 		if got != tt.want {
 			t.Errorf("%s%s: %s, want %s", tt.bind, tt.protocol, got, tt.want)
+		}
+	}
+}
+
+// The rule that is shown decides: for its ports and its protocol alone, and none where no rule leads.
+func TestEgressRule(t *testing.T) {
+	eps := map[string]*endpoint.Endpoint{"a": policytest.Fresh(t, "a", 1), "b": policytest.Fresh(t, "b", 2)}
+	tb, err := policy.NewTable(nil, policytest.RulesOf(t, []string{"198.51.100.0/24:80-81/tcp=a", "198.51.0.0/16=b", "203.0.113.0/24:53/udp=b"}, eps))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		protocol policy.Protocol
+		to, want string
+	}{
+		{policy.TCP, "198.51.100.1:80", "a"},
+		{policy.TCP, "[::ffff:198.51.100.1]:81", "a"},
+		{policy.UDP, "198.51.100.1:80", "b"}, // the wider prefix has what the narrower one leaves
+		{policy.TCP, "198.51.100.1:82", "b"},
+		{policy.UDP, "198.51.7.1:82", "b"},
+		{policy.TCP, "192.0.2.1:80", ""},
+		{policy.TCP, "203.0.113.1:53", ""},
+		{policy.TCP, "[2001:db8::1]:80", ""},
+	} {
+		name := ""
+		if r := tb.EgressRule(test.protocol, netip.MustParseAddrPort(test.to)); r.Endpoint != nil {
+			name = r.Endpoint.Name
+		}
+		if name != test.want {
+			t.Errorf("%s%s goes by %q, want %q", test.to, test.protocol, name, test.want)
+		}
+	}
+}
+
+func TestProtocols(t *testing.T) {
+	for p, want := range map[policy.Protocol]string{0: "", policy.TCP: "/tcp", policy.UDP: "/udp", 132: "/132"} {
+		if got := p.String(); got != want {
+			t.Errorf("protocol %d is %q, want %q", int(p), got, want)
 		}
 	}
 }

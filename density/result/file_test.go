@@ -53,7 +53,9 @@ func TestSavedResultsAreLoaded(t *testing.T) {
 // TestForeignResults checks that no page is made from what Save does not write.
 func TestForeignResults(t *testing.T) {
 	of := func(figures string) string { return `{"version":1,"figures":[` + figures + `]}` }
-	series := func(points string) string { return of(`{"name":"io","series":[{"name":"read","points":[` + points + `]}]}`) }
+	series := func(points string) string {
+		return of(`{"name":"io","series":[{"name":"read","points":[` + points + `]}]}`)
+	}
 	for name, test := range map[string]struct{ text, says string }{
 		"empty":                {"", "JSON"},
 		"no object":            {"[]", "array"},

@@ -32,6 +32,10 @@ func TestTooManyRegions(t *testing.T) {
 	if rest, err := outside(regions); !errors.Is(err, errTooMany) {
 		t.Errorf("%d regions, %v", len(rest), err)
 	}
+	profile := &specs.LinuxSeccomp{DefaultAction: specs.ActAllow}
+	if rules, err := composeCall(profile, "connect", nil, trap{regions: regions}); !errors.Is(err, errTooMany) {
+		t.Errorf("%d rules, %v", len(rules), err)
+	}
 	many := slices.Repeat([]region{everything}, ruleMax+1)
 	if both, err := intersection(many, []region{everything}); !errors.Is(err, errTooMany) {
 		t.Errorf("%d regions, %v", len(both), err)
