@@ -116,11 +116,34 @@ int getpeername6(struct bpf_sock_addr *ctx)
 }
 
 /*
- * The name that the program shall see, or NULL for the socket's own. A port of
- * 0 was the host's to choose. A socket that was bound to the wildcard shows,
- * once connected, the address that its peer sees.
+ * Whether a socket is connected to a peer on the container's own loopback. AT is the socket's
+ * address.
  */
-static __always_inline struct binding *view(struct bpf_sock_addr *ctx, bool *keep_addr)
+static __always_inline bool peer_is_on_loopback(struct bpf_sock_addr *ctx, const struct addr *at)
+{
+	__u8 protocol = *(volatile __u32 *)&ctx->protocol; /* as in has_port */
+	struct bpf_sock *sk = ctx->sk;
+	struct addr peer;
+	__u16 port;
+
+	if (!container()->loopback || !sk || !sk->dst_port)
+		return false;
+	peer = peer_of(sk);
+	if (loopback(&peer)) /* or an alias of udp.h */
+		return !is_with_host(sk);
+	port = bpf_ntohs(sk->dst_port);
+	return same(at, &peer) && (asks(sk) || asked_by(ctx, protocol, sk, at, &port));
+}
+
+/*
+ * The name that the program shall see, or NULL for the socket's own. A port of 0 was the host's to
+ * choose. A socket that was bound to the wildcard shows, once connected, the address that its peer
+ * sees. Where the container's loopback is on the host, a connected socket that no rule has bound
+ * shows the port that its peer sees too: the host's, unless the peer is on that loopback. A socket
+ * that was moved to the host keeps the port that it had before.
+ */
+static __always_inline struct binding *view(struct bpf_sock_addr *ctx, bool peer_on_loopback,
+					    bool *keep_addr)
 {
 	struct bpf_sock *sk = ctx->sk;
 	struct binding *b;
@@ -131,41 +154,26 @@ static __always_inline struct binding *view(struct bpf_sock_addr *ctx, bool *kee
 	/* An accepted socket loses its name by connect(AF_UNSPEC). */
 	if (!b || !has_port_of(sk, b))
 		return NULL;
+	if (container()->loopback && sk->dst_port && !b->ingress && !b->published &&
+	    !peer_on_loopback && (wildcard(&b->view) || same(&b->view, &b->host)))
+		return NULL;
 	*keep_addr = wildcard(&b->view) && sk->dst_port;
 	return b;
-}
-
-/* Whether a socket is connected to a peer that knows it by a loopback address, which the kernel
- * does not know. */
-static __always_inline bool seen_on_loopback(struct bpf_sock_addr *ctx, const struct addr *at)
-{
-	__u8 protocol = *(volatile __u32 *)&ctx->protocol; /* as in has_port */
-	struct bpf_sock *sk = ctx->sk;
-	struct addr peer;
-	__u16 port;
-
-	if (!container()->loopback || !sk || !sk->dst_port || loopback(at))
-		return false;
-	peer = peer_of(sk);
-	if (loopback(&peer))
-		return true;
-	port = bpf_ntohs(sk->dst_port);
-	return same(at, &peer) && (asks(sk) || asked_by(ctx, protocol, sk, at, &port));
 }
 
 SEC("cgroup/getsockname4")
 int getsockname4(struct bpf_sock_addr *ctx)
 {
 	struct addr at = mapped(ctx->user_ip4);
-	bool keep_addr = true;
-	struct binding *b = view(ctx, &keep_addr);
+	bool keep_addr = true, peer_on_loopback = peer_is_on_loopback(ctx, &at);
+	struct binding *b = view(ctx, peer_on_loopback, &keep_addr);
 
 	if (!keep_addr)
 		ctx->user_ip4 = b->view.word[3];
 	else if (ctx->sk && is_with_host(ctx->sk))
 		ctx->user_ip4 = bpf_htonl(OWN_ADDRESS);
-	else if (seen_on_loopback(ctx, &at))
-		ctx->user_ip4 = bpf_htonl(0x7f000001);
+	else if (peer_on_loopback && !loopback(&at))
+		ctx->user_ip4 = bpf_htonl(0x7f000001); /* which the kernel does not know */
 	if (b && b->view_port)
 		ctx->user_port = bpf_htons(b->view_port);
 	return ALLOW;
@@ -176,12 +184,12 @@ int getsockname6(struct bpf_sock_addr *ctx)
 {
 	struct addr at = {{ctx->user_ip6[0], ctx->user_ip6[1], ctx->user_ip6[2], ctx->user_ip6[3]}};
 	__u16 port = bpf_ntohs(ctx->user_port);
-	bool keep_addr = true;
-	struct binding *b = view(ctx, &keep_addr);
+	bool keep_addr = true, peer_on_loopback = peer_is_on_loopback(ctx, &at);
+	struct binding *b = view(ctx, peer_on_loopback, &keep_addr);
 
 	if (!keep_addr)
 		at = b->view;
-	else if (seen_on_loopback(ctx, &at))
+	else if (peer_on_loopback && !loopback(&at))
 		at = localhost(is_mapped(&at));
 	redirect6(ctx, &at, b && b->view_port ? b->view_port : port);
 	return ALLOW;

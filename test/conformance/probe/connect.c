@@ -94,6 +94,24 @@ static void connect_bound(int family)
 	probe_check("local is the peer's view", probe_same(&local, &seen));
 }
 
+/* A client that chooses a port which no rule names is told the one that its peer sees. */
+static void connect_bound_private(int family)
+{
+	int fd = probe_socket(family, SOCK_STREAM), port = probe_private(0);
+	struct probe_addr local, seen;
+
+	probe_want("bind", probe_bind(fd, probe_any(family, port)), 0);
+	local = probe_local(fd);
+	probe_name("bound", &local);
+	probe_want("connect", probe_connect(fd, probe_peer(family, env.peer)), 0);
+	local = probe_local(fd);
+	seen = probe_seen(fd);
+	probe_check("local is the peer's view", probe_same(&local, &seen));
+	probe_want("dissolve", probe_connect(fd, probe_unspec()), 0);
+	local = probe_local(fd);
+	probe_name("dissolved", &local);
+}
+
 static void connect_bound_range(int family)
 {
 	int fd = probe_socket(family, SOCK_STREAM);
@@ -267,6 +285,8 @@ const struct probe_case connect_cases[] = {
 	{"connect-v6only", connect_v6only, AF_INET6, 0},
 	{"connect-bound-v4", connect_bound, AF_INET, 0},
 	{"connect-bound-v6", connect_bound, AF_INET6, 0},
+	{"connect-bound-private-v4", connect_bound_private, AF_INET, 1},
+	{"connect-bound-private-v6", connect_bound_private, AF_INET6, 1},
 	{"connect-bound-range-v4", connect_bound_range, AF_INET, 1},
 	{"connect-bound-range-v6", connect_bound_range, AF_INET6, 1},
 	{"connect-bound-late", connect_bound_late, AF_INET, 0},

@@ -110,6 +110,26 @@ static void udp_bound(int family)
 	probe_want("bind again", probe_bind(fd, probe_any(family, 0)), EINVAL);
 }
 
+/* A socket that is bound to a port which no rule names is told, once connected, the port that its
+ * peer sees. */
+static void udp_bound_private(int family)
+{
+	int fd = probe_socket(family, SOCK_DGRAM), port = probe_private(0);
+	struct probe_addr a, seen;
+
+	probe_want("bind", probe_bind(fd, probe_any(family, port)), 0);
+	udp_ask("ask", fd, probe_peer(family, env.udp));
+	a = probe_local(fd);
+	probe_name("sent", &a);
+	probe_want("connect", probe_connect(fd, probe_peer(family, env.upeer)), 0);
+	a = probe_local(fd);
+	seen = udp_seen(fd);
+	probe_check("local is the peer's view", probe_same(&a, &seen));
+	probe_want("dissolve", probe_connect(fd, probe_unspec()), 0);
+	a = probe_local(fd);
+	probe_name("dissolved", &a);
+}
+
 /* A connected socket hears only its peer; dissolved, it hears all. */
 static void udp_unspec(int family)
 {
@@ -235,6 +255,8 @@ const struct probe_case udp_cases[] = {
 	{"udp-unconnected-v6", udp_unconnected, AF_INET6, 0},
 	{"udp-bound-v4", udp_bound, AF_INET, 0},
 	{"udp-bound-v6", udp_bound, AF_INET6, 0},
+	{"udp-bound-private-v4", udp_bound_private, AF_INET, 1},
+	{"udp-bound-private-v6", udp_bound_private, AF_INET6, 1},
 	{"udp-unspec-v4", udp_unspec, AF_INET, 0},
 	{"udp-unspec-v6", udp_unspec, AF_INET6, 0},
 	{"udp-source-v4", udp_source, AF_INET, 0},
