@@ -255,10 +255,13 @@ func (l *listeners) attach(conn *net.UnixConn, sender int) (*slog.Logger, error)
 	}
 	log = log.With("pid", state.Pid)
 	// The program may have ended and left its work to a child.
-	program, err := container.OpenProcess(state.Pid)
-	if err == nil {
+	var program *container.Process
+	if state.Pid != 0 {
+		program, err = container.OpenProcess(state.Pid)
+	}
+	if program != nil {
 		defer program.Close()
-	} else if !errors.Is(err, unix.ESRCH) && !errors.Is(err, os.ErrProcessDone) && !errors.Is(err, os.ErrNotExist) {
+	} else if err != nil && !errors.Is(err, unix.ESRCH) && !errors.Is(err, os.ErrProcessDone) && !errors.Is(err, os.ErrNotExist) {
 		return log, err
 	}
 	m := l.d.findToken(state.Metadata)
@@ -324,7 +327,8 @@ func receive(conn *net.UnixConn) (data []byte, files []*os.File, err error) {
 }
 
 // parseState reads a container process state, and finds which of the files that
-// came with it is the listener.
+// came with it is the listener. The process is 0 if it is not known: crun's exec
+// does not say which one it is.
 func parseState(data []byte) (*specs.ContainerProcessState, int, error) {
 	var s specs.ContainerProcessState
 	if err := json.Unmarshal(data, &s); err != nil {
@@ -334,7 +338,7 @@ func parseState(data []byte) (*specs.ContainerProcessState, int, error) {
 	if at < 0 {
 		return nil, 0, errors.New("read container process state: it names no " + specs.SeccompFdName)
 	}
-	if s.Pid <= 0 {
+	if s.Pid < 0 {
 		return nil, 0, fmt.Errorf("read container process state: %d is no process", s.Pid)
 	}
 	return &s, at, nil
