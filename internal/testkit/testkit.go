@@ -43,7 +43,7 @@ var (
 const MaxContainers = 244
 
 // TB is what testkit needs of a testing.TB. Programs that are no tests use the
-// functions that return errors instead.
+// functions that return errors instead, or Outside.
 type TB interface {
 	Helper()
 	Cleanup(func())

@@ -19,6 +19,8 @@ type engineCase struct {
 	engine string
 	none   bool // no network but a loopback; else the engine's bridge
 	redis  bool // instead of nginx
+	crun   bool // called by tsugiki-runtime, instead of runc
+	setup  bool // tsugiki setup has told the engine of tsugiki-runtime
 }
 
 var engineCases = []engineCase{
@@ -29,11 +31,21 @@ var engineCases = []engineCase{
 	{engine: "podman", none: true, redis: true},
 }
 
+// crunCases are engines whose containers crun makes.
+var crunCases = []engineCase{
+	{engine: "docker", none: true, crun: true},
+	{engine: "podman", none: true, redis: true, crun: true},
+}
+
 func (c engineCase) String() string {
+	name := c.engine + "-bridge"
 	if c.none {
-		return c.engine + "-none"
+		name = c.engine + "-none"
 	}
-	return c.engine + "-bridge"
+	if c.crun {
+		name += "-crun"
+	}
+	return name
 }
 
 // servedPort is the host's port that the rules give to servers.
@@ -49,6 +61,7 @@ type node struct {
 	dir   string     // of the agent's files
 	rig   *engines.Rig
 	agent *daemon
+	unset string // what the file of setupFiles was before tsugiki setup
 }
 
 // allowed has the annotations of all containers heard that container makes.
@@ -75,13 +88,21 @@ func newNode(t *testing.T, c engineCase, config ...string) *node {
 	}
 	n.dir = dir
 	t.Cleanup(func() { os.RemoveAll(n.dir) })
-	n.rig = engines.NewRig(t, n.h, engines.Options{
+	// What tsugiki-runtime reads. Podman does not pass its environment on.
+	ofRuntime := fmt.Sprintf("run_dir = %q\n", filepath.Dir(n.socket()))
+	if c.crun {
+		ofRuntime += fmt.Sprintf("[runtime]\npath = %q\n", crun(t, n.dir))
+	}
+	options := engines.Options{
 		Image:    image,
 		Runtimes: map[string]string{"tsugiki": filepath.Join(filepath.Dir(tsugiki), "tsugiki-runtime")},
 		Env:      []string{"TSUGIKI_AGENT=" + n.socket()},
-		// For podman, which does not pass its environment on.
-		Files: map[string]string{"/etc/tsugiki/agent.toml": fmt.Sprintf("run_dir = %q\n", filepath.Dir(n.socket()))},
-	})
+		Files:    map[string]string{"/etc/tsugiki/agent.toml": ofRuntime},
+	}
+	if c.setup {
+		options.Runtimes, options.Configured = nil, n.setUp
+	}
+	n.rig = engines.NewRig(t, n.h, options)
 	if !strings.Contains(strings.Join(config, "\n"), "[[allow]]") {
 		config = append(config, allowed...)
 	}

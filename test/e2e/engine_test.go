@@ -15,7 +15,11 @@ import (
 // run them.
 func TestGraftedEngines(t *testing.T) {
 	t.Parallel()
-	for _, c := range engineCases {
+	cases := engineCases
+	if testkit.Soaking() {
+		cases = append(slices.Clone(cases), crunCases...)
+	}
+	for _, c := range cases {
 		t.Run(c.String(), func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t, c)

@@ -168,6 +168,7 @@ func (w *walk) ask() {
 	if out, err := w.Try("docker", "exec", "web", "wget", "-q", "-O", "-", "http://"+otherRemoteAddr4+"/"); err == nil {
 		w.t.Errorf("the container reaches what no rule names: %s", out)
 	}
+	w.says(regexp.QuoteMeta(fmt.Sprintf(`"%s:%d->0.0.0.0:%s"`, hostAddr4, servedPort, redisPort)), "tsugiki", "inspect", "web")
 	w.says(`(?m)^why: no rule covers it$`, "tsugiki", "graft", "explain", "web", "connect", otherRemoteAddr4+":80")
 }
 

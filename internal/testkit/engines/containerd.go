@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"strings"
 	"sync/atomic"
-	"testing"
 	"time"
 
 	"github.com/tsugiki/tsugiki/internal/testkit"
@@ -52,20 +51,16 @@ const cniConfig = `{
 
 // startContainerd starts containerd and loads the image into one of its
 // namespaces.
-func (r *Rig) startContainerd(t testing.TB, namespace string) {
+func (r *Rig) startContainerd(t testkit.TB, namespace string) {
 	t.Helper()
 	var runtimes strings.Builder
 	for name, path := range r.Runtimes {
 		fmt.Fprintf(&runtimes, containerdRuntime, name, path)
 	}
-	for path, text := range map[string]string{
+	r.configure(t, map[string]string{
 		"/etc/containerd/config.toml":    fmt.Sprintf(containerdConfig, r.dir, ImageName, runtimes.String()),
 		"/etc/cni/net.d/0-pods.conflist": cniConfig,
-	} {
-		if err := r.write(path, text); err != nil {
-			t.Fatalf("configure containerd: %v", err)
-		}
-	}
+	})
 	r.daemon(t, func() error {
 		_, err := r.run("ctr", "version")
 		return err
@@ -88,7 +83,7 @@ type ctr struct {
 	execs atomic.Int64
 }
 
-func startCtr(t testing.TB, r *Rig) Engine {
+func startCtr(t testkit.TB, r *Rig) Engine {
 	t.Helper()
 	need(t, r, "containerd", "ctr", "runc")
 	r.startContainerd(t, "default")

@@ -9,7 +9,6 @@ import (
 	"regexp"
 	"strings"
 	"sync"
-	"testing"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -36,7 +35,7 @@ type pod struct {
 	spec               *cri.ContainerConfig
 }
 
-func startCRI(t testing.TB, r *Rig) Engine {
+func startCRI(t testkit.TB, r *Rig) Engine {
 	t.Helper()
 	need(t, r, "containerd", "ctr", "runc", "/usr/lib/cni/bridge", "/usr/lib/cni/host-local", "/usr/lib/cni/loopback", "iptables")
 	r.startContainerd(t, "k8s.io")

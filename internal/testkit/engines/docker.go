@@ -5,7 +5,8 @@ import (
 	"fmt"
 	"path/filepath"
 	"strings"
-	"testing"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
 // cli is an engine that is driven as Docker is.
@@ -17,7 +18,7 @@ type cli struct {
 }
 
 // startDocker starts dockerd, which starts a containerd of its own.
-func startDocker(t testing.TB, r *Rig) Engine {
+func startDocker(t testkit.TB, r *Rig) Engine {
 	t.Helper()
 	need(t, r, "dockerd", "docker", "containerd", "runc", "iptables")
 	runtimes := map[string]any{}
@@ -43,9 +44,7 @@ func startDocker(t testing.TB, r *Rig) Engine {
 	if err != nil {
 		t.Fatalf("%v", err)
 	}
-	if err := r.write("/etc/docker/daemon.json", string(config)); err != nil {
-		t.Fatalf("configure dockerd: %v", err)
-	}
+	r.configure(t, map[string]string{"/etc/docker/daemon.json": string(config)})
 	d := &cli{r, "docker", []string{"docker"}, func(c Container) []string {
 		f := flags("--label", pairs(c.Annotations)...)
 		if c.Runtime != "" {
@@ -67,7 +66,7 @@ func startDocker(t testing.TB, r *Rig) Engine {
 }
 
 // startPodman makes podman ready: it has no daemon.
-func startPodman(t testing.TB, r *Rig) Engine {
+func startPodman(t testkit.TB, r *Rig) Engine {
 	t.Helper()
 	need(t, r, "podman", "conmon", "runc")
 	// What conmon, and so the runtime, finds in its environment.
@@ -82,11 +81,7 @@ runtime = "runc"
 `, tomlList(env))
 	storage := fmt.Sprintf("[storage]\ndriver = \"overlay\"\ngraphroot = %q\nrunroot = \"/run/containers/storage\"\n",
 		filepath.Join(r.dir, "podman"))
-	for path, text := range map[string]string{"containers.conf": config, "storage.conf": storage} {
-		if err := r.write("/etc/containers/"+path, text); err != nil {
-			t.Fatalf("configure podman: %v", err)
-		}
-	}
+	r.configure(t, map[string]string{"/etc/containers/containers.conf": config, "/etc/containers/storage.conf": storage})
 	p := &cli{r, "podman", []string{"podman"}, func(c Container) []string {
 		// Its defaults are more than a machine for tests may allow itself.
 		f := append(flags("--annotation", pairs(c.Annotations)...), "--cgroup-parent", "/"+r.name, "--ulimit", "host")
@@ -129,7 +124,11 @@ func (e *cli) Run(c Container) error {
 	command := e
 	if e.name == "podman" && c.Runtime != "" {
 		with := *e
-		with.command = []string{"podman", "--runtime", e.Runtimes[c.Runtime]}
+		runtime, known := e.Runtimes[c.Runtime]
+		if !known { // podman's own configuration has it
+			runtime = c.Runtime
+		}
+		with.command = []string{"podman", "--runtime", runtime}
 		command = &with
 	}
 	args := append([]string{"run", "-d", "--name", c.Name}, e.create(c)...)

@@ -2,7 +2,8 @@ package engines
 
 import (
 	"fmt"
-	"testing"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
 // Container says what to run.
@@ -10,7 +11,8 @@ type Container struct {
 	Name string
 	// Image is the name of one that was loaded; empty is ImageName.
 	Image string
-	// Runtime is a key of Options.Runtimes, or empty for the engine's own.
+	// Runtime is a key of Options.Runtimes, or a runtime that Options.Configured has made known, or
+	// empty for the engine's own.
 	Runtime string
 	// Network is the engine's default one, a bridge, unless None is set:
 	// then the container has a loopback and nothing else.
@@ -54,7 +56,7 @@ type Engine interface {
 }
 
 // starters are the engines.
-var starters = map[string]func(t testing.TB, r *Rig) Engine{
+var starters = map[string]func(t testkit.TB, r *Rig) Engine{
 	"docker": startDocker,
 	"podman": startPodman,
 	"ctr":    startCtr,
@@ -66,7 +68,7 @@ var Names = []string{"docker", "podman", "ctr", "cri"}
 
 // Start starts an engine in a rig and loads the image into it. It skips the test
 // where the engine is not installed. A rig has one engine.
-func (r *Rig) Start(t testing.TB, name string) Engine {
+func (r *Rig) Start(t testkit.TB, name string) Engine {
 	t.Helper()
 	start, found := starters[name]
 	if !found {
@@ -76,7 +78,7 @@ func (r *Rig) Start(t testing.TB, name string) Engine {
 }
 
 // need skips the test where one of the distribution's programs is missing.
-func need(t testing.TB, r *Rig, programs ...string) {
+func need(t testkit.TB, r *Rig, programs ...string) {
 	t.Helper()
 	for _, p := range programs {
 		if _, err := r.run("sh", "-c", "command -v "+p); err != nil {

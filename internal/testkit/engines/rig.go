@@ -13,7 +13,6 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
-	"testing"
 	"time"
 
 	"github.com/tsugiki/tsugiki/internal/testkit"
@@ -37,6 +36,8 @@ type Options struct {
 	// Runtimes are OCI runtimes by the name that Container.Runtime has, as
 	// paths. The engine's own runc needs no entry.
 	Runtimes map[string]string
+	// Configured is called when the engine's configuration is written, before a daemon reads it.
+	Configured func() error
 	// Env is set for daemons, and so for the runtimes that they call. Podman
 	// calls its own with next to no environment.
 	Env []string
@@ -61,7 +62,7 @@ type Rig struct {
 
 // NewRig makes a rig in the namespace that stands for the host, and takes it
 // down when the test ends. Make it after the topology.
-func NewRig(t testing.TB, host *testkit.Namespace, o Options) *Rig {
+func NewRig(t testkit.TB, host *testkit.Namespace, o Options) *Rig {
 	t.Helper()
 	r, err := New(host, o)
 	if err != nil {
@@ -197,9 +198,24 @@ func (r *Rig) write(path, text string) error {
 	return os.WriteFile(path, []byte(text), 0o644)
 }
 
+// configure writes an engine's configuration, by path.
+func (r *Rig) configure(t testkit.TB, files map[string]string) {
+	t.Helper()
+	for path, text := range files {
+		if err := r.write(path, text); err != nil {
+			t.Fatalf("configure the engine: %v", err)
+		}
+	}
+	if r.Configured != nil {
+		if err := r.Configured(); err != nil {
+			t.Fatalf("configure the engine: %v", err)
+		}
+	}
+}
+
 // daemon starts a daemon and waits until it is ready. Its log is shown if the
 // test fails.
-func (r *Rig) daemon(t testing.TB, ready func() error, name string, args ...string) {
+func (r *Rig) daemon(t testkit.TB, ready func() error, name string, args ...string) {
 	t.Helper()
 	log := filepath.Join(r.dir, filepath.Base(name)+".log")
 	f, err := os.Create(r.outside(log))
@@ -215,8 +231,12 @@ func (r *Rig) daemon(t testing.TB, ready func() error, name string, args ...stri
 	ended := make(chan error, 1)
 	go func() { ended <- c.Wait() }()
 	t.Cleanup(func() {
-		if text, err := os.ReadFile(r.outside(log)); err == nil && t.Failed() {
-			t.Logf("%s said:\n%s", name, text)
+		test, is := t.(interface {
+			Failed() bool
+			Logf(format string, args ...any)
+		})
+		if text, err := os.ReadFile(r.outside(log)); err == nil && is && test.Failed() {
+			test.Logf("%s said:\n%s", name, text)
 		}
 	})
 	testkit.Eventually(t, func() error {
