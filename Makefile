@@ -84,7 +84,7 @@ generate:
 	$(GO) generate ./...
 
 lint:
-	$(LINT) run ./...
+	$(LINT) run --allow-serial-runners ./... # two of these may run on one machine
 	clang-format --dry-run -Werror $(C_FILES)
 	scripts/check-generated.sh
 	GOARCH=arm64 $(GO) vet ./...
@@ -158,9 +158,11 @@ fuzz:
 bench: deps-demo build
 	unshare -m sh -ec 'mount -t bpf bpf /sys/fs/bpf; exec "$$@"' sh $(GO) run ./bench -figure graft -rounds $(ROUNDS) -o bench.json
 
-# The same in both directions beside pasta and slirp4netns.
+# The same in both directions beside Docker, pasta, slirp4netns and bypass4netns.
 bench-peers: deps-bench-peers build
-	unshare -m sh -ec 'mount -t bpf bpf /sys/fs/bpf; exec "$$@"' sh $(GO) run ./bench -modes host,nat,auto,pasta,slirp4netns \
+	$(GO) build -modfile=tools/bypass4netns/go.mod -trimpath -o .cache/peers/ github.com/rootless-containers/bypass4netns/cmd/bypass4netns
+	PATH=$(CURDIR)/.cache/peers:$$PATH unshare -m sh -ec 'mount -t bpf bpf /sys/fs/bpf; exec "$$@"' sh $(GO) run ./bench \
+		-modes host,nat,auto,docker-host,docker-bridge,docker-graft,pasta,slirp4netns,bypass4netns \
 		-tests tcp_stream,tcp_rr,tcp_crr,in_tcp_stream,in_tcp_rr,in_tcp_crr -rounds $(ROUNDS) -o bench-peers.json
 
 # What many containers cost: start and stop, memory, connections, a new agent.

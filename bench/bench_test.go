@@ -124,6 +124,39 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
+// Containers of Docker are measured in both directions.
+func TestBenchDocker(t *testing.T) {
+	for _, program := range []string{"gcc", "dockerd", "iptables", "busybox", "nginx", "redis-server"} {
+		testkit.Program(t, program)
+	}
+	if _, err := testkit.Binaries(); err != nil {
+		t.Fatal(err)
+	}
+	var stdout, stderr bytes.Buffer
+	code := run([]string{
+		"-j", "-modes", "host,docker-bridge,docker-host,docker-graft", "-tests", "tcp_rr,in_tcp_rr",
+		"-rounds", "1", "-duration", "50ms", "-warmup", "10ms", "-pin", "anywhere",
+	}, &stdout, &stderr)
+	if code != 0 {
+		t.Fatalf("exit status %d: %s", code, stderr.String())
+	}
+	var report measure.Report
+	if err := json.Unmarshal(stdout.Bytes(), &report); err != nil {
+		t.Fatal(err)
+	}
+	seen := make(map[string]bool)
+	for _, res := range report.Results {
+		seen[res.Test+" "+res.Metric+" "+res.Mode] = true
+	}
+	for _, mode := range []string{"docker-bridge", "docker-host", "docker-graft"} {
+		for _, test := range []string{"tcp_rr", "in_tcp_rr"} {
+			if want := test + " rate " + mode; !seen[want] {
+				t.Errorf("no result %s", want)
+			}
+		}
+	}
+}
+
 // TestBench runs a short figure without the graft, whose program may not be
 // built.
 func TestBench(t *testing.T) {

@@ -17,8 +17,8 @@ const (
 	Slirp4netns Mode = "slirp4netns"
 )
 
-// Peers are the modes of other programs. They are not among Modes.
-var Peers = []Mode{Pasta, Slirp4netns}
+// Peers are the modes of other programs, and those of Docker. They are not among Modes.
+var Peers = []Mode{DockerBridge, DockerHost, DockerGraft, Pasta, Slirp4netns, Bypass4netns}
 
 // slirpScript runs a program in a network namespace that slirp4netns connects. The program starts
 // when the device is there, and the port is published.
@@ -65,15 +65,28 @@ exit $status
 // published; 0 for none.
 func peer(m Mode, port uint16, argv []string) []string {
 	script := pastaScript
-	if m == Slirp4netns {
+	switch m {
+	case Slirp4netns:
 		script = slirpScript
+	case Bypass4netns:
+		return bypass(port, argv)
 	}
 	return append([]string{"sh", "-c", script, "sh", strconv.Itoa(int(port))}, argv...)
 }
 
 // prepare makes the host ready for the modes that are not Modes.
 func (r *Runner) prepare(ctx context.Context) error {
-	if !slices.ContainsFunc(r.modes, Mode.isPeer) {
+	if hasDocker(r.modes) {
+		if err := r.startDocker(ctx); err != nil {
+			return err
+		}
+	}
+	if slices.Contains(r.modes, Bypass4netns) {
+		if err := testkit.Programs("bypass4netns", "runc"); err != nil {
+			return err
+		}
+	}
+	if !slices.Contains(r.modes, Pasta) && !slices.Contains(r.modes, Slirp4netns) {
 		return nil
 	}
 	if err := testkit.Programs("pasta", "slirp4netns", "socat"); err != nil {
@@ -98,6 +111,8 @@ func (r *Runner) Publish(ctx context.Context, m Mode, port uint16, argv ...strin
 	var cmd *testkit.Cmd
 	number := strconv.Itoa(int(port))
 	switch {
+	case m.IsDocker():
+		return r.docker.publish(ctx, m, r.clientCPU(), port, argv)
 	case m == NAT:
 		if err := r.translate(ctx, number); err != nil {
 			return nil, err

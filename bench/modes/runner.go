@@ -109,6 +109,7 @@ type Runner struct {
 	tsugiki string
 	cpus    []int           // that we may use
 	pinned  *measure.Pinned // see Pin
+	docker  *docker         // nil: no mode is of Docker
 }
 
 // New builds a topology with containers. The caller closes the runner.
@@ -189,7 +190,15 @@ func (r *Runner) Pin(p Pinning) (*measure.Pinned, error) {
 }
 
 // Close ends what still runs and takes the topology down.
-func (r *Runner) Close() error { return r.Top.Close() }
+func (r *Runner) Close() error { return errors.Join(r.docker.close(), r.Top.Close()) }
+
+// clientCPU is where clients run, or nil.
+func (r *Runner) clientCPU() *int {
+	if r.pinned == nil {
+		return nil
+	}
+	return &r.pinned.Client
+}
 
 // Shuffled are the runner's modes in random order.
 func (r *Runner) Shuffled(random *rand.Rand) []Mode {
@@ -204,11 +213,15 @@ func (r *Runner) Client(ctx context.Context, m Mode, argv ...string) *testkit.Cm
 }
 
 func (r *Runner) client(ctx context.Context, m Mode, flags []string, argv ...string) *testkit.Cmd {
+	if m.IsDocker() {
+		cmd, _ := r.docker.run(ctx, m, r.clientCPU(), 0, argv)
+		return cmd
+	}
 	ns := r.Top.Host
 	switch m {
 	case NAT:
 		ns = r.Top.Containers[0]
-	case Pasta, Slirp4netns:
+	case Pasta, Slirp4netns, Bypass4netns:
 		argv = peer(m, 0, argv)
 	case Auto, Preload, Seccomp:
 		argv = slices.Concat([]string{
@@ -221,8 +234,8 @@ func (r *Runner) client(ctx context.Context, m Mode, flags []string, argv ...str
 		argv = pinned(r.pinned.Client, argv)
 	}
 	cmd := ns.Command(ctx, argv[0], argv[1:]...)
-	if m.IsGraft() {
-		// tsugiki ends its program and removes its cgroups on SIGTERM.
+	if m.IsGraft() || m == Bypass4netns {
+		// They end their program and remove its cgroups on SIGTERM.
 		cmd.SysProcAttr.Pdeathsig = syscall.SIGTERM
 		cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	}
