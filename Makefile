@@ -160,7 +160,7 @@ bench: deps-demo build
 
 # The same in both directions beside Docker, pasta, slirp4netns and bypass4netns.
 bench-peers: deps-bench-peers build
-	$(GO) build -modfile=tools/bypass4netns/go.mod -trimpath -o .cache/peers/ github.com/rootless-containers/bypass4netns/cmd/bypass4netns
+	CGO_ENABLED=1 $(GO) build -modfile=tools/bypass4netns/go.mod -trimpath -o .cache/peers/ github.com/rootless-containers/bypass4netns/cmd/bypass4netns
 	PATH=$(CURDIR)/.cache/peers:$$PATH unshare -m sh -ec 'mount -t bpf bpf /sys/fs/bpf; exec "$$@"' sh $(GO) run ./bench \
 		-modes host,nat,auto,docker-host,docker-bridge,docker-graft,pasta,slirp4netns,bypass4netns \
 		-tests tcp_stream,tcp_rr,tcp_crr,in_tcp_stream,in_tcp_rr,in_tcp_crr -rounds $(ROUNDS) -o bench-peers.json
