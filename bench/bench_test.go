@@ -124,26 +124,29 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
+// measured runs the bench, and returns its report.
+func measured(t *testing.T, args ...string) (report measure.Report) {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	if code := run(args, &stdout, &stderr); code != 0 {
+		t.Fatalf("exit status %d: %s", code, stderr.String())
+	}
+	if err := json.Unmarshal(stdout.Bytes(), &report); err != nil {
+		t.Fatal(err)
+	}
+	return report
+}
+
 // Containers of Docker are measured in both directions.
 func TestBenchDocker(t *testing.T) {
 	for _, program := range []string{"gcc", "dockerd", "iptables", "busybox", "nginx", "redis-server"} {
 		testkit.Program(t, program)
 	}
-	if _, err := testkit.Binaries(); err != nil {
-		t.Fatal(err)
-	}
-	var stdout, stderr bytes.Buffer
-	code := run([]string{
+	testkit.BuildTsugiki(t)
+	report := measured(t,
 		"-j", "-modes", "host,docker-bridge,docker-host,docker-graft", "-tests", "tcp_rr,in_tcp_rr",
 		"-rounds", "1", "-duration", "50ms", "-warmup", "10ms", "-pin", "anywhere",
-	}, &stdout, &stderr)
-	if code != 0 {
-		t.Fatalf("exit status %d: %s", code, stderr.String())
-	}
-	var report measure.Report
-	if err := json.Unmarshal(stdout.Bytes(), &report); err != nil {
-		t.Fatal(err)
-	}
+	)
 	seen := make(map[string]bool)
 	for _, res := range report.Results {
 		seen[res.Test+" "+res.Metric+" "+res.Mode] = true
@@ -162,18 +165,10 @@ func TestBenchDocker(t *testing.T) {
 func TestBench(t *testing.T) {
 	testkit.Program(t, "gcc")
 	testkit.Build(t, testkit.Options{Containers: 1}) // skips what bench would fail at
-	var stdout, stderr bytes.Buffer
-	code := run([]string{
+	report := measured(t,
 		"-j", "-modes", "host,nat", "-tests", "tcp_crr,go_crr_16,startup",
 		"-rounds", "2", "-duration", "100ms", "-warmup", "10ms", "-pin", "anywhere", "-seed", "7",
-	}, &stdout, &stderr)
-	if code != 0 {
-		t.Fatalf("exit status %d: %s", code, stderr.String())
-	}
-	var report measure.Report
-	if err := json.Unmarshal(stdout.Bytes(), &report); err != nil {
-		t.Fatal(err)
-	}
+	)
 	if report.Seed != 7 || report.Machine.CongestionControl == "" {
 		t.Errorf("the report does not say how it was made: %+v", report)
 	}
@@ -198,18 +193,10 @@ func TestPeers(t *testing.T) {
 	}
 	testkit.BuildTsugiki(t)
 	testkit.Build(t, testkit.Options{Containers: 1}) // skips what bench would fail at
-	var stdout, stderr bytes.Buffer
-	code := run([]string{
+	report := measured(t,
 		"-j", "-modes", "host,nat,auto,pasta,slirp4netns", "-tests", "tcp_rr,in_tcp_stream,in_tcp_rr,in_tcp_crr",
 		"-rounds", "1", "-duration", "20ms", "-warmup", "1ms", "-pin", "anywhere",
-	}, &stdout, &stderr)
-	if code != 0 {
-		t.Fatalf("exit status %d: %s", code, stderr.String())
-	}
-	var report measure.Report
-	if err := json.Unmarshal(stdout.Bytes(), &report); err != nil {
-		t.Fatal(err)
-	}
+	)
 	seen := make(map[string]bool)
 	for _, res := range report.Results {
 		seen[res.Test+" "+res.Metric+" "+res.Mode] = len(res.Ratios) == 1 && res.Ratios[0] > 0

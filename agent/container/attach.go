@@ -15,7 +15,7 @@ import (
 )
 
 // Attach adds the filter of a program to the container. The container owns the listener from then
-// on, unless Attach fails. The pid may be 0, if the container has a first program: it is not known.
+// on, unless Attach fails. A pid of 0 says that the process is not known.
 func (c *Container) Attach(listener *os.File, pid int) error {
 	c.attaching.Add(1)
 	err := c.tryAttach(listener, pid)
@@ -63,7 +63,7 @@ func (c *Container) tryAttach(listener *os.File, pid int) error {
 }
 
 // enter makes the first program's namespace the container's own. Later programs have to be in this
-// namespace, as long as they live. One whose pid is 0 cannot be checked, and cannot be the first.
+// namespace, as long as they live. A program whose pid is 0 is not checked, and is never the first.
 func (c *Container) enter(pid int) error {
 	c.changes.Lock()
 	defer c.changes.Unlock()
@@ -73,10 +73,10 @@ func (c *Container) enter(pid int) error {
 	if c.late.Load() {
 		return errors.New("the container is not taken over yet, for its gate does not answer; somebody may have stopped it")
 	}
-	if pid == 0 && c.ownNS == nil {
-		return errors.New("a program whose process is not known is not the container's first")
-	}
 	if pid == 0 {
+		if c.ownNS == nil {
+			return errors.New("a program whose process is not known is not the container's first")
+		}
 		return nil
 	}
 	own, err := netns.Open(fmt.Sprintf("/proc/%d/ns/net", pid)) // its number alone may be a name of ip netns

@@ -7,7 +7,6 @@ import (
 	"math/big"
 	"os"
 	"path/filepath"
-	"slices"
 	"time"
 
 	"github.com/tsugiki/tsugiki/api"
@@ -46,7 +45,8 @@ destinations = ["0.0.0.0/0"]
 addresses = [%q]
 `
 
-// startDocker starts an agent and Docker. After an error, close takes down what was started.
+// startDocker starts an agent and Docker. After an error, the caller calls close, which ends what has
+// been started.
 func (r *Runner) startDocker(ctx context.Context) error {
 	if err := testkit.Programs("dockerd", "docker", "containerd", "runc", "iptables"); err != nil {
 		return err
@@ -155,6 +155,3 @@ func (d *docker) publish(ctx context.Context, m Mode, cpu *int, port uint16, arg
 		_ = c.Wait()                                                      // with the container
 	}, nil
 }
-
-// hasDocker tells whether some of the modes are of Docker.
-func hasDocker(list []Mode) bool { return slices.ContainsFunc(list, Mode.IsDocker) }

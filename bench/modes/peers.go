@@ -76,7 +76,7 @@ func peer(m Mode, port uint16, argv []string) []string {
 
 // prepare makes the host ready for the modes that are not Modes.
 func (r *Runner) prepare(ctx context.Context) error {
-	if hasDocker(r.modes) {
+	if slices.ContainsFunc(r.modes, Mode.IsDocker) {
 		if err := r.startDocker(ctx); err != nil {
 			return err
 		}

@@ -200,22 +200,8 @@ func TestQuotaBelowTheBurstIsNotWritten(t *testing.T) {
 // Too many open files say nothing about a path.
 func TestTooManyFilesAreNoReason(t *testing.T) {
 	g := openGroup(t, testkit.NewGroups(t).Name)
-	var files unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
-		t.Fatal(err)
-	}
-	next, err := unix.Open("/", unix.O_PATH|unix.O_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	_ = unix.Close(next)
-	// The mount can be opened, and the group cannot.
-	few := unix.Rlimit{Cur: uint64(next) + 1, Max: files.Max}
-	limited := unix.Setrlimit(unix.RLIMIT_NOFILE, &few)
-	_, err = open(g.all, g.rel())
-	if failed := errors.Join(limited, unix.Setrlimit(unix.RLIMIT_NOFILE, &files)); failed != nil {
-		t.Fatal(failed)
-	}
+	var err error
+	testkit.WithFiles(t, 1, func() { _, err = open(g.all, g.rel()) }) // the mount can be opened, and the group cannot
 	if !errors.Is(err, unix.EMFILE) || errors.Is(err, ErrNotAGroup) {
 		t.Errorf("with too many open files: %v", err)
 	}

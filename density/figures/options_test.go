@@ -33,7 +33,7 @@ func TestSizesOfASweep(t *testing.T) {
 	}
 }
 
-// A program that is not installed is said with the package that has it.
+// The error names the program that is missing, and the package that has it.
 func TestNeed(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	if err := need("fio", "fio"); !errors.Is(err, rig.ErrMissing) || err.Error() != "fio: "+rig.ErrMissing.Error()+"; install the package fio" {

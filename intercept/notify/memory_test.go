@@ -10,21 +10,34 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Memory is read and written as far as it is there, and a pointer that leads
-// nowhere is errFault.
-func TestMemory(t *testing.T) {
-	pages, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+// newPage returns a page of memory, and its address.
+func newPage(t *testing.T) (page []byte, at uint64) {
+	t.Helper()
+	page, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer unix.Munmap(pages)
+	t.Cleanup(func() { _ = unix.Munmap(page) })
+	return page, uint64(uintptr(unsafe.Pointer(&page[0])))
+}
+
+// ownMemory is that of the test's process.
+func ownMemory(t *testing.T) *memory {
+	t.Helper()
 	fd, err := unix.Open("/proc/self/mem", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	m := &memory{fd}
-	defer m.close()
-	at := uint64(uintptr(unsafe.Pointer(&pages[0])))
+	t.Cleanup(m.close)
+	return m
+}
+
+// Memory is read and written as far as it is there, and a pointer that leads
+// nowhere is errFault.
+func TestMemory(t *testing.T) {
+	pages, at := newPage(t)
+	m := ownMemory(t)
 	if err := m.write(at+8, []byte("hello")); err != nil || string(pages[8:13]) != "hello" {
 		t.Errorf("write: %v, memory is %q", err, pages[8:13])
 	}
@@ -48,22 +61,11 @@ func TestMemory(t *testing.T) {
 // readSome reads what there is, which may be nothing. A file that is not open is a fault of
 // ours, and not the program's.
 func TestReadSome(t *testing.T) {
-	size := os.Getpagesize()
-	pages, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Munmap(pages)
-	fd, err := unix.Open("/proc/self/mem", unix.O_RDWR|unix.O_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	m := &memory{fd}
-	defer m.close()
-	at := uint64(uintptr(unsafe.Pointer(&pages[0])))
+	pages, at := newPage(t)
+	m := ownMemory(t)
 	copy(pages, "hello")
-	b := make([]byte, size)
-	if n, err := m.readSome(at, b); err != nil || n != size || string(b[:5]) != "hello" {
+	b := make([]byte, len(pages))
+	if n, err := m.readSome(at, b); err != nil || n != len(pages) || string(b[:5]) != "hello" {
 		t.Errorf("a page: %d bytes, %v, %q", n, err, b[:5])
 	}
 	for _, bad := range []uint64{0, 1, 1 << 62, 1 << 63, 1<<64 - 1} {
@@ -82,21 +84,12 @@ func TestReadSome(t *testing.T) {
 
 // A request that points where the program has nothing is its own fault, and changes nothing.
 func TestReadThroughNowhere(t *testing.T) {
-	page, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Munmap(page)
-	fd, err := unix.Open("/proc/self/mem", unix.O_RDWR|unix.O_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := interfaceRequest{number: unix.SIOCETHTOOL, memory: &memory{fd}, file: -1}
-	defer r.memory.close()
+	page, at := newPage(t)
+	r := interfaceRequest{number: unix.SIOCETHTOOL, memory: ownMemory(t), file: -1}
 	if err := r.readThrough(); !errors.Is(err, errFault) {
 		t.Errorf("no struct ifreq: %v", err)
 	}
-	r.at = uint64(uintptr(unsafe.Pointer(&page[0])))
+	r.at = at
 	if err := r.readThrough(); !errors.Is(err, errFault) { // its pointer is 0
 		t.Errorf("no data: %v", err)
 	}

@@ -3,9 +3,7 @@ package notify
 import (
 	"encoding/binary"
 	"net/netip"
-	"os"
 	"testing"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -14,12 +12,7 @@ import (
 // getsockname(2) does.
 func TestGiveName(t *testing.T) {
 	p := waits(t)
-	page, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Munmap(page)
-	at := uint64(uintptr(unsafe.Pointer(&page[0])))
+	page, at := newPage(t)
 	const room, name, noWhere = 0, 64, 1
 	whole := sockaddrOf(netip.MustParseAddrPort("192.0.2.1:80"))
 	for what, test := range map[string]struct {

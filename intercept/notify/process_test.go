@@ -16,6 +16,7 @@ import (
 	"github.com/tsugiki/tsugiki/gate"
 	"github.com/tsugiki/tsugiki/graft"
 	"github.com/tsugiki/tsugiki/internal/sys/pidfd"
+	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
 // A descriptor is duplicated out of the process that a thread is of. Where the thread is
@@ -159,15 +160,7 @@ func TestDescriptorsOfEpolls(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Close(file)
-	if own, err := p.File(file); err != nil { // which keeps the process
-		t.Fatal(err)
-	} else if err := unix.Close(own); err != nil {
-		t.Fatal(err)
-	}
-	var limit unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		t.Fatal(err)
-	}
+	keepProcess(t, p, file)
 	watched := func(epolls int) {
 		for range epolls {
 			epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
@@ -182,16 +175,14 @@ func TestDescriptorsOfEpolls(t *testing.T) {
 	}
 	check := func(room int, want error, watches int) {
 		t.Helper()
-		before := highest(t)
+		before := testkit.NextFile(t)
+		var list []graft.Descriptor
+		var err error
+		ask := func() { list, err = p.Descriptors(file) }
 		if room > 0 {
-			small := unix.Rlimit{Cur: uint64(before + room), Max: limit.Max}
-			if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &small); err != nil {
-				t.Fatal(err)
-			}
-		}
-		list, err := p.Descriptors(file)
-		if rerr := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); rerr != nil {
-			t.Fatal(rerr)
+			testkit.WithFiles(t, room, ask)
+		} else {
+			ask()
 		}
 		if !errors.Is(err, want) || want == nil && (len(list) != 1 || len(list[0].Watches) != watches) {
 			t.Errorf("%d, %v; want %v", len(list), err, want)
@@ -199,7 +190,7 @@ func TestDescriptorsOfEpolls(t *testing.T) {
 		if err == nil {
 			graft.CloseWatches(list)
 		}
-		if after := highest(t); after != before {
+		if after := testkit.NextFile(t); after != before {
 			t.Errorf("%d descriptors are left", after-before)
 		}
 	}
@@ -212,15 +203,17 @@ func TestDescriptorsOfEpolls(t *testing.T) {
 	check(0, errWatches, 0)
 }
 
-// highest returns the number that the next descriptor gets.
-func highest(t *testing.T) int {
+// keepProcess has the supervisor open the process of a caller, which stays open then. The file is one
+// of the caller's.
+func keepProcess(t *testing.T, p *program, file int) {
 	t.Helper()
-	next, err := unix.FcntlInt(0, unix.F_DUPFD_CLOEXEC, 0)
+	own, err := p.File(file)
 	if err != nil {
 		t.Fatal(err)
 	}
-	unix.Close(next)
-	return next
+	if err := unix.Close(own); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // The kernel's own text about an epoll, and such as is none.
@@ -281,11 +274,7 @@ func TestGoneCaller(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Close(file)
-	if own, err := p.File(file); err != nil { // which keeps the process
-		t.Fatal(err)
-	} else if err := unix.Close(own); err != nil {
-		t.Fatal(err)
-	}
+	keepProcess(t, p, file)
 	questions := func(p *program) map[string]func() error {
 		return map[string]func() error{
 			"file":        func() error { _, err := p.File(file); return err },
@@ -299,7 +288,7 @@ func TestGoneCaller(t *testing.T) {
 			"accept":      func() error { return p.s.await(p) },
 		}
 	}
-	before := highest(t)
+	before := testkit.NextFile(t)
 	interrupted := &program{s: p.s, request: p.request}
 	interrupted.request.ID++
 	interrupted.request.Number = file
@@ -318,7 +307,7 @@ func TestGoneCaller(t *testing.T) {
 	if _, err := p.Descriptors(1 << 20); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("descriptors of a file that is not open: %v", err)
 	}
-	if after := highest(t); after != before {
+	if after := testkit.NextFile(t); after != before {
 		t.Errorf("%d descriptors are left", after-before)
 	}
 }

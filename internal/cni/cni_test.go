@@ -97,7 +97,7 @@ func TestErrorsOfPlugins(t *testing.T) {
 	}
 }
 
-// What is not installed is said with the package that has it.
+// The error names the program that is missing, and the package that has it.
 func TestFindSaysWhatIsMissing(t *testing.T) {
 	old := folders
 	defer func() { folders = old }()

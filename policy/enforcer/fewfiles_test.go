@@ -10,44 +10,22 @@ import (
 
 	"github.com/tsugiki/tsugiki/endpoint"
 	"github.com/tsugiki/tsugiki/internal/cgroup"
+	"github.com/tsugiki/tsugiki/internal/testkit"
 	"github.com/tsugiki/tsugiki/policy"
 	"github.com/tsugiki/tsugiki/policy/policytest"
 )
 
-// withFiles calls fn while this process can open only so many more files.
-func withFiles(t *testing.T, room int, fn func()) {
-	t.Helper()
-	var limit unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		t.Fatal(err)
-	}
-	next, err := unix.FcntlInt(0, unix.F_DUPFD_CLOEXEC, 0) // the lowest that is free
-	if err != nil {
-		t.Fatal(err)
-	}
-	unix.Close(next)
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(next + room), Max: limit.Max}); err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-			t.Fatal(err)
-		}
-	}()
-	fn()
-}
-
 func openFiles(t *testing.T) int {
 	t.Helper()
-	entries, err := os.ReadDir("/proc/self/fd")
+	usage, err := testkit.ProcessUsage(os.Getpid())
 	if err != nil {
 		t.Fatal(err)
 	}
-	return len(entries)
+	return usage.FDs
 }
 
-// A process that runs out of files takes no policy over, and keeps no file. With each file more it comes
-// one step further. What is in force stays.
+// A process that runs out of files takes no policy over, and leaves no file open. What is in force
+// stays in force. The process is given one file more each time, so that each step fails once.
 func TestAdoptWithFewFiles(t *testing.T) {
 	eps := map[string]*endpoint.Endpoint{"a": policytest.Fresh(t, "a", 1), "b": policytest.Fresh(t, "b", 2), namedEndpoint.Name: namedEndpoint}
 	table, err := policy.NewTable(nil, policytest.RulesOf(t, policytest.UpdateRules, eps))
@@ -73,13 +51,13 @@ func TestAdoptWithFewFiles(t *testing.T) {
 		var next *Enforcement
 		for room := 0; next == nil; room++ {
 			before := openFiles(t)
-			withFiles(t, room, func() { next, err = takeOver() })
+			testkit.WithFiles(t, room, func() { next, err = takeOver() })
 			if err == nil {
 				t.Logf("it needs %d files", room)
 				break
 			}
 			if !strings.Contains(err.Error(), unix.EMFILE.Error()) { // which the library does not always wrap
-				t.Errorf("with %d files: %v, want EMFILE", room, err)
+				t.Fatalf("with %d files: %v, want EMFILE", room, err)
 			}
 			if after := openFiles(t); after != before {
 				t.Errorf("with %d files: %d are left open (%v)", room, after-before, err)

@@ -30,7 +30,7 @@ var everywhere = map[string]difference{
 	"own-device-udp":         {noDevice, "device: -1 EPERM"},
 }
 
-// hosted are those of columns whose loopback is on the host.
+// hosted has the differences of columns whose loopback is on the host.
 var hosted = map[string]difference{
 	"own-client-port-v4": {hostsPort, "far getsockname: inet own port nonzero len 16"},
 	"own-client-port-v6": {hostsPort, "far getsockname: inet6 own port nonzero len 28 scope 0"},
