@@ -139,7 +139,8 @@ func enforceIn(group string) error {
 	return unix.Pause()
 }
 
-// bpfFileSystem is one of a test's own, which no path leads to.
+// bpfFileSystem is one of a test's own, which no path leads to. A test that counts on one set for
+// its containers needs it: other processes take numbers of the set that all share.
 func bpfFileSystem(t *testing.T) *os.File {
 	t.Helper()
 	context, err := unix.Fsopen("bpf", unix.FSOPEN_CLOEXEC)

@@ -4,6 +4,7 @@ import "testing"
 
 // What is prepared serves container after container, and goes when it is let go.
 func TestPrepare(t *testing.T) {
+	bpfFileSystem(t)
 	letGo, err := Prepare()
 	if err != nil {
 		t.Fatal(err)

@@ -114,6 +114,7 @@ func (c *contained) reaches(t *testing.T) bool {
 
 // Containers share programs, and nothing else.
 func TestContainersAreApart(t *testing.T) {
+	bpfFileSystem(t)
 	containers(t, func(here uint64, list []*contained) {
 		a, b := list[0], list[1]
 		if a.set != b.set || a.id == b.id {
@@ -256,6 +257,7 @@ func TestLoopbackOfTwoSets(t *testing.T) {
 // Those that a process has left are taken over together; what it left in force stays so,
 // and new ones get programs of this process's.
 func TestAdoptSeveral(t *testing.T) {
+	bpfFileSystem(t)
 	containers(t, func(here uint64, list []*contained) {
 		for _, c := range list[:2] {
 			if err := c.Close(); err != nil {
