@@ -113,7 +113,15 @@ func (w *walk) install(deb string) {
 		return err
 	})
 	w.do("sh", "-c", fmt.Sprintf("printf '%%s\\n' '%s' >>/etc/tsugiki/agent.toml", strings.Join(allowed, "' '")))
-	w.do("systemctl", "restart", "tsugiki")
+	agent := w.agent()
+	w.do("systemctl", "reload", "tsugiki")
+	testkit.Eventually(w.t, func() error { // systemctl does not wait for it
+		_, err := w.Try("grep", "-q", "configuration was read again", "/run/services/tsugiki.log")
+		return err
+	})
+	if w.agent() != agent {
+		w.t.Error("a reload has started another agent")
+	}
 }
 
 // graft starts a container, and returns a connection to its server.
