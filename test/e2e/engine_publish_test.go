@@ -97,3 +97,36 @@ func (n *node) publishes(t *testing.T, c engines.Container, tells bool) {
 		}
 	}
 }
+
+// A pod's server with +own is reached at the host's address, and at the pod's own, as Services and
+// the kubelet's probes ask it: from another pod and from the node.
+func TestPodPublishes(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, engineCase{engine: "cri"})
+	n.run(t, engines.Container{
+		Name: "web", Runtime: "tsugiki", Args: engines.Nginx,
+		Annotations: map[string]string{"tsugiki.dev/ingress": fmt.Sprintf("0.0.0.0:80+own=%s:%d", hostAddr4, servedPort)},
+	})
+	n.run(t, engines.Container{Name: "neighbour", Args: []string{"sleep", "infinity"}})
+	waitOK(t, n.srv, fmt.Sprintf("http://%s:%d/", hostAddr4, servedPort))
+	if listed := n.known(t, "web"); !strings.Contains(listed, fmt.Sprintf("%s:%d->0.0.0.0:80+own", hostAddr4, servedPort)) {
+		t.Errorf("tsugiki ps:\n%s", listed)
+	}
+	ip, err := n.IP("web")
+	if err != nil {
+		t.Fatal(err)
+	}
+	own := "http://" + ip + "/"
+	for range 3 {
+		if got := curl(t, n.h, own); got != "hello\n" {
+			t.Errorf("the node gets %q", got)
+		}
+		if got := n.exec(t, "neighbour", "wget", "-q", "-O", "-", own); got != "hello\n" {
+			t.Errorf("another pod gets %q", got)
+		}
+	}
+	n.remove(t, "web")
+	if err := n.Remove("neighbour"); err != nil {
+		t.Error(err)
+	}
+}
