@@ -54,20 +54,36 @@ func newBundles(t *testing.T) *bundles {
 	return b
 }
 
-// runc calls it, with a bundle for the container.
-func (b *bundles) runc(args ...string) error {
+// runc calls it, and returns what it has said.
+func (b *bundles) runc(args ...string) (string, error) {
 	c := exec.Command("runc", append([]string{"--root", filepath.Join(b.dir, "state")}, args...)...)
 	// Nobody waits for the end of what the container inherits.
 	said, err := os.CreateTemp(b.dir, "said")
 	if err != nil {
-		return err
+		return "", err
 	}
 	defer os.Remove(said.Name())
 	defer said.Close()
 	c.Stdout, c.Stderr = said, said
-	if err := c.Run(); err != nil {
-		text, _ := os.ReadFile(said.Name())
-		return fmt.Errorf("runc %s: %w: %s", strings.Join(args, " "), err, text)
+	err = c.Run()
+	text, _ := os.ReadFile(said.Name())
+	if err != nil {
+		err = fmt.Errorf("runc %s: %w: %s", strings.Join(args, " "), err, text)
+	}
+	return string(text), err
+}
+
+// delete removes a container. To runc it is no error if a cgroup stays.
+func (b *bundles) delete(name string) error {
+	said, err := b.runc("delete", "--force", name)
+	if err != nil {
+		return err
+	}
+	for _, dir := range b.left() {
+		if filepath.Base(dir) == name {
+			procs, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+			return errors.Join(err, fmt.Errorf("runc has left %s with the processes %q, and says %q", dir, procs, said))
+		}
 	}
 	return nil
 }
@@ -90,7 +106,8 @@ func (b *bundles) start(name string, quota time.Duration) error {
 	if err := bundle.Write(dir, spec); err != nil {
 		return err
 	}
-	return b.runc("run", "-d", "-b", dir, name)
+	_, err = b.runc("run", "-d", "-b", dir, name)
+	return err
 }
 
 // live has a container made, charged in each way, and removed, whether the agent is
@@ -113,11 +130,11 @@ func (b *bundles) live(agent *api.Client, name string) (heard int, err error) {
 		case err == nil:
 			heard++
 		case errors.Is(err, api.ErrNotFound):
-			return heard, errors.Join(err, b.runc("delete", "--force", name))
+			return heard, errors.Join(err, b.delete(name))
 		}
 	}
 	time.Sleep(time.Duration(rand.IntN(100)) * time.Millisecond)
-	if err := b.runc("delete", "--force", name); err != nil {
+	if err := b.delete(name); err != nil {
 		return heard, err
 	}
 	return heard, os.RemoveAll(filepath.Join(b.dir, name))
@@ -200,7 +217,7 @@ func (b *bundles) removeLeft() {
 	}
 	states, _ := filepath.Glob(filepath.Join(b.dir, "state", "*"))
 	for _, s := range states {
-		_ = b.runc("delete", "--force", filepath.Base(s))
+		_, _ = b.runc("delete", "--force", filepath.Base(s))
 	}
 	for _, dir := range b.left() {
 		_ = unix.Rmdir(filepath.Join(dir, bandwidth.HelperGroup))
