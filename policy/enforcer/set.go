@@ -233,6 +233,9 @@ func loadOwn(former *set) (*set, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := roomFor(len(spec.Maps) + len(spec.Programs) + spareFiles); err != nil {
+		return nil, err
+	}
 	var objs bpf.PolicyObjects
 	if err := spec.LoadAndAssign(&objs, &ebpf.CollectionOptions{MapReplacements: former.commonTables()}); err != nil {
 		return nil, err
@@ -250,6 +253,28 @@ func loadOwn(former *set) (*set, error) {
 		return nil, errors.Join(err, s.close())
 	}
 	return s, nil
+}
+
+// spareFiles are those that the library has open for a moment while it loads a set.
+const spareFiles = 4
+
+// roomFor returns EMFILE or ENFILE unless this process can open n more files. Without it the library
+// would take a lack of files for a lack of features.
+func roomFor(n int) error {
+	files := make([]int, 0, n)
+	defer func() {
+		for _, file := range files {
+			unix.Close(file)
+		}
+	}()
+	for range n {
+		file, err := unix.Open("/", unix.O_PATH|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return fmt.Errorf("open %d files: %w", n, err)
+		}
+		files = append(files, file)
+	}
+	return nil
 }
 
 // closeTheirs closes the maps that only the programs use, because a supervisor may have few files.
