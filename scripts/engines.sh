@@ -78,4 +78,5 @@ echo "engines: of the distribution: $(podman --version), $(crun --version | head
 mapfile -t folders < <(git grep -l '"github.com/tsugiki/tsugiki/internal/testkit/engines"' -- '*.go' | xargs -n 1 dirname | sort -u)
 folders+=(internal/testkit/engines)
 tests=$(for f in "${folders[@]}"; do awk -f scripts/engines.awk "$f"/*.go; done | sort -u | paste -sd '|')
-TSUGIKI_PACKAGES="${folders[*]/#/./}" in_new_usr scripts/tests.sh -timeout 40m -run "^($tests)\$" "$@"
+# crun 1.8.1 takes no configuration of Docker 29, grafted or not: "unknown version specified".
+TSUGIKI_PACKAGES="${folders[*]/#/./}" in_new_usr scripts/tests.sh -timeout 40m -run "^($tests)\$" -skip '^TestCrun$' "$@"

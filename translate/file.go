@@ -70,14 +70,14 @@ func (t *Table) load(spare []byte) error {
 		t.six[t.slots[i].v6] = uint32(i)
 		last = i
 	}
-	t.uses = make([]use, last+1)
-	for i := 1; i <= last; i++ {
+	t.used = uint32(last) + 1
+	for i := uint32(1); i < t.used; i++ {
 		if t.slots[i].sum == 0 {
-			t.gaps = append(t.gaps, uint32(i))
+			t.gaps = append(t.gaps, i)
 			continue
 		}
-		t.slots[i].until = t.slots[i].in(now) // sockets may hold the mapping
-		t.toIdle(uint32(i))
+		t.slots[i].until = t.slots[i].in(now)
+		t.enqueue(i)
 	}
 	return nil
 }

@@ -49,6 +49,8 @@ func filled(t testing.TB, o Options) []byte {
 
 func TestTableIsKept(t *testing.T) {
 	o, c := onFile(t)
+	s := &sockets{to: map[netip.Addr]int{}}
+	o.Connected = s.read
 	filled(t, o)
 	c.pass(time.Hour) // no process has the table meanwhile
 	table := newTable(t, o)
@@ -64,11 +66,11 @@ func TestTableIsKept(t *testing.T) {
 	for n := range uint32(11) {
 		mustMap(t, table, remote(100+n), time.Hour)
 	}
-	// Sockets that hold the old mappings have Grace to call Hold again.
+	// Programs that have an old address in hand have Grace to connect.
 	if _, err := table.Map(remote(200), 0); !errors.Is(err, ErrExhausted) {
-		t.Errorf("a mapping that a socket may hold was reclaimed: %v", err)
+		t.Errorf("a mapping that a program may use was reclaimed: %v", err)
 	}
-	table.Hold(addr("198.18.0.2"))
+	s.connect(addr("198.18.0.2"), 1)
 	c.pass(Grace + time.Second)
 	for n, want := range []string{"198.18.0.1", "198.18.0.3"} {
 		if got := mustMap(t, table, remote(201+uint32(n)), 0); got != addr(want) {
@@ -177,7 +179,7 @@ func TestHostileDeadline(t *testing.T) {
 		}
 		table := newTable(t, o)
 		if _, err := table.Map(remote(100), 0); !errors.Is(err, ErrExhausted) {
-			t.Errorf("deadline %d: a mapping that a socket may hold was reclaimed: %v", until, err)
+			t.Errorf("deadline %d: a mapping that a program may use was reclaimed: %v", until, err)
 		}
 		c.pass(MaxTTL + Grace + 1)
 		mustMap(t, table, remote(100), 0)

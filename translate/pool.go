@@ -10,9 +10,9 @@ import (
 
 // The pool gives out slots. The callers hold the table's lock.
 
-// queue has the slots that no socket holds, in the order of their last use as far as the queue
-// knows it. Answers move the time of last use without the queue, so that they are cheap: take puts
-// a slot back that was used later.
+// queue has the slots in the order of their last use as far as the queue knows it. Answers move the
+// time of last use without the queue, so that they are cheap: reclaim puts a slot back that was
+// used later.
 type queue []item
 
 type item struct {
@@ -30,50 +30,74 @@ func (q *queue) Pop() any {
 	return last
 }
 
-// toIdle puts a slot into the queue, unless the queue already has it.
-func (t *Table) toIdle(i uint32) {
-	if t.uses[i].idle {
-		return
-	}
-	t.uses[i].idle = true
-	heap.Push(&t.idle, item{t.slots[i].until, i})
-}
+func (t *Table) enqueue(i uint32) { heap.Push(&t.queue, item{t.slots[i].until, i}) }
 
-// take returns a slot that was never used, or an empty slot. If there is none, take empties the
-// slot that has been out of use for the longest time.
+// take returns a slot that was never used, or an empty slot.
 func (t *Table) take() (uint32, error) {
-	if i := len(t.uses); i < len(t.slots)-1 {
-		t.uses = append(t.uses, use{})
-		return uint32(i), nil
+	if i := t.used; int(i) < len(t.slots)-1 {
+		t.used++
+		return i, nil
+	}
+	var err error
+	if len(t.gaps) == 0 {
+		err = t.reclaim()
 	}
 	if n := len(t.gaps); n > 0 {
 		i := t.gaps[n-1]
 		t.gaps = t.gaps[:n-1]
 		return i, nil
 	}
-	for now := int64(t.clock()); len(t.idle) > 0 && t.idle[0].at <= now; {
-		first := heap.Pop(&t.idle).(item)
-		u, s := &t.uses[first.slot], &t.slots[first.slot]
-		u.idle = false
-		if u.holds > 0 { // Release puts the slot back
-			continue
-		}
-		if s.until > first.at {
-			t.toIdle(first.slot)
-			continue
-		}
-		t.drop(first.slot)
-		t.stats.Reclaimed++
-		return first.slot, nil
-	}
 	t.stats.Exhausted++
+	if err != nil {
+		return 0, err
+	}
 	return 0, fmt.Errorf("%w: all %d of %s are in use", ErrExhausted, len(t.slots)-2, t.prefix)
 }
 
-// drop removes a mapping.
+// reclaimedPart is which part of the pool is reclaimed at once: to look for connected sockets takes
+// milliseconds.
+const reclaimedPart = 64
+
+// reclaim empties the slots that have been out of use for the longest time.
+func (t *Table) reclaim() error {
+	now := t.clock()
+	var connected map[netip.Addr]int
+	for looked, left := false, max(1, len(t.slots)/reclaimedPart); left > 0 && len(t.queue) > 0 && t.queue[0].at <= int64(now); {
+		if first := &t.queue[0]; t.slots[first.slot].until > first.at {
+			first.at = t.slots[first.slot].until
+			heap.Fix(&t.queue, 0)
+			continue
+		}
+		if !looked {
+			var err error
+			if connected, err = t.connected(); err != nil {
+				return err
+			}
+			looked = true
+		}
+		i := heap.Pop(&t.queue).(item).slot
+		if t.isConnected(connected, i) {
+			t.slots[i].until = int64(now + Grace)
+			t.enqueue(i)
+			continue
+		}
+		t.drop(i)
+		t.stats.Reclaimed++
+		left--
+	}
+	return nil
+}
+
+// isConnected tells whether a socket is connected to the host of a slot.
+func (t *Table) isConnected(connected map[netip.Addr]int, i uint32) bool {
+	return connected[t.at(i)]+connected[t.slots[i].addr()] > 0
+}
+
+// drop removes a mapping, which the queue has no more.
 func (t *Table) drop(i uint32) {
 	delete(t.six, t.slots[i].v6)
 	t.slots[i].clear()
+	t.gaps = append(t.gaps, i)
 }
 
 // at returns the virtual address of a slot.
@@ -90,7 +114,7 @@ func (t *Table) slotOf(v4 netip.Addr) (uint32, bool) {
 	}
 	b, first := v4.As4(), t.prefix.Addr().As4()
 	i := binary.BigEndian.Uint32(b[:]) - binary.BigEndian.Uint32(first[:])
-	return i, int(i) < len(t.uses) && t.slots[i].sum != 0
+	return i, i < t.used && t.slots[i].sum != 0
 }
 
 func (s *slot) addr() netip.Addr { return netip.AddrFrom16(s.v6) }

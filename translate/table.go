@@ -8,10 +8,11 @@
 // Theory of operation. A table is an array with one slot per address of the pool, and a map from
 // IPv6 addresses to slots. The array is the table "46": an IPv4 address is an index. The map is the
 // table "64". Both change under one lock, so each is always the inverse of the other. A mapping is
-// in use while sockets hold it, and until a deadline. Each DNS answer and each new peer moves the
-// deadline. A mapping that is out of use stays, because programs keep addresses longer than they
-// should. When the pool has no unused address left, the mapping that has been out of use for the
-// longest time is reclaimed.
+// in use while a socket is connected to its host, and until a deadline. Each DNS answer and each new
+// peer moves the deadline. A mapping that is out of use stays, because programs keep addresses
+// longer than they should. When the pool has no unused address left, the mappings that have been
+// out of use for the longest time are reclaimed. Only then the table asks to which hosts sockets
+// are connected.
 package translate
 
 import (
@@ -56,6 +57,10 @@ type Options struct {
 	// host's own. If it cannot tell, no new virtual address is given out. It may be nil. The table's
 	// lock is held during the call.
 	Refuse func(netip.Addr) (bool, error)
+	// Connected returns the IPv6 addresses, and the virtual ones, to which the container's sockets
+	// are connected, with the number of these sockets. If it cannot tell, no mapping is removed. It
+	// may be nil: then no socket is connected. The table's lock is held during the call.
+	Connected func() (map[netip.Addr]int, error)
 	// Mapped is called with each new mapping, before Map returns it. It may be nil. The table's lock
 	// is held during the call.
 	Mapped func(v4, v6 netip.Addr)
@@ -75,26 +80,21 @@ type slot struct {
 	_     uint32
 }
 
-// use is the state of a slot that only this process has.
-type use struct {
-	holds uint32 // number of sockets that hold the mapping
-	idle  bool   // the queue has the slot
-}
-
 // Table has the mappings of one container. Several goroutines may call its methods.
 type Table struct {
-	prefix netip.Prefix
-	refuse func(netip.Addr) (bool, error)
-	mapped func(v4, v6 netip.Addr)
-	clock  func() time.Duration
-	file   *mapped.File // nil: in memory
+	prefix    netip.Prefix
+	refuse    func(netip.Addr) (bool, error)
+	connected func() (map[netip.Addr]int, error)
+	mapped    func(v4, v6 netip.Addr)
+	clock     func() time.Duration
+	file      *mapped.File // nil: in memory
 
 	mu    sync.RWMutex // guards the fields below
 	slots []slot       // the whole pool
-	uses  []use        // of slots[1] to the last that was ever used; uses[0] is unused
+	used  uint32       // slots[1:used] have been used; at least 1
 	six   map[[16]byte]uint32
-	gaps  []uint32 // slots below len(uses) that are empty
-	idle  queue
+	gaps  []uint32 // slots below used that are empty
+	queue queue    // has each slot that is not empty, once
 	stats Stats
 }
 
@@ -109,9 +109,8 @@ type Stats struct {
 
 // Mapping is one line of a table.
 type Mapping struct {
-	V4, V6  netip.Addr
-	Sockets uint32
-	Until   time.Duration // since boot; an answer or a peer holds the mapping until then
+	V4, V6 netip.Addr
+	Until  time.Duration // since boot; an answer or a peer has the mapping in use until then
 }
 
 // New makes a table, or opens the one of Options.File. It fails with ErrState unless a table with
@@ -124,7 +123,10 @@ func New(o Options) (*Table, error) {
 	if a := o.Prefix.Addr(); !a.Is4() || o.Prefix.Bits() < 12 || o.Prefix.Bits() > 30 || o.Prefix != o.Prefix.Masked() {
 		return nil, fmt.Errorf("virtual addresses %s: want an IPv4 prefix of 12 to 30 bits, the others zero", o.Prefix)
 	}
-	t := &Table{prefix: o.Prefix, refuse: o.Refuse, mapped: o.Mapped, clock: o.Clock, six: map[[16]byte]uint32{}, uses: make([]use, 1)}
+	t := &Table{prefix: o.Prefix, refuse: o.Refuse, connected: o.Connected, mapped: o.Mapped, clock: o.Clock, used: 1, six: map[[16]byte]uint32{}}
+	if t.connected == nil {
+		t.connected = func() (map[netip.Addr]int, error) { return nil, nil }
+	}
 	if t.clock == nil {
 		t.clock = sinceBoot
 	}
@@ -163,7 +165,7 @@ func (t *Table) Prefix() netip.Prefix { return t.prefix }
 // Map returns the virtual address of an IPv6 address: the existing one or a new one. The mapping is
 // in use for at least ttl and Grace from now on. ttl is the TTL of a DNS answer, or zero for a peer
 // that a socket has heard from. Map fails with ErrSpecial, ErrExhausted, and errors of
-// Options.Refuse.
+// Options.Refuse and Options.Connected.
 func (t *Table) Map(v6 netip.Addr, ttl time.Duration) (netip.Addr, error) {
 	until := t.clock() + max(0, min(ttl, MaxTTL)) + Grace
 	t.mu.Lock()
@@ -183,7 +185,7 @@ func (t *Table) Map(v6 netip.Addr, ttl time.Duration) (netip.Addr, error) {
 	}
 	t.slots[i].set(i, v6, until)
 	t.six[v6.As16()] = i
-	t.toIdle(i)
+	t.enqueue(i)
 	t.stats.Created++
 	if t.mapped != nil {
 		t.mapped(t.at(i), v6)
@@ -207,35 +209,6 @@ func (t *Table) refused(v6 netip.Addr) error {
 		return ErrSpecial
 	}
 	return err
-}
-
-// Hold returns the IPv6 address of a virtual one, for a socket that will use it. The mapping is in
-// use until Release was called as often as Hold.
-func (t *Table) Hold(v4 netip.Addr) (netip.Addr, bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	i, ok := t.slotOf(v4)
-	if !ok {
-		return netip.Addr{}, false
-	}
-	t.uses[i].holds++
-	return t.slots[i].addr(), true
-}
-
-// Release undoes one Hold. It returns false if there is none.
-func (t *Table) Release(v4 netip.Addr) bool {
-	now := t.clock()
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	i, ok := t.slotOf(v4)
-	if !ok || t.uses[i].holds == 0 {
-		return false
-	}
-	if t.uses[i].holds--; t.uses[i].holds == 0 {
-		t.slots[i].until = max(t.slots[i].until, int64(now))
-		t.toIdle(i)
-	}
-	return true
 }
 
 // V6 returns the IPv6 address of a virtual one, from the table 46.
@@ -284,27 +257,34 @@ func (t *Table) Mappings() []Mapping {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	list := make([]Mapping, 0, len(t.six))
-	for i := 1; i < len(t.uses); i++ {
+	for i := uint32(1); i < t.used; i++ {
 		if s := &t.slots[i]; s.sum != 0 {
-			list = append(list, Mapping{t.at(uint32(i)), s.addr(), t.uses[i].holds, time.Duration(s.until)})
+			list = append(list, Mapping{t.at(i), s.addr(), time.Duration(s.until)})
 		}
 	}
 	return list
 }
 
-// Flush removes the mappings that no socket holds, and returns their number. A program that keeps
-// an address of an answer must ask again.
-func (t *Table) Flush() int {
+// Flush removes the mappings to whose hosts no socket is connected, and returns their number. A
+// program that keeps an address of an answer must ask again. Flush fails with the errors of
+// Options.Connected, and then removes nothing.
+func (t *Table) Flush() (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	connected, err := t.connected()
+	if err != nil {
+		return 0, err
+	}
 	before := len(t.six)
-	t.idle = nil
-	for i := 1; i < len(t.uses); i++ {
-		t.uses[i].idle = false
-		if t.slots[i].sum != 0 && t.uses[i].holds == 0 {
-			t.drop(uint32(i))
-			t.gaps = append(t.gaps, uint32(i))
+	t.queue = nil
+	for i := uint32(1); i < t.used; i++ {
+		switch {
+		case t.slots[i].sum == 0:
+		case t.isConnected(connected, i):
+			t.enqueue(i)
+		default:
+			t.drop(i)
 		}
 	}
-	return before - len(t.six)
+	return before - len(t.six), nil
 }

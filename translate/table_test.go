@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"sync"
@@ -34,8 +35,34 @@ func newTable(t testing.TB, o Options) *Table {
 
 // small returns a table with n virtual addresses (2, 6, 14, …) and its clock.
 func small(t testing.TB, bits int) (*Table, *clock) {
-	c := &clock{}
-	return newTable(t, Options{Prefix: netip.PrefixFrom(addr("198.18.0.0"), bits), Clock: c.read}), c
+	table, c, _ := connecting(t, bits)
+	return table, c
+}
+
+// sockets are those of a container, by the address to which they are connected.
+type sockets struct {
+	mu  sync.Mutex // guards what follows
+	to  map[netip.Addr]int
+	err error
+}
+
+func (s *sockets) read() (map[netip.Addr]int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return maps.Clone(s.to), s.err
+}
+
+// connect adds n sockets that are connected to an address.
+func (s *sockets) connect(to netip.Addr, n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.to[to] += n
+}
+
+// connecting is small, with the sockets of a container.
+func connecting(t testing.TB, bits int) (*Table, *clock, *sockets) {
+	c, s := &clock{}, &sockets{to: map[netip.Addr]int{}}
+	return newTable(t, Options{Prefix: netip.PrefixFrom(addr("198.18.0.0"), bits), Clock: c.read, Connected: s.read}), c, s
 }
 
 // remote returns the address of the n-th remote host.
@@ -136,42 +163,52 @@ func TestMappingStays(t *testing.T) {
 }
 
 func TestReclaimedInOrder(t *testing.T) {
-	table, c := small(t, 29) // six addresses
+	table, c, s := connecting(t, 29) // six addresses
 	var v4 [7]netip.Addr
 	for n := range uint32(6) {
 		v4[n+1] = mustMap(t, table, remote(n+1), 0)
 		c.pass(time.Second)
 	}
-	table.Hold(v4[1])                         // in use for good
+	s.connect(remote(1), 1)                   // of TCP
 	mustMap(t, table, remote(2), time.Minute) // used again
 	if _, err := table.Map(remote(7), 0); !errors.Is(err, ErrExhausted) {
 		t.Fatalf("seventh of six: %v", err)
 	}
 	c.pass(2*time.Minute + time.Second)
-	table.Hold(v4[3])
-	table.Release(v4[3]) // used last
+	s.connect(v4[3], 1) // of UDP
 	for n, want := range []netip.Addr{v4[4], v4[5], v4[6], v4[2]} {
 		if got := mustMap(t, table, remote(10+uint32(n)), time.Hour); got != want {
 			t.Errorf("reclaimed %s, want %s", got, want)
 		}
 	}
-	if _, err := table.Map(remote(20), 0); err != nil { // 3 is out of use at once
-		t.Error(err)
-	}
-	if _, err := table.Map(remote(21), 0); !errors.Is(err, ErrExhausted) {
+	if _, err := table.Map(remote(20), 0); !errors.Is(err, ErrExhausted) {
 		t.Errorf("all are in use: %v", err)
+	}
+	s.connect(v4[3], -1)
+	c.pass(Grace + time.Second) // a socket used it last when the table looked
+	if got := mustMap(t, table, remote(21), 0); got != v4[3] {
+		t.Errorf("reclaimed %s, want %s", got, v4[3])
 	}
 	if six, ok := table.V6(v4[1]); !ok || six != remote(1) {
 		t.Errorf("a socket's mapping was reclaimed: %s (%v)", six, ok)
 	}
-	if !table.Release(v4[1]) || table.Release(v4[1]) {
-		t.Error("one Hold is to be released once")
+	s.connect(remote(1), -1)
+	c.pass(Grace + time.Second)
+	s.err = errors.New("no sockets are shown")
+	if got, err := table.Map(remote(22), 0); !errors.Is(err, s.err) {
+		t.Errorf("a mapping that a socket may use was reclaimed: %s, %v", got, err)
 	}
-	if got := mustMap(t, table, remote(22), 0); got != v4[1] {
-		t.Errorf("reclaimed %s, want %s", got, v4[1])
+	s.err = nil
+	mustMap(t, table, remote(22), 0)
+	mustMap(t, table, remote(23), 0)
+	if left, ok := table.V4(remote(1)); ok {
+		t.Errorf("nobody uses %s, and it was not reclaimed", left)
 	}
-	if s := table.Stats(); s.Exhausted != 2 || s.Reclaimed != 6 || s.Created != 12 || s.Mappings != 6 {
+	if s := table.Stats(); s.Exhausted != 3 || s.Reclaimed != 7 || s.Created != 13 || s.Mappings != 6 {
 		t.Errorf("stats %+v", s)
+	}
+	if err := inverse(table); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -194,30 +231,33 @@ func TestWhile(t *testing.T) {
 	}
 }
 
-func TestHoldOfNothing(t *testing.T) {
-	table, _ := small(t, 24)
-	if six, ok := table.Hold(addr("198.18.0.1")); ok || table.Release(addr("198.18.0.1")) {
-		t.Errorf("an address without a mapping is %s", six)
-	}
-}
-
 func TestFlush(t *testing.T) {
-	table, _ := small(t, 30) // two addresses
-	held := mustMap(t, table, remote(1), time.Hour)
-	table.Hold(held)
+	table, c, s := connecting(t, 30) // two addresses
+	used := mustMap(t, table, remote(1), time.Hour)
+	s.connect(remote(1), 2)
 	mustMap(t, table, remote(2), time.Hour)
-	if n := table.Flush(); n != 1 {
-		t.Errorf("%d were flushed, want 1", n)
+	s.err = errors.New("no sockets are shown")
+	if n, err := table.Flush(); n != 0 || !errors.Is(err, s.err) {
+		t.Errorf("%d were flushed, %v", n, err)
 	}
-	if l := table.Mappings(); len(l) != 1 || l[0].V4 != held || l[0].V6 != remote(1) || l[0].Sockets != 1 {
+	s.err = nil
+	if n, err := table.Flush(); n != 1 || err != nil {
+		t.Errorf("%d were flushed, %v, want 1", n, err)
+	}
+	if l := table.Mappings(); len(l) != 1 || l[0].V4 != used || l[0].V6 != remote(1) {
 		t.Errorf("left: %v", l)
 	}
-	mustMap(t, table, remote(3), 0)
+	mustMap(t, table, remote(3), time.Hour)
 	if err := inverse(table); err != nil {
 		t.Error(err)
 	}
 	if _, err := table.Map(remote(4), 0); !errors.Is(err, ErrExhausted) {
 		t.Error(err)
+	}
+	s.connect(remote(1), -2)
+	c.pass(time.Hour + Grace + time.Second)
+	if got := mustMap(t, table, remote(4), 0); got != used {
+		t.Errorf("got %s, want %s, which has been out of use for longer", got, used)
 	}
 }
 
@@ -238,11 +278,11 @@ func TestExhaustionIsOneContainers(t *testing.T) {
 	mustMap(t, other, remote(2), 0)
 }
 
-// Goroutines map, hold, release and look up at random in pools that are too small. An address that
-// a goroutine holds stays its own, the halves of the table are inverse of each other, and no
+// Goroutines map, connect, close and look up at random in pools that are too small. An address to
+// which a socket is connected stays its host's, the halves of the table are inverse of each other, and no
 // address of an answer is given to another host before its time.
 func TestInverseUnderConcurrency(t *testing.T) {
-	table, c := small(t, 25)
+	table, c, s := connecting(t, 25)
 	var all sync.WaitGroup
 	for worker := range uint64(8) {
 		all.Add(1)
@@ -263,8 +303,11 @@ func TestInverseUnderConcurrency(t *testing.T) {
 					if _, mine := held[v4]; mine {
 						continue
 					}
-					if got, ok := table.Hold(v4); ok { // time may have passed
-						held[v4] = got
+					s.connect(v4, 1)
+					if got, ok := table.V6(v4); ok && got == v6 {
+						held[v4] = v6
+					} else { // its time has passed meanwhile
+						s.connect(v4, -1)
 					}
 				case 2:
 					for v4, v6 := range held {
@@ -274,7 +317,7 @@ func TestInverseUnderConcurrency(t *testing.T) {
 						if got, ok := table.V4(v6); !ok || got != v4 {
 							t.Errorf("%s of a socket has %s (%v), had %s", v6, got, ok, v4)
 						}
-						table.Release(v4)
+						s.connect(v4, -1)
 						delete(held, v4)
 						break
 					}
@@ -287,13 +330,13 @@ func TestInverseUnderConcurrency(t *testing.T) {
 				}
 				if len(held) > 10 {
 					for v4 := range held {
-						table.Release(v4)
+						s.connect(v4, -1)
 					}
 					clear(held)
 				}
 			}
 			for v4 := range held {
-				table.Release(v4)
+				s.connect(v4, -1)
 			}
 		}()
 	}
@@ -310,10 +353,5 @@ func TestInverseUnderConcurrency(t *testing.T) {
 	<-checked
 	if err := inverse(table); err != nil {
 		t.Error(err)
-	}
-	for _, m := range table.Mappings() {
-		if m.Sockets != 0 {
-			t.Errorf("%v is held by nobody", m)
-		}
 	}
 }
