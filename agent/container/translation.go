@@ -48,12 +48,41 @@ func (c *Container) openTranslation() (graft.Translation, error) {
 	}
 	t := &translation{host: hostAddresses{read: c.host[""].ns.Addresses}, known: make(chan struct{})}
 	var err error
-	options := translate.Options{Prefix: tablePrefix, Refuse: t.host.has, Mapped: t.mapped}
+	options := translate.Options{Prefix: tablePrefix, Refuse: t.host.has, Connected: c.connected, Mapped: t.mapped}
 	if t.Table, err = translate.New(options); err != nil {
 		return graft.Translation{}, err
 	}
 	c.translation = t
 	return graft.Translation{Translator: t, Own: translate.Own, Nobody: translate.Nobody}, nil
+}
+
+// connected returns the IPv6 addresses, and the virtual ones, to which the container's sockets are
+// connected.
+func (c *Container) connected() (map[netip.Addr]int, error) {
+	peers, err := c.host[""].ns.Peers(c.enforced.Cgroup())
+	if err != nil {
+		return nil, err
+	}
+	for to, n := range peers {
+		if v4, is := virtualOf(to); is {
+			peers[v4] += n
+		}
+	}
+	return peers, nil
+}
+
+// virtualOf returns the virtual address of its alias, to which UDP sockets are connected
+// (bpf/virtual.h).
+func virtualOf(alias netip.Addr) (v4 netip.Addr, is bool) {
+	if !alias.Is4() {
+		return v4, false
+	}
+	b := alias.As4()
+	if is = b[0] == 127; is {
+		b[0] = translate.DefaultPrefix.Addr().As4()[0]
+		v4 = netip.AddrFrom4(b)
+	}
+	return v4, is && translate.DefaultPrefix.Contains(v4)
 }
 
 // serveNames starts the DNS proxy on the container's loopback, and gives the container an IPv4

@@ -1,6 +1,8 @@
 package netns
 
 import (
+	"maps"
+	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -145,15 +147,73 @@ func TestParseSocket(t *testing.T) {
 	good := make([]byte, diagMessageSize)
 	good[0] = unix.AF_INET
 	copy(good[4:], []byte{0x1f, 0x90, 0, 0, 127, 0, 0, 1})
+	copy(good[24:], []byte{198, 51, 100, 1})
 	good = append(good, 12, 0, 21, 0, 7, 0, 0, 0, 0, 0, 0, 0) // INET_DIAG_CGROUP_ID
 	got, err := parseSocket(unix.IPPROTO_TCP, good)
-	if want := (Socket{unix.IPPROTO_TCP, unix.AF_INET, netip.MustParseAddrPort("127.0.0.1:8080"), false, 7}); err != nil || got != want {
+	want := Socket{Protocol: unix.IPPROTO_TCP, Family: unix.AF_INET, At: netip.MustParseAddrPort("127.0.0.1:8080"), Cgroup: 7}
+	if err != nil || got != want {
 		t.Errorf("%+v, %v", got, err)
+	}
+	good[7] = 80 // the peer's port
+	want.Peer = netip.MustParseAddrPort("198.51.100.1:80")
+	if got, err := parseSocket(unix.IPPROTO_TCP, good); err != nil || got != want {
+		t.Errorf("connected: %+v, %v", got, err)
 	}
 	for n := range len(good) {
 		s, err := parseSocket(unix.IPPROTO_TCP, slices.Clone(good[:n]))
 		if n < diagMessageSize && err == nil || s.Cgroup != 0 {
 			t.Errorf("of %d bytes: %+v, %v", n, s, err)
 		}
+	}
+}
+
+// Peers finds connections of TCP and UDP, of both families, and of one cgroup alone.
+func TestPeers(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("skip: needs root")
+	}
+	ns, err := New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	if err := ns.Do(func() error {
+		for _, to := range []string{"127.0.0.1:80", "127.0.0.2:80", "[::1]:80"} {
+			listener, err := net.Listen("tcp", to)
+			if err != nil {
+				return err
+			}
+			defer listener.Close()
+			for _, network := range []string{"tcp", "udp"} {
+				conn, err := net.Dial(network, to)
+				if err != nil {
+					return err
+				}
+				defer conn.Close()
+			}
+			accepted, err := listener.Accept()
+			if err != nil {
+				return err
+			}
+			defer accepted.Close()
+		}
+		s, _, err := ListenerAt(netip.MustParseAddrPort("127.0.0.1:80"))
+		if err != nil {
+			return err
+		}
+		want := map[netip.Addr]int{
+			netip.MustParseAddr("127.0.0.1"): 4, // two of the servers' sockets, too
+			netip.MustParseAddr("127.0.0.2"): 2,
+			netip.MustParseAddr("::1"):       3,
+		}
+		if got, err := ns.Peers(s.Cgroup); err != nil || !maps.Equal(got, want) {
+			t.Errorf("%v, %v, want %v", got, err, want)
+		}
+		if got, err := ns.Peers(1 << 40); err != nil || len(got) > 0 {
+			t.Errorf("of another cgroup: %v, %v", got, err)
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
 	}
 }
