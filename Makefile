@@ -25,6 +25,7 @@ deps-bench-agent: ; scripts/deps.sh bench-agent
 deps-bench-charge: ; scripts/deps.sh bench-charge
 deps-bench-forward: ; scripts/deps.sh bench-forward
 deps-bench-peers: ; scripts/deps.sh bench-peers
+deps-bench-translate: ; scripts/deps.sh bench-translate
 
 # What tsugiki --version says.
 STAMP = -ldflags "-X github.com/tsugiki/tsugiki/internal/programs.version=$(shell packaging/version.sh $(VERSION))"
@@ -165,6 +166,12 @@ bench-peers: deps-bench-peers build
 		-modes host,nat,auto,docker-host,docker-bridge,docker-graft,pasta,slirp4netns,bypass4netns \
 		-tests tcp_stream,tcp_rr,tcp_crr,in_tcp_stream,in_tcp_rr,in_tcp_crr -rounds $(ROUNDS) -o bench-peers.json
 
+# Programs that know IPv4 only, on a host without IPv4: translated, beside IPv6, IPv4, tayga, haproxy
+# and socat; and the DNS proxy beside its resolver.
+bench-translate: deps-bench-translate build
+	unshare -m sh -ec 'mount -t bpf bpf /sys/fs/bpf; exec "$$@"' sh $(GO) run ./bench -figure translate -rounds $(ROUNDS) \
+		-o bench-translate.json
+
 # What many containers cost: start and stop, memory, connections, a new agent.
 bench-agent: deps-bench-agent build
 	$(GO) run ./bench/agent -n $(CONTAINERS) -o bench-agent.json
@@ -181,6 +188,6 @@ demo: deps-demo build
 	$(GO) run ./bench/demo
 
 clean:
-	rm -rf bin dist man .cache bench.json bench-agent.json bench-charge* bench-forward.json bench-peers.json density-test
+	rm -rf bin dist man .cache bench.json bench-agent.json bench-charge* bench-forward.json bench-peers.json bench-translate.json density-test
 
-.PHONY: all deps deps-demo deps-engines deps-bench-agent deps-bench-charge deps-bench-peers build man install uninstall deb packages generate lint test tests sanitized test-density density-report test-engines test-kernels cover-binaries soak fuzz bench bench-agent bench-charge bench-forward bench-peers demo clean
+.PHONY: all deps deps-demo deps-engines deps-bench-agent deps-bench-charge deps-bench-peers deps-bench-translate build man install uninstall deb packages generate lint test tests sanitized test-density density-report test-engines test-kernels cover-binaries soak fuzz bench bench-agent bench-charge bench-forward bench-peers bench-translate demo clean

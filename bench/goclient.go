@@ -12,6 +12,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/tsugiki/tsugiki/bench/drive"
 )
 
 // goClientCommand makes this program the client of a test: bench go-client ADDR:PORT AT-ONCE WARMUP
@@ -36,7 +38,7 @@ func goClient(args []string, stdout io.Writer) error {
 	if err != nil {
 		return err
 	}
-	var s sample
+	var s drive.Sample
 	first, err := connectOnce(args[0])
 	if err != nil {
 		return err

@@ -2,76 +2,41 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"net/netip"
+	"maps"
+	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/tsugiki/tsugiki/bench/drive"
 	"github.com/tsugiki/tsugiki/bench/measure"
 	"github.com/tsugiki/tsugiki/bench/modes"
-	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
-const (
-	// firstPort is the remote's port of the first test and mode.
-	firstPort = 20000
-	// serverLimit ends a server that nobody ended, in seconds.
-	serverLimit = "7200"
-	startLimit  = 10 * time.Second
-	gigabyte    = 1e9
-)
+// firstPort is the remote's port of the first test and mode.
+const firstPort = 20000
 
-// sample is what netdrive prints.
-type sample struct {
-	Ops        uint64  `json:"ops"`
-	Bytes      uint64  `json:"bytes"`
-	Seconds    float64 `json:"seconds"`
-	P50        float64 `json:"p50_us"`
-	P99        float64 `json:"p99_us"`
-	CPUMachine float64 `json:"cpu_machine"`
-	Lost       uint64  `json:"lost"`
-	Connect    float64 `json:"connect_us"`
-	TotalBytes uint64  `json:"total_bytes"` // with those of the warm-up
-	// processes is CPU time of the client's process tree, start-up
-	// included, and of the server, while TotalBytes went by.
-	processes time.Duration
-}
+// goTests have a Go program make connections to the server of tcp_crr, so many at once.
+var goTests = map[string]int{"go_crr": 1, "go_crr_16": 16}
 
-// decode reads the line of JSON that netdrive prints.
-func decode(line []byte) (sample, error) {
-	var s sample
-	if err := json.Unmarshal(line, &s); err != nil {
-		return s, fmt.Errorf("read netdrive's result %q: %w", line, err)
+// outboundTests are the tests whose server is on the remote.
+func (f *figure) outboundTests() []drive.Test {
+	list := slices.Clone(drive.Tests)
+	for _, name := range slices.Sorted(maps.Keys(goTests)) {
+		list = append(list, drive.Test{
+			Name: name, Drives: "tcp_crr", Network: "tcp", Pin: modes.Anywhere, Record: drive.RecordConnections,
+			Client: func(addr string, port uint16) []string {
+				return []string{
+					f.self, goClientCommand, net.JoinHostPort(addr, strconv.Itoa(int(port))),
+					strconv.Itoa(goTests[name]), f.options.warmup.String(), f.options.session.Duration.String(),
+				}
+			},
+			Skips: func(m modes.Mode) bool { return m == modes.Preload }, // it stays in the container's own network
+		})
 	}
-	if s.Ops == 0 || s.Bytes == 0 || s.Seconds <= 0 {
-		return s, fmt.Errorf("netdrive measured nothing: %s", line)
-	}
-	return s, nil
-}
-
-type addFunc = func(measure.Metric, float64)
-
-// test is one of netdrive's tests.
-type test struct {
-	name    string
-	network string // of the server's port
-	pin     modes.Pinning
-	record  func(s sample, add addFunc)
-	// goAtOnce, if not 0, has a Go program make connections to the server of tcp_crr, so many at
-	// once.
-	goAtOnce int
-}
-
-var tests = []test{
-	{"tcp_stream", "tcp", modes.Apart, recordStream, 0},
-	{"tcp_rr", "tcp", modes.Together, recordRoundTrips, 0},
-	{"tcp_crr", "tcp", modes.Anywhere, recordConnections, 0},
-	{"go_crr", "tcp", modes.Anywhere, recordConnections, 1},
-	{"go_crr_16", "tcp", modes.Anywhere, recordConnections, 16},
-	{"udp_rr", "udp", modes.Together, recordRoundTrips, 0},
-	{"udp_rr_unconnected", "udp", modes.Together, recordRoundTrips, 0},
+	return list
 }
 
 // startup is the test that runs the program true: what a container costs
@@ -84,46 +49,38 @@ const execs = "exec"
 // execsPerRun is how many they are.
 const execsPerRun = 200
 
-func testNames() []string {
+// graftTests are the tests of the figure graft that run by themselves: all but the inbound ones.
+func graftTests() []string {
 	var names []string
-	for _, t := range tests {
-		names = append(names, t.name)
+	for _, t := range (&figure{}).outboundTests() {
+		names = append(names, t.Name)
 	}
 	for _, t := range ownTests {
-		names = append(names, t.name)
+		names = append(names, t.Name)
 	}
-	names = append(names, inboundNames()...)
 	return append(names, startup, execs)
 }
 
-func recordStream(s sample, add addFunc) {
-	add(measure.Metric{Name: "throughput", Unit: "Gbit/s", HigherIsBetter: true}, float64(s.Bytes)*8/s.Seconds/1e9)
-	add(measure.Metric{Name: "cpu_machine", Unit: "s/GB"}, s.CPUMachine/(float64(s.Bytes)/gigabyte))
-	if s.processes > 0 {
-		add(measure.Metric{Name: "cpu_processes", Unit: "s/GB"}, s.processes.Seconds()/(float64(s.TotalBytes)/gigabyte))
+// inboundTests are the tests whose client is on the remote.
+func inboundTests() []string {
+	var names []string
+	for _, t := range drive.Tests {
+		names = append(names, drive.InPrefix+t.Name)
 	}
+	return names
 }
 
-func recordRoundTrips(s sample, add addFunc) {
-	add(measure.Metric{Name: "rate", Unit: "1/s", HigherIsBetter: true}, float64(s.Ops)/s.Seconds)
-	add(measure.Metric{Name: "p50", Unit: "us"}, s.P50)
-	add(measure.Metric{Name: "p99", Unit: "us"}, s.P99)
-	add(measure.Metric{Name: "cpu_machine", Unit: "us/op"}, s.CPUMachine*1e6/float64(s.Ops))
+// inboundTCPTests are those of them that the modes of the figure graft publish a port for.
+func inboundTCPTests() []string {
+	return slices.DeleteFunc(inboundTests(), func(name string) bool { return strings.Contains(name, "udp") })
 }
 
-func recordConnections(s sample, add addFunc) {
-	recordRoundTrips(s, add)
-	add(measure.Metric{Name: "first_connect", Unit: "us"}, s.Connect)
-}
-
-// figure is a run of the figure graft.
+// figure is a run of a figure.
 type figure struct {
 	options *options
-	runner  *modes.Runner
-	driver  string
+	driver  *drive.Driver
 	self    string // this program
-	lost    uint64
-	inPort  uint16 // the last one of inbound
+	dir     string // for programs that are built
 }
 
 // loads are the tests that the command line asks for, in its order.
@@ -131,20 +88,27 @@ func (f *figure) loads() []modes.Load {
 	var list []modes.Load
 	port := uint16(firstPort)
 	for name := range strings.SplitSeq(f.options.tests, ",") {
-		for _, t := range tests {
-			if t.name == name {
-				list = append(list, f.load(t, port))
+		for _, t := range f.outboundTests() {
+			if t.Name == name {
+				list = append(list, f.driver.Load(t, port))
 				port += uint16(len(f.options.session.Modes))
 			}
 		}
 		for _, t := range ownTests {
-			if t.name == name {
+			if t.Name == name {
 				list = append(list, f.ownLoad(t, port))
 				port += uint16(len(f.options.session.Modes))
 			}
 		}
-		if t, inbound := strings.CutPrefix(name, inPrefix); inbound {
-			list = append(list, f.inbound(t))
+		for _, t := range drive.Tests {
+			if drive.InPrefix+t.Name == name {
+				list = append(list, f.driver.Inbound(t))
+			}
+		}
+		for _, b := range goBenches {
+			if b.name == name {
+				list = append(list, b.load(f, f.dir))
+			}
 		}
 		if name == startup {
 			list = append(list, modes.Load{Name: startup, Pin: modes.Anywhere, Run: f.startup})
@@ -156,98 +120,9 @@ func (f *figure) loads() []modes.Load {
 	return list
 }
 
-// server is where a test's client of one mode connects to.
-type server struct {
-	cmd  *testkit.Cmd
-	port uint16
-}
-
-// load is a test with a server for each mode: connections that modes leave in
-// TIME_WAIT or in connection tracking must not meet.
-func (f *figure) load(t test, port uint16) modes.Load {
-	servers := make(map[modes.Mode]server)
-	start := func(ctx context.Context) error {
-		wait, cancel := context.WithTimeout(ctx, startLimit)
-		defer cancel()
-		for i, mode := range f.options.session.Modes {
-			port := port + uint16(i)
-			cmd, err := f.runner.Serve(ctx, f.netdrive("server", t, port, "-t", serverLimit)...)
-			if err != nil {
-				return err
-			}
-			if err := f.runner.Top.Remote.WaitListen(wait, t.network, port); err != nil {
-				return err
-			}
-			servers[mode] = server{cmd, port}
-		}
-		return nil
-	}
-	run := func(ctx context.Context, mode modes.Mode, add addFunc) error {
-		if t.goAtOnce > 0 && mode == modes.Preload {
-			return nil // it stays in the container's own network
-		}
-		s, err := f.drive(ctx, t, mode, servers[mode])
-		if err != nil {
-			return err
-		}
-		f.lost += s.Lost
-		t.record(s, add)
-		return nil
-	}
-	return modes.Load{Name: t.name, Pin: t.pin, Start: start, Run: run}
-}
-
-func (f *figure) netdrive(side string, t test, port uint16, args ...string) []string {
-	name := t.name
-	if t.goAtOnce > 0 {
-		name = "tcp_crr"
-	}
-	return append(f.sized(f.driver, side, name, testkit.RemoteAddr4.String(), strconv.Itoa(int(port))), args...)
-}
-
-// sized is a command of netdrive with the size of messages that the command line asks for.
-func (f *figure) sized(argv ...string) []string {
-	if f.options.size > 0 {
-		argv = append(argv, "-s", strconv.Itoa(f.options.size))
-	}
-	return argv
-}
-
-// drive runs a test's client in a mode.
-func (f *figure) drive(ctx context.Context, t test, mode modes.Mode, srv server) (sample, error) {
-	before, err := modes.ProcessCPU(srv.cmd.Process.Pid)
-	if err != nil {
-		return sample{}, err
-	}
-	argv := f.netdrive("client", t, srv.port, "-t", seconds(f.options.session.Duration), "-w", seconds(f.options.warmup))
-	if t.goAtOnce > 0 {
-		argv = []string{
-			f.self, goClientCommand, netip.AddrPortFrom(testkit.RemoteAddr4, srv.port).String(),
-			strconv.Itoa(t.goAtOnce), f.options.warmup.String(), f.options.session.Duration.String(),
-		}
-	}
-	r, err := f.runner.Run(ctx, mode, argv...)
-	if err != nil {
-		return sample{}, err
-	}
-	after, err := modes.ProcessCPU(srv.cmd.Process.Pid)
-	if err != nil {
-		return sample{}, err
-	}
-	s, err := decode(r.Stdout)
-	if !mode.IsDocker() { // whose client's processes are not ours
-		s.processes = r.CPU + after - before
-	}
-	return s, err
-}
-
-func seconds(d time.Duration) string {
-	return strconv.FormatFloat(d.Seconds(), 'f', -1, 64)
-}
-
 // startup runs a program that does nothing.
-func (f *figure) startup(ctx context.Context, mode modes.Mode, add addFunc) error {
-	r, err := f.runner.Run(ctx, mode, "true")
+func (f *figure) startup(ctx context.Context, mode modes.Mode, add drive.Add) error {
+	r, err := f.driver.Runner.Run(ctx, mode, "true")
 	if err != nil {
 		return err
 	}
@@ -258,9 +133,9 @@ func (f *figure) startup(ctx context.Context, mode modes.Mode, add addFunc) erro
 }
 
 // execs has a shell run the program true many times, and say how long that took.
-func (f *figure) execs(ctx context.Context, mode modes.Mode, add addFunc) error {
+func (f *figure) execs(ctx context.Context, mode modes.Mode, add drive.Add) error {
 	script := fmt.Sprintf(`TIMEFORMAT=%%R; { time for i in {1..%d}; do /bin/true; done; } 2>&1`, execsPerRun)
-	r, err := f.runner.Run(ctx, mode, "bash", "-c", script)
+	r, err := f.driver.Runner.Run(ctx, mode, "bash", "-c", script)
 	if err != nil {
 		return err
 	}
@@ -276,9 +151,15 @@ func (f *figure) execs(ctx context.Context, mode modes.Mode, add addFunc) error 
 func (f *figure) note(report *measure.Report) {
 	report.Note("cpu_machine is all CPU time of the machine while measuring, other users' included; " +
 		"cpu_processes is that of the client's process tree, its start included, and of the server")
-	report.Note("%s is wall and CPU time of running true; first_connect is a process's first socket and connect; "+
-		"%s is fork, exec, the loader and exit of true, within one container", startup, execs)
-	if f.lost > 0 {
-		report.Note("%d datagrams were lost and sent again", f.lost)
+	if f.options.session.Figure == modes.Translate {
+		report.Note("first_connect is a process's first socket and connect; tayga, haproxy and socat are on the client's CPU " +
+			"and in its process tree, but for what socat forks; haproxy carries no datagrams")
+		report.Note("%s is asked by 32 clients at once, directly and by way of the proxy, which unbound is the resolver of", goBenches[0].name)
+	} else {
+		report.Note("%s is wall and CPU time of running true; first_connect is a process's first socket and connect; "+
+			"%s is fork, exec, the loader and exit of true, within one container", startup, execs)
+	}
+	if f.driver.Lost > 0 {
+		report.Note("%d datagrams were lost and sent again", f.driver.Lost)
 	}
 }

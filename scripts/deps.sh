@@ -4,7 +4,8 @@
 # Says nothing and changes nothing where all is there. "deps.sh demo" leaves out
 # what only the end-to-end tests need, "deps.sh bench-agent" all of that but what
 # containers are made with, "deps.sh bench-charge" all but what runs and loads them,
-# "deps.sh bench-forward" all but Open vSwitch, "deps.sh bench-peers" all but the engines, pasta and slirp4netns;
+# "deps.sh bench-forward" all but Open vSwitch, "deps.sh bench-peers" all but the engines, pasta and slirp4netns,
+# "deps.sh bench-translate" all but the proxies, tayga and the resolvers;
 # "deps.sh kernels" installs what a virtual machine takes, too, and "deps.sh engines" what runc is
 # built with.
 set -euo pipefail
@@ -22,7 +23,7 @@ programs=(
 	openssh-server openssh-client dnsmasq-base bind9-dnsutils man-db systemd rpm
 	php-fpm unbound vsftpd tftpd-hpa # test/programs
 	openvswitch-switch # forward/cni
-	passt slirp4netns # bench
+	passt slirp4netns tayga # bench
 	chromium # opens the pages of reports
 )
 # Container engines, what their images are made of, and what benches load them with.
@@ -102,6 +103,8 @@ elif [[ ${1:-} == bench-forward ]]; then
 	install openvswitch-switch
 elif [[ ${1:-} == bench-peers ]]; then
 	install passt slirp4netns "${engines[@]}" libseccomp-dev # bypass4netns is built
+elif [[ ${1:-} == bench-translate ]]; then
+	install tayga haproxy dnsmasq-base unbound
 elif [[ ${1:-} != demo ]]; then
 	[[ ${1:-} != kernels ]] || install qemu-system-x86 kmod xz-utils busybox-static
 	[[ ${1:-} != engines ]] || install libseccomp-dev # runc is built

@@ -25,7 +25,7 @@ var errNothing = errors.New("nothing was received")
 func iperf(r *modes.Runner, duration time.Duration) modes.Load {
 	var server *testkit.Cmd
 	start := func(ctx context.Context) (err error) {
-		server, err = serve(ctx, r, "tcp", []uint16{iperfPort}, "iperf3", "--server", "--port", strconv.Itoa(iperfPort))
+		server, err = r.Serve(ctx, modes.Host, "tcp", []uint16{iperfPort}, "iperf3", "--server", "--port", strconv.Itoa(iperfPort))
 		return err
 	}
 	once := func(ctx context.Context, mode modes.Mode, add func(measure.Metric, float64)) error {

@@ -13,16 +13,12 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strings"
 	"time"
 
 	"github.com/tsugiki/tsugiki/bench/measure"
 	"github.com/tsugiki/tsugiki/bench/modes"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
-
-// startLimit bounds the wait for a server.
-const startLimit = 10 * time.Second
 
 func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
 
@@ -61,20 +57,4 @@ func run(args []string, stdout, stderr io.Writer) int {
 		},
 	}
 	return program.Main(args, stdout, stderr)
-}
-
-// serve starts a server on the remote and waits until it listens.
-func serve(ctx context.Context, r *modes.Runner, network string, ports []uint16, argv ...string) (*testkit.Cmd, error) {
-	cmd, err := r.Serve(ctx, argv...)
-	if err != nil {
-		return nil, err
-	}
-	wait, cancel := context.WithTimeout(ctx, startLimit)
-	defer cancel()
-	for _, port := range ports {
-		if err := r.Top.Remote.WaitListen(wait, network, port); err != nil {
-			return nil, fmt.Errorf("start %s: %w", strings.Join(argv, " "), err)
-		}
-	}
-	return cmd, nil
 }

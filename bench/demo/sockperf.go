@@ -28,7 +28,7 @@ func sockperf(r *modes.Runner, network string, duration time.Duration) modes.Loa
 		args = append(args, "--tcp")
 	}
 	start := func(ctx context.Context) error {
-		_, err := serve(ctx, r, network, []uint16{port}, append([]string{"sockperf", "server"}, args...)...)
+		_, err := r.Serve(ctx, modes.Host, network, []uint16{port}, append([]string{"sockperf", "server"}, args...)...)
 		return err
 	}
 	once := func(ctx context.Context, mode modes.Mode, seconds int, add func(measure.Metric, float64)) error {

@@ -67,7 +67,7 @@ func web(r *modes.Runner, dir string, list []modes.Mode) modes.Load {
 		if err := os.WriteFile(config, fmt.Appendf(nil, nginxConfig, servers.String()), 0o600); err != nil {
 			return fmt.Errorf("configure nginx: %w", err)
 		}
-		_, err := serve(ctx, r, "tcp", list, "nginx", "-p", dir, "-c", config)
+		_, err := r.Serve(ctx, modes.Host, "tcp", list, "nginx", "-p", dir, "-c", config)
 		return err
 	}
 	run := func(ctx context.Context, mode modes.Mode, add func(measure.Metric, float64)) error {

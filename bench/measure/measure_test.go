@@ -100,6 +100,25 @@ func TestReport(t *testing.T) {
 	}
 }
 
+// What is measured in no mode comes after the modes, and is compared to none.
+func TestReportOfOthers(t *testing.T) {
+	r := sample()
+	r.Add(Metric{Test: "tcp_rr", Name: "rate"}, "driver alone", 400)
+	r.Add(Metric{Test: "dns", Name: "p50", Unit: "us"}, "resolver", 90)
+	r.Finish([]string{"host", "nat"})
+	var got []string
+	for _, res := range r.Results {
+		got = append(got, res.Test+" "+res.Mode)
+	}
+	want := []string{"tcp_rr host", "tcp_rr nat", "tcp_rr driver alone", "tcp_stream nat", "dns resolver"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	if last := r.Results[len(r.Results)-1]; last.Summary.Median != 90 || last.RatioToHost != nil {
+		t.Errorf("%+v", last)
+	}
+}
+
 func TestJSONKeysAreStable(t *testing.T) {
 	r := sample()
 	r.Finish([]string{"host", "nat"})

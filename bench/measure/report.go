@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 )
 
@@ -82,10 +83,11 @@ func (r *Report) Note(format string, args ...any) {
 }
 
 // Finish computes summaries and ratios and brings the results into the order
-// of modes within each metric, whichever came first in the run.
+// of modes within each metric, whichever came first in the run. What is not a mode comes after them.
 func (r *Report) Finish(modes []string) {
 	type key struct{ test, metric string }
 	var order []key
+	others := make(map[key][]string)
 	found := make(map[key]map[string]*Result)
 	for _, res := range r.Results {
 		k := key{res.Test, res.Metric}
@@ -94,12 +96,15 @@ func (r *Report) Finish(modes []string) {
 			order = append(order, k)
 		}
 		found[k][res.Mode] = res
+		if !slices.Contains(modes, res.Mode) {
+			others[k] = append(others[k], res.Mode)
+		}
 		res.Summary = Summarize(res.Values)
 	}
 	r.Results = r.Results[:0]
 	for _, k := range order {
 		base := found[k][r.Base]
-		for _, mode := range modes {
+		for _, mode := range append(slices.Clone(modes), others[k]...) {
 			res := found[k][mode]
 			if res == nil {
 				continue

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
-	"syscall"
+	"strings"
 
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
@@ -98,55 +98,14 @@ func (r *Runner) prepare(ctx context.Context) error {
 
 func (m Mode) isPeer() bool { return slices.Contains(Peers, m) }
 
-func (r *Runner) onHost(ctx context.Context, name string, args ...string) error {
-	if out, err := r.Top.Host.Command(ctx, name, args...).CombinedOutput(); err != nil {
-		return fmt.Errorf("%s: %w: %s", name, err, out)
+func (r *Runner) onHost(ctx context.Context, argv ...string) error {
+	return runIn(ctx, r.Top.Host, argv...)
+}
+
+// runIn runs a program to its end in a namespace.
+func runIn(ctx context.Context, ns *testkit.Namespace, argv ...string) error {
+	if out, err := ns.Command(ctx, argv[0], argv[1:]...).CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w: %s", strings.Join(argv, " "), err, out)
 	}
 	return nil
-}
-
-// Publish starts a server in a mode, which listens at a TCP port that clients on the remote reach at
-// the host's address. End ends it.
-func (r *Runner) Publish(ctx context.Context, m Mode, port uint16, argv ...string) (end func(), err error) {
-	var cmd *testkit.Cmd
-	number := strconv.Itoa(int(port))
-	switch {
-	case m.IsDocker():
-		return r.docker.publish(ctx, m, r.clientCPU(), port, argv)
-	case m == NAT:
-		if err := r.translate(ctx, number); err != nil {
-			return nil, err
-		}
-		cmd = r.Client(ctx, m, argv...)
-	case m.IsGraft():
-		cmd = r.client(ctx, m, []string{"-p", testkit.HostAddr4.String() + ":" + number + ":" + number}, argv...)
-	case m.isPeer():
-		cmd = r.Client(ctx, Host, peer(m, port, argv)...)
-		cmd.SysProcAttr.Pdeathsig = syscall.SIGTERM
-	default:
-		cmd = r.Client(ctx, m, argv...)
-	}
-	if err := cmd.Start(); err != nil {
-		return nil, fmt.Errorf("start server %s in mode %s: %w", argv[0], m, err)
-	}
-	return func() {
-		_ = cmd.Process.Signal(syscall.SIGTERM) // or it has ended
-		_ = cmd.Wait()                          // by the signal
-	}, nil
-}
-
-// translate publishes a port of the container behind NAT, as container engines do.
-func (r *Runner) translate(ctx context.Context, port string) error {
-	const chain = "add table ip publish; add chain ip publish in { type nat hook prerouting priority dstnat; }; "
-	to := "tcp dport " + port
-	return r.onHost(ctx, "nft", chain+"add rule ip publish in "+to+" dnat to "+testkit.ContainerAddr4(0).String()+
-		"; insert rule ip engine forward "+to+" accept")
-}
-
-// Remote prepares a client on the remote, on the servers' CPU: it takes the place of the server.
-func (r *Runner) Remote(ctx context.Context, argv ...string) *testkit.Cmd {
-	if r.pinned != nil {
-		argv = pinned(r.pinned.Server, argv)
-	}
-	return r.Top.Remote.Command(ctx, argv[0], argv[1:]...)
 }

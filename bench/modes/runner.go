@@ -1,6 +1,7 @@
 // Package modes runs the same program as a process of the host, in a container
 // behind address translation and in a grafted container, against servers on a
-// remote host.
+// remote host; or on a host without IPv4, by IPv6 and as a program that knows
+// IPv4 only, with what leads such a program to the remote.
 //
 // It owns the topology of benches and demo and how a program is started in
 // each mode. What is run and what is read from its output is the callers'
@@ -14,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -48,17 +50,20 @@ const (
 // Modes are all modes, in the order of tables.
 var Modes = []Mode{Host, NAT, Auto, Preload, Seccomp}
 
-// IsGraft tells whether a mode's programs are started by tsugiki run.
+// IsGraft tells whether a mode's programs are grafted by tsugiki run.
 func (m Mode) IsGraft() bool { return m == Auto || m == Preload || m == Seccomp }
+
+func (m Mode) isTsugiki() bool { return m.IsGraft() || m.isTranslated() }
 
 // ParseModes reads a list of modes separated by commas.
 func ParseModes(list string) ([]Mode, error) {
 	var modes []Mode
 	for name := range strings.SplitSeq(list, ",") {
-		if m := Mode(name); !slices.Contains(Modes, m) && !m.isPeer() {
-			return nil, fmt.Errorf("unknown mode %q, want some of %v", name, slices.Concat(Modes, Peers))
+		m := Mode(name)
+		if !slices.Contains(Modes, m) && !m.isPeer() && !m.isOnIPv6() {
+			return nil, fmt.Errorf("unknown mode %q, want some of %v", name, slices.Concat(Modes, Peers, OnIPv6))
 		}
-		modes = append(modes, Mode(name))
+		modes = append(modes, m)
 	}
 	return modes, nil
 }
@@ -104,18 +109,23 @@ type Runner struct {
 	Top *testkit.Topology
 	// CongestionControl is that of every namespace.
 	CongestionControl string
+	// Missing says which modes are left out, and why.
+	Missing []string
 
 	modes   []Mode
 	tsugiki string
-	cpus    []int           // that we may use
-	pinned  *measure.Pinned // see Pin
-	docker  *docker         // nil: no mode is of Docker
+	cpus    []int             // that we may use
+	pinned  *measure.Pinned   // see Pin
+	docker  *docker           // nil: no mode is of Docker
+	ipv4    *testkit.Topology // of the mode IPv4, or nil
+	tayga   *testkit.Topology // whose host is the container of the mode Tayga, or nil
+	dir     string            // of files of modes on IPv6, or empty
 }
 
 // New builds a topology with containers. The caller closes the runner.
 func New(ctx context.Context, c Config) (*Runner, error) {
 	r := &Runner{modes: c.Modes}
-	if slices.ContainsFunc(c.Modes, Mode.IsGraft) {
+	if slices.ContainsFunc(c.Modes, Mode.isTsugiki) {
 		dir, err := testkit.Binaries()
 		if err != nil {
 			return nil, fmt.Errorf("find tsugiki: %w", err)
@@ -129,14 +139,17 @@ func New(ctx context.Context, c Config) (*Runner, error) {
 	if r.CongestionControl, err = chooseCongestionControl(c.CongestionControl); err != nil {
 		return nil, err
 	}
-	r.Top, err = testkit.New(ctx, testkit.Options{
-		Containers:        1, // behind NAT
-		CongestionControl: r.CongestionControl,
-	})
+	o := testkit.Options{CongestionControl: r.CongestionControl}
+	if slices.ContainsFunc(c.Modes, Mode.isOnIPv6) {
+		o.IPv6Only = true
+	} else {
+		o.Containers = 1 // behind NAT
+	}
+	r.Top, err = testkit.New(ctx, o)
 	if err != nil {
 		return nil, err
 	}
-	if err := r.prepare(ctx); err != nil {
+	if err := errors.Join(r.prepare(ctx), r.prepareOnIPv6(ctx)); err != nil {
 		return nil, errors.Join(err, r.Close())
 	}
 	return r, nil
@@ -190,7 +203,18 @@ func (r *Runner) Pin(p Pinning) (*measure.Pinned, error) {
 }
 
 // Close ends what still runs and takes the topology down.
-func (r *Runner) Close() error { return errors.Join(r.docker.close(), r.Top.Close()) }
+func (r *Runner) Close() error {
+	errs := []error{r.docker.close()}
+	for _, top := range []*testkit.Topology{r.Top, r.ipv4, r.tayga} {
+		if top != nil {
+			errs = append(errs, top.Close())
+		}
+	}
+	if r.dir != "" {
+		errs = append(errs, os.RemoveAll(r.dir))
+	}
+	return errors.Join(errs...)
+}
 
 // clientCPU is where clients run, or nil.
 func (r *Runner) clientCPU() *int {
@@ -199,6 +223,9 @@ func (r *Runner) clientCPU() *int {
 	}
 	return &r.pinned.Client
 }
+
+// Modes are those of the configuration that are not missing.
+func (r *Runner) Modes() []Mode { return slices.Clone(r.modes) }
 
 // Shuffled are the runner's modes in random order.
 func (r *Runner) Shuffled(random *rand.Rand) []Mode {
@@ -217,10 +244,8 @@ func (r *Runner) client(ctx context.Context, m Mode, flags []string, argv ...str
 		cmd, _ := r.docker.run(ctx, m, r.clientCPU(), 0, argv)
 		return cmd
 	}
-	ns := r.Top.Host
+	ns := r.host(m)
 	switch m {
-	case NAT:
-		ns = r.Top.Containers[0]
 	case Pasta, Slirp4netns, Bypass4netns:
 		argv = peer(m, 0, argv)
 	case Auto, Preload, Seccomp:
@@ -229,12 +254,14 @@ func (r *Runner) client(ctx context.Context, m Mode, flags []string, argv ...str
 			"--endpoint", "out type ipv4 addr 0.0.0.0 port dynamic",
 			"-e", "0.0.0.0/0=out",
 		}, flags, []string{"--"}, argv)
+	case Translated, TranslatedSeccomp:
+		argv = r.translated(m, flags, argv)
 	}
 	if r.pinned != nil {
 		argv = pinned(r.pinned.Client, argv)
 	}
 	cmd := ns.Command(ctx, argv[0], argv[1:]...)
-	if m.IsGraft() || m == Bypass4netns {
+	if m.isTsugiki() || m == Bypass4netns {
 		// They end their program and remove its cgroups on SIGTERM.
 		cmd.SysProcAttr.Pdeathsig = syscall.SIGTERM
 		cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
@@ -242,15 +269,19 @@ func (r *Runner) client(ctx context.Context, m Mode, flags []string, argv ...str
 	return cmd
 }
 
-// Serve starts a server on the remote. It runs until ctx ends or the runner is
-// closed.
-func (r *Runner) Serve(ctx context.Context, argv ...string) (*testkit.Cmd, error) {
-	if r.pinned != nil {
-		argv = pinned(r.pinned.Server, argv)
-	}
-	cmd := r.Top.Remote.Command(ctx, argv[0], argv[1:]...)
+// Serve starts a server for clients in a mode, on the remote, and waits until it listens at the ports
+// of a network (see WaitListen). It runs until ctx ends or the runner is closed.
+func (r *Runner) Serve(ctx context.Context, m Mode, network string, ports []uint16, argv ...string) (*testkit.Cmd, error) {
+	cmd := r.Remote(ctx, m, argv...)
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start server %s: %w", argv[0], err)
+	}
+	wait, cancel := context.WithTimeout(ctx, testkit.Patience)
+	defer cancel()
+	for _, port := range ports {
+		if err := r.remote(m).WaitListen(wait, network, port); err != nil {
+			return nil, fmt.Errorf("start server %s: %w", strings.Join(argv, " "), err)
+		}
 	}
 	return cmd, nil
 }

@@ -22,7 +22,13 @@ type Load struct {
 	Start func(ctx context.Context) error
 	// Run measures once. The test and the CPUs of a metric are filled in.
 	Run func(ctx context.Context, m Mode, add func(measure.Metric, float64)) error
+	// Once, if not nil, takes the place of Run: it measures in no mode, once in a round. It says what
+	// the place of the mode is taken by.
+	Once func(ctx context.Context, add func(what string, m measure.Metric, value float64)) error
 }
+
+// Translate is the figure of modes on IPv6. All other figures compare to a process of the host.
+const Translate = "translate"
 
 // Automatic is the pinning that each load asks for itself.
 const Automatic Pinning = "auto"
@@ -33,7 +39,7 @@ var pinnings = []Pinning{Automatic, Apart, Together, Anywhere}
 // every mode, the modes in random order.
 type Session struct {
 	Figure            string
-	Modes             []Mode
+	Modes             []Mode // nil: those of the figure
 	CongestionControl string // as in Config
 	Rounds            int
 	Duration          time.Duration // of one measurement, for the report
@@ -50,10 +56,7 @@ func (s *Session) flags(f *flag.FlagSet) (read func() error) {
 	f.StringVar((*string)(&s.Pinning), "pin", string(Automatic),
 		"CPUs of clients and servers: two (apart), one (together), anywhere, or auto: streams apart, round trips together, connections anywhere")
 	f.Uint64Var(&s.Seed, "seed", 0, "seed of the order of modes; 0 draws one")
-	if s.Modes == nil {
-		s.Modes = Modes
-	}
-	modes := f.String("modes", strings.Join(Names(s.Modes), ","), "modes to run")
+	modes := f.String("modes", strings.Join(Names(s.Modes), ","), "modes to run (default those of the figure)")
 	return func() (err error) {
 		if s.Rounds < 1 {
 			return fmt.Errorf("%d rounds, want at least one", s.Rounds)
@@ -64,9 +67,28 @@ func (s *Session) flags(f *flag.FlagSet) (read func() error) {
 		if s.Seed == 0 {
 			s.Seed = rand.Uint64()
 		}
-		s.Modes, err = ParseModes(*modes)
-		return err
+		if *modes == "" {
+			s.Modes = figureModes(s.Figure)
+			return nil
+		}
+		if s.Modes, err = ParseModes(*modes); err != nil {
+			return err
+		}
+		for _, m := range s.Modes {
+			if m.isOnIPv6() != (s.Figure == Translate) {
+				return fmt.Errorf("mode %s is none of the figure %s", m, s.Figure)
+			}
+		}
+		return nil
 	}
+}
+
+// figureModes are the modes of a figure, the one first to which others are compared.
+func figureModes(figure string) []Mode {
+	if figure == Translate {
+		return OnIPv6
+	}
+	return Modes
 }
 
 // Run makes a runner, measures and closes the runner. The loads are asked for
@@ -94,7 +116,7 @@ func (s *Session) Run(ctx context.Context, progress io.Writer,
 		Rounds:    s.Rounds,
 		DurationS: s.Duration.Seconds(),
 		Seed:      s.Seed,
-		Base:      string(Host),
+		Base:      string(figureModes(s.Figure)[0]),
 	}
 	list, err := loads(ctx, r)
 	if err != nil {
@@ -111,6 +133,9 @@ func (s *Session) Run(ctx context.Context, progress io.Writer,
 		}
 	}
 	report.Finish(Names(s.Modes))
+	for _, missing := range r.Missing {
+		report.Note("%s", missing)
+	}
 	return report, nil
 }
 
@@ -142,6 +167,16 @@ func (s *Session) round(ctx context.Context, r *Runner, loads []Load, random *ra
 		cpus, err := s.pin(r, l)
 		if err != nil {
 			return err
+		}
+		if l.Once != nil {
+			err := l.Once(ctx, func(what string, m measure.Metric, value float64) {
+				m.Test, m.CPUs = l.Name, cpus
+				report.Add(m, what, value)
+			})
+			if err != nil {
+				return fmt.Errorf("%s: %w", l.Name, err)
+			}
+			continue
 		}
 		for _, mode := range r.Shuffled(random) {
 			err := l.Run(ctx, mode, func(m measure.Metric, value float64) {

@@ -14,13 +14,15 @@ import (
 	"os/exec"
 	"path"
 	"path/filepath"
+	"slices"
 )
 
 //go:embed src/*.c src/*.h
 var source embed.FS
 
 // compilers link programs, in order of preference. The programs are dynamic, as
-// most programs are: a static one would see nothing of a preloaded library.
+// most programs are, unless the caller wants others: a static one sees nothing of a
+// preloaded library.
 var compilers = []string{"gcc", "clang", "cc"}
 
 // Build compiles netdrive into a folder and returns its path.
@@ -28,9 +30,14 @@ func Build(ctx context.Context, dir string) (string, error) {
 	return Compile(ctx, source, filepath.Join(dir, "netdrive"))
 }
 
+// BuildStatic is Build without shared libraries.
+func BuildStatic(ctx context.Context, dir string) (string, error) {
+	return Compile(ctx, source, filepath.Join(dir, "netdrive-static"), "-static")
+}
+
 // Compile compiles all C files of a file system into one program, in whose folder
 // it writes them, and returns the program's path.
-func Compile(ctx context.Context, source fs.FS, program string) (string, error) {
+func Compile(ctx context.Context, source fs.FS, program string, flags ...string) (string, error) {
 	name := filepath.Base(program)
 	var sources []string
 	err := fs.WalkDir(source, ".", func(from string, d fs.DirEntry, err error) error {
@@ -54,7 +61,7 @@ func Compile(ctx context.Context, source fs.FS, program string) (string, error) 
 		if _, err := exec.LookPath(cc); err != nil {
 			continue
 		}
-		args := append([]string{"-std=gnu11", "-O2", "-o", program}, sources...)
+		args := slices.Concat([]string{"-std=gnu11", "-O2", "-o", program}, flags, sources)
 		if out, err := exec.CommandContext(ctx, cc, args...).CombinedOutput(); err != nil {
 			return "", fmt.Errorf("build %s with %s: %w\n%s", name, cc, err, out)
 		}
