@@ -187,7 +187,11 @@ bench-forward: deps-bench-forward
 demo: deps-demo build
 	$(GO) run ./bench/demo
 
+# Programs that know IPv4 only, on a host without IPv4: what they see, and what is on its links.
+demo-translate: deps-bench-translate build
+	$(GO) run ./bench/demo/translate
+
 clean:
 	rm -rf bin dist man .cache bench.json bench-agent.json bench-charge* bench-forward.json bench-peers.json bench-translate.json density-test
 
-.PHONY: all deps deps-demo deps-engines deps-bench-agent deps-bench-charge deps-bench-peers deps-bench-translate build man install uninstall deb packages generate lint test tests sanitized test-density density-report test-engines test-kernels cover-binaries soak fuzz bench bench-agent bench-charge bench-forward bench-peers bench-translate demo clean
+.PHONY: all deps deps-demo deps-engines deps-bench-agent deps-bench-charge deps-bench-peers deps-bench-translate build man install uninstall deb packages generate lint test tests sanitized test-density density-report test-engines test-kernels cover-binaries soak fuzz bench bench-agent bench-charge bench-forward bench-peers bench-translate demo demo-translate clean
