@@ -189,7 +189,7 @@ demo: deps-demo build
 
 # Programs that know IPv4 only, on a host without IPv4: what they see, and what is on its links.
 demo-translate: deps-bench-translate build
-	$(GO) run ./bench/demo/translate
+	unshare -m sh -ec 'mount -t bpf bpf /sys/fs/bpf; exec "$$@"' sh $(GO) run ./bench/demo/translate
 
 clean:
 	rm -rf bin dist man .cache bench.json bench-agent.json bench-charge* bench-forward.json bench-peers.json bench-translate.json density-test

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"maps"
 	"net"
 	"slices"
@@ -145,6 +146,15 @@ func (f *figure) execs(ctx context.Context, mode modes.Mode, add drive.Add) erro
 	}
 	add(measure.Metric{Name: "per_program", Unit: "us"}, took*1e6/execsPerRun)
 	return nil
+}
+
+// print writes the table, and of the figure translate, whose modes are many, one with a column for each.
+func (f *figure) print(report *measure.Report, w io.Writer) error {
+	if err := report.WriteTable(w); err != nil || f.options.session.Figure != modes.Translate {
+		return err
+	}
+	fmt.Fprintln(w)
+	return report.WriteBrief(w, modes.Names(f.driver.Runner.Modes()))
 }
 
 // note adds what a reader of the figures should know.

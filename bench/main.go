@@ -24,7 +24,6 @@ import (
 	"time"
 
 	"github.com/tsugiki/tsugiki/bench/drive"
-	"github.com/tsugiki/tsugiki/bench/measure"
 	"github.com/tsugiki/tsugiki/bench/modes"
 )
 
@@ -81,7 +80,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 			return fig.loads(), err
 		},
 		Notes: fig.note,
-		Print: (*measure.Report).WriteTable,
+		Print: fig.print,
 	}
 	return program.Main(args, stdout, stderr)
 }

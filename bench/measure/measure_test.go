@@ -185,6 +185,7 @@ func TestBrief(t *testing.T) {
 	if err := r.WriteBrief(&out, modes); err != nil {
 		t.Fatal(err)
 	}
+	r.Add(Metric{Test: "dns", Name: "p50"}, "resolver", 90) // which is no mode
 	want := "                      host        nat          graft\n" +
 		"tcp_rr rate     1/s   150 (1.00)  87.5 (0.62)  -\n" +
 		"tcp_stream cpu  s/GB  -           0.250        -\n"

@@ -3,6 +3,7 @@ package measure
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"text/tabwriter"
 )
@@ -40,14 +41,14 @@ func (r *Report) WriteTable(w io.Writer) error {
 	return nil
 }
 
-// WriteBrief writes one line per metric: the median in every mode and, in
-// parentheses, that of the ratios to the base mode.
+// WriteBrief writes one line per metric that some of the modes have: the median
+// in every mode and, in parentheses, that of the ratios to the base mode.
 func (r *Report) WriteBrief(w io.Writer, modes []string) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(t, "\t\t%s\n", strings.Join(modes, "\t"))
 	for i, res := range r.Results {
-		if i > 0 && sameMetric(res, r.Results[i-1]) {
-			continue
+		if i > 0 && sameMetric(res, r.Results[i-1]) || !slices.Contains(modes, res.Mode) {
+			continue // Finish has put modes before others
 		}
 		fmt.Fprintf(t, "%s %s\t%s", res.Test, res.Metric, res.Unit)
 		for _, mode := range modes {

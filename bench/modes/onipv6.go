@@ -205,7 +205,7 @@ exec "$@"
 // ready. It ends the helper's children, too.
 // usage: sh -c SCRIPT HELPER READY PROGRAM...; HELPER and READY are command lines
 const besideScript = `ready=$1; shift
-sh -c "exec $0" &
+sh -c "exec $0" >&2 &
 helper=$!
 program=
 end() {
