@@ -2,13 +2,10 @@ package e2e
 
 import (
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"testing"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
@@ -161,7 +158,7 @@ func TestTranslatedClients(t *testing.T) {
 			}
 		})
 	}
-	watch.nothing(t)
+	watch.Nothing(t)
 }
 
 // Names of special addresses and of the host's own open nothing, nor do addresses that nobody has
@@ -262,71 +259,8 @@ func TestTranslatedServers(t *testing.T) {
 	}
 }
 
-// ipv4Watch hears the IPv4 packets on the links of a namespace.
-type ipv4Watch struct {
-	ns   *testkit.Namespace
-	sock int
-}
-
-// ETH_P_IP and ETH_P_ALL in network byte order.
-const (
-	etherIPv4 = 0x0008
-	etherAll  = 0x0300
-)
-
-func watchIPv4(t *testing.T, ns *testkit.Namespace) *ipv4Watch {
+// watchIPv4 captures the IPv4 packets on the links of a namespace.
+func watchIPv4(t *testing.T, ns *testkit.Namespace) *testkit.Capture {
 	t.Helper()
-	w := &ipv4Watch{ns: ns}
-	err := ns.Do(func() (err error) {
-		w.sock, err = unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, etherAll)
-		if err == nil {
-			patience := unix.NsecToTimeval(testkit.Patience.Nanoseconds())
-			err = unix.SetsockoptTimeval(w.sock, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &patience)
-		}
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { unix.Close(w.sock) })
-	return w
-}
-
-// nothing fails if there was an IPv4 packet on a link other than the loopback. A last one shows that
-// the watch would have seen it.
-func (w *ipv4Watch) nothing(t *testing.T) {
-	t.Helper()
-	const sentinel = "the last IPv4 packet"
-	to := &unix.SockaddrLinklayer{Protocol: etherIPv4, Halen: 6, Addr: [8]byte{2, 0, 0, 0, 0, 1}}
-	sender := -1
-	err := w.ns.Do(func() error {
-		link, err := net.InterfaceByName("srv")
-		if err != nil {
-			return err
-		}
-		to.Ifindex = link.Index
-		sender, err = unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-		return err
-	})
-	if err == nil {
-		defer unix.Close(sender)
-		err = unix.Sendto(sender, []byte(sentinel), 0, to)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	packet := make([]byte, 2048)
-	for {
-		n, from, err := unix.Recvfrom(w.sock, packet, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if at := from.(*unix.SockaddrLinklayer); at.Hatype == unix.ARPHRD_LOOPBACK || at.Protocol != etherIPv4 {
-			continue
-		}
-		if string(packet[:n]) == sentinel {
-			return
-		}
-		t.Errorf("IPv4 packet on a link: % x", packet[:n])
-	}
+	return testkit.StartCapture(t, ns.Path(), testkit.IPv4OnLinks)
 }

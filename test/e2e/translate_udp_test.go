@@ -142,7 +142,7 @@ func TestTranslatedDatagrams(t *testing.T) {
 			}
 		})
 	}
-	watch.nothing(t)
+	watch.Nothing(t)
 }
 
 // pythonDatagramServer answers each datagram with the names that it sees.
@@ -193,7 +193,7 @@ func TestTranslatedDatagramServers(t *testing.T) {
 			}
 		})
 	}
-	watch.nothing(t)
+	watch.Nothing(t)
 }
 
 // dialUDP connects an IPv6 socket, which hears nobody else.
