@@ -21,7 +21,7 @@ packages=(
 programs=(
 	postgresql nodejs default-jdk-headless python3-uvloop apache2-bin haproxy memcached
 	openssh-server openssh-client dnsmasq-base bind9-dnsutils man-db systemd rpm
-	php-fpm unbound vsftpd tftpd-hpa # test/programs
+	php-fpm unbound vsftpd tftpd-hpa wget ntpsec-ntpdig # test/programs
 	openvswitch-switch # forward/cni
 	passt slirp4netns tayga # bench
 	chromium # opens the pages of reports

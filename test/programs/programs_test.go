@@ -73,7 +73,7 @@ func TestPrograms(t *testing.T) {
 			for _, col := range columns {
 				t.Run(col.name, func(t *testing.T) {
 					t.Parallel()
-					r := newRig(t, archive, bin)
+					r := newRig(t, archive, bin, testkit.Options{})
 					if col.graft == nil {
 						compare(t, r.file("want"), r.run(t))
 						return

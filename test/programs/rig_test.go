@@ -28,11 +28,17 @@ type rig struct {
 	top   *testkit.Topology
 	dir   string
 	graft []string // the command of tsugiki but for the case's rules; nil for the control
+	// inside and outside are what the scripts' commands begin with.
+	inside, outside []string
+	// ready is called when the container waits for its first line, with a process of it. end is
+	// called when the scripts have ended.
+	ready func(pid string)
+	end   func()
 }
 
-// newRig writes the files of a case, which may name the folder bin of our programs. Users other
-// than root can read them.
-func newRig(t *testing.T, c *txtar.Archive, bin string) *rig {
+// newRig writes the files of a case, which may name the folder bin of our programs, and builds a
+// topology. Further words of the files have other values. Users other than root can read the files.
+func newRig(t *testing.T, c *txtar.Archive, bin string, o testkit.Options, words ...string) *rig {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "tsugiki-programs-")
 	if err != nil {
@@ -42,24 +48,24 @@ func newRig(t *testing.T, c *txtar.Archive, bin string) *rig {
 	if err := os.Chmod(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	words := strings.NewReplacer("@DIR@", dir, "@BIN@", bin,
+	replace := strings.NewReplacer(append(words, "@DIR@", dir, "@BIN@", bin,
 		"@HOST@", testkit.HostAddr4.String(), "@HOST6@", testkit.HostAddr6.String(),
-		"@REMOTE@", testkit.RemoteAddr4.String(), "@REMOTE6@", testkit.RemoteAddr6.String())
+		"@REMOTE@", testkit.RemoteAddr4.String(), "@REMOTE6@", testkit.RemoteAddr6.String())...)
 	for _, f := range c.Files {
 		path := filepath.Join(dir, f.Name)
 		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755),
-			os.WriteFile(path, []byte(words.Replace(string(f.Data))), 0o644)); err != nil {
+			os.WriteFile(path, []byte(replace.Replace(string(f.Data))), 0o644)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	return &rig{top: testkit.Build(t, testkit.Options{}), dir: dir}
+	return &rig{top: testkit.Build(t, o), dir: dir}
 }
 
 // build builds the programs of testdata, static.
 func build(t *testing.T) string {
 	t.Helper()
 	bin := t.TempDir()
-	c := exec.Command("go", "build", "-o", bin+"/", "./testdata/crowd")
+	c := exec.Command("go", "build", "-o", bin+"/", "./testdata/crowd", "./testdata/only4")
 	c.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := c.CombinedOutput(); err != nil {
 		t.Fatalf("build programs: %v\n%s", err, out)
@@ -103,7 +109,7 @@ func (r *rig) container(t *testing.T, name, rules string) *testkit.Cmd {
 	if r.graft != nil {
 		line = slices.Concat(r.graft, strings.Fields(r.file(rules)), []string{"--"}, line)
 	}
-	return r.command(t, r.top.Host, line)
+	return r.command(t, r.top.Host, slices.Concat(r.inside, line))
 }
 
 // place returns the flags of tsugiki that say where its files are. A pod has an agent there.
@@ -194,7 +200,9 @@ func (r *rig) run(t *testing.T) string {
 	var printed strings.Builder
 	for in := bufio.NewScanner(stdout); in.Scan(); {
 		if args, ok := strings.CutPrefix(in.Text(), "outside "); ok {
-			out, err := r.command(t, r.top.Remote, script(t, "", "outside.sh", strings.Fields(args)...)).Output()
+			r.start(t)
+			line := slices.Concat(r.outside, script(t, "", "outside.sh", strings.Fields(args)...))
+			out, err := r.command(t, r.top.Remote, line).Output()
 			printed.Write(out)
 			status(&printed, err)
 			_, _ = io.WriteString(stdin, "\n") // or it has ended
@@ -203,7 +211,24 @@ func (r *rig) run(t *testing.T) string {
 		}
 	}
 	status(&printed, c.Wait())
+	if r.end != nil {
+		r.end()
+	}
 	return printed.String() + end()
+}
+
+// start calls ready, if it was not called yet.
+func (r *rig) start(t *testing.T) {
+	t.Helper()
+	if r.ready == nil {
+		return
+	}
+	pid, err := os.ReadFile(filepath.Join(r.dir, "inside.sh.pid"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.ready(strings.TrimSpace(string(pid)))
+	r.ready = nil
 }
 
 // status writes how a program has failed.
