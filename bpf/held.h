@@ -125,8 +125,11 @@ int getsockopt(struct bpf_sockopt *ctx)
 	/* The kernel need not see more of a value than it gave. */
 	if (ctx->optlen > 4096)
 		ctx->optlen = 0;
-	if (!ctx->retval)
+	if (!ctx->retval) {
+		if (hides(ctx))
+			return DENY;
 		show_translated(ctx);
+	}
 	if (!bit || !sk || ctx->retval || value + 4 > end)
 		return ALLOW;
 	held = bpf_sk_storage_get(&held_by_socket, sk, 0, 0);

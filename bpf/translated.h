@@ -71,6 +71,13 @@ static __always_inline bool set_translated(struct bpf_sockopt *ctx)
 	return true;
 }
 
+/* Whether an option would tell the peer's IPv6 address: SO_PEERNAME, which few programs know. The
+ * virtual address is the supervisor's to say (getpeername). */
+static __always_inline bool hides(struct bpf_sockopt *ctx)
+{
+	return ctx->level == 1 /* SOL_SOCKET */ && ctx->optname == 28 && translated(ctx->sk);
+}
+
 /* Shows a program an option of a socket that is translated. It may want no more than an octet. */
 static __always_inline void show_translated(struct bpf_sockopt *ctx)
 {

@@ -73,6 +73,18 @@ func build(t *testing.T) string {
 	return bin
 }
 
+// buildProbe adds the program probe to the folder bin, built in both ways.
+func buildProbe(t *testing.T, bin string) {
+	t.Helper()
+	for name, flag := range map[string]string{"probe-dynamic": "-rdynamic", "probe-static": "-static"} {
+		c := exec.Command(testkit.Program(t, "gcc"), "-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", flag,
+			"-o", filepath.Join(bin, name), "testdata/probe/probe.c")
+		if out, err := c.CombinedOutput(); err != nil {
+			t.Fatalf("build %s: %v\n%s", name, err, out)
+		}
+	}
+}
+
 // file is a file of the case, or "".
 func (r *rig) file(name string) string {
 	text, _ := os.ReadFile(filepath.Join(r.dir, name))
