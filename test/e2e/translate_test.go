@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/tsugiki/tsugiki/internal/testkit"
@@ -16,6 +17,10 @@ const (
 	linkLocalName = "link-local.example.org"
 	mappedName    = "mapped.example.org" // ::ffff:127.0.0.1
 	hostName      = "host.example.org"   // the host's own address
+	nobodyName    = "nobody.example.org" // ::
+	groupName     = "group.example.org"  // ff02::1
+	nat64Name     = "nat64.example.org"  // 127.0.0.1 behind the well-known NAT64
+	sixToFourName = "6to4.example.org"   // 127.0.0.1 by 6to4 (RFC 3056)
 )
 
 // What programs see: the container's own IPv4 address, and that of the first host whose name they
@@ -37,6 +42,7 @@ func newIPv6World(t *testing.T) *ipv6World {
 	addAddr(t, w.h, sourceAddr6+"/64", "srv")
 	hosts := fmt.Sprintf("%s %s\n::1 %s\nfe80::1 %s\n::ffff:127.0.0.1 %s\n%s %s\n",
 		remoteAddr6, serverName, loopbackName, linkLocalName, mappedName, hostAddr6, hostName)
+	hosts += fmt.Sprintf(":: %s\nff02::1 %s\n64:ff9b::7f00:1 %s\n2002:7f00:1:: %s\n", nobodyName, groupName, nat64Name, sixToFourName)
 	path := filepath.Join(t.TempDir(), "hosts6")
 	if err := os.WriteFile(path, []byte(hosts), 0o644); err != nil {
 		t.Fatal(err)
@@ -50,7 +56,10 @@ func newIPv6World(t *testing.T) *ipv6World {
 // resolv.conf names a resolver that is not there.
 func (w *ipv6World) translated(t *testing.T, args ...string) *testkit.Cmd {
 	t.Helper()
-	flags := []string{"--translate", "--dns", fmt.Sprintf("[%s]:53", remoteAddr6)}
+	flags := []string{"--translate"}
+	if !slices.Contains(args, "--dns") {
+		flags = append(flags, "--dns", fmt.Sprintf("[%s]:53", remoteAddr6))
+	}
 	for i, arg := range args {
 		if arg == "--" {
 			line := slices.Concat([]string{tsugiki, "run", "--run-dir", runDir}, flags, args[:i], args[i:])
@@ -175,8 +184,13 @@ func TestTranslatedNamesOpenNothing(t *testing.T) {
 		}
 	}
 	fetch := static(t, "fetch")
-	for _, name := range []string{loopbackName, linkLocalName, mappedName, hostName, "127.0.0.1", "198.18.77.1", "192.0.0.7", "198.51.100.2"} {
+	for _, name := range []string{loopbackName, linkLocalName, mappedName, hostName, nobodyName, groupName, nat64Name, sixToFourName, "127.0.0.1", "198.18.77.1", "192.0.0.7", "198.51.100.2"} {
 		t.Run(name, func(t *testing.T) {
+			if strings.HasSuffix(name, ".org") {
+				if got := succeed(t, command(t, w.srv, "dig", "+short", "@::1", name, "AAAA")); got == "" {
+					t.Error("the resolver has no address of the name")
+				}
+			}
 			refused(t, "--", fetch, fmt.Sprintf("http4://%s:%d", name, observerPort))
 		})
 	}
