@@ -172,6 +172,8 @@ int getsockname4(struct bpf_sock_addr *ctx)
 		ctx->user_ip4 = b->view.word[3];
 	else if (ctx->sk && is_with_host(ctx->sk))
 		ctx->user_ip4 = bpf_htonl(OWN_ADDRESS);
+	else if (ctx->sk && asks_nameserver(ctx->sk, &at))
+		ctx->user_ip4 = at.word[3];
 	else if (peer_on_loopback && !loopback(&at))
 		ctx->user_ip4 = bpf_htonl(0x7f000001); /* which the kernel does not know */
 	if (b && b->view_port)
@@ -189,6 +191,8 @@ int getsockname6(struct bpf_sock_addr *ctx)
 
 	if (!keep_addr)
 		at = b->view;
+	else if (ctx->sk && asks_nameserver(ctx->sk, &at))
+		; /* it says the address */
 	else if (peer_on_loopback && !loopback(&at))
 		at = localhost(is_mapped(&at));
 	redirect6(ctx, &at, b && b->view_port ? b->view_port : port);

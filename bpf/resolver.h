@@ -7,6 +7,7 @@
 #ifndef TSUGIKI_RESOLVER_H
 #define TSUGIKI_RESOLVER_H
 
+#include "packets.h"
 #include "udp.h"
 
 /* The nameserver that a socket has asked last. Programs that ask several at once from one socket
@@ -60,6 +61,29 @@ static __always_inline void name_resolver(struct bpf_sock *sk, struct addr *peer
 	asked = bpf_sk_storage_get(&nameserver_by_socket, sk, 0, 0);
 	if (asked && is_mapped(asked) == is_mapped(peer))
 		*peer = *asked;
+}
+
+/*
+ * Whether a socket is connected to the proxy in the place of another nameserver. AT, its address on
+ * the loopback, becomes the container's: programs learn by connect(2) and getsockname(2) from where
+ * they would reach a host, some of them by port 53 (Go), and prefer the family by it (RFC 6724
+ * section 5).
+ */
+static __always_inline bool asks_nameserver(struct bpf_sock *sk, struct addr *at)
+{
+	__u8 protocol = *(volatile __u32 *)&sk->protocol; /* as in has_port */
+	struct location *proxy;
+	struct addr peer;
+
+	if (!container()->resolves || !sk->dst_port ||
+	    !bpf_sk_storage_get(&nameserver_by_socket, sk, 0, 0))
+		return false;
+	peer = peer_of(sk);
+	proxy = location_of(PRIVATE, protocol, RESOLVER_PORT);
+	if (!loopback(&peer) || !proxy || bpf_ntohs(sk->dst_port) != proxy->port)
+		return false;
+	*at = is_mapped(at) ? mapped(bpf_htonl(OWN_ADDRESS)) : own_address6();
+	return true;
 }
 
 #endif

@@ -30,6 +30,14 @@
 /* The container's IPv4 address, 192.0.0.2 (RFC 7335). */
 #define OWN_ADDRESS 0xc0000002
 
+/* Its IPv6 address, 100::1 (agent/container/own.go). */
+static __always_inline struct addr own_address6(void)
+{
+	struct addr a = {{bpf_htonl(0x01000000), 0, 0, bpf_htonl(1)}};
+
+	return a;
+}
+
 static __always_inline bool is_virtual(const struct addr *a)
 {
 	return container()->translates && is_mapped(a) && in_pool(a->word[3], VIRTUAL_NET);

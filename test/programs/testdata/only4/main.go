@@ -1,8 +1,8 @@
-// Command only4 is a static program that knows IPv4 only. It asks and answers over TCP and UDP.
+// Command only4 is a static program that knows IPv4 only, unless it is told to know both families. It
+// asks and answers over TCP and UDP.
 //
-//	only4 serve PORT        tells each client which address the server sees
-//	only4 serve-both PORT   the same for clients of IPv6, too
-//	only4 call NAME:PORT    prints the addresses that it sees, and the answers
+//	only4 serve|serve-both PORT       tells each client which address the server sees
+//	only4 call|call-both NAME:PORT    prints the addresses that it sees, and the answers
 package main
 
 import (
@@ -17,13 +17,16 @@ import (
 func main() {
 	log.SetFlags(0)
 	if len(os.Args) != 3 {
-		log.Fatal("usage: only4 serve PORT | only4 serve-both PORT | only4 call NAME:PORT")
+		log.Fatal("usage: only4 serve|serve-both PORT | only4 call|call-both NAME:PORT")
 	}
 	switch what, arg := os.Args[1], os.Args[2]; what {
 	case "serve":
 		serve("4", ":"+arg)
 	case "serve-both":
 		serve("", ":"+arg)
+	case "call-both":
+		call("tcp", arg)
+		call("udp", arg)
 	default:
 		call("tcp4", arg)
 		call("udp4", arg)
@@ -70,7 +73,7 @@ func call(network, addr string) {
 	defer conn.Close()
 	buf := make([]byte, 100)
 	n := 0
-	if network == "tcp4" {
+	if network[:3] == "tcp" {
 		n, err = io.ReadFull(conn, buf)
 		if err == io.ErrUnexpectedEOF {
 			err = nil
@@ -81,7 +84,7 @@ func call(network, addr string) {
 	if err != nil {
 		log.Fatal(err)
 	}
-	fmt.Printf("%s from %s to %s: %s\n", network, host(conn.LocalAddr()), conn.RemoteAddr(), buf[:n])
+	fmt.Printf("%s from %s to %s: %s\n", network, host(conn.LocalAddr()), host(conn.RemoteAddr()), buf[:n])
 }
 
 // host is an address without its port.

@@ -238,6 +238,20 @@ static void ask_udp(const struct sockaddr_in *at)
 	close(fd);
 }
 
+/* A socket that may ask a name server is not on the loopback: programs choose an address by that.
+ */
+static void ask_names(struct sockaddr_in at)
+{
+	int fd = socket(AF_INET, SOCK_DGRAM, 0);
+
+	at.sin_port = htons(53);
+	if (connect(fd, (const struct sockaddr *)&at, sizeof(at)))
+		err(1, "connect");
+	names("getsockname to port 53", getsockname, fd, 0);
+	names("getpeername to port 53", getpeername, fd, 53);
+	close(fd);
+}
+
 /* The container's interfaces have an address that the own sockets have. */
 static void interfaces(const struct sockaddr_in *at)
 {
@@ -325,6 +339,7 @@ int main(int argc, char **argv)
 	ask_tcp(&at);
 	printf("UDP\n");
 	ask_udp(&at);
+	ask_names(at);
 	interfaces(&at);
 	return 0;
 }
