@@ -45,7 +45,8 @@ type Egress struct {
 	Endpoint *endpoint.Endpoint
 }
 
-var allPorts = endpoint.PortRange{First: 0, Last: 65535}
+// AllPorts are the ports of a rule that names none.
+var AllPorts = endpoint.PortRange{First: 0, Last: 65535}
 
 // ParseIngress reads ADDR:PORT[-PORT][/tcp|/udp][+own]=ENDPOINT; an IPv6 address stands in
 // brackets. The endpoint must be in eps and take the ports of the rule.
@@ -175,7 +176,7 @@ func parseEgress(s string, eps *endpoint.Set) (Egress, error) {
 
 // egressOf reads the part before the "=".
 func egressOf(what string) (Egress, error) {
-	r := Egress{Ports: allPorts}
+	r := Egress{Ports: AllPorts}
 	what, r.Protocol = CutProtocol(what)
 	prefix, ports, err := splitPorts(what)
 	if err != nil {
@@ -202,7 +203,7 @@ func (r Egress) With(ep *endpoint.Endpoint) (Egress, error) {
 // String returns the rule as ParseEgress reads it.
 func (r Egress) String() string {
 	switch {
-	case r.Ports == allPorts:
+	case r.Ports == AllPorts:
 		return fmt.Sprintf("%s%s=%s", r.Prefix, r.Protocol, r.Endpoint.Name)
 	case r.Prefix.Addr().Is6():
 		return fmt.Sprintf("[%s]:%s%s=%s", r.Prefix, r.Ports, r.Protocol, r.Endpoint.Name)

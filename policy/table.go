@@ -51,41 +51,41 @@ var (
 type Table struct {
 	ingress []Ingress
 	egress  []Egress // the longest prefix first, then the smallest range of ports, then one protocol
+	names   []NameRule
 	// outlets has an entry for every prefix that a rule names, for every special prefix and for
 	// both default routes. The entry has all rules for an address whose longest such prefix this
 	// is, in order of preference.
 	outlets  map[netip.Prefix][]Egress
 	lengths4 []int // of the prefixes in outlets, longest first
 	lengths6 []int
-	// endpoints has the endpoints that some rule names, each at its number; nil: the number is
-	// free.
+	// endpoints has the endpoints of all rules, each at its number; nil: the number is free.
 	endpoints []*endpoint.Endpoint
 }
 
 // NewTable compiles rules. If rules contradict each other, or are too many for the kernel's tables,
 // the error wraps ErrRule.
-func NewTable(ingress []Ingress, egress []Egress) (*Table, error) {
-	return compile(ingress, egress, nil)
+func NewTable(ingress []Ingress, egress []Egress, names ...NameRule) (*Table, error) {
+	return compile(ingress, egress, names, nil)
 }
 
 // Next compiles rules into a table that can replace this one: an endpoint that both name has the
 // same number in both, and a new endpoint has no number of this table.
-func (t *Table) Next(ingress []Ingress, egress []Egress) (*Table, error) {
-	return compile(ingress, egress, t.endpoints)
+func (t *Table) Next(ingress []Ingress, egress []Egress, names ...NameRule) (*Table, error) {
+	return compile(ingress, egress, names, t.endpoints)
 }
 
 // Restore compiles the rules of a table that an earlier process had in force. numbered has the
 // endpoints of that table, each at its number.
-func Restore(ingress []Ingress, egress []Egress, numbered []*endpoint.Endpoint) (*Table, error) {
-	return compile(ingress, egress, numbered)
+func Restore(ingress []Ingress, egress []Egress, numbered []*endpoint.Endpoint, names ...NameRule) (*Table, error) {
+	return compile(ingress, egress, names, numbered)
 }
 
 // Numbered returns the endpoints that some rule names, each at its number; nil stands for a free
 // number.
 func (t *Table) Numbered() []*endpoint.Endpoint { return slices.Clone(t.endpoints) }
 
-func compile(ingress []Ingress, egress []Egress, before []*endpoint.Endpoint) (*Table, error) {
-	t := &Table{ingress: slices.Clone(ingress), outlets: map[netip.Prefix][]Egress{}}
+func compile(ingress []Ingress, egress []Egress, names []NameRule, before []*endpoint.Endpoint) (*Table, error) {
+	t := &Table{ingress: slices.Clone(ingress), names: slices.Clone(names), outlets: map[netip.Prefix][]Egress{}}
 	if err := checkIngress(t.ingress); err != nil {
 		return nil, err
 	}
@@ -114,6 +114,9 @@ func compile(ingress []Ingress, egress []Egress, before []*endpoint.Endpoint) (*
 	}
 	if len(t.outlets) > PrefixesMax {
 		return nil, fmt.Errorf("%w -e: %d prefixes, at most %d fit", ErrRule, len(t.outlets), PrefixesMax)
+	}
+	if err := t.checkNames(); err != nil {
+		return nil, err
 	}
 	t.sortLengths()
 	t.number(egress, before)
@@ -145,6 +148,9 @@ func (t *Table) number(egress []Egress, before []*endpoint.Endpoint) {
 		named = append(named, r.Endpoint)
 	}
 	for _, r := range egress {
+		named = append(named, r.Endpoint)
+	}
+	for _, r := range t.names {
 		named = append(named, r.Endpoint)
 	}
 	t.endpoints = slices.Clone(before)
@@ -188,7 +194,7 @@ func outletsOf(p netip.Prefix, egress []Egress) []Egress {
 }
 
 // isForAll tells whether a rule is for all ports of both protocols.
-func (r Egress) isForAll() bool { return r.Ports == allPorts && r.Protocol == 0 }
+func (r Egress) isForAll() bool { return r.Ports == AllPorts && r.Protocol == 0 }
 
 func contains(wide, narrow netip.Prefix) bool {
 	return wide.Bits() <= narrow.Bits() && wide.Contains(narrow.Addr())
@@ -249,7 +255,17 @@ func (t *Table) Egress(protocol Protocol, to netip.AddrPort) *endpoint.Endpoint 
 
 // EgressRule returns the rule that decides about a destination, or the zero value if none does.
 func (t *Table) EgressRule(protocol Protocol, to netip.AddrPort) Egress {
-	addr, lengths := to.Addr().Unmap().WithZone(""), t.lengths6
+	for _, o := range t.outletsFor(to.Addr().Unmap().WithZone("")) {
+		if o.Ports.Contains(to.Port()) && o.Protocol.Meets(protocol) {
+			return o
+		}
+	}
+	return Egress{}
+}
+
+// outletsFor returns the rules for an address, in order of preference.
+func (t *Table) outletsFor(addr netip.Addr) []Egress {
+	lengths := t.lengths6
 	if addr.Is4() {
 		lengths = t.lengths4
 	}
@@ -259,15 +275,10 @@ func (t *Table) EgressRule(protocol Protocol, to netip.AddrPort) Egress {
 			continue
 		}
 		if outlets, found := t.outlets[p]; found {
-			for _, o := range outlets {
-				if o.Ports.Contains(to.Port()) && o.Protocol.Meets(protocol) {
-					return o
-				}
-			}
-			return Egress{}
+			return outlets
 		}
 	}
-	return Egress{}
+	return nil
 }
 
 // Ingress returns the endpoint and the host's port for a program that binds an address and port;
@@ -327,6 +338,9 @@ func (t *Table) EgressRules() []Egress { return slices.Clone(t.egress) }
 
 // HasEgress tells whether any destination of a family lies on the host's side.
 func (t *Table) HasEgress(ip6 bool) bool {
+	if ip6 && len(t.names) > 0 {
+		return true
+	}
 	for p, outlets := range t.outlets {
 		if len(outlets) > 0 && p.Addr().Is6() == ip6 {
 			return true
