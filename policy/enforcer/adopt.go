@@ -29,7 +29,7 @@ const mapNameMax = 15
 func Adopt(cgroup *os.File, t *policy.Table, find func(name string) *endpoint.Endpoint) (*Enforcement, error) {
 	e, err := adopt(cgroup, t)
 	if err == nil {
-		if err = e.named.restore(&e.rows.names, find); err != nil {
+		if err = errors.Join(e.named.restore(&e.rows.names, find), e.adoptOpened()); err != nil {
 			err = errors.Join(err, e.Close())
 		}
 	}

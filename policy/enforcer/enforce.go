@@ -40,7 +40,8 @@ type Enforcement struct {
 		row        bpf.PolicyContainer // the container's row, which the programs read
 		attached   bool                // whether the programs can find the row
 	}
-	named names
+	named  names
+	opened opened
 	// The container's loopback on the host, or nil. It is set before the container has a program.
 	loopback   *loopback
 	loopbackID uint32
@@ -75,7 +76,10 @@ func Enforce(cgroup *os.File, t *policy.Table, netnsOf func(*endpoint.Endpoint) 
 }
 
 func (e *Enforcement) begin(cgroup *os.File, netnsOf func(*endpoint.Endpoint) uint64) error {
-	if err := e.write(e.table, netnsOf); err != nil {
+	e.opened.mu.Lock()
+	err := e.write(e.table, netnsOf)
+	e.opened.mu.Unlock()
+	if err != nil {
 		return fmt.Errorf("fill policy maps: %w", err)
 	}
 	if err := e.set.attach(cgroup); err != nil {
@@ -107,6 +111,7 @@ func (e *Enforcement) End() {
 	if e.leaveLoopback(true) {
 		_ = e.clearLoopback()
 	}
+	e.opened.end()
 	_ = e.rows.clear()
 	e.set.use()
 	ending.Add(1)

@@ -43,6 +43,8 @@ var errStuck = errors.New("the kernel's tables are half changed; start the conta
 // during which a former process was killed. After an error the old table is in force. Two calls
 // must not overlap.
 func (e *Enforcement) Update(t *policy.Table, netnsOf func(*endpoint.Endpoint) uint64) error {
+	e.opened.mu.Lock()
+	defer e.opened.mu.Unlock()
 	if e.stuck != nil {
 		return e.stuck
 	}
@@ -66,7 +68,8 @@ func (e *Enforcement) Update(t *policy.Table, netnsOf func(*endpoint.Endpoint) u
 	return nil
 }
 
-// write makes the maps hold a table and nothing else.
+// write makes the maps hold a table and nothing else, apart from what name rules have opened. The
+// caller holds opened.mu.
 func (e *Enforcement) write(t *policy.Table, netnsOf func(*endpoint.Endpoint) uint64) error {
 	if _, err := e.add(t, netnsOf); err != nil {
 		return err
@@ -80,13 +83,10 @@ func (e *Enforcement) add(t *policy.Table, netnsOf func(*endpoint.Endpoint) uint
 	if err := e.writeEndpoints(endpointRows(t, netnsOf)); err != nil {
 		return nil, err
 	}
-	for _, r := range t.Routes() {
-		if !hasRow(r) {
-			continue
-		}
-		key := e.prefixKey(r.Prefix)
-		if err := e.rows.egress.put(key, egressRow(r)); err != nil {
-			return written, fmt.Errorf("prefix %s: %w", r.Prefix, err)
+	for _, r := range e.rowsOf(t) {
+		key := e.prefixKey(r.prefix)
+		if err := e.rows.egress.put(key, r.row); err != nil {
+			return written, fmt.Errorf("prefix %s: %w", r.prefix, err)
 		}
 		written = append(written, key)
 	}
@@ -111,13 +111,11 @@ func (e *Enforcement) remove(t *policy.Table, netnsOf func(*endpoint.Endpoint) u
 	return e.clear(endpointRows(t, netnsOf))
 }
 
-// egressRows returns the rows of a table's prefixes.
+// egressRows returns the rows of rowsOf by their keys.
 func (e *Enforcement) egressRows(t *policy.Table) map[bpf.PolicyPrefix]bpf.PolicyEgress {
 	rows := map[bpf.PolicyPrefix]bpf.PolicyEgress{}
-	for _, r := range t.Routes() {
-		if hasRow(r) {
-			rows[e.prefixKey(r.Prefix)] = egressRow(r)
-		}
+	for _, r := range e.rowsOf(t) {
+		rows[e.prefixKey(r.prefix)] = r.row
 	}
 	return rows
 }

@@ -281,19 +281,7 @@ func TestUpdateThatFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	netnsOf := func(*endpoint.Endpoint) uint64 { return 1 }
-	spec, err := parsed()
-	if err != nil {
-		t.Fatal(err)
-	}
-	small := &set{users: 1}
-	for name, m := range map[string]**ebpf.Map{"egress_by_prefix": &small.EgressByPrefix, "endpoint_by_number": &small.EndpointByNumber, "name_by_number": &small.NameByNumber, "location_by_service": &small.LocationByService, "location_by_loopback": &small.LocationByLoopback} {
-		of := spec.Maps[name].Copy()
-		of.MaxEntries = 500
-		if *m, err = ebpf.NewMap(of); err != nil {
-			t.Fatal(err)
-		}
-	}
-	e := enforcement(small, 1, tables{}, tb)
+	e := enforcement(smallSet(t, 500), 1, tables{}, tb)
 	defer e.Close()
 	if err := e.write(tb, netnsOf); err != nil {
 		t.Fatal(err)
@@ -309,4 +297,22 @@ func TestUpdateThatFails(t *testing.T) {
 	if err := e.Update(tb, netnsOf); err != nil {
 		t.Errorf("later: %v", err)
 	}
+}
+
+// smallSet has maps with room for some rows, and no programs.
+func smallSet(t *testing.T, rows uint32) *set {
+	t.Helper()
+	spec, err := parsed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	small := &set{users: 1}
+	for name, m := range map[string]**ebpf.Map{"egress_by_prefix": &small.EgressByPrefix, "endpoint_by_number": &small.EndpointByNumber, "name_by_number": &small.NameByNumber, "location_by_service": &small.LocationByService, "location_by_loopback": &small.LocationByLoopback} {
+		of := spec.Maps[name].Copy()
+		of.MaxEntries = rows
+		if *m, err = ebpf.NewMap(of); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return small
 }
