@@ -74,6 +74,13 @@ type Options struct {
 	// Most is the largest number of questions that are answered at a time. More questions fail with
 	// SERVFAIL. Zero is DefaultMost.
 	Most int
+	// Answered is called for each IPv6 address to which an answer leads, before the program gets the
+	// answer: also for those behind virtual addresses, and behind IPv4 addresses that the NAT64 reaches.
+	// name is the one that the program has asked for, in lower case and with a dot at its end. Who owns
+	// the name chooses the addresses, but special addresses and those that the table refuses are left
+	// out, and so are those after the first 32 of an answer. ttl is how long the program may use the
+	// address. It may be nil.
+	Answered func(name string, addr netip.Addr, ttl time.Duration)
 	// MixCase sends questions to upstreams in letters of random case (draft-vixie-dnsext-dns0x20).
 	// Answers of an upstream that does not copy the case then count as forged.
 	MixCase bool

@@ -66,9 +66,10 @@ func optionsOf(m *dns.Msg) (opt *dns.OPT, n int) {
 }
 
 // fill puts the answer into a reply. The result is an extended error for the client, or nil.
-func (p *Proxy) fill(ctx context.Context, r *dns.Msg, do bool) *dns.EDNS0_EDE {
+func (p *Proxy) fill(ctx context.Context, r *dns.Msg, do bool) (why *dns.EDNS0_EDE) {
 	q := r.Question[0]
 	k := key{strings.ToLower(q.Name), q.Qtype, do, r.CheckingDisabled}
+	asIs := do && k.cd || dns.IsSubDomain(ipv4only, k.name) // RFC 6147 section 5.5: it validates itself
 	switch virtual, own := p.virtualName(q); {
 	case q.Qclass != dns.ClassINET || !resolvable(q.Qtype):
 		r.Rcode = dns.RcodeRefused
@@ -78,16 +79,17 @@ func (p *Proxy) fill(ctx context.Context, r *dns.Msg, do bool) *dns.EDNS0_EDE {
 		fillLocalhost(r)
 	case own:
 		p.pointer(ctx, r, k, virtual)
-	case do && k.cd || dns.IsSubDomain(ipv4only, k.name): // RFC 6147 section 5.5: it validates itself
+	case asIs:
 		p.pass(r, p.ask(ctx, k))
 	case q.Qtype == dns.TypeA:
-		return p.addresses(ctx, r, k)
+		why = p.addresses(ctx, r, k)
 	case q.Qtype == dns.TypeHTTPS || q.Qtype == dns.TypeSVCB:
 		p.hints(ctx, r, k)
 	default:
 		p.pass(r, p.ask(ctx, k))
 	}
-	return nil
+	p.report(k.name, r, asIs)
+	return why
 }
 
 // resolvable tells whether a resolver can answer a type. It cannot answer zone transfers and types

@@ -99,10 +99,8 @@ func (p *Proxy) virtual(records []dns.RR) (list []dns.RR, failed error) {
 // mapped returns the virtual address for a remote host. An address behind the network's NAT64 may
 // belong to no remote host.
 func (p *Proxy) mapped(v6 netip.Addr, ttl uint32) (netip.Addr, error) {
-	if n := p.o.NAT64(); n.Contains(v6) {
-		if _, ok := n.Extract(v6); !ok {
-			return netip.Addr{}, translate.ErrSpecial
-		}
+	if p.isNobodys(v6) {
+		return netip.Addr{}, translate.ErrSpecial
 	}
 	return p.o.Table.Map(v6, time.Duration(ttl)*time.Second)
 }
