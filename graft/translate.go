@@ -36,6 +36,10 @@ type Translation struct {
 	Translator Translator
 	// Own is the container's IPv4 address, which stands for each address of the host.
 	Own netip.Addr
+	// Opened returns the endpoint by which name rules have opened an address and port of TCP; nil if
+	// they have not. It is nil if there are no name rules. The kernel programs judge each connect all
+	// the same.
+	Opened func(to netip.AddrPort) *endpoint.Endpoint
 	// Nobody stands for peers that have no virtual address. Programs reach nothing by it.
 	Nobody netip.Addr
 }
@@ -68,6 +72,9 @@ func (e call) connectTranslated(p Program, number int, to netip.AddrPort) (Answe
 	}
 	to6 := netip.AddrPortFrom(v6, to.Port())
 	ep := e.Table.Egress(policy.TCP, to6)
+	if ep == nil && e.Translation.Opened != nil {
+		ep = e.Translation.Opened(to6)
+	}
 	e.logTranslated(p, number, to, to6, ep)
 	if ep == nil || ep.Netns != "" {
 		return fail(unix.ENETUNREACH), nil

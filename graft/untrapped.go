@@ -127,10 +127,13 @@ func staysOnLoopback(r policy.Egress) bool {
 }
 
 // egressRules returns, for each endpoint that an egress rule names, a rule of the widest prefix.
-// Rules that stay on the loopback are counted separately.
+// Rules that stay on the loopback are counted separately. Name rules are as a rule for all of IPv6.
 func egressRules(t *policy.Table) []policy.Egress {
 	numbered := t.Numbered()
 	var list []policy.Egress
+	if ep := t.NameEndpoint(); ep != nil {
+		list = append(list, policy.Egress{Prefix: netip.PrefixFrom(netip.IPv6Unspecified(), 0), Ports: policy.AllPorts, Endpoint: ep})
+	}
 	for _, route := range slices.Backward(t.Routes()) {
 		for _, to := range route.Ranges {
 			r := policy.Egress{Prefix: route.Prefix, Ports: to.Ports, Endpoint: numbered[to.Endpoint]}
