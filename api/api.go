@@ -47,6 +47,8 @@ type Rules struct {
 	Endpoints []string `json:"endpoints"`
 	Ingress   []string `json:"ingress"`
 	Egress    []string `json:"egress"`
+	// NameRules are for containers whose IPv4 is translated.
+	NameRules []string `json:"nameRules,omitempty"`
 }
 
 // Registered is the answer to a Registration: 201; or 200 with Graft false if no rule is for the

@@ -24,6 +24,8 @@ type Verdict struct {
 // endpoint was deleted is not in force.
 func OfEndpoints(list []api.Endpoint) (Rules, error) {
 	var t api.Rules
+	var names []string
+	var leadTo string
 	for _, e := range list {
 		ep, err := ParseDefinition(e.Name, e.Definition)
 		if err != nil {
@@ -33,18 +35,44 @@ func OfEndpoints(list []api.Endpoint) (Rules, error) {
 		for _, r := range e.Rules {
 			if in, is := strings.CutPrefix(r, "-i "); is {
 				t.Ingress = append(t.Ingress, in)
+			} else if name, is := strings.CutPrefix(r, NameRuleFlag+" "); is {
+				names, leadTo = append(names, name), e.Name
 			} else {
 				t.Egress = append(t.Egress, strings.TrimPrefix(r, "-e "))
 			}
 		}
 	}
-	return Parse(t)
+	r, err := Parse(t)
+	if err != nil {
+		return r, err
+	}
+	return r, r.addNames(names, leadTo)
+}
+
+// addNames adds name rules that lead to an endpoint.
+func (r *Rules) addNames(texts []string, name string) error {
+	if len(texts) == 0 {
+		return nil
+	}
+	ep, err := r.Endpoints.Get(name)
+	if err != nil {
+		return err
+	}
+	for _, s := range texts {
+		rule, err := policy.ParseNameRule(s)
+		if err != nil {
+			return err
+		}
+		rule.Endpoint = ep
+		r.NameRules = append(r.NameRules, rule)
+	}
+	return nil
 }
 
 // Explain returns a Verdict for each rule, in the order in which they are compared, and one for
 // calls that no rule covers. The error is that of policy.NewTable.
 func (r *Rules) Explain() ([]Verdict, error) {
-	t, err := policy.NewTable(r.Ingress, r.Egress)
+	t, err := r.table()
 	if err != nil {
 		return nil, err
 	}
@@ -52,6 +80,9 @@ func (r *Rules) Explain() ([]Verdict, error) {
 	for _, rule := range t.EgressRules() {
 		what, _, _ := strings.Cut(rule.String(), "=")
 		list = append(list, Verdict{"connect", what, "-e " + rule.String(), rule.Endpoint.Name, leaves(rule.Endpoint), "the longest prefix decides, then the smallest range of ports, then a rule of one protocol"})
+	}
+	for _, rule := range t.NameRules() {
+		list = append(list, Verdict{"connect", "hosts named " + rule.String(), NameRuleFlag + " " + rule.String(), rule.Endpoint.Name, leaves(rule.Endpoint), whyNamed})
 	}
 	list = append(list, Verdict{Call: "connect", Address: "any other", Result: staysInside, Why: "no rule covers it"})
 	for _, rule := range t.IngressRules() {
@@ -62,11 +93,18 @@ func (r *Rules) Explain() ([]Verdict, error) {
 	return append(list, Verdict{Call: "bind", Address: "any other", Result: staysInside, Why: "no rule covers it"}), nil
 }
 
+// table compiles the rules.
+func (r *Rules) table() (*policy.Table, error) {
+	return policy.NewTable(r.Ingress, r.Egress, r.NameRules...)
+}
+
+const whyNamed = "it covers the addresses in answers for names that match, until their time is over"
+
 const staysInside = "the socket stays in the container's network namespace"
 
 // ExplainConnect returns the Verdict on connect(2), or on a datagram, to an address.
 func (r *Rules) ExplainConnect(protocol policy.Protocol, to netip.AddrPort) (Verdict, error) {
-	t, err := policy.NewTable(r.Ingress, r.Egress)
+	t, err := r.table()
 	if err != nil {
 		return Verdict{}, err
 	}
@@ -85,6 +123,9 @@ func (r *Rules) ExplainConnect(protocol policy.Protocol, to netip.AddrPort) (Ver
 func (r *Rules) whyNoEgress(protocol policy.Protocol, to netip.AddrPort) string {
 	addr := to.Addr().Unmap()
 	special, isSpecial := policy.Special(addr)
+	if why := r.couldBeNamed(protocol, to.Port()); why != "" && addr.Is6() && !isSpecial {
+		return why
+	}
 	for _, rule := range r.Egress {
 		switch {
 		case !rule.Prefix.Contains(addr):
@@ -108,7 +149,7 @@ func (r *Rules) whyNoEgress(protocol policy.Protocol, to netip.AddrPort) string 
 
 // ExplainBind returns the Verdict on bind(2) to an address.
 func (r *Rules) ExplainBind(protocol policy.Protocol, at netip.AddrPort) (Verdict, error) {
-	t, err := policy.NewTable(r.Ingress, r.Egress)
+	t, err := r.table()
 	if err != nil {
 		return Verdict{}, err
 	}

@@ -27,6 +27,7 @@ type Rules struct {
 	Endpoints endpoint.Set
 	Ingress   []policy.Ingress
 	Egress    []policy.Egress
+	NameRules []policy.NameRule
 }
 
 // Texts returns the rules as texts that Parse reads.
@@ -41,12 +42,15 @@ func (r *Rules) Texts() api.Rules {
 	for _, out := range r.Egress {
 		t.Egress = append(t.Egress, out.String())
 	}
+	for _, n := range r.NameRules {
+		t.NameRules = append(t.NameRules, n.String())
+	}
 	return t
 }
 
 // TextError is an error in one of the rule texts.
 type TextError struct {
-	Key   string // mode, endpoints, ingress or egress
+	Key   string // mode, endpoints, ingress, egress or name rules
 	Index int    // in the list of that name
 	Err   error
 }
@@ -58,7 +62,12 @@ func (e *TextError) Unwrap() error { return e.Err }
 // Parse reads rules as users write them: on the command line of tsugiki run, in a container's
 // annotations, in the configuration. Its error joins a TextError for each wrong text. Parse reads
 // rules only if all endpoints are right. Rules may still contradict each other (policy.NewTable).
-func Parse(t api.Rules) (Rules, error) { return join(parse(t, false)) }
+func Parse(t api.Rules) (Rules, error) {
+	if len(t.NameRules) > 0 {
+		return Rules{}, errNameRules
+	}
+	return join(parse(t, false))
+}
 
 // join joins the errors of parse.
 func join(r Rules, bad []*TextError) (Rules, error) {
@@ -99,6 +108,8 @@ func parse(t api.Rules, translated bool) (Rules, []*TextError) {
 		r.Ingress, bad = parseList("ingress", t.Ingress, p.Ingress)
 		errs = append(errs, bad...)
 		r.Egress, bad = parseList("egress", t.Egress, p.Egress)
+		errs = append(errs, bad...)
+		r.NameRules, bad = parseList("name rules", t.NameRules, parseNameRule)
 		errs = append(errs, bad...)
 	}
 	return r, errs

@@ -15,8 +15,9 @@ type Translation struct {
 }
 
 // ParseTranslated is Parse for such a container. An ingress rule for IPv4 may lead to an IPv6
-// address. Without an egress rule, programs reach all of IPv6 from the host's address from. If from
-// is unspecified, the host chooses the address.
+// address, and there may be name rules. Without an egress rule and a name rule, programs reach all of
+// IPv6. They leave from the host's address from, if there is no egress rule. If from is invalid, the
+// host chooses the address.
 func ParseTranslated(t api.Rules, from netip.Addr) (Rules, error) {
 	switch {
 	case t.Mode == "" || t.Mode == filter.Seccomp.String():
@@ -25,13 +26,17 @@ func ParseTranslated(t api.Rules, from netip.Addr) (Rules, error) {
 		return Rules{}, errors.New("IPv4 is translated in mode seccomp only")
 	}
 	switch {
-	case len(t.Egress) == 0:
+	case len(t.Egress) > 0 && from.IsValid():
+		return Rules{}, errors.New("an egress rule names the address from which programs leave; leave --ipv6 out")
+	case len(t.Egress) == 0 && len(t.NameRules) == 0:
 		if !from.IsValid() {
 			from = netip.IPv6Unspecified()
 		}
 		t.Egress = []string{"::/0=" + from.String()}
-	case from.IsValid():
-		return Rules{}, errors.New("an egress rule names the address from which programs leave; leave --ipv6 out")
 	}
-	return join(parse(t, true))
+	r, err := join(parse(t, true))
+	if err == nil {
+		err = r.leadNames(from)
+	}
+	return r, err
 }
