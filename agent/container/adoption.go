@@ -128,7 +128,7 @@ func (c *Container) restore() error {
 	if err != nil {
 		return err
 	}
-	if c.table, err = policy.Restore(ingress, egress, numbered); err != nil {
+	if c.table, err = policy.Restore(ingress, egress, numbered, c.nameRulesFor(&set)...); err != nil {
 		return err
 	}
 	dir, err := c.keepers.Open()

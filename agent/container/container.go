@@ -222,7 +222,7 @@ func (c *Container) save() error {
 }
 
 func (c *Container) compile() (err error) {
-	c.table, err = policy.NewTable(c.spec.Ingress, c.spec.Egress)
+	c.table, err = policy.NewTable(c.spec.Ingress, c.spec.Egress, c.spec.NameRules...)
 	if err == nil {
 		c.state.Untrapped = c.needsTraps(c.table, c.endpoints.Load(), c.sourcesFor()) == nil
 		err = c.checkTranslation()

@@ -46,6 +46,11 @@ func (c *Container) ListEndpoints() []api.Endpoint {
 				e.Rules = append(e.Rules, "-e "+r.String())
 			}
 		}
+		for _, r := range c.spec.NameRules {
+			if r.Endpoint.Name == ep.Name {
+				e.Rules = append(e.Rules, rules.NameRuleFlag+" "+r.String())
+			}
+		}
 		list = append(list, e)
 	}
 	return list
@@ -156,7 +161,7 @@ func (c *Container) nextTable(set *endpoint.Set) (*policy.Table, error) {
 	if err != nil {
 		return nil, err
 	}
-	return c.table.Next(ingress, egress)
+	return c.table.Next(ingress, egress, c.nameRulesFor(set)...)
 }
 
 // rulesFor returns the rules whose endpoints are in the set.
@@ -182,6 +187,17 @@ func (c *Container) rulesFor(set *endpoint.Set) (ingress []policy.Ingress, egres
 		egress = append(egress, r)
 	}
 	return ingress, egress, nil
+}
+
+// nameRulesFor returns the name rules, if their endpoint is in the set, and of IPv6.
+func (c *Container) nameRulesFor(set *endpoint.Set) (list []policy.NameRule) {
+	for _, r := range c.spec.NameRules {
+		if ep, err := set.Get(r.Endpoint.Name); err == nil && ep.Type == endpoint.IPv6 {
+			r.Endpoint = ep
+			list = append(list, r)
+		}
+	}
+	return list
 }
 
 // change puts a table in force in steps. If one fails, change undoes the steps before it.

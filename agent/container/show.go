@@ -43,6 +43,11 @@ func (c *Container) describe() Shown {
 			s.Egress = append(s.Egress, target+"->"+source(ep))
 		}
 	}
+	for _, r := range c.spec.NameRules {
+		if ep := c.endpointNamed(r.Endpoint.Name); ep != nil {
+			s.Egress = append(s.Egress, r.String()+"->"+source(ep))
+		}
+	}
 	return s
 }
 

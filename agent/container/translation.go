@@ -12,7 +12,9 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/tsugiki/tsugiki/endpoint"
 	"github.com/tsugiki/tsugiki/graft"
+	"github.com/tsugiki/tsugiki/policy"
 	"github.com/tsugiki/tsugiki/translate"
 	"github.com/tsugiki/tsugiki/translate/dns"
 )
@@ -23,6 +25,7 @@ type translation struct {
 	*translate.Table
 	host  hostAddresses
 	proxy *dns.Proxy
+	named *namedHosts                     // nil: there are no name rules
 	nat64 atomic.Pointer[translate.NAT64] // nil: none is known of the network
 	known chan struct{}                   // closed after the first search for nat64
 	udp   atomic.Pointer[datagrams]       // nil: UDP is not translated
@@ -53,7 +56,12 @@ func (c *Container) openTranslation() (graft.Translation, error) {
 		return graft.Translation{}, err
 	}
 	c.translation = t
-	return graft.Translation{Translator: t, Own: translate.Own, Nobody: translate.Nobody}, nil
+	g := graft.Translation{Translator: t, Own: translate.Own, Nobody: translate.Nobody}
+	if len(c.spec.NameRules) > 0 {
+		t.named = newNamedHosts(c.spec.NameRules, c.enforced, c.log, c.spec.Decisions)
+		g.Opened = func(to netip.AddrPort) *endpoint.Endpoint { return c.enforced.OpenedBy(policy.TCP, to) }
+	}
+	return g, nil
 }
 
 // connected returns the IPv6 addresses, and the virtual ones, to which the container's sockets are
@@ -95,6 +103,7 @@ func (c *Container) serveNames() error {
 	var err error
 	t.proxy, err = dns.New(dns.Options{
 		Table: t.Table, Upstreams: c.spec.Translation.Resolvers, NAT64: t.prefix, NAT64Known: t.known, Dial: c.dialResolver,
+		Answered: t.named.answered(),
 	})
 	if err != nil {
 		return err
@@ -236,6 +245,7 @@ func (t *translation) close() error {
 		t.end()
 		t.work.Wait()
 	}
+	t.named.close()
 	return errors.Join(t.udp.Load().close(), t.Close())
 }
 
