@@ -24,7 +24,7 @@ Explain says which rule decides about an address.
 
 "for CONTAINER" may be omitted if exactly one container is running. Established
 connections continue when their endpoint is deleted. The endpoint of a rule with a host
-address is e-1 for the first -e and i-1 for the first -i.`,
+address is e-1 for the first -e and i-1 for the first -i; that of name rules is names.`,
 		Example: `  tsugiki run --name web-1 -e 0.0.0.0/0=0.0.0.0 -- sleep 600 &
   tsugiki graft show
   tsugiki graft del e-1

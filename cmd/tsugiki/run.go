@@ -64,6 +64,16 @@ the endpoint i-N or e-N:
                                      the host has it
   -p ADDR:HOST:CONTAINER[/tcp|/udp]  at this address of the host
 
+With --translate:
+  --name-rule PATTERN[:PORT[-PORT]][/tcp|/udp]
+                                     hosts by their names. COMMAND reaches the addresses in the
+                                     answers to its own questions for names that match, until
+                                     a minute after their TTL. In PATTERN, "*" stands for
+                                     letters, digits, - and _ in one label: *.example.com is
+                                     a.example.com, and not a.b.example.com or example.com.
+                                     **.example.com is both of the first, * alone each name.
+                                     With it, or -e, COMMAND reaches nothing else
+
 COMMAND gets its exit status, signals, standard streams, terminal and directory as from
 env(1). When COMMAND ends, run kills the processes that it left behind.`
 
@@ -77,6 +87,7 @@ func runCommand() *cobra.Command {
   tsugiki run -i 0.0.0.0:8080=198.51.100.1:80 -- ./server -listen :8080
   tsugiki run -p 8080:80 -- ./server -listen :80
   tsugiki run --endpoint "out type ipv4 addr 0.0.0.0 port dynamic" -e 0.0.0.0/0=out -- curl http://198.51.100.2/
+  tsugiki run --translate --name-rule '*.example.com:443' -- curl -4 https://www.example.com/
   tsugiki run --endpoint "web type ipv4 addr 198.51.100.1 port 80" -i 0.0.0.0:8080=web -- ./server -listen :8080`,
 		DisableFlagsInUseLine: true,
 		Args: func(_ *cobra.Command, args []string) error {
@@ -171,7 +182,7 @@ func (f *runFlags) rehearse(out io.Writer, spec runner.Program) error {
 }
 
 func (f *runFlags) texts() api.Rules {
-	return api.Rules{Mode: f.mode, Endpoints: f.endpoints, Ingress: f.ingress, Egress: f.egress}
+	return api.Rules{Mode: f.mode, Endpoints: f.endpoints, Ingress: f.ingress, Egress: f.egress, NameRules: f.translation.names}
 }
 
 func (f *runFlags) spec(command []string, stderr io.Writer) (runner.Program, error) {

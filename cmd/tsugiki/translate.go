@@ -18,11 +18,13 @@ type translateFlags struct {
 	on        bool
 	ipv6      string
 	resolvers []string
+	names     []string
 }
 
 func (f *translateFlags) register(flags *pflag.FlagSet) {
 	flags.BoolVar(&f.on, "translate", false, "let COMMAND, which may know IPv4 only, reach IPv6 hosts, and -i 0.0.0.0:PORT=[ADDR]:PORT serve IPv6")
 	flags.StringVar(&f.ipv6, "ipv6", "", "with --translate, the IPv6 address of the host from which COMMAND connects (default the host's choice)")
+	flags.StringArrayVar(&f.names, "name-rule", nil, "with --translate, hosts by their names, as PATTERN[:PORT[-PORT]][/tcp|/udp]: COMMAND reaches the addresses that are answered when it asks for a name that matches, and no others, unless -e covers them; may be repeated")
 	flags.StringArrayVar(&f.resolvers, "dns", nil, "host: let COMMAND ask the name servers of /etc/resolv.conf that are on the host's loopback, such as 127.0.0.53; or with --translate, a resolver to ask for names, as [ADDR]:PORT, may be repeated (default those of /etc/resolv.conf)")
 }
 
@@ -30,8 +32,8 @@ func (f *translateFlags) register(flags *pflag.FlagSet) {
 func (f *runFlags) rules() (rules.Rules, *rules.Translation, error) {
 	t := &f.translation
 	if !t.on {
-		if t.ipv6 != "" || len(t.resolvers) > 0 {
-			return rules.Rules{}, nil, errors.New("--ipv6, and --dns with an address, are for --translate, which is missing")
+		if t.ipv6 != "" || len(t.resolvers) > 0 || len(t.names) > 0 {
+			return rules.Rules{}, nil, errors.New("--ipv6, --name-rule, and --dns with an address, are for --translate, which is missing")
 		}
 		r, err := rules.Parse(f.texts())
 		return r, nil, err
