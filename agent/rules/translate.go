@@ -19,11 +19,8 @@ type Translation struct {
 // IPv6. They leave from the host's address from, if there is no egress rule. If from is invalid, the
 // host chooses the address.
 func ParseTranslated(t api.Rules, from netip.Addr) (Rules, error) {
-	switch {
-	case t.Mode == "" || t.Mode == filter.Seccomp.String():
-		t.Mode = filter.Seccomp.String()
-	default:
-		return Rules{}, errors.New("IPv4 is translated in mode seccomp only")
+	if t.Mode == filter.Preload.String() {
+		return Rules{}, errors.New("IPv4 is translated in the modes auto and seccomp")
 	}
 	switch {
 	case len(t.Egress) > 0 && from.IsValid():

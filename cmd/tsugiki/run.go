@@ -137,7 +137,7 @@ func (f *runFlags) register(flags *pflag.FlagSet) {
 	flags.StringArrayVarP(&f.ingress, "ingress", "i", nil, "rule for sockets that COMMAND binds; may be repeated")
 	flags.StringArrayVarP(&f.egress, "egress", "e", nil, "rule for sockets that COMMAND connects; may be repeated")
 	flags.StringArrayVarP(&f.published, "publish", "p", nil, "port of the host for a port that COMMAND binds, as [ADDR:]HOST:CONTAINER[/tcp|/udp]; may be repeated")
-	flags.StringVar(&f.mode, "mode", "", "interception of socket calls: preload, by a library in dynamic programs; seccomp, by the kernel in all programs; auto, both (default auto; with --translate seccomp)")
+	flags.StringVar(&f.mode, "mode", "", "interception of socket calls: preload, by a library in dynamic programs; seccomp, by the kernel in all programs; auto, both (default auto)")
 	flags.StringVarP(&f.user, "user", "u", "", "run COMMAND as USER[:GROUP], names or ids")
 	flags.StringArrayVar(&f.capAdd, "cap-add", nil, "add a capability of COMMAND, or ALL; may be repeated")
 	flags.StringArrayVar(&f.capDrop, "cap-drop", nil, "drop a capability of COMMAND, or ALL; may be repeated")

@@ -73,7 +73,7 @@ type Options struct {
 	// graft.NeedsTraps. Datagrams has no effect then.
 	Untrapped bool
 	// Translated asks for what programs that know IPv4 only need on an IPv6-only network: connects
-	// and the names of sockets and their peers. It goes with Untrapped and mode Seccomp.
+	// and the names of sockets and their peers. It goes with Untrapped.
 	Translated bool
 	// Accepts asks for accept(2): listeners of the container may have connections of two network
 	// namespaces (graft/own.go).

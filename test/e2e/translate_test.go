@@ -30,6 +30,14 @@ const (
 	virtualAddr4 = "198.18.0.1"
 )
 
+// inTranslatingModes runs a test in each mode in which IPv4 is translated.
+func inTranslatingModes(t *testing.T, test func(t *testing.T, mode string)) {
+	t.Helper()
+	for _, mode := range []string{"auto", "seccomp"} {
+		t.Run(mode, func(t *testing.T) { test(t, mode) })
+	}
+}
+
 // ipv6World has no IPv4 but on loopbacks. The remote has a resolver.
 type ipv6World struct {
 	h, srv *testkit.Namespace
@@ -158,13 +166,15 @@ func TestTranslatedClients(t *testing.T) {
 		"twice":      {[]string{static(t, "fetch"), "http4://" + at, "http4://" + at}, seen + seen},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := succeed(t, w.translated(t, append([]string{"--ipv6", sourceAddr6, "--"}, tt.line...)...))
-			if got != tt.want {
-				t.Errorf("it prints\n%s\nwant\n%s", got, tt.want)
-			}
-			if from := o.take(); len(from) == 0 && name != "calls" { // which asks for no page
-				t.Error("nobody has asked the server")
-			}
+			inTranslatingModes(t, func(t *testing.T, mode string) {
+				got := succeed(t, w.translated(t, append([]string{"--mode", mode, "--ipv6", sourceAddr6, "--"}, tt.line...)...))
+				if got != tt.want {
+					t.Errorf("it prints\n%s\nwant\n%s", got, tt.want)
+				}
+				if from := o.take(); len(from) == 0 && name != "calls" { // which asks for no page
+					t.Error("nobody has asked the server")
+				}
+			})
 		})
 	}
 	watch.Nothing(t)
@@ -256,19 +266,21 @@ func TestTranslatedServers(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			rule := fmt.Sprintf("0.0.0.0:%d=[%s]:%d", port8000, sourceAddr6, port8000)
-			serve(t, w.translated(t, append([]string{"-i", rule, "--"}, tt.line...)...), port{w.h, "tcp6", port8000})
-			url := fmt.Sprintf("http://[%s]:%d/", sourceAddr6, port8000)
-			for range 3 {
-				for ns, want := range map[*testkit.Namespace]string{w.srv: tt.want, w.h: tt.onHost} {
-					if got := succeed(t, command(t, ns, static(t, "fetch"), url)); got != want {
-						t.Errorf("%s answers %q, want %q", name, got, want)
+			inTranslatingModes(t, func(t *testing.T, mode string) {
+				rule := fmt.Sprintf("0.0.0.0:%d=[%s]:%d", port8000, sourceAddr6, port8000)
+				serve(t, w.translated(t, append([]string{"--mode", mode, "-i", rule, "--"}, tt.line...)...), port{w.h, "tcp6", port8000})
+				url := fmt.Sprintf("http://[%s]:%d/", sourceAddr6, port8000)
+				for range 3 {
+					for ns, want := range map[*testkit.Namespace]string{w.srv: tt.want, w.h: tt.onHost} {
+						if got := succeed(t, command(t, ns, static(t, "fetch"), url)); got != want {
+							t.Errorf("%s answers %q, want %q", name, got, want)
+						}
 					}
 				}
-			}
-			if name == "nginx" {
-				n.checkErrors(t)
-			}
+				if name == "nginx" {
+					n.checkErrors(t)
+				}
+			})
 		})
 	}
 }

@@ -133,13 +133,15 @@ func TestTranslatedDatagrams(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := succeed(t, w.translated(t, append([]string{"--ipv6", sourceAddr6, "--"}, tt.line...)...))
-			if got != tt.want {
-				t.Errorf("it prints\n%s\nwant\n%s", got, tt.want)
-			}
-			if from := o.take(); len(from) == 0 && name != "dig" {
-				t.Error("nobody has asked the server")
-			}
+			inTranslatingModes(t, func(t *testing.T, mode string) {
+				got := succeed(t, w.translated(t, append([]string{"--mode", mode, "--ipv6", sourceAddr6, "--"}, tt.line...)...))
+				if got != tt.want {
+					t.Errorf("it prints\n%s\nwant\n%s", got, tt.want)
+				}
+				if from := o.take(); len(from) == 0 && name != "dig" {
+					t.Error("nobody has asked the server")
+				}
+			})
 		})
 	}
 	watch.Nothing(t)
@@ -291,12 +293,14 @@ func TestTranslatedDatagramsForbidden(t *testing.T) {
 		t.Cleanup(func() { heard[i].Close() })
 	}
 	go testkit.AnswerDatagrams(heard[0], testkit.Echo)
-	out := succeed(t, w.translated(t, "-e", fmt.Sprintf("[%s]:%d=%s", remoteAddr6, allowed, sourceAddr6), "--",
-		python(t), "-c", hostileDatagrams, serverName, fmt.Sprint(allowed), fmt.Sprint(forbidden)))
-	want := strings.Repeat("ENETUNREACH\n", 10) + "allowed\nENETUNREACH\nallowed\n"
-	if out != want {
-		t.Errorf("it prints\n%s\nwant\n%s", out, want)
-	}
+	inTranslatingModes(t, func(t *testing.T, mode string) {
+		out := succeed(t, w.translated(t, "--mode", mode, "-e", fmt.Sprintf("[%s]:%d=%s", remoteAddr6, allowed, sourceAddr6), "--",
+			python(t), "-c", hostileDatagrams, serverName, fmt.Sprint(allowed), fmt.Sprint(forbidden)))
+		want := strings.Repeat("ENETUNREACH\n", 10) + "allowed\nENETUNREACH\nallowed\n"
+		if out != want {
+			t.Errorf("it prints\n%s\nwant\n%s", out, want)
+		}
+	})
 	checkHearsOnly(t, heard[1], heard[1].LocalAddr().String())
 	checkHearsOnly(t, heard[2], fmt.Sprintf("127.0.0.1:%d", forbidden))
 }
