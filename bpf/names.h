@@ -6,6 +6,7 @@
 #ifndef TSUGIKI_NAMES_H
 #define TSUGIKI_NAMES_H
 
+#include "mapped.h"
 #include "packets.h"
 #include "relay.h"
 #include "resolver.h"
@@ -109,8 +110,10 @@ int getpeername6(struct bpf_sock_addr *ctx)
 		{ctx->user_ip6[0], ctx->user_ip6[1], ctx->user_ip6[2], ctx->user_ip6[3]}};
 	__u16 port = bpf_ntohs(ctx->user_port);
 
-	name_peer(ctx, &peer, &port);
-	name_resolver(ctx->sk, &peer, port);
+	if (!name_virtual(ctx->sk, &peer)) {
+		name_peer(ctx, &peer, &port);
+		name_resolver(ctx->sk, &peer, port);
+	}
 	redirect6(ctx, &peer, port);
 	return ALLOW;
 }

@@ -21,6 +21,13 @@
 #define OPTIONS_PROOF 0x7473
 
 /*
+ * An option of SOL_IPV6 that there is not. Where IPv4 is translated, the programs make a new IPv6
+ * socket of TCP a translated one by it (bpf/translated.h), and clear IPV6_V6ONLY. Anybody may set
+ * it: which addresses a socket reaches, the rules say.
+ */
+#define OPTIONS_TRANSLATED 0x7474
+
+/*
  * TCP_ULP. "smc" makes another socket, of the caller's own cgroup, of a host socket: its options
  * are set where the kernel programs do not see them. "espintcp" has the host's IPsec read what
  * arrives, as UDP_ENCAP does. The programs let "tls" pass.

@@ -46,6 +46,7 @@
  */
 #include "held.h"
 #include "listen.h"
+#include "mapped.h"
 #include "names.h"
 #include "packets.h"
 #include "relay.h"
@@ -63,8 +64,6 @@ static __always_inline int decide_connect4(struct bpf_sock_addr *ctx)
 	struct endpoint *ep;
 	int verdict;
 
-	if (ctx->user_family != AF_INET)
-		return ALLOW;
 	if (leads_to_host(ctx, &to, port, &verdict)) {
 		ctx->user_ip4 = to.word[3];
 		return verdict == ALLOW ? ALLOW : unreachable(&to);
@@ -100,6 +99,8 @@ int connect4(struct bpf_sock_addr *ctx)
 	__u32 asked = ctx->user_ip4;
 	__u32 port = ctx->user_port;
 
+	if (ctx->user_family != AF_INET)
+		return ALLOW; /* the kernel refuses it */
 	ask_resolver4(ctx);
 	return decided4(ctx, DECIDED_CONNECT, asked, port, decide_connect4(ctx));
 }
@@ -146,6 +147,8 @@ int connect6(struct bpf_sock_addr *ctx)
 	__u32 port = ctx->user_port;
 
 	ask_resolver6(ctx);
+	if (!leads_to_ip6(ctx))
+		return DENY;
 	return decided6(ctx, DECIDED_CONNECT, &asked, port, decide_connect6(ctx));
 }
 
@@ -359,7 +362,7 @@ int setsockopt(struct bpf_sockopt *ctx)
 		ctx->optlen = 0;
 	if (ctx->level == 0 && ctx->optname == OPTIONS_PROOF)
 		return DENY;
-	if (set_translated(ctx) || keeps_checksum(ctx))
+	if (set_translated(ctx) || becomes_translated(ctx) || keeps_checksum(ctx))
 		return ALLOW;
 	bit = held_bit(ctx->level, ctx->optname);
 	if (bit)

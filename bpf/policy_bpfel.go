@@ -142,6 +142,7 @@ type PolicyHeld struct {
 	Container  uint32
 	Translated uint32
 	Option     [4]uint16
+	Last       uint32
 }
 
 type PolicyLocation struct {

@@ -1,8 +1,15 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 /*
- * Options of IPv6 sockets that are in the place of a program's IPv4 ones. An option of SOL_IP would
- * succeed there and do nothing: its counterpart of SOL_IPV6 is set instead, and the program reads
- * back what it has set.
+ * IPv6 sockets that are in the place of a program's IPv4 ones. A note at the socket says that it is
+ * one: the supervisor's, or the gate's by an option (OPTIONS_TRANSLATED).
+ *
+ * Options. One of SOL_IP would succeed there and do nothing: its counterpart of SOL_IPV6 is set
+ * instead, and the program reads back what it has set.
+ *
+ * Connects. The preloaded library connects such a socket to the mapped form of the program's
+ * address, ::ffff:198.18.x.y of a virtual one (virtual.h). connect6 leads it to the IPv6 host,
+ * which the rules judge, and getpeername6 names the virtual address. A socket without the note
+ * reaches no virtual address.
  */
 #ifndef TSUGIKI_TRANSLATED_H
 #define TSUGIKI_TRANSLATED_H
@@ -41,6 +48,36 @@ static __always_inline struct held *translated(struct bpf_sock *sk)
 	struct held *held = sk ? bpf_sk_storage_get(&held_by_socket, sk, 0, 0) : NULL;
 
 	return held && held->translated ? held : NULL;
+}
+
+/* Whether an option makes the socket a translated one. Then the kernel clears V6ONLY. Sockets that
+ * are in use already do not become one. */
+static __always_inline bool becomes_translated(struct bpf_sockopt *ctx)
+{
+	__u8 *value, *end;
+	struct bpf_sock *sk;
+	struct held *held;
+
+	/* As in set_translated. */
+	__asm__ volatile("" : "+r"(ctx));
+	value = ctx->optval;
+	end = ctx->optval_end;
+	sk = ctx->sk;
+	if (ctx->level != 41 /* SOL_IPV6 */ || ctx->optname != OPTIONS_TRANSLATED ||
+	    !container()->translates || !sk || value + 4 > end)
+		return false;
+	if (sk->family != AF_INET6 || sk->protocol != IPPROTO_TCP ||
+	    sk->state != 7 /* TCP_CLOSE */ || sk->src_port)
+		return false;
+	held = bpf_sk_storage_get(&held_by_socket, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	if (!held)
+		return false;
+	held->translated = 1;
+	held->container = container()->id;
+	*(__u32 *)value = 0;
+	ctx->optlen = 4;
+	ctx->optname = 26; /* IPV6_V6ONLY */
+	return true;
 }
 
 /* Whether an option that is about to be set is one of these. Then its counterpart is. */
