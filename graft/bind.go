@@ -46,6 +46,12 @@ func (e call) bind(p Program, number int, addr netip.AddrPort) (Answer, error) {
 		return Answer{}, err
 	}
 	e.logDecision(p, "bind", number, addr, ep)
+	if s.translated() && (ep == nil || !ep.Addr.Is6()) {
+		if s, err = e.untranslate(p, number, s); err != nil {
+			return answerFor(err)
+		}
+		defer unix.Close(s.file)
+	}
 	switch {
 	case ep != nil && ep.Type == endpoint.Unix:
 		return e.listenAtPath(p, number, s, ep)

@@ -47,7 +47,7 @@ type Translation struct {
 // resolverPort is where the kernel programs lead questions for names to the container's DNS proxy.
 const resolverPort = 53
 
-// connectTranslated answers connect(2) to an IPv4 address that is no loopback address. The engine
+// connectTranslated answers connect(2) to an IPv4 address. The engine
 // begins to connect, without waiting. Then the kernel carries on with the call: on a socket that is
 // connecting, connect(2) waits and does not look at the address. So blocking, signals and errnos
 // are the kernel's.
@@ -61,9 +61,12 @@ func (e call) connectTranslated(p Program, number int, to netip.AddrPort) (Answe
 	if err != nil || !s.is4() || s.typ != unix.SOCK_STREAM || !s.movable() || e.places[s.netns] == nil {
 		return Answer{}, err
 	}
+	if to.Addr().IsLoopback() || to.Addr().IsUnspecified() || to.Port() == resolverPort {
+		return e.connectUntranslated(p, number, s)
+	}
 	v6, known := e.Translator.V6(to.Addr())
-	if !known || to.Port() == resolverPort {
-		return e.connectUntranslated(s), nil
+	if !known {
+		return e.connectUntranslated(p, number, s)
 	}
 	if s.translated() {
 		if err := unix.Connect(file, sockaddrOf(to)); !errors.Is(err, unix.EINVAL) {
@@ -83,12 +86,34 @@ func (e call) connectTranslated(p Program, number int, to netip.AddrPort) (Answe
 }
 
 // connectUntranslated is the answer for a destination that is no virtual address: the kernel
-// programs decide, unless the socket is an IPv6 one by now.
-func (e call) connectUntranslated(s *socket) Answer {
-	if s.translated() {
-		return fail(unix.ENETUNREACH)
+// programs decide. They need an IPv4 socket for that.
+func (e call) connectUntranslated(p Program, number int, s *socket) (Answer, error) {
+	if !s.translated() {
+		return Answer{}, nil
 	}
-	return Answer{}
+	if e.bound(s) {
+		return fail(unix.ENETUNREACH), nil
+	}
+	s, err := e.untranslate(p, number, s)
+	if err != nil {
+		return answerFor(err)
+	}
+	unix.Close(s.file)
+	return Answer{}, nil
+}
+
+// untranslate replaces a translated socket that has no name by an IPv4 socket: one that the preloaded
+// library has taken from its pool, or one that has failed to connect. The caller closes the file of
+// the new socket.
+func (e call) untranslate(p Program, number int, s *socket) (*socket, error) {
+	file, err := e.swap(p, number, s, e.host, rebind{})
+	if err != nil {
+		return nil, err
+	}
+	if s, err = inspect(file); err != nil {
+		unix.Close(file)
+	}
+	return s, err
 }
 
 // connectBy6 begins to connect an IPv6 socket, and replaces s by it. If the connection is refused
@@ -218,6 +243,9 @@ func (e *Engine) ownName(at netip.AddrPort) netip.AddrPort {
 // peerName4 returns the IPv4 name of a peer: its virtual address. The name is Nobody if the peer is the
 // host, which has no virtual address, or if all virtual addresses are in use.
 func (e *Engine) peerName4(peer netip.AddrPort) netip.AddrPort {
+	if peer.Addr().Is4In6() { // by the kernel programs, or of the container's loopback
+		return netip.AddrPortFrom(peer.Addr().Unmap(), peer.Port())
+	}
 	v4, err := e.Translator.Map(peer.Addr(), 0)
 	if err != nil {
 		v4 = e.Nobody

@@ -73,6 +73,21 @@ static bool gate_is_bound(int file)
 	return getsockname(file, (struct sockaddr *)&name, &length) != 0 || name.sin6_port != 0;
 }
 
+bool gate_is_ip6(struct gate_worker *w, int number)
+{
+	struct sockaddr_in6 name = {0};
+	socklen_t length = sizeof(name);
+	int file = gate_file_of(w, number);
+	bool is;
+
+	if (file < 0)
+		return false;
+	is = getsockname(file, (struct sockaddr *)&name, &length) == 0 &&
+	     name.sin6_family == AF_INET6;
+	close(file);
+	return is;
+}
+
 uint64_t gate_netns_of(struct gate_worker *w, int number, bool *bound)
 {
 	uint64_t cookie = 0;

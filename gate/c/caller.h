@@ -22,6 +22,9 @@ size_t gate_read(const struct seccomp_notif *n, uint64_t from, void *to, size_t 
  * is NULL, BOUND says whether the socket has a port. */
 uint64_t gate_netns_of(struct gate_worker *w, int number, bool *bound);
 
+/* Whether a descriptor of the caller is an IPv6 socket, whatever SO_DOMAIN says. */
+bool gate_is_ip6(struct gate_worker *w, int number);
+
 /* A duplicate of a descriptor of the caller, or -1. */
 int gate_file_of(struct gate_worker *w, int number);
 

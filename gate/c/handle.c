@@ -117,6 +117,12 @@ static bool gate_read_address(struct gate_worker *w, uint64_t from, uint32_t len
 	return gate_valid(&w->n);
 }
 
+/* Whether a socket may be a translated one, to which the kernel refuses IPv4 addresses. */
+static bool gate_is_translated(struct gate_worker *w)
+{
+	return gate.board->untrapped & BOARD_TRANSLATED && gate_is_ip6(w, w->request.number);
+}
+
 static void gate_destination(struct gate_worker *w, uint64_t from, uint32_t length)
 {
 	struct board_address to;
@@ -132,7 +138,8 @@ static void gate_destination(struct gate_worker *w, uint64_t from, uint32_t leng
 		return;
 	to = board_look_up(gate.board, BOARD_SIZE, w->request.address, w->request.length);
 	if (translated) {
-		gate_pass_if(w, to.where != BOARD_NO_IP && to.is4 && !to.loopback);
+		gate_pass_if(w, to.where != BOARD_NO_IP && to.is4 &&
+					(!to.loopback || gate_is_translated(w)));
 		return;
 	}
 	if (to.where == BOARD_NO_IP) {
@@ -152,7 +159,8 @@ static void gate_bind(struct gate_worker *w)
 	if (!gate_read_address(w, w->n.data.args[1], (uint32_t)w->n.data.args[2]))
 		return;
 	gate_await_deliveries();
-	if (board_bind_is_free(gate.board, w->request.address, w->request.length)) {
+	if (board_bind_is_free(gate.board, w->request.address, w->request.length) &&
+	    !gate_is_translated(w)) {
 		gate_report(w);
 		gate_proceed(w);
 		return;
