@@ -10,6 +10,7 @@
 
 #include <errno.h>
 #include <linux/sockios.h>
+#include <netinet/in.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
@@ -152,13 +153,37 @@ bool gate_batch_is_under_way(void)
 	return under_way;
 }
 
+/*
+ * Makes an IPv6 socket for a program that wants an IPv4 one of TCP. Its shim connects it to mapped
+ * addresses (bpf/translated.h).
+ */
+static int gate_make_translated(void)
+{
+	const int yes = 1;
+	int file = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, IPPROTO_TCP);
+
+	if (file < 0 || setsockopt(file, IPPROTO_IPV6, OPTIONS_TRANSLATED, &yes, sizeof(yes)) == 0)
+		return file;
+	close(file);
+	return -1;
+}
+
+static int gate_make_for_batch(const struct gate_kind *kind, bool *translated)
+{
+	int file = *translated ? gate_make_translated() : -1;
+
+	*translated = file >= 0;
+	return file >= 0 ? file : gate_make_unproven(kind);
+}
+
 static unsigned int gate_batch_to(int pair, const struct gate_kind *kind, unsigned int count)
 {
 	int files[MARK_BATCH_MAX];
 	unsigned int made = 0;
-	bool sent;
+	bool sent, translated = gate.board->untrapped & BOARD_TRANSLATED &&
+				kind->family == AF_INET && kind->type == SOCK_STREAM;
 
-	while (made < count && (files[made] = gate_make_unproven(kind)) >= 0)
+	while (made < count && (files[made] = gate_make_for_batch(kind, &translated)) >= 0)
 		made++;
 	/* If the gate is moved out of its cgroup meanwhile, the last socket shows that. */
 	sent = made > 0 && gate_policed(files[0]) && gate_policed(files[made - 1]) &&

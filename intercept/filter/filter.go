@@ -171,9 +171,9 @@ func nativeRules(n native, o Options) []rule {
 		add(getSockName)
 	}
 	if o.Translated {
-		add(connect, cond{2, atLeast, addrMin})
+		add(connect, o.decided(cond{2, atLeast, addrMin})...)
 		for _, name := range []call{getSockName, getPeerName, accept, accept4} {
-			add(name)
+			add(name, o.decided()...)
 		}
 	}
 	if o.Accepts {

@@ -7,7 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Where IPv4 is translated, the filter asks about connects and names too, and about nothing else.
+// Where IPv4 is translated, the filter asks about connects and names too, and about nothing else. It
+// asks about no call that the shim has decided.
 func TestBuildTranslated(t *testing.T) {
 	const ptr = 0x7fff_0000_0000
 	args := map[call][6]uint64{
@@ -16,20 +17,34 @@ func TestBuildTranslated(t *testing.T) {
 	}
 	asked := []call{connect, accept, accept4, getSockName, getPeerName}
 	for goarch, n := range natives {
-		for c, a := range args {
-			d := seccompData{n.token, n.numbers[c], a}
-			want := uint32(allow)
-			if slices.Contains(asked, c) {
-				want = ask
+		for _, mode := range []Mode{Seccomp, Auto} {
+			o := Options{Mode: mode, Untrapped: true, Translated: true}
+			for c, a := range args {
+				d := seccompData{n.token, n.numbers[c], a}
+				want := map[uint64]uint32{0: allow, markAsk: allow, markPass: allow}
+				if slices.Contains(asked, c) {
+					want = map[uint64]uint32{0: ask, markAsk: ask, markPass: ask}
+				}
+				if mode == Auto {
+					want[markPass] = allow
+				}
+				before := answer(t, goarch, Options{Mode: mode, Untrapped: true}, d)
+				for mark, want := range want {
+					if c == sendTo && mark != 0 {
+						continue // it has no place for a mark
+					}
+					if c != sendTo {
+						d.args[markArg] = mark
+					}
+					if got := answer(t, goarch, o, d); got != want || before != allow {
+						t.Errorf("%s, %s: call %d%#x: the filter says %#x, want %#x, and %#x without translation", goarch, mode, c, d.args, got, want, before)
+					}
+				}
 			}
-			got, before := answer(t, goarch, Options{Untrapped: true, Translated: true}, d), answer(t, goarch, Options{Untrapped: true}, d)
-			if got != want || before != allow {
-				t.Errorf("%s: call %d%#x: the filter says %#x, want %#x, and %#x without translation", goarch, c, a, got, want, before)
+			short := seccompData{n.token, n.numbers[connect], [6]uint64{3, ptr, 2}} // AF_UNSPEC
+			if got := answer(t, goarch, o, short); got != allow {
+				t.Errorf("%s, %s: a short connect: the filter says %#x", goarch, mode, got)
 			}
-		}
-		short := seccompData{n.token, n.numbers[connect], [6]uint64{3, ptr, 2}} // AF_UNSPEC
-		if got := answer(t, goarch, Options{Untrapped: true, Translated: true}, short); got != allow {
-			t.Errorf("%s: a short connect: the filter says %#x", goarch, got)
 		}
 	}
 }

@@ -108,12 +108,23 @@ bool shim_is_untrapped(const struct board *b)
 	return b != NULL && b->untrapped;
 }
 
+bool shim_translates(void)
+{
+	const struct board *b = atomic_load(&shim_mapped);
+
+	return b != NULL && b->untrapped & BOARD_TRANSLATED;
+}
+
 uint64_t shim_mark(int number, const void *address, size_t length)
 {
 	const struct board *b = shim_board();
 	struct board_address to;
 
-	if (length < SHIM_SOCKADDR_MIN || shim_is_untrapped(b))
+	if (length < SHIM_SOCKADDR_MIN)
+		return MARK_PASS;
+	if (shim_translates())
+		return MARK_ASK; /* the next call is translate.c's */
+	if (shim_is_untrapped(b))
 		return MARK_PASS;
 	if (length > BOARD_ADDRESS_MAX)
 		length = BOARD_ADDRESS_MAX;

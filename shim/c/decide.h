@@ -20,6 +20,9 @@ uint64_t shim_mark(int number, const void *address, size_t length);
 /* Whether connects and sends of a container are not trapped. B is its board, or NULL. */
 bool shim_is_untrapped(const struct board *b);
 
+/* Whether IPv4 is translated in the container, as far as the process knows its board. */
+bool shim_translates(void);
+
 /* Whether LENGTH bytes at ADDRESS can be read. The kernel, and not the shim, refuses a bad pointer.
  * (rt_sigprocmask(2) reads its set of eight bytes before it refuses `how`.) */
 bool shim_readable(const void *address, size_t length);

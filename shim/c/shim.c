@@ -14,7 +14,8 @@
  *   connect	by a system call with the mark MARK_PASS (marks.h), which the filter
  *		lets through, if the socket is where the destination lies;
  *   sendto and its kin, likewise, where rules divide the destinations of datagrams
- *		(send.c).
+ *		(send.c);
+ *   connect, accept, getsockname and getpeername, where IPv4 is translated (translate.c).
  *
  * In all other cases, and after any fault, the shim makes the program's call unchanged, with
  * MARK_ASK, and the filter traps the call. So the shim has no state to lose: the filter serves a
@@ -36,6 +37,7 @@
 #include "libc.h"
 #include "marks.h"
 #include "pool.h"
+#include "translate.h"
 
 #define SHIM_EMFILE 24
 
@@ -72,9 +74,11 @@ int socket(int family, int type, int protocol)
 
 int connect(int number, const void *address, unsigned int length)
 {
-	const long args[6] = {number, (long)address,
-			      length, [5] = (long)shim_mark(number, address, length)};
+	long args[6] = {number, (long)address, length};
 
+	if (shim_translates())
+		return (int)shim_result(shim_connect_translated(number, address, length));
+	args[5] = (long)shim_mark(number, address, length);
 	return (int)shim_result(shim_waiting_call(__NR_connect, args));
 }
 
