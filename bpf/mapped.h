@@ -12,13 +12,6 @@
  */
 #define ASK_SUPERVISOR 93 /* EPROTONOSUPPORT */
 
-/* Whether a translated socket has connected to an IPv4 address, on the container's loopback. Then
- * it speaks IPv4 until it ends. */
-static __always_inline bool spoke_ip4(const struct held *held)
-{
-	return held->last && !in_pool(held->last, VIRTUAL_NET);
-}
-
 /*
  * Leads a connect of a translated socket to the IPv6 host behind a virtual address. It returns
  * false if the supervisor has to decide: it knows hosts behind the NAT64, whether an address that
@@ -30,7 +23,6 @@ static __always_inline bool leads_to_ip6(struct bpf_sock_addr *ctx)
 	struct addr to = user6(ctx);
 	struct virtual_host *host;
 	struct held *held;
-	__u32 asked = to.word[3];
 
 	if (ctx->user_family != AF_INET6 || !is_mapped(&to))
 		return true;
@@ -38,35 +30,39 @@ static __always_inline bool leads_to_ip6(struct bpf_sock_addr *ctx)
 	if (!held)
 		return true;
 	if (loopback(&to) || wildcard(&to)) {
-		held->last = asked ? asked : bpf_htonl(0x7f000001);
+		held->spoke_ip4 = 1; /* and does until it ends */
 		return true;
 	}
-	host = is_virtual(&to) && !spoke_ip4(held) ? host_of(&to) : NULL;
+	host = is_virtual(&to) && !held->spoke_ip4 ? host_of(&to) : NULL;
 	if (!host || host->peer || host->heard) {
 		bpf_set_retval(-ASK_SUPERVISOR);
 		return false;
 	}
-	held->last = asked;
 	to = host->addr;
 	redirect6(ctx, &to, bpf_ntohs(ctx->user_port));
 	return true;
 }
 
-/* Names the peer of a translated socket by the virtual address that the socket has connected to. It
- * may be another host's by now: then the supervisor finds a name. */
+/*
+ * Names the peer of a translated socket by its virtual address. The supervisor finds a name for
+ * hosts that have none here, and for those whose address the programs have chosen.
+ */
 static __always_inline bool name_virtual(struct bpf_sock *sk, struct addr *peer)
 {
-	struct held *held = translated(sk);
 	struct virtual_host *host;
-	struct addr asked;
+	struct addr name;
+	__u32 *known;
 
-	if (!held || !held->last)
+	if (!translated(sk))
 		return false;
-	asked = mapped(held->last);
-	host = is_virtual(&asked) ? host_of(&asked) : NULL;
-	if (!host || !same(&host->addr, peer))
+	known = find(&virtual_tables, peer);
+	if (!known)
 		return false;
-	*peer = asked;
+	name = mapped(*known);
+	host = host_of(&name);
+	if (!host || host->peer || host->heard || !same(&host->addr, peer))
+		return false;
+	*peer = name;
 	return true;
 }
 

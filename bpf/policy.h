@@ -277,7 +277,7 @@ struct held {
 	__u32 container;  /* whose supervisor says so */
 	__u32 translated; /* an IPv6 socket in the place of a program's IPv4 one */
 	__u16 option[4];  /* of such a socket, see translated.h: its value and 1; 0: not set */
-	__u32 last;	  /* the IPv4 address that it has connected to, in network order; or 0 */
+	__u32 spoke_ip4;  /* such a socket has connected to an IPv4 address */
 };
 
 /* Whom the relay can answer, see relay.h. */

@@ -142,7 +142,7 @@ type PolicyHeld struct {
 	Container  uint32
 	Translated uint32
 	Option     [4]uint16
-	Last       uint32
+	SpokeIp4   uint32
 }
 
 type PolicyLocation struct {
@@ -341,6 +341,7 @@ type PolicyMapSpecs struct {
 	SteeredListeners   *ebpf.MapSpec `ebpf:"steered_listeners"`
 	TraceTables        *ebpf.MapSpec `ebpf:"trace_tables"`
 	TriedBySocket      *ebpf.MapSpec `ebpf:"tried_by_socket"`
+	VirtualTables      *ebpf.MapSpec `ebpf:"virtual_tables"`
 }
 
 // PolicyVariableSpecs contains global variables before they are loaded into the kernel.
@@ -395,6 +396,7 @@ type PolicyMaps struct {
 	SteeredListeners   *ebpf.Map `ebpf:"steered_listeners"`
 	TraceTables        *ebpf.Map `ebpf:"trace_tables"`
 	TriedBySocket      *ebpf.Map `ebpf:"tried_by_socket"`
+	VirtualTables      *ebpf.Map `ebpf:"virtual_tables"`
 }
 
 func (m *PolicyMaps) Close() error {
@@ -424,6 +426,7 @@ func (m *PolicyMaps) Close() error {
 		m.SteeredListeners,
 		m.TraceTables,
 		m.TriedBySocket,
+		m.VirtualTables,
 	)
 }
 

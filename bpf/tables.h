@@ -120,6 +120,15 @@ struct host_by_virtual {
 	TRIE(VIRTUAL_HOSTS, virtual_addr, virtual_host);
 };
 
+/* Likewise. Values are in network order. */
+struct virtual_by_host {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, VIRTUAL_HOSTS);
+	__type(key, struct addr);
+	__type(value, __u32);
+};
+
 /* Only of containers that are traced. */
 struct decisions {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
@@ -130,6 +139,7 @@ TABLES(sender_tables, address_by_sender);
 TABLES(peer_tables, udp_peers);
 TABLES(trace_tables, decisions);
 TABLES(host_tables, host_by_virtual);
+TABLES(virtual_tables, virtual_by_host);
 
 /* Inherited by accepted sockets, whose getsockname needs it too. */
 struct {

@@ -43,8 +43,10 @@ var ErrNoDatagrams = errors.New("the kernel cannot attach programs to links by B
 // The translation starts with Begin. The error wraps ErrNoDatagrams where the kernel is older than
 // 6.6. It needs CAP_BPF and CAP_NET_ADMIN.
 func (e *Enforcement) TranslateDatagrams() (*Datagrams, error) {
-	if err := e.makeTable(hostsTable); err != nil {
-		return nil, fmt.Errorf("make table of virtual addresses: %w", err)
+	for _, kind := range []int{hostsTable, virtualTable} {
+		if err := e.makeTable(kind); err != nil {
+			return nil, fmt.Errorf("make table of virtual addresses: %w", err)
+		}
 	}
 	spec, err := bpf.LoadTranslate()
 	if err != nil {
@@ -54,10 +56,12 @@ func (e *Enforcement) TranslateDatagrams() (*Datagrams, error) {
 		return nil, err
 	}
 	// See parsed.
-	spec.Maps["host_by_virtual"].Key, spec.Maps["host_by_virtual"].Value = nil, nil
+	for _, name := range []string{"host_by_virtual", "virtual_by_host"} {
+		spec.Maps[name].Key, spec.Maps[name].Value = nil, nil
+	}
 	d := &Datagrams{e: e, links: map[int]link.Link{}}
 	err = spec.LoadAndAssign(&d.objs, &ebpf.CollectionOptions{MapReplacements: map[string]*ebpf.Map{
-		"host_by_virtual": e.tables.hosts, "loopback_by_socket": e.set.LoopbackBySocket,
+		"host_by_virtual": e.tables.hosts, "virtual_by_host": e.tables.virtual, "loopback_by_socket": e.set.LoopbackBySocket,
 	}})
 	if err != nil {
 		return nil, fmt.Errorf("load programs that translate UDP: %w", err)
@@ -154,13 +158,13 @@ func (d *Datagrams) Put(v4 netip.Addr, h VirtualHost) error {
 	row := bpf.PolicyVirtualHost{Addr: wordsOf(h.Addr), Source: wordsOf(h.Source), Device: uint32(h.Device)}
 	var there bpf.PolicyVirtualHost
 	if d.e.tables.hosts.Lookup(key, &there) == nil && there.Addr != row.Addr {
-		if err := d.objs.VirtualByHost.Delete(there.Addr); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		if err := d.e.tables.virtual.Delete(there.Addr); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return fmt.Errorf("forget the host behind %s: %w", v4, err)
 		}
 	}
 	err := d.e.tables.hosts.Put(key, row)
 	if err == nil {
-		err = d.objs.VirtualByHost.Put(row.Addr, key.Addr)
+		err = d.e.tables.virtual.Put(row.Addr, key.Addr)
 	}
 	if err != nil {
 		return fmt.Errorf("map %s to %s in the kernel: %w", v4, h.Addr, err)
@@ -180,7 +184,7 @@ func (d *Datagrams) Host(v4 netip.Addr) (netip.Addr, bool) {
 // Virtual returns the virtual address of an IPv6 host that the kernel programs know.
 func (d *Datagrams) Virtual(v6 netip.Addr) (netip.Addr, bool) {
 	var addr uint32
-	if d == nil || d.objs.VirtualByHost.Lookup(wordsOf(v6), &addr) != nil {
+	if d == nil || d.e.tables.virtual.Lookup(wordsOf(v6), &addr) != nil {
 		return netip.Addr{}, false
 	}
 	var b [4]byte

@@ -18,10 +18,11 @@ type tables struct {
 	peers   *ebpf.Map
 	ring    *ebpf.Map
 	hosts   *ebpf.Map
+	virtual *ebpf.Map // the way back of hosts
 }
 
 func (t *tables) all() []**ebpf.Map {
-	return []**ebpf.Map{&t.senders, &t.peers, &t.ring, &t.hosts}
+	return []**ebpf.Map{&t.senders, &t.peers, &t.ring, &t.hosts, &t.virtual}
 }
 
 func (t *tables) close() error {
@@ -34,7 +35,7 @@ func (t *tables) close() error {
 
 // outer returns the maps that contain the containers' tables, in the order of tables.all.
 func (s *set) outer() []*ebpf.Map {
-	return []*ebpf.Map{s.SenderTables, s.PeerTables, s.TraceTables, s.HostTables}
+	return []*ebpf.Map{s.SenderTables, s.PeerTables, s.TraceTables, s.HostTables, s.VirtualTables}
 }
 
 // tableSpecs has the specs of these tables, in the same order. To read them from the object takes
@@ -53,6 +54,10 @@ var tableSpecs = []*ebpf.MapSpec{
 		Name: "host_tables_inner", Type: ebpf.LPMTrie, MaxEntries: virtualHosts, Flags: unix.BPF_F_NO_PREALLOC,
 		KeySize: uint32(unsafe.Sizeof(bpf.PolicyVirtualAddr{})), ValueSize: uint32(unsafe.Sizeof(bpf.PolicyVirtualHost{})),
 	},
+	{
+		Name: "virtual_tables_inner", Type: ebpf.Hash, MaxEntries: virtualHosts, Flags: unix.BPF_F_NO_PREALLOC,
+		KeySize: uint32(unsafe.Sizeof(bpf.PolicyAddr{})), ValueSize: 4,
+	},
 }
 
 // RELAY_SENDERS_MAX, UDP_PEERS_MAX and VIRTUAL_HOSTS of the BPF programs.
@@ -68,6 +73,7 @@ const (
 	peersTable   = 1
 	traceTable   = 2
 	hostsTable   = 3
+	virtualTable = 4
 )
 
 // makeTable makes a table of a container, unless the container has it. The programs see the table

@@ -119,5 +119,10 @@ func TestMappedConnect(t *testing.T) {
 			t.Fatal(err)
 		}
 		peerIs(at.String()) // the virtual address is another host's
+		remote.Addr = at.Addr()
+		if err := d.Put(virtual.Next(), remote); err != nil {
+			t.Fatal(err)
+		}
+		peerIs("[::ffff:198.18.0.2]:5353")
 	})
 }
