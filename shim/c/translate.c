@@ -147,12 +147,13 @@ static long translate_name(long call, int number, void *address, unsigned int *l
 static bool translate_to4(const struct translate_in6 *name, bool peer, struct translate_in *to)
 {
 	static const uint8_t none[16], mapped[12] = {[10] = 0xff, 0xff};
+	bool is_mapped = __builtin_memcmp(name->addr, mapped, sizeof(mapped)) == 0;
 
-	*to = (struct translate_in){.family = TRANSLATE_AF_INET, .port = name->port};
-	if (__builtin_memcmp(name->addr, mapped, sizeof(mapped)) == 0)
-		__builtin_memcpy(to->addr, &name->addr[12], sizeof(to->addr));
-	else if (peer)
+	if (peer && !is_mapped)
 		return false;
+	*to = (struct translate_in){.family = TRANSLATE_AF_INET, .port = name->port};
+	if (is_mapped)
+		__builtin_memcpy(to->addr, &name->addr[12], sizeof(to->addr));
 	else if (__builtin_memcmp(name->addr, none, sizeof(none)) != 0)
 		__builtin_memcpy(to->addr, translate_own, sizeof(to->addr));
 	return true;
@@ -162,6 +163,14 @@ static bool translate_to4(const struct translate_in6 *name, bool peer, struct tr
 static bool translate_is_translated(int number)
 {
 	return translate_option(number, TRANSLATE_SO_DOMAIN) == TRANSLATE_AF_INET;
+}
+
+/* Writes an IPv4 name where the kernel has written one of ROOM bytes just now. */
+static void translate_put(void *address, unsigned int *length, unsigned int room,
+			  const struct translate_in *name)
+{
+	__builtin_memcpy(address, name, room < sizeof(*name) ? room : sizeof(*name));
+	*length = sizeof(*name);
 }
 
 /*
@@ -176,8 +185,7 @@ static long translate_write(long call, int number, void *address, unsigned int *
 
 	if (result != 0)
 		return result;
-	__builtin_memcpy(address, name, room);
-	*length = sizeof(*name);
+	translate_put(address, length, room, name);
 	return 0;
 }
 
@@ -241,23 +249,31 @@ int getpeername(int number, void *address, unsigned int *length)
 	return (int)shim_result(translate_answer(__NR_getpeername, number, address, length));
 }
 
-/* Names the peer of an accepted socket. One that has gone by now is nobody, as for the engine. */
+/*
+ * Names the peer of an accepted socket where the kernel has just written the IPv6 name, of which
+ * ROOM bytes had a place. A peer that has gone by now is nobody, as for the engine.
+ */
 static void translate_accepted(int number, void *address, unsigned int *length, unsigned int room)
 {
-	struct translate_in nobody = {.family = TRANSLATE_AF_INET, .addr = {192, 0, 0, 7}};
-	uint16_t family = TRANSLATE_AF_INET6;
+	struct translate_in to = {.family = TRANSLATE_AF_INET, .addr = {192, 0, 0, 7}};
+	struct translate_in6 name = {.family = TRANSLATE_AF_INET6};
+	unsigned int size = sizeof(name);
 
-	if (room >= sizeof(family))
-		__builtin_memcpy(&family, address, sizeof(family));
-	if (family != TRANSLATE_AF_INET6 || !translate_is_translated(number))
+	__builtin_memcpy(&name, address, room < size ? room : size);
+	if (name.family != TRANSLATE_AF_INET6 || !translate_is_translated(number))
 		return;
-	if (room >= 4)
-		__builtin_memcpy(&nobody.port, (const char *)address + 2, sizeof(nobody.port));
+	to.port = name.port;
+	if (room < size && translate_name(__NR_getpeername, number, &name, &size, MARK_PASS) != 0) {
+		translate_put(address, length, room, &to);
+		return;
+	}
+	if (translate_to4(&name, true, &to)) {
+		translate_put(address, length, room, &to);
+		return;
+	}
 	*length = room;
-	if (translate_answer(__NR_getpeername, number, address, length) == 0)
-		return;
-	__builtin_memcpy(address, &nobody, room < sizeof(nobody) ? room : sizeof(nobody));
-	*length = sizeof(nobody);
+	if (translate_name(__NR_getpeername, number, address, length, MARK_ASK) != 0)
+		translate_put(address, length, room, &to);
 }
 
 static long translate_accept(long call, int number, void *address, unsigned int *length, int flags)

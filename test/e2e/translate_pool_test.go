@@ -36,6 +36,7 @@ accepted True True
 loopback ECONNREFUSED 0 True
 loopback ECONNREFUSED 0 True
 unbound 0.0.0.0 0 True
+accept True -1 EAGAIN
 bound 0.0.0.0 0 192.0.0.2 True
 bound 127.0.0.1 0
 resolver 0 ('192.0.2.53', 53)
