@@ -50,12 +50,16 @@ func TestTranslatedPool(t *testing.T) {
 	w := newIPv6World(t)
 	o := observe(t, w.srv)
 	watch := watchIPv4(t, w.h)
-	for mode, tt := range map[string]struct{ pooled, shared string }{
-		"auto":    {"True", "EISCONN"},
-		"seccomp": {"False", "0"}, // the engine replaces the child's socket alone
+	for _, tt := range []struct{ mode, v6only, pooled, shared string }{
+		{"auto", "0", "True", "EISCONN"},
+		{"auto", "1", "True", "EISCONN"}, // no reason for a library's socket
+		{"seccomp", "0", "False", "0"},   // the engine replaces the child's socket alone
 	} {
-		t.Run(mode, func(t *testing.T) {
-			got := succeed(t, w.translated(t, "--mode", mode, "--ipv6", sourceAddr6, "--",
+		t.Run(tt.mode+"/"+tt.v6only, func(t *testing.T) {
+			if err := w.h.SetSysctl("net.ipv6.bindv6only", tt.v6only); err != nil {
+				t.Fatal(err)
+			}
+			got := succeed(t, w.translated(t, "--mode", tt.mode, "--ipv6", sourceAddr6, "--",
 				python(t), "testdata/pooled.py", serverName, fmt.Sprint(observerPort)))
 			want := fmt.Sprintf(pooledPrint, sourceAddr6, tt.pooled, tt.shared)
 			if difference := firstDifference(want, got); difference != "" {

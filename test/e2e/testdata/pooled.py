@@ -24,7 +24,7 @@ def connect(s, to):
 def is_ip6(s):
     """Says what a new socket is: an IPv4 one has no such option."""
     try:
-        return s.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY) == 0
+        return s.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY) in (0, 1)
     except OSError:
         return False
 
