@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
 // pooledPrint is what testdata/pooled.py prints. The sockets of the library are translated ones before
@@ -71,4 +73,89 @@ func TestTranslatedPool(t *testing.T) {
 		})
 	}
 	watch.nothing(t)
+}
+
+// hostilePool tries what no rule covers on the library's sockets, and on sockets that the program has
+// made translated ones itself, past the library.
+const hostilePool = `
+import ctypes, errno, socket, struct, sys
+libc = ctypes.CDLL(None, use_errno=True)
+name, forbidden, allowed, host, remote = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5]
+addr = socket.getaddrinfo(name, forbidden, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]
+for _ in range(8):
+    socket.socket(socket.AF_INET, socket.SOCK_STREAM).close()
+def pooled():
+    s = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    s.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY) # or it is an IPv4 one
+    return s
+def own():
+    s = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
+    s.setsockopt(socket.IPPROTO_IPV6, 0x7474, 1)
+    return s
+def attempt(s, to):
+    n = s.connect_ex(to)
+    print(to[0].replace(addr, "VIRTUAL"), errno.errorcode.get(n, n))
+for to in addr, "127.0.0.1", "127.18.0.1", "198.18.77.1", "192.0.2.1", "0.0.0.0":
+    attempt(pooled(), (to, forbidden))
+for to in "::ffff:" + addr, "::ffff:127.0.0.1", "::ffff:198.18.77.1", "::ffff:192.0.2.1", remote, host, "::1", "::":
+    attempt(own(), (to, forbidden))
+s = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
+attempt(s, ("::ffff:" + addr, allowed))
+s = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
+try:
+    s.setsockopt(socket.IPPROTO_IPV6, 0x7474, 1)
+except OSError as e:
+    print(errno.errorcode[e.errno])
+for s, to in (pooled(), addr), (own(), "::ffff:" + addr):
+    attempt(s, (to, allowed))
+    s.sendall(b"GET / HTTP/1.0\r\n\r\n")
+    print(s.makefile().read().split()[-1])
+`
+
+const hostilePoolPrints = `VIRTUAL ENETUNREACH
+127.0.0.1 ECONNREFUSED
+127.18.0.1 ECONNREFUSED
+198.18.77.1 ENETUNREACH
+192.0.2.1 ENETUNREACH
+0.0.0.0 ECONNREFUSED
+::ffff:VIRTUAL ENETUNREACH
+::ffff:127.0.0.1 ECONNREFUSED
+::ffff:198.18.77.1 EPROTONOSUPPORT
+::ffff:192.0.2.1 EPROTONOSUPPORT
+%[2]s ENETUNREACH
+%[1]s ENETUNREACH
+::1 ECONNREFUSED
+:: ECONNREFUSED
+::ffff:VIRTUAL ENETUNREACH
+ENOPROTOOPT
+VIRTUAL 0
+%[3]s
+::ffff:VIRTUAL 0
+%[3]s
+`
+
+// A program reaches what rules cover, and no service of the host's, by the sockets of the library and
+// by such that it has made itself.
+func TestTranslatedPoolForbidden(t *testing.T) {
+	t.Parallel()
+	w := newIPv6World(t)
+	onHost, remote := observe(t, w.h), observe(t, w.srv)
+	const allowed = 8080
+	serve(t, command(t, w.srv, static(t, "serve"), fmt.Sprintf("tcp6://[::]:%d", allowed)), port{w.srv, "tcp6", allowed})
+	got := succeed(t, w.translated(t, "-e", fmt.Sprintf("[%s]:%d=%s", remoteAddr6, allowed, sourceAddr6), "--",
+		python(t), "-c", hostilePool, serverName, fmt.Sprint(observerPort), fmt.Sprint(allowed), hostAddr6, remoteAddr6))
+	want := fmt.Sprintf(hostilePoolPrints, hostAddr6, remoteAddr6, sourceAddr6)
+	if difference := firstDifference(want, got); difference != "" {
+		t.Errorf("%s\nit prints\n%s", difference, got)
+	}
+	if from := append(onHost.take(), remote.take()...); len(from) > 0 {
+		t.Errorf("a server was asked by %v", from)
+	}
+	// The servers are there.
+	for addr, ns := range map[string]*testkit.Namespace{hostAddr6: w.h, remoteAddr6: w.srv} {
+		succeed(t, command(t, ns, static(t, "fetch"), fmt.Sprintf("http://[%s]:%d", addr, observerPort)))
+	}
+	if len(onHost.take()) != 1 || len(remote.take()) != 1 {
+		t.Error("the servers are not asked")
+	}
 }
