@@ -74,12 +74,6 @@ SHIM_EXPORT translate_name_function getpeername;
 SHIM_EXPORT translate_name_function accept;
 SHIM_EXPORT translate_accept4_function accept4;
 
-/* Whether an IPv4 address is in 198.18.0.0/15. */
-static bool translate_is_virtual(const uint8_t addr[4])
-{
-	return addr[0] == 198 && (addr[1] & 0xfe) == 18;
-}
-
 static int translate_option(int number, int option)
 {
 	unsigned int length = sizeof(int);
@@ -88,6 +82,15 @@ static int translate_option(int number, int option)
 	if (KERNEL5(__NR_getsockopt, number, TRANSLATE_SOL_SOCKET, option, &value, &length) != 0)
 		return -1;
 	return value;
+}
+
+/* Whether a destination is on the container's loopback, which also has the DNS proxy. */
+static bool translate_is_near(const struct translate_in *to)
+{
+	static const uint8_t any[4];
+
+	return to->addr[0] == 127 || to->port == __builtin_bswap16(53) ||
+	       __builtin_memcmp(to->addr, any, sizeof(any)) == 0;
 }
 
 /* Whether the engine has to be asked after the kernel has refused a mapped address. */
@@ -99,10 +102,16 @@ static bool translate_is_asked(long result, const struct translate_in *to)
 	case TRANSLATE_ASK_SUPERVISOR:
 		return true;
 	case TRANSLATE_ENETUNREACH:
-		/* A socket that has had an IPv6 source has no way to the loopback any more. */
-		return !translate_is_virtual(to->addr) || to->port == __builtin_bswap16(53);
+		/* A socket that has had an IPv6 source is V6ONLY. */
+		return translate_is_near(to);
 	}
 	return false;
+}
+
+/* Whether a socket is an IPv6 one for the program, too. */
+static bool translate_is_ip6(int number)
+{
+	return translate_option(number, TRANSLATE_SO_DOMAIN) == TRANSLATE_AF_INET6;
 }
 
 static long translate_connect(int number, const void *address, unsigned int length, uint64_t mark)
@@ -127,7 +136,12 @@ long shim_connect_translated(int number, const void *address, unsigned int lengt
 		return translate_connect(number, address, length, MARK_PASS);
 	mapped.port = to.port;
 	__builtin_memcpy(&mapped.addr[12], to.addr, sizeof(to.addr));
+	/* An IPv6 socket that is no translated one takes a mapped address, and no IPv4 one. */
+	if (translate_is_near(&to) && translate_is_ip6(number))
+		return translate_connect(number, address, length, MARK_PASS);
 	result = translate_connect(number, &mapped, sizeof(mapped), MARK_PASS);
+	if (result == -TRANSLATE_ENETUNREACH && translate_is_ip6(number))
+		return translate_connect(number, address, length, MARK_PASS);
 	if (!translate_is_asked(result, &to))
 		return result;
 	/* The kernel programs know all about UDP, and about an IPv4 socket's loopback. */

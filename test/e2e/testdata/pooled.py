@@ -153,6 +153,11 @@ s = new()
 s.bind(("127.0.0.1", 0))
 print("bound", s.getsockname()[0], connect(s, l.getsockname()))
 
+# An IPv6 socket takes no IPv4 address.
+for to in addr, nobody, closed, l.getsockname(), ("127.0.0.1", 1), ("0.0.0.0", 1), ("192.0.2.53", 53):
+    s = socket.socket(socket.AF_INET6, TCP)
+    print("IPv6", *[name(ctypes.get_errno()) if libc.connect(s.fileno(), raw(to).ljust(size), size) else 0 for size in (16, 28)])
+
 # The resolver that is asked is the container's, whatever its address.
 s = new()
 print("resolver", connect(s, ("192.0.2.53", 53)), s.getpeername())
