@@ -79,7 +79,7 @@ func TestTranslatedPool(t *testing.T) {
 			}
 		})
 	}
-	watch.nothing(t)
+	watch.Nothing(t)
 }
 
 // hostilePool tries what no rule covers on the library's sockets, and on sockets that the program has
