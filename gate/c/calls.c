@@ -4,8 +4,8 @@
  * filters.
  *
  * A gate reads the memory of programs and takes their descriptors. It opens no file, connects to
- * nothing, writes only to its own memory, starts no program, and signals only its own threads. Its
- * other calls on descriptors are those that it makes anyway.
+ * nothing unless IPv4 is translated, writes only to its own memory, starts no program, and signals
+ * only its own threads. Its other calls on descriptors are those that it makes anyway.
  */
 #define _GNU_SOURCE
 #include "calls.h"
@@ -35,21 +35,23 @@
 	{.number = SYS_sched_setscheduler, .first = 0, .checked = 1}
 /* clang-format on */
 
-void gate_confine(void)
+void gate_confine(bool connects)
 {
 	const struct privilege_call may[] = {
 		CALLS_OF_BOTH,
 		{.number = SYS_tgkill, .first = (uint32_t)getpid(), .checked = 1},
+		{.number = SYS_connect}, /* the last */
 	};
 
-	privilege_confine(may, sizeof(may) / sizeof(*may));
+	privilege_confine(may, sizeof(may) / sizeof(*may) - !connects);
 }
 
 void gatepool_confine(void)
 {
 	const struct privilege_call may[] = {
 		CALLS_OF_BOTH,
-		{.number = SYS_tgkill}, /* the processes of gates are several */
+		{.number = SYS_tgkill},	 /* the processes of gates are several */
+		{.number = SYS_connect}, /* of gates that translate */
 #ifdef SYS_epoll_wait
 		{.number = SYS_epoll_wait},
 #endif

@@ -3,8 +3,11 @@
 #ifndef TSUGIKI_GATE_CALLS_H
 #define TSUGIKI_GATE_CALLS_H
 
-/* These leave the process only the system calls that it needs to serve; see privilege_confine. */
-void gate_confine(void);
+#include <stdbool.h>
+
+/* These leave the process only the system calls that it needs to serve; see privilege_confine.
+ * CONNECTS: connect(2), too, where IPv4 is translated. */
+void gate_confine(bool connects);
 void gatepool_confine(void);
 
 #endif

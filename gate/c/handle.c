@@ -57,6 +57,7 @@
 #include "decide.h"
 #include "foreign.h"
 #include "gate.h"
+#include "mapped.h"
 #include "pending.h"
 #include "sockets.h"
 #include "stats.h"
@@ -123,10 +124,25 @@ static bool gate_is_translated(struct gate_worker *w)
 	return gate.board->untrapped & BOARD_TRANSLATED && gate_is_ip6(w, w->request.number);
 }
 
+/*
+ * A connect where IPv4 is translated. The supervisor knows the hosts that the kernel programs do
+ * not know, and reports both addresses of a connect.
+ */
+static void gate_connect_translated(struct gate_worker *w, const struct board_address *to)
+{
+	if (to->where == BOARD_NO_IP || !to->is4) {
+		gate_proceed(w);
+		return;
+	}
+	if (!atomic_load_explicit(&gate.board->traced, memory_order_relaxed) &&
+	    gate_connect_mapped(w))
+		return;
+	gate_pass_if(w, !to->loopback || gate_is_translated(w));
+}
+
 static void gate_destination(struct gate_worker *w, uint64_t from, uint32_t length)
 {
 	struct board_address to;
-
 	bool translated = gate.board->untrapped & BOARD_TRANSLATED;
 
 	/* The kernel programs decide and report the call. */
@@ -138,8 +154,7 @@ static void gate_destination(struct gate_worker *w, uint64_t from, uint32_t leng
 		return;
 	to = board_look_up(gate.board, BOARD_SIZE, w->request.address, w->request.length);
 	if (translated) {
-		gate_pass_if(w, to.where != BOARD_NO_IP && to.is4 &&
-					(!to.loopback || gate_is_translated(w)));
+		gate_connect_translated(w, &to);
 		return;
 	}
 	if (to.where == BOARD_NO_IP) {

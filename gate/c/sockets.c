@@ -31,11 +31,29 @@ static bool gate_policed(int file)
 	return setsockopt(file, 0 /* SOL_IP */, OPTIONS_PROOF, NULL, 0) != 0 && errno == EPERM;
 }
 
+/*
+ * Makes an IPv6 socket for a program that wants an IPv4 one of TCP, where IPv4 is translated. It is
+ * connected to mapped addresses (bpf/translated.h).
+ */
+static int gate_make_translated(int flags)
+{
+	const int yes = 1;
+	int file = socket(AF_INET6, SOCK_STREAM | flags, IPPROTO_TCP);
+
+	if (file < 0 || setsockopt(file, IPPROTO_IPV6, OPTIONS_TRANSLATED, &yes, sizeof(yes)) == 0)
+		return file;
+	close(file);
+	return -1;
+}
+
 static int gate_make_unproven(const struct gate_kind *kind)
 {
-	int flags = SOCK_CLOEXEC | (kind->nonblock ? SOCK_NONBLOCK : 0);
+	int flags = SOCK_CLOEXEC | (kind->nonblock ? SOCK_NONBLOCK : 0), file = -1;
 
-	return socket(kind->family, kind->type | flags, kind->protocol);
+	if (gate.board->untrapped & BOARD_TRANSLATED && kind->family == AF_INET &&
+	    kind->type == SOCK_STREAM)
+		file = gate_make_translated(flags);
+	return file >= 0 ? file : socket(kind->family, kind->type | flags, kind->protocol);
 }
 
 int gate_make(const struct gate_kind *kind)
@@ -153,37 +171,13 @@ bool gate_batch_is_under_way(void)
 	return under_way;
 }
 
-/*
- * Makes an IPv6 socket for a program that wants an IPv4 one of TCP. Its shim connects it to mapped
- * addresses (bpf/translated.h).
- */
-static int gate_make_translated(void)
-{
-	const int yes = 1;
-	int file = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, IPPROTO_TCP);
-
-	if (file < 0 || setsockopt(file, IPPROTO_IPV6, OPTIONS_TRANSLATED, &yes, sizeof(yes)) == 0)
-		return file;
-	close(file);
-	return -1;
-}
-
-static int gate_make_for_batch(const struct gate_kind *kind, bool *translated)
-{
-	int file = *translated ? gate_make_translated() : -1;
-
-	*translated = file >= 0;
-	return file >= 0 ? file : gate_make_unproven(kind);
-}
-
 static unsigned int gate_batch_to(int pair, const struct gate_kind *kind, unsigned int count)
 {
 	int files[MARK_BATCH_MAX];
 	unsigned int made = 0;
-	bool sent, translated = gate.board->untrapped & BOARD_TRANSLATED &&
-				kind->family == AF_INET && kind->type == SOCK_STREAM;
+	bool sent;
 
-	while (made < count && (files[made] = gate_make_for_batch(kind, &translated)) >= 0)
+	while (made < count && (files[made] = gate_make_unproven(kind)) >= 0)
 		made++;
 	/* If the gate is moved out of its cgroup meanwhile, the last socket shows that. */
 	sent = made > 0 && gate_policed(files[0]) && gate_policed(files[made - 1]) &&

@@ -103,7 +103,7 @@ void gate_give_up(const struct gate *g)
 	setfsuid(g->uid);
 	privilege_drop_capabilities(keep);
 	privilege_seal();
-	gate_confine();
+	gate_confine(gate.untrapped & BOARD_TRANSLATED);
 	if (syscall(SYS_close_range, 0, 2, 0) != 0)
 		privilege_die("close descriptors");
 }

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Connects of translated sockets.
+ *
+ * Where IPv4 is translated, a program's TCP sockets are IPv6 ones from the beginning
+ * (bpf/translated.h). The kernel takes no IPv4 address for them, so the gate begins to connect,
+ * to the mapped form of the address, and without waiting. The kernel programs lead a virtual
+ * address to its IPv6 host, and judge the rules. Then the kernel carries on with the program's
+ * call: on a socket that is connecting, connect(2) waits and does not look at the address. So
+ * blocking, signals and errnos are the kernel's.
+ *
+ * The program shares the file's flags with the gate. While the gate begins, a blocking socket has
+ * O_NONBLOCK: the socket is not connected, so nothing else that a program can wait for is there.
+ */
+#define _GNU_SOURCE
+#include "mapped.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "../../shim/c/marks.h"
+#include "answer.h"
+#include "caller.h"
+#include "gate.h"
+
+/* Begins to connect a socket. Returns 0 or an errno. */
+static int mapped_begin(int file, int flags, const struct sockaddr_in6 *to)
+{
+	bool waits = !(flags & O_NONBLOCK);
+	int error;
+
+	if (waits && fcntl(file, F_SETFL, flags | O_NONBLOCK) != 0)
+		return errno;
+	error = connect(file, (const struct sockaddr *)to, sizeof(*to)) == 0 ? 0 : errno;
+	if (waits)
+		(void)fcntl(file, F_SETFL, flags);
+	return error;
+}
+
+static int mapped_option(int file, int option)
+{
+	int value = -1;
+	socklen_t length = sizeof(value);
+
+	return getsockopt(file, SOL_SOCKET, option, &value, &length) == 0 ? value : -1;
+}
+
+/* Answers the call by what the beginning has given. Returns false if the supervisor has to
+ * answer. */
+static bool mapped_answer(struct gate_worker *w, int error, bool waits, bool is_virtual)
+{
+	switch (error) {
+	case EPROTONOSUPPORT: /* bpf/mapped.h */
+	case EINVAL:
+	case EAFNOSUPPORT:
+		return false;
+	case ENETUNREACH:
+		/* A socket that has had an IPv6 source has no way to the loopback any more. */
+		if (!is_virtual)
+			return false;
+		break;
+	case EINPROGRESS:
+	case EALREADY:
+		if (waits) {
+			gate_proceed(w);
+			return true;
+		}
+	}
+	gate_answer(w, -error);
+	return true;
+}
+
+bool gate_connect_mapped(struct gate_worker *w)
+{
+	struct sockaddr_in6 to = {.sin6_family = AF_INET6};
+	struct sockaddr_in from;
+	int file, flags, error;
+	bool is_virtual;
+
+	if (w->n.data.args[5] == MARK_ASK || w->request.length < sizeof(from))
+		return false;
+	memcpy(&from, w->request.address, sizeof(from));
+	to.sin6_port = from.sin_port;
+	memset(&to.sin6_addr.s6_addr[10], 0xff, 2);
+	memcpy(&to.sin6_addr.s6_addr[12], &from.sin_addr, sizeof(from.sin_addr));
+	is_virtual = (ntohl(from.sin_addr.s_addr) & 0xfffe0000) == 0xc6120000 &&
+		     from.sin_port != htons(53);
+
+	file = gate_file_of(w, w->request.number);
+	if (file < 0)
+		return false;
+	flags = fcntl(file, F_GETFL);
+	/* An IPv6 socket of the program's own has another domain. A UDP socket, which is none of
+	 * IPv6, would get a port. */
+	if (flags < 0 || mapped_option(file, SO_DOMAIN) != AF_INET ||
+	    mapped_option(file, SO_TYPE) != SOCK_STREAM || !gate_valid(&w->n)) {
+		close(file);
+		return false;
+	}
+	error = mapped_begin(file, flags, &to);
+	close(file);
+	return mapped_answer(w, error, !(flags & O_NONBLOCK), is_virtual);
+}
