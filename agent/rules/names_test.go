@@ -38,7 +38,7 @@ func TestParseTranslated(t *testing.T) {
 		"-e and --ipv6":      {texts: api.Rules{Egress: []string{"::/0=::"}}, from: from, says: "leave --ipv6 out"},
 		"the name is taken":  {texts: api.Rules{NameRules: []string{"*"}, Endpoints: []string{"names type ipv6 addr :: port dynamic"}}, says: "the endpoint of the name rules: "},
 		"a wrong name rule":  {texts: api.Rules{NameRules: []string{"*", "a..b"}}, says: `bad rule --name-rule "a..b": `},
-		"preload":            {texts: api.Rules{Mode: "preload"}, says: "in mode seccomp only"},
+		"preload":            {texts: api.Rules{Mode: "preload"}, says: "in the modes auto and seccomp"},
 		"several are wrong":  {texts: api.Rules{NameRules: []string{"a..b"}, Egress: []string{"x"}}, says: `bad rule -e "x": `},
 		"several are wrong2": {texts: api.Rules{NameRules: []string{"a..b"}, Egress: []string{"x"}}, says: `bad rule --name-rule "a..b": `},
 	} {

@@ -24,7 +24,7 @@ var virtual, otherVirtual = virtualAddr4, "198.18.0.2"
 
 // translatedModes are the modes of translated containers that are attacked: each attack has one of them
 // in its turn.
-var translatedModes = []string{"seccomp"}
+var translatedModes = []string{"auto", "seccomp"}
 
 // inTurn are the flags of the mode that has its turn.
 func inTurn(i int, flags ...string) []string {

@@ -30,7 +30,7 @@ import (
 
 // translatedModes are the modes of translated containers. In make test a case runs in one of them, in
 // make soak in all.
-var translatedModes = []string{"seccomp"}
+var translatedModes = []string{"auto", "seccomp"}
 
 // The addresses of a translated container: its own, and that of the first host that it speaks with.
 const (
