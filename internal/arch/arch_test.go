@@ -55,6 +55,7 @@ var rooms = []room{
 
 	{"translate", nil, "tables, and the arithmetic of addresses: it opens no socket"},
 	{"translate/dns", []string{"translate"}, "answers names by a table, on sockets that it is given"},
+	{"translate/ftp", nil, "rewrites control connections that it is given, and opens no socket"},
 
 	{"charge", []string{"api"}, "a client of the agent, for programs of others"},
 	{"charge/balance", nil, "arithmetic"},
