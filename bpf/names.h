@@ -10,6 +10,7 @@
 #include "packets.h"
 #include "relay.h"
 #include "resolver.h"
+#include "standin.h"
 
 /* Whether a server that a rule has bound to another address is asked on the loopback, which
  * only the container's own programs can. */
@@ -93,7 +94,13 @@ int getpeername4(struct bpf_sock_addr *ctx)
 {
 	struct addr peer = mapped(ctx->user_ip4);
 	__u16 port = bpf_ntohs(ctx->user_port);
+	struct stand_in *s = stood_in(ctx->sk);
 
+	if (s) {
+		ctx->user_ip4 = s->peer;
+		ctx->user_port = bpf_htons(s->peer_port);
+		return ALLOW;
+	}
 	if (ctx->protocol != IPPROTO_UDP || !name_host(&peer)) {
 		name_peer(ctx, &peer, &port);
 		name_resolver(ctx->sk, &peer, port);
@@ -170,7 +177,14 @@ int getsockname4(struct bpf_sock_addr *ctx)
 	struct addr at = mapped(ctx->user_ip4);
 	bool keep_addr = true, peer_on_loopback = peer_is_on_loopback(ctx, &at);
 	struct binding *b = view(ctx, peer_on_loopback, &keep_addr);
+	struct stand_in *s = stood_in(ctx->sk);
 
+	if (s) {
+		ctx->user_ip4 = s->own;
+		if (s->own_port)
+			ctx->user_port = bpf_htons(s->own_port);
+		return ALLOW;
+	}
 	if (!keep_addr)
 		ctx->user_ip4 = b->view.word[3];
 	else if (ctx->sk && is_with_host(ctx->sk))

@@ -53,6 +53,7 @@
 #include "resolver.h"
 #include "send.h"
 #include "source.h"
+#include "standin.h"
 #include "trace.h"
 #include "udp.h"
 
@@ -68,6 +69,8 @@ static __always_inline int decide_connect4(struct bpf_sock_addr *ctx)
 		ctx->user_ip4 = to.word[3];
 		return verdict == ALLOW ? ALLOW : unreachable(&to);
 	}
+	if (meets_stand_in(ctx->sk, &to, port))
+		return ALLOW;
 	if (answers(ctx, &to, port))
 		return tries(ctx, &to);
 	ep = egress(ctx, &to, port);

@@ -280,6 +280,17 @@ struct held {
 	__u32 spoke_ip4;  /* such a socket has connected to an IPv4 address */
 };
 
+/* What the supervisor has noted of a connection that it relays, see standin.h. */
+struct stand_in {
+	__u32 own; /* the program's name, network order */
+	__u32 peer;
+	__u16 own_port; /* 0: the socket's own */
+	__u16 peer_port;
+	__u16 port; /* of 127.0.0.1, where the stand-in is */
+	__u16 pad;
+	__u32 container;
+};
+
 /* Whom the relay can answer, see relay.h. */
 struct sender {
 	__u32 bits;

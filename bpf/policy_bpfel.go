@@ -227,6 +227,17 @@ type PolicyService struct {
 	Kind     uint8
 }
 
+type PolicyStandIn struct {
+	_         structs.HostLayout
+	Own       uint32
+	Peer      uint32
+	OwnPort   uint16
+	PeerPort  uint16
+	Port      uint16
+	Pad       uint16
+	Container uint32
+}
+
 type PolicySteered struct {
 	_     structs.HostLayout
 	Netns uint64
@@ -338,6 +349,7 @@ type PolicyMapSpecs struct {
 	ReportedBySocket   *ebpf.MapSpec `ebpf:"reported_by_socket"`
 	SecondBySocket     *ebpf.MapSpec `ebpf:"second_by_socket"`
 	SenderTables       *ebpf.MapSpec `ebpf:"sender_tables"`
+	StandInBySocket    *ebpf.MapSpec `ebpf:"stand_in_by_socket"`
 	SteeredListeners   *ebpf.MapSpec `ebpf:"steered_listeners"`
 	TraceTables        *ebpf.MapSpec `ebpf:"trace_tables"`
 	TriedBySocket      *ebpf.MapSpec `ebpf:"tried_by_socket"`
@@ -393,6 +405,7 @@ type PolicyMaps struct {
 	ReportedBySocket   *ebpf.Map `ebpf:"reported_by_socket"`
 	SecondBySocket     *ebpf.Map `ebpf:"second_by_socket"`
 	SenderTables       *ebpf.Map `ebpf:"sender_tables"`
+	StandInBySocket    *ebpf.Map `ebpf:"stand_in_by_socket"`
 	SteeredListeners   *ebpf.Map `ebpf:"steered_listeners"`
 	TraceTables        *ebpf.Map `ebpf:"trace_tables"`
 	TriedBySocket      *ebpf.Map `ebpf:"tried_by_socket"`
@@ -423,6 +436,7 @@ func (m *PolicyMaps) Close() error {
 		m.ReportedBySocket,
 		m.SecondBySocket,
 		m.SenderTables,
+		m.StandInBySocket,
 		m.SteeredListeners,
 		m.TraceTables,
 		m.TriedBySocket,

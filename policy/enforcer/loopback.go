@@ -183,6 +183,12 @@ func (e *Enforcement) PrivatePort(protocol int, port, lost, offered uint16, inUs
 	return offered, nil
 }
 
+// IsPrivate tells whether a port of the host is a private port of the container's loopback.
+func (e *Enforcement) IsPrivate(protocol int, port uint16) bool {
+	var at bpf.PolicyLocation
+	return e.loopback != nil && e.loopback.rows.lookup(e.portKey(privateAs, protocol, port), &at) == nil
+}
+
 // makeRoom makes room for one more private port. The caller holds l.changing.
 func (l *loopback) makeRoom(inUse func(protocol int) (map[uint16]bool, error)) error {
 	isPrivate := func(k bpf.PolicyService) bool { return k.Kind == private }
