@@ -24,10 +24,15 @@ func (e *Engine) Accept(p Program, number int) (file int, peer netip.AddrPort, w
 		return -1, peer, false, Answer{}, err
 	}
 	own := e.ownListenerOf(s)
-	if own == nil && !s.translated() {
+	waitsForServer := own == nil && !s.translated() && e.relays.expects(s.local.Port())
+	if own == nil && !s.translated() && !waitsForServer {
 		return -1, peer, false, Answer{}, nil
 	}
-	file, peer, waits, err = e.acceptAtOnce(listener)
+	if own == nil && !waitsForServer && e.isRelayed(s.local.Port()) {
+		file, peer, waits, err = e.begin().acceptRelayedAtOnce(s)
+	} else {
+		file, peer, waits, err = e.acceptAtOnce(listener)
+	}
 	if errors.Is(err, unix.EAGAIN) && waits {
 		return -1, peer, true, Answer{}, nil
 	}
@@ -35,31 +40,43 @@ func (e *Engine) Accept(p Program, number int) (file int, peer netip.AddrPort, w
 		answer, err = answerFor(refusal(err))
 		return -1, peer, false, answer, err
 	}
-	if own == nil {
+	switch {
+	case waitsForServer:
+		file, peer = e.begin().exchangeExpected(s, file, peer)
+		return file, peer, false, Answer{}, nil
+	case own == nil:
 		return file, e.peerName4(peer), false, Answer{}, nil
 	}
 	file, peer = e.begin().exchange(own, s, file, peer)
 	return file, peer, false, Answer{}, nil
 }
 
-// acceptAtOnce calls accept(2) without waiting, and tells whether the program's call would wait. It
-// sets O_NONBLOCK on the file, which the program can see. So it clears the flag right after the
-// call.
+// acceptAtOnce calls accept(2) without waiting, and tells whether the program's call would wait.
 func (e *Engine) acceptAtOnce(listener int) (file int, peer netip.AddrPort, waits bool, err error) {
+	waits, err = e.withoutWaiting(listener, func() (err error) {
+		file, peer, err = acceptFrom(listener)
+		return err
+	})
+	return file, peer, waits, err
+}
+
+// withoutWaiting makes a call on a program's file without waiting, and tells whether the program's
+// call would wait. It sets O_NONBLOCK on the file, which the program can see. So it clears the flag
+// right after the call.
+func (e *Engine) withoutWaiting(file int, call func() error) (waits bool, err error) {
 	e.accepting.Lock() // or another call has set the flag
 	defer e.accepting.Unlock()
-	flags, err := unix.FcntlInt(uintptr(listener), unix.F_GETFL, 0)
+	flags, err := unix.FcntlInt(uintptr(file), unix.F_GETFL, 0)
 	if err != nil {
-		return -1, peer, false, fmt.Errorf("read file flags: %w", err)
+		return false, fmt.Errorf("read file flags: %w", err)
 	}
 	if waits = flags&unix.O_NONBLOCK == 0; waits {
-		if _, err := unix.FcntlInt(uintptr(listener), unix.F_SETFL, flags|unix.O_NONBLOCK); err != nil {
-			return -1, peer, false, fmt.Errorf("keep accept from waiting: %w", err)
+		if _, err := unix.FcntlInt(uintptr(file), unix.F_SETFL, flags|unix.O_NONBLOCK); err != nil {
+			return false, fmt.Errorf("keep a call from waiting: %w", err)
 		}
-		defer unix.FcntlInt(uintptr(listener), unix.F_SETFL, flags) //nolint:errcheck // it did just now
+		defer unix.FcntlInt(uintptr(file), unix.F_SETFL, flags) //nolint:errcheck // it did just now
 	}
-	file, peer, err = acceptFrom(listener)
-	return file, peer, waits, err
+	return waits, call()
 }
 
 // acceptFrom accepts a connection of a listener, and returns the name of its peer in the listener's

@@ -46,6 +46,7 @@ type Enforcer interface {
 	BoundByIngress(sock int) bool
 	NoteAnyPort(sock int, chosen bool) error
 	NoteTranslated(sock int) error
+	StandIn(sock int, port uint16, own, peer netip.AddrPort) error
 	Publishes() bool
 	Publish(private uint16, at netip.AddrPort) error
 	AnyPort(sock int) bool
@@ -63,6 +64,7 @@ type Enforcer interface {
 
 	// For a container whose loopback is on the host.
 	PrivatePort(protocol int, port, lost, offered uint16, inUse func(protocol int) (map[uint16]bool, error)) (uint16, error)
+	IsPrivate(protocol int, port uint16) bool
 	SharesLoopback(cgroup uint64) bool
 
 	afgraft.Store

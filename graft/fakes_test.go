@@ -78,10 +78,11 @@ type fakeEnforcer struct {
 	served   []policy.Service
 	// translated are the sockets that NoteTranslated was called for.
 	translated []uint64
-	published  map[netip.AddrPort]uint16 // private ports; nil: UDP is not translated
-	serve      error                     // of Serve
-	private    map[[2]int]uint16         // by protocol and port
-	shares     bool                      // what SharesLoopback says
+	standIns   map[uint64][3]netip.AddrPort // what StandIn was called with; may be nil
+	published  map[netip.AddrPort]uint16    // private ports; nil: UDP is not translated
+	serve      error                        // of Serve
+	private    map[[2]int]uint16            // by protocol and port
+	shares     bool                         // what SharesLoopback says
 	steered    map[netip.AddrPort]bool
 
 	states map[uint64]afgraft.State
@@ -150,6 +151,13 @@ func (f *fakeEnforcer) NoteTranslated(sock int) error {
 	return nil
 }
 
+func (f *fakeEnforcer) StandIn(sock int, port uint16, own, peer netip.AddrPort) error {
+	if f.standIns != nil {
+		f.standIns[f.cookie(sock)] = [3]netip.AddrPort{localhost4(port), own, peer}
+	}
+	return f.faults["StandIn"]
+}
+
 func (f *fakeEnforcer) AnyPort(sock int) bool { return f.anyPort[f.cookie(sock)] }
 
 func (f *fakeEnforcer) Serve(protocol int, b policy.Binding, netns uint64) error {
@@ -185,6 +193,15 @@ func (f *fakeEnforcer) PrivatePort(protocol int, port, lost, offered uint16, _ f
 		f.private[key] = offered
 	}
 	return offered, f.faults["PrivatePort"]
+}
+
+func (f *fakeEnforcer) IsPrivate(protocol int, port uint16) bool {
+	for key, at := range f.private {
+		if key[0] == protocol && at == port {
+			return true
+		}
+	}
+	return false
 }
 
 func (f *fakeEnforcer) SharesLoopback(uint64) bool { return f.shares }

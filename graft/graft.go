@@ -72,6 +72,8 @@ type Engine struct {
 	// ownRoom has an entry for each marker.
 	ownRoom chan struct{}
 
+	relays relays
+
 	// sent remembers, by socket cookie, the UDP sockets whose place was decided
 	// by the first datagram.
 	sentMu sync.Mutex
@@ -97,6 +99,7 @@ type call struct {
 // New makes an engine that begins with the rules r.
 func New(c Config, r Rules) *Engine {
 	e := &Engine{Config: c, host: r.Host[""], sent: map[uint64]struct{}{}, guards: map[Port]int{}, own: map[Port]*ownListener{}, ownRoom: make(chan struct{}, markersMax)}
+	e.relays.make()
 	e.Update(r)
 	e.hostFirst4, e.hostFirst6 = hostFirst(r.Table, c.OwnIsLoopback, false), hostFirst(r.Table, c.OwnIsLoopback, true)
 	return e

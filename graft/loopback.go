@@ -31,6 +31,8 @@ func (e call) bindOnLoopback(p Program, s *socket, addr netip.AddrPort) (Answer,
 	at := addr.Addr().Unmap()
 	var err error
 	switch {
+	case e.Translator != nil && at == e.Translation.Own && s.typ == unix.SOCK_STREAM:
+		err = e.bindOwn4(p, s, addr)
 	case !at.IsUnspecified() && !at.IsLoopback():
 		err = e.bindClient(p, s, addr)
 	case addr.Port() == 0:

@@ -42,6 +42,8 @@ type Translation struct {
 	Opened func(to netip.AddrPort) *endpoint.Endpoint
 	// Nobody stands for peers that have no virtual address. Programs reach nothing by it.
 	Nobody netip.Addr
+	// Gateway rewrites messages that name addresses. It may be nil.
+	Gateway Gateway
 }
 
 // resolverPort is where the kernel programs lead questions for names to the container's DNS proxy.
@@ -81,6 +83,9 @@ func (e call) connectTranslated(p Program, number int, to netip.AddrPort) (Answe
 	e.logTranslated(p, number, to, to6, ep)
 	if ep == nil || ep.Netns != "" {
 		return fail(unix.ENETUNREACH), nil
+	}
+	if e.isRelayed(to.Port()) {
+		return e.connectRelayed(p, number, s, to, to6)
 	}
 	return e.connectBy6(p, number, s, ep, to6)
 }
@@ -166,6 +171,19 @@ func (e call) bind6(p Program, number int, s *socket, ep *endpoint.Endpoint, por
 		return answerFor(err)
 	}
 	return Answer{Action: Succeed}, nil
+}
+
+// bindOwn4 binds a TCP socket to the container's IPv4 address, which no link of the host has. The socket
+// is bound to the wildcard, and the program sees the address.
+func (e call) bindOwn4(p Program, s *socket, addr netip.AddrPort) error {
+	b := policy.Binding{Host: netip.AddrPortFrom(netip.IPv4Unspecified(), addr.Port()), View: addr, Call: p.Call()}
+	if addr.Port() == 0 {
+		return e.bindHost(s.file, e.places[s.netns], b)
+	}
+	if err := e.mayBind(p, addr.Port()); err != nil {
+		return err
+	}
+	return e.bindPrivate(s, b)
 }
 
 // make6 makes an IPv6 socket with the state of s.
