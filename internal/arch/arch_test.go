@@ -41,7 +41,7 @@ var rooms = []room{
 	{"agent/ports", []string{"endpoint", "graft", "policy"}, "knows whose ports are, and opens no socket"},
 	{"agent/container", []string{
 		"afgraft", "agent/ports", "agent/rules", "api", "endpoint", "gate", "graft", "intercept", "internal/launch", "keeper", "policy",
-		"policy/enforcer", "relay", "translate", "translate/dns",
+		"policy/enforcer", "relay", "translate", "translate/dns", "translate/ftp", "translate/sip",
 	}, "puts the systems of one container together, and knows neither its owner nor HTTP"},
 	{"agent/httpapi", []string{"agent/container", "agent/ports", "agent/rules", "api", "endpoint", "policy"}, "gives errors of containers their status, and knows no daemon"},
 	{"agent/daemon", []string{
@@ -56,6 +56,7 @@ var rooms = []room{
 	{"translate", nil, "tables, and the arithmetic of addresses: it opens no socket"},
 	{"translate/dns", []string{"translate"}, "answers names by a table, on sockets that it is given"},
 	{"translate/ftp", nil, "rewrites control connections that it is given, and opens no socket"},
+	{"translate/sip", nil, "rewrites connections that it is given, and opens no socket"},
 
 	{"charge", []string{"api"}, "a client of the agent, for programs of others"},
 	{"charge/balance", nil, "arithmetic"},
