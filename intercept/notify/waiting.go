@@ -103,6 +103,7 @@ func (s *Supervisor) watch() error {
 		<-s.stop
 		_, _ = unix.Write(stop, []byte{1, 0, 0, 0, 0, 0, 0, 0}) // there is room for one
 	}()
+	s.done.Go(s.interruptWaiting)
 	s.done.Add(1) // calls begin until it has ended
 	go func() {
 		defer s.done.Done()
