@@ -12,6 +12,18 @@
  */
 #define ASK_SUPERVISOR 93 /* EPROTONOSUPPORT */
 
+/* Whether the supervisor relays connections to a port. */
+static __always_inline bool is_relayed(__u16 port)
+{
+	const struct container *c = container();
+	int i;
+
+	for (i = 0; i < RELAYED_PORTS_MAX; i++)
+		if (c->relayed[i] && c->relayed[i] == port)
+			return true;
+	return false;
+}
+
 /*
  * Leads a connect of a translated socket to the IPv6 host behind a virtual address. It returns
  * false if the supervisor has to decide: it knows hosts behind the NAT64, whether an address that
@@ -34,7 +46,7 @@ static __always_inline bool leads_to_ip6(struct bpf_sock_addr *ctx)
 		return true;
 	}
 	host = is_virtual(&to) && !held->spoke_ip4 ? host_of(&to) : NULL;
-	if (!host || host->peer || host->heard) {
+	if (!host || host->peer || host->heard || is_relayed(bpf_ntohs(ctx->user_port))) {
 		bpf_set_retval(-ASK_SUPERVISOR);
 		return false;
 	}

@@ -18,6 +18,8 @@
 #define ENDPOINTS_AT_HAND 4
 /* Endpoints that programs have bound by their names, and that are still there. */
 #define NAMED_MAX 1024
+/* Ports at which a container's connections are relayed. */
+#define RELAYED_PORTS_MAX 8
 /* Containers that one set of programs serves, one after the other or together. */
 #define CONTAINERS_MAX 1024
 /* Peers of unconnected UDP servers that may be answered, least recently used. */
@@ -67,6 +69,8 @@ struct container {
 	__u32 translates; /* its UDP is translated, see udp.h */
 	/* Another number after each change of the rules. */
 	__u32 rules;
+	/* Ports at which the supervisor relays connections, see standin.h; 0: none. */
+	__u16 relayed[RELAYED_PORTS_MAX];
 	struct endpoint endpoint[ENDPOINTS_AT_HAND]; /* by number */
 };
 

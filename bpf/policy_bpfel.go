@@ -47,6 +47,7 @@ type PolicyContainer struct {
 	Resolves   uint32
 	Translates uint32
 	Rules      uint32
+	Relayed    [8]uint16
 	Endpoint   [4]PolicyEndpoint
 }
 

@@ -74,7 +74,9 @@ type Config struct {
 	// Translated says that IPv4 is translated: the supervisor decides about a connect to an IPv4
 	// address that is no loopback address, and about names.
 	Translated bool
-	Report     bool // from the start, report also calls that the gate answers itself
+	// Relayed says that the supervisor relays connections that a program accepts. It needs Translated.
+	Relayed bool
+	Report  bool // from the start, report also calls that the gate answers itself
 }
 
 // Gate is a running gate process whose supervisor is this process. Many goroutines may call its
@@ -235,6 +237,7 @@ func command(path string, c Config, control *os.File) *exec.Cmd {
 		{c.Untrapped, "--untrapped"},
 		{c.UntrappedPort0, "--untrapped-port-0"},
 		{c.Translated, "--translated"},
+		{c.Relayed, "--relayed"},
 	} {
 		if flag.is {
 			cmd.Args = append(cmd.Args, flag.name)

@@ -28,6 +28,7 @@ func TestProtocolIsTheGates(t *testing.T) {
 
 		"BOARD_UNTRAPPED_DESTINATIONS": untrappedDestinations,
 		"BOARD_UNTRAPPED_PORT_0":       untrappedPort0,
+		"BOARD_RELAYED":                relayed,
 
 		"GATE_HELLO":       hello,
 		"GATE_SOCKET":      Socket,

@@ -145,6 +145,7 @@ const (
 	untrappedDestinations = 1 << iota
 	untrappedPort0
 	translated
+	relayed
 )
 
 // addressMax is the number of bytes of a sockaddr that the gate reads.
@@ -228,6 +229,9 @@ func encodeAdmission(c Config) []byte {
 	}
 	if c.Translated {
 		m.untrapped |= translated
+	}
+	if c.Relayed {
+		m.untrapped |= relayed
 	}
 	return wire.Append(nil, m)
 }

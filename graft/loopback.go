@@ -31,7 +31,7 @@ func (e call) bindOnLoopback(p Program, s *socket, addr netip.AddrPort) (Answer,
 	at := addr.Addr().Unmap()
 	var err error
 	switch {
-	case e.Translator != nil && at == e.Translation.Own && s.typ == unix.SOCK_STREAM:
+	case e.Translator != nil && at == e.Translation.Own:
 		err = e.bindOwn4(p, s, addr)
 	case !at.IsUnspecified() && !at.IsLoopback():
 		err = e.bindClient(p, s, addr)

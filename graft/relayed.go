@@ -35,8 +35,8 @@ type Gateway interface {
 	Serves(port uint16) bool
 	// Relay carries a connection until it has ended, and closes it.
 	Relay(Relayed)
-	// Full refuses a client for whom there is no room, and closes its connection.
-	Full(client net.Conn)
+	// Full refuses a client of a server's port for whom there is no room, and closes its connection.
+	Full(client net.Conn, port uint16)
 }
 
 // Relayed is a connection of a program and its peer.
@@ -44,8 +44,10 @@ type Relayed struct {
 	Program, Peer net.Conn
 	// ServerInside says that the program has accepted the connection.
 	ServerInside bool
-	// Own is the program's IPv4 address, as it knows it.
-	Own netip.Addr
+	// Port is the server's port, as the program knows it.
+	Port uint16
+	// Own and Own6 are the program's addresses: the one that it knows, and the one that its peer knows.
+	Own, Own6 netip.Addr
 	// PeerAddr and PeerAddr4 are the addresses of the peer: the real one, and the one that the program
 	// knows.
 	PeerAddr, PeerAddr4 netip.AddrPort
@@ -55,6 +57,8 @@ type Relayed struct {
 	// Published returns the port at the container's IPv6 address by which a rule publishes a port of
 	// the program.
 	Published func(port uint16) (uint16, bool)
+	// Datagrams returns the port from which peers get the datagrams of a program's UDP port.
+	Datagrams func(port uint16) uint16
 }
 
 // relayedMax is how many connections a container may have relayed at a time. Each takes two
@@ -156,8 +160,12 @@ func (e *Engine) carry(c Relayed) {
 		}
 		defer release()
 	}
-	if at, is := c.Peer.LocalAddr().(*net.TCPAddr); is && !c.ServerInside {
-		x := expectation{e: e, peer: c.PeerAddr.Addr(), at: at.AddrPort().Addr()}
+	if at, is := c.Peer.LocalAddr().(*net.TCPAddr); is && !c.Own6.IsValid() {
+		c.Own6 = at.AddrPort().Addr()
+	}
+	c.Published, c.Datagrams = e.published(c.Own6), e.privateDatagrams
+	if !c.ServerInside {
+		x := expectation{e: e, peer: c.PeerAddr.Addr(), at: c.Own6}
 		defer x.end()
 		c.Expect = x.open
 	}

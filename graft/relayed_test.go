@@ -40,7 +40,7 @@ func (g *fakeGateway) Relay(c Relayed) {
 	<-done
 }
 
-func (g *fakeGateway) Full(client net.Conn) {
+func (g *fakeGateway) Full(client net.Conn, _ uint16) {
 	_, _ = io.WriteString(client, "full")
 	client.Close()
 }
@@ -357,5 +357,25 @@ func TestExpect(t *testing.T) {
 	x.end()
 	if _, err := x.open(name.Port()); !errors.Is(err, errEnded) {
 		t.Errorf("a port is opened after the end: %v", err)
+	}
+}
+
+// A program may bind the container's own IPv4 address. No link of the host has it, so the socket is
+// bound to the wildcard.
+func TestBindOwnAddress(t *testing.T) {
+	host := newPlace(t, host6)
+	for _, typ := range []int{tcp, unix.SOCK_DGRAM} {
+		for _, port := range []uint16{0, 5060} {
+			w, _ := newRelaying(t, host)
+			number := w.socket(host, ip4, typ)
+			view := netip.AddrPortFrom(own4, port)
+			if answer, err := w.Bind(w.program, number, view); err != nil || answer.Action != Succeed {
+				t.Fatalf("%+v, %v", answer, err)
+			}
+			b := w.enforcer.bindings[w.enforcer.cookie(w.program.files[number])]
+			if _, at := w.at(); !at.Addr().IsUnspecified() || at.Port() == 0 || at.Port() == port || b.View != view || b.Host != at || b.Ingress {
+				t.Errorf("it is bound to %v, by %+v", at, b)
+			}
+		}
 	}
 }

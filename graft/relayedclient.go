@@ -8,8 +8,6 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/tsugiki/tsugiki/keeper"
 )
 
 // connectRelayed answers connect(2) to a virtual address at a port of the gateway. The rules cover
@@ -52,7 +50,7 @@ func (e call) beginRelayed(p Program, number int, s *socket, to, to6 netip.AddrP
 		return err
 	}
 	if s.translated() {
-		if err := e.take4(p, number, s); err != nil {
+		if s, err = e.untranslate(p, number, s); err != nil {
 			peer.Close()
 			return err
 		}
@@ -92,28 +90,6 @@ func (e call) startConnect(file int, to netip.AddrPort) (*os.File, error) {
 	return os.NewFile(uintptr(file), "relayed connection"), nil
 }
 
-// take4 puts an IPv4 socket in the place of a translated one. s becomes the new one, and its caller
-// closes its file.
-func (e call) take4(p Program, number int, s *socket) error {
-	file, err := e.newSocket(keeper.Kind{Family: unix.AF_INET, Type: unix.SOCK_STREAM, Protocol: unix.IPPROTO_TCP})
-	if err != nil {
-		return err
-	}
-	err = e.copyOptions(s, file)
-	if err == nil {
-		err = copyFlags(s, file)
-	}
-	if err == nil {
-		err = e.install6(p, number, s, file)
-	}
-	if err != nil {
-		unix.Close(file)
-		return err
-	}
-	s.file = file
-	return nil
-}
-
 // finishConnect waits for the peer, and then connects the program's socket and relays.
 func (e *Engine) finishConnect(w waitingSocket, peer *os.File, to, to6 netip.AddrPort) {
 	release, err := e.relays.hold(peer)
@@ -144,7 +120,7 @@ func (e *Engine) finishConnect(w waitingSocket, peer *os.File, to, to6 netip.Add
 		conn.Close() // the program has closed its socket
 		return
 	}
-	e.carry(Relayed{Program: inside, Peer: conn, PeerAddr: to6, PeerAddr4: to})
+	e.carry(Relayed{Program: inside, Peer: conn, Port: to.Port(), PeerAddr: to6, PeerAddr4: to})
 }
 
 const tcpSynSent = 2

@@ -51,15 +51,20 @@ func (e call) acceptRelayed(listener *socket, file int, peer netip.AddrPort) (in
 	leave, ok := e.relays.enter()
 	if !ok {
 		e.Log.Warn("no room for another relayed connection", "peer", peer, "limit", relayedMax)
-		e.Gateway.Full(conn)
+		e.Gateway.Full(conn, at.Port())
 		return -1, nil
 	}
 	name := e.peerName4(peer)
+	if peer.Addr().Is4In6() { // the kernel programs have named the virtual address
+		if v6, known := e.Translator.V6(peer.Addr().Unmap()); known {
+			peer = netip.AddrPortFrom(v6, peer.Port())
+		}
+	}
 	inside, program, err := e.insert(listener, netip.AddrPortFrom(e.Translation.Own, at.Port()), name)
 	if err == nil {
-		c := Relayed{Program: inside, Peer: conn, ServerInside: true, PeerAddr: peer, PeerAddr4: name}
-		if known {
-			c.Published = e.published(real.Addr())
+		c := Relayed{Program: inside, Peer: conn, ServerInside: true, Port: at.Port(), PeerAddr: peer, PeerAddr4: name}
+		if known && !real.Addr().IsUnspecified() { // getsockname(2) may say another
+			c.Own6 = real.Addr()
 		}
 		if err = e.relays.begin(func() {
 			defer leave()
@@ -123,6 +128,15 @@ func established(file int) error {
 			return nil
 		}
 	}
+}
+
+// privateDatagrams returns the port of the host that stands for a UDP port of the program's.
+func (e *Engine) privateDatagrams(port uint16) uint16 {
+	private, err := e.Enforcer.PrivatePort(unix.IPPROTO_UDP, port, 0, 0, nil)
+	if err != nil || private == 0 {
+		return port // the kernel has chosen it, or nobody has bound it
+	}
+	return private
 }
 
 // published returns how a rule publishes a port of a program's server at an IPv6 address.

@@ -173,7 +173,7 @@ func (e call) bind6(p Program, number int, s *socket, ep *endpoint.Endpoint, por
 	return Answer{Action: Succeed}, nil
 }
 
-// bindOwn4 binds a TCP socket to the container's IPv4 address, which no link of the host has. The socket
+// bindOwn4 binds a socket to the container's IPv4 address, which no link of the host has. The socket
 // is bound to the wildcard, and the program sees the address.
 func (e call) bindOwn4(p Program, s *socket, addr netip.AddrPort) error {
 	b := policy.Binding{Host: netip.AddrPortFrom(netip.IPv4Unspecified(), addr.Port()), View: addr, Call: p.Call()}

@@ -22,6 +22,7 @@ programs=(
 	postgresql nodejs default-jdk-headless python3-uvloop apache2-bin haproxy memcached
 	openssh-server openssh-client dnsmasq-base bind9-dnsutils man-db systemd rpm
 	php-fpm unbound vsftpd tftpd-hpa wget ntpsec-ntpdig # test/programs
+	tnftp python3-pyftpdlib python3-openssl openssl sip-tester # FTP and SIP in test/e2e
 	openvswitch-switch # forward/cni
 	passt slirp4netns tayga # bench
 	chromium # opens the pages of reports

@@ -117,6 +117,7 @@ func (c *Container) places() []*place {
 func (c *Container) letGo() error {
 	c.retiring.Wait()
 	if c.engine != nil {
+		c.engine.CloseRelays()
 		c.engine.CloseOwn()
 	}
 	var errs []error

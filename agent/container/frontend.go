@@ -33,6 +33,7 @@ func (c *Container) Serve(listener *os.File) error {
 		Datagrams:  c.seesDatagrams(),
 		Untrapped:  c.state.Untrapped,
 		Translated: c.spec.Translation != nil,
+		Relayed:    c.servesRelayed(),
 		// With a rule for port 0, the engine has to serve the port that the kernel chooses.
 		UntrappedPort0: c.state.Untrapped && !slices.ContainsFunc(c.spec.Ingress, namesPort0),
 	}

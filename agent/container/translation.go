@@ -56,7 +56,10 @@ func (c *Container) openTranslation() (graft.Translation, error) {
 		return graft.Translation{}, err
 	}
 	c.translation = t
-	g := graft.Translation{Translator: t, Own: translate.Own, Nobody: translate.Nobody}
+	g := graft.Translation{
+		Translator: t, Own: translate.Own, Nobody: translate.Nobody,
+		Gateway: &gateway{ftp: c.spec.Translation.FTPPorts(), sip: c.spec.Translation.SIP, addrs: t, log: c.spec.Decisions},
+	}
 	if len(c.spec.NameRules) > 0 {
 		t.named = newNamedHosts(c.spec.NameRules, c.enforced, c.log, c.spec.Decisions)
 		g.Opened = func(to netip.AddrPort) *endpoint.Endpoint { return c.enforced.OpenedBy(policy.TCP, to) }
@@ -128,6 +131,9 @@ func (c *Container) serveNames() error {
 		return err
 	}
 	if err := c.ownNS.AddToLoopback(translate.Own); err != nil {
+		return err
+	}
+	if err := c.enforced.RelayPorts(append(c.spec.Translation.FTPPorts(), c.spec.Translation.SIP...)); err != nil {
 		return err
 	}
 	return c.enforced.ServeNames()

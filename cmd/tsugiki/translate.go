@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -19,12 +20,15 @@ type translateFlags struct {
 	ipv6      string
 	resolvers []string
 	names     []string
+	ftp, sip  string
 }
 
 func (f *translateFlags) register(flags *pflag.FlagSet) {
 	flags.BoolVar(&f.on, "translate", false, "let COMMAND, which may know IPv4 only, reach IPv6 hosts, and -i 0.0.0.0:PORT=[ADDR]:PORT serve IPv6")
 	flags.StringVar(&f.ipv6, "ipv6", "", "with --translate, the IPv6 address of the host from which COMMAND connects (default the host's choice)")
 	flags.StringArrayVar(&f.names, "name-rule", nil, "with --translate, hosts by their names, as PATTERN[:PORT[-PORT]][/tcp|/udp]: COMMAND reaches the addresses that are answered when it asks for a name that matches, and no others, unless -e covers them; may be repeated")
+	flags.StringVar(&f.ftp, "ftp", "", "with --translate, the ports of FTP's control connections, as PORT[,PORT]..., or none (default 21)")
+	flags.StringVar(&f.sip, "sip", "", "with --translate, the TCP ports of SIP, as PORT[,PORT]..., or none (default none)")
 	flags.StringArrayVar(&f.resolvers, "dns", nil, "host: let COMMAND ask the name servers of /etc/resolv.conf that are on the host's loopback, such as 127.0.0.53; or with --translate, a resolver to ask for names, as [ADDR]:PORT, may be repeated (default those of /etc/resolv.conf)")
 }
 
@@ -32,8 +36,8 @@ func (f *translateFlags) register(flags *pflag.FlagSet) {
 func (f *runFlags) rules() (rules.Rules, *rules.Translation, error) {
 	t := &f.translation
 	if !t.on {
-		if t.ipv6 != "" || len(t.resolvers) > 0 || len(t.names) > 0 {
-			return rules.Rules{}, nil, errors.New("--ipv6, --name-rule, and --dns with an address, are for --translate, which is missing")
+		if t.ipv6 != "" || t.ftp != "" || t.sip != "" || len(t.resolvers) > 0 || len(t.names) > 0 {
+			return rules.Rules{}, nil, errors.New("--ipv6, --name-rule, --ftp, --sip, and --dns with an address, are for --translate, which is missing")
 		}
 		r, err := rules.Parse(f.texts())
 		return r, nil, err
@@ -53,7 +57,33 @@ func (f *runFlags) rules() (rules.Rules, *rules.Translation, error) {
 		return r, nil, err
 	}
 	resolvers, err := t.parseResolvers()
-	return r, &rules.Translation{Resolvers: resolvers}, err
+	if err != nil {
+		return r, nil, err
+	}
+	ftp, err := parsePorts("--ftp", t.ftp)
+	if err != nil {
+		return r, nil, err
+	}
+	sip, err := parsePorts("--sip", t.sip)
+	return r, &rules.Translation{Resolvers: resolvers, FTP: ftp, SIP: sip}, err
+}
+
+// parsePorts reads the value of --ftp or --sip. nil is the default.
+func parsePorts(flag, text string) (list []uint16, err error) {
+	switch text {
+	case "":
+		return nil, nil
+	case "none":
+		return []uint16{}, nil
+	}
+	for word := range strings.SplitSeq(text, ",") {
+		port, err := strconv.ParseUint(word, 10, 16)
+		if err != nil || port == 0 {
+			return nil, fmt.Errorf("%s %q is not of the form PORT[,PORT]..., or none", flag, text)
+		}
+		list = append(list, uint16(port))
+	}
+	return list, nil
 }
 
 const resolvConf = "/etc/resolv.conf"

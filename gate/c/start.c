@@ -22,7 +22,8 @@ enum { GATE_FD_CONTROL = 3, GATE_FD_LISTENER, GATE_FD_KILL };
 static const char gate_usage_text[] =
 	"usage: tsugiki-gate --uid N --gid N --own INODE --cookie N [--host-first4] "
 	"[--host-first6] "
-	"[--datagrams] [--untrapped [--untrapped-port-0] [--translated]], control socket at 3, "
+	"[--datagrams] [--untrapped [--untrapped-port-0] [--translated [--relayed]]], control "
+	"socket at 3, "
 	"seccomp listener "
 	"at 4, cgroup.kill at 5; or "
 	"tsugiki-gate --pool IDLE-MS KEEP-MS, control socket at 3, a file to keep at 4 unless "
@@ -42,6 +43,8 @@ static bool gate_flag(struct gate *g, const char *name)
 		g->untrapped |= BOARD_UNTRAPPED_PORT_0;
 	else if (strcmp(name, "--translated") == 0)
 		g->untrapped |= BOARD_TRANSLATED;
+	else if (strcmp(name, "--relayed") == 0)
+		g->untrapped |= BOARD_RELAYED;
 	else
 		return false;
 	return true;

@@ -67,6 +67,8 @@ struct board {
 /* IPv4 is translated. Then the kernel programs do not decide about a connect to an IPv4 address
  * that is no loopback address, and do not know the IPv4 names of sockets and of their peers. */
 #define BOARD_TRANSLATED 4
+/* Connections that the container accepts are relayed: all calls of accept(2) are trapped. */
+#define BOARD_RELAYED 8
 
 _Static_assert(sizeof(struct board) <= BOARD_COUNTERS, "the counters have their place");
 

@@ -22,6 +22,19 @@ func (e *Enforcement) StandIn(sock int, port uint16, own, peer netip.AddrPort) e
 	return nil
 }
 
+// RelayPorts has the supervisor asked about connects of translated sockets to these ports. There may be
+// 8 of them.
+func (e *Enforcement) RelayPorts(ports []uint16) error {
+	if room := len(bpf.PolicyContainer{}.Relayed); len(ports) > room {
+		return fmt.Errorf("connections at %d ports cannot be relayed, %d are the most", len(ports), room)
+	}
+	err := e.change(func(c *bpf.PolicyContainer) { copy(c.Relayed[:], ports) })
+	if err != nil {
+		return fmt.Errorf("note the ports that are relayed: %w", err)
+	}
+	return nil
+}
+
 // wordOf4 returns an IPv4 address in network byte order, or 0 for any other.
 func wordOf4(addr netip.Addr) uint32 {
 	if !addr.Is4() {

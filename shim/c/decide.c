@@ -115,6 +115,13 @@ bool shim_translates(void)
 	return b != NULL && b->untrapped & BOARD_TRANSLATED;
 }
 
+bool shim_is_relayed(void)
+{
+	const struct board *b = atomic_load(&shim_mapped);
+
+	return b != NULL && b->untrapped & BOARD_RELAYED;
+}
+
 uint64_t shim_mark(int number, const void *address, size_t length)
 {
 	const struct board *b = shim_board();

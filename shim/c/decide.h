@@ -23,6 +23,9 @@ bool shim_is_untrapped(const struct board *b);
 /* Whether IPv4 is translated in the container, as far as the process knows its board. */
 bool shim_translates(void);
 
+/* Whether connections that the container accepts are relayed, as far as the process knows. */
+bool shim_is_relayed(void);
+
 /* Whether LENGTH bytes at ADDRESS can be read. The kernel, and not the shim, refuses a bad pointer.
  * (rt_sigprocmask(2) reads its set of eight bytes before it refuses `how`.) */
 bool shim_readable(const void *address, size_t length);

@@ -230,7 +230,7 @@ static bool translate_accepts(void)
 
 	if (!shim_translates() && atomic_fetch_add(&calls, 1) >= TRANSLATE_PATIENCE)
 		(void)shim_board();
-	return shim_translates();
+	return shim_translates() && !shim_is_relayed();
 }
 
 /* The same functions of the next library, for where the shim has nothing to do. */

@@ -60,7 +60,8 @@ type Config struct {
 	// ServerInside says that the program is the server.
 	ServerInside bool
 	// Expect lets the peer, a server, connect once to a port on which the program, a client, listens.
-	// It returns where the peer has to connect to. It is not called with ServerInside.
+	// It returns where the peer has to connect to. nil lets no peer connect. It is not called with
+	// ServerInside.
 	Expect func(port uint16) (netip.AddrPort, error)
 	// Published returns the port at which a rule publishes a port of the program, a server. It is
 	// called only with ServerInside.
@@ -232,6 +233,8 @@ func (s *Session) dataCommand(verb, arg, line string) (sent string, k kind, refu
 		return "", other, fmt.Sprintf("501 The address has to be the client's own, %s.", s.Own)
 	case at.Port() < portsMin:
 		return "", other, "501 The port is a privileged one."
+	case s.Expect == nil:
+		return "", other, "502 Not implemented; use PASV."
 	}
 	open, err := s.Expect(at.Port())
 	if err != nil {
