@@ -67,7 +67,11 @@ func traps(o Options, foreign32 bool) map[string]trap {
 		all["setsockopt"] = ask(everything.where(1, except(unix.SOL_SOCKET)))
 		all["getsockname"] = ask(everything)
 	}
-	if o.Accepts {
+	if o.Translated {
+		all["connect"] = ask(everything)
+		all["getsockname"], all["getpeername"] = ask(everything), ask(everything)
+	}
+	if o.Accepts || o.Translated {
 		all["accept"], all["accept4"] = ask(everything), ask(everything)
 	}
 	if o.Mode == Preload {
