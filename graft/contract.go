@@ -48,6 +48,7 @@ type Enforcer interface {
 	NoteTranslated(sock int) error
 	Publishes() bool
 	Publish(private uint16, at netip.AddrPort) error
+	Published() ([]netip.AddrPort, error)
 	AnyPort(sock int) bool
 
 	Serve(protocol int, b policy.Binding, netns uint64) error

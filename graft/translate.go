@@ -253,28 +253,34 @@ func (e *Engine) peerName4(peer netip.AddrPort) netip.AddrPort {
 	return netip.AddrPortFrom(v4, peer.Port())
 }
 
-// ServeNames returns sockets at port 53 of the container's loopback on the host, for a DNS proxy:
-// one of UDP, and one of TCP that listens. The caller closes them.
-func (e *Engine) ServeNames() (udp, tcp int, err error) {
-	at := netip.AddrPortFrom(netip.IPv6Unspecified(), resolverPort)
-	udp, err = e.bindOwn(unix.SOCK_DGRAM, unix.IPPROTO_UDP, at)
-	if err != nil {
-		return -1, -1, err
-	}
-	tcp, err = e.bindOwn(unix.SOCK_STREAM, unix.IPPROTO_TCP, at)
-	if err == nil {
-		err = unix.Listen(tcp, unix.SOMAXCONN)
-	}
-	if err != nil {
-		unix.Close(udp)
-		return -1, -1, fmt.Errorf("listen at %s: %w", at, err)
-	}
-	return udp, tcp, nil
+// NameSocket returns the UDP socket of a DNS proxy, for ServeNames. The caller closes it.
+func (e *Engine) NameSocket() (udp int, err error) {
+	return e.makeOwn(unix.SOCK_DGRAM, unix.IPPROTO_UDP)
 }
 
-// bindOwn makes a socket of the engine at a port of the container's loopback on the host, for IPv4
-// too.
-func (e *Engine) bindOwn(typ, protocol int, at netip.AddrPort) (int, error) {
+// ServeNames binds the socket of NameSocket to port 53 of the container's loopback on the host, and
+// returns a TCP socket that listens there. The caller closes it. From the bind on, the kernel
+// programs let datagrams for virtual addresses leave: whoever translates them must be there.
+func (e *Engine) ServeNames(udp int) (tcp int, err error) {
+	at := netip.AddrPortFrom(netip.IPv6Unspecified(), resolverPort)
+	if tcp, err = e.makeOwn(unix.SOCK_STREAM, unix.IPPROTO_TCP); err != nil {
+		return -1, err
+	}
+	if err = e.bindOwn(tcp, at); err == nil {
+		err = unix.Listen(tcp, unix.SOMAXCONN)
+	}
+	if err == nil {
+		err = e.bindOwn(udp, at)
+	}
+	if err != nil {
+		unix.Close(tcp)
+		return -1, fmt.Errorf("listen at %s: %w", at, err)
+	}
+	return tcp, nil
+}
+
+// makeOwn makes an IPv6 socket of the engine, which may be bound for IPv4 too.
+func (e *Engine) makeOwn(typ, protocol int) (int, error) {
 	k, err := e.host.Maker()
 	if err != nil {
 		return -1, err
@@ -283,18 +289,20 @@ func (e *Engine) bindOwn(typ, protocol int, at netip.AddrPort) (int, error) {
 	if err != nil {
 		return -1, err
 	}
-	s, err := inspect(file)
-	if err == nil {
-		err = unix.SetsockoptInt(file, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 0)
-	}
-	if err == nil {
-		err = e.begin().bindPrivate(s, policy.Binding{Host: at, View: at})
-	}
-	if err != nil {
+	if err := unix.SetsockoptInt(file, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 0); err != nil {
 		unix.Close(file)
-		return -1, fmt.Errorf("bind %s: %w", at, err)
+		return -1, err
 	}
 	return file, nil
+}
+
+// bindOwn binds a socket of the engine to a port of the container's loopback on the host.
+func (e *Engine) bindOwn(file int, at netip.AddrPort) error {
+	s, err := inspect(file)
+	if err != nil {
+		return err
+	}
+	return e.begin().bindPrivate(s, policy.Binding{Host: at, View: at})
 }
 
 // translated tells whether the socket is an IPv6 socket that replaces an IPv4 socket.

@@ -1,6 +1,7 @@
 package graft
 
 import (
+	"errors"
 	"net/netip"
 	"testing"
 	"time"
@@ -154,4 +155,27 @@ func udpAt(t *testing.T, place *fakePlace, at netip.AddrPort) (file int) {
 		t.Fatal(err)
 	}
 	return file
+}
+
+// The next engine holds the addresses again at which servers are published. One that somebody else
+// has by now is left to them.
+func TestRecoverPublished(t *testing.T) {
+	host := newPlace(t, host6)
+	w := newUntrapped(t, host, "-i", "0.0.0.0:53=[2001:db8:1::1]:8053")
+	free, taken := addr("[2001:db8:1::1]:8053"), addr("[2001:db8:1::1]:8054")
+	other := udpAt(t, host, taken)
+	defer unix.Close(other)
+	w.enforcer.published = map[netip.AddrPort]uint16{free: 20000, taken: 20001}
+	if err := w.Recover(); err != nil {
+		t.Fatal(err)
+	}
+	file, held := w.guards[Port{Netns: host.Cookie(), Protocol: unix.IPPROTO_UDP, At: free}]
+	if !held || len(w.guards) != 1 {
+		t.Fatalf("held are %v", w.guards)
+	}
+	defer unix.Close(file)
+	w.enforcer.faults = map[string]error{"Published": unix.EPERM}
+	if err := w.Recover(); !errors.Is(err, unix.EPERM) {
+		t.Errorf("a fault of the kernel's: %v", err)
+	}
 }

@@ -34,7 +34,8 @@ type datagrams struct {
 	log    *slog.Logger
 }
 
-// translateDatagrams begins to translate UDP, if the kernel can. ctx ends the updates.
+// translateDatagrams attaches the programs that translate UDP, if the kernel can. ctx ends the
+// updates. The table of an earlier process is in the kernel before the programs are.
 func (c *Container) translateDatagrams(ctx context.Context, proxy net.PacketConn) error {
 	t := c.translation
 	d := &datagrams{table: t.Table, ns: c.host[""].ns, source: graft.Source(c.table, true), log: c.log}
@@ -47,9 +48,12 @@ func (c *Container) translateDatagrams(ctx context.Context, proxy net.PacketConn
 	}
 	changes, err := d.ns.Changes(ctx)
 	if err == nil {
+		t.udp.Store(d)
+		d.mapAll()
 		err = d.attach()
 	}
 	if err != nil {
+		t.udp.Store(nil)
 		err = errors.Join(err, d.close())
 		if errors.Is(err, enforcer.ErrNoDatagrams) {
 			c.spec.Decisions.Warn("UDP is not translated, only TCP", "err", err)
@@ -57,9 +61,15 @@ func (c *Container) translateDatagrams(ctx context.Context, proxy net.PacketConn
 		}
 		return err
 	}
-	t.udp.Store(d)
-	d.mapAll()
 	t.work.Go(func() { d.follow(ctx, changes) })
+	return nil
+}
+
+// begin starts the translation. It comes after the DNS proxy has its port.
+func (d *datagrams) begin() error {
+	if d == nil {
+		return nil
+	}
 	return d.Begin()
 }
 

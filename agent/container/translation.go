@@ -12,6 +12,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/tsugiki/tsugiki/endpoint"
 	"github.com/tsugiki/tsugiki/graft"
 	"github.com/tsugiki/tsugiki/policy"
@@ -29,6 +31,8 @@ type translation struct {
 	nat64 atomic.Pointer[translate.NAT64] // nil: none is known of the network
 	known chan struct{}                   // closed after the first search for nat64
 	udp   atomic.Pointer[datagrams]       // nil: UDP is not translated
+
+	socket net.PacketConn // of the proxy; nil before there is one
 
 	end  context.CancelFunc // nil before the proxy serves
 	work sync.WaitGroup
@@ -51,7 +55,7 @@ func (c *Container) openTranslation() (graft.Translation, error) {
 	}
 	t := &translation{host: hostAddresses{read: c.host[""].ns.Addresses}, known: make(chan struct{})}
 	var err error
-	options := translate.Options{Prefix: tablePrefix, Refuse: t.host.has, Connected: c.connected, Mapped: t.mapped}
+	options := translate.Options{Prefix: tablePrefix, Refuse: t.host.has, Connected: c.connected, Mapped: t.mapped, File: c.tableFile()}
 	if t.Table, err = translate.New(options); err != nil {
 		return graft.Translation{}, err
 	}
@@ -95,6 +99,9 @@ func virtualOf(alias netip.Addr) (v4 netip.Addr, is bool) {
 
 // serveNames starts the DNS proxy on the container's loopback, and gives the container an IPv4
 // address: without one, programs do not ask for IPv4 addresses (AI_ADDRCONFIG of getaddrinfo(3)).
+//
+// The programs at the host's links are there before the proxy has its port. In a container that was
+// adopted, datagrams for virtual addresses leave from then on.
 func (c *Container) serveNames() error {
 	t := c.translation
 	if t == nil {
@@ -108,45 +115,64 @@ func (c *Container) serveNames() error {
 	if err != nil {
 		return err
 	}
-	udp, tcp, err := c.engine.ServeNames()
-	if err != nil {
-		return fmt.Errorf("serve names on the container's loopback: %w", err)
-	}
-	packets, listener, err := openServers(udp, tcp)
-	if err != nil {
-		return err
+	if t.socket, err = openSocket(c.engine.NameSocket()); err != nil {
+		return fmt.Errorf("make the socket of the DNS proxy: %w", err)
 	}
 	ctx, end := context.WithCancel(context.Background())
 	t.end = end
-	t.work.Go(func() {
-		if err := t.proxy.Serve(ctx, []net.PacketConn{packets}, []net.Listener{listener}); err != nil {
-			c.log.Error("the container gets no more answers for names", "err", err)
-		}
-	})
-	t.work.Go(func() { t.discover(ctx) })
-	if err := c.translateDatagrams(ctx, packets); err != nil {
+	if err := c.translateDatagrams(ctx, t.socket); err != nil {
 		return err
 	}
-	if err := c.ownNS.AddToLoopback(translate.Own); err != nil {
+	if err := c.listenForNames(ctx); err != nil {
+		return fmt.Errorf("serve names on the container's loopback: %w", err)
+	}
+	t.work.Go(func() { t.discover(ctx) })
+	if err := t.udp.Load().begin(); err != nil {
+		return err
+	}
+	if err := c.ownNS.AddToLoopback(translate.Own); err != nil && !errors.Is(err, unix.EEXIST) {
 		return err
 	}
 	return c.enforced.ServeNames()
 }
 
-// openServers turns two sockets into a net.PacketConn and a net.Listener, and owns the sockets.
-func openServers(udp, tcp int) (net.PacketConn, net.Listener, error) {
-	datagrams, stream := os.NewFile(uintptr(udp), "names by UDP"), os.NewFile(uintptr(tcp), "names by TCP")
-	packets, err := net.FilePacketConn(datagrams)
-	err = errors.Join(err, datagrams.Close())
+// listenForNames gives the DNS proxy its port, and starts it.
+func (c *Container) listenForNames(ctx context.Context) error {
+	t := c.translation
+	file, err := fileOf(t.socket)
 	if err != nil {
-		return nil, nil, errors.Join(err, stream.Close())
+		return err
 	}
-	listener, err := net.FileListener(stream)
-	err = errors.Join(err, stream.Close())
+	listener, err := openListener(c.engine.ServeNames(file))
 	if err != nil {
-		return nil, nil, errors.Join(err, packets.Close())
+		return err
 	}
-	return packets, listener, nil
+	t.work.Go(func() {
+		if err := t.proxy.Serve(ctx, []net.PacketConn{t.socket}, []net.Listener{listener}); err != nil {
+			c.log.Error("the container gets no more answers for names", "err", err)
+		}
+	})
+	return nil
+}
+
+// openSocket turns a UDP socket into a net.PacketConn, and owns the socket.
+func openSocket(udp int, err error) (net.PacketConn, error) {
+	if err != nil {
+		return nil, err
+	}
+	file := os.NewFile(uintptr(udp), "names by UDP")
+	defer file.Close()
+	return net.FilePacketConn(file)
+}
+
+// openListener turns a TCP socket into a net.Listener, and owns the socket.
+func openListener(tcp int, err error) (net.Listener, error) {
+	if err != nil {
+		return nil, err
+	}
+	file := os.NewFile(uintptr(tcp), "names by TCP")
+	defer file.Close()
+	return net.FileListener(file)
 }
 
 // dialResolver opens a socket to a resolver in the host's namespace.
@@ -246,6 +272,9 @@ func (t *translation) close() error {
 		t.work.Wait()
 	}
 	t.named.close()
+	if t.socket != nil {
+		_ = t.socket.Close() // the proxy has closed it, if it has served
+	}
 	return errors.Join(t.udp.Load().close(), t.Close())
 }
 

@@ -66,6 +66,9 @@ func (e *Enforcement) TranslateDatagrams() (*Datagrams, error) {
 	if err != nil {
 		return nil, fmt.Errorf("load programs that translate UDP: %w", err)
 	}
+	if err := d.restore(); err != nil {
+		return nil, errors.Join(err, d.objs.Close())
+	}
 	e.datagrams.Store(d)
 	return d, nil
 }
@@ -195,27 +198,6 @@ func (d *Datagrams) Virtual(v6 netip.Addr) (netip.Addr, bool) {
 func virtualKey(v4 netip.Addr) bpf.PolicyVirtualAddr {
 	b := v4.As4()
 	return bpf.PolicyVirtualAddr{Bits: 32, Addr: binary.NativeEndian.Uint32(b[:])}
-}
-
-// Publishes tells whether Publish works, that is, whether UDP is translated.
-func (e *Enforcement) Publishes() bool { return e.datagrams.Load() != nil }
-
-// Publish leads datagrams for an IPv6 address to the UDP sockets of a private port. Datagrams of
-// these sockets leave from that address.
-func (e *Enforcement) Publish(private uint16, at netip.AddrPort) error {
-	d := e.datagrams.Load()
-	if d == nil {
-		return fmt.Errorf("publish port %d at %s: %w", private, at, ErrNoDatagrams)
-	}
-	row := bpf.TranslatePublished{Addr: bpf.TranslateAddr(wordsOf(at.Addr())), Port: uint32(at.Port())}
-	err := d.objs.PublishedByPrivate.Put(uint32(private), row)
-	if err == nil {
-		err = d.objs.PrivateByPublished.Put(row, uint32(private))
-	}
-	if err != nil {
-		return fmt.Errorf("publish port %d at %s: %w", private, at, err)
-	}
-	return nil
 }
 
 // Close ends the translation.
