@@ -66,12 +66,10 @@ type Spec struct {
 	// Annotated says that the rules come from a container's annotations. The author of annotations
 	// may also write in the folders of the container's unix endpoints.
 	Annotated bool
-	// Translation says how IPv4 is translated; nil: it is not.
-	Translation *rules.Translation
-	User        *launch.User  // nil: who we are
-	Ports       *ports.Holder // of the host
-	Log         *slog.Logger
-	Decisions   *slog.Logger // takes decisions about calls, below the level of a warning
+	User      *launch.User  // nil: who we are
+	Ports     *ports.Holder // of the host
+	Log       *slog.Logger
+	Decisions *slog.Logger // takes decisions about calls, below the level of a warning
 }
 
 // State is what a process needs, beside the Spec, to take over a container.

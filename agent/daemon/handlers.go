@@ -91,7 +91,10 @@ func (m *managed) registered() (api.Registered, error) {
 	r := api.Registered{
 		Graft: true, Name: m.Name, Token: m.Token,
 		Listener: filepath.Join(m.d.runDir, api.ListenerSocket),
-		Filter:   api.Filter{Mode: o.Mode.String(), Datagrams: o.Datagrams, AFGraft: o.AFGraft, Untrapped: o.Untrapped, Accepts: o.Accepts},
+		Filter: api.Filter{
+			Mode: o.Mode.String(), Datagrams: o.Datagrams, AFGraft: o.AFGraft, Untrapped: o.Untrapped, Accepts: o.Accepts,
+			Translated: o.Translated,
+		},
 	}
 	r.Cgroup = m.ProgramsGroup()
 	if m.Preloads() {

@@ -56,8 +56,11 @@ func demandsOf(annotations map[string]string, unknown []string, rules Rules) (*d
 			d.ports(r.Ports)
 		}
 	}
+	if rules.Translation != nil {
+		d.resolvers(rules.Translation.Resolvers)
+	}
 	for _, r := range rules.Egress {
-		d.annotation = "egress"
+		d.annotation = asksForEgress(annotations)
 		named[r.Endpoint] = true
 		if err := d.endpoint(r.Endpoint); err != nil {
 			return nil, err
@@ -76,6 +79,25 @@ func demandsOf(annotations map[string]string, unknown []string, rules Rules) (*d
 		}
 	}
 	return d, nil
+}
+
+// asksForEgress returns the annotation because of which a container has egress rules: where IPv4 is
+// translated, there is a rule without an annotation of its own.
+func asksForEgress(annotations map[string]string) string {
+	for _, key := range []string{"egress", "ipv6"} {
+		if _, is := annotations[api.AnnotationPrefix+key]; is {
+			return key
+		}
+	}
+	return "translate"
+}
+
+// resolvers demands that the agent asks resolvers, from its own network. No rule limits what it asks.
+func (d *demands) resolvers(list []netip.AddrPort) {
+	d.annotation = "dns"
+	for _, r := range list {
+		d.list = append(d.list, demand{d.annotation, keyResolvers, r.String(), func(w *allowance) bool { return slices.Contains(w.resolvers, r) }})
+	}
 }
 
 // endpoint demands the address, ports, path and namespace of an endpoint. Through an endpoint that

@@ -36,12 +36,10 @@ type Program struct {
 	// empty or "new" makes one that has only a loopback.
 	Netns string
 	rules.Rules
-	// Translation says how IPv4 is translated; nil: it is not. It needs a program that is Alone.
-	Translation *rules.Translation
-	Caps        launch.Capabilities
-	User        *launch.User // nil: who we are
-	Command     []string
-	Log         *slog.Logger
+	Caps    launch.Capabilities
+	User    *launch.User // nil: who we are
+	Command []string
+	Log     *slog.Logger
 }
 
 func (p *Program) ownIsNew() bool { return p.Netns == "" || p.Netns == "new" }
@@ -76,7 +74,7 @@ func newAlone(p *Program) *Alone {
 	a := &Alone{}
 	a.container = container.New(container.Spec{
 		Name: p.Name, RunDir: p.RunDir, Netns: p.Netns, LoopbackOnly: p.ownIsNew(), Programs: true,
-		Rules: p.Rules, Translation: p.Translation, User: p.User, Log: p.Log,
+		Rules: p.Rules, User: p.User, Log: p.Log,
 		Ports: ports.New().Holder(p.Name), // no other container asks for ports
 	}, a)
 	return a

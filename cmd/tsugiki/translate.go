@@ -2,14 +2,11 @@ package main
 
 import (
 	"errors"
-	"fmt"
-	"net/netip"
-	"strings"
 
 	"github.com/spf13/pflag"
 
 	"github.com/tsugiki/tsugiki/agent/rules"
-	runner "github.com/tsugiki/tsugiki/agent/run"
+	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/translate/dns"
 )
 
@@ -29,56 +26,31 @@ func (f *translateFlags) register(flags *pflag.FlagSet) {
 }
 
 // rules reads the rules.
-func (f *runFlags) rules() (rules.Rules, *rules.Translation, error) {
+func (f *runFlags) rules() (rules.Rules, error) {
 	t := &f.translation
-	if !t.on {
-		if t.ipv6 != "" || len(t.resolvers) > 0 || len(t.names) > 0 {
-			return rules.Rules{}, nil, errors.New("--ipv6, --name-rule, and --dns with an address, are for --translate, which is missing")
+	switch {
+	case !t.on && (t.ipv6 != "" || len(t.resolvers) > 0 || len(t.names) > 0):
+		return rules.Rules{}, errors.New("--ipv6, --name-rule, and --dns with an address, are for --translate, which is missing")
+	case t.on && f.netns != "new":
+		return rules.Rules{}, errors.New("--translate needs a new network namespace; leave --netns out")
+	case t.on && len(t.resolvers) == 0:
+		list, err := dns.Resolvers(resolvConf)
+		if err != nil {
+			return rules.Rules{}, err
 		}
-		r, err := rules.Parse(f.texts())
-		return r, nil, err
-	}
-	if f.netns != "new" {
-		return rules.Rules{}, nil, errors.New("--translate needs a new network namespace; leave --netns out")
-	}
-	var from netip.Addr
-	var err error
-	if t.ipv6 != "" {
-		if from, err = netip.ParseAddr(t.ipv6); err != nil || !from.Is6() || from.Is4In6() || from.Zone() != "" {
-			return rules.Rules{}, nil, fmt.Errorf("--ipv6 %q is no IPv6 address", t.ipv6)
+		for _, r := range list {
+			t.resolvers = append(t.resolvers, r.String())
 		}
 	}
-	r, err := rules.ParseTranslated(f.texts(), from)
-	if err != nil {
-		return r, nil, err
-	}
-	resolvers, err := t.parseResolvers()
-	return r, &rules.Translation{Resolvers: resolvers}, err
+	return rules.Parse(f.texts())
 }
 
 const resolvConf = "/etc/resolv.conf"
 
-func (f *translateFlags) parseResolvers() (list []netip.AddrPort, err error) {
-	if len(f.resolvers) == 0 {
-		return dns.Resolvers(resolvConf)
+// text returns what is asked of the agent; nil: nothing.
+func (f *translateFlags) text() *api.Translate {
+	if !f.on {
+		return nil
 	}
-	for _, text := range f.resolvers {
-		if strings.HasPrefix(text, ":") {
-			text = "[::1]" + text
-		}
-		r, err := netip.ParseAddrPort(text)
-		if err != nil || r.Port() == 0 {
-			return nil, fmt.Errorf("--dns %q is not of the form [ADDR]:PORT", text)
-		}
-		list = append(list, r)
-	}
-	return list, nil
-}
-
-// startTranslated starts a container without an agent, which does not translate.
-func (f *runFlags) startTranslated(spec runner.Program) (container, error) {
-	if f.agent != "" && f.agent != "none" {
-		return nil, errors.New("the agent does not translate IPv4; leave --agent out")
-	}
-	return runner.Start(spec)
+	return &api.Translate{IPv6: f.ipv6, DNS: f.resolvers}
 }

@@ -109,8 +109,8 @@ func choices() []Options {
 	var all []Options
 	for mode := Seccomp; mode <= Preload; mode++ {
 		all = append(all, Options{Mode: mode, Untrapped: true}, Options{Mode: mode, Accepts: true})
-		if mode == Seccomp {
-			all = append(all, Options{Mode: mode, Untrapped: true, Translated: true})
+		if mode != Preload {
+			all = append(all, Options{Mode: mode, Untrapped: true, Translated: true}, Options{Mode: mode, Untrapped: true, Translated: true, AFGraft: true, Accepts: true})
 		}
 		for i := range 4 {
 			all = append(all, Options{Mode: mode, Datagrams: i&1 != 0, AFGraft: i&2 != 0})
