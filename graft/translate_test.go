@@ -2,11 +2,15 @@ package graft
 
 import (
 	"errors"
+	"log/slog"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/policy"
 )
 
 // fakeTranslator knows virtual addresses.
@@ -177,5 +181,41 @@ func TestRecoverPublished(t *testing.T) {
 	w.enforcer.faults = map[string]error{"Published": unix.EPERM}
 	if err := w.Recover(); !errors.Is(err, unix.EPERM) {
 		t.Errorf("a fault of the kernel's: %v", err)
+	}
+}
+
+// A datagram that the kernel programs have led by an alias is logged with the IPv6 host's address. What
+// is led to the container's loopback, as questions for names are, is logged as it is.
+func TestLogDatagrams(t *testing.T) {
+	var out strings.Builder
+	w := newUntrapped(t, newPlace(t, host6), "-e", "2001:db8:1::/48=::")
+	w.Log = slog.New(slog.NewTextHandler(&out, nil))
+	list := []policy.Decision{
+		{Asked: addr("198.18.0.1:123"), Led: addr("127.18.0.1:123"), Endpoint: -1, Protocol: unix.IPPROTO_UDP},
+		{Asked: addr("198.18.0.2:123"), Led: addr("127.18.0.2:123"), Endpoint: -1, Protocol: unix.IPPROTO_UDP},
+		{Asked: addr("198.18.0.1:53"), Led: addr("127.0.0.1:53"), Endpoint: -1, Protocol: unix.IPPROTO_UDP},
+		{Asked: addr("127.0.0.1:80"), Led: addr("127.0.0.1:20000"), Endpoint: -1, Protocol: unix.IPPROTO_UDP},
+		{Asked: addr("[::1]:80"), Led: addr("[::1]:20000"), Endpoint: -1, Protocol: unix.IPPROTO_UDP},
+	}
+	const others = "addr=198.18.0.2:123 endpoint=- protocol=udp to=127.18.0.2:123 addr=198.18.0.1:53 endpoint=- protocol=udp to=127.0.0.1:53 " +
+		"addr=127.0.0.1:80 endpoint=- protocol=udp to=127.0.0.1:20000 addr=[::1]:80 endpoint=- protocol=udp to=[::1]:20000"
+	for _, tt := range []struct {
+		translator Translator
+		want       string
+	}{
+		{nil, "addr=198.18.0.1:123 endpoint=- protocol=udp to=127.18.0.1:123 " + others},
+		{fakeTranslator{netip.MustParseAddr("198.18.0.1"): host6}, "addr=198.18.0.1:123 endpoint=e-1 protocol=udp to=[" + host6.String() + "]:123 " + others},
+	} {
+		out.Reset()
+		w.Translation = Translation{Translator: tt.translator}
+		w.LogKernel(list, 0)
+		var got []string
+		for line := range strings.Lines(out.String()) {
+			_, what, _ := strings.Cut(strings.TrimSpace(line), "socket=0 ")
+			got = append(got, what)
+		}
+		if logged := strings.Join(got, " "); logged != tt.want {
+			t.Errorf("it logs\n%s, want\n%s", logged, tt.want)
+		}
 	}
 }
