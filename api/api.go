@@ -161,6 +161,8 @@ type ContainerStats struct {
 	Unreported uint64 `json:"unreported"`
 	// Memory is the memory of gates and keepers, in bytes.
 	Memory uint64 `json:"memory"`
+	// Translation is missing if IPv4 is not translated.
+	Translation *TranslationStats `json:"translation,omitempty"`
 }
 
 // Connections are TCP connections: Out were opened by the container, In by others.

@@ -265,9 +265,9 @@ func (t *Table) Mappings() []Mapping {
 	return list
 }
 
-// Flush removes the mappings to whose hosts no socket is connected, and returns their number. A
-// program that keeps an address of an answer must ask again. Flush fails with the errors of
-// Options.Connected, and then removes nothing.
+// Flush removes the mappings that are not in use, and returns their number. A program that keeps an
+// address of an old answer must ask again. Flush fails with the errors of Options.Connected, and
+// then removes nothing.
 func (t *Table) Flush() (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -275,12 +275,12 @@ func (t *Table) Flush() (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	before := len(t.six)
+	before, now := len(t.six), int64(t.clock())
 	t.queue = nil
 	for i := uint32(1); i < t.used; i++ {
 		switch {
 		case t.slots[i].sum == 0:
-		case t.isConnected(connected, i):
+		case t.slots[i].until > now, t.isConnected(connected, i):
 			t.enqueue(i)
 		default:
 			t.drop(i)

@@ -31,6 +31,7 @@ import (
 
 	"github.com/tsugiki/tsugiki/agent/ports"
 	"github.com/tsugiki/tsugiki/agent/rules"
+	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/endpoint"
 	"github.com/tsugiki/tsugiki/gate"
 	"github.com/tsugiki/tsugiki/graft"
@@ -112,6 +113,8 @@ type Container struct {
 
 	endpoints atomic.Pointer[endpoint.Set] // never changed, only replaced
 	shown     atomic.Pointer[Shown]
+	// translated has the last counters of the translation; nil before there is one.
+	translated atomic.Pointer[api.TranslationStats]
 	// cause says why this process ended the container; nil if it did not.
 	cause atomic.Pointer[string]
 

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"runtime"
 
@@ -159,7 +160,14 @@ func (a *Alone) listen(p *Program) (err error) {
 		}
 		return nil
 	}
-	a.api, err = httpapi.Listen(api.ContainerSocket(p.RunDir, p.Name), httpapi.New(httpapi.EndpointRoutes(find), p.Log))
+	routes := httpapi.EndpointRoutes(find)
+	maps.Copy(routes, httpapi.TranslationRoutes(func(name string) httpapi.Translating {
+		if name == p.Name {
+			return a.container
+		}
+		return nil
+	}))
+	a.api, err = httpapi.Listen(api.ContainerSocket(p.RunDir, p.Name), httpapi.New(routes, p.Log))
 	return err
 }
 

@@ -1,13 +1,22 @@
 package e2e
 
 import (
+	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"net/netip"
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
+	"time"
 
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
@@ -180,4 +189,95 @@ func TestTranslatedOverAgents(t *testing.T) {
 	o.want("198.18.0.3", "name(%q)", thirdName)
 	checkHearsOnly(t, service, fmt.Sprintf("127.0.0.1:%d", private))
 	o.release()
+}
+
+// What is shown of a translated container is what its program sees, with and without an agent. What
+// is in use is not forgotten. Metrics count it, and a trace has both addresses of a connect and of a
+// datagram.
+func TestTranslatedIsShown(t *testing.T) {
+	t.Parallel()
+	w := newIPv6World(t)
+	observe(t, w.srv)
+	echo := echoStreams(t, w.srv)
+	n := &asked{daemon: startDaemon(t, w.h), w: &world{h: w.h, srv: w.srv}}
+	n.http.Transport = &http.Transport{
+		DisableKeepAlives: true,
+		DialContext:       func(context.Context, string, string) (net.Conn, error) { return n.dial("agent") },
+	}
+	alone := &daemon{t: t, ns: w.h, run: filepath.Join(t.TempDir(), "run")}
+	for name, d := range map[string]*daemon{"agent": n.daemon, "alone": alone} {
+		t.Run(name, func(t *testing.T) {
+			d := &daemon{t: t, ns: d.ns, run: d.run}
+			o := w.translatedBy(t, d)
+			o.want("done", "s = stream((name(%q), %d))", serverName, echo)
+			o.want("198.18.0.2", "name(%q)", secondName)
+			show := func(args ...string) string {
+				t.Helper()
+				return succeed(t, command(t, w.h, tsugiki, append([]string{"translate", "--run-dir", d.run}, args...)...))
+			}
+			var list []api.Translation
+			if err := json.Unmarshal([]byte(show("show", "-j")), &list); err != nil || len(list) != 1 {
+				t.Fatalf("%+v, %v", list, err)
+			}
+			s := list[0]
+			for i := range s.Mappings {
+				m := &s.Mappings[i]
+				if until, err := time.Parse(time.RFC3339, m.Until); err != nil || until.Before(time.Now()) {
+					t.Errorf("%+v is in use until then: %v", m, err)
+				}
+				m.Until = ""
+			}
+			want := api.Translation{
+				Container: o.name, Pool: "198.18.0.0/16", Peers: "198.19.0.0/16", Resolvers: []string{"[" + remoteAddr6 + "]:53"}, UDP: true,
+				Counts:   api.TranslationStats{Addresses: api.Addresses{InUse: 2, Free: 65532}, Names: api.Names{Answered: 2}},
+				Mappings: []api.Mapping{{V4: virtualAddr4, V6: remoteAddr6, Sockets: 1, InUse: true}, {V4: "198.18.0.2", V6: secondAddr6, InUse: true}},
+			}
+			if diff := cmp.Diff(want, s); diff != "" {
+				t.Errorf("shown (-want +got):\n%s", diff)
+			}
+			if out := show("show", o.name); !strings.Contains(out, virtualAddr4+"   "+remoteAddr6+" ") {
+				t.Errorf("shown is\n%s", out)
+			}
+			if out := show("flush", o.name); out != "0 forgotten, 2 in use\n" {
+				t.Errorf("flush prints %q", out)
+			}
+			o.want("?", "ask(s)")
+			if name == "agent" {
+				checkTranslationMetrics(t, n, o, echo)
+			}
+			o.release()
+		})
+	}
+}
+
+// checkTranslationMetrics checks what metrics and a trace have of a container of TestTranslatedIsShown.
+func checkTranslationMetrics(t *testing.T, n *asked, o *obedient, echo int) {
+	t.Helper()
+	m := n.metrics(t)
+	for key, want := range map[string]float64{
+		"addresses{container=%s,state=in_use}": 2, "addresses{container=%s,state=free}": 65532, "questions_total{container=%s,result=answered}": 2,
+		"questions_total{container=%s,result=failed}": 0, "exhausted_total{container=%s}": 0,
+	} {
+		key = "tsugiki_translate_" + fmt.Sprintf(key, o.name)
+		if got, is := m[key]; !is || got != want {
+			t.Errorf("%s is %v, %v; want %v", key, got, is, want)
+		}
+	}
+	trace := start(t, n.command(t, "trace", o.name))
+	for _, protocol := range []string{"", "udp"} {
+		at := map[string]int{"": echo, "udp": observerPort}[protocol]
+		both := fmt.Sprintf("addr=%s:%d to=[%s]:%d", virtualAddr4, at, remoteAddr6, at)
+		if protocol != "" {
+			both = fmt.Sprintf("addr=%s:%d endpoint=e-1 protocol=%s to=[%s]:%d", virtualAddr4, at, protocol, remoteAddr6, at)
+		}
+		testkit.Eventually(t, func() error {
+			o.want("?", "ask(stream(('%s', %d)))", virtualAddr4, echo)
+			o.want(sourceAddr6, "ask(datagrams(), ('%s', %d))", virtualAddr4, observerPort)
+			if out := trace.output.String(); !strings.Contains(out, both) {
+				return fmt.Errorf("no %q is traced:\n%s", both, out)
+			}
+			return nil
+		})
+	}
+	trace.stop(t)
 }
