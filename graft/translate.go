@@ -69,8 +69,9 @@ func (e call) connectTranslated(p Program, number int, to netip.AddrPort) (Answe
 		return e.connectUntranslated(p, number, s)
 	}
 	if s.translated() {
-		if err := unix.Connect(file, sockaddrOf(to)); !errors.Is(err, unix.EINVAL) {
-			return answerFor(refusal(err)) // a connect has failed, and the program does not know yet
+		answer, fresh, err := e.connectAgain(p, s, to)
+		if !fresh || err != nil {
+			return answer, err
 		}
 	}
 	to6 := netip.AddrPortFrom(v6, to.Port())
@@ -83,6 +84,35 @@ func (e call) connectTranslated(p Program, number int, to netip.AddrPort) (Answe
 		return fail(unix.ENETUNREACH), nil
 	}
 	return e.connectBy6(p, number, s, ep, to6)
+}
+
+// connectAgain answers connect(2) on a translated socket: after one that waits, after one that has
+// failed, or when an earlier supervisor had begun to answer this call. fresh says that the socket
+// connects to nobody, so that the call is a new one. The kernel reads no address of a socket that
+// connects or is connected.
+func (e call) connectAgain(p Program, s *socket, to netip.AddrPort) (answer Answer, fresh bool, err error) {
+	info, err := unix.GetsockoptTCPInfo(s.file, unix.IPPROTO_TCP, unix.TCP_INFO)
+	if err != nil {
+		return Answer{}, false, fmt.Errorf("read the state of a socket: %w", err)
+	}
+	switch info.State {
+	case unix.BPF_TCP_CLOSE: // the program does not know yet that a connect has failed, or there is none
+		err := unix.Connect(s.file, sockaddrOf(to))
+		if errors.Is(err, unix.EINVAL) {
+			return Answer{}, true, nil
+		}
+		answer, err := answerFor(refusal(err))
+		return answer, false, err
+	case unix.BPF_TCP_SYN_SENT:
+		flags, err := unix.FcntlInt(uintptr(s.file), unix.F_GETFL, 0)
+		if err != nil {
+			return Answer{}, false, fmt.Errorf("read file flags: %w", err)
+		}
+		if p.Again() && flags&unix.O_NONBLOCK != 0 {
+			return fail(unix.EINPROGRESS), false, nil
+		}
+	}
+	return Answer{}, false, nil
 }
 
 // connectUntranslated is the answer for a destination that is no virtual address: the kernel

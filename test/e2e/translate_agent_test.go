@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/internal/testkit"
@@ -156,6 +157,15 @@ func TestTranslatedOverAgents(t *testing.T) {
 	servesStream()
 
 	for range testkit.Times(2, 20) {
+		if err := d.cmd.Process.Signal(unix.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		o.begin("ask(stream((names[0], %d)))", echo) // the agent has not answered, and never will
+		d.kill()
+		d.start()
+		if got := o.answer(); got != "?" {
+			t.Errorf("a connect that another agent answers: %s", got)
+		}
 		d.kill()
 		o.want("?", "ask(s)")
 		o.want("EPERM", "failed(ask, v, (names[0], %d))", private)
