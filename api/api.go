@@ -62,6 +62,8 @@ type Translate struct {
 	// DNS are the resolvers that are asked for names, each as ADDR:PORT; none: those of the agent's
 	// /etc/resolv.conf.
 	DNS []string `json:"dns,omitempty"`
+	// Pool is the IPv4 prefix of the virtual addresses, of 15 bits; empty: 198.18.0.0/15.
+	Pool string `json:"pool,omitempty"`
 }
 
 // Registered is the answer to a Registration: 201; or 200 with Graft false if no rule is for the

@@ -45,7 +45,7 @@ type PolicyContainer struct {
 	Loopback   uint32
 	Traced     uint32
 	Resolves   uint32
-	Translates uint32
+	Pool       uint32
 	Rules      uint32
 	Endpoint   [4]PolicyEndpoint
 }

@@ -1,6 +1,12 @@
 package translate
 
-import "time"
+import (
+	"net/netip"
+	"time"
+)
+
+// Virtual tells whether an address means another host in this container than elsewhere.
+func (t *Table) Virtual(v4 netip.Addr) bool { return t.prefix.Contains(v4) || t.whole.Contains(v4) }
 
 // Size returns how many virtual addresses the pool has to give out.
 func (t *Table) Size() int { return 1<<(32-t.prefix.Bits()) - 2 }

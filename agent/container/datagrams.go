@@ -16,12 +16,13 @@ import (
 	"github.com/tsugiki/tsugiki/translate"
 )
 
-// The halves of the pool. The table gives out addresses of one half. The kernel programs choose
-// addresses of the other half for clients of a UDP server (bpf/translate.bpf.c).
-var (
-	tablePrefix = netip.PrefixFrom(translate.DefaultPrefix.Addr(), 16)
-	peersPrefix = netip.MustParsePrefix("198.19.0.0/16")
-)
+// halves returns the halves of a pool. The table gives out addresses of the first half. The kernel
+// programs choose addresses of the second half for clients of a UDP server (bpf/translate.bpf.c).
+func halves(pool netip.Prefix) (table, peers netip.Prefix) {
+	b := pool.Addr().As4()
+	b[1] |= 1
+	return netip.PrefixFrom(pool.Addr(), pool.Bits()+1), netip.PrefixFrom(netip.AddrFrom4(b), pool.Bits()+1)
+}
 
 // datagrams translates UDP for a container. It updates the kernel's table of hosts, and the
 // programs at the host's links, when the host's routes and links change.
@@ -43,7 +44,7 @@ func (c *Container) translateDatagrams(ctx context.Context, proxy net.PacketConn
 	if d.guard, err = fileOf(proxy); err != nil {
 		return err
 	}
-	if d.Datagrams, err = c.enforced.TranslateDatagrams(); err != nil {
+	if d.Datagrams, err = c.enforced.TranslateDatagrams(t.pool); err != nil {
 		return err
 	}
 	changes, err := d.ns.Changes(ctx)

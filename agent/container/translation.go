@@ -25,6 +25,8 @@ import (
 // graft.Translator.
 type translation struct {
 	*translate.Table
+	pool  netip.Prefix // the whole pool
+	peers netip.Prefix // the part of it that the kernel programs give out
 	host  hostAddresses
 	proxy *dns.Proxy
 	named *namedHosts                     // nil: there are no name rules
@@ -53,9 +55,11 @@ func (c *Container) openTranslation() (graft.Translation, error) {
 	if c.spec.Translation == nil {
 		return graft.Translation{}, nil
 	}
-	t := &translation{host: hostAddresses{read: c.host[""].ns.Addresses}, known: make(chan struct{})}
+	t := &translation{pool: c.spec.Translation.Pool, host: hostAddresses{read: c.host[""].ns.Addresses}, known: make(chan struct{})}
+	var prefix netip.Prefix
+	prefix, t.peers = halves(t.pool)
 	var err error
-	options := translate.Options{Prefix: tablePrefix, Refuse: t.host.has, Connected: c.connected, Mapped: t.mapped, File: c.tableFile()}
+	options := translate.Options{Prefix: prefix, Pool: t.pool, Refuse: t.host.has, Connected: c.connected, Mapped: t.mapped, File: c.tableFile()}
 	if t.Table, err = translate.New(options); err != nil {
 		return graft.Translation{}, err
 	}
@@ -76,25 +80,25 @@ func (c *Container) connected() (map[netip.Addr]int, error) {
 		return nil, err
 	}
 	for to, n := range peers {
-		if v4, is := virtualOf(to); is {
+		if v4, is := virtualOf(c.spec.Translation.Pool, to); is {
 			peers[v4] += n
 		}
 	}
 	return peers, nil
 }
 
-// virtualOf returns the virtual address of its alias, to which UDP sockets are connected
-// (bpf/virtual.h).
-func virtualOf(alias netip.Addr) (v4 netip.Addr, is bool) {
+// virtualOf returns the virtual address of a pool of which an alias is, to which UDP sockets are
+// connected (bpf/virtual.h).
+func virtualOf(pool netip.Prefix, alias netip.Addr) (v4 netip.Addr, is bool) {
 	if !alias.Is4() {
 		return v4, false
 	}
 	b := alias.As4()
 	if is = b[0] == 127; is {
-		b[0] = translate.DefaultPrefix.Addr().As4()[0]
+		b[0] = pool.Addr().As4()[0]
 		v4 = netip.AddrFrom4(b)
 	}
-	return v4, is && translate.DefaultPrefix.Contains(v4)
+	return v4, is && pool.Contains(v4)
 }
 
 // serveNames starts the DNS proxy on the container's loopback, and gives the container an IPv4
@@ -234,7 +238,7 @@ func (t *translation) await() {
 // V6 returns the IPv6 address for a virtual address, or for the address of an IPv4 host that the
 // NAT64 reaches.
 func (t *translation) V6(v4 netip.Addr) (netip.Addr, bool) {
-	if peersPrefix.Contains(v4) {
+	if t.peers.Contains(v4) {
 		v6, known := t.udp.Load().host(v4)
 		return v6, known && t.Usable(v6)
 	}
@@ -253,7 +257,7 @@ func (t *translation) Map(v6 netip.Addr, ttl time.Duration) (netip.Addr, error) 
 	if _, known := t.V4(v6); known {
 		return t.Table.Map(v6, ttl)
 	}
-	if v4, ok := t.prefix().Extract(v6); ok && !translate.DefaultPrefix.Contains(v4) && t.Usable(v6) {
+	if v4, ok := t.prefix().Extract(v6); ok && !t.Virtual(v4) && t.Usable(v6) {
 		return v4, nil
 	}
 	if v4, known := t.udp.Load().virtual(v6); known && t.Usable(v6) {

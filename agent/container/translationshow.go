@@ -22,7 +22,7 @@ func (c *Container) Translation() (api.Translation, error) {
 			return fmt.Errorf("find the container's connected sockets: %w", err)
 		}
 		shown = api.Translation{
-			Container: c.spec.Name, Pool: t.Prefix().String(), Peers: peersPrefix.String(), Resolvers: []string{},
+			Container: c.spec.Name, Pool: t.Prefix().String(), Peers: t.peers.String(), Resolvers: []string{},
 			UDP: t.udp.Load() != nil, Counts: t.counts(), Mappings: t.mappings(connected),
 		}
 		if n := t.prefix(); n.IsValid() {

@@ -20,7 +20,7 @@ func OfConfig(cfg *config.Config, name string) (api.Rules, bool) {
 func textsOf(c *config.Container) api.Rules {
 	t := api.Rules{Mode: c.Mode, Endpoints: Plain(c.Endpoints), Ingress: Plain(c.Ingress), Egress: Plain(c.Egress)}
 	if c.Translate {
-		t.Translate = &api.Translate{IPv6: c.IPv6, DNS: Plain(c.DNS)}
+		t.Translate = &api.Translate{IPv6: c.IPv6, DNS: Plain(c.DNS), Pool: c.Pool}
 	}
 	return t
 }
@@ -47,8 +47,8 @@ func CheckConfig(cfg *config.Config) error {
 	}
 	for i := range cfg.Containers {
 		c := &cfg.Containers[i]
-		if !c.Translate && (c.IPv6 != "" || len(c.DNS) > 0) {
-			errs = append(errs, &config.Error{File: cfg.Path, Line: c.Line, Err: errors.New("container.ipv6 and container.dns need translate = true")})
+		if !c.Translate && (c.IPv6 != "" || len(c.DNS) > 0 || c.Pool != "") {
+			errs = append(errs, &config.Error{File: cfg.Path, Line: c.Line, Err: errors.New("container.ipv6, container.dns and container.pool need translate = true")})
 		}
 		rules, bad := parse(textsOf(c))
 		for _, e := range bad {

@@ -53,7 +53,7 @@ func (r *Rules) Texts() api.Rules {
 
 // TextError is an error in one of the rule texts.
 type TextError struct {
-	Key   string // mode, endpoints, ingress, egress, name rules, ipv6 or dns
+	Key   string // mode, endpoints, ingress, egress, name rules, ipv6, dns or pool
 	Index int    // in the list of that name
 	Err   error
 }

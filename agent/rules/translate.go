@@ -15,6 +15,8 @@ type Translation struct {
 	// Resolvers are asked for names, in this order. If there is none, those of the host's
 	// /etc/resolv.conf are to be asked.
 	Resolvers []netip.AddrPort
+	// Pool has the virtual addresses, see ParsePool.
+	Pool netip.Prefix
 
 	from netip.Addr // from which programs leave by name rules; invalid: an endpoint or the host says so
 }
@@ -28,7 +30,7 @@ func (t *Translation) text() *api.Translate {
 	if t == nil {
 		return nil
 	}
-	text := &api.Translate{}
+	text := &api.Translate{Pool: t.Pool.String()}
 	for _, r := range t.Resolvers {
 		text.DNS = append(text.DNS, r.String())
 	}
@@ -69,8 +71,38 @@ func parseTranslation(t *api.Rules) (*Translation, []*TextError) {
 	if len(resolvers) > resolversMax {
 		bad = append(bad, &TextError{"dns", resolversMax, fmt.Errorf("there are %d resolvers, at most %d may be", len(resolvers), resolversMax)})
 	}
-	return &Translation{Resolvers: resolvers, from: from}, append(errs, bad...)
+	pool, err := ParsePool(t.Translate.Pool)
+	if err != nil {
+		bad = append(bad, &TextError{"pool", 0, err})
+	}
+	return &Translation{Resolvers: resolvers, Pool: pool, from: from}, append(errs, bad...)
 }
+
+// defaultPool is the range for benchmarks of devices (RFC 2544), which no network routes.
+const defaultPool = "198.18.0.0/15"
+
+// poolBits is the length of a pool. The kernel programs know no other (bpf/virtual.h).
+const poolBits = 15
+
+// ParsePool reads a pool of virtual addresses; an empty text is the default one. In the container, its
+// addresses mean no other hosts. Aliases are the same addresses with 127 for the first octet, so a
+// pool may not begin with N.0 or N.254: 127.0.0.1 and 127.255.255.255 are not aliases.
+func ParsePool(s string) (netip.Prefix, error) {
+	if s == "" {
+		s = defaultPool
+	}
+	p, err := netip.ParsePrefix(s)
+	if err != nil || !p.Addr().Is4() || p.Bits() != poolBits || p != p.Masked() {
+		return netip.Prefix{}, fmt.Errorf("bad pool %q: it is not an IPv4 prefix of %d bits, such as %s", s, poolBits, defaultPool)
+	}
+	first := p.Addr().As4()
+	if kindOf(p) != "" || first[0] >= 224 || first[1] == 0 || first[1] == 254 || p.Overlaps(linkLocal4) {
+		return netip.Prefix{}, fmt.Errorf("bad pool %q: its addresses are special, or their aliases in 127.%d.0.0/%d; take %s or 10.18.0.0/15", s, first[1], poolBits, defaultPool)
+	}
+	return p, nil
+}
+
+var linkLocal4 = netip.MustParsePrefix("169.254.0.0/16")
 
 // ParseResolver reads a resolver, ADDR:PORT. Without an address it is on the host's loopback.
 func ParseResolver(s string) (netip.AddrPort, error) {

@@ -11,6 +11,20 @@ import (
 	"github.com/tsugiki/tsugiki/api"
 )
 
+// A pool is a prefix whose addresses, and aliases, are nobody's.
+func TestParsePool(t *testing.T) {
+	for text, want := range map[string]string{
+		"": "198.18.0.0/15", "198.18.0.0/15": "198.18.0.0/15", "10.2.0.0/15": "10.2.0.0/15", "10.252.0.0/15": "10.252.0.0/15", "223.252.0.0/15": "223.252.0.0/15",
+		"10.0.0.0/15": "", "10.254.0.0/15": "", "0.2.0.0/15": "", "127.18.0.0/15": "", "169.254.0.0/15": "", "224.2.0.0/15": "", "255.2.0.0/15": "",
+		"10.19.0.0/15": "", "10.18.0.0/16": "", "10.16.0.0/14": "", "10.18.0.0": "", "2001:db8::/15": "", "::ffff:10.18.0.0/111": "", "x": "",
+	} {
+		p, err := ParsePool(text)
+		if (err == nil) != (want != "") || err == nil && p.String() != want {
+			t.Errorf("%q: %s, %v; want %s", text, p, err, want)
+		}
+	}
+}
+
 // A translated container reaches all of IPv6 unless its rules say where, and what was read is read
 // as the same again.
 func TestParseTranslation(t *testing.T) {
@@ -41,6 +55,8 @@ func TestParseTranslation(t *testing.T) {
 		"a zone":         {in: api.Rules{Translate: &api.Translate{IPv6: "fe80::1%eth0"}}, bad: "ipv6"},
 		"both":           {in: api.Rules{Egress: []string{"::/0=::"}, Translate: &api.Translate{IPv6: "2001:db8::9"}}, bad: "ipv6"},
 		"another mode":   {in: api.Rules{Mode: "preload", Translate: &api.Translate{}}, bad: "mode"},
+		"another pool":   {in: api.Rules{Translate: &api.Translate{Pool: "10.18.0.0/15"}}, egress: []string{"::/0=e-1"}},
+		"a bad pool":     {in: api.Rules{Translate: &api.Translate{Pool: "10.18.0.0/16"}}, bad: "pool"},
 	} {
 		r, err := Parse(tt.in)
 		var bad *TextError

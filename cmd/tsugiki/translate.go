@@ -14,6 +14,7 @@ import (
 type translateFlags struct {
 	on        bool
 	ipv6      string
+	pool      string
 	resolvers []string
 	names     []string
 }
@@ -22,6 +23,7 @@ func (f *translateFlags) register(flags *pflag.FlagSet) {
 	flags.BoolVar(&f.on, "translate", false, "let COMMAND, which may know IPv4 only, reach IPv6 hosts, and -i 0.0.0.0:PORT=[ADDR]:PORT serve IPv6")
 	flags.StringVar(&f.ipv6, "ipv6", "", "with --translate, the IPv6 address of the host from which COMMAND connects (default the host's choice)")
 	flags.StringArrayVar(&f.names, "name-rule", nil, "with --translate, hosts by their names, as PATTERN[:PORT[-PORT]][/tcp|/udp]: COMMAND reaches the addresses that are answered when it asks for a name that matches, and no others, unless -e covers them; may be repeated")
+	flags.StringVar(&f.pool, "pool", "", "with --translate, the virtual IPv4 addresses of IPv6 hosts, a prefix of 15 bits (default 198.18.0.0/15)")
 	flags.StringArrayVar(&f.resolvers, "dns", nil, "host: let COMMAND ask the name servers of /etc/resolv.conf that are on the host's loopback, such as 127.0.0.53; or with --translate, a resolver to ask for names, as [ADDR]:PORT, may be repeated (default those of /etc/resolv.conf)")
 }
 
@@ -29,8 +31,8 @@ func (f *translateFlags) register(flags *pflag.FlagSet) {
 func (f *runFlags) rules() (rules.Rules, error) {
 	t := &f.translation
 	switch {
-	case !t.on && (t.ipv6 != "" || len(t.resolvers) > 0 || len(t.names) > 0):
-		return rules.Rules{}, errors.New("--ipv6, --name-rule, and --dns with an address, are for --translate, which is missing")
+	case !t.on && (t.ipv6 != "" || t.pool != "" || len(t.resolvers) > 0 || len(t.names) > 0):
+		return rules.Rules{}, errors.New("--ipv6, --name-rule, --pool, and --dns with an address, are for --translate, which is missing")
 	case t.on && f.netns != "new":
 		return rules.Rules{}, errors.New("--translate needs a new network namespace; leave --netns out")
 	case t.on && len(t.resolvers) == 0:
@@ -52,5 +54,5 @@ func (f *translateFlags) text() *api.Translate {
 	if !f.on {
 		return nil
 	}
-	return &api.Translate{IPv6: f.ipv6, DNS: f.resolvers}
+	return &api.Translate{IPv6: f.ipv6, DNS: f.resolvers, Pool: f.pool}
 }

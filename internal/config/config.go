@@ -74,6 +74,7 @@ type Container struct {
 	Translate                  bool
 	IPv6                       string // with Translate: the source address; empty: the host's choice
 	DNS                        []Text // with Translate: resolvers; none: those of /etc/resolv.conf
+	Pool                       string // with Translate: of virtual addresses; empty: 198.18.0.0/15
 	Line                       int
 }
 

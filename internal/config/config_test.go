@@ -67,6 +67,7 @@ match = "*"
 translate = true
 ipv6 = "2001:db8::9"
 dns = ["[2001:db8::53]:53"]
+pool = "10.18.0.0/15"
 `,
 			defaults(func(c *Config) {
 				c.RunDir, c.StateDir = "/r", "/s"
@@ -76,7 +77,7 @@ dns = ["[2001:db8::53]:53"]
 						Match: "web-*", Mode: "seccomp", Line: 10, Endpoints: []Text{{"a type unix path /a", 13}},
 						Ingress: []Text{{"0.0.0.0:80=198.51.100.1", 15}, {"b", 16}, {"c", 19}},
 					},
-					{Match: "*", Line: 22, Translate: true, IPv6: "2001:db8::9", DNS: []Text{{"[2001:db8::53]:53", 26}}},
+					{Match: "*", Line: 22, Translate: true, IPv6: "2001:db8::9", DNS: []Text{{"[2001:db8::53]:53", 26}}, Pool: "10.18.0.0/15"},
 				}
 			}),
 		},

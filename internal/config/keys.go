@@ -199,6 +199,11 @@ var keys = []Key{
 		"With translate: the resolvers, each ADDR:PORT, to ask for names, as --dns of tsugiki run. Without this key the agent asks those of its /etc/resolv.conf.",
 		texts(func(c *Config) *[]Text { return &last(c).DNS }),
 	},
+	{
+		"container", "pool", "PREFIX", "198.18.0.0/15",
+		"With translate: the virtual IPv4 addresses, a prefix of 15 bits, as --pool of tsugiki run.",
+		text(func(c *Config) *string { return &last(c).Pool }, nonEmpty),
+	},
 }
 
 // tables has the setters of the keys, by table and key.

@@ -20,7 +20,7 @@ func TestDatagramsOfAnEarlierProcess(t *testing.T) {
 		if err := e.UseLoopback(7); err != nil {
 			t.Fatal(err)
 		}
-		d, err := e.TranslateDatagrams()
+		d, err := e.TranslateDatagrams(testPool)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -46,7 +46,7 @@ func TestDatagramsOfAnEarlierProcess(t *testing.T) {
 		if !ServesNames(7) {
 			t.Error("it is not known that the container translates IPv4")
 		}
-		d, err = next.TranslateDatagrams()
+		d, err = next.TranslateDatagrams(testPool)
 		if err != nil {
 			t.Fatal(err)
 		}
