@@ -6,7 +6,10 @@ import (
 	"net/netip"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/tsugiki/tsugiki/api"
+	"github.com/tsugiki/tsugiki/policy/enforcer"
 )
 
 // ErrUntranslated says that a container does not have its IPv4 translated.
@@ -25,6 +28,11 @@ func (c *Container) Translation() (api.Translation, error) {
 			Container: c.spec.Name, Pool: t.Prefix().String(), Peers: t.peers.String(), Resolvers: []string{},
 			UDP: t.udp.Load() != nil, Counts: t.counts(), Mappings: t.mappings(connected),
 		}
+		peers, err := t.udp.Load().peers()
+		if err != nil {
+			return err
+		}
+		shown.Mappings = append(shown.Mappings, peers...)
 		if n := t.prefix(); n.IsValid() {
 			shown.NAT64 = n.String()
 		}
@@ -77,6 +85,29 @@ func (t *translation) counts() api.TranslationStats {
 		Reclaimed: s.Reclaimed, Exhausted: s.Exhausted, Refused: s.Refused,
 		Names: api.Names{Answered: names.Answered, Failed: names.Failed, Unanswered: names.Failures, Forged: names.Forged},
 	}
+}
+
+// peers describes the hosts that have asked UDP servers.
+func (d *datagrams) peers() ([]api.Mapping, error) {
+	if d == nil {
+		return nil, nil
+	}
+	peers, err := d.Peers()
+	var now unix.Timespec
+	if err == nil {
+		err = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now)
+	}
+	if err != nil {
+		return nil, err
+	}
+	var list []api.Mapping
+	for _, p := range peers {
+		left := p.Heard + enforcer.PeerLifetime - time.Duration(now.Nano())
+		list = append(list, api.Mapping{
+			V4: p.V4.String(), V6: p.V6.String(), Until: time.Now().Add(left).UTC().Format(time.RFC3339), InUse: left > 0,
+		})
+	}
+	return list, nil
 }
 
 // mappings describes the mappings. connected has the numbers of sockets, by both addresses.

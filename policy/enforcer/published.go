@@ -1,9 +1,15 @@
 package enforcer
 
 import (
+	"encoding/binary"
+	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
+	"time"
 
+	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/bpf"
@@ -72,6 +78,42 @@ func (e *Enforcement) eachPublished(do func(private uint16, at netip.AddrPort) e
 		}
 	}
 	return nil
+}
+
+// Peer is a host that has asked a published server, under the virtual address that the kernel programs
+// have chosen.
+type Peer struct {
+	V4, V6 netip.Addr
+	Heard  time.Duration // CLOCK_MONOTONIC of its last datagram, or of the container's last to it
+}
+
+// PeerLifetime is how long a peer keeps its virtual address after its last datagram, PEER_NS of
+// bpf/hosts.h.
+const PeerLifetime = 5 * time.Minute
+
+// Peers returns the peers, by virtual address. Some may be missing if the kernel programs choose
+// addresses meanwhile.
+func (d *Datagrams) Peers() ([]Peer, error) {
+	found := map[netip.Addr]Peer{}
+	var key bpf.PolicyVirtualAddr
+	var host bpf.PolicyVirtualHost
+	hosts := d.e.tables.hosts.Iterate()
+	for hosts.Next(&key, &host) {
+		if host.Heard != 0 {
+			v4 := virtualOf(key)
+			found[v4] = Peer{v4, addrOf(host.Addr), time.Duration(host.Heard)}
+		}
+	}
+	if err := hosts.Err(); err != nil && !errors.Is(err, ebpf.ErrIterationAborted) {
+		return nil, fmt.Errorf("read the peers of UDP servers: %w", err)
+	}
+	return slices.SortedFunc(maps.Values(found), func(a, b Peer) int { return a.V4.Compare(b.V4) }), nil
+}
+
+func virtualOf(key bpf.PolicyVirtualAddr) netip.Addr {
+	var b [4]byte
+	binary.NativeEndian.PutUint32(b[:], key.Addr)
+	return netip.AddrFrom4(b)
 }
 
 // restore fills the maps with what the kernel has kept for the container.

@@ -203,6 +203,14 @@ func TestTranslatedOverAgents(t *testing.T) {
 			t.Error(err)
 		}
 	}
+	var shown []api.Translation
+	if err := json.Unmarshal([]byte(succeed(t, command(t, w.h, tsugiki, "translate", "show", "-j", "--run-dir", d.run, o.name))), &shown); err != nil {
+		t.Fatal(err)
+	}
+	isPeer := func(m api.Mapping) bool { return m.V4 == peers[1] && m.V6 == sourceAddr6 && m.InUse }
+	if !slices.ContainsFunc(shown[0].Mappings, isPeer) {
+		t.Errorf("%s is not shown: %+v", peers[1], shown)
+	}
 	o.want("198.18.0.3", "name(%q)", thirdName)
 	checkHearsOnly(t, service, fmt.Sprintf("127.0.0.1:%d", private))
 	o.release()
