@@ -15,9 +15,12 @@ import (
 var translatedAnnotations = []string{
 	"[[allow]]", `engines = ["docker", "podman"]`, `names = ["*"]`, `annotations = ["translate", "ipv6", "dns", "egress", "ingress"]`,
 	`destinations = ["::/0"]`, fmt.Sprintf("addresses = [%q, %q]", hostAddr6, sourceAddr6), fmt.Sprintf("resolvers = [%q]", "["+remoteAddr6+"]:53"),
+	"[[container]]", `match = "configured"`, "translate = true", fmt.Sprintf("ipv6 = %q", sourceAddr6),
+	fmt.Sprintf("dns = [%q]", "["+remoteAddr6+"]:53"), `pool = "10.18.0.0/15"`,
 }
 
-// A container of an engine is translated because its labels or annotations ask for it: its programs
+// A container of an engine is translated because its labels or annotations ask for it, or because the
+// configuration does: its programs
 // are clients and servers of hosts that have only IPv6, also after the agent was killed. What the
 // configuration does not list is refused, and so is a container that has a network of its own.
 func TestTranslatedEngine(t *testing.T) {
@@ -85,6 +88,18 @@ func TestTranslatedEngine(t *testing.T) {
 			n.agent.start()
 			works()
 			n.remove(t, "web")
+
+			o.take()
+			n.run(t, engines.Container{Name: "configured", Runtime: "tsugiki", None: true, Args: engines.Nginx, DNS: "192.0.2.53"})
+			const first = "10.18.0.1"
+			if out := n.exec(t, "configured", "nslookup", "-type=a", onlyIPv6Name); !strings.Contains(out, first) {
+				t.Errorf("nslookup printed:\n%s", out)
+			}
+			if body := n.exec(t, "configured", "wget", "-q", "-O", "-", fmt.Sprintf("http://%s:%d/", first, observerPort)); body != sourceAddr6+"\n" {
+				t.Errorf("by the configuration: the remote sees %q, want %s", body, sourceAddr6)
+			}
+			checkAllFrom(t, o.take(), sourceAddr6)
+			n.remove(t, "configured")
 		})
 	}
 }
