@@ -54,8 +54,8 @@ func (e *Engine) LogKernel(list []policy.Decision, lost uint64) {
 			ep = numbered[d.Endpoint]
 		}
 		to := e.ledTo(d)
-		if to != d.Led {
-			ep = table.Egress(policy.UDP, to)
+		if ep == nil && e.Translator != nil && d.Asked.Addr().Unmap().Is4() && !to.Addr().Unmap().Is4() {
+			ep = table.Egress(policy.Protocol(d.Protocol), to)
 		}
 		r := slog.NewRecord(d.Time, slog.LevelInfo, "decided", 0)
 		r.Add("pid", d.Thread, "syscall", d.Syscall, "socket", d.Socket, "addr", d.Asked, "endpoint", nameOf(ep),

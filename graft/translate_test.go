@@ -193,18 +193,21 @@ func TestLogDatagrams(t *testing.T) {
 	list := []policy.Decision{
 		{Asked: addr("198.18.0.1:123"), Led: addr("127.18.0.1:123"), Endpoint: -1, Protocol: unix.IPPROTO_UDP},
 		{Asked: addr("198.18.0.2:123"), Led: addr("127.18.0.2:123"), Endpoint: -1, Protocol: unix.IPPROTO_UDP},
+		{Asked: addr("198.18.0.1:80"), Led: addr("[2001:db8:1::1]:80"), Endpoint: -1, Protocol: unix.IPPROTO_TCP},
 		{Asked: addr("198.18.0.1:53"), Led: addr("127.0.0.1:53"), Endpoint: -1, Protocol: unix.IPPROTO_UDP},
 		{Asked: addr("127.0.0.1:80"), Led: addr("127.0.0.1:20000"), Endpoint: -1, Protocol: unix.IPPROTO_UDP},
 		{Asked: addr("[::1]:80"), Led: addr("[::1]:20000"), Endpoint: -1, Protocol: unix.IPPROTO_UDP},
 	}
-	const others = "addr=198.18.0.2:123 endpoint=- protocol=udp to=127.18.0.2:123 addr=198.18.0.1:53 endpoint=- protocol=udp to=127.0.0.1:53 " +
+	const udp2 = "addr=198.18.0.2:123 endpoint=- protocol=udp to=127.18.0.2:123 "
+	const tcp6 = " protocol=tcp to=[2001:db8:1::1]:80 "
+	const others = "addr=198.18.0.1:53 endpoint=- protocol=udp to=127.0.0.1:53 " +
 		"addr=127.0.0.1:80 endpoint=- protocol=udp to=127.0.0.1:20000 addr=[::1]:80 endpoint=- protocol=udp to=[::1]:20000"
 	for _, tt := range []struct {
 		translator Translator
 		want       string
 	}{
-		{nil, "addr=198.18.0.1:123 endpoint=- protocol=udp to=127.18.0.1:123 " + others},
-		{fakeTranslator{netip.MustParseAddr("198.18.0.1"): host6}, "addr=198.18.0.1:123 endpoint=e-1 protocol=udp to=[" + host6.String() + "]:123 " + others},
+		{nil, "addr=198.18.0.1:123 endpoint=- protocol=udp to=127.18.0.1:123 " + udp2 + "addr=198.18.0.1:80 endpoint=-" + tcp6 + others},
+		{fakeTranslator{netip.MustParseAddr("198.18.0.1"): host6}, "addr=198.18.0.1:123 endpoint=e-1 protocol=udp to=[" + host6.String() + "]:123 " + udp2 + "addr=198.18.0.1:80 endpoint=e-1" + tcp6 + others},
 	} {
 		out.Reset()
 		w.Translation = Translation{Translator: tt.translator}

@@ -289,12 +289,8 @@ func checkTranslationMetrics(t *testing.T, n *asked, o *obedient, echo int) {
 		}
 	}
 	trace := start(t, n.command(t, "trace", o.name))
-	for _, protocol := range []string{"", "udp"} {
-		at := map[string]int{"": echo, "udp": observerPort}[protocol]
-		both := fmt.Sprintf("addr=%s:%d to=[%s]:%d", virtualAddr4, at, remoteAddr6, at)
-		if protocol != "" {
-			both = fmt.Sprintf("addr=%s:%d endpoint=e-1 protocol=%s to=[%s]:%d", virtualAddr4, at, protocol, remoteAddr6, at)
-		}
+	for protocol, at := range map[string]int{"tcp": echo, "udp": observerPort} {
+		both := fmt.Sprintf("addr=%s:%d endpoint=e-1 protocol=%s to=[%s]:%d", virtualAddr4, at, protocol, remoteAddr6, at)
 		testkit.Eventually(t, func() error {
 			o.want("?", "ask(stream(('%s', %d)))", virtualAddr4, echo)
 			o.want(sourceAddr6, "ask(datagrams(), ('%s', %d))", virtualAddr4, observerPort)
