@@ -17,6 +17,7 @@ const (
 	AnnotationEndpoints = AnnotationPrefix + "endpoints"
 	AnnotationIngress   = AnnotationPrefix + "ingress"
 	AnnotationEgress    = AnnotationPrefix + "egress"
+	AnnotationNameRules = AnnotationPrefix + "name-rules"
 	AnnotationTranslate = AnnotationPrefix + "translate"
 	AnnotationIPv6      = AnnotationPrefix + "ipv6"
 	AnnotationDNS       = AnnotationPrefix + "dns"

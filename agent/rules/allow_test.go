@@ -19,7 +19,7 @@ func entry(lines ...string) string {
 }
 
 const (
-	hearAll  = `annotations = ["egress", "ingress", "endpoints", "mode", "name", "translate", "ipv6", "dns"]`
+	hearAll  = `annotations = ["egress", "ingress", "endpoints", "mode", "name", "name-rules", "translate", "ipv6", "dns"]`
 	anywhere = `destinations = ["0.0.0.0/0", "::/0"]`
 	anyHost  = `addresses = ["0.0.0.0/0", "::/0"]`
 )
@@ -86,6 +86,9 @@ func TestHear(t *testing.T) {
 		{"what is no resolver", "translate=true | dns=example.com:53", []string{hearAll, anywhere, anyHost}, `bad dns "example.com:53"`, ""},
 		{"what is no address of IPv6", "translate=true | ipv6=192.0.2.1", []string{hearAll, anywhere, anyHost}, `bad ipv6 "192.0.2.1"`, ""},
 		{"an address beside a rule", "translate=true | ipv6=2001:db8::9 | egress=2001:db8::/32=::", []string{hearAll, anywhere, anyHost}, "leave ipv6 out", ""},
+		{"where names lead", "translate=true | name-rules=*.example.com:443", []string{hearAll, anyHost, `destinations = ["2001:db8::/32"]`}, "tsugiki.dev/name-rules asks for destinations ::/0", anywhere},
+		{"from where names lead", "translate=true | name-rules=* | ipv6=2001:db8::9", []string{hearAll, anywhere, `addresses = ["::/128"]`}, "tsugiki.dev/name-rules asks for addresses 2001:db8::9", `addresses = ["2001:db8::9"]`},
+		{"names of no translation", "name-rules=*", []string{hearAll, anywhere, anyHost}, "name rules are for containers whose IPv4 is translated", ""},
 		{"an unknown origin", "?egress=10.0.0.1=0.0.0.0", []string{hearAll, anyHost, anywhere}, "may be the image's", "unknown_origin = true"},
 		{"an unknown name", "?name=web-2", []string{hearAll}, "may be the image's", "unknown_origin = true"},
 	} {

@@ -19,6 +19,7 @@ func OfConfig(cfg *config.Config, name string) (api.Rules, bool) {
 
 func textsOf(c *config.Container) api.Rules {
 	t := api.Rules{Mode: c.Mode, Endpoints: Plain(c.Endpoints), Ingress: Plain(c.Ingress), Egress: Plain(c.Egress)}
+	t.NameRules = Plain(c.NameRules)
 	if c.Translate {
 		t.Translate = &api.Translate{IPv6: c.IPv6, DNS: Plain(c.DNS), Pool: c.Pool}
 	}
@@ -57,7 +58,7 @@ func CheckConfig(cfg *config.Config) error {
 		if len(bad) > 0 {
 			continue
 		}
-		if _, err := policy.NewTable(rules.Ingress, rules.Egress); err != nil {
+		if _, err := policy.NewTable(rules.Ingress, rules.Egress, rules.NameRules...); err != nil {
 			errs = append(errs, &config.Error{File: cfg.Path, Line: c.Line, Err: err})
 		}
 	}
@@ -73,6 +74,8 @@ func lineOf(c *config.Container, e *TextError) int {
 		return c.Ingress[e.Index].Line
 	case "egress":
 		return c.Egress[e.Index].Line
+	case "name rules":
+		return c.NameRules[e.Index].Line
 	case "dns":
 		return c.DNS[e.Index].Line
 	}

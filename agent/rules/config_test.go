@@ -77,6 +77,8 @@ translate = true
 ingress = ["0.0.0.0:80=[2001:db8::9]:80"]
 dns = [":53",
 	"example.com"]
+name_rules = ["*.example.com",
+	"a..b"]
 [[container]]
 match = "e"
 ipv6 = "2001:db8::9"
@@ -88,7 +90,7 @@ ipv6 = "2001:db8::9"
 	want := []string{
 		`:7: bad rule -i "0.0.0.0:80"`, `:5: bad rule -e "::/0=nope"`, `:10: bad endpoint "x type ipx"`,
 		":12: bad rule -i: the ports 80 and 80 of 0.0.0.0 overlap",
-		`:21: bad dns "example.com"`, ":22: container.ipv6, container.dns and container.pool need translate = true",
+		`:21: bad dns "example.com"`, `:23: bad rule --name-rule "a..b"`, ":24: container.ipv6, container.dns and container.pool need translate = true",
 	}
 	got := strings.Split(err.Error(), "\n")
 	if len(got) != len(want) {

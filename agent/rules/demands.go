@@ -69,6 +69,14 @@ func demandsOf(annotations map[string]string, unknown []string, rules Rules) (*d
 			d.destination(r.Prefix)
 		}
 	}
+	for _, r := range rules.NameRules {
+		d.annotation = "name-rules"
+		named[r.Endpoint] = true
+		if err := d.endpoint(r.Endpoint); err != nil {
+			return nil, err
+		}
+		d.destination(all6) // who owns a name can answer any address
+	}
 	for _, ep := range rules.Endpoints.All() {
 		d.annotation = "endpoints"
 		if named[ep] {
@@ -80,6 +88,8 @@ func demandsOf(annotations map[string]string, unknown []string, rules Rules) (*d
 	}
 	return d, nil
 }
+
+var all6 = netip.MustParsePrefix("::/0")
 
 // asksForEgress returns the annotation because of which a container has egress rules: where IPv4 is
 // translated, there is a rule without an annotation of its own.

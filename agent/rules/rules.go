@@ -153,13 +153,13 @@ const (
 )
 
 // OfAnnotations reads the annotations tsugiki.dev/mode, /translate and /ipv6, and, as lists,
-// tsugiki.dev/endpoints, /ingress, /egress and /dns. Commas, semicolons and newlines separate the
+// tsugiki.dev/endpoints, /ingress, /egress, /name-rules and /dns. Commas, semicolons and newlines separate the
 // entries of a list. It tells whether there is one of these. It ignores tsugiki.dev/name and all
 // keys without the prefix.
 func OfAnnotations(annotations map[string]string) (api.Rules, bool, error) {
 	var t api.Rules
 	var translate api.Translate
-	lists := map[string]*[]string{"endpoints": &t.Endpoints, "ingress": &t.Ingress, "egress": &t.Egress, "dns": &translate.DNS}
+	lists := map[string]*[]string{"endpoints": &t.Endpoints, "ingress": &t.Ingress, "egress": &t.Egress, "name-rules": &t.NameRules, "dns": &translate.DNS}
 	var on string
 	words := map[string]*string{"mode": &t.Mode, "translate": &on, "ipv6": &translate.IPv6}
 	found := false

@@ -132,7 +132,7 @@ func TestAnnotationRules(t *testing.T) {
 		{name: "blank", in: map[string]string{"tsugiki.dev/egress": " , \n"}, found: true},
 		{
 			name: "unknown", in: map[string]string{"tsugiki.dev/egres": "x", "tsugiki.dev/": "y"}, found: true,
-			says: []string{`"tsugiki.dev/egres"`, `"tsugiki.dev/"`, "there are tsugiki.dev/dns, tsugiki.dev/egress, tsugiki.dev/endpoints, tsugiki.dev/ingress, tsugiki.dev/ipv6, tsugiki.dev/mode, tsugiki.dev/name and tsugiki.dev/translate"},
+			says: []string{`"tsugiki.dev/egres"`, `"tsugiki.dev/"`, "there are tsugiki.dev/dns, tsugiki.dev/egress, tsugiki.dev/endpoints, tsugiki.dev/ingress, tsugiki.dev/ipv6, tsugiki.dev/mode, tsugiki.dev/name, tsugiki.dev/name-rules and tsugiki.dev/translate"},
 		},
 		{name: "as many as may be", in: map[string]string{"tsugiki.dev/egress": many(64)}, want: api.Rules{Egress: strings.Split(strings.TrimSuffix(many(64), ","), ",")}, found: true},
 		{name: "too many", in: map[string]string{"tsugiki.dev/egress": many(65)}, found: true, says: []string{"tsugiki.dev/egress has 65 entries, at most 64"}},

@@ -71,6 +71,7 @@ type Container struct {
 	Match                      string // a pattern of path.Match
 	Mode                       string // auto, preload, seccomp; empty is auto
 	Endpoints, Ingress, Egress []Text
+	NameRules                  []Text // with Translate
 	Translate                  bool
 	IPv6                       string // with Translate: the source address; empty: the host's choice
 	DNS                        []Text // with Translate: resolvers; none: those of /etc/resolv.conf
@@ -104,7 +105,7 @@ func Engines() []string { return []string{"docker", "podman", "containerd", "ner
 
 // AnnotationKeys are the annotations that the agent can follow, without their prefix.
 func AnnotationKeys() []string {
-	return []string{"dns", "egress", "endpoints", "ingress", "ipv6", "mode", "name", "translate"}
+	return []string{"dns", "egress", "endpoints", "ingress", "ipv6", "mode", "name", "name-rules", "translate"}
 }
 
 // SpecialKinds are the kinds of addresses that a rule covers only if it names them.

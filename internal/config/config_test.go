@@ -194,7 +194,7 @@ func TestLoadSaysWhatIsWrong(t *testing.T) {
 				"nameable = \"yes\"\nnetns = [\"\"]\npaths = [\"run\", \"/a/../b\", \"/\", \"/a//\", \"/[\"]\naddresses = \"::\"\nports = [80]\ndestinations = [\"\"]\n[[allow]]\n[allow]\n",
 			[]string{
 				`:2:12: allow.engines "dokcer" is unknown; there are docker, podman, containerd, nerdctl, cri and other`,
-				`:3:10: allow.names "[" is not a pattern: * matches any characters, ? one character, [a-z] one of these, and \* an asterisk`, `:4:16: allow.annotations "tsugiki.dev/egress" is unknown; there are dns, egress, endpoints, ingress, ipv6, mode, name and translate`,
+				`:3:10: allow.names "[" is not a pattern: * matches any characters, ? one character, [a-z] one of these, and \* an asterisk`, `:4:16: allow.annotations "tsugiki.dev/egress" is unknown; there are dns, egress, endpoints, ingress, ipv6, mode, name, name-rules and translate`,
 				`:5:12: allow.special "localhost" is unknown`, `:7:1: allow.types "unx" is unknown`, ":8:12: allow.nameable must be true or false, not a string",
 				`:9:10: allow.netns "" matches nothing`, `:10:10: allow.paths "run" is not an absolute path; it must begin with a slash`, `:10:17: allow.paths "/a/../b" is not a clean path: write it without //, . and .., and below a folder`,
 				`:10:28: allow.paths "/" is not a clean path: write it without //, . and .., and below a folder`, `:10:33: allow.paths "/a//" is not a clean path: write it without //, . and .., and below a folder`, `:10:41: allow.paths "/[" is not a pattern: * matches any characters, ? one character, [a-z] one of these, and \* an asterisk`,

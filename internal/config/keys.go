@@ -106,7 +106,7 @@ var keys = []Key{
 	},
 	{
 		"allow", "annotations", "list", "",
-		"Annotations that the agent follows: dns, egress, endpoints, ingress, ipv6, mode, name and translate. Without this key, it follows none.",
+		"Annotations that the agent follows: dns, egress, endpoints, ingress, ipv6, mode, name, name-rules and translate. Without this key, it follows none.",
 		checked(func(c *Config) *[]Text { return &lastAllow(c).Annotations }, oneOf(AnnotationKeys()...)),
 	},
 	{
@@ -183,6 +183,11 @@ var keys = []Key{
 		"container", "egress", "list", "",
 		"Rules for sockets that programs connect, each as -e of tsugiki run.",
 		texts(func(c *Config) *[]Text { return &last(c).Egress }),
+	},
+	{
+		"container", "name_rules", "list", "",
+		"With translate: rules for hosts by their names, each as --name-rule of tsugiki run.",
+		texts(func(c *Config) *[]Text { return &last(c).NameRules }),
 	},
 	{
 		"container", "translate", "true or false", "false",
