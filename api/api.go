@@ -49,6 +49,25 @@ type Rules struct {
 	Egress    []string `json:"egress"`
 	// NameRules are for containers whose IPv4 is translated.
 	NameRules []string `json:"nameRules,omitempty"`
+	// Translate asks for the translation of IPv4; nil: programs get none.
+	Translate *Translate `json:"translate,omitempty"`
+}
+
+// Translate configures the translation of IPv4 for programs that know IPv4 only, on an IPv6-only
+// network.
+type Translate struct {
+	// IPv6 is the host's address from which programs reach all of IPv6, if there is no egress rule;
+	// empty: the host chooses it.
+	IPv6 string `json:"ipv6,omitempty"`
+	// DNS are the resolvers that are asked for names, each as ADDR:PORT; none: those of the agent's
+	// /etc/resolv.conf.
+	DNS []string `json:"dns,omitempty"`
+	// Pool is the IPv4 prefix of the virtual addresses, of 15 bits; empty: 198.18.0.0/15.
+	Pool string `json:"pool,omitempty"`
+	// FTP are the ports of FTP's control connections, PORT[,PORT]... or none; empty: 21.
+	FTP string `json:"ftp,omitempty"`
+	// SIP are the TCP ports of SIP, PORT[,PORT]... or none; empty: none.
+	SIP string `json:"sip,omitempty"`
 }
 
 // Registered is the answer to a Registration: 201; or 200 with Graft false if no rule is for the
@@ -78,6 +97,8 @@ type Filter struct {
 	Untrapped bool `json:"untrapped"`
 	// Accepts says that accept(2) is trapped.
 	Accepts bool `json:"accepts,omitempty"`
+	// Translated says that the calls are trapped that tell addresses, as IPv4 is translated.
+	Translated bool `json:"translated,omitempty"`
 }
 
 // Container is one of the daemon's containers.
@@ -146,6 +167,8 @@ type ContainerStats struct {
 	Unreported uint64 `json:"unreported"`
 	// Memory is the memory of gates and keepers, in bytes.
 	Memory uint64 `json:"memory"`
+	// Translation is missing if IPv4 is not translated.
+	Translation *TranslationStats `json:"translation,omitempty"`
 }
 
 // Connections are TCP connections: Out were opened by the container, In by others.

@@ -11,12 +11,16 @@ import (
 const (
 	// AnnotationPrefix is the prefix of our annotations, and of labels with the same meaning.
 	AnnotationPrefix = "tsugiki.dev/"
-	// The annotations: a container's name, and its rules.
+	// The annotations: a container's name, its rules, and the translation of its IPv4.
 	AnnotationName      = AnnotationPrefix + "name"
 	AnnotationMode      = AnnotationPrefix + "mode"
 	AnnotationEndpoints = AnnotationPrefix + "endpoints"
 	AnnotationIngress   = AnnotationPrefix + "ingress"
 	AnnotationEgress    = AnnotationPrefix + "egress"
+	AnnotationNameRules = AnnotationPrefix + "name-rules"
+	AnnotationTranslate = AnnotationPrefix + "translate"
+	AnnotationIPv6      = AnnotationPrefix + "ipv6"
+	AnnotationDNS       = AnnotationPrefix + "dns"
 
 	// NameMax is the longest name of a container, in bytes.
 	NameMax = 63

@@ -17,13 +17,15 @@
 #define AF_INET	 2
 #define LOOPBACK 1 /* the device's number in each namespace */
 
-/* The first of the virtual addresses that are chosen here, 198.19.0.0. */
-#define PEERS	    0xc6130000
+/* The second half of a pool, of which the virtual addresses are that are chosen here. */
+#define PEERS	    0x00010000
 #define PEER_CHOICE 8			  /* tries */
 #define PEER_NS	    (300ULL * 1000000000) /* 5 min, as of a NAT (RFC 4787, REQ-5) */
 
 /* The container's loopback, see loopback.h. */
 volatile const __u32 loopback_id;
+/* The container's pool, see virtual.h. */
+volatile const __u32 pool;
 
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
@@ -93,7 +95,7 @@ static __always_inline bool is_ours(struct bpf_sock *sk)
 
 static __always_inline struct virtual_host *host_of(__u32 ip4)
 {
-	struct virtual_addr key = {.bits = 32, .addr = in_net(ip4, VIRTUAL_NET)};
+	struct virtual_addr key = {.bits = 32, .addr = in_net(ip4, pool)};
 
 	return bpf_map_lookup_elem(&host_by_virtual, &key);
 }
@@ -114,7 +116,7 @@ static __always_inline __u32 choose(const struct flow *f, __u32 device, __u64 no
 	for (i = 0; i < PEER_CHOICE; i++) {
 		__u32 n = bpf_get_prandom_u32() & 0xffff;
 
-		key.addr = bpf_htonl(PEERS | n);
+		key.addr = bpf_htonl(pool | PEERS | n);
 		there = bpf_map_lookup_elem(&host_by_virtual, &key);
 		if (n == 0 || n == 0xffff || (there && now - there->heard < PEER_NS))
 			continue;
@@ -190,7 +192,7 @@ static __always_inline bool find_socket(struct __sk_buff *skb, struct flow *f, _
 		chosen = choose(f, device, now);
 	if (!chosen)
 		return false;
-	f->alias = in_net(chosen, ALIAS_NET);
+	f->alias = in_net(chosen, aliases_of(pool));
 	host = host_of(chosen);
 	if (!host || (!private && (!same(&host->source, &f->here) || is_anothers(skb, f))))
 		return false;

@@ -399,7 +399,7 @@ static __always_inline bool may_hear(struct __sk_buff *skb, struct bpf_sock *sk)
 	struct packet p;
 	struct heard *h;
 
-	if (container()->translates && is_own(skb) && parse(skb, &p) && is_alias(&p.from))
+	if (container()->pool && is_own(skb) && parse(skb, &p) && is_alias(&p.from))
 		return hears_host(sk, &p.from, p.from_port);
 	if (is_own(skb) || (shares && hears_others(skb, sk)))
 		return true;

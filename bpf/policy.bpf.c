@@ -332,7 +332,7 @@ static __always_inline bool keeps_checksum(struct bpf_sockopt *ctx)
 	__asm__ volatile("" : "+r"(ctx));
 	value = ctx->optval;
 	end = ctx->optval_end;
-	if (!container()->translates || ctx->level != 1 /* SOL_SOCKET */ ||
+	if (!container()->pool || ctx->level != 1 /* SOL_SOCKET */ ||
 	    ctx->optname != 11 /* SO_NO_CHECK */ || value + 4 > end)
 		return false;
 	*(__u32 *)value = 0;

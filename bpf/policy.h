@@ -65,8 +65,8 @@ struct container {
 	__u32 loopback;
 	/* A number of the trace that its supervisor wants, see trace.h; 0: none. */
 	__u32 traced;
-	__u32 resolves;	  /* a DNS proxy answers at port 53 of its loopback, see resolver.h */
-	__u32 translates; /* its UDP is translated, see udp.h */
+	__u32 resolves; /* a DNS proxy answers at port 53 of its loopback, see resolver.h */
+	__u32 pool;	/* its UDP is translated to this pool, see virtual.h; 0: it is not */
 	/* Another number after each change of the rules. */
 	__u32 rules;
 	/* Ports at which the supervisor relays connections, see standin.h; 0: none. */

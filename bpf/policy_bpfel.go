@@ -45,7 +45,7 @@ type PolicyContainer struct {
 	Loopback   uint32
 	Traced     uint32
 	Resolves   uint32
-	Translates uint32
+	Pool       uint32
 	Rules      uint32
 	Relayed    [8]uint16
 	Endpoint   [4]PolicyEndpoint

@@ -24,8 +24,8 @@
  * skb->priority then says that it is of the container's loopback, which enter (packets.h) wants.
  *
  * Who asks a published server has no virtual address, mostly. These programs choose one of
- * 198.19.0.0/16. It is that host's until PEER_NS after its last datagram, and longer if nobody
- * needs it.
+ * the second half of the pool. It is that host's until PEER_NS after its last datagram, and longer
+ *if nobody needs it.
  *
  * ICMPv6 errors about a datagram become ICMP errors (RFC 7915 section 5.2), for the same socket.
  *
@@ -125,7 +125,7 @@ int to_ipv6(struct __sk_buff *skb)
 
 	if (skb->protocol != bpf_htons(ETH_P_IP) ||
 	    bpf_skb_load_bytes(skb, ETH_LENGTH, &ip, sizeof(ip)) || ip.protocol != IPPROTO_UDP ||
-	    !in_pool(ip.to, ALIAS_NET))
+	    !in_pool(ip.to, aliases_of(pool)))
 		return TCX_NEXT;
 	sk = skb->sk ? bpf_sk_fullsock(skb->sk) : NULL;
 	if (!sk || !is_ours(sk))

@@ -111,6 +111,7 @@ type TranslateMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type TranslateVariableSpecs struct {
 	LoopbackId *ebpf.VariableSpec `ebpf:"loopback_id"`
+	Pool       *ebpf.VariableSpec `ebpf:"pool"`
 }
 
 // TranslateObjects contains all objects after they have been loaded into the kernel.
@@ -155,6 +156,7 @@ func (m *TranslateMaps) Close() error {
 // It can be passed to LoadTranslateObjects or ebpf.CollectionSpec.LoadAndAssign.
 type TranslateVariables struct {
 	LoopbackId *ebpf.Variable `ebpf:"loopback_id"`
+	Pool       *ebpf.Variable `ebpf:"pool"`
 }
 
 // TranslatePrograms contains all programs after they have been loaded into the kernel.

@@ -64,7 +64,7 @@ static __always_inline bool becomes_translated(struct bpf_sockopt *ctx)
 	end = ctx->optval_end;
 	sk = ctx->sk;
 	if (ctx->level != 41 /* SOL_IPV6 */ || ctx->optname != OPTIONS_TRANSLATED ||
-	    !container()->translates || !sk || value + 4 > end)
+	    !container()->pool || !sk || value + 4 > end)
 		return false;
 	if (sk->family != AF_INET6 || sk->protocol != IPPROTO_TCP ||
 	    sk->state != 7 /* TCP_CLOSE */ || sk->src_port)

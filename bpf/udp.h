@@ -40,18 +40,23 @@ static __always_inline struct addr own_address6(void)
 
 static __always_inline bool is_virtual(const struct addr *a)
 {
-	return container()->translates && is_mapped(a) && in_pool(a->word[3], VIRTUAL_NET);
+	__u32 pool = container()->pool;
+
+	return pool && is_mapped(a) && in_pool(a->word[3], pool);
 }
 
 static __always_inline bool is_alias(const struct addr *a)
 {
-	return container()->translates && is_mapped(a) && in_pool(a->word[3], ALIAS_NET);
+	__u32 pool = container()->pool;
+
+	return pool && is_mapped(a) && in_pool(a->word[3], aliases_of(pool));
 }
 
 /* The host behind a virtual address or its alias, or NULL. */
 static __always_inline struct virtual_host *host_of(const struct addr *a)
 {
-	struct virtual_addr key = {.bits = KEY_BITS(key), .addr = in_net(a->word[3], VIRTUAL_NET)};
+	struct virtual_addr key = {.bits = KEY_BITS(key),
+				   .addr = in_net(a->word[3], container()->pool)};
 
 	return find(&host_tables, &key);
 }
@@ -90,7 +95,7 @@ static __always_inline bool leads_to_host(struct bpf_sock_addr *ctx, struct addr
 	if (ctx->protocol != IPPROTO_UDP || !sk || (!alias && !is_virtual(to)))
 		return false;
 	*verdict = DENY;
-	to->word[3] = in_net(to->word[3], ALIAS_NET);
+	to->word[3] = in_net(to->word[3], aliases_of(container()->pool));
 	if (alias || ctx->family != AF_INET || !may_reach(ctx, sk, to, port))
 		return true;
 	join_loopback(sk, false);
@@ -104,7 +109,7 @@ static __always_inline bool name_host(struct addr *peer)
 {
 	if (!is_alias(peer))
 		return false;
-	peer->word[3] = in_net(peer->word[3], VIRTUAL_NET);
+	peer->word[3] = in_net(peer->word[3], container()->pool);
 	return true;
 }
 

@@ -49,6 +49,7 @@ type Enforcer interface {
 	StandIn(sock int, port uint16, own, peer netip.AddrPort) error
 	Publishes() bool
 	Publish(private uint16, at netip.AddrPort) error
+	Published() ([]netip.AddrPort, error)
 	AnyPort(sock int) bool
 
 	Serve(protocol int, b policy.Binding, netns uint64) error

@@ -17,6 +17,18 @@ import (
 // container's loopback, and is published. A guard, which receives nothing, is bound to the IPv6
 // address and port, so that nobody else can have them.
 
+// recoverPublished holds the addresses again at which an earlier engine has published servers.
+func (e *Engine) recoverPublished() error {
+	list, err := e.Enforcer.Published()
+	for _, at := range list {
+		p := Port{Netns: e.host.Cookie(), Protocol: unix.IPPROTO_UDP, At: at}
+		if _, err := e.guardAt(e.host, p); err != nil {
+			e.Log.Warn("server may not be reached over IPv6", "addr", at, "err", err)
+		}
+	}
+	return err
+}
+
 // publish binds an IPv4 UDP socket, and has datagrams to an IPv6 address delivered to it.
 func (e call) publish(p Program, s *socket, at, view netip.AddrPort) (Answer, error) {
 	if at.Addr().IsUnspecified() || at.Port() == 0 || !e.Enforcer.Publishes() || !e.Untrapped {

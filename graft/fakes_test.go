@@ -3,6 +3,7 @@ package graft
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"slices"
@@ -122,6 +123,10 @@ func (f *fakeEnforcer) Publishes() bool { return f.published != nil }
 func (f *fakeEnforcer) Publish(private uint16, at netip.AddrPort) error {
 	f.published[at] = private
 	return f.faults["Publish"]
+}
+
+func (f *fakeEnforcer) Published() ([]netip.AddrPort, error) {
+	return slices.Collect(maps.Keys(f.published)), f.faults["Published"]
 }
 
 func (f *fakeEnforcer) Bound(sock int) bool {

@@ -128,6 +128,9 @@ func (e *Engine) Recover() error {
 		return err
 	}
 	e.recoverGuards(services)
+	if err := e.recoverPublished(); err != nil {
+		return err
+	}
 	if e.Untrapped {
 		return nil // only the kernel programs need the rest
 	}

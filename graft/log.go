@@ -46,17 +46,22 @@ func (e *Engine) LogKernel(list []policy.Decision, lost uint64) {
 	if !e.Log.Enabled(ctx, slog.LevelInfo) {
 		return
 	}
-	numbered := e.begin().Table.Numbered()
+	table := e.begin().Table
+	numbered := table.Numbered()
 	for _, d := range list {
 		var ep *endpoint.Endpoint
 		if d.Endpoint >= 0 && d.Endpoint < len(numbered) {
 			ep = numbered[d.Endpoint]
 		}
+		to := e.ledTo(d)
+		if ep == nil && e.Translator != nil && d.Asked.Addr().Unmap().Is4() && !to.Addr().Unmap().Is4() {
+			ep = table.Egress(policy.Protocol(d.Protocol), to)
+		}
 		r := slog.NewRecord(d.Time, slog.LevelInfo, "decided", 0)
 		r.Add("pid", d.Thread, "syscall", d.Syscall, "socket", d.Socket, "addr", d.Asked, "endpoint", nameOf(ep),
 			"protocol", protocolName(d.Protocol))
 		if d.Led != d.Asked {
-			r.Add("to", d.Led)
+			r.Add("to", to)
 		}
 		if d.Errno != 0 {
 			r.Add("errno", unix.ErrnoName(d.Errno))
@@ -66,6 +71,23 @@ func (e *Engine) LogKernel(list []policy.Decision, lost uint64) {
 	if lost > 0 {
 		e.Log.Info("decisions were lost", "lost", lost)
 	}
+}
+
+// ledTo returns where a datagram leads. To a virtual address it is led by an alias (bpf/virtual.h),
+// which is the IPv6 host's.
+func (e *Engine) ledTo(d policy.Decision) netip.AddrPort {
+	asked, led := d.Asked.Addr().Unmap(), d.Led.Addr().Unmap()
+	if e.Translator == nil || !asked.Is4() || asked.IsLoopback() || !led.Is4() || !led.IsLoopback() {
+		return d.Led
+	}
+	if a, b := asked.As4(), led.As4(); [3]byte(a[1:]) != [3]byte(b[1:]) {
+		return d.Led
+	}
+	v6, known := e.Translator.V6(asked)
+	if !known {
+		return d.Led
+	}
+	return netip.AddrPortFrom(v6, d.Led.Port())
 }
 
 func protocolName(protocol int) string {

@@ -71,8 +71,9 @@ func (e call) connectTranslated(p Program, number int, to netip.AddrPort) (Answe
 		return e.connectUntranslated(p, number, s)
 	}
 	if s.translated() {
-		if err := unix.Connect(file, sockaddrOf(to)); !errors.Is(err, unix.EINVAL) {
-			return answerFor(refusal(err)) // a connect has failed, and the program does not know yet
+		answer, fresh, err := e.connectAgain(p, s, to)
+		if !fresh || err != nil {
+			return answer, err
 		}
 	}
 	to6 := netip.AddrPortFrom(v6, to.Port())
@@ -88,6 +89,35 @@ func (e call) connectTranslated(p Program, number int, to netip.AddrPort) (Answe
 		return e.connectRelayed(p, number, s, to, to6)
 	}
 	return e.connectBy6(p, number, s, ep, to6)
+}
+
+// connectAgain answers connect(2) on a translated socket: after one that waits, after one that has
+// failed, or when an earlier supervisor had begun to answer this call. fresh says that the socket
+// connects to nobody, so that the call is a new one. The kernel reads no address of a socket that
+// connects or is connected.
+func (e call) connectAgain(p Program, s *socket, to netip.AddrPort) (answer Answer, fresh bool, err error) {
+	info, err := unix.GetsockoptTCPInfo(s.file, unix.IPPROTO_TCP, unix.TCP_INFO)
+	if err != nil {
+		return Answer{}, false, fmt.Errorf("read the state of a socket: %w", err)
+	}
+	switch info.State {
+	case unix.BPF_TCP_CLOSE: // the program does not know yet that a connect has failed, or there is none
+		err := unix.Connect(s.file, sockaddrOf(to))
+		if errors.Is(err, unix.EINVAL) {
+			return Answer{}, true, nil
+		}
+		answer, err := answerFor(refusal(err))
+		return answer, false, err
+	case unix.BPF_TCP_SYN_SENT:
+		flags, err := unix.FcntlInt(uintptr(s.file), unix.F_GETFL, 0)
+		if err != nil {
+			return Answer{}, false, fmt.Errorf("read file flags: %w", err)
+		}
+		if p.Again() && flags&unix.O_NONBLOCK != 0 {
+			return fail(unix.EINPROGRESS), false, nil
+		}
+	}
+	return Answer{}, false, nil
 }
 
 // connectUntranslated is the answer for a destination that is no virtual address: the kernel
@@ -271,28 +301,34 @@ func (e *Engine) peerName4(peer netip.AddrPort) netip.AddrPort {
 	return netip.AddrPortFrom(v4, peer.Port())
 }
 
-// ServeNames returns sockets at port 53 of the container's loopback on the host, for a DNS proxy:
-// one of UDP, and one of TCP that listens. The caller closes them.
-func (e *Engine) ServeNames() (udp, tcp int, err error) {
-	at := netip.AddrPortFrom(netip.IPv6Unspecified(), resolverPort)
-	udp, err = e.bindOwn(unix.SOCK_DGRAM, unix.IPPROTO_UDP, at)
-	if err != nil {
-		return -1, -1, err
-	}
-	tcp, err = e.bindOwn(unix.SOCK_STREAM, unix.IPPROTO_TCP, at)
-	if err == nil {
-		err = unix.Listen(tcp, unix.SOMAXCONN)
-	}
-	if err != nil {
-		unix.Close(udp)
-		return -1, -1, fmt.Errorf("listen at %s: %w", at, err)
-	}
-	return udp, tcp, nil
+// NameSocket returns the UDP socket of a DNS proxy, for ServeNames. The caller closes it.
+func (e *Engine) NameSocket() (udp int, err error) {
+	return e.makeOwn(unix.SOCK_DGRAM, unix.IPPROTO_UDP)
 }
 
-// bindOwn makes a socket of the engine at a port of the container's loopback on the host, for IPv4
-// too.
-func (e *Engine) bindOwn(typ, protocol int, at netip.AddrPort) (int, error) {
+// ServeNames binds the socket of NameSocket to port 53 of the container's loopback on the host, and
+// returns a TCP socket that listens there. The caller closes it. From the bind on, the kernel
+// programs let datagrams for virtual addresses leave: whoever translates them must be there.
+func (e *Engine) ServeNames(udp int) (tcp int, err error) {
+	at := netip.AddrPortFrom(netip.IPv6Unspecified(), resolverPort)
+	if tcp, err = e.makeOwn(unix.SOCK_STREAM, unix.IPPROTO_TCP); err != nil {
+		return -1, err
+	}
+	if err = e.bindOwn(tcp, at); err == nil {
+		err = unix.Listen(tcp, unix.SOMAXCONN)
+	}
+	if err == nil {
+		err = e.bindOwn(udp, at)
+	}
+	if err != nil {
+		unix.Close(tcp)
+		return -1, fmt.Errorf("listen at %s: %w", at, err)
+	}
+	return tcp, nil
+}
+
+// makeOwn makes an IPv6 socket of the engine, which may be bound for IPv4 too.
+func (e *Engine) makeOwn(typ, protocol int) (int, error) {
 	k, err := e.host.Maker()
 	if err != nil {
 		return -1, err
@@ -301,18 +337,20 @@ func (e *Engine) bindOwn(typ, protocol int, at netip.AddrPort) (int, error) {
 	if err != nil {
 		return -1, err
 	}
-	s, err := inspect(file)
-	if err == nil {
-		err = unix.SetsockoptInt(file, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 0)
-	}
-	if err == nil {
-		err = e.begin().bindPrivate(s, policy.Binding{Host: at, View: at})
-	}
-	if err != nil {
+	if err := unix.SetsockoptInt(file, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 0); err != nil {
 		unix.Close(file)
-		return -1, fmt.Errorf("bind %s: %w", at, err)
+		return -1, err
 	}
 	return file, nil
+}
+
+// bindOwn binds a socket of the engine to a port of the container's loopback on the host.
+func (e *Engine) bindOwn(file int, at netip.AddrPort) error {
+	s, err := inspect(file)
+	if err != nil {
+		return err
+	}
+	return e.begin().bindPrivate(s, policy.Binding{Host: at, View: at})
 }
 
 // translated tells whether the socket is an IPv6 socket that replaces an IPv4 socket.

@@ -1,11 +1,16 @@
 package graft
 
 import (
+	"errors"
+	"log/slog"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/policy"
 )
 
 // fakeTranslator knows virtual addresses.
@@ -154,4 +159,66 @@ func udpAt(t *testing.T, place *fakePlace, at netip.AddrPort) (file int) {
 		t.Fatal(err)
 	}
 	return file
+}
+
+// The next engine holds the addresses again at which servers are published. One that somebody else
+// has by now is left to them.
+func TestRecoverPublished(t *testing.T) {
+	host := newPlace(t, host6)
+	w := newUntrapped(t, host, "-i", "0.0.0.0:53=[2001:db8:1::1]:8053")
+	free, taken := addr("[2001:db8:1::1]:8053"), addr("[2001:db8:1::1]:8054")
+	other := udpAt(t, host, taken)
+	defer unix.Close(other)
+	w.enforcer.published = map[netip.AddrPort]uint16{free: 20000, taken: 20001}
+	if err := w.Recover(); err != nil {
+		t.Fatal(err)
+	}
+	file, held := w.guards[Port{Netns: host.Cookie(), Protocol: unix.IPPROTO_UDP, At: free}]
+	if !held || len(w.guards) != 1 {
+		t.Fatalf("held are %v", w.guards)
+	}
+	defer unix.Close(file)
+	w.enforcer.faults = map[string]error{"Published": unix.EPERM}
+	if err := w.Recover(); !errors.Is(err, unix.EPERM) {
+		t.Errorf("a fault of the kernel's: %v", err)
+	}
+}
+
+// A datagram that the kernel programs have led by an alias is logged with the IPv6 host's address. What
+// is led to the container's loopback, as questions for names are, is logged as it is.
+func TestLogDatagrams(t *testing.T) {
+	var out strings.Builder
+	w := newUntrapped(t, newPlace(t, host6), "-e", "2001:db8:1::/48=::")
+	w.Log = slog.New(slog.NewTextHandler(&out, nil))
+	list := []policy.Decision{
+		{Asked: addr("198.18.0.1:123"), Led: addr("127.18.0.1:123"), Endpoint: -1, Protocol: unix.IPPROTO_UDP},
+		{Asked: addr("198.18.0.2:123"), Led: addr("127.18.0.2:123"), Endpoint: -1, Protocol: unix.IPPROTO_UDP},
+		{Asked: addr("198.18.0.1:80"), Led: addr("[2001:db8:1::1]:80"), Endpoint: -1, Protocol: unix.IPPROTO_TCP},
+		{Asked: addr("198.18.0.1:53"), Led: addr("127.0.0.1:53"), Endpoint: -1, Protocol: unix.IPPROTO_UDP},
+		{Asked: addr("127.0.0.1:80"), Led: addr("127.0.0.1:20000"), Endpoint: -1, Protocol: unix.IPPROTO_UDP},
+		{Asked: addr("[::1]:80"), Led: addr("[::1]:20000"), Endpoint: -1, Protocol: unix.IPPROTO_UDP},
+	}
+	const udp2 = "addr=198.18.0.2:123 endpoint=- protocol=udp to=127.18.0.2:123 "
+	const tcp6 = " protocol=tcp to=[2001:db8:1::1]:80 "
+	const others = "addr=198.18.0.1:53 endpoint=- protocol=udp to=127.0.0.1:53 " +
+		"addr=127.0.0.1:80 endpoint=- protocol=udp to=127.0.0.1:20000 addr=[::1]:80 endpoint=- protocol=udp to=[::1]:20000"
+	for _, tt := range []struct {
+		translator Translator
+		want       string
+	}{
+		{nil, "addr=198.18.0.1:123 endpoint=- protocol=udp to=127.18.0.1:123 " + udp2 + "addr=198.18.0.1:80 endpoint=-" + tcp6 + others},
+		{fakeTranslator{netip.MustParseAddr("198.18.0.1"): host6}, "addr=198.18.0.1:123 endpoint=e-1 protocol=udp to=[" + host6.String() + "]:123 " + udp2 + "addr=198.18.0.1:80 endpoint=e-1" + tcp6 + others},
+	} {
+		out.Reset()
+		w.Translation = Translation{Translator: tt.translator}
+		w.LogKernel(list, 0)
+		var got []string
+		for line := range strings.Lines(out.String()) {
+			_, what, _ := strings.Cut(strings.TrimSpace(line), "socket=0 ")
+			got = append(got, what)
+		}
+		if logged := strings.Join(got, " "); logged != tt.want {
+			t.Errorf("it logs\n%s, want\n%s", logged, tt.want)
+		}
+	}
 }

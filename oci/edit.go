@@ -121,7 +121,10 @@ func (s *spec) edit(r api.Registered) (config []byte, preload string, err error)
 	if !known {
 		return nil, "", fmt.Errorf("the agent's answer has the unknown mode %q", r.Filter.Mode)
 	}
-	options := filter.Options{Mode: mode, Datagrams: r.Filter.Datagrams, AFGraft: r.Filter.AFGraft, Untrapped: r.Filter.Untrapped, Accepts: r.Filter.Accepts}
+	options := filter.Options{
+		Mode: mode, Datagrams: r.Filter.Datagrams, AFGraft: r.Filter.AFGraft, Untrapped: r.Filter.Untrapped, Accepts: r.Filter.Accepts,
+		Translated: r.Filter.Translated,
+	}
 	profile, err := filter.Compose(s.seccomp, options, r.Listener, r.Token)
 	if err != nil {
 		return nil, "", err

@@ -57,7 +57,7 @@ func (p *Parser) Ingress(s string) ([]Ingress, error) {
 func (p *Parser) ingressRule(s string) (Ingress, error) {
 	what, host, is := p.cutHost(s)
 	if !is {
-		return ParseIngress(s, p.Endpoints)
+		return readIngress(s, p.Endpoints, p.Translated)
 	}
 	r, err := p.ingressTo(what, host)
 	if err != nil {
@@ -71,6 +71,7 @@ func (p *Parser) ingressTo(what, host string) (Ingress, error) {
 	if err != nil {
 		return r, err
 	}
+	r.Translated = p.Translated
 	family := r.Addr
 	if to, _, perr := splitPorts(host); p.Translated && perr == nil && strings.Contains(to, ":") {
 		family = netip.IPv6Unspecified()

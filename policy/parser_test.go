@@ -2,6 +2,7 @@ package policy_test
 
 import (
 	"errors"
+	"net/netip"
 	"strings"
 	"testing"
 
@@ -224,6 +225,26 @@ func TestParserTranslated(t *testing.T) {
 			t.Errorf("%s: %v", in, err)
 		} else if diff := cmp.Diff([]string{want}, lines(eps)); diff != "" {
 			t.Errorf("%s:\n%s", in, diff)
+		}
+	}
+	eps := &endpoint.Set{}
+	six := endpoint.Endpoint{Name: "six", Type: endpoint.IPv6, Addr: netip.MustParseAddr("2001:db8::1"), Port: endpoint.PortRange{First: 80, Last: 80}}
+	if err := eps.Add(&six); err != nil {
+		t.Fatal(err)
+	}
+	for _, in := range []string{"0.0.0.0:80=six", "[::]:80=six"} {
+		p := policy.Parser{Endpoints: eps, Translated: true}
+		list, err := p.Ingress(in)
+		if err != nil {
+			t.Fatalf("%s: %v", in, err)
+		}
+		if _, err := list[0].With(&six); err != nil {
+			t.Errorf("%s, again: %v", in, err)
+		}
+		if strings.HasPrefix(in, "0") {
+			if _, err := policy.ParseIngress(in, eps); !errors.Is(err, policy.ErrRule) {
+				t.Errorf("%s, where nothing is translated: %v", in, err)
+			}
 		}
 	}
 	p := policy.Parser{Endpoints: &endpoint.Set{}, Translated: true}

@@ -21,8 +21,10 @@ type Ingress struct {
 	Ports    endpoint.PortRange
 	Protocol Protocol
 	// Own makes a TCP server listen at its address in the container's own namespace too.
-	Own      bool
-	Endpoint *endpoint.Endpoint
+	Own bool
+	// Translated lets an IPv6 endpoint serve an IPv4 address.
+	Translated bool
+	Endpoint   *endpoint.Endpoint
 }
 
 // ownWord follows the ports and the protocol of an ingress rule with Own.
@@ -51,20 +53,25 @@ var AllPorts = endpoint.PortRange{First: 0, Last: 65535}
 // ParseIngress reads ADDR:PORT[-PORT][/tcp|/udp][+own]=ENDPOINT; an IPv6 address stands in
 // brackets. The endpoint must be in eps and take the ports of the rule.
 func ParseIngress(s string, eps *endpoint.Set) (Ingress, error) {
-	r, err := parseIngress(s, eps)
+	return readIngress(s, eps, false)
+}
+
+// readIngress is ParseIngress. translated is Parser's Translated.
+func readIngress(s string, eps *endpoint.Set, translated bool) (Ingress, error) {
+	r, err := parseIngress(s, eps, translated)
 	if err != nil {
 		return r, fmt.Errorf("%w -i %q: %w", ErrRule, s, err)
 	}
 	return r, nil
 }
 
-func parseIngress(s string, eps *endpoint.Set) (Ingress, error) {
+func parseIngress(s string, eps *endpoint.Set, translated bool) (Ingress, error) {
 	what, ep, err := splitEndpoint(s, eps)
 	if err != nil {
 		return Ingress{}, err
 	}
 	r, err := ingressOf(what)
-	r.Endpoint = ep
+	r.Endpoint, r.Translated = ep, translated
 	if err != nil {
 		return r, err
 	}
@@ -132,7 +139,7 @@ func (r Ingress) String() string {
 
 func (r Ingress) fits() error {
 	ep := r.Endpoint
-	if err := sameFamily(r.Addr, ep); err != nil {
+	if err := sameFamily(r.Addr, ep); err != nil && (!r.Translated || r.Addr.Is6()) {
 		return err
 	}
 	switch {

@@ -53,6 +53,9 @@ type Options struct {
 	// Prefix is the pool. The zero value is DefaultPrefix. It has 12 to 30 bits. Its first and last
 	// address are not given out. It also limits the memory: a mapping takes about 90 B.
 	Prefix netip.Prefix
+	// Pool is the whole of the container's virtual addresses, of which Prefix is a part: others may
+	// give out the rest. The zero value is DefaultPrefix.
+	Pool netip.Prefix
 	// Refuse tells which IPv6 addresses get no virtual one, in addition to special addresses: the
 	// host's own. If it cannot tell, no new virtual address is given out. It may be nil. The table's
 	// lock is held during the call.
@@ -83,6 +86,7 @@ type slot struct {
 // Table has the mappings of one container. Several goroutines may call its methods.
 type Table struct {
 	prefix    netip.Prefix
+	whole     netip.Prefix // Options.Pool
 	refuse    func(netip.Addr) (bool, error)
 	connected func() (map[netip.Addr]int, error)
 	mapped    func(v4, v6 netip.Addr)
@@ -120,10 +124,13 @@ func New(o Options) (*Table, error) {
 	if o.Prefix == (netip.Prefix{}) {
 		o.Prefix = DefaultPrefix
 	}
+	if o.Pool == (netip.Prefix{}) {
+		o.Pool = DefaultPrefix
+	}
 	if a := o.Prefix.Addr(); !a.Is4() || o.Prefix.Bits() < 12 || o.Prefix.Bits() > 30 || o.Prefix != o.Prefix.Masked() {
 		return nil, fmt.Errorf("virtual addresses %s: want an IPv4 prefix of 12 to 30 bits, the others zero", o.Prefix)
 	}
-	t := &Table{prefix: o.Prefix, refuse: o.Refuse, connected: o.Connected, mapped: o.Mapped, clock: o.Clock, used: 1, six: map[[16]byte]uint32{}}
+	t := &Table{prefix: o.Prefix, whole: o.Pool, refuse: o.Refuse, connected: o.Connected, mapped: o.Mapped, clock: o.Clock, used: 1, six: map[[16]byte]uint32{}}
 	if t.connected == nil {
 		t.connected = func() (map[netip.Addr]int, error) { return nil, nil }
 	}
@@ -265,9 +272,9 @@ func (t *Table) Mappings() []Mapping {
 	return list
 }
 
-// Flush removes the mappings to whose hosts no socket is connected, and returns their number. A
-// program that keeps an address of an answer must ask again. Flush fails with the errors of
-// Options.Connected, and then removes nothing.
+// Flush removes the mappings that are not in use, and returns their number. A program that keeps an
+// address of an old answer must ask again. Flush fails with the errors of Options.Connected, and
+// then removes nothing.
 func (t *Table) Flush() (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -275,12 +282,12 @@ func (t *Table) Flush() (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	before := len(t.six)
+	before, now := len(t.six), int64(t.clock())
 	t.queue = nil
 	for i := uint32(1); i < t.used; i++ {
 		switch {
 		case t.slots[i].sum == 0:
-		case t.isConnected(connected, i):
+		case t.slots[i].until > now, t.isConnected(connected, i):
 			t.enqueue(i)
 		default:
 			t.drop(i)

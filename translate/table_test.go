@@ -236,6 +236,13 @@ func TestFlush(t *testing.T) {
 	used := mustMap(t, table, remote(1), time.Hour)
 	s.connect(remote(1), 2)
 	mustMap(t, table, remote(2), time.Hour)
+	if n, err := table.Flush(); n != 0 || err != nil || table.InUse() != 2 {
+		t.Errorf("%d that answers have in use were flushed, %v; in use are %d", n, err, table.InUse())
+	}
+	c.pass(time.Hour + Grace + time.Second)
+	if n := table.InUse(); n != 0 || table.Size() != 2 {
+		t.Errorf("of %d, answers have %d in use", table.Size(), n)
+	}
 	s.err = errors.New("no sockets are shown")
 	if n, err := table.Flush(); n != 0 || !errors.Is(err, s.err) {
 		t.Errorf("%d were flushed, %v", n, err)

@@ -60,12 +60,11 @@ func (c *Container) takeOver(patience time.Duration) (_ bool, err error) {
 	if c.ownNS, err = netns.Open(fmt.Sprintf("/proc/self/fd/%d", c.adopted[0].Own().File().Fd())); err != nil {
 		return true, err
 	}
-	for _, step := range []func() error{c.makeEngine, c.engineRecover, c.reachLoopback} {
-		if err := step(); err != nil {
-			return true, err
-		}
+	err = inOrder(c.makeEngine, c.engineRecover, c.reachLoopback, c.serveNames)
+	if err == nil && c.translation != nil {
+		err = c.endIdleKeeper() // it has made the sockets of the DNS proxy
 	}
-	return true, nil
+	return true, err
 }
 
 // awaits tells whether a container without a gate still gets one: no program was ever attached, or

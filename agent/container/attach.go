@@ -113,7 +113,7 @@ func (c *Container) enterFirst(own *netns.NS, pid int) error {
 		next.PID, next.Started = first.PID, first.started
 		return c.owner.Save(next)
 	}
-	err = inOrder(c.checkOwn, c.shareLoopback, c.makeEngine, c.reachLoopback, c.endIdleKeeper, remember)
+	err = inOrder(c.checkOwn, c.shareLoopback, c.forgetAddresses, c.makeEngine, c.reachLoopback, c.serveNames, c.endIdleKeeper, remember)
 	if err != nil {
 		c.closing = true // half of what other programs would need is missing
 		return err

@@ -31,6 +31,7 @@ import (
 
 	"github.com/tsugiki/tsugiki/agent/ports"
 	"github.com/tsugiki/tsugiki/agent/rules"
+	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/endpoint"
 	"github.com/tsugiki/tsugiki/gate"
 	"github.com/tsugiki/tsugiki/graft"
@@ -66,12 +67,10 @@ type Spec struct {
 	// Annotated says that the rules come from a container's annotations. The author of annotations
 	// may also write in the folders of the container's unix endpoints.
 	Annotated bool
-	// Translation says how IPv4 is translated; nil: it is not.
-	Translation *rules.Translation
-	User        *launch.User  // nil: who we are
-	Ports       *ports.Holder // of the host
-	Log         *slog.Logger
-	Decisions   *slog.Logger // takes decisions about calls, below the level of a warning
+	User      *launch.User  // nil: who we are
+	Ports     *ports.Holder // of the host
+	Log       *slog.Logger
+	Decisions *slog.Logger // takes decisions about calls, below the level of a warning
 }
 
 // State is what a process needs, beside the Spec, to take over a container.
@@ -114,6 +113,8 @@ type Container struct {
 
 	endpoints atomic.Pointer[endpoint.Set] // never changed, only replaced
 	shown     atomic.Pointer[Shown]
+	// translated has the last counters of the translation; nil before there is one.
+	translated atomic.Pointer[api.TranslationStats]
 	// cause says why this process ended the container; nil if it did not.
 	cause atomic.Pointer[string]
 

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/gate"
 	"github.com/tsugiki/tsugiki/internal/sys/proc"
 	"github.com/tsugiki/tsugiki/policy"
@@ -21,6 +22,8 @@ type Counts struct {
 	Agent       gate.Stats // only its Calls
 	Running     bool       // there is a gate
 	Memory      uint64     // of gates and keepers, in bytes
+	// Translation is nil if IPv4 is not translated.
+	Translation *api.TranslationStats
 }
 
 // Counts returns the counters of the container; false if it has ended. Those of its gates are from
@@ -32,6 +35,7 @@ func (c *Container) Counts() (*Counts, bool) {
 	}
 	sum := c.gates.counted()
 	counts.Gates, counts.Agent = sum.gates, sum.agents
+	counts.Translation = c.translationCounts()
 	counts.Running, counts.Memory = c.gates.count() > 0, residentIn(c.keepers.Path())
 	return counts, true
 }

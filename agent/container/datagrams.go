@@ -16,12 +16,13 @@ import (
 	"github.com/tsugiki/tsugiki/translate"
 )
 
-// The halves of the pool. The table gives out addresses of one half. The kernel programs choose
-// addresses of the other half for clients of a UDP server (bpf/translate.bpf.c).
-var (
-	tablePrefix = netip.PrefixFrom(translate.DefaultPrefix.Addr(), 16)
-	peersPrefix = netip.MustParsePrefix("198.19.0.0/16")
-)
+// halves returns the halves of a pool. The table gives out addresses of the first half. The kernel
+// programs choose addresses of the second half for clients of a UDP server (bpf/translate.bpf.c).
+func halves(pool netip.Prefix) (table, peers netip.Prefix) {
+	b := pool.Addr().As4()
+	b[1] |= 1
+	return netip.PrefixFrom(pool.Addr(), pool.Bits()+1), netip.PrefixFrom(netip.AddrFrom4(b), pool.Bits()+1)
+}
 
 // datagrams translates UDP for a container. It updates the kernel's table of hosts, and the
 // programs at the host's links, when the host's routes and links change.
@@ -34,7 +35,8 @@ type datagrams struct {
 	log    *slog.Logger
 }
 
-// translateDatagrams begins to translate UDP, if the kernel can. ctx ends the updates.
+// translateDatagrams attaches the programs that translate UDP, if the kernel can. ctx ends the
+// updates. The table of an earlier process is in the kernel before the programs are.
 func (c *Container) translateDatagrams(ctx context.Context, proxy net.PacketConn) error {
 	t := c.translation
 	d := &datagrams{table: t.Table, ns: c.host[""].ns, source: graft.Source(c.table, true), log: c.log}
@@ -42,14 +44,17 @@ func (c *Container) translateDatagrams(ctx context.Context, proxy net.PacketConn
 	if d.guard, err = fileOf(proxy); err != nil {
 		return err
 	}
-	if d.Datagrams, err = c.enforced.TranslateDatagrams(); err != nil {
+	if d.Datagrams, err = c.enforced.TranslateDatagrams(t.pool); err != nil {
 		return err
 	}
 	changes, err := d.ns.Changes(ctx)
 	if err == nil {
+		t.udp.Store(d)
+		d.mapAll()
 		err = d.attach()
 	}
 	if err != nil {
+		t.udp.Store(nil)
 		err = errors.Join(err, d.close())
 		if errors.Is(err, enforcer.ErrNoDatagrams) {
 			c.spec.Decisions.Warn("UDP is not translated, only TCP", "err", err)
@@ -57,9 +62,15 @@ func (c *Container) translateDatagrams(ctx context.Context, proxy net.PacketConn
 		}
 		return err
 	}
-	t.udp.Store(d)
-	d.mapAll()
 	t.work.Go(func() { d.follow(ctx, changes) })
+	return nil
+}
+
+// begin starts the translation. It comes after the DNS proxy has its port.
+func (d *datagrams) begin() error {
+	if d == nil {
+		return nil
+	}
 	return d.Begin()
 }
 

@@ -46,7 +46,7 @@ func inKernel(t *testing.T) *datagrams {
 		t.Fatal(err)
 	}
 	d := &datagrams{ns: ns, log: slog.New(slog.DiscardHandler)}
-	d.Datagrams, err = e.TranslateDatagrams()
+	d.Datagrams, err = e.TranslateDatagrams(translate.DefaultPrefix)
 	t.Cleanup(func() {
 		err := d.close()
 		e.End()

@@ -86,6 +86,6 @@ func (c *Container) servesRelayed() bool {
 		return false
 	}
 	return slices.ContainsFunc(c.spec.Ingress, func(r policy.Ingress) bool {
-		return slices.ContainsFunc(append(t.FTPPorts(), t.SIP...), r.Ports.Contains)
+		return slices.ContainsFunc(slices.Concat(t.FTP, t.SIP), r.Ports.Contains)
 	})
 }

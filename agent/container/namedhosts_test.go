@@ -380,12 +380,12 @@ func inEnforced(t *testing.T, table *policy.Table, fn func(ns *netns.NS, e *enfo
 // Name rules are listed with their endpoint, and are not in force without it.
 func TestNameRulesOfContainer(t *testing.T) {
 	needRoot(t)
-	given, err := rules.ParseTranslated(api.Rules{NameRules: []string{"*.example.com:443", "db.example"}}, netip.Addr{})
+	given, err := rules.Parse(api.Rules{NameRules: []string{"*.example.com:443", "db.example"}, Translate: &api.Translate{}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	c := New(Spec{
-		Name: "c", RunDir: t.TempDir(), LoopbackOnly: true, Rules: given, Translation: &rules.Translation{},
+		Name: "c", RunDir: t.TempDir(), LoopbackOnly: true, Rules: given,
 		Ports: ports.New().Holder("c"), Log: slog.New(slog.DiscardHandler),
 	}, &fakeOwner{})
 	t.Cleanup(func() {

@@ -12,6 +12,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/tsugiki/tsugiki/endpoint"
 	"github.com/tsugiki/tsugiki/graft"
 	"github.com/tsugiki/tsugiki/policy"
@@ -23,12 +25,16 @@ import (
 // graft.Translator.
 type translation struct {
 	*translate.Table
+	pool  netip.Prefix // the whole pool
+	peers netip.Prefix // the part of it that the kernel programs give out
 	host  hostAddresses
 	proxy *dns.Proxy
 	named *namedHosts                     // nil: there are no name rules
 	nat64 atomic.Pointer[translate.NAT64] // nil: none is known of the network
 	known chan struct{}                   // closed after the first search for nat64
 	udp   atomic.Pointer[datagrams]       // nil: UDP is not translated
+
+	socket net.PacketConn // of the proxy; nil before there is one
 
 	end  context.CancelFunc // nil before the proxy serves
 	work sync.WaitGroup
@@ -49,16 +55,18 @@ func (c *Container) openTranslation() (graft.Translation, error) {
 	if c.spec.Translation == nil {
 		return graft.Translation{}, nil
 	}
-	t := &translation{host: hostAddresses{read: c.host[""].ns.Addresses}, known: make(chan struct{})}
+	t := &translation{pool: c.spec.Translation.Pool, host: hostAddresses{read: c.host[""].ns.Addresses}, known: make(chan struct{})}
+	var prefix netip.Prefix
+	prefix, t.peers = halves(t.pool)
 	var err error
-	options := translate.Options{Prefix: tablePrefix, Refuse: t.host.has, Connected: c.connected, Mapped: t.mapped}
+	options := translate.Options{Prefix: prefix, Pool: t.pool, Refuse: t.host.has, Connected: c.connected, Mapped: t.mapped, File: c.tableFile()}
 	if t.Table, err = translate.New(options); err != nil {
 		return graft.Translation{}, err
 	}
 	c.translation = t
 	g := graft.Translation{
 		Translator: t, Own: translate.Own, Nobody: translate.Nobody,
-		Gateway: &gateway{ftp: c.spec.Translation.FTPPorts(), sip: c.spec.Translation.SIP, addrs: t, log: c.spec.Decisions},
+		Gateway: &gateway{ftp: c.spec.Translation.FTP, sip: c.spec.Translation.SIP, addrs: t, log: c.spec.Decisions},
 	}
 	if len(c.spec.NameRules) > 0 {
 		t.named = newNamedHosts(c.spec.NameRules, c.enforced, c.log, c.spec.Decisions)
@@ -75,29 +83,32 @@ func (c *Container) connected() (map[netip.Addr]int, error) {
 		return nil, err
 	}
 	for to, n := range peers {
-		if v4, is := virtualOf(to); is {
+		if v4, is := virtualOf(c.spec.Translation.Pool, to); is {
 			peers[v4] += n
 		}
 	}
 	return peers, nil
 }
 
-// virtualOf returns the virtual address of its alias, to which UDP sockets are connected
-// (bpf/virtual.h).
-func virtualOf(alias netip.Addr) (v4 netip.Addr, is bool) {
+// virtualOf returns the virtual address of a pool of which an alias is, to which UDP sockets are
+// connected (bpf/virtual.h).
+func virtualOf(pool netip.Prefix, alias netip.Addr) (v4 netip.Addr, is bool) {
 	if !alias.Is4() {
 		return v4, false
 	}
 	b := alias.As4()
 	if is = b[0] == 127; is {
-		b[0] = translate.DefaultPrefix.Addr().As4()[0]
+		b[0] = pool.Addr().As4()[0]
 		v4 = netip.AddrFrom4(b)
 	}
-	return v4, is && translate.DefaultPrefix.Contains(v4)
+	return v4, is && pool.Contains(v4)
 }
 
 // serveNames starts the DNS proxy on the container's loopback, and gives the container an IPv4
 // address: without one, programs do not ask for IPv4 addresses (AI_ADDRCONFIG of getaddrinfo(3)).
+//
+// The programs at the host's links are there before the proxy has its port. In a container that was
+// adopted, datagrams for virtual addresses leave from then on.
 func (c *Container) serveNames() error {
 	t := c.translation
 	if t == nil {
@@ -111,48 +122,67 @@ func (c *Container) serveNames() error {
 	if err != nil {
 		return err
 	}
-	udp, tcp, err := c.engine.ServeNames()
-	if err != nil {
-		return fmt.Errorf("serve names on the container's loopback: %w", err)
-	}
-	packets, listener, err := openServers(udp, tcp)
-	if err != nil {
-		return err
+	if t.socket, err = openSocket(c.engine.NameSocket()); err != nil {
+		return fmt.Errorf("make the socket of the DNS proxy: %w", err)
 	}
 	ctx, end := context.WithCancel(context.Background())
 	t.end = end
-	t.work.Go(func() {
-		if err := t.proxy.Serve(ctx, []net.PacketConn{packets}, []net.Listener{listener}); err != nil {
-			c.log.Error("the container gets no more answers for names", "err", err)
-		}
-	})
+	if err := c.translateDatagrams(ctx, t.socket); err != nil {
+		return err
+	}
+	if err := c.listenForNames(ctx); err != nil {
+		return fmt.Errorf("serve names on the container's loopback: %w", err)
+	}
 	t.work.Go(func() { t.discover(ctx) })
-	if err := c.translateDatagrams(ctx, packets); err != nil {
+	if err := t.udp.Load().begin(); err != nil {
 		return err
 	}
-	if err := c.ownNS.AddToLoopback(translate.Own); err != nil {
+	if err := c.ownNS.AddToLoopback(translate.Own); err != nil && !errors.Is(err, unix.EEXIST) {
 		return err
 	}
-	if err := c.enforced.RelayPorts(append(c.spec.Translation.FTPPorts(), c.spec.Translation.SIP...)); err != nil {
+	if err := c.enforced.RelayPorts(slices.Concat(c.spec.Translation.FTP, c.spec.Translation.SIP)); err != nil {
 		return err
 	}
 	return c.enforced.ServeNames()
 }
 
-// openServers turns two sockets into a net.PacketConn and a net.Listener, and owns the sockets.
-func openServers(udp, tcp int) (net.PacketConn, net.Listener, error) {
-	datagrams, stream := os.NewFile(uintptr(udp), "names by UDP"), os.NewFile(uintptr(tcp), "names by TCP")
-	packets, err := net.FilePacketConn(datagrams)
-	err = errors.Join(err, datagrams.Close())
+// listenForNames gives the DNS proxy its port, and starts it.
+func (c *Container) listenForNames(ctx context.Context) error {
+	t := c.translation
+	file, err := fileOf(t.socket)
 	if err != nil {
-		return nil, nil, errors.Join(err, stream.Close())
+		return err
 	}
-	listener, err := net.FileListener(stream)
-	err = errors.Join(err, stream.Close())
+	listener, err := openListener(c.engine.ServeNames(file))
 	if err != nil {
-		return nil, nil, errors.Join(err, packets.Close())
+		return err
 	}
-	return packets, listener, nil
+	t.work.Go(func() {
+		if err := t.proxy.Serve(ctx, []net.PacketConn{t.socket}, []net.Listener{listener}); err != nil {
+			c.log.Error("the container gets no more answers for names", "err", err)
+		}
+	})
+	return nil
+}
+
+// openSocket turns a UDP socket into a net.PacketConn, and owns the socket.
+func openSocket(udp int, err error) (net.PacketConn, error) {
+	if err != nil {
+		return nil, err
+	}
+	file := os.NewFile(uintptr(udp), "names by UDP")
+	defer file.Close()
+	return net.FilePacketConn(file)
+}
+
+// openListener turns a TCP socket into a net.Listener, and owns the socket.
+func openListener(tcp int, err error) (net.Listener, error) {
+	if err != nil {
+		return nil, err
+	}
+	file := os.NewFile(uintptr(tcp), "names by TCP")
+	defer file.Close()
+	return net.FileListener(file)
 }
 
 // dialResolver opens a socket to a resolver in the host's namespace.
@@ -214,7 +244,7 @@ func (t *translation) await() {
 // V6 returns the IPv6 address for a virtual address, or for the address of an IPv4 host that the
 // NAT64 reaches.
 func (t *translation) V6(v4 netip.Addr) (netip.Addr, bool) {
-	if peersPrefix.Contains(v4) {
+	if t.peers.Contains(v4) {
 		v6, known := t.udp.Load().host(v4)
 		return v6, known && t.Usable(v6)
 	}
@@ -233,7 +263,7 @@ func (t *translation) Map(v6 netip.Addr, ttl time.Duration) (netip.Addr, error) 
 	if _, known := t.V4(v6); known {
 		return t.Table.Map(v6, ttl)
 	}
-	if v4, ok := t.prefix().Extract(v6); ok && !translate.DefaultPrefix.Contains(v4) && t.Usable(v6) {
+	if v4, ok := t.prefix().Extract(v6); ok && !t.Virtual(v4) && t.Usable(v6) {
 		return v4, nil
 	}
 	if v4, known := t.udp.Load().virtual(v6); known && t.Usable(v6) {
@@ -252,6 +282,9 @@ func (t *translation) close() error {
 		t.work.Wait()
 	}
 	t.named.close()
+	if t.socket != nil {
+		_ = t.socket.Close() // the proxy has closed it, if it has served
+	}
 	return errors.Join(t.udp.Load().close(), t.Close())
 }
 

@@ -20,7 +20,8 @@ import (
 // of a name.
 func newTranslation(t *testing.T, resolve func(name string) []string) *translation {
 	t.Helper()
-	table, err := translate.New(translate.Options{Prefix: tablePrefix})
+	prefix, _ := halves(translate.DefaultPrefix)
+	table, err := translate.New(translate.Options{Prefix: prefix})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,7 +91,7 @@ func TestLiteralWaitsForNAT64(t *testing.T) {
 			if r := <-got; r != want || time.Since(begun) != took {
 				t.Errorf("answered %v: %v after %s, want %v after %s", answered, r, time.Since(begun), want, took)
 			}
-			if _, known := tr.V6(tablePrefix.Addr().Next()); known || time.Since(begun) != took {
+			if _, known := tr.V6(tr.Prefix().Addr().Next()); known || time.Since(begun) != took {
 				t.Error("an address of the pool waits, or is known")
 			}
 		})

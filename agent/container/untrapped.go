@@ -19,6 +19,9 @@ func (c *Container) hasOnlyLoopback() bool { return c.spec.LoopbackOnly || c.sta
 // shareLoopback makes the container use the loopback of others in its namespace, if that loopback
 // is on the host. The container's filter then traps more calls than necessary.
 func (c *Container) shareLoopback() error {
+	if err := c.checkAlone(); err != nil {
+		return err
+	}
 	if c.state.Untrapped || !enforcer.LoopbackOnHost(c.ownNS.Cookie()) {
 		return nil
 	}

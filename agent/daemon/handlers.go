@@ -53,6 +53,12 @@ func (d *Daemon) routes() httpapi.Routes {
 		"GET /metrics":                           d.metricsHandler().ServeHTTP,
 	}
 	maps.Copy(routes, endpoints)
+	maps.Copy(routes, httpapi.TranslationRoutes(func(name string) httpapi.Translating {
+		if m := d.find(name); m != nil {
+			return m
+		}
+		return nil
+	}))
 	maps.Copy(routes, d.chargeRoutes())
 	return routes
 }
@@ -91,7 +97,10 @@ func (m *managed) registered() (api.Registered, error) {
 	r := api.Registered{
 		Graft: true, Name: m.Name, Token: m.Token,
 		Listener: filepath.Join(m.d.runDir, api.ListenerSocket),
-		Filter:   api.Filter{Mode: o.Mode.String(), Datagrams: o.Datagrams, AFGraft: o.AFGraft, Untrapped: o.Untrapped, Accepts: o.Accepts},
+		Filter: api.Filter{
+			Mode: o.Mode.String(), Datagrams: o.Datagrams, AFGraft: o.AFGraft, Untrapped: o.Untrapped, Accepts: o.Accepts,
+			Translated: o.Translated,
+		},
 	}
 	r.Cgroup = m.ProgramsGroup()
 	if m.Preloads() {

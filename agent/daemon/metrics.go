@@ -56,6 +56,17 @@ var (
 	descMemory      = containerDesc("helpers_resident_bytes", "Memory of the container's gates and keepers.")
 )
 
+// Of containers whose IPv4 is translated.
+var (
+	descAddresses  = containerDesc("translate_addresses", "Virtual addresses of a container.", "state")
+	descReclaimed  = containerDesc("translate_reclaimed_total", "Virtual addresses that another host got.")
+	descExhausted  = containerDesc("translate_exhausted_total", "Hosts without a virtual address, because all were in use.")
+	descRefused    = containerDesc("translate_refused_total", "Addresses without a virtual one: special ones, and the host's own.")
+	descQuestions  = containerDesc("translate_questions_total", "Questions of programs for names.", "result")
+	descUnanswered = containerDesc("translate_unanswered_total", "Questions to which no resolver had an answer.")
+	descForged     = containerDesc("translate_forged_total", "Messages to the DNS proxy that were no answer to its question.")
+)
+
 // bucketPowers are the upper bounds of decision_seconds, as powers of 2 ns: from 1
 // us to 1 s.
 var bucketPowers = []int{10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30}
@@ -114,6 +125,18 @@ func collectContainer(out chan<- prometheus.Metric, s *api.ContainerStats) {
 	count(descDelayed, s.Delayed)
 	count(descUnreported, s.Unreported)
 	out <- prometheus.MustNewConstMetric(descMemory, prometheus.GaugeValue, float64(s.Memory), s.Name)
+	if t := s.Translation; t != nil {
+		for state, n := range map[string]int{"in_use": t.Addresses.InUse, "idle": t.Addresses.Idle, "free": t.Addresses.Free} {
+			out <- prometheus.MustNewConstMetric(descAddresses, prometheus.GaugeValue, float64(n), s.Name, state)
+		}
+		count(descReclaimed, t.Reclaimed)
+		count(descExhausted, t.Exhausted)
+		count(descRefused, t.Refused)
+		count(descQuestions, t.Names.Answered, "answered")
+		count(descQuestions, t.Names.Failed, "failed")
+		count(descUnanswered, t.Names.Unanswered)
+		count(descForged, t.Names.Forged)
+	}
 }
 
 // histogram makes a histogram of the buckets of api.Decisions. Its sum takes each time as the

@@ -11,6 +11,7 @@ import (
 
 	"github.com/tsugiki/tsugiki/agent/rules"
 	"github.com/tsugiki/tsugiki/api"
+	"github.com/tsugiki/tsugiki/translate/dns"
 )
 
 // attachPatience is how long a container may be registered without a program.
@@ -31,6 +32,9 @@ func (d *Daemon) register(ctx context.Context, r api.Registration) (*managed, er
 		return nil, nil // it is given nothing, whatever its name is
 	}
 	if err := rules.CheckPublished(&r, &g.Rules); err != nil {
+		return nil, err
+	}
+	if err := haveResolvers(g.Rules.Translation); err != nil {
 		return nil, err
 	}
 	r.Name = g.Name
@@ -73,6 +77,20 @@ func (d *Daemon) newIdentity(r api.Registration, g *rules.Given) identity {
 	return identity{
 		ID: r.ID, Name: r.Name, Token: hex.EncodeToString(token[:]), Boot: d.boot, Created: time.Now().UTC(),
 		UID: r.UID, GID: r.GID, LoopbackOnly: r.LoopbackOnly, Programs: r.Programs, Annotated: g.Annotated,
-		Mode: t.Mode, Endpoints: t.Endpoints, Ingress: t.Ingress, Egress: t.Egress,
+		Mode: t.Mode, Endpoints: t.Endpoints, Ingress: t.Ingress, Egress: t.Egress, NameRules: t.NameRules, Translate: t.Translate,
 	}
+}
+
+const resolvConf = "/etc/resolv.conf"
+
+// haveResolvers names the agent's own resolvers if a container whose IPv4 is translated names none.
+// The container's record has them, so that a restart of the agent does not change them.
+func haveResolvers(t *rules.Translation) (err error) {
+	if t == nil || len(t.Resolvers) > 0 {
+		return nil
+	}
+	if t.Resolvers, err = dns.Resolvers(resolvConf); err != nil {
+		return fmt.Errorf("%w: %w; name a resolver in the container's rules (dns)", rules.ErrRequest, err)
+	}
+	return nil
 }

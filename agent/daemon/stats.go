@@ -72,7 +72,7 @@ func (m *managed) stats() (api.ContainerStats, bool) {
 		Denied:      deniedOf(c.Denied),
 		Pool:        api.Pool{Batches: g.Batches, Sockets: g.BatchSockets, Single: g.Single, Misses: g.Misses},
 		AskedAgain:  g.Again, Delayed: g.Full, Unreported: g.Unreported + c.Decided.Unreported,
-		Memory: c.Memory,
+		Memory: c.Memory, Translation: c.Translation,
 	}
 	if c.Running {
 		s.State = stateRunning

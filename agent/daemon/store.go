@@ -49,11 +49,14 @@ type identity struct {
 	Endpoints []string `json:"given"`
 	Ingress   []string `json:"ingress"`
 	Egress    []string `json:"egress"`
+	NameRules []string `json:"nameRules,omitempty"`
+	// Translate is how IPv4 is translated; nil: it is not.
+	Translate *api.Translate `json:"translate,omitempty"`
 }
 
 // rules returns the rules that the container got when it was registered.
 func (id *identity) rules() api.Rules {
-	return api.Rules{Mode: id.Mode, Endpoints: id.Endpoints, Ingress: id.Ingress, Egress: id.Egress}
+	return api.Rules{Mode: id.Mode, Endpoints: id.Endpoints, Ingress: id.Ingress, Egress: id.Egress, NameRules: id.NameRules, Translate: id.Translate}
 }
 
 // record has the facts that a daemon needs to take over a container.

@@ -48,7 +48,7 @@ func Refuse(w http.ResponseWriter, err error) {
 		status = http.StatusBadRequest
 	case errors.Is(err, rules.ErrNotAllowed):
 		status = http.StatusForbidden
-	case errors.Is(err, ErrNoContainer), errors.Is(err, endpoint.ErrUnknown):
+	case errors.Is(err, ErrNoContainer), errors.Is(err, container.ErrUntranslated), errors.Is(err, endpoint.ErrUnknown):
 		status = http.StatusNotFound
 	case errors.Is(err, container.ErrExists), errors.Is(err, container.ErrUntrapped), errors.Is(err, policy.ErrRule), errors.As(err, &host), errors.As(err, &reserved):
 		status = http.StatusConflict

@@ -26,6 +26,7 @@ type allowance struct {
 	destinations  []netip.Prefix
 	addresses     []netip.Prefix
 	ports         []endpoint.PortRange
+	resolvers     []netip.AddrPort
 }
 
 // The keys of an [[allow]], in the order in which they are written.
@@ -42,10 +43,11 @@ const (
 	keyNameable     = "nameable"
 	keyNetns        = "netns"
 	keyPaths        = "paths"
+	keyResolvers    = "resolvers"
 )
 
 var allowKeys = []string{
-	keyEngines, keyNames, keyAnnotations, keyUnknown, keyDestinations, keySpecial, keyAddresses, keyPorts, keyTypes, keyNameable, keyNetns, keyPaths,
+	keyEngines, keyNames, keyAnnotations, keyUnknown, keyDestinations, keySpecial, keyAddresses, keyPorts, keyTypes, keyNameable, keyNetns, keyPaths, keyResolvers,
 }
 
 // The defaults of keys that are not written: the least that an allowance gives.
@@ -60,6 +62,7 @@ func newAllowance(a *config.Allow) (*allowance, []config.Error) {
 	for key, list := range map[string][]config.Text{
 		keyEngines: a.Engines, keyNames: a.Names, keyAnnotations: a.Annotations, keyDestinations: a.Destinations, keySpecial: a.Special,
 		keyAddresses: a.Addresses, keyPorts: a.Ports, keyTypes: a.Types, keyNetns: a.Netns, keyPaths: a.Paths,
+		keyResolvers: a.Resolvers,
 	} {
 		if list != nil {
 			w.lists[key] = append([]string{}, Plain(list)...)
@@ -68,6 +71,7 @@ func newAllowance(a *config.Allow) (*allowance, []config.Error) {
 	errs := readAll(keyDestinations, a.Destinations, readDestination, &w.destinations)
 	errs = append(errs, readAll(keyAddresses, a.Addresses, readAddresses, &w.addresses)...)
 	errs = append(errs, readAll(keyPorts, a.Ports, endpoint.ParsePortRange, &w.ports)...)
+	errs = append(errs, readAll(keyResolvers, a.Resolvers, ParseResolver, &w.resolvers)...)
 	if a.Ports == nil {
 		w.ports = []endpoint.PortRange{defaultPorts}
 	}

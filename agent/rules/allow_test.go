@@ -19,7 +19,7 @@ func entry(lines ...string) string {
 }
 
 const (
-	hearAll  = `annotations = ["egress", "ingress", "endpoints", "mode", "name"]`
+	hearAll  = `annotations = ["egress", "ingress", "endpoints", "mode", "name", "name-rules", "translate", "ipv6", "dns"]`
 	anywhere = `destinations = ["0.0.0.0/0", "::/0"]`
 	anyHost  = `addresses = ["0.0.0.0/0", "::/0"]`
 )
@@ -74,6 +74,21 @@ func TestHear(t *testing.T) {
 		{"a name for programs", "endpoints=n type ipv4 addr 0.0.0.0 port dynamic nameable", []string{hearAll, anyHost, anywhere}, "nameable true", "nameable = true"},
 		{"where names lead", "endpoints=n type ipv6 addr :: port 8080 nameable", []string{hearAll, anyHost, "nameable = true", `destinations = ["0.0.0.0/0"]`}, "destinations ::/0", anywhere},
 		{"a spare endpoint", "endpoints=n type ipv4 addr 198.51.100.1 port 80", []string{hearAll}, "addresses 198.51.100.1", "addresses = [\"198.51.100.1\"]\nports = [\"80\"]"},
+		{"a translation", "translate=true", []string{`annotations = ["egress"]`, anywhere, anyHost}, "tsugiki.dev/translate is not one that is heard", hearAll},
+		{"where a translation leads", "translate=true", []string{hearAll, anyHost, `destinations = ["0.0.0.0/0", "2001:db8::/32"]`}, "tsugiki.dev/translate asks for destinations ::/0", anywhere},
+		{"from where", "translate=true", []string{hearAll, anywhere, `addresses = ["2001:db8::/32"]`}, "tsugiki.dev/translate asks for addresses ::/128", `addresses = ["::/128"]`},
+		{"from an address", "translate=true | ipv6=2001:db8::9", []string{hearAll, anywhere, `addresses = ["::/128"]`}, "tsugiki.dev/ipv6 asks for addresses 2001:db8::9", `addresses = ["2001:db8::9"]`},
+		{"from the loopback", "translate=true | ipv6=::1", []string{hearAll, anywhere, anyHost}, "tsugiki.dev/ipv6 asks for special loopback", `special = ["loopback"]`},
+		{"a translated server", "translate=true | ingress=0.0.0.0:80=[2001:db8::9]:80", []string{hearAll, anywhere, anyHost}, "tsugiki.dev/ingress asks for ports 80", `ports = ["80"]`},
+		{"a resolver", "translate=true | dns=[2001:db8::53]:53", []string{hearAll, anywhere, anyHost}, "tsugiki.dev/dns asks for resolvers [2001:db8::53]:53", `resolvers = ["[2001:db8::53]:53"]`},
+		{"another port of a resolver", "translate=true | dns=[2001:db8::53]:54", []string{hearAll, anywhere, anyHost, `resolvers = ["[2001:db8::53]:53"]`}, "asks for resolvers [2001:db8::53]:54", `resolvers = ["[2001:DB8:0::53]:54"]`},
+		{"a resolver of the host's loopback", "translate=true | dns=192.0.2.1:53, :53", []string{hearAll, anywhere, anyHost, `resolvers = ["192.0.2.1:53"]`}, "asks for resolvers [::1]:53", `resolvers = [":53", "192.0.2.1:53"]`},
+		{"what is no resolver", "translate=true | dns=example.com:53", []string{hearAll, anywhere, anyHost}, `bad dns "example.com:53"`, ""},
+		{"what is no address of IPv6", "translate=true | ipv6=192.0.2.1", []string{hearAll, anywhere, anyHost}, `bad ipv6 "192.0.2.1"`, ""},
+		{"an address beside a rule", "translate=true | ipv6=2001:db8::9 | egress=2001:db8::/32=::", []string{hearAll, anywhere, anyHost}, "leave ipv6 out", ""},
+		{"where names lead", "translate=true | name-rules=*.example.com:443", []string{hearAll, anyHost, `destinations = ["2001:db8::/32"]`}, "tsugiki.dev/name-rules asks for destinations ::/0", anywhere},
+		{"from where names lead", "translate=true | name-rules=* | ipv6=2001:db8::9", []string{hearAll, anywhere, `addresses = ["::/128"]`}, "tsugiki.dev/name-rules asks for addresses 2001:db8::9", `addresses = ["2001:db8::9"]`},
+		{"names of no translation", "name-rules=*", []string{hearAll, anywhere, anyHost}, "name rules are for containers whose IPv4 is translated", ""},
 		{"an unknown origin", "?egress=10.0.0.1=0.0.0.0", []string{hearAll, anyHost, anywhere}, "may be the image's", "unknown_origin = true"},
 		{"an unknown name", "?name=web-2", []string{hearAll}, "may be the image's", "unknown_origin = true"},
 	} {
@@ -266,37 +281,62 @@ func FuzzHear(f *testing.F) {
 				r.Unknown = append(r.Unknown, api.AnnotationPrefix+key)
 			}
 		}
-		cfg := &config.Config{Path: "f"}
-		_, err := hear(cfg, r)
-		if err == nil && len(r.Annotations) > 0 {
-			t.Fatalf("%v is heard without an entry", r.Annotations)
-		}
-		if err == nil || !errors.Is(err, ErrNotAllowed) {
-			return
-		}
-		_, lines, proposed := strings.Cut(err.Error(), "restart the agent: ")
-		if strings.ContainsAny(name+endpoints, ";\\\x7f\"") || strings.ContainsFunc(name+endpoints, func(r rune) bool { return r < ' ' && r != '\n' || r > '~' }) {
-			return // the line is to be read, not to be copied
-		}
-		if strings.Contains(err.Error(), "\n") {
-			t.Errorf("more than a line: %v", err)
-		}
-		if !proposed {
-			return
-		}
-		text := strings.Split(lines, "; ")
-		cfg = loaded(t, strings.Join(text, "\n"))
-		if err := CheckConfig(cfg); err != nil {
-			t.Fatalf("%s: %v", lines, err)
-		}
-		if _, err := hear(cfg, r); err != nil {
-			t.Fatalf("with %s: %v", lines, err)
-		}
-		for i := 3; i < len(text); i++ { // after the header, the engines and the names
-			less := append(append([]string{}, text[:i]...), text[i+1:]...)
-			if _, err := hear(loaded(t, strings.Join(less, "\n")), r); err == nil {
-				t.Errorf("%s: it is heard without %s", lines, text[i])
+		checkHeard(t, r, name+endpoints)
+	})
+}
+
+// The same of annotations that ask for translation.
+func FuzzHearTranslation(f *testing.F) {
+	f.Add("true", "", "", "", "")
+	f.Add("true", "2001:db8::9", "[2001:db8::53]:53, :53;127.0.0.53:53", "", "0.0.0.0:80=[2001:db8::9]:8080")
+	f.Add("true", "fe80::1", "[fe80::1%eth0]:53", "", "")
+	f.Add("true", "", "0.0.0.0:1", "2001:db8::/32=::1, 10.0.0.0/8=0.0.0.0", "[::]:0-9=::")
+	f.Add("false", "::", ",", "::/0=::", "")
+	f.Fuzz(func(t *testing.T, translate, ipv6, dns, egress, ingress string) {
+		r := &api.Registration{Name: "web", Engine: "docker", Annotations: map[string]string{}}
+		for key, value := range map[string]string{"translate": translate, "ipv6": ipv6, "dns": dns, "ingress": ingress, "egress": egress} {
+			if value != "" {
+				r.Annotations[api.AnnotationPrefix+key] = value
 			}
 		}
+		checkHeard(t, r, "")
 	})
+}
+
+// checkHeard checks what is heard of annotations, some of which are copied into the lines of the
+// refusal.
+func checkHeard(t *testing.T, r *api.Registration, copied string) {
+	t.Helper()
+	cfg := &config.Config{Path: "f"}
+	_, err := hear(cfg, r)
+	if err == nil && len(r.Annotations) > 0 {
+		t.Fatalf("%v is heard without an entry", r.Annotations)
+	}
+	if err == nil || !errors.Is(err, ErrNotAllowed) {
+		return
+	}
+	_, lines, proposed := strings.Cut(err.Error(), "restart the agent: ")
+	if strings.ContainsAny(copied, ";\\\x7f\"") || strings.ContainsFunc(copied, func(r rune) bool { return r < ' ' && r != '\n' || r > '~' }) {
+		return // the line is to be read, not to be copied
+	}
+	if strings.Contains(err.Error(), "\n") {
+		t.Errorf("more than a line: %v", err)
+	}
+	if !proposed {
+		return
+	}
+	text := strings.Split(lines, "; ")
+	cfg = loaded(t, strings.Join(text, "\n"))
+	if err := CheckConfig(cfg); err != nil {
+		t.Fatalf("%s: %v", lines, err)
+	}
+	if _, err := hear(cfg, r); err != nil {
+		t.Fatalf("with %s: %v", lines, err)
+	}
+	for i := 3; i < len(text); i++ { // after the header, the engines and the names
+		less := append(append([]string{}, text[:i]...), text[i+1:]...)
+		if _, err := hear(loaded(t, strings.Join(less, "\n")), r); err == nil {
+			t.Errorf("%s: it is heard without %s", lines, text[i])
+		}
+	}
 }

@@ -18,7 +18,12 @@ func OfConfig(cfg *config.Config, name string) (api.Rules, bool) {
 }
 
 func textsOf(c *config.Container) api.Rules {
-	return api.Rules{Mode: c.Mode, Endpoints: Plain(c.Endpoints), Ingress: Plain(c.Ingress), Egress: Plain(c.Egress)}
+	t := api.Rules{Mode: c.Mode, Endpoints: Plain(c.Endpoints), Ingress: Plain(c.Ingress), Egress: Plain(c.Egress)}
+	t.NameRules = Plain(c.NameRules)
+	if c.Translate {
+		t.Translate = &api.Translate{IPv6: c.IPv6, DNS: Plain(c.DNS), Pool: c.Pool}
+	}
+	return t
 }
 
 // Plain returns texts of the configuration without their lines.
@@ -43,14 +48,17 @@ func CheckConfig(cfg *config.Config) error {
 	}
 	for i := range cfg.Containers {
 		c := &cfg.Containers[i]
-		rules, bad := parse(textsOf(c), false)
+		if !c.Translate && (c.IPv6 != "" || len(c.DNS) > 0 || c.Pool != "") {
+			errs = append(errs, &config.Error{File: cfg.Path, Line: c.Line, Err: errors.New("container.ipv6, container.dns and container.pool need translate = true")})
+		}
+		rules, bad := parse(textsOf(c))
 		for _, e := range bad {
 			errs = append(errs, &config.Error{File: cfg.Path, Line: lineOf(c, e), Err: e})
 		}
 		if len(bad) > 0 {
 			continue
 		}
-		if _, err := policy.NewTable(rules.Ingress, rules.Egress); err != nil {
+		if _, err := policy.NewTable(rules.Ingress, rules.Egress, rules.NameRules...); err != nil {
 			errs = append(errs, &config.Error{File: cfg.Path, Line: c.Line, Err: err})
 		}
 	}
@@ -66,6 +74,10 @@ func lineOf(c *config.Container, e *TextError) int {
 		return c.Ingress[e.Index].Line
 	case "egress":
 		return c.Egress[e.Index].Line
+	case "name rules":
+		return c.NameRules[e.Index].Line
+	case "dns":
+		return c.DNS[e.Index].Line
 	}
 	return c.Line
 }

@@ -43,6 +43,12 @@ func TestOfConfig(t *testing.T) {
 	if got, found := OfConfig(cfg, "db"); !found || cmp.Diff(api.Rules{}, got) != "" {
 		t.Errorf("db: %v %+v", found, got)
 	}
+	cfg = loaded(t, "[[container]]\nmatch = \"*\"\ntranslate = true\nipv6 = \"2001:db8::9\"\ndns = [\":53\"]\npool = \"10.18.0.0/15\"\n")
+	want = api.Rules{Translate: &api.Translate{IPv6: "2001:db8::9", DNS: []string{":53"}, Pool: "10.18.0.0/15"}}
+	if got, _ := OfConfig(cfg, "web-1"); cmp.Diff(want, got) != "" {
+		t.Errorf("a translation (-want +got):\n%s", cmp.Diff(want, got))
+	}
+	cfg = loaded(t, "[[container]]\nmatch = \"db\"\n")
 	if _, found := OfConfig(cfg, "cache"); found {
 		t.Error("there is an entry for cache")
 	}
@@ -65,6 +71,17 @@ ingress = ["0.0.0.0:80=nobody says that x is missing"]
 match = "c"
 ingress = ["0.0.0.0:80=0.0.0.0",
 	"0.0.0.0:80=0.0.0.0:81"]
+[[container]]
+match = "d"
+translate = true
+ingress = ["0.0.0.0:80=[2001:db8::9]:80"]
+dns = [":53",
+	"example.com"]
+name_rules = ["*.example.com",
+	"a..b"]
+[[container]]
+match = "e"
+ipv6 = "2001:db8::9"
 `)
 	err := CheckConfig(cfg)
 	if err == nil {
@@ -73,6 +90,7 @@ ingress = ["0.0.0.0:80=0.0.0.0",
 	want := []string{
 		`:7: bad rule -i "0.0.0.0:80"`, `:5: bad rule -e "::/0=nope"`, `:10: bad endpoint "x type ipx"`,
 		":12: bad rule -i: the ports 80 and 80 of 0.0.0.0 overlap",
+		`:21: bad dns "example.com"`, `:23: bad rule --name-rule "a..b"`, ":24: container.ipv6, container.dns and container.pool need translate = true",
 	}
 	got := strings.Split(err.Error(), "\n")
 	if len(got) != len(want) {

@@ -56,8 +56,11 @@ func demandsOf(annotations map[string]string, unknown []string, rules Rules) (*d
 			d.ports(r.Ports)
 		}
 	}
+	if rules.Translation != nil {
+		d.resolvers(rules.Translation.Resolvers)
+	}
 	for _, r := range rules.Egress {
-		d.annotation = "egress"
+		d.annotation = asksForEgress(annotations)
 		named[r.Endpoint] = true
 		if err := d.endpoint(r.Endpoint); err != nil {
 			return nil, err
@@ -65,6 +68,14 @@ func demandsOf(annotations map[string]string, unknown []string, rules Rules) (*d
 		if r.Endpoint.Type != endpoint.Unix {
 			d.destination(r.Prefix)
 		}
+	}
+	for _, r := range rules.NameRules {
+		d.annotation = "name-rules"
+		named[r.Endpoint] = true
+		if err := d.endpoint(r.Endpoint); err != nil {
+			return nil, err
+		}
+		d.destination(all6) // who owns a name can answer any address
 	}
 	for _, ep := range rules.Endpoints.All() {
 		d.annotation = "endpoints"
@@ -76,6 +87,27 @@ func demandsOf(annotations map[string]string, unknown []string, rules Rules) (*d
 		}
 	}
 	return d, nil
+}
+
+var all6 = netip.MustParsePrefix("::/0")
+
+// asksForEgress returns the annotation because of which a container has egress rules: where IPv4 is
+// translated, there is a rule without an annotation of its own.
+func asksForEgress(annotations map[string]string) string {
+	for _, key := range []string{"egress", "ipv6"} {
+		if _, is := annotations[api.AnnotationPrefix+key]; is {
+			return key
+		}
+	}
+	return "translate"
+}
+
+// resolvers demands that the agent asks resolvers, from its own network. No rule limits what it asks.
+func (d *demands) resolvers(list []netip.AddrPort) {
+	d.annotation = "dns"
+	for _, r := range list {
+		d.list = append(d.list, demand{d.annotation, keyResolvers, r.String(), func(w *allowance) bool { return slices.Contains(w.resolvers, r) }})
+	}
 }
 
 // endpoint demands the address, ports, path and namespace of an endpoint. Through an endpoint that

@@ -42,7 +42,8 @@ func OfEndpoints(list []api.Endpoint) (Rules, error) {
 			}
 		}
 	}
-	r, err := Parse(t)
+	// Whether IPv4 is translated does not matter: the rules are in force.
+	r, err := join(parseFor(t, true))
 	if err != nil {
 		return r, err
 	}

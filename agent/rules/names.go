@@ -39,6 +39,9 @@ func (r *Rules) leadNames(from netip.Addr) error {
 			ep = e.Endpoint
 		}
 	}
+	if known, err := r.Endpoints.Get(nameEndpoint); err == nil && ep == nil && !from.IsValid() && known.Type == endpoint.IPv6 {
+		ep = known // the rules were read before
+	}
 	if ep == nil {
 		if !from.IsValid() {
 			from = netip.IPv6Unspecified()

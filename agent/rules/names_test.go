@@ -13,6 +13,14 @@ import (
 	"github.com/tsugiki/tsugiki/policy"
 )
 
+func parseTranslated(t api.Rules, from netip.Addr) (Rules, error) {
+	t.Translate = &api.Translate{}
+	if from.IsValid() {
+		t.Translate.IPv6 = from.String()
+	}
+	return Parse(t)
+}
+
 // Programs of a translated container reach all of IPv6, or what its egress and name rules say, from one
 // address.
 func TestParseTranslated(t *testing.T) {
@@ -35,15 +43,15 @@ func TestParseTranslated(t *testing.T) {
 			egress: []string{"198.51.100.0/24=four", "2001:db8:7::/48=out"}, names: []string{"*=out"},
 			endpoints: []string{"four type ipv4 addr 0.0.0.0 port dynamic", "out type ipv6 addr 2001:db8::9 port dynamic"},
 		},
-		"-e and --ipv6":      {texts: api.Rules{Egress: []string{"::/0=::"}}, from: from, says: "leave --ipv6 out"},
-		"the name is taken":  {texts: api.Rules{NameRules: []string{"*"}, Endpoints: []string{"names type ipv6 addr :: port dynamic"}}, says: "the endpoint of the name rules: "},
+		"-e and --ipv6":      {texts: api.Rules{Egress: []string{"::/0=::"}}, from: from, says: "leave ipv6 out"},
+		"the name is taken":  {texts: api.Rules{NameRules: []string{"*"}, Endpoints: []string{"names type ipv4 addr 0.0.0.0 port dynamic"}}, says: "the endpoint of the name rules: "},
 		"a wrong name rule":  {texts: api.Rules{NameRules: []string{"*", "a..b"}}, says: `bad rule --name-rule "a..b": `},
 		"preload":            {texts: api.Rules{Mode: "preload"}, says: "in the modes auto and seccomp"},
 		"several are wrong":  {texts: api.Rules{NameRules: []string{"a..b"}, Egress: []string{"x"}}, says: `bad rule -e "x": `},
 		"several are wrong2": {texts: api.Rules{NameRules: []string{"a..b"}, Egress: []string{"x"}}, says: `bad rule --name-rule "a..b": `},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r, err := ParseTranslated(tt.texts, tt.from)
+			r, err := parseTranslated(tt.texts, tt.from)
 			if tt.says != "" {
 				if err == nil || !strings.Contains(err.Error(), tt.says) {
 					t.Errorf("%v, want one that says %q", err, tt.says)
@@ -74,7 +82,7 @@ func TestParseTranslated(t *testing.T) {
 
 // What explain says of name rules: before a start, and from what a running container lists.
 func TestExplainNameRules(t *testing.T) {
-	r, err := ParseTranslated(api.Rules{NameRules: []string{"*.example.com:443/tcp", "db.example:53"}, Egress: []string{"[2001:db8:7::/48]:22=2001:db8::9"}}, netip.Addr{})
+	r, err := parseTranslated(api.Rules{NameRules: []string{"*.example.com:443/tcp", "db.example:53"}, Egress: []string{"[2001:db8:7::/48]:22=2001:db8::9"}}, netip.Addr{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/endpoint"
 	"github.com/tsugiki/tsugiki/intercept/filter"
+	"github.com/tsugiki/tsugiki/internal/config"
 	"github.com/tsugiki/tsugiki/policy"
 )
 
@@ -28,11 +29,13 @@ type Rules struct {
 	Ingress   []policy.Ingress
 	Egress    []policy.Egress
 	NameRules []policy.NameRule
+	// Translation says how IPv4 is translated; nil: it is not.
+	Translation *Translation
 }
 
 // Texts returns the rules as texts that Parse reads.
 func (r *Rules) Texts() api.Rules {
-	t := api.Rules{Mode: r.Mode.String()}
+	t := api.Rules{Mode: r.Mode.String(), Translate: r.Translation.text()}
 	for _, ep := range r.Endpoints.All() {
 		t.Endpoints = append(t.Endpoints, ep.String())
 	}
@@ -50,7 +53,7 @@ func (r *Rules) Texts() api.Rules {
 
 // TextError is an error in one of the rule texts.
 type TextError struct {
-	Key   string // mode, endpoints, ingress, egress or name rules
+	Key   string // mode, endpoints, ingress, egress, name rules, ipv6, dns or pool
 	Index int    // in the list of that name
 	Err   error
 }
@@ -62,11 +65,10 @@ func (e *TextError) Unwrap() error { return e.Err }
 // Parse reads rules as users write them: on the command line of tsugiki run, in a container's
 // annotations, in the configuration. Its error joins a TextError for each wrong text. Parse reads
 // rules only if all endpoints are right. Rules may still contradict each other (policy.NewTable).
+//
+// Where IPv4 is translated, an ingress rule for IPv4 may lead to an IPv6 address.
 func Parse(t api.Rules) (Rules, error) {
-	if len(t.NameRules) > 0 {
-		return Rules{}, errNameRules
-	}
-	return join(parse(t, false))
+	return join(parse(t))
 }
 
 // join joins the errors of parse.
@@ -81,8 +83,32 @@ func join(r Rules, bad []*TextError) (Rules, error) {
 	return Rules{}, errors.Join(errs...)
 }
 
-// parse reads rules. translated is policy.Parser's Translated.
-func parse(t api.Rules, translated bool) (Rules, []*TextError) {
+func parse(t api.Rules) (Rules, []*TextError) {
+	translation, bad := parseTranslation(&t)
+	r, errs := parseFor(t, translation != nil)
+	r.Translation = translation
+	if errs = append(bad, errs...); len(errs) > 0 {
+		return r, errs
+	}
+	if translation == nil {
+		if len(r.NameRules) > 0 {
+			errs = append(errs, &TextError{"name rules", 0, errNameRules})
+		}
+		return r, errs
+	}
+	if len(r.NameRules) > 0 {
+		if err := r.leadNames(translation.from); err != nil {
+			errs = append(errs, &TextError{"name rules", 0, err})
+		}
+	}
+	if err := r.splitRanges(); err != nil {
+		errs = append(errs, &TextError{"ingress", 0, err})
+	}
+	return r, errs
+}
+
+// parseFor reads rules. translated is policy.Parser's Translated.
+func parseFor(t api.Rules, translated bool) (Rules, []*TextError) {
 	r := Rules{Mode: filter.Auto}
 	var errs []*TextError
 	if t.Mode != "" {
@@ -133,12 +159,16 @@ const (
 	annotationList = 64       // entries of a list
 )
 
-// OfAnnotations reads the annotations tsugiki.dev/mode, and, as lists, tsugiki.dev/endpoints,
-// /ingress and /egress. Commas, semicolons and newlines separate the entries of a list. It tells
-// whether there is one of these. It ignores tsugiki.dev/name and all keys without the prefix.
+// OfAnnotations reads the annotations tsugiki.dev/mode, /translate and /ipv6, and, as lists,
+// tsugiki.dev/endpoints, /ingress, /egress, /name-rules and /dns. Commas, semicolons and newlines separate the
+// entries of a list. It tells whether there is one of these. It ignores tsugiki.dev/name and all
+// keys without the prefix.
 func OfAnnotations(annotations map[string]string) (api.Rules, bool, error) {
 	var t api.Rules
-	lists := map[string]*[]string{"endpoints": &t.Endpoints, "ingress": &t.Ingress, "egress": &t.Egress}
+	var translate api.Translate
+	lists := map[string]*[]string{"endpoints": &t.Endpoints, "ingress": &t.Ingress, "egress": &t.Egress, "name-rules": &t.NameRules, "dns": &translate.DNS}
+	var on string
+	words := map[string]*string{"mode": &t.Mode, "translate": &on, "ipv6": &translate.IPv6}
 	found := false
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(annotations)) {
@@ -149,17 +179,24 @@ func OfAnnotations(annotations map[string]string) (api.Rules, bool, error) {
 		found = true
 		value := annotations[name]
 		list, isList := lists[key]
+		word, isWord := words[key]
 		switch {
-		case key != "mode" && !isList:
+		case !isWord && !isList:
 			errs = append(errs, fmt.Errorf("unknown annotation %q; there are %s", name, enumerate(annotationNames())))
 		case len(value) > annotationMax:
 			errs = append(errs, fmt.Errorf("annotation %s has %d bytes, at most %d may be", name, len(value), annotationMax))
-		case key == "mode":
-			t.Mode = strings.TrimSpace(value)
+		case isWord:
+			*word = strings.TrimSpace(value)
 		default:
 			if *list = splitList(value); len(*list) > annotationList {
 				errs = append(errs, fmt.Errorf("annotation %s has %d entries, at most %d may be", name, len(*list), annotationList))
 			}
+		}
+	}
+	if len(errs) == 0 {
+		var err error
+		if t.Translate, err = translateOf(on, translate); err != nil {
+			errs = append(errs, err)
 		}
 	}
 	if len(errs) > 0 {
@@ -168,9 +205,22 @@ func OfAnnotations(annotations map[string]string) (api.Rules, bool, error) {
 	return t, found, nil
 }
 
+// translateOf reads the annotation tsugiki.dev/translate, which the others of the translation need.
+func translateOf(on string, t api.Translate) (*api.Translate, error) {
+	switch {
+	case on == "true":
+		return &t, nil
+	case on != "" && on != "false":
+		return nil, fmt.Errorf("annotation %s is %q; write true or false", api.AnnotationTranslate, on)
+	case t.IPv6 != "" || len(t.DNS) > 0:
+		return nil, fmt.Errorf("annotations %s and %s need %s: true", api.AnnotationIPv6, api.AnnotationDNS, api.AnnotationTranslate)
+	}
+	return nil, nil
+}
+
 func annotationNames() []string {
 	var names []string
-	for _, key := range []string{"egress", "endpoints", "ingress", "mode", "name"} {
+	for _, key := range config.AnnotationKeys() {
 		names = append(names, api.AnnotationPrefix+key)
 	}
 	return names

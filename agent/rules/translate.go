@@ -4,89 +4,177 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"strconv"
+	"strings"
 
 	"github.com/tsugiki/tsugiki/api"
-	"github.com/tsugiki/tsugiki/endpoint"
 	"github.com/tsugiki/tsugiki/intercept/filter"
-	"github.com/tsugiki/tsugiki/policy"
 )
 
 // Translation configures a container on an IPv6-only network whose programs know IPv4 only.
 type Translation struct {
-	// Resolvers are asked for names, in this order.
+	// Resolvers are asked for names, in this order. If there is none, those of the host's
+	// /etc/resolv.conf are to be asked.
 	Resolvers []netip.AddrPort
+	// Pool has the virtual addresses, see ParsePool.
+	Pool netip.Prefix
 	// FTP are the ports whose connections are FTP's control connections. In those, the addresses of
-	// data connections are translated. nil is FTP's own port, 21.
+	// data connections are translated.
 	FTP []uint16
 	// SIP are the ports of TCP whose connections are SIP's. The addresses in their messages are
 	// translated.
 	SIP []uint16
+
+	from netip.Addr // from which programs leave by name rules; invalid: an endpoint or the host says so
 }
 
-// FTPPorts returns the ports of FTP's control connections.
-func (t *Translation) FTPPorts() []uint16 {
-	if t.FTP == nil {
-		return []uint16{21}
+// resolversMax is the largest number of resolvers that one container may name. Each delays an
+// answer when it is silent.
+const resolversMax = 8
+
+// text returns the translation as a text. Its address is that of an egress rule.
+func (t *Translation) text() *api.Translate {
+	if t == nil {
+		return nil
 	}
-	return t.FTP
+	text := &api.Translate{Pool: t.Pool.String(), FTP: portsText(t.FTP), SIP: portsText(t.SIP)}
+	for _, r := range t.Resolvers {
+		text.DNS = append(text.DNS, r.String())
+	}
+	return text
 }
 
-// ParseTranslated is Parse for such a container. An ingress rule for IPv4 may lead to an IPv6
-// address, and there may be name rules. Without an egress rule and a name rule, programs reach all of
-// IPv6. They leave from the host's address from, if there is no egress rule. If from is invalid, the
-// host chooses the address.
-func ParseTranslated(t api.Rules, from netip.Addr) (Rules, error) {
+// parseTranslation reads how IPv4 is translated; nil: it is not. It completes the rules of such a
+// container: without an egress rule and a name rule, programs reach all of IPv6.
+func parseTranslation(t *api.Rules) (*Translation, []*TextError) {
+	if t.Translate == nil {
+		return nil, nil
+	}
+	var errs []*TextError
 	if t.Mode == filter.Preload.String() {
-		return Rules{}, errors.New("IPv4 is translated in the modes auto and seccomp")
+		errs = append(errs, &TextError{"mode", 0, errors.New("IPv4 is translated in the modes auto and seccomp")})
 	}
-	switch {
-	case len(t.Egress) > 0 && from.IsValid():
-		return Rules{}, errors.New("an egress rule names the address from which programs leave; leave --ipv6 out")
-	case len(t.Egress) == 0 && len(t.NameRules) == 0:
+	var from netip.Addr
+	if text := t.Translate.IPv6; text != "" {
+		addr, err := netip.ParseAddr(text)
+		switch {
+		case err != nil || !addr.Is6() || addr.Is4In6() || addr.Zone() != "":
+			errs = append(errs, &TextError{"ipv6", 0, fmt.Errorf("bad ipv6 %q: it is no IPv6 address", text)})
+		case len(t.Egress) > 0:
+			errs = append(errs, &TextError{"ipv6", 0, errors.New("an egress rule names the address from which programs leave; leave ipv6 out")})
+		}
+		from = addr
+	}
+	if len(t.Egress) == 0 && len(t.NameRules) == 0 && len(errs) == 0 {
 		if !from.IsValid() {
 			from = netip.IPv6Unspecified()
 		}
 		t.Egress = []string{"::/0=" + from.String()}
 	}
-	r, err := join(parse(t, true))
-	if err == nil {
-		err = r.leadNames(from)
+	resolvers, bad := parseList("dns", t.Translate.DNS, func(s string) ([]netip.AddrPort, error) {
+		r, err := ParseResolver(s)
+		return []netip.AddrPort{r}, err
+	})
+	if len(resolvers) > resolversMax {
+		bad = append(bad, &TextError{"dns", resolversMax, fmt.Errorf("there are %d resolvers, at most %d may be", len(resolvers), resolversMax)})
 	}
-	if err == nil {
-		err = r.splitRanges()
+	pool, err := ParsePool(t.Translate.Pool)
+	if err != nil {
+		bad = append(bad, &TextError{"pool", 0, err})
 	}
-	return r, err
+	ftp, err := parsePorts(t.Translate.FTP, []uint16{ftpPort})
+	if err != nil {
+		bad = append(bad, &TextError{"ftp", 0, err})
+	}
+	sip, err := parsePorts(t.Translate.SIP, nil)
+	if err != nil {
+		bad = append(bad, &TextError{"sip", 0, err})
+	}
+	return &Translation{Resolvers: resolvers, Pool: pool, FTP: ftp, SIP: sip, from: from}, append(errs, bad...)
 }
 
-// rangeMax is how many ports a rule for a range may have where IPv4 is translated.
-const rangeMax = 64
+// ftpPort is the port of FTP's control connections (RFC 959).
+const ftpPort = 21
 
-// splitRanges replaces each ingress rule for a range of ports by one for each port: where the
-// container's loopback is on the host, a rule has to promise its port.
-func (r *Rules) splitRanges() error {
-	var list []policy.Ingress
-	for _, in := range r.Ingress {
-		size := in.Ports.Size()
-		if size == 1 || in.Endpoint.Type == endpoint.Unix {
-			list = append(list, in)
-			continue
-		}
-		if size > rangeMax {
-			return fmt.Errorf("the rule -i %s has %d ports; where IPv4 is translated, a rule has %d at most", in, size, rangeMax)
-		}
-		for i := range size {
-			one, ep := in, *in.Endpoint
-			port := in.Ports.First + uint16(i)
-			host := in.HostPort(port)
-			one.Ports, ep.Port = endpoint.PortRange{First: port, Last: port}, endpoint.PortRange{First: host, Last: host}
-			ep.Name = fmt.Sprintf("%s-%d", ep.Name, port)
-			if err := r.Endpoints.Add(&ep); err != nil {
-				return fmt.Errorf("one port of the rule -i %s: %w", in, err)
-			}
-			one.Endpoint = &ep
-			list = append(list, one)
-		}
+// gatewayPortsMax is the largest number of ports that one container may name for FTP, or for SIP.
+const gatewayPortsMax = 16
+
+// noPorts is the text for no port at all.
+const noPorts = "none"
+
+// parsePorts reads a list of ports, PORT[,PORT]... or none. An empty text is the default.
+func parsePorts(text string, byDefault []uint16) (list []uint16, err error) {
+	switch text {
+	case "":
+		return byDefault, nil
+	case noPorts:
+		return nil, nil
 	}
-	r.Ingress = list
-	return nil
+	for word := range strings.SplitSeq(text, ",") {
+		port, err := strconv.ParseUint(word, 10, 16)
+		if err != nil || port == 0 {
+			return nil, fmt.Errorf("bad ports %q: they are not of the form PORT[,PORT]..., or none", text)
+		}
+		list = append(list, uint16(port))
+	}
+	if len(list) > gatewayPortsMax {
+		return nil, fmt.Errorf("there are %d ports, at most %d may be", len(list), gatewayPortsMax)
+	}
+	return list, nil
 }
+
+// portsText is the text of parsePorts for a list.
+func portsText(list []uint16) string {
+	if len(list) == 0 {
+		return noPorts
+	}
+	words := make([]string, len(list))
+	for i, port := range list {
+		words[i] = strconv.Itoa(int(port))
+	}
+	return strings.Join(words, ",")
+}
+
+// defaultPool is the range for benchmarks of devices (RFC 2544), which no network routes.
+const defaultPool = "198.18.0.0/15"
+
+// poolBits is the length of a pool. The kernel programs know no other (bpf/virtual.h).
+const poolBits = 15
+
+// ParsePool reads a pool of virtual addresses; an empty text is the default one. In the container, its
+// addresses mean no other hosts. Aliases are the same addresses with 127 for the first octet, so a
+// pool may not begin with N.0 or N.254: 127.0.0.1 and 127.255.255.255 are not aliases.
+func ParsePool(s string) (netip.Prefix, error) {
+	if s == "" {
+		s = defaultPool
+	}
+	p, err := netip.ParsePrefix(s)
+	if err != nil || !p.Addr().Is4() || p.Bits() != poolBits || p != p.Masked() {
+		return netip.Prefix{}, fmt.Errorf("bad pool %q: it is not an IPv4 prefix of %d bits, such as %s", s, poolBits, defaultPool)
+	}
+	first := p.Addr().As4()
+	if kindOf(p) != "" || first[0] >= 224 || first[1] == 0 || first[1] == 254 || p.Overlaps(linkLocal4) {
+		return netip.Prefix{}, fmt.Errorf("bad pool %q: its addresses are special, or their aliases in 127.%d.0.0/%d; take %s or 10.18.0.0/15", s, first[1], poolBits, defaultPool)
+	}
+	return p, nil
+}
+
+var linkLocal4 = netip.MustParsePrefix("169.254.0.0/16")
+
+// ParseResolver reads a resolver, ADDR:PORT. Without an address it is on the host's loopback.
+func ParseResolver(s string) (netip.AddrPort, error) {
+	text := s
+	if strings.HasPrefix(s, ":") {
+		text = "[::1]" + s
+	}
+	r, err := netip.ParseAddrPort(text)
+	if err != nil || r.Port() == 0 || strings.ContainsFunc(r.Addr().Zone(), unfitForZone) {
+		return netip.AddrPort{}, fmt.Errorf("bad dns %q: it is not of the form ADDR:PORT, IPv6 in brackets", s)
+	}
+	return r, nil
+}
+
+// zoneLetters are those of names of links that are worth writing.
+const zoneLetters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-"
+
+func unfitForZone(r rune) bool { return !strings.ContainsRune(zoneLetters, r) }

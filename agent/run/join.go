@@ -108,7 +108,8 @@ func (j *Joined) launch(p *Program, path string, ns *netns.NS, r api.Registered)
 		return fmt.Errorf("the agent asks for mode %q, which this program does not know", r.Filter.Mode)
 	}
 	prog, err := filter.Build(runtime.GOARCH, filter.Options{
-		Mode: mode, Datagrams: r.Filter.Datagrams, AFGraft: r.Filter.AFGraft, Untrapped: r.Filter.Untrapped, Accepts: r.Filter.Accepts, Alone: true,
+		Mode: mode, Datagrams: r.Filter.Datagrams, AFGraft: r.Filter.AFGraft, Untrapped: r.Filter.Untrapped, Accepts: r.Filter.Accepts,
+		Translated: r.Filter.Translated, Alone: true,
 	})
 	if err != nil {
 		return err

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"runtime"
 
@@ -36,12 +37,10 @@ type Program struct {
 	// empty or "new" makes one that has only a loopback.
 	Netns string
 	rules.Rules
-	// Translation says how IPv4 is translated; nil: it is not. It needs a program that is Alone.
-	Translation *rules.Translation
-	Caps        launch.Capabilities
-	User        *launch.User // nil: who we are
-	Command     []string
-	Log         *slog.Logger
+	Caps    launch.Capabilities
+	User    *launch.User // nil: who we are
+	Command []string
+	Log     *slog.Logger
 }
 
 func (p *Program) ownIsNew() bool { return p.Netns == "" || p.Netns == "new" }
@@ -76,7 +75,7 @@ func newAlone(p *Program) *Alone {
 	a := &Alone{}
 	a.container = container.New(container.Spec{
 		Name: p.Name, RunDir: p.RunDir, Netns: p.Netns, LoopbackOnly: p.ownIsNew(), Programs: true,
-		Rules: p.Rules, Translation: p.Translation, User: p.User, Log: p.Log,
+		Rules: p.Rules, User: p.User, Log: p.Log,
 		Ports: ports.New().Holder(p.Name), // no other container asks for ports
 	}, a)
 	return a
@@ -161,7 +160,14 @@ func (a *Alone) listen(p *Program) (err error) {
 		}
 		return nil
 	}
-	a.api, err = httpapi.Listen(api.ContainerSocket(p.RunDir, p.Name), httpapi.New(httpapi.EndpointRoutes(find), p.Log))
+	routes := httpapi.EndpointRoutes(find)
+	maps.Copy(routes, httpapi.TranslationRoutes(func(name string) httpapi.Translating {
+		if name == p.Name {
+			return a.container
+		}
+		return nil
+	}))
+	a.api, err = httpapi.Listen(api.ContainerSocket(p.RunDir, p.Name), httpapi.New(routes, p.Log))
 	return err
 }
 

@@ -142,6 +142,16 @@ func endpointKeys() map[string][]string {
 	}
 }
 
+// completeRunning completes the name of a running container.
+func completeRunning(where *api.Where) cobra.CompletionFunc {
+	return func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+		if len(args) > 0 {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		return containerNames(*where), cobra.ShellCompDirectiveNoFileComp
+	}
+}
+
 // completeContainers completes the name of a container that the agent knows.
 func completeContainers(socket *string) cobra.CompletionFunc {
 	return func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {

@@ -155,9 +155,6 @@ type container interface {
 }
 
 func (f *runFlags) start(spec runner.Program) (container, error) {
-	if spec.Translation != nil {
-		return f.startTranslated(spec)
-	}
 	socket := f.agent
 	if socket == "" {
 		socket = runner.AgentAt(f.runDir)
@@ -182,13 +179,15 @@ func (f *runFlags) rehearse(out io.Writer, spec runner.Program) error {
 }
 
 func (f *runFlags) texts() api.Rules {
-	return api.Rules{Mode: f.mode, Endpoints: f.endpoints, Ingress: f.ingress, Egress: f.egress, NameRules: f.translation.names}
+	return api.Rules{
+		Mode: f.mode, Endpoints: f.endpoints, Ingress: f.ingress, Egress: f.egress, NameRules: f.translation.names, Translate: f.translation.text(),
+	}
 }
 
 func (f *runFlags) spec(command []string, stderr io.Writer) (runner.Program, error) {
 	spec := runner.Program{Name: f.name, RunDir: f.runDir, Netns: f.netns, Command: command}
 	var err error
-	if spec.Rules, spec.Translation, err = f.rules(); err != nil {
+	if spec.Rules, err = f.rules(); err != nil {
 		return spec, err
 	}
 	if spec.Caps, err = launch.Default.Edit(f.capAdd, f.capDrop); err != nil {

@@ -109,6 +109,9 @@ func choices() []Options {
 	var all []Options
 	for mode := Seccomp; mode <= Preload; mode++ {
 		all = append(all, Options{Mode: mode, Untrapped: true}, Options{Mode: mode, Accepts: true})
+		if mode != Preload {
+			all = append(all, Options{Mode: mode, Untrapped: true, Translated: true}, Options{Mode: mode, Untrapped: true, Translated: true, AFGraft: true, Accepts: true})
+		}
 		for i := range 4 {
 			all = append(all, Options{Mode: mode, Datagrams: i&1 != 0, AFGraft: i&2 != 0})
 		}
@@ -124,6 +127,7 @@ func numbers() map[string]uint32 {
 		"sendmsg": n[sendMsg], "sendmmsg": n[sendMMsg], "unshare": n[unshare], "setns": n[setNS], "clone": n[clone],
 		"setsockopt": n[setSockOpt], "getsockopt": n[getSockOpt], "getsockname": n[getSockName], "ioctl": n[ioctl],
 		"io_uring_setup": ioUringSetup, "clone3": clone3, "read": 0, "keyctl": 250, "accept": 43,
+		"accept4": n[accept4], "getpeername": n[getPeerName],
 	}
 }
 

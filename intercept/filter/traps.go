@@ -63,6 +63,11 @@ func traps(o Options, foreign32 bool) map[string]trap {
 		all["sendmsg"], all["sendmmsg"] = decided(o.Mode, everything), decided(o.Mode, everything)
 		all["sendto"] = ask(append(all["sendto"].regions, everything.where(4, except(0)))...)
 	}
+	if o.Translated {
+		for _, call := range []string{"connect", "getsockname", "getpeername", "accept", "accept4"} {
+			all[call] = decided(o.Mode, everything)
+		}
+	}
 	if o.AFGraft {
 		all["setsockopt"] = ask(everything.where(1, except(unix.SOL_SOCKET)))
 		all["getsockname"] = ask(everything)

@@ -71,6 +71,11 @@ type Container struct {
 	Match                      string // a pattern of path.Match
 	Mode                       string // auto, preload, seccomp; empty is auto
 	Endpoints, Ingress, Egress []Text
+	NameRules                  []Text // with Translate
+	Translate                  bool
+	IPv6                       string // with Translate: the source address; empty: the host's choice
+	DNS                        []Text // with Translate: resolvers; none: those of /etc/resolv.conf
+	Pool                       string // with Translate: of virtual addresses; empty: 198.18.0.0/15
 	Line                       int
 }
 
@@ -91,6 +96,7 @@ type Allow struct {
 	Nameable      bool   // whether programs may name endpoints
 	Netns         []Text // patterns of names or paths
 	Paths         []Text // patterns of paths of unix endpoints, or folders that end with a slash
+	Resolvers     []Text // ADDR:PORT of resolvers that are asked for names
 	Line          int
 }
 
@@ -98,7 +104,9 @@ type Allow struct {
 func Engines() []string { return []string{"docker", "podman", "containerd", "nerdctl", "cri", "other"} }
 
 // AnnotationKeys are the annotations that the agent can follow, without their prefix.
-func AnnotationKeys() []string { return []string{"egress", "endpoints", "ingress", "mode", "name"} }
+func AnnotationKeys() []string {
+	return []string{"dns", "egress", "endpoints", "ingress", "ipv6", "mode", "name", "name-rules", "translate"}
+}
 
 // SpecialKinds are the kinds of addresses that a rule covers only if it names them.
 func SpecialKinds() []string {

@@ -64,6 +64,10 @@ b''',
 egress = []
 [[container]]
 match = "*"
+translate = true
+ipv6 = "2001:db8::9"
+dns = ["[2001:db8::53]:53"]
+pool = "10.18.0.0/15"
 `,
 			defaults(func(c *Config) {
 				c.RunDir, c.StateDir = "/r", "/s"
@@ -73,7 +77,7 @@ match = "*"
 						Match: "web-*", Mode: "seccomp", Line: 10, Endpoints: []Text{{"a type unix path /a", 13}},
 						Ingress: []Text{{"0.0.0.0:80=198.51.100.1", 15}, {"b", 16}, {"c", 19}},
 					},
-					{Match: "*", Line: 22},
+					{Match: "*", Line: 22, Translate: true, IPv6: "2001:db8::9", DNS: []Text{{"[2001:db8::53]:53", 26}}, Pool: "10.18.0.0/15"},
 				}
 			}),
 		},
@@ -93,6 +97,7 @@ types = ["unix"]
 nameable = true
 netns = ["blue", "/run/netns/b*"]
 paths = ["/run/app/*.sock", "/srv/sockets/"]
+resolvers = ["127.0.0.53:53"]
 [[allow]]
 names = ["*"]
 engines = []
@@ -108,9 +113,10 @@ ports = []
 						Special:   []Text{{"loopback", 8}, {"link-local", 8}, {"multicast", 8}, {"broadcast", 8}, {"unspecified", 8}},
 						Addresses: []Text{{"198.51.100.1", 9}}, Ports: []Text{{"80", 10}, {"1024-2047", 10}}, Types: []Text{{"unix", 11}},
 						Nameable: true, Netns: []Text{{"blue", 13}, {"/run/netns/b*", 13}}, Paths: []Text{{"/run/app/*.sock", 14}, {"/srv/sockets/", 14}},
-						Line: 1,
+						Resolvers: []Text{{"127.0.0.53:53", 15}},
+						Line:      1,
 					},
-					{Engines: []Text{}, Names: []Text{{"*", 16}}, Types: []Text{}, Ports: []Text{}, Line: 15},
+					{Engines: []Text{}, Names: []Text{{"*", 17}}, Types: []Text{}, Ports: []Text{}, Line: 16},
 				}
 			}),
 		},
@@ -188,7 +194,7 @@ func TestLoadSaysWhatIsWrong(t *testing.T) {
 				"nameable = \"yes\"\nnetns = [\"\"]\npaths = [\"run\", \"/a/../b\", \"/\", \"/a//\", \"/[\"]\naddresses = \"::\"\nports = [80]\ndestinations = [\"\"]\n[[allow]]\n[allow]\n",
 			[]string{
 				`:2:12: allow.engines "dokcer" is unknown; there are docker, podman, containerd, nerdctl, cri and other`,
-				`:3:10: allow.names "[" is not a pattern: * matches any characters, ? one character, [a-z] one of these, and \* an asterisk`, `:4:16: allow.annotations "tsugiki.dev/egress" is unknown; there are egress, endpoints, ingress, mode and name`,
+				`:3:10: allow.names "[" is not a pattern: * matches any characters, ? one character, [a-z] one of these, and \* an asterisk`, `:4:16: allow.annotations "tsugiki.dev/egress" is unknown; there are dns, egress, endpoints, ingress, ipv6, mode, name, name-rules and translate`,
 				`:5:12: allow.special "localhost" is unknown`, `:7:1: allow.types "unx" is unknown`, ":8:12: allow.nameable must be true or false, not a string",
 				`:9:10: allow.netns "" matches nothing`, `:10:10: allow.paths "run" is not an absolute path; it must begin with a slash`, `:10:17: allow.paths "/a/../b" is not a clean path: write it without //, . and .., and below a folder`,
 				`:10:28: allow.paths "/" is not a clean path: write it without //, . and .., and below a folder`, `:10:33: allow.paths "/a//" is not a clean path: write it without //, . and .., and below a folder`, `:10:41: allow.paths "/[" is not a pattern: * matches any characters, ? one character, [a-z] one of these, and \* an asterisk`,
@@ -335,7 +341,7 @@ func TestDocumented(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rows := regexp.MustCompile("(?m)^\\| (`\\[+[a-z]+\\]+` )?\\| `[a-z_]+` \\|").FindAll(data, -1)
+	rows := regexp.MustCompile("(?m)^\\| (`\\[+[a-z]+\\]+` )?\\| `[a-z0-9_]+` \\|").FindAll(data, -1)
 	if len(rows) != len(Keys()) {
 		t.Errorf("%d rows for %d keys", len(rows), len(Keys()))
 	}

@@ -106,7 +106,7 @@ var keys = []Key{
 	},
 	{
 		"allow", "annotations", "list", "",
-		"Annotations that the agent follows: egress, endpoints, ingress, mode and name. Without this key, it follows none.",
+		"Annotations that the agent follows: dns, egress, endpoints, ingress, ipv6, mode, name, name-rules and translate. Without this key, it follows none.",
 		checked(func(c *Config) *[]Text { return &lastAllow(c).Annotations }, oneOf(AnnotationKeys()...)),
 	},
 	{
@@ -155,6 +155,11 @@ var keys = []Key{
 		checked(func(c *Config) *[]Text { return &lastAllow(c).Paths }, pathPattern),
 	},
 	{
+		"allow", "resolvers", "list", "",
+		"Resolvers, each ADDR:PORT, that the agent may ask for the names of a container whose IPv4 is translated. It may always ask those of its own /etc/resolv.conf.",
+		checked(func(c *Config) *[]Text { return &lastAllow(c).Resolvers }, nonEmpty),
+	},
+	{
 		"container", "match", "pattern", "",
 		"Pattern of the names of the containers: * matches any characters, ? one character, [a-z] one of these. Required.",
 		text(func(c *Config) *string { return &last(c).Match }, pattern),
@@ -178,6 +183,31 @@ var keys = []Key{
 		"container", "egress", "list", "",
 		"Rules for sockets that programs connect, each as -e of tsugiki run.",
 		texts(func(c *Config) *[]Text { return &last(c).Egress }),
+	},
+	{
+		"container", "name_rules", "list", "",
+		"With translate: rules for hosts by their names, each as --name-rule of tsugiki run.",
+		texts(func(c *Config) *[]Text { return &last(c).NameRules }),
+	},
+	{
+		"container", "translate", "true or false", "false",
+		"Translate IPv4 for programs that know IPv4 only, as --translate of tsugiki run. The container may have no network but a loopback.",
+		flag(func(c *Config) *bool { return &last(c).Translate }),
+	},
+	{
+		"container", "ipv6", "ADDR", "",
+		"With translate, and without egress rules: the host's address from which programs connect, as --ipv6 of tsugiki run. Without this key the host chooses it.",
+		text(func(c *Config) *string { return &last(c).IPv6 }, nonEmpty),
+	},
+	{
+		"container", "dns", "list", "",
+		"With translate: the resolvers, each ADDR:PORT, to ask for names, as --dns of tsugiki run. Without this key the agent asks those of its /etc/resolv.conf.",
+		texts(func(c *Config) *[]Text { return &last(c).DNS }),
+	},
+	{
+		"container", "pool", "PREFIX", "198.18.0.0/15",
+		"With translate: the virtual IPv4 addresses, a prefix of 15 bits, as --pool of tsugiki run.",
+		text(func(c *Config) *string { return &last(c).Pool }, nonEmpty),
 	},
 }
 

@@ -65,7 +65,7 @@ func adopt(cgroup *os.File, t *policy.Table) (*Enforcement, error) {
 	e := enforcement(s, row.Id, own, t)
 	e.rows = written
 	if row.Loopback != 0 {
-		e.join(row.Loopback, s.foundOnLoopback(row.Loopback))
+		e.join(row.Loopback, s.foundOnLoopback(row.Loopback), row.Resolves != 0)
 	}
 	e.own.row, e.own.attached = row, true
 	e.cgroup = cgroupID

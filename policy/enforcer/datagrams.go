@@ -19,6 +19,7 @@ import (
 // (bpf/translate.bpf.c, bpf/udp.h).
 type Datagrams struct {
 	e    *Enforcement
+	pool netip.Prefix
 	objs bpf.TranslateObjects
 
 	mu    sync.Mutex        // guards what follows
@@ -41,8 +42,9 @@ var ErrNoDatagrams = errors.New("the kernel cannot attach programs to links by B
 
 // TranslateDatagrams prepares to translate the UDP of a container whose loopback is on the host.
 // The translation starts with Begin. The error wraps ErrNoDatagrams where the kernel is older than
-// 6.6. It needs CAP_BPF and CAP_NET_ADMIN.
-func (e *Enforcement) TranslateDatagrams() (*Datagrams, error) {
+// 6.6. The virtual addresses are of a pool of 15 bits (bpf/virtual.h). It needs CAP_BPF and
+// CAP_NET_ADMIN.
+func (e *Enforcement) TranslateDatagrams(pool netip.Prefix) (*Datagrams, error) {
 	for _, kind := range []int{hostsTable, virtualTable} {
 		if err := e.makeTable(kind); err != nil {
 			return nil, fmt.Errorf("make table of virtual addresses: %w", err)
@@ -52,19 +54,26 @@ func (e *Enforcement) TranslateDatagrams() (*Datagrams, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := spec.Variables["loopback_id"].Set(e.loopbackID); err != nil {
+	err = spec.Variables["loopback_id"].Set(e.loopbackID)
+	if err == nil {
+		err = spec.Variables["pool"].Set(firstOf(pool))
+	}
+	if err != nil {
 		return nil, err
 	}
 	// See parsed.
 	for _, name := range []string{"host_by_virtual", "virtual_by_host"} {
 		spec.Maps[name].Key, spec.Maps[name].Value = nil, nil
 	}
-	d := &Datagrams{e: e, links: map[int]link.Link{}}
+	d := &Datagrams{e: e, pool: pool, links: map[int]link.Link{}}
 	err = spec.LoadAndAssign(&d.objs, &ebpf.CollectionOptions{MapReplacements: map[string]*ebpf.Map{
 		"host_by_virtual": e.tables.hosts, "virtual_by_host": e.tables.virtual, "loopback_by_socket": e.set.LoopbackBySocket,
 	}})
 	if err != nil {
 		return nil, fmt.Errorf("load programs that translate UDP: %w", err)
+	}
+	if err := d.restore(); err != nil {
+		return nil, errors.Join(err, d.objs.Close())
 	}
 	e.datagrams.Store(d)
 	return d, nil
@@ -149,7 +158,13 @@ func (d *Datagrams) Keep(devices []int) error {
 
 // Begin starts the translation of the container's UDP.
 func (d *Datagrams) Begin() error {
-	return d.e.change(func(c *bpf.PolicyContainer) { c.Translates = 1 })
+	return d.e.change(func(c *bpf.PolicyContainer) { c.Pool = firstOf(d.pool) })
+}
+
+// firstOf returns the first address of a pool in host order.
+func firstOf(pool netip.Prefix) uint32 {
+	b := pool.Addr().As4()
+	return binary.BigEndian.Uint32(b[:])
 }
 
 // Put sets the host for a virtual address, and how the container reaches the host.
@@ -195,27 +210,6 @@ func (d *Datagrams) Virtual(v6 netip.Addr) (netip.Addr, bool) {
 func virtualKey(v4 netip.Addr) bpf.PolicyVirtualAddr {
 	b := v4.As4()
 	return bpf.PolicyVirtualAddr{Bits: 32, Addr: binary.NativeEndian.Uint32(b[:])}
-}
-
-// Publishes tells whether Publish works, that is, whether UDP is translated.
-func (e *Enforcement) Publishes() bool { return e.datagrams.Load() != nil }
-
-// Publish leads datagrams for an IPv6 address to the UDP sockets of a private port. Datagrams of
-// these sockets leave from that address.
-func (e *Enforcement) Publish(private uint16, at netip.AddrPort) error {
-	d := e.datagrams.Load()
-	if d == nil {
-		return fmt.Errorf("publish port %d at %s: %w", private, at, ErrNoDatagrams)
-	}
-	row := bpf.TranslatePublished{Addr: bpf.TranslateAddr(wordsOf(at.Addr())), Port: uint32(at.Port())}
-	err := d.objs.PublishedByPrivate.Put(uint32(private), row)
-	if err == nil {
-		err = d.objs.PrivateByPublished.Put(row, uint32(private))
-	}
-	if err != nil {
-		return fmt.Errorf("publish port %d at %s: %w", private, at, err)
-	}
-	return nil
 }
 
 // Close ends the translation.

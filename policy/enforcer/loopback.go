@@ -31,12 +31,16 @@ const (
 	served4As
 	private
 	privateAs
+	// publishedAs is the address at which a private port is published. The BPF programs do not read
+	// these rows: they are for the next process (Datagrams.restore).
+	publishedAs
 )
 
 // loopback has the rows of one loopback on the host.
 type loopback struct {
 	rows    rows[bpf.PolicyService]
 	members map[*Enforcement]struct{} // guarded by loopbacks.mu
+	names   bool                      // a member translates IPv4; guarded by loopbacks.mu
 
 	changing sync.Mutex // held while rows of a port are read and then changed
 }
@@ -56,11 +60,20 @@ func LoopbackOnHost(netns uint64) bool {
 	return l != nil && len(l.members) > 0
 }
 
+// ServesNames tells whether a container of this process that has put the loopback of a namespace on
+// the host translates IPv4.
+func ServesNames(netns uint64) bool {
+	loopbacks.mu.Lock()
+	defer loopbacks.mu.Unlock()
+	l := loopbacks.byID[uint32(netns)|loopbackBit]
+	return l != nil && l.names
+}
+
 // UseLoopback puts the container's loopback on the host, from now on. netns is the namespace of the
 // programs: containers in the same namespace have the same loopback.
 func (e *Enforcement) UseLoopback(netns uint64) error {
 	id := uint32(netns) | loopbackBit
-	e.join(id, nil)
+	e.join(id, nil, false)
 	if err := e.change(func(c *bpf.PolicyContainer) { c.Loopback = id }); err != nil {
 		return fmt.Errorf("put loopback on the host: %w", err)
 	}
@@ -80,8 +93,8 @@ func (e *Enforcement) SharesLoopback(cgroup uint64) bool {
 }
 
 // join makes the container a member of a loopback. keys are the rows that the loopback has by now,
-// if it has no other member in this process yet.
-func (e *Enforcement) join(id uint32, keys []bpf.PolicyService) {
+// if it has no other member in this process yet. names says that the container translates IPv4.
+func (e *Enforcement) join(id uint32, keys []bpf.PolicyService, names bool) {
 	loopbacks.mu.Lock()
 	defer loopbacks.mu.Unlock()
 	l := loopbacks.byID[id]
@@ -97,6 +110,7 @@ func (e *Enforcement) join(id uint32, keys []bpf.PolicyService) {
 		loopbacks.byID[id] = l
 	}
 	l.members[e] = struct{}{}
+	l.names = l.names || names
 	e.loopback, e.loopbackID = l, id
 }
 
@@ -275,5 +289,8 @@ func (e *Enforcement) ServeNames() error {
 	if err := e.change(func(c *bpf.PolicyContainer) { c.Resolves = 1 }); err != nil {
 		return fmt.Errorf("lead questions for names to the loopback: %w", err)
 	}
+	loopbacks.mu.Lock()
+	defer loopbacks.mu.Unlock()
+	e.loopback.names = true
 	return nil
 }

@@ -11,6 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// testPool is the pool of virtual addresses of these tests.
+var testPool = netip.MustParsePrefix("198.18.0.0/15")
+
 // translating has a container whose datagrams are translated, and that may ask one host and port.
 func translating(t *testing.T, fn func(c *contained, d *Datagrams)) {
 	t.Helper()
@@ -19,7 +22,7 @@ func translating(t *testing.T, fn func(c *contained, d *Datagrams)) {
 		if err := c.UseLoopback(7); err != nil {
 			t.Fatal(err)
 		}
-		d, err := c.TranslateDatagrams()
+		d, err := c.TranslateDatagrams(testPool)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -65,7 +68,7 @@ func TestVirtualHosts(t *testing.T) {
 		if c.Publishes() || c.Publish(private, at) == nil {
 			t.Error("a server is published where UDP is not translated")
 		}
-		d, err := c.TranslateDatagrams()
+		d, err := c.TranslateDatagrams(testPool)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -101,7 +104,7 @@ func TestVirtualHosts(t *testing.T) {
 // closed before them.
 func TestAttachTranslation(t *testing.T) {
 	containers(t, func(_ uint64, list []*contained) {
-		d, err := list[0].TranslateDatagrams()
+		d, err := list[0].TranslateDatagrams(testPool)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -21,6 +21,14 @@ const (
 	groupName     = "group.example.org"  // ff02::1
 	nat64Name     = "nat64.example.org"  // 127.0.0.1 behind the well-known NAT64
 	sixToFourName = "6to4.example.org"   // 127.0.0.1 by 6to4 (RFC 3056)
+	secondName    = "second.example.org" // secondAddr6
+	thirdName     = "third.example.org"  // another one
+)
+
+// Addresses that no host has at first.
+const (
+	secondAddr6 = "2001:db8:7::2"
+	thirdAddr6  = "2001:db8:1::73"
 )
 
 // What programs see: the container's own IPv4 address, and that of the first host whose name they
@@ -51,6 +59,7 @@ func newIPv6World(t *testing.T) *ipv6World {
 	hosts := fmt.Sprintf("%s %s\n::1 %s\nfe80::1 %s\n::ffff:127.0.0.1 %s\n%s %s\n",
 		remoteAddr6, serverName, loopbackName, linkLocalName, mappedName, hostAddr6, hostName)
 	hosts += fmt.Sprintf(":: %s\nff02::1 %s\n64:ff9b::7f00:1 %s\n2002:7f00:1:: %s\n", nobodyName, groupName, nat64Name, sixToFourName)
+	hosts += fmt.Sprintf("%s %s\n%s %s\n", secondAddr6, secondName, thirdAddr6, thirdName)
 	path := filepath.Join(t.TempDir(), "hosts6")
 	if err := os.WriteFile(path, []byte(hosts), 0o644); err != nil {
 		t.Fatal(err)

@@ -65,7 +65,7 @@ func (p *Proxy) behind(ip net.IP, asIs bool) (netip.Addr, bool) {
 		return v6, ok && !asIs
 	}
 	v6, ok := p.o.NAT64().Embed(v4)
-	return v6, ok && !p.isVirtual(v4)
+	return v6, ok && !p.o.Table.Virtual(v4)
 }
 
 // usable tells whether an address belongs to a remote host.

@@ -99,12 +99,14 @@ type Proxy struct {
 }
 
 type counters struct {
-	questions, overload, exhausted, forged, tries, failures atomic.Uint64
+	questions, answered, failed, overload, exhausted, forged, tries, failures atomic.Uint64
 }
 
 // Counts has the counts of a proxy.
 type Counts struct {
 	Questions uint64
+	Answered  uint64 // questions that got an answer other than SERVFAIL
+	Failed    uint64 // questions that got SERVFAIL
 	Overload  uint64 // questions that got SERVFAIL because too many came at a time
 	Exhausted uint64 // questions that got SERVFAIL because no virtual address was free
 	Forged    uint64 // messages that were no answer to the question of their socket
@@ -152,7 +154,7 @@ func New(o Options) (*Proxy, error) {
 func (p *Proxy) Counts() Counts {
 	c := &p.counts
 	return Counts{
-		c.questions.Load(), c.overload.Load(), c.exhausted.Load(), c.forged.Load(), c.tries.Load(), c.failures.Load(),
+		c.questions.Load(), c.answered.Load(), c.failed.Load(), c.overload.Load(), c.exhausted.Load(), c.forged.Load(), c.tries.Load(), c.failures.Load(),
 	}
 }
 
@@ -227,6 +229,11 @@ func (p *Proxy) handler(ctx context.Context, udp bool) dns.HandlerFunc {
 		default:
 			p.counts.overload.Add(1)
 			r = new(dns.Msg).SetRcode(query, dns.RcodeServerFailure)
+		}
+		if r.Rcode == dns.RcodeServerFailure {
+			p.counts.failed.Add(1)
+		} else {
+			p.counts.answered.Add(1)
 		}
 		_ = w.WriteMsg(r) // the client may have closed
 	}

@@ -105,12 +105,6 @@ func (p *Proxy) mapped(v6 netip.Addr, ttl uint32) (netip.Addr, error) {
 	return p.o.Table.Map(v6, time.Duration(ttl)*time.Second)
 }
 
-// isVirtual tells whether an address means another host in this container than elsewhere. The default
-// pool also has the addresses that are given to hosts without the table.
-func (p *Proxy) isVirtual(v4 netip.Addr) bool {
-	return p.o.Table.Prefix().Contains(v4) || translate.DefaultPrefix.Contains(v4)
-}
-
 // real answers with the IPv4 addresses that the NAT64 reaches. An address in the pool must not be
 // in the answer, because in this container it means another host. The answer then has the virtual
 // address of its address behind the NAT64.
@@ -127,7 +121,7 @@ func (p *Proxy) real(r, four, six *dns.Msg, nat64 translate.NAT64) {
 		v4, _ := netip.AddrFromSlice(a.A.To4())
 		v6, ok := nat64.Embed(v4)
 		a.Hdr.Ttl = min(a.Hdr.Ttl, ttl)
-		if ok && p.isVirtual(v4) {
+		if ok && p.o.Table.Virtual(v4) {
 			changed = true
 			virtual, err := p.mapped(v6, a.Hdr.Ttl)
 			a.A, ok = virtual.AsSlice(), err == nil
@@ -226,7 +220,7 @@ func (p *Proxy) hinted(four, six []net.IP, ttl uint32) (list []net.IP) {
 	}
 	for _, ip := range four {
 		v4, _ := netip.AddrFromSlice(ip.To4())
-		if _, ok := p.o.NAT64().Embed(v4); ok && !p.isVirtual(v4) {
+		if _, ok := p.o.NAT64().Embed(v4); ok && !p.o.Table.Virtual(v4) {
 			list = append(list, ip)
 		}
 	}
