@@ -96,8 +96,9 @@ func parseTranslation(t *api.Rules) (*Translation, []*TextError) {
 // ftpPort is the port of FTP's control connections (RFC 959).
 const ftpPort = 21
 
-// gatewayPortsMax is the largest number of ports that one container may name for FTP, or for SIP.
-const gatewayPortsMax = 16
+// gatewayPortsMax is the largest number of ports that one container may name for FTP, or for SIP: half
+// of RELAYED_PORTS_MAX of the kernel programs.
+const gatewayPortsMax = 4
 
 // noPorts is the text for no port at all.
 const noPorts = "none"

@@ -56,6 +56,10 @@ func TestParseTranslation(t *testing.T) {
 		"both":           {in: api.Rules{Egress: []string{"::/0=::"}, Translate: &api.Translate{IPv6: "2001:db8::9"}}, bad: "ipv6"},
 		"another mode":   {in: api.Rules{Mode: "preload", Translate: &api.Translate{}}, bad: "mode"},
 		"another pool":   {in: api.Rules{Translate: &api.Translate{Pool: "10.18.0.0/15"}}, egress: []string{"::/0=e-1"}},
+		"gateways":       {in: api.Rules{Translate: &api.Translate{FTP: "21,2121", SIP: "5060"}}, egress: []string{"::/0=e-1"}},
+		"no gateways":    {in: api.Rules{Translate: &api.Translate{FTP: "none", SIP: "none"}}, egress: []string{"::/0=e-1"}},
+		"port 0 of FTP":  {in: api.Rules{Translate: &api.Translate{FTP: "21,0"}}, bad: "ftp"},
+		"many gateways":  {in: api.Rules{Translate: &api.Translate{SIP: "1,2,3,4,5"}}, bad: "sip"},
 		"a bad pool":     {in: api.Rules{Translate: &api.Translate{Pool: "10.18.0.0/16"}}, bad: "pool"},
 	} {
 		r, err := Parse(tt.in)
@@ -78,8 +82,12 @@ func TestParseTranslation(t *testing.T) {
 			t.Errorf("%s: read again (-first +then):\n%s", name, diff)
 		}
 	}
+	r, err := Parse(api.Rules{Translate: &api.Translate{}})
+	if err != nil || !slices.Equal(r.Translation.FTP, []uint16{21}) || r.Translation.SIP != nil {
+		t.Errorf("gateways by default: %+v, %v", r.Translation, err)
+	}
 	from := netip.MustParseAddr("2001:db8::9")
-	r, err := Parse(api.Rules{Translate: &api.Translate{IPv6: from.String()}})
+	r, err = Parse(api.Rules{Translate: &api.Translate{IPv6: from.String()}})
 	if err != nil || r.Egress[0].Endpoint.Addr != from {
 		t.Errorf("it leaves from %+v, %v; want %s", r.Egress, err, from)
 	}
