@@ -47,7 +47,7 @@ func borrowed(a *Account, want time.Duration) func() bool {
 // A charge makes the loop look at a sleeping account at the next multiple of 100 ms.
 func TestRoused(t *testing.T) {
 	r := newRig(t, nil)
-	a := r.add(t, newPlace(t, "unified", limit(20*ms)))
+	a := r.add(t, newPlace(t, freezers[0], limit(20*ms)))
 	clock := &wakingClock{}
 	a.Attach("helper", clock, false)
 	for i, rouse := range []func(){
@@ -78,7 +78,7 @@ func TestRoused(t *testing.T) {
 // An account does not sleep if one of its clocks cannot rouse it.
 func TestNotAsleep(t *testing.T) {
 	r := newRig(t, nil)
-	a := r.add(t, newPlace(t, "unified", limit(20*ms)))
+	a := r.add(t, newPlace(t, freezers[0], limit(20*ms)))
 	clock := &wakingClock{}
 	a.Attach("helper", clock, false)
 	eventually(t, "it sleeps", a.asleep.Load)
