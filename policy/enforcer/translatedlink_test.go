@@ -98,9 +98,7 @@ func TestTranslatedByTheUpperLink(t *testing.T) {
 	translating(t, func(c *contained, d *Datagrams) {
 		client, from, to := hearing(t, c, d)
 		here, there := pair(t)
-		if err := d.Attach(here.Index, -1); err != nil {
-			t.Fatal(err)
-		}
+		attached(t, d.Attach(here.Index, -1))
 		loopback, sender := sniffer(t, loopbackDevice), sniffer(t, there.Index)
 		other := net.HardwareAddr{2, 0, 0, 0, 0, 7}
 		for _, frame := range [][]byte{

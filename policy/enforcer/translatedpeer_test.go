@@ -26,9 +26,7 @@ func TestTranslatedPeerIsAnother(t *testing.T) {
 		}
 		b := policy.Binding{Host: netip.AddrPortFrom(netip.IPv4Unspecified(), port), View: netip.MustParseAddrPort("0.0.0.0:80"), Private: true, Published: published}
 		err := errors.Join(c.AllowBind(server, b), unix.Bind(server, sockaddrOf(b.Host)), c.Publish(port, published), d.Begin(), d.Attach(loopbackDevice, -1))
-		if err != nil {
-			t.Fatal(err)
-		}
+		attached(t, err)
 		var peers [2]int
 		for i, at := range []string{"[2001:db8::8]:5353", "[2001:db8::9]:5353"} {
 			peers[i] = of(t, nil, unix.AF_INET6, unix.SOCK_DGRAM)

@@ -24,9 +24,7 @@ func TestTranslatedFromAnothersPort(t *testing.T) {
 		err := errors.Join(d.Put(virtual.Addr(), VirtualHost{Addr: to.Addr(), Source: own, Device: loopbackDevice}),
 			d.Begin(), d.Attach(loopbackDevice, -1), unix.Bind(remote, sockaddrOf(to)),
 			unix.Bind(client, sockaddrOf(netip.MustParseAddrPort("0.0.0.0:0"))))
-		if err != nil {
-			t.Fatal(err)
-		}
+		attached(t, err)
 		sa, _ := unix.Getsockname(client)
 		from := netip.AddrPortFrom(own, uint16(sa.(*unix.SockaddrInet4).Port))
 		send := func(text string) {
