@@ -12,20 +12,29 @@ import (
 	"github.com/tsugiki/tsugiki/endpoint"
 	"github.com/tsugiki/tsugiki/internal/cgroup"
 	"github.com/tsugiki/tsugiki/internal/netns"
+	"github.com/tsugiki/tsugiki/policy"
 	"github.com/tsugiki/tsugiki/policy/enforcer"
 	"github.com/tsugiki/tsugiki/policy/policytest"
 	"github.com/tsugiki/tsugiki/translate"
 )
 
-// inKernel has the kernel's table of hosts of a container.
-func inKernel(t *testing.T) *datagrams {
+// enforced has what keeps the rules of a test's container in force, in a new network namespace.
+type enforced struct {
+	*enforcer.Enforcement
+	ns         *netns.NS
+	own, group string // paths of the test's cgroup, and of the one whose sockets the rules are for
+
+	end func() error
+}
+
+// enforce puts a table in force until end is called.
+func enforce(t *testing.T, table *policy.Table) enforced {
 	t.Helper()
-	needRoot(t)
 	own, err := cgroup.Own()
 	if err != nil {
 		t.Fatal(err)
 	}
-	group, err := cgroup.Create(own, fmt.Sprintf("tsugiki-test-datagrams-%d", os.Getpid()))
+	group, err := cgroup.Create(own, fmt.Sprintf("tsugiki-test-enforced-%d", os.Getpid()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -37,20 +46,29 @@ func inKernel(t *testing.T) *datagrams {
 	if err != nil {
 		t.Fatal(err)
 	}
+	e, err := enforcer.Enforce(dir, table, func(*endpoint.Endpoint) uint64 { return ns.Cookie() })
+	if err != nil {
+		t.Fatal(err)
+	}
+	return enforced{e, ns, own, group.Path(), func() error {
+		e.End()
+		return errors.Join(e.Close(), dir.Close(), group.Remove(), ns.Close())
+	}}
+}
+
+// inKernel has the kernel's table of hosts of a container.
+func inKernel(t *testing.T) *datagrams {
+	t.Helper()
+	needRoot(t)
 	rules, err := policytest.Table(t, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	e, err := enforcer.Enforce(dir, rules, func(*endpoint.Endpoint) uint64 { return ns.Cookie() })
-	if err != nil {
-		t.Fatal(err)
-	}
-	d := &datagrams{ns: ns, log: slog.New(slog.DiscardHandler)}
+	e := enforce(t, rules)
+	d := &datagrams{ns: e.ns, log: slog.New(slog.DiscardHandler)}
 	d.Datagrams, err = e.TranslateDatagrams(translate.DefaultPrefix)
 	t.Cleanup(func() {
-		err := d.close()
-		e.End()
-		if err = errors.Join(err, e.Close(), dir.Close(), group.Remove(), ns.Close()); err != nil {
+		if err := errors.Join(d.close(), e.end()); err != nil {
 			t.Error(err)
 		}
 	})

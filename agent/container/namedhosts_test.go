@@ -20,7 +20,6 @@ import (
 	"github.com/tsugiki/tsugiki/agent/rules"
 	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/endpoint"
-	"github.com/tsugiki/tsugiki/internal/cgroup"
 	"github.com/tsugiki/tsugiki/internal/netns"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 	"github.com/tsugiki/tsugiki/policy"
@@ -326,29 +325,9 @@ func TestNamedHostsInKernel(t *testing.T) {
 // inEnforced runs fn in a new network namespace in which a table is in force for the sockets of socket.
 func inEnforced(t *testing.T, table *policy.Table, fn func(ns *netns.NS, e *enforcer.Enforcement, socket func() int)) {
 	t.Helper()
-	own, err := cgroup.Own()
-	if err != nil {
-		t.Fatal(err)
-	}
-	group, err := cgroup.Create(own, fmt.Sprintf("tsugiki-test-named-%d", os.Getpid()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir, err := group.Open()
-	if err != nil {
-		t.Fatal(err)
-	}
-	ns, err := netns.New()
-	if err != nil {
-		t.Fatal(err)
-	}
-	e, err := enforcer.Enforce(dir, table, func(*endpoint.Endpoint) uint64 { return ns.Cookie() })
-	if err != nil {
-		t.Fatal(err)
-	}
+	e := enforce(t, table)
 	defer func() {
-		e.End()
-		if err := errors.Join(e.Close(), dir.Close(), group.Remove(), ns.Close()); err != nil {
+		if err := e.end(); err != nil {
 			t.Error(err)
 		}
 	}()
@@ -356,12 +335,12 @@ func inEnforced(t *testing.T, table *policy.Table, fn func(ns *netns.NS, e *enfo
 		return os.WriteFile(to+"/cgroup.procs", fmt.Appendf(nil, "%d", os.Getpid()), 0)
 	}
 	var sockets []int
-	err = ns.Do(func() error {
+	err := e.ns.Do(func() error {
 		testkit.HoldSignals(t) // the thread ends with the test
-		fn(ns, e, func() int {
-			err := move(group.Path())
+		fn(e.ns, e.Enforcement, func() int {
+			err := move(e.group)
 			s, socketErr := unix.Socket(unix.AF_INET6, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-			if err = errors.Join(err, socketErr, move(own)); err != nil {
+			if err = errors.Join(err, socketErr, move(e.own)); err != nil {
 				t.Fatal(err)
 			}
 			sockets = append(sockets, s)
