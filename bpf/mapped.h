@@ -7,8 +7,8 @@
 #include "udp.h"
 
 /*
- * The errno by which the preloaded library knows that the supervisor has to decide: connect(2) on
- * an IP socket has no such error.
+ * The errno by which the gate and the preloaded library know that the supervisor has to decide:
+ * connect(2) on an IP socket has no such error.
  */
 #define ASK_SUPERVISOR 93 /* EPROTONOSUPPORT */
 
