@@ -191,19 +191,24 @@ func (c *control) serve(take func(Request), waits func(id uint64) bool, ended fu
 	c.handOn()
 }
 
-// fail ends all waits for answers.
+// fail ends all waits for answers, and the Requests. Who hears of the end can give no order any more.
 func (c *control) fail(err error) {
-	c.stop(err)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.gone = err
 	c.orders.fail(err)
+	c.endRequests(err)
 }
 
 // stop ends the Requests.
 func (c *control) stop(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.endRequests(err)
+}
+
+// endRequests ends the Requests. The caller holds mu.
+func (c *control) endRequests(err error) {
 	if c.end == nil {
 		c.end = err
 	}
