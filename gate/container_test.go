@@ -140,7 +140,7 @@ func callAsked() bool {
 }
 
 // datagramSocket makes a socket, and not by unix.Socket: Go takes that for a call that never waits,
-// and preempts it by a signal every 10 ms. The kernel then queues it anew, behind all others.
+// and runs nothing else on the thread's processor until the gate has answered.
 func datagramSocket(family uintptr) (int, error) {
 	s, _, errno := unix.Syscall(unix.SYS_SOCKET, family, unix.SOCK_DGRAM, 0)
 	if errno != 0 {
@@ -279,6 +279,10 @@ func (c *container) start(threads int, edit func(*Config)) *Gate {
 	defer dir.Close()
 	c.must(os.Setenv(programEnv, fmt.Sprint(path, " ", threads)))
 	defer os.Unsetenv(programEnv)
+	// Before Linux 5.19 a signal interrupts a trapped call, which is then made and counted again. Go
+	// sends its own threads signals to preempt them.
+	c.must(os.Setenv("GODEBUG", "asyncpreemptoff=1"))
+	defer os.Unsetenv("GODEBUG")
 	var g *Gate
 	c.process, err = launch.Start(launch.Spec{
 		Path: exe, Args: []string{"program"}, Netns: c.own.File(), CgroupDir: dir, Filter: prog, Caps: launch.Default,

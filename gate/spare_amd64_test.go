@@ -84,23 +84,29 @@ func awaitStop(pid int) error {
 }
 
 // killTracee ends a process that this thread traces, and waits for that: kill(2) alone returns while
-// the process may still do things. Its parent hears of the end once the tracer has.
+// the process may still do things. Its parent hears of the end once the tracer has. Before Linux 5.19
+// (kernel commit 2500ad1c7fa4) a killed process can stop once more on its way, at the end of its system
+// call. It goes on from there by itself.
 func killTracee(pid int) error {
 	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
 		return fmt.Errorf("kill process %d: %w", pid, err)
 	}
-	var status unix.WaitStatus
-	_, err := unix.Wait4(pid, &status, unix.WALL, nil)
-	if errors.Is(err, unix.ECHILD) { // the first pool is our child, and its waiter was faster
-		return nil
+	for {
+		var status unix.WaitStatus
+		_, err := unix.Wait4(pid, &status, unix.WALL, nil)
+		if errors.Is(err, unix.ECHILD) { // the first pool is our child, and its waiter was faster
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("await end of process %d: %w", pid, err)
+		}
+		if status.Signaled() {
+			return nil
+		}
+		if !status.Stopped() {
+			return fmt.Errorf("process %d: status %#x, want it killed", pid, status)
+		}
 	}
-	if err != nil {
-		return fmt.Errorf("await end of process %d: %w", pid, err)
-	}
-	if !status.Signaled() {
-		return fmt.Errorf("process %d: status %#x, want it killed", pid, status)
-	}
-	return nil
 }
 
 // atEachCall kills the pool at the first point in the round that do causes, at the second one of
