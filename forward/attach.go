@@ -8,6 +8,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/netns"
 )
 
 // priority is the priority of our filters among the filters on the same link.
@@ -45,7 +47,14 @@ func (t *Table) attach(p Pod) error {
 // End makes the host deaf at a link whose packets a program in user space takes (AF_PACKET):
 // the host would answer and route them as well. The link may not have a bridge.
 func (t *Table) End(device int) error {
-	return hook{device, netlink.HANDLE_MIN_INGRESS, t.programs.ForwardEnd, "forward_end"}.attach()
+	return t.end(device).attach()
+}
+
+// Ended returns an error if the host listens at a link in spite of End.
+func (t *Table) Ended(device int) error { return t.end(device).attached() }
+
+func (t *Table) end(device int) hook {
+	return hook{device, netlink.HANDLE_MIN_INGRESS, t.programs.ForwardEnd, "forward_end"}
 }
 
 func (h hook) attach() error {
@@ -75,24 +84,28 @@ func (h hook) attrs() netlink.FilterAttrs {
 // Attached returns which program of a pod is not attached to its link; nil if all are.
 func (t *Table) Attached(p Pod) error {
 	for _, h := range t.hooks(p) {
-		link, err := netlink.LinkByIndex(h.device)
-		if err != nil {
-			return fmt.Errorf("find link %d: %w", h.device, err)
-		}
-		filters, err := netlink.FilterList(link, h.parent)
-		if err != nil {
-			return fmt.Errorf("list filters of link %d: %w", h.device, err)
-		}
-		found := false
-		for _, f := range filters {
-			b, ok := f.(*netlink.BpfFilter)
-			found = found || ok && b.Name == h.name && b.Priority == priority
-		}
-		if !found {
-			return fmt.Errorf("the program %s is not attached to link %d", h.name, h.device)
+		if err := h.attached(); err != nil {
+			return err
 		}
 	}
 	return nil
+}
+
+func (h hook) attached() error {
+	link, err := netlink.LinkByIndex(h.device)
+	if err != nil {
+		return fmt.Errorf("find link %d: %w", h.device, err)
+	}
+	filters, err := netns.Dump(func() ([]netlink.Filter, error) { return netlink.FilterList(link, h.parent) })
+	if err != nil {
+		return fmt.Errorf("list filters of link %d: %w", h.device, err)
+	}
+	for _, f := range filters {
+		if b, ok := f.(*netlink.BpfFilter); ok && b.Name == h.name && b.Priority == priority {
+			return nil
+		}
+	}
+	return fmt.Errorf("the program %s is not attached to link %d", h.name, h.device)
 }
 
 // Detach removes the programs of a pod from its links. After Remove: without the table's row

@@ -85,5 +85,5 @@ func TestNothingPassesBeforePrograms(t *testing.T) {
 func TestNothingPassesBeforeProgramsOVS(t *testing.T) {
 	r := newRig(t)
 	s := r.vswitch()
-	r.attachSpied(object{"mode": "ovs", "ovsdb": "unix:" + s.dir + "/db.sock"})
+	r.attachSpied(object{"mode": "ovs", "ovsdb": s.database()})
 }

@@ -53,7 +53,7 @@ func newCommand(args *skel.CmdArgs) (*command, error) {
 	cmd := &command{config: c, args: args}
 	switch {
 	case c.Routed:
-		cmd.plane = routes{}
+		cmd.plane = routes{prev: c.prev}
 	case c.Mode == modeOVS:
 		cmd.plane = ovs{database: c.OVSDB, bridge: c.Bridge}
 	default:

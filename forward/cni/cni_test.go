@@ -4,63 +4,15 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
-	"net"
-	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
-	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
-
-	"github.com/tsugiki/tsugiki/forward"
-	"github.com/tsugiki/tsugiki/internal/testkit"
 )
-
-// In each mode pods reach each other, directly; CHECK agrees; DEL leaves nothing, also again.
-func TestModes(t *testing.T) {
-	r := newRig(t)
-	standard := func(kind string) object {
-		return object{"type": kind, "ipam": r.ipam(), "isGateway": true}
-	}
-	chained := object{"type": "tsugiki-cni", "pairs": "all"}
-	for name, plugins := range map[string][]object{
-		"bridge":         {r.plugin(object{})},
-		"routed":         {r.plugin(object{"routed": true})},
-		"chained-bridge": {standard("bridge"), chained},
-		"chained-ptp":    {standard("ptp"), chained},
-	} {
-		t.Run(name, func(t *testing.T) {
-			r := *r
-			r.t = t
-			n := r.network(name, plugins...)
-			pods := n.pods(2)
-			a, b := pods[0], pods[1]
-			r.echo(a, b)
-			r.echo(b, a)
-			for _, p := range pods {
-				if c := r.counts(n, p); c["direct"] < 2 || c["bad-addr"]+c["bad-mac"] > 0 {
-					t.Errorf("counts %v", c)
-				}
-				if err := n.check(p); err != nil {
-					t.Errorf("check: %v", err)
-				}
-			}
-			b.close() // with the pod's end the host's goes, before DEL
-			for _, p := range []*pod{a, b, a, b} {
-				if err := n.del(p); err != nil {
-					t.Errorf("del: %v", err)
-				}
-			}
-			r.nothing(n)
-		})
-	}
-}
 
 // The host reaches pods, and pods the host.
 func TestHost(t *testing.T) {
@@ -82,28 +34,6 @@ func TestHost(t *testing.T) {
 		host := &pod{ns: r.host}
 		r.echo(host, &pod{ns: p.ns, addrs: p.addrs[:1]})
 		must(t, n.del(p))
-		r.nothing(n)
-	}
-}
-
-// Results have the version that the configuration asks for.
-func TestVersions(t *testing.T) {
-	r := newRig(t)
-	info, err := libcni.NewCNIConfig(r.path, &executor{r: r}).GetVersionInfo(context.Background(), "tsugiki-cni")
-	must(t, err)
-	if diff := cmp.Diff([]string{"0.4.0", "1.0.0", "1.1.0"}, info.SupportedVersions()); diff != "" {
-		t.Errorf("versions:\n%s", diff)
-	}
-	for _, v := range info.SupportedVersions() {
-		n := r.network("v", r.plugin(object{}))
-		n.list.CNIVersion = v
-		p := n.newPod("one")
-		got, err := n.cni.AddNetworkList(context.Background(), n.list, p.conf)
-		must(t, err)
-		if got.Version() != v {
-			t.Errorf("asked for %s, got %s", v, got.Version())
-		}
-		must(t, errors.Join(n.check(p), n.del(p)))
 		r.nothing(n)
 	}
 }
@@ -229,109 +159,6 @@ func TestUnusable(t *testing.T) {
 	r.nothing(n)
 }
 
-// CHECK finds whatever is not as ADD made it.
-func TestCheckFindsDrift(t *testing.T) {
-	r := newRig(t)
-	n := r.network("drift", r.plugin(object{}))
-	own := func(change func(netlink.Link) error) func(*pod) error {
-		return func(p *pod) error {
-			return p.ns.Do(func() error {
-				link, err := netlink.LinkByName("eth0")
-				if err == nil {
-					err = change(link)
-				}
-				return err
-			})
-		}
-	}
-	host := func(change func(netlink.Link) error) func(*pod) error {
-		return func(p *pod) error {
-			return r.host.Do(func() error {
-				link, err := netlink.LinkByIndex(r.device(forward.Owner{Network: "drift", Container: p.conf.ContainerID, Interface: "eth0"}))
-				if err == nil {
-					err = change(link)
-				}
-				return err
-			})
-		}
-	}
-	for name, change := range map[string]func(*pod) error{
-		"the link eth0 of the container is down": own(netlink.LinkSetDown),
-		"MAC address": own(func(l netlink.Link) error {
-			return netlink.LinkSetHardwareAddr(l, net.HardwareAddr{2, 0, 0, 0, 0, 1})
-		}),
-		"address": own(func(l netlink.Link) error {
-			list, err := netlink.AddrList(l, netlink.FAMILY_V4)
-			return errors.Join(err, netlink.AddrDel(l, &list[0]))
-		}),
-		"no route to 0.0.0.0/0": own(func(l netlink.Link) error {
-			return netlink.RouteDel(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}})
-		}),
-		"not a port of bridge": host(netlink.LinkSetNoMaster),
-		"is down":              host(netlink.LinkSetDown),
-		"the alias":            host(func(l netlink.Link) error { return netlink.LinkSetAlias(l, "another") }),
-		"no such pod":          host(func(l netlink.Link) error { return leave(l.Attrs().Index) }),
-		"is not attached": host(func(l netlink.Link) error {
-			return withTable(func(t *forward.Table) error {
-				p, err := t.Pod(l.Attrs().Index)
-				return errors.Join(err, t.Detach(p))
-			})
-		}),
-		"does not lead to the pod": func(*pod) error { return emptyMap("device_by_addr") },
-		"eth0":                     host(netlink.LinkDel),
-	} {
-		t.Run(name, func(t *testing.T) {
-			p := n.pods(1)[0]
-			must(t, n.check(p))
-			alias := name == "the alias"
-			must(t, change(p))
-			has(t, n.check(p), codeDrift, name, "add it again")
-			if alias {
-				r.do(func() error {
-					link, err := netlink.LinkByName(namesOf("drift", p.conf.ContainerID, "eth0").host)
-					return errors.Join(err, netlink.LinkSetAlias(link, ""))
-				})
-			}
-			must(t, n.del(p))
-			r.nothing(n)
-		})
-	}
-}
-
-// GC removes the attachments that the runtime does not name, of its own network only.
-func TestGC(t *testing.T) {
-	r := newRig(t)
-	n, other := r.network("kept", r.plugin(object{})), r.network("other", r.plugin(object{"routed": true}))
-	pods, foreign := n.pods(3), other.pods(1)[0]
-	stale := pods[1]
-	must(t, os.RemoveAll(r.data+"/results")) // libcni would call DEL for those it has noted
-	pods[2].close()
-	err := n.cni.GCNetworkList(context.Background(), n.list, &libcni.GCArgs{
-		ValidAttachments: []types.GCAttachment{{ContainerID: pods[0].conf.ContainerID, IfName: "eth0"}},
-	})
-	must(t, err)
-	r.do(func() error {
-		left := map[forward.Owner]bool{}
-		links, err := netlink.LinkList()
-		for _, link := range links {
-			if o, ok := ownerOf(link); ok {
-				left[o] = true
-			}
-		}
-		want := map[forward.Owner]bool{{Network: "kept", Container: pods[0].conf.ContainerID, Interface: "eth0"}: true, {Network: "other", Container: foreign.conf.ContainerID, Interface: "eth0"}: true}
-		if diff := cmp.Diff(want, left); diff != "" {
-			t.Errorf("attachments:\n%s", diff)
-		}
-		return err
-	})
-	if _, err := os.Stat(fmt.Sprintf("%s/leases/kept/%s", r.data, stale.addrs[0])); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the address of the stale attachment: %v", err)
-	}
-	must(t, errors.Join(n.del(pods[0]), n.del(pods[2]), other.del(foreign)))
-	r.nothing(n)
-	r.nothing(other)
-}
-
 // STATUS says whether ADD would work.
 func TestStatus(t *testing.T) {
 	r := newRig(t)
@@ -379,38 +206,6 @@ func TestMalformedInput(t *testing.T) {
 			has(t, e, c.code)
 		})
 	}
-}
-
-// Pods that come and go at once leave nothing.
-func TestManyAtOnce(t *testing.T) {
-	r := newRig(t)
-	n := r.network("many", r.plugin(object{}))
-	first := n.pods(1)[0]
-	pods := make([]*pod, testkit.Times(16, 200))
-	for i := range pods {
-		pods[i] = n.newPod(fmt.Sprintf("many-%d", i))
-	}
-	all := func(call func(*pod) error) {
-		t.Helper()
-		errs := make([]error, len(pods))
-		var wait sync.WaitGroup
-		for i, p := range pods {
-			wait.Add(1)
-			go func() {
-				defer wait.Done()
-				errs[i] = call(p)
-			}()
-		}
-		wait.Wait()
-		must(t, errors.Join(errs...))
-	}
-	for range testkit.Times(1, 3) {
-		all(func(p *pod) error { _, err := n.add(p); return err })
-		r.echo(first, pods[len(pods)-1])
-		all(n.del)
-	}
-	must(t, n.del(first))
-	r.nothing(n)
 }
 
 // The examples are configurations that the plugin accepts.

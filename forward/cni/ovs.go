@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"strings"
@@ -14,6 +15,8 @@ import (
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/forward"
 )
 
 // ovs is a bridge of Open vSwitch on this host. A pod's packets come to it by a wire, a second
@@ -155,25 +158,36 @@ func (o ovs) disconnect(name names) error {
 			return err
 		}
 	}
-	_, err = o.vsctl("--no-wait", "--if-exists", "del-port", o.bridge, name.port)
+	// Of whichever bridge: somebody may have moved it.
+	_, err = o.vsctl("--no-wait", "--if-exists", "del-port", name.port)
 	return err
 }
 
 func (o ovs) connected(_ netlink.Link, name names) error {
+	var port netlink.Link
 	for _, each := range []string{name.wire, name.port} {
 		link, err := findLink(each)
-		if err != nil {
+		switch {
+		case err != nil:
 			return err
-		}
-		if link == nil {
+		case link == nil:
 			return fmt.Errorf("there is no link %s", each)
+		case link.Attrs().Flags&net.FlagUp == 0:
+			return fmt.Errorf("the link %s is down", each)
 		}
+		port = link
 	}
 	br, err := o.vsctl("port-to-br", name.port)
 	if err == nil && br != o.bridge {
 		err = fmt.Errorf("the port %s is of bridge %s", name.port, br)
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	if user, err := o.inUserSpace(); err != nil || !user {
+		return err
+	}
+	return withTable(func(t *forward.Table) error { return t.Ended(port.Attrs().Index) })
 }
 
 // configure has the pod compute checksums: a switch in user space hands packets on as they are.

@@ -11,6 +11,8 @@ import (
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/netns"
 )
 
 // plane is where packets of pods go that are not direct: a bridge, the host's routes, a switch.
@@ -160,7 +162,9 @@ func (bridge) addRoutes(netlink.Link, *podLink, *current.Result) error { return 
 
 // routes is the host as the pods' router: each pod has a route of its own, and none a neighbor
 // but the host.
-type routes struct{}
+type routes struct {
+	prev *current.Result // CHECK: the result of ADD
+}
 
 // The addresses of the gateway in each pod. They are link-local, and nobody has them: the pod's
 // entry for the neighbor says where they are.
@@ -217,19 +221,18 @@ func (routes) open(l *podLink, _ names, given *current.Result) error {
 
 func (routes) disconnect(names) error { return nil } // a link's routes go with it
 
-func (routes) connected(host netlink.Link, name names) error {
-	list, err := netlink.RouteList(host, netlink.FAMILY_ALL)
+func (r routes) connected(host netlink.Link, name names) error {
+	list, err := netns.Dump(func() ([]netlink.Route, error) { return netlink.RouteList(host, netlink.FAMILY_ALL) })
 	if err != nil {
 		return fmt.Errorf("list routes of link %s: %w", name.host, err)
 	}
-	for _, r := range list {
-		if r.Dst != nil {
-			if ones, bits := r.Dst.Mask.Size(); ones == bits && r.Scope == netlink.SCOPE_LINK || bits == 128 && ones == bits {
-				return nil
-			}
+	for _, ip := range r.prev.IPs {
+		to := whole(ip.Address.IP).String()
+		if !slices.ContainsFunc(list, func(has netlink.Route) bool { return has.Dst != nil && has.Dst.String() == to }) {
+			return fmt.Errorf("the host has no route to %s by link %s", to, name.host)
 		}
 	}
-	return fmt.Errorf("the host has no route to the pod by link %s", name.host)
+	return nil
 }
 
 func (routes) configure(netlink.Link, *podLink) error { return nil }

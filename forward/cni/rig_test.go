@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -36,6 +37,7 @@ type rig struct {
 	pid  int      // of a process in the host's mount namespace
 	path []string // folders of plugins
 	data string   // for addresses and results
+	vs   *vswitch // if a test has started one
 }
 
 type object map[string]any
@@ -120,7 +122,7 @@ func (r *rig) command(ctx context.Context, program string, args ...string) *exec
 	return exec.CommandContext(ctx, "nsenter", words...)
 }
 
-// network is a list of plugins, and how often it was changed.
+// network is a list of plugins.
 type network struct {
 	r    *rig
 	list *libcni.NetworkConfigList
@@ -130,7 +132,12 @@ type network struct {
 // network makes a network of these plugins. Version 1.1.0 has GC and STATUS.
 func (r *rig) network(name string, plugins ...object) *network {
 	r.t.Helper()
-	text, err := json.Marshal(object{"cniVersion": "1.1.0", "name": name, "plugins": plugins})
+	return r.networkOf("1.1.0", name, plugins...)
+}
+
+func (r *rig) networkOf(version, name string, plugins ...object) *network {
+	r.t.Helper()
+	text, err := json.Marshal(object{"cniVersion": version, "name": name, "plugins": plugins})
 	must(r.t, err)
 	list, err := libcni.NetworkConfFromBytes(text)
 	must(r.t, err)
@@ -146,13 +153,14 @@ func (r *rig) ipam() object {
 	}
 }
 
+// otherIPAM hands out other addresses.
+func (r *rig) otherIPAM() object {
+	return merged(r.ipam(), object{"ranges": [][]object{{{"subnet": "203.0.113.0/24"}}, {{"subnet": "2001:db8:78::/64"}}}})
+}
+
 // plugin is tsugiki-cni with an IPAM plugin and what else is given.
 func (r *rig) plugin(more object) object {
-	p := object{"type": "tsugiki-cni", "ipam": r.ipam(), "pairs": "all"}
-	for k, v := range more {
-		p[k] = v
-	}
-	return p
+	return merged(object{"type": "tsugiki-cni", "ipam": r.ipam(), "pairs": "all"}, more)
 }
 
 // pod is one that is, or was, attached.
@@ -189,6 +197,14 @@ func (n *network) del(p *pod) error {
 
 func (n *network) check(p *pod) error {
 	return n.cni.CheckNetworkList(context.Background(), n.list, p.conf)
+}
+
+// forget removes what libcni has noted of pods: at GC it would call DEL for them.
+func (n *network) forget(pods ...*pod) {
+	n.r.t.Helper()
+	for _, p := range pods {
+		must(n.r.t, os.Remove(filepath.Join(n.r.data, "results", fmt.Sprintf("%s-%s-%s", n.list.Name, p.conf.ContainerID, p.conf.IfName))))
+	}
 }
 
 // pods attaches some.
@@ -306,20 +322,14 @@ func noLinks() error {
 	return err
 }
 
-// nothing checks that no pod is left: no link, no row, no address that is taken. The kernel
-// deletes the links of a namespace some time after that is closed.
+// nothing checks that no pod is left: no link, no row, no program, no port of a switch, no address
+// that is taken. The kernel deletes the links of a namespace some time after that is closed, and
+// the programs of a link some time after that.
 func (r *rig) nothing(n *network) {
 	r.t.Helper()
 	testkit.Eventually(r.t, func() error { return r.host.Do(noLinks) })
-	r.do(func() error {
-		return withTable(func(t *forward.Table) error {
-			pods, err := t.Pods()
-			if len(pods) > 0 {
-				r.t.Errorf("the table has %v", pods)
-			}
-			return err
-		})
-	})
+	must(r.t, noRows())
+	testkit.Eventually(r.t, onlyPinned)
 	leases, err := filepath.Glob(filepath.Join(r.data, "leases", n.list.Name, "[0-9]*"))
 	must(r.t, err)
 	for _, lease := range leases {
@@ -327,4 +337,67 @@ func (r *rig) nothing(n *network) {
 			r.t.Errorf("the address %s is taken", base)
 		}
 	}
+	if r.vs != nil && r.vs.runs("ovsdb-server") {
+		if ports := r.vs.vsctl("--bare", "--columns=name", "find", "port", "name!=br-int", "name!=br-other"); ports != "" {
+			r.t.Errorf("ports of the switch are left: %s", ports)
+		}
+	}
+}
+
+// pinned loads each map or program of the host's table whose name begins so.
+func pinned(prefix string) (files []string, err error) {
+	return filepath.Glob(filepath.Join(forward.Folder, "*", prefix+"*"))
+}
+
+// noRows says which map of the host's table has a row.
+func noRows() error {
+	files, err := pinned("*_by_")
+	for _, file := range files {
+		m, openErr := ebpf.LoadPinnedMap(file, nil)
+		if openErr != nil {
+			return openErr
+		}
+		key := make([]byte, m.KeySize())
+		if m.NextKey(nil, &key) == nil {
+			err = errors.Join(err, fmt.Errorf("%s has the row %x", filepath.Base(file), key))
+		}
+		m.Close()
+	}
+	return err
+}
+
+// onlyPinned says whether there are programs of the host's table besides those that are pinned.
+func onlyPinned() error {
+	files, err := pinned("forward_")
+	maps, mapErr := pinned("pod_by_device")
+	if err = errors.Join(err, mapErr); err != nil || len(maps) == 0 {
+		return err
+	}
+	m, err := ebpf.LoadPinnedMap(maps[0], nil)
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	info, err := m.Info()
+	if err != nil {
+		return err
+	}
+	own, _ := info.ID()
+	count := 0
+	for id, err := ebpf.ProgramGetNextID(0); err == nil; id, err = ebpf.ProgramGetNextID(id) {
+		p, err := ebpf.NewProgramFromID(id)
+		if err != nil {
+			continue // it has ended
+		}
+		if info, err := p.Info(); err == nil {
+			if of, _ := info.MapIDs(); slices.Contains(of, own) {
+				count++
+			}
+		}
+		p.Close()
+	}
+	if want := len(files) - 1; count != want { // forward_end reads no map
+		err = fmt.Errorf("%d programs read the table, want the %d that are pinned", count, want)
+	}
+	return err
 }
