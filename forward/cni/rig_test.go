@@ -30,7 +30,8 @@ import (
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
-// A rig is a host in a namespace, with a BPF file system of its own, and runs plugins there.
+// A rig is a host in a namespace, with a BPF file system and a /var/lib of its own, and runs plugins
+// there.
 type rig struct {
 	t    *testing.T
 	host *netns.NS
@@ -58,7 +59,7 @@ func newRig(t *testing.T) *rig {
 	plugins, err := testkit.CNIPlugins()
 	must(t, err)
 	r := &rig{t: t, path: []string{testkit.BuildTsugiki(t), plugins}, data: t.TempDir(), host: newNS(t)}
-	hold := exec.Command("unshare", "-m", "--propagation", "private", "sh", "-ec", "mount -t bpf bpf /sys/fs/bpf; echo up; exec cat")
+	hold := exec.Command("unshare", "-m", "--propagation", "private", "sh", "-ec", "mount -t bpf bpf /sys/fs/bpf; mount -t tmpfs var /var/lib; echo up; exec cat")
 	stdin, err := hold.StdinPipe()
 	must(t, err)
 	stdout, err := hold.StdoutPipe()

@@ -11,8 +11,8 @@ import (
 	"github.com/tsugiki/tsugiki/internal/sys/lock"
 )
 
-// CNIPlugins returns a folder with the standard network plugins of tools/cni/go.mod. It builds
-// them, once per process.
+// CNIPlugins returns a folder with the standard network plugins of tools/cni/go.mod, and cnitool,
+// which calls plugins. It builds them, once per process.
 var CNIPlugins = sync.OnceValues(func() (string, error) {
 	root, err := ModuleRoot()
 	if err != nil {
@@ -37,7 +37,7 @@ var CNIPlugins = sync.OnceValues(func() (string, error) {
 	}
 	args := []string{"build", "-modfile=" + mod, "-o", dir + "/"}
 	for word := range strings.FieldsSeq(string(text)) {
-		if strings.Contains(word, "/plugins/plugins/") {
+		if strings.Contains(word, "/plugins/plugins/") || strings.HasSuffix(word, "/cnitool") {
 			args = append(args, word)
 		}
 	}

@@ -3,6 +3,7 @@ module github.com/tsugiki/tsugiki/tools/cni
 go 1.24.0
 
 tool (
+	github.com/containernetworking/cni/cnitool
 	github.com/containernetworking/plugins/plugins/ipam/host-local
 	github.com/containernetworking/plugins/plugins/main/bridge
 	github.com/containernetworking/plugins/plugins/main/ptp
