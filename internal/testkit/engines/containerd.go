@@ -13,7 +13,7 @@ import (
 )
 
 // containerdConfig is for both of its interfaces. %[1]s is the rig's folder, %[2]s
-// the image's name, %[3]s more runtimes.
+// the image's name, %[3]s more runtimes, %[4]s the folder of network plugins.
 const containerdConfig = `version = 2
 root = "%[1]s/containerd"
 [plugins."io.containerd.grpc.v1.cri"]
@@ -21,7 +21,7 @@ sandbox_image = "%[2]s"
 # Lowering it needs CAP_SYS_RESOURCE, which machines for tests lack.
 restrict_oom_score_adj = true
 [plugins."io.containerd.grpc.v1.cri".cni]
-bin_dir = "/usr/lib/cni"
+bin_dir = "%[4]s"
 conf_dir = "/etc/cni/net.d"
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
 runtime_type = "io.containerd.runc.v2"
@@ -58,8 +58,8 @@ func (r *Rig) startContainerd(t testkit.TB, namespace string) {
 		fmt.Fprintf(&runtimes, containerdRuntime, name, path)
 	}
 	r.configure(t, map[string]string{
-		"/etc/containerd/config.toml":    fmt.Sprintf(containerdConfig, r.dir, ImageName, runtimes.String()),
-		"/etc/cni/net.d/0-pods.conflist": cniConfig,
+		"/etc/containerd/config.toml":    fmt.Sprintf(containerdConfig, r.dir, ImageName, runtimes.String(), r.pluginFolder(t)),
+		"/etc/cni/net.d/0-pods.conflist": r.network(),
 	})
 	r.daemon(t, func() error {
 		_, err := r.run("ctr", "version")

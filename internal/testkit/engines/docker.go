@@ -78,10 +78,17 @@ cgroup_manager = "cgroupfs"
 conmon_env_vars = %s
 events_logger = "none"
 runtime = "runc"
-`, tomlList(env))
+[network]
+network_backend = "cni"
+cni_plugin_dirs = [%q]
+`, tomlList(env), r.pluginFolder(t))
 	storage := fmt.Sprintf("[storage]\ndriver = \"overlay\"\ngraphroot = %q\nrunroot = \"/run/containers/storage\"\n",
 		filepath.Join(r.dir, "podman"))
-	r.configure(t, map[string]string{"/etc/containers/containers.conf": config, "/etc/containers/storage.conf": storage})
+	files := map[string]string{"/etc/containers/containers.conf": config, "/etc/containers/storage.conf": storage}
+	if r.Network != "" {
+		files["/etc/cni/net.d/0-pods.conflist"] = r.Network
+	}
+	r.configure(t, files)
 	p := &cli{r, "podman", []string{"podman"}, func(c Container) []string {
 		// Its defaults are more than a machine for tests may allow itself.
 		f := append(flags("--annotation", pairs(c.Annotations)...), "--cgroup-parent", "/"+r.name, "--ulimit", "host")

@@ -41,6 +41,10 @@ type Options struct {
 	// Env is set for daemons, and so for the runtimes that they call. Podman
 	// calls its own with next to no environment.
 	Env []string
+	// Network is the list of CNI plugins of pods, and of the network "pods" of podman; a bridge of
+	// the standard plugins if it is empty. Plugins are paths of plugins besides the distribution's.
+	Network string
+	Plugins []string
 	// Files are what the rig's /etc has besides the machine's, by path.
 	Files map[string]string
 	// Written are the folders that programs of the rig can write without changing the machine's;
@@ -196,6 +200,33 @@ func (r *Rig) write(path, text string) error {
 		return err
 	}
 	return os.WriteFile(path, []byte(text), 0o644)
+}
+
+// pluginFolder makes a folder with all network plugins, and returns its path in the rig.
+func (r *Rig) pluginFolder(t testkit.TB) string {
+	t.Helper()
+	const distribution = "/usr/lib/cni"
+	if len(r.Plugins) == 0 {
+		return distribution
+	}
+	dir := filepath.Join(r.dir, "plugins")
+	args := append([]string{"-c", `mkdir "$0" && ln -s "$@" "$0"`, dir}, r.Plugins...)
+	standard, err := filepath.Glob(distribution + "/*")
+	if err == nil {
+		_, err = r.run("sh", append(args, standard...)...)
+	}
+	if err != nil {
+		t.Fatalf("make folder of network plugins: %v", err)
+	}
+	return dir
+}
+
+// network is the configuration list of pods.
+func (r *Rig) network() string {
+	if r.Network == "" {
+		return cniConfig
+	}
+	return r.Network
 }
 
 // configure writes an engine's configuration, by path.
