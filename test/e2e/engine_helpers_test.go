@@ -17,10 +17,11 @@ import (
 // engineCase is an engine, and what its container is.
 type engineCase struct {
 	engine string
-	none   bool // no network but a loopback; else the engine's bridge
-	redis  bool // instead of nginx
-	crun   bool // called by tsugiki-runtime, instead of runc
-	setup  bool // tsugiki setup has told the engine of tsugiki-runtime
+	none   bool      // no network but a loopback; else the engine's bridge
+	redis  bool      // instead of nginx
+	crun   bool      // called by tsugiki-runtime, instead of runc
+	setup  bool      // tsugiki setup has told the engine of tsugiki-runtime
+	pods   *podsMode // tsugiki-cni attaches its pods
 }
 
 var engineCases = []engineCase{
@@ -102,7 +103,11 @@ func newNode(t *testing.T, c engineCase, config ...string) *node {
 	if c.setup {
 		options.Runtimes, options.Configured = nil, n.setUp
 	}
-	n.rig = engines.NewRig(t, n.h, options)
+	if c.pods != nil {
+		n.rig = podsRig(t, n.h, *c.pods, options)
+	} else {
+		n.rig = engines.NewRig(t, n.h, options)
+	}
 	if !strings.Contains(strings.Join(config, "\n"), "[[allow]]") {
 		config = append(config, allowed...)
 	}

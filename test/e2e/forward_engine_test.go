@@ -24,13 +24,15 @@ var podsModes = []podsMode{
 	{name: "ovs", config: `"mode": "ovs"`, start: startSwitch},
 }
 
+const podsSubnet = "10.89.0."
+
 // podsNetwork is the list of plugins that an engine is given. A version of 1.0.0 is what both of
 // Debian's engines know.
 func podsNetwork(m podsMode) string {
 	return fmt.Sprintf(`{"cniVersion": "1.0.0", "name": "pods", "plugins": [{
 		"type": "tsugiki-cni", %s, "pairs": "all",
-		"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.89.0.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}
-	}]}`, m.config)
+		"ipam": {"type": "host-local", "ranges": [[{"subnet": "%s0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}
+	}]}`, m.config, podsSubnet)
 }
 
 // inRigOf runs a program in a rig, and returns what it printed.
@@ -119,7 +121,7 @@ func checkPods(t *testing.T, rig *engines.Rig, e engines.Engine) {
 		}
 	}
 	ip, err := e.IP("server")
-	if err != nil || !strings.HasPrefix(ip, "10.89.0.") {
+	if err != nil || !strings.HasPrefix(ip, podsSubnet) {
 		t.Fatalf("the server's address is %q, %v", ip, err)
 	}
 	testkit.Eventually(t, func() error {
