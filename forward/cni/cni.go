@@ -137,6 +137,9 @@ func (c *command) add(done *undo) (*current.Result, error) {
 	if err := l.configurePod(c.args.IfName, given, c.plane); err != nil {
 		return nil, err
 	}
+	if err := l.announce(c.args.IfName); err != nil {
+		return nil, err
+	}
 	return c.result(l, given), nil
 }
 

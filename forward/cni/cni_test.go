@@ -92,62 +92,73 @@ func TestWrongConfiguration(t *testing.T) {
 
 // A clash is refused with what to do, and takes nothing from who was there first.
 func TestClashes(t *testing.T) {
-	r := newRig(t)
-	first := r.plugin(object{"capabilities": object{"mac": true}})
-	n := r.network("clash", first)
-	a := n.newPod("a")
-	a.conf.CapabilityArgs = map[string]any{"mac": "02:00:00:00:00:99"}
-	result, err := n.add(a)
-	must(t, err)
-	if got := result.Interfaces[1].Mac; got != "02:00:00:00:00:99" {
-		t.Errorf("MAC address %s", got)
-	}
-	_, err = n.add(a)
-	has(t, err, codeClash, "call DEL first")
+	eachMode(t, func(t *testing.T, r *rig, m mode) {
+		if m.chained { // the other plugin sees to it
+			return
+		}
+		n := r.network("clash", m.plugins(r, object{"capabilities": object{"mac": true}})...)
+		a := n.newPod("a")
+		a.conf.CapabilityArgs = map[string]any{"mac": "02:00:00:00:00:99"}
+		result, err := n.add(a)
+		must(t, err)
+		if got := result.Interfaces[1].Mac; got != "02:00:00:00:00:99" {
+			t.Errorf("MAC address %s", got)
+		}
+		_, err = n.add(a)
+		has(t, err, codeClash, "call DEL first")
 
-	twin := n.newPod("twin")
-	twin.conf.CapabilityArgs = a.conf.CapabilityArgs
-	_, err = n.add(twin)
-	has(t, err, codeClash, "02:00:00:00:00:99", "another address")
+		twin := n.newPod("twin")
+		twin.conf.CapabilityArgs = a.conf.CapabilityArgs
+		_, err = n.add(twin)
+		has(t, err, codeClash, "02:00:00:00:00:99", "another address")
 
-	named := n.newPod("named")
-	must(t, named.ns.Do(func() error {
-		attrs := netlink.NewLinkAttrs()
-		attrs.Name = "eth0"
-		return netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs})
-	}))
-	_, err = n.add(named)
-	has(t, err, codeClash, "an interface eth0")
+		named := n.newPod("named")
+		must(t, named.ns.Do(func() error {
+			attrs := netlink.NewLinkAttrs()
+			attrs.Name = "eth0"
+			return netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs})
+		}))
+		_, err = n.add(named)
+		has(t, err, codeClash, "an interface eth0")
 
-	own := n.newPod("own")
-	own.conf.NetNS = nsPath(r.host)
-	_, err = n.add(own)
-	has(t, err, types.ErrInvalidNetNS, "the host's network namespace")
+		own := n.newPod("own")
+		own.conf.NetNS = nsPath(r.host)
+		_, err = n.add(own)
+		has(t, err, types.ErrInvalidNetNS, "the host's network namespace")
 
-	gone := n.newPod("gone")
-	gone.conf.NetNS = "/run/netns/nobody"
-	_, err = n.add(gone)
-	has(t, err, types.ErrInvalidNetNS, "nobody")
+		gone := n.newPod("gone")
+		gone.conf.NetNS = "/run/netns/nobody"
+		_, err = n.add(gone)
+		has(t, err, types.ErrInvalidNetNS, "nobody")
 
-	must(t, n.check(a))
-	must(t, n.del(a))
-	r.nothing(n)
+		must(t, n.check(a))
+		must(t, n.del(a))
+		r.nothing(n)
+	})
+}
+
+// A subnet that is full says so, and what to do.
+func TestFullSubnet(t *testing.T) {
+	eachMode(t, func(t *testing.T, r *rig, m mode) {
+		if m.chained { // the other plugin says so
+			return
+		}
+		one := merged(r.ipam(), object{"ranges": [][]object{{{"subnet": "198.51.100.0/24", "rangeStart": "198.51.100.9", "rangeEnd": "198.51.100.9"}}}})
+		n := r.network("full", m.plugins(r, object{"ipam": one})...)
+		p := n.pods(1)[0]
+		_, err := n.add(n.newPod("late"))
+		has(t, err, codeAddresses, "no IP addresses available", "larger range")
+		must(t, n.check(p))
+		must(t, n.del(p))
+		r.nothing(n)
+	})
 }
 
 // A network that cannot take a pod says why, and keeps nothing of it.
 func TestUnusable(t *testing.T) {
 	r := newRig(t)
-	full := r.ipam()
-	full["ranges"] = [][]object{{{"subnet": "198.51.100.0/24", "rangeStart": "198.51.100.9", "rangeEnd": "198.51.100.9"}}}
-	n := r.network("full", r.plugin(object{"ipam": full}))
-	p := n.pods(1)[0]
-	_, err := n.add(n.newPod("late"))
-	has(t, err, codeAddresses, "no IP addresses available", "larger range")
-	must(t, n.del(p))
-	r.nothing(n)
-
-	n = r.network("no-bridge", r.plugin(object{"bridge": "lo"}))
-	_, err = n.add(n.newPod("one"))
+	n := r.network("no-bridge", r.plugin(object{"bridge": "lo"}))
+	_, err := n.add(n.newPod("one"))
 	has(t, err, codeNetwork, "no bridge", "another bridge")
 	r.nothing(n)
 

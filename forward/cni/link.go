@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
@@ -140,8 +141,7 @@ func (c *command) makeLink(ns *netns.NS, name names, done *undo) (*podLink, erro
 	return l, nil
 }
 
-// configurePod gives the pod's end its addresses and routes, and sets it up: the kernel then
-// announces them to neighbors, which may know another MAC address.
+// configurePod gives the pod's end its addresses and routes, and sets it up.
 func (l *podLink) configurePod(ifname string, given *current.Result, p plane) error {
 	return l.ns.Do(func() error {
 		link, err := netlink.LinkByName(ifname)
@@ -171,6 +171,39 @@ func (l *podLink) configurePod(ifname string, given *current.Result, p plane) er
 			return fmt.Errorf("set link %s of the container up: %w", ifname, err)
 		}
 		return l.addRoutes(link, given, p)
+	})
+}
+
+// announceLimit is how long ADD waits until neighbors can hear the pod.
+const announceLimit = time.Second
+
+// announce has the kernel announce the pod's addresses to neighbors, which may know another MAC
+// address of a pod that had them: they would ask again after half a minute only. The kernel does so
+// when a link is set up, but a bridge's port drops what comes before the bridge has heard, by a work
+// queue, that the port is up. Setting the MAC address makes the kernel do it again (arp_notify and
+// ndisc_notify), when the bridge has enabled the port: both hold the lock of the kernel's links.
+func (l *podLink) announce(ifname string) error {
+	if l.routed {
+		return nil // the host is the only neighbor, and was told
+	}
+	for began := time.Now(); time.Since(began) < announceLimit; time.Sleep(time.Millisecond) {
+		host, err := netlink.LinkByIndex(l.host.Attrs().Index)
+		if err != nil {
+			return fmt.Errorf("find link %s: %w", l.host.Attrs().Name, err)
+		}
+		if host.Attrs().OperState == netlink.OperUp {
+			break
+		}
+	}
+	return l.ns.Do(func() error {
+		link, err := netlink.LinkByName(ifname)
+		if err == nil {
+			err = netlink.LinkSetHardwareAddr(link, l.mac)
+		}
+		if err != nil {
+			return fmt.Errorf("announce link %s of the container: %w", ifname, err)
+		}
+		return nil
 	})
 }
 

@@ -238,6 +238,8 @@ func (r routes) connected(host netlink.Link, name names) error {
 func (routes) configure(netlink.Link, *podLink) error { return nil }
 
 func (routes) addRoutes(own netlink.Link, l *podLink, given *current.Result) error {
+	// Without an address of its family there is no route.
+	given.Routes = slices.DeleteFunc(given.Routes, func(r *types.Route) bool { return !hasFamily(given.IPs, r.Dst.IP) })
 	for _, ip := range given.IPs {
 		gw := gateway4
 		if ip.Address.IP.To4() == nil {
@@ -256,4 +258,8 @@ func (routes) addRoutes(own netlink.Link, l *podLink, given *current.Result) err
 		}
 	}
 	return nil
+}
+
+func hasFamily(list []*current.IPConfig, ip net.IP) bool {
+	return slices.ContainsFunc(list, func(c *current.IPConfig) bool { return (c.Address.IP.To4() == nil) == (ip.To4() == nil) })
 }
