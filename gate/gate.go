@@ -17,6 +17,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"os"
 	"os/exec"
 	"strconv"
@@ -71,9 +72,9 @@ type Config struct {
 	// UntrappedPort0 says that they also decide about a bind to port 0 of a wildcard or a loopback
 	// address.
 	Untrapped, UntrappedPort0 bool
-	// Translated says that IPv4 is translated: the supervisor decides about a connect to an IPv4
-	// address that is no loopback address, and about names.
-	Translated bool
+	// Translated is the pool of virtual addresses, of 15 bits, if IPv4 is translated: the supervisor
+	// decides about what the gate and the kernel programs do not know.
+	Translated netip.Prefix
 	// Relayed says that the supervisor relays connections that a program accepts. It needs Translated.
 	Relayed bool
 	Report  bool // from the start, report also calls that the gate answers itself
@@ -236,12 +237,14 @@ func command(path string, c Config, control *os.File) *exec.Cmd {
 		{c.Datagrams, "--datagrams"},
 		{c.Untrapped, "--untrapped"},
 		{c.UntrappedPort0, "--untrapped-port-0"},
-		{c.Translated, "--translated"},
 		{c.Relayed, "--relayed"},
 	} {
 		if flag.is {
 			cmd.Args = append(cmd.Args, flag.name)
 		}
+	}
+	if c.Translated.IsValid() {
+		cmd.Args = append(cmd.Args, "--translated", strconv.FormatUint(uint64(firstOf(c.Translated)), 10))
 	}
 	apart(cmd, control, c.Listener, c.Kill)
 	if c.CgroupDir != nil {

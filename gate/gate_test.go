@@ -28,6 +28,7 @@ func TestProtocolIsTheGates(t *testing.T) {
 
 		"BOARD_UNTRAPPED_DESTINATIONS": untrappedDestinations,
 		"BOARD_UNTRAPPED_PORT_0":       untrappedPort0,
+		"BOARD_TRANSLATED":             translated,
 		"BOARD_RELAYED":                relayed,
 
 		"GATE_HELLO":       hello,
@@ -57,6 +58,7 @@ func TestProtocolIsTheGates(t *testing.T) {
 		"GATE_WORD_SERVICES":        Services,
 		"GATE_WORD_AFGRAFT_SOCKETS": AFGraftSockets,
 		"GATE_WORD_BOUND_CLIENTS":   BoundClients,
+		"GATE_WORD_EXPECTS":         Expects,
 		"GATE_WORD_TRACED":          traced,
 
 		"struct gate_request":                  requestMessage{},

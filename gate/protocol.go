@@ -2,8 +2,10 @@ package gate
 
 import (
 	"bytes"
+	"encoding/binary"
 	"fmt"
 	"math/bits"
+	"net/netip"
 	"strconv"
 	"time"
 	"unsafe"
@@ -79,7 +81,7 @@ type Request struct {
 }
 
 // version is GATE_VERSION of gate/c/protocol.h.
-const version = 5
+const version = 6
 
 // messageHead is the beginning of each message of a gate.
 type messageHead struct {
@@ -132,6 +134,9 @@ type admissionMessage struct {
 	cookie    uint64
 	datagrams uint32
 	untrapped uint32
+
+	virtualPool uint32
+	zero        uint32
 }
 
 // The families of which sockets are made on the host, bits of policy/c/board.h.
@@ -173,6 +178,7 @@ const (
 	Services                   // the container serves ports on the host
 	AFGraftSockets             // the container has AF_GRAFT sockets
 	BoundClients               // a client's socket that is bound may need another source
+	Expects                    // a listener may get a connection that is exchanged (graft/expect.go)
 	traced                     // the gate reports calls that it answers itself; until the supervisor ends
 	words
 )
@@ -227,13 +233,20 @@ func encodeAdmission(c Config) []byte {
 	if c.UntrappedPort0 {
 		m.untrapped |= untrappedPort0
 	}
-	if c.Translated {
+	if c.Translated.IsValid() {
 		m.untrapped |= translated
+		m.virtualPool = firstOf(c.Translated)
 	}
 	if c.Relayed {
 		m.untrapped |= relayed
 	}
 	return wire.Append(nil, m)
+}
+
+// firstOf returns the first address of a pool in host order.
+func firstOf(pool netip.Prefix) uint32 {
+	first := pool.Masked().Addr().As4()
+	return binary.BigEndian.Uint32(first[:])
 }
 
 // TimeBuckets is the number of classes of times, see CallStats.Time.

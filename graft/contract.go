@@ -194,6 +194,8 @@ const (
 	BoundClients
 	// AFGraftSockets: the program has got an AF_GRAFT socket.
 	AFGraftSockets
+	// Expects: a listener of the program may get a marker (expect.go).
+	Expects
 
 	Hints // the number of hints
 )

@@ -87,6 +87,7 @@ func (x *expectation) open(port uint16) (netip.AddrPort, error) {
 		release()
 		return netip.AddrPort{}, errors.Join(err, f.Close())
 	}
+	x.e.Know(Expects)
 	x.e.relays.expect(port, 1)
 	x.cancel = func() {
 		f.Close()

@@ -32,10 +32,12 @@ func (c *Container) Serve(listener *os.File) error {
 		HostFirst6: c.engine.HostFirst(unix.AF_INET6),
 		Datagrams:  c.seesDatagrams(),
 		Untrapped:  c.state.Untrapped,
-		Translated: c.spec.Translation != nil,
 		Relayed:    c.servesRelayed(),
 		// With a rule for port 0, the engine has to serve the port that the kernel chooses.
 		UntrappedPort0: c.state.Untrapped && !slices.ContainsFunc(c.spec.Ingress, namesPort0),
+	}
+	if t := c.spec.Translation; t != nil {
+		config.Translated = t.Pool
 	}
 	var err error
 	if config.CgroupDir, err = c.keepers.Open(); err != nil {

@@ -20,6 +20,7 @@ var words = [graft.Hints]gate.Word{
 	graft.Services:       gate.Services,
 	graft.BoundClients:   gate.BoundClients,
 	graft.AFGraftSockets: gate.AFGraftSockets,
+	graft.Expects:        gate.Expects,
 }
 
 // gates are the gates of a container: one for the filter of its first program, and one for each

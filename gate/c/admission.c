@@ -61,6 +61,7 @@ static struct pooled_gate *admission_add(const struct gate_admission *a, const i
 		.host_first = a->host_first,
 		.datagrams = a->datagrams,
 		.untrapped = a->untrapped,
+		.virtual_pool = a->virtual_pool,
 		.uid = a->uid,
 		.gid = a->gid,
 	};

@@ -46,5 +46,6 @@ bool gate_make_board(struct gate *g)
 	b->host_first = g->host_first;
 	b->datagrams = g->datagrams;
 	b->untrapped = g->untrapped;
+	b->virtual_pool = g->virtual_pool;
 	return true;
 }

@@ -26,8 +26,9 @@ struct gate {
 	uint64_t cookie;
 	uint32_t host_first; /* BOARD_HOST_FIRST_ */
 	bool datagrams;
-	uint32_t untrapped; /* BOARD_UNTRAPPED_ */
-	uint32_t uid;	    /* of the program, for the owner of sockets */
+	uint32_t untrapped;    /* BOARD_UNTRAPPED_ */
+	uint32_t virtual_pool; /* of the board */
+	uint32_t uid;	       /* of the program, for the owner of sockets */
 	uint32_t gid;
 	uint32_t idle_ms; /* how long a gate of the pool is idle before it exits */
 	uint32_t keep_ms; /* how long the pool keeps its file without an agent and gates; 0: it has

@@ -22,13 +22,14 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "../../policy/c/translated.h"
 #include "../../shim/c/marks.h"
 #include "answer.h"
 #include "caller.h"
 #include "gate.h"
 
 /* Begins to connect a socket. Returns 0 or an errno. */
-static int mapped_begin(int file, int flags, const struct sockaddr_in6 *to)
+static int mapped_begin(int file, int flags, const struct translated_in6 *to)
 {
 	bool waits = !(flags & O_NONBLOCK);
 	int error;
@@ -51,45 +52,30 @@ static int mapped_option(int file, int option)
 
 /* Answers the call by what the beginning has given. Returns false if the supervisor has to
  * answer. */
-static bool mapped_answer(struct gate_worker *w, int error, bool waits, bool is_virtual)
+static bool mapped_answer(struct gate_worker *w, int error, bool waits,
+			  const struct translated_in *to)
 {
-	switch (error) {
-	case EPROTONOSUPPORT: /* bpf/mapped.h */
-	case EINVAL:
-	case EAFNOSUPPORT:
+	if (translated_asks(error, to))
 		return false;
-	case ENETUNREACH:
-		/* A socket that has had an IPv6 source has no way to the loopback any more. */
-		if (!is_virtual)
-			return false;
-		break;
-	case EINPROGRESS:
-	case EALREADY:
-		if (waits) {
-			gate_proceed(w);
-			return true;
-		}
-	}
-	gate_answer(w, -error);
+	if ((error == EINPROGRESS || error == EALREADY) && waits)
+		gate_proceed(w);
+	else
+		gate_answer(w, -error);
 	return true;
 }
 
 bool gate_connect_mapped(struct gate_worker *w)
 {
-	struct sockaddr_in6 to = {.sin6_family = AF_INET6};
-	struct sockaddr_in from;
+	struct translated_in to;
+	struct translated_in6 mapped;
 	int file, flags, error;
-	bool is_virtual;
 
-	if (w->n.data.args[5] == MARK_ASK || w->request.length < sizeof(from))
+	if (w->n.data.args[5] == MARK_ASK || w->request.length < sizeof(to))
 		return false;
-	memcpy(&from, w->request.address, sizeof(from));
-	to.sin6_port = from.sin_port;
-	memset(&to.sin6_addr.s6_addr[10], 0xff, 2);
-	memcpy(&to.sin6_addr.s6_addr[12], &from.sin_addr, sizeof(from.sin_addr));
-	is_virtual = (ntohl(from.sin_addr.s_addr) & 0xfffe0000) == 0xc6120000 &&
-		     from.sin_port != htons(53);
-
+	memcpy(&to, w->request.address, sizeof(to));
+	if (!translated_is_near(&to) && !translated_is_virtual(gate.board, &to))
+		return false;
+	mapped = translated_to6(&to);
 	file = gate_file_of(w, w->request.number);
 	if (file < 0)
 		return false;
@@ -101,7 +87,7 @@ bool gate_connect_mapped(struct gate_worker *w)
 		close(file);
 		return false;
 	}
-	error = mapped_begin(file, flags, &to);
+	error = mapped_begin(file, flags, &mapped);
 	close(file);
-	return mapped_answer(w, error, !(flags & O_NONBLOCK), is_virtual);
+	return mapped_answer(w, error, !(flags & O_NONBLOCK), &to);
 }

@@ -29,6 +29,8 @@ static _Atomic uint32_t *gate_word(struct board *b, uint32_t word)
 		return &b->afgraft_sockets;
 	case GATE_WORD_BOUND_CLIENTS:
 		return &b->bound_clients;
+	case GATE_WORD_EXPECTS:
+		return &b->expects;
 	case GATE_WORD_TRACED:
 		return &b->traced;
 	}

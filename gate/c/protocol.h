@@ -11,7 +11,7 @@
 
 #include "../../policy/c/board.h"
 
-#define GATE_VERSION 5
+#define GATE_VERSION 6
 
 enum gate_call {
 	GATE_HELLO, /* the first message: the gate is ready; see gate_greet_next */
@@ -80,6 +80,7 @@ enum gate_word {
 	GATE_WORD_SERVICES,
 	GATE_WORD_AFGRAFT_SOCKETS,
 	GATE_WORD_BOUND_CLIENTS,
+	GATE_WORD_EXPECTS,
 	GATE_WORD_TRACED,
 };
 
@@ -150,10 +151,12 @@ struct gate_admission {
 	uint64_t cookie;
 	uint32_t datagrams;
 	uint32_t untrapped;
+	uint32_t virtual_pool;
+	uint32_t zero;
 };
 
 #define GATE_ADMISSION_FILES 6
 
-_Static_assert(sizeof(struct gate_admission) == 40, "admission has no padding");
+_Static_assert(sizeof(struct gate_admission) == 48, "admission has no padding");
 
 #endif

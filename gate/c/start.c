@@ -22,7 +22,8 @@ enum { GATE_FD_CONTROL = 3, GATE_FD_LISTENER, GATE_FD_KILL };
 static const char gate_usage_text[] =
 	"usage: tsugiki-gate --uid N --gid N --own INODE --cookie N [--host-first4] "
 	"[--host-first6] "
-	"[--datagrams] [--untrapped [--untrapped-port-0] [--translated [--relayed]]], control "
+	"[--datagrams] [--untrapped [--untrapped-port-0] [--translated FIRST [--relayed]]], "
+	"control "
 	"socket at 3, "
 	"seccomp listener "
 	"at 4, cgroup.kill at 5; or "
@@ -41,8 +42,6 @@ static bool gate_flag(struct gate *g, const char *name)
 		g->untrapped |= BOARD_UNTRAPPED_DESTINATIONS;
 	else if (strcmp(name, "--untrapped-port-0") == 0)
 		g->untrapped |= BOARD_UNTRAPPED_PORT_0;
-	else if (strcmp(name, "--translated") == 0)
-		g->untrapped |= BOARD_TRANSLATED;
 	else if (strcmp(name, "--relayed") == 0)
 		g->untrapped |= BOARD_RELAYED;
 	else
@@ -85,6 +84,9 @@ void gate_arguments(struct gate *g, int argc, char **argv)
 			g->uid = privilege_number(argv[++i], gate_usage_text);
 		} else if (strcmp(argv[i], "--gid") == 0) {
 			g->gid = privilege_number(argv[++i], gate_usage_text);
+		} else if (strcmp(argv[i], "--translated") == 0) {
+			g->untrapped |= BOARD_TRANSLATED;
+			g->virtual_pool = privilege_number(argv[++i], gate_usage_text);
 		} else {
 			privilege_say(gate_usage_text);
 			_exit(2);

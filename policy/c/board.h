@@ -18,13 +18,13 @@
 #include <stdint.h>
 
 #define BOARD_MAGIC   0x6f627374u /* "tsbo" */
-#define BOARD_VERSION 3
+#define BOARD_VERSION 4
 /*
  * Size of the file: the header; the gate's counters, which are here because they outlive the gate's
  * process, and most boards take one page; and the largest possible image of rules.
  */
 #define BOARD_SIZE     0x4a000
-#define BOARD_COUNTERS 64
+#define BOARD_COUNTERS 128
 #define BOARD_RULES    3328 /* where the image begins */
 
 struct board {
@@ -53,6 +53,12 @@ struct board {
 	uint32_t host_first; /* BOARD_HOST_FIRST_ */
 	uint32_t untrapped;  /* BOARD_UNTRAPPED_ */
 	uint64_t host;	     /* SO_NETNS_COOKIE of the host's namespace */
+	/* The first of the 2^17 virtual IPv4 addresses, in host order; 0: IPv4 is not translated.
+	 */
+	uint32_t virtual_pool;
+	/* Set before a listener on the container's loopback may get a connection that the
+	 * supervisor exchanges for another (graft/expect.go). */
+	_Atomic uint32_t expects;
 };
 
 /* The families whose sockets socket(2) makes on the host first. */

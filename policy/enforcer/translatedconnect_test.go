@@ -17,6 +17,11 @@ const (
 	askSupervisor    = unix.EPROTONOSUPPORT
 )
 
+// The gate and the preloaded library know this errno.
+func TestErrnoThatAsks(t *testing.T) {
+	testkit.CheckC(t, "../c/translated.h", map[string]any{"TRANSLATED_ASK_SUPERVISOR": int(askSupervisor)})
+}
+
 // makeTranslated makes a socket a translated one, as the gate does.
 func makeTranslated(sock int) error {
 	return unix.SetsockoptInt(sock, unix.IPPROTO_IPV6, optionTranslated, 1)

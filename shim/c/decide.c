@@ -119,7 +119,7 @@ bool shim_is_relayed(void)
 {
 	const struct board *b = atomic_load(&shim_mapped);
 
-	return b != NULL && b->untrapped & BOARD_RELAYED;
+	return b != NULL && (b->untrapped & BOARD_RELAYED || atomic_load(&b->expects));
 }
 
 uint64_t shim_mark(int number, const void *address, size_t length)

@@ -23,7 +23,8 @@ bool shim_is_untrapped(const struct board *b);
 /* Whether IPv4 is translated in the container, as far as the process knows its board. */
 bool shim_translates(void);
 
-/* Whether connections that the container accepts are relayed, as far as the process knows. */
+/* Whether the supervisor may have to exchange connections that the container accepts, as far as the
+ * process knows. */
 bool shim_is_relayed(void);
 
 /* Whether LENGTH bytes at ADDRESS can be read. The kernel, and not the shim, refuses a bad pointer.

@@ -24,6 +24,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "../../policy/c/translated.h"
 #include "decide.h"
 #include "kernel.h"
 #include "libc.h"
@@ -35,34 +36,12 @@
 #define TRANSLATE_SO_TYPE	   3
 #define TRANSLATE_SO_DOMAIN	   39
 #define TRANSLATE_DGRAM		   2
-#define TRANSLATE_EINVAL	   22
 #define TRANSLATE_EAFNOSUPPORT	   97
 #define TRANSLATE_ENETUNREACH	   101
-#define TRANSLATE_ASK_SUPERVISOR   93 /* bpf/mapped.h */
 #define TRANSLATE_SOCKADDR_STORAGE 128
 
 /* Accepts of a process that are worth a trap each, before the board is asked for. */
 #define TRANSLATE_PATIENCE 32
-
-/* struct sockaddr_in and struct sockaddr_in6. Numbers are in network order, but for the family. */
-struct translate_in {
-	uint16_t family, port;
-	uint8_t addr[4];
-	uint8_t zero[8];
-};
-
-struct translate_in6 {
-	uint16_t family, port;
-	uint32_t flow;
-	uint8_t addr[16];
-	uint32_t scope;
-};
-
-_Static_assert(sizeof(struct translate_in) == 16, "struct sockaddr_in");
-_Static_assert(sizeof(struct translate_in6) == 28, "struct sockaddr_in6");
-
-/* The container's address, 192.0.0.2 (RFC 7335). */
-static const uint8_t translate_own[4] = {192, 0, 0, 2};
 
 typedef int translate_name_function(int number, void *address, unsigned int *length);
 typedef int translate_accept4_function(int number, void *address, unsigned int *length, int flags);
@@ -84,30 +63,6 @@ static int translate_option(int number, int option)
 	return value;
 }
 
-/* Whether a destination is on the container's loopback, which also has the DNS proxy. */
-static bool translate_is_near(const struct translate_in *to)
-{
-	static const uint8_t any[4];
-
-	return to->addr[0] == 127 || to->port == __builtin_bswap16(53) ||
-	       __builtin_memcmp(to->addr, any, sizeof(any)) == 0;
-}
-
-/* Whether the engine has to be asked after the kernel has refused a mapped address. */
-static bool translate_is_asked(long result, const struct translate_in *to)
-{
-	switch (-result) {
-	case TRANSLATE_EINVAL:
-	case TRANSLATE_EAFNOSUPPORT:
-	case TRANSLATE_ASK_SUPERVISOR:
-		return true;
-	case TRANSLATE_ENETUNREACH:
-		/* A socket that has had an IPv6 source is V6ONLY. */
-		return translate_is_near(to);
-	}
-	return false;
-}
-
 /* Whether a socket is an IPv6 one for the program, too. */
 static bool translate_is_ip6(int number)
 {
@@ -123,8 +78,8 @@ static long translate_connect(int number, const void *address, unsigned int leng
 
 long shim_connect_translated(int number, const void *address, unsigned int length)
 {
-	struct translate_in6 mapped = {.family = TRANSLATE_AF_INET6, .addr = {[10] = 0xff, 0xff}};
-	struct translate_in to;
+	struct translated_in6 mapped;
+	struct translated_in to;
 	uint64_t mark = MARK_ASK;
 	long result;
 
@@ -134,15 +89,14 @@ long shim_connect_translated(int number, const void *address, unsigned int lengt
 	__builtin_memcpy(&to, address, sizeof(to));
 	if (to.family != TRANSLATE_AF_INET)
 		return translate_connect(number, address, length, MARK_PASS);
-	mapped.port = to.port;
-	__builtin_memcpy(&mapped.addr[12], to.addr, sizeof(to.addr));
+	mapped = translated_to6(&to);
 	/* An IPv6 socket that is no translated one takes a mapped address, and no IPv4 one. */
-	if (translate_is_near(&to) && translate_is_ip6(number))
+	if (translated_is_near(&to) && translate_is_ip6(number))
 		return translate_connect(number, address, length, MARK_PASS);
 	result = translate_connect(number, &mapped, sizeof(mapped), MARK_PASS);
 	if (result == -TRANSLATE_ENETUNREACH && translate_is_ip6(number))
 		return translate_connect(number, address, length, MARK_PASS);
-	if (!translate_is_asked(result, &to))
+	if (!translated_asks((int)-result, &to))
 		return result;
 	/* The kernel programs know all about UDP, and about an IPv4 socket's loopback. */
 	if (result == -TRANSLATE_EAFNOSUPPORT &&
@@ -157,22 +111,6 @@ static long translate_name(long call, int number, void *address, unsigned int *l
 	return KERNEL6(call, number, address, length, 0, 0, mark);
 }
 
-/* The IPv4 form of a name; false if only the engine knows one. */
-static bool translate_to4(const struct translate_in6 *name, bool peer, struct translate_in *to)
-{
-	static const uint8_t none[16], mapped[12] = {[10] = 0xff, 0xff};
-	bool is_mapped = __builtin_memcmp(name->addr, mapped, sizeof(mapped)) == 0;
-
-	if (peer && !is_mapped)
-		return false;
-	*to = (struct translate_in){.family = TRANSLATE_AF_INET, .port = name->port};
-	if (is_mapped)
-		__builtin_memcpy(to->addr, &name->addr[12], sizeof(to->addr));
-	else if (__builtin_memcmp(name->addr, none, sizeof(none)) != 0)
-		__builtin_memcpy(to->addr, translate_own, sizeof(to->addr));
-	return true;
-}
-
 /* Whether a socket with an IPv6 name is a translated one. */
 static bool translate_is_translated(int number)
 {
@@ -181,7 +119,7 @@ static bool translate_is_translated(int number)
 
 /* Writes an IPv4 name where the kernel has written one of ROOM bytes just now. */
 static void translate_put(void *address, unsigned int *length, unsigned int room,
-			  const struct translate_in *name)
+			  const struct translated_in *name)
 {
 	__builtin_memcpy(address, name, room < sizeof(*name) ? room : sizeof(*name));
 	*length = sizeof(*name);
@@ -192,7 +130,7 @@ static void translate_put(void *address, unsigned int *length, unsigned int room
  * more bytes: it says whether the program may.
  */
 static long translate_write(long call, int number, void *address, unsigned int *length,
-			    const struct translate_in *name)
+			    const struct translated_in *name)
 {
 	unsigned int room = *length < sizeof(*name) ? *length : sizeof(*name), size = room;
 	long result = translate_name(call, number, address, &size, MARK_PASS);
@@ -205,8 +143,8 @@ static long translate_write(long call, int number, void *address, unsigned int *
 
 static long translate_answer(long call, int number, void *address, unsigned int *length)
 {
-	struct translate_in6 name = {0};
-	struct translate_in to;
+	struct translated_in6 name = {0};
+	struct translated_in to;
 	unsigned int size = sizeof(name);
 	uint64_t mark = MARK_PASS;
 
@@ -215,7 +153,7 @@ static long translate_answer(long call, int number, void *address, unsigned int 
 		return translate_name(call, number, address, length, mark);
 	if (translate_name(call, number, &name, &size, MARK_PASS) == 0 &&
 	    name.family == TRANSLATE_AF_INET6 && translate_is_translated(number)) {
-		if (translate_to4(&name, call == __NR_getpeername, &to))
+		if (translated_to4(&name, call == __NR_getpeername, &to))
 			return translate_write(call, number, address, length, &to);
 		mark = MARK_ASK;
 	}
@@ -269,19 +207,19 @@ int getpeername(int number, void *address, unsigned int *length)
  */
 static void translate_accepted(int number, void *address, unsigned int *length, unsigned int room)
 {
-	struct translate_in to = {.family = TRANSLATE_AF_INET, .addr = {192, 0, 0, 7}};
-	struct translate_in6 name = {.family = TRANSLATE_AF_INET6};
+	struct translated_in to;
+	struct translated_in6 name = {.family = TRANSLATE_AF_INET6};
 	unsigned int size = sizeof(name);
 
 	__builtin_memcpy(&name, address, room < size ? room : size);
 	if (name.family != TRANSLATE_AF_INET6 || !translate_is_translated(number))
 		return;
-	to.port = name.port;
+	to = translated_nobody(name.port);
 	if (room < size && translate_name(__NR_getpeername, number, &name, &size, MARK_PASS) != 0) {
 		translate_put(address, length, room, &to);
 		return;
 	}
-	if (translate_to4(&name, true, &to)) {
+	if (translated_to4(&name, true, &to)) {
 		translate_put(address, length, room, &to);
 		return;
 	}

@@ -106,6 +106,8 @@ import ftplib, socket, sys
 host = sys.argv[1]
 if ":" not in host:
     host = socket.gethostbyname(host)
+for _ in range(3): # then the preloaded library has the board
+    socket.create_connection((host, ftplib.FTP_PORT)).close()
 with ftplib.FTP(host) as ftp, open(sys.argv[2], "wb") as file:
     ftp.set_pasv(False)
     ftp.login()
