@@ -11,7 +11,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/wire"
 )
 
-func message(version uint32, call Call, id uint64, length uint32) []byte {
+func message(version uint32, call Call, id uint64, length uint16) []byte {
 	m := requestMessage{version: version, call: call, id: id, thread: 77, number: -1, backlog: 128, length: length}
 	copy(m.address[:], "0123456789")
 	return wire.Append(nil, m)
@@ -49,10 +49,17 @@ func TestProtocolIsTheGates(t *testing.T) {
 		"GATE_TAKEN":       taken,
 		"GATE_REFUSED":     refused,
 
-		"GATE_ORDER_SET":   opSet,
-		"GATE_ORDER_RULES": opRules,
-		"GATE_ORDER_STATS": opStats,
-		"GATE_ORDER_END":   opEnd,
+		"GATE_ORDER_SET":    opSet,
+		"GATE_ORDER_RULES":  opRules,
+		"GATE_ORDER_STATS":  opStats,
+		"GATE_ORDER_END":    opEnd,
+		"GATE_ORDER_MEMORY": opMemory,
+
+		"GATE_NAME_OWN":      OwnName,
+		"GATE_NAME_PEER":     PeerName,
+		"GATE_NAME_ACCEPT":   AcceptName,
+		"GATE_NAME_ACCEPTED": AcceptedName,
+		"GATE_NAME_WAITS":    WaitName,
 
 		"GATE_WORD_OWN_SOCKETS":     OwnSockets,
 		"GATE_WORD_SERVICES":        Services,

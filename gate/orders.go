@@ -220,6 +220,13 @@ func (c *control) setRules(image []byte) error {
 	return err
 }
 
+// GiveMemory gives the gate the memory of the caller of a Request that WantsMemory: a file of
+// /proc/TID/mem that was opened for reading and writing while the caller waited. Without it, as when the
+// gate's queue is full, the gate asks again.
+func (g *Gate) GiveMemory(r Request, memory int) error {
+	return g.write(encodeOrder(opMemory, r.ID, uint32(r.Thread), 0), unix.UnixRights(memory))
+}
+
 // rulesFile returns a file in memory with an image.
 func rulesFile(image []byte) (*os.File, error) {
 	fd, err := unix.MemfdCreate("rules", unix.MFD_CLOEXEC)

@@ -42,6 +42,11 @@ const (
 	OwnName    Name = iota
 	PeerName        // getpeername(2)
 	AcceptName      // accept(2), accept4(2)
+	// AcceptedName: the same calls, where the gate has accepted a connection, and the program has it as
+	// descriptor Number. The gate does not know whose it is.
+	AcceptedName
+	// WaitName: the same calls, which the gate answers. The supervisor looks for signals meanwhile.
+	WaitName
 )
 
 // Messages that are no calls.
@@ -73,11 +78,13 @@ type Request struct {
 	Number   int    // the descriptor; of Socket the address family
 	Backlog  int    // of Listen
 	Answered bool
-	Again    bool      // a former supervisor may have begun to answer
-	Narrow   bool      // the caller's ABI has words of 32 bits
-	Name     Name      // of GetName
-	Address  []byte    // the sockaddr's beginning, as the program had it; may be cut short
-	Args     [6]uint64 // of the call, as the program passed them
+	Again    bool // a former supervisor may have begun to answer
+	Narrow   bool // the caller's ABI has words of 32 bits
+	Name     Name // of GetName
+	// WantsMemory asks for GiveMemory.
+	WantsMemory bool
+	Address     []byte    // the sockaddr's beginning, as the program had it; may be cut short
+	Args        [6]uint64 // of the call, as the program passed them
 }
 
 // version is GATE_VERSION of gate/c/protocol.h.
@@ -93,19 +100,21 @@ const headSize = int(unsafe.Sizeof(messageHead{}))
 
 // requestMessage is struct gate_request.
 type requestMessage struct {
-	version  uint32
-	call     Call
-	id       uint64
-	thread   uint32
-	number   int32
-	backlog  int32
-	answered uint8
-	again    uint8
-	narrow   uint8
-	name     Name
-	length   uint32
-	address  [addressMax]byte
-	args     [6]uint64
+	version     uint32
+	call        Call
+	id          uint64
+	thread      uint32
+	number      int32
+	backlog     int32
+	answered    uint8
+	again       uint8
+	narrow      uint8
+	name        Name
+	length      uint16
+	wantsMemory uint8
+	zero        uint8
+	address     [addressMax]byte
+	args        [6]uint64
 }
 
 // orderMessage is struct gate_order.
@@ -167,6 +176,7 @@ const (
 	opRules
 	opStats
 	opEnd
+	opMemory
 )
 
 // Word is a word of the board that a supervisor sets, enum gate_word.
@@ -201,8 +211,11 @@ func parse(b []byte) (Request, error) {
 		Again:    m.again != 0,
 		Narrow:   m.narrow != 0,
 		Name:     m.name,
-		Address:  bytes.Clone(m.address[:m.length]),
-		Args:     m.args,
+
+		WantsMemory: m.wantsMemory != 0,
+
+		Address: bytes.Clone(m.address[:m.length]),
+		Args:    m.args,
 	}, nil
 }
 

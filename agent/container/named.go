@@ -21,7 +21,7 @@ func (c *Container) FilterOptions() filter.Options {
 		Datagrams:  c.seesDatagrams(),
 		AFGraft:    c.programsName(),
 		Untrapped:  c.state.Untrapped,
-		Accepts:    c.table.HasOwn() && !c.hasOnlyLoopback(),
+		Accepts:    c.table.HasOwn() && !c.hasOnlyLoopback() || c.servesRelayed(),
 		Translated: c.spec.Translation != nil,
 	}
 }

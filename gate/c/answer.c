@@ -41,17 +41,27 @@ void gate_proceed(struct gate_worker *w)
 	gate_reply(w, 0, SECCOMP_USER_NOTIF_FLAG_CONTINUE);
 }
 
-bool gate_deliver(struct gate_worker *w, int file, bool close_on_exec)
+static int gate_install(struct gate_worker *w, int file, bool close_on_exec, uint32_t flags)
 {
 	struct seccomp_notif_addfd add = {
 		.id = w->n.id,
-		.flags = SECCOMP_ADDFD_FLAG_SEND,
+		.flags = flags,
 		.srcfd = (uint32_t)file,
 		.newfd_flags = close_on_exec ? SOCK_CLOEXEC : 0,
 	};
 
+	return ioctl(gate.listener, SECCOMP_IOCTL_NOTIF_ADDFD, &add);
+}
+
+int gate_add(struct gate_worker *w, int file, bool close_on_exec)
+{
+	return gate_install(w, file, close_on_exec, 0);
+}
+
+bool gate_deliver(struct gate_worker *w, int file, bool close_on_exec)
+{
 	gate_count_answer(w, GATE_BY_GATE);
-	return ioctl(gate.listener, SECCOMP_IOCTL_NOTIF_ADDFD, &add) >= 0;
+	return gate_install(w, file, close_on_exec, SECCOMP_ADDFD_FLAG_SEND) >= 0;
 }
 
 bool gate_deliver_socket(struct gate_worker *w, int file, bool close_on_exec)

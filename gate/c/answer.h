@@ -15,8 +15,12 @@ void gate_proceed(struct gate_worker *w);
 /* Answers with a descriptor of FILE. Fails like the ioctl(2) that installs it. */
 bool gate_deliver(struct gate_worker *w, int file, bool close_on_exec);
 
-/* Answers with a descriptor of a socket that the gate has made, and closes FILE. Fails like
- * gate_deliver. */
+/* Gives the caller a descriptor of FILE, without an answer. Returns its number, or -1 like the
+ * ioctl(2) that installs it. */
+int gate_add(struct gate_worker *w, int file, bool close_on_exec);
+
+/* Answers with a descriptor of a socket that the gate has made or accepted, and closes FILE. Fails
+ * like gate_deliver. */
 bool gate_deliver_socket(struct gate_worker *w, int file, bool close_on_exec);
 
 /* Waits until no thread has a descriptor of a socket that a program has got. */

@@ -28,4 +28,27 @@ bool gate_is_ip6(struct gate_worker *w, int number);
 /* A duplicate of a descriptor of the caller, or -1. */
 int gate_file_of(struct gate_worker *w, int number);
 
+/*
+ * The file of the caller's memory, or -1. It is the caller's if gate_file_of has reached the caller
+ * for this notification, and gate_valid said afterwards that the caller still waits.
+ */
+int gate_memory_of(struct gate_worker *w);
+
+/* Has the request ask for this file. */
+void gate_ask_for_memory(struct gate_worker *w);
+
+/* The file of the memory of a thread has come, for the request with this id. Takes the file. */
+void gate_memory_came(uint64_t id, uint32_t thread, int file);
+
+/* Writes into the caller's memory, by the file of gate_memory_of. */
+enum gate_written {
+	GATE_WRITTEN,
+	GATE_WRITTEN_FAULT,   /* the caller itself may not write there */
+	GATE_WRITTEN_NOWHERE, /* there is no file of the caller's memory */
+};
+enum gate_written gate_write(struct gate_worker *w, uint64_t to, const void *from, size_t size);
+
+/* Closes all that a serving thread has of its callers. */
+void gate_forget_callers(struct gate_worker *w);
+
 #endif

@@ -4,7 +4,7 @@
  * filters.
  *
  * A gate reads the memory of programs and takes their descriptors. It opens no file, connects to
- * nothing unless IPv4 is translated, writes only to its own memory, starts no program, and signals
+ * nothing and writes to no file unless IPv4 is translated, starts no program, and signals
  * only its own threads. Its other calls on descriptors are those that it makes anyway.
  */
 #define _GNU_SOURCE
@@ -35,15 +35,19 @@
 	{.number = SYS_sched_setscheduler, .first = 0, .checked = 1}
 /* clang-format on */
 
-void gate_confine(bool connects)
+void gate_confine(bool translates)
 {
 	const struct privilege_call may[] = {
 		CALLS_OF_BOTH,
 		{.number = SYS_tgkill, .first = (uint32_t)getpid(), .checked = 1},
-		{.number = SYS_connect}, /* the last */
+		/* The last three, of gates that translate. Files that a gate can write to are
+		 * programs' memory, and cgroup.kill. */
+		{.number = SYS_connect},
+		{.number = SYS_pwrite64},
+		{.number = SYS_getpeername},
 	};
 
-	privilege_confine(may, sizeof(may) / sizeof(*may) - !connects);
+	privilege_confine(may, sizeof(may) / sizeof(*may) - (translates ? 0 : 3));
 }
 
 void gatepool_confine(void)
@@ -51,7 +55,9 @@ void gatepool_confine(void)
 	const struct privilege_call may[] = {
 		CALLS_OF_BOTH,
 		{.number = SYS_tgkill},	 /* the processes of gates are several */
-		{.number = SYS_connect}, /* of gates that translate */
+		{.number = SYS_connect}, /* this and the next two, of gates that translate */
+		{.number = SYS_pwrite64},
+		{.number = SYS_getpeername},
 #ifdef SYS_epoll_wait
 		{.number = SYS_epoll_wait},
 #endif

@@ -6,8 +6,8 @@
 #include <stdbool.h>
 
 /* These leave the process only the system calls that it needs to serve; see privilege_confine.
- * CONNECTS: connect(2), too, where IPv4 is translated. */
-void gate_confine(bool connects);
+ * TRANSLATES: also those for translated IPv4. */
+void gate_confine(bool translates);
 void gatepool_confine(void);
 
 #endif

@@ -26,6 +26,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "caller.h"
 #include "gate.h"
 #include "messages.h"
 #include "orders.h"
@@ -47,7 +48,7 @@ static void gate_done(const struct gate_order *order, int error)
 	(void)send(gate.control, &done, sizeof(done), MSG_NOSIGNAL);
 }
 
-static void gate_carry_out(const struct gate_message *m)
+static void gate_carry_out(struct gate_message *m)
 {
 	struct gate_order order;
 	int error = gate_order_parse(m->bytes, m->length, m->count, &order);
@@ -62,6 +63,10 @@ static void gate_carry_out(const struct gate_message *m)
 			break;
 		case GATE_ORDER_STATS:
 			(void)gate_say_stats(gate.board, gate.control, order.tag, 0);
+			return;
+		case GATE_ORDER_MEMORY:
+			gate_memory_came(order.tag, order.word, m->files[0]);
+			m->count = 0;
 			return;
 		case GATE_ORDER_END:
 			_exit(0);

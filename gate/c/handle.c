@@ -13,6 +13,8 @@
  *		rules say that sockets are made on the host first;
  *   connect,	it looks whether the socket is already where the destination
  *   send	lies. If so, the kernel carries on with the call;
+ *   getsockname,	it answers where IPv4 is translated;
+ *   accept
  *   all else	it reads what the arguments point to and sends it to the
  *		supervisor, which answers the notification itself. (It reads no option: the
  *		supervisor does, where it needs one.)
@@ -52,15 +54,18 @@
 
 #include "../../include/tsugiki/graft.h"
 #include "../../shim/c/marks.h"
+#include "accepts.h"
 #include "answer.h"
 #include "caller.h"
 #include "decide.h"
 #include "foreign.h"
 #include "gate.h"
 #include "mapped.h"
+#include "names.h"
 #include "pending.h"
 #include "sockets.h"
 #include "stats.h"
+#include "waiting.h"
 
 /* The kernel refuses an address that is longer than struct sockaddr_storage. */
 #define GATE_SOCKADDR_MAX 128
@@ -114,7 +119,7 @@ static bool gate_read_address(struct gate_worker *w, uint64_t from, uint32_t len
 		return true; /* the kernel refuses it */
 	if (length > BOARD_ADDRESS_MAX)
 		length = BOARD_ADDRESS_MAX;
-	w->request.length = (uint32_t)gate_read(&w->n, from, w->request.address, length);
+	w->request.length = (uint16_t)gate_read(&w->n, from, w->request.address, length);
 	return gate_valid(&w->n);
 }
 
@@ -174,6 +179,7 @@ static void gate_bind(struct gate_worker *w)
 	if (!gate_read_address(w, w->n.data.args[1], (uint32_t)w->n.data.args[2]))
 		return;
 	gate_await_deliveries();
+	gate_waiting_forget();
 	if (board_bind_is_free(gate.board, w->request.address, w->request.length) &&
 	    !gate_is_translated(w)) {
 		gate_report(w);
@@ -299,18 +305,24 @@ static uint8_t gate_name_of(int number)
 }
 
 /*
- * A socket may have IPv6 names where its program wants IPv4 ones. accept(2) is trapped only where
- * the supervisor answers it.
+ * A socket may have IPv6 names where its program wants IPv4 ones. Where IPv4 is not translated,
+ * accept(2) is trapped only where the supervisor answers it.
  */
 static void gate_name(struct gate_worker *w)
 {
+	bool translated = gate.board->untrapped & BOARD_TRANSLATED;
+
 	w->request.name = gate_name_of(w->n.data.nr);
 	if (w->n.data.nr == SYS_accept)
 		w->request.args[3] = 0; /* it has no flags */
-	gate_pass_if(w, gate.board->untrapped & BOARD_TRANSLATED ||
-				w->request.name == GATE_NAME_ACCEPT ||
-				(w->request.name == GATE_NAME_OWN &&
-				 atomic_load(&gate.board->afgraft_sockets)));
+	if (w->request.name == GATE_NAME_ACCEPT && translated)
+		gate_accept(w);
+	else if (translated)
+		gate_answer_name(w);
+	else
+		gate_pass_if(w, w->request.name == GATE_NAME_ACCEPT ||
+					(w->request.name == GATE_NAME_OWN &&
+					 atomic_load(&gate.board->afgraft_sockets)));
 }
 
 static void gate_handle_native(struct gate_worker *w)

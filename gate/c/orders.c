@@ -13,7 +13,7 @@ int gate_order_parse(const void *bytes, size_t length, unsigned int files, struc
 	memcpy(order, bytes, length < sizeof(*order) ? length : sizeof(*order));
 	if (length != sizeof(*order) || order->version != GATE_VERSION)
 		return EPROTO;
-	if (files != (order->op == GATE_ORDER_RULES))
+	if (files != (order->op == GATE_ORDER_RULES || order->op == GATE_ORDER_MEMORY))
 		return EBADF;
 	return 0;
 }

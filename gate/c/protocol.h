@@ -39,6 +39,12 @@ enum gate_name {
 	GATE_NAME_OWN,
 	GATE_NAME_PEER,	  /* getpeername(2) */
 	GATE_NAME_ACCEPT, /* accept(2), accept4(2) */
+	/* The same calls, where the gate has accepted a connection, and the program has it as
+	 * descriptor `number`: whose it is, the gate does not know. */
+	GATE_NAME_ACCEPTED,
+	/* The same calls, which the gate answers: the supervisor only looks for signals meanwhile.
+	 */
+	GATE_NAME_WAITS,
 };
 
 #define GATE_ARGUMENTS 6
@@ -57,9 +63,11 @@ struct gate_request {
 	int32_t backlog;
 	uint8_t answered;
 	uint8_t again;
-	uint8_t narrow;	 /* the caller's ABI has words of 32 bits */
-	uint8_t name;	 /* enum gate_name */
-	uint32_t length; /* of the address */
+	uint8_t narrow;	      /* the caller's ABI has words of 32 bits */
+	uint8_t name;	      /* enum gate_name */
+	uint16_t length;      /* of the address */
+	uint8_t wants_memory; /* the gate wants GATE_ORDER_MEMORY for the caller */
+	uint8_t zero;
 	uint8_t address[BOARD_ADDRESS_MAX];
 	uint64_t args[GATE_ARGUMENTS]; /* as the program passed them */
 };
@@ -72,6 +80,9 @@ enum gate_order_op {
 	GATE_ORDER_RULES,   /* `value` bytes of rules, in the file that comes with it */
 	GATE_ORDER_STATS,
 	GATE_ORDER_END, /* the process ends at once, and says nothing */
+	/* The file that comes with it is the memory of thread `word`, the caller of request `tag`.
+	 * The gate does not answer. */
+	GATE_ORDER_MEMORY,
 };
 
 /* Those words of the board that a supervisor sets. */

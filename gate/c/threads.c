@@ -32,12 +32,15 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "accepts.h"
+#include "caller.h"
 #include "gate.h"
 #include "handle.h"
 #include "messages.h"
 #include "pending.h"
 #include "sockets.h"
 #include "stats.h"
+#include "waiting.h"
 
 #define GATE_STACK   (64 * 1024)
 #define GATE_WAKE_UP SIGUSR1
@@ -88,6 +91,29 @@ static void gate_open_signal(bool open)
 	pthread_sigmask(open ? SIG_UNBLOCK : SIG_BLOCK, &set, NULL);
 }
 
+/* Counts the turn up: the thread is at work. */
+static void gate_begin(struct gate_worker *w)
+{
+	atomic_fetch_add(&w->turn, 1);
+	if (atomic_load(&w->given_up))
+		gate_open_signal(false);
+	gate_wake_watchdog();
+}
+
+/* Waits while calls of accept(2) wait. Returns whether there may be a notification. */
+static bool gate_serve_accepts(struct gate_worker *w)
+{
+	struct gate_ready ready;
+	bool notified = gate_waiting_poll(w, &ready);
+
+	if (ready.count > 0) {
+		gate_begin(w);
+		gate_accept_for(w, &ready);
+		atomic_fetch_add(&w->turn, 1);
+	}
+	return notified;
+}
+
 static void *gate_serve(void *worker)
 {
 	struct gate_worker *w = worker;
@@ -96,6 +122,8 @@ static void *gate_serve(void *worker)
 	atomic_store(&w->id, (int)syscall(SYS_gettid));
 	gate_open_signal(gate.pool >= 0);
 	while (!atomic_load(&w->given_up)) {
+		if (gate_waits() && !gate_serve_accepts(w))
+			continue;
 		memset(&w->n, 0, sizeof(w->n));
 		if (ioctl(gate.listener, SECCOMP_IOCTL_NOTIF_RECV, &w->n) != 0) {
 			/* ENOENT: the caller died before we woke up, or all
@@ -107,18 +135,14 @@ static void *gate_serve(void *worker)
 			_exit(1);
 		}
 		came = gate_now();
-		atomic_fetch_add(&w->turn, 1);
-		if (atomic_load(&w->given_up))
-			gate_open_signal(false);
-		gate_wake_watchdog();
+		gate_begin(w);
 		gate_handle(w);
 		if (w->outcome == GATE_BY_GATE || w->outcome == GATE_BY_GATE_REFUSED)
 			gate_count_time(w, gate_now() - came);
 		gate_make_spare();
 		atomic_fetch_add(&w->turn, 1);
 	}
-	if (w->pidfd >= 0)
-		close(w->pidfd);
+	gate_forget_callers(w);
 	gate_close_spare();
 	atomic_store(&w->used, false);
 	return NULL;
@@ -137,7 +161,6 @@ static void gate_start_thread(void)
 	atomic_store(&w->used, true);
 	atomic_store(&w->given_up, false);
 	atomic_store(&w->id, 0);
-	w->pidfd = -1;
 	w->seen = atomic_load(&w->turn);
 	pthread_attr_init(&attr);
 	pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);

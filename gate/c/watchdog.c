@@ -16,6 +16,7 @@
 #include "pending.h"
 #include "sockets.h"
 #include "threads.h"
+#include "waiting.h"
 
 #define GATE_TICK_MS 20
 /* Ticks without work after which the watchdog sleeps until there is work. */
@@ -39,8 +40,9 @@ static bool gate_hand_over(bool supervised)
 /* Ends the process if the gate is idle; returns if the gate has work. */
 static void gate_exit_idle(void)
 {
-	/* Another process would not know of the batch, and would send another. */
-	if (!gate_stop_thread() || gate_batch_is_under_way())
+	/* Another process would not know of calls that wait here, nor of the batch, and would send
+	 * another. */
+	if (gate_waits() || !gate_stop_thread() || gate_waits() || gate_batch_is_under_way())
 		return;
 	if (gate.stops)
 		(void)syscall(SYS_tgkill, getpid(), getpid(), SIGSTOP); /* nobody serves now */

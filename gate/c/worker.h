@@ -11,6 +11,21 @@
 
 #define GATE_THREADS_MAX 64
 
+/* Threads that a serving thread knows at a time. */
+#define GATE_CALLERS 16
+
+/* A thread that has called. */
+struct gate_caller {
+	uint32_t thread; /* its id; 0: there is none */
+	/* It refers to that thread for good, so that a reused id fails instead of reaching another
+	 * thread. */
+	int pidfd;
+	/* The file of its memory, or -1. */
+	int memory;
+	/* The first and the last notification with which this file was asked for. */
+	uint64_t first_asked, last_asked;
+};
+
 /* The process that has answered a notification. */
 enum gate_outcome {
 	GATE_BY_NOBODY, /* the caller is gone */
@@ -38,10 +53,8 @@ struct gate_worker {
 	struct seccomp_notif n;
 	struct gate_request request; /* to the supervisor, if there is one */
 	enum gate_outcome outcome;
-	/* The last caller's pidfd. It refers to that thread for good, so that a reused id fails
-	 * instead of reaching another thread. */
-	uint32_t thread;
-	int pidfd;
+	struct gate_caller callers[GATE_CALLERS];
+	unsigned int last; /* of these, the one that has called last */
 };
 
 extern struct gate_worker gate_workers[GATE_THREADS_MAX];

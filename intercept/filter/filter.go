@@ -73,10 +73,11 @@ type Options struct {
 	// graft.NeedsTraps. Datagrams has no effect then.
 	Untrapped bool
 	// Translated asks for what programs that know IPv4 only need on an IPv6-only network: connects
-	// and the names of sockets and their peers. It goes with Untrapped.
+	// and the names of sockets and their peers, which accept(2) tells too if it has an address. It goes
+	// with Untrapped.
 	Translated bool
-	// Accepts asks for accept(2): listeners of the container may have connections of two network
-	// namespaces (graft/own.go).
+	// Accepts asks for all accept(2): listeners of the container may have connections of two network
+	// namespaces (graft/own.go), or connections that are relayed (graft/relayed.go).
 	Accepts bool
 	// Alone says that no engine's profile refuses sockets that are of no network namespace: so
 	// this program has to ask about them.
@@ -172,8 +173,11 @@ func nativeRules(n native, o Options) []rule {
 	}
 	if o.Translated {
 		add(connect, o.decided(cond{2, atLeast, addrMin})...)
-		for _, name := range []call{getSockName, getPeerName, accept, accept4} {
+		for _, name := range []call{getSockName, getPeerName} {
 			add(name, o.decided()...)
+		}
+		for _, c := range []call{accept, accept4} {
+			add(c, o.decided(cond{1, nonNull, 0})...)
 		}
 	}
 	if o.Accepts {

@@ -64,8 +64,11 @@ func traps(o Options, foreign32 bool) map[string]trap {
 		all["sendto"] = ask(append(all["sendto"].regions, everything.where(4, except(0)))...)
 	}
 	if o.Translated {
-		for _, call := range []string{"connect", "getsockname", "getpeername", "accept", "accept4"} {
+		for _, call := range []string{"connect", "getsockname", "getpeername"} {
 			all[call] = decided(o.Mode, everything)
+		}
+		for _, call := range []string{"accept", "accept4"} {
+			all[call] = decided(o.Mode, everything.where(1, except(0)))
 		}
 	}
 	if o.AFGraft {

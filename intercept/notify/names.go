@@ -27,14 +27,54 @@ import (
 // name answers the calls for names.
 func (s *Supervisor) name(p *program) (graft.Answer, error) {
 	r := p.request
-	if r.Name == gate.AcceptName {
+	if r.WantsMemory {
+		s.giveMemory(p)
+	}
+	switch r.Name {
+	case gate.AcceptName:
 		return s.accept(p)
+	case gate.AcceptedName:
+		return s.nameAccepted(p)
+	case gate.WaitName:
+		return graft.Answer{}, s.lookForSignals(p)
 	}
 	name, answer, err := s.engine.Name(p, r.Number, r.Name == gate.PeerName)
 	if err != nil || !name.IsValid() {
 		return answer, err
 	}
 	return orFault(giveName(p, name, r.Args[1], r.Args[2]))
+}
+
+// giveMemory gives the gate the caller's memory, so that the gate writes names itself from now on.
+func (s *Supervisor) giveMemory(p *program) {
+	m, err := p.memory()
+	if err == nil {
+		err = s.gate.GiveMemory(p.request, m.fd)
+		m.close()
+	}
+	if err != nil {
+		s.log.Debug("the gate asks again for memory", "pid", p.request.Thread, "err", err)
+	}
+}
+
+// nameAccepted names the peer of a connection that the gate has accepted. The program has the connection
+// already, and gets its number whatever happens, unless it has unmapped the place for the name meanwhile.
+func (s *Supervisor) nameAccepted(p *program) (graft.Answer, error) {
+	r := p.request
+	name, _, err := s.engine.Name(p, r.Number, true)
+	if err == nil && name.IsValid() {
+		var errno unix.Errno
+		if errno, err = giveName(p, name, r.Args[1], r.Args[2]); errno != 0 {
+			return fail(errno), nil
+		}
+	}
+	if errors.Is(err, errStale) {
+		return graft.Answer{}, err
+	}
+	if err != nil {
+		s.log.Error("name the peer of a connection", "pid", r.Thread, "fd", r.Number, "err", err)
+	}
+	return graft.Answer{Action: graft.Succeed, Value: r.Number}, nil
 }
 
 // acceptFlags are those of accept4(2). The kernel refuses others.

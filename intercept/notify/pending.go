@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"strconv"
 	"time"
 
@@ -41,16 +42,31 @@ func (s *Supervisor) interruptWaiting() {
 			return
 		case <-tick.C:
 		}
+		s.waiting.forgetWatched(func(c waitingCall) bool { return !s.listener.valid(c.request.ID) })
 		for _, c := range s.waiting.takeIf(s.isInterrupted) {
 			_ = s.answer(c.request, graft.Answer{Action: graft.Fail, Errno: restartSys}) // it has logged
 		}
 	}
 }
 
+// forgetWatched forgets the watched calls for which a condition holds.
+func (w *waiting) forgetWatched(is func(waitingCall) bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.watched = slices.DeleteFunc(w.watched, is)
+}
+
 // takeIf takes the calls for which a condition holds.
 func (w *waiting) takeIf(is func(waitingCall) bool) (taken []waitingCall) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.watched = slices.DeleteFunc(w.watched, func(c waitingCall) bool {
+		if !is(c) {
+			return false
+		}
+		taken = append(taken, c)
+		return true
+	})
 	for cookie, calls := range w.calls {
 		var rest []waitingCall
 		for _, c := range calls {

@@ -19,7 +19,9 @@ type waiting struct {
 	mu    sync.Mutex // guards what follows
 	epoll int        // 0: there is none yet
 	calls map[uint64][]waitingCall
-	room  int // for so many listeners, before those are forgotten that nobody waits for
+	// watched are calls that wait in the gate.
+	watched []waitingCall
+	room    int // for so many listeners, before those are forgotten that nobody waits for
 }
 
 // waitingRoom is the least number of listeners for which there is room. If a signal interrupts the
@@ -80,6 +82,20 @@ func (s *Supervisor) await(p *program) error {
 	if err != nil {
 		return fmt.Errorf("wait for a connection: %w", err)
 	}
+	return errWaits
+}
+
+// lookForSignals has a call that waits in the gate interrupted by signals. It returns errWaits.
+func (s *Supervisor) lookForSignals(p *program) error {
+	w := &s.waiting
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.epoll == 0 {
+		if err := s.watch(); err != nil {
+			return err
+		}
+	}
+	w.watched = append(w.watched, waitingCall{request: p.request})
 	return errWaits
 }
 

@@ -73,14 +73,14 @@ func build(t *testing.T) string {
 	return bin
 }
 
-// buildProbe adds the program probe to the folder bin, built in both ways.
-func buildProbe(t *testing.T, bin string) {
+// buildC adds a C program to the folder bin, built in both ways.
+func buildC(t *testing.T, bin, program string) {
 	t.Helper()
-	for name, flag := range map[string]string{"probe-dynamic": "-rdynamic", "probe-static": "-static"} {
-		c := exec.Command(testkit.Program(t, "gcc"), "-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", flag,
-			"-o", filepath.Join(bin, name), "testdata/probe/probe.c")
+	for way, flag := range map[string]string{"dynamic": "-rdynamic", "static": "-static"} {
+		c := exec.Command(testkit.Program(t, "gcc"), "-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", flag, "-pthread",
+			"-o", filepath.Join(bin, program+"-"+way), filepath.Join("testdata", program, program+".c"))
 		if out, err := c.CombinedOutput(); err != nil {
-			t.Fatalf("build %s: %v\n%s", name, err, out)
+			t.Fatalf("build %s-%s: %v\n%s", program, way, err, out)
 		}
 	}
 }

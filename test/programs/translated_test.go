@@ -49,7 +49,8 @@ func TestTranslatedPrograms(t *testing.T) {
 		t.Fatalf("find cases: %v", err)
 	}
 	tsugiki, bin := filepath.Join(testkit.BuildTsugiki(t), "tsugiki"), build(t)
-	buildProbe(t, bin)
+	buildC(t, bin, "probe")
+	buildC(t, bin, "accepts")
 	for i, path := range paths {
 		t.Run(strings.TrimSuffix(filepath.Base(path), ".txtar"), func(t *testing.T) {
 			t.Parallel()

@@ -308,6 +308,8 @@ static int netdrive_open(void)
 
 static _Noreturn void netdrive_server(int fd)
 {
+	struct sockaddr_storage from;
+	socklen_t len;
 	int c;
 
 	signal(SIGPIPE, SIG_IGN);
@@ -315,7 +317,8 @@ static _Noreturn void netdrive_server(int fd)
 	if (test->type == SOCK_DGRAM)
 		test->serve(fd);
 	for (;;) {
-		c = accept(fd, NULL, NULL);
+		len = sizeof(from); /* most servers want the name of their peer */
+		c = accept(fd, (struct sockaddr *)&from, &len);
 		if (c < 0)
 			netdrive_die("accept");
 		test->serve(c);

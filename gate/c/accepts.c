@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * accept(2) where IPv4 is translated.
+ *
+ * The kernel would write the IPv6 name of the peer. So where the program wants a name, the gate
+ * accepts the connection, writes the name, and gives the program the connection. It accepts without
+ * waiting. If there is no connection and the program waits, the call waits in the gate (waiting.c).
+ * Where the program wants no name, and for listeners that are not translated, the kernel carries
+ * on.
+ *
+ * A peer that has no virtual address yet, only the supervisor can name, and only it can write to a
+ * caller whose memory the gate does not have yet (caller.c). By then the gate has accepted the
+ * connection: the program gets it under a number, and the supervisor writes the name and answers
+ * with the number.
+ *
+ * Errors are the kernel's: a connection that cannot be given to the program is closed. But the
+ * kernel keeps a connection for which the program has no descriptor left (EMFILE), which is closed
+ * here.
+ *
+ * Flags. The program shares the listener's flags with the gate. A listener that waits has
+ * O_NONBLOCK for the moment in which the gate accepts, and only if there is a connection.
+ */
+#define _GNU_SOURCE
+#include "accepts.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "answer.h"
+#include "caller.h"
+#include "gate.h"
+#include "messages.h"
+#include "names.h"
+#include "pending.h"
+
+/* Covers the flags of listeners. */
+static pthread_mutex_t accepts_flags = PTHREAD_MUTEX_INITIALIZER;
+
+/* Accepts a connection without waiting, as accept4(2) fails. WAITS says whether the program's call
+ * would wait. */
+static int accepts_take(int listener, int flags, struct translated_in6 *peer, bool *waits)
+{
+	int mode = fcntl(listener, F_GETFL), connection, error;
+	socklen_t length = sizeof(*peer);
+
+	*waits = mode >= 0 && !(mode & O_NONBLOCK);
+	if (*waits && !gate_has(listener, POLLIN | POLLHUP | POLLERR)) {
+		errno = EAGAIN;
+		return -1;
+	}
+	pthread_mutex_lock(&accepts_flags);
+	if (*waits)
+		(void)fcntl(listener, F_SETFL, mode | O_NONBLOCK);
+	/* musl's accept4 calls accept(2) after EINVAL. */
+	connection = (int)syscall(SYS_accept4, listener, peer, &length,
+				  SOCK_CLOEXEC | (flags & SOCK_NONBLOCK));
+	error = errno;
+	if (*waits)
+		(void)fcntl(listener, F_SETFL, mode);
+	pthread_mutex_unlock(&accepts_flags);
+	errno = error;
+	return connection;
+}
+
+/* Gives the program a connection whose peer the supervisor names. */
+static void accepts_give_unnamed(struct gate_worker *w, int connection, bool close_on_exec)
+{
+	int number = gate_add(w, connection, close_on_exec);
+
+	close(connection);
+	if (number < 0) {
+		gate_answer(w, -errno);
+		return;
+	}
+	w->request.name = GATE_NAME_ACCEPTED;
+	w->request.number = number;
+	gate_ask_for_memory(w);
+	gate_pass(w);
+}
+
+/* Answers with a connection. The name is written before the program can use the connection, as by
+ * the kernel. */
+static void accepts_give(struct gate_worker *w, int connection, const struct translated_in6 *peer)
+{
+	bool close_on_exec = w->request.args[3] & SOCK_CLOEXEC;
+	enum gate_written written = GATE_WRITTEN_NOWHERE;
+	struct translated_in name;
+	uint32_t room;
+
+	if (translated_to4(peer, true, &name) && gate_memory_of(w) >= 0) {
+		written = GATE_WRITTEN_FAULT;
+		if (gate_read_room(w, &room) && gate_valid(&w->n))
+			written = gate_write_name(w, room, &name);
+	}
+	if (written == GATE_WRITTEN_NOWHERE) {
+		accepts_give_unnamed(w, connection, close_on_exec);
+	} else if (written == GATE_WRITTEN_FAULT) {
+		close(connection);
+		gate_answer(w, -EFAULT);
+	} else if (!gate_deliver_socket(w, connection, close_on_exec)) {
+		gate_answer(w, -errno);
+	}
+}
+
+static bool accepts_listens(int file)
+{
+	int is = 0;
+	socklen_t length = sizeof(is);
+
+	return getsockopt(file, SOL_SOCKET, SO_ACCEPTCONN, &is, &length) == 0 && is;
+}
+
+/*
+ * Answers a call with a connection, or with the errno ERROR. Takes the listener, and closes it
+ * before the program goes on: if the program has closed it, it takes no further connections.
+ */
+static void accepts_end(struct gate_worker *w, int listener, int connection, int error,
+			const struct translated_in6 *peer)
+{
+	close(listener);
+	if (connection >= 0)
+		accepts_give(w, connection, peer);
+	else
+		gate_answer(w, -error);
+}
+
+/* Answers a call on a listener, or has it wait. Takes the listener. */
+static void accepts_answer(struct gate_worker *w, int listener)
+{
+	struct translated_in6 peer = {0};
+	bool waits = false;
+	int connection = accepts_take(listener, (int)w->request.args[3], &peer, &waits);
+
+	if (connection >= 0 || errno != EAGAIN || !waits) {
+		accepts_end(w, listener, connection, errno, &peer);
+	} else if (!accepts_listens(listener)) {
+		close(listener);
+		gate_proceed(w); /* the kernel says that it is no listener */
+	} else if (!gate_wait_on(w, listener)) {
+		close(listener);
+		gate_pass(w);
+	}
+}
+
+/* Whether the kernel answers a call on a translated listener: no name is wanted, or none can be
+ * written. The kernel says so once it has a connection. */
+static bool accepts_is_kernels(struct gate_worker *w)
+{
+	uint32_t room;
+
+	return (int)w->request.args[3] & ~(SOCK_NONBLOCK | SOCK_CLOEXEC) ||
+	       w->n.data.args[1] == 0 || !gate_read_room(w, &room) || !gate_name_is_mapped(w, room);
+}
+
+void gate_accept(struct gate_worker *w)
+{
+	int listener;
+
+	if (gate.board->untrapped & BOARD_RELAYED) {
+		gate_pass(w);
+		return;
+	}
+	listener = gate_file_of(w, w->request.number);
+	if (listener < 0) {
+		gate_pass_if(w, errno != EBADF);
+		return;
+	}
+	if (!gate_file_is_translated(listener)) {
+		gate_pass_if(w, atomic_load(&gate.board->expects));
+	} else if (accepts_is_kernels(w)) {
+		gate_proceed(w);
+	} else if (gate_valid(&w->n)) {
+		accepts_answer(w, listener);
+		return;
+	}
+	close(listener);
+}
+
+/* Answers a call that has waited. Returns false if there is no connection for it. */
+static bool accepts_serve(struct gate_worker *w, const struct gate_waiting *call)
+{
+	struct translated_in6 peer = {0};
+	int connection;
+	bool waits;
+
+	if (!gate_valid(&w->n)) {
+		close(call->listener);
+		return true;
+	}
+	connection = accepts_take(call->listener, (int)w->request.args[3], &peer, &waits);
+	if (connection >= 0 || errno != EAGAIN) {
+		accepts_end(w, call->listener, connection, errno, &peer);
+		return true;
+	}
+	if (gate_waiting_keep(call))
+		return false;
+	close(call->listener);
+	gate_pass(w);
+	return true;
+}
+
+void gate_accept_for(struct gate_worker *w, const struct gate_ready *ready)
+{
+	for (unsigned int i = 0; i < ready->count; i++) {
+		struct gate_waiting call;
+
+		while (gate_waiting_take(w, ready->cookies[i], &call) && accepts_serve(w, &call))
+			;
+	}
+}
