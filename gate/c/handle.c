@@ -112,15 +112,14 @@ static bool gate_in_place(struct gate_worker *w, int number, const struct board_
 	return gate_netns_of(w, number, place.unbound ? &bound : NULL) == place.netns && !bound;
 }
 
-/* Reads a sockaddr into the request. Returns whether the caller still waits. */
-static bool gate_read_address(struct gate_worker *w, uint64_t from, uint32_t length)
+/* Reads a sockaddr into the request. */
+static void gate_read_address(struct gate_worker *w, uint64_t from, uint32_t length)
 {
 	if (length > GATE_SOCKADDR_MAX)
-		return true; /* the kernel refuses it */
+		return; /* the kernel refuses it */
 	if (length > BOARD_ADDRESS_MAX)
 		length = BOARD_ADDRESS_MAX;
 	w->request.length = (uint16_t)gate_read(&w->n, from, w->request.address, length);
-	return gate_valid(&w->n);
 }
 
 /* Whether a socket may be a translated one, to which the kernel refuses IPv4 addresses. */
@@ -155,13 +154,14 @@ static void gate_destination(struct gate_worker *w, uint64_t from, uint32_t leng
 		gate_proceed(w);
 		return;
 	}
-	if (!gate_read_address(w, from, length))
-		return;
+	gate_read_address(w, from, length);
 	to = board_look_up(gate.board, BOARD_SIZE, w->request.address, w->request.length);
 	if (translated) {
 		gate_connect_translated(w, &to);
 		return;
 	}
+	if (!gate_valid(&w->n))
+		return;
 	if (to.where == BOARD_NO_IP) {
 		gate_proceed(w);
 		return;
@@ -176,7 +176,8 @@ static void gate_destination(struct gate_worker *w, uint64_t from, uint32_t leng
 
 static void gate_bind(struct gate_worker *w)
 {
-	if (!gate_read_address(w, w->n.data.args[1], (uint32_t)w->n.data.args[2]))
+	gate_read_address(w, w->n.data.args[1], (uint32_t)w->n.data.args[2]);
+	if (!gate_valid(&w->n))
 		return;
 	gate_await_deliveries();
 	gate_waiting_forget();

@@ -50,6 +50,23 @@ static int mapped_option(int file, int option)
 	return getsockopt(file, SOL_SOCKET, option, &value, &length) == 0 ? value : -1;
 }
 
+/* Whether a socket is an IPv6 one of the program's own. */
+static bool mapped_is_ip6(int file)
+{
+	return mapped_option(file, SO_DOMAIN) == AF_INET6;
+}
+
+/*
+ * Whether a socket may be a translated one. A UDP socket, which is none, would get a port. An IPv6
+ * socket of the program's own reaches no virtual address (ENETUNREACH), so that only for others its
+ * domain is asked at once.
+ */
+static bool mapped_may_be_translated(int file, const struct translated_in *to)
+{
+	return mapped_option(file, SO_PROTOCOL) == IPPROTO_TCP &&
+	       !(translated_is_near(to) && mapped_is_ip6(file));
+}
+
 /* Answers the call by what the beginning has given. Returns false if the supervisor has to
  * answer. */
 static bool mapped_answer(struct gate_worker *w, int error, bool waits,
@@ -80,14 +97,13 @@ bool gate_connect_mapped(struct gate_worker *w)
 	if (file < 0)
 		return false;
 	flags = fcntl(file, F_GETFL);
-	/* An IPv6 socket of the program's own has another domain. A UDP socket, which is none of
-	 * IPv6, would get a port. */
-	if (flags < 0 || mapped_option(file, SO_DOMAIN) != AF_INET ||
-	    mapped_option(file, SO_TYPE) != SOCK_STREAM || !gate_valid(&w->n)) {
+	if (flags < 0 || !mapped_may_be_translated(file, &to) || !gate_valid(&w->n)) {
 		close(file);
 		return false;
 	}
 	error = mapped_begin(file, flags, &mapped);
+	if (error == ENETUNREACH && mapped_is_ip6(file))
+		error = EINVAL;
 	close(file);
 	return mapped_answer(w, error, !(flags & O_NONBLOCK), &to);
 }

@@ -33,7 +33,8 @@ static bool gate_policed(int file)
 
 /*
  * Makes an IPv6 socket for a program that wants an IPv4 one of TCP, where IPv4 is translated. It is
- * connected to mapped addresses (bpf/translated.h).
+ * connected to mapped addresses (bpf/translated.h). That it is policed needs no other proof: the
+ * kernel itself does not know the option.
  */
 static int gate_make_translated(int flags)
 {
@@ -46,21 +47,24 @@ static int gate_make_translated(int flags)
 	return -1;
 }
 
-static int gate_make_unproven(const struct gate_kind *kind)
+/* Makes a socket. PROVEN says whether it is known to be policed. */
+static int gate_make_any(const struct gate_kind *kind, bool *proven)
 {
 	int flags = SOCK_CLOEXEC | (kind->nonblock ? SOCK_NONBLOCK : 0), file = -1;
 
 	if (gate.board->untrapped & BOARD_TRANSLATED && kind->family == AF_INET &&
 	    kind->type == SOCK_STREAM)
 		file = gate_make_translated(flags);
+	*proven = file >= 0;
 	return file >= 0 ? file : socket(kind->family, kind->type | flags, kind->protocol);
 }
 
 int gate_make(const struct gate_kind *kind)
 {
-	int file = gate_make_unproven(kind);
+	bool proven;
+	int file = gate_make_any(kind, &proven);
 
-	if (file >= 0 && !gate_policed(file)) {
+	if (file >= 0 && !proven && !gate_policed(file)) {
 		close(file);
 		errno = EXDEV;
 		return -1;
@@ -175,9 +179,9 @@ static unsigned int gate_batch_to(int pair, const struct gate_kind *kind, unsign
 {
 	int files[MARK_BATCH_MAX];
 	unsigned int made = 0;
-	bool sent;
+	bool sent, proven;
 
-	while (made < count && (files[made] = gate_make_unproven(kind)) >= 0)
+	while (made < count && (files[made] = gate_make_any(kind, &proven)) >= 0)
 		made++;
 	/* If the gate is moved out of its cgroup meanwhile, the last socket shows that. */
 	sent = made > 0 && gate_policed(files[0]) && gate_policed(files[made - 1]) &&
