@@ -15,6 +15,7 @@
 #include "virtual.h"
 
 #define AF_INET	 2
+#define AF_INET6 10
 #define LOOPBACK 1 /* the device's number in each namespace */
 
 /* The second half of a pool, of which the virtual addresses are that are chosen here. */
@@ -76,6 +77,11 @@ static __always_inline bool same(const struct addr *a, const struct addr *b)
 {
 	return a->word[0] == b->word[0] && a->word[1] == b->word[1] && a->word[2] == b->word[2] &&
 	       a->word[3] == b->word[3];
+}
+
+static __always_inline bool unspecified(const struct addr *a)
+{
+	return !a->word[0] && !a->word[1] && !a->word[2] && !a->word[3];
 }
 
 /* Whether a source is no single host's that could be answered: ::/32, which has the loopback and

@@ -235,9 +235,10 @@ struct virtual_addr {
 struct virtual_host {
 	struct addr addr;
 	struct addr
-		source; /* from which the container sends to it, where no rule has published it */
-	__u32 device;	/* by which it is reached; 0: it is not */
-	__u32 peer;	/* 1: only servers that it has asked send to it */
+		source;	  /* from which the container sends to it, where no rule has published it */
+	struct addr next; /* the next hop; all zero: the host's routes say it */
+	__u32 device;	  /* by which it is reached; 0: it is not */
+	__u32 peer;	  /* 1: only servers that it has asked send to it */
 	__u64 heard; /* CLOCK_MONOTONIC in ns: its last datagram, if the programs chose the address
 		      */
 };

@@ -258,6 +258,7 @@ type PolicyVirtualHost struct {
 	_      structs.HostLayout
 	Addr   PolicyAddr
 	Source PolicyAddr
+	Next   PolicyAddr
 	Device uint32
 	Peer   uint32
 	Heard  uint64

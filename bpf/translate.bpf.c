@@ -9,11 +9,12 @@
  * Theory of operation. udp.h has datagrams for virtual addresses go to their aliases, by the host's
  * loopback device. These programs are attached to the links of the host's namespace (tcx):
  *
- *	to_ipv6		where packets leave to the loopback device. What a socket of the
- *			container sends to an alias becomes IPv6, and goes to that host's link
- *	to_ipv4		where packets arrive by any other link, and where the host's own leave
- *			to its loopback. What is for a socket of the container becomes IPv4,
- *			from the sender's alias, and goes to the loopback device
+ *	on_loopback	where packets leave to the loopback device. What a socket of the
+ *			container sends to an alias becomes IPv6, and goes to that host's link.
+ *			What the host itself sends to a socket of the container becomes IPv4
+ *	to_ipv4		where packets arrive by any other link. What is for a socket of the
+ *			container becomes IPv4, from the sender's alias, and goes to the
+ *			loopback device
  *
  * The ports are the host's. The kernel gives one to a socket of IPv4 and to another of IPv6, if
  * that is for IPv6 alone: then the port is that one's, and nothing leaves from it for the
@@ -75,6 +76,16 @@ struct ports {
 	__u16 length, check;
 };
 
+struct datagram4 {
+	struct header4 ip;
+	struct ports udp;
+};
+
+struct datagram6 {
+	struct header6 ip;
+	struct ports udp;
+};
+
 static __always_inline __u16 folded(__u64 sum)
 {
 	sum = (sum & 0xffffffff) + (sum >> 32);
@@ -103,102 +114,104 @@ static __always_inline void sum_header(struct header4 *ip)
 	ip->check = folded(bpf_csum_diff(0, 0, (__be32 *)ip, sizeof(*ip), 0));
 }
 
-static __always_inline int set_protocol(struct __sk_buff *skb, __u16 protocol)
+/* Sends a packet to the link of a host. The link's own header is not written yet. */
+static __always_inline int send_to(const struct virtual_host *host)
 {
-	protocol = bpf_htons(protocol);
-	return bpf_skb_store_bytes(skb, ETH_LENGTH - 2, &protocol, sizeof(protocol), 0);
+	struct bpf_redir_neigh next = {.nh_family = AF_INET6};
+
+	if (unspecified(&host->next))
+		return bpf_redirect_neigh(host->device, NULL, 0, 0);
+	/* Without it the kernel would look the route up for each datagram. */
+	__builtin_memcpy(next.ipv6_nh, &host->next, sizeof(next.ipv6_nh));
+	return bpf_redirect_neigh(host->device, &next, sizeof(next), 0);
 }
 
-SEC("tcx/egress")
-int to_ipv6(struct __sk_buff *skb)
+/* Makes IPv6 of a datagram for an alias. */
+static __always_inline int to_ipv6(struct __sk_buff *skb)
 {
+	struct datagram4 old;
 	struct published *published;
 	struct virtual_host *host;
-	struct header6 ip6 = {};
+	struct datagram6 new = {};
 	struct bpf_sock *sk;
 	struct flow f = {};
-	struct ports udp;
-	struct header4 ip;
 	__u32 from_port;
-	__u16 port;
 	__s64 diff;
 
-	if (skb->protocol != bpf_htons(ETH_P_IP) ||
-	    bpf_skb_load_bytes(skb, ETH_LENGTH, &ip, sizeof(ip)) || ip.protocol != IPPROTO_UDP ||
-	    !in_pool(ip.to, aliases_of(pool)))
+	if (bpf_skb_load_bytes(skb, ETH_LENGTH, &old, sizeof(old)) ||
+	    old.ip.protocol != IPPROTO_UDP || !in_pool(old.ip.to, aliases_of(pool)))
 		return TCX_NEXT;
 	sk = skb->sk ? bpf_sk_fullsock(skb->sk) : NULL;
 	if (!sk || !is_ours(sk))
 		return TCX_NEXT;
-	host = host_of(ip.to);
-	if (!host || !host->device || ip.version != 0x45 || ip.fragment & bpf_htons(0x3fff) ||
-	    bpf_skb_load_bytes(skb, ETH_LENGTH + sizeof(ip), &udp, sizeof(udp)))
+	host = host_of(old.ip.to);
+	if (!host || !host->device || old.ip.version != 0x45 || old.ip.fragment & bpf_htons(0x3fff))
 		return TCX_DROP;
 	if (host->heard)
 		host->heard = bpf_ktime_get_ns();
-	from_port = bpf_ntohs(udp.from);
-	port = udp.from;
-	ip6.from = host->source;
+	from_port = bpf_ntohs(old.udp.from);
+	new.udp = old.udp;
+	new.ip.from = host->source;
 	published = bpf_map_lookup_elem(&published_by_private, &from_port);
 	if (published) {
-		ip6.from = published->addr;
-		port = bpf_htons(published->port);
+		new.ip.from = published->addr;
+		new.udp.from = bpf_htons(published->port);
 	}
 	f.host = host->addr;
 	f.here = host->source;
-	f.host_port = udp.to;
-	f.here_port = udp.from;
+	f.host_port = old.udp.to;
+	f.here_port = old.udp.from;
 	if (!published && is_anothers(skb, &f))
 		return TCX_DROP;
-	ip6.first = bpf_htonl(6 << 28 | ip.tos << 20);
-	ip6.length = bpf_htons(bpf_ntohs(ip.length) - sizeof(ip));
-	ip6.next = IPPROTO_UDP;
-	ip6.hops = ip.ttl;
-	ip6.to = host->addr;
-	diff = bpf_csum_diff((__be32 *)&ip.from, 8, (__be32 *)&ip6.from, 32, 0);
+	new.ip.first = bpf_htonl(6 << 28 | old.ip.tos << 20);
+	new.ip.length = bpf_htons(bpf_ntohs(old.ip.length) - sizeof(old.ip));
+	new.ip.next = IPPROTO_UDP;
+	new.ip.hops = old.ip.ttl;
+	new.ip.to = host->addr;
+	diff = bpf_csum_diff((__be32 *)&old.ip.from, 8, (__be32 *)&new.ip.from, 32, 0);
 	if (diff < 0 || bpf_skb_change_proto(skb, bpf_htons(ETH_P_IPV6), 0) ||
-	    set_protocol(skb, ETH_P_IPV6) ||
-	    bpf_skb_store_bytes(skb, ETH_LENGTH, &ip6, sizeof(ip6), 0) ||
-	    bpf_l4_csum_replace(skb, ETH_LENGTH + sizeof(ip6) + offsetof(struct ports, check), 0,
-				diff, CHECKSUM_FLAGS))
+	    bpf_skb_store_bytes(skb, ETH_LENGTH, &new, offsetof(struct datagram6, udp.to), 0) ||
+	    bpf_l4_csum_replace(skb, ETH_LENGTH + offsetof(struct datagram6, udp.check), 0, diff,
+				CHECKSUM_FLAGS))
 		return TCX_DROP;
-	if (port != udp.from &&
-	    (bpf_l4_csum_replace(skb, ETH_LENGTH + sizeof(ip6) + offsetof(struct ports, check),
-				 udp.from, port, BPF_F_MARK_MANGLED_0 | 2) ||
-	     bpf_skb_store_bytes(skb, ETH_LENGTH + sizeof(ip6), &port, sizeof(port), 0)))
+	if (new.udp.from != old.udp.from &&
+	    bpf_l4_csum_replace(skb, ETH_LENGTH + offsetof(struct datagram6, udp.check),
+				old.udp.from, new.udp.from, BPF_F_MARK_MANGLED_0 | 2))
 		return TCX_DROP;
-	return bpf_redirect_neigh(host->device, NULL, 0, 0);
+	return send_to(host);
 }
 
-static __always_inline int datagram(struct __sk_buff *skb, const struct header6 *ip6, __u32 device)
+/* Makes IPv4 of a datagram that a socket of the container hears. */
+static __always_inline int datagram(struct __sk_buff *skb, __u32 device)
 {
-	struct flow f = {.host = ip6->from, .here = ip6->to};
-	struct header4 ip;
-	struct ports udp;
+	struct datagram6 old;
+	struct datagram4 new;
+	struct flow f = {};
 	__s64 diff;
 
-	if (bpf_skb_load_bytes(skb, ETH_LENGTH + sizeof(*ip6), &udp, sizeof(udp)))
+	if (bpf_skb_load_bytes(skb, ETH_LENGTH, &old, sizeof(old)))
 		return TCX_NEXT;
-	f.host_port = udp.from;
-	f.here_port = udp.to;
+	f.host = old.ip.from;
+	f.here = old.ip.to;
+	f.host_port = old.udp.from;
+	f.here_port = old.udp.to;
 	if (!find_socket(skb, &f, device))
 		return TCX_NEXT;
-	ip = header4_for(bpf_ntohs(ip6->length) + sizeof(ip), IPPROTO_UDP, f.alias);
-	ip.tos = bpf_ntohl(ip6->first) >> 20;
-	ip.ttl = ip6->hops;
-	sum_header(&ip);
-	diff = bpf_csum_diff((__be32 *)&ip6->from, 32, (__be32 *)&ip.from, 8, 0);
+	new.ip = header4_for(bpf_ntohs(old.ip.length) + sizeof(new.ip), IPPROTO_UDP, f.alias);
+	new.ip.tos = bpf_ntohl(old.ip.first) >> 20;
+	new.ip.ttl = old.ip.hops;
+	sum_header(&new.ip);
+	new.udp = old.udp;
+	new.udp.to = f.port;
+	diff = bpf_csum_diff((__be32 *)&old.ip.from, 32, (__be32 *)&new.ip.from, 8, 0);
 	if (diff < 0 || bpf_skb_change_proto(skb, bpf_htons(ETH_P_IP), 0) ||
-	    set_protocol(skb, ETH_P_IP) ||
-	    bpf_skb_store_bytes(skb, ETH_LENGTH, &ip, sizeof(ip), 0) ||
-	    bpf_l4_csum_replace(skb, ETH_LENGTH + sizeof(ip) + offsetof(struct ports, check), 0,
-				diff, CHECKSUM_FLAGS))
+	    bpf_skb_store_bytes(skb, ETH_LENGTH, &new, offsetof(struct datagram4, udp.length), 0) ||
+	    bpf_l4_csum_replace(skb, ETH_LENGTH + offsetof(struct datagram4, udp.check), 0, diff,
+				CHECKSUM_FLAGS))
 		return TCX_DROP;
-	if (f.port != udp.to &&
-	    (bpf_l4_csum_replace(skb, ETH_LENGTH + sizeof(ip) + offsetof(struct ports, check),
-				 udp.to, f.port, BPF_F_MARK_MANGLED_0 | 2) ||
-	     bpf_skb_store_bytes(skb, ETH_LENGTH + sizeof(ip) + offsetof(struct ports, to), &f.port,
-				 sizeof(f.port), 0)))
+	if (new.udp.to != old.udp.to &&
+	    bpf_l4_csum_replace(skb, ETH_LENGTH + offsetof(struct datagram4, udp.check), old.udp.to,
+				new.udp.to, BPF_F_MARK_MANGLED_0 | 2))
 		return TCX_DROP;
 	skb->priority = loopback_id;
 	return bpf_redirect_neigh(LOOPBACK, NULL, 0, 0);
@@ -271,7 +284,7 @@ static __always_inline int error(struct __sk_buff *skb, const struct header6 *ip
 	to.check = folded(bpf_csum_diff(0, 0, (__be32 *)&to, sizeof(to), 0));
 	ip = header4_for(sizeof(ip) + sizeof(to), 1 /* ICMP */, f.alias);
 	sum_header(&ip);
-	if (bpf_skb_change_proto(skb, bpf_htons(ETH_P_IP), 0) || set_protocol(skb, ETH_P_IP) ||
+	if (bpf_skb_change_proto(skb, bpf_htons(ETH_P_IP), 0) ||
 	    bpf_skb_change_tail(skb, ETH_LENGTH + sizeof(ip) + sizeof(to), 0) ||
 	    bpf_skb_store_bytes(skb, ETH_LENGTH, &ip, sizeof(ip), 0) ||
 	    bpf_skb_store_bytes(skb, ETH_LENGTH + sizeof(ip), &to, sizeof(to),
@@ -289,7 +302,7 @@ static __always_inline int arrives(struct __sk_buff *skb, __u32 device)
 	    bpf_skb_load_bytes(skb, ETH_LENGTH, &ip6, sizeof(ip6)))
 		return TCX_NEXT;
 	if (ip6.next == IPPROTO_UDP)
-		return datagram(skb, &ip6, device);
+		return datagram(skb, device);
 	return ip6.next == ICMPV6 ? error(skb, &ip6) : TCX_NEXT;
 }
 
@@ -304,8 +317,10 @@ int to_ipv4(struct __sk_buff *skb)
 }
 
 SEC("tcx/egress")
-int to_ipv4_on_host(struct __sk_buff *skb)
+int on_loopback(struct __sk_buff *skb)
 {
+	if (skb->protocol == bpf_htons(ETH_P_IP))
+		return to_ipv6(skb);
 	return arrives(skb, LOOPBACK);
 }
 

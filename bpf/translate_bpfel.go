@@ -43,6 +43,7 @@ type TranslateVirtualHost struct {
 	_      structs.HostLayout
 	Addr   TranslateAddr
 	Source TranslateAddr
+	Next   TranslateAddr
 	Device uint32
 	Peer   uint32
 	Heard  uint64
@@ -90,9 +91,8 @@ type TranslateSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type TranslateProgramSpecs struct {
-	ToIpv4       *ebpf.ProgramSpec `ebpf:"to_ipv4"`
-	ToIpv4OnHost *ebpf.ProgramSpec `ebpf:"to_ipv4_on_host"`
-	ToIpv6       *ebpf.ProgramSpec `ebpf:"to_ipv6"`
+	OnLoopback *ebpf.ProgramSpec `ebpf:"on_loopback"`
+	ToIpv4     *ebpf.ProgramSpec `ebpf:"to_ipv4"`
 }
 
 // TranslateMapSpecs contains maps before they are loaded into the kernel.
@@ -163,16 +163,14 @@ type TranslateVariables struct {
 //
 // It can be passed to LoadTranslateObjects or ebpf.CollectionSpec.LoadAndAssign.
 type TranslatePrograms struct {
-	ToIpv4       *ebpf.Program `ebpf:"to_ipv4"`
-	ToIpv4OnHost *ebpf.Program `ebpf:"to_ipv4_on_host"`
-	ToIpv6       *ebpf.Program `ebpf:"to_ipv6"`
+	OnLoopback *ebpf.Program `ebpf:"on_loopback"`
+	ToIpv4     *ebpf.Program `ebpf:"to_ipv4"`
 }
 
 func (p *TranslatePrograms) Close() error {
 	return _TranslateClose(
+		p.OnLoopback,
 		p.ToIpv4,
-		p.ToIpv4OnHost,
-		p.ToIpv6,
 	)
 }
 

@@ -95,12 +95,9 @@ func (d *datagrams) put(v4, v6 netip.Addr) {
 	if d == nil {
 		return
 	}
-	device, source, err := d.ns.Way(v6)
+	way, err := d.ns.Way(v6, d.source)
 	if err == nil {
-		if d.source.IsValid() && !d.source.IsUnspecified() {
-			source = d.source
-		}
-		err = d.Put(v4, enforcer.VirtualHost{Addr: v6, Source: source, Device: device})
+		err = d.Put(v4, enforcer.VirtualHost{Addr: v6, Source: way.Source, Next: way.Next, Device: way.Device})
 	}
 	if err != nil {
 		d.log.Error("a host is not reached by UDP", "host", v6, "err", err)

@@ -39,7 +39,7 @@ func framed(links []netlink.Link) (list []int) {
 	return list
 }
 
-// Change is news about the links or the routes of a namespace.
+// Change is news about the links, the routes or the routers of a namespace.
 type Change struct {
 	Gone int // the number of a link that may be gone; 0: none
 }
@@ -47,20 +47,30 @@ type Change struct {
 // changesWaiting is the number of news of a kind that can wait to be read.
 const changesWaiting = 64
 
-// Changes tells of changes of the namespace's links and routes, from now on. The channel is closed when
-// ctx ends, or when news were lost.
+// isLost tells whether a neighbour that has been a router does not answer any more. Then the kernel prefers
+// another router, without a change of its routes.
+func isLost(n netlink.NeighUpdate) bool {
+	return n.Type == unix.RTM_NEWNEIGH && n.Flags&netlink.NTF_ROUTER != 0 && n.State&netlink.NUD_FAILED != 0
+}
+
+// Changes tells of changes of the namespace's links and routes, and of routers that do not answer any more,
+// from now on. The channel is closed when ctx ends, or when news were lost.
 func (ns *NS) Changes(ctx context.Context) (<-chan Change, error) {
 	ctx, end := context.WithCancel(ctx)
 	links, routes := make(chan netlink.LinkUpdate, changesWaiting), make(chan netlink.RouteUpdate, changesWaiting)
+	neighbours := make(chan netlink.NeighUpdate, changesWaiting)
 	err := ns.Do(func() error {
 		if err := netlink.LinkSubscribe(links, ctx.Done()); err != nil {
 			return err
 		}
-		return netlink.RouteSubscribe(routes, ctx.Done())
+		if err := netlink.RouteSubscribe(routes, ctx.Done()); err != nil {
+			return err
+		}
+		return netlink.NeighSubscribe(neighbours, ctx.Done())
 	})
 	if err != nil {
 		end()
-		return nil, fmt.Errorf("watch links and routes: %w", err)
+		return nil, fmt.Errorf("watch links, routes and routers: %w", err)
 	}
 	news := make(chan Change)
 	go func() {
@@ -71,6 +81,10 @@ func (ns *NS) Changes(ctx context.Context) (<-chan Change, error) {
 			open := false
 			select {
 			case <-ctx.Done():
+			case n, more := <-neighbours:
+				if open = more; open && !isLost(n) {
+					continue
+				}
 			case _, open = <-routes:
 			case l, more := <-links:
 				if open = more; open && l.Header.Type == unix.RTM_DELLINK {

@@ -109,7 +109,7 @@ const ownMax = 16
 func sourceFor(to netip.Prefix) (source netip.Addr, err error) {
 	addr := first(to)
 	for try := 0; try < ownMax && to.Contains(addr); try++ {
-		route, err := routeTo(addr)
+		route, err := routeTo(addr, netip.Addr{})
 		if err != nil || route == nil {
 			return netip.Addr{}, err
 		}
@@ -122,9 +122,10 @@ func sourceFor(to netip.Prefix) (source netip.Addr, err error) {
 	return source.Unmap(), nil
 }
 
-// routeTo returns the route of packets to an address; nil where they cannot go.
-func routeTo(addr netip.Addr) (*netlink.Route, error) {
-	routes, err := netlink.RouteGet(addr.AsSlice())
+// routeTo returns the route of packets to an address; nil where they cannot go. The routes choose the
+// source if it is the zero Addr.
+func routeTo(addr, source netip.Addr) (*netlink.Route, error) {
+	routes, err := netlink.RouteGetWithOptions(addr.AsSlice(), &netlink.RouteGetOptions{SrcAddr: source.AsSlice()})
 	for _, refusal := range []error{unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EINVAL /* blackhole */, unix.EACCES /* prohibit */} {
 		if errors.Is(err, refusal) {
 			return nil, nil
@@ -136,20 +137,36 @@ func routeTo(addr netip.Addr) (*netlink.Route, error) {
 	return &routes[0], nil
 }
 
-// Way returns the number of the link by which packets leave the namespace to an address, and the
-// source that its routes choose. The number is 0 where they cannot go, or stay on the machine.
-func (ns *NS) Way(to netip.Addr) (device int, source netip.Addr, err error) {
+// Way is how packets leave a namespace to an address.
+type Way struct {
+	Device int        // the number of the link; 0: they cannot go, or stay on the machine
+	Next   netip.Addr // the address of the next hop: a router, or the destination itself
+	Source netip.Addr // the source that the routes choose, or that was asked for
+}
+
+// Way returns the way of packets to an IPv6 address. Routes may be chosen by the source. The routes choose
+// the source themselves if it is the zero Addr or the unspecified one.
+func (ns *NS) Way(to, source netip.Addr) (way Way, err error) {
+	if source.IsUnspecified() {
+		source = netip.Addr{}
+	}
 	err = ns.Do(func() error {
-		route, err := routeTo(to)
+		route, err := routeTo(to, source)
 		if err != nil || route == nil || route.Type == unix.RTN_LOCAL {
 			return err
 		}
-		device = route.LinkIndex
-		source, _ = netip.AddrFromSlice(route.Src)
+		way = Way{Device: route.LinkIndex, Next: to}
+		way.Source, _ = netip.AddrFromSlice(route.Src)
+		if source.IsValid() {
+			way.Source = source
+		}
+		if router, is := netip.AddrFromSlice(route.Gw); is {
+			way.Next = router
+		}
 		return nil
 	})
 	if err != nil {
-		return 0, netip.Addr{}, fmt.Errorf("find the way to %s: %w", to, err)
+		return Way{}, fmt.Errorf("find the way to %s: %w", to, err)
 	}
-	return device, source.Unmap(), nil
+	return way, nil
 }

@@ -31,6 +31,7 @@ type Datagrams struct {
 type VirtualHost struct {
 	Addr   netip.Addr
 	Source netip.Addr // source address of the container's datagrams to it
+	Next   netip.Addr // the next hop; the zero Addr: the host's routes say it for each datagram
 	Device int        // the number of the link that leads to it; 0: no link leads to it
 }
 
@@ -89,18 +90,14 @@ func (d *Datagrams) Attach(device, before int) error {
 		return nil
 	}
 	if device != loopbackDevice {
-		return d.attach(device, device, link.TCXOptions{Program: d.objs.ToIpv4, Attach: ebpf.AttachTCXIngress}, before)
+		return d.attach(device, link.TCXOptions{Program: d.objs.ToIpv4, Attach: ebpf.AttachTCXIngress}, before)
 	}
-	err := d.attach(-loopbackDevice, device, link.TCXOptions{Program: d.objs.ToIpv4OnHost, Attach: ebpf.AttachTCXEgress}, before)
-	if err == nil {
-		err = d.attach(device, device, link.TCXOptions{Program: d.objs.ToIpv6, Attach: ebpf.AttachTCXEgress}, before)
-	}
-	return err
+	return d.attach(device, link.TCXOptions{Program: d.objs.OnLoopback, Attach: ebpf.AttachTCXEgress}, before)
 }
 
 // attach attaches a program. The kernel closes the files of a killed process in the order of their
 // numbers, so the link gets a larger number than the file that has to be closed before it.
-func (d *Datagrams) attach(key, device int, o link.TCXOptions, before int) error {
+func (d *Datagrams) attach(device int, o link.TCXOptions, before int) error {
 	o.Interface = device
 	l, err := link.AttachTCX(o)
 	if errors.Is(err, ebpf.ErrNotSupported) {
@@ -112,7 +109,7 @@ func (d *Datagrams) attach(key, device int, o link.TCXOptions, before int) error
 	if err != nil {
 		return fmt.Errorf("translate UDP at link %d: %w", device, err)
 	}
-	d.links[key] = l
+	d.links[device] = l
 	return nil
 }
 
@@ -171,6 +168,9 @@ func firstOf(pool netip.Prefix) uint32 {
 func (d *Datagrams) Put(v4 netip.Addr, h VirtualHost) error {
 	key := virtualKey(v4)
 	row := bpf.PolicyVirtualHost{Addr: wordsOf(h.Addr), Source: wordsOf(h.Source), Device: uint32(h.Device)}
+	if h.Next.IsValid() {
+		row.Next = wordsOf(h.Next)
+	}
 	var there bpf.PolicyVirtualHost
 	if d.e.tables.hosts.Lookup(key, &there) == nil && there.Addr != row.Addr {
 		if err := d.e.tables.virtual.Delete(there.Addr); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {

@@ -122,7 +122,7 @@ func TestAttachTranslation(t *testing.T) {
 		defer d.Close()
 		const before = 300
 		attached(t, errors.Join(d.Attach(loopbackDevice, before), d.Attach(loopbackDevice, before), d.Detach(loopbackDevice), d.Detach(77)))
-		if len(d.links) != 2 {
+		if len(d.links) != 1 {
 			t.Errorf("there are %d links", len(d.links))
 		}
 		for _, l := range d.links {
@@ -134,7 +134,7 @@ func TestAttachTranslation(t *testing.T) {
 		if err := errors.Join(d.Attach(here.Index, before), d.Attach(there.Index, before), d.Keep([]int{here.Index})); err != nil {
 			t.Fatal(err)
 		}
-		if d.links[here.Index] == nil || d.links[there.Index] != nil || len(d.links) != 3 {
+		if d.links[here.Index] == nil || d.links[there.Index] != nil || len(d.links) != 2 {
 			t.Errorf("kept are %v, want the loopback and %d", d.links, here.Index)
 		}
 		if err := d.Attach(77, before); !errors.Is(err, unix.ENODEV) {

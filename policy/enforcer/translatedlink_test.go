@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/bpf"
+	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
 // pair makes two links in the calling thread's namespace, and returns that at which packets arrive.
@@ -172,4 +173,59 @@ type skb struct {
 	_       [10]uint32
 	Ifindex uint32
 	_       [37]uint32
+}
+
+// A datagram goes to the next hop that the table names, else to the one that the routes name.
+func TestTranslatedByTheNextHop(t *testing.T) {
+	translating(t, func(c *contained, d *Datagrams) {
+		here, there := pair(t)
+		testkit.AddToLoopback(t, "2001:db8::1/128")
+		own, to := netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("2001:db8::6")
+		virtual := netip.MustParseAddrPort("198.18.0.1:5353")
+		routers := map[netip.Addr]net.HardwareAddr{
+			netip.MustParseAddr("2001:db8:7::1"): {2, 0, 0, 0, 0, 1}, netip.MustParseAddr("2001:db8:7::2"): {2, 0, 0, 0, 0, 2},
+		}
+		for router, mac := range routers {
+			neighbour := &netlink.Neigh{LinkIndex: here.Index, State: netlink.NUD_PERMANENT, IP: router.AsSlice(), HardwareAddr: mac}
+			if err := netlink.NeighSet(neighbour); err != nil {
+				t.Fatal(err)
+			}
+		}
+		byRoutes, byTable := netip.MustParseAddr("2001:db8:7::1"), netip.MustParseAddr("2001:db8:7::2")
+		link := func(dst string, via net.IP) {
+			t.Helper()
+			prefix := netip.MustParsePrefix(dst)
+			route := &netlink.Route{LinkIndex: here.Index, Gw: via, Dst: &net.IPNet{
+				IP: prefix.Addr().AsSlice(), Mask: net.CIDRMask(prefix.Bits(), 128),
+			}}
+			if err := netlink.RouteAdd(route); err != nil {
+				t.Fatal(err)
+			}
+		}
+		link("2001:db8:7::/64", nil)
+		link("2001:db8::6/128", byRoutes.AsSlice())
+		proxy, client := of(t, c, unix.AF_INET, unix.SOCK_DGRAM), of(t, c, unix.AF_INET, unix.SOCK_DGRAM)
+		c.private(t, proxy, unix.IPPROTO_UDP, netip.MustParseAddrPort("0.0.0.0:53"), 20000)
+		attached(t, errors.Join(d.Begin(), d.Attach(loopbackDevice, -1)))
+		sees := sniffer(t, there.Index)
+		for _, tt := range []struct {
+			next netip.Addr
+			want netip.Addr
+		}{{netip.Addr{}, byRoutes}, {byTable, byTable}} {
+			host := VirtualHost{Addr: to, Source: own, Next: tt.next, Device: here.Index}
+			err := errors.Join(d.Put(virtual.Addr(), host), unix.Sendto(client, []byte("text"), 0, sockaddrOf(virtual)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			frame := make([]byte, 2048)
+			for n := 0; !bytes.HasSuffix(frame[:n], []byte("text")); {
+				if n, _, err = unix.Recvfrom(sees, frame, 0); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if got := net.HardwareAddr(frame[:6]); got.String() != routers[tt.want].String() {
+				t.Errorf("next hop %s: the frame is for %s, want %s", tt.next, got, routers[tt.want])
+			}
+		}
+	})
 }
