@@ -260,6 +260,7 @@ struct member {
 	__u64 led;   /* where its last datagram led, see loopback.h; 0: unknown */
 	__u32 rules; /* of struct container, by which that was decided */
 	__u32 pad;
+	__u64 reached; /* a host that its last datagram could reach, see udp.h; 0: unknown */
 };
 
 /* Who may send to a client's UDP socket, see packets.h. */

@@ -162,6 +162,7 @@ type PolicyMember struct {
 	Led      uint64
 	Rules    uint32
 	Pad      uint32
+	Reached  uint64
 }
 
 type PolicyNumber struct {

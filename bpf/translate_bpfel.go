@@ -25,6 +25,7 @@ type TranslateMember struct {
 	Led      uint64
 	Rules    uint32
 	Pad      uint32
+	Reached  uint64
 }
 
 type TranslatePublished struct {

@@ -84,6 +84,37 @@ static __always_inline bool may_reach(void *ctx, struct bpf_sock *sk, const stru
 	return !host->peer && endpoint_for(IPPROTO_UDP, &to, port);
 }
 
+/* A destination that was judged, with the number of the rules by which it was: an address in the
+ * pool has 17 bits. All of it is one word, which is read and written whole. */
+static __always_inline __u64 reached(const struct addr *alias, __u16 port)
+{
+	return (__u64)container()->rules << 33 |
+	       (__u64)(bpf_ntohl(alias->word[3]) & ~POOL_MASK) << 16 | port;
+}
+
+/*
+ * The same as may_reach. A socket remembers the last host that a rule let it reach: datagrams are
+ * judged by each change of the rules, of what names have opened, and of who is behind a virtual
+ * address, all of which change the number of the rules.
+ */
+static __always_inline bool reaches(void *ctx, struct bpf_sock *sk, const struct addr *alias,
+				    __u16 port)
+{
+	__u64 now = reached(alias, port); /* before the judgement, which a change follows */
+	struct member *m = member(sk);
+	struct virtual_host *host;
+
+	if (m && *(volatile __u64 *)&m->reached == now)
+		return true;
+	if (!may_reach(ctx, sk, alias, port))
+		return false;
+	host = host_of(alias);
+	/* Those that the programs have chosen, they also give to others. */
+	if (m && host && !host->peer && !host->heard && !is_published(sk))
+		m->reached = now;
+	return true;
+}
+
 /* Whether a call is one about a virtual address or an alias. Then TO becomes the alias, or VERDICT
  * says that there is no way. */
 static __always_inline bool leads_to_host(struct bpf_sock_addr *ctx, struct addr *to, __u16 port,
@@ -96,7 +127,7 @@ static __always_inline bool leads_to_host(struct bpf_sock_addr *ctx, struct addr
 		return false;
 	*verdict = DENY;
 	to->word[3] = in_net(to->word[3], aliases_of(container()->pool));
-	if (alias || ctx->family != AF_INET || !may_reach(ctx, sk, to, port))
+	if (alias || ctx->family != AF_INET || !reaches(ctx, sk, to, port))
 		return true;
 	join_loopback(sk, false);
 	hear(sk, to, 0);

@@ -172,19 +172,35 @@ func (d *Datagrams) Put(v4 netip.Addr, h VirtualHost) error {
 		row.Next = wordsOf(h.Next)
 	}
 	var there bpf.PolicyVirtualHost
-	if d.e.tables.hosts.Lookup(key, &there) == nil && there.Addr != row.Addr {
-		if err := d.e.tables.virtual.Delete(there.Addr); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return fmt.Errorf("forget the host behind %s: %w", v4, err)
-		}
+	known := d.e.tables.hosts.Lookup(key, &there) == nil
+	var err error
+	if known && there.Addr != row.Addr {
+		err = d.forget(key, there)
 	}
-	err := d.e.tables.hosts.Put(key, row)
+	if err == nil {
+		err = d.e.tables.hosts.Put(key, row)
+	}
 	if err == nil {
 		err = d.e.tables.virtual.Put(row.Addr, key.Addr)
+	}
+	if err == nil && known && there.Device != row.Device {
+		err = d.e.outdateVerdicts() // it may not be reached any more
 	}
 	if err != nil {
 		return fmt.Errorf("map %s to %s in the kernel: %w", v4, h.Addr, err)
 	}
 	return nil
+}
+
+// forget deletes the host behind a virtual address. When forget returns, no socket remembers that it may
+// reach the host there.
+func (d *Datagrams) forget(key bpf.PolicyVirtualAddr, there bpf.PolicyVirtualHost) error {
+	for _, err := range []error{d.e.tables.hosts.Delete(key), d.e.tables.virtual.Delete(there.Addr)} {
+		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return err
+		}
+	}
+	return d.e.outdateVerdicts()
 }
 
 // Host returns the IPv6 address for a virtual one, unless only servers may answer there.

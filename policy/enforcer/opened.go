@@ -45,6 +45,9 @@ func (e *Enforcement) SetOpened(addr netip.Addr, openings []policy.Opening) erro
 		return fmt.Errorf("open %s by its name: %w: there are %d", addr, errNoRoom, len(o.at))
 	}
 	err := e.writeOpened(addr, openings)
+	if err == nil {
+		err = e.outdateVerdicts()
+	}
 	if err != nil {
 		err = fmt.Errorf("open %s by its name: %w", addr, errors.Join(err, e.rows.egress.delete(e.addressKey(addr))))
 		openings = nil

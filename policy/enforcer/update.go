@@ -104,11 +104,16 @@ func (e *Enforcement) remove(t *policy.Table, netnsOf func(*endpoint.Endpoint) u
 			return fmt.Errorf("former prefix %s/%d: %w", addrOf(key.Addr), key.Bits-ownerBits, err)
 		}
 	}
-	// The verdicts that sockets remember are outdated.
-	if err := e.change(func(c *bpf.PolicyContainer) { c.Rules++ }); err != nil {
+	if err := e.outdateVerdicts(); err != nil {
 		return err
 	}
 	return e.clear(endpointRows(t, netnsOf))
+}
+
+// outdateVerdicts has sockets forget the verdicts that they remember (bpf/loopback.h, bpf/udp.h). It is
+// called after what they depend on has changed.
+func (e *Enforcement) outdateVerdicts() error {
+	return e.change(func(c *bpf.PolicyContainer) { c.Rules++ })
 }
 
 // egressRows returns the rows of rowsOf by their keys.
