@@ -108,11 +108,12 @@ static __always_inline struct virtual_host *host_of(__u32 ip4)
 
 /* Chooses a virtual address for a host that has none. It is 0 where all that were tried are in use.
  */
-static __always_inline __u32 choose(const struct flow *f, __u32 device, __u64 now)
+static __always_inline __u32 choose(const struct flow *f, __u32 device)
 {
 	struct virtual_host row = {.addr = f->host, .source = f->here, .device = device};
 	struct virtual_addr key = {.bits = 32};
 	struct virtual_host *there;
+	__u64 now = bpf_ktime_get_ns();
 	struct addr gone;
 	__u32 *other;
 	int i;
@@ -187,7 +188,6 @@ static __always_inline bool find_socket(struct __sk_buff *skb, struct flow *f, _
 	struct published key = {.addr = f->here, .port = bpf_ntohs(f->here_port)};
 	__u32 *private = bpf_map_lookup_elem(&private_by_published, &key);
 	__u32 *known = bpf_map_lookup_elem(&virtual_by_host, &f->host);
-	__u64 now = bpf_ktime_get_ns();
 	struct virtual_host *host;
 	__u32 chosen = 0;
 
@@ -195,7 +195,7 @@ static __always_inline bool find_socket(struct __sk_buff *skb, struct flow *f, _
 	if (known)
 		chosen = *known;
 	else if (private && device && !special(&f->host))
-		chosen = choose(f, device, now);
+		chosen = choose(f, device);
 	if (!chosen)
 		return false;
 	f->alias = in_net(chosen, aliases_of(pool));
@@ -206,7 +206,7 @@ static __always_inline bool find_socket(struct __sk_buff *skb, struct flow *f, _
 	if (!hears(skb, f))
 		return false;
 	if (host->heard) {
-		host->heard = now;
+		host->heard = bpf_ktime_get_ns();
 		host->device = device ? device : host->device;
 		host->peer |= device == LOOPBACK;
 	}

@@ -92,6 +92,14 @@ static __always_inline __u64 reached(const struct addr *alias, __u16 port)
 	       (__u64)(bpf_ntohl(alias->word[3]) & ~POOL_MASK) << 16 | port;
 }
 
+/* Whether a socket remembers that it may reach a host. */
+static __always_inline bool remembers(struct bpf_sock *sk, __u64 destination)
+{
+	struct member *m = member(sk);
+
+	return m && *(volatile __u64 *)&m->reached == destination;
+}
+
 /*
  * The same as may_reach. A socket remembers the last host that a rule let it reach: datagrams are
  * judged by each change of the rules, of what names have opened, and of who is behind a virtual
@@ -101,14 +109,15 @@ static __always_inline bool reaches(void *ctx, struct bpf_sock *sk, const struct
 				    __u16 port)
 {
 	__u64 now = reached(alias, port); /* before the judgement, which a change follows */
-	struct member *m = member(sk);
 	struct virtual_host *host;
+	struct member *m;
 
-	if (m && *(volatile __u64 *)&m->reached == now)
+	if (remembers(sk, now))
 		return true;
 	if (!may_reach(ctx, sk, alias, port))
 		return false;
 	host = host_of(alias);
+	m = member(sk);
 	/* Those that the programs have chosen, they also give to others. */
 	if (m && host && !host->peer && !host->heard && !is_published(sk))
 		m->reached = now;
@@ -178,7 +187,7 @@ static __always_inline bool hears_host(struct bpf_sock *sk, const struct addr *a
 	struct heard *h;
 	struct addr from;
 
-	if (is_published(sk) || sk->dst_port)
+	if (is_published(sk) || sk->dst_port || remembers(sk, reached(alias, port)))
 		return true;
 	h = bpf_sk_storage_get(&heard_by_socket, sk, 0, 0);
 	host = host_of(alias);
