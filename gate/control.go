@@ -76,6 +76,9 @@ func (c *control) readAll(raw syscall.RawConn) bool {
 		var err error
 		if rerr := raw.Read(func(fd uintptr) bool {
 			n, _, err = unix.Recvfrom(int(fd), buf[:], unix.MSG_DONTWAIT)
+			if err == nil && n == 0 { // the last message may have come meanwhile, as in fdpass.ReadMsg
+				n, _, err = unix.Recvfrom(int(fd), buf[:], unix.MSG_DONTWAIT)
+			}
 			return true
 		}); rerr != nil {
 			err = rerr

@@ -270,7 +270,7 @@ func (g *Gate) awaitHello(patience time.Duration) ([]*os.File, error) {
 		return nil, err
 	}
 	buf, space := make([]byte, messageMax+1), make([]byte, unix.CmsgSpace(4*2)+unix.CmsgSpace(unix.SizeofUcred))
-	n, oobn, _, _, err := g.conn.ReadMsgUnix(buf, space)
+	n, oobn, _, err := fdpass.ReadMsg(g.conn, buf, space)
 	files := fdpass.Files(space[:oobn], "file from gate")
 	if err == nil {
 		err = g.conn.SetReadDeadline(time.Time{})

@@ -95,7 +95,7 @@ func (c *client) read() {
 	oob := make([]byte, rightsSize)
 	var sent files
 	for {
-		n, oobn, flags, _, err := c.conn.ReadMsgUnix(buf[:], oob)
+		n, oobn, flags, err := fdpass.ReadMsg(c.conn, buf[:], oob)
 		if err != nil {
 			closeAll(sent.fds)
 			c.fail(fmt.Errorf("%w: %w", ErrGone, err))

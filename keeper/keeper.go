@@ -213,7 +213,7 @@ func awaitHello(conn *net.UnixConn) error {
 		return err
 	}
 	var buf [replySize + 1]byte
-	n, err := conn.Read(buf[:])
+	n, _, _, err := fdpass.ReadMsg(conn, buf[:], nil)
 	if err != nil {
 		return err
 	}

@@ -90,7 +90,7 @@ func (g *undoHelper) hear(wait time.Duration) (report, error) {
 		return r, err
 	}
 	var buf [13]byte // one byte more than a report
-	n, err := g.conn.Read(buf[:])
+	n, _, _, err := fdpass.ReadMsg(g.conn, buf[:], nil)
 	if err != nil {
 		return r, err
 	}

@@ -6,6 +6,8 @@ package fdpass
 
 import (
 	"encoding/binary"
+	"errors"
+	"io"
 	"net"
 	"os"
 
@@ -28,6 +30,18 @@ func Pair(name string) (ours *net.UnixConn, theirs *os.File, err error) {
 		return nil, nil, err
 	}
 	return c.(*net.UnixConn), theirs, nil
+}
+
+// ReadMsg reads a message and its control data from a SOCK_SEQPACKET connection, like
+// [net.UnixConn.ReadMsgUnix]. It returns io.EOF only after the last message. The kernel may tell the
+// end first: the receiver finds no message, then the peer sends one and closes, then the receiver
+// looks whether the peer has closed (test/kernel/lastmessage_test.go).
+func ReadMsg(c *net.UnixConn, b, oob []byte) (n, oobn, flags int, err error) {
+	n, oobn, flags, _, err = c.ReadMsgUnix(b, oob)
+	if errors.Is(err, io.EOF) {
+		n, oobn, flags, _, err = c.ReadMsgUnix(b, oob)
+	}
+	return n, oobn, flags, err
 }
 
 // Descriptors appends to fds every descriptor in the control data of a message

@@ -2,6 +2,8 @@ package fdpass
 
 import (
 	"encoding/binary"
+	"errors"
+	"io"
 	"os"
 	"slices"
 	"testing"
@@ -77,6 +79,31 @@ func TestPair(t *testing.T) {
 	flags, err := unix.FcntlInt(files[0].Fd(), unix.F_GETFD, 0)
 	if err != nil || flags&unix.FD_CLOEXEC == 0 {
 		t.Errorf("flags %#x (%v), want close-on-exec", flags, err)
+	}
+}
+
+// No message is lost if its sender closes at once.
+func TestReadMsg(t *testing.T) {
+	for range 5000 {
+		ours, theirs, err := Pair("test")
+		if err != nil {
+			t.Fatal(err)
+		}
+		go func() {
+			_, _ = theirs.Write([]byte("last"))
+			theirs.Close()
+		}()
+		var buf [8]byte
+		for _, want := range []struct {
+			text string
+			err  error
+		}{{"last", nil}, {"", io.EOF}} {
+			n, _, _, err := ReadMsg(ours, buf[:], nil)
+			if string(buf[:n]) != want.text || !errors.Is(err, want.err) {
+				t.Fatalf("read %q, %v; want %q, %v", buf[:n], err, want.text, want.err)
+			}
+		}
+		ours.Close()
 	}
 }
 
