@@ -40,7 +40,7 @@ const spin = "while :; do :; done"
 
 func TestHelperIsPlacedAndPutBack(t *testing.T) {
 	a := start(t, nil)
-	g := group(t, 20*time.Millisecond)
+	g := placeable(t, 20*time.Millisecond)
 	run(t, g, "exec sleep 1000")
 	h := run(t, nil, spin)
 	before := groupOfProcess(t, h.Process.Pid)
@@ -269,7 +269,7 @@ func TestLedgerName(t *testing.T) {
 // A helper of one container that is placed stays where it is when another asks for it.
 func TestPlacedTwice(t *testing.T) {
 	a := start(t, nil)
-	one, other := group(t, 20*time.Millisecond), group(t, 20*time.Millisecond)
+	one, other := placeable(t, 20*time.Millisecond), placeable(t, 20*time.Millisecond)
 	run(t, one, "sleep 1000")
 	run(t, other, "sleep 1000")
 	h := run(t, nil, "sleep 1000")

@@ -13,7 +13,7 @@ import (
 // moved back, and is charged to the quota. The next helper is placed for as long as the other lives.
 func TestPlacementEndsBeforeTheContainer(t *testing.T) {
 	a := start(t, nil)
-	g := group(t, 20*time.Millisecond)
+	g := placeable(t, 20*time.Millisecond)
 	first, second := run(t, g, "exec sleep 1000"), run(t, g, "exec sleep 1000")
 	if first.Process.Pid > second.Process.Pid {
 		first, second = second, first
@@ -56,7 +56,7 @@ func TestPlacementEndsBeforeTheContainer(t *testing.T) {
 // A container's first process is the one that it was opened with. Another may have a lower pid.
 func TestFirstProcessIsKnown(t *testing.T) {
 	a := start(t, nil)
-	g := group(t, 20*time.Millisecond)
+	g := placeable(t, 20*time.Millisecond)
 	before, first := run(t, g, "exec sleep 1000"), run(t, g, "exec sleep 1000")
 	if before.Process.Pid > first.Process.Pid {
 		before, first = first, before

@@ -1,11 +1,13 @@
 package accounts
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"testing"
 	"time"
 
@@ -52,13 +54,43 @@ func group(t *testing.T, quota time.Duration) *cgroups {
 	if err := g.SetQuota(quota); err != nil {
 		t.Fatal(err)
 	}
-	return &cgroups{g, groups}
+	return &cgroups{Group: g, Groups: groups}
 }
 
-// cgroups lists a container's cgroups. The group of the cpu controller is the first.
+// placeable is group, and helpers can be placed below the cgroup. In cgroup v2 that takes a container
+// whose processes are all in a child group of the one with the quota.
+func placeable(t *testing.T, quota time.Duration) *cgroups {
+	t.Helper()
+	g := group(t, quota)
+	if g.Version() != "v2" {
+		return g
+	}
+	g.below = filepath.Join(g.Path(), "container")
+	err := errors.Join(
+		os.WriteFile(filepath.Join(g.Path(), "cgroup.subtree_control"), []byte("+cpu"), 0), os.Mkdir(g.below, 0o755))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+// cgroups are a container's cgroups. Group is the one of the cpu controller.
 type cgroups struct {
 	*bandwidth.Group
 	*testkit.Groups
+	below string // the group of the container's processes, if it is another
+}
+
+// enter moves a process into the container.
+func (g *cgroups) enter(t *testing.T, pid int) {
+	t.Helper()
+	if g.below == "" {
+		g.Enter(t, pid)
+		return
+	}
+	if err := os.WriteFile(filepath.Join(g.below, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // run runs a shell script until the test ends, in a group if one is given.
@@ -85,7 +117,7 @@ func run(t *testing.T, g *cgroups, script string) *exec.Cmd {
 		return err
 	})
 	if g != nil {
-		g.Enter(t, cmd.Process.Pid)
+		g.enter(t, cmd.Process.Pid)
 	}
 	return cmd
 }

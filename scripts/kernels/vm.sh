@@ -9,7 +9,7 @@
 #
 #	TSUGIKI_VM_SECONDS  kill it after so long (3600)
 #	TSUGIKI_VM_CPUS     its processors (2)
-#	TSUGIKI_VM_ACCEL    kvm where that works; without it qemu translates (tcg), slowly
+#	TSUGIKI_VM_ACCEL    kvm where that works; without it qemu translates, slowly, on one thread
 #	TSUGIKI_VM_MEMORY   in MiB (3072)
 #	TSUGIKI_VM_NICE     its niceness (19)
 set -euo pipefail
@@ -55,11 +55,13 @@ done
 
 # The output is the second serial port. The status is written to a port, which ends
 # qemu with 2 * status + 3; it ends with 0 if the kernel panics, with 1 if it cannot start.
+# A thread for each processor may go on executing a translation of code that another has changed since:
+# with qemu 7.2 both then stayed at a breakpoint that the kernel had removed (text_poke), for ever.
 # The clock of a translated processor is good, but the kernel does not trust it: without
 # tsc=reliable each look at the time is an access to a device.
 status=0
 nice -n ${TSUGIKI_VM_NICE:-19} timeout --foreground -k 5 "${TSUGIKI_VM_SECONDS:-3600}" qemu-system-x86_64 \
-	-accel "${TSUGIKI_VM_ACCEL:-tcg}" -cpu max -smp "${TSUGIKI_VM_CPUS:-2}" -m "${TSUGIKI_VM_MEMORY:-3072}" \
+	-accel "${TSUGIKI_VM_ACCEL:-tcg,thread=single}" -cpu max -smp "${TSUGIKI_VM_CPUS:-2}" -m "${TSUGIKI_VM_MEMORY:-3072}" \
 	-nodefaults -display none -no-reboot \
 	-serial "file:$work/console" -serial stdio \
 	-device isa-debug-exit,iobase=0xf4,iosize=1 \
