@@ -56,7 +56,7 @@ func TestPlacementEndsBeforeTheContainer(t *testing.T) {
 // A container's first process is the one that it was opened with. Another may have a lower pid.
 func TestFirstProcessIsKnown(t *testing.T) {
 	a := start(t, nil)
-	g := placeable(t, 20*time.Millisecond)
+	g := group(t, 20*time.Millisecond)
 	before, first := run(t, g, "exec sleep 1000"), run(t, g, "exec sleep 1000")
 	if before.Process.Pid > first.Process.Pid {
 		before, first = first, before
@@ -64,7 +64,7 @@ func TestFirstProcessIsKnown(t *testing.T) {
 	if err := a.Open(Container{Name: "web", PID: first.Process.Pid}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := a.Attach(Helper{PID: run(t, nil, "exec sleep 1000").Process.Pid, Container: "web", Place: true}); err != nil {
+	if _, err := a.Attach(Helper{PID: run(t, nil, "exec sleep 1000").Process.Pid, Container: "web"}); err != nil {
 		t.Fatal(err)
 	}
 	a.mu.Lock()
