@@ -160,14 +160,17 @@ func TestThreadThatComputes(t *testing.T) {
 	}
 	stop.Store(1)
 	d.settle(t)
-	// The counts can miss a quarter. Overhead counts for the owner of the recent work.
+	// The counts can miss a quarter. Overhead counts for the owners of the recent work, as the daemon
+	// itself is of its input.
 	w, overhead := d.weights(), d.overhead()
 	d.end(t, sums)
-	if most := (w[2] + overhead) * 4 / 3; sums[2] > most+ms || sums[2] == 0 {
-		t.Errorf("owner 2 has %v; counted are %v, and %v as overhead", sums[2], w[2], overhead)
+	for _, owner := range []uint32{0, 2} {
+		if most := (w[owner] + overhead) * 4 / 3; sums[owner] > most+ms {
+			t.Errorf("owner %d has %v; counted are %v, and %v as overhead", owner, sums[owner], w[owner], overhead)
+		}
 	}
-	if sums[0] > w[0]*4/3+ms {
-		t.Errorf("the daemon has %v for itself; counted are %v", sums[0], w[0])
+	if sums[2] == 0 {
+		t.Error("owner 2 has nothing")
 	}
 }
 
