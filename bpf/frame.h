@@ -199,12 +199,17 @@ static __always_inline enum why check_sender(struct __sk_buff *skb, const struct
 	return WHY_BAD_FRAME;
 }
 
-/* Sets upper and the ports of a packet whose header of the upper protocol is at. */
+/*
+ * Sets upper and the ports of a packet whose header of the upper protocol is at. The ICMP of the
+ * other family is none: whoever reads the packet takes it for something else.
+ */
 static __always_inline void read_upper(struct packet *p, __u8 upper, const __u8 *at)
 {
-	bool echo = upper == IPPROTO_ICMP     ? at[0] == ICMP_ECHO || at[0] == ICMP_ECHO_REPLY
-		    : upper == IPPROTO_ICMPV6 ? at[0] == ICMPV6_ECHO || at[0] == ICMPV6_ECHO_REPLY
-					      : false;
+	bool echo =
+		p->protocol == ETH_P_IP
+			? upper == IPPROTO_ICMP && (at[0] == ICMP_ECHO || at[0] == ICMP_ECHO_REPLY)
+			: upper == IPPROTO_ICMPV6 &&
+				  (at[0] == ICMPV6_ECHO || at[0] == ICMPV6_ECHO_REPLY);
 
 	if (upper == IPPROTO_TCP || upper == IPPROTO_UDP) {
 		p->upper = upper;

@@ -20,7 +20,7 @@ import (
 
 // A rig is a host with a bridge, or with routes, and pods.
 type rig struct {
-	t      *testing.T
+	t      testing.TB
 	host   *netns.NS
 	table  *Table
 	bridge int
@@ -37,7 +37,7 @@ const echoPort = 7
 
 var hostMAC = [6]byte{2, 0, 0, 0, 1, 0}
 
-func must(t *testing.T, err error) {
+func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
@@ -45,7 +45,7 @@ func must(t *testing.T, err error) {
 }
 
 // bpfFileSystem is one of a test's own, which no path leads to.
-func bpfFileSystem(t *testing.T) {
+func bpfFileSystem(t testing.TB) {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("skip: needs root")
@@ -64,7 +64,7 @@ func bpfFileSystem(t *testing.T) {
 	})
 }
 
-func newNS(t *testing.T) *netns.NS {
+func newNS(t testing.TB) *netns.NS {
 	t.Helper()
 	ns, err := netns.New()
 	must(t, err)
@@ -76,9 +76,11 @@ func newNS(t *testing.T) *netns.NS {
 }
 
 // newRig makes pods whose pairs are direct.
-func newRig(t *testing.T, routed bool, pods int) *rig {
+func newRig(t testing.TB, routed bool, pods int) *rig {
 	t.Helper()
-	testkit.CheckLeaks(t)
+	if _, fuzzing := t.(*testing.F); !fuzzing { // whose engine has goroutines of its own
+		testkit.CheckLeaks(t)
+	}
 	bpfFileSystem(t)
 	r := &rig{t: t, host: newNS(t), routed: routed}
 	r.do(func() (err error) {
