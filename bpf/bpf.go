@@ -11,7 +11,7 @@ package bpf
 //go:generate go tool bpf2go -go-package bpf -output-dir . -target bpfel -cflags "-O2 -g -Wall -Wextra -Werror -I/usr/include/x86_64-linux-gnu -I/usr/include/aarch64-linux-gnu" Translate translate.bpf.c
 //go:generate go tool bpf2go -go-package bpf -output-dir . -target bpfel -type owner_slot -type running_word -type owned_file -type watched_process -cflags "-O2 -g -Wall -Wextra -Wno-unused-parameter -Werror -I/usr/include/x86_64-linux-gnu -I/usr/include/aarch64-linux-gnu" Shared shared.bpf.c
 //go:generate go tool bpf2go -go-package bpf -output-dir . -target bpfel -type receive_slot -type receive_work -type receive_device -cflags "-O2 -g -Wall -Wextra -Wno-unused-parameter -Werror -I/usr/include/x86_64-linux-gnu -I/usr/include/aarch64-linux-gnu" Softirq softirq.bpf.c
-//go:generate go tool bpf2go -go-package bpf -output-dir . -target bpfel -type pod_addr -type pod_flag -type pod -type mac_key -type addr_key -type pair -type verdict -type why -type counts -cflags "-O2 -g -Wall -Wextra -Werror -I/usr/include/x86_64-linux-gnu -I/usr/include/aarch64-linux-gnu" Forward forward.bpf.c
+//go:generate go tool bpf2go -go-package bpf -output-dir . -target bpfel -type pod_addr -type pod_flag -type pod -type mac_key -type addr_key -type pair -type verdict -type why -type counts -type told -cflags "-O2 -g -Wall -Wextra -Werror -I/usr/include/x86_64-linux-gnu -I/usr/include/aarch64-linux-gnu" Forward forward.bpf.c
 
 // PolicyObject returns the compiled object of the policy programs. Nobody may change it.
 func PolicyObject() []byte { return _PolicyBytes }

@@ -39,7 +39,7 @@
 
 #define FOUND 1
 
-static __always_inline enum why count(struct __sk_buff *skb, __u32 device, enum why why)
+static __always_inline void count(struct __sk_buff *skb, __u32 device, enum why why)
 {
 	struct counts *c = bpf_map_lookup_elem(&counts_by_device, &device);
 
@@ -48,6 +48,57 @@ static __always_inline enum why count(struct __sk_buff *skb, __u32 device, enum 
 		if (why == WHY_DIRECT)
 			c->direct_bytes += skb->len;
 	}
+}
+
+static __noinline int describe(struct told *told, struct __sk_buff *skb, const struct frame *f,
+			       enum why why)
+{
+	struct packet p = {};
+
+	read_packet(skb, f, &p);
+	told->time = bpf_ktime_get_ns();
+	told->from = p.from;
+	told->to = p.to;
+	told->length = skb->len;
+	told->ethertype = ethertype(f);
+	told->from_port = bpf_ntohs(p.from_port);
+	told->to_port = bpf_ntohs(p.to_port);
+	told->upper = p.upper;
+	told->why = why;
+	__builtin_memcpy(told->to_mac, f->head, MAC_LENGTH);
+	__builtin_memcpy(told->from_mac, f->head + MAC_LENGTH, MAC_LENGTH);
+	return 0;
+}
+
+/* Tells who traces the pod what becomes of a packet. */
+static __noinline int tell(struct __sk_buff *skb, const struct frame *f, enum why why)
+{
+	__u32 device = skb->ifindex;
+	void *ring = bpf_map_lookup_elem(&told_by_device, &device);
+	struct told *told;
+	__u64 *untold;
+
+	if (!ring)
+		return 0;
+	told = bpf_ringbuf_reserve(ring, sizeof(*told), 0);
+	if (told) {
+		describe(told, skb, f, why);
+		bpf_ringbuf_submit(told, 0);
+		return 0;
+	}
+	untold = bpf_map_lookup_elem(&untold_by_device, &device);
+	if (untold)
+		__sync_fetch_and_add(untold, 1);
+	return 0;
+}
+
+/* What becomes of a packet is counted, and told if somebody traces the pod. */
+static __always_inline enum why settle(struct __sk_buff *skb, const struct pod *from,
+				       const struct frame *f, enum why why)
+{
+	count(skb, from->device, why);
+	if (from->flags & POD_TRACED)
+		tell(skb, f, why);
 	return why;
 }
 
@@ -207,17 +258,17 @@ int forward_from_pod(struct __sk_buff *skb)
 	if (!from || from->device != device)
 		return TC_ACT_SHOT;
 	if (!read_frame(skb, &f)) {
-		count(skb, device, WHY_BAD_FRAME);
+		settle(skb, from, &f, WHY_BAD_FRAME);
 		return TC_ACT_SHOT;
 	}
 	if (from->flags & POD_CHECKED)
 		why = check_sender(skb, &f, from);
 	if (why != WHY_DIRECT) {
-		count(skb, device, why);
+		settle(skb, from, &f, why);
 		return TC_ACT_SHOT;
 	}
 	wire = from->wire;
-	why = count(skb, device, examine(skb, &f, from, &to, &target, &routed));
+	why = settle(skb, from, &f, examine(skb, &f, from, &to, &target, &routed));
 	if (why == WHY_DIRECT && to) {
 		if (routed && !route(skb, &f, to))
 			return TC_ACT_SHOT;

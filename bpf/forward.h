@@ -26,6 +26,7 @@ enum pod_flag {
 	POD_CHECKED = 2,   /* frames with another sender's addresses are dropped */
 	POD_ROUTED = 4,	   /* the host routes to it: its packets go to the host's MAC address */
 	POD_ALL_PAIRS = 8, /* a pair without a verdict is direct, if both pods have this flag */
+	POD_TRACED = 16,   /* somebody is told of each packet that it sends */
 };
 
 /* A pod, by the index of its link in the host's network namespace. */
@@ -95,6 +96,18 @@ struct counts {
 	__u64 direct_bytes;
 };
 
+/* What is told of a packet that a traced pod has sent. */
+struct told {
+	__u64 time; /* ns, CLOCK_MONOTONIC */
+	struct pod_addr from, to;
+	__u32 length;
+	__u16 ethertype; /* behind a tag that the kernel has taken off */
+	__u16 from_port, to_port;
+	__u8 upper; /* as in struct packet; 0: no ports */
+	__u8 why;
+	__u8 to_mac[MAC_LENGTH], from_mac[MAC_LENGTH];
+};
+
 #define TABLE(name, entries, from, to)                                                             \
 	struct {                                                                                   \
 		__uint(type, BPF_MAP_TYPE_HASH);                                                   \
@@ -135,5 +148,22 @@ struct {
 	__type(key, __u32);
 	__type(value, struct counts);
 } counts_by_device SEC(".maps");
+
+#define TOLD_BYTES (1 << 18)
+
+struct told_ring {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, TOLD_BYTES);
+};
+
+/* Who traces a pod makes its ring, and the count of packets for which that had no room. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH_OF_MAPS);
+	__uint(max_entries, PODS_MAX);
+	__type(key, __u32);
+	__array(values, struct told_ring);
+} told_by_device SEC(".maps");
+
+TABLE(untold_by_device, PODS_MAX, __u32, __u64);
 
 #endif

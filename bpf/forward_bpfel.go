@@ -62,7 +62,23 @@ const (
 	ForwardPodFlagPOD_CHECKED   ForwardPodFlag = 2
 	ForwardPodFlagPOD_ROUTED    ForwardPodFlag = 4
 	ForwardPodFlagPOD_ALL_PAIRS ForwardPodFlag = 8
+	ForwardPodFlagPOD_TRACED    ForwardPodFlag = 16
 )
+
+type ForwardTold struct {
+	_         structs.HostLayout
+	Time      uint64
+	From      ForwardPodAddr
+	To        ForwardPodAddr
+	Length    uint32
+	Ethertype uint16
+	FromPort  uint16
+	ToPort    uint16
+	Upper     uint8
+	Why       uint8
+	ToMac     [6]uint8
+	FromMac   [6]uint8
+}
 
 type ForwardVerdict uint32
 
@@ -149,6 +165,8 @@ type ForwardMapSpecs struct {
 	DeviceByWire   *ebpf.MapSpec `ebpf:"device_by_wire"`
 	FlowsByDevice  *ebpf.MapSpec `ebpf:"flows_by_device"`
 	PodByDevice    *ebpf.MapSpec `ebpf:"pod_by_device"`
+	ToldByDevice   *ebpf.MapSpec `ebpf:"told_by_device"`
+	UntoldByDevice *ebpf.MapSpec `ebpf:"untold_by_device"`
 	VerdictByPair  *ebpf.MapSpec `ebpf:"verdict_by_pair"`
 }
 
@@ -184,6 +202,8 @@ type ForwardMaps struct {
 	DeviceByWire   *ebpf.Map `ebpf:"device_by_wire"`
 	FlowsByDevice  *ebpf.Map `ebpf:"flows_by_device"`
 	PodByDevice    *ebpf.Map `ebpf:"pod_by_device"`
+	ToldByDevice   *ebpf.Map `ebpf:"told_by_device"`
+	UntoldByDevice *ebpf.Map `ebpf:"untold_by_device"`
 	VerdictByPair  *ebpf.Map `ebpf:"verdict_by_pair"`
 }
 
@@ -195,6 +215,8 @@ func (m *ForwardMaps) Close() error {
 		m.DeviceByWire,
 		m.FlowsByDevice,
 		m.PodByDevice,
+		m.ToldByDevice,
+		m.UntoldByDevice,
 		m.VerdictByPair,
 	)
 }

@@ -16,6 +16,27 @@ type Reason struct {
 	Meaning string
 }
 
+// Outcome is what becomes of a packet.
+type Outcome string
+
+// Outcomes.
+const (
+	OutcomeDirect  Outcome = "direct"
+	OutcomeSlow    Outcome = "slow" // by the bridge, the switch or the host's routes
+	OutcomeDropped Outcome = "dropped"
+)
+
+// Outcome is what becomes of the reason's packets.
+func (r Reason) Outcome() Outcome {
+	switch {
+	case r.Dropped:
+		return OutcomeDropped
+	case r == Reasons[bpf.ForwardWhyWHY_DIRECT]:
+		return OutcomeDirect
+	}
+	return OutcomeSlow
+}
+
 // Reasons are all of them, in the order of the kernel programs.
 var Reasons = [bpf.ForwardWhyWHY_COUNT]Reason{
 	bpf.ForwardWhyWHY_DIRECT:       {"direct", false, "went to the other pod directly"},

@@ -74,7 +74,8 @@ type Pod struct {
 	Gateway [6]byte
 	// Direct is the pod's switch. Checked drops what does not come from the pod's addresses.
 	// AllPairs has pairs without a verdict be direct, if both pods have it.
-	Direct, Checked, AllPairs bool
+	// Traced has the kernel programs tell of its packets: see Table.Trace.
+	Direct, Checked, AllPairs, Traced bool
 }
 
 // Table is the table of the network namespace in which it was opened.
@@ -178,7 +179,8 @@ func (t *Table) loadPrograms(spec *ebpf.CollectionSpec, dir string) error {
 		"pod_by_device": t.maps.PodByDevice, "device_by_mac": t.maps.DeviceByMac,
 		"device_by_addr": t.maps.DeviceByAddr, "device_by_wire": t.maps.DeviceByWire,
 		"verdict_by_pair": t.maps.VerdictByPair, "flows_by_device": t.maps.FlowsByDevice,
-		"counts_by_device": t.maps.CountsByDevice,
+		"counts_by_device": t.maps.CountsByDevice, "told_by_device": t.maps.ToldByDevice,
+		"untold_by_device": t.maps.UntoldByDevice,
 	}
 	digest := sha256.Sum256(bpf.ForwardObject())
 	for name, p := range map[string]**ebpf.Program{

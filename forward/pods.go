@@ -163,7 +163,7 @@ func (t *Table) remove(device int) error {
 	}
 	errs = append(errs, t.removePairs(key))
 	// The pod's own row is the last: as long as it is there, Remove can be called again.
-	for _, m := range []*ebpf.Map{t.maps.FlowsByDevice, t.maps.CountsByDevice} {
+	for _, m := range []*ebpf.Map{t.maps.FlowsByDevice, t.maps.CountsByDevice, t.maps.ToldByDevice, t.maps.UntoldByDevice} {
 		errs = append(errs, ignore(m.Delete(key), ebpf.ErrKeyNotExist))
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -182,8 +182,10 @@ func (t *Table) release(m *ebpf.Map, key any, device uint32) error {
 	return ignore(err, ebpf.ErrKeyNotExist)
 }
 
-// Sweep removes pods whose links are gone.
-func (t *Table) Sweep() error { return t.locked(t.sweep) }
+// Sweep removes pods whose links are gone, and what killed traces have left.
+func (t *Table) Sweep() error {
+	return t.locked(func() error { return errors.Join(t.sweep(), t.sweepTraces()) })
+}
 
 func (t *Table) sweep() error {
 	pods, err := t.Pods()
@@ -253,15 +255,16 @@ func (t *Table) Found(p Pod) error {
 // SetDirect switches direct forward of a pod on or off, in both directions. Flows that went
 // directly go on through the switch.
 func (t *Table) SetDirect(device int, on bool) error {
-	return t.locked(func() error { return t.setDirect(device, on) })
+	return t.locked(func() error { return t.change(device, func(p *Pod) { p.Direct = on }) })
 }
 
-func (t *Table) setDirect(device int, on bool) error {
+// change changes a pod's row. The table is locked.
+func (t *Table) change(device int, change func(*Pod)) error {
 	p, err := t.Pod(device)
 	if err != nil {
 		return err
 	}
-	p.Direct = on
+	change(&p)
 	err = t.maps.PodByDevice.Update(uint32(device), row(p), ebpf.UpdateExist)
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
 		return ErrUnknown
@@ -280,7 +283,7 @@ func full(err error) error {
 func flags(p *Pod) map[bpf.ForwardPodFlag]*bool {
 	return map[bpf.ForwardPodFlag]*bool{
 		bpf.ForwardPodFlagPOD_DIRECT: &p.Direct, bpf.ForwardPodFlagPOD_CHECKED: &p.Checked,
-		bpf.ForwardPodFlagPOD_ALL_PAIRS: &p.AllPairs,
+		bpf.ForwardPodFlagPOD_ALL_PAIRS: &p.AllPairs, bpf.ForwardPodFlagPOD_TRACED: &p.Traced,
 	}
 }
 

@@ -92,6 +92,7 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 		collectCharges(out, c.d.charges())
 		out <- prometheus.MustNewConstMetric(descMissed, prometheus.GaugeValue, float64(c.d.accounts.Missed()))
 	}
+	c.d.collectPods(out)
 	out <- prometheus.MustNewConstMetric(descSilent, prometheus.CounterValue, float64(c.d.silent.Load()))
 }
 

@@ -28,6 +28,7 @@ type forwardPod struct {
 	Direct      bool              `json:"direct"`
 	AntiSpoof   bool              `json:"anti_spoof"`
 	AllPairs    bool              `json:"all_pairs"`
+	Traced      bool              `json:"traced"`
 	Routed      bool              `json:"routed"`
 	Packets     map[string]uint64 `json:"packets"` // by reason
 	DirectBytes uint64            `json:"direct_bytes"`
@@ -45,16 +46,6 @@ type forwardReason struct {
 	Meaning string `json:"meaning"`
 }
 
-func outcome(r forward.Reason) string {
-	switch {
-	case r.Dropped:
-		return "dropped"
-	case r.Name == forward.Reasons[0].Name:
-		return "direct"
-	}
-	return "slow"
-}
-
 func showForward(out io.Writer, t *forward.Table, o *output) error {
 	entries, err := t.Entries()
 	if err != nil {
@@ -70,7 +61,7 @@ func showForward(out io.Writer, t *forward.Table, o *output) error {
 		links[e.Device] = e.Link
 		all.Pods = append(all.Pods, forwardPod{
 			Link: e.Link, Device: e.Device, Container: e.Owner.Container, Interface: e.Owner.Interface, Network: e.Owner.Network,
-			MAC: macText(e.MAC), Addresses: e.Addrs, Direct: e.Direct, AntiSpoof: e.Checked, AllPairs: e.AllPairs,
+			MAC: macText(e.MAC), Addresses: e.Addrs, Direct: e.Direct, AntiSpoof: e.Checked, AllPairs: e.AllPairs, Traced: e.Traced,
 			Routed: e.Gateway != [6]byte{}, Packets: e.Packets, DirectBytes: e.DirectBytes, Fault: e.Fault,
 		})
 	}
@@ -78,7 +69,7 @@ func showForward(out io.Writer, t *forward.Table, o *output) error {
 		all.Pairs = append(all.Pairs, forwardPair{[2]string{links[p.A], links[p.B]}, p.Verdict})
 	}
 	for _, r := range forward.Reasons {
-		all.Reasons = append(all.Reasons, forwardReason{r.Name, outcome(r), r.Meaning})
+		all.Reasons = append(all.Reasons, forwardReason{r.Name, string(r.Outcome()), r.Meaning})
 	}
 	return o.write(out, all, func() error { return printForward(out, all) })
 }

@@ -37,7 +37,7 @@ func TestManualPages(t *testing.T) {
 		"tsugiki-denials.1":         {"-o, --output VALUE", "tsugiki graft explain web-1"},
 		"tsugiki-doctor.1":          {"-j, --json", "exit status"},
 		"tsugiki-completion.1":      {"bash|zsh|fish"},
-		"tsugiki-trace.1":           {"tsugiki trace [-o json] CONTAINER", "time, level, msg, container and pid", "--agent VALUE"},
+		"tsugiki-trace.1":           {"tsugiki trace [-o json] [--packets] CONTAINER", "time, level, msg, container and pid", "--agent VALUE"},
 		"tsugiki-charge.1":          {"tsugiki-charge-attach(1)", "the path of its cgroup"},
 		"tsugiki-charge-add.1":      {"CONTAINER|CGROUP DURATION", "1500us", "--source VALUE", "--agent VALUE"},
 		"tsugiki-charge-attach.1":   {"--shared --helper PID", "--by VALUE", "--to VALUE"},

@@ -45,8 +45,8 @@ var rooms = []room{
 	}, "puts the systems of one container together, and knows neither its owner nor HTTP"},
 	{"agent/httpapi", []string{"agent/container", "agent/ports", "agent/rules", "api", "endpoint", "policy"}, "gives errors of containers their status, and knows no daemon"},
 	{"agent/daemon", []string{
-		"agent/container", "agent/httpapi", "agent/ports", "agent/rules", "api", "charge/accounts", "charge/bandwidth", "gate", "graft",
-		"internal/config", "internal/launch", "keeper", "policy", "policy/enforcer", "shim", "translate/dns",
+		"agent/container", "agent/httpapi", "agent/ports", "agent/rules", "api", "charge/accounts", "charge/bandwidth", "forward",
+		"gate", "graft", "internal/config", "internal/launch", "keeper", "policy", "policy/enforcer", "shim", "translate/dns",
 	}, "has containers, and makes none of their parts"},
 	{"agent/run", []string{
 		"agent/container", "agent/httpapi", "agent/ports", "agent/rules", "api", "gate", "intercept/filter", "internal/launch", "shim",

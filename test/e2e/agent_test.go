@@ -22,7 +22,12 @@ type asked struct {
 // startAgent starts an agent in the host's namespace, with lines of configuration.
 func startAgent(t *testing.T, w *world, config ...string) *asked {
 	t.Helper()
-	n := &asked{daemon: startDaemon(t, w.h, "--config", configure(t, t.TempDir(), config...)), w: w}
+	return ask(startDaemon(t, w.h, "--config", configure(t, t.TempDir(), config...)), w)
+}
+
+// ask is an agent that is there.
+func ask(d *daemon, w *world) *asked {
+	n := &asked{daemon: d, w: w}
 	n.http.Transport = &http.Transport{
 		DisableKeepAlives: true,
 		DialContext:       func(context.Context, string, string) (net.Conn, error) { return n.dial("agent") },

@@ -28,9 +28,7 @@ func (n *node) ask(t *testing.T, args ...string) string {
 }
 
 // asked is the node's agent.
-func (n *node) asked() *asked {
-	return &asked{daemon: n.agent, w: n.world}
-}
+func (n *node) asked() *asked { return ask(n.agent, n.world) }
 
 // group opens the cgroup of a container by its name below the rig's.
 func (n *node) group(t *testing.T, name string) *paying {

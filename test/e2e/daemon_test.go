@@ -19,6 +19,7 @@ import (
 
 	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/internal/testkit"
+	"github.com/tsugiki/tsugiki/internal/testkit/engines"
 )
 
 var kills = flag.Int("kills", testkit.Times(8, 100), "how often TestDaemonKilledUnderLoad kills the daemon")
@@ -29,6 +30,7 @@ type daemon struct {
 	ns   *testkit.Namespace
 	run  string
 	args []string
+	rig  *engines.Rig // in whose mount namespace it runs; or nil
 	log  *syncBuffer
 	cmd  *testkit.Cmd
 	ctx  context.Context // of what it grafts; nil: timeout's
@@ -76,7 +78,11 @@ func configure(t *testing.T, dir string, lines ...string) string {
 func (d *daemon) start() {
 	d.t.Helper()
 	// Not with a test's limit: it ends after what the test has started.
-	d.cmd = commandIn(context.Background(), d.t, d.ns, tsugiki, d.args...)
+	words := append([]string{tsugiki}, d.args...)
+	if d.rig != nil {
+		words = append([]string{"nsenter", "--mount=" + d.rig.Mounts(), "--"}, words...)
+	}
+	d.cmd = commandIn(context.Background(), d.t, d.ns, words[0], words[1:]...)
 	d.cmd.Stdout, d.cmd.Stderr = d.log, d.log
 	if err := d.cmd.Start(); err != nil {
 		d.t.Fatal(err)

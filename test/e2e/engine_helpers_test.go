@@ -113,6 +113,9 @@ func newNode(t *testing.T, c engineCase, config ...string) *node {
 	}
 	configure(t, n.dir, strings.Split(strings.ReplaceAll(strings.Join(config, "\n"), "%s", "/"+filepath.Base(n.rig.Group())), "\n")...)
 	n.agent = n.newAgent()
+	if c.pods != nil { // it reads the rig's table of pods
+		n.agent.rig = n.rig
+	}
 	n.agent.start()
 	n.Engine = n.rig.Start(t, c.engine)
 	return n

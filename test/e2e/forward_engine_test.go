@@ -76,6 +76,7 @@ type forwardShown struct {
 	Link, Container, Network, Fault string
 	Addresses                       []string
 	Packets                         map[string]uint64
+	Traced                          bool
 }
 
 // podsRig is a rig whose engine attaches pods by tsugiki-cni. Tables of pods are in a BPF file system

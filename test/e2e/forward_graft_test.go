@@ -1,11 +1,14 @@
 package e2e
 
 import (
+	"encoding/json"
 	"fmt"
+	"io"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/internal/testkit"
 	"github.com/tsugiki/tsugiki/internal/testkit/engines"
@@ -58,6 +61,8 @@ func TestGraftedPodForwards(t *testing.T) {
 					t.Errorf("%s has sent %d packets directly, then %d", client, before, after)
 				}
 			}
+			n.checkForwardMetrics(t)
+			n.checkPacketTrace(t, plain, grafted)
 			n.remove(t, "grafted")
 			if err := n.Remove("plain"); err != nil {
 				t.Error(err)
@@ -66,6 +71,75 @@ func TestGraftedPodForwards(t *testing.T) {
 				t.Errorf("pods are left: %+v", pods)
 			}
 		})
+	}
+}
+
+// checkForwardMetrics compares the agent's metrics with what the command shows. Packets may come
+// between the two.
+func (n *node) checkForwardMetrics(t *testing.T) {
+	t.Helper()
+	pods := forwardPods(t, n.rig)
+	metrics := string(n.asked().get(t, "/metrics"))
+	for _, line := range []string{`tsugiki_forward_pods{state="on"} 2`, `tsugiki_forward_pods{state="fault"} 0`, `tsugiki_forward_pairs{verdict="slow"} 0`} {
+		if !strings.Contains(metrics, line+"\n") {
+			t.Errorf("the metrics do not have %s", line)
+		}
+	}
+	for _, p := range pods {
+		series := fmt.Sprintf(`tsugiki_forward_packets_total{interface="eth0",network="pods",outcome="direct",pod=%q,reason="direct"} `, p.Container)
+		_, behind, _ := strings.Cut(metrics, series)
+		var count uint64
+		if _, err := fmt.Sscan(behind, &count); err != nil || count < p.Packets["direct"] {
+			t.Errorf("%s%d, %v; the command shows %d", series, count, err, p.Packets["direct"])
+		}
+	}
+}
+
+// checkPacketTrace has tsugiki trace print a packet that went directly, and ends it.
+func (n *node) checkPacketTrace(t *testing.T, from, to string) {
+	t.Helper()
+	var pod string
+	for _, p := range forwardPods(t, n.rig) {
+		if strings.Join(p.Addresses, " ") == from {
+			pod = p.Container
+		}
+	}
+	trace := n.rig.Command(timeout(t), tsugiki, "trace", "--packets", "-o", "json", pod)
+	out, err := trace.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := trace.Start(); err != nil {
+		t.Fatal(err)
+	}
+	testkit.Eventually(t, func() error {
+		for _, p := range forwardPods(t, n.rig) {
+			if p.Container == pod && p.Traced {
+				return nil
+			}
+		}
+		return fmt.Errorf("%s is not traced yet", pod)
+	})
+	n.exec(t, "plain", "wget", "-q", "-O", "-", fmt.Sprintf("http://%s:8090/", to))
+	lines, found := json.NewDecoder(out), false
+	for !found {
+		var l struct{ Msg, Reason, Protocol, From, To string }
+		if err := lines.Decode(&l); err != nil {
+			t.Fatalf("no such packet was told of: %v", err)
+		}
+		found = l.Msg == "direct" && l.Reason == "direct" && l.Protocol == "tcp" && l.To == to+":8090" && strings.HasPrefix(l.From, from+":")
+	}
+	if err := trace.Process.Signal(unix.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	_, _ = io.Copy(io.Discard, out)
+	if err := trace.Wait(); err != nil {
+		t.Errorf("the trace ended: %v", err)
+	}
+	for _, p := range forwardPods(t, n.rig) {
+		if p.Traced {
+			t.Errorf("%s is still traced", p.Container)
+		}
 	}
 }
 

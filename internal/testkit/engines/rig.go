@@ -161,10 +161,12 @@ func (r *Rig) Close() error {
 	return nil
 }
 
+// Mounts is the file of the rig's mount namespace.
+func (r *Rig) Mounts() string { return fmt.Sprintf("/proc/%d/ns/mnt", r.janitor.Process.Pid) }
+
 // Command prepares a program in the rig's namespaces and cgroup.
 func (r *Rig) Command(ctx context.Context, name string, args ...string) *testkit.Cmd {
-	mounts := fmt.Sprintf("--mount=/proc/%d/ns/mnt", r.janitor.Process.Pid)
-	c := r.host.Command(ctx, "nsenter", append([]string{mounts, "--", name}, args...)...)
+	c := r.host.Command(ctx, "nsenter", append([]string{"--mount=" + r.Mounts(), "--", name}, args...)...)
 	c.Env = append([]string{"PATH=" + searchPath, "HOME=" + r.dir, "TMPDIR=" + r.dir}, r.Env...)
 	c.SysProcAttr.UseCgroupFD, c.SysProcAttr.CgroupFD = true, int(r.group.Fd())
 	return c
