@@ -99,10 +99,6 @@ func TestICMPErrors(t *testing.T) {
 			if !routed {
 				return
 			}
-			c = r.dial(a, "udp", b.at(0))
-			option(t, c, unix.IP_RECVERR, 1)
-			option(t, c, unix.IP_TTL, 1)
-			r.fails(c, 64, unix.EHOSTUNREACH)
 			r.do(func() error {
 				link, err := netlink.LinkByIndex(b.Device)
 				if err == nil {
@@ -110,21 +106,35 @@ func TestICMPErrors(t *testing.T) {
 				}
 				return err
 			})
-			c = r.dial(a, "udp", b.at(0))
-			option(t, c, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO)
-			r.fails(c, 1400, unix.EMSGSIZE)
-			if n := r.counts(a); n["ttl"] == 0 || n["size"] == 0 {
-				t.Errorf("counts %v", n)
+			for family, o := range [][]sockOption{
+				{{unix.IPPROTO_IP, unix.IP_RECVERR, 1}, {unix.IPPROTO_IP, unix.IP_TTL, 1}, {unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO}},
+				{{unix.IPPROTO_IPV6, unix.IPV6_RECVERR, 1}, {unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, 1}, {unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_DO}},
+			} {
+				before := r.counts(a)
+				c := r.dial(a, "udp", b.at(family))
+				o[0].set(t, c)
+				o[1].set(t, c)
+				r.fails(c, 64, unix.EHOSTUNREACH)
+				c = r.dial(a, "udp", b.at(family))
+				o[2].set(t, c)
+				r.fails(c, 1400, unix.EMSGSIZE)
+				r.echo(c, 1200) // as it has learned
+				if n := r.counts(a); n["ttl"] <= before["ttl"] || n["size"] <= before["size"] {
+					t.Errorf("counts %v, then %v", before, n)
+				}
 			}
 		})
 	}
 }
 
-func option(t *testing.T, c net.Conn, name, value int) {
+// sockOption is one of setsockopt(2).
+type sockOption struct{ level, name, value int }
+
+func (o sockOption) set(t *testing.T, c net.Conn) {
 	t.Helper()
 	raw, err := c.(*net.UDPConn).SyscallConn()
 	must(t, err)
-	must(t, raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, name, value) }))
+	must(t, raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), o.level, o.name, o.value) }))
 	must(t, err)
 }
 

@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"unsafe"
 
@@ -70,7 +71,41 @@ func (o ovs) inUserSpace() (bool, error) {
 	return strings.Trim(kind, `"`) == "netdev", err
 }
 
-func (ovs) mtu() int { return usualMTU }
+// mtu leaves room for the headers of the bridge's tunnels, so that a pod's largest packet goes
+// through one whole.
+func (o ovs) mtu() int {
+	own, err := o.vsctl("list-ifaces", o.bridge)
+	if err != nil {
+		return usualMTU // the next call says so
+	}
+	// A pod's port has no type.
+	tunnels, err := o.vsctl("--data=bare", "--no-heading", "--format=csv", "--columns=name,type,options", "find", "Interface", `type!=""`)
+	if err != nil {
+		return usualMTU
+	}
+	overhead := 0
+	for line := range strings.Lines(tunnels) {
+		f := strings.SplitN(strings.TrimSpace(line), ",", 3)
+		if len(f) == 3 && slices.Contains(strings.Fields(own), f[0]) {
+			overhead = max(overhead, tunnelOverhead(f[1], f[2]))
+		}
+	}
+	return usualMTU - overhead
+}
+
+// tunnelOverhead is what a tunnel adds to a pod's packet: its own Ethernet header, that of the tunnel,
+// and those of UDP and IP. IPv6 is where an end of the tunnel says so.
+func tunnelOverhead(kind, options string) int {
+	bytes := map[string]int{
+		"vxlan":  14 + 8 + 8 + 20,  // RFC 7348
+		"geneve": 14 + 16 + 8 + 20, // RFC 8926, with the 8 bytes of options that OVN has
+		"gre":    14 + 8 + 20,      // RFC 2890, with a key
+	}[kind]
+	if bytes > 0 && strings.Contains(options, ":") {
+		bytes += 20
+	}
+	return bytes
+}
 
 func (o ovs) connect(l *podLink, name names, _ *current.Result, done *undo) error {
 	attrs := netlink.NewLinkAttrs()

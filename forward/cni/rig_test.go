@@ -329,6 +329,11 @@ func noLinks() error {
 func (r *rig) nothing(n *network) {
 	r.t.Helper()
 	testkit.Eventually(r.t, func() error { return r.host.Do(noLinks) })
+	r.rowsAndLeases(n)
+}
+
+func (r *rig) rowsAndLeases(n *network) {
+	r.t.Helper()
 	must(r.t, noRows())
 	testkit.Eventually(r.t, onlyPinned)
 	leases, err := filepath.Glob(filepath.Join(r.data, "leases", n.list.Name, "[0-9]*"))
