@@ -7,10 +7,13 @@ import (
 	"net/netip"
 	"os"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/internal/sys/lock"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
@@ -24,14 +27,27 @@ func (r *rig) traced(ctx context.Context, p *testPod) (packets <-chan Packet, en
 		*lost, err = r.table.Trace(ctx, p.Device, func(one Packet) { list <- one })
 		return err
 	})
-	testkit.Eventually(r.t, func() error {
-		found, err := r.table.Pod(p.Device)
-		if err == nil && !found.Traced {
-			err = errors.New("the pod is not traced yet")
-		}
-		return err
-	})
+	r.awaitTrace(p)
 	return list, done, lost
+}
+
+// awaitTrace waits until a process that lives traces a pod. The flag alone may be of one that was
+// killed.
+func (r *rig) awaitTrace(p *testPod) {
+	r.t.Helper()
+	testkit.Eventually(r.t, func() error {
+		return r.table.locked(func() error {
+			held, err := os.Open(r.table.traceFolder(p.Device))
+			if err != nil {
+				return err
+			}
+			defer held.Close()
+			if err := lock.Take(held); !errors.Is(err, unix.EWOULDBLOCK) {
+				return fmt.Errorf("the pod is not traced yet: %w", err)
+			}
+			return nil
+		})
+	})
 }
 
 // A trace tells of each packet of the pod where it went and why, until it is ended, and leaves
@@ -116,13 +132,7 @@ func TestTraceLosesPackets(t *testing.T) {
 	})
 	f := frame{b.MAC, a.MAC, nil, 0x0800, ip4(a.Addrs[0], b.Addrs[0], 17)}.bytes()
 	sent := uint64(0)
-	testkit.Eventually(t, func() error {
-		found, err := r.table.Pod(a.Device)
-		if err == nil && !found.Traced {
-			err = errors.New("the pod is not traced yet")
-		}
-		return err
-	})
+	r.awaitTrace(a)
 	send := func() {
 		r.run(r.table.programs.ForwardFromPod, a.Device, f)
 		sent++
@@ -159,9 +169,13 @@ func TestTraceEnds(t *testing.T) {
 	must(t, b.ns.Do(func() error {
 		return sendRaw(frame{broadcast, b.MAC, nil, 0x0806, arp(b.MAC, b.Addrs[0], a.Addrs[0])}.bytes())
 	}))
-	for p := range packets {
-		if p.EtherType == 0x0806 {
-			break
+	late := time.After(testkit.Patience)
+	for found := false; !found; {
+		select {
+		case p := <-packets:
+			found = p.EtherType == unix.ETH_P_ARP
+		case <-late:
+			t.Fatal("the trace does not tell of the packet")
 		}
 	}
 	end()
