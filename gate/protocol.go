@@ -112,7 +112,7 @@ type requestMessage struct {
 	name        Name
 	length      uint16
 	wantsMemory uint8
-	zero        uint8
+	_           uint8
 	address     [addressMax]byte
 	args        [6]uint64
 }
@@ -145,7 +145,7 @@ type admissionMessage struct {
 	untrapped uint32
 
 	virtualPool uint32
-	zero        uint32
+	_           uint32
 }
 
 // The families of which sockets are made on the host, bits of policy/c/board.h.
