@@ -1,5 +1,6 @@
 // Package run implements the command tsugiki run, which starts one program in a
-// container of its own process, or in one of the daemon's, and ends as the program ends.
+// container of its own process, or in one of the daemon's, and ends as the program ends; and
+// tsugiki guest attach, which serves the sockets of a virtual machine in such a container.
 //
 // It needs root (see kernel.Require) and Linux 5.15.
 package run
@@ -107,16 +108,24 @@ func (a *Alone) start(p *Program) error {
 	if err != nil {
 		return err
 	}
+	if err := a.make(p); err != nil {
+		return err
+	}
+	if err := a.launch(p, path); err != nil {
+		return err
+	}
+	a.api.Start()
+	return nil
+}
+
+// make makes the container, which has no program yet.
+func (a *Alone) make(p *Program) error {
 	c := a.container
 	for _, step := range []func() error{func() error { return a.lockName(p) }, c.Make, c.Begin, func() error { return a.listen(p) }} {
 		if err := step(); err != nil {
 			return err
 		}
 	}
-	if err := a.launch(p, path); err != nil {
-		return err
-	}
-	a.api.Start()
 	return nil
 }
 

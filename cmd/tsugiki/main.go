@@ -15,6 +15,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/kernel"
 	"github.com/tsugiki/tsugiki/internal/launch"
 	"github.com/tsugiki/tsugiki/internal/programs"
+	"github.com/tsugiki/tsugiki/outsource/guest"
 )
 
 // Exit statuses of tsugiki itself. tsugiki run has the status of the program that it ran.
@@ -24,6 +25,9 @@ const (
 )
 
 func main() {
+	if guest.IsChild() {
+		guest.Child()
+	}
 	os.Exit(run(os.Args[1:], os.Stderr))
 }
 
@@ -49,7 +53,7 @@ func run(args []string, stderr io.Writer) int {
 	}
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(runCommand(), agentCommand(), psCommand(), inspectCommand(), topCommand(), traceCommand(), denialsCommand(), graftCommand(), translateCommand(), chargeCommand(), forwardCommand(), densityCommand(),
+	root.AddCommand(runCommand(), agentCommand(), psCommand(), inspectCommand(), topCommand(), traceCommand(), denialsCommand(), graftCommand(), translateCommand(), chargeCommand(), forwardCommand(), densityCommand(), guestCommand(),
 		doctorCommand(), setupCommand(), completionCommand(), manCommand())
 	root.SetVersionTemplate("{{.Name}} {{.Version}}\n")
 	root.SetArgs(args)

@@ -42,8 +42,9 @@ const (
 // conn is a connection.
 type conn struct {
 	key
-	state state
-	sock  int // -1: none yet
+	state  state
+	socket Socket
+	sock   int // its file, once the connection is open; else -1
 
 	readable, writable bool // as far as epoll has said
 	hung               bool // epoll said that there will be an end or an error

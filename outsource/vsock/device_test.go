@@ -29,7 +29,7 @@ func (d *driver) connect(port uint32, typ uint16) *net.UnixConn {
 	if r.From != port || r.To != 80 || r.Type != typ {
 		d.t.Fatalf("request %+v", r)
 	}
-	r.Accept(sock)
+	r.Accept(Socket{File: sock})
 	if p := d.expect(opResponse); p.toPort != port || p.fromPort != 80 || p.from != HostCID || p.to != testCID || p.alloc != windowWide {
 		d.t.Fatalf("response %+v", p)
 	}
@@ -198,7 +198,7 @@ func TestDial(t *testing.T) {
 	d.start()
 	sock, peer := joined(t, unix.SOCK_STREAM)
 	done := make(chan error, 2)
-	d.device.Dial(Stream, 7, 8, sock, func(err error) { done <- err })
+	d.device.Dial(Stream, 7, 8, Socket{File: sock}, func(err error) { done <- err })
 	if p := d.expect(opRequest); p.fromPort != 7 || p.toPort != 8 {
 		t.Fatalf("%+v", p.header)
 	}
@@ -214,7 +214,7 @@ func TestDial(t *testing.T) {
 
 	refused, _ := joined(t, unix.SOCK_STREAM)
 	defer unix.Close(refused)
-	d.device.Dial(Stream, 9, 8, refused, func(err error) { done <- err })
+	d.device.Dial(Stream, 9, 8, Socket{File: refused}, func(err error) { done <- err })
 	d.expect(opRequest)
 	d.send(header{fromPort: 8, toPort: 9, op: opReset}, nil)
 	if err := <-done; !errors.Is(err, ErrRefused) {
@@ -227,7 +227,7 @@ func TestDial(t *testing.T) {
 
 func doneDial(d *driver, sock int) chan error {
 	done := make(chan error, 1)
-	d.device.Dial(Stream, 9, 8, sock, func(err error) { done <- err })
+	d.device.Dial(Stream, 9, 8, Socket{File: sock}, func(err error) { done <- err })
 	return done
 }
 

@@ -30,10 +30,10 @@ func (d *Device) enqueue(c *conn) {
 }
 
 // opened joins a connection with its socket.
-func (d *Device) opened(c *conn, sock int) {
-	c.state, c.sock = open, sock
-	d.bySock[sock] = c
-	if err := d.watch(sock, unix.EPOLLIN|unix.EPOLLOUT|unix.EPOLLRDHUP|unix.EPOLLET); err != nil {
+func (d *Device) opened(c *conn, s Socket) {
+	c.state, c.socket, c.sock = open, s, s.File
+	d.bySock[c.sock] = c
+	if err := d.watch(c.sock, unix.EPOLLIN|unix.EPOLLOUT|unix.EPOLLRDHUP|unix.EPOLLET); err != nil {
 		d.reset(c)
 		return
 	}
@@ -41,13 +41,13 @@ func (d *Device) opened(c *conn, sock int) {
 }
 
 // Dial implements Guest.
-func (d *Device) Dial(typ uint16, from, to uint32, sock int, done func(error)) {
-	if !d.post(func() { d.dial(key{to, from, typ}, sock, done) }) {
+func (d *Device) Dial(typ uint16, from, to uint32, s Socket, done func(error)) {
+	if !d.post(func() { d.dial(key{to, from, typ}, s, done) }) {
 		done(ErrGone)
 	}
 }
 
-func (d *Device) dial(k key, sock int, done func(error)) {
+func (d *Device) dial(k key, s Socket, done func(error)) {
 	switch {
 	case d.isOver():
 		done(ErrGone)
@@ -61,7 +61,7 @@ func (d *Device) dial(k key, sock int, done func(error)) {
 		done(ErrMany)
 		return
 	}
-	c.sock, c.done, c.until = sock, done, time.Now().Add(dialPatience)
+	c.socket, c.done, c.until = s, done, time.Now().Add(dialPatience)
 	d.timed++
 	c.send |= sendRequest
 	d.enqueue(c)
@@ -131,7 +131,7 @@ func (d *Device) forget(c *conn) {
 	if c.sock >= 0 {
 		delete(d.bySock, c.sock)
 		d.unwatch(c.sock) // others may have the socket too
-		unix.Close(c.sock)
+		c.socket.close()
 	}
 	c.backlog = backlog{}
 }

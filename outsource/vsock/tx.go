@@ -85,9 +85,9 @@ func (d *Device) request(h *header) {
 	c.hears(h)
 	d.handler.Request(&Request{
 		Type: h.typ, From: h.fromPort, To: h.toPort,
-		accept: func(sock int) {
-			if !d.post(func() { d.accept(c, sock) }) {
-				unix.Close(sock)
+		accept: func(s Socket) {
+			if !d.post(func() { d.accept(c, s) }) {
+				s.close()
 			}
 		},
 		refuse: func() {
@@ -100,13 +100,13 @@ func (d *Device) request(h *header) {
 	})
 }
 
-func (d *Device) accept(c *conn, sock int) {
+func (d *Device) accept(c *conn, s Socket) {
 	if c.state != requested {
-		unix.Close(sock)
+		s.close()
 		return
 	}
 	c.send |= sendResponse
-	d.opened(c, sock)
+	d.opened(c, s)
 }
 
 // hear handles a packet of a connection.
@@ -120,7 +120,7 @@ func (d *Device) hear(c *conn, h *header, payload *chain) {
 		done := c.done
 		c.done = nil
 		d.timed--
-		d.opened(c, c.sock)
+		d.opened(c, c.socket)
 		done(nil)
 	case opReset:
 		d.drop(c)

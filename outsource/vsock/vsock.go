@@ -23,7 +23,11 @@
 // The guest is an enemy: see memory.go and queue.go. An error of those ends the device.
 package vsock
 
-import "errors"
+import (
+	"errors"
+
+	"golang.org/x/sys/unix"
+)
 
 // Types of connections (virtio 1.2 section 5.10.6).
 const (
@@ -37,7 +41,7 @@ type Guest interface {
 	// a socket. It does not wait: done is called once, and must not wait either. Without an error,
 	// the guest has accepted, and the socket is the Guest's to close; with one it stays the
 	// caller's. ErrRefused says that nobody listens there, or that the listener's queue is full.
-	Dial(typ uint16, from, to uint32, sock int, done func(error))
+	Dial(typ uint16, from, to uint32, s Socket, done func(error))
 	// Close ends all connections.
 	Close() error
 }
@@ -47,19 +51,27 @@ type Handler interface {
 	Request(*Request)
 }
 
+// Socket is a socket that is joined with a connection. The Guest closes it.
+type Socket struct {
+	File int
+	// Ended is called when the connection has ended and the file is closed. It must not wait. It
+	// may be nil.
+	Ended func()
+}
+
 // Request is a connection that waits to be accepted. Exactly one of its methods is called, once, by
 // any goroutine.
 type Request struct {
 	Type     uint16
 	From, To uint32 // the guest's port, and the host's
 
-	accept func(sock int)
+	accept func(Socket)
 	refuse func()
 }
 
-// Accept accepts the connection and joins it with a socket, which is the Guest's to close from then
-// on. For SeqPacket, the socket keeps the boundaries of messages.
-func (r *Request) Accept(sock int) { r.accept(sock) }
+// Accept accepts the connection and joins it with a socket, which is the Guest's from then on, also
+// if the connection has ended meanwhile. For SeqPacket, the socket keeps the boundaries of messages.
+func (r *Request) Accept(s Socket) { r.accept(s) }
 
 // Refuse resets the connection.
 func (r *Request) Refuse() { r.refuse() }
@@ -70,6 +82,13 @@ var (
 	ErrMany    = errors.New("the guest has too many connections")
 	ErrGone    = errors.New("the guest is gone")
 )
+
+func (s Socket) close() {
+	unix.Close(s.File)
+	if s.Ended != nil {
+		s.Ended()
+	}
+}
 
 // ErrGuest says that a guest or its VMM has broken the rules of virtio or vhost-user.
 var ErrGuest = errors.New("the guest breaks the device's rules")

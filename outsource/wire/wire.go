@@ -14,11 +14,15 @@
 //	Hello    Number: the version                      Number: the version; Name: the guest's IPv4 address
 //	Connect  Handle, or 0; Type; Name: to; Options    Handle, Errno: 0 or EINPROGRESS, or why it failed
 //	Bind     Type; Name; Options                      Handle, Name; FlagLocal: no rule covers it
-//	Listen   Handle; Number: backlog                  Errno
+//	Listen   Handle; Number: backlog                  Errno, Name
 //	Names    Handle                                   Name, Peer; Errno: of the connect, or 0
 //	Get      Handle; one Option: its Value's size     Options: its value
 //	Set      Handle; Options                          Errno
 //	Close    Handle                                   Errno
+//
+// The host sends one request, which the supervisor answers:
+//
+//	Alive    Handle, of a Bind                        Errno: 0, or ENOENT if no program has the socket
 //
 // A reply has the op and the id of its request, and FlagReply. Errno is one of Linux's generic
 // numbers; 0 is success. An errno is always the host kernel's answer, or that of a rule. A fault of
@@ -94,6 +98,7 @@ const (
 	Get
 	Set
 	Close
+	Alive
 	ops
 )
 

@@ -1,0 +1,40 @@
+package container
+
+import (
+	"log/slog"
+	"net/netip"
+
+	"github.com/tsugiki/tsugiki/outsource/host"
+	"github.com/tsugiki/tsugiki/policy"
+	"github.com/tsugiki/tsugiki/translate"
+)
+
+// Guest returns what the front end of a virtual machine needs whose container this is. The VMM's user
+// is the one whom unix sockets see. It comes after Begin.
+func (c *Container) Guest(uid, gid int) host.Config {
+	config := host.Config{
+		Engine: c.engine, Maker: c.host[""].Maker, Covers: c.serves,
+		UID: uid, GID: gid, Log: c.spec.Decisions,
+	}
+	if c.translation != nil {
+		config.Own = translate.Own
+	}
+	return config
+}
+
+// serves tells whether a rule covers an address at which a TCP server of a guest listens. The guest's
+// own addresses are unknown here, so a rule has to name an address that is not the wildcard.
+func (c *Container) serves(at netip.AddrPort) bool {
+	c.changes.Lock()
+	table := c.table
+	c.changes.Unlock()
+	addr := at.Addr().Unmap()
+	ep, _ := table.Ingress(policy.TCP, netip.AddrPortFrom(addr, at.Port()))
+	if ep == nil && addr == netip.IPv6Unspecified() {
+		ep, _ = table.Ingress(policy.TCP, netip.AddrPortFrom(netip.IPv4Unspecified(), at.Port()))
+	}
+	return ep != nil && (addr.IsUnspecified() || addr == ep.Addr || table.Names(addr))
+}
+
+// Log is the log of what happens to the container.
+func (c *Container) Log() *slog.Logger { return c.log }

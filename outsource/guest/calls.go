@@ -1,0 +1,302 @@
+package guest
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/outsource/wire"
+)
+
+// connectPatience is longer than the host's kernel tries to connect (tcp_syn_retries).
+const connectPatience = time.Hour
+
+// connect answers connect(2). The host begins to connect, and the guest's vsock socket connects until
+// the host's has. A call that waits is answered here, because vsock has no errno of TCP.
+func (s *supervisor) connect(c *caller, k *kind) (answer, error) {
+	to, is, err := c.name(c.args[1], c.number(2))
+	if err != nil || !is {
+		return carryOn, err
+	}
+	if k.connected {
+		return answer{errno: unix.EISCONN}, nil
+	}
+	if staysInGuest(to) {
+		if k.handle != 0 { // a rule has given it to the host
+			return answer{errno: unix.ENETUNREACH}, nil
+		}
+		return carryOn, nil
+	}
+	if k.family == unix.AF_INET && !to.Addr().Is4() || k.family == unix.AF_INET6 && to.Addr().Is4() {
+		return carryOn, nil // the kernel refuses it
+	}
+	waits, err := blocks(k.file)
+	if err != nil {
+		return carryOn, faultOf(err)
+	}
+	m := &wire.Message{Op: wire.Connect, Handle: k.handle, Type: unix.SOCK_STREAM, Name: to, Flags: flagsOf(to), Options: optionsOf(k)}
+	reply, err := s.control.call(m)
+	if err != nil {
+		return carryOn, faultOf(err)
+	}
+	errno := unix.Errno(reply.Errno)
+	if errno == unix.EBADF && k.handle != 0 { // of a connect that has failed long ago
+		m.Handle, k.handle = 0, 0
+		if reply, err = s.control.call(m); err != nil {
+			return carryOn, faultOf(err)
+		}
+		errno = unix.Errno(reply.Errno)
+	}
+	if errno == unix.EALREADY && k.handle != 0 && waits {
+		return s.finish(c, k.file, k.handle)
+	}
+	if errno != 0 && errno != unix.EINPROGRESS {
+		return answer{errno: errno}, nil
+	}
+	if k.handle != 0 {
+		err := s.withoutWaiting(k.file, func() error { return connectData(k.file, k.handle) })
+		if err != nil {
+			return carryOn, faultOf(err)
+		}
+		if !waits {
+			return answer{errno: unix.EINPROGRESS}, nil
+		}
+		return s.finish(c, k.file, k.handle)
+	}
+	return s.connectNew(c, k, reply.Handle, waits)
+}
+
+// connectNew connects a new socket to the data port of a handle, and puts it in the place of the
+// program's.
+func (s *supervisor) connectNew(c *caller, k *kind, handle uint32, waits bool) (answer, error) {
+	file, err := s.standIn(k, handle)
+	if err == nil {
+		defer unix.Close(file)
+		err = connectData(file, handle)
+	}
+	if err != nil {
+		s.letGo(handle)
+		return carryOn, faultOf(err)
+	}
+	if !waits {
+		if err := c.replace(k.file, file); err != nil {
+			s.letGo(handle)
+			return carryOn, faultOf(err)
+		}
+		return answer{errno: unix.EINPROGRESS}, nil
+	}
+	a, err := s.finish(c, file, handle)
+	if err == nil && a.errno == 0 {
+		if err = unix.SetNonblock(file, false); err == nil {
+			err = c.replace(k.file, file)
+		}
+	}
+	if err != nil || a.errno != 0 {
+		s.letGo(handle)
+	}
+	if errors.Is(err, errStale) {
+		return a, err
+	}
+	return a, faultOf(err)
+}
+
+// finish waits for a vsock socket that connects, and returns the errno of the host's.
+func (s *supervisor) finish(c *caller, file int, handle uint32) (answer, error) {
+	if err := c.await(file, unix.POLLOUT); err != nil {
+		return answer{}, err
+	}
+	value, err := unix.GetsockoptInt(file, unix.SOL_SOCKET, unix.SO_ERROR)
+	if err != nil || value == 0 {
+		return answer{}, faultOf(err)
+	}
+	errno, err := s.errnoOf(handle, unix.Errno(value))
+	return answer{errno: errno}, err
+}
+
+// errnoOf returns the errno of the host's socket in place of that of vsock, which has one for all.
+func (s *supervisor) errnoOf(handle uint32, own unix.Errno) (unix.Errno, error) {
+	reply, err := s.control.call(&wire.Message{Op: wire.Names, Handle: handle})
+	if err != nil {
+		return own, faultOf(err)
+	}
+	switch errno := unix.Errno(reply.Errno); errno {
+	case 0, unix.EBADF: // the connection has ended since
+		return own, nil
+	default:
+		return errno, nil
+	}
+}
+
+// letGo has the host forget a handle.
+func (s *supervisor) letGo(handle uint32) {
+	if _, err := s.control.call(&wire.Message{Op: wire.Close, Handle: handle}); err != nil {
+		s.log.Debug("handle is not closed", "handle", handle, "err", err)
+	}
+}
+
+func flagsOf(name netip.AddrPort) uint8 {
+	if name.Addr().Is6() {
+		return wire.Flag6
+	}
+	return 0
+}
+
+// standIn makes the vsock socket that takes the place of a program's, with the flags and those
+// options that are its own business. It does not block.
+func (s *supervisor) standIn(k *kind, handle uint32) (int, error) {
+	file, err := bound(handle)
+	if err != nil {
+		return -1, err
+	}
+	for _, name := range []int{unix.SO_RCVTIMEO, unix.SO_SNDTIMEO} {
+		if t, err := unix.GetsockoptTimeval(k.file, unix.SOL_SOCKET, name); err == nil && *t != (unix.Timeval{}) {
+			_ = unix.SetsockoptTimeval(file, unix.SOL_SOCKET, name, t)
+		}
+	}
+	return file, nil
+}
+
+func connectData(file int, handle uint32) error {
+	if err := setConnectTimeout(file, connectPatience); err != nil {
+		return err
+	}
+	err := unix.Connect(file, &unix.SockaddrVM{CID: hostCID, Port: wire.DataPort(handle)})
+	if errors.Is(err, unix.EINPROGRESS) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("connect to the host: %w", err)
+	}
+	return nil
+}
+
+// bind answers bind(2). What no rule covers is the guest's own.
+func (s *supervisor) bind(c *caller, k *kind) (answer, error) {
+	if k.handle != 0 {
+		return answer{errno: unix.EINVAL}, nil
+	}
+	at, is, err := c.name(c.args[1], c.number(2))
+	if err != nil || !is || at.Addr().Unmap().IsLoopback() {
+		return carryOn, err
+	}
+	reply, err := s.control.call(&wire.Message{Op: wire.Bind, Type: unix.SOCK_STREAM, Name: at, Flags: flagsOf(at), Options: optionsOf(k)})
+	if err != nil {
+		return carryOn, faultOf(err)
+	}
+	if reply.Errno != 0 || reply.Flags&wire.FlagLocal != 0 {
+		return answer{errno: unix.Errno(reply.Errno), proceed: reply.Errno == 0}, nil
+	}
+	file, err := s.standIn(k, reply.Handle)
+	if err == nil {
+		defer unix.Close(file)
+		var waits bool
+		if waits, err = blocks(k.file); err == nil && waits {
+			err = unix.SetNonblock(file, false)
+		}
+	}
+	if err == nil {
+		err = c.replace(k.file, file)
+	}
+	if err != nil {
+		s.letGo(reply.Handle)
+		return carryOn, faultOf(err)
+	}
+	return answer{}, nil
+}
+
+// listen answers listen(2): the guest's queue first, because the host dials at once.
+func (s *supervisor) listen(c *caller, k *kind) (answer, error) {
+	if k.connected {
+		return answer{errno: unix.EINVAL}, nil
+	}
+	if err := unix.Listen(k.file, c.number(1)); err != nil {
+		return carryOn, faultOf(err)
+	}
+	reply, err := s.control.call(&wire.Message{Op: wire.Listen, Handle: k.handle, Number: uint32(c.args[1])})
+	if err != nil {
+		return carryOn, faultOf(err)
+	}
+	return answer{errno: unix.Errno(reply.Errno)}, nil
+}
+
+// accept answers accept(2), because the kernel would name the host's vsock port.
+func (s *supervisor) accept(c *caller, k *kind, flags int) (answer, error) {
+	if flags&^(unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC) != 0 {
+		return answer{errno: unix.EINVAL}, nil
+	}
+	file, err := s.acceptWaiting(c, k)
+	if err != nil {
+		return answer{}, err
+	}
+	defer unix.Close(file)
+	if c.args[1] != 0 {
+		handle, _ := handleOf(file)
+		_, peer, err := s.names(handle)
+		if err == nil {
+			err = c.give(sockaddr(peer), c.args[1], c.args[2], true)
+		}
+		if err != nil {
+			return answer{}, err
+		}
+	}
+	if flags&unix.SOCK_NONBLOCK != 0 {
+		if err := unix.SetNonblock(file, true); err != nil {
+			return answer{}, faultOf(err)
+		}
+	}
+	a := addFD{id: c.id, srcFD: uint32(file)}
+	if flags&unix.SOCK_CLOEXEC != 0 {
+		a.newFDFlags = unix.O_CLOEXEC
+	}
+	number, err := s.listener.add(&a)
+	return answer{value: int64(number)}, err // the program's limits are its errno
+}
+
+func (s *supervisor) acceptWaiting(c *caller, k *kind) (file int, err error) {
+	waits, err := blocks(k.file)
+	if err != nil {
+		return -1, faultOf(err)
+	}
+	for {
+		err = s.withoutWaiting(k.file, func() (err error) {
+			file, _, err = unix.Accept4(k.file, unix.SOCK_CLOEXEC)
+			return err
+		})
+		if !errors.Is(err, unix.EAGAIN) || !waits {
+			return file, err
+		}
+		if err := c.await(k.file, unix.POLLIN); err != nil {
+			return -1, err
+		}
+	}
+}
+
+// names returns the names of a handle's socket and of its peer.
+func (s *supervisor) names(handle uint32) (own, peer netip.AddrPort, err error) {
+	reply, err := s.control.call(&wire.Message{Op: wire.Names, Handle: handle})
+	if err != nil {
+		return own, peer, faultOf(err)
+	}
+	return reply.Name, reply.Peer, nil
+}
+
+// name answers getsockname(2) and getpeername(2).
+func (s *supervisor) name(c *caller, k *kind, peer bool) (answer, error) {
+	name, to, err := s.names(k.handle)
+	if err != nil {
+		return carryOn, err
+	}
+	if peer {
+		if name = to; !k.connected || !to.IsValid() {
+			return answer{errno: unix.ENOTCONN}, nil
+		}
+	}
+	if !name.IsValid() {
+		return carryOn, fmt.Errorf("handle %d has no name", k.handle)
+	}
+	return answer{}, c.give(sockaddr(name), c.args[1], c.args[2], true)
+}
+

@@ -1,0 +1,183 @@
+package guest
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/outsource/wire"
+)
+
+// hostCID is the host's context id.
+const hostCID = unix.VMADDR_CID_HOST
+
+// control is the control stream. If it ends, for example because the host's agent starts anew, the
+// next call opens another.
+type control struct {
+	mu      sync.Mutex // guards what follows; held to write
+	file    *os.File   // nil: there is none
+	waiting map[uint32]chan *wire.Message
+	last    uint32
+	own     netip.Addr // what the host says
+}
+
+var errEnded = errors.New("the control stream has ended")
+
+// dial connects to a port of the host. It waits for the answer of the host at most patience.
+func dial(port uint32, patience time.Duration) (int, error) {
+	fd, err := unix.Socket(unix.AF_VSOCK, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if errors.Is(err, unix.EAFNOSUPPORT) {
+		return -1, errors.New("this kernel has no vsock; load the module vmw_vsock_virtio_transport")
+	}
+	if err != nil {
+		return -1, fmt.Errorf("make a vsock socket: %w", err)
+	}
+	if err = setConnectTimeout(fd, patience); err == nil {
+		err = unix.Connect(fd, &unix.SockaddrVM{CID: hostCID, Port: port})
+	}
+	if err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+// vsockConnectTimeout is SO_VM_SOCKETS_CONNECT_TIMEOUT of linux/vm_sockets.h, at level AF_VSOCK.
+const vsockConnectTimeout = 6
+
+func setConnectTimeout(fd int, d time.Duration) error {
+	t := unix.NsecToTimeval(d.Nanoseconds())
+	if err := unix.SetsockoptTimeval(fd, unix.AF_VSOCK, vsockConnectTimeout, &t); err != nil {
+		return fmt.Errorf("set the time to connect: %w", err)
+	}
+	return nil
+}
+
+const helloPatience = 10 * time.Second
+
+// open opens the stream. The caller holds mu.
+func (c *control) open() error {
+	fd, err := dial(wire.ControlPort, helloPatience)
+	if err != nil {
+		return fmt.Errorf("connect to the host: %w; run tsugiki guest attach there", err)
+	}
+	f := os.NewFile(uintptr(fd), "control")
+	hello, err := (&wire.Message{Op: wire.Hello, Number: wire.Version}).Append(nil)
+	if err == nil {
+		_, err = f.Write(hello)
+	}
+	var reply *wire.Message
+	if err == nil {
+		reply, err = wire.Read(f)
+	}
+	if err == nil && (reply.Op != wire.Hello || reply.Number != wire.Version) {
+		err = fmt.Errorf("the host has version %d of the protocol, and the guest version %d; install the same tsugiki in both", reply.Number, wire.Version)
+	}
+	if err != nil {
+		f.Close()
+		return err
+	}
+	c.file, c.own, c.waiting = f, reply.Name.Addr(), map[uint32]chan *wire.Message{}
+	go c.read(f, c.waiting)
+	return nil
+}
+
+// read takes replies, and answers the host's requests, until the stream ends.
+func (c *control) read(f *os.File, waiting map[uint32]chan *wire.Message) {
+	for {
+		m, err := wire.Read(f)
+		c.mu.Lock()
+		switch {
+		case err != nil:
+			if c.file == f {
+				c.file = nil
+			}
+			f.Close()
+			for _, reply := range waiting {
+				close(reply)
+			}
+			c.mu.Unlock()
+			return
+		case m.Flags&wire.FlagReply != 0 && waiting[m.ID] != nil:
+			waiting[m.ID] <- m
+			delete(waiting, m.ID)
+		case m.Op == wire.Alive && m.Flags&wire.FlagReply == 0:
+			go c.tellAlive(m)
+		}
+		c.mu.Unlock()
+	}
+}
+
+// call makes a request, and waits for the reply. An errno in the reply is no error.
+func (c *control) call(m *wire.Message) (*wire.Message, error) {
+	reply := make(chan *wire.Message, 1)
+	if err := c.send(m, reply); err != nil {
+		return nil, err
+	}
+	got, ok := <-reply
+	if !ok {
+		return nil, errEnded
+	}
+	return got, nil
+}
+
+func (c *control) send(m *wire.Message, reply chan *wire.Message) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.file == nil {
+		if err := c.open(); err != nil {
+			return err
+		}
+	}
+	c.last++
+	m.ID = c.last
+	c.waiting[m.ID] = reply
+	return c.write(m)
+}
+
+// write writes a message. The caller holds mu.
+func (c *control) write(m *wire.Message) error {
+	b, err := m.Append(nil)
+	if err != nil {
+		return err
+	}
+	if c.file == nil {
+		return errEnded
+	}
+	if _, err := c.file.Write(b); err != nil {
+		delete(c.waiting, m.ID)
+		return fmt.Errorf("ask the host: %w", err)
+	}
+	return nil
+}
+
+// tellAlive tells the host whether a program has the socket of a handle. The port is taken as long as
+// some process has it.
+func (c *control) tellAlive(m *wire.Message) {
+	reply := &wire.Message{Op: wire.Alive, Flags: wire.FlagReply, ID: m.ID, Handle: m.Handle}
+	if fd, err := bound(m.Handle); err == nil {
+		unix.Close(fd)
+		reply.Errno = uint32(unix.ENOENT)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_ = c.write(reply) // without an answer, the host takes it for gone
+}
+
+// bound makes a vsock socket that has the port of a handle.
+func bound(handle uint32) (int, error) {
+	fd, err := unix.Socket(unix.AF_VSOCK, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return -1, fmt.Errorf("make a vsock socket: %w", err)
+	}
+	if err := unix.Bind(fd, &unix.SockaddrVM{CID: unix.VMADDR_CID_ANY, Port: wire.DataPort(handle)}); err != nil {
+		unix.Close(fd)
+		return -1, fmt.Errorf("bind a vsock socket: %w", err)
+	}
+	return fd, nil
+}

@@ -1,0 +1,226 @@
+package host
+
+import (
+	"errors"
+	"net/netip"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/graft"
+	"github.com/tsugiki/tsugiki/outsource/vsock"
+	"github.com/tsugiki/tsugiki/outsource/wire"
+)
+
+// # Listeners
+//
+// A program's listener is a vsock socket in the guest, and one of the host's kernel. The host accepts
+// a connection and dials the guest. Of each listener there is one dial at a time: the rest waits in the
+// kernel's queue, which has the program's backlog.
+//
+// If the guest refuses, the program's queue is full, or the program has gone: its socket is closed
+// without a word to anybody. So the supervisor is asked (wire.Alive). It is also asked when a program
+// finds the port taken.
+
+// The pauses between dials to a listener whose queue is full.
+const (
+	againFirst = 5 * time.Millisecond
+	againMax   = 500 * time.Millisecond
+)
+
+// listen begins to accept.
+func (h *handle) listen(backlog int) error {
+	h.calls.Lock()
+	defer h.calls.Unlock()
+	if h.in(listening) { // another backlog
+		return h.listenAgain(backlog)
+	}
+	if !h.in(idle) {
+		return unix.EINVAL
+	}
+	err := finish(h.vm.Engine.Listen(h.program(), int(h.id), backlog))
+	if errors.Is(err, errCarryOn) {
+		err = h.listenAgain(backlog)
+	}
+	if err != nil {
+		return err
+	}
+	h.mu.Lock()
+	if h.state == idle {
+		h.state = listening
+	}
+	h.mu.Unlock()
+	return h.watch(false, h.acceptAll, func(err error) {
+		if err != nil && !h.in(removed) {
+			h.vm.Log.Error("accept for a guest", "err", err)
+		}
+		h.remove()
+	})
+}
+
+func (h *handle) listenAgain(backlog int) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.sock < 0 {
+		return unix.EBADF
+	}
+	return unix.Listen(h.sock, backlog)
+}
+
+// acceptAll accepts until there is no connection; true says that the listener has ended.
+func (h *handle) acceptAll(uintptr) (over bool) {
+	for {
+		sock, err := h.accept()
+		switch {
+		case errors.Is(err, unix.EAGAIN):
+			return false
+		case errors.Is(err, unix.EINTR), errors.Is(err, unix.ECONNABORTED):
+			continue
+		case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.ENOMEM):
+			time.Sleep(againMax)
+			continue
+		case err != nil:
+			return true
+		}
+		if !h.hand(sock) {
+			return true
+		}
+	}
+}
+
+// accept accepts one connection, without waiting.
+func (h *handle) accept() (int, error) {
+	h.calls.Lock()
+	defer h.calls.Unlock()
+	sock, _, waits, answer, err := h.vm.Engine.Accept(h.program(), int(h.id))
+	switch {
+	case err != nil:
+		return -1, err
+	case waits:
+		return -1, unix.EAGAIN
+	case sock >= 0:
+	case answer.Action == graft.Fail:
+		return -1, answer.Errno
+	default:
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		if h.sock < 0 {
+			return -1, unix.EBADF
+		}
+		if sock, _, err = unix.Accept4(h.sock, unix.SOCK_CLOEXEC); err != nil {
+			return -1, err
+		}
+	}
+	return sock, unix.SetNonblock(sock, true)
+}
+
+// hand gives the guest an accepted connection; false if the listener has gone.
+func (h *handle) hand(sock int) bool {
+	c, err := h.vm.add(sock, nil)
+	if err != nil {
+		unix.Close(sock)
+		h.vm.Log.Warn("a connection for a guest was dropped", "err", err)
+		return true
+	}
+	for pause := againFirst; ; pause = min(2*pause, againMax) {
+		err := c.dial(h.id)
+		switch {
+		case err == nil:
+			return true
+		case errors.Is(err, vsock.ErrRefused) && h.isAlive():
+			time.Sleep(pause)
+			if !h.in(listening) {
+				c.remove()
+				return false
+			}
+		default:
+			c.remove()
+			return !errors.Is(err, vsock.ErrRefused) && !errors.Is(err, vsock.ErrGone)
+		}
+	}
+}
+
+// dial joins a connection with one to the guest.
+func (h *handle) dial(listener uint32) error {
+	file, err := h.dup()
+	if err != nil {
+		return err
+	}
+	h.mu.Lock()
+	h.state = joined
+	h.mu.Unlock()
+	done := make(chan error, 1)
+	s := vsock.Socket{File: file, Ended: func() { go h.remove() }}
+	h.vm.guest.Dial(vsock.Stream, wire.DataPort(h.id), wire.DataPort(listener), s, func(err error) { done <- err })
+	if err = <-done; err != nil {
+		unix.Close(file)
+	}
+	return err
+}
+
+// isAlive asks the supervisor whether a program still has the socket of a handle.
+func (h *handle) isAlive() bool {
+	return h.stream != nil && h.stream.isAlive(h.id)
+}
+
+// alivePatience is how long a supervisor may take to answer. One that does not has no program that
+// could be served.
+const alivePatience = 5 * time.Second
+
+func (s *stream) isAlive(id uint32) bool {
+	answer := make(chan bool, 1)
+	s.mu.Lock()
+	if s.over {
+		s.mu.Unlock()
+		return false
+	}
+	s.asked++
+	question := s.asked
+	s.alive[question] = answer
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.alive, question)
+	}()
+	if err := s.write(&wire.Message{Op: wire.Alive, ID: question, Handle: id}); err != nil {
+		return false
+	}
+	select {
+	case alive := <-answer:
+		return alive
+	case <-time.After(alivePatience):
+		return false
+	}
+}
+
+// hear takes a supervisor's answer.
+func (s *stream) hear(m *wire.Message) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if answer := s.alive[m.ID]; answer != nil && m.Op == wire.Alive {
+		answer <- m.Errno == 0
+		delete(s.alive, m.ID)
+	}
+}
+
+// sweep removes servers of the guest whose programs have gone, except one; false if there was none.
+func (v *VM) sweep(except *handle) (some bool) {
+	v.mu.Lock()
+	var list []*handle
+	for _, h := range v.handles {
+		if h != except {
+			list = append(list, h)
+		}
+	}
+	v.mu.Unlock()
+	for _, h := range list {
+		if (h.in(listening) || h.in(idle)) && !h.isAlive() {
+			h.remove()
+			some = true
+		}
+	}
+	return some
+}
+
+func addrPort(a netip.Addr) netip.AddrPort { return netip.AddrPortFrom(a, 0) }
