@@ -110,6 +110,7 @@ elif [[ ${1:-} != demo ]]; then
 	[[ ${1:-} != kernels ]] || install qemu-system-x86 kmod xz-utils busybox-static
 	[[ ${1:-} != engines ]] || install libseccomp-dev # runc is built
 	install "${programs[@]}" "${engines[@]}"
+	[[ $(dpkg --print-architecture) != amd64 ]] || install user-mode-linux # test/vm
 	if [[ $(dpkg --print-architecture) == amd64 ]]; then
 		install libc6-dev-i386 "lib32gcc-$(gcc -dumpversion)-dev" # 32-bit programs
 	fi

@@ -41,7 +41,7 @@ var rooms = []room{
 	{"agent/ports", []string{"endpoint", "graft", "policy"}, "knows whose ports are, and opens no socket"},
 	{"agent/container", []string{
 		"afgraft", "agent/ports", "agent/rules", "api", "endpoint", "gate", "graft", "intercept", "internal/launch", "keeper", "policy",
-		"policy/enforcer", "relay", "translate", "translate/dns", "translate/ftp", "translate/sip",
+		"outsource/host", "policy/enforcer", "relay", "translate", "translate/dns", "translate/ftp", "translate/sip",
 	}, "puts the systems of one container together, and knows neither its owner nor HTTP"},
 	{"agent/httpapi", []string{"agent/container", "agent/ports", "agent/rules", "api", "endpoint", "policy"}, "gives errors of containers their status, and knows no daemon"},
 	{"agent/daemon", []string{
@@ -49,8 +49,8 @@ var rooms = []room{
 		"gate", "graft", "internal/config", "internal/launch", "keeper", "policy", "policy/enforcer", "shim", "translate/dns",
 	}, "has containers, and makes none of their parts"},
 	{"agent/run", []string{
-		"agent/container", "agent/httpapi", "agent/ports", "agent/rules", "api", "gate", "intercept/filter", "internal/launch", "shim",
-	}, "has one program, in a container of its own or by the daemon's API"},
+		"agent/container", "agent/httpapi", "agent/ports", "agent/rules", "api", "gate", "intercept/filter", "internal/launch", "outsource/host", "outsource/vsock", "shim",
+	}, "has one program or virtual machine, in a container of its own or by the daemon's API"},
 	{"oci", []string{"api", "intercept/filter", "internal/config", "shim"}, "speaks to the agent by its API alone"},
 
 	{"translate", nil, "tables, and the arithmetic of addresses: it opens no socket"},
@@ -77,6 +77,11 @@ var rooms = []room{
 	{"forward", []string{"bpf"}, "has kernel programs hand packets to pods, and makes no link"},
 	{"forward/cni", []string{"forward"}, "makes pods' links, and enters them into the table"},
 
+	{"outsource/wire", nil, "messages between a guest and its host"},
+	{"outsource/vsock", nil, "a device: it knows sockets and bytes, and no meaning of ports"},
+	{"outsource/host", []string{"graft", "keeper", "outsource/vsock", "outsource/wire"}, "brings the engine the calls of guests"},
+	{"outsource/guest", []string{"outsource/wire"}, "runs in a guest, where there is no engine"},
+
 	{"density/load", nil, "programs that run in containers"},
 	{"density/overlay", nil, "mounts"},
 	{"density/result", nil, "what a study has measured"},
@@ -87,7 +92,7 @@ var rooms = []room{
 
 	{"cmd/tsugiki", []string{
 		"agent/daemon", "agent/rules", "agent/run", "api", "density/figures", "density/report", "density/result", "density/rig", "density/sweep", "endpoint",
-		"forward", "intercept/filter", "internal/config", "internal/launch", "internal/setup", "policy",
+		"forward", "intercept/filter", "internal/config", "internal/launch", "internal/setup", "outsource/guest", "policy",
 		"translate/dns",
 	}, "the command line"},
 	{"cmd/tsugiki-runtime", []string{"oci"}, "the command line"},

@@ -299,4 +299,3 @@ func (s *supervisor) name(c *caller, k *kind, peer bool) (answer, error) {
 	}
 	return answer{}, c.give(sockaddr(name), c.args[1], c.args[2], true)
 }
-

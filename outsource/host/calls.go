@@ -167,8 +167,7 @@ func (s *stream) do(m, reply *wire.Message) error {
 	default:
 		err = unix.EOPNOTSUPP
 	}
-	var errno unix.Errno
-	if err != nil && m.Handle == 0 && !(errors.As(err, &errno) && errno == unix.EINPROGRESS) {
+	if err != nil && m.Handle == 0 && !errors.Is(err, unix.EINPROGRESS) {
 		h.remove() // the guest does not know it
 	}
 	return err
