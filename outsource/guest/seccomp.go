@@ -50,8 +50,11 @@ func (l listener) receive() (*notification, error) {
 		if _, err := unix.Poll(list, -1); err != nil && !errors.Is(err, unix.EINTR) {
 			return nil, err
 		}
-		if list[0].Revents&unix.POLLIN == 0 && list[0].Revents&unix.POLLHUP != 0 {
-			return nil, unix.ENOENT
+		if list[0].Revents&unix.POLLIN == 0 {
+			if list[0].Revents&unix.POLLHUP != 0 {
+				return nil, unix.ENOENT
+			}
+			continue // a signal: the kernel says POLLERR. To receive now would wait for ever
 		}
 		n := new(notification)
 		_, err := l.ioctl(unix.SECCOMP_IOCTL_NOTIF_RECV, unsafe.Pointer(n))

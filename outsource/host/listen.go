@@ -80,9 +80,13 @@ func (h *handle) acceptAll(uintptr) (over bool) {
 			time.Sleep(againMax)
 			continue
 		case err != nil:
+			if !h.in(removed) {
+				h.vm.Log.Error("accept for a guest", "handle", h.id, "err", err)
+			}
 			return true
 		}
 		if !h.hand(sock) {
+			h.vm.Log.Debug("a guest's server has gone", "handle", h.id)
 			return true
 		}
 	}

@@ -95,3 +95,49 @@ tsugiki guest run -- wget -q -O /dev/null http://%[1]s:8080/finish
 	})
 	finish()
 }
+
+// nat64 is the prefix behind which the remote has an address: it is the IPv4-only host's, as a program
+// in the guest sees it.
+var nat64 = netip.MustParsePrefix("2001:db8:64::/96")
+
+// TestTranslatedGuest has an IPv4-only guest on a host without IPv4: the paper's case. The guest's
+// program names an IPv4 address, and is answered by an IPv6-only server.
+func TestTranslatedGuest(t *testing.T) {
+	top := testkit.Build(t, testkit.Options{IPv6Only: true})
+	server := netip.MustParseAddr("2001:db8:64::198.51.100.2")
+	run(t, top.Remote, "ip", "addr", "add", server.String()+"/128", "dev", "h")
+	run(t, top.Host, "ip", "route", "add", nat64.String(), "via", testkit.RemoteAddr6.String())
+	resolver := top.Remote.Command(context.Background(), testkit.Program(t, "dnsmasq"), "--keep-in-foreground", "--conf-file=/dev/null",
+		"--pid-file=", "--user=root", "--no-resolv", "--no-hosts", "--local=/#/", "--host-record=ipv4only.arpa,2001:db8:64::192.0.0.170")
+	if err := resolver.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if err := top.Remote.WaitListen(t.Context(), "tcp", 53); err != nil {
+		t.Fatal(err)
+	}
+	finish := web(t, top.Remote, netip.AddrPortFrom(server, 8080), "page of an IPv6 server")
+	g := boot(t, top.Host, `
+tsugiki guest run -- wget -q -O - http://198.51.100.2:8080/; echo wget says $?
+echo page of the guest > /tmp/index.html
+tsugiki guest run -- httpd -f -vv -p 0.0.0.0:80 -h /tmp 2>&1 &
+tsugiki guest run -- wget -q -O /dev/null http://198.51.100.2:8080/finish
+`, "--translate", "--dns", "["+testkit.RemoteAddr6.String()+"]:53", "-e", "::/0=::", "-i", fmt.Sprintf("0.0.0.0:80=[%s]:8081", testkit.HostAddr6))
+	g.expect(fmt.Sprintf("page of an IPv6 server for [%s]:", testkit.HostAddr6))
+	g.expect("wget says 0")
+	testkit.Eventually(t, func() error {
+		page, err := get(top.Remote, fmt.Sprintf("http://[%s]:8081/", testkit.HostAddr6))
+		if err == nil && page != "page of the guest\n" {
+			err = fmt.Errorf("page %q", page)
+		}
+		return err
+	})
+	g.expect("198.18.0.") // httpd names its client
+	finish()
+}
+
+func run(t *testing.T, ns *testkit.Namespace, name string, args ...string) {
+	t.Helper()
+	if out, err := ns.Command(context.Background(), name, args...).CombinedOutput(); err != nil {
+		t.Fatalf("%s %q: %v\n%s", name, args, err, out)
+	}
+}

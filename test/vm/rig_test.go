@@ -153,11 +153,11 @@ func boot(t *testing.T, h *testkit.Namespace, script string, flags ...string) *g
 
 	ctx, cancel := context.WithTimeout(context.Background(), 3*testkit.Patience)
 	t.Cleanup(cancel)
-	uml := exec.CommandContext(ctx, "linux.uml", "mem=256M", "initrd="+root, "con=null", "con0=null,fd:1", "uml_dir="+dir, "umid=guest",
+	uml := h.Command(ctx, "linux.uml", "mem=256M", "initrd="+root, "con=null", "con0=null,fd:1", "uml_dir="+dir, "umid=guest",
 		"rdinit=/init", "quiet", "panic=-1", "virtio_uml.device="+socket+":19")
-	// The guest's memory is a file there; with exec permission.
+	// The guest's memory is a file in TMPDIR, which has to let programs be executed.
 	uml.Env = append(os.Environ(), "TMPDIR=/dev/shm", "LD_PRELOAD="+preload)
-	uml.SysProcAttr = &unix.SysProcAttr{Setpgid: true, Pdeathsig: unix.SIGKILL}
+	uml.SysProcAttr.Setpgid = true // it has helper processes
 	uml.Cancel = func() error { return unix.Kill(-uml.Process.Pid, unix.SIGKILL) }
 	console, err := uml.StdoutPipe()
 	if err == nil {
