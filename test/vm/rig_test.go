@@ -91,6 +91,7 @@ func initramfs(t *testing.T, path, script string) {
 	}
 	a.copy("bin/busybox", busybox)
 	a.copy("bin/tsugiki", tsugiki)
+	a.copy("bin/program", "/proc/self/exe")
 	for i, name := range modules {
 		found, _ := filepath.Glob("/usr/lib/uml/modules/*/kernel/net/vmw_vsock/" + name + ".ko")
 		if len(found) == 0 {
