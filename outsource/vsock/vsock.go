@@ -69,6 +69,12 @@ type Request struct {
 	refuse func()
 }
 
+// NewRequest makes a Request for another Guest than a Device: accept and refuse are called as its methods
+// are.
+func NewRequest(typ uint16, from, to uint32, accept func(Socket), refuse func()) *Request {
+	return &Request{Type: typ, From: from, To: to, accept: accept, refuse: refuse}
+}
+
 // Accept accepts the connection and joins it with a socket, which is the Guest's from then on, also
 // if the connection has ended meanwhile. For SeqPacket, the socket keeps the boundaries of messages.
 func (r *Request) Accept(s Socket) { r.accept(s) }

@@ -1,0 +1,141 @@
+package guest
+
+import (
+	"bytes"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestNames(t *testing.T) {
+	for _, s := range []string{"192.0.2.1:80", "0.0.0.0:0", "[2001:db8::1]:65535", "[::ffff:192.0.2.1]:1", "[::]:0"} {
+		want := netip.MustParseAddrPort(s)
+		if got, is := parseName(sockaddr(want)); !is || got != want {
+			t.Errorf("%s became %s, %v", want, got, is)
+		}
+	}
+	for name, b := range map[string][]byte{
+		"empty": nil, "short IPv4": sockaddr(netip.MustParseAddrPort("192.0.2.1:80"))[:sockaddr4Min-1],
+		"short IPv6": sockaddr(netip.MustParseAddrPort("[::1]:80"))[:sockaddr6Min-1], "unix": append([]byte{unix.AF_UNIX, 0}, make([]byte, 100)...),
+	} {
+		if got, is := parseName(b); is {
+			t.Errorf("%s: %s", name, got)
+		}
+	}
+}
+
+func FuzzName(f *testing.F) {
+	f.Add(sockaddr(netip.MustParseAddrPort("192.0.2.1:80")))
+	f.Add(sockaddr(netip.MustParseAddrPort("[2001:db8::1]:80")))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		name, is := parseName(b)
+		if again := []byte(nil); is {
+			if again = sockaddr(name); !bytes.Equal(again[:4], b[:4]) {
+				t.Errorf("% x became % x", b, again)
+			}
+		}
+	})
+}
+
+// TestFdinfo reads what this kernel says of an epoll and of descriptors.
+func TestFdinfo(t *testing.T) {
+	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(epoll)
+	file, err := unix.Eventfd(0, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(file)
+	event := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLET, Fd: -2, Pad: 0x12345678}
+	if err := unix.EpollCtl(epoll, unix.EPOLL_CTL_ADD, file, &event); err != nil {
+		t.Fatal(err)
+	}
+	info := func(fd int) string {
+		b, err := os.ReadFile("/proc/self/fdinfo/" + strconv.Itoa(fd))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b)
+	}
+	if !closesOnExec(info(epoll)) || closesOnExec(info(file)) {
+		t.Error("close-on-exec is read wrongly")
+	}
+	found := 0
+	for line := range strings.Lines(info(epoll)) {
+		if w, is := parseWatch(line); is {
+			found++
+			w.event.Events &^= unix.EPOLLERR | unix.EPOLLHUP // the kernel adds them
+			if w.number != file || w.event != event {
+				t.Errorf("%q became %+v", line, w)
+			}
+		}
+	}
+	if found != 1 {
+		t.Errorf("%d registrations in\n%s", found, info(epoll))
+	}
+	for _, line := range []string{"", "tfd: 1", "tfd: x events: 1 data: 1", "tfd: 1 events: 1 data: zz"} {
+		if w, is := parseWatch(line); is {
+			t.Errorf("%q became %+v", line, w)
+		}
+	}
+}
+
+// TestFilter runs the filter on calls, as the kernel does.
+func TestFilter(t *testing.T) {
+	const arch = archToken
+	for _, c := range []struct {
+		name       string
+		nr, arch   uint32
+		level, opt uint32
+		want       uint32
+	}{
+		{"connect", unix.SYS_CONNECT, arch, 0, 0, unix.SECCOMP_RET_USER_NOTIF},
+		{"accept4", unix.SYS_ACCEPT4, arch, 0, 0, unix.SECCOMP_RET_USER_NOTIF},
+		{"read", unix.SYS_READ, arch, 0, 0, unix.SECCOMP_RET_ALLOW},
+		{"sendto", unix.SYS_SENDTO, arch, 0, 0, unix.SECCOMP_RET_ALLOW},
+		{"TCP_NODELAY", unix.SYS_SETSOCKOPT, arch, unix.SOL_TCP, unix.TCP_NODELAY, unix.SECCOMP_RET_USER_NOTIF},
+		{"IP_TOS", unix.SYS_GETSOCKOPT, arch, unix.SOL_IP, unix.IP_TOS, unix.SECCOMP_RET_USER_NOTIF},
+		{"SO_ERROR", unix.SYS_GETSOCKOPT, arch, unix.SOL_SOCKET, unix.SO_ERROR, unix.SECCOMP_RET_USER_NOTIF},
+		{"set SO_RCVBUF", unix.SYS_SETSOCKOPT, arch, unix.SOL_SOCKET, unix.SO_RCVBUF, unix.SECCOMP_RET_ALLOW},
+		{"get SO_TYPE", unix.SYS_GETSOCKOPT, arch, unix.SOL_SOCKET, unix.SO_TYPE, unix.SECCOMP_RET_ALLOW},
+		{"another level", unix.SYS_SETSOCKOPT, arch, unix.SOL_UDP, unix.SO_ERROR, unix.SECCOMP_RET_ALLOW},
+		{"io_uring", ioUringSetup, arch, 0, 0, unix.SECCOMP_RET_ERRNO | uint32(unix.ENOSYS)},
+		{"another ABI", unix.SYS_CONNECT, unix.AUDIT_ARCH_I386, 0, 0, unix.SECCOMP_RET_ALLOW},
+	} {
+		data := map[uint32]uint32{offNumber: c.nr, offArch: c.arch, offArgs + 8: c.level, offArgs + 16: c.opt}
+		if got := execute(t, filter(), data); got != c.want {
+			t.Errorf("%s: %#x, want %#x", c.name, got, c.want)
+		}
+	}
+}
+
+// execute runs a program of loads, equal jumps and returns.
+func execute(t *testing.T, code []unix.SockFilter, data map[uint32]uint32) uint32 {
+	t.Helper()
+	var word uint32
+	for pc := 0; pc < len(code); pc++ {
+		switch i := code[pc]; i.Code {
+		case unix.BPF_LD | unix.BPF_W | unix.BPF_ABS:
+			word = data[i.K]
+		case unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K:
+			if word == i.K {
+				pc += int(i.Jt)
+			} else {
+				pc += int(i.Jf)
+			}
+		case unix.BPF_RET | unix.BPF_K:
+			return i.K
+		default:
+			t.Fatalf("instruction %#x", i.Code)
+		}
+	}
+	t.Fatal("the program has no end")
+	return 0
+}
