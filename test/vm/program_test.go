@@ -89,7 +89,7 @@ func names(addr string) error {
 	seen := make([]byte, 100)
 	n, err := c.Read(seen)
 	if got := c.LocalAddr().String(); err != nil || strings.TrimSpace(string(seen[:n])) != got {
-		return fmt.Errorf("the name is %s, and the peer sees %q (%v)", got, seen[:n], err)
+		return fmt.Errorf("the name is %s, and the peer sees %q: %w", got, seen[:n], err)
 	}
 	return nil
 }
