@@ -45,7 +45,7 @@ const (
 	handlesMax  = 8192
 	failedMax   = 1024 // handles whose connect has failed and that nobody has asked about
 	streamsMax  = 64   // control streams
-	requestsMax = 32   // requests of a stream that are answered at once
+	requestsMax = 64   // requests of a stream that are answered at once
 )
 
 // Engine is the part of *graft.Engine that a guest needs. Its methods are documented there.
@@ -125,7 +125,7 @@ func (v *VM) Request(r *vsock.Request) {
 // control serves a control stream.
 func (v *VM) control(r *vsock.Request) {
 	if !v.enter() {
-		v.Log.Warn("guest has too many control streams")
+		v.Log.Debug("guest has too many control streams")
 		r.Refuse()
 		return
 	}
@@ -139,7 +139,7 @@ func (v *VM) control(r *vsock.Request) {
 	r.Accept(vsock.Socket{File: theirs})
 	s := &stream{vm: v, conn: conn, slots: make(chan struct{}, requestsMax), alive: map[uint32]chan bool{}, mine: map[uint32]*handle{}}
 	if err := s.serve(); err != nil {
-		v.Log.Warn("control stream of a guest has ended", "err", err)
+		v.Log.Debug("control stream of a guest has ended", "err", err)
 	}
 }
 

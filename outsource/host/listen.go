@@ -123,7 +123,7 @@ func (h *handle) hand(sock int) bool {
 	c, err := h.vm.add(sock, nil)
 	if err != nil {
 		unix.Close(sock)
-		h.vm.Log.Warn("a connection for a guest was dropped", "err", err)
+		h.vm.Log.Debug("a connection for a guest was dropped", "err", err)
 		return true
 	}
 	for pause := againFirst; ; pause = min(2*pause, againMax) {
@@ -167,8 +167,8 @@ func (h *handle) isAlive() bool {
 	return h.stream != nil && h.stream.isAlive(h.id)
 }
 
-// alivePatience is how long a supervisor may take to answer. One that does not has no program that
-// could be served.
+// alivePatience is how long a supervisor may take to answer. A program counts as there until its
+// supervisor says that it has gone, or has gone itself.
 const alivePatience = 5 * time.Second
 
 func (s *stream) isAlive(id uint32) bool {
@@ -191,10 +191,10 @@ func (s *stream) isAlive(id uint32) bool {
 		return false
 	}
 	select {
-	case alive := <-answer:
-		return alive
+	case alive, open := <-answer:
+		return alive && open
 	case <-time.After(alivePatience):
-		return false
+		return true
 	}
 }
 

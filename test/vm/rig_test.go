@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
+	"debug/elf"
 	"errors"
 	"fmt"
 	"io"
@@ -48,10 +49,26 @@ func build(dir string) error {
 	if err != nil {
 		return err
 	}
+	if err := isStatic("/proc/self/exe"); err != nil {
+		return err
+	}
 	tsugiki, preload = filepath.Join(bin, "tsugiki"), filepath.Join(dir, "xstate.so")
 	out, err := exec.Command("cc", "-O2", "-Wall", "-Werror", "-shared", "-fPIC", "-o", preload, "testdata/xstate.c").CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("compile testdata/xstate.c: %w: %s", err, out)
+	}
+	return nil
+}
+
+// isStatic says how to build a program of the guest, which has no libraries.
+func isStatic(path string) error {
+	f, err := elf.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if slices.ContainsFunc(f.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) {
+		return errors.New("the tests need libraries, which the guest does not have; set CGO_ENABLED=0")
 	}
 	return nil
 }
