@@ -2,7 +2,6 @@ package forward
 
 import (
 	"errors"
-	"fmt"
 	"net"
 	"testing"
 	"time"
@@ -99,6 +98,6 @@ func (r *rig) received(c *net.UDPConn, want byte) {
 	must(r.t, c.SetReadDeadline(time.Now().Add(testkit.Patience)))
 	n, err := c.Read(buf)
 	if err != nil || n != 1 || buf[0] != want {
-		r.t.Fatalf("got %s, %v; want %d", fmt.Sprint(buf[:n]), err, want)
+		r.t.Fatalf("got %v, %v; want %d", buf[:n], err, want)
 	}
 }
