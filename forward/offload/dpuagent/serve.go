@@ -158,7 +158,9 @@ func (s *server) connection(service dpu.Service, c net.Conn) error {
 	}
 	to, err := net.DialTimeout("unix", filepath.Join(s.agent.RunDir, service.SocketName()), handshakeTimeout)
 	if err != nil {
-		return err
+		// The fault is in the switch's health, and in the log.
+		s.agent.log.Debug("cannot forward a connection", "service", service, "err", err)
+		return nil
 	}
 	if !s.track(to) {
 		return errors.Join(errors.New("there are too many connections"), to.Close())

@@ -65,10 +65,13 @@ func NewClient(conn net.Conn) *Client {
 	return c
 }
 
-// Close ends the connection. Calls that wait return ErrClosed.
+// Close ends the connection, if it has not ended. Calls that wait return ErrClosed.
 func (c *Client) Close() error {
 	err := c.conn.Close()
 	<-c.ended
+	if errors.Is(err, net.ErrClosed) {
+		return nil
+	}
 	return err
 }
 
