@@ -169,6 +169,12 @@ func (n *node) startControl(policy string) {
 func (n *node) network(more object) *network {
 	n.rig.t.Helper()
 	n.waitReady()
+	return n.unready(more)
+}
+
+// unready is the network, whether the switch works or not.
+func (n *node) unready(more object) *network {
+	n.rig.t.Helper()
 	p := object{
 		"type": "tsugiki-cni", "mode": "dpu", "pairs": "all",
 		"dpu": object{"endpoint": n.endpoint, "credentials": n.secret, "card": "emulated"},
@@ -255,4 +261,24 @@ func (n *node) empty(net *network) {
 		return err
 	})
 	n.rowsAndLeases(net)
+}
+
+// management is the link between a host and its DPU that is no data's: 203.0.113.1 and 203.0.113.2.
+func management(t *testing.T, n *node) {
+	t.Helper()
+	address := func(name, text string) error {
+		link, err := netlink.LinkByName(name)
+		if err != nil {
+			return err
+		}
+		addr, err := netlink.ParseAddr(text)
+		return errors.Join(err, netlink.AddrAdd(link, addr), netlink.LinkSetUp(link))
+	}
+	n.rig.do(func() error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = "mgmt"
+		veth := &netlink.Veth{LinkAttrs: attrs, PeerName: "mgmt", PeerNamespace: netlink.NsFd(int(n.card.host.File().Fd()))}
+		return errors.Join(netlink.LinkAdd(veth), address("mgmt", "203.0.113.1/24"))
+	})
+	n.card.do(func() error { return address("mgmt", "203.0.113.2/24") })
 }
