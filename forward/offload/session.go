@@ -169,4 +169,3 @@ func (c *Controller) openDatabase(ctx context.Context) (*ovsdb.Client, *ovsdb.Mo
 	}
 	return db, monitor, nil
 }
-
