@@ -198,11 +198,8 @@ func (t *Table) Add(ctx context.Context, db *ovsdb.Client, p *Port) error {
 	if t.bridge == "" {
 		return ErrNoBridge
 	}
-	ops := t.removal(func(old *Port) bool {
-		return old.Name == p.Name || old.Owner == p.Owner || old.MAC == p.MAC ||
-			slices.ContainsFunc(old.Addrs, func(a netip.Addr) bool { return slices.Contains(p.Addrs, a) })
-	})
-	if id, other := t.ports[p.Name]; other && len(ops) == 0 {
+	ops := t.removal(p.replaces)
+	if id, other := t.ports[p.Name]; other && t.byName(p.Name) == nil { // somebody else's
 		ops = append(ops, t.detach(id))
 	}
 	iface := map[string]any{"name": p.Name, "external_ids": ovsdb.MapOf(p.ids())}
@@ -215,6 +212,12 @@ func (t *Table) Add(ctx context.Context, db *ovsdb.Client, p *Port) error {
 		ovsdb.Mutate("Bridge", ovsdb.Equal("_uuid", ovsdb.UUID(t.bridge)), ovsdb.Condition{"ports", "insert", ovsdb.SetOf(ovsdb.Named("port"))}))
 	_, err := db.Transact(ctx, append(ops, reconfigure())...)
 	return err
+}
+
+// replaces tells whether the port takes another one's place.
+func (p *Port) replaces(old *Port) bool {
+	return old.Name == p.Name || old.Owner == p.Owner || old.MAC == p.MAC ||
+		slices.ContainsFunc(old.Addrs, func(a netip.Addr) bool { return slices.Contains(p.Addrs, a) })
 }
 
 // Remove removes ports.
@@ -264,6 +267,15 @@ func (t *Table) SetNodes(text string) []ovsdb.Operation {
 		ovsdb.Mutate("Bridge", where, ovsdb.Condition{"external_ids", "delete", ovsdb.SetOf(NodesKey)}),
 		ovsdb.Mutate("Bridge", where, ovsdb.Condition{"external_ids", "insert", ovsdb.MapOf(map[string]string{NodesKey: text})}),
 	}
+}
+
+func (t *Table) byName(name string) *Port {
+	for _, p := range t.Ports {
+		if p.Name == name {
+			return p
+		}
+	}
+	return nil
 }
 
 // Find returns the port of an owner; nil if there is none.
