@@ -3,9 +3,12 @@ package cni
 import (
 	"errors"
 	"net/netip"
+	"regexp"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
 // Each traffic class passes: to a pod of the node, directly; to a pod of another node, by VXLAN; to
@@ -30,9 +33,28 @@ func TestDPU(t *testing.T) {
 	two.echo(remote, out)
 	must(t, errors.Join(net1.check(a), net1.check(b), net2.check(remote)))
 
+	doctor := func(want string) {
+		t.Helper()
+		cmd := one.rig.command(t.Context(), one.path[0]+"/tsugiki", "doctor", "-v", "--offload-config", one.config)
+		out, _ := cmd.CombinedOutput() // its status is about tsugiki run
+		if !regexp.MustCompile(want).Match(out) {
+			t.Errorf("doctor says no %s:\n%s", want, out)
+		}
+	}
+	doctor("present +optional +DPU +generation")
+	doctor("present +optional +controller of the DPU +2 ports of pods, of which 0")
+	doctor("present +optional +representors of the DPU +4 VFs")
+
 	// A restart of the switch: local packets go on without it, remote ones after the replay.
 	last := one.generation("")
 	one.killDaemon("ovs-vswitchd")
+	testkit.Eventually(t, func() error {
+		if one.reachable() == nil {
+			return errors.New("the DPU is healthy without ovs-vswitchd")
+		}
+		return nil
+	})
+	doctor("missing +optional +DPU .*ovs-vswitchd")
 	one.echo(a, b)
 	one.vswitchd()
 	one.generation(last)

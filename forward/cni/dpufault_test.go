@@ -71,10 +71,7 @@ func TestDPUFaults(t *testing.T) {
 
 	n.killDaemon("ovs-vswitchd")
 	testkit.Eventually(t, func() error {
-		err := n.rig.host.Do(func() error {
-			o, err := newDPU(&config{DPU: dpuKeys{Endpoint: n.endpoint, Card: cardEmulated}})
-			return errors.Join(err, o.usable())
-		})
+		err := n.reachable()
 		var fault *dpu.FaultError
 		if !errors.As(err, &fault) {
 			return fmt.Errorf("the DPU says %w", err)

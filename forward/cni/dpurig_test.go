@@ -193,13 +193,16 @@ func (n *node) unready(more object) *network {
 // waitReady waits until the switch works and is controlled.
 func (n *node) waitReady() {
 	n.rig.t.Helper()
-	testkit.Eventually(n.rig.t, func() error {
-		o, err := newDPU(&config{DPU: dpuKeys{Endpoint: n.endpoint, Credentials: n.secret, Card: cardEmulated}})
-		if err != nil {
-			return err
-		}
-		return n.rig.host.Do(o.usable)
-	})
+	testkit.Eventually(n.rig.t, n.reachable)
+}
+
+// reachable says what is wrong with the switch.
+func (n *node) reachable() error {
+	o, err := newDPU(&config{DPU: dpuKeys{Endpoint: n.endpoint, Credentials: n.secret, Card: cardEmulated}})
+	if err != nil {
+		return err
+	}
+	return n.rig.host.Do(o.reachable)
 }
 
 // generation waits for another generation than the last one.

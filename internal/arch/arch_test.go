@@ -76,7 +76,7 @@ var rooms = []room{
 
 	{"forward", []string{"bpf"}, "has kernel programs hand packets to pods, and makes no link"},
 	{"forward/cni", []string{"forward", "forward/offload/card", "forward/offload/dpu", "forward/offload/ovsdb", "forward/offload/ports"}, "makes pods' links, and enters them into the table"},
-	{"forward/offload", []string{"forward", "forward/offload/dpu", "forward/offload/flows", "forward/offload/ovsdb", "forward/offload/ports"}, "has a switch elsewhere take flows, and makes no port"},
+	{"forward/offload", []string{"forward", "forward/offload/card", "forward/offload/dpu", "forward/offload/flows", "forward/offload/ovsdb", "forward/offload/ports"}, "has a switch elsewhere take flows, and makes no port"},
 	{"forward/offload/card", nil, "links, and a card's files: it knows no switch"},
 	{"forward/offload/dpu", nil, "what a host and its DPU say to each other"},
 	{"forward/offload/dpuagent", []string{"forward/offload/card", "forward/offload/dpu", "forward/offload/ovsdb", "forward/offload/ports"}, "looks after a switch on the DPU, and knows no pod"},
