@@ -20,10 +20,10 @@ import (
 // those that the switch has.
 type ofctl struct{ program, socket string }
 
-// openSwitch finds ovs-ofctl, and the socket to which it connects. ovs-ofctl does not know the
+// OpenSwitch finds ovs-ofctl, and the socket to which it connects. ovs-ofctl does not know the
 // service's name in TLS, so that of a tls endpoint is a socket of the controller's own, in a folder
-// that is root's alone.
-func openSwitch(h *dpu.Host) (_ *ofctl, stop func(), err error) {
+// that is root's alone. stop ends what was started.
+func OpenSwitch(h *dpu.Host) (_ Switch, stop func(), err error) {
 	program, err := exec.LookPath("ovs-ofctl")
 	if err != nil {
 		return nil, nil, errors.New("there is no ovs-ofctl; install openvswitch-switch or openvswitch-common")

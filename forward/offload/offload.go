@@ -91,7 +91,7 @@ func (c *Controller) Reload(config *Config) {
 
 // Run controls the switch until ctx ends. The flows stay in the switch.
 func (c *Controller) Run(ctx context.Context) error {
-	sw, stop, err := openSwitch(c.host)
+	sw, stop, err := OpenSwitch(c.host)
 	if err != nil {
 		return err
 	}

@@ -100,7 +100,7 @@ var rooms = []room{
 	{"cmd/tsugiki-runtime", []string{"oci"}, "the command line"},
 	{"cmd/tsugiki-cni", []string{"forward/cni"}, "the command line"},
 
-	{"bench", []string{"api", "bench", "density/report", "density/result", "density/rig", "forward", "gate", "internal/bundle", "internal/testkit", "keeper"}, "measures, and is no part of the product"},
+	{"bench", []string{"api", "bench", "density/report", "density/result", "density/rig", "forward", "forward/offload", "forward/offload/dpu", "forward/offload/flows", "gate", "internal/bundle", "internal/cni", "internal/testkit", "keeper"}, "measures, and is no part of the product"},
 	{"test", nil, "tests"},
 
 	{"internal/arch", nil, "tests"},
