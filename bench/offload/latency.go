@@ -39,6 +39,9 @@ const (
 	without
 )
 
+// vfs are as many as the pods of a node.
+const vfs = 4
+
 // ways makes three nodes and their pods. The pods' CPU is 0; the DPU's is the last one, as is that of
 // the peer's switch.
 func (f *fabric) ways(ctx context.Context) (list []*way, err error) {
@@ -48,7 +51,7 @@ func (f *fabric) ways(ctx context.Context) (list []*way, err error) {
 		cpu int
 		dpu bool
 	}{withDPU: {last, true}, peer: {last, false}, without: {0, false}} {
-		if nodes[number], err = f.newNode(ctx, number, place.cpu, 6, place.dpu); err != nil {
+		if nodes[number], err = f.newNode(ctx, number, place.cpu, vfs, place.dpu); err != nil {
 			return nil, err
 		}
 	}

@@ -3,6 +3,7 @@
 //
 //	offload -figure latency   round trips of datagrams, and who spends CPU time on them
 //	offload -figure control   what it takes to change flows and to install them again
+//	offload -figure restart   how long packets wait when ovs-vswitchd of the DPU is killed and started
 //
 // It owns the nodes, which are network namespaces with Open vSwitch in user space, and attaches pods
 // by tsugiki-cni. The DPU is emulated: a namespace and a CPU of its own, with links for virtual
@@ -21,6 +22,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/tsugiki/tsugiki/bench/measure"
@@ -38,7 +40,7 @@ type options struct {
 
 func (o *options) parse(args []string, help io.Writer) error {
 	f := flag.NewFlagSet("offload", flag.ContinueOnError)
-	f.StringVar(&o.figure, "figure", "latency", "what is measured: latency or control")
+	f.StringVar(&o.figure, "figure", "latency", "what is measured: latency, control or restart")
 	f.IntVar(&o.rounds, "rounds", 5, "rounds, in each of which everything is measured once")
 	f.IntVar(&o.trips, "trips", 5000, "round trips of one measurement")
 	f.IntVar(&o.pods, "pods", 500, "pods of the figure control")
@@ -48,8 +50,8 @@ func (o *options) parse(args []string, help io.Writer) error {
 	if err := program.Parse(f, args, help); err != nil {
 		return err
 	}
-	if o.figure != "latency" && o.figure != "control" {
-		return fmt.Errorf("unknown figure %q; write latency or control", o.figure)
+	if !slices.Contains([]string{"latency", "control", "restart"}, o.figure) {
+		return fmt.Errorf("unknown figure %q; write latency, control or restart", o.figure)
 	}
 	if o.rounds < 1 || o.trips < 100 || o.pods < 2 || o.pods > 4000 || o.rules < 1 {
 		return errors.New("rounds and rules must be positive, trips at least 100, pods 2 to 4000")
@@ -88,8 +90,8 @@ func (o *options) measure(ctx context.Context, progress io.Writer) (report *meas
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, f.close()) }()
-	if o.figure == "control" {
-		return report, o.control(ctx, f, report, progress)
+	figure := map[string]func(context.Context, *fabric, *measure.Report, io.Writer) error{
+		"latency": o.latency, "control": o.control, "restart": o.restart,
 	}
-	return report, o.latency(ctx, f, report, progress)
+	return report, figure[o.figure](ctx, f, report, progress)
 }

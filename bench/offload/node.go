@@ -156,23 +156,31 @@ func (n *node) output(in *netns.NS, cmd *exec.Cmd) (out []byte, err error) {
 
 // startSwitch starts Open vSwitch with the datapath in user space.
 func (n *node) startSwitch(ctx context.Context) error {
-	daemon := func(name string, args ...string) []string {
-		at := filepath.Join(n.dir, name)
-		return append(append([]string{"-c", strconv.Itoa(n.cpu), name}, args...),
-			"--detach", "--no-chdir", "--pidfile="+at+".pid", "--unixctl="+at+".ctl", "--log-file="+at+".log")
-	}
-	db := "unix:" + n.dir + "/db.sock"
+	db := n.database()
 	for _, step := range [][]string{
 		{"ovsdb-tool", "create", n.dir + "/conf.db", "/usr/share/openvswitch/vswitch.ovsschema"},
-		append([]string{"taskset"}, daemon("ovsdb-server", n.dir+"/conf.db", "--remote=p"+db)...),
+		n.detached("ovsdb-server", n.dir+"/conf.db", "--remote=p"+db),
 		{"ovs-vsctl", "--db=" + db, "--no-wait", "init"},
-		append([]string{"taskset"}, daemon("ovs-vswitchd", db)...),
 	} {
 		if err := n.run(ctx, n.place, step[0], step[1:]...); err != nil {
 			return err
 		}
 	}
-	return nil
+	return n.startVswitchd(ctx)
+}
+
+func (n *node) database() string { return "unix:" + n.dir + "/db.sock" }
+
+// detached is the command line of a daemon on the switch's CPU, which ends when that is ready.
+func (n *node) detached(name string, args ...string) []string {
+	at := filepath.Join(n.dir, name)
+	return append(append([]string{"taskset", "-c", strconv.Itoa(n.cpu), name}, args...),
+		"--detach", "--no-chdir", "--pidfile="+at+".pid", "--unixctl="+at+".ctl", "--log-file="+at+".log")
+}
+
+func (n *node) startVswitchd(ctx context.Context) error {
+	words := n.detached("ovs-vswitchd", n.database())
+	return n.run(ctx, n.place, words[0], words[1:]...)
 }
 
 func (n *node) endpoint() string { return "unix:" + n.dir + "/host" }

@@ -4,6 +4,7 @@
 package roundtrip
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -139,3 +140,46 @@ func ask(s, payload, count int) (times []time.Duration, lost int, err error) {
 	}
 	return times, lost, nil
 }
+
+// Stream sends a datagram each millisecond until ctx ends, and tells when answers came.
+func Stream(ctx context.Context, from, to End, answers chan<- time.Time) error {
+	ready, answered := make(chan struct{}), make(chan error, 1)
+	var ended atomic.Bool
+	go func() {
+		answered <- to.onCPU0(func(s int) error {
+			close(ready)
+			return answer(s, streamSize, &ended)
+		})
+	}()
+	select {
+	case <-ready:
+	case err := <-answered:
+		return err
+	}
+	err := from.onCPU0(func(s int) error {
+		if err := unix.Connect(s, &unix.SockaddrInet4{Addr: to.Addr.As4(), Port: port}); err != nil {
+			return err
+		}
+		buf := make([]byte, streamSize)
+		for ctx.Err() == nil {
+			if _, err := unix.Write(s, buf); err != nil {
+				return fmt.Errorf("send: %w", err)
+			}
+			time.Sleep(time.Millisecond)
+			for {
+				if _, _, err := unix.Recvfrom(s, buf, unix.MSG_DONTWAIT); err != nil {
+					break
+				}
+				select {
+				case answers <- time.Now():
+				default: // nobody reads any more
+				}
+			}
+		}
+		return nil
+	})
+	ended.Store(true)
+	return errors.Join(err, <-answered)
+}
+
+const streamSize = 128 // bytes

@@ -257,7 +257,9 @@ func TestDPURefusals(t *testing.T) {
 	all := net.pods(vfs)
 	_, err = net.add(net.newPod("one-more"))
 	has(t, err, codeNetwork, "each of the 4 VFs has a pod")
+	has(t, net.cni.GetStatusNetworkList(t.Context(), net.list), codeNoService, "each of the 4 VFs has a pod")
 	must(t, net.del(all[3]))
+	must(t, net.cni.GetStatusNetworkList(t.Context(), net.list))
 	twin := net.newPod("twin")
 	twin.conf.CapabilityArgs = map[string]any{"mac": macOf(t, all[0]).String()}
 	_, err = net.add(twin)
