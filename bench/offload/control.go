@@ -141,10 +141,13 @@ func (c *controller) act(ctx context.Context, action string) error {
 	case "policy change":
 		c.state.Policy.Rules = append(c.state.Policy.Rules, rule(len(c.state.Policy.Rules), len(c.state.Pods)))
 		judge := flows.NewJudge(&c.state.Policy)
-		for i, a := range c.state.Pods {
-			for _, b := range c.state.Pods[:i] {
-				judge.Free(a.Addrs, b.Addrs)
+		var subjects []*flows.Subject
+		for _, p := range c.state.Pods {
+			own := judge.Subject(p.Addrs)
+			for _, other := range subjects {
+				judge.Free(own, other)
 			}
+			subjects = append(subjects, own)
 		}
 	case "pod added":
 		last := c.state.Pods[len(c.state.Pods)-1]

@@ -69,6 +69,12 @@ func TestDPUFaults(t *testing.T) {
 	n.echo(a, b)
 	n.echo(b, a)
 
+	for _, program := range []string{"ovs-vswitchd", "ovsdb-server"} {
+		n.signal(program, unix.SIGSTOP)
+		n.echo(a, b)
+		n.signal(program, unix.SIGCONT)
+		n.echo(a, out)
+	}
 	n.killDaemon("ovs-vswitchd")
 	testkit.Eventually(t, func() error {
 		err := n.reachable()

@@ -229,20 +229,24 @@ func (n *node) vswitchd() { n.daemon("ovs-vswitchd", "unix:"+n.dir+"/db.sock") }
 // killDaemon kills one of the switch's two.
 func (n *node) killDaemon(program string) {
 	n.rig.t.Helper()
-	file := filepath.Join(n.dir, program+".pid")
-	text, err := os.ReadFile(file)
-	must(n.rig.t, err)
-	var pid int
-	_, err = fmt.Sscan(string(text), &pid)
-	must(n.rig.t, err)
-	must(n.rig.t, unix.Kill(pid, unix.SIGKILL))
+	pid := n.signal(program, unix.SIGKILL)
 	testkit.Eventually(n.rig.t, func() error {
 		if unix.Kill(pid, 0) == nil {
 			return errors.New(program + " has not ended")
 		}
 		return nil
 	})
-	must(n.rig.t, os.Remove(file))
+	must(n.rig.t, os.Remove(filepath.Join(n.dir, program+".pid")))
+}
+
+// signal sends a signal to one of the switch's two.
+func (n *node) signal(program string, s unix.Signal) (pid int) {
+	n.rig.t.Helper()
+	text, err := os.ReadFile(filepath.Join(n.dir, program+".pid"))
+	must(n.rig.t, err)
+	_, err = fmt.Sscan(string(text), &pid)
+	must(n.rig.t, errors.Join(err, unix.Kill(pid, s)))
+	return pid
 }
 
 // empty checks that nothing of pods is left: no port, no VF that is taken, no flow of a pod.

@@ -31,7 +31,8 @@ type direct struct {
 // known is a pod for which pairs were decided.
 type known struct {
 	forward.Pod
-	addrs []netip.Addr
+	addrs   []netip.Addr
+	subject *flows.Subject // of the last policy
 }
 
 type pair struct{ a, b int }
@@ -63,7 +64,7 @@ func (d *direct) restrict(list []*ports.Port, policy *flows.Policy) error {
 			if err != nil {
 				return err
 			}
-			k = &known{row, p.Addrs}
+			k = &known{Pod: row, addrs: p.Addrs}
 			fresh = append(fresh, p.Device)
 		} else if all {
 			fresh = append(fresh, p.Device)
@@ -98,6 +99,9 @@ func (d *direct) verdicts() (map[pair]forward.Verdict, error) {
 // decide decides about all pairs of which one pod is among these.
 func (d *direct) decide(fresh []int, has map[pair]forward.Verdict) error {
 	judge := flows.NewJudge(d.policy)
+	for _, x := range fresh {
+		d.known[x].subject = judge.Subject(d.known[x].addrs)
+	}
 	done := map[int]bool{}
 	for _, x := range fresh {
 		done[x] = true
@@ -106,7 +110,7 @@ func (d *direct) decide(fresh []int, has map[pair]forward.Verdict) error {
 				continue
 			}
 			p, k := pair{min(x, y), max(x, y)}, d.known[x]
-			if err := d.one(p, judge.Free(k.addrs, other.addrs), k.AllPairs && other.AllPairs, has[p]); err != nil {
+			if err := d.one(p, judge.Free(k.subject, other.subject), k.AllPairs && other.AllPairs, has[p]); err != nil {
 				return err
 			}
 		}

@@ -229,7 +229,7 @@ func TestJudge(t *testing.T) {
 		j := NewJudge(p)
 		for _, a := range pods {
 			for _, b := range pods {
-				if got := j.Free(a, b); got && !slowly(p, a, b) {
+				if got := j.Free(j.Subject(a), j.Subject(b)); got && !slowly(p, a, b) {
 					t.Fatalf("%+v: %v and %v are called free", p, a, b)
 				} else if got {
 					free++
