@@ -190,9 +190,11 @@ OFFLOAD = unshare -m sh -ec 'mount -t bpf bpf /sys/fs/bpf; exec "$$@"' sh $(GO) 
 demo-offload: deps-bench-offload build
 	$(OFFLOAD) -figure latency -o demo-offload.json
 
-# What 500 pods cost the controller and the switch: a replay, a change of the policy.
+# What 500 pods cost the controller and the switch (a replay, a change of the policy), and how long
+# packets wait when the switch is killed and started again.
 bench-offload: deps-bench-offload build
 	$(OFFLOAD) -figure control -o bench-offload.json
+	$(OFFLOAD) -figure restart -o bench-offload-restart.json
 
 demo: deps-demo build
 	$(GO) run ./bench/demo
@@ -202,6 +204,6 @@ demo-translate: deps-bench-translate build
 	unshare -m sh -ec 'mount -t bpf bpf /sys/fs/bpf; exec "$$@"' sh $(GO) run ./bench/demo/translate
 
 clean:
-	rm -rf bin dist man .cache bench.json bench-agent.json bench-charge* bench-forward.json bench-offload.json demo-offload.json bench-peers.json bench-translate.json density-test
+	rm -rf bin dist man .cache bench.json bench-agent.json bench-charge* bench-forward.json bench-offload*.json demo-offload.json bench-peers.json bench-translate.json density-test
 
 .PHONY: all deps deps-demo deps-engines deps-bench-offload deps-bench-agent deps-bench-charge deps-bench-peers deps-bench-translate build man install uninstall deb packages generate lint test tests sanitized test-density density-report test-engines test-kernels cover-binaries soak fuzz bench bench-agent bench-charge bench-forward bench-offload demo-offload bench-peers bench-translate demo demo-translate clean

@@ -15,7 +15,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
-// ready skips where something is missing, and gives this process and its children a BPF file system.
+// ready skips where something is missing.
 func ready(t *testing.T) (bin string) {
 	t.Helper()
 	testkit.CheckLeaks(t)
@@ -26,6 +26,14 @@ func ready(t *testing.T) (bin string) {
 		t.Skipf("skip: %v", err)
 	}
 	return testkit.BuildTsugiki(t)
+}
+
+func needsBPF(t *testing.T) {
+	t.Helper()
+	var fs unix.Statfs_t
+	if err := unix.Statfs("/sys/fs/bpf", &fs); err != nil || fs.Type != unix.BPF_FS_MAGIC {
+		t.Skip("skip: needs a BPF file system at /sys/fs/bpf")
+	}
 }
 
 func run(t *testing.T, args ...string) *measure.Report {
@@ -57,10 +65,7 @@ func TestControl(t *testing.T) {
 
 // A short run: with a DPU, Open vSwitch has spent nothing on the host, and the tables have all figures.
 func TestLatency(t *testing.T) {
-	var fs unix.Statfs_t
-	if err := unix.Statfs("/sys/fs/bpf", &fs); err != nil || fs.Type != unix.BPF_FS_MAGIC {
-		t.Skip("skip: needs a BPF file system at /sys/fs/bpf")
-	}
+	needsBPF(t)
 	r := run(t, "-rounds", "1", "-trips", "100")
 	for _, res := range r.Results {
 		onHost := res.Metric == "OVS on the host"
@@ -79,6 +84,18 @@ func TestLatency(t *testing.T) {
 	}
 	if here := strings.Count(out.String(), " here"); here != 12 {
 		t.Errorf("%d rows:\n%s", here, out.String())
+	}
+}
+
+// A killed ovs-vswitchd of the DPU: packets to another node pass again.
+func TestRestart(t *testing.T) {
+	needsBPF(t)
+	found := map[string]float64{}
+	for _, res := range run(t, "-figure", "restart", "-rounds", "1").Results {
+		found[res.Test+" "+res.Metric] = res.Values[0]
+	}
+	if found["remote longest silence"] <= 0 || found["remote start of ovs-vswitchd"] <= 0 || found["local longest silence"] <= 0 {
+		t.Errorf("measured %v", found)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"github.com/tsugiki/tsugiki/bench/measure"
 	"github.com/tsugiki/tsugiki/bench/roundtrip"
+	"github.com/tsugiki/tsugiki/internal/sys/pidfd"
 )
 
 // restart measures how long packets do not pass when ovs-vswitchd of the DPU is killed and started
@@ -89,9 +90,15 @@ func (w *way) killSwitch(ctx context.Context) (ready time.Duration, s silence, e
 		return 0, s, err
 	}
 	began := time.Now()
+	process, err := pidfd.Open(pid)
+	if err != nil {
+		return 0, s, err
+	}
+	defer process.Close()
 	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
 		return 0, s, err
 	}
+	pidfd.Await(process)
 	if err := n.startVswitchd(ctx); err != nil {
 		return 0, s, err
 	}
