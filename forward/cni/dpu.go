@@ -229,6 +229,12 @@ func (o *offloaded) disconnect(name names) error {
 	if err := netlink.LinkSetDown(link); err != nil {
 		return fmt.Errorf("set VF %s down: %w", link.Attrs().Name, err)
 	}
+	// The VF outlives its pod, and so would the program.
+	index := link.Attrs().Index
+	err = withTable(func(t *forward.Table) error { return t.Detach(forward.Pod{Device: index, Wire: index}) })
+	if err != nil {
+		return err
+	}
 	return forget(link)
 }
 

@@ -94,7 +94,7 @@ func TestDPUFaults(t *testing.T) {
 
 	n.killDaemon("ovsdb-server")
 	refuses("ovsdb-server")
-	n.database() // until then, ovs-vswitchd 3.1 forwards nothing in user space (docs/LIMITS.md)
+	n.startDatabase() // until then, ovs-vswitchd 3.1 forwards nothing in user space (docs/LIMITS.md)
 	n.waitReady()
 	n.echo(a, out)
 	must(t, errors.Join(net.check(a), net.check(b)))
