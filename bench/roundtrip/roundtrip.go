@@ -21,7 +21,7 @@ import (
 const port = 7
 
 // patience is how long an answer may take before it is lost.
-const patience = time.Second
+const patience = 200 * time.Millisecond
 
 // lostMax is how many may be lost in any case: a path's first ones, say, until neighbors are known.
 const lostMax = 50

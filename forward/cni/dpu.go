@@ -150,6 +150,9 @@ func (o *offloaded) connect(l *podLink, name names, _ *current.Result, done *und
 		}
 	}
 	l.wire = vf.Attrs().Index
+	// The switch delivers by IP addresses. A change of the MAC address, which announces the pod, would
+	// also make the kernel forget the gateway's.
+	l.quiet = true
 	l.network = networkOf(o.host.String(), dpu.Bridge)
 	return nil
 }

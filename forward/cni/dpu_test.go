@@ -45,6 +45,8 @@ func TestDPU(t *testing.T) {
 	doctor("present +optional +controller of the DPU +2 ports of pods, of which 0")
 	doctor("present +optional +representors of the DPU +4 VFs")
 
+	acquaint(t, a, b)
+
 	// A restart of the switch: local packets go on without it, remote ones after the replay.
 	last := one.generation("")
 	one.killDaemon("ovs-vswitchd")

@@ -29,7 +29,8 @@ func TestDPUFaults(t *testing.T) {
 	all := net.pods(2)
 	a, b := all[0], all[1]
 	out := &pod{ns: f.ns, addrs: []netip.Addr{outside}}
-	n.echo(a, b) // both know each other's MAC address from now on
+	acquaint(t, a, b)
+	n.echo(a, b)
 	n.echo(b, a)
 	n.echo(a, out)
 	refuses := func(words ...string) {
@@ -66,6 +67,7 @@ func TestDPUFaults(t *testing.T) {
 	})
 	_, err := net.add(b)
 	must(t, err)
+	acquaint(t, a, b)
 	n.echo(a, b)
 	n.echo(b, a)
 

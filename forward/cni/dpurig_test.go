@@ -190,6 +190,17 @@ func (n *node) unready(more object) *network {
 	return n.rig.network(fmt.Sprintf("node%d", n.number), p)
 }
 
+// acquaint has two pods know each other's MAC addresses for good: without the switch they could not
+// ask (docs/LIMITS.md).
+func acquaint(t *testing.T, a, b *pod) {
+	t.Helper()
+	for _, each := range [][2]*pod{{a, b}, {b, a}} {
+		for _, addr := range each[1].addrs {
+			knows(t, each[0], addr, macOf(t, each[1]))
+		}
+	}
+}
+
 // waitReady waits until the switch works and is controlled.
 func (n *node) waitReady() {
 	n.rig.t.Helper()
