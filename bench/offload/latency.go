@@ -61,8 +61,13 @@ func (f *fabric) ways(ctx context.Context) (list []*way, err error) {
 		node   int
 		direct bool
 	}{
-		{"soft-a", without, false}, {"soft-b", without, false}, {"off-a", withDPU, false}, {"off-b", withDPU, false},
-		{"direct-a", withDPU, true}, {"direct-b", withDPU, true}, {"peer", peer, false},
+		{"soft-a", without, false},
+		{"soft-b", without, false},
+		{"off-a", withDPU, false},
+		{"off-b", withDPU, false},
+		{"direct-a", withDPU, true},
+		{"direct-b", withDPU, true},
+		{"peer", peer, false},
 	} {
 		if pods[p.name], err = f.attach(ctx, nodes[p.node], p.name, p.direct); err != nil {
 			return nil, err
