@@ -24,6 +24,7 @@ deps-engines: ; scripts/deps.sh engines
 deps-bench-agent: ; scripts/deps.sh bench-agent
 deps-bench-charge: ; scripts/deps.sh bench-charge
 deps-bench-forward: ; scripts/deps.sh bench-forward
+deps-bench-offload: ; scripts/deps.sh bench-offload
 deps-bench-peers: ; scripts/deps.sh bench-peers
 deps-bench-translate: ; scripts/deps.sh bench-translate
 
@@ -184,6 +185,17 @@ bench-charge: deps-bench-charge build
 bench-forward: deps-bench-forward
 	$(GO) run ./bench/forward -o bench-forward.json
 
+# Pods whose switch is on an emulated DPU, beside pods whose switch is on the host.
+OFFLOAD = unshare -m sh -ec 'mount -t bpf bpf /sys/fs/bpf; exec "$$@"' sh $(GO) run ./bench/offload
+demo-offload: deps-bench-offload build
+	$(OFFLOAD) -figure latency -o demo-offload.json
+
+# What 500 pods cost the controller and the switch (a replay, a change of the policy), and how long
+# packets wait when the switch is killed and started again.
+bench-offload: deps-bench-offload build
+	$(OFFLOAD) -figure control -o bench-offload.json
+	$(OFFLOAD) -figure restart -o bench-offload-restart.json
+
 demo: deps-demo build
 	$(GO) run ./bench/demo
 
@@ -192,6 +204,6 @@ demo-translate: deps-bench-translate build
 	unshare -m sh -ec 'mount -t bpf bpf /sys/fs/bpf; exec "$$@"' sh $(GO) run ./bench/demo/translate
 
 clean:
-	rm -rf bin dist man .cache bench.json bench-agent.json bench-charge* bench-forward.json bench-peers.json bench-translate.json density-test
+	rm -rf bin dist man .cache bench.json bench-agent.json bench-charge* bench-forward.json bench-offload*.json demo-offload.json bench-peers.json bench-translate.json density-test
 
-.PHONY: all deps deps-demo deps-engines deps-bench-agent deps-bench-charge deps-bench-peers deps-bench-translate build man install uninstall deb packages generate lint test tests sanitized test-density density-report test-engines test-kernels cover-binaries soak fuzz bench bench-agent bench-charge bench-forward bench-peers bench-translate demo demo-translate clean
+.PHONY: all deps deps-demo deps-engines deps-bench-offload deps-bench-agent deps-bench-charge deps-bench-peers deps-bench-translate build man install uninstall deb packages generate lint test tests sanitized test-density density-report test-engines test-kernels cover-binaries soak fuzz bench bench-agent bench-charge bench-forward bench-offload demo-offload bench-peers bench-translate demo demo-translate clean

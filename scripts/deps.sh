@@ -4,7 +4,8 @@
 # Says nothing and changes nothing where all is there. "deps.sh demo" leaves out
 # what only the end-to-end tests need, "deps.sh bench-agent" all of that but what
 # containers are made with, "deps.sh bench-charge" all but what runs and loads them,
-# "deps.sh bench-forward" all but Open vSwitch, "deps.sh bench-peers" all but the engines, pasta and slirp4netns,
+# "deps.sh bench-forward" all but Open vSwitch, "deps.sh bench-offload" all but that and CNI's
+# plugins, "deps.sh bench-peers" all but the engines, pasta and slirp4netns,
 # "deps.sh bench-translate" all but the proxies, tayga and the resolvers;
 # "deps.sh kernels" installs what a virtual machine takes, too, and "deps.sh engines" what runc is
 # built with.
@@ -102,6 +103,8 @@ elif [[ ${1:-} == bench-charge ]]; then
 	install containerd runc busybox-static sysbench
 elif [[ ${1:-} == bench-forward ]]; then
 	install openvswitch-switch
+elif [[ ${1:-} == bench-offload ]]; then
+	install openvswitch-switch containernetworking-plugins
 elif [[ ${1:-} == bench-peers ]]; then
 	install passt slirp4netns "${engines[@]}" libseccomp-dev # bypass4netns is built
 elif [[ ${1:-} == bench-translate ]]; then

@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/bench/roundtrip"
 	"github.com/tsugiki/tsugiki/forward"
 	"github.com/tsugiki/tsugiki/internal/netns"
 )
@@ -140,86 +140,9 @@ func (p *path) directPackets() (count uint64, err error) {
 	return c.Packets[forward.Reasons[0].Name], err
 }
 
-// socket opens a UDP socket without checksums, which a switch in user space does not compute.
-func (p *benchPod) socket() (int, error) {
-	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return -1, err
-	}
-	patience := unix.NsecToTimeval(int64(time.Minute))
-	err = errors.Join(unix.SetsockoptInt(s, unix.SOL_SOCKET, unix.SO_NO_CHECK, 1),
-		unix.SetsockoptTimeval(s, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &patience),
-		unix.Bind(s, &unix.SockaddrInet4{Addr: p.Addrs[0].As4(), Port: 7}))
-	if err != nil {
-		unix.Close(s)
-	}
-	return s, err
-}
-
-// onCPU0 runs a function with a pod's socket, on a thread of CPU 0.
-func (p *benchPod) onCPU0(f func(socket int) error) error {
-	return p.ns.Do(func() error {
-		var set unix.CPUSet
-		set.Set(0)
-		if err := unix.SchedSetaffinity(0, &set); err != nil {
-			return err
-		}
-		s, err := p.socket()
-		if err != nil {
-			return err
-		}
-		defer unix.Close(s)
-		return f(s)
-	})
-}
-
 // roundTrips measures round trips from the first pod to the second, one after the other.
-func (p *path) roundTrips(count int) (times []time.Duration, err error) {
-	ready, answered := make(chan struct{}), make(chan error, 1)
-	go func() {
-		answered <- p.pods[1].onCPU0(func(s int) error {
-			close(ready)
-			buf := make([]byte, payload)
-			for range count {
-				n, from, err := unix.Recvfrom(s, buf, 0)
-				for errors.Is(err, unix.EINTR) { // Go's scheduler sends signals
-					n, from, err = unix.Recvfrom(s, buf, 0)
-				}
-				if err != nil {
-					return fmt.Errorf("receive: %w", err)
-				}
-				if err := unix.Sendto(s, buf[:n], 0, from); err != nil {
-					return fmt.Errorf("answer: %w", err)
-				}
-			}
-			return nil
-		})
-	}()
-	select {
-	case <-ready:
-	case err := <-answered:
-		return nil, err
-	}
-	err = p.pods[0].onCPU0(func(s int) error {
-		if err := unix.Connect(s, &unix.SockaddrInet4{Addr: p.pods[1].Addrs[0].As4(), Port: 7}); err != nil {
-			return err
-		}
-		buf := make([]byte, payload)
-		for range count {
-			began := time.Now()
-			if _, err := unix.Write(s, buf); err != nil {
-				return fmt.Errorf("send: %w", err)
-			}
-			_, err := unix.Read(s, buf)
-			for errors.Is(err, unix.EINTR) {
-				_, err = unix.Read(s, buf)
-			}
-			if err != nil {
-				return fmt.Errorf("receive answer: %w", err)
-			}
-			times = append(times, time.Since(began))
-		}
-		return nil
-	})
-	return times, errors.Join(err, <-answered)
+func (p *path) roundTrips(count int) ([]time.Duration, error) {
+	end := func(pod *benchPod) roundtrip.End { return roundtrip.End{NS: pod.ns, Addr: pod.Addrs[0]} }
+	times, _, err := roundtrip.Measure(end(p.pods[0]), end(p.pods[1]), payload, count)
+	return times, err
 }

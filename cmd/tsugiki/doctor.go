@@ -13,11 +13,12 @@ import (
 
 	"github.com/tsugiki/tsugiki/agent/daemon"
 	"github.com/tsugiki/tsugiki/api"
+	"github.com/tsugiki/tsugiki/forward/offload"
 	"github.com/tsugiki/tsugiki/internal/kernel"
 )
 
 func doctorCommand() *cobra.Command {
-	var runDir string
+	var runDir, switchConfig string
 	var o output
 	var verbose, clean bool
 	cmd := &cobra.Command{
@@ -29,6 +30,9 @@ find out, and a last line that says whether tsugiki run works here. -v prints al
 -o json and -o yaml print an array of objects with the keys name, present, required, lost
 and detail. present is null if doctor cannot find out. lost names what does not work
 without the feature.
+
+On a host with Open vSwitch, or with a configuration of tsugiki offload, doctor also looks at
+the switch: at the DPU's health, its controller, and a representor for each VF.
 
 Doctor removes everything that it makes for a trial. The policy programs of this version stay
 pinned in /sys/fs/bpf/tsugiki, where the next start of tsugiki finds them. --clean removes
@@ -51,6 +55,11 @@ feature is missing or unknown.`,
 			out := cmd.OutOrStdout()
 			examine := func() error {
 				results, err := daemon.Examine(runDir)
+				if err == nil {
+					var switches []kernel.Result
+					switches, err = kernel.Examine(offload.Features(switchConfig))
+					results = append(results, switches...)
+				}
 				if err == nil {
 					err = o.write(out, results, func() error { return printResults(out, results, verbose || o.wide()) })
 				}
@@ -75,6 +84,7 @@ feature is missing or unknown.`,
 	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "print what is present, too, as -o wide")
 	cmd.Flags().BoolVar(&clean, "clean", false, "remove the pinned policy programs of all versions")
 	cmd.Flags().StringVar(&runDir, "run-dir", api.RunDir, "directory for the state and sockets of running containers")
+	cmd.Flags().StringVar(&switchConfig, "offload-config", offload.DefaultConfig, "configuration of tsugiki offload; if it exists, its DPU is examined")
 	return cmd
 }
 

@@ -53,7 +53,7 @@ func run(args []string, stderr io.Writer) int {
 	}
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(runCommand(), agentCommand(), psCommand(), inspectCommand(), topCommand(), traceCommand(), denialsCommand(), graftCommand(), translateCommand(), chargeCommand(), forwardCommand(), densityCommand(), guestCommand(),
+	root.AddCommand(runCommand(), agentCommand(), psCommand(), inspectCommand(), topCommand(), traceCommand(), denialsCommand(), graftCommand(), translateCommand(), chargeCommand(), forwardCommand(), dpuAgentCommand(), offloadCommand(), densityCommand(), guestCommand(),
 		doctorCommand(), setupCommand(), completionCommand(), manCommand())
 	root.SetVersionTemplate("{{.Name}} {{.Version}}\n")
 	root.SetArgs(args)

@@ -56,6 +56,10 @@ func newCommand(args *skel.CmdArgs) (*command, error) {
 		cmd.plane = routes{prev: c.prev}
 	case c.Mode == modeOVS:
 		cmd.plane = ovs{database: c.OVSDB, bridge: c.Bridge}
+	case c.Mode == modeDPU:
+		if cmd.plane, err = newDPU(c); err != nil {
+			return nil, failure(types.ErrInvalidNetworkConfig, "%v", err)
+		}
 	default:
 		cmd.plane = bridge{name: c.Bridge, gateway: c.IsGateway}
 	}
@@ -205,7 +209,8 @@ func withTable(use func(*forward.Table) error) error {
 func (c *command) pod(l *podLink, given *current.Result) (forward.Pod, error) {
 	p := forward.Pod{
 		Device: l.host.Attrs().Index, Network: l.network, Wire: l.wire,
-		Direct: c.DirectForward, Checked: c.AntiSpoof, AllPairs: c.Pairs == "all",
+		Direct:  c.DirectForward && c.Mode != modeDPU, // there, the controller switches it on
+		Checked: c.AntiSpoof, AllPairs: c.Pairs == "all",
 	}
 	copy(p.MAC[:], l.mac)
 	if l.routed {

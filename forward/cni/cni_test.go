@@ -61,7 +61,7 @@ func TestWrongConfiguration(t *testing.T) {
 		code  uint
 		words []string
 	}{
-		"mode":         {object{"mode": "dpdk"}, types.ErrInvalidNetworkConfig, []string{"dpdk", "write bridge or ovs"}},
+		"mode":         {object{"mode": "dpdk"}, types.ErrInvalidNetworkConfig, []string{"dpdk", "write bridge, ovs or dpu"}},
 		"mtu":          {object{"mtu": 100}, types.ErrInvalidNetworkConfig, []string{"576..65535"}},
 		"type":         {object{"mtu": "large"}, types.ErrDecodingFailure, []string{"mtu"}},
 		"pairs":        {object{"pairs": "some"}, types.ErrInvalidNetworkConfig, []string{"write listed or all"}},

@@ -27,20 +27,22 @@ const (
 const (
 	modeBridge = "bridge"
 	modeOVS    = "ovs"
+	modeDPU    = "dpu"
 )
 
 // config is the plugin's configuration. docs/design/forward.md has a line for each key.
 type config struct {
 	types.PluginConf
-	Mode          string `json:"mode"`
-	Bridge        string `json:"bridge"`
-	Routed        bool   `json:"routed"`
-	IsGateway     bool   `json:"isGateway"`
-	MTU           int    `json:"mtu"`
-	DirectForward bool   `json:"directForward"`
-	Pairs         string `json:"pairs"`
-	AntiSpoof     bool   `json:"antiSpoof"`
-	OVSDB         string `json:"ovsdb"`
+	Mode          string  `json:"mode"`
+	Bridge        string  `json:"bridge"`
+	Routed        bool    `json:"routed"`
+	IsGateway     bool    `json:"isGateway"`
+	MTU           int     `json:"mtu"`
+	DirectForward bool    `json:"directForward"`
+	Pairs         string  `json:"pairs"`
+	AntiSpoof     bool    `json:"antiSpoof"`
+	OVSDB         string  `json:"ovsdb"`
+	DPU           dpuKeys `json:"dpu"`
 	RuntimeConfig struct {
 		MAC string `json:"mac"`
 	} `json:"runtimeConfig"`
@@ -84,8 +86,8 @@ func (c *config) validate() error {
 		return failure(types.ErrInvalidNetworkConfig, format, args...)
 	}
 	switch {
-	case c.Mode != modeBridge && c.Mode != modeOVS:
-		return wrong("mode %q is unknown; write bridge or ovs", c.Mode)
+	case c.Mode != modeBridge && c.Mode != modeOVS && c.Mode != modeDPU:
+		return wrong("mode %q is unknown; write bridge, ovs or dpu", c.Mode)
 	case c.Routed && (c.Mode != modeBridge || c.Bridge != ""):
 		return wrong("routed has no bridge; leave out bridge, and use mode bridge")
 	case c.MTU != 0 && (c.MTU < 576 || c.MTU > 65535):
@@ -97,8 +99,13 @@ func (c *config) validate() error {
 	case !strings.HasPrefix(c.OVSDB, "unix:") && c.Mode == modeOVS:
 		return wrong("ovsdb %q is no unix socket; write unix:PATH", c.OVSDB)
 	}
+	if c.Mode == modeDPU {
+		if err := c.DPU.check(c); err != nil {
+			return wrong("%v", err)
+		}
+	}
 	if c.Bridge == "" && !c.Routed {
-		c.Bridge = map[string]string{modeBridge: "tsugiki0", modeOVS: "br-int"}[c.Mode]
+		c.Bridge = map[string]string{modeBridge: "tsugiki0", modeOVS: "br-int", modeDPU: "br-int"}[c.Mode]
 	}
 	if c.Bridge != "" && !linkNamePattern.MatchString(c.Bridge) {
 		return wrong("bridge %q is no name of a link: it has up to 15 letters, digits, _, . and -", c.Bridge)
@@ -114,4 +121,4 @@ func (c *config) validate() error {
 }
 
 // programs tells whether kernel programs are attached to the pod's link.
-func (c *config) programs() bool { return c.DirectForward || c.AntiSpoof || c.Mode == modeOVS }
+func (c *config) programs() bool { return c.DirectForward || c.AntiSpoof || c.Mode != modeBridge }

@@ -49,7 +49,8 @@ type podLink struct {
 	wire    int              // forward.Pod.Wire
 	end     int              // the switch's port, where the host must not listen
 	routed  bool
-	index   int // of the pod's end among the result's interfaces
+	quiet   bool // neighbors hear no announcements, and need none
+	index   int  // of the pod's end among the result's interfaces
 	mtu     int
 }
 
@@ -183,8 +184,8 @@ const announceLimit = time.Second
 // queue, that the port is up. Setting the MAC address makes the kernel do it again (arp_notify and
 // ndisc_notify), when the bridge has enabled the port: both hold the lock of the kernel's links.
 func (l *podLink) announce(ifname string) error {
-	if l.routed {
-		return nil // the host is the only neighbor, and was told
+	if l.routed || l.quiet {
+		return nil // the host is the only neighbor, and was told; or the switch knows
 	}
 	for began := time.Now(); time.Since(began) < announceLimit; time.Sleep(time.Millisecond) {
 		host, err := netlink.LinkByIndex(l.host.Attrs().Index)

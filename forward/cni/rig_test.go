@@ -30,6 +30,9 @@ import (
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
+// tableFolder is where tables are pinned, in a host's mount namespace.
+var tableFolder = forward.Folder
+
 // A rig is a host in a namespace, with a BPF file system and a /var/lib of its own, and runs plugins
 // there.
 type rig struct {
@@ -71,7 +74,7 @@ func newRig(t *testing.T) *rig {
 	}
 	r.pid = hold.Process.Pid
 	before := forward.Folder
-	forward.Folder = fmt.Sprintf("/proc/%d/root%s", r.pid, before)
+	forward.Folder = fmt.Sprintf("/proc/%d/root%s", r.pid, tableFolder)
 	t.Cleanup(func() { forward.Folder = before })
 	return r
 }
@@ -277,7 +280,8 @@ func (r *rig) device(o forward.Owner) int {
 	links, err := netlink.LinkList()
 	must(r.t, err)
 	for _, link := range links {
-		if found, ok := ownerOf(link); ok && found == o {
+		vf := strings.HasPrefix(link.Attrs().Name, "vf") // it says whose it is, too
+		if found, ok := ownerOf(link); ok && found == o && !vf {
 			return link.Attrs().Index
 		}
 	}

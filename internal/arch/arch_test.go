@@ -75,7 +75,14 @@ var rooms = []room{
 	}, "puts the parts of charging together"},
 
 	{"forward", []string{"bpf"}, "has kernel programs hand packets to pods, and makes no link"},
-	{"forward/cni", []string{"forward"}, "makes pods' links, and enters them into the table"},
+	{"forward/cni", []string{"forward", "forward/offload/card", "forward/offload/dpu", "forward/offload/ovsdb", "forward/offload/ports"}, "makes pods' links, and enters them into the table"},
+	{"forward/offload", []string{"forward", "forward/offload/card", "forward/offload/dpu", "forward/offload/flows", "forward/offload/ovsdb", "forward/offload/ports"}, "has a switch elsewhere take flows, and makes no port"},
+	{"forward/offload/card", nil, "links, and a card's files: it knows no switch"},
+	{"forward/offload/dpu", nil, "what a host and its DPU say to each other"},
+	{"forward/offload/dpuagent", []string{"forward/offload/card", "forward/offload/dpu", "forward/offload/ovsdb", "forward/offload/ports"}, "looks after a switch on the DPU, and knows no pod"},
+	{"forward/offload/flows", []string{"forward/offload/dpu"}, "computes texts: it opens nothing"},
+	{"forward/offload/ovsdb", nil, "a protocol, on a connection that it is given"},
+	{"forward/offload/ports", []string{"forward", "forward/offload/card", "forward/offload/dpu", "forward/offload/ovsdb"}, "rows of a database, on a client that it is given"},
 
 	{"outsource/wire", nil, "messages between a guest and its host"},
 	{"outsource/vsock", nil, "a device: it knows sockets and bytes, and no meaning of ports"},
@@ -92,13 +99,13 @@ var rooms = []room{
 
 	{"cmd/tsugiki", []string{
 		"agent/daemon", "agent/rules", "agent/run", "api", "density/figures", "density/report", "density/result", "density/rig", "density/sweep", "endpoint",
-		"forward", "intercept/filter", "internal/config", "internal/launch", "internal/setup", "outsource/guest", "policy",
+		"forward", "forward/offload", "forward/offload/card", "forward/offload/dpu", "forward/offload/dpuagent", "intercept/filter", "internal/config", "internal/launch", "internal/setup", "outsource/guest", "policy",
 		"translate/dns",
 	}, "the command line"},
 	{"cmd/tsugiki-runtime", []string{"oci"}, "the command line"},
 	{"cmd/tsugiki-cni", []string{"forward/cni"}, "the command line"},
 
-	{"bench", []string{"api", "bench", "density/report", "density/result", "density/rig", "forward", "gate", "internal/bundle", "internal/testkit", "keeper"}, "measures, and is no part of the product"},
+	{"bench", []string{"api", "bench", "density/report", "density/result", "density/rig", "forward", "forward/offload", "forward/offload/dpu", "forward/offload/flows", "gate", "internal/bundle", "internal/cni", "internal/testkit", "keeper"}, "measures, and is no part of the product"},
 	{"test", nil, "tests"},
 
 	{"internal/arch", nil, "tests"},

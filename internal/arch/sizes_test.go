@@ -34,7 +34,7 @@ func TestLargePackagesHaveTests(t *testing.T) {
 
 // TestMapIsShort keeps docs/ARCHITECTURE.md a map. What a part does in detail is in docs/design.
 func TestMapIsShort(t *testing.T) {
-	const most = 2000
+	const most = 2100
 	if n := len(strings.Fields(read(t, "../../docs/ARCHITECTURE.md"))); n > most {
 		t.Errorf("docs/ARCHITECTURE.md has %d words, at most %d are allowed", n, most)
 	}

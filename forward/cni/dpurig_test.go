@@ -1,0 +1,302 @@
+package cni
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/forward/offload/dpu"
+	"github.com/tsugiki/tsugiki/internal/netns"
+	"github.com/tsugiki/tsugiki/internal/testkit"
+)
+
+// fabric is the network between DPUs: a bridge in a namespace, which is their gateway, too.
+type fabric struct {
+	t  *testing.T
+	ns *netns.NS
+}
+
+var outside = netip.MustParseAddr("192.0.2.254")
+
+func newFabric(t *testing.T) *fabric {
+	t.Helper()
+	f := &fabric{t, newNS(t)}
+	must(t, f.ns.Do(func() error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = "br0"
+		br := &netlink.Bridge{LinkAttrs: attrs}
+		addr, err := netlink.ParseAddr(outside.String() + "/24")
+		return errors.Join(err, netlink.LinkAdd(br), netlink.AddrAdd(br, addr), netlink.LinkSetUp(br), checksumOff("br0"))
+	}))
+	return f
+}
+
+// node is a host with a DPU, both emulated by namespaces.
+type node struct {
+	*rig
+	*vswitch            // of the DPU
+	card     *rig       // the DPU: a rig with its namespace
+	number   int        // of the node, and in its addresses
+	agent    *process   // tsugiki dpu-agent
+	control  *process   // tsugiki offload
+	more     [][]string // arguments for the agent
+	config   string     // the controller's file
+	endpoint string
+	secret   string // folder of credentials
+}
+
+// vfs is the number of VFs of a node's card.
+const vfs = 4
+
+// newNode makes a node whose number is from 1 to 9.
+func (f *fabric) newNode(number int) *node {
+	f.t.Helper()
+	n := f.bareNode(number)
+	n.startAgent()
+	n.startControl("")
+	return n
+}
+
+// bareNode has a switch that nobody looks after.
+func (f *fabric) bareNode(number int) *node {
+	f.t.Helper()
+	host := newRig(f.t)
+	card := &rig{t: f.t, host: newNS(f.t), pid: host.pid, path: host.path, data: host.data}
+	must(f.t, f.ns.Do(func() error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = fmt.Sprintf("to%d", number)
+		veth := &netlink.Veth{LinkAttrs: attrs, PeerName: "p0", PeerNamespace: netlink.NsFd(int(card.host.File().Fd()))}
+		if err := netlink.LinkAdd(veth); err != nil {
+			return err
+		}
+		br, err := netlink.LinkByName("br0")
+		return errors.Join(err, netlink.LinkSetMaster(veth, br), netlink.LinkSetUp(veth), checksumOff(attrs.Name))
+	}))
+	s := card.vswitch()
+	return &node{rig: host, vswitch: s, card: card, number: number, config: filepath.Join(host.data, "offload.toml"), endpoint: "unix:" + s.dir + "/host"}
+}
+
+// process is a daemon that a test can end.
+type process struct {
+	t    *testing.T
+	cmd  *exec.Cmd
+	said syncBuffer
+	done chan struct{}
+}
+
+type syncBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (s *syncBuffer) Write(b []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(b)
+}
+
+func (s *syncBuffer) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
+}
+
+// start runs tsugiki on a rig's host until the test ends.
+func (r *rig) start(args ...string) *process {
+	r.t.Helper()
+	p := &process{t: r.t, cmd: r.command(context.Background(), filepath.Join(r.path[0], "tsugiki"), args...), done: make(chan struct{})}
+	p.cmd.Stdout, p.cmd.Stderr = &p.said, &p.said
+	must(r.t, p.cmd.Start())
+	go func() {
+		_ = p.cmd.Wait()
+		close(p.done)
+	}()
+	r.t.Cleanup(func() {
+		p.kill(unix.SIGTERM)
+		if r.t.Failed() {
+			r.t.Logf("%v:\n%s", args, p.said.String())
+		}
+	})
+	return p
+}
+
+// kill ends the process. nsenter has executed it: the number is its own.
+func (p *process) kill(s unix.Signal) {
+	_ = p.cmd.Process.Signal(s)
+	<-p.done
+}
+
+func (n *node) addr(last int) string { return fmt.Sprintf("192.0.2.%d", last) }
+
+func (n *node) startAgent() {
+	n.rig.t.Helper()
+	args := []string{
+		"dpu-agent", "--listen", n.endpoint, "--ovs-run-dir", n.dir, "--datapath", "netdev", "--uplink", "p0",
+		"--address", n.addr(n.number) + "/24", "--gateway", outside.String(), "--masquerade", n.addr(100 + n.number),
+		"--emulate-vfs", fmt.Sprint(vfs), "--host-netns", nsPath(n.rig.host),
+	}
+	n.agent = n.card.start(slices.Concat(append([][]string{args}, n.more...)...)...)
+}
+
+// startControl starts the controller with a policy, or has it read another one.
+func (n *node) startControl(policy string) {
+	n.rig.t.Helper()
+	text := fmt.Sprintf("[dpu]\nendpoint = %q\ncredentials = %q\n", n.endpoint, n.secret)
+	for i := 1; i <= 2; i++ {
+		text += fmt.Sprintf("[[node]]\ntunnel = %q\nsubnets = [\"10.77.%d.0/24\", \"2001:db8:77:%d::/64\"]\n", n.addr(i), i, i)
+	}
+	must(n.rig.t, os.WriteFile(n.config, []byte(text+policy), 0o600))
+	if n.control == nil {
+		n.control = n.rig.start("offload", "--config", n.config, "--log-level", "debug")
+		return
+	}
+	must(n.rig.t, n.control.cmd.Process.Signal(unix.SIGHUP))
+}
+
+// network makes the node's network.
+func (n *node) network(more object) *network {
+	n.rig.t.Helper()
+	n.waitReady()
+	return n.unready(more)
+}
+
+// unready is the network, whether the switch works or not.
+func (n *node) unready(more object) *network {
+	n.rig.t.Helper()
+	p := object{
+		"type": "tsugiki-cni", "mode": "dpu", "pairs": "all",
+		"dpu": object{"endpoint": n.endpoint, "credentials": n.secret, "card": "emulated"},
+		"ipam": object{
+			"type": "host-local", "dataDir": filepath.Join(n.data, "leases"),
+			"ranges": [][]object{{{"subnet": fmt.Sprintf("10.77.%d.0/24", n.number)}}, {{"subnet": fmt.Sprintf("2001:db8:77:%d::/64", n.number)}}},
+			"routes": []object{{"dst": "0.0.0.0/0"}, {"dst": "::/0"}},
+		},
+	}
+	for k, v := range more {
+		p[k] = v
+	}
+	return n.rig.network(fmt.Sprintf("node%d", n.number), p)
+}
+
+// acquaint has two pods know each other's MAC addresses for good: without the switch they could not
+// ask (docs/LIMITS.md).
+func acquaint(t *testing.T, a, b *pod) {
+	t.Helper()
+	for _, each := range [][2]*pod{{a, b}, {b, a}} {
+		for _, addr := range each[1].addrs {
+			knows(t, each[0], addr, macOf(t, each[1]))
+		}
+	}
+}
+
+// waitReady waits until the switch works and is controlled.
+func (n *node) waitReady() {
+	n.rig.t.Helper()
+	testkit.Eventually(n.rig.t, n.reachable)
+}
+
+// reachable says what is wrong with the switch.
+func (n *node) reachable() error {
+	o, err := newDPU(&config{DPU: dpuKeys{Endpoint: n.endpoint, Credentials: n.secret, Card: cardEmulated}})
+	if err != nil {
+		return err
+	}
+	return n.rig.host.Do(o.reachable)
+}
+
+// generation waits for another generation than the last one.
+func (n *node) generation(last string) (now string) {
+	n.rig.t.Helper()
+	host, err := dpu.NewHost(n.endpoint, n.secret)
+	must(n.rig.t, err)
+	testkit.Eventually(n.rig.t, func() error {
+		h, err := host.Healthy(context.Background())
+		if err != nil {
+			return err
+		}
+		if now = h.Generation; now == last {
+			return errors.New("it is still generation " + now)
+		}
+		return nil
+	})
+	return now
+}
+
+// vswitchd starts ovs-vswitchd again.
+func (n *node) vswitchd() { n.daemon("ovs-vswitchd", "unix:"+n.dir+"/db.sock") }
+
+// killDaemon kills one of the switch's two.
+func (n *node) killDaemon(program string) {
+	n.rig.t.Helper()
+	pid := n.signal(program, unix.SIGKILL)
+	testkit.Eventually(n.rig.t, func() error {
+		if unix.Kill(pid, 0) == nil {
+			return errors.New(program + " has not ended")
+		}
+		return nil
+	})
+	must(n.rig.t, os.Remove(filepath.Join(n.dir, program+".pid")))
+}
+
+// signal sends a signal to one of the switch's two.
+func (n *node) signal(program string, s unix.Signal) (pid int) {
+	n.rig.t.Helper()
+	text, err := os.ReadFile(filepath.Join(n.dir, program+".pid"))
+	must(n.rig.t, err)
+	_, err = fmt.Sscan(string(text), &pid)
+	must(n.rig.t, errors.Join(err, unix.Kill(pid, s)))
+	return pid
+}
+
+// empty checks that nothing of pods is left: no port, no VF that is taken, no flow of a pod.
+func (n *node) empty(net *network) {
+	n.rig.t.Helper()
+	testkit.Eventually(n.rig.t, func() error {
+		if ports := n.vsctl("list-ports", "br-int"); strings.Contains(ports, "rep") {
+			return errors.New("ports are left: " + ports)
+		}
+		return nil
+	})
+	n.rig.do(func() error {
+		links, err := netns.Dump(netlink.LinkList)
+		for _, l := range links {
+			if l.Attrs().Alias != "" {
+				err = errors.Join(err, fmt.Errorf("link %s has the alias %s", l.Attrs().Name, l.Attrs().Alias))
+			}
+		}
+		return err
+	})
+	n.rowsAndLeases(net)
+}
+
+// management is the link between a host and its DPU that is no data's: 203.0.113.1 and 203.0.113.2.
+func management(t *testing.T, n *node) {
+	t.Helper()
+	address := func(name, text string) error {
+		link, err := netlink.LinkByName(name)
+		if err != nil {
+			return err
+		}
+		addr, err := netlink.ParseAddr(text)
+		return errors.Join(err, netlink.AddrAdd(link, addr), netlink.LinkSetUp(link))
+	}
+	n.rig.do(func() error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = "mgmt"
+		veth := &netlink.Veth{LinkAttrs: attrs, PeerName: "mgmt", PeerNamespace: netlink.NsFd(int(n.card.host.File().Fd()))}
+		return errors.Join(netlink.LinkAdd(veth), address("mgmt", "203.0.113.1/24"))
+	})
+	n.card.do(func() error { return address("mgmt", "203.0.113.2/24") })
+}

@@ -1,0 +1,171 @@
+package offload
+
+import (
+	"errors"
+	"net/netip"
+
+	"github.com/tsugiki/tsugiki/forward"
+	"github.com/tsugiki/tsugiki/forward/offload/flows"
+	"github.com/tsugiki/tsugiki/forward/offload/ports"
+)
+
+// Pods is the host's table: forward.Table.
+type Pods interface {
+	Pod(device int) (forward.Pod, error)
+	Pairs() ([]forward.Pair, error)
+	SetPair(a, b int, v forward.Verdict) error
+	SetDirect(device int, on bool) error
+}
+
+// direct keeps the verdicts about pairs of pods what the policy says. It writes slow over direct, and
+// direct where there is no verdict; of other verdicts it takes back its own alone. Those that it
+// wrote before it was started anew are not its own: a pair may stay slow then.
+type direct struct {
+	pods    Pods
+	policy  *flows.Policy // of the last restrict
+	known   map[int]*known
+	written map[pair]forward.Verdict
+	loose   []change // what loosen writes
+}
+
+// known is a pod for which pairs were decided.
+type known struct {
+	forward.Pod
+	addrs   []netip.Addr
+	subject *flows.Subject // of the last policy
+}
+
+type pair struct{ a, b int }
+
+type change struct {
+	pair
+	verdict forward.Verdict
+}
+
+func newDirect(pods Pods) *direct {
+	return &direct{pods: pods, known: map[int]*known{}, written: map[pair]forward.Verdict{}}
+}
+
+// restrict makes pairs slow between which the policy forbids anything. It is called before flows
+// change, and notes what loosen may write afterwards.
+func (d *direct) restrict(list []*ports.Port, policy *flows.Policy) error {
+	d.loose = nil
+	all := d.policy == nil || !d.policy.Equal(policy)
+	d.policy = policy
+	now := map[int]*known{}
+	var fresh []int
+	for _, p := range list {
+		k := d.known[p.Device]
+		if k == nil || k.MAC != p.MAC {
+			row, err := d.pods.Pod(p.Device)
+			if errors.Is(err, forward.ErrUnknown) || err == nil && row.MAC != p.MAC {
+				continue // the pod is gone
+			}
+			if err != nil {
+				return err
+			}
+			k = &known{Pod: row, addrs: p.Addrs}
+			fresh = append(fresh, p.Device)
+		} else if all {
+			fresh = append(fresh, p.Device)
+		}
+		now[p.Device] = k
+	}
+	for p := range d.written {
+		if now[p.a] == nil || now[p.b] == nil {
+			delete(d.written, p) // the table forgets a pod's pairs
+		}
+	}
+	d.known = now
+	if len(fresh) == 0 {
+		return nil
+	}
+	has, err := d.verdicts()
+	if err != nil {
+		return err
+	}
+	return d.decide(fresh, has)
+}
+
+func (d *direct) verdicts() (map[pair]forward.Verdict, error) {
+	list, err := d.pods.Pairs()
+	has := map[pair]forward.Verdict{}
+	for _, p := range list {
+		has[pair{p.A, p.B}] = p.Verdict
+	}
+	return has, err
+}
+
+// decide decides about all pairs of which one pod is among these.
+func (d *direct) decide(fresh []int, has map[pair]forward.Verdict) error {
+	judge := flows.NewJudge(d.policy)
+	for _, x := range fresh {
+		d.known[x].subject = judge.Subject(d.known[x].addrs)
+	}
+	done := map[int]bool{}
+	for _, x := range fresh {
+		done[x] = true
+		for y, other := range d.known {
+			if done[y] && y != x || x == y {
+				continue
+			}
+			p, k := pair{min(x, y), max(x, y)}, d.known[x]
+			if err := d.one(p, judge.Free(k.subject, other.subject), k.AllPairs && other.AllPairs, has[p]); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// one decides about a pair. usual tells whether it is direct without a verdict.
+func (d *direct) one(p pair, free, usual bool, has forward.Verdict) error {
+	switch {
+	case !free && (has == forward.Direct || usual && has != forward.Slow):
+		if err := d.pods.SetPair(p.a, p.b, forward.Slow); err != nil {
+			return gone(err)
+		}
+		d.written[p] = forward.Slow
+	case free && has == forward.Slow && d.written[p] == forward.Slow:
+		verdict := forward.Default
+		if !usual {
+			verdict = forward.Direct
+		}
+		d.loose = append(d.loose, change{p, verdict})
+	case free && !usual && has == "":
+		d.loose = append(d.loose, change{p, forward.Direct})
+	}
+	return nil
+}
+
+// loosen writes verdicts of pairs that may be direct now.
+func (d *direct) loosen() error {
+	for _, c := range d.loose {
+		err := d.pods.SetPair(c.a, c.b, c.verdict)
+		if errors.Is(err, forward.ErrFull) {
+			break // pairs without a verdict are slow
+		}
+		if err := gone(err); err != nil {
+			return err
+		}
+		d.written[c.pair] = c.verdict
+	}
+	d.loose = nil
+	return nil
+}
+
+// switchOn lets a new pod's packets go directly, if its network wants that.
+func (d *direct) switchOn(p *ports.Port) error {
+	if !p.Direct || d.known[p.Device] == nil {
+		return nil
+	}
+	return gone(d.pods.SetDirect(p.Device, true))
+}
+
+// gone takes a pod that was removed meanwhile to be no error.
+func gone(err error) error {
+	if errors.Is(err, forward.ErrUnknown) {
+		return nil
+	}
+	return err
+}
