@@ -43,7 +43,9 @@ type Granted struct {
 //
 //	GET /v1/pods  [PodState...], by UID
 type PodState struct {
-	UID string `json:"uid"`
+	UID       string `json:"uid"`
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
 	// Grant is missing if there is none.
 	Grant *Grant `json:"grant,omitempty"`
 	// Running are the rules that containers of the pod had when they started, by their names.

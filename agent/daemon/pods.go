@@ -153,7 +153,7 @@ func (d *Daemon) handleDeleteGrant(w http.ResponseWriter, r *http.Request) {
 func (d *Daemon) handlePods(w http.ResponseWriter, _ *http.Request) {
 	pods := map[string]*api.PodState{}
 	for uid, g := range d.grants.All() {
-		pods[uid] = &api.PodState{UID: uid, Grant: g}
+		pods[uid] = &api.PodState{UID: uid, Namespace: g.Namespace, Name: g.Name, Grant: g}
 	}
 	for _, m := range d.all() {
 		if m.Pod == nil {
@@ -161,7 +161,7 @@ func (d *Daemon) handlePods(w http.ResponseWriter, _ *http.Request) {
 		}
 		p := pods[m.Pod.UID]
 		if p == nil {
-			p = &api.PodState{UID: m.Pod.UID}
+			p = &api.PodState{UID: m.Pod.UID, Namespace: m.Pod.Namespace, Name: m.Pod.Name}
 			pods[p.UID] = p
 		}
 		if p.Running == nil {

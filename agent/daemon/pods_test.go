@@ -48,7 +48,7 @@ func TestGrantRequests(t *testing.T) {
 	}{
 		{"GET", "/v1/pods", nil, 200, "[]"},
 		{"PUT", "/v1/pods/u1", g, 200, "{}"},
-		{"GET", "/v1/pods", nil, 200, `"uid":"u1","grant":{"namespace":"shop","name":"web-1"`},
+		{"GET", "/v1/pods", nil, 200, `"uid":"u1","namespace":"shop","name":"web-1","grant":{"namespace":"shop"`},
 		{"PUT", "/v1/pods/u1", api.Grant{Namespace: "shop"}, 400, "namespace and name are missing"},
 		{"PUT", "/v1/pods/u1", map[string]int{"rules": 1}, 400, "unknown field"},
 		{"DELETE", "/v1/pods/u1", nil, 204, ""},

@@ -46,7 +46,7 @@ var rooms = []room{
 	}, "puts the systems of one container together, and knows neither its owner nor HTTP"},
 	{"agent/httpapi", []string{"agent/container", "agent/grants", "agent/ports", "agent/rules", "api", "endpoint", "policy"}, "gives errors of containers their status, and knows no daemon"},
 	{"agent/daemon", []string{
-		"agent/container", "agent/grants", "agent/httpapi", "agent/ports", "agent/rules", "api", "charge/accounts", "charge/bandwidth", "gate", "graft",
+		"agent/container", "agent/grants", "agent/httpapi", "agent/ports", "agent/rules", "api", "charge/accounts", "charge/bandwidth", "endpoint", "gate", "graft",
 		"internal/config", "internal/launch", "keeper", "policy", "policy/enforcer", "shim", "translate/dns",
 	}, "has containers, and makes none of their parts"},
 	{"agent/run", []string{
