@@ -13,6 +13,8 @@ import (
 // Range is a range of ports, from 1 to 65535. First is not more than Last.
 type Range struct{ First, Last uint16 }
 
+var allPorts = Range{1, 65535}
+
 // ParseRange reads PORT or FIRST-LAST.
 func ParseRange(s string) (Range, error) {
 	first, last, several := strings.Cut(s, "-")
@@ -86,7 +88,7 @@ func destination(text string, ports Range, e *v1alpha1.GraftEndpoint) (netip.Pre
 		if err != nil {
 			return to, fmt.Errorf("a destination of GraftEndpoint %s: %w", e.Name, err)
 		}
-		all := Range{1, 65535}
+		all := allPorts
 		if d.Ports != "" {
 			if all, err = ParseRange(d.Ports); err != nil {
 				return to, fmt.Errorf("a destination of GraftEndpoint %s: %w", e.Name, err)

@@ -35,6 +35,9 @@ type Node struct {
 	IPv4, IPv6 netip.Addr
 }
 
+// anyNode has an address of each family.
+var anyNode = Node{IPv4: netip.IPv4Unspecified(), IPv6: netip.IPv6Unspecified()}
+
 // Ports gives pods ports of the node.
 type Ports interface {
 	// Take returns a port for a rule of a pod: the one that the rule has, or a free one of a range.

@@ -129,7 +129,7 @@ func (d *decider) egress(policy string, r *v1alpha1.EgressRule) error {
 	if err != nil {
 		return err
 	}
-	ports := Range{1, 65535}
+	ports := allPorts
 	if r.Ports != "" {
 		if ports, err = ParseRange(r.Ports); err != nil {
 			return err
