@@ -94,7 +94,8 @@ type known struct {
 	uid       string
 	session   uint64     // in which the grant was put
 	put       *api.Grant // nil: none
-	began     bool       // a container of the pod was registered with rules
+	seen      bool       // the pod was in the cache
+	given     bool       // the agent has, or had, a grant or containers of the pod
 	endpoints map[string]bool
 	restart   map[string][]string // rules that containers do not have, by container
 }

@@ -34,8 +34,14 @@ func (n *Node) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result, erro
 	if err != nil && !apierrors.IsNotFound(err) {
 		return ctrl.Result{}, err
 	}
-	here := err == nil && n.concerns(&pod) && pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed
+	here := err == nil && n.concerns(&pod) && !ended(&pod)
 	if before != nil && (!here || before.uid != string(pod.UID)) {
+		switch gone, err := n.isGone(ctx, r.NamespacedName, before); {
+		case err != nil:
+			return ctrl.Result{}, err
+		case !gone:
+			return ctrl.Result{RequeueAfter: again}, nil // until the cache has it
+		}
 		if err := n.forget(ctx, r.NamespacedName, before); err != nil {
 			return ctrl.Result{}, err
 		}
@@ -43,11 +49,11 @@ func (n *Node) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result, erro
 	if !here {
 		return ctrl.Result{}, nil
 	}
-	d, err := n.decide(ctx, &pod)
+	k := n.know(&pod)
+	d, err := n.decide(ctx, &pod, k)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	k := n.know(&pod)
 	if wait := n.refusalWaits(k, &d); wait != 0 {
 		return ctrl.Result{RequeueAfter: max(0, wait)}, nil
 	}
@@ -58,6 +64,11 @@ func (n *Node) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result, erro
 		return ctrl.Result{}, err
 	}
 	return ctrl.Result{}, n.writeStatus(ctx, &pod, k, &d)
+}
+
+// ended tells whether no container of a pod runs any more, or will.
+func ended(p *corev1.Pod) bool {
+	return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
 }
 
 // forget takes away what a pod had that is gone, or that is another one by now.
@@ -77,8 +88,9 @@ func (n *Node) forget(ctx context.Context, key types.NamespacedName, k *known) e
 	return nil
 }
 
-// decide asks what a pod is given, by the caches, and notes which endpoints that depends on.
-func (n *Node) decide(ctx context.Context, pod *corev1.Pod) (grant.Decision, error) {
+// decide asks what a pod is given, by the caches. It notes an endpoint before it reads it, so that
+// each later change of the endpoint wakes the pod.
+func (n *Node) decide(ctx context.Context, pod *corev1.Pod, k *known) (grant.Decision, error) {
 	q := grant.Question{Pod: pod, Node: n.Node, Ports: n.ports}
 	namespace := metav1.PartialObjectMetadata{}
 	namespace.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Namespace"))
@@ -100,6 +112,9 @@ func (n *Node) decide(ctx context.Context, pod *corev1.Pod) (grant.Decision, err
 	var failed error
 	q.Endpoint = func(name string) *v1alpha1.GraftEndpoint {
 		asked[name] = true
+		n.mu.Lock()
+		k.endpoints[name] = true
+		n.mu.Unlock()
 		var e v1alpha1.GraftEndpoint
 		err := n.client.Get(ctx, types.NamespacedName{Name: name}, &e)
 		if err == nil {
@@ -110,8 +125,6 @@ func (n *Node) decide(ctx context.Context, pod *corev1.Pod) (grant.Decision, err
 		}
 		return nil
 	}
-	// Before the decision: an endpoint that changes from now on wakes the pod.
-	k := n.know(pod)
 	d := grant.Decide(&q)
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -125,9 +138,10 @@ func (n *Node) know(pod *corev1.Pod) *known {
 	defer n.mu.Unlock()
 	key := client.ObjectKeyFromObject(pod)
 	if k := n.known[key]; k != nil && k.uid == string(pod.UID) {
+		k.seen = true
 		return k
 	}
-	k := &known{uid: string(pod.UID)}
+	k := &known{uid: string(pod.UID), seen: true, endpoints: map[string]bool{}}
 	n.known[key] = k
 	return k
 }
@@ -137,7 +151,7 @@ func (n *Node) know(pod *corev1.Pod) *known {
 func (n *Node) refusalWaits(k *known, d *grant.Decision) time.Duration {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if d.Grant.Refused == "" || k.began || k.put != nil {
+	if d.Grant.Refused == "" || k.given || k.put != nil {
 		return 0
 	}
 	since, waits := n.waiting[k.uid]

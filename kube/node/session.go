@@ -65,7 +65,7 @@ func (n *Node) handle(ctx context.Context, e api.PodEvent) {
 		n.mu.Lock()
 		delete(n.waiting, e.Pod.UID)
 		if k := n.known[key]; k != nil && k.uid == e.Pod.UID {
-			k.began = true
+			k.given = true
 			delete(k.restart, e.Pod.Container)
 		}
 		n.mu.Unlock()
@@ -93,10 +93,8 @@ func (n *Node) begin(ctx context.Context) error {
 		n.adopt(&states[i])
 	}
 	n.mu.Unlock()
-	for i := range states {
-		if err := n.removeIfGone(ctx, &states[i]); err != nil {
-			n.Log.Error("take away what a pod had that is gone", "pod", states[i].UID, "err", err)
-		}
+	for i := range states { // of which some may be gone
+		n.enqueue(types.NamespacedName{Namespace: states[i].Namespace, Name: states[i].Name})
 	}
 	n.Log.Info("the agent's stream of events has begun", "pods", len(states))
 	for _, r := range n.podsIn(ctx, "") {
@@ -105,7 +103,7 @@ func (n *Node) begin(ctx context.Context) error {
 	return nil
 }
 
-// adopt notes the ports that a pod has, and that it has been given something. The caller holds mu.
+// adopt notes the ports that a pod has, and that the agent knows the pod. The caller holds mu.
 func (n *Node) adopt(s *api.PodState) {
 	rules := []api.Rules{}
 	for _, r := range s.Running {
@@ -125,9 +123,9 @@ func (n *Node) adopt(s *api.PodState) {
 	}
 	key := types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
 	if k := n.known[key]; k == nil || k.uid != s.UID {
-		n.known[key] = &known{uid: s.UID}
+		n.known[key] = &known{uid: s.UID, endpoints: map[string]bool{}}
 	}
-	n.known[key].began = n.known[key].began || len(s.Running) > 0
+	n.known[key].given = true
 }
 
 // listens reads an endpoint that grant.Decide has made of an ingress rule.
@@ -144,22 +142,22 @@ func listens(definition string) (name string, at netip.AddrPort, is bool) {
 	return words[0], netip.AddrPortFrom(addr, uint16(port)), err == nil
 }
 
-// removeIfGone deletes the grant of a pod that neither the cache nor the API server has: the cache
-// may be older than the pod.
-func (n *Node) removeIfGone(ctx context.Context, s *api.PodState) error {
-	key := types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
+// isGone tells whether a pod that the agent knows is gone. The caches may be older than what an
+// earlier tsugiki-kube has told the agent: of a pod that was never seen in them, the API server is
+// asked.
+func (n *Node) isGone(ctx context.Context, key types.NamespacedName, k *known) (bool, error) {
+	n.mu.Lock()
+	seen := k.seen
+	n.mu.Unlock()
+	if seen {
+		return true, nil
+	}
 	var pod corev1.Pod
-	if err := n.client.Get(ctx, key, &pod); err == nil && string(pod.UID) == s.UID {
-		return nil
-	}
 	err := n.live.Get(ctx, key, &pod)
-	if err == nil && string(pod.UID) == s.UID {
-		return nil
-	}
 	if err != nil && !apierrors.IsNotFound(err) {
-		return err
+		return false, err
 	}
-	return n.remove(s.UID)
+	return err != nil || string(pod.UID) != k.uid || !n.concerns(&pod) || ended(&pod), nil
 }
 
 // remove takes away all that a pod was given.
