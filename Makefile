@@ -131,6 +131,7 @@ test-engines: deps-engines build
 
 # A real cluster of one node: Kubernetes' own programs, and containerd.
 test-kube: deps-kube build kube
+	$(GO) -C kube generate ./... && git diff --exit-code --stat -- kube deploy/crds
 	TSUGIKI_KUBE=1 TSUGIKI_MODULE=kube scripts/tests.sh -timeout 30m
 
 # All tests with long loops: 100,000 connections through one container, a hundred kills, ten

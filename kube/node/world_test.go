@@ -163,18 +163,22 @@ func (w *world) start(grace time.Duration) {
 // pod makes a pod on a node, as the scheduler does.
 func (w *world) pod(name, node string, labels map[string]string) *corev1.Pod {
 	w.t.Helper()
+	p := podNamed(name, node, labels)
+	if err := w.admin.Create(w.t.Context(), p); err != nil {
+		w.t.Fatal(err)
+	}
+	return p
+}
+
+func podNamed(name, node string, labels map[string]string) *corev1.Pod {
 	class := "tsugiki"
-	p := &corev1.Pod{
+	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "shop", Labels: labels},
 		Spec: corev1.PodSpec{
 			NodeName: node, RuntimeClassName: &class, AutomountServiceAccountToken: new(bool),
 			Containers: []corev1.Container{{Name: "nginx", Image: "nginx", Ports: []corev1.ContainerPort{{ContainerPort: 80}}}},
 		},
 	}
-	if err := w.admin.Create(w.t.Context(), p); err != nil {
-		w.t.Fatal(err)
-	}
-	return p
 }
 
 func (w *world) delete(o client.Object) {
