@@ -21,6 +21,10 @@ all: build
 deps: ; scripts/deps.sh
 deps-demo: ; scripts/deps.sh demo
 deps-engines: ; scripts/deps.sh engines
+# Builds Kubernetes, the first time 15 minutes: into .cache/kube, which tests of kube/ look for.
+deps-kube:
+	scripts/deps.sh kube
+	scripts/kube.sh
 deps-bench-agent: ; scripts/deps.sh bench-agent
 deps-bench-charge: ; scripts/deps.sh bench-charge
 deps-bench-forward: ; scripts/deps.sh bench-forward
@@ -34,6 +38,10 @@ STAMP = -ldflags "-X github.com/tsugiki/tsugiki/internal/programs.version=$(shel
 build:
 	$(GO) build -trimpath $(STAMP) -o bin/ ./cmd/... ./internal/launch/tsugiki-launch
 	$(MAKE) -f native/Makefile
+
+# What runs in a cluster: a module of its own, as nothing else is to link Kubernetes' client.
+kube:
+	$(GO) -C kube build -trimpath -o ../bin/kube/ ./cmd/tsugiki-kube
 
 # The pages of the built commands.
 man:
@@ -84,9 +92,11 @@ packages: build
 
 generate:
 	$(GO) generate ./...
+	$(GO) -C kube generate ./...
 
 lint:
 	$(LINT) run --allow-serial-runners ./... # two of these may run on one machine
+	cd kube && $(GO) tool -modfile=../tools/go.mod golangci-lint run --allow-serial-runners ./...
 	clang-format --dry-run -Werror $(C_FILES)
 	scripts/check-generated.sh
 	GOARCH=arm64 $(GO) vet ./...
@@ -97,6 +107,7 @@ test: deps build
 
 tests: build sanitized
 	scripts/tests.sh -timeout 20m
+	TSUGIKI_MODULE=kube scripts/tests.sh -timeout 10m
 
 # The density study once, with as many containers as it has: the tests have a few.
 test-density: deps build
@@ -118,6 +129,11 @@ test-kernels: deps build sanitized
 # tools/*/go.mod, which are built first. The first time this takes 10 minutes more.
 test-engines: deps-engines build
 	scripts/engines.sh
+
+# A real cluster of one node: Kubernetes' own programs, and containerd.
+test-kube: deps-kube build kube
+	$(GO) -C kube generate ./... && git diff --exit-code --stat -- kube deploy/crds
+	TSUGIKI_KUBE=1 TSUGIKI_MODULE=kube scripts/tests.sh -timeout 30m
 
 # All tests with long loops: 100,000 connections through one container, a hundred kills, ten
 # minutes of random calls under random rules.
@@ -206,4 +222,4 @@ demo-translate: deps-bench-translate build
 clean:
 	rm -rf bin dist man .cache bench.json bench-agent.json bench-charge* bench-forward.json bench-offload*.json demo-offload.json bench-peers.json bench-translate.json density-test
 
-.PHONY: all deps deps-demo deps-engines deps-bench-offload deps-bench-agent deps-bench-charge deps-bench-peers deps-bench-translate build man install uninstall deb packages generate lint test tests sanitized test-density density-report test-engines test-kernels cover-binaries soak fuzz bench bench-agent bench-charge bench-forward bench-offload demo-offload bench-peers bench-translate demo demo-translate clean
+.PHONY: all deps deps-demo deps-engines deps-bench-offload deps-kube kube test-kube deps-bench-agent deps-bench-charge deps-bench-peers deps-bench-translate build man install uninstall deb packages generate lint test tests sanitized test-density density-report test-engines test-kernels cover-binaries soak fuzz bench bench-agent bench-charge bench-forward bench-offload demo-offload bench-peers bench-translate demo demo-translate clean

@@ -39,6 +39,8 @@ type Registration struct {
 	// Programs asks for a cgroup for the container's programs. The daemon kills it when the
 	// container is removed.
 	Programs bool `json:"programs"`
+	// Pod is the pod of Kubernetes that the container belongs to; nil: it is in none.
+	Pod *Pod `json:"pod,omitempty"`
 }
 
 // Rules are a container's rules, in the grammar of the flags of tsugiki run.
@@ -114,6 +116,7 @@ type Container struct {
 	Created string   `json:"created"` // RFC 3339
 	Ports   []string `json:"ports"`   // ingress rules: HOST:PORT->ADDR:PORT
 	Egress  []string `json:"egress"`  // egress rules: PREFIX->ENDPOINT ADDRESS
+	Pod     *Pod     `json:"pod,omitempty"`
 }
 
 // Removed is the answer to the removal of a container that the daemon itself had ended: 200. The

@@ -139,7 +139,11 @@ func (c *Client) Stats() (Stats, error) {
 // return io.EOF when the container has ended, and io.ErrUnexpectedEOF or the cause of ctx when the
 // stream ends before.
 func (c *Client) Trace(ctx context.Context, name string) (io.ReadCloser, error) {
-	path := "/v1/containers/" + url.PathEscape(name) + "/trace"
+	return c.open(ctx, "/v1/containers/"+url.PathEscape(name)+"/trace")
+}
+
+// open returns the body of an answer that takes as long as it takes.
+func (c *Client) open(ctx context.Context, path string) (io.ReadCloser, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://tsugiki"+path, nil)
 	if err != nil {
 		return nil, err

@@ -41,6 +41,7 @@ type facts struct {
 	sandbox     bool              // the container has only the namespaces of a pod
 	loopback    bool              // its network namespace will have only a loopback
 	published   []string          // ports of the container: PORT/PROTOCOL
+	pod         *api.Pod          // of Kubernetes; nil: it is in none, or its engine does not say in which
 }
 
 // words are the annotations or labels of a container, from the user and from the image.
@@ -100,6 +101,7 @@ func factsOf(s *spec, id, bundle string) (facts, error) {
 	case kubernetes:
 		if !ofStorage {
 			name = podName(s.annotations)
+			f.pod = podOf(s.annotations)
 		}
 		for _, key := range []string{containerdType, "io.kubernetes.cri-o.ContainerType"} {
 			f.sandbox = f.sandbox || s.annotations[key] == "sandbox"
@@ -167,6 +169,20 @@ func (s *spec) keepsToItself() bool {
 		}
 	}
 	return true
+}
+
+// podOf returns the pod of a container of containerd's CRI, which writes these annotations itself,
+// over those of the pod's author. nil: it is of a version before 1.6, which has no UIDs.
+func podOf(annotations map[string]string) *api.Pod {
+	const prefix = "io.kubernetes.cri."
+	p := api.Pod{
+		Namespace: annotations[prefix+"sandbox-namespace"], Name: annotations[prefix+"sandbox-name"],
+		UID: annotations[prefix+"sandbox-uid"], Container: annotations[prefix+"container-name"],
+	}
+	if p.Namespace == "" || p.Name == "" || p.UID == "" || p.Container == "" {
+		return nil
+	}
+	return &p
 }
 
 // podName returns NAMESPACE.POD.CONTAINER of a container of Kubernetes, or an empty text.

@@ -102,7 +102,11 @@ func TestFacts(t *testing.T) {
 			annotated(`"tsugiki.dev/name":"me"`), task("default"),
 			facts{engine: containerd, name: "0123456789ab", annotations: map[string]string{"tsugiki.dev/name": "me"}, loopback: true},
 		},
-		"pod":     {annotated(pod + `"container"`), task("k8s.io"), facts{engine: kubernetes, name: "ns.pod.c", loopback: true}},
+		"pod": {annotated(pod + `"container"`), task("k8s.io"), facts{engine: kubernetes, name: "ns.pod.c", loopback: true}},
+		"pod with a UID": {
+			annotated(`"io.kubernetes.cri.sandbox-uid":"u-1",` + pod + `"container"`), task("k8s.io"),
+			facts{engine: kubernetes, name: "ns.pod.c", loopback: true, pod: &api.Pod{Namespace: "ns", Name: "pod", UID: "u-1", Container: "c"}},
+		},
 		"sandbox": {annotated(pod + `"sandbox"`), task("k8s.io"), facts{engine: kubernetes, name: "ns.pod.c", loopback: true, sandbox: true}},
 		"CRI-O": {
 			annotated(`"io.container.manager":"cri-o","io.kubernetes.cri-o.ContainerType":"sandbox"`), filepath.Join(crio, testID, "userdata"),

@@ -148,7 +148,7 @@ func (w *Wrapper) prepare(c command, s *spec, f facts, bundle string) (*state, e
 	}
 	r := api.Registration{
 		ID: c.id, Name: f.name, Engine: f.engine, Annotations: f.annotations, Unknown: f.unknown, Image: f.image,
-		UID: uid, GID: gid, LoopbackOnly: f.loopback, Published: f.published,
+		UID: uid, GID: gid, LoopbackOnly: f.loopback, Published: f.published, Pod: f.pod,
 	}
 	st := &state{ID: c.id, Bundle: bundle, HostUser: s.isOurs(specs.UserNamespace, "user"), path: w.statePath(c)}
 	if st.HostUser {

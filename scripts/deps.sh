@@ -7,8 +7,8 @@
 # "deps.sh bench-forward" all but Open vSwitch, "deps.sh bench-offload" all but that and CNI's
 # plugins, "deps.sh bench-peers" all but the engines, pasta and slirp4netns,
 # "deps.sh bench-translate" all but the proxies, tayga and the resolvers;
-# "deps.sh kernels" installs what a virtual machine takes, too, and "deps.sh engines" what runc is
-# built with.
+# "deps.sh kernels" installs what a virtual machine takes, too, "deps.sh engines" what runc is
+# built with, and "deps.sh kube" what a cluster takes that scripts/kube.sh does not build.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -88,6 +88,7 @@ fetch_go() {
 	go mod download -modfile=tools/go.mod
 	go mod download -modfile=tools/cni/go.mod
 	go mod download -modfile=tools/nfpm.mod
+	go -C kube mod download
 }
 
 [[ $(dpkg --print-architecture) != amd64 ]] || packages+=(gcc-multilib) # 32-bit programs, in tests
@@ -112,6 +113,7 @@ elif [[ ${1:-} == bench-translate ]]; then
 elif [[ ${1:-} != demo ]]; then
 	[[ ${1:-} != kernels ]] || install qemu-system-x86 kmod xz-utils busybox-static
 	[[ ${1:-} != engines ]] || install libseccomp-dev # runc is built
+	[[ ${1:-} != kube ]] || install etcd-server conntrack
 	install "${programs[@]}" "${engines[@]}"
 	[[ $(dpkg --print-architecture) != amd64 ]] || install user-mode-linux # test/vm
 	if [[ $(dpkg --print-architecture) == amd64 ]]; then

@@ -4,7 +4,7 @@
 # Most packages share the machine, three at a time: many tests wait. The packages with the
 # largest budgets (.ci/budget) start first, so test/e2e, which takes longest, runs beside all
 # others. The packages of .ci/serial follow, one at a time. TSUGIKI_PACKAGES are other packages
-# than all.
+# than all, and TSUGIKI_MODULE is the folder of another module than the root's.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 
@@ -21,12 +21,13 @@ with_bpffs() { unshare --mount --propagation private sh -c 'mount -t bpf bpf /sy
 # Neither a test's user nor the tests call make as a part of this make.
 run() {
 	with_bpffs env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL TSUGIKI_BIN="$PWD/bin" \
-		go test -count=1 -vet=off -json "$@"
+		go -C "$folder" test -count=1 -vet=off -json "$@"
 }
 
-module=$(go list -m) || exit
+folder=${TSUGIKI_MODULE:-.}
+module=$(go -C "$folder" list -m) || exit
 read -ra packages <<<"${TSUGIKI_PACKAGES:-./...}"
-all=$(go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' "${packages[@]}") || exit
+all=$(go -C "$folder" list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' "${packages[@]}") || exit
 long=$(awk '!/^#/ && NF && $1 != "default"' .ci/budget | sort -rnk 2 | awk -v m="$module" '{ print m "/" $1 }')
 order=$(printf '%s\n' "$long" "$all" | grep -Fx "$all" | awk '!seen[$0]++')
 mapfile -t shared < <(listed -v <<<"$order")

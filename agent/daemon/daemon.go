@@ -17,6 +17,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/tsugiki/tsugiki/agent/grants"
 	"github.com/tsugiki/tsugiki/agent/httpapi"
 	"github.com/tsugiki/tsugiki/agent/ports"
 	"github.com/tsugiki/tsugiki/charge/accounts"
@@ -43,6 +44,7 @@ type Daemon struct {
 	metrics   *http.Server // of the configuration; or nil
 	listeners *listeners
 	accounts  *accounts.Accounts // nil: CPU time is not charged
+	grants    *grants.Table      // nil: containers of pods are as others
 
 	memory *memory
 
@@ -94,6 +96,9 @@ func Start(cfg *config.Config, log *slog.Logger) (*Daemon, error) {
 	}
 	d.memory = newMemory()
 	d.config.Store(cfg)
+	if cfg.Kubernetes.Grants {
+		d.grants = grants.New(0)
+	}
 	if err := d.start(); err != nil {
 		return nil, errors.Join(err, d.Close())
 	}

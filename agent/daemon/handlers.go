@@ -60,6 +60,7 @@ func (d *Daemon) routes() httpapi.Routes {
 		return nil
 	}))
 	maps.Copy(routes, d.chargeRoutes())
+	maps.Copy(routes, d.podRoutes())
 	return routes
 }
 

@@ -3,6 +3,7 @@ package daemon
 import (
 	"log/slog"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/tsugiki/tsugiki/agent/container"
@@ -27,7 +28,9 @@ type managed struct {
 	d        *Daemon
 	tracer   *tracer
 	log      *slog.Logger
-	again    bool // its engine has started it again while no daemon ran
+	// following serializes changes by grants. Its holder may wait for gates.
+	following sync.Mutex
+	again     bool // its engine has started it again while no daemon ran
 }
 
 func (d *Daemon) newManaged(id identity, given rules.Rules) *managed {
@@ -110,6 +113,7 @@ func (m *managed) show() api.Container {
 	c := api.Container{
 		ID: m.ID, Name: m.Name, State: stateCreated, PID: s.PID, Mode: m.Mode,
 		Created: m.Created.Format(time.RFC3339), Ports: s.Ports, Egress: s.Egress,
+		Pod: m.Pod,
 	}
 	if c.PID != 0 {
 		c.State = stateRunning

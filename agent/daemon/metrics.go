@@ -39,6 +39,7 @@ func containerDesc(name, help string, labels ...string) *prometheus.Desc {
 
 var (
 	descContainers  = prometheus.NewDesc("tsugiki_containers", "Containers of the agent.", []string{"state"}, nil)
+	descPod         = containerDesc("pod_info", "The pod of Kubernetes that a container is of; always 1.", "namespace", "pod", "pod_container", "uid")
 	descSilent      = prometheus.NewDesc("tsugiki_gates_silent_total", "Times that a gate did not say in time what it has counted.", nil, nil)
 	descBuild       = prometheus.NewDesc("tsugiki_build_info", "What the agent was built from; always 1.", []string{"version", "revision", "goversion"}, nil)
 	descConnections = containerDesc("connections_total", "TCP connections of host sockets that were established.", "direction")
@@ -84,6 +85,11 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 		s := &stats.Containers[i]
 		states[s.State]++
 		collectContainer(out, s)
+	}
+	for _, m := range c.d.all() {
+		if p := m.Pod; p != nil {
+			out <- prometheus.MustNewConstMetric(descPod, prometheus.GaugeValue, 1, m.Name, p.Namespace, p.Name, p.Container, p.UID)
+		}
 	}
 	for state, n := range states {
 		out <- prometheus.MustNewConstMetric(descContainers, prometheus.GaugeValue, float64(n), state)

@@ -20,6 +20,20 @@ const attachPatience = 2 * time.Minute
 // register makes a container that has no program yet. On an error nothing is left. If the caller
 // has gone, register does not begin or undoes its work: nobody would start the program.
 func (d *Daemon) register(ctx context.Context, r api.Registration) (*managed, error) {
+	g, err := d.grantFor(ctx, &r)
+	var m *managed
+	if err == nil && (g == nil || r.Rules != nil) {
+		m, err = d.registerAs(ctx, r, g != nil)
+	}
+	d.tellOf(&r, err)
+	if m != nil {
+		d.catchUp(m, g)
+	}
+	return m, err
+}
+
+// registerAs is register once it is known what the container's pod is given, if it is in one.
+func (d *Daemon) registerAs(ctx context.Context, r api.Registration, granted bool) (*managed, error) {
 	if r.Rules == nil && len(r.Image) > 0 {
 		d.log.Warn("annotations of the image are not heard: only those count that are given to who starts the container",
 			"container", r.Name, "engine", r.Engine, "annotations", strings.Join(r.Image, ","))
@@ -28,6 +42,7 @@ func (d *Daemon) register(ctx context.Context, r api.Registration) (*managed, er
 	if err != nil {
 		return nil, err
 	}
+	g.Annotated = g.Annotated || granted // pods may write where paths of their unix endpoints lead
 	if !g.Found {
 		return nil, nil // it is given nothing, whatever its name is
 	}
@@ -76,7 +91,7 @@ func (d *Daemon) newIdentity(r api.Registration, g *rules.Given) identity {
 	t := g.Rules.Texts()
 	return identity{
 		ID: r.ID, Name: r.Name, Token: hex.EncodeToString(token[:]), Boot: d.boot, Created: time.Now().UTC(),
-		UID: r.UID, GID: r.GID, LoopbackOnly: r.LoopbackOnly, Programs: r.Programs, Annotated: g.Annotated,
+		UID: r.UID, GID: r.GID, LoopbackOnly: r.LoopbackOnly, Programs: r.Programs, Annotated: g.Annotated, Pod: r.Pod,
 		Mode: t.Mode, Endpoints: t.Endpoints, Ingress: t.Ingress, Egress: t.Egress, NameRules: t.NameRules, Translate: t.Translate,
 	}
 }

@@ -103,7 +103,7 @@ func TestDocumented(t *testing.T) {
 	}
 	doc := text("API.md")
 	for pattern := range new(Daemon).routes() {
-		if !strings.Contains(doc, "`"+strings.NewReplacer("{container}", "NAME", "{endpoint}", "ENDPOINT", "{helper}", "ID", "{account}", "CONTAINER").Replace(pattern)+"`") {
+		if !strings.Contains(doc, "`"+strings.NewReplacer("{container}", "NAME", "{endpoint}", "ENDPOINT", "{helper}", "ID", "{account}", "CONTAINER", "{uid}", "UID").Replace(pattern)+"`") {
 			t.Errorf("docs/API.md does not have %s", pattern)
 		}
 	}
@@ -111,7 +111,7 @@ func TestDocumented(t *testing.T) {
 	descs := make(chan *prometheus.Desc)
 	go func() {
 		prometheus.DescribeByCollect(statsCollector{someStats("c", 1)}, descs)
-		for _, d := range []*prometheus.Desc{descContainers, descSilent, descBuild} {
+		for _, d := range []*prometheus.Desc{descContainers, descPod, descSilent, descBuild} {
 			descs <- d
 		}
 		close(descs)

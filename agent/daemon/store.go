@@ -44,6 +44,8 @@ type identity struct {
 	Programs     bool      `json:"programs"`
 	Mode         string    `json:"mode"`
 	Annotated    bool      `json:"annotated"` // its rules come from annotations
+	// Pod is the pod of Kubernetes that it belongs to; nil: none.
+	Pod *api.Pod `json:"pod,omitempty"`
 	// Endpoints are those with which the container began. Rules may name endpoints that are
 	// gone.
 	Endpoints []string `json:"given"`

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/tsugiki/tsugiki/agent/container"
+	"github.com/tsugiki/tsugiki/agent/grants"
 	"github.com/tsugiki/tsugiki/agent/ports"
 	"github.com/tsugiki/tsugiki/agent/rules"
 	"github.com/tsugiki/tsugiki/api"
@@ -52,9 +53,9 @@ func Refuse(w http.ResponseWriter, err error) {
 		status = http.StatusNotFound
 	case errors.Is(err, container.ErrExists), errors.Is(err, container.ErrUntrapped), errors.Is(err, policy.ErrRule), errors.As(err, &host), errors.As(err, &reserved):
 		status = http.StatusConflict
-	case errors.Is(err, ErrTraces):
+	case errors.Is(err, ErrTraces), errors.Is(err, grants.ErrStreams):
 		status = http.StatusTooManyRequests
-	case errors.Is(err, ErrState):
+	case errors.Is(err, ErrState), errors.Is(err, grants.ErrFull):
 		status = http.StatusInsufficientStorage
 	case errors.Is(err, os.ErrClosed):
 		status = http.StatusServiceUnavailable

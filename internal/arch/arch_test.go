@@ -38,15 +38,17 @@ var rooms = []room{
 	{"intercept/notify", []string{"afgraft", "gate", "graft"}, "brings the engine the calls that the gate passes on"},
 	{"relay", []string{"keeper", "policy/enforcer"}, "has its sockets known to the kernel programs"},
 	{"agent/rules", []string{"api", "endpoint", "intercept/filter", "internal/config", "policy"}, "decides by texts alone what a container is given"},
+	{"agent/grants", []string{"agent/rules", "api", "policy"}, "a table and who waits for it: it knows no container"},
 	{"agent/ports", []string{"endpoint", "graft", "policy"}, "knows whose ports are, and opens no socket"},
 	{"agent/container", []string{
 		"afgraft", "agent/ports", "agent/rules", "api", "endpoint", "gate", "graft", "intercept", "internal/launch", "keeper", "policy",
 		"outsource/host", "policy/enforcer", "relay", "translate", "translate/dns", "translate/ftp", "translate/sip",
 	}, "puts the systems of one container together, and knows neither its owner nor HTTP"},
-	{"agent/httpapi", []string{"agent/container", "agent/ports", "agent/rules", "api", "endpoint", "policy"}, "gives errors of containers their status, and knows no daemon"},
+	{"agent/httpapi", []string{"agent/container", "agent/grants", "agent/ports", "agent/rules", "api", "endpoint", "policy"}, "gives errors of containers their status, and knows no daemon"},
 	{"agent/daemon", []string{
-		"agent/container", "agent/httpapi", "agent/ports", "agent/rules", "api", "charge/accounts", "charge/bandwidth", "forward",
-		"gate", "graft", "internal/config", "internal/launch", "keeper", "policy", "policy/enforcer", "shim", "translate/dns",
+		"agent/container", "agent/grants", "agent/httpapi", "agent/ports", "agent/rules", "api", "charge/accounts", "charge/bandwidth", "endpoint", "forward",
+		"gate", "graft",
+		"internal/config", "internal/launch", "keeper", "policy", "policy/enforcer", "shim", "translate/dns",
 	}, "has containers, and makes none of their parts"},
 	{"agent/run", []string{
 		"agent/container", "agent/httpapi", "agent/ports", "agent/rules", "api", "gate", "intercept/filter", "internal/launch", "outsource/host", "outsource/vsock", "shim",

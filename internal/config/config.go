@@ -35,6 +35,7 @@ type Config struct {
 	Metrics    Metrics
 	Runtime    Runtime
 	Charge     Charge
+	Kubernetes Kubernetes
 	Allows     []Allow     // in the order of the file
 	Containers []Container // in the order of the file
 }
@@ -64,6 +65,11 @@ type Charge struct {
 	Within    string // path of a cgroup; empty: containers in all cgroups
 	Softirq   bool
 	Shared    []Text // names of programs
+}
+
+// Kubernetes configures what containers of pods are given.
+type Kubernetes struct {
+	Grants bool // by tsugiki-kube alone
 }
 
 // Container has the rules of containers whose names Match.

@@ -95,6 +95,11 @@ var keys = []Key{
 		texts(func(c *Config) *[]Text { return &c.Charge.Shared }),
 	},
 	{
+		"kubernetes", "grants", "true or false", "false",
+		"Give containers of Kubernetes' pods what tsugiki-kube grants them, and nothing else: the agent hears neither their annotations nor [[container]]. Containers wait for the grant of their pod before they start.",
+		flag(func(c *Config) *bool { return &c.Kubernetes.Grants }),
+	},
+	{
 		"allow", "engines", "list", "",
 		"Engines of the containers: docker, podman, containerd, nerdctl, cri (Kubernetes), or other, for an unknown engine. Required.",
 		checked(func(c *Config) *[]Text { return &lastAllow(c).Engines }, oneOf(Engines()...)),

@@ -144,6 +144,12 @@ func (r *Rig) startJanitor(group string) error {
 // hierarchies are the rig's too, if there are any.
 func (r *Rig) Group() string { return filepath.Dir(r.group.Name()) }
 
+// Dir is the folder of the rig's files, a file system in memory. It is empty outside the rig.
+func (r *Rig) Dir() string { return r.dir }
+
+// Outside is a path of the rig as the test's own process finds it.
+func (r *Rig) Outside(path string) string { return r.outside(path) }
+
 // Close kills all that runs in the rig and removes it. The tests' own cleanup
 // calls it; it may be called before.
 func (r *Rig) Close() error {

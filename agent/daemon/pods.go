@@ -1,0 +1,204 @@
+package daemon
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/tsugiki/tsugiki/agent/httpapi"
+	"github.com/tsugiki/tsugiki/api"
+)
+
+// # Pods of Kubernetes
+//
+// With [kubernetes] grants, containers of pods have the rules of their pod's grant, and no others.
+// A registration uses the grant of its moment. Once others can find the container, it looks whether
+// the grant has been replaced meanwhile; a new grant, for its part, is in the table before it looks
+// for containers. So no container misses a grant, and none keeps rules of an old one.
+
+// engineOfPods is the engine of containers that have grants; see config.Engines.
+const engineOfPods = "cri"
+
+// errNoGrants says that this daemon has no use for grants.
+var errNoGrants = errors.New("the agent does not follow grants; write [kubernetes] grants = true into its configuration and restart it")
+
+// grantFor waits for what the pod of a container is given, and puts the rules into its
+// registration. nil: the registration needs no grant. A container that its pod's grant does not
+// name is left without rules.
+func (d *Daemon) grantFor(ctx context.Context, r *api.Registration) (*api.Grant, error) {
+	if d.grants == nil || r.Engine != engineOfPods || r.Rules != nil {
+		return nil, nil
+	}
+	g, err := d.grants.Await(ctx, r.Pod)
+	if err != nil {
+		return nil, err
+	}
+	if given, named := g.Containers[r.Pod.Container]; named {
+		r.Rules = &given
+	}
+	return g, nil
+}
+
+// tellOf puts the outcome of a registration into the streams of events.
+func (d *Daemon) tellOf(r *api.Registration, err error) {
+	if d.grants == nil || r.Pod == nil || errors.Is(err, errAbandoned) {
+		return
+	}
+	e := api.PodEvent{Type: api.PodRegistered, Pod: *r.Pod}
+	if err != nil {
+		e.Type, e.Reason = api.PodRefused, httpapi.OneLine(err)
+	}
+	d.grants.Tell(e)
+}
+
+// catchUp has a container follow the grant of its pod, if it was replaced since the container was
+// registered.
+func (d *Daemon) catchUp(m *managed, used *api.Grant) {
+	if used == nil {
+		return
+	}
+	if g := d.grants.Get(m.Pod.UID); g != used {
+		if _, err := d.followGrant(m); err != nil {
+			m.log.Error("follow the new grant of the container's pod", "err", err)
+		}
+	}
+}
+
+// containersOf returns the containers of a pod, by name.
+func (d *Daemon) containersOf(uid string) []*managed {
+	return slices.DeleteFunc(d.all(), func(m *managed) bool { return m.Pod == nil || m.Pod.UID != uid })
+}
+
+// followGrant has a container follow the present grant of its pod. Without one, and with a refusal,
+// nothing is given to it.
+func (d *Daemon) followGrant(m *managed) (followed, error) {
+	m.following.Lock()
+	defer m.following.Unlock()
+	var want api.Rules
+	if g := d.grants.Get(m.Pod.UID); g != nil && g.Refused == "" {
+		want = g.Containers[m.Pod.Container]
+	}
+	return m.follow(want)
+}
+
+// follow has all containers of a pod follow its grant.
+func (d *Daemon) follow(uid string) (api.Granted, error) {
+	all := api.Granted{Withdrawn: map[string][]string{}, Restored: map[string][]string{}, Restart: map[string][]string{}}
+	var errs []error
+	for _, m := range d.containersOf(uid) {
+		f, err := d.followGrant(m)
+		errs = append(errs, err)
+		for into, list := range map[*map[string][]string][]string{&all.Withdrawn: f.withdrawn, &all.Restored: f.restored, &all.Restart: f.restart} {
+			if len(list) > 0 {
+				(*into)[m.Pod.Container] = list
+			}
+		}
+	}
+	return all, errors.Join(errs...)
+}
+
+func (d *Daemon) podRoutes() httpapi.Routes {
+	routes := httpapi.Routes{
+		"PUT /v1/pods/{uid}":    d.handlePutGrant,
+		"DELETE /v1/pods/{uid}": d.handleDeleteGrant,
+		"GET /v1/pods":          d.handlePods,
+		"GET /v1/pods/events":   d.handlePodEvents,
+	}
+	if d.grants == nil {
+		for pattern := range routes {
+			routes[pattern] = func(w http.ResponseWriter, _ *http.Request) {
+				httpapi.Answer(w, http.StatusConflict, api.Failure{Error: errNoGrants.Error()})
+			}
+		}
+	}
+	return routes
+}
+
+func (d *Daemon) handlePutGrant(w http.ResponseWriter, r *http.Request) {
+	var g api.Grant
+	err := httpapi.ReadObject(http.MaxBytesReader(w, r.Body, registrationMax), &g)
+	if err == nil {
+		err = d.grants.Put(r.PathValue("uid"), g)
+	}
+	var answer api.Granted
+	if err == nil {
+		answer, err = d.follow(r.PathValue("uid"))
+	}
+	if err != nil {
+		httpapi.Refuse(w, err)
+		return
+	}
+	httpapi.Answer(w, http.StatusOK, answer)
+}
+
+func (d *Daemon) handleDeleteGrant(w http.ResponseWriter, r *http.Request) {
+	uid := r.PathValue("uid")
+	had := d.grants.Delete(uid)
+	if !had && len(d.containersOf(uid)) == 0 {
+		httpapi.Refuse(w, httpapi.ErrNoContainer)
+		return
+	}
+	if _, err := d.follow(uid); err != nil {
+		httpapi.Refuse(w, err)
+		return
+	}
+	httpapi.AnswerStatus(w, http.StatusNoContent)
+}
+
+func (d *Daemon) handlePods(w http.ResponseWriter, _ *http.Request) {
+	pods := map[string]*api.PodState{}
+	for uid, g := range d.grants.All() {
+		pods[uid] = &api.PodState{UID: uid, Namespace: g.Namespace, Name: g.Name, Grant: g}
+	}
+	for _, m := range d.all() {
+		if m.Pod == nil {
+			continue
+		}
+		p := pods[m.Pod.UID]
+		if p == nil {
+			p = &api.PodState{UID: m.Pod.UID, Namespace: m.Pod.Namespace, Name: m.Pod.Name}
+			pods[p.UID] = p
+		}
+		if p.Running == nil {
+			p.Running = map[string]api.Rules{}
+		}
+		p.Running[m.Pod.Container] = m.rules()
+	}
+	list := slices.SortedFunc(maps.Values(pods), func(a, b *api.PodState) int { return strings.Compare(a.UID, b.UID) })
+	if list == nil {
+		list = []*api.PodState{}
+	}
+	httpapi.Answer(w, http.StatusOK, list)
+}
+
+// handlePodEvents answers with a line for each event, until the caller goes or reads too slowly.
+func (d *Daemon) handlePodEvents(w http.ResponseWriter, r *http.Request) {
+	s, err := d.grants.Watch()
+	if err != nil {
+		httpapi.Refuse(w, err)
+		return
+	}
+	defer s.Close()
+	out := http.NewResponseController(w)
+	w.Header().Set("Content-Type", "application/x-ndjson")
+	w.Header().Set("Connection", "close")
+	w.WriteHeader(http.StatusOK)
+	if err := errors.Join(out.SetReadDeadline(time.Time{}), out.SetWriteDeadline(time.Time{})); err != nil {
+		return
+	}
+	for lines := json.NewEncoder(w); ; {
+		select {
+		case e, more := <-s.Events:
+			if !more || lines.Encode(e) != nil || out.Flush() != nil {
+				return
+			}
+		case <-r.Context().Done():
+			return
+		}
+	}
+}

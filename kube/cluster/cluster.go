@@ -1,0 +1,163 @@
+// Package cluster checks the resources of the cluster and writes their status: whether an endpoint
+// or a policy can be put in force, and how many policies name an endpoint.
+//
+// It gives nothing to a pod: nodes do, and they check for themselves. One process for the cluster is
+// enough, and leader election keeps a second one waiting. It needs the permissions of
+// deploy/manifests/rbac.yaml.
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/tsugiki/tsugiki/kube/grant"
+	"github.com/tsugiki/tsugiki/kube/v1alpha1"
+)
+
+// indexEndpoint is the index of policies by the endpoints that they name.
+const indexEndpoint = "spec.endpoints"
+
+// Add adds the controllers to a manager.
+func Add(m ctrl.Manager) error {
+	err := m.GetFieldIndexer().IndexField(context.Background(), &v1alpha1.GraftPolicy{}, indexEndpoint, func(o client.Object) []string {
+		return endpointsOf(o.(*v1alpha1.GraftPolicy))
+	})
+	if err != nil {
+		return err
+	}
+	c := &cluster{m.GetClient()}
+	err = ctrl.NewControllerManagedBy(m).Named("graftendpoint").
+		For(&v1alpha1.GraftEndpoint{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
+		Watches(&v1alpha1.GraftPolicy{}, handler.EnqueueRequestsFromMapFunc(endpointRequests), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
+		Complete(reconcile.Func(c.endpoint))
+	if err != nil {
+		return err
+	}
+	return ctrl.NewControllerManagedBy(m).Named("graftpolicy").
+		For(&v1alpha1.GraftPolicy{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
+		Watches(&v1alpha1.GraftEndpoint{}, handler.EnqueueRequestsFromMapFunc(c.policiesOfEndpoint), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
+		WatchesMetadata(&corev1.Namespace{}, handler.EnqueueRequestsFromMapFunc(c.policiesOfNamespace), builder.WithPredicates(predicate.LabelChangedPredicate{})).
+		Complete(reconcile.Func(c.policy))
+}
+
+type cluster struct{ client client.Client }
+
+// endpointsOf returns the names of a policy's endpoints, sorted.
+func endpointsOf(p *v1alpha1.GraftPolicy) []string {
+	var names []string
+	for _, r := range p.Spec.Ingress {
+		names = append(names, r.Endpoint)
+	}
+	for _, r := range p.Spec.Egress {
+		names = append(names, r.Endpoint)
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// endpointRequests are called for the old and the new state of a policy that changes.
+func endpointRequests(_ context.Context, o client.Object) (list []reconcile.Request) {
+	for _, name := range endpointsOf(o.(*v1alpha1.GraftPolicy)) {
+		list = append(list, reconcile.Request{NamespacedName: types.NamespacedName{Name: name}})
+	}
+	return list
+}
+
+func (c *cluster) policiesOfEndpoint(ctx context.Context, o client.Object) []reconcile.Request {
+	return c.policies(ctx, client.MatchingFields{indexEndpoint: o.GetName()})
+}
+
+func (c *cluster) policiesOfNamespace(ctx context.Context, o client.Object) []reconcile.Request {
+	return c.policies(ctx, client.InNamespace(o.GetName()))
+}
+
+func (c *cluster) policies(ctx context.Context, which client.ListOption) (requests []reconcile.Request) {
+	var list v1alpha1.GraftPolicyList
+	if err := c.client.List(ctx, &list, which); err != nil {
+		ctrl.LoggerFrom(ctx).Error(err, "list policies of the cache")
+		return nil
+	}
+	for i := range list.Items {
+		requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&list.Items[i])})
+	}
+	return requests
+}
+
+// endpoint writes the status of an endpoint.
+func (c *cluster) endpoint(ctx context.Context, r reconcile.Request) (reconcile.Result, error) {
+	var e v1alpha1.GraftEndpoint
+	if err := c.client.Get(ctx, r.NamespacedName, &e); err != nil {
+		return reconcile.Result{}, client.IgnoreNotFound(err)
+	}
+	var list v1alpha1.GraftPolicyList
+	if err := c.client.List(ctx, &list, client.MatchingFields{indexEndpoint: e.Name}); err != nil {
+		return reconcile.Result{}, err
+	}
+	before := e.DeepCopy()
+	e.Status.Policies = int32(len(list.Items))
+	accept(&e.Status.Conditions, e.Generation, grant.CheckEndpoint(&e))
+	if equality.Semantic.DeepEqual(before.Status, e.Status) {
+		return reconcile.Result{}, nil
+	}
+	return reconcile.Result{}, client.IgnoreNotFound(c.client.Status().Patch(ctx, &e, client.MergeFrom(before)))
+}
+
+// policy writes the status of a policy.
+func (c *cluster) policy(ctx context.Context, r reconcile.Request) (reconcile.Result, error) {
+	var p v1alpha1.GraftPolicy
+	if err := c.client.Get(ctx, r.NamespacedName, &p); err != nil {
+		return reconcile.Result{}, client.IgnoreNotFound(err)
+	}
+	namespace := metav1.PartialObjectMetadata{}
+	namespace.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Namespace"))
+	if err := c.client.Get(ctx, types.NamespacedName{Name: p.Namespace}, &namespace); err != nil {
+		return reconcile.Result{}, fmt.Errorf("labels of namespace %s: %w", p.Namespace, err)
+	}
+	var failed error
+	wrong := grant.CheckPolicy(&p, namespace.Labels, func(name string) *v1alpha1.GraftEndpoint {
+		var e v1alpha1.GraftEndpoint
+		if err := c.client.Get(ctx, types.NamespacedName{Name: name}, &e); err != nil {
+			if !apierrors.IsNotFound(err) {
+				failed = err
+			}
+			return nil
+		}
+		return &e
+	})
+	if failed != nil {
+		return reconcile.Result{}, failed
+	}
+	before := p.DeepCopy()
+	p.Status.Endpoints = strings.Join(endpointsOf(&p), ",")
+	accept(&p.Status.Conditions, p.Generation, wrong)
+	if equality.Semantic.DeepEqual(before.Status, p.Status) {
+		return reconcile.Result{}, nil
+	}
+	return reconcile.Result{}, client.IgnoreNotFound(c.client.Status().Patch(ctx, &p, client.MergeFrom(before)))
+}
+
+// accept sets the condition of a resource.
+func accept(conditions *[]metav1.Condition, generation int64, wrong error) {
+	c := metav1.Condition{
+		Type: v1alpha1.ConditionAccepted, Status: metav1.ConditionTrue, Reason: "Accepted", Message: "it can be put in force", ObservedGeneration: generation,
+	}
+	if wrong != nil {
+		c.Status, c.Reason, c.Message = metav1.ConditionFalse, "Refused", wrong.Error()
+	}
+	meta.SetStatusCondition(conditions, c)
+}

@@ -1,0 +1,79 @@
+package main
+
+import (
+	"errors"
+	"log/slog"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/runtime"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/healthz"
+	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	"github.com/tsugiki/tsugiki/api"
+	"github.com/tsugiki/tsugiki/kube/cluster"
+	"github.com/tsugiki/tsugiki/kube/node"
+	"github.com/tsugiki/tsugiki/kube/v1alpha1"
+)
+
+// manager makes a manager of controllers.
+func (o *options) manager(m ctrl.Options) (ctrl.Manager, error) {
+	cfg, err := o.config()
+	if err != nil {
+		return nil, err
+	}
+	m.Scheme = runtime.NewScheme()
+	if err := errors.Join(clientgoscheme.AddToScheme(m.Scheme), v1alpha1.AddToScheme(m.Scheme)); err != nil {
+		return nil, err
+	}
+	m.Metrics = server.Options{BindAddress: o.metrics}
+	m.HealthProbeBindAddress = o.probes
+	mgr, err := ctrl.NewManager(cfg, m)
+	if err != nil {
+		return nil, err
+	}
+	return mgr, errors.Join(mgr.AddHealthzCheck("ping", healthz.Ping), mgr.AddReadyzCheck("ping", healthz.Ping))
+}
+
+func runNode(o *options) error {
+	m, err := o.manager(ctrl.Options{Cache: node.CacheOptions(o.node.Name)})
+	if err != nil {
+		return err
+	}
+	_, err = node.Add(m, node.Options{
+		Node: o.node, Classes: o.classes, Agent: api.Dial(o.agent), Free: free, Workers: 4, Log: slog.Default(),
+	})
+	if err != nil {
+		return err
+	}
+	return m.Start(ctrl.SetupSignalHandler())
+}
+
+func runCluster(o *options) error {
+	m, err := o.manager(ctrl.Options{LeaderElection: true, LeaderElectionID: "tsugiki-kube", LeaderElectionNamespace: o.namespace, LeaderElectionReleaseOnCancel: true})
+	if err != nil {
+		return err
+	}
+	if err := cluster.Add(m); err != nil {
+		return err
+	}
+	return m.Start(ctrl.SetupSignalHandler())
+}
+
+// free tells whether a TCP port of this process's network namespace, which is the node's, can be
+// bound. It is a look at one moment.
+func free(at netip.AddrPort) bool {
+	family, address := unix.AF_INET6, unix.Sockaddr(&unix.SockaddrInet6{Port: int(at.Port()), Addr: at.Addr().As16()})
+	if at.Addr().Is4() {
+		family, address = unix.AF_INET, &unix.SockaddrInet4{Port: int(at.Port()), Addr: at.Addr().As4()}
+	}
+	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return true // the agent will say what is wrong
+	}
+	defer unix.Close(fd)
+	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) // connections of an earlier server do not count
+	return !errors.Is(unix.Bind(fd, address), unix.EADDRINUSE)
+}

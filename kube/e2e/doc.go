@@ -1,0 +1,5 @@
+// Package e2e has tests of pods in a real cluster of one node: Kubernetes' own programs, containerd
+// with tsugiki-runtime, the agent, and tsugiki-kube as users run it.
+//
+// It needs root, and what make deps-kube installs and builds.
+package e2e

@@ -1,0 +1,257 @@
+// Package grant decides what a pod is given: it turns the policies of the pod's namespace and the
+// endpoints of the cluster into rules of the agent, or into a refusal with its reason.
+//
+// Its decisions depend on its arguments alone. It reads no cluster and calls no agent. It needs no
+// privilege and no particular kernel.
+//
+// # Theory of operation
+//
+// Every rule of a policy that selects the pod becomes a rule of each container that it is for, if the
+// endpoint is for the pod and covers the rule. If one rule does not, the pod is refused as a whole:
+// half of its rules could be worse than none. Each rule of the agent gets an endpoint of its own,
+// named by a digest of what the rule is, so that the agent can take away one rule of a pod that runs.
+package grant
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/tsugiki/tsugiki/api"
+	"github.com/tsugiki/tsugiki/kube/v1alpha1"
+)
+
+// Node has the addresses of a node. One that it does not have is the zero value.
+type Node struct {
+	Name       string
+	IPv4, IPv6 netip.Addr
+}
+
+// anyNode has an address of each family.
+var anyNode = Node{IPv4: netip.IPv4Unspecified(), IPv6: netip.IPv6Unspecified()}
+
+// Ports gives pods ports of the node.
+type Ports interface {
+	// Take returns a port for a rule of a pod: the one that the rule has, or a free one of a range.
+	// An error says in one line why there is none.
+	Take(pod, rule string, addr netip.Addr, within Range) (uint16, error)
+}
+
+// Question is what is asked: what is the pod given on the node?
+type Question struct {
+	Pod *corev1.Pod
+	// Namespace has the labels of the pod's namespace.
+	Namespace map[string]string
+	// Policies are those of the pod's namespace.
+	Policies []*v1alpha1.GraftPolicy
+	// Endpoint returns an endpoint of the cluster; nil if there is none of that name.
+	Endpoint func(name string) *v1alpha1.GraftEndpoint
+	Node     Node
+	Ports    Ports
+}
+
+// Decision is the answer.
+type Decision struct {
+	Grant api.Grant
+	// Selected says that a policy selects the pod.
+	Selected bool
+	// Served are the ports of the pod that are ports of the node.
+	Served []Served
+}
+
+// Served is a port of a container at an address of the node.
+type Served struct {
+	Container string
+	Protocol  v1alpha1.Protocol
+	Port      uint16
+	Host      netip.AddrPort
+	Service   *v1alpha1.ServicePort // nil: none
+}
+
+// Decide answers a question. A pod that no policy selects is refused.
+func Decide(q *Question) Decision {
+	d := decider{Question: q, used: map[string]used{}}
+	d.Grant = api.Grant{Namespace: q.Pod.Namespace, Name: q.Pod.Name, Containers: map[string]api.Rules{}}
+	err := fit(q.Pod)
+	for _, p := range q.Policies {
+		if err != nil {
+			break
+		}
+		err = d.policy(p)
+	}
+	if err == nil && !d.Selected {
+		err = fmt.Errorf("no GraftPolicy of namespace %s selects the pod; make one, or leave the RuntimeClass out", q.Pod.Namespace)
+	}
+	if err != nil {
+		d.Grant.Refused, d.Grant.Containers, d.Served = err.Error(), nil, nil
+	}
+	return d.Decision
+}
+
+// fit refuses pods that can be given nothing, whatever the policies say.
+func fit(pod *corev1.Pod) error {
+	if pod.Spec.HostNetwork {
+		return errors.New("the pod uses the host's network, where there is nothing to graft; leave hostNetwork or the RuntimeClass out")
+	}
+	if pod.Spec.HostUsers != nil && !*pod.Spec.HostUsers {
+		return nil // its capabilities are those of a user namespace
+	}
+	for _, c := range containers(pod) {
+		s := c.SecurityContext
+		if s == nil {
+			continue
+		}
+		admin := s.Capabilities != nil && slices.ContainsFunc(s.Capabilities.Add, func(c corev1.Capability) bool {
+			return slices.Contains([]string{"ALL", "NET_ADMIN"}, strings.TrimPrefix(strings.ToUpper(string(c)), "CAP_"))
+		})
+		if admin || s.Privileged != nil && *s.Privileged {
+			return fmt.Errorf("container %s has CAP_NET_ADMIN, and so could configure the node's network; take the capability (or privileged) away, or set hostUsers: false", c.Name)
+		}
+	}
+	return nil
+}
+
+// containers returns all containers of a pod's specification: first those that are not for its
+// beginning alone.
+func containers(pod *corev1.Pod) []corev1.Container {
+	return slices.Concat(pod.Spec.Containers, pod.Spec.InitContainers)
+}
+
+// used says which rule of which policy has used a name.
+type used struct{ policy, text string }
+
+type decider struct {
+	*Question
+	Decision
+	used map[string]used // by container and what the rule is for
+}
+
+// policy adds the rules of a policy, if it selects the pod.
+func (d *decider) policy(p *v1alpha1.GraftPolicy) error {
+	selects, err := matches(&p.Spec.PodSelector, d.Pod.Labels)
+	if err != nil {
+		return fmt.Errorf("podSelector of GraftPolicy %s: %w", p.Name, err)
+	}
+	if !selects {
+		return nil
+	}
+	d.Selected = true
+	for i := range p.Spec.Ingress {
+		if err := d.ingress(p.Name, &p.Spec.Ingress[i]); err != nil {
+			return fmt.Errorf("GraftPolicy %s, ingress %d: %w", p.Name, i, err)
+		}
+	}
+	for i := range p.Spec.Egress {
+		if err := d.egress(p.Name, &p.Spec.Egress[i]); err != nil {
+			return fmt.Errorf("GraftPolicy %s, egress %d: %w", p.Name, i, err)
+		}
+	}
+	return d.mode(p)
+}
+
+// mode sets the mode of all containers that have rules.
+func (d *decider) mode(p *v1alpha1.GraftPolicy) error {
+	if p.Spec.Mode == "" {
+		return nil
+	}
+	for name, r := range d.Grant.Containers {
+		if r.Mode != "" && r.Mode != p.Spec.Mode {
+			return fmt.Errorf("GraftPolicy %s says mode %s, and another one says %s", p.Name, p.Spec.Mode, r.Mode)
+		}
+		r.Mode = p.Spec.Mode
+		d.Grant.Containers[name] = r
+	}
+	return nil
+}
+
+// endpoint returns the endpoint of a rule, if it is for the pod.
+func (d *decider) endpoint(name string) (*v1alpha1.GraftEndpoint, error) {
+	e := d.Endpoint(name)
+	if e == nil || e.DeletionTimestamp != nil {
+		return nil, fmt.Errorf("there is no GraftEndpoint %s", name)
+	}
+	for _, a := range e.Spec.AllowedPods {
+		is, err := matches(&a.NamespaceSelector, d.Namespace)
+		if err == nil && is && a.PodSelector != nil {
+			is, err = matches(a.PodSelector, d.Pod.Labels)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("allowedPods of GraftEndpoint %s: %w", name, err)
+		}
+		if is {
+			return e, nil
+		}
+	}
+	return nil, fmt.Errorf("GraftEndpoint %s is not for this pod: its allowedPods select neither namespace %s nor the pod's labels there", name, d.Pod.Namespace)
+}
+
+func matches(s *metav1.LabelSelector, l map[string]string) (bool, error) {
+	selector, err := metav1.LabelSelectorAsSelector(s)
+	if err != nil {
+		return false, err
+	}
+	return selector.Matches(labels.Set(l)), nil
+}
+
+// address returns the node's address of an endpoint.
+func (d *decider) address(e *v1alpha1.GraftEndpoint) (netip.Addr, error) {
+	own, any := d.Node.IPv4, netip.IPv4Unspecified()
+	if e.Spec.Type == v1alpha1.IPv6 {
+		own, any = d.Node.IPv6, netip.IPv6Unspecified()
+	}
+	switch e.Spec.Address {
+	case v1alpha1.AnyAddress:
+		return any, nil
+	case v1alpha1.NodeAddress, "":
+		if !own.IsValid() {
+			return own, fmt.Errorf("node %s has no %s address for GraftEndpoint %s", d.Node.Name, e.Spec.Type, e.Name)
+		}
+		return own, nil
+	}
+	a, err := netip.ParseAddr(e.Spec.Address)
+	if err != nil || a.Is4() != (e.Spec.Type == v1alpha1.IPv4) || a.Is4In6() || a.Zone() != "" {
+		return a, fmt.Errorf("the address %q of GraftEndpoint %s is none of %s", e.Spec.Address, e.Name, e.Spec.Type)
+	}
+	return a, nil
+}
+
+// digest names the endpoint of a rule. Names of endpoints have at most 15 bytes.
+func digest(parts ...string) string {
+	sum := sha256.Sum256([]byte(strings.Join(parts, "\x00")))
+	return "g" + hex.EncodeToString(sum[:7])
+}
+
+// claim has one rule alone say something about a container. The same rule twice is one; then claim
+// returns false.
+func (d *decider) claim(container, what, policy, text string) (bool, error) {
+	key := container + "\x00" + what
+	before, taken := d.used[key]
+	if taken && before.text != text {
+		return false, fmt.Errorf("GraftPolicy %s says something else about %s of container %s", before.policy, what, container)
+	}
+	d.used[key] = used{policy, text}
+	return !taken, nil
+}
+
+// give adds a rule with its endpoint to a container.
+func (d *decider) give(container, endpoint, ingress, egress string) {
+	r := d.Grant.Containers[container]
+	if !slices.Contains(r.Endpoints, endpoint) {
+		r.Endpoints = append(r.Endpoints, endpoint)
+	}
+	if ingress != "" {
+		r.Ingress = append(r.Ingress, ingress)
+	}
+	if egress != "" {
+		r.Egress = append(r.Egress, egress)
+	}
+	d.Grant.Containers[container] = r
+}

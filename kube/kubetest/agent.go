@@ -1,0 +1,175 @@
+package kubetest
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"sync"
+
+	"github.com/tsugiki/tsugiki/api"
+)
+
+// ErrAgentGone is what calls of an agent return that was restarted.
+var ErrAgentGone = errors.New("the agent is gone")
+
+// Agent stands for the agent of a node: it keeps grants, has no containers but those that a test
+// says, and follows a new grant for them as the real one does.
+type Agent struct {
+	mu      sync.Mutex // guards what follows
+	grants  map[string]api.Grant
+	running map[string]api.PodState // pods with containers, by UID
+	streams []chan api.PodEvent
+	puts    int
+	changed chan struct{} // closed at each change
+}
+
+// NewAgent makes one without grants.
+func NewAgent() *Agent {
+	return &Agent{grants: map[string]api.Grant{}, running: map[string]api.PodState{}, changed: make(chan struct{})}
+}
+
+func (a *Agent) change() {
+	close(a.changed)
+	a.changed = make(chan struct{})
+}
+
+// PutGrant implements node.Agent. Rules that a running container had and that are not granted any
+// more are withdrawn, and others need a new container.
+func (a *Agent) PutGrant(uid string, g api.Grant) (api.Granted, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.grants[uid] = g
+	a.puts++
+	a.change()
+	answer := api.Granted{Withdrawn: map[string][]string{}, Restart: map[string][]string{}}
+	for c, had := range a.running[uid].Running {
+		now := g.Containers[c]
+		for _, r := range append(had.Ingress, had.Egress...) {
+			if !slices.Contains(now.Ingress, r) && !slices.Contains(now.Egress, r) {
+				answer.Withdrawn[c] = append(answer.Withdrawn[c], r)
+			}
+		}
+		for _, r := range append(now.Ingress, now.Egress...) {
+			if !slices.Contains(had.Ingress, r) && !slices.Contains(had.Egress, r) {
+				answer.Restart[c] = append(answer.Restart[c], r)
+			}
+		}
+	}
+	return answer, nil
+}
+
+// DeleteGrant implements node.Agent.
+func (a *Agent) DeleteGrant(uid string) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if _, found := a.grants[uid]; !found {
+		return api.ErrNotFound
+	}
+	delete(a.grants, uid)
+	a.change()
+	return nil
+}
+
+// Pods implements node.Agent.
+func (a *Agent) Pods() ([]api.PodState, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	pods := maps.Clone(a.running)
+	for uid, g := range a.grants {
+		p := pods[uid]
+		p.UID, p.Namespace, p.Name, p.Grant = uid, g.Namespace, g.Name, &g
+		pods[uid] = p
+	}
+	return slices.Collect(maps.Values(pods)), nil
+}
+
+// PodEvents implements node.Agent.
+func (a *Agent) PodEvents(ctx context.Context, each func(api.PodEvent)) error {
+	events := make(chan api.PodEvent, 4096)
+	events <- api.PodEvent{Type: api.PodReady}
+	a.mu.Lock()
+	a.streams = append(a.streams, events)
+	a.change()
+	a.mu.Unlock()
+	for {
+		select {
+		case e, more := <-events:
+			if !more {
+				return ErrAgentGone
+			}
+			each(e)
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// Tell puts an event into all streams.
+func (a *Agent) Tell(e api.PodEvent) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, s := range a.streams {
+		s <- e
+	}
+}
+
+// Register is a container of a pod that asks for its grant. It returns what it is given, and false
+// if there is no grant yet; then it waits.
+func (a *Agent) Register(pod api.Pod) (api.Grant, bool) {
+	a.mu.Lock()
+	g, found := a.grants[pod.UID]
+	a.mu.Unlock()
+	e := api.PodEvent{Type: api.PodWaiting, Pod: pod}
+	switch {
+	case found && g.Refused != "":
+		e.Type, e.Reason = api.PodRefused, g.Refused
+	case found:
+		e.Type = api.PodRegistered
+		a.mu.Lock()
+		p := a.running[pod.UID]
+		p.UID, p.Namespace, p.Name = pod.UID, pod.Namespace, pod.Name
+		p.Running = maps.Clone(p.Running)
+		if p.Running == nil {
+			p.Running = map[string]api.Rules{}
+		}
+		p.Running[pod.Container] = g.Containers[pod.Container]
+		a.running[pod.UID] = p
+		a.mu.Unlock()
+	}
+	a.Tell(e)
+	return g, found
+}
+
+// Restart ends all streams and forgets all grants. Containers run on.
+func (a *Agent) Restart() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, s := range a.streams {
+		close(s)
+	}
+	a.streams, a.grants = nil, map[string]api.Grant{}
+	a.change()
+}
+
+// Grant returns the grant of a pod.
+func (a *Agent) Grant(uid string) (api.Grant, bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	g, found := a.grants[uid]
+	return g, found
+}
+
+// Puts returns how often a grant was put.
+func (a *Agent) Puts() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.puts
+}
+
+// Changed returns a channel that is closed at the next change of a grant.
+func (a *Agent) Changed() <-chan struct{} {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.changed
+}

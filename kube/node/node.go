@@ -1,0 +1,132 @@
+// Package node has the pods of one node follow the resources of the cluster: it decides what each
+// is given (package grant), tells the agent, and writes what became of it into the pod's status,
+// EndpointSlices and events.
+//
+// It owns no rules: the agent has them, and the resources. It makes no sockets but the agent's and
+// the API server's. It needs the agent's socket, and so to be root with CAP_NET_ADMIN, and the
+// permissions of deploy/manifests/rbac.yaml.
+//
+// # Theory of operation
+//
+// There is one key of work: a pod. Changes of pods, policies, endpoints and labels of namespaces,
+// and events of the agent, all end in Reconcile for the pods that they concern. Reconcile decides
+// anew by the caches, and does what is missing. So it may be called at any time, and any number of
+// times.
+//
+// The agent's stream of events is the session (session.go). Nothing is put before the stream has
+// begun, and everything is put again when it begins anew: the agent may be another one.
+//
+// A refusal is put only when a container of the pod has waited for grace, or if the pod has been
+// given something: watches are not ordered among each other, so a pod may come before the policy
+// that was created first.
+package node
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"github.com/tsugiki/tsugiki/api"
+	"github.com/tsugiki/tsugiki/kube/grant"
+	"github.com/tsugiki/tsugiki/kube/ports"
+	"github.com/tsugiki/tsugiki/kube/v1alpha1"
+)
+
+// Grace is how long a container waits before its pod is refused.
+const Grace = 2 * time.Second
+
+// Agent is the node's agent. api.Client is one.
+type Agent interface {
+	PutGrant(uid string, g api.Grant) (api.Granted, error)
+	DeleteGrant(uid string) error
+	Pods() ([]api.PodState, error)
+	PodEvents(ctx context.Context, each func(api.PodEvent)) error
+}
+
+// Options configure a node.
+type Options struct {
+	Node grant.Node
+	// Classes are the names of the RuntimeClasses whose pods are grafted.
+	Classes []string
+	Agent   Agent
+	// Free tells whether no process of the node has a port.
+	Free func(netip.AddrPort) bool
+	// Grace is that of the constant, if it is 0.
+	Grace time.Duration
+	// Workers is the number of pods at once.
+	Workers int
+	Log     *slog.Logger
+}
+
+// Node has the pods of a node follow the resources of the cluster.
+type Node struct {
+	Options
+	client client.Client // reads from the caches
+	live   client.Reader // asks the API server
+	events events.EventRecorder
+	ports  *ports.Table
+	wake   chan event.TypedGenericEvent[client.Object]
+
+	mu      sync.Mutex // guards what follows
+	session uint64     // of the agent's stream; 0: there was none yet
+	known   map[types.NamespacedName]*known
+	waiting map[string]time.Time // since when a container of a pod waits, by UID
+}
+
+// known is what the agent knows of a pod, and what the pod's status has.
+type known struct {
+	uid       string
+	session   uint64     // in which the grant was put
+	put       *api.Grant // nil: none
+	seen      bool       // the pod was in the cache
+	given     bool       // the agent has, or had, a grant or containers of the pod
+	endpoints map[string]bool
+	restart   map[string][]string // rules that containers do not have, by container
+}
+
+// Add adds a node to a manager whose caches are those of CacheOptions.
+func Add(m ctrl.Manager, o Options) (*Node, error) {
+	if o.Grace == 0 {
+		o.Grace = Grace
+	}
+	n := &Node{
+		Options: o, client: m.GetClient(), live: m.GetAPIReader(), events: m.GetEventRecorder("tsugiki"), ports: ports.New(o.Free),
+		wake:  make(chan event.TypedGenericEvent[client.Object], 1024),
+		known: map[types.NamespacedName]*known{}, waiting: map[string]time.Time{},
+	}
+	if err := watchAll(m.GetCache()); err != nil {
+		return nil, fmt.Errorf("watch for node %s: %w", o.Node.Name, err)
+	}
+	err := ctrl.NewControllerManagedBy(m).Named("pod").
+		For(&corev1.Pod{}, builder.WithPredicates(predicate.NewPredicateFuncs(n.concerns))).
+		Watches(&v1alpha1.GraftPolicy{}, handler.EnqueueRequestsFromMapFunc(n.podsOfNamespace), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
+		Watches(&v1alpha1.GraftEndpoint{}, handler.EnqueueRequestsFromMapFunc(n.podsOfEndpoint), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
+		WatchesMetadata(&corev1.Namespace{}, handler.EnqueueRequestsFromMapFunc(n.podsInNamespace), builder.WithPredicates(predicate.LabelChangedPredicate{})).
+		Watches(&discoveryv1.EndpointSlice{}, handler.EnqueueRequestsFromMapFunc(podOfSlice)).
+		WatchesRawSource(source.Channel(n.wake, &handler.EnqueueRequestForObject{})).
+		WithOptions(controller.Options{MaxConcurrentReconciles: max(1, o.Workers)}).
+		Complete(n)
+	if err == nil {
+		err = m.Add(n)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("add node %s: %w", o.Node.Name, err)
+	}
+	return n, nil
+}

@@ -1,0 +1,205 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/tsugiki/tsugiki/api"
+	"github.com/tsugiki/tsugiki/kube/grant"
+	"github.com/tsugiki/tsugiki/kube/v1alpha1"
+)
+
+// Reconcile does for a pod what is missing.
+func (n *Node) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result, error) {
+	n.mu.Lock()
+	session, before := n.session, n.known[r.NamespacedName]
+	n.mu.Unlock()
+	if session == 0 {
+		return ctrl.Result{}, nil // begin wakes all pods
+	}
+	var pod corev1.Pod
+	err := n.client.Get(ctx, r.NamespacedName, &pod)
+	if err != nil && !apierrors.IsNotFound(err) {
+		return ctrl.Result{}, err
+	}
+	here := err == nil && n.concerns(&pod) && !ended(&pod)
+	if before != nil && (!here || before.uid != string(pod.UID)) {
+		switch gone, err := n.isGone(ctx, r.NamespacedName, before); {
+		case err != nil:
+			return ctrl.Result{}, err
+		case !gone:
+			return ctrl.Result{RequeueAfter: again}, nil // until the cache has it
+		}
+		if err := n.forget(ctx, r.NamespacedName, before); err != nil {
+			return ctrl.Result{}, err
+		}
+	}
+	if !here {
+		return ctrl.Result{}, nil
+	}
+	k := n.know(&pod)
+	d, err := n.decide(ctx, &pod, k)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	if wait := n.refusalWaits(k, &d); wait != 0 {
+		return ctrl.Result{RequeueAfter: max(0, wait)}, nil
+	}
+	if err := n.put(&pod, k, session, &d.Grant); err != nil {
+		return ctrl.Result{}, err
+	}
+	if err := n.writeSlices(ctx, &pod, d.Served); err != nil {
+		return ctrl.Result{}, err
+	}
+	return ctrl.Result{}, n.writeStatus(ctx, &pod, k, &d)
+}
+
+// ended tells whether no container of a pod runs any more, or will.
+func ended(p *corev1.Pod) bool {
+	return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
+}
+
+// forget takes away what a pod had that is gone, or that is another one by now.
+func (n *Node) forget(ctx context.Context, key types.NamespacedName, k *known) error {
+	if err := n.remove(k.uid); err != nil {
+		return err
+	}
+	gone := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name, UID: types.UID(k.uid)}}
+	if err := n.writeSlices(ctx, gone, nil); err != nil {
+		return err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.known[key] == k {
+		delete(n.known, key)
+	}
+	return nil
+}
+
+// decide asks what a pod is given, by the caches. It notes an endpoint before it reads it, so that
+// each later change of the endpoint wakes the pod.
+func (n *Node) decide(ctx context.Context, pod *corev1.Pod, k *known) (grant.Decision, error) {
+	q := grant.Question{Pod: pod, Node: n.Node, Ports: n.ports}
+	namespace := metav1.PartialObjectMetadata{}
+	namespace.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Namespace"))
+	if err := n.client.Get(ctx, types.NamespacedName{Name: pod.Namespace}, &namespace); err != nil {
+		return grant.Decision{}, fmt.Errorf("labels of namespace %s: %w", pod.Namespace, err)
+	}
+	q.Namespace = namespace.Labels
+	var policies v1alpha1.GraftPolicyList
+	if err := n.client.List(ctx, &policies, client.InNamespace(pod.Namespace)); err != nil {
+		return grant.Decision{}, fmt.Errorf("policies of namespace %s: %w", pod.Namespace, err)
+	}
+	for i := range policies.Items {
+		if policies.Items[i].DeletionTimestamp == nil {
+			q.Policies = append(q.Policies, &policies.Items[i])
+		}
+	}
+	slices.SortFunc(q.Policies, func(a, b *v1alpha1.GraftPolicy) int { return strings.Compare(a.Name, b.Name) })
+	asked := map[string]bool{}
+	var failed error
+	q.Endpoint = func(name string) *v1alpha1.GraftEndpoint {
+		asked[name] = true
+		n.mu.Lock()
+		k.endpoints[name] = true
+		n.mu.Unlock()
+		var e v1alpha1.GraftEndpoint
+		err := n.client.Get(ctx, types.NamespacedName{Name: name}, &e)
+		if err == nil {
+			return &e
+		}
+		if !apierrors.IsNotFound(err) {
+			failed = err
+		}
+		return nil
+	}
+	d := grant.Decide(&q)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	k.endpoints = asked
+	return d, failed
+}
+
+// know returns what is known of a pod.
+func (n *Node) know(pod *corev1.Pod) *known {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	key := client.ObjectKeyFromObject(pod)
+	if k := n.known[key]; k != nil && k.uid == string(pod.UID) {
+		k.seen = true
+		return k
+	}
+	k := &known{uid: string(pod.UID), seen: true, endpoints: map[string]bool{}}
+	n.known[key] = k
+	return k
+}
+
+// refusalWaits tells how long a refusal has to wait; 0: it does not; less: until a container of the
+// pod waits. See the theory of operation.
+func (n *Node) refusalWaits(k *known, d *grant.Decision) time.Duration {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if d.Grant.Refused == "" || k.given || k.put != nil {
+		return 0
+	}
+	since, waits := n.waiting[k.uid]
+	if !waits {
+		return -1
+	}
+	return max(0, n.Grace-time.Since(since))
+}
+
+// put tells the agent what a pod is given, unless it knows that, and tells of what has changed for
+// containers that run.
+func (n *Node) put(pod *corev1.Pod, k *known, session uint64, g *api.Grant) error {
+	n.mu.Lock()
+	same := k.put != nil && k.session == session && reflect.DeepEqual(k.put, g)
+	n.mu.Unlock()
+	if same {
+		return nil
+	}
+	changed, err := n.Agent.PutGrant(k.uid, *g)
+	if err != nil {
+		return fmt.Errorf("put the grant of the pod: %w", err)
+	}
+	n.mu.Lock()
+	k.put, k.session, k.restart = g, session, changed.Restart
+	delete(n.waiting, k.uid)
+	n.mu.Unlock()
+	n.Log.Debug("grant put", "pod", client.ObjectKeyFromObject(pod), "refused", g.Refused)
+	if len(changed.Withdrawn) > 0 {
+		n.tell(pod, corev1.EventTypeWarning, ReasonWithdrawn, "rules are no longer in force: "+lines(changed.Withdrawn)+because(g.Refused))
+	}
+	if len(changed.Restart) > 0 {
+		n.tell(pod, corev1.EventTypeNormal, ReasonRestart, "rules need new containers: "+lines(changed.Restart))
+	}
+	return nil
+}
+
+func because(refused string) string {
+	if refused == "" {
+		return ""
+	}
+	return "; " + refused
+}
+
+// lines writes rules of containers in one line.
+func lines(rules map[string][]string) string {
+	var list []string
+	for _, c := range slices.Sorted(maps.Keys(rules)) {
+		list = append(list, c+" "+strings.Join(rules[c], ", "))
+	}
+	return strings.Join(list, "; ")
+}

@@ -1,0 +1,116 @@
+// Package ports owns which pod of a node has which port of the node.
+//
+// It knows numbers and opens no socket: the agent reserves the ports. It needs no privilege and no
+// particular kernel.
+package ports
+
+import (
+	"fmt"
+	"net/netip"
+	"sync"
+
+	"github.com/tsugiki/tsugiki/kube/grant"
+)
+
+// Table has the ports of pods. A rule of a pod keeps its port until the pod is released.
+type Table struct {
+	// free tells whether a port can be had: whether no other process has it now.
+	free func(netip.AddrPort) bool
+
+	mu    sync.Mutex // guards what follows
+	rules map[owner]netip.AddrPort
+	ports map[uint16][]netip.Addr // at which addresses of the node a port is taken
+	next  map[grant.Range]uint16  // where the search begins: ports are used again late
+}
+
+type owner struct{ pod, rule string }
+
+// New makes a table. free tells whether no other process of the node has a port; nil: none has any.
+func New(free func(netip.AddrPort) bool) *Table {
+	if free == nil {
+		free = func(netip.AddrPort) bool { return true }
+	}
+	return &Table{free: free, rules: map[owner]netip.AddrPort{}, ports: map[uint16][]netip.Addr{}, next: map[grant.Range]uint16{}}
+}
+
+// Take implements grant.Ports.
+func (t *Table) Take(pod, rule string, addr netip.Addr, within grant.Range) (uint16, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	o := owner{pod, rule}
+	if has, found := t.rules[o]; found {
+		if has.Addr() != addr || !within.Contains(has.Port()) {
+			return 0, fmt.Errorf("the pod has %s, and it is %s, ports %s, now; make a new pod", has, addr, within)
+		}
+		return has.Port(), nil
+	}
+	begin := t.next[within]
+	if !within.Contains(begin) {
+		begin = within.First
+	}
+	size := int(within.Last-within.First) + 1
+	for i := range size {
+		port := within.First + uint16((int(begin-within.First)+i)%size)
+		at := netip.AddrPortFrom(addr, port)
+		if t.taken(at) || !t.free(at) {
+			continue
+		}
+		t.put(o, at)
+		t.next[within] = port + 1 // 0 after the last one: it is in no range
+		return port, nil
+	}
+	return 0, fmt.Errorf("none of the ports %s is free at %s of this node", within, addr)
+}
+
+// Adopt notes a port that a rule of a pod has had, if nobody else has it. It believes the caller.
+func (t *Table) Adopt(pod, rule string, at netip.AddrPort) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	o := owner{pod, rule}
+	if has, found := t.rules[o]; found {
+		return has == at
+	}
+	if t.taken(at) {
+		return false
+	}
+	t.put(o, at)
+	return true
+}
+
+// Release gives back the ports of a pod.
+func (t *Table) Release(pod string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for o, at := range t.rules {
+		if o.pod != pod {
+			continue
+		}
+		delete(t.rules, o)
+		var rest []netip.Addr
+		for _, a := range t.ports[at.Port()] {
+			if a != at.Addr() {
+				rest = append(rest, a)
+			}
+		}
+		if t.ports[at.Port()] = rest; rest == nil {
+			delete(t.ports, at.Port())
+		}
+	}
+}
+
+// put notes who has a port. The caller holds mu.
+func (t *Table) put(o owner, at netip.AddrPort) {
+	t.rules[o] = at
+	t.ports[at.Port()] = append(t.ports[at.Port()], at.Addr())
+}
+
+// taken tells whether a server could not listen at an address because of another one. [::] counts
+// for IPv4, too: servers there may be for both families. The caller holds mu.
+func (t *Table) taken(at netip.AddrPort) bool {
+	for _, a := range t.ports[at.Port()] {
+		if a == at.Addr() || a.IsUnspecified() || at.Addr().IsUnspecified() {
+			return true
+		}
+	}
+	return false
+}

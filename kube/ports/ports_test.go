@@ -1,0 +1,71 @@
+package ports
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/tsugiki/tsugiki/kube/grant"
+)
+
+var (
+	node = netip.MustParseAddr("198.51.100.1")
+	alt  = netip.MustParseAddr("198.51.100.2")
+	any4 = netip.IPv4Unspecified()
+	r3   = grant.Range{First: 31000, Last: 31002}
+)
+
+func take(t *testing.T, table *Table, pod, rule string, addr netip.Addr, within grant.Range, want uint16) {
+	t.Helper()
+	if got, err := table.Take(pod, rule, addr, within); err != nil || got != want {
+		t.Errorf("%s %s: port %d, %v, want %d", pod, rule, got, err, want)
+	}
+}
+
+func refused(t *testing.T, table *Table, pod, rule string, addr netip.Addr, within grant.Range, want string) {
+	t.Helper()
+	if got, err := table.Take(pod, rule, addr, within); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("%s %s: port %d, %v, want %q", pod, rule, got, err, want)
+	}
+}
+
+func TestTake(t *testing.T) {
+	table := New(nil)
+	take(t, table, "a", "x", node, r3, 31000)
+	take(t, table, "b", "x", node, r3, 31001)
+	take(t, table, "a", "x", node, r3, 31000) // the one that it has
+	take(t, table, "c", "x", alt, r3, 31002)  // as the search goes on
+	take(t, table, "d", "x", alt, r3, 31000)  // at another address
+	take(t, table, "e", "x", node, r3, 31002)
+	refused(t, table, "f", "x", node, r3, "none of the ports 31000-31002 is free at 198.51.100.1")
+	refused(t, table, "f", "x", any4, r3, "none of the ports")
+	table.Release("b")
+	table.Release("b")
+	take(t, table, "f", "x", node, r3, 31001)
+	refused(t, table, "f", "x", alt, r3, "make a new pod")
+	refused(t, table, "f", "x", node, grant.Range{First: 80, Last: 80}, "make a new pod")
+	take(t, table, "f", "y", any4, grant.Range{First: 80, Last: 80}, 80)
+	refused(t, table, "g", "x", node, grant.Range{First: 80, Last: 80}, "none of the ports 80 is free")
+	take(t, table, "g", "y", node, grant.Range{First: 65535, Last: 65535}, 65535)
+	table.Release("g")
+	take(t, table, "g", "y", node, grant.Range{First: 65535, Last: 65535}, 65535)
+}
+
+func TestPortsOfOthers(t *testing.T) {
+	table := New(func(at netip.AddrPort) bool { return at.Port() != 31000 })
+	take(t, table, "a", "x", node, r3, 31001)
+}
+
+func TestAdopt(t *testing.T) {
+	table := New(nil)
+	at := netip.AddrPortFrom(node, 31001)
+	if !table.Adopt("a", "x", at) || !table.Adopt("a", "x", at) {
+		t.Error("a free port is not adopted")
+	}
+	if table.Adopt("b", "x", at) || table.Adopt("a", "x", netip.AddrPortFrom(node, 31002)) {
+		t.Error("a port of another is adopted, or a second one")
+	}
+	take(t, table, "a", "x", node, r3, 31001)
+	take(t, table, "b", "x", node, r3, 31000)
+	take(t, table, "c", "x", node, r3, 31002)
+}

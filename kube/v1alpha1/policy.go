@@ -1,0 +1,183 @@
+package v1alpha1
+
+import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+// GraftPolicy says where pods of its namespace listen and what they reach. A rule counts as far as
+// the GraftEndpoint that it names is for the pod. What no rule names stays in the pod's own network.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:resource:scope=Namespaced,shortName=gpol,categories=tsugiki
+// +kubebuilder:subresource:status
+// +kubebuilder:printcolumn:name="Ingress",type=string,JSONPath=`.spec.ingress[*].port`
+// +kubebuilder:printcolumn:name="Endpoints",type=string,JSONPath=`.status.endpoints`
+// +kubebuilder:printcolumn:name="Accepted",type=string,JSONPath=`.status.conditions[?(@.type=="Accepted")].status`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+type GraftPolicy struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	// +required
+	Spec GraftPolicySpec `json:"spec"`
+	// +optional
+	Status GraftPolicyStatus `json:"status,omitempty"`
+}
+
+// GraftPolicySpec has the rules, and the pods that they are for. A pod has the rules of all policies
+// that select it.
+//
+// +kubebuilder:validation:XValidation:rule="has(self.ingress) || has(self.egress)",message="a policy needs ingress or egress"
+type GraftPolicySpec struct {
+	// PodSelector selects pods of the policy's namespace; {} selects all that have the RuntimeClass.
+	PodSelector metav1.LabelSelector `json:"podSelector"`
+
+	// Mode is how socket calls are intercepted. Policies that select the same pod have to agree.
+	//
+	// +optional
+	// +kubebuilder:validation:Enum=auto;preload;seccomp
+	Mode string `json:"mode,omitempty"`
+
+	// Ingress says where servers of the pods listen.
+	//
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=32
+	Ingress []IngressRule `json:"ingress,omitempty"`
+
+	// Egress says what clients in the pods reach.
+	//
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=32
+	Egress []EgressRule `json:"egress,omitempty"`
+}
+
+// Protocol is TCP or UDP.
+//
+// +kubebuilder:validation:Enum=TCP;UDP
+type Protocol string
+
+// The protocols.
+const (
+	TCP Protocol = "TCP"
+	UDP Protocol = "UDP"
+)
+
+// IngressRule has servers that listen at a port of the pod listen at an endpoint.
+//
+// +kubebuilder:validation:XValidation:rule="!has(self.own) || !self.own || !has(self.protocol) || self.protocol == 'TCP'",message="own is for TCP"
+type IngressRule struct {
+	// Endpoint is the name of a GraftEndpoint.
+	//
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	Endpoint string `json:"endpoint"`
+
+	// Port is the one at which the program listens.
+	//
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=65535
+	Port int32 `json:"port"`
+
+	// Protocol is TCP or UDP.
+	//
+	// +optional
+	// +kubebuilder:default=TCP
+	Protocol Protocol `json:"protocol,omitempty"`
+
+	// Container is the container that listens. Without it, it is the one whose ports have this one,
+	// or else the pod's first.
+	//
+	// +optional
+	// +kubebuilder:validation:MaxLength=63
+	Container string `json:"container,omitempty"`
+
+	// Own has a TCP server listen in the pod's own network, too. Without it, that is so where the
+	// kubelet probes the port.
+	//
+	// +optional
+	Own *bool `json:"own,omitempty"`
+
+	// Service is a Service of the policy's namespace, without a selector, whose endpoints the
+	// servers are.
+	//
+	// +optional
+	Service *ServicePort `json:"service,omitempty"`
+}
+
+// ServicePort is a port of a Service.
+type ServicePort struct {
+	// Name is the name of the Service.
+	//
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	Name string `json:"name"`
+
+	// Port is the name of the Service's port; empty, if it has no name.
+	//
+	// +optional
+	// +kubebuilder:validation:MaxLength=63
+	Port string `json:"port,omitempty"`
+}
+
+// EgressRule has clients that connect to a prefix do so from an endpoint.
+type EgressRule struct {
+	// Endpoint is the name of a GraftEndpoint.
+	//
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	Endpoint string `json:"endpoint"`
+
+	// To are prefixes, such as 10.0.0.0/8, within the destinations of the endpoint. For a Unix
+	// endpoint, they are the addresses that stand for it in the pod.
+	//
+	// +listType=set
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MaxLength=64
+	// +kubebuilder:validation:XValidation:rule="self.all(c, isCIDR(c))",message="write prefixes, as 10.0.0.0/8 or 2001:db8::1/128"
+	To []string `json:"to"`
+
+	// Ports are PORT or FIRST-LAST; all, if there are none.
+	//
+	// +optional
+	// +kubebuilder:validation:MaxLength=11
+	// +kubebuilder:validation:Pattern=`^[1-9][0-9]{0,4}(-[1-9][0-9]{0,4})?$`
+	Ports string `json:"ports,omitempty"`
+
+	// Protocol is TCP or UDP; both, if it is not there.
+	//
+	// +optional
+	Protocol Protocol `json:"protocol,omitempty"`
+
+	// Containers are those that the rule is for; all, if there are none.
+	//
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=32
+	// +kubebuilder:validation:items:MaxLength=63
+	Containers []string `json:"containers,omitempty"`
+}
+
+// GraftPolicyStatus is written by tsugiki-kube cluster.
+type GraftPolicyStatus struct {
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+
+	// Endpoints are the names of the endpoints that the policy names.
+	//
+	// +optional
+	Endpoints string `json:"endpoints,omitempty"`
+}
+
+// GraftPolicyList is a list of policies.
+//
+// +kubebuilder:object:root=true
+type GraftPolicyList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []GraftPolicy `json:"items"`
+}

@@ -1,0 +1,82 @@
+package v1alpha1_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
+	"github.com/tsugiki/tsugiki/kube/kubetest"
+	"github.com/tsugiki/tsugiki/kube/v1alpha1"
+)
+
+// The API server refuses resources that cannot be, and says why.
+func TestValidation(t *testing.T) {
+	net, err := testkit.New(t.Context(), testkit.Options{})
+	var needs *testkit.NeedsError
+	if errors.As(err, &needs) {
+		t.Skipf("skip: needs %s", needs.What)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := net.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	server := kubetest.StartAPIServer(t, net.Host, net.Host)
+	c := kubetest.Client(t, server.Config("admin"))
+	kubetest.CreateFiles(t, c, nil, "crds/*.yaml")
+	testkit.Eventually(t, func() error {
+		return errors.Join(c.List(t.Context(), &v1alpha1.GraftPolicyList{}), c.List(t.Context(), &v1alpha1.GraftEndpointList{}))
+	})
+	const (
+		endpoint = `{apiVersion: tsugiki.dev/v1alpha1, kind: GraftEndpoint, metadata: {name: x}, spec: `
+		policy   = `{apiVersion: tsugiki.dev/v1alpha1, kind: GraftPolicy, metadata: {name: x, namespace: default}, spec: `
+	)
+	for _, tt := range []struct{ text, want string }{
+		{endpoint + `{type: IPv4, ports: "80", allowedPods: [{namespaceSelector: {}}]}}`, ""},
+		{endpoint + `{type: IPv6, address: "2001:db8::1", ports: 80-90, destinations: [{cidr: "2001:db8::/32", ports: "53"}]}}`, ""},
+		{endpoint + `{type: Unix, path: /run/postgresql/.s.PGSQL.5432}}`, ""},
+		{endpoint + `{type: ipv4}}`, "Unsupported value"},
+		{endpoint + `{type: Unix}}`, "a Unix endpoint has a path"},
+		{endpoint + `{type: Unix, path: /a, ports: "80"}}`, "a Unix endpoint has a path and no ports"},
+		{endpoint + `{type: IPv4, path: /a}}`, "others have no path"},
+		{endpoint + `{type: Unix, path: a}}`, "the path is absolute"},
+		{endpoint + `{type: Unix, path: /a/../b}}`, "the path is absolute"},
+		{endpoint + `{type: Unix, path: "/a,b"}}`, "without . and .. and special characters"},
+		{endpoint + `{type: IPv4, address: "::1"}}`, "the address is Node, Any, or an IP address of the type"},
+		{endpoint + `{type: IPv4, address: here}}`, "the address is Node, Any"},
+		{endpoint + `{type: IPv4, ports: "0"}}`, "write PORT or FIRST-LAST"},
+		{endpoint + `{type: IPv4, ports: "65536"}}`, "write PORT or FIRST-LAST"},
+		{endpoint + `{type: IPv4, ports: 90-80}}`, "write PORT or FIRST-LAST"},
+		{endpoint + `{type: IPv4, ports: 80-90-99}}`, "write PORT or FIRST-LAST"},
+		{endpoint + `{type: IPv4, destinations: [{cidr: 10.0.0.0}]}}`, "destinations are prefixes of the endpoint's type"},
+		{endpoint + `{type: IPv4, destinations: [{cidr: "::/0"}]}}`, "destinations are prefixes of the endpoint's type"},
+		{endpoint + `{type: IPv4, destinations: [{cidr: 10.0.0.0/8, ports: x}]}}`, "should match"},
+		{endpoint + `{type: IPv4, allowedPods: [{podSelector: {}}]}}`, "namespaceSelector: Required"},
+		{policy + `{podSelector: {}, ingress: [{endpoint: a, port: 80}]}}`, ""},
+		{policy + `{podSelector: {}, egress: [{endpoint: a, to: [10.0.0.0/8], ports: 1-2, protocol: UDP, containers: [c]}], mode: preload}}`, ""},
+		{policy + `{podSelector: {}}}`, "a policy needs ingress or egress"},
+		{policy + `{ingress: [{endpoint: a, port: 80}]}}`, "podSelector: Required"},
+		{policy + `{podSelector: {}, ingress: [{endpoint: a, port: 0}]}}`, "greater than or equal to 1"},
+		{policy + `{podSelector: {}, ingress: [{endpoint: a, port: 80, protocol: SCTP}]}}`, "Unsupported value"},
+		{policy + `{podSelector: {}, ingress: [{endpoint: a, port: 80, protocol: UDP, own: true}]}}`, "own is for TCP"},
+		{policy + `{podSelector: {}, ingress: []}}`, "should have at least 1 items"},
+		{policy + `{podSelector: {}, egress: [{endpoint: a, to: []}]}}`, "should have at least 1 items"},
+		{policy + `{podSelector: {}, egress: [{endpoint: a, to: [10.0.0.1]}]}}`, "write prefixes"},
+		{policy + `{podSelector: {}, egress: [{endpoint: a, to: [10.0.0.0/8, 10.0.0.0/8]}]}}`, "Duplicate value"},
+		{policy + `{podSelector: {}, mode: magic, ingress: [{endpoint: a, port: 80}]}}`, "Unsupported value"},
+	} {
+		o := kubetest.Parse(t, []byte(tt.text))[0]
+		err := c.Create(t.Context(), o, client.DryRunAll)
+		switch {
+		case tt.want == "" && err != nil, tt.want != "" && (!apierrors.IsInvalid(err) || !strings.Contains(err.Error(), tt.want)):
+			t.Errorf("%s: %v, want %q", tt.text, err, tt.want)
+		}
+	}
+}

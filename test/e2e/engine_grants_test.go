@@ -1,0 +1,158 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/tsugiki/tsugiki/api"
+	"github.com/tsugiki/tsugiki/internal/testkit"
+	"github.com/tsugiki/tsugiki/internal/testkit/engines"
+)
+
+// TestGrantsOfPods has containerd's CRI start pods, as a kubelet does, of which the agent follows
+// grants alone. The pods have annotations that an [[allow]] would allow.
+func TestGrantsOfPods(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, engineCase{engine: "cri"}, append([]string{"[kubernetes]", "grants = true"}, allowed...)...)
+	observe(t, n.srv)
+	client := api.Dial(n.socket())
+	events := followPods(t, client)
+	t.Run("a pod waits for its grant", func(t *testing.T) { testGrantComes(t, n, client, events) })
+	t.Run("refused", func(t *testing.T) { testGrantRefuses(t, n, client, events) })
+	t.Run("withdrawn and given back", func(t *testing.T) { testGrantChanges(t, n, client) })
+	t.Run("a new agent", func(t *testing.T) { testGrantsAreGone(t, n, client) })
+	n.remove(t, "web")
+}
+
+// followPods returns the events of pods from now on.
+func followPods(t *testing.T, client *api.Client) <-chan api.PodEvent {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	events, ended := make(chan api.PodEvent, 100), make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = client.PodEvents(ctx, func(e api.PodEvent) { events <- e }) // it ends with ctx, or with the agent
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-ended
+	})
+	if e := <-events; e.Type != api.PodReady {
+		t.Fatalf("the first event is %+v", e)
+	}
+	return events
+}
+
+// grantOf is for a pod of the rig, whose UID is its name.
+func grantOf(name string) api.Grant {
+	return api.Grant{Namespace: "default", Name: name, Containers: map[string]api.Rules{"main": {
+		Endpoints: []string{fmt.Sprintf("in type ipv4 addr %s port %d", hostAddr4, servedPort), fmt.Sprintf("out type ipv4 addr %s port dynamic", sourceAddr4)},
+		Ingress:   []string{"0.0.0.0:80/tcp=in"}, Egress: []string{"198.51.100.0/24=out"},
+	}}}
+}
+
+func putGrant(t *testing.T, client *api.Client, uid string, g api.Grant) api.Granted {
+	t.Helper()
+	answer, err := client.PutGrant(uid, g)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return answer
+}
+
+// pod is a container that asks by annotations for a port that no grant gives.
+func (n *node) pod(name string) engines.Container {
+	return n.container(name, "0.0.0.0/0", servedPort+1)
+}
+
+func testGrantComes(t *testing.T, n *node, client *api.Client, events <-chan api.PodEvent) {
+	started := make(chan error, 1)
+	go func() { started <- n.Run(n.pod("web")) }()
+	web := api.Pod{Namespace: "default", Name: "web", UID: "web", Container: "main"}
+	if e := <-events; e.Type != api.PodWaiting || e.Pod != web {
+		t.Fatalf("event %+v, want that %+v waits", e, web)
+	}
+	putGrant(t, client, "web", grantOf("web"))
+	if err := <-started; err != nil {
+		t.Fatal(err)
+	}
+	if e := <-events; e.Type != api.PodRegistered || e.Pod != web {
+		t.Errorf("event %+v, want that %+v is registered", e, web)
+	}
+	n.checkServed(t, "web", servedPort)
+	seenFrom(t, n, sourceAddr4)
+}
+
+// seenFrom checks from where the remote sees a connection of the container.
+func seenFrom(t *testing.T, n *node, want string) {
+	t.Helper()
+	if body := n.exec(t, "web", "wget", "-q", "-O", "-", fmt.Sprintf("http://%s:%d/", remoteAddr4, observerPort)); body != want+"\n" {
+		t.Errorf("the remote sees %q, want %s", body, want)
+	}
+}
+
+func testGrantRefuses(t *testing.T, n *node, client *api.Client, events <-chan api.PodEvent) {
+	g := grantOf("bad")
+	g.Containers, g.Refused = nil, "GraftEndpoint web is not for this pod"
+	putGrant(t, client, "bad", g)
+	if why := n.refused(t, n.pod("bad")); !strings.Contains(why, g.Refused) {
+		t.Errorf("refused, but not for its grant: %s", why)
+	}
+	if e := <-events; e.Type != api.PodRefused || e.Pod.Name != "bad" || e.Reason != "not allowed: "+g.Refused {
+		t.Errorf("event %+v", e)
+	}
+	if why := n.refused(t, n.pod("late")); !strings.Contains(why, "no grant for pod default/late has come within 8s") {
+		t.Errorf("refused, but not for want of a grant: %s", why)
+	}
+	g = grantOf("web") // of another pod
+	putGrant(t, client, "thief", g)
+	if why := n.refused(t, n.pod("thief")); !strings.Contains(why, "is that of pod default/web") {
+		t.Errorf("refused, but not because the grant is another's: %s", why)
+	}
+}
+
+func testGrantChanges(t *testing.T, n *node, client *api.Client) {
+	g, none := grantOf("web"), grantOf("web")
+	none.Containers["main"] = api.Rules{Endpoints: g.Containers["main"].Endpoints[:1], Ingress: g.Containers["main"].Ingress}
+	const rule = "-e 198.51.100.0/24=out"
+	if a := putGrant(t, client, "web", none); len(a.Withdrawn["main"]) != 1 || a.Withdrawn["main"][0] != rule {
+		t.Errorf("changed: %+v, want that %s is withdrawn", a, rule)
+	}
+	seenFrom(t, n, hostAddr4) // by the network of pods, which the host translates
+	n.checkServed(t, "web", servedPort)
+	if a := putGrant(t, client, "web", g); len(a.Restored["main"]) != 1 || a.Restored["main"][0] != rule {
+		t.Errorf("changed: %+v, want that %s is restored", a, rule)
+	}
+	seenFrom(t, n, sourceAddr4)
+	more := grantOf("web")
+	r := more.Containers["main"]
+	r.Endpoints, r.Egress = append(r.Endpoints, "new type ipv4 addr 0.0.0.0 port dynamic"), append(r.Egress, "203.0.113.0/24=new")
+	more.Containers["main"] = r
+	if a := putGrant(t, client, "web", more); len(a.Restart["main"]) != 1 || a.Restart["main"][0] != "-e 203.0.113.0/24=new" {
+		t.Errorf("changed: %+v, want that a rule needs a new container", a)
+	}
+}
+
+// testGrantsAreGone restarts the agent, which knows of its containers and of no grant then.
+func testGrantsAreGone(t *testing.T, n *node, client *api.Client) {
+	n.agent.kill()
+	n.agent.start()
+	pods, err := client.Pods()
+	if err != nil || len(pods) != 1 || pods[0].UID != "web" || pods[0].Name != "web" || pods[0].Grant != nil || len(pods[0].Running["main"].Egress) != 1 {
+		t.Fatalf("pods of the new agent: %+v, %v", pods, err)
+	}
+	seenFrom(t, n, sourceAddr4)
+	if err := client.DeleteGrant("web"); err != nil {
+		t.Fatal(err)
+	}
+	seenFrom(t, n, hostAddr4)
+	putGrant(t, client, "web", grantOf("web"))
+	seenFrom(t, n, sourceAddr4)
+	testkit.Eventually(t, func() error { return n.Stop("web") })
+	if err := n.Start("web"); err != nil {
+		t.Fatal(err)
+	}
+	n.checkServed(t, "web", servedPort)
+}
