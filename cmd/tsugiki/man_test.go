@@ -58,6 +58,8 @@ func TestManualPages(t *testing.T) {
 		"tsugiki-translate.1":       {"tsugiki-translate-show(1)", "virtual IPv4 addresses"},
 		"tsugiki-translate-show.1":  {"show [-o FORMAT] [CONTAINER]", "resolvers"},
 		"tsugiki-translate-flush.1": {"flush CONTAINER"},
+		"tsugiki-offload.1":         {"tsugiki offload", "/etc/tsugiki/offload.toml", "SIGHUP", "--check-config"},
+		"tsugiki-dpu-agent.1":       {"--listen ENDPOINT", "TLS needs --credentials", "--emulate-vfs"},
 		"tsugiki-setup.1":           {"containerd|crio|docker|podman", "--undo", "-y, --yes"},
 		"tsugiki-top.1":             {"tsugiki top [-n N] [-d SECONDS] | -o json|yaml", "q or Ctrl-C", "-d, --delay VALUE"},
 		"tsugiki-runtime.1":         {"ENVIRONMENT", "TSUGIKI_OCI_RUNTIME", "FILES", "tsugiki.dev/ingress rules for"},
