@@ -34,6 +34,12 @@
 /* Decisions that wait to be read by who traces a container: a power of 2, and of pages of
  * each size. */
 #define TRACE_BYTES 65536
+/* The payload of a datagram that the supervisor rewrites, in bytes: the rest is cut off. And room
+ * for datagrams that wait for it, as of TRACE_BYTES. */
+#define MESSAGE_MAX    8192
+#define MESSAGES_BYTES 262144
+/* Hosts that may send to a port of a program first. */
+#define EXPECTED_MAX 1024
 
 struct addr {
 	__u32 word[4];
@@ -241,6 +247,26 @@ struct virtual_host {
 	__u32 peer;	  /* 1: only servers that it has asked send to it */
 	__u64 heard; /* CLOCK_MONOTONIC in ns: its last datagram, if the programs chose the address
 		      */
+};
+
+/* A datagram that the supervisor rewrites, see messages.h. Its payload follows. Ports are in host
+ * order. */
+struct message {
+	struct addr host, here; /* the remote, and the address of this host */
+	__u16 host_port, here_port;
+	__u32 alias; /* the host's, network order */
+	__u16 port;  /* the socket's, on the loopback */
+	__u8 outwards;
+	__u8 fragment; /* it is the first part of a datagram that came in fragments */
+	__u8 tos;
+	__u8 ttl;
+	__u16 length; /* of the whole payload */
+};
+
+/* A host that may send to a port of a program first, see messages.h. */
+struct expected {
+	struct addr host;
+	__u32 port; /* the socket's, on the loopback */
 };
 
 /* Where a UDP server is published. */
