@@ -44,7 +44,7 @@ func (c *Container) translateDatagrams(ctx context.Context, proxy net.PacketConn
 	if d.guard, err = fileOf(proxy); err != nil {
 		return err
 	}
-	if d.Datagrams, err = c.enforced.TranslateDatagrams(t.pool); err != nil {
+	if d.Datagrams, err = c.enforced.TranslateDatagrams(t.pool, c.spec.Translation.SIP...); err != nil {
 		return err
 	}
 	changes, err := d.ns.Changes(ctx)
