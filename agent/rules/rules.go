@@ -159,7 +159,7 @@ const (
 	annotationList = 64       // entries of a list
 )
 
-// OfAnnotations reads the annotations tsugiki.dev/mode, /translate and /ipv6, and, as lists,
+// OfAnnotations reads the annotations tsugiki.dev/mode, /translate, /ipv6, /ftp and /sip, and, as lists,
 // tsugiki.dev/endpoints, /ingress, /egress, /name-rules and /dns. Commas, semicolons and newlines separate the
 // entries of a list. It tells whether there is one of these. It ignores tsugiki.dev/name and all
 // keys without the prefix.
@@ -168,7 +168,7 @@ func OfAnnotations(annotations map[string]string) (api.Rules, bool, error) {
 	var translate api.Translate
 	lists := map[string]*[]string{"endpoints": &t.Endpoints, "ingress": &t.Ingress, "egress": &t.Egress, "name-rules": &t.NameRules, "dns": &translate.DNS}
 	var on string
-	words := map[string]*string{"mode": &t.Mode, "translate": &on, "ipv6": &translate.IPv6}
+	words := map[string]*string{"mode": &t.Mode, "translate": &on, "ipv6": &translate.IPv6, "ftp": &translate.FTP, "sip": &translate.SIP}
 	found := false
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(annotations)) {
@@ -212,8 +212,8 @@ func translateOf(on string, t api.Translate) (*api.Translate, error) {
 		return &t, nil
 	case on != "" && on != "false":
 		return nil, fmt.Errorf("annotation %s is %q; write true or false", api.AnnotationTranslate, on)
-	case t.IPv6 != "" || len(t.DNS) > 0:
-		return nil, fmt.Errorf("annotations %s and %s need %s: true", api.AnnotationIPv6, api.AnnotationDNS, api.AnnotationTranslate)
+	case t.IPv6+t.FTP+t.SIP != "" || len(t.DNS) > 0:
+		return nil, fmt.Errorf("annotations %s, %s, %s and %s need %s: true", api.AnnotationIPv6, api.AnnotationDNS, api.AnnotationFTP, api.AnnotationSIP, api.AnnotationTranslate)
 	}
 	return nil, nil
 }
