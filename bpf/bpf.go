@@ -6,7 +6,7 @@
 // `make generate` makes them again with clang.
 package bpf
 
-//go:generate go tool bpf2go -go-package bpf -output-dir . -target bpfel -type addr -type port_range -type graft_option -type prefix -type egress -type number -type endpoint -type endpoint_name -type service -type location -type sender -type peer -type held -type decision -type second -type steered -type virtual_addr -type virtual_host -type stand_in -cflags "-O2 -g -Wall -Wextra -Werror -I/usr/include/x86_64-linux-gnu -I/usr/include/aarch64-linux-gnu" Policy policy.bpf.c
+//go:generate go tool bpf2go -go-package bpf -output-dir . -target bpfel -type addr -type port_range -type graft_option -type prefix -type egress -type nat64 -type number -type endpoint -type endpoint_name -type service -type location -type sender -type peer -type held -type decision -type second -type steered -type virtual_addr -type virtual_host -type stand_in -cflags "-O2 -g -Wall -Wextra -Werror -I/usr/include/x86_64-linux-gnu -I/usr/include/aarch64-linux-gnu" Policy policy.bpf.c
 //go:generate go tool bpf2go -go-package bpf -output-dir . -target bpfel -cflags "-O2 -g -Wall -Wextra -Werror -I/usr/include/x86_64-linux-gnu -I/usr/include/aarch64-linux-gnu" Steer steer.bpf.c
 //go:generate go tool bpf2go -go-package bpf -output-dir . -target bpfel -type message -cflags "-O2 -g -Wall -Wextra -Werror -I/usr/include/x86_64-linux-gnu -I/usr/include/aarch64-linux-gnu" Translate translate.bpf.c
 //go:generate go tool bpf2go -go-package bpf -output-dir . -target bpfel -type owner_slot -type running_word -type owned_file -type watched_process -cflags "-O2 -g -Wall -Wextra -Wno-unused-parameter -Werror -I/usr/include/x86_64-linux-gnu -I/usr/include/aarch64-linux-gnu" Shared shared.bpf.c

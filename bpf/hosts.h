@@ -18,11 +18,6 @@
 #define AF_INET6 10
 #define LOOPBACK 1 /* the device's number in each namespace */
 
-/* The second half of a pool, of which the virtual addresses are that are chosen here. */
-#define PEERS	    0x00010000
-#define PEER_CHOICE 8			  /* tries */
-#define PEER_NS	    (300ULL * 1000000000) /* 5 min, as of a NAT (RFC 4787, REQ-5) */
-
 /* The container's loopback, see loopback.h. */
 volatile const __u32 loopback_id;
 /* The container's pool, see virtual.h. */

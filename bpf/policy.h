@@ -52,6 +52,15 @@ struct endpoint {
 	__u16 pad[3];
 };
 
+/* The NAT64 of the network, see nat64.h. */
+struct nat64 {
+	struct addr prefix;
+	struct addr source; /* from which the container sends there */
+	__u32 device;	    /* by which it is reached; 0: it is not */
+	__u16 bits;	    /* of the prefix: 32, 40, 48, 56, 64 or 96; 0: there is none */
+	__u16 internet;	    /* it is for addresses of the Internet alone (RFC 6052 section 3.1) */
+};
+
 /*
  * What the programs know of the container whose socket they were called for. All
  * zero until the supervisor has written it: then nothing is allowed.
@@ -77,6 +86,7 @@ struct container {
 	__u32 rules;
 	/* Ports at which the supervisor relays connections, see standin.h; 0: none. */
 	__u16 relayed[RELAYED_PORTS_MAX];
+	struct nat64 nat64;
 	struct endpoint endpoint[ENDPOINTS_AT_HAND]; /* by number */
 };
 

@@ -225,6 +225,7 @@ func (t *translation) discover(ctx context.Context) {
 		default:
 			t.nat64.Store(nil)
 		}
+		t.udp.Load().leadNAT64()
 		known()
 		select {
 		case <-ctx.Done():

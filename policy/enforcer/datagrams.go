@@ -168,6 +168,20 @@ func (d *Datagrams) Begin() error {
 	return d.e.change(func(c *bpf.PolicyContainer) { c.Pool = firstOf(d.pool) })
 }
 
+// LeadNAT64 says how the container reaches IPv4 hosts behind a NAT64, whose prefix has one of the lengths
+// of RFC 6052; an invalid prefix: there is none. internet says that the prefix is only for addresses of
+// the Internet. Of way, Addr does not count.
+func (d *Datagrams) LeadNAT64(prefix netip.Prefix, internet bool, way VirtualHost) error {
+	var row bpf.PolicyNat64
+	if prefix.IsValid() {
+		row = bpf.PolicyNat64{Prefix: wordsOf(prefix.Addr()), Source: wordsOf(way.Source), Device: uint32(way.Device), Bits: uint16(prefix.Bits())}
+	}
+	if internet {
+		row.Internet = 1
+	}
+	return d.e.change(func(c *bpf.PolicyContainer) { c.Nat64 = row })
+}
+
 // firstOf returns the first address of a pool in host order.
 func firstOf(pool netip.Prefix) uint32 {
 	b := pool.Addr().As4()
