@@ -159,8 +159,8 @@ const (
 	annotationList = 64       // entries of a list
 )
 
-// OfAnnotations reads the annotations tsugiki.dev/mode, /translate, /ipv6, /ftp and /sip, and, as lists,
-// tsugiki.dev/endpoints, /ingress, /egress, /name-rules and /dns. Commas, semicolons and newlines separate the
+// OfAnnotations reads the annotations tsugiki.dev/mode, /translate and /ipv6, and, as lists,
+// tsugiki.dev/endpoints, /ingress, /egress, /name-rules, /dns, /ftp and /sip. Commas, semicolons and newlines separate the
 // entries of a list. It tells whether there is one of these. It ignores tsugiki.dev/name and all
 // keys without the prefix.
 func OfAnnotations(annotations map[string]string) (api.Rules, bool, error) {
@@ -194,6 +194,9 @@ func OfAnnotations(annotations map[string]string) (api.Rules, bool, error) {
 		}
 	}
 	if len(errs) == 0 {
+		for _, ports := range []*string{&translate.FTP, &translate.SIP} {
+			*ports = strings.Join(splitList(*ports), ",")
+		}
 		var err error
 		if t.Translate, err = translateOf(on, translate); err != nil {
 			errs = append(errs, err)

@@ -127,7 +127,7 @@ func TestAnnotationRules(t *testing.T) {
 		},
 		{
 			name: "relayed ports",
-			in:   map[string]string{"tsugiki.dev/translate": "true", "tsugiki.dev/ftp": " none ", "tsugiki.dev/sip": "5060,5062\n"},
+			in:   map[string]string{"tsugiki.dev/translate": "true", "tsugiki.dev/ftp": " none ", "tsugiki.dev/sip": " 5060; 5062\n"},
 			want: api.Rules{Translate: &api.Translate{FTP: "none", SIP: "5060,5062"}}, found: true,
 		},
 		{name: "ports of SIP alone", in: map[string]string{"tsugiki.dev/sip": "5060"}, found: true, says: []string{"need tsugiki.dev/translate: true"}},

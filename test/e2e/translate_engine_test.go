@@ -56,7 +56,7 @@ func TestTranslatedEngine(t *testing.T) {
 				"asks for special loopback":                {"ipv6": "::1"},
 				"write true or false":                      {"translate": "perhaps"},
 				"bad dns":                                  {"dns": "resolver.example.org"},
-				"there are 5 ports, at most 4 may be":      {"sip": "1,2,3,4,5"},
+				"there are 5 ports, at most 4 may be":      {"sip": "1;2;3;4;5"},
 			} {
 				if why := n.refused(t, asking("greedy", annotations)); !strings.Contains(why, says) {
 					t.Errorf("%v: refused, but not for %q: %s", annotations, says, why)
