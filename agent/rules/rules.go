@@ -160,9 +160,9 @@ const (
 )
 
 // OfAnnotations reads the annotations tsugiki.dev/mode, /translate and /ipv6, and, as lists,
-// tsugiki.dev/endpoints, /ingress, /egress, /name-rules, /dns, /ftp and /sip. Commas, semicolons and newlines separate the
-// entries of a list. It tells whether there is one of these. It ignores tsugiki.dev/name and all
-// keys without the prefix.
+// tsugiki.dev/endpoints, /ingress, /egress, /name-rules, /dns, /ftp and /sip. Commas, semicolons and
+// newlines separate the entries of a list. It tells whether there is one of these. It ignores
+// tsugiki.dev/name and all keys without the prefix.
 func OfAnnotations(annotations map[string]string) (api.Rules, bool, error) {
 	var t api.Rules
 	var translate api.Translate
