@@ -21,6 +21,8 @@ const (
 	AnnotationTranslate = AnnotationPrefix + "translate"
 	AnnotationIPv6      = AnnotationPrefix + "ipv6"
 	AnnotationDNS       = AnnotationPrefix + "dns"
+	AnnotationFTP       = AnnotationPrefix + "ftp"
+	AnnotationSIP       = AnnotationPrefix + "sip"
 
 	// NameMax is the longest name of a container, in bytes.
 	NameMax = 63

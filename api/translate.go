@@ -46,6 +46,7 @@ type TranslationStats struct {
 	Exhausted uint64 `json:"exhausted"`
 	Refused   uint64 `json:"refused"`
 	Names     Names  `json:"names"`
+	Relays    Relays `json:"relays"`
 }
 
 // Addresses are the virtual addresses of a pool. InUse are those of mappings that an answer or a peer
@@ -64,6 +65,25 @@ type Names struct {
 	// were no answer to its question.
 	Unanswered uint64 `json:"unanswered"`
 	Forged     uint64 `json:"forged"`
+}
+
+// Relays counts what goes by the relays of FTP and SIP.
+type Relays struct {
+	FTP RelayedProtocol `json:"ftp"`
+	SIP RelayedProtocol `json:"sip"`
+	// Datagrams are those of SIP's ports. Lost are those for which the agent was too slow.
+	Datagrams uint64 `json:"datagrams"`
+	Lost      uint64 `json:"lost"`
+}
+
+// RelayedProtocol counts the connections of a protocol that were relayed, and those that were refused as
+// there was no room. Rewritten are its messages of which something was changed. Refused are those that
+// did not go on.
+type RelayedProtocol struct {
+	Connections uint64 `json:"connections"`
+	Full        uint64 `json:"full"`
+	Rewritten   uint64 `json:"rewritten"`
+	Refused     uint64 `json:"refused"`
 }
 
 // Flushed is the answer to a request to forget the mappings that are not in use.

@@ -6,48 +6,14 @@
 
 #include "reach.h"
 
+#include "heardset.h"
+
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, int);
 	__type(value, struct heard);
 } heard_by_socket SEC(".maps");
-
-/* A place that is in the table, as the verifier of 6.1 sees too: the mask must come last,
- * and in 64 bits. */
-static __always_inline __u64 heard_place(__u64 at)
-{
-	__asm__ volatile("" : "+r"(at));
-	return at & (HEARD_MAX - 1);
-}
-
-/* The first of the places where an address may be. */
-static __always_inline __u32 heard_set(const struct addr *a)
-{
-	__u32 hash = a->word[0] ^ a->word[1] ^ a->word[2] ^ a->word[3];
-
-	hash ^= hash >> 16;
-	hash ^= hash >> 8;
-	return hash * HEARD_WAYS % HEARD_MAX;
-}
-
-/* Whether a socket hears an address; port 0 is those of which a rule lets it send to. A
- * function of its own, as number_for is. */
-__noinline __u64 is_heard(const struct heard *h, const struct addr *a, __u32 port)
-{
-	__u32 set, i;
-
-	if (!h || !a)
-		return 0;
-	set = heard_set(a);
-	for (i = 0; i < HEARD_WAYS; i++) {
-		const struct heard_peer *p = &h->peer[heard_place(set + i)];
-
-		if (same(&p->addr, a) && p->port == port)
-			return 1;
-	}
-	return 0;
-}
 
 /*
  * Lets a client's socket hear a host that it is about to send to; or one port of it,
@@ -62,8 +28,7 @@ static __always_inline void hear(struct bpf_sock *sk, const struct addr *a, __u1
 	h = bpf_sk_storage_get(&heard_by_socket, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!h || is_heard(h, a, port))
 		return;
-	h->peer[heard_place(heard_set(a) + h->next++ % HEARD_WAYS)] =
-		(struct heard_peer){.addr = *a, .port = port};
+	note_heard(h, a, port);
 }
 
 /* UDP sockets that had a port before they connected, and so a source of the kernel's choice; and

@@ -18,11 +18,6 @@
 #define AF_INET6 10
 #define LOOPBACK 1 /* the device's number in each namespace */
 
-/* The second half of a pool, of which the virtual addresses are that are chosen here. */
-#define PEERS	    0x00010000
-#define PEER_CHOICE 8			  /* tries */
-#define PEER_NS	    (300ULL * 1000000000) /* 5 min, as of a NAT (RFC 4787, REQ-5) */
-
 /* The container's loopback, see loopback.h. */
 volatile const __u32 loopback_id;
 /* The container's pool, see virtual.h. */
@@ -65,12 +60,20 @@ struct {
 	__type(value, struct member);
 } loopback_by_socket SEC(".maps");
 
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC | BPF_F_CLONE);
+	__type(key, int);
+	__type(value, struct binding);
+} binding_by_socket SEC(".maps");
+
 /* Who speaks with whom, of one datagram. */
 struct flow {
 	struct addr host, here; /* the remote, and the address of this host */
 	__u16 host_port, here_port;
 	__u32 alias;
-	__u16 port; /* of the container's socket */
+	__u16 port;  /* of the container's socket */
+	__u16 known; /* the same as programs know it, in host order */
 };
 
 static __always_inline bool same(const struct addr *a, const struct addr *b)
@@ -97,6 +100,14 @@ static __always_inline bool is_ours(struct bpf_sock *sk)
 	struct member *m = bpf_sk_storage_get(&loopback_by_socket, sk, 0, 0);
 
 	return m && m->loopback == loopback_id;
+}
+
+/* The port that programs know a socket by, as in loopback.h. */
+static __always_inline __u16 known_port(struct bpf_sock *sk)
+{
+	struct binding *b = bpf_sk_storage_get(&binding_by_socket, sk, 0, 0);
+
+	return b && b->view_port && b->host_port == sk->src_port ? b->view_port : sk->src_port;
 }
 
 static __always_inline struct virtual_host *host_of(__u32 ip4)
@@ -145,21 +156,28 @@ static __always_inline __u32 choose(const struct flow *f, __u32 device)
 	return 0;
 }
 
-/* Whether a socket of the container hears a datagram. */
-static __always_inline bool hears(struct __sk_buff *skb, const struct flow *f)
+/* The socket that gets a datagram on the loopback. The caller releases it. */
+static __always_inline struct bpf_sock *socket_of(struct __sk_buff *skb, const struct flow *f)
 {
 	struct bpf_sock_tuple tuple = {};
-	struct bpf_sock *sk;
-	bool ours;
 
 	tuple.ipv4.saddr = f->alias;
 	tuple.ipv4.sport = f->host_port;
 	tuple.ipv4.daddr = bpf_htonl(0x7f000001);
 	tuple.ipv4.dport = f->port;
-	sk = bpf_sk_lookup_udp(skb, &tuple, sizeof(tuple.ipv4), BPF_F_CURRENT_NETNS, 0);
+	return bpf_sk_lookup_udp(skb, &tuple, sizeof(tuple.ipv4), BPF_F_CURRENT_NETNS, 0);
+}
+
+/* Whether a socket of the container hears a datagram. */
+static __always_inline bool hears(struct __sk_buff *skb, struct flow *f)
+{
+	struct bpf_sock *sk = socket_of(skb, f);
+	bool ours;
+
 	if (!sk)
 		return false;
 	ours = sk->family == AF_INET && is_ours(sk);
+	f->known = known_port(sk);
 	bpf_sk_release(sk);
 	return ours;
 }

@@ -244,7 +244,7 @@ static __always_inline int leave_loopback(struct __sk_buff *skb, struct bpf_sock
 	if (sk->state == TCP_LISTEN) /* it was let hear the SYN */
 		return ALLOW;
 	if (p->protocol == IPPROTO_UDP && is_alias(&p->to))
-		return reaches(skb, sk, &p->to, p->to_port) && somebody_translates(skb)
+		return may_leave_for(skb, sk, &p->to, p->to_port) && somebody_translates(skb)
 			       ? ALLOW
 			       : deny(DENIED_LEAVE);
 	if (!loopback(&p->from) && !loopback(&p->to)) {

@@ -65,7 +65,7 @@ static __always_inline int decide_connect4(struct bpf_sock_addr *ctx)
 	struct endpoint *ep;
 	int verdict;
 
-	if (leads_to_host(ctx, &to, port, &verdict)) {
+	if (leads_to_host(ctx, &to, port, true, &verdict)) {
 		ctx->user_ip4 = to.word[3];
 		return verdict == ALLOW ? ALLOW : unreachable(&to);
 	}
@@ -203,7 +203,7 @@ static __always_inline int decide_sendmsg4(struct bpf_sock_addr *ctx)
 
 	if (!sk)
 		return deny(DENIED_SENDMSG);
-	if (leads_to_host(ctx, &to, port, &verdict)) {
+	if (leads_to_host(ctx, &to, port, false, &verdict)) {
 		ctx->user_ip4 = to.word[3];
 		return verdict == ALLOW ? ALLOW : deny_as(DENIED_SENDMSG, 101 /* ENETUNREACH */);
 	}

@@ -34,6 +34,12 @@
 /* Decisions that wait to be read by who traces a container: a power of 2, and of pages of
  * each size. */
 #define TRACE_BYTES 65536
+/* The payload of a datagram that the supervisor rewrites, in bytes: the rest is cut off. And room
+ * for datagrams that wait for it, as of TRACE_BYTES. */
+#define MESSAGE_MAX    8192
+#define MESSAGES_BYTES 262144
+/* Hosts that may send to a port of a program first. */
+#define EXPECTED_MAX 1024
 
 struct addr {
 	__u32 word[4];
@@ -44,6 +50,15 @@ struct endpoint {
 	__u64 netns;	  /* cookie of the namespace that its sockets live in */
 	__u16 port;	  /* source port to connect from, 0: any */
 	__u16 pad[3];
+};
+
+/* The NAT64 of the network, see nat64.h. */
+struct nat64 {
+	struct addr prefix;
+	struct addr source; /* from which the container sends there */
+	__u32 device;	    /* by which it is reached; 0: it is not */
+	__u16 bits;	    /* of the prefix: 32, 40, 48, 56, 64 or 96; 0: there is none */
+	__u16 internet;	    /* it is for addresses of the Internet alone (RFC 6052 section 3.1) */
 };
 
 /*
@@ -71,6 +86,7 @@ struct container {
 	__u32 rules;
 	/* Ports at which the supervisor relays connections, see standin.h; 0: none. */
 	__u16 relayed[RELAYED_PORTS_MAX];
+	struct nat64 nat64;
 	struct endpoint endpoint[ENDPOINTS_AT_HAND]; /* by number */
 };
 
@@ -241,6 +257,26 @@ struct virtual_host {
 	__u32 peer;	  /* 1: only servers that it has asked send to it */
 	__u64 heard; /* CLOCK_MONOTONIC in ns: its last datagram, if the programs chose the address
 		      */
+};
+
+/* A datagram that the supervisor rewrites, see messages.h. Its payload follows. Ports are in host
+ * order. */
+struct message {
+	struct addr host, here; /* the remote, and the address of this host */
+	__u16 host_port, here_port;
+	__u32 alias; /* the host's, network order */
+	__u16 port;  /* the socket's, on the loopback */
+	__u8 outwards;
+	__u8 fragment; /* it is the first part of a datagram that came in fragments */
+	__u8 tos;
+	__u8 ttl;
+	__u16 length; /* of the whole payload */
+};
+
+/* A host that may send to a port of a program first, see messages.h. */
+struct expected {
+	struct addr host;
+	__u32 port; /* the socket's, on the loopback */
 };
 
 /* Where a UDP server is published. */

@@ -48,6 +48,7 @@ type PolicyContainer struct {
 	Pool       uint32
 	Rules      uint32
 	Relayed    [8]uint16
+	Nat64      PolicyNat64
 	Endpoint   [4]PolicyEndpoint
 }
 
@@ -163,6 +164,15 @@ type PolicyMember struct {
 	Rules    uint32
 	Pad      uint32
 	Reached  uint64
+}
+
+type PolicyNat64 struct {
+	_        structs.HostLayout
+	Prefix   PolicyAddr
+	Source   PolicyAddr
+	Device   uint32
+	Bits     uint16
+	Internet uint16
 }
 
 type PolicyNumber struct {
@@ -344,6 +354,7 @@ type PolicyMapSpecs struct {
 	LocationByLoopback *ebpf.MapSpec `ebpf:"location_by_loopback"`
 	LocationByService  *ebpf.MapSpec `ebpf:"location_by_service"`
 	LoopbackBySocket   *ebpf.MapSpec `ebpf:"loopback_by_socket"`
+	MeantBySocket      *ebpf.MapSpec `ebpf:"meant_by_socket"`
 	NameByNumber       *ebpf.MapSpec `ebpf:"name_by_number"`
 	NameserverBySocket *ebpf.MapSpec `ebpf:"nameserver_by_socket"`
 	PeerTables         *ebpf.MapSpec `ebpf:"peer_tables"`
@@ -400,6 +411,7 @@ type PolicyMaps struct {
 	LocationByLoopback *ebpf.Map `ebpf:"location_by_loopback"`
 	LocationByService  *ebpf.Map `ebpf:"location_by_service"`
 	LoopbackBySocket   *ebpf.Map `ebpf:"loopback_by_socket"`
+	MeantBySocket      *ebpf.Map `ebpf:"meant_by_socket"`
 	NameByNumber       *ebpf.Map `ebpf:"name_by_number"`
 	NameserverBySocket *ebpf.Map `ebpf:"nameserver_by_socket"`
 	PeerTables         *ebpf.Map `ebpf:"peer_tables"`
@@ -431,6 +443,7 @@ func (m *PolicyMaps) Close() error {
 		m.LocationByLoopback,
 		m.LocationByService,
 		m.LoopbackBySocket,
+		m.MeantBySocket,
 		m.NameByNumber,
 		m.NameserverBySocket,
 		m.PeerTables,

@@ -28,17 +28,20 @@
  * the second half of the pool. It is that host's until PEER_NS after its last datagram, and longer
  *if nobody needs it.
  *
+ * SIP's messages name addresses. They are left to the supervisor (messages.h).
+ *
  * ICMPv6 errors about a datagram become ICMP errors (RFC 7915 section 5.2), for the same socket.
  *
  * A packet that is neither is left as it is: TCX_NEXT. Oldest kernel: 6.6.
  */
-#include "hosts.h"
+#include "messages.h"
 
 #define ETH_P_IP   0x0800
 #define ETH_P_IPV6 0x86dd
 #define ETH_LENGTH 14
 
 #define ICMP_UNREACHABLE 3
+#define FRAGMENT	 44
 #define ICMPV6		 58
 #define UNREACHABLE6	 1
 #define TOO_BIG6	 2
@@ -84,6 +87,13 @@ struct datagram4 {
 struct datagram6 {
 	struct header6 ip;
 	struct ports udp;
+};
+
+/* The header of a fragment (RFC 8200 section 4.5). */
+struct fragment {
+	__u8 next, reserved;
+	__u16 offset;
+	__u32 id;
 };
 
 static __always_inline __u16 folded(__u64 sum)
@@ -134,8 +144,10 @@ static __always_inline int to_ipv6(struct __sk_buff *skb)
 	struct virtual_host *host;
 	struct datagram6 new = {};
 	struct bpf_sock *sk;
+	struct message m;
 	struct flow f = {};
 	__u32 from_port;
+	int length;
 	__s64 diff;
 
 	if (bpf_skb_load_bytes(skb, ETH_LENGTH, &old, sizeof(old)) ||
@@ -158,11 +170,21 @@ static __always_inline int to_ipv6(struct __sk_buff *skb)
 		new.udp.from = bpf_htons(published->port);
 	}
 	f.host = host->addr;
-	f.here = host->source;
+	f.here = new.ip.from;
 	f.host_port = old.udp.to;
-	f.here_port = old.udp.from;
+	f.here_port = new.udp.from;
 	if (!published && is_anothers(skb, &f))
 		return TCX_DROP;
+	f.alias = old.ip.to;
+	f.port = old.udp.from;
+	f.known = known_port(sk);
+	length = bpf_ntohs(old.udp.length) - sizeof(old.udp);
+	if (is_message(skb, &f, length)) {
+		m = message(&f, old.ip.tos, old.ip.ttl);
+		m.outwards = 1;
+		hand_over(skb, &m, ETH_LENGTH + sizeof(old), length);
+		return TCX_DROP;
+	}
 	new.ip.first = bpf_htonl(6 << 28 | old.ip.tos << 20);
 	new.ip.length = bpf_htons(bpf_ntohs(old.ip.length) - sizeof(old.ip));
 	new.ip.next = IPPROTO_UDP;
@@ -187,6 +209,8 @@ static __always_inline int datagram(struct __sk_buff *skb, __u32 device)
 	struct datagram6 old;
 	struct datagram4 new;
 	struct flow f = {};
+	struct message m;
+	int length;
 	__s64 diff;
 
 	if (bpf_skb_load_bytes(skb, ETH_LENGTH, &old, sizeof(old)))
@@ -197,6 +221,13 @@ static __always_inline int datagram(struct __sk_buff *skb, __u32 device)
 	f.here_port = old.udp.to;
 	if (!find_socket(skb, &f, device))
 		return TCX_NEXT;
+	meet_expected(skb, &f);
+	length = bpf_ntohs(old.udp.length) - sizeof(old.udp);
+	if (is_message(skb, &f, length)) {
+		m = message(&f, bpf_ntohl(old.ip.first) >> 20, old.ip.hops);
+		hand_over(skb, &m, ETH_LENGTH + sizeof(old), length);
+		return TCX_DROP;
+	}
 	new.ip = header4_for(bpf_ntohs(old.ip.length) + sizeof(new.ip), IPPROTO_UDP, f.alias);
 	new.ip.tos = bpf_ntohl(old.ip.first) >> 20;
 	new.ip.ttl = old.ip.hops;
@@ -215,6 +246,29 @@ static __always_inline int datagram(struct __sk_buff *skb, __u32 device)
 		return TCX_DROP;
 	skb->priority = loopback_id;
 	return bpf_redirect_neigh(LOOPBACK, NULL, 0, 0);
+}
+
+/* The supervisor says that a message has come in fragments, and is lost. The host finds no receiver
+ * either, and tells the sender. */
+static __always_inline int fragment(struct __sk_buff *skb, const struct header6 *ip6, __u32 device)
+{
+	struct flow f = {.host = ip6->from, .here = ip6->to};
+	struct fragment part;
+	struct message m;
+	struct ports udp;
+
+	if (bpf_skb_load_bytes(skb, ETH_LENGTH + sizeof(*ip6), &part, sizeof(part)) ||
+	    part.next != IPPROTO_UDP || part.offset & bpf_htons(0xfff8) ||
+	    bpf_skb_load_bytes(skb, ETH_LENGTH + sizeof(*ip6) + sizeof(part), &udp, sizeof(udp)))
+		return TCX_NEXT;
+	f.host_port = udp.from;
+	f.here_port = udp.to;
+	if (!find_socket(skb, &f, device) || !is_message(skb, &f, 1))
+		return TCX_NEXT;
+	m = message(&f, 0, 0);
+	m.fragment = 1;
+	hand_over(skb, &m, ETH_LENGTH + sizeof(*ip6) + sizeof(part) + sizeof(udp), 1);
+	return TCX_NEXT;
 }
 
 /* The least MTU of a link of IPv6 (RFC 8200, section 5), in bytes. */
@@ -270,6 +324,9 @@ static __always_inline int error(struct __sk_buff *skb, const struct header6 *ip
 		return TCX_NEXT;
 	to.code = code;
 	if (e.type == TOO_BIG6) {
+		/* The supervisor has sent it. The program's own may be larger than a packet. */
+		if (is_message(skb, &f, 1))
+			return TCX_NEXT;
 		mtu = bpf_ntohl(e.mtu);
 		if (mtu < MTU_MIN6)
 			return TCX_NEXT; /* RFC 8201, section 4: to be discarded */
@@ -303,6 +360,8 @@ static __always_inline int arrives(struct __sk_buff *skb, __u32 device)
 		return TCX_NEXT;
 	if (ip6.next == IPPROTO_UDP)
 		return datagram(skb, device);
+	if (ip6.next == FRAGMENT)
+		return fragment(skb, &ip6, device);
 	return ip6.next == ICMPV6 ? error(skb, &ip6) : TCX_NEXT;
 }
 

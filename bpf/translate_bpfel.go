@@ -18,6 +18,39 @@ type TranslateAddr struct {
 	Word [4]uint32
 }
 
+type TranslateBinding struct {
+	_         structs.HostLayout
+	Host      TranslateAddr
+	View      TranslateAddr
+	HostPort  uint16
+	ViewPort  uint16
+	Ingress   uint8
+	Relay     uint8
+	Private   uint8
+	Published uint8
+	Named     uint32
+	Container uint32
+	Netns     uint64
+	Call      uint64
+}
+
+type TranslateExpected struct {
+	_    structs.HostLayout
+	Host TranslateAddr
+	Port uint32
+}
+
+type TranslateHeard struct {
+	_    structs.HostLayout
+	Next uint32
+	Peer [64]struct {
+		_    structs.HostLayout
+		Addr TranslateAddr
+		Port uint16
+		Pad  uint16
+	}
+}
+
 type TranslateMember struct {
 	_        structs.HostLayout
 	Loopback uint32
@@ -26,6 +59,21 @@ type TranslateMember struct {
 	Rules    uint32
 	Pad      uint32
 	Reached  uint64
+}
+
+type TranslateMessage struct {
+	_        structs.HostLayout
+	Host     TranslateAddr
+	Here     TranslateAddr
+	HostPort uint16
+	HerePort uint16
+	Alias    uint32
+	Port     uint16
+	Outwards uint8
+	Fragment uint8
+	Tos      uint8
+	Ttl      uint8
+	Length   uint16
 }
 
 type TranslatePublished struct {
@@ -48,6 +96,12 @@ type TranslateVirtualHost struct {
 	Device uint32
 	Peer   uint32
 	Heard  uint64
+}
+
+type TranslateWholeMessage struct {
+	_    structs.HostLayout
+	Head TranslateMessage
+	Data [8192]uint8
 }
 
 // LoadTranslate returns the embedded CollectionSpec for Translate.
@@ -100,8 +154,13 @@ type TranslateProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type TranslateMapSpecs struct {
+	BindingBySocket    *ebpf.MapSpec `ebpf:"binding_by_socket"`
+	ExpectedHosts      *ebpf.MapSpec `ebpf:"expected_hosts"`
+	HeardBySocket      *ebpf.MapSpec `ebpf:"heard_by_socket"`
 	HostByVirtual      *ebpf.MapSpec `ebpf:"host_by_virtual"`
 	LoopbackBySocket   *ebpf.MapSpec `ebpf:"loopback_by_socket"`
+	MessageRoom        *ebpf.MapSpec `ebpf:"message_room"`
+	Messages           *ebpf.MapSpec `ebpf:"messages"`
 	PrivateByPublished *ebpf.MapSpec `ebpf:"private_by_published"`
 	PublishedByPrivate *ebpf.MapSpec `ebpf:"published_by_private"`
 	VirtualByHost      *ebpf.MapSpec `ebpf:"virtual_by_host"`
@@ -111,8 +170,10 @@ type TranslateMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type TranslateVariableSpecs struct {
-	LoopbackId *ebpf.VariableSpec `ebpf:"loopback_id"`
-	Pool       *ebpf.VariableSpec `ebpf:"pool"`
+	LoopbackId     *ebpf.VariableSpec `ebpf:"loopback_id"`
+	MessagesLost   *ebpf.VariableSpec `ebpf:"messages_lost"`
+	Pool           *ebpf.VariableSpec `ebpf:"pool"`
+	RewrittenPorts *ebpf.VariableSpec `ebpf:"rewritten_ports"`
 }
 
 // TranslateObjects contains all objects after they have been loaded into the kernel.
@@ -135,8 +196,13 @@ func (o *TranslateObjects) Close() error {
 //
 // It can be passed to LoadTranslateObjects or ebpf.CollectionSpec.LoadAndAssign.
 type TranslateMaps struct {
+	BindingBySocket    *ebpf.Map `ebpf:"binding_by_socket"`
+	ExpectedHosts      *ebpf.Map `ebpf:"expected_hosts"`
+	HeardBySocket      *ebpf.Map `ebpf:"heard_by_socket"`
 	HostByVirtual      *ebpf.Map `ebpf:"host_by_virtual"`
 	LoopbackBySocket   *ebpf.Map `ebpf:"loopback_by_socket"`
+	MessageRoom        *ebpf.Map `ebpf:"message_room"`
+	Messages           *ebpf.Map `ebpf:"messages"`
 	PrivateByPublished *ebpf.Map `ebpf:"private_by_published"`
 	PublishedByPrivate *ebpf.Map `ebpf:"published_by_private"`
 	VirtualByHost      *ebpf.Map `ebpf:"virtual_by_host"`
@@ -144,8 +210,13 @@ type TranslateMaps struct {
 
 func (m *TranslateMaps) Close() error {
 	return _TranslateClose(
+		m.BindingBySocket,
+		m.ExpectedHosts,
+		m.HeardBySocket,
 		m.HostByVirtual,
 		m.LoopbackBySocket,
+		m.MessageRoom,
+		m.Messages,
 		m.PrivateByPublished,
 		m.PublishedByPrivate,
 		m.VirtualByHost,
@@ -156,8 +227,10 @@ func (m *TranslateMaps) Close() error {
 //
 // It can be passed to LoadTranslateObjects or ebpf.CollectionSpec.LoadAndAssign.
 type TranslateVariables struct {
-	LoopbackId *ebpf.Variable `ebpf:"loopback_id"`
-	Pool       *ebpf.Variable `ebpf:"pool"`
+	LoopbackId     *ebpf.Variable `ebpf:"loopback_id"`
+	MessagesLost   *ebpf.Variable `ebpf:"messages_lost"`
+	Pool           *ebpf.Variable `ebpf:"pool"`
+	RewrittenPorts *ebpf.Variable `ebpf:"rewritten_ports"`
 }
 
 // TranslatePrograms contains all programs after they have been loaded into the kernel.

@@ -24,6 +24,7 @@
 
 #include "heard.h"
 #include "loopback.h"
+#include "nat64.h"
 #include "virtual.h"
 
 #define RESOLVER_PORT 53
@@ -50,15 +51,6 @@ static __always_inline bool is_alias(const struct addr *a)
 	__u32 pool = container()->pool;
 
 	return pool && is_mapped(a) && in_pool(a->word[3], aliases_of(pool));
-}
-
-/* The host behind a virtual address or its alias, or NULL. */
-static __always_inline struct virtual_host *host_of(const struct addr *a)
-{
-	struct virtual_addr key = {.bits = KEY_BITS(key),
-				   .addr = in_net(a->word[3], container()->pool)};
-
-	return find(&host_tables, &key);
 }
 
 /* Whether a rule has published a UDP server at an IPv6 address. */
@@ -124,19 +116,38 @@ static __always_inline bool reaches(void *ctx, struct bpf_sock *sk, const struct
 	return true;
 }
 
+/* The same of a datagram that leaves. If its socket is connected to the alias, it must still be
+ * that of the host which the socket has connected to. */
+static __always_inline bool may_leave_for(void *ctx, struct bpf_sock *sk, const struct addr *alias,
+					  __u16 port)
+{
+	if (!reaches(ctx, sk, alias, port))
+		return false;
+	/* Volatile, or the compiler computes a pointer into the socket, which may not be. */
+	if (*(volatile __u32 *)&sk->dst_ip4 != alias->word[3] || sk->dst_port != bpf_htons(port))
+		return true;
+	return is_meant(sk, alias);
+}
+
 /* Whether a call is one about a virtual address or an alias. Then TO becomes the alias, or VERDICT
  * says that there is no way. */
 static __always_inline bool leads_to_host(struct bpf_sock_addr *ctx, struct addr *to, __u16 port,
-					  int *verdict)
+					  bool connects, int *verdict)
 {
 	struct bpf_sock *sk = *(struct bpf_sock *volatile *)&ctx->sk; /* as in has_port */
 	bool alias = is_alias(to);
+	struct virtual_host *host;
 
-	if (ctx->protocol != IPPROTO_UDP || !sk || (!alias && !is_virtual(to)))
+	if (ctx->protocol != IPPROTO_UDP || !sk)
+		return false;
+	if (!alias && !is_virtual(to) && (ctx->family != AF_INET || !leads_behind(to, port)))
 		return false;
 	*verdict = DENY;
 	to->word[3] = in_net(to->word[3], aliases_of(container()->pool));
 	if (alias || ctx->family != AF_INET || !reaches(ctx, sk, to, port))
+		return true;
+	host = host_of(to);
+	if (connects && (!host || !means(sk, host)))
 		return true;
 	join_loopback(sk, false);
 	hear(sk, to, 0);
@@ -144,12 +155,19 @@ static __always_inline bool leads_to_host(struct bpf_sock_addr *ctx, struct addr
 	return true;
 }
 
-/* Names a host by its virtual address. */
+/* Names a host by its virtual address; one behind the NAT64 that was not answered for a name by its
+ * IPv4 address. */
 static __always_inline bool name_host(struct addr *peer)
 {
+	struct virtual_host *host;
+	__u32 behind = 0;
+
 	if (!is_alias(peer))
 		return false;
-	peer->word[3] = in_net(peer->word[3], container()->pool);
+	host = host_of(peer);
+	if (host && host->heard)
+		behind = extract(&host->addr);
+	peer->word[3] = behind ? behind : in_net(peer->word[3], container()->pool);
 	return true;
 }
 
@@ -187,8 +205,10 @@ static __always_inline bool hears_host(struct bpf_sock *sk, const struct addr *a
 	struct heard *h;
 	struct addr from;
 
-	if (is_published(sk) || sk->dst_port || remembers(sk, reached(alias, port)))
+	if (is_published(sk) || remembers(sk, reached(alias, port)))
 		return true;
+	if (sk->dst_port)
+		return is_meant(sk, alias);
 	h = bpf_sk_storage_get(&heard_by_socket, sk, 0, 0);
 	host = host_of(alias);
 	if (!h || !host || host->peer || !is_heard(h, alias, 0))

@@ -13,6 +13,11 @@
 #define VIRTUAL_HOSTS 131072 /* 2^17 */
 #define POOL_MASK     0xfffe0000
 
+/* The second half of a pool, of which the virtual addresses are that the programs choose. */
+#define PEERS	    0x00010000
+#define PEER_CHOICE 8			  /* tries */
+#define PEER_NS	    (300ULL * 1000000000) /* 5 min, as of a NAT (RFC 4787, REQ-5) */
+
 /* The first alias of a pool. */
 static __always_inline __u32 aliases_of(__u32 pool)
 {

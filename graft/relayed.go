@@ -57,8 +57,6 @@ type Relayed struct {
 	// Published returns the port at the container's IPv6 address by which a rule publishes a port of
 	// the program.
 	Published func(port uint16) (uint16, bool)
-	// Datagrams returns the port from which peers get the datagrams of a program's UDP port.
-	Datagrams func(port uint16) uint16
 }
 
 // relayedMax is how many connections a container may have relayed at a time. Each takes two
@@ -163,7 +161,7 @@ func (e *Engine) carry(c Relayed) {
 	if at, is := c.Peer.LocalAddr().(*net.TCPAddr); is && !c.Own6.IsValid() {
 		c.Own6 = at.AddrPort().Addr()
 	}
-	c.Published, c.Datagrams = e.published(c.Own6), e.privateDatagrams
+	c.Published = e.published(c.Own6)
 	if !c.ServerInside {
 		x := expectation{e: e, peer: c.PeerAddr.Addr(), at: c.Own6}
 		defer x.end()

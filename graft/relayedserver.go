@@ -130,15 +130,6 @@ func established(file int) error {
 	}
 }
 
-// privateDatagrams returns the port of the host that stands for a UDP port of the program's.
-func (e *Engine) privateDatagrams(port uint16) uint16 {
-	private, err := e.Enforcer.PrivatePort(unix.IPPROTO_UDP, port, 0, 0, nil)
-	if err != nil || private == 0 {
-		return port // the kernel has chosen it, or nobody has bound it
-	}
-	return private
-}
-
 // published returns how a rule publishes a port of a program's server at an IPv6 address.
 func (e *Engine) published(at netip.Addr) func(port uint16) (uint16, bool) {
 	return func(port uint16) (uint16, bool) {

@@ -49,6 +49,12 @@ func (n NAT64) String() string {
 	return n.prefix.String()
 }
 
+// Prefix returns the prefix; the zero value if the network has no NAT64.
+func (n NAT64) Prefix() netip.Prefix { return n.prefix }
+
+// OfInternet tells whether the prefix is only for addresses of the IPv4 Internet.
+func (n NAT64) OfInternet() bool { return n.prefix == wellKnownPrefix }
+
 // places returns the indexes of the four octets of an IPv6 address that hold the IPv4 address, for
 // a prefix length. They follow the prefix and skip octet 8.
 func places(bits int) (at [4]int) {
@@ -67,7 +73,7 @@ func places(bits int) (at [4]int) {
 // address that does not belong to a single remote host, and, with the well-known prefix, for an
 // address outside of the Internet.
 func (n NAT64) Embed(v4 netip.Addr) (netip.Addr, bool) {
-	if !n.IsValid() || !v4.Is4() || within(v4, never4) || n.prefix == wellKnownPrefix && within(v4, private4) {
+	if !n.IsValid() || !v4.Is4() || within(v4, never4) || n.OfInternet() && within(v4, private4) {
 		return netip.Addr{}, false
 	}
 	return n.put(n.prefix.Addr(), v4), true

@@ -29,6 +29,7 @@ func halves(pool netip.Prefix) (table, peers netip.Prefix) {
 type datagrams struct {
 	*enforcer.Datagrams
 	table  *translate.Table
+	nat64  func() translate.NAT64
 	ns     *netns.NS
 	source netip.Addr // source address of the container; unspecified: the host's routes choose
 	guard  int        // the file of the DNS proxy's socket
@@ -39,12 +40,12 @@ type datagrams struct {
 // updates. The table of an earlier process is in the kernel before the programs are.
 func (c *Container) translateDatagrams(ctx context.Context, proxy net.PacketConn) error {
 	t := c.translation
-	d := &datagrams{table: t.Table, ns: c.host[""].ns, source: graft.Source(c.table, true), log: c.log}
+	d := &datagrams{table: t.Table, nat64: t.prefix, ns: c.host[""].ns, source: graft.Source(c.table, true), log: c.log}
 	var err error
 	if d.guard, err = fileOf(proxy); err != nil {
 		return err
 	}
-	if d.Datagrams, err = c.enforced.TranslateDatagrams(t.pool); err != nil {
+	if d.Datagrams, err = c.enforced.TranslateDatagrams(t.pool, c.spec.Translation.SIP...); err != nil {
 		return err
 	}
 	changes, err := d.ns.Changes(ctx)
@@ -95,12 +96,37 @@ func (d *datagrams) put(v4, v6 netip.Addr) {
 	if d == nil {
 		return
 	}
-	way, err := d.ns.Way(v6, d.source)
+	way, err := d.way(v6)
 	if err == nil {
-		err = d.Put(v4, enforcer.VirtualHost{Addr: v6, Source: way.Source, Next: way.Next, Device: way.Device})
+		err = d.Put(v4, way)
 	}
 	if err != nil {
 		d.log.Error("a host is not reached by UDP", "host", v6, "err", err)
+	}
+}
+
+// way returns how the container reaches a host.
+func (d *datagrams) way(v6 netip.Addr) (enforcer.VirtualHost, error) {
+	way, err := d.ns.Way(v6, d.source)
+	return enforcer.VirtualHost{Addr: v6, Source: way.Source, Next: way.Next, Device: way.Device}, err
+}
+
+// leadNAT64 tells the kernel of the network's NAT64, and how it is reached.
+func (d *datagrams) leadNAT64() {
+	if d == nil {
+		return
+	}
+	n := d.nat64()
+	var way enforcer.VirtualHost
+	var err error
+	if n.IsValid() {
+		way, err = d.way(n.Prefix().Addr().Next())
+	}
+	if err == nil {
+		err = d.LeadNAT64(n.Prefix(), n.OfInternet(), way)
+	}
+	if err != nil {
+		d.log.Error("hosts behind the NAT64 are not reached by UDP", "prefix", n, "err", err)
 	}
 }
 
@@ -176,6 +202,7 @@ func (d *datagrams) follow(ctx context.Context, news <-chan netns.Change) {
 		}
 		d.report(d.attach())
 		d.mapAll()
+		d.leadNAT64()
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
@@ -34,6 +35,9 @@ type translation struct {
 	known chan struct{}                   // closed after the first search for nat64
 	udp   atomic.Pointer[datagrams]       // nil: UDP is not translated
 
+	relayed   relayCounts
+	decisions *slog.Logger
+
 	socket net.PacketConn // of the proxy; nil before there is one
 
 	end  context.CancelFunc // nil before the proxy serves
@@ -55,7 +59,7 @@ func (c *Container) openTranslation() (graft.Translation, error) {
 	if c.spec.Translation == nil {
 		return graft.Translation{}, nil
 	}
-	t := &translation{pool: c.spec.Translation.Pool, host: hostAddresses{read: c.host[""].ns.Addresses}, known: make(chan struct{})}
+	t := &translation{pool: c.spec.Translation.Pool, host: hostAddresses{read: c.host[""].ns.Addresses}, known: make(chan struct{}), decisions: c.spec.Decisions}
 	var prefix netip.Prefix
 	prefix, t.peers = halves(t.pool)
 	var err error
@@ -66,7 +70,10 @@ func (c *Container) openTranslation() (graft.Translation, error) {
 	c.translation = t
 	g := graft.Translation{
 		Translator: t, Own: translate.Own, Nobody: translate.Nobody,
-		Gateway: &gateway{ftp: c.spec.Translation.FTP, sip: c.spec.Translation.SIP, addrs: t, log: c.spec.Decisions},
+		Gateway: &gateway{
+			ftp: c.spec.Translation.FTP, sip: c.spec.Translation.SIP, addrs: t, media: c.enforced.PublicPort,
+			counts: &t.relayed, log: c.spec.Decisions,
+		},
 	}
 	if len(c.spec.NameRules) > 0 {
 		t.named = newNamedHosts(c.spec.NameRules, c.enforced, c.log, c.spec.Decisions)
@@ -128,6 +135,9 @@ func (c *Container) serveNames() error {
 	ctx, end := context.WithCancel(context.Background())
 	t.end = end
 	if err := c.translateDatagrams(ctx, t.socket); err != nil {
+		return err
+	}
+	if err := c.serveMessages(ctx); err != nil {
 		return err
 	}
 	if err := c.listenForNames(ctx); err != nil {
@@ -215,6 +225,7 @@ func (t *translation) discover(ctx context.Context) {
 		default:
 			t.nat64.Store(nil)
 		}
+		t.udp.Load().leadNAT64()
 		known()
 		select {
 		case <-ctx.Done():
@@ -244,6 +255,14 @@ func (t *translation) await() {
 // V6 returns the IPv6 address for a virtual address, or for the address of an IPv4 host that the
 // NAT64 reaches.
 func (t *translation) V6(v4 netip.Addr) (netip.Addr, bool) {
+	if !t.pool.Contains(v4) {
+		t.await() // a program may connect as soon as it runs
+	}
+	return t.known6(v4)
+}
+
+// known6 is V6 without waiting for the first search for the NAT64.
+func (t *translation) known6(v4 netip.Addr) (netip.Addr, bool) {
 	if t.peers.Contains(v4) {
 		v6, known := t.udp.Load().host(v4)
 		return v6, known && t.Usable(v6)
@@ -251,7 +270,6 @@ func (t *translation) V6(v4 netip.Addr) (netip.Addr, bool) {
 	if v6, known := t.Table.V6(v4); known || t.Prefix().Contains(v4) {
 		return v6, known
 	}
-	t.await() // a program may connect as soon as it runs
 	v6, ok := t.prefix().Embed(v4)
 	return v6, ok && t.Usable(v6)
 }

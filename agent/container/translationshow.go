@@ -83,7 +83,8 @@ func (t *translation) counts() api.TranslationStats {
 	return api.TranslationStats{
 		Addresses: api.Addresses{InUse: inUse, Idle: max(0, s.Mappings-inUse), Free: max(0, t.Size()-s.Mappings)},
 		Reclaimed: s.Reclaimed, Exhausted: s.Exhausted, Refused: s.Refused,
-		Names: api.Names{Answered: names.Answered, Failed: names.Failed, Unanswered: names.Failures, Forged: names.Forged},
+		Names:  api.Names{Answered: names.Answered, Failed: names.Failed, Unanswered: names.Failures, Forged: names.Forged},
+		Relays: t.relays(),
 	}
 }
 

@@ -66,6 +66,9 @@ var (
 	descQuestions  = containerDesc("translate_questions_total", "Questions of programs for names.", "result")
 	descUnanswered = containerDesc("translate_unanswered_total", "Questions to which no resolver had an answer.")
 	descForged     = containerDesc("translate_forged_total", "Messages to the DNS proxy that were no answer to its question.")
+	descRelayed    = containerDesc("translate_relayed_connections_total", "Connections of FTP and SIP.", "protocol", "result")
+	descMessages   = containerDesc("translate_relayed_messages_total", "Messages of FTP and SIP with addresses.", "protocol", "result")
+	descDatagrams  = containerDesc("translate_relayed_datagrams_total", "Datagrams of SIP's ports.", "result")
 )
 
 // bucketPowers are the upper bounds of decision_seconds, as powers of 2 ns: from 1
@@ -143,6 +146,14 @@ func collectContainer(out chan<- prometheus.Metric, s *api.ContainerStats) {
 		count(descQuestions, t.Names.Failed, "failed")
 		count(descUnanswered, t.Names.Unanswered)
 		count(descForged, t.Names.Forged)
+		for protocol, r := range map[string]api.RelayedProtocol{"ftp": t.Relays.FTP, "sip": t.Relays.SIP} {
+			count(descRelayed, r.Connections, protocol, "relayed")
+			count(descRelayed, r.Full, protocol, "refused")
+			count(descMessages, r.Rewritten, protocol, "rewritten")
+			count(descMessages, r.Refused, protocol, "refused")
+		}
+		count(descDatagrams, t.Relays.Datagrams, "relayed")
+		count(descDatagrams, t.Relays.Lost, "lost")
 	}
 }
 

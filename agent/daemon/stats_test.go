@@ -34,7 +34,7 @@ func someStats(name string, n uint64) api.ContainerStats {
 		ID: name, Name: name, State: stateRunning, Gates: 1, Connections: api.Connections{Out: n, In: n},
 		Denied: api.Denied{Connect: n, Bind: n, Send: n, SetSockOpt: n, Leave: n, Enter: n}, Gate: d, Agent: d,
 		Pool: api.Pool{Batches: n, Sockets: n, Single: n, Misses: n}, Memory: n << 10,
-		Translation: &api.TranslationStats{Addresses: api.Addresses{InUse: int(n), Idle: 1, Free: 2}, Exhausted: n, Names: api.Names{Answered: n, Failed: n}},
+		Translation: &api.TranslationStats{Addresses: api.Addresses{InUse: int(n), Idle: 1, Free: 2}, Exhausted: n, Names: api.Names{Answered: n, Failed: n}, Relays: api.Relays{SIP: api.RelayedProtocol{Rewritten: n}, Datagrams: n}},
 	}
 }
 

@@ -19,7 +19,7 @@ func entry(lines ...string) string {
 }
 
 const (
-	hearAll  = `annotations = ["egress", "ingress", "endpoints", "mode", "name", "name-rules", "translate", "ipv6", "dns"]`
+	hearAll  = `annotations = ["egress", "ingress", "endpoints", "mode", "name", "name-rules", "translate", "ipv6", "dns", "ftp", "sip"]`
 	anywhere = `destinations = ["0.0.0.0/0", "::/0"]`
 	anyHost  = `addresses = ["0.0.0.0/0", "::/0"]`
 )
@@ -88,6 +88,12 @@ func TestHear(t *testing.T) {
 		{"an address beside a rule", "translate=true | ipv6=2001:db8::9 | egress=2001:db8::/32=::", []string{hearAll, anywhere, anyHost}, "leave ipv6 out", ""},
 		{"where names lead", "translate=true | name-rules=*.example.com:443", []string{hearAll, anyHost, `destinations = ["2001:db8::/32"]`}, "tsugiki.dev/name-rules asks for destinations ::/0", anywhere},
 		{"from where names lead", "translate=true | name-rules=* | ipv6=2001:db8::9", []string{hearAll, anywhere, `addresses = ["::/128"]`}, "tsugiki.dev/name-rules asks for addresses 2001:db8::9", `addresses = ["2001:db8::9"]`},
+		{"ports of SIP", "translate=true | sip=5060", []string{`annotations = ["translate"]`, anywhere, anyHost}, "tsugiki.dev/sip is not one that is heard", hearAll},
+		{"ports of FTP", "translate=true | ftp=21,2121", []string{`annotations = ["translate", "sip"]`, anywhere, anyHost}, "tsugiki.dev/ftp is not one that is heard", hearAll},
+		{"ports of SIP of an unknown origin", "translate=true | ?sip=5060", []string{hearAll, anywhere, anyHost}, "may be the image's", "unknown_origin = true"},
+		{"what is no port of SIP", "translate=true | sip=0", []string{hearAll, anywhere, anyHost}, `bad ports "0"`, ""},
+		{"too many ports of FTP", "translate=true | ftp=1,2,3,4,5", []string{hearAll, anywhere, anyHost}, "there are 5 ports, at most 4 may be", ""},
+		{"ports of no translation", "sip=5060", []string{hearAll, anywhere, anyHost}, "need tsugiki.dev/translate: true", ""},
 		{"names of no translation", "name-rules=*", []string{hearAll, anywhere, anyHost}, "name rules are for containers whose IPv4 is translated", ""},
 		{"an unknown origin", "?egress=10.0.0.1=0.0.0.0", []string{hearAll, anyHost, anywhere}, "may be the image's", "unknown_origin = true"},
 		{"an unknown name", "?name=web-2", []string{hearAll}, "may be the image's", "unknown_origin = true"},
@@ -287,14 +293,14 @@ func FuzzHear(f *testing.F) {
 
 // The same of annotations that ask for translation.
 func FuzzHearTranslation(f *testing.F) {
-	f.Add("true", "", "", "", "")
-	f.Add("true", "2001:db8::9", "[2001:db8::53]:53, :53;127.0.0.53:53", "", "0.0.0.0:80=[2001:db8::9]:8080")
-	f.Add("true", "fe80::1", "[fe80::1%eth0]:53", "", "")
-	f.Add("true", "", "0.0.0.0:1", "2001:db8::/32=::1, 10.0.0.0/8=0.0.0.0", "[::]:0-9=::")
-	f.Add("false", "::", ",", "::/0=::", "")
-	f.Fuzz(func(t *testing.T, translate, ipv6, dns, egress, ingress string) {
+	f.Add("true", "", "", "", "", "", "")
+	f.Add("true", "2001:db8::9", "[2001:db8::53]:53, :53;127.0.0.53:53", "", "0.0.0.0:80=[2001:db8::9]:8080", "none", "5060,5062")
+	f.Add("true", "fe80::1", "[fe80::1%eth0]:53", "", "", "21,", "65536")
+	f.Add("true", "", "0.0.0.0:1", "2001:db8::/32=::1, 10.0.0.0/8=0.0.0.0", "[::]:0-9=::", "1,2,3,4", "none")
+	f.Add("false", "::", ",", "::/0=::", "", "", "5060")
+	f.Fuzz(func(t *testing.T, translate, ipv6, dns, egress, ingress, ftp, sip string) {
 		r := &api.Registration{Name: "web", Engine: "docker", Annotations: map[string]string{}}
-		for key, value := range map[string]string{"translate": translate, "ipv6": ipv6, "dns": dns, "ingress": ingress, "egress": egress} {
+		for key, value := range map[string]string{"translate": translate, "ipv6": ipv6, "dns": dns, "ingress": ingress, "egress": egress, "ftp": ftp, "sip": sip} {
 			if value != "" {
 				r.Annotations[api.AnnotationPrefix+key] = value
 			}

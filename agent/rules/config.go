@@ -21,7 +21,7 @@ func textsOf(c *config.Container) api.Rules {
 	t := api.Rules{Mode: c.Mode, Endpoints: Plain(c.Endpoints), Ingress: Plain(c.Ingress), Egress: Plain(c.Egress)}
 	t.NameRules = Plain(c.NameRules)
 	if c.Translate {
-		t.Translate = &api.Translate{IPv6: c.IPv6, DNS: Plain(c.DNS), Pool: c.Pool}
+		t.Translate = &api.Translate{IPv6: c.IPv6, DNS: Plain(c.DNS), Pool: c.Pool, FTP: c.FTP, SIP: c.SIP}
 	}
 	return t
 }
@@ -48,8 +48,8 @@ func CheckConfig(cfg *config.Config) error {
 	}
 	for i := range cfg.Containers {
 		c := &cfg.Containers[i]
-		if !c.Translate && (c.IPv6 != "" || len(c.DNS) > 0 || c.Pool != "") {
-			errs = append(errs, &config.Error{File: cfg.Path, Line: c.Line, Err: errors.New("container.ipv6, container.dns and container.pool need translate = true")})
+		if !c.Translate && (c.IPv6+c.Pool+c.FTP+c.SIP != "" || len(c.DNS) > 0) {
+			errs = append(errs, &config.Error{File: cfg.Path, Line: c.Line, Err: errors.New("container.ipv6, container.dns, container.pool, container.ftp and container.sip need translate = true")})
 		}
 		rules, bad := parse(textsOf(c))
 		for _, e := range bad {

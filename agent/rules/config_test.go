@@ -43,8 +43,8 @@ func TestOfConfig(t *testing.T) {
 	if got, found := OfConfig(cfg, "db"); !found || cmp.Diff(api.Rules{}, got) != "" {
 		t.Errorf("db: %v %+v", found, got)
 	}
-	cfg = loaded(t, "[[container]]\nmatch = \"*\"\ntranslate = true\nipv6 = \"2001:db8::9\"\ndns = [\":53\"]\npool = \"10.18.0.0/15\"\n")
-	want = api.Rules{Translate: &api.Translate{IPv6: "2001:db8::9", DNS: []string{":53"}, Pool: "10.18.0.0/15"}}
+	cfg = loaded(t, "[[container]]\nmatch = \"*\"\ntranslate = true\nipv6 = \"2001:db8::9\"\ndns = [\":53\"]\npool = \"10.18.0.0/15\"\nftp = \"21,2121\"\nsip = \"5060\"\n")
+	want = api.Rules{Translate: &api.Translate{IPv6: "2001:db8::9", DNS: []string{":53"}, Pool: "10.18.0.0/15", FTP: "21,2121", SIP: "5060"}}
 	if got, _ := OfConfig(cfg, "web-1"); cmp.Diff(want, got) != "" {
 		t.Errorf("a translation (-want +got):\n%s", cmp.Diff(want, got))
 	}
@@ -90,7 +90,7 @@ ipv6 = "2001:db8::9"
 	want := []string{
 		`:7: bad rule -i "0.0.0.0:80"`, `:5: bad rule -e "::/0=nope"`, `:10: bad endpoint "x type ipx"`,
 		":12: bad rule -i: the ports 80 and 80 of 0.0.0.0 overlap",
-		`:21: bad dns "example.com"`, `:23: bad rule --name-rule "a..b"`, ":24: container.ipv6, container.dns and container.pool need translate = true",
+		`:21: bad dns "example.com"`, `:23: bad rule --name-rule "a..b"`, ":24: container.ipv6, container.dns, container.pool, container.ftp and container.sip need translate = true",
 	}
 	got := strings.Split(err.Error(), "\n")
 	if len(got) != len(want) {

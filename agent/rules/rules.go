@@ -160,15 +160,15 @@ const (
 )
 
 // OfAnnotations reads the annotations tsugiki.dev/mode, /translate and /ipv6, and, as lists,
-// tsugiki.dev/endpoints, /ingress, /egress, /name-rules and /dns. Commas, semicolons and newlines separate the
-// entries of a list. It tells whether there is one of these. It ignores tsugiki.dev/name and all
-// keys without the prefix.
+// tsugiki.dev/endpoints, /ingress, /egress, /name-rules, /dns, /ftp and /sip. Commas, semicolons and
+// newlines separate the entries of a list. It tells whether there is one of these. It ignores
+// tsugiki.dev/name and all keys without the prefix.
 func OfAnnotations(annotations map[string]string) (api.Rules, bool, error) {
 	var t api.Rules
 	var translate api.Translate
 	lists := map[string]*[]string{"endpoints": &t.Endpoints, "ingress": &t.Ingress, "egress": &t.Egress, "name-rules": &t.NameRules, "dns": &translate.DNS}
 	var on string
-	words := map[string]*string{"mode": &t.Mode, "translate": &on, "ipv6": &translate.IPv6}
+	words := map[string]*string{"mode": &t.Mode, "translate": &on, "ipv6": &translate.IPv6, "ftp": &translate.FTP, "sip": &translate.SIP}
 	found := false
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(annotations)) {
@@ -194,6 +194,9 @@ func OfAnnotations(annotations map[string]string) (api.Rules, bool, error) {
 		}
 	}
 	if len(errs) == 0 {
+		for _, ports := range []*string{&translate.FTP, &translate.SIP} {
+			*ports = strings.Join(splitList(*ports), ",")
+		}
 		var err error
 		if t.Translate, err = translateOf(on, translate); err != nil {
 			errs = append(errs, err)
@@ -212,8 +215,8 @@ func translateOf(on string, t api.Translate) (*api.Translate, error) {
 		return &t, nil
 	case on != "" && on != "false":
 		return nil, fmt.Errorf("annotation %s is %q; write true or false", api.AnnotationTranslate, on)
-	case t.IPv6 != "" || len(t.DNS) > 0:
-		return nil, fmt.Errorf("annotations %s and %s need %s: true", api.AnnotationIPv6, api.AnnotationDNS, api.AnnotationTranslate)
+	case t.IPv6+t.FTP+t.SIP != "" || len(t.DNS) > 0:
+		return nil, fmt.Errorf("annotations %s, %s, %s and %s need %s: true", api.AnnotationIPv6, api.AnnotationDNS, api.AnnotationFTP, api.AnnotationSIP, api.AnnotationTranslate)
 	}
 	return nil, nil
 }

@@ -125,6 +125,13 @@ func TestAnnotationRules(t *testing.T) {
 			in:   map[string]string{"tsugiki.dev/translate": " true\n", "tsugiki.dev/ipv6": "2001:db8::9 ", "tsugiki.dev/dns": "[2001:db8::53]:53, 192.0.2.1:53"},
 			want: api.Rules{Translate: &api.Translate{IPv6: "2001:db8::9", DNS: []string{"[2001:db8::53]:53", "192.0.2.1:53"}}}, found: true,
 		},
+		{
+			name: "relayed ports",
+			in:   map[string]string{"tsugiki.dev/translate": "true", "tsugiki.dev/ftp": " none ", "tsugiki.dev/sip": " 5060; 5062\n"},
+			want: api.Rules{Translate: &api.Translate{FTP: "none", SIP: "5060,5062"}}, found: true,
+		},
+		{name: "ports of SIP alone", in: map[string]string{"tsugiki.dev/sip": "5060"}, found: true, says: []string{"need tsugiki.dev/translate: true"}},
+		{name: "ports of FTP alone", in: map[string]string{"tsugiki.dev/ftp": "21", "tsugiki.dev/translate": "false"}, found: true, says: []string{"need tsugiki.dev/translate: true"}},
 		{name: "no translation", in: map[string]string{"tsugiki.dev/translate": "false"}, found: true},
 		{name: "half a translation", in: map[string]string{"tsugiki.dev/translate": "yes"}, found: true, says: []string{`tsugiki.dev/translate is "yes"; write true or false`}},
 		{name: "an address alone", in: map[string]string{"tsugiki.dev/ipv6": "2001:db8::9"}, found: true, says: []string{"need tsugiki.dev/translate: true"}},
@@ -132,7 +139,7 @@ func TestAnnotationRules(t *testing.T) {
 		{name: "blank", in: map[string]string{"tsugiki.dev/egress": " , \n"}, found: true},
 		{
 			name: "unknown", in: map[string]string{"tsugiki.dev/egres": "x", "tsugiki.dev/": "y"}, found: true,
-			says: []string{`"tsugiki.dev/egres"`, `"tsugiki.dev/"`, "there are tsugiki.dev/dns, tsugiki.dev/egress, tsugiki.dev/endpoints, tsugiki.dev/ingress, tsugiki.dev/ipv6, tsugiki.dev/mode, tsugiki.dev/name, tsugiki.dev/name-rules and tsugiki.dev/translate"},
+			says: []string{`"tsugiki.dev/egres"`, `"tsugiki.dev/"`, "there are tsugiki.dev/dns, tsugiki.dev/egress, tsugiki.dev/endpoints, tsugiki.dev/ftp, tsugiki.dev/ingress, tsugiki.dev/ipv6, tsugiki.dev/mode, tsugiki.dev/name, tsugiki.dev/name-rules, tsugiki.dev/sip and tsugiki.dev/translate"},
 		},
 		{name: "as many as may be", in: map[string]string{"tsugiki.dev/egress": many(64)}, want: api.Rules{Egress: strings.Split(strings.TrimSuffix(many(64), ","), ",")}, found: true},
 		{name: "too many", in: map[string]string{"tsugiki.dev/egress": many(65)}, found: true, says: []string{"tsugiki.dev/egress has 65 entries, at most 64"}},

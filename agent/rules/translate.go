@@ -21,7 +21,7 @@ type Translation struct {
 	// FTP are the ports whose connections are FTP's control connections. In those, the addresses of
 	// data connections are translated.
 	FTP []uint16
-	// SIP are the ports of TCP whose connections are SIP's. The addresses in their messages are
+	// SIP are the ports of TCP and UDP at which SIP is spoken. The addresses in their messages are
 	// translated.
 	SIP []uint16
 

@@ -20,7 +20,8 @@ alone.`
 const configContainers = `The file may have several [[container]] tables. The first one whose pattern matches a
 container's name applies. It applies only to a container without rules in its
 annotations tsugiki.dev/mode, tsugiki.dev/endpoints, tsugiki.dev/ingress and
-tsugiki.dev/egress. In the last three, commas, semicolons or newlines separate entries.
+tsugiki.dev/egress, and without those of a translation. In the lists, commas, semicolons
+or newlines separate entries. docs/CONFIG.md describes each annotation.
 
 The file may have several [[allow]] tables. The first one that has a container's engine
 and a pattern of its name applies. It lists the annotations that the agent follows, and

@@ -25,7 +25,7 @@ func (f *translateFlags) register(flags *pflag.FlagSet) {
 	flags.StringVar(&f.ipv6, "ipv6", "", "with --translate, the IPv6 address of the host from which COMMAND connects (default the host's choice)")
 	flags.StringArrayVar(&f.names, "name-rule", nil, "with --translate, hosts by their names, as PATTERN[:PORT[-PORT]][/tcp|/udp]: COMMAND reaches the addresses that are answered when it asks for a name that matches, and no others, unless -e covers them; may be repeated")
 	flags.StringVar(&f.ftp, "ftp", "", "with --translate, the ports of FTP's control connections, as PORT[,PORT]..., or none (default 21)")
-	flags.StringVar(&f.sip, "sip", "", "with --translate, the TCP ports of SIP, as PORT[,PORT]..., or none (default none)")
+	flags.StringVar(&f.sip, "sip", "", "with --translate, the ports of SIP, as PORT[,PORT]..., or none (default none)")
 	flags.StringVar(&f.pool, "pool", "", "with --translate, the virtual IPv4 addresses of IPv6 hosts, a prefix of 15 bits (default 198.18.0.0/15)")
 	flags.StringArrayVar(&f.resolvers, "dns", nil, "host: let COMMAND ask the name servers of /etc/resolv.conf that are on the host's loopback, such as 127.0.0.53; or with --translate, a resolver to ask for names, as [ADDR]:PORT, may be repeated (default those of /etc/resolv.conf)")
 }

@@ -151,6 +151,7 @@ func printTranslations(out io.Writer, list []api.Translation) error {
 		n := t.Counts.Names
 		fmt.Fprintf(out, "hosts without an address: %d exhausted, %d refused; names: %d answered, %d failed, %d unanswered, %d forged\n",
 			t.Counts.Exhausted, t.Counts.Refused, n.Answered, n.Failed, n.Unanswered, n.Forged)
+		printRelays(out, t.Counts.Relays)
 		if err := printMappings(out, t.Mappings); err != nil {
 			return err
 		}
@@ -172,4 +173,19 @@ func printMappings(out io.Writer, list []api.Mapping) error {
 		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\n", m.V4, m.V6, state, m.Sockets, m.Until)
 	}
 	return w.Flush()
+}
+
+// printRelays prints what went by relays, if anything did.
+func printRelays(out io.Writer, r api.Relays) {
+	line := func(name string, p api.RelayedProtocol, more string) {
+		if p != (api.RelayedProtocol{}) || more != "" {
+			fmt.Fprintf(out, "%s: %d connections, %d refused; messages: %d rewritten, %d refused%s\n", name, p.Connections, p.Full, p.Rewritten, p.Refused, more)
+		}
+	}
+	datagrams := ""
+	if r.Datagrams+r.Lost > 0 {
+		datagrams = fmt.Sprintf("; datagrams: %d relayed, %d lost", r.Datagrams, r.Lost)
+	}
+	line("FTP", r.FTP, "")
+	line("SIP", r.SIP, datagrams)
 }

@@ -82,6 +82,7 @@ type Container struct {
 	IPv6                       string // with Translate: the source address; empty: the host's choice
 	DNS                        []Text // with Translate: resolvers; none: those of /etc/resolv.conf
 	Pool                       string // with Translate: of virtual addresses; empty: 198.18.0.0/15
+	FTP, SIP                   string // with Translate: ports that are relayed; empty: 21, and none
 	Line                       int
 }
 
@@ -111,7 +112,7 @@ func Engines() []string { return []string{"docker", "podman", "containerd", "ner
 
 // AnnotationKeys are the annotations that the agent can follow, without their prefix.
 func AnnotationKeys() []string {
-	return []string{"dns", "egress", "endpoints", "ingress", "ipv6", "mode", "name", "name-rules", "translate"}
+	return []string{"dns", "egress", "endpoints", "ftp", "ingress", "ipv6", "mode", "name", "name-rules", "sip", "translate"}
 }
 
 // SpecialKinds are the kinds of addresses that a rule covers only if it names them.

@@ -68,6 +68,8 @@ translate = true
 ipv6 = "2001:db8::9"
 dns = ["[2001:db8::53]:53"]
 pool = "10.18.0.0/15"
+ftp = "none"
+sip = "5060,5062"
 `,
 			defaults(func(c *Config) {
 				c.RunDir, c.StateDir = "/r", "/s"
@@ -77,7 +79,7 @@ pool = "10.18.0.0/15"
 						Match: "web-*", Mode: "seccomp", Line: 10, Endpoints: []Text{{"a type unix path /a", 13}},
 						Ingress: []Text{{"0.0.0.0:80=198.51.100.1", 15}, {"b", 16}, {"c", 19}},
 					},
-					{Match: "*", Line: 22, Translate: true, IPv6: "2001:db8::9", DNS: []Text{{"[2001:db8::53]:53", 26}}, Pool: "10.18.0.0/15"},
+					{Match: "*", Line: 22, Translate: true, IPv6: "2001:db8::9", DNS: []Text{{"[2001:db8::53]:53", 26}}, Pool: "10.18.0.0/15", FTP: "none", SIP: "5060,5062"},
 				}
 			}),
 		},
@@ -194,7 +196,7 @@ func TestLoadSaysWhatIsWrong(t *testing.T) {
 				"nameable = \"yes\"\nnetns = [\"\"]\npaths = [\"run\", \"/a/../b\", \"/\", \"/a//\", \"/[\"]\naddresses = \"::\"\nports = [80]\ndestinations = [\"\"]\n[[allow]]\n[allow]\n",
 			[]string{
 				`:2:12: allow.engines "dokcer" is unknown; there are docker, podman, containerd, nerdctl, cri and other`,
-				`:3:10: allow.names "[" is not a pattern: * matches any characters, ? one character, [a-z] one of these, and \* an asterisk`, `:4:16: allow.annotations "tsugiki.dev/egress" is unknown; there are dns, egress, endpoints, ingress, ipv6, mode, name, name-rules and translate`,
+				`:3:10: allow.names "[" is not a pattern: * matches any characters, ? one character, [a-z] one of these, and \* an asterisk`, `:4:16: allow.annotations "tsugiki.dev/egress" is unknown; there are dns, egress, endpoints, ftp, ingress, ipv6, mode, name, name-rules, sip and translate`,
 				`:5:12: allow.special "localhost" is unknown`, `:7:1: allow.types "unx" is unknown`, ":8:12: allow.nameable must be true or false, not a string",
 				`:9:10: allow.netns "" matches nothing`, `:10:10: allow.paths "run" is not an absolute path; it must begin with a slash`, `:10:17: allow.paths "/a/../b" is not a clean path: write it without //, . and .., and below a folder`,
 				`:10:28: allow.paths "/" is not a clean path: write it without //, . and .., and below a folder`, `:10:33: allow.paths "/a//" is not a clean path: write it without //, . and .., and below a folder`, `:10:41: allow.paths "/[" is not a pattern: * matches any characters, ? one character, [a-z] one of these, and \* an asterisk`,

@@ -111,7 +111,7 @@ var keys = []Key{
 	},
 	{
 		"allow", "annotations", "list", "",
-		"Annotations that the agent follows: dns, egress, endpoints, ingress, ipv6, mode, name, name-rules and translate. Without this key, it follows none.",
+		"Annotations that the agent follows: dns, egress, endpoints, ftp, ingress, ipv6, mode, name, name-rules, sip and translate. Without this key, it follows none.",
 		checked(func(c *Config) *[]Text { return &lastAllow(c).Annotations }, oneOf(AnnotationKeys()...)),
 	},
 	{
@@ -213,6 +213,16 @@ var keys = []Key{
 		"container", "pool", "PREFIX", "198.18.0.0/15",
 		"With translate: the virtual IPv4 addresses, a prefix of 15 bits, as --pool of tsugiki run.",
 		text(func(c *Config) *string { return &last(c).Pool }, nonEmpty),
+	},
+	{
+		"container", "ftp", "PORT[,PORT]... or none", "21",
+		"With translate: the ports of FTP's control connections, as --ftp of tsugiki run.",
+		text(func(c *Config) *string { return &last(c).FTP }, nonEmpty),
+	},
+	{
+		"container", "sip", "PORT[,PORT]... or none", "none",
+		"With translate: the ports of SIP over TCP and UDP, as --sip of tsugiki run.",
+		text(func(c *Config) *string { return &last(c).SIP }, nonEmpty),
 	},
 }
 

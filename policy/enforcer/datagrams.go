@@ -10,6 +10,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"github.com/cilium/ebpf/ringbuf"
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/bpf"
@@ -21,6 +22,8 @@ type Datagrams struct {
 	e    *Enforcement
 	pool netip.Prefix
 	objs bpf.TranslateObjects
+
+	messages *ringbuf.Reader
 
 	mu    sync.Mutex        // guards what follows
 	links map[int]link.Link // by the link's number
@@ -43,9 +46,9 @@ var ErrNoDatagrams = errors.New("the kernel cannot attach programs to links by B
 
 // TranslateDatagrams prepares to translate the UDP of a container whose loopback is on the host.
 // The translation starts with Begin. The error wraps ErrNoDatagrams where the kernel is older than
-// 6.6. The virtual addresses are of a pool of 15 bits (bpf/virtual.h). It needs CAP_BPF and
-// CAP_NET_ADMIN.
-func (e *Enforcement) TranslateDatagrams(pool netip.Prefix) (*Datagrams, error) {
+// 6.6. The virtual addresses are of a pool of 15 bits (bpf/virtual.h). Datagrams of some ports, as
+// programs know them, go to Messages; at most eight. It needs CAP_BPF and CAP_NET_ADMIN.
+func (e *Enforcement) TranslateDatagrams(pool netip.Prefix, messages ...uint16) (*Datagrams, error) {
 	for _, kind := range []int{hostsTable, virtualTable} {
 		if err := e.makeTable(kind); err != nil {
 			return nil, fmt.Errorf("make table of virtual addresses: %w", err)
@@ -59,6 +62,9 @@ func (e *Enforcement) TranslateDatagrams(pool netip.Prefix) (*Datagrams, error) 
 	if err == nil {
 		err = spec.Variables["pool"].Set(firstOf(pool))
 	}
+	if err == nil {
+		err = setMessagePorts(spec, messages)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -69,11 +75,15 @@ func (e *Enforcement) TranslateDatagrams(pool netip.Prefix) (*Datagrams, error) 
 	d := &Datagrams{e: e, pool: pool, links: map[int]link.Link{}}
 	err = spec.LoadAndAssign(&d.objs, &ebpf.CollectionOptions{MapReplacements: map[string]*ebpf.Map{
 		"host_by_virtual": e.tables.hosts, "virtual_by_host": e.tables.virtual, "loopback_by_socket": e.set.LoopbackBySocket,
+		"binding_by_socket": e.set.BindingBySocket, "heard_by_socket": e.set.HeardBySocket,
 	}})
 	if err != nil {
 		return nil, fmt.Errorf("load programs that translate UDP: %w", err)
 	}
-	if err := d.restore(); err != nil {
+	if err = d.restore(); err == nil {
+		d.messages, err = ringbuf.NewReader(d.objs.Messages)
+	}
+	if err != nil {
 		return nil, errors.Join(err, d.objs.Close())
 	}
 	e.datagrams.Store(d)
@@ -158,6 +168,20 @@ func (d *Datagrams) Begin() error {
 	return d.e.change(func(c *bpf.PolicyContainer) { c.Pool = firstOf(d.pool) })
 }
 
+// LeadNAT64 says how the container reaches IPv4 hosts behind a NAT64, whose prefix has one of the lengths
+// of RFC 6052; an invalid prefix: there is none. internet says that the prefix is only for addresses of
+// the Internet. Of way, Addr does not count.
+func (d *Datagrams) LeadNAT64(prefix netip.Prefix, internet bool, way VirtualHost) error {
+	var row bpf.PolicyNat64
+	if prefix.IsValid() {
+		row = bpf.PolicyNat64{Prefix: wordsOf(prefix.Addr()), Source: wordsOf(way.Source), Device: uint32(way.Device), Bits: uint16(prefix.Bits())}
+	}
+	if internet {
+		row.Internet = 1
+	}
+	return d.e.change(func(c *bpf.PolicyContainer) { c.Nat64 = row })
+}
+
 // firstOf returns the first address of a pool in host order.
 func firstOf(pool netip.Prefix) uint32 {
 	b := pool.Addr().As4()
@@ -239,5 +263,5 @@ func (d *Datagrams) Close() error {
 	}
 	d.links = nil
 	d.e.datagrams.Store(nil)
-	return errors.Join(append(errs, d.objs.Close())...)
+	return errors.Join(append(errs, d.messages.Close(), d.objs.Close())...)
 }

@@ -294,3 +294,6 @@ func (e *Enforcement) ServeNames() error {
 	e.loopback.names = true
 	return nil
 }
+
+// LoopbackID returns the priority of packets on the container's loopback on the host; 0: it has none.
+func (e *Enforcement) LoopbackID() uint32 { return e.loopbackID }

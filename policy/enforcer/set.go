@@ -289,7 +289,7 @@ func (s *set) closeTheirs() error {
 }
 
 func (s *set) theirs() []**ebpf.Map {
-	return []**ebpf.Map{&s.HeardBySocket, &s.KeptBySocket, &s.LentBySocket, &s.NameserverBySocket, &s.RelayedSockets, &s.ReportedBySocket, &s.TriedBySocket}
+	return []**ebpf.Map{&s.KeptBySocket, &s.LentBySocket, &s.NameserverBySocket, &s.RelayedSockets, &s.ReportedBySocket, &s.TriedBySocket}
 }
 
 func (s *set) isTheirs(m **ebpf.Map) bool { return slices.Contains(s.theirs(), m) }

@@ -210,6 +210,19 @@ func serve(t *testing.T, c *testkit.Cmd, ports ...port) *server {
 	return s
 }
 
+// succeeds waits until a program has ended, which has to be with the status 0.
+func (s *server) succeeds(t *testing.T) {
+	t.Helper()
+	select {
+	case <-s.ended:
+	case <-time.After(testkit.Patience):
+		t.Fatalf("%s does not end:\n%s", line(s.Cmd), s.output)
+	}
+	if !s.ProcessState.Success() {
+		t.Errorf("%s: %s\n%s", line(s.Cmd), s.ProcessState, s.output)
+	}
+}
+
 // stop ends a server with SIGTERM. It may be called more than once.
 func (s *server) stop(t *testing.T) {
 	t.Helper()

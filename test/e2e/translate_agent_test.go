@@ -282,6 +282,8 @@ func checkTranslationMetrics(t *testing.T, n *asked, o *obedient, echo int) {
 	for key, want := range map[string]float64{
 		"addresses{container=%s,state=in_use}": 2, "addresses{container=%s,state=free}": 65532, "questions_total{container=%s,result=answered}": 2,
 		"questions_total{container=%s,result=failed}": 0, "exhausted_total{container=%s}": 0,
+		"relayed_connections_total{container=%s,protocol=ftp,result=relayed}": 0, "relayed_messages_total{container=%s,protocol=sip,result=refused}": 0,
+		"relayed_datagrams_total{container=%s,result=lost}": 0,
 	} {
 		key = "tsugiki_translate_" + fmt.Sprintf(key, o.name)
 		if got, is := m[key]; !is || got != want {

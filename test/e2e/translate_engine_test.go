@@ -1,7 +1,9 @@
 package e2e
 
 import (
+	"bufio"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,10 +15,10 @@ import (
 
 // translatedAnnotations are what containers of TestTranslatedEngine may ask for.
 var translatedAnnotations = []string{
-	"[[allow]]", `engines = ["docker", "podman"]`, `names = ["*"]`, `annotations = ["translate", "ipv6", "dns", "egress", "ingress"]`,
+	"[[allow]]", `engines = ["docker", "podman"]`, `names = ["*"]`, `annotations = ["translate", "ipv6", "dns", "egress", "ingress", "ftp", "sip"]`,
 	`destinations = ["::/0"]`, fmt.Sprintf("addresses = [%q, %q]", hostAddr6, sourceAddr6), fmt.Sprintf("resolvers = [%q]", "["+remoteAddr6+"]:53"),
 	"[[container]]", `match = "configured"`, "translate = true", fmt.Sprintf("ipv6 = %q", sourceAddr6),
-	fmt.Sprintf("dns = [%q]", "["+remoteAddr6+"]:53"), `pool = "10.18.0.0/15"`,
+	fmt.Sprintf("dns = [%q]", "["+remoteAddr6+"]:53"), `pool = "10.18.0.0/15"`, fmt.Sprintf("ftp = %q", fmt.Sprint(labelledFTPPort)),
 }
 
 // A container of an engine is translated because its labels or annotations ask for it, or because the
@@ -54,6 +56,7 @@ func TestTranslatedEngine(t *testing.T) {
 				"asks for special loopback":                {"ipv6": "::1"},
 				"write true or false":                      {"translate": "perhaps"},
 				"bad dns":                                  {"dns": "resolver.example.org"},
+				"there are 5 ports, at most 4 may be":      {"sip": "1;2;3;4;5"},
 			} {
 				if why := n.refused(t, asking("greedy", annotations)); !strings.Contains(why, says) {
 					t.Errorf("%v: refused, but not for %q: %s", annotations, says, why)
@@ -65,7 +68,10 @@ func TestTranslatedEngine(t *testing.T) {
 				t.Errorf("with a network of its own: refused, but not for that: %s", why)
 			}
 
-			web := asking("web", map[string]string{"ingress": fmt.Sprintf("0.0.0.0:80=[%s]:%d", hostAddr6, servedPort)})
+			web := asking("web", map[string]string{
+				"ingress": fmt.Sprintf("0.0.0.0:80=[%s]:%d", hostAddr6, servedPort),
+				"ftp":     fmt.Sprint(labelledFTPPort), "sip": fmt.Sprint(labelledSIPPort),
+			})
 			n.run(t, web)
 			url := fmt.Sprintf("http://%s:%d/", virtualAddr4, observerPort)
 			works := func() {
@@ -83,6 +89,20 @@ func TestTranslatedEngine(t *testing.T) {
 				}
 			}
 			works()
+			folder := serveFTP(t, n.srv, remoteAddr6, labelledFTPPort)
+			relays := func(name, peer string) {
+				t.Helper()
+				got := n.exec(t, name, "sh", "-c", fmt.Sprintf("ftpget -P %d %s /tmp/file file && cat /tmp/file", labelledFTPPort, peer))
+				if got != string(folder.content) {
+					t.Errorf("by FTP, %s gets %d bytes", name, len(got))
+				}
+			}
+			relays("web", virtualAddr4)
+			answerSIP(t, n.srv, labelledSIPPort)
+			options := fmt.Sprintf(`printf 'OPTIONS sip:%s SIP/2.0\r\nContact: <sip:a@%s:7000>\r\nContent-Length: 0\r\n\r\n' | nc -w 50 %[1]s %[3]d`, virtualAddr4, ownAddr4, labelledSIPPort)
+			if got, want := n.exec(t, "web", "sh", "-c", options), fmt.Sprintf("SIP/2.0 200 OK\r\nContact: <sip:a@%s:7000>\r\nContent-Length: 0\r\n\r\n", ownAddr4); got != want {
+				t.Errorf("by SIP, it gets %q, want %q", got, want)
+			}
 			checkAllFrom(t, o.take(), sourceAddr6)
 			n.agent.kill()
 			n.agent.start()
@@ -98,10 +118,46 @@ func TestTranslatedEngine(t *testing.T) {
 			if body := n.exec(t, "configured", "wget", "-q", "-O", "-", fmt.Sprintf("http://%s:%d/", first, observerPort)); body != sourceAddr6+"\n" {
 				t.Errorf("by the configuration: the remote sees %q, want %s", body, sourceAddr6)
 			}
+			relays("configured", first)
 			checkAllFrom(t, o.take(), sourceAddr6)
 			n.remove(t, "configured")
 		})
 	}
+}
+
+// Ports of FTP and SIP that containers ask for.
+const (
+	labelledFTPPort = 2121
+	labelledSIPPort = 5062
+)
+
+// answerSIP answers one message of SIP over TCP with its own Contact, which has to be the container's IPv6
+// address.
+func answerSIP(t *testing.T, ns *testkit.Namespace, number uint16) {
+	t.Helper()
+	var l net.Listener
+	err := ns.Do(func() (err error) {
+		l, err = net.Listen("tcp6", addrPort(remoteAddr6, number))
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		conn, err := l.Accept()
+		if err != nil {
+			return // closed
+		}
+		defer conn.Close()
+		lines, contact := bufio.NewScanner(conn), ""
+		for lines.Scan() && lines.Text() != "" {
+			if strings.HasPrefix(lines.Text(), "Contact: ") && strings.Contains(lines.Text(), "["+sourceAddr6+"]") {
+				contact = lines.Text()
+			}
+		}
+		fmt.Fprintf(conn, "SIP/2.0 200 OK\r\n%s\r\nContent-Length: 0\r\n\r\n", contact)
+	}()
 }
 
 // onlyIPv6Name is the name of a host that has no IPv4 address.

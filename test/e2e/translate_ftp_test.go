@@ -29,10 +29,10 @@ func newFTPFolder(t *testing.T) *ftpFolder {
 }
 
 // serveFTP serves a folder at an address. All may write there.
-func serveFTP(t *testing.T, ns *testkit.Namespace, at string) *ftpFolder {
+func serveFTP(t *testing.T, ns *testkit.Namespace, at string, number uint16) *ftpFolder {
 	t.Helper()
 	s := newFTPFolder(t)
-	serve(t, command(t, ns, python(t), "-W", "ignore", "-m", "pyftpdlib", "-i", at, "-p", fmt.Sprint(ftpPort), "-w", "-d", s.dir), port{ns, "tcp6", ftpPort})
+	serve(t, command(t, ns, python(t), "-W", "ignore", "-m", "pyftpdlib", "-i", at, "-p", fmt.Sprint(number), "-w", "-d", s.dir), port{ns, "tcp6", number})
 	return s
 }
 
@@ -49,7 +49,7 @@ func (s *ftpFolder) has(t *testing.T, path string) {
 func TestTranslatedFTPClients(t *testing.T) {
 	t.Parallel()
 	w := newIPv6World(t)
-	s := serveFTP(t, w.srv, remoteAddr6)
+	s := serveFTP(t, w.srv, remoteAddr6, ftpPort)
 	url := fmt.Sprintf("ftp://%s/", serverName)
 	for name, line := range map[string]func(to string) []string{
 		"curl, EPSV": func(to string) []string { return []string{"curl", "-4", "-sS", "-o", to, url + "file"} },
@@ -149,13 +149,15 @@ func TestTranslatedFTPServer(t *testing.T) {
 		"vsftpd":    {"vsftpd", config},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c := w.translated(t, append([]string{
-				"-i", fmt.Sprintf("0.0.0.0:%d=[%s]:%d", ftpPort, sourceAddr6, ftpPort),
-				"-i", fmt.Sprintf("0.0.0.0:2000-2001=[%s]:2000-2001", sourceAddr6),
-				"-e", fmt.Sprintf("[%s]:1024-65535=%s", remoteAddr6, sourceAddr6), "--",
-			}, line...)...)
-			serve(t, c, port{w.h, "tcp6", ftpPort})
-			s.isServed(t, w)
+			inTranslatingModes(t, func(t *testing.T, mode string) {
+				c := w.translated(t, append([]string{
+					"--mode", mode, "-i", fmt.Sprintf("0.0.0.0:%d=[%s]:%d", ftpPort, sourceAddr6, ftpPort),
+					"-i", fmt.Sprintf("0.0.0.0:2000-2001=[%s]:2000-2001", sourceAddr6),
+					"-e", fmt.Sprintf("[%s]:1024-65535=%s", remoteAddr6, sourceAddr6), "--",
+				}, line...)...)
+				serve(t, c, port{w.h, "tcp6", ftpPort})
+				s.isServed(t, w)
+			})
 		})
 	}
 }
@@ -329,7 +331,7 @@ print(len(open))
 func TestTranslatedFTPLimit(t *testing.T) {
 	t.Parallel()
 	w := newIPv6World(t)
-	serveFTP(t, w.srv, remoteAddr6)
+	serveFTP(t, w.srv, remoteAddr6, ftpPort)
 	c := w.translated(t, "--", python(t), "-c", manyFTPConnections, serverName)
 	if got, want := succeed(t, c), "128 ENOBUFS\n128\n"; got != want {
 		t.Errorf("it prints %q, want %q", got, want)

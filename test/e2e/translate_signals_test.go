@@ -36,10 +36,12 @@ func TestTranslatedServersGetSignals(t *testing.T) {
 	w := newIPv6World(t)
 	for _, how := range []string{"restarted", "EINTR"} {
 		t.Run(how, func(t *testing.T) {
-			c := w.translated(t, "-i", fmt.Sprintf("0.0.0.0:8000=[%s]:8000", sourceAddr6), "--", python(t), "-c", pythonSignals, how)
-			if got := succeed(t, c); got != "three signals\n" {
-				t.Errorf("it prints %q", got)
-			}
+			inTranslatingModes(t, func(t *testing.T, mode string) {
+				c := w.translated(t, "--mode", mode, "-i", fmt.Sprintf("0.0.0.0:8000=[%s]:8000", sourceAddr6), "--", python(t), "-c", pythonSignals, how)
+				if got := succeed(t, c); got != "three signals\n" {
+					t.Errorf("it prints %q", got)
+				}
+			})
 		})
 	}
 }

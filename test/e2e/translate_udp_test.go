@@ -147,6 +147,50 @@ func TestTranslatedDatagrams(t *testing.T) {
 	watch.Nothing(t)
 }
 
+// pythonIPv4Hosts asks hosts by UDP, and prints which of their names it sees.
+const pythonIPv4Hosts = `
+import socket, sys
+def new():
+    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    s.settimeout(50)
+    return s
+for host in sys.argv[2:]:
+    to = socket.getaddrinfo(host, int(sys.argv[1]), socket.AF_INET, socket.SOCK_DGRAM)[0][4]
+    s = new()
+    for _ in range(2):
+        s.sendto(b"?", to)
+        data, peer = s.recvfrom(100)
+    print(to[0], data.decode().strip(), peer == to)
+    s = new()
+    s.connect(to)
+    s.send(b"?")
+    print(s.recv(100).decode().strip(), s.getpeername() == to, s.getsockname()[0])
+`
+
+// Programs ask UDP servers that have only IPv4, behind the NAT64: by a name, and by an address that no
+// name was answered with. They see the IPv4 addresses. No IPv4 packet is on the host's link.
+func TestTranslatedDatagramsBehindNAT64(t *testing.T) {
+	t.Parallel()
+	w := newNamedWorld(t)
+	w.answerAt(t, behindNAT64, besideNAT64)
+	watch := watchIPv4(t, w.h)
+	var want strings.Builder
+	for _, addr := range []string{"203.0.113.4", "203.0.113.5"} {
+		fmt.Fprintf(&want, "%s %s True\n%s True %s\n", addr, hostAddr6, hostAddr6, ownAddr4)
+	}
+	inTranslatingModes(t, func(t *testing.T, mode string) {
+		line := []string{"--mode", mode, "--", python(t), "-c", pythonIPv4Hosts, fmt.Sprint(namedPort), "four.example.com", "203.0.113.5"}
+		if got := succeed(t, w.translated(t, line...)); got != want.String() {
+			t.Errorf("it prints\n%s\nwant\n%s", got, want.String())
+		}
+		line = []string{"--mode", mode, "--", static(t, "fetch"), fmt.Sprintf("udp4://four.example.com:%d", namedPort)}
+		if got := succeed(t, w.translated(t, line...)); got != hostAddr6+"\n" {
+			t.Errorf("a static program prints %q, want %s", got, hostAddr6)
+		}
+	})
+	watch.Nothing(t)
+}
+
 // pythonDatagramServer answers each datagram with the names that it sees.
 const pythonDatagramServer = `
 import socket, sys

@@ -66,6 +66,8 @@ type Config struct {
 	// Published returns the port at which a rule publishes a port of the program, a server. It is
 	// called only with ServerInside.
 	Published func(port uint16) (uint16, bool)
+	// Noted, if it is not nil, is called for each message that was changed, or refused.
+	Noted func(refused bool)
 }
 
 // Errors of a session. The session ends with them.
@@ -193,6 +195,7 @@ func (s *Session) command(line []byte, out *Output) error {
 	case "PASV", "EPSV", "PORT", "EPRT":
 		sent, k, refused = s.dataCommand(verb, arg, sent)
 	}
+	s.note(refused != "", sent != string(line))
 	if refused != "" {
 		s.outstanding = append(s.outstanding, outstanding{replied, refused + "\r\n"})
 		s.flush(out)
@@ -201,6 +204,12 @@ func (s *Session) command(line []byte, out *Output) error {
 	s.outstanding = append(s.outstanding, outstanding{kind: k})
 	out.Server = append(out.Server, sent...)
 	return nil
+}
+
+func (s *Session) note(refused, changed bool) {
+	if s.Noted != nil && (refused || changed) {
+		s.Noted(refused)
+	}
 }
 
 // dataCommand returns what is sent in the place of a command for data connections, or a reply.
@@ -305,7 +314,9 @@ func (s *Session) reply(line []byte, out *Output) {
 		return
 	}
 	if first.kind == passes {
-		line = s.passive(code, last, line)
+		is := s.passive(code, last, line)
+		s.note(false, !bytes.Equal(is, line))
+		line = is
 	}
 	out.Client = append(out.Client, line...)
 	if !last || code < 200 {

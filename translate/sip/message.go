@@ -1,21 +1,23 @@
-// Package sip is the application-level gateway for SIP over TCP between a program that knows IPv4
-// only and a peer that it has only by IPv6. It rewrites the addresses in a message's headers and in its
-// session description (RFC 3261, RFC 4566), and nothing else. It opens no socket and needs no privilege.
-// All bytes are hostile, from both sides.
+// Package sip is the application-level gateway for SIP between a program that knows IPv4 only and a
+// peer that it has only by IPv6. It rewrites the addresses in a message's headers and in its session
+// description (RFC 3261, RFC 4566), and nothing else. It opens no socket and needs no privilege. All
+// bytes are hostile, from both sides.
 //
 // # Theory of operation
 //
 // A message is a start line, headers, an empty line, and a body of Content-Length bytes (RFC 3261
 // section 18.3). A stream gets bytes of one side, and returns whole messages, rewritten, for the
-// other. Between messages there may be empty lines, which keep a connection alive.
+// other. Between messages there may be empty lines, which keep a connection alive. A datagram is one
+// message (datagram.go).
 //
 // Rewritten are: the URI of a request; Via, Contact, Record-Route, Route, From, To, and headers like
 // these; of a session description c=, o=, a=rtcp, and the ports of m=. Each address becomes its
 // counterpart of the other family. The way back gives the same bytes again, so that both sides
 // recognize their own Via, From and To. An address without a counterpart stays.
 //
-// Ports change only for the program's own address: a rule may publish a port of TCP under another
-// number, and a port of UDP that a program binds is another one for its peers.
+// Ports change only for the program's own address: a rule may publish a port under another number, and
+// a port of UDP that a program binds is another one for its peers. An own address without a port, in
+// a place where a peer answers, gets one if it is not the default.
 package sip
 
 import (
@@ -28,6 +30,9 @@ import (
 	"strconv"
 	"strings"
 )
+
+// Port is where SIP servers listen, and the port of an address without one.
+const Port = 5060
 
 // The limits of a message, in bytes.
 const (
@@ -48,16 +53,25 @@ type Config struct {
 	Own4, Own6 netip.Addr
 	// V6 and V4 return the counterpart of an address that is not the program's.
 	V6, V4 func(netip.Addr) (netip.Addr, bool)
-	// Port and Media return what a peer has to name in the place of a port of the program: of TCP,
-	// and of UDP.
+	// Port and Media return what a peer has to name in the place of a port of the program: one of the
+	// messages' protocol, and one of UDP.
 	Port, Media func(uint16) uint16
+	// Noted, if it is not nil, is called for each message that was changed, or refused.
+	Noted func(refused bool)
+	// Known returns the port of the program for one that a peer has named. It is the way back from Port.
+	Known func(uint16) uint16
+}
+
+// side is a side that sends.
+type side struct {
+	Config
+	outwards bool // it is the program
 }
 
 // stream is one direction of a connection.
 type stream struct {
-	Config
-	outwards bool // from the program to its peer
-	buf      []byte
+	side
+	buf []byte
 }
 
 // take takes bytes, and returns the messages that are complete.
@@ -75,15 +89,27 @@ func (s *stream) take(p []byte) (out []byte, err error) {
 			return out, nil
 		}
 		lines := strings.Split(string(head), "\r\n")
-		length, err := contentLength(lines)
+		length, known, err := contentLength(lines)
+		if err == nil && !known {
+			err = ErrBody // it is required by a stream
+		}
 		if err != nil {
 			return out, err
 		}
 		if len(rest) < length {
 			return out, nil
 		}
-		out = append(out, s.message(lines, rest[:length])...)
+		message := s.message(lines, rest[:length])
+		s.note(nil, s.buf[:len(s.buf)-len(rest)+length], message)
+		out = append(out, message...)
 		s.buf = rest[length:]
+	}
+}
+
+// note reports what becomes of a message.
+func (s *side) note(err error, was, is []byte) {
+	if s.Noted != nil && (err != nil || !bytes.Equal(was, is)) {
+		s.Noted(err != nil)
 	}
 }
 
@@ -103,34 +129,30 @@ func header(line string) (name string, value int) {
 	return name, i + 1
 }
 
-// contentLength returns the length of the body.
-func contentLength(lines []string) (int, error) {
-	found := -1
+// contentLength returns the length that a message says that its body has.
+func contentLength(lines []string) (length int, known bool, err error) {
 	for _, line := range lines[1:] {
 		name, value := header(line)
 		if name != "content-length" {
 			continue
 		}
 		n, err := strconv.ParseUint(strings.TrimSpace(line[value:]), 10, 31)
-		if err != nil || n > bodyMax || found >= 0 && found != int(n) {
-			return 0, ErrBody
+		if err != nil || n > bodyMax || known && length != int(n) {
+			return 0, false, ErrBody
 		}
-		found = int(n)
+		length, known = int(n), true
 	}
-	if found < 0 {
-		return 0, ErrBody // it is required by a stream
-	}
-	return found, nil
+	return length, known, nil
 }
 
-// rewritten are the headers that have addresses.
-var rewritten = []string{
-	"via", "contact", "record-route", "route", "from", "to", "refer-to", "referred-by", "path", "service-route",
-	"p-asserted-identity", "p-preferred-identity", "remote-party-id", "diversion",
-}
+// Headers that have addresses: those to which a peer sends, and others.
+var (
+	reached = []string{"via", "contact", "record-route", "route", "path", "service-route"}
+	named   = []string{"from", "to", "refer-to", "referred-by", "p-asserted-identity", "p-preferred-identity", "remote-party-id", "diversion"}
+)
 
 // message returns a rewritten message.
-func (s *stream) message(lines []string, body []byte) []byte {
+func (s *side) message(lines []string, body []byte) []byte {
 	sdp, name := false, ""
 	for i, line := range lines {
 		value := 0
@@ -147,8 +169,12 @@ func (s *stream) message(lines []string, body []byte) []byte {
 		if name == "content-type" && strings.HasPrefix(strings.ToLower(strings.TrimSpace(line[value:])), "application/sdp") {
 			sdp = true
 		}
-		if slices.Contains(rewritten, name) {
-			lines[i] = line[:value] + s.addresses(line[value:])
+		if is := slices.Contains(reached, name); is || slices.Contains(named, name) {
+			text := s.addresses(line[value:], is)
+			if name == "via" && !s.outwards {
+				text = s.seenPorts(text)
+			}
+			lines[i] = line[:value] + text
 		}
 	}
 	if sdp {
@@ -168,8 +194,8 @@ var (
 	inHeader6 = regexp.MustCompile(`(received=)?(\[[0-9A-Fa-f:.]{2,45}\]|received=[0-9A-Fa-f:.]{2,45})(?::(\d{1,5}))?`)
 )
 
-// addresses rewrites the addresses of a header's value.
-func (s *stream) addresses(value string) string {
+// addresses rewrites the addresses of a header's value; those to which peers send if reached is set.
+func (s *side) addresses(value string, reached bool) string {
 	pattern := inHeader6
 	if s.outwards {
 		pattern = inHeader4
@@ -205,13 +231,42 @@ func (s *stream) addresses(value string) string {
 		} else {
 			out.WriteString(is.String())
 		}
-		if port != "" {
-			out.WriteString(":" + s.port(addr, port, s.Port))
+		if port = s.portAfter(addr, port, reached && !received); port != "" {
+			out.WriteString(":" + port)
 		}
 		last = end
 	}
 	out.WriteString(value[last:])
 	return out.String()
+}
+
+// portAfter returns the port to be written after an address that had a port, or none.
+func (s *side) portAfter(addr netip.Addr, port string, reached bool) string {
+	if port != "" || !reached {
+		return s.port(addr, port, s.Port)
+	}
+	byDefault := strconv.Itoa(Port)
+	if port = s.port(addr, byDefault, s.Port); port == byDefault {
+		return ""
+	}
+	return port
+}
+
+var rport = regexp.MustCompile(`(;\s*rport=)(\d{1,5})`)
+
+// seenPorts rewrites the program's ports that peers have seen (RFC 3581), in a Via that is rewritten.
+func (s *side) seenPorts(value string) string {
+	parts := strings.Split(value, ",")
+	for i, part := range parts {
+		if !strings.Contains(part, s.Own4.String()) {
+			continue
+		}
+		parts[i] = rport.ReplaceAllStringFunc(part, func(is string) string {
+			m := rport.FindStringSubmatch(is)
+			return m[1] + s.port(s.Own6, m[2], nil)
+		})
+	}
+	return strings.Join(parts, ",")
 }
 
 // isPart tells whether a byte next to an IPv4 address makes a name of it.
@@ -220,16 +275,20 @@ func isPart(b byte) bool {
 }
 
 // port returns what a port of an address becomes.
-func (s *stream) port(addr netip.Addr, text string, public func(uint16) uint16) string {
+func (s *side) port(addr netip.Addr, text string, public func(uint16) uint16) string {
 	n, err := strconv.ParseUint(text, 10, 16)
-	if !s.outwards || addr != s.Own4 || err != nil || n == 0 {
-		return text
+	switch {
+	case err != nil || n == 0:
+	case s.outwards && addr == s.Own4:
+		return strconv.Itoa(int(public(uint16(n))))
+	case !s.outwards && addr == s.Own6:
+		return strconv.Itoa(int(s.Known(uint16(n))))
 	}
-	return strconv.Itoa(int(public(uint16(n))))
+	return text
 }
 
 // counterpart returns the address of the other family.
-func (s *stream) counterpart(addr netip.Addr) (netip.Addr, bool) {
+func (s *side) counterpart(addr netip.Addr) (netip.Addr, bool) {
 	switch {
 	case s.outwards && addr == s.Own4:
 		return s.Own6, true

@@ -30,7 +30,17 @@ func newConfig() Config {
 		},
 		Port:  func(port uint16) uint16 { return port + 10000 },
 		Media: func(port uint16) uint16 { return port + 10000 },
+		Known: func(port uint16) uint16 {
+			if port < 10000 {
+				return port
+			}
+			return port - 10000
+		},
 	}
+}
+
+func newStream(outwards bool) stream {
+	return stream{side: side{Config: newConfig(), outwards: outwards}}
 }
 
 // crlf makes a message of a text. LENGTH stands for the length of its body.
@@ -121,10 +131,34 @@ Contact: <sip:192.0.0.2-a.example>, <sip:1.2.3.4>, <sip:300.1.1.1>
 Content-Length: 0
 
 `},
+		"own ports by default": {true, `REGISTER sip:198.18.0.1 SIP/2.0
+Via: SIP/2.0/UDP 192.0.0.2;branch=1;rport
+From: <sip:a@192.0.0.2>
+Contact: <sip:a@192.0.0.2>, <sip:b@192.0.0.2:7000>
+Content-Length: 0
+
+`, `REGISTER sip:[2001:db8:1::2] SIP/2.0
+Via: SIP/2.0/UDP [2001:db8:1::9]:15060;branch=1;rport
+From: <sip:a@[2001:db8:1::9]>
+Contact: <sip:a@[2001:db8:1::9]:15060>, <sip:b@[2001:db8:1::9]:17000>
+Content-Length: 0
+
+`},
+		"own ports that the peer has seen": {false, `SIP/2.0 200 OK
+Via: SIP/2.0/UDP [2001:db8:1::9]:15060;rport=15060;received=2001:db8:1::9, SIP/2.0/UDP [2001:db8:1::2]:15060;rport=15060
+Contact: <sip:b@[2001:db8:1::9]:17000>, <sip:a@[2001:db8:1::2]:15060>
+Content-Length: 0
+
+`, `SIP/2.0 200 OK
+Via: SIP/2.0/UDP 192.0.0.2:5060;rport=5060;received=192.0.0.2, SIP/2.0/UDP 198.18.0.1:15060;rport=15060
+Contact: <sip:b@192.0.0.2:7000>, <sip:a@198.18.0.1:15060>
+Content-Length: 0
+
+`},
 		"keep-alive": {true, "\n\n", "\n\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := stream{Config: newConfig(), outwards: tt.outwards}
+			s := newStream(tt.outwards)
 			var got []byte
 			for _, b := range []byte(crlf(tt.sends)) {
 				out, err := s.take([]byte{b})
@@ -152,7 +186,7 @@ func TestLimits(t *testing.T) {
 		"negative":    {"A sip:b SIP/2.0\nl: -1\n\n", ErrBody},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := stream{Config: newConfig()}
+			s := newStream(false)
 			if out, err := s.take([]byte(crlf(tt.sends))); !errors.Is(err, tt.want) || len(out) > 0 {
 				t.Errorf("%q, %v, want %v", out, err, tt.want)
 			}
@@ -218,7 +252,7 @@ func FuzzStream(f *testing.F) {
 		f.Add(false, 7, []byte(crlf(seed)))
 	}
 	f.Fuzz(func(t *testing.T, outwards bool, piece int, data []byte) {
-		whole, pieces := stream{Config: newConfig(), outwards: outwards}, stream{Config: newConfig(), outwards: outwards}
+		whole, pieces := newStream(outwards), newStream(outwards)
 		want, werr := whole.take(data)
 		var got []byte
 		var err error

@@ -8,9 +8,6 @@ import (
 	"time"
 )
 
-// Port is where SIP servers listen.
-const Port = 5060
-
 // lastWords is how long one side may go on after the other has ended.
 const lastWords = 2 * time.Minute
 
@@ -40,6 +37,9 @@ func Relay(program, peer net.Conn, c Config) error {
 		for {
 			n, rerr := from.Read(buf)
 			out, err := s.take(buf[:n])
+			if err != nil {
+				s.note(err, nil, nil)
+			}
 			if len(out) > 0 {
 				_, werr := to.Write(out)
 				err = errors.Join(err, werr)
@@ -54,8 +54,8 @@ func Relay(program, peer net.Conn, c Config) error {
 	}
 	c.V4 = limited(c.V4)
 	ended := make(chan error, 2)
-	go func() { ended <- pass(program, peer, stream{Config: c, outwards: true}) }()
-	go func() { ended <- pass(peer, program, stream{Config: c}) }()
+	go func() { ended <- pass(program, peer, stream{side: side{Config: c, outwards: true}}) }()
+	go func() { ended <- pass(peer, program, stream{side: side{Config: c}}) }()
 	err := <-ended
 	if err == nil {
 		deadline := time.Now().Add(lastWords)

@@ -8,7 +8,7 @@ import (
 )
 
 // session rewrites a session description (RFC 4566). Lines that it does not understand stay.
-func (s *stream) session(body []byte) []byte {
+func (s *side) session(body []byte) []byte {
 	lines := strings.SplitAfter(string(body), "\n")
 	for i, line := range lines {
 		text := strings.TrimRight(line, "\r\n")
@@ -24,7 +24,7 @@ func (s *stream) session(body []byte) []byte {
 }
 
 // connection rewrites a line that ends in "IN IP4 ADDR" or "IN IP6 ADDR".
-func (s *stream) connection(line string) string {
+func (s *side) connection(line string) string {
 	fields := strings.Split(line, " ")
 	n := len(fields)
 	kind, other := "IP6", "IP4"
@@ -51,7 +51,7 @@ func (s *stream) connection(line string) string {
 }
 
 // media rewrites "m=audio PORT ..." of the program.
-func (s *stream) media(line string) string {
+func (s *side) media(line string) string {
 	fields := strings.SplitN(line, " ", 3)
 	if !s.outwards || len(fields) < 3 {
 		return line

@@ -1,0 +1,176 @@
+package sip
+
+import (
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+)
+
+// # Datagrams
+//
+// A datagram is one message, of which the body ends with the datagram if no header says its length (RFC
+// 3261 section 18.3). It has no state, unless it has a session description: then it belongs to a call
+// (media.go).
+//
+// A message that cannot go on is refused. If it is a request, its sender gets a response that says why,
+// and that is not longer than the request.
+
+// Errors of a datagram. It does not go on.
+var (
+	ErrTooLarge = errors.New("a SIP message over UDP is too large: send it over TCP (RFC 3261 section 18.1.1)")
+	ErrRoom     = errors.New("SIP messages name too many hosts; those of the last minutes are kept")
+)
+
+// hostsMax is how many hosts the peers of one container may name, besides themselves.
+const hostsMax = 256
+
+// Datagrams rewrites the datagrams of one container. One goroutine may use it.
+type Datagrams struct {
+	hosts map[netip.Addr]time.Time // that peers have named, and until when
+	calls calls
+}
+
+// NewDatagrams makes a Datagrams.
+func NewDatagrams() *Datagrams {
+	return &Datagrams{hosts: map[netip.Addr]time.Time{}, calls: calls{}}
+}
+
+// Datagram is one datagram.
+type Datagram struct {
+	Outwards bool       // from the program to its peer
+	Peer     netip.Addr // the peer's IPv6 address
+	// Payload is the datagram, or its beginning. Length is the length of all of it in bytes.
+	Payload []byte
+	Length  int
+	Now     time.Time
+}
+
+// Rewritten is what becomes of a datagram.
+type Rewritten struct {
+	// Payload goes on; nil: nothing does.
+	Payload []byte
+	// Answer goes back to the sender; nil: nothing does.
+	Answer []byte
+	// Media is what the program and its peer have agreed upon.
+	Media []Media
+	// IsMessage says that it is a message of SIP. Others go on as they are.
+	IsMessage bool
+}
+
+// Rewrite rewrites a datagram. The error says why it does not go on.
+func (d *Datagrams) Rewrite(c Config, in Datagram) (Rewritten, error) {
+	out, err := d.rewrite(c, in)
+	(&side{Config: c}).note(err, in.Payload, out.Payload)
+	return out, err
+}
+
+func (d *Datagrams) rewrite(c Config, in Datagram) (Rewritten, error) {
+	if !isMessage(in.Payload) {
+		if in.Length > len(in.Payload) {
+			return Rewritten{}, ErrTooLarge
+		}
+		return Rewritten{Payload: in.Payload}, nil
+	}
+	out := Rewritten{IsMessage: true}
+	head, body, found := strings.Cut(string(in.Payload), "\r\n\r\n")
+	if !found || len(head) > headersMax {
+		return out, ErrHeaders
+	}
+	lines := strings.Split(head, "\r\n")
+	answer := func(status string) { out.Answer = response(lines, status) }
+	length, known, err := contentLength(lines)
+	switch {
+	case in.Length > len(in.Payload):
+		answer("513 Message Too Large")
+		return out, ErrTooLarge
+	case err != nil || known && length > len(body):
+		answer("400 Bad Content-Length")
+		return out, ErrBody
+	case known:
+		body = body[:length]
+	}
+	full := false
+	v4 := c.V4
+	c.V4 = func(v6 netip.Addr) (netip.Addr, bool) {
+		if v6 != in.Peer && !d.keep(v6, in.Now) {
+			full = true
+			return v6, false
+		}
+		return v4(v6)
+	}
+	s := side{Config: c, outwards: in.Outwards}
+	original := slices.Clone(lines)
+	out.Payload = s.message(lines, []byte(body))
+	if full {
+		out.Payload, lines = nil, original
+		answer("503 Too Many Hosts")
+		return out, ErrRoom
+	}
+	out.Media = d.calls.note(&s, original, body, in.Now)
+	return out, nil
+}
+
+// isMessage tells whether a datagram is a message, rather than one that keeps a way open.
+func isMessage(p []byte) bool {
+	line, _, _ := strings.Cut(string(p[:min(len(p), headersMax)]), "\n")
+	return strings.HasPrefix(line, "SIP/2.0 ") || strings.HasSuffix(strings.TrimRight(line, "\r"), " SIP/2.0")
+}
+
+// keep keeps a host that a peer has named. It returns false if there is no room.
+func (d *Datagrams) keep(host netip.Addr, now time.Time) bool {
+	if _, is := d.hosts[host]; !is && len(d.hosts) >= hostsMax {
+		for h, until := range d.hosts {
+			if now.After(until) {
+				delete(d.hosts, h)
+			}
+		}
+		if len(d.hosts) >= hostsMax {
+			return false
+		}
+	}
+	d.hosts[host] = now.Add(CallLifetime)
+	return true
+}
+
+// copied are the headers of a request that its response has (RFC 3261 section 8.2.6.2).
+var copied = []string{"via", "from", "to", "call-id", "cseq"}
+
+// response returns a response to a request, or nil if there is none.
+func response(lines []string, status string) []byte {
+	if strings.HasPrefix(lines[0], "SIP/") || strings.HasPrefix(lines[0], "ACK ") {
+		return nil
+	}
+	out, name := []string{"SIP/2.0 " + status}, ""
+	var seen [5]bool
+	for _, line := range lines[1:] {
+		if line == "" || line[0] != ' ' && line[0] != '\t' {
+			name, _ = header(line)
+		}
+		i := slices.Index(copied, name)
+		if i < 0 {
+			continue
+		}
+		seen[i] = true
+		if name == "to" && !strings.Contains(strings.ToLower(line), ";tag=") {
+			line += fmt.Sprintf(";tag=%08x", tagOf(lines))
+		}
+		out = append(out, line)
+	}
+	if slices.Contains(seen[:], false) {
+		return nil // no response could be told from others
+	}
+	return []byte(strings.Join(append(out, "Content-Length: 0"), "\r\n") + "\r\n\r\n")
+}
+
+// tagOf returns a number that is the same for each copy of a request.
+func tagOf(lines []string) uint32 {
+	h := fnv.New32a()
+	for _, line := range lines {
+		h.Write([]byte(line))
+	}
+	return h.Sum32()
+}
