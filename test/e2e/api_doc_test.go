@@ -15,7 +15,7 @@ func TestAgentAPIExamples(t *testing.T) {
 	testkit.Program(t, "curl")
 	w := newWorld(t)
 	charged := testkit.NewGroups(t)
-	n := startAgent(t, w)
+	n := startAgent(t, w, "[kubernetes]", "grants = true")
 	doc, err := os.ReadFile("../../docs/API.md")
 	if err != nil {
 		t.Fatal(err)
