@@ -64,7 +64,7 @@ func TestCompletion(t *testing.T) {
 			t.Errorf("help for %s: %q", flag, out)
 		}
 	}
-	if got := completions(t, top.Host, ""); !slices.Equal(got, []string{"agent", "charge", "completion", "denials", "density", "doctor", "forward", "graft", "help", "inspect", "ps", "run", "setup", "top", "trace", "translate"}) {
+	if got := completions(t, top.Host, ""); !slices.Equal(got, []string{"agent", "charge", "completion", "denials", "density", "doctor", "dpu-agent", "forward", "graft", "guest", "help", "inspect", "offload", "ps", "run", "setup", "top", "trace", "translate"}) {
 		t.Errorf("commands: %v", got)
 	}
 }
