@@ -222,7 +222,7 @@ func TestMalformedInput(t *testing.T) {
 // The examples are configurations that the plugin accepts.
 func TestExamples(t *testing.T) {
 	files, err := filepath.Glob("../../examples/*.conflist")
-	if err != nil || len(files) != 4 {
+	if err != nil || len(files) != 5 {
 		t.Fatalf("examples: %v, %v", files, err)
 	}
 	for _, file := range files {
