@@ -3,6 +3,7 @@ package api
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"net/http"
 	"net/url"
@@ -99,7 +100,7 @@ func (c *Client) PodEvents(ctx context.Context, each func(PodEvent)) error {
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
-			if err == io.EOF { //nolint:errorlint // Decode returns it as it is
+			if errors.Is(err, io.EOF) {
 				return io.ErrUnexpectedEOF
 			}
 			return err

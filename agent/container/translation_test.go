@@ -25,7 +25,7 @@ func newTranslation(t *testing.T, resolve func(name string) []string) *translati
 	if err != nil {
 		t.Fatal(err)
 	}
-	tr := &translation{Table: table, known: make(chan struct{})}
+	tr := &translation{Table: table, pool: table.Prefix(), known: make(chan struct{})}
 	tr.proxy, err = dns.New(dns.Options{
 		Table: table, Upstreams: []netip.AddrPort{netip.MustParseAddrPort("192.0.2.53:53")}, NAT64: tr.prefix, NAT64Known: tr.known,
 		Dial: func(context.Context, string, string) (net.Conn, error) {

@@ -121,11 +121,13 @@ func TestTranslatedSIPDatagrams(t *testing.T) {
 		"callee listens": {published, []string{"answer", "listen", "ended"}, []string{"call " + sourceAddr6, "talk", "hang-up"}},
 		"callee talks":   {published, []string{"answer", "talk", "hang-up"}, []string{"call " + sourceAddr6, "listen", "ended"}},
 		"caller talks to sipp": {
-			flags, []string{"call " + serverName, "talk", "hang-up"},
+			flags,
+			[]string{"call " + serverName, "talk", "hang-up"},
 			sippLine("UDP", "uas", remoteAddr6, filepath.Join(t.TempDir(), "messages"), "-rtp_echo", "-mp", "6000"),
 		},
 		"registered": {
-			flags, []string{"register " + serverName, "answer", "listen", "talk", "ended"},
+			flags,
+			[]string{"register " + serverName, "answer", "listen", "talk", "ended"},
 			[]string{"registrar", "call contact", "talk", "listen", "hang-up"},
 		},
 	} {

@@ -212,7 +212,7 @@ func boot(t *testing.T, h *testkit.Namespace, script string, flags ...string) *g
 // attach starts tsugiki guest attach, and waits until it listens.
 func attach(t *testing.T, h *testkit.Namespace, socket, runDir string, flags []string) {
 	t.Helper()
-	args := slices.Concat([]string{"guest", "attach", "--vsock", socket, "--name", "vm", "--run-dir", runDir}, flags)
+	args := slices.Concat([]string{"guest", "attach", "--vsock", socket, "--name", fmt.Sprintf("vm%d", os.Getpid()), "--run-dir", runDir}, flags)
 	cmd := h.Command(context.Background(), tsugiki, args...)
 	var log bytes.Buffer
 	cmd.Stderr = &log
