@@ -163,8 +163,8 @@ func (n *Node) podsInNamespace(ctx context.Context, o client.Object) []reconcile
 func (n *Node) podsOfEndpoint(_ context.Context, o client.Object) (requests []reconcile.Request) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	for key, k := range n.known {
-		if k.endpoints[o.GetName()] {
+	for key, pods := range n.known {
+		if slices.ContainsFunc(pods, func(k *known) bool { return k.endpoints[o.GetName()] }) {
 			requests = append(requests, reconcile.Request{NamespacedName: key})
 		}
 	}

@@ -85,7 +85,7 @@ type Node struct {
 
 	mu      sync.Mutex // guards what follows
 	session uint64     // of the agent's stream; 0: there was none yet
-	known   map[types.NamespacedName]*known
+	known   map[types.NamespacedName][]*known // pods of a name, one of each UID: one is there at most
 	waiting map[string]time.Time // since when a container of a pod waits, by UID
 }
 
@@ -108,7 +108,7 @@ func Add(m ctrl.Manager, o Options) (*Node, error) {
 	n := &Node{
 		Options: o, client: m.GetClient(), live: m.GetAPIReader(), events: m.GetEventRecorder("tsugiki"), ports: ports.New(o.Free),
 		wake:  make(chan event.TypedGenericEvent[client.Object], 1024),
-		known: map[types.NamespacedName]*known{}, waiting: map[string]time.Time{},
+		known: map[types.NamespacedName][]*known{}, waiting: map[string]time.Time{},
 	}
 	if err := watchAll(m.GetCache()); err != nil {
 		return nil, fmt.Errorf("watch for node %s: %w", o.Node.Name, err)
