@@ -61,6 +61,11 @@ func (n *Node) handle(ctx context.Context, e api.PodEvent) {
 	case api.PodRefused:
 		n.Log.Warn("container refused", "pod", key, "container", e.Pod.Container, "reason", e.Reason)
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name, UID: types.UID(e.Pod.UID)}}
+		n.mu.Lock()
+		if n.find(key, e.Pod.UID) == nil {
+			delete(n.waiting, e.Pod.UID) // nobody else does: the pod may never be in the caches
+		}
+		n.mu.Unlock()
 		n.tell(pod, corev1.EventTypeWarning, ReasonRefused, fmt.Sprintf("container %s: %s", e.Pod.Container, e.Reason))
 	case api.PodRegistered:
 		n.mu.Lock()
