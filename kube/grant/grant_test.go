@@ -78,7 +78,7 @@ func question(t *testing.T, pod string, policies ...string) *Question {
 
 const web = `{metadata: {name: web, namespace: shop, uid: u1, labels: {app: web}}, spec: {
   containers: [{name: nginx, ports: [{name: http, containerPort: 80}], readinessProbe: {httpGet: {port: http}}}, {name: log, ports: [{containerPort: 9000}]}],
-  initContainers: [{name: setup}]}}`
+  initContainers: [{name: setup}], ephemeralContainers: [{name: debug}]}}`
 
 // named replaces the digests of endpoints by letters, in the order in which they come.
 func named(r api.Rules) api.Rules {
@@ -203,6 +203,7 @@ func TestRefused(t *testing.T) {
 		"CAP_NET_ADMIN":          {`{metadata: {name: a, namespace: shop}, spec: {containers: [{name: c, securityContext: {capabilities: {add: [net_admin]}}}]}}`, plain, "container c has CAP_NET_ADMIN"},
 		"all capabilities":       {`{metadata: {name: a, namespace: shop}, spec: {containers: [{name: d}], initContainers: [{name: c, securityContext: {capabilities: {add: [ALL]}}}]}}`, plain, "container c has CAP_NET_ADMIN"},
 		"privileged":             {`{metadata: {name: a, namespace: shop}, spec: {containers: [{name: c, securityContext: {privileged: true}}]}}`, plain, "container c has CAP_NET_ADMIN"},
+		"of an ephemeral one":    {`{metadata: {name: a, namespace: shop}, spec: {containers: [{name: d}], ephemeralContainers: [{name: c, targetContainerName: d, securityContext: {capabilities: {add: [NET_ADMIN]}}}]}}`, plain, "container c has CAP_NET_ADMIN"},
 		"no such endpoint":       {web, in(`{endpoint: x, port: 81}`), "GraftPolicy p, ingress 1: there is no GraftEndpoint x"},
 		"nobody's endpoint":      {web, in(`{endpoint: none, port: 81}`), "GraftEndpoint none is not for this pod"},
 		"by the pod's labels":    {strings.ReplaceAll(web, "app: web", "app: db"), in(`{endpoint: db, port: 81}`), "GraftEndpoint db is not for this pod"},

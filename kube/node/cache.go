@@ -100,6 +100,11 @@ func stripPod(object any) (any, error) {
 		NodeName: s.NodeName, RuntimeClassName: s.RuntimeClassName, HostNetwork: s.HostNetwork, HostUsers: s.HostUsers,
 		Containers: stripContainers(s.Containers), InitContainers: stripContainers(s.InitContainers),
 	}
+	for _, c := range s.EphemeralContainers {
+		p.Spec.EphemeralContainers = append(p.Spec.EphemeralContainers, corev1.EphemeralContainer{
+			EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: c.Name, SecurityContext: c.SecurityContext},
+		})
+	}
 	p.Status = corev1.PodStatus{
 		Phase: p.Status.Phase,
 		Conditions: slices.DeleteFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {

@@ -93,7 +93,14 @@ func testRefused(t *testing.T, w *world) {
 		t.Fatal(err)
 	}
 	w.granted(p, given)
-	w.condition(p, corev1.ConditionTrue, ReasonGranted, "")
+	now := w.condition(p, corev1.ConditionTrue, ReasonGranted, "")
+	now.Spec.EphemeralContainers = []corev1.EphemeralContainer{{EphemeralContainerCommon: corev1.EphemeralContainerCommon{
+		Name: "debug", Image: "debug", SecurityContext: &corev1.SecurityContext{Capabilities: &corev1.Capabilities{Add: []corev1.Capability{"NET_ADMIN"}}},
+	}}}
+	if err := w.admin.SubResource("ephemeralcontainers").Update(t.Context(), now); err != nil {
+		t.Fatal(err)
+	}
+	w.granted(p, refused("container debug has CAP_NET_ADMIN"))
 	w.delete(p)
 	w.gone(p)
 }
