@@ -40,9 +40,9 @@ var anyNode = Node{IPv4: netip.IPv4Unspecified(), IPv6: netip.IPv6Unspecified()}
 
 // Ports gives pods ports of the node.
 type Ports interface {
-	// Take returns a port for a rule of a pod: the one that the rule has, or a free one of a range.
-	// An error says in one line why there is none.
-	Take(pod, rule string, addr netip.Addr, within Range) (uint16, error)
+	// Take returns a port for a rule of a pod: the one that the rule has, or one of a range that is
+	// free for the rule's protocol. An error says in one line why there is none.
+	Take(pod, rule string, protocol v1alpha1.Protocol, addr netip.Addr, within Range) (uint16, error)
 }
 
 // Question is what is asked: what is the pod given on the node?

@@ -19,7 +19,7 @@ import (
 // fixed gives each rule the first port of its range.
 type fixed struct{}
 
-func (fixed) Take(_, _ string, _ netip.Addr, within Range) (uint16, error) {
+func (fixed) Take(_, _ string, _ v1alpha1.Protocol, _ netip.Addr, within Range) (uint16, error) {
 	if within.First == 1 {
 		return 0, errors.New("no port is free")
 	}

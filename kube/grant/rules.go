@@ -55,7 +55,7 @@ func (d *decider) ingress(policy string, r *v1alpha1.IngressRule) error {
 	if err != nil {
 		return fmt.Errorf("GraftEndpoint %s: %w", e.Name, err)
 	}
-	port, err := d.Ports.Take(string(d.Pod.UID), name, addr, within)
+	port, err := d.Ports.Take(string(d.Pod.UID), name, protocol, addr, within)
 	if err != nil {
 		return fmt.Errorf("GraftEndpoint %s: %w", e.Name, err)
 	}

@@ -25,7 +25,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"sync"
 	"time"
 
@@ -65,8 +64,8 @@ type Options struct {
 	// Classes are the names of the RuntimeClasses whose pods are grafted.
 	Classes []string
 	Agent   Agent
-	// Free tells whether no process of the node has a port.
-	Free func(netip.AddrPort) bool
+	// Free is asked before a pod gets a port of the node.
+	Free ports.Free
 	// Grace is that of the constant, if it is 0.
 	Grace time.Duration
 	// Workers is the number of pods at once.
