@@ -251,6 +251,16 @@ func TestRefused(t *testing.T) {
 	if d := Decide(q); !strings.Contains(d.Grant.Refused, "says mode seccomp, and another one says auto") {
 		t.Errorf("two modes: %+v", d)
 	}
+	const served = `{podSelector: {}, ingress: [{endpoint: web, port: 80, service: {name: kubernetes, port: http}}]}`
+	for _, namespace := range []string{"kube-system", "default"} {
+		q = question(t, strings.Replace(web, "namespace: shop", "namespace: "+namespace, 1), served)
+		if d := Decide(q); !strings.Contains(d.Grant.Refused, "Service kubernetes of namespace "+namespace+" is one of the cluster itself") {
+			t.Errorf("a Service of namespace %s: %+v", namespace, d)
+		}
+	}
+	if d := Decide(question(t, web, served)); d.Grant.Refused != "" {
+		t.Errorf("a Service of that name in another namespace: %s", d.Grant.Refused)
+	}
 	q = question(t, web, plain)
 	q.Node.IPv4 = netip.Addr{}
 	if d := Decide(q); !strings.Contains(d.Grant.Refused, "node n1 has no IPv4 address for GraftEndpoint web") {

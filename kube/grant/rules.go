@@ -18,6 +18,9 @@ func (d *decider) ingress(policy string, r *v1alpha1.IngressRule) error {
 	if err != nil {
 		return err
 	}
+	if err := checkService(d.Pod.Namespace, r.Service); err != nil {
+		return err
+	}
 	c, err := listener(d.Pod, r)
 	if err != nil {
 		return err
