@@ -101,7 +101,7 @@ func forNamespace(name, namespace string, labels map[string]string, endpoint fun
 // write endpoints of these.
 func checkService(namespace string, s *v1alpha1.ServicePort) error {
 	if s != nil && (strings.HasPrefix(namespace, "kube-") || namespace == "default" && s.Name == "kubernetes") {
-		return fmt.Errorf("Service %s of namespace %s is one of the cluster itself; name another Service, or none", s.Name, namespace)
+		return fmt.Errorf("the Service %s of namespace %s is one of the cluster itself; name another Service, or none", s.Name, namespace)
 	}
 	return nil
 }

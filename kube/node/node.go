@@ -84,7 +84,8 @@ type Node struct {
 
 	mu      sync.Mutex // guards what follows
 	session uint64     // of the agent's stream; 0: there was none yet
-	known   map[types.NamespacedName][]*known // pods of a name, one of each UID: one is there at most
+	// known has pods by their names, and of a name all UIDs that the agent may know.
+	known   map[types.NamespacedName][]*known
 	waiting map[string]time.Time // since when a container of a pod waits, by UID
 }
 

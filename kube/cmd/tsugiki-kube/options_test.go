@@ -25,7 +25,8 @@ func TestParse(t *testing.T) {
 		{"--node n1 --node-ips 198.51.100.1", grant.Node{Name: "n1", IPv4: netip.MustParseAddr("198.51.100.1")}, ""},
 		{
 			"--node n1 --node-ips 2001:db8::1,198.51.100.1,198.51.100.2 --runtime-class a --runtime-class b",
-			grant.Node{Name: "n1", IPv4: netip.MustParseAddr("198.51.100.1"), IPv6: netip.MustParseAddr("2001:db8::1")}, "",
+			grant.Node{Name: "n1", IPv4: netip.MustParseAddr("198.51.100.1"), IPv6: netip.MustParseAddr("2001:db8::1")},
+			"",
 		},
 		{"--node-ips 198.51.100.1", grant.Node{}, "--node is missing"},
 		{"--node n1", grant.Node{}, `--node-ips "": write addresses`},
