@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"maps"
 	"net/http"
 	"slices"
@@ -19,7 +20,8 @@ import (
 // With [kubernetes] grants, containers of pods have the rules of their pod's grant, and no others.
 // A registration uses the grant of its moment. Once others can find the container, it looks whether
 // the grant has been replaced meanwhile; a new grant, for its part, is in the table before it looks
-// for containers. So no container misses a grant, and none keeps rules of an old one.
+// for containers. So no container misses a grant. One that cannot follow is not started, so none keeps
+// rules of an old grant.
 
 // engineOfPods is the engine of containers that have grants; see config.Engines.
 const engineOfPods = "cri"
@@ -57,16 +59,15 @@ func (d *Daemon) tellOf(r *api.Registration, err error) {
 }
 
 // catchUp has a container follow the grant of its pod, if it was replaced since the container was
-// registered.
-func (d *Daemon) catchUp(m *managed, used *api.Grant) {
-	if used == nil {
-		return
+// registered. After an error the container may have rules that were withdrawn.
+func (d *Daemon) catchUp(m *managed, used *api.Grant) error {
+	if used == nil || d.grants.Get(m.Pod.UID) == used {
+		return nil
 	}
-	if g := d.grants.Get(m.Pod.UID); g != used {
-		if _, err := d.followGrant(m); err != nil {
-			m.log.Error("follow the new grant of the container's pod", "err", err)
-		}
+	if _, err := d.followGrant(m); err != nil {
+		return fmt.Errorf("follow the new grant of the container's pod: %w", err)
 	}
+	return nil
 }
 
 // containersOf returns the containers of a pod, by name.

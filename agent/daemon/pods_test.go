@@ -1,10 +1,13 @@
 package daemon
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -108,5 +111,59 @@ func TestGrantFor(t *testing.T) {
 	other.Engine = "docker"
 	if g, err := d.grantFor(t.Context(), other); g != nil || err != nil || other.Rules != nil {
 		t.Errorf("a container of docker: %v, %v", g, err)
+	}
+}
+
+// turning is a context that changes something when it is asked whether it has ended.
+type turning struct {
+	context.Context
+	turn func()
+}
+
+func (t turning) Err() error {
+	t.turn()
+	return t.Context.Err()
+}
+
+// A grant may be replaced while a container is made. A container that cannot follow the new one is
+// not started with rules of the old one: nothing of it is left, and whoever gives grants hears why.
+func TestRegisterCannotCatchUp(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	d, _ := newDaemon(t)
+	d.grants = grants.New(time.Hour)
+	s, err := d.grants.Watch()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	<-s.Events // that it has begun
+	put := func(addr string) {
+		r := api.Rules{Endpoints: []string{"x type ipv4 addr " + addr + " port dynamic"}, Egress: []string{"10.0.0.0/8=x"}}
+		if err := d.grants.Put("u1", api.Grant{Namespace: "shop", Name: "web", Containers: map[string]api.Rules{"c": r}}); err != nil {
+			t.Error(err)
+		}
+	}
+	put("0.0.0.0")
+	there := false // once the container has its name
+	late := turning{t.Context(), func() {
+		if list, err := d.store.all(); err != nil || len(list) > 0 {
+			there = true
+			put("203.0.113.77") // the host has not this address
+		}
+	}}
+	m, err := d.register(late, api.Registration{
+		ID: "1", Name: fmt.Sprintf("shop.web.c%d", os.Getpid()), Engine: engineOfPods,
+		Pod: &api.Pod{Namespace: "shop", Name: "web", UID: "u1", Container: "c"},
+	})
+	if m != nil || err == nil || !strings.Contains(err.Error(), "follow the new grant of the container's pod: ") || !there {
+		t.Errorf("%v, %v; the grant was replaced: %v", m, err, there)
+	}
+	if left, err := d.store.all(); err != nil || len(left) != 0 || len(d.all()) != 0 {
+		t.Errorf("%d records and %d containers are left, %v", len(left), len(d.all()), err)
+	}
+	if e := <-s.Events; e.Type != api.PodRefused || !strings.Contains(e.Reason, "203.0.113.77") {
+		t.Errorf("event %+v", e)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/tsugiki/tsugiki/agent/httpapi"
 	"github.com/tsugiki/tsugiki/agent/rules"
 	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/translate/dns"
@@ -25,11 +26,22 @@ func (d *Daemon) register(ctx context.Context, r api.Registration) (*managed, er
 	if err == nil && (g == nil || r.Rules != nil) {
 		m, err = d.registerAs(ctx, r, g != nil)
 	}
-	d.tellOf(&r, err)
 	if m != nil {
-		d.catchUp(m, g)
+		if err = d.catchUp(m, g); err != nil {
+			m, err = nil, errors.Join(err, d.undo(m))
+		}
 	}
+	d.tellOf(&r, err)
 	return m, err
+}
+
+// undo removes a container of which its caller hears an error.
+func (d *Daemon) undo(m *managed) error {
+	err := d.remove(m, "container cannot have the new grant of its pod, and is removed")
+	if errors.Is(err, httpapi.ErrNoContainer) {
+		return nil // somebody else removes it
+	}
+	return err
 }
 
 // registerAs is register once it is known what the container's pod is given, if it is in one.

@@ -2,6 +2,7 @@ package grant
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/tsugiki/tsugiki/kube/v1alpha1"
 )
@@ -55,6 +56,9 @@ func CheckPolicy(p *v1alpha1.GraftPolicy, namespace map[string]string, endpoint 
 		if err == nil && e.Spec.Type != v1alpha1.Unix && e.Spec.Ports == "" {
 			err = fmt.Errorf("GraftEndpoint %s has no ports: pods cannot listen there", e.Name)
 		}
+		if err == nil {
+			err = checkService(p.Namespace, r.Service)
+		}
 		if err != nil {
 			return fmt.Errorf("ingress %d: %w", i, err)
 		}
@@ -91,4 +95,13 @@ func forNamespace(name, namespace string, labels map[string]string, endpoint fun
 		}
 	}
 	return nil, fmt.Errorf("GraftEndpoint %s is not for pods of namespace %s", name, namespace)
+}
+
+// checkService refuses Services of the cluster itself. The admission policy of deploy/ lets no node
+// write endpoints of these.
+func checkService(namespace string, s *v1alpha1.ServicePort) error {
+	if s != nil && (strings.HasPrefix(namespace, "kube-") || namespace == "default" && s.Name == "kubernetes") {
+		return fmt.Errorf("the Service %s of namespace %s is one of the cluster itself; name another Service, or none", s.Name, namespace)
+	}
+	return nil
 }

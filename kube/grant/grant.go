@@ -40,9 +40,9 @@ var anyNode = Node{IPv4: netip.IPv4Unspecified(), IPv6: netip.IPv6Unspecified()}
 
 // Ports gives pods ports of the node.
 type Ports interface {
-	// Take returns a port for a rule of a pod: the one that the rule has, or a free one of a range.
-	// An error says in one line why there is none.
-	Take(pod, rule string, addr netip.Addr, within Range) (uint16, error)
+	// Take returns a port for a rule of a pod: the one that the rule has, or one of a range that is
+	// free for the rule's protocol. An error says in one line why there is none.
+	Take(pod, rule string, protocol v1alpha1.Protocol, addr netip.Addr, within Range) (uint16, error)
 }
 
 // Question is what is asked: what is the pod given on the node?
@@ -104,7 +104,11 @@ func fit(pod *corev1.Pod) error {
 	if pod.Spec.HostUsers != nil && !*pod.Spec.HostUsers {
 		return nil // its capabilities are those of a user namespace
 	}
-	for _, c := range containers(pod) {
+	all := containers(pod)
+	for _, c := range pod.Spec.EphemeralContainers { // they have no rules, and share the pod's namespaces
+		all = append(all, corev1.Container(c.EphemeralContainerCommon))
+	}
+	for _, c := range all {
 		s := c.SecurityContext
 		if s == nil {
 			continue
@@ -119,8 +123,8 @@ func fit(pod *corev1.Pod) error {
 	return nil
 }
 
-// containers returns all containers of a pod's specification: first those that are not for its
-// beginning alone.
+// containers returns the containers of a pod's specification that rules are for: first those that
+// are not for its beginning alone. Ephemeral ones have no rules.
 func containers(pod *corev1.Pod) []corev1.Container {
 	return slices.Concat(pod.Spec.Containers, pod.Spec.InitContainers)
 }

@@ -19,7 +19,7 @@ import (
 // fixed gives each rule the first port of its range.
 type fixed struct{}
 
-func (fixed) Take(_, _ string, _ netip.Addr, within Range) (uint16, error) {
+func (fixed) Take(_, _ string, _ v1alpha1.Protocol, _ netip.Addr, within Range) (uint16, error) {
 	if within.First == 1 {
 		return 0, errors.New("no port is free")
 	}
@@ -78,7 +78,7 @@ func question(t *testing.T, pod string, policies ...string) *Question {
 
 const web = `{metadata: {name: web, namespace: shop, uid: u1, labels: {app: web}}, spec: {
   containers: [{name: nginx, ports: [{name: http, containerPort: 80}], readinessProbe: {httpGet: {port: http}}}, {name: log, ports: [{containerPort: 9000}]}],
-  initContainers: [{name: setup}]}}`
+  initContainers: [{name: setup}], ephemeralContainers: [{name: debug}]}}`
 
 // named replaces the digests of endpoints by letters, in the order in which they come.
 func named(r api.Rules) api.Rules {
@@ -203,6 +203,7 @@ func TestRefused(t *testing.T) {
 		"CAP_NET_ADMIN":          {`{metadata: {name: a, namespace: shop}, spec: {containers: [{name: c, securityContext: {capabilities: {add: [net_admin]}}}]}}`, plain, "container c has CAP_NET_ADMIN"},
 		"all capabilities":       {`{metadata: {name: a, namespace: shop}, spec: {containers: [{name: d}], initContainers: [{name: c, securityContext: {capabilities: {add: [ALL]}}}]}}`, plain, "container c has CAP_NET_ADMIN"},
 		"privileged":             {`{metadata: {name: a, namespace: shop}, spec: {containers: [{name: c, securityContext: {privileged: true}}]}}`, plain, "container c has CAP_NET_ADMIN"},
+		"of an ephemeral one":    {`{metadata: {name: a, namespace: shop}, spec: {containers: [{name: d}], ephemeralContainers: [{name: c, targetContainerName: d, securityContext: {capabilities: {add: [NET_ADMIN]}}}]}}`, plain, "container c has CAP_NET_ADMIN"},
 		"no such endpoint":       {web, in(`{endpoint: x, port: 81}`), "GraftPolicy p, ingress 1: there is no GraftEndpoint x"},
 		"nobody's endpoint":      {web, in(`{endpoint: none, port: 81}`), "GraftEndpoint none is not for this pod"},
 		"by the pod's labels":    {strings.ReplaceAll(web, "app: web", "app: db"), in(`{endpoint: db, port: 81}`), "GraftEndpoint db is not for this pod"},
@@ -249,6 +250,16 @@ func TestRefused(t *testing.T) {
 	q = question(t, web, `{podSelector: {}, mode: auto, egress: [{endpoint: local, to: [10.0.0.0/8], ports: "5432"}]}`, `{podSelector: {}, mode: seccomp, ingress: [{endpoint: web, port: 80}]}`)
 	if d := Decide(q); !strings.Contains(d.Grant.Refused, "says mode seccomp, and another one says auto") {
 		t.Errorf("two modes: %+v", d)
+	}
+	const served = `{podSelector: {}, ingress: [{endpoint: web, port: 80, service: {name: kubernetes, port: http}}]}`
+	for _, namespace := range []string{"kube-system", "default"} {
+		q = question(t, strings.Replace(web, "namespace: shop", "namespace: "+namespace, 1), served)
+		if d := Decide(q); !strings.Contains(d.Grant.Refused, "Service kubernetes of namespace "+namespace+" is one of the cluster itself") {
+			t.Errorf("a Service of namespace %s: %+v", namespace, d)
+		}
+	}
+	if d := Decide(question(t, web, served)); d.Grant.Refused != "" {
+		t.Errorf("a Service of that name in another namespace: %s", d.Grant.Refused)
 	}
 	q = question(t, web, plain)
 	q.Node.IPv4 = netip.Addr{}

@@ -18,6 +18,9 @@ func (d *decider) ingress(policy string, r *v1alpha1.IngressRule) error {
 	if err != nil {
 		return err
 	}
+	if err := checkService(d.Pod.Namespace, r.Service); err != nil {
+		return err
+	}
 	c, err := listener(d.Pod, r)
 	if err != nil {
 		return err
@@ -55,7 +58,7 @@ func (d *decider) ingress(policy string, r *v1alpha1.IngressRule) error {
 	if err != nil {
 		return fmt.Errorf("GraftEndpoint %s: %w", e.Name, err)
 	}
-	port, err := d.Ports.Take(string(d.Pod.UID), name, addr, within)
+	port, err := d.Ports.Take(string(d.Pod.UID), name, protocol, addr, within)
 	if err != nil {
 		return fmt.Errorf("GraftEndpoint %s: %w", e.Name, err)
 	}

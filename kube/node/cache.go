@@ -100,6 +100,11 @@ func stripPod(object any) (any, error) {
 		NodeName: s.NodeName, RuntimeClassName: s.RuntimeClassName, HostNetwork: s.HostNetwork, HostUsers: s.HostUsers,
 		Containers: stripContainers(s.Containers), InitContainers: stripContainers(s.InitContainers),
 	}
+	for _, c := range s.EphemeralContainers {
+		p.Spec.EphemeralContainers = append(p.Spec.EphemeralContainers, corev1.EphemeralContainer{
+			EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: c.Name, SecurityContext: c.SecurityContext},
+		})
+	}
 	p.Status = corev1.PodStatus{
 		Phase: p.Status.Phase,
 		Conditions: slices.DeleteFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
@@ -163,8 +168,8 @@ func (n *Node) podsInNamespace(ctx context.Context, o client.Object) []reconcile
 func (n *Node) podsOfEndpoint(_ context.Context, o client.Object) (requests []reconcile.Request) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	for key, k := range n.known {
-		if k.endpoints[o.GetName()] {
+	for key, pods := range n.known {
+		if slices.ContainsFunc(pods, func(k *known) bool { return k.endpoints[o.GetName()] }) {
 			requests = append(requests, reconcile.Request{NamespacedName: key})
 		}
 	}

@@ -25,7 +25,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"sync"
 	"time"
 
@@ -65,8 +64,8 @@ type Options struct {
 	// Classes are the names of the RuntimeClasses whose pods are grafted.
 	Classes []string
 	Agent   Agent
-	// Free tells whether no process of the node has a port.
-	Free func(netip.AddrPort) bool
+	// Free is asked before a pod gets a port of the node.
+	Free ports.Free
 	// Grace is that of the constant, if it is 0.
 	Grace time.Duration
 	// Workers is the number of pods at once.
@@ -85,7 +84,8 @@ type Node struct {
 
 	mu      sync.Mutex // guards what follows
 	session uint64     // of the agent's stream; 0: there was none yet
-	known   map[types.NamespacedName]*known
+	// known has pods by their names, and of a name all UIDs that the agent may know.
+	known   map[types.NamespacedName][]*known
 	waiting map[string]time.Time // since when a container of a pod waits, by UID
 }
 
@@ -108,7 +108,7 @@ func Add(m ctrl.Manager, o Options) (*Node, error) {
 	n := &Node{
 		Options: o, client: m.GetClient(), live: m.GetAPIReader(), events: m.GetEventRecorder("tsugiki"), ports: ports.New(o.Free),
 		wake:  make(chan event.TypedGenericEvent[client.Object], 1024),
-		known: map[types.NamespacedName]*known{}, waiting: map[string]time.Time{},
+		known: map[types.NamespacedName][]*known{}, waiting: map[string]time.Time{},
 	}
 	if err := watchAll(m.GetCache()); err != nil {
 		return nil, fmt.Errorf("watch for node %s: %w", o.Node.Name, err)

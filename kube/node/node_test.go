@@ -3,6 +3,7 @@ package node
 import (
 	"encoding/json"
 	"errors"
+	"net/netip"
 	"testing"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 
 	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/internal/testkit"
+	"github.com/tsugiki/tsugiki/kube/grant"
 	"github.com/tsugiki/tsugiki/kube/kubetest"
 	"github.com/tsugiki/tsugiki/kube/v1alpha1"
 )
@@ -93,7 +95,14 @@ func testRefused(t *testing.T, w *world) {
 		t.Fatal(err)
 	}
 	w.granted(p, given)
-	w.condition(p, corev1.ConditionTrue, ReasonGranted, "")
+	now := w.condition(p, corev1.ConditionTrue, ReasonGranted, "")
+	now.Spec.EphemeralContainers = []corev1.EphemeralContainer{{EphemeralContainerCommon: corev1.EphemeralContainerCommon{
+		Name: "debug", Image: "debug", SecurityContext: &corev1.SecurityContext{Capabilities: &corev1.Capabilities{Add: []corev1.Capability{"NET_ADMIN"}}},
+	}}}
+	if err := w.admin.SubResource("ephemeralcontainers").Update(t.Context(), now); err != nil {
+		t.Fatal(err)
+	}
+	w.granted(p, refused("container debug has CAP_NET_ADMIN"))
 	w.delete(p)
 	w.gone(p)
 }
@@ -178,32 +187,78 @@ func testSameName(t *testing.T, w *world) {
 	w.gone(old)
 	w.delete(young)
 	w.gone(young)
-	_ = t
+	// While tsugiki-kube is away, the agent has a grant of each.
+	w.stop()
+	var all []*corev1.Pod
+	for range 3 {
+		if len(all) > 0 {
+			w.delete(all[len(all)-1])
+		}
+		p := w.pod("db-0", kubetest.NodeName, webLabels)
+		if _, err := w.agent.PutGrant(string(p.UID), api.Grant{Namespace: p.Namespace, Name: p.Name}); err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, p)
+	}
+	w.start(time.Millisecond)
+	w.granted(all[2], given)
+	w.gone(all[0])
+	w.gone(all[1])
+	w.delete(all[2])
+	w.gone(all[2])
 }
 
 func testPermissions(t *testing.T, w *world) {
+	w.stop() // it would delete the slices of the test
 	node := kubetest.Client(t, w.config)
 	theirs := w.pod("theirs", "n2", webLabels)
 	ours := w.pod("ours", kubetest.NodeName, webLabels)
 	patch := func(p *corev1.Pod, text string) error {
 		return node.Status().Patch(t.Context(), p.DeepCopy(), client.RawPatch(types.StrategicMergePatchType, []byte(text)))
 	}
-	name := kubetest.NodeName
-	slice := &discoveryv1.EndpointSlice{
-		ObjectMeta:  metav1.ObjectMeta{Name: "x", Namespace: "shop", Labels: map[string]string{discoveryv1.LabelManagedBy: labelManagedBy}},
-		AddressType: discoveryv1.AddressTypeIPv4, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"198.51.100.7"}, NodeName: &name}},
+	slice := func(change func(*discoveryv1.EndpointSlice)) *discoveryv1.EndpointSlice {
+		n := &Node{Options: Options{Node: grant.Node{Name: kubetest.NodeName}}}
+		s := n.slice("x", ours, &grant.Served{Host: netip.AddrPortFrom(testkit.HostAddr4, 80), Service: &v1alpha1.ServicePort{Name: "x", Port: "http"}}, true)
+		if change != nil {
+			change(s)
+		}
+		return s
 	}
-	other := "n2"
-	ofOther := slice.DeepCopy()
-	ofOther.Endpoints[0].NodeName = &other
-	ofNobody := slice.DeepCopy()
-	ofNobody.Labels = nil
+	create := func(change func(*discoveryv1.EndpointSlice)) error { return node.Create(t.Context(), slice(change)) }
+	in := func(namespace, service string) func(*discoveryv1.EndpointSlice) {
+		return func(s *discoveryv1.EndpointSlice) {
+			s.Namespace, s.Endpoints[0].TargetRef.Namespace, s.Labels[discoveryv1.LabelServiceName] = namespace, namespace, service
+		}
+	}
+	alsoOf := func(p *corev1.Pod) func(*discoveryv1.EndpointSlice) {
+		return func(s *discoveryv1.EndpointSlice) {
+			s.OwnerReferences = append(s.OwnerReferences, metav1.OwnerReference{APIVersion: "v1", Kind: "Pod", Name: p.Name, UID: p.UID})
+		}
+	}
+	other, foreign := "n2", slice(func(s *discoveryv1.EndpointSlice) { s.Name, s.Labels = "foreign", nil })
+	if err := w.admin.Create(t.Context(), foreign); err != nil {
+		t.Fatal(err)
+	}
+	taken := slice(func(s *discoveryv1.EndpointSlice) { s.Name, s.ResourceVersion = "foreign", foreign.ResourceVersion })
 	for what, err := range map[string]error{
 		"the status of another node's pod":   patch(theirs, `{"metadata": {"annotations": {"a": "b"}}}`),
 		"the addresses of a pod":             patch(ours, `{"status": {"podIPs": [{"ip": "10.9.9.9"}]}}`),
 		"labels of a pod":                    patch(ours, `{"metadata": {"labels": {"app": "db"}}}`),
-		"the slice of another node":          node.Create(t.Context(), ofOther),
-		"a slice that is not tsugiki-kube's": node.Create(t.Context(), ofNobody),
+		"the slice of another node":          create(func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].NodeName = &other }),
+		"a slice that is not tsugiki-kube's": create(func(s *discoveryv1.EndpointSlice) { delete(s.Labels, discoveryv1.LabelManagedBy) }),
+		"the slice of somebody else":         node.Update(t.Context(), taken),
+		"to delete that":                     node.Delete(t.Context(), foreign.DeepCopy()),
+		"a slice of no pod":                  create(func(s *discoveryv1.EndpointSlice) { s.OwnerReferences = nil }),
+		"a slice of two pods":                create(alsoOf(theirs)),
+		"the slice of a ConfigMap":           create(func(s *discoveryv1.EndpointSlice) { s.OwnerReferences[0].Kind = "ConfigMap" }),
+		"a slice that names another pod":     create(func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].TargetRef.UID = theirs.UID }),
+		"a slice that names no pod":          create(func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].TargetRef = nil }),
+		"a slice with another pod's label":   create(func(s *discoveryv1.EndpointSlice) { s.Labels[labelPod] = string(theirs.UID) }),
+		"a slice with two endpoints":         create(func(s *discoveryv1.EndpointSlice) { s.Endpoints = append(s.Endpoints, s.Endpoints[0]) }),
+		"a slice without endpoints":          create(func(s *discoveryv1.EndpointSlice) { s.Endpoints = nil }),
+		"the cluster's DNS":                  create(in("kube-system", "kube-dns")),
+		"the API server":                     create(in("default", "kubernetes")),
+		"a namespace without a GraftPolicy":  create(in("default", "x")),
 		"an endpoint":                        node.Create(t.Context(), &v1alpha1.GraftEndpoint{ObjectMeta: metav1.ObjectMeta{Name: "mine"}, Spec: v1alpha1.GraftEndpointSpec{Type: v1alpha1.IPv4}}),
 		"a pod":                              node.Delete(t.Context(), theirs.DeepCopy()),
 		"secrets":                            node.List(t.Context(), &corev1.SecretList{}),
@@ -215,9 +270,11 @@ func testPermissions(t *testing.T, w *world) {
 	if err := patch(ours, `{"metadata": {"annotations": {"a": "b"}}}`); err != nil {
 		t.Errorf("an annotation of a pod of the node: %v", err)
 	}
-	if err := errors.Join(node.Create(t.Context(), slice), node.Delete(t.Context(), slice)); err != nil {
+	mine := slice(nil)
+	if err := errors.Join(node.Create(t.Context(), mine), node.Update(t.Context(), mine), node.Delete(t.Context(), mine)); err != nil {
 		t.Errorf("a slice of the node: %v", err)
 	}
+	w.delete(foreign)
 	w.delete(ours)
 	w.delete(theirs)
 }

@@ -24,7 +24,7 @@ import (
 // Reconcile does for a pod what is missing.
 func (n *Node) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result, error) {
 	n.mu.Lock()
-	session, before := n.session, n.known[r.NamespacedName]
+	session := n.session
 	n.mu.Unlock()
 	if session == 0 {
 		return ctrl.Result{}, nil // begin wakes all pods
@@ -35,16 +35,15 @@ func (n *Node) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result, erro
 		return ctrl.Result{}, err
 	}
 	here := err == nil && n.concerns(&pod) && !ended(&pod)
-	if before != nil && (!here || before.uid != string(pod.UID)) {
-		switch gone, err := n.isGone(ctx, r.NamespacedName, before); {
-		case err != nil:
-			return ctrl.Result{}, err
-		case !gone:
-			return ctrl.Result{RequeueAfter: again}, nil // until the cache has it
-		}
-		if err := n.forget(ctx, r.NamespacedName, before); err != nil {
-			return ctrl.Result{}, err
-		}
+	uid := ""
+	if here {
+		uid = string(pod.UID)
+	}
+	switch wait, err := n.forgetOthers(ctx, r.NamespacedName, uid); {
+	case err != nil:
+		return ctrl.Result{}, err
+	case wait:
+		return ctrl.Result{RequeueAfter: again}, nil // until the cache has it
 	}
 	if !here {
 		return ctrl.Result{}, nil
@@ -71,6 +70,25 @@ func ended(p *corev1.Pod) bool {
 	return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
 }
 
+// forgetOthers forgets all pods of a name but the one that is here, whose UID may be empty. It
+// returns true if one of them may be there, and the caches do not have it yet.
+func (n *Node) forgetOthers(ctx context.Context, key types.NamespacedName, uid string) (wait bool, err error) {
+	n.mu.Lock()
+	others := n.others(key, uid)
+	n.mu.Unlock()
+	for _, k := range others {
+		gone, err := n.isGone(ctx, key, k)
+		if err == nil && gone {
+			err = n.forget(ctx, key, k)
+		}
+		if err != nil {
+			return false, err
+		}
+		wait = wait || !gone
+	}
+	return wait, nil
+}
+
 // forget takes away what a pod had that is gone, or that is another one by now.
 func (n *Node) forget(ctx context.Context, key types.NamespacedName, k *known) error {
 	if err := n.remove(k.uid); err != nil {
@@ -82,7 +100,7 @@ func (n *Node) forget(ctx context.Context, key types.NamespacedName, k *known) e
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.known[key] == k {
+	if n.known[key] = n.others(key, k.uid); len(n.known[key]) == 0 {
 		delete(n.known, key)
 	}
 	return nil
@@ -136,13 +154,8 @@ func (n *Node) decide(ctx context.Context, pod *corev1.Pod, k *known) (grant.Dec
 func (n *Node) know(pod *corev1.Pod) *known {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	key := client.ObjectKeyFromObject(pod)
-	if k := n.known[key]; k != nil && k.uid == string(pod.UID) {
-		k.seen = true
-		return k
-	}
-	k := &known{uid: string(pod.UID), seen: true, endpoints: map[string]bool{}}
-	n.known[key] = k
+	k := n.note(client.ObjectKeyFromObject(pod), string(pod.UID))
+	k.seen = true
 	return k
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -60,11 +61,16 @@ func (n *Node) handle(ctx context.Context, e api.PodEvent) {
 	case api.PodRefused:
 		n.Log.Warn("container refused", "pod", key, "container", e.Pod.Container, "reason", e.Reason)
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name, UID: types.UID(e.Pod.UID)}}
+		n.mu.Lock()
+		if n.find(key, e.Pod.UID) == nil {
+			delete(n.waiting, e.Pod.UID) // nobody else does: the pod may never be in the caches
+		}
+		n.mu.Unlock()
 		n.tell(pod, corev1.EventTypeWarning, ReasonRefused, fmt.Sprintf("container %s: %s", e.Pod.Container, e.Reason))
 	case api.PodRegistered:
 		n.mu.Lock()
 		delete(n.waiting, e.Pod.UID)
-		if k := n.known[key]; k != nil && k.uid == e.Pod.UID {
+		if k := n.find(key, e.Pod.UID); k != nil {
 			k.given = true
 			delete(k.restart, e.Pod.Container)
 		}
@@ -122,10 +128,32 @@ func (n *Node) adopt(s *api.PodState) {
 		}
 	}
 	key := types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
-	if k := n.known[key]; k == nil || k.uid != s.UID {
-		n.known[key] = &known{uid: s.UID, endpoints: map[string]bool{}}
+	n.note(key, s.UID).given = true
+}
+
+// find returns what is known of a pod; nil if that is nothing. The caller holds mu.
+func (n *Node) find(key types.NamespacedName, uid string) *known {
+	for _, k := range n.known[key] {
+		if k.uid == uid {
+			return k
+		}
 	}
-	n.known[key].given = true
+	return nil
+}
+
+// note is find for a pod of which something is known from now on. The caller holds mu.
+func (n *Node) note(key types.NamespacedName, uid string) *known {
+	k := n.find(key, uid)
+	if k == nil {
+		k = &known{uid: uid, endpoints: map[string]bool{}}
+		n.known[key] = append(n.known[key], k)
+	}
+	return k
+}
+
+// others returns what is known of all pods of a name but one. The caller holds mu.
+func (n *Node) others(key types.NamespacedName, uid string) []*known {
+	return slices.DeleteFunc(slices.Clone(n.known[key]), func(k *known) bool { return k.uid == uid })
 }
 
 // listens reads an endpoint that grant.Decide has made of an ingress rule.

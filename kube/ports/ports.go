@@ -10,12 +10,15 @@ import (
 	"sync"
 
 	"github.com/tsugiki/tsugiki/kube/grant"
+	"github.com/tsugiki/tsugiki/kube/v1alpha1"
 )
+
+// Free tells whether a port can be had: whether no other process of the node has it now.
+type Free func(protocol v1alpha1.Protocol, at netip.AddrPort) bool
 
 // Table has the ports of pods. A rule of a pod keeps its port until the pod is released.
 type Table struct {
-	// free tells whether a port can be had: whether no other process has it now.
-	free func(netip.AddrPort) bool
+	free Free
 
 	mu    sync.Mutex // guards what follows
 	rules map[owner]netip.AddrPort
@@ -25,16 +28,16 @@ type Table struct {
 
 type owner struct{ pod, rule string }
 
-// New makes a table. free tells whether no other process of the node has a port; nil: none has any.
-func New(free func(netip.AddrPort) bool) *Table {
+// New makes a table. Without free, no other process has a port.
+func New(free Free) *Table {
 	if free == nil {
-		free = func(netip.AddrPort) bool { return true }
+		free = func(v1alpha1.Protocol, netip.AddrPort) bool { return true }
 	}
 	return &Table{free: free, rules: map[owner]netip.AddrPort{}, ports: map[uint16][]netip.Addr{}, next: map[grant.Range]uint16{}}
 }
 
 // Take implements grant.Ports.
-func (t *Table) Take(pod, rule string, addr netip.Addr, within grant.Range) (uint16, error) {
+func (t *Table) Take(pod, rule string, protocol v1alpha1.Protocol, addr netip.Addr, within grant.Range) (uint16, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	o := owner{pod, rule}
@@ -52,7 +55,7 @@ func (t *Table) Take(pod, rule string, addr netip.Addr, within grant.Range) (uin
 	for i := range size {
 		port := within.First + uint16((int(begin-within.First)+i)%size)
 		at := netip.AddrPortFrom(addr, port)
-		if t.taken(at) || !t.free(at) {
+		if t.taken(at) || !t.free(protocol, at) {
 			continue
 		}
 		t.put(o, at)

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/tsugiki/tsugiki/kube/grant"
+	"github.com/tsugiki/tsugiki/kube/v1alpha1"
 )
 
 var (
@@ -17,14 +18,14 @@ var (
 
 func take(t *testing.T, table *Table, pod, rule string, addr netip.Addr, within grant.Range, want uint16) {
 	t.Helper()
-	if got, err := table.Take(pod, rule, addr, within); err != nil || got != want {
+	if got, err := table.Take(pod, rule, v1alpha1.TCP, addr, within); err != nil || got != want {
 		t.Errorf("%s %s: port %d, %v, want %d", pod, rule, got, err, want)
 	}
 }
 
 func refused(t *testing.T, table *Table, pod, rule string, addr netip.Addr, within grant.Range, want string) {
 	t.Helper()
-	if got, err := table.Take(pod, rule, addr, within); err == nil || !strings.Contains(err.Error(), want) {
+	if got, err := table.Take(pod, rule, v1alpha1.TCP, addr, within); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("%s %s: port %d, %v, want %q", pod, rule, got, err, want)
 	}
 }
@@ -52,15 +53,22 @@ func TestTake(t *testing.T) {
 }
 
 func TestPortsOfOthers(t *testing.T) {
-	table := New(func(at netip.AddrPort) bool { return at.Port() != 31000 })
+	table := New(func(protocol v1alpha1.Protocol, at netip.AddrPort) bool {
+		return protocol != v1alpha1.TCP || at.Port() != 31000
+	})
 	take(t, table, "a", "x", node, r3, 31001)
+	if got, err := table.Take("b", "x", v1alpha1.UDP, alt, grant.Range{First: 31000, Last: 31000}); err != nil || got != 31000 {
+		t.Errorf("a UDP port that is taken for TCP: %d, %v", got, err)
+	}
 }
 
 func TestAdopt(t *testing.T) {
 	table := New(nil)
 	at := netip.AddrPortFrom(node, 31001)
-	if !table.Adopt("a", "x", at) || !table.Adopt("a", "x", at) {
-		t.Error("a free port is not adopted")
+	for range 2 {
+		if !table.Adopt("a", "x", at) {
+			t.Error("a port is not adopted that is free, or that the rule has")
+		}
 	}
 	if table.Adopt("b", "x", at) || table.Adopt("a", "x", netip.AddrPortFrom(node, 31002)) {
 		t.Error("a port of another is adopted, or a second one")

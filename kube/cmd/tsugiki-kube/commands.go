@@ -62,18 +62,24 @@ func runCluster(o *options) error {
 	return m.Start(ctrl.SetupSignalHandler())
 }
 
-// free tells whether a TCP port of this process's network namespace, which is the node's, can be
-// bound. It is a look at one moment.
-func free(at netip.AddrPort) bool {
+// free tells whether a port of this process's network namespace, which is the node's, can be bound.
+// It is a look at one moment.
+func free(protocol v1alpha1.Protocol, at netip.AddrPort) bool {
 	family, address := unix.AF_INET6, unix.Sockaddr(&unix.SockaddrInet6{Port: int(at.Port()), Addr: at.Addr().As16()})
 	if at.Addr().Is4() {
 		family, address = unix.AF_INET, &unix.SockaddrInet4{Port: int(at.Port()), Addr: at.Addr().As4()}
 	}
-	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	kind := unix.SOCK_STREAM
+	if protocol == v1alpha1.UDP {
+		kind = unix.SOCK_DGRAM
+	}
+	fd, err := unix.Socket(family, kind|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return true // the agent will say what is wrong
 	}
 	defer unix.Close(fd)
-	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) // connections of an earlier server do not count
+	if kind == unix.SOCK_STREAM { // connections of an earlier server do not count
+		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+	}
 	return !errors.Is(unix.Bind(fd, address), unix.EADDRINUSE)
 }

@@ -4,10 +4,10 @@ package main
 
 import (
 	"fmt"
+	"log/slog"
 	"os"
 
 	"github.com/go-logr/logr"
-	"log/slog"
 
 	ctrl "sigs.k8s.io/controller-runtime"
 )

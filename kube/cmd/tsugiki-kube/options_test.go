@@ -1,12 +1,17 @@
 package main
 
 import (
+	"errors"
 	"net"
 	"net/netip"
 	"strings"
+	"syscall"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/tsugiki/tsugiki/kube/grant"
+	"github.com/tsugiki/tsugiki/kube/v1alpha1"
 )
 
 func TestParse(t *testing.T) {
@@ -20,7 +25,8 @@ func TestParse(t *testing.T) {
 		{"--node n1 --node-ips 198.51.100.1", grant.Node{Name: "n1", IPv4: netip.MustParseAddr("198.51.100.1")}, ""},
 		{
 			"--node n1 --node-ips 2001:db8::1,198.51.100.1,198.51.100.2 --runtime-class a --runtime-class b",
-			grant.Node{Name: "n1", IPv4: netip.MustParseAddr("198.51.100.1"), IPv6: netip.MustParseAddr("2001:db8::1")}, "",
+			grant.Node{Name: "n1", IPv4: netip.MustParseAddr("198.51.100.1"), IPv6: netip.MustParseAddr("2001:db8::1")},
+			"",
 		},
 		{"--node-ips 198.51.100.1", grant.Node{}, "--node is missing"},
 		{"--node n1", grant.Node{}, `--node-ips "": write addresses`},
@@ -45,17 +51,29 @@ func TestParse(t *testing.T) {
 	}
 }
 
+// A rule of a protocol needs a port that no server of this protocol has.
 func TestFree(t *testing.T) {
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	at := l.Addr().(*net.TCPAddr).AddrPort()
-	if free(at) {
-		t.Errorf("%s is free, and this test has it", at)
+	defer l.Close()
+	// A second socket with this option could have the same port.
+	reused := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
+		return errors.Join(c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) }), err)
+	}}
+	p, err := reused.ListenPacket(t.Context(), "udp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	tcp, udp := l.Addr().(*net.TCPAddr).AddrPort(), p.LocalAddr().(*net.UDPAddr).AddrPort()
+	if free(v1alpha1.TCP, tcp) || free(v1alpha1.UDP, udp) {
+		t.Errorf("%s or %s is free, and this test has them", tcp, udp)
 	}
 	l.Close()
-	if !free(at) {
-		t.Errorf("%s is taken, and nobody has it", at)
+	p.Close()
+	if !free(v1alpha1.TCP, tcp) || !free(v1alpha1.UDP, udp) {
+		t.Errorf("%s or %s is taken, and nobody has it", tcp, udp)
 	}
 }
