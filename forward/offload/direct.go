@@ -22,7 +22,7 @@ type Pods interface {
 // wrote before it was started anew are not its own: a pair may stay slow then.
 type direct struct {
 	pods    Pods
-	policy  *flows.Policy // of the last restrict
+	policy  *flows.Policy // by which the pairs of known were decided; nil: some were not
 	known   map[int]*known
 	written map[pair]forward.Verdict
 	loose   []change // what loosen writes
@@ -32,7 +32,7 @@ type direct struct {
 type known struct {
 	forward.Pod
 	addrs   []netip.Addr
-	subject *flows.Subject // of the last policy
+	subject *flows.Subject // of the policy
 }
 
 type pair struct{ a, b int }
@@ -47,11 +47,11 @@ func newDirect(pods Pods) *direct {
 }
 
 // restrict makes pairs slow between which the policy forbids anything. It is called before flows
-// change, and notes what loosen may write afterwards.
+// change, and notes what loosen may write afterwards. After an error, or if loosen has not written
+// all of it, the next restrict decides about all pairs.
 func (d *direct) restrict(list []*ports.Port, policy *flows.Policy) error {
-	d.loose = nil
-	all := d.policy == nil || !d.policy.Equal(policy)
-	d.policy = policy
+	all := d.policy == nil || !d.policy.Equal(policy) || len(d.loose) > 0
+	d.policy, d.loose = nil, nil
 	now := map[int]*known{}
 	var fresh []int
 	for _, p := range list {
@@ -77,14 +77,17 @@ func (d *direct) restrict(list []*ports.Port, policy *flows.Policy) error {
 		}
 	}
 	d.known = now
-	if len(fresh) == 0 {
-		return nil
+	if len(fresh) > 0 {
+		has, err := d.verdicts()
+		if err != nil {
+			return err
+		}
+		if err := d.decide(policy, fresh, has); err != nil {
+			return err
+		}
 	}
-	has, err := d.verdicts()
-	if err != nil {
-		return err
-	}
-	return d.decide(fresh, has)
+	d.policy = policy
+	return nil
 }
 
 func (d *direct) verdicts() (map[pair]forward.Verdict, error) {
@@ -97,8 +100,8 @@ func (d *direct) verdicts() (map[pair]forward.Verdict, error) {
 }
 
 // decide decides about all pairs of which one pod is among these.
-func (d *direct) decide(fresh []int, has map[pair]forward.Verdict) error {
-	judge := flows.NewJudge(d.policy)
+func (d *direct) decide(policy *flows.Policy, fresh []int, has map[pair]forward.Verdict) error {
+	judge := flows.NewJudge(policy)
 	for _, x := range fresh {
 		d.known[x].subject = judge.Subject(d.known[x].addrs)
 	}

@@ -61,6 +61,7 @@ type table struct {
 	pods  map[int]forward.Pod
 	pairs map[pair]forward.Verdict
 	full  bool
+	fail  error // what SetPair and Pairs return
 	log   *[]string
 }
 
@@ -75,10 +76,13 @@ func (t *table) Pairs() (list []forward.Pair, err error) {
 	for p, v := range t.pairs {
 		list = append(list, forward.Pair{A: p.a, B: p.b, Verdict: v})
 	}
-	return list, nil
+	return list, t.fail
 }
 
 func (t *table) SetPair(a, b int, v forward.Verdict) error {
+	if t.fail != nil {
+		return t.fail
+	}
 	if t.full && v == forward.Direct {
 		return forward.ErrFull
 	}
@@ -202,6 +206,46 @@ func TestVerdictsOfOthers(t *testing.T) {
 	steps(t, c, allow, port(1), port(2))
 	if len(tab.pairs) > 0 {
 		t.Errorf("pairs %v", tab.pairs)
+	}
+}
+
+// A policy that could not be written into the host's table is written the next time, also if a pod
+// came meanwhile; so is what a bundle that failed has kept from becoming direct.
+func TestRetries(t *testing.T) {
+	allow, deny := &flows.Policy{Allow: true}, &flows.Policy{}
+	broken := errors.New("broken")
+	for usual, direct := range map[bool]map[pair]forward.Verdict{
+		true:  {},
+		false: {{1, 2}: forward.Direct, {1, 3}: forward.Direct, {2, 3}: forward.Direct},
+	} {
+		slow := map[pair]forward.Verdict{{1, 2}: forward.Slow, {1, 3}: forward.Slow, {2, 3}: forward.Slow}
+		if !usual {
+			delete(slow, pair{1, 3}) // the third pod comes when nothing is allowed
+			delete(slow, pair{2, 3})
+		}
+		c, tab, sw, _ := rig(t, usual)
+		two, three := []*ports.Port{port(1), port(2)}, []*ports.Port{port(1), port(2), port(3)}
+		steps(t, c, allow, two...)
+		tab.fail = broken
+		for _, list := range [][]*ports.Port{two, three} {
+			if err := c.direct.restrict(list, deny); !errors.Is(err, broken) {
+				t.Errorf("usual %v: %v", usual, err)
+			}
+		}
+		tab.fail = nil
+		steps(t, c, deny, three...)
+		if diff := cmp.Diff(slow, tab.pairs, cmp.AllowUnexported(pair{})); diff != "" {
+			t.Errorf("usual %v, denied:\n%s", usual, diff)
+		}
+		sw.fail = broken
+		if err := errors.Join(c.direct.restrict(three, allow), c.install(t.Context(), nil)); !errors.Is(err, broken) {
+			t.Errorf("usual %v: %v", usual, err)
+		}
+		sw.fail = nil
+		steps(t, c, allow, three...)
+		if diff := cmp.Diff(direct, tab.pairs, cmp.AllowUnexported(pair{})); diff != "" {
+			t.Errorf("usual %v, allowed:\n%s", usual, diff)
+		}
 	}
 }
 
