@@ -2,6 +2,7 @@ package offload
 
 import (
 	"errors"
+	"log/slog"
 	"net/netip"
 
 	"github.com/tsugiki/tsugiki/forward"
@@ -20,8 +21,12 @@ type Pods interface {
 // direct keeps the verdicts about pairs of pods what the policy says. It writes slow over direct, and
 // direct where there is no verdict; of other verdicts it takes back its own alone. Those that it
 // wrote before it was started anew are not its own: a pair may stay slow then.
+//
+// If the table has no room for a pair that has to be slow, one of the two pods is switched off: none
+// of its packets go directly any more.
 type direct struct {
 	pods    Pods
+	log     *slog.Logger
 	policy  *flows.Policy // by which the pairs of known were decided; nil: some were not
 	known   map[int]*known
 	written map[pair]forward.Verdict
@@ -33,6 +38,7 @@ type known struct {
 	forward.Pod
 	addrs   []netip.Addr
 	subject *flows.Subject // of the policy
+	off     bool           // the table had no room for one of its pairs
 }
 
 type pair struct{ a, b int }
@@ -42,8 +48,8 @@ type change struct {
 	verdict forward.Verdict
 }
 
-func newDirect(pods Pods) *direct {
-	return &direct{pods: pods, known: map[int]*known{}, written: map[pair]forward.Verdict{}}
+func newDirect(pods Pods, log *slog.Logger) *direct {
+	return &direct{pods: pods, log: log, known: map[int]*known{}, written: map[pair]forward.Verdict{}}
 }
 
 // restrict makes pairs slow between which the policy forbids anything. It is called before flows
@@ -113,7 +119,14 @@ func (d *direct) decide(policy *flows.Policy, fresh []int, has map[pair]forward.
 				continue
 			}
 			p, k := pair{min(x, y), max(x, y)}, d.known[x]
-			if err := d.one(p, judge.Free(k.subject, other.subject), k.AllPairs && other.AllPairs, has[p]); err != nil {
+			if k.off || other.off {
+				continue
+			}
+			err := d.one(p, judge.Free(k.subject, other.subject), k.AllPairs && other.AllPairs, has[p])
+			if errors.Is(err, forward.ErrFull) {
+				err = d.switchOff(x)
+			}
+			if err != nil {
 				return err
 			}
 		}
@@ -157,9 +170,16 @@ func (d *direct) loosen() error {
 	return nil
 }
 
+// switchOff has all of a pod's packets go through the switch until the pod is removed.
+func (d *direct) switchOff(device int) error {
+	d.log.Warn("a pod has no direct packets, because the host's table has no room for verdicts about its pairs", "link", device)
+	d.known[device].off = true
+	return gone(d.pods.SetDirect(device, false))
+}
+
 // switchOn lets a new pod's packets go directly, if its network wants that.
 func (d *direct) switchOn(p *ports.Port) error {
-	if !p.Direct || d.known[p.Device] == nil {
+	if k := d.known[p.Device]; !p.Direct || k == nil || k.off {
 		return nil
 	}
 	return gone(d.pods.SetDirect(p.Device, true))

@@ -74,7 +74,7 @@ func New(c *Config, pods Pods, log *slog.Logger) (*Controller, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Controller{config: c, reloads: make(chan *Config, 1), host: host, direct: newDirect(pods), log: log, stats: newStats()}, nil
+	return &Controller{config: c, reloads: make(chan *Config, 1), host: host, direct: newDirect(pods, log), log: log, stats: newStats()}, nil
 }
 
 // Stats are the controller's.

@@ -60,7 +60,7 @@ func FuzzConfig(f *testing.F) {
 type table struct {
 	pods  map[int]forward.Pod
 	pairs map[pair]forward.Verdict
-	full  bool
+	full  bool  // there is no room for pairs that have no verdict
 	fail  error // what SetPair and Pairs return
 	log   *[]string
 }
@@ -83,8 +83,8 @@ func (t *table) SetPair(a, b int, v forward.Verdict) error {
 	if t.fail != nil {
 		return t.fail
 	}
-	if t.full && v == forward.Direct {
-		return forward.ErrFull
+	if t.full && v != forward.Default && t.pairs[pair{a, b}] == "" {
+		return fmt.Errorf("enter pair: %w", forward.ErrFull)
 	}
 	*t.log = append(*t.log, fmt.Sprintf("pair %d %d %s", a, b, v))
 	t.pairs[pair{a, b}] = v
@@ -123,7 +123,8 @@ func rig(t *testing.T, usual bool) (*Controller, *table, *taker, *[]string) {
 	for i := range 3 {
 		tab.pods[i+1] = forward.Pod{Device: i + 1, MAC: [6]byte{2, byte(i + 1)}, AllPairs: usual}
 	}
-	c := &Controller{direct: newDirect(tab), log: slog.New(slog.DiscardHandler), stats: newStats(), config: &Config{}}
+	discard := slog.New(slog.DiscardHandler)
+	c := &Controller{direct: newDirect(tab, discard), log: discard, stats: newStats(), config: &Config{}}
 	sw := &taker{log: log}
 	c.sw = sw
 	return c, tab, sw, log
@@ -206,6 +207,36 @@ func TestVerdictsOfOthers(t *testing.T) {
 	steps(t, c, allow, port(1), port(2))
 	if len(tab.pairs) > 0 {
 		t.Errorf("pairs %v", tab.pairs)
+	}
+}
+
+// If there is no room for verdicts that forbid, only one pod at most has direct packets, also one that
+// comes later. A verdict that is there is changed.
+func TestNoRoomToForbid(t *testing.T) {
+	c, tab, _, log := rig(t, true)
+	one, two, three := port(1), port(2), port(3)
+	steps(t, c, &flows.Policy{Allow: true}, one, two)
+	one.Installed, two.Installed = true, true
+	tab.full = true
+	*log = nil
+	deny := &flows.Policy{}
+	steps(t, c, deny, one, two)
+	steps(t, c, deny, one, two, three)
+	off := map[string]bool{}
+	for _, line := range *log {
+		off[line] = strings.HasPrefix(line, "direct ")
+	}
+	delete(off, "change")
+	if off["direct 1 true"] || off["direct 2 true"] || off["direct 3 true"] || off["direct 1 false"] == off["direct 2 false"] {
+		t.Errorf("%q", *log)
+	}
+	c, tab, _, log = rig(t, false)
+	steps(t, c, &flows.Policy{Allow: true}, one, two)
+	tab.full = true
+	*log = nil
+	steps(t, c, deny, one, two)
+	if diff := cmp.Diff([]string{"pair 1 2 slow", "change"}, *log); diff != "" {
+		t.Error(diff)
 	}
 }
 
