@@ -3,7 +3,9 @@ package offload
 import (
 	"errors"
 	"log/slog"
+	"maps"
 	"net/netip"
+	"slices"
 
 	"github.com/tsugiki/tsugiki/forward"
 	"github.com/tsugiki/tsugiki/forward/offload/flows"
@@ -53,29 +55,19 @@ func newDirect(pods Pods, log *slog.Logger) *direct {
 }
 
 // restrict makes pairs slow between which the policy forbids anything. It is called before flows
-// change, and notes what loosen may write afterwards. After an error, or if loosen has not written
-// all of it, the next restrict decides about all pairs.
+// change, and notes what loosen may write afterwards. Pods that were known before are decided about
+// as well, if they are still in the host's table: their packets go directly also while the switch
+// is away, or has no flows of theirs. After an error, or if loosen has not written all of it, the
+// next restrict decides about all pairs.
 func (d *direct) restrict(list []*ports.Port, policy *flows.Policy) error {
 	all := d.policy == nil || !d.policy.Equal(policy) || len(d.loose) > 0
 	d.policy, d.loose = nil, nil
-	now := map[int]*known{}
-	var fresh []int
-	for _, p := range list {
-		k := d.known[p.Device]
-		if k == nil || k.MAC != p.MAC {
-			row, err := d.pods.Pod(p.Device)
-			if errors.Is(err, forward.ErrUnknown) || err == nil && row.MAC != p.MAC {
-				continue // the pod is gone
-			}
-			if err != nil {
-				return err
-			}
-			k = &known{Pod: row, addrs: p.Addrs}
-			fresh = append(fresh, p.Device)
-		} else if all {
-			fresh = append(fresh, p.Device)
-		}
-		now[p.Device] = k
+	now, fresh, err := d.look(list)
+	if err != nil {
+		return err
+	}
+	if all {
+		fresh = slices.Collect(maps.Keys(now))
 	}
 	for p := range d.written {
 		if now[p.a] == nil || now[p.b] == nil {
@@ -94,6 +86,48 @@ func (d *direct) restrict(list []*ports.Port, policy *flows.Policy) error {
 	}
 	d.policy = policy
 	return nil
+}
+
+// look finds the pods of ports, and those known before, in the host's table. Fresh ones were not known.
+func (d *direct) look(list []*ports.Port) (now map[int]*known, fresh []int, err error) {
+	now = map[int]*known{}
+	for _, p := range list {
+		k := d.known[p.Device]
+		if k == nil || k.MAC != p.MAC {
+			row, err := d.row(p.Device, p.MAC)
+			if err != nil {
+				return nil, nil, err
+			}
+			if row == nil {
+				continue
+			}
+			k = &known{Pod: *row, addrs: p.Addrs}
+			fresh = append(fresh, p.Device)
+		}
+		now[p.Device] = k
+	}
+	for device, k := range d.known {
+		if now[device] != nil {
+			continue
+		}
+		row, err := d.row(device, k.MAC)
+		if err != nil {
+			return nil, nil, err
+		}
+		if row != nil {
+			now[device] = k
+		}
+	}
+	return now, fresh, nil
+}
+
+// row is the table's of a pod; nil if the pod is gone.
+func (d *direct) row(device int, mac [6]byte) (*forward.Pod, error) {
+	row, err := d.pods.Pod(device)
+	if errors.Is(err, forward.ErrUnknown) || err == nil && row.MAC != mac {
+		return nil, nil
+	}
+	return &row, err
 }
 
 func (d *direct) verdicts() (map[pair]forward.Verdict, error) {

@@ -56,13 +56,17 @@ func FuzzConfig(f *testing.F) {
 	})
 }
 
+var errBroken = errors.New("broken")
+
 // table is a host's table of pods, which notes what happens to it.
 type table struct {
-	pods  map[int]forward.Pod
-	pairs map[pair]forward.Verdict
-	full  bool  // there is no room for pairs that have no verdict
-	fail  error // what SetPair and Pairs return
-	log   *[]string
+	pods   map[int]forward.Pod
+	pairs  map[pair]forward.Verdict
+	full   bool  // there is no room for pairs that have no verdict
+	fail   error // what SetPair and Pairs return
+	breaks int   // how many calls of SetPair fail
+	log    *[]string
+	wrote  chan pair // gets each pair for which SetPair is called; nil: nobody waits
 }
 
 func (t *table) Pod(device int) (forward.Pod, error) {
@@ -83,11 +87,18 @@ func (t *table) SetPair(a, b int, v forward.Verdict) error {
 	if t.fail != nil {
 		return t.fail
 	}
+	if t.breaks > 0 {
+		t.breaks--
+		return errBroken
+	}
 	if t.full && v != forward.Default && t.pairs[pair{a, b}] == "" {
 		return fmt.Errorf("enter pair: %w", forward.ErrFull)
 	}
 	*t.log = append(*t.log, fmt.Sprintf("pair %d %d %s", a, b, v))
 	t.pairs[pair{a, b}] = v
+	if t.wrote != nil {
+		t.wrote <- pair{a, b}
+	}
 	if v == forward.Default {
 		delete(t.pairs, pair{a, b})
 	}
@@ -244,7 +255,6 @@ func TestNoRoomToForbid(t *testing.T) {
 // came meanwhile; so is what a bundle that failed has kept from becoming direct.
 func TestRetries(t *testing.T) {
 	allow, deny := &flows.Policy{Allow: true}, &flows.Policy{}
-	broken := errors.New("broken")
 	for usual, direct := range map[bool]map[pair]forward.Verdict{
 		true:  {},
 		false: {{1, 2}: forward.Direct, {1, 3}: forward.Direct, {2, 3}: forward.Direct},
@@ -257,9 +267,9 @@ func TestRetries(t *testing.T) {
 		c, tab, sw, _ := rig(t, usual)
 		two, three := []*ports.Port{port(1), port(2)}, []*ports.Port{port(1), port(2), port(3)}
 		steps(t, c, allow, two...)
-		tab.fail = broken
+		tab.fail = errBroken
 		for _, list := range [][]*ports.Port{two, three} {
-			if err := c.direct.restrict(list, deny); !errors.Is(err, broken) {
+			if err := c.direct.restrict(list, deny); !errors.Is(err, errBroken) {
 				t.Errorf("usual %v: %v", usual, err)
 			}
 		}
@@ -268,8 +278,8 @@ func TestRetries(t *testing.T) {
 		if diff := cmp.Diff(slow, tab.pairs, cmp.AllowUnexported(pair{})); diff != "" {
 			t.Errorf("usual %v, denied:\n%s", usual, diff)
 		}
-		sw.fail = broken
-		if err := errors.Join(c.direct.restrict(three, allow), c.install(t.Context(), nil)); !errors.Is(err, broken) {
+		sw.fail = errBroken
+		if err := errors.Join(c.direct.restrict(three, allow), c.install(t.Context(), nil)); !errors.Is(err, errBroken) {
 			t.Errorf("usual %v: %v", usual, err)
 		}
 		sw.fail = nil
