@@ -45,7 +45,7 @@ var (
 	// ErrUnknown says that the table has no such pod.
 	ErrUnknown = errors.New("no such pod in the table")
 	// ErrFull says that the table has no room.
-	ErrFull = errors.New("the table of pods is full (4096 pods)")
+	ErrFull = errors.New("the table of pods is full (4096 pods, 65536 pairs with a verdict)")
 )
 
 // ClashError says that two pods of a network have the same address.

@@ -36,7 +36,8 @@ func pairKey(a, b int) bpf.ForwardPair {
 // SetPair decides about two pods of the table. A policy that comes to forbid anything between
 // them has to be in force after this: SetPair Slow first, then the rule of the switch. A policy
 // that allows everything has to be in force before SetPair Direct. Flows between them that
-// began through the switch stay there.
+// began through the switch stay there. An error is ErrUnknown, ErrFull, or the kernel's: two pods
+// that have AllPairs stay direct when there is no room for Slow.
 func (t *Table) SetPair(a, b int, v Verdict) error {
 	return t.locked(func() error { return t.setPair(a, b, v) })
 }
@@ -62,7 +63,7 @@ func (t *Table) setPair(a, b int, v Verdict) error {
 		return fmt.Errorf("unknown verdict %q; write direct, slow or default", v)
 	}
 	if err := t.maps.VerdictByPair.Put(pairKey(a, b), value); err != nil {
-		return fmt.Errorf("enter pair of links %d and %d: %w", a, b, err)
+		return fmt.Errorf("enter pair of links %d and %d: %w", a, b, full(err))
 	}
 	return nil
 }

@@ -57,8 +57,9 @@ func (k *dpuKeys) check(c *config) error {
 //	pod eth0 ── host [forward_from_pod] ─redirect─► VF ══ representor ── Open vSwitch on the DPU
 //	                        redirect_peer ◄── [forward_from_wire]
 //
-// A VF is free if it has no alias. The plugin writes the port into the DPU's database, where the
-// controller (package offload) finds it, and waits until that has its flows in the switch.
+// A VF is free if it has no alias and the host does not use it. The plugin writes the port into the
+// DPU's database, where the controller (package offload) finds it, and waits until that has its flows
+// in the switch.
 type offloaded struct {
 	host   *dpu.Host
 	card   card.Host

@@ -2,7 +2,10 @@ package offload
 
 import (
 	"errors"
+	"log/slog"
+	"maps"
 	"net/netip"
+	"slices"
 
 	"github.com/tsugiki/tsugiki/forward"
 	"github.com/tsugiki/tsugiki/forward/offload/flows"
@@ -20,9 +23,13 @@ type Pods interface {
 // direct keeps the verdicts about pairs of pods what the policy says. It writes slow over direct, and
 // direct where there is no verdict; of other verdicts it takes back its own alone. Those that it
 // wrote before it was started anew are not its own: a pair may stay slow then.
+//
+// If the table has no room for a pair that has to be slow, one of the two pods is switched off: none
+// of its packets go directly any more.
 type direct struct {
 	pods    Pods
-	policy  *flows.Policy // of the last restrict
+	log     *slog.Logger
+	policy  *flows.Policy // by which the pairs of known were decided; nil: some were not
 	known   map[int]*known
 	written map[pair]forward.Verdict
 	loose   []change // what loosen writes
@@ -32,7 +39,8 @@ type direct struct {
 type known struct {
 	forward.Pod
 	addrs   []netip.Addr
-	subject *flows.Subject // of the last policy
+	subject *flows.Subject // of the policy
+	off     bool           // the table had no room for one of its pairs
 }
 
 type pair struct{ a, b int }
@@ -42,34 +50,24 @@ type change struct {
 	verdict forward.Verdict
 }
 
-func newDirect(pods Pods) *direct {
-	return &direct{pods: pods, known: map[int]*known{}, written: map[pair]forward.Verdict{}}
+func newDirect(pods Pods, log *slog.Logger) *direct {
+	return &direct{pods: pods, log: log, known: map[int]*known{}, written: map[pair]forward.Verdict{}}
 }
 
 // restrict makes pairs slow between which the policy forbids anything. It is called before flows
-// change, and notes what loosen may write afterwards.
+// change, and notes what loosen may write afterwards. Pods that were known before are decided about
+// as well, if they are still in the host's table: their packets go directly also while the switch
+// is away, or has no flows of theirs. After an error, or if loosen has not written all of it, the
+// next restrict decides about all pairs.
 func (d *direct) restrict(list []*ports.Port, policy *flows.Policy) error {
-	d.loose = nil
-	all := d.policy == nil || !d.policy.Equal(policy)
-	d.policy = policy
-	now := map[int]*known{}
-	var fresh []int
-	for _, p := range list {
-		k := d.known[p.Device]
-		if k == nil || k.MAC != p.MAC {
-			row, err := d.pods.Pod(p.Device)
-			if errors.Is(err, forward.ErrUnknown) || err == nil && row.MAC != p.MAC {
-				continue // the pod is gone
-			}
-			if err != nil {
-				return err
-			}
-			k = &known{Pod: row, addrs: p.Addrs}
-			fresh = append(fresh, p.Device)
-		} else if all {
-			fresh = append(fresh, p.Device)
-		}
-		now[p.Device] = k
+	all := d.policy == nil || !d.policy.Equal(policy) || len(d.loose) > 0
+	d.policy, d.loose = nil, nil
+	now, fresh, err := d.look(list)
+	if err != nil {
+		return err
+	}
+	if all {
+		fresh = slices.Collect(maps.Keys(now))
 	}
 	for p := range d.written {
 		if now[p.a] == nil || now[p.b] == nil {
@@ -77,14 +75,59 @@ func (d *direct) restrict(list []*ports.Port, policy *flows.Policy) error {
 		}
 	}
 	d.known = now
-	if len(fresh) == 0 {
-		return nil
+	if len(fresh) > 0 {
+		has, err := d.verdicts()
+		if err != nil {
+			return err
+		}
+		if err := d.decide(policy, fresh, has); err != nil {
+			return err
+		}
 	}
-	has, err := d.verdicts()
-	if err != nil {
-		return err
+	d.policy = policy
+	return nil
+}
+
+// look finds the pods of ports, and those known before, in the host's table. Fresh ones were not known.
+func (d *direct) look(list []*ports.Port) (now map[int]*known, fresh []int, err error) {
+	now = map[int]*known{}
+	for _, p := range list {
+		k := d.known[p.Device]
+		if k == nil || k.MAC != p.MAC {
+			row, err := d.row(p.Device, p.MAC)
+			if err != nil {
+				return nil, nil, err
+			}
+			if row == nil {
+				continue
+			}
+			k = &known{Pod: *row, addrs: p.Addrs}
+			fresh = append(fresh, p.Device)
+		}
+		now[p.Device] = k
 	}
-	return d.decide(fresh, has)
+	for device, k := range d.known {
+		if now[device] != nil {
+			continue
+		}
+		row, err := d.row(device, k.MAC)
+		if err != nil {
+			return nil, nil, err
+		}
+		if row != nil {
+			now[device] = k
+		}
+	}
+	return now, fresh, nil
+}
+
+// row is the table's of a pod; nil if the pod is gone.
+func (d *direct) row(device int, mac [6]byte) (*forward.Pod, error) {
+	row, err := d.pods.Pod(device)
+	if errors.Is(err, forward.ErrUnknown) || err == nil && row.MAC != mac {
+		return nil, nil
+	}
+	return &row, err
 }
 
 func (d *direct) verdicts() (map[pair]forward.Verdict, error) {
@@ -97,8 +140,8 @@ func (d *direct) verdicts() (map[pair]forward.Verdict, error) {
 }
 
 // decide decides about all pairs of which one pod is among these.
-func (d *direct) decide(fresh []int, has map[pair]forward.Verdict) error {
-	judge := flows.NewJudge(d.policy)
+func (d *direct) decide(policy *flows.Policy, fresh []int, has map[pair]forward.Verdict) error {
+	judge := flows.NewJudge(policy)
 	for _, x := range fresh {
 		d.known[x].subject = judge.Subject(d.known[x].addrs)
 	}
@@ -110,7 +153,14 @@ func (d *direct) decide(fresh []int, has map[pair]forward.Verdict) error {
 				continue
 			}
 			p, k := pair{min(x, y), max(x, y)}, d.known[x]
-			if err := d.one(p, judge.Free(k.subject, other.subject), k.AllPairs && other.AllPairs, has[p]); err != nil {
+			if k.off || other.off {
+				continue
+			}
+			err := d.one(p, judge.Free(k.subject, other.subject), k.AllPairs && other.AllPairs, has[p])
+			if errors.Is(err, forward.ErrFull) {
+				err = d.switchOff(x)
+			}
+			if err != nil {
 				return err
 			}
 		}
@@ -154,9 +204,16 @@ func (d *direct) loosen() error {
 	return nil
 }
 
+// switchOff has all of a pod's packets go through the switch until the pod is removed.
+func (d *direct) switchOff(device int) error {
+	d.log.Warn("a pod has no direct packets, because the host's table has no room for verdicts about its pairs", "link", device)
+	d.known[device].off = true
+	return gone(d.pods.SetDirect(device, false))
+}
+
 // switchOn lets a new pod's packets go directly, if its network wants that.
 func (d *direct) switchOn(p *ports.Port) error {
-	if !p.Direct || d.known[p.Device] == nil {
+	if k := d.known[p.Device]; !p.Direct || k == nil || k.off {
 		return nil
 	}
 	return gone(d.pods.SetDirect(p.Device, true))

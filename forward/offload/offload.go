@@ -14,7 +14,8 @@
 // flows, also in one bundle.
 //
 // The order of steps keeps packets from passing by a rule: pairs stop being direct before flows
-// change, and become direct afterwards.
+// change, and become direct afterwards. A policy that is read while the switch is away holds for
+// direct packets at once; while the switch does not answer, after the timeout of the request.
 //
 // One controller controls a switch: it has a lock of the database. It has to run in the host's
 // network namespace as root, with what package forward needs, and ovs-ofctl 2.17 or later.
@@ -74,7 +75,7 @@ func New(c *Config, pods Pods, log *slog.Logger) (*Controller, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Controller{config: c, reloads: make(chan *Config, 1), host: host, direct: newDirect(pods), log: log, stats: newStats()}, nil
+	return &Controller{config: c, reloads: make(chan *Config, 1), host: host, direct: newDirect(pods, log), log: log, stats: newStats()}, nil
 }
 
 // Stats are the controller's.
@@ -115,6 +116,7 @@ func (c *Controller) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
+		case c.config = <-c.reloads:
 		case <-time.After(wait):
 		}
 	}
@@ -137,7 +139,7 @@ func (c *Controller) sync(ctx context.Context, db *ovsdb.Client, t *ports.Table,
 			state.Pods = append(state.Pods, flows.Pod{Port: p.Number, MAC: p.MAC, Addrs: p.Addrs})
 		}
 	}
-	if err := c.direct.restrict(with, &state.Policy); err != nil {
+	if err := c.direct.restrict(t.Ports, &state.Policy); err != nil {
 		return err
 	}
 	if err := c.install(ctx, flows.Compute(state)); err != nil {

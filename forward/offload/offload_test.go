@@ -56,12 +56,17 @@ func FuzzConfig(f *testing.F) {
 	})
 }
 
+var errBroken = errors.New("broken")
+
 // table is a host's table of pods, which notes what happens to it.
 type table struct {
-	pods  map[int]forward.Pod
-	pairs map[pair]forward.Verdict
-	full  bool
-	log   *[]string
+	pods   map[int]forward.Pod
+	pairs  map[pair]forward.Verdict
+	full   bool  // there is no room for pairs that have no verdict
+	fail   error // what SetPair and Pairs return
+	breaks int   // how many calls of SetPair fail
+	log    *[]string
+	wrote  chan pair // gets each pair for which SetPair is called; nil: nobody waits
 }
 
 func (t *table) Pod(device int) (forward.Pod, error) {
@@ -75,15 +80,25 @@ func (t *table) Pairs() (list []forward.Pair, err error) {
 	for p, v := range t.pairs {
 		list = append(list, forward.Pair{A: p.a, B: p.b, Verdict: v})
 	}
-	return list, nil
+	return list, t.fail
 }
 
 func (t *table) SetPair(a, b int, v forward.Verdict) error {
-	if t.full && v == forward.Direct {
-		return forward.ErrFull
+	if t.fail != nil {
+		return t.fail
+	}
+	if t.breaks > 0 {
+		t.breaks--
+		return errBroken
+	}
+	if t.full && v != forward.Default && t.pairs[pair{a, b}] == "" {
+		return fmt.Errorf("enter pair: %w", forward.ErrFull)
 	}
 	*t.log = append(*t.log, fmt.Sprintf("pair %d %d %s", a, b, v))
 	t.pairs[pair{a, b}] = v
+	if t.wrote != nil {
+		t.wrote <- pair{a, b}
+	}
 	if v == forward.Default {
 		delete(t.pairs, pair{a, b})
 	}
@@ -119,7 +134,8 @@ func rig(t *testing.T, usual bool) (*Controller, *table, *taker, *[]string) {
 	for i := range 3 {
 		tab.pods[i+1] = forward.Pod{Device: i + 1, MAC: [6]byte{2, byte(i + 1)}, AllPairs: usual}
 	}
-	c := &Controller{direct: newDirect(tab), log: slog.New(slog.DiscardHandler), stats: newStats(), config: &Config{}}
+	discard := slog.New(slog.DiscardHandler)
+	c := &Controller{direct: newDirect(tab, discard), log: discard, stats: newStats(), config: &Config{}}
 	sw := &taker{log: log}
 	c.sw = sw
 	return c, tab, sw, log
@@ -202,6 +218,75 @@ func TestVerdictsOfOthers(t *testing.T) {
 	steps(t, c, allow, port(1), port(2))
 	if len(tab.pairs) > 0 {
 		t.Errorf("pairs %v", tab.pairs)
+	}
+}
+
+// If there is no room for verdicts that forbid, only one pod at most has direct packets, also one that
+// comes later. A verdict that is there is changed.
+func TestNoRoomToForbid(t *testing.T) {
+	c, tab, _, log := rig(t, true)
+	one, two, three := port(1), port(2), port(3)
+	steps(t, c, &flows.Policy{Allow: true}, one, two)
+	one.Installed, two.Installed = true, true
+	tab.full = true
+	*log = nil
+	deny := &flows.Policy{}
+	steps(t, c, deny, one, two)
+	steps(t, c, deny, one, two, three)
+	off := map[string]bool{}
+	for _, line := range *log {
+		off[line] = strings.HasPrefix(line, "direct ")
+	}
+	delete(off, "change")
+	if off["direct 1 true"] || off["direct 2 true"] || off["direct 3 true"] || off["direct 1 false"] == off["direct 2 false"] {
+		t.Errorf("%q", *log)
+	}
+	c, tab, _, log = rig(t, false)
+	steps(t, c, &flows.Policy{Allow: true}, one, two)
+	tab.full = true
+	*log = nil
+	steps(t, c, deny, one, two)
+	if diff := cmp.Diff([]string{"pair 1 2 slow", "change"}, *log); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// A policy that could not be written into the host's table is written the next time, also if a pod
+// came meanwhile; so is what a bundle that failed has kept from becoming direct.
+func TestRetries(t *testing.T) {
+	allow, deny := &flows.Policy{Allow: true}, &flows.Policy{}
+	for usual, direct := range map[bool]map[pair]forward.Verdict{
+		true:  {},
+		false: {{1, 2}: forward.Direct, {1, 3}: forward.Direct, {2, 3}: forward.Direct},
+	} {
+		slow := map[pair]forward.Verdict{{1, 2}: forward.Slow, {1, 3}: forward.Slow, {2, 3}: forward.Slow}
+		if !usual {
+			delete(slow, pair{1, 3}) // the third pod comes when nothing is allowed
+			delete(slow, pair{2, 3})
+		}
+		c, tab, sw, _ := rig(t, usual)
+		two, three := []*ports.Port{port(1), port(2)}, []*ports.Port{port(1), port(2), port(3)}
+		steps(t, c, allow, two...)
+		tab.fail = errBroken
+		for _, list := range [][]*ports.Port{two, three} {
+			if err := c.direct.restrict(list, deny); !errors.Is(err, errBroken) {
+				t.Errorf("usual %v: %v", usual, err)
+			}
+		}
+		tab.fail = nil
+		steps(t, c, deny, three...)
+		if diff := cmp.Diff(slow, tab.pairs, cmp.AllowUnexported(pair{})); diff != "" {
+			t.Errorf("usual %v, denied:\n%s", usual, diff)
+		}
+		sw.fail = errBroken
+		if err := errors.Join(c.direct.restrict(three, allow), c.install(t.Context(), nil)); !errors.Is(err, errBroken) {
+			t.Errorf("usual %v: %v", usual, err)
+		}
+		sw.fail = nil
+		steps(t, c, allow, three...)
+		if diff := cmp.Diff(direct, tab.pairs, cmp.AllowUnexported(pair{})); diff != "" {
+			t.Errorf("usual %v, allowed:\n%s", usual, diff)
+		}
 	}
 }
 

@@ -17,6 +17,9 @@ import (
 func (c *Controller) session(ctx context.Context) (worked bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	if err := c.enforce(); err != nil {
+		return false, err
+	}
 	healths, err := c.followHealth(ctx)
 	if err != nil {
 		return false, err
@@ -31,6 +34,10 @@ func (c *Controller) session(ctx context.Context) (worked bool, err error) {
 				return false, h.err
 			}
 			health = c.take(health, h.health)
+		case c.config = <-c.reloads:
+			if err := c.enforce(); err != nil {
+				return false, err
+			}
 		}
 	}
 	db, monitor, err := c.openDatabase(ctx)
@@ -57,6 +64,8 @@ func (c *Controller) control(ctx context.Context, db *ovsdb.Client, monitor *ovs
 					return worked, err
 				}
 			}
+		} else if err := c.enforce(); err != nil {
+			return worked, err
 		}
 		stale = health.Fault != ""
 		select {
@@ -67,8 +76,7 @@ func (c *Controller) control(ctx context.Context, db *ovsdb.Client, monitor *ovs
 				return worked, h.err
 			}
 			health = c.take(health, h.health)
-		case config := <-c.reloads:
-			c.config = config
+		case c.config = <-c.reloads:
 		case <-monitor.News():
 		case <-collect.C:
 			stale = true
@@ -81,6 +89,9 @@ func (c *Controller) control(ctx context.Context, db *ovsdb.Client, monitor *ovs
 		}
 	}
 }
+
+// enforce has the policy hold for direct packets, whether the switch works or not.
+func (c *Controller) enforce() error { return c.direct.restrict(nil, &c.config.policy) }
 
 // take compares the DPU's health with the last one, and forgets the flows of another generation.
 func (c *Controller) take(last, h *dpu.Health) *dpu.Health {

@@ -21,6 +21,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Service is one of those that the DPU forwards.
@@ -156,7 +158,7 @@ func (h *Host) dial(ctx context.Context, s Service) (net.Conn, error) {
 }
 
 // Listen opens the sockets of an endpoint for the DPU's side: one for each service, or one for all.
-// The folder of a unix endpoint is made; it and the sockets are root's alone. A socket that was left
+// The folder of a unix endpoint is made; it has to be root's alone, as the sockets are. A socket that was left
 // by another process is replaced.
 func Listen(e Endpoint, credentials, client string) (map[Service]net.Listener, *tls.Config, error) {
 	if e.TLS() {
@@ -170,20 +172,14 @@ func Listen(e Endpoint, credentials, client string) (map[Service]net.Listener, *
 		}
 		return map[Service]net.Listener{"": l}, c.server(client), nil
 	}
-	if err := os.MkdirAll(e.Folder(), 0o700); err != nil {
+	if err := makeFolder(e.Folder()); err != nil {
 		return nil, nil, err
-	}
-	info, err := os.Stat(e.Folder())
-	if err != nil {
-		return nil, nil, err
-	}
-	if info.Mode().Perm()&0o077 != 0 {
-		return nil, nil, fmt.Errorf("others may enter the folder %s, and its sockets are root's: chmod 700 %s", e.Folder(), e.Folder())
 	}
 	list := map[Service]net.Listener{}
 	for _, s := range Services {
 		path := filepath.Join(e.Folder(), s.SocketName())
-		if err = removeStale(path); err == nil {
+		err := removeStale(path)
+		if err == nil {
 			list[s], err = net.Listen("unix", path)
 		}
 		if err != nil {
@@ -195,6 +191,27 @@ func Listen(e Endpoint, credentials, client string) (map[Service]net.Listener, *
 		}
 	}
 	return list, nil, nil
+}
+
+// makeFolder makes a folder for sockets, if there is none. One that others may enter, or whose owner
+// is another user, who may replace the sockets, is an error. So is a symbolic link.
+func makeFolder(path string) error {
+	if err := os.MkdirAll(path, 0o700); err != nil {
+		return err
+	}
+	var st unix.Stat_t
+	if err := unix.Lstat(path, &st); err != nil {
+		return fmt.Errorf("examine %s: %w", path, err)
+	}
+	switch {
+	case st.Mode&unix.S_IFMT != unix.S_IFDIR:
+		return fmt.Errorf("%s is a symbolic link; name the folder where it leads", path)
+	case st.Uid != 0:
+		return fmt.Errorf("the folder %s is user %d's, and its sockets are root's: chown root %s", path, st.Uid, path)
+	case st.Mode&0o077 != 0:
+		return fmt.Errorf("others may enter the folder %s, and its sockets are root's: chmod 700 %s", path, path)
+	}
+	return nil
 }
 
 // removeStale removes a socket on which nobody listens.

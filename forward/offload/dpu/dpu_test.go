@@ -104,7 +104,7 @@ func TestHealth(t *testing.T) {
 	}
 }
 
-// A folder that others may enter is refused, as is one where a process listens; what a killed process
+// A folder that others may enter is refused, as are another user's, a symbolic link and one where a process listens; what a killed process
 // has left is replaced.
 func TestListen(t *testing.T) {
 	dir := t.TempDir()
@@ -120,6 +120,26 @@ func TestListen(t *testing.T) {
 	}
 	if err := os.Chmod(dir, 0o700); err != nil { //nolint:gosec // a folder
 		t.Fatal(err)
+	}
+	if err := os.Chown(dir, 65534, 0); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := Listen(e, "", ""); err == nil || !strings.Contains(err.Error(), "chown root") {
+		t.Errorf("another user's folder: %v", err)
+	}
+	if err := os.Chown(dir, 0, 0); err != nil {
+		t.Fatal(err)
+	}
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(dir, link); err != nil {
+		t.Fatal(err)
+	}
+	at, err := ParseEndpoint("unix:" + link)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := Listen(at, "", ""); err == nil || !strings.Contains(err.Error(), "symbolic link") {
+		t.Errorf("a symbolic link: %v", err)
 	}
 	left, err := net.Listen("unix", filepath.Join(dir, HealthOf.SocketName()))
 	if err != nil {

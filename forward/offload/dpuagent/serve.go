@@ -5,8 +5,10 @@ import (
 	"crypto/tls"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"path/filepath"
 	"sync"
 	"time"
@@ -14,9 +16,15 @@ import (
 	"github.com/tsugiki/tsugiki/forward/offload/dpu"
 )
 
+// Limits. Who has not proved to be the host yet takes no connection's place, and one address not
+// the places of all: the host may be at another one.
 const (
-	connectionsMax   = 64 // of all services together
-	handshakeTimeout = 10 * time.Second
+	connectionsMax  = 64  // of all services together, with those to the switch's sockets
+	handshakesMax   = 128 // at a time
+	handshakesOfOne = 32  // of these, from one IPv4 address or IPv6 /64 network
+
+	handshakeTimeout = 5 * time.Second // the host waits no longer
+	dialTimeout      = 10 * time.Second
 	healthTimeout    = 5 * time.Second // how long a reader of health may leave a line unread
 )
 
@@ -61,8 +69,9 @@ type server struct {
 	ctx   context.Context
 	work  sync.WaitGroup
 
-	mu    sync.Mutex // guards conns
-	conns map[net.Conn]bool
+	mu         sync.Mutex // guards the rest
+	conns      map[net.Conn]bool
+	handshakes map[netip.Prefix]int // by where they come from
 }
 
 // serve opens the endpoint. stop closes it and every connection.
@@ -75,8 +84,13 @@ func (a *Agent) serve() (stop func(), err error) {
 	if err != nil {
 		return nil, err
 	}
+	return a.serveAt(listeners, config), nil
+}
+
+// serveAt serves at listeners of dpu.Listen.
+func (a *Agent) serveAt(listeners map[dpu.Service]net.Listener, config *tls.Config) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
-	s := &server{agent: a, tls: config, ctx: ctx, conns: map[net.Conn]bool{}}
+	s := newServer(ctx, a, config)
 	for service, l := range listeners {
 		s.work.Go(func() { s.accept(service, l) })
 	}
@@ -91,18 +105,25 @@ func (a *Agent) serve() (stop func(), err error) {
 		}
 		s.mu.Unlock()
 		s.work.Wait()
-	}, nil
+	}
+}
+
+func newServer(ctx context.Context, a *Agent, config *tls.Config) *server {
+	return &server{agent: a, tls: config, ctx: ctx, conns: map[net.Conn]bool{}, handshakes: map[netip.Prefix]int{}}
 }
 
 // track counts a connection in, unless there are too many, or the server ends.
-func (s *server) track(c net.Conn) bool {
+func (s *server) track(c net.Conn) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.conns) >= connectionsMax || s.ctx.Err() != nil {
-		return false
+	if len(s.conns) >= connectionsMax {
+		return fmt.Errorf("there are %d connections", connectionsMax)
+	}
+	if err := s.ctx.Err(); err != nil {
+		return err
 	}
 	s.conns[c] = true
-	return true
+	return nil
 }
 
 func (s *server) drop(c net.Conn) {
@@ -127,13 +148,8 @@ func (s *server) accept(service dpu.Service, l net.Listener) {
 			}
 			continue
 		}
-		if !s.track(c) {
-			s.agent.log.Warn("refused a connection, because there are too many", "from", c.RemoteAddr().String(), "limit", connectionsMax)
-			c.Close()
-			continue
-		}
 		s.work.Go(func() {
-			defer s.drop(c)
+			defer c.Close()
 			if err := s.connection(service, c); err != nil {
 				s.agent.log.Warn("refused a connection", "from", c.RemoteAddr().String(), "err", err)
 			}
@@ -143,31 +159,86 @@ func (s *server) accept(service dpu.Service, l net.Listener) {
 
 // connection serves one. An error says why it was refused.
 func (s *server) connection(service dpu.Service, c net.Conn) error {
+	below := c
 	if s.tls != nil {
-		secure := tls.Server(c, s.tls)
-		ctx, cancel := context.WithTimeout(s.ctx, handshakeTimeout)
-		defer cancel()
-		if err := secure.HandshakeContext(ctx); err != nil {
+		secure, err := s.handshake(c)
+		if err != nil {
 			return err
 		}
 		service, c = dpu.Service(secure.ConnectionState().NegotiatedProtocol), secure
 	}
+	if err := s.track(below); err != nil {
+		return err
+	}
+	defer s.drop(below)
 	if service == dpu.HealthOf {
 		s.health(c)
 		return nil
 	}
-	to, err := net.DialTimeout("unix", filepath.Join(s.agent.RunDir, service.SocketName()), handshakeTimeout)
+	to, err := net.DialTimeout("unix", filepath.Join(s.agent.RunDir, service.SocketName()), dialTimeout)
 	if err != nil {
 		// The fault is in the switch's health, and in the log.
 		s.agent.log.Debug("cannot forward a connection", "service", service, "err", err)
 		return nil
 	}
-	if !s.track(to) {
-		return errors.Join(errors.New("there are too many connections"), to.Close())
+	if err := s.track(to); err != nil {
+		return errors.Join(err, to.Close())
 	}
 	defer s.drop(to)
 	relay(c, to)
 	return nil
+}
+
+// handshake finds out whether the other side is the host, and which service it wants.
+func (s *server) handshake(c net.Conn) (*tls.Conn, error) {
+	from, err := source(c.RemoteAddr())
+	if err == nil {
+		err = s.begin(from)
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer s.end(from)
+	ctx, cancel := context.WithTimeout(s.ctx, handshakeTimeout)
+	defer cancel()
+	secure := tls.Server(c, s.tls)
+	return secure, secure.HandshakeContext(ctx)
+}
+
+// source is the addresses that one sender can be expected to have.
+func source(a net.Addr) (netip.Prefix, error) {
+	at, err := netip.ParseAddrPort(a.String())
+	if err != nil {
+		return netip.Prefix{}, err
+	}
+	addr := at.Addr().Unmap().WithZone("")
+	if addr.Is4() {
+		return addr.Prefix(32)
+	}
+	return addr.Prefix(64)
+}
+
+// begin counts a handshake in, unless there are too many.
+func (s *server) begin(from netip.Prefix) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := 0
+	for _, n := range s.handshakes {
+		all += n
+	}
+	if s.handshakes[from] >= handshakesOfOne || all >= handshakesMax {
+		return fmt.Errorf("%d handshakes go on, %d of them with %s", all, s.handshakes[from], from)
+	}
+	s.handshakes[from]++
+	return nil
+}
+
+func (s *server) end(from netip.Prefix) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.handshakes[from]--; s.handshakes[from] == 0 {
+		delete(s.handshakes, from)
+	}
 }
 
 // relay copies in both directions until one of the two ends.

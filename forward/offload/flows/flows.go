@@ -114,6 +114,7 @@ func Compute(s *State) []Flow {
 		}
 	}
 	b.outside(s)
+	b.guard(s)
 	b.policy(&s.Policy)
 	b.commit()
 	slices.SortFunc(b.list, func(x, y Flow) int { return cmp.Compare(x.Match, y.Match) })
@@ -207,6 +208,20 @@ func (b *builder) outside(s *State) {
 	b.add(tableRoute, 10, fmt.Sprintf("%s,dl_dst=%s", w.ip, dpu.GatewayMAC),
 		"dec_ttl,ct(commit,zone=%d,nat(src=%s),table=%d)", zoneOutside, natAddress(own), tableOutside)
 	b.add(tableOutside, 100, "ct_state=+trk-inv,"+w.ip, "mod_dl_src:%s,mod_dl_dst:%s,output:%d", s.Switch.MasqueradeMAC, s.Switch.GatewayMAC, port)
+}
+
+// guard keeps pods from the DPUs, which have the tunnels' addresses: what listens there is not for
+// pods, and masquerading makes a pod look like a DPU.
+func (b *builder) guard(s *State) {
+	tunnels := []netip.Addr{s.Switch.Tunnel}
+	for _, n := range s.Nodes {
+		tunnels = append(tunnels, n.Tunnel)
+	}
+	for _, a := range tunnels {
+		if w := wordsOf(a); a.IsValid() {
+			b.add(tableRoute, 20, fmt.Sprintf("%s,dl_dst=%s,%s=%s", w.ip, dpu.GatewayMAC, w.dst, a), "drop")
+		}
+	}
 }
 
 // natAddress is an address in the action nat.
