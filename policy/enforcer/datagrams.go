@@ -242,9 +242,12 @@ func (d *Datagrams) Virtual(v6 netip.Addr) (netip.Addr, bool) {
 	if d == nil || d.e.tables.virtual.Lookup(wordsOf(v6), &addr) != nil {
 		return netip.Addr{}, false
 	}
-	var b [4]byte
-	binary.NativeEndian.PutUint32(b[:], addr)
-	return netip.AddrFrom4(b), true
+	key := bpf.PolicyVirtualAddr{Bits: 32, Addr: addr}
+	var row bpf.PolicyVirtualHost
+	if d.e.tables.hosts.Lookup(key, &row) != nil || row.Addr != wordsOf(v6) {
+		return netip.Addr{}, false // a program has chosen it for another host at the same time
+	}
+	return virtualOf(key), true
 }
 
 func virtualKey(v4 netip.Addr) bpf.PolicyVirtualAddr {
