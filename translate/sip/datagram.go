@@ -23,6 +23,15 @@ import (
 var (
 	ErrTooLarge = errors.New("a SIP message over UDP is too large: send it over TCP (RFC 3261 section 18.1.1)")
 	ErrRoom     = errors.New("SIP messages name too many new hosts")
+	ErrRate     = errors.New("there are too many SIP messages over UDP")
+)
+
+// To rewrite a datagram takes up to a few milliseconds, by its length. So there is a limit of each direction,
+// in bytes. A datagram counts as datagramCost more than its payload has.
+const (
+	bytesBurst   = 256 << 10
+	bytesRate    = 128 << 10 // a second
+	datagramCost = 128
 )
 
 // A new host is one that no peer of the container has named for CallLifetime. Each gets a virtual address,
@@ -43,13 +52,14 @@ type Datagrams struct {
 	hosts    map[netip.Addr]time.Time // that peers have named, and until when they are known
 	newHosts bucket
 	calls    calls
+	in, out  bucket // bytes
 }
 
 // NewDatagrams makes a Datagrams.
 func NewDatagrams() *Datagrams {
 	return &Datagrams{
 		hosts: map[netip.Addr]time.Time{}, newHosts: bucket{burst: newHostsBurst, rate: newHostsRate},
-		calls: calls{},
+		calls: calls{}, in: bucket{burst: bytesBurst, rate: bytesRate}, out: bucket{burst: bytesBurst, rate: bytesRate},
 	}
 }
 
@@ -77,7 +87,16 @@ type Rewritten struct {
 
 // Rewrite rewrites a datagram. The error says why it does not go on.
 func (d *Datagrams) Rewrite(c Config, in Datagram) (Rewritten, error) {
-	out, err := d.rewrite(c, in)
+	bytes := &d.in
+	if in.Outwards {
+		bytes = &d.out
+	}
+	var out Rewritten
+	err := ErrRate
+	if cost := float64(len(in.Payload) + datagramCost); bytes.has(cost, in.Now) {
+		bytes.left -= cost
+		out, err = d.rewrite(c, in)
+	}
 	(&side{Config: c}).note(err, in.Payload, out.Payload)
 	return out, err
 }

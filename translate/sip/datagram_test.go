@@ -148,6 +148,42 @@ func TestHostsAreLimited(t *testing.T) {
 	}
 }
 
+// Of each direction, a limited number of bytes is rewritten. The others are lost, and refused without an answer.
+func TestRateIsLimited(t *testing.T) {
+	d, c, refused := NewDatagrams(), newConfig(), 0
+	c.Noted = func(is bool) {
+		if is {
+			refused++
+		}
+	}
+	const sent = 1000
+	size := len(crlf(offer)) + datagramCost
+	passed := func(outwards bool, after time.Duration) (n int) {
+		t.Helper()
+		refused = 0
+		for range sent {
+			switch out, err := d.Rewrite(c, datagram(outwards, offer, after)); {
+			case err == nil && out.Payload != nil:
+				n++
+			case !errors.Is(err, ErrRate) || out.Payload != nil || out.Answer != nil:
+				t.Fatalf("%q, %q, %v", out.Payload, out.Answer, err)
+			}
+		}
+		if n+refused != sent {
+			t.Errorf("%d have passed, and %d are refused, of %d", n, refused, sent)
+		}
+		return n
+	}
+	for _, outwards := range []bool{false, true} {
+		if n := passed(outwards, 0); n != bytesBurst/size {
+			t.Errorf("%d have passed at once", n)
+		}
+		if n := passed(outwards, time.Second); n < bytesRate/size || n > bytesRate/size+1 {
+			t.Errorf("%d have passed in a second", n)
+		}
+	}
+}
+
 // One message takes little of the room for hosts, however many it names, and none for those that get no
 // virtual address.
 func TestHostsOfOneMessage(t *testing.T) {
@@ -236,8 +272,10 @@ func FuzzDatagram(f *testing.F) {
 		f.Add(false, 1, []byte(crlf(seed)))
 	}
 	d := NewDatagrams()
+	now := start
 	f.Fuzz(func(t *testing.T, outwards bool, more int, p []byte) {
-		in := Datagram{Outwards: outwards, Peer: peer6, Payload: p, Length: len(p) + max(0, more), Now: start}
+		now = now.Add(time.Second)
+		in := Datagram{Outwards: outwards, Peer: peer6, Payload: p, Length: len(p) + max(0, more), Now: now}
 		out, err := d.Rewrite(newConfig(), in)
 		if (out.Payload == nil) != (err != nil) && len(p) > 0 || out.Payload != nil && out.Answer != nil {
 			t.Errorf("%q, %q, %v", out.Payload, out.Answer, err)
