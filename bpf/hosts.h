@@ -117,6 +117,33 @@ static __always_inline struct virtual_host *host_of(__u32 ip4)
 	return bpf_map_lookup_elem(&host_by_virtual, &key);
 }
 
+/* Deletes the virtual address of a host, if that is still NAME: its name may have been asked since,
+ * and given another address. */
+static __always_inline void forget_name(const struct addr *host, __u32 name)
+{
+	__u32 *is = bpf_map_lookup_elem(&virtual_by_host, host);
+
+	if (is && *is == name)
+		bpf_map_delete_elem(&virtual_by_host, host);
+}
+
+/* The virtual address of a host, or 0. */
+static __always_inline __u32 name_of(const struct addr *a)
+{
+	__u32 *known = bpf_map_lookup_elem(&virtual_by_host, a);
+	struct virtual_host *host;
+	__u32 name;
+
+	if (!known)
+		return 0;
+	name = *known;
+	host = host_of(name);
+	if (host && same(&host->addr, a))
+		return name;
+	forget_name(a, name); /* another CPU has chosen the same one for another host */
+	return 0;
+}
+
 /* Chooses a virtual address for a host that has none. It is 0 where all that were tried are in use.
  */
 static __always_inline __u32 choose(const struct flow *f, __u32 device)
@@ -140,10 +167,7 @@ static __always_inline __u32 choose(const struct flow *f, __u32 device)
 			continue;
 		if (there) {
 			gone = there->addr;
-			other = bpf_map_lookup_elem(&virtual_by_host, &gone);
-			/* Its name may have been asked since, and given another address. */
-			if (other && *other == key.addr)
-				bpf_map_delete_elem(&virtual_by_host, &gone);
+			forget_name(&gone, key.addr);
 		}
 		if (bpf_map_update_elem(&host_by_virtual, &key, &row, BPF_ANY))
 			return 0;
@@ -205,20 +229,18 @@ static __always_inline bool find_socket(struct __sk_buff *skb, struct flow *f, _
 {
 	struct published key = {.addr = f->here, .port = bpf_ntohs(f->here_port)};
 	__u32 *private = bpf_map_lookup_elem(&private_by_published, &key);
-	__u32 *known = bpf_map_lookup_elem(&virtual_by_host, &f->host);
+	__u32 chosen = name_of(&f->host);
 	struct virtual_host *host;
-	__u32 chosen = 0;
 
 	f->port = private ? bpf_htons(*private) : f->here_port;
-	if (known)
-		chosen = *known;
-	else if (private && device && !special(&f->host))
+	if (!chosen && private && device && !special(&f->host))
 		chosen = choose(f, device);
 	if (!chosen)
 		return false;
 	f->alias = in_net(chosen, aliases_of(pool));
 	host = host_of(chosen);
-	if (!host || (!private && (!same(&host->source, &f->here) || is_anothers(skb, f))))
+	if (!host || !same(&host->addr, &f->host) ||
+	    (!private && (!same(&host->source, &f->here) || is_anothers(skb, f))))
 		return false;
 	/* What nobody hears may be forged: it says nothing about where the host is. */
 	if (!hears(skb, f))

@@ -124,6 +124,15 @@ static __always_inline __u32 free_alias(void *hosts, __u64 now)
 	return found;
 }
 
+/* Deletes the virtual address of a host, if that is still NAME. */
+static __always_inline void forget_name(void *virtuals, const struct addr *host, __u32 name)
+{
+	__u32 *is = bpf_map_lookup_elem(virtuals, host);
+
+	if (is && *is == name)
+		bpf_map_delete_elem(virtuals, host);
+}
+
 /* Chooses a virtual address for a host behind the NAT64; 0: there is none. */
 static __always_inline __u32 choose_for(const struct addr *host)
 {
@@ -144,9 +153,7 @@ static __always_inline __u32 choose_for(const struct addr *host)
 	there = bpf_map_lookup_elem(hosts, &key);
 	if (there) {
 		gone = there->addr;
-		other = bpf_map_lookup_elem(virtuals, &gone);
-		if (other && *other == key.addr)
-			bpf_map_delete_elem(virtuals, &gone);
+		forget_name(virtuals, &gone, key.addr);
 	}
 	if (bpf_map_update_elem(hosts, &key, &row, BPF_ANY))
 		return 0;
@@ -154,6 +161,25 @@ static __always_inline __u32 choose_for(const struct addr *host)
 		return key.addr;
 	other = bpf_map_lookup_elem(virtuals, &row.addr); /* another CPU's */
 	return other ? *other : 0;
+}
+
+/* The virtual address of a host, or 0. */
+static __always_inline __u32 name_of(const struct addr *a)
+{
+	__u32 *known = find(&virtual_tables, a);
+	void *virtuals = table_of(&virtual_tables);
+	struct virtual_host *host;
+	struct addr name;
+
+	if (!known || !virtuals)
+		return 0;
+	name = mapped(*known);
+	host = host_of(&name);
+	if (host && same(&host->addr, a))
+		return name.word[3];
+	/* Another CPU has chosen the same one for another host. */
+	forget_name(virtuals, a, name.word[3]);
+	return 0;
 }
 
 /*
@@ -164,20 +190,24 @@ static __always_inline bool leads_behind(struct addr *to, __u16 port)
 {
 	const struct nat64 *n = &container()->nat64;
 	struct virtual_host *host;
-	struct addr behind;
-	__u32 *known, name;
+	struct addr behind, alias;
+	__u32 name;
 
 	if (!embed(to, &behind) || endpoint_for(IPPROTO_UDP, to, port))
 		return false;
-	known = find(&virtual_tables, &behind);
-	if (!known && !endpoint_for(IPPROTO_UDP, &behind, port))
+	name = name_of(&behind);
+	if (!name && !endpoint_for(IPPROTO_UDP, &behind, port))
 		return false;
-	name = known ? *known : choose_for(&behind);
+	if (!name)
+		name = choose_for(&behind);
 	if (!name)
 		return false;
-	to->word[3] = name;
-	host = host_of(to);
-	if (host && host->heard) { /* the way there may be another one now */
+	alias = mapped(name);
+	host = host_of(&alias);
+	if (!host || !same(&host->addr, &behind))
+		return false;
+	*to = alias;
+	if (host->heard) { /* the way there may be another one now */
 		host->source = n->source;
 		host->device = n->device;
 	}

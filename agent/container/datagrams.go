@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"sync"
 	"syscall"
 	"time"
 
@@ -34,6 +35,8 @@ type datagrams struct {
 	source netip.Addr // source address of the container; unspecified: the host's routes choose
 	guard  int        // the file of the DNS proxy's socket
 	log    *slog.Logger
+
+	leading sync.Mutex // is held to read the NAT64, and to tell the kernel of it
 }
 
 // translateDatagrams attaches the programs that translate UDP, if the kernel can. ctx ends the
@@ -111,11 +114,14 @@ func (d *datagrams) way(v6 netip.Addr) (enforcer.VirtualHost, error) {
 	return enforcer.VirtualHost{Addr: v6, Source: way.Source, Next: way.Next, Device: way.Device}, err
 }
 
-// leadNAT64 tells the kernel of the network's NAT64, and how it is reached.
+// leadNAT64 tells the kernel of the network's NAT64, and how it is reached. If that is not known, the kernel
+// programs lead nowhere rather than to a former NAT64.
 func (d *datagrams) leadNAT64() {
 	if d == nil {
 		return
 	}
+	d.leading.Lock()
+	defer d.leading.Unlock()
 	n := d.nat64()
 	var way enforcer.VirtualHost
 	var err error
@@ -124,6 +130,8 @@ func (d *datagrams) leadNAT64() {
 	}
 	if err == nil {
 		err = d.LeadNAT64(n.Prefix(), n.OfInternet(), way)
+	} else {
+		err = errors.Join(err, d.LeadNAT64(netip.Prefix{}, false, enforcer.VirtualHost{}))
 	}
 	if err != nil {
 		d.log.Error("hosts behind the NAT64 are not reached by UDP", "prefix", n, "err", err)

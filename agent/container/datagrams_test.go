@@ -6,6 +6,9 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"runtime"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -115,4 +118,25 @@ func TestReclaimedMeanwhile(t *testing.T) {
 	if virtual, known := d.virtual(first); known {
 		t.Errorf("%s is %s again", first, virtual)
 	}
+}
+
+// The NAT64 is read and told to the kernel by one at a time: the last one to read is the last one to tell.
+func TestLeadNAT64OneAtATime(t *testing.T) {
+	d := inKernel(t)
+	var inside atomic.Int32
+	d.nat64 = func() (none translate.NAT64) {
+		if n := inside.Add(1); n != 1 {
+			t.Errorf("%d read at a time", n)
+		}
+		for range 100 {
+			runtime.Gosched()
+		}
+		inside.Add(-1)
+		return none
+	}
+	var all sync.WaitGroup
+	for range 16 {
+		all.Go(d.leadNAT64)
+	}
+	all.Wait()
 }

@@ -12,8 +12,9 @@ import (
 	"github.com/tsugiki/tsugiki/translate/sip"
 )
 
-// messages rewrites SIP's datagrams of a container. The kernel programs have judged each of them, and
-// give it to us instead of sending it on (bpf/messages.h).
+// messages rewrites SIP's datagrams of a container. The kernel programs give each of them to us instead of
+// sending it on (bpf/messages.h). They have judged what the program sends. What it is to receive they judge
+// after us, so we neither answer nor remember what a sender whom the rules do not cover has sent.
 type messages struct {
 	t        *translation
 	d        *datagrams
@@ -48,8 +49,17 @@ func (c *Container) serveMessages(ctx context.Context) error {
 	return nil
 }
 
+// errUnheard says that no rule covers the sender of a message.
+var errUnheard = errors.New("the program may not hear its sender by the rules")
+
 // pass sends a datagram on, or says why it does not go on.
 func (m *messages) pass(is enforcer.Message) {
+	m.counts.datagrams.Add(1)
+	if !is.Outwards && !m.d.Hears(is) {
+		m.counts.sip.noted(true)
+		m.warn(is, errUnheard)
+		return
+	}
 	own := is.Here.Addr()
 	out, err := sip.Rewritten{}, sip.ErrTooLarge
 	if is.Fragment {
@@ -72,7 +82,6 @@ func (m *messages) pass(is enforcer.Message) {
 	case out.Answer != nil:
 		err = errors.Join(err, m.send(is, !is.Outwards, out.Answer))
 	}
-	m.counts.datagrams.Add(1)
 	if err != nil {
 		m.warn(is, err)
 	}

@@ -25,6 +25,9 @@ type Datagrams struct {
 
 	messages *ringbuf.Reader
 
+	putting  sync.Mutex // guards outdated, and is held to change hosts
+	outdated bool       // sockets may remember verdicts about hosts that have changed
+
 	mu    sync.Mutex        // guards what follows
 	links map[int]link.Link // by the link's number
 	ended bool
@@ -189,7 +192,10 @@ func firstOf(pool netip.Prefix) uint32 {
 }
 
 // Put sets the host for a virtual address, and how the container reaches the host.
+// After an error, sockets may remember until the next Put that they may reach the host that was there.
 func (d *Datagrams) Put(v4 netip.Addr, h VirtualHost) error {
+	d.putting.Lock()
+	defer d.putting.Unlock()
 	key := virtualKey(v4)
 	row := bpf.PolicyVirtualHost{Addr: wordsOf(h.Addr), Source: wordsOf(h.Source), Device: uint32(h.Device)}
 	if h.Next.IsValid() {
@@ -197,18 +203,19 @@ func (d *Datagrams) Put(v4 netip.Addr, h VirtualHost) error {
 	}
 	var there bpf.PolicyVirtualHost
 	known := d.e.tables.hosts.Lookup(key, &there) == nil
-	var err error
-	if known && there.Addr != row.Addr {
+	err := d.outdate() // where an earlier Put has failed
+	if err == nil && known && there.Addr != row.Addr {
 		err = d.forget(key, there)
 	}
 	if err == nil {
+		d.outdated = known && there.Device != row.Device // it may not be reached any more
 		err = d.e.tables.hosts.Put(key, row)
 	}
 	if err == nil {
 		err = d.e.tables.virtual.Put(row.Addr, key.Addr)
 	}
-	if err == nil && known && there.Device != row.Device {
-		err = d.e.outdateVerdicts() // it may not be reached any more
+	if err == nil {
+		err = d.outdate()
 	}
 	if err != nil {
 		return fmt.Errorf("map %s to %s in the kernel: %w", v4, h.Addr, err)
@@ -217,14 +224,25 @@ func (d *Datagrams) Put(v4 netip.Addr, h VirtualHost) error {
 }
 
 // forget deletes the host behind a virtual address. When forget returns, no socket remembers that it may
-// reach the host there.
+// reach the host there. The caller holds putting.
 func (d *Datagrams) forget(key bpf.PolicyVirtualAddr, there bpf.PolicyVirtualHost) error {
+	d.outdated = true
 	for _, err := range []error{d.e.tables.hosts.Delete(key), d.e.tables.virtual.Delete(there.Addr)} {
 		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return err
 		}
 	}
-	return d.e.outdateVerdicts()
+	return d.outdate()
+}
+
+// outdate has sockets forget the verdicts about hosts that have changed. The caller holds putting.
+func (d *Datagrams) outdate() error {
+	if !d.outdated {
+		return nil
+	}
+	err := d.e.outdateVerdicts()
+	d.outdated = err != nil
+	return err
 }
 
 // Host returns the IPv6 address for a virtual one, unless only servers may answer there.
@@ -242,9 +260,12 @@ func (d *Datagrams) Virtual(v6 netip.Addr) (netip.Addr, bool) {
 	if d == nil || d.e.tables.virtual.Lookup(wordsOf(v6), &addr) != nil {
 		return netip.Addr{}, false
 	}
-	var b [4]byte
-	binary.NativeEndian.PutUint32(b[:], addr)
-	return netip.AddrFrom4(b), true
+	key := bpf.PolicyVirtualAddr{Bits: 32, Addr: addr}
+	var row bpf.PolicyVirtualHost
+	if d.e.tables.hosts.Lookup(key, &row) != nil || row.Addr != wordsOf(v6) {
+		return netip.Addr{}, false // a program has chosen it for another host at the same time
+	}
+	return virtualOf(key), true
 }
 
 func virtualKey(v4 netip.Addr) bpf.PolicyVirtualAddr {

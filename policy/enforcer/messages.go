@@ -16,11 +16,13 @@ import (
 
 	"github.com/tsugiki/tsugiki/bpf"
 	"github.com/tsugiki/tsugiki/internal/wire"
+	"github.com/tsugiki/tsugiki/policy"
 )
 
 // Datagrams that the process rewrites before they go on (bpf/messages.h).
 
-// Message is a datagram that a program has sent, or that it is to receive. The rules let it pass.
+// Message is a datagram that a program has sent, which the rules allow, or one that it is to receive. That one
+// the programs judge when it comes to the socket; see Hears.
 type Message struct {
 	// Outwards says that the program has sent it.
 	Outwards bool
@@ -102,6 +104,14 @@ func (d *Datagrams) parseMessage(record []byte) (m Message, err error) {
 		m.Payload = record[messageHead:][:min(m.Length, len(record)-messageHead)]
 	}
 	return m, nil
+}
+
+// Hears tells whether the rules let the receiver of a Message hear its sender: a rule has published the
+// receiver's port, or one lets the container send to the sender.
+func (d *Datagrams) Hears(m Message) bool {
+	var private uint32
+	err := d.objs.PrivateByPublished.Lookup(publishedRow(m.Here), &private)
+	return err == nil && uint16(private) == m.Port || d.e.leadsTo(policy.UDP, m.Host)
 }
 
 // Expect lets a host send to a UDP port of a program, which may not have sent to the host, until

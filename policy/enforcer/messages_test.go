@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/internal/netns"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 	"github.com/tsugiki/tsugiki/policy"
 )
@@ -118,6 +119,59 @@ func TestMessages(t *testing.T) {
 		if public, known := c.PublicPort(publishedAt.Addr(), 81), c.KnownPort(publishedAt.Addr(), 81); public != 81 || known != 81 {
 			t.Errorf("port 81 is %d and %d", public, known)
 		}
+	})
+}
+
+// Two CPUs may choose the same virtual address for two hosts that ask a server. The host that the table does not have
+// behind it gets another one.
+func TestPeersChosenTwice(t *testing.T) {
+	messaging(t, func(_ *contained, d *Datagrams, _ int, next func() Message) {
+		remote := of(t, nil, unix.AF_INET6, unix.SOCK_DGRAM)
+		asks := func() netip.Addr {
+			t.Helper()
+			if err := unix.Sendto(remote, []byte("ask"), 0, sockaddrOf(publishedAt)); err != nil {
+				t.Fatal(err)
+			}
+			return next().Virtual
+		}
+		if err := unix.Bind(remote, sockaddrOf(remoteAt)); err != nil {
+			t.Fatal(err)
+		}
+		first := asks()
+		choosesToo(t, d, first, netip.MustParseAddr("2001:db8::7"))
+		if second := asks(); second == first || asks() != second {
+			t.Errorf("the host is %s again, which is another one's", second)
+		}
+	})
+}
+
+// The receiver of a message hears the hosts to which a rule leads, and any at a port that a rule has published.
+func TestHears(t *testing.T) {
+	messaging(t, func(c *contained, d *Datagrams, _ int, _ func() Message) {
+		here, err := netns.Current()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer here.Close()
+		elsewhere := netip.AddrPortFrom(publishedAt.Addr(), 20002)
+		check := func(when string, is, host netip.AddrPort, port uint16, want bool) {
+			t.Helper()
+			if got := d.Hears(Message{Host: host, Here: is, Port: port}); got != want {
+				t.Errorf("%s: port %d at %s hears %s: %v, want %v", when, port, is, host, got, want)
+			}
+		}
+		stranger := netip.MustParseAddrPort("[2001:db8::7]:5353")
+		check("published", publishedAt, stranger, 20001, true)
+		check("published for another", publishedAt, stranger, 20002, false)
+		check("not published", elsewhere, stranger, 20002, false)
+		check("by a rule", elsewhere, remoteAt, 20002, true)
+		check("another port", elsewhere, netip.AddrPortFrom(remoteAt.Addr(), 5354), 20002, false)
+		opening := c.setRules(t, here.Cookie(), nil, []string{"www.example.com:5353"})
+		check("without the rule", elsewhere, remoteAt, 20002, false)
+		if err := c.SetOpened(stranger.Addr(), opening(0)); err != nil {
+			t.Fatal(err)
+		}
+		check("opened by its name", elsewhere, stranger, 20002, true)
 	})
 }
 

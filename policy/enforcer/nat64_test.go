@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/bpf"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 	"github.com/tsugiki/tsugiki/translate"
 )
@@ -122,4 +123,45 @@ func TestBehindNAT64IsAnother(t *testing.T) {
 		}
 		reads(t, remotes[1], "second")
 	})
+}
+
+// Two CPUs may choose the same virtual address for two hosts. The host that the table does not have behind it gets
+// another one, and what is sent to that host never reaches the other.
+func TestBehindNAT64ChosenTwice(t *testing.T) {
+	prefix := netip.MustParsePrefix("64:ff9b::/96")
+	hosts := []netip.Addr{netip.MustParseAddr("192.88.33.201"), netip.MustParseAddr("192.88.33.202")}
+	behind(t, prefix, hosts, []string{"[" + prefix.String() + "]:5353=six"}, func(c *contained, remotes []int) {
+		s, to := of(t, c, unix.AF_INET, unix.SOCK_DGRAM), netip.AddrPortFrom(hosts[0], 5353)
+		if err := unix.Sendto(s, []byte("first"), 0, sockaddrOf(to)); err != nil {
+			t.Fatal(err)
+		}
+		reads(t, remotes[0], "first")
+		d := c.datagrams.Load()
+		first, second := netip.MustParseAddr("64:ff9b::192.88.33.201"), netip.MustParseAddr("64:ff9b::192.88.33.202")
+		virtual, known := d.Virtual(first)
+		if !known {
+			t.Fatal("the first host has no virtual address")
+		}
+		choosesToo(t, d, virtual, second)
+		if virtual, known := d.Virtual(first); known {
+			t.Errorf("the first host has %s, which is the second one's", virtual)
+		}
+		if err := unix.Sendto(s, []byte("again"), 0, sockaddrOf(to)); err != nil {
+			t.Fatal(err)
+		}
+		reads(t, remotes[0], "again")
+	})
+}
+
+// choosesToo has another host behind a virtual address, as when a CPU has chosen it at the same time.
+func choosesToo(t *testing.T, d *Datagrams, virtual, host netip.Addr) {
+	t.Helper()
+	var row bpf.PolicyVirtualHost
+	err := d.e.tables.hosts.Lookup(virtualKey(virtual), &row)
+	if row.Addr = wordsOf(host); err == nil {
+		err = d.e.tables.hosts.Put(virtualKey(virtual), row)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"slices"
 	"sync"
 
 	"github.com/tsugiki/tsugiki/bpf"
@@ -83,12 +84,24 @@ func (e *Enforcement) Opened() map[netip.Addr][]policy.Opening {
 func (e *Enforcement) OpenedBy(protocol policy.Protocol, to netip.AddrPort) *endpoint.Endpoint {
 	e.opened.mu.Lock()
 	defer e.opened.mu.Unlock()
-	for _, o := range e.opened.at[to.Addr()] {
-		if o.Ports.Contains(to.Port()) && o.Protocol.Meets(protocol) {
-			return e.table.NameEndpoint()
-		}
+	if e.opened.has(protocol, to) {
+		return e.table.NameEndpoint()
 	}
 	return nil
+}
+
+// leadsTo tells whether an egress rule or a name rule covers a destination.
+func (e *Enforcement) leadsTo(protocol policy.Protocol, to netip.AddrPort) bool {
+	e.opened.mu.Lock()
+	defer e.opened.mu.Unlock()
+	return e.table.Egress(protocol, to) != nil || e.opened.has(protocol, to)
+}
+
+// has tells whether name rules have opened a port of an address. The caller holds mu.
+func (o *opened) has(protocol policy.Protocol, to netip.AddrPort) bool {
+	return slices.ContainsFunc(o.at[to.Addr()], func(is policy.Opening) bool {
+		return is.Ports.Contains(to.Port()) && is.Protocol.Meets(protocol)
+	})
 }
 
 // end makes SetOpened write no more rows.

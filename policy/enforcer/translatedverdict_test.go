@@ -78,5 +78,23 @@ func TestTranslatedVerdictIsOutdated(t *testing.T) {
 		refused("without a way")
 		put("2001:db8::6", loopbackDevice)
 		send("with a way again", nil, nil)
+		// The kernel refuses once to have sockets forget. The next change makes up for it.
+		fails := func(host string, device int) {
+			t.Helper()
+			cgroup := c.cgroup
+			c.cgroup = 0
+			err := d.Put(virtual.Addr(), VirtualHost{Addr: netip.MustParseAddr(host), Source: netip.MustParseAddr("2001:db8::1"), Device: device})
+			if c.cgroup = cgroup; err == nil {
+				t.Error("the kernel has changed the row of no container")
+			}
+		}
+		fails("2001:db8::9", loopbackDevice)
+		put("2001:db8::9", loopbackDevice)
+		refused("another host, after a failure")
+		put("2001:db8::6", loopbackDevice)
+		send("the same host, after a failure", nil, nil)
+		fails("2001:db8::6", 0)
+		put("2001:db8::6", 0)
+		refused("without a way, after a failure")
 	})
 }

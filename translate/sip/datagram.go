@@ -22,21 +22,45 @@ import (
 // Errors of a datagram. It does not go on.
 var (
 	ErrTooLarge = errors.New("a SIP message over UDP is too large: send it over TCP (RFC 3261 section 18.1.1)")
-	ErrRoom     = errors.New("SIP messages name too many hosts; those of the last minutes are kept")
+	ErrRoom     = errors.New("SIP messages name too many new hosts")
+	ErrRate     = errors.New("there are too many SIP messages over UDP")
 )
 
-// hostsMax is how many hosts the peers of one container may name, besides themselves.
-const hostsMax = 256
+// To rewrite a datagram takes up to a few milliseconds, by its length. So there is a limit of each direction,
+// in bytes. A datagram counts as datagramCost more than its payload has.
+const (
+	bytesBurst   = 256 << 10
+	bytesRate    = 128 << 10 // a second
+	datagramCost = 128
+)
+
+// A new host is one that no peer of the container has named for CallLifetime. Each gets a virtual address,
+// which is in use for CallLifetime and translate.Grace. All senders together take no more of the pool's
+// 65,534 addresses than 256 and 32 for each second of these six minutes: 11,776.
+const (
+	newHostsBurst = 256
+	newHostsRate  = 32 // a second
+	// newHostsMax is how many new hosts one message may name.
+	newHostsMax = 16
+	// hostsMax is how many hosts are known at a time. The one that was named longest ago is
+	// forgotten, and is a new one then.
+	hostsMax = 1024
+)
 
 // Datagrams rewrites the datagrams of one container. One goroutine may use it.
 type Datagrams struct {
-	hosts map[netip.Addr]time.Time // that peers have named, and until when
-	calls calls
+	hosts    map[netip.Addr]time.Time // that peers have named, and until when they are known
+	newHosts bucket
+	calls    calls
+	in, out  bucket // bytes
 }
 
 // NewDatagrams makes a Datagrams.
 func NewDatagrams() *Datagrams {
-	return &Datagrams{hosts: map[netip.Addr]time.Time{}, calls: calls{}}
+	return &Datagrams{
+		hosts: map[netip.Addr]time.Time{}, newHosts: bucket{burst: newHostsBurst, rate: newHostsRate},
+		calls: calls{}, in: bucket{burst: bytesBurst, rate: bytesRate}, out: bucket{burst: bytesBurst, rate: bytesRate},
+	}
 }
 
 // Datagram is one datagram.
@@ -63,7 +87,16 @@ type Rewritten struct {
 
 // Rewrite rewrites a datagram. The error says why it does not go on.
 func (d *Datagrams) Rewrite(c Config, in Datagram) (Rewritten, error) {
-	out, err := d.rewrite(c, in)
+	bytes := &d.in
+	if in.Outwards {
+		bytes = &d.out
+	}
+	var out Rewritten
+	err := ErrRate
+	if cost := float64(len(in.Payload) + datagramCost); bytes.has(cost, in.Now) {
+		bytes.left -= cost
+		out, err = d.rewrite(c, in)
+	}
 	(&side{Config: c}).note(err, in.Payload, out.Payload)
 	return out, err
 }
@@ -93,19 +126,11 @@ func (d *Datagrams) rewrite(c Config, in Datagram) (Rewritten, error) {
 	case known:
 		body = body[:length]
 	}
-	full := false
-	v4 := c.V4
-	c.V4 = func(v6 netip.Addr) (netip.Addr, bool) {
-		if v6 != in.Peer && !d.keep(v6, in.Now) {
-			full = true
-			return v6, false
-		}
-		return v4(v6)
-	}
+	full := d.limit(&c, in)
 	s := side{Config: c, outwards: in.Outwards}
 	original := slices.Clone(lines)
 	out.Payload = s.message(lines, []byte(body))
-	if full {
+	if *full {
 		out.Payload, lines = nil, original
 		answer("503 Too Many Hosts")
 		return out, ErrRoom
@@ -120,20 +145,49 @@ func isMessage(p []byte) bool {
 	return strings.HasPrefix(line, "SIP/2.0 ") || strings.HasSuffix(strings.TrimRight(line, "\r"), " SIP/2.0")
 }
 
-// keep keeps a host that a peer has named. It returns false if there is no room.
-func (d *Datagrams) keep(host netip.Addr, now time.Time) bool {
-	if _, is := d.hosts[host]; !is && len(d.hosts) >= hostsMax {
-		for h, until := range d.hosts {
-			if now.After(until) {
-				delete(d.hosts, h)
-			}
+// limit has V4 of a message's configuration answer for a limited number of new hosts. It returns whether
+// the message names more.
+func (d *Datagrams) limit(c *Config, in Datagram) (full *bool) {
+	v4, count := c.V4, 0
+	full = new(bool)
+	c.V4 = func(host netip.Addr) (netip.Addr, bool) {
+		if host == in.Peer {
+			return v4(host)
 		}
-		if len(d.hosts) >= hostsMax {
-			return false
+		isNew := !in.Now.Before(d.hosts[host])
+		if *full = *full || isNew && (count == newHostsMax || !d.newHosts.has(1, in.Now)); *full {
+			return host, false
 		}
+		is, ok := v4(host)
+		if ok && isNew {
+			count++
+			d.newHosts.left--
+		}
+		if ok {
+			d.keep(host, in.Now)
+		}
+		return is, ok
+	}
+	return full
+}
+
+// keep keeps a host that a peer has named.
+func (d *Datagrams) keep(host netip.Addr, now time.Time) {
+	if _, known := d.hosts[host]; !known && len(d.hosts) >= hostsMax {
+		delete(d.hosts, first(d.hosts, time.Time.Before))
 	}
 	d.hosts[host] = now.Add(CallLifetime)
-	return true
+}
+
+// first returns the key of the value that is before all others, of a map that is not empty.
+func first[K comparable, V any](m map[K]V, before func(a, b V) bool) (found K) {
+	some := false
+	for k, v := range m {
+		if !some || before(v, m[found]) {
+			found, some = k, true
+		}
+	}
+	return found
 }
 
 // copied are the headers of a request that its response has (RFC 3261 section 8.2.6.2).

@@ -108,11 +108,16 @@ Contact: <sip:b@[2001:db8:2::%x]>
 `, host)
 }
 
-// Peers have virtual addresses made for a limited number of hosts. For themselves they need no room, and
-// hosts that were not named for a while make room.
+// Peers have virtual addresses made for a limited number of new hosts at a time. For themselves and for known
+// hosts they need none of these, and each second others may be named.
 func TestHostsAreLimited(t *testing.T) {
 	d, c, made := NewDatagrams(), newConfig(), 0
-	c.V4 = func(v6 netip.Addr) (netip.Addr, bool) { made++; return netip.MustParseAddr("198.18.0.1"), true }
+	c.V4 = func(v6 netip.Addr) (netip.Addr, bool) {
+		if v6 != peer6 {
+			made++
+		}
+		return netip.MustParseAddr("198.18.0.1"), true
+	}
 	rewrite := func(text string, after time.Duration, want error) {
 		t.Helper()
 		out, err := d.Rewrite(c, datagram(false, text, after))
@@ -120,15 +125,93 @@ func TestHostsAreLimited(t *testing.T) {
 			t.Errorf("%q, %q, %v; want %v", out.Payload, out.Answer, err, want)
 		}
 	}
-	for i := range hostsMax {
+	for i := range newHostsBurst {
 		rewrite(naming(i), 0, nil)
 	}
-	rewrite(naming(hostsMax), 0, ErrRoom)
-	rewrite(naming(0), time.Minute, nil)
+	made = 0
+	rewrite(naming(newHostsBurst), 0, ErrRoom)
+	if made != 0 {
+		t.Errorf("a message that is refused had %d addresses made", made)
+	}
+	rewrite(naming(0), 0, nil)
 	rewrite(strings.ReplaceAll(naming(0), "2001:db8:2::0", peer6.String()), 0, nil)
-	rewrite(naming(hostsMax), CallLifetime+time.Second, nil)
-	if len(d.hosts) != 2 {
+	for i := range newHostsRate {
+		rewrite(naming(newHostsBurst+i), time.Second, nil)
+	}
+	rewrite(naming(newHostsBurst+newHostsRate), time.Second, ErrRoom)
+	rewrite(naming(1), CallLifetime+time.Second, nil) // new again
+	for i := range 2 * hostsMax {
+		rewrite(naming(i), 2*CallLifetime+time.Duration(i)*time.Second, nil)
+	}
+	if len(d.hosts) != hostsMax {
 		t.Errorf("%d hosts are kept", len(d.hosts))
+	}
+}
+
+// Of each direction, a limited number of bytes is rewritten. The others are lost, and refused without an answer.
+func TestRateIsLimited(t *testing.T) {
+	d, c, refused := NewDatagrams(), newConfig(), 0
+	c.Noted = func(is bool) {
+		if is {
+			refused++
+		}
+	}
+	const sent = 1000
+	size := len(crlf(offer)) + datagramCost
+	passed := func(outwards bool, after time.Duration) (n int) {
+		t.Helper()
+		refused = 0
+		for range sent {
+			switch out, err := d.Rewrite(c, datagram(outwards, offer, after)); {
+			case err == nil && out.Payload != nil:
+				n++
+			case !errors.Is(err, ErrRate) || out.Payload != nil || out.Answer != nil:
+				t.Fatalf("%q, %q, %v", out.Payload, out.Answer, err)
+			}
+		}
+		if n+refused != sent {
+			t.Errorf("%d have passed, and %d are refused, of %d", n, refused, sent)
+		}
+		return n
+	}
+	for _, outwards := range []bool{false, true} {
+		if n := passed(outwards, 0); n != bytesBurst/size {
+			t.Errorf("%d have passed at once", n)
+		}
+		if n := passed(outwards, time.Second); n < bytesRate/size || n > bytesRate/size+1 {
+			t.Errorf("%d have passed in a second", n)
+		}
+	}
+}
+
+// One message takes little of the room for hosts, however many it names, and none for those that get no
+// virtual address.
+func TestHostsOfOneMessage(t *testing.T) {
+	d, c, made := NewDatagrams(), newConfig(), 0
+	makes := true
+	c.V4 = func(v6 netip.Addr) (netip.Addr, bool) {
+		if v6 != peer6 {
+			made++
+		}
+		return netip.MustParseAddr("198.18.0.1"), makes
+	}
+	var via strings.Builder
+	for i := range 2 * newHostsBurst {
+		fmt.Fprintf(&via, ", SIP/2.0/UDP [2001:db8:3::%x]", i)
+	}
+	hostile := strings.Replace(naming(0), "]:5060\n", "]:5060"+via.String()+"\n", 1)
+	makes = false
+	if out, err := d.Rewrite(c, datagram(false, hostile, 0)); err != nil || out.Payload == nil || len(d.hosts) != 0 {
+		t.Errorf("hosts without a virtual address: %v, and %d are kept", err, len(d.hosts))
+	}
+	makes, made = true, 0
+	if out, err := d.Rewrite(c, datagram(false, hostile, 0)); !errors.Is(err, ErrRoom) || out.Payload != nil || made != newHostsMax {
+		t.Errorf("it had %d addresses made, %v", made, err)
+	}
+	for i := range newHostsBurst - newHostsMax {
+		if _, err := d.Rewrite(c, datagram(false, naming(i), 0)); err != nil {
+			t.Fatalf("%d hosts of others: %v", i, err)
+		}
 	}
 }
 
@@ -155,15 +238,24 @@ func TestMedia(t *testing.T) {
 	note(false, answer("1", "2001:db8:1::2"), 0, open("2001:db8:1::2")...)
 	note(true, strings.ReplaceAll(offer, "m=audio 6000", "m=audio 0"), 0)
 	note(false, answer("1", "::ffff:1.2.3.4"), 0)
-	note(false, answer("1", "2001:db8:1::9"), 0) // the program itself
-	note(false, answer("1", "2001:db8:1::2"), CallLifetime+time.Second)
+	note(false, answer("1", "2001:db8:1::9"), 0)                        // the program itself
+	note(false, answer("1", "2001:db8:1::2"), CallLifetime+time.Second) // the call is over
+	// Peers invent calls. One that the program has described stays, and what is new makes room.
+	note(true, strings.ReplaceAll(offer, "Call-ID: 1", "Call-ID: x1"), 2*CallLifetime)
 	for i := range 2 * callsMax {
-		note(true, strings.ReplaceAll(offer, "Call-ID: 1", fmt.Sprint("Call-ID: x", i)), 2*CallLifetime)
+		note(false, answer(fmt.Sprint("y", i), "2001:db8:1::2"), 2*CallLifetime+time.Duration(i))
 	}
-	if len(d.calls) != callsMax {
+	if len(d.calls) != callsMax || d.calls["y0"] != nil || d.calls[fmt.Sprint("y", 2*callsMax-1)] == nil {
 		t.Errorf("%d calls are kept", len(d.calls))
 	}
 	note(false, answer("x1", "2001:db8:1::2"), 2*CallLifetime, open("2001:db8:1::2")...)
+	for i := range 2 * callsMax {
+		note(true, strings.ReplaceAll(offer, "Call-ID: 1", fmt.Sprint("Call-ID: z", i)), 2*CallLifetime+time.Second+time.Duration(i))
+	}
+	if len(d.calls) != callsMax || d.calls["x1"] != nil {
+		t.Errorf("%d calls are kept", len(d.calls))
+	}
+	note(true, strings.ReplaceAll(offer, "Call-ID: 1", "Call-ID: x1"), 2*CallLifetime+time.Second)
 	for i := range 3 * mediaMax {
 		d.calls.note(&side{Config: newConfig()}, []string{"", "Call-ID: x1"}, fmt.Sprintf("v=0\r\nc=IN IP6 2001:db8:2::%x\r\n", i), start.Add(2*CallLifetime))
 	}
@@ -180,8 +272,10 @@ func FuzzDatagram(f *testing.F) {
 		f.Add(false, 1, []byte(crlf(seed)))
 	}
 	d := NewDatagrams()
+	now := start
 	f.Fuzz(func(t *testing.T, outwards bool, more int, p []byte) {
-		in := Datagram{Outwards: outwards, Peer: peer6, Payload: p, Length: len(p) + max(0, more), Now: start}
+		now = now.Add(time.Second)
+		in := Datagram{Outwards: outwards, Peer: peer6, Payload: p, Length: len(p) + max(0, more), Now: now}
 		out, err := d.Rewrite(newConfig(), in)
 		if (out.Payload == nil) != (err != nil) && len(p) > 0 || out.Payload != nil && out.Answer != nil {
 			t.Errorf("%q, %q, %v", out.Payload, out.Answer, err)

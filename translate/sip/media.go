@@ -45,8 +45,7 @@ type call struct {
 // calls are the calls of one container, by Call-ID.
 type calls map[string]*call
 
-// note takes a message, and returns what its call has open. A call for which there is no room has
-// nothing open.
+// note takes a message, and returns what its call has open.
 func (c calls) note(s *side, lines []string, body string, now time.Time) (open []Media) {
 	ports, hosts := s.described(body)
 	id := callID(lines)
@@ -55,9 +54,7 @@ func (c calls) note(s *side, lines []string, body string, now time.Time) (open [
 	}
 	is := c[id]
 	if is == nil || now.After(is.until) {
-		if !c.room(now) {
-			return nil
-		}
+		c.makeRoom(now)
 		is = &call{}
 		c[id] = is
 	}
@@ -71,12 +68,24 @@ func (c calls) note(s *side, lines []string, body string, now time.Time) (open [
 	return open
 }
 
-// room tells whether there is room for another call.
-func (c calls) room(now time.Time) bool {
-	if len(c) >= callsMax {
-		maps.DeleteFunc(c, func(_ string, is *call) bool { return now.After(is.until) })
+// makeRoom makes room for another call.
+func (c calls) makeRoom(now time.Time) {
+	if len(c) < callsMax {
+		return
 	}
-	return len(c) < callsMax
+	maps.DeleteFunc(c, func(_ string, is *call) bool { return now.After(is.until) })
+	if len(c) >= callsMax {
+		delete(c, first(c, lessNeeded))
+	}
+}
+
+// lessNeeded tells whether a call makes room for a new one rather than another. A call of which the
+// program has described ports stays rather than one that only peers know of: anybody can invent those.
+func lessNeeded(a, b *call) bool {
+	if invented := len(a.ports) == 0; invented != (len(b.ports) == 0) {
+		return invented
+	}
+	return a.until.Before(b.until)
 }
 
 // added adds to a list what it lacks. Of a full list the oldest go.
