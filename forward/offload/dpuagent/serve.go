@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	connectionsMax   = 64 // of all services together
+	connectionsMax   = 64 // at a listener; others wait in its backlog
 	handshakeTimeout = 10 * time.Second
 	healthTimeout    = 5 * time.Second // how long a reader of health may leave a line unread
 )
@@ -94,11 +94,11 @@ func (a *Agent) serve() (stop func(), err error) {
 	}, nil
 }
 
-// track counts a connection in, unless there are too many, or the server ends.
+// track has stop close a connection. It returns false if the server ends.
 func (s *server) track(c net.Conn) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.conns) >= connectionsMax || s.ctx.Err() != nil {
+	if s.ctx.Err() != nil {
 		return false
 	}
 	s.conns[c] = true
@@ -112,8 +112,16 @@ func (s *server) drop(c net.Conn) {
 	delete(s.conns, c)
 }
 
+// accept serves the connections of a listener. Hundreds of pods can be attached at once, and each of
+// them has a connection: those for which there is no place are not refused, but wait for their turn.
 func (s *server) accept(service dpu.Service, l net.Listener) {
+	places := make(chan struct{}, connectionsMax)
 	for {
+		select {
+		case places <- struct{}{}:
+		case <-s.ctx.Done():
+			return
+		}
 		c, err := l.Accept()
 		if errors.Is(err, net.ErrClosed) {
 			return
@@ -125,14 +133,15 @@ func (s *server) accept(service dpu.Service, l net.Listener) {
 				return
 			case <-time.After(time.Second):
 			}
+			<-places
 			continue
 		}
 		if !s.track(c) {
-			s.agent.log.Warn("refused a connection, because there are too many", "from", c.RemoteAddr().String(), "limit", connectionsMax)
 			c.Close()
-			continue
+			return
 		}
 		s.work.Go(func() {
+			defer func() { <-places }()
 			defer s.drop(c)
 			if err := s.connection(service, c); err != nil {
 				s.agent.log.Warn("refused a connection", "from", c.RemoteAddr().String(), "err", err)
@@ -163,7 +172,7 @@ func (s *server) connection(service dpu.Service, c net.Conn) error {
 		return nil
 	}
 	if !s.track(to) {
-		return errors.Join(errors.New("there are too many connections"), to.Close())
+		return to.Close()
 	}
 	defer s.drop(to)
 	relay(c, to)
