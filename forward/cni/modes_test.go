@@ -31,6 +31,8 @@ type mode struct {
 	// slow says that ADD takes a second and more, because the other plugin looks for duplicates of an
 	// IPv6 address: many ADDs are for the soak.
 	slow bool
+	// byAddress says that packets are delivered by their IP address, whatever MAC address they have.
+	byAddress bool
 }
 
 var modes = []mode{
@@ -39,7 +41,7 @@ var modes = []mode{
 	{name: "ovs", plugins: onSwitch, drift: switchDrift},
 	{name: "chained-bridge", plugins: behind("bridge"), chained: true},
 	{name: "chained-ptp", plugins: behind("ptp"), chained: true, slow: true},
-	{name: "dpu", plugins: onCard, drift: cardDrift},
+	{name: "dpu", plugins: onCard, drift: cardDrift, byAddress: true},
 }
 
 // alone has the plugin make the link.
