@@ -67,12 +67,13 @@ type offloaded struct {
 	health *dpu.Health // after prepare
 }
 
-// installTime is how long the controller may take for a pod's flows. It replaces thousands in less
-// than a second.
-const installTime = 20 * time.Second
+// installTime is how long the switch and the controller may take for a pod's flows. One pod's take
+// milliseconds. If hundreds of pods come at once, the last one waits for all: DPUs are slow.
+const installTime = time.Minute
 
-// removeTime is how long DEL waits for a database that may be gone.
-const removeTime = 5 * time.Second
+// removeTime is how long DEL waits for a database that does not answer. It may have hundreds of pods'
+// to remove before.
+const removeTime = 20 * time.Second
 
 func newDPU(c *config) (*offloaded, error) {
 	host, err := dpu.NewHost(c.DPU.Endpoint, c.DPU.Credentials)

@@ -8,10 +8,13 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/forward/offload/dpu"
@@ -278,4 +281,35 @@ func TestDPURefusals(t *testing.T) {
 	all[1].close()
 	must(t, net.cni.GCNetworkList(context.Background(), net.list, &libcni.GCArgs{}))
 	n.empty(net)
+}
+
+// More changes of links than the DPU's agent can read at once are no fault of the switch, and it
+// finds what has changed.
+func TestDPULosesChanges(t *testing.T) {
+	r := newRig(t)
+	r.offloaded()
+	n := r.dpu
+	must(t, n.agent.cmd.Process.Signal(unix.SIGSTOP))
+	n.card.do(func() error {
+		link, err := netlink.LinkByName("p0")
+		for range 1000 { // its socket has room for less than 300
+			err = errors.Join(err, netlink.LinkSetUp(link), netlink.LinkSetDown(link))
+		}
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = "rep1-0"
+		return errors.Join(err, netlink.LinkSetUp(link), netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "late"}))
+	})
+	must(t, n.agent.cmd.Process.Signal(unix.SIGCONT))
+	host, err := dpu.NewHost(n.endpoint, "")
+	must(t, err)
+	testkit.Eventually(t, func() error {
+		h, err := host.Healthy(t.Context())
+		if err == nil && !slices.Contains(h.Representors, "rep1-0") {
+			err = fmt.Errorf("representors %v", h.Representors)
+		}
+		return err
+	})
+	if said := n.agent.said.String(); strings.Contains(said, "the switch does not work") {
+		t.Error("the agent says that the switch does not work")
+	}
 }

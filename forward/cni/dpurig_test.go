@@ -49,6 +49,8 @@ type node struct {
 	*vswitch            // of the DPU
 	card     *rig       // the DPU: a rig with its namespace
 	number   int        // of the node, and in its addresses
+	subnets  [2]string  // of its pods: IPv4, IPv6
+	vfs      int        // of its card
 	agent    *process   // tsugiki dpu-agent
 	control  *process   // tsugiki offload
 	more     [][]string // arguments for the agent
@@ -57,7 +59,7 @@ type node struct {
 	secret   string // folder of credentials
 }
 
-// vfs is the number of VFs of a node's card.
+// vfs is the number of VFs of a node's card, if a test does not say.
 const vfs = 4
 
 // newNode makes a node whose number is from 1 to 9.
@@ -72,20 +74,54 @@ func (f *fabric) newNode(number int) *node {
 // bareNode has a switch that nobody looks after.
 func (f *fabric) bareNode(number int) *node {
 	f.t.Helper()
-	host := newRig(f.t)
-	card := &rig{t: f.t, host: newNS(f.t), pid: host.pid, path: host.path, data: host.data}
+	n := newRig(f.t).withCard(number)
 	must(f.t, f.ns.Do(func() error {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name = fmt.Sprintf("to%d", number)
-		veth := &netlink.Veth{LinkAttrs: attrs, PeerName: "p0", PeerNamespace: netlink.NsFd(int(card.host.File().Fd()))}
+		veth := &netlink.Veth{LinkAttrs: attrs, PeerName: "p0", PeerNamespace: netlink.NsFd(int(n.card.host.File().Fd()))}
 		if err := netlink.LinkAdd(veth); err != nil {
 			return err
 		}
 		br, err := netlink.LinkByName("br0")
 		return errors.Join(err, netlink.LinkSetMaster(veth, br), netlink.LinkSetUp(veth), checksumOff(attrs.Name))
 	}))
+	return n
+}
+
+// withCard gives a host a DPU whose switch runs, and whose uplink is missing.
+func (r *rig) withCard(number int) *node {
+	r.t.Helper()
+	card := &rig{t: r.t, host: newNS(r.t), pid: r.pid, path: r.path, data: r.data}
 	s := card.vswitch()
-	return &node{rig: host, vswitch: s, card: card, number: number, config: filepath.Join(host.data, "offload.toml"), endpoint: "unix:" + s.dir + "/host"}
+	return &node{
+		rig: r, vswitch: s, card: card, number: number, subnets: subnetsOf(number), vfs: vfs,
+		config: filepath.Join(r.data, "offload.toml"), endpoint: "unix:" + s.dir + "/host",
+	}
+}
+
+func subnetsOf(node int) [2]string {
+	return [2]string{fmt.Sprintf("10.77.%d.0/24", node), fmt.Sprintf("2001:db8:77:%d::/64", node)}
+}
+
+// offloaded gives a host a DPU that has no neighbors. Pods have addresses of rig.ipam.
+func (r *rig) offloaded() {
+	r.t.Helper()
+	n := r.withCard(1)
+	n.subnets, n.vfs = [2]string{"198.51.100.0/24", "2001:db8:77::/64"}, testkit.Times(manyFew, manySoak)+1
+	n.card.do(func() error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = "p0"
+		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "nowhere"})
+	})
+	n.startAgent()
+	n.startControl("")
+	n.waitReady()
+	r.dpu = n
+}
+
+// keys are the plugin's.
+func (n *node) keys() object {
+	return object{"endpoint": n.endpoint, "credentials": n.secret, "card": cardEmulated}
 }
 
 // process is a daemon that a test can end.
@@ -145,7 +181,7 @@ func (n *node) startAgent() {
 	args := []string{
 		"dpu-agent", "--listen", n.endpoint, "--ovs-run-dir", n.dir, "--datapath", "netdev", "--uplink", "p0",
 		"--address", n.addr(n.number) + "/24", "--gateway", outside.String(), "--masquerade", n.addr(100 + n.number),
-		"--emulate-vfs", fmt.Sprint(vfs), "--host-netns", nsPath(n.rig.host),
+		"--emulate-vfs", fmt.Sprint(n.vfs), "--host-netns", nsPath(n.rig.host),
 	}
 	n.agent = n.card.start(slices.Concat(append([][]string{args}, n.more...)...)...)
 }
@@ -155,7 +191,11 @@ func (n *node) startControl(policy string) {
 	n.rig.t.Helper()
 	text := fmt.Sprintf("[dpu]\nendpoint = %q\ncredentials = %q\n", n.endpoint, n.secret)
 	for i := 1; i <= 2; i++ {
-		text += fmt.Sprintf("[[node]]\ntunnel = %q\nsubnets = [\"10.77.%d.0/24\", \"2001:db8:77:%d::/64\"]\n", n.addr(i), i, i)
+		subnets := subnetsOf(i)
+		if i == n.number {
+			subnets = n.subnets
+		}
+		text += fmt.Sprintf("[[node]]\ntunnel = %q\nsubnets = [%q, %q]\n", n.addr(i), subnets[0], subnets[1])
 	}
 	must(n.rig.t, os.WriteFile(n.config, []byte(text+policy), 0o600))
 	if n.control == nil {
@@ -177,10 +217,10 @@ func (n *node) unready(more object) *network {
 	n.rig.t.Helper()
 	p := object{
 		"type": "tsugiki-cni", "mode": "dpu", "pairs": "all",
-		"dpu": object{"endpoint": n.endpoint, "credentials": n.secret, "card": "emulated"},
+		"dpu": n.keys(),
 		"ipam": object{
 			"type": "host-local", "dataDir": filepath.Join(n.data, "leases"),
-			"ranges": [][]object{{{"subnet": fmt.Sprintf("10.77.%d.0/24", n.number)}}, {{"subnet": fmt.Sprintf("2001:db8:77:%d::/64", n.number)}}},
+			"ranges": [][]object{{{"subnet": n.subnets[0]}}, {{"subnet": n.subnets[1]}}},
 			"routes": []object{{"dst": "0.0.0.0/0"}, {"dst": "::/0"}},
 		},
 	}
@@ -263,12 +303,7 @@ func (n *node) signal(program string, s unix.Signal) (pid int) {
 // empty checks that nothing of pods is left: no port, no VF that is taken, no flow of a pod.
 func (n *node) empty(net *network) {
 	n.rig.t.Helper()
-	testkit.Eventually(n.rig.t, func() error {
-		if ports := n.vsctl("list-ports", "br-int"); strings.Contains(ports, "rep") {
-			return errors.New("ports are left: " + ports)
-		}
-		return nil
-	})
+	testkit.Eventually(n.rig.t, n.noPorts)
 	n.rig.do(func() error {
 		links, err := netns.Dump(netlink.LinkList)
 		for _, l := range links {
@@ -279,6 +314,15 @@ func (n *node) empty(net *network) {
 		return err
 	})
 	n.rowsAndLeases(net)
+}
+
+// noPorts says which pods' ports are left.
+func (n *node) noPorts() error {
+	n.rig.t.Helper()
+	if ports := n.vsctl("list-ports", "br-int"); strings.Contains(ports, "rep") {
+		return errors.New("ports are left: " + ports)
+	}
+	return nil
 }
 
 // management is the link between a host and its DPU that is no data's: 203.0.113.1 and 203.0.113.2.

@@ -47,6 +47,7 @@ func hostLink(name func(names) string, change func(netlink.Link) error) func(*ri
 func ofHost(n names) string { return n.host }
 func ofWire(n names) string { return n.wire }
 func ofPort(n names) string { return n.port }
+func ofVF(names) string     { return "vf0-0" } // the first one that is free
 
 // tableDrift is of all modes in which the plugin finds its pods by the name of the link.
 var tableDrift = []drift{
@@ -109,16 +110,8 @@ var (
 		{says: "there is no link tw", change: hostLink(ofWire, netlink.LinkDel)},
 		{says: "tw", change: hostLink(ofWire, netlink.LinkSetDown)},
 		{says: "ts", change: hostLink(ofPort, netlink.LinkSetDown)},
-		{says: "forward_end", change: hostLink(ofPort, func(l netlink.Link) error {
-			return netlink.QdiscDel(&netlink.GenericQdisc{QdiscType: "clsact", QdiscAttrs: netlink.QdiscAttrs{
-				LinkIndex: l.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
-			}})
-		})},
-		{says: "forward_from_wire", change: hostLink(ofWire, func(l netlink.Link) error {
-			return netlink.QdiscDel(&netlink.GenericQdisc{QdiscType: "clsact", QdiscAttrs: netlink.QdiscAttrs{
-				LinkIndex: l.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
-			}})
-		})},
+		{says: "forward_end", change: hostLink(ofPort, removePrograms)},
+		{says: "forward_from_wire", change: hostLink(ofWire, removePrograms)},
 		{says: "does not lead to the pod", change: func(*rig, *pod) error { return emptyMap("device_by_wire") }},
 		{says: "ovs-vsctl", change: func(r *rig, p *pod) error {
 			r.vs.vsctl("del-port", namesOf("drift", p.conf.ContainerID, "eth0").port)
@@ -132,6 +125,45 @@ var (
 		}},
 	}
 )
+
+var cardDrift = []drift{
+	{
+		says:   "no VF of the card is the pod's",
+		change: hostLink(ofVF, func(l netlink.Link) error { return netlink.LinkSetAlias(l, "") }),
+		undo: func(r *rig, p *pod) error {
+			alias := namesOf("drift", p.conf.ContainerID, "eth0").Alias()
+			return hostLink(ofVF, func(l netlink.Link) error { return netlink.LinkSetAlias(l, alias) })(r, p)
+		},
+	},
+	{says: "vf0-0 is down", change: hostLink(ofVF, netlink.LinkSetDown)},
+	{says: "forward_from_wire", change: hostLink(ofVF, removePrograms)},
+	{says: "does not lead to the pod", change: func(*rig, *pod) error { return emptyMap("device_by_wire") }},
+	{says: "no port rep0-0", change: func(r *rig, _ *pod) error {
+		r.dpu.vsctl("del-port", "rep0-0")
+		return nil
+	}},
+	{says: "no flows for the port rep0-0", change: func(r *rig, _ *pod) error {
+		r.dpu.vsctl("remove", "interface", "rep0-0", "external_ids", "tsugiki-installed", "--", "set", "interface", "rep0-0", "external_ids:tsugiki-addresses=203.0.113.1")
+		return nil
+	}},
+	{says: "the port rep0-1 for the pod", change: func(r *rig, p *pod) error {
+		r.dpu.vsctl("set", "interface", "rep0-0", "external_ids:tsugiki-container=another")
+		r.dpu.vsctl("add-port", "br-int", "rep0-1", "--", "set", "interface", "rep0-1", "external_ids:tsugiki-network=drift",
+			"external_ids:tsugiki-container="+p.conf.ContainerID, "external_ids:tsugiki-interface=eth0", "external_ids:tsugiki-device=1",
+			`external_ids:tsugiki-mac="02:00:00:00:00:77"`)
+		return nil
+	}, undo: func(r *rig, _ *pod) error { // the controller may have removed it
+		r.dpu.vsctl("--if-exists", "del-port", "rep0-0")
+		return nil
+	}},
+}
+
+// removePrograms removes a link's filters, and what they are added to.
+func removePrograms(l netlink.Link) error {
+	return netlink.QdiscDel(&netlink.GenericQdisc{QdiscType: "clsact", QdiscAttrs: netlink.QdiscAttrs{
+		LinkIndex: l.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
+	}})
+}
 
 func removeHostRoute(family int) func(*rig, *pod) error {
 	return hostLink(ofHost, func(l netlink.Link) error {

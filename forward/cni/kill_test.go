@@ -60,8 +60,10 @@ func changes(s testkit.Step) bool {
 		return kind >= unix.RTM_BASE && kind&3 != 2
 	case unix.SYS_BPF:
 		return slices.Contains([]uint64{unix.BPF_MAP_UPDATE_ELEM, unix.BPF_MAP_DELETE_ELEM, unix.BPF_OBJ_PIN}, s.Argument[0])
-	case unix.SYS_WRITE: // the result, and settings, which are one byte
-		return s.Argument[0] == 1 || s.Argument[2] == 1
+	case unix.SYS_WRITE: // the result; settings, which are one byte; a transaction of a switch's database
+		head := make([]byte, 64)
+		s.Read(s.Argument[1], head[:min(s.Argument[2], 64)])
+		return s.Argument[0] == 1 || s.Argument[2] == 1 || bytes.Contains(head, []byte(`"method":"transact"`))
 	case unix.SYS_CLONE:
 		return s.Argument[0]&unix.CLONE_VFORK != 0
 	case unix.SYS_IOCTL:

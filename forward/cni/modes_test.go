@@ -7,6 +7,7 @@ import (
 	"os"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
@@ -30,6 +31,8 @@ type mode struct {
 	// slow says that ADD takes a second and more, because the other plugin looks for duplicates of an
 	// IPv6 address: many ADDs are for the soak.
 	slow bool
+	// byAddress says that packets are delivered by their IP address, whatever MAC address they have.
+	byAddress bool
 }
 
 var modes = []mode{
@@ -38,6 +41,7 @@ var modes = []mode{
 	{name: "ovs", plugins: onSwitch, drift: switchDrift},
 	{name: "chained-bridge", plugins: behind("bridge"), chained: true},
 	{name: "chained-ptp", plugins: behind("ptp"), chained: true, slow: true},
+	{name: "dpu", plugins: onCard, drift: cardDrift, byAddress: true},
 }
 
 // alone has the plugin make the link.
@@ -63,6 +67,13 @@ func onSwitch(r *rig, more object) []object {
 		r.vswitch()
 	}
 	return []object{r.plugin(merged(object{"mode": "ovs", "ovsdb": r.vs.database()}, more))}
+}
+
+func onCard(r *rig, more object) []object {
+	if r.dpu == nil {
+		r.offloaded()
+	}
+	return []object{r.plugin(merged(object{"mode": "dpu", "dpu": r.dpu.keys()}, more))}
 }
 
 // merged has the keys of both.
@@ -128,6 +139,7 @@ func TestVersions(t *testing.T) {
 				t.Errorf("asked for %s, got %s", v, got.Version())
 			}
 			must(t, errors.Join(n.check(p), n.del(p)))
+			must(t, n.cni.GetStatusNetworkList(context.Background(), n.list)) // libcni asks since version 1.1.0
 			r.nothing(n)
 		}
 	})
@@ -170,12 +182,15 @@ func TestGC(t *testing.T) {
 	})
 }
 
+// Numbers of pods that come and go at once: in make test, and in the soak.
+const manyFew, manySoak = 8, 200
+
 // Pods that come and go at once leave nothing.
 func TestManyAtOnce(t *testing.T) {
 	eachMode(t, func(t *testing.T, r *rig, m mode) {
 		n := r.network("many", m.plugins(r, nil)...)
 		first := n.pods(1)[0]
-		pods := make([]*pod, testkit.Times(8, 200))
+		pods := make([]*pod, testkit.Times(manyFew, manySoak))
 		for i := range pods {
 			pods[i] = n.newPod(fmt.Sprintf("many-%d", i))
 		}
@@ -194,9 +209,13 @@ func TestManyAtOnce(t *testing.T) {
 			must(t, errors.Join(errs...))
 		}
 		for range testkit.Times(1, 3) {
+			began := time.Now()
 			all(func(p *pod) error { _, err := n.add(p); return err })
+			added := time.Since(began)
 			r.echo(first, pods[len(pods)-1])
+			began = time.Now()
 			all(n.del)
+			t.Logf("%d pods at once: ADD %v, DEL %v", len(pods), added, time.Since(began))
 		}
 		must(t, n.del(first))
 		r.nothing(n)

@@ -42,6 +42,7 @@ type rig struct {
 	path []string // folders of plugins
 	data string   // for addresses and results
 	vs   *vswitch // if a test has started one
+	dpu  *node    // the same, with a DPU, in a test of all modes
 }
 
 type object map[string]any
@@ -316,11 +317,12 @@ func (p *pod) close() {
 	p.conf.NetNS = "/run/netns/tsugiki-gone"
 }
 
-// noLinks returns a pod's link that is left.
+// noLinks returns a pod's link that is left, or a VF that has an owner.
 func noLinks() error {
 	links, err := netns.Dump(netlink.LinkList)
 	for _, link := range links {
-		if link.Type() == "veth" {
+		vf := strings.HasPrefix(link.Attrs().Name, "vf") && link.Attrs().Alias == ""
+		if link.Type() == "veth" && !vf {
 			err = errors.Join(err, fmt.Errorf("link %s (%s) is left", link.Attrs().Name, link.Attrs().Alias))
 		}
 	}
@@ -346,6 +348,9 @@ func (r *rig) rowsAndLeases(n *network) {
 		if base := filepath.Base(lease); !strings.HasPrefix(base, "last_") && base != "lock" {
 			r.t.Errorf("the address %s is taken", base)
 		}
+	}
+	if r.dpu != nil {
+		must(r.t, r.dpu.noPorts())
 	}
 	if r.vs != nil && r.vs.runs("ovsdb-server") {
 		if ports := r.vs.vsctl("--bare", "--columns=name", "find", "port", "name!=br-int", "name!=br-other"); ports != "" {

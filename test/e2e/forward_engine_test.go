@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/tsugiki/tsugiki/internal/testkit"
 	"github.com/tsugiki/tsugiki/internal/testkit/engines"
 )
@@ -22,6 +24,7 @@ type podsMode struct {
 var podsModes = []podsMode{
 	{name: "bridge", config: `"mode": "bridge"`},
 	{name: "ovs", config: `"mode": "ovs"`, start: startSwitch},
+	{name: "dpu", config: `"mode": "dpu", "dpu": {"endpoint": "` + dpuEndpoint + `", "card": "emulated"}`, start: startDPU},
 }
 
 const podsSubnet = "10.89.0."
@@ -41,9 +44,16 @@ func inRigOf(t *testing.T, rig *engines.Rig, name string, args ...string) string
 	return succeed(t, rig.Command(timeout(t), name, args...))
 }
 
-// startSwitch starts Open vSwitch, with the datapath in user space, where its users have it. Its
-// daemons end with the rig.
+// startSwitch starts Open vSwitch with a bridge, whose datapath is in user space.
 func startSwitch(t *testing.T, rig *engines.Rig) {
+	t.Helper()
+	startVswitchd(t, rig)
+	inRigOf(t, rig, "ovs-vsctl", "--timeout=60", "add-br", "br-int", "--", "set", "bridge", "br-int", "datapath_type=netdev")
+}
+
+// startVswitchd starts Open vSwitch where its users have it. prefix is the beginning of each command.
+// The daemons end with the rig.
+func startVswitchd(t *testing.T, rig *engines.Rig, prefix ...string) {
 	t.Helper()
 	for _, p := range []string{"ovs-vswitchd", "ovsdb-server", "ovsdb-tool", "ovs-vsctl"} {
 		testkit.Program(t, p)
@@ -54,9 +64,8 @@ func startSwitch(t *testing.T, rig *engines.Rig) {
 		"ovsdb-server /run/openvswitch/conf.db --remote=punix:/run/openvswitch/db.sock --detach --no-chdir --pidfile --log-file=/run/openvswitch/db.log",
 		"ovs-vsctl --no-wait init",
 		"ovs-vswitchd --detach --no-chdir --pidfile --log-file=/run/openvswitch/vswitchd.log",
-		"ovs-vsctl --timeout=60 add-br br-int -- set bridge br-int datapath_type=netdev",
 	} {
-		words := strings.Fields(line)
+		words := append(prefix[:len(prefix):len(prefix)], strings.Fields(line)...)
 		inRigOf(t, rig, words[0], words[1:]...)
 	}
 }
@@ -111,6 +120,7 @@ func TestForwardEngines(t *testing.T) {
 
 func checkPods(t *testing.T, rig *engines.Rig, e engines.Engine) {
 	t.Helper()
+	before := vethsOf(t, rig)
 	names := []string{"server", "client"}
 	for _, name := range names {
 		c := engines.Container{Name: name, Args: engines.Nginx}
@@ -149,7 +159,26 @@ func checkPods(t *testing.T, rig *engines.Rig, e engines.Engine) {
 	if pods := forwardPods(t, rig); len(pods) > 0 {
 		t.Errorf("pods are left: %+v", pods)
 	}
-	if links := inRigOf(t, rig, "ip", "-o", "link", "show", "type", "veth"); links != "" {
-		t.Errorf("links are left:\n%s", links)
+	if diff := cmp.Diff(before, vethsOf(t, rig)); diff != "" {
+		t.Errorf("links:\n%s", diff)
 	}
+}
+
+type vethShown struct{ Name, Owner string }
+
+// vethsOf are the links of type veth of a rig, with their aliases. Mode dpu has VFs, without pods,
+// too.
+func vethsOf(t *testing.T, rig *engines.Rig) (list []vethShown) {
+	t.Helper()
+	var shown []struct{ Ifname, Ifalias string }
+	out := inRigOf(t, rig, "ip", "-j", "link", "show", "type", "veth")
+	if err := json.Unmarshal([]byte(out), &shown); err != nil {
+		t.Fatalf("%v:\n%s", err, out)
+	}
+	for _, link := range shown {
+		if link.Ifname != "" { // without links there is one that is empty
+			list = append(list, vethShown{link.Ifname, link.Ifalias})
+		}
+	}
+	return list
 }

@@ -189,8 +189,10 @@ func (a *Agent) follow(ctx context.Context, hardware bool) (worked bool, err err
 			return worked, errors.New("ovsdb-server has ended; start it: systemctl start openvswitch-switch")
 		case <-db.monitor.News():
 		case _, open := <-changes:
-			if !open {
-				return worked, errors.New("changes of links were lost")
+			if !open { // more than could wait; refresh looks at all links
+				if changes, err = a.ns.Changes(ctx); err != nil {
+					return worked, err
+				}
 			}
 		case <-ticks.C:
 			if err := a.probe(); err != nil {

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/tsugiki/tsugiki/forward/offload/card"
 	"github.com/tsugiki/tsugiki/forward/offload/dpu"
@@ -132,7 +133,7 @@ func serving(t *testing.T) (*Agent, *dpu.Host) {
 }
 
 // Each service leads to its socket, in both directions. News of health arrive at once; more connections
-// than there may be are closed, and others are served when these have ended.
+// than there may be wait until others have ended, and do not keep other services waiting.
 func TestServe(t *testing.T) {
 	a, host := serving(t)
 	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
@@ -179,27 +180,39 @@ func TestServe(t *testing.T) {
 		}
 	}
 	var held []net.Conn
-	for { // each takes two of the places: its own, and that of the switch's socket
+	for range connectionsMax {
 		c, got := open(dpu.OpenFlow)
+		if got != string(dpu.OpenFlow) {
+			t.Fatalf("connection %d gets %q", len(held), got)
+		}
 		held = append(held, c)
-		if got == "" {
-			break
-		}
-		if len(held) > connectionsMax {
-			t.Fatalf("%d connections are served", len(held))
-		}
+	}
+	late, err := host.Dial(ctx, dpu.OpenFlow)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer late.Close()
+	if c, got := open(dpu.OVSDB); got != string(dpu.OVSDB) {
+		t.Errorf("the other service gets %q", got)
+	} else {
+		c.Close()
+	}
+	line := make([]byte, len(dpu.OpenFlow)+1)
+	if err := late.SetReadDeadline(time.Unix(1, 0)); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := late.Read(line); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("one connection too many gets %q, %v", line[:n], err)
 	}
 	for _, c := range held {
 		c.Close()
 	}
-	testkit.Eventually(t, func() error {
-		c, got := open(dpu.OVSDB)
-		c.Close()
-		if got == "" {
-			return errors.New("no connection is served afterwards")
-		}
-		return nil
-	})
+	if err := late.SetReadDeadline(time.Now().Add(testkit.Patience)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(late, line); err != nil || string(line) != string(dpu.OpenFlow)+"\n" {
+		t.Errorf("the connection that waited gets %q, %v", line, err)
+	}
 }
 
 // What is told of one's health is one line, whatever the fault is.

@@ -19,7 +19,7 @@ import (
 // Limits. Who has not proved to be the host yet takes no connection's place, and one address not
 // the places of all: the host may be at another one.
 const (
-	connectionsMax  = 64  // of all services together, with those to the switch's sockets
+	connectionsMax  = 64  // with each service at a time; further ones of the host wait
 	handshakesMax   = 128 // at a time
 	handshakesOfOne = 32  // of these, from one IPv4 address or IPv6 /64 network
 
@@ -69,6 +69,8 @@ type server struct {
 	ctx   context.Context
 	work  sync.WaitGroup
 
+	places map[dpu.Service]chan struct{} // a connection's place with its service
+
 	mu         sync.Mutex // guards the rest
 	conns      map[net.Conn]bool
 	handshakes map[netip.Prefix]int // by where they come from
@@ -109,21 +111,25 @@ func (a *Agent) serveAt(listeners map[dpu.Service]net.Listener, config *tls.Conf
 }
 
 func newServer(ctx context.Context, a *Agent, config *tls.Config) *server {
-	return &server{agent: a, tls: config, ctx: ctx, conns: map[net.Conn]bool{}, handshakes: map[netip.Prefix]int{}}
+	s := &server{
+		agent: a, tls: config, ctx: ctx, places: map[dpu.Service]chan struct{}{}, conns: map[net.Conn]bool{},
+		handshakes: map[netip.Prefix]int{},
+	}
+	for _, service := range dpu.Services {
+		s.places[service] = make(chan struct{}, connectionsMax)
+	}
+	return s
 }
 
-// track counts a connection in, unless there are too many, or the server ends.
-func (s *server) track(c net.Conn) error {
+// track has stop close a connection. It returns false if the server ends.
+func (s *server) track(c net.Conn) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.conns) >= connectionsMax {
-		return fmt.Errorf("there are %d connections", connectionsMax)
-	}
-	if err := s.ctx.Err(); err != nil {
-		return err
+	if s.ctx.Err() != nil {
+		return false
 	}
 	s.conns[c] = true
-	return nil
+	return true
 }
 
 func (s *server) drop(c net.Conn) {
@@ -133,6 +139,7 @@ func (s *server) drop(c net.Conn) {
 	delete(s.conns, c)
 }
 
+// accept serves the connections of a listener.
 func (s *server) accept(service dpu.Service, l net.Listener) {
 	for {
 		c, err := l.Accept()
@@ -167,8 +174,15 @@ func (s *server) connection(service dpu.Service, c net.Conn) error {
 		}
 		service, c = dpu.Service(secure.ConnectionState().NegotiatedProtocol), secure
 	}
-	if err := s.track(below); err != nil {
-		return err
+	// Hundreds of pods can be attached at once, and each has connections: they wait for a place.
+	select {
+	case s.places[service] <- struct{}{}:
+		defer func() { <-s.places[service] }()
+	case <-s.ctx.Done():
+		return nil
+	}
+	if !s.track(below) {
+		return nil
 	}
 	defer s.drop(below)
 	if service == dpu.HealthOf {
@@ -181,8 +195,8 @@ func (s *server) connection(service dpu.Service, c net.Conn) error {
 		s.agent.log.Debug("cannot forward a connection", "service", service, "err", err)
 		return nil
 	}
-	if err := s.track(to); err != nil {
-		return errors.Join(err, to.Close())
+	if !s.track(to) {
+		return to.Close()
 	}
 	defer s.drop(to)
 	relay(c, to)

@@ -136,9 +136,10 @@ func (b *builder) pod(p Pod) {
 			b.add(tableIngress, 110, fmt.Sprintf("%s,icmp6,icmp_type=135,icmp_code=0,ipv6_src=%s", from, a), "%s", toNeighbors)
 			b.add(tableIngress, 110, fmt.Sprintf("%s,icmp6,icmp_type=136,icmp_code=0,nd_target=%s", from, a), "%s", toNeighbors)
 			b.add(tableNeighbors, 100, fmt.Sprintf("icmp6,icmp_type=135,icmp_code=0,nd_target=%s", a), "%s", output)
-			b.add(tableNeighbors, 100, fmt.Sprintf("icmp6,icmp_type=136,icmp_code=0,ipv6_dst=%s", a), "%s", output)
+			b.add(tableNeighbors, 100, fmt.Sprintf("icmp6,icmp_type=136,icmp_code=0,ipv6_dst=%s", a), "mod_dl_dst:%s,%s", p.MAC, output)
 		}
-		// A neighbor may know the MAC address of the pod that had the address before.
+		// A neighbor may know the MAC address of the pod that had the address before; so may its
+		// advertisements above.
 		to := fmt.Sprintf("%s,%s=%s", w.ip, w.dst, a)
 		b.add(tableRoute, 200, to, "mod_dl_dst:%s,%s", p.MAC, output)
 		b.add(tableRoute, 210, fmt.Sprintf("%s,dl_dst=%s", to, dpu.GatewayMAC), "dec_ttl,mod_dl_src:%s,mod_dl_dst:%s,%s", dpu.GatewayMAC, p.MAC, output)
