@@ -18,7 +18,10 @@
  * here.
  *
  * Flags. The program shares the listener's flags with the gate. A listener that waits has
- * O_NONBLOCK for the moment in which the gate accepts, and only if there is a connection.
+ * O_NONBLOCK for the moment in which the gate accepts, and only if there is a connection. If the
+ * program clears the flag in this moment, and another thread takes the connection, the gate's
+ * thread waits with the lock. The supervisor answers the other calls then, and those for which the
+ * gate has no descriptor left.
  */
 #define _GNU_SOURCE
 #include "accepts.h"
@@ -30,6 +33,7 @@
 #include <stdatomic.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "answer.h"
@@ -42,27 +46,52 @@
 /* Covers the flags of listeners. */
 static pthread_mutex_t accepts_flags = PTHREAD_MUTEX_INITIALIZER;
 
-/* Accepts a connection without waiting, as accept4(2) fails. WAITS says whether the program's call
- * would wait. */
+/* The pauses until a thread that has the lock counts as one that waits with it: 5 ms in all. */
+#define ACCEPTS_TRIES 50
+
+/* Fails if another thread waits with the lock. */
+static bool accepts_lock_flags(void)
+{
+	const struct timespec pause = {.tv_nsec = 100000};
+
+	for (int i = 0; i < ACCEPTS_TRIES; i++) {
+		if (pthread_mutex_trylock(&accepts_flags) == 0)
+			return true;
+		nanosleep(&pause, NULL);
+	}
+	return false;
+}
+
+/* Whether an error is the gate's, and not of the program's call: of accepts_take, or its own limit
+ * of descriptors. */
+static bool accepts_is_own_error(int error)
+{
+	return error == EBUSY || error == EMFILE || error == ENFILE;
+}
+
+/* Accepts a connection without waiting, as accept4(2) fails, or with EBUSY if the flags are locked.
+ * WAITS says whether the program's call would wait. */
 static int accepts_take(int listener, int flags, struct translated_in6 *peer, bool *waits)
 {
-	int mode = fcntl(listener, F_GETFL), connection, error;
+	int mode, connection = -1, error = EAGAIN;
 	socklen_t length = sizeof(*peer);
 
-	*waits = mode >= 0 && !(mode & O_NONBLOCK);
-	if (*waits && !gate_has(listener, POLLIN | POLLHUP | POLLERR)) {
-		errno = EAGAIN;
+	if (!accepts_lock_flags()) {
+		errno = EBUSY;
 		return -1;
 	}
-	pthread_mutex_lock(&accepts_flags);
-	if (*waits)
-		(void)fcntl(listener, F_SETFL, mode | O_NONBLOCK);
-	/* musl's accept4 calls accept(2) after EINVAL. */
-	connection = (int)syscall(SYS_accept4, listener, peer, &length,
-				  SOCK_CLOEXEC | (flags & SOCK_NONBLOCK));
-	error = errno;
-	if (*waits)
-		(void)fcntl(listener, F_SETFL, mode);
+	mode = fcntl(listener, F_GETFL);
+	*waits = mode >= 0 && !(mode & O_NONBLOCK);
+	if (!*waits || gate_has(listener, POLLIN | POLLHUP | POLLERR)) {
+		if (*waits)
+			(void)fcntl(listener, F_SETFL, mode | O_NONBLOCK);
+		/* musl's accept4 calls accept(2) after EINVAL. */
+		connection = (int)syscall(SYS_accept4, listener, peer, &length,
+					  SOCK_CLOEXEC | (flags & SOCK_NONBLOCK));
+		error = errno;
+		if (*waits)
+			(void)fcntl(listener, F_SETFL, mode);
+	}
 	pthread_mutex_unlock(&accepts_flags);
 	errno = error;
 	return connection;
@@ -117,8 +146,9 @@ static bool accepts_listens(int file)
 }
 
 /*
- * Answers a call with a connection, or with the errno ERROR. Takes the listener, and closes it
- * before the program goes on: if the program has closed it, it takes no further connections.
+ * Answers a call with a connection, or with the errno ERROR, or passes it on. Takes the listener,
+ * and closes it before the program goes on: if the program has closed it, it takes no further
+ * connections.
  */
 static void accepts_end(struct gate_worker *w, int listener, int connection, int error,
 			const struct translated_in6 *peer)
@@ -126,6 +156,8 @@ static void accepts_end(struct gate_worker *w, int listener, int connection, int
 	close(listener);
 	if (connection >= 0)
 		accepts_give(w, connection, peer);
+	else if (accepts_is_own_error(error))
+		gate_pass(w);
 	else
 		gate_answer(w, -error);
 }
@@ -187,7 +219,7 @@ static bool accepts_serve(struct gate_worker *w, const struct gate_waiting *call
 {
 	struct translated_in6 peer = {0};
 	int connection;
-	bool waits;
+	bool waits = false;
 
 	if (!gate_valid(&w->n)) {
 		close(call->listener);

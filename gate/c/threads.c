@@ -50,6 +50,7 @@
 struct gate_worker gate_workers[GATE_THREADS_MAX];
 
 static atomic_bool gate_watchdog_sleeps;
+static atomic_uint gate_leaving; /* threads that were given up and have not ended */
 
 /* Whether the last process with the filter has gone. */
 static bool gate_abandoned(void)
@@ -100,7 +101,22 @@ static void gate_begin(struct gate_worker *w)
 	gate_wake_watchdog();
 }
 
-/* Waits while calls of accept(2) wait. Returns whether there may be a notification. */
+/* Has a thread end when it comes back. */
+static void gate_give_thread_up(struct gate_worker *w)
+{
+	atomic_fetch_add(&gate_leaving, 1);
+	if (atomic_exchange(&w->given_up, true))
+		atomic_fetch_sub(&gate_leaving, 1); /* it was already */
+}
+
+/* Whether a call of accept(2) waits, or may wait soon: a thread that was given up may keep one
+ * before it ends. So the thread's end is looked at first. */
+static bool gate_may_wait(void)
+{
+	return atomic_load(&gate_leaving) > 0 || gate_waits();
+}
+
+/* Waits while calls of accept(2) may wait. Returns whether there may be a notification. */
 static bool gate_serve_accepts(struct gate_worker *w)
 {
 	struct gate_ready ready;
@@ -122,7 +138,7 @@ static void *gate_serve(void *worker)
 	atomic_store(&w->id, (int)syscall(SYS_gettid));
 	gate_open_signal(gate.pool >= 0);
 	while (!atomic_load(&w->given_up)) {
-		if (gate_waits() && !gate_serve_accepts(w))
+		if (gate_may_wait() && !gate_serve_accepts(w))
 			continue;
 		memset(&w->n, 0, sizeof(w->n));
 		if (ioctl(gate.listener, SECCOMP_IOCTL_NOTIF_RECV, &w->n) != 0) {
@@ -144,6 +160,7 @@ static void *gate_serve(void *worker)
 	}
 	gate_forget_callers(w);
 	gate_close_spare();
+	atomic_fetch_sub(&gate_leaving, 1);
 	atomic_store(&w->used, false);
 	return NULL;
 }
@@ -191,7 +208,7 @@ bool gate_tick(void)
 	}
 	if (!serving) {
 		if (stuck != NULL)
-			atomic_store(&stuck->given_up, true);
+			gate_give_thread_up(stuck);
 		gate_start_thread();
 	}
 	return worked;
@@ -213,7 +230,7 @@ bool gate_stop_thread(void)
 	if (serving == NULL)
 		return false;
 	turn = serving->seen;
-	atomic_store(&serving->given_up, true);
+	gate_give_thread_up(serving);
 	for (int i = 0; i < GATE_STOP_TRIES && atomic_load(&serving->used); i++) {
 		int id = atomic_load(&serving->id);
 

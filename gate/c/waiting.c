@@ -34,14 +34,13 @@
 #include "gate.h"
 #include "pending.h"
 
-/* Calls that may wait at a time. The supervisor keeps further ones. */
-#define WAITING_MAX 256
-
 #define WAITING_LOOK_MS 250
 #define WAITING_MS	1000000ull /* in nanoseconds */
+/* Seconds of SO_RCVTIMEO. Longer ones are no limit: their nanoseconds may overflow. */
+#define WAITING_LIMIT_MAX 1000000000
 
 /* The lock covers all of these. Nothing waits while it is held. */
-static struct gate_waiting waiting_calls[WAITING_MAX];
+static struct gate_waiting waiting_calls[GATE_WAITING_MAX];
 static unsigned int waiting_used; /* entries that were ever used */
 static uint64_t waiting_turns;
 static uint64_t waiting_looked; /* when the gate has looked after the calls */
@@ -64,6 +63,8 @@ static uint64_t waiting_limit(int listener)
 
 	if (getsockopt(listener, SOL_SOCKET, SO_RCVTIMEO, &t, &length) != 0)
 		return 0;
+	if (t.tv_sec > WAITING_LIMIT_MAX)
+		return 0;
 	return (uint64_t)t.tv_sec * 1000 * WAITING_MS + (uint64_t)t.tv_usec * 1000;
 }
 
@@ -73,7 +74,7 @@ static struct gate_waiting *waiting_find_free(void)
 	for (unsigned int i = 0; i < waiting_used; i++)
 		if (!waiting_calls[i].used)
 			return &waiting_calls[i];
-	return waiting_used < WAITING_MAX ? &waiting_calls[waiting_used++] : NULL;
+	return waiting_used < GATE_WAITING_MAX ? &waiting_calls[waiting_used++] : NULL;
 }
 
 bool gate_waiting_keep(const struct gate_waiting *call)
@@ -155,12 +156,13 @@ void gate_waiting_forget(void)
 }
 
 /* Fills in P for a listener of each cookie, and returns their number. */
-static nfds_t waiting_listeners(struct pollfd p[GATE_LISTENERS], uint64_t cookies[GATE_LISTENERS])
+static nfds_t waiting_listeners(struct pollfd p[GATE_WAITING_MAX],
+				uint64_t cookies[GATE_WAITING_MAX])
 {
 	nfds_t count = 0;
 
 	pthread_mutex_lock(&waiting_lock);
-	for (unsigned int i = 0; i < waiting_used && count < GATE_LISTENERS; i++) {
+	for (unsigned int i = 0; i < waiting_used; i++) {
 		const struct gate_waiting *c = &waiting_calls[i];
 		nfds_t at = 0;
 
@@ -217,7 +219,7 @@ static void waiting_look(struct gate_worker *w, uint64_t now)
 	waiting_looked = now;
 	pthread_mutex_unlock(&waiting_lock);
 	gate_waiting_forget();
-	for (unsigned int i = 0; i < WAITING_MAX; i++) {
+	for (unsigned int i = 0; i < GATE_WAITING_MAX; i++) {
 		struct gate_waiting call;
 		enum waiting_task task = waiting_task_of(&waiting_calls[i], now, &call);
 
@@ -237,8 +239,8 @@ static void waiting_look(struct gate_worker *w, uint64_t now)
 
 bool gate_waiting_poll(struct gate_worker *w, struct gate_ready *ready)
 {
-	struct pollfd p[1 + GATE_LISTENERS] = {{.fd = gate.listener, .events = POLLIN}};
-	uint64_t cookies[GATE_LISTENERS], now = waiting_now();
+	struct pollfd p[1 + GATE_WAITING_MAX] = {{.fd = gate.listener, .events = POLLIN}};
+	uint64_t cookies[GATE_WAITING_MAX], now = waiting_now();
 	nfds_t count = waiting_listeners(&p[1], cookies);
 	int left = waiting_next(now);
 

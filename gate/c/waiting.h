@@ -21,13 +21,14 @@ struct gate_waiting {
 	uint64_t end; /* of its time; 0: it has no limit */
 };
 
-/* Listeners on which calls wait. */
-#define GATE_LISTENERS 64
+/* Calls that may wait at a time, each on a listener of its own. The supervisor keeps further ones.
+ */
+#define GATE_WAITING_MAX 256
 
 /* The listeners that have connections, by their cookies. */
 struct gate_ready {
 	unsigned int count;
-	uint64_t cookies[GATE_LISTENERS];
+	uint64_t cookies[GATE_WAITING_MAX];
 };
 
 /* Keeps the call in W, and a listener, until the listener has a connection. Returns false if there
@@ -38,8 +39,8 @@ bool gate_wait_on(struct gate_worker *w, int listener);
 bool gate_waits(void);
 
 /*
- * Waits for a notification, or for connections. Looks after the calls that wait, if it is time.
- * Returns whether there may be a notification.
+ * Waits for a notification, or for connections, but no longer than until the calls that wait have
+ * to be looked after, which it does. Returns whether there may be a notification.
  */
 bool gate_waiting_poll(struct gate_worker *w, struct gate_ready *ready);
 

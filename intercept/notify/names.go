@@ -61,6 +61,7 @@ func (s *Supervisor) giveMemory(p *program) {
 // already, and gets its number whatever happens, unless it has unmapped the place for the name meanwhile.
 func (s *Supervisor) nameAccepted(p *program) (graft.Answer, error) {
 	r := p.request
+	s.waiting.forget(r.ID)
 	name, _, err := s.engine.Name(p, r.Number, true)
 	if err == nil && name.IsValid() {
 		var errno unix.Errno
@@ -88,6 +89,7 @@ func (s *Supervisor) accept(p *program) (graft.Answer, error) {
 	if flags&^acceptFlags != 0 {
 		return graft.Answer{}, nil
 	}
+	s.waiting.forget(r.ID)
 	file, peer, waits, answer, err := s.engine.Accept(p, r.Number)
 	if waits {
 		return graft.Answer{}, s.await(p)

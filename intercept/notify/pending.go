@@ -56,6 +56,11 @@ func (w *waiting) forgetWatched(is func(waitingCall) bool) {
 	w.watched = slices.DeleteFunc(w.watched, is)
 }
 
+// forget has a watched call not interrupted any more: the supervisor answers it.
+func (w *waiting) forget(id uint64) {
+	w.forgetWatched(func(c waitingCall) bool { return c.request.ID == id })
+}
+
 // takeIf takes the calls for which a condition holds.
 func (w *waiting) takeIf(is func(waitingCall) bool) (taken []waitingCall) {
 	w.mu.Lock()

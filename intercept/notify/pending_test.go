@@ -3,6 +3,11 @@ package notify
 import (
 	"fmt"
 	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/gate"
+	"github.com/tsugiki/tsugiki/graft"
 )
 
 // A thread takes its own signals, and the first thread those of the process, unless it blocks them.
@@ -24,6 +29,28 @@ func TestHasSignal(t *testing.T) {
 			tt.tgid, tt.pid, tt.own, tt.shared, tt.blocked)
 		if got := hasSignal([]byte(status)); got != tt.want {
 			t.Errorf("%v of\n%s", got, status)
+		}
+	}
+}
+
+// A call that waits in the gate is not interrupted any more once the supervisor answers it: the program
+// may have its connection by then.
+func TestAnsweredCallsAreNotInterrupted(t *testing.T) {
+	p := waits(t)
+	p.s.engine = &graft.Engine{}
+	var err error
+	if p.request.Number, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(p.request.Number)
+	for _, p.request.Name = range []gate.Name{gate.AcceptedName, gate.AcceptName} {
+		p.s.waiting.watched = []waitingCall{{request: gate.Request{ID: p.request.ID + 1}}, {request: p.request}}
+		if _, err := p.s.name(p); err != nil {
+			t.Fatal(err)
+		}
+		taken := p.s.waiting.takeIf(func(waitingCall) bool { return true })
+		if len(taken) != 1 || taken[0].request.ID != p.request.ID+1 {
+			t.Errorf("name %d: %v would be interrupted, want the other call alone", p.request.Name, taken)
 		}
 	}
 }

@@ -14,20 +14,27 @@
 
 #include "../../../../shim/c/marks.h"
 
-/* A page that nobody ever fills. */
-static void *stuck_page(void)
+/* A page that nobody has filled. FD gets the userfaultfd that fills it. */
+static void *stuck_page_of(int *fd)
 {
 	struct uffdio_api api = {.api = UFFD_API};
 	struct uffdio_register r = {.mode = UFFDIO_REGISTER_MODE_MISSING};
-	int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC);
 	void *page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
-	attack_need("userfaultfd", fd);
-	attack_need("userfaultfd", ioctl(fd, UFFDIO_API, &api));
+	*fd = (int)attack_need("userfaultfd", syscall(SYS_userfaultfd, O_CLOEXEC));
+	attack_need("userfaultfd", ioctl(*fd, UFFDIO_API, &api));
 	r.range.start = (uintptr_t)page;
 	r.range.len = 4096;
-	attack_need("userfaultfd", ioctl(fd, UFFDIO_REGISTER, &r));
+	attack_need("userfaultfd", ioctl(*fd, UFFDIO_REGISTER, &r));
 	return page;
+}
+
+/* A page that nobody ever fills. */
+static void *stuck_page(void)
+{
+	int fd;
+
+	return stuck_page_of(&fd);
 }
 
 static void *stuck_connect(void *page)
@@ -62,6 +69,46 @@ static int stuck_memory(int argc, char **argv)
 		close(fd);
 	}
 	_exit(0);
+}
+
+static int stuck_listener;
+
+static void *stuck_accept(void *length)
+{
+	struct sockaddr_in from;
+
+	attack_say("accept", accept(stuck_listener, (struct sockaddr *)&from, length));
+	return NULL;
+}
+
+/*
+ * "stuck-accept PORT": a thread waits in accept(2), with memory that is there only when whoever has
+ * served the thread was replaced.
+ */
+static int stuck_accepts(int argc, char **argv)
+{
+	struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons(atoi(argv[argc - 1]))};
+	static socklen_t octets[4096 / sizeof(socklen_t)] = {sizeof(at)};
+	struct uffdio_copy fill = {.src = (uintptr_t)octets, .len = sizeof(octets)};
+	socklen_t length = sizeof(at);
+	struct uffd_msg fault;
+	pthread_t thread;
+	void *page;
+	int fd;
+
+	stuck_listener = attack_socket(AF_INET, SOCK_STREAM);
+	attack_need("bind", bind(stuck_listener, (struct sockaddr *)&at, sizeof(at)));
+	attack_need("listen", listen(stuck_listener, 1));
+	page = stuck_page_of(&fd);
+	pthread_create(&thread, NULL, stuck_accept, page);
+	attack_need("page fault", read(fd, &fault, sizeof(fault)));
+	/* Somebody else answers these. */
+	for (int i = 0; i < 10; i++)
+		attack_need("name", getsockname(stuck_listener, (struct sockaddr *)&at, &length));
+	fill.dst = (uintptr_t)page;
+	attack_say("fill", ioctl(fd, UFFDIO_COPY, &fill));
+	pthread_join(thread, NULL);
+	return 0;
 }
 
 static int stuck_graft_socket;
@@ -183,9 +230,7 @@ static int stuck_orphan(int argc, char **argv)
 }
 
 const struct attack_case stuck_cases[] = {
-	{"memory", stuck_memory},
-	{"graft-memory", stuck_graft_memory},
-	{"orphan", stuck_orphan},
-	{"stuck-orders", stuck_orders},
-	{0},
+	{"memory", stuck_memory},	 {"graft-memory", stuck_graft_memory},
+	{"orphan", stuck_orphan},	 {"stuck-orders", stuck_orders},
+	{"stuck-accept", stuck_accepts}, {0},
 };

@@ -1,0 +1,169 @@
+package e2e
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
+)
+
+// acceptPort is the port at which the programs of these tests accept connections, or the first of them.
+const (
+	acceptPort = 8000
+	listeners  = 100
+)
+
+// accepting starts a translated program that the gate answers, and waits for a line of it. It returns
+// the gate's process too.
+func accepting(t *testing.T, w *ipv6World, flags []string, until string, program ...string) (c *container, gate int) {
+	t.Helper()
+	flags = append([]string{
+		"--translate", "--mode", "seccomp", "--dns", fmt.Sprintf("[%s]:53", remoteAddr6),
+	}, flags...)
+	for first := acceptPort; first < acceptPort+listeners; first += listeners / 2 { // a rule has 64 ports at most
+		flags = append(flags, "-i", fmt.Sprintf("0.0.0.0:%[1]d-%[2]d=[%[3]s]:%[1]d-%[2]d", first, first+listeners/2-1, sourceAddr6))
+	}
+	c = newContainer(t, w.h, flags, until, program...)
+	for _, pid := range c.helpers() {
+		if comm(pid) == "tsugiki-gate" {
+			return c, pid
+		}
+	}
+	t.Fatal("the container has no gate")
+	return nil, 0
+}
+
+// connectFrom connects from the remote to a port. The connection is there until the test ends.
+func (w *ipv6World) connectFrom(t *testing.T, port int) {
+	t.Helper()
+	if err := w.srv.Do(func() error {
+		c, err := net.DialTimeout("tcp", fmt.Sprintf("[%s]:%d", sourceAddr6, port), testkit.Patience)
+		if err == nil {
+			t.Cleanup(func() { c.Close() })
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A call of accept(2) gets its connection also if the thread of the gate that keeps the call was
+// replaced meanwhile.
+func TestTranslatedAcceptOfReplacedThread(t *testing.T) {
+	t.Parallel()
+	needsUserfaultfd(t)
+	w := newIPv6World(t)
+	// With the capability that userfaultfd(2) needs.
+	c, gate := accepting(t, w, []string{"--cap-add", "SYS_PTRACE"}, "fill: ok", attackProgram(t, "static"), "stuck-accept", fmt.Sprint(acceptPort))
+	testkit.Eventually(t, func() error {
+		threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", gate))
+		if err == nil && len(threads) != 2 {
+			err = fmt.Errorf("the gate has %d threads, want the serving one and the one that talks with the supervisor", len(threads))
+		}
+		return err
+	})
+	w.connectFrom(t, acceptPort)
+	c.await("accept: ok")
+}
+
+const pythonAccepts = `
+import socket
+s = socket.socket()
+s.bind(("0.0.0.0", 8000))
+s.listen()
+print("listens", flush=True)
+for _ in range(2):
+    s.accept()
+print("two", flush=True)
+input()
+s.accept()
+print("three", flush=True)
+`
+
+// The gate's limit of descriptors is not the program's.
+func TestTranslatedAcceptAtTheGatesLimit(t *testing.T) {
+	t.Parallel()
+	w := newIPv6World(t)
+	c, gate := accepting(t, w, nil, "listens", python(t), "-c", pythonAccepts)
+	w.connectFrom(t, acceptPort)
+	w.connectFrom(t, acceptPort)
+	c.await("two")
+	testkit.Settle(t, gate)
+	files := filesOf(t, gate)
+	if _, err := c.stdin.Write([]byte("\n")); err != nil {
+		t.Fatal(err)
+	}
+	awaitFiles(t, gate, files+1)
+	testkit.Settle(t, gate)
+	// No number under the limit is free. The limit is that of poll(2), too, which fails above it.
+	limit := unix.Rlimit{}
+	for exists(fmt.Sprintf("/proc/%d/fd/%d", gate, limit.Cur)) {
+		limit.Cur++
+	}
+	limit.Max = limit.Cur
+	if err := unix.Prlimit(gate, unix.RLIMIT_NOFILE, &limit, nil); err != nil {
+		t.Fatal(err)
+	}
+	w.connectFrom(t, acceptPort)
+	c.await("three")
+}
+
+const pythonListeners = `
+import socket, threading
+def serve(s):
+    _, port = s.accept()[0].getsockname()
+    print("accepted at", port, flush=True)
+print("begins", flush=True)
+input()
+for port in range(8000, 8100):
+    s = socket.socket()
+    s.bind(("0.0.0.0", port))
+    s.listen()
+    threading.Thread(target=serve, args=[s]).start()
+`
+
+// Calls of accept(2) that wait on many listeners get their connections, in whatever order these come.
+func TestTranslatedAcceptOnManyListeners(t *testing.T) {
+	t.Parallel()
+	w := newIPv6World(t)
+	c, gate := accepting(t, w, nil, "begins", python(t), "-c", pythonListeners)
+	testkit.Settle(t, gate)
+	files := filesOf(t, gate)
+	if _, err := c.stdin.Write([]byte("\n")); err != nil {
+		t.Fatal(err)
+	}
+	awaitFiles(t, gate, files+listeners)
+	if err := w.h.WaitListen(t.Context(), "tcp6", acceptPort+listeners-1); err != nil {
+		t.Fatal(err)
+	}
+	for port := acceptPort + listeners - 1; port >= acceptPort; port-- {
+		w.connectFrom(t, port)
+		c.await(fmt.Sprint("accepted at ", port))
+	}
+}
+
+// awaitFiles waits until the gate has at least so many descriptors. Each call that waits has one.
+func awaitFiles(t *testing.T, gate, files int) {
+	t.Helper()
+	testkit.Eventually(t, func() error {
+		if now := filesOf(t, gate); now < files {
+			return fmt.Errorf("the gate has %d descriptors, want %d: not all calls wait", now, files)
+		}
+		return nil
+	})
+}
+
+// filesOf is how many descriptors a process has.
+func filesOf(t *testing.T, pid int) int {
+	t.Helper()
+	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(files)
+}
