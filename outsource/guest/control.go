@@ -19,12 +19,16 @@ const hostCID = unix.VMADDR_CID_HOST
 // control is the control stream. If it ends, for example because the host's agent starts anew, the
 // next call opens another.
 type control struct {
+	slots chan struct{} // one for each request that waits for its reply
+
 	mu      sync.Mutex // guards what follows; held to write
 	file    *os.File   // nil: there is none
 	waiting map[uint32]chan *wire.Message
 	last    uint32
 	own     netip.Addr // what the host says
 }
+
+func newControl() *control { return &control{slots: make(chan struct{}, wire.RequestsMax)} }
 
 var errEnded = errors.New("the control stream has ended")
 
@@ -115,6 +119,8 @@ func (c *control) read(f *os.File, waiting map[uint32]chan *wire.Message) {
 
 // call makes a request, and waits for the reply. An errno in the reply is no error.
 func (c *control) call(m *wire.Message) (*wire.Message, error) {
+	c.slots <- struct{}{}
+	defer func() { <-c.slots }()
 	reply := make(chan *wire.Message, 1)
 	if err := c.send(m, reply); err != nil {
 		return nil, err

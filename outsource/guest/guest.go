@@ -42,7 +42,7 @@ type Program struct {
 // Run runs a program and returns how it ended, after the last program that it left behind has ended.
 // Without a host that answers, it starts nothing.
 func Run(p Program) (unix.WaitStatus, error) {
-	c := &control{}
+	c := newControl()
 	c.mu.Lock()
 	err := c.open()
 	c.mu.Unlock()

@@ -54,7 +54,7 @@ func (l listener) receive() (*notification, error) {
 			if list[0].Revents&unix.POLLHUP != 0 {
 				return nil, unix.ENOENT
 			}
-			continue // a signal: the kernel says POLLERR. To receive now would wait for ever
+			continue // a signal: EINTR, or POLLERR. To receive now might wait for ever
 		}
 		n := new(notification)
 		_, err := l.ioctl(unix.SECCOMP_IOCTL_NOTIF_RECV, unsafe.Pointer(n))

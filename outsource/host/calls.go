@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -19,7 +20,7 @@ import (
 type stream struct {
 	vm    *VM
 	conn  net.Conn
-	slots chan struct{}
+	slots chan struct{} // one for each request that has no reply
 
 	writing sync.Mutex // held to write a message
 
@@ -28,6 +29,13 @@ type stream struct {
 	alive map[uint32]chan bool // questions to the supervisor, by id
 	asked uint32
 	over  bool
+}
+
+func newStream(v *VM, conn net.Conn) *stream {
+	return &stream{
+		vm: v, conn: conn, slots: make(chan struct{}, wire.RequestsMax),
+		alive: map[uint32]chan bool{}, mine: map[uint32]*handle{},
+	}
 }
 
 // forget takes a handle out of the stream's.
@@ -52,9 +60,12 @@ func (s *stream) serve() error {
 			s.hear(m)
 			continue
 		}
-		s.slots <- struct{}{}
+		select {
+		case s.slots <- struct{}{}:
+		default:
+			return fmt.Errorf("more than %d requests wait for their reply", wire.RequestsMax)
+		}
 		go func() {
-			defer func() { <-s.slots }()
 			if err := s.answer(m); err != nil {
 				s.vm.Log.Error("request of a guest", "op", m.Op, "err", err)
 				s.conn.Close()
@@ -77,16 +88,13 @@ func (s *stream) end() {
 		delete(s.alive, id)
 	}
 	s.mu.Unlock()
-	for _, h := range list {
-		if !h.in(joined) {
-			h.remove()
-		}
-	}
+	removeAll(slices.DeleteFunc(list, func(h *handle) bool { return h.in(joined) }))
 }
 
 // writePatience bounds how long the guest may leave an answer unread.
 const writePatience = 30 * time.Second
 
+// write writes a message. A reply gives its request's slot back before the guest can see it.
 func (s *stream) write(m *wire.Message) error {
 	b, err := m.Append(nil)
 	if err != nil {
@@ -94,6 +102,9 @@ func (s *stream) write(m *wire.Message) error {
 	}
 	s.writing.Lock()
 	defer s.writing.Unlock()
+	if m.Flags&wire.FlagReply != 0 {
+		<-s.slots
+	}
 	if err := s.conn.SetWriteDeadline(time.Now().Add(writePatience)); err != nil {
 		return err
 	}

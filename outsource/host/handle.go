@@ -79,7 +79,16 @@ func (h *handle) replace(file int) error {
 	return nil
 }
 
-// remove ends the handle.
+// removeAll removes handles. Each may have to wait for its own acceptAll, which may wait for the guest.
+func removeAll(list []*handle) {
+	var all sync.WaitGroup
+	for _, h := range list {
+		all.Go(h.remove)
+	}
+	all.Wait()
+}
+
+// remove ends the handle. When it returns, the port of a listener is free.
 func (h *handle) remove() {
 	h.mu.Lock()
 	if h.state == removed {

@@ -18,8 +18,9 @@
 //	listening   each connection becomes a handle   → removed
 //
 // A control stream is a net.Conn: the VM accepts it with one end of a socket pair. Each request is
-// answered by a goroutine of its own, of which a stream has at most requestsMax. A connect that
-// waits takes none. When the stream ends, its handles that are not joined end with it.
+// answered by a goroutine of its own. A connect that waits takes none. The reader of a stream never
+// waits for them, because they may wait for an answer of the supervisor's, which it reads: a stream with
+// more requests than wire.RequestsMax ends. When the stream ends, its handles that are not joined end with it.
 package host
 
 import (
@@ -42,10 +43,9 @@ import (
 
 // Limits of a guest.
 const (
-	handlesMax  = 8192
-	failedMax   = 1024 // handles whose connect has failed and that nobody has asked about
-	streamsMax  = 64   // control streams
-	requestsMax = 64   // requests of a stream that are answered at once
+	handlesMax = 8192
+	failedMax  = 1024 // handles whose connect has failed and that nobody has asked about
+	streamsMax = 64   // control streams
 )
 
 // Engine is the part of *graft.Engine that a guest needs. Its methods are documented there.
@@ -79,6 +79,8 @@ type VM struct {
 	Config
 	guest vsock.Guest
 	calls atomic.Uint64
+	// sweeping is full while a sweep is under way.
+	sweeping chan struct{}
 
 	mu      sync.Mutex // guards what follows
 	handles map[uint32]*handle
@@ -90,7 +92,7 @@ type VM struct {
 
 // New returns a VM whose connections a guest has.
 func New(c Config, g vsock.Guest) *VM {
-	return &VM{Config: c, guest: g, handles: map[uint32]*handle{}}
+	return &VM{Config: c, guest: g, handles: map[uint32]*handle{}, sweeping: make(chan struct{}, 1)}
 }
 
 // Close ends all handles.
@@ -102,9 +104,7 @@ func (v *VM) Close() {
 		list = append(list, h)
 	}
 	v.mu.Unlock()
-	for _, h := range list {
-		h.remove()
-	}
+	removeAll(list)
 }
 
 // Request implements vsock.Handler.
@@ -137,8 +137,7 @@ func (v *VM) control(r *vsock.Request) {
 		return
 	}
 	r.Accept(vsock.Socket{File: theirs})
-	s := &stream{vm: v, conn: conn, slots: make(chan struct{}, requestsMax), alive: map[uint32]chan bool{}, mine: map[uint32]*handle{}}
-	if err := s.serve(); err != nil {
+	if err := newStream(v, conn).serve(); err != nil {
 		v.Log.Debug("control stream of a guest has ended", "err", err)
 	}
 }

@@ -163,9 +163,9 @@ func TestServerHasGone(t *testing.T) {
 
 	// One that refuses a connection is asked after.
 	m = r.bound(netip.MustParseAddrPort("127.0.0.1:0"))
-	r.want(r.ask(&wire.Message{Op: wire.Listen, Handle: m.Handle, Number: 5}), 0)
 	r.alive = func(uint32) bool { return false }
 	r.guest.answer = func() error { return vsock.ErrRefused }
+	r.want(r.ask(&wire.Message{Op: wire.Listen, Handle: m.Handle, Number: 5}), 0)
 	if c, err := net.Dial("tcp", m.Name.String()); err == nil {
 		defer c.Close()
 		_, _ = io.ReadAll(c) // it ends
@@ -255,7 +255,7 @@ func FuzzRequests(f *testing.F) {
 			Covers: func(at netip.AddrPort) bool { return at.Addr().IsLoopback() }, Log: slog.New(slog.DiscardHandler),
 		}, g)
 		ours, theirs := net.Pipe()
-		s := &stream{vm: vm, conn: theirs, slots: make(chan struct{}, requestsMax), alive: map[uint32]chan bool{}, mine: map[uint32]*handle{}}
+		s := newStream(vm, theirs)
 		go func() { _, _ = io.Copy(io.Discard, ours) }()
 		go func() {
 			_, _ = ours.Write(b)

@@ -1,8 +1,11 @@
 package host
 
 import (
+	"context"
 	"errors"
 	"net/netip"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -164,14 +167,16 @@ func (h *handle) dial(listener uint32) error {
 
 // isAlive asks the supervisor whether a program still has the socket of a handle.
 func (h *handle) isAlive() bool {
-	return h.stream != nil && h.stream.isAlive(h.id)
+	ctx, cancel := context.WithTimeout(context.Background(), alivePatience)
+	defer cancel()
+	return h.stream != nil && h.stream.isAlive(ctx, h.id)
 }
 
 // alivePatience is how long a supervisor may take to answer. A program counts as there until its
 // supervisor says that it has gone, or has gone itself.
 const alivePatience = 5 * time.Second
 
-func (s *stream) isAlive(id uint32) bool {
+func (s *stream) isAlive(ctx context.Context, id uint32) bool {
 	answer := make(chan bool, 1)
 	s.mu.Lock()
 	if s.over {
@@ -188,12 +193,13 @@ func (s *stream) isAlive(id uint32) bool {
 		delete(s.alive, question)
 	}()
 	if err := s.write(&wire.Message{Op: wire.Alive, ID: question, Handle: id}); err != nil {
+		s.conn.Close() // the guest does not read
 		return false
 	}
 	select {
 	case alive, open := <-answer:
 		return alive && open
-	case <-time.After(alivePatience):
+	case <-ctx.Done():
 		return true
 	}
 }
@@ -208,23 +214,45 @@ func (s *stream) hear(m *wire.Message) {
 	}
 }
 
-// sweep removes servers of the guest whose programs have gone, except one; false if there was none.
-func (v *VM) sweep(except *handle) (some bool) {
+// sweep removes servers of the guest whose programs have gone, except one; false if there was none. It
+// asks all supervisors at once, and all of them have alivePatience together. So has a sweep that waits
+// for another one.
+func (v *VM) sweep(except *handle) bool {
+	ctx, cancel := context.WithTimeout(context.Background(), alivePatience)
+	defer cancel()
+	select {
+	case v.sweeping <- struct{}{}:
+		defer func() { <-v.sweeping }()
+	case <-ctx.Done():
+		return false
+	}
+	var some atomic.Bool
+	var all sync.WaitGroup
+	for s, servers := range v.servers(except) {
+		all.Go(func() {
+			for _, h := range servers {
+				if ctx.Err() == nil && !s.isAlive(ctx, h.id) {
+					some.Store(true)
+					all.Go(h.remove)
+				}
+			}
+		})
+	}
+	all.Wait()
+	return some.Load()
+}
+
+// servers returns the handles that may have a port, except one, by their streams.
+func (v *VM) servers(except *handle) map[*stream][]*handle {
 	v.mu.Lock()
-	var list []*handle
+	defer v.mu.Unlock()
+	servers := map[*stream][]*handle{}
 	for _, h := range v.handles {
-		if h != except {
-			list = append(list, h)
+		if h != except && h.stream != nil && (h.in(listening) || h.in(idle)) {
+			servers[h.stream] = append(servers[h.stream], h)
 		}
 	}
-	v.mu.Unlock()
-	for _, h := range list {
-		if (h.in(listening) || h.in(idle)) && !h.isAlive() {
-			h.remove()
-			some = true
-		}
-	}
-	return some
+	return servers
 }
 
 func addrPort(a netip.Addr) netip.AddrPort { return netip.AddrPortFrom(a, 0) }

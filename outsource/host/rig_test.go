@@ -85,6 +85,8 @@ type rig struct {
 	last  uint32
 	// alive is what the supervisor says about handles.
 	alive func(handle uint32) bool
+	// mute says that the supervisor answers no questions.
+	mute bool
 
 	mu      sync.Mutex // guards what follows
 	replies map[uint32]chan *wire.Message
@@ -103,7 +105,7 @@ func newRig(t *testing.T) *rig {
 	t.Cleanup(r.vm.Close)
 	ours, theirs := net.Pipe()
 	r.conn = ours
-	s := &stream{vm: r.vm, conn: theirs, slots: make(chan struct{}, requestsMax), alive: map[uint32]chan bool{}, mine: map[uint32]*handle{}}
+	s := newStream(r.vm, theirs)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -125,6 +127,9 @@ func (r *rig) read() {
 			return
 		}
 		if m.Flags&wire.FlagReply == 0 {
+			if r.mute {
+				continue
+			}
 			reply := &wire.Message{Op: m.Op, Flags: wire.FlagReply, ID: m.ID, Handle: m.Handle}
 			if !r.alive(m.Handle) {
 				reply.Errno = uint32(unix.ENOENT)

@@ -60,7 +60,7 @@ type conn struct {
 	guestEnded                        bool // no more bytes come
 
 	send   uint8
-	queued bool // it is in Device.ready
+	queued bool // it is in Device.ready or Device.starved
 
 	done  func(error) // of Dial; nil if the guest asked
 	until time.Time   // for dialing and lingering

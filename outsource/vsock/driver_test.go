@@ -169,6 +169,13 @@ func ringAt(i int) uint64 { return uint64(i) * 0x4000 }
 // start sets the rings up, and gives the device all receive buffers.
 func (d *driver) start() {
 	d.t.Helper()
+	d.setUp()
+	d.offer()
+}
+
+// setUp sets the rings up.
+func (d *driver) setUp() {
+	d.t.Helper()
 	d.tell(setOwner, nil)
 	if got := binary.LittleEndian.Uint64(d.ask(getFeatures, nil)); got != offered {
 		d.t.Fatalf("features %#x", got)
@@ -178,7 +185,6 @@ func (d *driver) start() {
 	for i := range d.kicks {
 		d.setRing(i)
 	}
-	d.offer()
 }
 
 func (d *driver) setRing(i int) {

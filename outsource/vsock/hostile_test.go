@@ -3,9 +3,12 @@ package vsock
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
 // sendRaw makes a chain available that the test has written.
@@ -117,6 +120,56 @@ func TestHostileVMM(t *testing.T) {
 				t.Error("the device ended without an error")
 			}
 		})
+	}
+}
+
+// lists returns the lengths of the device's lists of connections.
+func (d *driver) lists() (ready, starved, conns int) {
+	d.t.Helper()
+	done := make(chan struct{})
+	if !d.device.post(func() {
+		ready, starved, conns = len(d.device.ready), len(d.device.starved), len(d.device.conns)
+		close(done)
+	}) {
+		d.t.Fatal("the device has ended")
+	}
+	<-done
+	return ready, starved, conns
+}
+
+// TestGuestTakesNothing has a guest without receive buffers begin and end connections that have packets
+// for it. The device keeps none of them.
+func TestGuestTakesNothing(t *testing.T) {
+	d := newDriver(t)
+	d.setUp()
+	for range 10 {
+		d.send(header{fromPort: 1000, toPort: 80, op: opRequest, alloc: testAlloc}, nil)
+		<-d.asked
+		d.send(header{fromPort: 1000, toPort: 80, op: opCreditRequest, alloc: testAlloc}, nil)
+		d.send(header{fromPort: 1000, toPort: 80, op: opReset}, nil)
+	}
+	if ready, starved, conns := d.lists(); ready+starved+conns > 0 {
+		t.Errorf("the device has %d connections, %d ready ones, %d starved ones", conns, ready, starved)
+	}
+}
+
+// TestStarvedConnectionEnds has a guest end a connection whose message waits for more buffers.
+func TestStarvedConnectionEnds(t *testing.T) {
+	d := newDriver(t)
+	d.start()
+	peer := d.connect(1000, SeqPacket)
+	if _, err := peer.Write(make([]byte, testAlloc-1)); err != nil {
+		t.Fatal(err)
+	}
+	testkit.Eventually(t, func() error {
+		if _, starved, _ := d.lists(); starved != 1 {
+			return fmt.Errorf("%d connections are starved", starved)
+		}
+		return nil
+	})
+	d.send(header{fromPort: 1000, toPort: 80, op: opReset, typ: SeqPacket}, nil)
+	if ready, starved, conns := d.lists(); ready+starved+conns > 0 {
+		t.Errorf("the device has %d connections, %d ready ones, %d starved ones", conns, ready, starved)
 	}
 }
 

@@ -1,6 +1,7 @@
 package vsock
 
 import (
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -27,6 +28,17 @@ func (d *Device) enqueue(c *conn) {
 		c.queued = true
 		d.ready = append(d.ready, c)
 	}
+}
+
+// dequeue takes a connection out of the lists of those that wait for the guest. They stay as short as
+// the table of connections, also if the guest takes no packets.
+func (d *Device) dequeue(c *conn) {
+	if !c.queued {
+		return
+	}
+	c.queued = false
+	is := func(other *conn) bool { return other == c }
+	d.ready, d.starved = slices.DeleteFunc(d.ready, is), slices.DeleteFunc(d.starved, is)
 }
 
 // opened joins a connection with its socket.
@@ -118,6 +130,7 @@ func (d *Device) forget(c *conn) {
 	if c.state == dialing || c.state == lingering {
 		d.timed--
 	}
+	d.dequeue(c)
 	was := c.state
 	c.state = gone
 	d.count--
@@ -138,10 +151,10 @@ func (d *Device) forget(c *conn) {
 
 // dropAll ends all connections: the guest has begun anew.
 func (d *Device) dropAll() {
+	d.ready, d.starved, d.replies = nil, nil, nil
 	for _, c := range d.conns {
 		d.drop(c)
 	}
-	d.ready, d.starved, d.replies = nil, nil, nil
 }
 
 // expire ends connections that have waited too long.

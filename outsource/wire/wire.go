@@ -8,7 +8,8 @@
 // A supervisor connects to ControlPort of the host (vsock context 2), and sends a Hello. The host
 // answers with its version. Both must have the same: a host and its guests are updated together, or
 // the guest says which version it needs. After that the supervisor sends requests, each with an id
-// of its choice, and the host answers each once, in any order:
+// of its choice, and the host answers each once, in any order. At most RequestsMax wait for their
+// reply; the host ends a stream that has more:
 //
 //	op       from the guest                           reply
 //	Hello    Number: the version                      Number: the version; Name: the guest's IPv4 address
@@ -67,7 +68,11 @@ import (
 )
 
 // Version is the protocol's. It changes with each change of a message or of a meaning.
-const Version = 1
+const Version = 2
+
+// RequestsMax is how many requests of a stream may wait for their reply. So the host always reads on:
+// the supervisor's answers come behind its requests.
+const RequestsMax = 64
 
 // Ports of vsock. Data ports have a handle in their lower 24 bits.
 const (
