@@ -14,7 +14,7 @@ import (
 var kubeRooms = []room{
 	{"kube/v1alpha1", nil, "resources and their checks"},
 	{"kube/grant", []string{"api", "kube/v1alpha1"}, "decides by its arguments alone"},
-	{"kube/ports", []string{"kube/grant"}, "numbers"},
+	{"kube/ports", []string{"kube/grant", "kube/v1alpha1"}, "numbers, and the protocols of rules"},
 	{"kube/node", []string{"api", "kube/grant", "kube/ports", "kube/v1alpha1"}, "speaks to the agent by its API alone"},
 	{"kube/cluster", []string{"kube/grant", "kube/v1alpha1"}, "checks resources, and gives nothing to a pod"},
 	{"kube/cmd/tsugiki-kube", []string{"api", "kube/cluster", "kube/grant", "kube/node", "kube/v1alpha1"}, "the command line"},
