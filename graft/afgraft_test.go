@@ -13,6 +13,7 @@ import (
 
 	"github.com/tsugiki/tsugiki/afgraft"
 	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 	"github.com/tsugiki/tsugiki/keeper"
 )
 
@@ -141,7 +142,7 @@ func TestBindToNames(t *testing.T) {
 	dir := t.TempDir()
 	taken, err := host.Socket(keeper.Kind{Family: ip4, Type: tcp})
 	if err == nil {
-		err = errors.Join(unix.Bind(taken, sockaddrOf(addr("198.51.100.1:81"))), unix.Listen(taken, 1))
+		err = errors.Join(unix.Bind(taken, sockaddr.Of(addr("198.51.100.1:81"))), unix.Listen(taken, 1))
 	}
 	if err != nil {
 		t.Fatal(err)

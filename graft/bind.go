@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 	"github.com/tsugiki/tsugiki/keeper"
 	"github.com/tsugiki/tsugiki/policy"
 )
@@ -118,7 +119,7 @@ func (e *Engine) has(addr netip.Addr) (bool, error) {
 		return false, err
 	}
 	defer unix.Close(probe)
-	return unix.Bind(probe, sockaddrOf(netip.AddrPortFrom(addr, 0))) == nil, nil
+	return unix.Bind(probe, sockaddr.Of(netip.AddrPortFrom(addr, 0))) == nil, nil
 }
 
 // bound tells whether a socket has a port. After a connection was reset, a TCP socket shows the
@@ -302,7 +303,7 @@ func (e *Engine) bindAllowed(file int, b policy.Binding, share reuse) error {
 		return err
 	}
 	share.apply(file)
-	if err := unix.Bind(file, sockaddrOf(b.Host)); err != nil {
+	if err := unix.Bind(file, sockaddr.Of(b.Host)); err != nil {
 		share.undo(file)
 		ferr := e.Enforcer.ForgetBind(file)
 		share.apply(file)

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 	"github.com/tsugiki/tsugiki/policy"
 )
 
@@ -97,11 +98,11 @@ func (p Port) guard() (int, error) {
 	if err != nil {
 		return -1, err
 	}
-	err = unix.Bind(file, sockaddrOf(p.At))
+	err = unix.Bind(file, sockaddr.Of(p.At))
 	if errors.Is(err, unix.EADDRINUSE) && p.Protocol == unix.IPPROTO_TCP { // perhaps only by connections in TIME_WAIT
 		var restore func()
 		if restore, err = letTogether(file); err == nil {
-			err = unix.Bind(file, sockaddrOf(p.At))
+			err = unix.Bind(file, sockaddr.Of(p.At))
 			restore()
 		}
 	}

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 	"github.com/tsugiki/tsugiki/keeper"
 )
 
@@ -77,7 +78,7 @@ func TestWhereClientsAre(t *testing.T) {
 			if c.bound != "" {
 				answer, err := w.Bind(w.program, number, addr(c.bound))
 				if err == nil && answer.Action == Proceed {
-					err = unix.Bind(w.program.files[number], sockaddrOf(addr(c.bound)))
+					err = unix.Bind(w.program.files[number], sockaddr.Of(addr(c.bound)))
 				}
 				if err != nil {
 					t.Fatal(err)
@@ -306,7 +307,7 @@ func TestTakenPort(t *testing.T) {
 	host, own := newPlace(t, host4), newPlace(t)
 	taken, err := host.Socket(keeper.Kind{Family: ip4, Type: tcp})
 	if err == nil {
-		err = errors.Join(unix.Bind(taken, sockaddrOf(addr("198.51.100.1:80"))), unix.Listen(taken, 1))
+		err = errors.Join(unix.Bind(taken, sockaddr.Of(addr("198.51.100.1:80"))), unix.Listen(taken, 1))
 	}
 	if err != nil {
 		t.Fatal(err)

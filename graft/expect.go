@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/internal/netns"
+	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 	"github.com/tsugiki/tsugiki/keeper"
 	"github.com/tsugiki/tsugiki/policy"
 )
@@ -257,7 +258,7 @@ func (e *Engine) mark(port uint16, conn int, peer netip.AddrPort) (_ *os.File, f
 		return nil, from, err
 	}
 	resetAtEnd(file)
-	if err = unix.Bind(file, sockaddrOf(localhost4(0))); err == nil {
+	if err = unix.Bind(file, sockaddr.Of(localhost4(0))); err == nil {
 		from, err = localName(file)
 	}
 	if err == nil {
@@ -267,7 +268,7 @@ func (e *Engine) mark(port uint16, conn int, peer netip.AddrPort) (_ *os.File, f
 		e.relays.mu.Lock()
 		e.relays.marked[from] = marked{conn: conn, peer: peer}
 		e.relays.mu.Unlock()
-		if err = unix.Connect(file, sockaddrOf(localhost4(port))); errors.Is(err, unix.EINPROGRESS) {
+		if err = unix.Connect(file, sockaddr.Of(localhost4(port))); errors.Is(err, unix.EINPROGRESS) {
 			err = nil
 		}
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/tsugiki/tsugiki/endpoint"
 	"github.com/tsugiki/tsugiki/internal/netns"
+	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 	"github.com/tsugiki/tsugiki/policy"
 )
 
@@ -253,7 +254,7 @@ func (p Port) claim() (uint16, error) {
 		return 0, err
 	}
 	defer unix.Close(file)
-	if err := unix.Bind(file, sockaddrOf(p.At)); err != nil {
+	if err := unix.Bind(file, sockaddr.Of(p.At)); err != nil {
 		return 0, err
 	}
 	name, err := localName(file)

@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 	"github.com/tsugiki/tsugiki/keeper"
 )
 
@@ -179,7 +180,7 @@ func TestBindOnLoopbackWhereTheKernelChose(t *testing.T) {
 	busy, err := host.Socket(keeper.Kind{Family: ip4, Type: tcp})
 	must(t, err)
 	defer unix.Close(busy)
-	must(t, unix.Bind(busy, sockaddrOf(addr("127.0.0.1:40003"))))
+	must(t, unix.Bind(busy, sockaddr.Of(addr("127.0.0.1:40003"))))
 	for _, shares := range []bool{true, false} {
 		w := newUntrapped(t, host, everywhere...)
 		w.enforcer.shares = shares

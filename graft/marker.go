@@ -13,6 +13,7 @@ import (
 
 	"github.com/tsugiki/tsugiki/internal/cputime"
 	"github.com/tsugiki/tsugiki/internal/netns"
+	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 	"github.com/tsugiki/tsugiki/internal/watch"
 	"github.com/tsugiki/tsugiki/keeper"
 )
@@ -72,7 +73,7 @@ func (l *ownListener) open(own Place) error {
 		err = unix.SetNonblock(file, true)
 	}
 	if err == nil {
-		err = unix.Bind(file, sockaddrOf(l.view))
+		err = unix.Bind(file, sockaddr.Of(l.view))
 	}
 	if err != nil {
 		unix.Close(file)
@@ -209,7 +210,7 @@ func (l *ownListener) mark(conn int, peer netip.AddrPort) (_ *os.File, from neti
 	marker := os.NewFile(uintptr(file), "marker of a connection")
 	l.mu.Lock() // take waits until the marker is noted
 	defer l.mu.Unlock()
-	err = unix.Connect(file, sockaddrOf(to))
+	err = unix.Connect(file, sockaddr.Of(to))
 	if errors.Is(err, unix.EINPROGRESS) {
 		err = nil
 	}

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/internal/cgroup"
+	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 	"github.com/tsugiki/tsugiki/keeper"
 	"github.com/tsugiki/tsugiki/policy"
@@ -62,7 +63,7 @@ func connect(t *testing.T, at *fakePlace, to string) (file int, name netip.AddrP
 	if err := unix.SetsockoptTimeval(file, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &patience); err != nil {
 		t.Fatal(err)
 	}
-	if err := unix.Connect(file, sockaddrOf(addr(to))); err != nil {
+	if err := unix.Connect(file, sockaddr.Of(addr(to))); err != nil {
 		return file, name, err
 	}
 	name, err = localName(file)
@@ -209,7 +210,7 @@ func TestOwnPortIsTaken(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Close(taken)
-	if err := errors.Join(unix.Bind(taken, sockaddrOf(addr("0.0.0.0:80"))), unix.Listen(taken, 1)); err != nil {
+	if err := errors.Join(unix.Bind(taken, sockaddr.Of(addr("0.0.0.0:80"))), unix.Listen(taken, 1)); err != nil {
 		t.Fatal(err)
 	}
 	number := w.socket(w.host, ip4, tcp)
@@ -236,7 +237,7 @@ func TestOwnListenerEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Close(stranger)
-	if err := errors.Join(unix.Bind(stranger, sockaddrOf(addr("198.51.100.1:80"))), unix.Listen(stranger, 5)); err != nil {
+	if err := errors.Join(unix.Bind(stranger, sockaddr.Of(addr("198.51.100.1:80"))), unix.Listen(stranger, 5)); err != nil {
 		t.Fatal(err)
 	}
 	w.own.ends(t)

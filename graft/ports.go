@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 	"github.com/tsugiki/tsugiki/policy"
 )
 
@@ -111,7 +112,7 @@ func isTaken(place Place, p Port) (bool, error) {
 			return err
 		}
 		defer unix.Close(file)
-		return unix.Bind(file, sockaddrOf(p.At))
+		return unix.Bind(file, sockaddr.Of(p.At))
 	})
 	switch {
 	case errors.Is(err, unix.EADDRINUSE):

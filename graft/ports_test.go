@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 	"github.com/tsugiki/tsugiki/keeper"
 )
 
@@ -61,7 +62,7 @@ func TestAnyPort(t *testing.T) {
 	busy, err := host.Socket(keeper.Kind{Family: ip4, Type: udp})
 	must(t, err)
 	defer unix.Close(busy)
-	must(t, unix.Bind(busy, sockaddrOf(addr("198.51.100.1:40000"))))
+	must(t, unix.Bind(busy, sockaddr.Of(addr("198.51.100.1:40000"))))
 	only := func(port uint16) func(Port) bool { return func(p Port) bool { return p.At.Port() != port } }
 	for _, c := range []struct {
 		name  string
@@ -150,7 +151,7 @@ func TestPortsInUse(t *testing.T) {
 				busy, err := host.Socket(keeper.Kind{Family: ip4, Type: c.typ})
 				must(t, err)
 				defer unix.Close(busy)
-				must(t, errors.Join(unix.SetsockoptInt(busy, unix.SOL_SOCKET, c.share, 1), unix.Bind(busy, sockaddrOf(addr(c.busy)))))
+				must(t, errors.Join(unix.SetsockoptInt(busy, unix.SOL_SOCKET, c.share, 1), unix.Bind(busy, sockaddr.Of(addr(c.busy)))))
 				if c.listens {
 					must(t, unix.Listen(busy, 1))
 				}

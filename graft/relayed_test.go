@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/internal/netns"
+	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 )
 
 // relayPort is the port of the gateway in these tests, and of its server.
@@ -278,7 +279,7 @@ func TestExpect(t *testing.T) {
 	w, _ := newRelaying(t, host)
 	number := w.socket(host, ip4, tcp)
 	program := w.program.files[number]
-	if err := errors.Join(unix.Bind(program, sockaddrOf(netip.AddrPortFrom(netip.IPv4Unspecified(), 0))), unix.Listen(program, 4)); err != nil {
+	if err := errors.Join(unix.Bind(program, sockaddr.Of(netip.AddrPortFrom(netip.IPv4Unspecified(), 0))), unix.Listen(program, 4)); err != nil {
 		t.Fatal(err)
 	}
 	name, err := localName(program)

@@ -8,6 +8,8 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 )
 
 // connectRelayed answers connect(2) to a virtual address at a port of the gateway. The rules cover
@@ -81,7 +83,7 @@ func (e call) startConnect(file int, to netip.AddrPort) (*os.File, error) {
 	}
 	err := unix.SetNonblock(file, true)
 	if err == nil {
-		err = unix.Connect(file, sockaddrOf(to))
+		err = unix.Connect(file, sockaddr.Of(to))
 	}
 	if err != nil && !errors.Is(err, unix.EINPROGRESS) {
 		unix.Close(file)

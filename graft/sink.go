@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 	"github.com/tsugiki/tsugiki/keeper"
 	"github.com/tsugiki/tsugiki/policy"
 )
@@ -37,7 +38,7 @@ func (e *Engine) makeSink() (*sink, error) {
 	}
 	err = unix.SetsockoptSockFprog(file, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, program(unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K}))
 	if err == nil {
-		err = unix.Bind(file, sockaddrOf(localhost4(0)))
+		err = unix.Bind(file, sockaddr.Of(localhost4(0)))
 	}
 	if err == nil {
 		err = unix.Listen(file, 1)
@@ -92,7 +93,7 @@ func (e *Engine) wait(file int, k *sink, peer netip.AddrPort) (w waitingSocket, 
 		return w, err
 	}
 	defer unix.Close(syns)
-	_, err = e.withoutWaiting(file, func() error { return unix.Connect(file, sockaddrOf(k.at)) })
+	_, err = e.withoutWaiting(file, func() error { return unix.Connect(file, sockaddr.Of(k.at)) })
 	if err == nil {
 		err = unix.EISCONN
 	}
@@ -125,7 +126,7 @@ func (e *Engine) meet(w waitingSocket) (net.Conn, error) {
 		err = unix.SetNonblock(file, true)
 	}
 	if err == nil {
-		if err = unix.Connect(file, sockaddrOf(w.at)); errors.Is(err, unix.EINPROGRESS) {
+		if err = unix.Connect(file, sockaddr.Of(w.at)); errors.Is(err, unix.EINPROGRESS) {
 			err = nil
 		}
 	}
@@ -168,7 +169,7 @@ func (e *Engine) openSyns(k *sink) (file int, err error) {
 	}
 	err = unix.SetsockoptSockFprog(file, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, filter)
 	if err == nil { // other packets cost nothing then
-		err = unix.Bind(file, sockaddrOf(localhost4(0)))
+		err = unix.Bind(file, sockaddr.Of(localhost4(0)))
 	}
 	if err != nil {
 		unix.Close(file)
@@ -219,7 +220,7 @@ func (e *Engine) refuse(w waitingSocket, errno unix.Errno) error {
 			return err
 		}
 		defer unix.Close(file)
-		return unix.Sendto(file, packet, 0, sockaddrOf(w.at))
+		return unix.Sendto(file, packet, 0, sockaddr.Of(w.at))
 	})
 	if err != nil {
 		return fmt.Errorf("tell a program that its peer refuses: %w", err)

@@ -194,10 +194,3 @@ func (s *socket) shape(addr netip.Addr) netip.Addr {
 	}
 	return addr
 }
-
-func sockaddrOf(a netip.AddrPort) unix.Sockaddr {
-	if a.Addr().Is4() {
-		return &unix.SockaddrInet4{Port: int(a.Port()), Addr: a.Addr().As4()}
-	}
-	return &unix.SockaddrInet6{Port: int(a.Port()), Addr: a.Addr().As16()}
-}

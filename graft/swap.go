@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 	"github.com/tsugiki/tsugiki/policy"
 )
 
@@ -137,7 +138,7 @@ const settable = unix.O_NONBLOCK | unix.O_ASYNC
 
 func (e call) bindIn(file int, to Place, name rebind) error {
 	if e.places[to.Cookie()] == nil {
-		return refusal(unix.Bind(file, sockaddrOf(name.to)))
+		return refusal(unix.Bind(file, sockaddr.Of(name.to)))
 	}
 	return e.bindHost(file, to, policy.Binding{Host: name.to, Second: name.second, View: name.view, Ingress: name.ingress, Call: name.call})
 }

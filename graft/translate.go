@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 	"github.com/tsugiki/tsugiki/keeper"
 	"github.com/tsugiki/tsugiki/policy"
 )
@@ -102,7 +103,7 @@ func (e call) connectAgain(p Program, s *socket, to netip.AddrPort) (answer Answ
 	}
 	switch info.State {
 	case unix.BPF_TCP_CLOSE: // the program does not know yet that a connect has failed, or there is none
-		err := unix.Connect(s.file, sockaddrOf(to))
+		err := unix.Connect(s.file, sockaddr.Of(to))
 		if errors.Is(err, unix.EINVAL) {
 			return Answer{}, true, nil
 		}
@@ -166,7 +167,7 @@ func (e call) connectBy6(p Program, number int, s *socket, ep *endpoint.Endpoint
 	if _, err := unix.FcntlInt(uintptr(file), unix.F_SETFL, unix.O_NONBLOCK); err != nil {
 		return Answer{}, fmt.Errorf("keep connect from waiting: %w", err)
 	}
-	begun := unix.Connect(file, sockaddrOf(to))
+	begun := unix.Connect(file, sockaddr.Of(to))
 	if begun != nil && !errors.Is(begun, unix.EINPROGRESS) {
 		return answerFor(refusal(begun))
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/tsugiki/tsugiki/gate"
 	"github.com/tsugiki/tsugiki/graft"
+	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 )
 
 // The kernel would tell the IPv6 names of translated sockets and of their peers. So getsockname(2),
@@ -135,7 +136,7 @@ func orFault(errno unix.Errno, err error) (graft.Answer, error) {
 // giveName writes a sockaddr where the program has room for it, and its size, as the
 // kernel does.
 func giveName(p *program, name netip.AddrPort, at, length uint64) (unix.Errno, error) {
-	sa := sockaddrOf(name)
+	sa := sockaddr.Bytes(name)
 	m, err := p.memory()
 	if err != nil {
 		return 0, err

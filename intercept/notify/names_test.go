@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 )
 
 // A name is written as far as the program has room for it, and its whole size is told, as
@@ -14,7 +16,7 @@ func TestGiveName(t *testing.T) {
 	p := waits(t)
 	page, at := newPage(t)
 	const room, name, noWhere = 0, 64, 1
-	whole := sockaddrOf(netip.MustParseAddrPort("192.0.2.1:80"))
+	whole := sockaddr.Bytes(netip.MustParseAddrPort("192.0.2.1:80"))
 	for what, test := range map[string]struct {
 		size         int32
 		name, length uint64

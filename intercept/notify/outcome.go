@@ -7,6 +7,7 @@ import (
 
 	"github.com/tsugiki/tsugiki/gate"
 	"github.com/tsugiki/tsugiki/graft"
+	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 )
 
 // logOutcome logs with which errno a call of connect, send, bind or listen was answered; 0 is
@@ -25,7 +26,7 @@ func (s *Supervisor) logOutcome(r gate.Request, answer graft.Answer) {
 		ctx, errno = graft.Refusals, unix.ErrnoName(answer.Errno)
 	}
 	values := []any{"pid", r.Thread, "syscall", r.Call, "fd", r.Number}
-	if addr, ok := parseSockaddr(r.Address); ok {
+	if addr, ok := sockaddr.Parse(r.Address); ok {
 		values = append(values, "addr", addr)
 	}
 	s.log.InfoContext(ctx, "answered", append(values, "errno", errno)...)

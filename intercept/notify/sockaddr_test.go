@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 )
 
 func sockaddrBytes(family uint16, rest ...byte) []byte {
@@ -41,7 +43,7 @@ func TestParseSockaddr(t *testing.T) {
 					t.Errorf("%s: %v, %v; want %q", what, got, ok, want)
 				}
 			}
-			got, ok := parseSockaddr(tt.in)
+			got, ok := sockaddr.Parse(tt.in)
 			check("parseSockaddr", tt.want, got, ok)
 			got, ok = parseBindAddr(tt.in)
 			check("parseBindAddr", tt.bind, got, ok)
@@ -55,7 +57,7 @@ func FuzzParseSockaddr(f *testing.F) {
 	f.Add(sockaddrBytes(unix.AF_INET6, make([]byte, 26)...))
 	f.Add(sockaddrBytes(unix.AF_UNSPEC, make([]byte, 14)...))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		got, ok := parseSockaddr(b)
+		got, ok := sockaddr.Parse(b)
 		if !ok {
 			return
 		}

@@ -30,6 +30,7 @@ import (
 	"github.com/tsugiki/tsugiki/graft"
 	"github.com/tsugiki/tsugiki/internal/cputime"
 	"github.com/tsugiki/tsugiki/internal/sys/forks"
+	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 )
 
 // Supervisor serves the gate of one container.
@@ -225,7 +226,7 @@ func (s *Supervisor) dispatch(p *program) (graft.Answer, error) {
 	r := p.request
 	switch r.Call {
 	case gate.Connect, gate.Send:
-		to, ok := parseSockaddr(r.Address)
+		to, ok := sockaddr.Parse(r.Address)
 		if !ok {
 			return graft.Answer{}, nil
 		}
@@ -267,7 +268,7 @@ func (s *Supervisor) tell(r gate.Request) {
 		s.log.Debug("created on the host", "pid", r.Thread, "syscall", r.Call, "family", r.Number)
 		return
 	}
-	if to, ok := parseSockaddr(r.Address); ok {
+	if to, ok := sockaddr.Parse(r.Address); ok {
 		s.engine.LogDecision(p, r.Call.String(), r.Number, to)
 	}
 }

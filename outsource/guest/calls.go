@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 	"github.com/tsugiki/tsugiki/outsource/wire"
 )
 
@@ -236,7 +237,7 @@ func (s *supervisor) accept(c *caller, k *kind, flags int) (answer, error) {
 		handle, _ := handleOf(file)
 		_, peer, err := s.names(handle)
 		if err == nil {
-			err = c.give(sockaddr(peer), c.args[1], c.args[2], true)
+			err = c.give(sockaddr.Bytes(peer), c.args[1], c.args[2], true)
 		}
 		if err != nil {
 			return answer{}, err
@@ -297,5 +298,5 @@ func (s *supervisor) name(c *caller, k *kind, peer bool) (answer, error) {
 	if !name.IsValid() {
 		return carryOn, fmt.Errorf("handle %d has no name", k.handle)
 	}
-	return answer{}, c.give(sockaddr(name), c.args[1], c.args[2], true)
+	return answer{}, c.give(sockaddr.Bytes(name), c.args[1], c.args[2], true)
 }

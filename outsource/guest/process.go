@@ -16,6 +16,7 @@ import (
 
 	"github.com/tsugiki/tsugiki/internal/sys/pidfd"
 	"github.com/tsugiki/tsugiki/internal/sys/proc"
+	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 	"github.com/tsugiki/tsugiki/internal/sys/thread"
 )
 
@@ -131,56 +132,19 @@ func (c *caller) transfer(at uint64, size int, call func() (int, error)) error {
 	return nil
 }
 
-// The shortest sockaddrs that the kernel takes for each family.
-const (
-	sockaddr4Min = 16
-	sockaddr6Min = 24
-	sockaddrMax  = 128
-)
+const sockaddrMax = 128 // bytes of the longest sockaddr that the kernel takes
 
 // name reads a sockaddr that the caller has passed; false if it is not one of IP.
 func (c *caller) name(at uint64, size int) (netip.AddrPort, bool, error) {
-	if size < sockaddr4Min || size > sockaddrMax {
+	if size < sockaddr.Min4 || size > sockaddrMax {
 		return netip.AddrPort{}, false, nil
 	}
 	b := make([]byte, size)
 	if err := c.read(at, b); err != nil {
 		return netip.AddrPort{}, false, err
 	}
-	name, is := parseName(b)
+	name, is := sockaddr.Parse(b)
 	return name, is, nil
-}
-
-func parseName(b []byte) (netip.AddrPort, bool) {
-	if len(b) < sockaddr4Min {
-		return netip.AddrPort{}, false
-	}
-	port := binary.BigEndian.Uint16(b[2:])
-	switch binary.NativeEndian.Uint16(b) {
-	case unix.AF_INET:
-		return netip.AddrPortFrom(netip.AddrFrom4([4]byte(b[4:8])), port), true
-	case unix.AF_INET6:
-		if len(b) >= sockaddr6Min {
-			return netip.AddrPortFrom(netip.AddrFrom16([16]byte(b[8:24])), port), true
-		}
-	}
-	return netip.AddrPort{}, false
-}
-
-// sockaddr is a name's struct sockaddr_in or sockaddr_in6.
-func sockaddr(name netip.AddrPort) []byte {
-	if addr := name.Addr(); addr.Is4() {
-		b := make([]byte, unix.SizeofSockaddrInet4)
-		binary.NativeEndian.PutUint16(b, unix.AF_INET)
-		binary.BigEndian.PutUint16(b[2:], name.Port())
-		copy(b[4:], addr.AsSlice())
-		return b
-	}
-	b := make([]byte, unix.SizeofSockaddrInet6)
-	binary.NativeEndian.PutUint16(b, unix.AF_INET6)
-	binary.BigEndian.PutUint16(b[2:], name.Port())
-	copy(b[8:], name.Addr().AsSlice())
-	return b
 }
 
 // give writes a value where the caller has room for it, and its size, as the kernel does for names

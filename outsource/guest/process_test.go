@@ -9,32 +9,34 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 )
 
 func TestNames(t *testing.T) {
 	for _, s := range []string{"192.0.2.1:80", "0.0.0.0:0", "[2001:db8::1]:65535", "[::ffff:192.0.2.1]:1", "[::]:0"} {
 		want := netip.MustParseAddrPort(s)
-		if got, is := parseName(sockaddr(want)); !is || got != want {
+		if got, is := sockaddr.Parse(sockaddr.Bytes(want)); !is || got != want {
 			t.Errorf("%s became %s, %v", want, got, is)
 		}
 	}
 	for name, b := range map[string][]byte{
-		"empty": nil, "short IPv4": sockaddr(netip.MustParseAddrPort("192.0.2.1:80"))[:sockaddr4Min-1],
-		"short IPv6": sockaddr(netip.MustParseAddrPort("[::1]:80"))[:sockaddr6Min-1], "unix": append([]byte{unix.AF_UNIX, 0}, make([]byte, 100)...),
+		"empty": nil, "short IPv4": sockaddr.Bytes(netip.MustParseAddrPort("192.0.2.1:80"))[:sockaddr.Min4-1],
+		"short IPv6": sockaddr.Bytes(netip.MustParseAddrPort("[::1]:80"))[:sockaddr.Min6-1], "unix": append([]byte{unix.AF_UNIX, 0}, make([]byte, 100)...),
 	} {
-		if got, is := parseName(b); is {
+		if got, is := sockaddr.Parse(b); is {
 			t.Errorf("%s: %s", name, got)
 		}
 	}
 }
 
 func FuzzName(f *testing.F) {
-	f.Add(sockaddr(netip.MustParseAddrPort("192.0.2.1:80")))
-	f.Add(sockaddr(netip.MustParseAddrPort("[2001:db8::1]:80")))
+	f.Add(sockaddr.Bytes(netip.MustParseAddrPort("192.0.2.1:80")))
+	f.Add(sockaddr.Bytes(netip.MustParseAddrPort("[2001:db8::1]:80")))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		name, is := parseName(b)
+		name, is := sockaddr.Parse(b)
 		if again := []byte(nil); is {
-			if again = sockaddr(name); !bytes.Equal(again[:4], b[:4]) {
+			if again = sockaddr.Bytes(name); !bytes.Equal(again[:4], b[:4]) {
 				t.Errorf("% x became % x", b, again)
 			}
 		}

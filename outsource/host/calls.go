@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/graft"
+	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 	"github.com/tsugiki/tsugiki/keeper"
 	"github.com/tsugiki/tsugiki/outsource/wire"
 )
@@ -250,7 +251,7 @@ func (s *stream) connect(h *handle, m *wire.Message) error {
 		h.mu.Lock()
 		err = unix.EBADF
 		if h.sock >= 0 {
-			err = unix.Connect(h.sock, sockaddrOf(m.Name))
+			err = unix.Connect(h.sock, sockaddr.Of(m.Name))
 		}
 		h.mu.Unlock()
 	}

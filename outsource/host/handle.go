@@ -341,10 +341,3 @@ func nameOf(sa unix.Sockaddr) netip.AddrPort {
 	}
 	return netip.AddrPort{}
 }
-
-func sockaddrOf(a netip.AddrPort) unix.Sockaddr {
-	if a.Addr().Is4() {
-		return &unix.SockaddrInet4{Port: int(a.Port()), Addr: a.Addr().As4()}
-	}
-	return &unix.SockaddrInet6{Port: int(a.Port()), Addr: a.Addr().As16()}
-}

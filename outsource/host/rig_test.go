@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/graft"
+	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 	"github.com/tsugiki/tsugiki/keeper"
 	"github.com/tsugiki/tsugiki/outsource/vsock"
@@ -45,7 +46,7 @@ func (e *engine) Bind(p graft.Program, number int, at netip.AddrPort) (graft.Ans
 	}
 	defer unix.Close(file)
 	var errno unix.Errno
-	if err := unix.Bind(file, sockaddrOf(at)); errors.As(err, &errno) {
+	if err := unix.Bind(file, sockaddr.Of(at)); errors.As(err, &errno) {
 		return graft.Answer{Action: graft.Fail, Errno: errno}, nil
 	}
 	return graft.Answer{Action: graft.Succeed}, nil

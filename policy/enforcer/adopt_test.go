@@ -12,6 +12,7 @@ import (
 
 	"github.com/tsugiki/tsugiki/endpoint"
 	"github.com/tsugiki/tsugiki/internal/cgroup"
+	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 	"github.com/tsugiki/tsugiki/policy"
 	"github.com/tsugiki/tsugiki/policy/policytest"
 )
@@ -55,8 +56,8 @@ func TestAdopt(t *testing.T) {
 	}
 	enforce(t, tb, func(e *Enforcement) {
 		here := namespaceHere(t)
-		to := sockaddrOf(netip.MustParseAddrPort("198.51.100.2:80"))
-		refused := sockaddrOf(netip.MustParseAddrPort("203.0.113.1:80"))
+		to := sockaddr.Of(netip.MustParseAddrPort("198.51.100.2:80"))
+		refused := sockaddr.Of(netip.MustParseAddrPort("203.0.113.1:80"))
 		s := socketOf(t, unix.AF_INET, unix.SOCK_STREAM)
 		bindByName(t, e, s, netip.MustParseAddrPort("0.0.0.0:0"), here)
 		if err := unix.Connect(socketOf(t, unix.AF_INET, unix.SOCK_STREAM), refused); !errors.Is(err, unix.EPERM) {

@@ -13,6 +13,7 @@ import (
 	"github.com/tsugiki/tsugiki/afgraft"
 	"github.com/tsugiki/tsugiki/bpf"
 	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 	"github.com/tsugiki/tsugiki/policy"
 	"github.com/tsugiki/tsugiki/policy/policytest"
 )
@@ -34,13 +35,6 @@ func socketOf(t *testing.T, family, typ int) int {
 	}
 	t.Cleanup(func() { unix.Close(s) })
 	return s
-}
-
-func sockaddrOf(a netip.AddrPort) unix.Sockaddr {
-	if a.Addr().Is4() {
-		return &unix.SockaddrInet4{Port: int(a.Port()), Addr: a.Addr().As4()}
-	}
-	return &unix.SockaddrInet6{Port: int(a.Port()), Addr: a.Addr().As16()}
 }
 
 // What belongs to an AF_GRAFT socket is there for every descriptor of it, and
@@ -159,7 +153,7 @@ func bindByName(t *testing.T, e *Enforcement, s int, host netip.AddrPort, netns 
 	b := policy.Binding{Host: host, View: host, Ingress: true, Named: named, Netns: netns}
 	err = e.AllowBind(s, b)
 	if err == nil {
-		err = unix.Bind(s, sockaddrOf(host))
+		err = unix.Bind(s, sockaddr.Of(host))
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -207,14 +201,14 @@ func TestByName(t *testing.T) {
 				s := socketOf(t, familyOf(host), typ)
 				bindByName(t, e, s, host, tt.netns)
 				// What passes meets a namespace that has no route.
-				err := unix.Connect(s, sockaddrOf(to))
+				err := unix.Connect(s, sockaddr.Of(to))
 				if refused := errors.Is(err, unix.EPERM); refused != tt.refused || err == nil {
 					t.Errorf("%s, type %d: connect: %v", tt.name, typ, err)
 				}
 				if typ == unix.SOCK_STREAM {
 					continue
 				}
-				err = unix.Sendto(s, []byte("x"), 0, sockaddrOf(to))
+				err = unix.Sendto(s, []byte("x"), 0, sockaddr.Of(to))
 				if refused := errors.Is(err, unix.EPERM); refused != tt.refused || err == nil {
 					t.Errorf("%s: sendto: %v", tt.name, err)
 				}
@@ -235,7 +229,7 @@ func familyOf(a netip.AddrPort) int {
 func TestWithdraw(t *testing.T) {
 	enforce(t, empty(t), func(e *Enforcement) {
 		here := namespaceHere(t)
-		to := sockaddrOf(netip.MustParseAddrPort("198.51.100.2:80"))
+		to := sockaddr.Of(netip.MustParseAddrPort("198.51.100.2:80"))
 		newSocket := func() int {
 			s := socketOf(t, unix.AF_INET, unix.SOCK_STREAM)
 			bindByName(t, e, s, netip.MustParseAddrPort("0.0.0.0:0"), here)
@@ -269,7 +263,7 @@ func TestWithdrawnStaysSo(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			enforce(t, empty(t), func(e *Enforcement) {
 				here := namespaceHere(t)
-				to := sockaddrOf(netip.MustParseAddrPort("198.51.100.2:80"))
+				to := sockaddr.Of(netip.MustParseAddrPort("198.51.100.2:80"))
 				old := socketOf(t, unix.AF_INET, unix.SOCK_STREAM)
 				bindByName(t, e, old, netip.MustParseAddrPort("0.0.0.0:0"), here)
 				eps := map[string]*endpoint.Endpoint{}
@@ -315,7 +309,7 @@ func TestByNameBesideRules(t *testing.T) {
 		} {
 			s := socketOf(t, unix.AF_INET, unix.SOCK_STREAM)
 			bindByName(t, e, s, netip.MustParseAddrPort("0.0.0.0:0"), here)
-			if err := unix.Connect(s, sockaddrOf(netip.MustParseAddrPort(to))); !errors.Is(err, want) {
+			if err := unix.Connect(s, sockaddr.Of(netip.MustParseAddrPort(to))); !errors.Is(err, want) {
 				t.Errorf("connect to %s: %v, want %v", to, err, want)
 			}
 		}

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 	"github.com/tsugiki/tsugiki/policy"
 )
@@ -43,7 +44,7 @@ func TestBindings(t *testing.T) {
 		if a.Bound(s) {
 			t.Error("it is not forgotten")
 		}
-		if err := unix.Bind(s, sockaddrOf(host)); !errors.Is(err, unix.EPERM) {
+		if err := unix.Bind(s, sockaddr.Of(host)); !errors.Is(err, unix.EPERM) {
 			t.Errorf("bind that was forgotten: %v, want EPERM", err)
 		}
 	}, nil, nil)
@@ -95,7 +96,7 @@ func TestConnections(t *testing.T) {
 		a, b := list[0], list[1]
 		host := netip.MustParseAddrPort("127.0.0.1:8080")
 		b.listen(t, policy.Binding{Host: host, View: host, Ingress: true})
-		if err := unix.Connect(a.socket(t, unix.SOCK_STREAM), sockaddrOf(host)); err != nil {
+		if err := unix.Connect(a.socket(t, unix.SOCK_STREAM), sockaddr.Of(host)); err != nil {
 			t.Fatal(err)
 		}
 		testkit.Eventually(t, func() error {
@@ -133,7 +134,7 @@ func TestOwnServer(t *testing.T) {
 			for _, to := range c.to {
 				addr := netip.MustParseAddrPort(to)
 				client := own.socketOf(t, familyOf(addr), unix.SOCK_STREAM)
-				if err := unix.Connect(client, sockaddrOf(addr)); !errors.Is(err, c.want) {
+				if err := unix.Connect(client, sockaddr.Of(addr)); !errors.Is(err, c.want) {
 					t.Errorf("connect to %s, the server is at %s: %v, want %v", to, c.host, err, c.want)
 				}
 			}

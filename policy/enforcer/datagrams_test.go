@@ -8,6 +8,7 @@ import (
 
 	"github.com/tsugiki/tsugiki/endpoint"
 	"github.com/tsugiki/tsugiki/internal/netns"
+	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 	"github.com/tsugiki/tsugiki/policy"
 )
 
@@ -18,7 +19,7 @@ func TestDatagramsFollow(t *testing.T) {
 		c := list[3]
 		send := func(s int, text string, to netip.AddrPort) {
 			t.Helper()
-			if err := unix.Sendto(s, []byte(text), 0, sockaddrOf(to)); err != nil {
+			if err := unix.Sendto(s, []byte(text), 0, sockaddr.Of(to)); err != nil {
 				t.Errorf("send %q to %s: %v", text, to, err)
 			}
 		}
@@ -51,7 +52,7 @@ func TestDatagramsFollow(t *testing.T) {
 			reads(t, ruled, "to the loopback")
 		}
 		host := of(t, nil, unix.AF_INET, unix.SOCK_DGRAM)
-		if err := unix.Bind(host, sockaddrOf(ruledAt)); err != nil {
+		if err := unix.Bind(host, sockaddr.Of(ruledAt)); err != nil {
 			t.Fatal(err)
 		}
 		own, err := netns.Current()

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 	"github.com/tsugiki/tsugiki/policy"
 )
@@ -18,7 +19,7 @@ func (c *contained) published(t *testing.T) (server int, at netip.AddrPort) {
 	testkit.AddToLoopback(t, "198.51.100.1/32")
 	b := policy.Binding{Host: netip.MustParseAddrPort("198.51.100.1:8080"), View: netip.MustParseAddrPort("0.0.0.0:80"), Ingress: true}
 	server = of(t, c, unix.AF_INET, unix.SOCK_DGRAM)
-	if err := errors.Join(c.AllowBind(server, b), unix.Bind(server, sockaddrOf(b.Host)), c.Serve(unix.IPPROTO_UDP, b, 0)); err != nil {
+	if err := errors.Join(c.AllowBind(server, b), unix.Bind(server, sockaddr.Of(b.Host)), c.Serve(unix.IPPROTO_UDP, b, 0)); err != nil {
 		t.Fatal(err)
 	}
 	return server, b.Host
@@ -31,8 +32,8 @@ func TestServerHasGone(t *testing.T) {
 		server, at := list[0].published(t)
 		client := of(t, list[1], unix.AF_INET, unix.SOCK_DGRAM)
 		err := errors.Join(
-			unix.Bind(client, sockaddrOf(netip.MustParseAddrPort("0.0.0.0:0"))), // then the kernel chooses its source
-			unix.Connect(client, sockaddrOf(netip.MustParseAddrPort("127.0.0.1:80"))))
+			unix.Bind(client, sockaddr.Of(netip.MustParseAddrPort("0.0.0.0:0"))), // then the kernel chooses its source
+			unix.Connect(client, sockaddr.Of(netip.MustParseAddrPort("127.0.0.1:80"))))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -42,13 +43,13 @@ func TestServerHasGone(t *testing.T) {
 		reads(t, server, "ask")
 		closeSocket(t, server)
 		service, neighbour := of(t, nil, unix.AF_INET, unix.SOCK_DGRAM), of(t, nil, unix.AF_INET, unix.SOCK_DGRAM)
-		if err := unix.Bind(service, sockaddrOf(at)); err != nil {
+		if err := unix.Bind(service, sockaddr.Of(at)); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := unix.Write(client, []byte("for the server")); !errors.Is(err, unix.EPERM) {
 			t.Errorf("the client sends to the host's service: %v, want %v", err, unix.EPERM)
 		}
-		if err := unix.Sendto(neighbour, []byte("sentinel"), 0, sockaddrOf(at)); err != nil {
+		if err := unix.Sendto(neighbour, []byte("sentinel"), 0, sockaddr.Of(at)); err != nil {
 			t.Fatal(err)
 		}
 		reads(t, service, "sentinel")
@@ -61,7 +62,7 @@ func TestAnswersFromHost(t *testing.T) {
 	onLoopback(t, func(list []*contained) {
 		server, _ := list[3].published(t)
 		client := of(t, list[3], unix.AF_INET, unix.SOCK_DGRAM)
-		if err := unix.Sendto(client, []byte("ask"), 0, sockaddrOf(netip.MustParseAddrPort("127.0.0.1:80"))); err != nil {
+		if err := unix.Sendto(client, []byte("ask"), 0, sockaddr.Of(netip.MustParseAddrPort("127.0.0.1:80"))); err != nil {
 			t.Fatal(err)
 		}
 		var buf [8]byte
@@ -71,7 +72,7 @@ func TestAnswersFromHost(t *testing.T) {
 		}
 		own := policy.Binding{Host: netip.MustParseAddrPort("198.51.100.1:0"), View: netip.MustParseAddrPort("198.51.100.1:0")}
 		answers := of(t, list[3], unix.AF_INET, unix.SOCK_DGRAM)
-		err = errors.Join(list[3].AllowBind(answers, own), unix.Bind(answers, sockaddrOf(own.Host)), unix.Connect(answers, asker))
+		err = errors.Join(list[3].AllowBind(answers, own), unix.Bind(answers, sockaddr.Of(own.Host)), unix.Connect(answers, asker))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 	"github.com/tsugiki/tsugiki/policy"
 )
@@ -51,7 +52,7 @@ func (c *contained) private(t *testing.T, s, protocol int, view netip.AddrPort, 
 		t.Fatalf("private port of %v: %d, %v", view, have, err)
 	}
 	b := policy.Binding{Host: netip.AddrPortFrom(view.Addr(), port), View: view, Private: true}
-	if err := errors.Join(c.AllowBind(s, b), unix.Bind(s, sockaddrOf(b.Host))); err != nil {
+	if err := errors.Join(c.AllowBind(s, b), unix.Bind(s, sockaddr.Of(b.Host))); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -138,20 +139,20 @@ func TestPrivatePortOfTCP(t *testing.T) {
 				s := of(t, c, way.family, unix.SOCK_STREAM)
 				if c == nil {
 					_ = unix.SetNonblock(s, true)
-					if err := unix.Connect(s, sockaddrOf(netip.AddrPortFrom(to.Addr(), host))); !errors.Is(err, unix.EINPROGRESS) {
+					if err := unix.Connect(s, sockaddr.Of(netip.AddrPortFrom(to.Addr(), host))); !errors.Is(err, unix.EINPROGRESS) {
 						t.Errorf("%v: %s: %v", way, who, err)
 					}
 					continue
 				}
 				for _, port := range []uint16{to.Port(), host} {
-					if err := unix.Connect(s, sockaddrOf(netip.AddrPortFrom(to.Addr(), port))); !errors.Is(err, unix.ECONNREFUSED) {
+					if err := unix.Connect(s, sockaddr.Of(netip.AddrPortFrom(to.Addr(), port))); !errors.Is(err, unix.ECONNREFUSED) {
 						t.Errorf("%v: %s to port %d: %v, want ECONNREFUSED", way, who, port, err)
 					}
 				}
 			}
 			for _, c := range list[:2] {
 				s := of(t, c, way.family, unix.SOCK_STREAM)
-				if err := unix.Connect(s, sockaddrOf(to)); err != nil {
+				if err := unix.Connect(s, sockaddr.Of(to)); err != nil {
 					t.Fatalf("%v: %v", way, err)
 				}
 				local, peer := names2(t, s)
@@ -176,7 +177,7 @@ func TestPrivatePortOfUDP(t *testing.T) {
 			list[0].private(t, server, unix.IPPROTO_UDP, netip.AddrPortFrom(netip.MustParseAddr(way.bind), to.Port()), host)
 			for who, c := range strangers(list) {
 				for _, port := range []uint16{to.Port(), host} {
-					if err := unix.Sendto(of(t, c, way.family, unix.SOCK_DGRAM), []byte("stranger"), 0, sockaddrOf(netip.AddrPortFrom(at, port))); err != nil {
+					if err := unix.Sendto(of(t, c, way.family, unix.SOCK_DGRAM), []byte("stranger"), 0, sockaddr.Of(netip.AddrPortFrom(at, port))); err != nil {
 						t.Errorf("%v: %s to port %d: %v", way, who, port, err)
 					}
 				}
@@ -187,17 +188,17 @@ func TestPrivatePortOfUDP(t *testing.T) {
 				list[1].private(t, client, unix.IPPROTO_UDP, netip.AddrPortFrom(netip.MustParseAddr(way.bind), uint16(300+i)), uint16(21000+2*i))
 				var err error
 				if connects {
-					if err = unix.Connect(client, sockaddrOf(to)); err == nil {
+					if err = unix.Connect(client, sockaddr.Of(to)); err == nil {
 						_, err = unix.Write(client, []byte("ask"))
 					}
 				} else {
-					err = unix.Sendto(client, []byte("ask"), 0, sockaddrOf(to))
+					err = unix.Sendto(client, []byte("ask"), 0, sockaddr.Of(to))
 				}
 				if err != nil {
 					t.Fatalf("%v: %v", way, err)
 				}
 				heard(t, server, "ask", netip.AddrPortFrom(netip.MustParseAddr(way.at), uint16(300+i)))
-				if err := unix.Sendto(server, []byte("answer"), 0, sockaddrOf(netip.AddrPortFrom(netip.MustParseAddr(way.at), uint16(300+i)))); err != nil {
+				if err := unix.Sendto(server, []byte("answer"), 0, sockaddr.Of(netip.AddrPortFrom(netip.MustParseAddr(way.at), uint16(300+i)))); err != nil {
 					t.Fatalf("%v: answer: %v", way, err)
 				}
 				heard(t, client, "answer", netip.AddrPortFrom(netip.MustParseAddr(way.at), to.Port()))
@@ -234,11 +235,11 @@ func TestPrivatePortShared(t *testing.T) {
 		}
 		host := of(t, nil, unix.AF_INET, unix.SOCK_DGRAM)
 		err := unix.SetsockoptInt(host, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
-		if err := errors.Join(err, unix.Bind(host, sockaddrOf(netip.MustParseAddrPort("127.0.0.1:20000")))); !errors.Is(err, unix.EADDRINUSE) {
+		if err := errors.Join(err, unix.Bind(host, sockaddr.Of(netip.MustParseAddrPort("127.0.0.1:20000")))); !errors.Is(err, unix.EADDRINUSE) {
 			t.Errorf("a socket of the host: %v, want EADDRINUSE", err)
 		}
 		closeSocket(t, own[0])
-		if err := unix.Sendto(of(t, list[0], unix.AF_INET, unix.SOCK_DGRAM), []byte("ask"), 0, sockaddrOf(at)); err != nil {
+		if err := unix.Sendto(of(t, list[0], unix.AF_INET, unix.SOCK_DGRAM), []byte("ask"), 0, sockaddr.Of(at)); err != nil {
 			t.Fatal(err)
 		}
 		var buf [8]byte
@@ -256,7 +257,7 @@ func (c *contained) share(t *testing.T, s int, view netip.AddrPort, port uint16)
 	}
 	b := policy.Binding{Host: netip.AddrPortFrom(view.Addr(), port), View: view, Private: true}
 	err := c.AllowBind(s, b)
-	if err := errors.Join(err, unix.SetsockoptInt(s, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1), unix.Bind(s, sockaddrOf(b.Host))); err != nil {
+	if err := errors.Join(err, unix.SetsockoptInt(s, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1), unix.Bind(s, sockaddr.Of(b.Host))); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -267,7 +268,7 @@ func TestPortOfTheKernelsChoice(t *testing.T) {
 		for _, bind := range []string{"127.0.0.1:0", "0.0.0.0:0", ""} {
 			l := of(t, list[0], unix.AF_INET, unix.SOCK_STREAM)
 			if bind != "" {
-				if err := unix.Bind(l, sockaddrOf(netip.MustParseAddrPort(bind))); err != nil {
+				if err := unix.Bind(l, sockaddr.Of(netip.MustParseAddrPort(bind))); err != nil {
 					t.Fatalf("bind %s: %v", bind, err)
 				}
 			}
@@ -297,8 +298,8 @@ func TestPortOfTheKernelsChoice(t *testing.T) {
 // What listens on the host's own loopback is nobody's there, unless a rule names it.
 func TestHostsLoopbackIsAnothers(t *testing.T) {
 	onLoopback(t, func(list []*contained) {
-		at := sockaddrOf(netip.MustParseAddrPort("127.0.0.1:5353"))
-		any := sockaddrOf(netip.MustParseAddrPort("0.0.0.0:5353"))
+		at := sockaddr.Of(netip.MustParseAddrPort("127.0.0.1:5353"))
+		any := sockaddr.Of(netip.MustParseAddrPort("0.0.0.0:5353"))
 		l, u := of(t, nil, unix.AF_INET, unix.SOCK_STREAM), of(t, nil, unix.AF_INET, unix.SOCK_DGRAM)
 		if err := errors.Join(unix.Bind(l, at), unix.Listen(l, 4), unix.Bind(u, at)); err != nil {
 			t.Fatal(err)
@@ -341,7 +342,7 @@ func TestHostsLoopbackIsAnothers(t *testing.T) {
 func TestPeerThatHasGone(t *testing.T) {
 	onLoopback(t, func(list []*contained) {
 		server := of(t, list[0], unix.AF_INET, unix.SOCK_DGRAM)
-		if err := unix.Bind(server, sockaddrOf(netip.MustParseAddrPort("127.0.0.1:0"))); err != nil {
+		if err := unix.Bind(server, sockaddr.Of(netip.MustParseAddrPort("127.0.0.1:0"))); err != nil {
 			t.Fatal(err)
 		}
 		at, _ := unix.Getsockname(server)
@@ -376,7 +377,7 @@ func TestPublishedOnLoopback(t *testing.T) {
 		for typ, protocol := range map[int]int{unix.SOCK_STREAM: unix.IPPROTO_TCP, unix.SOCK_DGRAM: unix.IPPROTO_UDP} {
 			b := policy.Binding{Host: netip.MustParseAddrPort("198.51.100.1:8080"), View: netip.MustParseAddrPort("0.0.0.0:80"), Ingress: true}
 			server := of(t, list[0], unix.AF_INET, typ)
-			if err := errors.Join(list[0].AllowBind(server, b), unix.Bind(server, sockaddrOf(b.Host)), list[0].Serve(protocol, b, 0)); err != nil {
+			if err := errors.Join(list[0].AllowBind(server, b), unix.Bind(server, sockaddr.Of(b.Host)), list[0].Serve(protocol, b, 0)); err != nil {
 				t.Fatal(err)
 			}
 			if typ == unix.SOCK_STREAM {
@@ -386,15 +387,15 @@ func TestPublishedOnLoopback(t *testing.T) {
 			}
 			pretends := of(t, nil, unix.AF_INET, typ)
 			_ = unix.SetNonblock(pretends, true)
-			if err := unix.Bind(pretends, sockaddrOf(netip.MustParseAddrPort("127.0.0.1:0"))); err != nil {
+			if err := unix.Bind(pretends, sockaddr.Of(netip.MustParseAddrPort("127.0.0.1:0"))); err != nil {
 				t.Fatal(err)
 			}
-			_ = unix.Connect(pretends, sockaddrOf(b.Host))
+			_ = unix.Connect(pretends, sockaddr.Of(b.Host))
 			_, _ = unix.Write(pretends, []byte("stranger"))
 
 			own, host := of(t, list[1], unix.AF_INET, typ), of(t, nil, unix.AF_INET, typ)
 			for s, to := range map[int]netip.AddrPort{own: netip.MustParseAddrPort("127.0.0.1:80"), host: b.Host} {
-				if err := unix.Connect(s, sockaddrOf(to)); err != nil {
+				if err := unix.Connect(s, sockaddr.Of(to)); err != nil {
 					t.Fatal(err)
 				}
 				if _, err := unix.Write(s, []byte("ask")); err != nil {
@@ -406,7 +407,7 @@ func TestPublishedOnLoopback(t *testing.T) {
 				}
 				if typ == unix.SOCK_DGRAM {
 					heard(t, server, "ask", netip.MustParseAddrPort(local))
-					if err := unix.Sendto(server, []byte("answer"), 0, sockaddrOf(netip.MustParseAddrPort(local))); err != nil {
+					if err := unix.Sendto(server, []byte("answer"), 0, sockaddr.Of(netip.MustParseAddrPort(local))); err != nil {
 						t.Fatal(err)
 					}
 					heard(t, s, "answer", to)

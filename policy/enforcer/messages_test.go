@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/internal/netns"
+	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 	"github.com/tsugiki/tsugiki/policy"
 )
@@ -38,7 +39,7 @@ func messaging(t *testing.T, fn func(c *contained, d *Datagrams, server int, nex
 			t.Fatal(err)
 		}
 		b := policy.Binding{Host: netip.MustParseAddrPort("0.0.0.0:20001"), View: netip.MustParseAddrPort("0.0.0.0:80"), Private: true, Published: publishedAt}
-		attached(t, errors.Join(c.AllowBind(server, b), unix.Bind(server, sockaddrOf(b.Host)), c.Publish(20001, publishedAt), d.Begin(), d.Attach(loopbackDevice, -1)))
+		attached(t, errors.Join(c.AllowBind(server, b), unix.Bind(server, sockaddr.Of(b.Host)), c.Publish(20001, publishedAt), d.Begin(), d.Attach(loopbackDevice, -1)))
 		ctx, end := context.WithCancel(t.Context())
 		found, done := make(chan Message, 8), make(chan error, 1)
 		go func() {
@@ -74,8 +75,8 @@ func TestMessages(t *testing.T) {
 	messaging(t, func(c *contained, d *Datagrams, server int, next func() Message) {
 		remote := of(t, nil, unix.AF_INET6, unix.SOCK_DGRAM)
 		large := bytes.Repeat([]byte("large"), MessageMax/4)
-		err := errors.Join(unix.Bind(remote, sockaddrOf(remoteAt)), unix.Sendto(remote, []byte("ask"), 0, sockaddrOf(publishedAt)),
-			unix.Sendto(remote, large, 0, sockaddrOf(publishedAt)))
+		err := errors.Join(unix.Bind(remote, sockaddr.Of(remoteAt)), unix.Sendto(remote, []byte("ask"), 0, sockaddr.Of(publishedAt)),
+			unix.Sendto(remote, large, 0, sockaddr.Of(publishedAt)))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -93,17 +94,17 @@ func TestMessages(t *testing.T) {
 		if err := d.Put(virtual, VirtualHost{Addr: remoteAt.Addr(), Source: publishedAt.Addr(), Device: loopbackDevice}); err != nil {
 			t.Fatal(err)
 		}
-		if err := unix.Sendto(server, []byte("answer"), 0, sockaddrOf(netip.AddrPortFrom(virtual, remoteAt.Port()))); err != nil {
+		if err := unix.Sendto(server, []byte("answer"), 0, sockaddr.Of(netip.AddrPortFrom(virtual, remoteAt.Port()))); err != nil {
 			t.Fatal(err)
 		}
 		want(true, "answer", 6)
 		// An empty datagram, and those of other ports, go on by themselves.
 		other := of(t, c, unix.AF_INET, unix.SOCK_DGRAM)
-		if err := unix.Sendto(other, []byte("other"), 0, sockaddrOf(netip.AddrPortFrom(virtual, remoteAt.Port()))); err != nil {
+		if err := unix.Sendto(other, []byte("other"), 0, sockaddr.Of(netip.AddrPortFrom(virtual, remoteAt.Port()))); err != nil {
 			t.Fatal(err)
 		}
 		reads(t, remote, "other")
-		if err := unix.Sendto(server, nil, 0, sockaddrOf(netip.AddrPortFrom(virtual, remoteAt.Port()))); err != nil {
+		if err := unix.Sendto(server, nil, 0, sockaddr.Of(netip.AddrPortFrom(virtual, remoteAt.Port()))); err != nil {
 			t.Fatal(err)
 		}
 		heard(t, remote, "", publishedAt)
@@ -129,12 +130,12 @@ func TestPeersChosenTwice(t *testing.T) {
 		remote := of(t, nil, unix.AF_INET6, unix.SOCK_DGRAM)
 		asks := func() netip.Addr {
 			t.Helper()
-			if err := unix.Sendto(remote, []byte("ask"), 0, sockaddrOf(publishedAt)); err != nil {
+			if err := unix.Sendto(remote, []byte("ask"), 0, sockaddr.Of(publishedAt)); err != nil {
 				t.Fatal(err)
 			}
 			return next().Virtual
 		}
-		if err := unix.Bind(remote, sockaddrOf(remoteAt)); err != nil {
+		if err := unix.Bind(remote, sockaddr.Of(remoteAt)); err != nil {
 			t.Fatal(err)
 		}
 		first := asks()
@@ -179,13 +180,13 @@ func TestHears(t *testing.T) {
 func TestMessagesAreLost(t *testing.T) {
 	messaging(t, func(_ *contained, d *Datagrams, _ int, next func() Message) {
 		remote := of(t, nil, unix.AF_INET6, unix.SOCK_DGRAM)
-		if err := unix.Bind(remote, sockaddrOf(remoteAt)); err != nil {
+		if err := unix.Bind(remote, sockaddr.Of(remoteAt)); err != nil {
 			t.Fatal(err)
 		}
 		large := make([]byte, MessageMax)
 		const sent = 100 // there is room for 31, and 8 are read
 		for range sent {
-			if err := unix.Sendto(remote, large, 0, sockaddrOf(publishedAt)); err != nil {
+			if err := unix.Sendto(remote, large, 0, sockaddr.Of(publishedAt)); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -207,14 +208,14 @@ func TestExpectedHosts(t *testing.T) {
 		c.private(t, media, unix.IPPROTO_UDP, netip.MustParseAddrPort("0.0.0.0:7000"), 20002)
 		c.private(t, other, unix.IPPROTO_UDP, netip.MustParseAddrPort("0.0.0.0:7002"), 20003)
 		virtual := netip.MustParseAddrPort("198.18.0.1:5353")
-		err := errors.Join(unix.Bind(remote, sockaddrOf(remoteAt)),
+		err := errors.Join(unix.Bind(remote, sockaddr.Of(remoteAt)),
 			d.Put(virtual.Addr(), VirtualHost{Addr: remoteAt.Addr(), Source: publishedAt.Addr(), Device: loopbackDevice}))
 		if err != nil {
 			t.Fatal(err)
 		}
 		send := func(text string, port uint16) {
 			t.Helper()
-			if err := unix.Sendto(remote, []byte(text), 0, sockaddrOf(netip.AddrPortFrom(publishedAt.Addr(), port))); err != nil {
+			if err := unix.Sendto(remote, []byte(text), 0, sockaddr.Of(netip.AddrPortFrom(publishedAt.Addr(), port))); err != nil {
 				t.Fatal(err)
 			}
 		}

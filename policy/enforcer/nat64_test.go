@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/bpf"
+	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 	"github.com/tsugiki/tsugiki/translate"
 )
@@ -39,7 +40,7 @@ func behind(t *testing.T, prefix netip.Prefix, hosts []netip.Addr, rules []strin
 			}
 			testkit.AddToLoopback(t, v6.String()+"/128")
 			remotes[i] = of(t, nil, unix.AF_INET6, unix.SOCK_DGRAM)
-			if err := unix.Bind(remotes[i], sockaddrOf(netip.AddrPortFrom(v6, 5353))); err != nil {
+			if err := unix.Bind(remotes[i], sockaddr.Of(netip.AddrPortFrom(v6, 5353))); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -61,12 +62,12 @@ func TestBehindNAT64(t *testing.T) {
 			behind(t, prefix, []netip.Addr{host.Addr()}, []string{"[" + prefix.String() + "]:5353=six"}, func(c *contained, remotes []int) {
 				client, connected := of(t, c, unix.AF_INET, unix.SOCK_DGRAM), of(t, c, unix.AF_INET, unix.SOCK_DGRAM)
 				for range 2 {
-					if err := unix.Sendto(client, []byte("sendto"), 0, sockaddrOf(host)); err != nil {
+					if err := unix.Sendto(client, []byte("sendto"), 0, sockaddr.Of(host)); err != nil {
 						t.Fatal(err)
 					}
 					reads(t, remotes[0], "sendto")
 				}
-				if err := errors.Join(unix.Connect(connected, sockaddrOf(host)), unix.Send(connected, []byte("connected"), 0)); err != nil {
+				if err := errors.Join(unix.Connect(connected, sockaddr.Of(host)), unix.Send(connected, []byte("connected"), 0)); err != nil {
 					t.Fatal(err)
 				}
 				reads(t, remotes[0], "connected")
@@ -84,11 +85,11 @@ func TestBehindNAT64(t *testing.T) {
 					to := netip.MustParseAddr(text)
 					_, known := n.Embed(to)
 					s := of(t, c, unix.AF_INET, unix.SOCK_DGRAM)
-					if err := unix.Sendto(s, []byte("?"), 0, sockaddrOf(netip.AddrPortFrom(to, host.Port()))); known != (err == nil) {
+					if err := unix.Sendto(s, []byte("?"), 0, sockaddr.Of(netip.AddrPortFrom(to, host.Port()))); known != (err == nil) {
 						t.Errorf("%s: %v, and it is behind the NAT64: %v", text, err, known)
 					}
 				}
-				if err := unix.Sendto(client, []byte("?"), 0, sockaddrOf(netip.AddrPortFrom(host.Addr(), host.Port()+1))); !errors.Is(err, unix.ENETUNREACH) {
+				if err := unix.Sendto(client, []byte("?"), 0, sockaddr.Of(netip.AddrPortFrom(host.Addr(), host.Port()+1))); !errors.Is(err, unix.ENETUNREACH) {
 					t.Errorf("another port: %v, want ENETUNREACH", err)
 				}
 			})
@@ -102,7 +103,7 @@ func TestBehindNAT64IsAnother(t *testing.T) {
 	hosts := []netip.Addr{netip.MustParseAddr("192.88.33.201"), netip.MustParseAddr("192.88.33.202")}
 	behind(t, prefix, hosts, []string{"[" + prefix.String() + "]:5353=six"}, func(c *contained, remotes []int) {
 		s := of(t, c, unix.AF_INET, unix.SOCK_DGRAM)
-		if err := errors.Join(unix.Connect(s, sockaddrOf(netip.AddrPortFrom(hosts[0], 5353))), unix.Send(s, []byte("first"), 0)); err != nil {
+		if err := errors.Join(unix.Connect(s, sockaddr.Of(netip.AddrPortFrom(hosts[0], 5353))), unix.Send(s, []byte("first"), 0)); err != nil {
 			t.Fatal(err)
 		}
 		reads(t, remotes[0], "first")
@@ -118,7 +119,7 @@ func TestBehindNAT64IsAnother(t *testing.T) {
 		if err := unix.Send(s, []byte("to another"), 0); !errors.Is(err, unix.EPERM) {
 			t.Errorf("to another: %v, want EPERM", err)
 		}
-		if err := errors.Join(unix.Connect(s, sockaddrOf(netip.AddrPortFrom(hosts[1], 5353))), unix.Send(s, []byte("second"), 0)); err != nil {
+		if err := errors.Join(unix.Connect(s, sockaddr.Of(netip.AddrPortFrom(hosts[1], 5353))), unix.Send(s, []byte("second"), 0)); err != nil {
 			t.Fatal(err)
 		}
 		reads(t, remotes[1], "second")
@@ -132,7 +133,7 @@ func TestBehindNAT64ChosenTwice(t *testing.T) {
 	hosts := []netip.Addr{netip.MustParseAddr("192.88.33.201"), netip.MustParseAddr("192.88.33.202")}
 	behind(t, prefix, hosts, []string{"[" + prefix.String() + "]:5353=six"}, func(c *contained, remotes []int) {
 		s, to := of(t, c, unix.AF_INET, unix.SOCK_DGRAM), netip.AddrPortFrom(hosts[0], 5353)
-		if err := unix.Sendto(s, []byte("first"), 0, sockaddrOf(to)); err != nil {
+		if err := unix.Sendto(s, []byte("first"), 0, sockaddr.Of(to)); err != nil {
 			t.Fatal(err)
 		}
 		reads(t, remotes[0], "first")
@@ -146,7 +147,7 @@ func TestBehindNAT64ChosenTwice(t *testing.T) {
 		if virtual, known := d.Virtual(first); known {
 			t.Errorf("the first host has %s, which is the second one's", virtual)
 		}
-		if err := unix.Sendto(s, []byte("again"), 0, sockaddrOf(to)); err != nil {
+		if err := unix.Sendto(s, []byte("again"), 0, sockaddr.Of(to)); err != nil {
 			t.Fatal(err)
 		}
 		reads(t, remotes[0], "again")

@@ -16,6 +16,7 @@ import (
 
 	"github.com/tsugiki/tsugiki/bpf"
 	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 	"github.com/tsugiki/tsugiki/policy"
 	"github.com/tsugiki/tsugiki/policy/policytest"
 )
@@ -61,7 +62,7 @@ func (c *contained) setRules(t *testing.T, here uint64, egress, names []string) 
 // judged returns how the programs judge a connect and a datagram to an address: "reached" or "refused".
 func (c *contained) judged(t *testing.T, typ int, to string) string {
 	t.Helper()
-	at := sockaddrOf(netip.MustParseAddrPort(to))
+	at := sockaddr.Of(netip.MustParseAddrPort(to))
 	errs := []error{unix.Connect(c.socketOf(t, unix.AF_INET6, typ), at)}
 	if typ == unix.SOCK_DGRAM {
 		errs = append(errs, unix.Sendto(c.socketOf(t, unix.AF_INET6, typ), []byte("?"), 0, at))
@@ -392,7 +393,7 @@ func TestAdoptOpened(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		if s := socketOf(t, unix.AF_INET6, unix.SOCK_STREAM); !errors.Is(unix.Connect(s, sockaddrOf(netip.MustParseAddrPort("[2001:db8:7::1]:443"))), unix.EPERM) {
+		if s := socketOf(t, unix.AF_INET6, unix.SOCK_STREAM); !errors.Is(unix.Connect(s, sockaddr.Of(netip.MustParseAddrPort("[2001:db8:7::1]:443"))), unix.EPERM) {
 			t.Error("it is still open")
 		}
 	})

@@ -10,13 +10,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/bpf"
+	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 	"github.com/tsugiki/tsugiki/policy"
 )
 
 // refused tells whether a socket of a container's may not send to an address.
 func refused(s int, to string) bool {
-	return errors.Is(unix.Sendto(s, []byte("x"), 0, sockaddrOf(netip.MustParseAddrPort(to))), unix.EPERM)
+	return errors.Is(unix.Sendto(s, []byte("x"), 0, sockaddr.Of(netip.MustParseAddrPort(to))), unix.EPERM)
 }
 
 // gone waits until a container that has ended has no rows in the tables that others use.

@@ -13,6 +13,7 @@ import (
 	"github.com/tsugiki/tsugiki/endpoint"
 	"github.com/tsugiki/tsugiki/internal/cgroup"
 	"github.com/tsugiki/tsugiki/internal/netns"
+	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 	"github.com/tsugiki/tsugiki/policy"
 	"github.com/tsugiki/tsugiki/policy/policytest"
@@ -44,7 +45,7 @@ func (c *contained) socketOf(t *testing.T, family, typ int) (s int) {
 func (c *contained) listen(t *testing.T, at policy.Binding) {
 	t.Helper()
 	server := c.socketOf(t, familyOf(at.Host), unix.SOCK_STREAM)
-	if err := errors.Join(c.AllowBind(server, at), unix.Bind(server, sockaddrOf(at.Host)), unix.Listen(server, 8)); err != nil {
+	if err := errors.Join(c.AllowBind(server, at), unix.Bind(server, sockaddr.Of(at.Host)), unix.Listen(server, 8)); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -100,7 +101,7 @@ func containers(t *testing.T, fn func(here uint64, list []*contained), rules ...
 	}
 }
 
-var somewhere = sockaddrOf(netip.MustParseAddrPort("198.51.100.2:80"))
+var somewhere = sockaddr.Of(netip.MustParseAddrPort("198.51.100.2:80"))
 
 // reaches tells whether the rules let a new socket of a container's go there.
 func (c *contained) reaches(t *testing.T) bool {
@@ -149,7 +150,7 @@ func TestPassedSockets(t *testing.T) {
 			if err := b.AllowBind(s, binding); err != nil {
 				t.Fatal(err)
 			}
-			if err := unix.Bind(s, sockaddrOf(binding.Host)); !errors.Is(err, unix.EPERM) {
+			if err := unix.Bind(s, sockaddr.Of(binding.Host)); !errors.Is(err, unix.EPERM) {
 				t.Errorf("type %d: bind by the other's leave: %v, want EPERM", typ, err)
 			}
 			if a.Bound(s) || !b.Bound(s) {

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
@@ -46,7 +47,7 @@ func TestSourceOfTheKernelsChoice(t *testing.T) {
 		testkit.AddToLoopback(t, "198.51.100.3/32")
 		connect := func(to string) int {
 			s := of(t, c, unix.AF_INET, unix.SOCK_DGRAM)
-			if err := errors.Join(unix.Bind(s, sockaddrOf(netip.MustParseAddrPort("0.0.0.0:0"))), unix.Connect(s, sockaddrOf(netip.MustParseAddrPort(to)))); err != nil {
+			if err := errors.Join(unix.Bind(s, sockaddr.Of(netip.MustParseAddrPort("0.0.0.0:0"))), unix.Connect(s, sockaddr.Of(netip.MustParseAddrPort(to)))); err != nil {
 				t.Fatal(err)
 			}
 			return s

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 )
 
 // A socket that was let connect to a stand-in gets there, whatever the port is on the container's
@@ -16,7 +18,7 @@ func TestStandIn(t *testing.T) {
 		c, stranger := list[0], list[2]
 		own, peer := netip.MustParseAddrPort("192.0.0.2:21"), netip.MustParseAddrPort("198.18.0.1:40000")
 		relay, server := of(t, c, unix.AF_INET, unix.SOCK_STREAM), of(t, c, unix.AF_INET, unix.SOCK_STREAM)
-		if err := unix.Bind(relay, sockaddrOf(netip.MustParseAddrPort("127.0.0.1:0"))); err != nil {
+		if err := unix.Bind(relay, sockaddr.Of(netip.MustParseAddrPort("127.0.0.1:0"))); err != nil {
 			t.Fatal(err)
 		}
 		at, err := unix.Getsockname(relay)
@@ -37,7 +39,7 @@ func TestStandIn(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if err := unix.Connect(s, sockaddrOf(loopback)); err != nil {
+			if err := unix.Connect(s, sockaddr.Of(loopback)); err != nil {
 				t.Fatal(err)
 			}
 			accept(t, listener)

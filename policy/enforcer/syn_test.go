@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 	"github.com/tsugiki/tsugiki/policy"
 )
 
@@ -24,7 +25,7 @@ func chosen(t *testing.T, c *contained, at netip.AddrPort) int {
 	t.Helper()
 	for range 200 {
 		s := of(t, c, unix.AF_INET, unix.SOCK_STREAM)
-		if err := unix.Bind(s, sockaddrOf(netip.AddrPortFrom(at.Addr(), 0))); err != nil {
+		if err := unix.Bind(s, sockaddr.Of(netip.AddrPortFrom(at.Addr(), 0))); err != nil {
 			t.Fatal(err)
 		}
 		if sa, err := unix.Getsockname(s); err == nil && nameOf(sa) == at.String() {
@@ -42,17 +43,17 @@ func connected(t *testing.T, s int, to netip.AddrPort) bool {
 	t.Helper()
 	onOneCPU(t)
 	_ = unix.SetNonblock(s, true)
-	if err := unix.Connect(s, sockaddrOf(to)); err != nil && !errors.Is(err, unix.EINPROGRESS) {
+	if err := unix.Connect(s, sockaddr.Of(to)); err != nil && !errors.Is(err, unix.EINPROGRESS) {
 		t.Errorf("connect to %s: %v", to, err)
 	}
 	sentinel := netip.MustParseAddrPort("127.0.0.8:30000") // not of ip_local_port_range
 	own := of(t, nil, unix.AF_INET, unix.SOCK_DGRAM)
-	if err := unix.Bind(own, sockaddrOf(sentinel)); err != nil {
+	if err := unix.Bind(own, sockaddr.Of(sentinel)); err != nil {
 		t.Fatal(err)
 	}
 	defer closeSocket(t, own)
 	for _, behind := range []string{"SYN", "SYN and ACK", "ACK"} {
-		if err := unix.Sendto(own, []byte(behind), 0, sockaddrOf(sentinel)); err != nil {
+		if err := unix.Sendto(own, []byte(behind), 0, sockaddr.Of(sentinel)); err != nil {
 			t.Fatal(err)
 		}
 		reads(t, own, behind)
@@ -90,7 +91,7 @@ func TestSimultaneousOpen(t *testing.T) {
 			port += 2
 			// What listens there has the SYN dropped, which is sent again after a second.
 			l, client := of(t, nil, unix.AF_INET, unix.SOCK_STREAM), chosen(t, list[0], own)
-			if err := errors.Join(unix.Bind(l, sockaddrOf(theirs)), unix.Listen(l, 1)); err != nil {
+			if err := errors.Join(unix.Bind(l, sockaddr.Of(theirs)), unix.Listen(l, 1)); err != nil {
 				t.Fatal(err)
 			}
 			if connected(t, client, theirs) {
@@ -119,7 +120,7 @@ func TestSYNCookies(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, c := range list[:2] {
-				if err := unix.Connect(of(t, c, way.family, unix.SOCK_STREAM), sockaddrOf(to)); err != nil {
+				if err := unix.Connect(of(t, c, way.family, unix.SOCK_STREAM), sockaddr.Of(to)); err != nil {
 					t.Errorf("%v: %v", way, err)
 				}
 			}
@@ -143,7 +144,7 @@ func TestListenerOfEndedContainer(t *testing.T) {
 		}
 		served := policy.Binding{Host: netip.MustParseAddrPort("127.0.0.1:8080"), View: netip.MustParseAddrPort("0.0.0.0:80"), Ingress: true}
 		published.listen(t, served)
-		if err := unix.Connect(of(t, nil, unix.AF_INET, unix.SOCK_STREAM), sockaddrOf(served.Host)); err != nil {
+		if err := unix.Connect(of(t, nil, unix.AF_INET, unix.SOCK_STREAM), sockaddr.Of(served.Host)); err != nil {
 			t.Errorf("a server that a rule has bound is not reached: %v", err)
 		}
 		for at, c := range map[netip.AddrPort]*contained{netip.MustParseAddrPort("127.0.0.1:20000"): onHost, served.Host: published} {

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/bpf"
+	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 	"github.com/tsugiki/tsugiki/policy"
 )
 
@@ -115,7 +116,7 @@ func TestTraceConnects(t *testing.T) {
 				t.Fatal(err)
 			}
 			stop, before := c.traceByClocks(t, kernelTime), kernelNow()
-			cerr := unix.Connect(s, sockaddrOf(to))
+			cerr := unix.Connect(s, sockaddr.Of(to))
 			thread, after := unix.Gettid(), kernelNow()
 			if fails := tt.fails; fails == 0 && cerr != nil || fails != 0 && !errors.Is(cerr, fails) {
 				t.Errorf("connect to %s: %v, want %v", to, cerr, fails)
@@ -139,7 +140,7 @@ func TestTraceSends(t *testing.T) {
 		s := c.socket(t, unix.SOCK_DGRAM)
 		send := func(to string, fails unix.Errno) {
 			t.Helper()
-			err := unix.Sendto(s, []byte("x"), 0, sockaddrOf(netip.MustParseAddrPort(to)))
+			err := unix.Sendto(s, []byte("x"), 0, sockaddr.Of(netip.MustParseAddrPort(to)))
 			if fails == 0 && err != nil || fails != 0 && !errors.Is(err, fails) {
 				t.Errorf("send to %s: %v, want %v", to, err, fails)
 			}
@@ -173,7 +174,7 @@ func TestTraceIsFull(t *testing.T) {
 		busy, quiet, untraced := list[0], list[2], list[3]
 		dial := func(c *contained) {
 			s := c.socket(t, unix.SOCK_STREAM)
-			if err := unix.Connect(s, sockaddrOf(netip.MustParseAddrPort("127.0.0.1:81"))); !errors.Is(err, unix.ECONNREFUSED) {
+			if err := unix.Connect(s, sockaddr.Of(netip.MustParseAddrPort("127.0.0.1:81"))); !errors.Is(err, unix.ECONNREFUSED) {
 				t.Fatal(err)
 			}
 		}
@@ -241,7 +242,7 @@ func TestTraceOfKilled(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := unix.Connect(s, sockaddrOf(netip.MustParseAddrPort("127.0.0.1:81"))); !errors.Is(err, unix.ECONNREFUSED) {
+		if err := unix.Connect(s, sockaddr.Of(netip.MustParseAddrPort("127.0.0.1:81"))); !errors.Is(err, unix.ECONNREFUSED) {
 			t.Error(err)
 		}
 		if err := trace.Stop(); err != nil || len(o.list) != 1 {

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 )
 
 // testPool is the pool of virtual addresses of these tests.
@@ -51,13 +53,13 @@ func TestNobodyTranslates(t *testing.T) {
 		remote := VirtualHost{Addr: netip.MustParseAddr("2001:db8::6"), Source: netip.MustParseAddr("2001:db8::1"), Device: loopbackDevice}
 		service, client := of(t, nil, unix.AF_INET, unix.SOCK_DGRAM), of(t, c, unix.AF_INET, unix.SOCK_DGRAM)
 		err := errors.Join(d.Put(virtual.Addr(), remote), d.Begin(),
-			unix.Bind(service, sockaddrOf(netip.AddrPortFrom(netip.IPv4Unspecified(), virtual.Port()))))
+			unix.Bind(service, sockaddr.Of(netip.AddrPortFrom(netip.IPv4Unspecified(), virtual.Port()))))
 		if err != nil {
 			t.Fatal(err)
 		}
 		send := func(text string, want error) {
 			t.Helper()
-			if err := unix.Sendto(client, []byte(text), 0, sockaddrOf(virtual)); !errors.Is(err, want) {
+			if err := unix.Sendto(client, []byte(text), 0, sockaddr.Of(virtual)); !errors.Is(err, want) {
 				t.Errorf("send %q: %v, want %v", text, err, want)
 			}
 		}
@@ -188,7 +190,7 @@ func TestTranslatedErrors(t *testing.T) {
 		own, to := netip.MustParseAddr("2001:db8::1"), netip.MustParseAddrPort("[2001:db8::6]:5353")
 		client, virtual := of(t, c, unix.AF_INET, unix.SOCK_DGRAM), netip.MustParseAddrPort("198.18.0.1:5353")
 		err := errors.Join(d.Put(virtual.Addr(), VirtualHost{Addr: to.Addr(), Source: own, Device: loopbackDevice}), d.Begin(),
-			unix.Connect(client, sockaddrOf(virtual)))
+			unix.Connect(client, sockaddr.Of(virtual)))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/bpf"
+	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
@@ -41,7 +42,7 @@ func TestMappedConnect(t *testing.T) {
 		listener := of(t, nil, unix.AF_INET6, unix.SOCK_STREAM)
 		remote := VirtualHost{Addr: at.Addr(), Source: at.Addr(), Device: loopbackDevice}
 		virtual, answering, chosen := netip.MustParseAddr("198.18.0.1"), netip.MustParseAddr("198.19.0.1"), netip.MustParseAddr("198.19.0.2")
-		err := errors.Join(unix.Bind(listener, sockaddrOf(at)), unix.Listen(listener, 10), d.Put(virtual, remote),
+		err := errors.Join(unix.Bind(listener, sockaddr.Of(at)), unix.Listen(listener, 10), d.Put(virtual, remote),
 			c.tables.hosts.Put(virtualKey(answering), bpf.PolicyVirtualHost{Addr: wordsOf(at.Addr()), Source: wordsOf(at.Addr()), Device: loopbackDevice, Peer: 1}),
 			c.tables.hosts.Put(virtualKey(chosen), bpf.PolicyVirtualHost{Addr: wordsOf(at.Addr()), Source: wordsOf(at.Addr()), Device: loopbackDevice, Heard: 1}))
 		if err != nil {
@@ -55,7 +56,7 @@ func TestMappedConnect(t *testing.T) {
 			t.Fatal(err)
 		}
 		mapped := func(addr netip.Addr, port uint16) unix.Sockaddr {
-			return sockaddrOf(netip.AddrPortFrom(netip.AddrFrom16(addr.As16()), port))
+			return sockaddr.Of(netip.AddrPortFrom(netip.AddrFrom16(addr.As16()), port))
 		}
 		spoken := of(t, c, unix.AF_INET6, unix.SOCK_STREAM)
 		for to, want := range []error{unix.ECONNREFUSED, askSupervisor} {
@@ -79,12 +80,12 @@ func TestMappedConnect(t *testing.T) {
 			"the kernel's choice": {to: mapped(chosen, 5353), want: askSupervisor},
 			"no virtual one":      {to: mapped(netip.MustParseAddr("192.0.2.1"), 5353), want: askSupervisor},
 			"the alias":           {to: mapped(netip.MustParseAddr("127.18.0.1"), 5353), want: unix.ECONNREFUSED},
-			"the host":            {to: sockaddrOf(at)},
+			"the host":            {to: sockaddr.Of(at)},
 			"not translated":      {to: mapped(virtual, 5353), plain: true, want: unix.ENETUNREACH},
-			"IPv6, no mark":       {to: sockaddrOf(at), plain: true},
+			"IPv6, no mark":       {to: sockaddr.Of(at), plain: true},
 			"nobody, no mark":     {to: mapped(virtual.Next(), 5353), plain: true, want: unix.ENETUNREACH},
 			"another, no mark":    {to: mapped(netip.MustParseAddr("192.0.2.1"), 5353), plain: true, want: unix.ENETUNREACH},
-			"a family of IPv4s":   {to: sockaddrOf(netip.AddrPortFrom(virtual, 5353)), want: unix.EINVAL},
+			"a family of IPv4s":   {to: sockaddr.Of(netip.AddrPortFrom(virtual, 5353)), want: unix.EINVAL},
 		} {
 			sock := of(t, c, unix.AF_INET6, unix.SOCK_STREAM)
 			if !tt.plain {

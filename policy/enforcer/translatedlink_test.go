@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/bpf"
+	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
@@ -85,7 +86,7 @@ func hearing(t *testing.T, c *contained, d *Datagrams) (client int, from, to net
 	own := netip.MustParseAddr("2001:db8::1")
 	client = of(t, c, unix.AF_INET, unix.SOCK_DGRAM)
 	err := errors.Join(d.Put(virtual.Addr(), VirtualHost{Addr: from.Addr(), Source: own, Device: loopbackDevice}), d.Begin(),
-		unix.Connect(client, sockaddrOf(virtual)))
+		unix.Connect(client, sockaddr.Of(virtual)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -154,7 +155,7 @@ func TestTranslatedAnswersByTheLinkThatIsHeard(t *testing.T) {
 		}
 		// The socket is connected to another virtual address of the host.
 		client := of(t, c, unix.AF_INET, unix.SOCK_DGRAM)
-		if err := unix.Bind(client, sockaddrOf(netip.MustParseAddrPort("0.0.0.0:0"))); err != nil {
+		if err := unix.Bind(client, sockaddr.Of(netip.MustParseAddrPort("0.0.0.0:0"))); err != nil {
 			t.Fatal(err)
 		}
 		local, err := unix.Getsockname(client)
@@ -213,7 +214,7 @@ func TestTranslatedByTheNextHop(t *testing.T) {
 			want netip.Addr
 		}{{netip.Addr{}, byRoutes}, {byTable, byTable}} {
 			host := VirtualHost{Addr: to, Source: own, Next: tt.next, Device: here.Index}
-			err := errors.Join(d.Put(virtual.Addr(), host), unix.Sendto(client, []byte("text"), 0, sockaddrOf(virtual)))
+			err := errors.Join(d.Put(virtual.Addr(), host), unix.Sendto(client, []byte("text"), 0, sockaddr.Of(virtual)))
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 	"github.com/tsugiki/tsugiki/policy"
 )
@@ -25,16 +26,16 @@ func TestTranslatedPeerIsAnother(t *testing.T) {
 			t.Fatal(err)
 		}
 		b := policy.Binding{Host: netip.AddrPortFrom(netip.IPv4Unspecified(), port), View: netip.MustParseAddrPort("0.0.0.0:80"), Private: true, Published: published}
-		err := errors.Join(c.AllowBind(server, b), unix.Bind(server, sockaddrOf(b.Host)), c.Publish(port, published), d.Begin(), d.Attach(loopbackDevice, -1))
+		err := errors.Join(c.AllowBind(server, b), unix.Bind(server, sockaddr.Of(b.Host)), c.Publish(port, published), d.Begin(), d.Attach(loopbackDevice, -1))
 		attached(t, err)
 		var peers [2]int
 		for i, at := range []string{"[2001:db8::8]:5353", "[2001:db8::9]:5353"} {
 			peers[i] = of(t, nil, unix.AF_INET6, unix.SOCK_DGRAM)
-			if err := unix.Bind(peers[i], sockaddrOf(netip.MustParseAddrPort(at))); err != nil {
+			if err := unix.Bind(peers[i], sockaddr.Of(netip.MustParseAddrPort(at))); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if err := unix.Sendto(peers[0], []byte("ask"), 0, sockaddrOf(published)); err != nil {
+		if err := unix.Sendto(peers[0], []byte("ask"), 0, sockaddr.Of(published)); err != nil {
 			t.Fatal(err)
 		}
 		var buf [8]byte

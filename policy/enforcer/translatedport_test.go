@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
@@ -22,21 +23,21 @@ func TestTranslatedFromAnothersPort(t *testing.T) {
 		c.private(t, proxy, unix.IPPROTO_UDP, netip.MustParseAddrPort("0.0.0.0:53"), 20000)
 		remote, client := of(t, nil, unix.AF_INET6, unix.SOCK_DGRAM), of(t, c, unix.AF_INET, unix.SOCK_DGRAM)
 		err := errors.Join(d.Put(virtual.Addr(), VirtualHost{Addr: to.Addr(), Source: own, Device: loopbackDevice}),
-			d.Begin(), d.Attach(loopbackDevice, -1), unix.Bind(remote, sockaddrOf(to)),
-			unix.Bind(client, sockaddrOf(netip.MustParseAddrPort("0.0.0.0:0"))))
+			d.Begin(), d.Attach(loopbackDevice, -1), unix.Bind(remote, sockaddr.Of(to)),
+			unix.Bind(client, sockaddr.Of(netip.MustParseAddrPort("0.0.0.0:0"))))
 		attached(t, err)
 		sa, _ := unix.Getsockname(client)
 		from := netip.AddrPortFrom(own, uint16(sa.(*unix.SockaddrInet4).Port))
 		send := func(text string) {
 			t.Helper()
-			if err := unix.Sendto(client, []byte(text), 0, sockaddrOf(virtual)); err != nil {
+			if err := unix.Sendto(client, []byte(text), 0, sockaddr.Of(virtual)); err != nil {
 				t.Errorf("send %q: %v", text, err)
 			}
 		}
 		send("first")
 		heard(t, remote, "first", from)
 		host := of(t, nil, unix.AF_INET6, unix.SOCK_DGRAM)
-		if err := errors.Join(unix.SetsockoptInt(host, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1), unix.Bind(host, sockaddrOf(from))); err != nil {
+		if err := errors.Join(unix.SetsockoptInt(host, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1), unix.Bind(host, sockaddr.Of(from))); err != nil {
 			t.Fatal(err)
 		}
 		send("not ours")

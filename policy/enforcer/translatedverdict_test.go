@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/internal/netns"
+	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 	"github.com/tsugiki/tsugiki/policy"
 )
@@ -44,12 +45,12 @@ func TestTranslatedVerdictIsOutdated(t *testing.T) {
 		plain, connected := of(t, c, unix.AF_INET, unix.SOCK_DGRAM), of(t, c, unix.AF_INET, unix.SOCK_DGRAM)
 		opened(opening(0))
 		put("2001:db8::6", loopbackDevice)
-		attached(t, errors.Join(d.Begin(), d.Attach(loopbackDevice, -1), unix.Connect(connected, sockaddrOf(virtual)),
-			unix.Bind(remote, sockaddrOf(netip.AddrPortFrom(to, 5353)))))
+		attached(t, errors.Join(d.Begin(), d.Attach(loopbackDevice, -1), unix.Connect(connected, sockaddr.Of(virtual)),
+			unix.Bind(remote, sockaddr.Of(netip.AddrPortFrom(to, 5353)))))
 		send := func(when string, wantPlain, wantConnected error) {
 			t.Helper()
 			for range 2 { // the second one is remembered
-				if err := unix.Sendto(plain, []byte("plain"), 0, sockaddrOf(virtual)); !errors.Is(err, wantPlain) {
+				if err := unix.Sendto(plain, []byte("plain"), 0, sockaddr.Of(virtual)); !errors.Is(err, wantPlain) {
 					t.Errorf("%s: sendto: %v, want %v", when, err, wantPlain)
 				}
 				if _, err := unix.Write(connected, []byte("connected")); !errors.Is(err, wantConnected) {
