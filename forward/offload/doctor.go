@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"slices"
@@ -49,14 +48,14 @@ func Features(config string) (list []kernel.Feature) {
 
 // examineOVS tells which bridges of the switch there are.
 func examineOVS(socket string) (string, error) {
-	conn, err := net.DialTimeout("unix", socket, probeTime)
+	ctx, cancel := context.WithTimeout(context.Background(), probeTime)
+	defer cancel()
+	conn, err := ovsdb.Dial(ctx, socket)
 	if err != nil {
 		return "", fmt.Errorf("%w; start it: systemctl start openvswitch-switch", err)
 	}
 	db := ovsdb.NewClient(conn)
 	defer db.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), probeTime)
-	defer cancel()
 	results, err := db.Transact(ctx, ovsdb.Select("Bridge", []ovsdb.Condition{}, "name"),
 		ovsdb.Select("Open_vSwitch", []ovsdb.Condition{}, "next_cfg", "cur_cfg"))
 	if err != nil {

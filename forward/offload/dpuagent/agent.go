@@ -195,7 +195,7 @@ func (a *Agent) follow(ctx context.Context, hardware bool) (worked bool, err err
 				}
 			}
 		case <-ticks.C:
-			if err := a.probe(); err != nil {
+			if err := a.probe(ctx); err != nil {
 				return worked, err
 			}
 		}
@@ -224,7 +224,7 @@ func (a *Agent) setUp(ctx context.Context, v vswitchd, hardware bool) (*dpu.Heal
 			return nil, err
 		}
 	}
-	if err := a.probe(); err != nil {
+	if err := a.probe(ctx); err != nil {
 		return nil, err
 	}
 	// The last generation's neighbors are most likely this one's.

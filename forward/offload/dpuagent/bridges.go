@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"os/exec"
 	"path/filepath"
@@ -89,13 +88,13 @@ type database struct {
 }
 
 func (a *Agent) openDatabase(ctx context.Context) (*database, error) {
-	conn, err := net.DialTimeout("unix", filepath.Join(a.RunDir, dpu.OVSDB.SocketName()), probeTimeout)
-	if err != nil {
-		return nil, fmt.Errorf("ovsdb-server does not run: %w", err)
-	}
-	db := &database{Client: ovsdb.NewClient(conn)}
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
+	conn, err := ovsdb.Dial(ctx, filepath.Join(a.RunDir, dpu.OVSDB.SocketName()))
+	if err != nil {
+		return nil, fmt.Errorf("reach ovsdb-server: %w", err)
+	}
+	db := &database{Client: ovsdb.NewClient(conn)}
 	db.monitor, err = db.Monitor(ctx, map[string][]string{"Bridge": {"name", "external_ids"}})
 	if err != nil {
 		return nil, errors.Join(err, db.Close())

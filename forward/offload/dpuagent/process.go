@@ -1,6 +1,7 @@
 package dpuagent
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	"github.com/tsugiki/tsugiki/forward/offload/dpu"
+	"github.com/tsugiki/tsugiki/forward/offload/ovsdb"
 	"github.com/tsugiki/tsugiki/internal/sys/proc"
 )
 
@@ -56,8 +58,10 @@ func generationOf(pid int, stat proc.Stat) string {
 }
 
 // probe asks br-int for the beginning of OpenFlow: it comes from ovs-vswitchd's main loop.
-func (a *Agent) probe() error {
-	conn, err := net.DialTimeout("unix", filepath.Join(a.RunDir, dpu.OpenFlow.SocketName()), probeTimeout)
+func (a *Agent) probe(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	conn, err := ovsdb.Dial(ctx, filepath.Join(a.RunDir, dpu.OpenFlow.SocketName()))
 	if err != nil {
 		return fmt.Errorf("ovs-vswitchd has no bridge %s: %w", dpu.Bridge, err)
 	}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/tsugiki/tsugiki/forward/offload/dpu"
+	"github.com/tsugiki/tsugiki/forward/offload/ovsdb"
 )
 
 // Limits. Who has not proved to be the host yet takes no connection's place, and one address not
@@ -189,7 +190,9 @@ func (s *server) connection(service dpu.Service, c net.Conn) error {
 		s.health(c)
 		return nil
 	}
-	to, err := net.DialTimeout("unix", filepath.Join(s.agent.RunDir, service.SocketName()), dialTimeout)
+	ctx, cancel := context.WithTimeout(s.ctx, dialTimeout)
+	to, err := ovsdb.Dial(ctx, filepath.Join(s.agent.RunDir, service.SocketName()))
+	cancel()
 	if err != nil {
 		// The fault is in the switch's health, and in the log.
 		s.agent.log.Debug("cannot forward a connection", "service", service, "err", err)

@@ -1,7 +1,7 @@
 // Package ovsdb is a client of the Open vSwitch Database Management Protocol (RFC 7047): the
 // methods that package offload needs.
 //
-// It owns one connection, which its caller has made, and closes it. It knows no schema. What comes
+// A Client owns one connection, which its caller has made (Dial), and closes it. It knows no schema. What comes
 // from the server is checked and has a limit: the server may be another machine. It needs no
 // privileges.
 package ovsdb
