@@ -24,7 +24,12 @@ func check(args *skel.CmdArgs) error {
 	if cmd.prev == nil {
 		return failure(types.ErrInvalidNetworkConfig, "prevResult is missing; CHECK takes the result of ADD")
 	}
-	if err := cmd.check(); err != nil {
+	err = cmd.check()
+	var later *types.Error
+	if errors.As(err, &later) && later.Code == types.ErrTryAgainLater {
+		return err
+	}
+	if err != nil {
 		return failure(codeDrift, "%v; delete the attachment and add it again", err)
 	}
 	if cmd.chained {

@@ -55,7 +55,7 @@ func newCommand(args *skel.CmdArgs) (*command, error) {
 	case c.Routed:
 		cmd.plane = routes{prev: c.prev}
 	case c.Mode == modeOVS:
-		cmd.plane = ovs{database: c.OVSDB, bridge: c.Bridge}
+		cmd.plane = &ovs{database: c.OVSDB, bridge: c.Bridge, limit: switchTime}
 	case c.Mode == modeDPU:
 		if cmd.plane, err = newDPU(c); err != nil {
 			return nil, failure(types.ErrInvalidNetworkConfig, "%v", err)
@@ -129,7 +129,7 @@ func (c *command) add(done *undo) (*current.Result, error) {
 		return nil, err
 	}
 	if err := c.plane.prepare(given); err != nil {
-		return nil, failure(codeNetwork, "%v", err)
+		return nil, ofNetwork(err)
 	}
 	l, err := c.makeLink(ns, name, done)
 	if err != nil {
@@ -150,7 +150,7 @@ func (c *command) add(done *undo) (*current.Result, error) {
 // attach leads the pod's link to the plane. No packet passes it before the programs are there.
 func (c *command) attach(l *podLink, name names, given *current.Result, done *undo) error {
 	if err := c.plane.connect(l, name, given, done); err != nil {
-		return failure(codeNetwork, "%v", err)
+		return ofNetwork(err)
 	}
 	if err := c.enter(l, given, done); err != nil {
 		return err
@@ -158,10 +158,16 @@ func (c *command) attach(l *podLink, name names, given *current.Result, done *un
 	if err := netlink.LinkSetUp(l.host); err != nil {
 		return fmt.Errorf("set link %s up: %w", name.host, err)
 	}
-	if err := c.plane.open(l, name, given); err != nil {
-		return failure(codeNetwork, "%v", err)
+	return ofNetwork(c.plane.open(l, name, given))
+}
+
+// ofNetwork gives a plane's error the code of the network, unless it has a code.
+func ofNetwork(err error) error {
+	var e *types.Error
+	if err == nil || errors.As(err, &e) {
+		return err
 	}
-	return nil
+	return failure(codeNetwork, "%v", err)
 }
 
 // enter enters the pod into the table, which attaches the programs.
@@ -265,10 +271,7 @@ func (c *command) remove(container, ifname string) error {
 			return err
 		}
 	}
-	if err := c.plane.disconnect(name); err != nil {
-		return failure(codeNetwork, "%v", err)
-	}
-	return nil
+	return ofNetwork(c.plane.disconnect(name))
 }
 
 // status says whether ADD would work.

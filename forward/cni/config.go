@@ -57,7 +57,7 @@ func failure(code uint, format string, args ...any) *types.Error {
 	return types.NewError(code, fmt.Sprintf(format, args...), "")
 }
 
-// linkNamePattern matches the accepted names of links. ovs-vsctl reads each of them as one word.
+// linkNamePattern matches the accepted names of links.
 var linkNamePattern = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,14}$`)
 
 // parse reads the configuration and sets defaults.
@@ -96,8 +96,8 @@ func (c *config) validate() error {
 		return wrong("pairs %q is unknown; write listed or all", c.Pairs)
 	case strings.ContainsAny(c.IPAM.Type, "/\\"):
 		return wrong("ipam.type %q is a path; write a plugin's name, like host-local", c.IPAM.Type)
-	case !strings.HasPrefix(c.OVSDB, "unix:") && c.Mode == modeOVS:
-		return wrong("ovsdb %q is no unix socket; write unix:PATH", c.OVSDB)
+	case !strings.HasPrefix(c.OVSDB, "unix:/") && c.Mode == modeOVS:
+		return wrong("ovsdb %q is no unix socket; write unix:/PATH", c.OVSDB)
 	}
 	if c.Mode == modeDPU {
 		if err := c.DPU.check(c); err != nil {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/vishvananda/netlink"
 
@@ -204,7 +205,7 @@ func (o *offloaded) installed(ctx context.Context, db *ovsdb.Client, monitor *ov
 		case <-db.Ended():
 			return db.Err()
 		case <-ctx.Done():
-			return fmt.Errorf("the switch has no flows of the pod after %s; look at the logs of tsugiki offload and, on the DPU, of tsugiki dpu-agent", installTime)
+			return failure(types.ErrTryAgainLater, "the switch has no flows of the pod after %s; look at the logs of tsugiki offload and, on the DPU, of tsugiki dpu-agent", installTime)
 		}
 	}
 }

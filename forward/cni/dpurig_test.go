@@ -28,7 +28,11 @@ type fabric struct {
 	ns *netns.NS
 }
 
-var outside = netip.MustParseAddr("192.0.2.254")
+// Addresses of the gateway, which also are the outside.
+var (
+	outside  = netip.MustParseAddr("192.0.2.254")
+	outside6 = netip.MustParseAddr("2001:db8:2::254")
+)
 
 func newFabric(t *testing.T) *fabric {
 	t.Helper()
@@ -37,8 +41,13 @@ func newFabric(t *testing.T) *fabric {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name = "br0"
 		br := &netlink.Bridge{LinkAttrs: attrs}
-		addr, err := netlink.ParseAddr(outside.String() + "/24")
-		return errors.Join(err, netlink.LinkAdd(br), netlink.AddrAdd(br, addr), netlink.LinkSetUp(br), checksumOff("br0"))
+		err := netlink.LinkAdd(br)
+		for _, text := range []string{outside.String() + "/24", outside6.String() + "/64"} {
+			addr, parseErr := netlink.ParseAddr(text)
+			addr.Flags = unix.IFA_F_NODAD
+			err = errors.Join(err, parseErr, netlink.AddrAdd(br, addr))
+		}
+		return errors.Join(err, netlink.LinkSetUp(br), checksumOff("br0"))
 	}))
 	return f
 }
@@ -51,6 +60,7 @@ type node struct {
 	number   int        // of the node, and in its addresses
 	subnets  [2]string  // of its pods: IPv4, IPv6
 	vfs      int        // of its card
+	six      bool       // its uplink has IPv6
 	agent    *process   // tsugiki dpu-agent
 	control  *process   // tsugiki offload
 	more     [][]string // arguments for the agent
@@ -174,13 +184,23 @@ func (p *process) kill(s unix.Signal) {
 	<-p.done
 }
 
-func (n *node) addr(last int) string { return fmt.Sprintf("192.0.2.%d", last) }
+// addr is an address of the uplink's network.
+func (n *node) addr(last int) string {
+	if n.six {
+		return fmt.Sprintf("2001:db8:2::%d", last)
+	}
+	return fmt.Sprintf("192.0.2.%d", last)
+}
 
 func (n *node) startAgent() {
 	n.rig.t.Helper()
+	length, gateway := "/24", outside
+	if n.six {
+		length, gateway = "/64", outside6
+	}
 	args := []string{
 		"dpu-agent", "--listen", n.endpoint, "--ovs-run-dir", n.dir, "--datapath", "netdev", "--uplink", "p0",
-		"--address", n.addr(n.number) + "/24", "--gateway", outside.String(), "--masquerade", n.addr(100 + n.number),
+		"--address", n.addr(n.number) + length, "--gateway", gateway.String(), "--masquerade", n.addr(100 + n.number),
 		"--emulate-vfs", fmt.Sprint(n.vfs), "--host-netns", nsPath(n.rig.host),
 	}
 	n.agent = n.card.start(slices.Concat(append([][]string{args}, n.more...)...)...)
@@ -288,16 +308,6 @@ func (n *node) killDaemon(program string) {
 		return nil
 	})
 	must(n.rig.t, os.Remove(filepath.Join(n.dir, program+".pid")))
-}
-
-// signal sends a signal to one of the switch's two.
-func (n *node) signal(program string, s unix.Signal) (pid int) {
-	n.rig.t.Helper()
-	text, err := os.ReadFile(filepath.Join(n.dir, program+".pid"))
-	must(n.rig.t, err)
-	_, err = fmt.Sscan(string(text), &pid)
-	must(n.rig.t, errors.Join(err, unix.Kill(pid, s)))
-	return pid
 }
 
 // empty checks that nothing of pods is left: no port, no VF that is taken, no flow of a pod.

@@ -113,7 +113,7 @@ var (
 		{says: "forward_end", change: hostLink(ofPort, removePrograms)},
 		{says: "forward_from_wire", change: hostLink(ofWire, removePrograms)},
 		{says: "does not lead to the pod", change: func(*rig, *pod) error { return emptyMap("device_by_wire") }},
-		{says: "ovs-vsctl", change: func(r *rig, p *pod) error {
+		{says: "no port ts", change: func(r *rig, p *pod) error {
 			r.vs.vsctl("del-port", namesOf("drift", p.conf.ContainerID, "eth0").port)
 			return nil
 		}},

@@ -141,6 +141,9 @@ func (n *network) killedAt(m mode, command string, step int, stay []*pod) bool {
 		}
 		victim.close()
 		n.collect(stay)
+		if err := r.host.Do(func() error { return n.left(victim) }); err != nil {
+			t.Errorf("%s, killed at step %d, then GC: %v", command, step, err)
+		}
 	}
 	must(t, errors.Join(n.del(victim), n.del(victim)))
 	if err := r.host.Do(func() error { return n.left(victim) }); err != nil {
@@ -181,7 +184,7 @@ func (n *network) collect(pods []*pod) {
 	must(n.r.t, n.cni.GCNetworkList(context.Background(), n.list, args))
 }
 
-// left says what is left of a pod: links, and rows of links that are not there.
+// left says what is left of a pod: links, rows of links that are not there, a port of the host's switch.
 func (n *network) left(p *pod) error {
 	links, err := netns.Dump(netlink.LinkList)
 	there := map[int]bool{}
@@ -190,6 +193,11 @@ func (n *network) left(p *pod) error {
 		there[link.Attrs().Index] = true
 		if o, ok := ownerOf(link); ok && o == name.Owner || slices.Contains([]string{name.host, name.wire, name.port}, link.Attrs().Name) {
 			err = errors.Join(err, fmt.Errorf("the link %s is left", link.Attrs().Name))
+		}
+	}
+	if n.r.vs != nil {
+		if port := n.r.vs.vsctl("--bare", "--columns=name", "find", "port", "name="+name.port); port != "" {
+			err = errors.Join(err, fmt.Errorf("the port %s is left", port))
 		}
 	}
 	return errors.Join(err, withTable(func(t *forward.Table) error {

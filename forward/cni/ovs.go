@@ -8,16 +8,18 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"os/exec"
-	"slices"
 	"strings"
+	"time"
 	"unsafe"
 
+	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/forward"
+	"github.com/tsugiki/tsugiki/forward/offload/ovsdb"
+	"github.com/tsugiki/tsugiki/forward/offload/ports"
 )
 
 // ovs is a bridge of Open vSwitch on this host. A pod's packets come to it by a wire, a second
@@ -29,91 +31,77 @@ import (
 type ovs struct {
 	database string // of ovsdb-server: unix:PATH
 	bridge   string
+	limit    time.Duration // how long the switch may take for one of the calls
+	overhead int           // of the bridge's tunnels, in bytes; after prepare
 }
 
-// seconds is how long the switch may take.
-const seconds = 30
+// switchTime is how long a switch may take. Hundreds of pods can come at once, and ovs-vswitchd can
+// be at the flows of others.
+const switchTime = 30 * time.Second
 
-// vsctl runs ovs-vsctl.
-func (o ovs) vsctl(args ...string) (string, error) {
-	program, err := exec.LookPath("ovs-vsctl")
-	if err != nil {
-		return "", errors.New("there is no ovs-vsctl; install openvswitch-switch")
+// withDatabase calls a function with a connection to the switch's database.
+func (o *ovs) withDatabase(use func(context.Context, *ovsdb.Client) error) error {
+	ctx, cancel := context.WithTimeout(context.Background(), o.limit)
+	defer cancel()
+	conn, err := ovsdb.Dial(ctx, strings.TrimPrefix(o.database, "unix:"))
+	if err != nil && !errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("reach ovsdb-server: %w; start openvswitch-switch, or write where it serves as ovsdb", err)
 	}
-	words := append([]string{"--db=" + o.database, fmt.Sprintf("--timeout=%d", seconds)}, args...)
-	out, err := exec.CommandContext(context.Background(), program, words...).Output()
-	var exit *exec.ExitError
-	if errors.As(err, &exit) {
-		said := strings.Join(strings.Fields(string(exit.Stderr)), " ")
-		return "", fmt.Errorf("ovs-vsctl: %w: %s; look whether ovsdb-server and ovs-vswitchd run and ovsdb is %s", err, said, o.database)
+	if err == nil {
+		db := ovsdb.NewClient(conn)
+		defer db.Close()
+		err = use(ctx, db)
 	}
-	return strings.TrimSpace(string(out)), err
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		return failure(types.ErrTryAgainLater, "the switch needs more than %s: %v; look whether ovsdb-server and ovs-vswitchd run and have CPU time", o.limit, err)
+	case errors.Is(err, ovsdb.ErrClosed):
+		return fmt.Errorf("%w; look whether ovsdb-server runs", err)
+	}
+	return err
 }
 
-func (o ovs) prepare(*current.Result) error { return o.usable() }
+func (o *ovs) prepare(*current.Result) error { return o.usable() }
 
-func (o ovs) usable() error {
-	list, err := o.vsctl("list-br")
-	if err != nil {
-		return err
-	}
-	for _, name := range strings.Fields(list) {
-		if name == o.bridge {
-			return nil
+func (o *ovs) usable() error {
+	return o.withDatabase(func(ctx context.Context, db *ovsdb.Client) error {
+		b, err := ports.FindBridge(ctx, db, o.bridge)
+		if err != nil {
+			return err
 		}
-	}
-	return fmt.Errorf("the switch has no bridge %s; make it: ovs-vsctl add-br %s", o.bridge, o.bridge)
-}
-
-// inUserSpace tells whether the switch takes packets from its ports by AF_PACKET.
-func (o ovs) inUserSpace() (bool, error) {
-	kind, err := o.vsctl("get", "bridge", o.bridge, "datapath_type")
-	return strings.Trim(kind, `"`) == "netdev", err
+		for _, t := range b.Tunnels {
+			o.overhead = max(o.overhead, tunnelOverhead(t))
+		}
+		return nil
+	})
 }
 
 // mtu leaves room for the headers of the bridge's tunnels, so that a pod's largest packet goes
 // through one whole.
-func (o ovs) mtu() int {
-	own, err := o.vsctl("list-ifaces", o.bridge)
-	if err != nil {
-		return usualMTU // the next call says so
-	}
-	// A pod's port has no type.
-	tunnels, err := o.vsctl("--data=bare", "--no-heading", "--format=csv", "--columns=name,type,options", "find", "Interface", `type!=""`)
-	if err != nil {
-		return usualMTU
-	}
-	overhead := 0
-	for line := range strings.Lines(tunnels) {
-		f := strings.SplitN(strings.TrimSpace(line), ",", 3)
-		if len(f) == 3 && slices.Contains(strings.Fields(own), f[0]) {
-			overhead = max(overhead, tunnelOverhead(f[1], f[2]))
-		}
-	}
-	return usualMTU - overhead
-}
+func (o *ovs) mtu() int { return usualMTU - o.overhead }
 
 // tunnelOverhead is what a tunnel adds to a pod's packet: its own Ethernet header, that of the tunnel,
 // and those of UDP and IP. IPv6 is where an end of the tunnel says so.
-func tunnelOverhead(kind, options string) int {
+func tunnelOverhead(t ports.Tunnel) int {
 	bytes := map[string]int{
 		"vxlan":  14 + 8 + 8 + 20,  // RFC 7348
 		"geneve": 14 + 16 + 8 + 20, // RFC 8926, with the 8 bytes of options that OVN has
 		"gre":    14 + 8 + 20,      // RFC 2890, with a key
-	}[kind]
-	if bytes > 0 && strings.Contains(options, ":") {
+	}[t.Kind]
+	if bytes > 0 && strings.Contains(t.Options["remote_ip"]+t.Options["local_ip"], ":") {
 		bytes += 20
 	}
 	return bytes
 }
 
-func (o ovs) connect(l *podLink, name names, _ *current.Result, done *undo) error {
+func (o *ovs) connect(l *podLink, name names, _ *current.Result, done *undo) error {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU = name.wire, l.mtu
 	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: name.port, PeerMTU: uint32(l.mtu)}); err != nil {
 		return fmt.Errorf("make wire %s: %w", name.wire, err)
 	}
 	*done = append(*done, func() error { return o.disconnect(name) })
+	end := 0 // the index of the port's link
 	for _, each := range []string{name.host, name.wire, name.port} {
 		// The host says nothing of its own to the pod or to the switch.
 		file := "/proc/sys/net/ipv6/conf/" + each + "/disable_ipv6"
@@ -138,18 +126,23 @@ func (o ovs) connect(l *podLink, name names, _ *current.Result, done *undo) erro
 		if err := netlink.LinkSetUp(link); err != nil {
 			return fmt.Errorf("set link %s up: %w", each, err)
 		}
-		if user, err := o.inUserSpace(); err != nil {
-			return err
-		} else if user {
-			l.end = link.Attrs().Index
-		}
+		end = link.Attrs().Index
 	}
 	l.network = networkOf(o.database, o.bridge)
-	return o.addPort(name)
+	return o.withDatabase(func(ctx context.Context, db *ovsdb.Client) error {
+		b, err := ports.FindBridge(ctx, db, o.bridge)
+		if err != nil {
+			return err
+		}
+		if b.UserSpace {
+			l.end = end
+		}
+		return ports.Plug(ctx, db, o.bridge, name.port, name.Owner)
+	})
 }
 
 // open sets the wire up: until then nothing comes to the switch's port, and nothing from it.
-func (ovs) open(l *podLink, name names, _ *current.Result) error {
+func (*ovs) open(l *podLink, name names, _ *current.Result) error {
 	wire, err := netlink.LinkByIndex(l.wire)
 	if err == nil {
 		err = netlink.LinkSetUp(wire)
@@ -167,38 +160,21 @@ func networkOf(database, bridge string) uint32 {
 	return 1<<31 | binary.BigEndian.Uint32(digest[:])
 }
 
-// addPort adds the wire's end to the switch, which says why not in a column of its database.
-func (o ovs) addPort(name names) error {
-	set := func(key, value string) string { return fmt.Sprintf("external_ids:%s=%q", key, value) }
-	_, err := o.vsctl("add-port", o.bridge, name.port, "--", "set", "Interface", name.port,
-		set("tsugiki-network", name.Network), set("tsugiki-container", name.Container), set("tsugiki-interface", name.Interface))
+// disconnect does not wait for ovs-vswitchd. The links say whose the port is and go last: GC finds
+// them, and so the port that a killed DEL has left.
+func (o *ovs) disconnect(name names) error {
+	err := o.withDatabase(func(ctx context.Context, db *ovsdb.Client) error { return ports.Unplug(ctx, db, name.port) })
 	if err != nil {
 		return err
 	}
-	said, err := o.vsctl("get", "Interface", name.port, "error")
-	if err == nil && said != "[]" {
-		err = fmt.Errorf("the switch does not take the port %s: %s", name.port, said)
-	}
-	return err
-}
-
-// disconnect does not wait for ovs-vswitchd: with it gone, so is the port.
-func (o ovs) disconnect(name names) error {
 	wire, err := findLink(name.wire)
-	if err != nil {
+	if err != nil || wire == nil {
 		return err
 	}
-	if wire != nil {
-		if err := deleteLink(wire); err != nil {
-			return err
-		}
-	}
-	// Of whichever bridge: somebody may have moved it.
-	_, err = o.vsctl("--no-wait", "--if-exists", "del-port", name.port)
-	return err
+	return deleteLink(wire)
 }
 
-func (o ovs) connected(_ netlink.Link, name names) error {
+func (o *ovs) connected(_ netlink.Link, name names) error {
 	var port netlink.Link
 	for _, each := range []string{name.wire, name.port} {
 		link, err := findLink(each)
@@ -212,28 +188,31 @@ func (o ovs) connected(_ netlink.Link, name names) error {
 		}
 		port = link
 	}
-	br, err := o.vsctl("port-to-br", name.port)
-	if err == nil && br != o.bridge {
-		err = fmt.Errorf("the port %s is of bridge %s", name.port, br)
-	}
-	if err != nil {
-		return err
-	}
-	if user, err := o.inUserSpace(); err != nil || !user {
-		return err
-	}
-	return withTable(func(t *forward.Table) error { return t.Ended(port.Attrs().Index) })
+	return o.withDatabase(func(ctx context.Context, db *ovsdb.Client) error {
+		br, err := ports.BridgeOf(ctx, db, name.port)
+		if err == nil && br != o.bridge {
+			err = fmt.Errorf("the port %s is of bridge %s", name.port, br)
+		}
+		if err != nil {
+			return err
+		}
+		b, err := ports.FindBridge(ctx, db, o.bridge)
+		if err != nil || !b.UserSpace {
+			return err
+		}
+		return withTable(func(t *forward.Table) error { return t.Ended(port.Attrs().Index) })
+	})
 }
 
 // configure has the pod compute checksums: a switch in user space hands packets on as they are.
-func (ovs) configure(own netlink.Link, l *podLink) error {
+func (*ovs) configure(own netlink.Link, l *podLink) error {
 	if l.end == 0 {
 		return nil
 	}
 	return checksumOff(own.Attrs().Name)
 }
 
-func (ovs) addRoutes(netlink.Link, *podLink, *current.Result) error { return nil }
+func (*ovs) addRoutes(netlink.Link, *podLink, *current.Result) error { return nil }
 
 // checksumOff is "ethtool -K LINK tx off" (linux/ethtool.h).
 func checksumOff(link string) error {

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/containernetworking/cni/libcni"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -93,6 +92,16 @@ func (s *vswitch) end(program string) {
 		}
 		return nil
 	})
+}
+
+// signal sends a signal to one of the two daemons.
+func (s *vswitch) signal(program string, with unix.Signal) (pid int) {
+	s.r.t.Helper()
+	text, err := os.ReadFile(filepath.Join(s.dir, program+".pid"))
+	must(s.r.t, err)
+	_, err = fmt.Sscan(string(text), &pid)
+	must(s.r.t, errors.Join(err, unix.Kill(pid, with)))
+	return pid
 }
 
 // Pods on Open vSwitch reach each other directly; what is not direct the switch gets, once; and
@@ -185,47 +194,6 @@ func knows(t *testing.T, p *pod, neighbor netip.Addr, mac net.HardwareAddr) {
 		}
 		return netlink.NeighSet(&netlink.Neigh{LinkIndex: link.Attrs().Index, State: netlink.NUD_PERMANENT, IP: neighbor.AsSlice(), HardwareAddr: mac})
 	}))
-}
-
-// A switch that is gone or refuses says so, and nothing is left. DEL works without ovs-vswitchd.
-func TestOVSFaults(t *testing.T) {
-	r := newRig(t)
-	s := r.vswitch()
-	conf := func(more object) *network {
-		all := object{"mode": "ovs", "ovsdb": s.database()}
-		for k, v := range more {
-			all[k] = v
-		}
-		return r.network("ovs", r.plugin(all))
-	}
-	n := conf(object{})
-	_, err := conf(object{"bridge": "br-none"}).add(n.newPod("one"))
-	has(t, err, codeNetwork, "no bridge br-none", "ovs-vsctl add-br br-none")
-	r.nothing(n)
-
-	p := n.pods(1)[0]
-	name := namesOf("ovs", p.conf.ContainerID, "eth0")
-	s.vsctl("del-port", name.port)
-	has(t, n.check(p), codeDrift, "ovs-vsctl", name.port)
-	must(t, n.del(p))
-	r.nothing(n)
-
-	p = n.pods(1)[0]
-	p.close()
-	n.forget(p)
-	must(t, n.cni.GCNetworkList(context.Background(), n.list, &libcni.GCArgs{}))
-	r.nothing(n)
-
-	p = n.pods(1)[0]
-	s.end("ovsdb-server")
-	_, err = n.add(n.newPod("late"))
-	has(t, err, codeNetwork, "ovsdb-server")
-	if err := n.del(p); err == nil {
-		t.Error("DEL cannot have removed the port from the database")
-	}
-	s.startDatabase()
-	must(t, n.del(p))
-	r.nothing(n)
 }
 
 // The pod's end computes checksums, because nobody else does.

@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/forward/offload/ports"
 	"github.com/tsugiki/tsugiki/internal/netns"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
@@ -127,16 +128,17 @@ func remoteEcho(t *testing.T, remote *netns.NS, p *pod) (server, client *net.UDP
 
 // What tunnels add.
 func TestTunnelOverhead(t *testing.T) {
-	for options, want := range map[[2]string]int{
-		{"vxlan", "key=flow remote_ip=flow"}: 50,
-		{"vxlan", "remote_ip=2001:db8::1"}:   70,
-		{"geneve", "remote_ip=flow"}:         58,
-		{"gre", "remote_ip=198.51.100.1"}:    42,
-		{"internal", ""}:                     0,
-		{"patch", "peer=odd:name"}:           0,
+	for c, want := range map[[3]string]int{
+		{"vxlan", "remote_ip", "flow"}:        50,
+		{"vxlan", "remote_ip", "2001:db8::1"}: 70,
+		{"vxlan", "local_ip", "2001:db8::1"}:  70,
+		{"geneve", "remote_ip", "flow"}:       58,
+		{"gre", "remote_ip", "198.51.100.1"}:  42,
+		{"internal", "", ""}:                  0,
+		{"patch", "peer", "odd:name"}:         0,
 	} {
-		if got := tunnelOverhead(options[0], options[1]); got != want {
-			t.Errorf("%v: %d, want %d", options, got, want)
+		if got := tunnelOverhead(ports.Tunnel{Kind: c[0], Options: map[string]string{"key": "flow", c[1]: c[2]}}); got != want {
+			t.Errorf("%v: %d, want %d", c, got, want)
 		}
 	}
 }

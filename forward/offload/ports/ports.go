@@ -4,7 +4,7 @@
 // The database is the only place where this is kept. It outlives ovs-vswitchd, the host's programs
 // and, on the DPU's disk, its boot. The network plugin writes a port, and the controller (package
 // offload) answers in the same row when the port's flows are in the switch. Package ports has the
-// names and the transactions; it owns no connection. It needs no privileges.
+// names and the transactions; it owns no connection. A switch on the host itself has no controller: Bridge. It needs no privileges.
 package ports
 
 import (
@@ -198,19 +198,19 @@ func (t *Table) Add(ctx context.Context, db *ovsdb.Client, p *Port) error {
 	if t.bridge == "" {
 		return ErrNoBridge
 	}
-	ops := t.removal(p.replaces)
+	old := t.removal(p.replaces)
 	if id, other := t.ports[p.Name]; other && t.byName(p.Name) == nil { // somebody else's
-		ops = append(ops, t.detach(id))
+		old = append(old, id)
 	}
 	iface := map[string]any{"name": p.Name, "external_ids": ovsdb.MapOf(p.ids())}
 	if n := card.PortNumber(p.Name); n > 0 {
 		iface["ofport_request"] = n
 	}
-	ops = append(ops,
-		ovsdb.Insert("Interface", "interface", iface),
-		ovsdb.Insert("Port", "port", map[string]any{"name": p.Name, "interfaces": ovsdb.Named("interface")}),
-		ovsdb.Mutate("Bridge", ovsdb.Equal("_uuid", ovsdb.UUID(t.bridge)), ovsdb.Condition{"ports", "insert", ovsdb.SetOf(ovsdb.Named("port"))}))
-	_, err := db.Transact(ctx, append(ops, reconfigure())...)
+	ops := append(unplug(old), plug(ovsdb.Equal("_uuid", ovsdb.UUID(t.bridge)), iface)...)
+	results, err := db.Transact(ctx, append(ops, reconfigure())...)
+	if err == nil && results[len(old)+plugged].Count != 1 {
+		err = ErrNoBridge
+	}
 	return err
 }
 
@@ -222,31 +222,22 @@ func (p *Port) replaces(old *Port) bool {
 
 // Remove removes ports.
 func (t *Table) Remove(ctx context.Context, db *ovsdb.Client, which func(*Port) bool) error {
-	ops := t.removal(which)
-	if len(ops) == 0 {
+	old := t.removal(which)
+	if len(old) == 0 {
 		return nil
 	}
-	_, err := db.Transact(ctx, append(ops, reconfigure())...)
+	_, err := db.Transact(ctx, append(unplug(old), reconfigure())...)
 	return err
 }
 
-// removal takes ports from the bridge. The database deletes rows to which nothing refers.
-func (t *Table) removal(which func(*Port) bool) (ops []ovsdb.Operation) {
+// removal are the rows of the ports to remove.
+func (t *Table) removal(which func(*Port) bool) (list []string) {
 	for _, p := range t.Ports {
 		if id, ok := t.ports[p.Name]; ok && which(p) {
-			ops = append(ops, t.detach(id))
+			list = append(list, id)
 		}
 	}
-	return ops
-}
-
-func (t *Table) detach(port string) ovsdb.Operation {
-	return ovsdb.Mutate("Bridge", ovsdb.Equal("_uuid", ovsdb.UUID(t.bridge)), ovsdb.Condition{"ports", "delete", ovsdb.SetOf(ovsdb.UUID(port))})
-}
-
-// reconfigure has ovs-vswitchd look, as ovs-vsctl does.
-func reconfigure() ovsdb.Operation {
-	return ovsdb.Mutate("Open_vSwitch", []ovsdb.Condition{}, ovsdb.Condition{"next_cfg", "+=", 1})
+	return list
 }
 
 // Acknowledge says of a port that its flows are in the switch. A row that is gone is left out.
