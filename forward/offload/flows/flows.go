@@ -163,6 +163,23 @@ func (b *builder) answer(table int, more string, a netip.Addr, mac dpu.MAC) {
 			"set_field:%[1]s->arp_sha,set_field:%[2]s->arp_spa,IN_PORT", mac, a)
 }
 
+// advertise answers neighbor solicitations for an address, which come from a port (RFC 4861, section
+// 7.2.4): the solicitation becomes the advertisement. The switch knows the option with the target's
+// MAC address as such when the type of the packet and of the option have changed, so that is done in
+// another table. A solicitation that looks for a duplicate of the address, from no address, is dropped.
+func (b *builder) advertise(port int, a netip.Addr, mac dpu.MAC) {
+	const solicitedOverride = 0x60000000 // flags of section 4.4
+	match := func(kind int) string {
+		return fmt.Sprintf("in_port=%d,icmp6,icmp_type=%d,icmp_code=0,nd_target=%s", port, kind, a)
+	}
+	b.add(tableIngress, 121, match(135)+",ipv6_src=::", "drop")
+	b.add(tableIngress, 120, match(135),
+		"move:NXM_OF_ETH_SRC[]->NXM_OF_ETH_DST[],mod_dl_src:%s,move:NXM_NX_IPV6_SRC[]->NXM_NX_IPV6_DST[],set_field:%s->ipv6_src,"+
+			"set_field:2->nd_options_type,set_field:%d->nd_reserved,set_field:136->icmpv6_type,goto_table:%d",
+		mac, a, solicitedOverride, tableNeighbors)
+	b.add(tableNeighbors, 120, match(136), "set_field:%s->nd_tll,IN_PORT", mac)
+}
+
 // node takes packets of another node's pods, and routes to them.
 func (b *builder) node(n Node, s *State) {
 	tun := "tun"
@@ -194,6 +211,8 @@ func (b *builder) outside(s *State) {
 	w, in := wordsOf(own), fmt.Sprintf("in_port=%d,", port)
 	if own.Is4() {
 		b.answer(tableIngress, in, own, s.Switch.MasqueradeMAC)
+	} else {
+		b.advertise(port, own, s.Switch.MasqueradeMAC)
 	}
 	b.add(tableIngress, 100, fmt.Sprintf("%s%s,%s=%s", in, w.ip, w.dst, own), "ct(zone=%d,nat,table=%d)", zoneOutside, tableAnswered)
 	for _, subnet := range s.Subnets {
