@@ -52,8 +52,11 @@ man:
 COMMANDS = $(addprefix $(BIN)/,$(notdir $(wildcard cmd/*)) tsugiki-log)
 HELPERS  = $(filter-out $(COMMANDS),$(wildcard $(BIN)/tsugiki-*))
 
-# After make build: the binaries with their pages and completions, the daemon's
-# unit and configuration, unless there is one, the documents, and what programs
+# The agent's, and those of nodes with a DPU, which start where they are configured.
+UNITS = $(wildcard packaging/systemd/*.service)
+
+# After make build: the binaries with their pages and completions, the daemons'
+# units and the agent's configuration, unless there is one, the documents, and what programs
 # written for AF_GRAFT are built with.
 install:
 	install -D -t $(DESTDIR)$(PREFIX)/bin $(COMMANDS)
@@ -63,8 +66,8 @@ install:
 	install -d $(DESTDIR)$(PREFIX)/share/pkgconfig
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' tsugiki-graft.pc.in \
 		> $(DESTDIR)$(PREFIX)/share/pkgconfig/tsugiki-graft.pc
-	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
-	sed 's|/usr/bin/|$(PREFIX)/bin/|' packaging/systemd/tsugiki.service > $(DESTDIR)$(PREFIX)/lib/systemd/system/tsugiki.service
+	install -D -m 644 -t $(DESTDIR)$(PREFIX)/lib/systemd/system $(UNITS)
+	sed -i 's|/usr/bin/|$(PREFIX)/bin/|' $(addprefix $(DESTDIR)$(PREFIX)/lib/systemd/system/,$(notdir $(UNITS)))
 	[ -e $(DESTDIR)/etc/tsugiki/agent.toml ] || install -D -m 644 -t $(DESTDIR)/etc/tsugiki packaging/agent.toml
 	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/tsugiki/docs $(wildcard docs/*.md)
 	install -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/tsugiki README.md CHANGELOG.md SECURITY.md
@@ -80,7 +83,8 @@ uninstall:
 	rm -f $(addprefix $(DESTDIR)$(PREFIX)/bin/,$(notdir $(COMMANDS)))
 	rm -f $(DESTDIR)$(PREFIX)/share/man/man1/tsugiki.1 $(DESTDIR)$(PREFIX)/share/man/man1/tsugiki-*.1
 	rm -f $(DESTDIR)$(PREFIX)/share/man/man5/tsugiki-agent.toml.5
-	rm -f $(addprefix $(DESTDIR)$(PREFIX)/,lib/systemd/system/tsugiki.service share/pkgconfig/tsugiki-graft.pc)
+	rm -f $(addprefix $(DESTDIR)$(PREFIX)/lib/systemd/system/,$(notdir $(UNITS)))
+	rm -f $(DESTDIR)$(PREFIX)/share/pkgconfig/tsugiki-graft.pc
 	rm -f $(addprefix $(DESTDIR)$(PREFIX)/share/,bash-completion/completions/tsugiki zsh/$(ZSH)/_tsugiki fish/vendor_completions.d/tsugiki.fish)
 	rm -rf $(addprefix $(DESTDIR)$(PREFIX)/,lib/tsugiki include/tsugiki share/doc/tsugiki)
 

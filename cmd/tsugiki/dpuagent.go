@@ -123,6 +123,5 @@ func (f *dpuAgentFlags) run(stderr io.Writer) error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM, unix.SIGINT)
 	defer stop()
-	_, _ = daemon.SdNotify(false, daemon.SdNotifyReady)
-	return dpuagent.Run(ctx, f.Config, log)
+	return dpuagent.Run(ctx, f.Config, log, func() { _, _ = daemon.SdNotify(false, daemon.SdNotifyReady) })
 }

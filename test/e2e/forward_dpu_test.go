@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"regexp"
+	"slices"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -26,7 +27,10 @@ func startDPU(t *testing.T, rig *engines.Rig) {
 	inRigOf(t, rig, "sh", "-c", "ip netns attach host $$")
 	inDPU := []string{"nsenter", "--net=/run/netns/dpu"}
 	inRigOf(t, rig, "ip", "-n", "dpu", "link", "add", "p0", "type", "veth", "peer", "name", "nowhere")
-	startVswitchd(t, rig, inDPU...)
+	startVswitchd(t, func(name string, args ...string) string {
+		words := append(slices.Concat(inDPU, []string{name}), args...)
+		return inRigOf(t, rig, words[0], words[1:]...)
+	})
 	inBackground(t, rig, append(inDPU, tsugiki, "dpu-agent", "--listen", dpuEndpoint, "--datapath", "netdev", "--uplink", "p0",
 		"--address", "192.0.2.1/24", "--emulate-vfs", dpuVFs, "--host-netns", "/run/netns/host")...)
 	const config = "/run/offload.toml"

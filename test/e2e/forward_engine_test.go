@@ -47,13 +47,13 @@ func inRigOf(t *testing.T, rig *engines.Rig, name string, args ...string) string
 // startSwitch starts Open vSwitch with a bridge, whose datapath is in user space.
 func startSwitch(t *testing.T, rig *engines.Rig) {
 	t.Helper()
-	startVswitchd(t, rig)
+	startVswitchd(t, func(name string, args ...string) string { return inRigOf(t, rig, name, args...) })
 	inRigOf(t, rig, "ovs-vsctl", "--timeout=60", "add-br", "br-int", "--", "set", "bridge", "br-int", "datapath_type=netdev")
 }
 
-// startVswitchd starts Open vSwitch where its users have it. prefix is the beginning of each command.
-// The daemons end with the rig.
-func startVswitchd(t *testing.T, rig *engines.Rig, prefix ...string) {
+// startVswitchd starts Open vSwitch where its users have it, in the rig or the machine in which do runs
+// commands. The daemons end with that.
+func startVswitchd(t *testing.T, do func(name string, args ...string) string) {
 	t.Helper()
 	for _, p := range []string{"ovs-vswitchd", "ovsdb-server", "ovsdb-tool", "ovs-vsctl"} {
 		testkit.Program(t, p)
@@ -65,8 +65,8 @@ func startVswitchd(t *testing.T, rig *engines.Rig, prefix ...string) {
 		"ovs-vsctl --no-wait init",
 		"ovs-vswitchd --detach --no-chdir --pidfile --log-file=/run/openvswitch/vswitchd.log",
 	} {
-		words := append(prefix[:len(prefix):len(prefix)], strings.Fields(line)...)
-		inRigOf(t, rig, words[0], words[1:]...)
+		words := strings.Fields(line)
+		do(words[0], words[1:]...)
 	}
 }
 

@@ -43,7 +43,7 @@ func TestDebianPackage(t *testing.T) {
 			t.Errorf("%s is not in the package, as root's:\n%s", path, list)
 		}
 	}
-	for _, path := range append(commands(t, root), "lib/systemd/system/tsugiki.service") {
+	for _, path := range append(commands(t, root), units...) {
 		if !strings.Contains(list, "./usr/"+path+"\n") {
 			t.Errorf("%s is not in the package:\n%s", path, list)
 		}
@@ -68,26 +68,31 @@ func TestDebianPackage(t *testing.T) {
 		analyze := testkit.Program(t, "systemd-analyze")
 		tree := t.TempDir()
 		succeed(t, command(t, top.Host, "dpkg-deb", "-x", deb, tree))
-		unit := filepath.Join(tree, "usr/lib/systemd/system/tsugiki.service")
-		content, err := os.ReadFile(unit)
-		if err != nil {
-			t.Fatal(err)
-		}
-		// It looks whether there is what the unit starts.
-		there := strings.ReplaceAll(string(content), "/usr/bin/", tree+"/usr/bin/")
-		if there == string(content) {
-			t.Error("the unit starts nothing of /usr/bin")
-		}
-		if err := os.WriteFile(unit, []byte(there), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		r := try(t, command(t, top.Host, analyze, "--man=no", "--recursive-errors=no", "verify", unit))
-		if r.err != nil || r.stdout+r.stderr != "" {
-			t.Errorf("%v\n%s%s", r.err, r.stdout, r.stderr)
+		for _, path := range units {
+			unit := filepath.Join(tree, "usr", path)
+			content, err := os.ReadFile(unit)
+			if err != nil {
+				t.Fatal(err)
+			}
+			// It looks whether there is what the unit starts.
+			there := strings.ReplaceAll(string(content), "/usr/bin/", tree+"/usr/bin/")
+			if there == string(content) {
+				t.Errorf("%s starts nothing of /usr/bin", path)
+			}
+			if err := os.WriteFile(unit, []byte(there), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			r := try(t, command(t, top.Host, analyze, "--man=no", "--recursive-errors=no", "verify", unit))
+			if r.err != nil || r.stdout+r.stderr != "" {
+				t.Errorf("%s: %v\n%s%s", path, r.err, r.stdout, r.stderr)
+			}
 		}
 	})
 	t.Run("installed and removed", func(t *testing.T) { installAndRemove(t, top.Host, deb) })
 }
+
+// units are those of systemd, below /usr.
+var units = []string{"lib/systemd/system/tsugiki.service", "lib/systemd/system/tsugiki-offload.service", "lib/systemd/system/tsugiki-dpu-agent.service"}
 
 // commands are the programs that users call, as they are installed.
 func commands(t *testing.T, root string) []string {
@@ -133,7 +138,8 @@ func installAndRemove(t *testing.T, host *testkit.Namespace, deb string) {
 	if out := dpkg("--verify", "tsugiki"); out != "" {
 		t.Errorf("not as packaged:\n%s", out)
 	}
-	there(true, gate, conf, enabled)
+	const ofDPU = "etc/systemd/system/multi-user.target.wants/tsugiki-"
+	there(true, gate, conf, enabled, ofDPU+"offload.service", ofDPU+"dpu-agent.service")
 
 	// What the administrator and the agent have written survives all but a purge.
 	writeFile(t, filepath.Join(tree, conf), "run_dir = \"/changed\"\n")

@@ -38,8 +38,8 @@ func TestPackages(t *testing.T) {
 	inRPM := strings.Fields(succeed(t, command(t, top.Host, "rpm", "-qpl", rpm)))
 	inTar := strings.Fields(succeed(t, command(t, top.Host, "tar", "-tzf", tarball)))
 	inDeb := succeed(t, command(t, top.Host, "dpkg-deb", "-c", deb))
-	for _, path := range append(commands(t, root), "lib/tsugiki/tsugiki-gate", "lib/tsugiki/preload/$LIB/libtsugiki.so",
-		"lib/systemd/system/tsugiki.service", "share/man/man1/tsugiki-runtime.1.gz", "share/man/man1/tsugiki-log.1.gz", "share/man/man1/tsugiki-setup.1.gz",
+	for _, path := range append(slices.Concat(commands(t, root), units), "lib/tsugiki/tsugiki-gate", "lib/tsugiki/preload/$LIB/libtsugiki.so",
+		"share/man/man1/tsugiki-runtime.1.gz", "share/man/man1/tsugiki-log.1.gz", "share/man/man1/tsugiki-setup.1.gz",
 		"share/doc/tsugiki/docs/RUNTIME.md", "share/doc/tsugiki/examples/graft-server.c") {
 		if !slices.Contains(inRPM, "/usr/"+path) || !slices.Contains(inTar, "./usr/"+path) || !strings.Contains(inDeb, " ./usr/"+path) {
 			t.Errorf("%s is not in each package", path)

@@ -82,9 +82,9 @@ type Agent struct {
 	neighbors map[netip.Addr]dpu.MAC // of the uplink's network, as long as the agent lives
 }
 
-// Run looks after the switch until ctx ends. An error is one of the configuration or of the sockets;
-// faults of the switch are told to the host.
-func Run(ctx context.Context, c Config, log *slog.Logger) error {
+// Run looks after the switch until ctx ends. It calls ready when the host can connect. An error is one
+// of the configuration or of the sockets; faults of the switch are told to the host.
+func Run(ctx context.Context, c Config, log *slog.Logger, ready func()) error {
 	if err := c.Check(); err != nil {
 		return err
 	}
@@ -104,6 +104,7 @@ func Run(ctx context.Context, c Config, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
+	ready()
 	log.Info("agent of the DPU is ready", "endpoint", c.Endpoint, "uplink", c.Uplink, "hardware", hardware)
 	for wait := retryFirst; ; {
 		worked, err := a.follow(ctx, hardware)
