@@ -106,8 +106,8 @@ func (o *offloaded) reachable() (err error) {
 		return err
 	}
 	return o.withDatabase(ctx, func(db *ovsdb.Client) error {
-		free, err := db.TryLock(ctx, ports.ControllerLock) // given back with the connection
-		if err == nil && free {
+		held, err := db.Held(ctx, ports.ControllerLock)
+		if err == nil && !held {
 			err = errors.New("nobody controls the DPU's switch; start tsugiki offload on this host, or look at its log")
 		}
 		return err

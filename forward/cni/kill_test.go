@@ -78,9 +78,6 @@ func changes(s testkit.Step) bool {
 // in each mode.
 func TestKilledAtEachStep(t *testing.T) {
 	for i, m := range modes {
-		if m.slow && !testkit.Soaking() {
-			continue
-		}
 		t.Run(m.name, func(t *testing.T) {
 			r := newRig(t)
 			// Three pods: who comes gets the address of who has gone.

@@ -28,9 +28,6 @@ type mode struct {
 	drift []drift
 	// chained says that another plugin makes the link and calls the IPAM plugin.
 	chained bool
-	// slow says that ADD takes a second and more, because the other plugin looks for duplicates of an
-	// IPv6 address: many ADDs are for the soak.
-	slow bool
 	// byAddress says that packets are delivered by their IP address, whatever MAC address they have.
 	byAddress bool
 }
@@ -40,7 +37,7 @@ var modes = []mode{
 	{name: "routed", plugins: alone(object{"routed": true}), drift: routedDrift},
 	{name: "ovs", plugins: onSwitch, drift: switchDrift},
 	{name: "chained-bridge", plugins: behind("bridge"), chained: true},
-	{name: "chained-ptp", plugins: behind("ptp"), chained: true, slow: true},
+	{name: "chained-ptp", plugins: behind("ptp"), chained: true},
 	{name: "dpu", plugins: onCard, drift: cardDrift, byAddress: true},
 }
 

@@ -96,8 +96,8 @@ func TestStoppedVswitchd(t *testing.T) {
 // A database to which too many connect is one to be tried again, for each command.
 func TestFullDatabase(t *testing.T) {
 	o := &ovs{database: "unix:" + testkit.FullListener(t).Addr().String(), bridge: "br-int", limit: time.Millisecond}
-	has(t, o.prepare(nil), types.ErrTryAgainLater, "too many wait", "ovsdb-server")
-	has(t, o.disconnect(namesOf("n", "c", "eth0")), types.ErrTryAgainLater, "too many wait")
+	has(t, o.prepare(nil), types.ErrTryAgainLater, "1ms", "ovsdb-server")
+	has(t, o.disconnect(namesOf("n", "c", "eth0")), types.ErrTryAgainLater, "1ms", "ovsdb-server")
 }
 
 // A bridge that vanishes while ADD waits for its port, or before, is an error that names it, and

@@ -80,11 +80,14 @@ func newRig(t *testing.T) *rig {
 	return r
 }
 
+// newNS makes a namespace whose links look for no duplicates of IPv6 addresses: standard plugins would
+// wait for that in each ADD, for a second and more.
 func newNS(t *testing.T) *netns.NS {
 	t.Helper()
 	ns, err := netns.New()
 	must(t, err)
 	t.Cleanup(func() { ns.Close() })
+	must(t, ns.Do(func() error { return os.WriteFile("/proc/sys/net/ipv6/conf/default/accept_dad", []byte("0"), 0) }))
 	return ns
 }
 
@@ -233,6 +236,9 @@ func (r *rig) echo(from, to *pod) {
 	}
 }
 
+// echoInterval is when echo sends another datagram, if no answer has come: the first one may be lost.
+const echoInterval = 100 * time.Millisecond
+
 // echoBy sends to an address that leads to a pod's.
 func (r *rig) echoBy(from, to *pod, by string) {
 	r.t.Helper()
@@ -255,7 +261,7 @@ func (r *rig) echoBy(from, to *pod, by string) {
 		if _, err := client.Write(buf); err != nil {
 			return err
 		}
-		must(r.t, client.SetReadDeadline(time.Now().Add(time.Second)))
+		must(r.t, client.SetReadDeadline(time.Now().Add(echoInterval)))
 		if _, err := client.Read(buf); err != nil {
 			return fmt.Errorf("answer of %s: %w", a, err)
 		}

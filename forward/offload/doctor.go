@@ -126,8 +126,8 @@ func (e *examination) controller(*kernel.Scratch) (string, error) {
 	}
 	db := ovsdb.NewClient(conn)
 	defer db.Close()
-	free, err := db.TryLock(ctx, ports.ControllerLock)
-	if err == nil && free {
+	held, err := db.Held(ctx, ports.ControllerLock)
+	if err == nil && !held {
 		err = errNoController
 	}
 	if err != nil {

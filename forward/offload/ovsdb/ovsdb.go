@@ -223,6 +223,16 @@ func (c *Client) TryLock(ctx context.Context, name string) (bool, error) {
 	return r.Locked, nil
 }
 
+// Held tells whether another client has a lock. If nobody has it, the client has it for a moment.
+func (c *Client) Held(ctx context.Context, name string) (bool, error) {
+	free, err := c.TryLock(ctx, name)
+	if err != nil {
+		return false, err
+	}
+	_, err = c.call(ctx, "unlock", name) // also ends the wait for it (section 4.1.10)
+	return !free, err
+}
+
 // Locked tells whether the client gets a lock for which it waits (true) or has lost it (false).
 // TryLock was called before.
 func (c *Client) Locked(name string) <-chan bool {

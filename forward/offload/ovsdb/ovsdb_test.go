@@ -116,6 +116,17 @@ func TestServer(t *testing.T) {
 	}
 	do(a, Assert("lock"), Update("Open_vSwitch", []Condition{}, map[string]any{"bridges": SetOf()}))
 	awaits("delete", func(rows map[string]Row) bool { return len(rows) == 0 })
+	other := s.connect()
+	for _, lock := range []string{"lock", "free"} { // of which it keeps none
+		for range 2 {
+			if held, err := other.Held(ctx, lock); held != (lock == "lock") || err != nil {
+				t.Errorf("%s is held: %v, %v", lock, held, err)
+			}
+		}
+	}
+	if has, err := b.TryLock(ctx, "free"); !has || err != nil {
+		t.Errorf("a lock that was held for a moment: %v, %v", has, err)
+	}
 	if err := a.Close(); err != nil {
 		t.Error(err)
 	}
