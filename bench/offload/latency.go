@@ -46,6 +46,7 @@ const vfs = 4
 // the peer's switch.
 func (f *fabric) ways(ctx context.Context) (list []*way, err error) {
 	last := runtime.NumCPU() - 1
+	outside := roundtrip.End{NS: f.ns, Addr: gateway}
 	nodes := map[int]*node{}
 	for number, place := range map[int]struct {
 		cpu int
@@ -80,6 +81,9 @@ func (f *fabric) ways(ctx context.Context) (list []*way, err error) {
 		{"between nodes", software, pods["soft-a"], pods["peer"], []*node{nodes[without]}},
 		{"between nodes", offload, pods["off-a"], pods["peer"], []*node{nodes[withDPU]}},
 		{"between nodes", direct, pods["direct-a"], pods["peer"], []*node{nodes[withDPU]}},
+		{"outside", software, pods["soft-a"], outside, []*node{nodes[without]}},
+		{"outside", offload, pods["off-a"], outside, []*node{nodes[withDPU]}},
+		{"outside", direct, pods["direct-a"], outside, []*node{nodes[withDPU]}},
 	}, nil
 }
 
@@ -92,6 +96,7 @@ func (o *options) latency(ctx context.Context, f *fabric, report *measure.Report
 	}
 	report.Note("%d bytes of UDP payload, %d round trips a measurement; pods on CPU 0", payload, o.trips)
 	report.Note("emulated: the DPU is a namespace whose Open vSwitch (user space) has CPU %d; its virtual functions are links; the network between nodes is a bridge", runtime.NumCPU()-1)
+	report.Note("outside is the gateway of the nodes: packets to it are masqueraded")
 	report.Note("load: a thread that is busy for 80 %% of CPU 0's time, and datagrams of 1,400 bytes on the same way, as many as it takes")
 	order := rand.New(rand.NewPCG(report.Seed, 0))
 	for round := range o.rounds {

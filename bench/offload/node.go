@@ -35,6 +35,9 @@ type fabric struct {
 	spaces []*netns.NS
 }
 
+// gateway is the address of the fabric, which also is the outside.
+var gateway = netip.MustParseAddr("192.0.2.254")
+
 func newFabric(bin string) (f *fabric, err error) {
 	f = &fabric{bin: bin}
 	defer func() {
@@ -52,7 +55,7 @@ func newFabric(bin string) (f *fabric, err error) {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name = "br0"
 		br := &netlink.Bridge{LinkAttrs: attrs}
-		return errors.Join(netlink.LinkAdd(br), address("br0", netip.MustParsePrefix("192.0.2.254/24")))
+		return errors.Join(netlink.LinkAdd(br), address("br0", netip.PrefixFrom(gateway, 24)))
 	})
 }
 
@@ -188,7 +191,7 @@ func (n *node) endpoint() string { return "unix:" + n.dir + "/host" }
 // startAgents starts the DPU's agent and the controller, and waits until the switch works.
 func (n *node) startAgents(ctx context.Context, vfs int) error {
 	err := n.start(n.place, n.cpu, "dpu-agent", "--listen", n.endpoint(), "--ovs-run-dir", n.dir, "--datapath", "netdev", "--uplink", "p0",
-		"--address", fmt.Sprintf("192.0.2.%d/24", n.number), "--gateway", "192.0.2.254", "--masquerade", fmt.Sprintf("192.0.2.%d", 100+n.number),
+		"--address", fmt.Sprintf("192.0.2.%d/24", n.number), "--gateway", gateway.String(), "--masquerade", fmt.Sprintf("192.0.2.%d", 100+n.number),
 		"--emulate-vfs", strconv.Itoa(vfs), "--host-netns", fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), n.host.File().Fd()))
 	if err == nil {
 		err = n.writeConfig()

@@ -82,7 +82,7 @@ func TestLatency(t *testing.T) {
 			t.Errorf("the tables have %q %d times:\n%s", c.title, n, out.String())
 		}
 	}
-	if here := strings.Count(out.String(), " here"); here != 12 {
+	if here := strings.Count(out.String(), " here"); here != 18 {
 		t.Errorf("%d rows:\n%s", here, out.String())
 	}
 }

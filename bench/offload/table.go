@@ -41,7 +41,7 @@ func writeTables(r *measure.Report, w io.Writer) error {
 		median[[3]string{res.Test, res.Mode, res.Metric}] = fmt.Sprintf("%.4g", res.Summary.Median)
 	}
 	out := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	for _, test := range []string{"same node, idle", "same node, loaded", "between nodes, idle", "between nodes, loaded"} {
+	for _, test := range []string{"same node, idle", "same node, loaded", "between nodes, idle", "between nodes, loaded", "outside, idle", "outside, loaded"} {
 		fmt.Fprintf(out, "\n%s\t\t", test)
 		for _, c := range columns {
 			fmt.Fprintf(out, "%s\t", c.title)
