@@ -70,6 +70,7 @@ func TestWrongConfiguration(t *testing.T) {
 		"option":       {object{"mode": "ovs", "bridge": "--all"}, types.ErrInvalidNetworkConfig, []string{"no name of a link"}},
 		"routed":       {object{"routed": true, "bridge": "br0"}, types.ErrInvalidNetworkConfig, []string{"leave out bridge"}},
 		"ovsdb":        {object{"mode": "ovs", "ovsdb": "tcp:203.0.113.1"}, types.ErrInvalidNetworkConfig, []string{"unix:/PATH"}},
+		"ovs chained":  {object{"mode": "ovs", "ipam": object{}}, types.ErrInvalidNetworkConfig, []string{"ipam is missing", "in mode ovs"}},
 		"relative":     {object{"mode": "ovs", "ovsdb": "unix:db.sock"}, types.ErrInvalidNetworkConfig, []string{"unix:/PATH"}},
 		"ipam path":    {object{"ipam": object{"type": "../sh"}}, types.ErrInvalidNetworkConfig, []string{"name"}},
 		"ipam missing": {object{"ipam": object{"type": "nobody"}}, codeAddresses, []string{"nobody", "install"}},

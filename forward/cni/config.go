@@ -96,6 +96,8 @@ func (c *config) validate() error {
 		return wrong("pairs %q is unknown; write listed or all", c.Pairs)
 	case strings.ContainsAny(c.IPAM.Type, "/\\"):
 		return wrong("ipam.type %q is a path; write a plugin's name, like host-local", c.IPAM.Type)
+	case c.Mode == modeOVS && c.chained:
+		return wrong("ipam is missing; in mode ovs this plugin makes the link, and no plugin before it does")
 	case !strings.HasPrefix(c.OVSDB, "unix:/") && c.Mode == modeOVS:
 		return wrong("ovsdb %q is no unix socket; write unix:/PATH", c.OVSDB)
 	}
