@@ -14,6 +14,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
@@ -305,14 +306,21 @@ func (c *command) status() error {
 	return c.ipam(context.Background(), "STATUS", c.args.ContainerID, c.args.IfName, c.args.StdinData)
 }
 
+// removeNameless deletes a wire that has no owner's name, unless an ADD is about to give it one: the pod's
+// link, which ADD makes before the wire, is there.
+func removeNameless(wire netlink.Link, digest string) error {
+	host, err := findLink(hostPrefix + digest)
+	if err != nil || host != nil || wire.Type() != "veth" || !digestPattern.MatchString(digest) {
+		return err
+	}
+	return deleteLink(wire)
+}
+
 // collect removes the attachments of this network that the runtime does not know.
 func collect(args *skel.CmdArgs) error {
 	cmd, err := newCommand(args)
 	if err != nil {
 		return err
-	}
-	if err := withTable((*forward.Table).Sweep); err != nil {
-		return coded(err)
 	}
 	known := map[forward.Owner]bool{}
 	for _, a := range cmd.ValidAttachments {
@@ -324,6 +332,10 @@ func collect(args *skel.CmdArgs) error {
 	}
 	var errs []error
 	for _, link := range links {
+		if digest, ok := strings.CutPrefix(link.Attrs().Name, wirePrefix); ok && link.Attrs().Alias == "" {
+			errs = append(errs, removeNameless(link, digest))
+			continue
+		}
 		o, ok := ownerOf(link)
 		if !ok || o.Network != cmd.Name || known[o] {
 			continue
@@ -338,6 +350,7 @@ func collect(args *skel.CmdArgs) error {
 		}
 		errs = append(errs, err)
 	}
+	errs = append(errs, withTable((*forward.Table).Sweep)) // of links that have gone by now
 	if !cmd.chained {
 		errs = append(errs, cmd.ipam(context.Background(), "GC", "", "", args.StdinData))
 	}

@@ -138,9 +138,12 @@ func (n *network) killedAt(m mode, command string, step int, stay []*pod) bool {
 		}
 		victim.close()
 		n.collect(stay)
-		if err := r.host.Do(func() error { return n.left(victim) }); err != nil {
-			t.Errorf("%s, killed at step %d, then GC: %v", command, step, err)
-		}
+		testkit.Eventually(t, func() error { // the kernel deletes the pod's link some time after its namespace
+			if err := r.host.Do(func() error { return n.left(victim) }); err != nil {
+				return fmt.Errorf("%s, killed at step %d, then GC: %w", command, step, err)
+			}
+			return nil
+		})
 	}
 	must(t, errors.Join(n.del(victim), n.del(victim)))
 	if err := r.host.Do(func() error { return n.left(victim) }); err != nil {

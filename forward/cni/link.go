@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -31,11 +32,21 @@ type names struct {
 // ownerOf returns whose link it is, if it is an attachment's host end.
 func ownerOf(link netlink.Link) (forward.Owner, bool) { return forward.OwnerOf(link.Attrs().Alias) }
 
+// Prefixes of the names, before a digest.
+const (
+	hostPrefix = "tp"
+	wirePrefix = "tw"
+	portPrefix = "ts"
+)
+
+// digestPattern matches the digest of a name.
+var digestPattern = regexp.MustCompile("^[0-9a-f]{13}$")
+
 // namesOf computes them: 13 hexadecimal digits of a digest.
 func namesOf(network, container, ifname string) names {
 	o := forward.Owner{Network: network, Container: container, Interface: ifname}
 	digest := fmt.Sprintf("%x", sha256.Sum256([]byte(o.Alias())))[:13]
-	return names{o, "tp" + digest, "tw" + digest, "ts" + digest}
+	return names{o, hostPrefix + digest, wirePrefix + digest, portPrefix + digest}
 }
 
 func (c *command) names() names { return namesOf(c.Name, c.args.ContainerID, c.args.IfName) }
