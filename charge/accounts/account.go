@@ -121,6 +121,7 @@ func (a *Accounts) name(acct *account, name, id string) {
 	if id != "" && acct.id == "" {
 		acct.id = id
 		a.byName[id] = acct
+		acct.OnlyCount(a.counted[id])
 		acct.names = append(acct.names, id)
 	}
 	a.byName[name] = acct

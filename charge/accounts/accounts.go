@@ -87,6 +87,7 @@ type Accounts struct {
 	byGroup   map[uint64]*account // by inode of the cgroup
 	byOwner   map[uint32]*account
 	byName    map[string]*account
+	counted   map[string]string // containers that are only counted: why, by the engine's id
 	helpers   map[int]*helping
 	divisions map[int]*division // by pid
 	daemons   *shared.Meter     // nil until a daemon is shared
@@ -101,7 +102,7 @@ type Accounts struct {
 func Start(c Config) (*Accounts, error) {
 	a := &Accounts{
 		config: c, log: c.Log, stop: make(chan struct{}),
-		byGroup: map[uint64]*account{}, byOwner: map[uint32]*account{}, byName: map[string]*account{}, helpers: map[int]*helping{},
+		byGroup: map[uint64]*account{}, byOwner: map[uint32]*account{}, byName: map[string]*account{}, counted: map[string]string{}, helpers: map[int]*helping{},
 		divisions: map[int]*division{}, faults: map[string]time.Time{},
 	}
 	if err := a.start(); err != nil {
@@ -268,6 +269,24 @@ func (a *Accounts) Charge(charges []Charge) error {
 		charged[i].Charge(c.Source, c.Time)
 	}
 	return nil
+}
+
+// OnlyCount has nothing be taken from a container for a reason, also if its account is opened later.
+// The container is given by the engine's id. With no reason, time is taken from it again: the caller
+// does that for each container that has gone.
+func (a *Accounts) OnlyCount(id, reason string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if reason == "" {
+		delete(a.counted, id)
+	} else {
+		a.counted[id] = reason
+	}
+	for _, acct := range a.byGroup {
+		if acct.id == id {
+			acct.OnlyCount(reason)
+		}
+	}
 }
 
 // LetGo thaws a held container, and does not hold it for the time d.

@@ -167,6 +167,8 @@ func (a *Accounts) attachProcess(x *helping, h *Helper) (err error) {
 		}
 		clock = x.share
 	case h.NoPlace:
+	case a.counted[x.account.id] != "":
+		x.Reason = a.counted[x.account.id]
 	case !a.config.Placement && !h.Place:
 		x.Reason = "the configuration has no placement"
 	default:

@@ -21,6 +21,7 @@ type limits struct {
 	burst     *journal.Entry  // restores the burst; nil: the file has the original
 	wrote     time.Duration   // when the agent last wrote the quota; or 0
 	reason    string          // why no time can be taken; empty: it can
+	told      string          // why no time is to be taken; empty: it is
 	owesSince time.Duration   // when the container was last in debt or had a lowered quota
 	noBurst   bool            // the kernel has no burst
 	noRaise   bool            // the kernel refuses a quota above the original
@@ -40,10 +41,35 @@ const learnFor = 2 * time.Second
 // writes tells whether the account wrote a quota lately. Writing needs the beginning of periods.
 func (l *limits) writes(now time.Duration) bool { return l.wrote > 0 && now-l.wrote < learnFor }
 
-// noQuota sets the reason why no time can be taken from the group, if there is one.
+// OnlyCount has the account count, and take no time, for a reason. The container gets its own limit
+// back, and its debt is forgotten. With no reason, time is taken again.
+func (a *Account) OnlyCount(reason string) {
+	a.c.mu.Lock()
+	defer a.c.mu.Unlock()
+	if a.limits.told == reason {
+		return
+	}
+	a.limits.told = reason
+	a.limits.noQuota(a.group)
+	a.balance.SetLimit(a.limits.taken())
+	a.checked = 0 // the next look writes the limit
+	a.rouse()
+}
+
+// taken is the limit within which time is taken.
+func (l *limits) taken() balance.Limit {
+	limit := limitOf(l.original)
+	if l.told != "" {
+		limit.Quota = bandwidth.None
+	}
+	return limit
+}
+
+// noQuota sets the reason why no time is taken from the group, if there is one.
 func (l *limits) noQuota(g group) {
-	l.reason = ""
+	l.reason = l.told
 	switch {
+	case l.told != "":
 	case g.Root():
 		l.reason = "it is the root group"
 	case l.original.Quota < 0:
@@ -113,7 +139,7 @@ func (a *Account) adopt(have bandwidth.Limit) error {
 	}
 	l.endUndo()
 	l.noQuota(a.group)
-	a.balance.SetLimit(limitOf(original))
+	a.balance.SetLimit(l.taken())
 	return err
 }
 

@@ -68,6 +68,38 @@ func TestUpdateOfTheLimitIsAdopted(t *testing.T) {
 	}
 }
 
+// An account that only counts gives the container its own limit and thaws it, also if somebody
+// changes the limit, and counts on. Later it takes time again, without a debt of before.
+func TestOnlyCount(t *testing.T) {
+	s := newSim(t, nil)
+	a, g := s.account(t, limit(20*ms))
+	a.Attach("helper", s.rate(.5), false)
+	s.until(t, 5*time.Second, "the container is held", func() bool { return g.frozen })
+	a.OnlyCount("the policy says so")
+	s.run(checkAfter + time.Second)
+	before := a.Status()
+	if g.frozen || g.limit != limit(20*ms) || before.Mode != "account only: the policy says so" || before.Debt != 0 {
+		t.Errorf("frozen %v, limit %+v, mode %q, debt %v", g.frozen, g.limit, before.Mode, before.Debt)
+	}
+	if err := g.write(limit(40 * ms)); err != nil {
+		t.Fatal(err)
+	}
+	s.run(checkAfter + 2*time.Second)
+	st := a.Status()
+	if g.frozen || st.Debt != 0 || g.limit != limit(40*ms) || st.Before != limit(40*ms) || st.Mode != before.Mode || st.Borrowed["helper"] < before.Borrowed["helper"]+time.Second {
+		t.Errorf("frozen %v, debt %v, limit %+v, mode %q; counted %v, before that %v", g.frozen, st.Debt, g.limit, st.Mode, st.Borrowed["helper"], before.Borrowed["helper"])
+	}
+	a.OnlyCount("")
+	s.until(t, 5*time.Second, "the quota is lowered", func() bool { return g.limit.Quota < 40*ms })
+	if st := a.Status(); st.Mode != "quota" {
+		t.Errorf("mode %q", st.Mode)
+	}
+	a.OnlyCount("again")
+	if err := s.Remove(a); err != nil || g.limit != limit(40*ms) || g.frozen {
+		t.Errorf("removed: %v, limit %+v, frozen %v", err, g.limit, g.frozen)
+	}
+}
+
 // Somebody changes the period alone, as cgroup v1 permits, and the account ends before it writes
 // again. The lowered quota does not stay.
 func TestQuotaUnderAnotherPeriodIsPutBack(t *testing.T) {
