@@ -16,6 +16,9 @@ type Pod struct {
 	Name      string `json:"name"`
 	UID       string `json:"uid"`
 	Container string `json:"container"`
+	// Sandbox is the id of the pod's sandbox, by which network plugins know the pod; empty: the
+	// engine does not say it.
+	Sandbox string `json:"sandbox,omitempty"`
 }
 
 // Grant says what the containers of a pod are given.
@@ -28,9 +31,17 @@ type Grant struct {
 	// Containers are the rules by the name of the container. A container without an entry has no
 	// rules, and is left as it is.
 	Containers map[string]Rules `json:"containers,omitempty"`
+	// Slow has all packets of the pod, and to it, go through the bridge or the switch, as tsugiki
+	// forward off has it. It is for pods that tsugiki-cni has attached.
+	Slow bool `json:"slow,omitempty"`
+	// Charge is ChargeCount, or empty: as the agent's configuration says.
+	Charge string `json:"charge,omitempty"`
 	// Refused says in one line why no container of the pod may start; empty: they may.
 	Refused string `json:"refused,omitempty"`
 }
+
+// ChargeCount has CPU time that others spend for a pod's containers be counted, and not taken.
+const ChargeCount = "count"
 
 // Granted says what became of a grant in containers of the pod that run. Keys are the names of
 // containers in the pod, values are rules with their flags.

@@ -177,7 +177,7 @@ func podOf(annotations map[string]string) *api.Pod {
 	const prefix = "io.kubernetes.cri."
 	p := api.Pod{
 		Namespace: annotations[prefix+"sandbox-namespace"], Name: annotations[prefix+"sandbox-name"],
-		UID: annotations[prefix+"sandbox-uid"], Container: annotations[prefix+"container-name"],
+		UID: annotations[prefix+"sandbox-uid"], Container: annotations[prefix+"container-name"], Sandbox: annotations[prefix+"sandbox-id"],
 	}
 	if p.Namespace == "" || p.Name == "" || p.UID == "" || p.Container == "" {
 		return nil

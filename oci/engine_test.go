@@ -104,8 +104,8 @@ func TestFacts(t *testing.T) {
 		},
 		"pod": {annotated(pod + `"container"`), task("k8s.io"), facts{engine: kubernetes, name: "ns.pod.c", loopback: true}},
 		"pod with a UID": {
-			annotated(`"io.kubernetes.cri.sandbox-uid":"u-1",` + pod + `"container"`), task("k8s.io"),
-			facts{engine: kubernetes, name: "ns.pod.c", loopback: true, pod: &api.Pod{Namespace: "ns", Name: "pod", UID: "u-1", Container: "c"}},
+			annotated(`"io.kubernetes.cri.sandbox-uid":"u-1","io.kubernetes.cri.sandbox-id":"s-1",` + pod + `"container"`), task("k8s.io"),
+			facts{engine: kubernetes, name: "ns.pod.c", loopback: true, pod: &api.Pod{Namespace: "ns", Name: "pod", UID: "u-1", Container: "c", Sandbox: "s-1"}},
 		},
 		"sandbox": {annotated(pod + `"sandbox"`), task("k8s.io"), facts{engine: kubernetes, name: "ns.pod.c", loopback: true, sandbox: true}},
 		"CRI-O": {

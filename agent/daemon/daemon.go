@@ -45,6 +45,7 @@ type Daemon struct {
 	listeners *listeners
 	accounts  *accounts.Accounts // nil: CPU time is not charged
 	grants    *grants.Table      // nil: containers of pods are as others
+	podNotes  podNotes           // of pods that have grants
 
 	memory *memory
 

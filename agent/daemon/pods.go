@@ -90,8 +90,12 @@ func (d *Daemon) followGrant(m *managed) (followed, error) {
 // follow has all containers of a pod follow its grant.
 func (d *Daemon) follow(uid string) (api.Granted, error) {
 	all := api.Granted{Withdrawn: map[string][]string{}, Restored: map[string][]string{}, Restart: map[string][]string{}}
-	var errs []error
-	for _, m := range d.containersOf(uid) {
+	containers := d.containersOf(uid)
+	for _, m := range containers {
+		d.podNotes.note(m.Pod, m.ID)
+	}
+	errs := []error{d.followAsPod(uid)}
+	for _, m := range containers {
 		f, err := d.followGrant(m)
 		errs = append(errs, err)
 		for into, list := range map[*map[string][]string][]string{&all.Withdrawn: f.withdrawn, &all.Restored: f.restored, &all.Restart: f.restart} {

@@ -26,10 +26,15 @@ func (d *Daemon) register(ctx context.Context, r api.Registration) (*managed, er
 	if err == nil && (g == nil || r.Rules != nil) {
 		m, err = d.registerAs(ctx, r, g != nil)
 	}
-	if m != nil {
-		if err = d.catchUp(m, g); err != nil {
-			m, err = nil, errors.Join(err, d.undo(m))
-		}
+	if err == nil && g != nil {
+		d.podNotes.note(r.Pod, r.ID)
+		err = d.followAsPod(r.Pod.UID)
+	}
+	if err == nil && m != nil {
+		err = d.catchUp(m, g)
+	}
+	if err != nil && m != nil {
+		m, err = nil, errors.Join(err, d.undo(m))
 	}
 	d.tellOf(&r, err)
 	return m, err

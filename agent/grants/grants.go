@@ -88,6 +88,8 @@ func check(uid string, g *api.Grant) error {
 		return fmt.Errorf("the UID has %d bytes; 1 to %d may be", len(uid), uidMax)
 	case g.Namespace == "" || g.Name == "":
 		return errors.New("namespace and name are missing")
+	case g.Charge != "" && g.Charge != api.ChargeCount:
+		return fmt.Errorf("unknown charge %q; write %s or nothing", g.Charge, api.ChargeCount)
 	case len(g.Containers) > containersMax:
 		return fmt.Errorf("%d containers, at most %d may be", len(g.Containers), containersMax)
 	}

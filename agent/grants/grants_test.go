@@ -125,6 +125,7 @@ func TestGrantsAreBounded(t *testing.T) {
 		"no namespace":        {"u", api.Grant{Name: "b"}},
 		"no name":             {"u", api.Grant{Namespace: "a"}},
 		"many containers":     {"u", many},
+		"an unknown charge":   {"u", api.Grant{Namespace: "a", Name: "b", Charge: "free"}},
 		"a rule of nobody's":  {"u", api.Grant{Namespace: "a", Name: "b", Containers: map[string]api.Rules{"c": {Ingress: []string{"x"}}}}},
 		"an unknown endpoint": {"u", api.Grant{Namespace: "a", Name: "b", Containers: map[string]api.Rules{"c": {Egress: []string{"10.0.0.0/8=x"}}}}},
 		"rules that contradict": {"u", api.Grant{Namespace: "a", Name: "b", Containers: map[string]api.Rules{
