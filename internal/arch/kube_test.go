@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -15,8 +16,9 @@ var kubeRooms = []room{
 	{"kube/v1alpha1", nil, "resources and their checks"},
 	{"kube/grant", []string{"api", "kube/v1alpha1"}, "decides by its arguments alone"},
 	{"kube/ports", []string{"kube/grant", "kube/v1alpha1"}, "numbers, and the protocols of rules"},
-	{"kube/node", []string{"api", "kube/grant", "kube/ports", "kube/v1alpha1"}, "speaks to the agent by its API alone"},
-	{"kube/cluster", []string{"kube/grant", "kube/v1alpha1"}, "checks resources, and gives nothing to a pod"},
+	{"kube/caches", []string{"kube/grant", "kube/v1alpha1"}, "reads caches, and owns none"},
+	{"kube/node", []string{"api", "kube/caches", "kube/grant", "kube/ports", "kube/v1alpha1"}, "speaks to the agent by its API alone"},
+	{"kube/cluster", []string{"kube/caches", "kube/grant", "kube/v1alpha1"}, "checks resources, and gives nothing to a pod"},
 	{"kube/cmd/tsugiki-kube", []string{"api", "kube/cluster", "kube/grant", "kube/node", "kube/v1alpha1"}, "the command line"},
 	{"kube/deploy", nil, "tests"},
 	{"kube/e2e", nil, "tests"},
@@ -68,8 +70,14 @@ func TestNobodyElseLinksKubernetes(t *testing.T) {
 	if err != nil {
 		t.Fatalf("go list: %v", err)
 	}
-	for line := range strings.Lines(string(out)) {
-		if p := strings.TrimSpace(line); strings.HasPrefix(p, "k8s.io/") || strings.HasPrefix(p, "sigs.k8s.io/") || strings.HasPrefix(p, module+"/kube") {
+	linked := strings.Fields(string(out))
+	for _, binary := range []string{"tsugiki", "tsugiki-cni", "tsugiki-runtime"} {
+		if !slices.Contains(linked, module+"/cmd/"+binary) {
+			t.Errorf("%s is not among the binaries", binary)
+		}
+	}
+	for _, p := range linked {
+		if strings.HasPrefix(p, "k8s.io/") || strings.HasPrefix(p, "sigs.k8s.io/") || strings.HasPrefix(p, module+"/kube") {
 			t.Errorf("a binary links %s", p)
 		}
 	}

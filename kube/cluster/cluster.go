@@ -1,5 +1,6 @@
 // Package cluster checks the resources of the cluster and writes their status: whether an endpoint
-// or a policy can be put in force, and how many policies name an endpoint.
+// or a policy can be put in force, and how many policies name an endpoint. It writes the EndpointSlices
+// of pods (slices.go).
 //
 // It gives nothing to a pod: nodes do, and they check for themselves. One process for the cluster is
 // enough, and leader election keeps a second one waiting. It needs the permissions of
@@ -8,23 +9,25 @@ package cluster
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
+	"github.com/tsugiki/tsugiki/kube/caches"
 	"github.com/tsugiki/tsugiki/kube/grant"
 	"github.com/tsugiki/tsugiki/kube/v1alpha1"
 )
@@ -32,7 +35,21 @@ import (
 // indexEndpoint is the index of policies by the endpoints that they name.
 const indexEndpoint = "spec.endpoints"
 
-// Add adds the controllers to a manager.
+// CacheOptions say what the cluster's process watches, and what it keeps of it: the resources, the
+// metadata of namespaces, of all pods those with ports of their nodes, and the slices that it has
+// written itself.
+func CacheOptions() cache.Options {
+	return cache.Options{
+		ReaderFailOnMissingInformer: true,
+		DefaultTransform:            caches.Strip,
+		ByObject: map[client.Object]cache.ByObject{
+			&corev1.Pod{}:                {Transform: stripPod},
+			&discoveryv1.EndpointSlice{}: {Label: labels.SelectorFromSet(labels.Set{discoveryv1.LabelManagedBy: managedBy})},
+		},
+	}
+}
+
+// Add adds the controllers to a manager whose caches are those of CacheOptions.
 func Add(m ctrl.Manager) error {
 	err := m.GetFieldIndexer().IndexField(context.Background(), &v1alpha1.GraftPolicy{}, indexEndpoint, func(o client.Object) []string {
 		return endpointsOf(o.(*v1alpha1.GraftPolicy))
@@ -41,6 +58,9 @@ func Add(m ctrl.Manager) error {
 		return err
 	}
 	c := &cluster{m.GetClient()}
+	if err := c.addSlices(m); err != nil {
+		return err
+	}
 	err = ctrl.NewControllerManagedBy(m).Named("graftendpoint").
 		For(&v1alpha1.GraftEndpoint{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		Watches(&v1alpha1.GraftPolicy{}, handler.EnqueueRequestsFromMapFunc(endpointRequests), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
@@ -123,22 +143,12 @@ func (c *cluster) policy(ctx context.Context, r reconcile.Request) (reconcile.Re
 	if err := c.client.Get(ctx, r.NamespacedName, &p); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
-	namespace := metav1.PartialObjectMetadata{}
-	namespace.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Namespace"))
-	if err := c.client.Get(ctx, types.NamespacedName{Name: p.Namespace}, &namespace); err != nil {
-		return reconcile.Result{}, fmt.Errorf("labels of namespace %s: %w", p.Namespace, err)
+	of, err := caches.Labels(ctx, c.client, p.Namespace)
+	if err != nil {
+		return reconcile.Result{}, err
 	}
 	var failed error
-	wrong := grant.CheckPolicy(&p, namespace.Labels, func(name string) *v1alpha1.GraftEndpoint {
-		var e v1alpha1.GraftEndpoint
-		if err := c.client.Get(ctx, types.NamespacedName{Name: name}, &e); err != nil {
-			if !apierrors.IsNotFound(err) {
-				failed = err
-			}
-			return nil
-		}
-		return &e
-	})
+	wrong := grant.CheckPolicy(&p, of, caches.Endpoints(ctx, c.client, &failed))
 	if failed != nil {
 		return reconcile.Result{}, failed
 	}

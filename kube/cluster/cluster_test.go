@@ -1,19 +1,17 @@
 package cluster
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"testing"
 
-	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/config"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/go-logr/logr"
@@ -23,63 +21,36 @@ import (
 	"github.com/tsugiki/tsugiki/kube/v1alpha1"
 )
 
-const resources = `
-apiVersion: v1
-kind: Namespace
-metadata: {name: shop, labels: {team: shop}}
----
+const resources = kubetest.Shop + `
 apiVersion: tsugiki.dev/v1alpha1
 kind: GraftPolicy
 metadata: {name: web, namespace: shop}
 spec: {podSelector: {}, ingress: [{endpoint: web, port: 80}], egress: [{endpoint: out, to: [10.0.0.0/8]}]}
----
-apiVersion: tsugiki.dev/v1alpha1
-kind: GraftEndpoint
-metadata: {name: web}
-spec: {type: IPv4, ports: "80", allowedPods: [{namespaceSelector: {matchLabels: {team: shop}}}]}
 `
 
-// TestStatus has the permissions of deploy/, without leader election.
-func TestStatus(t *testing.T) {
-	net, err := testkit.New(t.Context(), testkit.Options{})
-	var needs *testkit.NeedsError
-	if errors.As(err, &needs) {
-		t.Skipf("skip: needs %s", needs.What)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := net.Close(); err != nil {
-			t.Error(err)
-		}
+// start starts the controllers at an API server of the test's own, with the permissions of deploy/.
+func start(t *testing.T) (s *kubetest.APIServer, admin client.Client) {
+	t.Helper()
+	s = kubetest.Serve(t)
+	admin = s.Deploy()
+	skip := true
+	m, err := ctrl.NewManager(s.Config(kubetest.Token(t, admin, "tsugiki-kube-cluster", "")), ctrl.Options{
+		Scheme: admin.Scheme(), Cache: CacheOptions(), Metrics: server.Options{BindAddress: "0"}, Logger: logr.Discard(),
+		Controller: config.Controller{SkipNameValidation: &skip},
 	})
-	s := kubetest.StartAPIServer(t, net.Host, net.Host)
-	admin := kubetest.Client(t, s.Config("admin"))
-	kubetest.CreateFiles(t, admin, nil, "crds/*.yaml", "manifests/namespace.yaml", "manifests/rbac.yaml")
-	testkit.Eventually(t, func() error { return admin.List(t.Context(), &v1alpha1.GraftPolicyList{}) })
-	kubetest.Create(t, admin, resources)
-	r := &authenticationv1.TokenRequest{}
-	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "tsugiki-kube-cluster", Namespace: "tsugiki"}}
-	if err := admin.SubResource("token").Create(t.Context(), account, r); err != nil {
-		t.Fatal(err)
-	}
-	m, err := ctrl.NewManager(s.Config(r.Status.Token), ctrl.Options{Scheme: admin.Scheme(), Metrics: server.Options{BindAddress: "0"}, Logger: logr.Discard()})
 	if err == nil {
 		err = Add(m)
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- m.Start(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	})
+	kubetest.StartManager(t, m)
+	return s, admin
+}
+
+func TestStatus(t *testing.T) {
+	_, admin := start(t)
+	kubetest.Create(t, admin, resources)
 	policy := types.NamespacedName{Namespace: "shop", Name: "web"}
 	accepted(t, admin, policy, metav1.ConditionFalse, "egress 0: there is no GraftEndpoint out")
 	kubetest.Create(t, admin, `{apiVersion: tsugiki.dev/v1alpha1, kind: GraftEndpoint, metadata: {name: out}, spec: {type: IPv4, destinations: [{cidr: 10.0.0.0/9}],

@@ -17,21 +17,13 @@ import (
 
 	"github.com/tsugiki/tsugiki/internal/testkit"
 	"github.com/tsugiki/tsugiki/internal/testkit/engines"
+	"github.com/tsugiki/tsugiki/kube/kubetest"
 	"github.com/tsugiki/tsugiki/kube/node"
 	"github.com/tsugiki/tsugiki/kube/v1alpha1"
 )
 
 // shop are two web servers behind a Service, redis, and a neighbour that may use nothing of them.
-const shop = `
-apiVersion: v1
-kind: Namespace
-metadata: {name: shop, labels: {team: shop}}
----
-apiVersion: tsugiki.dev/v1alpha1
-kind: GraftEndpoint
-metadata: {name: web}
-spec: {type: IPv4, ports: 31000-31999, allowedPods: [{namespaceSelector: {matchLabels: {team: shop}}}]}
----
+const shop = kubetest.Shop + `
 apiVersion: tsugiki.dev/v1alpha1
 kind: GraftEndpoint
 metadata: {name: redis}

@@ -35,6 +35,17 @@ type Node struct {
 	IPv4, IPv6 netip.Addr
 }
 
+// Add gives a node an address, if the node has none of the family yet.
+func (n *Node) Add(a netip.Addr) {
+	into := &n.IPv4
+	if a = a.Unmap(); a.Is6() {
+		into = &n.IPv6
+	}
+	if !into.IsValid() {
+		*into = a
+	}
+}
+
 // anyNode has an address of each family.
 var anyNode = Node{IPv4: netip.IPv4Unspecified(), IPv6: netip.IPv6Unspecified()}
 
@@ -65,15 +76,6 @@ type Decision struct {
 	Selected bool
 	// Served are the ports of the pod that are ports of the node.
 	Served []Served
-}
-
-// Served is a port of a container at an address of the node.
-type Served struct {
-	Container string
-	Protocol  v1alpha1.Protocol
-	Port      uint16
-	Host      netip.AddrPort
-	Service   *v1alpha1.ServicePort // nil: none
 }
 
 // Decide answers a question. A pod that no policy selects is refused.

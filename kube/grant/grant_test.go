@@ -1,7 +1,9 @@
 package grant
 
 import (
+	"encoding/json"
 	"errors"
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -266,4 +268,65 @@ func TestRefused(t *testing.T) {
 	if d := Decide(q); !strings.Contains(d.Grant.Refused, "node n1 has no IPv4 address for GraftEndpoint web") {
 		t.Errorf("a node without IPv4: %+v", d)
 	}
+}
+
+// A decision with the claims of a pod is the one from which the claims came, as far as they are the
+// endpoint's ports.
+func TestClaims(t *testing.T) {
+	const policy = `{podSelector: {}, ingress: [{endpoint: web, port: 80, service: {name: web}}]}`
+	q := question(t, web, policy)
+	first := Decide(q)
+	if len(first.Served) != 1 {
+		t.Fatalf("%+v", first)
+	}
+	for name, tt := range map[string]struct {
+		condition func(s *Served) corev1.PodCondition
+		want      string // the port; or why there is none
+	}{
+		"what it has": {said, "31000"},
+		"another port": {func(s *Served) corev1.PodCondition {
+			s.Host = netip.MustParseAddrPort("10.0.0.1:31999")
+			return said(s)
+		}, "31999"},
+		"a port of others": {func(s *Served) corev1.PodCondition {
+			s.Host = netip.MustParseAddrPort("198.51.100.9:22")
+			return said(s)
+		}, "port 22, which is none of the ports 31000-31999"},
+		"of another rule":   {func(s *Served) corev1.PodCondition { s.Rule = "g0"; return said(s) }, "no port for the rule yet"},
+		"not any more":      {func(s *Served) corev1.PodCondition { c := said(s); c.Status = corev1.ConditionFalse; return c }, "no port for the rule yet"},
+		"another condition": {func(s *Served) corev1.PodCondition { c := said(s); c.Type = corev1.PodReady; return c }, "no port for the rule yet"},
+	} {
+		s := first.Served[0]
+		q.Pod.Status.Conditions = []corev1.PodCondition{tt.condition(&s)}
+		claims, err := ClaimsOf(q.Pod)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		q.Ports = claims
+		d := Decide(q)
+		got := d.Grant.Refused
+		if len(d.Served) == 1 {
+			got = fmt.Sprint(d.Served[0].Host.Port())
+			if d.Served[0].Host.Addr() != q.Node.IPv4 || d.Served[0].Service.Name != "web" {
+				t.Errorf("%s: %+v", name, d.Served[0])
+			}
+		}
+		if !strings.HasSuffix(got, tt.want) {
+			t.Errorf("%s: %s, want %s", name, got, tt.want)
+		}
+	}
+	q.Pod.Status.Conditions = []corev1.PodCondition{{Type: ConditionPorts, Status: corev1.ConditionTrue, Message: "{"}}
+	if claims, err := ClaimsOf(q.Pod); err == nil {
+		t.Errorf("half an object: %v", claims)
+	}
+}
+
+// said is the condition that a node writes for a port.
+func said(s *Served) corev1.PodCondition {
+	text, err := json.Marshal([]*Served{s})
+	if err != nil {
+		panic(err)
+	}
+	return corev1.PodCondition{Type: ConditionPorts, Status: corev1.ConditionTrue, Message: string(text)}
 }

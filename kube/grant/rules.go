@@ -68,7 +68,7 @@ func (d *decider) ingress(policy string, r *v1alpha1.IngressRule) error {
 	}
 	text := fmt.Sprintf("%s/%s%s=%s", netip.AddrPortFrom(bind, uint16(r.Port)), strings.ToLower(string(protocol)), own, name)
 	d.give(c.Name, fmt.Sprintf("%s type %s addr %s port %d", name, strings.ToLower(string(e.Spec.Type)), addr, port), text, "")
-	d.Served = append(d.Served, Served{c.Name, protocol, uint16(r.Port), netip.AddrPortFrom(d.reachable(addr), port), r.Service})
+	d.Served = append(d.Served, Served{c.Name, uint16(r.Port), protocol, netip.AddrPortFrom(d.reachable(addr), port), name, r.Service})
 	return nil
 }
 

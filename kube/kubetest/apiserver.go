@@ -46,6 +46,13 @@ type APIServer struct {
 	dir    string
 }
 
+// Serve starts an API server alone, on the host of a topology of its own.
+func Serve(t testing.TB) *APIServer {
+	t.Helper()
+	net := testkit.Build(t, testkit.Options{})
+	return StartAPIServer(t, net.Host, net.Host)
+}
+
 // StartAPIServer starts etcd and kube-apiserver at the host's address.
 func StartAPIServer(t testing.TB, host *testkit.Namespace, place Place) *APIServer {
 	t.Helper()

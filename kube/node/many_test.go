@@ -43,7 +43,7 @@ func TestManyPods(t *testing.T) {
 	began := time.Now()
 	inParallel(pods, func(i int) error {
 		made[i] = podNamed(fmt.Sprintf("p%d", i), kubetest.NodeName, webLabels)
-		return w.admin.Create(t.Context(), made[i])
+		return w.create(made[i])
 	}).fatal(t)
 	for _, p := range made {
 		w.granted(p, given)

@@ -1,6 +1,6 @@
 // Package node has the pods of one node follow the resources of the cluster: it decides what each
-// is given (package grant), tells the agent, and writes what became of it into the pod's status,
-// EndpointSlices and events.
+// is given (package grant), tells the agent, and writes what became of it into the pod's status and
+// events. Of the ports in the pod's status, package cluster makes EndpointSlices.
 //
 // It owns no rules: the agent has them, and the resources. It makes no sockets but the agent's and
 // the API server's. It needs the agent's socket, and so to be root with CAP_NET_ADMIN, and the
@@ -29,7 +29,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -118,7 +117,6 @@ func Add(m ctrl.Manager, o Options) (*Node, error) {
 		Watches(&v1alpha1.GraftPolicy{}, handler.EnqueueRequestsFromMapFunc(n.podsOfNamespace), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		Watches(&v1alpha1.GraftEndpoint{}, handler.EnqueueRequestsFromMapFunc(n.podsOfEndpoint), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		WatchesMetadata(&corev1.Namespace{}, handler.EnqueueRequestsFromMapFunc(n.podsInNamespace), builder.WithPredicates(predicate.LabelChangedPredicate{})).
-		Watches(&discoveryv1.EndpointSlice{}, handler.EnqueueRequestsFromMapFunc(podOfSlice)).
 		WatchesRawSource(source.Channel(n.wake, &handler.EnqueueRequestForObject{})).
 		WithOptions(controller.Options{MaxConcurrentReconciles: max(1, o.Workers)}).
 		Complete(n)

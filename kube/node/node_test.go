@@ -2,8 +2,6 @@ package node
 
 import (
 	"encoding/json"
-	"errors"
-	"net/netip"
 	"testing"
 	"time"
 
@@ -51,7 +49,7 @@ func testGranted(t *testing.T, w *world) {
 	w.granted(a, given)
 	w.granted(b, given)
 	now := w.condition(a, corev1.ConditionTrue, ReasonGranted, "")
-	var list []Port
+	var list []grant.Served
 	if err := json.Unmarshal([]byte(now.Annotations[AnnotationPorts]), &list); err != nil || len(list) != 1 || list[0].Port != 80 {
 		t.Errorf("annotation %s: %q, %v", AnnotationPorts, now.Annotations[AnnotationPorts], err)
 	}
@@ -209,72 +207,46 @@ func testSameName(t *testing.T, w *world) {
 }
 
 func testPermissions(t *testing.T, w *world) {
-	w.stop() // it would delete the slices of the test
+	w.stop() // it would write the conditions of the test's pods
 	node := kubetest.Client(t, w.config)
 	theirs := w.pod("theirs", "n2", webLabels)
 	ours := w.pod("ours", kubetest.NodeName, webLabels)
 	patch := func(p *corev1.Pod, text string) error {
 		return node.Status().Patch(t.Context(), p.DeepCopy(), client.RawPatch(types.StrategicMergePatchType, []byte(text)))
 	}
-	slice := func(change func(*discoveryv1.EndpointSlice)) *discoveryv1.EndpointSlice {
-		n := &Node{Options: Options{Node: grant.Node{Name: kubetest.NodeName}}}
-		s := n.slice("x", ours, &grant.Served{Host: netip.AddrPortFrom(testkit.HostAddr4, 80), Service: &v1alpha1.ServicePort{Name: "x", Port: "http"}}, true)
-		if change != nil {
-			change(s)
-		}
-		return s
+	slice := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Name: "s", Namespace: "shop", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
+		AddressType: discoveryv1.AddressTypeIPv4, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.9.9.9"}}},
 	}
-	create := func(change func(*discoveryv1.EndpointSlice)) error { return node.Create(t.Context(), slice(change)) }
-	in := func(namespace, service string) func(*discoveryv1.EndpointSlice) {
-		return func(s *discoveryv1.EndpointSlice) {
-			s.Namespace, s.Endpoints[0].TargetRef.Namespace, s.Labels[discoveryv1.LabelServiceName] = namespace, namespace, service
-		}
-	}
-	alsoOf := func(p *corev1.Pod) func(*discoveryv1.EndpointSlice) {
-		return func(s *discoveryv1.EndpointSlice) {
-			s.OwnerReferences = append(s.OwnerReferences, metav1.OwnerReference{APIVersion: "v1", Kind: "Pod", Name: p.Name, UID: p.UID})
-		}
-	}
-	other, foreign := "n2", slice(func(s *discoveryv1.EndpointSlice) { s.Name, s.Labels = "foreign", nil })
-	if err := w.admin.Create(t.Context(), foreign); err != nil {
+	if err := w.admin.Create(t.Context(), slice); err != nil {
 		t.Fatal(err)
 	}
-	taken := slice(func(s *discoveryv1.EndpointSlice) { s.Name, s.ResourceVersion = "foreign", foreign.ResourceVersion })
+	fresh := slice.DeepCopy()
+	fresh.Name, fresh.ResourceVersion, fresh.UID = "t", "", ""
 	for what, err := range map[string]error{
-		"the status of another node's pod":   patch(theirs, `{"metadata": {"annotations": {"a": "b"}}}`),
-		"the addresses of a pod":             patch(ours, `{"status": {"podIPs": [{"ip": "10.9.9.9"}]}}`),
-		"labels of a pod":                    patch(ours, `{"metadata": {"labels": {"app": "db"}}}`),
-		"the slice of another node":          create(func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].NodeName = &other }),
-		"a slice that is not tsugiki-kube's": create(func(s *discoveryv1.EndpointSlice) { delete(s.Labels, discoveryv1.LabelManagedBy) }),
-		"the slice of somebody else":         node.Update(t.Context(), taken),
-		"to delete that":                     node.Delete(t.Context(), foreign.DeepCopy()),
-		"a slice of no pod":                  create(func(s *discoveryv1.EndpointSlice) { s.OwnerReferences = nil }),
-		"a slice of two pods":                create(alsoOf(theirs)),
-		"the slice of a ConfigMap":           create(func(s *discoveryv1.EndpointSlice) { s.OwnerReferences[0].Kind = "ConfigMap" }),
-		"a slice that names another pod":     create(func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].TargetRef.UID = theirs.UID }),
-		"a slice that names no pod":          create(func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].TargetRef = nil }),
-		"a slice with another pod's label":   create(func(s *discoveryv1.EndpointSlice) { s.Labels[labelPod] = string(theirs.UID) }),
-		"a slice with two endpoints":         create(func(s *discoveryv1.EndpointSlice) { s.Endpoints = append(s.Endpoints, s.Endpoints[0]) }),
-		"a slice without endpoints":          create(func(s *discoveryv1.EndpointSlice) { s.Endpoints = nil }),
-		"the cluster's DNS":                  create(in("kube-system", "kube-dns")),
-		"the API server":                     create(in("default", "kubernetes")),
-		"a namespace without a GraftPolicy":  create(in("default", "x")),
-		"an endpoint":                        node.Create(t.Context(), &v1alpha1.GraftEndpoint{ObjectMeta: metav1.ObjectMeta{Name: "mine"}, Spec: v1alpha1.GraftEndpointSpec{Type: v1alpha1.IPv4}}),
-		"a pod":                              node.Delete(t.Context(), theirs.DeepCopy()),
-		"secrets":                            node.List(t.Context(), &corev1.SecretList{}),
+		"the status of another node's pod": patch(theirs, `{"metadata": {"annotations": {"kube.tsugiki.dev/ports": "[]"}}}`),
+		"another annotation":               patch(ours, `{"metadata": {"annotations": {"a": "b"}}}`),
+		"the ports of another node's pod":  patch(theirs, `{"status": {"conditions": [{"type": "tsugiki.dev/Ports", "status": "True"}]}}`),
+		"the addresses of a pod":           patch(ours, `{"status": {"podIPs": [{"ip": "10.9.9.9"}]}}`),
+		"the addresses of the node":        patch(ours, `{"status": {"hostIP": "10.9.9.9", "hostIPs": [{"ip": "10.9.9.9"}]}}`),
+		"that a pod is ready":              patch(ours, `{"status": {"conditions": [{"type": "Ready", "status": "True"}]}}`),
+		"labels of a pod":                  patch(ours, `{"metadata": {"labels": {"app": "db"}}}`),
+		"a slice":                          node.Create(t.Context(), fresh),
+		"to change one":                    node.Update(t.Context(), slice.DeepCopy()),
+		"to delete one":                    node.Delete(t.Context(), slice.DeepCopy()),
+		"an endpoint":                      node.Create(t.Context(), &v1alpha1.GraftEndpoint{ObjectMeta: metav1.ObjectMeta{Name: "mine"}, Spec: v1alpha1.GraftEndpointSpec{Type: v1alpha1.IPv4}}),
+		"a pod":                            node.Delete(t.Context(), theirs.DeepCopy()),
+		"secrets":                          node.List(t.Context(), &corev1.SecretList{}),
+		"slices, though it may write none": node.List(t.Context(), &discoveryv1.EndpointSliceList{}),
 	} {
 		if !apierrors.IsForbidden(err) && !apierrors.IsInvalid(err) {
 			t.Errorf("%s: %v, want that it is forbidden", what, err)
 		}
 	}
-	if err := patch(ours, `{"metadata": {"annotations": {"a": "b"}}}`); err != nil {
-		t.Errorf("an annotation of a pod of the node: %v", err)
+	if err := patch(ours, `{"metadata": {"annotations": {"kube.tsugiki.dev/ports": "[]"}}, "status": {"conditions": [{"type": "tsugiki.dev/Ports", "status": "True"}]}}`); err != nil {
+		t.Errorf("an annotation and a condition of a pod of the node: %v", err)
 	}
-	mine := slice(nil)
-	if err := errors.Join(node.Create(t.Context(), mine), node.Update(t.Context(), mine), node.Delete(t.Context(), mine)); err != nil {
-		t.Errorf("a slice of the node: %v", err)
-	}
-	w.delete(foreign)
+	w.delete(slice)
 	w.delete(ours)
 	w.delete(theirs)
 }

@@ -11,14 +11,13 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/tsugiki/tsugiki/api"
+	"github.com/tsugiki/tsugiki/kube/caches"
 	"github.com/tsugiki/tsugiki/kube/grant"
-	"github.com/tsugiki/tsugiki/kube/v1alpha1"
 )
 
 // Reconcile does for a pod what is missing.
@@ -59,9 +58,6 @@ func (n *Node) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result, erro
 	if err := n.put(&pod, k, session, &d.Grant); err != nil {
 		return ctrl.Result{}, err
 	}
-	if err := n.writeSlices(ctx, &pod, d.Served); err != nil {
-		return ctrl.Result{}, err
-	}
 	return ctrl.Result{}, n.writeStatus(ctx, &pod, k, &d)
 }
 
@@ -79,7 +75,7 @@ func (n *Node) forgetOthers(ctx context.Context, key types.NamespacedName, uid s
 	for _, k := range others {
 		gone, err := n.isGone(ctx, key, k)
 		if err == nil && gone {
-			err = n.forget(ctx, key, k)
+			err = n.forget(key, k)
 		}
 		if err != nil {
 			return false, err
@@ -90,12 +86,8 @@ func (n *Node) forgetOthers(ctx context.Context, key types.NamespacedName, uid s
 }
 
 // forget takes away what a pod had that is gone, or that is another one by now.
-func (n *Node) forget(ctx context.Context, key types.NamespacedName, k *known) error {
+func (n *Node) forget(key types.NamespacedName, k *known) error {
 	if err := n.remove(k.uid); err != nil {
-		return err
-	}
-	gone := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name, UID: types.UID(k.uid)}}
-	if err := n.writeSlices(ctx, gone, nil); err != nil {
 		return err
 	}
 	n.mu.Lock()
@@ -109,45 +101,17 @@ func (n *Node) forget(ctx context.Context, key types.NamespacedName, k *known) e
 // decide asks what a pod is given, by the caches. It notes an endpoint before it reads it, so that
 // each later change of the endpoint wakes the pod.
 func (n *Node) decide(ctx context.Context, pod *corev1.Pod, k *known) (grant.Decision, error) {
-	q := grant.Question{Pod: pod, Node: n.Node, Ports: n.ports}
-	namespace := metav1.PartialObjectMetadata{}
-	namespace.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Namespace"))
-	if err := n.client.Get(ctx, types.NamespacedName{Name: pod.Namespace}, &namespace); err != nil {
-		return grant.Decision{}, fmt.Errorf("labels of namespace %s: %w", pod.Namespace, err)
-	}
-	q.Namespace = namespace.Labels
-	var policies v1alpha1.GraftPolicyList
-	if err := n.client.List(ctx, &policies, client.InNamespace(pod.Namespace)); err != nil {
-		return grant.Decision{}, fmt.Errorf("policies of namespace %s: %w", pod.Namespace, err)
-	}
-	for i := range policies.Items {
-		if policies.Items[i].DeletionTimestamp == nil {
-			q.Policies = append(q.Policies, &policies.Items[i])
-		}
-	}
-	slices.SortFunc(q.Policies, func(a, b *v1alpha1.GraftPolicy) int { return strings.Compare(a.Name, b.Name) })
 	asked := map[string]bool{}
-	var failed error
-	q.Endpoint = func(name string) *v1alpha1.GraftEndpoint {
-		asked[name] = true
+	d, err := caches.Decide(ctx, n.client, pod, n.Node, n.ports, func(endpoint string) {
+		asked[endpoint] = true
 		n.mu.Lock()
-		k.endpoints[name] = true
+		k.endpoints[endpoint] = true
 		n.mu.Unlock()
-		var e v1alpha1.GraftEndpoint
-		err := n.client.Get(ctx, types.NamespacedName{Name: name}, &e)
-		if err == nil {
-			return &e
-		}
-		if !apierrors.IsNotFound(err) {
-			failed = err
-		}
-		return nil
-	}
-	d := grant.Decide(&q)
+	})
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	k.endpoints = asked
-	return d, failed
+	return d, err
 }
 
 // know returns what is known of a pod.

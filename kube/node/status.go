@@ -3,7 +3,7 @@ package node
 import (
 	"context"
 	"encoding/json"
-	"net/netip"
+	"slices"
 	"unicode/utf8"
 
 	corev1 "k8s.io/api/core/v1"
@@ -13,11 +13,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/tsugiki/tsugiki/kube/grant"
-	"github.com/tsugiki/tsugiki/kube/v1alpha1"
 )
 
 const (
-	// AnnotationPorts has the ports of the node that a pod was given, as JSON: a list of Port.
+	// AnnotationPorts has what grant.ConditionPorts has, for the pod itself: it can have annotations
+	// as a file (downwardAPI), and no conditions. Nothing of ours reads it: pods' authors may write it.
 	AnnotationPorts = "kube.tsugiki.dev/ports"
 	// ConditionGrafted is the type of a pod's condition: whether it has what the resources say. Pods
 	// may have it as a readiness gate.
@@ -30,57 +30,73 @@ const (
 	ReasonRefused   = "GraftRefused"
 	ReasonWithdrawn = "GraftWithdrawn"
 	ReasonRestart   = "GraftRestartNeeded"
+	ReasonNoPorts   = "NoPorts" // of grant.ConditionPorts
 )
 
 // messageMax is the longest message of an event, in bytes.
 const messageMax = 1000
 
-// Port is a port of a pod, and where it is on the node.
-type Port struct {
-	Container string            `json:"container"`
-	Port      uint16            `json:"port"`
-	Protocol  v1alpha1.Protocol `json:"protocol"`
-	Host      netip.AddrPort    `json:"host"`
-}
-
-// writeStatus writes the ports and the condition of a pod, if they are others.
+// writeStatus writes the ports and the conditions of a pod, if they are others.
 func (n *Node) writeStatus(ctx context.Context, pod *corev1.Pod, k *known, d *grant.Decision) error {
-	var ports []Port
-	for _, s := range d.Served {
-		ports = append(ports, Port{s.Container, s.Port, s.Protocol, s.Host})
-	}
-	annotation := ""
-	if len(ports) > 0 {
-		text, err := json.Marshal(ports)
+	ports := ""
+	if len(d.Served) > 0 {
+		text, err := json.Marshal(d.Served)
 		if err != nil {
 			return err
 		}
-		annotation = string(text)
+		ports = string(text)
 	}
-	c := n.condition(k, d)
-	same := pod.Annotations[AnnotationPorts] == annotation
-	for _, has := range pod.Status.Conditions {
-		if has.Type == ConditionGrafted && has.Status == c.Status {
-			c.LastTransitionTime = has.LastTransitionTime
-			if same && has.Reason == c.Reason && has.Message == c.Message {
-				return nil
-			}
+	conditions := []corev1.PodCondition{} // null would take all away
+	for _, c := range []*corev1.PodCondition{n.condition(k, d), portsCondition(pod, ports)} {
+		if c != nil && changes(pod, c) {
+			conditions = append(conditions, *c)
 		}
+	}
+	if len(conditions) == 0 && pod.Annotations[AnnotationPorts] == ports {
+		return nil
 	}
 	patch := map[string]any{
 		// With another UID it is another pod, and the API server refuses the patch.
-		"metadata": map[string]any{"uid": pod.UID, "annotations": map[string]any{AnnotationPorts: orNull(annotation)}},
-		"status":   map[string]any{"conditions": []corev1.PodCondition{c}},
+		"metadata": map[string]any{"uid": pod.UID, "annotations": map[string]any{AnnotationPorts: orNull(ports)}},
+		"status":   map[string]any{"conditions": conditions},
 	}
 	data, err := json.Marshal(patch)
 	if err != nil {
 		return err
 	}
 	err = n.client.Status().Patch(ctx, pod.DeepCopy(), client.RawPatch(types.StrategicMergePatchType, data))
-	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+	switch {
+	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
 		return nil // the pod's end wakes it
+	case apierrors.IsInvalid(err): // the UID may not change: another pod has the name by now, and wakes it
+		n.Log.Warn("the status of the pod is not written", "pod", client.ObjectKeyFromObject(pod), "uid", pod.UID, "err", err)
+		return nil
 	}
 	return err
+}
+
+// changes tells whether a pod has a condition in another state. If the status is the same, the
+// condition gets the time of its last transition from the pod.
+func changes(pod *corev1.Pod, c *corev1.PodCondition) bool {
+	for _, has := range pod.Status.Conditions {
+		if has.Type == c.Type && has.Status == c.Status {
+			c.LastTransitionTime = has.LastTransitionTime
+			return has.Reason != c.Reason || has.Message != c.Message
+		}
+	}
+	return true
+}
+
+// portsCondition is the condition with the ports of a pod; nil if the pod has none, and had none.
+func portsCondition(pod *corev1.Pod, ports string) *corev1.PodCondition {
+	c := corev1.PodCondition{Type: grant.ConditionPorts, Status: corev1.ConditionTrue, Reason: ReasonGranted, Message: ports, LastTransitionTime: metav1.Now()}
+	if ports == "" {
+		c.Status, c.Reason = corev1.ConditionFalse, ReasonNoPorts
+		if !slices.ContainsFunc(pod.Status.Conditions, func(has corev1.PodCondition) bool { return has.Type == c.Type }) {
+			return nil
+		}
+	}
+	return &c
 }
 
 // orNull is null in a patch, which removes what is there, for an empty text.
@@ -91,7 +107,7 @@ func orNull(s string) any {
 	return s
 }
 
-func (n *Node) condition(k *known, d *grant.Decision) corev1.PodCondition {
+func (n *Node) condition(k *known, d *grant.Decision) *corev1.PodCondition {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	c := corev1.PodCondition{
@@ -104,7 +120,7 @@ func (n *Node) condition(k *known, d *grant.Decision) corev1.PodCondition {
 	case len(k.restart) > 0:
 		c.Status, c.Reason, c.Message = corev1.ConditionFalse, ReasonRestart, "rules need new containers: "+lines(k.restart)
 	}
-	return c
+	return &c
 }
 
 // tell writes an event on a pod.

@@ -1,9 +1,7 @@
 package node
 
 import (
-	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -13,7 +11,6 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
-	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	eventsv1 "k8s.io/api/events/v1"
@@ -21,30 +18,22 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/config"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/internal/testkit"
+	"github.com/tsugiki/tsugiki/kube/cluster"
 	"github.com/tsugiki/tsugiki/kube/grant"
 	"github.com/tsugiki/tsugiki/kube/kubetest"
-	"github.com/tsugiki/tsugiki/kube/v1alpha1"
 )
 
-const resources = `
-apiVersion: v1
-kind: Namespace
-metadata: {name: shop, labels: {team: shop}}
----
+const resources = kubetest.Shop + `
 apiVersion: v1
 kind: ServiceAccount
 metadata: {name: default, namespace: shop}
----
-apiVersion: tsugiki.dev/v1alpha1
-kind: GraftEndpoint
-metadata: {name: web}
-spec: {type: IPv4, ports: 31000-31999, allowedPods: [{namespaceSelector: {matchLabels: {team: shop}}}]}
 ---
 apiVersion: tsugiki.dev/v1alpha1
 kind: GraftEndpoint
@@ -60,15 +49,17 @@ spec:
   egress: [{endpoint: out, to: [10.1.0.0/16]}]
 `
 
-// logLevel is that of the node's log. TSUGIKI_DEBUG shows what it does.
-var logLevel = func() slog.Level {
+// log is that of the controllers. TSUGIKI_DEBUG shows what they do.
+var log = func() *slog.Logger {
+	level := slog.LevelError + 1
 	if os.Getenv("TSUGIKI_DEBUG") != "" {
-		return slog.LevelDebug
+		level = slog.LevelDebug
 	}
-	return slog.LevelError + 1
+	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
 }()
 
-// world is an API server with the manifests of deploy/, the resources above, and a node.
+// world is an API server with the manifests of deploy/, the resources above, the controllers of the
+// cluster, and a node.
 type world struct {
 	*kubetest.APIServer
 	t      *testing.T // the subtest
@@ -81,93 +72,63 @@ type world struct {
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	net, err := testkit.New(t.Context(), testkit.Options{})
-	if err != nil {
-		var needs *testkit.NeedsError
-		if errors.As(err, &needs) {
-			t.Skipf("skip: needs %s", needs.What)
-		}
+	w := &world{APIServer: kubetest.Serve(t), t: t, whole: t, agent: kubetest.NewAgent()}
+	w.admin = w.Deploy()
+	kubetest.Create(t, w.admin, resources)
+	m := w.manager(w.Config(kubetest.Token(t, w.admin, "tsugiki-kube-cluster", "")), cluster.CacheOptions())
+	if err := cluster.Add(m); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if err := net.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	w := &world{APIServer: kubetest.StartAPIServer(t, net.Host, net.Host), t: t, whole: t, agent: kubetest.NewAgent()}
-	w.admin = kubetest.Client(t, w.Config("admin"))
-	workloads := []string{"DaemonSet", "Deployment"}
-	kubetest.CreateFiles(t, w.admin, workloads, "crds/*.yaml", "manifests/namespace.yaml", "manifests/rbac.yaml", "manifests/admission.yaml")
-	testkit.Eventually(t, func() error { return w.admin.List(t.Context(), &v1alpha1.GraftPolicyList{}) })
-	kubetest.Create(t, w.admin, resources)
-	w.config = w.Config(w.token(kubetest.NodeName))
+	kubetest.StartManager(t, m)
+	w.config = w.Config(kubetest.Token(t, w.admin, "tsugiki-kube-node", kubetest.NodeName))
 	return w
 }
 
-// token returns a token of tsugiki-kube on a node, as a pod of its DaemonSet has it.
-func (w *world) token(node string) string {
+// manager makes a manager with the permissions of a configuration.
+func (w *world) manager(c *rest.Config, caches cache.Options) ctrl.Manager {
 	w.t.Helper()
-	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: "tsugiki-kube-" + node, Namespace: "tsugiki"},
-		Spec: corev1.PodSpec{
-			ServiceAccountName: "tsugiki-kube-node", NodeName: node, AutomountServiceAccountToken: new(bool),
-			Containers: []corev1.Container{{Name: "c", Image: "i"}},
-		},
-	}
-	if err := w.admin.Create(w.t.Context(), pod); err != nil {
-		w.t.Fatal(err)
-	}
-	r := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
-		BoundObjectRef: &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: pod.Name, UID: pod.UID},
-	}}
-	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "tsugiki-kube-node", Namespace: "tsugiki"}}
-	if err := w.admin.SubResource("token").Create(w.t.Context(), account, r); err != nil {
-		w.t.Fatal(err)
-	}
-	return r.Status.Token
-}
-
-// start starts a node, with the permissions of deploy/.
-func (w *world) start(grace time.Duration) {
-	w.t.Helper()
-	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: logLevel}))
 	skip := true
-	m, err := ctrl.NewManager(w.config, ctrl.Options{
-		Scheme: w.admin.Scheme(), Cache: CacheOptions(kubetest.NodeName), Metrics: server.Options{BindAddress: "0"}, Logger: logr.FromSlogHandler(log.Handler()),
+	m, err := ctrl.NewManager(c, ctrl.Options{
+		Scheme: w.admin.Scheme(), Cache: caches, Metrics: server.Options{BindAddress: "0"}, Logger: logr.FromSlogHandler(log.Handler()),
 		Controller: config.Controller{SkipNameValidation: &skip},
 	})
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	_, err = Add(m, Options{
+	return m
+}
+
+// start starts a node, with the permissions of deploy/.
+func (w *world) start(grace time.Duration) {
+	w.t.Helper()
+	m := w.manager(w.config, CacheOptions(kubetest.NodeName))
+	_, err := Add(m, Options{
 		Node: grant.Node{Name: kubetest.NodeName, IPv4: testkit.HostAddr4, IPv6: testkit.HostAddr6}, Classes: []string{"tsugiki"},
 		Agent: w.agent, Grace: grace, Workers: 2, Log: log,
 	})
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- m.Start(ctx) }()
-	w.stop = func() {
-		w.t.Helper()
-		cancel()
-		if err := <-ended; err != nil {
-			w.t.Errorf("the node: %v", err)
-		}
-		w.stop = func() {}
-	}
-	w.whole.Cleanup(func() { w.stop() })
+	w.stop = kubetest.StartManager(w.whole, m)
 }
 
-// pod makes a pod on a node, as the scheduler does.
+// pod makes a pod on a node, as the scheduler and the kubelet do.
 func (w *world) pod(name, node string, labels map[string]string) *corev1.Pod {
 	w.t.Helper()
 	p := podNamed(name, node, labels)
-	if err := w.admin.Create(w.t.Context(), p); err != nil {
+	if err := w.create(p); err != nil {
 		w.t.Fatal(err)
 	}
 	return p
+}
+
+// create makes a pod, and writes the addresses of its node into its status.
+func (w *world) create(p *corev1.Pod) error {
+	if err := w.admin.Create(w.t.Context(), p); err != nil {
+		return err
+	}
+	patch := fmt.Sprintf(`{"status": {"hostIP": %[1]q, "hostIPs": [{"ip": %[1]q}, {"ip": %[2]q}]}}`, testkit.HostAddr4, testkit.HostAddr6)
+	return w.admin.Status().Patch(w.t.Context(), p.DeepCopy(), client.RawPatch(types.StrategicMergePatchType, []byte(patch)))
 }
 
 func podNamed(name, node string, labels map[string]string) *corev1.Pod {

@@ -15,21 +15,7 @@ import (
 
 // The API server refuses resources that cannot be, and says why.
 func TestValidation(t *testing.T) {
-	net, err := testkit.New(t.Context(), testkit.Options{})
-	var needs *testkit.NeedsError
-	if errors.As(err, &needs) {
-		t.Skipf("skip: needs %s", needs.What)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := net.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	server := kubetest.StartAPIServer(t, net.Host, net.Host)
-	c := kubetest.Client(t, server.Config("admin"))
+	c := kubetest.Client(t, kubetest.Serve(t).Config("admin"))
 	kubetest.CreateFiles(t, c, nil, "crds/*.yaml")
 	testkit.Eventually(t, func() error {
 		return errors.Join(c.List(t.Context(), &v1alpha1.GraftPolicyList{}), c.List(t.Context(), &v1alpha1.GraftEndpointList{}))

@@ -52,7 +52,10 @@ func runNode(o *options) error {
 }
 
 func runCluster(o *options) error {
-	m, err := o.manager(ctrl.Options{LeaderElection: true, LeaderElectionID: "tsugiki-kube", LeaderElectionNamespace: o.namespace, LeaderElectionReleaseOnCancel: true})
+	m, err := o.manager(ctrl.Options{
+		Cache:          cluster.CacheOptions(),
+		LeaderElection: true, LeaderElectionID: "tsugiki-kube", LeaderElectionNamespace: o.namespace, LeaderElectionReleaseOnCancel: true,
+	})
 	if err != nil {
 		return err
 	}

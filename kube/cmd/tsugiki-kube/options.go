@@ -77,13 +77,7 @@ func (o *options) addresses(ips string) error {
 		if err != nil || a.IsUnspecified() || a.Zone() != "" {
 			return fmt.Errorf("--node-ips %q: write addresses of this node with commas between them", ips)
 		}
-		into := &o.node.IPv4
-		if a = a.Unmap(); a.Is6() {
-			into = &o.node.IPv6
-		}
-		if !into.IsValid() {
-			*into = a
-		}
+		o.node.Add(a)
 	}
 	return nil
 }
