@@ -51,6 +51,9 @@ func CheckPolicy(p *v1alpha1.GraftPolicy, namespace map[string]string, endpoint 
 	if _, err := matches(&p.Spec.PodSelector, nil); err != nil {
 		return fmt.Errorf("podSelector: %w", err)
 	}
+	if err := checkCharge(p, namespace); err != nil {
+		return fmt.Errorf("charge: %w", err)
+	}
 	for i, r := range p.Spec.Ingress {
 		e, err := forNamespace(r.Endpoint, p.Namespace, namespace, endpoint)
 		if err == nil && e.Spec.Type != v1alpha1.Unix && e.Spec.Ports == "" {
@@ -79,6 +82,15 @@ func CheckPolicy(p *v1alpha1.GraftPolicy, namespace map[string]string, endpoint 
 				return fmt.Errorf("egress %d: %w", i, err)
 			}
 		}
+	}
+	return nil
+}
+
+// checkCharge refuses that a pod's quota does not pay for the work of others, unless whoever gives labels
+// to namespaces permits it.
+func checkCharge(p *v1alpha1.GraftPolicy, namespace map[string]string) error {
+	if p.Spec.Charge == v1alpha1.Count && namespace[v1alpha1.LabelCharge] != v1alpha1.ChargeOptional {
+		return fmt.Errorf("%s needs the label %s=%s of namespace %s, which who runs the cluster gives", v1alpha1.Count, v1alpha1.LabelCharge, v1alpha1.ChargeOptional, p.Namespace)
 	}
 	return nil
 }

@@ -81,7 +81,9 @@ type Decision struct {
 // Decide answers a question. A pod that no policy selects is refused.
 func Decide(q *Question) Decision {
 	d := decider{Question: q, used: map[string]used{}}
-	d.Grant = api.Grant{Namespace: q.Pod.Namespace, Name: q.Pod.Name, Containers: map[string]api.Rules{}}
+	refused := api.Grant{Namespace: q.Pod.Namespace, Name: q.Pod.Name}
+	d.Grant = refused
+	d.Grant.Containers = map[string]api.Rules{}
 	err := fit(q.Pod)
 	for _, p := range q.Policies {
 		if err != nil {
@@ -93,7 +95,8 @@ func Decide(q *Question) Decision {
 		err = fmt.Errorf("no GraftPolicy of namespace %s selects the pod; make one, or leave the RuntimeClass out", q.Pod.Namespace)
 	}
 	if err != nil {
-		d.Grant.Refused, d.Grant.Containers, d.Served = err.Error(), nil, nil
+		refused.Refused = err.Error()
+		d.Grant, d.Served = refused, nil
 	}
 	return d.Decision
 }
@@ -150,6 +153,10 @@ func (d *decider) policy(p *v1alpha1.GraftPolicy) error {
 		return nil
 	}
 	d.Selected = true
+	d.Grant.Slow = d.Grant.Slow || p.Spec.DirectForward != nil && !*p.Spec.DirectForward
+	if err := d.charge(p); err != nil {
+		return fmt.Errorf("GraftPolicy %s, charge: %w", p.Name, err)
+	}
 	for i := range p.Spec.Ingress {
 		if err := d.ingress(p.Name, &p.Spec.Ingress[i]); err != nil {
 			return fmt.Errorf("GraftPolicy %s, ingress %d: %w", p.Name, i, err)
@@ -161,6 +168,23 @@ func (d *decider) policy(p *v1alpha1.GraftPolicy) error {
 		}
 	}
 	return d.mode(p)
+}
+
+// charge says how the pod is charged.
+func (d *decider) charge(p *v1alpha1.GraftPolicy) error {
+	if p.Spec.Charge == "" {
+		return nil
+	}
+	if err := checkCharge(p, d.Namespace); err != nil {
+		return err
+	}
+	if _, err := d.claim("", "charge", p.Name, string(p.Spec.Charge)); err != nil {
+		return err
+	}
+	if p.Spec.Charge == v1alpha1.Count {
+		d.Grant.Charge = api.ChargeCount
+	}
+	return nil
 }
 
 // mode sets the mode of all containers that have rules.
@@ -235,13 +259,16 @@ func digest(parts ...string) string {
 	return "g" + hex.EncodeToString(sum[:7])
 }
 
-// claim has one rule alone say something about a container. The same rule twice is one; then claim
+// claim has one rule alone say something about a container, or about the pod if that has no name. The same rule twice is one; then claim
 // returns false.
 func (d *decider) claim(container, what, policy, text string) (bool, error) {
 	key := container + "\x00" + what
 	before, taken := d.used[key]
 	if taken && before.text != text {
-		return false, fmt.Errorf("GraftPolicy %s says something else about %s of container %s", before.policy, what, container)
+		if container != "" {
+			what += " of container " + container
+		}
+		return false, fmt.Errorf("GraftPolicy %s says something else about %s", before.policy, what)
 	}
 	d.used[key] = used{policy, text}
 	return !taken, nil

@@ -270,6 +270,54 @@ func TestRefused(t *testing.T) {
 	}
 }
 
+// One policy that selects the pod is enough to have its packets go the slow way. A refused pod keeps
+// nothing of its policies.
+func TestSlow(t *testing.T) {
+	const direct, slow = `{podSelector: {}, egress: [{endpoint: out, to: [10.0.0.0/8]}]}`, `{podSelector: {matchLabels: {app: web}}, directForward: false}`
+	for name, tt := range map[string]struct {
+		policies []string
+		want     bool
+	}{
+		"nobody says":          {[]string{direct}, false},
+		"one of two":           {[]string{slow, direct}, true},
+		"one alone":            {[]string{slow}, true},
+		"one of another pod":   {[]string{direct, `{podSelector: {matchLabels: {app: db}}, directForward: false}`}, false},
+		"one of a refused pod": {[]string{slow, `{podSelector: {}, egress: [{endpoint: missing, to: [10.0.0.0/8]}]}`}, false},
+	} {
+		if d := Decide(question(t, web, tt.policies...)); d.Grant.Slow != tt.want || !d.Selected {
+			t.Errorf("%s: slow %v, selected %v; want %v", name, d.Grant.Slow, d.Selected, tt.want)
+		}
+	}
+}
+
+// A pod is only counted if whoever gives labels to its namespace permits it.
+func TestCharge(t *testing.T) {
+	const rule, count, take = `{podSelector: {}, egress: [{endpoint: out, to: [10.0.0.0/8]}]}`, `{podSelector: {}, charge: Count}`, `{podSelector: {}, charge: Take}`
+	for name, tt := range map[string]struct {
+		label    string
+		policies []string
+		charge   string
+		refused  string
+	}{
+		"nobody says":           {"", []string{rule}, "", ""},
+		"as configured":         {"", []string{rule, take}, "", ""},
+		"count, with the label": {"optional", []string{rule, count, count}, "count", ""},
+		"count, without it":     {"", []string{rule, count}, "", "GraftPolicy q, charge: Count needs the label tsugiki.dev/charge=optional of namespace shop"},
+		"count, with another":   {"required", []string{count}, "", "Count needs the label"},
+		"two that do not agree": {"optional", []string{count, take}, "", "GraftPolicy q, charge: GraftPolicy p says something else about charge"},
+	} {
+		q := question(t, web, tt.policies...)
+		q.Namespace[v1alpha1.LabelCharge] = tt.label
+		for _, p := range q.Policies {
+			p.Namespace = "shop"
+		}
+		d := Decide(q)
+		if d.Grant.Charge != tt.charge || !strings.Contains(d.Grant.Refused, tt.refused) || (tt.refused == "") != (d.Grant.Refused == "") {
+			t.Errorf("%s: %+v, want charge %q, refused %q", name, d.Grant, tt.charge, tt.refused)
+		}
+	}
+}
+
 // A decision with the claims of a pod is the one from which the claims came, as far as they are the
 // endpoint's ports.
 func TestClaims(t *testing.T) {

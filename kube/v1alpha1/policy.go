@@ -9,6 +9,8 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // +kubebuilder:resource:scope=Namespaced,shortName=gpol,categories=tsugiki
 // +kubebuilder:subresource:status
 // +kubebuilder:printcolumn:name="Ingress",type=string,JSONPath=`.spec.ingress[*].port`
+// +kubebuilder:printcolumn:name="Charge",type=string,priority=1,JSONPath=`.spec.charge`
+// +kubebuilder:printcolumn:name="Direct",type=boolean,priority=1,JSONPath=`.spec.directForward`
 // +kubebuilder:printcolumn:name="Endpoints",type=string,JSONPath=`.status.endpoints`
 // +kubebuilder:printcolumn:name="Accepted",type=string,JSONPath=`.status.conditions[?(@.type=="Accepted")].status`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
@@ -25,7 +27,7 @@ type GraftPolicy struct {
 // GraftPolicySpec has the rules, and the pods that they are for. A pod has the rules of all policies
 // that select it.
 //
-// +kubebuilder:validation:XValidation:rule="has(self.ingress) || has(self.egress)",message="a policy needs ingress or egress"
+// +kubebuilder:validation:XValidation:rule="has(self.ingress) || has(self.egress) || has(self.directForward) || has(self.charge)",message="a policy needs ingress, egress, directForward or charge"
 type GraftPolicySpec struct {
 	// PodSelector selects pods of the policy's namespace; {} selects all that have the RuntimeClass.
 	PodSelector metav1.LabelSelector `json:"podSelector"`
@@ -35,6 +37,22 @@ type GraftPolicySpec struct {
 	// +optional
 	// +kubebuilder:validation:Enum=auto;preload;seccomp
 	Mode string `json:"mode,omitempty"`
+
+	// Charge says what becomes of CPU time that others spend for the pods: Take, as the configuration
+	// of the node's agent says, or Count, which takes nothing of it from the pods' quotas. Count is for
+	// namespaces with the label tsugiki.dev/charge=optional, which who runs the cluster gives. Policies
+	// that select the same pod have to agree.
+	//
+	// +optional
+	Charge Charge `json:"charge,omitempty"`
+
+	// DirectForward is false to have all packets of the pods go through the bridge or the switch of
+	// tsugiki-cni's network, and none directly to a pod of the same node. One such policy is enough.
+	// It can not be true: what may go directly is the network's configuration to say.
+	//
+	// +optional
+	// +kubebuilder:validation:XValidation:rule="!self",message="directForward can only be false; the configuration of the network says what goes directly"
+	DirectForward *bool `json:"directForward,omitempty"`
 
 	// Ingress says where servers of the pods listen.
 	//
@@ -52,6 +70,23 @@ type GraftPolicySpec struct {
 	// +kubebuilder:validation:MaxItems=32
 	Egress []EgressRule `json:"egress,omitempty"`
 }
+
+// Charge says what becomes of CPU time that others spend for a pod.
+//
+// +kubebuilder:validation:Enum=Take;Count
+type Charge string
+
+// The kinds of charging.
+const (
+	Take  Charge = "Take"
+	Count Charge = "Count"
+)
+
+// LabelCharge is the label of namespaces whose pods need not be charged, if it is ChargeOptional.
+const (
+	LabelCharge    = "tsugiki.dev/charge"
+	ChargeOptional = "optional"
+)
 
 // Protocol is TCP or UDP.
 //

@@ -220,6 +220,11 @@ func (in *GraftPolicyList) DeepCopyObject() runtime.Object {
 func (in *GraftPolicySpec) DeepCopyInto(out *GraftPolicySpec) {
 	*out = *in
 	in.PodSelector.DeepCopyInto(&out.PodSelector)
+	if in.DirectForward != nil {
+		in, out := &in.DirectForward, &out.DirectForward
+		*out = new(bool)
+		**out = **in
+	}
 	if in.Ingress != nil {
 		in, out := &in.Ingress, &out.Ingress
 		*out = make([]IngressRule, len(*in))
