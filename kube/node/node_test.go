@@ -32,6 +32,7 @@ func TestNode(t *testing.T) {
 		{"resources that go and come back", testWithdrawn},
 		{"restarts", testRestarts},
 		{"a pod of the same name", testSameName},
+		{"the status of a pod that has gone", testOldStatus},
 		{"what a node may not do", testPermissions},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -204,6 +205,30 @@ func testSameName(t *testing.T, w *world) {
 	w.gone(all[1])
 	w.delete(all[2])
 	w.gone(all[2])
+}
+
+// The status of a pod is not written to another one of its name, and that is nothing to try again.
+func testOldStatus(t *testing.T, w *world) {
+	w.stop()
+	old := w.pod("db-1", kubetest.NodeName, webLabels)
+	w.delete(old)
+	d := &grant.Decision{Grant: api.Grant{Refused: "this is about the old one"}}
+	n := &Node{Options: Options{Log: log}, client: kubetest.Client(t, w.config)}
+	if err := n.writeStatus(t.Context(), old, &known{}, d); err != nil {
+		t.Errorf("no pod has the name: %v", err)
+	}
+	young := w.pod("db-1", kubetest.NodeName, webLabels)
+	if err := n.writeStatus(t.Context(), old, &known{}, d); err != nil {
+		t.Errorf("another pod has the name: %v", err)
+	}
+	if err := w.admin.Get(t.Context(), client.ObjectKeyFromObject(young), young); err != nil || len(young.Status.Conditions) > 0 {
+		t.Errorf("the other pod has the conditions %+v, %v", young.Status.Conditions, err)
+	}
+	if err := n.writeStatus(t.Context(), young, &known{}, d); err != nil {
+		t.Error(err)
+	}
+	w.condition(young, corev1.ConditionFalse, ReasonRefused, "this is about the old one")
+	w.delete(young)
 }
 
 func testPermissions(t *testing.T, w *world) {
