@@ -154,7 +154,7 @@ func (c *cluster) slices(ctx context.Context, r reconcile.Request) (reconcile.Re
 		case next == nil:
 			err = c.client.Delete(ctx, old, client.Preconditions{UID: &old.UID})
 		case !sameSlice(old, next):
-			next.ResourceVersion = old.ResourceVersion
+			next.UID, next.ResourceVersion = old.UID, old.ResourceVersion
 			err = c.client.Update(ctx, next)
 		}
 		if err != nil && !apierrors.IsNotFound(err) {

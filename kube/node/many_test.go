@@ -49,9 +49,10 @@ func TestManyPods(t *testing.T) {
 		w.granted(p, given)
 	}
 	t.Logf("%d pods among %d endpoints: all granted after %v", pods, endpoints, time.Since(began))
-	for _, p := range made { // the statuses and slices of all are written
+	for _, p := range made { // the statuses and slices of all are written: all caches are complete
 		w.condition(p, corev1.ConditionTrue, ReasonGranted, "")
 	}
+	w.available("web", pods, 0)
 	before := w.lists()
 	began = time.Now()
 	policy := &v1alpha1.GraftPolicy{ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "shop"}}

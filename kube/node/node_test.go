@@ -2,6 +2,7 @@ package node
 
 import (
 	"encoding/json"
+	"fmt"
 	"testing"
 	"time"
 
@@ -176,16 +177,19 @@ func testRestarts(t *testing.T, w *world) {
 	w.gone(r)
 }
 
-// A pod of a StatefulSet has the name of the one before, and nothing of it.
+// A pod of a StatefulSet has the name of the one before, and nothing of it. The status of the one
+// before may be under way when the next one is made.
 func testSameName(t *testing.T, w *world) {
-	old := w.pod("db-0", kubetest.NodeName, webLabels)
-	w.granted(old, given)
-	w.delete(old)
-	young := w.pod("db-0", kubetest.NodeName, webLabels)
-	w.granted(young, given)
-	w.gone(old)
-	w.delete(young)
-	w.gone(young)
+	for range testkit.Times(20, 500) {
+		old := w.pod("db-0", kubetest.NodeName, webLabels)
+		w.granted(old, given)
+		w.delete(old)
+		young := w.pod("db-0", kubetest.NodeName, webLabels)
+		w.granted(young, given)
+		w.gone(old)
+		w.delete(young)
+		w.gone(young)
+	}
 	// While tsugiki-kube is away, the agent has a grant of each.
 	w.stop()
 	var all []*corev1.Pod
@@ -213,7 +217,8 @@ func testOldStatus(t *testing.T, w *world) {
 	old := w.pod("db-1", kubetest.NodeName, webLabels)
 	w.delete(old)
 	d := &grant.Decision{Grant: api.Grant{Refused: "this is about the old one"}}
-	n := &Node{Options: Options{Log: log}, client: kubetest.Client(t, w.config)}
+	c := kubetest.Client(t, w.config)
+	n := &Node{Options: Options{Log: log}, client: c, live: c}
 	if err := n.writeStatus(t.Context(), old, &known{}, d); err != nil {
 		t.Errorf("no pod has the name: %v", err)
 	}
@@ -236,8 +241,21 @@ func testPermissions(t *testing.T, w *world) {
 	node := kubetest.Client(t, w.config)
 	theirs := w.pod("theirs", "n2", webLabels)
 	ours := w.pod("ours", kubetest.NodeName, webLabels)
-	patch := func(p *corev1.Pod, text string) error {
-		return node.Status().Patch(t.Context(), p.DeepCopy(), client.RawPatch(types.StrategicMergePatchType, []byte(text)))
+	change := func(p *corev1.Pod, change func(*corev1.Pod)) error {
+		var now corev1.Pod
+		if err := node.Get(t.Context(), client.ObjectKeyFromObject(p), &now); err != nil {
+			return fmt.Errorf("%v", err) // it may read all pods
+		}
+		change(&now)
+		return node.Status().Update(t.Context(), &now)
+	}
+	condition := func(name corev1.PodConditionType) func(*corev1.Pod) {
+		return func(p *corev1.Pod) {
+			p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: name, Status: corev1.ConditionTrue})
+		}
+	}
+	annotation := func(name string) func(*corev1.Pod) {
+		return func(p *corev1.Pod) { metav1.SetMetaDataAnnotation(&p.ObjectMeta, name, "[]") }
 	}
 	slice := &discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Name: "s", Namespace: "shop", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
@@ -249,13 +267,14 @@ func testPermissions(t *testing.T, w *world) {
 	fresh := slice.DeepCopy()
 	fresh.Name, fresh.ResourceVersion, fresh.UID = "t", "", ""
 	for what, err := range map[string]error{
-		"the status of another node's pod": patch(theirs, `{"metadata": {"annotations": {"kube.tsugiki.dev/ports": "[]"}}}`),
-		"another annotation":               patch(ours, `{"metadata": {"annotations": {"a": "b"}}}`),
-		"the ports of another node's pod":  patch(theirs, `{"status": {"conditions": [{"type": "tsugiki.dev/Ports", "status": "True"}]}}`),
-		"the addresses of a pod":           patch(ours, `{"status": {"podIPs": [{"ip": "10.9.9.9"}]}}`),
-		"the addresses of the node":        patch(ours, `{"status": {"hostIP": "10.9.9.9", "hostIPs": [{"ip": "10.9.9.9"}]}}`),
-		"that a pod is ready":              patch(ours, `{"status": {"conditions": [{"type": "Ready", "status": "True"}]}}`),
-		"labels of a pod":                  patch(ours, `{"metadata": {"labels": {"app": "db"}}}`),
+		"the status of another node's pod": change(theirs, annotation(AnnotationPorts)),
+		"the ports of another node's pod":  change(theirs, condition(grant.ConditionPorts)),
+		"another annotation":               change(ours, annotation("a")),
+		"that a pod is ready":              change(ours, condition(corev1.PodReady)),
+		"the addresses of a pod":           change(ours, func(p *corev1.Pod) { p.Status.PodIP, p.Status.PodIPs = "10.9.9.9", []corev1.PodIP{{IP: "10.9.9.9"}} }),
+		"the addresses of the node":        change(ours, func(p *corev1.Pod) { p.Status.HostIP, p.Status.HostIPs = "10.9.9.9", []corev1.HostIP{{IP: "10.9.9.9"}} }),
+		"labels of a pod":                  change(ours, func(p *corev1.Pod) { p.Labels["app"] = "db" }),
+		"a patch":                          node.Status().Patch(t.Context(), ours.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(`{"metadata": {"annotations": {"kube.tsugiki.dev/ports": "[]"}}}`))),
 		"a slice":                          node.Create(t.Context(), fresh),
 		"to change one":                    node.Update(t.Context(), slice.DeepCopy()),
 		"to delete one":                    node.Delete(t.Context(), slice.DeepCopy()),
@@ -268,8 +287,10 @@ func testPermissions(t *testing.T, w *world) {
 			t.Errorf("%s: %v, want that it is forbidden", what, err)
 		}
 	}
-	if err := patch(ours, `{"metadata": {"annotations": {"kube.tsugiki.dev/ports": "[]"}}, "status": {"conditions": [{"type": "tsugiki.dev/Ports", "status": "True"}]}}`); err != nil {
-		t.Errorf("an annotation and a condition of a pod of the node: %v", err)
+	for _, own := range []func(*corev1.Pod){annotation(AnnotationPorts), condition(grant.ConditionPorts)} {
+		if err := change(ours, own); err != nil {
+			t.Errorf("what tsugiki-kube writes: %v", err)
+		}
 	}
 	w.delete(slice)
 	w.delete(ours)

@@ -7,9 +7,8 @@ import (
 	"unicode/utf8"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/tsugiki/tsugiki/kube/grant"
@@ -46,7 +45,7 @@ func (n *Node) writeStatus(ctx context.Context, pod *corev1.Pod, k *known, d *gr
 		}
 		ports = string(text)
 	}
-	conditions := []corev1.PodCondition{} // null would take all away
+	var conditions []corev1.PodCondition
 	for _, c := range []*corev1.PodCondition{n.condition(k, d), portsCondition(pod, ports)} {
 		if c != nil && changes(pod, c) {
 			conditions = append(conditions, *c)
@@ -55,24 +54,35 @@ func (n *Node) writeStatus(ctx context.Context, pod *corev1.Pod, k *known, d *gr
 	if len(conditions) == 0 && pod.Annotations[AnnotationPorts] == ports {
 		return nil
 	}
-	patch := map[string]any{
-		// With another UID it is another pod, and the API server refuses the patch.
-		"metadata": map[string]any{"uid": pod.UID, "annotations": map[string]any{AnnotationPorts: orNull(ports)}},
-		"status":   map[string]any{"conditions": conditions},
-	}
-	data, err := json.Marshal(patch)
-	if err != nil {
-		return err
-	}
-	err = n.client.Status().Patch(ctx, pod.DeepCopy(), client.RawPatch(types.StrategicMergePatchType, data))
-	switch {
-	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
-		return nil // the pod's end wakes it
-	case apierrors.IsInvalid(err): // the UID may not change: another pod has the name by now, and wakes it
-		n.Log.Warn("the status of the pod is not written", "pod", client.ObjectKeyFromObject(pod), "uid", pod.UID, "err", err)
-		return nil
-	}
-	return err
+	return n.update(ctx, pod, func(now *corev1.Pod) {
+		if ports == "" {
+			delete(now.Annotations, AnnotationPorts)
+		} else {
+			metav1.SetMetaDataAnnotation(&now.ObjectMeta, AnnotationPorts, ports)
+		}
+		for _, c := range conditions {
+			now.Status.Conditions = slices.DeleteFunc(now.Status.Conditions, func(has corev1.PodCondition) bool { return has.Type == c.Type })
+			now.Status.Conditions = append(now.Status.Conditions, c)
+		}
+	})
+}
+
+// update changes the status of a pod. A pod that has gone, also if another one has its name, needs no
+// status.
+//
+// It is no patch. For a moment before a pod is deleted, the API server has it with a deletion time and
+// no grace period. A patch that finds it so has the API server delete the pod by its name, without a
+// look at the UID (deleteWithoutFinalizers of k8s.io/apiserver, 1.36): it deletes the next pod of the
+// name, if that has been created meanwhile. The UID of an update is a precondition of both.
+func (n *Node) update(ctx context.Context, pod *corev1.Pod, change func(*corev1.Pod)) error {
+	return client.IgnoreNotFound(retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		var now corev1.Pod
+		if err := n.live.Get(ctx, client.ObjectKeyFromObject(pod), &now); err != nil || now.UID != pod.UID {
+			return err
+		}
+		change(&now)
+		return n.client.Status().Update(ctx, &now)
+	}))
 }
 
 // changes tells whether a pod has a condition in another state. If the status is the same, the
@@ -97,14 +107,6 @@ func portsCondition(pod *corev1.Pod, ports string) *corev1.PodCondition {
 		}
 	}
 	return &c
-}
-
-// orNull is null in a patch, which removes what is there, for an empty text.
-func orNull(s string) any {
-	if s == "" {
-		return nil
-	}
-	return s
 }
 
 func (n *Node) condition(k *known, d *grant.Decision) *corev1.PodCondition {
