@@ -3,11 +3,13 @@ package e2e
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
 	"slices"
 	"strings"
+	"syscall"
 
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -145,13 +147,14 @@ func (c *cluster) condition(app string, status corev1.ConditionStatus, message s
 	})
 }
 
-// unserved waits until the Service of the web servers has nobody behind it.
+// unserved waits until the Service of the web servers has nobody behind it: kube-proxy refuses
+// connections then.
 func (c *cluster) unserved() {
 	c.t.Helper()
 	web := c.service("web")
 	testkit.Eventually(c.t, func() error {
-		if body, err := get(c.Remote, "http://"+web+"/"); err == nil {
-			return fmt.Errorf("without a rule, the Service answers %q", body)
+		if body, err := get(c.Remote, "http://"+web+"/"); !errors.Is(err, syscall.ECONNREFUSED) {
+			return fmt.Errorf("without a rule, the Service answers %q, %v, and is not refused", body, err)
 		}
 		return nil
 	})

@@ -116,6 +116,13 @@ func (c *Cluster) prepareNode() {
 	if out, err := route.CombinedOutput(); err != nil {
 		c.t.Fatalf("route to the node: %v\n%s", err, out)
 	}
+	// kube-proxy refuses connections to Services without endpoints by ICMP. The kernel limits these
+	// messages together with redirects, which the remote would get: it is on the router's own link.
+	for name, value := range map[string]string{"ipv4.conf.all.send_redirects": "0", "ipv4.conf.srv.send_redirects": "0", "ipv4.icmp_ratelimit": "0"} {
+		if err := c.Host.SetSysctl("net."+name, value); err != nil {
+			c.t.Fatal(err)
+		}
+	}
 	err := errors.Join(
 		c.Write("kubelet.yaml", fmt.Sprintf(kubeletConfig, testkit.HostAddr4, group, c.Rig.Dir())),
 		c.Write("proxy.yaml", fmt.Sprintf(proxyConfig, NodeName, c.Kubeconfig("system:kube-proxy"))),
