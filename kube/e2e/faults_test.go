@@ -154,7 +154,7 @@ func (c *cluster) unserved() {
 	web := c.service("web")
 	testkit.Eventually(c.t, func() error {
 		if body, err := get(c.Remote, "http://"+web+"/"); !errors.Is(err, syscall.ECONNREFUSED) {
-			return fmt.Errorf("without a rule, the Service answers %q, %v, and is not refused", body, err)
+			return errors.Join(fmt.Errorf("without a rule, the Service answers %q, and does not refuse", body), err)
 		}
 		return nil
 	})
