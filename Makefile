@@ -109,9 +109,10 @@ lint:
 test: deps build
 	$(MAKE) -j2 lint tests
 
-tests: build sanitized
+# The second line has a cluster where the cache has Kubernetes' programs (make deps-kube).
+tests: build sanitized kube
 	scripts/tests.sh -timeout 20m
-	TSUGIKI_MODULE=kube scripts/tests.sh -timeout 10m
+	TSUGIKI_SHOW=TestCluster TSUGIKI_MODULE=kube scripts/tests.sh -timeout 30m
 
 # The density study once, with as many containers as it has: the tests have a few.
 test-density: deps build
@@ -137,7 +138,7 @@ test-engines: deps-engines build
 # A real cluster of one node: Kubernetes' own programs, and containerd.
 test-kube: deps-kube build kube
 	$(GO) -C kube generate ./... && git diff --exit-code --stat -- kube deploy/crds
-	TSUGIKI_KUBE=1 TSUGIKI_MODULE=kube scripts/tests.sh -timeout 30m
+	TSUGIKI_SHOW=TestCluster TSUGIKI_MODULE=kube scripts/tests.sh -timeout 30m
 
 # All tests with long loops: 100,000 connections through one container, a hundred kills, ten
 # minutes of random calls under random rules.

@@ -113,7 +113,8 @@ elif [[ ${1:-} == bench-translate ]]; then
 elif [[ ${1:-} != demo ]]; then
 	[[ ${1:-} != kernels ]] || install qemu-system-x86 kmod xz-utils busybox-static
 	[[ ${1:-} != engines ]] || install libseccomp-dev # runc is built
-	[[ ${1:-} != kube ]] || install etcd-server conntrack
+	# Tests run a cluster where its programs have been built.
+	[[ ${1:-} != kube && ! -x ${TSUGIKI_KUBE_CACHE:-.cache/kube}/kubelet ]] || install etcd-server conntrack
 	install "${programs[@]}" "${engines[@]}"
 	[[ $(dpkg --print-architecture) != amd64 ]] || install user-mode-linux # test/vm
 	if [[ $(dpkg --print-architecture) == amd64 ]]; then

@@ -4,7 +4,8 @@
 # Most packages share the machine, three at a time: many tests wait. The packages with the
 # largest budgets (.ci/budget) start first, so test/e2e, which takes longest, runs beside all
 # others. The packages of .ci/serial follow, one at a time. TSUGIKI_PACKAGES are other packages
-# than all, and TSUGIKI_MODULE is the folder of another module than the root's.
+# than all, and TSUGIKI_MODULE is the folder of another module than the root's. TSUGIKI_SHOW is a
+# test whose subtests are shown as they end.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 
@@ -39,4 +40,4 @@ rm -rf .cache/test-logs
 	status=$?
 	((${#serial[@]})) || exit "$status"
 	run -p 1 "$@" "${serial[@]}" && exit "$status"
-} | go run ./internal/testreport -skips .ci/skips -budget .ci/budget -logs .cache/test-logs
+} | go run ./internal/testreport -skips .ci/skips -budget .ci/budget -logs .cache/test-logs -show "${TSUGIKI_SHOW:-}"

@@ -29,14 +29,15 @@ func main() {
 	skips := flag.String("skips", "", "file of the skips that are expected")
 	budgets := flag.String("budget", "", "file of the seconds that packages may take")
 	logs := flag.String("logs", "", "directory for the output of each failed test")
+	show := flag.String("show", "", "test whose subtests are shown as they end, with what they log")
 	flag.Parse()
-	if err := run(os.Stdin, os.Stdout, *skips, *budgets, *logs); err != nil {
+	if err := run(os.Stdin, os.Stdout, *skips, *budgets, *logs, *show); err != nil {
 		fmt.Fprintln(os.Stderr, "testreport:", err)
 		os.Exit(1)
 	}
 }
 
-func run(in io.Reader, out io.Writer, skips, budgets, logs string) error {
+func run(in io.Reader, out io.Writer, skips, budgets, logs, show string) error {
 	expected, err := readExpected(skips)
 	if err != nil {
 		return err
@@ -46,6 +47,7 @@ func run(in io.Reader, out io.Writer, skips, budgets, logs string) error {
 		return err
 	}
 	r := newReporter(out, expected, logs)
+	r.show = show
 	if err := r.read(in); err != nil {
 		return err
 	}

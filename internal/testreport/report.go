@@ -33,6 +33,7 @@ type reporter struct {
 	out      io.Writer
 	expected []string // skips
 	logs     string   // directory, empty for none
+	show     string   // subtests of this test are shown; empty for none
 
 	output map[string]*strings.Builder // of what has no verdict yet, see event.key
 	begun  map[string][]string         // tests without a verdict, by package
@@ -110,6 +111,9 @@ func (r *reporter) testEnds(e event) error {
 	r.begun[e.Package] = slices.DeleteFunc(r.begun[e.Package], func(t string) bool { return t == e.Test })
 	r.tests = append(r.tests, timed{pkg: e.Package, name: e.Test, seconds: e.Elapsed})
 	text := r.take(e.key())
+	if of, _, is := strings.Cut(e.Test, "/"); is && of == r.show && e.Action != "fail" {
+		fmt.Fprintf(r.out, "%-5s %s %.1fs\n%s", e.Action, e.Test, e.Elapsed, logged(text))
+	}
 	switch e.Action {
 	case "fail":
 		return r.fail(e.key(), text)
@@ -122,6 +126,17 @@ func (r *reporter) testEnds(e event) error {
 		r.passed++
 	}
 	return nil
+}
+
+// logged returns what a test itself has said of its output.
+func logged(text string) string {
+	var said strings.Builder
+	for line := range strings.Lines(text) {
+		if strings.HasPrefix(line, "    ") {
+			said.WriteString(line)
+		}
+	}
+	return said.String()
 }
 
 func (r *reporter) packageEnds(e event) error {

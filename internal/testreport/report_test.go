@@ -30,6 +30,13 @@ const (
 {"Action":"skip","Package":"m/c","Test":"TestC/x","Elapsed":0}
 {"Action":"pass","Package":"m/c","Elapsed":0}
 `
+	subtestEvents = `{"Action":"run","Package":"m/f","Test":"TestF/x"}
+{"Action":"output","Package":"m/f","Test":"TestF/x","Output":"=== RUN   TestF/x\n"}
+{"Action":"output","Package":"m/f","Test":"TestF/x","Output":"    f_test.go:1: a ratio of 2\n"}
+{"Action":"pass","Package":"m/f","Test":"TestF/x","Elapsed":1}
+{"Action":"pass","Package":"m/f","Test":"TestF","Elapsed":1}
+{"Action":"pass","Package":"m/f","Elapsed":1}
+`
 	buildEvents = `{"ImportPath":"m/d [m/d.test]","Action":"build-output","Output":"# m/d [m/d.test]\n"}
 {"ImportPath":"m/d [m/d.test]","Action":"build-output","Output":"d_test.go:1:56: undefined: x\n"}
 {"ImportPath":"m/d [m/d.test]","Action":"build-fail"}
@@ -49,11 +56,17 @@ func TestReport(t *testing.T) {
 	tests := []struct {
 		name, in string
 		skips    []string
+		show     string
 		budget   budget
 		want     []string // parts of the report, in this order
 		not      string
 		err      string
 	}{
+		{
+			name: "a test whose subtests are shown", in: subtestEvents, show: "TestF",
+			want: []string{"pass  TestF/x 1.0s\n    f_test.go:1: a ratio of 2\n"}, not: "=== RUN",
+		},
+		{name: "a test whose subtests are not shown", in: subtestEvents, show: "Test", want: []string{"2 passed"}, not: "a ratio of 2"},
 		{
 			name: "a good run", in: passEvents, not: "hello",
 			want: []string{"pass  m/a 3.0s", "2.0 s  m/a TestA", "3.0 s  m/a", "3.0 s in all packages, 3.0 s from the first event to the last", "1 passed, 0 failed, 0 skipped"},
@@ -109,6 +122,7 @@ func TestReport(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			var out strings.Builder
 			r := newReporter(&out, tt.skips, "")
+			r.show = tt.show
 			err := r.read(strings.NewReader(tt.in))
 			if err == nil {
 				err = r.close(tt.budget)

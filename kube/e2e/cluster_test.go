@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -11,77 +12,45 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/tsugiki/tsugiki/internal/testkit"
 	"github.com/tsugiki/tsugiki/internal/testkit/engines"
-	"github.com/tsugiki/tsugiki/kube/kubetest"
 	"github.com/tsugiki/tsugiki/kube/node"
-	"github.com/tsugiki/tsugiki/kube/v1alpha1"
 )
 
-// shop are two web servers behind a Service, redis, and a neighbour that may use nothing of them.
-const shop = kubetest.Shop + `
-apiVersion: tsugiki.dev/v1alpha1
-kind: GraftEndpoint
-metadata: {name: redis}
-spec: {type: IPv4, ports: "6379", allowedPods: [{namespaceSelector: {matchLabels: {team: shop}}, podSelector: {matchLabels: {app: redis}}}]}
----
-apiVersion: tsugiki.dev/v1alpha1
-kind: GraftEndpoint
-metadata: {name: node}
-spec: {type: IPv4, destinations: [{cidr: 198.51.100.1/32}, {cidr: 10.96.0.0/16}], allowedPods: [{namespaceSelector: {matchLabels: {team: shop}}}]}
----
-apiVersion: tsugiki.dev/v1alpha1
-kind: GraftPolicy
-metadata: {name: web, namespace: shop}
-spec:
-  podSelector: {matchLabels: {app: web}}
-  ingress: [{endpoint: web, port: 80, service: {name: web, port: http}}]
-  egress: [{endpoint: node, to: [198.51.100.1/32], ports: "6379", protocol: TCP}]
----
-apiVersion: tsugiki.dev/v1alpha1
-kind: GraftPolicy
-metadata: {name: redis, namespace: shop}
-spec:
-  podSelector: {matchLabels: {app: redis}}
-  ingress: [{endpoint: redis, port: 6379}]
----
-apiVersion: v1
-kind: Service
-metadata: {name: web, namespace: shop}
-spec: {ports: [{name: http, port: 80}]}
-`
-
-// deployment is one of an app, with more of its container.
-func deployment(app string, replicas int, args []string, more string) string {
-	return fmt.Sprintf(`
-apiVersion: apps/v1
-kind: Deployment
-metadata: {name: %[1]s, namespace: shop}
-spec:
-  replicas: %[2]d
-  selector: {matchLabels: {app: %[1]s}}
-  template:
-    metadata: {labels: {app: %[1]s}}
-    spec:
-      runtimeClassName: tsugiki
-      automountServiceAccountToken: false
-      enableServiceLinks: false
-      terminationGracePeriodSeconds: 1
-      containers:
-      - {name: main, image: %[3]q, imagePullPolicy: Never, command: [%[4]s]%[5]s}
-`, app, replicas, engines.ImageName, quoted(args), more)
+type subtest struct {
+	name string
+	run  func(*cluster)
 }
 
-func quoted(args []string) string {
-	var list []string
-	for _, a := range args {
-		list = append(list, fmt.Sprintf("%q", a))
+// TestCluster is one test, because a cluster takes a while to start. Each subtest leaves the shop as
+// it has found it.
+func TestCluster(t *testing.T) {
+	c := newCluster(t)
+	c.openShop()
+	tests := []subtest{
+		{"a Service reaches grafted pods", (*cluster).testService},
+		{"probes", (*cluster).testProbes},
+		{"a policy lets one client reach a server, and not its neighbour", (*cluster).testNeighbour},
+		{"a pod of several containers", (*cluster).testContainers},
+		{"pods are refused with events", (*cluster).testRefused},
+		{"a pod that logs much is charged", (*cluster).testCharged},
+		{"the API server is down", (*cluster).testServerDown},
+		{"the node is cut off", (*cluster).testCutOff},
+		{"resources are deleted while pods run", (*cluster).testDeleted},
+		{"tsugiki-kube is replaced", (*cluster).testReplaced},
+		{"the agent is restarted", (*cluster).testAgentRestarted},
+		{"the node is drained", (*cluster).testDrained},
 	}
-	return strings.Join(list, ", ")
+	if testkit.Soaking() {
+		tests = append(tests, subtest{"what containers of a pod pay", (*cluster).testCost})
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) { test.run(c.with(t)) })
+	}
 }
 
 // get asks a server from a namespace of the topology.
@@ -89,11 +58,10 @@ func get(ns *testkit.Namespace, url string) (string, error) {
 	c := http.Client{Timeout: testkit.Patience, Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, network, addr string) (conn net.Conn, err error) {
-			err = ns.Do(func() (err error) {
+			return conn, errors.Join(ns.Do(func() error {
 				conn, err = new(net.Dialer).DialContext(ctx, network, addr)
 				return err
-			})
-			return conn, err
+			}))
 		},
 	}}
 	r, err := c.Get(url)
@@ -102,216 +70,199 @@ func get(ns *testkit.Namespace, url string) (string, error) {
 	}
 	defer r.Body.Close()
 	body, err := io.ReadAll(r.Body)
+	if err == nil && r.StatusCode != http.StatusOK {
+		err = errors.New(r.Status)
+	}
 	return string(body), err
 }
 
-// TestCluster is one test, because a cluster takes a while to start.
-func TestCluster(t *testing.T) {
-	c := newCluster(t)
-	c.apply(shop)
-	for _, test := range []struct {
-		name string
-		run  func(*testing.T, *cluster)
-	}{
-		{"a Service reaches grafted pods", testService},
-		{"a policy lets one client reach a server, and not its neighbour", testNeighbour},
-		{"pods are refused with events", testRefused},
-		{"the API server is down", testServerDown},
-		{"the agent is restarted", testAgentRestarted},
-		{"resources are deleted while pods run", testDeleted},
-	} {
-		if !t.Run(test.name, func(t *testing.T) {
-			outer := c.t
-			c.t = t
-			defer func() { c.t = outer }()
-			test.run(t, c)
-		}) {
-			break // the others build on it
-		}
-	}
-}
-
-const readiness = `, ports: [{containerPort: 80, name: http}], readinessProbe: {httpGet: {port: http, path: /}, periodSeconds: 1}`
-
-func testService(t *testing.T, c *cluster) {
-	c.apply(deployment("web", 2, engines.Nginx, readiness))
-	pods := c.rolledOut("web")
-	var s corev1.Service
-	if err := c.Admin.Get(t.Context(), types.NamespacedName{Namespace: "shop", Name: "web"}, &s); err != nil {
-		t.Fatal(err)
-	}
-	url := "http://" + s.Spec.ClusterIP + "/?from-remote"
-	c.routeServices()
-	testkit.Eventually(t, func() error {
-		body, err := get(c.Remote, url)
-		if err == nil && body != "hello\n" {
-			err = fmt.Errorf("the Service answers %q", body)
-		}
-		return err
-	})
-	for range 20 { // both pods are asked
-		if _, err := get(c.Remote, url); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, p := range pods {
-		if p.Annotations[node.AnnotationPorts] == "" || !slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
-			return c.Type == node.ConditionGrafted && c.Status == corev1.ConditionTrue
-		}) {
-			t.Errorf("pod %s: annotations %v, conditions %+v", p.Name, p.Annotations, p.Status.Conditions)
-		}
-		log, err := c.Kubectl("logs", "-n", "shop", p.Name)
-		if want := testkit.RemoteAddr4.String() + " "; err != nil || !strings.Contains(log, want) {
-			t.Errorf("the log of pod %s has no client %s: %v\n%s", p.Name, want, err, log)
-		}
-	}
-}
-
-// routeServices has the remote send packets for Services to the node, as a router would.
-func (c *cluster) routeServices() {
+// served waits until a server that the remote asks says hello.
+func (c *cluster) served(address string) {
 	c.t.Helper()
-	out, err := c.Remote.Command(c.t.Context(), "ip", "route", "replace", "10.96.0.0/16", "via", testkit.HostAddr4.String()).CombinedOutput()
-	if err == nil {
-		err = c.Host.SetSysctl("net.ipv4.ip_forward", "1")
-	}
-	if err != nil {
-		c.t.Fatalf("route to the node: %v\n%s", err, out)
-	}
-}
-
-func testNeighbour(t *testing.T, c *cluster) {
-	c.apply(deployment("redis", 1, engines.Redis, ""))
-	c.rolledOut("redis")
-	ping := []string{"redis-cli", "-h", testkit.HostAddr4.String(), "ping"}
-	web := c.pods("web")[0].Name
-	testkit.Eventually(t, func() error {
-		out, err := c.exec(web, ping...)
-		if err == nil && out != "PONG\n" {
-			err = fmt.Errorf("redis answers %q", out)
+	testkit.Eventually(c.t, func() error {
+		body, err := get(c.Remote, "http://"+address+"/")
+		if err == nil && body != "hello\n" {
+			err = fmt.Errorf("%s answers %q", address, body)
 		}
 		return err
 	})
-	// The neighbour has another policy, and the node's firewall keeps the network of pods from ports
-	// that pods are given.
-	c.apply(`{apiVersion: tsugiki.dev/v1alpha1, kind: GraftPolicy, metadata: {name: neighbour, namespace: shop},
-		spec: {podSelector: {matchLabels: {app: neighbour}}, egress: [{endpoint: node, to: [10.96.0.0/16]}]}}`)
-	c.Must("nft", "add table inet graft; add chain inet graft input { type filter hook input priority 0; }; add rule inet graft input iifname cni0 tcp dport { 6379, 31000-31999 } reject")
-	c.apply(deployment("neighbour", 1, nil, ""))
-	neighbour := c.rolledOut("neighbour")[0].Name
-	if out, err := c.exec(neighbour, ping...); err == nil || strings.Contains(out, "PONG") {
-		t.Errorf("the neighbour reaches redis: %q, %v", out, err)
+}
+
+// service returns the address of a Service.
+func (c *cluster) service(name string) string {
+	c.t.Helper()
+	var s corev1.Service
+	if err := c.Admin.Get(context.Background(), types.NamespacedName{Namespace: "shop", Name: name}, &s); err != nil {
+		c.t.Fatal(err)
 	}
-	if out, err := c.exec(web, ping...); err != nil || out != "PONG\n" {
-		t.Errorf("after that, the client with a policy does not: %q, %v", out, err)
+	return s.Spec.ClusterIP
+}
+
+// testService asks both web servers by their Service, and redis by its Service from a grafted pod.
+// The servers log the client's own address.
+func (c *cluster) testService() {
+	pods, web := c.pods("web"), c.service("web")
+	c.served(web)
+	for _, p := range pods {
+		c.grafted(&p)
+		testkit.Eventually(c.t, func() error {
+			if _, err := get(c.Remote, "http://"+web+"/"); err != nil {
+				return err
+			}
+			log, err := c.Kubectl("logs", "-n", "shop", p.Name)
+			if want := testkit.RemoteAddr4.String() + " 200 /\n"; err == nil && !strings.Contains(log, want) {
+				err = fmt.Errorf("the log of pod %s has no %q:\n%s", p.Name, want, log)
+			}
+			return err
+		})
+	}
+	c.says("PONG\n", pods[0].Name, "redis-cli", "-h", c.service("redis"), "ping")
+	list, err := c.exec(pods[0].Name, "redis-cli", "-h", c.service("redis"), "client", "list")
+	if want := " addr=" + testkit.HostAddr4.String() + ":"; err != nil || !strings.Contains(list, want) {
+		c.t.Errorf("clients of redis, want one%s…: %v\n%s", want, err, list)
 	}
 }
 
-func testRefused(t *testing.T, c *cluster) {
-	c.apply(`{apiVersion: tsugiki.dev/v1alpha1, kind: GraftPolicy, metadata: {name: thief, namespace: shop},
-		spec: {podSelector: {matchLabels: {app: thief}}, ingress: [{endpoint: redis, port: 6379}]}}`)
-	for app, tt := range map[string]struct{ more, why string }{
-		"thief":  {"", "GraftEndpoint redis is not for this pod"},
-		"nobody": {"", "no GraftPolicy of namespace shop selects the pod"},
-		"admin":  {", securityContext: {capabilities: {add: [NET_ADMIN]}}", "container main has CAP_NET_ADMIN"},
-	} {
-		c.apply(deployment(app, 1, nil, tt.more))
-		c.event(app, node.ReasonRefused, tt.why)
-		for _, p := range c.pods(app) {
-			if p.Status.Phase == corev1.PodRunning {
-				t.Errorf("pod %s runs", p.Name)
+// grafted checks that a pod says what it has been given.
+func (c *cluster) grafted(p *corev1.Pod) {
+	c.t.Helper()
+	c.hostPort(p)
+	if !slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == node.ConditionGrafted && c.Status == corev1.ConditionTrue
+	}) {
+		c.t.Errorf("pod %s has no condition that it is grafted: %+v", p.Name, p.Status.Conditions)
+	}
+}
+
+const probed = `
+apiVersion: v1
+kind: Service
+metadata: {name: probed, namespace: shop}
+spec: {ports: [{name: http, port: 80}, {name: redis, port: 6379}]}
+---
+apiVersion: tsugiki.dev/v1alpha1
+kind: GraftEndpoint
+metadata: {name: probed}
+spec: {type: IPv4, ports: 32000-32999, allowedPods: [{namespaceSelector: {matchLabels: {team: shop}}}]}
+---
+apiVersion: tsugiki.dev/v1alpha1
+kind: GraftPolicy
+metadata: {name: probed, namespace: shop}
+spec:
+  podSelector: {matchLabels: {app: probed}}
+  ingress:
+  - {endpoint: probed, port: 80, container: http, service: {name: probed, port: http}}
+  - {endpoint: probed, port: 6379, container: tcp, service: {name: probed, port: redis}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: probed, namespace: shop, labels: {app: probed}}
+spec: {%s containers: [%s, %s, %s]}
+`
+
+// testProbes has a pod with a probe of each kind, whose Service has endpoints while all succeed.
+func (c *cluster) testProbes() {
+	const often = `, readinessProbe: {%s, periodSeconds: 1}`
+	c.lend(fmt.Sprintf(probed, podSpec,
+		container("http", engines.Nginx, fmt.Sprintf(often, "httpGet: {port: 80, path: /}")),
+		container("tcp", engines.Redis, fmt.Sprintf(often, "tcpSocket: {port: 6379}")),
+		container("exec", nil, fmt.Sprintf(often, "exec: {command: [test, -e, /tmp/ready]}"))))
+	ready := func(what string, want map[string]bool, all bool) {
+		c.t.Helper()
+		c.awaitReady(what, want, all)
+	}
+	ready("nobody has made the file", map[string]bool{"http": true, "tcp": true, "exec": false}, false)
+	c.in("probed", "exec", "touch", "/tmp/ready")
+	ready("all succeed", map[string]bool{"http": true, "tcp": true, "exec": true}, true)
+	c.served(c.service("probed"))
+	c.in("probed", "http", "mv", "/srv/index.html", "/srv/away")
+	ready("the server answers 403", map[string]bool{"http": false, "tcp": true, "exec": true}, false)
+	c.in("probed", "http", "mv", "/srv/away", "/srv/index.html")
+	c.in("probed", "exec", "rm", "/tmp/ready")
+	ready("the file is gone", map[string]bool{"http": true, "tcp": true, "exec": false}, false)
+}
+
+// awaitReady waits until containers of the pod are ready or not, and the endpoint of its Service.
+func (c *cluster) awaitReady(what string, want map[string]bool, all bool) {
+	c.t.Helper()
+	testkit.Eventually(c.t, func() error {
+		for _, s := range c.pods("probed")[0].Status.ContainerStatuses {
+			if s.Ready != want[s.Name] {
+				return fmt.Errorf("%s: container %s is ready: %v\n%s", what, s.Name, s.Ready, c.describe("shop"))
 			}
 		}
-	}
-	for _, app := range []string{"nobody", "admin", "thief"} {
-		if out, err := c.Kubectl("delete", "deployment", "-n", "shop", app, "--wait"); err != nil {
-			t.Errorf("%v: %s", err, out)
+		var list discoveryv1.EndpointSliceList
+		of := client.MatchingLabels{discoveryv1.LabelServiceName: "probed"}
+		if err := c.Admin.List(context.Background(), &list, client.InNamespace("shop"), of); err != nil {
+			return err
 		}
-	}
-}
-
-// testServerDown kills the API server, and a container of a pod: the kubelet starts it again, and
-// the agent has the pod's grant.
-func testServerDown(t *testing.T, c *cluster) {
-	p := c.pods("web")[0]
-	port := hostPort(t, &p)
-	c.Server.Kill()
-	if out, err := c.crictlKill(&p); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	testkit.Eventually(t, func() error {
-		_, err := get(c.Remote, "http://"+port+"/")
-		return err
+		if len(list.Items) != 1 || len(list.Items[0].Ports) != 2 || *list.Items[0].Endpoints[0].Conditions.Ready != all {
+			return fmt.Errorf("%s: the Service has slices %+v", what, list.Items)
+		}
+		return nil
 	})
-	c.Server.Start()
-	c.Await()
-	testkit.Eventually(t, func() error { return c.Admin.List(t.Context(), &v1alpha1.GraftPolicyList{}) })
-	c.rolledOut("web")
 }
 
-func testAgentRestarted(t *testing.T, c *cluster) {
-	p := c.pods("web")[0]
-	port := hostPort(t, &p)
-	c.agent.Kill()
-	c.agent.Start()
-	testkit.Eventually(t, func() error {
-		_, err := get(c.Remote, "http://"+port+"/")
-		return err
-	})
-	if out, err := c.Kubectl("rollout", "restart", "deployment/web", "-n", "shop"); err != nil {
-		t.Fatalf("%v: %s", err, out)
+// in runs a program in a container of a pod, and returns what it prints.
+func (c *cluster) in(pod, container string, args ...string) string {
+	c.t.Helper()
+	out, err := c.Kubectl(append([]string{"exec", "-n", "shop", pod, "-c", container, "--"}, args...)...)
+	if err != nil {
+		c.t.Fatalf("%s in container %s of %s: %v\n%s", strings.Join(args, " "), container, pod, err, out)
 	}
-	if out, err := c.Kubectl("rollout", "status", "deployment/web", "-n", "shop", "--timeout", testkit.Patience.String()); err != nil {
-		t.Fatalf("%v: %s\n%s", err, out, c.describe("web"))
-	}
+	return out
 }
 
-func testDeleted(t *testing.T, c *cluster) {
-	web := c.pods("web")[0].Name
+func (c *cluster) testNeighbour() {
+	c.lend(`{apiVersion: tsugiki.dev/v1alpha1, kind: GraftPolicy, metadata: {name: neighbour, namespace: shop},
+		spec: {podSelector: {matchLabels: {app: neighbour}}, egress: [{endpoint: node, to: [10.96.0.0/24]}]}}` +
+		"\n---\n" + deployment("neighbour", 1, nil, ""))
+	c.rolledOut("shop", "neighbour")
 	ping := []string{"redis-cli", "-h", testkit.HostAddr4.String(), "ping"}
-	var e v1alpha1.GraftEndpoint
-	if err := c.Admin.Get(t.Context(), types.NamespacedName{Name: "node"}, &e); err != nil {
-		t.Fatal(err)
+	web := c.pods("web")[0].Name
+	c.says("PONG\n", web, ping...)
+	if out, err := c.exec(c.pods("neighbour")[0].Name, ping...); err == nil || strings.Contains(out, "PONG") {
+		c.t.Errorf("the neighbour reaches redis: %q, %v", out, err)
 	}
-	if err := c.Admin.Delete(t.Context(), &v1alpha1.GraftEndpoint{ObjectMeta: metav1.ObjectMeta{Name: "node"}}); err != nil {
-		t.Fatal(err)
-	}
-	c.event("web", node.ReasonWithdrawn, "198.51.100.1/32:6379")
-	if out, err := c.exec(web, ping...); err == nil {
-		t.Errorf("without the endpoint, redis answers %q", out)
-	}
-	e.ResourceVersion, e.UID = "", ""
-	if err := c.Admin.Create(t.Context(), &e); err != nil {
-		t.Fatal(err)
-	}
-	testkit.Eventually(t, func() error {
-		out, err := c.exec(web, ping...)
-		if err == nil && out != "PONG\n" {
-			err = fmt.Errorf("redis answers %q", out)
+	c.says("PONG\n", web, ping...)
+}
+
+// testRefused has pods that are not for what they ask for. The events say what to do.
+func (c *cluster) testRefused() {
+	c.lend(`{apiVersion: tsugiki.dev/v1alpha1, kind: GraftPolicy, metadata: {name: thief, namespace: shop},
+		spec: {podSelector: {matchLabels: {app: thief}}, ingress: [{endpoint: redis, port: 6379}]}}`)
+	for app, tt := range map[string]struct {
+		pod, main string
+		why       []string
+	}{
+		"thief":  {"", "", []string{"GraftEndpoint redis is not for this pod", "allowedPods"}},
+		"nobody": {"", "", []string{"no GraftPolicy of namespace shop selects the pod", "make one, or leave the RuntimeClass out"}},
+		"admin": {
+			"", ", securityContext: {capabilities: {add: [NET_ADMIN]}}",
+			[]string{"container main has CAP_NET_ADMIN", "take the capability (or privileged) away, or set hostUsers: false"},
+		},
+		"privileged": {
+			"", ", securityContext: {privileged: true}",
+			[]string{"container main has CAP_NET_ADMIN", "take the capability (or privileged) away"},
+		},
+		"host": {"hostNetwork: true,", "", []string{"the pod uses the host's network", "leave hostNetwork or the RuntimeClass out"}},
+	} {
+		c.lend(fmt.Sprintf("{apiVersion: v1, kind: Pod, metadata: {name: %[1]s, namespace: shop, labels: {app: %[1]s}}, spec: {%[2]s %[3]s containers: [%[4]s]}}",
+			app, podSpec, tt.pod, container("main", nil, tt.main)))
+		note := c.event(app, node.ReasonRefused, tt.why[0])
+		for _, why := range tt.why {
+			if !strings.Contains(note, why) {
+				c.t.Errorf("the event of pod %s does not say %q: %s", app, why, note)
+			}
 		}
-		return err
-	})
-	if err := c.Admin.DeleteAllOf(t.Context(), &v1alpha1.GraftPolicy{}, client.InNamespace("shop")); err != nil {
-		t.Fatal(err)
+		p := c.pods(app)[0]
+		for _, s := range p.Status.ContainerStatuses {
+			if s.State.Running != nil {
+				c.t.Errorf("pod %s runs: %+v", app, s)
+			}
+		}
+		if m, err := c.container(p.UID, "main"); err == nil {
+			c.t.Errorf("the agent has taken the container of pod %s: %+v", app, m)
+		}
 	}
-	c.event("web", node.ReasonWithdrawn, "0.0.0.0:80")
-}
-
-// hostPort returns the address of a pod's server on the node.
-func hostPort(t *testing.T, p *corev1.Pod) string {
-	t.Helper()
-	_, after, found := strings.Cut(p.Annotations[node.AnnotationPorts], `"host":"`)
-	host, _, _ := strings.Cut(after, `"`)
-	if !found {
-		t.Fatalf("pod %s has no port of the node: %v", p.Name, p.Annotations)
-	}
-	return host
-}
-
-// crictlKill kills the first process of a pod's container, as the kernel does for want of memory.
-func (c *cluster) crictlKill(p *corev1.Pod) (string, error) {
-	_, id, _ := strings.Cut(p.Status.ContainerStatuses[0].ContainerID, "://")
-	ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
-	defer cancel()
-	out, err := c.Rig.Command(ctx, "ctr", "-n", "k8s.io", "task", "kill", "-s", "SIGKILL", id).CombinedOutput()
-	return string(out), err
 }

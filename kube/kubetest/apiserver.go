@@ -68,7 +68,7 @@ func StartAPIServer(t testing.TB, host *testkit.Namespace, place Place) *APIServ
 	addr := testkit.HostAddr4.String()
 	a.Server = Run(t, place, server, "--etcd-servers", clients,
 		"--bind-address", addr, "--advertise-address", addr, "--secure-port", fmt.Sprint(apiPort), "--cert-dir", a.file("certs"),
-		"--service-cluster-ip-range", "10.96.0.0/16", "--authorization-mode", "Node,RBAC", "--token-auth-file", a.file("tokens"),
+		"--service-cluster-ip-range", serviceRange, "--authorization-mode", "Node,RBAC", "--token-auth-file", a.file("tokens"),
 		"--service-account-issuer", "https://kubernetes.default.svc", "--service-account-key-file", a.file("key"),
 		"--service-account-signing-key-file", a.file("key"), "--enable-admission-plugins", "NodeRestriction",
 		"--allow-privileged", "--profiling=false", "--kubelet-preferred-address-types", "InternalIP")
@@ -117,13 +117,17 @@ func (a *APIServer) Await() {
 
 func (a *APIServer) url() string { return fmt.Sprintf("https://%s:%d", testkit.HostAddr4, apiPort) }
 
-// Config is the configuration of a client in the test's own process, by a user or a token.
-func (a *APIServer) Config(token string) *rest.Config {
+// Config is the configuration of a client in the test's own process, by a user or a token. It
+// connects from the node.
+func (a *APIServer) Config(token string) *rest.Config { return a.ConfigFrom(a.host, token) }
+
+// ConfigFrom is Config for a client that connects from another namespace.
+func (a *APIServer) ConfigFrom(ns *testkit.Namespace, token string) *rest.Config {
 	return &rest.Config{
 		Host: a.url(), BearerToken: token, QPS: -1,
 		TLSClientConfig: rest.TLSClientConfig{CAFile: a.file("certs/apiserver.crt")},
 		Dial: func(ctx context.Context, network, addr string) (conn net.Conn, err error) {
-			return conn, errors.Join(a.host.Do(func() error {
+			return conn, errors.Join(ns.Do(func() error {
 				conn, err = new(net.Dialer).DialContext(ctx, network, addr)
 				return err
 			}))

@@ -17,13 +17,22 @@ import (
 	"github.com/tsugiki/tsugiki/internal/testkit/engines"
 )
 
-// Cluster is a cluster of one node: the host of a topology.
+// Cluster is a cluster of one node: the host of a topology. Its remote is a machine outside of the
+// cluster, and the node's default router. Pods are reached from there by the node's addresses.
 type Cluster struct {
 	*APIServer
 	*testkit.Topology
 	Rig   *engines.Rig
-	Admin client.Client
+	Admin client.Client // connects from the remote: it goes on when the node is cut off
+	admin string        // kubectl's configuration
 	t     testing.TB
+}
+
+// With is the cluster for a subtest.
+func (c *Cluster) With(t testing.TB) *Cluster {
+	of := *c
+	of.t = t
+	return &of
 }
 
 // sysctls are what a kubelet writes into the machine's, and so into that of everybody. In the rig,
@@ -63,21 +72,26 @@ hostnameOverride: %[1]s
 mode: nftables
 `
 
-// StartCluster starts a cluster whose pods may have the image and the runtimes of the options. It
-// skips the test where a program is missing.
-func StartCluster(t testing.TB, o engines.Options) *Cluster {
+// StartCluster starts a cluster whose pods may have the image and the runtimes of the options, and
+// other images. It skips the test where a program is missing.
+func StartCluster(t testing.TB, o engines.Options, images ...*engines.Image) *Cluster {
 	t.Helper()
 	kubelet, proxy := Program(t, "kubelet"), Program(t, "kube-proxy")
 	controllers, scheduler := Program(t, "kube-controller-manager"), Program(t, "kube-scheduler")
 	need(t, "etcd", "containerd", "runc", "nft", "conntrack")
 	c := &Cluster{t: t, Topology: testkit.Build(t, testkit.Options{})}
 	c.Rig = engines.NewRig(t, c.Host, o)
-	c.Rig.Start(t, "cri")
+	containerd := c.Rig.Start(t, "cri")
+	for _, i := range images {
+		if err := containerd.Load(i); err != nil {
+			t.Fatal(err)
+		}
+	}
 	c.APIServer = StartAPIServer(t, c.Host, c.Rig)
-	c.Admin = kubeClient(t, c.APIServer)
+	c.Admin, c.admin = Client(t, c.ConfigFrom(c.Remote, "admin")), c.Kubeconfig("admin")
 	c.prepareNode()
 	Run(t, c.Rig, controllers, "--kubeconfig", c.Kubeconfig("system:kube-controller-manager"), "--leader-elect=false",
-		"--bind-address", "127.0.0.1", "--service-account-private-key-file", c.file("key"), "--root-ca-file", c.file("certs/apiserver.crt"))
+		"--bind-address", "127.0.0.1", "--use-service-account-credentials", "--service-account-private-key-file", c.file("key"), "--root-ca-file", c.file("certs/apiserver.crt"))
 	Run(t, c.Rig, scheduler, "--kubeconfig", c.Kubeconfig("system:kube-scheduler"), "--leader-elect=false", "--bind-address", "127.0.0.1")
 	dir := c.Rig.Dir()
 	Run(t, c.Rig, kubelet, "--config", filepath.Join(dir, "kubelet.yaml"), "--kubeconfig", c.Kubeconfig("system:node:"+NodeName),
@@ -87,14 +101,28 @@ func StartCluster(t testing.TB, o engines.Options) *Cluster {
 	return c
 }
 
-func kubeClient(t testing.TB, a *APIServer) client.Client { return Client(t, a.Config("admin")) }
+// serviceRange has the addresses of Services.
+const serviceRange = "10.96.0.0/16"
 
-// prepareNode writes files of the kubelet and kube-proxy, and makes the kubelet's cgroups in all
+// prepareNode connects the node with its default router, which sends packets for Services to it. It
+// writes files of the kubelet and kube-proxy, and makes the kubelet's cgroups in all
 // hierarchies: it makes groups below, and expects that cpuset's files are filled. The rig removes
 // groups of its name.
 func (c *Cluster) prepareNode() {
 	c.t.Helper()
 	group := filepath.Base(c.Rig.Group())
+	c.Must("ip", "route", "add", "default", "via", testkit.RemoteAddr4.String())
+	route := c.Remote.Command(context.Background(), "ip", "route", "add", serviceRange, "via", testkit.HostAddr4.String())
+	if out, err := route.CombinedOutput(); err != nil {
+		c.t.Fatalf("route to the node: %v\n%s", err, out)
+	}
+	// kube-proxy refuses connections to Services without endpoints by ICMP. The kernel limits these
+	// messages together with redirects, which the remote would get: it is on the router's own link.
+	for name, value := range map[string]string{"ipv4.conf.all.send_redirects": "0", "ipv4.conf.srv.send_redirects": "0", "ipv4.icmp_ratelimit": "0"} {
+		if err := c.Host.SetSysctl("net."+name, value); err != nil {
+			c.t.Fatal(err)
+		}
+	}
 	err := errors.Join(
 		c.Write("kubelet.yaml", fmt.Sprintf(kubeletConfig, testkit.HostAddr4, group, c.Rig.Dir())),
 		c.Write("proxy.yaml", fmt.Sprintf(proxyConfig, NodeName, c.Kubeconfig("system:kube-proxy"))),
@@ -169,6 +197,12 @@ func (c *Cluster) awaitNode() {
 func (c *Cluster) Kubectl(args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
 	defer cancel()
-	out, err := c.Rig.Command(ctx, Program(c.t, "kubectl"), append([]string{"--kubeconfig", c.Kubeconfig("admin")}, args...)...).CombinedOutput()
+	out, err := c.KubectlCommand(ctx, args...).CombinedOutput()
 	return string(out), err
+}
+
+// KubectlCommand prepares kubectl as the cluster's administrator, on the node.
+func (c *Cluster) KubectlCommand(ctx context.Context, args ...string) *testkit.Cmd {
+	c.t.Helper()
+	return c.Rig.Command(ctx, Program(c.t, "kubectl"), append([]string{"--kubeconfig", c.admin}, args...)...)
 }

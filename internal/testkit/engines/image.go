@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"embed"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -22,12 +23,13 @@ import (
 const ImageName = "localhost/tsugiki:test"
 
 // Image is an archive that all of the engines can load, as docker save makes it:
-// busybox (static), nginx, redis-server and redis-cli (dynamic), denied, interrupted and raw, see
-// testdata. Without arguments its containers do nothing until they are stopped.
+// busybox (static), nginx, redis-server, redis-cli and redis-benchmark (dynamic), denied, interrupted
+// and raw, see testdata. Without arguments its containers do nothing until they are stopped.
 type Image struct {
-	path  string // as docker save makes it
-	oci   string // as the image specification has it; empty: there is none
-	layer []byte
+	path    string // as docker save makes it
+	oci     string // as the image specification has it; empty: there is none
+	layer   []byte
+	program string // its containers run this; empty: see above
 }
 
 // archive is the path of the image's archive.
@@ -80,7 +82,7 @@ var imageFolders = []string{"bin", "dev", "etc", "lib", "lib64", "proc", "run", 
 
 // imagePrograms are those of the machine that it has, where their packages put
 // them.
-var imagePrograms = []string{"nginx", "redis-server", "redis-cli"}
+var imagePrograms = []string{"nginx", "redis-server", "redis-cli", "redis-benchmark"}
 
 //go:embed testdata/*.c
 var sources embed.FS
@@ -123,6 +125,22 @@ func (i *Image) Saying(dir, name string, words map[string]string) (*Image, error
 		return nil, err
 	}
 	return s, s.writeOCI(name, words)
+}
+
+// ProgramImage makes, in a folder, an image with a static program alone, which its containers run.
+func ProgramImage(dir, name, program string) (*Image, error) {
+	text, err := os.ReadFile(program)
+	if err != nil {
+		return nil, err
+	}
+	var layer bytes.Buffer
+	w := tar.NewWriter(&layer)
+	base := filepath.Base(program)
+	if err := errors.Join(add(w, base, 0o755, text), w.Close()); err != nil {
+		return nil, err
+	}
+	i := &Image{path: filepath.Join(dir, base+".tar"), layer: layer.Bytes(), program: "/" + base}
+	return i, i.write(name, nil)
 }
 
 // collect finds the programs and their libraries: files of the image by those of
@@ -224,10 +242,14 @@ func writeArchive(path string, files ...file) error {
 
 // config is the configuration of an image with one layer.
 func (i *Image) config(labels map[string]string) ([]byte, error) {
+	config := map[string]any{"Cmd": idle, "Env": []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}, "Labels": labels}
+	if i.program != "" {
+		config = map[string]any{"Entrypoint": []string{i.program}, "Labels": labels}
+	}
 	return json.Marshal(map[string]any{
 		"architecture": runtime.GOARCH,
 		"os":           "linux",
-		"config":       map[string]any{"Cmd": idle, "Env": []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}, "Labels": labels},
+		"config":       config,
 		"rootfs":       map[string]any{"type": "layers", "diff_ids": []string{"sha256:" + hash(i.layer)}},
 		"history":      []any{map[string]string{"created_by": "test"}},
 	})
