@@ -7,7 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -59,12 +58,11 @@ func TestStatus(t *testing.T) {
 	kubetest.CreateFiles(t, admin, nil, "crds/*.yaml", "manifests/namespace.yaml", "manifests/rbac.yaml")
 	testkit.Eventually(t, func() error { return admin.List(t.Context(), &v1alpha1.GraftPolicyList{}) })
 	kubetest.Create(t, admin, resources)
-	r := &authenticationv1.TokenRequest{}
-	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "tsugiki-kube-cluster", Namespace: "tsugiki"}}
-	if err := admin.SubResource("token").Create(t.Context(), account, r); err != nil {
+	token, err := kubetest.ClusterToken(t.Context(), admin)
+	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := ctrl.NewManager(s.Config(r.Status.Token), ctrl.Options{Scheme: admin.Scheme(), Metrics: server.Options{BindAddress: "0"}, Logger: logr.Discard()})
+	m, err := ctrl.NewManager(s.Config(token), ctrl.Options{Scheme: admin.Scheme(), Metrics: server.Options{BindAddress: "0"}, Logger: logr.Discard()})
 	if err == nil {
 		err = Add(m)
 	}

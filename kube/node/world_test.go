@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
-	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	eventsv1 "k8s.io/api/events/v1"
@@ -107,24 +106,11 @@ func newWorld(t *testing.T) *world {
 // token returns a token of tsugiki-kube on a node, as a pod of its DaemonSet has it.
 func (w *world) token(node string) string {
 	w.t.Helper()
-	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: "tsugiki-kube-" + node, Namespace: "tsugiki"},
-		Spec: corev1.PodSpec{
-			ServiceAccountName: "tsugiki-kube-node", NodeName: node, AutomountServiceAccountToken: new(bool),
-			Containers: []corev1.Container{{Name: "c", Image: "i"}},
-		},
-	}
-	if err := w.admin.Create(w.t.Context(), pod); err != nil {
+	token, err := kubetest.NodeToken(w.t.Context(), w.admin, node)
+	if err != nil {
 		w.t.Fatal(err)
 	}
-	r := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
-		BoundObjectRef: &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: pod.Name, UID: pod.UID},
-	}}
-	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "tsugiki-kube-node", Namespace: "tsugiki"}}
-	if err := w.admin.SubResource("token").Create(w.t.Context(), account, r); err != nil {
-		w.t.Fatal(err)
-	}
-	return r.Status.Token
+	return token
 }
 
 // start starts a node, with the permissions of deploy/.
