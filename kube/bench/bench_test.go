@@ -39,7 +39,7 @@ func TestFleet(t *testing.T) {
 	}
 	for _, want := range []struct {
 		test, metric, mode string
-		value              float64
+		value              float64 // of requests at the beginning at least that many: some are tried again
 	}{
 		{"install", "nodes that put grants", "", 3},
 		{"install", "lists of all nodes", "", 3 * watches[0]},
@@ -60,7 +60,8 @@ func TestFleet(t *testing.T) {
 			t.Errorf("%s: there is no figure %s %s", want.test, want.metric, want.mode)
 		}
 		for _, v := range values {
-			if v != want.value {
+			tried := strings.Contains(want.metric, "of all nodes") && want.value > 0
+			if v < want.value || v > want.value && !tried {
 				t.Errorf("%s: %s %s is %v, want %v", want.test, want.metric, want.mode, v, want.value)
 			}
 		}
