@@ -45,6 +45,13 @@ func (f *figures) run(ctx context.Context) error {
 			}
 		}
 		fmt.Fprintf(f.progress, "%s: %.0f s\n", figure.name, time.Since(began).Seconds())
+		f.report.Finish(nil)
+		if f.o.output.File == "" {
+			continue
+		}
+		if err := f.report.WriteFile(f.o.output.File); err != nil { // for a run that fails later
+			return err
+		}
 	}
 	return nil
 }

@@ -115,6 +115,5 @@ func bench(ctx context.Context, t testkit.TB, o *options, progress io.Writer) (*
 	if err := f.run(ctx); err != nil {
 		return nil, err
 	}
-	report.Finish(nil)
 	return report, nil
 }

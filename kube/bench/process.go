@@ -99,11 +99,18 @@ func runControllers(in io.Reader, out io.Writer) int {
 	var all sync.WaitGroup
 	defer all.Wait()
 	defer cancel()
-	failed := make(chan error, len(c.order.Nodes)+1)
 	begin := func(start func(context.Context) error) {
 		all.Go(func() {
-			if err := start(ctx); err != nil {
-				failed <- err
+			for ctx.Err() == nil {
+				if err := start(ctx); err == nil {
+					return
+				} else if ctx.Err() == nil {
+					log.Error("a controller has ended and starts again", "err", err)
+				}
+				select {
+				case <-time.After(restartPause):
+				case <-ctx.Done():
+				}
 			}
 		})
 	}
@@ -115,39 +122,26 @@ func runControllers(in io.Reader, out io.Writer) int {
 	if c.order.Cluster != "" {
 		begin(c.startCluster)
 	}
-	return c.serve(questions, answers, failed)
+	return c.serve(questions, answers)
 }
 
-// serve answers questions until they end, or a controller does.
-func (c *controllers) serve(questions *json.Decoder, answers *json.Encoder, failed <-chan error) int {
-	asked := make(chan string)
-	go func() {
-		defer close(asked)
-		for {
-			var q string
-			if questions.Decode(&q) != nil {
-				return
-			}
-			asked <- q
-		}
-	}()
+// restartPause is the kubelet's before it starts a container again that has ended.
+const restartPause = 10 * time.Second
+
+// serve answers questions until they end.
+func (c *controllers) serve(questions *json.Decoder, answers *json.Encoder) int {
 	for {
-		select {
-		case err := <-failed:
-			c.log.Error("a controller has ended", "err", err)
+		var q string
+		if questions.Decode(&q) != nil {
+			return 0
+		}
+		a, err := c.answer(q)
+		if err == nil {
+			err = answers.Encode(a)
+		}
+		if err != nil {
+			c.log.Error("answer", "question", q, "err", err)
 			return 1
-		case q, more := <-asked:
-			if !more {
-				return 0
-			}
-			a, err := c.answer(q)
-			if err == nil {
-				err = answers.Encode(a)
-			}
-			if err != nil {
-				c.log.Error("answer", "question", q, "err", err)
-				return 1
-			}
 		}
 	}
 }
