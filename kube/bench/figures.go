@@ -95,7 +95,7 @@ func (f *figures) install(ctx context.Context) error {
 	if err := s.end(true); err != nil {
 		return err
 	}
-	return f.countWatches()
+	return f.countWatches(ctx)
 }
 
 // idle is a time in which nothing changes but what kwok writes.
@@ -264,20 +264,23 @@ func (f *figures) restart(ctx context.Context) error {
 	return s.end(false)
 }
 
-// countWatches notes how many watches each node has, and fails if that is not the same number.
-func (f *figures) countWatches() error {
-	a, err := f.fleet.ask(askTraffic)
-	if err != nil {
-		return err
-	}
-	f.watches = a.Nodes[nodeName(0)].Watches
-	for name, t := range a.Nodes {
-		if t.Watches != f.watches {
-			return fmt.Errorf("%s has %d watches, and %s %d", name, t.Watches, nodeName(0), f.watches)
+// countWatches notes how many watches each node has, once that is the same number for all.
+func (f *figures) countWatches(ctx context.Context) error {
+	err := poll(ctx, func() error {
+		a, err := f.fleet.ask(askTraffic)
+		if err != nil {
+			return err
 		}
-	}
+		f.watches = a.Nodes[nodeName(0)].Watches
+		for name, t := range a.Nodes {
+			if t.Watches != f.watches {
+				return fmt.Errorf("%s has %d watches, and %s %d", name, t.Watches, nodeName(0), f.watches)
+			}
+		}
+		return nil
+	})
 	f.report.Add(measure.Metric{Test: "install", Name: "watches of a node"}, "", float64(f.watches))
-	return nil
+	return err
 }
 
 // watching waits until each node has so many watches.
